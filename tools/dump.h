@@ -1,4 +1,6 @@
-/* What lmdb-dump is asked for, for its parts. */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The options of lmdb-dump, and the functions that its files share. */
 #ifndef QUIRE_TOOLS_DUMP_H
 #define QUIRE_TOOLS_DUMP_H
 
@@ -13,15 +15,15 @@ struct dump_wishes {
     bool verify;
     bool summary;
     const char *name; /* prefix of a page's name, hexadecimal; NULL: all */
-    uint64_t limit;   /* entries that are shown; 0: all */
+    uint64_t limit;   /* maximum entries printed; 0: all */
 };
 
-/* What is to be told of how long a page stays: "-" for the default, else its priority, and the time
- * when that ends. */
+/* A page's retention as text: "-" for the default, otherwise its priority and the time of its
+ * end. */
 void dump_retain(struct retain r, char out[48]);
 
-/* Pages and uses by namespace (prefix_space()), and how many are retained; uses are reads of the
- * tier. What finds no place is counted in the first. */
+/* Pages, retained pages and uses (reads of the tier) per namespace (prefix_space()). Element 0
+ * collects the namespaces that found no place. */
 #define DUMP_ROOTS 256
 struct dump_roots {
     int n;
@@ -32,10 +34,10 @@ struct dump_roots {
 void dump_count(struct dump_roots *roots, uint64_t root, struct retain r, uint64_t uses);
 void dump_print_roots(const struct dump_roots *roots, bool json);
 
-/* Tokens of prompts by namespace, and how many a cache had, since the store was begun. */
+/* Prompt tokens per namespace, and those found in a cache, since the store's creation. */
 void dump_print_rates(const struct store_rate *rates, int n, bool json);
 
-/* Print the host tier's file; the exit status. */
+/* Print the host tier's file. Returns the exit status. */
 int dump_host(const char *path, const struct dump_wishes *wishes);
 
 #endif

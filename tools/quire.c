@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * quire: commands for people. `quire bench` measures a model in this process, `quire top` shows
- * what a running engine does. */
+ * quire: commands for operators. `quire bench` measures a model in its own process, `quire top`
+ * shows the work of a running engine. */
 #include "tools/quire.h"
 
 #include <stdio.h>
@@ -20,5 +20,7 @@ int main(int argc, char **argv)
             "       quire plan FOLDER [--card NAME] [--len TOKENS] [settings]\n"
             "       quire top [--engine-socket PATH] [--seconds N] [--once]\n"
             "       quire bench --help\n");
-    return argc >= 2 && strcmp(argv[1], "--help") == 0 ? 0 : 2;
+    if (argc >= 2 && strcmp(argv[1], "--help") == 0)
+        return 0;
+    return 2;
 }

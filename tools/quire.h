@@ -1,4 +1,7 @@
-/* The commands of quire; each gets what stands behind its name, and gives the exit status. */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The commands of quire. Each gets the arguments from its own name on, and returns the exit
+ * status. */
 #ifndef QUIRE_TOOLS_QUIRE_H
 #define QUIRE_TOOLS_QUIRE_H
 

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * quire bench: how fast a model is by itself, without server and clients. Steps are what the
- * engine's scheduler would give: decodes first, then prompts up to max_num_batched_tokens; the next
- * step is begun before the one before has ended, and takes its tokens from it on the device. */
+ * quire bench: the speed of a model by itself, without server and clients. Steps are those that the
+ * engine's scheduler would plan: decodes first, then prompts up to max_num_batched_tokens. Each
+ * step begins before the previous one has ended, and takes its tokens from it on the device. */
 #include "tools/quire.h"
 
 #include <stdio.h>
@@ -19,11 +19,13 @@
 
 #define GAPS_MAX 4096 /* steps whose gaps are kept for the median */
 
+/* The options of the command line that are not settings of the engine. */
 struct bench_options {
     int num_prompts, max_concurrency, input_len, output_len;
-    double read_limit; /* bytes a second */
+    double read_limit; /* bytes per second */
 };
 
+/* The model, and the step that is being made. */
 struct bench {
     struct bench_options options;
     struct settings settings;
@@ -31,23 +33,28 @@ struct bench {
     const struct model_shape *shape;
     struct batch b;
     int32_t *ids;
-    int *first_page; /* int [seqs]: of the step's sequences */
-    int *rows;       /* int [seqs]: row of each sequence in the step before; -1: none */
-    int *next;       /* the same of the step being made */
-    int seqs;        /* room */
+    int *first_page; /* int [seqs]: first page of each sequence in the step */
+    int *rows;       /* int [seqs]: row of each sequence in the previous step; -1: none */
+    int *next;       /* likewise, of the step being made */
+    int seqs;        /* maximum sequences */
     bool under_way;
     float gaps[GAPS_MAX];
     int n_gaps;
 };
 
+/* Print an error and exit. A benchmark has nothing to clean up. */
 static void die(const char *what)
 {
     fprintf(stderr, "quire bench: %s\n", what);
     exit(1);
 }
 
-/* --- steps -------------------------------------------------------------------------------- */
+/* --- steps --------------------------------------------------------------------------------
+ *
+ * clear(), then add() per sequence, then step(): this fills the same struct batch that the engine
+ * fills, so that the measured code is that of the engine. */
 
+/* Begin a step without sequences. */
 static void clear(struct bench *n)
 {
     n->b.n_tokens = n->b.n_seqs = n->b.n_rows = 0;
@@ -55,29 +62,35 @@ static void clear(struct bench *n)
         n->next[i] = -1;
 }
 
-/* Add `count` tokens that follow the first `done` of sequence `seq`, sampling the last when it
- * is `sampled`. Each sequence has pages_each pages of its own. */
+/* Add `count` tokens after the first `done` tokens of sequence `seq`; sampled: the last one is a
+ * sampled row. Each sequence has pages_each pages of its own. A decode's token is -1 - row: the
+ * token that the previous step samples in that row, which is not known to the host yet. */
 static void add(struct bench *n, int seq, int done, int count, int pages_each, bool sampled)
 {
-    struct batch *b = &n->b;
-    int i = b->n_seqs++;
+    struct batch *batch = &n->b;
+    int i = batch->n_seqs++;
 
+    /* The ids do not matter to the speed, but they should not all be the same row of the embedding:
+     * multiples of a prime spread over the vocabulary. */
     for (int t = 0; t < count; t++)
-        b->token_ids[b->n_tokens + t] = (int)((long)(done + t) * 7919 % n->shape->n_vocab);
+        batch->token_ids[batch->n_tokens + t] = (int)((long)(done + t) * 7919 % n->shape->n_vocab);
     if (count == 1 && n->rows[seq] >= 0)
-        b->token_ids[b->n_tokens] = -1 - n->rows[seq];
-    b->seq_start[i] = b->n_tokens;
-    b->n_tokens += count;
-    b->seq_start[i + 1] = b->n_tokens;
-    b->kv_len[i] = done + count;
+        batch->token_ids[batch->n_tokens] = -1 - n->rows[seq];
+    batch->seq_start[i] = batch->n_tokens;
+    batch->n_tokens += count;
+    batch->seq_start[i + 1] = batch->n_tokens;
+    batch->kv_len[i] = done + count;
     n->first_page[i] = seq * pages_each;
+    /* A prompt that is computed in several steps samples only in its last one. */
     if (!sampled)
         return;
-    n->next[seq] = b->n_rows;
-    b->rows[b->n_rows++] =
-        (struct batch_row){.token_idx = b->n_tokens - 1, .sampling = sampling_greedy()};
+    n->next[seq] = batch->n_rows;
+    batch->rows[batch->n_rows++] =
+        (struct batch_row){.token_idx = batch->n_tokens - 1, .sampling = sampling_greedy()};
 }
 
+/* Wait for the step that runs on the device, and note its gap: the time that the device was idle
+ * before it. Does nothing if no step runs. */
 static void end_step(struct bench *n)
 {
     if (!n->under_way)
@@ -89,25 +102,28 @@ static void end_step(struct bench *n)
         n->gaps[n->n_gaps++] = model_gap_us(n->m);
 }
 
-/* All groups of layers have the same pages: they read other bytes, and as many. */
+/* Fill the page tables. All cache groups get the same page ids: they are different memory
+ * anyway. */
 static void fill_tables(struct bench *n)
 {
-    struct batch *b = &n->b;
-    int32_t *row = b->page_ids;
+    struct batch *batch = &n->b;
+    int32_t *row = batch->page_ids;
 
     for (int g = 0; g < n->shape->n_groups; g++) {
-        for (int i = 0; i < b->n_seqs; i++, row += b->pages_max) {
+        for (int i = 0; i < batch->n_seqs; i++, row += batch->pages_max) {
             int n_pages = n->shape->groups[g].n_state_pages;
 
+            /* Groups of keys and values need one page for page_tokens tokens; a state has a fixed
+             * number of pages. */
             if (n->shape->groups[g].kind != CACHE_STATE)
-                n_pages = (b->kv_len[i] - 1) / n->shape->page_tokens + 1;
+                n_pages = (batch->kv_len[i] - 1) / n->shape->page_tokens + 1;
             for (int p = 0; p < n_pages; p++)
                 row[p] = (n->first_page[i] + p) % n->shape->n_pages;
         }
     }
 }
 
-/* Begin the step that has been added, then end the one before. */
+/* Begin the step that was added, then end the previous one. */
 static void step(struct bench *n)
 {
     int *swap = n->rows;
@@ -121,6 +137,7 @@ static void step(struct bench *n)
     n->next = swap;
 }
 
+/* End the last step and forget its rows, so that a measurement starts from nothing. */
 static void settle(struct bench *n)
 {
     end_step(n);
@@ -129,13 +146,18 @@ static void settle(struct bench *n)
     n->n_gaps = 0;
 }
 
+/* For qsort(). */
 static int by_size(const void *a, const void *b)
 {
     float x = *(const float *)a, y = *(const float *)b;
 
-    return x < y ? -1 : x > y;
+    if (x < y)
+        return -1;
+    return x > y;
 }
 
+/* The median of the gaps in microseconds. A mean would be dominated by the few steps in which the
+ * device waits for a graph to be recorded. */
 static double median_gap(struct bench *n)
 {
     if (n->n_gaps == 0)
@@ -144,39 +166,59 @@ static double median_gap(struct bench *n)
     return (double)n->gaps[n->n_gaps / 2];
 }
 
+/* The smaller of two numbers. */
 static int least(int a, int b)
 {
-    return a < b ? a : b;
+    if (a < b)
+        return a;
+    return b;
 }
 
-/* --- bytes -------------------------------------------------------------------------------- */
+/* --- bytes --------------------------------------------------------------------------------
+ *
+ * The lower bound for the time of a decode: reading all weights and the keys and values once. */
 
-/* Bytes of weights that a decode reads: everything but the embedding's rows. */
+/* Bytes of weights that a decode reads: all but the embedding's rows. */
 static double weight_bytes(const struct bench *n)
 {
-    const struct model_shape *s = n->shape;
-    bool gpu = strncmp(s->device, "cpu", 3) != 0, fp8 = n->settings.quantization[0] != '\0';
+    const struct model_shape *shape = n->shape;
+    bool gpu = strncmp(shape->device, "cpu", 3) != 0, fp8 = n->settings.quantization[0] != '\0';
     bool fp8_head = strcmp(n->settings.quantization, "fp8_all") == 0;
-    double elem = !gpu ? 4.0 : fp8 ? 1.0 : 2.0, head = !gpu ? 4.0 : fp8_head ? 1.0 : 2.0;
-    double q = (double)s->n_heads * s->head_dim, kv = (double)s->n_kv_heads * s->head_dim;
-    double layer = (2.0 * q + 2.0 * kv) * s->dim + 3.0 * (double)s->ff_dim * s->dim;
+    double elem = 4.0, head = 4.0;
+    double q = (double)shape->n_heads * shape->head_dim,
+           kv = (double)shape->n_kv_heads * shape->head_dim;
+    double layer = (2.0 * q + 2.0 * kv) * shape->dim + 3.0 * (double)shape->ff_dim * shape->dim;
 
-    return layer * s->n_layers * elem + (double)s->n_vocab * s->dim * head;
+    if (gpu) {
+        if (fp8)
+            elem = 1.0;
+        else
+            elem = 2.0;
+        if (fp8_head)
+            head = 1.0;
+        else
+            head = 2.0;
+    }
+    return layer * shape->n_layers * elem + (double)shape->n_vocab * shape->dim * head;
 }
 
+/* Bytes of keys and values that a decode reads for so many tokens of context. */
 static double kv_bytes(const struct bench *n, double tokens)
 {
     return (double)n->shape->page_bytes / n->shape->page_tokens * tokens;
 }
 
+/* Print the speed as a share of the bound, so that results of different models and devices can be
+ * compared. */
 static void print_share(const struct bench *n, double bytes, double us)
 {
-    printf(", %.1f%% of the time of a read at %.2f TB/s",
+    printf(", %.1f%% of the time that reading these bytes takes at %.2f TB/s",
            100.0 * bytes / n->options.read_limit / (us * 1e-6), n->options.read_limit * 1e-12);
 }
 
 /* --- latency ------------------------------------------------------------------------------ */
 
+/* Compute a prompt of one sequence, in as many steps as the engine would take. */
 static void prefill(struct bench *n, int length)
 {
     for (int done = 0; done < length; done += n->shape->max_num_batched_tokens) {
@@ -188,6 +230,9 @@ static void prefill(struct bench *n, int length)
     }
 }
 
+/* Measure decodes of n_seqs sequences, while their context grows from `first` to `last`. Cases that
+ * the model's limits do not allow are skipped without a message, so that one list of cases serves
+ * all models. */
 static void bench_decode(struct bench *n, int n_seqs, int first, int last)
 {
     int pages_each = (last + n->shape->page_tokens) / n->shape->page_tokens;
@@ -200,13 +245,13 @@ static void bench_decode(struct bench *n, int n_seqs, int first, int last)
         return;
     settle(n);
     for (int done = first; done < last; done++) {
-        if (done == warm) { /* the first steps choose algorithms and are recorded */
+        if (done == warm) { /* the first steps choose algorithms and record graphs */
             settle(n);
             start = clock_us();
         }
         clear(n);
-        for (int s = 0; s < n_seqs; s++)
-            add(n, s, done, 1, pages_each, true);
+        for (int seq = 0; seq < n_seqs; seq++)
+            add(n, seq, done, 1, pages_each, true);
         step(n);
     }
     end_step(n);
@@ -218,6 +263,7 @@ static void bench_decode(struct bench *n, int n_seqs, int first, int last)
     settle(n);
 }
 
+/* Measure the prefill of one prompt: the best of four runs, after one that is not counted. */
 static void bench_prefill(struct bench *n, int length)
 {
     uint64_t best = UINT64_MAX;
@@ -238,6 +284,8 @@ static void bench_prefill(struct bench *n, int length)
     settle(n);
 }
 
+/* All cases of "quire bench latency". A CPU gets fewer and smaller ones, because it would take
+ * minutes for the others. */
 static void bench_latency(struct bench *n)
 {
     bool gpu = strncmp(n->shape->device, "cpu", 3) != 0;
@@ -246,7 +294,7 @@ static void bench_latency(struct bench *n)
     prefill(n, 128);
     end_step(n);
     printf("first step, 128 tokens: %.1f ms\n", (double)(clock_us() - start_us) * 1e-3);
-    (void)fflush(stdout); /* of use while the rest is measured */
+    (void)fflush(stdout); /* useful while the rest is being measured */
     bench_decode(n, 1, 128, 1152);
     for (int seqs = 2; seqs <= 64 && gpu; seqs *= 2)
         bench_decode(n, seqs, 1000, 1064);
@@ -257,94 +305,106 @@ static void bench_latency(struct bench *n)
 
 /* --- throughput --------------------------------------------------------------------------- */
 
-/* One request's place among those that run. */
+/* The place of a running request. */
 struct place {
     int done; /* tokens computed; -1: free */
 };
 
+/* Run num_prompts requests, at most `places` of them at once. A request that ends frees its place
+ * for the next one. This is the order of the engine's scheduler without its waiting: decodes of all
+ * running requests, then prompts while the step has room. */
 static void bench_throughput(struct bench *n)
 {
-    const struct bench_options *o = &n->options;
-    int total = o->input_len + o->output_len, bt = n->shape->page_tokens, n_steps = 0;
+    const struct bench_options *options = &n->options;
+    int total = options->input_len + options->output_len, bt = n->shape->page_tokens, n_steps = 0;
     int pages_each = (total + bt - 1) / bt, limit = n->shape->max_num_batched_tokens;
-    int places = least(o->max_concurrency, n->shape->max_num_seqs), n_begun = 0, n_ended = 0;
-    struct place *p;
+    int places = least(options->max_concurrency, n->shape->max_num_seqs), n_begun = 0, n_ended = 0;
+    struct place *place;
     uint64_t start = clock_us();
-    double s;
+    double seconds;
 
+    /* All requests that run must fit in the pages, because nothing is preempted here. */
     if ((long)places * pages_each > n->shape->n_pages)
         places = n->shape->n_pages / pages_each;
     if (total > n->shape->max_model_len || places == 0)
         die("the model has no room for such requests");
-    p = mem_zalloc_array((size_t)places, sizeof *p);
+    place = mem_zalloc_array((size_t)places, sizeof *place);
     for (int i = 0; i < places; i++)
-        p[i].done = -1;
+        place[i].done = -1;
     settle(n);
-    while (n_ended < o->num_prompts) {
+    while (n_ended < options->num_prompts) {
         clear(n);
         for (int i = 0; i < places; i++) {
-            if (p[i].done >= o->input_len)
-                add(n, i, p[i].done++, 1, pages_each, true);
+            if (place[i].done >= options->input_len)
+                add(n, i, place[i].done++, 1, pages_each, true);
         }
+        /* Prompts, each as far as the step's room goes; free places take a new request. */
         for (int i = 0; i < places && n->b.n_tokens < limit; i++) {
             int count;
 
-            if (p[i].done >= o->input_len || (p[i].done < 0 && n_begun == o->num_prompts))
+            if (place[i].done >= options->input_len ||
+                (place[i].done < 0 && n_begun == options->num_prompts))
                 continue;
-            if (p[i].done < 0) {
+            if (place[i].done < 0) {
                 n_begun++;
-                p[i].done = 0;
+                place[i].done = 0;
                 n->rows[i] = -1;
             }
-            count = least(o->input_len - p[i].done, limit - n->b.n_tokens);
-            add(n, i, p[i].done, count, pages_each, p[i].done + count == o->input_len);
-            p[i].done += count;
+            count = least(options->input_len - place[i].done, limit - n->b.n_tokens);
+            add(n, i, place[i].done, count, pages_each,
+                place[i].done + count == options->input_len);
+            place[i].done += count;
         }
         step(n);
         n_steps++;
         for (int i = 0; i < places; i++) {
-            if (p[i].done == total - 1) { /* its last token came from the step before */
-                p[i].done = -1;
+            if (place[i].done == total - 1) { /* its last token comes from the previous step */
+                place[i].done = -1;
                 n_ended++;
             }
         }
     }
     end_step(n);
-    s = (double)(clock_us() - start) * 1e-6;
+    seconds = (double)(clock_us() - start) * 1e-6;
     printf("throughput, %d requests of %d in and %d out, %d at once: %.0f output tok/s, %.1f s, "
            "%d steps, idle between steps %.1f us\n",
-           o->num_prompts, o->input_len, o->output_len, places,
-           (double)o->num_prompts * o->output_len / s, s, n_steps, median_gap(n));
+           options->num_prompts, options->input_len, options->output_len, places,
+           (double)options->num_prompts * options->output_len / seconds, seconds, n_steps,
+           median_gap(n));
     settle(n);
-    mem_free(p);
+    mem_free(place);
 }
 
 /* --- kernel ------------------------------------------------------------------------------- */
 
-/* Room for the rows of a product, and how long a series of them lasts. */
+/* Maximum rows of a product, and the duration of a series of them. */
 #define KERNEL_ROWS_MAX 8192
-#define KERNEL_COLD     ((size_t)256 << 20) /* bytes of matrices in turn: more than caches hold */
+/* bytes of matrices used in turn: more than the caches hold */
+#define KERNEL_COLD     ((size_t)256 << 20)
 #define KERNEL_COPIES   64
 #define KERNEL_SERIES_S 0.03
 
+/* The memory and the settings of one product's measurement. */
 struct product_bench {
     struct device *d;
     struct k_matrix w[KERNEL_COPIES];
     int n_copies;
     void *x, *y;
-    struct k_quantised codes; /* of x */
+    struct k_quantised codes; /* the quantised rows of x */
     float *residual, *sums;
     bool is_float;
     enum k_product_kind kind;
 };
 
+/* Run one product, either the library's, which needs its input quantised first, or the fused one
+ * for few rows. i chooses the copy of the matrix. */
 static void run_product(const struct product_bench *p, int i, int n, bool few)
 {
-    const struct k_matrix *w = &p->w[i % p->n_copies];
-    struct device_rows x = {.data = p->x, .codes = p->codes};
+    const struct k_matrix *matrix = &p->w[i % p->n_copies];
+    struct device_rows rows = {.data = p->x, .codes = p->codes};
     const struct k_product product = {.kind = p->kind,
                                       .x = p->x,
-                                      .w = w,
+                                      .w = matrix,
                                       .y = p->y,
                                       .residual = p->residual,
                                       .norm = p->x,
@@ -355,20 +415,21 @@ static void run_product(const struct product_bench *p, int i, int n, bool few)
         p->d->ops->product(p->d, &product, n);
         return;
     }
-    p->d->ops->quantise(p->d, &x, n, w);
+    p->d->ops->quantise(p->d, &rows, n, matrix);
     if (p->is_float)
-        p->d->ops->matmul_float(p->d, p->y, &x, w, n);
+        p->d->ops->matmul_float(p->d, p->y, &rows, matrix, n);
     else
-        p->d->ops->matmul(p->d, p->y, &x, w, NULL, n);
+        p->d->ops->matmul(p->d, p->y, &rows, matrix, NULL, n);
 }
 
-/* Microseconds of one product, of a series long enough for the clock. */
+/* Microseconds per product, from a series long enough for the clock: the count is doubled until it
+ * lasts KERNEL_SERIES_S. */
 static double time_product(const struct product_bench *p, int n, bool few)
 {
-    double s = 0.0;
+    double seconds = 0.0;
     float word;
 
-    for (int count = 4; s < KERNEL_SERIES_S && count <= 1 << 16; count *= 2) {
+    for (int count = 4; seconds < KERNEL_SERIES_S && count <= 1 << 16; count *= 2) {
         uint64_t start;
 
         run_product(p, 0, n, few);
@@ -379,13 +440,17 @@ static double time_product(const struct product_bench *p, int n, bool few)
             run_product(p, i, n, few);
         if (p->d->ops->download(p->d, &word, p->sums, sizeof word) != ERR_OK)
             die("a product failed");
-        s = (double)(clock_us() - start) * 1e-6;
-        if (s >= KERNEL_SERIES_S)
-            return s * 1e6 / count;
+        seconds = (double)(clock_us() - start) * 1e-6;
+        if (seconds >= KERNEL_SERIES_S)
+            return seconds * 1e6 / count;
     }
-    return s * 1e6;
+    return seconds * 1e6;
 }
 
+/* Measure the products with one matrix, for numbers of rows from a single decode to a large
+ * prefill. The matrix is copied until the copies exceed all caches, and the copies are used in
+ * turn: each product then reads its weights from memory, as it does in a model, where other
+ * matrices come between. */
 static void bench_matrix(struct bench *n, struct device *d, const char *name, int n_out, int n_in,
                          enum k_product_kind kind)
 {
@@ -393,7 +458,7 @@ static void bench_matrix(struct bench *n, struct device *d, const char *name, in
     bool fp8 = n->settings.quantization[0] != '\0' && kind != K_PRODUCT_FLOAT;
     struct k_matrix shape = {.n_out = n_out, .n_in = n_in};
     size_t bytes = (size_t)n_out * (size_t)n_in * (fp8 ? 1 : d->elem_bytes);
-    struct product_bench p = {.d = d, .kind = kind, .is_float = kind == K_PRODUCT_FLOAT};
+    struct product_bench bench = {.d = d, .kind = kind, .is_float = kind == K_PRODUCT_FLOAT};
     float *ones = mem_zalloc_array((size_t)n_out, sizeof *ones);
     struct k_matrix x = {.n_out = KERNEL_ROWS_MAX, .n_in = n_in};
 
@@ -401,41 +466,47 @@ static void bench_matrix(struct bench *n, struct device *d, const char *name, in
         shape.format = k_format_by_row(K_E4M3);
     for (int i = 0; ones != NULL && i < n_out; i++)
         ones[i] = 1.0f;
-    p.x = d->ops->alloc(d, (size_t)KERNEL_ROWS_MAX * (size_t)n_in * 4);
-    p.y = d->ops->alloc(d, (size_t)KERNEL_ROWS_MAX * (size_t)n_out * 4);
-    p.residual = d->ops->alloc(d, (size_t)64 * (size_t)n_out * 4);
-    p.sums = d->ops->alloc(d, (size_t)64 * (size_t)n_out);
-    p.codes.data = d->ops->alloc(d, (size_t)KERNEL_ROWS_MAX * (size_t)n_in);
-    p.codes.scales = d->ops->alloc(d, (size_t)KERNEL_ROWS_MAX * (size_t)(n_in / 128 + 1) * 4);
-    if (ones == NULL || p.x == NULL || p.y == NULL || p.residual == NULL || p.sums == NULL ||
-        p.codes.data == NULL || p.codes.scales == NULL)
+    /* The largest sizes that any row count below needs. The device frees them when it closes. */
+    bench.x = d->ops->alloc(d, (size_t)KERNEL_ROWS_MAX * (size_t)n_in * 4);
+    bench.y = d->ops->alloc(d, (size_t)KERNEL_ROWS_MAX * (size_t)n_out * 4);
+    bench.residual = d->ops->alloc(d, (size_t)64 * (size_t)n_out * 4);
+    bench.sums = d->ops->alloc(d, (size_t)64 * (size_t)n_out);
+    bench.codes.data = d->ops->alloc(d, (size_t)KERNEL_ROWS_MAX * (size_t)n_in);
+    bench.codes.scales = d->ops->alloc(d, (size_t)KERNEL_ROWS_MAX * (size_t)(n_in / 128 + 1) * 4);
+    if (ones == NULL || bench.x == NULL || bench.y == NULL || bench.residual == NULL ||
+        bench.sums == NULL || bench.codes.data == NULL || bench.codes.scales == NULL)
         die("no memory");
-    x.data = p.x;
+    x.data = bench.x;
     if (d->ops->fill_random(d, &x, 1.0f, 99) != ERR_OK)
         die("filling failed");
-    for (size_t all = 0; p.n_copies < KERNEL_COPIES && (all < KERNEL_COLD || p.n_copies < 2);
+    for (size_t all = 0;
+         bench.n_copies < KERNEL_COPIES && (all < KERNEL_COLD || bench.n_copies < 2);
          all += bytes) {
-        struct k_matrix *w = &p.w[p.n_copies++];
+        struct k_matrix *matrix = &bench.w[bench.n_copies++];
         float *scales = fp8 ? d->ops->alloc(d, (size_t)n_out * sizeof *scales) : NULL;
 
-        *w = shape;
-        w->data = d->ops->alloc(d, bytes);
-        w->scales = scales;
-        if (w->data == NULL || d->ops->fill_random(d, w, 0.02f, (uint64_t)p.n_copies) != ERR_OK ||
+        *matrix = shape;
+        matrix->data = d->ops->alloc(d, bytes);
+        matrix->scales = scales;
+        if (matrix->data == NULL ||
+            d->ops->fill_random(d, matrix, 0.02f, (uint64_t)bench.n_copies) != ERR_OK ||
             (fp8 && d->ops->upload(d, scales, ones, (size_t)n_out * sizeof *ones) != ERR_OK))
             die("no memory");
     }
+    /* Where the device has a fused kernel for few rows, both are shown, and the share is that of
+     * the faster one. */
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        bool few = d->ops->few(d, &p.w[0], rows[i]);
-        double us = time_product(&p, rows[i], false);
-        double own_us = few ? time_product(&p, rows[i], true) : us;
+        bool few = d->ops->few(d, &bench.w[0], rows[i]);
+        double us = time_product(&bench, rows[i], false);
+        double own_us = few ? time_product(&bench, rows[i], true) : us;
         double best = own_us < us ? own_us : us;
 
-        if (p.is_float && rows[i] > 512)
+        /* The output matrix is only used for sampled rows, which are few. */
+        if (bench.is_float && rows[i] > 512)
             break;
         printf("%-8s %4d rows: library %8.1f us", name, rows[i], us);
         if (few)
-            printf(", with what stands around it %8.1f us", own_us);
+            printf(", fused with its neighbours %8.1f us", own_us);
         printf("; %4.1f%% of the time of a read, %4.0f TFLOP/s\n",
                100.0 * (double)bytes / n->options.read_limit / (best * 1e-6),
                2.0 * rows[i] * n_out * (double)n_in / best * 1e-6);
@@ -443,47 +514,48 @@ static void bench_matrix(struct bench *n, struct device *d, const char *name, in
     mem_free(ones);
 }
 
-/* The products of a layer and the head, each by itself, on random numbers; launches of one kind
- * follow each other. */
+/* The products of a layer and of the output matrix, one at a time, on random numbers. */
 static void bench_kernel(struct bench *n)
 {
-    struct hf_config c;
-    struct device *d;
+    struct hf_config config;
+    struct device *device;
     struct device_limits limits;
 
-    if (hf_config_read(&c, n->settings.model) != ERR_OK ||
-        device_open(&d, n->settings.device, 0, n->settings.cpu_threads) != ERR_OK)
-        die("the model does not open");
-    if (!d->is_gpu)
-        die("kernel wants a GPU");
+    if (hf_config_read(&config, n->settings.model) != ERR_OK ||
+        device_open(&device, n->settings.device, 0, n->settings.cpu_threads) != ERR_OK)
+        die("cannot open the model");
+    if (!device->is_gpu)
+        die("kernel needs a GPU");
     limits = (struct device_limits){.n_tokens = KERNEL_ROWS_MAX,
                                     .n_seqs = 64,
                                     .pages_max = 64,
                                     .len_max = 1024,
                                     .page_tokens = 16,
-                                    .n_heads = c.n_heads,
-                                    .n_kv_heads = c.n_kv_heads,
-                                    .head_dim = c.head_dim,
+                                    .n_heads = config.n_heads,
+                                    .n_kv_heads = config.n_kv_heads,
+                                    .head_dim = config.head_dim,
                                     .n_windows = 1,
-                                    .dim = c.dim,
-                                    .ff_dim = c.ff_dim,
-                                    .n_vocab = c.n_vocab,
+                                    .dim = config.dim,
+                                    .ff_dim = config.ff_dim,
+                                    .n_vocab = config.n_vocab,
                                     .codes = n->settings.quantization[0] != '\0'};
-    if (d->ops->reserve(d, &limits) != ERR_OK)
+    if (device->ops->reserve(device, &limits) != ERR_OK)
         die("no memory");
     if (n->settings.gemm_table[0] != '\0')
-        d->ops->read_products(d, n->settings.gemm_table, true);
-    printf("%s on %s\n", n->settings.model, d->name);
-    bench_matrix(n, d, "qkv", (c.n_heads + 2 * c.n_kv_heads) * c.head_dim, c.dim, K_PRODUCT_PLAIN);
-    bench_matrix(n, d, "o", c.dim, c.n_heads * c.head_dim, K_PRODUCT_RESIDUAL);
-    bench_matrix(n, d, "gate_up", 2 * c.ff_dim, c.dim, K_PRODUCT_GATED);
-    bench_matrix(n, d, "down", c.dim, c.ff_dim, K_PRODUCT_RESIDUAL);
-    bench_matrix(n, d, "head", c.n_vocab, c.dim, K_PRODUCT_FLOAT);
-    device_close(d);
+        device->ops->read_products(device, n->settings.gemm_table, true);
+    printf("%s on %s\n", n->settings.model, device->name);
+    bench_matrix(n, device, "qkv", (config.n_heads + 2 * config.n_kv_heads) * config.head_dim,
+                 config.dim, K_PRODUCT_PLAIN);
+    bench_matrix(n, device, "o", config.dim, config.n_heads * config.head_dim, K_PRODUCT_RESIDUAL);
+    bench_matrix(n, device, "gate_up", 2 * config.ff_dim, config.dim, K_PRODUCT_GATED);
+    bench_matrix(n, device, "down", config.dim, config.ff_dim, K_PRODUCT_RESIDUAL);
+    bench_matrix(n, device, "head", config.n_vocab, config.dim, K_PRODUCT_FLOAT);
+    device_close(device);
 }
 
 /* --- the command -------------------------------------------------------------------------- */
 
+/* Allocate the batch and its tables, for the largest step that the model allows. */
 static void allocate(struct bench *n)
 {
     size_t tokens = (size_t)n->shape->max_num_batched_tokens;
@@ -509,7 +581,8 @@ static void allocate(struct bench *n)
         n->rows[i] = -1;
 }
 
-/* Take the bench's own options out of argv; the others are the engine's settings. */
+/* Take the bench's own options out of argv; the rest are the engine's settings. Returns their
+ * number. */
 static int take_options(struct bench_options *o, int argc, char **argv)
 {
     static const struct {
@@ -524,11 +597,12 @@ static int take_options(struct bench_options *o, int argc, char **argv)
     for (int i = 1; i < argc; i++) {
         bool taken = false;
 
+        /* Numbers are set by their offset in the options. */
         for (size_t k = 0; k < sizeof numbers / sizeof numbers[0] && !taken; k++) {
             if (strcmp(argv[i], numbers[k].name) != 0)
                 continue;
             if (i + 1 == argc || atoi(argv[i + 1]) < 1)
-                die("an option wants a number of at least 1");
+                die("an option needs a number of at least 1");
             *(int *)((char *)o + numbers[k].at) = atoi(argv[++i]);
             taken = true;
         }
@@ -540,32 +614,34 @@ static int take_options(struct bench_options *o, int argc, char **argv)
             argv[left++] = argv[i];
     }
     if (o->read_limit <= 0.0)
-        die("--read-limit wants GB/s");
+        die("--read-limit needs GB/s");
     return left;
 }
 
+/* The text of --help; docs/man is made from it. */
 static void help(void)
 {
     printf(
         "usage: quire bench latency|throughput|kernel --model FOLDER [options] [settings]\n\n"
         "latency     decodes of 1 to 256 sequences and the prefill of 8192 tokens\n"
-        "throughput  many requests at once\n\n"
-        "  --num-prompts N      512    requests\n"
-        "  --max-concurrency N  256    that run at once\n"
-        "  --input-len N        1024   tokens of a prompt\n"
-        "  --output-len N       1024   tokens of an answer\n"
-        "  --read-limit GB/s    4650   memory's read bandwidth, for shares (an H200's)\n\n"
-        "Settings are the engine's (quire-engine --help): --load-format dummy needs no weights,\n"
-        "only config.json; --quantization fp8 and --kv-cache-dtype fp8 choose formats.\n");
+        "throughput  many requests at once\n"
+        "kernel      the matrix products of the model, one at a time\n\n"
+        "  --num-prompts N      512    number of requests\n"
+        "  --max-concurrency N  256    maximum concurrent requests\n"
+        "  --input-len N        1024   tokens per prompt\n"
+        "  --output-len N       1024   tokens per output\n"
+        "  --read-limit GB/s    4650   read bandwidth of the memory (an H200's)\n\n"
+        "Settings are those of the engine (quire-engine --help). --load-format dummy needs only\n"
+        "config.json, no weights; --quantization fp8 and --kv-cache-dtype fp8 choose formats.\n");
 }
 
 int quire_bench(int argc, char **argv)
 {
-    struct bench *n = mem_zalloc_array(1, sizeof *n);
+    struct bench *bench = mem_zalloc_array(1, sizeof *bench);
     const char *what = argc > 1 ? argv[1] : "";
     bool exit_now = false;
 
-    if (n == NULL)
+    if (bench == NULL)
         die("no memory");
     if (strcmp(what, "--help") == 0) {
         help();
@@ -573,53 +649,55 @@ int quire_bench(int argc, char **argv)
     }
     if (strcmp(what, "latency") != 0 && strcmp(what, "throughput") != 0 &&
         strcmp(what, "kernel") != 0)
-        die("latency, throughput or kernel? See quire bench --help");
-    n->options = (struct bench_options){.num_prompts = 512,
-                                        .max_concurrency = 256,
-                                        .input_len = 1024,
-                                        .output_len = 1024,
-                                        .read_limit = 4.65e12};
-    argc = take_options(&n->options, argc - 1, argv + 1);
-    if (settings_read(&n->settings, 'E', argc, argv + 1, &exit_now) != ERR_OK ||
-        log_set_level_text(n->settings.log_level) != ERR_OK)
+        die("the first argument must be latency, throughput or kernel; see quire bench --help");
+    bench->options = (struct bench_options){.num_prompts = 512,
+                                            .max_concurrency = 256,
+                                            .input_len = 1024,
+                                            .output_len = 1024,
+                                            .read_limit = 4.65e12};
+    /* settings_read() gets the arguments without ours, and reads the others as quire-engine
+     * does. */
+    argc = take_options(&bench->options, argc - 1, argv + 1);
+    if (settings_read(&bench->settings, 'E', argc, argv + 1, &exit_now) != ERR_OK ||
+        log_set_level_text(bench->settings.log_level) != ERR_OK)
         return 2;
     if (!exit_now && strcmp(what, "kernel") == 0) {
-        bench_kernel(n);
+        bench_kernel(bench);
     } else if (!exit_now) {
-        struct model_options o = {
-            .dir = n->settings.model,
-            .device = n->settings.device,
-            .dummy_weights = strcmp(n->settings.load_format, "dummy") == 0,
-            .quantization = n->settings.quantization,
-            .kv_cache_dtype = n->settings.kv_cache_dtype,
-            .gemm_table = n->settings.gemm_table,
-            .cpu_threads = n->settings.cpu_threads,
-            .n_ranks = n->settings.tensor_parallel_size,
-            .page_tokens = n->settings.page_tokens,
-            .max_num_seqs = n->settings.max_num_seqs,
-            .max_num_batched_tokens = n->settings.max_num_batched_tokens,
-            .max_model_len = n->settings.max_model_len,
-            .num_pages = n->settings.num_pages,
-            .gpu_memory_utilization = n->settings.gpu_memory_utilization,
-            .cpu_kv_bytes = n->settings.cpu_kv_bytes,
+        struct model_options options = {
+            .dir = bench->settings.model,
+            .device = bench->settings.device,
+            .dummy_weights = strcmp(bench->settings.load_format, "dummy") == 0,
+            .quantization = bench->settings.quantization,
+            .kv_cache_dtype = bench->settings.kv_cache_dtype,
+            .gemm_table = bench->settings.gemm_table,
+            .cpu_threads = bench->settings.cpu_threads,
+            .n_ranks = bench->settings.tensor_parallel_size,
+            .page_tokens = bench->settings.page_tokens,
+            .max_num_seqs = bench->settings.max_num_seqs,
+            .max_num_batched_tokens = bench->settings.max_num_batched_tokens,
+            .max_model_len = bench->settings.max_model_len,
+            .num_pages = bench->settings.num_pages,
+            .gpu_memory_utilization = bench->settings.gpu_memory_utilization,
+            .cpu_kv_bytes = bench->settings.cpu_kv_bytes,
         };
 
-        if (model_open(&n->m, &o) != ERR_OK)
-            die("the model does not open");
-        n->shape = model_shape(n->m);
-        n->options.read_limit *= n->settings.tensor_parallel_size; /* all GPUs read at once */
-        allocate(n);
-        printf("%s, %s%s%s, KV %s, on %s\n", n->settings.model,
-               o.dummy_weights ? "random weights" : "weights of the folder",
-               n->settings.quantization[0] != '\0' ? ", " : "", n->settings.quantization,
-               n->settings.kv_cache_dtype, n->shape->device);
+        if (model_open(&bench->m, &options) != ERR_OK)
+            die("cannot open the model");
+        bench->shape = model_shape(bench->m);
+        bench->options.read_limit *= bench->settings.tensor_parallel_size; /* all GPUs read */
+        allocate(bench);
+        printf("%s, %s%s%s, KV %s, on %s\n", bench->settings.model,
+               options.dummy_weights ? "random weights" : "weights of the folder",
+               bench->settings.quantization[0] != '\0' ? ", " : "", bench->settings.quantization,
+               bench->settings.kv_cache_dtype, bench->shape->device);
         if (strcmp(what, "latency") == 0)
-            bench_latency(n);
+            bench_latency(bench);
         else
-            bench_throughput(n);
-        model_close(n->m);
+            bench_throughput(bench);
+        model_close(bench->m);
     }
-    settings_fini(&n->settings);
-    mem_free(n);
+    settings_fini(&bench->settings);
+    mem_free(bench);
     return 0;
 }

@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * quire top: what the engine does, live, from its statistics page; the engine is asked for nothing
- * but that page. */
+ * quire top: the engine's work, live, from its statistics page. The engine does nothing for it but
+ * send the page's descriptor.
+ *
+ * Counters only grow, so a rate is the difference of two looks, divided by the time between
+ * them. */
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -20,56 +23,68 @@
 #include "tools/quire.h"
 
 #define TOP_TIMEOUT_MS 2000
-#define TOP_LINES      11 /* beside the rows of namespaces, that of the cursor included */
-#define TOP_SPACES     10 /* rows of them, and one for all others */
+#define TOP_LINES      11 /* lines other than those of namespaces, including the cursor's */
+#define TOP_SPACES     10 /* lines of namespaces, and one for all others */
 
 struct top {
     const char *path;
     double seconds;
     bool once;
-    uint64_t epoch; /* of the engine that before is of */
+    uint64_t epoch; /* of the engine that `before` belongs to */
     uint64_t before_us;
     struct wire_stats before;
+    /* the statistics at the last look */
 };
 
+/* The value of a counter or gauge. */
 static double top_value(const struct wire_stats *s, enum wire_metric m)
 {
     return (double)atomic_load_explicit(&s->values[m], memory_order_relaxed);
 }
 
-/* A second's share of what a counter grew by since the last look. */
+/* The growth of a counter per second since the last look. */
 static double top_rate(const struct top *t, const struct wire_stats *s, enum wire_metric m,
                        double passed_s)
 {
-    return passed_s > 0.0 ? (top_value(s, m) - top_value(&t->before, m)) / passed_s : 0.0;
+    if (passed_s > 0.0)
+        return (top_value(s, m) - top_value(&t->before, m)) / passed_s;
+    return 0.0;
 }
 
-/* Mean of what a histogram got since the last look; 0 for nothing. */
+/* The mean of the values that a histogram got since the last look; 0: none. */
 static double top_mean(const struct top *t, const struct wire_stats *s, enum wire_histogram_id h)
 {
     uint64_t n = atomic_load(&s->histograms[h].count) - t->before.histograms[h].count;
     uint64_t sum = atomic_load(&s->histograms[h].sum_micro) - t->before.histograms[h].sum_micro;
 
-    return n == 0 ? 0.0 : (double)sum / (double)n * 1e-6;
+    if (n == 0)
+        return 0.0;
+    return (double)sum / (double)n * 1e-6;
 }
 
+/* The share of one counter's growth in that of another since the last look, in percent. */
 static double top_share(const struct top *t, const struct wire_stats *s, enum wire_metric part,
                         enum wire_metric all)
 {
     double n = top_value(s, all) - top_value(&t->before, all);
 
-    return n <= 0.0 ? 0.0 : (top_value(s, part) - top_value(&t->before, part)) / n * 100.0;
+    if (n <= 0.0)
+        return 0.0;
+    return (top_value(s, part) - top_value(&t->before, part)) / n * 100.0;
 }
 
+/* All refusals since the engine's start, for any reason. */
 static double top_refused(const struct wire_stats *s)
 {
     double n = 0.0;
 
     for (int m = METRIC_rejected_requests; m <= METRIC_rejected_deadline; m++)
-        n += top_value(s, (enum wire_metric)m); /* rows of one name stand together */
+        n += top_value(s, (enum wire_metric)m); /* rows of one name are adjacent in metric.def */
     return n;
 }
 
+/* The lines about the engine as a whole. TOP_LINES depends on their number. Rates and means are of
+ * the time since the last look, the other numbers are of now. */
 static void top_print(const struct top *t, const struct wire_stats *s, double passed_s)
 {
     double steps = top_rate(t, s, METRIC_steps, passed_s);
@@ -100,31 +115,35 @@ static void top_print(const struct top *t, const struct wire_stats *s, double pa
            top_value(s, METRIC_sleep_offloaded) > 0.0 ? "   asleep" : "");
 }
 
-/* Rows for which the screen has room; TOP_SPACES where there is none. */
+/* The number of rows of namespaces that fit on the screen; TOP_SPACES when it is not a terminal. */
 static int top_room(void)
 {
-    struct winsize w;
+    struct winsize winsize;
     int n = TOP_SPACES;
 
-    if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &w) == 0 && w.ws_row > 0)
-        n = (int)w.ws_row - TOP_LINES;
-    return n < TOP_SPACES ? n : TOP_SPACES;
+    if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &winsize) == 0 && winsize.ws_row > 0)
+        n = (int)winsize.ws_row - TOP_LINES;
+    if (n < TOP_SPACES)
+        return n;
+    return TOP_SPACES;
 }
 
+/* One row of wire_stats' spaces, read once, so that sorting sees values that do not change. */
 struct top_space {
     uint64_t space, queries, hits;
 };
 
-/* The one that was asked for most comes first; all others, which have no id, last. */
+/* Order by queries, most first; the row without an id (all others) is last. */
 static int top_compare(const void *left, const void *right)
 {
-    const struct top_space *l = left, *r = right;
+    const struct top_space *one = left, *other = right;
 
-    if ((l->space == 0) != (r->space == 0))
-        return l->space == 0 ? 1 : -1;
-    return l->queries == r->queries ? 0 : l->queries > r->queries ? -1 : 1;
+    if ((one->space == 0) != (other->space == 0))
+        return one->space == 0 ? 1 : -1;
+    return (one->queries < other->queries) - (one->queries > other->queries);
 }
 
+/* Print the row of a namespace that had queries. */
 static void top_print_space(const struct top_space *s)
 {
     char hex[2 * sizeof s->space + 1] = "others";
@@ -137,7 +156,7 @@ static void top_print_space(const struct top_space *s)
            (unsigned long long)s->hits, 100.0 * (double)s->hits / (double)s->queries);
 }
 
-/* As many of the namespaces as there is room for. */
+/* Print as many namespaces as there is room for, and the sum of the others. */
 static void top_print_spaces(const struct wire_stats *s, int room)
 {
     struct top_space rows[WIRE_SPACES], rest = {0};
@@ -146,6 +165,7 @@ static void top_print_spaces(const struct wire_stats *s, int room)
         rows[i] = (struct top_space){.space = atomic_load(&s->spaces[i].space),
                                      .queries = atomic_load(&s->spaces[i].queries),
                                      .hits = atomic_load(&s->spaces[i].hits)};
+    /* Most of the rows may be unused; they sort to the end with 0 queries. */
     qsort(rows, WIRE_SPACES, sizeof rows[0], top_compare);
     if (room < 1 || rows[0].queries == 0)
         return;
@@ -161,36 +181,41 @@ static void top_print_spaces(const struct wire_stats *s, int room)
     top_print_space(&rest);
 }
 
-/* One look. ERR_OK, or why there was none. */
+/* Read the statistics once and show them. ERR_OK, or the reason why there were none. */
 static int top_look(struct top *t, bool shown)
 {
-    const struct wire_stats *s;
-    struct wire_welcome w;
+    const struct wire_stats *stats;
+    struct wire_welcome welcome;
     uint64_t now_us = clock_us();
-    int rc = attach_observe(t->path, TOP_TIMEOUT_MS, &w, &s);
+    /* Each look makes a connection of its own, so a restarted engine is found by itself. */
+    int rc = attach_observe(t->path, TOP_TIMEOUT_MS, &welcome, &stats);
 
     if (rc != ERR_OK)
         return rc;
-    if (w.epoch != t->epoch) /* another engine: its counters began at 0 */
+    if (welcome.epoch != t->epoch) /* another engine: its counters began at 0 */
         memset(&t->before, 0, sizeof t->before);
     if (!t->once)
+        /* Cursor to the top left, clear the screen. */
         printf("\033[H\033[2J");
     if (shown) {
-        top_print(t, s, t->before_us == 0 ? 0.0 : (double)(now_us - t->before_us) * 1e-6);
-        top_print_spaces(s, top_room());
+        top_print(t, stats, t->before_us == 0 ? 0.0 : (double)(now_us - t->before_us) * 1e-6);
+        top_print_spaces(stats, top_room());
     }
     (void)fflush(stdout);
-    memcpy(&t->before, s, sizeof t->before);
+    /* The page is copied for the next look's differences, then unmapped. */
+    memcpy(&t->before, stats, sizeof t->before);
     t->before_us = now_us;
-    t->epoch = w.epoch;
-    (void)munmap((void *)(uintptr_t)s, sizeof *s);
+    t->epoch = welcome.epoch;
+    (void)munmap((void *)(uintptr_t)stats, sizeof *stats);
     return ERR_OK;
 }
 
+/* The text of --help; docs/man is made from it. */
 static const char top_usage[] =
     "usage: quire top [--engine-socket PATH] [--seconds N] [--once]\n"
-    "Shows what the engine does, until it is interrupted, or once. Rates are of N seconds (1).\n"
-    "Those of namespaces are of all time: with a store since that was begun, else the engine.\n";
+    "Shows the engine's work until interrupted, or once. Rates are averages over N seconds (1).\n"
+    "The rates of namespaces are totals since the store's creation, or since the engine's start\n"
+    "when there is no store.\n";
 
 int quire_top(int argc, char **argv)
 {
@@ -199,34 +224,35 @@ int quire_top(int argc, char **argv)
                                             {"once", no_argument, NULL, 'o'},
                                             {"help", no_argument, NULL, 'h'},
                                             {NULL, 0, NULL, 0}};
-    static struct top t = {.path = "/run/quire/engine.sock", .seconds = 1.0};
+    static struct top top = {.path = "/run/quire/engine.sock", .seconds = 1.0};
     int opt;
 
     log_set_level(LOG_LEVEL_ERROR);
     while ((opt = getopt_long(argc, argv, "", options, NULL)) != -1) {
         switch (opt) {
-        case 's': t.path = optarg; break;
-        case 'n': t.seconds = strtod(optarg, NULL); break;
-        case 'o': t.once = true; break;
+        case 's': top.path = optarg; break;
+        case 'n': top.seconds = strtod(optarg, NULL); break;
+        case 'o': top.once = true; break;
         case 'h': (void)fputs(top_usage, stdout); return 0;
         default: (void)fputs(top_usage, stderr); return 2;
         }
     }
-    if (optind != argc || !(t.seconds >= 0.05 && t.seconds <= 3600.0)) {
+    if (optind != argc || !(top.seconds >= 0.05 && top.seconds <= 3600.0)) {
         (void)fputs(top_usage, stderr);
         return 2;
     }
-    for (int n = 0; !t.once || n < 2; n++) { /* without --once until it is interrupted */
-        int rc = top_look(&t, n > 0 || !t.once);
+    /* The first look only reads the counters: rates need two. --once prints at the second. */
+    for (int n = 0; !top.once || n < 2; n++) { /* without --once until interrupted */
+        int rc = top_look(&top, n > 0 || !top.once);
 
         if (rc != ERR_OK) {
-            printf("%s: %s\n", t.path, err_sentence(rc));
+            printf("%s: %s\n", top.path, err_sentence(rc));
             (void)fflush(stdout);
-            if (t.once)
+            if (top.once)
                 return 1;
         }
-        if (n == 0 || !t.once)
-            (void)usleep((useconds_t)(t.seconds * 1e6));
+        if (n == 0 || !top.once)
+            (void)usleep((useconds_t)(top.seconds * 1e6));
     }
     return 0;
 }

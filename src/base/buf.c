@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The growable buffer and the JSON escaper. The escaper copies runs that need no escape whole:
- * nearly all of a model's output is such a run. */
+ * The growable buffer and the JSON escaper.
+ *
+ * The buffer doubles its memory, so that n appended bytes cost O(n) copies. One byte is always kept
+ * for a NUL, so that the content can be passed to C functions at any time. */
 #include "base/buf.h"
 
 #include <stdarg.h>
@@ -12,12 +14,14 @@
 #include "base/mem.h"
 #include "base/utf8.h"
 
+/* Free the memory. The limit remains, so that the buffer can be used again. */
 void buf_fini(struct buf *b)
 {
     mem_free(b->bytes);
     *b = (struct buf){.limit = b->limit};
 }
 
+/* Make the buffer empty but keep its memory. An error is forgotten, too. */
 void buf_clear(struct buf *b)
 {
     b->len = 0;
@@ -26,12 +30,15 @@ void buf_clear(struct buf *b)
         b->bytes[0] = '\0';
 }
 
+/* Make room for more bytes. After a failure all later calls fail as well, so that callers need to
+ * check only once, at the end. */
 bool buf_reserve(struct buf *b, size_t more)
 {
     size_t need = b->len + more + 1;
     size_t cap = b->cap == 0 ? 256 : b->cap;
     char *grown;
 
+    /* need < more: the sum has overflowed. */
     if (b->failed || need < more || (b->limit != 0 && b->len + more > b->limit)) {
         b->failed = true;
         return false;
@@ -50,6 +57,7 @@ bool buf_reserve(struct buf *b, size_t more)
     return true;
 }
 
+/* Append bytes. Nothing is appended after a failure. */
 void buf_add(struct buf *b, const void *bytes, size_t len)
 {
     if (!buf_reserve(b, len))
@@ -70,12 +78,19 @@ void buf_add_byte(struct buf *b, char byte)
     buf_add(b, &byte, 1);
 }
 
+void buf_add_comma(struct buf *b, bool needed)
+{
+    if (needed)
+        buf_add_byte(b, ',');
+}
+
 void buf_printf(struct buf *b, const char *format, ...)
 {
     va_list args;
     int len;
 
     va_start(args, format);
+    /* Formatted twice: the first pass only counts. */
     len = vsnprintf(NULL, 0, format, args);
     va_end(args);
     if (len < 0 || !buf_reserve(b, (size_t)len))
@@ -86,6 +101,7 @@ void buf_printf(struct buf *b, const char *format, ...)
     b->len += (size_t)len;
 }
 
+/* The two-character escapes of RFC 8259, and \u00XX for the other control characters. */
 static void buf_add_json_escape(struct buf *b, unsigned char c)
 {
     switch (c) {
@@ -100,6 +116,9 @@ static void buf_add_json_escape(struct buf *b, unsigned char c)
     }
 }
 
+/* Runs that need no escape are appended as a whole, because nearly all output of a model is such a
+ * run. text[from .. i) is the run read so far; a character that must be replaced ends it. Invalid
+ * bytes become U+FFFD one by one, as in Python's errors="replace". */
 void buf_add_json_text(struct buf *b, const char *text, size_t len)
 {
     size_t from = 0;

@@ -1,4 +1,6 @@
-/* Errors: one number for the code, the HTTP answer and the sentence (err.def). */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Errors. One number gives the code, the HTTP status and the sentence for clients (err.def). */
 #ifndef QUIRE_BASE_ERR_H
 #define QUIRE_BASE_ERR_H
 
@@ -8,15 +10,15 @@ enum err {
 #undef ERR
 };
 
-/* Functions that return an enum err are marked with this: no result is dropped unseen. */
+/* Marks functions that return an enum err, so that the compiler reports an ignored result. */
 #define ERR_CHECKED __attribute__((warn_unused_result))
 
-/* What err.def says of an error. An unknown number, as a hostile peer could send, is answered
- * as ERR_INTERNAL is. All return static strings; never NULL; any thread. */
+/* The columns of err.def for an error. An unknown number, which a hostile peer could send, counts
+ * as ERR_INTERNAL. All return static strings, never NULL. Any thread. */
 const char *err_name(int err);
 const char *err_sentence(int err);
 int err_http_status(int err);
 const char *err_openai_type(int err);
-const char *err_openai_code(int err); /* "" stands for null */
+const char *err_openai_code(int err); /* "" is sent as null */
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The counters behind fault.h. Atomic, because the store's thread and the loop pass points of
- * the same table. */
+ * The counters of fault points. They are atomic, because several threads pass the points of one
+ * table: the engine's loop, the store's I/O threads, the readers of a front. */
 #include "base/fault.h"
 
 #include <stdatomic.h>
@@ -11,6 +11,7 @@
 
 #include "base/log.h"
 
+/* The state of one fault point. */
 struct fault_point {
     const char *name;
     atomic_int passes_left; /* 0: not armed; n: the n-th pass from here fails */
@@ -20,12 +21,16 @@ struct fault_point {
 
 bool fault_armed;
 
+/* All points, in the order of enum fault. */
 static struct fault_point fault_points[FAULT_COUNT] = {
 #define FAULT(id, what) {.name = #id},
 #include "base/fault.def"
 #undef FAULT
 };
 
+/* Arming. QUIRE_FAULT is a list such as "store_write:3,lane_create:1+": from the third pass on one
+ * write of the store fails, and no lane can be made at all. Tests link this file and call
+ * fault_arm() instead. */
 void fault_arm(enum fault f, int n, bool forever)
 {
     fault_points[f].forever = forever;
@@ -34,6 +39,7 @@ void fault_arm(enum fault f, int n, bool forever)
     fault_armed = true;
 }
 
+/* Arm one point from "name:n" or "name:n+". An unknown one is logged and ignored. */
 static void fault_arm_text(const char *text)
 {
     char name[64];
@@ -49,9 +55,11 @@ static void fault_arm_text(const char *text)
             }
         }
     }
-    log_warn("fault: \"%s\" is no fault point", text);
+    log_warn("fault: QUIRE_FAULT: \"%s\" is ignored: it is not name:n or name:n+ of a fault point",
+             text);
 }
 
+/* Read QUIRE_FAULT. Nothing happens without it. */
 void fault_init(void)
 {
     const char *env = getenv("QUIRE_FAULT");
@@ -65,23 +73,26 @@ void fault_init(void)
         fault_arm_text(p);
 }
 
+/* Must this pass of the point fail? */
 bool fault_hit(enum fault f)
 {
-    struct fault_point *p = &fault_points[f];
-    int left = atomic_load(&p->passes_left);
+    struct fault_point *point = &fault_points[f];
+    int left = atomic_load(&point->passes_left);
 
+    /* Several threads may pass the point at once; exactly one of them takes the last pass. */
     while (left > 1) {
-        if (atomic_compare_exchange_weak(&p->passes_left, &left, left - 1))
+        if (atomic_compare_exchange_weak(&point->passes_left, &left, left - 1))
             return false;
     }
     if (left != 1)
         return false;
-    if (!p->forever)
-        atomic_store(&p->passes_left, 0);
-    atomic_fetch_add(&p->fired, 1);
+    if (!point->forever)
+        atomic_store(&point->passes_left, 0);
+    atomic_fetch_add(&point->fired, 1);
     return true;
 }
 
+/* How often has the point failed? */
 int fault_fired(enum fault f)
 {
     return atomic_load(&fault_points[f].fired);

@@ -1,9 +1,11 @@
-/* Fault points: named places where a test makes an error happen.
+/* SPDX-License-Identifier: Apache-2.0
  *
- *   if (FAULT_HIT(store_write)) { rc = ERR_IO; goto out; }
+ * Fault points: named places where a test can make an error happen.
  *
- * Costs one predictable branch when no fault is armed. Armed by the environment variable
- * QUIRE_FAULT=name:n or name:n+ (fault.def), several separated by commas. */
+ *    if (FAULT_HIT(store_write)) { rc = ERR_IO; goto out; }
+ *
+ * The cost is one predictable branch while no fault is armed. The environment variable
+ * QUIRE_FAULT=name:n or name:n+ (fault.def) arms one or, separated by commas, several. */
 #ifndef QUIRE_BASE_FAULT_H
 #define QUIRE_BASE_FAULT_H
 
@@ -18,16 +20,17 @@ enum fault {
 
 extern bool fault_armed; /* written once, by fault_init() */
 
-/* Read QUIRE_FAULT; call first in main(). Unknown names are logged and ignored. */
+/* Read QUIRE_FAULT; the first call in main(). Unknown names are logged and ignored. */
 void fault_init(void);
 
-/* Arm one point from a test: it fails at pass n (1 = next); every later one too if forever. */
+/* Arm one point from a test: pass n fails (1: the next one), and with forever all later ones
+ * too. */
 void fault_arm(enum fault f, int n, bool forever);
 
-/* Count a pass; true when this pass is to fail. */
+/* Count one pass; true when it must fail. */
 bool fault_hit(enum fault f);
 
-/* How often a point has failed since it was armed. */
+/* The number of failures of a point since it was armed. */
 int fault_fired(enum fault f);
 
 #define FAULT_HIT(name) (__builtin_expect(fault_armed, 0) && fault_hit(FAULT_##name))

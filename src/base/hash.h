@@ -1,4 +1,6 @@
-/* Digests: SHA-256 for names that must not collide, XXH3 for checksums. */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Digests: SHA-256 for names that must not collide even if a client tries, XXH3 for checksums. */
 #ifndef QUIRE_BASE_HASH_H
 #define QUIRE_BASE_HASH_H
 
@@ -15,13 +17,14 @@ struct hash {
  * instructions. Any thread. */
 struct hash hash_sha256(const void *a, size_t a_len, const void *b, size_t b_len);
 
-/* Free what hash_sha256() keeps for the calling thread, which is about to end. */
+/* Free the context that hash_sha256() keeps for the calling thread. Call it before the thread
+ * ends. */
 void hash_end_thread(void);
 
 /* XXH3, 64 bits: finds damage, does not resist an attacker. About 20 GB/s. Any thread. */
 uint64_t hash_xxh3(const void *bytes, size_t len);
 
-/* The same of bytes that come in parts; one thread at a time. */
+/* XXH3 of bytes that arrive in parts; one thread at a time. */
 struct hash_xxh3 {
     _Alignas(64) unsigned char state[576];
 };

@@ -1,17 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * JSON by cJSON, between a strict scan and a conversion that take its traps away.
+ * JSON by cJSON, between a strict scan and a conversion that remove its traps.
  *
- * 1. scan: RFC 8259, UTF-8, depth; refuses all that cJSON lets through or cuts silently, and
- *    notes where each number stands.
- * 2. cJSON reads a copy in which every number is a 0, so that its double (and its limit of 63
- *    digits) never matters, and every \u0000 is the six bytes NUL_MARK, because cJSON's strings
- *    end at a NUL. Their values are no UTF-8, which the scan has checked, so that no other text
- *    holds them.
- * 3. convert: cJSON's tree, walked in document order beside the list of numbers, becomes ours;
- *    marks become NULs again.
+ * 1. Scan: checks RFC 8259, UTF-8 and the depth, because cJSON accepts more than that, and cuts
+ *    texts at NULs. It also notes the place of each number.
+ * 2. cJSON reads a copy in which every number is a 0, so that cJSON's double (and its limit of 63
+ *    digits) never matters, and in which every \u0000 is the six bytes NUL_MARK, because its
+ *    strings end at a NUL. Those bytes are not UTF-8, so no other text can contain them.
+ * 3. Conversion: walks cJSON's tree in document order beside the list of numbers, makes our tree,
+ *    and turns the marks into NULs again.
  *
- * Both recursions go no deeper than JSON_DEPTH_MAX, which the scan has checked. */
+ *   text     {"n": 1.50, "s": "a\u0000b"}
+ *   cJSON    {"n": 0   , "s": "a??????b"}     ?: a byte of NUL_MARK
+ *   tree     n: JSON_REAL "1.50", s: 3 bytes
+ *
+ * Both recursions (cJSON's and convert_node()'s) are bounded by JSON_DEPTH_MAX, which the scan has
+ * checked. */
 #include "base/json.h"
 
 #include <cJSON.h>
@@ -26,32 +30,38 @@
 #include "base/must.h"
 #include "base/utf8.h"
 
-#define INDEX_FROM   9 /* members; below, comparing one by one is as fast */
+#define INDEX_FROM   9 /* with fewer members comparing one by one is as fast */
 
 #define NUL_ESCAPE   "\\u0000"
 #define NUL_MARK     "\xff\xfe\xfe\xfe\xfe\xfe" /* as long as the escape */
 #define NUL_MARK_LEN (sizeof NUL_MARK - 1)
 
+/* The place of a number in the text. */
 struct number_place {
     uint32_t at;
     uint32_t len;
 };
 
+/* The state of a scan, and what the conversion needs of it. */
 struct scan {
     const char *text;
     size_t len;
     size_t at;
-    const char *reason; /* NULL while all is well */
+    const char *reason; /* NULL while no error was found */
     int rc;
     struct number_place *numbers;
     size_t n_numbers;
     size_t numbers_cap;
-    size_t numbers_bytes; /* their lengths and a NUL each */
-    size_t n_nuls;        /* escapes \u0000 */
+    size_t numbers_bytes; /* lengths of all numbers, with a NUL each */
+    size_t n_nuls;        /* number of \u0000 escapes */
     size_t n_values;
-    size_t values_max; /* for whose trees there is room */
+    size_t values_max; /* number of values whose trees fit the arena's limit */
 };
 
+/* --- scan --------------------------------------------------------------------------------------
+ *
+ * Each scan function checks one construct at s->at and moves past it. False: scan_fail() has noted
+ * the first error, and s->at is its place. */
 static bool scan_fail(struct scan *s, int rc, const char *reason)
 {
     if (s->reason == NULL) {
@@ -61,11 +71,15 @@ static bool scan_fail(struct scan *s, int rc, const char *reason)
     return false;
 }
 
+/* The next byte, or -1 at the end. */
 static int scan_peek(const struct scan *s)
 {
-    return s->at < s->len ? (unsigned char)s->text[s->at] : -1;
+    if (s->at < s->len)
+        return (unsigned char)s->text[s->at];
+    return -1;
 }
 
+/* Skip white space. JSON has only these four characters. */
 static void scan_space(struct scan *s)
 {
     while (s->at < s->len && (s->text[s->at] == ' ' || s->text[s->at] == '\t' ||
@@ -73,13 +87,16 @@ static void scan_space(struct scan *s)
         s->at++;
 }
 
-/* Four hexadecimal digits at `at`; -1 when they are not there. */
+/* Four hexadecimal digits at `at`; -1 when there are fewer. */
 static int scan_hex4(const struct scan *s, size_t at)
 {
-    return at > s->len ? -1 : (int)hex_number(s->text + at, s->len - at, 4);
+    if (at > s->len)
+        return -1;
+    return (int)hex_number(s->text + at, s->len - at, 4);
 }
 
-/* After "\u". */
+/* After "\u": four digits. A high surrogate must be followed by the escape of a low one; together
+ * they are one character above U+FFFF, as in "\ud83d\ude00". */
 static bool scan_unicode_escape(struct scan *s)
 {
     int high = scan_hex4(s, s->at);
@@ -102,6 +119,7 @@ static bool scan_unicode_escape(struct scan *s)
     return true;
 }
 
+/* At a backslash. */
 static bool scan_escape(struct scan *s)
 {
     int c;
@@ -116,6 +134,7 @@ static bool scan_escape(struct scan *s)
     return c != 'u' || scan_unicode_escape(s);
 }
 
+/* At a quote: the string up to its closing quote. */
 static bool scan_string(struct scan *s)
 {
     s->at++;
@@ -143,6 +162,7 @@ static bool scan_string(struct scan *s)
     return scan_fail(s, ERR_SYNTAX, "the string does not end");
 }
 
+/* Skip digits; returns their number. */
 static size_t scan_digits(struct scan *s)
 {
     size_t from = s->at;
@@ -152,6 +172,7 @@ static size_t scan_digits(struct scan *s)
     return s->at - from;
 }
 
+/* Note the place of the number that ends here, for the conversion. */
 static bool scan_note_number(struct scan *s, size_t from)
 {
     if (s->n_numbers == s->numbers_cap) {
@@ -169,6 +190,7 @@ static bool scan_note_number(struct scan *s, size_t from)
     return true;
 }
 
+/* number = [ "-" ] ( "0" | digits ) [ "." digits ] [ ( "e" | "E" ) [ "+" | "-" ] digits ] */
 static bool scan_number(struct scan *s)
 {
     size_t from = s->at;
@@ -196,6 +218,7 @@ static bool scan_number(struct scan *s)
     return scan_note_number(s, from);
 }
 
+/* At a letter: true, false or null. */
 static bool scan_word(struct scan *s, const char *word)
 {
     size_t n = strlen(word);
@@ -206,7 +229,7 @@ static bool scan_word(struct scan *s, const char *word)
     return true;
 }
 
-/* A value that holds no others. */
+/* A string, number, true, false or null. */
 static bool scan_scalar(struct scan *s)
 {
     switch (scan_peek(s)) {
@@ -222,6 +245,8 @@ static bool scan_scalar(struct scan *s)
     return scan_number(s);
 }
 
+/* A member's name and its ':'. NULs in names are refused: names are compared as C strings all over
+ * the program, and "a\u0000b" must not pass for "a". */
 static bool scan_name(struct scan *s)
 {
     size_t n_nuls = s->n_nuls;
@@ -240,8 +265,8 @@ static bool scan_name(struct scan *s)
     return true;
 }
 
-/* After a value: close what ends here, up to the next value's start. True with *done when the
- * outermost value is complete. */
+/* After a value: consume its ',' or the ends of lists and objects that it completes, up to the
+ * start of the next value. Sets *done when the outermost value is complete. */
 static bool scan_after(struct scan *s, const char *open, int *depth, bool *done)
 {
     while (*depth > 0) {
@@ -264,7 +289,7 @@ static bool scan_after(struct scan *s, const char *open, int *depth, bool *done)
     return true;
 }
 
-/* At '{' or '['. *empty when it closes at once. */
+/* At '{' or '[': push it. *empty is true when it closes at once. */
 static bool scan_open(struct scan *s, char *open, int *depth, bool *empty)
 {
     char c = s->text[s->at];
@@ -282,6 +307,9 @@ static bool scan_open(struct scan *s, char *open, int *depth, bool *empty)
     return c == '[' || scan_name(s);
 }
 
+/* The scan is a loop with a stack of open brackets in place of recursion: `open` holds a '{' or '['
+ * per level. `whole` is false after a bracket that opened a level, because the next token is then
+ * its first member and not something that follows a value. */
 static bool scan_all(struct scan *s)
 {
     char open[JSON_DEPTH_MAX];
@@ -309,6 +337,7 @@ static bool scan_all(struct scan *s)
     return true;
 }
 
+/* Make "line 3, column 14: ..." for the client. Columns count bytes. */
 static void scan_explain(const struct scan *s, char *why, size_t why_cap)
 {
     size_t line = 1;
@@ -327,8 +356,11 @@ static void scan_explain(const struct scan *s, char *why, size_t why_cap)
     (void)snprintf(why, why_cap, "line %zu, column %zu: %s", line, column, s->reason);
 }
 
-/* --- conversion --------------------------------------------------------------------------------*/
-
+/* --- conversion --------------------------------------------------------------------------------
+ *
+ * The tree lies in the caller's arena. Members of one list or object are one array. Large objects
+ * also get a hash index: index[0] is its mask, index[1 ..] are slots, each 0 or 1 + the number of a
+ * member; collisions go to the next slot. It is at most half full. */
 struct convert {
     struct arena *arena;
     const struct scan *scan;
@@ -336,6 +368,7 @@ struct convert {
     char *numbers; /* room for the numbers' texts */
 };
 
+/* The slot of a name, or the free slot where it belongs. */
 static uint32_t *index_slot(uint32_t *index, const struct json *items, const char *key, size_t len)
 {
     uint32_t mask = index[0];
@@ -351,6 +384,7 @@ static uint32_t *index_slot(uint32_t *index, const struct json *items, const cha
     return &index[1 + i];
 }
 
+/* An index for n members. */
 static uint32_t *index_new(struct arena *arena, uint32_t n)
 {
     uint32_t size = 16;
@@ -364,6 +398,8 @@ static uint32_t *index_new(struct arena *arena, uint32_t n)
     return index;
 }
 
+/* The kind follows from the spelling: 1 is JSON_INT, 1.0 and 1e0 are JSON_REAL. Whole numbers that
+ * fit neither int64_t nor uint64_t become JSON_REAL; their text remains exact. */
 static void convert_number(struct convert *c, struct json *node)
 {
     const struct number_place *place = &c->scan->numbers[c->next_number++];
@@ -394,7 +430,7 @@ static void convert_number(struct convert *c, struct json *node)
     node->real = strtod(text, NULL);
 }
 
-/* Marks become the NULs that they stand for; returns the length. */
+/* Replace each mark by a NUL; returns the shorter length. */
 static size_t nuls_restored(char *text, size_t n)
 {
     size_t len = 0;
@@ -410,6 +446,7 @@ static size_t nuls_restored(char *text, size_t n)
     return len;
 }
 
+/* A string, with its NULs restored. */
 static int convert_text(const struct convert *c, const char *from, struct json *node)
 {
     size_t n = strlen(from);
@@ -419,13 +456,17 @@ static int convert_text(const struct convert *c, const char *from, struct json *
         return ERR_NO_MEMORY;
     node->kind = JSON_TEXT;
     node->text = text;
-    node->text_len = c->scan->n_nuls == 0 ? n : nuls_restored(text, n);
+    if (c->scan->n_nuls == 0)
+        node->text_len = n;
+    else
+        node->text_len = nuls_restored(text, n);
     return ERR_OK;
 }
 
 static int convert_node(struct convert *c, const cJSON *from, struct json *node);
 
-/* Where a member goes: its own place, or that of an earlier one of the same name. */
+/* The place for a member: a further one, or that of an earlier member with this name, because the
+ * last value counts. */
 static struct json *member_place(struct json *items, uint32_t *n, uint32_t *index, const char *key,
                                  size_t key_len)
 {
@@ -444,6 +485,7 @@ static struct json *member_place(struct json *items, uint32_t *n, uint32_t *inde
     return &items[(*n)++];
 }
 
+/* cJSON's lists are linked; count them first, so that the array is allocated once. */
 static int convert_members(struct convert *c, const cJSON *from, struct json *node)
 {
     uint32_t n = 0;
@@ -457,6 +499,7 @@ static int convert_members(struct convert *c, const cJSON *from, struct json *no
     items = arena_zalloc(c->arena, (count + (size_t)1) * sizeof *items);
     if (items == NULL)
         return ERR_NO_MEMORY;
+    /* Only large objects are worth an index. */
     if (node->kind == JSON_OBJECT && count >= INDEX_FROM) {
         index = index_new(c->arena, count);
         if (index == NULL)
@@ -489,6 +532,8 @@ static int convert_members(struct convert *c, const cJSON *from, struct json *no
     return ERR_OK;
 }
 
+/* A cJSON node of any kind becomes one of ours. Only valid text comes here, so an unknown kind is a
+ * bug of cJSON or of this file. */
 static int convert_node(struct convert *c, const cJSON *from, struct json *node)
 {
     switch (from->type & 0xff) {
@@ -511,7 +556,9 @@ static int convert_node(struct convert *c, const cJSON *from, struct json *node)
     return ERR_INTERNAL;
 }
 
-/* A backslash stands in strings only, and begins an escape; texts have been scanned. */
+/* Replace each \u0000 by NUL_MARK, which has the same length. In text that was scanned, a
+ * backslash occurs only in strings and always begins an escape, so two bytes are skipped per
+ * escape. */
 static void mark_nuls(char *text, size_t len)
 {
     char *at = memchr(text, '\\', len);
@@ -528,7 +575,7 @@ static void mark_nuls(char *text, size_t len)
     }
 }
 
-/* The text with every number blanked to a 0 and every NUL marked. */
+/* A copy of the text with every number overwritten by 0 and spaces, and every \u0000 marked. */
 static char *blanked(const struct scan *s)
 {
     char *copy = mem_alloc(s->len + 1);
@@ -539,6 +586,7 @@ static char *blanked(const struct scan *s)
     memcpy(copy, s->text, s->len);
     copy[s->len] = '\0';
     for (i = 0; i < s->n_numbers; i++) {
+        /* The copy keeps its length, so that places in it are those of the text. */
         memset(copy + s->numbers[i].at, ' ', s->numbers[i].len);
         copy[s->numbers[i].at] = '0';
     }
@@ -547,21 +595,22 @@ static char *blanked(const struct scan *s)
     return copy;
 }
 
+/* Steps 2 and 3, for a text that the scan has accepted. */
 static int parse_scanned(const struct json **out, struct arena *arena, const struct scan *s)
 {
-    struct convert c = {.arena = arena, .scan = s};
+    struct convert convert = {.arena = arena, .scan = s};
     int rc = ERR_NO_MEMORY;
     struct json *root = arena_zalloc(arena, sizeof *root);
     char *copy = blanked(s);
     cJSON *tree = NULL;
 
-    c.numbers = arena_alloc(arena, s->numbers_bytes + 1);
-    if (root == NULL || copy == NULL || c.numbers == NULL)
+    convert.numbers = arena_alloc(arena, s->numbers_bytes + 1);
+    if (root == NULL || copy == NULL || convert.numbers == NULL)
         goto out;
     tree = cJSON_ParseWithLengthOpts(copy, s->len + 1, NULL, 1);
     if (tree == NULL)
-        goto out; /* what the scan lets pass, cJSON refuses for want of memory only */
-    rc = convert_node(&c, tree, root);
+        goto out; /* the scan accepted the text, so cJSON lacks memory */
+    rc = convert_node(&convert, tree, root);
     if (rc == ERR_OK)
         *out = root;
 out:
@@ -570,37 +619,42 @@ out:
     return rc;
 }
 
+/* Errors of the scan are the client's; errors after it are out-of-memory. */
 int json_parse(const struct json **out, struct arena *arena, const char *text, size_t len,
                char *why, size_t why_cap)
 {
-    struct scan s = {.text = text, .len = len, .values_max = SIZE_MAX};
+    struct scan scan = {.text = text, .len = len, .values_max = SIZE_MAX};
     int rc;
 
-    /* cJSON knows no limit, so what its tree and ours will take is reckoned before. */
+    /* cJSON's allocator has no limit, so the number of values is bounded in advance, by the memory
+     * that its tree and ours take per value. */
     if (arena->limit_bytes != 0)
-        s.values_max =
+        scan.values_max =
             (arena->limit_bytes - arena->used_bytes) / (sizeof(struct json) + sizeof(cJSON));
 
     if (len > JSON_BYTES_MAX) {
-        s.len = 0;
-        s.reason = "the text is too long";
-        s.rc = ERR_LIMIT;
-    } else if (scan_all(&s)) {
-        rc = parse_scanned(out, arena, &s);
+        scan.len = 0;
+        scan.reason = "the text is too long";
+        scan.rc = ERR_LIMIT;
+    } else if (scan_all(&scan)) {
+        rc = parse_scanned(out, arena, &scan);
         if (rc != ERR_OK) {
-            s.reason = "out of memory";
-            s.rc = rc;
+            scan.reason = "out of memory";
+            scan.rc = rc;
         }
     }
-    arena->limited = arena->limited || (s.rc == ERR_NO_MEMORY && s.n_values > s.values_max);
-    if (s.reason != NULL)
-        scan_explain(&s, why, why_cap);
-    mem_free(s.numbers);
-    return s.rc;
+    arena->limited =
+        arena->limited || (scan.rc == ERR_NO_MEMORY && scan.n_values > scan.values_max);
+    if (scan.reason != NULL)
+        scan_explain(&scan, why, why_cap);
+    mem_free(scan.numbers);
+    return scan.rc;
 }
 
-/* --- reading -----------------------------------------------------------------------------------*/
-
+/* --- reading -----------------------------------------------------------------------------------
+ *
+ * Lookups take NULL for the object, so that calls can be nested: json_get(json_get(body, "a"),
+ * "b"). */
 const struct json *json_get_n(const struct json *obj, const char *name, size_t name_len)
 {
     const uint32_t *index;
@@ -625,39 +679,51 @@ const struct json *json_get_n(const struct json *obj, const char *name, size_t n
     return NULL;
 }
 
+/* A member by its name, or NULL. */
 const struct json *json_get(const struct json *obj, const char *name)
 {
     return json_get_n(obj, name, strlen(name));
 }
 
+/* A member of this kind, or NULL. Null itself counts as missing. */
 const struct json *json_get_kind(const struct json *obj, const char *name, enum json_kind kind)
 {
     const struct json *node = json_get(obj, name);
 
-    return node != NULL && node->kind == kind && kind != JSON_NULL ? node : NULL;
+    if (node != NULL && node->kind == kind && kind != JSON_NULL)
+        return node;
+    return NULL;
 }
 
+/* A flag; preset when it is missing or of another kind. Likewise the next two. */
 bool json_get_bool(const struct json *obj, const char *name, bool preset)
 {
     const struct json *node = json_get_kind(obj, name, JSON_BOOL);
 
-    return node == NULL ? preset : node->flag;
+    if (node == NULL)
+        return preset;
+    return node->flag;
 }
 
 int64_t json_get_int(const struct json *obj, const char *name, int64_t preset)
 {
     const struct json *node = json_get_kind(obj, name, JSON_INT);
 
-    return node == NULL ? preset : node->whole;
+    if (node == NULL)
+        return preset;
+    return node->whole;
 }
 
 const char *json_get_text(const struct json *obj, const char *name, const char *preset)
 {
     const struct json *node = json_get_kind(obj, name, JSON_TEXT);
 
-    return node == NULL || json_has_nul(node) ? preset : node->text;
+    if (node == NULL || json_has_nul(node))
+        return preset;
+    return node->text;
 }
 
+/* The value of a number of any kind as a double. */
 double json_real(const struct json *node)
 {
     must(json_is_number(node));
@@ -668,23 +734,27 @@ double json_real(const struct json *node)
     return node->real;
 }
 
+/* Is this a number of any kind? NULL is none. */
 bool json_is_number(const struct json *node)
 {
     return node != NULL &&
            (node->kind == JSON_INT || node->kind == JSON_UINT || node->kind == JSON_REAL);
 }
 
+/* Is this exactly the text? NULL is none, and a text with NULs never is. */
 bool json_is_text(const struct json *node, const char *text)
 {
     return node != NULL && node->kind == JSON_TEXT && strlen(text) == node->text_len &&
            memcmp(node->text, text, node->text_len) == 0;
 }
 
+/* Does the text contain a NUL? It cannot be used as a C string then. */
 bool json_has_nul(const struct json *node)
 {
     return node->kind == JSON_TEXT && strlen(node->text) != node->text_len;
 }
 
+/* The kind of a value, for errors. */
 const char *json_kind_name(enum json_kind kind)
 {
     switch (kind) {
@@ -700,8 +770,10 @@ const char *json_kind_name(enum json_kind kind)
     return "value";
 }
 
-/* --- making ------------------------------------------------------------------------------------*/
-
+/* --- making ------------------------------------------------------------------------------------
+ *
+ * Items live in the arena, which cannot grow an allocation; so the array doubles into a further
+ * allocation, and the old one is wasted until the arena ends. */
 void json_put(struct json_made *m, const char *key, const struct json *value)
 {
     if (m->n == m->cap && !m->failed) {
@@ -720,10 +792,14 @@ void json_put(struct json_made *m, const char *key, const struct json *value)
         return;
     m->items[m->n] = *value;
     m->items[m->n].key = key;
-    m->items[m->n].key_len = key == NULL ? 0 : strlen(key);
+    if (key == NULL)
+        m->items[m->n].key_len = 0;
+    else
+        m->items[m->n].key_len = strlen(key);
     m->n++;
 }
 
+/* Append a member that is a text. The text is not copied. */
 void json_put_text(struct json_made *m, const char *key, const char *text)
 {
     json_put(m, key, &(struct json){.kind = JSON_TEXT, .text = text, .text_len = strlen(text)});
@@ -739,12 +815,14 @@ void json_put_null(struct json_made *m, const char *key)
     json_put(m, key, &(struct json){.kind = JSON_NULL});
 }
 
+/* The list or object of the members so far. */
 struct json json_made(const struct json_made *m, enum json_kind kind)
 {
     must(kind == JSON_LIST || kind == JSON_OBJECT);
     return (struct json){.kind = kind, .n = m->n, .items = m->items};
 }
 
+/* Append a list or an object of members that were made before. */
 void json_put_made(struct json_made *m, const char *key, enum json_kind kind,
                    const struct json_made *members)
 {
@@ -754,9 +832,10 @@ void json_put_made(struct json_made *m, const char *key, enum json_kind kind,
     json_put(m, key, &node);
 }
 
-/* --- writing -----------------------------------------------------------------------------------*/
+/* --- writing ------------------------------------------------------------------------------- */
 
-/* The fewest digits that read back as the value: "d.ddde[+-]xx". */
+/* Write the fewest digits that read back as the same double, in the form d.ddde+xx or d.ddde-xx. At
+ * most 17 digits are ever needed. */
 static void shortest_digits(double value, char *out, size_t cap)
 {
     int precision;
@@ -768,6 +847,8 @@ static void shortest_digits(double value, char *out, size_t cap)
     }
 }
 
+/* As Python's repr: an exponent below -4 or from 16 on is written as 1.5e+16, all others as plain
+ * digits with a point: 0.00015, 15.0. */
 void json_write_real(struct buf *out, double value)
 {
     char text[40];
@@ -796,11 +877,13 @@ void json_write_real(struct buf *out, double value)
         buf_printf(out, "e%c%02ld", exponent < 0 ? '-' : '+', labs(exponent));
         return;
     }
+    /* "0.000" lends as many zeros as needed. */
     if (exponent < 0) {
         buf_add(out, "0.000", (size_t)(1 - exponent));
         buf_add(out, digits, n_digits);
         return;
     }
+    /* The digits before the point, with zeros for those that are missing: 1e3 is 1000.0. */
     for (i = 0; i <= (size_t)exponent; i++)
         buf_add_byte(out, i < n_digits ? digits[i] : '0');
     buf_add_byte(out, '.');
@@ -810,6 +893,7 @@ void json_write_real(struct buf *out, double value)
         buf_add_byte(out, '0');
 }
 
+/* A number as it was read, or in Python's spelling, which writes 1e2 as 100.0. */
 static void write_number(struct buf *out, const struct json *node, enum json_style style)
 {
     if (style == JSON_EXACT)
@@ -826,7 +910,7 @@ static void write_number(struct buf *out, const struct json *node, enum json_sty
     }
 }
 
-/* Depth is that of the tree, JSON_DEPTH_MAX at most. */
+/* Recursive; the depth of a tree is at most JSON_DEPTH_MAX. */
 void json_write(struct buf *out, const struct json *node, enum json_style style)
 {
     uint32_t i;
@@ -834,7 +918,7 @@ void json_write(struct buf *out, const struct json *node, enum json_style style)
     if (node->kind == JSON_NULL)
         buf_add_text(out, "null");
     else if (node->kind == JSON_BOOL)
-        buf_add_text(out, node->flag ? "true" : "false");
+        buf_add_text(out, json_flag_text(node->flag));
     else if (node->kind == JSON_TEXT)
         buf_add_json_string(out, node->text, node->text_len);
     else if (json_is_number(node))

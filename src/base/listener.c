@@ -1,4 +1,8 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Accepting connections, and the pause when descriptors run out. When accept4() fails for want of a
+ * descriptor, the connection stays in the backlog and the socket stays readable, so a poll loop
+ * would spin; ERR_OVERLOADED makes the caller stop polling for a while. */
 #include "base/listener.h"
 
 #include <errno.h>
@@ -9,35 +13,37 @@
 #include "base/clock.h"
 #include "base/log.h"
 
-#define LISTENER_QUIET_US 60000000u /* without a lack: the next one is another */
+#define LISTENER_QUIET_US 60000000u /* log again only after this long without a shortage */
 
+/* Log the shortage with its remedy. */
 static void listener_complain(const struct listener *d, int error)
 {
     struct rlimit limit = {0};
 
     (void)getrlimit(RLIMIT_NOFILE, &limit); /* cannot fail */
     if (error == EMFILE)
-        log_warn("%s: no descriptor is left of %llu: who connects waits until one is free; raise "
-                 "LimitNOFILE",
+        log_warn("%s: all %llu file descriptors are in use: connections wait until one is free; "
+                 "raise LimitNOFILE",
                  d->who, (unsigned long long)limit.rlim_cur);
     else
-        log_warn("%s: no descriptor is to be had (%s): who connects waits until one is; look at "
-                 "fs.file-max and at the memory",
+        log_warn("%s: the system has no file descriptor or memory for a connection (%s): it waits; "
+                 "raise fs.file-max or free memory",
                  d->who, strerror(error));
 }
 
+/* Accept one connection. The socket is non-blocking. */
 int listener_accept(struct listener *d, int flags, int *fd)
 {
-    int k = accept4(d->fd, NULL, NULL, flags);
+    int fd_new = accept4(d->fd, NULL, NULL, flags);
     int error = errno;
     uint64_t now_us;
 
-    if (k != -1) {
-        *fd = k;
+    if (fd_new != -1) {
+        *fd = fd_new;
         return ERR_OK;
     }
     if (error != EMFILE && error != ENFILE && error != ENOBUFS && error != ENOMEM)
-        return ERR_AGAIN; /* somebody else was faster, or he has left */
+        return ERR_AGAIN; /* another process took it, or the client left */
     now_us = clock_us();
     if (d->shut_us == 0 || now_us - d->shut_us > LISTENER_QUIET_US)
         listener_complain(d, error);

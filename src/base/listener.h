@@ -1,8 +1,10 @@
-/* A door: a listening socket, and what is done when there is no descriptor for who connects.
+/* SPDX-License-Identifier: Apache-2.0
  *
- * Such a socket stays readable while nobody can be taken from it: who polled on would use a core
- * for nothing. So it is left alone for LISTENER_SHUT_MS, by who polls it; whoever comes meanwhile
- * stands in its backlog, and is taken when descriptors are free again. One thread at a time. */
+ * A listening socket, and its behaviour when no descriptor is left for a connection.
+ *
+ * The socket then stays readable although nothing can be accepted, so polling it would waste a
+ * core. The caller stops polling it for LISTENER_SHUT_MS; connections wait in the backlog meanwhile
+ * and are accepted when descriptors are free again. One thread at a time. */
 #ifndef QUIRE_BASE_LISTENER_H
 #define QUIRE_BASE_LISTENER_H
 
@@ -10,17 +12,17 @@
 
 #include "base/err.h"
 
-#define LISTENER_SHUT_MS 100 /* nobody notices it who has waited for another's end */
+#define LISTENER_SHUT_MS 100 /* short compared with the wait for a free descriptor */
 
 struct listener {
-    const char *who;  /* speaks in the log */
-    int fd;           /* listens, does not block; borrowed */
-    uint64_t shut_us; /* when a descriptor was lacking last; 0: never */
+    const char *who;  /* name of the listener, for log lines */
+    int fd;           /* listening, non-blocking; borrowed */
+    uint64_t shut_us; /* clock_us() of the last shortage; 0: never */
 };
 
-/* Accept one, with flags of accept4(). ERR_AGAIN: nobody is there. ERR_OVERLOADED: there is no
- * descriptor or no memory for him, which is logged unless it was so within the last minute; look
- * again LISTENER_SHUT_MS later, and not before. */
+/* Accept one connection, with flags of accept4(). ERR_AGAIN: none is waiting. ERR_OVERLOADED: no
+ * descriptor or no memory; logged unless there was a shortage within the last minute. Do not call
+ * it again for LISTENER_SHUT_MS. */
 int listener_accept(struct listener *d, int flags, int *fd) ERR_CHECKED;
 
 #endif

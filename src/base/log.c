@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Formats a line into a stack buffer and hands it to write(2) whole, so that lines of several
- * threads and processes do not mix. Under systemd (JOURNAL_STREAM is set) a line carries the
- * "<N>" priority; elsewhere it carries the time, because nobody else adds one. */
+ * Formats a line into a stack buffer and passes it to write(2) as a whole, so that lines of several
+ * threads and processes do not mix. Under systemd (JOURNAL_STREAM is set) a line begins with the
+ * "<N>" priority; elsewhere with the time, because a terminal adds none. */
 #include "base/log.h"
 
 #include <stdarg.h>
@@ -14,11 +14,13 @@
 
 static enum log_level log_level_max = LOG_LEVEL_INFO;
 
+/* Lines of less importance than level are dropped. */
 void log_set_level(enum log_level level)
 {
     log_level_max = level;
 }
 
+/* The setting log_level. */
 int log_set_level_text(const char *text)
 {
     static const struct {
@@ -39,22 +41,26 @@ int log_set_level_text(const char *text)
     return ERR_INVALID;
 }
 
+/* The start of a line: "<6>" for journald, or "12:34:56.789 WARN " for a terminal. */
 static int log_prefix(char *text, size_t cap, enum log_level level)
 {
     struct timespec now;
     struct tm tm;
+    const char *mark = "";
 
     if (getenv("JOURNAL_STREAM") != NULL)
         return snprintf(text, cap, "<%d>", (int)level);
     (void)clock_gettime(CLOCK_REALTIME, &now);
     (void)localtime_r(&now.tv_sec, &tm);
+    if (level == LOG_LEVEL_ERROR)
+        mark = "ERROR ";
+    else if (level == LOG_LEVEL_WARN)
+        mark = "WARN ";
     return snprintf(text, cap, "%02d:%02d:%02d.%03ld %s", tm.tm_hour, tm.tm_min, tm.tm_sec,
-                    now.tv_nsec / 1000000,
-                    level == LOG_LEVEL_ERROR  ? "ERROR "
-                    : level == LOG_LEVEL_WARN ? "WARN "
-                                              : "");
+                    now.tv_nsec / 1000000, mark);
 }
 
+/* Write a line. One call of write() is one line, also when several threads log at once. */
 void log_line(enum log_level level, const char *format, ...)
 {
     char text[2048];
@@ -70,6 +76,7 @@ void log_line(enum log_level level, const char *format, ...)
     va_end(args);
     if (body > 0)
         len += body;
+    /* A line that is too long is cut, with room for the line feed. */
     if ((size_t)len > sizeof text - 2)
         len = (int)sizeof text - 2;
     text[len++] = '\n';

@@ -1,9 +1,11 @@
-/* Log lines on standard error, one write each, with the priority prefix that journald reads.
+/* SPDX-License-Identifier: Apache-2.0
  *
- *   log_error("store: map full at %zu bytes; raise kv_store_bytes", n);
+ * Log lines on standard error, one write per line, with the priority prefix that journald reads.
  *
- * A line starts with the part that speaks, says the numbers and, for errors, what to do. No
- * prompt text, token or key is ever logged. Any thread. */
+ *    log_error("store: map full at %zu bytes; raise kv_store_bytes", n);
+ *
+ * A line begins with the part of the program, gives the numbers and, for errors, the remedy. Prompt
+ * texts, tokens and keys are never logged. Any thread. */
 #ifndef QUIRE_BASE_LOG_H
 #define QUIRE_BASE_LOG_H
 
@@ -20,10 +22,10 @@ enum log_level {
 /* Lines above this level are dropped; LOG_LEVEL_INFO until set. Call before threads start. */
 void log_set_level(enum log_level level);
 
-/* The same from a setting's text: error, warn, info or debug. ERR_INVALID (logged). */
+/* Set the level by a setting's text: error, warn, info or debug. ERR_INVALID (logged). */
 int log_set_level_text(const char *text) ERR_CHECKED;
 
-/* Write one line. Lines above 2 KiB are cut. */
+/* Write one line. Lines longer than 2 KiB are cut. */
 void log_line(enum log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 #define log_error(...) log_line(LOG_LEVEL_ERROR, __VA_ARGS__)

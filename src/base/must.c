@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The end of a process that found its own bug. Uses only what works in a broken process:
- * write(2), backtrace_symbols_fd(3), abort(3). */
+ * The end of a process that found a bug of its own. It only uses functions that work in a broken
+ * process: write(2), backtrace_symbols_fd(3), abort(3). */
 #include "base/must.h"
 
 #include <execinfo.h>

@@ -1,7 +1,10 @@
-/* Assertions that stay on: what must hold whatever a client, an operator or a disk does.
+/* SPDX-License-Identifier: Apache-2.0
  *
- * A failed must() is a bug of ours: it logs where, prints a backtrace and aborts; the service
- * manager restarts the process. Nothing that comes from outside is checked with must(). */
+ * Assertions that stay on in every build: conditions that hold whatever a client, an operator or a
+ * disk does.
+ *
+ * A failed must() is a bug of quire: it logs the place, prints a backtrace and aborts; the service
+ * manager restarts the process. Never check input from outside with must(). */
 #ifndef QUIRE_BASE_MUST_H
 #define QUIRE_BASE_MUST_H
 

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Opening files that must belong to this process's user alone. All checks are made on the open
+ * descriptor (fstat), never on the path, because another user could replace a file in between. */
 #include "base/own.h"
 
 #include <errno.h>
@@ -9,20 +12,21 @@
 
 #include "base/log.h"
 
-/* NULL: it is ours alone. */
+/* The reason why a file is not ours alone, for the log; NULL when it is. */
 static const char *own_fault(const struct stat *st)
 {
     if (!S_ISREG(st->st_mode))
-        return "it is no regular file";
+        return "it is not a regular file";
     if (st->st_uid != geteuid())
         return "another user owns it";
     if (st->st_nlink > 1)
         return "it has a second name (a hard link)";
     if ((st->st_mode & (S_IWGRP | S_IWOTH)) != 0)
-        return "others may write it";
+        return "other users can write it";
     return NULL;
 }
 
+/* Log a failed open(2) or fstat(2), and choose the error. */
 static int own_failed(const char *who, const char *path, int error)
 {
     if (error == ENOENT)
@@ -33,38 +37,44 @@ static int own_failed(const char *who, const char *path, int error)
     }
     log_error("%s: %s: %s", who, path, strerror(error));
     errno = error;
-    return error == ENOSPC || error == EDQUOT || error == ENOMEM ? ERR_NO_MEMORY : ERR_IO;
+    if (error == ENOSPC || error == EDQUOT || error == ENOMEM)
+        return ERR_NO_MEMORY;
+    return ERR_IO;
 }
 
+/* Open a file of ours. who is the program's part for log lines. */
 int own_open(const char *who, const char *path, int flags, int *fd)
 {
-    /* A pipe under this name must not hold us up. */
-    int k = open(path, flags | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
+    /* O_NONBLOCK: opening a pipe of this name must not block. */
+    int fd_new = open(path, flags | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0600);
     const char *fault;
     struct stat st;
 
-    if (k == -1)
+    if (fd_new == -1)
         return own_failed(who, path, errno);
-    if (fstat(k, &st) == -1) {
+    if (fstat(fd_new, &st) == -1) {
         int error = errno;
 
-        (void)close(k);
+        (void)close(fd_new);
         return own_failed(who, path, error);
     }
     fault = own_fault(&st);
     if (fault != NULL) {
-        log_error("%s: %s is not used: %s; remove it, or make it the engine's own with chown and "
-                  "chmod 600",
+        log_error("%s: %s is not used: %s; remove it, or give it to the engine's user with chown "
+                  "and chmod 600",
                   who, path, fault);
-        (void)close(k);
+        (void)close(fd_new);
         return ERR_FOREIGN;
     }
-    if ((st.st_mode & 077) != 0 && fchmod(k, 0600) == -1)
+    /* Readable by others is no danger to us, only to the content: repair it and go on. */
+    if ((st.st_mode & 077) != 0 && fchmod(fd_new, 0600) == -1)
         log_warn("%s: %s can be read by others: %s", who, path, strerror(errno));
-    *fd = k;
+    *fd = fd_new;
     return ERR_OK;
 }
 
+/* Check a folder in which our files lie. Its owner may be root, as with folders that systemd makes;
+ * a sticky bit protects files in folders that all may write. */
 int own_folder(const char *who, const char *path)
 {
     struct stat st;
@@ -75,8 +85,8 @@ int own_folder(const char *who, const char *path)
     }
     if (!S_ISDIR(st.st_mode) || (st.st_uid != geteuid() && st.st_uid != 0) ||
         ((st.st_mode & S_IWOTH) != 0 && (st.st_mode & S_ISVTX) == 0)) {
-        log_error("%s: %s is not used: it is no folder of the engine's own user, or everybody may "
-                  "write it",
+        log_error("%s: %s is not used: it is not a folder, another user owns it, or every user can "
+                  "write it; use chown and chmod",
                   who, path);
         return ERR_FOREIGN;
     }

@@ -1,4 +1,6 @@
-/* A range of numbers, for tables that say what a client or a peer may ask for. */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A range of numbers, for tables of the values that a client or a peer may send. */
 #ifndef QUIRE_BASE_RANGE_H
 #define QUIRE_BASE_RANGE_H
 
@@ -7,7 +9,7 @@
 struct range {
     double low;
     double high;
-    bool low_open; /* low is not in it, nor what a float cannot tell from low */
+    bool low_open; /* low itself is excluded, and every value that rounds to it as a float */
 };
 
 /* clang-format off */
@@ -15,7 +17,7 @@ struct range {
 #define RANGE_ABOVE(l, h) {.low = (l), .high = (h), .low_open = true}
 /* clang-format on */
 
-/* NaN is in no range. */
+/* Is d in the range? NaN is in none. */
 static inline bool range_has(const struct range *r, double d)
 {
     return d >= r->low && d <= r->high && !(r->low_open && (float)d <= (float)r->low);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The only file that includes libsystemd. */
+ * The service manager and signals. This is the only file that includes libsystemd. sd_notify() does
+ * nothing when no manager started the process, and that is not an error. */
 #include "base/service.h"
 
 #include <errno.h>
@@ -16,16 +17,19 @@
 
 #include "base/log.h"
 
+/* All is open: systemd may start units that wait for us. */
 void service_ready(void)
 {
-    (void)sd_notify(0, "READY=1"); /* no manager is no error */
+    (void)sd_notify(0, "READY=1"); /* without a manager nothing happens */
 }
 
+/* Stopping has begun. */
 void service_stopping(void)
 {
     (void)sd_notify(0, "STOPPING=1");
 }
 
+/* A line for "systemctl status". */
 void service_status(const char *format, ...)
 {
     char text[256];
@@ -37,6 +41,7 @@ void service_status(const char *format, ...)
     (void)sd_notifyf(0, "STATUS=%s", text);
 }
 
+/* The period comes from WatchdogSec= in the unit; 0 means that there is no watchdog. */
 void service_watchdog(uint64_t now_us)
 {
     static uint64_t period_us = UINT64_MAX;
@@ -50,9 +55,11 @@ void service_watchdog(uint64_t now_us)
     (void)sd_notify(0, "WATCHDOG=1");
 }
 
+/* Has the program's file been replaced since this process started, as by an update? */
 bool service_was_replaced(void)
 {
-    static const char gone[] = " (deleted)"; /* the kernel's word for a file without a name */
+    static const char gone[] = " (deleted)"; /* the kernel appends it to the path of a removed
+                                              * file */
     char path[PATH_MAX];
     ssize_t n = readlink("/proc/self/exe", path, sizeof path);
     size_t len = n < 0 ? 0 : (size_t)n;
@@ -61,11 +68,16 @@ bool service_was_replaced(void)
            memcmp(path + len - (sizeof gone - 1), gone, sizeof gone - 1) == 0;
 }
 
+/* The socket that systemd passed; -1: none. */
 int service_listen_fd(void)
 {
-    return sd_listen_fds(0) >= 1 ? SD_LISTEN_FDS_START : -1;
+    if (sd_listen_fds(0) >= 1)
+        return SD_LISTEN_FDS_START;
+    return -1;
 }
 
+/* Stop signals are read from a descriptor in the poll loop. They must be blocked in every thread,
+ * or the kernel would deliver them to one that does not block them and end the process. */
 static void service_signals(sigset_t *set)
 {
     (void)sigemptyset(set);
@@ -73,6 +85,8 @@ static void service_signals(sigset_t *set)
     (void)sigaddset(set, SIGINT);
 }
 
+/* Call before the first thread starts. SIGPIPE is ignored: writes to closed connections return
+ * errors. */
 void service_block_signals(void)
 {
     sigset_t set;
@@ -82,6 +96,7 @@ void service_block_signals(void)
     (void)pthread_sigmask(SIG_BLOCK, &set, NULL); /* cannot fail */
 }
 
+/* A descriptor that becomes readable when a stop signal has come. */
 int service_signal_fd(int *fd)
 {
     sigset_t set;

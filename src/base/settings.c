@@ -1,7 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A table made from settings.def: each row knows its place in struct settings, so that reading,
- * printing and range checks are one loop each. */
+ * The table of settings, generated from settings.def. Each row knows the offset of its member in
+ * struct settings, so that reading, printing and range checks are one loop each. Defaults are texts
+ * and pass the same parser as an operator's values.
+ *
+ *   default < file of --config < command line
+ *
+ * For example, the line `max_num_seqs = 64` of a file and the option --max-num-seqs=64 find the
+ * same row. Its type is INT, so the text is checked against the range and stored as an int. */
 #include "base/settings.h"
 
 #include <config.h>
@@ -12,15 +18,18 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/json.h"
 #include "base/log.h"
 #include "base/mem.h"
 
+/* The types of settings.def, as its first column has them. */
 enum settings_type { CONF_IS_TEXT, CONF_IS_INT, CONF_IS_BYTES, CONF_IS_REAL, CONF_IS_FLAG };
 
+/* One setting: a line of settings.def. */
 struct settings_row {
     enum settings_type type;
     const char *name;
-    const char *preset; /* as text, so that defaults pass the same parser */
+    const char *preset; /* the default, as text */
     double low;
     double high;
     const char *programs;
@@ -38,32 +47,37 @@ static const struct settings_row settings_rows[] = {
 
 #define SETTINGS_COUNT (sizeof settings_rows / sizeof settings_rows[0])
 
+/* Read a number: "12", "0.5", or for BYTES "8G" (powers of 1024). False when it is not a number, is
+ * outside the row's range, or has a fraction where none is allowed. */
 static bool settings_number(const struct settings_row *row, const char *text, double *out)
 {
     char *end = NULL;
-    double v;
+    double number;
 
     errno = 0;
-    v = strtod(text, &end);
-    if (end == text || errno != 0 || isnan(v))
+    number = strtod(text, &end);
+    if (end == text || errno != 0 || isnan(number))
         return false;
+    /* The suffix's index gives the power of 1024: K is at 0, so 8K is 8 shifted by 10 bits. 1.5G
+     * works as well, because the result is a whole number of bytes. */
     if (row->type == CONF_IS_BYTES && *end != '\0') {
         static const char suffixes[] = "KMGT";
         const char *s = strchr(suffixes, toupper((unsigned char)*end));
 
         if (s == NULL || *s == '\0')
             return false;
-        v *= (double)((uint64_t)1 << (10 * (s - suffixes + 1)));
+        number *= (double)((uint64_t)1 << (10 * (s - suffixes + 1)));
         end++;
     }
-    if (*end != '\0' || v < row->low || v > row->high)
+    if (*end != '\0' || number < row->low || number > row->high)
         return false;
-    if (row->type != CONF_IS_REAL && v != floor(v))
+    if (row->type != CONF_IS_REAL && number != floor(number))
         return false;
-    *out = v;
+    *out = number;
     return true;
 }
 
+/* Read a flag in any of the spellings that operators use. False: it is none of them. */
 static bool settings_flag(const char *text, bool *out)
 {
     static const char *const yes[] = {"1", "true", "yes", "on"};
@@ -78,10 +92,12 @@ static bool settings_flag(const char *text, bool *out)
     return false;
 }
 
+/* Read one value and store it. The switch stores a good value and returns; the code after it logs
+ * the reason for a bad one, with the range. */
 static int settings_set(struct settings *out, const struct settings_row *row, const char *text)
 {
     char *field = (char *)out + row->offset;
-    double v = 0;
+    double number = 0;
     bool flag = false;
 
     switch (row->type) {
@@ -92,6 +108,7 @@ static int settings_set(struct settings *out, const struct settings_row *row, co
         if (copy == NULL)
             return ERR_NO_MEMORY;
         memcpy(copy, text, strlen(text) + 1);
+        /* Free the value that the default or the file has set before. */
         memcpy(&old, field, sizeof old);
         mem_free(old);
         memcpy(field, &copy, sizeof copy);
@@ -105,14 +122,14 @@ static int settings_set(struct settings *out, const struct settings_row *row, co
     case CONF_IS_INT:
     case CONF_IS_BYTES:
     case CONF_IS_REAL:
-        if (!settings_number(row, text, &v))
+        if (!settings_number(row, text, &number))
             break;
         if (row->type == CONF_IS_INT)
-            memcpy(field, &(int){(int)v}, sizeof(int));
+            memcpy(field, &(int){(int)number}, sizeof(int));
         else if (row->type == CONF_IS_BYTES)
-            memcpy(field, &(size_t){(size_t)v}, sizeof(size_t));
+            memcpy(field, &(size_t){(size_t)number}, sizeof(size_t));
         else
-            memcpy(field, &v, sizeof v);
+            memcpy(field, &number, sizeof number);
         return ERR_OK;
     }
     if (row->type == CONF_IS_FLAG)
@@ -123,10 +140,11 @@ static int settings_set(struct settings *out, const struct settings_row *row, co
     else
         log_error("settings: %s = \"%s\" must be a whole number from %.0f to %.0f%s", row->name,
                   text, row->low, row->high,
-                  row->type == CONF_IS_BYTES ? ", bytes unless K, M, G or T stands behind it" : "");
+                  row->type == CONF_IS_BYTES ? " bytes; suffixes K, M, G, T" : "");
     return ERR_INVALID;
 }
 
+/* The row of a name; dashes count as underscores, as in --max-num-seqs. */
 static const struct settings_row *settings_find(const char *name, size_t len)
 {
     for (size_t i = 0; i < SETTINGS_COUNT; i++) {
@@ -141,6 +159,8 @@ static const struct settings_row *settings_find(const char *name, size_t len)
     return NULL;
 }
 
+/* The file: `name = value` per line; empty lines and lines that begin with # are ignored. Settings
+ * of other programs are accepted, so that one file serves the engine and the fronts. */
 static char *settings_trim(char *text)
 {
     char *end = text + strlen(text);
@@ -152,6 +172,8 @@ static char *settings_trim(char *text)
     return text;
 }
 
+/* Read one line of the file. The line is split in place: the equals sign becomes the end of the
+ * name. An error names file and line. */
 static int settings_line(struct settings *out, const char *path, int number, char *line)
 {
     char *text = settings_trim(line);
@@ -168,34 +190,38 @@ static int settings_line(struct settings *out, const char *path, int number, cha
     }
     *equals = '\0';
     name = settings_trim(text);
+    /* "config" is refused in a file: files do not include other files. */
     row = settings_find(name, strlen(name));
     if (row == NULL || strcmp(row->name, "config") == 0) {
-        log_error("settings: %s:%d: there is no setting \"%s\"", path, number, name);
+        log_error("settings: %s:%d: unknown setting \"%s\"; --help lists all", path, number, name);
         return ERR_INVALID;
     }
     rc = settings_set(out, row, settings_trim(equals + 1));
     if (rc == ERR_INVALID)
-        log_error("settings: %s:%d says so", path, number);
+        log_error("settings: the bad value is in %s, line %d", path, number);
     return rc;
 }
 
+/* Read all lines, up to the first error. A line longer than the buffer would be read as two; the
+ * second has no equals sign then, and is refused. */
 static int settings_read_file(struct settings *out, const char *path)
 {
-    FILE *f = fopen(path, "re");
+    FILE *file = fopen(path, "re");
     char line[4096];
     int number = 0;
     int rc = ERR_OK;
 
-    if (f == NULL) {
+    if (file == NULL) {
         log_error("settings: %s: %s", path, strerror(errno));
         return ERR_IO;
     }
-    while (rc == ERR_OK && fgets(line, sizeof line, f) != NULL)
+    while (rc == ERR_OK && fgets(line, sizeof line, file) != NULL)
         rc = settings_line(out, path, ++number, line);
-    (void)fclose(f); /* only read from */
+    (void)fclose(file); /* it was only read from */
     return rc;
 }
 
+/* Printing: --help and --print-settings write text, the fronts' /server_info writes JSON. */
 static void settings_write_value(struct buf *out, const struct settings *s,
                                  const struct settings_row *row)
 {
@@ -206,12 +232,12 @@ static void settings_write_value(struct buf *out, const struct settings *s,
     case CONF_IS_INT: buf_printf(out, "%d", *(const int *)(const void *)field); break;
     case CONF_IS_BYTES: buf_printf(out, "%zu", *(const size_t *)(const void *)field); break;
     case CONF_IS_REAL: buf_printf(out, "%.10g", *(const double *)(const void *)field); break;
-    case CONF_IS_FLAG:
-        buf_add_text(out, *(const bool *)(const void *)field ? "true" : "false");
-        break;
+    case CONF_IS_FLAG: buf_add_text(out, json_flag_text(*(const bool *)(const void *)field)); break;
     }
 }
 
+/* The settings of a program as members of a JSON object, without its braces: "name":value,... Texts
+ * are quoted; numbers and flags are already JSON. */
 void settings_describe(const struct settings *s, char program, struct buf *out)
 {
     const char *comma = "";
@@ -226,14 +252,17 @@ void settings_describe(const struct settings *s, char program, struct buf *out)
         buf_printf(out, "%s\"%s\":", comma, row->name);
         comma = ",";
         if (row->type == CONF_IS_TEXT)
-            buf_add_json_string(out, value.len == 0 ? "" : value.bytes, value.len);
+            buf_add_json_string(out, buf_text(&value), value.len);
         else
             buf_add(out, value.bytes, value.len);
+        /* A value that was cut for lack of memory must not pass for a short one. */
         out->failed = out->failed || value.failed;
         buf_fini(&value);
     }
 }
 
+/* Print the settings of a program: for --help each with its explanation, otherwise in the form that
+ * settings_read_file() reads. */
 static void settings_print(const struct settings *s, char program, bool help)
 {
     for (size_t i = 0; i < SETTINGS_COUNT; i++) {
@@ -244,28 +273,33 @@ static void settings_print(const struct settings *s, char program, bool help)
             continue;
         printf(help ? "  --%s " : "%s = ", row->name);
         settings_write_value(&value, s, row);
-        printf("%s", value.len == 0 ? "" : value.bytes);
+        printf("%s", buf_text(&value));
         buf_fini(&value);
         printf(help ? "\n        %s\n" : "\n", row->help);
     }
 }
 
+/* The beginning of --help; the list of settings follows. */
 static void settings_print_usage(char program)
 {
     printf(
         "usage: %s [--name value]...\n"
-        "Each name may stand in the file of --config as well, as `name = value`; the command\n"
-        "line wins. Sizes in bytes may end in K, M, G or T. The values below are those in force.\n"
-        "  --help\n        this list\n"
-        "  --print-settings\n        the values in force, as such a file\n"
-        "  --version\n        the version\n",
+        "Settings may also be lines `name = value` in the file of --config; the command line\n"
+        "takes precedence. Sizes in bytes may end in K, M, G or T. The values below are those in\n"
+        "effect.\n"
+        "  --help\n        print this list\n"
+        "  --print-settings\n        print the values in effect, as a settings file\n"
+        "  --version\n        print the version\n",
         program == 'E' ? "quire-engine" : "quire-front");
 }
 
+/* One option of the command line, as "--name value" or "--name=value". The command line is read
+ * twice: pass 0 reads only --config, so that the file comes first; pass 1 reads all others. */
 static int settings_arg(struct settings *s, char program, int *i, int argc, char **argv, int pass)
 {
     const char *arg = argv[*i];
     const char *equals = strchr(arg, '=');
+    /* The name ends at the equals sign of "--name=value", or with the argument. */
     size_t len = equals == NULL ? strlen(arg) : (size_t)(equals - arg);
     const struct settings_row *row =
         strncmp(arg, "--", 2) == 0 ? settings_find(arg + 2, len - 2) : NULL;
@@ -273,16 +307,17 @@ static int settings_arg(struct settings *s, char program, int *i, int argc, char
     bool is_config;
 
     if (row == NULL || strchr(row->programs, program) == NULL) {
-        log_error("settings: there is no option \"%s\"; --help lists them", arg);
+        log_error("settings: unknown option \"%s\"; --help lists all", arg);
         return ERR_INVALID;
     }
     if (value == NULL) {
         if (*i + 1 >= argc) {
-            log_error("settings: %s wants a value", arg);
+            log_error("settings: %s needs a value", arg);
             return ERR_INVALID;
         }
         value = argv[++*i];
     }
+    /* Pass 0 uses only --config, and pass 1 only the others. */
     is_config = strcmp(row->name, "config") == 0;
     if (is_config != (pass == 0))
         return ERR_OK;
@@ -295,6 +330,7 @@ static int settings_arg(struct settings *s, char program, int *i, int argc, char
     return settings_set(s, row, value);
 }
 
+/* Free the texts; all other values lie in the struct. */
 void settings_fini(struct settings *s)
 {
     for (size_t i = 0; i < SETTINGS_COUNT; i++) {
@@ -308,9 +344,11 @@ void settings_fini(struct settings *s)
     *s = (struct settings){0};
 }
 
+/* Defaults first, then the file, then the command line. --help and the like are only noted in the
+ * loop, so that they show the values in effect. */
 int settings_read(struct settings *out, char program, int argc, char **argv, bool *exit_now)
 {
-    struct settings s = {0};
+    struct settings settings = {0};
     bool print = false;
     bool help = false;
     bool version = false;
@@ -320,13 +358,13 @@ int settings_read(struct settings *out, char program, int argc, char **argv, boo
         const char *preset = settings_rows[i].preset;
         char text[256];
 
-        /* A text's default was stringified with its quotes. */
+        /* Defaults of type TEXT were stringified with their quotes: remove them. */
         (void)snprintf(text, sizeof text, "%s", preset[0] == '"' ? preset + 1 : preset);
         if (preset[0] == '"')
             text[strlen(text) - 1] = '\0';
-        rc = settings_set(&s, &settings_rows[i], text);
+        rc = settings_set(&settings, &settings_rows[i], text);
     }
-    /* The file first, so that the command line wins. */
+    /* The file first, so that the command line takes precedence. */
     for (int pass = 0; pass < 2; pass++) {
         for (int i = 1; i < argc && rc == ERR_OK; i++) {
             if (strcmp(argv[i], "--help") == 0)
@@ -336,11 +374,11 @@ int settings_read(struct settings *out, char program, int argc, char **argv, boo
             else if (strcmp(argv[i], "--print-settings") == 0)
                 print = true;
             else
-                rc = settings_arg(&s, program, &i, argc, argv, pass);
+                rc = settings_arg(&settings, program, &i, argc, argv, pass);
         }
     }
     if (rc != ERR_OK) {
-        settings_fini(&s);
+        settings_fini(&settings);
         return rc;
     }
     *exit_now = help || print || version;
@@ -349,7 +387,7 @@ int settings_read(struct settings *out, char program, int argc, char **argv, boo
     if (help)
         settings_print_usage(program);
     if (help || print)
-        settings_print(&s, program, help);
-    *out = s;
+        settings_print(&settings, program, help);
+    *out = settings;
     return ERR_OK;
 }

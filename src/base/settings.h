@@ -1,6 +1,8 @@
-/* Settings: one struct, filled from the command line and a file, in that order of precedence.
+/* SPDX-License-Identifier: Apache-2.0
  *
- * The list stands in settings.def. Numbers outside their range are refused at start. */
+ * Settings: one struct, filled from the command line and a file. The command line takes precedence.
+ *
+ * settings.def lists them. Values outside their range are refused at start. */
 #ifndef QUIRE_BASE_SETTINGS_H
 #define QUIRE_BASE_SETTINGS_H
 
@@ -27,17 +29,17 @@ struct settings {
 #undef CONF_FLAG
 };
 
-/* Read settings for one program ('E' engine, 'F' front). --help prints the list and sets
- * *exit_now; --print-settings, which prints the result, and --version set it as well. Texts live
- * until settings_fini().
+/* Read the settings of one program ('E' engine, 'F' front). --help prints the list,
+ * --print-settings the result, --version the version; each sets *exit_now. Texts live until
+ * settings_fini().
  *
- * Returns ERR_OK; ERR_INVALID (logged, with the setting's name) for an unknown name, a setting
- * of another program on the command line, or a bad value; ERR_IO when the file cannot be read.
- * In the file, settings of other programs are accepted: one file serves all. */
+ * Returns ERR_OK; ERR_INVALID (logged with the setting's name) for an unknown name, a bad value, or
+ * a setting of another program on the command line; ERR_IO when the file cannot be read. In the
+ * file, settings of other programs are accepted, so that one file serves all. */
 int settings_read(struct settings *out, char program, int argc, char **argv,
                   bool *exit_now) ERR_CHECKED;
 
-/* Append a program's settings as members of a JSON object. */
+/* Append a program's settings as members of a JSON object, without its braces. */
 void settings_describe(const struct settings *s, char program, struct buf *out);
 
 void settings_fini(struct settings *s); /* accepts {0} */

@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Table 3-7 of the Unicode standard, as code: the second byte's range depends on the first. */
+ * UTF-8 by table 3-7 of the Unicode standard: the range of a character's second byte depends on its
+ * first byte (E0 needs A0 .. BF, ED needs 80 .. 9F, and so on); all later bytes are 80 .. BF. This
+ * excludes overlong forms, surrogates and values above U+10FFFF. */
 #include "base/utf8.h"
 
 #include <string.h>
 
-/* Number of bytes that follow the first, or -1; the range of the second byte in *lo, *hi. */
+/* The number of bytes that follow the first, or -1 for an invalid one. Sets the range of the second
+ * byte. */
 static int utf8_lead(unsigned char c, unsigned char *lo, unsigned char *hi)
 {
     *lo = 0x80;
@@ -31,7 +34,8 @@ static int utf8_lead(unsigned char c, unsigned char *lo, unsigned char *hi)
     return -1;
 }
 
-/* Bytes, from the first on, that a valid character could have; *want is the whole length. */
+/* The number of first bytes that a valid character could begin with. *want is the whole length of
+ * that character, 0 when not even the first byte fits. */
 static size_t utf8_good(const char *text, size_t len, size_t *want)
 {
     unsigned char lo;
@@ -48,6 +52,7 @@ static size_t utf8_good(const char *text, size_t len, size_t *want)
 
         if (c < lo || c > hi)
             break;
+        /* From the third byte on the range is 80 .. BF again. */
         lo = 0x80;
         hi = 0xbf;
         i++;
@@ -55,30 +60,41 @@ static size_t utf8_good(const char *text, size_t len, size_t *want)
     return i;
 }
 
+/* The three questions about a broken or incomplete text are comparisons of the same two numbers:
+ * `good` bytes that fit, of `want` that a character needs. */
 size_t utf8_sequence(const char *text, size_t len)
 {
     size_t want;
     size_t good = utf8_good(text, len, &want);
 
-    return want != 0 && good == want ? want : 0;
+    if (want != 0 && good == want)
+        return want;
+    return 0;
 }
 
+/* The number of bytes of a character that has begun and lacks bytes; 0: none. */
 size_t utf8_incomplete(const char *text, size_t len)
 {
     size_t want;
     size_t good = utf8_good(text, len, &want);
 
-    return want != 0 && good < want && good == len ? good : 0;
+    if (want != 0 && good < want && good == len)
+        return good;
+    return 0;
 }
 
+/* The bytes that one U+FFFD replaces: at least one. */
 size_t utf8_invalid_run(const char *text, size_t len)
 {
     size_t want;
     size_t good = utf8_good(text, len, &want);
 
-    return good == 0 ? 1 : good;
+    if (good == 0)
+        return 1;
+    return good;
 }
 
+/* The character at a text that is known to be valid. */
 uint32_t utf8_decode(const char *text)
 {
     const unsigned char *p = (const unsigned char *)text;
@@ -92,6 +108,7 @@ uint32_t utf8_decode(const char *text)
     return (p[0] & 0x07u) << 18 | (p[1] & 0x3fu) << 12 | (p[2] & 0x3fu) << 6 | (p[3] & 0x3fu);
 }
 
+/* Write a character as UTF-8; returns its length of 1 to 4 bytes. */
 size_t utf8_encode(uint32_t c, char *out)
 {
     if (c < 0x80) {
@@ -116,6 +133,7 @@ size_t utf8_encode(uint32_t c, char *out)
     return 4;
 }
 
+/* Most texts are ASCII, so eight bytes are checked at a time where possible. */
 bool utf8_is_valid(const char *text, size_t len)
 {
     size_t i = 0;

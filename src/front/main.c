@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * quire-front: start, run, end. Exit codes: 0 stopped, 1 usage or configuration, 2 resources. */
+ * quire-front: start, run, end. Exit codes: 0 stopped, 1 usage or configuration, 2 resources.
+ *
+ * main() opens everything in order: settings, tokenizer and templates, the link to the engine, the
+ * listening socket. The readers start last; then main's thread becomes the streamer. */
 #include <config.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -19,26 +22,32 @@
 #include "front/api/cache.h"
 #include "front/front.h"
 
-/* "created" of /v1/models. Not this process's start: fronts would give different answers. */
+/* "created" of /v1/models. The folder's time, because the start times of several fronts differ. */
 static int64_t main_model_time(const struct settings *s)
 {
     struct stat st;
 
-    return stat(s->model, &st) == 0 ? (int64_t)st.st_mtime : clock_unix_s();
+    if (stat(s->model, &st) == 0)
+        return (int64_t)st.st_mtime;
+    return clock_unix_s();
 }
 
+/* Log how the tokenizer was opened, and a reason for which its cache could not be used. Mapping is
+ * much faster than building, so an operator should see which it was. */
 static void main_log_tokenizer(const struct tokenizer_opening *how, uint64_t us)
 {
+    const char *way = "built in memory";
+
+    if (how->written)
+        way = "compiled and written";
+    else if (how->mapped)
+        way = "mapped";
     if (how->cache_why[0] != '\0')
         log_warn("front: compiled tokenizer: %s", how->cache_why);
-    log_info("front: tokenizer %s in %.1f ms",
-             how->written  ? "compiled and written"
-             : how->mapped ? "mapped"
-                           : "built in memory",
-             (double)us / 1e3);
+    log_info("front: tokenizer %s in %.1f ms", way, (double)us / 1e3);
 }
 
-/* default_chat_template_kwargs, which live as long as the process. */
+/* Read default_chat_template_kwargs, which lives as long as the process. */
 static int main_read_kwargs(struct front *f, char *why, size_t why_cap)
 {
     const char *text = f->settings.default_chat_template_kwargs;
@@ -57,6 +66,8 @@ static int main_read_kwargs(struct front *f, char *why, size_t why_cap)
     return rc;
 }
 
+/* Open tokenizer, chat template and default sampling parameters. Each step runs only if those
+ * before succeeded; `why` is the reason of the first failure, logged once at the end. */
 static int main_open_text(struct front *f)
 {
     uint64_t from_us = clock_us();
@@ -65,7 +76,7 @@ static int main_open_text(struct front *f)
     int rc;
 
     if (f->settings.model[0] == '\0') {
-        log_error("front: no model: set model to a Hugging Face folder");
+        log_error("front: model is not set; set it to a Hugging Face folder");
         return ERR_INVALID;
     }
     rc = tokenizer_open_cached(&f->tokenizer, f->settings.model, f->settings.tokenizer_cache_dir,
@@ -80,6 +91,7 @@ static int main_open_text(struct front *f)
         rc = ERR_INVALID;
     }
     defaults_init(&f->defaults);
+    /* The order of precedence: the model's file, then the setting, then the request. */
     if (rc == ERR_OK && strcmp(f->settings.generation_config, "auto") == 0)
         rc = defaults_read(&f->defaults, f->settings.model, why, sizeof why);
     if (rc == ERR_OK)
@@ -87,6 +99,7 @@ static int main_open_text(struct front *f)
                                sizeof why);
     if (rc == ERR_OK)
         rc = main_read_kwargs(f, why, sizeof why);
+    /* These limits are settings of the server, not of the model's folder. */
     f->defaults.max_logprobs = (int)f->settings.max_logprobs;
     f->defaults.max_stops = (int)f->settings.max_stop_strings;
     f->defaults.tokens_as_ids = f->settings.return_tokens_as_token_ids;
@@ -94,31 +107,38 @@ static int main_open_text(struct front *f)
     if (rc != ERR_OK)
         log_error("front: %s", why[0] == '\0' ? err_sentence(rc) : why);
     else if (!chat_has_template(f->chat))
-        log_warn("front: the model has no chat template; chats are refused");
+        log_warn("front: the model has no chat template: chat requests are refused; set "
+                 "chat_template to a file");
     else if (!chat_knows_tools(f->chat))
-        log_warn("front: the chat template knows no tools: prompts do not name those of a request; "
+        log_warn("front: the chat template does not support tools: prompts will not contain those "
+                 "of a request; "
                  "set chat_template to a file with one that does");
     return rc;
 }
 
-/* The formats of replies: a setting's, or what the template's text says. */
+/* Choose the formats of tool calls and reasoning: from the settings, or by the template's text. */
 static int main_choose_reply(struct front *f)
 {
     const char *calls = f->settings.tool_call_parser, *reasoning = f->settings.reasoning_parser;
 
+    /* The template's text contains the tags of its format. */
     f->reply_format = chat_reply_format(f->chat);
     f->reply_reasoning = chat_reply_reasoning(f->chat);
+    /* A name of the settings replaces the one found in the template. */
     if (strcmp(calls, "auto") != 0)
         f->reply_format = reply_format_named(calls);
     if (strcmp(reasoning, "auto") != 0 && !reply_reasoning_named(reasoning, &f->reply_reasoning))
         f->reply_format = REPLY_FORMATS;
     if (f->reply_format != REPLY_FORMATS)
         return ERR_OK;
-    log_error("front: tool_call_parser is '%s', reasoning_parser is '%s': one of them is unknown",
+    log_error("front: tool_call_parser = '%s' or reasoning_parser = '%s' is unknown; "
+              "quire-front --help lists the names",
               calls, reasoning);
     return ERR_INVALID;
 }
 
+/* Open the socket for nginx: at the path of the setting, or the one that systemd passes. With
+ * systemd's socket no connection is refused while a front restarts. */
 static int main_open_listen(struct front *f)
 {
     int flags;
@@ -129,32 +149,33 @@ static int main_open_listen(struct front *f)
     } else {
         f->listen_fd = service_listen_fd();
         if (f->listen_fd == -1) {
-            log_error("front: systemd passed no socket; set listen to a path");
+            log_error("front: systemd passed no socket; set listen to the path of one");
             rc = ERR_INVALID;
         }
     }
     if (rc != ERR_OK)
         return rc;
-    /* Readers that lose the race for a connection must not sleep in accept(). */
+    /* Several readers may be woken for one connection; the others must not block in accept(). */
     flags = fcntl(f->listen_fd, F_GETFL);
     if (flags == -1 || fcntl(f->listen_fd, F_SETFL, flags | O_NONBLOCK) == -1)
         return ERR_IO;
     return ERR_OK;
 }
 
-/* Answers of servers with the same fingerprint come from the same build and the same model. */
+/* system_fingerprint of answers: equal for servers of the same build and model. */
 static void main_fingerprint(struct front *f)
 {
-    char model[PATH_MAX + 32]; /* a path as long as the system takes it */
+    char model[PATH_MAX + 32]; /* a path of the longest length */
     char digits[9];
-    struct hash h;
+    struct hash digest;
     int n = snprintf(model, sizeof model, "%s %lld", f->settings.model, (long long)f->model_unix_s);
 
-    h = hash_sha256(PACKAGE_VERSION, sizeof PACKAGE_VERSION, model, (size_t)n);
-    hash_hex(h.bytes, sizeof digits / 2, digits);
+    digest = hash_sha256(PACKAGE_VERSION, sizeof PACKAGE_VERSION, model, (size_t)n);
+    hash_hex(digest.bytes, sizeof digits / 2, digits);
     (void)snprintf(f->fingerprint, sizeof f->fingerprint, "quire-%s-%s", PACKAGE_VERSION, digits);
 }
 
+/* Everything but threads. The first error ends it; the process then exits, so nothing is undone. */
 static int main_open(struct front *f)
 {
     int rc = service_signal_fd(&f->signal_fd);
@@ -164,6 +185,7 @@ static int main_open(struct front *f)
     f->model_name = f->names.at[0];
     f->model_unix_s = main_model_time(&f->settings);
     main_fingerprint(f);
+    /* Two counters that wake others: stop_fd all readers, handover_fd the streamer. */
     f->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     f->handover_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (rc == ERR_OK && (f->stop_fd == -1 || f->handover_fd == -1 ||
@@ -184,6 +206,7 @@ static int main_open(struct front *f)
         rc = link_init(&f->link, f->settings.engine_socket);
     if (rc == ERR_OK)
         rc = compiled_cache_init(&f->compiled);
+    /* While a reader waits for the compilation of another one, a further reader may work. */
     f->compiled.before_wait = reader_step_aside;
     f->compiled.after_wait = reader_step_back;
     f->compiled.wait_arg = f;
@@ -201,6 +224,7 @@ static int main_open(struct front *f)
     return rc;
 }
 
+/* Start front_threads threads. Each reads and answers requests until the end. */
 static int main_start_readers(struct front *f)
 {
     int rc = ERR_OK;
@@ -212,32 +236,40 @@ static int main_start_readers(struct front *f)
 
 int main(int argc, char **argv)
 {
-    static struct front f = {.listen_fd = -1, .signal_fd = -1, .stop_fd = -1, .handover_fd = -1};
+    static struct front front = {
+        .listen_fd = -1, .signal_fd = -1, .stop_fd = -1, .handover_fd = -1};
     bool exit_now = false;
     int rc;
 
+    /* Before any thread starts, because threads inherit the mask. The streamer reads signals from
+     * signal_fd. */
     service_block_signals();
     fault_init();
-    if (settings_read(&f.settings, 'F', argc, argv, &exit_now) != ERR_OK)
+    if (settings_read(&front.settings, 'F', argc, argv, &exit_now) != ERR_OK)
         return 1;
     if (exit_now)
         return 0;
     mem_trim_always(); /* a request of 30 MB may need half a gigabyte for a moment */
-    rc = log_set_level_text(f.settings.log_level);
+    /* Each step runs only if all before it succeeded. */
+    rc = log_set_level_text(front.settings.log_level);
     if (rc == ERR_OK)
-        rc = main_open(&f);
+        rc = main_open(&front);
     if (rc == ERR_OK)
-        rc = main_start_readers(&f);
+        rc = main_start_readers(&front);
     if (rc != ERR_OK) {
         log_error("front: cannot start: %s", err_sentence(rc));
-        return rc == ERR_NO_MEMORY || rc == ERR_IO ? 2 : 1;
+        if (rc == ERR_NO_MEMORY || rc == ERR_IO)
+            return 2;
+        return 1;
     }
     service_ready();
-    log_info("front: ready, model %s", f.model_name);
-    rc = streamer_run(&f);
-    kept_close(f.kept);
-    if (f.settings.listen[0] != '\0')
-        (void)unlink(f.settings.listen);
+    log_info("front: ready, model %s", front.model_name);
+    rc = streamer_run(&front);
+    kept_close(front.kept);
+    if (front.settings.listen[0] != '\0')
+        (void)unlink(front.settings.listen);
     log_info("front: stopped");
-    return rc == ERR_OK ? 0 : 2;
+    if (rc == ERR_OK)
+        return 0;
+    return 2;
 }

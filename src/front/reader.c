@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Reader threads: accept, read the body, route, hand over. nginx has buffered the whole request
- * before it connects, so no slow client holds a reader; neither does a peer that says nothing
- * (idle_pool.h). A connection wakes one reader that sleeps, not all of them to find that another
- * was faster; one that comes while all are busy is found by the first that is not.
+ * Reader threads: accept a connection, read the body, route it, hand it over to the streamer.
  *
- * A reader that has to wait for a form's compilation lets another have its place: as many as
- * front_threads look for requests and read them, and besides some wait for compilers. Those are
- * started when they are needed for the first time, and stay.
+ * nginx has buffered the whole request before it connects, so a slow client cannot hold a reader;
+ * a silent peer cannot either (idle_pool.h). A connection wakes one sleeping reader; one that comes
+ * while all are busy is found by the first that becomes free.
  *
- * An answer that is whole when its request has been read goes out at once, as far as the socket
- * takes it: the streamer would have to wake for it, and on a busy machine to find a core. */
+ * A reader that must wait for the compilation of a form lets another reader take its place. So
+ * front_threads readers look for requests and read them, and some more may wait for compilers. The
+ * additional threads are started when they are needed for the first time, and stay.
+ *
+ * An answer that is complete when its request has been read is sent at once, as far as the socket
+ * takes it, because waking the streamer for it would cost time, and on a busy machine a core. */
 #include <errno.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -22,9 +23,11 @@
 #include "base/log.h"
 #include "front/front.h"
 
-#define READER_STACK_BYTES ((size_t)8 << 20) /* templates and grammars recurse, boundedly */
+/* for templates and grammars, whose recursion is deep but bounded */
+#define READER_STACK_BYTES ((size_t)8 << 20)
 
-/* True when there is nothing left to do for x: its whole answer was taken, or nobody is there. */
+/* Send a complete answer. True when nothing is left to do for x: all bytes were sent, or the client
+ * has gone. Otherwise the streamer sends the rest. */
 static bool reader_answer(struct exchange *x)
 {
     long n;
@@ -38,6 +41,7 @@ static bool reader_answer(struct exchange *x)
     return fcgi_has_ended(x->fcgi);
 }
 
+/* Read one request from its first byte on, and answer it or hand it over. */
 static void reader_take(struct front *f, int fd)
 {
     struct fcgi *request = NULL;
@@ -45,7 +49,10 @@ static void reader_take(struct front *f, int fd)
 
     if (fcgi_open(&request, fd) != ERR_OK)
         return;
-    x = FAULT_HIT(front_accept) ? NULL : exchange_new(request);
+    if (FAULT_HIT(front_accept))
+        x = NULL;
+    else
+        x = exchange_new(request);
     if (x == NULL) {
         fcgi_close(request);
         return;
@@ -57,7 +64,7 @@ static void reader_take(struct front *f, int fd)
         streamer_adopt(f, x);
 }
 
-/* As one of the spare ones, until there is a place. */
+/* Wait as a spare reader until fewer than front_threads readers look for requests. */
 static void reader_wait_place(struct front *f)
 {
     (void)atomic_fetch_add(&f->n_spare, 1);
@@ -66,7 +73,7 @@ static void reader_wait_place(struct front *f)
     (void)atomic_fetch_sub(&f->n_spare, 1);
 }
 
-/* One reader too many looks for requests: the caller is it, if so. */
+/* True when one reader too many looks for requests and the caller is the one to stop. */
 static bool reader_is_surplus(struct front *f)
 {
     int n = atomic_load(&f->n_surplus);
@@ -81,7 +88,8 @@ void reader_step_back(void *front)
 {
     struct front *f = front;
 
-    if (sem_trywait(&f->reading) != 0) /* another has it: one of us waits after its request */
+    if (sem_trywait(&f->reading) != 0) /* all places are taken: one of the readers must wait after
+                                        * its request */
         (void)atomic_fetch_add(&f->n_surplus, 1);
 }
 
@@ -91,11 +99,11 @@ void reader_step_aside(void *front)
 
     int rc = atomic_load(&f->n_spare) == 0 ? reader_start(f) : ERR_OK;
 
-    (void)rc; /* logged; then the place is free until it is taken back */
+    (void)rc; /* logged; then the place stays free until this reader takes it back */
     (void)sem_post(&f->reading);
 }
 
-/* Take who speaks until stop_fd is readable, and then those who had come before. */
+/* A reader's thread: requests until stop_fd is readable, then the connections accepted before. */
 static void *reader_run(void *front)
 {
     struct front *f = front;
@@ -111,10 +119,11 @@ static void *reader_run(void *front)
         if (fd != -1)
             reader_take(f, fd);
     } while (rc != ERR_DRAINING || fd != -1);
-    (void)sem_post(&f->reading); /* the spare ones end as well */
+    (void)sem_post(&f->reading); /* let a spare reader end as well */
     hash_end_thread();
     atomic_fetch_sub(&f->n_readers, 1);
-    (void)!write(f->handover_fd, &one, sizeof one); /* the streamer may wait for the last one */
+    (void)!write(f->handover_fd, &one, sizeof one); /* the streamer may be waiting for the last
+                                                     * reader */
     return NULL;
 }
 
@@ -129,7 +138,7 @@ int reader_start(struct front *f)
         pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED) == 0 &&
         pthread_create(&thread, &attr, reader_run, f) == 0)
         return ERR_OK;
-    log_error("front: a thread cannot be made: %s", strerror(errno));
+    log_error("front: cannot start a thread: %s; raise TasksMax or free memory", strerror(errno));
     atomic_fetch_sub(&f->n_readers, 1);
     return ERR_NO_MEMORY;
 }

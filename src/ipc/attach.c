@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Sockets and descriptor passing. A descriptor that arrives with a message that is then refused
- * is closed: a peer must not be able to fill the table of the other. */
+ * The control socket and the passing of descriptors over it.
+ *
+ * Descriptors arrive with a message (SCM_RIGHTS) before its content can be checked. Every path that
+ * refuses a message closes them, because a peer could otherwise fill our descriptor table. */
 #include "ipc/attach.h"
 
 #include <errno.h>
@@ -19,10 +21,12 @@
 #include "base/log.h"
 
 #define ATTACH_BACKLOG     64
-#define ATTACH_MESSAGE_MAX 512 /* a first message of any build */
-#define ATTACH_WAKES_MAX   64  /* read in one go: a peer that floods must not hold us */
-#define ATTACH_SEALS       (F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW)
+#define ATTACH_MESSAGE_MAX 512 /* bytes; larger than the first message of any build */
+/* messages read per call: a peer that floods the socket must not occupy us */
+#define ATTACH_WAKES_MAX 64
+#define ATTACH_SEALS     (F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW)
 
+/* A path as a socket address. Socket paths have at most 107 bytes. */
 static int attach_address(struct sockaddr_un *a, const char *path)
 {
     *a = (struct sockaddr_un){.sun_family = AF_UNIX};
@@ -35,12 +39,16 @@ static int attach_address(struct sockaddr_un *a, const char *path)
     return ERR_OK;
 }
 
-/* Non-blocking, for connecting as well: a peer that hangs lets its queue fill, and a blocking
- * connect() would wait for it without end. */
+/* Non-blocking also for connect(): a hung peer lets its backlog fill, and a blocking connect()
+ * would then wait without end. */
 static int attach_socket(void)
 {
     return socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 }
+
+/* Messages. attach_send() and attach_receive_any() carry one message and its descriptors, whatever
+ * they are; attach_receive() adds the rules for a first message. The unions give the control buffer
+ * the alignment of struct cmsghdr, which the CMSG macros require. */
 
 /* Send one message with up to ATTACH_FDS descriptors. */
 static int attach_send(int fd, const void *bytes, size_t len, const int *fds, int n_fds)
@@ -50,32 +58,35 @@ static int attach_send(int fd, const void *bytes, size_t len, const int *fds, in
         char bytes[CMSG_SPACE(sizeof(int) * ATTACH_FDS)];
     } control = {0};
     struct iovec iov = {.iov_len = len};
-    struct msghdr m = {.msg_iov = &iov, .msg_iovlen = 1};
+    struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1};
     ssize_t n;
 
-    memcpy(&iov.iov_base, &bytes, sizeof bytes); /* sendmsg() does not write to it */
+    memcpy(&iov.iov_base, &bytes, sizeof bytes); /* msghdr wants a pointer that is not const;
+                                                  * sendmsg() only reads */
     if (n_fds > 0) {
-        struct cmsghdr *c;
+        struct cmsghdr *cmsg;
 
-        m.msg_control = control.bytes;
-        m.msg_controllen = CMSG_SPACE(sizeof(int) * (size_t)n_fds);
-        c = CMSG_FIRSTHDR(&m);
-        c->cmsg_level = SOL_SOCKET;
-        c->cmsg_type = SCM_RIGHTS;
-        c->cmsg_len = CMSG_LEN(sizeof(int) * (size_t)n_fds);
-        memcpy(CMSG_DATA(c), fds, sizeof(int) * (size_t)n_fds);
+        message.msg_control = control.bytes;
+        message.msg_controllen = CMSG_SPACE(sizeof(int) * (size_t)n_fds);
+        cmsg = CMSG_FIRSTHDR(&message);
+        cmsg->cmsg_level = SOL_SOCKET;
+        cmsg->cmsg_type = SCM_RIGHTS;
+        cmsg->cmsg_len = CMSG_LEN(sizeof(int) * (size_t)n_fds);
+        memcpy(CMSG_DATA(cmsg), fds, sizeof(int) * (size_t)n_fds);
     }
     do
-        n = sendmsg(fd, &m, MSG_NOSIGNAL);
+        n = sendmsg(fd, &message, MSG_NOSIGNAL);
     while (n == -1 && errno == EINTR);
     if (n == -1 && (errno == EAGAIN || errno == ETOOMANYREFS))
         return ERR_AGAIN;
-    return n == (ssize_t)len ? ERR_OK : ERR_CLIENT_GONE;
+    if (n == (ssize_t)len)
+        return ERR_OK;
+    return ERR_CLIENT_GONE;
 }
 
-/* Receive one message of up to len bytes and ATTACH_FDS + 1 descriptors: as many as are in got,
- * which the caller owns; n_got is -1 when this process has none left for all that came. The
- * message's length, or an error. */
+/* Receive one message of up to len bytes and up to ATTACH_FDS + 1 descriptors. Returns the length
+ * of the message, or an error. The *n_got descriptors in got belong to the caller; *n_got is -1
+ * when descriptors were sent but this process had no free ones for them. */
 static int attach_receive_any(int fd, void *bytes, size_t len, int *got, int *n_got)
 {
     union {
@@ -83,38 +94,48 @@ static int attach_receive_any(int fd, void *bytes, size_t len, int *got, int *n_
         char bytes[CMSG_SPACE(sizeof(int) * (ATTACH_FDS + 1))];
     } control = {0};
     struct iovec iov = {.iov_base = bytes, .iov_len = len};
-    /* Not all of control: in its padding the kernel would put one descriptor more. */
-    struct msghdr m = {.msg_iov = &iov,
-                       .msg_iovlen = 1,
-                       .msg_control = control.bytes,
-                       .msg_controllen = CMSG_LEN(sizeof(int) * (ATTACH_FDS + 1))};
+    /* Not sizeof control: the kernel would use its padding for one more descriptor. */
+    struct msghdr message = {.msg_iov = &iov,
+                             .msg_iovlen = 1,
+                             .msg_control = control.bytes,
+                             .msg_controllen = CMSG_LEN(sizeof(int) * (ATTACH_FDS + 1))};
     bool lacks;
     ssize_t n;
 
     *n_got = 0;
     do
-        n = recvmsg(fd, &m, MSG_CMSG_CLOEXEC);
+        n = recvmsg(fd, &message, MSG_CMSG_CLOEXEC);
     while (n == -1 && errno == EINTR);
     if (n == -1)
         return errno == EAGAIN ? ERR_AGAIN : ERR_CLIENT_GONE;
     if (n == 0)
         return ERR_CLIENT_GONE;
-    for (struct cmsghdr *c = CMSG_FIRSTHDR(&m); c != NULL; c = CMSG_NXTHDR(&m, c)) {
-        if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_RIGHTS) {
-            *n_got = (int)((c->cmsg_len - CMSG_LEN(0)) / sizeof(int));
-            memcpy(got, CMSG_DATA(c), sizeof(int) * (size_t)*n_got);
+    for (struct cmsghdr *cmsg = CMSG_FIRSTHDR(&message); cmsg != NULL;
+         cmsg = CMSG_NXTHDR(&message, cmsg)) {
+        if (cmsg->cmsg_level == SOL_SOCKET && cmsg->cmsg_type == SCM_RIGHTS) {
+            *n_got = (int)((cmsg->cmsg_len - CMSG_LEN(0)) / sizeof(int));
+            memcpy(got, CMSG_DATA(cmsg), sizeof(int) * (size_t)*n_got);
         }
     }
-    if ((m.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) == 0)
+    /* Something was cut off. Either the message is longer than any of ours, or carries more
+     * descriptors than we accept: corrupt. Or there was room, and the kernel could not give us
+     * descriptors: then our own table is full, and the peer has done nothing wrong. */
+    if ((message.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) == 0)
         return (int)n;
-    lacks = (m.msg_flags & MSG_TRUNC) == 0 && *n_got <= ATTACH_FDS; /* there was room for more */
+    lacks =
+        (message.msg_flags & MSG_TRUNC) == 0 && *n_got <= ATTACH_FDS; /* room was left in control */
     for (int i = 0; i < *n_got; i++)
         (void)close(got[i]);
-    *n_got = lacks ? -1 : 0;
-    return lacks ? (int)n : ERR_CORRUPT;
+    if (lacks)
+        *n_got = -1;
+    else
+        *n_got = 0;
+    if (lacks)
+        return (int)n;
+    return ERR_CORRUPT;
 }
 
-/* A first message of another build, of whatever length. */
+/* Is this the first message of another build? It may have any length. */
 static bool attach_is_foreign(const void *bytes, size_t len)
 {
     uint64_t begin[2]; /* magic, layout */
@@ -124,13 +145,15 @@ static bool attach_is_foreign(const void *bytes, size_t len)
     memcpy(begin, bytes, sizeof begin);
     if (begin[0] != WIRE_MAGIC || begin[1] == wire_layout())
         return false;
-    log_warn("attach: the other side's layout is %016llx, ours %016llx: these are different builds",
+    log_warn("attach: the peer's layout is %016llx, ours is %016llx: quire-engine and quire-front "
+             "are of different builds; install the same version of both",
              (unsigned long long)begin[1], (unsigned long long)wire_layout());
     return true;
 }
 
-/* Receive a first message of exactly len bytes and exactly n_fds descriptors. ERR_NOT_FOUND: an
- * error's welcome, which carries no descriptors; ERR_VERSION (logged). */
+/* Receive a first message of exactly len bytes and n_fds descriptors. ERR_NOT_FOUND: a welcome
+ * without descriptors, which carries an error; ERR_VERSION (logged); ERR_LIMIT: no free descriptors
+ * here. */
 static int attach_receive(int fd, void *bytes, size_t len, int *fds, int n_fds)
 {
     char message[ATTACH_MESSAGE_MAX];
@@ -157,90 +180,105 @@ static int attach_receive(int fd, void *bytes, size_t len, int *fds, int n_fds)
         return ERR_VERSION;
     if (n_got == -1)
         return ERR_LIMIT;
-    return (size_t)n == len && n_got == 0 ? ERR_NOT_FOUND : ERR_CORRUPT;
+    if ((size_t)n == len && n_got == 0)
+        return ERR_NOT_FOUND;
+    return ERR_CORRUPT;
 }
 
+/* Listening. A socket file outlives its process, so the engine must decide whether the file at its
+ * path is in use. connect() decides it: only a refused connection proves that no process
+ * listens. */
 int attach_clear(const char *path)
 {
-    struct sockaddr_un a;
+    struct sockaddr_un address;
     struct stat st;
-    int rc = attach_address(&a, path);
+    int rc = attach_address(&address, path);
     int probe, error;
 
     if (rc != ERR_OK || lstat(path, &st) == -1)
         return rc;
     if (!S_ISSOCK(st.st_mode)) {
-        log_error("attach: %s is no socket; it is left alone", path);
+        log_error("attach: %s exists and is not a socket; remove it, or choose another path", path);
         return ERR_INVALID;
     }
     probe = attach_socket();
-    error = probe == -1 || connect(probe, (struct sockaddr *)&a, sizeof a) == 0 ? 0 : errno;
+    error =
+        probe == -1 || connect(probe, (struct sockaddr *)&address, sizeof address) == 0 ? 0 : errno;
     if (probe != -1)
         (void)close(probe);
-    /* A full queue is EAGAIN; one of another type, as a front's is to an engine, EPROTOTYPE. */
+    /* EAGAIN: its backlog is full. EPROTOTYPE: a socket of another type, such as a front's. */
     if (error == 0 || error == EAGAIN || error == EPROTOTYPE) {
-        log_error("attach: another process serves %s; stop it, or choose another path", path);
+        log_error("attach: another process listens on %s; stop it, or choose another path", path);
         return ERR_IN_USE;
     }
     if (error == ECONNREFUSED)
-        (void)unlink(path); /* a dead process's */
+        (void)unlink(path); /* its process is dead */
     return ERR_OK;
 }
 
+/* Listen at the path. Its mode allows the group, which fronts and observers belong to. */
 int attach_listen(const char *path, int *fd)
 {
-    struct sockaddr_un a;
-    int s;
-    int rc = attach_address(&a, path);
+    struct sockaddr_un address;
+    int sock;
+    int rc = attach_address(&address, path);
 
     if (rc == ERR_OK)
         rc = attach_clear(path);
     if (rc != ERR_OK)
         return rc;
-    s = attach_socket();
-    if (s == -1 || bind(s, (struct sockaddr *)&a, sizeof a) == -1 || chmod(path, 0660) == -1 ||
-        listen(s, ATTACH_BACKLOG) == -1) {
+    sock = attach_socket();
+    if (sock == -1 || bind(sock, (struct sockaddr *)&address, sizeof address) == -1 ||
+        chmod(path, 0660) == -1 || listen(sock, ATTACH_BACKLOG) == -1) {
         log_error("attach: cannot listen at %s: %s", path, strerror(errno));
-        if (s != -1)
-            (void)close(s);
+        if (sock != -1)
+            (void)close(sock);
         return ERR_IO;
     }
-    *fd = s;
+    *fd = sock;
     return ERR_OK;
 }
 
+/* Accept a connection, and find out which process it is. */
 int attach_accept(struct listener *listener, int *fd, pid_t *pid, uid_t *uid)
 {
     struct ucred who;
     socklen_t len = sizeof who;
-    int s;
-    int rc = listener_accept(listener, SOCK_NONBLOCK | SOCK_CLOEXEC, &s);
+    int sock;
+    int rc = listener_accept(listener, SOCK_NONBLOCK | SOCK_CLOEXEC, &sock);
 
     if (rc != ERR_OK)
         return rc;
-    if (getsockopt(s, SOL_SOCKET, SO_PEERCRED, &who, &len) == -1) {
-        (void)close(s);
+    if (getsockopt(sock, SOL_SOCKET, SO_PEERCRED, &who, &len) == -1) {
+        (void)close(sock);
         return ERR_AGAIN;
     }
-    *fd = s;
+    *fd = sock;
     *pid = who.pid;
     *uid = who.uid;
     return ERR_OK;
 }
 
+/* The engine's end: hello, welcome, uploads. */
 int attach_read_hello(int fd, enum wire_visitor *visitor)
 {
-    struct wire_hello h;
-    int rc = attach_receive(fd, &h, sizeof h, NULL, 0);
+    struct wire_hello hello;
+    int rc = attach_receive(fd, &hello, sizeof hello, NULL, 0);
 
     if (rc != ERR_OK)
         return rc == ERR_NOT_FOUND ? ERR_CORRUPT : rc;
-    if (h.magic != WIRE_MAGIC)
+    if (hello.magic != WIRE_MAGIC)
         return ERR_CORRUPT;
-    *visitor = h.visitor == WIRE_OBSERVER ? WIRE_OBSERVER : WIRE_FRONT;
+    /* A number that is unknown counts as a front. */
+    if (hello.visitor == WIRE_OBSERVER)
+        *visitor = WIRE_OBSERVER;
+    else
+        *visitor = WIRE_FRONT;
     return ERR_OK;
 }
 
+/* Read messages until one is an upload. Returns 1 with it, 0 when none has come, or an error. A
+ * single byte is only a wake-up and is skipped. */
 int attach_read_upload(int fd, struct wire_upload *upload, int *uploaded)
 {
     for (int i = 0; i < ATTACH_WAKES_MAX; i++) {
@@ -253,7 +291,10 @@ int attach_read_upload(int fd, struct wire_upload *upload, int *uploaded)
         if (n < 0)
             return n;
         if (n == (int)sizeof *upload && (n_got == 1 || n_got == -1)) {
-            *uploaded = n_got == 1 ? got[0] : -1;
+            if (n_got == 1)
+                *uploaded = got[0];
+            else
+                *uploaded = -1;
             return 1;
         }
         for (int f = 0; f < n_got; f++)
@@ -261,11 +302,13 @@ int attach_read_upload(int fd, struct wire_upload *upload, int *uploaded)
         if (n != 1 || n_got != 0)
             return ERR_CORRUPT;
     }
-    return 0; /* the rest is taken next time */
+    return 0; /* the rest is read next time */
 }
 
+/* Map an upload, read-only. */
 int attach_map_upload(const struct wire_upload *upload, int uploaded, const void **bytes)
 {
+    /* The seals guarantee that the front can neither change nor shrink the memory that we map. */
     int seals = fcntl(uploaded, F_GET_SEALS);
     void *p = MAP_FAILED;
     struct stat st;
@@ -274,7 +317,10 @@ int attach_map_upload(const struct wire_upload *upload, int uploaded, const void
     if (seals != -1 && (seals & ATTACH_SEALS) == ATTACH_SEALS && fstat(uploaded, &st) == 0 &&
         st.st_size > 0 && (uint64_t)st.st_size == upload->bytes) {
         p = mmap(NULL, (size_t)upload->bytes, PROT_READ, MAP_PRIVATE, uploaded, 0);
-        rc = p == MAP_FAILED ? ERR_NO_MEMORY : ERR_OK;
+        if (p == MAP_FAILED)
+            rc = ERR_NO_MEMORY;
+        else
+            rc = ERR_OK;
     }
     (void)close(uploaded);
     if (rc == ERR_OK)
@@ -282,12 +328,15 @@ int attach_map_upload(const struct wire_upload *upload, int uploaded, const void
     return rc;
 }
 
+/* Refuse an upload that does not fit in its place. */
 int attach_refuse_upload(int uploaded)
 {
     (void)close(uploaded);
     return ERR_CORRUPT;
 }
 
+/* The front's end. An upload is written once into a sealed memfd and can be sent to several engines
+ * in turn. */
 int attach_seal(const void *bytes, size_t len, int *sealed)
 {
     int fd = memfd_create("quire-upload", MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -302,30 +351,37 @@ int attach_seal(const void *bytes, size_t len, int *sealed)
             break;
         done += (size_t)n;
     }
+    /* The last seal forbids further ones, so that a receiver can rely on these. */
     if (fd != -1 && done == len && fcntl(fd, F_ADD_SEALS, ATTACH_SEALS | F_SEAL_SEAL) == 0) {
         *sealed = fd;
         return ERR_OK;
     }
-    log_error("attach: cannot keep %zu bytes for the engine: %s", len, strerror(errno));
+    log_error("attach: cannot put %zu bytes into shared memory for the engine: %s", len,
+              strerror(errno));
     if (fd != -1)
         (void)close(fd);
     return ERR_NO_MEMORY;
 }
 
+/* Send a sealed memfd to the engine. */
 int attach_upload(int fd, const struct wire_upload *upload, int sealed)
 {
     int rc = attach_send(fd, upload, sizeof *upload, &sealed, 1);
 
-    return rc == ERR_CLIENT_GONE ? ERR_ENGINE_GONE : rc;
+    if (rc == ERR_CLIENT_GONE)
+        return ERR_ENGINE_GONE;
+    return rc;
 }
 
+/* Send the welcome with the lane's descriptors; fds NULL: with an error. */
 int attach_send_welcome(int fd, const struct wire_welcome *w, const int *fds)
 {
     return attach_send(fd, w, sizeof *w, fds, fds == NULL ? 0 : ATTACH_FDS);
 }
 
-/* Has this process descriptors for the socket s and for what the welcome brings? Asked before the
- * peer is, which would make a lane for nothing. Other threads may take them meanwhile. */
+/* Has this process free descriptors for the socket s and for those of the welcome? Checked before
+ * the hello, because otherwise the engine would make a lane in vain. Only a hint: other threads may
+ * take the descriptors in the meantime. */
 static bool attach_has_room(int s)
 {
     int spare[ATTACH_FDS];
@@ -338,47 +394,52 @@ static bool attach_has_room(int s)
     return s != -1 && n == ATTACH_FDS;
 }
 
+/* The common part of attach_connect() and attach_observe(). A welcome without descriptors carries
+ * an error; any other end of the conversation means that there is no engine to talk to. */
 static int attach_visit(const char *path, enum wire_visitor visitor, int timeout_ms, int *fd,
                         struct wire_welcome *w, int *fds)
 {
-    struct wire_hello h = {.magic = WIRE_MAGIC, .layout = wire_layout(), .visitor = visitor};
-    struct pollfd p = {.events = POLLIN};
-    struct sockaddr_un a;
-    int s;
-    int rc = attach_address(&a, path);
+    struct wire_hello hello = {.magic = WIRE_MAGIC, .layout = wire_layout(), .visitor = visitor};
+    struct pollfd poll_fd = {.events = POLLIN};
+    struct sockaddr_un address;
+    int sock;
+    int rc = attach_address(&address, path);
 
     if (rc != ERR_OK)
         return rc;
-    s = attach_socket();
-    if (!attach_has_room(s)) {
-        if (s != -1)
-            (void)close(s);
+    sock = attach_socket();
+    if (!attach_has_room(sock)) {
+        if (sock != -1)
+            (void)close(sock);
         return ERR_LIMIT;
     }
-    p.fd = s;
+    poll_fd.fd = sock;
     rc = ERR_ENGINE_GONE;
-    if (connect(s, (struct sockaddr *)&a, sizeof a) == -1)
+    if (connect(sock, (struct sockaddr *)&address, sizeof address) == -1)
         goto out;
-    if (attach_send(s, &h, sizeof h, NULL, 0) != ERR_OK || poll(&p, 1, timeout_ms) != 1)
+    if (attach_send(sock, &hello, sizeof hello, NULL, 0) != ERR_OK ||
+        poll(&poll_fd, 1, timeout_ms) != 1)
         goto out;
-    rc = attach_receive(s, w, sizeof *w, fds, ATTACH_FDS);
+    rc = attach_receive(sock, w, sizeof *w, fds, ATTACH_FDS);
     if (rc == ERR_NOT_FOUND)
         rc = w->error != ERR_OK ? w->error : ERR_CORRUPT;
     else if (rc == ERR_CLIENT_GONE || rc == ERR_AGAIN)
         rc = ERR_ENGINE_GONE;
     if (rc == ERR_OK)
-        *fd = s;
+        *fd = sock;
 out:
     if (rc != ERR_OK)
-        (void)close(s);
+        (void)close(sock);
     return rc;
 }
 
+/* Attach as a front. */
 int attach_connect(const char *path, int timeout_ms, int *fd, struct wire_welcome *w, int *fds)
 {
     return attach_visit(path, WIRE_FRONT, timeout_ms, fd, w, fds);
 }
 
+/* Read the statistics page as an observer. The connection is closed at once; the mapping stays. */
 int attach_observe(const char *path, int timeout_ms, struct wire_welcome *w,
                    const struct wire_stats **stats)
 {

@@ -1,9 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Both ends of a lane. Memory orders: a producer writes the entry, then stores the index with
- * release; the consumer loads the index with acquire. Around sleeping both sides use a full
- * fence between "I publish" / "I look whether you sleep" and "I say that I sleep" / "I look
- * whether you published": without it each may miss the other, and a wake-up is lost. */
+ * Both ends of a lane. wire_lane.h has the picture.
+ *
+ * Memory order of the rings: a producer writes an entry, then stores its index with release; the
+ * consumer loads the index with acquire, then reads the entry.
+ *
+ * Memory order of wake-ups, where both sides write first and read second:
+ *
+ *   sleeper: sleeping = 1;  fence;  look for entries;   none: sleep
+ *   waker:   publish entry; fence;  look at sleeping;   set: send a byte
+ *
+ * Without the two full fences, each side could miss the other's write, and the wake-up would be
+ * lost. */
 #include "ipc/lane.h"
 
 #include <errno.h>
@@ -18,8 +26,12 @@
 #include "base/mem.h"
 #include "base/must.h"
 
-#define LANE_WAKES_MAX 64 /* read in one go: a peer that floods must not hold us */
+/* bytes read per call: a peer that floods the socket must not occupy us */
+#define LANE_WAKES_MAX 64
 
+/* The layout. Both ends compute it from n_slots and arena_bytes alone, so that the front need not
+ * trust offsets in shared memory; lane_attach() only compares the resulting size. Each part begins
+ * on a cache line, because its writer differs from its neighbour's. */
 static uint64_t lane_align(uint64_t bytes)
 {
     return (bytes + WIRE_LINE - 1) & ~(uint64_t)(WIRE_LINE - 1);
@@ -34,11 +46,10 @@ static uint32_t lane_power_of_two(uint32_t n)
     return p;
 }
 
-/* The whole layout follows from n_slots and arena_bytes; both ends compute it. */
 static struct wire_lane lane_layout(uint32_t n_slots, size_t arena_bytes)
 {
     uint32_t queue_cap = lane_power_of_two(n_slots);
-    struct wire_lane w = {
+    struct wire_lane layout = {
         .magic = WIRE_MAGIC,
         .layout = wire_layout(),
         .n_slots = n_slots,
@@ -46,16 +57,17 @@ static struct wire_lane lane_layout(uint32_t n_slots, size_t arena_bytes)
         .arena_bytes = lane_align(arena_bytes),
     };
 
-    w.queue_offset = lane_align(sizeof w);
-    w.slots_offset = lane_align(w.queue_offset + sizeof(uint32_t) * queue_cap);
-    w.out_offset = w.slots_offset + sizeof(struct wire_slot) * n_slots;
-    w.arena_offset =
-        lane_align(w.out_offset + sizeof(struct wire_out) * WIRE_OUT_CAP * (uint64_t)n_slots);
-    w.lane_bytes = w.arena_offset + w.arena_bytes;
-    return w;
+    layout.queue_offset = lane_align(sizeof layout);
+    layout.slots_offset = lane_align(layout.queue_offset + sizeof(uint32_t) * queue_cap);
+    layout.out_offset = layout.slots_offset + sizeof(struct wire_slot) * n_slots;
+    layout.arena_offset =
+        lane_align(layout.out_offset + sizeof(struct wire_out) * WIRE_OUT_CAP * (uint64_t)n_slots);
+    layout.lane_bytes = layout.arena_offset + layout.arena_bytes;
+    return layout;
 }
 
-/* Fill the view. The numbers come from lane_layout(), never from the shared page. */
+/* Fill the view from lane_layout()'s numbers, never from those in the shared page, which the peer
+ * can change at any time. */
 static int lane_view(struct lane *l, void *base, const struct wire_lane *w)
 {
     char *p = base;
@@ -75,21 +87,27 @@ static int lane_view(struct lane *l, void *base, const struct wire_lane *w)
     return ERR_OK;
 }
 
-/* The engine attaches fronts after mem_seal(), so a lane's private arrays are mapped. */
+/* A lane's private arrays. The engine allocates nothing after mem_seal(), but fronts attach later:
+ * so these are mapped, and returned when the lane ends. */
 static void *lane_private(size_t bytes)
 {
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
-    return p == MAP_FAILED ? NULL : p;
+    if (p == MAP_FAILED)
+        return NULL;
+    return p;
 }
 
+/* Making and mapping a lane. The engine creates the memfd when a front attaches, and sends its
+ * descriptor; the front maps it. All constants in front of heartbeat_us are written once, before
+ * the descriptor is sent. */
 static int lane_memfd(size_t bytes)
 {
     int fd = memfd_create("quire-lane", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 
     if (fd == -1)
         return -1;
-    /* Without the seals a front could shrink the file and kill the engine with SIGBUS. */
+    /* Without the seals a front could shrink the file, and the engine would die of SIGBUS. */
     if (ftruncate(fd, (off_t)bytes) == -1 ||
         fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) == -1) {
         (void)close(fd);
@@ -101,36 +119,39 @@ static int lane_memfd(size_t bytes)
 int lane_create(struct lane *l, int *fd, uint32_t n_slots, size_t arena_bytes, uint64_t epoch,
                 uint32_t front_pid)
 {
-    struct wire_lane w;
+    struct wire_lane layout;
     void *base = MAP_FAILED;
     int memfd = -1;
 
     must(n_slots >= 1);
     must(n_slots <= WIRE_SLOTS_MAX);
-    w = lane_layout(n_slots, arena_bytes);
+    layout = lane_layout(n_slots, arena_bytes);
     *l = (struct lane){.wake_fd = -1};
-    memfd = FAULT_HIT(lane_create) ? -1 : lane_memfd(w.lane_bytes);
+    if (FAULT_HIT(lane_create))
+        memfd = -1;
+    else
+        memfd = lane_memfd(layout.lane_bytes);
     if (memfd != -1)
-        base = mmap(NULL, w.lane_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memfd, 0);
+        base = mmap(NULL, layout.lane_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, memfd, 0);
     if (base == MAP_FAILED) {
         log_error("lane: no memory for a lane of %llu bytes: %s; lower lane_slots or "
                   "lane_arena_bytes",
-                  (unsigned long long)w.lane_bytes, strerror(errno));
+                  (unsigned long long)layout.lane_bytes, strerror(errno));
         if (memfd != -1)
             (void)close(memfd);
         return ERR_NO_MEMORY;
     }
-    w.epoch = epoch;
-    w.engine_pid = (uint32_t)getpid();
-    w.front_pid = front_pid;
-    (void)lane_view(l, base, &w);
+    layout.epoch = epoch;
+    layout.engine_pid = (uint32_t)getpid();
+    layout.front_pid = front_pid;
+    (void)lane_view(l, base, &layout);
     l->out_at = lane_private(sizeof(uint32_t) * n_slots);
     if (l->out_at == NULL) {
         lane_detach(l);
         (void)close(memfd);
         return ERR_NO_MEMORY;
     }
-    memcpy(base, &w, offsetof(struct wire_lane, heartbeat_us)); /* the rest starts as zero */
+    memcpy(base, &layout, offsetof(struct wire_lane, heartbeat_us)); /* memfds begin as zeros */
     *fd = memfd;
     return ERR_OK;
 }
@@ -138,7 +159,7 @@ int lane_create(struct lane *l, int *fd, uint32_t n_slots, size_t arena_bytes, u
 int lane_attach(struct lane *l, int fd, size_t lane_bytes)
 {
     struct wire_lane got;
-    struct wire_lane w;
+    struct wire_lane layout;
     void *base;
 
     *l = (struct lane){.wake_fd = -1};
@@ -149,23 +170,25 @@ int lane_attach(struct lane *l, int fd, size_t lane_bytes)
         return ERR_NO_MEMORY;
     memcpy(&got, base, offsetof(struct wire_lane, heartbeat_us));
     if (got.magic != WIRE_MAGIC || got.layout != wire_layout()) {
-        log_error("lane: layout %016llx of the engine is not ours (%016llx): different builds",
+        log_error("lane: the engine's layout is %016llx, ours is %016llx: quire-engine and "
+                  "quire-front are of different builds; install the same version of both",
                   (unsigned long long)got.layout, (unsigned long long)wire_layout());
         (void)munmap(base, lane_bytes);
         return ERR_VERSION;
     }
+    /* n_slots and arena_bytes are bounded first, so that lane_layout() cannot overflow. */
     if (got.n_slots < 1 || got.n_slots > WIRE_SLOTS_MAX || got.arena_bytes > lane_bytes) {
         (void)munmap(base, lane_bytes);
         return ERR_CORRUPT;
     }
-    w = lane_layout(got.n_slots, got.arena_bytes);
-    if (w.lane_bytes != lane_bytes) {
+    layout = lane_layout(got.n_slots, got.arena_bytes);
+    if (layout.lane_bytes != lane_bytes) {
         (void)munmap(base, lane_bytes);
         return ERR_CORRUPT;
     }
-    (void)lane_view(l, base, &w);
-    l->out_at = lane_private(sizeof(uint32_t) * w.n_slots);
-    l->arena_marks = lane_private(sizeof(uint64_t) * w.queue_cap);
+    (void)lane_view(l, base, &layout);
+    l->out_at = lane_private(sizeof(uint32_t) * layout.n_slots);
+    l->arena_marks = lane_private(sizeof(uint64_t) * layout.queue_cap);
     if (l->out_at == NULL || l->arena_marks == NULL) {
         lane_detach(l);
         return ERR_NO_MEMORY;
@@ -184,17 +207,18 @@ void lane_detach(struct lane *l)
     *l = (struct lane){.wake_fd = -1};
 }
 
-/* Wake the peer by a byte on the control socket. An eventfd would be shared with a peer that
- * can make it blocking and full under us; this send never waits. It fails when the peer is gone,
- * which its end of the socket tells, or when it has not read earlier bytes: then it is awake. */
+/* Wake-ups. The peer is woken by a byte on the control socket. An eventfd would be shared, and a
+ * hostile peer could make it blocking and full; this send never waits. It fails when the peer is
+ * gone, which the socket reports anyway, or when the peer has not read earlier bytes: then it is
+ * awake. */
 static void lane_ring(int wake_fd)
 {
     if (wake_fd != -1)
         (void)!send(wake_fd, "", 1, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
-/* Wake the peer if it sleeps, after something was published. The fence orders the publication
- * before the look at the flag; the exchange lets one of several wakers send the byte. */
+/* Wake the peer if it sleeps, after an entry was published. The fence orders the publication before
+ * the read of the flag; the exchange makes sure that only one of several wakers sends a byte. */
 static void lane_wake(const struct lane *l, _Atomic uint32_t *sleeping)
 {
     atomic_thread_fence(memory_order_seq_cst);
@@ -215,27 +239,31 @@ int lane_take_wakes(int wake_fd)
         if (n == -1)
             return ERR_OK;
     }
-    return ERR_OK; /* the rest is taken next time */
+    return ERR_OK; /* the rest is read next time */
 }
 
-/* --- engine ------------------------------------------------------------------------------- */
+/* --- engine -------------------------------------------------------------------------------
+ *
+ * The engine's end: take requests, put records. Every value that a front can write is copied once,
+ * then checked; the copy alone is used, because the front may change the original in between.
+ * `volatile` keeps the compiler from reading queue[] a second time after the check. */
 
 int lane_take(struct lane *l, uint32_t *slot, struct wire_request *request)
 {
     uint32_t tail = atomic_load_explicit(&l->shared->queue_tail, memory_order_acquire);
     uint32_t n = tail - l->queue_at;
-    uint32_t s;
+    uint32_t lane_slot;
 
     if (n == 0)
         return 0;
     if (n > l->queue_cap)
         return ERR_CORRUPT;
-    s = ((volatile uint32_t *)l->queue)[l->queue_at & (l->queue_cap - 1)];
+    lane_slot = ((volatile uint32_t *)l->queue)[l->queue_at & (l->queue_cap - 1)];
     l->queue_at++;
-    if (s >= l->n_slots)
+    if (lane_slot >= l->n_slots)
         return ERR_CORRUPT;
-    memcpy(request, &l->slots[s].request, sizeof *request);
-    *slot = s;
+    memcpy(request, &l->slots[lane_slot].request, sizeof *request);
+    *slot = lane_slot;
     return 1;
 }
 
@@ -244,6 +272,7 @@ int lane_tokens(const struct lane *l, const struct wire_request *request, int32_
 {
     uint64_t bytes = (uint64_t)request->n_tokens * sizeof *tokens;
 
+    /* The comparison subtracts on the trusted side: offset + bytes could overflow. */
     if (bytes > l->arena_bytes || request->arena_offset > l->arena_bytes - bytes ||
         request->arena_offset % sizeof *tokens != 0)
         return ERR_INVALID;
@@ -260,6 +289,7 @@ int lane_extra(const struct lane *l, const struct wire_request *request, int32_t
     uint64_t at = request->arena_offset + (uint64_t)request->n_tokens * sizeof *words;
     uint64_t bytes = wire_extra(request) * sizeof *words;
 
+    /* lane_tokens() has checked `at`'s two terms, so their sum cannot overflow. */
     if (at > l->arena_bytes || bytes > l->arena_bytes - at)
         return ERR_INVALID;
     memcpy(words, l->arena + at, bytes);
@@ -276,13 +306,17 @@ int lane_room(const struct lane *l, uint32_t slot)
     uint32_t head = atomic_load_explicit(&l->slots[slot].out_head, memory_order_acquire);
     uint32_t used = l->out_at[slot] - head;
 
-    return used > WIRE_OUT_CAP ? ERR_CORRUPT : (int)(WIRE_OUT_CAP - used);
+    if (used > WIRE_OUT_CAP)
+        return ERR_CORRUPT;
+    return (int)(WIRE_OUT_CAP - used);
 }
 
 void lane_put(struct lane *l, uint32_t slot, struct wire_out record)
 {
     uint32_t at = l->out_at[slot]++;
 
+    /* out_at is private: out_tail is for the front alone, and a front that overwrites it cannot
+     * lead this store outside the ring. The caller has seen lane_room() > 0. */
     l->out[(size_t)slot * WIRE_OUT_CAP + (at & (WIRE_OUT_CAP - 1))] = record;
     atomic_store_explicit(&l->slots[slot].out_tail, at + 1, memory_order_release);
     atomic_fetch_or_explicit(&l->shared->ready[slot / 64], UINT64_C(1) << (slot % 64),
@@ -300,11 +334,14 @@ void lane_flush(struct lane *l)
 
 enum wire_cancel lane_cancelled(const struct lane *l, uint32_t slot)
 {
+    /* Any unknown value counts as a client that has gone. */
     uint32_t v = atomic_load_explicit(&l->slots[slot].cancel, memory_order_relaxed);
 
-    return v == WIRE_WANTED        ? WIRE_WANTED
-           : v == WIRE_STOP_STRING ? WIRE_STOP_STRING
-                                   : WIRE_CLIENT_GONE;
+    switch (v) {
+    case WIRE_WANTED: return WIRE_WANTED;
+    case WIRE_STOP_STRING: return WIRE_STOP_STRING;
+    default: return WIRE_CLIENT_GONE;
+    }
 }
 
 void lane_sleep_begin(struct lane *l)
@@ -323,19 +360,25 @@ void lane_sleep_end(struct lane *l)
     atomic_store(&l->shared->engine_sleeping, 0);
 }
 
-/* --- front -------------------------------------------------------------------------------- */
+/* --- front --------------------------------------------------------------------------------
+ *
+ * The front's end: submit requests, take records. The arena is a ring of prompts. arena_put and
+ * arena_free count bytes ever allocated and freed, so that their difference is the used space; each
+ * queue entry remembers arena_put after its prompt (arena_marks). When the engine has taken an
+ * entry, everything up to its mark is free. */
 
-/* Give back the arena space of everything that the engine has taken. */
+/* Free the arena space of all prompts that the engine has taken. */
 static void lane_reclaim(struct lane *l)
 {
     uint32_t head = atomic_load_explicit(&l->shared->queue_head, memory_order_acquire);
 
+    /* The second condition bounds the loop by our own count, should queue_head be corrupt. */
     while (l->arena_seen != head && l->arena_seen != l->queue_at) {
         l->arena_free = l->arena_marks[l->arena_seen & (l->queue_cap - 1)];
         l->arena_seen++;
     }
-    /* Empty: begin at the start again. A prompt of more than half the arena may fit neither
-     * before nor behind the place where the last one ended. */
+    /* When it is empty, begin at its start again. Otherwise a prompt of more than half the arena
+     * might fit neither before nor after the place where the last one ended. */
     if (l->arena_seen == l->queue_at) {
         uint64_t past = l->arena_put % l->arena_bytes;
 
@@ -344,7 +387,8 @@ static void lane_reclaim(struct lane *l)
     }
 }
 
-/* Contiguous room in the ring; the end of the arena is skipped when the prompt does not fit. */
+/* Allocate contiguous space. When the prompt does not fit before the end of the arena, the rest
+ * there is skipped and counts as used until this prompt is freed. */
 static int lane_arena(struct lane *l, size_t bytes, uint64_t *offset)
 {
     uint64_t at = l->arena_put % l->arena_bytes;
@@ -361,9 +405,14 @@ void lane_backlog(struct lane *l, uint32_t *n_reqs, uint64_t *n_tokens)
 {
     lane_reclaim(l);
     *n_reqs = l->queue_at - l->arena_seen;
-    *n_tokens = *n_reqs == 0 ? 0 : (l->arena_put - l->arena_free) / sizeof(int32_t);
+    if (*n_reqs == 0)
+        *n_tokens = 0;
+    else
+        *n_tokens = (l->arena_put - l->arena_free) / sizeof(int32_t);
 }
 
+/* The entry becomes visible only in lane_publish(): the streamer fills all choices of an answer
+ * first, so that the engine sees them in one pass and can share their prefix. */
 int lane_submit(struct lane *l, uint32_t slot, struct wire_request request, const int32_t *tokens,
                 const int32_t *extra)
 {
@@ -419,7 +468,7 @@ bool lane_record(struct lane *l, uint32_t slot, struct wire_out *record)
 
 uint64_t lane_ready(struct lane *l, uint32_t w)
 {
-    /* The plain load keeps the cache line shared while nothing is there. */
+    /* A plain load first: it keeps the cache line shared with the engine while nothing is ready. */
     if (atomic_load_explicit(&l->shared->ready[w], memory_order_relaxed) == 0)
         return 0;
     return atomic_exchange_explicit(&l->shared->ready[w], 0, memory_order_acquire);

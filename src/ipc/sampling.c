@@ -1,8 +1,13 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The table of sampling parameters, generated from kernels/sampling.def: a further parameter is one
+ * line there. Members are reached by offset, with memcpy(), because a request's bytes may hold any
+ * pattern. */
 #include "ipc/sampling.h"
 
 #include <string.h>
 
+/* All parameters. A count's range begins at 0, which means off. */
 static const struct sampling_param sampling_params[] = {
 #define SAMPLING_REAL(member, bounds, preset) \
     {.name = #member, .offset = offsetof(struct sampling, member), .range = bounds},
@@ -16,6 +21,7 @@ static const struct sampling_param sampling_params[] = {
 
 #define SAMPLING_PARAMS (sizeof sampling_params / sizeof sampling_params[0])
 
+/* The parameter of this name, or NULL. */
 const struct sampling_param *sampling_find(const char *name)
 {
     for (size_t i = 0; i < SAMPLING_PARAMS; i++) {
@@ -25,6 +31,7 @@ const struct sampling_param *sampling_find(const char *name)
     return NULL;
 }
 
+/* Set a parameter's member; value must be in its range. */
 void sampling_set(struct sampling *s, const struct sampling_param *p, double value)
 {
     char *member = (char *)s + p->offset;
@@ -35,6 +42,7 @@ void sampling_set(struct sampling *s, const struct sampling_param *p, double val
         memcpy(member, &(float){(float)value}, sizeof(float));
 }
 
+/* The value of a parameter's member. */
 double sampling_get(const struct sampling *s, const struct sampling_param *p)
 {
     const char *member = (const char *)s + p->offset;
@@ -43,9 +51,12 @@ double sampling_get(const struct sampling *s, const struct sampling_param *p)
 
     memcpy(&count, member, sizeof count);
     memcpy(&real, member, sizeof real);
-    return p->is_count ? (double)count : (double)real;
+    if (p->is_count)
+        return (double)count;
+    return (double)real;
 }
 
+/* Are all values in their ranges? The engine checks each request with it. */
 bool sampling_is_valid(const struct sampling *s)
 {
     for (size_t i = 0; i < SAMPLING_PARAMS; i++) {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The layout digest and the bucket tables. */
+ * The layout digest, which makes programs of different builds refuse each other, and the bucket
+ * tables of histograms, which are generated from metric.def. */
 #include "ipc/wire.h"
 
 #include "base/hash.h"
@@ -9,13 +10,13 @@
 #include "ipc/wire_lane.h"
 #include "ipc/wire_stats.h"
 
-/* The texts of the headers that wire.h names, and of metric.def, give WIRE_DIGEST (WIRE_TEXTS in
- * Makefile.am), so no field can be forgotten.
- * The sizes are there for what else may differ: a compiler, or a constant from elsewhere. */
+/* WIRE_DIGEST is a hash of the texts of all headers that wire.h names and of metric.def (WIRE_TEXTS
+ * in Makefile.am), so a changed field cannot be forgotten here. The sizes catch the differences
+ * that the texts do not show: another compiler, or a constant of another header. */
 uint64_t wire_layout(void)
 {
     static const uint64_t facts[] = {
-#ifdef WIRE_OTHER_LAYOUT /* a test's programs, which stand for another build's */
+#ifdef WIRE_OTHER_LAYOUT /* a test's programs, which play another build */
         1,
 #endif
         WIRE_DIGEST,
@@ -32,6 +33,8 @@ uint64_t wire_layout(void)
     return hash_xxh3(facts, sizeof facts);
 }
 
+/* metric.def is included twice: first for one array of bounds per histogram, then for the cases of
+ * a switch that returns them. Counters and gauges expand to nothing. */
 #define COUNTER(id, name, labels, help)
 #define GAUGE(id, name, labels, help)
 #define HISTOGRAM(id, name, help, ...)                                          \
@@ -41,6 +44,7 @@ uint64_t wire_layout(void)
 #include "ipc/metric.def"
 #undef HISTOGRAM
 
+/* The upper bounds of a histogram's buckets, and their number; the last bucket has none. */
 const double *wire_bucket_bounds(enum wire_histogram_id id, int *n)
 {
     switch (id) {

@@ -1,7 +1,10 @@
-/* The control socket's messages: hello, welcome, and what a front uploads beside its lane.
+/* SPDX-License-Identifier: Apache-2.0
  *
- * A SEQPACKET unix socket; attach.h has the calls. Both first messages begin with magic and layout
- * in every build, whatever follows: so builds can tell that they are different. */
+ * The messages of the control socket: hello, welcome, and the objects that a front uploads.
+ *
+ * The socket is a SEQPACKET unix socket; attach.h has the calls. Hello and welcome begin with magic
+ * and layout in every build, whatever fields follow, so that two different builds can recognise
+ * each other and log the cause. */
 #ifndef QUIRE_IPC_WIRE_CONTROL_H
 #define QUIRE_IPC_WIRE_CONTROL_H
 
@@ -12,8 +15,9 @@
 #define WIRE_EOS_MAX      8
 #define WIRE_AUTOMATA_MAX 256 /* of one lane at a time */
 
-/* First message of a front, or of somebody who only wants the statistics: he gets them twice in
- * place of a lane, and the connection ends. */
+/* The first message on a connection. A front gets a lane. An observer (quire top) only reads the
+ * statistics: it gets the descriptor of the statistics page twice, because a welcome always carries
+ * two, and the engine closes the connection. */
 enum wire_visitor { WIRE_FRONT = 0, WIRE_OBSERVER = 1 };
 
 struct wire_hello {
@@ -22,14 +26,16 @@ struct wire_hello {
     uint64_t visitor; /* enum wire_visitor */
 };
 
-/* What a front sends once it is attached, one descriptor with each: a memfd of bytes bytes that is
- * sealed against writing and resizing. The engine has it before it takes a request that was queued
- * afterwards, or refuses that with ERR_NO_FORM: it had no room for what was uploaded, the place is
- * empty, and the vocabulary is to be uploaded again as well. A place may be filled again when no
- * request that names it is under way. */
+/* An upload of an attached front. One descriptor travels with it: a memfd of `bytes` bytes that is
+ * sealed against writing and resizing.
+ *
+ * The engine reads an upload before it takes a request that was queued afterwards. If it has no
+ * room for an upload, it leaves the place empty and refuses requests that name it with ERR_NO_FORM;
+ * the front then uploads the vocabulary and the automaton again. A place may be filled again as
+ * soon as no running or queued request names it. */
 enum wire_upload_kind {
-    WIRE_VOCABULARY = 1, /* grammar/trie.h; before the first automaton. The first that the engine
-                          * could take stays */
+    WIRE_VOCABULARY = 1, /* grammar/trie.h; sent before the first automaton. The engine keeps the
+                          * first one that it could map */
     WIRE_AUTOMATON = 2,  /* grammar/automaton.h */
 };
 
@@ -39,8 +45,8 @@ struct wire_upload {
     uint64_t bytes;
 };
 
-/* The engine's answer. With error == 0 two descriptors travel with it: the lane and the
- * statistics page. Afterwards each side sends single bytes to wake the other. */
+/* The engine's answer to a front's hello. With error == 0 it carries two descriptors: the lane and
+ * the statistics page. From then on each side sends single bytes to wake the other. */
 struct wire_welcome {
     uint64_t magic;
     uint64_t layout;

@@ -1,17 +1,47 @@
-/* The lane: shared memory between one front and the engine.
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The lane: shared memory between one front and the engine.
  *
  * A lane is a sealed memfd that lives exactly as long as the connection of its front to the
- * engine's control socket. Nothing in it is ever repaired: a dead peer ends the lane, and the
- * next connection makes another.
+ * engine's control socket. It is never repaired: a dead peer ends the lane, and the next connection
+ * makes another one.
+ *
+ *            front writes                                              engine writes
+ *   +------------+   +--------------------+   +---------------------------+
+ *   | wire_lane  |   | queue [queue_cap]  |   | heartbeat, engine_state,  |
+ *   | (header)   |   | slot | slot | .... |   | n_waiting, room_reqs, ... |
+ *   +------------+   +--------------------+   +---------------------------+
+ *                       |          queue_tail: put, W front
+ *                       |          queue_head: taken, W engine
+ *                       v
+ *   +----------------------------------------+   +------------------------------------------+
+ *   | slots [n_slots], W front                |   | out [n_slots][WIRE_OUT_CAP], W engine    |
+ *   |   request: parameters, arena_offset ----+-+ |   one ring of records per slot:          |
+ *   |   cancel                                | | |   ADMITTED TOKEN TOKEN ... FINISHED      |
+ *   |   out_tail (W engine), out_head (front) | | +------------------------------------------+
+ *   +----------------------------------------+ |    ready: one bit per slot with records,
+ *   +----------------------------------------+ |    set by the engine, taken by the front
+ *   | arena, W front: a ring of token ids     |<+
+ *   | [prompt + extra][prompt + extra] free   |
+ *   +----------------------------------------+
+ *
+ * In memory, in this order (lane_layout() in lane.c computes the offsets):
  *
  *   wire_lane | uint32 queue[queue_cap] | wire_slot[n_slots] | wire_out[n_slots][OUT_CAP] | arena
  *
- * One writer a cache line, marked [W: ...]. What is published is stored with release and read
- * with acquire; a sleeper sets its flag, fences, looks again and only then sleeps.
+ * A request: the front copies its tokens into the arena and its parameters into a free slot, puts
+ * the slot's number into the queue and publishes queue_tail. The engine copies all of it and stores
+ * queue_head, which frees the arena's space. Per token it appends a record to the slot's ring and
+ * sets the slot's ready bit. After WIRE_FINISHED the front may use the slot again.
  *
- * A slot's life, and what is found when its owner is gone:
+ * Every cache line has one writer, marked [W: ...]. Published indices are stored with release and
+ * read with acquire. Wake-up: a side that wants to sleep sets its flag (engine_sleeping,
+ * front_sleeping), fences, looks for work again and only then sleeps; the peer publishes, fences,
+ * and sends a byte on the control socket if the flag is set.
  *
- *   state       known by           front dies there              engine dies there
+ * The states of a slot, and the consequence when one of the two processes dies:
+ *
+ *   state       known by           the front dies                the engine dies
  *   free        front              nothing to do                 nothing to do
  *   filling     front              nothing was published         submitted to the next engine
  *   queued      front, ring        engine drops the lane         submitted to the next engine
@@ -19,8 +49,8 @@
  *                                                                far; an error the third time
  *   finished    both, in out ring  engine has nothing to free    front still reads the records
  *
- * The engine treats a lane as hostile input: it copies, then checks, then uses the copy, and
- * keeps its own indices in private memory. */
+ * The engine treats a lane as hostile input: it copies, then checks, then uses the copy, and keeps
+ * its own indices in private memory. */
 #ifndef QUIRE_IPC_WIRE_LANE_H
 #define QUIRE_IPC_WIRE_LANE_H
 
@@ -32,78 +62,81 @@
 #include "ipc/wire.h"
 #include "ipc/wire_request.h"
 
-#define WIRE_SLOTS_MAX 4096 /* a bit each in wire_lane.ready */
+#define WIRE_SLOTS_MAX 4096 /* because wire_lane.ready has one bit per slot */
 
-/* Records of one slot; a power of two. A client may be this far behind before its sequence
- * pauses. */
+/* Records in the ring of one slot; a power of two. A sequence pauses when its client has this many
+ * records still to read. */
 #define WIRE_OUT_CAP 1024
 
 enum wire_engine_state {
     WIRE_STARTING = 0,
     WIRE_SERVING = 1,
     WIRE_DRAINING = 2,
-    WIRE_ASLEEP = 3, /* requests are welcome: they wake it */
+    WIRE_ASLEEP = 3, /* accepts requests; the first one wakes it */
     WIRE_WAKING = 4,
 };
 
-/* Why a front no longer wants a sequence: the value of wire_slot.cancel. */
+/* The reason why a front cancels a sequence: the value of wire_slot.cancel. */
 enum wire_cancel { WIRE_WANTED = 0, WIRE_CLIENT_GONE = 1, WIRE_STOP_STRING = 2 };
 
-/* Why a request was refused, or ended before its time. */
+/* The reason why a request was refused, or ended by the server before it was complete. */
 enum wire_refusal {
     WIRE_NOT_REFUSED = 0,
-    WIRE_REFUSED_REQUESTS, /* too many wait */
+    WIRE_REFUSED_REQUESTS, /* too many requests wait */
     WIRE_REFUSED_TOKENS,   /* too many tokens wait */
-    WIRE_REFUSED_TENANT,   /* its tenant had most of the queue and another came, or it has its share
-                            * of a front's slots */
+    WIRE_REFUSED_TENANT,   /* its tenant had most of the queue when another tenant came, or it
+                            * already has its share of a front's slots */
     WIRE_REFUSED_SLOTS,    /* the front has no slot, or no room for the prompt */
-    WIRE_REFUSED_WAIT,     /* it would have waited past its deadline or queue_timeout_s */
+    WIRE_REFUSED_WAIT,     /* the expected wait exceeds its deadline or queue_timeout_s */
     WIRE_REFUSED_TIMEOUT,  /* it has waited for queue_timeout_s, or wake_timeout_s */
-    WIRE_REFUSED_DEADLINE, /* it ran out of its own time */
-    WIRE_REFUSALS          /* the length of arrays by reason; [WIRE_NOT_REFUSED] is not used */
+    WIRE_REFUSED_DEADLINE, /* its own deadline has passed */
+    WIRE_REFUSALS          /* array length; element [WIRE_NOT_REFUSED] is unused */
 };
 
 enum wire_kind {
     WIRE_ADMITTED = 1, /* value: prompt tokens found in the prefix cache; always first */
-    WIRE_TOKEN = 2,    /* value: token id; finish is WIRE_FIN_STOP for the one that ends it */
-    WIRE_FINISHED = 3, /* finish says why; value: stop token id, or enum err; always last */
-    /* Log probabilities, of the logits as the model gave them. value: token id. Those of a prompt
-     * come in the order of positions, from the second token on, and before the first WIRE_TOKEN.
-     * A prompt whose engine died is told again from the start unless a WIRE_TOKEN has come. */
-    WIRE_PROMPT_CHOSEN = 4, /* the token that stands there */
-    WIRE_PROMPT_TOP = 5,    /* behind its WIRE_PROMPT_CHOSEN, the most probable first */
+    WIRE_TOKEN = 2,    /* value: token id; finish is WIRE_FIN_STOP for a token that ends the text */
+    WIRE_FINISHED = 3, /* finish is the reason; value: stop token id, or enum err; always last */
+    /* Log probabilities, computed from the model's own logits (before temperature and penalties).
+     * value: token id. Those of a prompt come in the order of positions, from the second token on,
+     * and before the first WIRE_TOKEN. When the engine dies, the next one sends those of the prompt
+     * again from the start, unless a WIRE_TOKEN had been sent. */
+    WIRE_PROMPT_CHOSEN = 4, /* the prompt's own token */
+    WIRE_PROMPT_TOP = 5,    /* after its WIRE_PROMPT_CHOSEN, most probable first */
     WIRE_CHOSEN = 6,        /* of the WIRE_TOKEN that follows */
-    WIRE_TOP = 7,           /* the most probable first, then what was asked for: rank 0 */
+    WIRE_TOP = 7,           /* most probable first, then the ids that the request asked for, with
+                             * rank 0 */
     WIRE_FACT = 8,          /* value: enum wire_fact; amount is its number */
-    /* In place of the tops behind a chosen one, where more are wanted than WIRE_LOGPROBS_MAX: the
-     * whole row, three floats a record. The first of all is the sum whose difference to a logit is
-     * its log probability, the others are the logits in the order of ids; the last record is filled
-     * up with zeros. */
+    /* When more than WIRE_LOGPROBS_MAX alternatives are requested, the whole row of logits follows
+     * a chosen token in place of the tops, three floats per record. The very first float is the log
+     * of the sum of exponentials: a logit minus it is the token's log probability. The others are
+     * the logits in the order of ids; the last record is padded with zeros. */
     WIRE_PROMPT_ROW = 9,
     WIRE_ROW = 10,
 };
 
-/* What is told of the cache. A row begins with the fact that names it; those that follow are its
- * numbers. Rows are bounded: what has no room of its own is in the last of its kind. */
+/* A report on the cache is a list of rows. A row begins with a fact that names its object (tier,
+ * namespace, hint) and continues with facts that are its numbers. The number of rows is bounded:
+ * objects without a row of their own are added up in the last row of their kind. */
 enum wire_fact {
     WIRE_FACT_TIER,     /* begins a tier: enum wire_tier */
-    WIRE_FACT_SPACE,    /* begins a namespace: its id; 0: all that have no row */
-    WIRE_FACT_HINT,     /* begins what is kept alike: the id of its namespace */
-    WIRE_FACT_SLOTS,    /* of a tier: pages that it has room for */
-    WIRE_FACT_PAGES,    /* of a tier */
-    WIRE_FACT_KEPT,     /* of a tier: above the default priority */
-    WIRE_FACT_KEPT_MAX, /* of a tier: as many may be */
+    WIRE_FACT_SPACE,    /* begins a namespace: its id; 0: the sum of all without a row */
+    WIRE_FACT_HINT,     /* begins pages of equal retention: the id of their namespace */
+    WIRE_FACT_SLOTS,    /* of a tier: pages that fit into it */
+    WIRE_FACT_PAGES,    /* of a tier: pages in it */
+    WIRE_FACT_KEPT,     /* of a tier: pages above the default priority */
+    WIRE_FACT_KEPT_MAX, /* of a tier: the upper bound of WIRE_FACT_KEPT */
     WIRE_FACT_DEVICE,   /* of a namespace or hint: pages in each tier */
     WIRE_FACT_HOST,
     WIRE_FACT_STORE,
     WIRE_FACT_KEPT_PAGES, /* of a namespace: above the default priority, in all tiers */
     WIRE_FACT_QUERIES,    /* of a namespace: tokens of prompts, and those found in the cache */
     WIRE_FACT_HITS,
-    WIRE_FACT_SHARED,   /* of a namespace: it is the one without a salt */
-    WIRE_FACT_PRIORITY, /* of a hint; none of several kinds in one row */
+    WIRE_FACT_SHARED,   /* of a namespace: set for the one without a salt */
+    WIRE_FACT_PRIORITY, /* of a hint; absent when the row sums up several kinds */
     WIRE_FACT_UNTIL,    /* of a hint: unix seconds; 0: without end */
-    WIRE_FACT_DROPPED,  /* pages, of all tiers */
-    WIRE_FACT_HELD,     /* tokens of the prompt that are kept as was asked */
+    WIRE_FACT_DROPPED,  /* dropped pages, all tiers */
+    WIRE_FACT_HELD,     /* prompt tokens whose pages have the requested retention */
     WIRE_FACTS
 };
 
@@ -111,7 +144,7 @@ enum wire_tier { WIRE_DEVICE, WIRE_HOST, WIRE_STORE };
 #define WIRE_TIERS (WIRE_STORE + 1)
 
 enum wire_finish {
-    WIRE_FIN_STOP = 1,      /* an end-of-text or stop id, which is the last token sent */
+    WIRE_FIN_STOP = 1,      /* an end-of-text or stop id; it is the last token sent */
     WIRE_FIN_LENGTH = 2,    /* max_tokens or the model's length */
     WIRE_FIN_CANCELLED = 3, /* the front asked for it */
     WIRE_FIN_ERROR = 4,     /* value is a negative enum err; may come without WIRE_ADMITTED */
@@ -121,15 +154,15 @@ struct wire_out {
     int32_t value;
     uint8_t kind;           /* enum wire_kind */
     uint8_t finish;         /* enum wire_finish, with WIRE_FINISHED */
-    uint16_t retry_after_s; /* with WIRE_FINISHED and ERR_OVERLOADED: when to come again */
+    uint16_t retry_after_s; /* with WIRE_FINISHED and ERR_OVERLOADED: seconds for Retry-After */
     union {
-        uint64_t time_us; /* when the engine had it */
-        uint64_t amount;  /* of a WIRE_FACT */
+        uint64_t time_us; /* clock_us() when the engine had sampled it */
+        uint64_t amount;  /* the number of a WIRE_FACT */
         struct {          /* of log probabilities */
             float logprob;
-            uint32_t rank; /* 1: the most probable; of WIRE_CHOSEN 0: not known */
+            uint32_t rank; /* 1: most probable; 0 in a WIRE_CHOSEN: unknown */
         };
-        float logits[2]; /* of a row: behind the one whose bits are value's */
+        float logits[2]; /* of a row: the two that follow the float in `value` */
     };
 };
 
@@ -141,41 +174,46 @@ struct wire_slot {
 };
 
 struct wire_lane {
-    /* [W: creator], before the front sees it. */
+    /* [W: creator], before the front maps it. Constant afterwards. */
     uint64_t magic;
     uint64_t layout; /* wire_layout() */
     uint64_t lane_bytes;
-    uint64_t epoch;        /* of the engine: one life */
-    uint64_t queue_offset; /* bytes from the start of the lane, as the following */
+    uint64_t epoch;        /* of the engine: differs per start */
+    uint64_t queue_offset; /* bytes from the start of the lane, like the next three */
     uint64_t slots_offset;
     uint64_t out_offset;
     uint64_t arena_offset;
     uint64_t arena_bytes;
     uint32_t n_slots;
-    uint32_t queue_cap;  /* a power of two >= n_slots: the queue can never be full */
-    uint32_t engine_pid; /* for people and tools, never for decisions */
+    uint32_t queue_cap;  /* a power of two >= n_slots, so that the queue is never full */
+    uint32_t engine_pid; /* shown to operators; no decision depends on it */
     uint32_t front_pid;
 
     alignas(WIRE_LINE) _Atomic uint64_t heartbeat_us; /* [W: engine] last pass of its loop */
-    _Atomic uint64_t progress_us;                     /* [W: engine] a step ended, or none had to */
+    _Atomic uint64_t progress_us;                     /* [W: engine] last end of a step, or of a
+                                                       * pass without one */
     _Atomic uint32_t engine_state;                    /* [W: engine] */
-    _Atomic uint32_t n_running;                       /* [W: engine] sequences, all lanes */
+    _Atomic uint32_t n_running;                       /* [W: engine] sequences of all lanes */
     _Atomic uint32_t n_waiting;                       /* [W: engine] */
-    _Atomic uint32_t retry_after_s;                   /* [W: engine] for a 429, from its rate */
-    _Atomic uint32_t room_reqs;   /* [W: engine] by this one; less when the queue gets full */
-    _Atomic uint32_t room_tokens; /* [W: engine] tokens of prompts, by this one */
+    _Atomic uint32_t retry_after_s;                   /* [W: engine] for a 429, derived from its
+                                                       * rate */
+    _Atomic uint32_t room_reqs;   /* [W: engine] requests this front may queue; falls as the queue
+                                   * fills */
+    _Atomic uint32_t room_tokens; /* [W: engine] prompt tokens this front may queue */
 
     alignas(WIRE_LINE) _Atomic uint32_t queue_tail; /* [W: front] */
     alignas(WIRE_LINE) _Atomic uint32_t queue_head; /* [W: engine] */
 
-    alignas(WIRE_LINE) _Atomic uint32_t refused[WIRE_REFUSALS]; /* [W: front] by itself, so far */
+    alignas(WIRE_LINE) _Atomic uint32_t refused[WIRE_REFUSALS]; /* [W: front] refused by the front
+                                                                 * itself, since its start */
 
-    /* Written by both with exchange: the sleeper sets 1, who wakes it sets 0. A front that lies
-     * here delays nobody but itself, because each lane has its own. */
+    /* Written by both sides with an atomic exchange: the sleeper sets 1, the waker sets 0. Each
+     * lane has its own pair, so a front that misuses them delays only itself. */
     alignas(WIRE_LINE) _Atomic uint32_t engine_sleeping;
     alignas(WIRE_LINE) _Atomic uint32_t front_sleeping;
 
-    /* Slots with something to read: the engine sets a bit, the front takes the word. */
+    /* One bit per slot with unread records: the engine sets a bit, the front takes the whole
+     * word. */
     alignas(WIRE_LINE) _Atomic uint64_t ready[WIRE_SLOTS_MAX / 64];
 };
 

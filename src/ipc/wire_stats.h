@@ -1,6 +1,9 @@
-/* The statistics: one page for all fronts and observers, written by the engine, mapped read-only.
+/* SPDX-License-Identifier: Apache-2.0
  *
- * Readers may see the counters of one step in any mixture. What is counted stands in metric.def. */
+ * The statistics page: written by the engine alone, mapped read-only by all fronts and observers.
+ *
+ * Every counter is atomic, but there is no snapshot of a step: a reader may see some counters
+ * before and others after it. metric.def lists the metrics. */
 #ifndef QUIRE_IPC_WIRE_STATS_H
 #define QUIRE_IPC_WIRE_STATS_H
 
@@ -9,8 +12,8 @@
 
 #include "ipc/wire.h"
 
-#define WIRE_TENANTS 128 /* that are told apart at a time; further ones count as nobody */
-#define WIRE_SPACES  256 /* namespaces of the cache, alike: those used last */
+#define WIRE_TENANTS 128 /* tenants with counters of their own; further ones share the first row */
+#define WIRE_SPACES  256 /* namespaces with counters of their own: those used last */
 
 /* Upper bounds of vLLM's buckets; the last bucket, +Inf, is implied. */
 #define WIRE_BUCKETS_TTFT                                                                       \
@@ -64,21 +67,23 @@ struct wire_histogram {
     _Atomic uint64_t sum_micro; /* sum of the observed values, in millionths */
 };
 
-/* One of those whose requests are told apart. */
+/* The counters of one tenant. */
 struct wire_tenant {
     char name[WIRE_TENANT_BYTES];
-    _Atomic uint64_t prompt_tokens; /* computed or found in a cache, since the place is its */
+    _Atomic uint64_t prompt_tokens; /* computed or found in a cache, since the tenant has this
+                                     * row */
     _Atomic uint64_t generation_tokens;
     _Atomic uint64_t n_refused; /* by the engine */
     _Atomic uint32_t n_running;
     _Atomic uint32_t n_waiting;
 };
 
-/* How much was asked of a namespace of the prefix cache, and found: with a store since that was
- * begun. While a place is given to another its numbers may be of both. */
+/* Prompt tokens that were looked up in one namespace of the prefix cache, and those found. With a
+ * store, the counters go back to the creation of the store. A reader may see a mixture of two
+ * namespaces while the engine gives a row to another one. */
 struct wire_space {
-    _Atomic uint64_t space; /* its id; 0 in the first place: all that have none of their own */
-    _Atomic uint64_t queries, hits; /* tokens; no queries: nobody's place */
+    _Atomic uint64_t space;         /* its id; 0 in the first row: the sum of all without a row */
+    _Atomic uint64_t queries, hits; /* tokens; queries == 0: the row is free */
 };
 
 struct wire_stats { /* [W: engine], all of it */
@@ -88,11 +93,11 @@ struct wire_stats { /* [W: engine], all of it */
     struct wire_histogram histograms[HISTOGRAM_COUNT];
     char cache_config[WIRE_CONFIG_BYTES]; /* labels of vllm:cache_config_info; set at start */
     _Atomic uint32_t n_tenants;
-    struct wire_tenant tenants[WIRE_TENANTS]; /* the first is nobody */
-    struct wire_space spaces[WIRE_SPACES];    /* as they were a second ago */
+    struct wire_tenant tenants[WIRE_TENANTS]; /* the first: requests without a tenant */
+    struct wire_space spaces[WIRE_SPACES];    /* copied about once per second */
 };
 
-/* Bucket bounds of a histogram; the number of them in *n. */
+/* The bucket bounds of a histogram; sets *n to their number. */
 const double *wire_bucket_bounds(enum wire_histogram_id id, int *n);
 
 #endif

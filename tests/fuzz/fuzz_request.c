@@ -19,14 +19,13 @@ static void compile(const struct form *f, uint8_t choice, struct arena *a)
                            .chat = (choice & 1) != 0};
     struct compiled *st = NULL;
     struct compiled_cache cache;
-    const char *param = NULL;
-    char why[512] = "";
+    struct reason reason = {.text = ""};
     void *image;
     int rc;
 
     must(compiled_cache_init(&cache) == ERR_OK);
-    rc = form_compile(f, &m, &cache, a, &st, &param, why, sizeof why);
-    must(rc == ERR_OK || rc == ERR_NO_MEMORY || (why[0] != '\0' && param != NULL));
+    rc = form_compile(f, &m, &cache, a, &st, &reason);
+    must(rc == ERR_OK || rc == ERR_NO_MEMORY || (reason.text[0] != '\0' && reason.param != NULL));
     if (st != NULL) {
         image = mmap(NULL, st->bytes, PROT_READ, MAP_PRIVATE, st->sealed, 0);
         must(image != MAP_FAILED && automaton_check(image, st->bytes) == ERR_OK);
@@ -42,21 +41,20 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t len)
 {
     struct arena a = {.limit_bytes = (size_t)64 << 20};
     const struct json *body = NULL;
-    const char *param = NULL;
     struct exchange x = {0};
     struct defaults defaults;
     struct fields f;
-    char why[512] = "";
+    struct reason reason = {.text = ""};
     char *text;
 
     if (len == 0 || (text = arena_strndup(&a, (const char *)bytes + 1, len - 1)) == NULL)
         return 0;
     defaults_init(&defaults);
     x.format = (bytes[0] & 1) != 0 ? EXCHANGE_CHAT : EXCHANGE_COMPLETION;
-    if (json_parse(&body, &a, text, len - 1, why, sizeof why) == ERR_OK &&
+    if (json_parse(&body, &a, text, len - 1, reason.text, sizeof reason.text) == ERR_OK &&
         body->kind == JSON_OBJECT) {
-        if (fields_read(&f, &x, body, &defaults, &names, why, sizeof why, &param) != ERR_OK) {
-            must(why[0] != '\0' && param != NULL);
+        if (fields_read(&f, &x, body, &defaults, &names, &reason) != ERR_OK) {
+            must(reason.text[0] != '\0' && reason.param != NULL);
         } else {
             must(f.n_stops <= DETOK_STOPS_MAX && f.request.generate.n_stop_ids == 0);
             must(x.n >= 1 && x.n <= 128);

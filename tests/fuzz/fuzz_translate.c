@@ -15,10 +15,9 @@ static void chat_check(const struct json *chat)
 {
     const struct json *messages = json_get_kind(chat, "messages", JSON_LIST);
     struct exchange x = {.format = EXCHANGE_CHAT};
-    const char *param = NULL;
     struct defaults defaults;
     struct fields f;
-    char why[512] = "";
+    struct reason reason = {.text = ""};
     struct buf text = {0};
 
     must(messages != NULL);
@@ -33,35 +32,32 @@ static void chat_check(const struct json *chat)
     must(text.failed || text.len > 0);
     buf_fini(&text);
     defaults_init(&defaults);
-    why[0] = '\0';
-    if (fields_read(&f, &x, chat, &defaults, &names, why, sizeof why, &param) != ERR_OK)
-        must(why[0] != '\0' && param != NULL);
+    if (fields_read(&f, &x, chat, &defaults, &names, &reason) != ERR_OK)
+        must(reason.text[0] != '\0' && reason.param != NULL);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t len)
 {
     struct arena a = {.limit_bytes = (size_t)64 << 20};
     const struct json *body = NULL;
-    const char *param = NULL;
-    char why[512] = "";
+    struct reason reason = {.text = ""};
     struct json chat;
     char *text;
     int rc;
 
     if (len == 0 || (text = arena_strndup(&a, (const char *)bytes + 1, len - 1)) == NULL)
         return 0;
-    if (json_parse(&body, &a, text, len - 1, why, sizeof why) == ERR_OK &&
+    if (json_parse(&body, &a, text, len - 1, reason.text, sizeof reason.text) == ERR_OK &&
         body->kind == JSON_OBJECT) {
-        why[0] = '\0';
-        rc =
-            (bytes[0] & 2) != 0
-                ? translate_responses(&chat, &a, &(struct translate_responses_in){.body = body},
-                                      why, sizeof why, &param)
-                : translate_messages(&chat, &a, body, (bytes[0] & 1) != 0, why, sizeof why, &param);
+        reason.text[0] = '\0';
+        rc = (bytes[0] & 2) != 0
+                 ? translate_responses(&chat, &a, &(struct translate_responses_in){.body = body},
+                                       &reason)
+                 : translate_messages(&chat, &a, body, (bytes[0] & 1) != 0, &reason);
         if (rc == ERR_OK)
             chat_check(&chat);
         else
-            must(why[0] != '\0' && (param != NULL || rc == ERR_NO_MEMORY));
+            must(reason.text[0] != '\0' && (reason.param != NULL || rc == ERR_NO_MEMORY));
     }
     arena_reset(&a);
     return 0;

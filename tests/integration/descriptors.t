@@ -45,7 +45,7 @@ def busy(pid):
 
 
 def told(p):
-    return [line for line in p.said().splitlines() if "no descriptor" in line]
+    return [line for line in p.said().splitlines() if "descriptor" in line]
 
 
 with tap.section("a front"), Stack(n_fronts=1) as s:
@@ -93,7 +93,7 @@ with tap.section("a front without a descriptor for its lane"), Stack(n_fronts=1)
     front = s.fronts[0]
     s.engine.hold()
     s.engine.kill()
-    tap.ok(until(lambda: "engine is gone" in front.said()), "the engine is away", s.logs())
+    tap.ok(until(lambda: "connection to the engine is lost" in front.said()), "the engine is away", s.logs())
     heard = s.engine.said().count("ready on")
     for n in (0, 2):  # none for its socket; one too few for what comes through it
         with spare(front.pid, n):

@@ -96,7 +96,7 @@ def one(s, path, body):
     r = s.post(path, body)
     if r.status != 200:
         said = r.error["message"]
-        excludes = "leaves no token" in said or "must not be above" in said
+        excludes = "allow no token" in said or "must not be above" in said
         return None if r.status == 400 and excludes else "%d %s" % (r.status, said)
     told = s.stream(path, body)
     if told.broken or told.error or not told.done:

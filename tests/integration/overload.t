@@ -427,8 +427,8 @@ with tap.section("health"), Stack(front=["--health-stall-s", 1]) as s:
     s.engine.kill(signal.SIGSTOP)
     tap.ok(until(lambda: s.get("/health").status == 503, 20, 0.1), "one that stands still is not")
     r = s.get("/health")
-    tap.ok("not been heard of" in r.error["message"] and
-           ": %d requests run" % n_running in r.error["message"],
+    tap.ok("loop has not run for" in r.error["message"] and
+           "; %d requests running" % n_running in r.error["message"],
            "it says why: " + r.error["message"])
     tap.ok(n_running == 1 or DEVICE == "cuda", "and that %d request runs" % n_running)
     tap.eq(s.get("/health?deep=1").status, 503, "deep neither")
@@ -456,7 +456,7 @@ with tap.section("an engine that runs in circles"), \
     tap.ok(until(lambda: s.get("/health").status == 503, 20, 0.1),
            "an engine that looks and does nothing is not well")
     r = s.get("/health")
-    tap.ok("ended no step" in r.error["message"], "it says why: " + r.error["message"])
+    tap.ok("completed no step" in r.error["message"], "it says why: " + r.error["message"])
     slow.close()
     tap.ok(until(lambda: s.get("/health").status == 200, 20, 0.1), "one that has nothing to do is")
 tap.eq(s.leftovers, [], "every process followed SIGTERM")

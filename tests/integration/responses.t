@@ -319,15 +319,15 @@ def errors(s):
             ("prompt", {"id": "p"}), ("top_logprobs", 21), ("top_logprobs", -1), ("model", 5)):
         refuse(s, body_of("Hello", **{field: value}), 400, field, "%s %r" % (field, str(value)[:50]))
     refuse(s, body_of("Hello", previous_response_id="resp_1"), 400, "previous_response_id",
-           "a response before", "stateless")
+           "a response before", "does not store")
     refuse(s, body_of("Hello", model="gpt"), 404, "model", "an unknown model", "gpt",
            "model_not_found")
     refuse(s, body_of("Hello " * 3000), 400, "input", "a long prompt", "maximum context length",
            "context_length_exceeded")
-    refuse(s, None, 404, "response_id", "a response that was", "stateless", "not_found", "GET",
+    refuse(s, None, 404, "response_id", "a response that was", "does not store", "not_found", "GET",
            PATH + "/resp_1")
     refuse(s, None, 405, None, "GET of all", method="GET")
-    refuse(s, {}, 404, "response_id", "a cancel", "stateless", path=PATH + "/resp_1/cancel")
+    refuse(s, {}, 404, "response_id", "a cancel", "does not store", path=PATH + "/resp_1/cancel")
     refuse(s, b"x" * 5000000, 404, "response_id", "5 MB to a response that was",
            path=PATH + "/resp_1/cancel")
     refuse(s, None, 404, "response_id", "a DELETE", method="DELETE", path=PATH + "/resp_1")

@@ -221,7 +221,7 @@ with tap.section("a store in use"), Stack(engine=SMALL, store=True) as s:
             argv[argv.index("--kv-store-dir") + 1] = s.path("other")
         r = subprocess.run(argv, capture_output=True, text=True, timeout=60)
         tap.eq(r.returncode, 2, what + " of another engine: systemd may start this one again")
-        tap.ok("another" in r.stderr and "must have one user" in r.stderr and
+        tap.ok("another" in r.stderr and "only one may use" in r.stderr and
                "limit of requests" not in r.stderr, "and it says why", r.stderr)
 
 with tap.section("no disk"):

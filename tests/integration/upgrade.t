@@ -132,7 +132,7 @@ try:
             tap.eq(set(s.engine.exits) | set(e for f in s.fronts for e in f.exits), {0},
                    "nobody had to be killed")
             said = s.fronts[0].said()
-            tap.ok("these are different builds" in said and "making room for it" in said,
+            tap.ok("are of different builds" in said and "another build: stopping" in said,
                    "the front says why it goes", said[-1500:])
 
         with tap.section("all are restarted"):
@@ -163,7 +163,7 @@ try:
         s.engine.argv = [os.path.join(OTHER, "quire-engine")] + s.engine.argv[1:]
         s.engine.kill(signal.SIGTERM)
         until(lambda: runs(s.engine, OTHER, "quire-engine") and
-              "these are different builds" in s.fronts[0].said())
+              "are of different builds" in s.fronts[0].said())
         r = s.post(chat, s.chat("Hello", max_tokens=4))
         tap.ok(r.status == 503 and "error" in r.json, "a front without an engine of its build: 503",
                r.text)
@@ -179,7 +179,7 @@ try:
             Stack(programs=programs, front=["--engine-wait-ms", 60000]) as s:
         s.engine.argv = [os.path.join(OTHER, "quire-engine")] + s.engine.argv[1:]
         s.engine.kill(signal.SIGTERM)
-        until(lambda: all("these are different builds" in f.said() for f in s.fronts))
+        until(lambda: all("are of different builds" in f.said() for f in s.fronts))
         time.sleep(1.5)  # longer than a front holds what it hands back
         waits = threading.Thread(target=lambda: waited.extend(crowd(
             40, lambda i: s.post(chat, s.chat("Say %d" % i, max_tokens=4)).status)))
@@ -190,7 +190,7 @@ try:
         # come to it before.
         s.fronts[1].kill(signal.SIGSTOP)
         install(OTHER, programs)
-        until(lambda: "making room for it" in s.fronts[0].said(), 20, 0.005)
+        until(lambda: "another build: stopping" in s.fronts[0].said(), 20, 0.005)
         time.sleep(0.3)
         s.fronts[1].kill(signal.SIGCONT)
         waits.join()

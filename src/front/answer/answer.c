@@ -1,6 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Written straight into the out buffer: no tree, one escape pass over the text. */
+ * Answers in OpenAI's form, whole or as a stream of events.
+ *
+ *   whole:  {"id":..,"object":..,"choices":[{"index":0,"message":{..},"finish_reason":..}],
+ *            "usage":{..}}
+ *   stream: data: {"id":..,"object":..,"choices":[{"index":0,"delta":{..},"finish_reason":null}]}
+ *           ...
+ *           data: [DONE]
+ *
+ * JSON is written straight into the out buffer, without a tree, and each text is escaped once. */
 #include "front/answer/answer.h"
 
 #include <stdio.h>
@@ -11,6 +19,7 @@
 #include "front/answer/logprobs.h"
 #include "text/template/chat.h"
 
+/* The beginning of every answer and event. */
 void answer_object(const struct exchange *x, struct buf *b, const char *object)
 {
     buf_printf(b, "{\"id\":\"%s\",\"object\":\"%s\",\"created\":%lld,\"model\":", x->id, object,
@@ -18,17 +27,23 @@ void answer_object(const struct exchange *x, struct buf *b, const char *object)
     buf_add_json_string(b, x->model, strlen(x->model));
 }
 
-/* Is it made of blocks (blocks.h)? */
+/* Does the answer consist of blocks (blocks.h)? */
 static bool answer_has_blocks(const struct exchange *x)
 {
     return x->shape == SHAPE_MESSAGES || x->shape == SHAPE_RESPONSES;
 }
 
+/* The type of an event's object. */
 static const char *answer_chunk_object(const struct exchange *x)
 {
-    return x->format == EXCHANGE_CHAT ? "chat.completion.chunk" : "text_completion";
+    if (x->format == EXCHANGE_CHAT)
+        return "chat.completion.chunk";
+    return "text_completion";
 }
 
+/* Tokens are counted per prompt, not per choice: choices of one prompt share it. Tokens of
+ * reasoning are a part of the output and are also reported separately, when the model has
+ * reasoning. */
 void answer_usage(const struct exchange *x, struct buf *b)
 {
     unsigned long long prompt = 0;
@@ -60,12 +75,17 @@ void answer_usage(const struct exchange *x, struct buf *b)
     buf_add_byte(b, '}');
 }
 
+/* "stop_reason" is vLLM's: the stop string or stop_token_ids member that ended the text. */
 void answer_reasons(const struct exchange *x, struct buf *b, const struct gen *g)
 {
-    bool calls = g->speech != NULL && g->speech->n_calls > 0;
-    const char *why = g->finish == GEN_STOP     ? calls ? "\"tool_calls\"" : "\"stop\""
-                      : g->finish == GEN_LENGTH ? "\"length\""
-                                                : "null";
+    const char *why = "null";
+
+    if (g->finish == GEN_LENGTH)
+        why = "\"length\"";
+    else if (g->finish == GEN_STOP && g->speech != NULL && g->speech->n_calls > 0)
+        why = "\"tool_calls\"";
+    else if (g->finish == GEN_STOP)
+        why = "\"stop\"";
 
     buf_printf(b, "\"finish_reason\":%s,\"stop_reason\":", why);
     if (g->finish == GEN_STOP && g->detok.status == DETOK_STOPPED) {
@@ -79,22 +99,26 @@ void answer_reasons(const struct exchange *x, struct buf *b, const struct gen *g
     }
 }
 
+/* A member with a list of token ids. */
 void answer_ids(struct buf *b, const char *name, const int32_t *ids, size_t n)
 {
     buf_printf(b, "\"%s\":[", name);
-    for (size_t i = 0; i < n; i++)
-        buf_printf(b, i == 0 ? "%d" : ",%d", ids[i]);
+    for (size_t i = 0; i < n; i++) {
+        buf_add_comma(b, i > 0);
+        buf_printf(b, "%d", ids[i]);
+    }
     buf_add_byte(b, ']');
 }
 
+/* A member with the prompt's ids, and a comma. */
 static void answer_prompt_ids(struct buf *b, const struct gen *g)
 {
     answer_ids(b, "prompt_token_ids", g->tokens.ids, g->n_prompt);
     buf_add_byte(b, ',');
 }
 
-/* Members that tell about the prompt, null unless asked for, as vLLM always sends them: in each
- * choice of a completion, beside the choices of a chat. */
+/* Members about the prompt, null unless requested; vLLM always sends them. A completion has them in
+ * each choice, a chat beside its choices. */
 static void answer_prompt(const struct exchange *x, struct buf *b, struct gen *g)
 {
     if (x->prompt_logprobs) {
@@ -112,8 +136,8 @@ static void answer_prompt(const struct exchange *x, struct buf *b, struct gen *g
         buf_add_text(b, "\"prompt_token_ids\":null,");
 }
 
-/* The output tokens that were not said yet, in a choice, if return_token_ids asks for them. Those
- * of the prompt stand in the first event of each choice of a completion. */
+/* With return_token_ids: the output tokens that were not sent yet. The prompt's ids are in the
+ * first event of each choice of a completion. */
 static void answer_choice_ids(const struct exchange *x, struct buf *b, struct gen *g, bool first)
 {
     if (!x->return_ids) {
@@ -140,81 +164,93 @@ static void answer_logprobs(const struct exchange *x, struct buf *b, struct gen 
     buf_add_byte(b, ',');
 }
 
-/* One event with one choice, up to its text or delta, which the caller adds, and from there on.
- * What all of a choice's events begin with is written once; then it is copied. */
+/* The beginning of an event with one choice, up to its text or delta, which the caller adds. The
+ * beginning is the same for all events of a choice, so it is written once, kept in the arena and
+ * copied, because events are mostly a few bytes long and streams have thousands. */
 static void answer_chunk_begin(struct exchange *x, struct gen *g, bool first)
 {
-    struct buf *b = &x->out;
+    struct buf *out = &x->out;
     bool has_ids = first && x->return_ids;
-    size_t from = b->len;
+    size_t from = out->len;
 
     if (g->chunk_head != NULL && !has_ids) {
-        buf_add(b, g->chunk_head, g->chunk_head_len);
+        buf_add(out, g->chunk_head, g->chunk_head_len);
     } else {
-        buf_add_text(b, "data: ");
-        answer_object(x, b, answer_chunk_object(x));
-        buf_add_byte(b, ',');
+        buf_add_text(out, "data: ");
+        answer_object(x, out, answer_chunk_object(x));
+        buf_add_byte(out, ',');
         if (has_ids)
-            answer_prompt_ids(b, g);
-        buf_printf(b, "\"choices\":[{\"index\":%d,", g->index);
-        if (!has_ids && !b->failed) {
-            g->chunk_head_len = b->len - from;
-            g->chunk_head = arena_strndup(&x->arena, b->bytes + from, g->chunk_head_len);
+            answer_prompt_ids(out, g);
+        buf_printf(out, "\"choices\":[{\"index\":%d,", g->index);
+        if (!has_ids && !out->failed) {
+            g->chunk_head_len = out->len - from;
+            g->chunk_head = arena_strndup(&x->arena, out->bytes + from, g->chunk_head_len);
         }
     }
-    answer_choice_ids(x, b, g, g->n_said == 0);
+    answer_choice_ids(x, out, g, g->n_said == 0);
 }
 
+/* The end of an event: log probabilities, finish_reason, and usage if requested per event. */
 static void answer_chunk_end(struct exchange *x, struct gen *g)
 {
-    struct buf *b = &x->out;
+    struct buf *out = &x->out;
 
     if (g->finish == GEN_RUNNING && (g->request.flags & WIRE_LOGPROBS) == 0) {
-        buf_add_text(b, ",\"logprobs\":null,\"finish_reason\":null,\"stop_reason\":null");
+        buf_add_text(out, ",\"logprobs\":null,\"finish_reason\":null,\"stop_reason\":null");
     } else {
-        answer_logprobs(x, b, g);
-        answer_reasons(x, b, g);
+        answer_logprobs(x, out, g);
+        answer_reasons(x, out, g);
     }
     if (x->usage_always) {
-        buf_add_text(b, "}],");
-        answer_usage(x, b);
-        buf_add_text(b, "}\n\n");
+        buf_add_text(out, "}],");
+        answer_usage(x, out);
+        buf_add_text(out, "}\n\n");
     } else {
-        buf_add_text(b, x->include_usage ? "}],\"usage\":null}\n\n" : "}]}\n\n");
+        buf_add_text(out, x->include_usage ? "}],\"usage\":null}\n\n" : "}]}\n\n");
     }
 }
 
-/* One event with content. */
+/* An event with a piece of content. */
 static void answer_chunk(struct exchange *x, struct gen *g, const char *text, size_t len)
 {
-    struct buf *b = &x->out;
+    struct buf *out = &x->out;
 
-    answer_chunk_begin(x, g, false);
-    buf_add_text(b, x->format == EXCHANGE_COMPLETION ? "\"text\":"
-                    : len > 0                        ? "\"delta\":{\"content\":"
-                                                     : "\"delta\":{");
-    if (x->format == EXCHANGE_COMPLETION || len > 0)
-        buf_add_json_string(b, text, len);
+    const char *head = "\"text\":";
+
     if (x->format == EXCHANGE_CHAT)
-        buf_add_byte(b, '}');
+        head = len > 0 ? "\"delta\":{\"content\":" : "\"delta\":{";
+    answer_chunk_begin(x, g, false);
+    buf_add_text(out, head);
+    if (x->format == EXCHANGE_COMPLETION || len > 0)
+        buf_add_json_string(out, text, len);
+    if (x->format == EXCHANGE_CHAT)
+        buf_add_byte(out, '}');
     answer_chunk_end(x, g);
 }
 
-/* --- replies that are taken apart --------------------------------------------------------- */
+/* --- replies that are parsed ----------------------------------------------------------
+ *
+ * A chat's text goes through the reply parser (text/output/reply.h), which reports content,
+ * reasoning and tool calls as events. A stream turns each event into a chunk; otherwise they are
+ * collected in g->speech until the end. */
 
+/* Ids must be unique per call, and equal when a stream and a whole answer are made of the same
+ * output, so they are a hash of the answer's id, the choice and the call. */
 void answer_call_id(const struct gen *g, int call, char id[40])
 {
-    struct hash h = hash_sha256(g->exchange->id, strlen(g->exchange->id),
-                                (const int[]){g->index, call}, 2 * sizeof(int));
-    char hex[2 * sizeof h + 1];
-    bool is_mistral = g->speech->reply.o.format == REPLY_MISTRAL; /* whose templates want nine */
+    struct hash digest = hash_sha256(g->exchange->id, strlen(g->exchange->id),
+                                     (const int[]){g->index, call}, 2 * sizeof(int));
+    char hex[2 * sizeof digest + 1];
+    /* its templates want nine characters */
+    bool is_mistral = g->speech->reply.o.format == REPLY_MISTRAL;
     const char *prefix = g->exchange->shape == SHAPE_MESSAGES ? "toolu_" : "call_";
 
-    hash_hex(h.bytes, sizeof h.bytes, hex);
+    hash_hex(digest.bytes, sizeof digest.bytes, hex);
     (void)snprintf(id, 40, is_mistral ? "%s%.9s" : "%s%.24s", is_mistral ? "" : prefix, hex);
 }
 
-/* "tool_calls":[{...}] with a name, or with a piece of the arguments. */
+/* A chunk with "tool_calls":[{...}]: the name of a call that begins, or a piece of its
+ * arguments. */
 static void answer_call_delta(struct gen *g, const struct reply_event *e)
 {
     struct exchange *x = g->exchange;
@@ -235,7 +271,7 @@ static void answer_call_delta(struct gen *g, const struct reply_event *e)
     answer_chunk_end(x, g);
 }
 
-/* vLLM's two names for it: clients look at one of them. */
+/* Both of vLLM's names, because each client reads one of them. */
 static void answer_reasoning(struct buf *b, const char *text, size_t len)
 {
     buf_add_text(b, "\"reasoning\":");
@@ -244,6 +280,7 @@ static void answer_reasoning(struct buf *b, const char *text, size_t len)
     buf_add_json_string(b, text, len);
 }
 
+/* One event of a streamed reply. */
 static void answer_said_stream(struct gen *g, const struct reply_event *e)
 {
     struct exchange *x = g->exchange;
@@ -263,26 +300,29 @@ static void answer_said_stream(struct gen *g, const struct reply_event *e)
     }
 }
 
+/* One event of a reply that is sent as a whole. Members of tool_calls are written directly as JSON;
+ * the last one stays open, because its arguments may still grow. */
 static void answer_said_whole(struct gen *g, const struct reply_event *e)
 {
-    struct speech *s = g->speech;
+    struct speech *speech = g->speech;
     char id[40];
 
     switch (e->kind) {
-    case REPLY_CONTENT: buf_add(&s->content, e->bytes, e->len); break;
-    case REPLY_REASON: buf_add(&s->reasoning, e->bytes, e->len); break;
+    case REPLY_CONTENT: buf_add(&speech->content, e->bytes, e->len); break;
+    case REPLY_REASON: buf_add(&speech->reasoning, e->bytes, e->len); break;
     case REPLY_CALL_BEGIN:
         answer_call_id(g, e->call, id);
-        buf_printf(&s->calls, "%s{\"id\":\"%s\",\"type\":\"function\",\"function\":{\"name\":",
-                   s->calls.len == 0 ? "" : "\"}},", id);
-        buf_add_json_string(&s->calls, e->bytes, e->len);
-        buf_add_text(&s->calls, ",\"arguments\":\"");
+        buf_printf(&speech->calls, "%s{\"id\":\"%s\",\"type\":\"function\",\"function\":{\"name\":",
+                   speech->calls.len == 0 ? "" : "\"}},", id);
+        buf_add_json_string(&speech->calls, e->bytes, e->len);
+        buf_add_text(&speech->calls, ",\"arguments\":\"");
         break;
-    case REPLY_CALL_ARGS: buf_add_json_text(&s->calls, e->bytes, e->len); break;
-    case REPLY_CALL_END: break; /* the next call, or the list's end, closes it */
+    case REPLY_CALL_ARGS: buf_add_json_text(&speech->calls, e->bytes, e->len); break;
+    case REPLY_CALL_END: break; /* the next call or the list's end closes it */
     }
 }
 
+/* All events pass here first: parts that the request does not want are dropped. */
 static void answer_said(void *arg, const struct reply_event *e)
 {
     struct gen *g = arg;
@@ -302,29 +342,31 @@ static void answer_said(void *arg, const struct reply_event *e)
         answer_said_whole(g, e);
 }
 
+/* Set up the parser of a choice's reply. */
 void answer_listen(struct gen *g, const struct reply_options *o)
 {
     reply_init(&g->speech->reply, o, answer_said, g);
 }
 
-/* Give the text to the machine that takes it apart. What it cannot keep fails the answer. */
+/* Pass g->text to the reply parser. When the parser runs out of memory, the answer fails. */
 static void answer_hear(struct gen *g, bool ended)
 {
-    struct speech *s = g->speech;
-    int rc = reply_push(&s->reply, g->text.bytes, g->text.len);
+    struct speech *speech = g->speech;
+    int rc = reply_push(&speech->reply, g->text.bytes, g->text.len);
 
     buf_clear(&g->text);
     if (rc == ERR_OK && ended)
-        rc = reply_finish(&s->reply);
-    if (reply_is_reasoning(&s->reply))
-        s->n_reasoning = (uint32_t)g->tokens.len - g->n_prompt;
-    if (g->exchange->shape == SHAPE_RESPONSES && !reply_may_be_content(&s->reply))
+        rc = reply_finish(&speech->reply);
+    if (reply_is_reasoning(&speech->reply))
+        speech->n_reasoning = (uint32_t)g->tokens.len - g->n_prompt;
+    if (g->exchange->shape == SHAPE_RESPONSES && !reply_may_be_content(&speech->reply))
         logprobs_skip(g);
     if (rc != ERR_OK)
         g->exchange->out.failed = true;
 }
 
-/* Inside of a JSON string: the content of the message that is echoed, its parts a line each. */
+/* Write, inside a JSON string, the content of the echoed message; parts are separated by line
+ * feeds. */
 static void answer_echo(struct buf *b, const struct json *content)
 {
     if (content->kind == JSON_TEXT)
@@ -338,6 +380,7 @@ static void answer_echo(struct buf *b, const struct json *content)
     }
 }
 
+/* "content" is null, not "", when a message has only tool calls. */
 static void answer_content(struct buf *b, const struct gen *g, const struct buf *text)
 {
     const struct json *echoed = g->echoed;
@@ -349,37 +392,43 @@ static void answer_content(struct buf *b, const struct gen *g, const struct buf 
     buf_add_byte(b, '"');
     if (echoed != NULL)
         answer_echo(b, echoed);
-    buf_add_json_text(b, text->len == 0 ? "" : text->bytes, text->len);
+    buf_add_json_text(b, buf_text(text), text->len);
     buf_add_byte(b, '"');
 }
 
+/* "message": all members that OpenAI's and vLLM's clients may look for, null where there is
+ * nothing. */
 static void answer_message(struct buf *b, const struct gen *g)
 {
-    const struct speech *s = g->speech;
+    const struct speech *speech = g->speech;
 
     buf_add_text(b, "\"message\":{\"role\":");
     buf_add_json_string(b, g->exchange->role, strlen(g->exchange->role));
     buf_add_text(b, ",\"content\":");
-    answer_content(b, g, s == NULL ? &g->text : &s->content);
+    answer_content(b, g, speech == NULL ? &g->text : &speech->content);
     buf_add_text(b, ",\"refusal\":null,\"annotations\":null,\"audio\":null,"
                     "\"function_call\":null,");
-    if (s != NULL && s->reasoning.len > 0)
-        answer_reasoning(b, s->reasoning.bytes, s->reasoning.len);
+    if (speech != NULL && speech->reasoning.len > 0)
+        answer_reasoning(b, speech->reasoning.bytes, speech->reasoning.len);
     else
         buf_add_text(b, "\"reasoning\":null,\"reasoning_content\":null");
     buf_add_text(b, ",\"tool_calls\":[");
-    if (s != NULL && s->n_calls > 0) {
-        buf_add(b, s->calls.bytes, s->calls.len);
+    if (speech != NULL && speech->n_calls > 0) {
+        buf_add(b, speech->calls.bytes, speech->calls.len);
         buf_add_text(b, "\"}}");
     }
     buf_add_byte(b, ']');
-    b->failed =
-        b->failed || (s != NULL && (s->content.failed || s->reasoning.failed || s->calls.failed));
+    b->failed = b->failed || (speech != NULL && (speech->content.failed ||
+                                                 speech->reasoning.failed || speech->calls.failed));
     buf_add_byte(b, '}');
 }
 
-/* --- answers ------------------------------------------------------------------------------ */
+/* --- answers ------------------------------------------------------------------------------
+ *
+ * Calls of the streamer, in the order of an answer's life: answer_begin(), answer_text() per batch
+ * of tokens, answer_end() per choice. */
 
+/* A chat's stream begins with a chunk that has the role and empty content, then the echo. */
 static void answer_first_chunk(struct exchange *x, struct gen *g)
 {
     answer_chunk_begin(x, g, true);
@@ -396,10 +445,13 @@ static void answer_first_chunk(struct exchange *x, struct gen *g)
     answer_chunk_end(x, g);
 }
 
+/* The engine has admitted a choice: a stream sends its head. Without a stream nothing is sent
+ * before the end, because the status may still become an error. */
 void answer_begin(struct exchange *x)
 {
     if (x->head_sent || !x->stream)
         return;
+    /* X-Accel-Buffering: nginx must pass each event on at once. */
     buf_add_text(&x->out, "Status: 200 OK\r\n"
                           "Content-Type: text/event-stream; charset=utf-8\r\n"
                           "Cache-Control: no-cache\r\n"
@@ -415,6 +467,7 @@ void answer_begin(struct exchange *x)
         answer_first_chunk(x, &x->gens[i]);
 }
 
+/* New text of a choice: send it, or pass it to the parser. */
 void answer_text(struct exchange *x, struct gen *g)
 {
     if (x->shape == SHAPE_TOKENS) {
@@ -431,61 +484,64 @@ void answer_text(struct exchange *x, struct gen *g)
     }
 }
 
-/* The whole answer of a request that does not stream. */
+/* The whole answer of a request without streaming. */
 static void answer_body(struct exchange *x)
 {
-    struct buf b = {0};
+    struct buf buf = {0};
 
-    answer_object(x, &b, x->format == EXCHANGE_CHAT ? "chat.completion" : "text_completion");
-    buf_add_text(&b, ",\"choices\":[");
+    answer_object(x, &buf, x->format == EXCHANGE_CHAT ? "chat.completion" : "text_completion");
+    buf_add_text(&buf, ",\"choices\":[");
     for (int i = 0; i < x->n_gens; i++) {
         struct gen *g = &x->gens[i];
-        const char *text = g->text.bytes == NULL ? "" : g->text.bytes;
+        const char *text = buf_text(&g->text);
 
-        buf_printf(&b, "%s{\"index\":%d,", i == 0 ? "" : ",", g->index);
-        answer_choice_ids(x, &b, g, true);
+        buf_add_comma(&buf, i > 0);
+        buf_printf(&buf, "{\"index\":%d,", g->index);
+        answer_choice_ids(x, &buf, g, true);
         if (x->format == EXCHANGE_CHAT) {
-            answer_message(&b, g);
+            answer_message(&buf, g);
         } else {
-            buf_add_text(&b, "\"text\":");
-            buf_add_json_string(&b, text, g->text.len);
+            buf_add_text(&buf, "\"text\":");
+            buf_add_json_string(&buf, text, g->text.len);
         }
-        answer_logprobs(x, &b, g);
+        answer_logprobs(x, &buf, g);
         if (x->format == EXCHANGE_COMPLETION)
-            answer_prompt(x, &b, &x->gens[i - i % x->n]);
-        answer_reasons(x, &b, g);
-        buf_add_byte(&b, '}');
+            answer_prompt(x, &buf, &x->gens[i - i % x->n]);
+        answer_reasons(x, &buf, g);
+        buf_add_byte(&buf, '}');
     }
-    buf_printf(&b, "],\"service_tier\":null,\"system_fingerprint\":\"%s\",", x->fingerprint);
-    if (x->format == EXCHANGE_CHAT && x->n_gens > x->n) /* no one prompt */
-        buf_add_text(&b, "\"prompt_logprobs\":null,\"prompt_token_ids\":null,");
+    buf_printf(&buf, "],\"service_tier\":null,\"system_fingerprint\":\"%s\",", x->fingerprint);
+    if (x->format == EXCHANGE_CHAT && x->n_gens > x->n) /* several prompts, so no common one */
+        buf_add_text(&buf, "\"prompt_logprobs\":null,\"prompt_token_ids\":null,");
     else if (x->format == EXCHANGE_CHAT)
-        answer_prompt(x, &b, &x->gens[0]);
-    buf_add_text(&b, "\"kv_transfer_params\":");
+        answer_prompt(x, &buf, &x->gens[0]);
+    buf_add_text(&buf, "\"kv_transfer_params\":");
     if (x->brought != NULL && x->brought->kv_transfer != NULL)
-        json_write(&b, x->brought->kv_transfer, JSON_EXACT);
+        json_write(&buf, x->brought->kv_transfer, JSON_EXACT);
     else
-        buf_add_text(&b, "null");
-    buf_add_byte(&b, ',');
-    answer_usage(x, &b);
-    buf_add_byte(&b, '}');
-    exchange_reply_json(x, &b);
+        buf_add_text(&buf, "null");
+    buf_add_byte(&buf, ',');
+    answer_usage(x, &buf);
+    buf_add_byte(&buf, '}');
+    exchange_reply_json(x, &buf);
 }
 
-/* What is left of the text. Clients stop listening to a choice at its finish_reason, so none of
- * these events has it: the last one says it, when all calls are known. */
+/* The rest of the text, at the end of a choice. Clients ignore a choice's events after its
+ * finish_reason, so these must not have one yet; the last event has it, when all calls are
+ * known. */
 static void answer_rest(struct exchange *x, struct gen *g)
 {
     enum gen_finish finish = g->finish;
 
     g->finish = GEN_RUNNING;
-    answer_begin(x); /* an engine that gave nothing but an end */
+    answer_begin(x); /* if the engine sent only an end */
     answer_text(x, g);
     if (g->speech != NULL)
         answer_hear(g, true);
     g->finish = finish;
 }
 
+/* A choice has ended. The last one of an answer completes it. */
 void answer_end(struct exchange *x, struct gen *g)
 {
     x->n_finished++;
@@ -506,6 +562,7 @@ void answer_end(struct exchange *x, struct gen *g)
         answer_body(x);
         return;
     }
+    /* The usage is an event of its own, without choices. */
     if (x->include_usage) {
         buf_add_text(&x->out, "data: ");
         answer_object(x, &x->out, answer_chunk_object(x));
@@ -517,6 +574,7 @@ void answer_end(struct exchange *x, struct gen *g)
     x->complete = true;
 }
 
+/* Something for proxies that close connections without traffic. Clients ignore both forms. */
 void answer_keepalive(struct exchange *x)
 {
     if (x->stream && x->head_sent && x->shape == SHAPE_MESSAGES)
@@ -525,6 +583,7 @@ void answer_keepalive(struct exchange *x)
         buf_add_text(&x->out, ": keep-alive\n\n");
 }
 
+/* End with an error. In a stream whose status was sent it is an event, as in OpenAI's API. */
 void answer_fail(struct exchange *x, int err, const char *message, const char *param,
                  int retry_after_s)
 {

@@ -1,27 +1,31 @@
-/* The shape of an answer: OpenAI's objects and events, for chats and completions. The other APIs'
- * branch off to blocks.h. */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The form of answers: OpenAI's objects and events, for chats and completions. The other APIs'
+ * forms branch off to blocks.h. */
 #ifndef QUIRE_FRONT_ANSWER_ANSWER_H
 #define QUIRE_FRONT_ANSWER_ANSWER_H
 
 #include "front/request/exchange.h"
 
-/* Take g's reply apart as it comes; g->speech is there. */
+/* Parse g's reply as it arrives; g->speech must exist. */
 void answer_listen(struct gen *g, const struct reply_options *o);
 
-/* A call's id: the same however often it is made, so that a stream and its joined form agree. */
+/* A call's id. It depends only on the answer's id, the choice and the call, so that a stream and
+ * its joined form have the same. */
 void answer_call_id(const struct gen *g, int call, char id[40]);
 
-/* The status line and, for a stream, each choice's first chunk. Once, at the first admission. */
+/* Send the status line and, for a stream, the first chunk of each choice. Called at the first
+ * admission; later calls do nothing. */
 void answer_begin(struct exchange *x);
 
-/* A stream: send what g->text holds. Without streaming it stays there. */
+/* For a stream: send the text in g->text. Otherwise the text stays there. */
 void answer_text(struct exchange *x, struct gen *g);
 
-/* g has ended. After the last one the answer is complete. */
+/* End g's choice. After the last choice the answer is complete. */
 void answer_end(struct exchange *x, struct gen *g);
 
-/* SHAPE_TOKENS: a stream says the tokens that have come; a choice has ended. answer_text() and
- * answer_end() call them (answer_tokens.c). */
+/* SHAPE_TOKENS: send the tokens that have arrived, in a stream; end a choice. Called by
+ * answer_text() and answer_end() (answer_tokens.c). */
 void answer_tokens(struct exchange *x, struct gen *g);
 void answer_tokens_end(struct exchange *x, struct gen *g);
 
@@ -34,10 +38,11 @@ void answer_reasons(const struct exchange *x, struct buf *b, const struct gen *g
 void answer_usage(const struct exchange *x, struct buf *b);
 void answer_ids(struct buf *b, const char *name, const int32_t *ids, size_t n);
 
-/* What keeps proxies from closing a silent stream. */
+/* Send something that keeps proxies from closing a silent stream. */
 void answer_keepalive(struct exchange *x);
 
-/* The exchange fails: an error answer, or, after the head, an error event and no [DONE]. */
+/* Fail the exchange: an error answer, or, after the head was sent, an error event without
+ * [DONE]. */
 void answer_fail(struct exchange *x, int err, const char *message, const char *param,
                  int retry_after_s);
 

@@ -1,13 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Answers of POST /v1/messages: Anthropic's message, and its events. */
+ * Answers of POST /v1/messages: Anthropic's message object, and the events of a stream:
+ *
+ *   message_start  { content_block_start  content_block_delta ...  content_block_stop } ...
+ *   message_delta  message_stop */
 #include <string.h>
 
 #include "base/hash.h"
 #include "front/answer/answer.h"
 #include "front/answer/blocks.h"
 
-/* What the prefix cache had is counted apart from the rest of the prompt, as that API does. */
+/* Anthropic's API counts cached prompt tokens separately from the rest of the prompt. */
 static void messages_usage(const struct gen *g, struct buf *b, uint32_t n_output)
 {
     buf_printf(b,
@@ -17,7 +20,8 @@ static void messages_usage(const struct gen *g, struct buf *b, uint32_t n_output
                g->n_prompt - g->n_cached, g->n_cached, n_output, g->speech->n_reasoning);
 }
 
-/* "stop_reason":...,"stop_sequence":... */
+/* "stop_reason":...,"stop_sequence":...  An output that ended at the context's limit before
+ * max_tokens has a reason of its own in this API. */
 static void messages_reasons(const struct gen *g, struct buf *b)
 {
     const struct detok_stop *stop = NULL;
@@ -28,11 +32,13 @@ static void messages_reasons(const struct gen *g, struct buf *b)
         stop = &g->exchange->stop_texts[g->detok.stop_idx];
         buf_add_text(b, "\"stop_reason\":\"stop_sequence\"");
     } else {
-        buf_printf(b, "\"stop_reason\":\"%s\"",
-                   g->finish == GEN_STOP ? "end_turn"
-                   : blocks_output_tokens(g) < g->exchange->max_tokens
-                       ? "model_context_window_exceeded"
-                       : "max_tokens");
+        const char *why = "max_tokens";
+
+        if (g->finish == GEN_STOP)
+            why = "end_turn";
+        else if (blocks_output_tokens(g) < g->exchange->max_tokens)
+            why = "model_context_window_exceeded";
+        buf_printf(b, "\"stop_reason\":\"%s\"", why);
     }
     buf_add_text(b, ",\"stop_sequence\":");
     if (stop == NULL)
@@ -51,59 +57,63 @@ static void messages_head(const struct gen *g, struct buf *b)
     buf_add_text(b, ",\"content\":[");
 }
 
-/* Clients hand reasoning back with a signature and some want one; here it is a digest, and nobody
- * looks at it. */
+/* Anthropic signs reasoning, and clients send the signature back with it; some require one. Here it
+ * is a digest of the text, which is never checked. */
 static void messages_signature(const struct buf *text, struct buf *b)
 {
-    struct hash h = hash_sha256("thinking", sizeof "thinking", text->bytes, text->len);
-    char hex[2 * sizeof h + 1];
+    struct hash digest = hash_sha256("thinking", sizeof "thinking", text->bytes, text->len);
+    char hex[2 * sizeof digest + 1];
 
-    hash_hex(h.bytes, sizeof h.bytes, hex);
+    hash_hex(digest.bytes, sizeof digest.bytes, hex);
     buf_printf(b, "\"signature\":\"%s\"", hex);
 }
 
+/* {"type":"tool_use","id":...,"name":... without the input and the closing brace. */
 static void messages_call(const struct gen *g, struct buf *b)
 {
-    const struct blocks *k = &g->speech->blocks;
+    const struct blocks *blocks = &g->speech->blocks;
     char id[40];
 
-    answer_call_id(g, k->call, id);
+    answer_call_id(g, blocks->call, id);
     buf_printf(b, "{\"type\":\"tool_use\",\"id\":\"%s\",", id);
-    blocks_add_text(b, "name", &k->name);
+    blocks_add_text(b, "name", &blocks->name);
 }
 
+/* The functions of struct blocks_shape. */
 static void messages_begin(struct gen *g)
 {
-    struct buf *b = &g->exchange->out;
+    struct buf *out = &g->exchange->out;
 
     blocks_event(g, "message_start");
-    buf_add_text(b, ",\"message\":");
-    messages_head(g, b);
-    buf_add_text(b, "],\"stop_reason\":null,\"stop_sequence\":null,");
-    messages_usage(g, b, 0);
-    buf_add_byte(b, '}');
+    buf_add_text(out, ",\"message\":");
+    messages_head(g, out);
+    /* The message without its content and end, which later events bring. */
+    buf_add_text(out, "],\"stop_reason\":null,\"stop_sequence\":null,");
+    messages_usage(g, out, 0);
+    buf_add_byte(out, '}');
     blocks_event_end(g);
 }
 
+/* A block begins. */
 static void messages_open(struct gen *g)
 {
-    const struct blocks *k = &g->speech->blocks;
-    struct buf *b = &g->exchange->out;
+    const struct blocks *blocks = &g->speech->blocks;
+    struct buf *out = &g->exchange->out;
 
     blocks_event(g, "content_block_start");
-    buf_printf(b, ",\"index\":%d,\"content_block\":", k->n - 1);
-    if (k->kind == REPLY_CALL_BEGIN) {
-        messages_call(g, b);
-        buf_add_text(b, ",\"input\":{}}");
-    } else if (k->kind == REPLY_REASON) {
-        buf_add_text(b, "{\"type\":\"thinking\",\"thinking\":\"\",\"signature\":\"\"}");
+    buf_printf(out, ",\"index\":%d,\"content_block\":", blocks->n - 1);
+    if (blocks->kind == REPLY_CALL_BEGIN) {
+        messages_call(g, out);
+        buf_add_text(out, ",\"input\":{}}");
+    } else if (blocks->kind == REPLY_REASON) {
+        buf_add_text(out, "{\"type\":\"thinking\",\"thinking\":\"\",\"signature\":\"\"}");
     } else {
-        buf_add_text(b, "{\"type\":\"text\",\"text\":\"\"}");
+        buf_add_text(out, "{\"type\":\"text\",\"text\":\"\"}");
     }
     blocks_event_end(g);
 }
 
-/* Up to the delta's own member, which the caller adds. */
+/* The beginning of a content_block_delta, up to the delta's own member, which the caller adds. */
 static void messages_delta(struct gen *g, const char *type)
 {
     blocks_event(g, "content_block_delta");
@@ -111,80 +121,83 @@ static void messages_delta(struct gen *g, const char *type)
                g->speech->blocks.n - 1, type);
 }
 
+/* A piece of the open block's text has come. */
 static void messages_piece(struct gen *g, const char *text, size_t len)
 {
-    struct buf *b = &g->exchange->out;
+    struct buf *out = &g->exchange->out;
 
     switch ((enum reply_kind)g->speech->blocks.kind) {
     case REPLY_CONTENT:
         messages_delta(g, "text_delta");
-        buf_add_text(b, "\"text\":");
+        buf_add_text(out, "\"text\":");
         break;
     case REPLY_REASON:
         messages_delta(g, "thinking_delta");
-        buf_add_text(b, "\"thinking\":");
+        buf_add_text(out, "\"thinking\":");
         break;
     case REPLY_CALL_BEGIN:
     case REPLY_CALL_ARGS:
     case REPLY_CALL_END:
         messages_delta(g, "input_json_delta");
-        buf_add_text(b, "\"partial_json\":");
+        buf_add_text(out, "\"partial_json\":");
         break;
     }
-    buf_add_json_string(b, text, len);
-    buf_add_byte(b, '}');
+    buf_add_json_string(out, text, len);
+    buf_add_byte(out, '}');
     blocks_event_end(g);
 }
 
-/* A stream says the rest of a block. */
+/* The end of a block in a stream. */
 static void messages_close_stream(struct gen *g)
 {
-    const struct blocks *k = &g->speech->blocks;
+    const struct blocks *blocks = &g->speech->blocks;
 
-    if (k->kind == REPLY_REASON) {
+    if (blocks->kind == REPLY_REASON) {
         messages_delta(g, "signature_delta");
-        messages_signature(&k->text, &g->exchange->out);
+        messages_signature(&blocks->text, &g->exchange->out);
         buf_add_byte(&g->exchange->out, '}');
         blocks_event_end(g);
     }
     blocks_event(g, "content_block_stop");
-    buf_printf(&g->exchange->out, ",\"index\":%d", k->n - 1);
+    buf_printf(&g->exchange->out, ",\"index\":%d", blocks->n - 1);
     blocks_event_end(g);
 }
 
-/* Arguments that were cut are no object: a stream shows how far they came, the whole says {}. */
+/* In a whole answer, a call's input must be an object; if the arguments were cut, it is {}. A
+ * stream has sent the text as far as it came. */
 static void messages_close(struct gen *g, bool is_cut)
 {
-    struct blocks *k = &g->speech->blocks;
-    struct buf *b = &k->done;
+    struct blocks *blocks = &g->speech->blocks;
+    struct buf *out = &blocks->done;
 
-    (void)is_cut; /* the message's stop_reason says it */
+    (void)is_cut; /* the message's stop_reason shows it */
     if (g->exchange->stream) {
         messages_close_stream(g);
         return;
     }
-    if (k->kind == REPLY_CALL_BEGIN) {
-        messages_call(g, b);
-        buf_add_text(b, ",\"input\":");
-        buf_add_text(b, blocks_is_object(g) ? k->text.bytes : "{}");
-    } else if (k->kind == REPLY_REASON) {
-        buf_add_text(b, "{\"type\":\"thinking\",");
-        blocks_add_text(b, "thinking", &k->text);
-        buf_add_byte(b, ',');
-        messages_signature(&k->text, b);
+    if (blocks->kind == REPLY_CALL_BEGIN) {
+        messages_call(g, out);
+        buf_add_text(out, ",\"input\":");
+        buf_add_text(out, blocks_is_object(g) ? blocks->text.bytes : "{}");
+    } else if (blocks->kind == REPLY_REASON) {
+        buf_add_text(out, "{\"type\":\"thinking\",");
+        blocks_add_text(out, "thinking", &blocks->text);
+        buf_add_byte(out, ',');
+        messages_signature(&blocks->text, out);
     } else {
-        buf_add_text(b, "{\"type\":\"text\",");
-        blocks_add_text(b, "text", &k->text);
+        buf_add_text(out, "{\"type\":\"text\",");
+        blocks_add_text(out, "text", &blocks->text);
     }
-    buf_add_byte(b, '}');
+    buf_add_byte(out, '}');
 }
 
+/* The answer without a stream. */
 static void messages_body(struct gen *g, struct buf *b)
 {
     const struct buf *done = &g->speech->blocks.done;
 
     messages_head(g, b);
-    buf_add(b, done->len == 0 ? "" : done->bytes, done->len);
+    buf_add(b, buf_text(done), done->len);
     buf_add_text(b, "],");
     messages_reasons(g, b);
     buf_add_byte(b, ',');
@@ -192,20 +205,22 @@ static void messages_body(struct gen *g, struct buf *b)
     buf_add_byte(b, '}');
 }
 
+/* The last two events: the reasons for the end with the usage, and the end itself. */
 static void messages_finish(struct gen *g)
 {
-    struct buf *b = &g->exchange->out;
+    struct buf *out = &g->exchange->out;
 
     blocks_event(g, "message_delta");
-    buf_add_text(b, ",\"delta\":{");
-    messages_reasons(g, b);
-    buf_add_text(b, "},");
-    messages_usage(g, b, blocks_output_tokens(g));
+    buf_add_text(out, ",\"delta\":{");
+    messages_reasons(g, out);
+    buf_add_text(out, "},");
+    messages_usage(g, out, blocks_output_tokens(g));
     blocks_event_end(g);
     blocks_event(g, "message_stop");
     blocks_event_end(g);
 }
 
+/* An error in a stream is an event of its own type. */
 static void messages_fail(struct gen *g, int err, const char *message)
 {
     buf_add_text(&g->exchange->out, "event: error\ndata: ");

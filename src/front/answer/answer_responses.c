@@ -1,7 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Answers of POST /v1/responses: OpenAI's response, and its events. An event's number is one more
- * than that of the event before it. */
+ * Answers of POST /v1/responses: OpenAI's response object, and the events of a stream. A response
+ * is a list of output items (message, reasoning, function_call); an item is one block. Events are
+ * numbered; the numbers have no gaps.
+ *
+ * The events of a response with one message:
+ *
+ *   response.created  response.in_progress
+ *   response.output_item.added  response.content_part.added
+ *   response.output_text.delta ...  response.output_text.done
+ *   response.content_part.done  response.output_item.done
+ *   response.completed */
 #include <string.h>
 
 #include "front/answer/answer.h"
@@ -9,6 +18,7 @@
 #include "front/kept/kept.h"
 #include "front/request/translate.h"
 
+/* Begin an event, with the next number. */
 static void responses_event(struct gen *g, const char *name)
 {
     blocks_event(g, name);
@@ -17,20 +27,21 @@ static void responses_event(struct gen *g, const char *name)
 
 /* --- the response -------------------------------------------------------------------------- */
 
-/* "name": a member of the request, or default. */
+/* Write ,"name": and the member of the request with this name, or fallback when it is missing. */
 static void responses_repeat(const struct exchange *x, struct buf *b, const char *name,
                              const char *fallback)
 {
-    const struct json *v = json_get(x->request, name);
+    const struct json *value = json_get(x->request, name);
 
     buf_printf(b, ",\"%s\":", name);
-    if (v == NULL || v->kind == JSON_NULL)
+    if (value == NULL || value->kind == JSON_NULL)
         buf_add_text(b, fallback);
     else
-        json_write(b, v, JSON_EXACT);
+        json_write(b, value, JSON_EXACT);
 }
 
-/* A tool with the members that a function's must have; others as they were given. */
+/* A tool of the request. A function gets all members that OpenAI's clients require; other tools are
+ * repeated unchanged. */
 static void responses_tool(struct buf *b, const struct json *tool)
 {
     static const struct {
@@ -47,19 +58,19 @@ static void responses_tool(struct buf *b, const struct json *tool)
         return;
     }
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        const struct json *v = json_get(tool, rows[i].name);
+        const struct json *value = json_get(tool, rows[i].name);
 
         buf_printf(b, "%s\"%s\":", i == 0 ? "{" : ",", rows[i].name);
-        if (v == NULL || v->kind == JSON_NULL ||
-            (v->kind != JSON_BOOL && strcmp(rows[i].name, "strict") == 0))
+        if (value == NULL || value->kind == JSON_NULL ||
+            (value->kind != JSON_BOOL && strcmp(rows[i].name, "strict") == 0))
             buf_add_text(b, rows[i].fallback);
         else
-            json_write(b, v, JSON_EXACT);
+            json_write(b, value, JSON_EXACT);
     }
     buf_add_byte(b, '}');
 }
 
-/* What was asked for. */
+/* The members of a response that repeat the request. */
 static void responses_request(const struct gen *g, struct buf *b)
 {
     const struct exchange *x = g->exchange;
@@ -75,6 +86,7 @@ static void responses_request(const struct gen *g, struct buf *b)
     responses_repeat(x, b, "max_output_tokens", "null");
     responses_repeat(x, b, "top_logprobs", "0");
     buf_add_text(b, ",\"tools\":[");
+    /* Tools as the client sent them, not as the chat's functions that were made of them. */
     for (uint32_t i = 0; tools != NULL && i < tools->n; i++) {
         if (i > 0)
             buf_add_byte(b, ',');
@@ -96,10 +108,11 @@ static void responses_request(const struct gen *g, struct buf *b)
     buf_add_text(b, ",\"summary\":null}");
     responses_repeat(x, b, "truncation", "\"disabled\"");
     buf_printf(b, ",\"store\":%s,\"background\":false",
-               x->keeping != NULL && !x->keeping->failed ? "true" : "false");
+               json_flag_text(x->keeping != NULL && !x->keeping->failed));
     responses_repeat(x, b, "previous_response_id", "null");
 }
 
+/* The tokens of the answer, in this API's names. */
 static void responses_usage(const struct gen *g, struct buf *b)
 {
     uint32_t n_output = blocks_output_tokens(g);
@@ -112,6 +125,7 @@ static void responses_usage(const struct gen *g, struct buf *b)
                (unsigned long long)g->n_prompt + n_output);
 }
 
+/* The status of the response for the state of its generation. */
 static const char *responses_status(const struct gen *g)
 {
     switch (g->finish) {
@@ -123,7 +137,7 @@ static const char *responses_status(const struct gen *g)
     return "failed";
 }
 
-/* The whole object; err and message of one that failed. */
+/* The whole response object. err and message are used when it has failed. */
 static void responses_object(const struct gen *g, struct buf *b, int err, const char *message)
 {
     const struct exchange *x = g->exchange;
@@ -134,6 +148,7 @@ static void responses_object(const struct gen *g, struct buf *b, int err, const 
                "\"model\":",
                x->id, (long long)x->created, responses_status(g));
     buf_add_json_string(b, x->model, strlen(x->model));
+    /* A response that is incomplete or failed has no time of completion. */
     if (g->finish == GEN_STOP)
         buf_printf(b, ",\"completed_at\":%lld", (long long)x->completed);
     buf_add_text(b, ",\"error\":");
@@ -148,7 +163,7 @@ static void responses_object(const struct gen *g, struct buf *b, int err, const 
     buf_add_text(b, ",\"incomplete_details\":");
     buf_add_text(b, g->finish == GEN_LENGTH ? "{\"reason\":\"max_output_tokens\"}" : "null");
     buf_add_text(b, ",\"output\":[");
-    buf_add(b, done->len == 0 ? "" : done->bytes, done->len);
+    buf_add(b, buf_text(done), done->len);
     buf_add_byte(b, ']');
     responses_request(g, b);
     if (g->finish == GEN_STOP || g->finish == GEN_LENGTH)
@@ -158,49 +173,53 @@ static void responses_object(const struct gen *g, struct buf *b, int err, const 
 
 /* --- items --------------------------------------------------------------------------------- */
 
-/* The tool that the open call is of. */
+/* The tool to which the open call belongs. */
 static struct translate_called responses_called(const struct gen *g)
 {
-    const struct blocks *k = &g->speech->blocks;
+    const struct blocks *blocks = &g->speech->blocks;
 
-    return translate_find_tool(g->exchange->request, k->name.len == 0 ? "" : k->name.bytes);
+    return translate_find_tool(g->exchange->request, buf_text(&blocks->name));
 }
 
+/* Is the open item a call of a custom tool? */
 static bool responses_is_custom(const struct gen *g)
 {
     return g->speech->blocks.kind == REPLY_CALL_BEGIN && responses_called(g).is_custom;
 }
 
+/* Prefixes of item ids, as in OpenAI's answers: msg_, rs_, fc_, ctc_. */
 static const char *responses_item_prefix(const struct gen *g)
 {
-    const struct blocks *k = &g->speech->blocks;
+    const struct blocks *blocks = &g->speech->blocks;
 
-    if (k->kind == REPLY_CALL_BEGIN)
+    if (blocks->kind == REPLY_CALL_BEGIN)
         return responses_is_custom(g) ? "ctc" : "fc";
-    return k->kind == REPLY_CONTENT ? "msg" : "rs";
+    if (blocks->kind == REPLY_CONTENT)
+        return "msg";
+    return "rs";
 }
 
-/* "NAME":"the open item's id" */
+/* "NAME":"the id of the open item" */
 static void responses_item_id(const struct gen *g, struct buf *b, const char *name)
 {
-    const struct blocks *k = &g->speech->blocks;
+    const struct blocks *blocks = &g->speech->blocks;
 
     buf_printf(b, "\"%s\":\"%s_%s_%d\"", name, responses_item_prefix(g), g->exchange->request_id,
-               k->n - 1);
+               blocks->n - 1);
 }
 
-/* ,"logprobs":[...] of the open text, from what so many bytes of the list have told on. */
+/* ,"logprobs":[...] of the open text, from byte `from` of the list on. */
 static void responses_logprobs(const struct blocks *k, struct buf *b, size_t from)
 {
     if (from > 0 && from < k->told.len)
-        from++; /* the comma */
+        from++; /* skip the comma */
     buf_add_text(b, ",\"logprobs\":[");
     if (from < k->told.len)
         buf_add(b, k->told.bytes + from, k->told.len - from);
     buf_add_byte(b, ']');
 }
 
-/* The part that a message or reasoning has. */
+/* The one part that a message or a reasoning has. */
 static void responses_part(const struct blocks *k, struct buf *b)
 {
     if (k->kind == REPLY_REASON) {
@@ -216,32 +235,35 @@ static void responses_part(const struct blocks *k, struct buf *b)
     }
 }
 
-/* "input":"...": the text that a custom tool is called with, which is whole once the call is. */
+/* "NAME":"...": the text with which a custom tool is called. The model has written {"input":
+ * "text"}, and the text can be taken out only when that is complete. */
 static void responses_input(const struct gen *g, struct buf *b, const char *name)
 {
     const struct buf *text = &g->speech->blocks.text;
     struct arena scratch = {.limit_bytes = g->exchange->arena.limit_bytes};
-    const struct json *v = NULL;
+    const struct json *value = NULL;
     const struct json *input = NULL;
 
-    if (text->len > 0 && json_parse(&v, &scratch, text->bytes, text->len, NULL, 0) == ERR_OK)
-        input = json_get_kind(v, "input", JSON_TEXT);
+    /* In an arena of its own, as in blocks_is_object(). */
+    if (text->len > 0 && json_parse(&value, &scratch, text->bytes, text->len, NULL, 0) == ERR_OK)
+        input = json_get_kind(value, "input", JSON_TEXT);
     buf_printf(b, "\"%s\":", name);
     buf_add_json_string(b, input == NULL ? "" : input->text, input == NULL ? 0 : input->text_len);
     arena_reset(&scratch);
 }
 
-/* The members of a call. */
+/* The members of a call that follow its id and status. */
 static void responses_call(const struct gen *g, struct buf *b)
 {
-    const struct blocks *k = &g->speech->blocks;
+    const struct blocks *blocks = &g->speech->blocks;
     struct translate_called called = responses_called(g);
     char id[40];
 
-    answer_call_id(g, k->call, id);
+    answer_call_id(g, blocks->call, id);
     buf_printf(b, ",\"type\":\"%s\",\"call_id\":\"%s\",\"name\":",
                called.is_custom ? "custom_tool_call" : "function_call", id);
     buf_add_json_string(b, called.name, strlen(called.name));
+    /* The client gets its own names back: the namespace, and the name without it. */
     if (called.space != NULL) {
         buf_add_text(b, ",\"namespace\":");
         buf_add_json_string(b, called.space, strlen(called.space));
@@ -250,44 +272,45 @@ static void responses_call(const struct gen *g, struct buf *b)
     if (called.is_custom)
         responses_input(g, b, "input");
     else
-        blocks_add_text(b, "arguments", &k->text);
+        blocks_add_text(b, "arguments", &blocks->text);
 }
 
-/* The open item; one that has only begun has no part yet. */
+/* The open item. Before its first text it has an empty content. */
 static void responses_item(const struct gen *g, struct buf *b, const char *status)
 {
-    const struct blocks *k = &g->speech->blocks;
+    const struct blocks *blocks = &g->speech->blocks;
 
     buf_add_byte(b, '{');
     responses_item_id(g, b, "id");
     buf_printf(b, ",\"status\":\"%s\"", status);
-    if (k->kind == REPLY_CALL_BEGIN) {
+    if (blocks->kind == REPLY_CALL_BEGIN) {
         responses_call(g, b);
         buf_add_byte(b, '}');
         return;
     }
-    buf_add_text(b, k->kind == REPLY_REASON ? ",\"type\":\"reasoning\",\"summary\":[]"
-                                            : ",\"type\":\"message\",\"role\":\"assistant\"");
+    buf_add_text(b, blocks->kind == REPLY_REASON ? ",\"type\":\"reasoning\",\"summary\":[]"
+                                                 : ",\"type\":\"message\",\"role\":\"assistant\"");
     buf_add_text(b, ",\"content\":[");
-    if (k->text.len > 0)
-        responses_part(k, b);
+    if (blocks->text.len > 0)
+        responses_part(blocks, b);
     buf_add_text(b, "]}");
 }
 
-/* Members by which an event names its item, and its part. */
+/* The members with which an event refers to an item and its part. */
 static void responses_place(const struct gen *g, struct buf *b)
 {
-    const struct blocks *k = &g->speech->blocks;
+    const struct blocks *blocks = &g->speech->blocks;
 
     buf_add_byte(b, ',');
     responses_item_id(g, b, "item_id");
-    buf_printf(b, ",\"output_index\":%d", k->n - 1);
-    if (k->kind != REPLY_CALL_BEGIN)
+    buf_printf(b, ",\"output_index\":%d", blocks->n - 1);
+    if (blocks->kind != REPLY_CALL_BEGIN)
         buf_add_text(b, ",\"content_index\":0");
 }
 
 /* --- events -------------------------------------------------------------------------------- */
 
+/* Events about the whole response, about an item, and about a part. */
 static void responses_say(struct gen *g, const char *event, int err, const char *message)
 {
     responses_event(g, event);
@@ -296,33 +319,37 @@ static void responses_say(struct gen *g, const char *event, int err, const char 
     blocks_event_end(g);
 }
 
+/* The two events with which each stream begins. */
 static void responses_begin(struct gen *g)
 {
     responses_say(g, "response.created", ERR_OK, NULL);
     responses_say(g, "response.in_progress", ERR_OK, NULL);
 }
 
+/* An event with the open item. */
 static void responses_say_item(struct gen *g, const char *event, const char *status)
 {
-    struct buf *b = &g->exchange->out;
+    struct buf *out = &g->exchange->out;
 
     responses_event(g, event);
-    buf_printf(b, ",\"output_index\":%d,\"item\":", g->speech->blocks.n - 1);
-    responses_item(g, b, status);
+    buf_printf(out, ",\"output_index\":%d,\"item\":", g->speech->blocks.n - 1);
+    responses_item(g, out, status);
     blocks_event_end(g);
 }
 
+/* An event with the part of the open item. */
 static void responses_say_part(struct gen *g, const char *event)
 {
-    struct buf *b = &g->exchange->out;
+    struct buf *out = &g->exchange->out;
 
     responses_event(g, event);
-    responses_place(g, b);
-    buf_add_text(b, ",\"part\":");
-    responses_part(&g->speech->blocks, b);
+    responses_place(g, out);
+    buf_add_text(out, ",\"part\":");
+    responses_part(&g->speech->blocks, out);
     blocks_event_end(g);
 }
 
+/* The events of an item that begins. A call has no parts. */
 static void responses_open(struct gen *g)
 {
     responses_say_item(g, "response.output_item.added", "in_progress");
@@ -330,41 +357,48 @@ static void responses_open(struct gen *g)
         responses_say_part(g, "response.content_part.added");
 }
 
+/* A piece of the open item's text has come: an event with the delta. Log probabilities are those of
+ * the tokens since the last delta. */
 static void responses_piece(struct gen *g, const char *text, size_t len)
 {
-    struct blocks *k = &g->speech->blocks;
-    struct buf *b = &g->exchange->out;
+    struct blocks *blocks = &g->speech->blocks;
+    struct buf *out = &g->exchange->out;
 
     if (responses_is_custom(g))
-        return; /* its text stands inside of JSON: it is said when it is whole */
-    responses_event(g, k->kind == REPLY_CONTENT  ? "response.output_text.delta"
-                       : k->kind == REPLY_REASON ? "response.reasoning_text.delta"
-                                                 : "response.function_call_arguments.delta");
-    responses_place(g, b);
-    buf_add_text(b, ",\"delta\":");
-    buf_add_json_string(b, text, len);
-    if (k->kind == REPLY_CONTENT)
-        responses_logprobs(k, b, k->told_said);
-    k->told_said = k->told.len;
+        return; /* its text is inside JSON; it is sent when the call is complete */
+    if (blocks->kind == REPLY_CONTENT)
+        responses_event(g, "response.output_text.delta");
+    else if (blocks->kind == REPLY_REASON)
+        responses_event(g, "response.reasoning_text.delta");
+    else
+        responses_event(g, "response.function_call_arguments.delta");
+    responses_place(g, out);
+    buf_add_text(out, ",\"delta\":");
+    buf_add_json_string(out, text, len);
+    if (blocks->kind == REPLY_CONTENT)
+        responses_logprobs(blocks, out, blocks->told_said);
+    blocks->told_said = blocks->told.len;
     blocks_event_end(g);
 }
 
+/* An event with the text of a custom tool's call. */
 static void responses_say_input(struct gen *g, const char *event, const char *name)
 {
-    struct buf *b = &g->exchange->out;
+    struct buf *out = &g->exchange->out;
 
     responses_event(g, event);
-    responses_place(g, b);
-    buf_add_byte(b, ',');
-    responses_input(g, b, name);
+    responses_place(g, out);
+    buf_add_byte(out, ',');
+    responses_input(g, out, name);
     blocks_event_end(g);
 }
 
-/* A stream says the rest of an item. */
+/* The end of an item in a stream: the whole text once more, then the whole part, then the whole
+ * item, as OpenAI's API sends them. */
 static void responses_close_stream(struct gen *g, const char *status)
 {
-    const struct blocks *k = &g->speech->blocks;
-    struct buf *b = &g->exchange->out;
+    const struct blocks *blocks = &g->speech->blocks;
+    struct buf *out = &g->exchange->out;
 
     if (responses_is_custom(g)) {
         responses_say_input(g, "response.custom_tool_call_input.delta", "delta");
@@ -372,49 +406,59 @@ static void responses_close_stream(struct gen *g, const char *status)
         responses_say_item(g, "response.output_item.done", status);
         return;
     }
-    responses_event(g, k->kind == REPLY_CONTENT  ? "response.output_text.done"
-                       : k->kind == REPLY_REASON ? "response.reasoning_text.done"
-                                                 : "response.function_call_arguments.done");
-    responses_place(g, b);
-    buf_add_byte(b, ',');
-    if (k->kind == REPLY_CALL_BEGIN) {
-        blocks_add_text(b, "name", &k->name);
-        buf_add_byte(b, ',');
+    if (blocks->kind == REPLY_CONTENT)
+        responses_event(g, "response.output_text.done");
+    else if (blocks->kind == REPLY_REASON)
+        responses_event(g, "response.reasoning_text.done");
+    else
+        responses_event(g, "response.function_call_arguments.done");
+    responses_place(g, out);
+    buf_add_byte(out, ',');
+    if (blocks->kind == REPLY_CALL_BEGIN) {
+        blocks_add_text(out, "name", &blocks->name);
+        buf_add_byte(out, ',');
     }
-    blocks_add_text(b, k->kind == REPLY_CALL_BEGIN ? "arguments" : "text", &k->text);
-    if (k->kind == REPLY_CONTENT)
-        responses_logprobs(k, b, 0);
+    blocks_add_text(out, blocks->kind == REPLY_CALL_BEGIN ? "arguments" : "text", &blocks->text);
+    if (blocks->kind == REPLY_CONTENT)
+        responses_logprobs(blocks, out, 0);
     blocks_event_end(g);
-    if (k->kind != REPLY_CALL_BEGIN)
+    if (blocks->kind != REPLY_CALL_BEGIN)
         responses_say_part(g, "response.content_part.done");
     responses_say_item(g, "response.output_item.done", status);
 }
 
-/* A call that is no object was cut, though its text may have ended in between. */
+/* A call whose arguments are not a JSON object was cut, whatever is_cut is. */
 static void responses_close(struct gen *g, bool is_cut)
 {
-    struct blocks *k = &g->speech->blocks;
+    struct blocks *blocks = &g->speech->blocks;
     const char *status;
 
-    if (k->kind == REPLY_CALL_BEGIN)
+    if (blocks->kind == REPLY_CALL_BEGIN)
         is_cut = !blocks_is_object(g);
-    status = is_cut ? "incomplete" : "completed";
+    if (is_cut)
+        status = "incomplete";
+    else
+        status = "completed";
     if (g->exchange->stream)
         responses_close_stream(g, status);
-    responses_item(g, &k->done, status);
+    responses_item(g, &blocks->done, status);
 }
 
+/* The answer without a stream. */
 static void responses_body(struct gen *g, struct buf *b)
 {
     responses_object(g, b, ERR_OK, NULL);
 }
 
+/* The last event of a stream. */
 static void responses_finish(struct gen *g)
 {
     responses_say(g, g->finish == GEN_STOP ? "response.completed" : "response.incomplete", ERR_OK,
                   NULL);
 }
 
+/* The stream ends with an error. The HTTP status was sent long ago, so the event is the only place
+ * for it. */
 static void responses_fail(struct gen *g, int err, const char *message)
 {
     g->finish = GEN_FAILED;

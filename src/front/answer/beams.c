@@ -1,7 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * gen.told holds the records of one step here; the records of a beam's earlier tokens are kept
- * with the beam and are given back to the generation at the end. */
+ * The beam search of beams.h. gen.told holds the records of one step only: the alternatives of the
+ * next token. The records of a beam's earlier tokens are kept with the beam, and put back into the
+ * generation at the end.
+ *
+ * One step: the streamer submits a generation per live beam for one token, beams_told() is called
+ * for each answer, and after the last of them the best extensions become the next live beams.
+ *
+ * With two beams, for example:
+ *
+ *   live beams       a, sum -1.0             b, sum -1.5
+ *   alternatives     x -0.2   y -0.9 ...     x -0.1   z -2.0 ...
+ *   next beams       ax, sum -1.2            bx, sum -1.6           (ay would be -1.9) */
 #include "front/answer/beams.h"
 
 #include <math.h>
@@ -10,11 +20,11 @@
 #include "front/answer/logprobs.h"
 
 struct beam {
-    struct token_list out; /* tokens behind the prompt, the end of text included */
-    struct buf told;       /* struct logprob, of the tokens in out, as in gen.told */
-    double sum;            /* of the log probabilities of out */
-    double score;          /* of a complete beam */
-    bool ended;            /* out ends with an end of text */
+    struct token_list out; /* tokens after the prompt, including the end of text */
+    struct buf told;       /* struct logprob of the tokens in out, in the form of gen.told */
+    double sum;            /* the sum of the log probabilities of out */
+    double score;          /* only of a complete beam */
+    bool ended;            /* the last token ends the text */
 };
 
 /* An extension of a live beam by one token. */
@@ -24,17 +34,19 @@ struct extension {
     double sum;
 };
 
+/* Where a generation is in the current step: without a beam, to be submitted, or submitted. */
 enum beams_phase { PHASE_IDLE, PHASE_READY, PHASE_ASKED };
 
+/* The search for one prompt. Arrays have n elements, one for each beam. */
 struct beams_prompt {
-    struct beam *live;        /* [n]; live[i] belongs to the prompt's i-th generation */
-    struct beam *next;        /* [n]: the beams of the next step while it is made */
-    struct beam *done;        /* [n]: complete ones, best first */
+    struct beam *live;        /* [n]; live[i] is in the prompt's generation i */
+    struct beam *next;        /* [n]: the beams of the next step under construction */
+    struct beam *done;        /* [n]: complete beams, best first */
     struct extension *best;   /* [n] */
     enum beams_phase *phases; /* [n] */
     int n_live;
     int n_done;
-    int n_asked; /* generations that the engine has not answered in this step */
+    int n_asked; /* generations of this step that the engine has not answered */
 };
 
 struct beams {
@@ -42,11 +54,12 @@ struct beams {
     int n;
     int n_prompts;
     bool ignores_eos;
-    bool tells;     /* the client has asked for log probabilities */
-    uint32_t n_top; /* alternatives of each token that it gets */
+    bool tells;     /* the client wants log probabilities */
+    uint32_t n_top; /* alternatives per token that the client wants */
     struct beams_prompt prompts[];
 };
 
+/* The search that g belongs to. */
 static struct beams_prompt *beams_of(const struct gen *g)
 {
     return &g->exchange->beams->prompts[g->index / g->exchange->n];
@@ -58,6 +71,7 @@ static struct gen *beams_first(const struct gen *g)
     return &g->exchange->gens[g->index - g->index % g->exchange->n];
 }
 
+/* Free a beam's memory. */
 static void beam_fini(struct beam *b)
 {
     token_list_fini(&b->out);
@@ -65,62 +79,69 @@ static void beam_fini(struct beam *b)
     *b = (struct beam){0};
 }
 
-/* exchange.on_free */
+/* The function in exchange.on_free: beams have memory outside the arena. */
 static void beams_free(struct exchange *x)
 {
-    struct beams *b = x->beams;
+    struct beams *search = x->beams;
 
-    for (int i = 0; i < b->n_prompts; i++) {
-        for (int k = 0; k < b->n; k++) {
-            beam_fini(&b->prompts[i].live[k]);
-            beam_fini(&b->prompts[i].next[k]);
-            beam_fini(&b->prompts[i].done[k]);
+    for (int i = 0; i < search->n_prompts; i++) {
+        for (int k = 0; k < search->n; k++) {
+            beam_fini(&search->prompts[i].live[k]);
+            beam_fini(&search->prompts[i].next[k]);
+            beam_fini(&search->prompts[i].done[k]);
         }
     }
 }
 
+/* Set up the searches. Each begins with one beam, the prompt itself. Generations get the options
+ * that the search needs: alternatives for each token, no end by the engine. */
 int beams_init(struct exchange *x, const struct beams_options *o)
 {
     size_t n = (size_t)x->n;
     int n_prompts = x->n_gens / x->n;
-    struct beams *b = arena_zalloc(&x->arena, sizeof *b + (size_t)n_prompts * sizeof b->prompts[0]);
-    struct wire_request *r = &x->gens[0].request;
+    struct beams *search =
+        arena_zalloc(&x->arena, sizeof *search + (size_t)n_prompts * sizeof search->prompts[0]);
+    struct wire_request *request = &x->gens[0].request;
 
-    if (b == NULL)
+    if (search == NULL)
         return ERR_NO_MEMORY;
-    b->o = *o;
-    b->n = x->n;
-    b->n_prompts = n_prompts;
-    b->ignores_eos = (r->flags & WIRE_IGNORE_EOS) != 0;
-    b->tells = (r->flags & WIRE_LOGPROBS) != 0;
-    b->n_top = r->generate.n_logprobs;
+    search->o = *o;
+    search->n = x->n;
+    search->n_prompts = n_prompts;
+    search->ignores_eos = (request->flags & WIRE_IGNORE_EOS) != 0;
+    search->tells = (request->flags & WIRE_LOGPROBS) != 0;
+    search->n_top = request->generate.n_logprobs;
     for (int i = 0; i < n_prompts; i++) {
-        struct beams_prompt *p = &b->prompts[i];
+        struct beams_prompt *prompt = &search->prompts[i];
 
-        p->live = arena_zalloc(&x->arena, n * sizeof *p->live);
-        p->next = arena_zalloc(&x->arena, n * sizeof *p->next);
-        p->done = arena_zalloc(&x->arena, n * sizeof *p->done);
-        p->best = arena_zalloc(&x->arena, n * sizeof *p->best);
-        p->phases = arena_zalloc(&x->arena, n * sizeof *p->phases);
-        if (p->live == NULL || p->next == NULL || p->done == NULL || p->best == NULL ||
-            p->phases == NULL)
+        prompt->live = arena_zalloc(&x->arena, n * sizeof *prompt->live);
+        prompt->next = arena_zalloc(&x->arena, n * sizeof *prompt->next);
+        prompt->done = arena_zalloc(&x->arena, n * sizeof *prompt->done);
+        prompt->best = arena_zalloc(&x->arena, n * sizeof *prompt->best);
+        prompt->phases = arena_zalloc(&x->arena, n * sizeof *prompt->phases);
+        if (prompt->live == NULL || prompt->next == NULL || prompt->done == NULL ||
+            prompt->best == NULL || prompt->phases == NULL)
             return ERR_NO_MEMORY;
-        p->n_live = 1; /* the prompt itself */
-        p->phases[0] = PHASE_READY;
-        p->n_asked = 1;
+        prompt->n_live = 1; /* the prompt itself */
+        prompt->phases[0] = PHASE_READY;
+        prompt->n_asked = 1;
     }
     for (int i = 0; i < x->n_gens; i++) {
-        r = &x->gens[i].request;
-        r->flags |= WIRE_LOGPROBS | WIRE_IGNORE_EOS;
-        r->generate.n_logprobs = 2 * (uint32_t)x->n > b->n_top ? 2 * (uint32_t)x->n : b->n_top;
-        r->generate.sampling.temperature = 0.0f; /* which token the engine takes is of no account */
-        r->generate.sampling.repetition_penalty = 1.0f;
+        request = &x->gens[i].request;
+        request->flags |= WIRE_LOGPROBS | WIRE_IGNORE_EOS;
+        /* 2n alternatives: n may end the text, and then n still remain to go on with. */
+        request->generate.n_logprobs =
+            2 * (uint32_t)x->n > search->n_top ? 2 * (uint32_t)x->n : search->n_top;
+        request->generate.sampling.temperature =
+            0.0f; /* the engine's choice of a token is ignored */
+        request->generate.sampling.repetition_penalty = 1.0f;
     }
-    x->beams = b;
+    x->beams = search;
     x->on_free = beams_free;
     return ERR_OK;
 }
 
+/* Must g be submitted in this step? True once for each step. */
 bool beams_asks(struct gen *g)
 {
     enum beams_phase *phase = &beams_of(g)->phases[g->index % g->exchange->n];
@@ -131,6 +152,7 @@ bool beams_asks(struct gen *g)
     return true;
 }
 
+/* The engine generates one more token than g has. */
 uint32_t beams_max_tokens(const struct gen *g)
 {
     return (uint32_t)g->tokens.len - g->n_prompt + 1;
@@ -138,11 +160,13 @@ uint32_t beams_max_tokens(const struct gen *g)
 
 /* --- one step ------------------------------------------------------------------------------ */
 
+/* The score of a beam: the sum of its log probabilities, divided by a power of its length. */
 static double beams_score(const struct gen *first, double sum, size_t n_out)
 {
     return sum / pow((double)(first->n_prompt + n_out), first->exchange->beams->o.length_penalty);
 }
 
+/* Does this token end the text: a stop id of the request, or the model's end of text? */
 static bool beams_is_end(const struct gen *first, int32_t id, const int32_t *ends, uint32_t n_ends)
 {
     if (token_rules_has_stop(&first->exchange->token_rules, id))
@@ -154,11 +178,12 @@ static bool beams_is_end(const struct gen *first, int32_t id, const int32_t *end
     return false;
 }
 
-/* *to = from, extended by e->token. told has the records of the step that made the extension. */
+/* Make *to of *from and the token of e. told has the records of the step, of which the client gets
+ * the first n_top alternatives. */
 static int beam_extend(struct beam *to, const struct beam *from, const struct extension *e,
                        const struct buf *told, const struct beams *b)
 {
-    struct logprob p = e->token;
+    struct logprob entry = e->token;
     uint32_t n_top = 0;
     int rc = ERR_OK;
 
@@ -166,49 +191,54 @@ static int beam_extend(struct beam *to, const struct beam *from, const struct ex
     for (size_t i = 0; i < from->out.len && rc == ERR_OK; i++)
         rc = token_list_add(&to->out, from->out.ids[i]);
     if (rc == ERR_OK)
-        rc = token_list_add(&to->out, p.id);
+        rc = token_list_add(&to->out, entry.id);
     to->sum = e->sum;
     if (!b->tells)
         return rc;
     if (from->told.len > 0)
         buf_add(&to->told, from->told.bytes, from->told.len);
-    p.begins = true;
-    buf_add(&to->told, &p, sizeof p);
-    for (size_t at = sizeof p; at < told->len && n_top < b->n_top; at += sizeof p, n_top++)
-        buf_add(&to->told, told->bytes + at, sizeof p);
-    return to->told.failed ? ERR_NO_MEMORY : rc;
+    entry.begins = true;
+    buf_add(&to->told, &entry, sizeof entry);
+    for (size_t at = sizeof entry; at < told->len && n_top < b->n_top; at += sizeof entry, n_top++)
+        buf_add(&to->told, told->bytes + at, sizeof entry);
+    if (to->told.failed)
+        return ERR_NO_MEMORY;
+    return rc;
 }
 
-/* A complete beam; the worst of more than n is dropped. Of equal ones the earlier is first. */
+/* Insert a complete beam into the list of the n best; the worst of more than n is dropped. Among
+ * equal ones the earlier stays first. */
 static int beams_complete(struct gen *first, int parent, const struct extension *e)
 {
-    const struct beams *b = first->exchange->beams;
-    struct beams_prompt *p = beams_of(first);
-    double score = beams_score(first, e->sum, p->live[parent].out.len);
+    const struct beams *search = first->exchange->beams;
+    struct beams_prompt *prompt = beams_of(first);
+    double score = beams_score(first, e->sum, prompt->live[parent].out.len);
     struct beam made = {0};
-    int at = p->n_done;
+    int at = prompt->n_done;
     int rc;
 
-    while (at > 0 && p->done[at - 1].score < score)
+    /* The list is short, so it is kept sorted by insertion. */
+    while (at > 0 && prompt->done[at - 1].score < score)
         at--;
-    if (at == b->n)
+    if (at == search->n)
         return ERR_OK;
-    rc = beam_extend(&made, &p->live[parent], e, &first[parent].told, b);
+    rc = beam_extend(&made, &prompt->live[parent], e, &first[parent].told, search);
     if (rc != ERR_OK) {
         beam_fini(&made);
         return rc;
     }
     made.score = score;
     made.ended = true;
-    if (p->n_done == b->n)
-        beam_fini(&p->done[--p->n_done]);
-    memmove(p->done + at + 1, p->done + at, (size_t)(p->n_done - at) * sizeof *p->done);
-    p->done[at] = made;
-    p->n_done++;
+    if (prompt->n_done == search->n)
+        beam_fini(&prompt->done[--prompt->n_done]);
+    memmove(prompt->done + at + 1, prompt->done + at,
+            (size_t)(prompt->n_done - at) * sizeof *prompt->done);
+    prompt->done[at] = made;
+    prompt->n_done++;
     return ERR_OK;
 }
 
-/* Put e among the n best extensions so far. Of equal ones the earlier is first. */
+/* Insert e into the n best extensions of this step. Among equal ones the earlier stays first. */
 static void beams_consider(const struct beams *b, struct beams_prompt *p, int *n_best,
                            const struct extension *e)
 {
@@ -225,78 +255,83 @@ static void beams_consider(const struct beams *b, struct beams_prompt *p, int *n
     (*n_best)++;
 }
 
-/* Look at every extension of every live beam. */
+/* Consider every extension of every live beam. Record 0 of a generation is the token that the
+ * engine took, which is among the alternatives anyway. */
 static int beams_extend(struct gen *first, const int32_t *ends, uint32_t n_ends, int *n_best)
 {
-    const struct beams *b = first->exchange->beams;
-    struct beams_prompt *p = beams_of(first);
+    const struct beams *search = first->exchange->beams;
+    struct beams_prompt *prompt = beams_of(first);
     int rc = ERR_OK;
 
     *n_best = 0;
-    for (int i = 0; i < p->n_live; i++) {
+    for (int i = 0; i < prompt->n_live; i++) {
         const struct buf *told = &first[i].told;
-        size_t most = 2 * (size_t)b->n + 1; /* the token that the engine took is first */
+        size_t most = 2 * (size_t)search->n + 1; /* after the token that the engine took */
         size_t n = told->len / sizeof(struct logprob);
 
         for (size_t k = 1; k < n && k < most && rc == ERR_OK; k++) {
-            struct extension e = {.parent = i};
+            struct extension extension = {.parent = i};
 
-            memcpy(&e.token, told->bytes + k * sizeof e.token, sizeof e.token);
-            if (!isfinite(e.token.logprob))
+            /* Record k is alternative k; buffers do not align records. */
+            memcpy(&extension.token, told->bytes + k * sizeof extension.token,
+                   sizeof extension.token);
+            if (!isfinite(extension.token.logprob))
                 continue;
-            e.sum = p->live[i].sum + (double)e.token.logprob;
-            if (beams_is_end(first, e.token.id, ends, n_ends))
-                rc = beams_complete(first, i, &e);
+            extension.sum = prompt->live[i].sum + (double)extension.token.logprob;
+            if (beams_is_end(first, extension.token.id, ends, n_ends))
+                rc = beams_complete(first, i, &extension);
             else
-                beams_consider(b, p, n_best, &e);
+                beams_consider(search, prompt, n_best, &extension);
         }
     }
     return rc;
 }
 
-/* The best extensions become the live beams. */
+/* The best extensions become the live beams. Beams are copied, not moved, because several
+ * extensions may have the same parent. */
 static int beams_advance(struct gen *first, int n_best)
 {
-    const struct beams *b = first->exchange->beams;
-    struct beams_prompt *p = beams_of(first);
-    struct beam *swap = p->live;
+    const struct beams *search = first->exchange->beams;
+    struct beams_prompt *prompt = beams_of(first);
+    struct beam *swap = prompt->live;
     int rc = ERR_OK;
 
     for (int i = 0; i < n_best && rc == ERR_OK; i++) {
-        const struct extension *e = &p->best[i];
+        const struct extension *extension = &prompt->best[i];
 
-        rc = beam_extend(&p->next[i], &p->live[e->parent], e, &first[e->parent].told, b);
+        rc = beam_extend(&prompt->next[i], &prompt->live[extension->parent], extension,
+                         &first[extension->parent].told, search);
     }
-    p->live = p->next;
-    p->next = swap;
-    p->n_live = n_best;
+    prompt->live = prompt->next;
+    prompt->next = swap;
+    prompt->n_live = n_best;
     return rc;
 }
 
-/* Could a live beam still become one of the n best? The live beams have one length, and the first
- * has the largest sum, which can only fall. A score is largest at one end of the lengths to
- * come. */
+/* Can a live beam still become one of the n best? All live beams have the same length, and the
+ * first has the largest sum, which can only fall. As a function of the length, a score is largest
+ * at one of the two ends of the possible lengths. */
 static bool beams_may_gain(const struct gen *first, uint32_t longest)
 {
-    const struct beams *b = first->exchange->beams;
-    const struct beams_prompt *p = beams_of(first);
+    const struct beams *search = first->exchange->beams;
+    const struct beams_prompt *prompt = beams_of(first);
     double sum, now, last;
 
-    if (p->n_live == 0)
+    if (prompt->n_live == 0)
         return false;
-    if (p->n_done < b->n)
+    if (prompt->n_done < search->n)
         return true;
-    if (b->o.early_stopping)
+    if (search->o.early_stopping)
         return false;
-    sum = p->live[0].sum;
-    now = beams_score(first, sum, p->live[0].out.len);
+    sum = prompt->live[0].sum;
+    now = beams_score(first, sum, prompt->live[0].out.len);
     last = beams_score(first, sum, longest);
-    return now > p->done[b->n - 1].score || last > p->done[b->n - 1].score;
+    return now > prompt->done[search->n - 1].score || last > prompt->done[search->n - 1].score;
 }
 
 /* --- between steps ------------------------------------------------------------------------- */
 
-/* The generation's tokens become the beam's. */
+/* Put the beam's tokens into the generation. */
 static int beams_hold(struct gen *g, const struct beam *beam)
 {
     int rc = ERR_OK;
@@ -310,59 +345,68 @@ static int beams_hold(struct gen *g, const struct beam *beam)
     return rc;
 }
 
+/* Prepare the generations of the live beams for the next step. */
 static int beams_ask_next(struct gen *first)
 {
-    struct beams_prompt *p = beams_of(first);
+    struct beams_prompt *prompt = beams_of(first);
     int rc = ERR_OK;
 
-    for (int i = 0; i < p->n_live && rc == ERR_OK; i++) {
-        rc = beams_hold(&first[i], &p->live[i]);
-        p->phases[i] = PHASE_READY;
+    for (int i = 0; i < prompt->n_live && rc == ERR_OK; i++) {
+        rc = beams_hold(&first[i], &prompt->live[i]);
+        prompt->phases[i] = PHASE_READY;
     }
-    p->n_asked = p->n_live;
+    prompt->n_asked = prompt->n_live;
     return rc;
 }
 
-/* The beam is g's choice: its tokens, its text, its log probabilities. */
+/* Make the beam g's final choice: its tokens, text and log probabilities. */
 static int beams_choose(struct gen *g, const struct beam *beam)
 {
-    const struct beams *b = g->exchange->beams;
+    const struct beams *search = g->exchange->beams;
     int rc = beams_hold(g, beam);
 
     if (rc != ERR_OK)
         return rc;
-    buf_add(&g->told, beam->told.len == 0 ? "" : beam->told.bytes, beam->told.len);
+    buf_add(&g->told, buf_text(&beam->told), beam->told.len);
     g->told_whole = g->told.len;
-    g->request.generate.n_logprobs = b->n_top;
-    if (!b->tells)
+    g->request.generate.n_logprobs = search->n_top;
+    if (!search->tells)
         g->request.flags &= ~(uint32_t)WIRE_LOGPROBS;
     g->ended = beam->ended;
     for (size_t i = 0; i < beam->out.len; i++) {
+        /* The token that ended the text is not a part of it. */
         if (!beam->ended || i + 1 < beam->out.len || g->detok.include_stop)
             (void)detok_push(&g->detok, beam->out.ids[i], &g->text);
     }
     (void)detok_finish(&g->detok, &g->text);
-    g->finish = beam->ended ? GEN_STOP : GEN_LENGTH;
+    if (beam->ended)
+        g->finish = GEN_STOP;
+    else
+        g->finish = GEN_LENGTH;
     if (beam->ended &&
         token_rules_has_stop(&g->exchange->token_rules, beam->out.ids[beam->out.len - 1]))
         g->stop_id = beam->out.ids[beam->out.len - 1];
-    return g->told.failed || g->text.failed ? ERR_NO_MEMORY : ERR_OK;
+    if (g->told.failed || g->text.failed)
+        return ERR_NO_MEMORY;
+    return ERR_OK;
 }
 
-/* The n best of the complete and the live beams, in order; of equal ones a complete one first. */
+/* The n best of the complete and live beams become the choices, in order; of equal ones a complete
+ * one first. Both lists are sorted, so this is a merge. */
 static int beams_finish(struct gen *first)
 {
-    const struct beams *b = first->exchange->beams;
-    struct beams_prompt *p = beams_of(first);
+    const struct beams *search = first->exchange->beams;
+    struct beams_prompt *prompt = beams_of(first);
     const struct beam none = {0};
     int done = 0, live = 0;
     int rc = ERR_OK;
 
-    if (b->o.early_stopping && p->n_done == b->n)
-        p->n_live = 0;
-    for (int i = 0; i < b->n && rc == ERR_OK; i++) {
-        const struct beam *of_live = live < p->n_live ? &p->live[live] : NULL;
-        const struct beam *of_done = done < p->n_done ? &p->done[done] : NULL;
+    /* With early_stopping the live beams no longer count once there are n complete ones. */
+    if (search->o.early_stopping && prompt->n_done == search->n)
+        prompt->n_live = 0;
+    for (int i = 0; i < search->n && rc == ERR_OK; i++) {
+        const struct beam *of_live = live < prompt->n_live ? &prompt->live[live] : NULL;
+        const struct beam *of_done = done < prompt->n_done ? &prompt->done[done] : NULL;
 
         if (of_done != NULL && of_live != NULL &&
             of_done->score < beams_score(first, of_live->sum, of_live->out.len))
@@ -379,24 +423,26 @@ static int beams_finish(struct gen *first)
     return rc;
 }
 
+/* An answer has come. After the last one of a step the search advances, and *todo says how to go
+ * on. */
 int beams_told(struct gen *g, const int32_t *ends, uint32_t n_ends, uint32_t longest,
                enum beams_todo *todo)
 {
     struct gen *first = beams_first(g);
-    struct beams_prompt *p = beams_of(g);
+    struct beams_prompt *prompt = beams_of(g);
     int n_best;
     int rc;
 
     *todo = BEAMS_NOTHING;
-    p->phases[g->index % g->exchange->n] = PHASE_IDLE;
-    if (--p->n_asked > 0)
+    prompt->phases[g->index % g->exchange->n] = PHASE_IDLE;
+    if (--prompt->n_asked > 0)
         return ERR_OK;
     rc = beams_extend(first, ends, g->exchange->beams->ignores_eos ? 0 : n_ends, &n_best);
     if (rc == ERR_OK)
         rc = beams_advance(first, n_best);
     if (rc != ERR_OK)
         return rc;
-    if (p->n_live > 0 && p->live[0].out.len < longest && beams_may_gain(first, longest)) {
+    if (prompt->n_live > 0 && prompt->live[0].out.len < longest && beams_may_gain(first, longest)) {
         *todo = BEAMS_SUBMIT;
         return beams_ask_next(first);
     }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The machine behind blocks.h: at most one block is open. */
+ * The state machine of blocks.h: at most one block is open. A reply event of another kind closes it
+ * and opens the next; the shape writes the JSON. */
 #include "front/answer/blocks.h"
 
 #include <string.h>
@@ -10,13 +11,18 @@
 #include "front/answer/logprobs.h"
 #include "front/kept/kept.h"
 
+/* Two APIs have blocks: Anthropic's messages and OpenAI's responses. */
 static const struct blocks_shape *blocks_shape_of(const struct gen *g)
 {
-    return g->exchange->shape == SHAPE_MESSAGES ? &blocks_messages : &blocks_responses;
+    if (g->exchange->shape == SHAPE_MESSAGES)
+        return &blocks_messages;
+    return &blocks_responses;
 }
 
-/* --- for the shapes --- */
+/* --- helpers of the shapes --- */
 
+/* Begin an event of a stream. The type is both in SSE's line and in the JSON, because clients read
+ * one or the other. */
 void blocks_event(struct gen *g, const char *name)
 {
     buf_printf(&g->exchange->out, "event: %s\ndata: {\"type\":\"%s\"", name, name);
@@ -32,14 +38,16 @@ uint32_t blocks_output_tokens(const struct gen *g)
     return (uint32_t)g->tokens.len - g->n_prompt;
 }
 
+/* Arguments are parsed only at the end of a call, in an arena of their own, because an answer may
+ * have many calls. */
 bool blocks_is_object(struct gen *g)
 {
     const struct buf *text = &g->speech->blocks.text;
-    const struct json *v = NULL;
+    const struct json *value = NULL;
     struct arena scratch = {.limit_bytes = g->exchange->arena.limit_bytes};
     bool is = text->len > 0 &&
-              json_parse(&v, &scratch, text->bytes, text->len, NULL, 0) == ERR_OK &&
-              v->kind == JSON_OBJECT;
+              json_parse(&value, &scratch, text->bytes, text->len, NULL, 0) == ERR_OK &&
+              value->kind == JSON_OBJECT;
 
     arena_reset(&scratch);
     return is;
@@ -48,130 +56,148 @@ bool blocks_is_object(struct gen *g)
 void blocks_add_text(struct buf *b, const char *name, const struct buf *text)
 {
     buf_printf(b, "\"%s\":", name);
-    buf_add_json_string(b, text->len == 0 ? "" : text->bytes, text->len);
+    buf_add_json_string(b, buf_text(text), text->len);
 }
 
-/* --- the machine --- */
+/* --- the state machine --- */
 
+/* Has a buffer of the blocks run out of memory? The answer would lack a part then. */
 static bool blocks_failed(const struct gen *g)
 {
-    const struct blocks *k = &g->speech->blocks;
+    const struct blocks *blocks = &g->speech->blocks;
 
-    return k->name.failed || k->text.failed || k->told.failed || k->done.failed;
+    return blocks->name.failed || blocks->text.failed || blocks->told.failed || blocks->done.failed;
 }
 
+/* Close the open block, if there is one. Its final JSON is appended to `done`, the list that the
+ * complete body is made of; in a stream the shape also writes the closing event. is_cut: the token
+ * limit ended the reply inside this block. */
 static void blocks_close(struct gen *g, bool is_cut)
 {
-    struct blocks *k = &g->speech->blocks;
+    struct blocks *blocks = &g->speech->blocks;
 
-    if (!k->is_open)
+    if (!blocks->is_open)
         return;
-    if (k->done.len > 0)
-        buf_add_byte(&k->done, ',');
+    if (blocks->done.len > 0)
+        buf_add_byte(&blocks->done, ',');
     blocks_shape_of(g)->close(g, is_cut);
     g->exchange->out.failed = g->exchange->out.failed || blocks_failed(g);
-    k->is_open = false;
+    blocks->is_open = false;
 }
 
+/* Open a block for a reply event, after closing the one before. */
 static void blocks_open(struct gen *g, const struct reply_event *e)
 {
-    struct blocks *k = &g->speech->blocks;
+    struct blocks *blocks = &g->speech->blocks;
 
     blocks_close(g, false);
-    buf_clear(&k->text);
-    buf_clear(&k->name);
-    buf_clear(&k->told);
-    k->told_said = 0;
-    k->is_open = true;
-    k->kind = (int)e->kind;
-    k->call = e->call;
-    k->n++;
+    buf_clear(&blocks->text);
+    buf_clear(&blocks->name);
+    buf_clear(&blocks->told);
+    blocks->told_said = 0;
+    blocks->is_open = true;
+    blocks->kind = (int)e->kind;
+    blocks->call = e->call;
+    blocks->n++;
     if (e->kind == REPLY_CALL_BEGIN)
-        buf_add(&k->name, e->bytes, e->len);
+        buf_add(&blocks->name, e->bytes, e->len);
     if (g->exchange->stream)
         blocks_shape_of(g)->open(g);
 }
 
+/* A reply event has come: REPLY_CONTENT and REPLY_REASON are pieces of a text, the three others the
+ * begin, the arguments and the end of a call. */
 void blocks_said(struct gen *g, const struct reply_event *e)
 {
-    struct blocks *k = &g->speech->blocks;
+    struct blocks *blocks = &g->speech->blocks;
 
     switch (e->kind) {
+    /* A piece of the other kind of text opens a block by itself. Calls have an event for it. */
     case REPLY_CONTENT:
     case REPLY_REASON:
-        if (!k->is_open || k->kind != (int)e->kind)
+        if (!blocks->is_open || blocks->kind != (int)e->kind)
             blocks_open(g, e);
         break;
     case REPLY_CALL_BEGIN: blocks_open(g, e); return;
     case REPLY_CALL_ARGS: break;
     case REPLY_CALL_END: blocks_close(g, false); return;
     }
-    buf_add(&k->text, e->bytes, e->len);
+    buf_add(&blocks->text, e->bytes, e->len);
     if (e->kind == REPLY_CONTENT)
-        logprobs_add_text(&k->told, g);
+        logprobs_add_text(&blocks->told, g);
     if (g->exchange->stream)
         blocks_shape_of(g)->piece(g, e->bytes, e->len);
 }
 
+/* Start a stream's answer. */
 void blocks_begin(struct gen *g)
 {
     blocks_shape_of(g)->begin(g);
 }
 
+/* End the answer: in a stream with the last events, otherwise with the whole body. */
 static void blocks_finish(struct gen *g)
 {
     struct exchange *x = g->exchange;
-    struct buf b = {0};
+    struct buf buf = {0};
 
     if (x->stream) {
         blocks_shape_of(g)->finish(g);
         x->complete = true;
         return;
     }
-    blocks_shape_of(g)->body(g, &b);
-    exchange_reply_json(x, &b);
+    blocks_shape_of(g)->body(g, &buf);
+    exchange_reply_json(x, &buf);
 }
 
-/* Give the response to the store; false: the answer does not wait for that. */
+/* Pass the response to the store. False: the answer need not wait for it. */
 static bool blocks_keep(struct gen *g)
 {
     struct exchange *x = g->exchange;
-    struct keeping *k = x->keeping;
+    struct keeping *keeping = x->keeping;
     struct kept_record record;
-    struct buf b = {0};
+    struct buf buf = {0};
 
-    if (k == NULL)
+    if (keeping == NULL)
         return false;
-    blocks_shape_of(g)->body(g, &b);
-    record = (struct kept_record){.name = kept_name(k->tenant, x->id),
+    blocks_shape_of(g)->body(g, &buf);
+    /* kept_write() copies the texts, so that the buffer may be freed below. */
+    record = (struct kept_record){.name = kept_name(keeping->tenant, x->id),
                                   .created_s = x->completed,
-                                  .response = b.bytes,
-                                  .response_len = b.len,
-                                  .input = k->input,
-                                  .input_len = k->input_len};
-    k->job = b.failed ? NULL : kept_write(k->kept, &record);
-    k->failed = k->job == NULL;
-    k->since_us = clock_us();
-    buf_fini(&b);
-    return !k->failed;
+                                  .response = buf.bytes,
+                                  .response_len = buf.len,
+                                  .input = keeping->input,
+                                  .input_len = keeping->input_len};
+    if (buf.failed)
+        keeping->job = NULL;
+    else
+        keeping->job = kept_write(keeping->kept, &record);
+    keeping->failed = keeping->job == NULL;
+    keeping->since_us = clock_us();
+    buf_fini(&buf);
+    return !keeping->failed;
 }
 
+/* The answer of a stored response is held until the record is on disk, so that a client can name it
+ * at once in its next request. KEPT_WAIT_US bounds the delay. */
 bool blocks_wait(const struct exchange *x, uint64_t now_us)
 {
-    const struct keeping *k = x->keeping;
+    const struct keeping *keeping = x->keeping;
 
-    return k != NULL && k->job != NULL && !x->complete && kept_state(k->job) == KEPT_WAITS &&
-           now_us - k->since_us < KEPT_WAIT_US;
+    return keeping != NULL && keeping->job != NULL && !x->complete &&
+           kept_state(keeping->job) == KEPT_WAITS && now_us - keeping->since_us < KEPT_WAIT_US;
 }
 
+/* The record was written or failed, or took too long: answer now. */
 void blocks_kept(struct exchange *x)
 {
-    struct keeping *k = x->keeping;
+    struct keeping *keeping = x->keeping;
 
-    k->failed = kept_state(k->job) != KEPT_WRITTEN;
+    keeping->failed = kept_state(keeping->job) != KEPT_WRITTEN;
     blocks_finish(&x->gens[0]);
 }
 
+/* The reply has ended. */
 void blocks_end(struct gen *g)
 {
     g->exchange->completed = clock_unix_s();
@@ -182,5 +208,7 @@ void blocks_end(struct gen *g)
 
 void blocks_fail(struct gen *g, int err, const char *message)
 {
-    blocks_shape_of(g)->fail(g, err, message == NULL ? err_sentence(err) : message);
+    if (message == NULL || message[0] == '\0')
+        message = err_sentence(err);
+    blocks_shape_of(g)->fail(g, err, message);
 }

@@ -1,4 +1,14 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Log probabilities. A generation's records are one run of struct logprob: a chosen token (begins
+ * is true), its alternatives, the next chosen token, and so on. Offsets into that run mark the part
+ * of complete tokens (told_whole) and the part already written (told_written).
+ *
+ *   chosen top top top  chosen top top top  chosen top top
+ *                       ^ told_written      ^ told_whole
+ *
+ * Here the second token is complete and waits to be written; the third one's records are still
+ * arriving. */
 #include "front/answer/logprobs.h"
 
 #include <float.h>
@@ -7,41 +17,50 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define LOGPROBS_LEAST (-9999.0) /* OpenAI's for what has no probability */
+#define LOGPROBS_LEAST (-9999.0) /* OpenAI's value for a token without probability */
 
+/* A record of a single token: chosen, or an alternative. */
 void logprobs_record(struct gen *g, const struct wire_out *o)
 {
     bool prompt = o->kind == WIRE_PROMPT_CHOSEN || o->kind == WIRE_PROMPT_TOP;
     struct buf *to = prompt ? &g->prompt_told : &g->told;
-    struct logprob p = {.id = o->value,
-                        .logprob = o->logprob,
-                        .rank = o->rank,
-                        .begins = o->kind == WIRE_CHOSEN || o->kind == WIRE_PROMPT_CHOSEN};
+    struct logprob entry = {.id = o->value,
+                            .logprob = o->logprob,
+                            .rank = o->rank,
+                            .begins = o->kind == WIRE_CHOSEN || o->kind == WIRE_PROMPT_CHOSEN};
 
-    buf_add(to, &p, sizeof p);
+    buf_add(to, &entry, sizeof entry);
     g->exchange->out.failed = g->exchange->out.failed || to->failed;
 }
 
-/* --- whole rows ------------------------------------------------------------------------- */
+/* --- whole rows -------------------------------------------------------------------------
+ *
+ * When a client wants more alternatives than WIRE_LOGPROBS_MAX, the engine sends the whole row of
+ * logits, three floats per record. They are collected in g->row: row[0] is the log of the sum,
+ * row[1 ..] the logits by id. */
 
+/* Larger first; equal ones by id, so that the order is defined. */
 static int logprobs_order(const void *a, const void *b)
 {
-    const struct logprob *x = a, *y = b;
+    const struct logprob *left = a, *right = b;
 
-    if (x->logprob != y->logprob)
-        return x->logprob < y->logprob ? 1 : -1;
-    return (x->id > y->id) - (x->id < y->id);
+    if (left->logprob != right->logprob)
+        return left->logprob < right->logprob ? 1 : -1;
+    return (left->id > right->id) - (left->id < right->id);
 }
 
-/* A logit as the engine counts it. */
+/* A logit as the engine treats it: NaN never, infinity as the largest float. */
 static float logprobs_tame(float logit)
 {
     if (isnan(logit))
         return -INFINITY;
-    return logit > FLT_MAX ? FLT_MAX : logit;
+    if (logit > FLT_MAX)
+        return FLT_MAX;
+    return logit;
 }
 
-/* The row's ids by their logits; ranks from 1 on. */
+/* Sort the row's ids by their logits, and turn logits into log probabilities with ranks from 1
+ * on. */
 static void logprobs_sort(struct logprob *all, const float *row, uint32_t n_vocab)
 {
     for (uint32_t i = 0; i < n_vocab; i++)
@@ -53,24 +72,26 @@ static void logprobs_sort(struct logprob *all, const float *row, uint32_t n_voca
     }
 }
 
-/* Entries of the n first, then of those asked for by id that are not among them. */
+/* Append records of the n best, then of those ids that the request asked for and that are not among
+ * them. */
 static void logprobs_add_row(struct gen *g, struct buf *to, uint32_t n, uint32_t n_vocab)
 {
-    const struct token_rules *s = &g->exchange->token_rules;
+    const struct token_rules *rules = &g->exchange->token_rules;
     struct logprob *all = mem_zalloc_array(n_vocab, sizeof *all);
 
     if (all == NULL) {
         to->failed = true;
         return;
     }
-    n = n < n_vocab ? n : n_vocab;
+    if (n > n_vocab)
+        n = n_vocab;
     logprobs_sort(all, (const float *)(const void *)g->row.bytes, n_vocab);
     buf_add(to, all, n * sizeof *all);
     for (uint32_t i = n; i < n_vocab && to == &g->told; i++) {
         bool is_asked = false;
 
-        for (uint32_t k = 0; k < s->n_asked; k++)
-            is_asked = is_asked || s->asked[k] == all[i].id;
+        for (uint32_t k = 0; k < rules->n_asked; k++)
+            is_asked = is_asked || rules->asked[k] == all[i].id;
         all[i].rank = 0;
         if (is_asked)
             buf_add(to, &all[i], sizeof all[i]);
@@ -78,7 +99,7 @@ static void logprobs_add_row(struct gen *g, struct buf *to, uint32_t n, uint32_t
     mem_free(all);
 }
 
-/* What a stream has written it forgets. */
+/* In a stream, drop the records that were already written, because they are large. */
 static void logprobs_forget(struct gen *g)
 {
     size_t from = g->told_written;
@@ -91,28 +112,31 @@ static void logprobs_forget(struct gen *g)
     g->told_written = 0;
 }
 
+/* A piece of a row has come. The last piece completes the row, whose best ids become records. */
 void logprobs_row(struct gen *g, const struct wire_out *o, uint32_t n_vocab)
 {
     bool prompt = o->kind == WIRE_PROMPT_ROW;
     struct buf *to = prompt ? &g->prompt_told : &g->told;
-    const struct wire_generate *r = &g->request.generate;
+    const struct wire_generate *generate = &g->request.generate;
     size_t whole = (1 + (size_t)n_vocab) * sizeof(float), left = whole - g->row.len;
     float piece[3];
 
+    /* The record's members for a token hold three floats here. */
     memcpy(piece, &o->value, sizeof o->value);
     memcpy(piece + 1, o->logits, sizeof o->logits);
     buf_add(&g->row, piece, left < sizeof piece ? left : sizeof piece);
     if (g->row.len == whole) {
-        logprobs_add_row(g, to, prompt ? r->n_prompt_logprobs : r->n_logprobs, n_vocab);
+        logprobs_add_row(g, to, prompt ? generate->n_prompt_logprobs : generate->n_logprobs,
+                         n_vocab);
         buf_clear(&g->row);
     }
-    /* A text that is held back holds its tokens' alternatives. */
+    /* Bounds the memory of text that is being held back. */
     if (to->len / sizeof(struct logprob) * LOGPROBS_ENTRY_BYTES > 2 * LOGPROBS_HELD_BYTES)
         to->failed = true;
     g->exchange->out.failed = g->exchange->out.failed || to->failed || g->row.failed;
 }
 
-/* Is n, more than are told one by one, within the vocabulary and the setting? */
+/* Check n against the vocabulary and the setting max_logprobs. */
 static int logprobs_within(const char *field, uint32_t n, uint32_t n_vocab, int most, char *why,
                            size_t cap)
 {
@@ -123,15 +147,15 @@ static int logprobs_within(const char *field, uint32_t n, uint32_t n_vocab, int 
     }
     if (n == LOGPROBS_ALL && most >= 0 && n_vocab > (uint32_t)most) {
         (void)snprintf(why, cap,
-                       "'%s' of -1 asks for the whole vocabulary, %u; this server tells at most %d "
-                       "alternatives of a token (max_logprobs)",
+                       "'%s' of -1 means the whole vocabulary, %u; this server returns at most %d "
+                       "alternatives per token (max_logprobs)",
                        field, n_vocab, most);
         return ERR_INVALID;
     }
     return ERR_OK;
 }
 
-/* Alternatives of each of so many tokens. */
+/* Check that the records of n_tokens tokens fit into one answer. */
 static int logprobs_fit(const char *field, uint32_t n, uint32_t n_vocab, uint64_t n_tokens,
                         char *why, size_t cap)
 {
@@ -140,44 +164,50 @@ static int logprobs_fit(const char *field, uint32_t n, uint32_t n_vocab, uint64_
 
     if (n_tokens <= most)
         return ERR_OK;
-    (void)snprintf(why, cap,
-                   "'%s' asks for %llu log probabilities of each of %llu tokens; one answer holds "
-                   "them of at most %llu: of all its choices and prompts, and not streamed of "
-                   "'max_tokens'",
-                   field, (unsigned long long)each, (unsigned long long)n_tokens,
-                   (unsigned long long)most);
+    (void)snprintf(
+        why, cap,
+        "'%s' asks for %llu log probabilities for each of %llu tokens; one answer holds "
+        "them for at most %llu tokens of all its choices and prompts; without streaming, "
+        "'max_tokens' counts in full",
+        field, (unsigned long long)each, (unsigned long long)n_tokens, (unsigned long long)most);
     return ERR_INVALID;
 }
 
-int logprobs_check(const struct gen *g, uint32_t n_vocab, int most, uint32_t longest, char *why,
-                   size_t cap, const char **param)
+/* Check the numbers of alternatives that the engine's vocabulary bounds. Small ones need no
+ * check. */
+int logprobs_check(const struct gen *g, uint32_t n_vocab, int most, uint32_t longest,
+                   struct reason *reason)
 {
     const struct exchange *x = g->exchange;
-    const struct wire_generate *r = &g->request.generate;
+    const struct wire_generate *generate = &g->request.generate;
     uint64_t n_answer = x->max_tokens_given ? x->max_tokens : longest - g->n_prompt;
     uint32_t n_prompts = (uint32_t)x->n_gens / (uint32_t)x->n;
     int rc = ERR_OK;
 
-    if ((g->request.flags & WIRE_LOGPROBS) != 0 && r->n_logprobs > WIRE_LOGPROBS_MAX) {
-        *param = x->format == EXCHANGE_CHAT ? "top_logprobs" : "logprobs";
-        rc = logprobs_within(*param, r->n_logprobs, n_vocab, most, why, cap);
+    if ((g->request.flags & WIRE_LOGPROBS) != 0 && generate->n_logprobs > WIRE_LOGPROBS_MAX) {
+        reason->param = x->format == EXCHANGE_CHAT ? "top_logprobs" : "logprobs";
+        rc = logprobs_within(reason->param, generate->n_logprobs, n_vocab, most, reason->text,
+                             sizeof reason->text);
         if (rc == ERR_OK)
-            rc = logprobs_fit(*param, r->n_logprobs, n_vocab,
-                              (uint64_t)x->n_gens * (x->stream ? 1 : n_answer), why, cap);
+            rc = logprobs_fit(reason->param, generate->n_logprobs, n_vocab,
+                              (uint64_t)x->n_gens * (x->stream ? 1 : n_answer), reason->text,
+                              sizeof reason->text);
     }
     if (rc == ERR_OK && (g->request.flags & WIRE_PROMPT_LOGPROBS) != 0 &&
-        r->n_prompt_logprobs > WIRE_LOGPROBS_MAX) {
-        *param = x->prompt_logprobs ? "prompt_logprobs" : "logprobs"; /* of an echo */
-        rc = logprobs_within(*param, r->n_prompt_logprobs, n_vocab, most, why, cap);
+        generate->n_prompt_logprobs > WIRE_LOGPROBS_MAX) {
+        reason->param = x->prompt_logprobs ? "prompt_logprobs" : "logprobs"; /* of an echo */
+        rc = logprobs_within(reason->param, generate->n_prompt_logprobs, n_vocab, most,
+                             reason->text, sizeof reason->text);
         if (rc == ERR_OK)
-            rc = logprobs_fit(*param, r->n_prompt_logprobs, n_vocab,
-                              (uint64_t)n_prompts * g->n_prompt, why, cap);
+            rc = logprobs_fit(reason->param, generate->n_prompt_logprobs, n_vocab,
+                              (uint64_t)n_prompts * g->n_prompt, reason->text, sizeof reason->text);
     }
     return rc;
 }
 
 /* --- records ---------------------------------------------------------------------------- */
 
+/* A token has come, after its records: they are now complete. */
 void logprobs_token(struct gen *g)
 {
     if (g->request.generate.n_logprobs > WIRE_LOGPROBS_MAX)
@@ -185,6 +215,8 @@ void logprobs_token(struct gen *g)
     g->told_whole = g->told.len;
 }
 
+/* The generation is submitted again: forget the records of a token that has not come. Returns the
+ * request's flags, without those for records that are already here. */
 uint32_t logprobs_restart(struct gen *g)
 {
     uint32_t flags = g->request.flags;
@@ -192,11 +224,14 @@ uint32_t logprobs_restart(struct gen *g)
     buf_clear(&g->row);
     g->told.len = g->told_whole;
     if (g->tokens.len > g->n_prompt)
-        return flags & ~(uint32_t)WIRE_PROMPT_LOGPROBS; /* all was told before the first token */
+        return flags & ~(uint32_t)WIRE_PROMPT_LOGPROBS; /* the prompt's were sent before the first
+                                                         * token */
     g->prompt_told.len = 0;
     return flags;
 }
 
+/* Must the text of an echo wait? The log probabilities of its prompt belong into the first event,
+ * and come with the first choice. */
 bool logprobs_echo_waits(const struct gen *g)
 {
     const struct exchange *x = g->exchange;
@@ -209,15 +244,16 @@ bool logprobs_echo_waits(const struct gen *g)
 
 /* --- pieces ----------------------------------------------------------------------------- */
 
+/* The record at an offset, copied because the buffer does not align it. */
 static struct logprob logprobs_at(const struct buf *told, size_t at)
 {
-    struct logprob p;
+    struct logprob entry;
 
-    memcpy(&p, told->bytes + at, sizeof p);
-    return p;
+    memcpy(&entry, told->bytes + at, sizeof entry);
+    return entry;
 }
 
-/* Where the next token's begins, from one that begins at `at`. */
+/* The offset of the next chosen token after the one at `at`. */
 static size_t logprobs_next(const struct buf *told, size_t end, size_t at)
 {
     do
@@ -226,12 +262,13 @@ static size_t logprobs_next(const struct buf *told, size_t end, size_t at)
     return at;
 }
 
+/* A log probability; JSON has no infinity. */
 static void logprobs_value(struct buf *b, float value)
 {
     buf_printf(b, "%.8g", isfinite(value) ? (double)value : LOGPROBS_LEAST);
 }
 
-/* A token as text; parts of characters become U+FFFD. */
+/* Write a token as text; parts of characters become U+FFFD. Returns its bytes. */
 static const char *logprobs_token_text(struct buf *b, const struct gen *g, int32_t id, size_t *len)
 {
     const char *text = tokenizer_bytes(g->detok.tokenizer, id, len);
@@ -243,7 +280,9 @@ static const char *logprobs_token_text(struct buf *b, const struct gen *g, int32
     return text;
 }
 
-/* --- chats ------------------------------------------------------------------------------ */
+/* --- chats ------------------------------------------------------------------------------
+ *
+ * "logprobs":{"content":[{"token":"a","logprob":-0.1,"bytes":[97],"top_logprobs":[...]}, ...]} */
 
 /* "token":...,"logprob":...,"bytes":[...] */
 static void logprobs_chat_token(struct buf *b, const struct gen *g, const struct logprob *p)
@@ -256,30 +295,32 @@ static void logprobs_chat_token(struct buf *b, const struct gen *g, const struct
     buf_add_text(b, ",\"logprob\":");
     logprobs_value(b, p->logprob);
     buf_add_text(b, ",\"bytes\":[");
-    for (size_t i = 0; i < len; i++)
-        buf_printf(b, i == 0 ? "%u" : ",%u", (unsigned char)text[i]);
+    for (size_t i = 0; i < len; i++) {
+        buf_add_comma(b, i > 0);
+        buf_printf(b, "%u", (unsigned char)text[i]);
+    }
     buf_add_byte(b, ']');
 }
 
-/* The token at `at` with its alternatives, which end at next. */
+/* The token at offset `at` with its alternatives, which end at offset next. */
 static void logprobs_chat_entry(struct buf *b, const struct gen *g, size_t at, size_t next)
 {
-    struct logprob p = logprobs_at(&g->told, at);
+    struct logprob entry = logprobs_at(&g->told, at);
 
     buf_add_byte(b, '{');
-    logprobs_chat_token(b, g, &p);
+    logprobs_chat_token(b, g, &entry);
     buf_add_text(b, ",\"top_logprobs\":[");
-    for (size_t top = at + sizeof p; top < next; top += sizeof p) {
-        p = logprobs_at(&g->told, top);
-        buf_add_text(b, top == at + sizeof p ? "{" : ",{");
-        logprobs_chat_token(b, g, &p);
+    for (size_t top = at + sizeof entry; top < next; top += sizeof entry) {
+        entry = logprobs_at(&g->told, top);
+        buf_add_text(b, top == at + sizeof entry ? "{" : ",{");
+        logprobs_chat_token(b, g, &entry);
         buf_add_byte(b, '}');
     }
     buf_add_text(b, "]}");
 }
 
-/* Up to where a chat's event tells: the token that only ends the text is told by the event with the
- * finish_reason, because clients take the tokens beside a text for its own. */
+/* The end of the records for this event. A token that only ends the text is written with the
+ * finish_reason, because clients assign the tokens of an event to its text. */
 static size_t logprobs_chat_end(const struct gen *g)
 {
     bool waits = g->exchange->stream && g->finish == GEN_RUNNING && g->ended;
@@ -292,6 +333,7 @@ static size_t logprobs_chat_end(const struct gen *g)
     return end;
 }
 
+/* The member "logprobs" of a chat, with the tokens since the last event. */
 void logprobs_write_chat(struct buf *b, struct gen *g)
 {
     size_t end = logprobs_chat_end(g);
@@ -311,9 +353,10 @@ void logprobs_write_chat(struct buf *b, struct gen *g)
     g->told_written = end;
 }
 
+/* Append the same objects to a list, for /v1/responses. */
 void logprobs_add_text(struct buf *b, struct gen *g)
 {
-    bool mute = g->ended && !g->detok.include_stop; /* the last token says nothing */
+    bool mute = g->ended && !g->detok.include_stop; /* the last token adds no text */
 
     for (size_t at = g->told_written, next; at < g->told_whole; at = next) {
         next = logprobs_next(&g->told, g->told_whole, at);
@@ -326,6 +369,7 @@ void logprobs_add_text(struct buf *b, struct gen *g)
     g->told_written = g->told_whole;
 }
 
+/* Reasoning and calls have no log probabilities in /v1/responses. */
 void logprobs_skip(struct gen *g)
 {
     g->told_written = g->told_whole;
@@ -333,10 +377,10 @@ void logprobs_skip(struct gen *g)
 
 /* --- completions ------------------------------------------------------------------------ */
 
-/* A completion's lists, each of which is written in a pass of its own over the same tokens. */
+/* A completion has four lists. Each is written in a pass of its own over the same tokens. */
 enum logprobs_list { LIST_OFFSETS, LIST_VALUES, LIST_TOKENS, LIST_TOPS };
 
-/* Characters that begin in a token. */
+/* The number of characters that begin in a token. */
 static uint32_t logprobs_chars(const struct gen *g, int32_t id)
 {
     size_t len;
@@ -348,7 +392,8 @@ static uint32_t logprobs_chars(const struct gen *g, int32_t id)
     return n;
 }
 
-/* {"token":value,...}: the one that came, and the most probable. */
+/* {"token":value,...}: the chosen token and the most probable ones. The chosen one comes first
+ * unless it is among them. */
 static void logprobs_tops(struct buf *b, const struct gen *g, const struct buf *told, size_t at,
                           size_t next)
 {
@@ -359,51 +404,58 @@ static void logprobs_tops(struct buf *b, const struct gen *g, const struct buf *
     for (size_t top = at + sizeof came; top < next; top += sizeof came)
         listed = listed || logprobs_at(told, top).id == came.id;
     for (size_t top = listed ? at + sizeof came : at; top < next; top += sizeof came) {
-        struct logprob p = logprobs_at(told, top);
+        struct logprob entry = logprobs_at(told, top);
         size_t len;
 
         if (!first)
             buf_add_byte(b, ',');
         first = false;
-        (void)logprobs_token_text(b, g, p.id, &len);
+        (void)logprobs_token_text(b, g, entry.id, &len);
         buf_add_byte(b, ':');
-        logprobs_value(b, p.logprob);
+        logprobs_value(b, entry.logprob);
     }
     buf_add_byte(b, '}');
 }
 
-/* A token of a list; offset: the characters before it. */
+/* The records of some tokens: bytes at .. end of told. */
+struct logprobs_run {
+    const struct buf *told;
+    size_t at, end;
+};
+
+/* One token of a list; offset: the number of characters before it. */
 static void logprobs_text_token(struct buf *b, const struct gen *g, enum logprobs_list list,
-                                const struct buf *told, size_t at, size_t next, uint32_t offset)
+                                const struct logprobs_run *token, uint32_t offset)
 {
-    struct logprob p = logprobs_at(told, at);
+    struct logprob entry = logprobs_at(token->told, token->at);
     size_t len;
 
     switch (list) {
     case LIST_OFFSETS: buf_printf(b, "%u", offset); break;
-    case LIST_VALUES: logprobs_value(b, p.logprob); break;
-    case LIST_TOKENS: (void)logprobs_token_text(b, g, p.id, &len); break;
-    case LIST_TOPS: logprobs_tops(b, g, told, at, next); break;
+    case LIST_VALUES: logprobs_value(b, entry.logprob); break;
+    case LIST_TOKENS: (void)logprobs_token_text(b, g, entry.id, &len); break;
+    case LIST_TOPS: logprobs_tops(b, g, token->told, token->at, token->end); break;
     }
 }
 
-/* Tokens of told from `at` on. Returns the characters up to its end. */
+/* The tokens of a run, with commas between, and one before the first unless it is the list's first.
+ * Returns the number of characters up to the last one's end. */
 static uint32_t logprobs_list_run(struct buf *b, const struct gen *g, enum logprobs_list list,
-                                  const struct buf *told, size_t at, size_t end, uint32_t offset,
-                                  bool first)
+                                  struct logprobs_run run, uint32_t offset, bool first)
 {
-    for (size_t next; at < end; at = next) {
-        next = logprobs_next(told, end, at);
-        if (!first)
-            buf_add_byte(b, ',');
+    while (run.at < run.end) {
+        size_t next = logprobs_next(run.told, run.end, run.at);
+
+        buf_add_comma(b, !first);
         first = false;
-        logprobs_text_token(b, g, list, told, at, next, offset);
-        offset += logprobs_chars(g, logprobs_at(told, at).id);
+        logprobs_text_token(b, g, list, &(struct logprobs_run){run.told, run.at, next}, offset);
+        offset += logprobs_chars(g, logprobs_at(run.told, run.at).id);
+        run.at = next;
     }
     return offset;
 }
 
-/* One list, with the prompt in front where it is echoed. */
+/* One list, with the echoed prompt's tokens first. */
 static uint32_t logprobs_list(struct buf *b, const struct gen *g, enum logprobs_list list,
                               bool with_prompt)
 {
@@ -412,6 +464,7 @@ static uint32_t logprobs_list(struct buf *b, const struct gen *g, enum logprobs_
     size_t len;
 
     buf_add_byte(b, '[');
+    /* The first token of a prompt has no log probability, because nothing precedes it. */
     if (with_prompt) {
         if (list == LIST_OFFSETS)
             buf_add_byte(b, '0');
@@ -419,15 +472,19 @@ static uint32_t logprobs_list(struct buf *b, const struct gen *g, enum logprobs_
             (void)logprobs_token_text(b, g, g->tokens.ids[0], &len);
         else
             buf_add_text(b, "null");
-        offset = logprobs_list_run(b, g, list, &first->prompt_told, 0, first->prompt_told.len,
-                                   logprobs_chars(g, g->tokens.ids[0]), false);
+        offset = logprobs_list_run(
+            b, g, list, (struct logprobs_run){&first->prompt_told, 0, first->prompt_told.len},
+            logprobs_chars(g, g->tokens.ids[0]), false);
     }
-    offset = logprobs_list_run(b, g, list, &g->told, g->told_written, g->told_whole, offset,
-                               !with_prompt);
+    offset = logprobs_list_run(b, g, list,
+                               (struct logprobs_run){&g->told, g->told_written, g->told_whole},
+                               offset, !with_prompt);
     buf_add_byte(b, ']');
     return offset;
 }
 
+/* The member "logprobs" of a completion. told_chars goes on from event to event, so that offsets
+ * count from the beginning of the text. */
 void logprobs_write_text(struct buf *b, struct gen *g)
 {
     bool with_prompt = g->exchange->echo && !g->prompt_written;
@@ -464,6 +521,8 @@ static void logprobs_prompt_token(struct buf *b, const struct gen *g, const stru
     buf_add_byte(b, '}');
 }
 
+/* The member "prompt_logprobs": for each token an object by token id. The chosen one comes first
+ * and is not repeated. */
 void logprobs_write_prompt(struct buf *b, const struct gen *g)
 {
     const struct buf *told = &g->prompt_told;
@@ -476,12 +535,12 @@ void logprobs_write_prompt(struct buf *b, const struct gen *g)
         buf_add_text(b, ",{");
         logprobs_prompt_token(b, g, &came);
         for (size_t top = at + sizeof came; top < next; top += sizeof came) {
-            struct logprob p = logprobs_at(told, top);
+            struct logprob entry = logprobs_at(told, top);
 
-            if (p.id == came.id)
+            if (entry.id == came.id)
                 continue;
             buf_add_byte(b, ',');
-            logprobs_prompt_token(b, g, &p);
+            logprobs_prompt_token(b, g, &entry);
         }
         buf_add_byte(b, '}');
     }

@@ -1,4 +1,8 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The replay of a stored response as a stream: the events that a stream would have had, each text
+ * in one delta. A member that was different at the beginning (a status, an empty output) is
+ * replaced by its early value, or left out. */
 #include "front/answer/replay.h"
 
 #include <string.h>
@@ -6,21 +10,24 @@
 struct replay {
     struct buf *b;
     uint32_t n_events;
-    const struct json *item; /* that is told of */
+    const struct json *item; /* the current item */
     uint32_t item_idx, part_idx;
 };
 
+/* Begin an event; each has the next sequence number. */
 static void replay_begin(struct replay *r, const char *name)
 {
     buf_printf(r->b, "event: %s\ndata: {\"type\":\"%s\",\"sequence_number\":%u", name, name,
                r->n_events++);
 }
 
+/* End the event. */
 static void replay_end(struct replay *r)
 {
     buf_add_text(r->b, "}\n\n");
 }
 
+/* Append a member, after a comma. A missing value becomes null. */
 static void replay_member(struct buf *b, const char *name, const struct json *v)
 {
     buf_printf(b, ",\"%s\":", name);
@@ -30,12 +37,13 @@ static void replay_member(struct buf *b, const char *name, const struct json *v)
         json_write(b, v, JSON_EXACT);
 }
 
-/* What a member is before the rest has come: JSON; NULL: as it is; "": it is not there yet. */
+/* The value of a member before the rest of its object existed: JSON; "": the member was missing;
+ * NULL: as in the complete object. */
 struct replay_early {
     const char *name, *text;
 };
 
-/* An object as it was when it began. */
+/* Write an object as it was when it began. */
 static void replay_early(struct buf *b, const struct json *object, const struct replay_early *early,
                          size_t n_early)
 {
@@ -43,25 +51,28 @@ static void replay_early(struct buf *b, const struct json *object, const struct 
 
     buf_add_byte(b, '{');
     for (uint32_t i = 0; i < object->n; i++) {
-        const struct json *m = &object->items[i];
+        const struct json *member = &object->items[i];
         const char *text = NULL;
 
         for (size_t k = 0; k < n_early; k++)
-            text = strcmp(early[k].name, m->key) == 0 ? early[k].text : text;
+            if (strcmp(early[k].name, member->key) == 0)
+                text = early[k].text;
         if (text != NULL && text[0] == '\0')
             continue;
         buf_add_text(b, comma);
-        buf_add_json_string(b, m->key, strlen(m->key));
+        buf_add_json_string(b, member->key, strlen(member->key));
         buf_add_byte(b, ':');
         if (text != NULL)
             buf_add_text(b, text);
         else
-            json_write(b, m, JSON_EXACT);
+            json_write(b, member, JSON_EXACT);
         comma = ",";
     }
     buf_add_byte(b, '}');
 }
 
+/* An event with the whole response. created and in_progress show it before it had any output; the
+ * last event shows it as it is stored. */
 static void replay_response(struct replay *r, const char *event, const struct json *response)
 {
     static const struct replay_early early[] = {{"status", "\"in_progress\""},
@@ -78,6 +89,7 @@ static void replay_response(struct replay *r, const char *event, const struct js
     replay_end(r);
 }
 
+/* An event with the whole item: empty when it is added, complete when it is done. */
 static void replay_item_event(struct replay *r, const char *event, bool ends)
 {
     static const struct replay_early early[] = {
@@ -89,7 +101,7 @@ static void replay_item_event(struct replay *r, const char *event, bool ends)
     replay_end(r);
 }
 
-/* The members by which an event names its item and part. */
+/* The members with which an event refers to an item and its part. */
 static void replay_place(struct replay *r, bool has_part)
 {
     replay_member(r->b, "item_id", json_get(r->item, "id"));
@@ -98,6 +110,7 @@ static void replay_place(struct replay *r, bool has_part)
         buf_printf(r->b, ",\"content_index\":%u", r->part_idx);
 }
 
+/* An event with a part of a message or a reasoning item. */
 static void replay_part_event(struct replay *r, const struct json *part, const char *event,
                               bool ends)
 {
@@ -110,7 +123,7 @@ static void replay_part_event(struct replay *r, const struct json *part, const c
     replay_end(r);
 }
 
-/* The text of a part, or of a call: `name` is the member of the event that ends it. */
+/* A text of a part or of a call. name is the member that holds it in the event. */
 static void replay_text(struct replay *r, const char *event, const char *name,
                         const struct json *text, const struct json *logprobs)
 {
@@ -124,6 +137,7 @@ static void replay_text(struct replay *r, const char *event, const char *name,
     replay_end(r);
 }
 
+/* The four events of a part: added, its text as one delta, the text's end, done. */
 static void replay_part(struct replay *r, const struct json *part)
 {
     bool reasons = json_is_text(json_get(part, "type"), "reasoning_text");
@@ -138,6 +152,8 @@ static void replay_part(struct replay *r, const struct json *part)
     replay_part_event(r, part, "response.content_part.done", true);
 }
 
+/* The events of one item: of its parts, or of a call's arguments. Empty arguments have no delta, as
+ * in a stream. */
 static void replay_item(struct replay *r)
 {
     const struct json *content = json_get_kind(r->item, "content", JSON_LIST);
@@ -158,18 +174,19 @@ static void replay_item(struct replay *r)
     replay_item_event(r, "response.output_item.done", true);
 }
 
+/* The item and part indices are members, so that every event finds them. */
 void replay_write(struct buf *b, const struct json *response)
 {
     const struct json *output = json_get_kind(response, "output", JSON_LIST);
-    struct replay r = {.b = b};
+    struct replay replay = {.b = b};
 
-    replay_response(&r, "response.created", response);
-    replay_response(&r, "response.in_progress", response);
-    for (r.item_idx = 0; output != NULL && r.item_idx < output->n; r.item_idx++) {
-        r.item = &output->items[r.item_idx];
-        replay_item(&r);
+    replay_response(&replay, "response.created", response);
+    replay_response(&replay, "response.in_progress", response);
+    for (replay.item_idx = 0; output != NULL && replay.item_idx < output->n; replay.item_idx++) {
+        replay.item = &output->items[replay.item_idx];
+        replay_item(&replay);
     }
-    replay_response(&r,
+    replay_response(&replay,
                     json_is_text(json_get(response, "status"), "incomplete") ? "response.incomplete"
                                                                              : "response.completed",
                     response);

@@ -1,5 +1,7 @@
-/* The endpoints: each reads one kind of request and leaves an answer or generations in the
- * exchange. All run on reader threads; none blocks on the engine. */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The endpoints. Each reads one kind of request and leaves a complete answer or generations in the
+ * exchange. All run on reader threads; none waits for the engine. */
 #ifndef QUIRE_FRONT_API_API_H
 #define QUIRE_FRONT_API_API_H
 
@@ -41,51 +43,53 @@ api_fn api_cache_reset; /* POST /reset_prefix_cache */
 api_fn api_sleep;       /* POST /sleep */
 api_fn api_wake_up;     /* POST /wake_up */
 
-/* --- shared by the generating endpoints (gen.c) --- */
+/* --- used by all generating endpoints (gen.c) --- */
 
-/* Fields, id and generations, x->n for each of n_prompts, with empty prompts. False after an error
- * answer. */
+/* Read the fields, choose the id, and make the generations: x->n for each of n_prompts, with empty
+ * prompts. False after an error answer. */
 bool gen_prepare(struct front *f, struct exchange *x, const struct json *body,
                  enum exchange_format format, int n_prompts);
 
-/* thinking_token_budget for n generations whose replies begin so. False after an error answer. */
+/* Apply thinking_token_budget to n generations whose replies begin as `start`. False after an error
+ * answer. */
 bool gen_hold_reasoning(const struct front *f, struct exchange *x, struct gen *gens, int n,
                         enum form_start start);
 
-/* The client's name for the request, or NULL, is the answer's id as it is, without a prefix, where
- * it can be one. */
+/* Use the client's name for the request (NULL: none) as the answer's id, without a prefix, if it is
+ * usable as one. */
 void gen_keep_name(struct exchange *x, const struct json *name);
 
-/* Append the ids of a list to a prompt. ERR_INVALID, with a sentence in why, when a member is none;
- * ERR_NO_MEMORY. */
+/* Append the token ids in a list to a prompt. ERR_INVALID, with a sentence in why, when a member is
+ * not a token id; ERR_NO_MEMORY. */
 int gen_add_ids(struct gen *g, const struct json *ids, char *why, size_t cap) ERR_CHECKED;
 
-/* Append the ids of a text to a prompt. ERR_OK; ERR_TOO_LONG, with words in why, when it cannot fit
- * whatever its tokens are, and is not to be cut; tokenizer_encode()'s errors. */
-int gen_add_text(struct front *f, struct gen *g, const char *text, size_t len, bool add_special,
+/* Encode a text and append its ids to a prompt. ERR_TOO_LONG, with a sentence in why, when the text
+ * cannot fit whatever its tokens are and must not be cut; otherwise as tokenizer_encode(). */
+int gen_add_text(struct front *f, struct gen *g, const struct json *text, bool add_special,
                  char *why, size_t cap);
 
-/* The same of a chat's prompt. Where splits_special is set, control tokens are found only in what
- * the template wrote itself; else everywhere. */
+/* Encode a chat's prompt and append its ids. With splits_special, special tokens are recognised
+ * only in the parts that the template itself wrote; otherwise everywhere. */
 int gen_add_prompt(struct front *f, struct gen *g, const struct chat_prompt *prompt,
                    bool add_special, char *why, size_t cap);
 
-/* What the output is held to, for all generations; start says where a reply begins. False after an
- * error answer. May take GRAMMAR_COMPILE_US. */
+/* Compile the output constraint for all generations; start is the position of the reply's first
+ * token. False after an error answer. May take GRAMMAR_COMPILE_US. */
 bool gen_hold(struct front *f, struct exchange *x, enum form_start start);
 
-/* The prompts are complete, in the first generation of each: check them, cut them, and give them
- * to the others. False after an error answer. */
+/* When the first generation of each prompt has all its tokens: check and cut the prompts, and copy
+ * them to the other choices. False after an error answer. */
 bool gen_finish_prompts(struct front *f, struct exchange *x, const char *param);
 
-/* Where the replies to this prompt begin. The speech of its n generations, where they have one, is
- * told. */
+/* Find out where the replies to this prompt begin (inside a reasoning or not), and pass that on to
+ * the speech of its n generations. */
 enum form_start gen_begin(const struct front *f, struct gen *gens, int n, const struct buf *prompt);
 
-/* Send a made body as the answer and free it; a body that failed is an error. */
+/* Send a buffer as a JSON answer and free it; a failed buffer becomes an error answer. */
 void api_reply_buf(struct exchange *x, struct buf *b);
 
-/* Render messages of body to out, which chat_prompt_fini() frees; false after an error answer. */
+/* Render the messages of body to out, for chat_prompt_fini() to free; false after an error
+ * answer. */
 bool api_render_chat(struct front *f, struct exchange *x, const struct json *body,
                      struct chat_prompt *out);
 

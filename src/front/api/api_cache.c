@@ -1,4 +1,13 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Operators' commands: see cache.h. The first part checks the admin key, the second makes a request
+ * to the engine, the third turns the engine's facts into JSON.
+ *
+ * The facts of a list, one row for each object:
+ *
+ *   TIER 0    PAGES 120  SLOTS 4096  KEPT 8  KEPT_MAX 2048         the device
+ *   SPACE id  SHARED 0  DEVICE 12  HOST 40  STORE 90  HITS ...     a namespace
+ *   HINT id   PRIORITY 100  UNTIL 0  DEVICE 3 ...                  a retained prefix */
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -14,6 +23,7 @@
 
 /* --- the key ------------------------------------------------------------------------------ */
 
+/* The file's first word is the key. Only its digest is kept. */
 int cache_open(struct front *f)
 {
     const char *path = f->settings.admin_key_file;
@@ -31,36 +41,46 @@ int cache_open(struct front *f)
         buf_fini(&text);
         return rc;
     }
-    len = text.bytes == NULL ? 0 : strcspn(text.bytes, " \t\r\n");
+    /* An empty file has no bytes at all. */
+    if (text.bytes == NULL)
+        len = 0;
+    else
+        len = strcspn(text.bytes, " \t\r\n");
     if (len < 16 || len > CACHE_KEY_MAX) {
-        log_error("front: %s: its first line must be a key of 16 to %d bytes; openssl rand -hex 24 "
-                  "makes one",
-                  path, CACHE_KEY_MAX);
+        log_error(
+            "front: %s: its first line must be a key of 16 to %d bytes; make one with openssl "
+            "rand -hex 24",
+            path, CACHE_KEY_MAX);
         rc = ERR_INVALID;
     } else {
         f->admin_key = hash_sha256("", 0, text.bytes, len);
         f->has_admin_key = true;
     }
     if (stat(path, &st) == 0 && (st.st_mode & S_IROTH) != 0)
-        log_warn("front: everybody can read %s; chmod 0640", path);
+        log_warn("front: all users can read %s; chmod 0640", path);
     buf_fini(&text);
     return rc;
 }
 
+/* Compare the request's key. 404 without a key in the settings: the commands do not exist then. */
 bool cache_allows(const struct front *f, struct exchange *x)
 {
     const char *key = fcgi_param(x->fcgi, "QUIRE_ADMIN_KEY");
-    struct hash h;
+    struct hash digest;
 
     if (!f->has_admin_key) {
-        exchange_reply_error(x, ERR_NOT_FOUND, "there is no admin_key_file, and so no such thing",
+        exchange_reply_error(x, ERR_NOT_FOUND,
+                             "not available: this server has no admin key (setting admin_key_file)",
                              NULL, 0);
         return false;
     }
+    /* As a header of any HTTP client has it. */
     if (strncmp(key, "Bearer ", 7) == 0)
         key += 7;
-    h = hash_sha256("", 0, key, strlen(key)); /* how long a comparison takes tells nothing */
-    if (memcmp(&h, &f->admin_key, sizeof h) == 0)
+    digest =
+        hash_sha256("", 0, key, strlen(key)); /* comparing digests: the time taken reveals nothing
+                                               * of the key */
+    if (memcmp(&digest, &f->admin_key, sizeof digest) == 0)
         return true;
     exchange_reply_error(x, ERR_ADMIN_KEY, NULL, NULL, 0);
     return false;
@@ -68,7 +88,8 @@ bool cache_allows(const struct front *f, struct exchange *x)
 
 /* --- asking ------------------------------------------------------------------------------- */
 
-/* x is an operator's: its answer is what the engine says of the cache, or of its sleep. */
+/* Mark x as an operator's command: its answer is made from the engine's facts, and the token of its
+ * generation is dropped. */
 static void cache_ask(struct exchange *x)
 {
     x->asks = true;
@@ -78,7 +99,7 @@ static void cache_ask(struct exchange *x)
     x->max_tokens = 1;
 }
 
-/* A request without a prompt: one token that is not looked at. */
+/* A command without a prompt. Every request has at least one token; the engine ignores this one. */
 static void cache_ask_alone(struct exchange *x, const struct wire_request *r)
 {
     struct gen *g = arena_zalloc(&x->arena, sizeof *g);
@@ -99,29 +120,30 @@ static void cache_ask_alone(struct exchange *x, const struct wire_request *r)
     cache_ask(x);
 }
 
-/* One that says nothing but this. */
+/* A command about the whole cache. */
 static void cache_ask_cache(struct exchange *x, enum wire_cache_action action)
 {
     cache_ask_alone(x, &(struct wire_request){.task = WIRE_CACHE, .cache = {.action = action}});
 }
 
+/* Sleep or wake up. */
 static void cache_ask_power(struct exchange *x, enum wire_power_action action)
 {
     cache_ask_alone(x, &(struct wire_request){.task = WIRE_POWER, .power = {.action = action}});
 }
 
-/* The generation that was prepared becomes a request to drop its prompt. */
+/* Turn the prepared generation into a command to drop its prompt's pages. */
 static void cache_ask_drop(struct exchange *x)
 {
-    struct wire_request *r = &x->gens[0].request;
+    struct wire_request *request = &x->gens[0].request;
 
-    memset(&r->generate, 0, sizeof r->generate);
-    r->task = WIRE_CACHE;
-    r->cache = (struct wire_cache){.action = WIRE_DROP_PROMPT};
+    memset(&request->generate, 0, sizeof request->generate);
+    request->task = WIRE_CACHE;
+    request->cache = (struct wire_cache){.action = WIRE_DROP_PROMPT};
     cache_ask(x);
 }
 
-/* Members of a body that make a prompt. */
+/* The members of a body that make up a prompt. */
 static bool cache_is_prompt(const char *name)
 {
     static const char *const names[] = {"model",
@@ -143,14 +165,16 @@ static bool cache_is_prompt(const char *name)
     return false;
 }
 
+/* An error answer of an operator's command. */
 static void cache_refuse(struct exchange *x, const char *why, const char *param)
 {
     exchange_reply_error(x, ERR_INVALID, why, param, 0);
 }
 
-/* The prompt of body, one, as the endpoints make it, and `extra` beside it. False after an error
- * answer. A prompt of messages ends where they do unless it is said: what is kept or dropped is
- * what others begin with as well. */
+/* Prepare the generation for body's prompt, as the generating endpoints would; extra is an
+ * additional member. A chat's prompt ends after its last message by default, because the pinned or
+ * dropped part is the beginning of longer prompts. Only one prompt is allowed. False after an error
+ * answer. */
 static bool cache_prompt(struct front *f, struct exchange *x, const struct json *body,
                          const struct json_made *extra, const char *extra_name)
 {
@@ -181,7 +205,7 @@ static bool cache_prompt(struct front *f, struct exchange *x, const struct json 
     return !x->complete;
 }
 
-/* Every member must be known: a word that is not heeded would be kept, or dropped, in silence. */
+/* Refuse unknown members: with a misspelt one, the wrong pages might be pinned or dropped. */
 static bool cache_knows(struct exchange *x, const struct json *body, const char *const *names)
 {
     char why[128];
@@ -194,15 +218,15 @@ static bool cache_knows(struct exchange *x, const struct json *body, const char 
             known = known || strcmp(*n, key) == 0;
         if (known)
             continue;
-        (void)snprintf(why, sizeof why, "'%.64s' is not known here", key);
+        (void)snprintf(why, sizeof why, "'%.64s' is not a field of this command", key);
         cache_refuse(x, why, key);
         return false;
     }
     return true;
 }
 
-/* With cache_per_key an operator names the key whose cache is meant; else that of nobody is. False
- * after an error answer. */
+/* With cache_per_key, `tenant` selects the cache of that tenant; without it, that of requests
+ * without a tenant. False after an error answer. */
 static bool cache_choose(const struct front *f, struct exchange *x, const struct json *body,
                          struct wire_request *r)
 {
@@ -212,15 +236,19 @@ static bool cache_choose(const struct front *f, struct exchange *x, const struct
         return true;
     if (tenant->kind != JSON_TEXT || tenant->text_len == 0 || json_has_nul(tenant) ||
         !f->settings.cache_per_key) {
-        cache_refuse(x, "'tenant' must be the name of a key, and needs cache_per_key", "tenant");
+        cache_refuse(x,
+                     "'tenant' must be the name of a tenant, and needs the setting cache_per_key",
+                     "tenant");
         return false;
     }
+    /* As policy_read() does for that tenant's own requests, so that the namespaces are equal. */
     policy_tenant(tenant->text, r->tenant);
     policy_isolate(r);
-    memset(r->tenant, 0, sizeof r->tenant); /* it is not who asks */
+    memset(r->tenant, 0, sizeof r->tenant); /* the tenant did not send this request */
     return true;
 }
 
+/* GET /admin/cache: tiers, namespaces, retained prefixes. */
 void api_cache_list(struct front *f, struct exchange *x, const struct json *body)
 {
     (void)f;
@@ -228,6 +256,8 @@ void api_cache_list(struct front *f, struct exchange *x, const struct json *body
     cache_ask_cache(x, WIRE_LIST);
 }
 
+/* POST /admin/cache/pin: compute a prompt, unless it is cached, and retain its pages. It is a
+ * generation of one token whose retention is set, so that it waits its turn like any request. */
 void api_cache_pin(struct front *f, struct exchange *x, const struct json *body)
 {
     static const char *const names[] = {"priority", "seconds", "tokens", NULL};
@@ -238,8 +268,10 @@ void api_cache_pin(struct front *f, struct exchange *x, const struct json *body)
 
     if (!cache_knows(x, body, known))
         return;
+    /* Without a priority, pin for good. */
     if (json_get(body, "priority") == NULL)
         json_put(&hint, "priority", &pinned);
+    /* The other members are those of cache_retention. */
     for (const char *const *n = names; *n != NULL; n++) {
         if (json_get(body, *n) != NULL)
             json_put(&hint, *n, json_get(body, *n));
@@ -251,7 +283,7 @@ void api_cache_pin(struct front *f, struct exchange *x, const struct json *body)
     x->gens[0].request.flags |= WIRE_TELL_KEPT;
 }
 
-/* 16 hexadecimal digits, as a list names a namespace. */
+/* A namespace as GET /admin/cache writes it: 16 hexadecimal digits. */
 static bool cache_read_space(const struct json *v, uint64_t *space)
 {
     uint8_t bytes[sizeof *space] = {0};
@@ -265,39 +297,43 @@ static bool cache_read_space(const struct json *v, uint64_t *space)
     return *space != 0;
 }
 
+/* POST /admin/cache/drop: drop the pages of a prompt, of a namespace, of a salt or tenant, or all.
+ * Exactly one of these is used, in this order. */
 void api_cache_drop(struct front *f, struct exchange *x, const struct json *body)
 {
     static const char *const names[] = {"namespace", "all", "tenant", NULL};
     const struct json *salt = json_get(body, "cache_salt");
     const struct json *space = json_get(body, "namespace");
-    struct wire_request r = {.task = WIRE_CACHE, .cache = {.action = WIRE_DROP_SPACE}};
+    struct wire_request request = {.task = WIRE_CACHE, .cache = {.action = WIRE_DROP_SPACE}};
 
     if (!cache_knows(x, body, names))
         return;
+    /* A prompt is tokenized as for a generation, because pages have names made of its tokens. */
     if (json_get(body, "prompt") != NULL || json_get(body, "messages") != NULL) {
         if (cache_prompt(f, x, body, NULL, NULL) && cache_choose(f, x, body, &x->gens[0].request))
             cache_ask_drop(x);
     } else if (space != NULL) {
-        if (cache_read_space(space, &r.cache.space))
-            cache_ask_alone(x, &r);
+        if (cache_read_space(space, &request.cache.space))
+            cache_ask_alone(x, &request);
         else
-            cache_refuse(x, "'namespace' must be 16 hexadecimal digits, as /admin/cache has them",
+            cache_refuse(x, "'namespace' must be 16 hexadecimal digits, as in GET /admin/cache",
                          "namespace");
     } else if (salt != NULL || json_get(body, "tenant") != NULL) {
-        if (salt != NULL && !fields_read_salt(salt, r.salt))
+        if (salt != NULL && !fields_read_salt(salt, request.salt))
             cache_refuse(x, "'cache_salt' must be a string that is not empty", "cache_salt");
-        else if (cache_choose(f, x, body, &r))
-            cache_ask_alone(x, &r);
+        else if (cache_choose(f, x, body, &request))
+            cache_ask_alone(x, &request);
     } else if (json_get_bool(body, "all", false)) {
         cache_ask_cache(x, WIRE_DROP_ALL);
     } else {
         cache_refuse(x,
-                     "say what is dropped: 'prompt', 'messages', 'cache_salt', 'tenant', "
+                     "nothing to drop: give 'prompt', 'messages', 'cache_salt', 'tenant', "
                      "'namespace' or 'all': true",
                      NULL);
     }
 }
 
+/* vLLM's POST /reset_prefix_cache. */
 void api_cache_reset(struct front *f, struct exchange *x, const struct json *body)
 {
     (void)f;
@@ -305,7 +341,7 @@ void api_cache_reset(struct front *f, struct exchange *x, const struct json *bod
     cache_ask_cache(x, WIRE_DROP_ALL);
 }
 
-/* vLLM's calls. Its levels are one here: weights go to host memory. */
+/* vLLM's commands. Its sleep levels are ignored: weights always go to host memory. */
 void api_sleep(struct front *f, struct exchange *x, const struct json *body)
 {
     (void)f;
@@ -313,6 +349,7 @@ void api_sleep(struct front *f, struct exchange *x, const struct json *body)
     cache_ask_power(x, WIRE_SLEEP);
 }
 
+/* The counterpart of api_sleep(). */
 void api_wake_up(struct front *f, struct exchange *x, const struct json *body)
 {
     (void)f;
@@ -320,45 +357,53 @@ void api_wake_up(struct front *f, struct exchange *x, const struct json *body)
     cache_ask_power(x, WIRE_WAKE);
 }
 
-/* --- answering ---------------------------------------------------------------------------- */
+/* --- answering ----------------------------------------------------------------------------
+ *
+ * The facts arrive as records; a row is a fact that names its object and the facts up to the next
+ * such fact. */
 
+/* A fact has come; the answer is made when all have. */
 void cache_fact(struct exchange *x, const struct wire_out *o)
 {
     buf_add(&x->facts, o, sizeof *o);
 }
 
+/* The number of facts. */
 static size_t cache_n_facts(const struct exchange *x)
 {
     return x->facts.len / sizeof(struct wire_out);
 }
 
+/* Fact i. It is copied, because the buffer does not align records. */
 static struct wire_out cache_at(const struct exchange *x, size_t i)
 {
-    struct wire_out o;
+    struct wire_out record;
 
-    memcpy(&o, x->facts.bytes + i * sizeof o, sizeof o);
-    return o;
+    memcpy(&record, x->facts.bytes + i * sizeof record, sizeof record);
+    return record;
 }
 
+/* Is this a fact that names an object? */
 static bool cache_begins_row(const struct wire_out *o)
 {
     return o->value == WIRE_FACT_TIER || o->value == WIRE_FACT_SPACE || o->value == WIRE_FACT_HINT;
 }
 
-/* A fact of the row that begins at i; default when it has none. */
+/* The number of a fact in the row that begins at i; fallback when the row lacks it. */
 static uint64_t cache_of(const struct exchange *x, size_t i, enum wire_fact fact, uint64_t fallback)
 {
     for (size_t k = i + 1; k < cache_n_facts(x); k++) {
-        struct wire_out o = cache_at(x, k);
+        struct wire_out record = cache_at(x, k);
 
-        if (cache_begins_row(&o))
+        if (cache_begins_row(&record))
             break;
-        if (o.value == (int32_t)fact)
-            return o.amount;
+        if (record.value == (int32_t)fact)
+            return record.amount;
     }
     return fallback;
 }
 
+/* A namespace as 16 hexadecimal digits, or null. */
 static void cache_add_space(struct buf *b, uint64_t space)
 {
     uint8_t bytes[sizeof space];
@@ -367,11 +412,12 @@ static void cache_add_space(struct buf *b, uint64_t space)
     memcpy(bytes, &space, sizeof bytes);
     hash_hex(bytes, sizeof bytes, hex);
     if (space == 0)
-        buf_add_text(b, "\"namespace\":null"); /* several, or not known */
+        buf_add_text(b, "\"namespace\":null"); /* several, or unknown */
     else
         buf_printf(b, "\"namespace\":\"%s\"", hex);
 }
 
+/* One tier: pages in use, all slots, retained pages and their limit. */
 static void cache_add_tier(struct buf *b, const struct exchange *x, size_t i, uint64_t tier)
 {
     static const char *const names[WIRE_TIERS] = {"device", "host", "disk"};
@@ -385,6 +431,7 @@ static void cache_add_tier(struct buf *b, const struct exchange *x, size_t i, ui
                (unsigned long long)cache_of(x, i, WIRE_FACT_KEPT_MAX, 0));
 }
 
+/* Pages of a namespace or a prefix, by tier. */
 static void cache_add_pages(struct buf *b, const struct exchange *x, size_t i)
 {
     buf_printf(b, ",\"pages\":{\"device\":%llu,\"host\":%llu,\"disk\":%llu}",
@@ -393,6 +440,7 @@ static void cache_add_pages(struct buf *b, const struct exchange *x, size_t i)
                (unsigned long long)cache_of(x, i, WIRE_FACT_STORE, 0));
 }
 
+/* One namespace, with its pages and its hit rate. */
 static void cache_add_namespace(struct buf *b, const struct exchange *x, size_t i, uint64_t space)
 {
     unsigned long long queries = cache_of(x, i, WIRE_FACT_QUERIES, 0);
@@ -400,13 +448,14 @@ static void cache_add_namespace(struct buf *b, const struct exchange *x, size_t 
 
     buf_add_byte(b, '{');
     cache_add_space(b, space);
-    buf_printf(b, ",\"shared\":%s", cache_of(x, i, WIRE_FACT_SHARED, 0) != 0 ? "true" : "false");
+    buf_printf(b, ",\"shared\":%s", json_flag_text(cache_of(x, i, WIRE_FACT_SHARED, 0) != 0));
     cache_add_pages(b, x, i);
     buf_printf(b, ",\"retained\":%llu,\"queries\":%llu,\"hits\":%llu,\"hit_rate\":%.4f}",
                (unsigned long long)cache_of(x, i, WIRE_FACT_KEPT_PAGES, 0), queries, hits,
                queries == 0 ? 0.0 : (double)hits / (double)queries);
 }
 
+/* One retained prefix. "pinned" means priority 100 without an end. */
 static void cache_add_hint(struct buf *b, const struct exchange *x, size_t i, uint64_t space)
 {
     unsigned long long priority = cache_of(x, i, WIRE_FACT_PRIORITY, 0); /* 0: several */
@@ -423,7 +472,7 @@ static void cache_add_hint(struct buf *b, const struct exchange *x, size_t i, ui
     else
         buf_printf(b, "%llu", until);
     buf_printf(b, ",\"pinned\":%s",
-               priority == RETENTION_PRIORITY_MAX && until == 0 ? "true" : "false");
+               json_flag_text(priority == RETENTION_PRIORITY_MAX && until == 0));
     cache_add_pages(b, x, i);
     buf_add_byte(b, '}');
 }
@@ -434,22 +483,23 @@ static void cache_add_rows(struct buf *b, const struct exchange *x, enum wire_fa
     bool any = false;
 
     for (size_t i = 0; i < cache_n_facts(x); i++) {
-        struct wire_out o = cache_at(x, i);
+        struct wire_out record = cache_at(x, i);
 
-        if (o.value != (int32_t)first)
+        if (record.value != (int32_t)first)
             continue;
         if (any)
             buf_add_byte(b, ',');
         any = true;
         if (first == WIRE_FACT_TIER)
-            cache_add_tier(b, x, i, o.amount);
+            cache_add_tier(b, x, i, record.amount);
         else if (first == WIRE_FACT_SPACE)
-            cache_add_namespace(b, x, i, o.amount);
+            cache_add_namespace(b, x, i, record.amount);
         else
-            cache_add_hint(b, x, i, o.amount);
+            cache_add_hint(b, x, i, record.amount);
     }
 }
 
+/* The answer to GET /admin/cache. */
 static void cache_add_list(struct front *f, struct buf *b, const struct exchange *x)
 {
     buf_printf(b, "{\"page_tokens\":%u,\"tiers\":{", f->link.engine.page_tokens);
@@ -461,50 +511,53 @@ static void cache_add_list(struct front *f, struct buf *b, const struct exchange
     buf_add_text(b, "]}");
 }
 
-/* The number of a fact that stands alone. */
+/* The number of a fact that belongs to no row. */
 static unsigned long long cache_alone(const struct exchange *x, enum wire_fact fact)
 {
     for (size_t i = 0; i < cache_n_facts(x); i++) {
-        struct wire_out o = cache_at(x, i);
+        struct wire_out record = cache_at(x, i);
 
-        if (o.value == (int32_t)fact)
-            return o.amount;
+        if (record.value == (int32_t)fact)
+            return record.amount;
     }
     return 0;
 }
 
+/* The answer to a pin. retained_tokens may be below tokens: only whole pages are retained. */
 static void cache_add_pin(struct buf *b, const struct exchange *x)
 {
-    const struct wire_generate *r = &x->gens[0].request.generate;
+    const struct wire_generate *generate = &x->gens[0].request.generate;
 
     buf_printf(b, "{\"tokens\":%u,\"retained_tokens\":%llu,\"priority\":%u,\"seconds\":",
-               x->gens[0].n_prompt, cache_alone(x, WIRE_FACT_HELD), r->retain - 1);
-    if (r->retain_s == 0)
+               x->gens[0].n_prompt, cache_alone(x, WIRE_FACT_HELD), generate->retain - 1);
+    if (generate->retain_s == 0)
         buf_add_text(b, "null}");
     else
-        buf_printf(b, "%u}", r->retain_s);
+        buf_printf(b, "%u}", generate->retain_s);
 }
 
+/* Make the answer of a finished command. What was asked is in the request's task. */
 void cache_answer(struct front *f, struct exchange *x)
 {
-    const struct wire_request *r = &x->gens[0].request;
-    struct buf b = {0};
+    const struct wire_request *request = &x->gens[0].request;
+    struct buf buf = {0};
 
-    switch ((enum wire_task)r->task) {
-    case WIRE_GENERATE: cache_add_pin(&b, x); break;
+    switch ((enum wire_task)request->task) {
+    case WIRE_GENERATE: cache_add_pin(&buf, x); break;
     case WIRE_CACHE:
-        if (r->cache.action == WIRE_LIST)
-            cache_add_list(f, &b, x);
+        if (request->cache.action == WIRE_LIST)
+            cache_add_list(f, &buf, x);
         else
-            buf_printf(&b, "{\"dropped_pages\":%llu}", cache_alone(x, WIRE_FACT_DROPPED));
+            buf_printf(&buf, "{\"dropped_pages\":%llu}", cache_alone(x, WIRE_FACT_DROPPED));
         break;
     case WIRE_POWER:
-        buf_printf(&b, "{\"is_sleeping\":%s}", r->power.action == WIRE_SLEEP ? "true" : "false");
+        buf_printf(&buf, "{\"is_sleeping\":%s}",
+                   json_flag_text(request->power.action == WIRE_SLEEP));
         break;
     }
-    if (b.failed || x->facts.failed)
+    if (buf.failed || x->facts.failed)
         exchange_reply_error(x, ERR_NO_MEMORY, NULL, NULL, 1);
     else
-        exchange_reply(x, 200, "application/json", b.bytes, b.len);
-    buf_fini(&b);
+        exchange_reply(x, 200, "application/json", buf.bytes, buf.len);
+    buf_fini(&buf);
 }

@@ -1,30 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * POST /v1/chat/completions: messages -> the model's template -> tokens -> one generation; and
- * /v1/chat/completions/batch, of one for each of several conversations. */
+ * POST /v1/chat/completions: the messages, rendered by the model's template and encoded, become the
+ * prompt; and /v1/chat/completions/batch, which does that for several conversations. */
 #include <stdio.h>
 #include <string.h>
 
 #include "front/api/api.h"
 #include "front/request/lax.h"
 
-/* Content is text or parts; only an assistant, whose tool calls may be all it said, can do
- * without. What else a message must have is the template's to say. */
+/* Check the messages as far as every template needs it: content is a text or a list of parts; only
+ * an assistant's may be missing, when it has tool calls. A template checks the rest itself. Returns
+ * NULL, or a sentence. */
 static const char *api_check_messages(const struct json *messages)
 {
     for (uint32_t i = 0; i < messages->n; i++) {
-        const struct json *m = &messages->items[i];
-        const struct json *content = json_get(m, "content");
+        const struct json *member = &messages->items[i];
+        const struct json *content = json_get(member, "content");
 
-        if (m->kind != JSON_OBJECT || json_get_kind(m, "role", JSON_TEXT) == NULL)
+        if (member->kind != JSON_OBJECT || json_get_kind(member, "role", JSON_TEXT) == NULL)
             return "each message must be an object with a role";
+        /* An assistant's message of calls alone has no content. */
         if (content == NULL || content->kind == JSON_NULL) {
-            if (!json_is_text(json_get(m, "role"), "assistant"))
+            if (!json_is_text(json_get(member, "role"), "assistant"))
                 return "a message has no content";
         } else if (content->kind != JSON_TEXT && content->kind != JSON_LIST) {
             return "the content of a message must be a string or a list of parts";
         }
-        /* A template may pass over what it does not know: so an image would go unseen. */
+        /* Templates ignore parts that they do not know, so an image would silently have no
+         * effect. */
         for (uint32_t k = 0; content != NULL && content->kind == JSON_LIST && k < content->n; k++) {
             if (chat_part_text(&content->items[k]) == NULL)
                 return "messages: this model reads text parts only";
@@ -33,8 +36,9 @@ static const char *api_check_messages(const struct json *messages)
     return NULL;
 }
 
-/* The template's variables, in *made: those of the client, what reasoning_effort stands for as vLLM
- * says it, and the operator's, in this order of precedence. NULL: there are none. */
+/* The template's variables, in *made. In order of precedence: the client's chat_template_kwargs,
+ * those that vLLM derives from reasoning_effort, and the operator's default_chat_template_kwargs.
+ * NULL: there are none. */
 static const struct json *api_kwargs(const struct front *f, struct exchange *x,
                                      const struct json *body, struct json *made)
 {
@@ -45,13 +49,14 @@ static const struct json *api_kwargs(const struct front *f, struct exchange *x,
 
     if (effort == NULL && f->chat_kwargs == NULL)
         return given;
+    /* The client's own come first; each later step adds only missing ones. */
     for (uint32_t i = 0; given != NULL && i < given->n; i++)
         json_put(&kwargs, given->items[i].key, &given->items[i]);
     if (effort != NULL && json_get(given, "reasoning_effort") == NULL)
         json_put(&kwargs, "reasoning_effort", effort);
     if (effort != NULL && json_get(given, "enable_thinking") == NULL)
         json_put_flag(&kwargs, "enable_thinking", on);
-    if (!on && json_get(given, "thinking") == NULL) /* as DeepSeek's templates call it */
+    if (!on && json_get(given, "thinking") == NULL) /* the name in DeepSeek's templates */
         json_put_flag(&kwargs, "thinking", false);
     for (uint32_t i = 0; f->chat_kwargs != NULL && i < f->chat_kwargs->n; i++) {
         const struct json *fallback = &f->chat_kwargs->items[i];
@@ -64,11 +69,13 @@ static const struct json *api_kwargs(const struct front *f, struct exchange *x,
             json_put(&kwargs, fallback->key, fallback);
     }
     *made = json_made(&kwargs, JSON_OBJECT);
-    return kwargs.failed ? NULL : made;
+    if (kwargs.failed)
+        return NULL;
+    return made;
 }
 
-/* Are control tokens that a request writes text, or tokens? The operator says, or lets clients say.
- * False after an error answer. */
+/* Decide whether special tokens inside a chat's values are encoded as text. The operator decides,
+ * or lets clients decide. False after an error answer. */
 static bool api_choose_split(struct front *f, struct exchange *x, const struct json *body)
 {
     const struct json *wish = json_get_kind(body, "split_special_tokens", JSON_BOOL);
@@ -77,22 +84,25 @@ static bool api_choose_split(struct front *f, struct exchange *x, const struct j
     if (wish == NULL || wish->flag == x->splits_special)
         return true;
     if (!wish->flag && f->settings.client_special_tokens == 0) {
-        exchange_reply_error(x, ERR_UNSUPPORTED,
-                             "'split_special_tokens' must not be false: this server takes special "
-                             "tokens in a request's values as text (setting client_special_tokens)",
-                             "split_special_tokens", 0);
+        exchange_reply_error(
+            x, ERR_UNSUPPORTED,
+            "'split_special_tokens' must not be false: this server encodes special "
+            "tokens in a request's values as text (setting client_special_tokens)",
+            "split_special_tokens", 0);
         return false;
     }
     x->splits_special = wish->flag;
     return true;
 }
 
+/* Render the messages. The checks come in the order of their cost, and the first error is the
+ * answer. */
 bool api_render_chat(struct front *f, struct exchange *x, const struct json *body,
                      struct chat_prompt *out)
 {
     const struct json *messages = json_get(body, "messages");
     struct json kwargs;
-    struct chat_request r = {
+    struct chat_request request = {
         .messages = messages,
         .tools = json_get_kind(body, "tools", JSON_LIST),
         .documents = json_get_kind(body, "documents", JSON_LIST),
@@ -105,8 +115,9 @@ bool api_render_chat(struct front *f, struct exchange *x, const struct json *bod
 
     if (messages == NULL || messages->kind != JSON_LIST || messages->n == 0) {
         exchange_reply_error(x, ERR_INVALID,
-                             messages == NULL ? "'messages' is required"
-                                              : "'messages' must be a list with a message",
+                             messages == NULL
+                                 ? "'messages' is required"
+                                 : "'messages' must be a list with at least one message",
                              "messages", 0);
         return false;
     }
@@ -115,7 +126,7 @@ bool api_render_chat(struct front *f, struct exchange *x, const struct json *bod
         exchange_reply_error(x, ERR_INVALID, wrong, "messages", 0);
         return false;
     }
-    if (r.continue_final_message && lax_get_flag(body, "add_generation_prompt", false)) {
+    if (request.continue_final_message && lax_get_flag(body, "add_generation_prompt", false)) {
         exchange_reply_error(x, ERR_INVALID,
                              "'continue_final_message' and 'add_generation_prompt' exclude each "
                              "other",
@@ -124,46 +135,59 @@ bool api_render_chat(struct front *f, struct exchange *x, const struct json *bod
     }
     if (!api_choose_split(f, x, body))
         return false;
-    if (r.continue_final_message)
-        r.add_generation_prompt = false;
-    if (r.tools != NULL && r.tools->n == 0)
-        r.tools = NULL;
-    if (r.tools != NULL && !chat_knows_tools(f->chat))
-        x->notice = "tools: the model's chat template knows none, so the prompt does not name them";
-    rc = chat_render(f->chat, &r, &x->arena, out);
+    /* A message that is continued has no new begin after it. */
+    if (request.continue_final_message)
+        request.add_generation_prompt = false;
+    /* Templates ask whether tools exist, and an empty list exists. */
+    if (request.tools != NULL && request.tools->n == 0)
+        request.tools = NULL;
+    if (request.tools != NULL && !chat_knows_tools(f->chat))
+        x->notice =
+            "tools: the model's chat template does not support them, so they are not in the "
+            "prompt";
+    rc = chat_render(f->chat, &request, &x->arena, out);
     if (rc == ERR_OK)
         return true;
-    exchange_reply_error(x, rc, out->why[0] == '\0' ? NULL : out->why, "messages", 0);
+    exchange_reply_error(x, rc, out->why, "messages", 0);
     return false;
 }
 
-/* A prompt may end inside the reasoning: so do templates of models that always reason. Or behind
- * one that is empty: so they do where it is switched off. */
-/* The bound of a reasoning, for the engine: how many tokens it may have, and the tags. */
+/* Set the bounds of a reasoning in the request to the engine: its maximum number of tokens, and the
+ * tags. inside: the prompt ends inside a reasoning, as templates of models that always reason
+ * do. */
 static int gen_bound_reasoning(const struct front *f, struct gen *g, int64_t most, bool inside)
 {
     const char *open = reply_reason_open(f->reply_reasoning);
     const char *close = reply_reason_close(f->reply_reasoning);
     int32_t id = tokenizer_find(f->tokenizer, close, strlen(close));
-    struct wire_request *r = &g->request;
+    struct wire_request *request = &g->request;
     struct token_list ids = {0};
-    int rc = id >= 0 ? token_list_add(&ids, id)
-                     : tokenizer_encode(f->tokenizer, close, strlen(close), false, &ids);
+    int rc;
+
+    if (id >= 0)
+        rc = token_list_add(&ids, id);
+    else
+        /* A tag that is not one token is forced token by token. */
+        rc = tokenizer_encode(f->tokenizer, close, strlen(close), false, &ids);
 
     if (rc == ERR_OK && (ids.len == 0 || ids.len > WIRE_THINK_IDS))
         rc = ERR_UNSUPPORTED;
     if (rc == ERR_OK) {
-        r->generate.think_max = 1 + (uint32_t)most;
-        r->generate.n_think_ids = (uint32_t)ids.len;
-        memcpy(r->generate.think_ids, ids.ids, ids.len * sizeof *ids.ids);
-        (void)snprintf(r->generate.think_open, sizeof r->generate.think_open, "%s", open);
-        (void)snprintf(r->generate.think_close, sizeof r->generate.think_close, "%s", close);
-        r->flags |= inside ? WIRE_THINKS : 0;
+        request->generate.think_max = 1 + (uint32_t)most;
+        request->generate.n_think_ids = (uint32_t)ids.len;
+        memcpy(request->generate.think_ids, ids.ids, ids.len * sizeof *ids.ids);
+        (void)snprintf(request->generate.think_open, sizeof request->generate.think_open, "%s",
+                       open);
+        (void)snprintf(request->generate.think_close, sizeof request->generate.think_close, "%s",
+                       close);
+        request->flags |= inside ? WIRE_THINKS : 0;
     }
     token_list_fini(&ids);
     return rc;
 }
 
+/* Limit the reasoning of n generations. The engine counts its tokens, and then forces the tag that
+ * closes it. */
 bool gen_hold_reasoning(const struct front *f, struct exchange *x, struct gen *gens, int n,
                         enum form_start start)
 {
@@ -174,7 +198,7 @@ bool gen_hold_reasoning(const struct front *f, struct exchange *x, struct gen *g
     if (f->reply_reasoning == REPLY_NO_REASONING) {
         exchange_reply_error(x, ERR_UNSUPPORTED,
                              "'thinking_token_budget' needs a model whose reasoning has tags: this "
-                             "one's chat template knows none (setting reasoning_parser)",
+                             "chat template has none (setting reasoning_parser)",
                              "thinking_token_budget", 0);
         return false;
     }
@@ -185,6 +209,8 @@ bool gen_hold_reasoning(const struct front *f, struct exchange *x, struct gen *g
     return rc == ERR_OK;
 }
 
+/* Where do the replies to this prompt begin? Templates may end a prompt with the opening tag of a
+ * reasoning, or with an empty reasoning that switches it off. */
 enum form_start gen_begin(const struct front *f, struct gen *gens, int n, const struct buf *prompt)
 {
     enum reply_reasoning reasoning = f->reply_reasoning;
@@ -197,10 +223,12 @@ enum form_start gen_begin(const struct front *f, struct gen *gens, int n, const 
     }
     if (reasoning == REPLY_NO_REASONING || over)
         return FORM_NO_REASONING;
-    return inside ? FORM_REASONS : FORM_MAY_REASON;
+    if (inside)
+        return FORM_REASONS;
+    return FORM_MAY_REASON;
 }
 
-/* What an answer with echo begins with: the last message, when it is of the answer's role. */
+/* The text that an answer with echo begins with: the last message, if it is the assistant's. */
 static const struct json *api_echoed(const struct json *messages)
 {
     const struct json *last = &messages->items[messages->n - 1];
@@ -208,7 +236,9 @@ static const struct json *api_echoed(const struct json *messages)
 
     if (!json_is_text(json_get(last, "role"), "assistant") || content == NULL)
         return NULL;
-    return content->kind == JSON_NULL ? NULL : content;
+    if (content->kind == JSON_NULL)
+        return NULL;
+    return content;
 }
 
 /* Render one conversation into the prompt of n generations. False after an error answer. */
@@ -222,31 +252,36 @@ static bool api_add_chat(struct front *f, struct exchange *x, struct gen *gens, 
     bool fine = api_render_chat(f, x, body, &prompt);
 
     if (fine) {
-        echoed = x->echo ? api_echoed(json_get(body, "messages")) : NULL;
+        if (x->echo)
+            echoed = api_echoed(json_get(body, "messages"));
+        else
+            echoed = NULL;
         for (int i = 0; i < n; i++)
             gens[i].echoed = echoed;
+        /* Only the first choice gets the tokens; gen_finish_prompts() copies them. */
         rc = gen_add_prompt(f, &gens[0], &prompt, lax_get_flag(body, "add_special_tokens", false),
                             why, sizeof why);
         *start = gen_begin(f, gens, n, &prompt.text);
     }
     if (rc != ERR_OK)
-        exchange_reply_error(x, rc, why[0] == '\0' ? NULL : why, "messages", 0);
+        exchange_reply_error(x, rc, why, "messages", 0);
     chat_prompt_fini(&prompt);
     return fine && rc == ERR_OK && gen_hold_reasoning(f, x, gens, n, *start);
 }
 
+/* One conversation: all choices have the same prompt. */
 void api_chat(struct front *f, struct exchange *x, const struct json *body)
 {
     enum form_start start;
 
     if (gen_prepare(f, x, body, EXCHANGE_CHAT, 1) &&
         api_add_chat(f, x, x->gens, x->n_gens, body, &start) && gen_hold(f, x, start))
-        (void)gen_finish_prompts(f, x, "messages"); /* has answered when it is false */
+        (void)gen_finish_prompts(f, x, "messages"); /* false: it has answered */
 }
 
 /* --- several conversations ------------------------------------------------------------------ */
 
-/* What a batch cannot have. NULL, or a sentence and the field. */
+/* Check the fields that a batch cannot have. Returns NULL, or a sentence and the field's name. */
 static const char *api_check_batch(const struct front *f, const struct json *body,
                                    const char **param)
 {
@@ -257,25 +292,25 @@ static const char *api_check_batch(const struct front *f, const struct json *bod
     *param = "messages";
     if (messages == NULL || messages->kind != JSON_LIST || messages->n == 0 ||
         messages->n > (uint32_t)f->settings.max_choices)
-        return "'messages' must be a list of conversations, each a list of messages, and have no "
-               "more than the setting max_choices says";
+        return "'messages' must be a list of conversations, each a list of messages, and not "
+               "longer than the setting max_choices";
     for (uint32_t i = 0; i < messages->n; i++) {
         if (messages->items[i].kind != JSON_LIST)
             return "'messages' must be a list of conversations, each a list of messages";
     }
     *param = "stream";
     if (lax_get_flag(body, "stream", false))
-        return "a batch of conversations is not streamed";
+        return "'stream' is not supported in a batch of conversations";
     *param = "tools";
     if (tools != NULL && tools->n > 0)
-        return "a batch of conversations has no tools";
+        return "'tools' are not supported in a batch of conversations";
     *param = "prompt_logprobs";
     if (told != NULL && told->kind != JSON_NULL)
-        return "a batch of conversations tells no log probabilities of its prompts";
+        return "'prompt_logprobs' is not supported in a batch of conversations";
     return NULL;
 }
 
-/* The body with one of its conversations. NULL: no memory. */
+/* The body with only conversation i. NULL: no memory. */
 static const struct json *api_batch_one(struct exchange *x, const struct json *body, uint32_t i)
 {
     struct json_made made = {.arena = &x->arena};
@@ -292,8 +327,9 @@ static const struct json *api_batch_one(struct exchange *x, const struct json *b
     return out;
 }
 
-/* All conversations become prompts. A form is compiled once, so that all replies must begin alike.
- * False after an error answer. */
+/* Make a prompt of each conversation. The form is compiled once for all of them, and its automaton
+ * depends on where the reply begins, so all replies must begin alike. False after an error
+ * answer. */
 static bool api_add_batch(struct front *f, struct exchange *x, const struct json *body, uint32_t n,
                           enum form_start *start)
 {
@@ -309,10 +345,11 @@ static bool api_add_batch(struct front *f, struct exchange *x, const struct json
         if (!api_add_chat(f, x, &x->gens[i], 1, single, &one))
             return false;
         if (i > 0 && one != *start && form_binds(x->form)) {
-            exchange_reply_error(x, ERR_UNSUPPORTED,
-                                 "one form holds for all conversations of a batch, so all must end "
-                                 "before their reasoning, inside of it, or behind it",
-                                 "messages", 0);
+            exchange_reply_error(
+                x, ERR_UNSUPPORTED,
+                "one output constraint applies to all conversations of a batch, so "
+                "all must end before, inside, or after their reasoning",
+                "messages", 0);
             return false;
         }
         *start = one;
@@ -320,6 +357,8 @@ static bool api_add_batch(struct front *f, struct exchange *x, const struct json
     return true;
 }
 
+/* Several conversations: one choice each. Their fields are read once, with the first conversation,
+ * since all others are equal in them. */
 void api_chat_batch(struct front *f, struct exchange *x, const struct json *body)
 {
     const char *param;
@@ -341,5 +380,5 @@ void api_chat_batch(struct front *f, struct exchange *x, const struct json *body
         return;
     }
     if (api_add_batch(f, x, body, messages->n, &start) && gen_hold(f, x, start))
-        (void)gen_finish_prompts(f, x, "messages"); /* has answered when it is false */
+        (void)gen_finish_prompts(f, x, "messages"); /* false: it has answered */
 }

@@ -1,20 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * POST /v1/completions: a text, a list of texts, token ids, or a list of lists of ids. Each
- * prompt becomes one generation and one choice. */
+ * POST /v1/completions: a text, a list of texts, token ids, or a list of lists of ids. Each prompt
+ * gets x->n generations, one per choice. */
 #include <stdio.h>
 
 #include "front/api/api.h"
 #include "front/request/lax.h"
 
-#define API_MAX_TOKENS_PRESET 16 /* OpenAI's and vLLM's for completions */
+#define API_MAX_TOKENS_PRESET 16 /* the default of OpenAI and vLLM */
 
+/* Is this a list of token ids? The first element decides; others are checked when they are
+ * added. */
 static bool api_is_ids(const struct json *v)
 {
     return v->kind == JSON_LIST && v->n > 0 && v->items[0].kind == JSON_INT;
 }
 
-/* How many prompts there are; 0 when the value has none of the four shapes. */
+/* The number of prompts; 0 when the value has none of the four forms. */
 static int api_count_prompts(const struct front *f, const struct json *prompt)
 {
     if (prompt == NULL)
@@ -26,20 +28,23 @@ static int api_count_prompts(const struct front *f, const struct json *prompt)
     return (int)prompt->n;
 }
 
+/* Add one prompt's tokens to its first generation. */
 static int api_add_prompt(struct front *f, struct gen *g, const struct json *v, bool add_special,
                           char *why, size_t cap)
 {
     int rc = ERR_INVALID;
 
     if (v->kind == JSON_TEXT)
-        return gen_add_text(f, g, v->text, v->text_len, add_special, why, cap);
+        return gen_add_text(f, g, v, add_special, why, cap);
     if (api_is_ids(v))
         rc = gen_add_ids(g, v, why, cap);
     if (rc == ERR_INVALID)
-        (void)snprintf(why, cap, "'prompt' holds what is neither text nor token ids");
+        (void)snprintf(why, cap, "'prompt' must hold only texts or token ids");
     return rc;
 }
 
+/* Choices of prompt i are the generations from i * n on; gen_finish_prompts() copies the tokens to
+ * all of them. */
 void api_completions(struct front *f, struct exchange *x, const struct json *body)
 {
     const struct json *prompt = json_get(body, "prompt");
@@ -66,10 +71,10 @@ void api_completions(struct front *f, struct exchange *x, const struct json *bod
                                 add_special, why, sizeof why);
 
         if (rc != ERR_OK) {
-            exchange_reply_error(x, rc, why[0] == '\0' ? NULL : why, "prompt", 0);
+            exchange_reply_error(x, rc, why, "prompt", 0);
             return;
         }
     }
     if (gen_hold(f, x, FORM_NO_REASONING))
-        (void)gen_finish_prompts(f, x, "prompt"); /* has answered when it is false */
+        (void)gen_finish_prompts(f, x, "prompt"); /* false: it has answered */
 }

@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * POST /v1/chat/completions/derender and /v1/completions/derender: tokens that were generated
- * elsewhere, as the answer that this server would have made of them.
+ * POST /v1/chat/completions/derender and /v1/completions/derender: make of tokens that were
+ * generated elsewhere the answer that this server would have given.
  *
- * The ids go the way of an engine's (streamer_lane.c): detokenizer, stop strings, the reply taken
- * apart. Reasoning and calls are looked for only where the chat's request came along, as vLLM does:
- * without it nothing says where the reply began. derender_event.c has streams. */
+ * The ids take the path of an engine's tokens (streamer_lane.c): detokenizer, stop strings, reply
+ * parser. Reasoning and calls are parsed only if the chat's request was sent along, as in vLLM,
+ * because otherwise the beginning of the reply is unknown. derender_event.c handles streams.
+ *
+ *   chat         generate_response: one response, with its choices
+ *   completion   generate_responses: a list, one response for each prompt */
 #include <stdio.h>
 #include <string.h>
 
@@ -16,7 +19,8 @@
 #include "front/request/fields.h"
 #include "front/request/lax.h"
 
-/* Fields of the request that say nothing of the text, or that the tokens have answered. */
+/* Fields that do not affect the text, or that the tokens have settled already: they are left
+ * out. */
 static bool derender_passes(const char *name)
 {
     static const char *const names[] = {"model",
@@ -44,6 +48,8 @@ static bool derender_passes(const char *name)
     return true;
 }
 
+/* The body for gen_prepare(): the fields of the original request that affect the text, with the
+ * name of the response. */
 bool derender_fields(struct exchange *x, const struct json *body, const struct json *request,
                      const struct json *response, struct json *out)
 {
@@ -65,23 +71,26 @@ bool derender_fields(struct exchange *x, const struct json *body, const struct j
 
 /* --- log probabilities -------------------------------------------------------------------- */
 
-/* {"token": "token_id:7", "logprob": -0.5}: false when it is none. */
+/* Read {"token": "token_id:7", "logprob": -0.5}; false when it has another form. begins: it is a
+ * chosen token, not an alternative. */
 static bool derender_told(struct gen *g, const struct json *v, bool begins)
 {
     const struct json *token = json_get_kind(v, "token", JSON_TEXT);
     const struct json *value = json_get(v, "logprob");
-    struct logprob p = {.begins = begins};
+    struct logprob entry = {.begins = begins};
     int end = 0;
 
     if (token == NULL || !json_is_number(value) ||
-        sscanf(token->text, "token_id:%9d%n", &p.id, &end) != 1 || token->text[end] != '\0' ||
-        p.id < 0)
+        sscanf(token->text, "token_id:%9d%n", &entry.id, &end) != 1 || token->text[end] != '\0' ||
+        entry.id < 0)
         return false;
-    p.logprob = (float)json_real(value);
-    buf_add(&g->told, &p, sizeof p);
+    entry.logprob = (float)json_real(value);
+    buf_add(&g->told, &entry, sizeof entry);
     return true;
 }
 
+/* Read the log probabilities of a choice into the form in which the engine's come. False: they have
+ * another form. */
 bool derender_logprobs(struct gen *g, const struct json *logprobs)
 {
     const struct json *content = json_get_kind(logprobs, "content", JSON_LIST);
@@ -94,6 +103,7 @@ bool derender_logprobs(struct gen *g, const struct json *logprobs)
     for (uint32_t i = 0; i < content->n; i++) {
         const struct json *tops = json_get_kind(&content->items[i], "top_logprobs", JSON_LIST);
 
+        /* The chosen token first, then its alternatives: the order of the engine's records. */
         if (!derender_told(g, &content->items[i], true))
             return false;
         for (uint32_t k = 0; tops != NULL && k < tops->n; k++) {
@@ -107,7 +117,8 @@ bool derender_logprobs(struct gen *g, const struct json *logprobs)
 
 /* --- choices ------------------------------------------------------------------------------ */
 
-/* The token that ends a text is not said: with finish_reason stop a control token at the end. */
+/* Is token i the one that ended the text? It is not part of the text: a special token at the end,
+ * unless finish_reason is "length". */
 static bool derender_ends(const struct front *f, const struct gen *g, const struct json *choice,
                           size_t i)
 {
@@ -116,7 +127,7 @@ static bool derender_ends(const struct front *f, const struct gen *g, const stru
            tokenizer_is_skipped(f->tokenizer, g->tokens.ids[i]);
 }
 
-/* One choice, from its ids to its text. False after an error answer. */
+/* Turn one choice's ids into its text. False after an error answer. */
 static bool derender_choice(struct front *f, struct exchange *x, struct gen *g,
                             const struct json *choice)
 {
@@ -127,31 +138,36 @@ static bool derender_choice(struct front *f, struct exchange *x, struct gen *g,
 
     link_read_state(&f->link, &engine, 0);
     if (ids == NULL || ids->n == 0)
-        (void)snprintf(why, sizeof why, "choice %d has no token_ids", g->index);
+        (void)snprintf(why, sizeof why, "choice %d must have a list of token_ids", g->index);
     else if (engine.max_model_len > 0 && ids->n > engine.max_model_len)
-        (void)snprintf(why, sizeof why, "choice %d has more token_ids than the %u of a context",
+        (void)snprintf(why, sizeof why, "choice %d has more token_ids than a context's %u",
                        g->index, engine.max_model_len);
     else if (!derender_logprobs(g, json_get(choice, "logprobs")))
-        (void)snprintf(why, sizeof why,
-                       "the logprobs of choice %d are not as /inference/v1/generate writes them, "
-                       "with tokens as token_id:N",
-                       g->index);
+        (void)snprintf(
+            why, sizeof why,
+            "the logprobs of choice %d must have the form of /inference/v1/generate, with "
+            "tokens as token_id:N",
+            g->index);
     else
         rc = gen_add_ids(g, ids, why, sizeof why);
     if (rc != ERR_OK) {
-        exchange_reply_error(x, rc, why[0] == '\0' ? NULL : why, "choices", 0);
+        exchange_reply_error(x, rc, why, "choices", 0);
         return false;
     }
+    /* A stop string may end the text before the last token. */
     for (size_t i = 0; i < g->tokens.len && g->detok.status == DETOK_GOING; i++) {
         if (!derender_ends(f, g, choice, i))
             (void)detok_push(&g->detok, g->tokens.ids[i], &g->text);
     }
     (void)detok_finish(&g->detok, &g->text);
-    g->finish = json_is_text(json_get(choice, "finish_reason"), "length") ? GEN_LENGTH : GEN_STOP;
+    if (json_is_text(json_get(choice, "finish_reason"), "length"))
+        g->finish = GEN_LENGTH;
+    else
+        g->finish = GEN_STOP;
     return true;
 }
 
-/* Without the chat's request the text is the answer. */
+/* Without the chat's request, the text is not parsed. */
 static void derender_mute(struct exchange *x)
 {
     for (int i = 0; i < x->n_gens; i++) {
@@ -162,7 +178,7 @@ static void derender_mute(struct exchange *x)
     }
 }
 
-/* Where the reply began, from the chat's own prompt. False after an error answer. */
+/* Find out where the reply began, by rendering the chat's prompt. False after an error answer. */
 static bool derender_begin(struct front *f, struct exchange *x, const struct json *request)
 {
     struct chat_prompt prompt = {0};
@@ -174,7 +190,7 @@ static bool derender_begin(struct front *f, struct exchange *x, const struct jso
     return fine;
 }
 
-/* Choices of all responses, one after the other. */
+/* Process the choices of all responses, in order, and write the answer. */
 static void derender_answer(struct front *f, struct exchange *x, struct brought *brought,
                             const struct json *const *responses, uint32_t n)
 {
@@ -185,7 +201,8 @@ static void derender_answer(struct front *f, struct exchange *x, struct brought 
         const struct json *told = json_get_kind(responses[i], "prompt_logprobs", JSON_LIST);
         const struct json *kv = json_get_kind(responses[i], "kv_transfer_params", JSON_OBJECT);
 
-        brought->kv_transfer = brought->kv_transfer == NULL ? kv : brought->kv_transfer;
+        if (brought->kv_transfer == NULL)
+            brought->kv_transfer = kv;
         for (uint32_t k = 0; k < choices->n; k++, g++) {
             brought->told[g] = told;
             if (!derender_choice(f, x, &x->gens[g], &choices->items[k]))
@@ -196,7 +213,7 @@ static void derender_answer(struct front *f, struct exchange *x, struct brought 
         answer_end(x, &x->gens[g]);
 }
 
-/* How many choices there are; 0 when something is missing. */
+/* The number of choices; 0 when a response has none or there are too many. */
 static uint32_t derender_count(const struct json *const *responses, uint32_t n, uint32_t most)
 {
     uint32_t sum = 0;
@@ -204,6 +221,7 @@ static uint32_t derender_count(const struct json *const *responses, uint32_t n, 
     for (uint32_t i = 0; i < n; i++) {
         const struct json *choices = json_get_kind(responses[i], "choices", JSON_LIST);
 
+        /* Checked before adding, so that the sum cannot overflow. */
         if (choices == NULL || choices->n == 0 || choices->n > most)
             return 0;
         sum += choices->n;
@@ -213,7 +231,7 @@ static uint32_t derender_count(const struct json *const *responses, uint32_t n, 
     return sum;
 }
 
-/* What stands before the choices: fields of the request, where there is one, and who may ask. False
+/* Everything before the choices: fields of the request, if it was sent, and the generations. False
  * after an error answer. */
 static bool derender_prepare(struct front *f, struct exchange *x, const struct json *body,
                              const struct json *request, const struct json *const *responses,
@@ -225,7 +243,7 @@ static bool derender_prepare(struct front *f, struct exchange *x, const struct j
     struct json fields;
 
     if (n_choices == 0) {
-        (void)snprintf(why, sizeof why, "there must be 'choices' in each response, 1 to %d of all",
+        (void)snprintf(why, sizeof why, "each response must have 'choices', 1 to %d in all",
                        (int)f->settings.max_choices);
         exchange_reply_error(x, ERR_INVALID, why, "choices", 0);
         return false;
@@ -242,7 +260,7 @@ static bool derender_prepare(struct front *f, struct exchange *x, const struct j
     return !chat || request == NULL || derender_begin(f, x, request);
 }
 
-/* prompt_tokens: a number, or one of each response. False when it is neither. */
+/* prompt_tokens: one number, or a list with one per response. False when it is neither. */
 static bool derender_prompt_tokens(const struct json *v, uint32_t n, uint64_t *sum)
 {
     const struct json *items = v;
@@ -263,20 +281,27 @@ static bool derender_prompt_tokens(const struct json *v, uint32_t n, uint64_t *s
     return n_items == n;
 }
 
+/* A chat has one response of one or more choices; a completion has a list, with one response for
+ * each prompt. */
 void api_derender(struct front *f, struct exchange *x, const struct json *body)
 {
     const struct json *one = json_get_kind(body, "generate_response", JSON_OBJECT);
     const struct json *list = json_get_kind(body, "generate_responses", JSON_LIST);
     const struct json *request =
         json_get_kind(body, one != NULL ? "chat_request" : "completion_request", JSON_OBJECT);
-    uint32_t n = one != NULL ? 1 : list != NULL ? list->n : 0;
-    const struct json **responses = arena_alloc(&x->arena, sizeof *responses * (n + 1));
+    uint32_t n = 0;
+    const struct json **responses;
     struct brought *brought = arena_zalloc(&x->arena, sizeof *brought);
 
     if (lax_get_flag(body, "stream", false)) {
         derender_event(f, x, body);
         return;
     }
+    if (one != NULL)
+        n = 1;
+    else if (list != NULL)
+        n = list->n;
+    responses = arena_alloc(&x->arena, sizeof *responses * (n + 1));
     if (responses == NULL || brought == NULL) {
         exchange_reply_error(x, ERR_NO_MEMORY, NULL, NULL, 1);
         return;
@@ -284,10 +309,12 @@ void api_derender(struct front *f, struct exchange *x, const struct json *body)
     for (uint32_t i = 0; i < n; i++)
         responses[i] = one != NULL ? one : &list->items[i];
     if (!derender_prompt_tokens(json_get(body, "prompt_tokens"), n, &brought->prompt_tokens)) {
-        exchange_reply_error(x, ERR_INVALID, "'prompt_tokens' must be a count for each response",
+        exchange_reply_error(x, ERR_INVALID,
+                             "'prompt_tokens' must be a number, or a list with one per response",
                              "prompt_tokens", 0);
         return;
     }
+    /* For each choice, the log probabilities of its response's prompt. */
     brought->told =
         arena_zalloc(&x->arena, sizeof *brought->told * (size_t)f->settings.max_choices);
     if (brought->told == NULL) {

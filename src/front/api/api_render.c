@@ -1,13 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Tokens in, tokens out, in vLLM's shapes.
+ * Token ids in, token ids out, in vLLM's JSON shapes.
  *
- *   render     a chat or completion as a GenerateRequest: token ids and sampling_params. quire adds
- *              `prompt`, the text of the ids, and `count`, how many there are; sampling_params has
- *              the tools where calls have a form, which token ids alone do not say
+ *   render     a chat or completion becomes a GenerateRequest: token_ids and sampling_params. quire
+ *              adds `prompt`, the text of the ids, and `count`, their number; sampling_params also
+ *              has the tools when calls are constrained, because token ids do not contain them
  *   generate   continues the token ids of such a request (answer_tokens.c writes the answer)
  *
- * What render answers, generate takes as it is, and says what the chat or completion would. */
+ * The output of render can be sent to generate unchanged, and gives the same tokens as the chat or
+ * completion.
+ *
+ * For example, render makes of {"messages": [{"role": "user", "content": "Hi"}], "top_k": 5}
+ *
+ *   {"request_id": ..., "token_ids": [1, 22, ...],
+ *    "sampling_params": {"n": 1, "top_k": 5, ...}, ...} */
 #include <stdio.h>
 #include <string.h>
 
@@ -17,25 +23,26 @@
 
 /* --- render ------------------------------------------------------------------------------- */
 
+/* A float with nine digits, which read back as the same float. */
 static void render_real(struct buf *b, const char *name, float value)
 {
     buf_printf(b, "\"%s\":%.9g,", name, (double)value);
 }
 
-/* "name": the member as it came, or instead of one that is absent or null. */
+/* Write "name": and the member as it was sent, or `instead` when it is absent or null. */
 static void render_given(struct buf *b, const struct json *body, const char *name,
                          const char *instead)
 {
-    const struct json *v = json_get(body, name);
+    const struct json *value = json_get(body, name);
 
     buf_printf(b, "\"%s\":", name);
-    if (v == NULL || v->kind == JSON_NULL)
+    if (value == NULL || value->kind == JSON_NULL)
         buf_add_text(b, instead);
     else
-        json_write(b, v, JSON_EXACT);
+        json_write(b, value, JSON_EXACT);
 }
 
-/* The content's form, whatever field asked for it, as vLLM's StructuredOutputsParams. */
+/* The output constraint as vLLM's StructuredOutputsParams, whichever field it came from. */
 static void render_form(struct buf *b, const struct form *form)
 {
     static const char *const kinds[] = {
@@ -64,7 +71,7 @@ static void render_form(struct buf *b, const struct form *form)
     buf_add_byte(b, '}');
 }
 
-/* How many tokens may come: what was asked for, or what the context has room for. */
+/* max_tokens: the requested number, or the rest of the context. */
 static void render_max_tokens(struct front *f, const struct exchange *x, struct buf *b,
                               const struct gen *g)
 {
@@ -80,20 +87,23 @@ static void render_max_tokens(struct front *f, const struct exchange *x, struct 
         buf_add_text(b, "\"max_tokens\":null,");
 }
 
+/* The stop strings and stop ids. */
 static void render_stops(const struct exchange *x, struct buf *b)
 {
     buf_add_text(b, "\"stop\":[");
     for (int i = 0; i < x->n_stops; i++) {
-        buf_add_text(b, i == 0 ? "" : ",");
+        buf_add_comma(b, i > 0);
         buf_add_json_string(b, x->stop_texts[i].text, x->stop_texts[i].len);
     }
     buf_add_text(b, "],\"stop_token_ids\":[");
-    for (uint32_t i = 0; i < x->token_rules.n_stop_ids; i++)
-        buf_printf(b, i == 0 ? "%d" : ",%d", x->token_rules.stop_ids[i]);
+    for (uint32_t i = 0; i < x->token_rules.n_stop_ids; i++) {
+        buf_add_comma(b, i > 0);
+        buf_printf(b, "%d", x->token_rules.stop_ids[i]);
+    }
     buf_add_text(b, "],");
 }
 
-/* "name": so many when the flag is set, else null. */
+/* Write "name": n when the flag is set, otherwise null. */
 static void render_told(struct buf *b, const char *name, bool told, uint32_t n)
 {
     if (told)
@@ -102,31 +112,31 @@ static void render_told(struct buf *b, const char *name, bool told, uint32_t n)
         buf_printf(b, "\"%s\":null,", name);
 }
 
-/* vLLM's SamplingParams, with the defaults of this server where the request says nothing. */
+/* vLLM's SamplingParams, with this server's defaults for missing fields. */
 static void render_sampling(struct front *f, const struct exchange *x, struct buf *b,
                             const struct gen *g, const struct json *body)
 {
-    const struct wire_request *r = &g->request;
-    const struct sampling *s = &r->generate.sampling;
+    const struct wire_request *request = &g->request;
+    const struct sampling *sampling = &request->generate.sampling;
     const char *yes[] = {"false", "true"};
 
     buf_printf(b, "{\"n\":%d,", x->n);
-    render_real(b, "presence_penalty", s->presence_penalty);
-    render_real(b, "frequency_penalty", s->frequency_penalty);
-    render_real(b, "repetition_penalty", s->repetition_penalty);
-    render_real(b, "temperature", s->temperature);
-    render_real(b, "top_p", s->top_p);
-    buf_printf(b, "\"top_k\":%d,", s->top_k);
-    render_real(b, "min_p", s->min_p);
+    render_real(b, "presence_penalty", sampling->presence_penalty);
+    render_real(b, "frequency_penalty", sampling->frequency_penalty);
+    render_real(b, "repetition_penalty", sampling->repetition_penalty);
+    render_real(b, "temperature", sampling->temperature);
+    render_real(b, "top_p", sampling->top_p);
+    buf_printf(b, "\"top_k\":%d,", sampling->top_k);
+    render_real(b, "min_p", sampling->min_p);
     render_given(b, body, "seed", "null");
     buf_add_byte(b, ',');
     render_stops(x, b);
-    buf_printf(b, "\"ignore_eos\":%s,", yes[(r->flags & WIRE_IGNORE_EOS) != 0]);
+    buf_printf(b, "\"ignore_eos\":%s,", yes[(request->flags & WIRE_IGNORE_EOS) != 0]);
     render_max_tokens(f, x, b, g);
-    buf_printf(b, "\"min_tokens\":%u,", r->generate.min_tokens);
-    render_told(b, "logprobs", (r->flags & WIRE_LOGPROBS) != 0, r->generate.n_logprobs);
-    render_told(b, "prompt_logprobs", (r->flags & WIRE_PROMPT_LOGPROBS) != 0,
-                r->generate.n_prompt_logprobs);
+    buf_printf(b, "\"min_tokens\":%u,", request->generate.min_tokens);
+    render_told(b, "logprobs", (request->flags & WIRE_LOGPROBS) != 0, request->generate.n_logprobs);
+    render_told(b, "prompt_logprobs", (request->flags & WIRE_PROMPT_LOGPROBS) != 0,
+                request->generate.n_prompt_logprobs);
     buf_printf(b, "\"skip_special_tokens\":%s,\"include_stop_str_in_output\":%s,",
                yes[g->detok.skip_special], yes[g->detok.include_stop]);
     render_given(b, body, "logit_bias", "null");
@@ -140,6 +150,7 @@ static void render_sampling(struct front *f, const struct exchange *x, struct bu
     render_given(b, body, "thinking_token_budget", "null");
     buf_add_byte(b, ',');
     render_form(b, x->form);
+    /* generate cannot find the tools in the prompt's tokens, but needs them for the grammar. */
     if (form_binds(x->form) && x->form->tools != NULL) {
         buf_add_byte(b, ',');
         render_given(b, body, "tools", "null");
@@ -150,46 +161,49 @@ static void render_sampling(struct front *f, const struct exchange *x, struct bu
     buf_add_byte(b, '}');
 }
 
-/* One GenerateRequest: a prompt with what is to be done with it. */
+/* One GenerateRequest: a prompt and its parameters. */
 static void render_one(struct front *f, const struct exchange *x, struct buf *b,
                        const struct gen *g, const struct json *body)
 {
-    const struct token_list *t = &g->tokens;
+    const struct token_list *tokens = &g->tokens;
     struct buf text = {0};
 
-    tokenizer_decode(f->tokenizer, t->ids, t->len, false, &text);
+    tokenizer_decode(f->tokenizer, tokens->ids, tokens->len, false, &text);
     buf_printf(b, "{\"request_id\":\"%s", x->id);
     if (x->n_gens > x->n)
         buf_printf(b, "-%d", g->index / x->n);
     buf_add_text(b, "\",\"token_ids\":[");
-    for (size_t i = 0; i < t->len; i++)
-        buf_printf(b, i == 0 ? "%d" : ",%d", t->ids[i]);
+    for (size_t i = 0; i < tokens->len; i++) {
+        buf_add_comma(b, i > 0);
+        buf_printf(b, "%d", tokens->ids[i]);
+    }
     buf_add_text(b, "],\"features\":null,\"sampling_params\":");
     render_sampling(f, x, b, g, body);
     buf_add_text(b, ",\"model\":");
     buf_add_json_string(b, x->model, strlen(x->model));
-    buf_printf(b, ",\"stream\":%s,", x->stream ? "true" : "false");
+    buf_printf(b, ",\"stream\":%s,", json_flag_text(x->stream));
     render_given(b, x->stream ? body : NULL, "stream_options", "null");
     buf_add_byte(b, ',');
     render_given(b, body, "cache_salt", "null");
     buf_printf(b, ",\"priority\":%d,\"kv_transfer_params\":null,\"prompt\":", g->request.priority);
-    buf_add_json_string(b, text.len == 0 ? "" : text.bytes, text.len);
-    buf_printf(b, ",\"count\":%zu}", t->len);
+    buf_add_json_string(b, buf_text(&text), text.len);
+    buf_printf(b, ",\"count\":%zu}", tokens->len);
     b->failed = b->failed || text.failed;
     buf_fini(&text);
 }
 
+/* Read the request as the generating endpoints do, and write it instead of submitting it. */
 void api_render(struct front *f, struct exchange *x, const struct json *body)
 {
     bool chat = json_get(body, "messages") != NULL;
-    struct buf b = {0};
+    struct buf buf = {0};
 
     if (chat)
         api_chat(f, x, body);
     else
         api_completions(f, x, body);
     if (x->complete)
-        return; /* refused */
+        return; /* it has answered with an error */
     if (x->beams != NULL) {
         exchange_reply_error(x, ERR_UNSUPPORTED,
                              "'use_beam_search' cannot be rendered: a "
@@ -198,20 +212,22 @@ void api_render(struct front *f, struct exchange *x, const struct json *body)
         return;
     }
     if (!chat)
-        buf_add_byte(&b, '[');
+        buf_add_byte(&buf, '[');
+    /* One for each prompt: its choices differ only in their seeds. */
     for (int i = 0; i < x->n_gens; i += x->n) {
-        buf_add_text(&b, i == 0 ? "" : ",");
-        render_one(f, x, &b, &x->gens[i], body);
+        buf_add_comma(&buf, i > 0);
+        render_one(f, x, &buf, &x->gens[i], body);
     }
     if (!chat)
-        buf_add_byte(&b, ']');
-    api_reply_buf(x, &b);
+        buf_add_byte(&buf, ']');
+    api_reply_buf(x, &buf);
 }
 
 /* --- generate ----------------------------------------------------------------------------- */
 
-/* The request as a chat's fields say it: sampling_params tell log probabilities as one number, and
- * what stands beside them comes along. False when memory is missing. */
+/* Make a chat's fields of a GenerateRequest. In sampling_params, `logprobs` is a number, in a chat
+ * a flag and a number; all members beside token_ids and sampling_params are copied. False: no
+ * memory. */
 static bool generate_fields(struct exchange *x, const struct json *body,
                             const struct json *sampling, struct json *out)
 {
@@ -221,10 +237,11 @@ static bool generate_fields(struct exchange *x, const struct json *body,
     struct json_made made = {.arena = &x->arena};
 
     for (uint32_t i = 0; i < sampling->n; i++) {
-        const struct json *v = &sampling->items[i];
+        const struct json *value = &sampling->items[i];
 
-        if (v != told && strcmp(v->key, "messages") != 0 && strcmp(v->key, "echo") != 0)
-            json_put(&made, v->key, v);
+        /* These members would turn the request into another one. */
+        if (value != told && strcmp(value->key, "messages") != 0 && strcmp(value->key, "echo") != 0)
+            json_put(&made, value->key, value);
     }
     if (told != NULL && told->kind != JSON_NULL) {
         json_put_flag(&made, "logprobs", true);
@@ -242,7 +259,7 @@ static bool generate_fields(struct exchange *x, const struct json *body,
     return !made.failed;
 }
 
-/* What the body must have. NULL, or a sentence and the member. */
+/* Check the members that are required. Returns NULL, or a sentence and the member's name. */
 static const char *generate_check(const struct json *body, const char **param)
 {
     const struct json *ids = json_get(body, "token_ids");
@@ -260,21 +277,22 @@ static const char *generate_check(const struct json *body, const char **param)
     return NULL;
 }
 
-/* Where the output begins: inside of a reasoning, or behind one, as the prompt's text says. */
+/* Find out from the prompt's text whether the output begins inside a reasoning. */
 static enum form_start generate_begin(struct front *f, struct exchange *x)
 {
-    const struct token_list *t = &x->gens[0].tokens;
+    const struct token_list *tokens = &x->gens[0].tokens;
     enum form_start start = FORM_NO_REASONING;
     struct buf text = {0};
 
     if (f->reply_reasoning == REPLY_NO_REASONING || (!form_binds(x->form) && x->think_max < 0))
         return start;
-    tokenizer_decode(f->tokenizer, t->ids, t->len, false, &text);
+    tokenizer_decode(f->tokenizer, tokens->ids, tokens->len, false, &text);
     start = gen_begin(f, x->gens, x->n_gens, &text);
     buf_fini(&text);
     return start;
 }
 
+/* A request of tokens takes the path of a chat whose messages are already tokens. */
 void api_generate(struct front *f, struct exchange *x, const struct json *body)
 {
     const char *param;
@@ -294,14 +312,15 @@ void api_generate(struct front *f, struct exchange *x, const struct json *body)
     }
     if (!gen_prepare(f, x, &fields, EXCHANGE_CHAT, 1))
         return;
+    /* The name is in the body here, and comes back in the answer. */
     gen_keep_name(x, json_get_kind(body, "request_id", JSON_TEXT));
     x->tokens_as_ids = true;
     rc = gen_add_ids(&x->gens[0], json_get(body, "token_ids"), why, sizeof why);
     if (rc != ERR_OK) {
-        exchange_reply_error(x, rc, why[0] == '\0' ? NULL : why, "token_ids", 0);
+        exchange_reply_error(x, rc, why, "token_ids", 0);
         return;
     }
     start = generate_begin(f, x);
     if (gen_hold_reasoning(f, x, x->gens, x->n_gens, start) && gen_hold(f, x, start))
-        (void)gen_finish_prompts(f, x, "token_ids"); /* has answered when it is false */
+        (void)gen_finish_prompts(f, x, "token_ids"); /* false: it has answered */
 }

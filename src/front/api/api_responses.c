@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * OpenAI's POST /v1/responses: said as a chat, answered in items. */
+ * OpenAI's POST /v1/responses: translated to a chat and answered in items (answer_responses.c). The
+ * items of an earlier response are put before the input. */
 #include "front/api/api.h"
 #include "front/api/api_kept.h"
 #include "front/request/translate.h"
@@ -8,8 +9,7 @@
 void api_responses(struct front *f, struct exchange *x, const struct json *body)
 {
     struct translate_responses_in in = {.body = body};
-    const char *param = NULL;
-    char why[512] = "";
+    struct reason reason = {.text = ""};
     struct json earlier, chat;
     int rc;
 
@@ -20,9 +20,9 @@ void api_responses(struct front *f, struct exchange *x, const struct json *body)
         in.earlier = &earlier;
         in.body = body;
     }
-    rc = translate_responses(&chat, &x->arena, &in, why, sizeof why, &param);
+    rc = translate_responses(&chat, &x->arena, &in, &reason);
     if (rc != ERR_OK)
-        exchange_reply_error(x, rc, why, param, 0);
+        exchange_reply_error(x, rc, reason.text, reason.param, 0);
     else
         api_chat(f, x, &chat);
     if (f->kept != NULL && !x->complete)

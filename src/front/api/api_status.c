@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * GET /v1/models, /version, /load, /is_sleeping, /metrics: what the server is and how it does. */
+ * GET /v1/models, /version, /load, /is_sleeping and /metrics: the state of the server. */
 #include <config.h>
 #include <stdio.h>
 #include <string.h>
@@ -8,7 +8,7 @@
 #include "base/clock.h"
 #include "front/api/api.h"
 
-/* The model that a path asks for, of *len bytes; NULL: for all of them. */
+/* The model that a path /models/NAME asks for, of *len bytes; NULL: it asks for all. */
 static const char *api_model_asked(const struct exchange *x, size_t *len)
 {
     static const char before[] = "/models/";
@@ -20,10 +20,12 @@ static const char *api_model_asked(const struct exchange *x, size_t *len)
     *len = strcspn(name, "?");
     while (*len > 0 && name[*len - 1] == '/')
         (*len)--;
-    return *len > 0 ? name : NULL;
+    if (*len > 0)
+        return name;
+    return NULL;
 }
 
-/* The model under one of its names; its root is the first. */
+/* The model under one of its names; "root" is its first name. */
 static void api_add_model(const struct front *f, struct buf *b, const char *name, size_t len,
                           uint32_t max_model_len)
 {
@@ -39,15 +41,18 @@ static void api_add_model(const struct front *f, struct buf *b, const char *name
         buf_printf(b, "%u}", max_model_len);
 }
 
+/* The list of models, or one of them. The names are those of served_model_name. An engine that is
+ * away leaves max_model_len null. */
 void api_models(struct front *f, struct exchange *x, const struct json *body)
 {
     struct link_state state;
-    struct buf b = {0};
+    struct buf buf = {0};
     size_t len = 0;
     const char *one = api_model_asked(x, &len);
     char why[512];
 
     (void)body;
+    /* The message names at most 200 bytes of the client's text. */
     if (one != NULL && !names_have(&f->names, one, len)) {
         (void)snprintf(why, sizeof why, "the model '%.*s' does not exist; this server has '%s'",
                        len > 200 ? 200 : (int)len, one, f->model_name);
@@ -56,33 +61,37 @@ void api_models(struct front *f, struct exchange *x, const struct json *body)
     }
     link_read_state(&f->link, &state, clock_us());
     if (one != NULL) {
-        api_add_model(f, &b, one, len, state.max_model_len);
+        api_add_model(f, &buf, one, len, state.max_model_len);
     } else {
-        buf_add_text(&b, "{\"object\":\"list\",\"data\":[");
+        buf_add_text(&buf, "{\"object\":\"list\",\"data\":[");
         for (int i = 0; i < f->names.n; i++) {
-            buf_add_text(&b, i == 0 ? "" : ",");
-            api_add_model(f, &b, f->names.at[i], strlen(f->names.at[i]), state.max_model_len);
+            buf_add_comma(&buf, i > 0);
+            api_add_model(f, &buf, f->names.at[i], strlen(f->names.at[i]), state.max_model_len);
         }
-        buf_add_text(&b, "]}");
+        buf_add_text(&buf, "]}");
     }
-    exchange_reply(x, 200, "application/json", b.bytes == NULL ? "" : b.bytes, b.len);
-    buf_fini(&b);
+    exchange_reply(x, 200, "application/json", buf_text(&buf), buf.len);
+    buf_fini(&buf);
 }
 
-/* Requests that run or wait in the engine, of all fronts. */
+/* Running and waiting requests of the engine, of all fronts. */
 void api_load(struct front *f, struct exchange *x, const struct json *body)
 {
-    struct wire_stats *s = arena_alloc(&x->arena, sizeof *s);
+    struct wire_stats *stats = arena_alloc(&x->arena, sizeof *stats);
     unsigned long long n = 0;
     char text[64];
 
     (void)body;
-    if (s != NULL && link_copy_stats(&f->link, s))
-        n = atomic_load(&s->values[METRIC_running]) + atomic_load(&s->values[METRIC_waiting]);
+    if (stats != NULL && link_copy_stats(&f->link, stats))
+        /* The engine counts the requests of all fronts. */
+        n = atomic_load(&stats->values[METRIC_running]) +
+            atomic_load(&stats->values[METRIC_waiting]);
     (void)snprintf(text, sizeof text, "{\"server_load\":%llu}", n);
     exchange_reply(x, 200, "application/json", text, strlen(text));
 }
 
+/* As in vLLM. A model that is being woken still counts as asleep, because it does not answer
+ * yet. */
 void api_is_sleeping(struct front *f, struct exchange *x, const struct json *body)
 {
     struct link_state state;
@@ -94,10 +103,14 @@ void api_is_sleeping(struct front *f, struct exchange *x, const struct json *bod
         exchange_reply_error(x, ERR_ENGINE_GONE, NULL, NULL, 1);
         return;
     }
-    text = state.asleep || state.waking ? "{\"is_sleeping\":true}" : "{\"is_sleeping\":false}";
+    if (state.asleep || state.waking)
+        text = "{\"is_sleeping\":true}";
+    else
+        text = "{\"is_sleeping\":false}";
     exchange_reply(x, 200, "application/json", text, strlen(text));
 }
 
+/* The version of this build. */
 void api_version(struct front *f, struct exchange *x, const struct json *body)
 {
     static const char text[] = "{\"version\":\"" PACKAGE_VERSION "\"}";
@@ -107,7 +120,8 @@ void api_version(struct front *f, struct exchange *x, const struct json *body)
     exchange_reply(x, 200, "application/json", text, sizeof text - 1);
 }
 
-/* Each front has one engine; vLLM numbers them, and its dashboards ask for the number. */
+/* The common labels. vLLM numbers its engines, and its dashboards select by the number; here it is
+ * always 0. */
 static void api_labels(const struct front *f, struct buf *b, const char *labels)
 {
     buf_add_text(b, "{model_name=");
@@ -117,7 +131,7 @@ static void api_labels(const struct front *f, struct buf *b, const char *labels)
         buf_printf(b, ",%s", labels);
 }
 
-/* HELP and TYPE once per name; rows of one name follow each other. */
+/* HELP and TYPE, once per name; rows of one name are adjacent in metric.def. */
 static void api_metric_head(struct buf *b, const char **last, const char *name, const char *type,
                             const char *help)
 {
@@ -127,6 +141,7 @@ static void api_metric_head(struct buf *b, const char **last, const char *name, 
     buf_printf(b, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, type);
 }
 
+/* One line: name, labels, value. */
 static void api_metric_value(const struct front *f, struct buf *b, const struct wire_stats *s,
                              enum wire_metric id, const char *name, const char *labels)
 {
@@ -134,23 +149,26 @@ static void api_metric_value(const struct front *f, struct buf *b, const struct 
 
     buf_add_text(b, name);
     api_labels(f, b, labels);
+    /* Shared memory has whole numbers only: these two are in thousandths. */
     if (id == METRIC_kv_usage_permille || id == METRIC_process_cpu_ms)
         buf_printf(b, "} %.3f\n", (double)v / 1000.0);
     else
         buf_printf(b, "} %llu\n", v);
 }
 
+/* Prometheus' buckets are cumulative, the engine's are not. */
 static void api_metric_histogram(const struct front *f, struct buf *b, const struct wire_stats *s,
                                  enum wire_histogram_id id, const char *name)
 {
-    const struct wire_histogram *h = &s->histograms[id];
+    const struct wire_histogram *histogram = &s->histograms[id];
     unsigned long long sum = 0;
     char le[64];
     int n;
     const double *bounds = wire_bucket_bounds(id, &n);
 
+    /* The last bucket has no upper bound. */
     for (int i = 0; i <= n; i++) {
-        sum += atomic_load_explicit(&h->buckets[i], memory_order_relaxed);
+        sum += atomic_load_explicit(&histogram->buckets[i], memory_order_relaxed);
         if (i < n)
             (void)snprintf(le, sizeof le, "le=\"%g\"", bounds[i]);
         else
@@ -161,11 +179,13 @@ static void api_metric_histogram(const struct front *f, struct buf *b, const str
     }
     buf_printf(b, "%s_sum", name);
     api_labels(f, b, "");
-    buf_printf(b, "} %.6f\n%s_count", (double)atomic_load(&h->sum_micro) * 1e-6, name);
+    buf_printf(b, "} %.6f\n%s_count", (double)atomic_load(&histogram->sum_micro) * 1e-6, name);
     api_labels(f, b, "");
     buf_printf(b, "} %llu\n", sum);
 }
 
+/* All rows of metric.def. Each macro becomes the two calls for its row, so that this function is as
+ * long as the table. */
 static void api_metrics_engine(const struct front *f, struct buf *b, const struct wire_stats *s)
 {
     const char *last = "";
@@ -185,7 +205,8 @@ static void api_metrics_engine(const struct front *f, struct buf *b, const struc
 #undef HISTOGRAM
 }
 
-/* A gauge of 1 whose labels are the engine's cache settings, as it wrote them at its start. */
+/* A gauge of 1 whose labels are the engine's cache settings, which it wrote at its start. memchr():
+ * the text comes from shared memory and might not end. */
 static void api_metrics_config(const struct front *f, struct buf *b, const struct wire_stats *s)
 {
     static const char name[] = "vllm:cache_config_info";
@@ -199,7 +220,7 @@ static void api_metrics_config(const struct front *f, struct buf *b, const struc
     buf_add_text(b, "} 1\n");
 }
 
-/* What is told of each tenant. */
+/* The metrics per tenant. */
 enum api_tenant_column {
     TENANT_PROMPT,
     TENANT_GENERATION,
@@ -209,6 +230,7 @@ enum api_tenant_column {
     TENANT_COLUMNS
 };
 
+/* The value of a column in a tenant's row. */
 static unsigned long long api_tenant_value(const struct wire_tenant *t, enum api_tenant_column c)
 {
     switch (c) {
@@ -222,22 +244,23 @@ static unsigned long long api_tenant_value(const struct wire_tenant *t, enum api
     return 0;
 }
 
-/* At most WIRE_TENANTS rows a name; who found no place among them is in the first, of no name. */
+/* One row per tenant and metric, at most WIRE_TENANTS. The first row has an empty name: requests
+ * without a tenant, and of tenants without a row of their own. */
 static void api_metrics_tenants(const struct front *f, struct buf *b, const struct wire_stats *s)
 {
     static const struct {
         const char *name, *type, *help;
     } columns[TENANT_COLUMNS] = {
         [TENANT_PROMPT] = {"quire:tenant_prompt_tokens_total", "counter",
-                           "Prompt tokens of a key."},
+                           "Prompt tokens of a tenant."},
         [TENANT_GENERATION] = {"quire:tenant_generation_tokens_total", "counter",
-                               "Generated tokens of a key."},
+                               "Generated tokens of a tenant."},
         [TENANT_REFUSED] = {"quire:tenant_requests_rejected_total", "counter",
-                            "Requests of a key that the engine refused."},
+                            "Requests of a tenant that the engine refused."},
         [TENANT_RUNNING] = {"quire:tenant_requests_running", "gauge",
-                            "Requests of a key that run."},
+                            "Running requests of a tenant."},
         [TENANT_WAITING] = {"quire:tenant_requests_waiting", "gauge",
-                            "Requests of a key that wait."},
+                            "Waiting requests of a tenant."},
     };
     uint32_t n = atomic_load(&s->n_tenants);
 
@@ -246,36 +269,39 @@ static void api_metrics_tenants(const struct front *f, struct buf *b, const stru
 
         api_metric_head(b, &last, columns[c].name, columns[c].type, columns[c].help);
         for (uint32_t i = 0; i < n && i < WIRE_TENANTS; i++) {
-            const struct wire_tenant *t = &s->tenants[i];
+            const struct wire_tenant *tenant_row = &s->tenants[i];
 
             buf_add_text(b, columns[c].name);
             api_labels(f, b, "tenant=");
-            buf_add_json_string(b, t->name, strnlen(t->name, sizeof t->name));
-            buf_printf(b, "} %llu\n", api_tenant_value(t, (enum api_tenant_column)c));
+            buf_add_json_string(b, tenant_row->name,
+                                strnlen(tenant_row->name, sizeof tenant_row->name));
+            buf_printf(b, "} %llu\n", api_tenant_value(tenant_row, (enum api_tenant_column)c));
         }
     }
 }
 
+/* GET /metrics. Without an engine only engine_up is written; its value of 0 then raises an alarm.
+ * The engine's numbers are copied first, because it changes them while we write. */
 void api_metrics(struct front *f, struct exchange *x, const struct json *body)
 {
-    struct wire_stats *s = arena_alloc(&x->arena, sizeof *s);
+    struct wire_stats *stats = arena_alloc(&x->arena, sizeof *stats);
     struct link_state state;
-    struct buf b = {0};
+    struct buf buf = {0};
 
     (void)body;
     link_read_state(&f->link, &state, clock_us());
-    buf_add_text(&b, "# HELP quire:engine_up Whether an engine is attached to this front.\n"
-                     "# TYPE quire:engine_up gauge\nquire:engine_up");
-    api_labels(f, &b, "");
-    buf_printf(&b, "} %d\n", state.attached ? 1 : 0);
-    if (s != NULL && link_copy_stats(&f->link, s)) {
-        api_metrics_engine(f, &b, s);
-        api_metrics_config(f, &b, s);
-        api_metrics_tenants(f, &b, s);
+    buf_add_text(&buf, "# HELP quire:engine_up Whether an engine is attached to this front.\n"
+                       "# TYPE quire:engine_up gauge\nquire:engine_up");
+    api_labels(f, &buf, "");
+    buf_printf(&buf, "} %d\n", state.attached ? 1 : 0);
+    if (stats != NULL && link_copy_stats(&f->link, stats)) {
+        api_metrics_engine(f, &buf, stats);
+        api_metrics_config(f, &buf, stats);
+        api_metrics_tenants(f, &buf, stats);
     }
-    if (b.failed)
+    if (buf.failed)
         exchange_reply_error(x, ERR_NO_MEMORY, NULL, NULL, 1);
     else
-        exchange_reply(x, 200, "text/plain; version=0.0.4; charset=utf-8", b.bytes, b.len);
-    buf_fini(&b);
+        exchange_reply(x, 200, "text/plain; version=0.0.4; charset=utf-8", buf.bytes, buf.len);
+    buf_fini(&buf);
 }

@@ -6,6 +6,7 @@
 #include "front/api/api.h"
 #include "front/request/lax.h"
 
+/* Answer with the text of a buffer, and free it. */
 void api_reply_buf(struct exchange *x, struct buf *b)
 {
     if (b->failed)
@@ -15,7 +16,7 @@ void api_reply_buf(struct exchange *x, struct buf *b)
     buf_fini(b);
 }
 
-/* return_token_strs: the tokens as the tokenizer's files write them. */
+/* return_token_strs: the tokens as they are written in the tokenizer's files. */
 static void api_add_written(struct buf *b, const struct front *f, const struct token_list *ids)
 {
     buf_add_text(b, ",\"token_strs\":[");
@@ -23,12 +24,14 @@ static void api_add_written(struct buf *b, const struct front *f, const struct t
         size_t len;
         const char *text = tokenizer_written(f->tokenizer, ids->ids[i], &len);
 
-        buf_add_text(b, i == 0 ? "" : ",");
+        buf_add_comma(b, i > 0);
         buf_add_json_string(b, text == NULL ? "" : text, len);
     }
     buf_add_byte(b, ']');
 }
 
+/* {"prompt": text} or {"messages": [...]} becomes {"count": N, "max_model_len": N, "tokens":
+ * [ids]}. */
 void api_tokenize(struct front *f, struct exchange *x, const struct json *body)
 {
     const struct json *prompt = json_get(body, "prompt");
@@ -36,7 +39,7 @@ void api_tokenize(struct front *f, struct exchange *x, const struct json *body)
     struct token_list ids = {0};
     struct link_state state;
     struct chat_prompt text = {0};
-    struct buf b = {0};
+    struct buf buf = {0};
     int rc;
 
     if (!chat && (prompt == NULL || prompt->kind != JSON_TEXT)) {
@@ -45,7 +48,7 @@ void api_tokenize(struct front *f, struct exchange *x, const struct json *body)
         return;
     }
     if (chat && json_get(body, "chat_template") != NULL &&
-        json_get(body, "chat_template")->kind != JSON_NULL) { /* as chats do */
+        json_get(body, "chat_template")->kind != JSON_NULL) { /* refused as in chats */
         exchange_reply_error(x, ERR_UNSUPPORTED, "'chat_template' is not supported",
                              "chat_template", 0);
         return;
@@ -54,9 +57,12 @@ void api_tokenize(struct front *f, struct exchange *x, const struct json *body)
         chat_prompt_fini(&text);
         return;
     }
+    /* A rendered chat already has the special tokens that its template writes, so none are added
+     * unless the client asks. Spans of the prompt that came from the client may be kept from
+     * becoming control tokens. */
     if (chat)
-        rc = tokenizer_encode_own(f->tokenizer, text.text.len == 0 ? "" : text.text.bytes,
-                                  text.text.len, lax_get_flag(body, "add_special_tokens", false),
+        rc = tokenizer_encode_own(f->tokenizer, buf_text(&text.text), text.text.len,
+                                  lax_get_flag(body, "add_special_tokens", false),
                                   x->splits_special ? &text.own : NULL, &ids);
     else
         rc = tokenizer_encode(f->tokenizer, prompt->text, prompt->text_len,
@@ -67,27 +73,32 @@ void api_tokenize(struct front *f, struct exchange *x, const struct json *body)
         token_list_fini(&ids);
         return;
     }
+    /* max_model_len is 0 before the first engine. */
     link_read_state(&f->link, &state, x->arrival_us);
-    buf_printf(&b, "{\"count\":%zu,\"max_model_len\":%u,\"tokens\":[", ids.len,
+    buf_printf(&buf, "{\"count\":%zu,\"max_model_len\":%u,\"tokens\":[", ids.len,
                state.max_model_len);
-    for (size_t i = 0; i < ids.len; i++)
-        buf_printf(&b, "%s%d", i == 0 ? "" : ",", ids.ids[i]);
-    buf_add_byte(&b, ']');
+    for (size_t i = 0; i < ids.len; i++) {
+        buf_add_comma(&buf, i > 0);
+        buf_printf(&buf, "%d", ids.ids[i]);
+    }
+    buf_add_byte(&buf, ']');
     if (lax_get_flag(body, "return_token_strs", false))
-        api_add_written(&b, f, &ids);
-    buf_add_byte(&b, '}');
+        api_add_written(&buf, f, &ids);
+    buf_add_byte(&buf, '}');
     token_list_fini(&ids);
-    api_reply_buf(x, &b);
+    api_reply_buf(x, &buf);
 }
 
+/* {"tokens": [ids]} becomes {"prompt": text}. */
 void api_detokenize(struct front *f, struct exchange *x, const struct json *body)
 {
     const struct json *tokens = json_get_kind(body, "tokens", JSON_LIST);
     struct token_list ids = {0};
     struct buf text = {0};
-    struct buf b = {0};
+    struct buf buf = {0};
     int rc = tokens == NULL ? ERR_INVALID : ERR_OK;
 
+    /* The detokenizer must only see ids that exist. */
     for (uint32_t i = 0; rc == ERR_OK && i < tokens->n; i++) {
         const struct json *id = &tokens->items[i];
 
@@ -100,12 +111,14 @@ void api_detokenize(struct front *f, struct exchange *x, const struct json *body
         exchange_reply_error(x, rc, "'tokens' must be a list of token ids of this model", "tokens",
                              0);
     } else {
+        /* Special tokens are shown. */
         tokenizer_decode(f->tokenizer, ids.ids, ids.len, false, &text);
-        buf_add_text(&b, "{\"prompt\":");
-        buf_add_json_string(&b, text.bytes == NULL ? "" : text.bytes, text.len);
-        buf_add_byte(&b, '}');
-        b.failed = b.failed || text.failed;
-        api_reply_buf(x, &b);
+        buf_add_text(&buf, "{\"prompt\":");
+        buf_add_json_string(&buf, buf_text(&text), text.len);
+        buf_add_byte(&buf, '}');
+        /* A text that lacks its end must not be sent. */
+        buf.failed = buf.failed || text.failed;
+        api_reply_buf(x, &buf);
     }
     buf_fini(&text);
     token_list_fini(&ids);

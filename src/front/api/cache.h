@@ -1,24 +1,25 @@
-/* What operators do with the cache: GET /admin/cache, POST /admin/cache/pin and /admin/cache/drop,
- * POST /reset_prefix_cache (vLLM's name).
+/* SPDX-License-Identifier: Apache-2.0
  *
- * They need the key of admin_key_file, which nginx hands on as QUIRE_ADMIN_KEY on these paths
- * alone; without that setting there are no such paths. An ask crosses the lane as a generation
- * does, and is answered by facts (wire_lane.h). A pin is a generation of one token, whose pages
- * stay. */
+ * Operators' commands: GET /admin/cache, POST /admin/cache/pin, /admin/cache/drop,
+ * /reset_prefix_cache, /sleep and /wake_up (the last three are vLLM's names).
+ *
+ * They need the key of admin_key_file, which nginx passes as QUIRE_ADMIN_KEY on these paths only;
+ * without that setting they answer 404. A command crosses the lane like a generation and is
+ * answered by facts (wire_lane.h). A pin is a generation of one token whose prompt is retained. */
 #ifndef QUIRE_FRONT_API_CACHE_H
 #define QUIRE_FRONT_API_CACHE_H
 
 #include "front/front.h"
 
-#define CACHE_KEY_MAX 200 /* bytes of the admin key */
+#define CACHE_KEY_MAX 200 /* maximum bytes of the admin key */
 
-/* Read the key from admin_key_file; none when that is empty. ERR_INVALID, ERR_IO (logged). */
+/* Read the key from admin_key_file; an empty setting means no key. ERR_INVALID, ERR_IO (logged). */
 int cache_open(struct front *f) ERR_CHECKED;
 
-/* May this request ask? False after an error answer. */
+/* Does the request have the admin key? False after an error answer. */
 bool cache_allows(const struct front *f, struct exchange *x);
 
-/* The streamer's: a fact has come, and the end of what was asked. */
+/* Called by the streamer: a fact has arrived; all have arrived, so make the answer. */
 void cache_fact(struct exchange *x, const struct wire_out *o);
 void cache_answer(struct front *f, struct exchange *x);
 

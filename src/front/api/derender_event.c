@@ -1,8 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A stream that is derendered event by event. Nothing is kept between requests: the state that the
- * client brings has the ids of each choice, and how many of them were said. They go through
- * detokenizer and reply once more, and what comes of the others is the delta. */
+ * Derendering a stream event by event. The server keeps nothing between requests: the client sends
+ * the state, with the ids of each choice and the number of ids already turned into text. All of
+ * them go through detokenizer and reply parser again, first the old ones without output, then the
+ * others, whose output is the delta.
+ *
+ *   chunk   {"choices": [{"index": 0, "token_ids": [9, 4]}]}
+ *   state   {"created": 1, "choices": [{"index": 0, "n_said": 2, "token_ids": [5, 7]}]}
+ *
+ * Here 5 and 7 are replayed, the text of 9 and 4 is the delta, and the next state has "n_said": 4
+ * and the ids 5, 7, 9 and 4. */
 #include <stdio.h>
 #include <string.h>
 
@@ -12,20 +19,25 @@
 #include "front/api/api.h"
 #include "front/api/derender.h"
 
-/* What one choice says in this event. */
+/* The output of one choice in this event. */
 struct piece {
     struct gen *g;
     const struct json *choice; /* of the event */
-    const struct json *before; /* of the state; NULL: it is its first event */
+    const struct json *before; /* its entry in the state; NULL: this is its first event */
     int idx;
-    bool says;    /* what was said before is passed over */
-    int call;     /* whose member of calls is open; -1: none */
-    size_t n_now; /* ids that are said, with this event */
+    bool says;    /* false while old ids are being replayed */
+    int call;     /* the call whose JSON is open; -1: none */
+    size_t n_now; /* ids turned into text so far, this event included */
     struct buf content, reasoning, calls;
 };
 
-/* --- the reply ----------------------------------------------------------------------------- */
+/* --- the reply -----------------------------------------------------------------------------
+ *
+ * Pieces of calls are JSON members of tool_calls:
+ * {"index":0,"id":...,"function":{"name":...,"arguments":"..."}}. One stays open until another call
+ * begins or the event ends. */
 
+/* End the JSON of the open call, if there is one. */
 static void piece_close_call(struct piece *p)
 {
     if (p->call >= 0)
@@ -33,10 +45,13 @@ static void piece_close_call(struct piece *p)
     p->call = -1;
 }
 
+/* Append a piece of a call. A call that began in an earlier event has only its index here, and no
+ * id and name: clients add the pieces up by index. */
 static void piece_call(struct piece *p, const struct reply_event *e)
 {
     char id[40];
 
+    /* Another call than the open one: close that, and begin this. */
     if (e->kind == REPLY_CALL_BEGIN || p->call != e->call) {
         piece_close_call(p);
         buf_printf(&p->calls, "%s{\"index\":%d,", p->calls.len == 0 ? "" : ",", e->call);
@@ -57,31 +72,33 @@ static void piece_call(struct piece *p, const struct reply_event *e)
         buf_add_json_text(&p->calls, e->bytes, e->len);
 }
 
+/* The reply parser's callback: count calls, and add to the delta what is visible and new. */
 static void piece_said(void *arg, const struct reply_event *e)
 {
-    struct piece *p = arg;
-    const struct exchange *x = p->g->exchange;
+    struct piece *piece = arg;
+    const struct exchange *x = piece->g->exchange;
     bool is_call = e->kind != REPLY_CONTENT && e->kind != REPLY_REASON;
 
+    /* The same parts are dropped as in an answer of this server. */
     if ((e->kind == REPLY_REASON && x->hides_reasoning) || (is_call && e->call > 0 && x->one_call))
         return;
-    p->g->speech->n_calls += e->kind == REPLY_CALL_BEGIN;
-    if (!p->says)
+    piece->g->speech->n_calls += e->kind == REPLY_CALL_BEGIN;
+    if (!piece->says)
         return;
     switch (e->kind) {
-    case REPLY_CONTENT: buf_add(&p->content, e->bytes, e->len); break;
-    case REPLY_REASON: buf_add(&p->reasoning, e->bytes, e->len); break;
+    case REPLY_CONTENT: buf_add(&piece->content, e->bytes, e->len); break;
+    case REPLY_REASON: buf_add(&piece->reasoning, e->bytes, e->len); break;
     case REPLY_CALL_BEGIN:
-    case REPLY_CALL_ARGS: piece_call(p, e); break;
-    case REPLY_CALL_END: piece_close_call(p); break;
+    case REPLY_CALL_ARGS: piece_call(piece, e); break;
+    case REPLY_CALL_END: piece_close_call(piece); break;
     }
 }
 
-/* The text that the detokenizer has given, to the reply, or as it is. */
+/* Pass the detokenizer's text to the reply parser, or to the content if there is none. */
 static void piece_hear(struct piece *p)
 {
     struct gen *g = p->g;
-    const char *text = g->text.bytes == NULL ? "" : g->text.bytes;
+    const char *text = buf_text(&g->text);
 
     if (g->speech == NULL && p->says)
         buf_add(&p->content, text, g->text.len);
@@ -92,6 +109,7 @@ static void piece_hear(struct piece *p)
 
 /* --- choices -------------------------------------------------------------------------------- */
 
+/* The number of characters of the first n tokens: bytes that do not continue one. */
 static uint32_t piece_chars(const struct piece *p, size_t n)
 {
     uint32_t chars = 0;
@@ -106,8 +124,8 @@ static uint32_t piece_chars(const struct piece *p, size_t n)
     return chars;
 }
 
-/* Ids that may be said: a control token at the end waits for the event that says whether it ended
- * the text. If it did, it is not said at all. */
+/* The number of ids that may become text. A special token at the end waits for the next event,
+ * because it may be the one that ended the text; then it is never shown. */
 static size_t piece_end(const struct front *f, const struct piece *p, bool by_length)
 {
     size_t n = p->g->tokens.len;
@@ -118,6 +136,8 @@ static size_t piece_end(const struct front *f, const struct piece *p, bool by_le
     return n - 1;
 }
 
+/* Send all ids of the choice through detokenizer and parser; those from n_before on make the delta.
+ * Before it, `says` is false and the output is dropped. */
 static void piece_say(const struct front *f, struct piece *p, size_t n_before)
 {
     const struct json *why = json_get_kind(p->choice, "finish_reason", JSON_TEXT);
@@ -125,7 +145,9 @@ static void piece_say(const struct front *f, struct piece *p, size_t n_before)
     struct gen *g = p->g;
     size_t end = piece_end(f, p, by_length);
 
-    end = end < n_before ? n_before : end;
+    /* A client may send fewer ids than the state had counted; what was text stays text. */
+    if (end < n_before)
+        end = n_before;
     for (size_t i = 0; i < end && g->detok.status == DETOK_GOING; i++) {
         if (i == n_before) {
             piece_hear(p);
@@ -133,21 +155,26 @@ static void piece_say(const struct front *f, struct piece *p, size_t n_before)
         }
         (void)detok_push(&g->detok, g->tokens.ids[i], &g->text);
     }
-    piece_hear(p); /* of a text that had stopped before nothing comes */
+    piece_hear(p); /* a text that had stopped before adds nothing */
     p->says = true;
     p->n_now = end;
+    /* Offsets of log probabilities count from the first event on. */
     g->told_chars =
         piece_chars(p, g->tokens.len - json_get_kind(p->choice, "token_ids", JSON_LIST)->n);
+    /* Without finish_reason more events follow, so a character that is not complete waits. */
     if (why == NULL)
         return;
     (void)detok_finish(&g->detok, &g->text);
     piece_hear(p);
     if (g->speech != NULL && reply_finish(&g->speech->reply) != ERR_OK)
         g->text.failed = true;
-    g->finish = by_length && g->detok.status != DETOK_STOPPED ? GEN_LENGTH : GEN_STOP;
+    if (by_length && g->detok.status != DETOK_STOPPED)
+        g->finish = GEN_LENGTH;
+    else
+        g->finish = GEN_STOP;
 }
 
-/* The choice's ids so far and in this event. False after an error answer. */
+/* Read the choice's ids, of the state and of this event. False after an error answer. */
 static bool piece_read(struct front *f, struct exchange *x, struct piece *p)
 {
     const struct json *ids = json_get_kind(p->choice, "token_ids", JSON_LIST);
@@ -162,29 +189,34 @@ static bool piece_read(struct front *f, struct exchange *x, struct piece *p)
     if (before != NULL)
         rc = gen_add_ids(p->g, before, why, sizeof why);
     if (rc == ERR_OK && (n_said < 0 || (size_t)n_said > p->g->tokens.len)) {
-        (void)snprintf(why, sizeof why, "'n_said' of choice %d is not a part of its tokens",
-                       p->idx);
+        (void)snprintf(why, sizeof why,
+                       "'n_said' of choice %d must be from 0 to its number of tokens", p->idx);
         rc = ERR_INVALID;
     }
     if (rc == ERR_OK) {
         param = "generate_chunk";
-        rc = ids == NULL ? ERR_INVALID : gen_add_ids(p->g, ids, why, sizeof why);
+        if (ids == NULL)
+            rc = ERR_INVALID;
+        else
+            rc = gen_add_ids(p->g, ids, why, sizeof why);
     }
+    /* Without this bound, a client could make the server parse any amount of text again with each
+     * event. */
     if (rc == ERR_OK && engine.max_model_len > 0 && p->g->tokens.len > engine.max_model_len) {
-        (void)snprintf(why, sizeof why, "choice %d has more token_ids than the %u of a context",
-                       p->idx, engine.max_model_len);
+        (void)snprintf(why, sizeof why, "choice %d has more token_ids than a context's %u", p->idx,
+                       engine.max_model_len);
         rc = ERR_INVALID;
     }
     if (rc == ERR_OK && !derender_logprobs(p->g, json_get(p->choice, "logprobs"))) {
         (void)snprintf(why, sizeof why,
-                       "the logprobs of choice %d have tokens that are no "
+                       "the logprobs of choice %d must have tokens as "
                        "token_id:N",
                        p->idx);
         rc = ERR_INVALID;
     }
     if (rc != ERR_OK) {
-        exchange_reply_error(x, rc, why[0] == '\0' ? "a choice has no list of token_ids" : why,
-                             param, 0);
+        exchange_reply_error(
+            x, rc, why[0] == '\0' ? "each choice must have a list of token_ids" : why, param, 0);
         return false;
     }
     piece_say(f, p, (size_t)n_said);
@@ -193,6 +225,8 @@ static bool piece_read(struct front *f, struct exchange *x, struct piece *p)
 
 /* --- the answer ----------------------------------------------------------------------------- */
 
+/* The delta of a chat. The first event of a choice has the role and a content, even an empty one,
+ * as a stream has it. */
 static void piece_write_delta(struct buf *b, const struct piece *p)
 {
     const char *comma = "";
@@ -205,9 +239,10 @@ static void piece_write_delta(struct buf *b, const struct piece *p)
     }
     if (p->content.len > 0 || p->before == NULL) {
         buf_printf(b, "%s\"content\":", comma);
-        buf_add_json_string(b, p->content.len == 0 ? "" : p->content.bytes, p->content.len);
+        buf_add_json_string(b, buf_text(&p->content), p->content.len);
         comma = ",";
     }
+    /* Under both names that clients use. */
     for (int i = 0; i < 2 && p->reasoning.len > 0; i++, comma = ",") {
         buf_printf(b, "%s\"%s\":", comma, i == 0 ? "reasoning" : "reasoning_content");
         buf_add_json_string(b, p->reasoning.bytes, p->reasoning.len);
@@ -220,6 +255,7 @@ static void piece_write_delta(struct buf *b, const struct piece *p)
     buf_add_byte(b, '}');
 }
 
+/* One choice of the answer. */
 static void piece_write(struct buf *b, struct piece *p)
 {
     struct gen *g = p->g;
@@ -232,7 +268,7 @@ static void piece_write(struct buf *b, struct piece *p)
         logprobs_write_chat(b, g);
     } else {
         buf_add_text(b, "\"text\":");
-        buf_add_json_string(b, p->content.len == 0 ? "" : p->content.bytes, p->content.len);
+        buf_add_json_string(b, buf_text(&p->content), p->content.len);
         buf_add_byte(b, ',');
         logprobs_write_text(b, g);
     }
@@ -243,7 +279,7 @@ static void piece_write(struct buf *b, struct piece *p)
                 g->text.failed || g->told.failed;
 }
 
-/* The state with this event: choices of the event, then those of the state that it leaves alone. */
+/* The next state: the choices of this event, then those of the old state that it does not touch. */
 static void write_state(struct buf *b, const struct exchange *x, const struct json *state,
                         const struct piece *pieces, uint32_t n)
 {
@@ -270,31 +306,35 @@ static void write_state(struct buf *b, const struct exchange *x, const struct js
     buf_add_text(b, "]}}");
 }
 
+/* The answer: the event as /v1/chat/completions or /v1/completions would have sent it, and the next
+ * state. */
 static void write_answer(struct exchange *x, const struct json *event, const struct json *state,
                          struct piece *pieces, uint32_t n)
 {
     const struct json *usage = json_get_kind(event, "usage", JSON_OBJECT);
-    struct buf b = {.limit = x->arena.limit_bytes};
+    struct buf buf = {.limit = x->arena.limit_bytes};
 
-    buf_add_text(&b, "{\"chunk\":");
-    answer_object(x, &b, x->format == EXCHANGE_CHAT ? "chat.completion.chunk" : "text_completion");
-    buf_add_text(&b, ",\"choices\":[");
+    buf_add_text(&buf, "{\"chunk\":");
+    answer_object(x, &buf,
+                  x->format == EXCHANGE_CHAT ? "chat.completion.chunk" : "text_completion");
+    buf_add_text(&buf, ",\"choices\":[");
     for (uint32_t i = 0; i < n; i++) {
-        buf_add_text(&b, i == 0 ? "" : ",");
-        piece_write(&b, &pieces[i]);
+        buf_add_comma(&buf, i > 0);
+        piece_write(&buf, &pieces[i]);
     }
-    buf_add_text(&b, "],\"usage\":");
+    buf_add_text(&buf, "],\"usage\":");
     if (usage == NULL)
-        buf_add_text(&b, "null");
+        buf_add_text(&buf, "null");
     else
-        json_write(&b, usage, JSON_EXACT);
-    buf_add_byte(&b, '}');
-    write_state(&b, x, state, pieces, n);
-    exchange_reply_json(x, &b);
+        json_write(&buf, usage, JSON_EXACT);
+    buf_add_byte(&buf, '}');
+    write_state(&buf, x, state, pieces, n);
+    exchange_reply_json(x, &buf);
 }
 
 /* --- requests ------------------------------------------------------------------------------- */
 
+/* The entry of a choice in the state; NULL: its first event. */
 static const struct json *find_before(const struct json *state, int idx)
 {
     const struct json *choices = json_get_kind(state, "choices", JSON_LIST);
@@ -306,7 +346,7 @@ static const struct json *find_before(const struct json *state, int idx)
     return NULL;
 }
 
-/* Where the replies began, and what listens to them. False after an error answer. */
+/* Find out where the replies began, and set their parsers up. False after an error answer. */
 static bool listen(struct front *f, struct exchange *x, const struct json *request,
                    struct piece *pieces, uint32_t n)
 {
@@ -315,18 +355,18 @@ static bool listen(struct front *f, struct exchange *x, const struct json *reque
 
     for (uint32_t i = 0; i < n && fine; i++) {
         struct gen *g = pieces[i].g;
-        struct reply_options o;
+        struct reply_options options;
 
         if (g->speech == NULL)
             continue;
-        o = g->speech->reply.o;
+        options = g->speech->reply.o;
         reply_fini(&g->speech->reply);
-        if (request == NULL) { /* nothing says where the reply began: its text is the answer */
+        if (request == NULL) { /* the beginning of the reply is unknown: its text is not parsed */
             g->speech = NULL;
             g->detok.skip_special = true;
             continue;
         }
-        reply_init(&g->speech->reply, &o, piece_said, &pieces[i]);
+        reply_init(&g->speech->reply, &options, piece_said, &pieces[i]);
     }
     if (fine && request != NULL && x->n_gens > 0)
         (void)gen_begin(f, x->gens, x->n_gens, &prompt.text);
@@ -334,7 +374,7 @@ static bool listen(struct front *f, struct exchange *x, const struct json *reque
     return fine;
 }
 
-/* The event's choices as pieces. False after an error answer. */
+/* Make a piece of each choice in the event. False after an error answer. */
 static bool place(struct front *f, struct exchange *x, const struct json *choices,
                   const struct json *state, struct piece *pieces)
 {
@@ -359,7 +399,7 @@ static bool place(struct front *f, struct exchange *x, const struct json *choice
     return true;
 }
 
-/* What must be there. NULL, or a sentence and the member. */
+/* Check the members that are required. Returns NULL, or a sentence and the member's name. */
 static const char *event_check(const struct front *f, const struct json *event,
                                const struct json *state, const char **param)
 {
@@ -370,10 +410,13 @@ static const char *event_check(const struct front *f, const struct json *event,
         return "'generate_chunk' must be an event of /inference/v1/generate, with 'choices'";
     *param = "stream_state";
     if (state != NULL && state->kind != JSON_NULL && state->kind != JSON_OBJECT)
-        return "'stream_state' must be what the answer to the event before had, or null";
+        return "'stream_state' must be that of the answer to the previous event, or null";
     return NULL;
 }
 
+/* An event of /inference/v1/generate with its state becomes an event with texts. Anything may be
+ * wrong in both, because they come from the client: places, ids and counts are checked before
+ * use. */
 void derender_event(struct front *f, struct exchange *x, const struct json *body)
 {
     bool chat = strncmp(fcgi_param(x->fcgi, "REQUEST_URI"), "/v1/chat/", 9) == 0;
@@ -399,10 +442,12 @@ void derender_event(struct front *f, struct exchange *x, const struct json *body
     if (!gen_prepare(f, x, &fields, chat ? EXCHANGE_CHAT : EXCHANGE_COMPLETION,
                      n == 0 ? 1 : (int)n))
         return;
+    /* Name and time must be the same in all events of a stream. */
     gen_keep_name(x, json_get_kind(event, "request_id", JSON_TEXT));
     x->created =
         json_get_int(json_get_kind(body, "stream_state", JSON_OBJECT), "created", x->created);
-    state = state != NULL && state->kind == JSON_OBJECT ? state : NULL;
+    if (state != NULL && state->kind != JSON_OBJECT)
+        state = NULL;
     if (!place(f, x, choices, state, pieces) || !listen(f, x, chat ? request : NULL, pieces, n))
         return;
     for (uint32_t i = 0; i < n && fine; i++)

@@ -1,6 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * From a checked request to generations that wait for the engine. */
+ * From a checked request to generations that are ready for the engine. The endpoints call
+ * gen_prepare(), add the prompts' tokens, and call gen_finish_prompts(); the exchange then goes to
+ * the streamer.
+ *
+ *   gen_prepare()          the fields; generations without tokens
+ *   gen_add_text(), ...    the tokens of each prompt, in its first generation
+ *   gen_hold()             the form of the output, compiled
+ *   gen_finish_prompts()   cut the prompts, and copy them to the other generations
+ *
+ * With n choices, prompt i has the generations i * n to i * n + n - 1. */
 #include <stdio.h>
 #include <string.h>
 #include <sys/random.h>
@@ -14,15 +23,17 @@
 #include "front/request/policy.h"
 #include "front/request/retention.h"
 
+/* A random number, for seeds and ids. */
 static uint64_t gen_random(void)
 {
     uint64_t r = 0;
 
     if (getrandom(&r, sizeof r, 0) != (ssize_t)sizeof r)
-        r = clock_us(); /* a seed and an id need no secrecy */
+        r = clock_us(); /* neither a seed nor an id must be secret */
     return r;
 }
 
+/* The prefix of the answer's id, as each API has it. */
 static const char *gen_id_prefix(const struct exchange *x)
 {
     switch (x->shape) {
@@ -31,9 +42,12 @@ static const char *gen_id_prefix(const struct exchange *x)
     case SHAPE_TOKENS: return "generate-tokens-";
     case SHAPE_OPENAI: break;
     }
-    return x->format == EXCHANGE_CHAT ? "chatcmpl-" : "cmpl-";
+    if (x->format == EXCHANGE_CHAT)
+        return "chatcmpl-";
+    return "cmpl-";
 }
 
+/* Name the exchange: the client's name if it was usable, otherwise random digits. */
 static void gen_name(struct exchange *x)
 {
     if (x->request_id[0] == '\0') {
@@ -41,39 +55,42 @@ static void gen_name(struct exchange *x)
         char hex[2 * sizeof r + 1];
 
         hash_hex((const uint8_t *)r, sizeof r, hex);
-        (void)exchange_name(x, hex); /* hex digits are a name */
+        (void)exchange_name(x, hex); /* hex digits are always usable */
     }
     (void)snprintf(x->id, sizeof x->id, "%s%s", gen_id_prefix(x), x->request_id);
     x->created = clock_unix_s();
 }
 
+/* Use a stored name without the prefix, which is a part of it already. */
 void gen_keep_name(struct exchange *x, const struct json *name)
 {
-    if (name != NULL && strcmp(name->text, x->request_id) == 0) /* it could be a name */
+    if (name != NULL && strcmp(name->text, x->request_id) == 0) /* equal only if it was usable */
         (void)snprintf(x->id, sizeof x->id, "%s", x->request_id);
 }
 
-/* A chat's replies are taken apart where the model knows calls or reasoning, or the answer has
- * blocks. Tags of calls may be special tokens: these are then not skipped. */
+/* Set up the parsing of a chat's reply, if the model has tool calls or reasoning, or the answer's
+ * shape has blocks. */
 static int gen_listen(struct front *f, struct exchange *x, struct gen *g,
                       const struct fields *fields)
 {
-    struct reply_options o = {.format = form_reply_format(&fields->form, f->reply_format),
-                              .reasoning = f->reply_reasoning,
-                              .only_calls = form_forces(&fields->form),
-                              .tools = fields->form.tools};
+    struct reply_options options = {.format = form_reply_format(&fields->form, f->reply_format),
+                                    .reasoning = f->reply_reasoning,
+                                    .only_calls = form_forces(&fields->form),
+                                    .tools = fields->form.tools};
 
     if (x->format != EXCHANGE_CHAT || x->shape == SHAPE_TOKENS ||
-        (x->shape == SHAPE_OPENAI && o.format == REPLY_PLAIN && o.reasoning == REPLY_NO_REASONING))
+        (x->shape == SHAPE_OPENAI && options.format == REPLY_PLAIN &&
+         options.reasoning == REPLY_NO_REASONING))
         return ERR_OK;
     g->speech = arena_zalloc(&x->arena, sizeof *g->speech);
     if (g->speech == NULL)
         return ERR_NO_MEMORY;
-    answer_listen(g, &o);
+    answer_listen(g, &options);
     return ERR_OK;
 }
 
-/* Is what a reply is read by among the tokens that are left out of texts? */
+/* Does the reply's parser need special tokens that texts normally leave out? Tags of calls and of
+ * reasoning may be such tokens. */
 static bool gen_needs_special(const struct front *f, const struct gen *g)
 {
     const char *close;
@@ -86,6 +103,7 @@ static bool gen_needs_special(const struct front *f, const struct gen *g)
             tokenizer_is_skipped(f->tokenizer, tokenizer_find(f->tokenizer, close, strlen(close))));
 }
 
+/* fields.form lies on the stack; the exchange needs it until its end. */
 static const struct form *gen_keep_form(struct exchange *x, const struct form *form)
 {
     struct form *kept = arena_alloc(&x->arena, sizeof *kept);
@@ -95,41 +113,76 @@ static const struct form *gen_keep_form(struct exchange *x, const struct form *f
     return kept;
 }
 
-bool gen_prepare(struct front *f, struct exchange *x, const struct json *body,
-                 enum exchange_format format, int n_prompts)
+/* Read the fields into *fields, and check them against each other and the server's settings. False
+ * after an error answer. */
+static bool gen_read_fields(struct front *f, struct exchange *x, const struct json *body,
+                            struct fields *fields)
 {
-    const char *param = NULL;
-    char why[512] = "";
-    struct fields fields;
-    int n_gens;
-    int rc;
+    struct reason reason = {.text = ""};
+    int rc = fields_read(fields, x, body, &f->defaults, &f->names, &reason);
 
-    x->format = format;
-    x->model = f->model_name;
-    x->role = f->settings.response_role;
-    x->fingerprint = f->fingerprint;
-    rc = fields_read(&fields, x, body, &f->defaults, &f->names, why, sizeof why, &param);
     if (rc != ERR_OK) {
-        exchange_reply_error(x, rc, why, param, 0);
+        exchange_reply_error(x, rc, reason.text, reason.param, 0);
         return false;
     }
-    if (x->max_tokens_given && fields.request.generate.min_tokens > x->max_tokens) {
+    if (x->max_tokens_given && fields->request.generate.min_tokens > x->max_tokens) {
         exchange_reply_error(x, ERR_INVALID, "'min_tokens' must not be above 'max_tokens'",
                              "min_tokens", 0);
         return false;
     }
     if (!x->asks)
-        retention_limit(&fields.request.generate, f->settings.client_retention_max);
-    if (!policy_read(&f->settings, x, &fields.request))
+        retention_limit(&fields->request.generate, f->settings.client_retention_max);
+    if (!policy_read(&f->settings, x, &fields->request))
         return false;
-    if (fields.bad_words != NULL) {
-        rc = token_rules_read_bad_words(&x->token_rules, &x->arena, f->tokenizer, fields.bad_words,
-                                        why, sizeof why);
-        if (rc != ERR_OK) {
-            exchange_reply_error(x, rc, why[0] == '\0' ? NULL : why, "bad_words", 0);
-            return false;
-        }
-    }
+    if (fields->bad_words != NULL)
+        rc = token_rules_read_bad_words(&x->token_rules, &x->arena, f->tokenizer, fields->bad_words,
+                                        reason.text, sizeof reason.text);
+    if (rc != ERR_OK)
+        exchange_reply_error(x, rc, reason.text, "bad_words", 0);
+    return rc == ERR_OK;
+}
+
+/* Make generation i. Choices of one prompt differ in their seeds only. */
+static int gen_make(struct front *f, struct exchange *x, int i, struct fields *fields)
+{
+    struct gen *g = &x->gens[i];
+    int rc;
+
+    *g = (struct gen){
+        .exchange = x, .index = i, .slot = -1, .stop_id = -1, .request = fields->request};
+    if (!fields->seed_given)
+        g->request.generate.sampling.seed = gen_random();
+    else
+        g->request.generate.sampling.seed += (uint64_t)(i % x->n);
+    if (i % x->n != 0) /* the first choice reports them for all */
+        g->request.flags &= ~(uint32_t)WIRE_PROMPT_LOGPROBS;
+    rc = gen_listen(f, x, g, fields);
+    if (gen_needs_special(f, g) && !fields->skip_special_given)
+        fields->skip_special = false;
+    if (rc == ERR_OK)
+        rc = detok_init(&g->detok, f->tokenizer, fields->skip_special, fields->stops,
+                        (size_t)fields->n_stops, fields->include_stop);
+    if (rc == ERR_OK)
+        detok_continue(&g->detok); /* its first token continues the prompt */
+    return rc;
+}
+
+/* From the fields to generations without tokens. A field's error is answered here, so the endpoints
+ * only go on if this returns true. */
+bool gen_prepare(struct front *f, struct exchange *x, const struct json *body,
+                 enum exchange_format format, int n_prompts)
+{
+    struct fields fields;
+    char why[128];
+    int n_gens;
+
+    x->format = format;
+    x->model = f->model_name;
+    x->role = f->settings.response_role;
+    x->fingerprint = f->fingerprint;
+    if (!gen_read_fields(f, x, body, &fields))
+        return false;
+    /* n is at most 128 and n_prompts at most max_choices, so this does not overflow. */
     n_gens = n_prompts * x->n;
     if (n_gens > f->settings.max_choices) {
         (void)snprintf(why, sizeof why, "%d prompts with %d choices each are more than %d",
@@ -145,28 +198,12 @@ bool gen_prepare(struct front *f, struct exchange *x, const struct json *body,
         return false;
     }
     for (int i = 0; i < n_gens; i++) {
-        struct gen *g = &x->gens[i];
+        int rc = gen_make(f, x, i, &fields);
 
-        *g = (struct gen){
-            .exchange = x, .index = i, .slot = -1, .stop_id = -1, .request = fields.request};
-        if (!fields.seed_given)
-            g->request.generate.sampling.seed = gen_random();
-        else
-            g->request.generate.sampling.seed +=
-                (uint64_t)(i % x->n); /* or they would all say the same */
-        if (i % x->n != 0)
-            g->request.flags &= ~(uint32_t)WIRE_PROMPT_LOGPROBS; /* one choice hears them for all */
-        rc = gen_listen(f, x, g, &fields);
-        if (gen_needs_special(f, g) && !fields.skip_special_given)
-            fields.skip_special = false;
-        if (rc == ERR_OK)
-            rc = detok_init(&g->detok, f->tokenizer, fields.skip_special, fields.stops,
-                            (size_t)fields.n_stops, fields.include_stop);
         if (rc != ERR_OK) {
             exchange_reply_error(x, rc, NULL, "stop", 0);
             return false;
         }
-        detok_continue(&g->detok); /* what comes is the rest of a prompt */
         x->n_gens++;
     }
     if (fields.use_beams && !x->only_echo && beams_init(x, &fields.beams) != ERR_OK) {
@@ -176,7 +213,9 @@ bool gen_prepare(struct front *f, struct exchange *x, const struct json *body,
     return true;
 }
 
-/* Is there hope that a text of len bytes fits? */
+/* A text has at least len / (longest token) tokens. When even that exceeds the context, refuse it
+ * before encoding, because counting the tokens of 30 MB takes a second. Not while the engine is
+ * draining or gone, because the next one may have a longer context. */
 static int gen_check_length(struct front *f, const struct gen *g, size_t len, char *why, size_t cap)
 {
     size_t most = tokenizer_most_bytes(f->tokenizer);
@@ -184,8 +223,6 @@ static int gen_check_length(struct front *f, const struct gen *g, size_t len, ch
     struct link_state engine;
 
     link_read_state(&f->link, &engine, 0);
-    /* To count the tokens of 30 MB takes a second. While an engine goes or is gone, the next one
-     * may take more. */
     if (g->exchange->truncate_to == 0 && engine.attached && !engine.draining &&
         at_least > engine.max_model_len) {
         (void)snprintf(why, cap,
@@ -197,6 +234,8 @@ static int gen_check_length(struct front *f, const struct gen *g, size_t len, ch
     return ERR_OK;
 }
 
+/* Append token ids. Whether the vocabulary has them is checked at submission, where its size is
+ * known. */
 int gen_add_ids(struct gen *g, const struct json *ids, char *why, size_t cap)
 {
     int rc = ERR_OK;
@@ -205,7 +244,7 @@ int gen_add_ids(struct gen *g, const struct json *ids, char *why, size_t cap)
         const struct json *id = &ids->items[i];
 
         if (id->kind != JSON_INT || id->whole < 0 || id->whole > INT32_MAX) {
-            (void)snprintf(why, cap, "member %u is no token id", i);
+            (void)snprintf(why, cap, "member %u is not a token id", i);
             return ERR_INVALID;
         }
         rc = token_list_add(&g->tokens, (int32_t)id->whole);
@@ -213,21 +252,24 @@ int gen_add_ids(struct gen *g, const struct json *ids, char *why, size_t cap)
     return rc;
 }
 
-int gen_add_text(struct front *f, struct gen *g, const char *text, size_t len, bool add_special,
+/* Encode a text and append its tokens. */
+int gen_add_text(struct front *f, struct gen *g, const struct json *text, bool add_special,
                  char *why, size_t cap)
 {
-    int rc = gen_check_length(f, g, len, why, cap);
+    int rc = gen_check_length(f, g, text->text_len, why, cap);
 
     if (rc != ERR_OK)
         return rc;
-    return tokenizer_encode(f->tokenizer, text, len, add_special, &g->tokens);
+    return tokenizer_encode(f->tokenizer, text->text, text->text_len, add_special, &g->tokens);
 }
 
+/* Encode a chat's prompt. Texts that come from the client's messages are encoded without control
+ * tokens if splits_special is set. */
 int gen_add_prompt(struct front *f, struct gen *g, const struct chat_prompt *prompt,
                    bool add_special, char *why, size_t cap)
 {
     const struct spans *own = g->exchange->splits_special ? &prompt->own : NULL;
-    const char *text = prompt->text.len == 0 ? "" : prompt->text.bytes;
+    const char *text = buf_text(&prompt->text);
     int rc = gen_check_length(f, g, prompt->text.len, why, cap);
 
     if (rc != ERR_OK)
@@ -235,28 +277,31 @@ int gen_add_prompt(struct front *f, struct gen *g, const struct chat_prompt *pro
     return tokenizer_encode_own(f->tokenizer, text, prompt->text.len, add_special, own, &g->tokens);
 }
 
+/* Compile the form of the output, or find it compiled. The reply's automaton depends on where the
+ * reply begins, so this comes after the prompts. */
 bool gen_hold(struct front *f, struct exchange *x, enum form_start start)
 {
-    struct form_model m = {.format = f->reply_format,
-                           .start = start,
-                           .reasoning = f->reply_reasoning,
-                           .chat = x->format == EXCHANGE_CHAT,
-                           .one_call = x->one_call};
-    const char *param = NULL;
-    char why[640] = "";
+    struct form_model model = {.format = f->reply_format,
+                               .start = start,
+                               .reasoning = f->reply_reasoning,
+                               .chat = x->format == EXCHANGE_CHAT,
+                               .one_call = x->one_call};
+    struct reason reason = {.text = ""};
     int rc;
 
     if (!form_binds(x->form))
         return true;
-    policy_tenant(fcgi_param(x->fcgi, "QUIRE_TENANT"), m.tenant);
-    rc = form_compile(x->form, &m, &f->compiled, &x->arena, &x->compiled, &param, why, sizeof why);
+    /* The tenant's name shares the compilers fairly. */
+    policy_tenant(fcgi_param(x->fcgi, "QUIRE_TENANT"), model.tenant);
+    rc = form_compile(x->form, &model, &f->compiled, &x->arena, &x->compiled, &reason);
     if (rc != ERR_OK)
-        exchange_reply_error(x, rc, why[0] == '\0' ? NULL : why,
-                             rc == ERR_OVERLOADED ? NULL : param, rc == ERR_OVERLOADED);
+        exchange_reply_error(x, rc, reason.text, rc == ERR_OVERLOADED ? NULL : reason.param,
+                             rc == ERR_OVERLOADED);
     return rc == ERR_OK;
 }
 
-/* How many of a prompt's tokens the client wants at most; 0: all. */
+/* The number of prompt tokens to keep; 0: all. truncate_to is -1 for "as many as fit beside the
+ * answer". */
 static size_t gen_wanted(struct front *f, const struct exchange *x)
 {
     uint64_t more = exchange_least_answer(x);
@@ -265,10 +310,12 @@ static size_t gen_wanted(struct front *f, const struct exchange *x)
     if (x->truncate_to >= 0)
         return (size_t)x->truncate_to;
     link_read_state(&f->link, &engine, 0);
-    return engine.max_model_len > more ? (size_t)(engine.max_model_len - more) : 0;
+    if (engine.max_model_len > more)
+        return (size_t)(engine.max_model_len - more);
+    return 0;
 }
 
-/* Of a prompt that is longer than the client wants the end is kept, or its beginning. */
+/* Cut a prompt that is longer than that: keep its end, or its beginning (truncation_side). */
 static void gen_truncate(struct front *f, struct exchange *x, struct gen *g)
 {
     size_t keep = gen_wanted(f, x);
@@ -281,10 +328,12 @@ static void gen_truncate(struct front *f, struct exchange *x, struct gen *g)
     g->tokens.len = keep;
 }
 
-/* Ids that one prompt's choices may hold together: 128 of half a million. */
+/* Maximum ids of one prompt's choices together: for example 128 choices of half a million
+ * tokens. */
 #define GEN_SHARED_IDS_MAX ((size_t)64 << 20)
 
-/* The other choices of a prompt have the same tokens, and with echo all begin with its text. */
+/* Copy a prompt to its other choices. With echo, the text of all of them begins with the
+ * prompt's. */
 static int gen_share_prompt(struct front *f, struct exchange *x, struct gen *g)
 {
     if (g->tokens.len > GEN_SHARED_IDS_MAX / (size_t)x->n)
@@ -307,6 +356,7 @@ static int gen_share_prompt(struct front *f, struct exchange *x, struct gen *g)
     return ERR_OK;
 }
 
+/* The prompts are complete: cut them to length and copy them to the other choices. */
 bool gen_finish_prompts(struct front *f, struct exchange *x, const char *param)
 {
     for (int i = 0; i < x->n_gens; i += x->n) {

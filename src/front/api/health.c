@@ -1,4 +1,14 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The health checks. A shallow one reads the engine's times in the lane; a deep one sends a
+ * generation of one token through the engine. The result of the last deep one is kept in struct
+ * front, where all readers see it.
+ *
+ *   no engine, or it drains                      503
+ *   its loop has not run for health_stall_s      503
+ *   it has ended no step for health_stall_s      503
+ *   deep, and no token has come                  503
+ *   otherwise                                    200 */
 #include "front/api/health.h"
 
 #include <limits.h>
@@ -9,9 +19,9 @@
 #include "front/api/api.h"
 
 #define HEALTH_PROBE_EVERY_US 1000000u
-#define HEALTH_PROMPT         0 /* any token id does: every vocabulary has this one */
+#define HEALTH_PROMPT         0 /* any token id will do; every vocabulary has this one */
 
-/* ERR_OK and what is said of it, or an error and why. */
+/* Look at the engine's times. ERR_OK with *state filled, or an error with the reason in why. */
 static int health_look(struct front *f, char *why, size_t cap, struct link_state *state)
 {
     uint64_t stall_us = (uint64_t)f->settings.health_stall_s * 1000000u;
@@ -24,46 +34,55 @@ static int health_look(struct front *f, char *why, size_t cap, struct link_state
         return ERR_ENGINE_GONE;
     if (s.draining)
         return ERR_DRAINING;
+    /* The loop may run while its steps do not end; the three cases have different remedies. */
     if (s.heartbeat_age_us > stall_us)
-        (void)snprintf(why, cap, "the engine has not been heard of for %.1f s",
+        (void)snprintf(why, cap, "the engine's loop has not run for %.1f s",
                        (double)s.heartbeat_age_us * 1e-6);
     else if (s.progress_age_us > stall_us && s.waking)
-        (void)snprintf(why, cap, "the engine has waited for the device's memory for %.1f s",
+        (void)snprintf(why, cap, "the engine has been waiting for device memory for %.1f s",
                        (double)s.progress_age_us * 1e-6);
     else if (s.progress_age_us > stall_us)
-        (void)snprintf(why, cap, "the engine has ended no step for %.1f s",
+        (void)snprintf(why, cap, "the engine has completed no step for %.1f s",
                        (double)s.progress_age_us * 1e-6);
     else
         return ERR_OK;
-    (void)snprintf(why + strlen(why), cap - strlen(why), ": %u requests run and %u wait",
+    (void)snprintf(why + strlen(why), cap - strlen(why), "; %u requests running, %u waiting",
                    s.n_running, s.n_waiting);
     return ERR_ENGINE_GONE;
 }
 
+/* The answer of a healthy server. */
 static void health_say(struct exchange *x, const struct link_state *s)
 {
-    const char *text = s->asleep   ? "{\"state\":\"asleep\"}"
-                       : s->waking ? "{\"state\":\"waking\"}"
-                                   : "{}";
+    const char *text = "{}";
+
+    if (s->asleep)
+        text = "{\"state\":\"asleep\"}";
+    else if (s->waking)
+        text = "{\"state\":\"waking\"}";
 
     exchange_reply(x, 200, "application/json", text, strlen(text));
 }
 
+/* Does the query contain deep=1? */
 static bool health_is_deep(const struct exchange *x)
 {
     const char *query = strchr(fcgi_param(x->fcgi, "REQUEST_URI"), '?');
 
-    while (query != NULL) { /* each turn begins behind a '?' or '&' */
+    while (query != NULL) { /* each pass begins at a '?' or '&' */
         size_t len = strcspn(++query, "&");
 
         if (len == strlen("deep=1") && strncmp(query, "deep=1", len) == 0)
             return true;
-        query = query[len] == '\0' ? NULL : query + len;
+        if (query[len] == '\0')
+            query = NULL;
+        else
+            query = query + len;
     }
     return false;
 }
 
-/* One generation of one token. */
+/* Make x a generation of one token. */
 static int health_ask(struct front *f, struct exchange *x)
 {
     struct gen *g = arena_zalloc(&x->arena, sizeof *g);
@@ -71,6 +90,8 @@ static int health_ask(struct front *f, struct exchange *x)
     if (g == NULL)
         return ERR_NO_MEMORY;
     *g = (struct gen){.exchange = x, .slot = -1, .stop_id = -1, .n_prompt = 1};
+    /* The lowest priority, so that a probe never displaces a client's request; but it also is
+     * exempt from the queue's limits (WIRE_PROBE). */
     g->request = (struct wire_request){
         .deadline_us = x->arrival_us + (uint64_t)f->settings.health_stall_s * 1000000u,
         .flags = WIRE_IGNORE_EOS,
@@ -78,7 +99,7 @@ static int health_ask(struct front *f, struct exchange *x)
         .generate = {.sampling = sampling_greedy()},
     };
     x->probe = true;
-    x->only_echo = true; /* what it says is of no interest */
+    x->only_echo = true; /* its text is dropped */
     x->n = 1;
     x->max_tokens_given = true;
     x->max_tokens = 1;
@@ -88,7 +109,8 @@ static int health_ask(struct front *f, struct exchange *x)
     return token_list_add(&g->tokens, HEALTH_PROMPT);
 }
 
-/* The result of the last probe, when that is not long ago; else x becomes one. */
+/* Answer with the last result if it is recent; otherwise x becomes a probe. The exchange on
+ * probe_us selects one of several readers. */
 static void health_probe(struct front *f, struct exchange *x)
 {
     uint64_t last = atomic_load(&f->probe_us);
@@ -97,7 +119,7 @@ static void health_probe(struct front *f, struct exchange *x)
     if (x->arrival_us < last + HEALTH_PROBE_EVERY_US ||
         !atomic_compare_exchange_strong(&f->probe_us, &last, x->arrival_us)) {
         if (atomic_load(&f->probe_failed))
-            exchange_reply_error(x, ERR_ENGINE_GONE, "the engine gave no token when asked last",
+            exchange_reply_error(x, ERR_ENGINE_GONE, "the engine gave no token at the last probe",
                                  NULL, 1);
         else
             exchange_reply(x, 200, "application/json", "{}", 2);
@@ -108,6 +130,7 @@ static void health_probe(struct front *f, struct exchange *x)
         exchange_reply_error(x, rc, NULL, NULL, 1);
 }
 
+/* GET /health and /ping. */
 void api_health(struct front *f, struct exchange *x, const struct json *body)
 {
     char why[160];
@@ -116,14 +139,15 @@ void api_health(struct front *f, struct exchange *x, const struct json *body)
 
     (void)body;
     if (rc != ERR_OK)
-        exchange_reply_error(x, rc, why[0] == '\0' ? NULL : why, NULL, 1);
+        exchange_reply_error(x, rc, why, NULL, 1);
     else if (health_is_deep(x) && !state.asleep &&
-             !state.waking) /* who asks is no reason to wake */
+             !state.waking) /* a health check must not wake the engine */
         health_probe(f, x);
     else
         health_say(x, &state);
 }
 
+/* The probe's token has come. */
 void health_passed(struct front *f, struct exchange *x)
 {
     char text[64];
@@ -134,12 +158,13 @@ void health_passed(struct front *f, struct exchange *x)
     exchange_reply(x, 200, "application/json", text, strlen(text));
 }
 
+/* The probe has ended without a token. */
 void health_failed(struct front *f, struct exchange *x, int err)
 {
     struct link_state state;
     char why[160];
 
-    /* All slots are taken: the server is full, and what /health sees is all there is to say. */
+    /* No slot was free, so the server is full but alive: the shallow check decides. */
     if (err == ERR_OVERLOADED && health_look(f, why, sizeof why, &state) == ERR_OK) {
         health_say(x, &state);
         return;

@@ -1,15 +1,17 @@
-/* Whether the server serves: GET /health and /ping.
+/* SPDX-License-Identifier: Apache-2.0
  *
- * The engine says in each lane when its loop came by last and when it last made progress: ended a
- * step, or had none to do. /health fails when either is longer ago than health_stall_s.
- * /health?deep=1 has one token computed besides, before all other work. That is done once a
- * second at most, whoever asks: in between the last result is told again. */
+ * Health: GET /health and /ping.
+ *
+ * The engine writes two times into each lane: of the last pass of its loop, and of its last
+ * progress (a step ended, or there was nothing to compute). /health fails when either is older than
+ * health_stall_s. /health?deep=1 also has one token computed, with priority over all other work, at
+ * most once per second; requests in between get the last result. */
 #ifndef QUIRE_FRONT_API_HEALTH_H
 #define QUIRE_FRONT_API_HEALTH_H
 
 #include "front/front.h"
 
-/* The streamer's: how the probe that x is ended. err is an enum err. */
+/* Called by the streamer when the probe in x has ended, well or with err (an enum err). */
 void health_passed(struct front *f, struct exchange *x);
 void health_failed(struct front *f, struct exchange *x, int err);
 

@@ -1,9 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * References in the input of POST /v1/responses: {"type": "item_reference", "id": ...} stands for
- * an item of a response that is kept. An item's id names its response and its place there, so one
- * read of the store finds it; of a response that is gone it is looked for among the items that
- * previous_response_id stands for. */
+ * References in the input of POST /v1/responses: {"type": "item_reference", "id": ...} is replaced
+ * by an item of a stored response. An item's id contains its response and its index there, so one
+ * read of the store finds it. If that response is gone, the item is searched among those of
+ * previous_response_id's conversation.
+ *
+ * For example, msg_abc_1 is item 1 in the output of resp_abc, and msg_abc_i0 item 0 of its
+ * input. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,26 +14,26 @@
 #include "front/api/api_kept.h"
 #include "front/kept/kept.h"
 
-#define REFERENCES_MAX 256 /* of a request: each may read a record, or look at all earlier items */
+#define REFERENCES_MAX 256 /* per request: each may read a record, or search all earlier items */
 
-/* What an id says: PREFIX_REQUEST_N an item of the output, PREFIX_REQUEST_iN one of the input. */
+/* The parts of an id: PREFIX_REQUEST_N is item N of the output, PREFIX_REQUEST_iN of the input. */
 struct reference {
     char response[API_KEPT_ID_BYTES];
     bool is_input;
     uint32_t idx;
 };
 
-/* The lists of one response, so that references to it in a row read it once. */
+/* The lists of the last response read, because consecutive references mostly have the same one. */
 struct references {
     struct front *f;
     struct exchange *x;
     const struct json *earlier;
-    char response[API_KEPT_ID_BYTES]; /* that was read last; "": none */
+    char response[API_KEPT_ID_BYTES]; /* its id; "": none */
     struct kept_record record;
-    const struct json *lists[2]; /* its output and its input; NULL: not parsed yet */
+    const struct json *lists[2]; /* [output, input]; NULL: not parsed yet */
 };
 
-/* An item that is a reference; its type may be missing. */
+/* Is the item a reference? Its type may be missing. */
 static bool is_reference(const struct json *item)
 {
     const struct json *type = json_get(item, "type");
@@ -43,6 +46,8 @@ static bool is_reference(const struct json *item)
            json_get(item, "content") == NULL;
 }
 
+/* Split an id, from the outside in: the prefix ends at the first '_', the index begins after the
+ * last. */
 static bool read_reference(const char *id, struct reference *r)
 {
     const char *first = strchr(id, '_'), *last = strrchr(id, '_');
@@ -53,6 +58,7 @@ static bool read_reference(const char *id, struct reference *r)
         (size_t)(last - first) + sizeof API_KEPT_PREFIX > sizeof r->response)
         return false;
     r->is_input = last[1] == 'i';
+    /* Skip the '_', and the letter i of an input's item. */
     last += 1 + r->is_input;
     if (*last < '0' || *last > '9')
         return false;
@@ -65,7 +71,7 @@ static bool read_reference(const char *id, struct reference *r)
     return true;
 }
 
-/* The list that r is of. ERR_NOT_FOUND, or an error of the store. */
+/* Find the list that r points into. ERR_NOT_FOUND, or an error of the store. */
 static int open_list(struct references *all, const struct reference *r, const struct json **list)
 {
     struct arena *arena = &all->x->arena;
@@ -74,6 +80,7 @@ static int open_list(struct references *all, const struct reference *r, const st
     int rc = ERR_OK;
 
     if (strcmp(all->response, r->response) != 0) {
+        /* Forget the last response first: reading may fail. */
         all->response[0] = '\0';
         all->lists[0] = all->lists[1] = NULL;
         name = kept_name(fcgi_param(all->x->fcgi, "QUIRE_TENANT"), r->response);
@@ -98,19 +105,21 @@ static int open_list(struct references *all, const struct reference *r, const st
     return rc;
 }
 
+/* Find the item of an id: by the id's parts, otherwise by comparing ids. The second way finds items
+ * that have ids of the client's own. */
 static int find_item(struct references *all, const struct json *id, const struct json **item)
 {
     const struct json *list = NULL;
-    struct reference r;
+    struct reference reference;
     int rc = ERR_NOT_FOUND;
 
     if (id == NULL || id->kind != JSON_TEXT || json_has_nul(id))
         return ERR_NOT_FOUND;
-    if (read_reference(id->text, &r))
-        rc = open_list(all, &r, &list);
-    if (rc == ERR_OK && r.idx < list->n &&
-        json_is_text(json_get(&list->items[r.idx], "id"), id->text)) {
-        *item = &list->items[r.idx];
+    if (read_reference(id->text, &reference))
+        rc = open_list(all, &reference, &list);
+    if (rc == ERR_OK && reference.idx < list->n &&
+        json_is_text(json_get(&list->items[reference.idx], "id"), id->text)) {
+        *item = &list->items[reference.idx];
         return ERR_OK;
     }
     if (rc != ERR_OK && rc != ERR_NOT_FOUND)
@@ -124,6 +133,8 @@ static int find_item(struct references *all, const struct json *id, const struct
     return ERR_NOT_FOUND;
 }
 
+/* The error for input[at]. A missing item is the client's error, so its status is 400 and not 404:
+ * the path exists. */
 static void refuse_item(struct exchange *x, int rc, uint32_t at, const struct json *id)
 {
     char why[256];
@@ -131,33 +142,34 @@ static void refuse_item(struct exchange *x, int rc, uint32_t at, const struct js
     if (rc == ERR_NOT_FOUND && (id == NULL || id->kind != JSON_TEXT))
         (void)snprintf(why, sizeof why, "'input[%u].id' must be a string: the id of an item", at);
     else if (rc == ERR_NOT_FOUND)
-        (void)snprintf(why, sizeof why,
-                       "'input[%u]' refers to the item '%.100s', which is not kept: send the item "
-                       "itself",
-                       at, id->text);
+        (void)snprintf(
+            why, sizeof why,
+            "'input[%u]' refers to the item '%.100s', which is not stored: send the item "
+            "itself",
+            at, id->text);
     else
-        (void)snprintf(why, sizeof why, "the item of 'input[%u]' cannot be read now: %s", at,
+        (void)snprintf(why, sizeof why, "the item of 'input[%u]' cannot be read at present: %s", at,
                        err_sentence(rc));
-    exchange_reply_error(x,
-                         rc == ERR_NOT_FOUND   ? ERR_INVALID
-                         : rc == ERR_NO_MEMORY ? ERR_TOO_LARGE
-                                               : rc,
-                         why, "input", 0);
+    if (rc == ERR_NOT_FOUND)
+        rc = ERR_INVALID;
+    else if (rc == ERR_NO_MEMORY)
+        rc = ERR_TOO_LARGE;
+    exchange_reply_error(x, rc, why, "input", 0);
 }
 
-/* body with another input. */
+/* Replace *body by a copy with another input. */
 static bool put_input(struct exchange *x, const struct json **body, const struct json_made *input)
 {
     struct json_made made = {.arena = &x->arena};
     struct json *out = arena_alloc(&x->arena, sizeof *out);
 
     for (uint32_t i = 0; i < (*body)->n; i++) {
-        const struct json *m = &(*body)->items[i];
+        const struct json *member = &(*body)->items[i];
 
-        if (strcmp(m->key, "input") == 0)
+        if (strcmp(member->key, "input") == 0)
             json_put_made(&made, "input", JSON_LIST, input);
         else
-            json_put(&made, m->key, m);
+            json_put(&made, member->key, member);
     }
     if (out == NULL || made.failed || input->failed) {
         exchange_reply_error(x, ERR_TOO_LARGE, NULL, "input", 0);
@@ -168,6 +180,8 @@ static bool put_input(struct exchange *x, const struct json **body, const struct
     return true;
 }
 
+/* Replace all references of the input. The common case, an input without any, costs one look at
+ * each item and copies nothing. */
 bool api_kept_references(struct front *f, struct exchange *x, const struct json *earlier,
                          const struct json **body)
 {

@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Path and method to endpoint. POST bodies are read and parsed here, once, under one set of
- * bounds. */
+ * Routing: the table of paths and methods, and the reading and parsing of bodies, which all
+ * endpoints have in common.
+ *
+ * A request takes these steps, each of which may answer with an error: path and method, the admin
+ * key, the check for a full server, reading the body, parsing it, the endpoint. */
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
@@ -11,26 +14,27 @@
 #include "front/api/cache.h"
 #include "front/request/policy.h"
 
-/* What a request may take for its body's tree, its prompt and their like, in largest bodies. Texts
- * take few; a tree of the smallest values takes fifty times its own text, and is refused. */
+/* Memory limit per request, in maximum body sizes, for the body, its tree, the prompt and so on.
+ * Texts need little; a tree of very small values takes fifty times its text, and is refused. */
 #define ROUTE_MEMORY_FACTOR 8
 
+/* A row: one path with one method. */
 struct route {
     const char *path;
-    const char *method;        /* NULL: any, and the body is the endpoint's */
-    api_fn *answer;            /* NULL: there is nothing, said in the shape */
+    const char *method;        /* NULL: any method, and the endpoint reads the body */
+    api_fn *answer;            /* NULL: not found, in this shape */
     enum exchange_shape shape; /* of the answer, errors included */
     enum route_access {
-        OPEN,  /* no key */
-        KEYED, /* an API key, which nginx looks at */
+        OPEN,  /* no key needed */
+        KEYED, /* an API key; nginx checks it */
         ADMIN, /* the key of admin_key_file */
-        LOCAL, /* nginx lets this machine alone in */
+        LOCAL, /* only from this machine; nginx checks it */
     } access;
     enum route_traits {
         PLAIN = 0,
-        BODY = 1,      /* a JSON object comes with it */
-        GENERATES = 2, /* a full server turns it away before it reads the body */
-        NAMED = 4,     /* a name may follow the path, which may have slashes */
+        BODY = 1,      /* the request has a JSON object */
+        GENERATES = 2, /* refused while the server is full, before the body is read */
+        NAMED = 4,     /* a name, which may contain slashes, may follow the path */
     } traits;
     const char *schema;  /* of the body, in /openapi.json; NULL: any object */
     const char *summary; /* one line for /openapi.json; NULL: not listed there */
@@ -70,7 +74,7 @@ static const struct route routes[] = {
      "Text or a chat to token ids"},
     {"/detokenize", "POST", api_detokenize, SHAPE_OPENAI, KEYED, BODY, NULL, "Token ids to text"},
     {"/tokenizer_info", "GET", api_tokenizer_info, SHAPE_OPENAI, KEYED, PLAIN, NULL,
-     "What tokenizer_config.json says"},
+     "The contents of tokenizer_config.json"},
     {"/server_info", "GET", api_server_info, SHAPE_OPENAI, ADMIN, PLAIN, NULL,
      "The settings of a front"},
     {"/invocations", "POST", api_invocations, SHAPE_OPENAI, KEYED, BODY | GENERATES, NULL,
@@ -83,7 +87,7 @@ static const struct route routes[] = {
     {"/ping", "POST", api_health, SHAPE_OPENAI, OPEN, PLAIN, NULL, "As /health"},
     {"/load", "GET", api_load, SHAPE_OPENAI, KEYED, PLAIN, NULL, "Requests that run or wait"},
     {"/admin/cache", "GET", api_cache_list, SHAPE_OPENAI, ADMIN, PLAIN, NULL,
-     "What the prefix cache holds"},
+     "The contents of the prefix cache"},
     {"/admin/cache/pin", "POST", api_cache_pin, SHAPE_OPENAI, ADMIN, BODY, NULL,
      "Keep a prompt in the cache"},
     {"/admin/cache/drop", "POST", api_cache_drop, SHAPE_OPENAI, ADMIN, BODY, NULL,
@@ -93,9 +97,9 @@ static const struct route routes[] = {
     {"/is_sleeping", "GET", api_is_sleeping, SHAPE_OPENAI, OPEN, PLAIN, NULL,
      "Whether the engine sleeps"},
     {"/sleep", "POST", api_sleep, SHAPE_OPENAI, ADMIN, PLAIN, NULL,
-     "Give the device's memory back"},
+     "Put the engine to sleep: release the device memory"},
     {"/wake_up", "POST", api_wake_up, SHAPE_OPENAI, ADMIN, PLAIN, NULL,
-     "Take the device's memory again"},
+     "Wake the engine: take the device memory again"},
 };
 
 /* Copy the path, without query and trailing slash. */
@@ -106,13 +110,14 @@ static void route_path(const struct exchange *x, char *path, size_t cap)
 
     while (len > 1 && uri[len - 1] == '/')
         len--;
+    /* No route is as long as the buffer, so a path that was cut is not found. */
     if (len >= cap)
         len = cap - 1;
     memcpy(path, uri, len);
     path[len] = '\0';
 }
 
-/* A body that is compressed is not read: nginx limits its bytes, not those that it would become. */
+/* Compressed bodies are refused, because nginx limits only their compressed size. */
 static bool route_is_coded(const struct exchange *x)
 {
     const char *coding = fcgi_param(x->fcgi, "HTTP_CONTENT_ENCODING");
@@ -120,6 +125,8 @@ static bool route_is_coded(const struct exchange *x)
     return coding[0] != '\0' && strcasecmp(coding, "identity") != 0;
 }
 
+/* Read and parse the body; NULL after an error answer. All parsed data lives in the exchange's
+ * arena. */
 static const struct json *route_body(struct front *f, struct exchange *x)
 {
     const struct json *body = NULL;
@@ -128,6 +135,7 @@ static const struct json *route_body(struct front *f, struct exchange *x)
     size_t len = 0;
     int rc;
 
+    /* From here on the request's own memory is bounded. */
     x->arena.limit_bytes = f->settings.max_body_bytes * ROUTE_MEMORY_FACTOR;
     if (route_is_coded(x)) {
         rc = ERR_CODED;
@@ -135,7 +143,10 @@ static const struct json *route_body(struct front *f, struct exchange *x)
         rc = fcgi_read_body(x->fcgi, &x->arena, f->settings.max_body_bytes, &text, &len);
     }
     if (rc == ERR_OK) {
-        size_t mark = len >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0; /* Windows */
+        size_t mark = 0;
+
+        if (len >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0)
+            mark = 3; /* a byte order mark, which Windows programs add */
 
         rc = json_parse(&body, &x->arena, text + mark, len - mark, why, sizeof why);
     }
@@ -145,12 +156,12 @@ static const struct json *route_body(struct front *f, struct exchange *x)
     }
     if (rc == ERR_OK)
         return body;
-    fcgi_skip_body(x->fcgi); /* of which nothing was read when it is too large */
-    exchange_reply_error(x, rc, why[0] == '\0' ? NULL : why, NULL, 0);
+    fcgi_skip_body(x->fcgi); /* ERR_TOO_LARGE and ERR_CODED have read nothing */
+    exchange_reply_error(x, rc, why, NULL, 0);
     return NULL;
 }
 
-/* A path with a slash at its end stands for all below it. */
+/* A route whose path ends in a slash covers all paths below it. */
 static bool route_fits(const struct route *r, const char *path)
 {
     size_t len = strlen(r->path);
@@ -163,8 +174,8 @@ static bool route_fits(const struct route *r, const char *path)
            path[len + 1] != '\0';
 }
 
-/* A full server says so before it reads what it will not serve: a refusal that costs as much as an
- * answer's beginning would take the time of those who are served. */
+/* A full server refuses before it reads and parses the body, because refusals must not take time
+ * from the requests that are being served. */
 static bool route_turns_away(struct front *f, struct exchange *x)
 {
     char tenant[WIRE_TENANT_BYTES];
@@ -179,7 +190,7 @@ static bool route_turns_away(struct front *f, struct exchange *x)
     return true;
 }
 
-/* The schema of a route's body. */
+/* The OpenAPI description is written from the same table. Here: the schema of a route's body. */
 static void route_describe_body(struct buf *b, const struct route *r)
 {
     buf_add_text(b, ",\"requestBody\":{\"required\":true,\"content\":{\"application/json\":"
@@ -190,6 +201,8 @@ static void route_describe_body(struct buf *b, const struct route *r)
         buf_printf(b, "{\"$ref\":\"#/components/schemas/%s\"}}}}", r->schema);
 }
 
+/* One method of a path. Paths that need no key say so, because the description has a key as the
+ * default. */
 static void route_describe_one(struct buf *b, const struct route *r)
 {
     bool post = strcmp(r->method, "POST") == 0;
@@ -203,25 +216,29 @@ static void route_describe_one(struct buf *b, const struct route *r)
                     "{\"description\":\"an error\"}}}");
 }
 
+/* The paths of the description. Rows of one path are adjacent, so they become one object. */
 void route_describe(struct buf *b)
 {
     const char *last = "";
 
     for (size_t i = 0; i < sizeof routes / sizeof routes[0]; i++) {
-        const struct route *r = &routes[i];
+        const struct route *route = &routes[i];
 
-        if (r->summary == NULL)
+        if (route->summary == NULL)
             continue;
-        if (strcmp(r->path, last) == 0)
+        /* A further method of the same path. */
+        if (strcmp(route->path, last) == 0)
             buf_add_byte(b, ',');
         else
-            buf_printf(b, "%s\"%s\":{", last[0] == '\0' ? "" : "},", r->path);
-        route_describe_one(b, r);
-        last = r->path;
+            buf_printf(b, "%s\"%s\":{", last[0] == '\0' ? "" : "},", route->path);
+        route_describe_one(b, route);
+        last = route->path;
     }
     buf_add_byte(b, '}');
 }
 
+/* The first route that fits path and method answers. If only the path fits, the error is 405 and
+ * not 404. */
 void route_exchange(struct front *f, struct exchange *x)
 {
     const char *method = fcgi_param(x->fcgi, "REQUEST_METHOD");
@@ -230,36 +247,39 @@ void route_exchange(struct front *f, struct exchange *x)
     bool known = false;
 
     route_path(x, path, sizeof path);
-    (void)exchange_name(x, fcgi_param(x->fcgi, "QUIRE_REQUEST_ID")); /* or none */
+    /* an unusable name is ignored */
+    (void)exchange_name(x, fcgi_param(x->fcgi, "QUIRE_REQUEST_ID"));
     if (strcmp(method, "HEAD") == 0)
         method = "GET"; /* nginx drops the body */
     for (size_t i = 0; i < sizeof routes / sizeof routes[0]; i++) {
-        const struct route *r = &routes[i];
+        const struct route *route = &routes[i];
         const struct json *body = NULL;
 
-        if (!route_fits(r, path))
+        if (!route_fits(route, path))
             continue;
-        x->shape = r->shape;
-        known = known || r->answer != NULL;
-        if (r->answer == NULL)
+        /* Also errors below have the shape of this path. */
+        x->shape = route->shape;
+        /* Paths below /v1/messages/ only choose the shape of the error. */
+        known = known || route->answer != NULL;
+        if (route->answer == NULL)
             continue;
-        if (r->method != NULL && strcmp(method, r->method) != 0)
+        if (route->method != NULL && strcmp(method, route->method) != 0)
             continue;
-        if (r->access == ADMIN && !cache_allows(f, x)) {
+        if (route->access == ADMIN && !cache_allows(f, x)) {
             fcgi_skip_body(x->fcgi);
             return;
         }
-        if ((r->traits & GENERATES) != 0 && route_turns_away(f, x))
+        if ((route->traits & GENERATES) != 0 && route_turns_away(f, x))
             return;
-        if ((r->traits & BODY) != 0) {
+        if ((route->traits & BODY) != 0) {
             body = route_body(f, x);
             if (body == NULL)
                 return;
         } else {
-            fcgi_skip_body(x->fcgi); /* nginx, if it still writes, would answer 502 */
+            fcgi_skip_body(x->fcgi); /* otherwise nginx, while it still writes, would answer 502 */
         }
-        r->answer(f, x, body);
-        /* An endpoint that failed after it had made generations has answered. */
+        route->answer(f, x, body);
+        /* An endpoint that failed after making generations has answered already. */
         if (x->complete) {
             for (int g = 0; g < x->n_gens; g++)
                 x->gens[g].finish = GEN_FAILED;

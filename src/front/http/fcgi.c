@@ -1,16 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * libfcgi parses the parameters. It takes over SIGTERM (so the caller blocks that), it blocks in
- * accept and in a poll after it, and it reads as far ahead as its buffer goes. The last of these
- * would take the record that must stay unread (fcgi_in.h), so libfcgi gets the records up to the
- * end of the parameters through a pipe, takes the pipe for a kept connection, and the body is read
- * here.
+ * One FastCGI request: input through libfcgi, output by ourselves.
  *
- * Answers are written here: libfcgi's writes block, and it would end an answer by a write of its
- * own. nginx, which by then has all of Content-Length, may have hung up; the write failed and the
- * close behind it lingered. So records are sent without waiting, an answer's end together with its
- * last bytes. A record that is under way when the socket is full promises bytes that must come
- * next: what was not taken is uploaded again. */
+ * libfcgi parses the parameters. It takes over SIGTERM (so the caller blocks that), it blocks in
+ * accept and in a poll after it, and it reads ahead as far as its buffer goes. Reading ahead would
+ * take the record that must stay unread (fcgi_in.h). So libfcgi gets only the records up to the end
+ * of the parameters, through a pipe that it takes for a kept connection; fcgi_in.c reads the body.
+ *
+ * Answers are written here, because libfcgi's writes block, and because it ends an answer with a
+ * write of its own: nginx, which by then has all of Content-Length, may have closed the connection,
+ * so that this write would fail and the close after it would linger. Here records are sent without
+ * waiting, and the end of an answer goes out with its last bytes. When the socket is full in the
+ * middle of a record, the record's head has promised bytes: they must be offered again. */
 #include "front/http/fcgi.h"
 
 #include <errno.h>
@@ -31,59 +32,65 @@
 #include "front/http/fcgi_in.h"
 #include "ipc/attach.h"
 
-#define FCGI_BACKLOG    4096  /* a full backlog is an immediate 502 at nginx */
-#define FCGI_RECORD_MAX 65528 /* content of one record; the largest number that pads to nothing */
-#define FCGI_SILENT_S   5
+#define FCGI_BACKLOG 4096 /* a full backlog is an immediate 502 at nginx */
+/* bytes of content per record; the largest number that needs no padding */
+#define FCGI_RECORD_MAX 65528
+#define FCGI_SILENT_S   5 /* longest wait for a byte in the middle of a request */
 
-/* An empty record ends FCGI_STDOUT; FCGI_END_REQUEST with status 0, complete. Both of request 1,
- * the only one that nginx has on a connection. */
+/* An empty FCGI_STDOUT record, then FCGI_END_REQUEST with status 0 (complete). Both are of request
+ * id 1, the only one that nginx uses on a connection. */
 static const char fcgi_end[] = {1, 6, 0, 1, 0, 0, 0, 0, 1, 3, 0, 1,
                                 0, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
 
+/* The state of one request on a connection. */
 struct fcgi {
-    FCGX_Request r; /* its descriptor is the pipe that brought the parameters, or -1 */
+    FCGX_Request r; /* its descriptor is the pipe with the parameters, or -1 */
     struct fcgi_in in;
-    char head[FCGI_HEAD_BYTES]; /* of the record under way */
-    size_t head_left;           /* bytes of it that were not sent yet */
-    size_t body_left;           /* and of the content that it promises */
+    char head[FCGI_HEAD_BYTES]; /* of the record being sent */
+    size_t head_left;           /* bytes of the head that were not sent yet */
+    size_t body_left;           /* bytes of the record's content that were not sent yet */
     size_t end_left;            /* bytes of fcgi_end that were not sent yet */
 };
 
+/* Start libfcgi, once per process. */
 int fcgi_start(void)
 {
     if (FCGX_Init() != 0) {
-        log_error("front: libfcgi does not start");
+        log_error("front: libfcgi does not start; check its installation");
         return ERR_IO;
     }
     return ERR_OK;
 }
 
+/* Listen at a path. Only the group of the socket's folder can connect: nginx. */
 int fcgi_listen(const char *path, int *fd)
 {
-    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
     int rc = attach_clear(path);
-    int s;
+    int sock;
 
     if (rc != ERR_OK)
         return rc;
+    /* attach_clear() has checked the length of the path. */
     if (strchr(path, '/') == NULL) {
-        log_error("front: listen is the path of a socket, with a '/', not \"%s\"", path);
+        log_error("front: listen = \"%s\" must be the path of a socket, with a '/'", path);
         return ERR_INVALID;
     }
-    (void)snprintf(a.sun_path, sizeof a.sun_path, "%s", path);
-    s = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (s == -1 || bind(s, (struct sockaddr *)&a, sizeof a) == -1 || chmod(path, 0660) == -1 ||
-        listen(s, FCGI_BACKLOG) == -1) {
+    (void)snprintf(address.sun_path, sizeof address.sun_path, "%s", path);
+    sock = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    if (sock == -1 || bind(sock, (struct sockaddr *)&address, sizeof address) == -1 ||
+        chmod(path, 0660) == -1 || listen(sock, FCGI_BACKLOG) == -1) {
         log_error("front: cannot listen at %s: %s", path, strerror(errno));
-        if (s != -1)
-            (void)close(s);
+        if (sock != -1)
+            (void)close(sock);
         return ERR_IO;
     }
-    *fd = s;
+    *fd = sock;
     return ERR_OK;
 }
 
-/* In the middle of a request nobody is silent for long: nginx has all of it. */
+/* nginx has buffered the whole request before it connects, so a pause in the middle of one means
+ * that the peer is broken. The timeout keeps it from blocking a reader. */
 static bool fcgi_bound_silence(int fd)
 {
     const struct timeval longest = {.tv_sec = FCGI_SILENT_S};
@@ -91,7 +98,7 @@ static bool fcgi_bound_silence(int fd)
     return setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &longest, sizeof longest) == 0;
 }
 
-/* Hand the parameters' records to libfcgi. False when it cannot take them. */
+/* Give the parameters' records to libfcgi. False when it rejects them or has no memory. */
 static bool fcgi_parse(struct fcgi *f, const char *records, size_t len)
 {
     int ends[2];
@@ -99,51 +106,58 @@ static bool fcgi_parse(struct fcgi *f, const char *records, size_t len)
 
     if (FCGX_InitRequest(&f->r, -1, 0) != 0 || pipe2(ends, O_CLOEXEC) == -1)
         return false;
-    written = write(ends[1], records, len) == (ssize_t)len; /* they fit the pipe: it is empty */
+    written = write(ends[1], records, len) == (ssize_t)len; /* they fit: the pipe is empty and
+                                                             * larger */
     (void)close(ends[1]);
     f->r.ipcFd = ends[0];
-    f->r.keepConnection = 1; /* go on with it; the request will say how it is to end */
-    if (written && FCGX_Accept_r(&f->r) != 0) /* it has closed and freed all */
+    f->r.keepConnection = 1; /* libfcgi must not end the request after the parameters */
+    if (written && FCGX_Accept_r(&f->r) != 0) /* it has closed the pipe and freed everything */
         return false;
     (void)close(f->r.ipcFd);
     f->r.ipcFd = -1;
     return written;
 }
 
+/* Read the beginning of a request. The descriptor is taken over, also on an error. */
 int fcgi_open(struct fcgi **out, int fd)
 {
-    struct fcgi *f = mem_zalloc(sizeof *f);
+    struct fcgi *fcgi = mem_zalloc(sizeof *fcgi);
     char records[FCGI_PARAMS_BYTES];
     size_t len = 0;
     int rc = ERR_NO_MEMORY;
 
-    if (f == NULL || !fcgi_bound_silence(fd))
+    if (fcgi == NULL || !fcgi_bound_silence(fd))
         goto out;
-    f->end_left = sizeof fcgi_end;
+    fcgi->end_left = sizeof fcgi_end;
     rc = ERR_AGAIN;
-    if (fcgi_in_params(&f->in, fd, records, &len) != ERR_OK || !fcgi_parse(f, records, len))
+    if (fcgi_in_params(&fcgi->in, fd, records, &len) != ERR_OK || !fcgi_parse(fcgi, records, len))
         goto out;
-    fcgi_in_expect(&f->in, strtoull(fcgi_param(f, "CONTENT_LENGTH"), NULL, 10));
-    *out = f;
+    fcgi_in_expect(&fcgi->in, strtoull(fcgi_param(fcgi, "CONTENT_LENGTH"), NULL, 10));
+    *out = fcgi;
     return ERR_OK;
 out:
-    mem_free(f);
+    mem_free(fcgi);
     (void)close(fd);
     return rc;
 }
 
+/* The FastCGI parameters are like CGI variables: REQUEST_METHOD, HTTP_AUTHORIZATION, and so on. */
 const char *fcgi_param(const struct fcgi *f, const char *name)
 {
     const char *v = f->r.envp == NULL ? NULL : FCGX_GetParam(name, f->r.envp);
 
-    return v == NULL ? "" : v;
+    if (v == NULL)
+        return "";
+    return v;
 }
 
+/* Read the body and drop it. */
 void fcgi_skip_body(struct fcgi *f)
 {
     fcgi_in_skip(&f->in);
 }
 
+/* Read the whole body into the arena, with a NUL after it. */
 int fcgi_read_body(struct fcgi *f, struct arena *arena, size_t max_bytes, const char **bytes,
                    size_t *len)
 {
@@ -165,11 +179,15 @@ int fcgi_read_body(struct fcgi *f, struct arena *arena, size_t max_bytes, const 
     return ERR_OK;
 }
 
+/* For the streamer's epoll set. */
 int fcgi_fd(const struct fcgi *f)
 {
     return f->in.fd;
 }
 
+/* Output. A record is a head of eight bytes and up to FCGI_RECORD_MAX bytes of content. The content
+ * is not copied: fcgi_send() gathers the head, the caller's bytes and the end of the answer into
+ * one sendmsg(). Three counters hold the parts of the current record that are still to be sent. */
 static void fcgi_begin_record(struct fcgi *f, size_t len)
 {
     size_t n = len < FCGI_RECORD_MAX ? len : FCGI_RECORD_MAX;
@@ -180,7 +198,7 @@ static void fcgi_begin_record(struct fcgi *f, size_t len)
     f->body_left = n;
 }
 
-/* Take up to *left of the n bytes that were sent; what remains of n. */
+/* Reduce *left by up to n sent bytes; returns the rest of n, which belongs to the next part. */
 static size_t fcgi_count(size_t n, size_t *left)
 {
     size_t part = n < *left ? n : *left;
@@ -189,8 +207,8 @@ static size_t fcgi_count(size_t n, size_t *left)
     return n - part;
 }
 
-/* Send what is left of the record under way, and behind it the answer's end if it is the last. The
- * bytes of content that went, ERR_AGAIN when the socket is full, or ERR_CLIENT_GONE. */
+/* Send the rest of the current record, and the end of the answer after it if is_last. Returns the
+ * number of content bytes sent, ERR_AGAIN when the socket is full, or ERR_CLIENT_GONE. */
 static long fcgi_send(struct fcgi *f, const char *bytes, bool is_last)
 {
     struct iovec parts[3] = {
@@ -199,15 +217,16 @@ static long fcgi_send(struct fcgi *f, const char *bytes, bool is_last)
         {.iov_len = is_last ? f->end_left : 0},
     };
     const char *end = fcgi_end + (sizeof fcgi_end - f->end_left);
-    struct msghdr m = {.msg_iov = parts, .msg_iovlen = 3};
+    struct msghdr message = {.msg_iov = parts, .msg_iovlen = 3};
     size_t before = f->body_left;
     size_t n;
     ssize_t went;
 
-    memcpy(&parts[1].iov_base, &bytes, sizeof bytes); /* sendmsg() does not write to them */
+    memcpy(&parts[1].iov_base, &bytes, sizeof bytes); /* iovec wants pointers that are not const;
+                                                       * sendmsg() only reads */
     memcpy(&parts[2].iov_base, &end, sizeof end);
     do
-        went = sendmsg(f->in.fd, &m, MSG_DONTWAIT | MSG_NOSIGNAL);
+        went = sendmsg(f->in.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
     while (went == -1 && errno == EINTR);
     if (went == -1)
         return errno == EAGAIN ? ERR_AGAIN : ERR_CLIENT_GONE;
@@ -217,11 +236,12 @@ static long fcgi_send(struct fcgi *f, const char *bytes, bool is_last)
     return (long)(before - f->body_left);
 }
 
+/* Send as much as the socket takes; the rest must be offered again. */
 long fcgi_write(struct fcgi *f, const char *bytes, size_t len)
 {
     size_t sent = 0;
 
-    while (sent < len) { /* a pass sends something, or is the last */
+    while (sent < len) { /* each pass sends something, or is the last */
         long n;
 
         if (f->body_left == 0)
@@ -237,11 +257,12 @@ long fcgi_write(struct fcgi *f, const char *bytes, size_t len)
     return (long)sent;
 }
 
+/* Likewise, followed by the end of the answer. */
 long fcgi_write_last(struct fcgi *f, const char *bytes, size_t len)
 {
     size_t sent = 0;
 
-    while (f->end_left > 0) { /* as above */
+    while (f->end_left > 0) { /* each pass sends something, or is the last */
         long n;
 
         if (f->body_left == 0 && sent < len)
@@ -257,16 +278,19 @@ long fcgi_write_last(struct fcgi *f, const char *bytes, size_t len)
     return (long)sent;
 }
 
+/* Was the end sent? */
 bool fcgi_has_ended(const struct fcgi *f)
 {
     return f->end_left == 0;
 }
 
+/* Close the connection and free the request. An answer that was sent completely is ended properly;
+ * otherwise nginx sees the connection break. */
 void fcgi_close(struct fcgi *f)
 {
     if (fcgi_has_ended(f))
         fcgi_in_end(&f->in);
-    FCGX_Free(&f->r, 0); /* writes nothing: its connection is -1 */
+    FCGX_Free(&f->r, 0); /* it writes nothing, because its descriptor is -1 */
     (void)close(f->in.fd);
     mem_free(f);
 }

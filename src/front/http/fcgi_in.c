@@ -1,9 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A record is a head of eight bytes {version, type, id (2), length (2), padding, 0}, its content
- * and its padding. The body's records are read head by head: the head after the last byte of the
- * body belongs to the empty record that must stay, so nothing is ever read ahead. nginx sends the
- * body in records of up to 32 KB, so this costs two system calls for each of them. */
+ * Reading FastCGI records.
+ *
+ *   head: version  type  id (2 bytes)  length (2)  padding  0     then content, then padding
+ *   a request:     BEGIN_REQUEST  PARAMS ... PARAMS(empty)  STDIN ... STDIN(empty)
+ *
+ * The body's records are read head by head: the head after the last byte of the body belongs to the
+ * empty record that must stay unread, so nothing is ever read ahead. nginx sends the body in
+ * records of up to 32 KB, so this costs two system calls per 32 KB. */
 #include "front/http/fcgi_in.h"
 
 #include <errno.h>
@@ -11,20 +15,21 @@
 #include <sys/socket.h>
 
 #define FCGI_VERSION    1
-#define FCGI_ID         1 /* nginx has one request on a connection */
+#define FCGI_ID         1 /* nginx uses one request per connection */
 #define FCGI_BEGIN      1
 #define FCGI_PARAMS     4
 #define FCGI_STDIN      5
 #define FCGI_BEGIN_BODY 8
-#define FCGI_SKIP_BYTES 8192 /* dropped per read */
-#define FCGI_TAIL_READS 64   /* for a peer that sent more than its CONTENT_LENGTH */
+#define FCGI_SKIP_BYTES 8192 /* bytes per read that are dropped */
+/* bounds the reading from a peer that sent more than its CONTENT_LENGTH */
+#define FCGI_TAIL_READS 64
 
-/* Read exactly len bytes. False at an end, an error or a silence. */
+/* Read exactly len bytes. False at the end of input, at an error or after FCGI_SILENT_S. */
 static bool fcgi_in_bytes(int fd, char *dst, size_t len)
 {
     size_t got = 0;
 
-    while (got < len) { /* a pass reads at least a byte, or is the last */
+    while (got < len) { /* each pass reads at least one byte, or is the last */
         ssize_t n = recv(fd, dst + got, len - got, MSG_WAITALL);
 
         if (n == -1 && errno == EINTR)
@@ -36,6 +41,7 @@ static bool fcgi_in_bytes(int fd, char *dst, size_t len)
     return true;
 }
 
+/* The length of a record's content, high byte first. */
 static size_t fcgi_head_length(const char *head)
 {
     const unsigned char *h = (const unsigned char *)head;
@@ -43,19 +49,21 @@ static size_t fcgi_head_length(const char *head)
     return (size_t)h[4] << 8 | h[5];
 }
 
+/* Is this the head of a record of this type, of the only request? */
 static bool fcgi_head_is(const char *head, int type)
 {
     return head[0] == FCGI_VERSION && head[1] == type && head[2] == 0 && head[3] == FCGI_ID;
 }
 
-/* Does every name and value end within the parameters? libfcgi takes memory by their lengths and
- * ends the process when it gets none. */
+/* Does every name and value end within the parameters? libfcgi allocates by their lengths, and ends
+ * the process when it gets no memory, so a wrong length must not reach it. A pair is two lengths,
+ * of one byte below 128 or of four bytes with the top bit set, then the name and the value. */
 static bool fcgi_in_pairs_fit(const char *bytes, size_t len)
 {
     const unsigned char *b = (const unsigned char *)bytes;
     size_t at = 0;
 
-    while (at < len) { /* a pass takes two bytes or more */
+    while (at < len) { /* each pass takes at least two bytes */
         size_t skip = 0;
 
         for (int i = 0; i < 2; i++) {
@@ -63,9 +71,11 @@ static bool fcgi_in_pairs_fit(const char *bytes, size_t len)
 
             if (n > len - at)
                 return false;
-            skip += n == 1 ? b[at]
-                           : (size_t)(b[at] & 0x7f) << 24 | (size_t)b[at + 1] << 16 |
-                                 (size_t)b[at + 2] << 8 | b[at + 3];
+            if (n == 1)
+                skip += b[at];
+            else
+                skip += (size_t)(b[at] & 0x7f) << 24 | (size_t)b[at + 1] << 16 |
+                        (size_t)b[at + 2] << 8 | b[at + 3];
             at += n;
         }
         if (skip > len - at)
@@ -75,7 +85,8 @@ static bool fcgi_in_pairs_fit(const char *bytes, size_t len)
     return true;
 }
 
-/* Read a record of the type to bytes [room], without head and padding; its length, or -1. */
+/* Read a record of this type to bytes [room], without head and padding. Returns its length, or
+ * -1. */
 static long fcgi_in_record(int fd, int type, char *bytes, size_t room)
 {
     char head[FCGI_HEAD_BYTES];
@@ -91,6 +102,8 @@ static long fcgi_in_record(int fd, int type, char *bytes, size_t room)
     return (long)len;
 }
 
+/* The three records for libfcgi: all parameters are joined in one record, because a length of up to
+ * FCGI_PARAMS_BYTES fits the two bytes of a head. */
 static void fcgi_in_head(char *dst, int type, size_t len)
 {
     const char head[FCGI_HEAD_BYTES] = {
@@ -100,16 +113,17 @@ static void fcgi_in_head(char *dst, int type, size_t len)
     memcpy(dst, head, sizeof head);
 }
 
+/* Read all records up to the end of the parameters, into the form in which libfcgi gets them. */
 int fcgi_in_params(struct fcgi_in *in, int fd, char *bytes, size_t *len)
 {
-    const size_t first = 2 * FCGI_HEAD_BYTES + FCGI_BEGIN_BODY; /* where the parameters begin */
+    const size_t first = 2 * FCGI_HEAD_BYTES + FCGI_BEGIN_BODY; /* offset of the parameters */
     size_t used = first;
     long n = 1;
 
     *in = (struct fcgi_in){.fd = fd};
     if (fcgi_in_record(fd, FCGI_BEGIN, bytes + FCGI_HEAD_BYTES, FCGI_BEGIN_BODY) != FCGI_BEGIN_BODY)
         return ERR_INVALID;
-    while (n > 0) { /* a pass takes a byte of FCGI_PARAMS_BYTES or more, or is the last */
+    while (n > 0) { /* each pass takes at least one byte of FCGI_PARAMS_BYTES, or is the last */
         n = fcgi_in_record(fd, FCGI_PARAMS, bytes + used,
                            FCGI_PARAMS_BYTES - FCGI_HEAD_BYTES - used);
         if (n < 0)
@@ -121,19 +135,21 @@ int fcgi_in_params(struct fcgi_in *in, int fd, char *bytes, size_t *len)
     fcgi_in_head(bytes, FCGI_BEGIN, FCGI_BEGIN_BODY);
     fcgi_in_head(bytes + FCGI_HEAD_BYTES + FCGI_BEGIN_BODY, FCGI_PARAMS, used - first);
     *len = used;
-    if (used > first) { /* an empty record is the end already */
+    if (used > first) { /* else the empty record is already the end */
         fcgi_in_head(bytes + used, FCGI_PARAMS, 0);
         *len += FCGI_HEAD_BYTES;
     }
     return ERR_OK;
 }
 
+/* The length of the body, from CONTENT_LENGTH. */
 void fcgi_in_expect(struct fcgi_in *in, uint64_t body_bytes)
 {
     in->left = body_bytes;
 }
 
-/* Go on to the body's next record. An empty one would be the end, which has not come yet. */
+/* Read the head of the body's next record. An empty record would be the end, and the body is not
+ * complete yet. */
 static bool fcgi_in_next(struct fcgi_in *in)
 {
     char bytes[UINT8_MAX];
@@ -148,14 +164,15 @@ static bool fcgi_in_next(struct fcgi_in *in)
     return in->record_left > 0;
 }
 
+/* Read len bytes of the body, across its records. */
 int fcgi_in_read(struct fcgi_in *in, char *dst, size_t len)
 {
-    while (len > 0) { /* a pass reads at least a byte, or is the last */
+    while (len > 0) { /* each pass reads at least one byte, or is the last */
         bool good = in->record_left > 0 || fcgi_in_next(in);
         size_t n = len < in->record_left ? len : in->record_left;
 
         if (!good || !fcgi_in_bytes(in->fd, dst, n)) {
-            in->left = 0; /* a second read would wait for a peer that has nothing more to say */
+            in->left = 0; /* another read would wait for a peer that has failed */
             return ERR_CLIENT_GONE;
         }
         in->record_left -= n;
@@ -166,16 +183,19 @@ int fcgi_in_read(struct fcgi_in *in, char *dst, size_t len)
     return ERR_OK;
 }
 
+/* Drop the rest of the body. */
 void fcgi_in_skip(struct fcgi_in *in)
 {
     char bytes[FCGI_SKIP_BYTES];
 
     int rc = ERR_OK;
 
-    while (rc == ERR_OK && in->left > 0) /* ends with the body, whose length nginx has limited */
+    while (rc == ERR_OK && in->left > 0) /* bounded by the body's length, which nginx limits */
         rc = fcgi_in_read(in, bytes, in->left < sizeof bytes ? (size_t)in->left : sizeof bytes);
 }
 
+/* Read what is left after the answer: a close() with unread bytes would reset the connection, and
+ * nginx could lose the answer's end. */
 void fcgi_in_end(struct fcgi_in *in)
 {
     char bytes[FCGI_SKIP_BYTES];

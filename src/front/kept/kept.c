@@ -1,8 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The thread behind kept.h. It takes all jobs that wait and puts them in one commit, so that a slow
- * disk costs each answer one sync, not as many as there are answers. Readers and the thread share
- * the environment; a lock keeps it open under them while the thread opens it anew. */
+ * The thread that stores responses. It takes all waiting jobs and writes them in one commit, so
+ * that on a slow disk many answers share one sync. Readers and the thread share the LMDB
+ * environment; db_lock keeps it open while they use it, because the thread may open it anew.
+ *
+ * A job has two owners: the thread and the exchange that waits for it. The last one frees it.
+ *
+ *   streamer   kept_write() -> list          takes the result, answers
+ *                               |              ^
+ *   thread                   one commit -> state, wake_fd
+ *   readers    kept_read(), kept_remove(): they use the file themselves */
 #include "front/kept/kept.h"
 
 #include <errno.h>
@@ -16,16 +23,17 @@
 #include "base/clock.h"
 #include "base/log.h"
 
-#define KEPT_WAITING_BYTES ((size_t)64 << 20) /* of records that wait for the disk */
-#define KEPT_BATCH         64                 /* of them in one commit */
-#define KEPT_TICK_S        60  /* between looks for what is too old, or a broken file */
-#define KEPT_EXPIRE        256 /* records that one look removes */
+#define KEPT_WAITING_BYTES ((size_t)64 << 20) /* limit of records that wait for the disk */
+#define KEPT_BATCH         64                 /* maximum records per commit */
+#define KEPT_TICK_S        60  /* seconds between checks for expired records and a broken file */
+#define KEPT_EXPIRE        256 /* maximum records removed per check */
 
+/* A record on its way to the disk. */
 struct kept_job {
-    struct kept_record record; /* its texts are behind the job */
+    struct kept_record record; /* its texts follow the job in memory */
     struct kept_job *next;
     _Atomic int state;
-    _Atomic int refs; /* the thread's and the asker's */
+    _Atomic int refs; /* the thread and the asker */
 };
 
 struct kept {
@@ -35,9 +43,10 @@ struct kept {
     int wake_fd;
     pthread_t thread;
 
-    pthread_rwlock_t db_lock; /* held for writing while db changes */
-    struct kept_db *db;       /* NULL: it cannot be used now */
+    pthread_rwlock_t db_lock; /* held for writing while db is replaced */
+    struct kept_db *db;       /* NULL: not usable at present */
 
+    /* guards the members below */
     pthread_mutex_t lock;
     pthread_cond_t cond;
     struct kept_job *first, **last;
@@ -46,34 +55,43 @@ struct kept {
     _Atomic int news;
 };
 
+/* Tenant and id are separated by the tenant's NUL, so that no two pairs give the same bytes. */
 struct hash kept_name(const char *tenant, const char *id)
 {
     return hash_sha256(tenant, strlen(tenant) + 1, id, strlen(id));
 }
 
+/* Records that were created before this time have expired. */
 static int64_t kept_before(const struct kept *k)
 {
     return clock_unix_s() - (int64_t)k->age_s;
 }
 
-/* --- jobs --------------------------------------------------------------------------------------*/
+/* --- jobs --------------------------------------------------------------------------------------
+ *
+ * A job goes through a linked list from the streamer to the thread; its state is then read by the
+ * streamer, after the thread has written to wake_fd. */
 
+/* The memory of a job. */
 static size_t kept_bytes(const struct kept_job *job)
 {
     return sizeof *job + job->record.response_len + job->record.input_len;
 }
 
+/* Give up one of the two references. */
 void kept_leave(struct kept_job *job)
 {
     if (job != NULL && atomic_fetch_sub(&job->refs, 1) == 1)
         mem_free(job);
 }
 
+/* How far is the job? */
 enum kept_state kept_state(const struct kept_job *job)
 {
     return (enum kept_state)atomic_load(&job->state);
 }
 
+/* The flag saves the streamer from looking at all its exchanges at each wake-up. */
 bool kept_has_news(struct kept *k)
 {
     return atomic_exchange(&k->news, 0) != 0;
@@ -94,6 +112,8 @@ static struct kept_job *kept_job_new(const struct kept_record *r)
     return job;
 }
 
+/* The copy is made outside the lock, because records may be megabytes long. So the bound on waiting
+ * bytes can be exceeded by one record per caller. */
 struct kept_job *kept_write(struct kept *k, const struct kept_record *record)
 {
     struct kept_job *job;
@@ -102,7 +122,10 @@ struct kept_job *kept_write(struct kept *k, const struct kept_record *record)
     (void)pthread_mutex_lock(&k->lock);
     takes = k->waiting_bytes < KEPT_WAITING_BYTES;
     (void)pthread_mutex_unlock(&k->lock);
-    job = takes ? kept_job_new(record) : NULL;
+    if (takes)
+        job = kept_job_new(record);
+    else
+        job = NULL;
     if (job == NULL)
         return NULL;
     (void)pthread_mutex_lock(&k->lock);
@@ -114,10 +137,10 @@ struct kept_job *kept_write(struct kept *k, const struct kept_record *record)
     return job;
 }
 
-/* --- the thread --------------------------------------------------------------------------------*/
+/* --- the thread ---------------------------------------------------------------------------- */
 
-/* Up to KEPT_BATCH jobs, oldest first; waits KEPT_TICK_S for one at most. *ends: there is none and
- * will be none. */
+/* Take up to KEPT_BATCH jobs, oldest first; wait for one at most KEPT_TICK_S. *ends: the list is
+ * empty and the store is closing. */
 static int kept_take(struct kept *k, struct kept_job **jobs, bool *ends)
 {
     struct timespec until;
@@ -125,6 +148,7 @@ static int kept_take(struct kept *k, struct kept_job **jobs, bool *ends)
     int rc = 0;
 
     (void)clock_gettime(CLOCK_MONOTONIC, &until);
+    /* Records may expire within seconds: check as often as that. */
     until.tv_sec += k->age_s < KEPT_TICK_S ? 1 + (time_t)k->age_s : KEPT_TICK_S;
     (void)pthread_mutex_lock(&k->lock);
     while (k->first == NULL && !k->stops && rc == 0)
@@ -141,6 +165,7 @@ static int kept_take(struct kept *k, struct kept_job **jobs, bool *ends)
     return n;
 }
 
+/* Report a result to the askers, and wake the streamer once for all of them. */
 static void kept_done(struct kept *k, struct kept_job **jobs, int n, enum kept_state state)
 {
     uint64_t one = 1;
@@ -153,7 +178,7 @@ static void kept_done(struct kept *k, struct kept_job **jobs, int n, enum kept_s
     (void)!write(k->wake_fd, &one, sizeof one); /* cannot fail: the counter is small */
 }
 
-/* Those that are too large for the file fail alone. */
+/* Write jobs in one commit. A record that is too large for the file fails alone. */
 static void kept_put(struct kept *k, struct kept_job **jobs, int n)
 {
     const struct kept_record *records[KEPT_BATCH];
@@ -162,10 +187,10 @@ static void kept_put(struct kept *k, struct kept_job **jobs, int n)
     int rc = ERR_IO;
 
     for (int i = 0; i < n; i++) {
-        const struct kept_record *r = &jobs[i]->record;
+        const struct kept_record *record = &jobs[i]->record;
 
-        if (k->db != NULL && kept_db_takes(k->db, r->response_len + r->input_len)) {
-            records[n_good] = r;
+        if (k->db != NULL && kept_db_takes(k->db, record->response_len + record->input_len)) {
+            records[n_good] = record;
             good[n_good++] = jobs[i];
         } else {
             kept_done(k, &jobs[i], 1, KEPT_FAILED);
@@ -177,7 +202,7 @@ static void kept_put(struct kept *k, struct kept_job **jobs, int n)
     }
 }
 
-/* Open what is closed or broken; a healthy one loses what is too old. */
+/* Reopen a closed or broken file; remove expired records from a good one. */
 static void kept_look_after(struct kept *k)
 {
     int rc;
@@ -185,7 +210,8 @@ static void kept_look_after(struct kept *k)
     if (k->db != NULL && !kept_db_is_broken(k->db)) {
         rc = kept_db_expire(k->db, kept_before(k), KEPT_EXPIRE);
         if (rc != ERR_OK)
-            log_warn("front: kept responses: the oldest cannot be removed: %s", err_sentence(rc));
+            log_warn("front: stored responses: expired ones cannot be removed: %s",
+                     err_sentence(rc));
         return;
     }
     (void)pthread_rwlock_wrlock(&k->db_lock);
@@ -194,32 +220,34 @@ static void kept_look_after(struct kept *k)
     rc = kept_db_open(&k->db, k->dir, k->bytes_max, false);
     (void)pthread_rwlock_unlock(&k->db_lock);
     if (rc == ERR_OK)
-        log_info("front: kept responses: %s is used again", k->dir);
+        log_info("front: stored responses: %s is usable again", k->dir);
 }
 
+/* The thread's loop. It ends only when the list is empty, so that kept_close() loses nothing. */
 static void *kept_run(void *arg)
 {
     struct kept_job *jobs[KEPT_BATCH];
-    struct kept *k = arg;
+    struct kept *kept = arg;
     uint64_t looked_us = 0;
     bool ends = false;
 
     while (!ends) {
-        uint64_t tick_us = (k->age_s < KEPT_TICK_S ? 1 : KEPT_TICK_S) * 1000000ull;
-        int n = kept_take(k, jobs, &ends);
+        uint64_t tick_us = (kept->age_s < KEPT_TICK_S ? 1 : KEPT_TICK_S) * 1000000ull;
+        int n = kept_take(kept, jobs, &ends);
 
         if (n > 0)
-            kept_put(k, jobs, n);
+            kept_put(kept, jobs, n);
         if (!ends && clock_us() - looked_us >= tick_us) {
-            kept_look_after(k);
+            kept_look_after(kept);
             looked_us = clock_us();
         }
     }
     return NULL;
 }
 
-/* --- readers -----------------------------------------------------------------------------------*/
+/* --- readers ------------------------------------------------------------------------------- */
 
+/* Read a response, while the thread may write others: LMDB's readers do not wait for writers. */
 int kept_read(struct kept *k, const struct hash *name, struct arena *arena, struct kept_record *out)
 {
     int rc = ERR_IO;
@@ -231,6 +259,7 @@ int kept_read(struct kept *k, const struct hash *name, struct arena *arena, stru
     return rc;
 }
 
+/* Remove a response. */
 int kept_remove(struct kept *k, const struct hash *name)
 {
     int rc = ERR_IO;
@@ -242,8 +271,10 @@ int kept_remove(struct kept *k, const struct hash *name)
     return rc;
 }
 
-/* --- opening -----------------------------------------------------------------------------------*/
+/* --- opening ------------------------------------------------------------------------------- */
 
+/* Make the locks and start the thread. Its waits use the monotonic clock, so that changes of the
+ * time do not matter. */
 static int kept_start(struct kept *k)
 {
     pthread_condattr_t attr;
@@ -254,35 +285,39 @@ static int kept_start(struct kept *k)
         pthread_rwlock_init(&k->db_lock, NULL) == 0 &&
         pthread_create(&k->thread, NULL, kept_run, k) == 0)
         return ERR_OK;
-    log_error("front: a thread cannot be made: %s", strerror(errno));
+    log_error("front: cannot start a thread: %s; raise TasksMax or free memory", strerror(errno));
     return ERR_NO_MEMORY;
 }
 
+/* Open the store. A file that cannot be opened does not stop the front: requests that need it get
+ * an error until it can. */
 int kept_open(struct kept **out, const char *dir, uint64_t bytes_max, double days, int wake_fd)
 {
-    struct kept *k = mem_zalloc(sizeof *k);
+    struct kept *kept = mem_zalloc(sizeof *kept);
     int rc = ERR_NO_MEMORY;
 
-    if (k == NULL)
+    if (kept == NULL)
         return rc;
-    (void)snprintf(k->dir, sizeof k->dir, "%s/responses", dir);
-    k->bytes_max = bytes_max;
-    k->age_s = days * 86400.0;
-    k->wake_fd = wake_fd;
-    k->last = &k->first;
-    rc = kept_db_open(&k->db, k->dir, bytes_max, true);
+    (void)snprintf(kept->dir, sizeof kept->dir, "%s/responses", dir);
+    kept->bytes_max = bytes_max;
+    kept->age_s = days * 86400.0;
+    kept->wake_fd = wake_fd;
+    kept->last = &kept->first;
+    rc = kept_db_open(&kept->db, kept->dir, bytes_max, true);
     if (rc != ERR_OK)
-        log_error("front: responses are not kept now: %s", err_sentence(rc));
-    rc = kept_start(k);
+        log_error("front: responses are not stored at present (%s); retrying every minute",
+                  err_sentence(rc));
+    rc = kept_start(kept);
     if (rc != ERR_OK) {
-        kept_db_close(k->db);
-        mem_free(k);
+        kept_db_close(kept->db);
+        mem_free(kept);
         return rc;
     }
-    *out = k;
+    *out = kept;
     return ERR_OK;
 }
 
+/* Write what waits, then end. */
 void kept_close(struct kept *k)
 {
     if (k == NULL)

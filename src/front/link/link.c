@@ -1,4 +1,13 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The connection to the engine.
+ *
+ * The first part attaches and detaches. The second decides whether a request may be submitted, from
+ * values that the engine publishes in the lane and on the statistics page, so that most refusals
+ * cost the engine nothing. The third hands out slots.
+ *
+ * A request is refused, in this order, if no slot is free, if its tenant has its share of the
+ * slots, if the engine's queue is full, or if the queue holds too many prompt tokens. */
 #include "front/link/link.h"
 
 #include <string.h>
@@ -11,16 +20,20 @@
 #include "base/must.h"
 
 #define LINK_RETRY_US   50000 /* a restarted engine is found within this time */
-#define LINK_TIMEOUT_MS 2000  /* for the welcome */
-#define LINK_DOUBT      2     /* waiting requests of a tenant, from which on the engine decides */
+#define LINK_TIMEOUT_MS 2000  /* maximum wait for the welcome */
+#define LINK_DOUBT      2     /* with so many waiting requests of a tenant the engine decides */
 
+/* No engine is searched yet; link_try() does that. */
 int link_init(struct link *l, const char *path)
 {
     *l = (struct link){.path = path, .control_fd = -1};
     l->lane.wake_fd = -1;
-    return pthread_mutex_init(&l->lock, NULL) == 0 ? ERR_OK : ERR_NO_MEMORY;
+    if (pthread_mutex_init(&l->lock, NULL) == 0)
+        return ERR_OK;
+    return ERR_NO_MEMORY;
 }
 
+/* All arrays per slot. free_slots is a stack with slot 0 on top. */
 static int link_slots(struct link *l)
 {
     uint32_t n = l->lane.n_slots;
@@ -40,19 +53,23 @@ static int link_slots(struct link *l)
     return ERR_OK;
 }
 
+/* Map the engine's statistics page, read-only. NULL: it cannot be mapped, or is of another
+ * build. */
 static const struct wire_stats *link_map_stats(int fd)
 {
-    const struct wire_stats *s = mmap(NULL, sizeof *s, PROT_READ, MAP_SHARED, fd, 0);
+    const struct wire_stats *stats = mmap(NULL, sizeof *stats, PROT_READ, MAP_SHARED, fd, 0);
 
-    if (s == MAP_FAILED)
+    if (stats == MAP_FAILED)
         return NULL;
-    if (s->magic != WIRE_MAGIC || s->layout != wire_layout()) {
-        (void)munmap((void *)(uintptr_t)s, sizeof *s);
+    if (stats->magic != WIRE_MAGIC || stats->layout != wire_layout()) {
+        (void)munmap((void *)(uintptr_t)stats, sizeof *stats);
         return NULL;
     }
-    return s;
+    return stats;
 }
 
+/* Make a new connection visible to the readers. The old statistics stay mapped until then, so that
+ * /metrics has numbers while the engine restarts. */
 static void link_publish(struct link *l, const struct wire_welcome *w,
                          const struct wire_stats *stats)
 {
@@ -68,7 +85,7 @@ static void link_publish(struct link *l, const struct wire_welcome *w,
         (void)munmap((void *)(uintptr_t)old, sizeof *old);
 }
 
-/* Everything after the welcome. On error the caller drops what was taken. */
+/* Everything after the welcome. On an error the caller closes what was opened. */
 static int link_open(struct link *l, const struct wire_welcome *w, const int *fds)
 {
     const struct wire_stats *stats;
@@ -87,6 +104,7 @@ static int link_open(struct link *l, const struct wire_welcome *w, const int *fd
     return ERR_OK;
 }
 
+/* Free and close everything of a connection but its statistics page. */
 static void link_close(struct link *l)
 {
     lane_detach(&l->lane);
@@ -107,35 +125,38 @@ static void link_close(struct link *l)
     l->control_fd = -1;
 }
 
+/* Try to attach, at most once per LINK_RETRY_US. True: a connection now exists. */
 bool link_try(struct link *l, uint64_t now_us)
 {
-    struct wire_welcome w;
+    struct wire_welcome welcome;
     int fds[ATTACH_FDS];
     int rc;
 
     if (l->control_fd != -1 || now_us < l->retry_us)
         return false;
     l->retry_us = now_us + LINK_RETRY_US;
-    rc = attach_connect(l->path, LINK_TIMEOUT_MS, &l->control_fd, &w, fds);
+    rc = attach_connect(l->path, LINK_TIMEOUT_MS, &l->control_fd, &welcome, fds);
     if (rc != ERR_OK) {
         l->control_fd = -1;
+        /* ERR_ENGINE_GONE is not logged: the engine may simply not have started yet. */
         if (rc == ERR_LIMIT && l->open_error != rc)
-            log_error("front: no descriptor is left for the engine's lane: raise LimitNOFILE");
+            log_error("front: no file descriptor is left for the engine's lane; raise "
+                      "LimitNOFILE");
         if (rc == ERR_LIMIT)
-            l->open_error = rc; /* said once */
+            l->open_error = rc; /* logged once */
         if (rc == ERR_VERSION && l->foreign_us == 0)
             l->foreign_us = now_us;
         if (rc != ERR_ENGINE_GONE)
-            l->retry_us = now_us + 20 * LINK_RETRY_US; /* said once in a while is enough */
+            l->retry_us = now_us + 20 * LINK_RETRY_US; /* logged less often */
         return false;
     }
-    rc = link_open(l, &w, fds);
+    rc = link_open(l, &welcome, fds);
     (void)close(fds[ATTACH_LANE]);
     (void)close(fds[ATTACH_STATS]);
     if (rc != ERR_OK) {
         if (rc != l->open_error)
-            log_error("front: the engine's lane cannot be used: %s", err_sentence(rc));
-        l->open_error = rc; /* said once; so the engine is not made to say it ten times a second */
+            log_error("front: the engine's lane is unusable: %s", err_sentence(rc));
+        l->open_error = rc; /* logged once; the longer pause also spares the engine's log */
         l->retry_us = now_us + 20 * LINK_RETRY_US;
         link_close(l);
         return false;
@@ -146,17 +167,19 @@ bool link_try(struct link *l, uint64_t now_us)
     return true;
 }
 
+/* The streamer found the connection closed, and has ended the requests on it. */
 void link_lost(struct link *l, uint64_t now_us)
 {
-    (void)pthread_mutex_lock(&l->lock); /* link_read_state() looks into the lane */
+    (void)pthread_mutex_lock(&l->lock); /* because link_read_state() reads from the lane */
     l->attached = false;
     link_close(l);
     (void)pthread_mutex_unlock(&l->lock);
     l->retry_us = now_us;
-    log_warn("front: the engine is gone");
+    log_warn("front: the connection to the engine is lost");
 }
 
-/* Its place among those who have slots, or a free one. There is one, as there are slots. */
+/* The index of a tenant with slots, or a free index. There is one, because there are as many as
+ * slots. */
 static uint32_t link_tenant_idx(const struct link *l, const char tenant[WIRE_TENANT_BYTES])
 {
     uint32_t place = l->n_tenants;
@@ -164,6 +187,7 @@ static uint32_t link_tenant_idx(const struct link *l, const char tenant[WIRE_TEN
     for (uint32_t i = 0; i < l->n_tenants; i++) {
         const struct link_tenant *t = &l->tenants[i];
 
+        /* An index whose tenant holds nothing may be taken by another. */
         if (t->n_held > 0 && memcmp(t->name, tenant, WIRE_TENANT_BYTES) == 0)
             return i;
         if (t->n_held == 0 && place == l->n_tenants)
@@ -172,75 +196,91 @@ static uint32_t link_tenant_idx(const struct link *l, const char tenant[WIRE_TEN
     return place;
 }
 
-/* The queue is full: how many of others' requests would have to go for this tenant's? What is known
- * of them is a pass old: requests that were queued since are not counted, and neither are those
- * that ended. So in doubt a tenant that others have brought to its share of the queue is let
- * through, and the engine decides; one that has next to nothing in a queue of many needs no doubt.
- * The streamer, who maps the page, needs no lock for it. */
+/* When the queue is full: the number of waiting requests of other tenants that the engine would
+ * refuse in favour of this tenant's. The counters are one pass old: they lack requests queued since
+ * and include some that ended. In doubt, when the tenant itself has LINK_DOUBT or more waiting and
+ * another has as many, the answer is UINT32_MAX: let it pass, and the engine decides. Only the
+ * streamer maps the page, so it needs no lock here. */
 static uint32_t link_may_push(const struct link *l, const char tenant[WIRE_TENANT_BYTES])
 {
     uint32_t n = atomic_load_explicit(&l->stats->n_tenants, memory_order_relaxed);
     uint32_t waiting[WIRE_TENANTS];
     uint32_t own = 0, most = 0, n_pushed = 0;
 
-    n = n < WIRE_TENANTS ? n : WIRE_TENANTS;
+    /* The page belongs to another process: never trust an index from it. */
+    if (n > WIRE_TENANTS)
+        n = WIRE_TENANTS;
     for (uint32_t i = 0; i < n; i++) {
-        const struct wire_tenant *t = &l->stats->tenants[i];
+        const struct wire_tenant *tenant_row = &l->stats->tenants[i];
 
-        waiting[i] = atomic_load_explicit(&t->n_waiting, memory_order_relaxed);
-        if (memcmp(t->name, tenant, WIRE_TENANT_BYTES) == 0) {
+        waiting[i] = atomic_load_explicit(&tenant_row->n_waiting, memory_order_relaxed);
+        if (memcmp(tenant_row->name, tenant, WIRE_TENANT_BYTES) == 0) {
             own = waiting[i];
             waiting[i] = 0;
         }
     }
     for (uint32_t i = 0; i < n; i++) {
-        most = waiting[i] > most ? waiting[i] : most;
-        n_pushed += waiting[i] > own + 1 ? waiting[i] - own - 1 : 0;
+        if (waiting[i] > most)
+            most = waiting[i];
+        /* The engine balances: a tenant may displace requests of one that has more waiting than it,
+         * until both are equal. */
+        if (waiting[i] > own + 1)
+            n_pushed += waiting[i] - own - 1;
     }
-    return own >= LINK_DOUBT && most >= own ? UINT32_MAX : n_pushed;
+    if (own >= LINK_DOUBT && most >= own)
+        return UINT32_MAX;
+    return n_pushed;
 }
 
-/* A share of a bounded room, without knowing how many others want some: a tenant takes at most so
- * many times what is left free. One tenant alone may have 4/5 of it, two 4/9 each, and there is
- * always room for one that comes. */
+/* May a tenant that holds `held` slots have another? It may hold at most LINK_SHARE_FACTOR times
+ * the free ones. This shares the slots without knowing how many other tenants will come: one tenant
+ * alone may have 4/5 of them, two 4/9 each, and some remain free for the next. */
 #define LINK_SHARE_FACTOR 4
 static bool link_share_allows(uint64_t held, uint64_t n_free)
 {
     return held < LINK_SHARE_FACTOR * n_free;
 }
 
+/* The checks, cheapest first. room_reqs and room_tokens are the engine's; requests that are in the
+ * lane but not yet taken count against them here. */
 enum wire_refusal link_refuses(struct link *l, const struct wire_request *r)
 {
-    const struct wire_lane *w = l->lane.shared;
+    const struct wire_lane *shared = l->lane.shared;
     uint32_t place = link_tenant_idx(l, r->tenant);
     uint32_t held = place < l->n_tenants ? l->tenants[place].n_held : 0;
-    uint32_t n_queued; /* of our own, that the engine has not counted */
+    uint32_t n_queued; /* our requests that the engine has not counted yet */
     uint32_t room;
     uint64_t n_tokens;
 
     if (l->n_free == 0)
         return WIRE_REFUSED_SLOTS;
+    /* A resumed request was admitted once, and a probe must measure and not be refused. */
     if ((r->flags & (WIRE_RESUMED | WIRE_PROBE)) != 0)
         return WIRE_NOT_REFUSED;
     if (!link_share_allows(held, l->n_free))
         return WIRE_REFUSED_TENANT;
     lane_backlog(&l->lane, &n_queued, &n_tokens);
     n_tokens += r->n_tokens;
-    room = atomic_load_explicit(&w->room_reqs, memory_order_relaxed);
+    room = atomic_load_explicit(&shared->room_reqs, memory_order_relaxed);
     if (n_queued >= room)
         return n_queued - room < link_may_push(l, r->tenant) ? WIRE_NOT_REFUSED
                                                              : WIRE_REFUSED_REQUESTS;
-    if (n_queued + atomic_load_explicit(&w->n_waiting, memory_order_relaxed) > 0 &&
-        n_tokens > atomic_load_explicit(&w->room_tokens, memory_order_relaxed))
+    /* An empty queue always takes one request, even one with more tokens than the room. */
+    if (n_queued + atomic_load_explicit(&shared->n_waiting, memory_order_relaxed) > 0 &&
+        n_tokens > atomic_load_explicit(&shared->room_tokens, memory_order_relaxed))
         return link_may_push(l, r->tenant) > 0 ? WIRE_NOT_REFUSED : WIRE_REFUSED_TOKENS;
     return WIRE_NOT_REFUSED;
 }
 
+/* The engine adds these to its own refusals. */
 void link_count_refused(struct link *l, enum wire_refusal why)
 {
     atomic_fetch_add_explicit(&l->lane.shared->refused[why], 1, memory_order_relaxed);
 }
 
+/* For a reader, before it parses a request: when the queue is full the request will be refused
+ * anyway, so parsing it would only make the overload worse. Returns the seconds for Retry-After; 0:
+ * go on. */
 int link_turns_away(struct link *l, const char tenant[WIRE_TENANT_BYTES])
 {
     int again_s = 0;
@@ -251,12 +291,14 @@ int link_turns_away(struct link *l, const char tenant[WIRE_TENANT_BYTES])
         link_may_push(l, tenant) == 0) {
         link_count_refused(l, WIRE_REFUSED_REQUESTS);
         again_s = (int)atomic_load_explicit(&l->lane.shared->retry_after_s, memory_order_relaxed);
-        again_s = again_s < 1 ? 1 : again_s;
+        if (again_s < 1)
+            again_s = 1;
     }
     (void)pthread_mutex_unlock(&l->lock);
     return again_s;
 }
 
+/* Take a free slot for a request of a tenant; -1: there is none. */
 int64_t link_claim(struct link *l, const char tenant[WIRE_TENANT_BYTES])
 {
     uint32_t place = link_tenant_idx(l, tenant);
@@ -272,6 +314,7 @@ int64_t link_claim(struct link *l, const char tenant[WIRE_TENANT_BYTES])
     return (int64_t)slot;
 }
 
+/* Return a slot, and the use of its automaton. */
 void link_release(struct link *l, uint32_t slot)
 {
     must(l->n_free < l->lane.n_slots);
@@ -283,15 +326,19 @@ void link_release(struct link *l, uint32_t slot)
     l->free_slots[l->n_free++] = slot;
 }
 
+/* A request has ended with record o. An engine that does not have the request's automaton (it may
+ * have dropped it) makes the front upload it again. */
 void link_end(struct link *l, uint32_t slot, const struct wire_out *o)
 {
     if (o->finish == WIRE_FIN_ERROR && o->value == ERR_NO_FORM && l->automaton[slot] != 0)
         uploads_lose(&l->uploads, l->automaton[slot] - 1);
     else if (o->finish == WIRE_FIN_ERROR && o->value == ERR_NO_FORM)
-        l->uploads.vocabulary = false; /* which a bound of a reasoning needs by itself */
+        l->uploads.vocabulary = false; /* a bound of a reasoning needs the vocabulary alone */
     link_release(l, slot);
 }
 
+/* The connection's state, for readers. now_us may lie before the engine's time stamps, because both
+ * processes write them independently; ages are then 0. */
 void link_read_state(struct link *l, struct link_state *out, uint64_t now_us)
 {
     (void)pthread_mutex_lock(&l->lock);
@@ -307,15 +354,22 @@ void link_read_state(struct link *l, struct link_state *out, uint64_t now_us)
         out->draining = state == WIRE_DRAINING;
         out->asleep = state == WIRE_ASLEEP;
         out->waking = state == WIRE_WAKING;
-        out->heartbeat_age_us = now_us > beat ? now_us - beat : 0;
+        if (now_us > beat)
+            out->heartbeat_age_us = now_us - beat;
+        else
+            out->heartbeat_age_us = 0;
         beat = atomic_load(&l->lane.shared->progress_us);
-        out->progress_age_us = now_us > beat ? now_us - beat : 0;
+        if (now_us > beat)
+            out->progress_age_us = now_us - beat;
+        else
+            out->progress_age_us = 0;
         out->n_running = atomic_load(&l->lane.shared->n_running);
         out->n_waiting = atomic_load(&l->lane.shared->n_waiting);
     }
     (void)pthread_mutex_unlock(&l->lock);
 }
 
+/* Copy the statistics page, also that of an engine which has ended. False: there never was one. */
 bool link_copy_stats(struct link *l, struct wire_stats *out)
 {
     bool have;

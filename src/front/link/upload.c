@@ -1,10 +1,14 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Which automaton is in which place of the lane. Places are a cache: an automaton stays after its
+ * requests have ended, and is replaced when another one needs a place. */
 #include "front/link/upload.h"
 
 #include <string.h>
 
 #include "base/must.h"
 
+/* Send the vocabulary, once per connection. */
 int uploads_add_vocabulary(struct uploads *o, int control_fd, int sealed, uint64_t bytes)
 {
     struct wire_upload upload = {.kind = WIRE_VOCABULARY, .bytes = bytes};
@@ -14,52 +18,59 @@ int uploads_add_vocabulary(struct uploads *o, int control_fd, int sealed, uint64
     return rc;
 }
 
-/* Where st stands, or where it may be put: an empty place, or the idle one that was used least
- * recently. WIRE_AUTOMATA_MAX: all are in use. */
+/* The place that has st, or one where it may be put: an empty one, or the unused one that was used
+ * least recently. WIRE_AUTOMATA_MAX: all are in use. */
 static uint32_t uploads_find(const struct uploads *o, const struct compiled *st)
 {
     uint32_t best = WIRE_AUTOMATA_MAX;
 
     for (uint32_t i = 0; i < WIRE_AUTOMATA_MAX; i++) {
-        const struct upload_place *p = &o->places[i];
+        const struct upload_place *place = &o->places[i];
 
-        if (p->compiled != NULL && memcmp(&p->compiled->name, &st->name, sizeof st->name) == 0)
+        if (place->compiled != NULL &&
+            memcmp(&place->compiled->name, &st->name, sizeof st->name) == 0)
             return i;
-        if (p->n_users == 0 && (best == WIRE_AUTOMATA_MAX || p->used < o->places[best].used))
-            best = i; /* an empty one was never used */
+        if (place->n_users == 0 &&
+            (best == WIRE_AUTOMATA_MAX || place->used < o->places[best].used))
+            best = i; /* an empty one has used == 0 */
     }
     return best;
 }
 
+/* Use an automaton for a request. It is sent unless the engine has it from an earlier one; names
+ * are compared, so equal constraints of different clients share a place. */
 int uploads_claim(struct uploads *o, int control_fd, struct compiled *st, uint32_t *idx)
 {
     uint32_t i = uploads_find(o, st);
     struct wire_upload upload = {.kind = WIRE_AUTOMATON, .idx = i, .bytes = st->bytes};
-    struct upload_place *p;
+    struct upload_place *place;
     int rc;
 
     if (i == WIRE_AUTOMATA_MAX)
         return ERR_OVERLOADED;
-    p = &o->places[i];
-    if (p->compiled == NULL || memcmp(&p->compiled->name, &st->name, sizeof st->name) != 0) {
+    place = &o->places[i];
+    if (place->compiled == NULL ||
+        memcmp(&place->compiled->name, &st->name, sizeof st->name) != 0) {
         rc = attach_upload(control_fd, &upload, st->sealed);
         if (rc != ERR_OK)
             return rc;
-        compiled_unref(p->compiled);
-        p->compiled = compiled_ref(st);
+        compiled_unref(place->compiled);
+        place->compiled = compiled_ref(st);
     }
-    p->n_users++;
-    p->used = ++o->uses;
+    place->n_users++;
+    place->used = ++o->uses;
     *idx = i;
     return ERR_OK;
 }
 
+/* A request with this automaton has ended. */
 void uploads_release(struct uploads *o, uint32_t idx)
 {
     must(o->places[idx].n_users > 0);
     o->places[idx].n_users--;
 }
 
+/* The engine had no memory for the upload: forget it, so that the next request uploads it again. */
 void uploads_lose(struct uploads *o, uint32_t idx)
 {
     must(o->places[idx].n_users > 0);
@@ -68,6 +79,7 @@ void uploads_lose(struct uploads *o, uint32_t idx)
     o->vocabulary = false;
 }
 
+/* The connection is gone, and with it everything that was sent. */
 void uploads_clear(struct uploads *o)
 {
     for (uint32_t i = 0; i < WIRE_AUTOMATA_MAX; i++)

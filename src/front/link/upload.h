@@ -1,7 +1,9 @@
-/* Uploads: which structure stands in which of a lane's places for automata.
+/* SPDX-License-Identifier: Apache-2.0
  *
- * The streamer's alone. Everything is forgotten with the lane; the next engine is uploaded all of
- * it again. */
+ * Uploads: the automata in the places of a lane.
+ *
+ * Thread: the streamer. The state ends with the lane; everything is uploaded again to the next
+ * engine. */
 #ifndef QUIRE_FRONT_LINK_UPLOAD_H
 #define QUIRE_FRONT_LINK_UPLOAD_H
 
@@ -13,9 +15,9 @@
 #include "ipc/attach.h"
 
 struct upload_place {
-    struct compiled *compiled; /* a reference; NULL: nothing was uploaded, or it was lost */
-    uint32_t n_users;          /* requests under way that name it */
-    uint64_t used;             /* of uploads.uses, when it was last named */
+    struct compiled *compiled; /* a reference; NULL: empty, or the engine lost it */
+    uint32_t n_users;          /* running or queued requests that name it */
+    uint64_t used;             /* the value of uploads.uses at its last use */
 };
 
 struct uploads {
@@ -28,19 +30,19 @@ struct uploads {
 int uploads_add_vocabulary(struct uploads *o, int control_fd, int sealed,
                            uint64_t bytes) ERR_CHECKED;
 
-/* A place with this structure, for one request: where it stands already, or a free place, or the
- * one of those that nobody uses which was used least recently. The vocabulary has been uploaded.
- * ERR_AGAIN when the engine has too much to read; ERR_OVERLOADED when all places are in use;
- * ERR_ENGINE_GONE. uploads_release() when the request is no longer under way. */
+/* Get a place with this automaton for one request: the one that has it, or a free one, or the
+ * unused one that was used least recently, and upload it if needed. The vocabulary has been
+ * uploaded. ERR_AGAIN when the engine has not read earlier uploads; ERR_OVERLOADED when all places
+ * are in use; ERR_ENGINE_GONE. Call uploads_release() when the request has ended. */
 int uploads_claim(struct uploads *o, int control_fd, struct compiled *st,
                   uint32_t *idx) ERR_CHECKED;
 void uploads_release(struct uploads *o, uint32_t idx);
 
-/* The engine refused a request for what was uploaded: it is uploaded again, and to another place
- * while others name this one. Before that request's uploads_release(). */
+/* The engine refused a request because it had lost an upload: upload it again at the next use. Call
+ * it before that request's uploads_release(). */
 void uploads_lose(struct uploads *o, uint32_t idx);
 
-/* The lane is gone. */
+/* The lane has ended. */
 void uploads_clear(struct uploads *o);
 
 #endif

@@ -1,4 +1,14 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The life of an exchange, and answers that are complete at once: JSON texts and errors. Streams
+ * and generated answers are written by answer/. An answer in `out` begins with CGI's "Status:"
+ * line, which nginx turns into HTTP's status line.
+ *
+ *   Status: 200 OK
+ *   Content-Type: application/json
+ *   Content-Length: 21
+ *
+ *   {"is_sleeping":false} */
 #include "front/request/exchange.h"
 
 #include <string.h>
@@ -6,6 +16,7 @@
 #include "base/clock.h"
 #include "front/kept/kept.h"
 
+/* NULL: no memory. The connection is still the caller's then. */
 struct exchange *exchange_new(struct fcgi *f)
 {
     struct exchange *x = mem_zalloc(sizeof *x);
@@ -19,6 +30,7 @@ struct exchange *exchange_new(struct fcgi *f)
     return x;
 }
 
+/* Buffers are freed one by one because they grow by realloc(); all else lies in the arena. */
 void exchange_free(struct exchange *x)
 {
     for (int i = 0; i < x->n_gens; i++) {
@@ -41,6 +53,7 @@ void exchange_free(struct exchange *x)
             buf_fini(&g->speech->blocks.done);
         }
     }
+    /* Memory outside the arena that a feature needed, such as a beam search. */
     if (x->on_free != NULL)
         x->on_free(x);
     if (x->keeping != NULL)
@@ -53,6 +66,8 @@ void exchange_free(struct exchange *x)
     mem_free(x);
 }
 
+/* Take the client's name of a request. False: it is empty, too long, or has characters that could
+ * break the log or a JSON text. */
 bool exchange_name(struct exchange *x, const char *name)
 {
     size_t len = strlen(name);
@@ -64,6 +79,7 @@ bool exchange_name(struct exchange *x, const char *name)
     return true;
 }
 
+/* Reason phrases, of all statuses that err.def and the shapes use. */
 static const char *exchange_reason(int status)
 {
     switch (status) {
@@ -81,12 +97,14 @@ static const char *exchange_reason(int status)
     }
 }
 
+/* A header for clients, if the request has a part that was ignored. */
 void exchange_add_notice(struct exchange *x)
 {
     if (x->notice != NULL)
         buf_printf(&x->out, "X-Quire-Notice: %s\r\n", x->notice);
 }
 
+/* Write a complete answer with this status, type and body. */
 void exchange_reply(struct exchange *x, int status, const char *type, const char *body, size_t len)
 {
     buf_printf(&x->out, "Status: %d %s\r\nContent-Type: %s\r\n", status, exchange_reason(status),
@@ -98,11 +116,12 @@ void exchange_reply(struct exchange *x, int status, const char *type, const char
     x->complete = true;
 }
 
+/* Append OpenAI's error object; param NULL: no field is named. */
 void exchange_add_error(struct buf *b, int err, const char *message, const char *param)
 {
     const char *code = err_openai_code(err);
 
-    if (message == NULL)
+    if (message == NULL || message[0] == '\0')
         message = err_sentence(err);
     buf_add_text(b, "{\"error\":{\"message\":");
     buf_add_json_string(b, message, strlen(message));
@@ -117,7 +136,7 @@ void exchange_add_error(struct buf *b, int err, const char *message, const char 
         buf_printf(b, ",\"code\":\"%s\"}}", code);
 }
 
-/* Anthropic's word for an HTTP status. */
+/* Anthropic's error type for an HTTP status. */
 static const char *exchange_messages_type(int status)
 {
     switch (status) {
@@ -130,10 +149,11 @@ static const char *exchange_messages_type(int status)
     }
 }
 
+/* Append Anthropic's error object. */
 void exchange_add_error_messages(struct buf *b, const struct exchange *x, int err,
                                  const char *message)
 {
-    if (message == NULL)
+    if (message == NULL || message[0] == '\0')
         message = err_sentence(err);
     buf_printf(b, "{\"type\":\"error\",\"error\":{\"type\":\"%s\",\"message\":",
                exchange_messages_type(err_http_status(err)));
@@ -141,7 +161,8 @@ void exchange_add_error_messages(struct buf *b, const struct exchange *x, int er
     buf_printf(b, "},\"request_id\":\"%s\"}", x->request_id);
 }
 
-/* The request for a response has other names for what is said as a chat. */
+/* The client's name of a field. /v1/responses is translated to a chat, so an error may carry the
+ * chat's name of a field that the client sent under another one. */
 static const char *exchange_param(const struct exchange *x, const char *param)
 {
     static const struct {
@@ -160,20 +181,24 @@ static const char *exchange_param(const struct exchange *x, const char *param)
     return param;
 }
 
+/* The whole answer is written at once, so an exchange that has sent its head cannot use this; its
+ * stream ends with an event instead. */
 void exchange_reply_error(struct exchange *x, int err, const char *message, const char *param,
                           int retry_after_s)
 {
     struct buf body = {0};
     int status;
 
-    if (err == ERR_NO_MEMORY && x->arena.limited) { /* its own fault, not the server's */
+    if (err == ERR_NO_MEMORY && x->arena.limited) { /* the request's own limit, not the server's
+                                                     * memory */
         err = ERR_TOO_LARGE;
-        message = "the request needs more memory than one may have";
+        message = "the request needs more memory than a request may use";
     }
     status = err_http_status(err);
     if (x->shape == SHAPE_MESSAGES) {
         exchange_add_error_messages(&body, x, err, message);
-        status = status == 503 ? 529 : status; /* that API's number for it */
+        if (status == 503)
+            status = 529; /* Anthropic's status for an overloaded server */
     } else {
         exchange_add_error(&body, err, message, exchange_param(x, param));
     }
@@ -181,12 +206,13 @@ void exchange_reply_error(struct exchange *x, int err, const char *message, cons
     if (retry_after_s > 0)
         buf_printf(&x->out, "Retry-After: %d\r\n", retry_after_s);
     buf_printf(&x->out, "Content-Type: application/json\r\nContent-Length: %zu\r\n\r\n", body.len);
-    buf_add(&x->out, body.bytes == NULL ? "" : body.bytes, body.len);
+    buf_add(&x->out, buf_text(&body), body.len);
     buf_fini(&body);
     x->head_sent = true;
     x->complete = true;
 }
 
+/* A text that was cut for lack of memory is never sent. */
 void exchange_reply_json(struct exchange *x, struct buf *json)
 {
     if (json->failed)

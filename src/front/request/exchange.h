@@ -1,7 +1,9 @@
-/* An exchange: one HTTP request from its first byte to the last of its answer.
+/* SPDX-License-Identifier: Apache-2.0
  *
- * A reader thread makes it, parses the request into either an answer or generations, and hands
- * it to the streamer thread, which owns it from there on. */
+ * An exchange: one HTTP request, from its first byte to the last byte of its answer.
+ *
+ * A reader thread makes it and parses the request into either a complete answer or generations.
+ * Then it hands the exchange over to the streamer thread, which owns it from there on. */
 #ifndef QUIRE_FRONT_REQUEST_EXCHANGE_H
 #define QUIRE_FRONT_REQUEST_EXCHANGE_H
 
@@ -21,99 +23,102 @@
 #include "text/output/reply.h"
 #include "text/tokenizer/tokenizer.h"
 
-/* A beam search (answer/beams.h) asks for twice as many alternatives as there are beams. */
+/* A beam search (answer/beams.h) needs twice as many alternatives as it has beams. */
 #define BEAMS_WIDTH_MAX (WIRE_LOGPROBS_MAX / 2)
 
 struct beams_options {
     double length_penalty;
-    bool early_stopping; /* the first n complete beams are the answer */
+    bool early_stopping; /* stop at the first n complete beams */
 };
 
 enum exchange_format { EXCHANGE_CHAT, EXCHANGE_COMPLETION };
 
-/* Which API's objects and events the answer has. */
+/* The API whose objects and events the answer has. */
 enum exchange_shape {
     SHAPE_OPENAI,
     SHAPE_MESSAGES,
     SHAPE_RESPONSES,
-    SHAPE_TOKENS, /* token ids alone, as /inference/v1/generate answers; errors are OpenAI's */
+    SHAPE_TOKENS, /* token ids only, for /inference/v1/generate; errors are OpenAI's */
 };
 
-/* Why a generation ended, as the API says it. */
+/* Why a generation ended: the finish reason. */
 enum gen_finish { GEN_RUNNING, GEN_STOP, GEN_LENGTH, GEN_FAILED };
 
-/* What a generation waits for. */
+/* The condition that a waiting generation needs. */
 enum gen_wants {
-    GEN_WANTS_ENGINE,     /* one that is there and not leaving */
-    GEN_WANTS_VOCABULARY, /* there is an engine, but none is made for it yet */
-    GEN_WANTS_ROOM,       /* in the engine that there is */
+    GEN_WANTS_ENGINE,     /* an engine that is attached and not draining */
+    GEN_WANTS_VOCABULARY, /* the vocabulary in the engine's form; it is still being made */
+    GEN_WANTS_ROOM,       /* a free slot, or room in the attached engine's queue */
 };
 
-/* A reply as a list of blocks, for the APIs that have it so (blocks.h). A block is what is said of
- * one kind in a row: a text, reasoning, a call. */
+/* A reply as a list of blocks, for the APIs that have one (blocks.h). A block is a run of output of
+ * one kind: text, reasoning, or one tool call. */
 struct blocks {
-    int n;             /* begun */
-    bool is_open;      /* the last one */
-    int kind;          /* enum reply_kind of it; REPLY_CALL_BEGIN is a call */
-    int call;          /* index of the call that it is */
+    int n;             /* blocks begun so far */
+    bool is_open;      /* the last block has not ended */
+    int kind;          /* enum reply_kind of the last block; REPLY_CALL_BEGIN: a call */
+    int call;          /* index of the call in the last block */
     struct buf name;   /* of the call */
-    struct buf text;   /* of it so far */
-    struct buf told;   /* log probabilities of the text so far: JSON with commas between */
-    size_t told_said;  /* bytes of told that a stream's events have */
-    struct buf done;   /* closed ones, as JSON with commas between */
-    uint32_t n_events; /* sent: the sequence_number of the next */
+    struct buf text;   /* text of the last block so far */
+    struct buf told;   /* log probabilities of the last block: JSON, with commas between */
+    size_t told_said;  /* bytes of it that were sent in a stream's events */
+    struct buf done;   /* closed blocks: JSON, with commas between */
+    uint32_t n_events; /* events sent: the sequence_number of the next one */
 };
 
-/* What a chat's reply is taken apart into. A stream says it at once; else it is collected. */
+/* A chat's reply, split into its parts. A stream sends the parts at once; otherwise they are
+ * collected here. */
 struct speech {
     struct reply reply;
     struct buf content, reasoning; /* without streaming */
     struct buf calls;              /* without streaming: members of tool_calls, as JSON */
-    int n_calls;                   /* begun, of those that are passed on */
-    uint32_t n_reasoning;          /* tokens of the reasoning */
-    struct blocks blocks;          /* in place of the buffers, where the shape has blocks */
+    int n_calls;                   /* calls begun, of those that the client gets */
+    uint32_t n_reasoning;          /* tokens of reasoning */
+    struct blocks blocks;          /* used in place of the buffers by shapes that have blocks */
 };
 
-/* What an answer says that is made of tokens which the client brought: the front has no prompt. */
+/* For answers made of tokens that the client sent (/v1/derender): values that the front would
+ * otherwise know from the engine. */
 struct brought {
     uint64_t prompt_tokens;         /* of all generations */
-    const struct json **told;       /* [n_gens]: prompt_logprobs as they came, or NULL */
-    const struct json *kv_transfer; /* kv_transfer_params as they came, or NULL */
+    const struct json **told;       /* [n_gens]: prompt_logprobs as received, or NULL */
+    const struct json *kv_transfer; /* kv_transfer_params as received, or NULL */
 };
 
-/* One continuation of one prompt. The front holds the truth: prompt and all tokens so far, so
- * that an engine that died can be replaced by the next. */
+/* One continuation of one prompt. The front holds the prompt and all output tokens so far, so that
+ * the generation can go on with another engine when one dies. */
 struct gen {
     struct exchange *exchange;
-    int index;                   /* of the choice: prompt * n + which of its n */
-    struct wire_request request; /* what its fields say; the rest is filled in when submitted */
+    int index;                   /* of the choice: prompt index * n + its number among the n */
+    struct wire_request request; /* the part that the fields set; the rest is added at submission */
     struct token_list tokens;    /* prompt, then output */
     uint32_t n_prompt;
-    uint32_t n_cached; /* prompt tokens that the prefix cache had */
+    uint32_t n_cached; /* prompt tokens found in the prefix cache */
     int64_t slot;      /* in the lane, or -1 */
-    int n_submits;     /* engines that were given it */
+    int n_submits;     /* engines that it was submitted to */
     bool admitted;
-    bool ended; /* the last token is one that ends the text; its end may not have come yet */
+    bool ended; /* the last token ends the text; WIRE_FINISHED may still be missing */
     enum gen_finish finish;
     int error;       /* enum err, with GEN_FAILED */
-    int32_t stop_id; /* the stop_token_ids member that ended it, or -1 */
+    int32_t stop_id; /* the member of stop_token_ids that ended it, or -1 */
     struct detok detok;
-    struct buf text;        /* what is not sent yet; without streaming all of it */
-    const char *chunk_head; /* what a stream's events begin with, in the arena; or NULL */
+    struct buf text;        /* text that is not sent yet; without streaming all of it */
+    const char *chunk_head; /* constant first part of a stream's events, in the arena; or NULL */
     size_t chunk_head_len;
-    const struct json *echoed;    /* content of a last message of the assistant's; NULL: none */
-    struct speech *speech;        /* NULL: the text is the answer; in the exchange's arena */
-    uint32_t n_said;              /* output tokens whose ids have been sent (return_token_ids) */
-    struct buf told, prompt_told; /* log probabilities (logprobs.h), of output and prompt */
-    struct buf row;               /* float: what has come of a token's whole row */
-    size_t told_whole;            /* bytes of told whose tokens have come */
-    size_t told_written;          /* bytes of told that the answer has */
-    uint32_t told_chars;          /* characters of these tokens */
-    bool prompt_written;          /* the echoed prompt's are in the answer */
-    struct gen *next;             /* in the streamer's list of those that wait */
+    const struct json *echoed;    /* the last message's content, which the answer continues; or
+                                   * NULL */
+    struct speech *speech;        /* parts of a chat's reply, in the arena; NULL: plain text */
+    uint32_t n_said;              /* output tokens whose ids were sent (return_token_ids) */
+    struct buf told, prompt_told; /* log probabilities (logprobs.h) of output and prompt */
+    struct buf row;               /* floats received of a token's whole row */
+    size_t told_whole;            /* bytes of told whose tokens have arrived */
+    size_t told_written;          /* bytes of told that are in the answer */
+    uint32_t told_chars;          /* characters of those tokens */
+    bool prompt_written;          /* the echoed prompt's log probabilities are in the answer */
+    struct gen *next;             /* in the streamer's list of waiting generations */
     bool waiting;                 /* is in that list */
-    enum gen_wants wants;         /* while it waits */
-    uint64_t wait_us;             /* since when */
+    enum gen_wants wants;         /* the condition, while waiting */
+    uint64_t wait_us;             /* clock_us() when it began to wait */
 };
 
 struct exchange {
@@ -122,105 +127,109 @@ struct exchange {
     uint64_t arrival_us;
 
     /* The answer. */
-    struct buf out; /* not sent yet: from out_sent on */
+    struct buf out; /* the answer's bytes; those before out_sent were sent */
     size_t out_sent;
-    bool complete;  /* nothing will be added to out */
-    bool head_sent; /* the status line is in out: errors go into the stream */
+    bool complete;  /* no more bytes will be added to out */
+    bool head_sent; /* the status line is in out, so errors must go into the stream */
 
     /* Generations, if it has any. */
     enum exchange_format format;
-    enum exchange_shape shape;  /* of answers and errors: the route says it */
-    const struct json *request; /* what was asked, where the answer repeats it; in the arena */
-    struct beams *beams;        /* beams.h, in the arena; NULL: the choices are sampled */
-    void (*on_free)(struct exchange *x); /* frees what beams has outside the arena; or NULL */
-    struct keeping *keeping; /* kept.h, in the arena; NULL: the response is not to be kept */
-    int64_t completed;       /* unix seconds; 0: not yet */
+    enum exchange_shape shape;  /* of answers and errors; set by the route */
+    const struct json *request; /* the request, where the answer repeats parts of it; in the
+                                 * arena */
+    struct beams *beams;        /* state of a beam search, in the arena; NULL: tokens are sampled */
+    void (*on_free)(struct exchange *x); /* frees the beams' memory outside the arena; or NULL */
+    struct keeping *keeping; /* kept.h, in the arena; NULL: the response is not stored */
+    int64_t completed;       /* unix seconds of the answer's end; 0: not ended */
     struct gen *gens;        /* [n_gens], in the arena */
     int n_gens;
     int n_finished;
-    int n; /* choices of each prompt */
+    int n; /* choices per prompt */
     bool stream;
     bool include_usage;
     bool usage_always;    /* continuous_usage_stats */
-    bool echo;            /* the text begins with the prompt; in chats with a gen's `echoed` */
+    bool echo;            /* the text begins with the prompt; in chats with gen.echoed */
     bool one_call;        /* parallel_tool_calls is false */
     bool hides_reasoning; /* include_reasoning is false */
-    bool splits_special;  /* control tokens written in a chat's values are text there */
+    bool splits_special;  /* special tokens in a chat's values are encoded as text */
     bool return_ids;      /* return_token_ids */
     bool tokens_as_ids;   /* return_tokens_as_token_ids: "token_id:7" in log probabilities */
-    bool prompt_logprobs; /* the answer has those of the prompt */
-    bool only_echo;       /* max_tokens is 0: what the engine must say is thrown away */
+    bool prompt_logprobs; /* the answer contains those of the prompt */
+    bool only_echo;       /* max_tokens is 0: the engine's one output token is dropped */
     int64_t think_max;    /* thinking_token_budget; -1: none */
-    int64_t truncate_to;  /* prompt tokens that are kept, the last ones; 0: all; -1: what fits */
-    bool truncates_right; /* truncation_side: the first ones */
+    int64_t truncate_to;  /* last prompt tokens to keep; 0: all; -1: as many as fit */
+    bool truncates_right; /* truncation_side: keep the first ones */
     struct token_rules token_rules;
-    struct detok_stop *stop_texts; /* [n_stops], to name the one that matched; in the arena */
+    struct detok_stop *stop_texts; /* [n_stops], to report the matched one; in the arena */
     int n_stops;
     bool max_tokens_given;
     uint32_t max_tokens;       /* when given */
     uint64_t timeout_us;       /* timeout_s; 0: not given */
-    bool max_tokens_bends;     /* what the context has no room for is cut off, not refused */
-    const struct form *form;   /* what the output must be; in the arena */
-    struct compiled *compiled; /* a reference; NULL: it need not be anything */
-    char request_id[72];       /* the client's, or ours; nothing but letters, digits and -._ */
+    bool max_tokens_bends;     /* max_tokens is reduced to the room in the context, not refused */
+    const struct form *form;   /* the output constraint; in the arena */
+    struct compiled *compiled; /* a reference; NULL: the output is not constrained */
+    char request_id[72];       /* the client's or ours; only letters, digits, '-', '.', '_' */
     char id[88];               /* "chatcmpl-..." */
     int64_t created;           /* unix seconds */
-    bool asks;                 /* an operator's, about the cache: the answer is facts */
+    bool asks;                 /* an operator's request about the cache: the answer is facts */
     struct buf facts;          /* struct wire_out each */
-    bool probe;                /* /health?deep=1: the answer is whether a token came */
+    bool probe;                /* /health?deep=1: the answer reports whether a token came */
     const char *model;         /* the served name; lives as long as the process */
     const char *role;          /* of a chat's answer; lives as long as the process */
-    const char *fingerprint;   /* of the server's build and model; lives as long as the process */
-    const struct brought *brought; /* NULL: the tokens are the engine's */
-    const char *notice;            /* a header X-Quire-Notice of an answer that is no error; NULL */
+    const char *fingerprint;   /* of the build and the model; lives as long as the process */
+    const struct brought *brought; /* NULL: the tokens are the engine's own */
+    const char *notice;            /* value of the header X-Quire-Notice in a successful answer; or
+                                    * NULL */
 
-    /* The streamer's. */
-    uint64_t answer;      /* as in wire_generate; 0: it has one choice at most */
-    int retry_after_s;    /* the engine's word for this request; 0: none */
+    /* Used by the streamer. */
+    uint64_t answer;      /* as in wire_generate; 0: at most one choice */
+    int retry_after_s;    /* the engine's estimate for this request; 0: none */
     bool watching_out;    /* epoll is asked for writability */
-    uint64_t progress_us; /* when the client last took a byte, or nothing was pending */
-    uint64_t said_us;     /* when the engine, or a keep-alive, last said something */
-    bool dead;            /* to be freed at the end of the pass */
-    bool unflushed;       /* in the streamer's list of those that have something to send */
+    uint64_t progress_us; /* clock_us() when the client last took a byte, or nothing was to send */
+    uint64_t said_us;     /* clock_us() of the last output or keep-alive */
+    bool dead;            /* freed at the end of the streamer's pass */
+    bool unflushed;       /* in the streamer's list of exchanges with bytes to send */
     struct exchange *next_unflushed;
     struct exchange *prev, *next;
 };
 
-/* Tokens that a prompt has to leave room for: those that were asked for, unless any number will
- * do. */
+/* Tokens that the prompt must leave room for: max_tokens, or 1 when it may be reduced. */
 static inline uint64_t exchange_least_answer(const struct exchange *x)
 {
-    return x->max_tokens_given && !x->max_tokens_bends ? x->max_tokens : 1;
+    if (x->max_tokens_given && !x->max_tokens_bends)
+        return x->max_tokens;
+    return 1;
 }
 
+/* NULL when memory is exhausted. fcgi belongs to the exchange from then on. */
 struct exchange *exchange_new(struct fcgi *f);
 
-/* Free all but the slots that the engine still writes to. */
+/* Free the exchange. The caller has made sure that the engine no longer writes to its slots. */
 void exchange_free(struct exchange *x);
 
-/* Take a client's name for the request; false when it is empty, too long, or holds other bytes
- * than letters, digits, '-', '.' and '_'. */
+/* Set the request id to a name from the client; false when it is empty, too long, or holds other
+ * bytes than letters, digits, '-', '.' and '_'. */
 bool exchange_name(struct exchange *x, const char *name);
 
-/* Append the header of x->notice to a head, if there is one. */
+/* Append the header of x->notice to the head of an answer, if there is one. */
 void exchange_add_notice(struct exchange *x);
 
 /* Make the whole answer: head and body. The exchange is complete then. */
 void exchange_reply(struct exchange *x, int status, const char *type, const char *body, size_t len);
 
-/* The same with status 200 and the JSON text of a buffer, which is freed. A buffer that ran out of
- * memory is answered with an error. */
+/* Answer with status 200 and the JSON text of a buffer, and free the buffer. A buffer that ran out
+ * of memory becomes an error answer. */
 void exchange_reply_json(struct exchange *x, struct buf *json);
 
-/* The same with an error object of the exchange's shape. message NULL: the error's own sentence.
- * param may be NULL. retry_after_s > 0 adds the header. */
+/* Answer with an error object of the exchange's shape. message NULL or "": the error's
+ * sentence in err.def. param may be NULL. retry_after_s > 0 adds a Retry-After header. */
 void exchange_reply_error(struct exchange *x, int err, const char *message, const char *param,
                           int retry_after_s);
 
-/* Append `{"error":{...}}`, as OpenAI's APIs have it. */
+/* Append `{"error":{...}}`, the form of OpenAI's APIs. */
 void exchange_add_error(struct buf *b, int err, const char *message, const char *param);
 
-/* Append `{"type":"error","error":{...}}`, as Anthropic's API has it. */
+/* Append `{"type":"error","error":{...}}`, the form of Anthropic's API. */
 void exchange_add_error_messages(struct buf *b, const struct exchange *x, int err,
                                  const char *message);
 

@@ -1,8 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Every field is a row: its name, the formats that have it, the function that reads it. What is
- * known and would change the answer, but is not there yet, is refused by name. A field that is in
- * no row is passed over, as vLLM does: clients send what other servers know. */
+ * The table of request fields and the functions that read them.
+ *
+ * A row is a name, the formats that have the field (chat, completion), a function that checks and
+ * stores its value, and the function's parameters: the member it sets, a range, a flag. A field
+ * that would change the answer and is not supported is refused by name, so that no client believes
+ * it was applied. A field without a row is ignored, as in vLLM, because clients send fields of
+ * other servers too.
+ *
+ * For example, the row
+ *
+ *   BOTH("n", fields_whole, .place = EXCHANGE_MEMBER(n), .range = RANGE_FROM(1, 128))
+ *
+ * makes a chat or completion with "n": 3 set exchange.n to 3, and one with "n": 0 an error:
+ * "'n' must be at least 1 and at most 128, not 0". */
 #include "front/request/fields.h"
 
 #include <limits.h>
@@ -16,16 +27,18 @@
 #include "front/request/lax.h"
 #include "front/request/retention.h"
 
-#define FIELDS_STOP_BYTES_MAX 131072 /* each choice has three bytes of memory for one of these */
+/* bounds the memory: each choice uses three bytes per byte of stop strings */
+#define FIELDS_STOP_BYTES_MAX 131072
 
 enum { FIELDS_CHAT = 1, FIELDS_TEXT = 2, FIELDS_BOTH = 3 };
 
+/* The state of reading one request's fields. */
 struct fields_read_context {
     struct fields *out;
     struct exchange *x;
     const struct names *names;
     const struct defaults *defaults;
-    size_t stop_bytes; /* of all stop strings */
+    size_t stop_bytes; /* sum of all stop strings */
     int best_of;       /* 0: not given */
     char *why;
     size_t why_cap;
@@ -37,7 +50,7 @@ typedef int fields_fn(struct fields_read_context *c, const struct fields_row *ro
 
 typedef int fields_form_fn(struct form *f, const struct json *v, char *why, size_t why_cap);
 
-/* The member that a row sets: a float, an int32_t or a bool, as its function says. */
+/* The member that a row sets. Its type (float, int32_t or bool) follows from the row's function. */
 struct fields_place {
     enum fields_struct { FIELDS_NOWHERE, FIELDS_OUT, FIELDS_EXCHANGE } in;
     size_t offset;
@@ -48,13 +61,14 @@ struct fields_row {
     int formats;
     fields_fn *read;
     struct fields_place place;
-    struct range range;        /* of numbers */
+    struct range range;        /* of a number's value */
     uint32_t members_max;      /* of an object; 0: any number */
-    uint32_t flag;             /* enum wire_flags, of fields_wire_flag() */
-    fields_form_fn *read_form; /* of fields_form() */
-    const char *harmless;      /* a list of this text alone asks for nothing */
+    uint32_t flag;             /* enum wire_flags bit that fields_wire_flag() sets */
+    fields_form_fn *read_form; /* the function that fields_form() calls */
+    const char *harmless;      /* a list of only this text is accepted by fields_neutral() */
 };
 
+/* The address of the member that the row sets. */
 static void *fields_member(const struct fields_read_context *c, const struct fields_row *row)
 {
     must(row->place.in != FIELDS_NOWHERE);
@@ -62,6 +76,8 @@ static void *fields_member(const struct fields_read_context *c, const struct fie
            row->place.offset;
 }
 
+/* Error texts. All name the field, the expected values and the value found: "'top_p' must be above
+ * 0 and at most 1, not 1.5". lax_show() shortens long values. */
 static int fields_type(struct fields_read_context *c, const struct fields_row *row,
                        const char *wanted, const struct json *v)
 {
@@ -72,37 +88,41 @@ static int fields_type(struct fields_read_context *c, const struct fields_row *r
     return ERR_INVALID;
 }
 
+/* Numbers. Each function checks type and range; lax_number() also accepts "0.7" in quotes, which
+ * some clients send. */
 static int fields_range(struct fields_read_context *c, const struct fields_row *row,
                         const struct json *v, double *out)
 {
     const struct json number = lax_number(v);
     char shown[LAX_SHOW_BYTES];
-    double d;
+    double parsed;
 
     if (!json_is_number(&number))
         return fields_type(c, row, "a number", v);
-    d = json_real(&number);
-    if (!range_has(&row->range, d)) {
+    parsed = json_real(&number);
+    if (!range_has(&row->range, parsed)) {
         (void)snprintf(c->why, c->why_cap, "'%s' must be %s %.15g and at most %.15g, not %s",
                        row->name, row->range.low_open ? "above" : "at least", row->range.low,
                        row->range.high, lax_show(v, shown));
         return ERR_INVALID;
     }
-    *out = d;
+    *out = parsed;
     return ERR_OK;
 }
 
+/* A real number, stored as a float. */
 static int fields_real(struct fields_read_context *c, const struct fields_row *row,
                        const struct json *v)
 {
-    double d;
-    int rc = fields_range(c, row, v, &d);
+    double number;
+    int rc = fields_range(c, row, v, &number);
 
     if (rc == ERR_OK)
-        memcpy(fields_member(c, row), &(float){(float)d}, sizeof(float));
+        memcpy(fields_member(c, row), &(float){(float)number}, sizeof(float));
     return rc;
 }
 
+/* A whole number within the row's range. All ranges here lie where a double is exact. */
 static int fields_whole_range(struct fields_read_context *c, const struct fields_row *row,
                               const struct json *v, double *out)
 {
@@ -116,18 +136,19 @@ static int fields_whole_range(struct fields_read_context *c, const struct fields
     return fields_type(c, row, wanted, v);
 }
 
+/* A whole number, stored as an int32_t. */
 static int fields_whole(struct fields_read_context *c, const struct fields_row *row,
                         const struct json *v)
 {
-    double d;
-    int rc = fields_whole_range(c, row, v, &d);
+    double number;
+    int rc = fields_whole_range(c, row, v, &number);
 
     if (rc == ERR_OK)
-        memcpy(fields_member(c, row), &(int32_t){(int32_t)d}, sizeof(int32_t));
+        memcpy(fields_member(c, row), &(int32_t){(int32_t)number}, sizeof(int32_t));
     return rc;
 }
 
-/* 0 is off, and so is -1, as vLLM has it. */
+/* A count; 0 means off, and so does -1, as in vLLM. */
 static int fields_count(struct fields_read_context *c, const struct fields_row *row,
                         const struct json *v)
 {
@@ -139,6 +160,7 @@ static int fields_count(struct fields_read_context *c, const struct fields_row *
     return rc;
 }
 
+/* The seed of sampling, which may be signed or unsigned: all 64 bits are used. */
 static int fields_seed(struct fields_read_context *c, const struct fields_row *row,
                        const struct json *v)
 {
@@ -148,52 +170,58 @@ static int fields_seed(struct fields_read_context *c, const struct fields_row *r
         return fields_type(c, row, "a whole number of 64 bits", v);
     c->out->request.generate.sampling.seed =
         number.kind == JSON_INT ? (uint64_t)number.whole : number.uwhole;
-    c->out->seed_given = number.kind == JSON_UINT || number.whole != -1; /* -1: none, as in vLLM */
+    /* -1: no seed, as in vLLM */
+    c->out->seed_given = number.kind == JSON_UINT || number.whole != -1;
     return ERR_OK;
 }
 
+/* For beam searches. */
 static int fields_length_penalty(struct fields_read_context *c, const struct fields_row *row,
                                  const struct json *v)
 {
     return fields_range(c, row, v, &c->out->beams.length_penalty);
 }
 
+/* Stored plus 1 us, so that 0 can mean "not given". */
 static int fields_timeout(struct fields_read_context *c, const struct fields_row *row,
                           const struct json *v)
 {
-    double d;
-    int rc = fields_range(c, row, v, &d);
+    double number;
+    int rc = fields_range(c, row, v, &number);
 
     if (rc == ERR_OK)
-        c->x->timeout_us = 1 + (uint64_t)(d * 1e6);
+        c->x->timeout_us = 1 + (uint64_t)(number * 1e6);
     return rc;
 }
 
+/* The limit of the reply's tokens. */
 static int fields_max_completion(struct fields_read_context *c, const struct fields_row *row,
                                  const struct json *v)
 {
-    double d;
-    int rc = fields_whole_range(c, row, v, &d);
+    double number;
+    int rc = fields_whole_range(c, row, v, &number);
 
     if (rc == ERR_OK) {
         c->x->max_tokens_given = true;
-        c->x->max_tokens = (uint32_t)d;
+        c->x->max_tokens = (uint32_t)number;
     }
     return rc;
 }
 
-/* max_completion_tokens wins over max_tokens, whichever comes first. */
+/* max_completion_tokens takes precedence over max_tokens, in either order. */
 static int fields_max_tokens(struct fields_read_context *c, const struct fields_row *row,
                              const struct json *v)
 {
-    double d;
+    double number;
 
-    return c->x->max_tokens_given ? fields_whole_range(c, row, v, &d)
-                                  : fields_max_completion(c, row, v);
+    if (c->x->max_tokens_given)
+        return fields_whole_range(c, row, v, &number);
+    return fields_max_completion(c, row, v);
 }
 
-/* How many alternatives: -1 is the whole vocabulary, whose size the engine knows: see
- * logprobs_check(). */
+/* A number of alternatives. -1 means the whole vocabulary, stored as UINT32_MAX; only the engine
+ * knows its size, so logprobs_check() resolves it later. The upper bound is a setting, so the row's
+ * range is replaced. */
 static int fields_n_told(struct fields_read_context *c, const struct fields_row *row,
                          const struct json *v)
 {
@@ -201,7 +229,10 @@ static int fields_n_told(struct fields_read_context *c, const struct fields_row 
     struct fields_row bounded = *row;
 
     bounded.range.low = 0;
-    bounded.range.high = c->defaults->max_logprobs < 0 ? INT_MAX : c->defaults->max_logprobs;
+    if (c->defaults->max_logprobs < 0)
+        bounded.range.high = INT_MAX;
+    else
+        bounded.range.high = c->defaults->max_logprobs;
     if (number.kind != JSON_INT || number.whole != -1)
         return fields_whole(c, &bounded, v);
     if (bounded.range.high > WIRE_LOGPROBS_MAX) {
@@ -209,12 +240,14 @@ static int fields_n_told(struct fields_read_context *c, const struct fields_row 
         return ERR_OK;
     }
     (void)snprintf(c->why, c->why_cap,
-                   "'%s' of -1 asks for the whole vocabulary; this server tells at most %d "
-                   "alternatives of a token (max_logprobs)",
+                   "'%s' of -1 means the whole vocabulary; this server returns at most %d "
+                   "alternatives per token (max_logprobs)",
                    row->name, c->defaults->max_logprobs);
     return ERR_UNSUPPORTED;
 }
 
+/* In a completion, "logprobs": 0 already asks for the chosen tokens' log probabilities. A chat has
+ * the flag "logprobs" for that, and "top_logprobs" only for the alternatives. */
 static int fields_n_logprobs(struct fields_read_context *c, const struct fields_row *row,
                              const struct json *v)
 {
@@ -225,6 +258,7 @@ static int fields_n_logprobs(struct fields_read_context *c, const struct fields_
     return rc;
 }
 
+/* Log probabilities of the prompt's tokens, with so many alternatives. */
 static int fields_prompt_logprobs(struct fields_read_context *c, const struct fields_row *row,
                                   const struct json *v)
 {
@@ -237,6 +271,7 @@ static int fields_prompt_logprobs(struct fields_read_context *c, const struct fi
     return rc;
 }
 
+/* Rules on tokens: token_rules.c reads them. */
 static int fields_biases(struct fields_read_context *c, const struct fields_row *row,
                          const struct json *v)
 {
@@ -244,6 +279,7 @@ static int fields_biases(struct fields_read_context *c, const struct fields_row 
     return token_rules_read_biases(&c->x->token_rules, &c->x->arena, v, c->why, c->why_cap);
 }
 
+/* Tokens whose log probabilities the client wants at each position. */
 static int fields_asked(struct fields_read_context *c, const struct fields_row *row,
                         const struct json *v)
 {
@@ -255,6 +291,7 @@ static int fields_asked(struct fields_read_context *c, const struct fields_row *
     return rc;
 }
 
+/* The only tokens that may be sampled. */
 static int fields_allowed(struct fields_read_context *c, const struct fields_row *row,
                           const struct json *v)
 {
@@ -262,7 +299,7 @@ static int fields_allowed(struct fields_read_context *c, const struct fields_row
     return token_rules_read_allowed(&c->x->token_rules, &c->x->arena, v, c->why, c->why_cap);
 }
 
-/* They are read where the tokenizer is. */
+/* Only kept here: encoding bad words needs the tokenizer (token_rules.c). */
 static int fields_bad_words(struct fields_read_context *c, const struct fields_row *row,
                             const struct json *v)
 {
@@ -272,7 +309,7 @@ static int fields_bad_words(struct fields_read_context *c, const struct fields_r
     return ERR_OK;
 }
 
-/* Without a place the endpoint reads it; here it must be a flag. */
+/* A flag. A row without a place only checks the type; the endpoint reads the value. */
 static int fields_flag(struct fields_read_context *c, const struct fields_row *row,
                        const struct json *v)
 {
@@ -285,7 +322,7 @@ static int fields_flag(struct fields_read_context *c, const struct fields_row *r
     return ERR_OK;
 }
 
-/* The member says the opposite. */
+/* The exchange's member is the negation of the field, such as one_call of parallel_tool_calls. */
 static int fields_flag_not(struct fields_read_context *c, const struct fields_row *row,
                            const struct json *v)
 {
@@ -297,6 +334,7 @@ static int fields_flag_not(struct fields_read_context *c, const struct fields_ro
     return rc;
 }
 
+/* A flag whose default depends on other fields, so it is remembered that the client set it. */
 static int fields_skip_special(struct fields_read_context *c, const struct fields_row *row,
                                const struct json *v)
 {
@@ -306,7 +344,7 @@ static int fields_skip_special(struct fields_read_context *c, const struct field
     return rc;
 }
 
-/* A flag of the engine's. */
+/* A flag that is passed on to the engine. */
 static int fields_wire_flag(struct fields_read_context *c, const struct fields_row *row,
                             const struct json *v)
 {
@@ -319,28 +357,35 @@ static int fields_wire_flag(struct fields_read_context *c, const struct fields_r
     return ERR_OK;
 }
 
+/* {"include_usage": true, "continuous_usage_stats": true}. include_obfuscation is accepted as
+ * false, because quire never pads events. */
 static int fields_stream_options(struct fields_read_context *c, const struct fields_row *row,
                                  const struct json *v)
 {
     if (v->kind != JSON_OBJECT)
         return fields_type(c, row, "an object", v);
     for (uint32_t i = 0; i < v->n; i++) {
-        const struct json *m = &v->items[i];
+        const struct json *member = &v->items[i];
 
-        if (m->kind == JSON_NULL)
+        if (member->kind == JSON_NULL)
             continue;
-        if (m->kind == JSON_BOOL && strcmp(m->key, "include_usage") == 0) {
-            c->x->include_usage = m->flag;
-        } else if (m->kind == JSON_BOOL && strcmp(m->key, "continuous_usage_stats") == 0) {
-            c->x->usage_always = m->flag;
-        } else if (m->kind != JSON_BOOL || m->flag || strcmp(m->key, "include_obfuscation") != 0) {
-            (void)snprintf(c->why, c->why_cap, "'stream_options.%.64s' is not supported", m->key);
+        if (member->kind == JSON_BOOL && strcmp(member->key, "include_usage") == 0) {
+            c->x->include_usage = member->flag;
+        } else if (member->kind == JSON_BOOL &&
+                   strcmp(member->key, "continuous_usage_stats") == 0) {
+            c->x->usage_always = member->flag;
+        } else if (member->kind != JSON_BOOL || member->flag ||
+                   strcmp(member->key, "include_obfuscation") != 0) {
+            (void)snprintf(c->why, c->why_cap, "'stream_options.%.64s' is not supported",
+                           member->key);
             return ERR_UNSUPPORTED;
         }
     }
     return ERR_OK;
 }
 
+/* Stop strings: one string or a list. They are stored twice: detok.c strips them from the text, and
+ * the exchange keeps them to report which one matched. */
 static int fields_stop_text(struct fields_read_context *c, const struct fields_row *row,
                             const struct json *v)
 {
@@ -354,12 +399,14 @@ static int fields_stop_text(struct fields_read_context *c, const struct fields_r
                        c->defaults->max_stops, DETOK_STOP_BYTES_MAX);
         return ERR_INVALID;
     }
+    /* The sum is bounded because each choice keeps its own matching state of all strings. */
     c->stop_bytes += v->text_len;
     if (c->stop_bytes > FIELDS_STOP_BYTES_MAX) {
         (void)snprintf(c->why, c->why_cap, "'stop' takes at most %d bytes in all its strings",
                        FIELDS_STOP_BYTES_MAX);
         return ERR_INVALID;
     }
+    /* The arrays are made for the maximum at once, when the first string comes. */
     if (c->out->n_stops == 0) {
         c->out->stops = arena_alloc(&c->x->arena, n * sizeof *c->out->stops);
         c->x->stop_texts = arena_alloc(&c->x->arena, n * sizeof *c->x->stop_texts);
@@ -371,6 +418,7 @@ static int fields_stop_text(struct fields_read_context *c, const struct fields_r
     return ERR_OK;
 }
 
+/* "stop": one string or a list. */
 static int fields_stop(struct fields_read_context *c, const struct fields_row *row,
                        const struct json *v)
 {
@@ -378,6 +426,7 @@ static int fields_stop(struct fields_read_context *c, const struct fields_row *r
 
     if (v->kind != JSON_LIST)
         return fields_stop_text(c, row, v);
+    /* fields_stop_text() checks the number, too, but its error lacks the list's length. */
     if (v->n > (uint32_t)c->defaults->max_stops) {
         (void)snprintf(c->why, c->why_cap, "'stop' has %u strings; at most %d are allowed", v->n,
                        c->defaults->max_stops);
@@ -388,6 +437,7 @@ static int fields_stop(struct fields_read_context *c, const struct fields_row *r
     return rc;
 }
 
+/* Token ids that end the reply. */
 static int fields_stop_ids(struct fields_read_context *c, const struct fields_row *row,
                            const struct json *v)
 {
@@ -395,6 +445,7 @@ static int fields_stop_ids(struct fields_read_context *c, const struct fields_ro
     return token_rules_read_stops(&c->x->token_rules, &c->x->arena, v, c->why, c->why_cap);
 }
 
+/* The model's name; any of the served ones is accepted. */
 static int fields_model(struct fields_read_context *c, const struct fields_row *row,
                         const struct json *v)
 {
@@ -407,50 +458,55 @@ static int fields_model(struct fields_read_context *c, const struct fields_row *
     return ERR_NO_MODEL;
 }
 
-/* What says which form the output has: form.c knows. */
+/* An output constraint; form.c reads it. */
 static int fields_form(struct fields_read_context *c, const struct fields_row *row,
                        const struct json *v)
 {
     return row->read_form(&c->out->form, v, c->why, c->why_cap);
 }
 
+/* An older name of a constraint. */
 static int fields_guided(struct fields_read_context *c, const struct fields_row *row,
                          const struct json *v)
 {
     return form_read_guided(&c->out->form, row->name, v, c->why, c->why_cap);
 }
 
-/* It must not ask for more than n, the number of choices of each prompt. */
+/* best_of is compared with n when all fields are known. */
 static int fields_best_of(struct fields_read_context *c, const struct fields_row *row,
                           const struct json *v)
 {
-    double d;
-    int rc = fields_whole_range(c, row, v, &d);
+    double number;
+    int rc = fields_whole_range(c, row, v, &number);
 
     if (rc == ERR_OK)
-        c->best_of = (int)d;
+        c->best_of = (int)number;
     return rc;
 }
 
+/* Only a digest goes to the engine, of a fixed length. */
 bool fields_read_salt(const struct json *v, uint8_t salt[WIRE_SALT_BYTES])
 {
-    struct hash h;
+    struct hash digest;
 
     if (v->kind != JSON_TEXT || v->text_len == 0)
         return false;
-    h = hash_sha256("cache_salt", sizeof "cache_salt", v->text, v->text_len);
-    memcpy(salt, &h, WIRE_SALT_BYTES);
+    /* The prefix keeps these digests apart from those of other uses. */
+    digest = hash_sha256("cache_salt", sizeof "cache_salt", v->text, v->text_len);
+    memcpy(salt, &digest, WIRE_SALT_BYTES);
     return true;
 }
 
+/* Requests with different salts do not share cached pages. */
 static int fields_salt(struct fields_read_context *c, const struct fields_row *row,
                        const struct json *v)
 {
-    return fields_read_salt(v, c->out->request.salt)
-               ? ERR_OK
-               : fields_type(c, row, "a string that is not empty", v);
+    if (fields_read_salt(v, c->out->request.salt))
+        return ERR_OK;
+    return fields_type(c, row, "a string that is not empty", v);
 }
 
+/* How long the prompt's pages should be kept. */
 static int fields_retention(struct fields_read_context *c, const struct fields_row *row,
                             const struct json *v)
 {
@@ -458,7 +514,7 @@ static int fields_retention(struct fields_read_context *c, const struct fields_r
     return retention_read(&c->out->request.generate, v, c->why, c->why_cap);
 }
 
-/* The endpoint reads them; what marks in them say of the cache stands here. */
+/* The endpoint reads the messages; here only their cache_control marks are read. */
 static int fields_messages(struct fields_read_context *c, const struct fields_row *row,
                            const struct json *v)
 {
@@ -466,7 +522,7 @@ static int fields_messages(struct fields_read_context *c, const struct fields_ro
     return retention_read_marks(v, &c->out->mark_s, c->why, c->why_cap);
 }
 
-/* -1: what the model takes beside the answer (gen_truncate()). */
+/* -1: as many tokens as fit beside the answer (gen_truncate()). */
 static int fields_truncate(struct fields_read_context *c, const struct fields_row *row,
                            const struct json *v)
 {
@@ -478,17 +534,19 @@ static int fields_truncate(struct fields_read_context *c, const struct fields_ro
     return ERR_OK;
 }
 
+/* The limit of the reasoning's tokens; -1: none. */
 static int fields_think(struct fields_read_context *c, const struct fields_row *row,
                         const struct json *v)
 {
-    double d;
-    int rc = fields_whole_range(c, row, v, &d);
+    double number;
+    int rc = fields_whole_range(c, row, v, &number);
 
     if (rc == ERR_OK)
-        c->x->think_max = (int64_t)d;
+        c->x->think_max = (int64_t)number;
     return rc;
 }
 
+/* The side on which truncate_prompt_tokens cuts. */
 static int fields_side(struct fields_read_context *c, const struct fields_row *row,
                        const struct json *v)
 {
@@ -498,16 +556,18 @@ static int fields_side(struct fields_read_context *c, const struct fields_row *r
     return ERR_OK;
 }
 
+/* The client's name of the request, which appears in the log and the answer. */
 static int fields_request_id(struct fields_read_context *c, const struct fields_row *row,
                              const struct json *v)
 {
     if (v->kind != JSON_TEXT)
         return fields_type(c, row, "a string", v);
     if (!json_has_nul(v))
-        (void)exchange_name(c->x, v->text); /* one that cannot be a name is not used */
+        (void)exchange_name(c->x, v->text); /* an unusable name is ignored */
     return ERR_OK;
 }
 
+/* Is this one of the words for reasoning_effort? */
 bool fields_is_effort(const struct json *v)
 {
     static const char *const efforts[] = {"none", "minimal", "low", "medium",
@@ -519,23 +579,25 @@ bool fields_is_effort(const struct json *v)
     return is;
 }
 
-/* The template gets it. */
+/* Only checked here: the chat template gets the value. */
 static int fields_effort(struct fields_read_context *c, const struct fields_row *row,
                          const struct json *v)
 {
-    return fields_is_effort(v)
-               ? ERR_OK
-               : fields_type(c, row, "none, minimal, low, medium, high, xhigh or max", v);
+    if (fields_is_effort(v))
+        return ERR_OK;
+    return fields_type(c, row, "none, minimal, low, medium, high, xhigh or max", v);
 }
 
-/* The endpoint reads it. */
+/* Only checked here; the endpoint reads it. */
 static int fields_list(struct fields_read_context *c, const struct fields_row *row,
                        const struct json *v)
 {
-    return v->kind == JSON_LIST ? ERR_OK : fields_type(c, row, "a list", v);
+    if (v->kind == JSON_LIST)
+        return ERR_OK;
+    return fields_type(c, row, "a list", v);
 }
 
-/* The endpoint reads it. */
+/* Only checked here; the endpoint reads it. */
 static int fields_object(struct fields_read_context *c, const struct fields_row *row,
                          const struct json *v)
 {
@@ -548,7 +610,7 @@ static int fields_object(struct fields_read_context *c, const struct fields_row 
     return ERR_INVALID;
 }
 
-/* Has no bearing on the answer. */
+/* Does not affect the answer. */
 static int fields_ignore(struct fields_read_context *c, const struct fields_row *row,
                          const struct json *v)
 {
@@ -558,7 +620,7 @@ static int fields_ignore(struct fields_read_context *c, const struct fields_row 
     return ERR_OK;
 }
 
-/* A feature that is not there: accepted only when the value asks for nothing. */
+/* An unsupported feature: accepted only when the value switches it off. */
 static int fields_neutral(struct fields_read_context *c, const struct fields_row *row,
                           const struct json *v)
 {
@@ -583,7 +645,7 @@ static int fields_neutral(struct fields_read_context *c, const struct fields_row
     return ERR_UNSUPPORTED;
 }
 
-/* A row for chats, for completions, for both: a name, the function, then what else it has. */
+/* A row for chats, for completions, or for both: a name, the function, then its parameters. */
 /* clang-format off */
 #define CHAT(n, ...) {.name = (n), .formats = FIELDS_CHAT, .read = __VA_ARGS__}
 #define TEXT(n, ...) {.name = (n), .formats = FIELDS_TEXT, .read = __VA_ARGS__}
@@ -592,6 +654,7 @@ static int fields_neutral(struct fields_read_context *c, const struct fields_row
 #define EXCHANGE_MEMBER(m) {.in = FIELDS_EXCHANGE, .offset = offsetof(struct exchange, m)}
 /* clang-format on */
 
+/* All fields that a chat or a completion may have. */
 static const struct fields_row fields_rows[] = {
     BOTH("model", fields_model),
     CHAT("messages", fields_messages),
@@ -604,7 +667,7 @@ static const struct fields_row fields_rows[] = {
     CHAT("chat_template_kwargs", fields_object, .members_max = 256),
     CHAT("reasoning_effort", fields_effort), /* api_chat.c reads it */
     CHAT("max_tokens", fields_max_tokens, .range = RANGE_FROM(1, INT_MAX)),
-    TEXT("max_tokens", fields_max_tokens, .range = RANGE_FROM(0, INT_MAX)), /* 0: with echo */
+    TEXT("max_tokens", fields_max_tokens, .range = RANGE_FROM(0, INT_MAX)), /* 0: only with echo */
     CHAT("max_completion_tokens", fields_max_completion, .range = RANGE_FROM(1, INT_MAX)),
     BOTH("min_tokens", fields_whole, .place = OUT_MEMBER(request.generate.min_tokens),
          .range = RANGE_FROM(0, INT_MAX)),
@@ -626,10 +689,10 @@ static const struct fields_row fields_rows[] = {
     BOTH("stream_options", fields_stream_options),
     BOTH("skip_special_tokens", fields_skip_special, .place = OUT_MEMBER(skip_special)),
     BOTH("include_stop_str_in_output", fields_flag, .place = OUT_MEMBER(include_stop)),
-    /* Harmless: for the books of whoever runs a service. */
+    /* Harmless: for the accounting of service operators. */
     BOTH("user", fields_ignore),
     CHAT("metadata", fields_ignore),
-    CHAT("store", fields_flag), /* nothing is, and no answer says so */
+    CHAT("store", fields_flag), /* chats are never stored; answers do not claim it */
     CHAT("service_tier", fields_ignore),
     CHAT("safety_identifier", fields_ignore),
     CHAT("prompt_cache_key", fields_ignore),
@@ -663,14 +726,14 @@ static const struct fields_row fields_rows[] = {
     CHAT("tool_choice", fields_form, .read_form = form_read_tool_choice),
     BOTH("response_format", fields_form, .read_form = form_read_response_format),
     BOTH("structured_outputs", fields_form, .read_form = form_read_structured),
-    BOTH("guided_json", fields_guided), /* vLLM's older names */
+    BOTH("guided_json", fields_guided), /* older names of vLLM's */
     BOTH("guided_regex", fields_guided),
     BOTH("guided_choice", fields_guided),
     BOTH("guided_grammar", fields_guided),
     BOTH("guided_whitespace_pattern", fields_guided),
     CHAT("parallel_tool_calls", fields_flag_not, .place = EXCHANGE_MEMBER(one_call)),
     CHAT("include_reasoning", fields_flag_not, .place = EXCHANGE_MEMBER(hides_reasoning)),
-    /* Not there yet. */
+    /* Not supported; refused unless the value switches the feature off. */
     TEXT("suffix", fields_neutral),
     CHAT("chat_template", fields_neutral),
     CHAT("functions", fields_neutral),
@@ -683,6 +746,7 @@ static const struct fields_row fields_rows[] = {
     CHAT("return_assistant_tokens_mask", fields_neutral),
 };
 
+/* The row of a field for this format; NULL: unknown. */
 static const struct fields_row *fields_find(const char *name, enum exchange_format format)
 {
     int mask = format == EXCHANGE_CHAT ? FIELDS_CHAT : FIELDS_TEXT;
@@ -690,30 +754,31 @@ static const struct fields_row *fields_find(const char *name, enum exchange_form
     for (size_t i = 0; i < sizeof fields_rows / sizeof fields_rows[0]; i++) {
         const struct fields_row *row = &fields_rows[i];
 
-        /* The first letter spares a million unknown fields nearly all calls. */
+        /* comparing first letters first keeps a million unknown fields cheap */
         if (row->name[0] == name[0] && (row->formats & mask) != 0 && strcmp(row->name, name) == 0)
             return row;
     }
     return NULL;
 }
 
-/* Fields that only fit together. *param is the one to be named. */
+/* Checks of fields that depend on each other, and the effects of one on another. *param is the
+ * field to name in the error. */
 static int fields_check_logprobs(struct fields_read_context *c, const char **param)
 {
-    struct wire_request *r = &c->out->request;
+    struct wire_request *request = &c->out->request;
     struct exchange *x = c->x;
     const char *wrong = NULL;
 
-    if (x->format == EXCHANGE_CHAT && r->generate.n_logprobs > 0 &&
-        (r->flags & WIRE_LOGPROBS) == 0) {
+    if (x->format == EXCHANGE_CHAT && request->generate.n_logprobs > 0 &&
+        (request->flags & WIRE_LOGPROBS) == 0) {
         *param = "top_logprobs";
         wrong = "'top_logprobs' needs 'logprobs' to be true";
-    } else if (x->token_rules.n_asked > 0 && (r->flags & WIRE_LOGPROBS) == 0) {
+    } else if (x->token_rules.n_asked > 0 && (request->flags & WIRE_LOGPROBS) == 0) {
         *param = "logprob_token_ids";
         wrong = "'logprob_token_ids' needs 'logprobs' to be true";
-    } else if (x->prompt_logprobs && x->stream && r->generate.n_prompt_logprobs > 0) {
+    } else if (x->prompt_logprobs && x->stream && request->generate.n_prompt_logprobs > 0) {
         *param = "prompt_logprobs";
-        wrong = "'prompt_logprobs' is not told in streams";
+        wrong = "'prompt_logprobs' is not available when streaming";
     } else if (x->max_tokens_given && x->max_tokens == 0 && !x->echo) {
         *param = "max_tokens";
         wrong = "'max_tokens' must be at least 1, or 'echo' true";
@@ -722,31 +787,31 @@ static int fields_check_logprobs(struct fields_read_context *c, const char **par
         (void)snprintf(c->why, c->why_cap, "%s", wrong);
         return ERR_INVALID;
     }
-    if (x->prompt_logprobs && x->stream) { /* of 0: as vLLM takes it, though nothing is told */
+    if (x->prompt_logprobs && x->stream) { /* prompt_logprobs = 0 is accepted in streams, as in
+                                            * vLLM, without effect */
         x->prompt_logprobs = false;
-        r->flags &= ~(uint32_t)WIRE_PROMPT_LOGPROBS;
+        request->flags &= ~(uint32_t)WIRE_PROMPT_LOGPROBS;
     }
     if (x->echo && x->format == EXCHANGE_COMPLETION &&
-        (r->flags & WIRE_LOGPROBS) != 0) { /* the echo has them, too */
-        r->flags |= WIRE_PROMPT_LOGPROBS;
-        r->generate.n_prompt_logprobs = r->generate.n_prompt_logprobs > r->generate.n_logprobs
-                                            ? r->generate.n_prompt_logprobs
-                                            : r->generate.n_logprobs;
+        (request->flags & WIRE_LOGPROBS) != 0) { /* the echoed prompt has log probabilities, too */
+        request->flags |= WIRE_PROMPT_LOGPROBS;
+        if (request->generate.n_prompt_logprobs < request->generate.n_logprobs)
+            request->generate.n_prompt_logprobs = request->generate.n_logprobs;
     }
     if (x->max_tokens_given && x->max_tokens == 0) {
         x->only_echo = true;
-        x->max_tokens = 1; /* the engine knows no less */
+        x->max_tokens = 1; /* the engine generates at least one token */
     }
     return ERR_OK;
 }
 
-/* A search does not draw tokens. Fields of that kind that clients always send (temperature, top_p,
- * top_k, min_p, seed) are passed over, as in vLLM; the others are refused. */
+/* A beam search does not sample. Sampling fields that clients always send (temperature, top_p,
+ * top_k, min_p, seed) are ignored, as in vLLM; the others are refused. */
 static int fields_check_beams(struct fields_read_context *c, const char **param)
 {
     const struct fields *out = c->out;
-    const struct wire_request *r = &out->request;
-    const struct sampling *s = &r->generate.sampling;
+    const struct wire_request *request = &out->request;
+    const struct sampling *sampling = &request->generate.sampling;
     const struct exchange *x = c->x;
     const struct {
         const char *name;
@@ -758,12 +823,12 @@ static int fields_check_beams(struct fields_read_context *c, const char **param)
         {"logit_bias", x->token_rules.n_biases > 0},
         {"allowed_token_ids", x->token_rules.n_allowed > 0},
         {"logprob_token_ids", x->token_rules.n_asked > 0},
-        {"presence_penalty", s->presence_penalty != 0.0f},
-        {"frequency_penalty", s->frequency_penalty != 0.0f},
+        {"presence_penalty", sampling->presence_penalty != 0.0f},
+        {"frequency_penalty", sampling->frequency_penalty != 0.0f},
         {"repetition_penalty",
-         s->repetition_penalty != 1.0f &&
-             s->repetition_penalty != c->defaults->sampling.repetition_penalty},
-        {"min_tokens", r->generate.min_tokens > 0},
+         sampling->repetition_penalty != 1.0f &&
+             sampling->repetition_penalty != c->defaults->sampling.repetition_penalty},
+        {"min_tokens", request->generate.min_tokens > 0},
         {"thinking_token_budget", x->think_max >= 0},
     };
 
@@ -777,15 +842,20 @@ static int fields_check_beams(struct fields_read_context *c, const char **param)
                        others[i].name);
         return ERR_UNSUPPORTED;
     }
+    /* The engine would have to walk the automaton for each beam. */
     if (form_binds(&out->form)) {
         *param = "use_beam_search";
         (void)snprintf(c->why, c->why_cap,
-                       "'use_beam_search' is not supported with an output that has to follow a "
-                       "form (response_format, structured_outputs, strict or forced tools)");
+                       "'use_beam_search' is not supported with output constraints "
+                       "(response_format, structured_outputs, strict or forced tools)");
         return ERR_UNSUPPORTED;
     }
-    if (r->generate.n_logprobs > WIRE_LOGPROBS_MAX) {
-        *param = x->format == EXCHANGE_CHAT ? "top_logprobs" : "logprobs";
+    /* Each step of a search asks for alternatives itself, and they share one limit. */
+    if (request->generate.n_logprobs > WIRE_LOGPROBS_MAX) {
+        if (x->format == EXCHANGE_CHAT)
+            *param = "top_logprobs";
+        else
+            *param = "logprobs";
         (void)snprintf(c->why, c->why_cap,
                        "'%s' must be at least 0 and at most %d with 'use_beam_search'", *param,
                        WIRE_LOGPROBS_MAX);
@@ -800,12 +870,17 @@ static int fields_check_beams(struct fields_read_context *c, const char **param)
     return ERR_OK;
 }
 
+/* Fields are read in the order of the request; everything that depends on several of them is
+ * checked after the loop. */
 int fields_read(struct fields *out, struct exchange *x, const struct json *body,
-                const struct defaults *defaults, const struct names *names, char *why,
-                size_t why_cap, const char **param)
+                const struct defaults *defaults, const struct names *names, struct reason *reason)
 {
-    struct fields_read_context c = {
-        .out = out, .x = x, .names = names, .defaults = defaults, .why = why, .why_cap = why_cap};
+    struct fields_read_context context = {.out = out,
+                                          .x = x,
+                                          .names = names,
+                                          .defaults = defaults,
+                                          .why = reason->text,
+                                          .why_cap = sizeof reason->text};
     int rc;
 
     *out = (struct fields){
@@ -817,47 +892,58 @@ int fields_read(struct fields *out, struct exchange *x, const struct json *body,
     x->think_max = -1;
     x->tokens_as_ids = defaults->tokens_as_ids;
     for (uint32_t i = 0; i < body->n; i++) {
-        const struct json *v = &body->items[i];
-        const struct fields_row *row = fields_find(v->key, x->format);
+        const struct json *value = &body->items[i];
+        const struct fields_row *row = fields_find(value->key, x->format);
 
-        *param = v->key;
+        reason->param = value->key;
         if (row == NULL) {
-            log_debug("front: a request has '%.64s', which nobody knows", v->key);
+            log_debug("front: a request has an unknown field '%.64s'; it is ignored", value->key);
             continue;
         }
-        rc = v->kind == JSON_NULL ? ERR_OK : row->read(&c, row, v);
+        /* A field that is null counts as missing. */
+        if (value->kind == JSON_NULL)
+            rc = ERR_OK;
+        else
+            rc = row->read(&context, row, value);
         if (rc != ERR_OK)
             return rc;
     }
+    /* After the loop, because cache_retention may follow the messages. */
     retention_mark(&out->request.generate, out->mark_s);
     if (x->include_usage && !x->stream) {
-        *param = "stream_options";
-        (void)snprintf(why, why_cap, "'stream_options' is only allowed when 'stream' is true");
+        reason->param = "stream_options";
+        (void)snprintf(reason->text, sizeof reason->text,
+                       "'stream_options' is only allowed when 'stream' is true");
         return ERR_INVALID;
     }
+    /* The server's setting may force the usage into all streams. */
     x->include_usage = x->stream && (x->include_usage || defaults->include_usage);
-    if (c.best_of != 0 && c.best_of != x->n) {
-        *param = "best_of";
-        (void)snprintf(why, why_cap, "'best_of' other than 'n' is not supported");
+    /* vLLM has dropped best_of; OpenAI's clients still send it equal to n. */
+    if (context.best_of != 0 && context.best_of != x->n) {
+        reason->param = "best_of";
+        (void)snprintf(reason->text, sizeof reason->text,
+                       "'best_of' other than 'n' is not supported");
         return ERR_UNSUPPORTED;
     }
-    if (fields_check_logprobs(&c, param) != ERR_OK)
+    if (fields_check_logprobs(&context, &reason->param) != ERR_OK)
         return ERR_INVALID;
-    rc = fields_check_beams(&c, param);
+    rc = fields_check_beams(&context, &reason->param);
     if (rc != ERR_OK)
         return rc;
-    rc = form_check(&out->form, param, why, why_cap);
+    rc = form_check(&out->form, &reason->param, reason->text, sizeof reason->text);
     if (rc != ERR_OK)
         return rc;
+    /* The model's default applies only if the client sets no limit. */
     if (!x->max_tokens_given && defaults->max_tokens > 0) {
         x->max_tokens_given = true;
         x->max_tokens = defaults->max_tokens;
     }
-    *param = NULL;
+    reason->param = NULL;
     return ERR_OK;
 }
 
-/* What a function reads, as JSON schema names it; others read several things. */
+/* The JSON schema type of the values that a function reads. Functions that accept several types are
+ * not listed. */
 static const struct {
     fields_fn *read;
     const char *type;
@@ -896,7 +982,7 @@ static const struct {
     {fields_retention, "object"},
 };
 
-/* NULL: several things. */
+/* NULL: several types. */
 static const char *fields_schema_type(const struct fields_row *row)
 {
     for (size_t i = 0; i < sizeof fields_types / sizeof fields_types[0]; i++) {
@@ -906,6 +992,8 @@ static const char *fields_schema_type(const struct fields_row *row)
     return NULL;
 }
 
+/* The fields as properties of a JSON schema, for /openapi.json. Fields that are refused are left
+ * out. */
 void fields_describe(struct buf *b, enum exchange_format format)
 {
     int wanted = format == EXCHANGE_CHAT ? FIELDS_CHAT : FIELDS_TEXT;
@@ -921,6 +1009,7 @@ void fields_describe(struct buf *b, enum exchange_format format)
         comma = ",";
         if (type != NULL)
             buf_printf(b, "\"type\":\"%s\"", type);
+        /* Only numbers have a range. */
         if (type != NULL && row->range.high != 0 && (type[0] == 'n' || type[0] == 'i'))
             buf_printf(b, ",\"%s\":%.15g,\"maximum\":%.15g",
                        row->range.low_open ? "exclusiveMinimum" : "minimum", row->range.low,

@@ -1,4 +1,6 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Lax reading of numbers and flags, and the printing of values in error texts. */
 #include "front/request/lax.h"
 
 #include <math.h>
@@ -6,14 +8,14 @@
 #include <string.h>
 #include <strings.h>
 
-#define LAX_NUMBER_BYTES 64 /* longer ones are no numbers that a client writes */
+#define LAX_NUMBER_BYTES 64 /* longer texts are no numbers of any client */
 
-/* A text is read by the JSON parser, so "0x10", "nan" and " 1 2" are none. White space around it
- * and a plus before it are allowed. */
+/* Read a number from a text with the JSON parser, which refuses "0x10", "nan" and "1 2". Spaces and
+ * a plus sign before it are allowed. */
 static bool lax_read(const char *text, size_t len, struct json *out)
 {
     struct arena arena = {0};
-    const struct json *v = NULL;
+    const struct json *value = NULL;
     char digits[LAX_NUMBER_BYTES];
     bool good;
 
@@ -24,10 +26,10 @@ static bool lax_read(const char *text, size_t len, struct json *out)
     if (len == 0 || len >= sizeof digits)
         return false;
     memcpy(digits, text, len);
-    good = json_parse(&v, &arena, digits, len, NULL, 0) == ERR_OK && json_is_number(v);
+    good = json_parse(&value, &arena, digits, len, NULL, 0) == ERR_OK && json_is_number(value);
     if (good) {
-        *out = *v;
-        out->text = text; /* of the request, which outlives the arena */
+        *out = *value;
+        out->text = text; /* in the request, which outlives this arena */
     }
     arena_reset(&arena);
     return good;
@@ -35,21 +37,26 @@ static bool lax_read(const char *text, size_t len, struct json *out)
 
 struct json lax_number(const struct json *v)
 {
-    struct json n = *v;
+    struct json number = *v;
 
-    if (v->kind == JSON_TEXT && !lax_read(v->text, v->text_len, &n))
+    /* A text that is no number is returned as the text that it is. */
+    if (v->kind == JSON_TEXT && !lax_read(v->text, v->text_len, &number))
         return *v;
-    if (n.kind == JSON_REAL && fabs(n.real) < 0x1p63 && floor(n.real) == n.real) {
-        n.kind = JSON_INT;
-        n.whole = (int64_t)n.real;
+    /* 2.0 counts as 2, if int64_t can hold it. */
+    if (number.kind == JSON_REAL && fabs(number.real) < 0x1p63 &&
+        floor(number.real) == number.real) {
+        number.kind = JSON_INT;
+        number.whole = (int64_t)number.real;
     }
-    n.key = v->key;
-    n.key_len = v->key_len;
-    return n;
+    number.key = v->key;
+    number.key_len = v->key_len;
+    return number;
 }
 
+/* Words for flags that Python's clients and web forms send, and the numbers 0 and 1. */
 bool lax_flag(const struct json *v, bool *flag)
 {
+    /* The first half means false, the second true. */
     static const char *const words[] = {"false", "f", "no",  "n", "off", "0",
                                         "true",  "t", "yes", "y", "on",  "1"};
     const size_t n = sizeof words / sizeof words[0];
@@ -72,20 +79,24 @@ bool lax_flag(const struct json *v, bool *flag)
     return true;
 }
 
+/* A value that is no flag counts as missing: fields_read() has refused it before. */
 bool lax_get_flag(const struct json *obj, const char *name, bool fallback)
 {
-    const struct json *v = json_get(obj, name);
+    const struct json *value = json_get(obj, name);
     bool flag = fallback;
 
-    return v != NULL && lax_flag(v, &flag) ? flag : fallback;
+    if (value != NULL && lax_flag(value, &flag))
+        return flag;
+    return fallback;
 }
 
+/* Show a value in an error text: at most 40 bytes of it. */
 const char *lax_show(const struct json *v, char out[LAX_SHOW_BYTES])
 {
     if (v->kind == JSON_TEXT)
         (void)snprintf(out, LAX_SHOW_BYTES, "\"%.40s\"", v->text);
     else if (v->kind == JSON_BOOL)
-        (void)snprintf(out, LAX_SHOW_BYTES, "%s", v->flag ? "true" : "false");
+        (void)snprintf(out, LAX_SHOW_BYTES, "%s", json_flag_text(v->flag));
     else if (json_is_number(v))
         (void)snprintf(out, LAX_SHOW_BYTES, "%.*s", v->n > 40 ? 40 : (int)v->n, v->text);
     else

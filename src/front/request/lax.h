@@ -1,8 +1,10 @@
-/* Values of requests as vLLM's clients may write them.
+/* SPDX-License-Identifier: Apache-2.0
  *
- * vLLM reads requests with pydantic, which takes a number from a string that holds one, a whole
- * number from a real without a fraction, and a flag from 0, 1 and a few words. Clients rely on it.
- * */
+ * Values of requests in the forms that vLLM's clients may use.
+ *
+ * vLLM reads requests with pydantic, which accepts a number inside a string, a whole number written
+ * as a real without a fraction, and flags written as 0, 1 or one of a few words. Clients rely on
+ * it. */
 #ifndef QUIRE_FRONT_REQUEST_LAX_H
 #define QUIRE_FRONT_REQUEST_LAX_H
 
@@ -13,18 +15,18 @@
 
 #define LAX_SHOW_BYTES 64 /* room that lax_show() needs */
 
-/* The number that v stands for: JSON_INT for whole ones that fit, else JSON_UINT or JSON_REAL. v
- * itself when it stands for none. */
+/* The number in v: JSON_INT for whole ones that fit, else JSON_UINT or JSON_REAL. Returns a copy of
+ * v when it holds no number. Texts stay borrowed from v. */
 struct json lax_number(const struct json *v);
 
-/* The flag that v stands for. False when it stands for none; *flag is untouched then. */
+/* Read v as a flag into *flag. False, with *flag untouched, when it is none. */
 bool lax_flag(const struct json *v, bool *flag);
 
-/* The flag that a member stands for; default when there is none, or it stands for no flag. */
+/* The flag in a member; fallback when the member is missing or no flag. */
 bool lax_get_flag(const struct json *obj, const char *name, bool fallback);
 
-/* v as a reason shows it: numbers as they were written, texts in quotes, both cut; the kind of
- * anything else. Returns out. */
+/* v for an error text: numbers as they were written, texts in quotes (both cut to 40 bytes), for
+ * all else the name of its kind. Returns out. */
 const char *lax_show(const struct json *v, char out[LAX_SHOW_BYTES]);
 
 #endif

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Tenant, priority and deadline of a request. Values of headers and body are combined here, after
+ * fields.c has read the body. */
 #include "front/request/policy.h"
 
 #include <errno.h>
@@ -10,6 +13,8 @@
 
 #define POLICY_TIMEOUT_MAX_S 86400.0
 
+/* "acme" stays as it is. Names of 32 bytes and more are cut and end in 8 hexadecimal digits of
+ * their hash, so that two long names with the same beginning remain different. */
 void policy_tenant(const char *name, char out[WIRE_TENANT_BYTES])
 {
     size_t len = strlen(name);
@@ -22,19 +27,22 @@ void policy_tenant(const char *name, char out[WIRE_TENANT_BYTES])
         hash_hex((const uint8_t *)&h, sizeof(uint32_t), end);
 }
 
+/* The salt becomes a hash of tenant and salt. Two tenants that send the same cache_salt thus have
+ * different namespaces, and no client can compute another tenant's salt. */
 void policy_isolate(struct wire_request *r)
 {
     uint8_t text[WIRE_TENANT_BYTES + WIRE_SALT_BYTES];
-    struct hash h;
+    struct hash digest;
 
     if (r->tenant[0] == '\0')
         return;
     memcpy(text, r->tenant, WIRE_TENANT_BYTES);
     memcpy(text + WIRE_TENANT_BYTES, r->salt, WIRE_SALT_BYTES);
-    h = hash_sha256("tenant", sizeof "tenant", text, sizeof text);
-    memcpy(r->salt, &h, WIRE_SALT_BYTES);
+    digest = hash_sha256("tenant", sizeof "tenant", text, sizeof text);
+    memcpy(r->salt, &digest, WIRE_SALT_BYTES);
 }
 
+/* Headers are texts; the same ranges apply as for the fields of the body. */
 static bool policy_priority(const char *text, int32_t *priority)
 {
     char *end = NULL;
@@ -48,20 +56,24 @@ static bool policy_priority(const char *text, int32_t *priority)
     return true;
 }
 
+/* A timeout in the header can only shorten that of the body: the shorter one counts. */
 static bool policy_timeout(const char *text, uint64_t *timeout_us)
 {
     char *end = NULL;
-    double s = strtod(text, &end);
+    double seconds = strtod(text, &end);
     uint64_t us;
 
-    if (end == text || *end != '\0' || !isfinite(s) || s <= 0.0 || s > POLICY_TIMEOUT_MAX_S)
+    if (end == text || *end != '\0' || !isfinite(seconds) || seconds <= 0.0 ||
+        seconds > POLICY_TIMEOUT_MAX_S)
         return false;
-    us = 1 + (uint64_t)(s * 1e6);
+    us = 1 + (uint64_t)(seconds * 1e6);
     if (*timeout_us == 0 || us < *timeout_us)
         *timeout_us = us;
     return true;
 }
 
+/* The header's priority replaces the body's, and is then limited by client_priority_min: a smaller
+ * number is served earlier, and clients must not overtake others without permission. */
 bool policy_read(const struct settings *s, struct exchange *x, struct wire_request *r)
 {
     const char *priority = fcgi_param(x->fcgi, "HTTP_X_VLLM_PRIORITY");
@@ -84,6 +96,9 @@ bool policy_read(const struct settings *s, struct exchange *x, struct wire_reque
         r->priority = s->client_priority_min;
     if (s->cache_per_key)
         policy_isolate(r);
-    r->deadline_us = x->timeout_us == 0 ? 0 : x->arrival_us + x->timeout_us;
+    if (x->timeout_us == 0)
+        r->deadline_us = 0;
+    else
+        r->deadline_us = x->arrival_us + x->timeout_us;
     return true;
 }

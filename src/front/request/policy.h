@@ -1,10 +1,12 @@
-/* On what terms a request is served: who asks, how urgent it is, until when it is wanted.
+/* SPDX-License-Identifier: Apache-2.0
  *
- * nginx says who (QUIRE_TENANT, from the key). The client may say the rest, in the body or in a
- * header, which any client can set:
+ * The terms of service of a request: its tenant, its urgency and its deadline.
  *
- *   X-Vllm-Priority     in place of `priority`; no more urgent than client_priority_min
- *   X-Request-Timeout   seconds, as `timeout_s`; the shorter one counts */
+ * nginx sets the tenant (parameter QUIRE_TENANT, found by the API key). The client may set the
+ * rest, in the body or in a header, for clients that cannot extend the body:
+ *
+ *   X-Vllm-Priority     in place of `priority`; at least client_priority_min
+ *   X-Request-Timeout   seconds, like `timeout_s`; the shorter one applies */
 #ifndef QUIRE_FRONT_REQUEST_POLICY_H
 #define QUIRE_FRONT_REQUEST_POLICY_H
 
@@ -12,14 +14,15 @@
 #include "front/request/exchange.h"
 #include "ipc/wire_request.h"
 
-/* Fill tenant, priority and deadline_us of r; what the body said of them stands in r and x. False
- * after an error answer. */
+/* Fill tenant, priority and deadline_us of r. The values from the body are already in r and x.
+ * False after an error answer. */
 bool policy_read(const struct settings *s, struct exchange *x, struct wire_request *r);
 
-/* The tenant's own namespace for what r's salt says (cache_per_key); nobody's is the shared one. */
+/* Replace r's salt by one that only this tenant has (cache_per_key). Requests without a tenant keep
+ * theirs and share one namespace. */
 void policy_isolate(struct wire_request *r);
 
-/* A tenant's name as it crosses to the engine: what is too long is cut, and its end made a hash. */
+/* A tenant's name for the engine: a name that is too long is cut and ends in a hash. */
 void policy_tenant(const char *name, char out[WIRE_TENANT_BYTES]);
 
 #endif

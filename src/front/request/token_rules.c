@@ -1,4 +1,14 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Rules on single tokens: reading them from a request, and writing them in the form of
+ * wire_request.h. Ids are checked against the size of the vocabulary only when written, because a
+ * front learns that size from the engine.
+ *
+ * The words after a request's tokens:
+ *
+ *   allowed     biases         bad words          asked    stops
+ *   n_allowed   2 * n_biases   n_bad              n_asked  n_stops words
+ *   (bits)      (id, value)    (length, ids ...)  (ids)    (bits) */
 #include "front/request/token_rules.h"
 
 #include <errno.h>
@@ -8,14 +18,15 @@
 
 #include "front/request/lax.h"
 
+/* For qsort(): by token id. */
 static int token_rules_by_id(const void *a, const void *b)
 {
-    const struct wire_bias *x = a, *y = b;
+    const struct wire_bias *left = a, *right = b;
 
-    return (x->id > y->id) - (x->id < y->id);
+    return (left->id > right->id) - (left->id < right->id);
 }
 
-/* A name of logit_bias as a token id; -1 when it is none. */
+/* A member's name of logit_bias as a token id; -1 when it is none. */
 static int64_t token_rules_id(const char *name)
 {
     char *end;
@@ -25,33 +36,47 @@ static int64_t token_rules_id(const char *name)
         return -1;
     errno = 0;
     id = strtoll(name, &end, 10);
-    return errno != 0 || *end != '\0' || id > INT32_MAX ? -1 : id;
+    if (errno != 0 || *end != '\0' || id > INT32_MAX)
+        return -1;
+    return id;
 }
 
-/* At most `most` members of a kind are allowed. */
-static int token_rules_count(const char *field, const struct json *v, enum json_kind kind,
-                             const char *wanted, uint32_t most, char *why, size_t why_cap)
+/* A field: its name, the kind of its value, that kind for error texts, and the maximum number of
+ * members. */
+struct token_rules_field {
+    const char *name;
+    enum json_kind kind;
+    const char *wanted;
+    uint32_t most;
+};
+
+/* Check the kind of v and that it has at most `most` members. */
+static int token_rules_count(const struct token_rules_field *field, const struct json *v, char *why,
+                             size_t why_cap)
 {
     char shown[LAX_SHOW_BYTES];
 
-    if (v->kind != kind) {
-        (void)snprintf(why, why_cap, "'%s' must be %s, not %s", field, wanted, lax_show(v, shown));
+    if (v->kind != field->kind) {
+        (void)snprintf(why, why_cap, "'%s' must be %s, not %s", field->name, field->wanted,
+                       lax_show(v, shown));
         return ERR_INVALID;
     }
-    if (v->n > most) {
-        (void)snprintf(why, why_cap, "'%s' has %u members; at most %u are allowed", field, v->n,
-                       most);
+    if (v->n > field->most) {
+        (void)snprintf(why, why_cap, "'%s' has %u members; at most %u are allowed", field->name,
+                       v->n, field->most);
         return ERR_LIMIT;
     }
     return ERR_OK;
 }
 
+/* "logit_bias": {"1734": -100, "50256": "2.5"}. Sorted by id, so that equal ids are found. */
 int token_rules_read_biases(struct token_rules *s, struct arena *arena, const struct json *v,
                             char *why, size_t why_cap)
 {
     char shown[LAX_SHOW_BYTES];
-    int rc = token_rules_count("logit_bias", v, JSON_OBJECT, "an object of token ids and numbers",
-                               WIRE_BIASES_MAX, why, why_cap);
+    static const struct token_rules_field field = {
+        "logit_bias", JSON_OBJECT, "an object of token ids and numbers", WIRE_BIASES_MAX};
+    int rc = token_rules_count(&field, v, why, why_cap);
 
     if (rc != ERR_OK)
         return rc;
@@ -59,26 +84,34 @@ int token_rules_read_biases(struct token_rules *s, struct arena *arena, const st
     if (s->biases == NULL)
         return ERR_NO_MEMORY;
     for (uint32_t i = 0; i < v->n; i++) {
-        const struct json b = lax_number(&v->items[i]);
-        int64_t id = token_rules_id(b.key);
-        double value = json_is_number(&b) ? json_real(&b) : 0.0;
+        const struct json bias = lax_number(&v->items[i]);
+        int64_t id = token_rules_id(bias.key);
+        double value = json_is_number(&bias) ? json_real(&bias) : 0.0;
 
-        if (id < 0 || !json_is_number(&b)) {
+        if (id < 0) {
             (void)snprintf(why, why_cap,
-                           id < 0 ? "'logit_bias' must map token ids to numbers: \"%.40s\" is no "
-                                    "token id"
-                                  : "'logit_bias' must map token ids to numbers from -100 to 100: "
-                                    "%.40s has %s",
-                           b.key, lax_show(&v->items[i], shown));
+                           "'logit_bias' must map token ids to numbers: \"%.40s\" is not a token "
+                           "id",
+                           bias.key);
             return ERR_INVALID;
         }
-        value = value > TOKEN_RULES_BIAS_MAX ? TOKEN_RULES_BIAS_MAX : value;
-        value = value < -TOKEN_RULES_BIAS_MAX ? -TOKEN_RULES_BIAS_MAX : value;
+        if (!json_is_number(&bias)) {
+            (void)snprintf(why, why_cap,
+                           "'logit_bias' must map token ids to numbers from -100 to 100: %.40s has "
+                           "%s",
+                           bias.key, lax_show(&v->items[i], shown));
+            return ERR_INVALID;
+        }
+        /* OpenAI's API allows -100 to 100; larger values mean the same: always, or never. */
+        if (value > TOKEN_RULES_BIAS_MAX)
+            value = TOKEN_RULES_BIAS_MAX;
+        if (value < -TOKEN_RULES_BIAS_MAX)
+            value = -TOKEN_RULES_BIAS_MAX;
         s->biases[i] = (struct wire_bias){.id = (int32_t)id, .value = (float)value};
     }
     qsort(s->biases, v->n, sizeof *s->biases, token_rules_by_id);
     for (uint32_t i = 1; i < v->n; i++) {
-        if (s->biases[i].id == s->biases[i - 1].id) { /* "7" and "07" */
+        if (s->biases[i].id == s->biases[i - 1].id) { /* "7" and "07" are different names */
             (void)snprintf(why, why_cap, "'logit_bias' has token id %d twice", s->biases[i].id);
             return ERR_INVALID;
         }
@@ -87,12 +120,15 @@ int token_rules_read_biases(struct token_rules *s, struct arena *arena, const st
     return ERR_OK;
 }
 
+/* The other rules are lists of ids. allowed_token_ids may be as long as the vocabulary;
+ * logprob_token_ids is short and keeps its order; stop_token_ids is sorted for bsearch(). */
 int token_rules_read_allowed(struct token_rules *s, struct arena *arena, const struct json *v,
                              char *why, size_t why_cap)
 {
     char shown[LAX_SHOW_BYTES];
-    int rc = token_rules_count("allowed_token_ids", v, JSON_LIST, "a list of token ids", UINT32_MAX,
-                               why, why_cap);
+    static const struct token_rules_field field = {"allowed_token_ids", JSON_LIST,
+                                                   "a list of token ids", UINT32_MAX};
+    int rc = token_rules_count(&field, v, why, why_cap);
 
     if (rc == ERR_OK && v->n == 0) {
         (void)snprintf(why, why_cap, "'allowed_token_ids' must not be empty");
@@ -117,11 +153,13 @@ int token_rules_read_allowed(struct token_rules *s, struct arena *arena, const s
     return ERR_OK;
 }
 
+/* A token that is named twice is asked for once. */
 int token_rules_read_asked(struct token_rules *s, struct arena *arena, const struct json *v,
                            char *why, size_t why_cap)
 {
-    int rc = token_rules_count("logprob_token_ids", v, JSON_LIST, "a list of token ids",
-                               WIRE_ASKED_MAX, why, why_cap);
+    static const struct token_rules_field field = {"logprob_token_ids", JSON_LIST,
+                                                   "a list of token ids", WIRE_ASKED_MAX};
+    int rc = token_rules_count(&field, v, why, why_cap);
 
     s->n_asked = 0;
     if (rc != ERR_OK || v->n == 0)
@@ -139,6 +177,7 @@ int token_rules_read_asked(struct token_rules *s, struct arena *arena, const str
                            lax_show(&v->items[i], shown));
             return ERR_INVALID;
         }
+        /* WIRE_ASKED_MAX is small, so this is not slow. */
         for (uint32_t k = 0; k < s->n_asked; k++)
             twice = twice || s->asked[k] == (int32_t)id.whole;
         if (!twice)
@@ -147,19 +186,22 @@ int token_rules_read_asked(struct token_rules *s, struct arena *arena, const str
     return ERR_OK;
 }
 
+/* For qsort() and bsearch(). */
 static int token_rules_by_value(const void *a, const void *b)
 {
-    const int32_t *x = a, *y = b;
+    const int32_t *left = a, *right = b;
 
-    return (*x > *y) - (*x < *y);
+    return (*left > *right) - (*left < *right);
 }
 
+/* Duplicates are removed, so that short lists fit in the request itself. */
 int token_rules_read_stops(struct token_rules *s, struct arena *arena, const struct json *v,
                            char *why, size_t why_cap)
 {
     char shown[LAX_SHOW_BYTES];
-    int rc = token_rules_count("stop_token_ids", v, JSON_LIST, "a list of token ids", UINT32_MAX,
-                               why, why_cap);
+    static const struct token_rules_field field = {"stop_token_ids", JSON_LIST,
+                                                   "a list of token ids", UINT32_MAX};
+    int rc = token_rules_count(&field, v, why, why_cap);
 
     s->n_stop_ids = 0;
     if (rc != ERR_OK || v->n == 0)
@@ -185,15 +227,19 @@ int token_rules_read_stops(struct token_rules *s, struct arena *arena, const str
     return ERR_OK;
 }
 
+/* Is this one of the stop ids? */
 bool token_rules_has_stop(const struct token_rules *s, int32_t id)
 {
     return s->n_stop_ids > 0 && bsearch(&id, s->stop_ids, s->n_stop_ids, sizeof *s->stop_ids,
                                         token_rules_by_value) != NULL;
 }
 
-/* --- bad words -------------------------------------------------------------------------- */
+/* --- bad words --------------------------------------------------------------------------
+ *
+ * A bad word is a sequence of tokens whose last one must not follow the others. Most tokenizers
+ * have different tokens for a word at the start of a text and after a space, so both are banned. */
 
-/* Append a length and ids. */
+/* Append one sequence: its length, then its ids. */
 static int token_rules_add_word(struct token_rules *s, const struct token_list *ids)
 {
     if (ids->len == 0)
@@ -206,8 +252,8 @@ static int token_rules_add_word(struct token_rules *s, const struct token_list *
     return ERR_OK;
 }
 
-/* One word as it stands at the start of a text, and as it stands behind a space, unless that only
- * puts tokens in front of the first form. */
+/* Ban one word, bare and after a space. The second form is left out when it only adds tokens before
+ * the first one, because banning that covers it. */
 static int token_rules_ban_word(struct token_rules *s, struct arena *arena,
                                 const struct tokenizer *t, const char *word, size_t len)
 {
@@ -215,6 +261,7 @@ static int token_rules_ban_word(struct token_rules *s, struct arena *arena,
     char *text;
     int rc = ERR_NO_MEMORY;
 
+    /* Spaces before the word are removed: both forms are banned anyway. */
     while (len > 0 && *word == ' ') {
         word++;
         len--;
@@ -230,6 +277,8 @@ static int token_rules_ban_word(struct token_rules *s, struct arena *arena,
         (rc = tokenizer_encode(t, text, len + 1, false, &spaced)) != ERR_OK ||
         (rc = token_rules_add_word(s, &bare)) != ERR_OK)
         goto out;
+    /* Compare the ends: with a tokenizer that writes the space as a token of its own, both forms
+     * end alike. */
     if (spaced.len < bare.len ||
         memcmp(spaced.ids + (spaced.len - bare.len), bare.ids, bare.len * sizeof *bare.ids) != 0)
         rc = token_rules_add_word(s, &spaced);
@@ -239,12 +288,14 @@ out:
     return rc;
 }
 
+/* Encode all words; this needs the tokenizer, so it is done after all fields are read. */
 int token_rules_read_bad_words(struct token_rules *s, struct arena *arena,
                                const struct tokenizer *t, const struct json *v, char *why,
                                size_t why_cap)
 {
-    int rc = token_rules_count("bad_words", v, JSON_LIST, "a list of strings",
-                               TOKEN_RULES_WORDS_MAX, why, why_cap);
+    static const struct token_rules_field field = {"bad_words", JSON_LIST, "a list of strings",
+                                                   TOKEN_RULES_WORDS_MAX};
+    int rc = token_rules_count(&field, v, why, why_cap);
 
     if (rc != ERR_OK)
         return rc;
@@ -254,22 +305,27 @@ int token_rules_read_bad_words(struct token_rules *s, struct arena *arena,
     for (uint32_t i = 0; i < v->n; i++) {
         const struct json *word = &v->items[i];
 
-        rc = word->kind != JSON_TEXT
-                 ? ERR_INVALID
-                 : token_rules_ban_word(s, arena, t, word->text, word->text_len);
+        rc = ERR_INVALID;
+        if (word->kind == JSON_TEXT)
+            rc = token_rules_ban_word(s, arena, t, word->text, word->text_len);
         if (rc == ERR_INVALID)
-            (void)snprintf(why, why_cap, "'bad_words' must have strings that are not empty");
+            (void)snprintf(why, why_cap,
+                           "'bad_words' must be a list of strings that are not empty");
         if (rc == ERR_LIMIT)
-            (void)snprintf(why, why_cap, "'bad_words' has more than %d tokens", WIRE_BAD_WORDS_MAX);
+            (void)snprintf(why, why_cap, "'bad_words' has more than %d tokens in all",
+                           WIRE_BAD_WORDS_MAX);
         if (rc != ERR_OK)
             return rc;
     }
     return ERR_OK;
 }
 
-/* --- the engine's form ------------------------------------------------------------------ */
+/* --- the engine's form ------------------------------------------------------------------
+ *
+ * The words after a request's tokens, in the order of struct wire_generate: the set of allowed ids,
+ * biases, bad words, asked ids, the set of stop ids. A set has one bit per id. */
 
-/* ids [n] as a set. */
+/* Set the bits of ids [n] in words. ERR_INVALID with the first id that is too large in *wrong. */
 static int token_rules_write_set(const int32_t *ids, uint32_t n, uint32_t n_vocab, int32_t *words,
                                  int32_t *wrong)
 {
@@ -287,6 +343,9 @@ static int token_rules_write_set(const int32_t *ids, uint32_t n, uint32_t n_voca
     return ERR_OK;
 }
 
+/* Fill in the counts of r, and write the words that follow the request's tokens. A few stop ids fit
+ * in r itself; more become a set. ERR_INVALID with the field and the first id that is not in the
+ * vocabulary. */
 int token_rules_write(const struct token_rules *s, uint32_t n_vocab, struct wire_generate *r,
                       int32_t **words, const char **param, int32_t *wrong)
 {
@@ -298,14 +357,24 @@ int token_rules_write(const struct token_rules *s, uint32_t n_vocab, struct wire
         *wrong = s->stop_ids[s->n_stop_ids - 1];
         return ERR_INVALID;
     }
-    r->n_stops = s->n_stop_ids > WIRE_STOP_IDS ? (n_vocab + 31) / 32 : 0;
-    r->n_stop_ids = r->n_stops > 0 ? 0 : s->n_stop_ids;
+    if (s->n_stop_ids > WIRE_STOP_IDS)
+        r->n_stops = (n_vocab + 31) / 32;
+    else
+        r->n_stops = 0;
+    if (r->n_stops > 0)
+        r->n_stop_ids = 0;
+    else
+        r->n_stop_ids = s->n_stop_ids;
     if (r->n_stop_ids > 0)
         memcpy(r->stop_ids, s->stop_ids, r->n_stop_ids * sizeof *s->stop_ids);
-    r->n_allowed = s->n_allowed > 0 ? (n_vocab + 31) / 32 : 0;
+    if (s->n_allowed > 0)
+        r->n_allowed = (n_vocab + 31) / 32;
+    else
+        r->n_allowed = 0;
     r->n_biases = s->n_biases;
     r->n_bad = s->n_bad;
     r->n_asked = s->n_asked;
+    /* The usual case: no words at all. */
     if (wire_generate_extra(r) == 0)
         return ERR_OK;
     if (s->n_biases > 0 && (uint32_t)s->biases[s->n_biases - 1].id >= n_vocab) {
@@ -320,6 +389,7 @@ int token_rules_write(const struct token_rules *s, uint32_t n_vocab, struct wire
             return ERR_INVALID;
         }
     }
+    /* Biases are sorted, so the last one has the largest id; so are stop ids above. */
     w = mem_zalloc_array((size_t)wire_generate_extra(r), sizeof *w);
     if (w == NULL)
         return ERR_NO_MEMORY;
@@ -337,6 +407,7 @@ int token_rules_write(const struct token_rules *s, uint32_t n_vocab, struct wire
                s->n_asked * sizeof *s->asked);
     *words = w;
     w += r->n_allowed + 2 * (size_t)r->n_biases + r->n_bad + r->n_asked;
-    return r->n_stops == 0 ? ERR_OK
-                           : token_rules_write_set(s->stop_ids, s->n_stop_ids, n_vocab, w, wrong);
+    if (r->n_stops == 0)
+        return ERR_OK;
+    return token_rules_write_set(s->stop_ids, s->n_stop_ids, n_vocab, w, wrong);
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the translations have in common: the walk over a table of fields, and a conversation that is
- * put together turn by turn. Nodes of the request are shared, never changed. */
+ * The common part of the translations: the walk over a table of fields, and the building of a
+ * conversation turn by turn. Nodes of the request's tree are shared with the result and never
+ * changed. */
 #include "front/request/translate.h"
 
 #include <stdarg.h>
@@ -10,6 +11,7 @@
 
 #include "base/log.h"
 
+/* Errors, and members that must be texts. */
 int translate_fail(struct translation *t, int rc, const char *format, ...)
 {
     va_list args;
@@ -20,6 +22,7 @@ int translate_fail(struct translation *t, int rc, const char *format, ...)
     return rc;
 }
 
+/* The error of a value of a wrong type; v NULL: the value is missing. */
 int translate_type(struct translation *t, const char *where, const char *wanted,
                    const struct json *v)
 {
@@ -29,6 +32,8 @@ int translate_type(struct translation *t, const char *where, const char *wanted,
                           json_kind_name(v->kind));
 }
 
+/* Begin with an empty chat. chat_template_kwargs is read first, because other fields add members to
+ * it, and the client's take precedence. */
 void translate_begin(struct translation *t, struct arena *arena, const struct json *body, char *why,
                      size_t why_cap)
 {
@@ -46,40 +51,51 @@ void translate_begin(struct translation *t, struct arena *arena, const struct js
         json_put(&t->kwargs, kwargs->items[i].key, &kwargs->items[i]);
 }
 
+/* Read a member that must be a text, as a node: it may contain NULs. */
 int translate_member_content(struct translation *t, const struct json *obj, const char *name,
                              const char *where, const struct json **out)
 {
-    const struct json *v = json_get(obj, name);
+    const struct json *value = json_get(obj, name);
     char at[200];
 
     (void)snprintf(at, sizeof at, "%s.%s", where, name);
-    if (v == NULL || v->kind != JSON_TEXT)
-        return translate_type(t, at, "a string", v);
-    *out = v;
+    if (value == NULL || value->kind != JSON_TEXT)
+        return translate_type(t, at, "a string", value);
+    *out = value;
     return ERR_OK;
 }
 
+/* Read a member that must be a text and is used as a C string. */
 int translate_member_text(struct translation *t, const struct json *obj, const char *name,
                           const char *where, const char **out)
 {
-    const struct json *v = NULL;
-    int rc = translate_member_content(t, obj, name, where, &v);
+    const struct json *value = NULL;
+    int rc = translate_member_content(t, obj, name, where, &value);
 
-    if (rc == ERR_OK && json_has_nul(v))
+    if (rc == ERR_OK && json_has_nul(value))
         rc = translate_fail(t, ERR_INVALID, "'%s.%s' must not hold \\u0000", where, name);
     if (rc == ERR_OK)
-        *out = v->text;
+        *out = value->text;
     return rc;
 }
 
-/* --- fields -------------------------------------------------------------------------------- */
+/* --- fields --------------------------------------------------------------------------------
+ *
+ * A table maps the fields of an API to those of a chat. Many are copied under the same or another
+ * name; fields.c then checks their values as those of a chat. */
 
+/* Copy the field to the chat. Its value is checked later, by fields.c. */
 int translate_same(struct translation *t, const struct translate_row *row, const struct json *v)
 {
-    json_put(&t->chat, row->chat_name != NULL ? row->chat_name : row->name, v);
+    const char *name = row->name;
+
+    if (row->chat_name != NULL)
+        name = row->chat_name;
+    json_put(&t->chat, name, v);
     return ERR_OK;
 }
 
+/* A limit that fields.c would report under the chat's name, so it is checked here. */
 int translate_max_tokens(struct translation *t, const struct translate_row *row,
                          const struct json *v)
 {
@@ -88,6 +104,7 @@ int translate_max_tokens(struct translation *t, const struct translate_row *row,
     return translate_same(t, row, v);
 }
 
+/* A field without an effect, or one that is read elsewhere. */
 int translate_ignore(struct translation *t, const struct translate_row *row, const struct json *v)
 {
     (void)t;
@@ -96,21 +113,32 @@ int translate_ignore(struct translation *t, const struct translate_row *row, con
     return ERR_OK;
 }
 
+/* A field of which only the type is checked. */
 int translate_object(struct translation *t, const struct translate_row *row, const struct json *v)
 {
-    return v->kind == JSON_OBJECT ? ERR_OK : translate_type(t, row->name, "an object", v);
+    if (v->kind == JSON_OBJECT)
+        return ERR_OK;
+    return translate_type(t, row->name, "an object", v);
 }
 
+/* Likewise a text. */
 int translate_text(struct translation *t, const struct translate_row *row, const struct json *v)
 {
-    return v->kind == JSON_TEXT ? ERR_OK : translate_type(t, row->name, "a string", v);
+    if (v->kind == JSON_TEXT)
+        return ERR_OK;
+    return translate_type(t, row->name, "a string", v);
 }
 
+/* Likewise a flag. */
 int translate_flag(struct translation *t, const struct translate_row *row, const struct json *v)
 {
-    return v->kind == JSON_BOOL ? ERR_OK : translate_type(t, row->name, "true or false", v);
+    if (v->kind == JSON_BOOL)
+        return ERR_OK;
+    return translate_type(t, row->name, "true or false", v);
 }
 
+/* A field that is not supported. Values that switch the feature off are accepted, because some
+ * clients send all fields. */
 int translate_refuse(struct translation *t, const struct translate_row *row, const struct json *v)
 {
     bool nothing = (v->kind == JSON_BOOL && !v->flag) || (v->kind == JSON_INT && v->whole == 0) ||
@@ -121,24 +149,26 @@ int translate_refuse(struct translation *t, const struct translate_row *row, con
     return translate_fail(t, ERR_UNSUPPORTED, "'%s' is not supported", row->name);
 }
 
+/* The walk: the table is searched for each field of the body, so errors come in the body's
+ * order. */
 int translate_fields(struct translation *t, const struct translate_row *rows, size_t n_rows,
                      const struct json *body)
 {
     for (uint32_t i = 0; i < body->n; i++) {
-        const struct json *v = &body->items[i];
+        const struct json *value = &body->items[i];
         const struct translate_row *row = NULL;
         int rc;
 
         for (size_t r = 0; r < n_rows && row == NULL; r++) {
-            if (strcmp(rows[r].name, v->key) == 0)
+            if (strcmp(rows[r].name, value->key) == 0)
                 row = &rows[r];
         }
         if (row == NULL)
-            log_debug("front: a request has '%.64s', which nobody knows", v->key);
-        if (row == NULL || v->kind == JSON_NULL)
+            log_debug("front: a request has an unknown field '%.64s'; it is ignored", value->key);
+        if (row == NULL || value->kind == JSON_NULL)
             continue;
         t->param = row->name;
-        rc = row->read(t, row, v);
+        rc = row->read(t, row, value);
         if (rc != ERR_OK)
             return rc;
     }
@@ -146,6 +176,8 @@ int translate_fields(struct translation *t, const struct translate_row *rows, si
     return ERR_OK;
 }
 
+/* {"name": N, "description": D, schema_name: S} becomes {"type": "function", "function": {"name":
+ * N, "description": D, "parameters": S}}. */
 int translate_tool(struct translation *t, const struct json *tool, const char *schema_name,
                    const char *where, struct json_made *tools)
 {
@@ -178,6 +210,7 @@ int translate_tool(struct translation *t, const struct json *tool, const char *s
     return ERR_OK;
 }
 
+/* Make the chat's tool_choice of one function. */
 void translate_choose(struct translation *t, const char *name)
 {
     struct json_made function = {.arena = t->arena};
@@ -189,6 +222,7 @@ void translate_choose(struct translation *t, const char *name)
     json_put_made(&t->chat, "tool_choice", JSON_OBJECT, &out);
 }
 
+/* Add a member of chat_template_kwargs, unless the client has set it. */
 void translate_kwarg(struct translation *t, const char *name, const struct json *value)
 {
     struct json has = json_made(&t->kwargs, JSON_OBJECT);
@@ -197,6 +231,8 @@ void translate_kwarg(struct translation *t, const char *name, const struct json 
         json_put(&t->kwargs, name, value);
 }
 
+/* Make the chat's response_format of a schema. The name is required there but has no effect, so a
+ * schema without one is called "answer". */
 void translate_schema(struct translation *t, const char *name, const struct json *schema,
                       const struct json *strict)
 {
@@ -212,69 +248,78 @@ void translate_schema(struct translation *t, const char *name, const struct json
     json_put_made(&t->chat, "response_format", JSON_OBJECT, &out);
 }
 
-/* --- the conversation ------------------------------------------------------------------------ */
+/* --- the conversation ------------------------------------------------------------------------
+ *
+ * An open turn collects texts, calls and reasoning of one role; another role or a tool's result
+ * closes it. Chat templates expect alternating turns, so consecutive blocks of one role become one
+ * message. */
 
-/* Texts of a list, one after the other; "" without memory, which *failed says. */
+/* Join the texts of a list. Without memory the result is "" and *failed becomes true. */
 static struct json translate_joined(struct translation *t, const struct json_made *texts,
                                     const char *between, bool *failed)
 {
     struct json joined = {.kind = JSON_TEXT, .text = ""};
-    struct buf b = {0};
+    struct buf buf = {0};
     char *copy = NULL;
 
     for (uint32_t i = 0; i < texts->n; i++) {
         if (i > 0)
-            buf_add_text(&b, between);
-        buf_add(&b, texts->items[i].text, texts->items[i].text_len);
+            buf_add_text(&buf, between);
+        buf_add(&buf, texts->items[i].text, texts->items[i].text_len);
     }
-    if (!b.failed)
-        copy = arena_strndup(t->arena, b.len == 0 ? "" : b.bytes, b.len);
+    if (!buf.failed)
+        copy = arena_strndup(t->arena, buf_text(&buf), buf.len);
     if (copy != NULL) {
         joined.text = copy;
-        joined.text_len = b.len;
+        joined.text_len = buf.len;
     }
     *failed = *failed || copy == NULL;
-    buf_fini(&b);
+    buf_fini(&buf);
     return joined;
 }
 
+/* The texts of a list as one: several are joined with newlines. */
 struct json translate_text_of(struct translation *t, const struct json_made *texts)
 {
     t->messages.failed = t->messages.failed || texts->failed;
-    return texts->n == 1 ? texts->items[0] : translate_joined(t, texts, "\n", &t->messages.failed);
+    if (texts->n == 1)
+        return texts->items[0];
+    return translate_joined(t, texts, "\n", &t->messages.failed);
 }
 
-/* The open turn becomes a message. */
+/* Close the open turn: it becomes a message. A turn without content becomes none. */
 static void translate_flush(struct translation *t)
 {
-    struct json_made m = {.arena = t->arena};
+    struct json_made made = {.arena = t->arena};
     struct json text;
 
     if (t->role == NULL || (t->texts.n == 0 && t->calls.n == 0 && t->reason.n == 0)) {
-        t->role = NULL; /* a role that said nothing has no message */
+        t->role = NULL; /* it is empty */
         return;
     }
-    json_put_text(&m, "role", t->role);
+    json_put_text(&made, "role", t->role);
+    /* A message of calls alone has null as its content, as in OpenAI's API. */
     if (t->texts.n == 0 && t->calls.n > 0) {
-        json_put_null(&m, "content");
+        json_put_null(&made, "content");
     } else {
         text = translate_text_of(t, &t->texts);
-        json_put(&m, "content", &text);
+        json_put(&made, "content", &text);
     }
     if (t->reason.n > 0) {
-        text = translate_joined(t, &t->reason, "", &m.failed);
-        json_put(&m, "reasoning_content", &text);
+        text = translate_joined(t, &t->reason, "", &made.failed);
+        json_put(&made, "reasoning_content", &text);
     }
     if (t->calls.n > 0)
-        json_put_made(&m, "tool_calls", JSON_LIST, &t->calls);
-    m.failed = m.failed || t->texts.failed || t->calls.failed || t->reason.failed;
-    json_put_made(&t->messages, NULL, JSON_OBJECT, &m);
+        json_put_made(&made, "tool_calls", JSON_LIST, &t->calls);
+    made.failed = made.failed || t->texts.failed || t->calls.failed || t->reason.failed;
+    json_put_made(&t->messages, NULL, JSON_OBJECT, &made);
     t->role = NULL;
     t->texts = (struct json_made){.arena = t->arena};
     t->calls = t->texts;
     t->reason = t->texts;
 }
 
+/* Continue the turn of this role, or begin one. */
 void translate_role(struct translation *t, const char *role)
 {
     if (t->role != NULL && strcmp(t->role, role) == 0)
@@ -283,12 +328,13 @@ void translate_role(struct translation *t, const char *role)
     t->role = role;
 }
 
+/* Add a text to the open turn. */
 void translate_say(struct translation *t, const struct json *text)
 {
     json_put(&t->texts, NULL, text);
 }
 
-/* Reasoning comes before what it led to: behind that it begins a message of its own. */
+/* Reasoning precedes the text or call it led to; after those it begins another message. */
 void translate_think(struct translation *t, const struct json *text)
 {
     if (t->texts.n > 0 || t->calls.n > 0) {
@@ -300,6 +346,7 @@ void translate_think(struct translation *t, const struct json *text)
     json_put(&t->reason, NULL, text);
 }
 
+/* Add a call to the open turn. */
 void translate_call(struct translation *t, const char *id, const char *name,
                     const struct json *arguments)
 {
@@ -314,17 +361,20 @@ void translate_call(struct translation *t, const char *id, const char *name,
     json_put_made(&t->calls, NULL, JSON_OBJECT, &call);
 }
 
+/* The result of a call is a message by itself, of the role "tool". */
 void translate_result(struct translation *t, const char *id, const struct json *content)
 {
-    struct json_made m = {.arena = t->arena};
+    struct json_made made = {.arena = t->arena};
 
     translate_flush(t);
-    json_put_text(&m, "role", "tool");
-    json_put_text(&m, "tool_call_id", id);
-    json_put(&m, "content", content);
-    json_put_made(&t->messages, NULL, JSON_OBJECT, &m);
+    json_put_text(&made, "role", "tool");
+    json_put_text(&made, "tool_call_id", id);
+    json_put(&made, "content", content);
+    json_put_made(&t->messages, NULL, JSON_OBJECT, &made);
 }
 
+/* Close the last turn and finish the chat. Memory that ran out anywhere before is found here,
+ * because the lists remember it. */
 int translate_end(struct translation *t, struct json *chat)
 {
     translate_flush(t);

@@ -1,8 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Anthropic's POST /v1/messages as a chat. What a client says in blocks becomes turns: texts the
- * content, thinking the reasoning, tool_use a tool call, and each tool_result, which stands among
- * what the user says, a message of its own. An assistant's text at the end is to be continued. */
+ * Anthropic's POST /v1/messages as a chat. Blocks become parts of turns: text the content, thinking
+ * the reasoning, tool_use a tool call. A tool_result, which Anthropic puts inside the user's
+ * message, becomes a message of its own. A last message of the assistant is to be continued.
+ *
+ *   {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "4"},
+ *                                {"type": "text", "text": "Thanks"}]}
+ *
+ * becomes
+ *
+ *   {"role": "tool", "tool_call_id": "t1", "content": "4"}
+ *   {"role": "user", "content": "Thanks"} */
 #include <stdio.h>
 #include <string.h>
 
@@ -10,36 +18,44 @@
 #include "front/request/translate.h"
 #include "text/output/detok.h"
 
-/* --- marks -------------------------------------------------------------------------------- */
+/* --- marks --------------------------------------------------------------------------------
+ *
+ * cache_control may appear on blocks, tools, and the request; the longest time counts. */
 
+/* Read the mark of an object, if it has one. t->mark_s is the longest time so far. */
 static int messages_mark(struct translation *t, const struct json *object, const char *where)
 {
     return retention_read_mark(object, where, &t->mark_s, t->why, t->why_cap);
 }
 
-/* What marks say, as the chat's cache_retention; the client's own word counts before. */
+/* The marks as the chat's cache_retention, unless the client sent that field itself. JSON numbers
+ * need their text, too. */
 static void messages_retain(struct translation *t, const struct json *body)
 {
     struct json_made hint = {.arena = t->arena};
-    struct json n = {.kind = JSON_INT};
+    struct json number = {.kind = JSON_INT};
 
     if (t->mark_s == 0 || json_get(body, "cache_retention") != NULL)
         return;
-    n.whole = RETENTION_MARK;
-    n.text = "60";
-    n.n = 2;
-    json_put(&hint, "priority", &n);
-    n.whole = t->mark_s;
-    n.text = t->mark_s == 300 ? "300" : "3600";
-    n.n = (uint32_t)strlen(n.text);
-    json_put(&hint, "seconds", &n);
+    number.whole = RETENTION_MARK;
+    number.text = "60";
+    number.n = 2;
+    json_put(&hint, "priority", &number);
+    /* A mark's time is 300 or 3600 seconds, so its text is known. */
+    number.whole = t->mark_s;
+    if (t->mark_s == 300)
+        number.text = "300";
+    else
+        number.text = "3600";
+    number.n = (uint32_t)strlen(number.text);
+    json_put(&hint, "seconds", &number);
     json_put_made(&t->chat, "cache_retention", JSON_OBJECT, &hint);
 }
 
 /* --- blocks -------------------------------------------------------------------------------- */
 
-/* Claude Code's first block of the system is for a service's books and another with each request:
- * it would keep every prompt from sharing what comes behind it. */
+/* Claude Code begins the system prompt with a block for accounting that differs per request. It is
+ * dropped, because everything after it could otherwise never be found in the prefix cache. */
 static bool is_billing(const struct json *text)
 {
     static const char head[] = "x-anthropic-billing-header:";
@@ -47,7 +63,7 @@ static bool is_billing(const struct json *text)
     return strncmp(text->text, head, sizeof head - 1) == 0;
 }
 
-/* A text, or a list of text blocks. */
+/* A text, or a list of text blocks: append its texts to texts. */
 static int messages_texts(struct translation *t, const struct json *v, const char *where,
                           struct json_made *texts)
 {
@@ -60,26 +76,26 @@ static int messages_texts(struct translation *t, const struct json *v, const cha
     if (v->kind != JSON_LIST)
         return translate_type(t, where, "a string or a list of blocks", v);
     for (uint32_t i = 0; i < v->n; i++) {
-        const struct json *b = &v->items[i];
+        const struct json *block = &v->items[i];
         const struct json *text = NULL;
         const char *type = NULL;
         int rc;
 
         (void)snprintf(at, sizeof at, "%s.%u", where, i);
-        if (b->kind != JSON_OBJECT)
-            return translate_type(t, at, "an object", b);
-        rc = translate_member_text(t, b, "type", at, &type);
+        if (block->kind != JSON_OBJECT)
+            return translate_type(t, at, "an object", block);
+        rc = translate_member_text(t, block, "type", at, &type);
         if (rc != ERR_OK)
             return rc;
         if (strcmp(type, "text") == 0)
-            rc = translate_member_content(t, b, "text", at, &text);
+            rc = translate_member_content(t, block, "text", at, &text);
         else if (strcmp(type, "tool_reference") == 0) /* found by the client's tool search */
-            rc = translate_member_content(t, b, "tool_name", at, &text);
+            rc = translate_member_content(t, block, "tool_name", at, &text);
         else
             rc = translate_fail(t, ERR_UNSUPPORTED,
                                 "'%s': blocks of type '%.64s' are not supported here", at, type);
         if (rc == ERR_OK)
-            rc = messages_mark(t, b, at);
+            rc = messages_mark(t, block, at);
         if (rc != ERR_OK)
             return rc;
         if (!is_billing(text))
@@ -88,8 +104,10 @@ static int messages_texts(struct translation *t, const struct json *v, const cha
     return ERR_OK;
 }
 
+/* One reader per type of block; where is its path, such as messages.3.content.0. */
 typedef int messages_block_fn(struct translation *t, const struct json *b, const char *where);
 
+/* A text of any role. */
 static int messages_text(struct translation *t, const struct json *b, const char *where)
 {
     const struct json *text = NULL;
@@ -100,6 +118,7 @@ static int messages_text(struct translation *t, const struct json *b, const char
     return rc;
 }
 
+/* Reasoning of an earlier reply. An empty one comes from clients that hide it. */
 static int messages_thinking(struct translation *t, const struct json *b, const char *where)
 {
     const struct json *text = NULL;
@@ -110,7 +129,7 @@ static int messages_thinking(struct translation *t, const struct json *b, const 
     return rc;
 }
 
-/* Nobody here can read it. */
+/* Encrypted for Anthropic's servers: ignored. */
 static int messages_redacted(struct translation *t, const struct json *b, const char *where)
 {
     (void)t;
@@ -119,6 +138,7 @@ static int messages_redacted(struct translation *t, const struct json *b, const 
     return ERR_OK;
 }
 
+/* A call of a tool. */
 static int messages_tool_use(struct translation *t, const struct json *b, const char *where)
 {
     const struct json *input = json_get(b, "input");
@@ -138,6 +158,7 @@ static int messages_tool_use(struct translation *t, const struct json *b, const 
     return ERR_OK;
 }
 
+/* A result: it becomes a message of its own, and closes the user's turn. */
 static int messages_tool_result(struct translation *t, const struct json *b, const char *where)
 {
     const struct json *content = json_get(b, "content");
@@ -159,7 +180,7 @@ static int messages_tool_result(struct translation *t, const struct json *b, con
 
 static const struct messages_block {
     const char *type;
-    const char *role; /* that may say it; NULL: any */
+    const char *role; /* the role that may have it; NULL: any */
     messages_block_fn *read;
 } messages_blocks[] = {
     {"text", NULL, messages_text},
@@ -169,6 +190,7 @@ static const struct messages_block {
     {"tool_result", "user", messages_tool_result},
 };
 
+/* Add one block of a message. */
 static int messages_block(struct translation *t, const char *role, const struct json *b,
                           const char *where)
 {
@@ -188,9 +210,10 @@ static int messages_block(struct translation *t, const char *role, const struct 
         if (strcmp(row->type, type) != 0)
             continue;
         if (row->role != NULL && strcmp(row->role, role) != 0)
-            return translate_fail(t, ERR_INVALID, "'%s': blocks of type '%s' are said by the %s",
-                                  where, type, row->role);
-        translate_role(t, role); /* again: a result has ended the user's turn */
+            return translate_fail(t, ERR_INVALID,
+                                  "'%s': blocks of type '%s' are only for the role %s", where, type,
+                                  row->role);
+        translate_role(t, role); /* again, because a tool_result before it has closed the turn */
         return row->read(t, b, where);
     }
     return translate_fail(t, ERR_UNSUPPORTED, "'%s': blocks of type '%.64s' are not supported",
@@ -199,6 +222,7 @@ static int messages_block(struct translation *t, const char *role, const struct 
 
 /* --- messages ------------------------------------------------------------------------------ */
 
+/* Add one message. System messages may appear between the others. */
 static int messages_message(struct translation *t, const struct json *m, uint32_t idx)
 {
     static const char *const roles[] = {"user", "assistant", "system"};
@@ -219,11 +243,13 @@ static int messages_message(struct translation *t, const struct json *m, uint32_
     (void)snprintf(where, sizeof where, "messages.%u.content", idx);
     if (content == NULL || (content->kind != JSON_TEXT && content->kind != JSON_LIST))
         return translate_type(t, where, "a string or a list of blocks", content);
+    /* An assistant's message may be empty: a reply may have been cut before its first block. */
     if (content->kind == JSON_LIST && content->n == 0 && strcmp(role, "assistant") != 0)
         return translate_fail(t, ERR_INVALID, "'%s' must not be empty", where);
     translate_role(t, role);
     if (content->kind == JSON_TEXT)
         translate_say(t, content);
+    /* Blocks in their order; a tool's result among them closes the turn. */
     for (uint32_t i = 0; content->kind == JSON_LIST && i < content->n && rc == ERR_OK; i++) {
         (void)snprintf(where, sizeof where, "messages.%u.content.%u", idx, i);
         rc = messages_block(t, role, &content->items[i], where);
@@ -231,7 +257,8 @@ static int messages_message(struct translation *t, const struct json *m, uint32_
     return rc;
 }
 
-/* The system's words and the messages; what the assistant had begun to say goes on. */
+/* The system prompt and the messages. When the last message is a text of the assistant's, the
+ * answer continues it, as Anthropic's API does. */
 static int messages_talk(struct translation *t, const struct json *body)
 {
     const struct json *system = json_get(body, "system");
@@ -243,7 +270,7 @@ static int messages_talk(struct translation *t, const struct json *body)
         translate_role(t, "system");
         rc = messages_texts(t, system, "system", &t->texts);
         if (rc == ERR_OK && t->texts.n == 0)
-            t->role = NULL; /* an empty list says nothing */
+            t->role = NULL; /* the list was empty */
     }
     if (rc != ERR_OK)
         return rc;
@@ -254,6 +281,8 @@ static int messages_talk(struct translation *t, const struct json *body)
         return translate_fail(t, ERR_INVALID, "'messages' must not be empty");
     for (uint32_t i = 0; i < messages->n && rc == ERR_OK; i++)
         rc = messages_message(t, &messages->items[i], i);
+    /* The turn is still open here, so its texts are those of the last message. A call cannot be
+     * continued. */
     if (rc == ERR_OK && t->role != NULL && strcmp(t->role, "assistant") == 0 && t->texts.n > 0 &&
         t->calls.n == 0)
         json_put_flag(&t->chat, "continue_final_message", true);
@@ -262,6 +291,7 @@ static int messages_talk(struct translation *t, const struct json *body)
 
 /* --- fields -------------------------------------------------------------------------------- */
 
+/* stop_sequences. The checks are those of `stop`, but the errors name this field. */
 static int messages_stops(struct translation *t, const struct translate_row *row,
                           const struct json *v)
 {
@@ -280,7 +310,8 @@ static int messages_stops(struct translation *t, const struct translate_row *row
     return translate_same(t, row, v);
 }
 
-/* A tool of the client's. Those that Anthropic runs or knows the schema of have a type. */
+/* Tools of the client. A type other than "custom" means a tool that Anthropic runs or whose schema
+ * only its models know. */
 static int messages_tools(struct translation *t, const struct translate_row *row,
                           const struct json *v)
 {
@@ -302,6 +333,7 @@ static int messages_tools(struct translation *t, const struct translate_row *row
             return translate_fail(
                 t, ERR_UNSUPPORTED, "'%s': tools of type '%.64s' are not supported", where,
                 type->kind == JSON_TEXT ? type->text : json_kind_name(type->kind));
+        /* Anthropic's API requires the schema; translate_tool() would not. */
         if (schema == NULL || schema->kind != JSON_OBJECT)
             return translate_fail(t, ERR_INVALID, "'%s.input_schema' must be an object", where);
         rc = translate_tool(t, tool, "input_schema", where, &tools);
@@ -314,6 +346,7 @@ static int messages_tools(struct translation *t, const struct translate_row *row
     return ERR_OK;
 }
 
+/* Anthropic's auto, none, any, tool are OpenAI's auto, none, required, and a function by name. */
 static int messages_tool_choice(struct translation *t, const struct translate_row *row,
                                 const struct json *v)
 {
@@ -329,6 +362,7 @@ static int messages_tool_choice(struct translation *t, const struct translate_ro
         return rc;
     if (alone != NULL && alone->kind != JSON_BOOL && alone->kind != JSON_NULL)
         return translate_type(t, "tool_choice.disable_parallel_tool_use", "true or false", alone);
+    /* The flag has the opposite meaning in a chat. */
     if (alone != NULL && alone->kind == JSON_BOOL)
         json_put_flag(&t->chat, "parallel_tool_calls", !alone->flag);
     if (strcmp(type, "auto") == 0 || strcmp(type, "none") == 0) {
@@ -345,7 +379,8 @@ static int messages_tool_choice(struct translation *t, const struct translate_ro
     return rc;
 }
 
-/* Templates know whether, not how long: a budget is taken as a yes. */
+/* Templates have a switch for thinking, but no budget: a budget counts as "enabled". Both names of
+ * the switch are set, because templates use one or the other. */
 static int messages_think(struct translation *t, const struct translate_row *row,
                           const struct json *v)
 {
@@ -359,6 +394,7 @@ static int messages_think(struct translation *t, const struct translate_row *row
     rc = translate_member_text(t, v, "type", row->name, &type);
     if (rc != ERR_OK)
         return rc;
+    /* "adaptive" lets the model decide how much it thinks, so it must be able to. */
     on.flag = strcmp(type, "enabled") == 0 || strcmp(type, "adaptive") == 0;
     if (!on.flag && strcmp(type, "disabled") != 0)
         return translate_fail(t, ERR_INVALID,
@@ -373,7 +409,7 @@ static int messages_think(struct translation *t, const struct translate_row *row
     return ERR_OK;
 }
 
-/* {"type": "json_schema", "schema": {...}} */
+/* output_format: {"type": "json_schema", "schema": {...}}. */
 static int messages_format(struct translation *t, const struct translate_row *row,
                            const struct json *v)
 {
@@ -407,7 +443,7 @@ static int messages_output(struct translation *t, const struct translate_row *ro
     return ERR_OK;
 }
 
-/* A mark of the whole request. */
+/* A cache_control of the whole request. */
 static int messages_mark_all(struct translation *t, const struct translate_row *row,
                              const struct json *v)
 {
@@ -418,9 +454,10 @@ static int messages_mark_all(struct translation *t, const struct translate_row *
     return messages_mark(t, &all, "body");
 }
 
+/* All fields that are known; others are logged and ignored. */
 static const struct translate_row messages_rows[] = {
     {"model", translate_same, NULL},
-    {"messages", translate_ignore, NULL}, /* messages_talk() reads both */
+    {"messages", translate_ignore, NULL}, /* messages_talk() reads this and system */
     {"system", translate_ignore, NULL},
     {"max_tokens", translate_max_tokens, NULL},
     {"stop_sequences", messages_stops, "stop"},
@@ -433,9 +470,9 @@ static const struct translate_row messages_rows[] = {
     {"thinking", messages_think, NULL},
     {"output_config", messages_output, NULL},
     {"output_format", messages_format, NULL},
-    {"chat_template_kwargs", translate_object, NULL}, /* translate_begin() has taken it */
+    {"chat_template_kwargs", translate_object, NULL}, /* translate_begin() has read it */
     {"cache_control", messages_mark_all, NULL},
-    /* Harmless: what was said is left in the prompt, and the rest is for a service's books. */
+    /* Harmless: hints on the context's management, and fields for a service's accounting. */
     {"context_management", translate_object, NULL},
     {"metadata", translate_object, NULL},
     {"service_tier", translate_text, NULL},
@@ -444,31 +481,33 @@ static const struct translate_row messages_rows[] = {
     {"diagnostics", translate_object, NULL},
     {"user_profile_id", translate_text, NULL},
     {"workspace_id", translate_text, NULL},
-    /* Not there. */
+    /* Not supported. */
     {"mcp_servers", translate_refuse, NULL},
     {"container", translate_refuse, NULL},
     TRANSLATE_EXTRAS,
 };
 
+/* Fields first, then the conversation, then the marks that were found in both. */
 int translate_messages(struct json *chat, struct arena *arena, const struct json *body,
-                       bool is_count, char *why, size_t why_cap, const char **param)
+                       bool is_count, struct reason *reason)
 {
     const struct json *max_tokens = json_get(body, "max_tokens");
-    struct translation t;
+    struct translation translation;
     int rc;
 
-    translate_begin(&t, arena, body, why, why_cap);
-    rc = translate_fields(&t, messages_rows, sizeof messages_rows / sizeof messages_rows[0], body);
+    translate_begin(&translation, arena, body, reason->text, sizeof reason->text);
+    rc = translate_fields(&translation, messages_rows,
+                          sizeof messages_rows / sizeof messages_rows[0], body);
     if (rc == ERR_OK && !is_count && (max_tokens == NULL || max_tokens->kind == JSON_NULL)) {
-        t.param = "max_tokens";
-        rc = translate_type(&t, "max_tokens", "", NULL);
+        translation.param = "max_tokens";
+        rc = translate_type(&translation, "max_tokens", "", NULL);
     }
     if (rc == ERR_OK)
-        rc = messages_talk(&t, body);
+        rc = messages_talk(&translation, body);
     if (rc == ERR_OK)
-        messages_retain(&t, body);
+        messages_retain(&translation, body);
     if (rc == ERR_OK)
-        rc = translate_end(&t, chat);
-    *param = rc == ERR_OK ? NULL : t.param;
+        rc = translate_end(&translation, chat);
+    reason->param = rc == ERR_OK ? NULL : translation.param;
     return rc;
 }

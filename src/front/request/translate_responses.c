@@ -1,9 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * OpenAI's POST /v1/responses as a chat. Items of the input become turns: messages the content,
- * reasoning the reasoning, function_call a tool call, function_call_output a message of its own.
- * The items of an earlier response (kept.h) come before the input; where none are kept,
- * previous_response_id is refused. */
+ * OpenAI's POST /v1/responses as a chat. Items of the input become parts of turns: message the
+ * content, reasoning the reasoning, function_call a tool call; function_call_output becomes a
+ * message of its own. The items of an earlier response (kept.h) precede the input; when responses
+ * are not stored, previous_response_id is refused.
+ *
+ *   {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "R"}]}
+ *   {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
+ *   {"type": "function_call_output", "call_id": "c1", "output": "4"}
+ *
+ * become
+ *
+ *   {"role": "assistant", "content": null, "reasoning_content": "R", "tool_calls": [{"id": "c1",
+ *    "type": "function", "function": {"name": "f", "arguments": "{}"}}]}
+ *   {"role": "tool", "tool_call_id": "c1", "content": "4"} */
 #include <stdio.h>
 #include <string.h>
 
@@ -11,12 +21,14 @@
 #include "front/request/translate.h"
 #include "ipc/wire_request.h"
 
-#define RESPONSES_TOP_MAX  20 /* that API's bound */
+#define RESPONSES_TOP_MAX  20 /* that API's limit */
 #define RESPONSES_LOGPROBS "message.output_text.logprobs"
 
-/* --- items --------------------------------------------------------------------------------- */
+/* --- items ---------------------------------------------------------------------------------
+ *
+ * where is the path of an item for error texts: input[2], or previous_response_id[0]. */
 
-/* The text of a part of content. */
+/* The text of one part of an item's content. */
 static int responses_part(struct translation *t, const struct json *part, const char *where,
                           const struct json **text)
 {
@@ -33,6 +45,7 @@ static int responses_part(struct translation *t, const struct json *part, const 
     rc = translate_member_text(t, part, "type", where, &type);
     if (rc != ERR_OK)
         return rc;
+    /* Each type of part has its text in one member. */
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         if (strcmp(rows[i].type, type) == 0)
             return translate_member_content(t, part, rows[i].member, where, text);
@@ -41,7 +54,7 @@ static int responses_part(struct translation *t, const struct json *part, const 
                           where, type);
 }
 
-/* A text, or a list of parts. */
+/* A text, or a list of parts: append its texts to texts. */
 static int responses_content(struct translation *t, const struct json *v, const char *where,
                              struct json_made *texts)
 {
@@ -57,6 +70,7 @@ static int responses_content(struct translation *t, const struct json *v, const 
         const struct json *text = NULL;
         int rc;
 
+        /* The path of this part, for errors inside it. */
         (void)snprintf(at, sizeof at, "%s[%u]", where, i);
         rc = responses_part(t, &v->items[i], at, &text);
         if (rc != ERR_OK)
@@ -66,6 +80,8 @@ static int responses_content(struct translation *t, const struct json *v, const 
     return ERR_OK;
 }
 
+/* A message: its role and its content. Roles that a chat template does not know become those it
+ * does. */
 static int responses_message(struct translation *t, const struct json *item, const char *where)
 {
     static const struct {
@@ -74,7 +90,7 @@ static int responses_message(struct translation *t, const struct json *item, con
     } rows[] = {{"user", "user"},
                 {"assistant", "assistant"},
                 {"system", "system"},
-                {"developer", "system"}}; /* which templates know */
+                {"developer", "system"}}; /* templates do not know developer */
     const struct json *content = json_get(item, "content");
     const char *role = NULL;
     char at[80];
@@ -87,6 +103,7 @@ static int responses_message(struct translation *t, const struct json *item, con
         return translate_fail(t, ERR_INVALID,
                               "'%s.role' must be user, assistant, system or developer", where);
     (void)snprintf(at, sizeof at, "%s.content", where);
+    /* An assistant's message may be empty: a reply may consist of nothing but calls. */
     if (content != NULL && content->kind == JSON_LIST && content->n == 0 &&
         strcmp(role, "assistant") != 0)
         return translate_fail(t, ERR_INVALID, "'%s' must not be empty", at);
@@ -94,6 +111,8 @@ static int responses_message(struct translation *t, const struct json *item, con
     return responses_content(t, content, at, &t->texts);
 }
 
+/* A call of a function, in an assistant's turn. A function of a namespace gets the joined name, as
+ * in the list of tools. */
 static int responses_call(struct translation *t, const struct json *item, const char *where)
 {
     const char *id = NULL;
@@ -113,7 +132,8 @@ static int responses_call(struct translation *t, const struct json *item, const 
     return ERR_OK;
 }
 
-/* A call with a text: the argument `input` of the function that the tool is here. */
+/* A call of a custom tool, which has a text in place of arguments. The tool is a function here, and
+ * the text its argument `input`. */
 static int responses_custom(struct translation *t, const struct json *item, const char *where)
 {
     struct json_made inner = {.arena = t->arena};
@@ -129,6 +149,7 @@ static int responses_custom(struct translation *t, const struct json *item, cons
         rc = translate_member_content(t, item, "input", where, &input);
     if (rc != ERR_OK)
         return rc;
+    /* As the model writes such a call: {"input": TEXT}. */
     json_put(&inner, "input", input);
     arguments = json_made(&inner, JSON_OBJECT);
     t->chat.failed = t->chat.failed || inner.failed;
@@ -138,6 +159,7 @@ static int responses_custom(struct translation *t, const struct json *item, cons
     return ERR_OK;
 }
 
+/* The result of a call: a message of its own, which call_id connects with the call. */
 static int responses_output(struct translation *t, const struct json *item, const char *where)
 {
     struct json_made texts = {.arena = t->arena};
@@ -156,7 +178,7 @@ static int responses_output(struct translation *t, const struct json *item, cons
     return ERR_OK;
 }
 
-/* The text, or its summary where that is all there is. */
+/* The text of the reasoning, or its summary when there is nothing else. */
 static int responses_reasoning(struct translation *t, const struct json *item, const char *where)
 {
     const struct json *content = json_get(item, "content");
@@ -179,12 +201,14 @@ static int responses_reasoning(struct translation *t, const struct json *item, c
     return ERR_OK;
 }
 
+/* A reference to an item by its id. Only whole responses are stored, so there is nothing to look
+ * up. */
 static int responses_reference(struct translation *t, const struct json *item, const char *where)
 {
     (void)item;
-    return translate_fail(t, ERR_UNSUPPORTED,
-                          "'%s' refers to an item, and this server keeps none: send the item",
-                          where);
+    return translate_fail(
+        t, ERR_UNSUPPORTED,
+        "'%s' refers to an item, but this server does not store items: send the item", where);
 }
 
 static const struct responses_item {
@@ -200,10 +224,11 @@ static const struct responses_item {
     {"item_reference", responses_reference},
 };
 
+/* Add one item to the conversation. */
 static int responses_item(struct translation *t, const struct json *item, const char *where)
 {
     const struct json *type = json_get(item, "type");
-    const char *name = "message"; /* the type may be left out there */
+    const char *name = "message"; /* the default type */
 
     if (item->kind != JSON_OBJECT)
         return translate_type(t, where, "an object", item);
@@ -221,6 +246,7 @@ static int responses_item(struct translation *t, const struct json *item, const 
                           where, name);
 }
 
+/* Add all items of a list. name is the field for errors, and the beginning of each item's path. */
 static int responses_items_of(struct translation *t, const struct json *list, const char *name)
 {
     char where[40];
@@ -234,7 +260,7 @@ static int responses_items_of(struct translation *t, const struct json *list, co
     return rc;
 }
 
-/* The instructions, what came before, and the input. */
+/* The instructions, the earlier conversation, and the input, in this order. */
 static int responses_talk(struct translation *t, const struct json *body)
 {
     const struct json *instructions = json_get(body, "instructions");
@@ -248,6 +274,8 @@ static int responses_talk(struct translation *t, const struct json *body)
         translate_role(t, "system");
         translate_say(t, instructions);
     }
+    /* Instructions are not stored with a response: as in OpenAI's API, each request sends its
+     * own. */
     rc = responses_items_of(t, t->earlier, "previous_response_id");
     if (rc != ERR_OK)
         return rc;
@@ -266,13 +294,14 @@ static int responses_talk(struct translation *t, const struct json *body)
 
 /* --- fields -------------------------------------------------------------------------------- */
 
-/* The function that a choice names, of whichever type and namespace its tool is. */
+/* The function that a tool_choice names; its tool may be custom or in a namespace. */
 static int responses_chosen(struct translation *t, const struct json *v, const char *where,
                             const char **name)
 {
     const char *type = NULL;
     int rc = translate_member_text(t, v, "type", where, &type);
 
+    /* Hosted tools cannot be chosen, because they are not in the prompt. */
     if (rc == ERR_OK && strcmp(type, "function") != 0 && strcmp(type, "custom") != 0)
         rc = translate_fail(t, ERR_UNSUPPORTED, "'%s': tools of type '%.64s' are not supported",
                             where, type);
@@ -283,7 +312,8 @@ static int responses_chosen(struct translation *t, const struct json *v, const c
     return rc;
 }
 
-/* A choice among some of the tools, with its members one level deeper, as a chat has it. */
+/* {"type": "allowed_tools", "mode": M, "tools": [{"type": "function", "name": N}]} becomes the
+ * chat's form, where the members are one level deeper. */
 static int responses_allowed(struct translation *t, const struct json *v)
 {
     const struct json *tools = json_get(v, "tools");
@@ -310,7 +340,7 @@ static int responses_allowed(struct translation *t, const struct json *v)
         json_put_made(&list, NULL, JSON_OBJECT, &tool);
     }
     if (mode != NULL)
-        json_put(&inner, "mode", mode); /* the chat looks at it */
+        json_put(&inner, "mode", mode); /* the chat checks it */
     json_put_made(&inner, "tools", JSON_LIST, &list);
     json_put_text(&out, "type", "allowed_tools");
     json_put_made(&out, "allowed_tools", JSON_OBJECT, &inner);
@@ -318,6 +348,7 @@ static int responses_allowed(struct translation *t, const struct json *v)
     return ERR_OK;
 }
 
+/* tool_choice: a word, a function, a custom tool, or a list of allowed tools. */
 static int responses_tool_choice(struct translation *t, const struct translate_row *row,
                                  const struct json *v)
 {
@@ -326,12 +357,12 @@ static int responses_tool_choice(struct translation *t, const struct translate_r
 
     if (json_is_text(v, "none") || json_is_text(v, "auto") || json_is_text(v, "required"))
         return translate_same(t, row, v);
+    if (v->kind == JSON_TEXT)
+        return translate_fail(t, ERR_INVALID,
+                              "'tool_choice' must be none, auto, required, a function or "
+                              "allowed_tools");
     if (v->kind != JSON_OBJECT)
-        return v->kind == JSON_TEXT
-                   ? translate_fail(t, ERR_INVALID,
-                                    "'tool_choice' must be none, auto, required, a function "
-                                    "or allowed_tools")
-                   : translate_type(t, row->name, "a string or an object", v);
+        return translate_type(t, row->name, "a string or an object", v);
     if (json_is_text(json_get(v, "type"), "allowed_tools"))
         return responses_allowed(t, v);
     if (!json_is_text(json_get(v, "type"), "function") &&
@@ -345,6 +376,8 @@ static int responses_tool_choice(struct translation *t, const struct translate_r
     return rc;
 }
 
+/* text.format: {"type": "text"}, {"type": "json_object"}, or {"type": "json_schema", "name": N,
+ * "schema": {...}, "strict": true}. */
 static int responses_format(struct translation *t, const struct json *v)
 {
     const struct json *schema = json_get(v, "schema");
@@ -358,6 +391,7 @@ static int responses_format(struct translation *t, const struct json *v)
     rc = translate_member_text(t, v, "type", "text.format", &type);
     if (rc != ERR_OK || strcmp(type, "text") == 0)
         return rc;
+    /* A chat has the same two formats, one level deeper. */
     if (strcmp(type, "json_object") == 0) {
         json_put_text(&out, "type", type);
         json_put_made(&t->chat, "response_format", JSON_OBJECT, &out);
@@ -375,6 +409,7 @@ static int responses_format(struct translation *t, const struct json *v)
     return ERR_OK;
 }
 
+/* text: only its format has an effect. */
 static int responses_text(struct translation *t, const struct translate_row *row,
                           const struct json *v)
 {
@@ -383,10 +418,11 @@ static int responses_text(struct translation *t, const struct translate_row *row
     if (v->kind != JSON_OBJECT)
         return translate_type(t, row->name, "an object", v);
     if (format == NULL || format->kind == JSON_NULL)
-        return ERR_OK; /* verbosity is a wish that no template knows */
+        return ERR_OK; /* no template supports verbosity */
     return responses_format(t, format);
 }
 
+/* reasoning.effort, which chats have as reasoning_effort. */
 static int responses_effort(struct translation *t, const struct translate_row *row,
                             const struct json *v)
 {
@@ -404,7 +440,7 @@ static int responses_effort(struct translation *t, const struct translate_row *r
     return ERR_OK;
 }
 
-/* Up to the values, which the answer repeats. */
+/* Only checked; the answer repeats it. */
 static int responses_metadata(struct translation *t, const struct translate_row *row,
                               const struct json *v)
 {
@@ -417,8 +453,8 @@ static int responses_metadata(struct translation *t, const struct translate_row 
     return ERR_OK;
 }
 
-/* Does the answer say log probabilities? Reasoning is not encrypted here and comes anyway; the rest
- * that can be included is of tools that are not there. */
+/* include: only log probabilities have an effect. Reasoning is never encrypted here and always
+ * sent; the other values concern tools that quire does not have. */
 static int responses_include(struct translation *t, const struct translate_row *row,
                              const struct json *v)
 {
@@ -435,28 +471,29 @@ static int responses_include(struct translation *t, const struct translate_row *
     return ERR_OK;
 }
 
-/* How many alternatives, where `include` asks for any. */
+/* top_logprobs has an effect only if `include` asks for log probabilities. */
 static int responses_top_logprobs(struct translation *t, const struct json *body)
 {
-    const struct json *v = json_get(body, "top_logprobs");
+    const struct json *value = json_get(body, "top_logprobs");
     const struct json *include = json_get_kind(body, "include", JSON_LIST);
     bool asked = false;
 
     t->param = "top_logprobs";
-    if (v == NULL || v->kind == JSON_NULL)
+    if (value == NULL || value->kind == JSON_NULL)
         return ERR_OK;
-    if (v->kind != JSON_INT || v->whole < 0 || v->whole > RESPONSES_TOP_MAX)
+    if (value->kind != JSON_INT || value->whole < 0 || value->whole > RESPONSES_TOP_MAX)
         return translate_fail(t, ERR_INVALID,
                               "'top_logprobs' must be a whole number, at least 0 and at most %d",
                               RESPONSES_TOP_MAX);
+    /* The number alone does not ask for log probabilities in this API. */
     for (uint32_t i = 0; include != NULL && i < include->n; i++)
         asked = asked || json_is_text(&include->items[i], RESPONSES_LOGPROBS);
     if (asked)
-        json_put(&t->chat, "top_logprobs", v);
+        json_put(&t->chat, "top_logprobs", value);
     return ERR_OK;
 }
 
-/* auto: of a prompt that is too long the end is kept, so far as the answer leaves room. */
+/* "auto": when a prompt is too long, keep its end, as much as fits beside the answer. */
 static int responses_truncation(struct translation *t, const struct translate_row *row,
                                 const struct json *v)
 {
@@ -472,25 +509,31 @@ static int responses_truncation(struct translation *t, const struct translate_ro
     return ERR_OK;
 }
 
+/* A field that refers to a stored conversation. */
 static int responses_stateless(struct translation *t, const struct translate_row *row,
                                const struct json *v)
 {
     (void)v;
     return translate_fail(t, ERR_UNSUPPORTED,
-                          "'%s' is not supported: this server is stateless and keeps no responses; "
-                          "send the whole conversation as 'input'",
+                          "'%s' is not supported: this server does not store responses; send the "
+                          "whole conversation as 'input'",
                           row->name);
 }
 
+/* Refused unless responses are stored; then earlier is set, and may be empty. */
 static int responses_previous(struct translation *t, const struct translate_row *row,
                               const struct json *v)
 {
-    return t->earlier != NULL ? ERR_OK : responses_stateless(t, row, v);
+    if (t->earlier != NULL)
+        return ERR_OK;
+    return responses_stateless(t, row, v);
 }
 
+/* All fields that are known, in three groups: those with an effect, those without one, and those
+ * that would change the answer and are refused. Others are logged and ignored. */
 static const struct translate_row responses_rows[] = {
     {"model", translate_same, NULL},
-    {"input", translate_ignore, NULL}, /* responses_talk() reads both */
+    {"input", translate_ignore, NULL}, /* responses_talk() reads this and instructions */
     {"instructions", translate_ignore, NULL},
     {"max_output_tokens", translate_max_tokens, "max_completion_tokens"},
     {"stream", translate_same, NULL},
@@ -507,9 +550,9 @@ static const struct translate_row responses_rows[] = {
     {"include", responses_include, NULL},
     {"top_logprobs", translate_ignore, NULL}, /* responses_top_logprobs() reads it */
     {"truncation", responses_truncation, NULL},
-    {"chat_template_kwargs", translate_object, NULL}, /* translate_begin() has taken it */
-    {"store", translate_flag, NULL},                  /* the answer says whether it is */
-    /* Harmless: for the books of whoever runs a service, or of tools that are not there. */
+    {"chat_template_kwargs", translate_object, NULL}, /* translate_begin() has read it */
+    {"store", translate_flag, NULL},                  /* the answer reports whether it was stored */
+    /* Harmless: for a service's accounting, or for tools that quire does not have. */
     {"stream_options", translate_object, NULL},
     {"user", translate_text, NULL},
     {"safety_identifier", translate_text, NULL},
@@ -517,7 +560,7 @@ static const struct translate_row responses_rows[] = {
     {"prompt_cache_retention", translate_text, NULL},
     {"service_tier", translate_text, NULL},
     {"max_tool_calls", translate_ignore, NULL},
-    /* Not there. */
+    /* Not supported. */
     {"previous_response_id", responses_previous, NULL},
     {"conversation", responses_stateless, NULL},
     {"background", translate_refuse, NULL},
@@ -526,24 +569,25 @@ static const struct translate_row responses_rows[] = {
     TRANSLATE_EXTRAS,
 };
 
+/* Fields first, then the conversation. top_logprobs depends on another field, so it is read after
+ * the table's walk. */
 int translate_responses(struct json *chat, struct arena *arena,
-                        const struct translate_responses_in *in, char *why, size_t why_cap,
-                        const char **param)
+                        const struct translate_responses_in *in, struct reason *reason)
 {
     const struct json *body = in->body;
-    struct translation t;
+    struct translation translation;
     int rc;
 
-    translate_begin(&t, arena, body, why, why_cap);
-    t.earlier = in->earlier;
-    rc = translate_fields(&t, responses_rows, sizeof responses_rows / sizeof responses_rows[0],
-                          body);
+    translate_begin(&translation, arena, body, reason->text, sizeof reason->text);
+    translation.earlier = in->earlier;
+    rc = translate_fields(&translation, responses_rows,
+                          sizeof responses_rows / sizeof responses_rows[0], body);
     if (rc == ERR_OK)
-        rc = responses_top_logprobs(&t, body);
+        rc = responses_top_logprobs(&translation, body);
     if (rc == ERR_OK)
-        rc = responses_talk(&t, body);
+        rc = responses_talk(&translation, body);
     if (rc == ERR_OK)
-        rc = translate_end(&t, chat);
-    *param = rc == ERR_OK ? NULL : t.param;
+        rc = translate_end(&translation, chat);
+    reason->param = rc == ERR_OK ? NULL : translation.param;
     return rc;
 }

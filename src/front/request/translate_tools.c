@@ -1,10 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Tools of POST /v1/responses as a chat's, which knows functions only. Those of a namespace become
- * functions named SPACE__NAME. A custom tool takes a text: it becomes a function with one argument,
- * `input`, which a regular expression of its format holds; a grammar in Lark is told to the model
- * alone. Hosted tools are another service's: prompts do not speak of them. Which tool a function
- * stands for is looked up in the request, so a name may hold what it likes. */
+ * The tools of POST /v1/responses as those of a chat, which knows functions only.
+ *
+ * A tool in a namespace becomes a function named SPACE__NAME. A custom tool takes a text: it
+ * becomes a function with one argument, `input`; a regular expression in its format becomes the
+ * argument's pattern, while a grammar in Lark is only described to the model. Hosted tools, which
+ * OpenAI runs itself, are left out of the prompt. To find the tool of a called function, the
+ * request's tools are searched, because names may contain "__" themselves.
+ *
+ *   {"type": "custom", "name": "sql",
+ *    "format": {"type": "grammar", "syntax": "regex", "definition": "SELECT .*"}}
+ *
+ * becomes the function sql with the parameters
+ *
+ *   {"type": "object", "properties": {"input": {"type": "string", "pattern": "^(?:SELECT .*)$"}},
+ *    "required": ["input"], "additionalProperties": false} */
 #include "front/request/translate.h"
 
 #include <stdio.h>
@@ -12,7 +22,7 @@
 
 #define SPACE_BETWEEN "__"
 
-/* Tools that OpenAI runs itself, or whose calls are no functions. */
+/* Tools that OpenAI runs itself, or whose calls are not functions. */
 static const char *const hosted[] = {"web_search",
                                      "web_search_2025_08_26",
                                      "web_search_preview",
@@ -29,6 +39,7 @@ static const char *const hosted[] = {"web_search",
                                      "apply_patch",
                                      "tool_search"};
 
+/* Is this a type of tool that is left out? */
 static bool is_hosted(const char *type)
 {
     for (size_t i = 0; i < sizeof hosted / sizeof hosted[0]; i++)
@@ -37,6 +48,7 @@ static bool is_hosted(const char *type)
     return false;
 }
 
+/* The name of a tool in a namespace. Without memory the bare name, and the chat fails later. */
 const char *translate_spaced(struct translation *t, const char *space, const char *name)
 {
     size_t n = strlen(space);
@@ -55,6 +67,7 @@ const char *translate_spaced(struct translation *t, const char *space, const cha
 
 /* --- reading ------------------------------------------------------------------------------- */
 
+/* Copy a tool's members, with another name. */
 static void put_renamed(struct json_made *out, const struct json *tool, const char *name)
 {
     for (uint32_t i = 0; i < tool->n; i++)
@@ -63,31 +76,36 @@ static void put_renamed(struct json_made *out, const struct json *tool, const ch
     json_put_text(out, "name", name);
 }
 
-/* What a custom tool does, and the grammar of its text, where it has one. */
+/* The description of a custom tool, with the grammar of its text if it has one. */
 static struct json describe(struct translation *t, const struct json *tool)
 {
     const struct json *format = json_get_kind(tool, "format", JSON_OBJECT);
     const struct json *said = json_get_kind(tool, "description", JSON_TEXT);
     const struct json *rules = json_get_kind(format, "definition", JSON_TEXT);
     struct json described = {.kind = JSON_TEXT, .text = ""};
-    struct buf b = {0};
+    struct buf buf = {0};
 
     if (said != NULL)
         described = *said;
     if (rules == NULL)
         return described;
-    buf_add(&b, described.text, described.text_len);
-    buf_printf(&b, "\n\nThe input is a text under this %s grammar:\n",
+    buf_add(&buf, described.text, described.text_len);
+    buf_printf(&buf, "\n\nThe input is a text under this %s grammar:\n",
                json_get_text(format, "syntax", "lark"));
-    buf_add(&b, rules->text, rules->text_len);
-    described.text_len = b.len;
-    described.text = b.failed ? NULL : arena_strndup(t->arena, b.bytes, b.len);
-    buf_fini(&b);
+    buf_add(&buf, rules->text, rules->text_len);
+    described.text_len = buf.len;
+    if (buf.failed)
+        described.text = NULL;
+    else
+        described.text = arena_strndup(t->arena, buf.bytes, buf.len);
+    buf_fini(&buf);
     t->chat.failed = t->chat.failed || described.text == NULL;
-    return described.text != NULL ? described : (struct json){.kind = JSON_TEXT, .text = ""};
+    if (described.text == NULL)
+        described = (struct json){.kind = JSON_TEXT, .text = ""};
+    return described;
 }
 
-/* The pattern that the whole text matches; NULL: it is free, or its grammar is only told. */
+/* The pattern that the whole text must match; NULL when the text is free or has a Lark grammar. */
 static int read_format(struct translation *t, const struct json *tool, const char *where,
                        const char **pattern)
 {
@@ -107,6 +125,7 @@ static int read_format(struct translation *t, const struct json *tool, const cha
     rc = translate_member_text(t, format, "type", at, &type);
     if (rc != ERR_OK || strcmp(type, "text") == 0)
         return rc;
+    /* A grammar is either in Lark or a regular expression. */
     if (strcmp(type, "grammar") != 0)
         return translate_fail(t, ERR_INVALID, "'%s.type' must be text or grammar, not '%.64s'", at,
                               type);
@@ -120,6 +139,7 @@ static int read_format(struct translation *t, const struct json *tool, const cha
         return rc;
     if (json_has_nul(rules))
         return translate_fail(t, ERR_INVALID, "'%s.definition' must not have \\u0000", at);
+    /* A pattern may match anywhere in a text, so it is anchored at both ends. */
     cap = rules->text_len + sizeof "^(?:)$";
     text = arena_alloc(t->arena, cap);
     if (text == NULL)
@@ -130,7 +150,7 @@ static int read_format(struct translation *t, const struct json *tool, const cha
 }
 
 /* {"type":"object","properties":{"input":{"type":"string"}},"required":["input"],
- *  "additionalProperties":false}, with the pattern where there is one. */
+ * "additionalProperties":false}, with the pattern if there is one. */
 static void put_input_schema(struct json_made *out, const char *pattern)
 {
     struct json_made input = {.arena = out->arena};
@@ -148,6 +168,7 @@ static void put_input_schema(struct json_made *out, const char *pattern)
     json_put_made(out, "parameters", JSON_OBJECT, &schema);
 }
 
+/* One tool of each kind. space is the namespace, "" outside of one. */
 static int read_custom(struct translation *t, const struct json *tool, const char *space,
                        const char *where, struct json_made *tools)
 {
@@ -161,15 +182,19 @@ static int read_custom(struct translation *t, const struct json *tool, const cha
     if (rc != ERR_OK)
         return rc;
     json_put_text(&made, "name", name[0] == '\0' ? "" : translate_spaced(t, space, name));
+    /* The description is the only place where a grammar in Lark can go. */
     described = describe(t, tool);
     json_put(&made, "description", &described);
     put_input_schema(&made, pattern);
     if (pattern != NULL)
         json_put_flag(&made, "strict", true);
     function = json_made(&made, JSON_OBJECT);
-    return made.failed ? ERR_NO_MEMORY : translate_tool(t, &function, "parameters", where, tools);
+    if (made.failed)
+        return ERR_NO_MEMORY;
+    return translate_tool(t, &function, "parameters", where, tools);
 }
 
+/* A function. In a namespace it is copied, to change its name. */
 static int read_function(struct translation *t, const struct json *tool, const char *space,
                          const char *where, struct json_made *tools)
 {
@@ -185,9 +210,12 @@ static int read_function(struct translation *t, const struct json *tool, const c
         return rc;
     put_renamed(&made, tool, name[0] == '\0' ? "" : translate_spaced(t, space, name));
     function = json_made(&made, JSON_OBJECT);
-    return made.failed ? ERR_NO_MEMORY : translate_tool(t, &function, "parameters", where, tools);
+    if (made.failed)
+        return ERR_NO_MEMORY;
+    return translate_tool(t, &function, "parameters", where, tools);
 }
 
+/* Any tool but a namespace. */
 static int read_one(struct translation *t, const struct json *tool, const char *space,
                     const char *where, struct json_made *tools)
 {
@@ -203,12 +231,14 @@ static int read_one(struct translation *t, const struct json *tool, const char *
         return read_function(t, tool, space, where, tools);
     if (strcmp(type, "custom") == 0)
         return read_custom(t, tool, space, where, tools);
+    /* In a namespace only functions and custom tools make sense. */
     if (space[0] == '\0' && is_hosted(type))
         return ERR_OK;
     return translate_fail(t, ERR_UNSUPPORTED, "'%s': tools of type '%.64s' are not supported",
                           where, type);
 }
 
+/* All tools of a namespace. Namespaces cannot contain others: read_one() refuses that type. */
 static int read_space(struct translation *t, const struct json *space, const char *where,
                       struct json_made *tools)
 {
@@ -229,6 +259,7 @@ static int read_space(struct translation *t, const struct json *space, const cha
     return rc;
 }
 
+/* The field `tools`. */
 int translate_tools(struct translation *t, const struct translate_row *row, const struct json *v)
 {
     struct json_made tools = {.arena = t->arena};
@@ -248,6 +279,7 @@ int translate_tools(struct translation *t, const struct translate_row *row, cons
         if (rc != ERR_OK)
             return rc;
     }
+    /* A list of hosted tools alone leaves no tool: the chat then has none at all. */
     if (tools.n > 0 || v->n == 0)
         json_put_made(&t->chat, "tools", JSON_LIST, &tools);
     return ERR_OK;
@@ -255,7 +287,7 @@ int translate_tools(struct translation *t, const struct translate_row *row, cons
 
 /* --- looking up ---------------------------------------------------------------------------- */
 
-/* Is `name` this tool's, under the name of its namespace? */
+/* Does the function `name` stand for this tool in this namespace? */
 static bool is_named(const struct json *tool, const char *space, const char *name)
 {
     const char *own = json_get_text(tool, "name", NULL);
@@ -269,6 +301,7 @@ static bool is_named(const struct json *tool, const char *space, const char *nam
            strcmp(name + n + 2, own) == 0;
 }
 
+/* Tools outside of namespaces are treated as a list of one. */
 struct translate_called translate_find_tool(const struct json *request, const char *name)
 {
     const struct json *tools = json_get_kind(request, "tools", JSON_LIST);
@@ -286,7 +319,10 @@ struct translate_called translate_find_tool(const struct json *request, const ch
             if (!is_named(one, space, name))
                 continue;
             found.name = json_get_text(one, "name", name);
-            found.space = spaced ? space : NULL;
+            if (spaced)
+                found.space = space;
+            else
+                found.space = NULL;
             found.is_custom = json_is_text(json_get(one, "type"), "custom");
             return found;
         }

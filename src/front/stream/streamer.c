@@ -1,11 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The streamer: one thread, one epoll, every open exchange of the process. It submits to the
- * lane, reads what the engine says, writes answers as far as sockets take them, and notices
- * clients and engines that go away. It never blocks on any of them.
+ * The streamer: one thread with one epoll set for all open exchanges of the process. It submits to
+ * the lane, reads the engine's records, writes answers as far as sockets accept them, and notices
+ * clients and engines that disappear. It never blocks on any of them.
  *
- * An exchange that ends during a pass is freed at the end of the pass, because events of the
- * same pass may still name it; its connection leaves epoll when it is closed then. */
+ * One pass of streamer_run():
+ *
+ *   wait for events -> new exchanges from readers -> attach, resubmit -> read the lane
+ *   -> write answers -> timeouts -> free ended exchanges
+ *
+ * An exchange that ends during a pass is freed at the end of the pass, because events of the same
+ * pass may still point to it. */
 #include <errno.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -20,11 +25,12 @@
 #include "front/stream/streamer_parts.h"
 
 #define STREAMER_EVENTS      256
-#define STREAMER_TICK_MS     500 /* timeouts are looked at this often */
-#define STREAMER_DETACHED_MS 50  /* without an engine: how often to try to attach */
+#define STREAMER_TICK_MS     500 /* ms between checks of timeouts */
+#define STREAMER_DETACHED_MS 50  /* without an engine: ms between attempts to attach */
 
 /* --- lists -------------------------------------------------------------------------------- */
 
+/* Add an exchange to the list of the open ones. */
 static void streamer_link(struct streamer *s, struct exchange *x)
 {
     x->prev = NULL;
@@ -35,6 +41,7 @@ static void streamer_link(struct streamer *s, struct exchange *x)
     s->n_open++;
 }
 
+/* Remove it from the list. */
 static void streamer_unlink(struct streamer *s, struct exchange *x)
 {
     if (x->prev == NULL)
@@ -48,16 +55,19 @@ static void streamer_unlink(struct streamer *s, struct exchange *x)
 
 /* --- ends --------------------------------------------------------------------------------- */
 
+/* End an exchange: its generations are cancelled and its memory is freed at the end of the pass.
+ * For clients that are gone, and for answers that were sent completely. */
 void streamer_close(struct streamer *s, struct exchange *x)
 {
     for (int i = 0; i < x->n_gens; i++)
         streamer_let_go(s, &x->gens[i], WIRE_CLIENT_GONE);
     streamer_unlink(s, x);
-    x->dead = true; /* later events of this pass pass over it */
+    x->dead = true; /* later events of this pass ignore it */
     x->next = s->dead;
     s->dead = x;
 }
 
+/* End an exchange with an error. It stays open until the error is sent. */
 void streamer_fail(struct streamer *s, struct exchange *x, int err, const char *message,
                    const char *param)
 {
@@ -65,12 +75,13 @@ void streamer_fail(struct streamer *s, struct exchange *x, int err, const char *
 
     for (int i = 0; i < x->n_gens; i++)
         streamer_let_go(s, &x->gens[i], WIRE_CLIENT_GONE);
+    /* A client may try again: in the time that the engine estimates, or in a second. */
     if (err_http_status(err) == 429 || err_http_status(err) == 503) {
-        struct link *l = &s->f->link;
+        struct link *link = &s->f->link;
 
         retry_after_s = x->retry_after_s;
-        if (retry_after_s == 0 && l->control_fd != -1)
-            retry_after_s = (int)atomic_load(&l->lane.shared->retry_after_s);
+        if (retry_after_s == 0 && link->control_fd != -1)
+            retry_after_s = (int)atomic_load(&link->lane.shared->retry_after_s);
         if (retry_after_s < 1)
             retry_after_s = 1;
     }
@@ -82,6 +93,8 @@ void streamer_fail(struct streamer *s, struct exchange *x, int err, const char *
 
 /* --- writing ------------------------------------------------------------------------------ */
 
+/* Ask epoll for writability only while the socket is full, because otherwise every pass would wake
+ * at once. */
 static void streamer_watch(struct streamer *s, struct exchange *x, bool out)
 {
     struct epoll_event ev = {.events = EPOLLRDHUP | (out ? EPOLLOUT : 0), .data.ptr = x};
@@ -92,6 +105,8 @@ static void streamer_watch(struct streamer *s, struct exchange *x, bool out)
         x->watching_out = out;
 }
 
+/* Send as much of the answer as the socket takes. A complete answer that was sent completely ends
+ * the exchange. */
 void streamer_flush(struct streamer *s, struct exchange *x)
 {
     size_t left = x->out.len - x->out_sent;
@@ -100,12 +115,18 @@ void streamer_flush(struct streamer *s, struct exchange *x)
 
     if (x->dead)
         return;
+    /* A part of the answer is missing for lack of memory: cut the connection, so that the client
+     * does not take it for complete. */
     if (x->out.failed) {
         streamer_close(s, x);
         return;
     }
     if (left > 0 || x->complete) {
-        n = x->complete ? fcgi_write_last(x->fcgi, from, left) : fcgi_write(x->fcgi, from, left);
+        if (x->complete)
+            n = fcgi_write_last(x->fcgi, from, left);
+        else
+            n = fcgi_write(x->fcgi, from, left);
+        /* The client is gone. */
         if (n < 0) {
             streamer_close(s, x);
             return;
@@ -114,6 +135,7 @@ void streamer_flush(struct streamer *s, struct exchange *x)
             x->progress_us = s->now_us;
         x->out_sent += (size_t)n;
     }
+    /* The socket is full: go on when it accepts bytes again. */
     if (x->out_sent < x->out.len || (x->complete && !fcgi_has_ended(x->fcgi))) {
         streamer_watch(s, x, true);
         return;
@@ -127,8 +149,12 @@ void streamer_flush(struct streamer *s, struct exchange *x)
         streamer_watch(s, x, false);
 }
 
-/* --- hand-over ---------------------------------------------------------------------------- */
+/* --- hand-over ----------------------------------------------------------------------------
+ *
+ * Readers push exchanges to a list under a lock. The eventfd is written only if the streamer
+ * sleeps, which saves a system call per request on a busy server. */
 
+/* Take an exchange over from a reader: watch its socket, submit it. */
 static void streamer_adopt_one(struct streamer *s, struct exchange *x)
 {
     struct epoll_event ev = {.events = EPOLLRDHUP, .data.ptr = x};
@@ -139,12 +165,14 @@ static void streamer_adopt_one(struct streamer *s, struct exchange *x)
         streamer_close(s, x);
         return;
     }
+    /* The engine keeps the choices of an answer in one group. */
     if (x->n_gens > 1)
         x->answer = ++s->n_answers;
     streamer_submit(s, x);
     streamer_flush(s, x);
 }
 
+/* Hand an exchange over to the streamer. Called by readers. */
 void streamer_adopt(struct front *f, struct exchange *x)
 {
     uint64_t one = 1;
@@ -160,7 +188,7 @@ void streamer_adopt(struct front *f, struct exchange *x)
         (void)!write(f->handover_fd, &one, sizeof one); /* cannot fail: the counter is small */
 }
 
-/* Before the streamer sleeps: true when nothing was handed over; what is from now on wakes it. */
+/* Before the streamer sleeps: true when the list is empty; from then on an addition wakes it. */
 static bool streamer_may_sleep(struct streamer *s)
 {
     bool empty;
@@ -172,6 +200,7 @@ static bool streamer_may_sleep(struct streamer *s)
     return empty;
 }
 
+/* Take over all exchanges that readers have handed over. */
 static void streamer_adopt_all(struct streamer *s)
 {
     struct exchange *list;
@@ -182,7 +211,7 @@ static void streamer_adopt_all(struct streamer *s)
     s->f->handover = NULL;
     s->f->handover_sleeps = false;
     (void)pthread_mutex_unlock(&s->f->handover_lock);
-    while (list != NULL) { /* newest first; serve the oldest first */
+    while (list != NULL) { /* newest first: reverse it, so that the oldest is served first */
         struct exchange *next = list->next;
 
         list->next = in_order;
@@ -199,21 +228,21 @@ static void streamer_adopt_all(struct streamer *s)
 
 /* --- time --------------------------------------------------------------------------------- */
 
-/* Its time is over, and the engine, which should have said so, does not. */
+/* Has x's deadline passed without a word from the engine, which normally ends such requests? */
 static bool streamer_late(const struct streamer *s, const struct exchange *x)
 {
     return x->n_gens > 0 && x->gens[0].request.deadline_us != 0 &&
            s->now_us > x->gens[0].request.deadline_us + STREAMER_TICK_MS * 1000u;
 }
 
-/* Has one of x's generations been without an engine for too long? One that is leaving may take its
- * time with what it has; the wait for the next begins when it is gone. */
+/* Has a generation of x been without an engine for too long? While the engine is draining, it may
+ * take its time with the requests it has; the wait begins when it is gone. */
 static bool streamer_waited(const struct streamer *s, const struct exchange *x)
 {
     uint64_t wait_us = (uint64_t)s->f->settings.engine_wait_ms * 1000u;
-    const struct link *l = &s->f->link;
+    const struct link *link = &s->f->link;
 
-    if (l->control_fd != -1 && atomic_load(&l->lane.shared->engine_state) == WIRE_DRAINING)
+    if (link->control_fd != -1 && atomic_load(&link->lane.shared->engine_state) == WIRE_DRAINING)
         return false;
 
     for (int i = 0; i < x->n_gens; i++) {
@@ -223,14 +252,15 @@ static bool streamer_waited(const struct streamer *s, const struct exchange *x)
     return false;
 }
 
-/* Complete but for the store's word, which comes, or does not. */
+/* x is complete except that its response is being stored: end it if that is done or takes too
+ * long. */
 static void streamer_end_kept(struct streamer *s, struct exchange *x)
 {
     if (!blocks_wait(x, s->now_us))
         blocks_kept(x);
 }
 
-/* The store has written, or could not. */
+/* The store has finished some jobs. */
 static void streamer_kept(struct streamer *s)
 {
     for (struct exchange *x = s->open, *next; x != NULL; x = next) {
@@ -242,10 +272,11 @@ static void streamer_kept(struct streamer *s)
     }
 }
 
+/* The timeouts of one exchange. At most one of them applies per tick. */
 static void streamer_tick_one(struct streamer *s, struct exchange *x)
 {
-    const struct settings *c = &s->f->settings;
-    uint64_t stall_us = (uint64_t)c->client_stall_s * 1000000u;
+    const struct settings *settings = &s->f->settings;
+    uint64_t stall_us = (uint64_t)settings->client_stall_s * 1000000u;
 
     if ((x->out_sent < x->out.len || x->complete) && s->now_us - x->progress_us > stall_us) {
         streamer_close(s, x);
@@ -260,13 +291,14 @@ static void streamer_tick_one(struct streamer *s, struct exchange *x)
     else if (!x->complete && s->draining && s->now_us > s->drain_until_us)
         streamer_fail(s, x, ERR_DRAINING, NULL, NULL);
     else if (!x->complete && x->stream && x->head_sent && x->out.len == 0 &&
-             s->now_us - x->said_us > (uint64_t)c->keepalive_s * 1000000u) {
+             s->now_us - x->said_us > (uint64_t)settings->keepalive_s * 1000000u) {
         answer_keepalive(x);
         x->said_us = s->now_us;
     }
     streamer_flush(s, x);
 }
 
+/* Check the timeouts of all exchanges, every STREAMER_TICK_MS. */
 static void streamer_tick(struct streamer *s)
 {
     struct exchange *x = s->open;
@@ -283,24 +315,27 @@ static void streamer_tick(struct streamer *s)
     service_watchdog(s->now_us);
 }
 
+/* Stop: accept no more requests, and finish those that run, for at most drain_timeout_s. A second
+ * signal ends them at once. */
 void streamer_drain(struct streamer *s)
 {
     uint64_t one = 1;
 
     service_stopping();
-    log_info("front: stopping; %d requests under way", s->n_open);
+    log_info("front: stopping; %d requests are running", s->n_open);
     s->drain_until_us = s->now_us;
     if (!s->draining) {
         s->drain_us = s->now_us;
         s->drain_until_us += (uint64_t)s->f->settings.drain_timeout_s * 1000000u;
     }
     s->draining = true;
-    (void)!write(s->f->stop_fd, &one, sizeof one); /* never read: it stays readable */
+    (void)!write(s->f->stop_fd, &one, sizeof one); /* never read, so it stays readable for all
+                                                    * readers */
 }
 
 /* --- the loop ----------------------------------------------------------------------------- */
 
-/* An eventfd: one read takes all that was written. */
+/* Read an eventfd: one read resets its counter. */
 static void streamer_take_wake(int fd)
 {
     uint64_t n;
@@ -308,6 +343,7 @@ static void streamer_take_wake(int fd)
     (void)!read(fd, &n, sizeof n); /* non-blocking */
 }
 
+/* Read all that there is. */
 static void streamer_drain_fd(int fd)
 {
     char bytes[512];
@@ -316,7 +352,7 @@ static void streamer_drain_fd(int fd)
         continue; /* non-blocking */
 }
 
-/* An exchange's socket: the client left, or takes bytes again. */
+/* An event of an exchange's socket: the client has left, or accepts bytes again. */
 static void streamer_client(struct streamer *s, struct exchange *x, uint32_t events)
 {
     if (x->dead)
@@ -328,21 +364,26 @@ static void streamer_client(struct streamer *s, struct exchange *x, uint32_t eve
     streamer_flush(s, x);
     for (int i = 0; i < x->n_gens && !x->dead; i++) {
         if (x->gens[i].slot >= 0)
-            streamer_slot(s, (uint32_t)x->gens[i].slot); /* records that were left waiting */
+            streamer_slot(s, (uint32_t)x->gens[i].slot); /* records that were left unread while it
+                                                          * was full */
     }
 }
 
+/* Wait for events, and handle those of sockets and descriptors. The lane is read by the caller
+ * after each pass, so an event of it only ends the wait. */
 static void streamer_events(struct streamer *s, int timeout_ms)
 {
     struct front *f = s->f;
     struct epoll_event ev[STREAMER_EVENTS];
     int n = epoll_wait(s->epoll_fd, ev, STREAMER_EVENTS, timeout_ms);
-    bool spells = false; /* the vocabulary may be there */
+    bool spells = false; /* the handover eventfd was written: the vocabulary may be ready */
 
     s->now_us = clock_us();
     for (int i = 0; i < n; i++) {
         void *p = ev[i].data.ptr;
 
+        /* The data of a descriptor's event is the address of its variable; all others are
+         * exchanges. */
         if (p == &f->link.control_fd) {
             if ((ev[i].events & (EPOLLRDHUP | EPOLLHUP)) != 0 ||
                 lane_take_wakes(f->link.control_fd) != ERR_OK)
@@ -364,19 +405,24 @@ static void streamer_events(struct streamer *s, int timeout_ms)
         streamer_spell(s);
 }
 
+/* The order matters: after streamer_may_sleep() a reader wakes us, after lane_front_sleep() the
+ * engine does; only then may epoll_wait() block. */
 static int streamer_timeout_ms(struct streamer *s)
 {
-    struct link *l = &s->f->link;
+    struct link *link = &s->f->link;
 
     if (!streamer_may_sleep(s))
         return 0;
-    if (l->control_fd == -1)
+    if (link->control_fd == -1)
         return STREAMER_DETACHED_MS;
-    if (!lane_front_sleep(&l->lane))
+    if (!lane_front_sleep(&link->lane))
         return 0;
-    return s->n_open > 0 ? STREAMER_TICK_MS : 2 * STREAMER_TICK_MS;
+    if (s->n_open > 0)
+        return STREAMER_TICK_MS;
+    return 2 * STREAMER_TICK_MS;
 }
 
+/* Free the exchanges that ended in this pass. */
 static void streamer_bury(struct streamer *s)
 {
     while (s->dead != NULL) {
@@ -387,6 +433,7 @@ static void streamer_bury(struct streamer *s)
     }
 }
 
+/* Make the epoll set. */
 static int streamer_open(struct streamer *s)
 {
     struct front *f = s->f;
@@ -404,34 +451,36 @@ static int streamer_open(struct streamer *s)
     return ERR_OK;
 }
 
-/* A reader may be held by a body that never comes whole: its time ends with the drain. The last
- * reader may have handed something over since this pass looked. */
+/* Is there work left? While draining, a reader may be blocked by a body that never arrives
+ * completely: it gets until the end of the drain. The last reader may have handed over an exchange
+ * after this pass looked at the list. */
 static bool streamer_goes_on(struct streamer *s)
 {
     if (!s->draining || s->n_open > 0)
         return true;
     if (atomic_load(&s->f->n_readers) > 0)
         return s->now_us <= s->drain_until_us;
-    streamer_adopt_all(s); /* before n_readers became 0: all of it is in the list */
+    streamer_adopt_all(s); /* all of it was added before n_readers became 0 */
     return s->n_open > 0 || s->dead != NULL;
 }
 
+/* The loop. Its order is that of the head comment. */
 int streamer_run(struct front *f)
 {
-    struct streamer s = {.f = f, .epoll_fd = -1, .now_us = clock_us()};
-    int rc = streamer_open(&s);
+    struct streamer streamer = {.f = f, .epoll_fd = -1, .now_us = clock_us()};
+    int rc = streamer_open(&streamer);
 
-    while (rc == ERR_OK && streamer_goes_on(&s)) {
-        int timeout_ms = streamer_timeout_ms(&s);
+    while (rc == ERR_OK && streamer_goes_on(&streamer)) {
+        int timeout_ms = streamer_timeout_ms(&streamer);
 
-        streamer_events(&s, timeout_ms);
+        streamer_events(&streamer, timeout_ms);
         if (f->link.control_fd != -1)
             lane_front_awake(&f->link.lane);
-        streamer_engine(&s);
-        streamer_lane(&s);
-        streamer_flush_all(&s);
-        streamer_tick(&s);
-        streamer_bury(&s);
+        streamer_engine(&streamer);
+        streamer_lane(&streamer);
+        streamer_flush_all(&streamer);
+        streamer_tick(&streamer);
+        streamer_bury(&streamer);
     }
     return rc;
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Engines that come and go. */
+ * Engines that come and go. When the engine dies, generations are submitted to the next one with
+ * their output so far as part of the prompt, so that clients only notice a pause. */
 #include <errno.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -9,11 +10,11 @@
 #include "base/service.h"
 #include "front/stream/streamer_parts.h"
 
-#define STREAMER_YIELD_US    1000000
-#define STREAMER_SUBMITS_MAX 3 /* engines that may die under a request before it is blamed */
+#define STREAMER_YIELD_US    1000000 /* us before an unfinished request is given to another front */
+#define STREAMER_SUBMITS_MAX 3 /* so many engines may die during a request before it is blamed */
 
-/* An engine may die between the last token and the end of a text: no other could go on with it.
- * Fills *o with the end that did not come. */
+/* Is g's output complete although WIRE_FINISHED is missing, because the engine died in between? No
+ * other engine could continue it. Fills *o with the missing record. */
 static bool streamer_said_all(const struct streamer *s, const struct gen *g, struct wire_out *o)
 {
     const struct exchange *x = g->exchange;
@@ -30,14 +31,16 @@ static bool streamer_said_all(const struct streamer *s, const struct gen *g, str
     return g->ended || n_out >= longest;
 }
 
+/* The connection to the engine is gone: read the rest of the lane, then let all unfinished
+ * generations wait for the next engine. */
 void streamer_engine_lost(struct streamer *s)
 {
-    struct link *l = &s->f->link;
+    struct link *link = &s->f->link;
 
-    /* What the engine said before it died is still in the lane. */
+    /* The records that the engine wrote before it died are still in the lane. */
     streamer_lane(s);
-    for (uint32_t i = 0; i < l->lane.n_slots; i++) {
-        struct gen *g = l->by_slot[i];
+    for (uint32_t i = 0; i < link->lane.n_slots; i++) {
+        struct gen *g = link->by_slot[i];
         struct wire_out end;
 
         if (g == NULL)
@@ -49,7 +52,7 @@ void streamer_engine_lost(struct streamer *s)
         }
         g->slot = -1;
         if (g->n_submits >= STREAMER_SUBMITS_MAX) {
-            /* It was under way in every one of them: do not upload it to another. */
+            /* It was running in each of the engines that died, so it may be the cause. */
             streamer_fail(s, g->exchange, ERR_INTERNAL,
                           "the engine stopped several times during this request", NULL);
             streamer_flush(s, g->exchange);
@@ -59,30 +62,32 @@ void streamer_engine_lost(struct streamer *s)
     }
     for (struct gen *g = s->waiting; g != NULL; g = g->next)
         g->wait_us = s->now_us;
-    link_lost(l, s->now_us);
+    link_lost(link, s->now_us);
 }
 
-/* Nothing of x was said: closed without an answer, it is asked for again at another front. */
+/* Nothing of x was sent: when its connection is closed now, nginx tries another front. */
 static bool streamer_can_hand_back(const struct exchange *x)
 {
     return !x->head_sent && x->out.len == 0 && !x->probe;
 }
 
-/* The engine is of another build, and will not take what is here. A front whose own file was
- * replaced makes room for the new one; nginx asks that, or another front's, for what has not begun.
- * Not at once: the others shall have stopped accepting by then, or it would come back from them. */
+/* The engine is of another build and cannot take our requests. If our own program file was
+ * replaced, stop, so that systemd starts the new one; nginx passes the requests that have no answer
+ * yet to it or to another front. Wait a little before closing them, because the other fronts must
+ * also have stopped accepting, or nginx would pass them to one of those. */
 static void streamer_yield(struct streamer *s)
 {
     uint64_t since_us = s->f->link.foreign_us;
 
     if (!s->draining) {
         if (!service_was_replaced())
-            return; /* wait for an engine of this build, as for any */
-        log_info("front: the engine is of another build, and so is the file of this program: "
-                 "making room for it");
+            return; /* wait for an engine of this build */
+        log_info("front: engine and program file are of another build: stopping, so that the new "
+                 "version can start");
         streamer_drain(s);
     }
-    since_us = since_us < s->drain_us ? s->drain_us : since_us;
+    if (since_us < s->drain_us)
+        since_us = s->drain_us;
     if (s->now_us - since_us < STREAMER_YIELD_US)
         return;
     for (struct exchange *x = s->open, *next; x != NULL; x = next) {
@@ -98,23 +103,24 @@ static void streamer_yield(struct streamer *s)
     }
 }
 
+/* Once per pass: attach if there is an engine, and submit what waits. */
 void streamer_engine(struct streamer *s)
 {
-    struct link *l = &s->f->link;
-    struct epoll_event ev = {.events = EPOLLIN | EPOLLRDHUP, .data.ptr = &l->control_fd};
+    struct link *link = &s->f->link;
+    struct epoll_event ev = {.events = EPOLLIN | EPOLLRDHUP, .data.ptr = &link->control_fd};
 
-    if (!link_try(l, s->now_us)) {
-        if (l->control_fd != -1)
+    if (!link_try(link, s->now_us)) {
+        if (link->control_fd != -1)
             streamer_submit_rest(s);
-        else if (l->foreign_us != 0)
+        else if (link->foreign_us != 0)
             streamer_yield(s);
         return;
     }
-    if (epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, l->control_fd, &ev) == -1) {
+    if (epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, link->control_fd, &ev) == -1) {
         log_error("front: epoll: %s", strerror(errno));
-        link_lost(l, s->now_us);
+        link_lost(link, s->now_us);
         return;
     }
-    vocabulary_want(&s->f->vocabulary, &l->engine);
+    vocabulary_want(&s->f->vocabulary, &link->engine);
     streamer_resume(s);
 }

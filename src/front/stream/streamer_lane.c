@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the engine says: records of slots to texts of answers. */
+ * Reading the lane: the engine's records become tokens, text and answers. A slot's records are read
+ * until its ring is empty, or until the client has STREAMER_BACKLOG unsent bytes; the engine pauses
+ * a sequence whose ring is full, so a slow client slows only its own generation. */
 #include <string.h>
 
 #include "front/answer/answer.h"
@@ -10,48 +12,51 @@
 #include "front/api/health.h"
 #include "front/stream/streamer_parts.h"
 
-#define STREAMER_BACKLOG (256u << 10) /* unsent bytes past which a client's records wait */
+/* unsent bytes of an exchange above which its records are left in the ring */
+#define STREAMER_BACKLOG (256u << 10)
 
-/* Drop what a slot says that nobody wants; its last record makes it free. */
+/* Drop the records of a slot whose generation is cancelled; the last one frees the slot. */
 static void streamer_drain_slot(struct link *l, uint32_t slot)
 {
-    struct wire_out o;
+    struct wire_out record;
 
-    while (lane_record(&l->lane, slot, &o)) {
-        if (o.kind == WIRE_FINISHED) {
-            link_end(l, slot, &o);
+    while (lane_record(&l->lane, slot, &record)) {
+        if (record.kind == WIRE_FINISHED) {
+            link_end(l, slot, &record);
             return;
         }
     }
 }
 
+/* Take a generation off the lane: its records no longer matter. The engine needs time to notice, so
+ * the slot stays in use until its last record has come. */
 void streamer_let_go(struct streamer *s, struct gen *g, enum wire_cancel why)
 {
-    struct link *l = &s->f->link;
+    struct link *link = &s->f->link;
 
     streamer_wait_remove(s, g);
     if (g->slot < 0)
         return;
-    lane_cancel(&l->lane, (uint32_t)g->slot, why);
-    l->by_slot[g->slot] = NULL;
-    streamer_drain_slot(l, (uint32_t)g->slot);
+    lane_cancel(&link->lane, (uint32_t)g->slot, why);
+    link->by_slot[g->slot] = NULL;
+    streamer_drain_slot(link, (uint32_t)g->slot);
     g->slot = -1;
 }
 
-/* g's beam has its next token. The last beam of a prompt begins the next step, or ends the search.
- */
+/* g's beam has its next token. The last beam of a prompt starts the next step or ends the
+ * search. */
 static void streamer_beam(struct streamer *s, struct gen *g)
 {
-    const struct wire_welcome *w = &s->f->link.engine;
+    const struct wire_welcome *welcome = &s->f->link.engine;
     struct exchange *x = g->exchange;
     struct gen *first = g - g->index % x->n;
-    uint32_t n_ends = w->n_eos < WIRE_EOS_MAX ? w->n_eos : WIRE_EOS_MAX;
-    uint32_t longest = w->max_model_len - g->n_prompt; /* above 0: streamer_check() */
+    uint32_t n_ends = welcome->n_eos < WIRE_EOS_MAX ? welcome->n_eos : WIRE_EOS_MAX;
+    uint32_t longest = welcome->max_model_len - g->n_prompt; /* above 0: streamer_check() */
     enum beams_todo todo;
 
     if (x->max_tokens_given && x->max_tokens < longest)
         longest = x->max_tokens;
-    if (beams_told(g, w->eos, n_ends, longest, &todo) != ERR_OK) {
+    if (beams_told(g, welcome->eos, n_ends, longest, &todo) != ERR_OK) {
         streamer_fail(s, x, ERR_NO_MEMORY, NULL, NULL);
         return;
     }
@@ -61,22 +66,26 @@ static void streamer_beam(struct streamer *s, struct gen *g)
         answer_end(x, &first[i]);
 }
 
+/* A generation has ended, by its last record. */
 void streamer_finished(struct streamer *s, struct gen *g, const struct wire_out *o)
 {
     static const char costly[] =
-        "the masks of the output's form take more steps, or its texts nest "
-        "deeper, than is allowed: simplify it";
+        "the output constraint needs more steps per mask, or nests deeper, than the limits allow: "
+        "simplify it";
     struct exchange *x = g->exchange;
     const char *why = NULL;
 
+    /* The engine found the automaton too expensive: remember that, so that the next request with it
+     * is refused at once. */
     if (o->finish == WIRE_FIN_ERROR && o->value == ERR_LIMIT && x->compiled != NULL) {
         compiled_cache_refuse(&s->f->compiled, &x->compiled->name, ERR_LIMIT, costly);
         why = costly;
     }
+    /* The slot is free from here on. */
     link_end(&s->f->link, (uint32_t)g->slot, o);
     g->slot = -1;
     if (o->finish == WIRE_FIN_ERROR && o->value == ERR_DRAINING) {
-        streamer_wait_add(s, g, GEN_WANTS_ENGINE); /* the next engine goes on with it */
+        streamer_wait_add(s, g, GEN_WANTS_ENGINE); /* the next engine continues it */
         return;
     }
     if (o->finish != WIRE_FIN_STOP && o->finish != WIRE_FIN_LENGTH) {
@@ -97,7 +106,11 @@ void streamer_finished(struct streamer *s, struct gen *g, const struct wire_out 
         return;
     }
     (void)detok_finish(&g->detok, &g->text);
-    g->finish = o->finish == WIRE_FIN_STOP ? GEN_STOP : GEN_LENGTH;
+    if (o->finish == WIRE_FIN_STOP)
+        g->finish = GEN_STOP;
+    else
+        g->finish = GEN_LENGTH;
+    /* A stop string may have ended the text in the same step as the limit. */
     if (g->detok.status == DETOK_STOPPED)
         g->finish = GEN_STOP;
     if (o->finish == WIRE_FIN_STOP && token_rules_has_stop(&x->token_rules, o->value))
@@ -105,15 +118,18 @@ void streamer_finished(struct streamer *s, struct gen *g, const struct wire_out 
     answer_end(x, g);
 }
 
+/* A token has come. Its text may be held back by the detokenizer, because it could be the beginning
+ * of a stop string or half of a character. */
 static void streamer_token(struct streamer *s, struct gen *g, const struct wire_out *o)
 {
     struct exchange *x = g->exchange;
 
+    /* Health checks and commands have no use for the token. */
     if (x->only_echo)
         return;
     logprobs_token(g);
     if (x->beams != NULL) {
-        g->ended = true; /* of this step; the token itself does not count */
+        g->ended = true; /* of this step; the token itself is not used */
         return;
     }
     if (token_list_add(&g->tokens, o->value) != ERR_OK) {
@@ -121,7 +137,7 @@ static void streamer_token(struct streamer *s, struct gen *g, const struct wire_
         return;
     }
     g->ended = o->finish == WIRE_FIN_STOP;
-    /* The token that ends a text is counted but not said, unless its text was asked for. */
+    /* A token that ends the text is counted, but its text is left out unless requested. */
     if (o->finish == WIRE_FIN_STOP && !g->detok.include_stop)
         return;
     if (detok_push(&g->detok, o->value, &g->text) == DETOK_STOPPED) {
@@ -129,32 +145,33 @@ static void streamer_token(struct streamer *s, struct gen *g, const struct wire_
         g->finish = GEN_STOP;
         answer_end(x, g);
     } else if (x->shape == SHAPE_RESPONSES && (g->request.flags & WIRE_LOGPROBS) != 0) {
-        answer_text(x, g); /* token by token, so that each finds the text it is of */
+        answer_text(x, g); /* per token, so that each one's log probability finds its text */
     }
 }
 
-/* Was a choice of x refused before another was admitted? Its slot may be one that is read later,
- * and once the answer has begun its status can no longer tell. True when the refusal is the answer.
- */
+/* Was a choice of x refused before this one was admitted? Its slot may be read later in this pass,
+ * and once the answer has begun its status cannot change. True: the refusal is the answer. */
 static bool streamer_was_refused(struct streamer *s, struct exchange *x)
 {
-    struct link *l = &s->f->link;
-    struct wire_out o;
+    struct link *link = &s->f->link;
+    struct wire_out record;
 
     for (int i = 0; i < x->n_gens && !x->head_sent; i++) {
         struct gen *g = &x->gens[i];
 
-        if (g->slot < 0 || !lane_peek(&l->lane, (uint32_t)g->slot, &o) || o.kind != WIRE_FINISHED ||
-            o.finish != WIRE_FIN_ERROR || o.value == ERR_DRAINING)
+        if (g->slot < 0 || !lane_peek(&link->lane, (uint32_t)g->slot, &record) ||
+            record.kind != WIRE_FINISHED || record.finish != WIRE_FIN_ERROR ||
+            record.value == ERR_DRAINING)
             continue;
-        (void)lane_record(&l->lane, (uint32_t)g->slot, &o); /* the one that was looked at */
-        streamer_finished(s, g, &o);
+        (void)lane_record(&link->lane, (uint32_t)g->slot,
+                          &record); /* take the record that was looked at */
+        streamer_finished(s, g, &record);
         return true;
     }
     return false;
 }
 
-/* One record of a generation that somebody wants. */
+/* One record of a generation that is not cancelled. */
 static void streamer_record(struct streamer *s, struct gen *g, const struct wire_out *o)
 {
     struct exchange *x = g->exchange;
@@ -165,6 +182,8 @@ static void streamer_record(struct streamer *s, struct gen *g, const struct wire
             break;
         if (!g->admitted)
             g->n_cached = (uint32_t)o->value < g->n_prompt ? (uint32_t)o->value : g->n_prompt;
+        /* Only the first engine's number is kept: a later one finds also the output in its
+         * cache. */
         g->admitted = true;
         answer_begin(x);
         break;
@@ -181,8 +200,8 @@ static void streamer_record(struct streamer *s, struct gen *g, const struct wire
     x->said_us = s->now_us;
 }
 
-/* Choices of one answer mostly say their tokens together: they are sent by one write, when all
- * slots were read. */
+/* The choices of one answer usually get their tokens in the same step: send them in one write, when
+ * all slots were read. */
 static void streamer_flush_later(struct streamer *s, struct exchange *x)
 {
     if (x->unflushed)
@@ -192,6 +211,7 @@ static void streamer_flush_later(struct streamer *s, struct exchange *x)
     s->unflushed = x;
 }
 
+/* Send the answers whose slots were read in this pass. */
 void streamer_flush_all(struct streamer *s)
 {
     while (s->unflushed != NULL) {
@@ -199,28 +219,29 @@ void streamer_flush_all(struct streamer *s)
 
         s->unflushed = x->next_unflushed;
         x->unflushed = false;
-        streamer_flush(s, x); /* nothing when it has ended meanwhile */
+        streamer_flush(s, x); /* does nothing if it has ended */
     }
 }
 
-/* Read a slot until it is empty, its generation has ended, or its client is too far behind. */
+/* Read a slot until it is empty, its generation has ended, or its client has too many unsent
+ * bytes. */
 void streamer_slot(struct streamer *s, uint32_t slot)
 {
-    struct link *l = &s->f->link;
-    struct gen *g = l->by_slot[slot];
+    struct link *link = &s->f->link;
+    struct gen *g = link->by_slot[slot];
     struct exchange *x;
-    struct wire_out o;
+    struct wire_out record;
     bool behind;
 
     if (g == NULL) {
-        streamer_drain_slot(l, slot);
+        streamer_drain_slot(link, slot);
         return;
     }
     x = g->exchange;
-    do { /* at most twice: with nothing unsent it is not behind */
+    do { /* at most twice: with nothing unsent, behind is false */
         behind = x->out.len - x->out_sent >= STREAMER_BACKLOG;
-        while (!behind && g->slot == (int64_t)slot && lane_record(&l->lane, slot, &o))
-            streamer_record(s, g, &o);
+        while (!behind && g->slot == (int64_t)slot && lane_record(&link->lane, slot, &record))
+            streamer_record(s, g, &record);
         if (!x->complete && g->finish == GEN_RUNNING && !logprobs_echo_waits(g))
             answer_text(x, g);
         if (!behind && x->n_gens > 1) {
@@ -228,24 +249,26 @@ void streamer_slot(struct streamer *s, uint32_t slot)
             return;
         }
         streamer_flush(s, x);
-        /* Caught up in this very flush: neither epoll nor the slot's mark would come again. */
+        /* The client has caught up in this flush: neither epoll nor the ready bit will come
+         * again. */
     } while (behind && !x->dead && x->out.len == 0);
 }
 
+/* Read all slots that have records. A word has the ready bits of 64 slots. */
 void streamer_lane(struct streamer *s)
 {
-    struct link *l = &s->f->link;
+    struct link *link = &s->f->link;
 
-    if (l->control_fd == -1)
+    if (link->control_fd == -1)
         return;
-    for (uint32_t w = 0; w * 64 < l->lane.n_slots; w++) {
-        uint64_t bits = lane_ready(&l->lane, w);
+    for (uint32_t w = 0; w * 64 < link->lane.n_slots; w++) {
+        uint64_t bits = lane_ready(&link->lane, w);
 
         while (bits != 0) {
             uint32_t slot = w * 64 + (uint32_t)__builtin_ctzll(bits);
 
             bits &= bits - 1;
-            if (slot < l->lane.n_slots)
+            if (slot < link->lane.n_slots)
                 streamer_slot(s, slot);
         }
     }

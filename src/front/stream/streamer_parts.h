@@ -1,9 +1,11 @@
-/* What the parts of the streamer share; front.h has what others call of it. The streamer's thread
- * alone, but for streamer_adopt().
+/* SPDX-License-Identifier: Apache-2.0
  *
- *   streamer.c         exchanges: adopted, written, ended; time; the loop
+ * The state of the streamer, shared by its files; front.h has the functions for others. Thread: the
+ * streamer, except streamer_adopt().
+ *
+ *   streamer.c         exchanges: adopted, written, ended; timeouts; the loop
  *   streamer_submit.c  generations to the lane, and those that wait for it
- *   streamer_lane.c    what the engine says
+ *   streamer_lane.c    the engine's records
  *   streamer_engine.c  engines that come and go */
 #ifndef QUIRE_FRONT_STREAM_STREAMER_PARTS_H
 #define QUIRE_FRONT_STREAM_STREAMER_PARTS_H
@@ -20,68 +22,69 @@ struct streamer {
     uint64_t now_us;
     uint64_t tick_us;
     struct exchange *open;      /* all that are not dead */
-    struct exchange *dead;      /* to be freed at the end of the pass */
-    struct exchange *unflushed; /* answers with several choices that have something to send */
-    struct gen *waiting;        /* generations, as enum gen_wants */
+    struct exchange *dead;      /* freed at the end of the pass */
+    struct exchange *unflushed; /* answers with several choices and bytes to send */
+    struct gen *waiting;        /* generations that wait; see enum gen_wants */
     int n_open;
-    uint64_t n_answers; /* of several choices, so far */
+    uint64_t n_answers; /* number of answers with several choices so far */
     bool draining;
-    uint64_t drain_us; /* when that began */
+    uint64_t drain_us; /* clock_us() when the drain began */
     uint64_t drain_until_us;
 };
 
 /* --- streamer.c --- */
 
-/* Its client is not wanted any more, or is gone. It is freed at the end of the pass. */
+/* Drop x: its client has gone, or the answer is complete. It is freed at the end of the pass. */
 void streamer_close(struct streamer *s, struct exchange *x);
 
 /* Stop all of x's generations and answer with an error; message and param may be NULL. */
 void streamer_fail(struct streamer *s, struct exchange *x, int err, const char *message,
                    const char *param);
 
-/* Send what x has, as far as its socket takes it; ends x when that was all. */
+/* Send x's bytes as far as its socket accepts them; ends x when the answer is complete and sent. */
 void streamer_flush(struct streamer *s, struct exchange *x);
 
-/* Accept no more, and end when what is here has ended. */
+/* Stop accepting, and end when all open exchanges have ended. */
 void streamer_drain(struct streamer *s);
 
 /* --- streamer_submit.c --- */
 
-/* As the last of those whose answers have begun, which are before all others: they
- * can no longer be refused, and the next engine may have fewer slots than come. */
+/* Add g to the waiting list: as the last one, or, if its answer has begun, as the last of those
+ * whose answers have begun. Those come first, because they can no longer be refused and the next
+ * engine may have fewer slots. */
 void streamer_wait_add(struct streamer *s, struct gen *g, enum gen_wants wants);
 void streamer_wait_remove(struct streamer *s, struct gen *g);
 
-/* Submit all of x, or have it wait; an error is its answer. The engine gets its choices at once:
- * when one has begun it knows of the others. */
+/* Submit all generations of x, or let them wait; an error becomes the answer. All choices are
+ * published at once, so that the engine knows of the others when the first begins. */
 void streamer_submit(struct streamer *s, struct exchange *x);
 
-void streamer_spell(struct streamer *s);  /* the vocabulary may have been made */
-void streamer_resume(struct streamer *s); /* there is an engine: submit those that wait */
+void streamer_spell(struct streamer *s);  /* the vocabulary may be ready */
+void streamer_resume(struct streamer *s); /* an engine is attached: submit the waiting ones */
 
-/* The same while it is there, of those for which it had no room. */
+/* Submit the generations that wait for room in the attached engine. */
 void streamer_submit_rest(struct streamer *s);
 
 /* --- streamer_lane.c --- */
 
-void streamer_lane(struct streamer *s);                /* all slots that have something */
-void streamer_slot(struct streamer *s, uint32_t slot); /* one, whether or not */
-void streamer_flush_all(struct streamer *s);           /* behind these */
+void streamer_lane(struct streamer *s);                /* read all slots with records */
+void streamer_slot(struct streamer *s, uint32_t slot); /* read one slot */
+void streamer_flush_all(struct streamer *s);           /* write the answers of several choices after
+                                                        * that */
 
-/* g's slot has said its last record, or would have. */
+/* Process g's last record. */
 void streamer_finished(struct streamer *s, struct gen *g, const struct wire_out *o);
 
-/* Nobody wants what the engine still says about g; its slot comes back with the last record,
- * which may be there already. */
+/* Cancel g: its remaining records are dropped. Its slot is freed with the last record, which may be
+ * in the ring already. */
 void streamer_let_go(struct streamer *s, struct gen *g, enum wire_cancel why);
 
 /* --- streamer_engine.c --- */
 
-void streamer_engine(
-    struct streamer *s); /* attach if it is time to; or make room for another build */
+void streamer_engine(struct streamer *s); /* attach if it is time to, or yield to another build */
 void streamer_engine_lost(struct streamer *s);
 
-/* All of x has been said but its end, which the store of kept responses holds up. */
+/* True when x is complete except that its response is still being stored. */
 static inline bool streamer_keeps(const struct exchange *x)
 {
     return x->keeping != NULL && x->keeping->job != NULL && !x->complete;

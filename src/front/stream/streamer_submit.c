@@ -1,6 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Generations to the lane: checked, given a slot, or kept until there is an engine for them. */
+ * Submission: generations are checked, get a slot and are written to the lane; or they wait in a
+ * list until there is an engine, a vocabulary, or room.
+ *
+ * The result of a submission:
+ *
+ *   ERR_OK            submitted
+ *   ERR_AGAIN         waits for the vocabulary
+ *   ERR_ENGINE_GONE   waits for an engine
+ *   ERR_OVERLOADED    waits for room if its answer has begun; otherwise it is refused
+ *   others            the answer is an error */
 #include <stdatomic.h>
 #include <stdio.h>
 
@@ -9,6 +18,8 @@
 #include "front/answer/logprobs.h"
 #include "front/stream/streamer_parts.h"
 
+/* Put a generation on the waiting list. Those whose answer has begun come first: their clients
+ * already see the stream stand still. */
 void streamer_wait_add(struct streamer *s, struct gen *g, enum gen_wants wants)
 {
     struct gen **at = &s->waiting;
@@ -25,6 +36,7 @@ void streamer_wait_add(struct streamer *s, struct gen *g, enum gen_wants wants)
     *at = g;
 }
 
+/* Take a generation off the list, if it is on it. */
 void streamer_wait_remove(struct streamer *s, struct gen *g)
 {
     struct gen **at = &s->waiting;
@@ -37,56 +49,59 @@ void streamer_wait_remove(struct streamer *s, struct gen *g)
     g->waiting = false;
 }
 
-/* Has an engine had it, or its client a part of the answer? Then nobody refuses it any more: it
- * waits until there is room. */
+/* Was g accepted by an engine, or has its client a part of the answer? Then it cannot be refused
+ * any more and waits until there is room. */
 static bool streamer_goes_on_with(const struct gen *g)
 {
     return g->n_submits > 0 || g->tokens.len > g->n_prompt || g->exchange->head_sent;
 }
 
+/* Count a refusal for the metrics. A generation that goes on is not refused, only delayed. */
 static void streamer_count_refused(struct streamer *s, const struct gen *g, enum wire_refusal why)
 {
     if (!streamer_goes_on_with(g))
         link_count_refused(&s->f->link, why);
 }
 
-/* Everything that only the engine's welcome can tell. ERR_OK, or an error with its words. */
-static int streamer_check(const struct streamer *s, const struct gen *g, char *why, size_t cap,
-                          const char **param)
+/* The checks that need values of the engine's welcome. ERR_OK, or an error with a sentence in
+ * why. */
+static int streamer_check(const struct streamer *s, const struct gen *g, struct reason *reason)
 {
-    const struct wire_welcome *w = &s->f->link.engine;
+    const struct wire_welcome *welcome = &s->f->link.engine;
     const struct exchange *x = g->exchange;
-    uint64_t longest = w->max_model_len;
+    uint64_t longest = welcome->max_model_len;
     uint64_t more = exchange_least_answer(x);
 
-    *param = x->format == EXCHANGE_CHAT ? "messages" : "prompt";
+    reason->param = x->format == EXCHANGE_CHAT ? "messages" : "prompt";
     if (g->n_prompt + more > longest) {
-        (void)snprintf(why, cap,
+        (void)snprintf(reason->text, sizeof reason->text,
                        "This model's maximum context length is %llu tokens. However, you "
                        "requested %llu tokens (%u in the prompt, %llu in the completion).",
                        (unsigned long long)longest, (unsigned long long)(g->n_prompt + more),
                        g->n_prompt, (unsigned long long)more);
         return ERR_TOO_LONG;
     }
+    /* The engine would index the embedding with these ids. */
     for (size_t i = 0; i < g->tokens.len; i++) {
-        if (g->tokens.ids[i] < 0 || g->tokens.ids[i] >= (int64_t)w->n_vocab) {
-            (void)snprintf(why, cap, "token id %d is not in the model's vocabulary of %u",
-                           g->tokens.ids[i], w->n_vocab);
+        if (g->tokens.ids[i] < 0 || g->tokens.ids[i] >= (int64_t)welcome->n_vocab) {
+            (void)snprintf(reason->text, sizeof reason->text,
+                           "token id %d is not in the model's vocabulary of %u", g->tokens.ids[i],
+                           welcome->n_vocab);
             return ERR_INVALID;
         }
     }
     if (g->request.task == WIRE_GENERATE)
-        return logprobs_check(g, w->n_vocab, s->f->defaults.max_logprobs, w->max_model_len, why,
-                              cap, param);
+        return logprobs_check(g, welcome->n_vocab, s->f->defaults.max_logprobs,
+                              welcome->max_model_len, reason);
     return ERR_OK;
 }
 
-/* The engine has the vocabulary and the exchange's structure when it comes to a request that is
- * submitted afterwards. ERR_AGAIN while the vocabulary is being made. */
+/* Make sure that the engine has the vocabulary and the exchange's automaton before it takes the
+ * request. ERR_AGAIN while the vocabulary is being made. */
 static int streamer_upload(struct streamer *s, const struct exchange *x,
                            const struct wire_request *r, uint32_t *automaton)
 {
-    struct link *l = &s->f->link;
+    struct link *link = &s->f->link;
     int sealed;
     size_t bytes;
     uint32_t idx = 0;
@@ -98,17 +113,20 @@ static int streamer_upload(struct streamer *s, const struct exchange *x,
     rc = vocabulary_get(&s->f->vocabulary, &sealed, &bytes);
     if (rc != ERR_OK)
         return rc;
-    rc = uploads_add_vocabulary(&l->uploads, l->control_fd, sealed, bytes);
+    /* The engine must have the vocabulary first, because automata refer to its tokens. */
+    rc = uploads_add_vocabulary(&link->uploads, link->control_fd, sealed, bytes);
     if (rc == ERR_OK && x->compiled == NULL)
         return ERR_OK;
     if (rc == ERR_OK)
-        rc = uploads_claim(&l->uploads, l->control_fd, x->compiled, &idx);
+        rc = uploads_claim(&link->uploads, link->control_fd, x->compiled, &idx);
     if (rc == ERR_OK)
         *automaton = idx + 1;
-    return rc == ERR_AGAIN ? ERR_OVERLOADED : rc;
+    if (rc == ERR_AGAIN)
+        return ERR_OVERLOADED;
+    return rc;
 }
 
-/* What a generation's members are only now. */
+/* Fill in the members of a generation that are known only now. */
 static void streamer_fill_generate(const struct streamer *s, const struct gen *g,
                                    uint32_t automaton, struct wire_generate *r)
 {
@@ -127,38 +145,42 @@ static void streamer_fill_generate(const struct streamer *s, const struct gen *g
     r->max_tokens = s->f->link.engine.max_model_len - g->n_prompt; /* above 0: streamer_check() */
     if (x->max_tokens_given && x->max_tokens < r->max_tokens)
         r->max_tokens = x->max_tokens;
+    /* A beam asks for one token per step. */
     if (x->beams != NULL) {
         r->max_tokens = beams_max_tokens(g);
-        r->answer = 0; /* no step waits for the other beams */
+        r->answer = 0; /* the beams of a step do not wait for each other */
         r->n_choices = 1;
     }
 }
 
-/* Put g into a slot of the lane. */
+/* Write g into a slot of the lane. */
 static int streamer_fill_slot(struct streamer *s, struct gen *g, uint32_t slot,
                               struct wire_request r, const int32_t *extra)
 {
-    struct link *l = &s->f->link;
+    struct link *link = &s->f->link;
     uint32_t automaton;
     int rc = streamer_upload(s, g->exchange, &r, &automaton);
 
     if (rc != ERR_OK)
         return rc;
-    l->automaton[slot] = automaton;
+    /* From here on link_release() returns the automaton with the slot. */
+    link->automaton[slot] = automaton;
     r.flags |= logprobs_restart(g);
     r.arrival_us = g->exchange->arrival_us;
     r.n_tokens = (uint32_t)g->tokens.len;
     if (r.task == WIRE_GENERATE)
         streamer_fill_generate(s, g, automaton, &r.generate);
-    rc = lane_submit(&l->lane, slot, r, g->tokens.ids, extra);
+    rc = lane_submit(&link->lane, slot, r, g->tokens.ids, extra);
     if (rc != ERR_OK)
         streamer_count_refused(s, g, WIRE_REFUSED_SLOTS);
-    return rc == ERR_OK ? ERR_OK : ERR_OVERLOADED;
+    if (rc == ERR_OK)
+        return ERR_OK;
+    return ERR_OVERLOADED;
 }
 
-/* The words that stand behind a generation's tokens. Errors have their words. */
+/* Make the words that follow a generation's tokens. Errors have a reason. */
 static int streamer_steer(const struct exchange *x, uint32_t n_vocab, struct wire_request *r,
-                          int32_t **extra, char *why, size_t cap, const char **param)
+                          int32_t **extra, struct reason *reason)
 {
     int32_t wrong;
     int rc;
@@ -166,66 +188,71 @@ static int streamer_steer(const struct exchange *x, uint32_t n_vocab, struct wir
     *extra = NULL;
     if (r->task != WIRE_GENERATE)
         return ERR_OK;
-    rc = token_rules_write(&x->token_rules, n_vocab, &r->generate, extra, param, &wrong);
+    rc = token_rules_write(&x->token_rules, n_vocab, &r->generate, extra, &reason->param, &wrong);
     if (rc == ERR_INVALID)
-        (void)snprintf(why, cap, "'%s' has token id %d; this model's go from 0 to %u", *param,
-                       wrong, n_vocab - 1);
+        (void)snprintf(reason->text, sizeof reason->text,
+                       "'%s' has token id %d; this model's are 0 to %u", reason->param, wrong,
+                       n_vocab - 1);
     return rc;
 }
 
 /* Submit g. ERR_OVERLOADED when there is no slot, no room for its prompt or no place for its
- * structure; ERR_AGAIN when it has to wait for the vocabulary. */
-static int streamer_submit_gen(struct streamer *s, struct gen *g, char *why, size_t cap,
-                               const char **param)
+ * automaton; ERR_AGAIN when it must wait for the vocabulary. */
+static int streamer_submit_gen(struct streamer *s, struct gen *g, struct reason *reason)
 {
-    struct link *l = &s->f->link;
-    struct wire_request r = g->request;
-    int rc = streamer_check(s, g, why, cap, param);
+    struct link *link = &s->f->link;
+    struct wire_request request = g->request;
+    int rc = streamer_check(s, g, reason);
     enum wire_refusal refusal;
     int32_t *extra;
     int64_t slot;
 
     if (rc != ERR_OK)
         return rc;
-    r.flags = (streamer_goes_on_with(g) ? WIRE_RESUMED : 0) |
-              (g->exchange->probe || g->exchange->asks ? WIRE_PROBE : 0);
-    r.n_tokens = (uint32_t)g->tokens.len;
-    refusal = link_refuses(l, &r);
+    request.flags = (streamer_goes_on_with(g) ? WIRE_RESUMED : 0) |
+                    (g->exchange->probe || g->exchange->asks ? WIRE_PROBE : 0);
+    request.n_tokens = (uint32_t)g->tokens.len;
+    /* Refuse before a slot is taken and anything is copied. */
+    refusal = link_refuses(link, &request);
     if (refusal != WIRE_NOT_REFUSED) {
         streamer_count_refused(s, g, refusal);
-        *param = NULL;
+        reason->param = NULL;
         return ERR_OVERLOADED;
     }
-    rc = streamer_steer(g->exchange, l->engine.n_vocab, &r, &extra, why, cap, param);
+    rc = streamer_steer(g->exchange, link->engine.n_vocab, &request, &extra, reason);
     if (rc != ERR_OK)
         return rc;
-    *param = NULL;
-    slot = link_claim(l, r.tenant);
-    rc = slot < 0 ? ERR_OVERLOADED : streamer_fill_slot(s, g, (uint32_t)slot, r, extra);
+    reason->param = NULL;
+    /* A slot without a request is given back below. */
+    slot = link_claim(link, request.tenant);
+    if (slot < 0)
+        rc = ERR_OVERLOADED;
+    else
+        rc = streamer_fill_slot(s, g, (uint32_t)slot, request, extra);
     mem_free(extra);
     if (rc != ERR_OK) {
         if (slot >= 0)
-            link_release(l, (uint32_t)slot);
+            link_release(link, (uint32_t)slot);
         return rc;
     }
     g->slot = slot;
     g->n_submits++;
-    l->by_slot[slot] = g;
+    link->by_slot[slot] = g;
     return ERR_OK;
 }
 
+/* The result decides: submitted, waiting for something, or failed. */
 static void streamer_submit_one(struct streamer *s, struct gen *g)
 {
     struct exchange *x = g->exchange;
-    const char *param = NULL;
-    char why[256] = "";
+    struct reason reason = {.text = ""};
     int rc;
 
     if (s->f->link.control_fd == -1) {
         streamer_wait_add(s, g, GEN_WANTS_ENGINE);
         return;
     }
-    rc = streamer_submit_gen(s, g, why, sizeof why, &param);
+    rc = streamer_submit_gen(s, g, &reason);
     if (rc == ERR_AGAIN)
         streamer_wait_add(s, g, GEN_WANTS_VOCABULARY);
     else if (rc == ERR_ENGINE_GONE)
@@ -233,16 +260,18 @@ static void streamer_submit_one(struct streamer *s, struct gen *g)
     else if (rc == ERR_OVERLOADED && streamer_goes_on_with(g))
         streamer_wait_add(s, g, GEN_WANTS_ROOM);
     else if (rc != ERR_OK)
-        streamer_fail(s, x, rc, why[0] == '\0' ? NULL : why, param);
+        streamer_fail(s, x, rc, reason.text, reason.param);
 }
 
-/* The engine may take what was submitted of one answer. */
+/* Let the engine take the submitted choices of one answer. */
 static void streamer_publish(struct streamer *s)
 {
     if (s->f->link.control_fd != -1)
         lane_publish(&s->f->link.lane);
 }
 
+/* Submit all choices of an answer that are not waiting, then let the engine take them in one pass,
+ * so that they share the work on their prompt. */
 void streamer_submit(struct streamer *s, struct exchange *x)
 {
     for (int i = 0; i < x->n_gens && !x->complete; i++) {
@@ -252,7 +281,7 @@ void streamer_submit(struct streamer *s, struct exchange *x)
     streamer_publish(s);
 }
 
-/* The first of those that wait for this, or NULL. */
+/* The first generation that waits for this, or NULL. */
 static struct gen *streamer_first(const struct streamer *s, enum gen_wants wants)
 {
     struct gen *g = s->waiting;
@@ -262,7 +291,7 @@ static struct gen *streamer_first(const struct streamer *s, enum gen_wants wants
     return g;
 }
 
-/* Submit one that waits; the engine may take it with the last of its answer that stand in a row. */
+/* Submit a waiting generation. Consecutive ones of one answer are published together. */
 static void streamer_submit_waiting(struct streamer *s, struct gen *g)
 {
     struct exchange *x = g->exchange;
@@ -275,7 +304,7 @@ static void streamer_submit_waiting(struct streamer *s, struct gen *g)
     streamer_flush(s, x);
 }
 
-/* The vocabulary may have been made: submit those that wait for it. */
+/* The vocabulary may be ready: submit the generations that wait for it. */
 void streamer_spell(struct streamer *s)
 {
     struct gen *g;
@@ -285,31 +314,33 @@ void streamer_spell(struct streamer *s)
     if (s->waiting == NULL || s->f->link.control_fd == -1 ||
         vocabulary_get(&s->f->vocabulary, &sealed, &bytes) == ERR_AGAIN)
         return;
-    /* Each pass makes one spelled, and one that fails takes others with it. */
+    /* Each pass removes one from the list; one that fails removes others of its exchange, too. */
     while ((g = streamer_first(s, GEN_WANTS_VOCABULARY)) != NULL)
         streamer_submit_waiting(s, g);
     streamer_publish(s);
 }
 
+/* There may be room again: submit waiting generations in their order, until one finds no room. */
 void streamer_submit_rest(struct streamer *s)
 {
     struct gen *g;
 
     if (streamer_first(s, GEN_WANTS_ROOM) == NULL)
         return;
-    /* Each pass takes one away, or others with it that fails, or has it wait for the vocabulary. */
+    /* Each pass removes one, or makes it wait for the vocabulary, or ends the loop. */
     while ((g = streamer_first(s, GEN_WANTS_ROOM)) != NULL) {
         uint64_t wait_us = g->wait_us;
 
         streamer_submit_waiting(s, g);
         if (g->waiting && g->wants == GEN_WANTS_ROOM) {
-            g->wait_us = wait_us; /* it has not begun anew */
-            break;                /* those behind it find no room either */
+            g->wait_us = wait_us; /* its wait goes on */
+            break;                /* those after it would find no room either */
         }
     }
     streamer_publish(s);
 }
 
+/* A new engine is attached: all waiting generations may be submitted to it. */
 void streamer_resume(struct streamer *s)
 {
     for (struct gen *g = s->waiting; g != NULL; g = g->next) {

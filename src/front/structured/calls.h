@@ -1,5 +1,7 @@
-/* The grammar of calls: texts that text/output/reply.h takes apart into calls of the request's
- * tools with arguments that are valid, in the way that the model's format writes them. */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The grammar of tool calls: the texts that text/output/reply.h parses into calls of the request's
+ * tools with valid arguments, in the model's format. */
 #ifndef QUIRE_FRONT_STRUCTURED_CALLS_H
 #define QUIRE_FRONT_STRUCTURED_CALLS_H
 
@@ -8,24 +10,24 @@
 #include "grammar/grammar.h"
 #include "text/output/reply.h"
 
-/* What strings of a PART_SCHEMA, or a whole PART_REGEX, may not hold, because it would be taken for
- * a call or an end: gives the part its parts. ERR_OK, ERR_NO_MEMORY. */
+/* Make sure that a PART_SCHEMA's strings, or a whole PART_REGEX, contain no text that the reply
+ * parser would take for a call or an end: adds that condition to the part. ERR_OK,
+ * ERR_NO_MEMORY. */
 int calls_avoid(enum reply_format format, struct arena *arena,
                 struct grammar_part *part) ERR_CHECKED;
 
-/* The i-th of these texts, counted from 0; NULL behind the last. */
+/* The i-th of these texts, counted from 0; NULL after the last. */
 const char *calls_avoided(enum reply_format format, size_t i);
 
-/* Are there calls without any text before them, at the beginning of a reply? */
+/* Can a reply of this format begin with a call without any tag? */
 bool calls_may_begin_bare(enum reply_format format);
 
-/* Add to body[0 .. *n), a choice, how calls are written; in REPLY_HARMONY also what stands around
- * the content, which may be there already. There is room for one more.
+/* Add the calls to body[0 .. *n), the alternatives of the grammar; there is room for one more. In
+ * REPLY_HARMONY the result also contains the messages around the content, which may be in body[0].
  *
- * ERR_INVALID, ERR_UNSUPPORTED for a name or a schema that the format cannot write (why says
- * which), ERR_NO_MEMORY. What is in body lives in the arena and in the tools. */
-int calls_compose(const struct form *f, enum reply_format format, bool one_call,
-                  struct arena *arena, struct grammar_part *body, size_t *n, char *why,
-                  size_t cap) ERR_CHECKED;
+ * ERR_INVALID or ERR_UNSUPPORTED for a name or schema that the format cannot express (*reason says
+ * which), ERR_NO_MEMORY. The parts live in the arena and in the tools. */
+int calls_compose(const struct form *f, const struct form_model *m, struct arena *arena,
+                  struct grammar_part *body, size_t *n, struct reason *reason) ERR_CHECKED;
 
 #endif

@@ -1,29 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The arguments of a call. As JSON they are an object under the tool's schema. In tags and in
- * Python each member is written by itself, so of the schema's own keywords only those count that
- * speak of members one by one; a member's schema may hold anything. How a member's value is
- * written is what text/output/reply_value.c reads back to a value that is valid: a text as it is
- * where the schema says "string", else JSON. */
+ * The grammar of a call's arguments. As JSON, they are an object with the tool's schema. In tags
+ * and in Python each member is written separately, so only those keywords of the schema apply that
+ * concern single members; a member's own schema may use any. The values are written so that
+ * text/output/reply_value.c reads them back as valid: a text without quotes where the schema says
+ * "string", otherwise JSON.
+ *
+ *   tags    <parameter=city>\nParis\n</parameter>\n        (\n: a line feed)
+ *   pairs   <arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n
+ *   python  city="Paris", days=3 */
 #include <stdio.h>
 #include <string.h>
 
 #include "front/structured/calls_parts.h"
 
 #define KEY_MAX      200 /* bytes of a member's name in a tag */
-#define FIRSTS_MAX   24  /* members of which any may be the first of those that are optional */
+#define FIRSTS_MAX   24  /* optional members of which any may be the first */
 #define WHOLE_BOUNDS ",\"minimum\":-9223372036854775808,\"maximum\":9223372036854775807"
 
-/* What a text may not hold, because the reply would end there. What is read as null is none,
- * whatever its letters. */
+/* Patterns for texts between tags. They must not contain the closing tag, and not be "null" in any
+ * spelling, because the parser reads that as null. */
 #define NOT_NULL "(?!([nN][uU][lL][lL]|[nN][oO][nN][eE])$)"
 
-/* How members are written. */
+/* The way in which a format writes members. */
 struct args_style {
-    const char *inside;          /* what every string in a value matches */
-    const char *text;            /* what a text that is not quoted matches */
-    const char *before, *behind; /* of a member's name */
-    const char *end;             /* of a member */
+    const char *inside;          /* pattern for every string inside a value */
+    const char *text;            /* pattern for a text without quotes */
+    const char *before, *behind; /* text before and after a member's name */
+    const char *end;             /* text after a member */
 };
 
 static const struct args_style style_json = {.inside = NULL};
@@ -48,7 +52,8 @@ static const struct args_style style_python = {.inside = "(?![\\s\\S]*<\\|python
                                                .behind = "=",
                                                .end = ""};
 
-/* A text that is read as JSON where no type is known would not stay a text. */
+/* Where the type is unknown, the parser reads a text that looks like JSON as JSON; exclude
+ * those. */
 #define GLM_UNTYPED                                                                        \
     NOT_NULL                                                                               \
     "(?![ \\t\\r\\n]*[-0-9\\[{])(?![ \\t\\r\\n]*(true|false)[ \\t\\r\\n]*$)(?![\\s\\S]*</" \
@@ -76,18 +81,19 @@ static const struct args_style *args_style(enum reply_format format)
 
 /* --- schemas ------------------------------------------------------------------------------ */
 
-/* Does a schema's "type" have this one? */
+/* Is this type in the schema's "type"? */
 static bool has_type(const struct json *schema, const char *type)
 {
-    const struct json *t = json_get(schema, "type");
+    const struct json *json = json_get(schema, "type");
 
-    for (uint32_t i = 0; t != NULL && t->kind == JSON_LIST && i < t->n; i++) {
-        if (json_is_text(&t->items[i], type))
+    for (uint32_t i = 0; json != NULL && json->kind == JSON_LIST && i < json->n; i++) {
+        if (json_is_text(&json->items[i], type))
             return true;
     }
-    return json_is_text(t, type);
+    return json_is_text(json, type);
 }
 
+/* Move a buffer's text into the arena. */
 static const char *args_keep(struct calls *c, struct buf *b, size_t *len)
 {
     const char *copy = b->failed ? NULL : arena_strndup(c->arena, b->bytes, b->len);
@@ -99,6 +105,7 @@ static const char *args_keep(struct calls *c, struct buf *b, size_t *len)
     return copy;
 }
 
+/* Append a member to the schema that is being written. */
 static void add_member(struct buf *b, const struct json *m)
 {
     buf_add_byte(b, ',');
@@ -107,7 +114,7 @@ static void add_member(struct buf *b, const struct json *m)
     json_write(b, m, JSON_COMPACT);
 }
 
-/* Says nothing about values; without these, parameters of one kind are alike. */
+/* Keywords without effect on values; leaving them out makes equal parameters equal parts. */
 static bool is_annotation(const char *key)
 {
     static const char *const keys[] = {"$comment", "title", "description", "default", "examples"};
@@ -119,35 +126,42 @@ static bool is_annotation(const char *key)
     return false;
 }
 
-/* A schema's part. type and more: members that are put in ("" for none), type instead of its own;
- * root: what its references may mean, or NULL. */
+/* Members that args_schema() changes in a schema; "": none. */
+struct args_change {
+    const char *type; /* in place of its own type */
+    const char *more; /* further members, with a comma first */
+};
+
+/* The part of a schema. root: the schema whose definitions its references may use, or NULL; inside:
+ * pattern of its strings. */
 static struct grammar_part args_schema(struct calls *c, enum grammar_part_kind kind,
-                                       const struct json *schema, const char *type,
-                                       const char *more, const struct json *root,
-                                       const char *inside)
+                                       const struct json *schema, struct args_change change,
+                                       const struct json *root, const char *inside)
 {
+    const char *type = change.type, *more = change.more;
     static const char *const shared[] = {"$defs", "definitions", "$schema"};
     struct grammar_part part = {.kind = kind};
     struct part_list holds = {0};
-    struct buf b = {.limit = GRAMMAR_SOURCE_MAX};
+    struct buf buf = {.limit = GRAMMAR_SOURCE_MAX};
 
-    buf_printf(&b, "{\"$comment\":\"\"%s%s%s%s", type[0] == '\0' ? "" : ",\"type\":\"", type,
+    buf_printf(&buf, "{\"$comment\":\"\"%s%s%s%s", type[0] == '\0' ? "" : ",\"type\":\"", type,
                type[0] == '\0' ? "" : "\"", more);
     for (uint32_t i = 0; schema != NULL && schema->kind == JSON_OBJECT && i < schema->n; i++) {
-        const struct json *m = &schema->items[i];
+        const struct json *member = &schema->items[i];
 
-        if (!is_annotation(m->key) && (type[0] == '\0' || strcmp(m->key, "type") != 0) &&
-            (more[0] == '\0' || (strcmp(m->key, "minimum") != 0 && strcmp(m->key, "maximum") != 0)))
-            add_member(&b, m);
+        if (!is_annotation(member->key) && (type[0] == '\0' || strcmp(member->key, "type") != 0) &&
+            (more[0] == '\0' ||
+             (strcmp(member->key, "minimum") != 0 && strcmp(member->key, "maximum") != 0)))
+            add_member(&buf, member);
     }
     for (int i = 0; i < 3; i++) {
-        const struct json *m = json_get(root, shared[i]);
+        const struct json *member = json_get(root, shared[i]);
 
-        if (m != NULL && json_get(schema, shared[i]) == NULL)
-            add_member(&b, m);
+        if (member != NULL && json_get(schema, shared[i]) == NULL)
+            add_member(&buf, member);
     }
-    buf_add_byte(&b, '}');
-    part.text = args_keep(c, &b, &part.len);
+    buf_add_byte(&buf, '}');
+    part.text = args_keep(c, &buf, &part.len);
     if (inside != NULL)
         calls_add_regex(c, &holds, inside);
     part.parts = holds.items;
@@ -157,7 +171,8 @@ static struct grammar_part args_schema(struct calls *c, enum grammar_part_kind k
 
 /* --- values ------------------------------------------------------------------------------- */
 
-/* A whole number that is given no bounds has those of 64 bits: longer ones are not read back. */
+/* Bounds for an integer without bounds of its own: those of 64 bits, because the parser cannot read
+ * larger ones back. */
 static const char *args_bounds(const struct json *schema)
 {
     if (!has_type(schema, "integer") || json_get(schema, "minimum") != NULL ||
@@ -167,13 +182,14 @@ static const char *args_bounds(const struct json *schema)
     return WHOLE_BOUNDS;
 }
 
+/* Does the schema say anything about the type of its values? */
 static bool is_typed(const struct json *schema)
 {
     return json_get(schema, "type") != NULL || json_get(schema, "anyOf") != NULL ||
            json_get(schema, "oneOf") != NULL || json_get(schema, "$ref") != NULL;
 }
 
-/* A value between tags. */
+/* A value between tags: JSON, or a text without quotes where a string is allowed. */
 static void add_tagged_value(struct calls *c, struct part_list *l, const struct args_style *style,
                              const struct json *schema, const struct json *root)
 {
@@ -181,21 +197,21 @@ static void add_tagged_value(struct calls *c, struct part_list *l, const struct 
     struct part_list ways = {0};
 
     if (!untyped && !has_type(schema, "string")) {
-        calls_add(
-            c, l,
-            args_schema(c, PART_SCHEMA, schema, "", args_bounds(schema), root, style->inside));
+        calls_add(c, l,
+                  args_schema(c, PART_SCHEMA, schema, (struct args_change){"", args_bounds(schema)},
+                              root, style->inside));
         return;
     }
     calls_add(c, &ways,
-              args_schema(c, PART_STRING, schema, untyped ? "string" : "", "", root,
-                          untyped && guess ? GLM_UNTYPED : style->text));
+              args_schema(c, PART_STRING, schema, (struct args_change){untyped ? "string" : "", ""},
+                          root, untyped && guess ? GLM_UNTYPED : style->text));
     if (has_type(schema, "null") && json_get(schema, "enum") == NULL &&
         json_get(schema, "const") == NULL)
         calls_add_text(c, &ways, "null");
     calls_add(c, l, calls_choice(&ways));
 }
 
-/* A literal: JSON's are read, too. */
+/* A value in Python: a literal, and JSON's spellings are read, too. */
 static void add_python_value(struct calls *c, struct part_list *l, const struct args_style *style,
                              const struct json *schema, const struct json *root)
 {
@@ -203,16 +219,20 @@ static void add_python_value(struct calls *c, struct part_list *l, const struct 
         json_get(schema, "const") == NULL)
         calls_add_regex(c, l, "True|False|true|false");
     else
-        calls_add(c, l, args_schema(c, PART_SCHEMA, schema, "", "", root, style->inside));
+        calls_add(
+            c, l,
+            args_schema(c, PART_SCHEMA, schema, (struct args_change){"", ""}, root, style->inside));
 }
 
 /* --- members ------------------------------------------------------------------------------ */
 
+/* A member's part, and whether it must be written. */
 struct args_member {
     struct grammar_part part;
     bool required;
 };
 
+/* Must the object have this member? */
 static bool is_required(const struct json *root, const char *name)
 {
     const struct json *required = json_get_kind(root, "required", JSON_LIST);
@@ -224,7 +244,7 @@ static bool is_required(const struct json *root, const char *name)
     return false;
 }
 
-/* Can the format write this name, so that it is read back? */
+/* Can the format write this name, so that the parser reads it back? */
 static bool is_writable(const struct calls *c, const char *key)
 {
     static const char *const letters =
@@ -236,6 +256,7 @@ static bool is_writable(const struct calls *c, const char *key)
     return strpbrk(key, "<>\r\n") == NULL && strlen(key) <= KEY_MAX;
 }
 
+/* A value, in the way of the format. */
 static void add_value(struct calls *c, struct part_list *l, const struct args_style *style,
                       const struct json *schema, const struct json *root)
 {
@@ -245,24 +266,26 @@ static void add_value(struct calls *c, struct part_list *l, const struct args_st
         add_tagged_value(c, l, style, schema, root);
 }
 
+/* One member: name and value. */
 static struct grammar_part member_part(struct calls *c, const struct args_style *style,
                                        const char *function, const char *key,
                                        const struct json *schema, const struct json *root)
 {
-    struct part_list l = {0};
+    struct part_list parts = {0};
 
     if (!is_writable(c, key) || (schema != NULL && schema->kind == JSON_BOOL && !schema->flag))
         calls_fail(c, ERR_UNSUPPORTED,
                    "'tools': this model's format of calls cannot write the parameter '%.100s' of "
                    "'%s'",
                    key, function);
-    calls_add_printf(c, &l, "%s%s%s", style->before, key, style->behind);
-    add_value(c, &l, style, schema, root);
-    calls_add_text(c, &l, style->end);
-    return calls_sequence(&l);
+    calls_add_printf(c, &parts, "%s%s%s", style->before, key, style->behind);
+    add_value(c, &parts, style, schema, root);
+    calls_add_text(c, &parts, style->end);
+    return calls_sequence(&parts);
 }
 
-/* The members that a schema names, in its order; then those that only "required" does. */
+/* The members of a schema: first those of "properties" in its order, then those that only
+ * "required" names. Returns their number. */
 static size_t args_members(struct calls *c, const struct args_style *style, const char *function,
                            const struct json *root, struct args_member **out)
 {
@@ -275,10 +298,10 @@ static size_t args_members(struct calls *c, const struct args_style *style, cons
     if (members == NULL)
         calls_fail(c, ERR_NO_MEMORY, "out of memory");
     for (uint32_t i = 0; c->rc == ERR_OK && known != NULL && i < known->n; i++) {
-        const struct json *m = &known->items[i];
+        const struct json *member = &known->items[i];
 
-        members[n].part = member_part(c, style, function, m->key, m, root);
-        members[n++].required = is_required(root, m->key);
+        members[n].part = member_part(c, style, function, member->key, member, root);
+        members[n++].required = is_required(root, member->key);
     }
     for (uint32_t i = 0; c->rc == ERR_OK && required != NULL && i < required->n; i++) {
         const struct json *name = &required->items[i];
@@ -294,8 +317,8 @@ static size_t args_members(struct calls *c, const struct args_style *style, cons
     return n;
 }
 
-/* What is said of the object as a whole cannot be looked at when members are written by
- * themselves. */
+/* Refuse keywords about the object as a whole, because they cannot be checked when members are
+ * written separately. */
 static void args_check(struct calls *c, const char *function, const struct json *schema)
 {
     static const char *const known[] = {
@@ -324,19 +347,20 @@ static void args_check(struct calls *c, const char *function, const struct json 
             is_known = is_known || strcmp(schema->items[i].key, known[k]) == 0;
         if (!is_known)
             calls_fail(c, ERR_UNSUPPORTED,
-                       "'tools': this model's format of calls cannot hold '%.64s' of the "
+                       "'tools': this model's format of calls does not support '%.64s' in the "
                        "parameters of '%s'",
                        schema->items[i].key, function);
     }
     if (json_get(schema, "properties") == NULL && more != NULL && more->kind == JSON_OBJECT &&
         more->n > 0)
-        calls_fail(c, ERR_UNSUPPORTED,
-                   "'tools': this model's format of calls cannot hold 'additionalProperties' of "
-                   "the parameters of '%s'",
-                   function);
+        calls_fail(
+            c, ERR_UNSUPPORTED,
+            "'tools': this model's format of calls does not support 'additionalProperties' in "
+            "the parameters of '%s'",
+            function);
 }
 
-/* Any members: the names are not known. */
+/* Any number of members with any names. */
 static void add_any(struct calls *c, struct part_list *l, const struct args_style *style)
 {
     struct part_list member = {0};
@@ -350,19 +374,19 @@ static void add_any(struct calls *c, struct part_list *l, const struct args_styl
     calls_add(c, l, calls_repeat(&member, 0, UINT32_MAX, python ? ", " : ""));
 }
 
-/* A member that may be left out, with a comma before or behind it. */
+/* An optional member, with a comma before or after it. */
 static struct grammar_part maybe(struct calls *c, const char *before, struct grammar_part part,
                                  const char *behind)
 {
-    struct part_list l = {0};
+    struct part_list parts = {0};
 
-    calls_add_text(c, &l, before);
-    calls_add(c, &l, part);
-    calls_add_text(c, &l, behind);
-    return calls_repeat(&l, 0, 1, "");
+    calls_add_text(c, &parts, before);
+    calls_add(c, &parts, part);
+    calls_add_text(c, &parts, behind);
+    return calls_repeat(&parts, 0, 1, "");
 }
 
-/* From member `from` on, each behind a comma. */
+/* The members from `from` on, each after a comma. */
 static void add_rest(struct calls *c, struct part_list *l, const struct args_member *m, size_t n,
                      size_t from)
 {
@@ -376,11 +400,13 @@ static void add_rest(struct calls *c, struct part_list *l, const struct args_mem
     }
 }
 
-/* Members with commas between them. */
+/* Members separated by commas. With a required member, the commas attach to it: optional ones
+ * before it bring a comma after them, all later ones a comma before them. Without one, any of the
+ * first FIRSTS_MAX members may come first, so there is a sequence for each. */
 static void add_list(struct calls *c, struct part_list *l, const struct args_member *m, size_t n)
 {
     struct part_list firsts = {0}, some = {0};
-    size_t first = 0; /* that is required */
+    size_t first = 0; /* index of the first required member */
 
     while (first < n && !m[first].required)
         first++;
@@ -406,12 +432,17 @@ static void add_list(struct calls *c, struct part_list *l, const struct args_mem
 
 /* --- public ------------------------------------------------------------------------------- */
 
+/* Arguments as JSON: one object with the whole schema. */
 static void add_object(struct calls *c, struct part_list *l, const struct args_style *style,
                        const struct json *schema)
 {
-    calls_add(c, l, args_schema(c, PART_SCHEMA, schema, "object", "", NULL, style->inside));
+    calls_add(c, l,
+              args_schema(c, PART_SCHEMA, schema, (struct args_change){"object", ""}, NULL,
+                          style->inside));
 }
 
+/* Append the arguments of a call. Formats without a style for members write JSON; the others write
+ * member by member, in the schema's order. */
 void calls_add_args(struct calls *c, struct part_list *l, const char *function,
                     const struct json *schema)
 {
@@ -432,6 +463,7 @@ void calls_add_args(struct calls *c, struct part_list *l, const char *function,
     n = args_members(c, style, function, schema, &members);
     if (c->rc != ERR_OK)
         return;
+    /* A schema that declares no members allows any. */
     if (n == 0 && !closed) {
         add_any(c, l, style);
     } else if (c->format == REPLY_PYTHONIC) {

@@ -1,4 +1,13 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The cache of compiled constraints: references, names, and the lists of results and refusals. Both
+ * lists are searched linearly, because they are short and a compilation takes milliseconds.
+ *
+ *   kept       automata, the last used first; the last ones make room
+ *   refused    errors of the constraints that were refused last
+ *   making     constraints that are being compiled (compiled_make.c)
+ *
+ * A request is looked up in this order; if it is in none of the three, it is compiled. */
 #include "front/structured/compiled.h"
 
 #include <stdio.h>
@@ -8,14 +17,16 @@
 #include "base/buf.h"
 #include "base/mem.h"
 
-/* --- one ---------------------------------------------------------------------------------- */
+/* --- references ---------------------------------------------------------------------------- */
 
+/* Take a reference. */
 struct compiled *compiled_ref(struct compiled *st)
 {
     (void)atomic_fetch_add(&st->n_refs, 1);
     return st;
 }
 
+/* Give a reference back; the last one frees the automaton. */
 void compiled_unref(struct compiled *st)
 {
     if (st == NULL || atomic_fetch_sub(&st->n_refs, 1) > 1)
@@ -26,14 +37,14 @@ void compiled_unref(struct compiled *st)
 
 /* --- names -------------------------------------------------------------------------------- */
 
-/* Lengths stand before texts, so that no two requests are written alike. */
+/* Each text is preceded by its length, so that different requests never give the same bytes. */
 static void name_text(struct buf *b, const char *text, size_t len)
 {
     buf_add(b, &len, sizeof len);
     buf_add(b, text == NULL ? "" : text, len);
 }
 
-/* Recurses as deep as parts are nested, which grammar_compile() bounds, too. */
+/* Recursive; parts are nested as deep as grammar_compile() allows at most. */
 static void name_parts(struct buf *b, const struct grammar_part *parts, size_t n, int depth)
 {
     buf_add(b, &n, sizeof n);
@@ -47,38 +58,44 @@ static void name_parts(struct buf *b, const struct grammar_part *parts, size_t n
     }
 }
 
+/* The name covers everything that grammar_compile() reads, and nothing else. */
 static int compiled_name(const struct grammar_request *r, struct hash *out)
 {
     const uint32_t numbers[] = {(uint32_t)r->kind, (uint32_t)r->space};
-    struct buf b = {0};
+    struct buf buf = {0};
     int rc;
 
-    buf_add(&b, numbers, sizeof numbers);
-    name_text(&b, r->spacing, r->spacing_len);
-    name_text(&b, r->source, r->source_len);
-    buf_add(&b, &r->n_choices, sizeof r->n_choices);
+    buf_add(&buf, numbers, sizeof numbers);
+    name_text(&buf, r->spacing, r->spacing_len);
+    name_text(&buf, r->source, r->source_len);
+    buf_add(&buf, &r->n_choices, sizeof r->n_choices);
     for (size_t i = 0; i < r->n_choices; i++)
-        name_text(&b, r->choices[i], strlen(r->choices[i]));
-    name_parts(&b, r->parts, r->n_parts, 0);
-    rc = b.failed ? ERR_NO_MEMORY : ERR_OK;
+        name_text(&buf, r->choices[i], strlen(r->choices[i]));
+    name_parts(&buf, r->parts, r->n_parts, 0);
+    if (buf.failed)
+        rc = ERR_NO_MEMORY;
+    else
+        rc = ERR_OK;
     if (rc == ERR_OK)
-        *out = hash_sha256(b.bytes, b.len, NULL, 0);
-    buf_fini(&b);
+        *out = hash_sha256(buf.bytes, buf.len, NULL, 0);
+    buf_fini(&buf);
     return rc;
 }
 
 /* --- the cache ---------------------------------------------------------------------------- */
 
+/* An empty cache. */
 int compiled_cache_init(struct compiled_cache *s)
 {
     *s = (struct compiled_cache){0};
     s->refused = mem_zalloc_array(COMPILED_REFUSALS, sizeof *s->refused);
-    return s->refused != NULL && pthread_mutex_init(&s->lock, NULL) == 0 &&
-                   pthread_cond_init(&s->changed, NULL) == 0
-               ? ERR_OK
-               : ERR_NO_MEMORY;
+    if (s->refused == NULL || pthread_mutex_init(&s->lock, NULL) != 0 ||
+        pthread_cond_init(&s->changed, NULL) != 0)
+        return ERR_NO_MEMORY;
+    return ERR_OK;
 }
 
+/* Free the cache. Only tests do; a front uses its cache until it exits. */
 void compiled_cache_fini(struct compiled_cache *s)
 {
     compiled_cache_end_compilers(s);
@@ -89,6 +106,7 @@ void compiled_cache_fini(struct compiled_cache *s)
     mem_free(s->refused);
 }
 
+/* Drop the entry that was used least recently. */
 static void compiled_cache_drop_last(struct compiled_cache *s)
 {
     struct compiled *last = s->kept[--s->n_kept];
@@ -97,7 +115,7 @@ static void compiled_cache_drop_last(struct compiled_cache *s)
     compiled_unref(last);
 }
 
-/* A reference to the one of this name, which comes to the front; NULL. */
+/* A reference to the entry of this name, which is moved to the front; NULL. */
 static struct compiled *compiled_cache_find(struct compiled_cache *s, const struct hash *name)
 {
     for (size_t i = 0; i < s->n_kept; i++) {
@@ -112,6 +130,7 @@ static struct compiled *compiled_cache_find(struct compiled_cache *s, const stru
     return NULL;
 }
 
+/* Add an entry at the front; the last ones make room. They live on while requests use them. */
 void compiled_cache_keep(struct compiled_cache *s, struct compiled *st)
 {
     while (s->n_kept > 0 &&
@@ -123,6 +142,7 @@ void compiled_cache_keep(struct compiled_cache *s, struct compiled *st)
     s->bytes += st->bytes;
 }
 
+/* The refusal of this name, or NULL. */
 static const struct compiled_refusal *compiled_cache_find_refusal(const struct compiled_cache *s,
                                                                   const struct hash *name)
 {
@@ -132,6 +152,8 @@ static const struct compiled_refusal *compiled_cache_find_refusal(const struct c
     return NULL;
 }
 
+/* With the lock held: remember a refusal, in place of the oldest. A client that repeats a bad
+ * schema then costs no compilation. */
 void compiled_cache_note_refusal(struct compiled_cache *s, const struct hash *name, int rc,
                                  const struct grammar_error *error)
 {
@@ -140,6 +162,7 @@ void compiled_cache_note_refusal(struct compiled_cache *s, const struct hash *na
             (struct compiled_refusal){.name = *name, .rc = rc, .error = *error};
 }
 
+/* Remember a refusal that another part of the front has found. */
 void compiled_cache_refuse(struct compiled_cache *s, const struct hash *name, int rc,
                            const char *text)
 {
@@ -151,7 +174,7 @@ void compiled_cache_refuse(struct compiled_cache *s, const struct hash *name, in
     (void)pthread_mutex_unlock(&s->lock);
 }
 
-/* With the lock held: what is known of this name. ERR_AGAIN: nothing. */
+/* With the lock held: look the name up in both lists. ERR_AGAIN: unknown. */
 static int compiled_cache_know(struct compiled_cache *s, const struct hash *name,
                                struct compiled **out, struct grammar_error *error)
 {
@@ -163,9 +186,13 @@ static int compiled_cache_know(struct compiled_cache *s, const struct hash *name
         return refusal->rc;
     }
     *out = compiled_cache_find(s, name);
-    return *out == NULL ? ERR_AGAIN : ERR_OK;
+    if (*out == NULL)
+        return ERR_AGAIN;
+    return ERR_OK;
 }
 
+/* An entry can be dropped between its compilation and the second lookup, if many others are added
+ * meanwhile; so two attempts are made. */
 int compiled_cache_get(struct compiled_cache *s, const struct grammar_request *request,
                        const char *tenant, struct compiled **out, struct grammar_error *error)
 {
@@ -177,7 +204,7 @@ int compiled_cache_get(struct compiled_cache *s, const struct grammar_request *r
         return rc;
     (void)pthread_mutex_lock(&s->lock);
     rc = compiled_cache_know(s, &name, &found, error);
-    for (int i = 0; i < 2 && rc == ERR_AGAIN; i++) { /* once more if it was dropped at once */
+    for (int i = 0; i < 2 && rc == ERR_AGAIN; i++) { /* again if it was dropped at once */
         rc = compiled_cache_make(s, request, &name, tenant);
         if (rc == ERR_OK)
             rc = compiled_cache_know(s, &name, &found, error);
@@ -185,8 +212,10 @@ int compiled_cache_get(struct compiled_cache *s, const struct grammar_request *r
     (void)pthread_mutex_unlock(&s->lock);
     if (rc == ERR_OVERLOADED && error != NULL)
         (void)snprintf(error->text, sizeof error->text,
-                       "too many forms wait to be compiled, try again later");
+                       "too many output constraints wait to be compiled, try again later");
     if (rc == ERR_OK)
         *out = found;
-    return rc == ERR_AGAIN ? ERR_OVERLOADED : rc;
+    if (rc == ERR_AGAIN)
+        return ERR_OVERLOADED;
+    return rc;
 }

@@ -1,13 +1,15 @@
-/* Structures: compiled grammars, kept for the next request of the same.
+/* SPDX-License-Identifier: Apache-2.0
  *
- * The streamer uploads them to the engine; a structure lives as long as it is held. What it
- * is compiled from names it (SHA-256 of kind, options and sources), so equal requests share one,
- * and one upload. What cannot be compiled is remembered as well, with the words of its refusal.
+ * Compiled output constraints, cached for later requests with the same one.
  *
- * Threads of their own compile (compiled_make.c), at a lower priority than those that read. Equal
- * requests that come meanwhile wait for the same compilation. A tenant has one under way at a time,
- * so that one compiler is always left to the others, and of those that wait the tenant goes next
- * whose last turn was longest ago. */
+ * The streamer uploads them to the engine; each lives as long as there are references. Its name is
+ * the SHA-256 of kind, options and sources, so equal requests share one compilation and one upload.
+ * A constraint that cannot be compiled is remembered too, with its error text.
+ *
+ * Threads of their own compile (compiled_make.c), with a lower priority than the readers. Requests
+ * for a constraint that is being compiled wait for that compilation. A tenant has at most one
+ * compilation at a time, so that one compiler is always free for the others; among the waiting
+ * ones, the tenant whose last turn is longest ago goes next. */
 #ifndef QUIRE_FRONT_STRUCTURED_COMPILED_H
 #define QUIRE_FRONT_STRUCTURED_COMPILED_H
 
@@ -21,94 +23,96 @@
 #include "grammar/grammar.h"
 #include "ipc/wire.h"
 
-#define COMPILED_MAX        128                /* kept though they are not in use */
-#define COMPILED_BYTES_MAX  ((size_t)64 << 20) /* of their images */
-#define COMPILED_REFUSALS   256                /* remembered */
-#define COMPILED_COMPILERS  2                  /* threads; more than a tenant may use */
-#define COMPILED_WAIT_MAX   256                /* threads that wait for a compilation */
-#define COMPILED_TENANT_MAX 128                /* of these, with requests of one tenant */
-#define COMPILED_TURNS      64                 /* tenants whose last turn is known */
+#define COMPILED_MAX        128                /* kept although unused */
+#define COMPILED_BYTES_MAX  ((size_t)64 << 20) /* total of their images */
+#define COMPILED_REFUSALS   256                /* refusals remembered */
+#define COMPILED_COMPILERS  2                  /* threads; more than one tenant may use */
+#define COMPILED_WAIT_MAX   256                /* maximum threads that wait for a compilation */
+#define COMPILED_TENANT_MAX 128                /* of those, for one tenant's requests */
+#define COMPILED_TURNS      64                 /* tenants whose last turn is remembered */
 
 struct compiled {
     _Atomic int n_refs;
     struct hash name;
-    int sealed; /* a memfd for attach_upload(), which this owns */
+    int sealed; /* the image in a memfd, for attach_upload(); owned */
     size_t bytes;
 };
 
-/* What cannot be compiled, or could not be walked. */
+/* A constraint that cannot be compiled, or that the engine found too expensive. */
 struct compiled_refusal {
     struct hash name;
-    int rc; /* 0: the place is free */
+    int rc; /* 0: this element is free */
     struct grammar_error error;
 };
 
-/* A tenant's last turn. */
+/* The number of a tenant's last compilation. */
 struct compiled_turn {
     char tenant[WIRE_TENANT_BYTES];
-    uint64_t turn; /* 0: the place is free */
+    uint64_t turn; /* 0: this element is free */
 };
 
 struct compiled_making; /* a compilation, in compiled_make.c */
 
-/* The cache. The lock guards what follows and is never held while something is compiled. */
+/* The cache. The lock guards all members below and is never held during a compilation. */
 struct compiled_cache {
     pthread_mutex_t lock;
-    struct compiled *kept[COMPILED_MAX]; /* the one asked for last first; a reference each */
+    struct compiled *kept[COMPILED_MAX]; /* [n_kept], most recently used first; one reference
+                                          * each */
     size_t n_kept;
-    size_t bytes;                     /* of all that are kept */
+    size_t bytes;                     /* total of kept images */
     struct compiled_refusal *refused; /* [COMPILED_REFUSALS], a ring */
-    size_t n_refused;                 /* that were written to it */
+    size_t n_refused;                 /* refusals written so far */
 
-    pthread_cond_t changed;         /* a compilation came, or ended, or all is to end */
-    struct compiled_making *making; /* what waits or is under way, in the order of arrival */
+    pthread_cond_t changed;         /* a compilation was added or has ended, or all must end */
+    struct compiled_making *making; /* waiting and running compilations, in the order of arrival */
     struct compiled_turn turns[COMPILED_TURNS];
     pthread_t compilers[COMPILED_COMPILERS];
-    int n_compilers; /* that were started: when there was something for them */
+    int n_compilers; /* started so far; each is started when needed */
     int n_waiting;   /* threads in compiled_cache_get() */
     bool ends;
-    uint64_t n_compiled; /* compilations that were begun; for turns and tests */
+    uint64_t n_compiled; /* number of compilations begun; for turns and tests */
 
-    /* Called without the lock by a thread that is going to wait, and when it has waited; NULL:
-     * nothing is. */
+    /* Called, without the lock, by a thread before and after it waits; NULL: not called. */
     void (*before_wait)(void *arg);
     void (*after_wait)(void *arg);
     void *wait_arg;
 };
 
 int compiled_cache_init(struct compiled_cache *s) ERR_CHECKED;
-void compiled_cache_fini(struct compiled_cache *s); /* no thread is in compiled_cache_get() */
+void compiled_cache_fini(struct compiled_cache *s); /* no thread may be in compiled_cache_get() */
 
-/* The structure of a request: one that is kept, or a new one. The caller owns a reference.
+/* Get the compiled constraint of a request: from the cache, or compiled now. The caller owns a
+ * reference.
  *
- *   tenant   char [WIRE_TENANT_BYTES]: on whose behalf
+ *   tenant   char [WIRE_TENANT_BYTES]: the owner of the request
  *
- * Errors are grammar_compile()'s, with its words in *error, which may be NULL; ERR_OVERLOADED when
- * too many wait already; ERR_NO_MEMORY. Any thread; waits for its turn, then up to
+ * Errors are those of grammar_compile(), with its text in *error, which may be NULL; ERR_OVERLOADED
+ * when too many threads wait; ERR_NO_MEMORY. Any thread; waits for its turn, then up to
  * GRAMMAR_COMPILE_US of computing time. */
 int compiled_cache_get(struct compiled_cache *s, const struct grammar_request *request,
                        const char *tenant, struct compiled **out,
                        struct grammar_error *error) ERR_CHECKED;
 
-/* From now on a structure's request is refused: it was found to cost too much. Any thread. */
+/* Refuse requests for this constraint from now on, because it was found too expensive. Any
+ * thread. */
 void compiled_cache_refuse(struct compiled_cache *s, const struct hash *name, int rc,
                            const char *text);
 
 /* --- compiled_make.c, for compiled.c ---
-
- * Compile, or wait for the compilation of this name that is under way; then the cache or the
- * refusals have it. With the lock held, which is given up meanwhile. ERR_OK, ERR_OVERLOADED,
- * ERR_NO_MEMORY. */
+ *
+ * Compile, or wait for the running compilation of this name; its result is then in the cache or
+ * among the refusals. Call with the lock held; it is released while waiting. ERR_OK,
+ * ERR_OVERLOADED, ERR_NO_MEMORY. */
 int compiled_cache_make(struct compiled_cache *s, const struct grammar_request *request,
                         const struct hash *name, const char *tenant) ERR_CHECKED;
 void compiled_cache_end_compilers(struct compiled_cache *s);
 
-/* With the lock held: the outcome of a compilation. */
+/* With the lock held: store the result of a compilation. */
 void compiled_cache_keep(struct compiled_cache *s, struct compiled *st);
 void compiled_cache_note_refusal(struct compiled_cache *s, const struct hash *name, int rc,
                                  const struct grammar_error *error);
 
 struct compiled *compiled_ref(struct compiled *st);
-void compiled_unref(struct compiled *st); /* NULL is fine */
+void compiled_unref(struct compiled *st); /* accepts NULL */
 
 #endif

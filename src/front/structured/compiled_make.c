@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Compilations. The thread that asks first for a structure puts it into the list and waits; a
- * compiler takes it when it is its tenant's turn. The entry stands on the stack of that thread,
- * which leaves when the compiler has taken it out of the list; other threads that wait for the
- * same name look into the list again, and then into the cache.
+ * Compilations. The first thread that asks for a constraint adds an entry to the list and waits; a
+ * compiler thread takes it when it is its tenant's turn. The entry lies on the stack of the asking
+ * thread, which returns only after the compiler has removed the entry. Other threads that wait for
+ * the same name look into the list again after each change, and then into the cache.
  *
- * Compilers are niced: a form that takes 180 ms is not to take a core from the readers, the
- * streamer or an engine on the same machine, which need a thousandth of that for a request. */
+ * Compilers are niced: a constraint that takes 180 ms must not delay the readers, the streamer or
+ * an engine on the same machine, which need a thousandth of that time per request. */
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -19,79 +19,92 @@
 #include "ipc/attach.h"
 
 #define MAKE_NICE        5
-#define MAKE_STACK_BYTES ((size_t)8 << 20) /* grammars recurse, boundedly */
+#define MAKE_STACK_BYTES ((size_t)8 << 20) /* for grammars, whose recursion is deep but bounded */
 
+/* An entry of the list: a constraint that is being compiled, or waits for it. */
 struct compiled_making {
     struct compiled_making *next;
     const struct grammar_request *request;
     const struct hash *name;
     char tenant[WIRE_TENANT_BYTES];
-    int n_waiting; /* threads */
-    int rc;        /* of the compilation itself: ERR_OK, ERR_NO_MEMORY */
+    int n_waiting; /* threads that wait for it */
+    int rc;        /* ERR_OK, or ERR_NO_MEMORY when no result could be stored */
     bool begun, done;
 };
 
-/* --- the turns ---------------------------------------------------------------------------- */
+/* --- the turns ----------------------------------------------------------------------------
+ *
+ * Fairness between tenants. turns[] remembers the last turn of the 64 tenants that compiled last; a
+ * tenant that is not among them has waited longest and goes first. */
 
-/* The place of a tenant's last turn; of one that is not known the one that is oldest. */
+/* The element with a tenant's last turn; for an unknown tenant the oldest element, to be
+ * replaced. */
 static struct compiled_turn *make_turn(struct compiled_cache *s, const char *tenant, bool *known)
 {
     struct compiled_turn *oldest = &s->turns[0];
 
     for (int i = 0; i < COMPILED_TURNS; i++) {
-        struct compiled_turn *t = &s->turns[i];
+        struct compiled_turn *turn_row = &s->turns[i];
 
-        if (t->turn != 0 && memcmp(t->tenant, tenant, sizeof t->tenant) == 0) {
+        if (turn_row->turn != 0 && memcmp(turn_row->tenant, tenant, sizeof turn_row->tenant) == 0) {
             *known = true;
-            return t;
+            return turn_row;
         }
-        oldest = t->turn < oldest->turn ? t : oldest;
+        if (turn_row->turn < oldest->turn)
+            oldest = turn_row;
     }
     *known = false;
     return oldest;
 }
 
+/* Is a compiler working for this tenant? A tenant has at most one at a time. */
 static bool make_is_busy(const struct compiled_cache *s, const char *tenant)
 {
-    for (const struct compiled_making *m = s->making; m != NULL; m = m->next)
-        if (m->begun && memcmp(m->tenant, tenant, sizeof m->tenant) == 0)
+    for (const struct compiled_making *making = s->making; making != NULL; making = making->next)
+        if (making->begun && memcmp(making->tenant, tenant, sizeof making->tenant) == 0)
             return true;
     return false;
 }
 
-/* What a compiler takes next; NULL: nothing may begin. */
+/* The entry that a compiler takes next; NULL: none may begin. */
 static struct compiled_making *make_choose(struct compiled_cache *s)
 {
     struct compiled_making *best = NULL;
     uint64_t best_turn = 0;
 
-    for (struct compiled_making *m = s->making; m != NULL; m = m->next) {
-        const struct compiled_turn *t;
+    for (struct compiled_making *making = s->making; making != NULL; making = making->next) {
+        const struct compiled_turn *turn_row;
         uint64_t turn;
         bool known;
 
-        if (m->begun || make_is_busy(s, m->tenant))
+        if (making->begun || make_is_busy(s, making->tenant))
             continue;
-        t = make_turn(s, m->tenant, &known);
-        turn = known ? t->turn : 0;
+        /* The tenant whose last turn is the longest ago comes first. */
+        turn_row = make_turn(s, making->tenant, &known);
+        if (known)
+            turn = turn_row->turn;
+        else
+            turn = 0;
         if (best == NULL || turn < best_turn) {
-            best = m;
+            best = making;
             best_turn = turn;
         }
     }
     return best;
 }
 
+/* A compiler takes the entry: note the turn of its tenant. */
 static void make_begin(struct compiled_cache *s, struct compiled_making *m)
 {
     bool known;
-    struct compiled_turn *t = make_turn(s, m->tenant, &known);
+    struct compiled_turn *turn_row = make_turn(s, m->tenant, &known);
 
     m->begun = true;
-    memcpy(t->tenant, m->tenant, sizeof t->tenant);
-    t->turn = ++s->n_compiled;
+    memcpy(turn_row->tenant, m->tenant, sizeof turn_row->tenant);
+    turn_row->turn = ++s->n_compiled;
 }
 
+/* Take the entry off the list. */
 static void make_remove(struct compiled_cache *s, const struct compiled_making *m)
 {
     struct compiled_making **at = &s->making;
@@ -103,6 +116,7 @@ static void make_remove(struct compiled_cache *s, const struct compiled_making *
 
 /* --- compilers ---------------------------------------------------------------------------- */
 
+/* Compile, and put the image into a sealed memfd, which can be uploaded to any engine. */
 static int make_structure(const struct compiled_making *m, struct compiled **out,
                           struct grammar_error *error)
 {
@@ -112,7 +126,10 @@ static int make_structure(const struct compiled_making *m, struct compiled **out
 
     if (rc == ERR_OK) {
         st = mem_zalloc(sizeof *st);
-        rc = st == NULL ? ERR_NO_MEMORY : attach_seal(image.bytes, image.len, &st->sealed);
+        if (st == NULL)
+            rc = ERR_NO_MEMORY;
+        else
+            rc = attach_seal(image.bytes, image.len, &st->sealed);
     }
     if (rc == ERR_OK) {
         atomic_init(&st->n_refs, 1);
@@ -126,13 +143,14 @@ static int make_structure(const struct compiled_making *m, struct compiled **out
     return rc;
 }
 
-/* Only a form's own fault is remembered: the next time there may be memory, or descriptors. */
+/* Only errors of the constraint itself are remembered; memory or descriptors may be there next
+ * time. */
 static bool make_is_refusal(int rc)
 {
     return rc == ERR_SYNTAX || rc == ERR_INVALID || rc == ERR_UNSUPPORTED || rc == ERR_LIMIT;
 }
 
-/* With the lock held, which is given up meanwhile. */
+/* Compile one entry. With the lock held; it is released during the compilation. */
 static void make_one(struct compiled_cache *s, struct compiled_making *m)
 {
     struct grammar_error error = {.text = ""};
@@ -147,33 +165,38 @@ static void make_one(struct compiled_cache *s, struct compiled_making *m)
         compiled_cache_keep(s, st);
     if (make_is_refusal(rc))
         compiled_cache_note_refusal(s, m->name, rc, &error);
-    m->rc = rc == ERR_OK || make_is_refusal(rc) ? ERR_OK : rc;
+    if (rc == ERR_OK || make_is_refusal(rc))
+        m->rc = ERR_OK;
+    else
+        m->rc = rc;
     m->done = true;
     make_remove(s, m);
     compiled_unref(st);
     (void)pthread_cond_broadcast(&s->changed);
 }
 
+/* The thread of a compiler: take entries until the cache ends. */
 static void *make_run(void *arg)
 {
-    struct compiled_cache *s = arg;
+    struct compiled_cache *cache = arg;
 
-    (void)setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), MAKE_NICE); /* else as the others */
-    (void)pthread_mutex_lock(&s->lock);
-    while (!s->ends) {
-        struct compiled_making *m = make_choose(s);
+    /* without it the thread has the normal priority */
+    (void)setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), MAKE_NICE);
+    (void)pthread_mutex_lock(&cache->lock);
+    while (!cache->ends) {
+        struct compiled_making *making = make_choose(cache);
 
-        if (m != NULL)
-            make_one(s, m);
+        if (making != NULL)
+            make_one(cache, making);
         else
-            (void)pthread_cond_wait(&s->changed, &s->lock);
+            (void)pthread_cond_wait(&cache->changed, &cache->lock);
     }
-    (void)pthread_mutex_unlock(&s->lock);
+    (void)pthread_mutex_unlock(&cache->lock);
     hash_end_thread();
     return NULL;
 }
 
-/* One more compiler, while there are fewer than there may be; false when there is none at all. */
+/* Start another compiler, unless there are enough; false when there is none at all. */
 static bool make_start(struct compiled_cache *s)
 {
     pthread_attr_t attr;
@@ -185,6 +208,7 @@ static bool make_start(struct compiled_cache *s)
     return s->n_compilers > 0;
 }
 
+/* End all compilers, after their current entries. */
 void compiled_cache_end_compilers(struct compiled_cache *s)
 {
     (void)pthread_mutex_lock(&s->lock);
@@ -197,25 +221,28 @@ void compiled_cache_end_compilers(struct compiled_cache *s)
 
 /* --- the threads that ask -------------------------------------------------------------------- */
 
+/* The entry of a name, or NULL. */
 static struct compiled_making *make_find(const struct compiled_cache *s, const struct hash *name)
 {
-    struct compiled_making *m = s->making;
+    struct compiled_making *making = s->making;
 
-    while (m != NULL && memcmp(m->name, name, sizeof *name) != 0)
-        m = m->next;
-    return m;
+    while (making != NULL && memcmp(making->name, name, sizeof *name) != 0)
+        making = making->next;
+    return making;
 }
 
+/* The number of threads that wait for compilations of this tenant. */
 static int make_count(const struct compiled_cache *s, const char *tenant)
 {
     int n = 0;
 
-    for (const struct compiled_making *m = s->making; m != NULL; m = m->next)
-        n += memcmp(m->tenant, tenant, sizeof m->tenant) == 0 ? m->n_waiting : 0;
+    for (const struct compiled_making *making = s->making; making != NULL; making = making->next)
+        if (memcmp(making->tenant, tenant, sizeof making->tenant) == 0)
+            n += making->n_waiting;
     return n;
 }
 
-/* The caller's own, at the end of the list. */
+/* Add an entry of our own at the end of the list and wait until it is done. */
 static int make_own(struct compiled_cache *s, const struct grammar_request *request,
                     const struct hash *name, const char *tenant)
 {
@@ -234,7 +261,7 @@ static int make_own(struct compiled_cache *s, const struct grammar_request *requ
     return own.rc;
 }
 
-/* Without the lock. */
+/* Call a function without the lock. */
 static void make_call(struct compiled_cache *s, void (*call)(void *arg))
 {
     if (call == NULL)
@@ -244,22 +271,24 @@ static void make_call(struct compiled_cache *s, void (*call)(void *arg))
     (void)pthread_mutex_lock(&s->lock);
 }
 
+/* before_wait lets another reader take this one's place. The lock is released there, so the list is
+ * searched only after it. */
 int compiled_cache_make(struct compiled_cache *s, const struct grammar_request *request,
                         const struct hash *name, const char *tenant)
 {
-    struct compiled_making *m;
+    struct compiled_making *making;
     int rc = ERR_OK;
 
     if (s->n_waiting >= COMPILED_WAIT_MAX || make_count(s, tenant) >= COMPILED_TENANT_MAX)
         return ERR_OVERLOADED;
     s->n_waiting++;
     make_call(s, s->before_wait);
-    m = make_find(s, name);
-    if (m == NULL)
+    making = make_find(s, name);
+    if (making == NULL)
         rc = make_own(s, request, name, tenant);
     else
-        m->n_waiting++;
-    while (m != NULL && make_find(s, name) == m)
+        making->n_waiting++;
+    while (making != NULL && make_find(s, name) == making)
         (void)pthread_cond_wait(&s->changed, &s->lock);
     s->n_waiting--;
     make_call(s, s->after_wait);

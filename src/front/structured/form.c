@@ -1,18 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What fields say of an output's form. */
+ * Reading the fields that constrain an output. Only their form is checked here; the grammar's
+ * compiler finds errors inside schemas and patterns.
+ *
+ *   content   response_format, structured_outputs, guided_...: one constraint in all
+ *   calls     tools, tool_choice */
 #include "front/structured/form.h"
 
 #include <stdio.h>
 #include <string.h>
 
-#define FORM_NAME_MAX  64      /* characters of a schema's name, as OpenAI has it */
-#define FORM_PAIRS_MAX 1000000 /* names of allowed tools beside names of tools: 0.1 s */
+#define FORM_NAME_MAX  64      /* characters of a schema's name, as in OpenAI's API */
+#define FORM_PAIRS_MAX 1000000 /* pairs of names compared: 0.1 s */
 
-/* --- content ------------------------------------------------------------------------------ */
+/* --- content ------------------------------------------------------------------------------
+ *
+ * The content has at most one constraint: a schema, any JSON object, a pattern, a choice, a
+ * grammar, or a structural tag. */
 
-/* A source as compact JSON: a schema may have come as an object, or as the text of one. What is no
- * JSON stays as it is. */
+/* Write a source as compact JSON. A schema may be an object or the text of one; a text that is not
+ * JSON is written as it is. */
 static bool form_write(struct buf *b, const struct json *source, bool is_json)
 {
     struct arena arena = {0};
@@ -26,23 +33,27 @@ static bool form_write(struct buf *b, const struct json *source, bool is_json)
     return !b->failed;
 }
 
-/* Clients of several versions of vLLM send a form under its old and its new name: that is one. */
+/* Is this the constraint that f already has? Clients for several versions of vLLM send one under
+ * its old and its new name. */
 static bool form_is_same(const struct form *f, enum grammar_kind kind, const struct json *source)
 {
     bool is_json = kind == GRAMMAR_SCHEMA || kind == GRAMMAR_PARTS;
-    struct buf a = {.limit = GRAMMAR_SOURCE_MAX}, b = {.limit = GRAMMAR_SOURCE_MAX};
+    struct buf buf = {.limit = GRAMMAR_SOURCE_MAX}, text = {.limit = GRAMMAR_SOURCE_MAX};
     bool same;
 
+    /* A JSON object without a schema has no source. */
     if (f->kind != kind || f->source == NULL || source == NULL)
         return f->kind == kind && f->source == source;
-    same = form_write(&a, f->source, is_json) && form_write(&b, source, is_json) &&
-           a.len == b.len && memcmp(a.bytes, b.bytes, a.len) == 0;
-    buf_fini(&a);
-    buf_fini(&b);
+    /* Compare the compact texts, because one may be an object and the other its text with
+     * spaces. */
+    same = form_write(&buf, f->source, is_json) && form_write(&text, source, is_json) &&
+           buf.len == text.len && memcmp(buf.bytes, text.bytes, buf.len) == 0;
+    buf_fini(&buf);
+    buf_fini(&text);
     return same;
 }
 
-/* Note the content's form. One request has one. */
+/* Set the content's constraint; a second, different one is an error. */
 static int form_set(struct form *f, const char *param, enum grammar_kind kind,
                     const struct json *source, char *why, size_t cap)
 {
@@ -50,11 +61,10 @@ static int form_set(struct form *f, const char *param, enum grammar_kind kind,
         return ERR_OK;
     if (f->param != NULL) {
         if (strcmp(f->param, param) == 0)
-            (void)snprintf(why, cap, "'%s' asks for more than one form of the output", param);
+            (void)snprintf(why, cap, "'%s' has more than one output constraint", param);
         else
             (void)snprintf(why, cap,
-                           "only one form of the output can be asked for: there are '%s' and "
-                           "'%s'",
+                           "only one output constraint is allowed, but both '%s' and '%s' are set",
                            f->param, param);
         return ERR_INVALID;
     }
@@ -64,6 +74,7 @@ static int form_set(struct form *f, const char *param, enum grammar_kind kind,
     return ERR_OK;
 }
 
+/* Write the error of a value of the wrong type: the field, what it should be, and what it is. */
 static int form_wrong(char *why, size_t cap, const char *name, const char *wanted,
                       const struct json *v)
 {
@@ -74,6 +85,7 @@ static int form_wrong(char *why, size_t cap, const char *name, const char *wante
     return ERR_INVALID;
 }
 
+/* Is v a name as OpenAI's API allows it for a schema? */
 static bool form_is_name(const struct json *v)
 {
     if (v == NULL || v->kind != JSON_TEXT || v->text_len == 0 || v->text_len > FORM_NAME_MAX)
@@ -82,6 +94,7 @@ static bool form_is_name(const struct json *v)
            v->text_len;
 }
 
+/* {"type": "json_schema", "json_schema": {"name": N, "schema": {...}, "strict": true}} */
 static int form_read_json_schema(struct form *f, const struct json *v, char *why, size_t cap)
 {
     const struct json *given = json_get(v, "json_schema");
@@ -101,6 +114,7 @@ static int form_read_json_schema(struct form *f, const struct json *v, char *why
     }
     if (strict != NULL && strict->kind != JSON_BOOL && strict->kind != JSON_NULL)
         return form_wrong(why, cap, "response_format.json_schema.strict", "true or false", strict);
+    /* A schema may also be true or false. */
     if (schema == NULL || (schema->kind != JSON_OBJECT && schema->kind != JSON_BOOL)) {
         (void)snprintf(why, cap, "'response_format.json_schema.schema' is required, an object");
         return ERR_INVALID;
@@ -108,6 +122,7 @@ static int form_read_json_schema(struct form *f, const struct json *v, char *why
     return form_set(f, "response_format", GRAMMAR_SCHEMA, schema, why, cap);
 }
 
+/* response_format, by its type. The default type "text" has no constraint. */
 int form_read_response_format(struct form *f, const struct json *v, char *why, size_t cap)
 {
     const struct json *type = json_get_kind(v, "type", JSON_TEXT);
@@ -128,7 +143,7 @@ int form_read_response_format(struct form *f, const struct json *v, char *why, s
     return ERR_INVALID;
 }
 
-/* A list of texts that are not empty and hold no NUL. */
+/* Is v a list of texts without NULs that are not empty? */
 static bool form_is_choices(const struct json *v)
 {
     if (v->kind != JSON_LIST || v->n == 0)
@@ -141,44 +156,56 @@ static bool form_is_choices(const struct json *v)
     return true;
 }
 
-/* One member of structured_outputs, or what an older field says alone. */
-static int form_read_kind(struct form *f, const char *param, const char *name, const char *kind,
-                          const struct json *v, char *why, size_t cap)
+/* A member of structured_outputs, or an older guided_ field. */
+struct form_source {
+    const char *param; /* the field */
+    const char *name;  /* the path, for error texts */
+    const char *kind;  /* "json", "regex", ... */
+};
+
+/* Read the value of one source of a constraint. */
+static int form_read_kind(struct form *f, const struct form_source *from, const struct json *v,
+                          char *why, size_t cap)
 {
-    if (strcmp(kind, "whitespace_pattern") == 0) {
+    /* This is not a constraint by itself; it only changes the spaces of a schema. */
+    if (strcmp(from->kind, "whitespace_pattern") == 0) {
         if (v->kind != JSON_TEXT || json_has_nul(v))
-            return form_wrong(why, cap, name, "a string", v);
+            return form_wrong(why, cap, from->name, "a string", v);
         f->spacing = v;
         return ERR_OK;
     }
-    if (strcmp(kind, "json") == 0) {
+    /* A text is parsed by the compiler, which reports its errors with their place. */
+    if (strcmp(from->kind, "json") == 0) {
         if (v->kind != JSON_OBJECT && v->kind != JSON_TEXT && v->kind != JSON_BOOL)
-            return form_wrong(why, cap, name, "a JSON schema, or the text of one", v);
-        return form_set(f, param, GRAMMAR_SCHEMA, v, why, cap);
+            return form_wrong(why, cap, from->name, "a JSON schema, or the text of one", v);
+        return form_set(f, from->param, GRAMMAR_SCHEMA, v, why, cap);
     }
-    if (strcmp(kind, "structural_tag") == 0) {
+    if (strcmp(from->kind, "structural_tag") == 0) {
         if (v->kind != JSON_OBJECT && v->kind != JSON_TEXT)
-            return form_wrong(why, cap, name, "a structural tag, or the text of one", v);
-        return form_set(f, param, GRAMMAR_PARTS, v, why, cap);
+            return form_wrong(why, cap, from->name, "a structural tag, or the text of one", v);
+        return form_set(f, from->param, GRAMMAR_PARTS, v, why, cap);
     }
-    if (strcmp(kind, "choice") == 0) {
+    if (strcmp(from->kind, "choice") == 0) {
         if (!form_is_choices(v))
-            return form_wrong(why, cap, name,
+            return form_wrong(why, cap, from->name,
                               "a list of strings that are not empty and hold no \\u0000", v);
-        return form_set(f, param, GRAMMAR_CHOICE, v, why, cap);
+        return form_set(f, from->param, GRAMMAR_CHOICE, v, why, cap);
     }
     if (v->kind != JSON_TEXT)
-        return form_wrong(why, cap, name, "a string", v);
-    return form_set(f, param, strcmp(kind, "regex") == 0 ? GRAMMAR_REGEX : GRAMMAR_EBNF, v, why,
-                    cap);
+        return form_wrong(why, cap, from->name, "a string", v);
+    return form_set(f, from->param, strcmp(from->kind, "regex") == 0 ? GRAMMAR_REGEX : GRAMMAR_EBNF,
+                    v, why, cap);
 }
 
+/* The fields of vLLM's older versions: the kind follows the prefix, as in guided_json. */
 int form_read_guided(struct form *f, const char *field, const struct json *v, char *why, size_t cap)
 {
-    return form_read_kind(f, field, field, field + strlen("guided_"), v, why, cap);
+    const struct form_source from = {field, field, field + strlen("guided_")};
+
+    return form_read_kind(f, &from, v, why, cap);
 }
 
-/* A member that is no source: a flag. */
+/* Read a member of structured_outputs that is a flag. */
 static int form_read_flag(struct form *f, const struct json *m, char *why, size_t cap)
 {
     char name[96];
@@ -189,7 +216,7 @@ static int form_read_flag(struct form *f, const struct json *m, char *why, size_
         strcmp(m->key, "disable_fallback") == 0) {
         if (m->kind != JSON_BOOL)
             return form_wrong(why, cap, name, "true or false", m);
-        if (!m->flag || strcmp(m->key, "disable_fallback") == 0) /* there is nothing else */
+        if (!m->flag || strcmp(m->key, "disable_fallback") == 0) /* there is never a fallback */
             return ERR_OK;
         if (strcmp(m->key, "json_object") == 0)
             return form_set(f, "structured_outputs", GRAMMAR_JSON_OBJECT, NULL, why, cap);
@@ -203,6 +230,7 @@ static int form_read_flag(struct form *f, const struct json *m, char *why, size_
     return ERR_UNSUPPORTED;
 }
 
+/* structured_outputs: at most one of its members may be a constraint. */
 int form_read_structured(struct form *f, const struct json *v, char *why, size_t cap)
 {
     static const char *const kinds[] = {"json",    "regex",          "choice",
@@ -211,20 +239,22 @@ int form_read_structured(struct form *f, const struct json *v, char *why, size_t
     if (v->kind != JSON_OBJECT)
         return form_wrong(why, cap, "structured_outputs", "an object", v);
     for (uint32_t i = 0; i < v->n; i++) {
-        const struct json *m = &v->items[i];
+        const struct json *member = &v->items[i];
         const char *kind = NULL;
         char name[64];
         int rc = ERR_OK;
 
         for (size_t k = 0; k < sizeof kinds / sizeof kinds[0]; k++)
-            kind = strcmp(m->key, kinds[k]) == 0 ? kinds[k] : kind;
-        if (m->kind == JSON_NULL)
+            if (strcmp(member->key, kinds[k]) == 0)
+                kind = kinds[k];
+        if (member->kind == JSON_NULL)
             continue;
         if (kind == NULL) {
-            rc = form_read_flag(f, m, why, cap);
+            rc = form_read_flag(f, member, why, cap);
         } else {
             (void)snprintf(name, sizeof name, "structured_outputs.%s", kind);
-            rc = form_read_kind(f, "structured_outputs", name, kind, m, why, cap);
+            rc = form_read_kind(f, &(struct form_source){"structured_outputs", name, kind}, member,
+                                why, cap);
         }
         if (rc != ERR_OK)
             return rc;
@@ -234,7 +264,7 @@ int form_read_structured(struct form *f, const struct json *v, char *why, size_t
 
 /* --- calls -------------------------------------------------------------------------------- */
 
-/* A tool has the name that a call will give. What else is in it is the template's. */
+/* A tool must have a name, because calls name it. The chat template reads everything else. */
 int form_read_tools(struct form *f, const struct json *v, char *why, size_t cap)
 {
     if (v->kind != JSON_LIST)
@@ -253,18 +283,24 @@ int form_read_tools(struct form *f, const struct json *v, char *why, size_t cap)
                            i);
             return ERR_INVALID;
         }
+        /* One strict tool is enough: the calls are then constrained by the schemas. */
         f->strict = f->strict || json_get_bool(function, "strict", false);
     }
-    f->tools = v->n > 0 ? v : NULL;
+    if (v->n > 0)
+        f->tools = v;
+    else
+        f->tools = NULL;
     return ERR_OK;
 }
 
+/* The name of a tool's function; "" if it lacks one. */
 static const char *form_tool_name(const struct json *tool)
 {
     return json_get_text(json_get_kind(tool, "function", JSON_OBJECT), "name", "");
 }
 
-/* {"mode": "auto" or "required", "tools": [{"type": "function", "function": {"name": ...}}]} */
+/* Read {"mode": "auto" or "required", "tools": [{"type": "function", "function": {"name":
+ * ...}}]}. */
 static int form_read_allowed(struct form *f, const struct json *v, char *why, size_t cap)
 {
     const struct json *mode = json_get(v, "mode");
@@ -290,11 +326,15 @@ static int form_read_allowed(struct form *f, const struct json *v, char *why, si
                        i);
         return ERR_INVALID;
     }
-    f->calls = json_is_text(mode, "auto") ? FORM_CALLS_AUTO : FORM_CALLS_REQUIRED;
+    if (json_is_text(mode, "auto"))
+        f->calls = FORM_CALLS_AUTO;
+    else
+        f->calls = FORM_CALLS_REQUIRED;
     f->allowed = tools;
     return ERR_OK;
 }
 
+/* The words are in the order of enum form_calls. */
 int form_read_tool_choice(struct form *f, const struct json *v, char *why, size_t cap)
 {
     static const char *const words[] = {"auto", "none", "required"};
@@ -320,12 +360,13 @@ int form_read_tool_choice(struct form *f, const struct json *v, char *why, size_
     return ERR_INVALID;
 }
 
+/* Must the reply be a call? */
 bool form_forces(const struct form *f)
 {
     return f->calls == FORM_CALLS_REQUIRED || f->calls == FORM_CALLS_NAMED;
 }
 
-/* Do the tools have this one? */
+/* Is there a tool with this name? */
 static bool form_has_tool(const struct form *f, const char *name)
 {
     for (uint32_t i = 0; i < f->tools->n; i++) {
@@ -335,6 +376,7 @@ static bool form_has_tool(const struct form *f, const char *name)
     return false;
 }
 
+/* May the reply call the function with this name? */
 bool form_allows(const struct form *f, const char *name)
 {
     bool allows = f->allowed == NULL;
@@ -346,6 +388,9 @@ bool form_allows(const struct form *f, const char *name)
     return allows;
 }
 
+/* Checks of fields that depend on each other, when all have been read. The functions that
+ * tool_choice names must exist; each is searched in the list of tools, which is why the number of
+ * pairs is limited. */
 int form_check(const struct form *f, const char **param, char *why, size_t cap)
 {
     const char *unknown = NULL;
@@ -357,10 +402,11 @@ int form_check(const struct form *f, const char **param, char *why, size_t cap)
         return ERR_INVALID;
     }
     *param = "tool_choice";
+    /* auto and none need no tools. */
     if (!form_forces(f) && f->allowed == NULL)
         return ERR_OK;
     if (f->tools == NULL) {
-        (void)snprintf(why, cap, "'tool_choice' asks for a call, but there are no 'tools'");
+        (void)snprintf(why, cap, "'tool_choice' requires a call, but there are no 'tools'");
         return ERR_INVALID;
     }
     if (f->allowed != NULL && (uint64_t)f->allowed->n * f->tools->n > FORM_PAIRS_MAX) {
@@ -373,16 +419,17 @@ int form_check(const struct form *f, const char **param, char *why, size_t cap)
     for (uint32_t i = 0; f->allowed != NULL && unknown == NULL && i < f->allowed->n; i++) {
         const char *name = form_tool_name(&f->allowed->items[i]);
 
-        unknown = form_has_tool(f, name) ? NULL : name;
+        if (!form_has_tool(f, name))
+            unknown = name;
     }
     if (unknown == NULL)
         return ERR_OK;
-    (void)snprintf(why, cap,
-                   "'tool_choice' names the function '%.100s', which 'tools' does not have",
+    (void)snprintf(why, cap, "'tool_choice' names the function '%.100s', which is not in 'tools'",
                    unknown);
     return ERR_INVALID;
 }
 
+/* Does the form constrain the output? If not, no grammar is compiled. */
 bool form_binds(const struct form *f)
 {
     if (f->param != NULL)
@@ -392,11 +439,16 @@ bool form_binds(const struct form *f)
     return f->calls == FORM_CALLS_AUTO && (f->strict || f->allowed != NULL);
 }
 
+/* The format in which the reply is parsed. Without tools nothing is parsed, so that a text that
+ * looks like a call remains a text. A model without a format of its own can still be forced to
+ * write calls: then as a list in JSON. */
 enum reply_format form_reply_format(const struct form *f, enum reply_format of_model)
 {
-    if (of_model == REPLY_HARMONY) /* whose reasoning and content are messages, too */
+    if (of_model == REPLY_HARMONY) /* its reasoning and content are messages, too */
         return of_model;
     if (f->tools == NULL || f->calls == FORM_CALLS_NONE)
         return REPLY_PLAIN;
-    return of_model == REPLY_PLAIN && form_forces(f) ? REPLY_LIST : of_model;
+    if (of_model == REPLY_PLAIN && form_forces(f))
+        return REPLY_LIST;
+    return of_model;
 }

@@ -1,6 +1,8 @@
-/* The form of an output that a request demands: response_format, structured_outputs and the older
- * guided_*, tool_choice and strict tools. Read here from the fields, and compiled into the
- * structure that the engine holds the output to. */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The output constraint of a request ("form"): response_format, structured_outputs and the older
+ * guided_*, tool_choice and strict tools. It is read here from the fields, and compiled into the
+ * automaton that the engine applies to the output. */
 #ifndef QUIRE_FRONT_STRUCTURED_FORM_H
 #define QUIRE_FRONT_STRUCTURED_FORM_H
 
@@ -10,48 +12,50 @@
 #include "base/err.h"
 #include "base/json.h"
 #include "base/mem.h"
+#include "front/request/reason.h"
 #include "front/structured/compiled.h"
 #include "text/output/reply.h"
 
 enum form_calls {
-    FORM_CALLS_AUTO,     /* as the model likes */
+    FORM_CALLS_AUTO,     /* the model decides */
     FORM_CALLS_NONE,     /* tool_choice is none */
-    FORM_CALLS_REQUIRED, /* one or more */
+    FORM_CALLS_REQUIRED, /* at least one */
     FORM_CALLS_NAMED,    /* of one function */
 };
 
-/* What the fields said. Borrowed from the request's body. */
+/* The values of the fields. They are borrowed from the request's body. */
 struct form {
-    const char *param;      /* the field that gave the content its form; NULL: none did */
+    const char *param;      /* the field with a constraint on the content; NULL: none */
     enum grammar_kind kind; /* GRAMMAR_PARTS: a structural tag (tags.h) */
     enum grammar_space space;
-    const struct json *spacing; /* a pattern of white space, or NULL */
-    bool closed; /* objects of the schema have no additional members unless it says so */
+    const struct json *spacing; /* a pattern for white space, or NULL */
+    bool closed; /* objects of the schema have no additional members unless it allows them */
     const struct json *source; /* a schema, or the text of one; a text; a list of choices */
     enum form_calls calls;
     const char *function;       /* with FORM_CALLS_NAMED */
-    const struct json *allowed; /* tools by name: only these may be called; NULL: all may */
-    const struct json *tools;   /* a list with members, or NULL */
-    bool strict;                /* one of them is */
+    const struct json *allowed; /* tools that may be called, by name; NULL: all */
+    const struct json *tools;   /* a list with at least one tool, or NULL */
+    bool strict;                /* at least one of them is strict */
 };
 
-/* Where a reply stands when it begins. */
+/* The position of a reply's first token. */
 enum form_start {
     FORM_NO_REASONING,
     FORM_MAY_REASON, /* it may begin with a reasoning */
-    FORM_REASONS,    /* the prompt ended inside of it */
+    FORM_REASONS,    /* the prompt ended inside a reasoning */
 };
 
 struct form_model {
-    char tenant[WIRE_TENANT_BYTES]; /* on whose behalf it is compiled */
+    char tenant[WIRE_TENANT_BYTES]; /* the owner of the request */
     enum reply_format format;
     enum form_start start;
     enum reply_reasoning reasoning;
-    bool chat;     /* no completion, which is nothing but content */
+    bool chat;     /* false: a completion, which has only content */
     bool one_call; /* parallel_tool_calls is false */
 };
 
-/* Read one field; value is not null. On error why is a sentence. ERR_INVALID, ERR_UNSUPPORTED. */
+/* Read one field; value is not null. On an error why is a sentence. ERR_INVALID,
+ * ERR_UNSUPPORTED. */
 int form_read_response_format(struct form *f, const struct json *value, char *why,
                               size_t cap) ERR_CHECKED;
 int form_read_structured(struct form *f, const struct json *value, char *why,
@@ -62,32 +66,31 @@ int form_read_tools(struct form *f, const struct json *value, char *why, size_t 
 int form_read_tool_choice(struct form *f, const struct json *value, char *why,
                           size_t cap) ERR_CHECKED;
 
-/* All have been read: do they fit together? *param out on error. */
+/* Check that the fields fit together, when all have been read. Sets *param on an error. */
 int form_check(const struct form *f, const char **param, char *why, size_t cap) ERR_CHECKED;
 
-/* May the function of this name be called? */
+/* May the model call this function? */
 bool form_allows(const struct form *f, const char *name);
 
-/* Must there be a call? */
+/* Must the model make a call? */
 bool form_forces(const struct form *f);
 
-/* Has the output to be held to something? */
+/* Is there any constraint on the output? */
 bool form_binds(const struct form *f);
 
-/* The format in which a reply is to be read: of a model that knows no calls, when it must call,
- * that of a JSON list. */
+/* The format for parsing a reply. When a model without a format of its own must call, it is that of
+ * a JSON list. */
 enum reply_format form_reply_format(const struct form *f, enum reply_format of_model);
 
-/* The structure of a form that binds; the caller owns a reference. NULL when it binds nothing of
- * this model's, which knows no calls.
+/* Compile a form with a constraint; the caller owns the reference in *out. NULL when the constraint
+ * does not apply to this model, which has no tool calls.
  *
  *   arena   for the parts; nothing in *out points into it
- *   param, why   out on error: the field, and a sentence with the keyword and its place
+ *   reason  out on error: the field, and a sentence with the keyword and its place
  *
  * ERR_SYNTAX, ERR_INVALID, ERR_UNSUPPORTED, ERR_LIMIT, ERR_OVERLOADED, ERR_NO_MEMORY. Any thread;
  * takes as long as compiled_cache_get(). */
 int form_compile(const struct form *f, const struct form_model *m, struct compiled_cache *cache,
-                 struct arena *arena, struct compiled **out, const char **param, char *why,
-                 size_t cap) ERR_CHECKED;
+                 struct arena *arena, struct compiled **out, struct reason *reason) ERR_CHECKED;
 
 #endif

@@ -1,6 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * From a form to a structure: the content's grammar, or that of calls, behind a reasoning. */
+ * From a form to a compiled constraint. The grammar is composed of parts (grammar/grammar.h):
+ *
+ *   [ reasoning ]  ( content | calls )
+ *
+ * The content's part comes from the client's schema, pattern and so on; the calls' part from the
+ * tools' parameters and the model's format of calls (calls.c).
+ *
+ * Examples, for a model whose reasoning is between <think> and </think>:
+ *
+ *   a schema                         ( <think> free text </think> )?  schema
+ *   tool_choice "required"           ( <think> free text </think> )?  calls
+ *   a strict tool, not required      ( <think> free text </think> )?  free text with calls
+ *   a schema, the prompt ends with <think>:    free text </think>  schema */
 #include <stdio.h>
 #include <string.h>
 
@@ -8,23 +20,28 @@
 #include "front/structured/form.h"
 #include "front/structured/tags.h"
 
-#define SPACE "[ \\t\\r\\n]{0,16}" /* between a reasoning and the rest: nobody's */
+#define SPACE "[ \\t\\r\\n]{0,16}" /* white space between a reasoning and the rest */
 
 /* --- the content -------------------------------------------------------------------------- */
 
-/* What a node of a schema's text is. */
+/* The meaning of a node in a schema's JSON. */
 enum form_node {
     NODE_SCHEMA,
-    NODE_MAP, /* its members are schemas */
-    NODE_DATA,
-    NODE_TAG, /* of a structural tag */
+    NODE_MAP,  /* an object whose members are schemas */
+    NODE_DATA, /* plain data, such as the values of an enum */
+    NODE_TAG,  /* part of a structural tag */
 };
 
+/* In a structural tag, these two members hold a schema. */
 static enum form_node form_node_in_tag(const char *key)
 {
-    return strcmp(key, "json_schema") == 0 || strcmp(key, "schema") == 0 ? NODE_SCHEMA : NODE_TAG;
+    if (strcmp(key, "json_schema") == 0 || strcmp(key, "schema") == 0)
+        return NODE_SCHEMA;
+    return NODE_TAG;
 }
 
+/* In a schema, some members hold schemas by name and some hold data, in which a member called
+ * "properties" means nothing. */
 static enum form_node form_node_in_schema(const char *key)
 {
     static const char *const maps[] = {"properties", "patternProperties", "$defs", "definitions",
@@ -40,17 +57,21 @@ static enum form_node form_node_in_schema(const char *key)
     return NODE_SCHEMA;
 }
 
+/* The meaning of a member, from that of the node around it. */
 static enum form_node form_node_of(const struct json *m, enum form_node node, bool is_object)
 {
     if (!is_object)
         return node == NODE_TAG ? NODE_TAG : NODE_SCHEMA;
     if (node == NODE_TAG)
         return form_node_in_tag(m->key);
-    return node == NODE_SCHEMA ? form_node_in_schema(m->key) : NODE_SCHEMA;
+    if (node == NODE_SCHEMA)
+        return form_node_in_schema(m->key);
+    return NODE_SCHEMA;
 }
 
-/* A schema in which objects that declare members have no others, unless they say something of them:
- * disable_additional_properties. As deep as JSON may be. */
+/* disable_additional_properties: write a schema in which objects that declare members allow no
+ * others, unless the schema itself sets additionalProperties. Recursive, at most JSON_DEPTH_MAX
+ * deep. */
 static void form_write_closed(struct buf *b, const struct json *v, enum form_node node)
 {
     bool is_object = v->kind == JSON_OBJECT;
@@ -63,53 +84,69 @@ static void form_write_closed(struct buf *b, const struct json *v, enum form_nod
     }
     buf_add_byte(b, is_object ? '{' : '[');
     for (uint32_t i = 0; i < v->n && !b->failed; i++) {
-        const struct json *m = &v->items[i];
+        const struct json *member = &v->items[i];
 
         if (i > 0)
             buf_add_byte(b, ',');
         if (is_object) {
-            buf_add_json_string(b, m->key, m->key_len);
+            buf_add_json_string(b, member->key, member->key_len);
             buf_add_byte(b, ':');
         }
-        form_write_closed(b, m, form_node_of(m, node, is_object));
+        form_write_closed(b, member, form_node_of(member, node, is_object));
     }
     if (closes)
-        buf_add_text(b, ",\"additionalProperties\":false"); /* behind what it declares */
+        buf_add_text(b, ",\"additionalProperties\":false"); /* after the declared members */
     buf_add_byte(b, is_object ? '}' : ']');
 }
 
-/* A schema or structural tag as text: it may have come as one. */
+/* A schema or structural tag as text; it may have been sent as a text. */
 static int form_source(const struct form *f, struct arena *arena, const char **text, size_t *len)
 {
     const struct json *source = f->source;
-    struct buf b = {.limit = GRAMMAR_SOURCE_MAX};
+    struct buf buf = {.limit = GRAMMAR_SOURCE_MAX};
     bool closes = f->closed && (f->kind == GRAMMAR_SCHEMA || f->kind == GRAMMAR_PARTS);
     char *copy;
 
+    /* A schema that is a text must be parsed first, to be changed. */
     if (closes && source->kind == JSON_TEXT &&
         json_parse(&source, arena, source->text, source->text_len, NULL, 0) != ERR_OK)
-        source = f->source; /* the compiler says what is wrong with it */
+        source = f->source; /* the compiler will report the error */
     if (source == NULL || source->kind == JSON_TEXT) {
-        *text = source == NULL ? "" : source->text;
-        *len = source == NULL ? 0 : source->text_len;
-        return *len > GRAMMAR_SOURCE_MAX ? ERR_LIMIT : ERR_OK;
+        if (source == NULL)
+            *text = "";
+        else
+            *text = source->text;
+        if (source == NULL)
+            *len = 0;
+        else
+            *len = source->text_len;
+        if (*len > GRAMMAR_SOURCE_MAX)
+            return ERR_LIMIT;
+        return ERR_OK;
     }
     if (closes)
-        form_write_closed(&b, source, f->kind == GRAMMAR_PARTS ? NODE_TAG : NODE_SCHEMA);
+        form_write_closed(&buf, source, f->kind == GRAMMAR_PARTS ? NODE_TAG : NODE_SCHEMA);
     else
-        json_write(&b, source, JSON_COMPACT);
-    copy = b.failed ? NULL : arena_strndup(arena, b.bytes, b.len);
+        json_write(&buf, source, JSON_COMPACT);
+    if (buf.failed)
+        copy = NULL;
+    else
+        copy = arena_strndup(arena, buf.bytes, buf.len);
     *text = copy;
-    *len = b.len;
-    buf_fini(&b);
-    return copy == NULL ? ERR_LIMIT : ERR_OK;
+    *len = buf.len;
+    buf_fini(&buf);
+    if (copy == NULL)
+        return ERR_LIMIT;
+    return ERR_OK;
 }
 
+/* May the reply contain calls? */
 static bool form_has_calls(const struct form *f)
 {
     return f->tools != NULL && f->calls != FORM_CALLS_NONE;
 }
 
+/* The parts of a structural tag, which tags.c composes. */
 static int form_tags(const struct form *f, enum reply_format format, struct arena *arena,
                      struct grammar_part *out, char *why, size_t cap)
 {
@@ -121,8 +158,8 @@ static int form_tags(const struct form *f, enum reply_format format, struct aren
     return tags_compose(f->closed ? &text : f->source, format, arena, out, why, cap);
 }
 
-/* Content beside calls that are held to something must not be taken for one. Where nothing is asked
- * of calls they may stand in it. */
+/* Keep content and calls apart: content next to constrained calls must not look like a call. Where
+ * calls are not constrained, they may appear in the content. */
 static int form_keep_apart(const struct form *f, enum reply_format format, struct arena *arena,
                            struct grammar_part *out, char *why, size_t cap)
 {
@@ -137,13 +174,13 @@ static int form_keep_apart(const struct form *f, enum reply_format format, struc
     if (!held || f->kind == GRAMMAR_CHOICE)
         return ERR_OK;
     (void)snprintf(why, cap,
-                   "'%s': a %s beside tools that are strict, or allowed ones, is not supported: "
-                   "its texts could be taken for calls of this model",
+                   "'%s': a %s is not supported together with strict or allowed tools, because "
+                   "its texts could look like calls of this model",
                    f->param, f->kind == GRAMMAR_EBNF ? "grammar" : "structural tag");
     return ERR_UNSUPPORTED;
 }
 
-/* The content as one part. why is only written where the compiler would not know what is meant. */
+/* The content as one part. why is written only for errors that the compiler cannot explain. */
 static int form_content(const struct form *f, enum reply_format format, struct arena *arena,
                         struct grammar_part *out, char *why, size_t cap)
 {
@@ -163,8 +200,11 @@ static int form_content(const struct form *f, enum reply_format format, struct a
             out->text = "{\"type\":\"object\"}";
             out->len = strlen(out->text);
         }
-        return rc != ERR_OK ? rc : form_keep_apart(f, format, arena, out, why, cap);
+        if (rc != ERR_OK)
+            return rc;
+        return form_keep_apart(f, format, arena, out, why, cap);
     }
+    /* Choices become texts of equal rank. */
     choices = arena_zalloc(arena, f->source->n * sizeof *choices);
     if (choices == NULL)
         return ERR_NO_MEMORY;
@@ -177,14 +217,16 @@ static int form_content(const struct form *f, enum reply_format format, struct a
     return ERR_OK;
 }
 
-/* --- what stands before it ---------------------------------------------------------------- */
+/* --- the reasoning ------------------------------------------------------------------------ */
 
+/* A constant text as a part. */
 static struct grammar_part form_text(const char *text)
 {
     return (struct grammar_part){.kind = PART_TEXT, .text = text, .len = strlen(text)};
 }
 
-/* A reasoning with its tags, as a sequence of at most 4 parts; it has begun when inside. */
+/* A reasoning with its tags: a sequence of at most 4 parts. inside: the opening tag is in the
+ * prompt. */
 static size_t form_reasoning(const struct form_model *m, bool inside, struct grammar_part *parts)
 {
     static const char space[] = SPACE;
@@ -200,10 +242,9 @@ static size_t form_reasoning(const struct form_model *m, bool inside, struct gra
 
 /* --- all of it ---------------------------------------------------------------------------- */
 
-/* The whole composition, behind a reasoning that may be or must be: at most 4 parts of *top. */
+/* The whole composition in *top, at most 4 parts. n_top is 0 when there is no constraint. */
 static int form_compose(const struct form *f, const struct form_model *m, struct arena *arena,
-                        struct grammar_part *top, size_t *n_top, const char **param, char *why,
-                        size_t cap)
+                        struct grammar_part *top, size_t *n_top, struct reason *reason)
 {
     enum reply_format format = form_reply_format(f, m->format);
     struct grammar_part *thought = arena_zalloc(arena, 4 * sizeof *thought);
@@ -214,12 +255,14 @@ static int form_compose(const struct form *f, const struct form_model *m, struct
 
     *n_top = 0;
     if (rc == ERR_OK && f->param != NULL && !forced)
-        rc = form_content(f, m->chat ? format : REPLY_PLAIN, arena, &body[n_body++], why, cap);
+        rc = form_content(f, m->chat ? format : REPLY_PLAIN, arena, &body[n_body++], reason->text,
+                          sizeof reason->text);
     if (rc == ERR_OK && m->chat && (form_has_calls(f) || format == REPLY_HARMONY)) {
-        rc = calls_compose(f, format, m->one_call, arena, body, &n_body, why, cap);
-        *param = rc == ERR_OK || why[0] == '\0' ? *param : "tools";
+        rc = calls_compose(f, m, arena, body, &n_body, reason);
+        if (rc != ERR_OK && reason->text[0] != '\0')
+            reason->param = "tools";
     }
-    if (rc != ERR_OK || n_body == 0) /* a model that knows no calls, and need not make any */
+    if (rc != ERR_OK || n_body == 0) /* a model without calls that need not make any */
         return rc;
     if (m->chat && format != REPLY_HARMONY && m->start == FORM_REASONS) {
         *n_top = form_reasoning(m, true, top);
@@ -235,44 +278,48 @@ static int form_compose(const struct form *f, const struct form_model *m, struct
     return ERR_OK;
 }
 
-/* The client's words for what the compiler says. */
-static void form_explain(const char *what, const struct grammar_error *e, char *why, size_t cap)
+/* Turn a compiler's error into a sentence for the client: "'FIELD': TEXT, at PLACE". */
+static void form_explain(const char *what, const struct grammar_error *e, struct reason *reason)
 {
+    const char *at = e->where[0] == '\0' ? "" : ", at ";
+
     if (e->text[0] != '\0')
-        (void)snprintf(why, cap, "'%s': %s%s%s", what, e->text, e->where[0] == '\0' ? "" : ", at ",
+        (void)snprintf(reason->text, sizeof reason->text, "'%s': %s%s%s", what, e->text, at,
                        e->where);
 }
 
-/* The compiler knows no tools: which one's parameters are to blame, each by itself? */
+/* The compiler sees one grammar and does not know the tools. Compile each tool's parameters alone,
+ * to find the one that caused the error. */
 static bool form_blame_tool(const struct form *f, const struct form_model *m,
-                            struct compiled_cache *cache, char *why, size_t cap)
+                            struct compiled_cache *cache, struct reason *reason)
 {
     for (uint32_t i = 0; f->tools != NULL && i < f->tools->n; i++) {
         const struct json *function = json_get(&f->tools->items[i], "function");
         const struct json *schema = json_get_kind(function, "parameters", JSON_OBJECT);
-        struct grammar_request r = {.kind = GRAMMAR_SCHEMA};
+        struct grammar_request request = {.kind = GRAMMAR_SCHEMA};
         struct grammar_error error = {.text = ""};
         struct compiled *st = NULL;
-        struct buf b = {.limit = GRAMMAR_SOURCE_MAX};
+        struct buf buf = {.limit = GRAMMAR_SOURCE_MAX};
         char what[64];
 
         if (schema == NULL)
             continue;
-        json_write(&b, schema, JSON_COMPACT);
-        r.source = b.bytes;
-        r.source_len = b.len;
+        json_write(&buf, schema, JSON_COMPACT);
+        request.source = buf.bytes;
+        request.source_len = buf.len;
         (void)snprintf(what, sizeof what, "tools[%u].function.parameters", i);
-        if (!b.failed && compiled_cache_get(cache, &r, m->tenant, &st, &error) != ERR_OK)
-            form_explain(what, &error, why, cap);
+        if (!buf.failed && compiled_cache_get(cache, &request, m->tenant, &st, &error) != ERR_OK)
+            form_explain(what, &error, reason);
         compiled_unref(st);
-        buf_fini(&b);
-        if (why[0] != '\0')
+        buf_fini(&buf);
+        if (reason->text[0] != '\0')
             return true;
     }
     return false;
 }
 
-/* Choices alone, of which there may be many, have a way of their own. */
+/* Choices without anything around them are compiled in a way of their own, because there may be
+ * thousands. */
 static int form_choices(const struct form *f, struct arena *arena, struct grammar_request *r)
 {
     const char **choices = arena_alloc(arena, f->source->n * sizeof *choices);
@@ -286,37 +333,39 @@ static int form_choices(const struct form *f, struct arena *arena, struct gramma
     return ERR_OK;
 }
 
+/* Compile the form, or find it compiled. Errors name the field whose value is wrong. */
 int form_compile(const struct form *f, const struct form_model *m, struct compiled_cache *cache,
-                 struct arena *arena, struct compiled **out, const char **param, char *why,
-                 size_t cap)
+                 struct arena *arena, struct compiled **out, struct reason *reason)
 {
     struct grammar_error error = {.text = ""};
     struct grammar_part top[5] = {{.kind = PART_FREE}};
-    /* Calls are written on one line, as models were taught; white space would only put off the
-     * end. */
+    /* Calls are written on one line, as models are trained to; additional white space would only
+     * delay the end. */
     enum grammar_space space = f->param == NULL || form_forces(f) ? GRAMMAR_COMPACT : f->space;
-    struct grammar_request r = {.kind = GRAMMAR_PARTS, .space = space, .parts = top};
+    struct grammar_request request = {.kind = GRAMMAR_PARTS, .space = space, .parts = top};
     int rc;
 
-    *param = f->param != NULL ? f->param : "tools";
-    rc = form_compose(f, m, arena, top, &r.n_parts, param, why, cap);
+    reason->param = "tools";
+    if (f->param != NULL)
+        reason->param = f->param;
+    rc = form_compose(f, m, arena, top, &request.n_parts, reason);
     if (f->spacing != NULL && space != GRAMMAR_COMPACT) {
-        r.space = GRAMMAR_SPACED;
-        r.spacing = f->spacing->text;
-        r.spacing_len = f->spacing->text_len;
+        request.space = GRAMMAR_SPACED;
+        request.spacing = f->spacing->text;
+        request.spacing_len = f->spacing->text_len;
     }
-    if (rc == ERR_OK && r.n_parts == 1 && top[0].kind == PART_CHOICE && f->param != NULL &&
+    if (rc == ERR_OK && request.n_parts == 1 && top[0].kind == PART_CHOICE && f->param != NULL &&
         f->kind == GRAMMAR_CHOICE && (!m->chat || !form_has_calls(f)))
-        rc = form_choices(f, arena, &r);
-    if (rc == ERR_OK && (r.kind != GRAMMAR_PARTS || r.n_parts > 0))
-        rc = compiled_cache_get(cache, &r, m->tenant, out, &error);
+        rc = form_choices(f, arena, &request);
+    if (rc == ERR_OK && (request.kind != GRAMMAR_PARTS || request.n_parts > 0))
+        rc = compiled_cache_get(cache, &request, m->tenant, out, &error);
     if (rc == ERR_OK || rc == ERR_NO_MEMORY || rc == ERR_OVERLOADED) {
-        (void)snprintf(why, cap, "%s", error.text);
+        (void)snprintf(reason->text, sizeof reason->text, "%s", error.text);
         return rc;
     }
     if (rc == ERR_LIMIT && error.text[0] == '\0')
         (void)snprintf(error.text, sizeof error.text, "longer than %zu bytes", GRAMMAR_SOURCE_MAX);
-    if (why[0] == '\0' && (f->param != NULL || !form_blame_tool(f, m, cache, why, cap)))
-        form_explain(*param, &error, why, cap);
+    if (reason->text[0] == '\0' && (f->param != NULL || !form_blame_tool(f, m, cache, reason)))
+        form_explain(reason->param, &error, reason);
     return rc;
 }

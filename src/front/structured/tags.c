@@ -1,7 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A format is added to a list of parts together with what ends it: free text must know the text at
- * which it stops, so the end of a tag is handed down to whatever comes last inside of it. */
+ * Structural tags: one function per format, which appends its parts to a list.
+ *
+ * The difficulty is free text (any_text, and the text around triggered tags): a grammar can only
+ * stop it at a known text. Therefore each function also gets the end that follows its format, and
+ * passes it down to the last format inside, which appends it after itself.
+ *
+ * For example, the format
+ *
+ *   {"type": "triggered_tags", "triggers": ["<f"],
+ *    "tags": [{"type": "tag", "begin": "<f>", "content": {"type": "any_text"}, "end": "</f>"}]}
+ *
+ * becomes free text with one trigger:
+ *
+ *   "<f", then a choice of: ">", free text, "</f>" */
 #include "front/structured/tags.h"
 
 #include <stdarg.h>
@@ -11,25 +23,25 @@
 #include "front/structured/calls.h"
 #include "front/structured/calls_parts.h"
 
-#define TAGS_DEPTH_MAX 12 /* formats inside each other */
-#define TAGS_TEXTS_MAX 64 /* ends of a tag, excludes, triggers */
+#define TAGS_DEPTH_MAX 12 /* depth of nested formats */
+#define TAGS_TEXTS_MAX 64 /* maximum ends of a tag, excludes, or triggers */
 
-/* What comes behind a format. */
+/* The element that follows a format. */
 enum tags_after {
-    TAGS_NOTHING, /* the output ends */
-    TAGS_TEXT,    /* one of some texts, which are added with it */
-    TAGS_NEXT,    /* a text that is added next */
-    TAGS_OTHER,   /* something that free text cannot be told from */
+    TAGS_NOTHING, /* none: the output ends */
+    TAGS_TEXT,    /* one of some texts, which the format itself appends */
+    TAGS_NEXT,    /* a text that the caller appends next */
+    TAGS_OTHER,   /* anything else; free text could not stop at it */
 };
 
 struct tags_end {
     enum tags_after after;
-    const struct json *texts; /* a text or a list of them, or NULL */
+    const struct json *texts; /* a text or a list of texts, or NULL */
 };
 
 struct tags {
-    struct calls c; /* its arena and its first error */
-    char at[200];   /* the place in the structural tag */
+    struct calls c; /* the arena and the first error */
+    char at[200];   /* the place in the structural tag, for errors */
 };
 
 static const struct tags_end tags_nothing = {TAGS_NOTHING, NULL};
@@ -40,11 +52,15 @@ typedef void tags_fn(struct tags *t, struct part_list *l, const struct json *v, 
 
 static tags_fn tags_format;
 
-/* --- errors and places -------------------------------------------------------------------- */
+/* --- errors and places --------------------------------------------------------------------
+ *
+ * t->at is a path such as .format.elements[2].content, which begins every error. */
 
 static void tags_fail(struct tags *t, int rc, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
+/* Report an error with its place. calls_fail() keeps the first one, so functions may go on after an
+ * error and need no checks of their own. */
 static void tags_fail(struct tags *t, int rc, const char *format, ...)
 {
     char text[200];
@@ -56,7 +72,8 @@ static void tags_fail(struct tags *t, int rc, const char *format, ...)
     calls_fail(&t->c, rc, "'structural_tag%s': %s", t->at, text);
 }
 
-/* Go to a member, or to one of a list; the place to come back to. */
+/* Append a member, or one element of a list, to the path. Returns the old length, for
+ * tags_leave(). */
 static size_t tags_enter(struct tags *t, const char *name, int64_t index)
 {
     size_t was = strlen(t->at);
@@ -68,43 +85,47 @@ static size_t tags_enter(struct tags *t, const char *name, int64_t index)
     return was;
 }
 
+/* Shorten the path to its length at tags_enter(). */
 static void tags_leave(struct tags *t, size_t was)
 {
     t->at[was] = '\0';
 }
 
-/* A member of some kind, or NULL and an error. */
+/* A member of this kind, or NULL and an error. */
 static const struct json *tags_member(struct tags *t, const struct json *v, const char *name,
                                       enum json_kind kind)
 {
-    const struct json *m = json_get(v, name);
+    const struct json *member = json_get(v, name);
 
-    if (m != NULL && m->kind == kind)
-        return m;
+    if (member != NULL && member->kind == kind)
+        return member;
     tags_fail(t, ERR_INVALID, "'%s' must be a %s%s", name, json_kind_name(kind),
-              m == NULL ? "; it is missing" : "");
+              member == NULL ? "; it is missing" : "");
     return NULL;
 }
 
+/* A member that is true or false; missing means false. */
 static bool tags_flag(struct tags *t, const struct json *v, const char *name)
 {
-    const struct json *m = json_get(v, name);
+    const struct json *member = json_get(v, name);
 
-    if (m != NULL && m->kind != JSON_BOOL && m->kind != JSON_NULL)
+    if (member != NULL && member->kind != JSON_BOOL && member->kind != JSON_NULL)
         tags_fail(t, ERR_INVALID, "'%s' must be true or false", name);
-    return m != NULL && m->kind == JSON_BOOL && m->flag;
+    return member != NULL && member->kind == JSON_BOOL && member->flag;
 }
 
-/* A member that would change what is meant, and is not there. */
+/* Refuse a member that would change the meaning and is not supported. */
 static void tags_refuse(struct tags *t, const struct json *v, const char *name)
 {
-    const struct json *m = json_get(v, name);
+    const struct json *member = json_get(v, name);
 
-    if (m != NULL && m->kind != JSON_NULL && !(m->kind == JSON_BOOL && !m->flag) &&
-        !(m->kind == JSON_LIST && m->n == 0))
+    if (member != NULL && member->kind != JSON_NULL &&
+        !(member->kind == JSON_BOOL && !member->flag) &&
+        !(member->kind == JSON_LIST && member->n == 0))
         tags_fail(t, ERR_UNSUPPORTED, "'%s' is not supported", name);
 }
 
+/* Has no error been reported? */
 static bool tags_ok(const struct tags *t)
 {
     return t->c.rc == ERR_OK;
@@ -112,17 +133,23 @@ static bool tags_ok(const struct tags *t)
 
 /* --- texts -------------------------------------------------------------------------------- */
 
+/* A constant text as a part. */
 static struct grammar_part tags_text(const struct json *v)
 {
     return (struct grammar_part){.kind = PART_TEXT, .text = v->text, .len = v->text_len};
 }
 
-/* A text, or a list of them: strings that are not empty. Their number; 0 for "" alone. */
+/* Append the texts of v, a string or a list of strings that are not empty. Returns their number; 0
+ * for a single "". */
 static size_t tags_texts(struct tags *t, const struct json *v, const char *name,
                          struct part_list *out)
 {
+    /* A single text is treated as a list of one. */
     const struct json *items = v != NULL && v->kind == JSON_LIST ? v->items : v;
-    uint32_t n = v == NULL ? 0 : v->kind == JSON_LIST ? v->n : 1;
+    uint32_t n = v == NULL ? 0 : 1;
+
+    if (v != NULL && v->kind == JSON_LIST)
+        n = v->n;
 
     if (n > TAGS_TEXTS_MAX)
         tags_fail(t, ERR_LIMIT, "'%s' has more than %d texts", name, TAGS_TEXTS_MAX);
@@ -130,7 +157,9 @@ static size_t tags_texts(struct tags *t, const struct json *v, const char *name,
         if (items[i].kind == JSON_OBJECT)
             tags_fail(t, ERR_UNSUPPORTED, "'%s' as a token is not supported", name);
         else if (items[i].kind != JSON_TEXT || (items[i].text_len == 0 && v->kind == JSON_LIST))
-            tags_fail(t, ERR_INVALID, "'%s' must be a string, or a list of such as are not empty",
+            tags_fail(t, ERR_INVALID,
+                      "'%s' must be a string, or a list of strings, none of them "
+                      "empty",
                       name);
         else if (items[i].text_len > 0)
             calls_add(&t->c, out, tags_text(&items[i]));
@@ -138,6 +167,7 @@ static size_t tags_texts(struct tags *t, const struct json *v, const char *name,
     return out->n;
 }
 
+/* Append the end that follows a format. */
 static void tags_add_end(struct tags *t, struct part_list *l, struct tags_end end)
 {
     struct part_list texts = {0};
@@ -149,7 +179,8 @@ static void tags_add_end(struct tags *t, struct part_list *l, struct tags_end en
         calls_add(&t->c, l, calls_choice(&texts));
 }
 
-/* What free text may not hold: what the client says, and what would be a call or an end. */
+/* Set the texts that free text must not contain: the client's `excludes`, and those that look like
+ * a call or an end. */
 static void tags_never(struct tags *t, const struct json *v, struct grammar_part *part)
 {
     const struct json *excludes = json_get(v, "excludes");
@@ -165,36 +196,39 @@ static void tags_never(struct tags *t, const struct json *v, struct grammar_part
     part->n_never = texts.n;
 }
 
+/* Does a text contain another? */
 static bool tags_holds(const struct grammar_part *text, const struct grammar_part *inner)
 {
     return memmem(text->text, text->len, inner->text, inner->len) != NULL;
 }
 
-/* One of the watched texts inside of another text that must be reached: it would be taken for the
- * first before it is whole. Where both are alike what must be reached wins. */
+/* An excluded or watched text must not be part of a longer text that has to be reached, because the
+ * longer one could never be completed. Equal texts are allowed; the one to be reached wins. */
 static void tags_check_inside(struct tags *t, const struct grammar_part *watched, size_t n,
                               const struct grammar_part *text, const char *what)
 {
     for (size_t i = 0; i < n; i++) {
         if (tags_holds(text, &watched[i]) && text->len > watched[i].len)
             tags_fail(t, ERR_INVALID,
-                      "'%.40s' may not stand in the text, but is a part of '%.40s', %s",
+                      "'%.40s' must not occur in the text, but is a part of '%.40s', %s",
                       watched[i].text, text->text, what);
     }
 }
 
-/* Free text only stops where a text follows, and where that can be written. */
+/* Check that free text can end: only at a text, and only if that text is not excluded. */
 static void tags_check_free(struct tags *t, const struct grammar_part *part, struct tags_end end)
 {
     struct part_list ends = {0};
 
     if (end.after == TAGS_OTHER)
         tags_fail(t, ERR_UNSUPPORTED,
-                  "free text is only supported as the last of an output, before the end of a tag, "
+                  "free text is supported only at the end of an output, before the end of a tag, "
                   "or before a const_string or tag of the same sequence");
     (void)tags_texts(t, end.texts, "end", &ends);
+    /* The end of the text must stay reachable. */
     for (size_t i = 0; i < ends.n && tags_ok(t); i++)
         tags_check_inside(t, part->never, part->n_never, &ends.items[i], "which ends it");
+    /* So must each trigger; and an end that contains a trigger could never be completed. */
     for (size_t i = 0; i < part->n_parts && tags_ok(t); i++) {
         const struct grammar_part *trigger = &part->parts[i].parts[0];
 
@@ -207,8 +241,9 @@ static void tags_check_free(struct tags *t, const struct grammar_part *part, str
     }
 }
 
-/* --- formats that are one part ------------------------------------------------------------ */
+/* --- formats with one part ---------------------------------------------------------------- */
 
+/* const_string: exactly this text. */
 static void tags_const(struct tags *t, struct part_list *l, const struct json *v,
                        struct tags_end end, int depth)
 {
@@ -220,7 +255,7 @@ static void tags_const(struct tags *t, struct part_list *l, const struct json *v
     tags_add_end(t, l, end);
 }
 
-/* Add what might hold a call or an end, and now does not. */
+/* Append a part that must not look like a call or an end. */
 static void tags_add_kept_apart(struct tags *t, struct part_list *l, struct grammar_part part)
 {
     int rc = calls_avoid(t->c.format, t->c.arena, &part);
@@ -230,22 +265,27 @@ static void tags_add_kept_apart(struct tags *t, struct part_list *l, struct gram
     calls_add(&t->c, l, part);
 }
 
+/* A part for a schema, which the grammar's compiler reads from text. NULL: any JSON value. */
 static void tags_schema_part(struct tags *t, struct part_list *l, const struct json *schema)
 {
     struct grammar_part part = {.kind = PART_SCHEMA};
-    struct buf b = {.limit = GRAMMAR_SOURCE_MAX};
+    struct buf buf = {.limit = GRAMMAR_SOURCE_MAX};
 
     if (schema != NULL && schema->kind != JSON_NULL) {
-        json_write(&b, schema, JSON_COMPACT);
-        part.len = b.len;
-        part.text = b.failed ? NULL : arena_strndup(t->c.arena, b.bytes, b.len);
+        json_write(&buf, schema, JSON_COMPACT);
+        part.len = buf.len;
+        if (buf.failed)
+            part.text = NULL;
+        else
+            part.text = arena_strndup(t->c.arena, buf.bytes, buf.len);
         if (part.text == NULL)
             tags_fail(t, ERR_LIMIT, "the schema is too large");
-        buf_fini(&b);
+        buf_fini(&buf);
     }
     tags_add_kept_apart(t, l, part);
 }
 
+/* json_schema: a value that the schema allows. */
 static void tags_schema(struct tags *t, struct part_list *l, const struct json *v,
                         struct tags_end end, int depth)
 {
@@ -263,6 +303,7 @@ static void tags_schema(struct tags *t, struct part_list *l, const struct json *
     tags_add_end(t, l, end);
 }
 
+/* regex or grammar: a pattern, or an EBNF grammar. */
 static void tags_source(struct tags *t, struct part_list *l, const struct json *v,
                         struct tags_end end, int depth)
 {
@@ -282,6 +323,7 @@ static void tags_source(struct tags *t, struct part_list *l, const struct json *
     tags_add_end(t, l, end);
 }
 
+/* any_text: free text, up to the end that follows. */
 static void tags_any_text(struct tags *t, struct part_list *l, const struct json *v,
                           struct tags_end end, int depth)
 {
@@ -297,7 +339,7 @@ static void tags_any_text(struct tags *t, struct part_list *l, const struct json
 
 /* --- formats of formats ------------------------------------------------------------------- */
 
-/* The text of its own with which a format begins, or NULL. */
+/* The text with which a format begins, if it is a constant; otherwise NULL. */
 static const struct json *tags_first_text(const struct json *v)
 {
     const char *member = json_is_text(json_get(v, "type"), "tag") ? "begin" : "value";
@@ -306,10 +348,12 @@ static const struct json *tags_first_text(const struct json *v)
     if (!json_is_text(json_get(v, "type"), "tag") &&
         !json_is_text(json_get(v, "type"), "const_string"))
         return NULL;
-    return text != NULL && text->text_len > 0 ? text : NULL;
+    if (text != NULL && text->text_len > 0)
+        return text;
+    return NULL;
 }
 
-/* Is it free text itself? That of a part inside of it could not see what stands behind. */
+/* Is v free text itself? Free text inside a nested format does not see the text after it. */
 static bool tags_is_free(const struct json *v)
 {
     const struct json *type = json_get(v, "type");
@@ -318,15 +362,20 @@ static bool tags_is_free(const struct json *v)
            json_is_text(type, "dispatch");
 }
 
+/* The elements of a sequence or an or; NULL and an error if there are none. */
 static const struct json *tags_elements(struct tags *t, const struct json *v)
 {
     const struct json *list = tags_member(t, v, "elements", JSON_LIST);
 
     if (list != NULL && list->n == 0)
         tags_fail(t, ERR_INVALID, "'elements' must not be empty");
-    return tags_ok(t) ? list : NULL;
+    if (tags_ok(t))
+        return list;
+    return NULL;
 }
 
+/* Each element is followed by the next; only free text can make use of the next one's first
+ * text. */
 static void tags_sequence(struct tags *t, struct part_list *l, const struct json *v,
                           struct tags_end end, int depth)
 {
@@ -334,16 +383,17 @@ static void tags_sequence(struct tags *t, struct part_list *l, const struct json
 
     for (uint32_t i = 0; list != NULL && i < list->n && tags_ok(t); i++) {
         const struct json *next = i + 1 < list->n ? tags_first_text(&list->items[i + 1]) : NULL;
-        struct tags_end behind = i + 1 < list->n ? tags_other : end;
+        struct tags_end after = i + 1 < list->n ? tags_other : end;
         size_t was = tags_enter(t, "elements", i);
 
         if (next != NULL && tags_is_free(&list->items[i]))
-            behind = (struct tags_end){TAGS_NEXT, next};
-        tags_format(t, l, &list->items[i], behind, depth + 1);
+            after = (struct tags_end){TAGS_NEXT, next};
+        tags_format(t, l, &list->items[i], after, depth + 1);
         tags_leave(t, was);
     }
 }
 
+/* or: one of the elements. All of them are followed by the same end. */
 static void tags_or(struct tags *t, struct part_list *l, const struct json *v, struct tags_end end,
                     int depth)
 {
@@ -361,21 +411,25 @@ static void tags_or(struct tags *t, struct part_list *l, const struct json *v, s
     calls_add(&t->c, l, calls_choice(&ways));
 }
 
-/* A count of a repeat: -1 is no limit. */
+/* A count of a repeat; -1 means no limit. */
 static uint32_t tags_count(struct tags *t, const struct json *v, const char *name, int64_t least)
 {
-    const struct json *m = tags_member(t, v, name, JSON_INT);
+    const struct json *member = tags_member(t, v, name, JSON_INT);
 
-    if (m == NULL)
+    if (member == NULL)
         return 0;
-    if (m->whole < least || m->whole > 1000000) {
+    if (member->whole < least || member->whole > 1000000) {
         tags_fail(t, ERR_INVALID, "'%s' must be at least %lld and at most 1000000", name,
                   (long long)least);
         return 0;
     }
-    return m->whole < 0 ? UINT32_MAX : (uint32_t)m->whole;
+    if (member->whole < 0)
+        return UINT32_MAX;
+    return (uint32_t)member->whole;
 }
 
+/* optional, star, plus and repeat: the content between min and max times. What follows the content
+ * may be another repetition or the end, so free text cannot be repeated. */
 static void tags_repeat(struct tags *t, struct part_list *l, const struct json *v,
                         struct tags_end end, int depth)
 {
@@ -402,7 +456,8 @@ static void tags_repeat(struct tags *t, struct part_list *l, const struct json *
 
 /* --- tags --------------------------------------------------------------------------------- */
 
-/* The content and the end of a tag; an empty end lets what is behind the tag end the content. */
+/* The content and the end of a tag. With an empty end, the element after the tag ends the
+ * content. */
 static void tags_inside(struct tags *t, struct part_list *l, const struct json *v,
                         struct tags_end end, int depth)
 {
@@ -412,7 +467,8 @@ static void tags_inside(struct tags *t, struct part_list *l, const struct json *
     size_t n = 0, was;
 
     if (own == NULL || own->kind == JSON_NULL || (own->kind == JSON_LIST && own->n == 0))
-        tags_fail(t, ERR_INVALID, "'end' must be a string, or a list of such as are not empty");
+        tags_fail(t, ERR_INVALID,
+                  "'end' must be a string, or a list of strings, none of them empty");
     else
         n = tags_texts(t, own, "end", &texts);
     was = tags_enter(t, "content", -1);
@@ -423,7 +479,7 @@ static void tags_inside(struct tags *t, struct part_list *l, const struct json *
         tags_add_end(t, l, end);
 }
 
-/* The begin of a tag; NULL and an error. */
+/* The begin of a tag, or NULL and an error. */
 static const struct json *tags_begin(struct tags *t, const struct json *v)
 {
     const struct json *begin = json_get(v, "begin");
@@ -436,9 +492,12 @@ static const struct json *tags_begin(struct tags *t, const struct json *v)
         tags_fail(t, ERR_UNSUPPORTED, "'begin' as a token is not supported");
     else
         begin = tags_member(t, v, "begin", JSON_TEXT);
-    return tags_ok(t) ? begin : NULL;
+    if (tags_ok(t))
+        return begin;
+    return NULL;
 }
 
+/* tag: its begin, its content, its end. */
 static void tags_tag(struct tags *t, struct part_list *l, const struct json *v, struct tags_end end,
                      int depth)
 {
@@ -450,16 +509,19 @@ static void tags_tag(struct tags *t, struct part_list *l, const struct json *v, 
         tags_inside(t, l, v, end, depth);
 }
 
+/* The tags of a format that has several; NULL and an error if there are none. */
 static const struct json *tags_list(struct tags *t, const struct json *v)
 {
     const struct json *list = tags_member(t, v, "tags", JSON_LIST);
 
     if (list != NULL && list->n == 0)
         tags_fail(t, ERR_INVALID, "'tags' must not be empty");
-    return tags_ok(t) ? list : NULL;
+    if (tags_ok(t))
+        return list;
+    return NULL;
 }
 
-/* One of the tags. */
+/* A choice of all tags in a list. */
 static struct grammar_part tags_any_tag(struct tags *t, const struct json *list, int depth)
 {
     struct part_list ways = {0};
@@ -475,6 +537,7 @@ static struct grammar_part tags_any_tag(struct tags *t, const struct json *list,
     return calls_choice(&ways);
 }
 
+/* tags_with_separator: any number of tags with a text between them. */
 static void tags_separated(struct tags *t, struct part_list *l, const struct json *v,
                            struct tags_end end, int depth)
 {
@@ -484,6 +547,7 @@ static void tags_separated(struct tags *t, struct part_list *l, const struct jso
     struct part_list once = {0};
 
     calls_add(&t->c, &once, tags_any_tag(t, tags_list(t, v), depth));
+    /* calls_repeat() takes a C string. */
     if (tags_ok(t) && strlen(separator->text) != separator->text_len)
         tags_fail(t, ERR_INVALID, "'separator' holds a NUL");
     if (tags_ok(t))
@@ -493,19 +557,21 @@ static void tags_separated(struct tags *t, struct part_list *l, const struct jso
 
 /* --- tags in free text -------------------------------------------------------------------- */
 
+/* Does a text begin with another? */
 static bool tags_starts(const struct json *text, const struct json *start)
 {
     return text->text_len >= start->text_len &&
            memcmp(text->text, start->text, start->text_len) == 0;
 }
 
+/* A trigger that is empty would be found everywhere. */
 static void tags_check_trigger(struct tags *t, const struct json *trigger)
 {
     if (trigger->kind != JSON_TEXT || trigger->text_len == 0)
         tags_fail(t, ERR_INVALID, "a trigger must be a string that is not empty");
 }
 
-/* Each tag begins with exactly one trigger, as xgrammar demands. */
+/* Check that each tag begins with exactly one trigger, as xgrammar requires. */
 static void tags_check_begins(struct tags *t, const struct json *list, const struct json *triggers)
 {
     for (uint32_t i = 0; i < list->n && tags_ok(t); i++) {
@@ -521,11 +587,11 @@ static void tags_check_begins(struct tags *t, const struct json *list, const str
     }
 }
 
-/* The tags of one trigger as what follows it. */
+/* One trigger and, after it, a choice of the rests of its tags. */
 static struct grammar_part tags_of_trigger(struct tags *t, const struct json *list,
                                            const struct json *trigger, int depth)
 {
-    struct part_list ways = {0}, l = {0};
+    struct part_list ways = {0}, parts = {0};
 
     for (uint32_t i = 0; i < list->n && tags_ok(t); i++) {
         const struct json *begin = json_get(&list->items[i], "begin");
@@ -535,6 +601,7 @@ static struct grammar_part tags_of_trigger(struct tags *t, const struct json *li
         if (tags_starts(begin, trigger)) {
             struct grammar_part rest = tags_text(begin);
 
+            /* The trigger itself comes first, outside of the choice. */
             rest.text += trigger->text_len;
             rest.len -= trigger->text_len;
             if (rest.len > 0)
@@ -546,12 +613,12 @@ static struct grammar_part tags_of_trigger(struct tags *t, const struct json *li
     }
     if (tags_ok(t) && ways.n == 0)
         tags_fail(t, ERR_INVALID, "no tag begins with the trigger '%.40s'", trigger->text);
-    calls_add(&t->c, &l, tags_text(trigger));
-    calls_add(&t->c, &l, calls_choice(&ways));
-    return calls_sequence(&l);
+    calls_add(&t->c, &parts, tags_text(trigger));
+    calls_add(&t->c, &parts, calls_choice(&ways));
+    return calls_sequence(&parts);
 }
 
-/* Free text in which sequences of `triggers` may stand. */
+/* Free text in which the sequences of `triggers` may appear. */
 static void tags_add_free(struct tags *t, struct part_list *l, const struct json *v,
                           const struct part_list *triggers, uint32_t max, struct tags_end end)
 {
@@ -564,6 +631,8 @@ static void tags_add_free(struct tags *t, struct part_list *l, const struct json
     tags_add_end(t, l, end);
 }
 
+/* triggered_tags: free text; a trigger in it begins one of the tags that start with this trigger.
+ * at_least_one puts a first tag before the text, stop_after_first ends after one. */
 static void tags_triggered(struct tags *t, struct part_list *l, const struct json *v,
                            struct tags_end end, int depth)
 {
@@ -579,8 +648,9 @@ static void tags_triggered(struct tags *t, struct part_list *l, const struct jso
         tags_check_trigger(t, &triggers->items[i]);
     if (tags_ok(t))
         tags_check_begins(t, list, triggers);
-    if (tags_ok(t) && first) /* at once: no text before it */
+    if (tags_ok(t) && first) /* the first tag must come at once, without text before it */
         calls_add(&t->c, l, tags_any_tag(t, list, depth));
+    /* Exactly one tag, and no text at all. */
     if (tags_ok(t) && first && once) {
         tags_add_end(t, l, end);
         return;
@@ -591,12 +661,13 @@ static void tags_triggered(struct tags *t, struct part_list *l, const struct jso
         tags_add_free(t, l, v, &sequences, once ? 1 : UINT32_MAX, end);
 }
 
-/* Rules of a text and the format behind it. */
+/* Rules: [text, format that follows it]. */
 static void tags_dispatch(struct tags *t, struct part_list *l, const struct json *v,
                           struct tags_end end, int depth)
 {
     const struct json *rules = tags_member(t, v, "rules", JSON_LIST);
     const struct json *loop = json_get(v, "loop");
+    /* The default is to go on after a rule. */
     bool again = loop == NULL || loop->kind == JSON_NULL || tags_flag(t, v, "loop");
     struct part_list sequences = {0};
 
@@ -626,7 +697,7 @@ static void tags_dispatch(struct tags *t, struct part_list *l, const struct json
 
 static const struct {
     const char *type;
-    tags_fn *add; /* NULL: known, and not uploaded */
+    tags_fn *add; /* NULL: known, but not supported */
 } tags_rows[] = {
     {"const_string", tags_const},
     {"json_schema", tags_schema},
@@ -651,6 +722,8 @@ static const struct {
     {"token_dispatch", NULL},
 };
 
+/* Append any format. The depth is limited because this function calls itself for the formats
+ * inside. */
 static void tags_format(struct tags *t, struct part_list *l, const struct json *v,
                         struct tags_end end, int depth)
 {
@@ -673,10 +746,10 @@ static void tags_format(struct tags *t, struct part_list *l, const struct json *
             tags_rows[i].add(t, l, v, end, depth);
         return;
     }
-    tags_fail(t, ERR_INVALID, "there are no formats of type '%.40s'", type->text);
+    tags_fail(t, ERR_INVALID, "unknown format type '%.40s'", type->text);
 }
 
-/* The older shape, said as the newer: every structure is a tag of a schema. */
+/* Convert the older form to the newer: each structure is a tag with a schema. */
 static struct json tags_older(struct tags *t, const struct json *v)
 {
     const struct json *structures = tags_member(t, v, "structures", JSON_LIST);
@@ -685,19 +758,21 @@ static struct json tags_older(struct tags *t, const struct json *v)
     const struct json any = {.kind = JSON_BOOL, .flag = true};
 
     for (uint32_t i = 0; tags_ok(t) && i < structures->n; i++) {
-        const struct json *s = &structures->items[i];
-        const struct json *schema = json_get(s, "schema");
+        const struct json *structure = &structures->items[i];
+        const struct json *schema = json_get(structure, "schema");
         struct json_made tag = {.arena = t->c.arena}, content = tag;
 
+        /* {"begin": B, "schema": S, "end": E} becomes {"type": "tag", "begin": B, "content":
+         * {"type": "json_schema", "json_schema": S}, "end": E}. */
         json_put_text(&content, "type", "json_schema");
         json_put(&content, "json_schema",
                  schema == NULL || schema->kind == JSON_NULL ? &any : schema);
         json_put_text(&tag, "type", "tag");
-        if (json_get(s, "begin") != NULL)
-            json_put(&tag, "begin", json_get(s, "begin"));
+        if (json_get(structure, "begin") != NULL)
+            json_put(&tag, "begin", json_get(structure, "begin"));
         json_put_made(&tag, "content", JSON_OBJECT, &content);
-        if (json_get(s, "end") != NULL)
-            json_put(&tag, "end", json_get(s, "end"));
+        if (json_get(structure, "end") != NULL)
+            json_put(&tag, "end", json_get(structure, "end"));
         json_put_made(&list, NULL, JSON_OBJECT, &tag);
     }
     json_put_text(&out, "type", "triggered_tags");
@@ -709,11 +784,13 @@ static struct json tags_older(struct tags *t, const struct json *v)
     return json_made(&out, JSON_OBJECT);
 }
 
+/* A structural tag may come as an object or as the text of one. A newer one has a format; an older
+ * one has structures and triggers, and is first converted. */
 int tags_compose(const struct json *v, enum reply_format format, struct arena *arena,
                  struct grammar_part *out, char *why, size_t cap)
 {
-    struct tags t = {.c = {.arena = arena, .format = format, .why = why, .cap = cap}};
-    struct part_list l = {0};
+    struct tags tags = {.c = {.arena = arena, .format = format, .why = why, .cap = cap}};
+    struct part_list parts = {0};
     struct json older;
     char reason[100] = "";
 
@@ -722,23 +799,23 @@ int tags_compose(const struct json *v, enum reply_format format, struct arena *a
         int rc = json_parse(&parsed, arena, v->text, v->text_len, reason, sizeof reason);
 
         if (rc != ERR_OK) {
-            tags_fail(&t, rc, "it is no JSON: %s", reason);
-            return t.c.rc;
+            tags_fail(&tags, rc, "it is not JSON: %s", reason);
+            return tags.c.rc;
         }
         v = parsed;
     }
     if (v->kind == JSON_OBJECT && json_get(v, "format") != NULL) {
-        (void)tags_enter(&t, "format", -1);
-        tags_format(&t, &l, json_get(v, "format"), tags_nothing, 0);
+        (void)tags_enter(&tags, "format", -1);
+        tags_format(&tags, &parts, json_get(v, "format"), tags_nothing, 0);
     } else if (v->kind == JSON_OBJECT && json_get(v, "structures") != NULL) {
-        older = tags_older(&t, v);
-        if (tags_ok(&t))
-            tags_format(&t, &l, &older, tags_nothing, 0);
+        older = tags_older(&tags, v);
+        if (tags_ok(&tags))
+            tags_format(&tags, &parts, &older, tags_nothing, 0);
     } else {
-        tags_fail(&t, ERR_INVALID, "it must have a 'format', or 'structures' and 'triggers'");
+        tags_fail(&tags, ERR_INVALID, "it must have a 'format', or 'structures' and 'triggers'");
     }
-    if (tags_ok(&t) && l.n == 0)
-        tags_fail(&t, ERR_INVALID, "it asks for an empty output");
-    *out = calls_sequence(&l);
-    return t.c.rc;
+    if (tags_ok(&tags) && parts.n == 0)
+        tags_fail(&tags, ERR_INVALID, "it describes an empty output");
+    *out = calls_sequence(&parts);
+    return tags.c.rc;
 }

@@ -1,4 +1,10 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Making the vocabulary's image: the bytes of all tokens, sorted into a trie by grammar/trie.c.
+ *
+ *   VOCABULARY_NONE     the thread works, for the engine that attached last
+ *   VOCABULARY_MADE     the image is in a sealed memfd
+ *   VOCABULARY_FAILED   no memory or no thread; tried again for the next engine */
 #include "front/structured/vocabulary.h"
 
 #include <string.h>
@@ -10,8 +16,9 @@
 #include "grammar/trie.h"
 #include "ipc/attach.h"
 
-/* --- what tokens spell -------------------------------------------------------------------- */
+/* --- the bytes of tokens -------------------------------------------------------------------- */
 
+/* Is the token one of those that end a text? A model has a few at most. */
 static bool vocabulary_is_end(const int32_t *ends, uint32_t n_ends, int32_t id)
 {
     for (uint32_t i = 0; i < n_ends; i++) {
@@ -21,6 +28,10 @@ static bool vocabulary_is_end(const int32_t *ends, uint32_t n_ends, int32_t id)
     return false;
 }
 
+/* The trie holds the bytes that each token adds to a text. A token without bytes (a control token
+ * such as <|im_start|>) can never be chosen inside a structure. Exceptions are the control tokens
+ * that are part of the reply's format, such as <tool_call>: grammars contain them as texts, so they
+ * get their spelling. */
 int vocabulary_build(const struct vocabulary *v, uint32_t n_vocab, const int32_t *ends,
                      uint32_t n_ends, struct buf *image)
 {
@@ -31,6 +42,7 @@ int vocabulary_build(const struct vocabulary *v, uint32_t n_vocab, const int32_t
 
     if (tokens == NULL)
         return ERR_NO_MEMORY;
+    /* n_vocab is the number of logits, which is often padded to more than the tokenizer has. */
     for (uint32_t i = 0; i < n_vocab && i < (uint32_t)tokenizer_n_vocab(v->tokenizer); i++) {
         if (tokenizer_is_special(v->tokenizer, (int32_t)i))
             continue;
@@ -42,7 +54,7 @@ int vocabulary_build(const struct vocabulary *v, uint32_t n_vocab, const int32_t
         if (id >= 0 && (uint32_t)id < n_vocab)
             tokens[id] = (struct trie_token){tags[i], strlen(tags[i])};
     }
-    for (uint32_t i = 0; i < n_vocab; i++) { /* what ends a text is no part of it */
+    for (uint32_t i = 0; i < n_vocab; i++) { /* tokens that end a text are not part of it */
         if (vocabulary_is_end(ends, n_ends, (int32_t)i))
             tokens[i] = (struct trie_token){0};
     }
@@ -53,6 +65,7 @@ int vocabulary_build(const struct vocabulary *v, uint32_t n_vocab, const int32_t
 
 /* --- the thread --------------------------------------------------------------------------- */
 
+/* Make the image outside the lock, and keep it only if it is still the wanted one. */
 static void vocabulary_make(struct vocabulary *v, uint32_t n_vocab, const int32_t *ends,
                             uint32_t n_ends)
 {
@@ -67,53 +80,65 @@ static void vocabulary_make(struct vocabulary *v, uint32_t n_vocab, const int32_
         log_info("front: vocabulary of %u tokens, %zu bytes, in %.1f ms", n_vocab, image.len,
                  (double)(clock_us() - from_us) / 1e3);
     else
-        log_error("front: no structured output: %s", err_sentence(rc));
+        log_error("front: structured output is not available: %s", err_sentence(rc));
     (void)pthread_mutex_lock(&v->lock);
+    /* vocabulary_want() may have run during the build, for an engine with another model. Then this
+     * image is of no use, and vocabulary_run() makes the next. */
     if (v->n_vocab == n_vocab && v->n_ends == n_ends &&
         memcmp(v->ends, ends, n_ends * sizeof *ends) == 0) {
-        v->state = rc == ERR_OK ? VOCABULARY_MADE : VOCABULARY_FAILED;
+        if (rc == ERR_OK)
+            v->state = VOCABULARY_MADE;
+        else
+            v->state = VOCABULARY_FAILED;
         v->sealed = sealed;
         v->bytes = image.len;
     } else if (sealed != -1) {
-        (void)close(sealed); /* another engine came meanwhile */
+        (void)close(sealed); /* another engine has come in the meantime */
     }
     (void)pthread_mutex_unlock(&v->lock);
     buf_fini(&image);
 }
 
-/* Makes until what was made is what is wanted. */
+/* The thread: repeat until the made image is the wanted one. */
 static void *vocabulary_run(void *arg)
 {
-    struct vocabulary *v = arg;
+    struct vocabulary *vocabulary = arg;
     uint64_t one = 1;
 
-    (void)pthread_mutex_lock(&v->lock);
-    while (v->state == VOCABULARY_NONE) {
+    (void)pthread_mutex_lock(&vocabulary->lock);
+    while (vocabulary->state == VOCABULARY_NONE) {
         int32_t ends[WIRE_EOS_MAX];
-        uint32_t n_vocab = v->n_vocab;
-        uint32_t n_ends = v->n_ends;
+        uint32_t n_vocab = vocabulary->n_vocab;
+        uint32_t n_ends = vocabulary->n_ends;
 
-        memcpy(ends, v->ends, sizeof ends);
-        (void)pthread_mutex_unlock(&v->lock);
-        vocabulary_make(v, n_vocab, ends, n_ends);
-        (void)pthread_mutex_lock(&v->lock);
+        /* Copy the wish under the lock, because the build must not hold it: it takes long, and
+         * vocabulary_get() is called for each request. */
+        memcpy(ends, vocabulary->ends, sizeof ends);
+        (void)pthread_mutex_unlock(&vocabulary->lock);
+        vocabulary_make(vocabulary, n_vocab, ends, n_ends);
+        (void)pthread_mutex_lock(&vocabulary->lock);
     }
-    v->making = false;
-    (void)pthread_mutex_unlock(&v->lock);
-    (void)!write(v->made_fd, &one, sizeof one); /* cannot fail: the counter is small */
+    vocabulary->making = false;
+    (void)pthread_mutex_unlock(&vocabulary->lock);
+    (void)!write(vocabulary->made_fd, &one, sizeof one); /* cannot fail: the counter is small */
     return NULL;
 }
 
-/* --- the streamer's ----------------------------------------------------------------------- */
+/* --- for the streamer --------------------------------------------------------------------- */
 
+/* No thread runs yet: the first engine's welcome starts it. */
 int vocabulary_init(struct vocabulary *v, const struct tokenizer *t, enum reply_format format,
                     enum reply_reasoning reasoning, int made_fd)
 {
     *v = (struct vocabulary){
         .tokenizer = t, .format = format, .reasoning = reasoning, .made_fd = made_fd, .sealed = -1};
-    return pthread_mutex_init(&v->lock, NULL) == 0 ? ERR_OK : ERR_NO_MEMORY;
+    if (pthread_mutex_init(&v->lock, NULL) == 0)
+        return ERR_OK;
+    return ERR_NO_MEMORY;
 }
 
+/* Called whenever an engine attaches. An engine with the vocabulary of the one before changes
+ * nothing, so the image survives a restart of the engine. */
 void vocabulary_want(struct vocabulary *v, const struct wire_welcome *engine)
 {
     uint32_t n_ends = engine->n_eos < WIRE_EOS_MAX ? engine->n_eos : WIRE_EOS_MAX;
@@ -131,6 +156,8 @@ void vocabulary_want(struct vocabulary *v, const struct wire_welcome *engine)
         if (v->sealed != -1)
             (void)close(v->sealed);
         v->sealed = -1;
+        /* A running thread sees the new wish itself, before it ends. The thread is detached: the
+         * process never joins it. */
         if (!v->making) {
             v->making = pthread_attr_init(&attr) == 0 &&
                         pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED) == 0 &&
@@ -142,6 +169,7 @@ void vocabulary_want(struct vocabulary *v, const struct wire_welcome *engine)
     (void)pthread_mutex_unlock(&v->lock);
 }
 
+/* ERR_AGAIN while the thread works; made_fd becomes readable at its end. */
 int vocabulary_get(struct vocabulary *v, int *sealed, size_t *bytes)
 {
     int rc = ERR_AGAIN;

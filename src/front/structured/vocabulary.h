@@ -1,9 +1,12 @@
-/* The vocabulary that an engine is uploaded: what the tokens of this front's tokenizer spell.
+/* SPDX-License-Identifier: Apache-2.0
  *
- * It takes 0.2 s to make, so a thread of its own makes it, once an engine has said how many
- * tokens there are and which of them end a text. Special tokens spell nothing, for no text is to
- * hold them; but the tags of the model's replies are read as text (text/output/reply.h), and a
- * call that must come has to be written with them. */
+ * The vocabulary in the form that the engine needs: the bytes of each token of this front's
+ * tokenizer, as a trie.
+ *
+ * Making it takes 0.2 s, so a thread does it once an engine has reported the number of tokens and
+ * the ids that end a text. Special tokens have no bytes, because constrained text must not contain
+ * them. The exception are the tags that the reply parser reads as text (text/output/reply.h),
+ * because a forced call must be able to write them. */
 #ifndef QUIRE_FRONT_STRUCTURED_VOCABULARY_H
 #define QUIRE_FRONT_STRUCTURED_VOCABULARY_H
 
@@ -23,29 +26,30 @@ struct vocabulary {
     const struct tokenizer *tokenizer;
     enum reply_format format;
     enum reply_reasoning reasoning;
-    int made_fd; /* an eventfd that is written to when it is made; borrowed */
+    int made_fd; /* an eventfd, written when the vocabulary is ready; borrowed */
 
-    pthread_mutex_t lock; /* guards what follows */
+    pthread_mutex_t lock; /* guards the members below */
     enum vocabulary_state state;
-    bool making; /* a thread is at it */
+    bool making; /* a thread is making it */
     uint32_t n_vocab;
     uint32_t n_ends;
     int32_t ends[WIRE_EOS_MAX];
-    int sealed; /* memfd, with VOCABULARY_MADE */
+    int sealed; /* a memfd, in state VOCABULARY_MADE */
     size_t bytes;
 };
 
 int vocabulary_init(struct vocabulary *v, const struct tokenizer *t, enum reply_format format,
                     enum reply_reasoning reasoning, int made_fd) ERR_CHECKED;
 
-/* Make it for this engine; nothing to do when it is as the last one was. Returns at once. */
+/* Make the vocabulary for this engine, unless it is the same as for the last one. Returns at
+ * once. */
 void vocabulary_want(struct vocabulary *v, const struct wire_welcome *engine);
 
-/* ERR_OK with the memfd, which stays the vocabulary's until the next vocabulary_want(), and its
- * size; ERR_AGAIN while it is being made; ERR_NO_MEMORY. The streamer's. */
+/* ERR_OK with its size and the memfd, which is owned by the vocabulary and valid until the next
+ * vocabulary_want(); ERR_AGAIN while it is being made; ERR_NO_MEMORY. Called by the streamer. */
 int vocabulary_get(struct vocabulary *v, int *sealed, size_t *bytes) ERR_CHECKED;
 
-/* Append the image. ERR_OK, ERR_INVALID, ERR_NO_MEMORY. Any thread. */
+/* Build the image and append it. ERR_OK, ERR_INVALID, ERR_NO_MEMORY. Any thread. */
 int vocabulary_build(const struct vocabulary *v, uint32_t n_vocab, const int32_t *ends,
                      uint32_t n_ends, struct buf *image) ERR_CHECKED;
 

@@ -404,14 +404,14 @@ static void test_format(struct fixture *f, enum reply_format format, const struc
                               .begins_inside = w->start == FORM_REASONS,
                               .tools = f->tools};
     struct compiled *st = NULL;
-    const char *param = NULL;
     struct buf text = {0};
-    char why[300] = "";
+    struct reason reason = {.text = ""};
     int n_good = 0, n_ended = 0;
-    int rc = form_compile(&w->form, &m, &f->cache, &f->arena, &st, &param, why, sizeof why);
+    int rc = form_compile(&w->form, &m, &f->cache, &f->arena, &st, &reason);
     const void *image;
 
-    if (!ok(rc == ERR_OK && st != NULL, "%s, format %d: a structure %s", w->name, (int)format, why))
+    if (!ok(rc == ERR_OK && st != NULL, "%s, format %d: a structure %s", w->name, (int)format,
+            reason.text))
         return;
     image = mmap(NULL, st->bytes, PROT_READ, MAP_PRIVATE, st->sealed, 0);
     must_ok(automaton_check(image, st->bytes));
@@ -535,12 +535,12 @@ static void test_refusals(struct fixture *f)
         const char *says;
     } cases[] = {
         {REPLY_HERMES, "{\"name\":\"a b\"}", ERR_INVALID, "tools[0].function.name"},
-        {REPLY_PYTHONIC, "{\"name\":\"a-b\"}", ERR_UNSUPPORTED, "no name in Python"},
+        {REPLY_PYTHONIC, "{\"name\":\"a-b\"}", ERR_UNSUPPORTED, "not a name in Python"},
         {REPLY_HERMES, "{\"name\":\"a-b\"}", ERR_OK, ""},
         {REPLY_HERMES, "{\"name\":\"a\",\"parameters\":{\"type\":\"array\"}}", ERR_INVALID,
          "must be of type object"},
         {REPLY_GLM45, "{\"name\":\"a\",\"parameters\":{\"anyOf\":[{}]}}", ERR_UNSUPPORTED,
-         "'anyOf' of the parameters of 'a'"},
+         "'anyOf' in the parameters of 'a'"},
         {REPLY_HERMES, "{\"name\":\"a\",\"parameters\":{\"anyOf\":[{}]}}", ERR_OK, ""},
         {REPLY_QWEN3_CODER, "{\"name\":\"a\",\"parameters\":{\"properties\":{\"b>\":{}}}}",
          ERR_UNSUPPORTED, "the parameter 'b>' of 'a'"},
@@ -556,14 +556,13 @@ static void test_refusals(struct fixture *f)
         struct form form = {.calls = FORM_CALLS_REQUIRED};
         struct compiled *st = NULL;
         struct buf b = {0};
-        const char *param = NULL;
-        char why[300] = "";
+        struct reason reason = {.text = ""};
 
         buf_printf(&b, "[{\"type\":\"function\",\"function\":%s}]", cases[i].tool);
         must_ok(json_parse(&form.tools, &f->arena, b.bytes, b.len, NULL, 0));
-        is_int(form_compile(&form, &m, &f->cache, &f->arena, &st, &param, why, sizeof why),
-               cases[i].rc, "format %d, %s", (int)cases[i].format, cases[i].tool);
-        ok(strstr(why, cases[i].says) != NULL, "says: %s", why);
+        is_int(form_compile(&form, &m, &f->cache, &f->arena, &st, &reason), cases[i].rc,
+               "format %d, %s", (int)cases[i].format, cases[i].tool);
+        ok(strstr(reason.text, cases[i].says) != NULL, "says: %s", reason.text);
         compiled_unref(st);
         buf_fini(&b);
     }

@@ -341,17 +341,18 @@ static int read_body(const char *text, enum exchange_format format, struct arena
                      struct fields *out, struct exchange *x, const char **param)
 {
     const struct json *body = NULL;
-    static char why[256];
+    struct reason reason = {.text = ""};
 
     *x = (struct exchange){.format = format};
-    why[0] = '\0';
-    must_ok(json_parse(&body, arena, text, strlen(text), why, sizeof why));
+    must_ok(json_parse(&body, arena, text, strlen(text), reason.text, sizeof reason.text));
     struct defaults defaults;
 
     defaults_init(&defaults);
-    int rc = fields_read(out, x, body, &defaults, &names, why, sizeof why, param);
+    int rc = fields_read(out, x, body, &defaults, &names, &reason);
+    *param = reason.param;
     if (rc != ERR_OK)
-        ok(why[0] != '\0' && strstr(why, "not string") == NULL, "it says why: %.80s", why);
+        ok(reason.text[0] != '\0' && strstr(reason.text, "not string") == NULL,
+           "it says why: %.80s", reason.text);
     return rc;
 }
 
@@ -470,8 +471,8 @@ static void test_bounds(struct arena *arena)
     static const char *const names_of[] = {"prompt_logprobs", "logprobs"};
     struct exchange x;
     struct fields f;
-    const char *param;
-    char text[64], why[256];
+    struct reason reason = {.text = ""};
+    char text[64];
 
     for (int i = 0; i < 6; i++) {
         uint32_t bound = i < 2 ? 0 : i < 4 ? 20 : WIRE_LOGPROBS_MAX, n = bound + (uint32_t)i % 2;
@@ -483,8 +484,8 @@ static void test_bounds(struct arena *arena)
         for (size_t k = 0; k < 2; k++) {
             (void)snprintf(text, sizeof text, "{\"%s\":%u}", names_of[k], n);
             x = (struct exchange){.format = EXCHANGE_COMPLETION};
-            must_ok(json_parse(&body, arena, text, strlen(text), why, sizeof why));
-            is_int(fields_read(&f, &x, body, &defaults, &names, why, sizeof why, &param),
+            must_ok(json_parse(&body, arena, text, strlen(text), reason.text, sizeof reason.text));
+            is_int(fields_read(&f, &x, body, &defaults, &names, &reason),
                    n == bound ? ERR_OK : ERR_INVALID, "%s, at most %u", text, bound);
             arena_reset(&x.arena);
         }
@@ -503,8 +504,7 @@ static void test_whole_vocabulary(struct arena *arena)
     static const char text[] = "{\"prompt_logprobs\":-1,\"logprobs\":-1}";
     struct exchange x;
     struct fields f;
-    const char *param;
-    char why[256];
+    struct reason reason = {.text = ""};
 
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         struct defaults defaults;
@@ -514,8 +514,8 @@ static void test_whole_vocabulary(struct arena *arena)
         defaults_init(&defaults);
         defaults.max_logprobs = rows[i].most;
         x = (struct exchange){.format = EXCHANGE_COMPLETION};
-        must_ok(json_parse(&body, arena, text, strlen(text), why, sizeof why));
-        rc = fields_read(&f, &x, body, &defaults, &names, why, sizeof why, &param);
+        must_ok(json_parse(&body, arena, text, strlen(text), reason.text, sizeof reason.text));
+        rc = fields_read(&f, &x, body, &defaults, &names, &reason);
         is_int(rc, rows[i].rc, "-1, where max_logprobs is %d", rows[i].most);
         ok(rc != ERR_OK || (f.request.generate.n_logprobs == UINT32_MAX &&
                             f.request.generate.n_prompt_logprobs == UINT32_MAX),
@@ -587,7 +587,7 @@ static void test_reasons(struct arena *arena)
         {"{\"n\":1000}", {"'n'", "at most 128", "not 1000"}},
         {"{\"seed\":[]}", {"'seed'", "a whole number of 64 bits", "not list"}},
         {"{\"stream\":\"perhaps\"}", {"'stream'", "true or false", "not \"perhaps\""}},
-        {"{\"logit_bias\":{\"a\":1}}", {"'logit_bias'", "\"a\"", "no token id"}},
+        {"{\"logit_bias\":{\"a\":1}}", {"'logit_bias'", "\"a\"", "not a token id"}},
         {"{\"logit_bias\":{\"17\":\"b\"}}", {"'logit_bias'", "from -100 to 100", "17 has \"b\""}},
         {"{\"logit_bias\":[]}", {"'logit_bias'", "an object", "not list"}},
         {"{\"logit_bias\":{\"7\":1,\"07\":1}}", {"'logit_bias'", "token id 7", "twice"}},
@@ -597,18 +597,19 @@ static void test_reasons(struct arena *arena)
 
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         const struct json *body = NULL;
-        const char *param = NULL;
         struct exchange x = {.format = EXCHANGE_CHAT};
         struct defaults defaults;
         struct fields f;
-        char why[256] = "";
+        struct reason reason = {.text = ""};
 
         defaults_init(&defaults);
-        must_ok(json_parse(&body, arena, rows[i].body, strlen(rows[i].body), why, sizeof why));
-        ok(fields_read(&f, &x, body, &defaults, &names, why, sizeof why, &param) == ERR_INVALID,
-           "refused: %s", rows[i].body);
+        must_ok(json_parse(&body, arena, rows[i].body, strlen(rows[i].body), reason.text,
+                           sizeof reason.text));
+        ok(fields_read(&f, &x, body, &defaults, &names, &reason) == ERR_INVALID, "refused: %s",
+           rows[i].body);
         for (int k = 0; k < 3; k++)
-            ok(strstr(why, rows[i].says[k]) != NULL, "%s stands in: %s", rows[i].says[k], why);
+            ok(strstr(reason.text, rows[i].says[k]) != NULL, "%s is in: %s", rows[i].says[k],
+               reason.text);
         arena_reset(&x.arena);
     }
 }

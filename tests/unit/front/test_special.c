@@ -90,18 +90,17 @@ static const struct json *fill(struct arena *a, const char *body, int place, con
 static const struct json *as_chat(enum api api, const struct json *body, struct arena *a,
                                   struct json *made)
 {
-    const char *param;
-    char why[300] = "";
+    struct reason reason = {.text = ""};
     int rc;
 
     if (api == CHAT)
         return body;
-    rc = api == MESSAGES
-             ? translate_messages(made, a, body, false, why, sizeof why, &param)
-             : translate_responses(made, a, &(struct translate_responses_in){.body = body}, why,
-                                   sizeof why, &param);
+    rc =
+        api == MESSAGES
+            ? translate_messages(made, a, body, false, &reason)
+            : translate_responses(made, a, &(struct translate_responses_in){.body = body}, &reason);
     if (rc != ERR_OK) {
-        printf("# %s\n", why);
+        printf("# %s\n", reason.text);
         exit(1);
     }
     return made;

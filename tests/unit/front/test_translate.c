@@ -299,7 +299,7 @@ static const struct {
     {RESPONSES, INPUT("{\"type\":5}"), "input", ERR_INVALID, "input[0].type"},
     {RESPONSES, INPUT("{\"type\":\"web_search_call\"}"), "input", ERR_UNSUPPORTED, "web_search"},
     {RESPONSES, INPUT("{\"type\":\"item_reference\",\"id\":\"x\"}"), "input", ERR_UNSUPPORTED,
-     "keeps none"},
+     "does not store"},
     {RESPONSES, INPUT("{\"role\":\"user\",\"content\":[{\"type\":\"input_image\"}]}"), "input",
      ERR_UNSUPPORTED, "input_image"},
     {RESPONSES, INPUT("{\"role\":\"user\",\"content\":[]}"), "input", ERR_INVALID, "empty"},
@@ -342,8 +342,8 @@ static const struct {
     {RESPONSES, "{\"truncation\":\"some\"}", "truncation", ERR_INVALID, "truncation"},
     {RESPONSES, "{\"store\":1}", "store", ERR_INVALID, "true or false"},
     {RESPONSES, "{\"previous_response_id\":\"resp_1\"}", "previous_response_id", ERR_UNSUPPORTED,
-     "stateless"},
-    {RESPONSES, "{\"conversation\":\"c\"}", "conversation", ERR_UNSUPPORTED, "stateless"},
+     "does not store"},
+    {RESPONSES, "{\"conversation\":\"c\"}", "conversation", ERR_UNSUPPORTED, "does not store"},
     {RESPONSES, "{\"background\":true}", "background", ERR_UNSUPPORTED, "background"},
     {RESPONSES, "{\"prompt\":{\"id\":\"p\"}}", "prompt", ERR_UNSUPPORTED, "prompt"},
     {RESPONSES, "{\"top_logprobs\":21}", "top_logprobs", ERR_INVALID, "at most 20"},
@@ -351,33 +351,30 @@ static const struct {
     {RESPONSES, "{\"top_logprobs\":\"3\"}", "top_logprobs", ERR_INVALID, "whole number"},
 };
 
-static int translate(int api, struct json *chat, struct arena *a, const char *text, char why[256],
-                     const char **param)
+static int translate(int api, struct json *chat, struct arena *a, const char *text,
+                     struct reason *reason)
 {
     const struct json *body = NULL;
 
-    must_ok(json_parse(&body, a, text, strlen(text), why, 256));
-    why[0] = '\0';
-    *param = NULL;
+    must_ok(json_parse(&body, a, text, strlen(text), reason->text, sizeof reason->text));
+    *reason = (struct reason){.text = ""};
     if (api == MESSAGES)
-        return translate_messages(chat, a, body, false, why, 256, param);
-    return translate_responses(chat, a, &(struct translate_responses_in){.body = body}, why, 256,
-                               param);
+        return translate_messages(chat, a, body, false, reason);
+    return translate_responses(chat, a, &(struct translate_responses_in){.body = body}, reason);
 }
 
 int main(void)
 {
     struct arena a = {0};
     const struct json *body = NULL;
-    const char *param = NULL;
     struct json chat;
-    char why[256];
+    struct reason reason = {.text = ""};
 
     for (size_t i = 0; i < sizeof meant / sizeof meant[0]; i++) {
         struct buf out = {0};
-        int rc = translate(meant[i].api, &chat, &a, meant[i].body, why, &param);
+        int rc = translate(meant[i].api, &chat, &a, meant[i].body, &reason);
 
-        is_int(rc, ERR_OK, "taken: %s (%s)", meant[i].body, why);
+        is_int(rc, ERR_OK, "taken: %s (%s)", meant[i].body, reason.text);
         if (rc == ERR_OK)
             json_write(&out, &chat, JSON_COMPACT);
         is_text(out.bytes, meant[i].chat, "and meant");
@@ -385,19 +382,19 @@ int main(void)
         arena_reset(&a);
     }
     for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
-        int rc = translate(refused[i].api, &chat, &a, refused[i].body, why, &param);
+        int rc = translate(refused[i].api, &chat, &a, refused[i].body, &reason);
 
         is_int(rc, refused[i].rc, "refused: %s", refused[i].body);
-        is_text(param, refused[i].param, "by its name");
-        ok(strstr(why, refused[i].word) != NULL, "and says of '%s': %s", refused[i].word, why);
+        is_text(reason.param, refused[i].param, "by its name");
+        ok(strstr(reason.text, refused[i].word) != NULL, "and says of '%s': %s", refused[i].word,
+           reason.text);
         arena_reset(&a);
     }
     must_ok(json_parse(&body, &a, "{" USER "}", strlen("{" USER "}"), NULL, 0));
-    is_int(translate_messages(&chat, &a, body, true, why, sizeof why, &param), ERR_OK,
+    is_int(translate_messages(&chat, &a, body, true, &reason), ERR_OK,
            "a count needs no max_tokens");
     a.limit_bytes = a.used_bytes + 100;
-    is_int(translate_messages(&chat, &a, body, true, why, sizeof why, &param), ERR_NO_MEMORY,
-           "no memory");
+    is_int(translate_messages(&chat, &a, body, true, &reason), ERR_NO_MEMORY, "no memory");
     arena_reset(&a);
     return tap_done();
 }
