@@ -74,19 +74,19 @@ struct automaton {
     uint32_t root; /* the state to begin in */
 };
 
-static inline const struct automaton_state *automaton_states(const struct automaton *a)
+static inline const struct automaton_state *automaton_states(const struct automaton *automaton)
 {
-    return (const struct automaton_state *)(a + 1);
+    return (const struct automaton_state *)(automaton + 1);
 }
 
-static inline const struct automaton_edge *automaton_edges(const struct automaton *a)
+static inline const struct automaton_edge *automaton_edges(const struct automaton *automaton)
 {
-    return (const struct automaton_edge *)(automaton_states(a) + a->n_states);
+    return (const struct automaton_edge *)(automaton_states(automaton) + automaton->n_states);
 }
 
-static inline const struct automaton_call *automaton_calls(const struct automaton *a)
+static inline const struct automaton_call *automaton_calls(const struct automaton *automaton)
 {
-    return (const struct automaton_call *)(automaton_edges(a) + a->n_edges);
+    return (const struct automaton_call *)(automaton_edges(automaton) + automaton->n_edges);
 }
 
 /* Look at every field of an image of len bytes, aligned to 8. ERR_OK; ERR_INVALID when it is not
@@ -96,33 +96,34 @@ int automaton_check(const void *image, size_t len) ERR_CHECKED;
 
 /* The name of an automaton: equal images, equal names (SHA-256). For sharing what is cached;
  * who does not trust the sender computes it himself. */
-struct hash automaton_digest(const struct automaton *a);
+struct hash automaton_digest(const struct automaton *automaton);
 
 /* Where a byte leads from a state, calls and ends not looked at; AUTOMATON_DEAD: nowhere. */
-static inline uint32_t automaton_step(const struct automaton *a, uint32_t state, uint8_t byte)
+static inline uint32_t automaton_step(const struct automaton *automaton, uint32_t state,
+                                      uint8_t byte)
 {
-    const struct automaton_state *s = automaton_states(a) + state;
-    const struct automaton_edge *e = automaton_edges(a) + s->edge_at;
+    const struct automaton_state *s = automaton_states(automaton) + state;
+    const struct automaton_edge *edge = automaton_edges(automaton) + s->edge_at;
     uint32_t n = s->n_edges;
 
     for (;;) {
         while (n > 8) { /* halve: the first edge that ends at or after the byte stays inside */
             uint32_t half = n / 2;
 
-            if (e[half - 1].hi < byte) {
-                e += half;
+            if (edge[half - 1].hi < byte) {
+                edge += half;
                 n -= half;
             } else {
                 n = half;
             }
         }
-        for (uint32_t i = 0; i < n && byte >= e[i].lo; i++) /* sorted */
-            if (byte <= e[i].hi)
-                return e[i].to;
+        for (uint32_t i = 0; i < n && byte >= edge[i].lo; i++) /* sorted */
+            if (byte <= edge[i].hi)
+                return edge[i].to;
         if (s->base == AUTOMATON_NONE)
             return AUTOMATON_DEAD;
-        s = automaton_states(a) + s->base; /* which has no base */
-        e = automaton_edges(a) + s->edge_at;
+        s = automaton_states(automaton) + s->base; /* which has no base */
+        edge = automaton_edges(automaton) + s->edge_at;
         n = s->n_edges;
     }
 }

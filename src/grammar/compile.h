@@ -25,24 +25,24 @@ struct compile {
     const void *at; /* what is being compiled: a node of the schema, for `where` */
 };
 
-static inline bool compile_ok(const struct compile *c)
+static inline bool compile_ok(const struct compile *compile)
 {
-    return c->rc == 0;
+    return compile->rc == 0;
 }
 
 /* Note the first error; later ones are dropped. Returns rc of the first. */
-int compile_fail(struct compile *c, int rc, const char *format, ...)
+int compile_fail(struct compile *compile, int rc, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
 /* Called in every loop that may be long: false when the time is up or an error was noted. */
-bool compile_tick(struct compile *c);
+bool compile_tick(struct compile *compile);
 
 /* Zeroed memory of the compilation; NULL (and the error noted) when its bound is reached. */
-void *compile_alloc(struct compile *c, size_t bytes);
+void *compile_alloc(struct compile *compile, size_t bytes);
 
 /* Room for one more element of a list; false when there is none. The old array stays in the
  * arena, so a list costs at most twice its size. */
-bool compile_grow(struct compile *c, void **items, uint32_t n, uint32_t *cap, size_t bytes);
+bool compile_grow(struct compile *compile, void **items, uint32_t n, uint32_t *cap, size_t bytes);
 
 /* A list: LIST(type) x = {0}; if (LIST_ADD(c, &x)) x.items[x.n - 1] = ...; */
 #define LIST(type)       \

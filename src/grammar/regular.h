@@ -38,20 +38,20 @@ struct regular {
 };
 
 /* Nodes; NULL (and the error noted) when memory ends. NULL arguments give NULL. */
-const struct regular *regular_node(struct compile *c, enum regular_kind kind,
+const struct regular *regular_node(struct compile *compile, enum regular_kind kind,
                                    const struct regular *left, const struct regular *right);
-const struct regular *regular_repeat(struct compile *c, const struct regular *left, uint32_t min,
-                                     uint32_t max);
-const struct regular *regular_set(struct compile *c, const struct regular_range *ranges, uint32_t n,
-                                  bool negated);
-const struct regular *regular_text(struct compile *c, const char *text, size_t len);
-const struct regular *regular_any(struct compile *c);
+const struct regular *regular_repeat(struct compile *compile, const struct regular *left,
+                                     uint32_t min, uint32_t max);
+const struct regular *regular_set(struct compile *compile, const struct regular_range *ranges,
+                                  uint32_t n, bool negated);
+const struct regular *regular_text(struct compile *compile, const char *text, size_t len);
+const struct regular *regular_any(struct compile *compile);
 
 /* The texts that match as a whole; with calls in the tree this is an error of ours. */
-const struct dfa *regular_dfa(struct compile *c, const struct regular *tree);
+const struct dfa *regular_dfa(struct compile *compile, const struct regular *tree);
 
 /* The same into states of an automaton: from `start` to ends; rule[i] is where call i begins. */
-void regular_build(struct build *b, const struct regular *tree, uint32_t start,
+void regular_build(struct build *build, const struct regular *tree, uint32_t start,
                    const uint32_t *rule);
 
 /* --- patterns (regex.c) ------------------------------------------------------------------- */
@@ -63,12 +63,12 @@ void regular_build(struct build *b, const struct regular *tree, uint32_t start,
  * U+2028 and U+2029. */
 
 /* The pattern as a tree; ^ and $ in it are REGULAR_BEGIN and REGULAR_END. */
-const struct regular *regex_tree(struct compile *c, const char *pattern, size_t len);
+const struct regular *regex_tree(struct compile *compile, const char *pattern, size_t len);
 
 /* The texts in which the pattern is found somewhere (JSON Schema). */
-const struct dfa *regex_search(struct compile *c, const char *pattern, size_t len);
+const struct dfa *regex_search(struct compile *compile, const char *pattern, size_t len);
 
 /* The texts that match as a whole. */
-const struct dfa *regex_whole(struct compile *c, const char *pattern, size_t len);
+const struct dfa *regex_whole(struct compile *compile, const char *pattern, size_t len);
 
 #endif

@@ -1,7 +1,7 @@
 /* What the files of the schema compiler share.
  *
  * A schema is read as logic. A literal is a schema that must hold, or must not; a goal is a set of
- * literals that all must (what a value at some place has to satisfy). expand() turns a goal into
+ * literals that all must (what a value at some place has to satisfy). schema_expand() turns a goal into
  * alternatives, each a set of types and a list of atoms: constraints of one keyword that say
  * something about one type. An alternative is built into states type by type; the goals of its
  * members and items are only named, and built later, once each. So recursion through $ref ends by
@@ -81,7 +81,7 @@ struct alternatives {
     uint32_t n;
 };
 
-struct place { /* a schema with a name of its own: $id, $anchor */
+struct schema_place { /* a schema with a name of its own: $id, $anchor */
     const char *uri;
     size_t len;
     const struct json *node;
@@ -107,7 +107,7 @@ struct schema {
     enum grammar_space space;
     const struct json *root;
     bool ref_alone; /* draft-04 to -07: siblings of $ref do not count */
-    LIST(struct place) places;
+    LIST(struct schema_place) places;
     LIST(struct based) bases;
     struct keys literal_keys;
     LIST(struct literal) literals;
@@ -127,64 +127,72 @@ struct schema {
 
 /* --- schema_index.c: names of schemas ----------------------------------------------------- */
 
-void index_schema(struct schema *s);
-const struct json *index_find(struct schema *s, const struct json *from, const struct json *ref);
-void index_pointer(const struct json *root, const void *node, char *out, size_t cap);
+void schema_index_add(struct schema *schema);
+const struct json *schema_index_find(struct schema *schema, const struct json *from,
+                                     const struct json *ref);
+void schema_index_pointer(const struct json *root, const void *node, char *out, size_t cap);
 
 /* --- schema_logic.c, schema_expand.c ------------------------------------------------------ */
 
 #define NO_LITERAL NONE
 
-uint32_t literal_of(struct schema *s, const struct json *node, bool constant, bool negated);
-uint32_t literal_not(struct schema *s, uint32_t literal);
+uint32_t schema_literal_of(struct schema *schema, const struct json *node, bool constant,
+                           bool negated);
+uint32_t schema_literal_not(struct schema *schema, uint32_t literal);
 
 /* The state in which a value that satisfies all the literals begins; what it takes is built when
  * its turn comes. Sorts the list in place. */
-uint32_t goal_state(struct schema *s, uint32_t *literals, uint32_t n);
+uint32_t schema_goal_state(struct schema *schema, uint32_t *literals, uint32_t n);
 
-struct alternatives expand(struct schema *s, const uint32_t *literals, uint32_t n);
+struct alternatives schema_expand(struct schema *schema, const uint32_t *literals, uint32_t n);
 
 /* Certainly nothing satisfies these; false when it is not seen at once. */
-bool surely_empty(struct schema *s, const uint32_t *literals, uint32_t n, int depth);
+bool schema_is_surely_empty(struct schema *schema, const uint32_t *literals, uint32_t n, int depth);
 
 /* --- values: each builds from a state to s->end ------------------------------------------- */
 
-void number_build(struct schema *s, uint32_t from, const struct alternative *a);
-bool number_is_free(const struct alternative *a);
-void string_build(struct schema *s, uint32_t from, const struct alternative *a);
-bool string_is_free(const struct alternative *a);
-const struct dfa *string_dfa(struct schema *s, const struct alternative *a);
-const struct dfa *pattern_dfa(struct schema *s, const struct json *text);
-const struct dfa *format_dfa(struct schema *s, const struct json *text); /* NULL: not known */
-void object_build(struct schema *s, uint32_t from, const struct alternative *a);
-void array_build(struct schema *s, uint32_t from, const struct alternative *a);
+void schema_number_build(struct schema *schema, uint32_t from,
+                         const struct alternative *alternative);
+bool schema_number_is_free(const struct alternative *alternative);
+void schema_string_build(struct schema *schema, uint32_t from,
+                         const struct alternative *alternative);
+bool schema_string_is_free(const struct alternative *alternative);
+const struct dfa *schema_string_dfa(struct schema *schema, const struct alternative *alternative);
+const struct dfa *schema_pattern_dfa(struct schema *schema, const struct json *text);
+const struct dfa *schema_format_dfa(struct schema *schema,
+                                    const struct json *text); /* NULL: not known */
+void schema_object_build(struct schema *schema, uint32_t from,
+                         const struct alternative *alternative);
+void schema_array_build(struct schema *schema, uint32_t from,
+                        const struct alternative *alternative);
 
 /* The values that an item of an array with these atoms can have, where that is a list of scalars:
  * enum, const, booleans, and anyOf of these. Their number; 0: it is not. values may be NULL. */
-uint32_t array_values(struct schema *s, const struct atom *atoms, const struct json **values);
+uint32_t schema_array_values(struct schema *schema, const struct atom *atoms,
+                             const struct json **values);
 #define ARRAY_VALUES_MAX 256
 
 /* White space where JSON allows it, from `from` to `to`. */
-void space_build(struct schema *s, uint32_t from, uint32_t to);
+void schema_build_space(struct schema *schema, uint32_t from, uint32_t to);
 /* The same behind ',' and ':', where compact output may have one space. */
-void space_build_after(struct schema *s, uint32_t from, uint32_t to);
+void schema_build_space_after(struct schema *schema, uint32_t from, uint32_t to);
 /* ':' with its white space. */
-void colon_build(struct schema *s, uint32_t from, uint32_t to);
+void schema_build_colon(struct schema *schema, uint32_t from, uint32_t to);
 
-bool format_is_known(const char *name);
+bool schema_format_is_known(const char *name);
 
 /* The texts of a format (NULL: not known, or the error is noted). Where it has a shape beside
  * patterns, or beside a count of characters, there are two in few enough states for that: the wide
  * one has some more texts, for where the format must hold, the narrow one some fewer, for where it
  * must not. So no valid text is refused. */
-bool format_has_shape(const char *name, bool counted);
-const struct dfa *format_language(struct compile *c, const char *name);
-const struct dfa *format_wide(struct compile *c, const char *name);
-const struct dfa *format_narrow(struct compile *c, const char *name);
-const struct dfa *hostname_dfa(struct compile *c); /* hostname.c */
+bool schema_format_has_shape(const char *name, bool counted);
+const struct dfa *schema_format_language(struct compile *compile, const char *name);
+const struct dfa *schema_format_wide(struct compile *compile, const char *name);
+const struct dfa *schema_format_narrow(struct compile *compile, const char *name);
+const struct dfa *hostname_dfa(struct compile *compile); /* hostname.c */
 
 /* Does JSON Schema define this format, and quire cannot hold it? Others are annotations. */
-bool format_is_refused(const char *name);
+bool schema_format_is_refused(const char *name);
 
 /* --- decimals ----------------------------------------------------------------------------- */
 
@@ -197,8 +205,8 @@ struct decimal {
 };
 
 /* Read a JSON number. False: more digits than there is room for. */
-bool decimal_read(struct decimal *d, const char *text, size_t len);
-bool decimal_equal(const struct decimal *a, const struct decimal *b);
-size_t decimal_text(const struct decimal *d, char *out, size_t cap);
+bool schema_decimal_read(struct decimal *decimal, const char *text, size_t len);
+bool schema_decimal_equal(const struct decimal *a, const struct decimal *b);
+size_t schema_decimal_text(const struct decimal *decimal, char *out, size_t cap);
 
 #endif

@@ -7,20 +7,20 @@
 #include "grammar/grammar.h"
 
 /* A JSON value under a schema; "" is any value. The text must stay until the end. */
-uint32_t schema_build(struct build *b, const char *text, size_t len, enum grammar_space space);
+uint32_t schema_build(struct build *build, const char *text, size_t len, enum grammar_space space);
 
 /* The same of a part, PART_SCHEMA or PART_STRING. */
-uint32_t schema_part_build(struct build *b, const struct grammar_part *part,
+uint32_t schema_part_build(struct build *build, const struct grammar_part *part,
                            enum grammar_space space);
 
 /* A grammar in GBNF or Lark. */
-uint32_t ebnf_build(struct build *b, const char *text, size_t len);
+uint32_t ebnf_build(struct build *build, const char *text, size_t len);
 
 /* A composition: parts one after another. */
-uint32_t parts_build(struct build *b, const struct grammar_part *parts, size_t n,
+uint32_t parts_build(struct build *build, const struct grammar_part *parts, size_t n,
                      enum grammar_space space);
 
 /* Text that matches a pattern as a whole. */
-uint32_t pattern_build(struct build *b, const char *text, size_t len);
+uint32_t grammar_build_pattern(struct build *build, const char *text, size_t len);
 
 #endif

@@ -22,7 +22,7 @@ struct spelled {
     uint32_t plain; /* characters, when all are plain; else 0 */
 };
 
-static int spelled_order(const void *a, const void *b)
+static int trie_spelled_order(const void *a, const void *b)
 {
     const struct spelled *x = a;
     const struct spelled *y = b;
@@ -35,7 +35,7 @@ static int spelled_order(const void *a, const void *b)
     return x->id < y->id ? -1 : 1;
 }
 
-static uint32_t plain_chars(const char *bytes, size_t len)
+static uint32_t trie_plain_chars(const char *bytes, size_t len)
 {
     uint32_t chars = 0;
     size_t at, n;
@@ -48,7 +48,7 @@ static uint32_t plain_chars(const char *bytes, size_t len)
     return chars;
 }
 
-static bool in_slice(const struct spelled *s, uint32_t t)
+static bool trie_in_slice(const struct spelled *s, uint32_t t)
 {
     return t > 0 && s->plain > 0 && s->plain <= slice_chars[t];
 }
@@ -65,7 +65,7 @@ static uint32_t trie_add(struct buf *nodes, const struct spelled *list, uint32_t
     for (i = 0; i <= n && !nodes->failed; i++) {
         uint32_t same = 0;
 
-        if (i < n && in_slice(&list[i], t))
+        if (i < n && trie_in_slice(&list[i], t))
             continue;
         while (i < n && same < depth && same < list[i].len && before[same] == list[i].bytes[same])
             same++;
@@ -89,7 +89,7 @@ static uint32_t trie_add(struct buf *nodes, const struct spelled *list, uint32_t
 }
 
 /* Tokens that spell what the one before spells leave the list and become its aliases. */
-static uint32_t aliases_take(struct spelled *list, uint32_t n, struct buf *aliases)
+static uint32_t trie_aliases_take(struct spelled *list, uint32_t n, struct buf *aliases)
 {
     uint32_t kept = 0;
     uint32_t i;
@@ -107,7 +107,8 @@ static uint32_t aliases_take(struct spelled *list, uint32_t n, struct buf *alias
     return kept;
 }
 
-static uint32_t list_fill(struct spelled *list, const struct trie_token *tokens, uint32_t n_vocab)
+static uint32_t trie_list_fill(struct spelled *list, const struct trie_token *tokens,
+                               uint32_t n_vocab)
 {
     uint32_t n = 0;
     uint32_t i;
@@ -117,13 +118,13 @@ static uint32_t list_fill(struct spelled *list, const struct trie_token *tokens,
             list[n].bytes = tokens[i].bytes;
             list[n].len = (uint32_t)tokens[i].len;
             list[n].id = i;
-            list[n++].plain = plain_chars(tokens[i].bytes, tokens[i].len);
+            list[n++].plain = trie_plain_chars(tokens[i].bytes, tokens[i].len);
         }
-    qsort(list, n, sizeof *list, spelled_order);
+    qsort(list, n, sizeof *list, trie_spelled_order);
     return n;
 }
 
-static void text_add(struct buf *out, const struct trie_token *tokens, uint32_t n_vocab)
+static void trie_text_add(struct buf *out, const struct trie_token *tokens, uint32_t n_vocab)
 {
     uint32_t at = 0;
     uint32_t i;
@@ -135,7 +136,8 @@ static void text_add(struct buf *out, const struct trie_token *tokens, uint32_t 
     }
 }
 
-static void slices_add(struct buf *out, const struct spelled *list, uint32_t n, uint32_t n_words)
+static void trie_slices_add(struct buf *out, const struct spelled *list, uint32_t n,
+                            uint32_t n_words)
 {
     uint32_t *words = mem_zalloc_array(n_words, sizeof *words);
     uint32_t t, i;
@@ -147,7 +149,7 @@ static void slices_add(struct buf *out, const struct spelled *list, uint32_t n, 
     for (t = 1; t < TRIE_TRIES; t++) {
         memset(words, 0, n_words * sizeof *words);
         for (i = 0; i < n; i++)
-            if (in_slice(&list[i], t))
+            if (trie_in_slice(&list[i], t))
                 words[list[i].id / 32] |= 1u << list[i].id % 32;
         buf_add(out, words, n_words * sizeof *words);
     }
@@ -157,7 +159,7 @@ static void slices_add(struct buf *out, const struct spelled *list, uint32_t n, 
 int trie_build(const struct trie_token *tokens, uint32_t n_vocab, const int32_t *ends,
                uint32_t n_ends, struct buf *image)
 {
-    struct token_trie v = {
+    struct token_trie trie = {
         .magic = TRIE_MAGIC, .n_vocab = n_vocab, .n_words = (n_vocab + 31) / 32, .n_ends = n_ends};
     struct spelled *list;
     struct buf aliases = {0};
@@ -173,31 +175,31 @@ int trie_build(const struct trie_token *tokens, uint32_t n_vocab, const int32_t 
     list = mem_zalloc_array(n_vocab, sizeof *list);
     if (list == NULL)
         return ERR_NO_MEMORY;
-    n = list_fill(list, tokens, n_vocab);
-    n = aliases_take(list, n, &aliases);
+    n = trie_list_fill(list, tokens, n_vocab);
+    n = trie_aliases_take(list, n, &aliases);
     for (i = 0; i < TRIE_TRIES; i++) {
-        v.tries[i].node_at = (uint32_t)(nodes.len / sizeof(struct trie_node));
-        v.tries[i].n_nodes = trie_add(&nodes, list, n, i);
-        v.tries[i].slice_chars = slice_chars[i];
+        trie.tries[i].node_at = (uint32_t)(nodes.len / sizeof(struct trie_node));
+        trie.tries[i].n_nodes = trie_add(&nodes, list, n, i);
+        trie.tries[i].slice_chars = slice_chars[i];
     }
-    v.n_aliases = (uint32_t)(aliases.len / sizeof(struct trie_alias));
-    v.n_nodes = (uint32_t)(nodes.len / sizeof(struct trie_node));
-    buf_add(image, &v, sizeof v);
-    text_add(image, tokens, n_vocab);
+    trie.n_aliases = (uint32_t)(aliases.len / sizeof(struct trie_alias));
+    trie.n_nodes = (uint32_t)(nodes.len / sizeof(struct trie_node));
+    buf_add(image, &trie, sizeof trie);
+    trie_text_add(image, tokens, n_vocab);
     buf_add(image, ends, n_ends * sizeof *ends);
     if (aliases.len > 0)
         buf_add(image, aliases.bytes, aliases.len);
-    slices_add(image, list, n, v.n_words);
+    trie_slices_add(image, list, n, trie.n_words);
     if (nodes.len > 0)
         buf_add(image, nodes.bytes, nodes.len);
     for (i = 0; i < n_vocab; i++)
         if (tokens[i].len > 0 && tokens[i].len <= TRIE_TOKEN_MAX) {
             buf_add(image, tokens[i].bytes, tokens[i].len);
-            v.text_bytes += (uint32_t)tokens[i].len;
+            trie.text_bytes += (uint32_t)tokens[i].len;
         }
-    v.bytes = image->len - before;
+    trie.bytes = image->len - before;
     if (!image->failed && !aliases.failed && !nodes.failed)
-        memcpy(image->bytes + before, &v, sizeof v);
+        memcpy(image->bytes + before, &trie, sizeof trie);
     mem_free(list);
     if (image->failed || aliases.failed || nodes.failed) {
         buf_fini(&aliases);
@@ -213,9 +215,9 @@ int trie_build(const struct trie_token *tokens, uint32_t n_vocab, const int32_t 
 /* --- check -------------------------------------------------------------------------------- */
 
 /* Subtrees nest, and no deeper than a token is long. */
-static bool trie_fine(const struct token_trie *v, const struct trie_part *t)
+static bool trie_fine(const struct token_trie *trie, const struct trie_part *t)
 {
-    const struct trie_node *nodes = trie_nodes(v) + t->node_at;
+    const struct trie_node *nodes = trie_nodes(trie) + t->node_at;
     uint32_t end[TRIE_TOKEN_MAX + 1];
     uint32_t depth = 0;
     uint32_t i;
@@ -227,14 +229,14 @@ static bool trie_fine(const struct token_trie *v, const struct trie_part *t)
             return false;
         if (nodes[i].skip > (depth > 0 ? end[depth - 1] : t->n_nodes) - i)
             return false;
-        if (nodes[i].token != TRIE_NO_TOKEN && nodes[i].token >= v->n_vocab)
+        if (nodes[i].token != TRIE_NO_TOKEN && nodes[i].token >= trie->n_vocab)
             return false;
         end[depth++] = i + nodes[i].skip;
     }
     return true;
 }
 
-static bool lists_fine(const struct token_trie *v)
+static bool trie_lists_fine(const struct token_trie *v)
 {
     const uint32_t *at = trie_text_at(v);
     uint32_t i;
@@ -255,25 +257,27 @@ static bool lists_fine(const struct token_trie *v)
 
 int trie_check(const void *image, size_t len)
 {
-    const struct token_trie *v = image;
-    uint64_t bytes = sizeof *v;
+    const struct token_trie *trie = image;
+    uint64_t bytes = sizeof *trie;
     uint32_t i;
 
-    if (len < sizeof *v || len > TRIE_BYTES_MAX || (uintptr_t)image % 8 != 0)
+    if (len < sizeof *trie || len > TRIE_BYTES_MAX || (uintptr_t)image % 8 != 0)
         return ERR_INVALID;
-    if (v->magic != TRIE_MAGIC || v->bytes != len || v->n_vocab == 0 || v->n_vocab > TRIE_IDS_MAX ||
-        v->n_words != (v->n_vocab + 31) / 32 || v->n_ends > TRIE_ENDS_MAX)
+    if (trie->magic != TRIE_MAGIC || trie->bytes != len || trie->n_vocab == 0 ||
+        trie->n_vocab > TRIE_IDS_MAX || trie->n_words != (trie->n_vocab + 31) / 32 ||
+        trie->n_ends > TRIE_ENDS_MAX)
         return ERR_INVALID;
-    bytes += ((uint64_t)v->n_vocab + 1 + v->n_ends) * sizeof(uint32_t);
-    bytes += (uint64_t)v->n_aliases * sizeof(struct trie_alias);
-    bytes += (uint64_t)v->n_words * sizeof(uint32_t) * (TRIE_TRIES - 1);
-    bytes += (uint64_t)v->n_nodes * sizeof(struct trie_node) + v->text_bytes;
-    if (bytes != len || !lists_fine(v))
+    bytes += ((uint64_t)trie->n_vocab + 1 + trie->n_ends) * sizeof(uint32_t);
+    bytes += (uint64_t)trie->n_aliases * sizeof(struct trie_alias);
+    bytes += (uint64_t)trie->n_words * sizeof(uint32_t) * (TRIE_TRIES - 1);
+    bytes += (uint64_t)trie->n_nodes * sizeof(struct trie_node) + trie->text_bytes;
+    if (bytes != len || !trie_lists_fine(trie))
         return ERR_INVALID;
     for (i = 0; i < TRIE_TRIES; i++) {
-        const struct trie_part *t = &v->tries[i];
+        const struct trie_part *t = &trie->tries[i];
 
-        if (t->node_at > v->n_nodes || t->n_nodes > v->n_nodes - t->node_at || !trie_fine(v, t))
+        if (t->node_at > trie->n_nodes || t->n_nodes > trie->n_nodes - t->node_at ||
+            !trie_fine(trie, t))
             return ERR_INVALID;
     }
     return ERR_OK;

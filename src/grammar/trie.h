@@ -61,30 +61,31 @@ struct trie_alias {
     uint32_t alias; /* spells the same */
 };
 
-static inline const uint32_t *trie_text_at(const struct token_trie *v)
+static inline const uint32_t *trie_text_at(const struct token_trie *trie)
 {
-    return (const uint32_t *)(v + 1);
+    return (const uint32_t *)(trie + 1);
 }
-static inline const uint32_t *trie_ends(const struct token_trie *v)
+static inline const uint32_t *trie_ends(const struct token_trie *trie)
 {
-    return trie_text_at(v) + v->n_vocab + 1;
+    return trie_text_at(trie) + trie->n_vocab + 1;
 }
-static inline const struct trie_alias *trie_aliases(const struct token_trie *v)
+static inline const struct trie_alias *trie_aliases(const struct token_trie *trie)
 {
-    return (const struct trie_alias *)(trie_ends(v) + v->n_ends);
+    return (const struct trie_alias *)(trie_ends(trie) + trie->n_ends);
 }
 /* The tokens that trie t (1 .. TRIE_TRIES - 1) lacks: uint32 [n_words]. */
-static inline const uint32_t *trie_slice(const struct token_trie *v, uint32_t t)
+static inline const uint32_t *trie_slice(const struct token_trie *trie, uint32_t t)
 {
-    return (const uint32_t *)(trie_aliases(v) + v->n_aliases) + (size_t)(t - 1) * v->n_words;
+    return (const uint32_t *)(trie_aliases(trie) + trie->n_aliases) +
+           (size_t)(t - 1) * trie->n_words;
 }
-static inline const struct trie_node *trie_nodes(const struct token_trie *v)
+static inline const struct trie_node *trie_nodes(const struct token_trie *trie)
 {
-    return (const struct trie_node *)trie_slice(v, TRIE_TRIES);
+    return (const struct trie_node *)trie_slice(trie, TRIE_TRIES);
 }
-static inline const unsigned char *trie_text(const struct token_trie *v)
+static inline const unsigned char *trie_text(const struct token_trie *trie)
 {
-    return (const unsigned char *)(trie_nodes(v) + v->n_nodes);
+    return (const unsigned char *)(trie_nodes(trie) + trie->n_nodes);
 }
 
 /* What a token spells; len 0: nothing. */

@@ -56,7 +56,7 @@ struct walk {
     struct walk_frame frames[WALK_FRAMES_MAX];
 };
 
-void walk_init(struct walk *w, const struct automaton *a);
+void walk_init(struct walk *walk, const struct automaton *automaton);
 
 /* Copy what is used of a walk: 100 bytes as a rule, 15 KiB at most. */
 void walk_copy(struct walk *to, const struct walk *from);
@@ -80,14 +80,15 @@ void walk_cache_init(struct walk_cache *cache, size_t bytes);
  *
  * End tokens are allowed where the output may end. Returns ERR_OK; ERR_LIMIT as above, the mask
  * is then undefined. An empty mask cannot come from an honest automaton: end the sequence. */
-int walk_mask(struct walk_work *work, const struct automaton *a, const struct token_trie *v,
-              struct walk_cache *cache, const struct walk *w, uint32_t *mask) ERR_CHECKED;
+int walk_mask(struct walk_work *work, const struct automaton *automaton,
+              const struct token_trie *trie, struct walk_cache *cache, const struct walk *walk,
+              uint32_t *mask) ERR_CHECKED;
 
 /* The same within so many steps: ERR_AGAIN when they are used up and the bounds above are not. What
  * was found is kept in the cache, so the next call may need fewer. */
-int walk_mask_within(struct walk_work *work, const struct automaton *a, const struct token_trie *v,
-                     struct walk_cache *cache, const struct walk *w, uint32_t steps,
-                     uint32_t *mask) ERR_CHECKED;
+int walk_mask_within(struct walk_work *work, const struct automaton *automaton,
+                     const struct token_trie *trie, struct walk_cache *cache,
+                     const struct walk *walk, uint32_t steps, uint32_t *mask) ERR_CHECKED;
 
 /* The steps that the last call with this work took. */
 uint32_t walk_steps(const struct walk_work *work);
@@ -97,19 +98,20 @@ uint32_t walk_steps(const struct walk_work *work);
 void walk_stop(struct walk_work *work);
 
 /* Go on by a token. ERR_OK; ERR_INVALID when it may not come (w is as it was); ERR_LIMIT. */
-int walk_accept(struct walk_work *work, const struct automaton *a, const struct token_trie *v,
-                struct walk *w, int32_t token) ERR_CHECKED;
+int walk_accept(struct walk_work *work, const struct automaton *automaton,
+                const struct token_trie *trie, struct walk *walk, int32_t token) ERR_CHECKED;
 
 /* The same by bytes, for callers without a vocabulary. */
-int walk_bytes(struct walk_work *work, const struct automaton *a, struct walk *w, const void *bytes,
-               size_t len) ERR_CHECKED;
+int walk_bytes(struct walk_work *work, const struct automaton *automaton, struct walk *walk,
+               const void *bytes, size_t len) ERR_CHECKED;
 
 /* May the output end here? */
-bool walk_can_end(struct walk_work *work, const struct automaton *a, const struct walk *w);
+bool walk_can_end(struct walk_work *work, const struct automaton *automaton,
+                  const struct walk *walk);
 
 /* The bytes that must come next because nothing else may, at most cap; their number. 0 when
  * there is a choice, or when the output may end here. w does not move. */
-size_t walk_forced(struct walk_work *work, const struct automaton *a, const struct walk *w,
-                   char *bytes, size_t cap);
+size_t walk_forced(struct walk_work *work, const struct automaton *automaton,
+                   const struct walk *walk, char *bytes, size_t cap);
 
 #endif

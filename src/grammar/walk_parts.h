@@ -1,7 +1,7 @@
 /* What walk.c and mask.c share: sets of configurations over a pool of stack frames.
  *
  * Frames and sets are taken and given back like a stack, as a trie is walked down and up. A frame
- * is found again while it lives (frame_push()), so equal stacks are equal numbers. */
+ * is found again while it lives (walk_frame_push()), so equal stacks are equal numbers. */
 #ifndef QUIRE_GRAMMAR_WALK_PARTS_H
 #define QUIRE_GRAMMAR_WALK_PARTS_H
 
@@ -58,24 +58,24 @@ struct walk_work {
 };
 
 /* Begin a call. */
-void work_reset(struct walk_work *s, const struct automaton *a);
+void walk_work_reset(struct walk_work *work, const struct automaton *automaton);
 
 /* Forget frames and sets made since the two numbers were taken. */
-void work_rewind(struct walk_work *s, uint32_t n_frames, uint32_t n_pool);
+void walk_work_rewind(struct walk_work *work, uint32_t n_frames, uint32_t n_pool);
 
 /* A frame; FRAME_BOTTOM - 1 (a huge number) when the stack is too deep. */
-uint32_t frame_push(struct walk_work *s, uint32_t state, uint32_t below, uint32_t count);
+uint32_t walk_frame_push(struct walk_work *work, uint32_t state, uint32_t below, uint32_t count);
 
 /* Add to a set that is the pool's last, unless it is there. */
-void set_add(struct walk_work *s, struct set *set, uint32_t state, uint32_t frame);
+void walk_set_add(struct walk_work *work, struct set *set, uint32_t state, uint32_t frame);
 
 /* Follow calls and ends of a set, which is the pool's last, until nothing is new. */
-void set_close(struct walk_work *s, struct set *set);
+void walk_set_close(struct walk_work *work, struct set *set);
 
 /* Where a byte leads from a closed set: a new set, the pool's last. */
-struct set set_step(struct walk_work *s, const struct set *from, uint8_t byte);
+struct set walk_set_step(struct walk_work *work, const struct set *from, uint8_t byte);
 
 /* The frames and tops of a walk as a set. */
-struct set set_load(struct walk_work *s, const struct walk *w);
+struct set walk_set_load(struct walk_work *work, const struct walk *walk);
 
 #endif

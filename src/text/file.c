@@ -64,24 +64,24 @@ int file_read(struct buf *out, const char *dir, const char *name, size_t limit, 
     return rc;
 }
 
-static void fold_end(struct hash *h, uint64_t len)
+static void file_fold_end(struct hash *hash, uint64_t len)
 {
-    *h = hash_sha256(h->bytes, HASH_BYTES, &len, sizeof len);
+    *hash = hash_sha256(hash->bytes, HASH_BYTES, &len, sizeof len);
 }
 
-void file_fold(struct hash *h, const char *bytes, size_t len)
+void file_fold(struct hash *hash, const char *bytes, size_t len)
 {
     size_t at;
 
     for (at = 0; at < len; at += PIECE) {
         size_t n = len - at < PIECE ? len - at : PIECE;
 
-        *h = hash_sha256(h->bytes, HASH_BYTES, bytes + at, n);
+        *hash = hash_sha256(hash->bytes, HASH_BYTES, bytes + at, n);
     }
-    fold_end(h, len);
+    file_fold_end(hash, len);
 }
 
-static int fold_file(struct hash *h, FILE *f, size_t limit)
+static int file_fold_file(struct hash *hash, FILE *f, size_t limit)
 {
     char *piece = mem_alloc(PIECE);
     size_t total = 0;
@@ -92,15 +92,15 @@ static int fold_file(struct hash *h, FILE *f, size_t limit)
     while (n == PIECE && total <= limit) { /* fread() gives less at the end alone */
         n = fread(piece, 1, PIECE, f);
         if (n > 0)
-            *h = hash_sha256(h->bytes, HASH_BYTES, piece, n);
+            *hash = hash_sha256(hash->bytes, HASH_BYTES, piece, n);
         total += n;
     }
     mem_free(piece);
-    fold_end(h, total);
+    file_fold_end(hash, total);
     return ferror(f) ? ERR_IO : total > limit ? ERR_LIMIT : ERR_OK;
 }
 
-int file_digest(struct hash *h, const char *dir, const char *name, size_t limit, char *why,
+int file_digest(struct hash *hash, const char *dir, const char *name, size_t limit, char *why,
                 size_t why_cap)
 {
     struct buf path = {0};
@@ -108,7 +108,7 @@ int file_digest(struct hash *h, const char *dir, const char *name, size_t limit,
     int rc = file_open(&f, &path, dir, name, why, why_cap);
 
     if (rc == ERR_OK) {
-        rc = fold_file(h, f, limit);
+        rc = file_fold_file(hash, f, limit);
         (void)fclose(f);
         if (rc != ERR_OK)
             (void)snprintf(why, why_cap, "%s: %s", path.bytes, err_sentence(rc));

@@ -17,10 +17,10 @@ int file_read(struct buf *out, const char *dir, const char *name, size_t limit, 
 
 /* Fold the contents of the file dir/name into a digest, of which no part stays in memory: the same
  * as file_fold() of all its bytes. ERR_NOT_FOUND, ERR_IO, ERR_LIMIT and ERR_NO_MEMORY as above. */
-int file_digest(struct hash *h, const char *dir, const char *name, size_t limit, char *why,
+int file_digest(struct hash *hash, const char *dir, const char *name, size_t limit, char *why,
                 size_t why_cap) ERR_CHECKED;
 
 /* h = digest of h and of each piece of the bytes in turn, then of their number. */
-void file_fold(struct hash *h, const char *bytes, size_t len);
+void file_fold(struct hash *hash, const char *bytes, size_t len);
 
 #endif

@@ -9,17 +9,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define COUNT(array)   (sizeof(array) / sizeof(array)[0])
+#define NFC_COUNT(array) (sizeof(array) / sizeof(array)[0])
 
-#define HANGUL_S       0xac00
-#define HANGUL_L       0x1100
-#define HANGUL_V       0x1161
-#define HANGUL_T       0x11a7
-#define HANGUL_L_COUNT 19
-#define HANGUL_V_COUNT 21
-#define HANGUL_T_COUNT 28
-#define HANGUL_N_COUNT (HANGUL_V_COUNT * HANGUL_T_COUNT)
-#define HANGUL_S_COUNT (HANGUL_L_COUNT * HANGUL_N_COUNT)
+#define HANGUL_S         0xac00
+#define HANGUL_L         0x1100
+#define HANGUL_V         0x1161
+#define HANGUL_T         0x11a7
+#define HANGUL_L_COUNT   19
+#define HANGUL_V_COUNT   21
+#define HANGUL_T_COUNT   28
+#define HANGUL_N_COUNT   (HANGUL_V_COUNT * HANGUL_T_COUNT)
+#define HANGUL_S_COUNT   (HANGUL_L_COUNT * HANGUL_N_COUNT)
 
 struct unicode_ccc {
     uint32_t c;
@@ -54,7 +54,7 @@ struct nfc {
     bool failed;
 };
 
-static int ccc_compare(const void *key, const void *entry)
+static int nfc_compare_ccc(const void *key, const void *entry)
 {
     uint32_t c = *(const uint32_t *)key;
     uint32_t e = ((const struct unicode_ccc *)entry)->c;
@@ -62,7 +62,7 @@ static int ccc_compare(const void *key, const void *entry)
     return c < e ? -1 : c > e;
 }
 
-static int decompose_compare(const void *key, const void *entry)
+static int nfc_compare_decomposed(const void *key, const void *entry)
 {
     uint32_t c = *(const uint32_t *)key;
     uint32_t e = ((const struct unicode_decompose *)entry)->c;
@@ -70,7 +70,7 @@ static int decompose_compare(const void *key, const void *entry)
     return c < e ? -1 : c > e;
 }
 
-static int compose_compare(const void *key, const void *entry)
+static int nfc_compare_composed(const void *key, const void *entry)
 {
     const struct unicode_compose *a = key;
     const struct unicode_compose *b = entry;
@@ -80,62 +80,63 @@ static int compose_compare(const void *key, const void *entry)
     return a->second < b->second ? -1 : a->second > b->second;
 }
 
-static uint8_t ccc_of(uint32_t c)
+static uint8_t nfc_ccc_of(uint32_t c)
 {
     const struct unicode_ccc *found;
 
     if (c < 0x300)
         return 0;
-    found = bsearch(&c, unicode_ccc, COUNT(unicode_ccc), sizeof unicode_ccc[0], ccc_compare);
+    found =
+        bsearch(&c, unicode_ccc, NFC_COUNT(unicode_ccc), sizeof unicode_ccc[0], nfc_compare_ccc);
     return found == NULL ? 0 : found->ccc;
 }
 
-static void nfc_add(struct nfc *n, uint32_t c)
+static void nfc_add(struct nfc *nfc, uint32_t c)
 {
-    if (n->n == n->cap) {
-        size_t cap = n->cap == 0 ? 64 : n->cap * 2;
-        struct nfc_char *grown = mem_realloc(n->chars, cap * sizeof *grown);
+    if (nfc->n == nfc->cap) {
+        size_t cap = nfc->cap == 0 ? 64 : nfc->cap * 2;
+        struct nfc_char *grown = mem_realloc(nfc->chars, cap * sizeof *grown);
 
         if (grown == NULL) {
-            n->failed = true;
+            nfc->failed = true;
             return;
         }
-        n->chars = grown;
-        n->cap = cap;
+        nfc->chars = grown;
+        nfc->cap = cap;
     }
-    n->chars[n->n] = (struct nfc_char){.c = c, .order = (uint32_t)n->n, .ccc = ccc_of(c)};
-    n->n++;
+    nfc->chars[nfc->n] = (struct nfc_char){.c = c, .order = (uint32_t)nfc->n, .ccc = nfc_ccc_of(c)};
+    nfc->n++;
 }
 
-static void nfc_decompose(struct nfc *n, uint32_t c)
+static void nfc_decompose(struct nfc *nfc, uint32_t c)
 {
     const struct unicode_decompose *found;
     uint16_t i;
 
     if (c < 0xc0) {
-        nfc_add(n, c);
+        nfc_add(nfc, c);
         return;
     }
     if (c >= HANGUL_S && c < HANGUL_S + HANGUL_S_COUNT) {
         uint32_t s = c - HANGUL_S;
 
-        nfc_add(n, HANGUL_L + s / HANGUL_N_COUNT);
-        nfc_add(n, HANGUL_V + s % HANGUL_N_COUNT / HANGUL_T_COUNT);
+        nfc_add(nfc, HANGUL_L + s / HANGUL_N_COUNT);
+        nfc_add(nfc, HANGUL_V + s % HANGUL_N_COUNT / HANGUL_T_COUNT);
         if (s % HANGUL_T_COUNT != 0)
-            nfc_add(n, HANGUL_T + s % HANGUL_T_COUNT);
+            nfc_add(nfc, HANGUL_T + s % HANGUL_T_COUNT);
         return;
     }
-    found = bsearch(&c, unicode_decompose, COUNT(unicode_decompose), sizeof unicode_decompose[0],
-                    decompose_compare);
+    found = bsearch(&c, unicode_decompose, NFC_COUNT(unicode_decompose),
+                    sizeof unicode_decompose[0], nfc_compare_decomposed);
     if (found == NULL) {
-        nfc_add(n, c);
+        nfc_add(nfc, c);
         return;
     }
     for (i = 0; i < found->n; i++)
-        nfc_add(n, unicode_parts[found->from + i]);
+        nfc_add(nfc, unicode_parts[found->from + i]);
 }
 
-static int order_compare(const void *a, const void *b)
+static int nfc_compare_order(const void *a, const void *b)
 {
     const struct nfc_char *x = a;
     const struct nfc_char *y = b;
@@ -146,26 +147,26 @@ static int order_compare(const void *a, const void *b)
 }
 
 /* Sort each run of marks by class. */
-static void nfc_order(struct nfc *n)
+static void nfc_order(struct nfc *nfc)
 {
     size_t i = 0;
 
-    while (i < n->n) {
+    while (i < nfc->n) {
         size_t end = i + 1;
 
-        if (n->chars[i].ccc == 0) {
+        if (nfc->chars[i].ccc == 0) {
             i++;
             continue;
         }
-        while (end < n->n && n->chars[end].ccc != 0)
+        while (end < nfc->n && nfc->chars[end].ccc != 0)
             end++;
-        qsort(n->chars + i, end - i, sizeof n->chars[0], order_compare);
+        qsort(nfc->chars + i, end - i, sizeof nfc->chars[0], nfc_compare_order);
         i = end;
     }
 }
 
 /* What a and b become together; 0 when nothing. */
-static uint32_t composed(uint32_t a, uint32_t b)
+static uint32_t nfc_find_composed(uint32_t a, uint32_t b)
 {
     struct unicode_compose key = {.first = a, .second = b};
     const struct unicode_compose *found;
@@ -176,51 +177,51 @@ static uint32_t composed(uint32_t a, uint32_t b)
     if (a >= HANGUL_S && a < HANGUL_S + HANGUL_S_COUNT && (a - HANGUL_S) % HANGUL_T_COUNT == 0 &&
         b > HANGUL_T && b < HANGUL_T + HANGUL_T_COUNT)
         return a + (b - HANGUL_T);
-    found = bsearch(&key, unicode_compose, COUNT(unicode_compose), sizeof unicode_compose[0],
-                    compose_compare);
+    found = bsearch(&key, unicode_compose, NFC_COUNT(unicode_compose), sizeof unicode_compose[0],
+                    nfc_compare_composed);
     return found == NULL ? 0 : found->composed;
 }
 
-static void nfc_compose(struct nfc *n)
+static void nfc_compose(struct nfc *nfc)
 {
     size_t kept = 0;
     size_t starter = SIZE_MAX; /* place of the last starter kept */
     size_t i;
 
-    for (i = 0; i < n->n; i++) {
-        struct nfc_char x = n->chars[i];
+    for (i = 0; i < nfc->n; i++) {
+        struct nfc_char x = nfc->chars[i];
         bool blocked = starter == SIZE_MAX;
 
         /* Between them stand only marks of a lower class, or nothing. */
         if (!blocked && kept > starter + 1)
-            blocked = n->chars[kept - 1].ccc == 0 || n->chars[kept - 1].ccc >= x.ccc;
+            blocked = nfc->chars[kept - 1].ccc == 0 || nfc->chars[kept - 1].ccc >= x.ccc;
         if (!blocked) {
-            uint32_t c = composed(n->chars[starter].c, x.c);
+            uint32_t c = nfc_find_composed(nfc->chars[starter].c, x.c);
 
             if (c != 0) {
-                n->chars[starter].c = c;
+                nfc->chars[starter].c = c;
                 continue;
             }
         }
         if (x.ccc == 0)
             starter = kept;
-        n->chars[kept++] = x;
+        nfc->chars[kept++] = x;
     }
-    n->n = kept;
+    nfc->n = kept;
 }
 
-static void nfc_flush(struct nfc *n, struct buf *out)
+static void nfc_flush(struct nfc *nfc, struct buf *out)
 {
     size_t i;
 
-    nfc_order(n);
-    nfc_compose(n);
-    for (i = 0; i < n->n; i++) {
+    nfc_order(nfc);
+    nfc_compose(nfc);
+    for (i = 0; i < nfc->n; i++) {
         char utf8[4];
 
-        buf_add(out, utf8, utf8_encode(n->chars[i].c, utf8));
+        buf_add(out, utf8, utf8_encode(nfc->chars[i].c, utf8));
     }
-    n->n = 0;
+    nfc->n = 0;
 }
 
 /* Text between the places that NFC may change is copied. Such a place begins with the character
@@ -228,7 +229,7 @@ static void nfc_flush(struct nfc *n, struct buf *out)
  * reaches over that. */
 void unicode_nfc(const char *text, size_t len, struct buf *out)
 {
-    struct nfc n = {0};
+    struct nfc nfc = {0};
     size_t i = 0;
 
     while (i < len) {
@@ -245,11 +246,11 @@ void unicode_nfc(const char *text, size_t len, struct buf *out)
 
             if (i > check && (c < 0x80 || (unicode_class(c) & UNICODE_CHECK) == 0))
                 break;
-            nfc_decompose(&n, c);
+            nfc_decompose(&nfc, c);
         }
-        nfc_flush(&n, out);
+        nfc_flush(&nfc, out);
     }
-    if (n.failed)
+    if (nfc.failed)
         out->failed = true;
-    mem_free(n.chars);
+    mem_free(nfc.chars);
 }

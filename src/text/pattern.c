@@ -23,30 +23,31 @@ struct translating {
     size_t why_cap;
 };
 
-static int refuse(struct translating *t, const char *what)
+static int pattern_refuse(struct translating *translating, const char *what)
 {
-    (void)snprintf(t->why, t->why_cap, "%s in a regex is not supported", what);
+    (void)snprintf(translating->why, translating->why_cap, "%s in a regex is not supported", what);
     return ERR_UNSUPPORTED;
 }
 
 /* The name in \p{name} at t->at, behind the 'p'; false when there is none. */
-static bool read_property(struct translating *t, const char **name, size_t *len)
+static bool pattern_read_property(struct translating *translating, const char **name, size_t *len)
 {
-    const char *from = t->text + t->at;
+    const char *from = translating->text + translating->at;
     const char *end;
 
-    if (t->at >= t->len || from[0] != '{')
+    if (translating->at >= translating->len || from[0] != '{')
         return false;
-    end = memchr(from, '}', t->len - t->at);
+    end = memchr(from, '}', translating->len - translating->at);
     if (end == NULL)
         return false;
     *name = from + 1;
     *len = (size_t)(end - from) - 1;
-    t->at += *len + 2;
+    translating->at += *len + 2;
     return true;
 }
 
-static void add_property(struct translating *t, const char *name, size_t len, struct buf *out)
+static void pattern_add_property(struct translating *translating, const char *name, size_t len,
+                                 struct buf *out)
 {
     if (len == 3 && memcmp(name, "Han", 3) == 0) {
         /* With what the script has grown by in Unicode 15.0 and 15.1. */
@@ -56,13 +57,13 @@ static void add_property(struct translating *t, const char *name, size_t len, st
     buf_add_text(out, "\\p{");
     buf_add(out, name, len);
     buf_add_byte(out, '}');
-    t->additions(name, len, out);
+    translating->additions(name, len, out);
 }
 
 /* An escape inside a class, t->at behind the backslash. */
-static int add_member_escape(struct translating *t, struct buf *out)
+static int pattern_add_member_escape(struct translating *translating, struct buf *out)
 {
-    char c = t->text[t->at++];
+    char c = translating->text[translating->at++];
     const char *name;
     size_t len;
 
@@ -71,9 +72,9 @@ static int add_member_escape(struct translating *t, struct buf *out)
         return ERR_OK;
     }
     if (c == 'S')
-        return refuse(t, "\\S inside a class");
-    if (c == 'p' && read_property(t, &name, &len)) {
-        add_property(t, name, len, out);
+        return pattern_refuse(translating, "\\S inside a class");
+    if (c == 'p' && pattern_read_property(translating, &name, &len)) {
+        pattern_add_property(translating, name, len, out);
         return ERR_OK;
     }
     buf_add_byte(out, '\\');
@@ -82,39 +83,40 @@ static int add_member_escape(struct translating *t, struct buf *out)
 }
 
 /* Members up to a bracket or "&&", which t->at then stands at. */
-static int add_members(struct translating *t, struct buf *out)
+static int pattern_add_members(struct translating *translating, struct buf *out)
 {
     int rc = ERR_OK;
 
-    while (t->at < t->len && rc == ERR_OK) {
-        char c = t->text[t->at];
+    while (translating->at < translating->len && rc == ERR_OK) {
+        char c = translating->text[translating->at];
 
         if (c == '[' || c == ']')
             return ERR_OK;
-        if (c == '&' && t->at + 1 < t->len && t->text[t->at + 1] == '&')
+        if (c == '&' && translating->at + 1 < translating->len &&
+            translating->text[translating->at + 1] == '&')
             return ERR_OK;
-        t->at++;
-        if (c == '\\' && t->at < t->len)
-            rc = add_member_escape(t, out);
+        translating->at++;
+        if (c == '\\' && translating->at < translating->len)
+            rc = pattern_add_member_escape(translating, out);
         else
             buf_add_byte(out, c);
     }
-    return rc != ERR_OK ? rc : refuse(t, "a class without an end");
+    return rc != ERR_OK ? rc : pattern_refuse(translating, "a class without an end");
 }
 
 /* A class in a class, t->at behind its bracket; its members to out, whether negated. */
-static int read_inner(struct translating *t, struct buf *out, bool *negated)
+static int pattern_read_inner(struct translating *translating, struct buf *out, bool *negated)
 {
     int rc;
 
-    *negated = t->at < t->len && t->text[t->at] == '^';
-    t->at += *negated;
-    rc = add_members(t, out);
+    *negated = translating->at < translating->len && translating->text[translating->at] == '^';
+    translating->at += *negated;
+    rc = pattern_add_members(translating, out);
     if (rc != ERR_OK)
         return rc;
-    if (t->text[t->at] != ']')
-        return refuse(t, "a class three deep");
-    t->at++;
+    if (translating->text[translating->at] != ']')
+        return pattern_refuse(translating, "a class three deep");
+    translating->at++;
     return ERR_OK;
 }
 
@@ -126,21 +128,21 @@ struct class_parts {
 };
 
 /* One part of a class: members, or a class inside it. */
-static int read_part(struct translating *t, struct class_parts *p)
+static int pattern_read_part(struct translating *translating, struct class_parts *p)
 {
     struct buf inner = {0};
     struct buf *to = &p->members;
     bool negated = false;
     int rc;
 
-    if (t->text[t->at] != '[') {
-        rc = add_members(t, p->intersects ? &p->demanded : &p->members);
+    if (translating->text[translating->at] != '[') {
+        rc = pattern_add_members(translating, p->intersects ? &p->demanded : &p->members);
         return rc;
     }
-    t->at++;
-    rc = read_inner(t, &inner, &negated);
+    translating->at++;
+    rc = pattern_read_inner(translating, &inner, &negated);
     if (rc == ERR_OK && negated && !p->intersects)
-        rc = refuse(t, "a negated class joined to another");
+        rc = pattern_refuse(translating, "a negated class joined to another");
     if (rc == ERR_OK && p->intersects)
         to = negated ? &p->forbidden : &p->demanded;
     if (rc == ERR_OK)
@@ -150,52 +152,56 @@ static int read_part(struct translating *t, struct class_parts *p)
     return rc;
 }
 
-static int write_class(struct translating *t, const struct class_parts *p, bool negated)
+static int pattern_write_class(struct translating *translating, const struct class_parts *p,
+                               bool negated)
 {
     if (p->members.failed || p->demanded.failed || p->forbidden.failed)
         return ERR_NO_MEMORY;
     if (p->members.len == 0)
-        return refuse(t, "an empty class");
+        return pattern_refuse(translating, "an empty class");
     if (!p->intersects) {
-        buf_printf(t->out, negated ? "[^%s]" : "[%s]", p->members.bytes);
+        buf_printf(translating->out, negated ? "[^%s]" : "[%s]", p->members.bytes);
         return ERR_OK;
     }
     if (negated || p->demanded.len + p->forbidden.len == 0)
-        return refuse(t, "such an intersection of classes");
-    buf_add_text(t->out, "(?:");
+        return pattern_refuse(translating, "such an intersection of classes");
+    buf_add_text(translating->out, "(?:");
     if (p->demanded.len > 0)
-        buf_printf(t->out, "(?=[%s])", p->demanded.bytes);
+        buf_printf(translating->out, "(?=[%s])", p->demanded.bytes);
     if (p->forbidden.len > 0)
-        buf_printf(t->out, "(?![%s])", p->forbidden.bytes);
-    buf_printf(t->out, "[%s])", p->members.bytes);
+        buf_printf(translating->out, "(?![%s])", p->forbidden.bytes);
+    buf_printf(translating->out, "[%s])", p->members.bytes);
     return ERR_OK;
 }
 
 /* A class, t->at behind its bracket. */
-static int translate_class(struct translating *t)
+static int pattern_translate_class(struct translating *translating)
 {
     struct class_parts p = {.intersects = false};
-    bool negated = t->at < t->len && t->text[t->at] == '^';
+    bool negated = translating->at < translating->len && translating->text[translating->at] == '^';
     int rc = ERR_OK;
 
-    t->at += negated;
-    if (t->at < t->len && t->text[t->at] == ']') /* the first one is a member */
-        rc = refuse(t, "a bracket that is not escaped");
-    while (rc == ERR_OK && t->at < t->len && t->text[t->at] != ']') {
-        if (t->text[t->at] == '&' && t->at + 1 < t->len && t->text[t->at + 1] == '&') {
+    translating->at += negated;
+    if (translating->at < translating->len &&
+        translating->text[translating->at] == ']') /* the first one is a member */
+        rc = pattern_refuse(translating, "a bracket that is not escaped");
+    while (rc == ERR_OK && translating->at < translating->len &&
+           translating->text[translating->at] != ']') {
+        if (translating->text[translating->at] == '&' && translating->at + 1 < translating->len &&
+            translating->text[translating->at + 1] == '&') {
             if (p.intersects)
-                rc = refuse(t, "a second intersection");
+                rc = pattern_refuse(translating, "a second intersection");
             p.intersects = true;
-            t->at += 2;
+            translating->at += 2;
             continue;
         }
-        rc = read_part(t, &p);
+        rc = pattern_read_part(translating, &p);
     }
-    if (rc == ERR_OK && t->at >= t->len)
-        rc = refuse(t, "a class without an end");
+    if (rc == ERR_OK && translating->at >= translating->len)
+        rc = pattern_refuse(translating, "a class without an end");
     if (rc == ERR_OK) {
-        t->at++;
-        rc = write_class(t, &p, negated);
+        translating->at++;
+        rc = pattern_write_class(translating, &p, negated);
     }
     buf_fini(&p.members);
     buf_fini(&p.demanded);
@@ -204,44 +210,44 @@ static int translate_class(struct translating *t)
 }
 
 /* An escape outside of classes, t->at behind the backslash. */
-static void translate_escape(struct translating *t)
+static void pattern_translate_escape(struct translating *translating)
 {
-    char c = t->text[t->at++];
+    char c = translating->text[translating->at++];
     const char *name;
     size_t len;
 
     if (c == 's') {
-        buf_add_text(t->out, "[^\\S\\x{180e}]");
+        buf_add_text(translating->out, "[^\\S\\x{180e}]");
     } else if (c == 'S') {
-        buf_add_text(t->out, "[\\S\\x{180e}]");
-    } else if ((c == 'p' || c == 'P') && read_property(t, &name, &len)) {
-        buf_add_text(t->out, c == 'p' ? "[" : "[^");
-        add_property(t, name, len, t->out);
-        buf_add_byte(t->out, ']');
+        buf_add_text(translating->out, "[\\S\\x{180e}]");
+    } else if ((c == 'p' || c == 'P') && pattern_read_property(translating, &name, &len)) {
+        buf_add_text(translating->out, c == 'p' ? "[" : "[^");
+        pattern_add_property(translating, name, len, translating->out);
+        buf_add_byte(translating->out, ']');
     } else {
-        buf_add_byte(t->out, '\\');
-        buf_add_byte(t->out, c);
+        buf_add_byte(translating->out, '\\');
+        buf_add_byte(translating->out, c);
     }
 }
 
 int pattern_translate(const char *pattern, size_t len, pattern_additions *additions,
                       struct buf *out, char *why, size_t why_cap)
 {
-    struct translating t = {.text = pattern,
-                            .len = len,
-                            .additions = additions,
-                            .out = out,
-                            .why = why,
-                            .why_cap = why_cap};
+    struct translating translating = {.text = pattern,
+                                      .len = len,
+                                      .additions = additions,
+                                      .out = out,
+                                      .why = why,
+                                      .why_cap = why_cap};
     int rc = ERR_OK;
 
-    while (t.at < t.len && rc == ERR_OK) {
-        char c = t.text[t.at++];
+    while (translating.at < translating.len && rc == ERR_OK) {
+        char c = translating.text[translating.at++];
 
         if (c == '[')
-            rc = translate_class(&t);
-        else if (c == '\\' && t.at < t.len)
-            translate_escape(&t);
+            rc = pattern_translate_class(&translating);
+        else if (c == '\\' && translating.at < translating.len)
+            pattern_translate_escape(&translating);
         else
             buf_add_byte(out, c);
     }

@@ -65,7 +65,7 @@ static void regex_empty(struct regex *re)
 /* --- Unicode 16.0 ------------------------------------------------------------------------------*/
 
 /* The categories of a property's name, one bit each; 0 for a name that is none of these. */
-static uint32_t categories_of(const char *name, size_t len)
+static uint32_t regex_categories_of(const char *name, size_t len)
 {
     static const char names[][3] = {"Cn", "Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Me", "Nd",
                                     "Nl", "No", "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po", "Sm",
@@ -80,7 +80,7 @@ static uint32_t categories_of(const char *name, size_t len)
 }
 
 /* All characters of these categories, as a text. */
-static void add_all(uint32_t categories, struct buf *out)
+static void regex_add_all(uint32_t categories, struct buf *out)
 {
     uint8_t *classes = mem_alloc(CODE_POINTS);
     uint32_t c;
@@ -102,7 +102,7 @@ static void add_all(uint32_t categories, struct buf *out)
 }
 
 /* Append as members of a class the characters of text[0 .. len), ascending. */
-static void add_ranges(const char *text, size_t len, struct buf *out)
+static void regex_add_ranges(const char *text, size_t len, struct buf *out)
 {
     uint32_t first = 0;
     uint32_t last = 0;
@@ -123,29 +123,29 @@ static void add_ranges(const char *text, size_t len, struct buf *out)
 }
 
 /* What PCRE2 finds to lack the property among the characters that have it here. */
-static void add_missing(const char *name, size_t len, struct buf *out)
+static void regex_add_missing(const char *name, size_t len, struct buf *out)
 {
     struct regex lacking = {0};
-    struct regex_work *w = NULL;
+    struct regex_work *work = NULL;
     struct buf pattern = {0};
     struct buf all = {0};
     char why[8];
     size_t from = 0;
     size_t end = 0;
-    uint32_t categories = categories_of(name, len);
+    uint32_t categories = regex_categories_of(name, len);
 
     if (categories == 0)
         return;
     buf_printf(&pattern, "\\P{%.*s}+", (int)len, name);
-    add_all(categories, &all);
-    w = regex_work_open();
-    if (w == NULL || pattern.failed || all.failed ||
+    regex_add_all(categories, &all);
+    work = regex_work_open();
+    if (work == NULL || pattern.failed || all.failed ||
         regex_compile(&lacking, &pattern, why, sizeof why) != ERR_OK)
-        out->failed = out->failed || w == NULL || pattern.failed || all.failed;
+        out->failed = out->failed || work == NULL || pattern.failed || all.failed;
     else
-        while (regex_next(&lacking, w, all.bytes, all.len, end, &from, &end) == ERR_OK)
-            add_ranges(all.bytes + from, end - from, out);
-    regex_work_close(w);
+        while (regex_next(&lacking, work, all.bytes, all.len, end, &from, &end) == ERR_OK)
+            regex_add_ranges(all.bytes + from, end - from, out);
+    regex_work_close(work);
     regex_empty(&lacking);
     buf_fini(&all);
     buf_fini(&pattern);
@@ -161,7 +161,7 @@ int regex_open(struct regex **out, const char *pattern, size_t len, char *why, s
 
     if (re == NULL)
         return rc;
-    rc = pattern_translate(pattern, len, add_missing, &translated, why, why_cap);
+    rc = pattern_translate(pattern, len, regex_add_missing, &translated, why, why_cap);
     if (rc == ERR_OK && translated.len == 0)
         rc = ERR_UNSUPPORTED;
     if (rc == ERR_OK)
@@ -184,32 +184,32 @@ void regex_close(struct regex *re)
 
 struct regex_work *regex_work_open(void)
 {
-    struct regex_work *w = mem_zalloc(sizeof *w);
+    struct regex_work *work = mem_zalloc(sizeof *work);
 
-    if (w == NULL)
+    if (work == NULL)
         return NULL;
-    w->match = pcre2_match_data_create(1, NULL);
-    if (w->match == NULL) {
-        mem_free(w);
+    work->match = pcre2_match_data_create(1, NULL);
+    if (work->match == NULL) {
+        mem_free(work);
         return NULL;
     }
-    return w;
+    return work;
 }
 
-void regex_work_close(struct regex_work *w)
+void regex_work_close(struct regex_work *work)
 {
-    if (w == NULL)
+    if (work == NULL)
         return;
-    pcre2_match_data_free(w->match);
-    mem_free(w);
+    pcre2_match_data_free(work->match);
+    mem_free(work);
 }
 
-int regex_next(const struct regex *re, struct regex_work *w, const char *text, size_t len,
+int regex_next(const struct regex *re, struct regex_work *work, const char *text, size_t len,
                size_t from, size_t *start, size_t *end)
 {
-    int n = pcre2_match(re->code, (PCRE2_SPTR)text, len, from, PCRE2_NO_UTF_CHECK, w->match,
+    int n = pcre2_match(re->code, (PCRE2_SPTR)text, len, from, PCRE2_NO_UTF_CHECK, work->match,
                         re->limits);
-    const PCRE2_SIZE *place = pcre2_get_ovector_pointer(w->match);
+    const PCRE2_SIZE *place = pcre2_get_ovector_pointer(work->match);
 
     if (n == PCRE2_ERROR_NOMATCH)
         return ERR_NOT_FOUND;

@@ -16,11 +16,11 @@ int regex_open(struct regex **out, const char *pattern, size_t len, char *why,
 void regex_close(struct regex *re); /* NULL is fine */
 
 struct regex_work *regex_work_open(void); /* NULL: no memory */
-void regex_work_close(struct regex_work *w);
+void regex_work_close(struct regex_work *work);
 
 /* Find the first match in valid UTF-8 text[from .. len). ERR_OK with its place; ERR_NOT_FOUND;
  * ERR_LIMIT when the search took too many steps; ERR_NO_MEMORY. */
-int regex_next(const struct regex *re, struct regex_work *w, const char *text, size_t len,
+int regex_next(const struct regex *re, struct regex_work *work, const char *text, size_t len,
                size_t from, size_t *start, size_t *end) ERR_CHECKED;
 
 #endif

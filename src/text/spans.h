@@ -23,13 +23,13 @@ struct spans {
 
 /* Append [start, stop), which begins where the last one ends or later; the two are one when they
  * touch. False when the arena gave out. */
-bool spans_add(struct spans *s, struct arena *arena, size_t start, size_t stop);
+bool spans_add(struct spans *spans, struct arena *arena, size_t start, size_t stop);
 
 /* Leave out what is behind len. */
-void spans_cut(struct spans *s, size_t len);
+void spans_cut(struct spans *spans, size_t len);
 
 /* Is every byte of [start, stop) in one span? Time is the logarithm of their number. */
-bool spans_hold(const struct spans *s, size_t start, size_t stop);
+bool spans_hold(const struct spans *spans, size_t start, size_t stop);
 
 /* Index of the first span that ends behind `at`; n when there is none. */
 size_t spans_find(const struct span *items, size_t n, size_t at);

@@ -7,7 +7,7 @@
 
 #include "base/utf8.h"
 
-#define COUNT(array) (sizeof(array) / sizeof(array)[0])
+#define UNICODE_COUNT(array) (sizeof(array) / sizeof(array)[0])
 
 struct unicode_case {
     uint32_t c;
@@ -25,7 +25,7 @@ struct unicode_special_case {
 uint8_t unicode_class(uint32_t c)
 {
     size_t low = 0;
-    size_t high = COUNT(unicode_runs);
+    size_t high = UNICODE_COUNT(unicode_runs);
 
     while (high - low > 1) {
         size_t mid = (low + high) / 2;
@@ -44,18 +44,18 @@ void unicode_fill(uint8_t *classes, uint32_t n)
     uint32_t c;
 
     for (c = 0; c < n; c++) {
-        while (run + 1 < COUNT(unicode_runs) && unicode_runs[run + 1] >> 8 <= c)
+        while (run + 1 < UNICODE_COUNT(unicode_runs) && unicode_runs[run + 1] >> 8 <= c)
             run++;
         classes[c] = (uint8_t)unicode_runs[run];
     }
 }
 
-static int special_case(uint32_t c, enum unicode_letter_case to, uint32_t out[3])
+static int unicode_special_case(uint32_t c, enum unicode_letter_case to, uint32_t out[3])
 {
     size_t i;
     int n = 0;
 
-    for (i = 0; i < COUNT(unicode_special_cases); i++) {
+    for (i = 0; i < UNICODE_COUNT(unicode_special_cases); i++) {
         const struct unicode_special_case *s = &unicode_special_cases[i];
 
         if (s->c != c || s->form != (int)to)
@@ -71,7 +71,7 @@ static int special_case(uint32_t c, enum unicode_letter_case to, uint32_t out[3]
 int unicode_to_case(uint32_t c, enum unicode_letter_case to, uint32_t out[3])
 {
     size_t low = 0;
-    size_t high = COUNT(unicode_cases);
+    size_t high = UNICODE_COUNT(unicode_cases);
 
     while (low < high) {
         size_t mid = (low + high) / 2;
@@ -82,10 +82,10 @@ int unicode_to_case(uint32_t c, enum unicode_letter_case to, uint32_t out[3])
             high = mid;
     }
     out[0] = c;
-    if (low == COUNT(unicode_cases) || unicode_cases[low].c != c)
+    if (low == UNICODE_COUNT(unicode_cases) || unicode_cases[low].c != c)
         return 1;
     if (unicode_cases[low].forms[to] == 0)
-        return special_case(c, to, out);
+        return unicode_special_case(c, to, out);
     out[0] = unicode_cases[low].forms[to];
     return 1;
 }

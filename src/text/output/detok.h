@@ -62,20 +62,20 @@ struct detok {
  *
  * Returns ERR_OK; ERR_INVALID for an empty stop string; ERR_LIMIT for too many or too long ones;
  * ERR_NO_MEMORY. On error d needs no detok_fini(). */
-int detok_init(struct detok *d, const struct tokenizer *t, bool skip_special,
+int detok_init(struct detok *detok, const struct tokenizer *tokenizer, bool skip_special,
                const struct detok_stop *stops, size_t n_stops, bool include_stop) ERR_CHECKED;
-void detok_fini(struct detok *d); /* accepts {0} */
+void detok_fini(struct detok *detok); /* accepts {0} */
 
 /* What comes goes on with a text, a prompt: it keeps the space that a decoder takes from the start
  * of a text, as "Paris" after "in" must. Before the first push. */
-void detok_continue(struct detok *d);
+void detok_continue(struct detok *detok);
 
 /* Take one id; append the text that is certain by now. Unknown ids give no text. */
-enum detok_status detok_push(struct detok *d, int32_t id, struct buf *out);
+enum detok_status detok_push(struct detok *detok, int32_t id, struct buf *out);
 
 /* The stream has ended without a stop string: append what is held; an unfinished character
  * becomes U+FFFD (and may complete a stop string, which the status says). After a stop it
  * appends nothing. */
-enum detok_status detok_finish(struct detok *d, struct buf *out);
+enum detok_status detok_finish(struct detok *detok, struct buf *out);
 
 #endif

@@ -117,20 +117,21 @@ const char *reply_reason_open(enum reply_reasoning r);
 const char *reply_reason_close(enum reply_reasoning r);
 
 /* Begin a reply; said is called from reply_push() and reply_finish(). Nothing is allocated. */
-void reply_init(struct reply *r, const struct reply_options *o, reply_fn *said, void *arg);
-void reply_fini(struct reply *r); /* accepts {0} */
+void reply_init(struct reply *reply, const struct reply_options *options, reply_fn *said,
+                void *arg);
+void reply_fini(struct reply *reply); /* accepts {0} */
 
 /* Take a piece of text, whole characters. ERR_OK or ERR_NO_MEMORY. Linear in the text. */
-int reply_push(struct reply *r, const char *text, size_t len) ERR_CHECKED;
+int reply_push(struct reply *reply, const char *text, size_t len) ERR_CHECKED;
 
 /* Is what comes next part of the reasoning? */
-bool reply_is_reasoning(const struct reply *r);
+bool reply_is_reasoning(const struct reply *reply);
 
 /* May what was pushed last, or what comes next, still become content? False inside reasoning and
  * calls, and behind a tag that says nothing itself. */
-bool reply_may_be_content(const struct reply *r);
+bool reply_may_be_content(const struct reply *reply);
 
 /* The text has ended, here or in the middle of something. */
-int reply_finish(struct reply *r) ERR_CHECKED;
+int reply_finish(struct reply *reply) ERR_CHECKED;
 
 #endif

@@ -35,14 +35,14 @@ enum reply_state {
 };
 
 /* What is not taken yet. */
-static inline const char *reply_in(const struct reply *r)
+static inline const char *reply_in(const struct reply *reply)
 {
-    return r->in.bytes + r->at;
+    return reply->in.bytes + reply->at;
 }
 
-static inline size_t reply_left(const struct reply *r)
+static inline size_t reply_left(const struct reply *reply)
 {
-    return r->in.len - r->at;
+    return reply->in.len - reply->at;
 }
 
 static inline bool reply_is_space(char c)
@@ -74,55 +74,55 @@ extern const struct reply_shape reply_formats[REPLY_FORMATS];
 enum match { MATCH_NO, MATCH_YES, MATCH_MAYBE };
 
 /* Does what stands `from` behind the taken text begin with tag? */
-enum match reply_match(const struct reply *r, size_t from, const char *tag);
+enum match reply_match(const struct reply *reply, size_t from, const char *tag);
 
 /* The first of n tags (NULL: none) in what is left: its number, and in *before what stands in front
  * of it; -1 when there is none, and in *before how much is certain to be in front of any. */
-int reply_find(const struct reply *r, const char *const *tags, int n, size_t *before);
+int reply_find(const struct reply *reply, const char *const *tags, int n, size_t *before);
 
 /* Take n bytes; of a call that is not said yet they are remembered. */
-void reply_take(struct reply *r, size_t n);
-void reply_take_space(struct reply *r);
+void reply_take(struct reply *reply, size_t n);
+void reply_take_space(struct reply *reply);
 
 /* Can it be a function's name? */
-bool reply_is_name(const struct buf *b);
+bool reply_is_name(const struct buf *buf);
 
 /* --- saying, in reply.c --- */
 
-void reply_say(struct reply *r, enum reply_kind kind, const char *bytes, size_t len);
-void reply_say_content(struct reply *r, const char *bytes, size_t len);
-void reply_say_reason(struct reply *r, const char *bytes, size_t len);
-void reply_end_reason(struct reply *r);
-void reply_say_call(struct reply *r, const char *name, size_t len);
+void reply_say(struct reply *reply, enum reply_kind kind, const char *bytes, size_t len);
+void reply_say_content(struct reply *reply, const char *bytes, size_t len);
+void reply_say_reason(struct reply *reply, const char *bytes, size_t len);
+void reply_end_reason(struct reply *reply);
+void reply_say_call(struct reply *reply, const char *name, size_t len);
 
 /* A call begins with a tag of so many bytes; it has ended. Both go on in a state. */
-void reply_begin_call(struct reply *r, int state, size_t tag);
-void reply_end_call(struct reply *r, int state);
+void reply_begin_call(struct reply *reply, int state, size_t tag);
+void reply_end_call(struct reply *reply, int state);
 
 /* A call that is none: what was taken of it is content. */
-void reply_fail_call(struct reply *r);
+void reply_fail_call(struct reply *reply);
 
 /* --- steps, in reply_json.c and reply_tags.c: false when more text is needed --- */
 
-bool reply_step_args_begin(struct reply *r);
-bool reply_step_args(struct reply *r);
-bool reply_step_close(struct reply *r);
-bool reply_step_object(struct reply *r);
-bool reply_step_key(struct reply *r);
-bool reply_step_in_key(struct reply *r);
-bool reply_step_colon(struct reply *r);
-bool reply_step_value(struct reply *r);
-bool reply_step_named(struct reply *r);
-bool reply_step_early(struct reply *r);
-bool reply_step_other(struct reply *r);
-bool reply_step_list(struct reply *r);
-bool reply_step_param(struct reply *r);
-bool reply_step_in_param(struct reply *r);
-bool reply_step_before_value(struct reply *r);
-bool reply_step_in_value(struct reply *r);
-bool reply_step_python(struct reply *r);
-bool reply_step_header(struct reply *r);
-bool reply_step_message(struct reply *r);
+bool reply_step_args_begin(struct reply *reply);
+bool reply_step_args(struct reply *reply);
+bool reply_step_close(struct reply *reply);
+bool reply_step_object(struct reply *reply);
+bool reply_step_key(struct reply *reply);
+bool reply_step_in_key(struct reply *reply);
+bool reply_step_colon(struct reply *reply);
+bool reply_step_value(struct reply *reply);
+bool reply_step_named(struct reply *reply);
+bool reply_step_early(struct reply *reply);
+bool reply_step_other(struct reply *reply);
+bool reply_step_list(struct reply *reply);
+bool reply_step_param(struct reply *reply);
+bool reply_step_in_param(struct reply *reply);
+bool reply_step_before_value(struct reply *reply);
+bool reply_step_in_value(struct reply *reply);
+bool reply_step_python(struct reply *reply);
+bool reply_step_header(struct reply *reply);
+bool reply_step_message(struct reply *reply);
 
 /* --- reply_value.c: values of parameters that are not written as JSON --- */
 
@@ -136,7 +136,7 @@ bool reply_add_python(struct buf *out, const char *text, size_t len);
 
 /* Say the calls of a list in Python, `[f(a=1), g()]`; false, with nothing said, when text is
  * something else. */
-bool reply_say_python(struct reply *r, const char *text, size_t len);
+bool reply_say_python(struct reply *reply, const char *text, size_t len);
 
 /* How much of text can be the beginning of such a list: false when none of it can. */
 bool reply_may_be_python(const char *text, size_t len);

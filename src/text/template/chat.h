@@ -37,7 +37,7 @@ struct chat_prompt {
     char why[512];    /* after an error: a sentence for the client */
 };
 
-void chat_prompt_fini(struct chat_prompt *p);
+void chat_prompt_fini(struct chat_prompt *prompt);
 
 /* Load the template of a model folder: template_path if not NULL or "", else
  * chat_template.jinja, else chat_template of tokenizer_config.json (a text, or a list of named
@@ -48,25 +48,25 @@ void chat_prompt_fini(struct chat_prompt *p);
  * ERR_UNSUPPORTED, ERR_NO_MEMORY with the file and the reason in why. */
 int chat_open(struct chat **out, const char *dir, const char *template_path, char *why,
               size_t why_cap) ERR_CHECKED;
-void chat_close(struct chat *c); /* NULL is fine */
+void chat_close(struct chat *chat); /* NULL is fine */
 
 /* The form of content that the template gets, in place of the one that was found: vLLM's "string",
  * "openai" (lists of parts), or "auto", which changes nothing. False for another word. Before the
  * first chat_render(). */
-bool chat_force_content(struct chat *c, const char *form);
+bool chat_force_content(struct chat *chat, const char *form);
 
 /* The text of a part of content: a text itself, {"text": ...} of type text, input_text, output_text
  * or none, {"refusal": ...} or {"thinking": ...} of that type. NULL: it is none. */
 const struct json *chat_part_text(const struct json *part);
 
-bool chat_has_template(const struct chat *c);
+bool chat_has_template(const struct chat *chat);
 
 /* Does the prompt say which tools there are? Found out at chat_open(). */
-bool chat_knows_tools(const struct chat *c);
+bool chat_knows_tools(const struct chat *chat);
 
 /* What the template's text says of the model's replies (reply.h). */
-enum reply_format chat_reply_format(const struct chat *c);
-enum reply_reasoning chat_reply_reasoning(const struct chat *c);
+enum reply_format chat_reply_format(const struct chat *chat);
+enum reply_reasoning chat_reply_reasoning(const struct chat *chat);
 
 /* Make the prompt, in *out. Tokenize it with add_special = false.
  *
@@ -84,7 +84,7 @@ enum reply_reasoning chat_reply_reasoning(const struct chat *c);
  *
  * Returns ERR_OK; ERR_INVALID when the messages are not as they must be or the template raised;
  * ERR_UNSUPPORTED when the model has no template; ERR_LIMIT; ERR_NO_MEMORY. */
-int chat_render(const struct chat *c, const struct chat_request *r, struct arena *arena,
+int chat_render(const struct chat *chat, const struct chat_request *request, struct arena *arena,
                 struct chat_prompt *out) ERR_CHECKED;
 
 #endif

@@ -8,12 +8,12 @@
 
 #include "text/template/chat_parts.h"
 
-#define WORD                   "zqxjword"
+#define HABITS_WORD            "zqxjword"
 #define TOOL                   "zqxjtool"
 #define KEY                    "zqxjkey"
 #define VALUE                  "zqxjvalue"
-#define AS_TEXT                "\"" WORD "\""
-#define AS_PARTS               "[{\"type\":\"text\",\"text\":\"" WORD "\"}]"
+#define AS_TEXT                "\"" HABITS_WORD "\""
+#define AS_PARTS               "[{\"type\":\"text\",\"text\":\"" HABITS_WORD "\"}]"
 #define JSON_TEXT_OF_ARGUMENTS "{\"" KEY "\": \"" VALUE "\"}"
 #define TOOLS                                                                               \
     "[{\"type\":\"function\",\"function\":{\"name\":\"" TOOL "\",\"description\":\"d\","    \
@@ -29,24 +29,25 @@ struct asking {
 };
 
 /* Render messages given as JSON; false when the template raises. The text is out's. */
-static bool ask(const struct asking *a, const char *messages, const char *tools,
-                struct chat_prompt *out)
+static bool chat_habits_ask(const struct asking *asking, const char *messages, const char *tools,
+                            struct chat_prompt *out)
 {
-    struct chat_request r = {.add_generation_prompt = true};
+    struct chat_request request = {.add_generation_prompt = true};
     struct arena arena = {.limit_bytes = (size_t)16 << 20};
     const struct json *list = NULL;
     char why[100];
     bool good = json_parse(&list, &arena, messages, strlen(messages), why, sizeof why) == ERR_OK &&
-                (tools == NULL ||
-                 json_parse(&r.tools, &arena, tools, strlen(tools), why, sizeof why) == ERR_OK);
+                (tools == NULL || json_parse(&request.tools, &arena, tools, strlen(tools), why,
+                                             sizeof why) == ERR_OK);
 
-    good = good && chat_render_shaped(a->c, a->t->jinja, &r, list, &arena, out) == ERR_OK &&
+    good = good &&
+           chat_render_shaped(asking->c, asking->t->jinja, &request, list, &arena, out) == ERR_OK &&
            out->text.len > 0;
     arena_reset(&arena);
     return good;
 }
 
-static bool says(const struct chat_prompt *out, bool good, const char *word)
+static bool chat_prints_text(const struct chat_prompt *out, bool good, const char *word)
 {
     return good && strstr(out->text.bytes, word) != NULL;
 }
@@ -58,7 +59,7 @@ static bool says(const struct chat_prompt *out, bool good, const char *word)
 #define TOOL_SAID \
     "{\"role\":\"tool\",\"tool_call_id\":\"abcdef123\",\"name\":\"" TOOL "\",\"content\":%s}"
 
-static int count(const struct chat_prompt *out, const char *word)
+static int chat_count_text(const struct chat_prompt *out, const char *word)
 {
     int n = 0;
 
@@ -69,9 +70,10 @@ static int count(const struct chat_prompt *out, const char *word)
 }
 
 /* A conversation in which a role says content, which is JSON. */
-static void say_as(const struct asking *a, enum chat_role role, const char *content, char *out)
+static void chat_habits_render(const struct asking *asking, enum chat_role role,
+                               const char *content, char *out)
 {
-    const char *x = a->filler;
+    const char *x = asking->filler;
 
     switch (role) {
     case CHAT_SYSTEM:
@@ -90,7 +92,7 @@ static void say_as(const struct asking *a, enum chat_role role, const char *cont
     }
 }
 
-static enum chat_form find_form(const struct asking *a, enum chat_role role)
+static enum chat_form chat_find_form(const struct asking *asking, enum chat_role role)
 {
     struct chat_prompt as_text = {0};
     struct chat_prompt as_parts = {0};
@@ -99,11 +101,13 @@ static enum chat_form find_form(const struct asking *a, enum chat_role role)
     bool text;
     bool parts;
 
-    say_as(a, role, AS_TEXT, messages);
-    text = says(&as_text, ask(a, messages, NULL, &as_text), WORD);
-    say_as(a, role, AS_PARTS, messages);
-    parts = says(&as_parts, ask(a, messages, NULL, &as_parts), WORD);
-    if (parts && count(&as_parts, "type") == count(&as_text, "type"))
+    chat_habits_render(asking, role, AS_TEXT, messages);
+    text =
+        chat_prints_text(&as_text, chat_habits_ask(asking, messages, NULL, &as_text), HABITS_WORD);
+    chat_habits_render(asking, role, AS_PARTS, messages);
+    parts = chat_prints_text(&as_parts, chat_habits_ask(asking, messages, NULL, &as_parts),
+                             HABITS_WORD);
+    if (parts && chat_count_text(&as_parts, "type") == chat_count_text(&as_text, "type"))
         form = text ? CHAT_EITHER : CHAT_PARTS; /* and not a list as Python prints it */
     buf_fini(&as_text.text);
     buf_fini(&as_parts.text);
@@ -112,7 +116,8 @@ static enum chat_form find_form(const struct asking *a, enum chat_role role)
 
 /* Is a call printed, with content and arguments in these forms, and in *raw the arguments as JSON
  * text that nothing was done to? */
-static bool says_call(const struct asking *a, const char *content, const char *arguments, bool *raw)
+static bool chat_prints_call(const struct asking *asking, const char *content,
+                             const char *arguments, bool *raw)
 {
     struct chat_prompt out = {0};
     char messages[ASK_BYTES_MAX];
@@ -123,17 +128,17 @@ static bool says_call(const struct asking *a, const char *content, const char *a
                    "\"tool_calls\":[{\"id\":\"abcdef123\",\"type\":\"function\",\"function\":{"
                    "\"name\":\"" TOOL "\",\"arguments\":%s}}]},{\"role\":\"tool\","
                    "\"tool_call_id\":\"abcdef123\",\"name\":\"" TOOL "\",\"content\":\"y\"}]",
-                   a->filler, content, arguments);
-    good = ask(a, messages, NULL, &out);
-    good = says(&out, good, VALUE);
-    *raw = says(&out, good, JSON_TEXT_OF_ARGUMENTS);
+                   asking->filler, content, arguments);
+    good = chat_habits_ask(asking, messages, NULL, &out);
+    good = chat_prints_text(&out, good, VALUE);
+    *raw = chat_prints_text(&out, good, JSON_TEXT_OF_ARGUMENTS);
     buf_fini(&out.text);
     return good;
 }
 
 /* Arguments as an object are what most templates want. One that raises then, or prints the object
  * as Python would ({'a': 1}), wants them as text. */
-static void find_calls(const struct asking *a, struct chat_habits *h)
+static void chat_find_calls(const struct asking *asking, struct chat_habits *h)
 {
     static const char object[] = "{\"" KEY "\":\"" VALUE "\"}";
     static const char text[] = "\"{\\\"" KEY "\\\": \\\"" VALUE "\\\"}\"";
@@ -142,8 +147,8 @@ static void find_calls(const struct asking *a, struct chat_habits *h)
     for (int i = 0; i < 2; i++) {
         bool raw_object;
         bool raw_text;
-        bool by_object = says_call(a, contents[i], object, &raw_object);
-        bool by_text = says_call(a, contents[i], text, &raw_text);
+        bool by_object = chat_prints_call(asking, contents[i], object, &raw_object);
+        bool by_text = chat_prints_call(asking, contents[i], text, &raw_text);
 
         if (!by_object && !by_text)
             continue;
@@ -153,19 +158,19 @@ static void find_calls(const struct asking *a, struct chat_habits *h)
     }
 }
 
-static bool says_all(const struct asking *a, const char *messages, const char *tools,
-                     const char *word, const char *other)
+static bool chat_prints_all(const struct asking *asking, const char *messages, const char *tools,
+                            const char *word, const char *other)
 {
     struct chat_prompt out = {0};
-    bool good = ask(a, messages, tools, &out);
+    bool good = chat_habits_ask(asking, messages, tools, &out);
 
-    good = says(&out, good, word) && says(&out, good, other);
+    good = chat_prints_text(&out, good, word) && chat_prints_text(&out, good, other);
     buf_fini(&out.text);
     return good;
 }
 
 /* Does it print a message of the system's that stands later, beside the first one? */
-static void find_system(const struct asking *a, struct chat_habits *h)
+static void chat_find_system(const struct asking *asking, struct chat_habits *h)
 {
     char early[ASK_BYTES_MAX];
     char late[ASK_BYTES_MAX];
@@ -173,18 +178,18 @@ static void find_system(const struct asking *a, struct chat_habits *h)
     (void)snprintf(early, sizeof early,
                    "[{\"role\":\"system\",\"content\":" AS_TEXT "},{\"role\":\"user\","
                    "\"content\":%s}]",
-                   a->filler);
+                   asking->filler);
     (void)snprintf(late, sizeof late,
                    "[{\"role\":\"system\",\"content\":\"" VALUE "\"},{\"role\":\"user\","
                    "\"content\":%s},{\"role\":\"assistant\",\"content\":\"y\"},{\"role\":"
                    "\"system\",\"content\":" AS_TEXT "},{\"role\":\"user\",\"content\":%s}]",
-                   a->filler, a->filler);
-    h->merges_system =
-        says_all(a, early, NULL, WORD, WORD) && !says_all(a, late, NULL, WORD, VALUE);
+                   asking->filler, asking->filler);
+    h->merges_system = chat_prints_all(asking, early, NULL, HABITS_WORD, HABITS_WORD) &&
+                       !chat_prints_all(asking, late, NULL, HABITS_WORD, VALUE);
 }
 
 /* Does the text name a member of a message: .name, 'name' or "name"? */
-static bool names_member(const char *source, const char *name)
+static bool chat_names_member(const char *source, const char *name)
 {
     size_t n = strlen(name);
 
@@ -200,23 +205,23 @@ static bool names_member(const char *source, const char *name)
     return false;
 }
 
-void chat_habits_find(const struct chat *c, struct chat_template *t, const char *source)
+void chat_habits_find(const struct chat *chat, struct chat_template *template, const char *source)
 {
-    struct chat_habits *h = &t->habits;
-    struct asking a = {.c = c, .t = t, .filler = "\"x\""};
+    struct chat_habits *h = &template->habits;
+    struct asking asking = {.c = chat, .t = template, .filler = "\"x\""};
     char messages[ASK_BYTES_MAX];
 
     *h = (struct chat_habits){0};
-    h->reasoning = (names_member(source, "reasoning_content") ? CHAT_REASONING_CONTENT : 0u) |
-                   (names_member(source, "reasoning") ? CHAT_REASONING : 0u) |
-                   (names_member(source, "thinking") ? CHAT_THINKING : 0u);
-    h->forms[CHAT_USER] = find_form(&a, CHAT_USER);
+    h->reasoning = (chat_names_member(source, "reasoning_content") ? CHAT_REASONING_CONTENT : 0u) |
+                   (chat_names_member(source, "reasoning") ? CHAT_REASONING : 0u) |
+                   (chat_names_member(source, "thinking") ? CHAT_THINKING : 0u);
+    h->forms[CHAT_USER] = chat_find_form(&asking, CHAT_USER);
     if (h->forms[CHAT_USER] == CHAT_PARTS)
-        a.filler = "[{\"type\":\"text\",\"text\":\"x\"}]";
+        asking.filler = "[{\"type\":\"text\",\"text\":\"x\"}]";
     for (int role = 0; role < CHAT_ROLES; role++)
-        h->forms[role] = find_form(&a, (enum chat_role)role);
-    find_calls(&a, h);
-    find_system(&a, h);
-    say_as(&a, CHAT_USER, a.filler, messages);
-    h->tools = says_all(&a, messages, TOOLS, TOOL, TOOL);
+        h->forms[role] = chat_find_form(&asking, (enum chat_role)role);
+    chat_find_calls(&asking, h);
+    chat_find_system(&asking, h);
+    chat_habits_render(&asking, CHAT_USER, asking.filler, messages);
+    h->tools = chat_prints_all(&asking, messages, TOOLS, TOOL, TOOL);
 }

@@ -59,14 +59,15 @@ struct chat_shaping {
 
 /* Messages as the template wants them: a new list, which shares what is unchanged. ERR_INVALID,
  * ERR_NO_MEMORY. */
-int chat_shape(struct chat_shaping *s, const struct json *messages, struct json *out) ERR_CHECKED;
+int chat_shape(struct chat_shaping *shaping, const struct json *messages,
+               struct json *out) ERR_CHECKED;
 
 /* Find out; source is the template's text. Costs some 20 renders of a few messages. */
-void chat_habits_find(const struct chat *c, struct chat_template *t, const char *source);
+void chat_habits_find(const struct chat *chat, struct chat_template *template, const char *source);
 
 /* Render messages that need no more shaping. */
-int chat_render_shaped(const struct chat *c, const struct jinja *template,
-                       const struct chat_request *r, const struct json *messages,
+int chat_render_shaped(const struct chat *chat, const struct jinja *template,
+                       const struct chat_request *request, const struct json *messages,
                        struct arena *arena, struct chat_prompt *out) ERR_CHECKED;
 
 #endif

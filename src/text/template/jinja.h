@@ -31,7 +31,7 @@ struct jinja_value;
  * quire does not know; ERR_LIMIT when it nests too deep; ERR_NO_MEMORY. */
 int jinja_compile(struct jinja **out, const char *source, size_t len, char *why,
                   size_t why_cap) ERR_CHECKED;
-void jinja_close(struct jinja *j); /* NULL is fine */
+void jinja_close(struct jinja *jinja); /* NULL is fine */
 
 /* The variables of one render. All memory is the arena's; texts, names and JSON nodes are
  * borrowed until the render is over. Of one name the last value counts. */
@@ -44,26 +44,26 @@ struct jinja_vars {
                            itself, in the arena; all others came out of values. NULL: not told */
 };
 
-void jinja_vars_init(struct jinja_vars *v, struct arena *arena);
-void jinja_vars_json(struct jinja_vars *v, const char *name,
+void jinja_vars_init(struct jinja_vars *vars, struct arena *arena);
+void jinja_vars_json(struct jinja_vars *vars, const char *name,
                      const struct json *node); /* NULL: none */
 
 /* A text that counts as the template's own, such as the name of a special token. */
-void jinja_vars_text(struct jinja_vars *v, const char *name, const char *text, size_t len);
+void jinja_vars_text(struct jinja_vars *vars, const char *name, const char *text, size_t len);
 
 /* In the list of objects `name`, the texts under `member` that are among words (ended by NULL)
  * count as the template's own: templates put a role between the bars of a special token. */
-void jinja_vars_trust(struct jinja_vars *v, const char *name, const char *member,
+void jinja_vars_trust(struct jinja_vars *vars, const char *name, const char *member,
                       const char *const *words);
-void jinja_vars_bool(struct jinja_vars *v, const char *name, bool flag);
-void jinja_vars_int(struct jinja_vars *v, const char *name, int64_t number);
-void jinja_vars_none(struct jinja_vars *v, const char *name);
+void jinja_vars_bool(struct jinja_vars *vars, const char *name, bool flag);
+void jinja_vars_int(struct jinja_vars *vars, const char *name, int64_t number);
+void jinja_vars_none(struct jinja_vars *vars, const char *name);
 
 /* Render into out (appended).
  *
  * Returns ERR_OK; ERR_INVALID when the template raised or did what Python would not allow (why
  * holds "line N: " and raise_exception's text, or the reason); ERR_LIMIT when a bound was reached;
  * ERR_NO_MEMORY when the arena or out gave out. After an error out holds what came before it. */
-int jinja_render(const struct jinja *j, const struct jinja_vars *v, struct arena *arena,
+int jinja_render(const struct jinja *jinja, const struct jinja_vars *vars, struct arena *arena,
                  struct buf *out, char *why, size_t why_cap) ERR_CHECKED;
 #endif

@@ -40,7 +40,8 @@ int added_compare(const char *a, size_t a_len, int32_t a_id, const char *b, size
 }
 
 /* First token in [low, high) whose byte at `depth` is c or more. All are longer than depth. */
-static size_t lower_bound(const struct added_set *set, size_t low, size_t high, size_t depth, int c)
+static size_t added_lower_bound(const struct added_set *set, size_t low, size_t high, size_t depth,
+                                int c)
 {
     while (low < high) {
         size_t mid = (low + high) / 2;
@@ -53,8 +54,9 @@ static size_t lower_bound(const struct added_set *set, size_t low, size_t high, 
     return low;
 }
 
-static const struct image_added *longest_at(const struct added_set *set, const char *text,
-                                            size_t at, size_t len, const struct added_judge *judge)
+static const struct image_added *added_find_longest(const struct added_set *set, const char *text,
+                                                    size_t at, size_t len,
+                                                    const struct added_judge *judge)
 {
     size_t low = set->first[(unsigned char)text[at]];
     size_t high = set->first[(unsigned char)text[at] + 1];
@@ -70,19 +72,19 @@ static const struct image_added *longest_at(const struct added_set *set, const c
         if (at + depth == len)
             break;
         c = (unsigned char)text[at + depth];
-        low = lower_bound(set, low, high, depth, c);
-        high = lower_bound(set, low, high, depth, c + 1);
+        low = added_lower_bound(set, low, high, depth, c);
+        high = added_lower_bound(set, low, high, depth, c + 1);
         depth++;
     }
     return best;
 }
 
-static bool is_word_at(const char *text, size_t at)
+static bool added_is_word_at(const char *text, size_t at)
 {
     return (unicode_class(utf8_decode(text + at)) & UNICODE_WORD) != 0;
 }
 
-static size_t previous(const char *text, size_t at)
+static size_t added_previous_char(const char *text, size_t at)
 {
     do
         at--;
@@ -90,17 +92,17 @@ static size_t previous(const char *text, size_t at)
     return at;
 }
 
-static bool is_single_word(const char *text, size_t len, size_t start, size_t stop)
+static bool added_is_single_word(const char *text, size_t len, size_t start, size_t stop)
 {
-    if (start > 0 && is_word_at(text, previous(text, start)))
+    if (start > 0 && added_is_word_at(text, added_previous_char(text, start)))
         return false;
-    return stop == len || !is_word_at(text, stop);
+    return stop == len || !added_is_word_at(text, stop);
 }
 
-static size_t strip_left(const char *text, size_t start, size_t after)
+static size_t added_strip_left(const char *text, size_t start, size_t after)
 {
     while (start > after) {
-        size_t at = previous(text, start);
+        size_t at = added_previous_char(text, start);
 
         if ((unicode_class(utf8_decode(text + at)) & UNICODE_SPACE) == 0)
             break;
@@ -109,7 +111,7 @@ static size_t strip_left(const char *text, size_t start, size_t after)
     return start;
 }
 
-static size_t strip_right(const char *text, size_t len, size_t stop)
+static size_t added_strip_right(const char *text, size_t len, size_t stop)
 {
     while (stop < len && (unicode_class(utf8_decode(text + stop)) & UNICODE_SPACE) != 0)
         stop += utf8_sequence(text + stop, len - stop);
@@ -132,7 +134,7 @@ bool added_next(struct added_search *s, struct added_match *match)
             at++;
             continue;
         }
-        t = longest_at(set, text, at, len, s->judge);
+        t = added_find_longest(set, text, at, len, s->judge);
         if (t == NULL) {
             at++;
             continue;
@@ -140,13 +142,13 @@ bool added_next(struct added_search *s, struct added_match *match)
         *match = (struct added_match){.start = at, .stop = at + t->text.len, .id = t->id};
         at += t->text.len;
         if ((t->flags & ADDED_SINGLE_WORD) != 0 &&
-            !is_single_word(text, len, match->start, match->stop))
+            !added_is_single_word(text, len, match->start, match->stop))
             continue;
         if ((t->flags & ADDED_LSTRIP) != 0)
             match->start =
-                match->start > s->after ? strip_left(text, match->start, s->after) : s->after;
+                match->start > s->after ? added_strip_left(text, match->start, s->after) : s->after;
         if ((t->flags & ADDED_RSTRIP) != 0)
-            match->stop = strip_right(text, len, match->stop);
+            match->stop = added_strip_right(text, len, match->stop);
         s->from = at;
         return true;
     }

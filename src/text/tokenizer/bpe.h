@@ -30,7 +30,7 @@ struct bpe {
     uint64_t joined_mask; /* of bits */
 };
 
-void bpe_attach(struct bpe *b, const struct image_header *image);
+void bpe_attach(struct bpe *bpe, const struct image_header *image);
 
 /* Memory of one encode call, reused by its pieces. Start from {0}. */
 struct bpe_work {
@@ -43,23 +43,23 @@ struct bpe_work {
     const struct token_list *memos_of;
 };
 
-void bpe_work_fini(struct bpe_work *w);
+void bpe_work_fini(struct bpe_work *work);
 
 /* Expect about len bytes of text, all to one list: a longer text is worth a memory of its pieces.
  * Nothing fails without it. */
-void bpe_work_expect(struct bpe_work *w, size_t len, const struct token_list *out);
+void bpe_work_expect(struct bpe_work *work, size_t len, const struct token_list *out);
 
 /* Append the ids of a piece: bytes of a byte-level model, else characters of valid UTF-8.
  * O(n log n). ERR_NO_MEMORY. */
-int bpe_encode(const struct bpe *b, struct bpe_work *w, const char *bytes, size_t len,
+int bpe_encode(const struct bpe *bpe, struct bpe_work *work, const char *bytes, size_t len,
                struct token_list *out) ERR_CHECKED;
 
 /* The same by merging alone, though the piece be a token. */
-int bpe_merge(const struct bpe *b, struct bpe_work *w, const char *bytes, size_t len,
+int bpe_merge(const struct bpe *bpe, struct bpe_work *work, const char *bytes, size_t len,
               struct token_list *out) ERR_CHECKED;
 
 /* The token that a piece is; -1 when it is none. */
-int32_t bpe_find(const struct bpe *b, const char *bytes, size_t len);
+int32_t bpe_find(const struct bpe *bpe, const char *bytes, size_t len);
 
 static inline uint64_t bpe_hash(uint64_t pair)
 {

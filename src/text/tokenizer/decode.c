@@ -18,14 +18,14 @@
 
 /* --- reading -----------------------------------------------------------------------------------*/
 
-static int refuse(char *why, size_t why_cap, const char *what, const char *name)
+static int decode_refuse_step(char *why, size_t why_cap, const char *what, const char *name)
 {
     (void)snprintf(why, why_cap, "decoder%s \"%.80s\" is not supported", what, name);
     return ERR_UNSUPPORTED;
 }
 
 /* The one character that a member holds; 0 when it does not. */
-static uint32_t read_char(const struct json *node, const char *name)
+static uint32_t decode_read_char(const struct json *node, const char *name)
 {
     const struct json *text = json_get_kind(node, name, JSON_TEXT);
 
@@ -35,47 +35,50 @@ static uint32_t read_char(const struct json *node, const char *name)
     return utf8_decode(text->text);
 }
 
-static int read_replace(struct decode_draft *d, const struct json *node, char *why, size_t why_cap)
+static int decode_read_replace(struct decode_draft *draft, const struct json *node, char *why,
+                               size_t why_cap)
 {
     const struct json *pattern = json_get_kind(json_get(node, "pattern"), "String", JSON_TEXT);
     const struct json *content = json_get_kind(node, "content", JSON_TEXT);
 
     if (pattern == NULL || pattern->text_len == 0 || content == NULL ||
-        d->n_replaces == DECODE_REPLACES_MAX)
-        return refuse(why, why_cap, " Replace of", "anything but a text");
-    d->patterns[d->n_replaces] = pattern;
-    d->contents[d->n_replaces++] = content;
+        draft->n_replaces == DECODE_REPLACES_MAX)
+        return decode_refuse_step(why, why_cap, " Replace of", "anything but a text");
+    draft->patterns[draft->n_replaces] = pattern;
+    draft->contents[draft->n_replaces++] = content;
     return ERR_OK;
 }
 
-static int read_metaspace(struct decode_draft *d, const struct json *node, char *why,
-                          size_t why_cap)
+static int decode_read_metaspace(struct decode_draft *draft, const struct json *node, char *why,
+                                 size_t why_cap)
 {
     const struct json *prefix = json_get_kind(node, "add_prefix_space", JSON_BOOL);
     bool never = strcmp(json_get_text(node, "prepend_scheme", "always"), "never") == 0 ||
                  (prefix != NULL && !prefix->flag);
 
-    d->drop_char = read_char(node, "replacement");
-    if (d->drop_char == 0 || d->n_replaces > 0)
-        return refuse(why, why_cap, " Metaspace", "behind Replace or without a replacement");
-    d->flags |= never ? 0 : IMAGE_DECODE_DROP;
+    draft->drop_char = decode_read_char(node, "replacement");
+    if (draft->drop_char == 0 || draft->n_replaces > 0)
+        return decode_refuse_step(why, why_cap, " Metaspace",
+                                  "behind Replace or without a replacement");
+    draft->flags |= never ? 0 : IMAGE_DECODE_DROP;
     return ERR_OK;
 }
 
-static int read_strip(struct decode_draft *d, const struct json *node, char *why, size_t why_cap)
+static int decode_read_strip(struct decode_draft *draft, const struct json *node, char *why,
+                             size_t why_cap)
 {
     int64_t start = json_get_int(node, "start", 0);
 
-    d->strip_char = read_char(node, "content");
-    if (d->strip_char == 0 || start < 0 || start > 1000 || json_get_int(node, "stop", 0) != 0)
-        return refuse(why, why_cap, " Strip", "at the end");
-    d->strip_n = (uint32_t)start;
+    draft->strip_char = decode_read_char(node, "content");
+    if (draft->strip_char == 0 || start < 0 || start > 1000 || json_get_int(node, "stop", 0) != 0)
+        return decode_refuse_step(why, why_cap, " Strip", "at the end");
+    draft->strip_n = (uint32_t)start;
     return ERR_OK;
 }
 
 /* One decoder of a chain. *stage: how far the chain has come; its order is fixed. */
-static int read_step(struct decode_draft *d, const struct json *node, int *stage, char *why,
-                     size_t why_cap)
+static int decode_read_step(struct decode_draft *draft, const struct json *node, int *stage,
+                            char *why, size_t why_cap)
 {
     static const struct {
         const char *type;
@@ -89,16 +92,16 @@ static int read_step(struct decode_draft *d, const struct json *node, int *stage
         if (strcmp(type, steps[i].type) == 0)
             at = steps[i].stage;
     if (at < 0)
-        return refuse(why, why_cap, "", type);
+        return decode_refuse_step(why, why_cap, "", type);
     if (at < *stage || (at == *stage && at > 0) || (at == 3 && *stage != 2))
-        return refuse(why, why_cap, " in this order:", type);
+        return decode_refuse_step(why, why_cap, " in this order:", type);
     *stage = at;
     switch (at) {
     case 0:
-        return type[0] == 'R' ? read_replace(d, node, why, why_cap)
-                              : read_metaspace(d, node, why, why_cap);
-    case 1: d->flags |= IMAGE_DECODE_RUNS; return ERR_OK;
-    case 3: return read_strip(d, node, why, why_cap);
+        return type[0] == 'R' ? decode_read_replace(draft, node, why, why_cap)
+                              : decode_read_metaspace(draft, node, why, why_cap);
+    case 1: draft->flags |= IMAGE_DECODE_RUNS; return ERR_OK;
+    case 3: return decode_read_strip(draft, node, why, why_cap);
     default: return ERR_OK;
     }
 }
@@ -119,18 +122,18 @@ int decode_read(struct decode_draft *out, const struct json *node, char *why, si
         return ERR_OK;
     }
     if (node == NULL || node->kind == JSON_NULL)
-        return refuse(why, why_cap, "", "none");
+        return decode_refuse_step(why, why_cap, "", "none");
     if (list == NULL)
-        return read_step(out, node, &stage, why, why_cap);
+        return decode_read_step(out, node, &stage, why, why_cap);
     for (i = 0; i < list->n && rc == ERR_OK; i++)
-        rc = read_step(out, &list->items[i], &stage, why, why_cap);
+        rc = decode_read_step(out, &list->items[i], &stage, why, why_cap);
     return rc;
 }
 
 /* --- tokens ------------------------------------------------------------------------------------*/
 
 /* The bytes that a text spells in GPT-2's alphabet; false when one of its characters is none. */
-static bool spell(const char *text, size_t len, struct buf *out)
+static bool decode_spell(const char *text, size_t len, struct buf *out)
 {
     size_t from = out->len;
     size_t i = 0;
@@ -148,7 +151,8 @@ static bool spell(const char *text, size_t len, struct buf *out)
     return true;
 }
 
-static void replace_all(struct buf *text, const struct json *pattern, const struct json *content)
+static void decode_replace_all(struct buf *text, const struct json *pattern,
+                               const struct json *content)
 {
     struct buf old = *text;
     size_t from = 0;
@@ -171,7 +175,7 @@ static void replace_all(struct buf *text, const struct json *pattern, const stru
 }
 
 /* <0x2E>: 46. Hugging Face reads it as a number, so <0x+E> counts as well. -1: not such a token. */
-static int fallback_byte(const char *text, size_t len)
+static int decode_fallback_byte(const char *text, size_t len)
 {
     int value = 0;
     size_t i;
@@ -189,8 +193,8 @@ static int fallback_byte(const char *text, size_t len)
     return value;
 }
 
-static void add_dropped(uint32_t drop, const char *with, const char *text, size_t len,
-                        struct buf *out)
+static void decode_add_dropped(uint32_t drop, const char *with, const char *text, size_t len,
+                               struct buf *out)
 {
     size_t i = 0;
 
@@ -205,7 +209,7 @@ static void add_dropped(uint32_t drop, const char *with, const char *text, size_
     }
 }
 
-void decode_token(const struct decode_draft *d, const char *text, size_t len, struct buf *out,
+void decode_token(const struct decode_draft *draft, const char *text, size_t len, struct buf *out,
                   bool *is_byte)
 {
     struct buf changed = {.limit = TOKEN_BYTES_MAX};
@@ -213,19 +217,19 @@ void decode_token(const struct decode_draft *d, const char *text, size_t len, st
     int i;
 
     *is_byte = false;
-    if ((d->flags & IMAGE_DECODE_BYTES) != 0) {
-        if (!spell(text, len, out))
+    if ((draft->flags & IMAGE_DECODE_BYTES) != 0) {
+        if (!decode_spell(text, len, out))
             buf_add(out, text, len);
         return;
     }
-    if (d->drop_char != 0)
-        add_dropped(d->drop_char, " ", text, len, &changed);
+    if (draft->drop_char != 0)
+        decode_add_dropped(draft->drop_char, " ", text, len, &changed);
     else
         buf_add(&changed, text, len);
-    for (i = 0; i < d->n_replaces; i++)
-        replace_all(&changed, d->patterns[i], d->contents[i]);
-    byte = (d->flags & IMAGE_DECODE_RUNS) != 0 && changed.len == 6
-               ? fallback_byte(changed.bytes, changed.len)
+    for (i = 0; i < draft->n_replaces; i++)
+        decode_replace_all(&changed, draft->patterns[i], draft->contents[i]);
+    byte = (draft->flags & IMAGE_DECODE_RUNS) != 0 && changed.len == 6
+               ? decode_fallback_byte(changed.bytes, changed.len)
                : -1;
     if (byte >= 0) {
         *is_byte = true;
@@ -241,7 +245,7 @@ void decode_token(const struct decode_draft *d, const char *text, size_t len, st
 
 void decode_first(const struct image_facts *facts, const char *text, size_t len, struct buf *out)
 {
-    add_dropped(facts->drop_char, "", text, len, out);
+    decode_add_dropped(facts->drop_char, "", text, len, out);
 }
 
 void decode_run(const char *bytes, size_t len, struct buf *out)

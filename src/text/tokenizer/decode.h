@@ -31,7 +31,7 @@ int decode_read(struct decode_draft *out, const struct json *node, char *why,
 
 /* Append the bytes that a token's text stands for. *is_byte out: it is a byte of a character
  * (byte fallback). */
-void decode_token(const struct decode_draft *d, const char *text, size_t len, struct buf *out,
+void decode_token(const struct decode_draft *draft, const char *text, size_t len, struct buf *out,
                   bool *is_byte);
 
 /* Append the bytes of the first token of a text whose drop_char vanishes (IMAGE_DECODE_DROP). */

@@ -174,20 +174,20 @@ int image_check(const void *bytes, size_t len, const struct hash *sources,
 /* The same without the checksum and the sources, for an image that this process has built. */
 int image_check_tables(const struct image_header *image, const char **why) ERR_CHECKED;
 
-static inline const void *image_table(const struct image_header *image, enum image_section s)
+static inline const void *image_table(const struct image_header *image, enum image_section section)
 {
-    return (const char *)image + image->tables[s].at;
+    return (const char *)image + image->tables[section].at;
 }
 
 /* The same to write to, while an image is being built. */
-static inline void *image_table_open(struct image_header *image, enum image_section s)
+static inline void *image_table_open(struct image_header *image, enum image_section section)
 {
-    return (char *)image + image->tables[s].at;
+    return (char *)image + image->tables[section].at;
 }
 
-static inline size_t image_count(const struct image_header *image, enum image_section s)
+static inline size_t image_count(const struct image_header *image, enum image_section section)
 {
-    return (size_t)image->tables[s].n;
+    return (size_t)image->tables[section].n;
 }
 
 #endif

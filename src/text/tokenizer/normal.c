@@ -13,23 +13,24 @@
 #define GROWTH_MAX  ((size_t)64) /* times; NFC and spaces that become three bytes need three */
 #define GROWTH_FREE ((size_t)64 << 10)
 
-void normal_work_fini(struct normal_work *w)
+void normal_work_fini(struct normal_work *work)
 {
-    buf_fini(&w->texts[0]);
-    buf_fini(&w->texts[1]);
-    regex_work_close(w->regex);
-    w->regex = NULL;
+    buf_fini(&work->texts[0]);
+    buf_fini(&work->texts[1]);
+    regex_work_close(work->regex);
+    work->regex = NULL;
 }
 
 /* --- reading -----------------------------------------------------------------------------------*/
 
-static int refuse(char *why, size_t why_cap, const char *what, const char *name)
+static int normal_refuse_step(char *why, size_t why_cap, const char *what, const char *name)
 {
     (void)snprintf(why, why_cap, "%s \"%.80s\" is not supported", what, name);
     return ERR_UNSUPPORTED;
 }
 
-static int read_replace(struct step_draft *st, const struct json *node, char *why, size_t why_cap)
+static int normal_read_replace(struct step_draft *st, const struct json *node, char *why,
+                               size_t why_cap)
 {
     const struct json *pattern = json_get(node, "pattern");
     const struct json *regex = json_get_kind(pattern, "Regex", JSON_TEXT);
@@ -37,7 +38,7 @@ static int read_replace(struct step_draft *st, const struct json *node, char *wh
     const struct json *by = json_get_kind(node, "content", JSON_TEXT);
 
     if (text == NULL || text->text_len == 0 || by == NULL)
-        return refuse(why, why_cap, "normalizer Replace without", "pattern or content");
+        return normal_refuse_step(why, why_cap, "normalizer Replace without", "pattern or content");
     st->kind = regex != NULL ? NORMAL_REPLACE_REGEX : NORMAL_REPLACE;
     st->pattern = text->text;
     st->pattern_len = text->text_len;
@@ -46,25 +47,26 @@ static int read_replace(struct step_draft *st, const struct json *node, char *wh
     return ERR_OK;
 }
 
-static int read_step(struct steps_draft *out, const struct json *node, char *why, size_t why_cap)
+static int normal_read_step(struct steps_draft *out, const struct json *node, char *why,
+                            size_t why_cap)
 {
     const char *type = json_get_text(node, "type", "");
     const struct json *text = json_get_kind(node, "prepend", JSON_TEXT);
     struct step_draft *st = steps_add(out, NORMAL_NFC);
 
     if (st == NULL)
-        return refuse(why, why_cap, "a normalizer with so many steps as", "this");
+        return normal_refuse_step(why, why_cap, "a normalizer with so many steps as", "this");
     if (strcmp(type, "NFC") == 0)
         return ERR_OK;
     if (strcmp(type, "Replace") == 0)
-        return read_replace(st, node, why, why_cap);
+        return normal_read_replace(st, node, why, why_cap);
     if (strcmp(type, "Prepend") == 0 && text != NULL) {
         st->kind = NORMAL_PREPEND;
         st->by = text->text;
         st->by_len = text->text_len;
         return ERR_OK;
     }
-    return refuse(why, why_cap, "normalizer", type);
+    return normal_refuse_step(why, why_cap, "normalizer", type);
 }
 
 int normal_read(struct steps_draft *out, const struct json *node, char *why, size_t why_cap)
@@ -77,64 +79,66 @@ int normal_read(struct steps_draft *out, const struct json *node, char *why, siz
     if (node == NULL || node->kind == JSON_NULL)
         return ERR_OK;
     if (strcmp(json_get_text(node, "type", ""), "Sequence") != 0)
-        return read_step(out, node, why, why_cap);
+        return normal_read_step(out, node, why, why_cap);
     if (list == NULL)
-        return refuse(why, why_cap, "normalizer Sequence without", "normalizers");
+        return normal_refuse_step(why, why_cap, "normalizer Sequence without", "normalizers");
     for (i = 0; i < list->n && rc == ERR_OK; i++)
-        rc = read_step(out, &list->items[i], why, why_cap);
+        rc = normal_read_step(out, &list->items[i], why, why_cap);
     return rc;
 }
 
 /* --- making ready ------------------------------------------------------------------------------*/
 
 /* Compile a pattern and see that it matches something each time. */
-static int open_regex(struct regex **out, const struct step_draft *st, char *why, size_t why_cap)
+static int normal_open_regex(struct regex **out, const struct step_draft *st, char *why,
+                             size_t why_cap)
 {
-    struct regex_work *w = regex_work_open();
+    struct regex_work *work = regex_work_open();
     size_t start;
     size_t end;
     int rc =
-        w == NULL ? ERR_NO_MEMORY : regex_open(out, st->pattern, st->pattern_len, why, why_cap);
+        work == NULL ? ERR_NO_MEMORY : regex_open(out, st->pattern, st->pattern_len, why, why_cap);
 
-    if (rc == ERR_OK && regex_next(*out, w, "", 0, 0, &start, &end) == ERR_OK) {
+    if (rc == ERR_OK && regex_next(*out, work, "", 0, 0, &start, &end) == ERR_OK) {
         (void)snprintf(why, why_cap, "a normalizer that replaces nothing is not supported");
         rc = ERR_UNSUPPORTED;
     }
-    regex_work_close(w);
+    regex_work_close(work);
     return rc;
 }
 
-int normal_init(struct normal *n, const struct steps_draft *steps, char *why, size_t why_cap)
+int normal_init(struct normal *normal, const struct steps_draft *steps, char *why, size_t why_cap)
 {
     int rc = ERR_OK;
     int i;
 
-    *n = (struct normal){.steps = *steps};
+    *normal = (struct normal){.steps = *steps};
     for (i = 0; rc == ERR_OK && i < steps->n; i++) {
         const struct step_draft *st = &steps->steps[i];
 
         if (st->kind >= NORMAL_KINDS || (st->kind >= NORMAL_REPLACE && st->pattern_len == 0))
             rc = ERR_CORRUPT;
         else if (st->kind == NORMAL_REPLACE_REGEX)
-            rc = open_regex(&n->regexes[i], st, why, why_cap);
+            rc = normal_open_regex(&normal->regexes[i], st, why, why_cap);
     }
     if (rc != ERR_OK)
-        normal_fini(n);
+        normal_fini(normal);
     return rc;
 }
 
-void normal_fini(struct normal *n)
+void normal_fini(struct normal *normal)
 {
     int i;
 
     for (i = 0; i < STEPS_MAX; i++)
-        regex_close(n->regexes[i]);
-    *n = (struct normal){0};
+        regex_close(normal->regexes[i]);
+    *normal = (struct normal){0};
 }
 
 /* --- applying ----------------------------------------------------------------------------------*/
 
-static void replace_text(const struct step_draft *st, const char *text, size_t len, struct buf *out)
+static void normal_replace_text(const struct step_draft *st, const char *text, size_t len,
+                                struct buf *out)
 {
     size_t from = 0;
 
@@ -152,20 +156,21 @@ static void replace_text(const struct step_draft *st, const char *text, size_t l
     }
 }
 
-static int replace_regex(const struct step_draft *st, const struct regex *regex,
-                         struct normal_work *w, const char *text, size_t len, struct buf *out)
+static int normal_replace_regex(const struct step_draft *st, const struct regex *regex,
+                                struct normal_work *work, const char *text, size_t len,
+                                struct buf *out)
 {
     size_t from = 0;
     size_t start;
     size_t end;
     int rc = ERR_OK;
 
-    if (w->regex == NULL)
-        w->regex = regex_work_open();
-    if (w->regex == NULL)
+    if (work->regex == NULL)
+        work->regex = regex_work_open();
+    if (work->regex == NULL)
         return ERR_NO_MEMORY;
     while (from < len &&
-           (rc = regex_next(regex, w->regex, text, len, from, &start, &end)) == ERR_OK) {
+           (rc = regex_next(regex, work->regex, text, len, from, &start, &end)) == ERR_OK) {
         if (end == start) /* it matches nothing in some place: not what was seen at its start */
             return ERR_LIMIT;
         buf_add(out, text + from, start - from);
@@ -176,36 +181,36 @@ static int replace_regex(const struct step_draft *st, const struct regex *regex,
     return rc == ERR_NOT_FOUND ? ERR_OK : rc;
 }
 
-int normal_apply(const struct normal *n, struct normal_work *w, const char *text, size_t len,
-                 const char **out, size_t *out_len)
+int normal_apply(const struct normal *normal, struct normal_work *work, const char *text,
+                 size_t len, const char **out, size_t *out_len)
 {
     size_t limit = GROWTH_MAX * len + GROWTH_FREE;
     int turn = 0;
     int rc = ERR_OK;
     int i;
 
-    for (i = 0; i < n->steps.n && rc == ERR_OK && len > 0; i++) {
-        const struct step_draft *st = &n->steps.steps[i];
-        struct buf *b = &w->texts[turn];
+    for (i = 0; i < normal->steps.n && rc == ERR_OK && len > 0; i++) {
+        const struct step_draft *st = &normal->steps.steps[i];
+        struct buf *buf = &work->texts[turn];
 
         if (st->kind == NORMAL_NFC && unicode_is_nfc(text, len))
             continue;
-        buf_clear(b);
-        b->limit = limit;
+        buf_clear(buf);
+        buf->limit = limit;
         if (st->kind == NORMAL_NFC) {
-            unicode_nfc(text, len, b);
+            unicode_nfc(text, len, buf);
         } else if (st->kind == NORMAL_PREPEND) {
-            buf_add(b, st->by, st->by_len);
-            buf_add(b, text, len);
+            buf_add(buf, st->by, st->by_len);
+            buf_add(buf, text, len);
         } else if (st->kind == NORMAL_REPLACE) {
-            replace_text(st, text, len, b);
+            normal_replace_text(st, text, len, buf);
         } else {
-            rc = replace_regex(st, n->regexes[i], w, text, len, b);
+            rc = normal_replace_regex(st, normal->regexes[i], work, text, len, buf);
         }
-        if (b->failed)
-            rc = b->len >= limit / 2 ? ERR_LIMIT : ERR_NO_MEMORY;
-        text = b->len == 0 ? "" : b->bytes;
-        len = b->len;
+        if (buf->failed)
+            rc = buf->len >= limit / 2 ? ERR_LIMIT : ERR_NO_MEMORY;
+        text = buf->len == 0 ? "" : buf->bytes;
+        len = buf->len;
         turn = 1 - turn;
     }
     *out = text;

@@ -30,7 +30,7 @@ struct normal_work {
     struct regex_work *regex;
 };
 
-void normal_work_fini(struct normal_work *w);
+void normal_work_fini(struct normal_work *work);
 
 /* Read the normalizer of a tokenizer.json; NULL or null has no steps. ERR_UNSUPPORTED and
  * ERR_INVALID name what is not known. */
@@ -40,13 +40,13 @@ int normal_read(struct steps_draft *out, const struct json *node, char *why,
 /* Make steps ready, whose texts must outlive n. ERR_CORRUPT for such as normal_read() does not
  * make; ERR_UNSUPPORTED for a regex that is not understood or matches nothing; ERR_NO_MEMORY. On
  * error n needs no normal_fini(). */
-int normal_init(struct normal *n, const struct steps_draft *steps, char *why,
+int normal_init(struct normal *normal, const struct steps_draft *steps, char *why,
                 size_t why_cap) ERR_CHECKED;
-void normal_fini(struct normal *n);
+void normal_fini(struct normal *normal);
 
 /* Normalize valid UTF-8: *out is the text itself or stands in w until the next call. ERR_OK,
  * ERR_NO_MEMORY, or ERR_LIMIT when a regex ran too long or the text grew to 64 times its size. */
-int normal_apply(const struct normal *n, struct normal_work *w, const char *text, size_t len,
-                 const char **out, size_t *out_len) ERR_CHECKED;
+int normal_apply(const struct normal *normal, struct normal_work *work, const char *text,
+                 size_t len, const char **out, size_t *out_len) ERR_CHECKED;
 
 #endif

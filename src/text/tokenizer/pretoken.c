@@ -37,11 +37,11 @@ struct cutting {
     void *context;
 };
 
-struct pretoken_work *pretoken_work_open(const struct pretoken *p)
+struct pretoken_work *pretoken_work_open(const struct pretoken *pretoken)
 {
     struct pretoken_work *w = mem_zalloc(sizeof *w);
 
-    if (w == NULL || !p->has_regex)
+    if (w == NULL || !pretoken->has_regex)
         return w;
     w->regex = regex_work_open();
     if (w->regex == NULL) {
@@ -66,22 +66,24 @@ void pretoken_work_close(struct pretoken_work *w)
     mem_free(w);
 }
 
-static int cut_step(const struct cutting *c, int step, const char *text, size_t len, bool first);
+static int pretoken_cut_step(const struct cutting *cutting, int step, const char *text, size_t len,
+                             bool first);
 
 /* --- finding -----------------------------------------------------------------------------------*/
 
 /* The next match in text[from .. len): ERR_OK, ERR_NOT_FOUND, or an error. */
-static int next_match(const struct cutting *c, int step, const char *text, size_t len, size_t from,
-                      size_t *start, size_t *end)
+static int pretoken_next_match(const struct cutting *cutting, int step, const char *text,
+                               size_t len, size_t from, size_t *start, size_t *end)
 {
-    const struct step_draft *st = &c->p->chain.steps[step];
-    struct scanner s = {
-        .bits = c->p->bits, .text = text, .len = len, .kind = (enum scan_kind)st->kind};
+    const struct step_draft *st = &cutting->p->chain.steps[step];
+    struct scanner scanner = {
+        .bits = cutting->p->bits, .text = text, .len = len, .kind = (enum scan_kind)st->kind};
     const char *found;
     size_t at;
 
     if (st->kind == PRETOKEN_REGEX)
-        return regex_next(c->p->regexes[step], c->w->regex, text, len, from, start, end);
+        return regex_next(cutting->p->regexes[step], cutting->w->regex, text, len, from, start,
+                          end);
     if (st->kind == PRETOKEN_LITERAL) {
         found = from < len ? memmem(text + from, len - from, st->pattern, st->pattern_len) : NULL;
         if (found == NULL)
@@ -90,9 +92,9 @@ static int next_match(const struct cutting *c, int step, const char *text, size_
         *end = *start + st->pattern_len;
         return ERR_OK;
     }
-    for (at = scan_skip(&s, from); at < len;
-         at = scan_skip(&s, at + utf8_sequence(text + at, len - at))) {
-        *end = scan_match(&s, at);
+    for (at = scan_skip(&scanner, from); at < len;
+         at = scan_skip(&scanner, at + utf8_sequence(text + at, len - at))) {
+        *end = scan_match(&scanner, at);
         *start = at;
         if (*end > at)
             return ERR_OK;
@@ -101,7 +103,8 @@ static int next_match(const struct cutting *c, int step, const char *text, size_
 }
 
 /* Matches and what stands between them are pieces. */
-static int cut_isolated(const struct cutting *c, int step, const char *text, size_t len, bool first)
+static int pretoken_cut_isolated(const struct cutting *cutting, int step, const char *text,
+                                 size_t len, bool first)
 {
     size_t covered = 0;
     size_t from = 0;
@@ -109,11 +112,14 @@ static int cut_isolated(const struct cutting *c, int step, const char *text, siz
     size_t end = 0;
     int rc = ERR_OK;
 
-    while (from <= len && (rc = next_match(c, step, text, len, from, &start, &end)) == ERR_OK) {
+    while (from <= len &&
+           (rc = pretoken_next_match(cutting, step, text, len, from, &start, &end)) == ERR_OK) {
         if (start > covered)
-            rc = cut_step(c, step + 1, text + covered, start - covered, first && covered == 0);
+            rc = pretoken_cut_step(cutting, step + 1, text + covered, start - covered,
+                                   first && covered == 0);
         if (rc == ERR_OK && end > start)
-            rc = cut_step(c, step + 1, text + start, end - start, first && start == 0);
+            rc = pretoken_cut_step(cutting, step + 1, text + start, end - start,
+                                   first && start == 0);
         if (rc != ERR_OK)
             return rc;
         covered = end;
@@ -123,27 +129,29 @@ static int cut_isolated(const struct cutting *c, int step, const char *text, siz
     }
     if (rc != ERR_OK && rc != ERR_NOT_FOUND)
         return rc;
-    return cut_step(c, step + 1, text + covered, len - covered, first && covered == 0);
+    return pretoken_cut_step(cutting, step + 1, text + covered, len - covered,
+                             first && covered == 0);
 }
 
 /* The same for scanners that leave nothing between. */
-static int cut_scanned(const struct cutting *c, int step, const char *text, size_t len, bool first)
+static int pretoken_cut_scanned(const struct cutting *cutting, int step, const char *text,
+                                size_t len, bool first)
 {
-    struct scanner s = {.bits = c->p->bits,
-                        .text = text,
-                        .len = len,
-                        .kind = (enum scan_kind)c->p->chain.steps[step].kind};
-    bool last = step + 1 == c->p->chain.n && !c->p->spelled;
+    struct scanner scanner = {.bits = cutting->p->bits,
+                              .text = text,
+                              .len = len,
+                              .kind = (enum scan_kind)cutting->p->chain.steps[step].kind};
+    bool last = step + 1 == cutting->p->chain.n && !cutting->p->spelled;
     size_t at = 0;
     int rc = ERR_OK;
 
     while (at < len && rc == ERR_OK) {
-        size_t end = scan_match(&s, at);
+        size_t end = scan_match(&scanner, at);
 
         if (last)
-            rc = c->sink(c->context, text + at, end - at);
+            rc = cutting->sink(cutting->context, text + at, end - at);
         else
-            rc = cut_step(c, step + 1, text + at, end - at, first && at == 0);
+            rc = pretoken_cut_step(cutting, step + 1, text + at, end - at, first && at == 0);
         at = end;
     }
     return rc;
@@ -151,7 +159,7 @@ static int cut_scanned(const struct cutting *c, int step, const char *text, size
 
 /* --- behaviors ---------------------------------------------------------------------------------*/
 
-static int cuts_add(struct pretoken_work *w, int step, size_t *n, struct cut cut)
+static int pretoken_cuts_add(struct pretoken_work *w, int step, size_t *n, struct cut cut)
 {
     if (cut.start == cut.end)
         return ERR_OK;
@@ -168,7 +176,8 @@ static int cuts_add(struct pretoken_work *w, int step, size_t *n, struct cut cut
     return ERR_OK;
 }
 
-static int find_all(const struct cutting *c, int step, const char *text, size_t len, size_t *n)
+static int pretoken_find_all(const struct cutting *cutting, int step, const char *text, size_t len,
+                             size_t *n)
 {
     size_t covered = 0;
     size_t from = 0;
@@ -176,10 +185,11 @@ static int find_all(const struct cutting *c, int step, const char *text, size_t 
     size_t end;
     int rc = ERR_OK;
 
-    while (from <= len && (rc = next_match(c, step, text, len, from, &start, &end)) == ERR_OK) {
-        rc = cuts_add(c->w, step, n, (struct cut){.start = covered, .end = start});
+    while (from <= len &&
+           (rc = pretoken_next_match(cutting, step, text, len, from, &start, &end)) == ERR_OK) {
+        rc = pretoken_cuts_add(cutting->w, step, n, (struct cut){.start = covered, .end = start});
         if (rc == ERR_OK)
-            rc = cuts_add(c->w, step, n, (struct cut){start, end, true});
+            rc = pretoken_cuts_add(cutting->w, step, n, (struct cut){start, end, true});
         if (rc != ERR_OK)
             return rc;
         covered = end;
@@ -189,11 +199,11 @@ static int find_all(const struct cutting *c, int step, const char *text, size_t 
     }
     if (rc != ERR_OK && rc != ERR_NOT_FOUND)
         return rc;
-    return cuts_add(c->w, step, n, (struct cut){.start = covered, .end = len});
+    return pretoken_cuts_add(cutting->w, step, n, (struct cut){.start = covered, .end = len});
 }
 
 /* Join the cover of matches and gaps as the behavior says, in place; the number that is left. */
-static size_t join_cuts(const struct step_draft *st, struct cut *cuts, size_t n)
+static size_t pretoken_join_cuts(const struct step_draft *st, struct cut *cuts, size_t n)
 {
     size_t kept = 0;
     size_t i;
@@ -220,96 +230,101 @@ static size_t join_cuts(const struct step_draft *st, struct cut *cuts, size_t n)
     return kept;
 }
 
-static int cut_joined(const struct cutting *c, int step, const char *text, size_t len, bool first)
+static int pretoken_cut_joined(const struct cutting *cutting, int step, const char *text,
+                               size_t len, bool first)
 {
-    const struct step_draft *st = &c->p->chain.steps[step];
+    const struct step_draft *st = &cutting->p->chain.steps[step];
     size_t n = 0;
     size_t i;
-    int rc = find_all(c, step, text, len, &n);
+    int rc = pretoken_find_all(cutting, step, text, len, &n);
 
     if (rc != ERR_OK)
         return rc;
     for (i = 0; st->invert && i < n; i++)
-        c->w->cuts[step][i].is_match = !c->w->cuts[step][i].is_match;
-    n = join_cuts(st, c->w->cuts[step], n);
+        cutting->w->cuts[step][i].is_match = !cutting->w->cuts[step][i].is_match;
+    n = pretoken_join_cuts(st, cutting->w->cuts[step], n);
     for (i = 0; i < n && rc == ERR_OK; i++) {
-        struct cut cut = c->w->cuts[step][i];
+        struct cut cut = cutting->w->cuts[step][i];
 
-        rc = cut_step(c, step + 1, text + cut.start, cut.end - cut.start, first && cut.start == 0);
+        rc = pretoken_cut_step(cutting, step + 1, text + cut.start, cut.end - cut.start,
+                               first && cut.start == 0);
     }
     return rc;
 }
 
 /* --- rewriting ---------------------------------------------------------------------------------*/
 
-static int cut_rewritten(const struct cutting *c, int step, bool first)
+static int pretoken_cut_rewritten(const struct cutting *cutting, int step, bool first)
 {
-    const struct buf *b = &c->w->rewritten[step];
+    const struct buf *buf = &cutting->w->rewritten[step];
 
-    return b->failed ? ERR_NO_MEMORY : cut_step(c, step + 1, b->bytes, b->len, first);
+    return buf->failed ? ERR_NO_MEMORY
+                       : pretoken_cut_step(cutting, step + 1, buf->bytes, buf->len, first);
 }
 
-static int cut_prefixed(const struct cutting *c, int step, const char *text, size_t len, bool first)
+static int pretoken_cut_prefixed(const struct cutting *cutting, int step, const char *text,
+                                 size_t len, bool first)
 {
-    struct buf *b = &c->w->rewritten[step];
+    struct buf *buf = &cutting->w->rewritten[step];
 
     if (text[0] == ' ')
-        return cut_step(c, step + 1, text, len, first);
-    buf_clear(b);
-    buf_add_byte(b, ' ');
-    buf_add(b, text, len);
-    return cut_rewritten(c, step, first);
+        return pretoken_cut_step(cutting, step + 1, text, len, first);
+    buf_clear(buf);
+    buf_add_byte(buf, ' ');
+    buf_add(buf, text, len);
+    return pretoken_cut_rewritten(cutting, step, first);
 }
 
-static int cut_metaspace(const struct cutting *c, int step, const char *text, size_t len,
-                         bool first)
+static int pretoken_cut_metaspace(const struct cutting *cutting, int step, const char *text,
+                                  size_t len, bool first)
 {
-    const struct step_draft *st = &c->p->chain.steps[step];
-    struct buf *b = &c->w->rewritten[step];
+    const struct step_draft *st = &cutting->p->chain.steps[step];
+    struct buf *buf = &cutting->w->rewritten[step];
     bool starts = text[0] == ' ' || (len >= st->by_len && memcmp(text, st->by, st->by_len) == 0);
     size_t i = 0;
 
-    buf_clear(b);
+    buf_clear(buf);
     if (!starts && (st->behavior == METASPACE_ALWAYS || (st->behavior == METASPACE_FIRST && first)))
-        buf_add(b, st->by, st->by_len);
+        buf_add(buf, st->by, st->by_len);
     while (i < len) {
         const char *space = memchr(text + i, ' ', len - i);
         size_t end = space == NULL ? len : (size_t)(space - text);
 
-        buf_add(b, text + i, end - i);
+        buf_add(buf, text + i, end - i);
         if (space != NULL)
-            buf_add(b, st->by, st->by_len);
+            buf_add(buf, st->by, st->by_len);
         i = end + 1;
     }
-    return cut_rewritten(c, step, first);
+    return pretoken_cut_rewritten(cutting, step, first);
 }
 
-static int cut_spelled(const struct cutting *c, int step, const char *text, size_t len, bool first)
+static int pretoken_cut_spelled(const struct cutting *cutting, int step, const char *text,
+                                size_t len, bool first)
 {
-    struct buf *b = &c->w->rewritten[step];
+    struct buf *buf = &cutting->w->rewritten[step];
     size_t i;
 
-    buf_clear(b);
+    buf_clear(buf);
     for (i = 0; i < len; i++) {
         char utf8[4];
 
-        buf_add(b, utf8, utf8_encode(vocab_byte_char((uint8_t)text[i]), utf8));
+        buf_add(buf, utf8, utf8_encode(vocab_byte_char((uint8_t)text[i]), utf8));
     }
-    return cut_rewritten(c, step, first);
+    return pretoken_cut_rewritten(cutting, step, first);
 }
 
 /* The bytes of a piece that is spelled; the characters are of the alphabet. */
-static int sink_unspelled(const struct cutting *c, const char *text, size_t len)
+static int pretoken_sink_unspelled(const struct cutting *cutting, const char *text, size_t len)
 {
-    struct buf *b = &c->w->unspelled;
+    struct buf *buf = &cutting->w->unspelled;
     size_t i = 0;
 
-    buf_clear(b);
+    buf_clear(buf);
     while (i < len) {
-        buf_add_byte(b, (char)vocab_char_byte(utf8_decode(text + i)));
+        buf_add_byte(buf, (char)vocab_char_byte(utf8_decode(text + i)));
         i += utf8_sequence(text + i, len - i);
     }
-    return b->failed ? ERR_NO_MEMORY : c->sink(c->context, b->bytes, b->len);
+    return buf->failed ? ERR_NO_MEMORY : cutting->sink(cutting->context, buf->bytes, buf->len);
 }
 
 /* At most so many characters are one piece, and so many of white space, or of anything else, in a
@@ -317,7 +332,8 @@ static int sink_unspelled(const struct cutting *c, const char *text, size_t len)
 #define RUNS_CHARS_MAX 400000
 #define RUNS_RUN_MAX   25000
 
-static int cut_runs(const struct cutting *c, int step, const char *text, size_t len, bool first)
+static int pretoken_cut_runs(const struct cutting *cutting, int step, const char *text, size_t len,
+                             bool first)
 {
     size_t start = 0, at = 0;
     uint32_t n = 0, run = 0;
@@ -331,7 +347,8 @@ static int cut_runs(const struct cutting *c, int step, const char *text, size_t 
             n = run = 0;
         run = n > 0 && is_space != was_space ? 1 : run + 1;
         if ((n == 0 && at > 0) || run > RUNS_RUN_MAX) {
-            rc = cut_step(c, step + 1, text + start, at - start, first && start == 0);
+            rc =
+                pretoken_cut_step(cutting, step + 1, text + start, at - start, first && start == 0);
             start = at;
             run = 1;
         }
@@ -340,44 +357,47 @@ static int cut_runs(const struct cutting *c, int step, const char *text, size_t 
         at += utf8_sequence(text + at, len - at);
     }
     return rc != ERR_OK ? rc
-                        : cut_step(c, step + 1, text + start, len - start, first && start == 0);
+                        : pretoken_cut_step(cutting, step + 1, text + start, len - start,
+                                            first && start == 0);
 }
 
-static int cut_step(const struct cutting *c, int step, const char *text, size_t len, bool first)
+static int pretoken_cut_step(const struct cutting *cutting, int step, const char *text, size_t len,
+                             bool first)
 {
-    const struct step_draft *st = &c->p->chain.steps[step];
+    const struct step_draft *st = &cutting->p->chain.steps[step];
 
     if (len == 0)
         return ERR_OK;
-    if (step == c->p->chain.n)
-        return c->p->spelled ? sink_unspelled(c, text, len) : c->sink(c->context, text, len);
+    if (step == cutting->p->chain.n)
+        return cutting->p->spelled ? pretoken_sink_unspelled(cutting, text, len)
+                                   : cutting->sink(cutting->context, text, len);
     if (st->kind <= SCAN_TEKKEN)
-        return cut_scanned(c, step, text, len, first);
+        return pretoken_cut_scanned(cutting, step, text, len, first);
     if (st->kind == PRETOKEN_PREFIX)
-        return cut_prefixed(c, step, text, len, first);
+        return pretoken_cut_prefixed(cutting, step, text, len, first);
     if (st->kind == PRETOKEN_METASPACE)
-        return cut_metaspace(c, step, text, len, first);
+        return pretoken_cut_metaspace(cutting, step, text, len, first);
     if (st->kind == PRETOKEN_SPELL)
-        return cut_spelled(c, step, text, len, first);
+        return pretoken_cut_spelled(cutting, step, text, len, first);
     if (st->kind == PRETOKEN_RUNS)
-        return cut_runs(c, step, text, len, first);
+        return pretoken_cut_runs(cutting, step, text, len, first);
     if (st->behavior == PRETOKEN_ISOLATED)
-        return cut_isolated(c, step, text, len, first);
-    return cut_joined(c, step, text, len, first);
+        return pretoken_cut_isolated(cutting, step, text, len, first);
+    return pretoken_cut_joined(cutting, step, text, len, first);
 }
 
-int pretoken_cut(const struct pretoken *p, struct pretoken_work *w, const char *text, size_t len,
-                 bool first, pretoken_sink *sink, void *context)
+int pretoken_cut(const struct pretoken *pretoken, struct pretoken_work *w, const char *text,
+                 size_t len, bool first, pretoken_sink *sink, void *context)
 {
-    struct cutting c = {.p = p, .w = w, .sink = sink, .context = context};
+    struct cutting cutting = {.p = pretoken, .w = w, .sink = sink, .context = context};
 
-    return cut_step(&c, 0, text, len, first);
+    return pretoken_cut_step(&cutting, 0, text, len, first);
 }
 
 /* --- making ready ------------------------------------------------------------------------------*/
 
 /* Whether a step is one that this file can do; a file may say anything. */
-static bool is_known(const struct step_draft *st)
+static bool pretoken_is_known(const struct step_draft *st)
 {
     switch (st->kind) {
     case PRETOKEN_REGEX:
@@ -391,41 +411,43 @@ static bool is_known(const struct step_draft *st)
     }
 }
 
-int pretoken_init(struct pretoken *p, const struct steps_draft *chain, char *why, size_t why_cap)
+int pretoken_init(struct pretoken *pretoken, const struct steps_draft *chain, char *why,
+                  size_t why_cap)
 {
     int rc = ERR_OK;
     int i;
 
-    *p = (struct pretoken){.chain = *chain, .bits = mem_alloc(SCAN_BMP)};
-    if (p->bits == NULL)
+    *pretoken = (struct pretoken){.chain = *chain, .bits = mem_alloc(SCAN_BMP)};
+    if (pretoken->bits == NULL)
         return ERR_NO_MEMORY;
-    scan_fill(p->bits);
+    scan_fill(pretoken->bits);
     for (i = 0; rc == ERR_OK && i < chain->n; i++) {
         const struct step_draft *st = &chain->steps[i];
 
-        if (!is_known(st) || (p->spelled && st->kind == PRETOKEN_SPELL)) {
+        if (!pretoken_is_known(st) || (pretoken->spelled && st->kind == PRETOKEN_SPELL)) {
             rc = ERR_CORRUPT;
-        } else if (p->spelled && (st->kind == PRETOKEN_PREFIX || st->kind == PRETOKEN_METASPACE)) {
+        } else if (pretoken->spelled &&
+                   (st->kind == PRETOKEN_PREFIX || st->kind == PRETOKEN_METASPACE)) {
             /* What these two put in is not of the alphabet. */
             (void)snprintf(why, why_cap, "a pre-tokenizer that adds text behind ByteLevel");
             rc = ERR_UNSUPPORTED;
         } else if (st->kind == PRETOKEN_REGEX) {
-            p->has_regex = true;
-            rc = regex_open(&p->regexes[i], st->pattern, st->pattern_len, why, why_cap);
+            pretoken->has_regex = true;
+            rc = regex_open(&pretoken->regexes[i], st->pattern, st->pattern_len, why, why_cap);
         }
-        p->spelled = p->spelled || st->kind == PRETOKEN_SPELL;
+        pretoken->spelled = pretoken->spelled || st->kind == PRETOKEN_SPELL;
     }
     if (rc != ERR_OK)
-        pretoken_fini(p);
+        pretoken_fini(pretoken);
     return rc;
 }
 
-void pretoken_fini(struct pretoken *p)
+void pretoken_fini(struct pretoken *pretoken)
 {
     int i;
 
     for (i = 0; i < STEPS_MAX; i++)
-        regex_close(p->regexes[i]);
-    mem_free(p->bits);
-    *p = (struct pretoken){0};
+        regex_close(pretoken->regexes[i]);
+    mem_free(pretoken->bits);
+    *pretoken = (struct pretoken){0};
 }

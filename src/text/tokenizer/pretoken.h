@@ -61,21 +61,21 @@ void pretoken_kimi(struct steps_draft *out);
 /* Make a chain ready, whose texts must outlive p. ERR_CORRUPT for steps that none of these
  * functions makes, ERR_UNSUPPORTED for a regex that is not understood, ERR_NO_MEMORY. On error p
  * needs no pretoken_fini(). */
-int pretoken_init(struct pretoken *p, const struct steps_draft *chain, char *why,
+int pretoken_init(struct pretoken *pretoken, const struct steps_draft *chain, char *why,
                   size_t why_cap) ERR_CHECKED;
-void pretoken_fini(struct pretoken *p);
+void pretoken_fini(struct pretoken *pretoken);
 
 /* Takes one piece; an error ends the cutting and is passed on. */
 typedef int pretoken_sink(void *context, const char *piece, size_t len);
 
 struct pretoken_work; /* memory of one call */
 
-struct pretoken_work *pretoken_work_open(const struct pretoken *p); /* NULL: no memory */
+struct pretoken_work *pretoken_work_open(const struct pretoken *pretoken); /* NULL: no memory */
 void pretoken_work_close(struct pretoken_work *w);
 
 /* Cut valid UTF-8. `first`: it stands at the start of what the caller tokenizes. ERR_OK,
  * ERR_LIMIT (a regex ran too long), ERR_NO_MEMORY, or the sink's. */
-int pretoken_cut(const struct pretoken *p, struct pretoken_work *w, const char *text, size_t len,
-                 bool first, pretoken_sink *sink, void *context) ERR_CHECKED;
+int pretoken_cut(const struct pretoken *pretoken, struct pretoken_work *w, const char *text,
+                 size_t len, bool first, pretoken_sink *sink, void *context) ERR_CHECKED;
 
 #endif

@@ -55,10 +55,10 @@ struct scanner {
 void scan_fill(uint8_t bits[SCAN_BMP]);
 
 /* End of the match that begins at `at` < len; `at` when none does. */
-size_t scan_match(const struct scanner *s, size_t at);
+size_t scan_match(const struct scanner *scanner, size_t at);
 
 /* The first place from `at` on that a match may begin at; len when there is none. */
-size_t scan_skip(const struct scanner *s, size_t at);
+size_t scan_skip(const struct scanner *scanner, size_t at);
 
 /* The scanner of a regular expression; SCAN_KINDS when it has none. */
 enum scan_kind scan_find(const char *pattern, size_t len);

@@ -84,7 +84,7 @@ struct encoding {
 
 /* --- control tokens ----------------------------------------------------------------------------*/
 
-bool tokenizer_is_control(const struct tokenizer *t, int32_t id)
+bool tokenizer_is_control(const struct tokenizer *tokenizer, int32_t id)
 {
     static const char *const affixes[][2] = {{"<|", "|>"},
                                              {"<\xef\xbd\x9c", "\xef\xbd\x9c>"},
@@ -92,9 +92,9 @@ bool tokenizer_is_control(const struct tokenizer *t, int32_t id)
                                              {"<pad>", ""},
                                              {"<mask>", ""}};
     size_t len;
-    const char *text = tokenizer_written(t, id, &len);
+    const char *text = tokenizer_written(tokenizer, id, &len);
 
-    if (text == NULL || tokenizer_is_special(t, id))
+    if (text == NULL || tokenizer_is_special(tokenizer, id))
         return text != NULL;
     for (size_t i = 0; i < sizeof affixes / sizeof affixes[0]; i++) {
         size_t head = strlen(affixes[i][0]);
@@ -107,16 +107,16 @@ bool tokenizer_is_control(const struct tokenizer *t, int32_t id)
     return false;
 }
 
-static bool allows_raw(void *context, int32_t id, size_t start, size_t stop)
+static bool tokenizer_allows_raw(void *context, int32_t id, size_t start, size_t stop)
 {
-    const struct encoding *e = context;
+    const struct encoding *encoding = context;
 
-    return !tokenizer_is_control(e->t, id) || spans_hold(e->own, start, stop);
+    return !tokenizer_is_control(encoding->t, id) || spans_hold(encoding->own, start, stop);
 }
 
 /* Go on in both texts up to `at` of the normalized one, as long as the normalizer has only put
  * something in front or put other signs for spaces. False: it has done more. */
-static bool map_follow(struct encoding_map *m, size_t at)
+static bool tokenizer_map_follow(struct encoding_map *m, size_t at)
 {
     while (m->normal_at < at && m->raw_at < m->raw_len) {
         const char *raw = m->raw + m->raw_at;
@@ -138,113 +138,120 @@ static bool map_follow(struct encoding_map *m, size_t at)
 
 /* The same in a gap's normalized text. What cannot be followed back is no control token, unless the
  * whole gap is own. */
-static bool allows_normal(void *context, int32_t id, size_t start, size_t stop)
+static bool tokenizer_allows_normal(void *context, int32_t id, size_t start, size_t stop)
 {
-    struct encoding *e = context;
-    struct encoding_map m = e->map;
+    struct encoding *encoding = context;
+    struct encoding_map m = encoding->map;
     size_t from = start;
 
-    if (!tokenizer_is_control(e->t, id))
+    if (!tokenizer_is_control(encoding->t, id))
         return true;
     if (m.raw == NULL)
-        return spans_hold(e->own, e->gap + start, e->gap + stop);
-    if (spans_hold(e->own, e->gap, e->gap + m.raw_len))
+        return spans_hold(encoding->own, encoding->gap + start, encoding->gap + stop);
+    if (spans_hold(encoding->own, encoding->gap, encoding->gap + m.raw_len))
         return true;
     if (m.lost || start < m.normal_at)
         return false;
-    if (map_follow(&m, start)) {
-        e->map = m; /* places come in order */
+    if (tokenizer_map_follow(&m, start)) {
+        encoding->map = m; /* places come in order */
         from = m.raw_at;
-        if (map_follow(&m, stop))
-            return spans_hold(e->own, e->gap + from, e->gap + m.raw_at);
+        if (tokenizer_map_follow(&m, stop))
+            return spans_hold(encoding->own, encoding->gap + from, encoding->gap + m.raw_at);
     }
-    e->map.lost = true;
+    encoding->map.lost = true;
     return false;
 }
 
 /* --- the steps ---------------------------------------------------------------------------------*/
 
-static int encode_piece(void *context, const char *piece, size_t len)
+static int tokenizer_encode_piece(void *context, const char *piece, size_t len)
 {
-    struct encoding *e = context;
+    struct encoding *encoding = context;
 
-    return bpe_encode(&e->t->bpe, &e->bpe, piece, len, e->out);
+    return bpe_encode(&encoding->t->bpe, &encoding->bpe, piece, len, encoding->out);
 }
 
 /* A text without added tokens. `first`: at the start of what is encoded. */
-static int encode_plain(struct encoding *e, const char *text, size_t len, bool first)
+static int tokenizer_encode_plain(struct encoding *encoding, const char *text, size_t len,
+                                  bool first)
 {
-    return pretoken_cut(&e->t->pretoken, e->cuts, text, len, first, encode_piece, e);
+    return pretoken_cut(&encoding->t->pretoken, encoding->cuts, text, len, first,
+                        tokenizer_encode_piece, encoding);
 }
 
-static int encode_normal(struct encoding *e, const char *text, size_t len, bool first)
+static int tokenizer_encode_normal(struct encoding *encoding, const char *text, size_t len,
+                                   bool first)
 {
-    const struct added_judge judge = {.allows = allows_normal, .context = e};
-    struct added_search s = {.set = &e->t->normalized,
+    const struct added_judge judge = {.allows = tokenizer_allows_normal, .context = encoding};
+    struct added_search s = {.set = &encoding->t->normalized,
                              .text = text,
                              .len = len,
-                             .judge = e->own == NULL ? NULL : &judge};
+                             .judge = encoding->own == NULL ? NULL : &judge};
     struct added_match m;
     int rc = ERR_OK;
 
     while (added_next(&s, &m)) {
         if (m.start > s.after)
-            rc = encode_plain(e, text + s.after, m.start - s.after, first && s.after == 0);
+            rc = tokenizer_encode_plain(encoding, text + s.after, m.start - s.after,
+                                        first && s.after == 0);
         if (rc == ERR_OK)
-            rc = token_list_add(e->out, m.id);
+            rc = token_list_add(encoding->out, m.id);
         if (rc != ERR_OK)
             return rc;
         s.after = m.stop;
     }
     if (s.after < len)
-        rc = encode_plain(e, text + s.after, len - s.after, first && s.after == 0);
+        rc = tokenizer_encode_plain(encoding, text + s.after, len - s.after, first && s.after == 0);
     return rc;
 }
 
-static int encode_gap(struct encoding *e, const char *text, size_t len, bool first)
+static int tokenizer_encode_gap(struct encoding *encoding, const char *text, size_t len, bool first)
 {
     const char *normal;
     size_t normal_len;
-    int rc = normal_apply(&e->t->normal, &e->normal, text, len, &normal, &normal_len);
+    int rc = normal_apply(&encoding->t->normal, &encoding->normal, text, len, &normal, &normal_len);
 
-    e->map = (struct encoding_map){0};
+    encoding->map = (struct encoding_map){0};
     if (rc == ERR_OK && (normal_len != len || memcmp(normal, text, len) != 0))
-        e->map = (struct encoding_map){
+        encoding->map = (struct encoding_map){
             .raw = text, .raw_len = len, .normal = normal, .normal_len = normal_len};
-    return rc == ERR_OK ? encode_normal(e, normal, normal_len, first) : rc;
+    return rc == ERR_OK ? tokenizer_encode_normal(encoding, normal, normal_len, first) : rc;
 }
 
-static int encode_valid(struct encoding *e, const char *text, size_t len)
+static int tokenizer_encode_valid(struct encoding *encoding, const char *text, size_t len)
 {
-    const struct added_judge judge = {.allows = allows_raw, .context = e};
-    struct added_search s = {
-        .set = &e->t->raw, .text = text, .len = len, .judge = e->own == NULL ? NULL : &judge};
+    const struct added_judge judge = {.allows = tokenizer_allows_raw, .context = encoding};
+    struct added_search s = {.set = &encoding->t->raw,
+                             .text = text,
+                             .len = len,
+                             .judge = encoding->own == NULL ? NULL : &judge};
     struct added_match m;
     int rc = ERR_OK;
 
     while (added_next(&s, &m)) {
-        e->gap = s.after;
+        encoding->gap = s.after;
         if (m.start > s.after)
-            rc = encode_gap(e, text + s.after, m.start - s.after, s.after == 0);
+            rc = tokenizer_encode_gap(encoding, text + s.after, m.start - s.after, s.after == 0);
         if (rc == ERR_OK)
-            rc = token_list_add(e->out, m.id);
+            rc = token_list_add(encoding->out, m.id);
         if (rc != ERR_OK)
             return rc;
         s.after = m.stop;
     }
-    e->gap = s.after;
+    encoding->gap = s.after;
     if (s.after < len)
-        rc = encode_gap(e, text + s.after, len - s.after, s.after == 0);
+        rc = tokenizer_encode_gap(encoding, text + s.after, len - s.after, s.after == 0);
     return rc;
 }
 
-static int add_section(struct encoding *e, enum image_section section)
+static int tokenizer_add_section(struct encoding *encoding, enum image_section section)
 {
-    return token_list_add_all(e->out, image_table(e->t->image, section),
-                              image_count(e->t->image, section));
+    return token_list_add_all(encoding->out, image_table(encoding->t->image, section),
+                              image_count(encoding->t->image, section));
 }
 
-static int encode_text(struct encoding *e, const char *text, size_t len, bool add_special)
+static int tokenizer_encode_text(struct encoding *encoding, const char *text, size_t len,
+                                 bool add_special)
 {
     const struct spans none = {0};
     struct buf valid = {0};
@@ -256,187 +263,189 @@ static int encode_text(struct encoding *e, const char *text, size_t len, bool ad
             rc = ERR_NO_MEMORY;
         text = valid.bytes;
         len = valid.len;
-        if (e->own != NULL)
-            e->own = &none; /* they speak of another text */
+        if (encoding->own != NULL)
+            encoding->own = &none; /* they speak of another text */
     }
-    bpe_work_expect(&e->bpe, len, e->out);
+    bpe_work_expect(&encoding->bpe, len, encoding->out);
     if (rc == ERR_OK && add_special)
-        rc = add_section(e, IMAGE_BEFORE);
+        rc = tokenizer_add_section(encoding, IMAGE_BEFORE);
     if (rc == ERR_OK)
-        rc = encode_valid(e, text, len);
+        rc = tokenizer_encode_valid(encoding, text, len);
     if (rc == ERR_OK && add_special)
-        rc = add_section(e, IMAGE_AFTER);
+        rc = tokenizer_add_section(encoding, IMAGE_AFTER);
     buf_fini(&valid);
     return rc;
 }
 
-int tokenizer_encode(const struct tokenizer *t, const char *text, size_t len, bool add_special,
-                     struct token_list *out)
+int tokenizer_encode(const struct tokenizer *tokenizer, const char *text, size_t len,
+                     bool add_special, struct token_list *out)
 {
-    return tokenizer_encode_own(t, text, len, add_special, NULL, out);
+    return tokenizer_encode_own(tokenizer, text, len, add_special, NULL, out);
 }
 
-int tokenizer_encode_own(const struct tokenizer *t, const char *text, size_t len, bool add_special,
-                         const struct spans *own, struct token_list *out)
+int tokenizer_encode_own(const struct tokenizer *tokenizer, const char *text, size_t len,
+                         bool add_special, const struct spans *own, struct token_list *out)
 {
-    struct encoding e = {.t = t, .out = out, .own = own, .cuts = pretoken_work_open(&t->pretoken)};
+    struct encoding encoding = {
+        .t = tokenizer, .out = out, .own = own, .cuts = pretoken_work_open(&tokenizer->pretoken)};
     size_t n_before = out->len;
     int rc = ERR_NO_MEMORY;
 
-    if (e.cuts != NULL)
-        rc = encode_text(&e, text, len, add_special);
+    if (encoding.cuts != NULL)
+        rc = tokenizer_encode_text(&encoding, text, len, add_special);
     if (rc != ERR_OK)
         out->len = n_before;
-    pretoken_work_close(e.cuts);
-    bpe_work_fini(&e.bpe);
-    normal_work_fini(&e.normal);
+    pretoken_work_close(encoding.cuts);
+    bpe_work_fini(&encoding.bpe);
+    normal_work_fini(&encoding.normal);
     return rc;
 }
 
 /* --- tokens ------------------------------------------------------------------------------------*/
 
-size_t tokenizer_most_bytes(const struct tokenizer *t)
+size_t tokenizer_most_bytes(const struct tokenizer *tokenizer)
 {
-    return t->most_bytes;
+    return tokenizer->most_bytes;
 }
 
-int tokenizer_n_vocab(const struct tokenizer *t)
+int tokenizer_n_vocab(const struct tokenizer *tokenizer)
 {
-    return (int)image_count(t->image, IMAGE_TOKENS);
+    return (int)image_count(tokenizer->image, IMAGE_TOKENS);
 }
 
-int32_t tokenizer_find(const struct tokenizer *t, const char *text, size_t len)
+int32_t tokenizer_find(const struct tokenizer *tokenizer, const char *text, size_t len)
 {
-    size_t i = (size_t)hash_xxh3(text, len) & t->by_text_mask;
+    size_t i = (size_t)hash_xxh3(text, len) & tokenizer->by_text_mask;
 
-    for (; t->by_text[i] != 0; i = (i + 1) & t->by_text_mask) {
-        const struct image_text *found = &t->tokens[t->by_text[i] - 1].text;
+    for (; tokenizer->by_text[i] != 0; i = (i + 1) & tokenizer->by_text_mask) {
+        const struct image_text *found = &tokenizer->tokens[tokenizer->by_text[i] - 1].text;
 
-        if (found->len == len && memcmp(t->text + found->at, text, len) == 0)
-            return (int32_t)(t->by_text[i] - 1);
+        if (found->len == len && memcmp(tokenizer->text + found->at, text, len) == 0)
+            return (int32_t)(tokenizer->by_text[i] - 1);
     }
     return -1;
 }
 
 /* The flags of an id, 0 for unused and impossible ones. */
-static uint32_t flags_of(const struct tokenizer *t, int32_t id)
+static uint32_t tokenizer_flags_of(const struct tokenizer *tokenizer, int32_t id)
 {
-    return id < 0 || id >= tokenizer_n_vocab(t) ? 0 : t->tokens[id].flags;
+    return id < 0 || id >= tokenizer_n_vocab(tokenizer) ? 0 : tokenizer->tokens[id].flags;
 }
 
-const char *tokenizer_written(const struct tokenizer *t, int32_t id, size_t *len)
+const char *tokenizer_written(const struct tokenizer *tokenizer, int32_t id, size_t *len)
 {
-    bool used = (flags_of(t, id) & TOKEN_USED) != 0;
+    bool used = (tokenizer_flags_of(tokenizer, id) & TOKEN_USED) != 0;
 
-    *len = used ? t->tokens[id].text.len : 0;
-    return used ? t->text + t->tokens[id].text.at : NULL;
+    *len = used ? tokenizer->tokens[id].text.len : 0;
+    return used ? tokenizer->text + tokenizer->tokens[id].text.at : NULL;
 }
 
-bool tokenizer_is_special(const struct tokenizer *t, int32_t id)
+bool tokenizer_is_special(const struct tokenizer *tokenizer, int32_t id)
 {
-    return (flags_of(t, id) & TOKEN_SPECIAL) != 0;
+    return (tokenizer_flags_of(tokenizer, id) & TOKEN_SPECIAL) != 0;
 }
 
-bool tokenizer_is_skipped(const struct tokenizer *t, int32_t id)
+bool tokenizer_is_skipped(const struct tokenizer *tokenizer, int32_t id)
 {
-    return (flags_of(t, id) & TOKEN_SKIPPED) != 0;
+    return (tokenizer_flags_of(tokenizer, id) & TOKEN_SKIPPED) != 0;
 }
 
-bool tokenizer_is_byte(const struct tokenizer *t, int32_t id)
+bool tokenizer_is_byte(const struct tokenizer *tokenizer, int32_t id)
 {
-    return (flags_of(t, id) & TOKEN_BYTE) != 0;
+    return (tokenizer_flags_of(tokenizer, id) & TOKEN_BYTE) != 0;
 }
 
-const char *tokenizer_bytes(const struct tokenizer *t, int32_t id, size_t *len)
+const char *tokenizer_bytes(const struct tokenizer *tokenizer, int32_t id, size_t *len)
 {
     *len = 0;
-    if ((flags_of(t, id) & TOKEN_USED) == 0)
+    if ((tokenizer_flags_of(tokenizer, id) & TOKEN_USED) == 0)
         return NULL;
-    *len = t->tokens[id].bytes.len;
-    return t->text + t->tokens[id].bytes.at;
+    *len = tokenizer->tokens[id].bytes.len;
+    return tokenizer->text + tokenizer->tokens[id].bytes.at;
 }
 
-const int32_t *tokenizer_special_ids(const struct tokenizer *t, size_t *n)
+const int32_t *tokenizer_special_ids(const struct tokenizer *tokenizer, size_t *n)
 {
-    *n = image_count(t->image, IMAGE_SPECIAL);
-    return image_table(t->image, IMAGE_SPECIAL);
+    *n = image_count(tokenizer->image, IMAGE_SPECIAL);
+    return image_table(tokenizer->image, IMAGE_SPECIAL);
 }
 
-const int32_t *tokenizer_eos_ids(const struct tokenizer *t, size_t *n)
+const int32_t *tokenizer_eos_ids(const struct tokenizer *tokenizer, size_t *n)
 {
-    *n = image_count(t->image, IMAGE_ENDS);
-    return image_table(t->image, IMAGE_ENDS);
+    *n = image_count(tokenizer->image, IMAGE_ENDS);
+    return image_table(tokenizer->image, IMAGE_ENDS);
 }
 
-int32_t tokenizer_bos(const struct tokenizer *t)
+int32_t tokenizer_bos(const struct tokenizer *tokenizer)
 {
-    return t->image->facts.bos;
+    return tokenizer->image->facts.bos;
 }
 
-int32_t tokenizer_eos(const struct tokenizer *t)
+int32_t tokenizer_eos(const struct tokenizer *tokenizer)
 {
-    return t->image->facts.eos;
+    return tokenizer->image->facts.eos;
 }
 
-int32_t tokenizer_pad(const struct tokenizer *t)
+int32_t tokenizer_pad(const struct tokenizer *tokenizer)
 {
-    return t->image->facts.pad;
+    return tokenizer->image->facts.pad;
 }
 
 /* --- decoding ----------------------------------------------------------------------------------*/
 
-struct tokenizer_start tokenizer_start(const struct tokenizer *t)
+struct tokenizer_start tokenizer_start(const struct tokenizer *tokenizer)
 {
-    return (struct tokenizer_start){.drops = (t->image->facts.flags & IMAGE_DECODE_DROP) != 0,
-                                    .strip_n = t->image->facts.strip_n};
+    return (struct tokenizer_start){.drops =
+                                        (tokenizer->image->facts.flags & IMAGE_DECODE_DROP) != 0,
+                                    .strip_n = tokenizer->image->facts.strip_n};
 }
 
-void tokenizer_first_bytes(const struct tokenizer *t, int32_t id, struct buf *out)
+void tokenizer_first_bytes(const struct tokenizer *tokenizer, int32_t id, struct buf *out)
 {
-    struct image_text text = t->tokens[id].text;
+    struct image_text text = tokenizer->tokens[id].text;
 
-    decode_first(&t->image->facts, t->text + text.at, text.len, out);
+    decode_first(&tokenizer->image->facts, tokenizer->text + text.at, text.len, out);
 }
 
-size_t tokenizer_strip(const struct tokenizer *t, uint32_t n, const char *text, size_t len,
+size_t tokenizer_strip(const struct tokenizer *tokenizer, uint32_t n, const char *text, size_t len,
                        uint32_t *taken)
 {
-    return decode_strip(&t->image->facts, n, text, len, taken);
+    return decode_strip(&tokenizer->image->facts, n, text, len, taken);
 }
 
 /* Append the bytes of all tokens of a byte-level model. */
-static void decode_bytes(const struct tokenizer *t, const int32_t *ids, size_t n, bool skip_special,
-                         struct buf *out)
+static void tokenizer_decode_bytes(const struct tokenizer *tokenizer, const int32_t *ids, size_t n,
+                                   bool skip_special, struct buf *out)
 {
     uint32_t unwanted = skip_special ? TOKEN_SKIPPED : 0;
     size_t i;
 
     for (i = 0; i < n; i++) {
-        uint32_t flags = flags_of(t, ids[i]);
+        uint32_t flags = tokenizer_flags_of(tokenizer, ids[i]);
         struct image_text bytes;
 
         if ((flags & TOKEN_USED) == 0 || (flags & unwanted) != 0)
             continue;
-        bytes = t->tokens[ids[i]].bytes;
+        bytes = tokenizer->tokens[ids[i]].bytes;
         if (out->cap - out->len <= bytes.len && !buf_reserve(out, bytes.len))
             return;
-        memcpy(out->bytes + out->len, t->text + bytes.at, bytes.len);
+        memcpy(out->bytes + out->len, tokenizer->text + bytes.at, bytes.len);
         out->len += bytes.len;
     }
 }
 
 /* The same of the others; runs of byte tokens become characters on the way. */
-static void decode_runs(const struct tokenizer *t, const int32_t *ids, size_t n, bool skip_special,
-                        struct buf *out)
+static void tokenizer_decode_runs(const struct tokenizer *tokenizer, const int32_t *ids, size_t n,
+                                  bool skip_special, struct buf *out)
 {
-    bool first = tokenizer_start(t).drops;
+    bool first = tokenizer_start(tokenizer).drops;
     struct buf run = {0};
     size_t i;
 
     for (i = 0; i < n; i++) {
-        uint32_t flags = flags_of(t, ids[i]);
+        uint32_t flags = tokenizer_flags_of(tokenizer, ids[i]);
         size_t len;
-        const char *bytes = tokenizer_bytes(t, ids[i], &len);
+        const char *bytes = tokenizer_bytes(tokenizer, ids[i], &len);
 
         if (bytes == NULL || (skip_special && (flags & TOKEN_SKIPPED) != 0))
             continue;
@@ -450,7 +459,7 @@ static void decode_runs(const struct tokenizer *t, const int32_t *ids, size_t n,
             buf_clear(&run);
         }
         if (first)
-            tokenizer_first_bytes(t, ids[i], out);
+            tokenizer_first_bytes(tokenizer, ids[i], out);
         else
             buf_add(out, bytes, len);
         first = false;
@@ -460,20 +469,20 @@ static void decode_runs(const struct tokenizer *t, const int32_t *ids, size_t n,
     buf_fini(&run);
 }
 
-void tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n, bool skip_special,
-                      struct buf *out)
+void tokenizer_decode(const struct tokenizer *tokenizer, const int32_t *ids, size_t n,
+                      bool skip_special, struct buf *out)
 {
-    uint32_t strip_n = t->image->facts.strip_n;
+    uint32_t strip_n = tokenizer->image->facts.strip_n;
     struct buf raw = {0};
     size_t from = 0;
     uint32_t taken;
 
-    if ((t->image->facts.flags & IMAGE_DECODE_BYTES) != 0) {
-        decode_bytes(t, ids, n, skip_special, &raw);
+    if ((tokenizer->image->facts.flags & IMAGE_DECODE_BYTES) != 0) {
+        tokenizer_decode_bytes(tokenizer, ids, n, skip_special, &raw);
     } else {
-        decode_runs(t, ids, n, skip_special, &raw);
+        tokenizer_decode_runs(tokenizer, ids, n, skip_special, &raw);
         if (strip_n > 0)
-            from = decode_strip(&t->image->facts, strip_n, raw.bytes, raw.len, &taken);
+            from = decode_strip(&tokenizer->image->facts, strip_n, raw.bytes, raw.len, &taken);
     }
     if (raw.failed)
         out->failed = true;
@@ -481,15 +490,15 @@ void tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n, b
     buf_fini(&raw);
 }
 
-void tokenizer_close(struct tokenizer *t)
+void tokenizer_close(struct tokenizer *tokenizer)
 {
-    if (t == NULL)
+    if (tokenizer == NULL)
         return;
-    pretoken_fini(&t->pretoken);
-    normal_fini(&t->normal);
-    if (t->mapped)
-        image_unmap(t->image);
+    pretoken_fini(&tokenizer->pretoken);
+    normal_fini(&tokenizer->normal);
+    if (tokenizer->mapped)
+        image_unmap(tokenizer->image);
     else
-        mem_free(t->image);
-    mem_free(t);
+        mem_free(tokenizer->image);
+    mem_free(tokenizer);
 }

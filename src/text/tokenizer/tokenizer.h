@@ -61,7 +61,7 @@ struct tokenizer_opening {
  *   how        out unless NULL: where it stands, for the log */
 int tokenizer_open_cached(struct tokenizer **out, const char *dir, const char *cache_dir,
                           struct tokenizer_opening *how, char *why, size_t why_cap) ERR_CHECKED;
-void tokenizer_close(struct tokenizer *t); /* NULL is fine */
+void tokenizer_close(struct tokenizer *tokenizer); /* NULL is fine */
 
 /* Append the ids of a text. Added and special tokens that stand in the text become their ids,
  * as Hugging Face does; add_special adds what the model wants around a text (usually BOS): true
@@ -70,64 +70,65 @@ void tokenizer_close(struct tokenizer *t); /* NULL is fine */
  * Invalid UTF-8 is read as U+FFFD. Returns ERR_OK, ERR_NO_MEMORY, or ERR_LIMIT when a pattern of
  * the model's own ran out of its backtracking bound; on error out is as it was. Time is
  * O(n log n) for every input. Any thread. */
-int tokenizer_encode(const struct tokenizer *t, const char *text, size_t len, bool add_special,
-                     struct token_list *out) ERR_CHECKED;
+int tokenizer_encode(const struct tokenizer *tokenizer, const char *text, size_t len,
+                     bool add_special, struct token_list *out) ERR_CHECKED;
 
 /* The same for a text of which only the bytes in `own` may be control tokens: outside of these a
  * control token's text is text like any other, as in OpenAI's and Mistral's encoders. A token is
  * one that controls the model when it is special, or named as such (tokenizer_is_control()). own of
  * NULL, or of the whole text, gives the ids of tokenizer_encode(). */
-int tokenizer_encode_own(const struct tokenizer *t, const char *text, size_t len, bool add_special,
-                         const struct spans *own, struct token_list *out) ERR_CHECKED;
+int tokenizer_encode_own(const struct tokenizer *tokenizer, const char *text, size_t len,
+                         bool add_special, const struct spans *own,
+                         struct token_list *out) ERR_CHECKED;
 
 /* Bytes of a text that one token may stand for, so that a text of n bytes has n / this tokens or
  * more; 0: no such number, since parts of a text may vanish. Constant time. */
-size_t tokenizer_most_bytes(const struct tokenizer *t);
+size_t tokenizer_most_bytes(const struct tokenizer *tokenizer);
 
 /* Highest id + 1. Ids between may be unused. */
-int tokenizer_n_vocab(const struct tokenizer *t);
+int tokenizer_n_vocab(const struct tokenizer *tokenizer);
 
 /* The id of a token by its content: an added token as it stands in text, any other as it is
  * written in the file ("Ġhello"). -1 if there is none. */
-int32_t tokenizer_find(const struct tokenizer *t, const char *text, size_t len);
+int32_t tokenizer_find(const struct tokenizer *tokenizer, const char *text, size_t len);
 
 /* The reverse: a token as it is written in the file, valid UTF-8; *len out. NULL and 0 for unused
  * and impossible ids. Not NUL-terminated. Lives as long as the tokenizer. */
-const char *tokenizer_written(const struct tokenizer *t, int32_t id, size_t *len);
+const char *tokenizer_written(const struct tokenizer *tokenizer, int32_t id, size_t *len);
 
 /* True for special tokens; false for unused and impossible ids. */
-bool tokenizer_is_special(const struct tokenizer *t, int32_t id);
+bool tokenizer_is_special(const struct tokenizer *tokenizer, int32_t id);
 
 /* True for special tokens, and for added ones whose names say that they are such: <|...|>, the same
  * with U+FF5C, <unused...>, <pad>, <mask>. DeepSeek's and others' files mark these as ordinary.
  * False for <think>, <tool_call> and their like, which models write themselves. */
-bool tokenizer_is_control(const struct tokenizer *t, int32_t id);
+bool tokenizer_is_control(const struct tokenizer *tokenizer, int32_t id);
 
 /* True for tokens that skip_special leaves out. These are the special ones, but for those that a
  * normalizer rewrites: Hugging Face does not know them again, and leaves them in. */
-bool tokenizer_is_skipped(const struct tokenizer *t, int32_t id);
+bool tokenizer_is_skipped(const struct tokenizer *tokenizer, int32_t id);
 
 /* The bytes that a token stands for inside a text: raw ones, so a part of a character is possible;
  * *len out. NULL and 0 for unused and impossible ids. Not NUL-terminated. Lives as long as the
  * tokenizer. Constant time. (What a decoder does to a whole text is not in them: the space that
  * some models drop at its start, the U+FFFD for bytes that form no character.) */
-const char *tokenizer_bytes(const struct tokenizer *t, int32_t id, size_t *len);
+const char *tokenizer_bytes(const struct tokenizer *tokenizer, int32_t id, size_t *len);
 
 /* True for a token that stands for one byte of a character (<0x2E> of a model with byte
  * fallback): a run of these that is no UTF-8 decodes to one U+FFFD a byte. */
-bool tokenizer_is_byte(const struct tokenizer *t, int32_t id);
+bool tokenizer_is_byte(const struct tokenizer *tokenizer, int32_t id);
 
 /* The special ids, ascending; *n out. Borrowed from the tokenizer. */
-const int32_t *tokenizer_special_ids(const struct tokenizer *t, size_t *n);
+const int32_t *tokenizer_special_ids(const struct tokenizer *tokenizer, size_t *n);
 
 /* The ids that end a text, ascending: the named token and eos_token_id of generation_config.json
  * and config.json. Borrowed from the tokenizer. */
-const int32_t *tokenizer_eos_ids(const struct tokenizer *t, size_t *n);
+const int32_t *tokenizer_eos_ids(const struct tokenizer *tokenizer, size_t *n);
 
 /* Append the text of n ids, equal to Hugging Face's decode: bytes that form no character become
  * U+FFFD, unknown ids are skipped. Appends only; out->failed says when memory ended. */
-void tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n, bool skip_special,
-                      struct buf *out);
+void tokenizer_decode(const struct tokenizer *tokenizer, const int32_t *ids, size_t n,
+                      bool skip_special, struct buf *out);
 
 /* What a whole text loses at its start when it is decoded; for src/text/output/detok.c. */
 struct tokenizer_start {
@@ -135,18 +136,18 @@ struct tokenizer_start {
     uint32_t strip_n; /* so many spaces at most are left out */
 };
 
-struct tokenizer_start tokenizer_start(const struct tokenizer *t);
+struct tokenizer_start tokenizer_start(const struct tokenizer *tokenizer);
 
 /* Append the bytes of a token that is the first of a text, when tokenizer_start() drops. */
-void tokenizer_first_bytes(const struct tokenizer *t, int32_t id, struct buf *out);
+void tokenizer_first_bytes(const struct tokenizer *tokenizer, int32_t id, struct buf *out);
 
 /* Bytes at the start of text that are left out, of at most n characters; *taken characters. */
-size_t tokenizer_strip(const struct tokenizer *t, uint32_t n, const char *text, size_t len,
+size_t tokenizer_strip(const struct tokenizer *tokenizer, uint32_t n, const char *text, size_t len,
                        uint32_t *taken);
 
 /* Tokens that tokenizer_config.json names; -1 where it names none. */
-int32_t tokenizer_bos(const struct tokenizer *t);
-int32_t tokenizer_eos(const struct tokenizer *t);
-int32_t tokenizer_pad(const struct tokenizer *t);
+int32_t tokenizer_bos(const struct tokenizer *tokenizer);
+int32_t tokenizer_eos(const struct tokenizer *tokenizer);
+int32_t tokenizer_pad(const struct tokenizer *tokenizer);
 
 #endif

@@ -84,31 +84,31 @@ struct load {
 };
 
 /* Set the reason of a failure; returns rc. */
-int load_fail(struct load *l, int rc, const char *format, ...)
+int load_fail(struct load *load, int rc, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-int load_no_memory(struct load *l);
+int load_no_memory(struct load *load);
 
 /* tokenizer_vocab.c: what kind of model it is, its vocabulary, its merges. */
-int load_model_kind(struct load *l) ERR_CHECKED;
-int load_vocab(struct load *l) ERR_CHECKED;
-int load_merges(struct load *l) ERR_CHECKED;
+int load_model_kind(struct load *load) ERR_CHECKED;
+int load_vocab(struct load *load) ERR_CHECKED;
+int load_merges(struct load *load) ERR_CHECKED;
 
 /* tokenizer_ranks.c: the same of tiktoken.model; ids below n_ids are wanted by others. */
-int load_ranks_kind(struct load *l) ERR_CHECKED;
-int load_ranks(struct load *l, int64_t n_ids) ERR_CHECKED;
-int load_ranks_merges(struct load *l) ERR_CHECKED;
-int load_reserved(struct load *l) ERR_CHECKED;
+int load_ranks_kind(struct load *load) ERR_CHECKED;
+int load_ranks(struct load *load, int64_t n_ids) ERR_CHECKED;
+int load_ranks_merges(struct load *load) ERR_CHECKED;
+int load_reserved(struct load *load) ERR_CHECKED;
 
 /* tokenizer_special.c: added tokens, what stands around a text, named tokens. */
-int load_specials(struct load *l) ERR_CHECKED;
-int load_add_token(struct load *l, const struct json *node, int64_t id, const char *text,
+int load_specials(struct load *load) ERR_CHECKED;
+int load_add_token(struct load *load, const struct json *node, int64_t id, const char *text,
                    size_t len) ERR_CHECKED; /* node: its flags; NULL: it is special */
 
 /* tokenizer_pack.c: the whole as an image; *out is owned by the caller. */
-int load_pack(struct load *l, struct image_header **out) ERR_CHECKED;
+int load_pack(struct load *load, struct image_header **out) ERR_CHECKED;
 
 /* tokenizer_load.c: point a zeroed tokenizer into an image that was checked. */
-int tokenizer_attach(struct tokenizer *t, struct image_header *image, bool mapped, char *why,
-                     size_t why_cap) ERR_CHECKED;
+int tokenizer_attach(struct tokenizer *tokenizer, struct image_header *image, bool mapped,
+                     char *why, size_t why_cap) ERR_CHECKED;
 
 #endif

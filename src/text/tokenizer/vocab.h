@@ -32,14 +32,15 @@ struct vocab {
 };
 
 /* Room for ids below n. ERR_LIMIT or ERR_NO_MEMORY. */
-int vocab_init(struct vocab *v, int64_t n_ids) ERR_CHECKED;
-void vocab_fini(struct vocab *v);
+int vocab_init(struct vocab *vocab, int64_t n_ids) ERR_CHECKED;
+void vocab_fini(struct vocab *vocab);
 
 /* Enter a token; its text is borrowed. ERR_INVALID when the id is out of range, taken, or the text
  * has an id. */
-int vocab_add(struct vocab *v, int64_t id, const char *text, size_t len, bool in_model) ERR_CHECKED;
+int vocab_add(struct vocab *vocab, int64_t id, const char *text, size_t len,
+              bool in_model) ERR_CHECKED;
 
-int32_t vocab_find(const struct vocab *v, const char *text, size_t len); /* -1: none */
+int32_t vocab_find(const struct vocab *vocab, const char *text, size_t len); /* -1: none */
 
 /* The character of GPT-2's alphabet for a byte, and back (-1 when it is none). */
 uint32_t vocab_byte_char(uint8_t byte);
