@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Reads with stdio in pieces of 64 KiB, so that a file that grows or lies about its length does
- * no harm. */
+ * Reads with stdio in pieces of 64 KiB and never asks for a file's size: a file that grows while
+ * it is read, or a pipe that reports no size, then needs no case of its own, and the limit holds
+ * for the bytes that were really read. */
 #include "text/file.h"
 
 #include <errno.h>
@@ -12,6 +13,8 @@
 
 #define PIECE ((size_t)64 << 10)
 
+/* Append all of f to out. The limit is checked after each piece, so at most one piece more than
+ * the limit is ever held. */
 static int file_drain(struct buf *out, FILE *f, size_t limit)
 {
     size_t n = 1;
@@ -28,7 +31,8 @@ static int file_drain(struct buf *out, FILE *f, size_t limit)
     return ferror(f) ? ERR_IO : ERR_OK;
 }
 
-/* Open dir/name; its path in *path, which the caller owns whatever comes back. */
+/* Open dir/name for reading. *path gets the joined path; the caller frees it in every case, because
+ * the error messages name it. */
 static int file_open(FILE **out, struct buf *path, const char *dir, const char *name, char *why,
                      size_t why_cap)
 {
@@ -64,6 +68,8 @@ int file_read(struct buf *out, const char *dir, const char *name, size_t limit, 
     return rc;
 }
 
+/* The length is folded in last: without it, moving bytes from the end of one file to the start of
+ * the next would give the same digest. */
 static void file_fold_end(struct hash *hash, uint64_t len)
 {
     *hash = hash_sha256(hash->bytes, HASH_BYTES, &len, sizeof len);
@@ -81,6 +87,7 @@ void file_fold(struct hash *hash, const char *bytes, size_t len)
     file_fold_end(hash, len);
 }
 
+/* Fold the rest of f. The pieces are those of file_fold(), so both ways give the same digest. */
 static int file_fold_file(struct hash *hash, FILE *f, size_t limit)
 {
     char *piece = mem_alloc(PIECE);
@@ -89,7 +96,7 @@ static int file_fold_file(struct hash *hash, FILE *f, size_t limit)
 
     if (piece == NULL)
         return ERR_NO_MEMORY;
-    while (n == PIECE && total <= limit) { /* fread() gives less at the end alone */
+    while (n == PIECE && total <= limit) { /* a shorter piece is the end of the file */
         n = fread(piece, 1, PIECE, f);
         if (n > 0)
             *hash = hash_sha256(hash->bytes, HASH_BYTES, piece, n);

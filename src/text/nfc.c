@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * NFC: decompose, order the marks, compose; a starter with its marks at a time, so that the
- * work and the memory stay small however long the text is. Hangul is arithmetic. */
+ * Normalization form C (Unicode annex 15): decompose each character, sort the combining marks, then
+ * compose pairs. A run of characters is normalized at a time, from one that NFC may change to the
+ * next that it cannot, so that work and memory stay small for every length of text. Hangul
+ * syllables are computed, as the standard describes; all else is looked up in nfc.inc. */
 #include "base/mem.h"
 #include "base/utf8.h"
 #include "text/unicode.h"
@@ -11,24 +13,27 @@
 
 #define NFC_COUNT(array) (sizeof(array) / sizeof(array)[0])
 
-#define HANGUL_S         0xac00
-#define HANGUL_L         0x1100
-#define HANGUL_V         0x1161
-#define HANGUL_T         0x11a7
-#define HANGUL_L_COUNT   19
-#define HANGUL_V_COUNT   21
-#define HANGUL_T_COUNT   28
-#define HANGUL_N_COUNT   (HANGUL_V_COUNT * HANGUL_T_COUNT)
-#define HANGUL_S_COUNT   (HANGUL_L_COUNT * HANGUL_N_COUNT)
+/* Constants of the standard's arithmetic for Hangul: a syllable is a leading consonant (L), a vowel
+ * (V) and possibly a trailing consonant (T), and all combinations are numbered in order. */
+#define HANGUL_S       0xac00
+#define HANGUL_L       0x1100
+#define HANGUL_V       0x1161
+#define HANGUL_T       0x11a7
+#define HANGUL_L_COUNT 19
+#define HANGUL_V_COUNT 21
+#define HANGUL_T_COUNT 28
+#define HANGUL_N_COUNT (HANGUL_V_COUNT * HANGUL_T_COUNT)
+#define HANGUL_S_COUNT (HANGUL_L_COUNT * HANGUL_N_COUNT)
 
+/* Rows of the tables in nfc.inc, each sorted by its first members. */
 struct unicode_ccc {
     uint32_t c;
-    uint8_t ccc;
+    uint8_t ccc; /* canonical combining class; 0: a starter, which begins a new character */
 };
 
 struct unicode_decompose {
     uint32_t c;
-    uint16_t from;
+    uint16_t from; /* its full decomposition is unicode_parts[from .. from + n) */
     uint16_t n;
 };
 
@@ -40,13 +45,15 @@ struct unicode_compose {
 
 #include "text/nfc.inc"
 
-/* A decomposed character and where it stood, so that equal classes keep their order. */
+/* A decomposed character and its position: marks of the same class must keep their order, and
+ * qsort() alone is not stable. */
 struct nfc_char {
     uint32_t c;
     uint32_t order;
     uint8_t ccc;
 };
 
+/* The run of characters that is being normalized. */
 struct nfc {
     struct nfc_char *chars;
     size_t n;
@@ -54,6 +61,7 @@ struct nfc {
     bool failed;
 };
 
+/* bsearch() and its three comparisons, one per table. */
 static int nfc_compare_ccc(const void *key, const void *entry)
 {
     uint32_t c = *(const uint32_t *)key;
@@ -80,6 +88,7 @@ static int nfc_compare_composed(const void *key, const void *entry)
     return a->second < b->second ? -1 : a->second > b->second;
 }
 
+/* The combining class of a character. No character below U+0300 is a mark. */
 static uint8_t nfc_ccc_of(uint32_t c)
 {
     const struct unicode_ccc *found;
@@ -108,6 +117,7 @@ static void nfc_add(struct nfc *nfc, uint32_t c)
     nfc->n++;
 }
 
+/* Append the full canonical decomposition of one character; most characters are their own. */
 static void nfc_decompose(struct nfc *nfc, uint32_t c)
 {
     const struct unicode_decompose *found;
@@ -146,7 +156,8 @@ static int nfc_compare_order(const void *a, const void *b)
     return x->order < y->order ? -1 : x->order > y->order;
 }
 
-/* Sort each run of marks by class. */
+/* Sort each run of marks by class. Marks of different classes attach to different places of the
+ * letter, so their order in the text has no meaning. */
 static void nfc_order(struct nfc *nfc)
 {
     size_t i = 0;
@@ -165,7 +176,7 @@ static void nfc_order(struct nfc *nfc)
     }
 }
 
-/* What a and b become together; 0 when nothing. */
+/* The character that a and b compose to; 0 when there is none. */
 static uint32_t nfc_find_composed(uint32_t a, uint32_t b)
 {
     struct unicode_compose key = {.first = a, .second = b};
@@ -182,17 +193,20 @@ static uint32_t nfc_find_composed(uint32_t a, uint32_t b)
     return found == NULL ? 0 : found->composed;
 }
 
+/* Replace a starter and a mark that compose by their composition. A mark is blocked, and stays, when
+ * a character of its own or a higher class stands between it and the starter. chars[0 .. kept) is
+ * the result so far. */
 static void nfc_compose(struct nfc *nfc)
 {
     size_t kept = 0;
-    size_t starter = SIZE_MAX; /* place of the last starter kept */
+    size_t starter = SIZE_MAX; /* index of the last starter in the result */
     size_t i;
 
     for (i = 0; i < nfc->n; i++) {
         struct nfc_char x = nfc->chars[i];
         bool blocked = starter == SIZE_MAX;
 
-        /* Between them stand only marks of a lower class, or nothing. */
+        /* A mark composes when only marks of lower classes lie between it and the starter. */
         if (!blocked && kept > starter + 1)
             blocked = nfc->chars[kept - 1].ccc == 0 || nfc->chars[kept - 1].ccc >= x.ccc;
         if (!blocked) {
@@ -210,6 +224,7 @@ static void nfc_compose(struct nfc *nfc)
     nfc->n = kept;
 }
 
+/* Finish a run: order, compose and append it. */
 static void nfc_flush(struct nfc *nfc, struct buf *out)
 {
     size_t i;
@@ -224,9 +239,9 @@ static void nfc_flush(struct nfc *nfc, struct buf *out)
     nfc->n = 0;
 }
 
-/* Text between the places that NFC may change is copied. Such a place begins with the character
- * in front, which may take a mark, and ends before the next character that is left alone: nothing
- * reaches over that. */
+/* Text that NFC cannot change is copied. Where a character may change, the run begins one character
+ * earlier, because that one may take the mark, and ends before the next character that is certain
+ * to stay: composition never reaches across it. */
 void unicode_nfc(const char *text, size_t len, struct buf *out)
 {
     struct nfc nfc = {0};

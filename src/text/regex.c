@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * PCRE2 without its JIT: a front runs with no writable and executable memory. Its Unicode tables
- * are the library's; what characters they do not know of yet is added to each pattern from ours.
- * `$` is before every line feed in Oniguruma, hence MULTILINE. pattern.h has the other
- * differences. */
+ * Matching is done by PCRE2, interpreted: its JIT would need memory that is both writable and
+ * executable, which a front must not have. Two differences to Oniguruma are handled here:
+ * `$` matches before every line feed (hence PCRE2_MULTILINE), and the character properties are those
+ * of Unicode 16.0, whereas the library's tables may be older. Characters that they lack are
+ * added to each pattern from the tables of unicode.h. pattern.h lists the other differences. */
 #include "text/regex.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
@@ -18,7 +19,7 @@
 #include "text/pattern.h"
 #include "text/unicode.h"
 
-#define MATCH_STEPS_MAX 100000000 /* a megabyte of one class needs a few steps a byte */
+#define MATCH_STEPS_MAX 100000000 /* one class over a megabyte needs a few steps per byte */
 #define CODE_POINTS     0x110000u
 #define HEAP_KIB_MAX    262144
 
@@ -31,6 +32,8 @@ struct regex_work {
     pcre2_match_data *match;
 };
 
+/* Compile a translated pattern into re, with the bounds on steps and memory that protect a front
+ * from a pattern that backtracks exponentially. On error the caller empties re. */
 static int regex_compile(struct regex *re, const struct buf *pattern, char *why, size_t why_cap)
 {
     int error = 0;
@@ -62,9 +65,14 @@ static void regex_empty(struct regex *re)
     *re = (struct regex){0};
 }
 
-/* --- Unicode 16.0 ------------------------------------------------------------------------------*/
+/* --- properties of Unicode 16.0 ----------------------------------------------------------------*/
 
-/* The categories of a property's name, one bit each; 0 for a name that is none of these. */
+/* PCRE2's tables may be of an older Unicode version than ours, and there is no call that lists a
+ * property's characters. So all characters that have the property here are written into one text,
+ * and PCRE2 is asked to find those that lack it there. This happens at start only. */
+
+/* A set of general categories, one bit each, of a property's name: "Lu" is one category, "L" all
+ * that begin with L. 0 for other names: these are written as they are. */
 static uint32_t regex_categories_of(const char *name, size_t len)
 {
     static const char names[][3] = {"Cn", "Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Me", "Nd",
@@ -73,13 +81,15 @@ static uint32_t regex_categories_of(const char *name, size_t len)
     uint32_t found = 0;
     size_t i;
 
+    /* Categories of C are skipped: no pattern of a tokenizer asks for unassigned characters. */
     for (i = 1; i < sizeof names / sizeof names[0]; i++)
         if ((len == 1 || len == 2) && memcmp(names[i], name, len) == 0 && name[0] != 'C')
             found |= (uint32_t)1 << i;
     return found;
 }
 
-/* All characters of these categories, as a text. */
+/* Append all characters of these categories as UTF-8, ascending. ASCII is the same in all versions
+ * and surrogates are no characters, so both are skipped. */
 static void regex_add_all(uint32_t categories, struct buf *out)
 {
     uint8_t *classes = mem_alloc(CODE_POINTS);
@@ -101,7 +111,8 @@ static void regex_add_all(uint32_t categories, struct buf *out)
     mem_free(classes);
 }
 
-/* Append as members of a class the characters of text[0 .. len), ascending. */
+/* Append the characters of text[0 .. len), which ascend, as ranges of a class: \x{a}-\x{f}. The
+ * pass with i == len closes the last range. */
 static void regex_add_ranges(const char *text, size_t len, struct buf *out)
 {
     uint32_t first = 0;
@@ -122,7 +133,8 @@ static void regex_add_ranges(const char *text, size_t len, struct buf *out)
     }
 }
 
-/* What PCRE2 finds to lack the property among the characters that have it here. */
+/* The pattern_additions function: append the characters that have the property in our tables but
+ * not in PCRE2's. */
 static void regex_add_missing(const char *name, size_t len, struct buf *out)
 {
     struct regex lacking = {0};
@@ -142,6 +154,7 @@ static void regex_add_missing(const char *name, size_t len, struct buf *out)
     if (work == NULL || pattern.failed || all.failed ||
         regex_compile(&lacking, &pattern, why, sizeof why) != ERR_OK)
         out->failed = out->failed || work == NULL || pattern.failed || all.failed;
+    /* A match is a run of characters that lack the property. */
     else
         while (regex_next(&lacking, work, all.bytes, all.len, end, &from, &end) == ERR_OK)
             regex_add_ranges(all.bytes + from, end - from, out);
@@ -151,7 +164,7 @@ static void regex_add_missing(const char *name, size_t len, struct buf *out)
     buf_fini(&pattern);
 }
 
-/* --- compiling ---------------------------------------------------------------------------------*/
+/* --- compiling and matching --------------------------------------------------------------------*/
 
 int regex_open(struct regex **out, const char *pattern, size_t len, char *why, size_t why_cap)
 {
@@ -218,6 +231,7 @@ int regex_next(const struct regex *re, struct regex_work *work, const char *text
     if (n < 0)
         return ERR_LIMIT;
     *start = place[0];
-    *end = place[1] < place[0] ? place[0] : place[1]; /* \K may turn them round */
+    /* \K in a look-ahead can put the start after the end. */
+    *end = place[1] < place[0] ? place[0] : place[1];
     return ERR_OK;
 }

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A sorted list; spans that touch are one, so that a place lies in one span or in none. */
+ * A sorted array. Because spans that touch are merged, a byte lies in one span or in none, and a
+ * range is covered exactly when the span of its first byte reaches to its end. An array that is too
+ * small is copied into a larger one; the arena keeps the outgrown copy until it is reset. */
 #include "text/spans.h"
 
 #include <string.h>
@@ -38,6 +40,7 @@ void spans_cut(struct spans *spans, size_t len)
 
 size_t spans_find(const struct span *items, size_t n, size_t at)
 {
+    /* Binary search; the answer is always in [low, n]. */
     size_t low = 0;
 
     while (low < n) {

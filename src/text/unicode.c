@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Searches in the tables of unicode.inc. */
+ * Searches in the tables of unicode.inc. A class is looked up among runs of code points that share
+ * one: each run is a word with its first code point in the upper 24 bits and the class in the lower
+ * 8, ascending. Case mappings are a sorted table of the characters that have one. */
 #include "text/unicode.h"
 
 #include <string.h>
@@ -22,6 +24,7 @@ struct unicode_special_case {
 
 #include "text/unicode.inc"
 
+/* Invariant of the search: run `low` begins at or before c, run `high` after it. */
 uint8_t unicode_class(uint32_t c)
 {
     size_t low = 0;
@@ -50,6 +53,8 @@ void unicode_fill(uint8_t *classes, uint32_t n)
     }
 }
 
+/* The cases in which one character becomes several, such as the capital of U+00DF, "SS". There are
+ * about a hundred, and they are rare, so the list is searched from its start. */
 static int unicode_special_case(uint32_t c, enum unicode_letter_case to, uint32_t out[3])
 {
     size_t i;
@@ -90,6 +95,7 @@ int unicode_to_case(uint32_t c, enum unicode_letter_case to, uint32_t out[3])
     return 1;
 }
 
+/* Categories are ordered so that separators, controls and private use come last. */
 bool unicode_is_printable(uint32_t c)
 {
     uint8_t category = unicode_class(c) & UNICODE_CATEGORY;
@@ -116,7 +122,8 @@ size_t unicode_next_check(const char *text, size_t len, size_t from)
                 continue;
             }
         }
-        if ((unsigned char)text[i] < 0xcc) { /* below U+0300 nothing changes */
+        /* Lead bytes below 0xcc encode characters below U+0300, which NFC never changes. */
+        if ((unsigned char)text[i] < 0xcc) {
             i += (unsigned char)text[i] < 0x80 ? 1 : 2;
             continue;
         }

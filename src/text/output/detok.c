@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Bytes of tokens -> whole characters -> text that no stop string can still claim -> out.
- * Models with byte fallback have two more stages in front: runs of byte tokens wait for their
- * end, and the start of a text loses its space.
+ * A pipeline of stages, each of which holds back the bytes it cannot decide on:
  *
- * Each stop string has a Knuth-Morris-Pratt automaton; its state is how much of the stop string
- * the text ends with, and the longest state is exactly what must be held back. */
+ *     token -> detok_push -> run of byte tokens -> leading space -> characters -> stop strings -> out
+ *                            detok_flush_run       detok_put_started  put_joined   detok_put_text
+ *
+ * The first two stages matter only for models with byte fallback. Each stop string has a
+ * Knuth-Morris-Pratt automaton; its state is the number of bytes of the stop string that the text
+ * ends with. The largest state over all stop strings is exactly the number of bytes to hold back.
+ * Cost per byte: amortized one comparison per stop string. */
 #include "text/output/detok.h"
 
 #include <string.h>
@@ -13,12 +16,16 @@
 #include "base/mem.h"
 #include "base/utf8.h"
 
+/* The automaton of one stop string. */
 struct detok_match {
     const char *text;
     uint16_t len;
-    uint16_t state;       /* bytes of it that the text ends with */
+    uint16_t state;       /* bytes of text that the output ends with */
     const uint16_t *fail; /* fail[i]: longest proper border of the first i bytes */
 };
+
+/* The failure function of Knuth, Morris and Pratt: fail[i] is the length of the longest proper
+ * prefix of text[0 .. i) that is also its suffix. fail has len + 1 entries. */
 
 static void detok_fill_borders(uint16_t *fail, const char *text, size_t len)
 {
@@ -43,7 +50,7 @@ int detok_init(struct detok *detok, const struct tokenizer *tokenizer, bool skip
     size_t longest = 0;
     size_t i;
     char *memory;
-    uint16_t *fail;
+    uint16_t *fail_at;
 
     if (n_stops > DETOK_STOPS_MAX)
         return ERR_LIMIT;
@@ -52,9 +59,10 @@ int detok_init(struct detok *detok, const struct tokenizer *tokenizer, bool skip
             return ERR_INVALID;
         if (stops[i].len > DETOK_STOP_BYTES_MAX)
             return ERR_LIMIT;
-        bytes += sizeof(struct detok_match) + (stops[i].len + 1) * sizeof *fail + stops[i].len;
+        bytes += sizeof(struct detok_match) + (stops[i].len + 1) * sizeof *fail_at + stops[i].len;
         longest = stops[i].len > longest ? stops[i].len : longest;
     }
+    /* One block holds the automata, their failure functions, the texts and the held bytes. */
     memory = mem_alloc(bytes + longest);
     if (memory == NULL)
         return ERR_NO_MEMORY;
@@ -67,13 +75,13 @@ int detok_init(struct detok *detok, const struct tokenizer *tokenizer, bool skip
                             .n_stops = (int)n_stops,
                             .held_cap = longest};
     detok->matches = (struct detok_match *)(void *)memory;
-    fail = (uint16_t *)(void *)(detok->matches + n_stops);
+    fail_at = (uint16_t *)(void *)(detok->matches + n_stops);
     for (i = 0; i < n_stops; i++) {
-        detok->matches[i] = (struct detok_match){.len = (uint16_t)stops[i].len, .fail = fail};
-        detok_fill_borders(fail, stops[i].text, stops[i].len);
-        fail += stops[i].len + 1;
+        detok->matches[i] = (struct detok_match){.len = (uint16_t)stops[i].len, .fail = fail_at};
+        detok_fill_borders(fail_at, stops[i].text, stops[i].len);
+        fail_at += stops[i].len + 1;
     }
-    memory = (char *)fail;
+    memory = (char *)fail_at;
     for (i = 0; i < n_stops; i++) {
         memcpy(memory, stops[i].text, stops[i].len);
         detok->matches[i].text = memory;
@@ -89,6 +97,7 @@ void detok_fini(struct detok *detok)
     *detok = (struct detok){.stop_idx = -1};
 }
 
+/* Advance an automaton by one byte of output. */
 static void detok_match_step(struct detok_match *m, char c)
 {
     while (m->state > 0 && m->text[m->state] != c)
@@ -97,7 +106,8 @@ static void detok_match_step(struct detok_match *m, char c)
         m->state++;
 }
 
-/* A stop string is complete: what is held and c end with it. */
+/* A stop string is complete: the held text and c end with it. Write the text before it (or all of
+ * it with include_stop) and end the stream. */
 static void detok_stop_at(struct detok *detok, int idx, char c, struct buf *out)
 {
     size_t before = detok->held_len + 1 - detok->matches[idx].len;
@@ -111,8 +121,8 @@ static void detok_stop_at(struct detok *detok, int idx, char c, struct buf *out)
     detok->status = DETOK_STOPPED;
 }
 
-/* One byte of text. The bytes that no match needs leave; held_cap is the longest stop string, and
- * a complete one stops, so what is held never exceeds it. */
+/* Stage: one byte of text. Write the bytes that no match can use. held_cap, the longest stop string,
+ * is enough: a match of that length is complete and ends the stream. */
 static void detok_put_byte(struct detok *detok, char c, struct buf *out)
 {
     size_t longest = 0;
@@ -120,14 +130,14 @@ static void detok_put_byte(struct detok *detok, char c, struct buf *out)
     int i;
 
     for (i = 0; i < detok->n_stops; i++) {
-        struct detok_match *m = &detok->matches[i];
+        struct detok_match *match = &detok->matches[i];
 
-        detok_match_step(m, c);
-        if (m->state == m->len) {
+        detok_match_step(match, c);
+        if (match->state == match->len) {
             detok_stop_at(detok, i, c, out);
             return;
         }
-        longest = m->state > longest ? m->state : longest;
+        longest = match->state > longest ? match->state : longest;
     }
     if (longest == 0) {
         buf_add(out, detok->held, detok->held_len);
@@ -142,6 +152,7 @@ static void detok_put_byte(struct detok *detok, char c, struct buf *out)
     detok->held[detok->held_len++] = c;
 }
 
+/* Stage: whole characters of text, on their way to the stop strings. */
 static void detok_put_text(struct detok *detok, const char *text, size_t len, struct buf *out)
 {
     size_t i;
@@ -154,7 +165,8 @@ static void detok_put_text(struct detok *detok, const char *text, size_t len, st
         detok_put_byte(detok, text[i], out);
 }
 
-/* Append whole characters of bytes, keep the start of one that is cut off. */
+/* Stage: bytes that begin at a character's first byte. Whole characters go on, invalid bytes become
+ * U+FFFD, and the first bytes of a character that is cut off are kept in `partial`. */
 static void detok_put_bytes(struct detok *detok, const char *bytes, size_t len, struct buf *out)
 {
     size_t from = 0;
@@ -181,10 +193,10 @@ static void detok_put_bytes(struct detok *detok, const char *bytes, size_t len, 
     detok_put_text(detok, bytes + from, len - from, out);
 }
 
-/* Append bytes behind the character that may be open. */
+/* Stage: bytes that follow the incomplete character of the last call, if there is one. */
 static void detok_put_joined(struct detok *detok, const char *bytes, size_t len, struct buf *out)
 {
-    /* Finish the open character, a byte at a time; three more end it at the latest. */
+    /* Complete that character one byte at a time; it needs at most three more. */
     while (detok->partial_len > 0 && len > 0) {
         char joined[5];
         size_t n = detok->partial_len;
@@ -199,7 +211,7 @@ static void detok_put_joined(struct detok *detok, const char *bytes, size_t len,
         detok_put_bytes(detok, bytes, len, out);
 }
 
-/* Append text behind what the start of a text loses. */
+/* Stage: text of a token. At the start of the output the decoder's leading spaces are dropped. */
 static void detok_put_started(struct detok *detok, const char *bytes, size_t len, struct buf *out)
 {
     uint32_t taken = 0;
@@ -212,7 +224,7 @@ static void detok_put_started(struct detok *detok, const char *bytes, size_t len
     detok_put_joined(detok, bytes + from, len - from, out);
 }
 
-/* The run has ended: its characters, or one U+FFFD a byte. */
+/* A run of byte tokens is over: write its characters, or one U+FFFD per byte if it is invalid. */
 static void detok_flush_run(struct detok *detok, struct buf *out)
 {
     bool valid = utf8_is_valid(detok->run, detok->run_len);
@@ -226,13 +238,14 @@ static void detok_flush_run(struct detok *detok, struct buf *out)
         detok_put_started(detok, "\xef\xbf\xbd", 3, out);
 }
 
-/* The run is as long as may be: its whole characters leave, the start of one stays. */
+/* The run is full: write its complete characters and keep the first bytes of the last one. */
 static void detok_shorten_run(struct detok *detok, struct buf *out)
 {
     size_t whole = 0;
     size_t n;
     char rest[4];
 
+    /* Find the length of the valid beginning. */
     while (whole < detok->run_len &&
            (n = utf8_sequence(detok->run + whole, detok->run_len - whole)) != 0)
         whole += n;
@@ -241,7 +254,7 @@ static void detok_shorten_run(struct detok *detok, struct buf *out)
         detok_flush_run(detok, out);
         return;
     }
-    memcpy(rest, detok->run + whole, n); /* at most three bytes begin a character */
+    memcpy(rest, detok->run + whole, n); /* an incomplete character has at most three bytes */
     detok->run_len = whole;
     detok_flush_run(detok, out);
     memcpy(detok->run, rest, n);

@@ -1,16 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The machine: a state, a run of text that is not taken yet, and a step for each state that takes
- * as much of it as is certain. A step that could go on with more text leaves it and waits; at the
- * end nothing more comes and what is there counts. So the cut of the text into pushes is
- * without consequence. What is inside a long value is moved out of `in` as it comes: the whole is
- * linear. */
+ * The parser is a state and a buffer of text that is not consumed yet. Each state has a step that
+ * consumes as much as is certain. A step that could decide differently with more text returns false
+ * and waits for the next push; after reply_finish() there is no more text, so it must decide. That
+ * makes the events independent of the split into pushes.
+ *
+ * A call begins as a suspicion: the text after an opening tag is kept in `raw` until the
+ * function's name is known. Then the call is emitted, or `raw` becomes content. Long values leave
+ * the buffer as they come, so the whole is linear. */
 #include "text/output/reply.h"
 
 #include <string.h>
 
 #include "text/output/reply_parts.h"
 
+/* DeepSeek's tags are spelled with U+FF5C and U+2581 in place of '|' and '_'. */
 #define DEEPSEEK_OPEN               \
     "<\xef\xbd\x9ctool\xe2\x96\x81" \
     "call\xe2\x96\x81"              \
@@ -29,6 +33,10 @@
     "calls\xe2\x96\x81"             \
     "end\xef\xbd\x9c>"
 
+/* A call is written: open, head, name, end, arguments, close. For example, in DeepSeek V3:
+ *
+ *     <tool_call_begin>function<tool_sep>NAME\n```json\n{"k": 1}\n```<tool_call_end>
+ *     open             head              name  end     arguments      close */
 const struct reply_shape reply_formats[REPLY_FORMATS] = {
     [REPLY_PLAIN] = {.name = "none"},
     [REPLY_HERMES] = {.name = "hermes",
@@ -84,9 +92,9 @@ const struct reply_shape reply_formats[REPLY_FORMATS] = {
 static const char *const think_open[] = {NULL, "<think>", "[THINK]"};
 static const char *const think_close[] = {NULL, "</think>", "[/THINK]"};
 
-/* --- reading ahead ------------------------------------------------------------------------ */
+/* --- looking ahead ------------------------------------------------------------------------ */
 
-/* Does what stands `from` behind the taken text begin with tag? */
+/* A tag may be cut by the end of the text received so far: then MATCH_MAYBE makes the step wait. */
 enum match reply_match(const struct reply *reply, size_t from, const char *tag)
 {
     size_t n = strlen(tag), left = reply_left(reply) - from;
@@ -99,8 +107,8 @@ enum match reply_match(const struct reply *reply, size_t from, const char *tag)
     return reply->ended ? MATCH_NO : MATCH_MAYBE;
 }
 
-/* The first of n tags (NULL: none) in what is left: its number, and in *before what stands in front
- * of it; -1 when there is none, and in *before how much is certain to be in front of any. */
+/* Scan position by position. At the first position where a tag matches or might match, stop: text
+ * before it is certain, text after it is not. */
 int reply_find(const struct reply *reply, const char *const *tags, int n, size_t *before)
 {
     size_t left = reply_left(reply), i;
@@ -121,6 +129,7 @@ int reply_find(const struct reply *reply, const char *const *tags, int n, size_t
     return -1;
 }
 
+/* While the call is only suspected, remember its bytes: they may turn out to be content. */
 void reply_take(struct reply *reply, size_t n)
 {
     if (!reply->is_said && reply->state >= REPLY_AT_HEAD && reply->state < REPLY_IN_HEADER)
@@ -137,7 +146,7 @@ void reply_take_space(struct reply *reply)
     reply_take(reply, n);
 }
 
-/* --- saying ------------------------------------------------------------------------------- */
+/* --- emitting events ---------------------------------------------------------------------- */
 
 void reply_say(struct reply *reply, enum reply_kind kind, const char *bytes, size_t len)
 {
@@ -145,12 +154,13 @@ void reply_say(struct reply *reply, enum reply_kind kind, const char *bytes, siz
         .kind = kind, .call = reply->n_calls - 1, .bytes = bytes, .len = len};
 
     if (kind == REPLY_CONTENT && reply->o.only_calls)
-        return; /* a call that was cut, or white space around one */
+        return; /* a call that was cut short, or white space around one */
     if (len > 0 || kind == REPLY_CALL_BEGIN || kind == REPLY_CALL_END)
         reply->said(reply->arg, &event);
 }
 
-/* White space is kept back: before a call it is nobody's, and so it is behind reasoning. */
+/* White space at the end is held back: before a tool call or after reasoning it belongs to the
+ * format and is dropped, and only text that follows makes it content. */
 void reply_say_content(struct reply *reply, const char *bytes, size_t len)
 {
     size_t solid = len;
@@ -170,6 +180,7 @@ void reply_say_content(struct reply *reply, const char *bytes, size_t len)
     buf_add(&reply->space, bytes + solid, len - solid);
 }
 
+/* Reasoning loses the white space at both ends, which the templates write around it. */
 void reply_say_reason(struct reply *reply, const char *bytes, size_t len)
 {
     size_t solid = len, from = 0;
@@ -211,7 +222,7 @@ void reply_end_call(struct reply *reply, int state)
     reply->state = state;
 }
 
-/* A call begins here: the tag is taken when it turns out to be one. */
+/* Start to suspect a call. The state that follows emits it once the name is known. */
 void reply_begin_call(struct reply *reply, int state, size_t tag)
 {
     reply->state = state;
@@ -222,19 +233,21 @@ void reply_begin_call(struct reply *reply, int state, size_t tag)
     reply_take(reply, tag);
 }
 
+/* raw is moved out first, because emitting content may append to the buffers of the reply. */
 void reply_fail_call(struct reply *reply)
 {
     struct buf raw = reply->raw;
 
     reply->raw = (struct buf){0};
     reply->state = REPLY_IN_TEXT;
-    reply->any_content = true; /* so that the same text is not taken for a call again */
+    reply->any_content = true; /* do not suspect the same text of being a call again */
     reply_say_content(reply, raw.bytes, raw.len);
     buf_fini(&raw);
 }
 
 /* --- reasoning and text ------------------------------------------------------------------- */
 
+/* The first state: skip white space, then decide whether the reply begins with reasoning. */
 static bool reply_step_start(struct reply *reply)
 {
     const char *open = think_open[reply->o.reasoning];
@@ -262,6 +275,7 @@ static bool reply_step_start(struct reply *reply)
     return true;
 }
 
+/* Inside reasoning: emit text up to the closing tag. */
 static bool reply_step_reason(struct reply *reply)
 {
     size_t before;
@@ -277,7 +291,7 @@ static bool reply_step_reason(struct reply *reply)
     return true;
 }
 
-/* Formats whose calls have no tag: only a reply that begins like one is looked at. */
+/* Formats whose calls have no opening tag: only the first character of a reply can begin one. */
 static bool reply_begins_bare(struct reply *reply, const struct reply_shape *shape)
 {
     size_t n = 0;
@@ -296,7 +310,7 @@ static bool reply_begins_bare(struct reply *reply, const struct reply_shape *sha
     return true;
 }
 
-/* Nothing but white space may be the beginning of a call that has no tag. */
+/* True while the reply is only white space: the first character of a call may still come. */
 static bool reply_waits_for_bare(const struct reply *reply, const struct reply_shape *shape)
 {
     if (shape->first == 0 || reply->any_content || reply->ended)
@@ -308,6 +322,7 @@ static bool reply_waits_for_bare(const struct reply *reply, const struct reply_s
     return true;
 }
 
+/* A tag was found: `which` counts the opening tags first, then the tags around all calls. */
 static void reply_open_call(struct reply *reply, const struct reply_shape *shape, int which)
 {
     int state = shape->args == ARGS_OBJECT ? REPLY_AT_OBJECT : REPLY_AT_HEAD;
@@ -323,9 +338,10 @@ static void reply_open_call(struct reply *reply, const struct reply_shape *shape
         state = REPLY_IN_NAME;
     reply_begin_call(reply, state, strlen(shape->open[which]));
     if (state == REPLY_IN_PYTHON)
-        buf_clear(&reply->raw); /* which is to hold nothing but the list */
+        buf_clear(&reply->raw); /* it must hold the list alone, for the parser of Python */
 }
 
+/* In content: emit text up to the next tag that begins a call. */
 static bool reply_step_text(struct reply *reply)
 {
     const struct reply_shape *shape = &reply_formats[reply->o.format];
@@ -346,7 +362,8 @@ static bool reply_step_text(struct reply *reply)
     return true;
 }
 
-/* Behind a call or reasoning: white space and what parts calls mean nothing. */
+/* After a call or reasoning: skip white space and the separators between calls. Llama writes
+ * several calls as {...}; {...}. Any other text is content. */
 static bool reply_step_between(struct reply *reply)
 {
     const struct reply_shape *shape = &reply_formats[reply->o.format];
@@ -381,6 +398,7 @@ static bool reply_step_between(struct reply *reply)
 
 /* --- a call's name ------------------------------------------------------------------------ */
 
+/* After an opening tag: a list of calls as JSON, or the text that comes before the name. */
 static bool reply_step_head(struct reply *reply)
 {
     const struct reply_shape *shape = &reply_formats[reply->o.format];
@@ -409,7 +427,7 @@ static bool reply_step_head(struct reply *reply)
     return match != MATCH_MAYBE;
 }
 
-/* White space around a name, and what Kimi K2 puts around it: functions.NAME:INDEX. */
+/* Remove white space around a name, and Kimi K2's decoration: functions.NAME:INDEX. */
 static void reply_trim_name(struct reply *reply)
 {
     struct buf *buf = &reply->name;
@@ -435,6 +453,8 @@ static void reply_trim_name(struct reply *reply)
     }
 }
 
+/* Names are not checked against the request's tools; this only rejects text that cannot be a name,
+ * so that a tag in ordinary prose does not swallow a paragraph. */
 bool reply_is_name(const struct buf *buf)
 {
     for (size_t i = 0; i < buf->len; i++) {
@@ -446,6 +466,8 @@ bool reply_is_name(const struct buf *buf)
     return buf->len > 0 && buf->len <= 256;
 }
 
+/* The name is known. Arguments as JSON are emitted as they come; parameters in tags are translated
+ * to a JSON object, which begins here. */
 static void reply_begin_args(struct reply *reply, enum args_kind args)
 {
     if (args == ARGS_JSON) {
@@ -457,8 +479,10 @@ static void reply_begin_args(struct reply *reply, enum args_kind args)
     reply->state = REPLY_AT_PARAM;
 }
 
-#define NAME_READ_MAX 512 /* bytes in which a name must have ended */
+#define NAME_READ_MAX 512 /* bytes within which a name must have ended */
 
+/* Collect the name up to one of its end tags. In Mistral's format f[CALL_ID]id[ARGS]{...} the text
+ * after [CALL_ID] is skipped: this step then runs a second time with has_name set. */
 static bool reply_step_name(struct reply *reply)
 {
     const struct reply_shape *shape = &reply_formats[reply->o.format];
@@ -467,8 +491,9 @@ static bool reply_step_name(struct reply *reply)
     size_t before;
     int found = reply_find(reply, tags, ENDS + 1, &before);
 
-    if (!reply->has_name) {                                 /* behind [CALL_ID] stands an id */
-        if (before > NAME_READ_MAX + 1 - reply->name.len) { /* at one place, however it comes */
+    if (!reply->has_name) {
+        /* Cut at a fixed length, so that the split into pushes makes no difference. */
+        if (before > NAME_READ_MAX + 1 - reply->name.len) {
             before = NAME_READ_MAX + 1 - reply->name.len;
             found = -1;
         }
@@ -487,7 +512,7 @@ static bool reply_step_name(struct reply *reply)
     if (found < ENDS && tags[found][0] != '<')
         reply_take(reply, strlen(tags[found]));
     if (found == 1 && reply->o.format == REPLY_MISTRAL)
-        return true; /* the id */
+        return true; /* skip the call's id */
     if (shape->end[found < ENDS ? found : 0][0] == '<' && shape->args == ARGS_JSON)
         reply_take(reply, strlen(tags[found]));
     reply_begin_args(reply, shape->args);
@@ -496,7 +521,7 @@ static bool reply_step_name(struct reply *reply)
 
 /* --- the machine -------------------------------------------------------------------------- */
 
-/* One step; false when more text is needed. */
+/* Run the step of the current state. False when it needs more text. */
 static bool reply_step(struct reply *reply)
 {
     switch ((enum reply_state)reply->state) {
@@ -537,7 +562,8 @@ static bool reply_has_failed(const struct reply *reply)
            reply->value.failed || reply->space.failed;
 }
 
-/* Each step takes text or goes on in the format's order, so this ends. */
+/* Run steps until one needs more text. Each step consumes text or moves on in the order of the
+ * format, so the loop ends. Consumed text is removed only now and then, to stay linear. */
 static int reply_run_step(struct reply *reply)
 {
     while (!reply_has_failed(reply) && (reply_left(reply) > 0 || reply->ended) && reply_step(reply))
@@ -584,9 +610,9 @@ bool reply_is_reasoning(const struct reply *reply)
 bool reply_may_be_content(const struct reply *reply)
 {
     if (reply->state == REPLY_BETWEEN)
-        return reply_left(reply) > 0; /* the beginning of a tag, or not */
+        return reply_left(reply) > 0; /* possibly the beginning of a tag */
     if (reply->state >= REPLY_AT_HEAD && reply->state < REPLY_IN_HEADER)
-        return !reply->is_said; /* what is no call after all is content */
+        return !reply->is_said; /* a suspected call may become content */
     if (reply->state == REPLY_IN_MESSAGE_TEXT)
         return !reply->at_message || reply_left(reply) > 0;
     return reply->state == REPLY_AT_START || reply->state == REPLY_IN_TEXT;
@@ -602,7 +628,7 @@ int reply_finish(struct reply *reply)
     rc = reply_run_step(reply);
     if (rc != ERR_OK)
         return rc;
-    /* A call in the middle of its arguments stays as it is: the client is told why it ended. */
+    /* A call that is cut inside its arguments stays a call: the finish reason explains it. */
     if (!reply->is_said && reply->raw.len > 0 && reply->state >= REPLY_AT_HEAD &&
         reply->state < REPLY_IN_HEADER)
         reply_fail_call(reply);
@@ -614,6 +640,8 @@ int reply_finish(struct reply *reply)
 
 /* --- which format ------------------------------------------------------------------------- */
 
+/* A chat template shows the model how to write calls, so its source names the tags. The order of
+ * the rows matters: a template may mention the words of several rows. */
 enum reply_format reply_format_of(const char *source)
 {
     static const struct {
@@ -641,7 +669,7 @@ enum reply_format reply_format_of(const char *source)
         if (words[i].format == REPLY_DEEPSEEK_V3 && strstr(source, DEEPSEEK_OPEN) == NULL)
             continue;
         if (words[i].format == REPLY_QWEN3_CODER && strstr(source, "<parameter=") == NULL)
-            return REPLY_PLAIN; /* functionary's: JSON between the tags, which no row here has */
+            return REPLY_PLAIN; /* functionary's variant: JSON between the tags; no row has it */
         return words[i].format;
     }
     return REPLY_PLAIN;
@@ -656,7 +684,7 @@ enum reply_reasoning reply_reasoning_of(const char *source)
 
 enum reply_format reply_format_named(const char *name)
 {
-    /* vLLM has several parsers for one format. */
+    /* vLLM has several parsers for some formats. */
     static const struct {
         const char *name;
         enum reply_format format;
@@ -712,7 +740,7 @@ bool reply_is_inside(enum reply_reasoning reasoning, const char *prompt, size_t 
 {
     const char *open = think_open[reasoning], *close = think_close[reasoning];
 
-    /* The later of the two tags decides; only the end of a prompt can hold it open. */
+    /* The later of the two tags decides. Only one near the end of the prompt can be open. */
     for (size_t i = len; open != NULL && i > 0 && len - i < 4096; i--) {
         size_t left = len - (i - 1);
 
@@ -721,7 +749,7 @@ bool reply_is_inside(enum reply_reasoning reasoning, const char *prompt, size_t 
         if (left >= strlen(open) && memcmp(prompt + i - 1, open, strlen(open)) == 0) {
             for (size_t k = i - 1 + strlen(open); k < len; k++) {
                 if (!reply_is_space(prompt[k]))
-                    return false; /* a text about the tag */
+                    return false; /* text that mentions the tag */
             }
             return true;
         }
@@ -749,6 +777,7 @@ const char *reply_reason_close(enum reply_reasoning reasoning)
     return think_close[reasoning];
 }
 
+/* Some tags are not columns of the table, because only one format has them. */
 int reply_tags(enum reply_format format, enum reply_reasoning reasoning,
                const char *tags[REPLY_TAGS_MAX])
 {

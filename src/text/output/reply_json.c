@@ -1,14 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Steps of a reply inside JSON: the arguments of a call, and a call that is an object itself. */
+ * Steps of the reply parser inside JSON: the arguments of a call, and calls that are JSON objects
+ * themselves, {"name": "f", "arguments": {...}}. The text is not parsed as JSON but scanned for
+ * strings and brackets, so that arguments can be emitted while they come. */
 #include <string.h>
 
 #include "text/output/reply_parts.h"
 
 /* --- arguments as JSON -------------------------------------------------------------------- */
 
-/* How much of what is left belongs to the JSON value that is being read; *ends when it ends there.
- * Brackets are not told apart: who writes the wrong one has written no JSON anyway. */
+/* The number of pending bytes that belong to the JSON value being read; *ends reports whether it
+ * ends there. Kinds of brackets are not distinguished: text in which they do not match is no valid
+ * JSON in any case, and the client gets it as the model wrote it. */
 static size_t reply_scan_value(struct reply *reply, bool *ends)
 {
     size_t i;
@@ -36,6 +39,7 @@ static size_t reply_scan_value(struct reply *reply, bool *ends)
     return i;
 }
 
+/* Expect a value whose state is kept in depth, in_text and escaped. */
 static void reply_begin_value(struct reply *reply, int state)
 {
     reply->depth = 0;
@@ -43,6 +47,7 @@ static void reply_begin_value(struct reply *reply, int state)
     reply->state = state;
 }
 
+/* Arguments must be an object; anything else means that this was no call. */
 bool reply_step_args_begin(struct reply *reply)
 {
     reply_take_space(reply);
@@ -57,6 +62,7 @@ bool reply_step_args_begin(struct reply *reply)
     return true;
 }
 
+/* Inside arguments: emit them as they come. */
 bool reply_step_args(struct reply *reply)
 {
     bool is_object = reply_formats[reply->o.format].args == ARGS_OBJECT || reply->in_list, ends;
@@ -74,6 +80,8 @@ bool reply_step_args(struct reply *reply)
     return true;
 }
 
+/* After the arguments: skip white space, the end of a ```json fence and the closing tag. A missing
+ * closing tag is accepted, because models forget it. */
 bool reply_step_close(struct reply *reply)
 {
     const char *close = reply_formats[reply->o.format].close;

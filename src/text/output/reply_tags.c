@@ -1,13 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Steps of a reply inside tags: parameters of a call, a list of calls in Python, and the messages
- * of harmony. */
+ * Steps of the reply parser inside tags: the parameters of a call, a list of calls in Python, and
+ * the messages of harmony (the format of gpt-oss). */
 #include <string.h>
 
 #include "text/output/reply_parts.h"
 
 /* --- parameters in tags ------------------------------------------------------------------- */
 
+/* Two formats write each parameter in tags:
+ *
+ *     Qwen3-Coder  <function=f><parameter=k>v</parameter></function></tool_call>
+ *     GLM 4.5      <tool_call>f<arg_key>k</arg_key><arg_value>v</arg_value></tool_call>
+ *
+ * Each parameter becomes a member of the JSON object of arguments when its closing tag has come:
+ * before that its type cannot be decided. */
 static const char *reply_param_open(const struct reply *reply)
 {
     return reply->o.format == REPLY_GLM45 ? "<arg_key>" : "<parameter=";
@@ -23,6 +30,7 @@ static const char *reply_value_end(const struct reply *reply)
     return reply->o.format == REPLY_GLM45 ? "</arg_value>" : "</parameter>";
 }
 
+/* Between parameters: the next one, or the end of the call. */
 bool reply_step_param(struct reply *reply)
 {
     const char *call_end = reply->o.format == REPLY_GLM45 ? "</tool_call>" : "</function>";
@@ -49,6 +57,7 @@ bool reply_step_param(struct reply *reply)
     return true;
 }
 
+/* Inside a parameter's name. */
 bool reply_step_in_param(struct reply *reply)
 {
     const char *end = reply_param_name_end(reply);
@@ -65,6 +74,7 @@ bool reply_step_in_param(struct reply *reply)
     return true;
 }
 
+/* GLM: between the name's closing tag and the value's opening tag. */
 bool reply_step_before_value(struct reply *reply)
 {
     enum match match;
@@ -81,6 +91,7 @@ bool reply_step_before_value(struct reply *reply)
     return true;
 }
 
+/* Inside a value: collect it, and emit the member when it is complete. */
 bool reply_step_in_value(struct reply *reply)
 {
     const char *end = reply_value_end(reply);
@@ -108,13 +119,15 @@ bool reply_step_in_value(struct reply *reply)
 
 /* --- calls in Python ---------------------------------------------------------------------- */
 
+/* The list is parsed only when it is complete, because Python cannot be translated piece by piece.
+ * While its beginning is read, text that cannot be a list of calls is given up early. */
 bool reply_step_python(struct reply *reply)
 {
     const char *end = "<|python_end|>";
     size_t before;
     int found;
 
-    /* Byte by byte until it is one, so that the cut of the text does not show. */
+    /* Checked byte by byte up to the first '(', so that the split into pushes has no influence. */
     while (!reply->has_name && reply_left(reply) > 0) {
         reply->has_name = *reply_in(reply) == '(';
         reply_take(reply, 1);
@@ -137,12 +150,18 @@ bool reply_step_python(struct reply *reply)
     return true;
 }
 
+/* A harmony reply is a sequence of messages, each with a header that names a channel and possibly a
+ * recipient:
+ *
+ *     <|channel|>analysis<|message|>reasoning<|end|>
+ *     <|channel|>commentary to=functions.f <|constrain|>json<|message|>{"k": 1}<|call|>
+ *     <|channel|>final<|message|>content<|return|> */
 /* --- harmony ------------------------------------------------------------------------------ */
 
-/* The word behind a mark in a header: what stands up to white space or the next tag. */
-static size_t reply_header_word(const struct buf *h, const char *mark, const char **word)
+/* The word after a mark in a header, up to white space or the next tag. Returns its length. */
+static size_t reply_header_word(const struct buf *header, const char *mark, const char **word)
 {
-    const char *at = h->len == 0 ? NULL : strstr(h->bytes, mark);
+    const char *at = header->len == 0 ? NULL : strstr(header->bytes, mark);
     size_t n;
 
     if (at == NULL)
@@ -153,7 +172,8 @@ static size_t reply_header_word(const struct buf *h, const char *mark, const cha
     return n;
 }
 
-/* `<|channel|>NAME to=functions.F <|constrain|>json<|message|>`; the recipient may stand first. */
+/* Collect a header up to <|message|>, then choose the kind of message. The recipient may precede or
+ * follow the channel. */
 bool reply_step_header(struct reply *reply)
 {
     const char *end = "<|message|>", *word = "";
@@ -184,6 +204,8 @@ bool reply_step_header(struct reply *reply)
     return true;
 }
 
+/* Inside a message: emit its text up to a tag that ends it. <|start|> and <|channel|> belong to the
+ * next header, so they are not consumed. */
 bool reply_step_message(struct reply *reply)
 {
     static const char *const ends[] = {"<|end|>", "<|call|>", "<|return|>", "<|start|>",

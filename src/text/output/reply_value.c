@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Values of parameters that a model does not write as JSON: plain texts, whose type the tool's
- * schema gives, and literals of Python. */
+ * Parameter values that a model does not write as JSON: plain text, whose type the tool's schema
+ * gives, and Python literals. Both are appended as JSON. */
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
@@ -15,38 +15,39 @@
 
 /* --- by type ------------------------------------------------------------------------------ */
 
-/* The schema of a tool's parameter, or NULL. */
+/* The schema of parameter `key` of the tool `name`; NULL when the request has none. */
 static const struct json *reply_schema_of(const struct json *tools, const struct buf *name,
                                           const struct buf *key)
 {
     for (uint32_t i = 0; tools != NULL && i < tools->n; i++) {
-        const struct json *f = json_get(&tools->items[i], "function");
-        const struct json *given = json_get(f, "name");
+        const struct json *function = json_get(&tools->items[i], "function");
+        const struct json *given = json_get(function, "name");
 
         if (given == NULL || given->kind != JSON_TEXT || given->text_len != name->len ||
             memcmp(given->text, name->bytes, name->len) != 0)
             continue;
-        return json_get_n(json_get(json_get(f, "parameters"), "properties"),
+        return json_get_n(json_get(json_get(function, "parameters"), "properties"),
                           key->len == 0 ? "" : key->bytes, key->len);
     }
     return NULL;
 }
 
+/* Does the schema's "type" name this type, alone or in a list? */
 static bool reply_has_type(const struct json *schema, const char *type)
 {
-    const struct json *t = json_get(schema, "type");
+    const struct json *types = json_get(schema, "type");
 
-    if (t != NULL && t->kind == JSON_LIST) {
-        for (uint32_t i = 0; i < t->n; i++) {
-            if (json_is_text(&t->items[i], type))
+    if (types != NULL && types->kind == JSON_LIST) {
+        for (uint32_t i = 0; i < types->n; i++) {
+            if (json_is_text(&types->items[i], type))
                 return true;
         }
     }
-    return json_is_text(t, type);
+    return json_is_text(types, type);
 }
 
-/* Append a value, or its text where the value is one that JSON cannot write again: a number beyond
- * the range of a double. */
+/* Append a parsed value. A number beyond the range of a double would be written as Infinity, which is
+ * no JSON, so the model's own text is kept for it. */
 static void reply_add_typed_value(struct buf *out, const struct json *value, const char *text,
                                   size_t len)
 {
@@ -59,7 +60,7 @@ static void reply_add_typed_value(struct buf *out, const struct json *value, con
     buf_add(out, text, len);
 }
 
-/* As it is when it is JSON of a kind that fits; else false. */
+/* Append text if it parses as JSON (and is no string when no_text is set); else return false. */
 static bool reply_add_json(struct buf *out, const char *text, size_t len, bool no_text)
 {
     struct arena arena = {.limit_bytes = VALUE_BYTES_MAX};
@@ -73,6 +74,7 @@ static bool reply_add_json(struct buf *out, const char *text, size_t len, bool n
     return good;
 }
 
+/* Append text if it is a JSON number, without a fraction or exponent when whole is set. */
 static bool reply_add_number(struct buf *out, const char *text, size_t len, bool whole)
 {
     struct arena arena = {.limit_bytes = VALUE_BYTES_MAX};
@@ -91,6 +93,8 @@ static bool reply_is_word(const char *text, size_t len, const char *word)
     return len == strlen(word) && strncasecmp(text, word, len) == 0;
 }
 
+/* Append text by its schema's type. False when no type fits: the value is then a string. A schema
+ * without a simple type (anyOf, $ref) accepts any JSON, or a Python literal. */
 static bool reply_add_typed(struct buf *out, const struct json *schema, const char *text,
                             size_t len)
 {
@@ -125,6 +129,7 @@ static bool reply_add_typed(struct buf *out, const struct json *schema, const ch
     return good;
 }
 
+/* Qwen3-Coder writes values on lines of their own, so one line feed at each end is removed there. */
 void reply_add_value(struct buf *out, const struct json *tools, const struct buf *name,
                      const struct buf *key, const struct buf *value, bool guess)
 {
@@ -132,7 +137,7 @@ void reply_add_value(struct buf *out, const struct json *tools, const struct buf
     const char *text = value->len == 0 ? "" : value->bytes;
     size_t len = value->len;
 
-    if (!guess && len > 0 && text[0] == '\n') { /* the tags stand on lines of their own */
+    if (!guess && len > 0 && text[0] == '\n') {
         text++;
         len--;
     }
@@ -147,6 +152,10 @@ void reply_add_value(struct buf *out, const struct json *tools, const struct buf
 
 /* --- Python ------------------------------------------------------------------------------- */
 
+/* A small parser of Python literals: strings, numbers, True, False, None, and lists, tuples and dicts
+ * of these. The JSON is written while the literal is read:
+ *
+ *     {'a': (1, 2.5), "b": None}   ->   {"a": [1, 2.5], "b": null} */
 struct py {
     const char *at, *end;
 };
@@ -163,6 +172,7 @@ static bool reply_py_is_word(char c, bool first)
            (!first && ((c >= '0' && c <= '9') || c == '.'));
 }
 
+/* Consume a word, dots included (a module's function), and return its length. */
 static size_t reply_py_word(struct py *python)
 {
     size_t n = 0;
@@ -173,7 +183,8 @@ static size_t reply_py_word(struct py *python)
     return n;
 }
 
-/* A character behind a backslash, in UTF-8 or as \u of JSON. */
+/* Append the character of an escape; python->at is after the backslash. Python keeps the backslash of
+ * an escape that it does not know. */
 static bool reply_py_escape(struct py *python, struct buf *text)
 {
     static const char from[] = "ntrbf\\'\"", to[] = "\n\t\r\b\f\\'\"";
@@ -198,11 +209,12 @@ static bool reply_py_escape(struct py *python, struct buf *text)
     }
     if (c == '\0')
         return false;
-    buf_add_byte(text, '\\'); /* as Python does */
+    buf_add_byte(text, '\\'); /* unknown: kept */
     buf_add_byte(text, c);
     return true;
 }
 
+/* Append a quoted string as a JSON string. */
 static bool reply_py_text(struct py *python, struct buf *out)
 {
     struct buf text = {0};
@@ -226,6 +238,7 @@ static bool reply_py_text(struct py *python, struct buf *out)
     return good;
 }
 
+/* Append a number; underscores are refused by the JSON parser. */
 static bool reply_py_number(struct py *python, struct buf *out)
 {
     const char *from = python->at;
@@ -236,6 +249,7 @@ static bool reply_py_number(struct py *python, struct buf *out)
     return python->at > from && reply_add_number(out, from, (size_t)(python->at - from), false);
 }
 
+/* Append the JSON of True, False or None; JSON's own spellings are accepted. */
 static bool reply_py_constant(struct py *python, struct buf *out)
 {
     static const char *const words[][2] = {{"True", "true"}, {"False", "false"}, {"None", "null"},
@@ -252,10 +266,10 @@ static bool reply_py_constant(struct py *python, struct buf *out)
     return false;
 }
 
-/* What may come next inside brackets. */
+/* The tokens that may come next inside brackets. */
 enum py_next { PY_VALUE, PY_VALUE_OR_END, PY_COLON, PY_COMMA };
 
-/* One element of a literal that is no bracket. */
+/* Append one literal that has no brackets. */
 static bool reply_py_atom(struct py *python, struct buf *out)
 {
     char c = *python->at;
@@ -267,7 +281,9 @@ static bool reply_py_atom(struct py *python, struct buf *out)
     return reply_py_number(python, out);
 }
 
-/* One literal, brackets and all, without recursion. Lists and tuples become lists. */
+/* Append one literal without recursion: `stack` holds the closing bracket of each open level, and
+ * keyed[i] is set while level i is a dict whose current member has its key. Lists and tuples both
+ * become lists; only strings are accepted as keys. */
 static bool reply_py_literal(struct py *python, struct buf *out)
 {
     char stack[PYTHON_DEPTH_MAX];
@@ -335,7 +351,7 @@ bool reply_add_python(struct buf *out, const char *text, size_t len)
     return python.at == python.end;
 }
 
-/* name(k=v, ...): the name in *from .. *n, arguments appended to out as a JSON object. */
+/* Parse name(k=v, ...): the name to *from and *n, the arguments to out as a JSON object. */
 static bool reply_py_call(struct py *python, const char **from, size_t *n, struct buf *out)
 {
     bool first = true;
@@ -376,7 +392,7 @@ static bool reply_py_call(struct py *python, const char **from, size_t *n, struc
     return true;
 }
 
-/* All calls of the list; said only when r is given. */
+/* Parse all calls of a list, and emit them when reply is not NULL. */
 static bool reply_py_calls(struct reply *reply, const char *text, size_t len)
 {
     struct py python = {text, text + len};
@@ -408,12 +424,13 @@ static bool reply_py_calls(struct reply *reply, const char *text, size_t len)
     return python.at == python.end;
 }
 
+/* Parse twice: nothing may be emitted before the whole list is known to be valid. */
 bool reply_say_python(struct reply *reply, const char *text, size_t len)
 {
     struct buf copy = {0};
     bool good = reply_py_calls(NULL, text, len);
 
-    if (good) { /* text is the reply's own, and saying a call clears it */
+    if (good) { /* a copy, because text is reply->raw and emitting a call clears it */
         buf_add(&copy, text, len);
         good = !copy.failed && reply_py_calls(reply, copy.bytes, copy.len);
         buf_fini(&copy);
