@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The template of a model and what Hugging Face gives it: messages, tools, documents,
- * add_generation_prompt, the special tokens of tokenizer_config.json, the caller's own variables.
- * At start the template is asked what it does with messages (chat_habits.c); messages are then
- * shaped so that it takes them (chat_shape.c). */
+ * Finds the template of a model, gives it the variables that Hugging Face gives it, and renders
+ * it: messages, tools, documents, add_generation_prompt, the special tokens of
+ * tokenizer_config.json, and the caller's own variables. At start chat_habits.c determines which
+ * form of messages the template expects; chat_shape.c changes each request's messages to it. */
 #include "text/template/chat.h"
 
 #include <stdio.h>
@@ -24,7 +24,8 @@ static const char *const token_names[] = {"bos_token", "eos_token", "unk_token",
 
 _Static_assert(N_TOKEN_NAMES == sizeof((struct chat *)0)->tokens / sizeof(char *), "a name each");
 
-/* Into one of c's templates; source is NUL-terminated. Which tags a reply has, one of them says. */
+/* Compile source, which is NUL-terminated, into one of chat's templates. The first template that
+ * mentions the tags of a reply format determines the format. */
 static int chat_compile(struct chat *chat, struct chat_template *out, const char *from,
                         const char *source, size_t len, char *why, size_t why_cap)
 {
@@ -42,6 +43,7 @@ static int chat_compile(struct chat *chat, struct chat_template *out, const char
     return rc;
 }
 
+/* Compile a template that is a file of its own. */
 static int chat_compile_file(struct chat *chat, struct chat_template *out, const char *dir,
                              const char *name, char *why, size_t why_cap)
 {
@@ -54,6 +56,7 @@ static int chat_compile_file(struct chat *chat, struct chat_template *out, const
     return rc;
 }
 
+/* Parse a JSON file; a missing one leaves *out unchanged. */
 static int chat_read_config(struct chat *chat, const char *dir, const char *name,
                             const struct json **out, char *why, size_t why_cap)
 {
@@ -70,6 +73,7 @@ static int chat_read_config(struct chat *chat, const char *dir, const char *name
     return rc == ERR_NOT_FOUND ? ERR_OK : rc;
 }
 
+/* Special tokens are strings, or objects with "content". */
 static void chat_read_tokens(struct chat *chat, const struct json *config)
 {
     size_t i;
@@ -84,7 +88,7 @@ static void chat_read_tokens(struct chat *chat, const struct json *config)
     }
 }
 
-/* chat_template: a text, or a list of {"name", "template"}. */
+/* Compile a member chat_template: a text, or a list of {"name", "template"}. */
 static int chat_compile_config(struct chat *chat, const struct json *node, char *why,
                                size_t why_cap)
 {
@@ -111,6 +115,7 @@ static int chat_compile_config(struct chat *chat, const struct json *node, char 
     return rc;
 }
 
+/* Try the places of a template in order, see chat_open(). */
 static int chat_open_all(struct chat *chat, const char *dir, const char *path, char *why,
                          size_t why_cap)
 {
@@ -198,10 +203,15 @@ void chat_prompt_fini(struct chat_prompt *prompt)
 
 /* --- rendering ---------------------------------------------------------------------------------*/
 
-/* Roles that templates put between the bars of special tokens. */
+/* If a template raises, the messages are changed to another form and rendered again
+ * (chat_render_again()): a habit may depend on a detail that the small conversations did not have. */
+
+/* Roles that templates put inside special tokens, as in <|start_header_id|>user<|end_header_id|>. They
+ * count as written by the template although they come from the request. */
 static const char *const roles[] = {"system",   "developer", "user",        "assistant", "tool",
                                     "function", "ipython",   "observation", "model",     NULL};
 
+/* Set the variables of a render. The caller's own come last, so that they override the others. */
 static void chat_give_variables(const struct chat *chat, const struct chat_request *request,
                                 const struct json *messages, struct jinja_vars *vars)
 {
@@ -243,6 +253,7 @@ int chat_render_shaped(const struct chat *chat, const struct jinja *template,
     return rc;
 }
 
+/* The length of text without white space at its end. */
 static size_t chat_strip_end(const char *text, size_t len)
 {
     while (len > 0) {
@@ -257,7 +268,7 @@ static size_t chat_strip_end(const char *text, size_t len)
     return len;
 }
 
-/* Where needle begins in text for the last time; len: nowhere. */
+/* The offset of the last occurrence of needle; len when there is none. */
 static size_t chat_find_last(const char *text, size_t len, const char *needle, size_t n)
 {
     for (size_t at = len >= n ? len - n + 1 : 0; at > 0; at--)
@@ -266,8 +277,8 @@ static size_t chat_find_last(const char *text, size_t len, const char *needle, s
     return len;
 }
 
-/* End the prompt where the last message's content ends. A template that strips content has taken
- * the white space behind the mark; the one before it is then taken as well. */
+/* End the prompt where the last message's content ends. If the space at the end of the mark is gone, the
+ * template strips content; white space before the mark is then removed as well. */
 static int chat_cut_at_mark(struct chat_prompt *out)
 {
     size_t n = sizeof CHAT_MARK - 1;
@@ -276,8 +287,8 @@ static int chat_cut_at_mark(struct chat_prompt *out)
 
     if (len == 0 || at == len) {
         (void)snprintf(out->why, sizeof out->why,
-                       "continue_final_message: the chat template leaves the last message out, or "
-                       "alters it");
+                       "continue_final_message: the chat template omits or changes the content of "
+                       "the last message");
         return ERR_INVALID;
     }
     if (len - at < n || out->text.bytes[at + n - 1] != CHAT_MARK[n - 1])
@@ -288,7 +299,7 @@ static int chat_cut_at_mark(struct chat_prompt *out)
     return ERR_OK;
 }
 
-/* One way of shaping the messages, and what comes of it. */
+/* Change the messages to one form and render them. */
 static int chat_render_as(const struct chat *chat, const struct chat_template *template,
                           const struct chat_request *request, struct chat_shaping *shaping,
                           struct chat_prompt *out)
@@ -312,8 +323,8 @@ static bool chat_has_member(const struct json *messages, const char *name)
     return false;
 }
 
-/* A template that raised is asked again: with the arguments of calls in the other form, then with
- * reasoning under no other name than the client's. */
+/* Render again after a template raised: first with the arguments of calls in the other form, then with
+ * reasoning only under the client's own name. */
 static int chat_render_again(const struct chat *chat, const struct chat_template *template,
                              const struct chat_request *request, struct chat_shaping *shaping,
                              struct chat_prompt *out)
@@ -335,7 +346,7 @@ static int chat_render_again(const struct chat *chat, const struct chat_template
         rc = chat_render_as(chat, template, request, shaping, out);
     }
     if (rc != ERR_OK)
-        memcpy(out->why, first, sizeof first); /* the first reason counts */
+        memcpy(out->why, first, sizeof first); /* report the first reason */
     return rc;
 }
 

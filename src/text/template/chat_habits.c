@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What a template does with messages is found out by asking it: small conversations with marked
- * words are rendered, and the marks looked for in what comes. A template that raises has no such
- * habit. The words are of letters only, so that no filter alters them. */
+ * Determines how a template treats messages by experiment: small conversations that contain marker
+ * words are rendered, and the output is searched for the words. If a template raises, it does not
+ * have the habit in question. The words are of letters only, so that no filter changes them. */
 #include <stdio.h>
 #include <string.h>
 
@@ -22,13 +22,15 @@
 
 #define ASK_BYTES_MAX 2000
 
+/* The template that is examined. */
 struct asking {
     const struct chat *c;
     const struct chat_template *t;
-    const char *filler; /* content of the user's other messages, as JSON */
+    const char *filler; /* content of the other user messages, as JSON */
 };
 
-/* Render messages given as JSON; false when the template raises. The text is out's. */
+/* Render messages given as JSON. False when the template raises or prints nothing. out->text is the
+ * caller's to free. */
 static bool chat_habits_ask(const struct asking *asking, const char *messages, const char *tools,
                             struct chat_prompt *out)
 {
@@ -47,6 +49,7 @@ static bool chat_habits_ask(const struct asking *asking, const char *messages, c
     return good;
 }
 
+/* Does the output of a successful render contain a word? */
 static bool chat_prints_text(const struct chat_prompt *out, bool good, const char *word)
 {
     return good && strstr(out->text.bytes, word) != NULL;
@@ -69,29 +72,34 @@ static int chat_count_text(const struct chat_prompt *out, const char *word)
     return n;
 }
 
-/* A conversation in which a role says content, which is JSON. */
+/* Write a conversation as JSON in which `role` has this content (also JSON). */
 static void chat_habits_render(const struct asking *asking, enum chat_role role,
                                const char *content, char *out)
 {
-    const char *x = asking->filler;
+    const char *filler = asking->filler;
 
     switch (role) {
     case CHAT_SYSTEM:
-        (void)snprintf(out, ASK_BYTES_MAX, "[" SAID("system") "," SAID("user") "]", content, x);
+        (void)snprintf(out, ASK_BYTES_MAX, "[" SAID("system") "," SAID("user") "]", content,
+                       filler);
         break;
     case CHAT_USER: (void)snprintf(out, ASK_BYTES_MAX, "[" SAID("user") "]", content); break;
     case CHAT_ASSISTANT:
         (void)snprintf(out, ASK_BYTES_MAX,
-                       "[" SAID("user") "," SAID("assistant") "," SAID("user") "]", x, content, x);
+                       "[" SAID("user") "," SAID("assistant") "," SAID("user") "]", filler, content,
+                       filler);
         break;
     case CHAT_TOOL:
-        (void)snprintf(out, ASK_BYTES_MAX, "[" SAID("user") "," CALLED_TOOL "," TOOL_SAID "]", x,
-                       content);
+        (void)snprintf(out, ASK_BYTES_MAX, "[" SAID("user") "," CALLED_TOOL "," TOOL_SAID "]",
+                       filler, content);
         break;
     case CHAT_ROLES: break;
     }
 }
 
+/* Determine the form of content for a role: does the marker appear when content is a text, and when it
+ * is a list of parts? A template that does not know lists prints one as Python would, with the word
+ * "type" in it; therefore the number of these words must not differ. */
 static enum chat_form chat_find_form(const struct asking *asking, enum chat_role role)
 {
     struct chat_prompt as_text = {0};
@@ -108,14 +116,14 @@ static enum chat_form chat_find_form(const struct asking *asking, enum chat_role
     parts = chat_prints_text(&as_parts, chat_habits_ask(asking, messages, NULL, &as_parts),
                              HABITS_WORD);
     if (parts && chat_count_text(&as_parts, "type") == chat_count_text(&as_text, "type"))
-        form = text ? CHAT_EITHER : CHAT_PARTS; /* and not a list as Python prints it */
+        form = text ? CHAT_EITHER : CHAT_PARTS;
     buf_fini(&as_text.text);
     buf_fini(&as_parts.text);
     return form;
 }
 
-/* Is a call printed, with content and arguments in these forms, and in *raw the arguments as JSON
- * text that nothing was done to? */
+/* Does the template print a call with content and arguments in these forms? *raw reports whether the
+ * output contains the arguments exactly as JSON text. */
 static bool chat_prints_call(const struct asking *asking, const char *content,
                              const char *arguments, bool *raw)
 {
@@ -136,9 +144,9 @@ static bool chat_prints_call(const struct asking *asking, const char *content,
     return good;
 }
 
-/* Arguments as an object are what most templates want. One that raises then, or prints the object
- * as Python would ({'a': 1}), wants them as text. */
-static void chat_find_calls(const struct asking *asking, struct chat_habits *h)
+/* Determine the form of arguments. Most templates expect an object. One that raises for an object, or
+ * prints it as Python would ({'a': 1}), expects JSON text. */
+static void chat_find_calls(const struct asking *asking, struct chat_habits *habits)
 {
     static const char object[] = "{\"" KEY "\":\"" VALUE "\"}";
     static const char text[] = "\"{\\\"" KEY "\\\": \\\"" VALUE "\\\"}\"";
@@ -152,12 +160,13 @@ static void chat_find_calls(const struct asking *asking, struct chat_habits *h)
 
         if (!by_object && !by_text)
             continue;
-        h->calls_without_text = i == 1;
-        h->text_arguments = !by_object || (!raw_object && raw_text);
+        habits->calls_without_text = i == 1;
+        habits->text_arguments = !by_object || (!raw_object && raw_text);
         return;
     }
 }
 
+/* Does rendering these messages print both words? */
 static bool chat_prints_all(const struct asking *asking, const char *messages, const char *tools,
                             const char *word, const char *other)
 {
@@ -169,8 +178,8 @@ static bool chat_prints_all(const struct asking *asking, const char *messages, c
     return good;
 }
 
-/* Does it print a message of the system's that stands later, beside the first one? */
-static void chat_find_system(const struct asking *asking, struct chat_habits *h)
+/* Does the template print a later system message in addition to the first one? */
+static void chat_find_system(const struct asking *asking, struct chat_habits *habits)
 {
     char early[ASK_BYTES_MAX];
     char late[ASK_BYTES_MAX];
@@ -184,11 +193,11 @@ static void chat_find_system(const struct asking *asking, struct chat_habits *h)
                    "\"content\":%s},{\"role\":\"assistant\",\"content\":\"y\"},{\"role\":"
                    "\"system\",\"content\":" AS_TEXT "},{\"role\":\"user\",\"content\":%s}]",
                    asking->filler, asking->filler);
-    h->merges_system = chat_prints_all(asking, early, NULL, HABITS_WORD, HABITS_WORD) &&
-                       !chat_prints_all(asking, late, NULL, HABITS_WORD, VALUE);
+    habits->merges_system = chat_prints_all(asking, early, NULL, HABITS_WORD, HABITS_WORD) &&
+                            !chat_prints_all(asking, late, NULL, HABITS_WORD, VALUE);
 }
 
-/* Does the text name a member of a message: .name, 'name' or "name"? */
+/* Does the source mention a member of a message: .name, 'name' or "name"? */
 static bool chat_names_member(const char *source, const char *name)
 {
     size_t n = strlen(name);
@@ -207,21 +216,22 @@ static bool chat_names_member(const char *source, const char *name)
 
 void chat_habits_find(const struct chat *chat, struct chat_template *template, const char *source)
 {
-    struct chat_habits *h = &template->habits;
+    struct chat_habits *habits = &template->habits;
     struct asking asking = {.c = chat, .t = template, .filler = "\"x\""};
     char messages[ASK_BYTES_MAX];
 
-    *h = (struct chat_habits){0};
-    h->reasoning = (chat_names_member(source, "reasoning_content") ? CHAT_REASONING_CONTENT : 0u) |
-                   (chat_names_member(source, "reasoning") ? CHAT_REASONING : 0u) |
-                   (chat_names_member(source, "thinking") ? CHAT_THINKING : 0u);
-    h->forms[CHAT_USER] = chat_find_form(&asking, CHAT_USER);
-    if (h->forms[CHAT_USER] == CHAT_PARTS)
+    *habits = (struct chat_habits){0};
+    habits->reasoning =
+        (chat_names_member(source, "reasoning_content") ? CHAT_REASONING_CONTENT : 0u) |
+        (chat_names_member(source, "reasoning") ? CHAT_REASONING : 0u) |
+        (chat_names_member(source, "thinking") ? CHAT_THINKING : 0u);
+    habits->forms[CHAT_USER] = chat_find_form(&asking, CHAT_USER);
+    if (habits->forms[CHAT_USER] == CHAT_PARTS)
         asking.filler = "[{\"type\":\"text\",\"text\":\"x\"}]";
     for (int role = 0; role < CHAT_ROLES; role++)
-        h->forms[role] = chat_find_form(&asking, (enum chat_role)role);
-    chat_find_calls(&asking, h);
-    chat_find_system(&asking, h);
+        habits->forms[role] = chat_find_form(&asking, (enum chat_role)role);
+    chat_find_calls(&asking, habits);
+    chat_find_system(&asking, habits);
     chat_habits_render(&asking, CHAT_USER, asking.filler, messages);
-    h->tools = chat_prints_all(&asking, messages, TOOLS, TOOL, TOOL);
+    habits->tools = chat_prints_all(&asking, messages, TOOLS, TOOL, TOOL);
 }

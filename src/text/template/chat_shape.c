@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Messages as a template wants them. Each is made anew in the arena, member by member: content in
- * the form that is read for its role, tool calls with arguments as an object or as text, reasoning
- * under the name that is looked for. Members that are null are left out, as servers in Python leave
- * them out; templates ask whether a member is there, not whether it is null. */
+ * Changes messages to the form that a template expects. Each message is built anew in the arena,
+ * member by member: content in the form that the template reads for its role, tool calls with
+ * arguments as an object or as text, reasoning under the name that the template reads. Members that
+ * are null are dropped, as by servers in Python, because templates test whether a member is
+ * defined and not whether it is null. */
 #include <stdio.h>
 #include <string.h>
 
@@ -37,6 +38,10 @@ const struct json *chat_part_text(const struct json *part)
 
 /* --- content -----------------------------------------------------------------------------------*/
 
+/* Content is a text or a list of parts:
+ *
+ *     "Hello"    [{"type": "text", "text": "Hello"}, {"type": "image_url", ...}] */
+
 static void chat_put_text_part(struct json_made *parts, const struct json *text)
 {
     struct json_made part = {.arena = parts->arena};
@@ -46,7 +51,7 @@ static void chat_put_text_part(struct json_made *parts, const struct json *text)
     json_put_made(parts, NULL, JSON_OBJECT, &part);
 }
 
-/* A text of two pieces. */
+/* Make a text of two pieces. */
 static int chat_put_joined(struct chat_shaping *shaping, const struct json *text, const char *more,
                            struct json *out)
 {
@@ -63,8 +68,8 @@ static int chat_put_joined(struct chat_shaping *shaping, const struct json *text
     return ERR_OK;
 }
 
-/* A list of parts for a template that reads them: each text as the kind that it knows. Other parts
- * are the template's. The mark goes behind the last text. */
+/* Make a list of parts for a template that reads lists. Texts of all kinds become parts of type "text";
+ * parts of other kinds are passed on. The mark is appended to the last text. */
 static int chat_shape_parts(struct chat_shaping *shaping, const struct json *content, bool marked,
                             struct json *out)
 {
@@ -94,7 +99,7 @@ static int chat_shape_parts(struct chat_shaping *shaping, const struct json *con
     return parts.failed ? chat_shape_no_memory(shaping) : ERR_OK;
 }
 
-/* The texts of a content, joined by newlines, as a text in the arena. */
+/* Join the texts of content by newlines into one text in the arena, with `more` at its end. */
 static int chat_join_content(struct chat_shaping *shaping, const struct json *content,
                              const char *more, struct json *out)
 {
@@ -123,6 +128,7 @@ static int chat_join_content(struct chat_shaping *shaping, const struct json *co
     return copy == NULL ? chat_shape_no_memory(shaping) : ERR_OK;
 }
 
+/* Add the member "content" in the given form. */
 static int chat_put_content(struct chat_shaping *shaping, struct json_made *made,
                             const struct json *content, enum chat_form form, bool marked)
 {
@@ -135,7 +141,7 @@ static int chat_put_content(struct chat_shaping *shaping, struct json_made *made
     if (content == NULL || content->kind == JSON_NULL)
         content = &empty;
     if (content->kind != JSON_TEXT && content->kind != JSON_LIST) {
-        json_put(made, "content", content); /* not a message as it must be: the template's to say */
+        json_put(made, "content", content); /* wrong type: let the template decide */
         return ERR_OK;
     }
     if (content->kind == JSON_TEXT && form == CHAT_PARTS) {
@@ -157,7 +163,7 @@ static int chat_put_content(struct chat_shaping *shaping, struct json_made *made
 
 /* --- tool calls --------------------------------------------------------------------------------*/
 
-/* An object as JSON text, as Python's json.dumps() writes it. */
+/* Write an object as JSON text, like Python's json.dumps(). */
 static int chat_text_of_object(struct chat_shaping *shaping, const struct json *object,
                                struct json *out)
 {
@@ -172,7 +178,7 @@ static int chat_text_of_object(struct chat_shaping *shaping, const struct json *
     return copy == NULL ? chat_shape_no_memory(shaping) : ERR_OK;
 }
 
-/* Arguments in the form that the template wants. A text must be JSON in either form. */
+/* Arguments in the form that the template expects. A text must be valid JSON in either case. */
 static int chat_shape_arguments(struct chat_shaping *shaping, const struct json *arguments,
                                 struct json *out)
 {
@@ -199,6 +205,7 @@ static int chat_shape_arguments(struct chat_shaping *shaping, const struct json 
     return ERR_OK;
 }
 
+/* Add a copy of a call in which only the arguments differ; all other members are kept in order. */
 static int chat_put_call(struct chat_shaping *shaping, struct json_made *calls,
                          const struct json *call)
 {
@@ -248,7 +255,7 @@ static int chat_put_calls(struct chat_shaping *shaping, struct json_made *made,
 
 /* --- messages ----------------------------------------------------------------------------------*/
 
-/* The reasoning of an earlier turn, under the names that the template reads and the client did not
+/* Copy the reasoning of an earlier turn to the names that the template reads and that the client did not
  * give. */
 static void chat_put_reasoning(struct chat_shaping *shaping, struct json_made *made,
                                const struct json *message)
@@ -269,6 +276,7 @@ static void chat_put_reasoning(struct chat_shaping *shaping, struct json_made *m
             json_put(made, names[i].name, said);
 }
 
+/* Roles other than these (developer, function) are treated like system. */
 static enum chat_role chat_role_of(const struct json *message)
 {
     const struct json *role = json_get(message, "role");
@@ -280,8 +288,8 @@ static enum chat_role chat_role_of(const struct json *message)
     return json_is_text(role, "user") ? CHAT_USER : CHAT_SYSTEM;
 }
 
-/* Content of a message in which it may be missing: an assistant's that called tools, or only
- * reasoned. */
+/* Add the content of a message in which it may be missing: of an assistant that only called tools or
+ * only reasoned. */
 static int chat_put_message_content(struct chat_shaping *shaping, struct json_made *made,
                                     const struct json *message, bool marked)
 {
@@ -299,6 +307,7 @@ static int chat_put_message_content(struct chat_shaping *shaping, struct json_ma
     return chat_put_content(shaping, made, content, shaping->habits->forms[role], marked);
 }
 
+/* Build one message. Content that is missing is added after the role. */
 static int chat_shape_message(struct chat_shaping *shaping, const struct json *message, bool marked,
                               struct json *out)
 {
@@ -325,7 +334,7 @@ static int chat_shape_message(struct chat_shaping *shaping, const struct json *m
     return rc == ERR_OK && made.failed ? chat_shape_no_memory(shaping) : rc;
 }
 
-/* Words of the system that come later join the first message, which becomes the system's. */
+/* Join all system messages into one, which comes first, with a blank line between them. */
 static int chat_merge_system(struct chat_shaping *shaping, const struct json *messages,
                              struct json *out)
 {

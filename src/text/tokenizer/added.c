@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The tokens are sorted; from a place in the text the range of those that share its bytes is
- * narrowed byte by byte. A place costs one look-up unless a token begins with its byte. */
+ * The tokens are sorted by text. At a place in the text, the range of tokens that agree with it is
+ * narrowed byte by byte by binary search. A byte that begins no token costs one look-up. */
 #include "text/tokenizer/added.h"
 
 #include <string.h>
@@ -39,7 +39,8 @@ int added_compare(const char *a, size_t a_len, int32_t a_id, const char *b, size
     return a_id < b_id ? -1 : a_id > b_id;
 }
 
-/* First token in [low, high) whose byte at `depth` is c or more. All are longer than depth. */
+/* First token in [low, high) whose byte at `depth` is at least c. All tokens in the range are longer
+ * than depth. */
 static size_t added_lower_bound(const struct added_set *set, size_t low, size_t high, size_t depth,
                                 int c)
 {
@@ -54,6 +55,8 @@ static size_t added_lower_bound(const struct added_set *set, size_t low, size_t 
     return low;
 }
 
+/* The longest allowed token at text[at]; NULL when there is none. [low, high) are the tokens that
+ * agree with the text in their first `depth` bytes. */
 static const struct image_added *added_find_longest(const struct added_set *set, const char *text,
                                                     size_t at, size_t len,
                                                     const struct added_judge *judge)
@@ -66,6 +69,7 @@ static const struct image_added *added_find_longest(const struct added_set *set,
     while (low < high) {
         int c;
 
+        /* Shorter tokens sort first: those that end here match, longer ones may still. */
         for (; low < high && set->tokens[low].text.len == depth; low++)
             if (judge == NULL || judge->allows(judge->context, set->tokens[low].id, at, at + depth))
                 best = &set->tokens[low];
@@ -79,6 +83,7 @@ static const struct image_added *added_find_longest(const struct added_set *set,
     return best;
 }
 
+/* single_word: the token matches only when no word character is adjacent to it. */
 static bool added_is_word_at(const char *text, size_t at)
 {
     return (unicode_class(utf8_decode(text + at)) & UNICODE_WORD) != 0;
@@ -99,6 +104,7 @@ static bool added_is_single_word(const char *text, size_t len, size_t start, siz
     return stop == len || !added_is_word_at(text, stop);
 }
 
+/* lstrip and rstrip: the token absorbs the white space before or after it. */
 static size_t added_strip_left(const char *text, size_t start, size_t after)
 {
     while (start > after) {
@@ -118,40 +124,42 @@ static size_t added_strip_right(const char *text, size_t len, size_t stop)
     return stop;
 }
 
-bool added_next(struct added_search *s, struct added_match *match)
+bool added_next(struct added_search *search, struct added_match *match)
 {
-    const struct added_set *set = s->set;
-    const char *text = s->text;
-    size_t len = s->len;
-    size_t at = s->from;
+    const struct added_set *set = search->set;
+    const char *text = search->text;
+    size_t len = search->len;
+    size_t at = search->from;
 
     if (set->n == 0)
         return false;
     while (at < len) {
-        const struct image_added *t;
+        const struct image_added *token;
 
         if (!set->begins[(unsigned char)text[at]]) {
             at++;
             continue;
         }
-        t = added_find_longest(set, text, at, len, s->judge);
-        if (t == NULL) {
+        token = added_find_longest(set, text, at, len, search->judge);
+        if (token == NULL) {
             at++;
             continue;
         }
-        *match = (struct added_match){.start = at, .stop = at + t->text.len, .id = t->id};
-        at += t->text.len;
-        if ((t->flags & ADDED_SINGLE_WORD) != 0 &&
+        *match = (struct added_match){.start = at, .stop = at + token->text.len, .id = token->id};
+        at += token->text.len;
+        if ((token->flags & ADDED_SINGLE_WORD) != 0 &&
             !added_is_single_word(text, len, match->start, match->stop))
             continue;
-        if ((t->flags & ADDED_LSTRIP) != 0)
-            match->start =
-                match->start > s->after ? added_strip_left(text, match->start, s->after) : s->after;
-        if ((t->flags & ADDED_RSTRIP) != 0)
+        /* rstrip of the previous match may reach beyond this match's start. */
+        if ((token->flags & ADDED_LSTRIP) != 0)
+            match->start = match->start > search->after
+                               ? added_strip_left(text, match->start, search->after)
+                               : search->after;
+        if ((token->flags & ADDED_RSTRIP) != 0)
             match->stop = added_strip_right(text, len, match->stop);
-        s->from = at;
+        search->from = at;
         return true;
     }
-    s->from = len;
+    search->from = len;
     return false;
 }

@@ -1,15 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Merge the adjacent pair of the lowest rank, the leftmost of equals, until no pair has a rank.
+ * The algorithm: of all adjacent pairs that have a merge, replace the one of the lowest rank, the
+ * leftmost among equals, and repeat until no pair has a merge.
  *
- * First the whole piece is looked up: most words are one token. Short pieces: an array of symbols
- * and a scan for the minimum after each merge; nearly every word is shorter than a cache line.
- * Long ones (a megabyte of one letter): a linked list over the same array and a heap of
- * rank << 32 | place, in which outdated entries are recognised by a rank that no longer holds.
+ * Most words are one token, so the whole piece is looked up first. A short piece is an array of
+ * symbols that is scanned for the lowest rank after each merge: it fits into a few cache lines. A
+ * long piece (a megabyte of one letter) is a linked list over the same array and a heap of
+ * rank << 32 | position; an entry that a later merge has outdated is recognised when it is popped,
+ * because its rank is no longer that of the pair.
  *
  * Models that start from characters have no pre-tokenizer: the whole text is one piece. It is cut
- * where two characters meet that no merge ever joins (IMAGE_JOINED): no merge reaches over such a
- * place, so the parts encode as they do alone. */
+ * between characters that are adjacent in no token (IMAGE_JOINED). No merge spans such a place, so
+ * the parts encode independently. */
 #include "text/tokenizer/bpe.h"
 
 #include <string.h>
@@ -18,24 +20,26 @@
 #include "base/utf8.h"
 #include "text/tokenizer/pieces.h"
 
-#define BPE_SHORT   48   /* symbols; above it the heap is faster */
-#define MEMO_BYTES  4096 /* shorter texts repeat too little */
-#define MEMOS_MAX   8192 /* 256 KiB: what the second-level cache holds beside the tables */
+#define BPE_SHORT   48   /* symbols; for more, the heap is faster */
+#define MEMO_BYTES  4096 /* shorter texts repeat too few pieces */
+#define MEMOS_MAX   8192 /* 256 KiB, which fits the second-level cache beside the tables */
 #define SYMBOLS_MAX (UINT32_MAX / 4)
 
+/* A symbol is a token that may still be merged with its neighbours. */
 struct bpe_symbol {
     int32_t id; /* -1: merged into its left neighbour */
     uint32_t next;
     union {
         uint32_t prev; /* long pieces */
-        int32_t to;    /* short pieces: what the pair with the next symbol becomes */
+        int32_t to;    /* short pieces: the id that the pair with the next symbol merges into */
     };
     uint32_t rank; /* of that pair; short pieces only */
 };
 
+/* A piece that was merged earlier in this call: its ids are output->ids[at .. at + n). */
 struct bpe_memo {
     struct piece_key key;
-    size_t at; /* the ids in the output */
+    size_t at;
     uint32_t n;
 };
 
@@ -82,6 +86,7 @@ void bpe_work_expect(struct bpe_work *work, size_t len, const struct token_list 
 
 /* --- one token ---------------------------------------------------------------------------------*/
 
+/* Pieces longer than IMAGE_PIECE_LEN are compared with their token's text. */
 static int32_t bpe_find_long(const struct bpe *bpe, const char *bytes, size_t len)
 {
     size_t i = (size_t)hash_xxh3(bytes, len) & bpe->long_mask;
@@ -106,7 +111,8 @@ int32_t bpe_find(const struct bpe *bpe, const char *bytes, size_t len)
 
 /* --- symbols -----------------------------------------------------------------------------------*/
 
-/* One symbol for each byte that has one; their number. */
+/* Byte-level models: one symbol per byte. A byte without a token becomes the unknown token, or is
+ * dropped when the model has none. Returns the number of symbols. */
 static size_t bpe_symbols_of_bytes(const struct bpe *bpe, const char *bytes, size_t len,
                                    struct bpe_symbol *symbols)
 {
@@ -128,7 +134,7 @@ static size_t bpe_symbols_of_bytes(const struct bpe *bpe, const char *bytes, siz
     return n;
 }
 
-/* The tokens of a character's bytes; 0 unless all of them have one. */
+/* Byte fallback: the tokens of a character's bytes. Returns 0 unless every byte has a token. */
 static size_t bpe_fall_back(const struct bpe *bpe, const char *bytes, size_t len,
                             struct bpe_symbol *symbols)
 {
@@ -144,8 +150,10 @@ static size_t bpe_fall_back(const struct bpe *bpe, const char *bytes, size_t len
     return len;
 }
 
-/* One symbol for each character. An unknown token that waits for its like to join it stays behind
- * bytes that stand for characters, as Hugging Face's does. */
+/* Character-level models: one symbol per character. An unknown character is first only noted
+ * (`waits`), because with IMAGE_FUSE_UNK a run of them is one unknown token. It is written before the
+ * next known character, hence after the bytes of a character that fell back in between; Hugging
+ * Face does the same. */
 static size_t bpe_symbols_of_chars(const struct bpe *bpe, const char *text, size_t len,
                                    struct bpe_symbol *symbols)
 {
@@ -181,8 +189,8 @@ static size_t bpe_symbols_of_chars(const struct bpe *bpe, const char *text, size
 
 /* --- merging -----------------------------------------------------------------------------------*/
 
-/* The merge of a pair; NULL when it has none. Nearly all pairs that are asked for have none, and a
- * table of bits that stays in the cache says so of most of them. */
+/* The merge of a pair; NULL when it has none. Most pairs have none, and for those a table of bits
+ * that stays in the cache answers. A set bit may be a collision, so the hash table decides. */
 static inline const struct image_merge *bpe_merge_of(const struct bpe *bpe, int32_t left,
                                                      int32_t right)
 {
@@ -196,6 +204,7 @@ static inline const struct image_merge *bpe_merge_of(const struct bpe *bpe, int3
     return merge->pair == IMAGE_MERGE_FREE ? NULL : merge;
 }
 
+/* Set the rank and the result of the pair that begins at this symbol. */
 static inline void bpe_rank_pair(const struct bpe *bpe, struct bpe_symbol *symbols)
 {
     const struct image_merge *merge = bpe_merge_of(bpe, symbols[0].id, symbols[1].id);
@@ -204,7 +213,7 @@ static inline void bpe_rank_pair(const struct bpe *bpe, struct bpe_symbol *symbo
     symbols->to = merge == NULL ? -1 : merge->id;
 }
 
-/* Ranks of the pairs of symbols that are single bytes. */
+/* Ranks of pairs of single bytes, from a table that is indexed by both bytes. */
 static void bpe_rank_bytes(const struct bpe *bpe, struct bpe_symbol *symbols,
                            const unsigned char *bytes, size_t n)
 {
@@ -218,6 +227,7 @@ static void bpe_rank_bytes(const struct bpe *bpe, struct bpe_symbol *symbols,
     }
 }
 
+/* Ranks of all pairs, from the table of merges. */
 static void bpe_rank_all(const struct bpe *bpe, struct bpe_symbol *symbols, size_t n)
 {
     size_t i;
@@ -226,7 +236,8 @@ static void bpe_rank_all(const struct bpe *bpe, struct bpe_symbol *symbols, size
         bpe_rank_pair(bpe, &symbols[i]);
 }
 
-/* The symbols' ranks are set. */
+/* Merge an array of symbols whose ranks are set. Each merge changes two pairs: that of the new
+ * symbol and that of its left neighbour. Returns the number of symbols left. */
 static size_t bpe_merge_short(const struct bpe *bpe, struct bpe_symbol *symbols, size_t n)
 {
     size_t i;
@@ -254,6 +265,8 @@ static size_t bpe_merge_short(const struct bpe *bpe, struct bpe_symbol *symbols,
     return n;
 }
 
+/* A binary heap with the smallest entry first. An entry is rank << 32 | position, so the order is
+ * that of BPE: the lowest rank, then the leftmost. */
 static void bpe_heap_push(uint64_t *heap, size_t *n, uint64_t entry)
 {
     size_t i = (*n)++;
@@ -285,6 +298,7 @@ static uint64_t bpe_heap_pop(uint64_t *heap, size_t *n)
     return top;
 }
 
+/* Push the pair that begins at symbol `at`, if it has a merge. */
 static void bpe_heap_consider(const struct bpe *bpe, const struct bpe_symbol *symbols, size_t n,
                               uint32_t at, uint64_t *heap, size_t *n_heap)
 {
@@ -297,7 +311,8 @@ static void bpe_heap_consider(const struct bpe *bpe, const struct bpe_symbol *sy
         bpe_heap_push(heap, n_heap, (uint64_t)merge->rank << 32 | at);
 }
 
-/* The heap holds n - 1 entries at the start; each of n - 1 merges takes one and adds two. */
+/* Merge a linked list of symbols. The heap never holds more than 2n entries: n - 1 at the start, and
+ * each of at most n - 1 merges pops one and pushes two. */
 static size_t bpe_merge_long(const struct bpe *bpe, struct bpe_symbol *symbols, size_t n,
                              uint64_t *heap)
 {
@@ -317,6 +332,7 @@ static size_t bpe_merge_long(const struct bpe *bpe, struct bpe_symbol *symbols, 
         uint32_t next = symbols[at].next;
         const struct image_merge *merge;
 
+        /* Outdated entries: the symbol was merged into its neighbour, or its pair changed. */
         if (symbols[at].id < 0 || next >= n)
             continue;
         merge = bpe_merge_of(bpe, symbols[at].id, symbols[next].id);
@@ -381,7 +397,7 @@ int bpe_merge(const struct bpe *bpe, struct bpe_work *work, const char *bytes, s
     else
         n = bpe_symbols_of_chars(bpe, bytes, len, work->symbols);
     if (n <= BPE_SHORT) {
-        /* A symbol a byte: none is unknown. */
+        /* One symbol per byte means that no byte was unknown, so the byte table applies. */
         if (n == len && (bpe->facts->flags & IMAGE_BYTE_LEVEL) != 0)
             bpe_rank_bytes(bpe, work->symbols, (const unsigned char *)bytes, n);
         else
@@ -401,7 +417,8 @@ int bpe_merge(const struct bpe *bpe, struct bpe_work *work, const char *bytes, s
     return ERR_OK;
 }
 
-/* Merge a short piece, or copy what came out when it was merged before. */
+/* Merge a short piece, or copy the ids from where it was merged before. A memo that another piece
+ * hashes to is replaced. */
 static int bpe_merge_again(const struct bpe *bpe, struct bpe_work *work, struct piece_key key,
                            const char *bytes, size_t len, struct token_list *out)
 {
@@ -426,6 +443,9 @@ static int bpe_merge_again(const struct bpe *bpe, struct bpe_work *work, struct 
     return rc;
 }
 
+/* Encode a piece: by one look-up if it is a token that BPE would produce, else by merging.
+ * A token that its own merges do not produce (`whole` is not set) must not be used, unless the model
+ * ignores merges. */
 static int bpe_encode_part(const struct bpe *bpe, struct bpe_work *work, const char *bytes,
                            size_t len, struct token_list *out)
 {
@@ -446,6 +466,7 @@ static int bpe_encode_part(const struct bpe *bpe, struct bpe_work *work, const c
     return bpe_merge(bpe, work, bytes, len, out);
 }
 
+/* Decode one character and its length. */
 static inline uint32_t bpe_char_at(const char *text, size_t left, size_t *n)
 {
     unsigned char c = (unsigned char)text[0];
@@ -454,6 +475,7 @@ static inline uint32_t bpe_char_at(const char *text, size_t left, size_t *n)
     return c < 0x80 ? c : utf8_decode(text);
 }
 
+/* Encode a text of a character-level model, cut where no token joins two adjacent characters. */
 static int bpe_encode_apart(const struct bpe *bpe, struct bpe_work *work, const char *text,
                             size_t len, struct token_list *out)
 {

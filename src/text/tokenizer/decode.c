@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Two families. ByteLevel: a token's characters are bytes, the whole is made valid UTF-8 at its
- * end. The other: Replace or Metaspace change each token, ByteFallback joins runs of <0x..>
- * tokens, Fuse joins the rest, Strip takes a space from the start. What can be said of a token
- * alone is said when the tokenizer is built. */
+ * There are two families of decoders. ByteLevel: the characters of a token spell bytes, and invalid
+ * UTF-8 is replaced when all bytes are joined. The other family is a chain: Replace or Metaspace
+ * change each token, ByteFallback decodes runs of <0x..> tokens, Fuse joins the rest, and Strip
+ * drops spaces at the start. Everything that depends on one token only is done once, when the
+ * tokenizer is built. */
 #define _GNU_SOURCE 1 /* memmem() */
 #include "text/tokenizer/decode.h"
 
@@ -14,17 +15,18 @@
 #include "base/utf8.h"
 #include "text/tokenizer/vocab.h"
 
-#define TOKEN_BYTES_MAX ((size_t)1 << 20) /* what a hostile Replace may make of a token */
+#define TOKEN_BYTES_MAX ((size_t)1 << 20) /* bound on the result of a hostile Replace */
 
 /* --- reading -----------------------------------------------------------------------------------*/
 
+/* Report a decoder that is not known, at start: decoding it wrongly would go unnoticed. */
 static int decode_refuse_step(char *why, size_t why_cap, const char *what, const char *name)
 {
     (void)snprintf(why, why_cap, "decoder%s \"%.80s\" is not supported", what, name);
     return ERR_UNSUPPORTED;
 }
 
-/* The one character that a member holds; 0 when it does not. */
+/* The character in a member that must hold exactly one; 0 when it does not. */
 static uint32_t decode_read_char(const struct json *node, const char *name)
 {
     const struct json *text = json_get_kind(node, name, JSON_TEXT);
@@ -35,6 +37,7 @@ static uint32_t decode_read_char(const struct json *node, const char *name)
     return utf8_decode(text->text);
 }
 
+/* {"type": "Replace", "pattern": {"String": "▁"}, "content": " "} */
 static int decode_read_replace(struct decode_draft *draft, const struct json *node, char *why,
                                size_t why_cap)
 {
@@ -49,6 +52,8 @@ static int decode_read_replace(struct decode_draft *draft, const struct json *no
     return ERR_OK;
 }
 
+/* {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always"}: the space that the
+ * pre-tokenizer put before the text is dropped, unless the scheme is "never". */
 static int decode_read_metaspace(struct decode_draft *draft, const struct json *node, char *why,
                                  size_t why_cap)
 {
@@ -59,11 +64,12 @@ static int decode_read_metaspace(struct decode_draft *draft, const struct json *
     draft->drop_char = decode_read_char(node, "replacement");
     if (draft->drop_char == 0 || draft->n_replaces > 0)
         return decode_refuse_step(why, why_cap, " Metaspace",
-                                  "behind Replace or without a replacement");
+                                  "after Replace or without a replacement");
     draft->flags |= never ? 0 : IMAGE_DECODE_DROP;
     return ERR_OK;
 }
 
+/* {"type": "Strip", "content": " ", "start": 1, "stop": 0} */
 static int decode_read_strip(struct decode_draft *draft, const struct json *node, char *why,
                              size_t why_cap)
 {
@@ -76,13 +82,13 @@ static int decode_read_strip(struct decode_draft *draft, const struct json *node
     return ERR_OK;
 }
 
-/* One decoder of a chain. *stage: how far the chain has come; its order is fixed. */
+/* Read one decoder of a chain. *stage is the stage reached so far; the order of stages is fixed. */
 static int decode_read_step(struct decode_draft *draft, const struct json *node, int *stage,
                             char *why, size_t why_cap)
 {
     static const struct {
         const char *type;
-        int stage; /* it must stand behind lower ones */
+        int stage; /* decoders of lower stages must come before it */
     } steps[] = {{"Replace", 0}, {"Metaspace", 0}, {"ByteFallback", 1}, {"Fuse", 2}, {"Strip", 3}};
     const char *type = json_get_text(node, "type", "");
     int at = -1;
@@ -132,7 +138,8 @@ int decode_read(struct decode_draft *out, const struct json *node, char *why, si
 
 /* --- tokens ------------------------------------------------------------------------------------*/
 
-/* The bytes that a text spells in GPT-2's alphabet; false when one of its characters is none. */
+/* Append the bytes that a text spells in GPT-2's alphabet. False when a character is not in the
+ * alphabet, as in added tokens, whose text is the plain one. */
 static bool decode_spell(const char *text, size_t len, struct buf *out)
 {
     size_t from = out->len;
@@ -151,6 +158,7 @@ static bool decode_spell(const char *text, size_t len, struct buf *out)
     return true;
 }
 
+/* Replace all occurrences of pattern in text. */
 static void decode_replace_all(struct buf *text, const struct json *pattern,
                                const struct json *content)
 {
@@ -174,7 +182,8 @@ static void decode_replace_all(struct buf *text, const struct json *pattern,
     buf_fini(&old);
 }
 
-/* <0x2E>: 46. Hugging Face reads it as a number, so <0x+E> counts as well. -1: not such a token. */
+/* The byte of a token such as <0x2E>; -1 when it is no such token. Hugging Face parses the digits as
+ * a number, so that <0x+E> is accepted, too. */
 static int decode_fallback_byte(const char *text, size_t len)
 {
     int value = 0;
@@ -193,6 +202,7 @@ static int decode_fallback_byte(const char *text, size_t len)
     return value;
 }
 
+/* Append text, with the character `drop` replaced by `with`. */
 static void decode_add_dropped(uint32_t drop, const char *with, const char *text, size_t len,
                                struct buf *out)
 {
@@ -204,7 +214,7 @@ static void decode_add_dropped(uint32_t drop, const char *with, const char *text
         if (n > 0 && utf8_decode(text + i) == drop)
             buf_add_text(out, with);
         else
-            buf_add(out, text + i, n > 0 ? n : 1); /* an image may hold anything */
+            buf_add(out, text + i, n > 0 ? n : 1); /* a damaged image may hold any bytes */
         i += n > 0 ? n : 1;
     }
 }
@@ -286,6 +296,7 @@ void decode_lossy(const char *text, size_t len, struct buf *out)
         buf_add(out, text, len);
         return;
     }
+    /* text[from .. i) is valid and not appended yet. */
     while (i < len) {
         size_t n = (unsigned char)text[i] < 0x80 ? 1 : utf8_sequence(text + i, len - i);
 

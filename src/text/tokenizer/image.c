@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Header, then the tables, each at a multiple of a cache line. The order of the checks matters:
- * a check relies on those before it alone. */
+ * An image is its header and then the tables, each aligned to a cache line. Checks run in a fixed
+ * order and rely only on earlier ones: places of tables, then texts and tokens, then the tables that
+ * hold ids and texts. */
 #include "text/tokenizer/image.h"
 
 #include <string.h>
@@ -13,13 +14,14 @@
 
 static const char magic[8] = "quiretok";
 
+/* Size of one element of each table. */
 static const size_t sizes[IMAGE_SECTIONS] = {
 #define SECTION(name, type) sizeof(type),
     IMAGE_TABLES(SECTION)
 #undef SECTION
 };
 
-/* Changes when a structure, a table or the byte order does. */
+/* A digest that changes with the structures, the list of tables and the byte order. */
 static uint64_t image_layout_digest(void)
 {
     static const uint32_t shape[] = {
@@ -51,6 +53,7 @@ static uint64_t image_layout_digest(void)
     return hash_xxh3(shape, sizeof shape);
 }
 
+/* Covers everything after the checksum itself. */
 static uint64_t image_checksum_of(const struct image_header *image)
 {
     size_t from = offsetof(struct image_header, layout);
@@ -64,13 +67,14 @@ int image_build(struct image_header **out, const struct image_facts *facts,
     struct image_table tables[IMAGE_SECTIONS];
     size_t bytes = (sizeof **out + IMAGE_ALIGN - 1) / IMAGE_ALIGN * IMAGE_ALIGN;
     struct image_header *image;
-    int s;
+    int section;
 
-    for (s = 0; s < IMAGE_SECTIONS; s++) {
-        if (parts[s].n > (IMAGE_BYTES_MAX - bytes) / sizes[s])
+    for (section = 0; section < IMAGE_SECTIONS; section++) {
+        if (parts[section].n > (IMAGE_BYTES_MAX - bytes) / sizes[section])
             return ERR_LIMIT;
-        tables[s] = (struct image_table){.at = bytes, .n = parts[s].n};
-        bytes += (parts[s].n * sizes[s] + IMAGE_ALIGN - 1) / IMAGE_ALIGN * IMAGE_ALIGN;
+        /* Each table begins at a multiple of IMAGE_ALIGN; the gaps are zero. */
+        tables[section] = (struct image_table){.at = bytes, .n = parts[section].n};
+        bytes += (parts[section].n * sizes[section] + IMAGE_ALIGN - 1) / IMAGE_ALIGN * IMAGE_ALIGN;
         if (bytes > IMAGE_BYTES_MAX)
             return ERR_LIMIT;
     }
@@ -83,9 +87,10 @@ int image_build(struct image_header **out, const struct image_facts *facts,
     image->sources = *sources;
     image->facts = *facts;
     memcpy(image->tables, tables, sizeof tables);
-    for (s = 0; s < IMAGE_SECTIONS; s++)
-        if (parts[s].n > 0)
-            memcpy((char *)image + tables[s].at, parts[s].items, parts[s].n * sizes[s]);
+    for (section = 0; section < IMAGE_SECTIONS; section++)
+        if (parts[section].n > 0)
+            memcpy((char *)image + tables[section].at, parts[section].items,
+                   parts[section].n * sizes[section]);
     *out = image;
     return ERR_OK;
 }
@@ -97,20 +102,25 @@ void image_seal(struct image_header *image)
 
 /* --- checks ------------------------------------------------------------------------------------*/
 
+/* Together these make sure that no offset, id or search can leave the image. They do not prove that
+ * the tables are meaningful: a checksum and the digest of the sources do that. */
+
 static int image_corrupt(const char **why, const char *reason)
 {
     *why = reason;
     return ERR_CORRUPT;
 }
 
+/* Is the table aligned and inside the image? Written so that no sum can overflow. */
 static bool image_is_table(const struct image_header *image, enum image_section section)
 {
-    const struct image_table *t = &image->tables[section];
+    const struct image_table *table = &image->tables[section];
 
-    return t->at % IMAGE_ALIGN == 0 && t->at >= sizeof *image && t->at <= image->bytes &&
-           t->n <= (image->bytes - t->at) / sizes[section];
+    return table->at % IMAGE_ALIGN == 0 && table->at >= sizeof *image &&
+           table->at <= image->bytes && table->n <= (image->bytes - table->at) / sizes[section];
 }
 
+/* Is a text inside the table of texts? */
 static bool image_is_text(const struct image_header *image, struct image_text text)
 {
     size_t n = image_count(image, IMAGE_TEXT);
@@ -118,7 +128,7 @@ static bool image_is_text(const struct image_header *image, struct image_text te
     return text.at <= n && text.len <= n - text.at;
 }
 
-/* A text that those read who expect characters. */
+/* Is it also valid UTF-8? For texts whose readers decode characters without checking. */
 static bool image_is_utf8(const struct image_header *image, struct image_text text)
 {
     return image_is_text(image, text) &&
@@ -140,25 +150,26 @@ static bool image_is_power_of_two(size_t n)
     return n > 0 && (n & (n - 1)) == 0;
 }
 
+/* Every token's texts must lie inside the table of texts. */
 static int image_check_tokens(const struct image_header *image, const char **why)
 {
-    const struct image_token *t = image_table(image, IMAGE_TOKENS);
+    const struct image_token *tokens = image_table(image, IMAGE_TOKENS);
     size_t n = image_count(image, IMAGE_TOKENS);
     size_t i;
 
     if (n > INT32_MAX / 4)
         return image_corrupt(why, "too many tokens");
     for (i = 0; i < n; i++) {
-        if (!image_is_text(image, t[i].text) || !image_is_text(image, t[i].bytes) ||
-            !image_is_text(image, t[i].piece))
+        if (!image_is_text(image, tokens[i].text) || !image_is_text(image, tokens[i].bytes) ||
+            !image_is_text(image, tokens[i].piece))
             return image_corrupt(why, "a token's text");
-        if ((t[i].flags & TOKEN_BYTE) != 0 && t[i].bytes.len != 1)
+        if ((tokens[i].flags & TOKEN_BYTE) != 0 && tokens[i].bytes.len != 1)
             return image_corrupt(why, "a token of one byte");
     }
     return ERR_OK;
 }
 
-/* Searches end at a free slot, so there must be one. */
+/* A hash table of ids. A search ends at a free slot, so at least one slot must be free. */
 static int image_check_ids_table(const struct image_header *image, enum image_section section,
                                  const char **why)
 {
@@ -177,9 +188,10 @@ static int image_check_ids_table(const struct image_header *image, enum image_se
     return n_free > 0 ? ERR_OK : image_corrupt(why, "a table of tokens is full");
 }
 
+/* The three hash tables with larger elements: size, ids, and a free slot. */
 static int image_check_pieces(const struct image_header *image, const char **why)
 {
-    const struct image_piece *p = image_table(image, IMAGE_PIECES);
+    const struct image_piece *pieces = image_table(image, IMAGE_PIECES);
     size_t n = image_count(image, IMAGE_PIECES);
     size_t n_free = 0;
     size_t i;
@@ -187,8 +199,8 @@ static int image_check_pieces(const struct image_header *image, const char **why
     if (!image_is_power_of_two(n))
         return image_corrupt(why, "the size of the table of pieces");
     for (i = 0; i < n; i++) {
-        n_free += p[i].id == -1;
-        if (!image_is_id_or_none(image, p[i].id))
+        n_free += pieces[i].id == -1;
+        if (!image_is_id_or_none(image, pieces[i].id))
             return image_corrupt(why, "the table of pieces");
     }
     return n_free > 0 ? ERR_OK : image_corrupt(why, "the table of pieces is full");
@@ -212,9 +224,10 @@ static int image_check_merges(const struct image_header *image, const char **why
     return n_free > 0 ? ERR_OK : image_corrupt(why, "the table of merges is full");
 }
 
+/* The table of byte pairs is indexed by two bytes, so its size is fixed. */
 static int image_check_pairs(const struct image_header *image, const char **why)
 {
-    const struct image_pair *p = image_table(image, IMAGE_BYTE_PAIRS);
+    const struct image_pair *pairs = image_table(image, IMAGE_BYTE_PAIRS);
     size_t n = image_count(image, IMAGE_BYTE_PAIRS);
     size_t i;
 
@@ -223,12 +236,12 @@ static int image_check_pairs(const struct image_header *image, const char **why)
     if (n != ((image->facts.flags & IMAGE_BYTE_LEVEL) != 0 ? 65536 : 0))
         return image_corrupt(why, "the size of the table of byte pairs");
     for (i = 0; i < n; i++)
-        if (p[i].rank != UINT32_MAX && !image_is_id(image, p[i].id))
+        if (pairs[i].rank != UINT32_MAX && !image_is_id(image, pairs[i].id))
             return image_corrupt(why, "the table of byte pairs");
     return ERR_OK;
 }
 
-/* Sorted by text, then id: the search by halves relies on it. */
+/* Are two added tokens in order, by text, then by id? The binary search relies on it. */
 static bool image_is_before(const struct image_header *image, const struct image_added *a,
                             const struct image_added *b)
 {
@@ -243,17 +256,19 @@ static bool image_is_before(const struct image_header *image, const struct image
     return a->id <= b->id;
 }
 
+/* Added tokens must not be empty, because a match must advance the search. */
 static int image_check_added(const struct image_header *image, enum image_section section,
                              const char **why)
 {
-    const struct image_added *a = image_table(image, section);
+    const struct image_added *added = image_table(image, section);
     size_t n = image_count(image, section);
     size_t i;
 
     for (i = 0; i < n; i++) {
-        if (!image_is_utf8(image, a[i].text) || a[i].text.len == 0 || !image_is_id(image, a[i].id))
+        if (!image_is_utf8(image, added[i].text) || added[i].text.len == 0 ||
+            !image_is_id(image, added[i].id))
             return image_corrupt(why, "an added token");
-        if (i > 0 && !image_is_before(image, &a[i - 1], &a[i]))
+        if (i > 0 && !image_is_before(image, &added[i - 1], &added[i]))
             return image_corrupt(why, "the order of the added tokens");
     }
     return ERR_OK;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A mapped file is never written again: a newer one takes its name. So what image_check() has
- * seen stays as it was, as long as nobody else writes into the folder; the owner and the mode of
- * the file are checked for that reason. */
+ * A file is never changed after it was renamed to its final name, so the result of image_check()
+ * stays valid for as long as the file is mapped. This holds only if no other user can write to it;
+ * therefore the owner and the mode of the file are checked. */
 #define _GNU_SOURCE 1 /* mkostemp() */
 #include "text/tokenizer/image_file.h"
 
@@ -18,6 +18,7 @@
 #include "base/buf.h"
 #include "base/fault.h"
 
+/* The file name holds the first half of the digest of the sources: other files, another image. */
 static void image_add_path(struct buf *path, const char *dir, const struct hash *sources)
 {
     char hex[2 * HASH_BYTES + 1];
@@ -32,6 +33,7 @@ static int image_io_failed(const char *what, const char *path, char *why, size_t
     return ERR_IO;
 }
 
+/* Check and map an open file. MAP_POPULATE reads it at once, because image_check() needs all of it. */
 static int image_map_file(int fd, const char *path, struct image_header **out, size_t *len,
                           char *why, size_t why_cap)
 {
@@ -42,11 +44,11 @@ static int image_map_file(int fd, const char *path, struct image_header **out, s
         return image_io_failed("cannot be examined", path, why, why_cap);
     if (!S_ISREG(st.st_mode) || (st.st_uid != geteuid() && st.st_uid != 0) ||
         (st.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
-        (void)snprintf(why, why_cap, "%s: others may write it", path);
+        (void)snprintf(why, why_cap, "%s: other users may write to it", path);
         return ERR_CORRUPT;
     }
     if (st.st_size < (off_t)sizeof **out || st.st_size > (off_t)IMAGE_BYTES_MAX) {
-        (void)snprintf(why, why_cap, "%s: not an image", path);
+        (void)snprintf(why, why_cap, "%s: not a tokenizer image", path);
         return ERR_CORRUPT;
     }
     bytes = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED | MAP_POPULATE, fd, 0);
@@ -70,6 +72,7 @@ int image_map(struct image_header **out, const char *dir, const struct hash *sou
     image_add_path(&path, dir, sources);
     if (path.failed)
         return ERR_NO_MEMORY;
+    /* O_NONBLOCK: a FIFO under this name must not block the start. */
     fd = open(path.bytes, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (fd == -1) {
         rc = errno == ENOENT ? ERR_NOT_FOUND
@@ -93,9 +96,9 @@ int image_map(struct image_header **out, const char *dir, const struct hash *sou
 
 void image_unmap(struct image_header *image)
 {
+    /* image_check() has verified that `bytes` is the length of the mapping. */
     if (image != NULL)
-        (void)munmap(image,
-                     (size_t)image->bytes); /* image_check() has seen that this is its length */
+        (void)munmap(image, (size_t)image->bytes);
 }
 
 static int image_write_all(int fd, const char *bytes, size_t len)
@@ -131,7 +134,7 @@ int image_write(const struct image_header *image, const char *dir, char *why, si
         rc = image_io_failed("cannot be made", temporary.bytes, why, why_cap);
         goto out;
     }
-    /* No sync: after a power cut the checksum tells. */
+    /* No fsync(): after a power failure the checksum detects a damaged file. */
     if (image_write_all(fd, (const char *)image, (size_t)image->bytes) != ERR_OK ||
         rename(temporary.bytes, path.bytes) == -1) {
         rc = image_io_failed("cannot be written", path.bytes, why, why_cap);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Steps write by turns into two buffers; one that changes nothing passes its text on. */
+ * A normalizer is a chain of steps. Two buffers are written in turn: each step reads the text in one
+ * and writes the other. A step that would change nothing passes its text on without a copy. */
 #define _GNU_SOURCE 1 /* memmem() */
 #include "text/tokenizer/normal.h"
 
@@ -10,7 +11,7 @@
 #include "text/regex.h"
 #include "text/unicode.h"
 
-#define GROWTH_MAX  ((size_t)64) /* times; NFC and spaces that become three bytes need three */
+#define GROWTH_MAX  ((size_t)64) /* factor; real models need 3: a space becomes three bytes */
 #define GROWTH_FREE ((size_t)64 << 10)
 
 void normal_work_fini(struct normal_work *work)
@@ -29,7 +30,8 @@ static int normal_refuse_step(char *why, size_t why_cap, const char *what, const
     return ERR_UNSUPPORTED;
 }
 
-static int normal_read_replace(struct step_draft *st, const struct json *node, char *why,
+/* {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}, or with "Regex". */
+static int normal_read_replace(struct step_draft *step, const struct json *node, char *why,
                                size_t why_cap)
 {
     const struct json *pattern = json_get(node, "pattern");
@@ -39,31 +41,32 @@ static int normal_read_replace(struct step_draft *st, const struct json *node, c
 
     if (text == NULL || text->text_len == 0 || by == NULL)
         return normal_refuse_step(why, why_cap, "normalizer Replace without", "pattern or content");
-    st->kind = regex != NULL ? NORMAL_REPLACE_REGEX : NORMAL_REPLACE;
-    st->pattern = text->text;
-    st->pattern_len = text->text_len;
-    st->by = by->text;
-    st->by_len = by->text_len;
+    step->kind = regex != NULL ? NORMAL_REPLACE_REGEX : NORMAL_REPLACE;
+    step->pattern = text->text;
+    step->pattern_len = text->text_len;
+    step->by = by->text;
+    step->by_len = by->text_len;
     return ERR_OK;
 }
 
+/* One normalizer of a chain: NFC, Replace or Prepend. */
 static int normal_read_step(struct steps_draft *out, const struct json *node, char *why,
                             size_t why_cap)
 {
     const char *type = json_get_text(node, "type", "");
     const struct json *text = json_get_kind(node, "prepend", JSON_TEXT);
-    struct step_draft *st = steps_add(out, NORMAL_NFC);
+    struct step_draft *step = steps_add(out, NORMAL_NFC);
 
-    if (st == NULL)
+    if (step == NULL)
         return normal_refuse_step(why, why_cap, "a normalizer with so many steps as", "this");
     if (strcmp(type, "NFC") == 0)
         return ERR_OK;
     if (strcmp(type, "Replace") == 0)
-        return normal_read_replace(st, node, why, why_cap);
+        return normal_read_replace(step, node, why, why_cap);
     if (strcmp(type, "Prepend") == 0 && text != NULL) {
-        st->kind = NORMAL_PREPEND;
-        st->by = text->text;
-        st->by_len = text->text_len;
+        step->kind = NORMAL_PREPEND;
+        step->by = text->text;
+        step->by_len = text->text_len;
         return ERR_OK;
     }
     return normal_refuse_step(why, why_cap, "normalizer", type);
@@ -87,20 +90,21 @@ int normal_read(struct steps_draft *out, const struct json *node, char *why, siz
     return rc;
 }
 
-/* --- making ready ------------------------------------------------------------------------------*/
+/* --- preparing ---------------------------------------------------------------------------------*/
 
-/* Compile a pattern and see that it matches something each time. */
-static int normal_open_regex(struct regex **out, const struct step_draft *st, char *why,
+/* Compile a pattern and refuse it if it matches the empty text: Hugging Face and PCRE2 could differ in
+ * how they continue after an empty match. */
+static int normal_open_regex(struct regex **out, const struct step_draft *step, char *why,
                              size_t why_cap)
 {
     struct regex_work *work = regex_work_open();
     size_t start;
     size_t end;
-    int rc =
-        work == NULL ? ERR_NO_MEMORY : regex_open(out, st->pattern, st->pattern_len, why, why_cap);
+    int rc = work == NULL ? ERR_NO_MEMORY
+                          : regex_open(out, step->pattern, step->pattern_len, why, why_cap);
 
     if (rc == ERR_OK && regex_next(*out, work, "", 0, 0, &start, &end) == ERR_OK) {
-        (void)snprintf(why, why_cap, "a normalizer that replaces nothing is not supported");
+        (void)snprintf(why, why_cap, "a normalizer whose regex matches \"\" is not supported");
         rc = ERR_UNSUPPORTED;
     }
     regex_work_close(work);
@@ -114,12 +118,12 @@ int normal_init(struct normal *normal, const struct steps_draft *steps, char *wh
 
     *normal = (struct normal){.steps = *steps};
     for (i = 0; rc == ERR_OK && i < steps->n; i++) {
-        const struct step_draft *st = &steps->steps[i];
+        const struct step_draft *step = &steps->steps[i];
 
-        if (st->kind >= NORMAL_KINDS || (st->kind >= NORMAL_REPLACE && st->pattern_len == 0))
+        if (step->kind >= NORMAL_KINDS || (step->kind >= NORMAL_REPLACE && step->pattern_len == 0))
             rc = ERR_CORRUPT;
-        else if (st->kind == NORMAL_REPLACE_REGEX)
-            rc = normal_open_regex(&normal->regexes[i], st, why, why_cap);
+        else if (step->kind == NORMAL_REPLACE_REGEX)
+            rc = normal_open_regex(&normal->regexes[i], step, why, why_cap);
     }
     if (rc != ERR_OK)
         normal_fini(normal);
@@ -137,26 +141,27 @@ void normal_fini(struct normal *normal)
 
 /* --- applying ----------------------------------------------------------------------------------*/
 
-static void normal_replace_text(const struct step_draft *st, const char *text, size_t len,
+/* Replace a literal text. memchr() for one byte is several times faster than memmem(). */
+static void normal_replace_text(const struct step_draft *step, const char *text, size_t len,
                                 struct buf *out)
 {
     size_t from = 0;
 
     while (from < len) {
-        const char *found = st->pattern_len == 1
-                                ? memchr(text + from, st->pattern[0], len - from)
-                                : memmem(text + from, len - from, st->pattern, st->pattern_len);
+        const char *found = step->pattern_len == 1
+                                ? memchr(text + from, step->pattern[0], len - from)
+                                : memmem(text + from, len - from, step->pattern, step->pattern_len);
         size_t at = found == NULL ? len : (size_t)(found - text);
 
         buf_add(out, text + from, at - from);
         if (found == NULL)
             return;
-        buf_add(out, st->by, st->by_len);
-        from = at + st->pattern_len;
+        buf_add(out, step->by, step->by_len);
+        from = at + step->pattern_len;
     }
 }
 
-static int normal_replace_regex(const struct step_draft *st, const struct regex *regex,
+static int normal_replace_regex(const struct step_draft *step, const struct regex *regex,
                                 struct normal_work *work, const char *text, size_t len,
                                 struct buf *out)
 {
@@ -171,10 +176,10 @@ static int normal_replace_regex(const struct step_draft *st, const struct regex 
         return ERR_NO_MEMORY;
     while (from < len &&
            (rc = regex_next(regex, work->regex, text, len, from, &start, &end)) == ERR_OK) {
-        if (end == start) /* it matches nothing in some place: not what was seen at its start */
+        if (end == start) /* empty only in some contexts, hence unnoticed at start */
             return ERR_LIMIT;
         buf_add(out, text + from, start - from);
-        buf_add(out, st->by, st->by_len);
+        buf_add(out, step->by, step->by_len);
         from = end;
     }
     buf_add(out, text + from, len - from);
@@ -190,23 +195,24 @@ int normal_apply(const struct normal *normal, struct normal_work *work, const ch
     int i;
 
     for (i = 0; i < normal->steps.n && rc == ERR_OK && len > 0; i++) {
-        const struct step_draft *st = &normal->steps.steps[i];
+        const struct step_draft *step = &normal->steps.steps[i];
         struct buf *buf = &work->texts[turn];
 
-        if (st->kind == NORMAL_NFC && unicode_is_nfc(text, len))
+        if (step->kind == NORMAL_NFC && unicode_is_nfc(text, len))
             continue;
         buf_clear(buf);
         buf->limit = limit;
-        if (st->kind == NORMAL_NFC) {
+        if (step->kind == NORMAL_NFC) {
             unicode_nfc(text, len, buf);
-        } else if (st->kind == NORMAL_PREPEND) {
-            buf_add(buf, st->by, st->by_len);
+        } else if (step->kind == NORMAL_PREPEND) {
+            buf_add(buf, step->by, step->by_len);
             buf_add(buf, text, len);
-        } else if (st->kind == NORMAL_REPLACE) {
-            normal_replace_text(st, text, len, buf);
+        } else if (step->kind == NORMAL_REPLACE) {
+            normal_replace_text(step, text, len, buf);
         } else {
-            rc = normal_replace_regex(st, normal->regexes[i], work, text, len, buf);
+            rc = normal_replace_regex(step, normal->regexes[i], work, text, len, buf);
         }
+        /* The buffer fails both at its limit and without memory; its length tells them apart. */
         if (buf->failed)
             rc = buf->len >= limit / 2 ? ERR_LIMIT : ERR_NO_MEMORY;
         text = buf->len == 0 ? "" : buf->bytes;

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Cutting: scanners for the patterns of most models, PCRE2 for the rest, with the five behaviors
- * of Hugging Face's Split. A step works on one piece of the step before and passes its own pieces
- * on at once, as deep as the chain is long. */
+ * Cuts a text step by step. Patterns of most models have a scanner (scan.h), the others use PCRE2.
+ * The five behaviors are those of Hugging Face's Split. A step passes each of its pieces to the next
+ * step at once; the recursion is as deep as the chain is long (at most STEPS_MAX):
+ *
+ *     "I'm 12"  ->  Split by a pattern  ->  "I" "'m" " " "12"  ->  ...  ->  sink */
 #define _GNU_SOURCE 1 /* memmem() */
 #include "text/tokenizer/pretoken.h"
 
@@ -15,6 +17,7 @@
 #include "text/tokenizer/vocab.h"
 #include "text/unicode.h"
 
+/* A part of a text: a match of the pattern, or the gap between two matches. */
 struct cut {
     size_t start;
     size_t end;
@@ -23,13 +26,14 @@ struct cut {
 
 struct pretoken_work {
     struct regex_work *regex;
-    /* One of each for each step: a step runs inside the loop of the one before. */
+    /* One of each per step, because a step runs inside the loop of the previous one. */
     struct cut *cuts[STEPS_MAX];
     size_t cuts_cap[STEPS_MAX];
     struct buf rewritten[STEPS_MAX];
     struct buf unspelled;
 };
 
+/* The arguments that all steps share. */
 struct cutting {
     const struct pretoken *p;
     struct pretoken_work *w;
@@ -71,27 +75,29 @@ static int pretoken_cut_step(const struct cutting *cutting, int step, const char
 
 /* --- finding -----------------------------------------------------------------------------------*/
 
-/* The next match in text[from .. len): ERR_OK, ERR_NOT_FOUND, or an error. */
+/* Find the next match in text[from .. len). ERR_OK, ERR_NOT_FOUND, or an error. */
 static int pretoken_next_match(const struct cutting *cutting, int step, const char *text,
                                size_t len, size_t from, size_t *start, size_t *end)
 {
-    const struct step_draft *st = &cutting->p->chain.steps[step];
+    const struct step_draft *draft = &cutting->p->chain.steps[step];
     struct scanner scanner = {
-        .bits = cutting->p->bits, .text = text, .len = len, .kind = (enum scan_kind)st->kind};
+        .bits = cutting->p->bits, .text = text, .len = len, .kind = (enum scan_kind)draft->kind};
     const char *found;
     size_t at;
 
-    if (st->kind == PRETOKEN_REGEX)
+    if (draft->kind == PRETOKEN_REGEX)
         return regex_next(cutting->p->regexes[step], cutting->w->regex, text, len, from, start,
                           end);
-    if (st->kind == PRETOKEN_LITERAL) {
-        found = from < len ? memmem(text + from, len - from, st->pattern, st->pattern_len) : NULL;
+    if (draft->kind == PRETOKEN_LITERAL) {
+        found =
+            from < len ? memmem(text + from, len - from, draft->pattern, draft->pattern_len) : NULL;
         if (found == NULL)
             return ERR_NOT_FOUND;
         *start = (size_t)(found - text);
-        *end = *start + st->pattern_len;
+        *end = *start + draft->pattern_len;
         return ERR_OK;
     }
+    /* scan_skip() jumps to the next character that can begin a match. */
     for (at = scan_skip(&scanner, from); at < len;
          at = scan_skip(&scanner, at + utf8_sequence(text + at, len - at))) {
         *end = scan_match(&scanner, at);
@@ -102,7 +108,7 @@ static int pretoken_next_match(const struct cutting *cutting, int step, const ch
     return ERR_NOT_FOUND;
 }
 
-/* Matches and what stands between them are pieces. */
+/* Behavior Isolated: matches are pieces, and so are the gaps between them. */
 static int pretoken_cut_isolated(const struct cutting *cutting, int step, const char *text,
                                  size_t len, bool first)
 {
@@ -124,7 +130,7 @@ static int pretoken_cut_isolated(const struct cutting *cutting, int step, const 
             return rc;
         covered = end;
         from = end;
-        if (end == start) /* an empty match: look on behind the next character */
+        if (end == start) /* after an empty match continue at the next character */
             from += start < len ? utf8_sequence(text + start, len - start) : 1;
     }
     if (rc != ERR_OK && rc != ERR_NOT_FOUND)
@@ -133,7 +139,7 @@ static int pretoken_cut_isolated(const struct cutting *cutting, int step, const 
                              first && covered == 0);
 }
 
-/* The same for scanners that leave nothing between. */
+/* Behavior Isolated for scanners that leave no gaps: every byte belongs to a match. */
 static int pretoken_cut_scanned(const struct cutting *cutting, int step, const char *text,
                                 size_t len, bool first)
 {
@@ -157,7 +163,9 @@ static int pretoken_cut_scanned(const struct cutting *cutting, int step, const c
     return rc;
 }
 
-/* --- behaviors ---------------------------------------------------------------------------------*/
+/* --- other behaviors ---------------------------------------------------------------------------*/
+
+/* These need all matches of a text before the first piece is known. */
 
 static int pretoken_cuts_add(struct pretoken_work *w, int step, size_t *n, struct cut cut)
 {
@@ -176,6 +184,7 @@ static int pretoken_cuts_add(struct pretoken_work *w, int step, size_t *n, struc
     return ERR_OK;
 }
 
+/* Collect matches and gaps, which together cover the text. */
 static int pretoken_find_all(const struct cutting *cutting, int step, const char *text, size_t len,
                              size_t *n)
 {
@@ -202,8 +211,8 @@ static int pretoken_find_all(const struct cutting *cutting, int step, const char
     return pretoken_cuts_add(cutting->w, step, n, (struct cut){.start = covered, .end = len});
 }
 
-/* Join the cover of matches and gaps as the behavior says, in place; the number that is left. */
-static size_t pretoken_join_cuts(const struct step_draft *st, struct cut *cuts, size_t n)
+/* Join matches and gaps in place as the behavior asks. Returns the number of pieces left. */
+static size_t pretoken_join_cuts(const struct step_draft *step, struct cut *cuts, size_t n)
 {
     size_t kept = 0;
     size_t i;
@@ -212,17 +221,17 @@ static size_t pretoken_join_cuts(const struct step_draft *st, struct cut *cuts, 
         struct cut cut = cuts[i];
         bool joins = false;
 
-        if (kept > 0 && st->behavior == PRETOKEN_CONTIGUOUS)
+        if (kept > 0 && step->behavior == PRETOKEN_CONTIGUOUS)
             joins = cuts[kept - 1].is_match == cut.is_match;
-        else if (kept > 0 && st->behavior == PRETOKEN_WITH_PREVIOUS)
+        else if (kept > 0 && step->behavior == PRETOKEN_WITH_PREVIOUS)
             joins = cut.is_match && !cuts[kept - 1].is_match;
-        else if (kept > 0 && st->behavior == PRETOKEN_WITH_NEXT)
+        else if (kept > 0 && step->behavior == PRETOKEN_WITH_NEXT)
             joins = !cut.is_match && cuts[kept - 1].is_match;
-        if (st->behavior == PRETOKEN_REMOVED && cut.is_match)
+        if (step->behavior == PRETOKEN_REMOVED && cut.is_match)
             continue;
         if (joins) {
             cuts[kept - 1].end = cut.end;
-            cuts[kept - 1].is_match = cut.is_match || st->behavior == PRETOKEN_WITH_PREVIOUS;
+            cuts[kept - 1].is_match = cut.is_match || step->behavior == PRETOKEN_WITH_PREVIOUS;
             continue;
         }
         cuts[kept++] = cut;
@@ -230,6 +239,7 @@ static size_t pretoken_join_cuts(const struct step_draft *st, struct cut *cuts, 
     return kept;
 }
 
+/* Behaviors that join or remove parts. `invert` exchanges matches and gaps first. */
 static int pretoken_cut_joined(const struct cutting *cutting, int step, const char *text,
                                size_t len, bool first)
 {
@@ -254,6 +264,8 @@ static int pretoken_cut_joined(const struct cutting *cutting, int step, const ch
 
 /* --- rewriting ---------------------------------------------------------------------------------*/
 
+/* These steps change the text and pass it on as one piece, in the step's own buffer. */
+
 static int pretoken_cut_rewritten(const struct cutting *cutting, int step, bool first)
 {
     const struct buf *buf = &cutting->w->rewritten[step];
@@ -275,6 +287,7 @@ static int pretoken_cut_prefixed(const struct cutting *cutting, int step, const 
     return pretoken_cut_rewritten(cutting, step, first);
 }
 
+/* Replace spaces by st->by ("▁"), and put one before the piece as the scheme demands. */
 static int pretoken_cut_metaspace(const struct cutting *cutting, int step, const char *text,
                                   size_t len, bool first)
 {
@@ -298,6 +311,7 @@ static int pretoken_cut_metaspace(const struct cutting *cutting, int step, const
     return pretoken_cut_rewritten(cutting, step, first);
 }
 
+/* Spell each byte by a character of GPT-2's alphabet: patterns after ByteLevel expect that. */
 static int pretoken_cut_spelled(const struct cutting *cutting, int step, const char *text,
                                 size_t len, bool first)
 {
@@ -313,7 +327,8 @@ static int pretoken_cut_spelled(const struct cutting *cutting, int step, const c
     return pretoken_cut_rewritten(cutting, step, first);
 }
 
-/* The bytes of a piece that is spelled; the characters are of the alphabet. */
+/* Pass on the bytes of a piece that is spelled. All its characters are in the alphabet, because no
+ * step after PRETOKEN_SPELL adds text (pretoken_init()). */
 static int pretoken_sink_unspelled(const struct cutting *cutting, const char *text, size_t len)
 {
     struct buf *buf = &cutting->w->unspelled;
@@ -327,8 +342,8 @@ static int pretoken_sink_unspelled(const struct cutting *cutting, const char *te
     return buf->failed ? ERR_NO_MEMORY : cutting->sink(cutting->context, buf->bytes, buf->len);
 }
 
-/* At most so many characters are one piece, and so many of white space, or of anything else, in a
- * row: what Kimi's class gives tiktoken at once. */
+/* Kimi's class hands tiktoken at most this many characters at once, and at most this many in a row
+ * that are all white space or all not. Each such part is cut by the pattern separately. */
 #define RUNS_CHARS_MAX 400000
 #define RUNS_RUN_MAX   25000
 
@@ -361,6 +376,7 @@ static int pretoken_cut_runs(const struct cutting *cutting, int step, const char
                                             first && start == 0);
 }
 
+/* Run one step on a piece; after the last step the piece goes to the sink. */
 static int pretoken_cut_step(const struct cutting *cutting, int step, const char *text, size_t len,
                              bool first)
 {
@@ -394,20 +410,20 @@ int pretoken_cut(const struct pretoken *pretoken, struct pretoken_work *w, const
     return pretoken_cut_step(&cutting, 0, text, len, first);
 }
 
-/* --- making ready ------------------------------------------------------------------------------*/
+/* --- preparing ---------------------------------------------------------------------------------*/
 
-/* Whether a step is one that this file can do; a file may say anything. */
-static bool pretoken_is_known(const struct step_draft *st)
+/* Is this a step that the code above can run? An image file may contain any numbers. */
+static bool pretoken_is_known(const struct step_draft *step)
 {
-    switch (st->kind) {
+    switch (step->kind) {
     case PRETOKEN_REGEX:
-    case PRETOKEN_LITERAL: return st->behavior < PRETOKEN_BEHAVIORS && st->pattern_len > 0;
+    case PRETOKEN_LITERAL: return step->behavior < PRETOKEN_BEHAVIORS && step->pattern_len > 0;
     case PRETOKEN_METASPACE:
-        return st->behavior < METASPACE_SCHEMES && st->by_len > 0 && st->by_len <= 4;
+        return step->behavior < METASPACE_SCHEMES && step->by_len > 0 && step->by_len <= 4;
     case PRETOKEN_PREFIX:
     case PRETOKEN_RUNS:
     case PRETOKEN_SPELL: return true;
-    default: return st->kind < SCAN_KINDS && st->behavior < PRETOKEN_BEHAVIORS;
+    default: return step->kind < SCAN_KINDS && step->behavior < PRETOKEN_BEHAVIORS;
     }
 }
 
@@ -422,20 +438,21 @@ int pretoken_init(struct pretoken *pretoken, const struct steps_draft *chain, ch
         return ERR_NO_MEMORY;
     scan_fill(pretoken->bits);
     for (i = 0; rc == ERR_OK && i < chain->n; i++) {
-        const struct step_draft *st = &chain->steps[i];
+        const struct step_draft *step = &chain->steps[i];
 
-        if (!pretoken_is_known(st) || (pretoken->spelled && st->kind == PRETOKEN_SPELL)) {
+        if (!pretoken_is_known(step) || (pretoken->spelled && step->kind == PRETOKEN_SPELL)) {
             rc = ERR_CORRUPT;
         } else if (pretoken->spelled &&
-                   (st->kind == PRETOKEN_PREFIX || st->kind == PRETOKEN_METASPACE)) {
-            /* What these two put in is not of the alphabet. */
-            (void)snprintf(why, why_cap, "a pre-tokenizer that adds text behind ByteLevel");
+                   (step->kind == PRETOKEN_PREFIX || step->kind == PRETOKEN_METASPACE)) {
+            /* The text that these add is not in the alphabet. */
+            (void)snprintf(why, why_cap,
+                           "a pre-tokenizer that adds text after ByteLevel is not supported");
             rc = ERR_UNSUPPORTED;
-        } else if (st->kind == PRETOKEN_REGEX) {
+        } else if (step->kind == PRETOKEN_REGEX) {
             pretoken->has_regex = true;
-            rc = regex_open(&pretoken->regexes[i], st->pattern, st->pattern_len, why, why_cap);
+            rc = regex_open(&pretoken->regexes[i], step->pattern, step->pattern_len, why, why_cap);
         }
-        pretoken->spelled = pretoken->spelled || st->kind == PRETOKEN_SPELL;
+        pretoken->spelled = pretoken->spelled || step->kind == PRETOKEN_SPELL;
     }
     if (rc != ERR_OK)
         pretoken_fini(pretoken);

@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The pre_tokenizer of a tokenizer.json becomes a chain of steps. */
+ * Reads the pre_tokenizer of a tokenizer.json into a chain of steps (pretoken.h). A file that asks for
+ * anything unknown is refused with the name of the element, because pieces that are cut differently
+ * give other tokens than the model was trained with. */
 #include <stdio.h>
 #include <string.h>
 
 #include "base/utf8.h"
 #include "text/tokenizer/pretoken.h"
 
+/* Hugging Face's names of the behaviors. */
 static const struct {
     const char *name;
     enum pretoken_behavior behavior;
@@ -20,7 +23,7 @@ static const struct {
 
 struct pretoken_reading {
     struct steps_draft *out;
-    bool spelled; /* ByteLevel has been there */
+    bool spelled; /* a ByteLevel was read */
     char *why;
     size_t why_cap;
 };
@@ -51,13 +54,14 @@ static int pretoken_read_behavior(struct pretoken_reading *reading, const struct
     return pretoken_refuse_step(reading, "behavior", name);
 }
 
+/* {"type": "Split", "pattern": {"Regex": "..."}, "behavior": "Isolated", "invert": false} */
 static int pretoken_read_split(struct pretoken_reading *reading, const struct json *node)
 {
     const struct json *pattern = json_get(node, "pattern");
     const struct json *regex = json_get_kind(pattern, "Regex", JSON_TEXT);
     const struct json *text = regex != NULL ? regex : json_get_kind(pattern, "String", JSON_TEXT);
     enum scan_kind scan = SCAN_KINDS;
-    struct step_draft *st;
+    struct step_draft *step;
     unsigned behavior = 0;
     int rc = pretoken_read_behavior(reading, node, &behavior);
 
@@ -69,24 +73,25 @@ static int pretoken_read_split(struct pretoken_reading *reading, const struct js
     }
     if (regex != NULL)
         scan = scan_find(text->text, text->text_len);
-    st = steps_add(reading->out, regex == NULL ? PRETOKEN_LITERAL : PRETOKEN_REGEX);
-    if (st == NULL)
+    step = steps_add(reading->out, regex == NULL ? PRETOKEN_LITERAL : PRETOKEN_REGEX);
+    if (step == NULL)
         return pretoken_too_many(reading);
     if (scan != SCAN_KINDS)
-        st->kind = scan;
-    st->behavior = behavior;
-    st->invert = json_get_bool(node, "invert", false);
-    st->pattern = text->text;
-    st->pattern_len = text->text_len;
-    /* To keep only the matches of a pattern that leaves nothing between them is to isolate them. */
-    if (st->kind <= SCAN_TEKKEN && behavior == PRETOKEN_REMOVED && st->invert)
-        st->behavior = PRETOKEN_ISOLATED;
-    /* No other behavior is known of these, and PCRE2 can do it. */
-    if (st->kind <= SCAN_TEKKEN && st->behavior != PRETOKEN_ISOLATED)
-        st->kind = PRETOKEN_REGEX;
+        step->kind = scan;
+    step->behavior = behavior;
+    step->invert = json_get_bool(node, "invert", false);
+    step->pattern = text->text;
+    step->pattern_len = text->text_len;
+    /* Keeping only the matches of a pattern without gaps is the same as isolating them. */
+    if (step->kind <= SCAN_TEKKEN && behavior == PRETOKEN_REMOVED && step->invert)
+        step->behavior = PRETOKEN_ISOLATED;
+    /* These scanners are written for one behavior; PCRE2 handles the others. */
+    if (step->kind <= SCAN_TEKKEN && step->behavior != PRETOKEN_ISOLATED)
+        step->kind = PRETOKEN_REGEX;
     return ERR_OK;
 }
 
+/* {"type": "ByteLevel", "add_prefix_space": false, "use_regex": true}: up to three steps. */
 static int pretoken_read_byte_level(struct pretoken_reading *reading, const struct json *node)
 {
     if (reading->spelled)
@@ -97,7 +102,7 @@ static int pretoken_read_byte_level(struct pretoken_reading *reading, const stru
         return pretoken_too_many(reading);
     if (json_get_bool(node, "use_regex", true) && steps_add(reading->out, SCAN_GPT2) == NULL)
         return pretoken_too_many(reading);
-    /* Needed by steps behind it; dropped when it is the last. */
+    /* Needed by the steps after it; pretoken_read() removes it when it is the last. */
     return steps_add(reading->out, PRETOKEN_SPELL) == NULL ? pretoken_too_many(reading) : ERR_OK;
 }
 
@@ -110,56 +115,60 @@ static int pretoken_read_digits(struct pretoken_reading *reading, const struct j
                : ERR_OK;
 }
 
+/* {"type": "Punctuation", "behavior": "Isolated"}. Contiguous has a scanner of its own. */
 static int pretoken_read_punctuation(struct pretoken_reading *reading, const struct json *node)
 {
     unsigned behavior = 0;
     int rc = pretoken_read_behavior(reading, node, &behavior);
-    struct step_draft *st;
+    struct step_draft *step;
 
     if (rc != ERR_OK)
         return rc;
-    st = steps_add(reading->out, behavior == PRETOKEN_CONTIGUOUS ? SCAN_PUNCTS : SCAN_PUNCT);
-    if (st == NULL)
+    step = steps_add(reading->out, behavior == PRETOKEN_CONTIGUOUS ? SCAN_PUNCTS : SCAN_PUNCT);
+    if (step == NULL)
         return pretoken_too_many(reading);
-    st->behavior = behavior == PRETOKEN_CONTIGUOUS ? PRETOKEN_ISOLATED : behavior;
+    step->behavior = behavior == PRETOKEN_CONTIGUOUS ? PRETOKEN_ISOLATED : behavior;
     return ERR_OK;
 }
 
+/* {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": true}: a step that
+ * replaces spaces and, with split, one that cuts before each replacement. */
 static int pretoken_read_metaspace(struct pretoken_reading *reading, const struct json *node)
 {
     const struct json *by = json_get_kind(node, "replacement", JSON_TEXT);
     const struct json *prefix = json_get_kind(node, "add_prefix_space", JSON_BOOL);
     const char *scheme = json_get_text(node, "prepend_scheme", "always");
-    struct step_draft *st = steps_add(reading->out, PRETOKEN_METASPACE);
+    struct step_draft *step = steps_add(reading->out, PRETOKEN_METASPACE);
 
-    if (st == NULL)
+    if (step == NULL)
         return pretoken_too_many(reading);
     if (by == NULL || by->text_len == 0 || utf8_sequence(by->text, by->text_len) != by->text_len)
         return pretoken_refuse_step(reading, "a Metaspace whose replacement is",
                                     "not one character");
     if (prefix != NULL && !prefix->flag)
-        st->behavior = METASPACE_NEVER;
+        step->behavior = METASPACE_NEVER;
     else if (strcmp(scheme, "always") == 0)
-        st->behavior = METASPACE_ALWAYS;
+        step->behavior = METASPACE_ALWAYS;
     else if (strcmp(scheme, "first") == 0)
-        st->behavior = METASPACE_FIRST;
+        step->behavior = METASPACE_FIRST;
     else if (strcmp(scheme, "never") == 0)
-        st->behavior = METASPACE_NEVER;
+        step->behavior = METASPACE_NEVER;
     else
         return pretoken_refuse_step(reading, "prepend_scheme", scheme);
-    st->by = by->text;
-    st->by_len = by->text_len;
+    step->by = by->text;
+    step->by_len = by->text_len;
     if (!json_get_bool(node, "split", true))
         return ERR_OK;
-    st = steps_add(reading->out, PRETOKEN_LITERAL);
-    if (st == NULL)
+    step = steps_add(reading->out, PRETOKEN_LITERAL);
+    if (step == NULL)
         return pretoken_too_many(reading);
-    st->behavior = PRETOKEN_WITH_NEXT;
-    st->pattern = by->text;
-    st->pattern_len = by->text_len;
+    step->behavior = PRETOKEN_WITH_NEXT;
+    step->pattern = by->text;
+    step->pattern_len = by->text_len;
     return ERR_OK;
 }
 
+/* Read one pre-tokenizer of a chain. */
 static int pretoken_read_step(struct pretoken_reading *reading, const struct json *node)
 {
     static const struct {
@@ -207,10 +216,12 @@ void pretoken_gpt2(struct steps_draft *out, bool add_prefix_space)
 {
     out->n = 0;
     if (add_prefix_space)
-        (void)steps_add(out, PRETOKEN_PREFIX); /* room for two is there */
+        (void)steps_add(out, PRETOKEN_PREFIX); /* cannot fail: two of STEPS_MAX steps */
     (void)steps_add(out, SCAN_GPT2);
 }
 
+/* Kimi's pattern, from tokenization_kimi.py. Han characters are excluded from the words, because a
+ * first alternative takes runs of them. */
 #define KIMI_LARGE "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}&&[^\\p{Han}]]"
 #define KIMI_SMALL "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}&&[^\\p{Han}]]"
 #define KIMI_SHORT "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
@@ -222,12 +233,12 @@ void pretoken_kimi(struct steps_draft *out)
         "[^\\r\\n\\p{L}\\p{N}]?" KIMI_LARGE "*" KIMI_SMALL "+" KIMI_SHORT "|"
         "[^\\r\\n\\p{L}\\p{N}]?" KIMI_LARGE "+" KIMI_SMALL "*" KIMI_SHORT "|"
         "\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+";
-    struct step_draft *st;
+    struct step_draft *step;
 
     out->n = 0;
-    (void)steps_add(out, PRETOKEN_RUNS); /* room for two is there */
-    st = steps_add(out, PRETOKEN_REGEX);
-    st->behavior = PRETOKEN_ISOLATED;
-    st->pattern = pattern;
-    st->pattern_len = sizeof pattern - 1;
+    (void)steps_add(out, PRETOKEN_RUNS); /* cannot fail: two of STEPS_MAX steps */
+    step = steps_add(out, PRETOKEN_REGEX);
+    step->behavior = PRETOKEN_ISOLATED;
+    step->pattern = pattern;
+    step->pattern_len = sizeof pattern - 1;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The patterns, alternatives in order; p is a character that is neither white space, letter nor
- * number, C the contractions 's 't 're 've 'm 'll 'd in any case:
+ * The patterns, with alternatives in order. p is a character that is neither white space, letter nor
+ * number; C is a contraction ('s 't 're 've 'm 'll 'd) in any case:
  *
  *   gpt2      C in small letters| ?L+| ?N+| ?p+|\s+(?!\S)|\s+
  *   llama3    C|[^\r\n L N]?L+|N{1,3}| ?p+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
@@ -10,8 +10,9 @@
  *   tekken    o200k without C, each number alone
  *   deepseek  [ASCII punctuation][A-Za-z]+|[^\r\n L P S]?[L M]+| ?[P S]+[\r\n]*|... as llama3
  *
- * No alternative needs more than one step back, but U*W+: it gives back to its last character
- * that is both U and W (a letter without case, a mark) when no small letter follows. */
+ * A regex engine backtracks; here no alternative needs more than one step back, except U*W+. When no
+ * small letter follows, U* must give back its last character that is both U and W (a letter
+ * without case, or a mark). */
 #include "text/tokenizer/scan.h"
 
 #include <limits.h>
@@ -23,6 +24,7 @@
 
 #define SCAN_WORD_CHAR (SCAN_LETTER | SCAN_MARK)
 
+/* The scanner's bits for a class of unicode.h. */
 static uint8_t scan_bits_of(uint8_t cls)
 {
     static const uint8_t by_category[32] = {
@@ -65,7 +67,8 @@ void scan_fill(uint8_t bits[SCAN_BMP])
 
 /* --- characters --------------------------------------------------------------------------------*/
 
-/* What stands at `at` < len, and its length. */
+/* The bits of the character at `at` < len, and its length in bytes. ASCII comes first, because most
+ * text is ASCII. Characters above the table's range are rare and are looked up. */
 static inline uint8_t scan_bits_at(const struct scanner *scanner, size_t at, size_t *n)
 {
     const unsigned char *p = (const unsigned char *)scanner->text + at;
@@ -102,7 +105,7 @@ static inline size_t scan_run_of(const struct scanner *scanner, size_t at, uint8
     return at;
 }
 
-/* The same of characters that have none of `none`. */
+/* End of the run of characters that have none of the bits in `none`. */
 static inline size_t scan_run_without(const struct scanner *scanner, size_t at, uint8_t none)
 {
     size_t n;
@@ -112,6 +115,7 @@ static inline size_t scan_run_without(const struct scanner *scanner, size_t at, 
     return at;
 }
 
+/* End of a run of at most `max` numbers. */
 static inline size_t scan_run_of_numbers(const struct scanner *scanner, size_t at, int max)
 {
     size_t n;
@@ -141,29 +145,30 @@ static inline bool scan_is_ascii_punctuation(char c)
 static size_t scan_contraction(const struct scanner *scanner, size_t at, bool any_case)
 {
     size_t left = scanner->len - at;
-    unsigned char a;
-    unsigned char b;
+    unsigned char first;
+    unsigned char second;
 
     if (left < 2 || scanner->text[at] != '\'')
         return at;
-    a = (unsigned char)scanner->text[at + 1];
-    b = left < 3 ? 0 : (unsigned char)scanner->text[at + 2];
-    if (any_case && a == 0xc5 && b == 0xbf)
-        return at + 3; /* the long s, whose capital is S */
-    if (any_case && a >= 'A' && a <= 'Z')
-        a |= 0x20;
-    if (any_case && b >= 'A' && b <= 'Z')
-        b |= 0x20;
-    if (a == 's' || a == 't' || a == 'm' || a == 'd')
+    first = (unsigned char)scanner->text[at + 1];
+    second = left < 3 ? 0 : (unsigned char)scanner->text[at + 2];
+    if (any_case && first == 0xc5 && second == 0xbf)
+        return at + 3; /* U+017F, the long s, whose upper case is S */
+    if (any_case && first >= 'A' && first <= 'Z')
+        first |= 0x20;
+    if (any_case && second >= 'A' && second <= 'Z')
+        second |= 0x20;
+    if (first == 's' || first == 't' || first == 'm' || first == 'd')
         return at + 2;
-    if ((a == 'r' && b == 'e') || (a == 'v' && b == 'e') || (a == 'l' && b == 'l'))
+    if ((first == 'r' && second == 'e') || (first == 'v' && second == 'e') ||
+        (first == 'l' && second == 'l'))
         return at + 3;
     return at;
 }
 
 /* --- parts of patterns -------------------------------------------------------------------------*/
 
-/* (by_lines: \s*[\r\n]+|)\s+(?!\S)|\s+ */
+/* White space: `\s*[\r\n]+|\s+(?!\S)|\s+`, without the first alternative unless by_lines. */
 static size_t scan_white_space(const struct scanner *scanner, size_t at, bool by_lines)
 {
     size_t end = at;
@@ -181,10 +186,10 @@ static size_t scan_white_space(const struct scanner *scanner, size_t at, bool by
         return after_newline;
     if (end == scanner->len || last == at)
         return end;
-    return last; /* the last one belongs to the word after it */
+    return last; /* the last space belongs to the word that follows */
 }
 
-/* ' ?p+[\r\n]*', with slashes '[\r\n/]*'; p: without one of `none` */
+/* `?p+[\r\n]*` after an optional space; with slashes `[\r\n/]*`. p: none of the bits in `none`. */
 static size_t scan_others(const struct scanner *scanner, size_t at, uint8_t none, bool slashes)
 {
     size_t from = scanner->text[at] == ' ' ? at + 1 : at;
@@ -198,7 +203,7 @@ static size_t scan_others(const struct scanner *scanner, size_t at, uint8_t none
     return end;
 }
 
-/* U*W+ from `at`; `at` when it does not match. */
+/* `U*W+` from `at`; returns `at` when it does not match. */
 static size_t scan_small_word(const struct scanner *scanner, size_t at)
 {
     size_t last_both = at; /* end of the last character that is both U and W */
@@ -242,6 +247,8 @@ static size_t scan_gpt2(const struct scanner *scanner, size_t at)
     return scan_white_space(scanner, at, false);
 }
 
+/* llama3 and its relatives. `letters` are the bits that count as letters, `numbers` the longest run of
+ * numbers. The order of the tests differs from the alternatives where these exclude each other. */
 static inline size_t scan_words(const struct scanner *scanner, size_t at, uint8_t letters,
                                 int numbers)
 {
@@ -266,15 +273,17 @@ static inline size_t scan_words(const struct scanner *scanner, size_t at, uint8_
     return end > at ? end : scan_white_space(scanner, at, true);
 }
 
+/* o200k and tekken: words end where a capital letter follows a small one ("camelCase" is two). */
 static size_t scan_cased(const struct scanner *scanner, size_t at, bool contractions, int numbers)
 {
     size_t n;
     uint8_t bits = scan_bits_at(scanner, at, &n);
-    size_t word = at; /* where it begins behind the one character that may stand before it */
+    size_t word = at; /* start of the word, after the one other character that may precede it */
     size_t end = at;
 
     if ((bits & (SCAN_LETTER | SCAN_NUMBER)) == 0 && !scan_is_newline(scanner->text[at]))
         word = at + n;
+    /* First alternative (a word that ends in small letters), with and without that character. */
     if (word > at) {
         end = scan_small_word(scanner, word);
         if (end == word)
@@ -282,6 +291,7 @@ static size_t scan_cased(const struct scanner *scanner, size_t at, bool contract
     }
     if (end == at)
         end = scan_small_word(scanner, at);
+    /* Second alternative (a word that begins with capitals), with and without it. */
     if (end == at && word > at) {
         end = scan_run_of(scanner, word, SCAN_WORD_CHAR, SCAN_LOWER);
         if (end == word)
@@ -297,6 +307,7 @@ static size_t scan_cased(const struct scanner *scanner, size_t at, bool contract
     return end > at ? end : scan_white_space(scanner, at, true);
 }
 
+/* DeepSeek's third pattern. */
 static size_t scan_deepseek(const struct scanner *scanner, size_t at)
 {
     size_t end = at + 1;
@@ -325,7 +336,7 @@ static size_t scan_deepseek(const struct scanner *scanner, size_t at)
     return scan_white_space(scanner, at, true);
 }
 
-/* \s?x+ */
+/* `\s?x+`, where x has one of the bits in `any`. */
 static size_t scan_after_space(const struct scanner *scanner, size_t at, uint8_t any)
 {
     size_t n;
@@ -335,6 +346,7 @@ static size_t scan_after_space(const struct scanner *scanner, size_t at, uint8_t
     return end > from ? end : at;
 }
 
+/* Ranges of Han and kana characters in DeepSeek's patterns. */
 static bool scan_is_cjk(uint32_t c)
 {
     return (c >= 0x4e00 && c <= 0x9fa5) || (c >= 0x3040 && c <= 0x30ff);
@@ -353,8 +365,9 @@ static size_t scan_run_of_cjk(const struct scanner *scanner, size_t at, bool is_
     return at;
 }
 
-/* Hugging Face's Punctuation and Digits go by other versions of Unicode than its regexes: the
- * first by 8.0, with two marks that have become something else since, the second by 17.0. */
+/* Hugging Face's Punctuation and Digits use other versions of Unicode than its regexes: Punctuation
+ * is of 8.0, in which two characters counted that have changed class since, and Digits of 17.0.
+ * These characters became punctuation after 8.0. */
 static const struct {
     uint32_t first;
     uint32_t last;
@@ -383,6 +396,7 @@ static bool scan_is_old_punctuation(uint32_t c, uint8_t bits)
     return true;
 }
 
+/* End of a run of at most `max` punctuation characters. */
 static size_t scan_run_of_punctuation(const struct scanner *scanner, size_t at, int max)
 {
     size_t n;
@@ -398,6 +412,7 @@ static size_t scan_run_of_punctuation(const struct scanner *scanner, size_t at, 
     return at;
 }
 
+/* End of a run of at most `max` digits; two ranges are new in Unicode 17.0. */
 static size_t scan_run_of_digits(const struct scanner *scanner, size_t at, int max)
 {
     size_t n;
@@ -414,7 +429,7 @@ static size_t scan_run_of_digits(const struct scanner *scanner, size_t at, int m
     return at;
 }
 
-/* What rare matches do not begin with is passed over byte by byte. */
+/* Matches of these patterns are rare, so bytes that cannot begin one are skipped quickly. */
 size_t scan_skip(const struct scanner *scanner, size_t at)
 {
     const unsigned char *p = (const unsigned char *)scanner->text;
@@ -457,6 +472,9 @@ size_t scan_match(const struct scanner *scanner, size_t at)
 
 /* --- recognition -------------------------------------------------------------------------------*/
 
+/* A pattern is recognised by its exact text. Models copy these patterns from each other, so few texts
+ * cover most models; any other text goes to PCRE2, which is slower but equally correct. */
+
 #define ANY_CASE     "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 #define SPACES       "|\\s+(?!\\S)|\\s+"
 #define SCAN_TAIL    "|\\s*[\\r\\n]+" SPACES
@@ -475,7 +493,7 @@ static const struct {
     {ANY_CASE "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}" OTHERS SCAN_TAIL, SCAN_QWEN2},
     {"'(?i:[sdmt]|ll|ve|re)|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*"
      "|\\s*[\\r\\n]" SPACES,
-     SCAN_QWEN2}, /* Ling's spelling of the same */
+     SCAN_QWEN2}, /* an equivalent pattern, as Ling's models write it */
     {ANY_CASE "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}+" OTHERS SCAN_TAIL, SCAN_MINICPM},
     {ANY_CASE "|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}"
               "| ?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*" SCAN_TAIL,

@@ -1,5 +1,7 @@
-/* Steps: what a normalizer or a pre-tokenizer does one after the other, as it is read from JSON
- * and before it stands in an image. */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Steps: the chain of actions of a normalizer or a pre-tokenizer, as read from JSON and before it is
+ * written to an image. */
 #ifndef QUIRE_TEXT_TOKENIZER_STEPS_H
 #define QUIRE_TEXT_TOKENIZER_STEPS_H
 
@@ -11,12 +13,12 @@
 #define STEPS_MAX 16 /* the longest known chain has five */
 
 struct step_draft {
-    unsigned kind; /* of the module that reads it */
+    unsigned kind; /* an enum of the module that reads it */
     unsigned behavior;
     bool invert;
     const char *pattern; /* borrowed from the JSON tree or static; NULL: none */
     size_t pattern_len;
-    const char *by; /* the same */
+    const char *by; /* borrowed or static, like pattern */
     size_t by_len;
 };
 
@@ -25,7 +27,7 @@ struct steps_draft {
     int n;
 };
 
-/* The next step, zeroed; NULL when there are too many. */
+/* Append a zeroed step; NULL when there are too many. */
 static inline struct step_draft *steps_add(struct steps_draft *draft, unsigned kind)
 {
     if (draft->n == STEPS_MAX)
@@ -34,7 +36,7 @@ static inline struct step_draft *steps_add(struct steps_draft *draft, unsigned k
     return &draft->steps[draft->n++];
 }
 
-/* The steps that stand in an image, borrowed from it; false when they are too many. */
+/* Get the steps of an image, borrowed from it; false when there are too many. */
 static inline bool steps_of_image(struct steps_draft *draft, const struct image_header *image,
                                   enum image_section section)
 {

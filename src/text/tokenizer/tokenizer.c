@@ -1,7 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Encoding: added tokens in the raw text -> each gap normalized on its own -> added tokens in the
- * normalized text -> pieces -> BPE. Decoding: the bytes of the tokens, joined, made valid. */
+ * Encoding goes through these stages:
+ *
+ *     raw text -> added tokens -> gaps between them, each normalized -> added tokens of the
+ *     normalized text -> pieces (pretoken.h) -> ids (bpe.h)
+ *
+ * Decoding joins the bytes of the tokens and replaces invalid UTF-8. */
 #include <string.h>
 
 #include "base/utf8.h"
@@ -60,29 +64,33 @@ int token_list_add_all(struct token_list *list, const int32_t *ids, size_t n)
 
 /* --- encoding ----------------------------------------------------------------------------------*/
 
-/* Where the normalized text of a gap stands in the raw one, followed from place to place. */
+/* Follows corresponding positions of a gap's raw text and its normalized text. It answers whether a
+ * control token found in the normalized text comes from bytes that the template wrote. */
 struct encoding_map {
-    const char *raw; /* NULL: the gap is as it was */
+    const char *raw; /* NULL: normalization changed nothing */
     const char *normal;
     size_t raw_len;
     size_t normal_len;
     size_t raw_at;
     size_t normal_at;
-    bool lost; /* it cannot be followed from here on */
+    bool lost; /* the correspondence is unknown from here on */
 };
 
+/* The state of one call of tokenizer_encode_own(). */
 struct encoding {
     const struct tokenizer *t;
     struct token_list *out;
     struct pretoken_work *cuts;
     struct bpe_work bpe;
     struct normal_work normal;
-    const struct spans *own; /* control tokens are found in these alone; NULL: everywhere */
-    size_t gap;              /* where the text that is normalized begins in the raw one */
+    const struct spans *own; /* control tokens are found only inside these; NULL: everywhere */
+    size_t gap;              /* offset in the raw text of the gap that is being encoded */
     struct encoding_map map;
 };
 
 /* --- control tokens ----------------------------------------------------------------------------*/
+
+/* Each row: beginning and end of a name. With an empty end the name is the whole text. */
 
 bool tokenizer_is_control(const struct tokenizer *tokenizer, int32_t id)
 {
@@ -107,6 +115,7 @@ bool tokenizer_is_control(const struct tokenizer *tokenizer, int32_t id)
     return false;
 }
 
+/* The added_judge of the raw text. */
 static bool tokenizer_allows_raw(void *context, int32_t id, size_t start, size_t stop)
 {
     const struct encoding *encoding = context;
@@ -114,55 +123,55 @@ static bool tokenizer_allows_raw(void *context, int32_t id, size_t start, size_t
     return !tokenizer_is_control(encoding->t, id) || spans_hold(encoding->own, start, stop);
 }
 
-/* Go on in both texts up to `at` of the normalized one, as long as the normalizer has only put
- * something in front or put other signs for spaces. False: it has done more. */
-static bool tokenizer_map_follow(struct encoding_map *m, size_t at)
+/* Advance in both texts until position `at` of the normalized one. Only two changes are understood: a
+ * U+2581 put before the text, and U+2581 in place of a space. False: the normalizer did more. */
+static bool tokenizer_map_follow(struct encoding_map *map, size_t at)
 {
-    while (m->normal_at < at && m->raw_at < m->raw_len) {
-        const char *raw = m->raw + m->raw_at;
-        const char *normal = m->normal + m->normal_at;
-        size_t n = utf8_sequence(normal, m->normal_len - m->normal_at);
+    while (map->normal_at < at && map->raw_at < map->raw_len) {
+        const char *raw = map->raw + map->raw_at;
+        const char *normal = map->normal + map->normal_at;
+        size_t n = utf8_sequence(normal, map->normal_len - map->normal_at);
 
         if (n == 3 && memcmp(normal, "\xe2\x96\x81", 3) == 0 &&
-            (raw[0] == ' ' || m->normal_at == 0)) {
-            m->raw_at += raw[0] == ' ';
-        } else if (n <= m->raw_len - m->raw_at && memcmp(raw, normal, n) == 0) {
-            m->raw_at += n;
+            (raw[0] == ' ' || map->normal_at == 0)) {
+            map->raw_at += raw[0] == ' ';
+        } else if (n <= map->raw_len - map->raw_at && memcmp(raw, normal, n) == 0) {
+            map->raw_at += n;
         } else {
             return false;
         }
-        m->normal_at += n;
+        map->normal_at += n;
     }
-    return m->normal_at == at;
+    return map->normal_at == at;
 }
 
-/* The same in a gap's normalized text. What cannot be followed back is no control token, unless the
- * whole gap is own. */
+/* The added_judge of a gap's normalized text. A token whose raw bytes are not known is not accepted as
+ * a control token, unless the whole gap is inside the spans. */
 static bool tokenizer_allows_normal(void *context, int32_t id, size_t start, size_t stop)
 {
     struct encoding *encoding = context;
-    struct encoding_map m = encoding->map;
+    struct encoding_map map = encoding->map;
     size_t from = start;
 
     if (!tokenizer_is_control(encoding->t, id))
         return true;
-    if (m.raw == NULL)
+    if (map.raw == NULL)
         return spans_hold(encoding->own, encoding->gap + start, encoding->gap + stop);
-    if (spans_hold(encoding->own, encoding->gap, encoding->gap + m.raw_len))
+    if (spans_hold(encoding->own, encoding->gap, encoding->gap + map.raw_len))
         return true;
-    if (m.lost || start < m.normal_at)
+    if (map.lost || start < map.normal_at)
         return false;
-    if (tokenizer_map_follow(&m, start)) {
-        encoding->map = m; /* places come in order */
-        from = m.raw_at;
-        if (tokenizer_map_follow(&m, stop))
-            return spans_hold(encoding->own, encoding->gap + from, encoding->gap + m.raw_at);
+    if (tokenizer_map_follow(&map, start)) {
+        encoding->map = map; /* later matches are further on */
+        from = map.raw_at;
+        if (tokenizer_map_follow(&map, stop))
+            return spans_hold(encoding->own, encoding->gap + from, encoding->gap + map.raw_at);
     }
     encoding->map.lost = true;
     return false;
 }
 
-/* --- the steps ---------------------------------------------------------------------------------*/
+/* --- the stages --------------------------------------------------------------------------------*/
 
 static int tokenizer_encode_piece(void *context, const char *piece, size_t len)
 {
@@ -171,7 +180,7 @@ static int tokenizer_encode_piece(void *context, const char *piece, size_t len)
     return bpe_encode(&encoding->t->bpe, &encoding->bpe, piece, len, encoding->out);
 }
 
-/* A text without added tokens. `first`: at the start of what is encoded. */
+/* Encode a text without added tokens. `first`: it is the start of the text to be encoded. */
 static int tokenizer_encode_plain(struct encoding *encoding, const char *text, size_t len,
                                   bool first)
 {
@@ -179,32 +188,36 @@ static int tokenizer_encode_plain(struct encoding *encoding, const char *text, s
                         tokenizer_encode_piece, encoding);
 }
 
+/* Encode a normalized gap: its added tokens, and the plain text between them. */
 static int tokenizer_encode_normal(struct encoding *encoding, const char *text, size_t len,
                                    bool first)
 {
     const struct added_judge judge = {.allows = tokenizer_allows_normal, .context = encoding};
-    struct added_search s = {.set = &encoding->t->normalized,
-                             .text = text,
-                             .len = len,
-                             .judge = encoding->own == NULL ? NULL : &judge};
-    struct added_match m;
+    struct added_search search = {.set = &encoding->t->normalized,
+                                  .text = text,
+                                  .len = len,
+                                  .judge = encoding->own == NULL ? NULL : &judge};
+    struct added_match match;
     int rc = ERR_OK;
 
-    while (added_next(&s, &m)) {
-        if (m.start > s.after)
-            rc = tokenizer_encode_plain(encoding, text + s.after, m.start - s.after,
-                                        first && s.after == 0);
+    while (added_next(&search, &match)) {
+        if (match.start > search.after)
+            rc = tokenizer_encode_plain(encoding, text + search.after, match.start - search.after,
+                                        first && search.after == 0);
         if (rc == ERR_OK)
-            rc = token_list_add(encoding->out, m.id);
+            rc = token_list_add(encoding->out, match.id);
         if (rc != ERR_OK)
             return rc;
-        s.after = m.stop;
+        search.after = match.stop;
     }
-    if (s.after < len)
-        rc = tokenizer_encode_plain(encoding, text + s.after, len - s.after, first && s.after == 0);
+    if (search.after < len)
+        rc = tokenizer_encode_plain(encoding, text + search.after, len - search.after,
+                                    first && search.after == 0);
     return rc;
 }
 
+/* Encode a gap between added tokens of the raw text. Each gap is normalized on its own, as Hugging
+ * Face does. */
 static int tokenizer_encode_gap(struct encoding *encoding, const char *text, size_t len, bool first)
 {
     const char *normal;
@@ -218,29 +231,32 @@ static int tokenizer_encode_gap(struct encoding *encoding, const char *text, siz
     return rc == ERR_OK ? tokenizer_encode_normal(encoding, normal, normal_len, first) : rc;
 }
 
+/* Encode valid UTF-8: added tokens of the raw text and the gaps between them. */
 static int tokenizer_encode_valid(struct encoding *encoding, const char *text, size_t len)
 {
     const struct added_judge judge = {.allows = tokenizer_allows_raw, .context = encoding};
-    struct added_search s = {.set = &encoding->t->raw,
-                             .text = text,
-                             .len = len,
-                             .judge = encoding->own == NULL ? NULL : &judge};
-    struct added_match m;
+    struct added_search search = {.set = &encoding->t->raw,
+                                  .text = text,
+                                  .len = len,
+                                  .judge = encoding->own == NULL ? NULL : &judge};
+    struct added_match match;
     int rc = ERR_OK;
 
-    while (added_next(&s, &m)) {
-        encoding->gap = s.after;
-        if (m.start > s.after)
-            rc = tokenizer_encode_gap(encoding, text + s.after, m.start - s.after, s.after == 0);
+    while (added_next(&search, &match)) {
+        encoding->gap = search.after;
+        if (match.start > search.after)
+            rc = tokenizer_encode_gap(encoding, text + search.after, match.start - search.after,
+                                      search.after == 0);
         if (rc == ERR_OK)
-            rc = token_list_add(encoding->out, m.id);
+            rc = token_list_add(encoding->out, match.id);
         if (rc != ERR_OK)
             return rc;
-        s.after = m.stop;
+        search.after = match.stop;
     }
-    encoding->gap = s.after;
-    if (s.after < len)
-        rc = tokenizer_encode_gap(encoding, text + s.after, len - s.after, s.after == 0);
+    encoding->gap = search.after;
+    if (search.after < len)
+        rc = tokenizer_encode_gap(encoding, text + search.after, len - search.after,
+                                  search.after == 0);
     return rc;
 }
 
@@ -250,6 +266,7 @@ static int tokenizer_add_section(struct encoding *encoding, enum image_section s
                               image_count(encoding->t->image, section));
 }
 
+/* Replace invalid UTF-8, encode, and add the ids around the text. */
 static int tokenizer_encode_text(struct encoding *encoding, const char *text, size_t len,
                                  bool add_special)
 {
@@ -264,7 +281,7 @@ static int tokenizer_encode_text(struct encoding *encoding, const char *text, si
         text = valid.bytes;
         len = valid.len;
         if (encoding->own != NULL)
-            encoding->own = &none; /* they speak of another text */
+            encoding->own = &none; /* the spans count the bytes of the original text */
     }
     bpe_work_expect(&encoding->bpe, len, encoding->out);
     if (rc == ERR_OK && add_special)
@@ -326,7 +343,7 @@ int32_t tokenizer_find(const struct tokenizer *tokenizer, const char *text, size
     return -1;
 }
 
-/* The flags of an id, 0 for unused and impossible ones. */
+/* The flags of an id; 0 for unused and impossible ids. */
 static uint32_t tokenizer_flags_of(const struct tokenizer *tokenizer, int32_t id)
 {
     return id < 0 || id >= tokenizer_n_vocab(tokenizer) ? 0 : tokenizer->tokens[id].flags;
@@ -413,7 +430,8 @@ size_t tokenizer_strip(const struct tokenizer *tokenizer, uint32_t n, const char
     return decode_strip(&tokenizer->image->facts, n, text, len, taken);
 }
 
-/* Append the bytes of all tokens of a byte-level model. */
+/* Append the bytes of all tokens of a byte-level model. This is the common case, so it avoids a
+ * function call per token. */
 static void tokenizer_decode_bytes(const struct tokenizer *tokenizer, const int32_t *ids, size_t n,
                                    bool skip_special, struct buf *out)
 {
@@ -434,7 +452,8 @@ static void tokenizer_decode_bytes(const struct tokenizer *tokenizer, const int3
     }
 }
 
-/* The same of the others; runs of byte tokens become characters on the way. */
+/* Append the bytes of all tokens of other models. A run of byte tokens is collected and decoded when
+ * it ends, because one invalid byte turns the whole run into U+FFFD. */
 static void tokenizer_decode_runs(const struct tokenizer *tokenizer, const int32_t *ids, size_t n,
                                   bool skip_special, struct buf *out)
 {

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Opening: the image of the folder's files if one is at hand, else the files themselves.
+ * Opens a tokenizer: from the image of the folder's files if there is one, else from the files.
  *
  *   files -> digest -> image in the cache folder? -> checked, attached
  *                   -> JSON trees -> struct load -> image -> attached, written to the cache folder
  *
- * The JSON trees live in one arena that ends with tokenizer_open(). */
+ * The JSON trees live in one arena that is freed before tokenizer_open() returns. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -45,8 +45,9 @@ int load_no_memory(struct load *load)
 
 /* --- files -------------------------------------------------------------------------------------*/
 
-/* What vocab.json and its kin say counts only where there is no tokenizer.json, nor tiktoken.model,
- * which counts in its absence. */
+/* Is this file read? vocab.json and its companions are used only without tokenizer.json and without
+ * tiktoken.model, and tiktoken.model only without tokenizer.json. Files are visited in the order of
+ * the enum, so has_tokenizer is known in time. */
 static bool load_is_read(enum tokenizer_file file, bool has_tokenizer)
 {
     return !has_tokenizer ||
@@ -58,7 +59,7 @@ static bool load_is_tokenizer(enum tokenizer_file file)
     return file == FILE_TOKENIZER || file == FILE_RANKS;
 }
 
-/* Read every file of the folder; a file that is not there stays empty. */
+/* Read every file of the folder; a missing file stays empty. */
 static int load_read_files(struct load *load, const char *dir, struct buf files[TOKENIZER_FILES])
 {
     bool has_tokenizer = false;
@@ -81,7 +82,7 @@ static int load_read_files(struct load *load, const char *dir, struct buf files[
     return ERR_OK;
 }
 
-/* The digest of a folder's files goes by their names and contents, in their order. */
+/* The digest of a folder covers the names and contents of its files, in the order of the enum. */
 static void load_digest_name(struct hash *hash, enum tokenizer_file file)
 {
     const char *name = tokenizer_file_names[file];
@@ -103,7 +104,7 @@ static struct hash load_digest_read(const struct buf files[TOKENIZER_FILES])
     return hash;
 }
 
-/* The same of the files as they stand in the folder. */
+/* The same digest, of the files in the folder, without keeping their contents in memory. */
 static int load_digest_folder(struct hash *hash, const char *dir, char *why, size_t why_cap)
 {
     bool has_tokenizer = false;
@@ -128,6 +129,7 @@ static int load_digest_folder(struct hash *hash, const char *dir, char *why, siz
     return ERR_OK;
 }
 
+/* Parse the JSON files; the two text files are moved to load as they are. */
 static int load_parse_files(struct load *load, struct buf files[TOKENIZER_FILES])
 {
     int f;
@@ -156,7 +158,8 @@ static int load_parse_files(struct load *load, struct buf files[TOKENIZER_FILES]
 
 /* --- building ----------------------------------------------------------------------------------*/
 
-/* Read the steps before and behind BPE; those that need it are made ready, to see that they can. */
+/* Read the chains before and after BPE. The pre-tokenizer is prepared once for trial, to find out at
+ * start whether all its patterns can be compiled. */
 static int load_read_chains(struct load *load, const struct json *root)
 {
     struct pretoken trial;
@@ -177,6 +180,7 @@ static int load_read_chains(struct load *load, const struct json *root)
                         : rc;
 }
 
+/* Without tokenizer.json the chains are those of the tokenizer's class. */
 static int load_chains(struct load *load)
 {
     int rc = ERR_OK;
@@ -196,6 +200,7 @@ static int load_chains(struct load *load)
     return rc == ERR_OK || load->why[0] != '\0' ? rc : load_fail(load, rc, "%s", err_sentence(rc));
 }
 
+/* Build an image from the files' contents. */
 static int load_build_image(struct load *load, struct buf files[TOKENIZER_FILES],
                             struct image_header **out)
 {
@@ -230,12 +235,13 @@ static void load_fini(struct load *load)
     arena_reset(&load->arena);
 }
 
-/* --- how much a token may stand for ------------------------------------------------------------*/
+/* --- the longest token -------------------------------------------------------------------------*/
 
-/* Times, in UTF-8: U+1FBE U+0308 U+0301, seven bytes, become U+0390, two; nothing shrinks more. */
+/* The most bytes that NFC turns into one: U+1FBE U+0308 U+0301, seven bytes, become U+0390, two. */
 #define NFC_SHRINKS 4
 
-/* How many bytes at most become one in these steps; 0: any number. */
+/* The most bytes that one byte after these steps may come from; 0: unbounded. Used to bound the number
+ * of tokens of a text from below. */
 static size_t load_shrinks(const struct steps_draft *rewrites, const struct steps_draft *cuts)
 {
     size_t times = 1;
@@ -250,7 +256,7 @@ static size_t load_shrinks(const struct steps_draft *rewrites, const struct step
             times *= (st->pattern_len + st->by_len - 1) / st->by_len;
         else if (st->kind != NORMAL_PREPEND)
             return 0;
-        if (times > UINT32_MAX) /* a factor has no more bits than an image's length, 30 */
+        if (times > UINT32_MAX) /* a factor has at most 30 bits, as an image's length */
             return 0;
     }
     for (i = 0; i < cuts->n; i++) {
@@ -261,14 +267,15 @@ static size_t load_shrinks(const struct steps_draft *rewrites, const struct step
     return times;
 }
 
-/* Every character has tokens, so that none is left out or joins any number of its like as
- * unknown. */
+/* Does every character have tokens? Then none is dropped, and no run of any length becomes one unknown
+ * token. */
 static bool load_knows_all(const struct image_facts *facts)
 {
     return (facts->flags & (IMAGE_BYTE_LEVEL | IMAGE_BYTE_FALLBACK)) != 0 &&
            image_has_all_bytes(facts);
 }
 
+/* Does an added token absorb white space? It could be of any length. */
 static bool load_takes_white_space(const struct added_set *set)
 {
     size_t i;
@@ -279,7 +286,8 @@ static bool load_takes_white_space(const struct added_set *set)
     return false;
 }
 
-/* Of normalized tokens this is what they are looked for by, which may be longer than they are. */
+/* The longest text of an added token. For normalized ones it is the text that is searched for, which
+ * may be longer than the token's own. */
 static size_t load_longest_added(const struct added_set *set)
 {
     size_t most = 0;
@@ -290,6 +298,7 @@ static size_t load_longest_added(const struct added_set *set)
     return most;
 }
 
+/* tokenizer_most_bytes(): the longest token, times the factor by which texts shrink before BPE. */
 static size_t load_find_most_bytes(const struct tokenizer *tokenizer, size_t times)
 {
     size_t most = load_longest_added(&tokenizer->normalized);
@@ -327,7 +336,7 @@ int tokenizer_attach(struct tokenizer *tokenizer, struct image_header *image, bo
         normal_fini(&tokenizer->normal);
         return rc;
     }
-    /* Those who read characters get whole ones. */
+    /* Functions that decode characters rely on whole ones; a damaged image could break that. */
     if (tokenizer->pretoken.spelled && (image->facts.flags & IMAGE_BYTE_LEVEL) == 0) {
         pretoken_fini(&tokenizer->pretoken);
         normal_fini(&tokenizer->normal);
@@ -346,7 +355,8 @@ int tokenizer_attach(struct tokenizer *tokenizer, struct image_header *image, bo
     return ERR_OK;
 }
 
-/* The image in the cache folder, attached. Anything but ERR_OK and ERR_NO_MEMORY means to build. */
+/* Map the image in the cache folder and use it. After any error except ERR_NO_MEMORY the caller builds
+ * the image from the files. */
 static int load_open_image(struct tokenizer *tokenizer, const char *cache_dir,
                            const struct hash *sources, struct tokenizer_opening *how)
 {
@@ -363,6 +373,7 @@ static int load_open_image(struct tokenizer *tokenizer, const char *cache_dir,
     return rc;
 }
 
+/* Build the image from the files, and write it to the cache folder for the next time. */
 static int load_open_files(struct tokenizer *tokenizer, struct load *load, const char *dir,
                            const char *cache_dir, struct tokenizer_opening *how)
 {
@@ -372,15 +383,15 @@ static int load_open_files(struct tokenizer *tokenizer, struct load *load, const
     int f;
 
     if (rc == ERR_OK) {
-        load->sources =
-            load_digest_read(files); /* of what is read now, not of what was seen before */
+        /* The digest of the contents just read: the files may have changed since the last look. */
+        load->sources = load_digest_read(files);
         rc = load_build_image(load, files, &image);
     }
     for (f = 0; f < TOKENIZER_FILES; f++)
         buf_fini(&files[f]);
     if (rc != ERR_OK)
         return rc;
-    /* Whoever can map it needs no copy of its own. */
+    /* Prefer the mapping of the file just written to a private copy: it is shared. */
     if (cache_dir[0] != '\0') {
         rc = image_write(image, cache_dir, how->cache_why, sizeof how->cache_why);
         how->written = rc == ERR_OK;
@@ -415,7 +426,7 @@ int tokenizer_open_cached(struct tokenizer **out, const char *dir, const char *c
     }
     load_fini(&load);
     if (!how->mapped || how->written)
-        mem_trim(); /* the trees are five times as large as what was made of them */
+        mem_trim(); /* the JSON trees are five times as large as the image */
     if (rc == ERR_OK) {
         *out = tokenizer;
         return ERR_OK;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Loading: what was read becomes the tables of an image. */
+ * Loading, last step: writes the data that was read into the tables of an image (image.h). Tables are
+ * first collected in struct packing, then image_build() copies them together. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,7 +12,7 @@
 #define JOINED_BITS_MIN ((size_t)1 << 12)
 #define JOINED_BITS_MAX ((size_t)1 << 24) /* 2 MiB; more would miss the caches */
 
-/* The tables on their way. All owned. */
+/* The tables while they are collected. All owned. */
 struct packing {
     struct load *l;
     struct buf text;
@@ -34,7 +35,8 @@ struct packing {
     size_t special_n;
 };
 
-static struct image_text load_keep_flag(struct packing *packing, const char *bytes, size_t len)
+/* Append bytes to the table of texts and return their place. */
+static struct image_text load_keep_text(struct packing *packing, const char *bytes, size_t len)
 {
     struct image_text text = {.at = (uint32_t)packing->text.len, .len = (uint32_t)len};
 
@@ -44,7 +46,7 @@ static struct image_text load_keep_flag(struct packing *packing, const char *byt
 
 /* --- tokens ------------------------------------------------------------------------------------*/
 
-/* The bytes of a text in GPT-2's alphabet; false when a character is not of it. */
+/* Is a text spelled entirely in GPT-2's alphabet? */
 static bool load_is_spelled(const char *text, size_t len)
 {
     size_t i = 0;
@@ -57,8 +59,8 @@ static bool load_is_spelled(const char *text, size_t len)
     return true;
 }
 
-/* What Hugging Face leaves out: tokens that decode from the content of a special one. So a special
- * token that is normalized to something else stays in. */
+/* Does skip_special omit this token? Hugging Face omits tokens that decode to the text of a special
+ * token, so a special token that a normalizer changed to another text is kept. */
 static bool load_is_skipped(const struct load *load, const struct vocab_token *token)
 {
     int32_t id;
@@ -69,51 +71,54 @@ static bool load_is_skipped(const struct load *load, const struct vocab_token *t
     return id >= 0 && load->vocab.tokens[id].special;
 }
 
+/* Fill in one token: its text, the bytes it decodes to, and the piece that BPE makes it of. Equal texts
+ * are stored once. */
 static void load_pack_token(struct packing *packing, int id)
 {
-    const struct vocab_token *v = &packing->l->vocab.tokens[id];
-    struct image_token *t = &packing->tokens[id];
+    const struct vocab_token *token = &packing->l->vocab.tokens[id];
+    struct image_token *out = &packing->tokens[id];
     bool byte_level = (packing->l->facts.flags & IMAGE_BYTE_LEVEL) != 0;
     bool is_byte = false;
     size_t from;
 
-    if (v->text == NULL)
+    if (token->text == NULL)
         return;
-    t->flags = TOKEN_USED;
-    t->flags |= v->in_model ? TOKEN_IN_MODEL : 0u;
-    t->flags |= v->special ? TOKEN_SPECIAL : 0u;
-    t->text = load_keep_flag(packing, v->text, v->text_len);
-    t->flags |= load_is_skipped(packing->l, v) ? TOKEN_SKIPPED : 0u;
+    out->flags = TOKEN_USED;
+    out->flags |= token->in_model ? TOKEN_IN_MODEL : 0u;
+    out->flags |= token->special ? TOKEN_SPECIAL : 0u;
+    out->text = load_keep_text(packing, token->text, token->text_len);
+    out->flags |= load_is_skipped(packing->l, token) ? TOKEN_SKIPPED : 0u;
     from = packing->text.len;
-    decode_token(&packing->l->decode, v->said != NULL ? v->said : v->text,
-                 v->said != NULL ? v->said_len : v->text_len, &packing->text, &is_byte);
-    t->bytes =
+    decode_token(&packing->l->decode, token->said != NULL ? token->said : token->text,
+                 token->said != NULL ? token->said_len : token->text_len, &packing->text, &is_byte);
+    out->bytes =
         (struct image_text){.at = (uint32_t)from, .len = (uint32_t)(packing->text.len - from)};
-    t->flags |= is_byte ? TOKEN_BYTE : 0u;
-    if (!packing->text.failed && t->bytes.len == t->text.len &&
-        memcmp(packing->text.bytes + t->bytes.at, v->text, v->text_len) == 0) {
-        packing->text.len = from; /* the same: once is enough */
-        t->bytes = t->text;
+    out->flags |= is_byte ? TOKEN_BYTE : 0u;
+    if (!packing->text.failed && out->bytes.len == out->text.len &&
+        memcmp(packing->text.bytes + out->bytes.at, token->text, token->text_len) == 0) {
+        packing->text.len = from; /* equal to its text: store it once */
+        out->bytes = out->text;
     }
-    if (!v->in_model)
+    if (!token->in_model)
         return;
-    t->piece = t->text;
+    out->piece = out->text;
     if (!byte_level)
         return;
-    t->piece.len = 0; /* what is not spelled is never a piece */
-    if (!load_is_spelled(v->text, v->text_len))
+    out->piece.len = 0; /* text outside of the alphabet is never a piece */
+    if (!load_is_spelled(token->text, token->text_len))
         return;
     if ((packing->l->decode.flags & IMAGE_DECODE_BYTES) != 0) {
-        t->piece = t->bytes;
+        out->piece = out->bytes;
         return;
     }
     from = packing->text.len;
-    decode_token(&(struct decode_draft){.flags = IMAGE_DECODE_BYTES}, v->text, v->text_len,
+    decode_token(&(struct decode_draft){.flags = IMAGE_DECODE_BYTES}, token->text, token->text_len,
                  &packing->text, &is_byte);
-    t->piece =
+    out->piece =
         (struct image_text){.at = (uint32_t)from, .len = (uint32_t)(packing->text.len - from)};
 }
 
+/* Enter an id into a hash table of ids; the table has free slots (pieces_slots()). */
 static void load_enter_id(uint32_t *table, size_t n, uint64_t hash, int id)
 {
     size_t i = (size_t)hash & (n - 1);
@@ -123,6 +128,7 @@ static void load_enter_id(uint32_t *table, size_t n, uint64_t hash, int id)
     table[i] = (uint32_t)id + 1;
 }
 
+/* Enter a token under its piece, in the table for short or for long pieces. */
 static void load_enter_piece(struct packing *packing, int id)
 {
     struct image_text piece = packing->tokens[id].piece;
@@ -141,6 +147,7 @@ static void load_enter_piece(struct packing *packing, int id)
     packing->pieces[i] = (struct image_piece){.key = {key.low, key.high}, .id = id};
 }
 
+/* Fill in all tokens, then the hash tables over them, which are sized by counting first. */
 static int load_pack_tokens(struct packing *packing)
 {
     int n = packing->l->vocab.n;
@@ -174,14 +181,14 @@ static int load_pack_tokens(struct packing *packing)
     for (i = 0; i < packing->pieces_n; i++)
         packing->pieces[i].id = -1;
     for (id = 0; id < n; id++) {
-        const struct image_token *t = &packing->tokens[id];
+        const struct image_token *token = &packing->tokens[id];
 
-        if ((t->flags & TOKEN_USED) == 0)
+        if ((token->flags & TOKEN_USED) == 0)
             continue;
         load_enter_id(packing->by_text, packing->by_text_n,
-                      hash_xxh3(packing->text.bytes + t->text.at, t->text.len), id);
+                      hash_xxh3(packing->text.bytes + token->text.at, token->text.len), id);
         load_enter_piece(packing, id);
-        if ((t->flags & TOKEN_SPECIAL) != 0)
+        if ((token->flags & TOKEN_SPECIAL) != 0)
             packing->special[packing->special_n++] = id;
     }
     return ERR_OK;
@@ -189,7 +196,7 @@ static int load_pack_tokens(struct packing *packing)
 
 /* --- merges ------------------------------------------------------------------------------------*/
 
-/* The byte that a token is alone; -1 when it is none. */
+/* The byte that a token consists of; -1 when it is longer. */
 static int load_byte_of(const struct packing *packing, int32_t id)
 {
     const struct vocab_token *token = &packing->l->vocab.tokens[id];
@@ -199,6 +206,7 @@ static int load_byte_of(const struct packing *packing, int32_t id)
     return vocab_char_byte(utf8_decode(token->text));
 }
 
+/* Copy the merges of two single bytes into a table that is indexed by both bytes. */
 static void load_pack_byte_pairs(struct packing *packing)
 {
     const struct load *load = packing->l;
@@ -219,7 +227,7 @@ static void load_pack_byte_pairs(struct packing *packing)
     }
 }
 
-/* What is asked before the table of merges: one byte of bits for each of its slots. */
+/* Build the filter that is read before the table of merges: eight bits per slot of that table. */
 static int load_pack_merges(struct packing *packing)
 {
     const struct load *load = packing->l;
@@ -243,8 +251,8 @@ static int load_pack_merges(struct packing *packing)
 
 /* --- where a text may be cut -------------------------------------------------------------------*/
 
-/* Whether merges alone decide what a character becomes, whatever stands beside it: each unknown
- * one is its bytes, and no merge joins bytes. */
+/* May a text be cut between characters that no merge joins? Only if merges alone decide how a
+ * character is encoded: every unknown character becomes its bytes, and no merge joins these bytes. */
 static bool load_may_cut(const struct load *load)
 {
     size_t i;
@@ -267,6 +275,7 @@ static bool load_may_cut(const struct load *load)
     return true;
 }
 
+/* Mark each pair of adjacent characters of a token as joined. */
 static void load_join_chars(struct packing *packing, int32_t id)
 {
     const struct vocab_token *token = &packing->l->vocab.tokens[id];
@@ -287,7 +296,7 @@ static void load_join_chars(struct packing *packing, int32_t id)
     }
 }
 
-/* What merges make is where characters are joined: all other places are fit for a cut. */
+/* Build IMAGE_JOINED from the results of all merges: a text may be cut between any other characters. */
 static int load_pack_joined(struct packing *packing)
 {
     struct load *load = packing->l;
@@ -309,7 +318,7 @@ static int load_pack_joined(struct packing *packing)
     return ERR_OK;
 }
 
-/* --- the rest ----------------------------------------------------------------------------------*/
+/* --- other tables ------------------------------------------------------------------------------*/
 
 static int load_compare_items(const void *a, const void *b)
 {
@@ -319,6 +328,7 @@ static int load_compare_items(const void *a, const void *b)
     return added_compare(x->text, x->len, x->id, y->text, y->len, y->id);
 }
 
+/* Sort one list of added tokens and write it. */
 static int load_pack_added(struct packing *packing, struct load_added_list *list,
                            struct image_added **out)
 {
@@ -331,7 +341,7 @@ static int load_pack_added(struct packing *packing, struct load_added_list *list
         qsort(list->items, list->n, sizeof list->items[0], load_compare_items);
     for (i = 0; i < list->n; i++)
         (*out)[i] = (struct image_added){
-            .text = load_keep_flag(packing, list->items[i].text, list->items[i].len),
+            .text = load_keep_text(packing, list->items[i].text, list->items[i].len),
             .id = list->items[i].id,
             .flags = list->items[i].flags};
     return ERR_OK;
@@ -348,12 +358,12 @@ static void load_pack_steps(struct packing *packing, const struct steps_draft *d
             .behavior = draft->steps[i].behavior,
             .invert = draft->steps[i].invert,
             .pattern =
-                load_keep_flag(packing, draft->steps[i].pattern, draft->steps[i].pattern_len),
-            .by = load_keep_flag(packing, draft->steps[i].by, draft->steps[i].by_len),
+                load_keep_text(packing, draft->steps[i].pattern, draft->steps[i].pattern_len),
+            .by = load_keep_text(packing, draft->steps[i].by, draft->steps[i].by_len),
         };
 }
 
-/* Find out which tokens their pieces encode to, and mark them in the image. */
+/* Find the tokens that BPE produces from their own pieces, and mark them in the finished image. */
 static int load_mark_whole(struct image_header *image)
 {
     struct image_token *tokens = image_table_open(image, IMAGE_TOKENS);
@@ -366,18 +376,18 @@ static int load_mark_whole(struct image_header *image)
 
     bpe_attach(&bpe, image);
     for (i = 0; i < image_count(image, IMAGE_TOKENS) && rc == ERR_OK; i++) {
-        struct image_token *t = &tokens[i];
-        const char *piece = bpe.text + t->piece.at;
+        struct image_token *token = &tokens[i];
+        const char *piece = bpe.text + token->piece.at;
 
-        if (t->piece.len == 0)
+        if (token->piece.len == 0)
             continue;
         ids.len = 0;
-        rc = bpe_merge(&bpe, &work, piece, t->piece.len, &ids);
+        rc = bpe_merge(&bpe, &work, piece, token->piece.len, &ids);
         if (rc != ERR_OK || ids.len != 1 || ids.ids[0] != (int32_t)i)
             continue;
-        t->flags |= TOKEN_WHOLE;
-        if (t->piece.len <= IMAGE_PIECE_LEN)
-            pieces[piece_slot(pieces, bpe.pieces_mask, piece_key(piece, t->piece.len)) - pieces]
+        token->flags |= TOKEN_WHOLE;
+        if (token->piece.len <= IMAGE_PIECE_LEN)
+            pieces[piece_slot(pieces, bpe.pieces_mask, piece_key(piece, token->piece.len)) - pieces]
                 .whole = 1;
     }
     token_list_fini(&ids);
@@ -385,6 +395,7 @@ static int load_mark_whole(struct image_header *image)
     return rc;
 }
 
+/* Collect all tables. */
 static int load_pack_all(struct packing *packing)
 {
     struct load *load = packing->l;

@@ -1,11 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Loading: tiktoken.model, a vocabulary without merges. A line is a token's bytes in base64, a
- * space and its rank, which is its id. tiktoken joins the two neighbours whose bytes together have
- * the lowest rank; so each way to cut a token into two others is a merge of the token's rank.
+ * space, and its rank, which is also its id:
  *
- * The pattern that cuts the text before stands in code that is shipped beside the file, and is not
- * run here: only that of Kimi's class is known. */
+ *     aGVsbG8= 15339
+ *
+ * tiktoken merges the two neighbours whose joined bytes have the lowest rank. So every way to cut a
+ * token into two other tokens is a merge with the token's rank, and these are generated here.
+ *
+ * The pattern that cuts a text into pieces is not in the file but in Python code beside it, which is
+ * not run. Only the pattern of Kimi's class is known. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,8 +18,8 @@
 #include "text/tokenizer/pieces.h"
 #include "text/tokenizer/tokenizer_parts.h"
 
-#define RANKS_RESERVED  256  /* ids behind the ranks that Kimi's class names, used or not */
-#define RANKS_BYTES_MAX 1024 /* of a token; tiktoken knows no bound, its files stay below 200 */
+#define RANKS_RESERVED  256  /* ids after the ranks, to which Kimi's class gives names */
+#define RANKS_BYTES_MAX 1024 /* per token; tiktoken has no bound, its files stay below 200 */
 
 /* --- lines -------------------------------------------------------------------------------- */
 
@@ -30,7 +34,7 @@ static int load_base64_value(char c)
     return c == '+' ? 62 : c == '/' ? 63 : -1;
 }
 
-/* Append the bytes of base64, each as GPT-2's alphabet spells it. Their number; 0: it is none. */
+/* Append the bytes of base64 text, spelled in GPT-2's alphabet. Returns their number; 0: invalid. */
 static size_t load_spell_base64(const char *text, size_t len, struct buf *out)
 {
     uint32_t bits = 0;
@@ -59,7 +63,7 @@ static size_t load_spell_base64(const char *text, size_t len, struct buf *out)
     return n_bytes > RANKS_BYTES_MAX ? 0 : n_bytes;
 }
 
-/* The rank at the end of a line; -1 when it is none. */
+/* The rank at the end of a line; -1 when it is no number. */
 static int64_t load_rank_of(const char *text, size_t len)
 {
     int64_t rank = 0;
@@ -74,6 +78,7 @@ static int64_t load_rank_of(const char *text, size_t len)
     return rank;
 }
 
+/* Add the token of one line. */
 static int load_read_line(struct load *load, const char *line, size_t len, uint32_t number)
 {
     const char *space = memchr(line, ' ', len);
@@ -94,12 +99,12 @@ static int load_read_line(struct load *load, const char *line, size_t len, uint3
                          number, RANKS_BYTES_MAX);
     if (vocab_add(&load->vocab, rank, text, text_len, true) != ERR_OK)
         return load_fail(load, ERR_INVALID,
-                         "tiktoken.model: line %u: a token or rank that was there, or is too large",
+                         "tiktoken.model: line %u: a token or rank that occurs twice, or too large",
                          number);
     return ERR_OK;
 }
 
-/* Lines that are not empty. */
+/* The number of lines that are not empty. */
 static uint32_t load_count_ranks(const struct buf *buf)
 {
     uint32_t n = 0;
@@ -139,12 +144,12 @@ int load_ranks_kind(struct load *load)
     if (strcmp(name, "TikTokenTokenizer") == 0)
         return ERR_OK;
     return load_fail(load, ERR_UNSUPPORTED,
-                     "tiktoken.model: which pattern cuts the text is known of the class "
-                     "TikTokenTokenizer alone, not of \"%.40s\"",
+                     "tiktoken.model: the pattern that cuts a text is known only for the class "
+                     "TikTokenTokenizer, not for \"%.40s\"",
                      name);
 }
 
-/* Names of the ids behind the ranks that tokenizer_config.json does not name. */
+/* Name the ids after the ranks that tokenizer_config.json leaves without a name. */
 int load_reserved(struct load *load)
 {
     static const struct json plain = {.kind = JSON_OBJECT};
@@ -165,6 +170,8 @@ int load_reserved(struct load *load)
     return rc;
 }
 
+/* Read the lines into the vocabulary and check that ranks are 0 .. n - 1 and that every byte has a
+ * token: any text can then be encoded. */
 int load_ranks(struct load *load, int64_t n_ids)
 {
     int rc;
@@ -179,37 +186,38 @@ int load_ranks(struct load *load, int64_t n_ids)
         return load_no_memory(load);
     rc = load_read_lines(load);
     for (uint32_t i = 0; i < load->n_ranks && rc == ERR_OK; i++) {
-        if (load->vocab.tokens[i].text == NULL) /* the ids behind count from the number of ranks */
-            rc = load_fail(load, ERR_INVALID, "tiktoken.model: there is no rank %u", i);
+        if (load->vocab.tokens[i].text == NULL) /* reserved ids begin at the number of ranks */
+            rc = load_fail(load, ERR_INVALID, "tiktoken.model: rank %u is missing", i);
     }
     for (int i = 0; i < 256 && rc == ERR_OK; i++) {
         char byte[4];
 
         if (vocab_find(&load->vocab, byte, utf8_encode(vocab_byte_char((uint8_t)i), byte)) < 0)
-            rc = load_fail(load, ERR_INVALID, "tiktoken.model: there is no token of byte %d", i);
+            rc = load_fail(load, ERR_INVALID, "tiktoken.model: byte %d has no token", i);
     }
-    load->facts.flags |= IMAGE_IGNORE_MERGES; /* a piece that is a token is not merged */
+    load->facts.flags |= IMAGE_IGNORE_MERGES; /* tiktoken looks up whole pieces first */
     return rc;
 }
 
 /* --- merges ------------------------------------------------------------------------------- */
 
-/* What is a token's beginning and its end, among the tokens: in each direction the longest other
- * token, whose own is the next longer one, and so on. So the ways to cut all tokens are found in
- * about the time it takes to read them, however long they are. */
+/* The tokens that another token begins with, and those that it ends with. Per direction a token points
+ * to the longest other token it begins (ends) with; that token's own pointer gives the next shorter
+ * one, and so on. This finds all cuts of all tokens in about the time it takes to read them. */
 struct cuts {
     int32_t *begins; /* [n_ranks]: the longest token that this one begins with; -1: none */
-    int32_t *ends;
-    int32_t begin_of[2 * RANKS_BYTES_MAX + 1]; /* by length, of one token; -1 */
+    int32_t *ends;   /* [n_ranks]: the longest token that this one ends with; -1: none */
+    int32_t begin_of[2 * RANKS_BYTES_MAX + 1]; /* beginnings of one token by length; -1: none */
 };
 
+/* A token in a list that is sorted. */
 struct ranked {
     const char *text;
     uint32_t len;
     int32_t id;
 };
 
-/* By bytes from the first on; what begins another comes before it. */
+/* Order by bytes from the first on; a token that another begins with comes before it. */
 static int load_compare_forward(const void *a, const void *b)
 {
     const struct ranked *x = a, *y = b;
@@ -219,7 +227,7 @@ static int load_compare_forward(const void *a, const void *b)
     return order != 0 ? order : (x->len > y->len) - (x->len < y->len);
 }
 
-/* The same from the last on. */
+/* Order by bytes from the last on; a token that another ends with comes before it. */
 static int load_compare_backward(const void *a, const void *b)
 {
     const struct ranked *x = a, *y = b;
@@ -245,8 +253,8 @@ static bool load_is_begin_of(const struct vocab_token *token, const struct ranke
     return token->text_len <= of->len && memcmp(of->text, token->text, token->text_len) == 0;
 }
 
-/* In a sorted list the tokens that a token begins (or ends) with are the one before it, or among
- * those that this one begins with. */
+/* Set the pointers from a sorted list. The longest part of a token is the token before it in the list,
+ * or else one of that token's own parts. */
 static void load_link_tokens(const struct vocab *vocab, const struct ranked *sorted, uint32_t n,
                              bool (*is_part)(const struct vocab_token *, const struct ranked *),
                              int32_t *parts)
@@ -260,6 +268,7 @@ static void load_link_tokens(const struct vocab *vocab, const struct ranked *sor
     }
 }
 
+/* Sort the tokens in both directions and set both pointers. */
 static int load_link_cuts(struct load *load, struct cuts *cuts)
 {
     struct ranked *sorted = mem_zalloc_array(load->n_ranks, sizeof *sorted);
@@ -280,7 +289,8 @@ static int load_link_cuts(struct load *load, struct cuts *cuts)
     return ERR_OK;
 }
 
-/* Each way to make token `id` of two others: counted, and entered when there is a table. */
+/* Find each way to make token `id` from two others. Returns their number, and enters them as merges
+ * once the table exists. */
 static size_t load_enter_cuts(struct load *load, struct cuts *cuts, uint32_t id)
 {
     const struct vocab_token *tokens = load->vocab.tokens;
@@ -304,6 +314,7 @@ static size_t load_enter_cuts(struct load *load, struct cuts *cuts, uint32_t id)
     return n;
 }
 
+/* Count the merges, make a table of the right size, and enter them. */
 static int load_enter_merges(struct load *load, struct cuts *cuts)
 {
     struct image_merge *merges;

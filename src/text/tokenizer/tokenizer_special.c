@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Loading: added tokens, what add_special puts around a text, the tokens that have a name. */
+ * Loading: added tokens, the ids that add_special puts around a text, and the tokens that have a name
+ * (bos, eos, unk, pad). The data is spread over several files of different age; each function says
+ * which file and which form it reads. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,6 +25,7 @@ static int load_list_add(struct load_added_list *list, const struct load_added *
     return ERR_OK;
 }
 
+/* Make sure that the vocabulary has this token under this id. */
 static int load_enter_added(struct load *load, int64_t id, const char *text, size_t len)
 {
     int32_t known = vocab_find(&load->vocab, text, len);
@@ -36,7 +39,7 @@ static int load_enter_added(struct load *load, int64_t id, const char *text, siz
     return ERR_OK;
 }
 
-/* What a normalized token is looked for by; the copy lives in the arena. */
+/* Replace a token's text by its normalized form, in the arena: it is searched for in normalized text. */
 static int load_normalize(struct load *load, struct load_added *item)
 {
     struct normal_work work = {0};
@@ -71,7 +74,7 @@ int load_add_token(struct load *load, const struct json *node, int64_t id, const
     if (json_get_bool(node, "normalized", false)) {
         list = &load->normalized;
         rc = load_normalize(load, &item);
-        /* Hugging Face decodes it to what it is looked for by. */
+        /* Hugging Face decodes it to the text that it is searched for by. */
         load->vocab.tokens[id].said = item.text;
         load->vocab.tokens[id].said_len = (uint32_t)item.len;
     }
@@ -80,6 +83,7 @@ int load_add_token(struct load *load, const struct json *node, int64_t id, const
     return rc == ERR_NO_MEMORY ? load_no_memory(load) : rc;
 }
 
+/* The id of a description: "id" in tokenizer.json, the key in added_tokens_decoder. */
 static int64_t load_id_of(const struct json *node)
 {
     int64_t id = 0;
@@ -87,11 +91,16 @@ static int64_t load_id_of(const struct json *node)
 
     if (node->key == NULL)
         return json_get_int(node, "id", -1);
-    for (i = 0; i < node->key_len; i++) /* load_vocab() has seen that these are few digits */
+    for (i = 0; i < node->key_len; i++) /* load_vocab() has checked that these are few digits */
         id = id * 10 + (node->key[i] - '0');
     return id;
 }
 
+/* Read a list of added tokens:
+ *
+ *     {"id": 2, "content": "<|im_end|>", "special": true, "lstrip": false, ...}
+ *
+ * A token that an earlier file described is not changed. */
 static int load_added(struct load *load, const struct json *list)
 {
     bool described = load->raw.n + load->normalized.n > 0; /* tokenizer.json comes first */
@@ -113,7 +122,7 @@ static int load_added(struct load *load, const struct json *list)
     return rc;
 }
 
-/* added_tokens.json of old folders: {"<pad>": 1}. */
+/* Read added_tokens.json of older folders: {"<pad>": 1}. */
 static int load_added_file(struct load *load)
 {
     const struct json *list = load->files[FILE_ADDED];
@@ -133,12 +142,13 @@ static int load_added_file(struct load *load)
 
 /* --- names -------------------------------------------------------------------------------------*/
 
-/* What GPT2Tokenizer takes for bos, eos and unk when nothing names them. */
+/* The token that GPT2Tokenizer uses for bos, eos and unk when no file names them. */
 static const struct json gpt2_preset = {.kind = JSON_TEXT,
                                         .text = "<|endoftext|>",
                                         .text_len = sizeof "<|endoftext|>" - 1};
 
-/* The text of bos_token and its kin, a string or an object with content; NULL if there is none. */
+/* The text of bos_token or another name, which is a string or an object with "content". NULL when no
+ * file has it. */
 static const struct json *load_named_token(const struct load *load, const char *name)
 {
     static const enum tokenizer_file files[] = {FILE_CONFIG, FILE_SPECIAL};
@@ -167,7 +177,7 @@ static int32_t load_named_id(const struct load *load, const char *name)
     return node == NULL ? -1 : vocab_find(&load->vocab, node->text, node->text_len);
 }
 
-/* Without tokenizer.json the tokens that the configuration names are special. */
+/* Without tokenizer.json, the tokens that the configuration names are special. */
 static int load_named(struct load *load)
 {
     static const char *const names[] = {"bos_token", "eos_token", "unk_token", "pad_token",
@@ -190,7 +200,7 @@ static int load_named(struct load *load)
 static int load_add_end(struct load *load, const struct json *id)
 {
     if (id->kind != JSON_INT || id->whole < 0 || id->whole >= load->vocab.n)
-        return ERR_OK; /* a model may have more rows than its tokenizer has ids */
+        return ERR_OK; /* a model may have more rows than its tokenizer has ids: not an error */
     return token_list_add(&load->ends, (int32_t)id->whole);
 }
 
@@ -202,7 +212,8 @@ static int load_compare_ids(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-/* Ids that end a text: a number or a list in two files, and the named token. */
+/* Collect the ids that end a text: eos_token_id in two files, a number or a list, and the named eos
+ * token. The list is sorted and each id is kept once. */
 static int load_ends(struct load *load)
 {
     static const enum tokenizer_file files[] = {FILE_GENERATION, FILE_MODEL};
@@ -234,16 +245,16 @@ static int load_ends(struct load *load)
     return ERR_OK;
 }
 
-/* --- around a text -----------------------------------------------------------------------------*/
+/* --- ids around a text -------------------------------------------------------------------------*/
 
-static int load_add_id(struct load *load, const struct json *n, struct token_list *out)
+static int load_add_id(struct load *load, const struct json *node, struct token_list *out)
 {
-    if (n == NULL || n->kind != JSON_INT || n->whole < 0 || n->whole >= load->vocab.n)
+    if (node == NULL || node->kind != JSON_INT || node->whole < 0 || node->whole >= load->vocab.n)
         return load_fail(load, ERR_INVALID, "post_processor: an id is out of range");
-    return token_list_add(out, (int32_t)n->whole) == ERR_OK ? ERR_OK : load_no_memory(load);
+    return token_list_add(out, (int32_t)node->whole) == ERR_OK ? ERR_OK : load_no_memory(load);
 }
 
-/* Append the ids that one SpecialToken of a template stands for. */
+/* Append the ids of one SpecialToken of a template. */
 static int load_add_template_ids(struct load *load, const struct json *processor,
                                  const struct json *token, struct token_list *out)
 {
@@ -264,6 +275,8 @@ static int load_add_template_ids(struct load *load, const struct json *processor
     return rc;
 }
 
+/* TemplateProcessing: {"single": [{"SpecialToken": {"id": "<s>"}}, {"Sequence": {}}], ...}. Ids up to
+ * the Sequence come before a text, the others after it. */
 static int load_template(struct load *load, const struct json *node)
 {
     const struct json *single = json_get_kind(node, "single", JSON_LIST);
@@ -282,7 +295,7 @@ static int load_template(struct load *load, const struct json *node)
             out = &load->after;
         else
             rc = load_fail(load, ERR_UNSUPPORTED,
-                           "post_processor: a template that is not understood");
+                           "post_processor: an element of \"single\" is not supported");
     }
     return rc;
 }
@@ -300,7 +313,7 @@ static int load_pair(struct load *load, const struct json *node)
     return rc == ERR_OK ? load_add_id(load, &sep->items[1], &load->after) : rc;
 }
 
-/* One post-processor; ByteLevel's changes offsets alone. */
+/* Read one post-processor. ByteLevel only changes offsets, so it has no effect here. */
 static int load_processor(struct load *load, const struct json *node)
 {
     const char *type = json_get_text(node, "type", "");
@@ -331,8 +344,8 @@ static int load_post_processor(struct load *load, const struct json *node)
     return rc;
 }
 
-/* Whether add_bos_token of the configuration overrules the post-processor: the classes that
- * rebuild it when they load do so. */
+/* Do add_bos_token and add_eos_token of the configuration override the post-processor? They do for
+ * the classes that rebuild it when they are loaded. */
 static bool load_config_rules(const struct load *load)
 {
     static const char *const classes[] = {"LlamaTokenizer",     "LlamaTokenizerFast",
@@ -351,6 +364,7 @@ static bool load_config_rules(const struct load *load)
     return false;
 }
 
+/* Set the named ids and, where the configuration decides, the ids around a text. */
 static int load_apply_config(struct load *load)
 {
     const struct json *config = load->files[FILE_CONFIG];

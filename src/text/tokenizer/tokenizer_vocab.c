@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Loading: the model's vocabulary and merges.
+ * Loading: the vocabulary and the merges of a model.
  *
- * Nothing in the files is believed: every id is checked against its range and its neighbours,
- * every merge against the vocabulary, every kind against what quire knows. */
+ * The files are not trusted: every id is checked against its range and against the others, every
+ * merge against the vocabulary, and every kind against those that quire knows. */
 #include <stdio.h>
 #include <string.h>
 
@@ -11,7 +11,7 @@
 #include "text/tokenizer/pieces.h"
 #include "text/tokenizer/tokenizer_parts.h"
 
-/* The id of an added token's description, wherever it stands. */
+/* The id in an added token's description, for each of the three forms in which files write it. */
 static int64_t load_added_id(const struct json *token)
 {
     int64_t id = 0;
@@ -28,6 +28,7 @@ static int64_t load_added_id(const struct json *token)
     return token->key_len == 0 || token->key_len > 9 ? -1 : id;
 }
 
+/* Raise *n_ids above every id in a list, and check that each is in range. */
 static int load_count_ids(struct load *load, const struct json *list, const char *name,
                           int64_t *n_ids)
 {
@@ -47,7 +48,7 @@ static int load_count_ids(struct load *load, const struct json *list, const char
     return ERR_OK;
 }
 
-/* Settings of the model that change ids and that quire does not follow. */
+/* Refuse settings of the model that change the ids and that quire does not implement. */
 int load_model_kind(struct load *load)
 {
     const struct json *model = json_get(load->files[FILE_TOKENIZER], "model");
@@ -72,7 +73,7 @@ int load_model_kind(struct load *load)
                                     : ERR_OK;
 }
 
-/* The tokens of single symbols: bytes of a byte-level model, else characters and <0x..>. */
+/* Find the tokens of single symbols: bytes in a byte-level model, else ASCII characters and <0x..>. */
 static void load_find_symbols(struct load *load)
 {
     bool byte_level = (load->facts.flags & IMAGE_BYTE_LEVEL) != 0;
@@ -91,7 +92,7 @@ static void load_find_symbols(struct load *load)
     }
 }
 
-/* The tokens of the JSON object. */
+/* Add the tokens of the JSON object {"text": id}. */
 static int load_enter_vocab(struct load *load, int64_t n_ids)
 {
     if (vocab_init(&load->vocab, n_ids) != ERR_OK)
@@ -106,6 +107,7 @@ static int load_enter_vocab(struct load *load, int64_t n_ids)
     return ERR_OK;
 }
 
+/* Size the vocabulary by the largest id in any file, then fill it. */
 int load_vocab(struct load *load)
 {
     const struct json *root = load->files[FILE_TOKENIZER];
@@ -140,6 +142,8 @@ int load_vocab(struct load *load)
 
 /* --- merges ------------------------------------------------------------------------------------*/
 
+/* A merge is two tokens whose joined text is a token, too. Its rank is its place in the list. */
+
 static int load_add_merge(struct load *load, struct buf *joined, const char *left, size_t left_len,
                           const char *right, size_t right_len, uint32_t rank)
 {
@@ -157,7 +161,7 @@ static int load_add_merge(struct load *load, struct buf *joined, const char *lef
     if (a < 0 || b < 0 || id < 0)
         return load_fail(load, ERR_INVALID,
                          "merge %u joins or makes a token that is not in the vocabulary", rank);
-    /* Of a pair entered twice the later rank counts. */
+    /* If a pair is listed twice, the later rank is used, as in Hugging Face's. */
     slot = bpe_slot(load->merges, load->merges_mask, bpe_pair(a, b));
     load->merges[slot] = (struct image_merge){.pair = bpe_pair(a, b), .rank = rank, .id = id};
     return ERR_OK;
@@ -170,11 +174,12 @@ static int load_add_merge_line(struct load *load, struct buf *joined, const char
     size_t left = space == NULL ? 0 : (size_t)(space - line);
 
     if (space == NULL || memchr(space + 1, ' ', len - left - 1) != NULL)
-        return load_fail(load, ERR_INVALID, "merge %u is not two tokens with a space between",
+        return load_fail(load, ERR_INVALID, "merge %u is not two tokens separated by a space",
                          rank);
     return load_add_merge(load, joined, line, left, space + 1, len - left - 1, rank);
 }
 
+/* Read the merges of tokenizer.json: "a b", or ["a", "b"] in newer files. */
 static int load_add_merges_json(struct load *load, struct buf *joined, const struct json *list)
 {
     uint32_t i;
@@ -196,6 +201,7 @@ static int load_add_merges_json(struct load *load, struct buf *joined, const str
     return rc;
 }
 
+/* Read merges.txt: a line "a b" per merge, after a line "#version: 0.2". */
 static int load_add_merges_txt(struct load *load, struct buf *joined)
 {
     const char *p = load->merges_txt.bytes;

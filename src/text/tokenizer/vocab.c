@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * An open-addressing table over an array of tokens, at most half full. */
+ * An array of tokens by id, and an open-addressing hash table over their texts, at most half full so
+ * that probing always ends at a free slot. */
 #include "text/tokenizer/vocab.h"
 
 #include <string.h>
 
 #include "base/hash.h"
 
+/* GPT-2's alphabet: a printable character of Latin-1 stands for itself; the other 68 bytes are
+ * numbered in order from U+0100 on. */
 uint32_t vocab_byte_char(uint8_t byte)
 {
     if ((byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174)
@@ -56,6 +59,7 @@ void vocab_fini(struct vocab *vocab)
     *vocab = (struct vocab){0};
 }
 
+/* The slot that holds a text, or the free slot where it belongs. */
 static uint32_t *vocab_find_slot(const struct vocab *vocab, const char *text, size_t len)
 {
     uint32_t i = (uint32_t)hash_xxh3(text, len) & vocab->mask;
