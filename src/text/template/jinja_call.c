@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What expressions call: operators, attributes and items, methods of lists and dicts, and the
- * global functions of Hugging Face's environment. */
+ * The operations of expressions: operators, attributes and items, methods of lists and dicts, and the
+ * global functions of Hugging Face's environment. Errors have Python's wording where templates or
+ * clients could depend on it. */
 #include "text/template/jinja_parts.h"
 
 #include <math.h>
@@ -13,19 +14,23 @@
 #include "base/utf8.h"
 #include "text/unicode.h"
 
-#define RANGE_MAX 100000 /* items of one range() */
+#define RANGE_MAX 100000 /* items per range() */
 
 /* --- operators ---------------------------------------------------------------------------------*/
+
+/* Integers have 64 bits. Python's have any size, so an overflow is an error, never a wrong result. */
 
 static bool jinja_out_of_range(struct jrender *render)
 {
     return jinja_raise(render, "a whole number is out of range");
 }
 
+/* An operator of integers; `twice` is set for // and **. Division rounds toward minus infinity and a
+ * remainder has the sign of the divisor, as in Python; C rounds toward zero. */
 static bool jinja_whole_op(struct jrender *render, char op, bool twice, int64_t a, int64_t b,
                            struct jval *out)
 {
-    int64_t v = 0;
+    int64_t result = 0;
     bool over = false;
 
     if ((op == '/' || op == '%') && b == 0)
@@ -34,56 +39,60 @@ static bool jinja_whole_op(struct jrender *render, char op, bool twice, int64_t 
         *out = jv_real((double)a / (double)b);
         return true;
     }
+    /* INT64_MIN / -1 overflows, and traps on x86. */
     if ((op == '/' || op == '%') && b == -1) {
         over = op == '/' && a == INT64_MIN;
-        v = op == '/' && !over ? -a : 0;
+        result = op == '/' && !over ? -a : 0;
     } else if (op == '/') {
-        v = a / b - ((a % b != 0) && ((a < 0) != (b < 0)));
+        result = a / b - ((a % b != 0) && ((a < 0) != (b < 0)));
     } else if (op == '%') {
-        v = a % b + ((a % b != 0) && ((a < 0) != (b < 0)) ? b : 0);
+        result = a % b + ((a % b != 0) && ((a < 0) != (b < 0)) ? b : 0);
     } else if (op == '+') {
-        over = __builtin_add_overflow(a, b, &v);
+        over = __builtin_add_overflow(a, b, &result);
     } else if (op == '-') {
-        over = __builtin_sub_overflow(a, b, &v);
+        over = __builtin_sub_overflow(a, b, &result);
     } else if (!twice) {
-        over = __builtin_mul_overflow(a, b, &v);
+        over = __builtin_mul_overflow(a, b, &result);
     } else if (b < 0) {
         *out = jv_real(pow((double)a, (double)b));
         return true;
     } else {
-        for (v = 1; b > 0 && !over && !(v == 0 || (a == 1 || a == 0)); b--)
-            over = __builtin_mul_overflow(v, a, &v) || b > 4096;
+        /* Powers: stop when the result cannot change, or when it must have overflowed. */
+        for (result = 1; b > 0 && !over && !(result == 0 || (a == 1 || a == 0)); b--)
+            over = __builtin_mul_overflow(result, a, &result) || b > 4096;
         if (a == 0 && b > 0)
-            v = 0;
+            result = 0;
     }
-    *out = jv_int(v);
+    *out = jv_int(result);
     return over ? jinja_out_of_range(render) : true;
 }
 
+/* An operator of reals. */
 static bool jinja_real_op(struct jrender *render, char op, bool twice, double a, double b,
                           struct jval *out)
 {
-    double v = 0;
+    double result = 0;
 
     if ((op == '/' || op == '%') && b == 0)
         return jinja_raise(render, "float division by zero");
     if (op == '+')
-        v = a + b;
+        result = a + b;
     else if (op == '-')
-        v = a - b;
+        result = a - b;
     else if (op == '*')
-        v = twice ? pow(a, b) : a * b;
+        result = twice ? pow(a, b) : a * b;
     else if (op == '/')
-        v = twice ? floor(a / b) : a / b;
+        result = twice ? floor(a / b) : a / b;
     else {
-        v = fmod(a, b);
-        if (v != 0 && (v < 0) != (b < 0))
-            v += b;
+        result = fmod(a, b);
+        if (result != 0 && (result < 0) != (b < 0))
+            result += b;
     }
-    *out = jv_real(v);
+    *out = jv_real(result);
     return true;
 }
 
+/* text * n */
 static bool jinja_repeat_text(struct jrender *render, struct jval value, int64_t n,
                               struct jval *out)
 {
@@ -97,6 +106,7 @@ static bool jinja_repeat_text(struct jrender *render, struct jval value, int64_t
     return jbuf_take(render, &buf, out);
 }
 
+/* list + list and tuple + tuple */
 static bool jinja_join_lists(struct jrender *render, struct jval left, struct jval right,
                              struct jval *out)
 {
@@ -113,7 +123,7 @@ static bool jinja_join_lists(struct jrender *render, struct jval left, struct jv
     return list != NULL;
 }
 
-/* "%s" % values: %s, %d and %%, as formats in templates use. */
+/* text % values, with the formats %s, %d and %%, which are those that templates use. */
 static bool jinja_format_text(struct jrender *render, struct jval value, struct jval args,
                               struct jval *out)
 {
@@ -150,7 +160,7 @@ static bool jinja_format_text(struct jrender *render, struct jval value, struct 
     return jbuf_take(render, &buf, out);
 }
 
-/* An operator of texts, other than ~. */
+/* Is this an operator of texts (other than ~, which takes any values)? */
 static bool jinja_is_text_op(const char *op, struct jval left, struct jval right)
 {
     if (op[0] == '+')
@@ -161,6 +171,7 @@ static bool jinja_is_text_op(const char *op, struct jval left, struct jval right
     return op[0] == '%' && left.kind == JV_TEXT;
 }
 
+/* An operator of texts. If one operand is markup, the other is escaped, and the result is markup. */
 static bool jinja_text_op(struct jrender *render, const char *op, struct jval left,
                           struct jval right, struct jval *out)
 {
@@ -214,6 +225,8 @@ bool jinja_binary(struct jrender *render, const char *op, struct jval left, stru
 
 /* --- attributes --------------------------------------------------------------------------------*/
 
+/* Is a name in a list that ends with NULL? */
+
 static bool jinja_is_among(const char *const *names, const char *name)
 {
     for (; *names != NULL; names++)
@@ -222,6 +235,8 @@ static bool jinja_is_among(const char *const *names, const char *name)
     return false;
 }
 
+/* Does a value have this method? Methods that would change a list are known, so that calling one is an
+ * error, as in Jinja's sandbox. */
 static bool jinja_is_method(struct jval value, const char *name)
 {
     static const char *const of_text[] = {
@@ -241,17 +256,19 @@ static bool jinja_is_method(struct jval value, const char *name)
     return (value.kind == JV_LIST || value.kind == JV_TUPLE) && jinja_is_among(of_list, name);
 }
 
-static struct jval jinja_loop_cell(const struct jloop *l, size_t at)
+/* The previous or next item of a loop. */
+static struct jval jinja_loop_cell(const struct jloop *loop, size_t at)
 {
-    if (at >= l->list->n)
+    if (at >= loop->list->n)
         return jv_undefined("there is no such item", 21);
-    return l->list->items[at];
+    return loop->list->items[at];
 }
 
-static bool jinja_loop_attr(const struct jloop *l, const char *name, struct jval *out)
+/* An attribute of the object "loop". */
+static bool jinja_loop_attr(const struct jloop *loop, const char *name, struct jval *out)
 {
-    int64_t at = (int64_t)l->at;
-    int64_t n = (int64_t)l->list->n;
+    int64_t at = (int64_t)loop->at;
+    int64_t n = (int64_t)loop->list->n;
 
     if (strcmp(name, "index") == 0)
         *out = jv_int(at + 1);
@@ -272,14 +289,15 @@ static bool jinja_loop_attr(const struct jloop *l, const char *name, struct jval
     else if (strcmp(name, "depth0") == 0)
         *out = jv_int(0);
     else if (strcmp(name, "previtem") == 0)
-        *out = jinja_loop_cell(l, at == 0 ? SIZE_MAX : (size_t)at - 1);
+        *out = jinja_loop_cell(loop, at == 0 ? SIZE_MAX : (size_t)at - 1);
     else if (strcmp(name, "nextitem") == 0)
-        *out = jinja_loop_cell(l, (size_t)at + 1);
+        *out = jinja_loop_cell(loop, (size_t)at + 1);
     else
         return false;
     return true;
 }
 
+/* Bind a method to its object. */
 static bool jinja_method_value(struct jrender *render, struct jval self, const char *name,
                                struct jval *out)
 {
@@ -292,6 +310,8 @@ static bool jinja_method_value(struct jrender *render, struct jval self, const c
     return true;
 }
 
+/* value.name: an attribute first and then an item; value["name"] (item_first) the other way round.
+ * A missing name gives an undefined value, which only fails when it is used. */
 bool jinja_get_attr(struct jrender *render, struct jval value, const char *name, size_t len,
                     bool item_first, struct jval *out)
 {
@@ -318,6 +338,7 @@ bool jinja_get_attr(struct jrender *render, struct jval value, const char *name,
     return true;
 }
 
+/* value[key]. Negative indices count from the end; a text is indexed by characters. */
 bool jinja_get_item(struct jrender *render, struct jval value, struct jval key, struct jval *out)
 {
     struct jval *member;
@@ -358,6 +379,8 @@ bool jinja_get_item(struct jrender *render, struct jval value, struct jval key, 
 
 /* --- methods -----------------------------------------------------------------------------------*/
 
+/* get(key, default), items(), keys() and values() of a dict. */
+
 static bool jinja_dict_method(struct jrender *render, const struct jdict *dict, const char *name,
                               const struct jargs *args, struct jval *out)
 {
@@ -393,6 +416,7 @@ static bool jinja_dict_method(struct jrender *render, const struct jdict *dict, 
     return list != NULL;
 }
 
+/* index(value) and count(value) of a list. */
 static bool jinja_list_method(struct jrender *render, const struct jlist *list, const char *name,
                               const struct jargs *args, struct jval *out)
 {
@@ -419,20 +443,21 @@ static bool jinja_list_method(struct jrender *render, const struct jlist *list, 
     return jinja_step(render, 1 + list->n);
 }
 
-static bool jinja_loop_method(struct jrender *render, struct jloop *l, const char *name,
+/* loop.changed(value) and loop.cycle(a, b, ...). */
+static bool jinja_loop_method(struct jrender *render, struct jloop *loop, const char *name,
                               const struct jargs *args, struct jval *out)
 {
     struct jval value = jinja_arg_or(args, 0, "value", jv_none());
 
     if (strcmp(name, "changed") == 0) {
-        *out = jv_bool(!l->changed_once || !jv_equal(l->last_changed, value));
-        l->changed_once = true;
-        l->last_changed = value;
+        *out = jv_bool(!loop->changed_once || !jv_equal(loop->last_changed, value));
+        loop->changed_once = true;
+        loop->last_changed = value;
         return true;
     }
     if (args->n_placed == 0)
         return jinja_raise(render, "no items for cycling given");
-    *out = args->values[l->at % args->n_placed];
+    *out = args->values[loop->at % args->n_placed];
     return true;
 }
 
@@ -448,7 +473,7 @@ bool jinja_call_method(struct jrender *render, const struct jmethod *method,
     return jinja_list_method(render, method->self.list, method->name, args, out);
 }
 
-/* --- globals -----------------------------------------------------------------------------------*/
+/* --- global functions --------------------------------------------------------------------------*/
 
 bool jinja_global_exists(const char *name, size_t len)
 {
@@ -462,10 +487,11 @@ bool jinja_global_exists(const char *name, size_t len)
     return false;
 }
 
+/* range(stop), range(start, stop), range(start, stop, step), as a list. */
 static bool jinja_global_range(struct jrender *render, const struct jargs *args, struct jval *out)
 {
     struct jlist *list = jlist_new(render, 0);
-    int64_t v[3] = {0, 0, 1};
+    int64_t bounds[3] = {0, 0, 1};
     int64_t at;
     size_t i;
 
@@ -475,22 +501,23 @@ static bool jinja_global_range(struct jrender *render, const struct jargs *args,
         if (args->values[i].kind != JV_INT && args->values[i].kind != JV_BOOL)
             return jinja_raise(render, "'%s' object cannot be interpreted as an integer",
                                jv_type_name(args->values[i]));
-        v[args->n == 1 ? 1 : i] = jv_int_of(args->values[i]);
+        bounds[args->n == 1 ? 1 : i] = jv_int_of(args->values[i]);
     }
-    if (v[2] == 0)
+    if (bounds[2] == 0)
         return jinja_raise(render, "range() arg 3 must not be zero");
-    for (at = v[0]; list != NULL && (v[2] > 0 ? at < v[1] : at > v[1]);) {
+    for (at = bounds[0]; list != NULL && (bounds[2] > 0 ? at < bounds[1] : at > bounds[1]);) {
         if (list->n == RANGE_MAX)
             return jinja_raise(render, "range() may have at most %d items", RANGE_MAX);
         if (!jlist_add(render, list, jv_int(at)))
             return false;
-        if (__builtin_add_overflow(at, v[2], &at))
+        if (__builtin_add_overflow(at, bounds[2], &at))
             break;
     }
     *out = jv_list(list);
     return list != NULL;
 }
 
+/* dict(...) and namespace(...): copies of dicts, and named arguments as members. */
 static bool jinja_global_dict(struct jrender *render, const struct jargs *args, enum jkind kind,
                               struct jval *out)
 {
@@ -517,6 +544,7 @@ static bool jinja_global_dict(struct jrender *render, const struct jargs *args, 
     return true;
 }
 
+/* strftime_now(format): the current local time. */
 static bool jinja_global_now(struct jrender *render, const struct jargs *args, struct jval *out)
 {
     time_t now = (time_t)(render->now_unix_s != 0 ? render->now_unix_s : clock_unix_s());
@@ -540,6 +568,8 @@ static bool jinja_global_now(struct jrender *render, const struct jargs *args, s
     return out->text != NULL || jinja_no_memory(render);
 }
 
+/* Names are told apart by their first letters, because jinja_global_exists() has checked them. The last
+ * one is raise_exception(message). */
 bool jinja_call_global(struct jrender *render, const char *name, const struct jargs *args,
                        struct jval *out)
 {

@@ -1,8 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The evaluator: walks the nodes. A scope is a list of variables with a parent; a loop's body,
- * a macro and a with-block have scopes of their own, an if has none. Names are looked up when
- * they are used, so that macros may call each other whatever their order. */
+ * The evaluator: walks the tree. Expressions give values, statements append to render->out. A scope
+ * is a list of variables with a parent; the body of a loop, of a macro and of {% with %} has a scope
+ * of its own, that of {% if %} has none. Names are looked up when they are used, so macros may call
+ * each other in any order.
+ *
+ * Every function returns false (or JF_FAILED) after an error; nothing needs to be cleaned up except
+ * bufs, because all other memory is in the arena. */
 #include "text/template/jinja_parts.h"
 
 #include <stdio.h>
@@ -10,11 +14,13 @@
 
 #include "base/utf8.h"
 
-#define LOCALS_MAX 64 /* arguments of one call */
+#define LOCALS_MAX 64 /* arguments per call */
 
 static enum jflow jinja_run_body(struct jrender *render, const struct jnode *node,
                                  struct jscope *scope);
 
+/* Find a variable in a scope, and unless `own` in its parents. A scope has few variables, so a list is
+ * fast enough. */
 static struct jvar *jinja_scope_find(struct jscope *scope, const char *name, size_t len, bool own)
 {
     struct jvar *v;
@@ -26,6 +32,7 @@ static struct jvar *jinja_scope_find(struct jscope *scope, const char *name, siz
     return NULL;
 }
 
+/* Set a variable of this scope. An outer variable of the same name is hidden, not changed. */
 static bool jinja_scope_set(struct jrender *render, struct jscope *scope, const char *name,
                             size_t len, struct jval value)
 {
@@ -42,6 +49,7 @@ static bool jinja_scope_set(struct jrender *render, struct jscope *scope, const 
     return true;
 }
 
+/* The value of a name: a variable, a global function, or undefined. */
 static void jinja_name_value(struct jscope *scope, const struct jnode *node, struct jval *out)
 {
     const struct jvar *v = jinja_scope_find(scope, node->text, node->len, false);
@@ -56,6 +64,7 @@ static void jinja_name_value(struct jscope *scope, const struct jnode *node, str
     }
 }
 
+/* --- expressions -------------------------------------------------------------------------------*/
 static bool jinja_eval_list(struct jrender *render, const struct jnode *node, struct jscope *scope,
                             struct jval *out)
 {
@@ -92,6 +101,7 @@ static bool jinja_eval_dict(struct jrender *render, const struct jnode *node, st
     return true;
 }
 
+/* Evaluate the arguments of a call. Positional ones come first, as in Python. */
 static bool jinja_eval_args(struct jrender *render, const struct jnode *arg, struct jscope *scope,
                             struct jargs *args)
 {
@@ -111,7 +121,7 @@ static bool jinja_eval_args(struct jrender *render, const struct jnode *arg, str
         return jinja_no_memory(render);
     for (a = arg; a != NULL; a = a->next) {
         if (a->text == NULL && args->n != args->n_placed)
-            return jinja_raise(render, "an argument by place follows one by name");
+            return jinja_raise(render, "a positional argument follows a named one");
         args->names[args->n] = a->text;
         if (!jinja_eval(render, a->a, scope, &args->values[args->n]))
             return false;
@@ -142,11 +152,11 @@ struct jval jinja_arg_or(const struct jargs *args, size_t place, const char *nam
 {
     struct jval value = preset;
 
-    (void)jinja_arg(args, place, name, &value); /* the preset stays when it is not given */
+    (void)jinja_arg(args, place, name, &value); /* if it is not given, the preset stays */
     return value;
 }
 
-/* A slice's bound: clamped as Python does. */
+/* Evaluate a bound of a slice and clamp it as Python does: negative ones count from the end. */
 static bool jinja_slice_bound(struct jrender *render, const struct jnode *node,
                               struct jscope *scope, int64_t len, bool backward, int64_t preset,
                               int64_t *out)
@@ -172,6 +182,7 @@ static bool jinja_slice_bound(struct jrender *render, const struct jnode *node,
     return true;
 }
 
+/* a[start:stop:step] of a text or a list. A text is sliced by characters. */
 static bool jinja_eval_slice(struct jrender *render, const struct jnode *node, struct jscope *scope,
                              struct jval *out)
 {
@@ -222,6 +233,7 @@ static bool jinja_eval_slice(struct jrender *render, const struct jnode *node, s
     return true;
 }
 
+/* `value in of`: a substring, a key, or an item. */
 static bool jinja_eval_contains(struct jrender *render, struct jval of, struct jval value,
                                 bool *out)
 {
@@ -247,6 +259,7 @@ static bool jinja_eval_contains(struct jrender *render, struct jval of, struct j
     return jinja_step(render, 1 + i / 4);
 }
 
+/* One comparison of a chain. */
 static bool jinja_compare_one(struct jrender *render, const char *op, struct jval left,
                               struct jval right, bool *out)
 {
@@ -272,6 +285,7 @@ static bool jinja_compare_one(struct jrender *render, const char *op, struct jva
     return true;
 }
 
+/* A chain a < b < c holds if all its comparisons hold; evaluation stops at the first that does not. */
 static bool jinja_eval_compare(struct jrender *render, const struct jnode *node,
                                struct jscope *scope, struct jval *out)
 {
@@ -306,6 +320,7 @@ static bool jinja_eval_call(struct jrender *render, const struct jnode *node, st
     return jinja_call(render, callee, &args, out);
 }
 
+/* value|filter(args) and `value is test(args)`. */
 static bool jinja_eval_filter(struct jrender *render, const struct jnode *node,
                               struct jscope *scope, struct jval *out)
 {
@@ -324,6 +339,7 @@ static bool jinja_eval_filter(struct jrender *render, const struct jnode *node,
     return true;
 }
 
+/* Unary plus and minus. */
 static bool jinja_eval_sign(struct jrender *render, const struct jnode *node, struct jscope *scope,
                             struct jval *out)
 {
@@ -343,6 +359,7 @@ static bool jinja_eval_sign(struct jrender *render, const struct jnode *node, st
     return true;
 }
 
+/* not, and, or, `a if b else c`. As in Python, `and` and `or` return one of their operands. */
 static bool jinja_eval_logic(struct jrender *render, const struct jnode *node, struct jscope *scope,
                              struct jval *out)
 {
@@ -363,6 +380,7 @@ static bool jinja_eval_logic(struct jrender *render, const struct jnode *node, s
     return jinja_eval(render, node->b, scope, out);
 }
 
+/* Expressions with two operands: attribute, item, arithmetic. */
 static bool jinja_eval_two(struct jrender *render, const struct jnode *node, struct jscope *scope,
                            struct jval *out)
 {
@@ -381,6 +399,7 @@ static bool jinja_eval_two(struct jrender *render, const struct jnode *node, str
     return jinja_binary(render, node->text, left, right, out);
 }
 
+/* Evaluate a node by its kind. Constants are text that the template wrote. */
 static bool jinja_eval_kind(struct jrender *render, const struct jnode *node, struct jscope *scope,
                             struct jval *out)
 {
@@ -425,11 +444,11 @@ static bool jinja_eval_kind(struct jrender *render, const struct jnode *node, st
     case JN_ARG:
     case JN_OPERAND: break;
     }
-    return jinja_raise(render, "a statement stands where a value is expected");
+    return jinja_raise(render, "a statement is used where a value is expected");
 }
 
-/* Expressions are as deep as the parser allows (left-leaning chains of operators excepted, which
- * the depth here bounds); macros call each other within the same count. */
+/* Evaluate an expression, with a bound on the recursion. The parser bounds nesting already, but not
+ * chains such as a + b + c, which lean to the left, nor macros that call each other. */
 bool jinja_eval(struct jrender *render, const struct jnode *node, struct jscope *scope,
                 struct jval *out)
 {
@@ -447,6 +466,8 @@ bool jinja_eval(struct jrender *render, const struct jnode *node, struct jscope 
 }
 
 /* --- statements --------------------------------------------------------------------------------*/
+
+/* Assign to a name, to an attribute of a namespace, or to a tuple of targets (unpacking). */
 
 static bool jinja_assign_target(struct jrender *render, const struct jnode *target,
                                 struct jscope *scope, struct jval value)
@@ -476,7 +497,7 @@ static bool jinja_assign_target(struct jrender *render, const struct jnode *targ
     return i == items->n || jinja_raise(render, "too many values to unpack");
 }
 
-/* Run a body into a text of its own. */
+/* Run a body with its output going to a text of its own, *out. */
 static enum jflow jinja_capture_body(struct jrender *render, const struct jnode *body,
                                      struct jscope *scope, struct jval *out)
 {
@@ -494,7 +515,8 @@ static enum jflow jinja_capture_body(struct jrender *render, const struct jnode 
     return jbuf_take(render, &text, out) ? flow : JF_FAILED;
 }
 
-/* Items that pass a loop's filter. */
+/* Apply a loop's filter: {% for x in items if x.ok %}. The filter sees the loop's variable but not
+ * "loop", because the number of items is not known yet. */
 static bool jinja_loop_items(struct jrender *render, const struct jnode *node, struct jscope *scope,
                              struct jlist **items)
 {
@@ -517,6 +539,8 @@ static bool jinja_loop_items(struct jrender *render, const struct jnode *node, s
     return true;
 }
 
+/* Run a loop's body for each item, with a new scope each time: a {% set %} in the body does not last
+ * until the next item, as in Jinja. */
 static enum jflow jinja_run_loop(struct jrender *render, const struct jnode *node,
                                  struct jscope *scope, struct jlist *items)
 {
@@ -535,7 +559,7 @@ static enum jflow jinja_run_loop(struct jrender *render, const struct jnode *nod
             (void)jinja_no_memory(render);
             return JF_FAILED;
         }
-        if (!jinja_step(render, 8)) /* each round takes memory for its variables */
+        if (!jinja_step(render, 8)) /* each pass allocates a scope */
             return JF_FAILED;
         inner->parent = scope;
         loop->at = i;
@@ -549,6 +573,7 @@ static enum jflow jinja_run_loop(struct jrender *render, const struct jnode *nod
     return flow == JF_FAILED ? JF_FAILED : JF_ON;
 }
 
+/* A for statement; its else part runs when there are no items. */
 static enum jflow jinja_run_for(struct jrender *render, const struct jnode *node,
                                 struct jscope *scope)
 {
@@ -564,6 +589,7 @@ static enum jflow jinja_run_for(struct jrender *render, const struct jnode *node
     return jinja_run_loop(render, node, scope, items);
 }
 
+/* Make the value of a macro or of a call block's body. */
 static bool jinja_define_macro(struct jrender *render, const struct jnode *node,
                                const struct jnode *params, const char *name, struct jscope *scope,
                                struct jval *out)
@@ -577,7 +603,7 @@ static bool jinja_define_macro(struct jrender *render, const struct jnode *node,
     return true;
 }
 
-/* The value of one parameter: given by place, by name, or its default. */
+/* Bind a parameter: positional, named, or its default, which is evaluated in the macro's scope. */
 static bool jinja_bind_param(struct jrender *render, const struct jmacro *macro,
                              const struct jnode *param, size_t place, const struct jargs *args,
                              struct jscope *scope)
@@ -593,6 +619,7 @@ static bool jinja_bind_param(struct jrender *render, const struct jmacro *macro,
     return jinja_scope_set(render, scope, param->text, param->len, value);
 }
 
+/* Bind the arguments that have no parameter: varargs, kwargs, and `caller` of a call block. */
 static bool jinja_bind_rest(struct jrender *render, const struct jmacro *macro, size_t n_params,
                             const struct jargs *args, struct jscope *scope)
 {
@@ -625,6 +652,8 @@ static bool jinja_bind_rest(struct jrender *render, const struct jmacro *macro, 
                            (struct jval){.kind = JV_DICT, .dict = kwargs});
 }
 
+/* Call a macro: its result is the text that its body prints. The parent scope is the one where it was
+ * defined, not the caller's. */
 bool jinja_call_macro(struct jrender *render, const struct jmacro *macro, const struct jargs *args,
                       struct jval *out)
 {
@@ -644,12 +673,13 @@ bool jinja_call_macro(struct jrender *render, const struct jmacro *macro, const 
             return false;
     if (!jinja_bind_rest(render, macro, place, args, scope))
         return false;
-    render->depth += 8; /* a call takes more of the stack than an expression */
+    render->depth += 8; /* a call takes more stack than an expression */
     flow = jinja_capture_body(render, macro->node->body, scope, out);
     render->depth -= 8;
     return flow != JF_FAILED;
 }
 
+/* A call block: call the macro with its own arguments and the block's body as `caller`. */
 static enum jflow jinja_run_call_block(struct jrender *render, const struct jnode *node,
                                        struct jscope *scope)
 {
@@ -683,7 +713,7 @@ static enum jflow jinja_run_call_block(struct jrender *render, const struct jnod
     return JF_ON;
 }
 
-/* Render the body, send it through the filters over JN_PIPED. */
+/* Render a body and evaluate the filters over it, in which JN_PIPED is the rendered text. */
 static enum jflow jinja_run_filtered(struct jrender *render, const struct jnode *body,
                                      const struct jnode *filters, struct jscope *scope,
                                      struct jval *out)
@@ -708,6 +738,7 @@ static enum jflow jinja_run_filtered(struct jrender *render, const struct jnode 
     return good ? flow : JF_FAILED;
 }
 
+/* A with block: its variables are in a scope of their own. */
 static enum jflow jinja_run_with(struct jrender *render, const struct jnode *node,
                                  struct jscope *scope)
 {
@@ -727,6 +758,7 @@ static enum jflow jinja_run_with(struct jrender *render, const struct jnode *nod
     return jinja_run_body(render, node->body, inner);
 }
 
+/* An if statement: run the body of the first condition in the chain that holds. */
 static enum jflow jinja_run_if(struct jrender *render, const struct jnode *node,
                                struct jscope *scope)
 {
@@ -742,7 +774,7 @@ static enum jflow jinja_run_if(struct jrender *render, const struct jnode *node,
     return node == NULL ? JF_ON : jinja_run_body(render, node, scope);
 }
 
-/* Statements that bind or print one value. */
+/* Statements that compute one value and then assign or print it. */
 static enum jflow jinja_run_value(struct jrender *render, const struct jnode *node,
                                   struct jscope *scope)
 {
@@ -772,6 +804,7 @@ static enum jflow jinja_run_value(struct jrender *render, const struct jnode *no
     return good ? flow : JF_FAILED;
 }
 
+/* Run a statement by its kind. */
 static enum jflow jinja_run_one(struct jrender *render, const struct jnode *node,
                                 struct jscope *scope)
 {
@@ -813,9 +846,10 @@ static enum jflow jinja_run_one(struct jrender *render, const struct jnode *node
     case JN_TERNARY:
     case JN_PIPED: break;
     }
-    return jinja_raise(render, "a value stands where a statement is expected") ? JF_ON : JF_FAILED;
+    return jinja_raise(render, "a value is used where a statement is expected") ? JF_ON : JF_FAILED;
 }
 
+/* Run a list of statements until one breaks, continues or fails. */
 static enum jflow jinja_run_body(struct jrender *render, const struct jnode *node,
                                  struct jscope *scope)
 {
@@ -834,8 +868,9 @@ static enum jflow jinja_run_body(struct jrender *render, const struct jnode *nod
     return flow;
 }
 
-/* --- the module's face -------------------------------------------------------------------------*/
+/* --- public functions --------------------------------------------------------------------------*/
 
+/* A variable given to a render, latest first. */
 struct jinja_var {
     struct jinja_var *next;
     const char *name;
@@ -869,6 +904,7 @@ void jinja_vars_text(struct jinja_vars *vars, const char *name, const char *text
     jinja_vars_add(vars, name, jv_own(text, len));
 }
 
+/* Origins are marked in place: the values were made by jinja_vars_json() for this render alone. */
 void jinja_vars_trust(struct jinja_vars *vars, const char *name, const char *member,
                       const char *const *words)
 {
@@ -905,6 +941,8 @@ void jinja_vars_none(struct jinja_vars *vars, const char *name)
     jinja_vars_add(vars, name, jv_none());
 }
 
+/* The given variables are the outermost scope; the template's own {% set %} goes to a scope inside, so
+ * that it can hide but not change them. */
 int jinja_render(const struct jinja *jinja, const struct jinja_vars *vars, struct arena *arena,
                  struct buf *out, char *why, size_t why_cap)
 {

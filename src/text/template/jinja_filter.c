@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Filters and tests: two tables of names. Each takes the value and evaluated arguments. */
+ * Filters ({{ x|upper }}) and tests ({% if x is defined %}), each a table of names and functions. A
+ * function gets the value on the left and the evaluated arguments. Names and positions of arguments
+ * are those of Jinja. A function without arguments ignores `args`. */
 #include "text/template/jinja_parts.h"
 
 #include <errno.h>
@@ -12,7 +14,9 @@
 #include "base/utf8.h"
 #include "text/unicode.h"
 
-/* --- helpers of several ------------------------------------------------------------------------*/
+/* --- shared helpers ----------------------------------------------------------------------------*/
+
+/* len(value); an undefined value has length 0, as in Jinja. */
 
 static bool jinja_length_of(struct jrender *render, struct jval value, struct jval *out)
 {
@@ -29,7 +33,7 @@ static bool jinja_length_of(struct jrender *render, struct jval value, struct jv
     return true;
 }
 
-/* "a.b.0" of a value, as map(attribute=...) and its kin read it. */
+/* Follow a path such as "a.b.0" from a value, for map(attribute=...) and similar filters. */
 static bool jinja_attr_path(struct jrender *render, struct jval value, struct jval path,
                             struct jval *out)
 {
@@ -57,7 +61,7 @@ static bool jinja_attr_path(struct jrender *render, struct jval value, struct jv
     return true;
 }
 
-/* Arguments from `skip` on, for a filter or test called by another. */
+/* The arguments from `skip` on, for a filter or test that is called by another one. */
 static struct jargs jinja_rest_of(const struct jargs *args, size_t skip)
 {
     struct jargs rest = *args;
@@ -72,6 +76,7 @@ static struct jargs jinja_rest_of(const struct jargs *args, size_t skip)
     return rest;
 }
 
+/* A text as a NUL-terminated name. */
 static bool jinja_text_name(struct jrender *render, struct jval value, const char **name)
 {
     if (value.kind != JV_TEXT)
@@ -81,6 +86,9 @@ static bool jinja_text_name(struct jrender *render, struct jval value, const cha
 }
 
 /* --- filters -----------------------------------------------------------------------------------*/
+
+/* tojson(ensure_ascii, indent, separators, sort_keys): Hugging Face's version, which does not escape
+ * HTML, unlike Jinja's own. */
 
 static bool jinja_filter_tojson(struct jrender *render, struct jval in, const struct jargs *args,
                                 struct jval *out)
@@ -123,6 +131,7 @@ static bool jinja_filter_string(struct jrender *render, struct jval in, const st
     return jv_to_text(render, in, out);
 }
 
+/* A filter without effect. */
 static bool jinja_filter_same(struct jrender *render, struct jval in, const struct jargs *args,
                               struct jval *out)
 {
@@ -132,6 +141,7 @@ static bool jinja_filter_same(struct jrender *render, struct jval in, const stru
     return true;
 }
 
+/* trim(chars): remove white space, or the given characters, at both ends. */
 static bool jinja_filter_trim(struct jrender *render, struct jval in, const struct jargs *args,
                               struct jval *out)
 {
@@ -159,6 +169,7 @@ static bool jinja_filter_list(struct jrender *render, struct jval in, const stru
     return true;
 }
 
+/* join(d, attribute): the items, or one attribute of each, with d between them. */
 static bool jinja_filter_join(struct jrender *render, struct jval in, const struct jargs *args,
                               struct jval *out)
 {
@@ -185,6 +196,7 @@ static bool jinja_filter_join(struct jrender *render, struct jval in, const stru
     return jbuf_take(render, &buf, out);
 }
 
+/* items: the pairs of a dict; none for an undefined value. */
 static bool jinja_filter_items(struct jrender *render, struct jval in, const struct jargs *args,
                                struct jval *out)
 {
@@ -197,12 +209,13 @@ static bool jinja_filter_items(struct jrender *render, struct jval in, const str
     return jinja_call_method(render, &method, args, out);
 }
 
+/* Change the case of any value's text. */
 static bool jinja_change_case(struct jrender *render, struct jval in, const char *how,
                               struct jval *out)
 {
     if (!jv_to_text(render, in, &in) || !jtext_case(render, in, how, out))
         return false;
-    out->safe = in.safe && strcmp(how, "jinja") != 0; /* that one joins pieces */
+    out->safe = in.safe && strcmp(how, "jinja") != 0; /* title() assembles a new string in Jinja */
     return true;
 }
 
@@ -234,6 +247,7 @@ static bool jinja_filter_capital(struct jrender *render, struct jval in, const s
     return jinja_change_case(render, in, "capitalize", out);
 }
 
+/* first and last: an empty sequence gives an undefined value, not an error. */
 static bool jinja_filter_first(struct jrender *render, struct jval in, const struct jargs *args,
                                struct jval *out)
 {
@@ -259,6 +273,7 @@ static bool jinja_filter_last(struct jrender *render, struct jval in, const stru
     return true;
 }
 
+/* default(default_value, boolean): for undefined values; with boolean for all false values. */
 static bool jinja_filter_default(struct jrender *render, struct jval in, const struct jargs *args,
                                  struct jval *out)
 {
@@ -271,6 +286,7 @@ static bool jinja_filter_default(struct jrender *render, struct jval in, const s
     return true;
 }
 
+/* replace(old, new, count) */
 static bool jinja_filter_replace(struct jrender *render, struct jval in, const struct jargs *args,
                                  struct jval *out)
 {
@@ -285,6 +301,8 @@ static bool jinja_filter_replace(struct jrender *render, struct jval in, const s
            jtext_replace(render, in, from, to, count.kind == JV_INT ? count.whole : -1, out);
 }
 
+/* indent(width, first, blank): indent all lines but the first; empty ones only with blank. width may be
+ * a text. */
 static bool jinja_filter_indent(struct jrender *render, struct jval in, const struct jargs *args,
                                 struct jval *out)
 {
@@ -302,7 +320,7 @@ static bool jinja_filter_indent(struct jrender *render, struct jval in, const st
         return false;
     if (unit.kind != JV_TEXT)
         return jinja_raise(render, "indent needs a width");
-    /* A line end behind the text makes a last line of what follows its last line end. */
+    /* Jinja appends a line end, so that text after the last line end is a line, too. */
     if (!jv_concat(render, in, jv_text("\n", 1), &lines) ||
         !jtext_lines(render, lines, false, &lines))
         return false;
@@ -321,6 +339,8 @@ static bool jinja_filter_indent(struct jrender *render, struct jval in, const st
     return true;
 }
 
+/* int(default): like Python's int(), and real numbers in text are truncated. The default is for text
+ * that is no number. */
 static bool jinja_filter_int(struct jrender *render, struct jval in, const struct jargs *args,
                              struct jval *out)
 {
@@ -355,6 +375,7 @@ static bool jinja_filter_int(struct jrender *render, struct jval in, const struc
     return true;
 }
 
+/* float(default) */
 static bool jinja_filter_float(struct jrender *render, struct jval in, const struct jargs *args,
                                struct jval *out)
 {
@@ -392,6 +413,7 @@ static bool jinja_filter_abs(struct jrender *render, struct jval in, const struc
     return true;
 }
 
+/* round(precision). printf() rounds exact decimal values correctly, halves to even, as Python. */
 static bool jinja_filter_round(struct jrender *render, struct jval in, const struct jargs *args,
                                struct jval *out)
 {
@@ -405,6 +427,7 @@ static bool jinja_filter_round(struct jrender *render, struct jval in, const str
     return true;
 }
 
+/* sum(attribute, start) */
 static bool jinja_filter_sum(struct jrender *render, struct jval in, const struct jargs *args,
                              struct jval *out)
 {
@@ -426,6 +449,7 @@ static bool jinja_filter_sum(struct jrender *render, struct jval in, const struc
     return true;
 }
 
+/* reverse: of a text by characters, else of the items. */
 static bool jinja_filter_reverse(struct jrender *render, struct jval in, const struct jargs *args,
                                  struct jval *out)
 {
@@ -452,12 +476,14 @@ static bool jinja_filter_reverse(struct jrender *render, struct jval in, const s
     return true;
 }
 
+/* An item and the key it is sorted by. */
 struct sort_item {
     struct jval key;
     struct jval value;
 };
 
-/* Merge sort: stable, and it stops at the first pair that cannot be compared. */
+/* Merge sort, bottom up: it is stable, and stops at the first pair that cannot be compared. spare has
+ * room for n items. */
 static bool jinja_merge_sort(struct jrender *render, struct sort_item *items,
                              struct sort_item *spare, size_t n, bool reverse)
 {
@@ -473,6 +499,7 @@ static bool jinja_merge_sort(struct jrender *render, struct sort_item *items,
             size_t b = mid;
             size_t k;
 
+            /* Take the smaller head; on equality the left one, which keeps the sort stable. */
             for (k = from; k < end; k++) {
                 int order = 0;
 
@@ -489,7 +516,8 @@ static bool jinja_merge_sort(struct jrender *render, struct sort_item *items,
     return true;
 }
 
-/* keys: what each item is sorted by; texts are compared in lower case unless case_sensitive. */
+/* Sort by each item, or by an attribute of it. Texts are compared in lower case unless
+ * case_sensitive. */
 static bool jinja_sort_list(struct jrender *render, const struct jlist *list, struct jval attribute,
                             bool case_sensitive, bool reverse, struct jval *out)
 {
@@ -517,6 +545,7 @@ static bool jinja_sort_list(struct jrender *render, const struct jlist *list, st
     return true;
 }
 
+/* sort(reverse, case_sensitive, attribute) */
 static bool jinja_filter_sort(struct jrender *render, struct jval in, const struct jargs *args,
                               struct jval *out)
 {
@@ -529,6 +558,7 @@ static bool jinja_filter_sort(struct jrender *render, struct jval in, const stru
            jinja_sort_list(render, list, attribute, exact, reverse, out);
 }
 
+/* dictsort(case_sensitive, by, reverse): the pairs of a dict, sorted by "key" or "value". */
 static bool jinja_filter_dictsort(struct jrender *render, struct jval in, const struct jargs *args,
                                   struct jval *out)
 {
@@ -543,6 +573,7 @@ static bool jinja_filter_dictsort(struct jrender *render, struct jval in, const 
     return jinja_sort_list(render, items.list, jv_int(jv_is(by, "value")), exact, reverse, out);
 }
 
+/* unique(case_sensitive, attribute): the first of equal items. */
 static bool jinja_filter_unique(struct jrender *render, struct jval in, const struct jargs *args,
                                 struct jval *out)
 {
@@ -571,6 +602,7 @@ static bool jinja_filter_unique(struct jrender *render, struct jval in, const st
     return true;
 }
 
+/* min and max: sort, and take the first. sign is -1 for max. */
 static bool jinja_filter_extreme(struct jrender *render, struct jval in, const struct jargs *args,
                                  int sign, struct jval *out)
 {
@@ -598,6 +630,7 @@ static bool jinja_filter_max(struct jrender *render, struct jval in, const struc
     return jinja_filter_extreme(render, in, args, -1, out);
 }
 
+/* map(filter, args...) or map(attribute=..., default=...) */
 static bool jinja_filter_map(struct jrender *render, struct jval in, const struct jargs *args,
                              struct jval *out)
 {
@@ -612,7 +645,7 @@ static bool jinja_filter_map(struct jrender *render, struct jval in, const struc
 
     if (mapped == NULL)
         return false;
-    list = mapped; /* what is empty or None has no items */
+    list = mapped; /* an empty value or None has no items */
     if (jv_truth(in) && !jv_iterate(render, in, &list))
         return false;
     if (!by_attr && (args->n_placed == 0 || !jinja_text_name(render, args->values[0], &name)))
@@ -632,7 +665,8 @@ static bool jinja_filter_map(struct jrender *render, struct jval in, const struc
     return true;
 }
 
-/* select, reject and their attr forms. */
+/* select(test, args...), reject, and with by_attr selectattr(attribute, test, args...), rejectattr.
+ * Without a test the value's truth decides. */
 static bool jinja_filter_choose(struct jrender *render, struct jval in, const struct jargs *args,
                                 bool keep, bool by_attr, struct jval *out)
 {
@@ -645,7 +679,7 @@ static bool jinja_filter_choose(struct jrender *render, struct jval in, const st
 
     if (kept == NULL)
         return false;
-    list = kept; /* what is empty or None has no items */
+    list = kept; /* an empty value or None has no items */
     if (jv_truth(in) && !jv_iterate(render, in, &list))
         return false;
     if (by_attr && args->n_placed == 0)
@@ -692,6 +726,7 @@ static bool jinja_filter_rejectattr(struct jrender *render, struct jval in,
     return jinja_filter_choose(render, in, args, false, true, out);
 }
 
+/* attr(name): an attribute, never an item. */
 static bool jinja_filter_attr(struct jrender *render, struct jval in, const struct jargs *args,
                               struct jval *out)
 {
@@ -715,6 +750,7 @@ static bool jinja_filter_wordcount(struct jrender *render, struct jval in, const
     return true;
 }
 
+/* safe, escape and forceescape make markup; see jtext_escape(). */
 static bool jinja_filter_safe(struct jrender *render, struct jval in, const struct jargs *args,
                               struct jval *out)
 {
@@ -740,6 +776,7 @@ static bool jinja_filter_forceescape(struct jrender *render, struct jval in,
     return jtext_escape(render, in, out);
 }
 
+/* Names of filters; several are aliases. */
 static const struct {
     const char *name;
     bool (*run)(struct jrender *r, struct jval in, const struct jargs *args, struct jval *out);
@@ -787,6 +824,7 @@ static const struct {
     {"identity", jinja_filter_same},
 };
 
+/* Filters such as map call other filters, hence the count of depth. */
 bool jinja_filter(struct jrender *render, const char *name, struct jval in,
                   const struct jargs *args, struct jval *out)
 {
@@ -811,6 +849,8 @@ bool jinja_filter(struct jrender *render, const char *name, struct jval in,
 
 /* --- tests -------------------------------------------------------------------------------------*/
 
+/* upper and lower: the text methods isupper() and islower(). */
+
 static bool jinja_is_upper_or_lower(struct jrender *render, struct jval in, const char *how,
                                     bool *out)
 {
@@ -824,6 +864,7 @@ static bool jinja_is_upper_or_lower(struct jrender *render, struct jval in, cons
     return true;
 }
 
+/* odd, even and divisibleby(num); x % -1 is excluded, because INT64_MIN % -1 overflows. */
 static bool jinja_test_number(struct jrender *render, const char *name, struct jval in,
                               const struct jargs *args, bool *out)
 {
@@ -840,7 +881,7 @@ static bool jinja_test_number(struct jrender *render, const char *name, struct j
     return true;
 }
 
-/* Tests that compare with an argument; false in *known when the name is none. */
+/* Tests that compare with an argument, as `x is eq 3`. *known is false for other names. */
 static bool jinja_test_compare(struct jrender *render, const char *name, struct jval in,
                                const struct jargs *args, bool *out, bool *known)
 {
@@ -877,7 +918,7 @@ static bool jinja_is_sequence(struct jval value)
            value.kind == JV_DICT;
 }
 
-/* Tests of the value alone; false when the name is none of them. */
+/* Tests of the value's kind. False when the name is none of them. */
 static bool jinja_test_kind(const char *name, struct jval in, bool *out)
 {
     const struct {
@@ -910,6 +951,7 @@ static bool jinja_test_kind(const char *name, struct jval in, bool *out)
     return false;
 }
 
+/* `x is in y` */
 static bool jinja_test_in(struct jrender *render, struct jval in, struct jval of, bool *out)
 {
     struct jlist *list;

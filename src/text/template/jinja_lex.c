@@ -1,8 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The lexer: line ends become \n, one at the very end goes, then text and tags alternate.
- * White space: "-" strips all on its side; without it a block or comment takes the line end
- * behind it (trim_blocks) and the blanks before it on its line (lstrip_blocks); "+" forbids. */
+ * The lexer. Line ends become \n, and one at the very end of the source is dropped. Then text and tags
+ * alternate:
+ *
+ *     Hello {{ name }}{% if x -%} ...
+ *     DATA  VAR_BEGIN NAME VAR_END BLOCK_BEGIN NAME NAME BLOCK_END DATA
+ *
+ * White space control: a "-" at a tag strips all white space on its side. Without it, a block or a
+ * comment removes the line end after it (trim_blocks) and the blanks before it on its line
+ * (lstrip_blocks); a "+" prevents that. */
 #include "text/template/jinja_parts.h"
 
 #include <stdarg.h>
@@ -14,6 +20,8 @@
 #include "base/utf8.h"
 #include "text/unicode.h"
 
+/* The source, and the tokens so far. The text is followed by eight NUL bytes, so looking a few bytes
+ * ahead never reads outside of it. */
 struct lexer {
     struct arena *arena;
     struct jfault *fault;
@@ -21,7 +29,7 @@ struct lexer {
     size_t len;
     size_t at;
     int line;
-    bool line_starting; /* what was read last ended a line, or nothing was */
+    bool line_starting; /* the last byte read ended a line, or nothing was read yet */
     struct jtoken *tokens;
     size_t n;
     size_t cap;
@@ -50,6 +58,7 @@ static bool jinja_lex_memory(struct lexer *lexer)
     return jinja_fault_set(lexer->fault, ERR_NO_MEMORY, "out of memory for the template");
 }
 
+/* Append a token. An outgrown array stays in the arena until the template is closed. */
 static bool jinja_lex_add(struct lexer *lexer, enum jtoken_kind kind, const char *text, size_t len)
 {
     if (lexer->n == lexer->cap) {
@@ -76,6 +85,7 @@ static bool jinja_lex_add_copy(struct lexer *lexer, enum jtoken_kind kind, const
     return copy == NULL ? jinja_lex_memory(lexer) : jinja_lex_add(lexer, kind, copy, len);
 }
 
+/* Advance to offset `to` and count the lines on the way. */
 static void jinja_lex_move(struct lexer *lexer, size_t to)
 {
     if (to > lexer->at)
@@ -84,6 +94,7 @@ static void jinja_lex_move(struct lexer *lexer, size_t to)
         lexer->line += lexer->text[lexer->at] == '\n';
 }
 
+/* The length of the white space character at `at`; 0 when there is none. */
 static size_t jinja_space_at(const char *text, size_t at, size_t len)
 {
     uint32_t c;
@@ -103,7 +114,7 @@ static size_t jinja_skip_space(const struct lexer *lexer, size_t at)
     return at;
 }
 
-/* Where the text [from, to) ends when a tag with this sign follows. */
+/* Where the text [from, to) ends if the tag that follows has this sign ('-', '+' or neither). */
 static size_t jinja_strip_before(const struct lexer *lexer, size_t from, size_t to, char sign,
                                  bool is_var)
 {
@@ -123,6 +134,7 @@ static size_t jinja_strip_before(const struct lexer *lexer, size_t from, size_t 
     }
     if (sign == '+' || is_var)
         return to;
+    /* lstrip_blocks: strip only if nothing but white space precedes the tag on its line. */
     while (end > from && lexer->text[end - 1] != '\n')
         end--;
     if (end == from && !lexer->line_starting)
@@ -130,7 +142,7 @@ static size_t jinja_strip_before(const struct lexer *lexer, size_t from, size_t 
     return jinja_skip_space(lexer, end) >= to ? end : to;
 }
 
-/* Step over the end of a block or comment and what it takes along. at is behind the sign. */
+/* Advance past the end of a block or comment and the white space it removes; at is after the tag. */
 static void jinja_after_tag(struct lexer *lexer, size_t at, char sign)
 {
     if (sign == '-')
@@ -140,6 +152,7 @@ static void jinja_after_tag(struct lexer *lexer, size_t at, char sign)
     jinja_lex_move(lexer, at);
 }
 
+/* Skip a comment {# ... #}. */
 static bool jinja_lex_comment(struct lexer *lexer)
 {
     const char *end = strstr(lexer->text + lexer->at + 2, "#}");
@@ -152,7 +165,7 @@ static bool jinja_lex_comment(struct lexer *lexer)
     return true;
 }
 
-/* {% raw %} at l->at: up to {% endraw %} all is text. False without fault when it is none. */
+/* At a "{%": if it is {% raw %}, everything up to {% endraw %} is text. *found is false otherwise. */
 static bool jinja_lex_raw(struct lexer *lexer, bool *found)
 {
     size_t at = lexer->at + 2;
@@ -201,7 +214,8 @@ static bool jinja_lex_raw(struct lexer *lexer, bool *found)
     return jinja_lex_fail(lexer, "a raw block does not end");
 }
 
-/* One escape at p[0 .. len), behind the backslash, as Python reads it; bytes read. */
+/* Append the character of an escape, as Python reads it; p is after the backslash. Returns the number
+ * of bytes read. An unknown escape keeps its backslash, so 0 bytes are read. */
 static size_t jinja_unescape(const char *p, size_t len, struct buf *out)
 {
     static const char from[] = "n\nt\tr\r\\\\'\'\"\"a\ab\bf\fv\v";
@@ -210,6 +224,7 @@ static size_t jinja_unescape(const char *p, size_t len, struct buf *out)
     int64_t code = n == 0 ? -1 : hex_number(p + 1, len - 1, n);
     size_t i;
 
+    /* A backslash at the end of a line joins it with the next one. */
     if (*p == '\n')
         return 1;
     for (i = 0; i + 1 < sizeof from; i += 2)
@@ -235,6 +250,7 @@ static size_t jinja_unescape(const char *p, size_t len, struct buf *out)
     return 0;
 }
 
+/* A string literal in single or double quotes. */
 static bool jinja_lex_string(struct lexer *lexer)
 {
     char quote = lexer->text[lexer->at];
@@ -271,6 +287,8 @@ static bool jinja_is_name_char(char c)
            (unsigned char)c >= 0x80;
 }
 
+/* An integer or real literal, such as 1_000 or 1.5e-3. A point counts only before a digit, because 1.x
+ * may be an attribute. */
 static bool jinja_lex_number(struct lexer *lexer)
 {
     char digits[64];
@@ -299,6 +317,8 @@ static bool jinja_lex_number(struct lexer *lexer)
     return jinja_lex_add_copy(lexer, kind, digits, n);
 }
 
+/* An operator. Longer ones come first in the table. `open` is the stack of closing brackets that are
+ * due, so that "}}" inside of brackets does not end a tag. */
 static bool jinja_lex_operator(struct lexer *lexer, struct buf *open)
 {
     static const char *const ops[] = {"//", "**", "==", "!=", ">=", "<=", "+", "-", "/",
@@ -327,7 +347,7 @@ static bool jinja_lex_operator(struct lexer *lexer, struct buf *open)
     return jinja_lex_fail(lexer, "an unexpected character in a tag");
 }
 
-/* One token inside a tag, or its end. */
+/* Read one token inside a tag, or the tag's end, which sets *done. */
 static bool jinja_lex_inside_one(struct lexer *lexer, struct buf *open, const char *close,
                                  bool *done)
 {
@@ -362,6 +382,7 @@ static bool jinja_lex_inside_one(struct lexer *lexer, struct buf *open, const ch
     return jinja_lex_operator(lexer, open);
 }
 
+/* Read a whole tag. */
 static bool jinja_lex_inside(struct lexer *lexer, bool is_var)
 {
     struct buf open = {0};
@@ -384,7 +405,7 @@ static bool jinja_lex_inside(struct lexer *lexer, bool is_var)
     return good;
 }
 
-/* Text up to the next tag, then the tag. */
+/* Read the text up to the next tag, then the tag. */
 static bool jinja_lex_next(struct lexer *lexer)
 {
     size_t from = lexer->at;
@@ -425,6 +446,7 @@ struct jtoken *jinja_lex(struct arena *arena, const char *source, size_t len, st
         (void)jinja_lex_memory(&lexer);
         return NULL;
     }
+    /* \r\n and \r both become \n. */
     for (i = 0; i < len; i++) {
         if (source[i] == '\r' && i + 1 < len && source[i + 1] == '\n')
             continue;

@@ -1,21 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The parser: recursive descent by Jinja's own grammar, into nodes in the template's arena. Its
- * depth is counted and bounded, for expressions and statements together. */
+ * The parser: recursive descent over the tokens, with Jinja's own grammar. Nodes are allocated in the
+ * template's arena. Operators from loosest to tightest:
+ *
+ *     a if b else c   or   and   not   comparisons   + -   ~   * / // %   **   unary   . [] () | is
+ *
+ * Depth is counted for expressions and statements together and bounded, because the recursion
+ * follows the source. Functions return NULL after an error, with the reason in parser->fault. */
 #include "text/template/jinja_parts.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define PARSE_DEPTH_MAX 200 /* one level of brackets takes one */
+#define PARSE_DEPTH_MAX 200 /* a pair of brackets takes two levels */
 
+/* `at` is the next token. The last token is JT_END, so looking one token ahead is always possible. */
 struct jinja_parser {
     struct jinja *j;
     const struct jtoken *at;
     struct jfault *fault;
     int depth;
-    int loops; /* that enclose; break and continue need one */
+    int loops; /* loops around the current statement; break and continue need one */
 };
 
 static struct jnode *jinja_parse_expr(struct jinja_parser *parser);
@@ -25,6 +31,7 @@ static struct jnode *jinja_parse_tuple(struct jinja_parser *parser, bool with_te
                                        bool explicit_parens);
 static struct jnode *jinja_parse_or(struct jinja_parser *parser);
 
+/* Report a syntax error: the expected construct and the token found instead. */
 static struct jnode *jinja_parse_fail(struct jinja_parser *parser, const char *what)
 {
     (void)jinja_fault_set(parser->fault, ERR_SYNTAX, "line %d: %s, not \"%.40s\"", parser->at->line,
@@ -45,6 +52,8 @@ static struct jnode *jinja_node_new(struct jinja_parser *parser, enum jnode_kind
     return node;
 }
 
+/* "is_at" looks at the next token, "take" also consumes it if it matches, "need" fails if it does
+ * not. */
 static bool jinja_is_at_op(const struct jinja_parser *parser, const char *op)
 {
     return parser->at->kind == JT_OP && strcmp(parser->at->text, op) == 0;
@@ -95,6 +104,7 @@ static bool jinja_enter_nesting(struct jinja_parser *parser)
                            parser->at->line);
 }
 
+/* A node whose text is that of a token. */
 static struct jnode *jinja_node_text(struct jinja_parser *parser, enum jnode_kind kind,
                                      const struct jtoken *token)
 {
@@ -107,6 +117,7 @@ static struct jnode *jinja_node_text(struct jinja_parser *parser, enum jnode_kin
     return node;
 }
 
+/* A node with two children; NULL when one of them failed. */
 static struct jnode *jinja_node_binary(struct jinja_parser *parser, enum jnode_kind kind,
                                        struct jnode *a, struct jnode *b)
 {
@@ -120,6 +131,8 @@ static struct jnode *jinja_node_binary(struct jinja_parser *parser, enum jnode_k
 }
 
 /* --- expressions -------------------------------------------------------------------------------*/
+
+/* A number or a string. An integer that does not fit into 64 bits is kept as text (JV_BIG). */
 
 static struct jnode *jinja_parse_constant(struct jinja_parser *parser)
 {
@@ -145,7 +158,7 @@ static struct jnode *jinja_parse_constant(struct jinja_parser *parser)
     node->value = jv_text(token->text, token->len);
     if (parser->at->kind != JT_TEXT)
         return node;
-    buf_add(&joined, token->text, token->len); /* "a" "b" is "ab" */
+    buf_add(&joined, token->text, token->len); /* adjacent strings are joined: "a" "b" is "ab" */
     for (; parser->at->kind == JT_TEXT; parser->at++)
         buf_add(&joined, parser->at->text, parser->at->len);
     node->value =
@@ -157,6 +170,7 @@ static struct jnode *jinja_parse_constant(struct jinja_parser *parser)
     return node->value.text == NULL ? NULL : node;
 }
 
+/* A variable, or one of Python's constants in either spelling. */
 static struct jnode *jinja_parse_name(struct jinja_parser *parser)
 {
     static const char *const words[] = {"true", "True", "false", "False", "none", "None"};
@@ -172,6 +186,7 @@ static struct jnode *jinja_parse_name(struct jinja_parser *parser)
     return node;
 }
 
+/* [a, b, c]; a comma before the bracket is allowed. */
 static struct jnode *jinja_parse_list(struct jinja_parser *parser)
 {
     struct jnode *list = jinja_node_new(parser, JN_LIST);
@@ -195,6 +210,7 @@ static struct jnode *jinja_parse_list(struct jinja_parser *parser)
     return list;
 }
 
+/* {"a": 1, "b": 2} */
 static struct jnode *jinja_parse_dict(struct jinja_parser *parser)
 {
     struct jnode *dict = jinja_node_new(parser, JN_DICT);
@@ -223,6 +239,7 @@ static struct jnode *jinja_parse_dict(struct jinja_parser *parser)
     return dict;
 }
 
+/* An expression without operators; parentheses may hold a tuple. */
 static struct jnode *jinja_parse_primary(struct jinja_parser *parser)
 {
     struct jnode *node;
@@ -241,7 +258,7 @@ static struct jnode *jinja_parse_primary(struct jinja_parser *parser)
     return node != NULL && jinja_need_op(parser, ")") ? node : NULL;
 }
 
-/* After '(': the arguments up to ')', as a list of JN_ARG below the node. */
+/* After '(': parse arguments up to ')' into a list of JN_ARG, call->b. f(1, name=2) */
 static bool jinja_parse_args(struct jinja_parser *parser, struct jnode *call)
 {
     struct jnode **tail = &call->b;
@@ -271,6 +288,7 @@ static bool jinja_parse_args(struct jinja_parser *parser, struct jnode *call)
     return true;
 }
 
+/* A call; the parser is at '('. */
 static struct jnode *jinja_parse_call(struct jinja_parser *parser, struct jnode *callee)
 {
     struct jnode *node = jinja_node_new(parser, JN_CALL);
@@ -282,7 +300,7 @@ static struct jnode *jinja_parse_call(struct jinja_parser *parser, struct jnode 
     return jinja_parse_args(parser, node) ? node : NULL;
 }
 
-/* After '[': an index or a slice. */
+/* After '[': an index a[1] or a slice a[start:stop:step], in which all three may be missing. */
 static struct jnode *jinja_parse_subscript(struct jinja_parser *parser, struct jnode *of)
 {
     struct jnode *node = jinja_node_new(parser, JN_ITEM);
@@ -307,6 +325,7 @@ static struct jnode *jinja_parse_subscript(struct jinja_parser *parser, struct j
     return jinja_need_op(parser, "]") ? node : NULL;
 }
 
+/* After '.': an attribute a.b, or an item a.0. */
 static struct jnode *jinja_parse_attr(struct jinja_parser *parser, struct jnode *of)
 {
     struct jnode *node;
@@ -322,6 +341,7 @@ static struct jnode *jinja_parse_attr(struct jinja_parser *parser, struct jnode 
     return jinja_node_binary(parser, JN_ITEM, of, jinja_parse_constant(parser));
 }
 
+/* Everything that may follow an expression without white space: a.b[c](d). */
 static struct jnode *jinja_parse_postfix(struct jinja_parser *parser, struct jnode *node)
 {
     while (node != NULL) {
@@ -337,6 +357,7 @@ static struct jnode *jinja_parse_postfix(struct jinja_parser *parser, struct jno
     return node;
 }
 
+/* After '|': a filter with or without arguments. */
 static struct jnode *jinja_parse_filter(struct jinja_parser *parser, struct jnode *in)
 {
     struct jnode *node;
@@ -352,6 +373,7 @@ static struct jnode *jinja_parse_filter(struct jinja_parser *parser, struct jnod
     return node;
 }
 
+/* May a test's argument without parentheses begin here? As in `x is divisibleby 3`. */
 static bool jinja_begins_test_argument(const struct jinja_parser *parser)
 {
     if (parser->at->kind == JT_NAME)
@@ -364,6 +386,7 @@ static bool jinja_begins_test_argument(const struct jinja_parser *parser)
            jinja_is_at_op(parser, "{");
 }
 
+/* After "is": a test, possibly negated. */
 static struct jnode *jinja_parse_test(struct jinja_parser *parser, struct jnode *in)
 {
     bool negated = jinja_take_name(parser, "not");
@@ -393,6 +416,7 @@ static struct jnode *jinja_parse_test(struct jinja_parser *parser, struct jnode 
     return not_node;
 }
 
+/* Filters, tests and calls bind tighter than all binary operators. */
 static struct jnode *jinja_parse_filters(struct jinja_parser *parser, struct jnode *node)
 {
     while (node != NULL) {
@@ -408,6 +432,7 @@ static struct jnode *jinja_parse_filters(struct jinja_parser *parser, struct jno
     return node;
 }
 
+/* Unary operators. Filters apply to the outermost operand: -1|abs is (-1)|abs, as in Jinja. */
 static struct jnode *jinja_parse_unary(struct jinja_parser *parser, bool with_filter)
 {
     struct jnode *node = NULL;
@@ -431,12 +456,13 @@ static struct jnode *jinja_parse_unary(struct jinja_parser *parser, bool with_fi
     return node;
 }
 
-/* Operators of one rank, from the loosest; each binds to the left. */
+/* Binary operators by rank, from the loosest. All are left associative, in Jinja even **. */
 static const char *const binary_ops[][5] = {{"+", "-", NULL},
                                             {"~", NULL},
                                             {"*", "/", "//", "%", NULL},
                                             {"**", NULL}};
 
+/* A chain of operators of one rank. */
 static struct jnode *jinja_parse_binary(struct jinja_parser *parser, size_t rank)
 {
     struct jnode *left;
@@ -459,7 +485,7 @@ static struct jnode *jinja_parse_binary(struct jinja_parser *parser, size_t rank
     return left;
 }
 
-/* The comparison at the parser, taken; NULL when there is none. */
+/* Consume a comparison operator; NULL when there is none. */
 static const char *jinja_take_comparison(struct jinja_parser *parser)
 {
     static const char *const ops[] = {"==", "!=", "<", "<=", ">", ">=", "in"};
@@ -476,6 +502,7 @@ static const char *jinja_take_comparison(struct jinja_parser *parser)
     return NULL;
 }
 
+/* A comparison; a < b < c is one node with two operands, each of which is evaluated once. */
 static struct jnode *jinja_parse_compare(struct jinja_parser *parser)
 {
     struct jnode *first = jinja_parse_binary(parser, 0);
@@ -537,6 +564,7 @@ static struct jnode *jinja_parse_or(struct jinja_parser *parser)
     return left;
 }
 
+/* Any expression. `a if b else c` is the loosest operator; the else part is optional. */
 static struct jnode *jinja_parse_expr(struct jinja_parser *parser)
 {
     struct jnode *node;
@@ -556,6 +584,7 @@ static struct jnode *jinja_parse_expr(struct jinja_parser *parser)
     return node;
 }
 
+/* Can a tuple without parentheses end here? */
 static bool jinja_ends_tuple(const struct jinja_parser *parser)
 {
     return parser->at->kind == JT_VAR_END || parser->at->kind == JT_BLOCK_END ||
@@ -563,7 +592,8 @@ static bool jinja_ends_tuple(const struct jinja_parser *parser)
            jinja_is_at_op(parser, "=") || jinja_is_at_name(parser, "in");
 }
 
-/* One expression, or several with commas as a tuple. */
+/* One expression, or several separated by commas, which are a tuple. Empty parentheses are an empty
+ * tuple, so with explicit_parens nothing at all is allowed. */
 static struct jnode *jinja_parse_tuple(struct jinja_parser *parser, bool with_ternary,
                                        bool explicit_parens)
 {
@@ -592,7 +622,8 @@ static struct jnode *jinja_parse_tuple(struct jinja_parser *parser, bool with_te
 
 /* --- statements --------------------------------------------------------------------------------*/
 
-/* The target of for and set: names, a tuple of names, or one attribute. */
+/* The target of an assignment: a name, a tuple of names, nested ones in parentheses, or with
+ * with_attr an attribute of a namespace (ns.x). */
 static struct jnode *jinja_parse_target(struct jinja_parser *parser, bool with_attr)
 {
     struct jnode *tuple = jinja_node_new(parser, JN_TUPLE);
@@ -606,7 +637,7 @@ static struct jnode *jinja_parse_target(struct jinja_parser *parser, bool with_a
         bool parens = jinja_take_op(parser, "(");
 
         if (tuple->a != NULL && parser->at->kind != JT_NAME)
-            break; /* a comma at the end */
+            break; /* a trailing comma */
         if (parser->at->kind != JT_NAME)
             return jinja_parse_fail(parser, "a name is expected");
         if (parens) {
@@ -631,6 +662,7 @@ static struct jnode *jinja_parse_target(struct jinja_parser *parser, bool with_a
     return commas ? tuple : tuple->a;
 }
 
+/* {% for x in items if filter %} body {% else %} other {% endfor %} */
 static struct jnode *jinja_parse_for(struct jinja_parser *parser)
 {
     static const char *const ends[] = {"else", "endfor", NULL};
@@ -662,6 +694,7 @@ static struct jnode *jinja_parse_for(struct jinja_parser *parser)
     return jinja_need_block_end(parser) ? node : NULL;
 }
 
+/* {% if a %} ... {% elif b %} ... {% else %} ... {% endif %}: a chain of nodes by `other`. */
 static struct jnode *jinja_parse_if(struct jinja_parser *parser)
 {
     static const char *const ends[] = {"elif", "else", "endif", NULL};
@@ -688,6 +721,7 @@ static struct jnode *jinja_parse_if(struct jinja_parser *parser)
     return jinja_need_block_end(parser) ? first : NULL;
 }
 
+/* Filters of a block: they apply to the block's rendered body, JN_PIPED. */
 static struct jnode *jinja_parse_piped(struct jinja_parser *parser)
 {
     struct jnode *node = jinja_node_new(parser, JN_PIPED);
@@ -697,6 +731,7 @@ static struct jnode *jinja_parse_piped(struct jinja_parser *parser)
     return node;
 }
 
+/* {% set x = value %}, or {% set x | filter %} body {% endset %}. */
 static struct jnode *jinja_parse_set(struct jinja_parser *parser)
 {
     static const char *const end[] = {"endset", NULL};
@@ -716,7 +751,7 @@ static struct jnode *jinja_parse_set(struct jinja_parser *parser)
     return jinja_need_block_end(parser) ? node : NULL;
 }
 
-/* "(a, b=1)": parameters as a list of JN_ARG. */
+/* Parameters of a macro, "(a, b=1)", as a list of JN_ARG. */
 static bool jinja_parse_params(struct jinja_parser *parser, struct jnode **first)
 {
     struct jnode **tail = first;
@@ -742,6 +777,7 @@ static bool jinja_parse_params(struct jinja_parser *parser, struct jnode **first
     return true;
 }
 
+/* {% macro name(params) %} body {% endmacro %}. A loop around it does not count: break is an error. */
 static struct jnode *jinja_parse_macro(struct jinja_parser *parser)
 {
     static const char *const end[] = {"endmacro", NULL};
@@ -764,6 +800,7 @@ static struct jnode *jinja_parse_macro(struct jinja_parser *parser)
     return jinja_need_block_end(parser) ? node : NULL;
 }
 
+/* {% call(params) macro(args) %} body {% endcall %}: the body is passed as the macro `caller`. */
 static struct jnode *jinja_parse_call_block(struct jinja_parser *parser)
 {
     static const char *const end[] = {"endcall", NULL};
@@ -780,6 +817,7 @@ static struct jnode *jinja_parse_call_block(struct jinja_parser *parser)
     return jinja_need_block_end(parser) ? node : NULL;
 }
 
+/* {% with a = 1, b = 2 %} body {% endwith %} */
 static struct jnode *jinja_parse_with(struct jinja_parser *parser)
 {
     static const char *const end[] = {"endwith", NULL};
@@ -807,6 +845,7 @@ static struct jnode *jinja_parse_with(struct jinja_parser *parser)
     return jinja_need_block_end(parser) ? node : NULL;
 }
 
+/* {% filter name %} body {% endfilter %} and {% generation %} body {% endgeneration %}. */
 static struct jnode *jinja_parse_wrapped(struct jinja_parser *parser, enum jnode_kind kind)
 {
     static const char *const generation_end[] = {"endgeneration", NULL};
@@ -833,6 +872,7 @@ static struct jnode *jinja_parse_wrapped(struct jinja_parser *parser, enum jnode
     return jinja_need_block_end(parser) ? node : NULL;
 }
 
+/* {% break %} and {% continue %} */
 static struct jnode *jinja_parse_jump(struct jinja_parser *parser, enum jnode_kind kind)
 {
     struct jnode *node = jinja_node_new(parser, kind);
@@ -842,6 +882,7 @@ static struct jnode *jinja_parse_jump(struct jinja_parser *parser, enum jnode_ki
     return node != NULL && jinja_need_block_end(parser) ? node : NULL;
 }
 
+/* After "{%": a statement by its first word. */
 static struct jnode *jinja_parse_statement(struct jinja_parser *parser)
 {
     if (jinja_take_name(parser, "for"))
@@ -870,6 +911,7 @@ static struct jnode *jinja_parse_statement(struct jinja_parser *parser)
     return NULL;
 }
 
+/* Is the tag that begins here one of those that end the current block? */
 static bool jinja_at_end(const struct jinja_parser *parser, const char *const *ends)
 {
     for (; ends != NULL && *ends != NULL; ends++)
@@ -878,6 +920,7 @@ static bool jinja_at_end(const struct jinja_parser *parser, const char *const *e
     return false;
 }
 
+/* One piece of a body: text, an output {{ ... }}, or a statement. */
 static struct jnode *jinja_parse_one(struct jinja_parser *parser)
 {
     struct jnode *node;
@@ -898,8 +941,8 @@ static struct jnode *jinja_parse_one(struct jinja_parser *parser)
     return node;
 }
 
-/* Statements up to one of the ends (NULL: the end of the template), whose name is then at the
- * parser. The list is never empty: it begins with a JN_DATA of no text. */
+/* Statements up to a tag whose name is in ends (NULL: up to the end of the template). The parser is then
+ * at that name. The list always begins with an empty JN_DATA, so NULL can mean failure. */
 static struct jnode *jinja_parse_body(struct jinja_parser *parser, const char *const *ends)
 {
     struct jnode *first;
@@ -911,7 +954,7 @@ static struct jnode *jinja_parse_body(struct jinja_parser *parser, const char *c
     if (first == NULL)
         return NULL;
     tail = &first->next;
-    for (;;) { /* ends with the tokens */
+    for (;;) { /* each pass consumes a token; JT_END ends it */
         if (parser->at->kind == JT_END) {
             if (ends != NULL)
                 return jinja_parse_fail(parser, "the end of a block is expected");

@@ -1,4 +1,8 @@
-/* What a template is made of; for the jinja_*.c files alone. */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The inside of a template; for the jinja_*.c files only. A source becomes tokens (jinja_lex.c), the
+ * tokens a tree of nodes (jinja_parse.c), and the tree is evaluated to values and output
+ * (jinja_eval.c and the files of operators, filters and methods). */
 #ifndef QUIRE_TEXT_TEMPLATE_JINJA_PARTS_H
 #define QUIRE_TEXT_TEMPLATE_JINJA_PARTS_H
 
@@ -28,7 +32,7 @@ struct jtoken {
     size_t len;
 };
 
-/* Why something failed, for the sender: the first reason counts. */
+/* The reason of a failure, for the client. Only the first one is kept. */
 struct jfault {
     int rc;
     char text[512];
@@ -38,9 +42,10 @@ __attribute__((format(printf, 3, 4))) bool jinja_fault_set(struct jfault *fault,
                                                            const char *format,
                                                            ...); /* always false */
 
-/* Cut a source into tokens, white space control applied; the last is JT_END. NULL: see fault. */
+/* Cut a source into tokens and apply white space control; the last token is JT_END. NULL: see fault. */
 struct jtoken *jinja_lex(struct arena *arena, const char *source, size_t len, struct jfault *fault);
 
+/* Kinds of nodes, and the members of struct jnode that each uses. */
 enum jnode_kind {
     /* Statements; `next` links a body. */
     JN_DATA,
@@ -79,21 +84,22 @@ enum jnode_kind {
     JN_AND,
     JN_OR,
     JN_TERNARY, /* b if a else c (NULL) */
-    JN_PIPED,   /* what a filter block has rendered */
+    JN_PIPED,   /* the rendered body of a filter block */
 };
 
+/* Kinds of values. */
 enum jkind {
     JV_UNDEFINED,
     JV_NONE,
     JV_BOOL,
     JV_INT,
     JV_REAL,
-    JV_BIG, /* a whole number beyond 64 bits: its text */
+    JV_BIG, /* an integer beyond 64 bits, kept as text */
     JV_TEXT,
     JV_LIST,
     JV_TUPLE,
     JV_DICT,
-    JV_NAMESPACE, /* a dict that set may change */
+    JV_NAMESPACE, /* a dict whose members {% set %} may change */
     JV_LOOP,
     JV_MACRO,
     JV_GLOBAL, /* a global function: its name */
@@ -101,16 +107,18 @@ enum jkind {
     JV_JOINER,
 };
 
-/* Which bytes of a text the template wrote itself; all others came out of its variables. Pieces of
- * a text share it: a place is told by its distance from base. */
+/* Which bytes of a text the template wrote itself; all others came from its variables. Parts of a text
+ * share it: positions are counted from base. */
 struct jorigin {
-    const char *base; /* the text that spans speak of; NULL: every byte is the template's */
+    const char *base; /* the text that the spans refer to; NULL: every byte is the template's */
     const struct span *items;
     size_t n;
 };
 
-extern const struct jorigin jorigin_own; /* of a text that is the template's throughout */
+extern const struct jorigin jorigin_own; /* of a text that the template wrote entirely */
 
+/* A value; small, and passed by value. Everything that it points to is in the arena, in the compiled
+ * template or in the variables, and none of it is freed before the render ends. */
 struct jval {
     enum jkind kind : 8;
     bool safe : 1;                /* JV_TEXT: markup (jtext_escape()) */
@@ -133,7 +141,7 @@ struct jval {
 struct jjoiner {
     const char *text;
     size_t len;
-    bool used; /* the first call gives nothing */
+    bool used; /* the first call returns "" */
 };
 
 struct jlist {
@@ -148,11 +156,12 @@ struct jpair {
 };
 
 struct jdict {
-    struct jpair *pairs; /* in the order of entry */
+    struct jpair *pairs; /* in order of insertion, as in Python */
     size_t n;
     size_t cap;
 };
 
+/* A statement or expression. The members' meaning depends on kind, see enum jnode_kind. */
 struct jnode {
     enum jnode_kind kind;
     int line;
@@ -185,8 +194,9 @@ struct jvar {
     struct jval value;
 };
 
+/* Variables of one block; names that are not found are looked up in the parent. */
 struct jscope {
-    struct jscope *parent; /* NULL: the variables given */
+    struct jscope *parent; /* NULL: the variables of the render */
     struct jvar *vars;
 };
 
@@ -194,7 +204,7 @@ struct jmacro {
     const struct jnode *node;
     const struct jnode *params;
     const char *name;
-    struct jscope *scope; /* where it was defined */
+    struct jscope *scope; /* the scope it was defined in */
     bool is_caller;
 };
 
@@ -203,6 +213,7 @@ struct jmethod {
     const char *name;
 };
 
+/* The object "loop" inside a loop. */
 struct jloop {
     const struct jlist *list;
     size_t at;
@@ -211,22 +222,24 @@ struct jloop {
     bool changed_once;
 };
 
+/* How a statement ended. */
 enum jflow { JF_ON, JF_BREAK, JF_CONTINUE, JF_FAILED };
 
-/* A text in the making with the spans that are the template's. */
+/* A text under construction, with the spans that the template wrote. */
 struct jbuf {
     struct buf text;
     struct spans own;
 };
 
+/* The state of one render. */
 struct jrender {
     struct arena *arena;
     struct jbuf *out;
     struct jfault fault;
     int64_t now_unix_s;
     int64_t steps;     /* left */
-    size_t text_bytes; /* made so far */
-    int depth;         /* calls and expressions inside each other */
+    size_t text_bytes; /* bytes of all texts made so far */
+    int depth;         /* calls and expressions in progress */
     int loop_depth;
     int line;
     struct jval piped;
@@ -235,12 +248,15 @@ struct jrender {
 /* Arguments of a call, evaluated. */
 struct jargs {
     struct jval *values;
-    const char **names; /* NULL for those given by place; these come first */
+    const char **names; /* NULL for positional arguments, which come first */
     size_t n;
     size_t n_placed;
 };
 
-/* All return false after jinja_fault_set(). */
+/* Functions that fail return false; the reason is then in render->fault.
+ *
+ * jinja_raise(): an exception as in Python, with the line. jinja_step(): count n steps of work; fails
+ * when the bound is exceeded, so every loop over data must call it. */
 __attribute__((format(printf, 2, 3))) bool jinja_raise(struct jrender *render, const char *format,
                                                        ...);
 bool jinja_no_memory(struct jrender *render);
@@ -266,31 +282,31 @@ bool jinja_get_item(struct jrender *render, struct jval value, struct jval key, 
 bool jinja_binary(struct jrender *render, const char *op, struct jval left, struct jval right,
                   struct jval *out);
 
-/* An argument by place or name; false when it is not given. */
+/* A positional or named argument. False when it is not given. */
 bool jinja_arg(const struct jargs *args, size_t place, const char *name, struct jval *out);
 struct jval jinja_arg_or(const struct jargs *args, size_t place, const char *name,
                          struct jval preset);
 
 /* --- values ------------------------------------------------------------------------------------*/
 
-struct jval jv_text(const char *text, size_t len);               /* as of a variable */
-struct jval jv_own(const char *text, size_t len);                /* as of the template */
-struct jval jv_part(struct jval value, size_t from, size_t len); /* of a text; not marked as safe */
+struct jval jv_text(const char *text, size_t len);               /* from a variable */
+struct jval jv_own(const char *text, size_t len);                /* written by the template */
+struct jval jv_part(struct jval value, size_t from, size_t len); /* of a text; not markup */
 struct jval jv_int(int64_t whole);
 struct jval jv_bool(bool flag);
 struct jval jv_real(double real);
 struct jval jv_none(void);
 struct jval jv_undefined(const char *name, size_t len);
-bool jv_is(struct jval value, const char *text); /* a text equal to this one */
+bool jv_is(struct jval value, const char *text); /* is it a text equal to this one? */
 bool jv_truth(struct jval value);
-bool jv_is_number(struct jval value); /* bool, int or real, as Python counts */
+bool jv_is_number(struct jval value); /* a bool, int or real, as in Python */
 bool jv_is_callable(struct jval value);
 double jv_real_of(struct jval value);
-int64_t jv_int_of(struct jval value); /* of a bool or int */
+int64_t jv_int_of(struct jval value); /* for a bool or int */
 bool jv_equal(struct jval left, struct jval right);
-const char *jv_type_name(struct jval value); /* Python's */
+const char *jv_type_name(struct jval value); /* as in Python */
 
-/* Order two values; false after an error when Python could not. */
+/* Order two values: *order is below, at or above 0. Fails where Python raises an exception. */
 bool jv_compare(struct jrender *render, struct jval left, struct jval right, int *order);
 
 struct jlist *jlist_new(struct jrender *render, size_t cap); /* NULL after jinja_no_memory() */
@@ -301,15 +317,16 @@ bool jdict_set(struct jrender *render, struct jdict *dict, struct jval key, stru
 struct jval *jdict_get(const struct jdict *dict, struct jval key); /* NULL: none */
 struct jval *jdict_get_text(const struct jdict *dict, const char *key, size_t len);
 
-/* The items that a loop over the value sees; false after an error. */
+/* The items that a loop over the value visits: of a list, the keys of a dict, characters of a text. */
 bool jv_iterate(struct jrender *render, struct jval value, struct jlist **out);
 
-/* Append as str() and repr() of Python print, bounded in depth. */
+/* Append a value as Python's str() and repr() print it, bounded in depth. */
 bool jv_str(struct jrender *render, struct jbuf *out, struct jval value);
 bool jv_repr(struct jrender *render, struct buf *out, struct jval value, int depth);
 bool jv_to_text(struct jrender *render, struct jval value,
                 struct jval *out); /* str() in the arena */
 
+/* The options of tojson. */
 struct jdump {
     int indent; /* -1: one line */
     bool ascii; /* ensure_ascii */
@@ -321,9 +338,9 @@ struct jdump {
 bool jv_json(struct jrender *render, struct buf *out, struct jval value, const struct jdump *how,
              int depth);
 
-/* Move what a buf holds into the arena and end the buf; false after an error. What a struct buf
- * has gathered counts as a variable's: so an operation that does not care for origins makes no text
- * that passes for the template's. */
+/* Move the contents of a buf into the arena as a text, and free the buf. Text from a struct buf counts
+ * as coming from a variable; text from a struct jbuf keeps its spans. An operation that does not
+ * track origins can therefore never turn a client's text into the template's. */
 bool jv_take_buf(struct jrender *render, struct buf *buf, struct jval *out);
 bool jbuf_take(struct jrender *render, struct jbuf *buf, struct jval *out);
 void jbuf_add(struct jrender *render, struct jbuf *buf, struct jval text);
@@ -331,7 +348,7 @@ bool jv_concat(struct jrender *render, struct jval left, struct jval right,
                struct jval *out); /* texts */
 struct jval jv_from_json(struct arena *arena, const struct json *node, bool *failed);
 
-/* Characters of valid UTF-8. */
+/* Characters of valid UTF-8: their number, and the byte offset of character n_chars. */
 size_t jtext_count(const char *text, size_t len);
 size_t jtext_offset(const char *text, size_t len, size_t n_chars);
 size_t jtext_strip_left(const char *text, size_t len, const struct jval *chars);

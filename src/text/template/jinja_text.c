@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Texts as Python has them: characters, cases, lines, markup, and their methods. */
+ * Texts as in Python: characters, cases, lines, markup, and their methods. All are valid UTF-8, because
+ * the template and its variables were checked; positions in arguments count characters. */
 #define _GNU_SOURCE 1 /* memmem() */
 #include "text/template/jinja_parts.h"
 
@@ -10,7 +11,7 @@
 #include "base/utf8.h"
 #include "text/unicode.h"
 
-/* --- texts -------------------------------------------------------------------------------------*/
+/* --- characters and case -----------------------------------------------------------------------*/
 
 size_t jtext_count(const char *text, size_t len)
 {
@@ -36,6 +37,7 @@ const char *jtext_find(const char *text, size_t len, const char *what, size_t n)
     return n == 0 ? text : memmem(text, len, what, n);
 }
 
+/* Is the character at `at` (n bytes) stripped? chars NULL: white space. */
 static bool jinja_is_stripped(const char *at, size_t n, const struct jval *chars)
 {
     if (chars == NULL)
@@ -78,8 +80,9 @@ static bool jinja_is_cased(uint32_t c)
     return category == UNICODE_LU || category == UNICODE_LL || category == UNICODE_LT;
 }
 
-/* how: "upper", "lower", "title" (each word), "capitalize" (the first character), "jinja" (the
- * title filter: words begin after white space and some punctuation). */
+/* Change the case of a text. how: "upper", "lower", "title" (words), "capitalize" (only the first
+ * character), "jinja" (the title filter, for which words begin after white space and some
+ * punctuation). One character may become up to three. */
 bool jtext_case(struct jrender *render, struct jval value, const char *how, struct jval *out)
 {
     struct buf buf = {0};
@@ -121,6 +124,7 @@ bool jtext_case(struct jrender *render, struct jval value, const char *how, stru
     return true;
 }
 
+/* text.replace(from, to, count). An empty `from` matches before every character and at the end. */
 bool jtext_replace(struct jrender *render, struct jval value, struct jval from, struct jval to,
                    int64_t count, struct jval *out)
 {
@@ -152,9 +156,9 @@ bool jtext_replace(struct jrender *render, struct jval value, struct jval from, 
     return false;
 }
 
-/* Markup is a text that HTML's characters need not be replaced in, as the filters safe and escape
- * make them; what is added to one, or put into one, is escaped. Hugging Face's environment escapes
- * nothing by itself, but templates that say `safe` get this. */
+/* Markup is text in which HTML's special characters are already escaped; the filters safe and escape
+ * make it. Text that is added to markup or formatted into it is escaped first. Hugging Face's
+ * environment does not escape by itself, but templates that use `safe` get this behavior. */
 bool jtext_escape(struct jrender *render, struct jval value, struct jval *out)
 {
     struct buf buf = {.limit = JINJA_OUTPUT_MAX};
@@ -184,8 +188,8 @@ bool jtext_escape(struct jrender *render, struct jval value, struct jval *out)
     return true;
 }
 
-/* Where the line that begins at `at` ends, and in next where its successor begins: the ends of
- * lines are those of Python's splitlines(). */
+/* Where the line that begins at `at` ends; *next gets the start of the next one. Line ends are those of
+ * Python's str.splitlines, among them U+0085, U+2028 and U+2029. */
 static size_t jinja_line_end(const char *text, size_t len, size_t at, size_t *next)
 {
     for (; at < len; at++) {
@@ -212,6 +216,8 @@ static size_t jinja_line_end(const char *text, size_t len, size_t at, size_t *ne
 
 /* --- methods -----------------------------------------------------------------------------------*/
 
+/* An argument that must be a text. */
+
 static bool jinja_need_text(struct jrender *render, const struct jargs *args, size_t place,
                             const char *name, struct jval *out)
 {
@@ -220,6 +226,7 @@ static bool jinja_need_text(struct jrender *render, const struct jargs *args, si
     return jinja_raise(render, "a string is expected as argument %zu", place + 1);
 }
 
+/* strip(chars), lstrip(chars), rstrip(chars) */
 static bool jinja_text_strip(struct jrender *render, struct jval value, const char *name,
                              const struct jargs *args, struct jval *out)
 {
@@ -238,6 +245,8 @@ static bool jinja_text_strip(struct jrender *render, struct jval value, const ch
     return true;
 }
 
+/* split() without a separator: at runs of white space, at most max times. The rest keeps its inner
+ * white space. */
 static bool jinja_split_spaces(struct jrender *render, struct jval value, int64_t max,
                                struct jlist *list)
 {
@@ -261,6 +270,7 @@ static bool jinja_split_spaces(struct jrender *render, struct jval value, int64_
     return true;
 }
 
+/* split(sep, maxsplit) */
 static bool jinja_text_split(struct jrender *render, struct jval value, const struct jargs *args,
                              struct jval *out)
 {
@@ -289,7 +299,8 @@ static bool jinja_text_split(struct jrender *render, struct jval value, const st
     return jlist_add(render, list, jv_part(value, at, value.len - at));
 }
 
-/* rsplit with a separator: the last `max` of them count. */
+/* rsplit(sep, maxsplit): split everywhere, then join the first pieces again, so that only the last
+ * maxsplit separators split. The pieces lie in one text, so joining them needs no copy. */
 static bool jinja_text_rsplit(struct jrender *render, struct jval value, const struct jargs *args,
                               struct jval *out)
 {
@@ -308,7 +319,7 @@ static bool jinja_text_rsplit(struct jrender *render, struct jval value, const s
     if (limit.kind != JV_INT || limit.whole < 0 || list->n < 2 ||
         (uint64_t)limit.whole >= list->n - 1)
         return true;
-    joined = list->n - (size_t)limit.whole; /* the first pieces stay together */
+    joined = list->n - (size_t)limit.whole; /* so many pieces are joined */
     list->items[0] = jv_part(list->items[0], 0,
                              (size_t)(list->items[joined - 1].text - list->items[0].text) +
                                  list->items[joined - 1].len);
@@ -325,6 +336,7 @@ static bool jinja_affix_matches(struct jval value, struct jval affix, bool end)
            0;
 }
 
+/* startswith(prefix) and endswith(suffix), with a text or a tuple of texts. */
 static bool jinja_text_affix(struct jrender *render, struct jval value, const char *name,
                              const struct jargs *args, struct jval *out)
 {
@@ -343,6 +355,7 @@ static bool jinja_text_affix(struct jrender *render, struct jval value, const ch
     return true;
 }
 
+/* removeprefix(prefix) and removesuffix(suffix) */
 static bool jinja_text_remove(struct jrender *render, struct jval value, bool end,
                               const struct jargs *args, struct jval *out)
 {
@@ -356,6 +369,7 @@ static bool jinja_text_remove(struct jrender *render, struct jval value, bool en
     return true;
 }
 
+/* find, rfind, index and count of a part; results are counted in characters. */
 static bool jinja_text_find(struct jrender *render, struct jval value, const char *name,
                             const struct jargs *args, struct jval *out)
 {
@@ -387,6 +401,8 @@ static bool jinja_text_find(struct jrender *render, struct jval value, const cha
     return jinja_step(render, 1 + value.len / 16);
 }
 
+/* isspace, isdigit and so on: all characters have the property and there is at least one. For isupper
+ * and islower there must be a cased character, and none of the other case. */
 static bool jinja_text_is(struct jval value, const char *name)
 {
     size_t i = 0;
@@ -419,6 +435,7 @@ static bool jinja_text_is(struct jval value, const char *name)
            (cased || (strcmp(name, "isupper") != 0 && strcmp(name, "islower") != 0));
 }
 
+/* separator.join(items) */
 static bool jinja_text_join(struct jrender *render, struct jval value, const struct jargs *args,
                             struct jval *out)
 {
@@ -444,7 +461,8 @@ static bool jinja_text_join(struct jrender *render, struct jval value, const str
     return jbuf_take(render, &buf, out);
 }
 
-/* str.format() with {} and {0} and {name}. */
+/* text.format(...) with {}, {0} and {name}; {{ and }} are braces. Format specifications are not
+ * supported. */
 static bool jinja_text_format(struct jrender *render, struct jval value, const struct jargs *args,
                               struct jval *out)
 {
@@ -505,6 +523,7 @@ bool jtext_lines(struct jrender *render, struct jval value, bool keep_ends, stru
     return list != NULL;
 }
 
+/* A method of a text; name is one of those that jinja_is_method() knows. */
 static bool jinja_plain_method(struct jrender *render, struct jval value, const char *name,
                                const struct jargs *args, struct jval *out)
 {
@@ -555,7 +574,7 @@ bool jtext_method(struct jrender *render, struct jval value, const char *name,
         return true;
     if (out->kind == JV_TEXT)
         out->safe = true;
-    /* What split() and its kin have made. */
+    /* Results of split() and similar methods. */
     for (i = 0; out->kind == JV_LIST && i < out->list->n; i++)
         out->list->items[i].safe = true;
     return true;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Values: what Python's objects would be, and how Python prints, compares and counts them. */
+ * Values: the counterparts of Python's objects, and how Python prints, compares and orders them. */
 #include "text/template/jinja_parts.h"
 
 #include <math.h>
@@ -13,7 +13,9 @@
 
 const struct jorigin jorigin_own = {0};
 
-#define PRINT_DEPTH_MAX (JSON_DEPTH_MAX + JINJA_DEPTH_MAX) /* of lists and dicts in print */
+#define PRINT_DEPTH_MAX (JSON_DEPTH_MAX + JINJA_DEPTH_MAX) /* nesting of printed lists and dicts */
+
+/* --- failures and limits -----------------------------------------------------------------------*/
 
 bool jinja_raise(struct jrender *render, const char *format, ...)
 {
@@ -39,6 +41,8 @@ bool jinja_step(struct jrender *render, size_t n)
     return jinja_fault_set(&render->fault, ERR_LIMIT, "line %d: the template takes too many steps",
                            render->line);
 }
+
+/* --- making and testing values -----------------------------------------------------------------*/
 
 struct jval jv_text(const char *text, size_t len)
 {
@@ -109,6 +113,7 @@ int64_t jv_int_of(struct jval value)
     return value.kind == JV_BOOL ? value.flag : value.whole;
 }
 
+/* Python's bool(value). */
 bool jv_truth(struct jval value)
 {
     switch (value.kind) {
@@ -155,6 +160,8 @@ const char *jv_type_name(struct jval value)
     return "object";
 }
 
+/* --- comparison --------------------------------------------------------------------------------*/
+
 static bool jinja_equal_at_depth(struct jval left, struct jval right, int depth);
 
 static bool jinja_lists_equal(const struct jlist *a, const struct jlist *b, int depth)
@@ -169,6 +176,7 @@ static bool jinja_lists_equal(const struct jlist *a, const struct jlist *b, int 
     return true;
 }
 
+/* Dicts are equal when they have the same pairs in any order. */
 static bool jinja_dicts_equal(const struct jdict *a, const struct jdict *b, int depth)
 {
     size_t i;
@@ -184,6 +192,8 @@ static bool jinja_dicts_equal(const struct jdict *a, const struct jdict *b, int 
     return true;
 }
 
+/* Python's ==. Numbers of different kinds compare by value; other values of different kinds are
+ * unequal. Beyond the bound on depth nothing is equal: a template cannot build such a value. */
 static bool jinja_equal_at_depth(struct jval left, struct jval right, int depth)
 {
     if (depth > PRINT_DEPTH_MAX)
@@ -214,7 +224,7 @@ static bool jinja_equal_at_depth(struct jval left, struct jval right, int depth)
     case JV_METHOD:
     case JV_JOINER: break;
     }
-    return left.list == right.list; /* the same object */
+    return left.list == right.list; /* all others: only an object is equal to itself */
 }
 
 bool jv_equal(struct jval left, struct jval right)
@@ -222,6 +232,7 @@ bool jv_equal(struct jval left, struct jval right)
     return jinja_equal_at_depth(left, right, 0);
 }
 
+/* Python's <, for numbers, texts, and lists element by element. UTF-8 bytes sort like code points. */
 bool jv_compare(struct jrender *render, struct jval left, struct jval right, int *order)
 {
     size_t i;
@@ -243,6 +254,7 @@ bool jv_compare(struct jrender *render, struct jval left, struct jval right, int
     if ((left.kind == JV_LIST || left.kind == JV_TUPLE) && left.kind == right.kind) {
         if (++render->depth > JINJA_DEPTH_MAX * 20)
             return jinja_raise(render, "values nest too deep to be compared");
+        /* The first pair of items that differ decides. */
         for (i = 0; i < left.list->n && i < right.list->n; i++)
             if (!jv_equal(left.list->items[i], right.list->items[i])) {
                 bool good = jv_compare(render, left.list->items[i], right.list->items[i], order);
@@ -259,6 +271,9 @@ bool jv_compare(struct jrender *render, struct jval left, struct jval right, int
 }
 
 /* --- lists and dicts ---------------------------------------------------------------------------*/
+
+/* Both grow in the arena by doubling. A dict is searched from its start: those of templates have few
+ * members, and jinja_step() counts the work. */
 
 struct jlist *jlist_new(struct jrender *render, size_t cap)
 {
@@ -327,9 +342,9 @@ struct jval *jdict_get_text(const struct jdict *dict, const char *key, size_t le
     size_t i;
 
     for (i = 0; i < dict->n; i++) {
-        const struct jval *k = &dict->pairs[i].key;
+        const struct jval *member = &dict->pairs[i].key;
 
-        if (k->kind == JV_TEXT && k->len == len && memcmp(k->text, key, len) == 0)
+        if (member->kind == JV_TEXT && member->len == len && memcmp(member->text, key, len) == 0)
             return &dict->pairs[i].value;
     }
     return NULL;
@@ -386,6 +401,7 @@ bool jv_iterate(struct jrender *render, struct jval value, struct jlist **out)
     return true;
 }
 
+/* Convert a JSON list or object. Both arrays use one allocation, sized for the larger element. */
 static struct jval jinja_from_json_members(struct arena *arena, const struct json *node,
                                            bool *failed)
 {
@@ -417,7 +433,7 @@ static struct jval jinja_from_json_members(struct arena *arena, const struct jso
     return v;
 }
 
-/* As deep as the tree, JSON_DEPTH_MAX at most. */
+/* Recursion is bounded by JSON_DEPTH_MAX. Integers that do not fit keep their text. */
 struct jval jv_from_json(struct arena *arena, const struct json *node, bool *failed)
 {
     struct jval big;
@@ -444,6 +460,9 @@ struct jval jv_from_json(struct arena *arena, const struct json *node, bool *fai
 
 /* --- printing ----------------------------------------------------------------------------------*/
 
+/* The total of all texts is bounded as well as each one: a loop could otherwise fill the memory with
+ * many small texts. */
+
 bool jv_take_buf(struct jrender *render, struct buf *buf, struct jval *out)
 {
     char *copy = buf->failed
@@ -458,7 +477,7 @@ bool jv_take_buf(struct jrender *render, struct buf *buf, struct jval *out)
     return copy != NULL || jinja_no_memory(render);
 }
 
-/* Spans of a text's own bytes, moved so that it begins at `at`. */
+/* Add the spans of a text's own bytes to `own`, for a copy of the text that begins at `at`. */
 static bool jinja_add_origin(struct jrender *render, struct spans *own, struct jval value,
                              size_t at)
 {
@@ -470,11 +489,12 @@ static bool jinja_add_origin(struct jrender *render, struct spans *own, struct j
         return true;
     if (from->base == NULL)
         return spans_add(own, render->arena, at, at + value.len);
+    /* Clip each span that overlaps the text, and move it. */
     first = (size_t)(value.text - from->base);
     for (i = spans_find(from->items, from->n, first); i < from->n; i++) {
-        struct span s = from->items[i];
-        size_t start = s.start > first ? s.start - first : 0;
-        size_t stop = s.stop - first < value.len ? s.stop - first : value.len;
+        struct span span = from->items[i];
+        size_t start = span.start > first ? span.start - first : 0;
+        size_t stop = span.stop - first < value.len ? span.stop - first : value.len;
 
         if (start >= value.len)
             break;
@@ -484,7 +504,7 @@ static bool jinja_add_origin(struct jrender *render, struct spans *own, struct j
     return true;
 }
 
-/* A text of len bytes of which `own` are the template's. */
+/* A text with the spans `own`. A text that the template wrote entirely shares jorigin_own. */
 static bool jinja_with_origin(struct jrender *render, const struct spans *own, const char *text,
                               size_t len, struct jval *out)
 {
@@ -519,6 +539,7 @@ bool jbuf_take(struct jrender *render, struct jbuf *buf, struct jval *out)
            jinja_with_origin(render, &buf->own, out->text, out->len, out);
 }
 
+/* a ~ b */
 bool jv_concat(struct jrender *render, struct jval left, struct jval right, struct jval *out)
 {
     size_t len = (size_t)left.len + right.len;
@@ -540,6 +561,7 @@ bool jv_concat(struct jrender *render, struct jval left, struct jval right, stru
     return jinja_with_origin(render, &own, text, len, out);
 }
 
+/* One character of repr(): escaped if it is not printable. */
 static void jinja_repr_char(struct buf *out, uint32_t c, const char *utf8, size_t n, char quote)
 {
     if (c == '\n')
@@ -560,6 +582,7 @@ static void jinja_repr_char(struct buf *out, uint32_t c, const char *utf8, size_
         buf_printf(out, "\\U%08x", c);
 }
 
+/* repr() of a text: in single quotes, unless it contains these and no double quotes. */
 static void jinja_repr_text(struct buf *out, struct jval value)
 {
     bool single = memchr(value.text, '\'', value.len) != NULL;
@@ -576,6 +599,7 @@ static void jinja_repr_text(struct buf *out, struct jval value)
     buf_add_byte(out, quote);
 }
 
+/* [1, 2], (1, 2) and (1,) */
 static bool jinja_repr_list(struct jrender *render, struct buf *out, struct jval value, int depth)
 {
     size_t i;
@@ -612,6 +636,7 @@ static bool jinja_repr_dict(struct jrender *render, struct buf *out, const struc
     return true;
 }
 
+/* The same as str() for all values but texts, which str() prints without quotes. */
 bool jv_repr(struct jrender *render, struct buf *out, struct jval value, int depth)
 {
     if (depth > PRINT_DEPTH_MAX || out->len > JINJA_OUTPUT_MAX)
@@ -675,6 +700,8 @@ bool jv_to_text(struct jrender *render, struct jval value, struct jval *out)
 
 /* --- JSON --------------------------------------------------------------------------------------*/
 
+/* A string with ensure_ascii: characters beyond the BMP are surrogate pairs. */
+
 static void jinja_json_ascii(struct buf *out, struct jval value)
 {
     size_t i = 0;
@@ -687,7 +714,7 @@ static void jinja_json_ascii(struct buf *out, struct jval value)
         if (c < 0x7f)
             buf_add_json_text(out, value.text + i, n);
         else if (c == 0x7f)
-            buf_add_byte(out, '\x7f');
+            buf_add_byte(out, '\x7f'); /* DEL is ASCII and not escaped by Python */
         else if (c < 0x10000)
             buf_printf(out, "\\u%04x", c);
         else
@@ -706,6 +733,7 @@ static void jinja_json_text(struct buf *out, struct jval value, const struct jdu
         buf_add_json_string(out, value.text, value.len);
 }
 
+/* A line end and indentation, when indent was given. */
 static void jinja_json_line(struct buf *out, const struct jdump *how, int depth)
 {
     int i;
@@ -736,7 +764,8 @@ static bool jinja_json_list(struct jrender *render, struct buf *out, const struc
     return true;
 }
 
-/* The key that comes next in order after `last`; NULL at the end. Quadratic, but counted. */
+/* The pair whose key follows that of `last` in order; NULL after the last one. Quadratic in the number
+ * of keys, but every look is counted as a step. */
 static const struct jpair *jinja_next_sorted(struct jrender *render, const struct jdict *dict,
                                              const struct jpair *last)
 {
@@ -745,42 +774,43 @@ static const struct jpair *jinja_next_sorted(struct jrender *render, const struc
     size_t i;
 
     for (i = 0; i < dict->n; i++) {
-        const struct jpair *p = &dict->pairs[i];
+        const struct jpair *pair = &dict->pairs[i];
 
         if (!jinja_step(render, 1))
             return NULL;
-        if (last != NULL && (!jv_compare(render, p->key, last->key, &order) || order <= 0))
+        if (last != NULL && (!jv_compare(render, pair->key, last->key, &order) || order <= 0))
             continue;
-        if (best == NULL || (jv_compare(render, p->key, best->key, &order) && order < 0))
-            best = p;
+        if (best == NULL || (jv_compare(render, pair->key, best->key, &order) && order < 0))
+            best = pair;
     }
     return best;
 }
 
+/* An object. Keys that are not texts are written as their JSON, in quotes. */
 static bool jinja_json_dict(struct jrender *render, struct buf *out, const struct jdict *dict,
                             const struct jdump *how, int depth)
 {
-    const struct jpair *p = NULL;
+    const struct jpair *pair = NULL;
     size_t i;
 
     buf_add_byte(out, '{');
     for (i = 0; i < dict->n; i++) {
-        p = how->sort_keys ? jinja_next_sorted(render, dict, p) : &dict->pairs[i];
-        if (p == NULL)
+        pair = how->sort_keys ? jinja_next_sorted(render, dict, pair) : &dict->pairs[i];
+        if (pair == NULL)
             break;
         if (i > 0)
             buf_add_text(out, how->item);
         jinja_json_line(out, how, depth + 1);
-        if (p->key.kind == JV_TEXT) {
-            jinja_json_text(out, p->key, how);
+        if (pair->key.kind == JV_TEXT) {
+            jinja_json_text(out, pair->key, how);
         } else {
             buf_add_byte(out, '"');
-            if (!jv_json(render, out, p->key, how, depth + 1))
+            if (!jv_json(render, out, pair->key, how, depth + 1))
                 return false;
             buf_add_byte(out, '"');
         }
         buf_add_text(out, how->key);
-        if (!jv_json(render, out, p->value, how, depth + 1))
+        if (!jv_json(render, out, pair->value, how, depth + 1))
             return false;
     }
     if (dict->n > 0)
