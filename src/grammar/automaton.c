@@ -1,4 +1,8 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Checks an automaton image. Every index in it is followed without a check by the walker, so the check
+ * covers each of them: tables fill the image exactly, states own consecutive runs of edges and calls,
+ * all targets exist, edges of a state are sorted, and a base has neither a base nor calls. */
 #include "grammar/automaton.h"
 
 #include <stdbool.h>
@@ -10,6 +14,7 @@ _Static_assert(sizeof(struct automaton_state) == 20, "the image has no holes");
 _Static_assert(sizeof(struct automaton_edge) == 8, "the image has no holes");
 _Static_assert(sizeof(struct automaton_call) == 8, "the image has no holes");
 
+/* Are a state's edges sorted, disjoint, and their targets in range? */
 static bool automaton_edges_are_fine(const struct automaton *automaton,
                                      const struct automaton_state *s)
 {
@@ -26,6 +31,7 @@ static bool automaton_edges_are_fine(const struct automaton *automaton,
     return true;
 }
 
+/* Are a state's flags, edges and base valid? Its edges are in the table already. */
 static bool automaton_state_is_fine(const struct automaton *automaton,
                                     const struct automaton_state *s)
 {

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * States, edges and calls are arrays of the compilation; a state heads two linked lists of indices. Indices
+ * stay valid while arrays grow, which pointers would not. */
 #include "grammar/build.h"
 
 #include <string.h>
@@ -10,9 +13,10 @@ void build_init(struct build *build, struct compile *compile)
     build_state(build);
 }
 
+/* The bound is twice that of an image, because build_write() drops useless states. */
 uint32_t build_state(struct build *build)
 {
-    if (build->states.n >= 2 * GRAMMAR_STATES_MAX) /* trimming may yet halve it */
+    if (build->states.n >= 2 * GRAMMAR_STATES_MAX)
         compile_fail(build->c, ERR_LIMIT, "needs more than %d states: simplify it",
                      GRAMMAR_STATES_MAX);
     if (!compile_tick(build->c) || !LIST_ADD(build->c, &build->states))
@@ -24,20 +28,20 @@ uint32_t build_state(struct build *build)
 
 uint32_t build_nest(struct build *build)
 {
-    uint32_t s = build_state(build);
+    uint32_t state = build_state(build);
 
     if (compile_ok(build->c))
-        build->states.items[s].nests = true;
-    return s;
+        build->states.items[state].nests = true;
+    return state;
 }
 
 uint32_t build_end(struct build *build)
 {
-    uint32_t s = build_state(build);
+    uint32_t state = build_state(build);
 
     if (compile_ok(build->c))
-        build->states.items[s].end = true;
-    return s;
+        build->states.items[state].end = true;
+    return state;
 }
 
 void build_edge(struct build *build, uint32_t from, uint8_t lo, uint8_t hi, uint32_t to)
@@ -49,6 +53,7 @@ void build_edge(struct build *build, uint32_t from, uint8_t lo, uint8_t hi, uint
     build->states.items[from].edges = build->edges.n - 1;
 }
 
+/* A call that the state has already is not added again. */
 void build_call(struct build *build, uint32_t from, uint32_t start, uint32_t back)
 {
     uint32_t i;
@@ -70,6 +75,7 @@ void build_jump(struct build *build, uint32_t from, uint32_t to)
     build_call(build, from, to, NONE);
 }
 
+/* The edge of the state itself for a byte, without its base. */
 static uint32_t build_own_edge(const struct build *build, uint32_t state, uint8_t byte)
 {
     uint32_t i;
@@ -108,24 +114,26 @@ void build_set(struct build *build, uint32_t from, uint8_t byte, uint32_t to)
     build_edge(build, from, byte, byte, to);
 }
 
+/* The copy has `from` as its base, or shares from's base and copies its few own edges, because a base
+ * must not have a base. */
 uint32_t build_copy(struct build *build, uint32_t from)
 {
-    uint32_t s = build_state(build);
+    uint32_t copy = build_state(build);
     uint32_t i;
 
     if (!compile_ok(build->c))
         return 0;
-    build->states.items[s].end = build->states.items[from].end;
-    build->states.items[s].plain = 0;
+    build->states.items[copy].end = build->states.items[from].end;
+    build->states.items[copy].plain = 0;
     if (build->states.items[from].base == NONE) {
-        build->states.items[s].base = from;
-        return s;
+        build->states.items[copy].base = from;
+        return copy;
     }
-    build->states.items[s].base = build->states.items[from].base;
+    build->states.items[copy].base = build->states.items[from].base;
     for (i = build->states.items[from].edges; i != NONE; i = build->edges.items[i].next)
-        build_edge(build, s, build->edges.items[i].lo, build->edges.items[i].hi,
+        build_edge(build, copy, build->edges.items[i].lo, build->edges.items[i].hi,
                    build->edges.items[i].to);
-    return s;
+    return copy;
 }
 
 uint32_t build_text(struct build *build, uint32_t from, const char *bytes, size_t len)
@@ -141,11 +149,15 @@ uint32_t build_text(struct build *build, uint32_t from, const char *bytes, size_
     return from;
 }
 
+/* Is this the target of an edge that leads to a state? */
 static bool build_leads(uint32_t to)
 {
     return to != NONE && to != DEAD;
 }
 
+/* Each state on the way is replaced by a copy, so that other users of the tree keep the original:
+ *
+ *     root --a--> s --b--> leaf      copy --a--> copy of s --b--> new leaf */
 uint32_t build_insert(struct build *build, uint32_t root, const char *bytes, size_t len,
                       uint8_t last, uint32_t leaf)
 {
@@ -165,7 +177,7 @@ uint32_t build_insert(struct build *build, uint32_t root, const char *bytes, siz
     return copy;
 }
 
-/* One byte further, with a new state where there was none. */
+/* The state after one byte; it is made if there is none. */
 static uint32_t build_advance(struct build *build, uint32_t from, uint8_t byte)
 {
     uint32_t next = build_step(build, from, byte);
@@ -200,41 +212,44 @@ void build_word(struct build *build, uint32_t root, const char *bytes, size_t le
 
 /* --- left recursion ----------------------------------------------------------------------- */
 
-/* States from which an end is reached without a byte. */
+/* A rule that calls itself before it consumes a byte would grow the stack for ever. To find one, first
+ * find the states from which an end is reached without a byte: a callee that is nullable lets its
+ * caller continue in `back`. */
 static void build_find_nullable(struct build *build, bool *nullable)
 {
     bool changed = true;
-    uint32_t s, i;
+    uint32_t state, i;
 
-    while (changed && compile_ok(build->c)) { /* at most a round a state, as a rule two */
+    while (changed && compile_ok(build->c)) { /* at most one pass per state; usually two in all */
         changed = false;
-        for (s = 0; s < build->states.n && compile_tick(build->c); s++) {
-            bool now = build->states.items[s].end;
+        for (state = 0; state < build->states.n && compile_tick(build->c); state++) {
+            bool now = build->states.items[state].end;
 
-            for (i = build->states.items[s].calls; i != NONE && !now;
+            for (i = build->states.items[state].calls; i != NONE && !now;
                  i = build->calls.items[i].next)
                 now = nullable[build->calls.items[i].start] &&
                       (build->calls.items[i].back == NONE || nullable[build->calls.items[i].back]);
-            changed = changed || now != nullable[s];
-            nullable[s] = now;
+            changed = changed || now != nullable[state];
+            nullable[state] = now;
         }
     }
 }
 
-/* Is `to` reached from `from` without a byte? seen[state] == mark: was looked at. */
+/* Is `to` reached from `from` without a byte? seen[state] == mark: already visited. work is a stack with
+ * room for all states. */
 static bool build_reaches(struct build *build, const bool *nullable, uint32_t from, uint32_t to,
                           uint32_t *seen, uint32_t mark, uint32_t *work)
 {
     uint32_t n = 0;
-    uint32_t i, s;
+    uint32_t i, state;
 
     work[n++] = from;
     seen[from] = mark;
-    while (n > 0 && compile_tick(build->c)) { /* each state comes in once */
-        s = work[--n];
-        if (s == to)
+    while (n > 0 && compile_tick(build->c)) { /* each state is pushed once */
+        state = work[--n];
+        if (state == to)
             return true;
-        for (i = build->states.items[s].calls; i != NONE; i = build->calls.items[i].next) {
+        for (i = build->states.items[state].calls; i != NONE; i = build->calls.items[i].next) {
             const struct build_call *call = &build->calls.items[i];
 
             if (seen[call->start] != mark) {
@@ -255,15 +270,16 @@ uint32_t build_left_recursion(struct build *build)
     bool *nullable = compile_alloc(build->c, build->states.n);
     uint32_t *seen = compile_alloc(build->c, (size_t)build->states.n * sizeof *seen);
     uint32_t *work = compile_alloc(build->c, (size_t)build->states.n * sizeof *work);
-    uint32_t s, i;
+    uint32_t state, i;
 
     if (!compile_ok(build->c))
         return NONE;
     build_find_nullable(build, nullable);
-    for (s = 0; s < build->states.n && compile_tick(build->c); s++)
-        for (i = build->states.items[s].calls; i != NONE; i = build->calls.items[i].next)
+    for (state = 0; state < build->states.n && compile_tick(build->c); state++)
+        for (i = build->states.items[state].calls; i != NONE; i = build->calls.items[i].next)
             if (build->calls.items[i].back != NONE &&
-                build_reaches(build, nullable, build->calls.items[i].start, s, seen, i + 1, work))
-                return s;
+                build_reaches(build, nullable, build->calls.items[i].start, state, seen, i + 1,
+                              work))
+                return state;
     return NONE;
 }

@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * From what was built to an image: states that reach an end, of those the ones that root
- * reaches, numbered as a breadth-first walk meets them.
+ * Writes the automaton that was built as an image. Kept are the states that can reach an end and that
+ * the root can reach; they are numbered in the order of a breadth-first walk.
  *
- * That no dead end is left matters: a mask allows a token when a state is left after it, so every
- * state must have a way to an end. */
+ * No dead end may be left: a mask allows a token if a state is left after it, so a state without a
+ * way to an end would let the model run into text that can never be completed. */
 #include <stdlib.h>
 #include <string.h>
 
 #include "grammar/automaton.h"
 #include "grammar/build.h"
 
-#define PLAIN_PASSES 300 /* more than the 255 values a state can fall through */
+#define PLAIN_PASSES 300 /* more than the 255 times that a state's value can decrease */
 
-struct sources { /* who leads to a state: lists in one array */
+struct sources { /* the predecessors of each state: linked lists in one array */
     uint32_t *head;
     struct {
         uint32_t from, next;
@@ -24,17 +24,17 @@ struct sources { /* who leads to a state: lists in one array */
 struct writer {
     struct build *b;
     struct compile *c;
-    bool *good;       /* [states] reaches an end */
+    bool *good;       /* [states] can reach an end */
     uint32_t *number; /* [states] in the image; NONE */
     uint32_t *order;  /* [n_order] states of the image */
     uint32_t n_order;
 };
 
-static void build_add_source(struct sources *s, uint32_t to, uint32_t from)
+static void build_add_source(struct sources *list, uint32_t to, uint32_t from)
 {
-    s->items[s->n].from = from;
-    s->items[s->n].next = s->head[to];
-    s->head[to] = s->n++;
+    list->items[list->n].from = from;
+    list->items[list->n].next = list->head[to];
+    list->head[to] = list->n++;
 }
 
 static bool build_write_leads(const struct build *build, uint32_t to)
@@ -42,7 +42,7 @@ static bool build_write_leads(const struct build *build, uint32_t to)
     return to < build->states.n;
 }
 
-/* Is some byte of a base's edge left to the state, not hidden by edges of its own? */
+/* Does a state inherit some byte of its base's edge, one that no edge of its own hides? */
 static bool build_edge_is_seen(const struct build *build, const struct build_state *state,
                                const struct build_edge *e)
 {
@@ -59,6 +59,8 @@ static bool build_edge_is_seen(const struct build *build, const struct build_sta
     return false;
 }
 
+/* Can a state reach an end by one more edge or call, given the states that are known to be good? A call
+ * is usable if both the callee and the state to come back to are good. */
 static bool build_state_is_good(const struct writer *writer, uint32_t state)
 {
     const struct build *build = writer->b;
@@ -85,38 +87,39 @@ static bool build_state_is_good(const struct writer *writer, uint32_t state)
     return false;
 }
 
+/* Fill the lists of predecessors: `to` by edges and calls, `heirs` by base. */
 static void build_fill_sources(struct writer *writer, struct sources *to, struct sources *heirs)
 {
     const struct build *build = writer->b;
-    uint32_t s, i;
+    uint32_t state, i;
 
     memset(to->head, 0xff, (size_t)build->states.n * sizeof *to->head);
     memset(heirs->head, 0xff, (size_t)build->states.n * sizeof *heirs->head);
-    for (s = 0; s < build->states.n; s++) {
-        for (i = build->states.items[s].edges; i != NONE; i = build->edges.items[i].next)
+    for (state = 0; state < build->states.n; state++) {
+        for (i = build->states.items[state].edges; i != NONE; i = build->edges.items[i].next)
             if (build_write_leads(build, build->edges.items[i].to))
-                build_add_source(to, build->edges.items[i].to, s);
-        for (i = build->states.items[s].calls; i != NONE; i = build->calls.items[i].next) {
-            build_add_source(to, build->calls.items[i].start, s);
+                build_add_source(to, build->edges.items[i].to, state);
+        for (i = build->states.items[state].calls; i != NONE; i = build->calls.items[i].next) {
+            build_add_source(to, build->calls.items[i].start, state);
             if (build->calls.items[i].back != NONE)
-                build_add_source(to, build->calls.items[i].back, s);
+                build_add_source(to, build->calls.items[i].back, state);
         }
-        if (build->states.items[s].base != NONE)
-            build_add_source(heirs, build->states.items[s].base, s);
+        if (build->states.items[state].base != NONE)
+            build_add_source(heirs, build->states.items[state].base, state);
     }
 }
 
-/* Look again at a state and, if that helps, at those that have it as base. */
-static void build_look_good(struct writer *writer, const struct sources *heirs, uint32_t s,
+/* Test a state again, and the states that have it as their base. */
+static void build_look_good(struct writer *writer, const struct sources *heirs, uint32_t state,
                             uint32_t *work, uint32_t *n_work)
 {
     uint32_t i;
 
-    if (!writer->good[s] && build_state_is_good(writer, s)) {
-        writer->good[s] = true;
-        work[(*n_work)++] = s;
+    if (!writer->good[state] && build_state_is_good(writer, state)) {
+        writer->good[state] = true;
+        work[(*n_work)++] = state;
     }
-    for (i = heirs->head[s]; i != NONE && compile_tick(writer->c); i = heirs->items[i].next)
+    for (i = heirs->head[state]; i != NONE && compile_tick(writer->c); i = heirs->items[i].next)
         if (!writer->good[heirs->items[i].from] &&
             build_state_is_good(writer, heirs->items[i].from)) {
             writer->good[heirs->items[i].from] = true;
@@ -124,6 +127,8 @@ static void build_look_good(struct writer *writer, const struct sources *heirs, 
         }
 }
 
+/* Find all good states: start with the ends, and test the predecessors of each state that turns out to be
+ * good. */
 static void build_find_good(struct writer *writer)
 {
     const struct build *build = writer->b;
@@ -138,23 +143,24 @@ static void build_find_good(struct writer *writer)
     };
     uint32_t *work = compile_alloc(writer->c, n * sizeof *work);
     uint32_t n_work = 0;
-    uint32_t s, i;
+    uint32_t state, i;
 
     if (!compile_ok(writer->c))
         return;
     build_fill_sources(writer, &to, &heirs);
-    for (s = 0; s < n; s++)
-        if (build->states.items[s].end) {
-            writer->good[s] = true;
-            work[n_work++] = s;
+    for (state = 0; state < n; state++)
+        if (build->states.items[state].end) {
+            writer->good[state] = true;
+            work[n_work++] = state;
         }
-    while (n_work > 0 && compile_tick(writer->c)) { /* each state comes in once */
-        s = work[--n_work];
-        for (i = to.head[s]; i != NONE && compile_tick(writer->c); i = to.items[i].next)
+    while (n_work > 0 && compile_tick(writer->c)) { /* each state is pushed once */
+        state = work[--n_work];
+        for (i = to.head[state]; i != NONE && compile_tick(writer->c); i = to.items[i].next)
             build_look_good(writer, &heirs, to.items[i].from, work, &n_work);
     }
 }
 
+/* Give a state its number in the image, at its first visit. */
 static void build_reach_state(struct writer *writer, uint32_t state)
 {
     if (writer->number[state] != NONE)
@@ -163,6 +169,7 @@ static void build_reach_state(struct writer *writer, uint32_t state)
     writer->order[writer->n_order++] = state;
 }
 
+/* Edges and calls to states that are not good are dropped. */
 static bool build_edge_is_kept(const struct writer *writer, const struct build_edge *e)
 {
     return build_write_leads(writer->b, e->to) && writer->good[e->to];
@@ -173,6 +180,7 @@ static bool build_call_is_kept(const struct writer *writer, const struct build_c
     return writer->good[call->start] && (call->back == NONE || writer->good[call->back]);
 }
 
+/* Number the states that root reaches. order[] is also the queue of the walk. */
 static void build_find_reached(struct writer *writer, uint32_t root)
 {
     const struct build *build = writer->b;
@@ -204,7 +212,8 @@ static int build_compare_edges(const void *a, const void *b)
     return (int)x->lo - (int)y->lo;
 }
 
-/* A state's own edges, sorted, neighbours with one target joined. */
+/* A state's own edges for the image: sorted, with adjacent ranges of one target joined. A dropped edge of a
+ * state with a base becomes AUTOMATON_DEAD, because it still hides the base's edge. */
 static uint32_t build_take_edges(struct writer *writer, const struct build_state *state,
                                  struct automaton_edge *out)
 {
@@ -240,25 +249,26 @@ static uint32_t build_take_edges(struct writer *writer, const struct build_state
     return kept;
 }
 
-/* The least `plain` among the states that bytes lo..hi and then `tail` continuation bytes lead
- * to; -1 where one leads nowhere. */
-static int build_find_plain(const struct automaton *automaton, uint32_t s, int lo, int hi, int tail)
+/* The least `plain` of the states that the bytes lo..hi, each followed by `tail` continuation bytes, lead
+ * to; -1 when one of them leads nowhere. */
+static int build_find_plain(const struct automaton *automaton, uint32_t state, int lo, int hi,
+                            int tail)
 {
-    uint32_t last = AUTOMATON_DEAD; /* where the byte before led: not to be looked at again */
+    uint32_t last = AUTOMATON_DEAD; /* the previous byte's target, which was tested already */
     int least = 255;
     int byte;
 
     for (byte = lo; byte <= hi && least >= 0; byte++) {
-        uint32_t to = automaton_step(automaton, s, (uint8_t)byte);
-        int d = -1;
+        uint32_t to = automaton_step(automaton, state, (uint8_t)byte);
+        int plain = -1;
 
         if (byte > lo && to == last)
             continue;
         last = to;
         if (to != AUTOMATON_DEAD) /* tail <= 2 */
-            d = tail == 0 ? automaton_states(automaton)[to].plain
-                          : build_find_plain(automaton, to, 0x80, 0xbf, tail - 1);
-        least = d < least ? d : least;
+            plain = tail == 0 ? automaton_states(automaton)[to].plain
+                              : build_find_plain(automaton, to, 0x80, 0xbf, tail - 1);
+        least = plain < least ? plain : least;
     }
     return least;
 }
@@ -268,19 +278,19 @@ static int build_min(int a, int b)
     return a < b ? a : b;
 }
 
-/* The same over all plain characters. Leads that go where the one before went, with the same
- * second bytes, need not be looked at again. */
-static int build_look_plain(const struct automaton *automaton, uint32_t s)
+/* The least `plain` after any plain character: ASCII without controls, '"' and '\', and each form of
+ * UTF-8. A lead byte with the target and the second bytes of the previous one is not tested again. */
+static int build_look_plain(const struct automaton *automaton, uint32_t state)
 {
-    int d = build_min(build_find_plain(automaton, s, 0x23, 0x5b, 0),
-                      build_find_plain(automaton, s, 0x20, 0x21, 0));
+    int plain = build_min(build_find_plain(automaton, state, 0x23, 0x5b, 0),
+                          build_find_plain(automaton, state, 0x20, 0x21, 0));
     uint32_t last = AUTOMATON_NONE;
     int last_kind = 0;
     int lead;
 
-    d = build_min(d, build_find_plain(automaton, s, 0x5d, 0x7f, 0));
-    for (lead = 0xc2; lead <= 0xf4 && d >= 0; lead++) {
-        uint32_t to = automaton_step(automaton, s, (uint8_t)lead);
+    plain = build_min(plain, build_find_plain(automaton, state, 0x5d, 0x7f, 0));
+    for (lead = 0xc2; lead <= 0xf4 && plain >= 0; lead++) {
+        uint32_t to = automaton_step(automaton, state, (uint8_t)lead);
         int lo = lead == 0xe0 ? 0xa0 : lead == 0xf0 ? 0x90 : 0x80;
         int hi = lead == 0xed ? 0x9f : lead == 0xf4 ? 0x8f : 0xbf;
         int tail = lead < 0xe0 ? 0 : lead < 0xf0 ? 1 : 2;
@@ -292,12 +302,13 @@ static int build_look_plain(const struct automaton *automaton, uint32_t s)
             continue;
         last = to;
         last_kind = kind;
-        d = build_min(d, build_find_plain(automaton, to, lo, hi, tail));
+        plain = build_min(plain, build_find_plain(automaton, to, lo, hi, tail));
     }
-    return d;
+    return plain;
 }
 
-/* Values start at "any number" and fall until nothing changes. */
+/* Compute `plain`: start with "any number" for all states that accept some plain characters, and lower
+ * values until nothing changes: a state has one more than the least of its successors. */
 static void build_fill_plain(struct compile *compile, struct automaton *automaton)
 {
     struct automaton_state *states = (struct automaton_state *)(automaton + 1);
@@ -307,7 +318,7 @@ static void build_fill_plain(struct compile *compile, struct automaton *automato
     int pass;
 
     for (i = 0; i < automaton->n_states; i++) {
-        if (states[i].plain != 0 || states[i].n_calls != 0) /* given, or not for us */
+        if (states[i].plain != 0 || states[i].n_calls != 0) /* set already, or not applicable */
             continue;
         if (automaton_step(automaton, i, 'a') == AUTOMATON_DEAD ||
             automaton_step(automaton, i, ' ') == AUTOMATON_DEAD)
@@ -331,10 +342,11 @@ static void build_fill_plain(struct compile *compile, struct automaton *automato
             }
         }
     }
-    for (i = 0; i < open.n && changed; i++) /* not settled: say nothing */
+    for (i = 0; i < open.n && changed; i++) /* not settled: give no hint */
         states[open.items[i]].plain = 0;
 }
 
+/* Fill in the states of the image, and collect their edges and calls. */
 static void build_write_states(struct writer *writer, struct automaton *automaton,
                                struct buf *edges, struct buf *calls)
 {
@@ -377,6 +389,7 @@ static void build_write_states(struct writer *writer, struct automaton *automato
     }
 }
 
+/* Join the three tables into one image and append it. */
 static void build_write_image(struct writer *writer, struct buf *image)
 {
     size_t head =
@@ -413,16 +426,16 @@ static void build_write_image(struct writer *writer, struct buf *image)
     buf_fini(&calls);
 }
 
-/* A call that comes back to a state where nothing but an end is need not come back: what is called
- * ends for the caller. Stacks stay flat where a rule ends with a rule, and what a mask knows of a
- * state holds wherever it was called from. */
+/* A call that returns to a state which is only an end need not return: its callee's end can be the
+ * caller's end. That keeps stacks flat where a rule ends with a rule, and makes a mask's cached entry
+ * of a state independent of the caller. Counting rules need their frame and are left alone. */
 static void build_flatten_calls(struct build *build)
 {
     for (uint32_t i = 0; i < build->calls.n; i++) {
         uint32_t back = build->calls.items[i].back;
         const struct build_state *state = back == NONE ? NULL : &build->states.items[back];
         uint32_t start = build->calls.items[i].start;
-        bool counts = build->states.items[start].count > 0; /* in the frame */
+        bool counts = build->states.items[start].count > 0; /* the count is in the frame */
 
         if (state != NULL && !counts && state->end && state->edges == NONE &&
             state->calls == NONE && state->base == NONE)

@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Errors, memory and the time limit of a compilation. A client's schema can be made to need any amount of
+ * time or memory, so both are bounded here for all compilers. */
 #include "grammar/compile.h"
 
 #include <stdarg.h>
@@ -7,7 +10,7 @@
 
 #include "base/clock.h"
 
-#define TICKS_A_LOOK 512 /* steps between two looks at the clock: some 20 us of work */
+#define TICKS_A_LOOK 512 /* ticks between two looks at the clock: about 20 us of work */
 
 int compile_fail(struct compile *compile, int rc, const char *format, ...)
 {

@@ -1,4 +1,6 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Construction, products and minimisation of deterministic automata. */
 #include "grammar/dfa.h"
 
 #include <stdlib.h>
@@ -6,12 +8,13 @@
 
 #include "base/hash.h"
 
-/* A long line of states takes as many rounds as it has states, and is least as it is: after this
- * many looks at a state, those that are alive are taken as they are. */
+/* Minimisation takes as many passes as the longest chain of states. Long chains are minimal as they are,
+ * so after this many visits of states the reachable ones are taken as the result. */
 #define MINIMISE_LOOKS 100000
 
 /* --- keys --------------------------------------------------------------------------------- */
 
+/* Enlarge the hash table, which heads chains of keys. */
 static void dfa_keys_widen(struct keys *keys)
 {
     uint32_t want = keys->n_heads == 0 ? 256 : keys->n_heads * 4;
@@ -57,6 +60,7 @@ uint32_t dfa_keys_find(struct keys *keys, const uint32_t *words, uint32_t n, boo
     return i;
 }
 
+/* Forget all keys but keep the memory. */
 static void dfa_keys_clear(struct keys *keys)
 {
     keys->n = 0;
@@ -90,7 +94,7 @@ void dfa_maker_edge(struct dfa_maker *maker, uint8_t lo, uint8_t hi, uint32_t to
         maker->edges.items[maker->edges.n - 1] = (struct dfa_edge){.to = to, .lo = lo, .hi = hi};
 }
 
-/* States were begun in their order, so a state's edges end where the next one's begin. */
+/* States were begun in order, so a state's edges end where those of the next one begin. */
 const struct dfa *dfa_maker_end(struct dfa_maker *maker)
 {
     struct dfa *dfa = compile_alloc(maker->c, sizeof *dfa);
@@ -109,6 +113,7 @@ const struct dfa *dfa_maker_end(struct dfa_maker *maker)
     return dfa;
 }
 
+/* Edges are few, so a linear search is enough. */
 uint32_t dfa_step(const struct dfa *dfa, uint32_t state, uint8_t byte)
 {
     const struct dfa_edge *edge;
@@ -125,12 +130,12 @@ uint32_t dfa_step(const struct dfa *dfa, uint32_t state, uint8_t byte)
 
 uint32_t dfa_match(const struct dfa *dfa, const char *bytes, size_t len)
 {
-    uint32_t s = 0;
+    uint32_t state = 0;
     size_t i;
 
-    for (i = 0; i < len && s != NONE; i++)
-        s = dfa_step(dfa, s, (uint8_t)bytes[i]);
-    return s == NONE ? 0 : dfa->states[s].label;
+    for (i = 0; i < len && state != NONE; i++)
+        state = dfa_step(dfa, state, (uint8_t)bytes[i]);
+    return state == NONE ? 0 : dfa->states[state].label;
 }
 
 bool dfa_is_empty(const struct dfa *dfa)
@@ -138,6 +143,7 @@ bool dfa_is_empty(const struct dfa *dfa)
     return dfa == NULL || (dfa->n_edges == 0 && dfa->states[0].label == 0);
 }
 
+/* States 1 to 7 are inside of a character; the ranges exclude overlong forms and surrogates. */
 const struct dfa *dfa_utf8(struct compile *compile)
 {
     static const struct {
@@ -149,88 +155,94 @@ const struct dfa *dfa_utf8(struct compile *compile)
         {4, 0x80, 0x9f, 1}, {5, 0x90, 0xbf, 3}, {6, 0x80, 0xbf, 3}, {7, 0x80, 0x8f, 3},
     };
     struct dfa_maker maker = {.c = compile};
-    uint32_t s, i;
+    uint32_t state, i;
 
-    for (s = 0; s < 8; s++)
-        dfa_maker_state(&maker, s == 0);
-    for (s = 0; s < 8; s++) {
-        dfa_maker_begin(&maker, s);
+    for (state = 0; state < 8; state++)
+        dfa_maker_state(&maker, state == 0);
+    for (state = 0; state < 8; state++) {
+        dfa_maker_begin(&maker, state);
         for (i = 0; i < sizeof edges / sizeof edges[0]; i++)
-            if (edges[i].from == s)
+            if (edges[i].from == state)
                 dfa_maker_edge(&maker, edges[i].lo, edges[i].hi, edges[i].to);
     }
     return dfa_maker_end(&maker);
 }
 
-/* --- side by side ------------------------------------------------------------------------- */
+/* --- products ----------------------------------------------------------------------------- */
 
+/* A state of the product is a tuple: a state per part (NONE: the part has failed), the state of the UTF-8
+ * automaton, and the number of characters, which is only counted as far as it matters. */
 struct side {
     struct compile *c;
     const struct dfa *parts[DFA_PARTS_MAX + 1]; /* the last is UTF-8 */
-    uint32_t n;                                 /* UTF-8 not counted */
+    uint32_t n;                                 /* without UTF-8 */
     uint32_t min_len, max_len;
     uint32_t count_max; /* counting further makes no difference; 0: lengths do not matter */
     bool (*keep)(const void *arg, uint32_t mask);
     const void *arg;
-    struct keys keys; /* states of the parts, of UTF-8, and the count */
+    struct keys keys; /* tuples: states of the parts, of UTF-8, and the count */
     struct dfa_maker maker;
 };
 
-static uint32_t dfa_side_label(const struct side *s, const uint32_t *word)
+/* The label of a tuple. */
+static uint32_t dfa_side_label(const struct side *side, const uint32_t *word)
 {
     uint32_t mask = 0;
     uint32_t i;
 
-    if (word[s->n] != 0) /* inside of a character */
+    if (word[side->n] != 0) /* inside of a character */
         return 0;
-    if (s->count_max > 0 && (word[s->n + 1] < s->min_len || word[s->n + 1] > s->max_len))
+    if (side->count_max > 0 &&
+        (word[side->n + 1] < side->min_len || word[side->n + 1] > side->max_len))
         return 0;
-    for (i = 0; i < s->n; i++)
-        if (word[i] != NONE && s->parts[i]->states[word[i]].label != 0)
+    for (i = 0; i < side->n; i++)
+        if (word[i] != NONE && side->parts[i]->states[word[i]].label != 0)
             mask |= 1u << i;
-    if (s->keep != NULL)
-        return s->keep(s->arg, mask);
+    if (side->keep != NULL)
+        return side->keep(side->arg, mask);
     return 1 + mask;
 }
 
-/* The number of a tuple of states; NONE when it is too long. */
-static uint32_t dfa_side_state(struct side *s, uint32_t *word)
+/* The number of a tuple of states; NONE when the text is already too long. */
+static uint32_t dfa_side_state(struct side *side, uint32_t *word)
 {
-    uint32_t *count = &word[s->n + 1];
+    uint32_t *count = &word[side->n + 1];
     uint32_t number;
     bool is_new;
 
-    if (s->count_max > 0 && *count > s->count_max)
-        *count = s->count_max;
-    if (s->count_max > 0 && *count > s->max_len)
+    if (side->count_max > 0 && *count > side->count_max)
+        *count = side->count_max;
+    if (side->count_max > 0 && *count > side->max_len)
         return NONE;
-    number = dfa_keys_find(&s->keys, word, s->n + 2, &is_new);
+    number = dfa_keys_find(&side->keys, word, side->n + 2, &is_new);
     if (is_new)
-        dfa_maker_state(&s->maker, dfa_side_label(s, word));
+        dfa_maker_state(&side->maker, dfa_side_label(side, word));
     return number;
 }
 
-/* Bytes at which a part's edges begin or end: cuts[i] begins a range that all treat alike. */
-static void dfa_side_cuts(const struct side *s, const uint32_t *word, bool *cuts)
+/* Mark the bytes at which an edge of some part begins or has ended: between two marks all bytes lead to
+ * the same tuple. */
+static void dfa_side_cuts(const struct side *side, const uint32_t *word, bool *cuts)
 {
     uint32_t i, j;
 
     memset(cuts, 0, 257);
     cuts[0] = true;
-    for (i = 0; i <= s->n; i++) {
+    for (i = 0; i <= side->n; i++) {
         const struct dfa_state *state;
 
         if (word[i] == NONE)
             continue;
-        state = &s->parts[i]->states[word[i]];
+        state = &side->parts[i]->states[word[i]];
         for (j = 0; j < state->n_edges; j++) {
-            cuts[s->parts[i]->edges[state->edge_at + j].lo] = true;
-            cuts[s->parts[i]->edges[state->edge_at + j].hi + 1] = true;
+            cuts[side->parts[i]->edges[state->edge_at + j].lo] = true;
+            cuts[side->parts[i]->edges[state->edge_at + j].hi + 1] = true;
         }
     }
 }
 
-static void dfa_side_edges(struct side *s, uint32_t number)
+/* The edges of a tuple, one per range of equivalent bytes. */
+static void dfa_side_edges(struct side *side, uint32_t number)
 {
     uint32_t from[DFA_PARTS_MAX + 2];
     uint32_t to[DFA_PARTS_MAX + 2];
@@ -238,20 +250,21 @@ static void dfa_side_edges(struct side *s, uint32_t number)
     int lo, hi;
     uint32_t i;
 
-    memcpy(from, s->keys.words.items + s->keys.items[number].at, (s->n + 2) * sizeof *from);
-    dfa_side_cuts(s, from, cuts);
-    for (lo = 0; lo < 256 && compile_tick(s->c); lo = hi + 1) {
+    memcpy(from, side->keys.words.items + side->keys.items[number].at,
+           (side->n + 2) * sizeof *from);
+    dfa_side_cuts(side, from, cuts);
+    for (lo = 0; lo < 256 && compile_tick(side->c); lo = hi + 1) {
         for (hi = lo; hi < 255 && !cuts[hi + 1];)
             hi++;
-        to[s->n] = dfa_step(s->parts[s->n], from[s->n], (uint8_t)lo);
-        if (to[s->n] == NONE)
+        to[side->n] = dfa_step(side->parts[side->n], from[side->n], (uint8_t)lo);
+        if (to[side->n] == NONE)
             continue;
-        for (i = 0; i < s->n; i++)
-            to[i] = from[i] == NONE ? NONE : dfa_step(s->parts[i], from[i], (uint8_t)lo);
-        to[s->n + 1] = from[s->n + 1] + (s->count_max > 0 && from[s->n] == 0);
-        i = dfa_side_state(s, to);
+        for (i = 0; i < side->n; i++)
+            to[i] = from[i] == NONE ? NONE : dfa_step(side->parts[i], from[i], (uint8_t)lo);
+        to[side->n + 1] = from[side->n + 1] + (side->count_max > 0 && from[side->n] == 0);
+        i = dfa_side_state(side, to);
         if (i != NONE)
-            dfa_maker_edge(&s->maker, (uint8_t)lo, (uint8_t)hi, i);
+            dfa_maker_edge(&side->maker, (uint8_t)lo, (uint8_t)hi, i);
     }
 }
 
@@ -259,14 +272,14 @@ const struct dfa *dfa_side_by_side(struct compile *compile, const struct dfa *co
                                    uint32_t n, uint32_t min_len, uint32_t max_len,
                                    bool (*keep)(const void *arg, uint32_t mask), const void *arg)
 {
-    struct side s = {.c = compile,
-                     .n = n,
-                     .min_len = min_len,
-                     .max_len = max_len,
-                     .keep = keep,
-                     .arg = arg,
-                     .keys = {.c = compile},
-                     .maker = {.c = compile}};
+    struct side side = {.c = compile,
+                        .n = n,
+                        .min_len = min_len,
+                        .max_len = max_len,
+                        .keep = keep,
+                        .arg = arg,
+                        .keys = {.c = compile},
+                        .maker = {.c = compile}};
     uint32_t word[DFA_PARTS_MAX + 2] = {0};
     uint32_t at;
 
@@ -275,22 +288,22 @@ const struct dfa *dfa_side_by_side(struct compile *compile, const struct dfa *co
         return NULL;
     }
     for (at = 0; at < n; at++)
-        s.parts[at] = parts[at];
-    s.parts[n] = dfa_utf8(compile);
-    s.count_max = max_len != NONE ? max_len + 1 : min_len;
+        side.parts[at] = parts[at];
+    side.parts[n] = dfa_utf8(compile);
+    side.count_max = max_len != NONE ? max_len + 1 : min_len;
     if (!compile_ok(compile))
         return NULL;
-    dfa_side_state(&s, word);
-    for (at = 0; at < s.maker.states.n && compile_ok(compile); at++) {
-        dfa_maker_begin(&s.maker, at);
-        dfa_side_edges(&s, at);
+    dfa_side_state(&side, word);
+    for (at = 0; at < side.maker.states.n && compile_ok(compile); at++) {
+        dfa_maker_begin(&side.maker, at);
+        dfa_side_edges(&side, at);
     }
-    return compile_ok(compile) ? dfa_minimise(compile, dfa_maker_end(&s.maker)) : NULL;
+    return compile_ok(compile) ? dfa_minimise(compile, dfa_maker_end(&side.maker)) : NULL;
 }
 
-/* --- least automaton ---------------------------------------------------------------------- */
+/* --- minimisation ------------------------------------------------------------------------- */
 
-/* States that reach an end: by passes over reversed edges. */
+/* The states that can reach an end, by a search over reversed edges. */
 static bool *dfa_find_alive(struct compile *compile, const struct dfa *dfa)
 {
     bool *alive = compile_alloc(compile, dfa->n_states + 1);
@@ -299,24 +312,25 @@ static bool *dfa_find_alive(struct compile *compile, const struct dfa *dfa)
     uint32_t *from = compile_alloc(compile, (size_t)dfa->n_edges * sizeof *from + 1);
     uint32_t *work = compile_alloc(compile, (size_t)dfa->n_states * sizeof *work + 1);
     uint32_t n = 0;
-    uint32_t s, i;
+    uint32_t state, i;
 
     if (!compile_ok(compile))
         return NULL;
     memset(head, 0xff, (size_t)dfa->n_states * sizeof *head);
-    for (s = 0; s < dfa->n_states; s++) {
-        for (i = dfa->states[s].edge_at; i < dfa->states[s].edge_at + dfa->states[s].n_edges; i++) {
-            from[i] = s;
+    for (state = 0; state < dfa->n_states; state++) {
+        for (i = dfa->states[state].edge_at;
+             i < dfa->states[state].edge_at + dfa->states[state].n_edges; i++) {
+            from[i] = state;
             next[i] = head[dfa->edges[i].to];
             head[dfa->edges[i].to] = i;
         }
-        if (dfa->states[s].label != 0) {
-            alive[s] = true;
-            work[n++] = s;
+        if (dfa->states[state].label != 0) {
+            alive[state] = true;
+            work[n++] = state;
         }
     }
-    while (n > 0) /* each state comes in once */
-        for (i = head[work[--n]], s = n; i != NONE; i = next[i])
+    while (n > 0) /* each state is pushed once */
+        for (i = head[work[--n]], state = n; i != NONE; i = next[i])
             if (!alive[from[i]]) {
                 alive[from[i]] = true;
                 work[n++] = from[i];
@@ -324,23 +338,25 @@ static bool *dfa_find_alive(struct compile *compile, const struct dfa *dfa)
     return alive;
 }
 
-/* One refinement: states with equal class and equally classed edges stay together. */
+/* One pass of partition refinement (Moore): states stay in one class if they were in one and their edges
+ * lead to equal classes. Returns the number of classes. */
 static uint32_t dfa_refine_classes(struct keys *keys, const struct dfa *dfa, const bool *alive,
                                    uint32_t *class, uint32_t *fresh)
 {
     struct compile *compile = keys->c;
     uint32_t words[3 * 256 + 2];
-    uint32_t s, i;
+    uint32_t state, i;
     bool is_new;
 
     dfa_keys_clear(keys);
-    for (s = 0; s < dfa->n_states && compile_tick(compile); s++) {
+    for (state = 0; state < dfa->n_states && compile_tick(compile); state++) {
         uint32_t n = 0;
 
-        if (!alive[s])
+        if (!alive[state])
             continue;
-        words[n++] = class[s];
-        for (i = dfa->states[s].edge_at; i < dfa->states[s].edge_at + dfa->states[s].n_edges; i++) {
+        words[n++] = class[state];
+        for (i = dfa->states[state].edge_at;
+             i < dfa->states[state].edge_at + dfa->states[state].n_edges; i++) {
             const struct dfa_edge *edge = &dfa->edges[i];
 
             if (!alive[edge->to])
@@ -353,12 +369,13 @@ static uint32_t dfa_refine_classes(struct keys *keys, const struct dfa *dfa, con
             words[n++] = edge->hi;
             words[n++] = class[edge->to];
         }
-        fresh[s] = dfa_keys_find(keys, words, n, &is_new);
+        fresh[state] = dfa_keys_find(keys, words, n, &is_new);
     }
     memcpy(class, fresh, (size_t)dfa->n_states * sizeof *class);
     return keys->n;
 }
 
+/* The automaton of the classes; the first state found of a class represents it. */
 static const struct dfa *dfa_build_quotient(struct compile *compile, const struct dfa *dfa,
                                             const bool *alive, const uint32_t *class,
                                             uint32_t n_classes)
@@ -373,11 +390,12 @@ static const struct dfa *dfa_build_quotient(struct compile *compile, const struc
     memset(number, 0xff, (size_t)n_classes * sizeof *number);
     number[class[0]] = dfa_maker_state(&maker, dfa->states[0].label);
     for (at = 0; at < maker.states.n && compile_ok(compile); at++) {
-        uint32_t s = at == 0 ? 0 : order[at];
+        uint32_t state = at == 0 ? 0 : order[at];
         uint32_t first = maker.edges.n;
 
         dfa_maker_begin(&maker, at);
-        for (i = dfa->states[s].edge_at; i < dfa->states[s].edge_at + dfa->states[s].n_edges; i++) {
+        for (i = dfa->states[state].edge_at;
+             i < dfa->states[state].edge_at + dfa->states[state].n_edges; i++) {
             const struct dfa_edge *edge = &dfa->edges[i];
             struct dfa_edge *last =
                 maker.edges.n > first ? &maker.edges.items[maker.edges.n - 1] : NULL;
@@ -406,7 +424,7 @@ const struct dfa *dfa_minimise(struct compile *compile, const struct dfa *dfa)
     const bool *alive;
     uint32_t *class;
     uint32_t *fresh;
-    uint32_t n, before, s;
+    uint32_t n, before, state;
     size_t looks = 0;
 
     if (dfa == NULL)
@@ -420,8 +438,8 @@ const struct dfa *dfa_minimise(struct compile *compile, const struct dfa *dfa)
         dfa_maker_state(&none, 0);
         return dfa_maker_end(&none);
     }
-    for (s = 0; s < dfa->n_states; s++)
-        class[s] = dfa->states[s].label;
+    for (state = 0; state < dfa->n_states; state++)
+        class[state] = dfa->states[state].label;
     for (n = 0, before = NONE; n != before && compile_ok(compile); looks += dfa->n_states) {
         before = n;
         if (looks > MINIMISE_LOOKS) {

@@ -1,5 +1,7 @@
-/* Deterministic automata over bytes, without calls: what patterns, formats and sets of names
- * become before they are built in. They live in the compilation's arena and never change. */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Deterministic finite automata over bytes: the form of patterns, formats and sets of names before
+ * they become part of the automaton. They live in the compilation's arena and never change. */
 #ifndef QUIRE_GRAMMAR_DFA_H
 #define QUIRE_GRAMMAR_DFA_H
 
@@ -17,7 +19,7 @@ struct dfa_edge {
 struct dfa_state {
     uint32_t edge_at;
     uint32_t n_edges; /* sorted, disjoint */
-    uint32_t label;   /* 0: not an end; else what ends here (1 for a plain language) */
+    uint32_t label;   /* 0: not an end; else the kind of end (1 if there is only one) */
 };
 
 struct dfa {
@@ -26,30 +28,31 @@ struct dfa {
     uint32_t n_states, n_edges;
 };
 
-/* Valid UTF-8; the language of everything. */
+/* The automaton that accepts all valid UTF-8. */
 const struct dfa *dfa_utf8(struct compile *compile);
 
-/* Run several automata side by side over valid UTF-8 whose length in characters is in
- * [min_len, max_len] (max_len NONE: no limit). An end is where `keep` of the mask of the parts
- * that end there is true, its label is 1; with keep NULL all are ends, labelled 1 + the mask.
- * Minimal; a language without members is one state without edges. n <= DFA_PARTS_MAX. */
+/* Run several automata in parallel over valid UTF-8 whose length in characters is in
+ * [min_len, max_len] (max_len NONE: unbounded). The parts that accept a text form a mask. With keep,
+ * a text is accepted if keep(arg, mask) is true, with label 1; with keep NULL all texts are accepted,
+ * with label 1 + mask. The result is minimal; the empty language is one state without edges.
+ * n <= DFA_PARTS_MAX. */
 const struct dfa *dfa_side_by_side(struct compile *compile, const struct dfa *const *parts,
                                    uint32_t n, uint32_t min_len, uint32_t max_len,
                                    bool (*keep)(const void *arg, uint32_t mask), const void *arg);
 
-/* The same labels with fewer states: the least automaton, unless finding it takes long. States
- * without a way to an end are gone. */
+/* An equivalent automaton, labels included, with the fewest states, unless finding it takes too long.
+ * States that cannot reach an end are removed. */
 const struct dfa *dfa_minimise(struct compile *compile, const struct dfa *dfa);
 
-/* The state after a byte; NONE. */
+/* The state after a byte; NONE: there is none. */
 uint32_t dfa_step(const struct dfa *dfa, uint32_t state, uint8_t byte);
 
-/* The label that the bytes end with. */
+/* The label after the bytes; 0: they are not accepted. */
 uint32_t dfa_match(const struct dfa *dfa, const char *bytes, size_t len);
 
 bool dfa_is_empty(const struct dfa *dfa);
 
-/* A list of states that is filled while a dfa is explored: new states get edges in their order. */
+/* A dfa under construction: states are added while it is explored, and get their edges in order. */
 struct dfa_maker {
     struct compile *c;
     LIST(struct dfa_state) states;
@@ -57,11 +60,11 @@ struct dfa_maker {
 };
 uint32_t dfa_maker_state(struct dfa_maker *maker, uint32_t label); /* NONE after an error */
 void dfa_maker_edge(struct dfa_maker *maker, uint8_t lo, uint8_t hi,
-                    uint32_t to);                              /* of the last begun */
+                    uint32_t to);                              /* of the state begun last */
 void dfa_maker_begin(struct dfa_maker *maker, uint32_t state); /* its edges follow */
 const struct dfa *dfa_maker_end(struct dfa_maker *maker);
 
-/* --- keys: sets of numbers that were seen, each with a number of its own ------------------ */
+/* --- keys: numbers for tuples of words, in order of first appearance --------------------- */
 
 struct keys {
     struct compile *c;
@@ -74,25 +77,26 @@ struct keys {
     uint32_t n_heads; /* a power of two */
 };
 
-/* The number of a key, which is its position in order of appearance; *is_new out. */
+/* The number of a tuple; *is_new reports whether this is its first appearance. */
 uint32_t dfa_keys_find(struct keys *keys, const uint32_t *words, uint32_t n, bool *is_new);
 
 /* --- into the automaton ------------------------------------------------------------------- */
 
-/* Build a dfa over bytes as it stands. leaf[label] is where a byte `last` leads from an end with
- * that label; with last < 0 ends are ends of the automaton. Returns the start. */
+/* Build a dfa over raw bytes. A byte `last` leads from an end with a label to leaf[label]; with
+ * last < 0 the ends are ends of the automaton. Returns the start state. */
 uint32_t dfa_build(struct build *build, const struct dfa *dfa, int last, const uint32_t *leaf);
 
-/* The same for the inside of a JSON string: '"', '\' and controls are written as escapes. */
+/* Build a dfa as the inside of a JSON string: '"', '\' and controls are written as escapes. */
 uint32_t dfa_build_json(struct build *build, const struct dfa *dfa, const uint32_t *leaf);
 
-/* The same as a rule that counts its characters (automaton.h), for texts of at most `most`, 1 to
- * 65,000: a state to be called with a way back, behind whose closing quote the rule ends. NONE when
- * that cannot be: a control may come, or a way to the end takes more than 250 characters. */
+/* Like dfa_build_json(), as a rule that counts its characters (automaton.h), for texts of at most
+ * `most` characters, 1 to 65,000. Returns a state that must be called with a way back; the rule ends
+ * after the closing quote. NONE when a control is possible or the shortest way to an end from some
+ * state takes more than 250 characters. */
 uint32_t dfa_build_json_counted(struct build *build, const struct dfa *dfa, uint32_t most);
 
-/* The same, but every text can be written in one way only: for names, of which some are then
- * taken out again (build_insert()). */
+/* Like dfa_build_json(), but each text has only one spelling: for names, of which some are removed
+ * again by build_insert(). */
 uint32_t dfa_build_json_once(struct build *build, const struct dfa *dfa, const uint32_t *leaf);
 
 #endif

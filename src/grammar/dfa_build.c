@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A dfa becomes states of the automaton: as it stands, or as the inside of a JSON string. */
+ * Turns a dfa into states of the automaton: as raw bytes, or as the inside of a JSON string, in which
+ * some characters have several spellings:
+ *
+ *     line feed   \n  \u000a  \u000A        '/'   /  \/        '"'   \"  \u0022 is not accepted */
 #include <string.h>
 
 #include "grammar/dfa.h"
@@ -9,36 +12,39 @@ struct json_builder {
     struct build *b;
     const struct dfa *d;
     uint32_t *state;  /* [n_states] of the automaton */
-    uint32_t *escape; /* [n_states]: behind a '\' when all escapes lead to that state; NONE */
-    bool once;        /* each text in one way only: no "\\/", no \u for what has a letter; and no
-                       * U+0000, which few readers of JSON take */
-    uint32_t hex;     /* what follows "\u" for a control: 00 and two digits; NONE: not yet */
+    uint32_t *escape; /* [n_states]: the state after '\' if all escapes lead to that state; NONE */
+    bool once;        /* one spelling per text: no "\/", no \u where a letter exists, and no U+0000,
+                       * which few JSON readers accept */
+    uint32_t hex;     /* the rule for the four digits after "\u" of a control; NONE: not built */
 };
 
 uint32_t dfa_build(struct build *build, const struct dfa *dfa, int last, const uint32_t *leaf)
 {
     uint32_t *state;
-    uint32_t s, i;
+    uint32_t state_idx, i;
 
     if (dfa == NULL || !compile_ok(build->c))
         return 0;
     state = compile_alloc(build->c, (size_t)dfa->n_states * sizeof *state);
-    for (s = 0; s < dfa->n_states && compile_ok(build->c); s++)
-        state[s] = build_state(build);
-    for (s = 0; s < dfa->n_states && compile_ok(build->c); s++) {
-        for (i = dfa->states[s].edge_at; i < dfa->states[s].edge_at + dfa->states[s].n_edges; i++)
-            build_edge(build, state[s], dfa->edges[i].lo, dfa->edges[i].hi,
+    for (state_idx = 0; state_idx < dfa->n_states && compile_ok(build->c); state_idx++)
+        state[state_idx] = build_state(build);
+    for (state_idx = 0; state_idx < dfa->n_states && compile_ok(build->c); state_idx++) {
+        for (i = dfa->states[state_idx].edge_at;
+             i < dfa->states[state_idx].edge_at + dfa->states[state_idx].n_edges; i++)
+            build_edge(build, state[state_idx], dfa->edges[i].lo, dfa->edges[i].hi,
                        state[dfa->edges[i].to]);
-        if (dfa->states[s].label == 0)
+        if (dfa->states[state_idx].label == 0)
             continue;
         if (last < 0)
-            build->states.items[state[s]].end = true;
-        else if (leaf[dfa->states[s].label] != NONE)
-            build_edge(build, state[s], (uint8_t)last, (uint8_t)last, leaf[dfa->states[s].label]);
+            build->states.items[state[state_idx]].end = true;
+        else if (leaf[dfa->states[state_idx].label] != NONE)
+            build_edge(build, state[state_idx], (uint8_t)last, (uint8_t)last,
+                       leaf[dfa->states[state_idx].label]);
     }
     return compile_ok(build->c) ? state[0] : 0;
 }
 
+/* An edge for a hexadecimal digit, in both cases unless only one spelling is wanted. */
 static void dfa_edge_hex(struct json_builder *builder, uint32_t from, int digit, uint32_t to)
 {
     struct build *build = builder->b;
@@ -52,13 +58,14 @@ static void dfa_edge_hex(struct json_builder *builder, uint32_t from, int digit,
         build_edge(build, from, (uint8_t)('A' + digit - 10), (uint8_t)('A' + digit - 10), to);
 }
 
+/* Does JSON have an escape of one letter for this control? */
 static bool dfa_has_letter(int control)
 {
     return control == '\b' || control == '\f' || control == '\n' || control == '\r' ||
            control == '\t';
 }
 
-/* "00" and two digits from `from`, each control to its target. */
+/* "00" and two digits from `from`; each control leads to its target. */
 static void dfa_build_hex(struct json_builder *builder, uint32_t from, const uint32_t *target)
 {
     struct build *build = builder->b;
@@ -71,7 +78,7 @@ static void dfa_build_hex(struct json_builder *builder, uint32_t from, const uin
             dfa_edge_hex(builder, half[i / 16], i % 16, target[i]);
 }
 
-/* The shared rule of dfa_build_hex() for when all controls lead to one state. */
+/* The digits as a rule that is shared by all states whose controls lead to one state. */
 static uint32_t dfa_shared_hex(struct json_builder *builder)
 {
     uint32_t target[32];
@@ -88,12 +95,13 @@ static uint32_t dfa_shared_hex(struct json_builder *builder)
     return builder->hex;
 }
 
-/* Escapes of one letter: what is written, what it stands for. */
+/* Escapes of one letter: the letter and the character it stands for. */
 static const uint8_t letters[][2] = {{'"', '"'},  {'\\', '\\'}, {'/', '/'},  {'b', '\b'},
                                      {'f', '\f'}, {'n', '\n'},  {'r', '\r'}, {'t', '\t'}};
 
 #define N_LETTERS (sizeof letters / sizeof letters[0])
 
+/* A state after '\', from which the escape of each character leads to target[character]. */
 static uint32_t dfa_build_escape(struct json_builder *builder, const uint32_t *target)
 {
     struct build *build = builder->b;
@@ -122,7 +130,8 @@ static uint32_t dfa_build_escape(struct json_builder *builder, const uint32_t *t
     return at;
 }
 
-/* The state behind a '\'; NONE when nothing of this state must be escaped. */
+/* The state after '\'; NONE when no character that must be escaped is possible here. States whose escapes
+ * all lead to one state share it. */
 static uint32_t dfa_escape_of(struct json_builder *builder, uint32_t s)
 {
     uint32_t target[128];
@@ -154,47 +163,49 @@ static uint32_t dfa_escape_of(struct json_builder *builder, uint32_t s)
     return builder->escape[first];
 }
 
-/* A range of the dfa without what must be escaped. */
+/* Edges for a range of bytes, without those that must be escaped. */
 static void dfa_edge_plain(struct build *build, uint32_t from, int lo, int hi, uint32_t to)
 {
     static const int cut[][2] = {{0x20, 0x21}, {0x23, 0x5b}, {0x5d, 0xff}};
     size_t i;
 
     for (i = 0; i < 3; i++) {
-        int l = lo > cut[i][0] ? lo : cut[i][0];
-        int h = hi < cut[i][1] ? hi : cut[i][1];
+        int first = lo > cut[i][0] ? lo : cut[i][0];
+        int last = hi < cut[i][1] ? hi : cut[i][1];
 
-        if (l <= h)
-            build_edge(build, from, (uint8_t)l, (uint8_t)h, to);
+        if (first <= last)
+            build_edge(build, from, (uint8_t)first, (uint8_t)last, to);
     }
 }
 
+/* Build all states, their plain edges, their escapes, and the closing quotes. */
 static uint32_t dfa_build_json_text(struct json_builder *how, const uint32_t *leaf)
 {
     struct json_builder builder = *how;
     struct build *build = builder.b;
     const struct dfa *dfa = builder.d;
-    uint32_t s, i;
+    uint32_t idx, i;
 
     if (dfa == NULL || !compile_ok(build->c))
         return 0;
     builder.hex = NONE;
     builder.state = compile_alloc(build->c, (size_t)dfa->n_states * sizeof *builder.state);
     builder.escape = compile_alloc(build->c, (size_t)dfa->n_states * sizeof *builder.escape);
-    for (s = 0; s < dfa->n_states && compile_ok(build->c); s++) {
-        builder.state[s] = build_state(build);
-        builder.escape[s] = NONE;
+    for (idx = 0; idx < dfa->n_states && compile_ok(build->c); idx++) {
+        builder.state[idx] = build_state(build);
+        builder.escape[idx] = NONE;
     }
-    for (s = 0; s < dfa->n_states && compile_ok(build->c); s++) {
-        uint32_t escape = dfa_escape_of(&builder, s);
+    for (idx = 0; idx < dfa->n_states && compile_ok(build->c); idx++) {
+        uint32_t escape = dfa_escape_of(&builder, idx);
 
-        for (i = dfa->states[s].edge_at; i < dfa->states[s].edge_at + dfa->states[s].n_edges; i++)
-            dfa_edge_plain(build, builder.state[s], dfa->edges[i].lo, dfa->edges[i].hi,
+        for (i = dfa->states[idx].edge_at; i < dfa->states[idx].edge_at + dfa->states[idx].n_edges;
+             i++)
+            dfa_edge_plain(build, builder.state[idx], dfa->edges[i].lo, dfa->edges[i].hi,
                            builder.state[dfa->edges[i].to]);
         if (escape != NONE)
-            build_edge(build, builder.state[s], '\\', '\\', escape);
-        if (dfa->states[s].label != 0 && leaf[dfa->states[s].label] != NONE)
-            build_edge(build, builder.state[s], '"', '"', leaf[dfa->states[s].label]);
+            build_edge(build, builder.state[idx], '\\', '\\', escape);
+        if (dfa->states[idx].label != 0 && leaf[dfa->states[idx].label] != NONE)
+            build_edge(build, builder.state[idx], '"', '"', leaf[dfa->states[idx].label]);
     }
     how->state = builder.state;
     return compile_ok(build->c) ? builder.state[0] : 0;
@@ -216,9 +227,9 @@ uint32_t dfa_build_json_once(struct build *build, const struct dfa *dfa, const u
 
 /* --- counted ------------------------------------------------------------------------------ */
 
-#define LEAST_MAX 250 /* so that a token's length and this are less than twice the longest token */
+#define LEAST_MAX 250 /* keeps a token's length plus this below twice the longest token */
 
-/* Between two characters? Bytes of continuation come only inside of one. */
+/* Is a state between two characters? Inside of one only continuation bytes are possible. */
 static bool dfa_is_border(const struct dfa *dfa, uint32_t s)
 {
     uint32_t at = dfa->states[s].edge_at;
@@ -234,8 +245,9 @@ static bool dfa_has_controls(const struct dfa *dfa)
     return false;
 }
 
-/* The characters that the way to the quote takes at least, from the states first .. last - 1, which
- * lead to each other and to the leaf alone. False when one has more than LEAST_MAX. */
+/* Set the `count` of the states first .. last - 1: the least number of characters from there to the quote,
+ * by relaxation until nothing changes. The states lead only to each other and to the leaf. False when
+ * one needs more than LEAST_MAX. */
 static bool dfa_find_least(struct build *build, uint32_t first, uint32_t last, uint32_t leaf)
 {
     bool changed = true;

@@ -6,17 +6,17 @@
  *   Lark   start: "yes" | item~2..3 /[a-z]+/ ("," item)* [item] // the first rule is `start`
  *
  * A grammar with "::=" is GBNF. Both have | () * + ? and "text" with JSON's escapes; GBNF has
- * classes and {n,m}; Lark has /regex/, [optional], ~n, "a".."z", "text"i, -> names (without
- * meaning here) and leading ? or !. Refused: %ignore, %import, other directives, templates.
+ * classes and {n,m}; Lark has /regex/, [optional], ~n, "a".."z", "text"i, -> names (which have no
+ * effect here) and a leading ? or !. Refused: %ignore, %import, other directives, templates.
  *
- * Lark as llguidance has it, which the package guidance writes, has {n,m}, a first line
- * %llguidance {...} (passed over), rules of the form `name: %json {schema}`, and attributes:
- * name[capture, max_tokens=9]: ... Of these capture, max_tokens and temperature are passed over,
- * because they say nothing of the form; others (stop, suffix, lazy) would change it, and are
- * refused.
+ * Lark in the dialect of llguidance, which the package guidance writes, has {n,m}, a first line
+ * %llguidance {...} (skipped), rules of the form `name: %json {schema}`, and attributes:
+ * name[capture, max_tokens=9]: ... Of these, capture, max_tokens and temperature are skipped, because
+ * they do not affect the language; others (stop, suffix, lazy) do and are refused.
  *
- * Each rule is determinised by itself. A rule that begins with itself (expr: expr "+" term | term)
- * becomes a repeat; other left recursion is refused, because a stack would grow without a byte. */
+ * Each rule is made deterministic on its own. A rule that begins with itself (expr: expr "+" term |
+ * term) becomes a repeat; other left recursion is refused, because the stack would grow without
+ * consuming a byte. */
 #include <string.h>
 
 #include "base/hex.h"
@@ -29,12 +29,13 @@
 struct ebnf_rule {
     const char *name;
     size_t len;
-    const struct regular *tree; /* NULL: not defined, or by a schema */
-    size_t at;                  /* where it was first named */
-    const char *schema;         /* NULL: it has none */
+    const struct regular *tree; /* NULL: not defined, or defined by a schema */
+    size_t at;                  /* offset of its first mention */
+    const char *schema;         /* NULL: not defined by a schema */
     size_t schema_len;
 };
 
+/* The text and a position; at a failure the position moves to the end, so that all loops stop. */
 struct ebnf_parser {
     struct compile *c;
     const char *text;
@@ -46,6 +47,7 @@ struct ebnf_parser {
 
 static const struct regular *ebnf_parse_either(struct ebnf_parser *parser);
 
+/* Report an error with its line. */
 static void *ebnf_fail(struct ebnf_parser *parser, int rc, const char *what)
 {
     size_t line = 1;
@@ -58,11 +60,13 @@ static void *ebnf_fail(struct ebnf_parser *parser, int rc, const char *what)
     return NULL;
 }
 
+/* The byte at an offset; -1 after the end. */
 static int ebnf_peek_at(const struct ebnf_parser *parser, size_t at)
 {
     return at < parser->len ? (unsigned char)parser->text[at] : -1;
 }
 
+/* Consume a literal text, if it comes next. */
 static bool ebnf_take_text(struct ebnf_parser *parser, const char *text)
 {
     size_t n = strlen(text);
@@ -74,6 +78,7 @@ static bool ebnf_take_text(struct ebnf_parser *parser, const char *text)
     return true;
 }
 
+/* Skip white space and comments. */
 static void ebnf_skip_space(struct ebnf_parser *parser)
 {
     for (; parser->at < parser->len; parser->at++) {
@@ -110,8 +115,8 @@ static size_t ebnf_name_len(const struct ebnf_parser *parser, size_t at)
     return n;
 }
 
-/* The length of what begins here with a bracket and ends with its partner, texts in quotes passed
- * over; 0 when it does not end. */
+/* The length of a bracketed text, up to the matching bracket; strings are skipped over. 0 when it does not
+ * end. */
 static size_t ebnf_bracket_len(const struct ebnf_parser *parser, size_t start)
 {
     bool quoted = false;
@@ -133,7 +138,8 @@ static size_t ebnf_bracket_len(const struct ebnf_parser *parser, size_t start)
     return 0;
 }
 
-/* Does a rule's definition begin here? Its name's place and length, and where its body begins. */
+/* Does a rule's definition begin here? Then *name and *len are its name, and *body is where the definition
+ * of the name begins. */
 static bool ebnf_at_rule(struct ebnf_parser *parser, size_t *name, size_t *len, size_t *body)
 {
     size_t at = parser->at;
@@ -145,7 +151,7 @@ static bool ebnf_at_rule(struct ebnf_parser *parser, size_t *name, size_t *len, 
     if (*len == 0)
         return false;
     at += *len;
-    if (parser->lark && ebnf_peek_at(parser, at) == '.') /* a priority: no meaning here */
+    if (parser->lark && ebnf_peek_at(parser, at) == '.') /* a priority, which has no effect */
         for (at++; ebnf_peek_at(parser, at) >= '0' && ebnf_peek_at(parser, at) <= '9';)
             at++;
     if (parser->lark && ebnf_peek_at(parser, at) == '[')
@@ -159,6 +165,7 @@ static bool ebnf_at_rule(struct ebnf_parser *parser, size_t *name, size_t *len, 
            ebnf_peek_at(parser, at + 2) == '=';
 }
 
+/* The number of a rule by its name; rules are numbered at their first mention. */
 static uint32_t ebnf_rule_of(struct ebnf_parser *parser, const char *name, size_t len)
 {
     uint32_t i;
@@ -178,6 +185,7 @@ static uint32_t ebnf_rule_of(struct ebnf_parser *parser, const char *name, size_
 
 /* --- atoms -------------------------------------------------------------------------------- */
 
+/* The code point of a hexadecimal escape. */
 static uint32_t ebnf_take_code(struct ebnf_parser *parser, size_t digits)
 {
     int64_t value = hex_number(parser->text + parser->at, parser->len - parser->at, digits);
@@ -190,7 +198,7 @@ static uint32_t ebnf_take_code(struct ebnf_parser *parser, size_t digits)
     return (uint32_t)value;
 }
 
-/* One character of a text or class, escapes undone. */
+/* One character of a text or class, with escapes decoded. */
 static uint32_t ebnf_take_char(struct ebnf_parser *parser)
 {
     size_t n = utf8_sequence(parser->text + parser->at, parser->len - parser->at);
@@ -212,10 +220,11 @@ static uint32_t ebnf_take_char(struct ebnf_parser *parser)
     default: break;
     }
     if (ch >= 0x80 || (ebnf_is_name_char((int)ch) && ch != '-' && ch != '_'))
-        ebnf_fail(parser, ERR_UNSUPPORTED, "an escape of a letter or digit that means nothing");
+        ebnf_fail(parser, ERR_UNSUPPORTED, "an unknown escape of a letter or digit");
     return ch;
 }
 
+/* A set of one character, or of both cases of a letter. */
 static const struct regular *ebnf_one_char(struct ebnf_parser *parser, uint32_t ch, bool any_case)
 {
     struct regular_range r[2] = {{ch, ch}, {ch ^ 0x20, ch ^ 0x20}};
@@ -226,7 +235,7 @@ static const struct regular *ebnf_one_char(struct ebnf_parser *parser, uint32_t 
     return regular_set(parser->c, r, any_case && letter ? 2 : 1, false);
 }
 
-/* "text", the quote taken; with Lark's i behind it, and "a".."z". */
+/* After an opening quote: "text", in Lark also "text"i and "a".."z". */
 static const struct regular *ebnf_parse_text(struct ebnf_parser *parser)
 {
     LIST(uint32_t) chars = {0};
@@ -260,6 +269,7 @@ static const struct regular *ebnf_parse_text(struct ebnf_parser *parser)
     return regular == NULL ? regular_node(parser->c, REGULAR_EMPTY, NULL, NULL) : regular;
 }
 
+/* After '[' in GBNF: a class. */
 static const struct regular *ebnf_parse_class(struct ebnf_parser *parser)
 {
     LIST(struct regular_range) ranges = {0};
@@ -283,7 +293,7 @@ static const struct regular *ebnf_parse_class(struct ebnf_parser *parser)
     return regular_set(parser->c, ranges.items, ranges.n, negated);
 }
 
-/* /regex/, the first slash taken. Only flags that change nothing here. */
+/* After '/' in Lark: a regular expression, up to a '/' outside of a class. */
 static const struct regular *ebnf_parse_regex(struct ebnf_parser *parser)
 {
     size_t start = parser->at;
@@ -307,6 +317,7 @@ static const struct regular *ebnf_parse_regex(struct ebnf_parser *parser)
     return regex_tree(parser->c, parser->text + start, n);
 }
 
+/* After an opening bracket: alternatives up to `close`. */
 static const struct regular *ebnf_parse_group(struct ebnf_parser *parser, const char *close)
 {
     const struct regular *regular;
@@ -321,13 +332,14 @@ static const struct regular *ebnf_parse_group(struct ebnf_parser *parser, const 
     return regular;
 }
 
+/* A rule that is called by its name. */
 static const struct regular *ebnf_parse_call(struct ebnf_parser *parser)
 {
     size_t n = ebnf_name_len(parser, parser->at);
     struct regular *regular;
 
     if (n == 0)
-        return ebnf_fail(parser, ERR_SYNTAX, "something that is no part of a rule");
+        return ebnf_fail(parser, ERR_SYNTAX, "a text, group, class or rule name is expected");
     regular = compile_alloc(parser->c, sizeof *regular);
     if (regular == NULL)
         return NULL;
@@ -341,6 +353,7 @@ static const struct regular *ebnf_parse_call(struct ebnf_parser *parser)
     return regular;
 }
 
+/* One element without a repeat. */
 static const struct regular *ebnf_parse_atom(struct ebnf_parser *parser)
 {
     static const struct regular_range line = {'\n', '\n'};
@@ -375,6 +388,7 @@ static uint32_t ebnf_take_number(struct ebnf_parser *parser)
     return n;
 }
 
+/* Repeat an element; checks the bounds. */
 static const struct regular *ebnf_build_repeated(struct ebnf_parser *parser,
                                                  const struct regular *regular, uint32_t min,
                                                  uint32_t max)
@@ -384,7 +398,7 @@ static const struct regular *ebnf_build_repeated(struct ebnf_parser *parser,
     return regular_repeat(parser->c, regular, min, max);
 }
 
-/* {n}, {n,}, {n,m} or {,m}; the brace was taken. */
+/* After '{': {n}, {n,}, {n,m} or {,m}. */
 static const struct regular *ebnf_parse_counts(struct ebnf_parser *parser,
                                                const struct regular *regular)
 {
@@ -406,7 +420,7 @@ static const struct regular *ebnf_parse_counts(struct ebnf_parser *parser,
     return ebnf_build_repeated(parser, regular, min, max);
 }
 
-/* ~n or ~n..m; the sign was taken. */
+/* After '~' in Lark: ~n or ~n..m. */
 static const struct regular *ebnf_parse_tilde(struct ebnf_parser *parser,
                                               const struct regular *regular)
 {
@@ -420,13 +434,14 @@ static const struct regular *ebnf_parse_tilde(struct ebnf_parser *parser,
     return ebnf_build_repeated(parser, regular, min, max);
 }
 
+/* An element and the repeats after it. The bound on their number is for inputs such as a*****. */
 static const struct regular *ebnf_parse_repeated(struct ebnf_parser *parser)
 {
     const struct regular *regular = ebnf_parse_atom(parser);
     int times;
 
     for (times = 0; compile_ok(parser->c) && times < 8; times++) {
-        if (!parser->lark) /* Lark's [x] would be taken for a repeat's */
+        if (!parser->lark) /* in Lark, "a [b]" is a sequence, not an attribute */
             while (ebnf_peek_at(parser, parser->at) == ' ' ||
                    ebnf_peek_at(parser, parser->at) == '\t')
                 parser->at++;
@@ -446,6 +461,7 @@ static const struct regular *ebnf_parse_repeated(struct ebnf_parser *parser)
     return regular;
 }
 
+/* Does a sequence end here? It does before the definition of the next rule, which has no separator. */
 static bool ebnf_sequence_ends(struct ebnf_parser *parser)
 {
     size_t name, len, body;
@@ -453,7 +469,7 @@ static bool ebnf_sequence_ends(struct ebnf_parser *parser)
 
     ebnf_skip_space(parser);
     ch = ebnf_peek_at(parser, parser->at);
-    if (parser->lark && ebnf_take_text(parser, "->")) { /* a name for the tree's branch */
+    if (parser->lark && ebnf_take_text(parser, "->")) { /* the name of an alternative: skipped */
         ebnf_skip_space(parser);
         parser->at += ebnf_name_len(parser, parser->at);
         return ebnf_sequence_ends(parser);
@@ -462,6 +478,7 @@ static bool ebnf_sequence_ends(struct ebnf_parser *parser)
            ebnf_at_rule(parser, &name, &len, &body);
 }
 
+/* Elements one after another. */
 static const struct regular *ebnf_parse_sequence(struct ebnf_parser *parser)
 {
     const struct regular *regular = NULL;
@@ -474,6 +491,7 @@ static const struct regular *ebnf_parse_sequence(struct ebnf_parser *parser)
     return regular == NULL ? regular_node(parser->c, REGULAR_EMPTY, NULL, NULL) : regular;
 }
 
+/* Alternatives. */
 static const struct regular *ebnf_parse_either(struct ebnf_parser *parser)
 {
     const struct regular *regular = ebnf_parse_sequence(parser);
@@ -485,7 +503,7 @@ static const struct regular *ebnf_parse_either(struct ebnf_parser *parser)
 
 /* --- rules -------------------------------------------------------------------------------- */
 
-/* The value of an attribute: a number, a name or a text. */
+/* Consume the value of an attribute: a number, a name or a string. */
 static bool ebnf_take_value(struct ebnf_parser *parser)
 {
     size_t start = parser->at;
@@ -501,7 +519,7 @@ static bool ebnf_take_value(struct ebnf_parser *parser)
     return parser->at > start;
 }
 
-/* [name, name=value, ...] behind a rule's name; the bracket was taken. */
+/* After '[' of a rule's name: [name, name=value, ...]. */
 static void ebnf_parse_attributes(struct ebnf_parser *parser)
 {
     static const char *const passed[] = {"capture", "max_tokens", "temperature"};
@@ -516,7 +534,7 @@ static void ebnf_parse_attributes(struct ebnf_parser *parser)
                 break;
         if (i == 3) {
             ebnf_fail(parser, ERR_UNSUPPORTED,
-                      "attributes of a rule but capture, max_tokens, temperature");
+                      "rule attributes other than capture, max_tokens and temperature");
             return;
         }
         parser->at += n;
@@ -532,7 +550,7 @@ static void ebnf_parse_attributes(struct ebnf_parser *parser)
         ebnf_fail(parser, ERR_SYNTAX, "attributes without their ']'");
 }
 
-/* A JSON object: its length, and it is taken. 0, and an error, when it does not end. */
+/* Consume a JSON object and return its length; 0, after an error, when it does not end. */
 static size_t ebnf_take_object(struct ebnf_parser *parser)
 {
     size_t n;
@@ -545,7 +563,7 @@ static size_t ebnf_take_object(struct ebnf_parser *parser)
     return n;
 }
 
-/* What stands behind a rule's colon. */
+/* The definition of a rule, after its colon. */
 static struct ebnf_rule ebnf_parse_rule(struct ebnf_parser *parser)
 {
     struct ebnf_rule rule = {0};
@@ -561,6 +579,7 @@ static struct ebnf_rule ebnf_parse_rule(struct ebnf_parser *parser)
     return rule;
 }
 
+/* A rule: name, attributes, definition. */
 static void ebnf_parse_definition(struct ebnf_parser *parser)
 {
     size_t name, len, body;
@@ -591,6 +610,7 @@ static void ebnf_parse_definition(struct ebnf_parser *parser)
     own->schema_len = rule.schema_len;
 }
 
+/* All rules of a grammar. */
 static void ebnf_parse_rules(struct ebnf_parser *parser)
 {
     ebnf_skip_space(parser);
@@ -607,7 +627,7 @@ static void ebnf_parse_rules(struct ebnf_parser *parser)
 
 /* --- left recursion ----------------------------------------------------------------------- */
 
-/* What follows when a sequence begins with a call of the rule; NULL when it does not. */
+/* The rest of a sequence that begins with a call of `rule`; NULL when it does not. */
 static const struct regular *ebnf_follow_itself(struct compile *compile,
                                                 const struct regular *regular, uint32_t rule)
 {
@@ -627,7 +647,7 @@ static const struct regular *ebnf_build_either(struct compile *compile, const st
     return a == NULL ? b : regular_node(compile, REGULAR_ALT, a, b);
 }
 
-/* a: a x | y  becomes  a: y x*. */
+/* Replace direct left recursion by a repeat: a: a x | y becomes a: y x*. */
 static const struct regular *ebnf_remove_itself(struct compile *compile, const struct regular *tree,
                                                 uint32_t rule)
 {
@@ -652,6 +672,7 @@ static const struct regular *ebnf_remove_itself(struct compile *compile, const s
     return regular_node(compile, REGULAR_CAT, others, regular_repeat(compile, tails, 0, NONE));
 }
 
+/* Build the states of one rule, from start[number]. */
 static void ebnf_build_rule(struct build *build, const struct ebnf_rule *rule, uint32_t number,
                             const uint32_t *start)
 {
@@ -663,7 +684,7 @@ static void ebnf_build_rule(struct build *build, const struct ebnf_rule *rule, u
                       start);
 }
 
-/* Lark by its first line, even if a pattern or schema in it has "::=". */
+/* Is it llguidance's Lark? Its first line decides, because a pattern or schema may contain "::=". */
 static bool ebnf_is_guidance(const char *text, size_t len)
 {
     static const char head[] = "%llguidance";

@@ -1,4 +1,8 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The entry point: chooses the compiler for a request and runs it within bounds of time and memory. The
+ * time is CPU time of the thread, so that a busy machine does not fail a request that an idle one would
+ * accept. */
 #include "grammar/grammar.h"
 
 #include <string.h>
@@ -12,6 +16,7 @@ uint32_t grammar_build_pattern(struct build *build, const char *text, size_t len
     return dfa_build(build, regex_whole(build->c, text, len), -1, NULL);
 }
 
+/* A tree of all choices: a state per distinct prefix. */
 static uint32_t grammar_build_choices(struct build *build, const struct grammar_request *request)
 {
     uint32_t root = build_state(build);

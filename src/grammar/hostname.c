@@ -2,22 +2,22 @@
  *
  * The format "hostname": labels of RFC 1123, and of RFC 5890 those that begin with "xn--".
  *
- * What stands behind "xn--" is Punycode (RFC 3492): ASCII characters up to the last '-', then
- * numbers that say which other characters go where, the smallest character first. How a number is
- * written depends on all before it, which no automaton of a sensible size can follow. What it does
- * follow is the first number, whose writing is fixed, and that is enough to refuse
+ * After "xn--" comes Punycode (RFC 3492): ASCII characters up to the last '-', then numbers that
+ * encode which other characters are inserted where, in ascending order. The encoding of a number
+ * depends on all numbers before it, which no automaton of a sensible size can follow. This one follows
+ * the first number, whose encoding is fixed, and that is enough to refuse a label that
  *
- *   - what has no whole number, or does not end as a number does
- *   - what holds a character that RFC 5892 forbids by name, as its smallest
- *   - a single character that needs company (a middle dot between two letters, an iota mark, a
- *     joiner), or that is a combining mark at the label's beginning
+ *   - has no complete number, or does not end at the end of a number
+ *   - has as its smallest character one that RFC 5892 forbids by name
+ *   - is a single character that needs company (a middle dot between two letters, an iota mark, a
+ *     joiner), or begins with a combining mark that is its only one
  *
  * the last two for labels with up to ASCII_MAX characters of ASCII. No valid label is refused.
- * Nor is the whole name counted: with a label's place it would take 25,000 states, and more than
- * there may be with Punycode's. So a schema that counts has the labels' shape alone.
+ * The length of the whole name is not checked: together with the position in a label it would take
+ * 25,000 states. A schema that counts characters therefore gets a simpler shape of labels.
  *
- * The reader is an ordinary function from state and byte to state, hostname_host_step(); explore() makes an
- * automaton of all that it can come to. */
+ * The checker is an ordinary function from a state and a byte to a state, hostname_step_byte();
+ * hostname_dfa() explores all states that it can reach. */
 #include <string.h>
 
 #include "grammar/schema_parts.h"
@@ -27,35 +27,37 @@
 #define BASE       36
 #define FIRST_CHAR 0x80
 
+/* Where in a label the checker is. */
 enum stage {
     LABEL_START,
     LABEL_PLAIN,
     LABEL_PREFIX, /* a part of "xn--" */
-    PUNY_NUMBER,  /* in the first number; its value counts */
-    PUNY_UNSEEN,  /* in the first number; it can be none that is refused */
-    PUNY_REFUSED, /* unless a '-' comes and makes all of it ASCII */
+    PUNY_NUMBER,  /* in the first number, whose value is tracked */
+    PUNY_UNSEEN,  /* in the first number, which can no longer be a refused one */
+    PUNY_REFUSED, /* refused, unless a '-' follows and makes all of it ASCII */
     PUNY_ALONE,   /* refused if the label ends here */
-    PUNY_MORE,    /* any digits; it ends with a number's end */
-    PUNY_OPEN,    /* the same behind a digit that ends no number */
+    PUNY_MORE,    /* at the end of a number; any digits may follow */
+    PUNY_OPEN,    /* after a digit that does not end a number */
 };
 
 struct hostname_state {
     uint32_t stage;
     uint32_t n_read;  /* characters of the label */
-    uint32_t hyphen;  /* the last one was '-' */
-    uint32_t n_ascii; /* characters before the last '-' of Punycode; up to ASCII_MAX + 1 */
+    uint32_t hyphen;  /* the last character was '-' */
+    uint32_t n_ascii; /* characters before the last '-' of Punycode; at most ASCII_MAX */
     uint32_t n_digits;
-    uint32_t value; /* of the digits */
+    uint32_t value; /* of the digits so far */
 };
 
 #define HOST_WORDS (sizeof(struct hostname_state) / sizeof(uint32_t))
 
+/* The rule for a character that is the smallest one of a label. */
 enum verdict { CHAR_FORBIDDEN, CHAR_NOT_ALONE, CHAR_NOT_FIRST, CHAR_BETWEEN };
 
 /* RFC 5892, 2.6 and appendix A, and the marks of the most common blocks. */
 static const struct {
     uint32_t lo, hi;
-    enum verdict verdict; /* CHAR_NOT_FIRST and CHAR_BETWEEN: when it is the only one */
+    enum verdict verdict; /* CHAR_NOT_FIRST and CHAR_BETWEEN: if it is the only one */
 } odd_chars[] = {
     {0x00b7, 0x00b7, CHAR_BETWEEN},   {0x0300, 0x036f, CHAR_NOT_FIRST},
     {0x0375, 0x0375, CHAR_NOT_ALONE}, {0x0483, 0x0489, CHAR_NOT_FIRST},
@@ -68,23 +70,25 @@ static const struct {
 
 #define N_ODD (sizeof odd_chars / sizeof odd_chars[0])
 
-/* Bias 72: the first two digits have threshold 1, the rest 26. */
+/* Punycode writes a number in a mixed radix. With the initial bias of 72 the first two digits have the
+ * threshold 1, the rest 26; a digit below the threshold ends the number. */
 static uint32_t hostname_threshold(uint32_t n_digits)
 {
     return n_digits < 2 ? 1 : 26;
 }
 
+/* The weight of digit number n_digits. */
 static uint32_t hostname_weight(uint32_t n_digits)
 {
-    uint32_t w = 1;
+    uint32_t weight = 1;
     uint32_t i;
 
     for (i = 0; i < n_digits; i++)
-        w *= BASE - hostname_threshold(i);
-    return w;
+        weight *= BASE - hostname_threshold(i);
+    return weight;
 }
 
-/* What becomes of a label whose first number is this: the smallest character and its place. */
+/* The stage after a complete first number, which encodes the smallest character and its place. */
 static enum stage hostname_number_stage(const struct hostname_state *host)
 {
     uint32_t n_places = host->n_ascii + 1;
@@ -105,11 +109,12 @@ static enum stage hostname_number_stage(const struct hostname_state *host)
     return PUNY_MORE;
 }
 
-/* Can more digits make a number of an odd character? Said too often costs states alone. */
+/* Can more digits still make a number that encodes an odd character? "Yes" where it is not needed costs
+ * only states, so an approximation is fine. */
 static bool hostname_number_may_be_odd(const struct hostname_state *host)
 {
     uint32_t n_places = host->n_ascii + 1;
-    uint32_t w = hostname_weight(host->n_digits);
+    uint32_t weight = hostname_weight(host->n_digits);
     size_t i;
 
     if (host->n_digits < 2)
@@ -122,13 +127,14 @@ static bool hostname_number_may_be_odd(const struct hostname_state *host)
             uint32_t lo = (c - FIRST_CHAR) * n_places;
             uint32_t hi = first ? lo : lo + host->n_ascii;
 
-            if (hi >= host->value && (hi - host->value) % w <= hi - lo)
+            if (hi >= host->value && (hi - host->value) % weight <= hi - lo)
                 return true;
         }
     }
     return false;
 }
 
+/* Punycode's digits: a..z are 0 to 25, 0..9 are 26 to 35. */
 static uint32_t hostname_digit_of(uint8_t byte)
 {
     if (byte >= '0' && byte <= '9')
@@ -136,6 +142,7 @@ static uint32_t hostname_digit_of(uint8_t byte)
     return (uint32_t)(byte | 0x20) - 'a';
 }
 
+/* Advance by a digit. Data that can no longer matter is set to 0, so that equal futures are one state. */
 static void hostname_number_step(struct hostname_state *host, uint32_t digit)
 {
     bool ends = digit < hostname_threshold(host->n_digits);
@@ -149,14 +156,14 @@ static void hostname_number_step(struct hostname_state *host, uint32_t digit)
         host->stage = PUNY_UNSEEN;
     if (host->stage == PUNY_NUMBER)
         return;
-    host->value = host->n_ascii = 0; /* what no longer matters makes no states */
+    host->value = host->n_ascii = 0;
     if (host->stage != PUNY_UNSEEN)
         host->n_digits = 0;
     else if (host->n_digits > 2)
         host->n_digits = 2;
 }
 
-/* A '-' makes what came before it ASCII, and a first number begin. */
+/* A '-' makes the characters before it ASCII and begins a first number. */
 static void hostname_number_begin(struct hostname_state *host, uint32_t n_ascii)
 {
     host->stage = n_ascii <= ASCII_MAX ? PUNY_NUMBER : PUNY_UNSEEN;
@@ -172,6 +179,7 @@ static bool hostname_label_may_end(const struct hostname_state *host)
            !host->hyphen;
 }
 
+/* Advance outside of Punycode, and notice the prefix "xn--". */
 static void hostname_plain_step(struct hostname_state *host, uint8_t byte)
 {
     static const char prefix[] = "xn--";
@@ -183,8 +191,8 @@ static void hostname_plain_step(struct hostname_state *host, uint8_t byte)
         hostname_number_begin(host, 0);
 }
 
-/* False: the byte cannot come. */
-static bool hostname_host_step(struct hostname_state *host, uint8_t byte)
+/* Advance by any byte of a name. False: the byte is not allowed. */
+static bool hostname_step_byte(struct hostname_state *host, uint8_t byte)
 {
     if (byte == '.') {
         bool may = hostname_label_may_end(host);
@@ -207,7 +215,7 @@ static bool hostname_host_step(struct hostname_state *host, uint8_t byte)
     return true;
 }
 
-/* The state after a byte; NONE. */
+/* The number of the state after a byte, which may be a new one; NONE: the byte is not allowed. */
 static uint32_t hostname_explore_step(struct dfa_maker *maker, struct keys *keys,
                                       struct hostname_state host, uint8_t byte)
 {
@@ -215,7 +223,7 @@ static uint32_t hostname_explore_step(struct dfa_maker *maker, struct keys *keys
     uint32_t number;
     bool is_new;
 
-    if (!hostname_host_step(&host, byte))
+    if (!hostname_step_byte(&host, byte))
         return NONE;
     memcpy(words, &host, sizeof words);
     number = dfa_keys_find(keys, words, HOST_WORDS, &is_new);
@@ -224,6 +232,7 @@ static uint32_t hostname_explore_step(struct dfa_maker *maker, struct keys *keys
     return number;
 }
 
+/* Explore all bytes from a state and join adjacent bytes with one target to an edge. */
 static void hostname_explore_edges(struct dfa_maker *maker, struct keys *keys, uint32_t number)
 {
     static const uint8_t ranges[][2] = {{'-', '.'}, {'0', '9'}, {'A', 'Z'}, {'a', 'z'}};

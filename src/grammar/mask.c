@@ -1,54 +1,56 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The mask of a walk: the union over its configurations, each in two parts.
+ * Makes the mask of a walk: the union of the masks of its configurations. Each has two parts.
  *
- * 1. What does not depend on the stack: from the configuration's state, with unknown frames below,
- *    which tokens are read without leaving the rule (an entry: a bitmap), and at which nodes of
- *    the trie the rule may end in the middle of a token (its pops). Entries that took long to find
- *    are kept in the cache, by state.
- * 2. At each pop the children are walked on with the real frames below. Few as a rule: after a
- *    string's closing quote there are some hundred tokens that go on.
+ * 1. The part that does not depend on the stack. Start in the configuration's state, with an unknown
+ *    frame (a hole) below, and walk the trie. The result is an entry: the tokens that are read without
+ *    leaving the rule (a bitmap), and the nodes of the trie at which the rule may end in the middle of
+ *    a token (the pops). Entries that took long to find are kept in the cache, by state.
+ * 2. The part that depends on the stack. At each pop, walk the children with the real frames below.
+ *    Usually these are few: after a string's closing quote about a hundred tokens go on.
  *
- * Where nothing is below, an end is the end of the output and no pop is noted. A rule that may end
- * anywhere (free text) with something below has a pop at nearly every inner node of the trie, and a
- * vocabulary has as many of these as tokens and more. Then the entry is found anew with the
- * uppermost frame known: what follows the rule is read in the same walk, and the pops that remain
- * are those of the frame below it; and so on, up to KNOWN_MAX frames. Such entries are kept by
- * their state and those frames. With more the real stack is walked, and nothing is kept.
+ * With nothing below, an end is the end of the output, and no pop is recorded. A rule that may end
+ * anywhere (free text) with something below it has a pop at nearly every inner node of the trie, and
+ * a vocabulary has more of these than tokens. Then the entry is computed again with the topmost frame
+ * known: the text after the rule is read in the same walk, and only the pops of the next frame remain;
+ * and so on, up to KNOWN_MAX frames. Such entries are kept by state and known frames. Beyond that the
+ * real stack is walked, and nothing is kept.
  *
- * Where characters are counted (automaton.h) the count is of no account while more are left than
- * any token of the entry takes, and its way to the end; nearer to the end the real stack is
- * walked.
+ * Where characters are counted (automaton.h), the count does not matter while more characters are
+ * left than any token of the entry takes, including its way to the end. Closer to the end the real
+ * stack is walked.
  *
- * Where a string goes on for long enough, all tokens of a slice are allowed without a look and
- * only the trie of the others is walked. */
+ * Where a string may go on for long enough, all tokens of a slice (trie.h) are allowed at once, and
+ * only the trie of the other tokens is walked. */
 #include <stdatomic.h>
 #include <string.h>
 
 #include "grammar/walk_parts.h"
 
-#define ENTRY_STEPS   300 /* keep what took longer than looking into the cache and copying */
+#define ENTRY_STEPS   300 /* keep entries that took longer than a look-up and a copy would */
 #define CACHE_SLOTS   4096u
-#define CACHE_POPS    256u /* what walk_cache_bytes() counts a state: most have few */
+#define CACHE_POPS    256u /* pops per state that walk_cache_bytes() allows for; most have few */
 #define CACHE_PROBES  16
-#define DEPTH_RESERVE 64 /* frames that a kept entry may push */
+#define DEPTH_RESERVE 64 /* frames that a cached entry may push */
 #define KNOWN_MAX     3
 #define POPS_MANY     UINT32_MAX
+
+/* The key of an entry: the state, the topmost frames, and whether anything is below these. */
 
 /* What an entry depends on: the state, the uppermost frames, and what is below these. */
 struct entry_key {
     uint32_t state;
     uint16_t n_known;
     uint16_t is_all;           /* 1: nothing is below */
-    uint32_t known[KNOWN_MAX]; /* states of frames, the uppermost first; the rest 0 */
+    uint32_t known[KNOWN_MAX]; /* states of frames, topmost first; the rest is 0 */
 };
 
 struct entry_head {
     struct entry_key key;
-    uint32_t trie;   /* that pops count from */
-    uint32_t need;   /* characters that must be left, where they are counted in the frame below */
-    uint32_t ends;   /* 1: all that is known may end before any byte */
-    uint32_t n_pops; /* POPS_MANY: too many, one more frame has to be known. Then no words follow */
+    uint32_t trie;   /* the trie in which pops are indices */
+    uint32_t need;   /* characters that must be left if the frame below counts them */
+    uint32_t ends;   /* 1: the known part may end before any byte */
+    uint32_t n_pops; /* POPS_MANY: too many; one more frame must be known. No words follow then */
 };
 
 struct mask_entry {
@@ -56,8 +58,10 @@ struct mask_entry {
     uint32_t words[]; /* the bitmap, then the pops */
 };
 
+/* An append-only hash table that threads share without locks: an entry is written completely before its
+ * offset is published in a slot, and is never changed or removed. */
 struct walk_cache {
-    uint64_t bytes; /* all of it */
+    uint64_t bytes; /* of the whole cache */
     _Atomic uint64_t used;
     _Atomic uint32_t slots[CACHE_SLOTS]; /* offset / 8 of an entry; 0: free */
 };
@@ -77,13 +81,14 @@ void walk_cache_init(struct walk_cache *cache, size_t bytes)
     atomic_store(&cache->used, (sizeof *cache + 7) & ~(size_t)7);
 }
 
+/* The slot to try at a probe. */
 static uint32_t mask_find_slot(const struct entry_key *key, uint32_t probe)
 {
-    uint32_t h = key->state * 0x9e3779b1u + key->is_all;
+    uint32_t hash = key->state * 0x9e3779b1u + key->is_all;
 
     for (uint32_t i = 0; i < key->n_known; i++)
-        h = (h ^ h >> 15 ^ key->known[i]) * 0x85ebca6bu;
-    return ((h >> 16) + probe) % CACHE_SLOTS;
+        hash = (hash ^ hash >> 15 ^ key->known[i]) * 0x85ebca6bu;
+    return ((hash >> 16) + probe) % CACHE_SLOTS;
 }
 
 static const struct mask_entry *mask_entry_at(const struct walk_cache *cache, uint32_t offset)
@@ -108,7 +113,8 @@ static const struct mask_entry *mask_cache_find(struct walk_cache *cache,
     return NULL;
 }
 
-/* Keep what was just found. Two threads may keep the same: then one is never found. */
+/* Keep the entry just found. If two threads keep the same entry, one copy is never found; that only
+ * wastes memory. */
 static void mask_cache_keep(struct walk_cache *cache, const struct walk_work *work,
                             const struct token_trie *trie, const struct entry_head *head)
 {
@@ -141,7 +147,8 @@ static void mask_cache_keep(struct walk_cache *cache, const struct walk_work *wo
 
 /* --- walking a trie ----------------------------------------------------------------------- */
 
-/* The bytes that a closed set has edges for. */
+/* Mark the bytes for which some configuration of a closed set has an edge. Most subtrees of the first
+ * level are skipped by this table. */
 static void mask_first_bytes(const struct walk_work *work, const struct set *set, bool *can)
 {
     uint32_t i, k;
@@ -156,22 +163,23 @@ static void mask_first_bytes(const struct walk_work *work, const struct set *set
 
             for (k = 0; k < state->n_edges; k++)
                 memset(can + edge[k].lo, 1,
-                       (size_t)edge[k].hi - edge[k].lo + 1); /* the dead ones, too */
+                       (size_t)edge[k].hi - edge[k].lo + 1); /* includes dead edges: harmless */
             at = state->base;
         }
     }
 }
 
-/* One level down: the set after the node's byte, closed. */
-static void mask_descend(struct walk_work *work, struct level *l, struct set set, uint32_t end)
+/* Enter a node: close the set after its byte and remember where its subtree ends. */
+static void mask_descend(struct walk_work *work, struct level *level, struct set set, uint32_t end)
 {
     walk_set_close(work, &set);
-    l->set = set;
-    l->end = end;
+    level->set = set;
+    level->end = end;
 }
 
-/* Nodes [at, end) of a trie from a closed set: allowed tokens into bits; pops, where the hole is
- * reached. `can` are mask_first_bytes() of the set. */
+/* Walk the nodes [at, end) of a trie from a closed set. Sets the bits of allowed tokens, and records a pop
+ * where the hole is reached. `can` is mask_first_bytes() of the set. levels[] is the stack of the walk:
+ * one set per byte on the way to the current node. */
 static void mask_walk_nodes(struct walk_work *work, const struct trie_node *nodes, uint32_t at,
                             uint32_t end, const struct set *from, const bool *can, uint32_t *bits)
 {
@@ -182,10 +190,10 @@ static void mask_walk_nodes(struct walk_work *work, const struct trie_node *node
     levels[0].end = end;
     while (at < end && !work->failed && !work->many) {
         const struct trie_node *node = &nodes[at];
-        struct level *l;
+        struct level *level;
         struct set next;
 
-        while (at >= levels[depth].end) { /* level 0 ends at `end` */
+        while (at >= levels[depth].end) { /* leave subtrees; level 0 ends at `end` */
             walk_work_rewind(work, levels[depth].n_frames, levels[depth].n_pool);
             depth--;
         }
@@ -193,9 +201,9 @@ static void mask_walk_nodes(struct walk_work *work, const struct trie_node *node
             at += node->skip;
             continue;
         }
-        l = &levels[depth + 1]; /* a trie is at most TRIE_TOKEN_MAX deep */
-        l->n_frames = work->n_frames;
-        l->n_pool = work->n_pool;
+        level = &levels[depth + 1]; /* a trie is at most TRIE_TOKEN_MAX deep */
+        level->n_frames = work->n_frames;
+        level->n_pool = work->n_pool;
         work->n_bytes = depth + 1;
         next = walk_set_step(work, &levels[depth].set, node->byte);
         if (next.n == 0) {
@@ -205,12 +213,12 @@ static void mask_walk_nodes(struct walk_work *work, const struct trie_node *node
         if (node->token != TRIE_NO_TOKEN)
             bits[node->token / 32] |= 1u << node->token % 32;
         if (node->skip == 1) {
-            walk_work_rewind(work, l->n_frames, l->n_pool);
+            walk_work_rewind(work, level->n_frames, level->n_pool);
             at++;
             continue;
         }
-        mask_descend(work, l, next, at + node->skip);
-        if (l->set.hole) {
+        mask_descend(work, level, next, at + node->skip);
+        if (level->set.hole) {
             if (work->n_pops == POPS_MAX)
                 work->many = true;
             else
@@ -225,7 +233,7 @@ static void mask_walk_nodes(struct walk_work *work, const struct trie_node *node
     }
 }
 
-/* The trie without the largest slice that the state allows as a whole. */
+/* The trie without the largest slice that the state allows as a whole: its tokens are not walked. */
 static uint32_t mask_choose_trie(const struct automaton *automaton, const struct token_trie *trie,
                                  uint32_t state)
 {
@@ -233,13 +241,13 @@ static uint32_t mask_choose_trie(const struct automaton *automaton, const struct
     uint32_t t = TRIE_TRIES - 1;
 
     if ((automaton_states(automaton)[state].flags & AUTOMATON_COUNTED) != 0)
-        return 0; /* each token is looked at for its characters */
+        return 0; /* the characters of each token must be counted */
     while (t > 0 && (plain == 0 || plain < trie->tries[t].slice_chars))
         t--;
     return t;
 }
 
-/* Frames as the key says, on what is below them. */
+/* Push the known frames of a key onto a hole, or onto nothing. */
 static uint32_t mask_key_frames(struct walk_work *work, const struct entry_key *key)
 {
     uint32_t frame = key->is_all != 0 ? FRAME_BOTTOM : FRAME_HOLE;
@@ -249,7 +257,7 @@ static uint32_t mask_key_frames(struct walk_work *work, const struct entry_key *
     return frame;
 }
 
-/* What does not depend on the unknown of the stack, into work->bits and work->pops. */
+/* Compute the entry of head->key, into work->bits and work->pops. */
 static void mask_find_entry(struct walk_work *work, const struct token_trie *trie,
                             struct entry_head *head)
 {
@@ -262,7 +270,7 @@ static void mask_find_entry(struct walk_work *work, const struct token_trie *tri
     work->many = false;
     work->depth_max = 0;
     work->need = 0;
-    if (frame == UINT32_MAX) { /* out of frames: noted */
+    if (frame == UINT32_MAX) { /* out of frames */
         work->failed = true;
         return;
     }
@@ -284,16 +292,17 @@ static void mask_find_entry(struct walk_work *work, const struct token_trie *tri
 
 /* --- the mask ----------------------------------------------------------------------------- */
 
+/* The state of one call of walk_mask_within(). */
 struct masking {
     struct walk_work *s;
     const struct token_trie *v;
     struct walk_cache *cache;
     uint32_t *mask;
-    struct set tops; /* configurations to look at; grows by those that are below an end */
+    struct set tops; /* configurations to process; those below an end are added */
     bool can_end;
 };
 
-/* The whole trie with the real stack: for tops near the limit of depth. */
+/* Walk the whole trie with the real stack. */
 static void mask_directly(struct masking *masking, struct walk_top top)
 {
     struct walk_work *work = masking->s;
@@ -308,7 +317,7 @@ static void mask_directly(struct masking *masking, struct walk_top top)
                     masking->v->tries[0].n_nodes, &set, can, masking->mask);
 }
 
-/* Tokens that leave the rule at these nodes go on with what is below. */
+/* Tokens that leave the rule at these nodes continue in the frame below. */
 static void mask_pops(struct masking *masking, const uint32_t *pops, uint32_t n_pops, uint32_t trie,
                       uint32_t frame)
 {
@@ -330,8 +339,8 @@ static void mask_pops(struct masking *masking, const uint32_t *pops, uint32_t n_
     }
 }
 
-/* May what is known end before any byte? Then what is below is one more top. Sets are the pool's
- * last one at a time, so what is found is added when the closing is undone. */
+/* The known part may end before any byte, so the configuration below it is one more to process. A set can
+ * only grow while it is the pool's last, so this is called after the walk's sets are removed. */
 static void mask_mark_below(struct masking *masking, uint32_t frame)
 {
     struct walk_work *work = masking->s;
@@ -350,7 +359,7 @@ static void mask_or_words(uint32_t *to, const uint32_t *from, uint32_t n)
         to[i] |= from[i];
 }
 
-/* One more frame is known; false when no more can be. *below is what is under the known ones. */
+/* Make one more frame known; false when that is not possible. *below becomes the frame under it. */
 static bool mask_key_deepen(const struct walk_work *work, struct entry_key *key, uint32_t *below)
 {
     if (key->n_known == KNOWN_MAX || *below == FRAME_BOTTOM || work->frames[*below].count != 0)
@@ -361,14 +370,15 @@ static bool mask_key_deepen(const struct walk_work *work, struct entry_key *key,
     return true;
 }
 
-/* Are enough characters left in the frame that tokens cannot tell how many? */
+/* Are so many characters left in the frame that no token can reach the end of the count? */
 static bool mask_has_plenty(const struct walk_work *work, uint32_t below, uint32_t need)
 {
     return below <= FRAME_HOLE || work->frames[below].count == 0 ||
            work->frames[below].count > need;
 }
 
-/* The entry of a key into the mask; its head. POPS_MANY: it is of no use. */
+/* Add the entry of a key to the mask, from the cache or computed. POPS_MANY in the returned head: the entry
+ * was not usable and nothing was added. */
 static struct entry_head mask_entry(struct masking *masking, const struct entry_key *key,
                                     uint32_t below)
 {
@@ -390,7 +400,7 @@ static struct entry_head mask_entry(struct masking *masking, const struct entry_
     mask_find_entry(work, masking->v, &head);
     walk_work_rewind(work, n_frames, n_pool);
     if (work->failed ||
-        work->depth_max > DEPTH_RESERVE) /* a token of many brackets: its depth matters */
+        work->depth_max > DEPTH_RESERVE) /* tokens of many brackets: the real depth matters */
         return (struct entry_head){.key = *key, .n_pops = POPS_MANY};
     if (masking->cache != NULL && work->steps - steps > ENTRY_STEPS)
         mask_cache_keep(masking->cache, work, masking->v, &head);
@@ -399,11 +409,13 @@ static struct entry_head mask_entry(struct masking *masking, const struct entry_
     if (head.n_pops != POPS_MANY) {
         mask_or_words(masking->mask, work->bits, masking->v->n_words);
         mask_pops(masking, work->pops, head.n_pops, head.trie,
-                  below); /* finds no pops itself: no hole */
+                  below); /* adds no pops itself, because no hole is below */
     }
     return head;
 }
 
+/* Add the tokens of one configuration: with as few known frames as possible, or else with the real
+ * stack. */
 static void mask_top(struct masking *masking, struct walk_top top)
 {
     struct walk_work *work = masking->s;
@@ -429,6 +441,7 @@ static void mask_top(struct masking *masking, struct walk_top top)
         mask_mark_below(masking, below);
 }
 
+/* The bound on steps per mask, which grows with the vocabulary. */
 static uint32_t mask_steps_max(const struct token_trie *trie)
 {
     uint64_t steps = (uint64_t)trie->tries[0].n_nodes * WALK_NODE_STEPS;
@@ -455,7 +468,7 @@ int walk_mask_within(struct walk_work *work, const struct automaton *automaton,
     steps = steps < most ? steps : most;
     atomic_store_explicit(&work->steps_max, steps, memory_order_relaxed);
     masking.tops = walk_set_load(work, walk);
-    for (i = 0; i < masking.tops.n && !work->failed; i++) /* grows to ONE_SET_MAX at most */
+    for (i = 0; i < masking.tops.n && !work->failed; i++) /* at most ONE_SET_MAX */
         mask_top(&masking, work->pool[masking.tops.at + i]);
     if (work->failed)
         return steps < most && work->steps > steps ? ERR_AGAIN : ERR_LIMIT;
@@ -465,7 +478,7 @@ int walk_mask_within(struct walk_work *work, const struct automaton *automaton,
         if ((mask[alias->token / 32] >> alias->token % 32 & 1) != 0)
             mask[alias->alias / 32] |= 1u << alias->alias % 32;
     }
-    for (i = 0; i < trie->n_ends; i++) { /* whatever an end token spells */
+    for (i = 0; i < trie->n_ends; i++) { /* end tokens are never allowed by their text */
         uint32_t end = trie_ends(trie)[i];
 
         mask[end / 32] &= ~(1u << end % 32);

@@ -2,38 +2,40 @@
  *
  * Compositions: literal text around schemas, repeats, and free text that watches for triggers.
  *
- * Free text is bytes; it need not be UTF-8, because tokens may end inside of a character. Where
- * triggers are watched for, it is the automaton of Aho and Corasick: a state is the longest start
- * of a trigger that the text ends with. */
+ *     free text ... <tool_call> {"name": ...} </tool_call> free text ...
+ *
+ * Free text is bytes and need not be valid UTF-8, because tokens may end inside of a character. The
+ * automaton that watches for triggers is that of Aho and Corasick: a state is the longest prefix of a
+ * trigger that the text ends with. */
 #include <string.h>
 
 #include "grammar/regular.h"
 #include "grammar/source.h"
 
-#define PARTS_DEPTH_MAX   30 /* parts inside each other: fewer than structure_name() looks at */
+#define PARTS_DEPTH_MAX   30 /* nesting of parts, which bounds the recursion */
 #define TRIGGERS_MAX      64
-#define WATCH_MAX         128  /* triggers, and texts that end free text or may not be in it */
+#define WATCH_MAX         128 /* triggers, texts that end free text, and texts that it must not contain */
 #define TRIGGER_BYTES_MAX 8192 /* of all these together */
-#define COUNT_MAX         256  /* of repeats */
+#define COUNT_MAX         256  /* repeats */
 
-struct watch { /* a text that is watched for, and where it leads: DEAD, it may not be written */
+struct watch { /* a text to watch for, and the state after it; DEAD: it must not be written */
     const char *text;
     size_t len;
     uint32_t leaf;
 };
 
-struct watches { /* of two that are alike the first counts */
+struct watches { /* of equal texts the first one counts */
     struct watch items[WATCH_MAX];
     uint32_t n;
 };
 
-struct node { /* of the tree of triggers */
+struct node { /* of the tree of watched texts */
     uint32_t child, sibling, fail, state;
-    uint32_t leaf; /* NONE: no trigger ends here */
+    uint32_t leaf; /* NONE: no text ends here */
     uint8_t byte;
 };
 
-struct built { /* a schema that was built, and where it begins */
+struct built { /* a schema that was built, and the state it begins in */
     const struct grammar_part *part;
     uint32_t start;
 };
@@ -62,12 +64,12 @@ static uint32_t parts_child_of(const struct node *nodes, uint32_t at, uint8_t by
     return NONE;
 }
 
-/* The node after a byte: of the longest start that still fits. */
+/* The node after a byte: the longest prefix of a watched text that the text now ends with. */
 static uint32_t parts_node_step(const struct node *nodes, uint32_t at, uint8_t byte)
 {
     uint32_t next;
 
-    for (;;) { /* fail links come nearer to the root */
+    for (;;) { /* each failure link leads closer to the root */
         next = parts_child_of(nodes, at, byte);
         if (next != NONE || at == 0)
             return next == NONE ? 0 : next;
@@ -75,6 +77,7 @@ static uint32_t parts_node_step(const struct node *nodes, uint32_t at, uint8_t b
     }
 }
 
+/* Build the tree of the watched texts. Returns the number of nodes. */
 static uint32_t parts_nodes_fill(struct node *nodes, const struct watch *watch, uint32_t n_watch)
 {
     uint32_t n = 1;
@@ -104,8 +107,8 @@ static uint32_t parts_nodes_fill(struct node *nodes, const struct watch *watch, 
     return n;
 }
 
-/* Fail links, breadth first: `order` has room for all nodes. A trigger inside of another one that
- * ends first wins, so its leaf is handed on. */
+/* Set the failure links, breadth first. If a watched text ends inside of another one it is found first, so
+ * its leaf is inherited. order has room for all nodes. */
 static void parts_nodes_link(struct node *nodes, uint32_t *order)
 {
     uint32_t n = 0;
@@ -136,7 +139,7 @@ static void parts_watch_add(struct composer *composer, struct watches *watches,
     watches->items[watches->n++] = (struct watch){text->text, text->len, leaf};
 }
 
-/* What a part of free text may not hold. */
+/* Watch for the texts that a part's free text must not contain. */
 static void parts_watch_never(struct composer *composer, struct watches *watches,
                               const struct grammar_part *part)
 {
@@ -144,7 +147,7 @@ static void parts_watch_never(struct composer *composer, struct watches *watches
         parts_watch_add(composer, watches, &part->never[i], DEAD);
 }
 
-/* The edges of one node: runs of bytes that lead alike. */
+/* Build the edges of one node: ranges of bytes with the same target. */
 static void parts_node_build(struct build *build, const struct node *nodes, uint32_t at)
 {
     int first = 0;
@@ -162,7 +165,7 @@ static void parts_node_build(struct build *build, const struct node *nodes, uint
     }
 }
 
-/* Free text from a new state; may it end at any place? */
+/* Build free text from a new state. ends: may it end anywhere? */
 static uint32_t parts_free_text(struct composer *composer, const struct watches *watches, bool ends)
 {
     struct build *build = composer->b;
@@ -184,14 +187,14 @@ static uint32_t parts_free_text(struct composer *composer, const struct watches 
     for (i = 0; i < n; i++)
         nodes[i].state = ends ? build_end(build) : build_state(build);
     for (i = 0; i < n && compile_tick(build->c); i++)
-        if (nodes[i].leaf == NONE) /* else never reached as a state: the leaf is */
+        if (nodes[i].leaf == NONE) /* other nodes are replaced by their leaf */
             parts_node_build(build, nodes, i);
     return nodes[0].state;
 }
 
 /* --- sequences ---------------------------------------------------------------------------- */
 
-/* Does this part end the free text before it? One text, or a choice of texts. */
+/* Does this part end the free text before it? It must be a text, or a choice of texts. */
 static bool parts_is_stop(const struct grammar_part *part)
 {
     if (part->kind != PART_CHOICE || part->n_parts == 0)
@@ -211,7 +214,7 @@ static void parts_watch_stop(struct composer *composer, struct watches *watches,
         parts_watch_add(composer, watches, &stop->parts[i], leaf);
 }
 
-/* Free text up to a stop, behind which it goes on in `leaf`; to the end when stop is NULL. */
+/* Free text up to a stop, after which it continues in `leaf`; without a stop to the end. */
 static uint32_t parts_free_part(struct composer *composer, const struct grammar_part *part,
                                 const struct grammar_part *stop, uint32_t leaf)
 {
@@ -223,7 +226,8 @@ static uint32_t parts_free_part(struct composer *composer, const struct grammar_
     return parts_free_text(composer, &watches, stop == NULL);
 }
 
-/* The parts one after another, from a state to another. */
+/* Parts one after another, from one state to another. Free text and the part that ends it are built
+ * together. */
 static void parts_build_sequence(struct composer *composer, const struct grammar_part *parts,
                                  size_t n, uint32_t from, uint32_t to, int depth)
 {
@@ -276,7 +280,7 @@ static uint32_t parts_build_choice(struct composer *composer, const struct gramm
     return start;
 }
 
-/* min to max times; all times are calls of one rule. */
+/* A repeat. All repetitions are calls of one rule, so states grow with the number, not with the rule. */
 static uint32_t parts_build_repeated(struct composer *composer, const struct grammar_part *part,
                                      int depth)
 {
@@ -313,7 +317,7 @@ static uint32_t parts_build_repeated(struct composer *composer, const struct gra
     return start;
 }
 
-/* Texts of a stop, one of which must come now. */
+/* One of the texts of a stop, which must come next. */
 static uint32_t parts_stop_build(struct composer *composer, const struct grammar_part *stop,
                                  uint32_t leaf)
 {
@@ -332,7 +336,9 @@ static uint32_t parts_stop_build(struct composer *composer, const struct grammar
     return start;
 }
 
-/* stop NULL: it ends anywhere, or behind the last. */
+/* Free text with triggers. A layer is the free text after some number of triggers; layers are built from
+ * the last to the first, because each trigger leads to the next layer. Without a maximum the last layer
+ * leads to itself. stop NULL: the text ends anywhere, or after the last trigger. */
 static uint32_t parts_build_triggers(struct composer *composer, const struct grammar_part *part,
                                      const struct grammar_part *stop, uint32_t leaf, int depth)
 {
@@ -348,14 +354,16 @@ static uint32_t parts_build_triggers(struct composer *composer, const struct gra
         return 0;
     }
     for (i = 0; i < part->n_parts && compile_tick(build->c); i++) {
-        const struct grammar_part *s = &part->parts[i];
+        const struct grammar_part *sequence = &part->parts[i];
 
-        if (s->kind != PART_SEQUENCE || s->n_parts == 0 || s->parts[0].kind != PART_TEXT) {
+        if (sequence->kind != PART_SEQUENCE || sequence->n_parts == 0 ||
+            sequence->parts[0].kind != PART_TEXT) {
             compile_fail(build->c, ERR_INVALID,
                          "a trigger must be a sequence that begins with a text");
             return 0;
         }
-        rest[i] = parts_sequence_rule(composer, s->parts + 1, s->n_parts - 1, depth + 1);
+        rest[i] =
+            parts_sequence_rule(composer, sequence->parts + 1, sequence->n_parts - 1, depth + 1);
     }
     if (part->max == NONE)
         next = build_state(build);
@@ -396,7 +404,7 @@ static bool parts_same_text(const struct grammar_part *a, const struct grammar_p
            (a->len == 0 || memcmp(a->text, b->text, a->len) == 0);
 }
 
-/* Schemas that are alike are built once: parameters of tools often are. */
+/* Build equal schemas once: the parameters of tools are often equal. */
 static uint32_t parts_schema_once(struct composer *composer, const struct grammar_part *part)
 {
     uint32_t start, i;
@@ -420,7 +428,7 @@ static bool parts_both_match(const void *arg, uint32_t mask)
     return mask == 3;
 }
 
-/* A pattern, and a second one that the text must match as well. */
+/* A pattern, possibly with a second one that the text must match as well. */
 static uint32_t parts_pattern_part(struct composer *composer, const struct grammar_part *part)
 {
     struct compile *compile = composer->b->c;
@@ -439,6 +447,7 @@ static uint32_t parts_pattern_part(struct composer *composer, const struct gramm
     return compile_ok(compile) ? dfa_build(composer->b, dfa, -1, NULL) : 0;
 }
 
+/* Build any part as a rule, and return the state it begins in. */
 static uint32_t parts_part_build(struct composer *composer, const struct grammar_part *part,
                                  int depth)
 {

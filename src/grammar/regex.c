@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Patterns: a parser of one pass over code points. Groups recurse, at most REGULAR_DEPTH_MAX. */
+ * Patterns: a recursive parser over code points that makes a tree (regular.h), and the languages of a
+ * pattern, in which lookaheads at the beginning are intersections. Groups recurse, at most
+ * REGULAR_DEPTH_MAX deep. */
 #include <string.h>
 
 #include "base/hex.h"
@@ -8,16 +10,17 @@
 #include "grammar/regular.h"
 
 #define LOOKS_MAX  8      /* lookaheads at the beginning */
-#define REPEAT_MAX 100000 /* {n,m}; larger ones could not be built anyway */
-#define RANGES_MAX 512    /* of one class */
+#define REPEAT_MAX 100000 /* in {n,m}; larger ones would exceed the bound on states anyway */
+#define RANGES_MAX 512    /* per class */
 #define CODE_MAX   0x10ffff
 
+/* At a failure the position moves to the end, so that all loops stop. */
 struct regex_parser {
     struct compile *c;
     const char *text;
     size_t len, at;
     int depth;
-    bool dot_all; /* inside of (?s:...) '.' is a line's end, too */
+    bool dot_all; /* inside of (?s:...), where '.' matches line ends, too */
 };
 
 struct class
@@ -29,6 +32,7 @@ struct class
 
 static const struct regular *regex_parse_either(struct regex_parser *parser);
 
+/* Report an error with its offset. */
 static void *regex_fail(struct regex_parser *parser, int rc, const char *what)
 {
     compile_fail(parser->c, rc, "pattern, at byte %zu: %s", parser->at, what);
@@ -41,6 +45,7 @@ static int regex_peek_char(const struct regex_parser *parser)
     return parser->at < parser->len ? (unsigned char)parser->text[parser->at] : -1;
 }
 
+/* Consume a literal text, if it comes next. */
 static bool regex_take_char(struct regex_parser *parser, const char *text)
 {
     size_t n = strlen(text);
@@ -52,7 +57,7 @@ static bool regex_take_char(struct regex_parser *parser, const char *text)
     return true;
 }
 
-/* The next character; the text was checked to be UTF-8. */
+/* The next character; the text is known to be valid UTF-8. */
 static uint32_t regex_take_literal(struct regex_parser *parser)
 {
     uint32_t code = utf8_decode(parser->text + parser->at);
@@ -72,7 +77,7 @@ static void regex_class_add(struct regex_parser *parser, struct class *class, ui
         class->ranges[class->n++] = (struct regular_range){lo, hi};
 }
 
-/* \d \w \s and their complements. False when it is none of these. */
+/* Add the members of \d \w \s or of a complement. False when the letter is none of these. */
 static bool regex_class_letter(struct regex_parser *parser, struct class *class, int letter)
 {
     static const struct regular_range digit[] = {{'0', '9'}, {0, 0}};
@@ -89,26 +94,27 @@ static bool regex_class_letter(struct regex_parser *parser, struct class *class,
                                                  {0x3000, 0x3000},
                                                  {0xfeff, 0xfeff},
                                                  {0, 0}};
-    const struct regular_range *r;
+    const struct regular_range *range;
     uint32_t next = 0;
 
     switch (letter | 0x20) {
-    case 'd': r = digit; break;
-    case 'w': r = word; break;
-    case 's': r = space; break;
+    case 'd': range = digit; break;
+    case 'w': range = word; break;
+    case 's': range = space; break;
     default: return false;
     }
     if ((letter & 0x20) != 0) {
-        for (; r->hi != 0; r++)
-            regex_class_add(parser, class, r->lo, r->hi);
+        for (; range->hi != 0; range++)
+            regex_class_add(parser, class, range->lo, range->hi);
         return true;
     }
-    for (; r->hi != 0; next = r->hi + 1, r++)
-        regex_class_add(parser, class, next, r->lo - 1);
+    for (; range->hi != 0; next = range->hi + 1, range++)
+        regex_class_add(parser, class, next, range->lo - 1);
     regex_class_add(parser, class, next, CODE_MAX);
     return true;
 }
 
+/* A number of min to max hexadecimal digits. */
 static uint32_t regex_take_hex(struct regex_parser *parser, int min, int max)
 {
     uint32_t value = 0;
@@ -126,6 +132,7 @@ static uint32_t regex_take_hex(struct regex_parser *parser, int min, int max)
     return value;
 }
 
+/* After \u: {H...}, or four digits; two surrogates in a row are one character, as in ECMAScript. */
 static uint32_t regex_take_unicode(struct regex_parser *parser)
 {
     uint32_t code;
@@ -144,7 +151,7 @@ static uint32_t regex_take_unicode(struct regex_parser *parser)
     return code;
 }
 
-/* What a '\' stands for, when it is one character; the '\' was taken. */
+/* After a '\': the character that the escape stands for. */
 static uint32_t regex_take_escape(struct regex_parser *parser)
 {
     uint32_t ch;
@@ -180,11 +187,11 @@ static uint32_t regex_take_escape(struct regex_parser *parser)
     if (ch >= '1' && ch <= '9')
         regex_fail(parser, ERR_UNSUPPORTED, "back references");
     else if ((ch | 0x20) >= 'a' && (ch | 0x20) <= 'z' && ch < 128)
-        regex_fail(parser, ERR_UNSUPPORTED, "an escape of a letter that means nothing");
+        regex_fail(parser, ERR_UNSUPPORTED, "an unknown escape of a letter");
     return ch;
 }
 
-/* One end of a range in a class; *single is false when it was a class of its own (added). */
+/* One end of a range in a class. *single is false when it was a class such as \d, which is then added. */
 static uint32_t regex_parse_class_atom(struct regex_parser *parser, struct class *class,
                                        bool *single)
 {
@@ -201,6 +208,7 @@ static uint32_t regex_parse_class_atom(struct regex_parser *parser, struct class
     return regex_take_escape(parser);
 }
 
+/* After '[': a class. */
 static const struct regular *regex_parse_class(struct regex_parser *parser)
 {
     struct class class = {.n = 0};
@@ -222,7 +230,7 @@ static const struct regular *regex_parse_class(struct regex_parser *parser)
             hi = regex_parse_class_atom(parser, &class, &other);
             if (!compile_ok(parser->c))
                 return NULL;
-            if (!single || !other) { /* [\w-x]: the dash is one */
+            if (!single || !other) { /* [\w-x]: the dash is a member */
                 regex_class_add(parser, &class, '-', '-');
                 if (other)
                     regex_class_add(parser, &class, hi, hi);
@@ -241,6 +249,7 @@ static const struct regular *regex_parse_class(struct regex_parser *parser)
 
 /* --- atoms, repeats, sequences ------------------------------------------------------------ */
 
+/* After '(': a group and its kind. Names have no effect. */
 static const struct regular *regex_parse_group(struct regex_parser *parser)
 {
     const struct regular *regular;
@@ -250,7 +259,7 @@ static const struct regular *regex_parse_group(struct regex_parser *parser)
         if (regex_take_char(parser, "=") || regex_take_char(parser, "!") ||
             regex_take_char(parser, "<=") || regex_take_char(parser, "<!"))
             return regex_fail(parser, ERR_UNSUPPORTED,
-                              "lookaheads that do not stand at the very beginning, "
+                              "lookaheads that are not at the very beginning, "
                               "and lookbehinds");
         if (regex_take_char(parser, "P<") || regex_take_char(parser, "<")) {
             while (parser->at < parser->len && regex_peek_char(parser) != '>')
@@ -274,6 +283,7 @@ static const struct regular *regex_parse_group(struct regex_parser *parser)
     return regular;
 }
 
+/* One element without a repeat. */
 static const struct regular *regex_parse_atom(struct regex_parser *parser)
 {
     static const struct regular_range lines[] = {{'\n', '\n'}, {'\r', '\r'}, {0x2028, 0x2029}};
@@ -307,7 +317,7 @@ static const struct regular *regex_parse_atom(struct regex_parser *parser)
     }
 }
 
-/* {n}, {n,} or {n,m}; false, and nothing taken, when it is none of them: then '{' is itself. */
+/* {n}, {n,} or {n,m}. False, with nothing consumed, for anything else: '{' is then a literal. */
 static bool regex_take_counts(struct regex_parser *parser, uint32_t *min, uint32_t *max)
 {
     size_t at = parser->at + 1;
@@ -343,13 +353,14 @@ static bool regex_take_counts(struct regex_parser *parser, uint32_t *min, uint32
     return true;
 }
 
+/* An element and the repeats after it. */
 static const struct regular *regex_parse_repeated(struct regex_parser *parser)
 {
     const struct regular *regular = regex_parse_atom(parser);
     uint32_t min, max;
     int times;
 
-    for (times = 0; compile_ok(parser->c) && times < 8; times++) { /* a**: pointless, but bounded */
+    for (times = 0; compile_ok(parser->c) && times < 8; times++) { /* for inputs such as a*** */
         if (regex_take_char(parser, "*"))
             min = 0, max = NONE;
         else if (regex_take_char(parser, "+"))
@@ -366,6 +377,7 @@ static const struct regular *regex_parse_repeated(struct regex_parser *parser)
     return regular;
 }
 
+/* Elements one after another. */
 static const struct regular *regex_parse_sequence(struct regex_parser *parser)
 {
     const struct regular *regular = NULL;
@@ -379,6 +391,7 @@ static const struct regular *regex_parse_sequence(struct regex_parser *parser)
     return regular == NULL ? regular_node(parser->c, REGULAR_EMPTY, NULL, NULL) : regular;
 }
 
+/* Alternatives. */
 static const struct regular *regex_parse_either(struct regex_parser *parser)
 {
     const struct regular *regular = regex_parse_sequence(parser);
@@ -403,7 +416,7 @@ const struct regular *regex_tree(struct compile *compile, const char *text, size
 
 /* --- languages ---------------------------------------------------------------------------- */
 
-/* What `tree` matches somewhere in the text. */
+/* The texts in which the tree matches somewhere. */
 static const struct dfa *regex_search_tree(struct compile *compile, const struct regular *tree)
 {
     const struct regular *any = regular_repeat(compile, regular_any(compile), 0, NONE);
@@ -412,7 +425,7 @@ static const struct dfa *regex_search_tree(struct compile *compile, const struct
     return compile_ok(compile) ? regular_dfa(compile, tree) : NULL;
 }
 
-/* What it matches from the first character on, to the last or (open) to somewhere. */
+/* The texts that the tree matches from the first character on: to the last, or with `open` to any. */
 static const struct dfa *regex_add_anchors(struct compile *compile, const struct regular *tree,
                                            bool open)
 {
@@ -423,17 +436,18 @@ static const struct dfa *regex_add_anchors(struct compile *compile, const struct
     return compile_ok(compile) ? regular_dfa(compile, tree) : NULL;
 }
 
-struct looks { /* lookaheads before the rest of a pattern */
+struct looks { /* the lookaheads of a pattern, and the rest of it as the last part */
     const struct dfa *parts[LOOKS_MAX + 1];
     uint32_t n;
     uint32_t negative; /* mask */
 };
 
+/* Keep the texts that match all parts except the negative ones, and none of those. */
 static bool regex_looks_keep(const void *arg, uint32_t mask)
 {
-    const struct looks *l = arg;
+    const struct looks *looks = arg;
 
-    return mask == (((1u << l->n) - 1) & ~l->negative);
+    return mask == (((1u << looks->n) - 1) & ~looks->negative);
 }
 
 /* The length of the group that begins at text[0] == '('; 0 when it does not end. */
@@ -458,7 +472,7 @@ static size_t regex_group_len(const char *text, size_t len)
     return 0;
 }
 
-/* Is there a '|' outside of groups? Then a lookahead is not about the whole. */
+/* Is there a '|' outside of groups? Then a lookahead belongs to the first alternative only. */
 static bool regex_has_either(const char *text, size_t len)
 {
     size_t at, n;
@@ -484,29 +498,31 @@ static bool regex_is_look(const char *text, size_t len)
     return len > 3 && text[0] == '(' && text[1] == '?' && (text[2] == '=' || text[2] == '!');
 }
 
-/* ^(?=A)(?!B)rest: begins as A, does not begin as B, and is ^rest. `open`: rest may stop early. */
+/* ^(?=A)(?!B)rest: the texts that begin with A, do not begin with B, and match ^rest. `open`: rest need not
+ * reach the end. */
 static const struct dfa *regex_with_looks(struct compile *compile, const char *text, size_t len,
                                           bool open)
 {
-    struct looks l = {.n = 0};
+    struct looks looks = {.n = 0};
     size_t n;
 
     while (regex_is_look(text, len) && compile_ok(compile)) {
         n = regex_group_len(text, len);
-        if (n == 0 || l.n == LOOKS_MAX) {
+        if (n == 0 || looks.n == LOOKS_MAX) {
             compile_fail(compile, ERR_SYNTAX,
                          "pattern: a lookahead without end, or too many of them");
             return NULL;
         }
         if (text[2] == '!')
-            l.negative |= 1u << l.n;
-        l.parts[l.n++] = regex_add_anchors(compile, regex_tree(compile, text + 3, n - 4), true);
+            looks.negative |= 1u << looks.n;
+        looks.parts[looks.n++] =
+            regex_add_anchors(compile, regex_tree(compile, text + 3, n - 4), true);
         text += n;
         len -= n;
     }
-    l.parts[l.n++] = regex_add_anchors(compile, regex_tree(compile, text, len), open);
+    looks.parts[looks.n++] = regex_add_anchors(compile, regex_tree(compile, text, len), open);
     return compile_ok(compile)
-               ? dfa_side_by_side(compile, l.parts, l.n, 0, NONE, regex_looks_keep, &l)
+               ? dfa_side_by_side(compile, looks.parts, looks.n, 0, NONE, regex_looks_keep, &looks)
                : NULL;
 }
 

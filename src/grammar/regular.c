@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Thompson's construction, then subsets. Assertions are empty steps that are taken when the
- * closure of the first state is formed (begin) or when it is asked whether a set ends (end). */
+ * Thompson's construction (a nondeterministic automaton from a tree), then the subset construction. The
+ * assertions ^ and $ are empty steps: ^ is taken only in the closure of the first state, and $ only when
+ * it is tested whether a set of states is an end. */
 #include "grammar/regular.h"
 
 #include <stdlib.h>
@@ -46,8 +47,8 @@ static int regular_range_order(const void *a, const void *b)
     return x->lo < y->lo ? -1 : x->lo > y->lo;
 }
 
-/* Sorted, joined, without surrogates; what is left out when negated. */
-static uint32_t regular_ranges_tidy(struct regular_range *r, uint32_t n, bool negated,
+/* Sort and join ranges into out, or their complement when negated. Returns the number of ranges. */
+static uint32_t regular_ranges_tidy(struct regular_range *ranges, uint32_t n, bool negated,
                                     struct regular_range *out)
 {
     uint32_t n_out = 0;
@@ -55,27 +56,29 @@ static uint32_t regular_ranges_tidy(struct regular_range *r, uint32_t n, bool ne
     uint32_t next = 0;
     uint32_t i;
 
-    qsort(r, n, sizeof *r, regular_range_order);
+    qsort(ranges, n, sizeof *ranges, regular_range_order);
     for (i = 0; i < n; i++) {
-        if (joined > 0 && r[i].lo <= r[joined - 1].hi + 1)
-            r[joined - 1].hi = r[i].hi > r[joined - 1].hi ? r[i].hi : r[joined - 1].hi;
+        if (joined > 0 && ranges[i].lo <= ranges[joined - 1].hi + 1)
+            ranges[joined - 1].hi =
+                ranges[i].hi > ranges[joined - 1].hi ? ranges[i].hi : ranges[joined - 1].hi;
         else
-            r[joined++] = r[i];
+            ranges[joined++] = ranges[i];
     }
     if (!negated) {
-        memcpy(out, r, joined * sizeof *out);
+        memcpy(out, ranges, joined * sizeof *out);
         return joined;
     }
     for (i = 0; i < joined; i++) {
-        if (r[i].lo > next)
-            out[n_out++] = (struct regular_range){next, r[i].lo - 1};
-        next = r[i].hi + 1;
+        if (ranges[i].lo > next)
+            out[n_out++] = (struct regular_range){next, ranges[i].lo - 1};
+        next = ranges[i].hi + 1;
     }
     if (next <= 0x10ffff)
         out[n_out++] = (struct regular_range){next, 0x10ffff};
     return n_out;
 }
 
+/* A set of characters. The given array is not changed or kept. */
 const struct regular *regular_set(struct compile *compile, const struct regular_range *ranges,
                                   uint32_t n, bool negated)
 {
@@ -121,6 +124,7 @@ const struct regular *regular_any(struct compile *compile)
 
 /* --- the nondeterministic automaton ------------------------------------------------------- */
 
+/* --- kinds of steps: without a byte, with a byte, the two assertions, a call of a rule --- */
 enum step_kind { STEP_EMPTY, STEP_BYTES, STEP_BEGIN, STEP_END, STEP_CALL };
 
 struct regular_step {
@@ -129,12 +133,13 @@ struct regular_step {
     uint8_t kind, lo, hi;
 };
 
+/* Each state heads a linked list of steps. */
 struct nfa {
     struct compile *c;
-    LIST(uint32_t) heads; /* of each state's steps */
+    LIST(uint32_t) heads; /* first step of each state */
     LIST(struct regular_step) steps;
     uint32_t final;
-    LIST(uint32_t) marks; /* [states] the closure that saw it */
+    LIST(uint32_t) marks; /* [states] the last closure that visited it */
     uint32_t mark;
     LIST(uint32_t) stack;
 };
@@ -164,7 +169,7 @@ static void regular_nfa_empty(struct nfa *nfa, uint32_t from, uint32_t to)
     regular_nfa_step(nfa, from, (struct regular_step){.to = to, .kind = STEP_EMPTY});
 }
 
-/* One run of byte ranges, as long as a character, from -> to. */
+/* A chain of steps for a sequence of byte ranges, from -> to. */
 static void regular_nfa_bytes(struct nfa *nfa, uint32_t from, const uint8_t *lo, const uint8_t *hi,
                               int n, uint32_t to)
 {
@@ -180,13 +185,15 @@ static void regular_nfa_bytes(struct nfa *nfa, uint32_t from, const uint8_t *lo,
     }
 }
 
-/* The longest start of lo..hi that is one run of byte ranges: it is cut where continuation bytes
- * do not run through all of 80..BF. Both ends have the same number of bytes. */
+/* The end of the longest beginning of lo..hi that is one sequence of byte ranges. A range of characters
+ * must be cut where the continuation bytes do not run through all of 80..BF. For example, U+0100 to
+ * U+017F is C4 80..BF and C5 80..BF, which is one sequence: C4..C5 80..BF. lo and hi have UTF-8 of the
+ * same length. */
 static uint32_t regular_range_end(uint32_t lo, uint32_t hi)
 {
     uint32_t m = 0x3f;
 
-    while (m <= 0x3ffff) { /* hi falls at most twice for each m */
+    while (m <= 0x3ffff) { /* hi decreases at most twice per m */
         if ((lo & ~m) == (hi & ~m) || ((lo & m) == 0 && (hi & m) == m)) {
             m = m << 6 | 0x3f;
             continue;
@@ -197,20 +204,22 @@ static uint32_t regular_range_end(uint32_t lo, uint32_t hi)
     return hi;
 }
 
+/* Steps for a range of characters whose UTF-8 has one length. */
 static void regular_nfa_range(struct nfa *nfa, uint32_t from, uint32_t lo, uint32_t hi, uint32_t to)
 {
-    while (lo <= hi && compile_ok(nfa->c)) { /* at most 7 pieces */
+    while (lo <= hi && compile_ok(nfa->c)) { /* at most 7 sequences */
         uint32_t end = regular_range_end(lo, hi);
         char first[4];
         char last[4];
         size_t n = utf8_encode(lo, first);
 
-        (void)utf8_encode(end, last); /* of equal length: see regular_nfa_set() */
+        (void)utf8_encode(end, last); /* equal length, see regular_nfa_set() */
         regular_nfa_bytes(nfa, from, (const uint8_t *)first, (const uint8_t *)last, (int)n, to);
         lo = end + 1;
     }
 }
 
+/* Steps for a set: ranges are first cut where the length of UTF-8 changes; surrogates are left out. */
 static void regular_nfa_set(struct nfa *nfa, const struct regular *regular, uint32_t from,
                             uint32_t to)
 {
@@ -234,6 +243,7 @@ static void regular_nfa_set(struct nfa *nfa, const struct regular *regular, uint
 static void regular_nfa_build(struct nfa *nfa, const struct regular *regular, uint32_t from,
                               uint32_t to, int depth);
 
+/* x{min,max}: min copies in a row, then optional ones, or a loop if there is no maximum. */
 static void regular_nfa_repeat(struct nfa *nfa, const struct regular *regular, uint32_t from,
                                uint32_t to, int depth)
 {
@@ -260,7 +270,8 @@ static void regular_nfa_repeat(struct nfa *nfa, const struct regular *regular, u
     regular_nfa_empty(nfa, from, to);
 }
 
-/* The recursion follows groups, at most REGULAR_DEPTH_MAX; the spine of CAT is a loop. */
+/* Build a tree between two states. The recursion follows groups, at most REGULAR_DEPTH_MAX; long
+ * sequences and alternatives lean to the left and are a loop. */
 static void regular_nfa_build(struct nfa *nfa, const struct regular *regular, uint32_t from,
                               uint32_t to, int depth)
 {
@@ -285,7 +296,7 @@ static void regular_nfa_build(struct nfa *nfa, const struct regular *regular, ui
                 nfa, from,
                 (struct regular_step){.to = to, .kind = STEP_CALL, .rule = regular->min});
             return;
-        case REGULAR_ALT: /* a line of alternatives leans to the left */
+        case REGULAR_ALT: /* continues with the left side, to the same state */
             regular_nfa_build(nfa, regular->right, from, to, depth + 1);
             middle = to;
             break;
@@ -297,15 +308,17 @@ static void regular_nfa_build(struct nfa *nfa, const struct regular *regular, ui
     }
 }
 
-/* --- subsets ------------------------------------------------------------------------------ */
+/* --- subset construction ------------------------------------------------------------------ */
 
+/* A state of the result is a set of states of the nfa. For a grammar's rule the result is also built into
+ * the automaton, with its calls. */
 struct subsets {
     struct nfa *a;
-    struct keys keys; /* first word: is it the first state; then the states of the set */
+    struct keys keys; /* first word: 1 for the first state; then the states of the set */
     struct dfa_maker maker;
-    struct build *b; /* calls go there; NULL when there may be none */
+    struct build *b; /* where calls are built; NULL: there are none */
     uint32_t start;
-    LIST(uint32_t) states; /* of b, when there is one */
+    LIST(uint32_t) states; /* of b, by number of the set */
     const uint32_t *rule;
     LIST(uint32_t) set;
 };
@@ -318,6 +331,7 @@ static int regular_number_order(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
+/* Put a state on the stack, unless this closure has visited it. */
 static void regular_closure_add(struct nfa *nfa, uint32_t state)
 {
     if (nfa->marks.items[state] == nfa->mark || !LIST_ADD(nfa->c, &nfa->stack))
@@ -326,8 +340,8 @@ static void regular_closure_add(struct nfa *nfa, uint32_t state)
     nfa->stack.items[nfa->stack.n - 1] = state;
 }
 
-/* All that is reached without a byte from what regular_closure_add() was told; into set, those states
- * that do something. Returns whether the final one is among them. */
+/* Follow the empty steps from the states on the stack. The states that have other steps or are final are
+ * put into subsets->set. Returns whether the final state was reached. */
 static bool regular_close_state(struct subsets *subsets, bool begin, bool end)
 {
     struct nfa *nfa = subsets->a;
@@ -356,7 +370,8 @@ static bool regular_close_state(struct subsets *subsets, bool begin, bool end)
     return final;
 }
 
-/* The number of the set that regular_closure_add() was told; NONE when it is empty. */
+/* The number of the set whose states are on the stack, after closing it; NONE when it is empty. A new set
+ * becomes a new state. */
 static uint32_t regular_subset_number(struct subsets *subsets, bool first)
 {
     struct nfa *nfa = subsets->a;
@@ -366,7 +381,7 @@ static uint32_t regular_subset_number(struct subsets *subsets, bool first)
     subsets->set.n = 0;
     if (LIST_ADD(nfa->c, &subsets->set))
         subsets->set.items[0] = first;
-    (void)regular_close_state(subsets, first, false); /* ends are asked for below */
+    (void)regular_close_state(subsets, first, false); /* ends are determined below */
     if (!compile_ok(nfa->c) || subsets->set.n == 1)
         return NONE;
     qsort(subsets->set.items + 1, subsets->set.n - 1, sizeof *subsets->set.items,
@@ -388,6 +403,7 @@ static uint32_t regular_subset_number(struct subsets *subsets, bool first)
     return number;
 }
 
+/* The calls of a set: one per rule, which returns to the set of all states after a call of it. */
 static void regular_subset_calls(struct subsets *subsets, uint32_t number, const uint32_t *set,
                                  uint32_t n)
 {
@@ -400,7 +416,7 @@ static void regular_subset_calls(struct subsets *subsets, uint32_t number, const
 
             if (nfa->steps.items[k].kind != STEP_CALL || !compile_tick(nfa->c))
                 continue;
-            for (j = 0; j < n; j++) { /* all that go on after this rule */
+            for (j = 0; j < n; j++) { /* all states that follow a call of this rule */
                 uint32_t m;
 
                 for (m = nfa->heads.items[set[j]]; m != NONE; m = nfa->steps.items[m].next)
@@ -414,6 +430,7 @@ static void regular_subset_calls(struct subsets *subsets, uint32_t number, const
         }
 }
 
+/* The edges of a set, one per range of equivalent bytes. */
 static void regular_subset_edges(struct subsets *subsets, uint32_t number)
 {
     struct nfa *nfa = subsets->a;
@@ -452,6 +469,7 @@ static void regular_subset_edges(struct subsets *subsets, uint32_t number)
         regular_subset_calls(subsets, number, set, n);
 }
 
+/* Build the nfa, then explore the sets in order of their numbers. */
 static const struct dfa *regular_subsets_run(struct compile *compile, const struct regular *tree,
                                              struct build *build, uint32_t start,
                                              const uint32_t *rule)
@@ -490,5 +508,5 @@ const struct dfa *regular_dfa(struct compile *compile, const struct regular *tre
 void regular_build(struct build *build, const struct regular *tree, uint32_t start,
                    const uint32_t *rule)
 {
-    (void)regular_subsets_run(build->c, tree, build, start, rule); /* what was built is in b */
+    (void)regular_subsets_run(build->c, tree, build, start, rule); /* the states are in build */
 }

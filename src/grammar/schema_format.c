@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Formats as patterns over the whole string. Each says what its RFC says as far as a pattern can;
- * a date's day fits its month and year; of leap seconds see below. What a host name may be stands
- * in hostname.c. */
+ * Formats as patterns over the whole string. Each follows its RFC as far as a pattern can: a date's
+ * day fits its month and year; leap seconds see below. Host names are in hostname.c. */
 #include <stdio.h>
 #include <string.h>
 
@@ -82,11 +81,12 @@ static const struct {
     {"relative-json-pointer", "(0|[1-9][0-9]*)(#|(/([^~/]|~[01])*)*)"},
 };
 
-/* Formats of many states: where these would be too many, some more texts or some fewer. A label of
- * the narrow host names is short and does not begin with "xn--". */
+/* Formats with many states. Where combining them would take too many, a pattern of fewer states is used
+ * that accepts some more texts (wide) or some fewer (narrow). Labels of the narrow host names are short
+ * and do not begin with "xn--". */
 static const struct {
     const char *name;
-    bool alone; /* so it is beside patterns, too, which may count */
+    bool alone; /* also needed together with patterns that do not count */
     const char *wide;
     const char *narrow;
 } shapes[] = {
@@ -101,10 +101,10 @@ static const struct {
 #define DAY        1440 /* minutes */
 #define LEAP_BYTES 16384
 
-/* A leap second is the last of a UTC day, so its local minute and its offset say the same thing
- * twice. An automaton that holds all 1440 pairs came to 23,000 states and 25 ms. This one has 1500
- * and takes 3: it holds the minutes of all pairs, and the hours where the offset is one of whole
- * quarters, as all zones of today have it. The hours of others are free. */
+/* A leap second is the last one of a UTC day, so its local time and its offset determine each other. An
+ * automaton of all 1440 pairs had 23,000 states and took 25 ms. This one has 1500 and takes 3 ms: it
+ * enforces the minutes of all pairs, and the hours for offsets of whole quarters of an hour, which all
+ * present time zones have. For other offsets the hours are free. */
 static size_t schema_leap_quarters(char *out, size_t cap)
 {
     size_t n = 0;
@@ -122,6 +122,7 @@ static size_t schema_leap_quarters(char *out, size_t cap)
     return n;
 }
 
+/* The pairs of other minutes: the sum is fixed, the hours are free. */
 static size_t schema_leap_minutes(char *out, size_t cap)
 {
     size_t n = 0;

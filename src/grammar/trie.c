@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Builds and checks vocabulary images. Sorted by their bytes, tokens with a common prefix are adjacent,
+ * so one pass over the sorted list writes the nodes of a trie in depth-first order. */
 #include "grammar/trie.h"
 
 #include <stdbool.h>
@@ -11,30 +14,32 @@
 _Static_assert(sizeof(struct trie_node) == 8, "the image has no holes");
 _Static_assert(sizeof(struct token_trie) % 8 == 0, "the image has no holes");
 
-/* Limits of the slices. Most tokens are short, and a string's last characters are the ones that
- * are near its maxLength. */
+/* Sizes of the slices in characters. Most tokens are short. The smaller slices matter for the last
+ * characters before a string's maxLength. */
 static const uint32_t slice_chars[TRIE_TRIES] = {0, 4, 12, TRIE_TOKEN_MAX};
 
+/* A token in the list that is sorted. */
 struct spelled {
     const char *bytes;
     uint32_t len;
     uint32_t id;
-    uint32_t plain; /* characters, when all are plain; else 0 */
+    uint32_t plain; /* number of characters, if all are plain; else 0 */
 };
 
 static int trie_spelled_order(const void *a, const void *b)
 {
-    const struct spelled *x = a;
-    const struct spelled *y = b;
-    int order = memcmp(x->bytes, y->bytes, x->len < y->len ? x->len : y->len);
+    const struct spelled *left = a;
+    const struct spelled *right = b;
+    int order = memcmp(left->bytes, right->bytes, left->len < right->len ? left->len : right->len);
 
     if (order != 0)
         return order;
-    if (x->len != y->len)
-        return x->len < y->len ? -1 : 1;
-    return x->id < y->id ? -1 : 1;
+    if (left->len != right->len)
+        return left->len < right->len ? -1 : 1;
+    return left->id < right->id ? -1 : 1;
 }
 
+/* The number of characters of a text if all are plain; else 0. */
 static uint32_t trie_plain_chars(const char *bytes, size_t len)
 {
     uint32_t chars = 0;
@@ -48,12 +53,14 @@ static uint32_t trie_plain_chars(const char *bytes, size_t len)
     return chars;
 }
 
-static bool trie_in_slice(const struct spelled *s, uint32_t t)
+/* Is a token in slice t, and therefore not in trie t? */
+static bool trie_in_slice(const struct spelled *token, uint32_t t)
 {
-    return t > 0 && s->plain > 0 && s->plain <= slice_chars[t];
+    return t > 0 && token->plain > 0 && token->plain <= slice_chars[t];
 }
 
-/* Append the nodes of the tokens that are not in slice t; their number. */
+/* Append the nodes of the tokens that are not in slice t. Returns their number. open[] are the nodes of the
+ * current token's path; the pass with i == n closes the last path. */
 static uint32_t trie_add(struct buf *nodes, const struct spelled *list, uint32_t n, uint32_t t)
 {
     size_t open[TRIE_TOKEN_MAX + 1]; /* offsets of the nodes on the way */
@@ -69,7 +76,7 @@ static uint32_t trie_add(struct buf *nodes, const struct spelled *list, uint32_t
             continue;
         while (i < n && same < depth && same < list[i].len && before[same] == list[i].bytes[same])
             same++;
-        for (; depth > same; depth--) { /* these subtrees are complete */
+        for (; depth > same; depth--) { /* these subtrees are complete: set their size */
             struct trie_node *node = (struct trie_node *)(nodes->bytes + open[depth - 1]);
 
             node->skip = (uint32_t)((nodes->len - open[depth - 1]) / sizeof *node);
@@ -88,7 +95,7 @@ static uint32_t trie_add(struct buf *nodes, const struct spelled *list, uint32_t
     return (uint32_t)((nodes->len - start) / sizeof(struct trie_node));
 }
 
-/* Tokens that spell what the one before spells leave the list and become its aliases. */
+/* Remove tokens with the text of the one before from the list, and append them as its aliases. */
 static uint32_t trie_aliases_take(struct spelled *list, uint32_t n, struct buf *aliases)
 {
     uint32_t kept = 0;
@@ -107,6 +114,7 @@ static uint32_t trie_aliases_take(struct spelled *list, uint32_t n, struct buf *
     return kept;
 }
 
+/* Fill and sort the list of tokens that have a text. */
 static uint32_t trie_list_fill(struct spelled *list, const struct trie_token *tokens,
                                uint32_t n_vocab)
 {
@@ -124,6 +132,7 @@ static uint32_t trie_list_fill(struct spelled *list, const struct trie_token *to
     return n;
 }
 
+/* Append the offset of each token's text, and the end of the last one. */
 static void trie_text_add(struct buf *out, const struct trie_token *tokens, uint32_t n_vocab)
 {
     uint32_t at = 0;
@@ -136,6 +145,7 @@ static void trie_text_add(struct buf *out, const struct trie_token *tokens, uint
     }
 }
 
+/* Append the masks of the slices. */
 static void trie_slices_add(struct buf *out, const struct spelled *list, uint32_t n,
                             uint32_t n_words)
 {
@@ -214,20 +224,20 @@ int trie_build(const struct trie_token *tokens, uint32_t n_vocab, const int32_t 
 
 /* --- check -------------------------------------------------------------------------------- */
 
-/* Subtrees nest, and no deeper than a token is long. */
-static bool trie_fine(const struct token_trie *trie, const struct trie_part *t)
+/* Are the subtrees nested properly, and no deeper than a token is long? A walk relies on both. */
+static bool trie_fine(const struct token_trie *trie, const struct trie_part *part)
 {
-    const struct trie_node *nodes = trie_nodes(trie) + t->node_at;
+    const struct trie_node *nodes = trie_nodes(trie) + part->node_at;
     uint32_t end[TRIE_TOKEN_MAX + 1];
     uint32_t depth = 0;
     uint32_t i;
 
-    for (i = 0; i < t->n_nodes; i++) {
+    for (i = 0; i < part->n_nodes; i++) {
         while (depth > 0 && i >= end[depth - 1])
             depth--;
         if (depth == TRIE_TOKEN_MAX || nodes[i].skip == 0)
             return false;
-        if (nodes[i].skip > (depth > 0 ? end[depth - 1] : t->n_nodes) - i)
+        if (nodes[i].skip > (depth > 0 ? end[depth - 1] : part->n_nodes) - i)
             return false;
         if (nodes[i].token != TRIE_NO_TOKEN && nodes[i].token >= trie->n_vocab)
             return false;
@@ -236,21 +246,23 @@ static bool trie_fine(const struct token_trie *trie, const struct trie_part *t)
     return true;
 }
 
-static bool trie_lists_fine(const struct token_trie *v)
+/* Are the offsets of texts ascending, and all ids in range? */
+static bool trie_lists_fine(const struct token_trie *trie)
 {
-    const uint32_t *at = trie_text_at(v);
+    const uint32_t *at = trie_text_at(trie);
     uint32_t i;
 
-    for (i = 0; i < v->n_vocab; i++)
+    for (i = 0; i < trie->n_vocab; i++)
         if (at[i + 1] < at[i] || at[i + 1] - at[i] > TRIE_TOKEN_MAX)
             return false;
-    if (at[0] != 0 || at[v->n_vocab] != v->text_bytes)
+    if (at[0] != 0 || at[trie->n_vocab] != trie->text_bytes)
         return false;
-    for (i = 0; i < v->n_ends; i++)
-        if (trie_ends(v)[i] >= v->n_vocab)
+    for (i = 0; i < trie->n_ends; i++)
+        if (trie_ends(trie)[i] >= trie->n_vocab)
             return false;
-    for (i = 0; i < v->n_aliases; i++)
-        if (trie_aliases(v)[i].token >= v->n_vocab || trie_aliases(v)[i].alias >= v->n_vocab)
+    for (i = 0; i < trie->n_aliases; i++)
+        if (trie_aliases(trie)[i].token >= trie->n_vocab ||
+            trie_aliases(trie)[i].alias >= trie->n_vocab)
             return false;
     return true;
 }
@@ -274,10 +286,10 @@ int trie_check(const void *image, size_t len)
     if (bytes != len || !trie_lists_fine(trie))
         return ERR_INVALID;
     for (i = 0; i < TRIE_TRIES; i++) {
-        const struct trie_part *t = &trie->tries[i];
+        const struct trie_part *part = &trie->tries[i];
 
-        if (t->node_at > trie->n_nodes || t->n_nodes > trie->n_nodes - t->node_at ||
-            !trie_fine(trie, t))
+        if (part->node_at > trie->n_nodes || part->n_nodes > trie->n_nodes - part->node_at ||
+            !trie_fine(trie, part))
             return ERR_INVALID;
     }
     return ERR_OK;

@@ -1,24 +1,31 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The set of configurations of an automaton, advanced byte by byte. A step has two halves: follow each
+ * configuration's edge for the byte, then close the set over calls (push) and ends (pop), which take no
+ * byte. An automaton is nondeterministic only through calls, so sets are small: usually one to three
+ * configurations. */
 #include "grammar/walk_parts.h"
 
 #include <string.h>
 
 /* --- frames ------------------------------------------------------------------------------- */
 
+/* Frames are hash-consed: a chain per hash value. A chain is in order of age, newest first, so rewinding
+ * removes from its head. */
 static uint32_t walk_frame_hash(uint32_t state, uint32_t below, uint32_t count)
 {
-    uint32_t h = state * 0x9e3779b1u ^ below * 0x85ebca6bu ^ count * 0xc2b2ae35u;
+    uint32_t hash = state * 0x9e3779b1u ^ below * 0x85ebca6bu ^ count * 0xc2b2ae35u;
 
-    return (h ^ h >> 15) & (FRAME_HEADS - 1);
+    return (hash ^ hash >> 15) & (FRAME_HEADS - 1);
 }
 
 uint32_t walk_frame_push(struct walk_work *work, uint32_t state, uint32_t below, uint32_t count)
 {
-    uint32_t h = walk_frame_hash(state, below, count);
+    uint32_t hash = walk_frame_hash(state, below, count);
     uint32_t depth = below > FRAME_HOLE ? work->frames[below].depth + 1 : 1;
     uint32_t i;
 
-    for (i = work->heads[h]; i != 0; i = work->frames[i].next) {
+    for (i = work->heads[hash]; i != 0; i = work->frames[i].next) {
         work->steps++;
         if (work->frames[i].state == state && work->frames[i].below == below &&
             work->frames[i].count == count)
@@ -33,10 +40,10 @@ uint32_t walk_frame_push(struct walk_work *work, uint32_t state, uint32_t below,
     i = work->n_frames++;
     work->frames[i] = (struct frame){.state = state,
                                      .below = below,
-                                     .next = work->heads[h],
+                                     .next = work->heads[hash],
                                      .depth = (uint16_t)depth,
                                      .count = (uint16_t)count};
-    work->heads[h] = i;
+    work->heads[hash] = i;
     work->depth_max = depth > work->depth_max ? depth : work->depth_max;
     return i;
 }
@@ -46,8 +53,8 @@ void walk_work_rewind(struct walk_work *work, uint32_t n_frames, uint32_t n_pool
     while (work->n_frames > n_frames) {
         const struct frame *f = &work->frames[--work->n_frames];
 
-        work->heads[walk_frame_hash(f->state, f->below, f->count)] =
-            f->next; /* it was the chain's first */
+        /* The youngest frame is the first of its chain. */
+        work->heads[walk_frame_hash(f->state, f->below, f->count)] = f->next;
     }
     work->n_pool = n_pool;
 }
@@ -108,7 +115,7 @@ void walk_set_add(struct walk_work *work, struct set *set, uint32_t state, uint3
     set->n++;
 }
 
-/* What a frame begins to count with. */
+/* The count with which the frame of a call begins, as it is stored: plus 1. */
 static uint32_t walk_call_count(const struct walk_work *work, uint32_t start)
 {
     const struct automaton_state *state = automaton_states(work->a) + start;
@@ -118,15 +125,15 @@ static uint32_t walk_call_count(const struct walk_work *work, uint32_t start)
     return state->count < UINT16_MAX ? state->count + 1u : UINT16_MAX;
 }
 
-/* One configuration's calls and its end. */
+/* Follow the calls of one configuration, and its end. */
 static void walk_close_one(struct walk_work *work, struct set *set, struct walk_top top)
 {
     const struct automaton_state *state = automaton_states(work->a) + top.state;
     const struct automaton_call *call = automaton_calls(work->a) + state->call_at;
     uint32_t i, frame;
 
-    for (i = 0; i < state->n_calls && !work->failed;
-         i++) { /* walk_set_add() or walk_frame_push() counts */
+    /* The steps of this loop are counted by walk_set_add() and walk_frame_push(). */
+    for (i = 0; i < state->n_calls && !work->failed; i++) {
         frame = call[i].back == AUTOMATON_NONE
                     ? top.frame
                     : walk_frame_push(work, call[i].back, top.frame,
@@ -148,18 +155,19 @@ void walk_set_close(struct walk_work *work, struct set *set)
 {
     uint32_t i;
 
-    for (i = 0; i < set->n && !work->failed; i++) /* grows to ONE_SET_MAX at most */
+    for (i = 0; i < set->n && !work->failed; i++) /* the set grows, to at most ONE_SET_MAX */
         walk_close_one(work, set, work->pool[set->at + i]);
 }
 
+/* Would a list or object begin here although the stack is nearly full? */
 static bool walk_too_deep(const struct walk_work *work, uint32_t state, uint32_t frame)
 {
     return frame > FRAME_HOLE && work->frames[frame].depth >= WALK_NEST_MAX &&
            (automaton_states(work->a)[state].flags & AUTOMATON_NESTS) != 0;
 }
 
-/* The frame of a configuration that a byte leads to a state of a rule that counts; UINT32_MAX: not
- * enough characters are left. */
+/* The frame of a configuration after a byte that leads to a state of a counting rule: one character less,
+ * if one is complete. UINT32_MAX: too few characters are left to reach the end. */
 static uint32_t walk_counted(struct walk_work *work, uint32_t state, uint32_t frame)
 {
     const struct automaton_state *to = automaton_states(work->a) + state;
@@ -168,7 +176,7 @@ static uint32_t walk_counted(struct walk_work *work, uint32_t state, uint32_t fr
 
     if (frame == FRAME_HOLE && work->n_bytes + to->count > work->need)
         work->need = work->n_bytes + to->count;
-    if (left == 0) /* not counted, or not known */
+    if (left == 0) /* not counted, or unknown */
         return frame;
     if ((to->flags & AUTOMATON_CHAR) != 0)
         left--;
@@ -217,7 +225,7 @@ void walk_copy(struct walk *to, const struct walk *from)
     memcpy(to->frames, from->frames, from->n_frames * sizeof from->frames[0]);
 }
 
-/* Frame i of a walk becomes frame i + 1 of the work: their order is that of making. */
+/* Frame i of a walk becomes frame i + 1 of the work, because frames are stored in order of creation. */
 struct set walk_set_load(struct walk_work *work, const struct walk *walk)
 {
     struct set set = {.at = work->n_pool};
@@ -235,7 +243,8 @@ struct set walk_set_load(struct walk_work *work, const struct walk *walk)
     return set;
 }
 
-/* The frames that a set needs, in their order, and its tops. ERR_LIMIT: they do not fit. */
+/* Store a set into a walk: the frames it needs, in order, and its tops. ERR_LIMIT: they do not fit. Uses the
+ * chains' links for marks and numbers; walk_work_wipe() must follow. */
 static int walk_set_store(struct walk_work *work, const struct set *set, struct walk *walk)
 {
     uint32_t i, f;
@@ -244,8 +253,8 @@ static int walk_set_store(struct walk_work *work, const struct set *set, struct 
     if (set->n > WALK_TOPS_MAX)
         return ERR_LIMIT;
     for (i = 0; i < work->n_frames; i++)
-        work->frames[i].next = 0; /* from here on: its number in w */
-    for (i = 0; i < set->n; i++)  /* mark; what is marked has all below it marked */
+        work->frames[i].next = 0; /* becomes the frame's number in the walk */
+    for (i = 0; i < set->n; i++)  /* mark the frames of each stack; stop at a marked one */
         for (f = work->pool[set->at + i].frame; f > FRAME_HOLE && work->frames[f].next == 0;
              f = work->frames[f].below)
             work->frames[f].next = 1;
@@ -273,7 +282,7 @@ static int walk_set_store(struct walk_work *work, const struct set *set, struct 
     return ERR_OK;
 }
 
-/* Forget all frames without looking at their chains, which walk_set_store() has used for numbers. */
+/* Forget all frames without following their chains, which walk_set_store() has overwritten. */
 static void walk_work_wipe(struct walk_work *work)
 {
     memset(work->heads, 0, sizeof work->heads);
@@ -281,6 +290,7 @@ static void walk_work_wipe(struct walk_work *work)
     work->n_pool = 0;
 }
 
+/* Advance a walk by at most TRIE_TOKEN_MAX bytes. */
 static int walk_follow_bytes(struct walk_work *work, struct walk *walk, const unsigned char *bytes,
                              size_t len)
 {
@@ -295,7 +305,7 @@ static int walk_follow_bytes(struct walk_work *work, struct walk *walk, const un
         set = walk_set_step(work, &set, bytes[i]);
         if (set.n == 0)
             return work->failed ? ERR_LIMIT : ERR_INVALID;
-        if (work->n_pool > SET_CAP / 2) { /* long inputs: only the last set is needed */
+        if (work->n_pool > SET_CAP / 2) { /* only the last set is needed: move it to the front */
             memmove(work->pool, work->pool + set.at, set.n * sizeof work->pool[0]);
             set.at = 0;
             work->n_pool = set.n;
@@ -316,7 +326,7 @@ int walk_bytes(struct walk_work *work, const struct automaton *automaton, struct
 
     if (walk->ended)
         return ERR_INVALID;
-    while (len > 0 && rc == ERR_OK) { /* pieces, because frames are kept while one is walked */
+    while (len > 0 && rc == ERR_OK) { /* in pieces, because frames accumulate during one */
         size_t n = len < TRIE_TOKEN_MAX ? len : TRIE_TOKEN_MAX;
 
         walk_work_reset(work, automaton);
@@ -340,12 +350,13 @@ bool walk_can_end(struct walk_work *work, const struct automaton *automaton,
     return set.bottom && !work->failed;
 }
 
-static bool walk_is_end(const struct token_trie *v, uint32_t token)
+/* Is a token one of those that end the output? */
+static bool walk_is_end(const struct token_trie *trie, uint32_t token)
 {
     uint32_t i;
 
-    for (i = 0; i < v->n_ends; i++)
-        if (trie_ends(v)[i] == token)
+    for (i = 0; i < trie->n_ends; i++)
+        if (trie_ends(trie)[i] == token)
             return true;
     return false;
 }
@@ -368,7 +379,7 @@ int walk_accept(struct walk_work *work, const struct automaton *automaton,
     return walk_bytes(work, automaton, walk, trie_text(trie) + at, n);
 }
 
-/* The one byte that a closed set has edges for; -1 when there are several or none. */
+/* The only byte for which a closed set has an edge; -1 when there are several or none. */
 static int walk_only_byte(const struct walk_work *work, const struct set *set)
 {
     int only = -1;
