@@ -1,6 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * JSON schemas: goals are built one after another until no new ones are named. */
+ * JSON schemas: the compiler's main loop and white space.
+ *
+ * A goal (schema_parts.h) gets a state when it is first mentioned. Goals are built in order of that, and
+ * building one mentions the goals of its members and items, until all are built:
+ *
+ *     {"type": "array", "items": S}  ->  goal 0: '[' call goal 1 (',' call goal 1)* ']';  goal 1: S */
 #include <stdlib.h>
 #include <string.h>
 
@@ -8,12 +13,15 @@
 #include "grammar/schema_parts.h"
 #include "grammar/source.h"
 
-#define INDENT_MAX 32 /* blanks behind a line's end: eight levels of four */
+#define INDENT_MAX 32 /* blanks after a line end: eight levels of four */
 #define GOALS_MAX  50000
 
 /* --- white space -------------------------------------------------------------------------- */
 
-/* A new end from which a blank leads on. */
+/* White space is a rule that is called wherever JSON allows it. The flexible rule is bounded, because a
+ * model that has begun to write blanks may never stop. */
+
+/* A new end, from which a blank leads to `to`. */
 static uint32_t schema_blank_build(struct build *build, uint32_t to)
 {
     uint32_t from = build_end(build);
@@ -23,6 +31,7 @@ static uint32_t schema_blank_build(struct build *build, uint32_t to)
     return from;
 }
 
+/* A line end, \n or \r\n. */
 static void schema_line_end_build(struct build *build, uint32_t from, uint32_t to)
 {
     uint32_t cr = build_state(build);
@@ -32,7 +41,7 @@ static void schema_line_end_build(struct build *build, uint32_t from, uint32_t t
     build_edge(build, cr, '\n', '\n', to);
 }
 
-/* A blank or not, then a line's end or two, then an indentation. */
+/* An optional blank, then one or two line ends, then an indentation. All states are ends. */
 static uint32_t schema_spaces_flexible(struct schema *schema)
 {
     struct build *build = schema->b;
@@ -42,7 +51,7 @@ static uint32_t schema_spaces_flexible(struct schema *schema)
 
     for (i = 1; i < INDENT_MAX && compile_ok(schema->c); i++)
         indent = schema_blank_build(build, indent);
-    line = schema_blank_build(build, indent); /* the first */
+    line = schema_blank_build(build, indent); /* after the first line end */
     schema_line_end_build(build, line, schema_blank_build(build, indent));
     blank = build_end(build);
     schema_line_end_build(build, blank, line);
@@ -51,13 +60,14 @@ static uint32_t schema_spaces_flexible(struct schema *schema)
     return start;
 }
 
+/* Keep the texts that both parts accept. */
 static bool schema_both_match(const void *arg, uint32_t mask)
 {
     (void)arg;
     return mask == 3;
 }
 
-/* What the client's pattern matches, if JSON takes it there. */
+/* The texts that match the client's pattern and are white space in JSON. */
 static uint32_t schema_spaces_of_pattern(struct schema *schema)
 {
     static const char json[] = "[ \\t\\n\\r]*";
@@ -73,6 +83,7 @@ static uint32_t schema_spaces_of_pattern(struct schema *schema)
     return compile_ok(schema->c) ? dfa_build(schema->b, dfa, -1, NULL) : 0;
 }
 
+/* The rule of white space, which is built once. */
 static uint32_t schema_spaces(struct schema *schema)
 {
     if (schema->space_rule == NONE)
@@ -106,7 +117,7 @@ void schema_build_colon(struct schema *schema, uint32_t from, uint32_t to)
             schema_build_space(schema, schema->colon_rule, gap);
         else
             build_jump(schema->b, schema->colon_rule, gap);
-        if (schema->space == GRAMMAR_FLEXIBLE) /* nobody breaks a line there */
+        if (schema->space == GRAMMAR_FLEXIBLE) /* a line end before ':' is not usual */
             build_edge(schema->b, schema->colon_rule, ' ', ' ', gap);
         schema_build_space_after(schema, build_text(schema->b, gap, ":", 1), schema->end);
     }
@@ -115,6 +126,7 @@ void schema_build_colon(struct schema *schema, uint32_t from, uint32_t to)
 
 /* --- goals -------------------------------------------------------------------------------- */
 
+/* qsort() order of numbers. */
 static int schema_number_order(const void *a, const void *b)
 {
     uint32_t x = *(const uint32_t *)a;
@@ -123,7 +135,7 @@ static int schema_number_order(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-/* Says nothing: true, {}, or not false. */
+/* Is a literal always true: true, {}, or not false? */
 static bool schema_is_idle(const struct literal *l)
 {
     if (l->constant)
@@ -133,6 +145,7 @@ static bool schema_is_idle(const struct literal *l)
     return l->node->kind == JSON_OBJECT && l->node->n == 0 && !l->negated;
 }
 
+/* Sort the literals, drop duplicates and those that are always true, and look the set up. */
 uint32_t schema_goal_state(struct schema *schema, uint32_t *literals, uint32_t n)
 {
     uint32_t kept = 0;
@@ -156,8 +169,8 @@ uint32_t schema_goal_state(struct schema *schema, uint32_t *literals, uint32_t n
 
 typedef void build_value(struct schema *s, uint32_t from, const struct alternative *a);
 
-/* One type of all alternatives that have it. What is free covers all others; several begin in
- * states of their own, because they begin alike. */
+/* Build one type of all alternatives that have it. A free alternative covers all others. Several others
+ * begin in states of their own, reached by calls, because they may begin with the same bytes. */
 static void schema_build_type(struct schema *schema, uint32_t start, const struct alternatives *all,
                               unsigned type, build_value *build,
                               bool (*is_free)(const struct alternative *))
@@ -185,6 +198,7 @@ static void schema_build_type(struct schema *schema, uint32_t start, const struc
         }
 }
 
+/* Build a goal: expand it, and build each type that some alternative has. */
 static void schema_build_goal(struct schema *schema, uint32_t number)
 {
     const struct key *key = &schema->goal_keys.items[number];
@@ -215,7 +229,7 @@ static void schema_build_goal(struct schema *schema, uint32_t number)
     schema_build_type(schema, start, &all, TYPE_OBJECT, schema_object_build, NULL);
 }
 
-/* Strings as they are, of all alternatives that have them. */
+/* The strings of all alternatives, written raw. */
 static uint32_t schema_build_bare(struct schema *schema, uint32_t literal)
 {
     struct alternatives all = schema_expand(schema, &literal, 1);
@@ -229,6 +243,7 @@ static uint32_t schema_build_bare(struct schema *schema, uint32_t literal)
     return start;
 }
 
+/* Build the schema's goal and all goals that are mentioned on the way. */
 static uint32_t schema_build_goals(struct schema *schema, uint32_t literal)
 {
     uint32_t root = schema_goal_state(schema, &literal, 1);
@@ -238,6 +253,7 @@ static uint32_t schema_build_goals(struct schema *schema, uint32_t literal)
     return root;
 }
 
+/* The pattern that a part demands of all strings; NULL: none. */
 static const struct dfa *schema_holds_of(struct compile *compile, const struct grammar_part *part)
 {
     if (part->n_parts == 0)

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Arrays. A position is how many items are behind us, up to where the rest is alike; `contains`
- * adds layers, one for each count of what was found. An item that may be one of those is built as
- * a choice: it is, or it need not be (or, where their number is limited, it is not).
+ * Arrays. A position is the number of items passed, up to where all further ones are alike; `contains`
+ * adds layers, one per count of items found. An item that may count is built as a choice: it satisfies
+ * the literal, or it need not (or must not, where the number is bounded above).
  *
- * With uniqueItems the layers are what was there already: a set of up to UNIQUE_SETS values; of
- * more values the items come in the order of the enum, and a layer is where they have got to. */
+ * With uniqueItems a layer is the set of values that were used, for up to UNIQUE_SETS values. With more
+ * values the items come in the order of the enum, and a layer is the place reached in it. */
 #include <string.h>
 
 #include "grammar/schema_parts.h"
@@ -13,32 +13,32 @@
 #define COUNTS_MAX       4
 #define ARRAY_PLACES_MAX 100000
 #define ITEMS_NO_LIMIT   1048576
-#define UNIQUE_SETS      6 /* values: 64 sets of them */
-#define UNIQUE_DEPTH     8 /* of $ref and anyOf */
+#define UNIQUE_SETS      6 /* values, hence 64 sets */
+#define UNIQUE_DEPTH     8 /* nesting of $ref and anyOf */
 
 struct count { /* of items that satisfy a literal */
     uint32_t literal;
-    uint32_t min, max; /* NONE: no limit */
-    uint32_t from;     /* items in front of it do not count */
-    uint32_t cap;      /* counts above make no difference */
+    uint32_t min, max; /* NONE: unbounded */
+    uint32_t from;     /* items before it do not count */
+    uint32_t cap;      /* counting further makes no difference */
 };
 
 struct array {
     struct schema *s;
     const struct alternative *a;
     uint32_t min, max;
-    uint32_t last; /* positions from here on are alike, but for the end */
+    uint32_t last; /* positions from here on are alike, except for the end */
     struct count counts[COUNTS_MAX];
     uint32_t n_counts;
     uint32_t n_layers;
-    const struct json *unique[ARRAY_VALUES_MAX]; /* uniqueItems: the values of items */
-    uint32_t n_unique;                           /* 0: items may be alike */
-    uint32_t *after; /* [position][layer] behind an item; NONE: not built */
+    const struct json *unique[ARRAY_VALUES_MAX]; /* uniqueItems: the possible values of items */
+    uint32_t n_unique;                           /* 0: items may be equal */
+    uint32_t *after; /* [position][layer]: the state after an item; NONE: not built */
 };
 
-/* --- what there is ------------------------------------------------------------------------ */
+/* --- the keywords ------------------------------------------------------------------------- */
 
-/* The list of schemas by position of a schema, old or new; NULL. */
+/* The list of schemas by position: prefixItems, or items of older drafts; NULL: none. */
 static const struct json *schema_prefix_of(const struct json *schema)
 {
     const struct json *prefix = json_get_kind(schema, "prefixItems", JSON_LIST);
@@ -46,7 +46,7 @@ static const struct json *schema_prefix_of(const struct json *schema)
     return prefix != NULL ? prefix : json_get_kind(schema, "items", JSON_LIST);
 }
 
-/* The schema of the others; NULL: any. */
+/* The schema of all further items; NULL: any. */
 static const struct json *schema_rest_of(const struct json *schema)
 {
     const struct json *items = json_get(schema, "items");
@@ -63,6 +63,7 @@ struct values {
     uint32_t n;
 };
 
+/* Compare two scalars that can be compared exactly. */
 static bool schema_same_value(const struct json *a, const struct json *b)
 {
     if (a->kind != b->kind)
@@ -74,23 +75,24 @@ static bool schema_same_value(const struct json *a, const struct json *b)
     return a->kind == JSON_NULL || a->whole == b->whole;
 }
 
-/* False where two ways of writing a value are not told apart, or there are too many. */
-static bool schema_values_add(struct values *v, const struct json *value)
+/* Add a value to the set. False for values with several spellings (reals), or when there are too many. */
+static bool schema_values_add(struct values *values, const struct json *value)
 {
     if (value->kind != JSON_TEXT && value->kind != JSON_INT && value->kind != JSON_BOOL &&
         value->kind != JSON_NULL)
         return false;
-    for (uint32_t i = 0; i < v->n; i++)
-        if (schema_same_value(v->items[i], value))
+    for (uint32_t i = 0; i < values->n; i++)
+        if (schema_same_value(values->items[i], value))
             return true;
-    if (v->n == ARRAY_VALUES_MAX)
+    if (values->n == ARRAY_VALUES_MAX)
         return false;
-    v->items[v->n++] = value;
+    values->items[values->n++] = value;
     return true;
 }
 
-/* Recurses UNIQUE_DEPTH deep. */
-static bool schema_values_of(struct schema *s, const struct json *schema, struct values *v,
+/* Collect the possible values of a schema. False when they are not a list of scalars. Recurses at most
+ * UNIQUE_DEPTH deep. */
+static bool schema_values_of(struct schema *s, const struct json *schema, struct values *values,
                              int depth)
 {
     static const struct json both[] = {{.kind = JSON_BOOL}, {.kind = JSON_BOOL, .flag = true}};
@@ -103,40 +105,40 @@ static bool schema_values_of(struct schema *s, const struct json *schema, struct
     if (depth == UNIQUE_DEPTH || schema == NULL || schema->kind != JSON_OBJECT)
         return false;
     if (ref != NULL)
-        return schema_values_of(s, schema_index_find(s, schema, ref), v, depth + 1);
+        return schema_values_of(s, schema_index_find(s, schema, ref), values, depth + 1);
     if (value != NULL)
-        return schema_values_add(v, value);
+        return schema_values_add(values, value);
     for (uint32_t i = 0; list != NULL && i < list->n && known; i++)
-        known = schema_values_add(v, &list->items[i]);
+        known = schema_values_add(values, &list->items[i]);
     for (uint32_t i = 0; list == NULL && any != NULL && i < any->n && known; i++)
-        known = schema_values_of(s, &any->items[i], v, depth + 1);
+        known = schema_values_of(s, &any->items[i], values, depth + 1);
     if (list != NULL || any != NULL)
         return known;
-    return json_is_text(json_get(schema, "type"), "boolean") && schema_values_add(v, &both[0]) &&
-           schema_values_add(v, &both[1]);
+    return json_is_text(json_get(schema, "type"), "boolean") &&
+           schema_values_add(values, &both[0]) && schema_values_add(values, &both[1]);
 }
 
 uint32_t schema_array_values(struct schema *schema, const struct atom *atoms,
                              const struct json **values)
 {
-    struct values v = {.n = 0};
+    struct values found = {.n = 0};
     bool known = false;
 
     for (const struct atom *atom = atoms; atom != NULL && compile_tick(schema->c);
          atom = atom->next) {
         if (atom->kind == ATOM_CONTAINS)
-            return 0; /* two kinds of layers are too many */
+            return 0; /* layers of both kinds would be too many */
         if (known || atom->kind != ATOM_ITEMS || schema_prefix_of(atom->node) != NULL)
             continue;
-        v.n = 0;
-        known = schema_values_of(schema, schema_rest_of(atom->node), &v, 0);
+        found.n = 0;
+        known = schema_values_of(schema, schema_rest_of(atom->node), &found, 0);
     }
     if (known && values != NULL)
-        memcpy(values, v.items, v.n * sizeof(const struct json *));
-    return known ? v.n : 0;
+        memcpy(values, found.items, found.n * sizeof(const struct json *));
+    return known ? found.n : 0;
 }
 
-/* What was there after one more value; NONE: it was there already. */
+/* The layer after one more value; NONE: the value may not come any more. */
 static uint32_t schema_unique_next(const struct array *array, uint32_t layer, uint32_t value)
 {
     if (array->n_unique > UNIQUE_SETS)
@@ -144,6 +146,7 @@ static uint32_t schema_unique_next(const struct array *array, uint32_t layer, ui
     return (layer >> value & 1) == 0 ? layer | 1u << value : NONE;
 }
 
+/* Set up the layers of uniqueItems. */
 static void schema_unique_begin(struct array *array)
 {
     bool unique = false;
@@ -159,22 +162,24 @@ static void schema_unique_begin(struct array *array)
     array->n_layers = array->n_unique > UNIQUE_SETS ? array->n_unique + 1 : 1u << array->n_unique;
 }
 
+/* Note a `contains`. */
 static void schema_count_add(struct array *array, const struct atom *atom)
 {
-    struct count *c = &array->counts[array->n_counts];
+    struct count *count = &array->counts[array->n_counts];
 
     if (array->n_counts == COUNTS_MAX) {
         compile_fail(array->s->c, ERR_LIMIT, "more than %d \"contains\" on one array", COUNTS_MAX);
         return;
     }
-    *c = (struct count){
+    *count = (struct count){
         .literal = atom->literal, .min = atom->n, .max = atom->m, .from = atom->from};
-    c->cap = c->max != NONE ? c->max : c->min;
-    if (c->cap > 1000)
+    count->cap = count->max != NONE ? count->max : count->min;
+    if (count->cap > 1000)
         compile_fail(array->s->c, ERR_LIMIT, "minContains or maxContains above 1000");
     array->n_counts++;
 }
 
+/* Note one atom. */
 static void schema_array_note_atom(struct array *array, const struct atom *atom)
 {
     const struct json *prefix;
@@ -196,7 +201,7 @@ static void schema_array_note_atom(struct array *array, const struct atom *atom)
     }
 }
 
-/* The literals of an item; false: there can be no such item. */
+/* The literals for the item at a position. False when no such item may exist. */
 static bool schema_item_wants(struct array *array, uint32_t at, uint32_t *list, uint32_t *n,
                               uint32_t cap)
 {
@@ -227,6 +232,7 @@ static bool schema_item_wants(struct array *array, uint32_t at, uint32_t *list, 
 
 /* --- building ----------------------------------------------------------------------------- */
 
+/* The state after the item before a position, in a layer. */
 static uint32_t schema_array_after(struct array *array, uint32_t at, uint32_t layer)
 {
     uint32_t *state =
@@ -237,7 +243,7 @@ static uint32_t schema_array_after(struct array *array, uint32_t at, uint32_t la
     return *state;
 }
 
-/* Counts of a layer: a number whose digits have the base cap + 1. */
+/* The counts of a layer, which is a number with mixed radix: digit i has the base cap + 1. */
 static void schema_layer_read(const struct array *array, uint32_t layer, uint32_t *count)
 {
     uint32_t i;
@@ -258,7 +264,8 @@ static uint32_t schema_layer_of(const struct array *array, const uint32_t *count
     return layer;
 }
 
-/* One way to read an item: it satisfies those counts whose bit is set. */
+/* Build one way to read an item: it counts for those literals whose bit in `ways` is set. Ways that make
+ * no difference, or one item too many, are left out. */
 static void schema_item_way(struct array *array, uint32_t from, uint32_t at, uint32_t layer,
                             uint32_t ways)
 {
@@ -279,7 +286,7 @@ static void schema_item_way(struct array *array, uint32_t from, uint32_t at, uin
                 return;
             continue;
         }
-        if (c->max == NONE && count[i] == c->cap) { /* enough: no matter */
+        if (c->max == NONE && count[i] == c->cap) { /* enough were found */
             if (is)
                 return;
             continue;
@@ -296,7 +303,7 @@ static void schema_item_way(struct array *array, uint32_t from, uint32_t at, uin
                schema_array_after(array, at + 1, schema_layer_of(array, count)));
 }
 
-/* The item at a position. */
+/* Build the item at a position: a choice of all ways, or with uniqueItems of all values left. */
 static void schema_item_build(struct array *array, uint32_t from, uint32_t at, uint32_t layer)
 {
     uint32_t ways;
@@ -316,6 +323,7 @@ static void schema_item_build(struct array *array, uint32_t from, uint32_t at, u
         schema_item_way(array, from, at, layer, ways);
 }
 
+/* May the array end here? */
 static bool schema_may_close(const struct array *array, uint32_t at, uint32_t layer)
 {
     uint32_t count[COUNTS_MAX] = {0};
@@ -328,6 +336,7 @@ static bool schema_may_close(const struct array *array, uint32_t at, uint32_t la
     return at >= array->min;
 }
 
+/* Build the continuations after an item: ',' and another one, or ']'. */
 static void schema_array_build_place(struct array *array, uint32_t at, uint32_t layer)
 {
     struct build *build = array->s->b;

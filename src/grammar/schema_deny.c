@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A schema that must not hold: one of its keywords does not. Each option is the type that the
- * keyword is about, and what breaks it. Where it cannot be said exactly, the keyword is refused. */
+ * A schema that must not hold: at least one of its keywords is violated. Each option is the type that the
+ * keyword concerns, and a violation of it. A keyword whose violation cannot be expressed exactly is
+ * refused:
+ *
+ *     not {"type": "string", "minLength": 3}  ->  no string | string of at most 2 characters */
 #include <string.h>
 
 #include "grammar/schema_expand.h"
 
-/* Of this type, and this atom. */
+/* Add the option "of these types, with this atom". */
 static void schema_option_atom(struct expansion *expansion, struct options *options, unsigned types,
                                struct atom atom)
 {
@@ -14,7 +17,7 @@ static void schema_option_atom(struct expansion *expansion, struct options *opti
                       schema_item_types(expansion, types, schema_item_atom(expansion, atom, NULL)));
 }
 
-/* None of these values. */
+/* Work that excludes or demands values. */
 static const struct schema_item *schema_item_values(struct expansion *expansion, struct atom values)
 {
     const struct schema_item *atom = schema_item_atom(expansion, values, NULL);
@@ -26,6 +29,7 @@ static const struct schema_item *schema_item_values(struct expansion *expansion,
                                 NULL);
 }
 
+/* Violations of keywords of numbers and strings. */
 static void schema_deny_scalars(struct expansion *expansion, struct options *options,
                                 const struct json *schema)
 {
@@ -49,7 +53,7 @@ static void schema_deny_scalars(struct expansion *expansion, struct options *opt
         if (value == NULL || !schema_count_of(expansion, value, &n) || (!counted[i].most && n == 0))
             continue;
         atom = (struct atom){.n = counted[i].most ? n + 1 : n - 1};
-        atom.kind = counted[counted[i].most ? i - 1 : i + 1].kind; /* they stand in pairs */
+        atom.kind = counted[counted[i].most ? i - 1 : i + 1].kind; /* the other one of the pair */
         schema_option_atom(expansion, options, counted[i].type, atom);
     }
     value = schema_get_kind(expansion, schema, "pattern", JSON_TEXT);
@@ -64,6 +68,7 @@ static void schema_deny_scalars(struct expansion *expansion, struct options *opt
         (void)schema_refuse(expansion, value, "this \"format\" is not supported");
 }
 
+/* Violations of items and prefixItems: some item that does not satisfy its schema. */
 static void schema_deny_items(struct expansion *expansion, struct options *options,
                               const struct json *schema)
 {
@@ -93,7 +98,7 @@ static void schema_deny_items(struct expansion *expansion, struct options *optio
     if (rest == NULL || (rest->kind == JSON_BOOL && rest->flag))
         return;
     some.from = prefix == NULL ? 0 : prefix->n;
-    if (rest->kind == JSON_BOOL) { /* no further ones: there is one */
+    if (rest->kind == JSON_BOOL) { /* "no further items" is violated by one more item */
         schema_option_atom(expansion, options, TYPE_ARRAY,
                            (struct atom){.kind = ATOM_ITEMS_LEAST, .n = some.from + 1});
         return;
@@ -102,6 +107,7 @@ static void schema_deny_items(struct expansion *expansion, struct options *optio
     schema_option_atom(expansion, options, TYPE_ARRAY, some);
 }
 
+/* Violations of keywords of arrays. "contains" is violated by fewer or by more items than allowed. */
 static void schema_deny_array(struct expansion *expansion, struct options *options,
                               const struct json *schema)
 {
@@ -129,7 +135,7 @@ static void schema_deny_array(struct expansion *expansion, struct options *optio
     if (unique != NULL && unique->kind == JSON_BOOL && unique->flag)
         (void)schema_refuse(
             expansion, unique,
-            "\"uniqueItems\" is not supported under \"not\", \"oneOf\" or \"if\": say "
+            "\"uniqueItems\" is not supported under \"not\", \"oneOf\" or \"if\": use "
             "it outside of them, or leave it out");
     if (rest != NULL && !(rest->kind == JSON_BOOL && rest->flag))
         (void)schema_refuse(
@@ -137,6 +143,7 @@ static void schema_deny_array(struct expansion *expansion, struct options *optio
             "\"unevaluatedItems\" is not supported under \"not\", \"oneOf\" or \"if\"");
 }
 
+/* Violations of properties and its relatives: some member that does not satisfy its schema. */
 static void schema_deny_members(struct expansion *expansion, struct options *options,
                                 const struct json *schema)
 {
@@ -173,6 +180,7 @@ static void schema_deny_members(struct expansion *expansion, struct options *opt
                           .literal = schema_literal_of(expansion->s, other, false, true)});
 }
 
+/* Violations of dependentRequired: the member exists, and the demand is not satisfied. */
 static void schema_deny_dependent(struct expansion *expansion, struct options *options,
                                   const struct json *member)
 {
@@ -200,6 +208,7 @@ static void schema_deny_dependent(struct expansion *expansion, struct options *o
                                      NULL))));
 }
 
+/* Violations of keywords of objects. */
 static void schema_deny_object(struct expansion *expansion, struct options *options,
                                const struct json *schema)
 {
@@ -230,7 +239,7 @@ static void schema_deny_object(struct expansion *expansion, struct options *opti
             "\"unevaluatedProperties\" is not supported under \"not\", \"oneOf\" or \"if\"");
 }
 
-/* Not exactly one: none, or some two. */
+/* Violations of oneOf: none of the schemas holds, or some two of them do. */
 static void schema_deny_one(struct expansion *expansion, struct options *options,
                             const struct json *list)
 {
@@ -248,6 +257,7 @@ static void schema_deny_one(struct expansion *expansion, struct options *options
                                     schema_item_literal(expansion, &list->items[j], false, NULL)));
 }
 
+/* Violations of keywords that apply other schemas to the same value. */
 static void schema_deny_logic(struct expansion *expansion, struct options *options,
                               const struct json *schema)
 {

@@ -1,16 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * From literals to alternatives: branches, constants, and the loop over what is to be done. */
+ * Expands literals to alternatives. The loop takes a branch from a stack and works off its list: a
+ * literal adds the work of its keywords, an "or" replaces the branch by one per option. A branch without
+ * work is an alternative:
+ *
+ *     {"anyOf": [{"type": "string"}, {"minimum": 1}]}
+ *         -> string | null, boolean, number >= 1, string, array, object
+ *
+ * (The second option does not constrain types, because "minimum" only concerns numbers.) */
 #include <string.h>
 
 #include "grammar/schema_expand.h"
 
 #define BRANCHES_MAX     20000
 #define ALTERNATIVES_MAX 2000
-#define BRANCHES_ASKED   500 /* when only asked whether there is any */
+#define BRANCHES_ASKED   500 /* when only the existence of an alternative is asked for */
 
 /* --- literals ----------------------------------------------------------------------------- */
 
+/* Literals are numbered by the address of their node, so equal numbers mean the same schema object. */
 uint32_t schema_literal_of(struct schema *schema, const struct json *node, bool constant,
                            bool negated)
 {
@@ -26,12 +34,12 @@ uint32_t schema_literal_of(struct schema *schema, const struct json *node, bool 
 
 uint32_t schema_literal_not(struct schema *schema, uint32_t literal)
 {
-    struct literal l = schema->literals.items[literal];
+    struct literal entry = schema->literals.items[literal];
 
-    return schema_literal_of(schema, l.node, l.constant, !l.negated);
+    return schema_literal_of(schema, entry.node, entry.constant, !entry.negated);
 }
 
-/* --- pieces ------------------------------------------------------------------------------- */
+/* --- work items --------------------------------------------------------------------------- */
 
 const struct schema_item *schema_item_of(struct expansion *expansion, struct schema_item item,
                                          const struct schema_item *next)
@@ -76,20 +84,20 @@ const struct schema_item *schema_item_atom(struct expansion *expansion, struct a
 void schema_add_option(struct expansion *expansion, struct options *options,
                        const struct schema_item *items)
 {
-    struct either *e = compile_alloc(expansion->s->c, sizeof *e);
+    struct either *option = compile_alloc(expansion->s->c, sizeof *option);
 
-    if (e == NULL)
+    if (option == NULL)
         return;
-    e->items = items;
+    option->items = items;
     if (options->last == NULL)
-        options->first = e;
+        options->first = option;
     else
-        options->last->next = e;
-    options->last = e;
+        options->last->next = option;
+    options->last = option;
     options->n++;
 }
 
-/* --- what a branch has to do -------------------------------------------------------------- */
+/* --- the current branch ------------------------------------------------------------------- */
 
 void schema_expand_item(struct expansion *expansion, struct schema_item item)
 {
@@ -134,21 +142,22 @@ void schema_is_invalid(struct expansion *expansion, const struct json *node, con
                  node->key == NULL ? "?" : node->key, what);
 }
 
-/* A count: a whole number >= 0, also written 2.0; false after an error. */
+/* Read a count: a whole number >= 0, possibly written as 2.0. False after an error. */
 bool schema_count_of(struct expansion *expansion, const struct json *node, uint32_t *n)
 {
-    double v = json_is_number(node) ? json_real(node) : -1;
+    double value = json_is_number(node) ? json_real(node) : -1;
 
-    if (v < 0 || v != (double)(uint64_t)(v < 1e15 ? v : 1)) {
-        if (!(v >= 1e15)) {
+    if (value < 0 || value != (double)(uint64_t)(value < 1e15 ? value : 1)) {
+        if (!(value >= 1e15)) {
             schema_is_invalid(expansion, node, "a whole number, 0 or more");
             return false;
         }
     }
-    *n = v > 4e9 ? 4000000000u : (uint32_t)v;
+    *n = value > 4e9 ? 4000000000u : (uint32_t)value;
     return true;
 }
 
+/* The types of a name in "type"; 0: unknown. */
 static unsigned schema_type_bits(const struct json *name)
 {
     static const struct {
@@ -180,6 +189,7 @@ unsigned schema_types_of(struct expansion *expansion, const struct json *node)
     return types;
 }
 
+/* The type of a constant. 2.0 is a whole number. */
 static unsigned schema_type_of_value(const struct json *value)
 {
     switch (value->kind) {
@@ -201,7 +211,8 @@ static unsigned schema_type_of_value(const struct json *value)
 
 /* --- constants ---------------------------------------------------------------------------- */
 
-/* One of values[0 .. n): scalars together, each list and object for itself. */
+/* One of values[0 .. n): scalars in one option, each list and object in an option of its own. Negated:
+ * none of the scalars, and for each list and object a literal. */
 void schema_expand_values(struct expansion *expansion, const struct json *values, uint32_t n,
                           bool negated)
 {
@@ -246,6 +257,8 @@ void schema_expand_values(struct expansion *expansion, const struct json *values
         schema_expand_either(expansion, &options);
 }
 
+/* A constant that is a list: the right length, and each item equal. Its negation: another type, another
+ * length, or some item that differs. */
 static void schema_expand_list_constant(struct expansion *expansion, const struct json *value,
                                         bool negated)
 {
@@ -296,7 +309,7 @@ static void schema_expand_list_constant(struct expansion *expansion, const struc
     schema_expand_either(expansion, &options);
 }
 
-/* A node that is the name of a member as a text, for atoms about names. */
+/* A node that is a member's name as a text, for atoms about names. */
 const struct json *schema_name_text(struct expansion *expansion, const struct json *member)
 {
     struct json *text = compile_alloc(expansion->s->c, sizeof *text);
@@ -315,6 +328,8 @@ const struct schema_item *schema_item_required(struct expansion *expansion, cons
     return schema_item_atom(expansion, (struct atom){.kind = ATOM_REQUIRED, .node = text}, next);
 }
 
+/* A constant that is an object: exactly these members with these values. Its negation: another type, more
+ * members, some member that is missing, or one whose value differs. */
 static void schema_expand_object_constant(struct expansion *expansion, const struct json *value,
                                           bool negated)
 {
@@ -364,7 +379,13 @@ static void schema_expand_object_constant(struct expansion *expansion, const str
         schema_expand_either(expansion, &options);
 }
 
-/* --- is there any? ------------------------------------------------------------------------ */
+/* --- contradictions ----------------------------------------------------------------------- */
+
+/* A branch that nothing can satisfy should not become an alternative: it would cost states, and make
+ * alternatives of "oneOf" look as if they overlapped. These checks find common contradictions; the rest
+ * is found when states without a way to an end are dropped. */
+
+/* Is a text in an atom's list? */
 
 static bool schema_text_listed(const struct atom *atom, const struct json *value)
 {
@@ -377,6 +398,7 @@ static bool schema_text_listed(const struct atom *atom, const struct json *value
     return false;
 }
 
+/* Is a number in an atom's list? */
 static bool schema_number_listed(const struct atom *atom, const struct json *value)
 {
     uint32_t i;
@@ -387,8 +409,8 @@ static bool schema_number_listed(const struct atom *atom, const struct json *val
     return false;
 }
 
-/* Is a listed value in all other lists that must have it, and in none that must not? Numbers are
- * compared as doubles, so they may be taken for equal, never for different. */
+/* Is a value of a list also in all other lists that must contain it, and in none that must not? Numbers
+ * are compared as doubles: different ones may be taken for equal, but not the reverse. */
 static bool schema_value_left(struct expansion *expansion, const struct atom *list,
                               const struct json *value)
 {
@@ -410,6 +432,7 @@ static bool schema_value_left(struct expansion *expansion, const struct atom *li
     return true;
 }
 
+/* Drop strings or numbers if no value of some list is left. */
 static void schema_drop_empty_lists(struct expansion *expansion)
 {
     const struct atom *atom;
@@ -430,6 +453,7 @@ static void schema_drop_empty_lists(struct expansion *expansion)
     }
 }
 
+/* Drop a type whose lower bound is above its upper bound. */
 static void schema_drop_empty_ranges(struct expansion *expansion)
 {
     static const struct {
@@ -439,22 +463,24 @@ static void schema_drop_empty_ranges(struct expansion *expansion)
                  {ATOM_ITEMS_LEAST, ATOM_ITEMS_MOST, TYPE_ARRAY},
                  {ATOM_MEMBERS_LEAST, ATOM_MEMBERS_MOST, TYPE_OBJECT}};
     const struct atom *atom;
-    const struct atom *u;
+    const struct atom *other;
     size_t i;
 
     for (atom = expansion->now.atoms; atom != NULL; atom = atom->next)
-        for (u = expansion->now.atoms; u != NULL && compile_tick(expansion->s->c); u = u->next) {
+        for (other = expansion->now.atoms; other != NULL && compile_tick(expansion->s->c);
+             other = other->next) {
             for (i = 0; i < 3; i++)
-                if (atom->kind == pairs[i].least && u->kind == pairs[i].most && atom->n > u->n)
+                if (atom->kind == pairs[i].least && other->kind == pairs[i].most &&
+                    atom->n > other->n)
                     expansion->now.types &= ~pairs[i].type;
-            if (atom->kind == ATOM_LEAST && u->kind == ATOM_MOST &&
-                json_real(atom->node) > json_real(u->node))
+            if (atom->kind == ATOM_LEAST && other->kind == ATOM_MOST &&
+                json_real(atom->node) > json_real(other->node))
                 expansion->now.types &= ~(unsigned)TYPE_NUMBER;
         }
 }
 
-/* What a required name's value must satisfy; false: there can be no such member. Patterns of names
- * are not looked at, so a little may be missing from the list. */
+/* Collect the literals for the value of a required member. False when no such member can exist. Patterns
+ * of names are not considered, so the list may be incomplete. */
 static bool schema_member_wants(struct expansion *expansion, const struct json *name,
                                 uint32_t *list, uint32_t *n, uint32_t cap)
 {
@@ -484,6 +510,7 @@ static bool schema_member_wants(struct expansion *expansion, const struct json *
     return true;
 }
 
+/* Drop objects if some required member cannot exist or has contradictory schemas. */
 static void schema_drop_empty_objects(struct expansion *expansion)
 {
     const struct atom *atom;
@@ -503,7 +530,7 @@ static void schema_drop_empty_objects(struct expansion *expansion)
     }
 }
 
-/* uniqueItems is honoured where at most one item may be, or items are of a list of scalars. */
+/* uniqueItems is supported where at most one item can exist, or where items are from a list of scalars. */
 static void schema_drop_unique(struct expansion *expansion)
 {
     const struct atom *atom;
@@ -527,7 +554,7 @@ static void schema_drop_unique(struct expansion *expansion)
 
 /* --- the loop ----------------------------------------------------------------------------- */
 
-/* The branch is through: an alternative, its atoms in the order in which they were found. */
+/* The branch is complete: it becomes an alternative, with its atoms in the order they were found. */
 static void schema_branch_done(struct expansion *expansion)
 {
     const struct atom *atom;
@@ -557,47 +584,49 @@ static void schema_branch_done(struct expansion *expansion)
             (struct alternative){expansion->now.types, turned};
 }
 
+/* Replace the branch by one per option. The first option is processed first. */
 static void schema_expand_split(struct expansion *expansion, const struct either *options)
 {
-    const struct either *e;
+    const struct either *option;
     uint32_t first = expansion->stack.n;
     uint32_t i;
 
-    if (options == NULL) { /* none: nothing can hold */
+    if (options == NULL) { /* an "or" without options is false */
         expansion->now.types = 0;
         return;
     }
-    for (e = options; e != NULL && compile_tick(expansion->s->c); e = e->next) {
-        struct branch b = expansion->now;
+    for (option = options; option != NULL && compile_tick(expansion->s->c); option = option->next) {
+        struct branch branch = expansion->now;
         const struct schema_item *item;
 
-        for (item = e->items; item != NULL; item = item->next)
-            b.work = schema_item_of(expansion, *item, b.work);
+        for (item = option->items; item != NULL; item = item->next)
+            branch.work = schema_item_of(expansion, *item, branch.work);
         if (LIST_ADD(expansion->s->c, &expansion->stack))
-            expansion->stack.items[expansion->stack.n - 1] = b;
+            expansion->stack.items[expansion->stack.n - 1] = branch;
     }
-    for (i = 0; compile_ok(expansion->s->c) && i < (expansion->stack.n - first) / 2;
-         i++) { /* the first on top */
-        struct branch b = expansion->stack.items[first + i];
+    /* Reverse the order, so that the first option is on top of the stack. */
+    for (i = 0; compile_ok(expansion->s->c) && i < (expansion->stack.n - first) / 2; i++) {
+        struct branch branch = expansion->stack.items[first + i];
 
         expansion->stack.items[first + i] = expansion->stack.items[expansion->stack.n - 1 - i];
-        expansion->stack.items[expansion->stack.n - 1 - i] = b;
+        expansion->stack.items[expansion->stack.n - 1 - i] = branch;
     }
-    expansion->now.types = 0; /* its copies go on */
+    expansion->now.types = 0; /* its copies continue */
 }
 
-/* Look at a literal once in a branch; its negation there ends the branch. */
+/* Process a literal, once per branch. If its negation was processed before, the branch is contradictory. */
 static void schema_literal_done(struct expansion *expansion, uint32_t literal)
 {
-    struct literal l = expansion->s->literals.items[literal];
+    struct literal entry = expansion->s->literals.items[literal];
     uint32_t opposite = schema_literal_not(expansion->s, literal);
     struct seen *seen;
-    const struct seen *i;
+    const struct seen *seen_before;
 
-    for (i = expansion->now.seen; i != NULL && compile_tick(expansion->s->c); i = i->next) {
-        if (i->literal == literal)
+    for (seen_before = expansion->now.seen; seen_before != NULL && compile_tick(expansion->s->c);
+         seen_before = seen_before->next) {
+        if (seen_before->literal == literal)
             return;
-        if (i->literal == opposite) {
+        if (seen_before->literal == opposite) {
             expansion->now.types = 0;
             return;
         }
@@ -607,28 +636,29 @@ static void schema_literal_done(struct expansion *expansion, uint32_t literal)
         return;
     *seen = (struct seen){expansion->now.seen, literal};
     expansion->now.seen = seen;
-    if (l.constant) {
-        if (l.node->kind == JSON_LIST)
-            schema_expand_list_constant(expansion, l.node, l.negated);
-        else if (l.node->kind == JSON_OBJECT)
-            schema_expand_object_constant(expansion, l.node, l.negated);
+    if (entry.constant) {
+        if (entry.node->kind == JSON_LIST)
+            schema_expand_list_constant(expansion, entry.node, entry.negated);
+        else if (entry.node->kind == JSON_OBJECT)
+            schema_expand_object_constant(expansion, entry.node, entry.negated);
         else
-            schema_expand_values(expansion, l.node, 1, l.negated);
+            schema_expand_values(expansion, entry.node, 1, entry.negated);
         return;
     }
-    if (l.node->kind == JSON_BOOL) {
-        if (l.node->flag == l.negated)
+    if (entry.node->kind == JSON_BOOL) {
+        if (entry.node->flag == entry.negated)
             expansion->now.types = 0;
-    } else if (l.node->kind != JSON_OBJECT) {
-        expansion->s->c->at = l.node;
+    } else if (entry.node->kind != JSON_OBJECT) {
+        expansion->s->c->at = entry.node;
         compile_fail(expansion->s->c, ERR_INVALID, "a schema must be an object, true or false");
-    } else if (l.negated) {
-        schema_deny(expansion, l.node);
+    } else if (entry.negated) {
+        schema_deny(expansion, entry.node);
     } else {
-        schema_hold(expansion, l.node);
+        schema_hold(expansion, entry.node);
     }
 }
 
+/* Work off one branch. */
 static void schema_branch_run(struct expansion *expansion)
 {
     while (expansion->now.work != NULL && expansion->now.types != 0 &&
@@ -650,6 +680,7 @@ static void schema_branch_run(struct expansion *expansion)
         schema_branch_done(expansion);
 }
 
+/* Work off all branches, beginning with one in which all literals are to be processed. */
 static void schema_expand_run(struct expansion *expansion, const uint32_t *literals, uint32_t n)
 {
     uint32_t i;

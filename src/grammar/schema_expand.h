@@ -1,14 +1,17 @@
-/* What the files that turn literals into alternatives share.
+/* SPDX-License-Identifier: Apache-2.0
  *
- * A branch is a set of types, the atoms so far and what is still to be looked at; "or" makes
- * branches. Lists are shared between branches and never changed. A keyword that says something
- * about one type leaves the other types alone: so its negation is "of that type, and not". */
+ * Shared by the files that turn literals into alternatives (schema_expand.c, schema_hold.c,
+ * schema_deny.c).
+ *
+ * A branch is a set of types, the atoms found so far, and a list of work. An "or" splits a branch. Lists
+ * are shared between branches and never changed; adding puts a new element in front. A keyword
+ * constrains one type and leaves the others alone, so its negation is "of that type, and not". */
 #ifndef QUIRE_GRAMMAR_SCHEMA_EXPAND_H
 #define QUIRE_GRAMMAR_SCHEMA_EXPAND_H
 
 #include "grammar/schema_parts.h"
 
-struct schema_item { /* of a branch's work */
+struct schema_item { /* a piece of a branch's work */
     const struct schema_item *next;
     enum { ITEM_LITERAL, ITEM_TYPES, ITEM_ATOM, ITEM_EITHER, ITEM_VALUES } kind;
     uint32_t literal;
@@ -22,7 +25,7 @@ struct either {
     const struct schema_item *items; /* one option */
 };
 
-struct seen {
+struct seen { /* literals that a branch has processed */
     const struct seen *next;
     uint32_t literal;
 };
@@ -40,18 +43,18 @@ struct expansion {
     LIST(struct alternative) found;
     struct branch now;
     uint32_t n_branches;
-    bool asking; /* for schema_is_surely_empty(): a bound that is reached is no error */
+    bool asking; /* for schema_is_surely_empty(): reaching a bound is not an error */
     bool gave_up;
     int depth;
 };
 
-/* Options in the order in which they are added: the head is kept, the tail grows. */
+/* The options of an "or", in the order in which they are added. */
 struct options {
     struct either *first, *last;
     uint32_t n;
 };
 
-/* Work items, in lists that begin with the new one. */
+/* Make a work item in front of the list `next`. */
 const struct schema_item *schema_item_of(struct expansion *expansion, struct schema_item item,
                                          const struct schema_item *next);
 const struct schema_item *schema_item_literal(struct expansion *expansion, const struct json *node,
@@ -65,21 +68,21 @@ const struct schema_item *schema_item_required(struct expansion *expansion, cons
 void schema_add_option(struct expansion *expansion, struct options *options,
                        const struct schema_item *items);
 
-/* What the branch that is looked at has to do, or knows. */
+/* Add work or an atom to the current branch. */
 void schema_expand_item(struct expansion *expansion, struct schema_item item);
 void schema_expand_literal(struct expansion *expansion, const struct json *node, bool negated);
 void schema_expand_atom(struct expansion *expansion, struct atom atom);
 void schema_expand_either(struct expansion *expansion, const struct options *options);
 
-/* The value is one of values[0 .. n), or none of them. */
+/* The value is one of values[0 .. n), or none of them when negated. */
 void schema_expand_values(struct expansion *expansion, const struct json *values, uint32_t n,
                           bool negated);
 
-/* Errors about a keyword. */
+/* Report a keyword that is not supported (returns NULL), or one with a wrong value. */
 void *schema_refuse(struct expansion *expansion, const struct json *node, const char *what);
 void schema_is_invalid(struct expansion *expansion, const struct json *node, const char *what);
 
-/* Keywords' values. */
+/* The values of keywords: a count, a set of types, a member's name as a text, a value of some kind. */
 bool schema_count_of(struct expansion *expansion, const struct json *node, uint32_t *n);
 unsigned schema_types_of(struct expansion *expansion, const struct json *node);
 const struct json *schema_name_text(struct expansion *expansion, const struct json *member);
@@ -101,7 +104,8 @@ struct counted { /* keywords whose value is a count */
 extern const struct counted counted[N_COUNTED];
 extern const char *const dependent[3];
 
-void schema_hold(struct expansion *expansion, const struct json *schema); /* a schema must hold */
-void schema_deny(struct expansion *expansion, const struct json *schema); /* it must not */
+/* Add the work of a schema that must hold, and of one that must not. */
+void schema_hold(struct expansion *expansion, const struct json *schema);
+void schema_deny(struct expansion *expansion, const struct json *schema);
 
 #endif

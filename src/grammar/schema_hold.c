@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The keywords of a schema that must hold: what each adds to a branch. */
+ * The keywords of a schema that must hold: the atoms and the work that each adds to a branch. */
 #include <string.h>
 
 #include "grammar/schema_expand.h"
@@ -10,7 +10,7 @@ static const struct json *schema_get(const struct json *schema, const char *name
     return json_get(schema, name);
 }
 
-/* A keyword's value of the kind it must have; NULL when it is not there. */
+/* A keyword's value, which must be of this kind; NULL when the keyword is missing. */
 const struct json *schema_get_kind(struct expansion *expansion, const struct json *schema,
                                    const char *name, enum json_kind kind)
 {
@@ -26,6 +26,7 @@ const struct json *schema_get_kind(struct expansion *expansion, const struct jso
     return value;
 }
 
+/* Report a subschema that is no schema. */
 static void schema_check_schema(struct expansion *expansion, const struct json *node)
 {
     if (node->kind != JSON_OBJECT && node->kind != JSON_BOOL) {
@@ -34,6 +35,7 @@ static void schema_check_schema(struct expansion *expansion, const struct json *
     }
 }
 
+/* The schema that a "$ref" refers to; NULL when there is none. */
 const struct json *schema_follow(struct expansion *expansion, const struct json *schema)
 {
     const struct json *ref = schema_get_kind(expansion, schema, "$ref", JSON_TEXT);
@@ -44,9 +46,10 @@ const struct json *schema_follow(struct expansion *expansion, const struct json 
     to = schema_index_find(expansion->s, schema, ref);
     return to != NULL
                ? to
-               : schema_refuse(expansion, ref, "\"$ref\" leads out of the document, or nowhere");
+               : schema_refuse(expansion, ref, "\"$ref\" must refer to a place in the document");
 }
 
+/* Refuse keywords whose meaning depends on the path of evaluation. */
 static void schema_refuse_unknown(struct expansion *expansion, const struct json *schema)
 {
     static const char *const words[] = {"$dynamicRef", "$recursiveRef"};
@@ -59,7 +62,8 @@ static void schema_refuse_unknown(struct expansion *expansion, const struct json
         }
 }
 
-/* The bounds of a number: minimum and exclusiveMinimum, the latter also as draft-04 has it. */
+/* A bound of a number: minimum, maximum, and their exclusive forms, of which draft-04's is a boolean that
+ * makes the other one exclusive. False when there is no such bound. */
 bool schema_bound_of(struct expansion *expansion, const struct json *schema, bool most, bool strict,
                      struct atom *atom)
 {
@@ -76,6 +80,7 @@ bool schema_bound_of(struct expansion *expansion, const struct json *schema, boo
     return compile_ok(expansion->s->c);
 }
 
+/* Keywords with a count. A pair of lower and upper bound is adjacent; schema_deny() relies on that. */
 const struct counted counted[N_COUNTED] = {
     {"minLength", ATOM_LENGTH_LEAST, TYPE_STRING, false},
     {"maxLength", ATOM_LENGTH_MOST, TYPE_STRING, true},
@@ -85,6 +90,7 @@ const struct counted counted[N_COUNTED] = {
     {"maxProperties", ATOM_MEMBERS_MOST, TYPE_OBJECT, true},
 };
 
+/* Keywords of numbers and strings. */
 static void schema_hold_scalars(struct expansion *expansion, const struct json *schema)
 {
     const struct json *value;
@@ -115,6 +121,7 @@ static void schema_hold_scalars(struct expansion *expansion, const struct json *
         (void)schema_refuse(expansion, value, "this \"format\" is not supported");
 }
 
+/* The atom of "contains" with minContains and maxContains. */
 struct atom schema_contains_atom(struct expansion *expansion, const struct json *schema,
                                  const struct json *contains)
 {
@@ -125,12 +132,13 @@ struct atom schema_contains_atom(struct expansion *expansion, const struct json 
     schema_check_schema(expansion, contains);
     atom.literal = schema_literal_of(expansion->s, contains, false, false);
     if (least != NULL)
-        (void)schema_count_of(expansion, least, &atom.n); /* the error is noted */
+        (void)schema_count_of(expansion, least, &atom.n); /* an error is recorded */
     if (most != NULL)
         (void)schema_count_of(expansion, most, &atom.m);
     return atom;
 }
 
+/* Keywords of arrays. */
 static void schema_hold_array(struct expansion *expansion, const struct json *schema)
 {
     const struct json *items = schema_get(schema, "items");
@@ -153,6 +161,7 @@ static void schema_hold_array(struct expansion *expansion, const struct json *sc
         (void)schema_refuse(expansion, rest, "\"unevaluatedItems\" is not supported");
 }
 
+/* "required": each name becomes an atom. */
 static void schema_hold_names(struct expansion *expansion, const struct json *list)
 {
     uint32_t i;
@@ -165,6 +174,7 @@ static void schema_hold_names(struct expansion *expansion, const struct json *li
             schema_is_invalid(expansion, list, "a list of names");
 }
 
+/* Check that all values of an object are schemas. */
 static void schema_check_members(struct expansion *expansion, const struct json *members)
 {
     uint32_t i;
@@ -173,6 +183,7 @@ static void schema_check_members(struct expansion *expansion, const struct json 
         schema_check_schema(expansion, &members->items[i]);
 }
 
+/* Keywords of objects. */
 static void schema_hold_object(struct expansion *expansion, const struct json *schema)
 {
     const struct json *known = schema_get_kind(expansion, schema, "properties", JSON_OBJECT);
@@ -191,7 +202,7 @@ static void schema_hold_object(struct expansion *expansion, const struct json *s
         schema_expand_atom(expansion, (struct atom){.kind = ATOM_MEMBERS, .node = schema});
     if (required != NULL && required->kind == JSON_LIST)
         schema_hold_names(expansion, required);
-    else if (required != NULL && required->kind != JSON_BOOL) /* draft-03 wrote it so: no meaning */
+    else if (required != NULL && required->kind != JSON_BOOL) /* draft-03's boolean is ignored */
         schema_is_invalid(expansion, required, "a list of names");
     if (names != NULL) {
         schema_check_schema(expansion, names);
@@ -203,7 +214,8 @@ static void schema_hold_object(struct expansion *expansion, const struct json *s
         (void)schema_refuse(expansion, rest, "\"unevaluatedProperties\" is not supported");
 }
 
-/* A member's being there asks for more: without it, or an object with it and all of that. */
+/* dependentRequired and its relatives: either the member is missing, or it is an object that has the
+ * member and satisfies the demand. */
 static void schema_hold_dependent(struct expansion *expansion, const struct json *member)
 {
     struct options options = {0};
@@ -228,7 +240,8 @@ static void schema_hold_dependent(struct expansion *expansion, const struct json
 
 const char *const dependent[3] = {"dependentRequired", "dependentSchemas", "dependencies"};
 
-/* Exactly one: each with the negations of those that it is not certainly disjoint from. */
+/* oneOf: an option per schema, with the negations of all others that could hold together with it. Leaving
+ * out negations of disjoint ones saves most of the work: options usually differ in a constant. */
 static void schema_hold_one(struct expansion *expansion, const struct json *list)
 {
     struct options options = {0};
@@ -250,6 +263,7 @@ static void schema_hold_one(struct expansion *expansion, const struct json *list
     schema_expand_either(expansion, &options);
 }
 
+/* anyOf */
 static void schema_hold_any(struct expansion *expansion, const struct json *list)
 {
     struct options options = {0};
@@ -261,6 +275,7 @@ static void schema_hold_any(struct expansion *expansion, const struct json *list
     schema_expand_either(expansion, &options);
 }
 
+/* if, then, else: the condition and "then", or its negation and "else". */
 static void schema_hold_if(struct expansion *expansion, const struct json *schema,
                            const struct json *cond)
 {
@@ -281,7 +296,8 @@ static void schema_hold_if(struct expansion *expansion, const struct json *schem
     schema_expand_either(expansion, &options);
 }
 
-/* Keywords that hold other schemas at the same place; first the ones that are done last. */
+/* Keywords that apply other schemas to the same value. Work is a stack, so the work that is added last
+ * is done first. */
 static void schema_hold_logic(struct expansion *expansion, const struct json *schema)
 {
     const struct json *all = schema_get_kind(expansion, schema, "allOf", JSON_LIST);

@@ -1,22 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Names of schemas: $id, $anchor, JSON pointers; and the way from a $ref to what it names.
+ * Names of schemas: $id, $anchor, JSON pointers, and the resolution of $ref.
  *
- * One pass over the document notes each $id and $anchor under its absolute URI and, for every
- * object below an $id, the URI that counts there. Nothing is fetched. */
+ * One pass over the document records each $id and $anchor under its absolute URI and, for every
+ * object below an $id, its base URI. Nothing is ever fetched from the network. */
 #include <stdio.h>
 #include <string.h>
 
 #include "base/hex.h"
 #include "grammar/schema_parts.h"
 
+/* An element of the stack of the pass. */
 struct visit {
     const struct json *node;
     const char *base;
     bool values; /* below enum or const: no schemas there */
 };
 
-/* `ref` seen from `base`, without fragment: enough of RFC 3986 for names that are never fetched. */
+/* Resolve `ref` against `base`, without fragment. Enough of RFC 3986 for names that are never fetched. */
 static const char *schema_uri_join(struct schema *schema, const char *base, const char *ref,
                                    size_t ref_len)
 {
@@ -43,6 +44,7 @@ static const char *schema_uri_join(struct schema *schema, const char *base, cons
     return out;
 }
 
+/* Record a name of a schema. */
 static void schema_place_add(struct schema *schema, const char *uri, size_t len,
                              const struct json *node)
 {
@@ -50,6 +52,7 @@ static void schema_place_add(struct schema *schema, const char *uri, size_t len,
         schema->places.items[schema->places.n - 1] = (struct schema_place){uri, len, node};
 }
 
+/* Record the names of one object, and return its base URI: a new one if it has an $id. */
 static const char *schema_note_names(struct schema *schema, const struct json *node,
                                      const char *base)
 {
@@ -91,8 +94,8 @@ static const char *schema_note_names(struct schema *schema, const struct json *n
     return base;
 }
 
-/* What keywords mean is what the metaschema says: another one may leave out half of them, and is
- * never fetched. It counts where a schema has a name of its own, and at the root. */
+/* Check "$schema". The metaschema defines the meaning of keywords, and one that is not known may
+ * omit half of them. It applies to the root and to schemas with a name of their own. */
 static void schema_check_dialect(struct schema *schema, const struct json *node)
 {
     const struct json *dialect = json_get_kind(node, "$schema", JSON_TEXT);
@@ -106,13 +109,14 @@ static void schema_check_dialect(struct schema *schema, const struct json *node)
     compile_fail(schema->c, ERR_UNSUPPORTED, "this \"$schema\" is not supported");
 }
 
+/* Keywords whose values are data, not schemas: names in them do not count. */
 static bool schema_holds_values(const char *key)
 {
     return strcmp(key, "enum") == 0 || strcmp(key, "const") == 0 || strcmp(key, "default") == 0 ||
            strcmp(key, "examples") == 0 || strcmp(key, "example") == 0;
 }
 
-/* Keywords whose value is a name that is compared as a C string. */
+/* Refuse NUL in keywords whose value is compared as a C string. */
 static void schema_check_name(struct schema *schema, const struct json *value)
 {
     static const char *const names[] = {"$ref",           "$id",     "id",    "$anchor",
@@ -137,7 +141,7 @@ void schema_index_add(struct schema *schema)
     schema_place_add(schema, "", 0, schema->root);
     if (LIST_ADD(schema->c, &stack))
         stack.items[0] = (struct visit){schema->root, "", false};
-    while (stack.n > 0 && compile_tick(schema->c)) { /* each node once */
+    while (stack.n > 0 && compile_tick(schema->c)) { /* each node is pushed once */
         struct visit v = stack.items[--stack.n];
         uint32_t i;
 
@@ -163,6 +167,7 @@ void schema_index_add(struct schema *schema)
     }
 }
 
+/* The base URI of references in an object. */
 static const char *schema_base_of(const struct schema *schema, const struct json *node)
 {
     uint32_t i;
@@ -173,6 +178,7 @@ static const char *schema_base_of(const struct schema *schema, const struct json
     return "";
 }
 
+/* The schema with an absolute name; NULL: none. */
 static const struct json *schema_place_find(const struct schema *schema, const char *uri,
                                             size_t len)
 {
@@ -185,7 +191,7 @@ static const struct json *schema_place_find(const struct schema *schema, const c
     return NULL;
 }
 
-/* One step of a pointer, its ~0, ~1 and %XX undone; its length. out has room for all of it. */
+/* Decode one token of a pointer: ~0, ~1 and %XX. Returns its length. out has room for len bytes. */
 static size_t schema_token_read(const char *text, size_t len, char *out)
 {
     size_t n = 0;
@@ -211,6 +217,7 @@ static size_t schema_token_read(const char *text, size_t len, char *out)
     return n;
 }
 
+/* Follow a JSON pointer, such as /properties/a/items/0. NULL when it leads nowhere. */
 static const struct json *schema_pointer_follow(struct schema *schema, const struct json *node,
                                                 const char *at)
 {
@@ -237,6 +244,7 @@ static const struct json *schema_pointer_follow(struct schema *schema, const str
     return *at == '\0' ? node : NULL;
 }
 
+/* Resolve the URI before '#', then the fragment: a pointer or an anchor. */
 const struct json *schema_index_find(struct schema *schema, const struct json *from,
                                      const struct json *ref)
 {
@@ -259,7 +267,9 @@ const struct json *schema_index_find(struct schema *schema, const struct json *f
     return schema_place_find(schema, whole, strlen(whole));
 }
 
-/* --- for errors: where is a node? --------------------------------------------------------- */
+/* --- the place of a node, for errors ------------------------------------------------------ */
+
+/* Append a token of a pointer, with ~ and / escaped. */
 
 static size_t schema_add_token(char *out, size_t at, size_t cap, const struct json *node,
                                uint32_t i)
@@ -283,7 +293,7 @@ static size_t schema_add_token(char *out, size_t at, size_t cap, const struct js
     return at;
 }
 
-/* Depth first, at most JSON_DEPTH_MAX deep. */
+/* Search depth first, at most JSON_DEPTH_MAX deep, and write the path to the node. */
 void schema_index_pointer(const struct json *root, const void *node, char *out, size_t cap)
 {
     const struct json *path[JSON_DEPTH_MAX + 2];

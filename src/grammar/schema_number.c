@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Numbers under constraints, as digits are read: each constraint is a small machine over the
- * digits of the magnitude, all run side by side, and the states that occur are explored.
+ * Numbers under constraints. Each constraint is a small machine that reads the digits of the magnitude;
+ * all run in parallel, and their reachable states are explored.
  *
- * Values decide, not spellings: 1.50 is 1.5. So constrained numbers have no exponent, and whole
- * ones (when fractions are not allowed at all) no '.'. */
+ * Values are compared, not spellings: 1.50 is 1.5. Constrained numbers therefore have no exponent, and
+ * whole ones (if fractions are not allowed at all) no '.'. Example: for {"minimum": 12} the machine
+ * accepts 12, 13, ..., 20, ..., 100, but not 9 or 11.9. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,7 +13,7 @@
 #include "grammar/schema_parts.h"
 
 #define NUMBER_RULES_MAX 24
-#define MULTIPLE_MAX     100000 /* states of one multipleOf */
+#define MULTIPLE_MAX     100000 /* states per multipleOf */
 
 enum rule_kind { RULE_BOUND, RULE_EQUAL, RULE_MULTIPLE, RULE_FRACTION };
 
@@ -26,12 +27,13 @@ struct number_rule {
     uint32_t scale;
 };
 
+/* How much of a number was read. */
 enum phase { AT_START, AT_MINUS, AT_ZERO, AT_INT, AT_POINT, AT_FRACTION };
 
 struct machine {
     struct number_rule rules[NUMBER_RULES_MAX];
     uint32_t n;
-    bool point; /* a '.' may come */
+    bool point; /* a '.' is allowed */
 };
 
 /* --- decimals ----------------------------------------------------------------------------- */
@@ -41,7 +43,8 @@ static bool schema_is_digit(char ch)
     return ch >= '0' && ch <= '9';
 }
 
-/* Bring digits[0 .. n) with `point` digits before the point into the form of a decimal. */
+/* Normalise digits[0 .. n) with `point` digits before the point: no leading zeros before the point, no
+ * trailing ones after it. False when they do not fit. */
 static bool schema_decimal_place(struct decimal *decimal, const char *digits, int n, long point)
 {
     long i;
@@ -130,13 +133,14 @@ size_t schema_decimal_text(const struct decimal *decimal, char *out, size_t cap)
     return n;
 }
 
-/* --- comparing while digits are read -------------------------------------------------------------
- * A word holds order (0 equal so far, 1 less, 2 greater) and how many digits were read, the latter
- * no further than it matters. Leading zeros do not occur but in "0", which has no digits. */
+/* --- comparison while digits are read ------------------------------------------------------------
+ * A word holds the order so far (0 equal, 1 less, 2 greater) and the number of digits read, as far as it
+ * matters. Leading zeros do not occur except in "0", which counts as no digits. */
 
 #define ORDER(word) ((word)&3u)
 #define READ(word)  ((word) >> 2)
 
+/* Read a digit before the point. */
 static uint32_t schema_compare_int(const struct decimal *value, uint32_t word, int digit)
 {
     uint32_t n = READ(word);
@@ -151,7 +155,7 @@ static uint32_t schema_compare_int(const struct decimal *value, uint32_t word, i
     return order | (n + 1) << 2;
 }
 
-/* At the end of the whole digits: shorter is less. The count begins anew for the fraction. */
+/* The whole part is complete: fewer digits mean less. Counting begins anew for the fraction. */
 static uint32_t schema_compare_settle(const struct decimal *value, uint32_t word)
 {
     if (READ(word) < (uint32_t)value->n_int)
@@ -161,6 +165,7 @@ static uint32_t schema_compare_settle(const struct decimal *value, uint32_t word
     return ORDER(word);
 }
 
+/* Read a digit after the point. */
 static uint32_t schema_compare_frac(const struct decimal *value, uint32_t word, int digit)
 {
     uint32_t n = READ(word);
@@ -173,7 +178,7 @@ static uint32_t schema_compare_frac(const struct decimal *value, uint32_t word, 
     return n < (uint32_t)value->n_frac ? (n + 1) << 2 : word;
 }
 
-/* -1, 0, 1: the number read against the value. */
+/* The order of the complete number and the value: -1, 0 or 1. */
 static int schema_compare_end(const struct decimal *value, uint32_t word, bool minus, bool settled)
 {
     int order;
@@ -182,10 +187,10 @@ static int schema_compare_end(const struct decimal *value, uint32_t word, bool m
         word = schema_compare_settle(value, word);
     order = ORDER(word) == 1 ? -1 : ORDER(word) == 2 ? 1 : 0;
     if (order == 0 && READ(word) < (uint32_t)value->n_frac)
-        order = -1; /* digits of the value are left, and the last of them is not 0 */
+        order = -1; /* digits of the value are left, and its last digit is not 0 */
     if (minus && value->minus)
         return -order;
-    if (minus || value->minus) { /* only two zeros are equal */
+    if (minus || value->minus) { /* signs differ: equal only if both are zero */
         bool zeros = order == 0 && value->n_int + value->n_frac == 0;
 
         return zeros ? 0 : minus ? -1 : 1;
@@ -193,10 +198,14 @@ static int schema_compare_end(const struct decimal *value, uint32_t word, bool m
     return order;
 }
 
-/* --- multiples: remainder, digits of the fraction read, and whether it is lost ------------ */
+/* --- multiples ---------------------------------------------------------------------------- */
+
+/* A word holds the remainder, the number of digits of the fraction, and LOST when the number has more
+ * digits than the divisor and cannot be a multiple. */
 
 #define LOST 0xffffffffu
 
+/* Read a digit: remainder * 10 + digit, modulo the divisor. */
 static uint32_t schema_multiple_digit(const struct number_rule *rule, uint32_t word, int digit,
                                       bool fraction)
 {
@@ -211,6 +220,7 @@ static uint32_t schema_multiple_digit(const struct number_rule *rule, uint32_t w
     return rest | (read + fraction) << 24;
 }
 
+/* Is the complete number a multiple? Missing digits of the fraction are zeros. */
 static bool schema_multiple_end(const struct number_rule *rule, uint32_t word)
 {
     uint64_t rest = word & 0xffffff;
@@ -225,6 +235,7 @@ static bool schema_multiple_end(const struct number_rule *rule, uint32_t word)
 
 /* --- all rules together ------------------------------------------------------------------- */
 
+/* One rule reads a digit. */
 static uint32_t schema_rule_digit(const struct number_rule *rule, uint32_t word, int digit,
                                   bool fraction)
 {
@@ -239,6 +250,7 @@ static uint32_t schema_rule_digit(const struct number_rule *rule, uint32_t word,
     return 0;
 }
 
+/* Does a rule hold for the complete number? */
 static bool schema_rule_holds(const struct number_rule *rule, uint32_t word, bool minus,
                               bool fraction)
 {
@@ -258,7 +270,7 @@ static bool schema_rule_holds(const struct number_rule *rule, uint32_t word, boo
     return holds != rule->negated;
 }
 
-/* word[0]: phase, word[1]: minus, then one of each rule. */
+/* Do all rules hold? word[0]: the phase, word[1]: whether there is a minus, then a word per rule. */
 static bool schema_machine_accepts(const struct machine *machine, const uint32_t *word)
 {
     bool fraction = word[0] == AT_FRACTION;
@@ -272,7 +284,7 @@ static bool schema_machine_accepts(const struct machine *machine, const uint32_t
     return true;
 }
 
-/* The word after a byte; false: it may not come. */
+/* Advance by a byte. False: the byte is not allowed. */
 static bool schema_machine_step(const struct machine *machine, uint32_t *word, char byte)
 {
     bool fraction = word[0] >= AT_POINT;
@@ -305,9 +317,10 @@ static bool schema_machine_step(const struct machine *machine, uint32_t *word, c
     return true;
 }
 
+/* Explore all reachable words; each is a state. */
 static const struct dfa *schema_machine_dfa(struct compile *compile, const struct machine *machine)
 {
-    static const char bytes[] = "-.0123456789"; /* in the order of bytes */
+    static const char bytes[] = "-.0123456789"; /* ascending, as edges must be */
     struct keys keys = {.c = compile};
     struct dfa_maker maker = {.c = compile};
     uint32_t word[NUMBER_RULES_MAX + 2] = {AT_START};
@@ -333,6 +346,7 @@ static const struct dfa *schema_machine_dfa(struct compile *compile, const struc
 
 /* --- from atoms --------------------------------------------------------------------------- */
 
+/* Add a rule. NULL after an error. */
 static struct number_rule *schema_rule_add(struct schema *schema, struct machine *machine,
                                            enum rule_kind kind, bool negated)
 {
@@ -345,6 +359,7 @@ static struct number_rule *schema_rule_add(struct schema *schema, struct machine
     return &machine->rules[machine->n++];
 }
 
+/* Read the number of a keyword. */
 static void schema_value_read(struct schema *schema, const struct json *node,
                               struct decimal *decimal)
 {
@@ -353,6 +368,7 @@ static void schema_value_read(struct schema *schema, const struct json *node,
         compile_fail(schema->c, ERR_LIMIT, "a number of more than %d digits", DECIMAL_DIGITS);
 }
 
+/* Add a multipleOf: with 0.25 the divisor is 25 and the scale 2. */
 static void schema_multiple_add(struct schema *schema, struct machine *machine,
                                 const struct atom *atom)
 {
@@ -375,6 +391,7 @@ static void schema_multiple_add(struct schema *schema, struct machine *machine,
     rule->scale = (uint32_t)decimal.n_frac;
 }
 
+/* Turn an alternative's atoms into rules. */
 static void schema_rules_fill(struct schema *schema, const struct alternative *alternative,
                               struct machine *machine)
 {
@@ -407,6 +424,7 @@ static void schema_rules_fill(struct schema *schema, const struct alternative *a
     machine->point = (alternative->types & TYPE_FRACTION) != 0;
 }
 
+/* Is a number in an atom's list? */
 static bool schema_in_list(struct schema *schema, const struct atom *atom,
                            const struct decimal *decimal)
 {
@@ -422,8 +440,8 @@ static bool schema_in_list(struct schema *schema, const struct atom *atom,
     return false;
 }
 
-/* One of a list: those values of it that all other constraints allow, each as it was written (or
- * whole when only whole ones are allowed) and in its shortest form. */
+/* A list of numbers: those that all other constraints allow, in their shortest form and, if fractions are
+ * allowed, also as the schema writes them. */
 static void schema_number_build_list(struct schema *schema, uint32_t from,
                                      const struct alternative *alternative, const struct atom *list,
                                      const struct dfa *others)

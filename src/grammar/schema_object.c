@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Objects. Known names come in their order, then open ones (additional, or matching a pattern).
+ * Objects. Known names come in order, then open ones (additional, or matching a pattern).
  *
- * A position is how many known names are behind us; with min/maxProperties and with members that
- * must exist somewhere there is a layer of positions for each count and each set of what was found.
- * Behind the opening quote of a name stands a tree of the names that may come: at position i those
- * from i up to the next required one, and the open ones when none is required any more. The tree
- * of position i is that of i + 1 with one name put in; build_insert() copies only the states on
- * that name's way, so all trees of a layer together are as large as the names. */
+ * A position is the number of known names that have been passed. With min/maxProperties, and with
+ * members of which one must exist, there is a layer of positions per count and per set of needs met.
+ * After the opening quote of a name there is a tree of the possible names. At position i these are the
+ * names from i up to the next required one, and the open names if no required one is left. The
+ * tree of position i is that of i + 1 with one more name; build_insert() copies only the states on
+ * that name's path, so all trees of a layer together are about as large as the names. */
 #include <string.h>
 
 #include "grammar/schema_parts.h"
@@ -15,6 +15,7 @@
 #define NEEDS_MAX         6
 #define OBJECT_PLACES_MAX 200000 /* positions of all layers */
 
+/* A known name. */
 struct member {
     const char *name;
     size_t len;
@@ -22,10 +23,10 @@ struct member {
     bool absent;
 };
 
-struct need { /* some member must satisfy this */
+struct need { /* some member must satisfy a literal; which members count: */
     uint32_t literal;
-    const struct json *owner;  /* names that are additional there; NULL: */
-    const struct dfa *pattern; /* names that match */
+    const struct json *owner;  /* those that are additional in this schema; or, if NULL, */
+    const struct dfa *pattern; /* those whose names match */
     const struct json *text;
 };
 
@@ -35,17 +36,18 @@ struct object {
     LIST(struct member) members;
     struct need needs[NEEDS_MAX];
     uint32_t n_needs;
-    const struct dfa *parts[DFA_PARTS_MAX];  /* of names: patterns, then what propertyNames say */
-    const struct json *texts[DFA_PARTS_MAX]; /* the pattern's key; NULL for propertyNames */
+    const struct dfa *parts[DFA_PARTS_MAX];  /* languages of names: patterns, and propertyNames */
+    const struct json *texts[DFA_PARTS_MAX]; /* the pattern; NULL for propertyNames */
     uint32_t n_parts;
-    uint32_t min, max;      /* members; NONE: no limit */
-    uint32_t count_cap;     /* counts above make no difference */
-    const struct dfa *open; /* open names by the mask of parts; NULL: there are none */
-    uint32_t *after;        /* [position][count][found]: behind a member; NONE: not built */
+    uint32_t min, max;      /* number of members; max NONE: unbounded */
+    uint32_t count_cap;     /* counting further makes no difference */
+    const struct dfa *open; /* open names, labelled by the mask of parts; NULL: there are none */
+    uint32_t *after; /* [position][count][found]: the state after a member; NONE: not built */
 };
 
-/* --- what there is ------------------------------------------------------------------------ */
+/* --- names and needs ---------------------------------------------------------------------- */
 
+/* Find a known name, or add it. */
 static struct member *schema_member_of(struct object *object, const char *name, size_t len)
 {
     uint32_t i;
@@ -60,7 +62,7 @@ static struct member *schema_member_of(struct object *object, const char *name, 
     return &object->members.items[object->members.n - 1];
 }
 
-/* The number of a pattern among the parts. */
+/* The number of a pattern among the parts; it is added if it is new. */
 static uint32_t schema_part_of(struct object *object, const struct json *text,
                                const struct dfa *dfa)
 {
@@ -78,7 +80,7 @@ static uint32_t schema_part_of(struct object *object, const struct json *text,
     return object->n_parts++;
 }
 
-/* Keys of patternProperties are names of members, not values: a node to look them up by. */
+/* The language of a key of patternProperties. The key is a member's name, so a text node is made of it. */
 static const struct dfa *schema_key_dfa(struct schema *schema, const struct json *member)
 {
     struct json *text = compile_alloc(schema->c, sizeof *text);
@@ -95,13 +97,14 @@ static const struct dfa *schema_key_dfa(struct schema *schema, const struct json
     return dfa;
 }
 
+/* Keep the texts that any part accepts. */
 static bool schema_keep_any(const void *arg, uint32_t mask)
 {
     (void)arg; /* any part will do */
     return mask != 0;
 }
 
-/* The names that satisfy a literal; NULL: all of them. */
+/* The names that satisfy a literal; NULL: all names. */
 static const struct dfa *schema_names_dfa(struct schema *schema, uint32_t literal)
 {
     struct alternatives all = schema_expand(schema, &literal, 1);
@@ -126,6 +129,7 @@ static const struct dfa *schema_names_dfa(struct schema *schema, uint32_t litera
                : NULL;
 }
 
+/* Add a member that must exist somewhere. */
 static void schema_need_add(struct object *object, struct need need)
 {
     if (object->n_needs == NEEDS_MAX)
@@ -135,6 +139,7 @@ static void schema_need_add(struct object *object, struct need need)
         object->needs[object->n_needs++] = need;
 }
 
+/* Note the names and patterns of a schema. */
 static void schema_members_note(struct object *object, const struct json *schema)
 {
     const struct json *known = json_get_kind(schema, "properties", JSON_OBJECT);
@@ -148,6 +153,7 @@ static void schema_members_note(struct object *object, const struct json *schema
                              schema_key_dfa(object->s, &patterns->items[i]));
 }
 
+/* Note one atom. */
 static void schema_object_note_atom(struct object *object, const struct atom *atom)
 {
     struct member *member;
@@ -190,45 +196,51 @@ static void schema_object_note_atom(struct object *object, const struct atom *at
     }
 }
 
-/* --- what a name's value must satisfy ----------------------------------------------------- */
+/* --- the constraints on a member's value -------------------------------------------------- */
 
 struct wants {
     LIST(uint32_t) literals;
-    bool dead; /* no such member */
+    bool dead; /* no such member may exist */
 };
 
-static void schema_object_want(struct object *object, struct wants *w, const struct json *schema)
+/* Demand a schema: true adds nothing, false forbids the member. */
+static void schema_object_want(struct object *object, struct wants *wants,
+                               const struct json *schema)
 {
     if (schema->kind == JSON_BOOL && !schema->flag)
-        w->dead = true;
+        wants->dead = true;
     if (schema->kind == JSON_BOOL)
         return;
-    if (LIST_ADD(object->s->c, &w->literals))
-        w->literals.items[w->literals.n - 1] = schema_literal_of(object->s, schema, false, false);
+    if (LIST_ADD(object->s->c, &wants->literals))
+        wants->literals.items[wants->literals.n - 1] =
+            schema_literal_of(object->s, schema, false, false);
 }
 
-/* Is this the mask bit of one of the schema's own patterns? All of them, then, when `all`. */
+/* Demand the schemas of those of a schema's own patterns that are in the mask (w NULL: only look). Returns
+ * whether there is one. */
 static bool schema_own_patterns(struct object *object, const struct json *schema, uint32_t mask,
-                                struct wants *w)
+                                struct wants *wants)
 {
     const struct json *patterns = json_get_kind(schema, "patternProperties", JSON_OBJECT);
     bool any = false;
     uint32_t i;
 
     for (i = 0; patterns != NULL && i < patterns->n && compile_ok(object->s->c); i++) {
-        const struct json *p = &patterns->items[i];
+        const struct json *pattern = &patterns->items[i];
 
-        if ((mask >> schema_part_of(object, p, schema_key_dfa(object->s, p)) & 1) == 0)
+        if ((mask >> schema_part_of(object, pattern, schema_key_dfa(object->s, pattern)) & 1) == 0)
             continue;
         any = true;
-        if (w != NULL)
-            schema_object_want(object, w, p);
+        if (wants != NULL)
+            schema_object_want(object, wants, pattern);
     }
     return any;
 }
 
+/* Demand the schemas that one object schema has for a name: that of the property, those of all matching
+ * patterns, or else that of additional ones. */
 static void schema_wants_of_members(struct object *object, const struct json *schema,
-                                    const struct member *member, uint32_t mask, struct wants *w)
+                                    const struct member *member, uint32_t mask, struct wants *wants)
 {
     const struct json *known = json_get_kind(schema, "properties", JSON_OBJECT);
     const struct json *other = json_get(schema, "additionalProperties");
@@ -238,35 +250,36 @@ static void schema_wants_of_members(struct object *object, const struct json *sc
     if (member != NULL && known != NULL)
         own = json_get_n(known, member->name, member->len);
     if (own != NULL)
-        schema_object_want(object, w, own);
-    matched = schema_own_patterns(object, schema, mask, w);
+        schema_object_want(object, wants, own);
+    matched = schema_own_patterns(object, schema, mask, wants);
     if (own == NULL && !matched && other != NULL)
-        schema_object_want(object, w, other);
+        schema_object_want(object, wants, other);
 }
 
-/* m NULL: an open name that matches the parts of mask. */
+/* All demands on a known name, or (member NULL) on an open name that matches the parts of mask. */
 static struct wants schema_wants_of(struct object *object, const struct member *member,
                                     uint32_t mask)
 {
-    struct wants w = {.dead = member != NULL && member->absent};
+    struct wants wants = {.dead = member != NULL && member->absent};
     const struct atom *atom;
     uint32_t i;
 
     for (i = 0; i < object->n_parts; i++)
         if (object->texts[i] == NULL && (mask >> i & 1) == 0) /* propertyNames */
-            w.dead = true;
+            wants.dead = true;
     for (atom = object->a->atoms; atom != NULL && compile_tick(object->s->c); atom = atom->next) {
         if (atom->kind == ATOM_MEMBERS)
-            schema_wants_of_members(object, atom->node, member, mask, &w);
+            schema_wants_of_members(object, atom->node, member, mask, &wants);
         else if (atom->kind == ATOM_PROPERTY && member != NULL &&
                  member->len == atom->node->key_len &&
                  memcmp(member->name, atom->node->key, member->len) == 0 &&
-                 LIST_ADD(object->s->c, &w.literals))
-            w.literals.items[w.literals.n - 1] = atom->literal;
+                 LIST_ADD(object->s->c, &wants.literals))
+            wants.literals.items[wants.literals.n - 1] = atom->literal;
     }
-    return w;
+    return wants;
 }
 
+/* The parts that a known name matches. */
 static uint32_t schema_mask_of(struct object *object, const struct member *member)
 {
     uint32_t mask = 0;
@@ -278,7 +291,7 @@ static uint32_t schema_mask_of(struct object *object, const struct member *membe
     return mask;
 }
 
-/* The needs that a name can meet. */
+/* The needs that a member with this name could meet. */
 static uint32_t schema_needs_met(struct object *object, const struct member *member, uint32_t mask)
 {
     uint32_t met = 0;
@@ -303,13 +316,14 @@ static uint32_t schema_needs_met(struct object *object, const struct member *mem
 
 /* --- building ----------------------------------------------------------------------------- */
 
+/* The index of a position in a layer. */
 static uint32_t schema_object_place_of(const struct object *object, uint32_t at, uint32_t count,
                                        uint32_t found)
 {
     return (at * (object->count_cap + 1) + count) << object->n_needs | found;
 }
 
-/* The state behind a member, before ',' or '}'; its ways on are built when the layer is. */
+/* The state after a member, before ',' or '}'. Its continuations are built with its layer. */
 static uint32_t schema_object_after(struct object *object, uint32_t at, uint32_t count,
                                     uint32_t found)
 {
@@ -323,22 +337,24 @@ static uint32_t schema_object_after(struct object *object, uint32_t at, uint32_t
     return *state;
 }
 
-/* Behind a name's closing quote: ':', the value, and on at position `next`. */
+/* Build the state after a name's closing quote: ':', the value, and the position `next` after it. DEAD if
+ * the member may not exist. */
 static uint32_t schema_leaf_of(struct object *object, const struct member *member, uint32_t mask,
                                uint32_t next, uint32_t count, uint32_t found)
 {
-    struct wants w = schema_wants_of(object, member, mask);
+    struct wants wants = schema_wants_of(object, member, mask);
     uint32_t can = schema_needs_met(object, member, mask) & ~found;
     uint32_t leaf, value, n, i, some;
 
-    if (w.dead || !compile_ok(object->s->c))
+    if (wants.dead || !compile_ok(object->s->c))
         return DEAD;
     leaf = build_state(object->s->b);
     value = build_state(object->s->b);
     schema_build_colon(object->s, leaf, value);
-    n = w.literals.n;
-    for (some = can;;
-         some = (some - 1) & can) { /* each set of needs that it may be meant to meet */
+    n = wants.literals.n;
+    /* For each set of needs that the member can meet, down to the empty set, the value is built with
+     * the literals of these needs. */
+    for (some = can;; some = (some - 1) & can) {
         uint32_t list[DFA_PARTS_MAX * 2 + 64];
 
         if (n + NEEDS_MAX > sizeof list / sizeof list[0]) {
@@ -346,12 +362,12 @@ static uint32_t schema_leaf_of(struct object *object, const struct member *membe
             return DEAD;
         }
         if (n > 0)
-            memcpy(list, w.literals.items, n * sizeof list[0]);
-        w.literals.n = n;
+            memcpy(list, wants.literals.items, n * sizeof list[0]);
+        wants.literals.n = n;
         for (i = 0; i < object->n_needs; i++)
             if ((some >> i & 1) != 0)
-                list[w.literals.n++] = object->needs[i].literal;
-        build_call(object->s->b, value, schema_goal_state(object->s, list, w.literals.n),
+                list[wants.literals.n++] = object->needs[i].literal;
+        build_call(object->s->b, value, schema_goal_state(object->s, list, wants.literals.n),
                    schema_object_after(object, next, count + 1, found | some));
         if (some == 0 || !compile_ok(object->s->c))
             break;
@@ -359,6 +375,7 @@ static uint32_t schema_leaf_of(struct object *object, const struct member *membe
     return leaf;
 }
 
+/* A name as it is written in JSON. */
 static void schema_escaped(struct object *object, const struct member *member, struct buf *out)
 {
     buf_clear(out);
@@ -367,12 +384,13 @@ static void schema_escaped(struct object *object, const struct member *member, s
         compile_fail(object->s->c, ERR_NO_MEMORY, "out of memory");
 }
 
+/* The bytes of a buf that may be empty. */
 static const char *schema_bytes_of(const struct buf *buf)
 {
     return buf->bytes == NULL ? "" : buf->bytes;
 }
 
-/* The open names of a layer, those with a place of their own taken out; NONE: there are none. */
+/* Build the tree of a layer's open names, without the known names; NONE: there are none. */
 static uint32_t schema_open_tree(struct object *object, uint32_t count, uint32_t found,
                                  struct buf *text)
 {
@@ -400,8 +418,9 @@ static uint32_t schema_open_tree(struct object *object, uint32_t count, uint32_t
     return root;
 }
 
-/* What follows at a position: after a member (',' and a name, or '}'), or at the beginning. In
- * layers below the highest count only where a member led to it, which lower layers decided. */
+/* Build the continuations at a position: ',' and a name, or '}'; and, with `begin`, the first name. In
+ * layers below the highest count a position is built only if some member led to it, which the lower
+ * layers have decided. */
 static void schema_object_build_place(struct object *object, uint32_t at, uint32_t count,
                                       uint32_t found, uint32_t tree, bool may_close, uint32_t begin)
 {
@@ -437,6 +456,7 @@ static void schema_object_build_place(struct object *object, uint32_t at, uint32
         build_edge(build, gap, '}', '}', object->s->end);
 }
 
+/* Build a layer, from its last position to its first: the tree of names grows on the way. */
 static void schema_layer_build(struct object *object, uint32_t count, uint32_t found,
                                uint32_t begin)
 {
@@ -444,13 +464,13 @@ static void schema_layer_build(struct object *object, uint32_t count, uint32_t f
     bool full = object->max != NONE && count >= object->max;
     bool enough = count >= object->min && found == (1u << object->n_needs) - 1;
     uint32_t tree = full ? NONE : schema_open_tree(object, count, found, &text);
-    bool owed = false; /* a required name is still to come */
+    bool owed = false; /* a required name is still missing */
     uint32_t i;
 
     for (i = object->members.n + 1; i-- > 0 && compile_tick(object->s->c);) {
         const struct member *member = i < object->members.n ? &object->members.items[i] : NULL;
 
-        if (member != NULL && count > i) /* not so many members in front of it */
+        if (member != NULL && count > i) /* there cannot be more members than names passed */
             break;
         if (member != NULL && !full) {
             uint32_t leaf =
@@ -470,7 +490,7 @@ static void schema_layer_build(struct object *object, uint32_t count, uint32_t f
     buf_fini(&text);
 }
 
-/* Counts matter only where they can go wrong. */
+/* Decide how far members must be counted: only where the count can make a difference. */
 static void schema_counts_settle(struct object *object)
 {
     uint32_t required = 0;
@@ -488,6 +508,7 @@ static void schema_counts_settle(struct object *object)
         object->min = 0;
 }
 
+/* Build the language of open names, unless no open name may exist. */
 static void schema_open_settle(struct object *object)
 {
     const struct dfa *dfa =

@@ -1,27 +1,30 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Strings. What is between the quotes is one of: free, counted characters, a list of texts, or a
- * language (patterns and formats side by side). Each is built once for equal constraints, as the
- * states behind the opening quote; the closing one leads to the end that all share. */
+ * Strings. Between the quotes is one of: free text, a counted number of characters, a list of texts, or
+ * a language (patterns and formats in parallel). Equal constraints are built once, as the states after
+ * the opening quote; the closing quote leads to the shared end. */
 #include <string.h>
 
 #include "base/utf8.h"
 #include "grammar/regular.h"
 #include "grammar/schema_parts.h"
 
-#define LENGTH_NO_LIMIT 1048576 /* characters: no output is that long, so no limit is needed */
-#define LENGTH_INLINE   1024    /* counted one by one; above, in blocks */
+#define LENGTH_NO_LIMIT 1048576 /* characters: no output is that long, so no bound is needed */
+#define LENGTH_INLINE   1024    /* counted one by one; larger bounds in blocks */
 #define STRING_BLOCK    256
-#define COUNT_LEAST     64   /* a maxLength above is counted beside a language's states, where */
-#define COUNT_PRODUCT   4000 /* these and the numbers of characters together would be more states */
-#define COUNT_MOST      65000
+/* A maxLength is counted in the stack (automaton.h) if it is larger than COUNT_LEAST and the product of
+ * states and count would have more than COUNT_PRODUCT states. */
+#define COUNT_LEAST   64
+#define COUNT_PRODUCT 4000
+#define COUNT_MOST    65000
 
 struct limits {
-    uint32_t min, max; /* characters; max NONE: no limit */
+    uint32_t min, max; /* characters; max NONE: unbounded */
 };
 
 /* --- languages ---------------------------------------------------------------------------- */
 
+/* The language of a pattern or format, which is built once per text. */
 static const struct dfa *schema_named(struct schema *schema, const struct json *text,
                                       enum language kind)
 {
@@ -55,6 +58,7 @@ const struct dfa *schema_format_dfa(struct schema *schema, const struct json *te
     return schema_named(schema, text, LANGUAGE_FORMAT);
 }
 
+/* The bounds on the length, from all atoms. */
 static struct limits schema_limits_of(const struct alternative *alternative)
 {
     struct limits limits = {0, NONE};
@@ -71,18 +75,19 @@ static struct limits schema_limits_of(const struct alternative *alternative)
     return limits;
 }
 
+/* Which parts must accept a text, and which must not: (mask & w->mask) == w->value. */
 struct wanted {
     uint32_t mask, value;
 };
 
 static bool schema_keep_wanted(const void *arg, uint32_t mask)
 {
-    const struct wanted *w = arg;
+    const struct wanted *wanted = arg;
 
-    return (mask & w->mask) == w->value;
+    return (mask & wanted->mask) == wanted->value;
 }
 
-/* Does the text have to do with another language, too? */
+/* Is a format combined with a pattern, a list of texts, or another format? */
 static bool schema_has_company(const struct alternative *alternative, const struct atom *format)
 {
     const struct atom *atom;
@@ -94,7 +99,7 @@ static bool schema_has_company(const struct alternative *alternative, const stru
     return false;
 }
 
-/* How exactly a format is held beside limits and other languages. */
+/* How exactly a format is enforced: by itself exactly, combined with other constraints approximately. */
 static enum language schema_format_kind(const struct alternative *alternative,
                                         const struct atom *atom)
 {
@@ -107,7 +112,7 @@ static enum language schema_format_kind(const struct alternative *alternative,
     return atom->negated ? LANGUAGE_NARROW : LANGUAGE_WIDE;
 }
 
-/* The texts among node[0 .. n) as a language. */
+/* The language of the texts among node[0 .. n). */
 static const struct dfa *schema_list_dfa(struct schema *schema, const struct json *node, uint32_t n)
 {
     const struct regular *tree = regular_node(schema->c, REGULAR_NEVER, NULL, NULL);
@@ -120,13 +125,13 @@ static const struct dfa *schema_list_dfa(struct schema *schema, const struct jso
     return compile_ok(schema->c) ? regular_dfa(schema->c, tree) : NULL;
 }
 
-/* All constraints on the text as one language, with these limits of its length. */
+/* All constraints of an alternative as one language, with these bounds on the length. */
 static const struct dfa *schema_string_dfa_within(struct schema *schema,
                                                   const struct alternative *alternative,
                                                   struct limits limits)
 {
     const struct dfa *parts[DFA_PARTS_MAX];
-    struct wanted w = {0, 0};
+    struct wanted wanted = {0, 0};
     const struct atom *atom;
     uint32_t n = 0;
 
@@ -147,21 +152,22 @@ static const struct dfa *schema_string_dfa_within(struct schema *schema,
             return NULL;
         }
         parts[n] = dfa;
-        w.mask |= 1u << n;
-        w.value |= atom->negated ? 0 : 1u << n;
+        wanted.mask |= 1u << n;
+        wanted.value |= atom->negated ? 0 : 1u << n;
         n++;
     }
     if (schema->holds != NULL && n < DFA_PARTS_MAX) {
         parts[n] = schema->holds;
-        w.mask |= 1u << n;
-        w.value |= 1u << n;
+        wanted.mask |= 1u << n;
+        wanted.value |= 1u << n;
         n++;
     }
     if (!compile_ok(schema->c))
         return NULL;
-    if (n == 1 && w.value == 1 && limits.min == 0 && limits.max == NONE)
+    if (n == 1 && wanted.value == 1 && limits.min == 0 && limits.max == NONE)
         return parts[0];
-    return dfa_side_by_side(schema->c, parts, n, limits.min, limits.max, schema_keep_wanted, &w);
+    return dfa_side_by_side(schema->c, parts, n, limits.min, limits.max, schema_keep_wanted,
+                            &wanted);
 }
 
 const struct dfa *schema_string_dfa(struct schema *schema, const struct alternative *alternative)
@@ -169,8 +175,8 @@ const struct dfa *schema_string_dfa(struct schema *schema, const struct alternat
     return schema_string_dfa_within(schema, alternative, schema_limits_of(alternative));
 }
 
-/* The language without its maxLength, which is counted beside it: HttpUrl's 2083 characters would
- * be half a million states. NONE where that is not worth while, or cannot be. */
+/* The language without its maxLength, which is counted in the stack: the 2083 characters of pydantic's
+ * HttpUrl would take half a million states. NONE where it is not worthwhile or not possible. */
 static uint32_t schema_counted_body(struct schema *schema, const struct alternative *alternative)
 {
     struct limits limits = schema_limits_of(alternative);
@@ -191,10 +197,11 @@ static uint32_t schema_counted_body(struct schema *schema, const struct alternat
     return from;
 }
 
-/* --- free strings and counted ones -------------------------------------------------------- */
+/* --- free and counted strings ------------------------------------------------------------- */
 
 static const char hex_ranges[][2] = {{'0', '9'}, {'A', 'F'}, {'a', 'f'}};
 
+/* n hexadecimal digits. */
 static uint32_t schema_hex_digits(struct build *build, uint32_t from, int n, uint32_t to)
 {
     int i;
@@ -210,38 +217,39 @@ static uint32_t schema_hex_digits(struct build *build, uint32_t from, int n, uin
     return from;
 }
 
+/* An edge per byte of a list. */
 static void schema_edge_either(struct build *build, uint32_t from, const char *bytes, uint32_t to)
 {
     for (; *bytes != '\0'; bytes++)
         build_edge(build, from, (uint8_t)*bytes, (uint8_t)*bytes, to);
 }
 
-/* Behind "\u": a character, or a pair of surrogates with the second's "\u". */
+/* After "\u": a character, or a pair of surrogates: d8..db, then "\u" and dc..df. */
 static void schema_unicode_escape(struct build *build, uint32_t from, uint32_t to)
 {
     uint32_t rest = build_state(build);
-    uint32_t d = build_state(build);
+    uint32_t surrogate = build_state(build);
     uint32_t low = build_state(build);
     uint32_t high = build_state(build);
     uint32_t pair = build_state(build);
     uint32_t second;
 
     schema_edge_either(build, from, "0123456789abcefABCEF", rest);
-    schema_edge_either(build, from, "dD", d);
+    schema_edge_either(build, from, "dD", surrogate);
     schema_hex_digits(build, rest, 3, to);
-    schema_edge_either(build, d, "01234567", low);
+    schema_edge_either(build, surrogate, "01234567", low);
     schema_hex_digits(build, low, 2, to);
-    schema_edge_either(build, d, "89abAB", high);
+    schema_edge_either(build, surrogate, "89abAB", high);
     schema_hex_digits(build, high, 2, pair);
     second = build_text(build, pair, "\\u", 2);
-    d = build_state(build);
+    surrogate = build_state(build);
     low = build_state(build);
-    schema_edge_either(build, second, "dD", d);
-    schema_edge_either(build, d, "cdefCDEF", low);
+    schema_edge_either(build, second, "dD", surrogate);
+    schema_edge_either(build, surrogate, "cdefCDEF", low);
     schema_hex_digits(build, low, 2, to);
 }
 
-/* The rule of all characters that are not one byte: escapes and UTF-8 of two to four bytes. */
+/* The rule of all characters that are not one byte: escapes, and UTF-8 of two to four bytes. */
 static uint32_t schema_more_rule(struct schema *schema)
 {
     static const struct {
@@ -251,7 +259,7 @@ static uint32_t schema_more_rule(struct schema *schema)
                  {1, 0x80, 0xbf, 8}, {2, 0xa0, 0xbf, 1}, {3, 0x80, 0xbf, 1}, {4, 0x80, 0x9f, 1},
                  {5, 0x90, 0xbf, 3}, {6, 0x80, 0xbf, 3}, {7, 0x80, 0x8f, 3}};
     uint32_t state[9];
-    uint32_t escape, u;
+    uint32_t escape, unicode;
     size_t i;
 
     if (schema->more_rule != NONE)
@@ -262,16 +270,16 @@ static uint32_t schema_more_rule(struct schema *schema)
     for (i = 0; i < sizeof edges / sizeof edges[0]; i++)
         build_edge(schema->b, state[edges[i].from], edges[i].lo, edges[i].hi, state[edges[i].to]);
     escape = build_state(schema->b);
-    u = build_state(schema->b);
+    unicode = build_state(schema->b);
     build_edge(schema->b, state[0], '\\', '\\', escape);
     schema_edge_either(schema->b, escape, "\"\\/bfnrt", schema->end);
-    build_edge(schema->b, escape, 'u', 'u', u);
-    schema_unicode_escape(schema->b, u, schema->end);
+    build_edge(schema->b, escape, 'u', 'u', unicode);
+    schema_unicode_escape(schema->b, unicode, schema->end);
     schema->more_rule = state[0];
     return schema->more_rule;
 }
 
-/* One character, from a state to another. */
+/* One character, from one state to another. */
 static void schema_one_char(struct schema *schema, uint32_t from, uint32_t to)
 {
     build_edge(schema->b, from, 0x20, 0x21, to);
@@ -280,12 +288,14 @@ static void schema_one_char(struct schema *schema, uint32_t from, uint32_t to)
     build_call(schema->b, from, schema_more_rule(schema), to);
 }
 
+/* Set the hint `plain` of a state: how many plain characters may follow. */
 static void schema_set_plain(struct schema *schema, uint32_t state, uint32_t chars)
 {
     if (compile_ok(schema->c))
         schema->b->states.items[state].plain = (uint8_t)(chars > 254 ? 254 : chars);
 }
 
+/* The free string, which is built once: a state that leads to itself. */
 static uint32_t schema_free_body(struct schema *schema)
 {
     if (schema->body == NONE) {
@@ -298,7 +308,7 @@ static uint32_t schema_free_body(struct schema *schema)
     return schema->body;
 }
 
-/* min to max characters and the closing quote; with max NONE the rest is free. Made from behind. */
+/* A line of min to max characters, then the quote; with max NONE the rest is free. Built from its end. */
 static uint32_t schema_counted_line(struct schema *schema, uint32_t min, uint32_t max)
 {
     uint32_t last = max == NONE ? min : max;
@@ -338,13 +348,14 @@ static uint32_t schema_block_rule(struct schema *schema)
     return at;
 }
 
-/* Many characters: at each border of a block either a whole block follows, or the last, shorter
- * one with the quote. Two configurations are alive, and STRING_BLOCK states serve all blocks. */
+/* Many characters: at each boundary of a block either a whole block follows, by a call, or the last,
+ * shorter one with the quote. Two configurations are alive at a time, and STRING_BLOCK states serve all
+ * blocks. */
 static uint32_t schema_counted_blocks(struct schema *schema, uint32_t min, uint32_t max)
 {
     uint32_t n = (max == NONE ? min : max) / STRING_BLOCK;
     uint32_t rule = schema_block_rule(schema);
-    uint32_t tail = NONE; /* any number below STRING_BLOCK and the quote */
+    uint32_t tail = NONE; /* 0 to STRING_BLOCK - 1 characters and the quote */
     uint32_t next = NONE;
     uint32_t i;
 
@@ -372,6 +383,7 @@ static uint32_t schema_counted_blocks(struct schema *schema, uint32_t min, uint3
 
 /* --- lists of texts ----------------------------------------------------------------------- */
 
+/* Is a text in an atom's list? */
 static bool schema_in_texts(const struct atom *atom, const struct json *text)
 {
     uint32_t i;
@@ -383,6 +395,7 @@ static bool schema_in_texts(const struct atom *atom, const struct json *text)
     return false;
 }
 
+/* The number of characters. */
 static uint32_t schema_char_count(const struct json *text)
 {
     uint32_t n = 0;
@@ -393,7 +406,7 @@ static uint32_t schema_char_count(const struct json *text)
     return n;
 }
 
-/* Does a text satisfy all atoms? */
+/* Does a text satisfy all atoms, exactly? */
 static bool schema_text_fits(struct schema *schema, const struct alternative *alternative,
                              const struct json *text)
 {
@@ -420,6 +433,7 @@ static bool schema_text_fits(struct schema *schema, const struct alternative *al
     return compile_ok(schema->c);
 }
 
+/* A tree of the texts of a list that satisfy all other constraints. */
 static uint32_t schema_string_build_list(struct schema *schema,
                                          const struct alternative *alternative,
                                          const struct atom *list)
@@ -446,6 +460,7 @@ static uint32_t schema_string_build_list(struct schema *schema,
 
 /* --- one alternative ---------------------------------------------------------------------- */
 
+/* Does an atom concern strings? */
 static bool schema_is_string_atom(const struct atom *atom)
 {
     return atom->kind >= ATOM_LENGTH_LEAST && atom->kind <= ATOM_STRINGS;
@@ -463,6 +478,7 @@ bool schema_string_is_free(const struct alternative *alternative)
     return true;
 }
 
+/* Build the inside of a string and its closing quote, by the simplest means that fits. */
 static uint32_t schema_string_body(struct schema *schema, const struct alternative *alternative)
 {
     struct limits limits = schema_limits_of(alternative);
@@ -507,8 +523,8 @@ void schema_string_build(struct schema *schema, uint32_t from,
     uint32_t number;
     bool is_new;
 
-    for (atom = alternative->atoms; atom != NULL;
-         atom = atom->next) { /* what makes it the same as another one */
+    /* The key of equal constraints: the atoms, with patterns and formats by their language. */
+    for (atom = alternative->atoms; atom != NULL; atom = atom->next) {
         uint64_t node = (uint64_t)(uintptr_t)atom->node;
         uint32_t part[4] = {(uint32_t)atom->kind * 2 + atom->negated, atom->n, (uint32_t)node,
                             (uint32_t)(node >> 32)};
