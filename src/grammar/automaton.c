@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Checks an automaton image. Every index in it is followed without a check by the walker, so the check
- * covers each of them: tables fill the image exactly, states own consecutive runs of edges and calls,
- * all targets exist, edges of a state are sorted, and a base has neither a base nor calls. */
+ * Checks an automaton image. Every index in it is followed without a check by the walker, so the
+ * check covers each of them: tables fill the image exactly, states own consecutive runs of edges
+ * and calls, all targets exist, edges of a state are sorted, and a base has neither a base nor
+ * calls. */
 #include "grammar/automaton.h"
 
 #include <stdbool.h>

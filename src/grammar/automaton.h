@@ -6,21 +6,21 @@
  *
  * A state has edges (from a range of bytes to a state; sorted, disjoint) and calls (push `back` and
  * continue in `start`, without a byte). A state may be an end: pop, or with an empty stack the end
- * of the output. A byte that has no edge is looked up in the state's `base`, if it has one; an edge to
- * AUTOMATON_DEAD hides the base's edge. States that differ little from a common one (such as those
- * of an object's names) therefore need only two or three edges.
+ * of the output. A byte that has no edge is looked up in the state's `base`, if it has one; an edge
+ * to AUTOMATON_DEAD hides the base's edge. States that differ little from a common one (such as
+ * those of an object's names) therefore need only two or three edges.
  *
  * Characters can be counted without a state per count. A call of a state with a `count` (and a
  * `back`) pushes a frame with that count. Inside the called rule, a byte that leads to a state with
- * AUTOMATON_CHAR takes one off; a state with AUTOMATON_COUNTED is entered only while at least `count`
- * are left, which is the number of characters that its shortest way to the end needs. Such rules call
- * nothing.
+ * AUTOMATON_CHAR takes one off; a state with AUTOMATON_COUNTED is entered only while at least
+ * `count` are left, which is the number of characters that its shortest way to the end needs. Such
+ * rules call nothing.
  *
  * A configuration is a state and a stack; an automaton is in a set of configurations (walk.h).
  *
  * An image comes from a front and is hostile until automaton_check() has accepted it. After that no
- * walk reads outside of it. Other effects of a hostile image (growing stacks, growing sets, ends that
- * are never reached) are bounded by the walker. */
+ * walk reads outside of it. Other effects of a hostile image (growing stacks, growing sets, ends
+ * that are never reached) are bounded by the walker. */
 #ifndef QUIRE_GRAMMAR_AUTOMATON_H
 #define QUIRE_GRAMMAR_AUTOMATON_H
 

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * States, edges and calls are arrays of the compilation; a state heads two linked lists of indices. Indices
- * stay valid while arrays grow, which pointers would not. */
+ * States, edges and calls are arrays of the compilation; a state heads two linked lists of indices.
+ * Indices stay valid while arrays grow, which pointers would not. */
 #include "grammar/build.h"
 
 #include <string.h>
@@ -114,8 +114,8 @@ void build_set(struct build *build, uint32_t from, uint8_t byte, uint32_t to)
     build_edge(build, from, byte, byte, to);
 }
 
-/* The copy has `from` as its base, or shares from's base and copies its few own edges, because a base
- * must not have a base. */
+/* The copy has `from` as its base, or shares from's base and copies its few own edges, because a
+ * base must not have a base. */
 uint32_t build_copy(struct build *build, uint32_t from)
 {
     uint32_t copy = build_state(build);
@@ -212,9 +212,9 @@ void build_word(struct build *build, uint32_t root, const char *bytes, size_t le
 
 /* --- left recursion ----------------------------------------------------------------------- */
 
-/* A rule that calls itself before it consumes a byte would grow the stack for ever. To find one, first
- * find the states from which an end is reached without a byte: a callee that is nullable lets its
- * caller continue in `back`. */
+/* A rule that calls itself before it consumes a byte would grow the stack for ever. To find one,
+ * first find the states from which an end is reached without a byte: a callee that is nullable lets
+ * its caller continue in `back`. */
 static void build_find_nullable(struct build *build, bool *nullable)
 {
     bool changed = true;
@@ -235,8 +235,8 @@ static void build_find_nullable(struct build *build, bool *nullable)
     }
 }
 
-/* Is `to` reached from `from` without a byte? seen[state] == mark: already visited. work is a stack with
- * room for all states. */
+/* Is `to` reached from `from` without a byte? seen[state] == mark: already visited. work is a stack
+ * with room for all states. */
 static bool build_reaches(struct build *build, const bool *nullable, uint32_t from, uint32_t to,
                           uint32_t *seen, uint32_t mark, uint32_t *work)
 {

@@ -3,9 +3,9 @@
  * An automaton under construction: states with edges and calls, which are then trimmed and written
  * as an image (automaton.h).
  *
- * The caller keeps states deterministic: the byte ranges of a state's own edges must be disjoint. Two
- * possible continuations for one byte are written as calls. States with equal continuations may be
- * shared. After an error (compile.h) all functions do nothing and return state 0. */
+ * The caller keeps states deterministic: the byte ranges of a state's own edges must be disjoint.
+ * Two possible continuations for one byte are written as calls. States with equal continuations may
+ * be shared. After an error (compile.h) all functions do nothing and return state 0. */
 #ifndef QUIRE_GRAMMAR_BUILD_H
 #define QUIRE_GRAMMAR_BUILD_H
 

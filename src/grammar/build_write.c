@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Writes the automaton that was built as an image. Kept are the states that can reach an end and that
- * the root can reach; they are numbered in the order of a breadth-first walk.
+ * Writes the automaton that was built as an image. Kept are the states that can reach an end and
+ * that the root can reach; they are numbered in the order of a breadth-first walk.
  *
  * No dead end may be left: a mask allows a token if a state is left after it, so a state without a
  * way to an end would let the model run into text that can never be completed. */
@@ -59,8 +59,8 @@ static bool build_edge_is_seen(const struct build *build, const struct build_sta
     return false;
 }
 
-/* Can a state reach an end by one more edge or call, given the states that are known to be good? A call
- * is usable if both the callee and the state to come back to are good. */
+/* Can a state reach an end by one more edge or call, given the states that are known to be good? A
+ * call is usable if both the callee and the state to come back to are good. */
 static bool build_state_is_good(const struct writer *writer, uint32_t state)
 {
     const struct build *build = writer->b;
@@ -127,8 +127,8 @@ static void build_look_good(struct writer *writer, const struct sources *heirs, 
         }
 }
 
-/* Find all good states: start with the ends, and test the predecessors of each state that turns out to be
- * good. */
+/* Find all good states: start with the ends, and test the predecessors of each state that turns out
+ * to be good. */
 static void build_find_good(struct writer *writer)
 {
     const struct build *build = writer->b;
@@ -212,8 +212,8 @@ static int build_compare_edges(const void *a, const void *b)
     return (int)x->lo - (int)y->lo;
 }
 
-/* A state's own edges for the image: sorted, with adjacent ranges of one target joined. A dropped edge of a
- * state with a base becomes AUTOMATON_DEAD, because it still hides the base's edge. */
+/* A state's own edges for the image: sorted, with adjacent ranges of one target joined. A dropped
+ * edge of a state with a base becomes AUTOMATON_DEAD, because it still hides the base's edge. */
 static uint32_t build_take_edges(struct writer *writer, const struct build_state *state,
                                  struct automaton_edge *out)
 {
@@ -249,8 +249,8 @@ static uint32_t build_take_edges(struct writer *writer, const struct build_state
     return kept;
 }
 
-/* The least `plain` of the states that the bytes lo..hi, each followed by `tail` continuation bytes, lead
- * to; -1 when one of them leads nowhere. */
+/* The least `plain` of the states that the bytes lo..hi, each followed by `tail` continuation
+ * bytes, lead to; -1 when one of them leads nowhere. */
 static int build_find_plain(const struct automaton *automaton, uint32_t state, int lo, int hi,
                             int tail)
 {
@@ -278,8 +278,9 @@ static int build_min(int a, int b)
     return a < b ? a : b;
 }
 
-/* The least `plain` after any plain character: ASCII without controls, '"' and '\', and each form of
- * UTF-8. A lead byte with the target and the second bytes of the previous one is not tested again. */
+/* The least `plain` after any plain character: ASCII without controls, '"' and '\', and each form
+ * of UTF-8. A lead byte with the target and the second bytes of the previous one is not tested
+ * again. */
 static int build_look_plain(const struct automaton *automaton, uint32_t state)
 {
     int plain = build_min(build_find_plain(automaton, state, 0x23, 0x5b, 0),
@@ -307,8 +308,8 @@ static int build_look_plain(const struct automaton *automaton, uint32_t state)
     return plain;
 }
 
-/* Compute `plain`: start with "any number" for all states that accept some plain characters, and lower
- * values until nothing changes: a state has one more than the least of its successors. */
+/* Compute `plain`: start with "any number" for all states that accept some plain characters, and
+ * lower values until nothing changes: a state has one more than the least of its successors. */
 static void build_fill_plain(struct compile *compile, struct automaton *automaton)
 {
     struct automaton_state *states = (struct automaton_state *)(automaton + 1);
@@ -427,8 +428,9 @@ static void build_write_image(struct writer *writer, struct buf *image)
 }
 
 /* A call that returns to a state which is only an end need not return: its callee's end can be the
- * caller's end. That keeps stacks flat where a rule ends with a rule, and makes a mask's cached entry
- * of a state independent of the caller. Counting rules need their frame and are left alone. */
+ * caller's end. That keeps stacks flat where a rule ends with a rule, and makes a mask's cached
+ * entry of a state independent of the caller. Counting rules need their frame and are left
+ * alone. */
 static void build_flatten_calls(struct build *build)
 {
     for (uint32_t i = 0; i < build->calls.n; i++) {

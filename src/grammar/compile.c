@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Errors, memory and the time limit of a compilation. A client's schema can be made to need any amount of
- * time or memory, so both are bounded here for all compilers. */
+ * Errors, memory and the time limit of a compilation. A client's schema can be made to need any
+ * amount of time or memory, so both are bounded here for all compilers. */
 #include "grammar/compile.h"
 
 #include <stdarg.h>

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Shared by the compilers of this folder: the arena, the first error, the time limit, growing lists.
+ * Shared by the compilers of this folder: the arena, the first error, the time limit, growing
+ * lists.
  *
  * After an error a compilation goes on with harmless values; its loops test compile_ok() or
  * compile_tick(), and grammar_compile() returns `rc` at the end. No function needs an error path of
@@ -43,8 +44,8 @@ bool compile_tick(struct compile *compile);
 /* Zeroed memory from the arena; NULL, with the error recorded, when its limit is reached. */
 void *compile_alloc(struct compile *compile, size_t bytes);
 
-/* Make room for one more element of a list; false when there is none. The outgrown array stays in the
- * arena, so a list takes at most twice its size. */
+/* Make room for one more element of a list; false when there is none. The outgrown array stays in
+ * the arena, so a list takes at most twice its size. */
 bool compile_grow(struct compile *compile, void **items, uint32_t n, uint32_t *cap, size_t bytes);
 
 /* A list: LIST(type) x = {0}; if (LIST_ADD(c, &x)) x.items[x.n - 1] = ...; */

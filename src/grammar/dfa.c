@@ -8,8 +8,8 @@
 
 #include "base/hash.h"
 
-/* Minimisation takes as many passes as the longest chain of states. Long chains are minimal as they are,
- * so after this many visits of states the reachable ones are taken as the result. */
+/* Minimisation takes as many passes as the longest chain of states. Long chains are minimal as they
+ * are, so after this many visits of states the reachable ones are taken as the result. */
 #define MINIMISE_LOOKS 100000
 
 /* --- keys --------------------------------------------------------------------------------- */
@@ -170,8 +170,8 @@ const struct dfa *dfa_utf8(struct compile *compile)
 
 /* --- products ----------------------------------------------------------------------------- */
 
-/* A state of the product is a tuple: a state per part (NONE: the part has failed), the state of the UTF-8
- * automaton, and the number of characters, which is only counted as far as it matters. */
+/* A state of the product is a tuple: a state per part (NONE: the part has failed), the state of the
+ * UTF-8 automaton, and the number of characters, which is only counted as far as it matters. */
 struct side {
     struct compile *c;
     const struct dfa *parts[DFA_PARTS_MAX + 1]; /* the last is UTF-8 */
@@ -220,8 +220,8 @@ static uint32_t dfa_side_state(struct side *side, uint32_t *word)
     return number;
 }
 
-/* Mark the bytes at which an edge of some part begins or has ended: between two marks all bytes lead to
- * the same tuple. */
+/* Mark the bytes at which an edge of some part begins or has ended: between two marks all bytes
+ * lead to the same tuple. */
 static void dfa_side_cuts(const struct side *side, const uint32_t *word, bool *cuts)
 {
     uint32_t i, j;
@@ -338,8 +338,8 @@ static bool *dfa_find_alive(struct compile *compile, const struct dfa *dfa)
     return alive;
 }
 
-/* One pass of partition refinement (Moore): states stay in one class if they were in one and their edges
- * lead to equal classes. Returns the number of classes. */
+/* One pass of partition refinement (Moore): states stay in one class if they were in one and their
+ * edges lead to equal classes. Returns the number of classes. */
 static uint32_t dfa_refine_classes(struct keys *keys, const struct dfa *dfa, const bool *alive,
                                    uint32_t *class, uint32_t *fresh)
 {

@@ -31,17 +31,17 @@ struct dfa {
 /* The automaton that accepts all valid UTF-8. */
 const struct dfa *dfa_utf8(struct compile *compile);
 
-/* Run several automata in parallel over valid UTF-8 whose length in characters is in
- * [min_len, max_len] (max_len NONE: unbounded). The parts that accept a text form a mask. With keep,
- * a text is accepted if keep(arg, mask) is true, with label 1; with keep NULL all texts are accepted,
- * with label 1 + mask. The result is minimal; the empty language is one state without edges.
- * n <= DFA_PARTS_MAX. */
+/* Run several automata in parallel over valid UTF-8 whose length in characters is in [min_len,
+ * max_len] (max_len NONE: unbounded). The parts that accept a text form a mask. With keep, a text
+ * is accepted if keep(arg, mask) is true, with label 1; with keep NULL all texts are accepted, with
+ * label 1 + mask. The result is minimal; the empty language is one state without edges. n <=
+ * DFA_PARTS_MAX. */
 const struct dfa *dfa_side_by_side(struct compile *compile, const struct dfa *const *parts,
                                    uint32_t n, uint32_t min_len, uint32_t max_len,
                                    bool (*keep)(const void *arg, uint32_t mask), const void *arg);
 
-/* An equivalent automaton, labels included, with the fewest states, unless finding it takes too long.
- * States that cannot reach an end are removed. */
+/* An equivalent automaton, labels included, with the fewest states, unless finding it takes too
+ * long. States that cannot reach an end are removed. */
 const struct dfa *dfa_minimise(struct compile *compile, const struct dfa *dfa);
 
 /* The state after a byte; NONE: there is none. */
@@ -90,9 +90,9 @@ uint32_t dfa_build(struct build *build, const struct dfa *dfa, int last, const u
 uint32_t dfa_build_json(struct build *build, const struct dfa *dfa, const uint32_t *leaf);
 
 /* Like dfa_build_json(), as a rule that counts its characters (automaton.h), for texts of at most
- * `most` characters, 1 to 65,000. Returns a state that must be called with a way back; the rule ends
- * after the closing quote. NONE when a control is possible or the shortest way to an end from some
- * state takes more than 250 characters. */
+ * `most` characters, 1 to 65,000. Returns a state that must be called with a way back; the rule
+ * ends after the closing quote. NONE when a control is possible or the shortest way to an end from
+ * some state takes more than 250 characters. */
 uint32_t dfa_build_json_counted(struct build *build, const struct dfa *dfa, uint32_t most);
 
 /* Like dfa_build_json(), but each text has only one spelling: for names, of which some are removed

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Turns a dfa into states of the automaton: as raw bytes, or as the inside of a JSON string, in which
- * some characters have several spellings:
+ * Turns a dfa into states of the automaton: as raw bytes, or as the inside of a JSON string, in
+ * which some characters have several spellings:
  *
  *     line feed   \n  \u000a  \u000A        '/'   /  \/        '"'   \"  \u0022 is not accepted */
 #include <string.h>
@@ -130,8 +130,8 @@ static uint32_t dfa_build_escape(struct json_builder *builder, const uint32_t *t
     return at;
 }
 
-/* The state after '\'; NONE when no character that must be escaped is possible here. States whose escapes
- * all lead to one state share it. */
+/* The state after '\'; NONE when no character that must be escaped is possible here. States whose
+ * escapes all lead to one state share it. */
 static uint32_t dfa_escape_of(struct json_builder *builder, uint32_t s)
 {
     uint32_t target[128];
@@ -245,9 +245,9 @@ static bool dfa_has_controls(const struct dfa *dfa)
     return false;
 }
 
-/* Set the `count` of the states first .. last - 1: the least number of characters from there to the quote,
- * by relaxation until nothing changes. The states lead only to each other and to the leaf. False when
- * one needs more than LEAST_MAX. */
+/* Set the `count` of the states first .. last - 1: the least number of characters from there to the
+ * quote, by relaxation until nothing changes. The states lead only to each other and to the leaf.
+ * False when one needs more than LEAST_MAX. */
 static bool dfa_find_least(struct build *build, uint32_t first, uint32_t last, uint32_t leaf)
 {
     bool changed = true;

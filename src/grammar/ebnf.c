@@ -11,8 +11,8 @@
  *
  * Lark in the dialect of llguidance, which the package guidance writes, has {n,m}, a first line
  * %llguidance {...} (skipped), rules of the form `name: %json {schema}`, and attributes:
- * name[capture, max_tokens=9]: ... Of these, capture, max_tokens and temperature are skipped, because
- * they do not affect the language; others (stop, suffix, lazy) do and are refused.
+ * name[capture, max_tokens=9]: ... Of these, capture, max_tokens and temperature are skipped,
+ * because they do not affect the language; others (stop, suffix, lazy) do and are refused.
  *
  * Each rule is made deterministic on its own. A rule that begins with itself (expr: expr "+" term |
  * term) becomes a repeat; other left recursion is refused, because the stack would grow without
@@ -115,8 +115,8 @@ static size_t ebnf_name_len(const struct ebnf_parser *parser, size_t at)
     return n;
 }
 
-/* The length of a bracketed text, up to the matching bracket; strings are skipped over. 0 when it does not
- * end. */
+/* The length of a bracketed text, up to the matching bracket; strings are skipped over. 0 when it
+ * does not end. */
 static size_t ebnf_bracket_len(const struct ebnf_parser *parser, size_t start)
 {
     bool quoted = false;
@@ -138,8 +138,8 @@ static size_t ebnf_bracket_len(const struct ebnf_parser *parser, size_t start)
     return 0;
 }
 
-/* Does a rule's definition begin here? Then *name and *len are its name, and *body is where the definition
- * of the name begins. */
+/* Does a rule's definition begin here? Then *name and *len are its name, and *body is where the
+ * definition of the name begins. */
 static bool ebnf_at_rule(struct ebnf_parser *parser, size_t *name, size_t *len, size_t *body)
 {
     size_t at = parser->at;
@@ -461,7 +461,8 @@ static const struct regular *ebnf_parse_repeated(struct ebnf_parser *parser)
     return regular;
 }
 
-/* Does a sequence end here? It does before the definition of the next rule, which has no separator. */
+/* Does a sequence end here? It does before the definition of the next rule, which has no
+ * separator. */
 static bool ebnf_sequence_ends(struct ebnf_parser *parser)
 {
     size_t name, len, body;
@@ -684,7 +685,8 @@ static void ebnf_build_rule(struct build *build, const struct ebnf_rule *rule, u
                       start);
 }
 
-/* Is it llguidance's Lark? Its first line decides, because a pattern or schema may contain "::=". */
+/* Is it llguidance's Lark? Its first line decides, because a pattern or schema may contain
+ * "::=". */
 static bool ebnf_is_guidance(const char *text, size_t len)
 {
     static const char head[] = "%llguidance";

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The entry point: chooses the compiler for a request and runs it within bounds of time and memory. The
- * time is CPU time of the thread, so that a busy machine does not fail a request that an idle one would
- * accept. */
+ * The entry point: chooses the compiler for a request and runs it within bounds of time and memory.
+ * The time is CPU time of the thread, so that a busy machine does not fail a request that an idle
+ * one would accept. */
 #include "grammar/grammar.h"
 
 #include <string.h>

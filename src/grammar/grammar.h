@@ -2,9 +2,9 @@
  *
  * Structured output in a front: compiles a client's demand on the output into one automaton.
  *
- * A schema, a regular expression, a list of choices, an EBNF grammar or a composition of these
- * with literal text becomes an automaton image (automaton.h) that the engine checks and walks
- * (walk.h). A constraint that cannot be enforced exactly is refused with its keyword and its place; only
+ * A schema, a regular expression, a list of choices, an EBNF grammar or a composition of these with
+ * literal text becomes an automaton image (automaton.h) that the engine checks and walks (walk.h).
+ * A constraint that cannot be enforced exactly is refused with its keyword and its place; only
  * annotations (title, description, default, examples, unknown formats, ...) are ignored.
  *
  * Decisions, with the other implementations that decide alike:
@@ -13,11 +13,11 @@
  *               `required` has, then additional ones (xgrammar, llguidance)
  *   whitespace  GRAMMAR_FLEXIBLE, the default: wherever JSON allows it between tokens nothing, one
  *               blank, or one or two line ends with up to 32 blanks of indentation; before ':' at
- *               most one space. xgrammar and llguidance set no bound, and weak models then write white
- *               space without end; llama.cpp's grammars have a similar bound. None before or after
+ *               most one space. xgrammar and llguidance set no bound, and weak models then write
+ *               blanks without end; llama.cpp's grammars have a similar bound. None before or after
  *               the whole value. GRAMMAR_COMPACT: one optional space after ',' and ':'.
- *               GRAMMAR_SPACED: at all those places the texts that match the client's pattern and are
- *               JSON's white space
+ *               GRAMMAR_SPACED: at all those places the texts that match the client's pattern and
+ *               are JSON's white space
  *   numbers     an integer is written without '.' and exponent; a number under a bound or
  *               multipleOf without exponent
  *   strings     free ones may use every JSON escape; those under a pattern, a format or an enum
@@ -25,8 +25,8 @@
  *   oneOf       exactly one: alternatives are made disjoint, or refused where that grows too large
  *   $ref        within the document; with draft-04 to draft-07 its siblings are ignored
  *   $schema     of json-schema.org, or OpenAPI 3.1's; others are refused
- *   formats     "time" and "date-time" together with other constraints, and "hostname" together with
- *               minLength or maxLength, are enforced less exactly; nothing valid is refused
+ *   formats     "time" and "date-time" together with other constraints, and "hostname" together
+ *               with minLength or maxLength, are enforced less exactly; nothing valid is refused
  *   uniqueItems of items that are of an enum, const or boolean: exact up to 6 values; of up to 256
  *               they come in the order of the enum; of others (set[str]) it is refused, unless
  *               maxItems is 1
@@ -73,12 +73,12 @@ enum grammar_part_kind {
                     * match, too */
     PART_EBNF,   /* text of this grammar */
     PART_FREE,   /* any text that contains none of `never`, up to (and without) the next part. That
-                    * must be a PART_TEXT or a PART_CHOICE of them; its first occurrence ends the free
-                    * text. As the last part: any text to the end */
+                    * must be a PART_TEXT or a PART_CHOICE of them; its first occurrence ends the
+                    * free text. As the last part: any text to the end */
     PART_SEQUENCE, /* its parts, one after another */
     PART_CHOICE,   /* one of its parts */
     PART_REPEAT,   /* its parts as a sequence, min to max times, separated by `text` */
-    PART_TRIGGERS, /* free text that may contain its parts, min to max of them in all. Each part is a
+    PART_TRIGGERS, /* free text that may contain its parts, min to max of them in all. Each is a
                     * PART_SEQUENCE that begins with a PART_TEXT, the trigger: once the trigger is
                     * written, the rest of its sequence must follow, then free text again. It ends
                     * after the max-th, or, once there were min, at the next part, if that is a

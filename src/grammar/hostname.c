@@ -4,16 +4,16 @@
  *
  * After "xn--" comes Punycode (RFC 3492): ASCII characters up to the last '-', then numbers that
  * encode which other characters are inserted where, in ascending order. The encoding of a number
- * depends on all numbers before it, which no automaton of a sensible size can follow. This one follows
- * the first number, whose encoding is fixed, and that is enough to refuse a label that
+ * depends on all numbers before it, which no automaton of a sensible size can follow. This one
+ * follows the first number, whose encoding is fixed, and that is enough to refuse a label that
  *
  *   - has no complete number, or does not end at the end of a number
  *   - has as its smallest character one that RFC 5892 forbids by name
  *   - is a single character that needs company (a middle dot between two letters, an iota mark, a
  *     joiner), or begins with a combining mark that is its only one
  *
- * the last two for labels with up to ASCII_MAX characters of ASCII. No valid label is refused.
- * The length of the whole name is not checked: together with the position in a label it would take
+ * the last two for labels with up to ASCII_MAX characters of ASCII. No valid label is refused. The
+ * length of the whole name is not checked: together with the position in a label it would take
  * 25,000 states. A schema that counts characters therefore gets a simpler shape of labels.
  *
  * The checker is an ordinary function from a state and a byte to a state, hostname_step_byte();
@@ -70,8 +70,8 @@ static const struct {
 
 #define N_ODD (sizeof odd_chars / sizeof odd_chars[0])
 
-/* Punycode writes a number in a mixed radix. With the initial bias of 72 the first two digits have the
- * threshold 1, the rest 26; a digit below the threshold ends the number. */
+/* Punycode writes a number in a mixed radix. With the initial bias of 72 the first two digits have
+ * the threshold 1, the rest 26; a digit below the threshold ends the number. */
 static uint32_t hostname_threshold(uint32_t n_digits)
 {
     return n_digits < 2 ? 1 : 26;
@@ -109,8 +109,8 @@ static enum stage hostname_number_stage(const struct hostname_state *host)
     return PUNY_MORE;
 }
 
-/* Can more digits still make a number that encodes an odd character? "Yes" where it is not needed costs
- * only states, so an approximation is fine. */
+/* Can more digits still make a number that encodes an odd character? "Yes" where it is not needed
+ * costs only states, so an approximation is fine. */
 static bool hostname_number_may_be_odd(const struct hostname_state *host)
 {
     uint32_t n_places = host->n_ascii + 1;
@@ -142,7 +142,8 @@ static uint32_t hostname_digit_of(uint8_t byte)
     return (uint32_t)(byte | 0x20) - 'a';
 }
 
-/* Advance by a digit. Data that can no longer matter is set to 0, so that equal futures are one state. */
+/* Advance by a digit. Data that can no longer matter is set to 0, so that equal futures are one
+ * state. */
 static void hostname_number_step(struct hostname_state *host, uint32_t digit)
 {
     bool ends = digit < hostname_threshold(host->n_digits);

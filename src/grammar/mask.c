@@ -2,7 +2,8 @@
  *
  * Makes the mask of a walk: the union of the masks of its configurations. Each has two parts.
  *
- * 1. The part that does not depend on the stack. Start in the configuration's state, with an unknown
+ * 1. The part that does not depend on the stack. Start in the configuration's state, with an
+ * unknown
  *    frame (a hole) below, and walk the trie. The result is an entry: the tokens that are read without
  *    leaving the rule (a bitmap), and the nodes of the trie at which the rule may end in the middle of
  *    a token (the pops). Entries that took long to find are kept in the cache, by state.
@@ -10,11 +11,11 @@
  *    Usually these are few: after a string's closing quote about a hundred tokens go on.
  *
  * With nothing below, an end is the end of the output, and no pop is recorded. A rule that may end
- * anywhere (free text) with something below it has a pop at nearly every inner node of the trie, and
- * a vocabulary has more of these than tokens. Then the entry is computed again with the topmost frame
- * known: the text after the rule is read in the same walk, and only the pops of the next frame remain;
- * and so on, up to KNOWN_MAX frames. Such entries are kept by state and known frames. Beyond that the
- * real stack is walked, and nothing is kept.
+ * anywhere (free text) with something below it has a pop at nearly every inner node of the trie,
+ * and a vocabulary has more of these than tokens. Then the entry is computed again with the topmost
+ * frame known: the text after the rule is read in the same walk, and only the pops of the next
+ * frame remain; and so on, up to KNOWN_MAX frames. Such entries are kept by state and known frames.
+ * Beyond that the real stack is walked, and nothing is kept.
  *
  * Where characters are counted (automaton.h), the count does not matter while more characters are
  * left than any token of the entry takes, including its way to the end. Closer to the end the real
@@ -37,7 +38,7 @@
 
 /* The key of an entry: the state, the topmost frames, and whether anything is below these. */
 
-/* What an entry depends on: the state, the uppermost frames, and what is below these. */
+/* The key of an entry: the state, the topmost frames, and whether anything is below these. */
 struct entry_key {
     uint32_t state;
     uint16_t n_known;
@@ -58,8 +59,8 @@ struct mask_entry {
     uint32_t words[]; /* the bitmap, then the pops */
 };
 
-/* An append-only hash table that threads share without locks: an entry is written completely before its
- * offset is published in a slot, and is never changed or removed. */
+/* An append-only hash table that threads share without locks: an entry is written completely before
+ * its offset is published in a slot, and is never changed or removed. */
 struct walk_cache {
     uint64_t bytes; /* of the whole cache */
     _Atomic uint64_t used;
@@ -147,8 +148,8 @@ static void mask_cache_keep(struct walk_cache *cache, const struct walk_work *wo
 
 /* --- walking a trie ----------------------------------------------------------------------- */
 
-/* Mark the bytes for which some configuration of a closed set has an edge. Most subtrees of the first
- * level are skipped by this table. */
+/* Mark the bytes for which some configuration of a closed set has an edge. Most subtrees of the
+ * first level are skipped by this table. */
 static void mask_first_bytes(const struct walk_work *work, const struct set *set, bool *can)
 {
     uint32_t i, k;
@@ -177,9 +178,9 @@ static void mask_descend(struct walk_work *work, struct level *level, struct set
     level->end = end;
 }
 
-/* Walk the nodes [at, end) of a trie from a closed set. Sets the bits of allowed tokens, and records a pop
- * where the hole is reached. `can` is mask_first_bytes() of the set. levels[] is the stack of the walk:
- * one set per byte on the way to the current node. */
+/* Walk the nodes [at, end) of a trie from a closed set. Sets the bits of allowed tokens, and
+ * records a pop where the hole is reached. `can` is mask_first_bytes() of the set. levels[] is the
+ * stack of the walk: one set per byte on the way to the current node. */
 static void mask_walk_nodes(struct walk_work *work, const struct trie_node *nodes, uint32_t at,
                             uint32_t end, const struct set *from, const bool *can, uint32_t *bits)
 {
@@ -233,7 +234,8 @@ static void mask_walk_nodes(struct walk_work *work, const struct trie_node *node
     }
 }
 
-/* The trie without the largest slice that the state allows as a whole: its tokens are not walked. */
+/* The trie without the largest slice that the state allows as a whole: its tokens are not
+ * walked. */
 static uint32_t mask_choose_trie(const struct automaton *automaton, const struct token_trie *trie,
                                  uint32_t state)
 {
@@ -339,8 +341,9 @@ static void mask_pops(struct masking *masking, const uint32_t *pops, uint32_t n_
     }
 }
 
-/* The known part may end before any byte, so the configuration below it is one more to process. A set can
- * only grow while it is the pool's last, so this is called after the walk's sets are removed. */
+/* The known part may end before any byte, so the configuration below it is one more to process. A
+ * set can only grow while it is the pool's last, so this is called after the walk's sets are
+ * removed. */
 static void mask_mark_below(struct masking *masking, uint32_t frame)
 {
     struct walk_work *work = masking->s;
@@ -377,8 +380,8 @@ static bool mask_has_plenty(const struct walk_work *work, uint32_t below, uint32
            work->frames[below].count > need;
 }
 
-/* Add the entry of a key to the mask, from the cache or computed. POPS_MANY in the returned head: the entry
- * was not usable and nothing was added. */
+/* Add the entry of a key to the mask, from the cache or computed. POPS_MANY in the returned head:
+ * the entry was not usable and nothing was added. */
 static struct entry_head mask_entry(struct masking *masking, const struct entry_key *key,
                                     uint32_t below)
 {

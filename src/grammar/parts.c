@@ -5,8 +5,8 @@
  *     free text ... <tool_call> {"name": ...} </tool_call> free text ...
  *
  * Free text is bytes and need not be valid UTF-8, because tokens may end inside of a character. The
- * automaton that watches for triggers is that of Aho and Corasick: a state is the longest prefix of a
- * trigger that the text ends with. */
+ * automaton that watches for triggers is that of Aho and Corasick: a state is the longest prefix of
+ * a trigger that the text ends with. */
 #include <string.h>
 
 #include "grammar/regular.h"
@@ -14,7 +14,7 @@
 
 #define PARTS_DEPTH_MAX   30 /* nesting of parts, which bounds the recursion */
 #define TRIGGERS_MAX      64
-#define WATCH_MAX         128 /* triggers, texts that end free text, and texts that it must not contain */
+#define WATCH_MAX         128  /* texts: triggers, ends of free text, and forbidden ones */
 #define TRIGGER_BYTES_MAX 8192 /* of all these together */
 #define COUNT_MAX         256  /* repeats */
 
@@ -107,8 +107,8 @@ static uint32_t parts_nodes_fill(struct node *nodes, const struct watch *watch, 
     return n;
 }
 
-/* Set the failure links, breadth first. If a watched text ends inside of another one it is found first, so
- * its leaf is inherited. order has room for all nodes. */
+/* Set the failure links, breadth first. If a watched text ends inside of another one it is found
+ * first, so its leaf is inherited. order has room for all nodes. */
 static void parts_nodes_link(struct node *nodes, uint32_t *order)
 {
     uint32_t n = 0;
@@ -280,7 +280,8 @@ static uint32_t parts_build_choice(struct composer *composer, const struct gramm
     return start;
 }
 
-/* A repeat. All repetitions are calls of one rule, so states grow with the number, not with the rule. */
+/* A repeat. All repetitions are calls of one rule, so states grow with the number, not with the
+ * rule. */
 static uint32_t parts_build_repeated(struct composer *composer, const struct grammar_part *part,
                                      int depth)
 {
@@ -336,9 +337,9 @@ static uint32_t parts_stop_build(struct composer *composer, const struct grammar
     return start;
 }
 
-/* Free text with triggers. A layer is the free text after some number of triggers; layers are built from
- * the last to the first, because each trigger leads to the next layer. Without a maximum the last layer
- * leads to itself. stop NULL: the text ends anywhere, or after the last trigger. */
+/* Free text with triggers. A layer is the free text after some number of triggers; layers are built
+ * from the last to the first, because each trigger leads to the next layer. Without a maximum the
+ * last layer leads to itself. stop NULL: the text ends anywhere, or after the last trigger. */
 static uint32_t parts_build_triggers(struct composer *composer, const struct grammar_part *part,
                                      const struct grammar_part *stop, uint32_t leaf, int depth)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Patterns: a recursive parser over code points that makes a tree (regular.h), and the languages of a
- * pattern, in which lookaheads at the beginning are intersections. Groups recurse, at most
+ * Patterns: a recursive parser over code points that makes a tree (regular.h), and the languages of
+ * a pattern, in which lookaheads at the beginning are intersections. Groups recurse, at most
  * REGULAR_DEPTH_MAX deep. */
 #include <string.h>
 
@@ -191,7 +191,8 @@ static uint32_t regex_take_escape(struct regex_parser *parser)
     return ch;
 }
 
-/* One end of a range in a class. *single is false when it was a class such as \d, which is then added. */
+/* One end of a range in a class. *single is false when it was a class such as \d, which is then
+ * added. */
 static uint32_t regex_parse_class_atom(struct regex_parser *parser, struct class *class,
                                        bool *single)
 {
@@ -425,7 +426,8 @@ static const struct dfa *regex_search_tree(struct compile *compile, const struct
     return compile_ok(compile) ? regular_dfa(compile, tree) : NULL;
 }
 
-/* The texts that the tree matches from the first character on: to the last, or with `open` to any. */
+/* The texts that the tree matches from the first character on: to the last, or with `open` to
+ * any. */
 static const struct dfa *regex_add_anchors(struct compile *compile, const struct regular *tree,
                                            bool open)
 {
@@ -498,8 +500,8 @@ static bool regex_is_look(const char *text, size_t len)
     return len > 3 && text[0] == '(' && text[1] == '?' && (text[2] == '=' || text[2] == '!');
 }
 
-/* ^(?=A)(?!B)rest: the texts that begin with A, do not begin with B, and match ^rest. `open`: rest need not
- * reach the end. */
+/* ^(?=A)(?!B)rest: the texts that begin with A, do not begin with B, and match ^rest. `open`: rest
+ * need not reach the end. */
 static const struct dfa *regex_with_looks(struct compile *compile, const char *text, size_t len,
                                           bool open)
 {

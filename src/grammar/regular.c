@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Thompson's construction (a nondeterministic automaton from a tree), then the subset construction. The
- * assertions ^ and $ are empty steps: ^ is taken only in the closure of the first state, and $ only when
- * it is tested whether a set of states is an end. */
+ * Thompson's construction (a nondeterministic automaton from a tree), then the subset construction.
+ * The assertions ^ and $ are empty steps: ^ is taken only in the closure of the first state, and $
+ * only when it is tested whether a set of states is an end. */
 #include "grammar/regular.h"
 
 #include <stdlib.h>
@@ -185,10 +185,10 @@ static void regular_nfa_bytes(struct nfa *nfa, uint32_t from, const uint8_t *lo,
     }
 }
 
-/* The end of the longest beginning of lo..hi that is one sequence of byte ranges. A range of characters
- * must be cut where the continuation bytes do not run through all of 80..BF. For example, U+0100 to
- * U+017F is C4 80..BF and C5 80..BF, which is one sequence: C4..C5 80..BF. lo and hi have UTF-8 of the
- * same length. */
+/* The end of the longest beginning of lo..hi that is one sequence of byte ranges. A range of
+ * characters must be cut where the continuation bytes do not run through all of 80..BF. For
+ * example, U+0100 to U+017F is C4 80..BF and C5 80..BF, which is one sequence: C4..C5 80..BF. lo
+ * and hi have UTF-8 of the same length. */
 static uint32_t regular_range_end(uint32_t lo, uint32_t hi)
 {
     uint32_t m = 0x3f;
@@ -219,7 +219,8 @@ static void regular_nfa_range(struct nfa *nfa, uint32_t from, uint32_t lo, uint3
     }
 }
 
-/* Steps for a set: ranges are first cut where the length of UTF-8 changes; surrogates are left out. */
+/* Steps for a set: ranges are first cut where the length of UTF-8 changes; surrogates are left
+ * out. */
 static void regular_nfa_set(struct nfa *nfa, const struct regular *regular, uint32_t from,
                             uint32_t to)
 {
@@ -310,8 +311,8 @@ static void regular_nfa_build(struct nfa *nfa, const struct regular *regular, ui
 
 /* --- subset construction ------------------------------------------------------------------ */
 
-/* A state of the result is a set of states of the nfa. For a grammar's rule the result is also built into
- * the automaton, with its calls. */
+/* A state of the result is a set of states of the nfa. For a grammar's rule the result is also
+ * built into the automaton, with its calls. */
 struct subsets {
     struct nfa *a;
     struct keys keys; /* first word: 1 for the first state; then the states of the set */
@@ -340,8 +341,8 @@ static void regular_closure_add(struct nfa *nfa, uint32_t state)
     nfa->stack.items[nfa->stack.n - 1] = state;
 }
 
-/* Follow the empty steps from the states on the stack. The states that have other steps or are final are
- * put into subsets->set. Returns whether the final state was reached. */
+/* Follow the empty steps from the states on the stack. The states that have other steps or are
+ * final are put into subsets->set. Returns whether the final state was reached. */
 static bool regular_close_state(struct subsets *subsets, bool begin, bool end)
 {
     struct nfa *nfa = subsets->a;
@@ -370,8 +371,8 @@ static bool regular_close_state(struct subsets *subsets, bool begin, bool end)
     return final;
 }
 
-/* The number of the set whose states are on the stack, after closing it; NONE when it is empty. A new set
- * becomes a new state. */
+/* The number of the set whose states are on the stack, after closing it; NONE when it is empty. A
+ * new set becomes a new state. */
 static uint32_t regular_subset_number(struct subsets *subsets, bool first)
 {
     struct nfa *nfa = subsets->a;

@@ -2,10 +2,11 @@
  *
  * JSON schemas: the compiler's main loop and white space.
  *
- * A goal (schema_parts.h) gets a state when it is first mentioned. Goals are built in order of that, and
- * building one mentions the goals of its members and items, until all are built:
+ * A goal (schema_parts.h) gets a state when it is first mentioned. Goals are built in order of
+ * that, and building one mentions the goals of its members and items, until all are built:
  *
- *     {"type": "array", "items": S}  ->  goal 0: '[' call goal 1 (',' call goal 1)* ']';  goal 1: S */
+ *     {"type": "array", "items": S}  ->  goal 0: '[' call goal 1 (',' call goal 1)* ']'
+ *                                        goal 1: S */
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,8 +19,8 @@
 
 /* --- white space -------------------------------------------------------------------------- */
 
-/* White space is a rule that is called wherever JSON allows it. The flexible rule is bounded, because a
- * model that has begun to write blanks may never stop. */
+/* White space is a rule that is called wherever JSON allows it. The flexible rule is bounded,
+ * because a model that has begun to write blanks may never stop. */
 
 /* A new end, from which a blank leads to `to`. */
 static uint32_t schema_blank_build(struct build *build, uint32_t to)
@@ -169,8 +170,9 @@ uint32_t schema_goal_state(struct schema *schema, uint32_t *literals, uint32_t n
 
 typedef void build_value(struct schema *s, uint32_t from, const struct alternative *a);
 
-/* Build one type of all alternatives that have it. A free alternative covers all others. Several others
- * begin in states of their own, reached by calls, because they may begin with the same bytes. */
+/* Build one type of all alternatives that have it. A free alternative covers all others. Several
+ * others begin in states of their own, reached by calls, because they may begin with the same
+ * bytes. */
 static void schema_build_type(struct schema *schema, uint32_t start, const struct alternatives *all,
                               unsigned type, build_value *build,
                               bool (*is_free)(const struct alternative *))

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Arrays. A position is the number of items passed, up to where all further ones are alike; `contains`
- * adds layers, one per count of items found. An item that may count is built as a choice: it satisfies
- * the literal, or it need not (or must not, where the number is bounded above).
+ * Arrays. A position is the number of items passed, up to where all further ones are alike;
+ * `contains` adds layers, one per count of items found. An item that may count is built as a
+ * choice: it satisfies the literal, or it need not (or must not, where the number is bounded
+ * above).
  *
- * With uniqueItems a layer is the set of values that were used, for up to UNIQUE_SETS values. With more
- * values the items come in the order of the enum, and a layer is the place reached in it. */
+ * With uniqueItems a layer is the set of values that were used, for up to UNIQUE_SETS values. With
+ * more values the items come in the order of the enum, and a layer is the place reached in it. */
 #include <string.h>
 
 #include "grammar/schema_parts.h"
@@ -75,7 +76,8 @@ static bool schema_same_value(const struct json *a, const struct json *b)
     return a->kind == JSON_NULL || a->whole == b->whole;
 }
 
-/* Add a value to the set. False for values with several spellings (reals), or when there are too many. */
+/* Add a value to the set. False for values with several spellings (reals), or when there are too
+ * many. */
 static bool schema_values_add(struct values *values, const struct json *value)
 {
     if (value->kind != JSON_TEXT && value->kind != JSON_INT && value->kind != JSON_BOOL &&
@@ -90,8 +92,8 @@ static bool schema_values_add(struct values *values, const struct json *value)
     return true;
 }
 
-/* Collect the possible values of a schema. False when they are not a list of scalars. Recurses at most
- * UNIQUE_DEPTH deep. */
+/* Collect the possible values of a schema. False when they are not a list of scalars. Recurses at
+ * most UNIQUE_DEPTH deep. */
 static bool schema_values_of(struct schema *s, const struct json *schema, struct values *values,
                              int depth)
 {
@@ -264,8 +266,8 @@ static uint32_t schema_layer_of(const struct array *array, const uint32_t *count
     return layer;
 }
 
-/* Build one way to read an item: it counts for those literals whose bit in `ways` is set. Ways that make
- * no difference, or one item too many, are left out. */
+/* Build one way to read an item: it counts for those literals whose bit in `ways` is set. Ways that
+ * make no difference, or one item too many, are left out. */
 static void schema_item_way(struct array *array, uint32_t from, uint32_t at, uint32_t layer,
                             uint32_t ways)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A schema that must not hold: at least one of its keywords is violated. Each option is the type that the
- * keyword concerns, and a violation of it. A keyword whose violation cannot be expressed exactly is
- * refused:
+ * A schema that must not hold: at least one of its keywords is violated. Each option is the type
+ * that the keyword concerns, and a violation of it. A keyword whose violation cannot be expressed
+ * exactly is refused:
  *
  *     not {"type": "string", "minLength": 3}  ->  no string | string of at most 2 characters */
 #include <string.h>
@@ -107,7 +107,8 @@ static void schema_deny_items(struct expansion *expansion, struct options *optio
     schema_option_atom(expansion, options, TYPE_ARRAY, some);
 }
 
-/* Violations of keywords of arrays. "contains" is violated by fewer or by more items than allowed. */
+/* Violations of keywords of arrays. "contains" is violated by fewer or by more items than
+ * allowed. */
 static void schema_deny_array(struct expansion *expansion, struct options *options,
                               const struct json *schema)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Expands literals to alternatives. The loop takes a branch from a stack and works off its list: a
- * literal adds the work of its keywords, an "or" replaces the branch by one per option. A branch without
- * work is an alternative:
+ * literal adds the work of its keywords, an "or" replaces the branch by one per option. A branch
+ * without work is an alternative:
  *
  *     {"anyOf": [{"type": "string"}, {"minimum": 1}]}
  *         -> string | null, boolean, number >= 1, string, array, object
@@ -18,7 +18,8 @@
 
 /* --- literals ----------------------------------------------------------------------------- */
 
-/* Literals are numbered by the address of their node, so equal numbers mean the same schema object. */
+/* Literals are numbered by the address of their node, so equal numbers mean the same schema
+ * object. */
 uint32_t schema_literal_of(struct schema *schema, const struct json *node, bool constant,
                            bool negated)
 {
@@ -211,8 +212,8 @@ static unsigned schema_type_of_value(const struct json *value)
 
 /* --- constants ---------------------------------------------------------------------------- */
 
-/* One of values[0 .. n): scalars in one option, each list and object in an option of its own. Negated:
- * none of the scalars, and for each list and object a literal. */
+/* One of values[0 .. n): scalars in one option, each list and object in an option of its own.
+ * Negated: none of the scalars, and for each list and object a literal. */
 void schema_expand_values(struct expansion *expansion, const struct json *values, uint32_t n,
                           bool negated)
 {
@@ -257,8 +258,8 @@ void schema_expand_values(struct expansion *expansion, const struct json *values
         schema_expand_either(expansion, &options);
 }
 
-/* A constant that is a list: the right length, and each item equal. Its negation: another type, another
- * length, or some item that differs. */
+/* A constant that is a list: the right length, and each item equal. Its negation: another type,
+ * another length, or some item that differs. */
 static void schema_expand_list_constant(struct expansion *expansion, const struct json *value,
                                         bool negated)
 {
@@ -328,8 +329,8 @@ const struct schema_item *schema_item_required(struct expansion *expansion, cons
     return schema_item_atom(expansion, (struct atom){.kind = ATOM_REQUIRED, .node = text}, next);
 }
 
-/* A constant that is an object: exactly these members with these values. Its negation: another type, more
- * members, some member that is missing, or one whose value differs. */
+/* A constant that is an object: exactly these members with these values. Its negation: another
+ * type, more members, some member that is missing, or one whose value differs. */
 static void schema_expand_object_constant(struct expansion *expansion, const struct json *value,
                                           bool negated)
 {
@@ -381,9 +382,9 @@ static void schema_expand_object_constant(struct expansion *expansion, const str
 
 /* --- contradictions ----------------------------------------------------------------------- */
 
-/* A branch that nothing can satisfy should not become an alternative: it would cost states, and make
- * alternatives of "oneOf" look as if they overlapped. These checks find common contradictions; the rest
- * is found when states without a way to an end are dropped. */
+/* A branch that nothing can satisfy should not become an alternative: it would cost states, and
+ * make alternatives of "oneOf" look as if they overlapped. These checks find common contradictions;
+ * the rest is found when states without a way to an end are dropped. */
 
 /* Is a text in an atom's list? */
 
@@ -409,8 +410,8 @@ static bool schema_number_listed(const struct atom *atom, const struct json *val
     return false;
 }
 
-/* Is a value of a list also in all other lists that must contain it, and in none that must not? Numbers
- * are compared as doubles: different ones may be taken for equal, but not the reverse. */
+/* Is a value of a list also in all other lists that must contain it, and in none that must not?
+ * Numbers are compared as doubles: different ones may be taken for equal, but not the reverse. */
 static bool schema_value_left(struct expansion *expansion, const struct atom *list,
                               const struct json *value)
 {
@@ -479,8 +480,8 @@ static void schema_drop_empty_ranges(struct expansion *expansion)
         }
 }
 
-/* Collect the literals for the value of a required member. False when no such member can exist. Patterns
- * of names are not considered, so the list may be incomplete. */
+/* Collect the literals for the value of a required member. False when no such member can exist.
+ * Patterns of names are not considered, so the list may be incomplete. */
 static bool schema_member_wants(struct expansion *expansion, const struct json *name,
                                 uint32_t *list, uint32_t *n, uint32_t cap)
 {
@@ -530,7 +531,8 @@ static void schema_drop_empty_objects(struct expansion *expansion)
     }
 }
 
-/* uniqueItems is supported where at most one item can exist, or where items are from a list of scalars. */
+/* uniqueItems is supported where at most one item can exist, or where items are from a list of
+ * scalars. */
 static void schema_drop_unique(struct expansion *expansion)
 {
     const struct atom *atom;
@@ -554,7 +556,8 @@ static void schema_drop_unique(struct expansion *expansion)
 
 /* --- the loop ----------------------------------------------------------------------------- */
 
-/* The branch is complete: it becomes an alternative, with its atoms in the order they were found. */
+/* The branch is complete: it becomes an alternative, with its atoms in the order they were
+ * found. */
 static void schema_branch_done(struct expansion *expansion)
 {
     const struct atom *atom;
@@ -614,7 +617,8 @@ static void schema_expand_split(struct expansion *expansion, const struct either
     expansion->now.types = 0; /* its copies continue */
 }
 
-/* Process a literal, once per branch. If its negation was processed before, the branch is contradictory. */
+/* Process a literal, once per branch. If its negation was processed before, the branch is
+ * contradictory. */
 static void schema_literal_done(struct expansion *expansion, uint32_t literal)
 {
     struct literal entry = expansion->s->literals.items[literal];

@@ -3,9 +3,10 @@
  * Shared by the files that turn literals into alternatives (schema_expand.c, schema_hold.c,
  * schema_deny.c).
  *
- * A branch is a set of types, the atoms found so far, and a list of work. An "or" splits a branch. Lists
- * are shared between branches and never changed; adding puts a new element in front. A keyword
- * constrains one type and leaves the others alone, so its negation is "of that type, and not". */
+ * A branch is a set of types, the atoms found so far, and a list of work. An "or" splits a branch.
+ * Lists are shared between branches and never changed; adding puts a new element in front. A
+ * keyword constrains one type and leaves the others alone, so its negation is "of that type, and
+ * not". */
 #ifndef QUIRE_GRAMMAR_SCHEMA_EXPAND_H
 #define QUIRE_GRAMMAR_SCHEMA_EXPAND_H
 
@@ -82,7 +83,8 @@ void schema_expand_values(struct expansion *expansion, const struct json *values
 void *schema_refuse(struct expansion *expansion, const struct json *node, const char *what);
 void schema_is_invalid(struct expansion *expansion, const struct json *node, const char *what);
 
-/* The values of keywords: a count, a set of types, a member's name as a text, a value of some kind. */
+/* The values of keywords: a count, a set of types, a member's name as a text, a value of some
+ * kind. */
 bool schema_count_of(struct expansion *expansion, const struct json *node, uint32_t *n);
 unsigned schema_types_of(struct expansion *expansion, const struct json *node);
 const struct json *schema_name_text(struct expansion *expansion, const struct json *member);

@@ -81,9 +81,9 @@ static const struct {
     {"relative-json-pointer", "(0|[1-9][0-9]*)(#|(/([^~/]|~[01])*)*)"},
 };
 
-/* Formats with many states. Where combining them would take too many, a pattern of fewer states is used
- * that accepts some more texts (wide) or some fewer (narrow). Labels of the narrow host names are short
- * and do not begin with "xn--". */
+/* Formats with many states. Where combining them would take too many, a pattern of fewer states is
+ * used that accepts some more texts (wide) or some fewer (narrow). Labels of the narrow host names
+ * are short and do not begin with "xn--". */
 static const struct {
     const char *name;
     bool alone; /* also needed together with patterns that do not count */
@@ -101,10 +101,10 @@ static const struct {
 #define DAY        1440 /* minutes */
 #define LEAP_BYTES 16384
 
-/* A leap second is the last one of a UTC day, so its local time and its offset determine each other. An
- * automaton of all 1440 pairs had 23,000 states and took 25 ms. This one has 1500 and takes 3 ms: it
- * enforces the minutes of all pairs, and the hours for offsets of whole quarters of an hour, which all
- * present time zones have. For other offsets the hours are free. */
+/* A leap second is the last one of a UTC day, so its local time and its offset determine each
+ * other. An automaton of all 1440 pairs had 23,000 states and took 25 ms. This one has 1500 and
+ * takes 3 ms: it enforces the minutes of all pairs, and the hours for offsets of whole quarters of
+ * an hour, which all present time zones have. For other offsets the hours are free. */
 static size_t schema_leap_quarters(char *out, size_t cap)
 {
     size_t n = 0;

@@ -62,8 +62,8 @@ static void schema_refuse_unknown(struct expansion *expansion, const struct json
         }
 }
 
-/* A bound of a number: minimum, maximum, and their exclusive forms, of which draft-04's is a boolean that
- * makes the other one exclusive. False when there is no such bound. */
+/* A bound of a number: minimum, maximum, and their exclusive forms, of which draft-04's is a
+ * boolean that makes the other one exclusive. False when there is no such bound. */
 bool schema_bound_of(struct expansion *expansion, const struct json *schema, bool most, bool strict,
                      struct atom *atom)
 {
@@ -80,7 +80,8 @@ bool schema_bound_of(struct expansion *expansion, const struct json *schema, boo
     return compile_ok(expansion->s->c);
 }
 
-/* Keywords with a count. A pair of lower and upper bound is adjacent; schema_deny() relies on that. */
+/* Keywords with a count. A pair of lower and upper bound is adjacent; schema_deny() relies on
+ * that. */
 const struct counted counted[N_COUNTED] = {
     {"minLength", ATOM_LENGTH_LEAST, TYPE_STRING, false},
     {"maxLength", ATOM_LENGTH_MOST, TYPE_STRING, true},
@@ -214,8 +215,8 @@ static void schema_hold_object(struct expansion *expansion, const struct json *s
         (void)schema_refuse(expansion, rest, "\"unevaluatedProperties\" is not supported");
 }
 
-/* dependentRequired and its relatives: either the member is missing, or it is an object that has the
- * member and satisfies the demand. */
+/* dependentRequired and its relatives: either the member is missing, or it is an object that has
+ * the member and satisfies the demand. */
 static void schema_hold_dependent(struct expansion *expansion, const struct json *member)
 {
     struct options options = {0};
@@ -240,8 +241,9 @@ static void schema_hold_dependent(struct expansion *expansion, const struct json
 
 const char *const dependent[3] = {"dependentRequired", "dependentSchemas", "dependencies"};
 
-/* oneOf: an option per schema, with the negations of all others that could hold together with it. Leaving
- * out negations of disjoint ones saves most of the work: options usually differ in a constant. */
+/* oneOf: an option per schema, with the negations of all others that could hold together with it.
+ * Leaving out negations of disjoint ones saves most of the work: options usually differ in a
+ * constant. */
 static void schema_hold_one(struct expansion *expansion, const struct json *list)
 {
     struct options options = {0};
@@ -296,8 +298,8 @@ static void schema_hold_if(struct expansion *expansion, const struct json *schem
     schema_expand_either(expansion, &options);
 }
 
-/* Keywords that apply other schemas to the same value. Work is a stack, so the work that is added last
- * is done first. */
+/* Keywords that apply other schemas to the same value. Work is a stack, so the work that is added
+ * last is done first. */
 static void schema_hold_logic(struct expansion *expansion, const struct json *schema)
 {
     const struct json *all = schema_get_kind(expansion, schema, "allOf", JSON_LIST);

@@ -17,7 +17,8 @@ struct visit {
     bool values; /* below enum or const: no schemas there */
 };
 
-/* Resolve `ref` against `base`, without fragment. Enough of RFC 3986 for names that are never fetched. */
+/* Resolve `ref` against `base`, without fragment. Enough of RFC 3986 for names that are never
+ * fetched. */
 static const char *schema_uri_join(struct schema *schema, const char *base, const char *ref,
                                    size_t ref_len)
 {

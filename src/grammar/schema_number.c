@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Numbers under constraints. Each constraint is a small machine that reads the digits of the magnitude;
- * all run in parallel, and their reachable states are explored.
+ * Numbers under constraints. Each constraint is a small machine that reads the digits of the
+ * magnitude; all run in parallel, and their reachable states are explored.
  *
- * Values are compared, not spellings: 1.50 is 1.5. Constrained numbers therefore have no exponent, and
- * whole ones (if fractions are not allowed at all) no '.'. Example: for {"minimum": 12} the machine
- * accepts 12, 13, ..., 20, ..., 100, but not 9 or 11.9. */
+ * Values are compared, not spellings: 1.50 is 1.5. Constrained numbers therefore have no exponent,
+ * and whole ones (if fractions are not allowed at all) no '.'. Example: for {"minimum": 12} the
+ * machine accepts 12, 13, ..., 20, ..., 100, but not 9 or 11.9. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -43,8 +43,8 @@ static bool schema_is_digit(char ch)
     return ch >= '0' && ch <= '9';
 }
 
-/* Normalise digits[0 .. n) with `point` digits before the point: no leading zeros before the point, no
- * trailing ones after it. False when they do not fit. */
+/* Normalise digits[0 .. n) with `point` digits before the point: no leading zeros before the point,
+ * no trailing ones after it. False when they do not fit. */
 static bool schema_decimal_place(struct decimal *decimal, const char *digits, int n, long point)
 {
     long i;
@@ -134,8 +134,8 @@ size_t schema_decimal_text(const struct decimal *decimal, char *out, size_t cap)
 }
 
 /* --- comparison while digits are read ------------------------------------------------------------
- * A word holds the order so far (0 equal, 1 less, 2 greater) and the number of digits read, as far as it
- * matters. Leading zeros do not occur except in "0", which counts as no digits. */
+ * A word holds the order so far (0 equal, 1 less, 2 greater) and the number of digits read, as far
+ * as it matters. Leading zeros do not occur except in "0", which counts as no digits. */
 
 #define ORDER(word) ((word)&3u)
 #define READ(word)  ((word) >> 2)
@@ -200,8 +200,8 @@ static int schema_compare_end(const struct decimal *value, uint32_t word, bool m
 
 /* --- multiples ---------------------------------------------------------------------------- */
 
-/* A word holds the remainder, the number of digits of the fraction, and LOST when the number has more
- * digits than the divisor and cannot be a multiple. */
+/* A word holds the remainder, the number of digits of the fraction, and LOST when the number has
+ * more digits than the divisor and cannot be a multiple. */
 
 #define LOST 0xffffffffu
 
@@ -270,7 +270,8 @@ static bool schema_rule_holds(const struct number_rule *rule, uint32_t word, boo
     return holds != rule->negated;
 }
 
-/* Do all rules hold? word[0]: the phase, word[1]: whether there is a minus, then a word per rule. */
+/* Do all rules hold? word[0]: the phase, word[1]: whether there is a minus, then a word per
+ * rule. */
 static bool schema_machine_accepts(const struct machine *machine, const uint32_t *word)
 {
     bool fraction = word[0] == AT_FRACTION;
@@ -440,8 +441,8 @@ static bool schema_in_list(struct schema *schema, const struct atom *atom,
     return false;
 }
 
-/* A list of numbers: those that all other constraints allow, in their shortest form and, if fractions are
- * allowed, also as the schema writes them. */
+/* A list of numbers: those that all other constraints allow, in their shortest form and, if
+ * fractions are allowed, also as the schema writes them. */
 static void schema_number_build_list(struct schema *schema, uint32_t from,
                                      const struct alternative *alternative, const struct atom *list,
                                      const struct dfa *others)

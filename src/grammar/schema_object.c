@@ -3,11 +3,11 @@
  * Objects. Known names come in order, then open ones (additional, or matching a pattern).
  *
  * A position is the number of known names that have been passed. With min/maxProperties, and with
- * members of which one must exist, there is a layer of positions per count and per set of needs met.
- * After the opening quote of a name there is a tree of the possible names. At position i these are the
- * names from i up to the next required one, and the open names if no required one is left. The
- * tree of position i is that of i + 1 with one more name; build_insert() copies only the states on
- * that name's path, so all trees of a layer together are about as large as the names. */
+ * members of which one must exist, there is a layer of positions per count and per set of needs
+ * met. After the opening quote of a name there is a tree of the possible names. At position i these
+ * are the names from i up to the next required one, and the open names if no required one is left.
+ * The tree of position i is that of i + 1 with one more name; build_insert() copies only the states
+ * on that name's path, so all trees of a layer together are about as large as the names. */
 #include <string.h>
 
 #include "grammar/schema_parts.h"
@@ -80,7 +80,8 @@ static uint32_t schema_part_of(struct object *object, const struct json *text,
     return object->n_parts++;
 }
 
-/* The language of a key of patternProperties. The key is a member's name, so a text node is made of it. */
+/* The language of a key of patternProperties. The key is a member's name, so a text node is made of
+ * it. */
 static const struct dfa *schema_key_dfa(struct schema *schema, const struct json *member)
 {
     struct json *text = compile_alloc(schema->c, sizeof *text);
@@ -216,8 +217,8 @@ static void schema_object_want(struct object *object, struct wants *wants,
             schema_literal_of(object->s, schema, false, false);
 }
 
-/* Demand the schemas of those of a schema's own patterns that are in the mask (w NULL: only look). Returns
- * whether there is one. */
+/* Demand the schemas of those of a schema's own patterns that are in the mask (w NULL: only look).
+ * Returns whether there is one. */
 static bool schema_own_patterns(struct object *object, const struct json *schema, uint32_t mask,
                                 struct wants *wants)
 {
@@ -237,8 +238,8 @@ static bool schema_own_patterns(struct object *object, const struct json *schema
     return any;
 }
 
-/* Demand the schemas that one object schema has for a name: that of the property, those of all matching
- * patterns, or else that of additional ones. */
+/* Demand the schemas that one object schema has for a name: that of the property, those of all
+ * matching patterns, or else that of additional ones. */
 static void schema_wants_of_members(struct object *object, const struct json *schema,
                                     const struct member *member, uint32_t mask, struct wants *wants)
 {
@@ -337,8 +338,8 @@ static uint32_t schema_object_after(struct object *object, uint32_t at, uint32_t
     return *state;
 }
 
-/* Build the state after a name's closing quote: ':', the value, and the position `next` after it. DEAD if
- * the member may not exist. */
+/* Build the state after a name's closing quote: ':', the value, and the position `next` after it.
+ * DEAD if the member may not exist. */
 static uint32_t schema_leaf_of(struct object *object, const struct member *member, uint32_t mask,
                                uint32_t next, uint32_t count, uint32_t found)
 {
@@ -352,8 +353,8 @@ static uint32_t schema_leaf_of(struct object *object, const struct member *membe
     value = build_state(object->s->b);
     schema_build_colon(object->s, leaf, value);
     n = wants.literals.n;
-    /* For each set of needs that the member can meet, down to the empty set, the value is built with
-     * the literals of these needs. */
+    /* For each set of needs that the member can meet, down to the empty set, the value is built
+     * with the literals of these needs. */
     for (some = can;; some = (some - 1) & can) {
         uint32_t list[DFA_PARTS_MAX * 2 + 64];
 
@@ -418,9 +419,9 @@ static uint32_t schema_open_tree(struct object *object, uint32_t count, uint32_t
     return root;
 }
 
-/* Build the continuations at a position: ',' and a name, or '}'; and, with `begin`, the first name. In
- * layers below the highest count a position is built only if some member led to it, which the lower
- * layers have decided. */
+/* Build the continuations at a position: ',' and a name, or '}'; and, with `begin`, the first name.
+ * In layers below the highest count a position is built only if some member led to it, which the
+ * lower layers have decided. */
 static void schema_object_build_place(struct object *object, uint32_t at, uint32_t count,
                                       uint32_t found, uint32_t tree, bool may_close, uint32_t begin)
 {

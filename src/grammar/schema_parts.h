@@ -2,12 +2,13 @@
  *
  * Shared by the files of the schema compiler.
  *
- * A schema is read as a formula of logic. A literal is a schema that must hold, or must not. A goal is a
- * set of literals that must all be true of the value at some place. schema_expand() turns a goal into
- * alternatives: each is a set of types and a list of atoms, which are constraints of one keyword on one
- * type. An alternative is built into states, type by type. The goals of its members and items only get a
- * state, and are built later, once each. Recursion through $ref therefore ends by itself, and "not",
- * "oneOf" and "if" are exact wherever the keywords they concern can be negated. */
+ * A schema is read as a formula of logic. A literal is a schema that must hold, or must not. A goal
+ * is a set of literals that must all be true of the value at some place. schema_expand() turns a
+ * goal into alternatives: each is a set of types and a list of atoms, which are constraints of one
+ * keyword on one type. An alternative is built into states, type by type. The goals of its members
+ * and items only get a state, and are built later, once each. Recursion through $ref therefore ends
+ * by itself, and "not", "oneOf" and "if" are exact wherever the keywords they concern can be
+ * negated. */
 #ifndef QUIRE_GRAMMAR_SCHEMA_PARTS_H
 #define QUIRE_GRAMMAR_SCHEMA_PARTS_H
 
@@ -133,8 +134,8 @@ struct schema {
 
 /* --- schema_index.c: names of schemas ----------------------------------------------------- */
 
-/* Note all names in the document; find the schema that a $ref in `from` refers to (NULL: none); write the
- * JSON pointer of a node, for error messages. */
+/* Note all names in the document; find the schema that a $ref in `from` refers to (NULL: none);
+ * write the JSON pointer of a node, for error messages. */
 void schema_index_add(struct schema *schema);
 const struct json *schema_index_find(struct schema *schema, const struct json *from,
                                      const struct json *ref);
@@ -149,8 +150,8 @@ uint32_t schema_literal_of(struct schema *schema, const struct json *node, bool 
                            bool negated);
 uint32_t schema_literal_not(struct schema *schema, uint32_t literal);
 
-/* The state in which a value that satisfies all the literals begins; it is built later. Sorts the list
- * in place. */
+/* The state in which a value that satisfies all the literals begins; it is built later. Sorts the
+ * list in place. */
 uint32_t schema_goal_state(struct schema *schema, uint32_t *literals, uint32_t n);
 
 /* The alternatives of a goal. They are in the arena. */
@@ -176,9 +177,9 @@ void schema_object_build(struct schema *schema, uint32_t from,
 void schema_array_build(struct schema *schema, uint32_t from,
                         const struct alternative *alternative);
 
-/* The values that an item of an array with these atoms can have, if that is a list of scalars: enum,
- * const, booleans, and anyOf of these. Returns their number; 0: it is no such list. values may be
- * NULL. */
+/* The values that an item of an array with these atoms can have, if that is a list of scalars:
+ * enum, const, booleans, and anyOf of these. Returns their number; 0: it is no such list. values
+ * may be NULL. */
 uint32_t schema_array_values(struct schema *schema, const struct atom *atoms,
                              const struct json **values);
 #define ARRAY_VALUES_MAX 256
@@ -192,17 +193,18 @@ void schema_build_colon(struct schema *schema, uint32_t from, uint32_t to);
 
 bool schema_format_is_known(const char *name);
 
-/* The texts of a format; NULL when it is not known, or after an error. Some formats have many states.
- * When such a format is combined with patterns, or with a count of characters, an approximation with
- * few states is used: the wide one accepts some more texts, for where the format must hold, the narrow
- * one accepts fewer, for where it must not. No valid text is ever refused. */
+/* The texts of a format; NULL when it is not known, or after an error. Some formats have many
+ * states. When such a format is combined with patterns, or with a count of characters, an
+ * approximation with few states is used: the wide one accepts some more texts, for where the format
+ * must hold, the narrow one accepts fewer, for where it must not. No valid text is ever refused. */
 bool schema_format_has_shape(const char *name, bool counted);
 const struct dfa *schema_format_language(struct compile *compile, const char *name);
 const struct dfa *schema_format_wide(struct compile *compile, const char *name);
 const struct dfa *schema_format_narrow(struct compile *compile, const char *name);
 const struct dfa *hostname_dfa(struct compile *compile); /* hostname.c */
 
-/* Is this a format that JSON Schema defines and quire cannot enforce? Other formats are annotations. */
+/* Is this a format that JSON Schema defines and quire cannot enforce? Other formats are
+ * annotations. */
 bool schema_format_is_refused(const char *name);
 
 /* --- decimals ----------------------------------------------------------------------------- */

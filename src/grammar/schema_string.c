@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Strings. Between the quotes is one of: free text, a counted number of characters, a list of texts, or
- * a language (patterns and formats in parallel). Equal constraints are built once, as the states after
- * the opening quote; the closing quote leads to the shared end. */
+ * Strings. Between the quotes is one of: free text, a counted number of characters, a list of
+ * texts, or a language (patterns and formats in parallel). Equal constraints are built once, as the
+ * states after the opening quote; the closing quote leads to the shared end. */
 #include <string.h>
 
 #include "base/utf8.h"
@@ -12,8 +12,8 @@
 #define LENGTH_NO_LIMIT 1048576 /* characters: no output is that long, so no bound is needed */
 #define LENGTH_INLINE   1024    /* counted one by one; larger bounds in blocks */
 #define STRING_BLOCK    256
-/* A maxLength is counted in the stack (automaton.h) if it is larger than COUNT_LEAST and the product of
- * states and count would have more than COUNT_PRODUCT states. */
+/* A maxLength is counted in the stack (automaton.h) if it is larger than COUNT_LEAST and the
+ * product of states and count would have more than COUNT_PRODUCT states. */
 #define COUNT_LEAST   64
 #define COUNT_PRODUCT 4000
 #define COUNT_MOST    65000
@@ -99,7 +99,8 @@ static bool schema_has_company(const struct alternative *alternative, const stru
     return false;
 }
 
-/* How exactly a format is enforced: by itself exactly, combined with other constraints approximately. */
+/* How exactly a format is enforced: by itself exactly, combined with other constraints
+ * approximately. */
 static enum language schema_format_kind(const struct alternative *alternative,
                                         const struct atom *atom)
 {
@@ -175,8 +176,9 @@ const struct dfa *schema_string_dfa(struct schema *schema, const struct alternat
     return schema_string_dfa_within(schema, alternative, schema_limits_of(alternative));
 }
 
-/* The language without its maxLength, which is counted in the stack: the 2083 characters of pydantic's
- * HttpUrl would take half a million states. NONE where it is not worthwhile or not possible. */
+/* The language without its maxLength, which is counted in the stack: the 2083 characters of
+ * pydantic's HttpUrl would take half a million states. NONE where it is not worthwhile or not
+ * possible. */
 static uint32_t schema_counted_body(struct schema *schema, const struct alternative *alternative)
 {
     struct limits limits = schema_limits_of(alternative);
@@ -308,7 +310,8 @@ static uint32_t schema_free_body(struct schema *schema)
     return schema->body;
 }
 
-/* A line of min to max characters, then the quote; with max NONE the rest is free. Built from its end. */
+/* A line of min to max characters, then the quote; with max NONE the rest is free. Built from its
+ * end. */
 static uint32_t schema_counted_line(struct schema *schema, uint32_t min, uint32_t max)
 {
     uint32_t last = max == NONE ? min : max;
@@ -348,9 +351,9 @@ static uint32_t schema_block_rule(struct schema *schema)
     return at;
 }
 
-/* Many characters: at each boundary of a block either a whole block follows, by a call, or the last,
- * shorter one with the quote. Two configurations are alive at a time, and STRING_BLOCK states serve all
- * blocks. */
+/* Many characters: at each boundary of a block either a whole block follows, by a call, or the
+ * last, shorter one with the quote. Two configurations are alive at a time, and STRING_BLOCK states
+ * serve all blocks. */
 static uint32_t schema_counted_blocks(struct schema *schema, uint32_t min, uint32_t max)
 {
     uint32_t n = (max == NONE ? min : max) / STRING_BLOCK;

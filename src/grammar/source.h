@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The compilers that grammar_compile() chooses from. Each builds the texts that its source describes and
- * returns the state to start from; the texts end at ends of the automaton. */
+ * The compilers that grammar_compile() chooses from. Each builds the texts that its source
+ * describes and returns the state to start from; the texts end at ends of the automaton. */
 #ifndef QUIRE_GRAMMAR_SOURCE_H
 #define QUIRE_GRAMMAR_SOURCE_H
 
@@ -9,7 +9,8 @@
 #include "grammar/compile.h"
 #include "grammar/grammar.h"
 
-/* A JSON value under a schema; "" is any value. The text must stay valid until the compilation ends. */
+/* A JSON value under a schema; "" is any value. The text must stay valid until the compilation
+ * ends. */
 uint32_t schema_build(struct build *build, const char *text, size_t len, enum grammar_space space);
 
 /* The value of a part, PART_SCHEMA or PART_STRING. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Builds and checks vocabulary images. Sorted by their bytes, tokens with a common prefix are adjacent,
- * so one pass over the sorted list writes the nodes of a trie in depth-first order. */
+ * Builds and checks vocabulary images. Sorted by their bytes, tokens with a common prefix are
+ * adjacent, so one pass over the sorted list writes the nodes of a trie in depth-first order. */
 #include "grammar/trie.h"
 
 #include <stdbool.h>
@@ -59,8 +59,8 @@ static bool trie_in_slice(const struct spelled *token, uint32_t t)
     return t > 0 && token->plain > 0 && token->plain <= slice_chars[t];
 }
 
-/* Append the nodes of the tokens that are not in slice t. Returns their number. open[] are the nodes of the
- * current token's path; the pass with i == n closes the last path. */
+/* Append the nodes of the tokens that are not in slice t. Returns their number. open[] are the
+ * nodes of the current token's path; the pass with i == n closes the last path. */
 static uint32_t trie_add(struct buf *nodes, const struct spelled *list, uint32_t n, uint32_t t)
 {
     size_t open[TRIE_TOKEN_MAX + 1]; /* offsets of the nodes on the way */

@@ -6,16 +6,17 @@
  *   token_trie | text_at[n_vocab + 1] | ends[n_ends] | aliases[n_aliases] | slices | nodes | text
  *
  * A front builds it once from its tokenizer and hands it to the engine, which checks it and then
- * trusts it. Tokens without text (special and unused ones) are in no trie: a mask never allows them,
- * except for the end tokens where the output may end.
+ * trusts it. Tokens without text (special and unused ones) are in no trie: a mask never allows
+ * them, except for the end tokens where the output may end.
  *
- * A trie is an array of its nodes in depth-first order, each with the size of its subtree. A walk runs
- * through the array and skips the subtrees that do not match. Tokens with the same text share a node:
- * one is in the trie, the others are its aliases.
+ * A trie is an array of its nodes in depth-first order, each with the size of its subtree. A walk
+ * runs through the array and skips the subtrees that do not match. Tokens with the same text share
+ * a node: one is in the trie, the others are its aliases.
  *
- * A slice is the set of tokens that are plain inside of a JSON string (no '"', '\', control or part of
- * a character) and have at most a certain number of characters. Where a string may go on for that
- * long, the whole slice is allowed at once, and only the trie of the other tokens is walked. */
+ * A slice is the set of tokens that are plain inside of a JSON string (no '"', '\', control or part
+ * of a character) and have at most a certain number of characters. Where a string may go on for
+ * that long, the whole slice is allowed at once, and only the trie of the other tokens is
+ * walked. */
 #ifndef QUIRE_GRAMMAR_TRIE_H
 #define QUIRE_GRAMMAR_TRIE_H
 

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The set of configurations of an automaton, advanced byte by byte. A step has two halves: follow each
- * configuration's edge for the byte, then close the set over calls (push) and ends (pop), which take no
- * byte. An automaton is nondeterministic only through calls, so sets are small: usually one to three
- * configurations. */
+ * The set of configurations of an automaton, advanced byte by byte. A step has two halves: follow
+ * each configuration's edge for the byte, then close the set over calls (push) and ends (pop),
+ * which take no byte. An automaton is nondeterministic only through calls, so sets are small:
+ * usually one to three configurations. */
 #include "grammar/walk_parts.h"
 
 #include <string.h>
 
 /* --- frames ------------------------------------------------------------------------------- */
 
-/* Frames are hash-consed: a chain per hash value. A chain is in order of age, newest first, so rewinding
- * removes from its head. */
+/* Frames are hash-consed: a chain per hash value. A chain is in order of age, newest first, so
+ * rewinding removes from its head. */
 static uint32_t walk_frame_hash(uint32_t state, uint32_t below, uint32_t count)
 {
     uint32_t hash = state * 0x9e3779b1u ^ below * 0x85ebca6bu ^ count * 0xc2b2ae35u;
@@ -166,8 +166,8 @@ static bool walk_too_deep(const struct walk_work *work, uint32_t state, uint32_t
            (automaton_states(work->a)[state].flags & AUTOMATON_NESTS) != 0;
 }
 
-/* The frame of a configuration after a byte that leads to a state of a counting rule: one character less,
- * if one is complete. UINT32_MAX: too few characters are left to reach the end. */
+/* The frame of a configuration after a byte that leads to a state of a counting rule: one character
+ * less, if one is complete. UINT32_MAX: too few characters are left to reach the end. */
 static uint32_t walk_counted(struct walk_work *work, uint32_t state, uint32_t frame)
 {
     const struct automaton_state *to = automaton_states(work->a) + state;
@@ -225,7 +225,8 @@ void walk_copy(struct walk *to, const struct walk *from)
     memcpy(to->frames, from->frames, from->n_frames * sizeof from->frames[0]);
 }
 
-/* Frame i of a walk becomes frame i + 1 of the work, because frames are stored in order of creation. */
+/* Frame i of a walk becomes frame i + 1 of the work, because frames are stored in order of
+ * creation. */
 struct set walk_set_load(struct walk_work *work, const struct walk *walk)
 {
     struct set set = {.at = work->n_pool};
@@ -243,8 +244,8 @@ struct set walk_set_load(struct walk_work *work, const struct walk *walk)
     return set;
 }
 
-/* Store a set into a walk: the frames it needs, in order, and its tops. ERR_LIMIT: they do not fit. Uses the
- * chains' links for marks and numbers; walk_work_wipe() must follow. */
+/* Store a set into a walk: the frames it needs, in order, and its tops. ERR_LIMIT: they do not fit.
+ * Uses the chains' links for marks and numbers; walk_work_wipe() must follow. */
 static int walk_set_store(struct walk_work *work, const struct set *set, struct walk *walk)
 {
     uint32_t i, f;

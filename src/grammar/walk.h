@@ -4,8 +4,8 @@
  *
  * How an engine uses it. At attach: trie_check() of the front's vocabulary. Per request:
  * automaton_check() of a private copy; sequences with the same digest share the automaton and one
- * struct walk_cache. Per sequence: a struct walk, begun by walk_init(). Per thread that makes masks:
- * a struct walk_work. In each step, for a sequence whose tokens are all known:
+ * struct walk_cache. Per sequence: a struct walk, begun by walk_init(). Per thread that makes
+ * masks: a struct walk_work. In each step, for a sequence whose tokens are all known:
  *
  *     walk_mask(work, automaton, vocab, cache, &seq->walk, mask)   before its token is sampled
  *     walk_accept(work, automaton, vocab, &seq->walk, token)      when the token is known
@@ -16,8 +16,8 @@
  * No function here allocates, blocks or recurses. The cost of a hostile automaton is bounded:
  * WALK_STEPS_MAX elementary steps per mask (of about 5 ns each), or WALK_NODE_STEPS per node of the
  * vocabulary if that is more; WALK_TOKEN_STEPS per accepted token; WALK_DEPTH_MAX frames per stack;
- * WALK_TOPS_MAX configurations. Beyond these the functions return ERR_LIMIT, and the sequence must end
- * with an error. */
+ * WALK_TOPS_MAX configurations. Beyond these the functions return ERR_LIMIT, and the sequence must
+ * end with an error. */
 #ifndef QUIRE_GRAMMAR_WALK_H
 #define QUIRE_GRAMMAR_WALK_H
 
@@ -69,9 +69,9 @@ struct walk_work;
 size_t walk_work_bytes(uint32_t n_vocab);
 void walk_work_init(struct walk_work *work, uint32_t n_vocab);
 
-/* Results about the states of one automaton with one vocabulary, in memory that the caller provides: at
- * least walk_cache_bytes(n_vocab, 1) bytes, aligned to 8. Threads fill it concurrently without locks;
- * when it is full, no more results are kept. */
+/* Results about the states of one automaton with one vocabulary, in memory that the caller
+ * provides: at least walk_cache_bytes(n_vocab, 1) bytes, aligned to 8. Threads fill it concurrently
+ * without locks; when it is full, no more results are kept. */
 struct walk_cache;
 size_t walk_cache_bytes(uint32_t n_vocab, uint32_t n_states);
 void walk_cache_init(struct walk_cache *cache, size_t bytes);
@@ -88,8 +88,8 @@ int walk_mask(struct walk_work *work, const struct automaton *automaton,
               const struct token_trie *trie, struct walk_cache *cache, const struct walk *walk,
               uint32_t *mask) ERR_CHECKED;
 
-/* Like walk_mask(), within a number of steps: ERR_AGAIN when they are used up but the bounds above are not.
- * Results are kept in the cache, so the next call may need fewer steps. */
+/* Like walk_mask(), within a number of steps: ERR_AGAIN when they are used up but the bounds above
+ * are not. Results are kept in the cache, so the next call may need fewer steps. */
 int walk_mask_within(struct walk_work *work, const struct automaton *automaton,
                      const struct token_trie *trie, struct walk_cache *cache,
                      const struct walk *walk, uint32_t steps, uint32_t *mask) ERR_CHECKED;
@@ -97,8 +97,8 @@ int walk_mask_within(struct walk_work *work, const struct automaton *automaton,
 /* The steps that the last call with this work took. */
 uint32_t walk_steps(const struct walk_work *work);
 
-/* Make a call of another thread with this work end soon, with ERR_LIMIT. A call that begins later is
- * not affected. */
+/* Make a call of another thread with this work end soon, with ERR_LIMIT. A call that begins later
+ * is not affected. */
 void walk_stop(struct walk_work *work);
 
 /* Advance by a token. ERR_OK; ERR_INVALID when it is not allowed (the walk is then unchanged);
@@ -114,8 +114,8 @@ int walk_bytes(struct walk_work *work, const struct automaton *automaton, struct
 bool walk_can_end(struct walk_work *work, const struct automaton *automaton,
                   const struct walk *walk);
 
-/* Write the bytes that must come next because there is no choice, at most cap, and return their number. 0
- * when there is a choice, or when the output may end here. The walk does not change. */
+/* Write the bytes that must come next because there is no choice, at most cap, and return their
+ * number. 0 when there is a choice, or when the output may end here. The walk does not change. */
 size_t walk_forced(struct walk_work *work, const struct automaton *automaton,
                    const struct walk *walk, char *bytes, size_t cap);
 

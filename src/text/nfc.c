@@ -193,9 +193,9 @@ static uint32_t nfc_find_composed(uint32_t a, uint32_t b)
     return found == NULL ? 0 : found->composed;
 }
 
-/* Replace a starter and a mark that compose by their composition. A mark is blocked, and stays, when
- * a character of its own or a higher class stands between it and the starter. chars[0 .. kept) is
- * the result so far. */
+/* Replace a starter and a mark that compose by their composition. A mark is blocked, and stays,
+ * when a character of its own or a higher class lies between it and the starter. chars[0 .. kept)
+ * is the result so far. */
 static void nfc_compose(struct nfc *nfc)
 {
     size_t kept = 0;

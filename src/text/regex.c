@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Matching is done by PCRE2, interpreted: its JIT would need memory that is both writable and
- * executable, which a front must not have. Two differences to Oniguruma are handled here:
- * `$` matches before every line feed (hence PCRE2_MULTILINE), and the character properties are those
- * of Unicode 16.0, whereas the library's tables may be older. Characters that they lack are
- * added to each pattern from the tables of unicode.h. pattern.h lists the other differences. */
+ * executable, which a front must not have. Two differences to Oniguruma are handled here: `$`
+ * matches before every line feed (hence PCRE2_MULTILINE), and the character properties are those of
+ * Unicode 16.0, whereas the library's tables may be older. Characters that they lack are added to
+ * each pattern from the tables of unicode.h. pattern.h lists the other differences. */
 #include "text/regex.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8

@@ -2,8 +2,7 @@
  *
  * A pipeline of stages, each of which holds back the bytes it cannot decide on:
  *
- *     token -> detok_push -> run of byte tokens -> leading space -> characters -> stop strings -> out
- *                            detok_flush_run       detok_put_started  put_joined   detok_put_text
+ *     token -> run of byte tokens -> leading space -> characters -> stop strings -> out
  *
  * The first two stages matter only for models with byte fallback. Each stop string has a
  * Knuth-Morris-Pratt automaton; its state is the number of bytes of the stop string that the text
@@ -121,8 +120,8 @@ static void detok_stop_at(struct detok *detok, int idx, char c, struct buf *out)
     detok->status = DETOK_STOPPED;
 }
 
-/* Stage: one byte of text. Write the bytes that no match can use. held_cap, the longest stop string,
- * is enough: a match of that length is complete and ends the stream. */
+/* Stage: one byte of text. Write the bytes that no match can use. held_cap, the longest stop
+ * string, is enough: a match of that length is complete and ends the stream. */
 static void detok_put_byte(struct detok *detok, char c, struct buf *out)
 {
     size_t longest = 0;

@@ -135,7 +135,7 @@ static void reply_say_early_args(struct reply *reply)
 
 static void reply_end_object(struct reply *reply)
 {
-    reply->at++; /* what was taken of a call that is said is not kept */
+    reply->at++; /* not reply_take(): the brace must not become a part of raw */
     if (!reply->is_said) {
         reply_say_call(reply, reply->name.bytes, reply->name.len);
         reply_say_early_args(reply);
@@ -277,7 +277,7 @@ bool reply_step_early(struct reply *reply)
     return ends || reply->ended;
 }
 
-/* A number or a word ends before what parts members. */
+/* Skip the value of a member that is ignored. A number or a word ends before a separator. */
 bool reply_step_other(struct reply *reply)
 {
     bool ends = false;

@@ -7,8 +7,8 @@
 
 #include "text/output/reply.h"
 
-/* States of the parser. States from REPLY_AT_HEAD up to REPLY_IN_HEADER are inside a call. "AT" is a
- * place where something must begin, "IN" is inside of it. */
+/* States of the parser. States from REPLY_AT_HEAD up to REPLY_IN_HEADER are inside a call. "AT" is
+ * a place where something must begin, "IN" is inside of it. */
 enum reply_state {
     REPLY_AT_START, /* where reasoning may begin */
     REPLY_IN_REASON,

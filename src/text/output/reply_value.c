@@ -46,8 +46,8 @@ static bool reply_has_type(const struct json *schema, const char *type)
     return json_is_text(types, type);
 }
 
-/* Append a parsed value. A number beyond the range of a double would be written as Infinity, which is
- * no JSON, so the model's own text is kept for it. */
+/* Append a parsed value. A number beyond the range of a double would be written as Infinity, which
+ * is no JSON, so the model's own text is kept for it. */
 static void reply_add_typed_value(struct buf *out, const struct json *value, const char *text,
                                   size_t len)
 {
@@ -129,7 +129,8 @@ static bool reply_add_typed(struct buf *out, const struct json *schema, const ch
     return good;
 }
 
-/* Qwen3-Coder writes values on lines of their own, so one line feed at each end is removed there. */
+/* Qwen3-Coder writes values on lines of their own, so one line feed at each end is removed
+ * there. */
 void reply_add_value(struct buf *out, const struct json *tools, const struct buf *name,
                      const struct buf *key, const struct buf *value, bool guess)
 {
@@ -152,8 +153,8 @@ void reply_add_value(struct buf *out, const struct json *tools, const struct buf
 
 /* --- Python ------------------------------------------------------------------------------- */
 
-/* A small parser of Python literals: strings, numbers, True, False, None, and lists, tuples and dicts
- * of these. The JSON is written while the literal is read:
+/* A small parser of Python literals: strings, numbers, True, False, None, and lists, tuples and
+ * dicts of these. The JSON is written while the literal is read:
  *
  *     {'a': (1, 2.5), "b": None}   ->   {"a": [1, 2.5], "b": null} */
 struct py {
@@ -183,8 +184,8 @@ static size_t reply_py_word(struct py *python)
     return n;
 }
 
-/* Append the character of an escape; python->at is after the backslash. Python keeps the backslash of
- * an escape that it does not know. */
+/* Append the character of an escape; python->at is after the backslash. Python keeps the backslash
+ * of an escape that it does not know. */
 static bool reply_py_escape(struct py *python, struct buf *text)
 {
     static const char from[] = "ntrbf\\'\"", to[] = "\n\t\r\b\f\\'\"";

@@ -204,10 +204,11 @@ void chat_prompt_fini(struct chat_prompt *prompt)
 /* --- rendering ---------------------------------------------------------------------------------*/
 
 /* If a template raises, the messages are changed to another form and rendered again
- * (chat_render_again()): a habit may depend on a detail that the small conversations did not have. */
+ * (chat_render_again()): a habit may depend on a detail that the small conversations did not
+ * have. */
 
-/* Roles that templates put inside special tokens, as in <|start_header_id|>user<|end_header_id|>. They
- * count as written by the template although they come from the request. */
+/* Roles that templates put inside special tokens, as in <|start_header_id|>user<|end_header_id|>.
+ * They count as written by the template although they come from the request. */
 static const char *const roles[] = {"system",   "developer", "user",        "assistant", "tool",
                                     "function", "ipython",   "observation", "model",     NULL};
 
@@ -277,8 +278,8 @@ static size_t chat_find_last(const char *text, size_t len, const char *needle, s
     return len;
 }
 
-/* End the prompt where the last message's content ends. If the space at the end of the mark is gone, the
- * template strips content; white space before the mark is then removed as well. */
+/* End the prompt where the last message's content ends. If the space at the end of the mark is
+ * gone, the template strips content; white space before the mark is then removed as well. */
 static int chat_cut_at_mark(struct chat_prompt *out)
 {
     size_t n = sizeof CHAT_MARK - 1;
@@ -323,8 +324,8 @@ static bool chat_has_member(const struct json *messages, const char *name)
     return false;
 }
 
-/* Render again after a template raised: first with the arguments of calls in the other form, then with
- * reasoning only under the client's own name. */
+/* Render again after a template raised: first with the arguments of calls in the other form, then
+ * with reasoning only under the client's own name. */
 static int chat_render_again(const struct chat *chat, const struct chat_template *template,
                              const struct chat_request *request, struct chat_shaping *shaping,
                              struct chat_prompt *out)

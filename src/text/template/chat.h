@@ -41,19 +41,19 @@ struct chat_prompt {
 
 void chat_prompt_fini(struct chat_prompt *prompt);
 
-/* Load the template of a model folder. The first of these that exists is used: template_path (if not
- * NULL or ""), chat_template.jinja, chat_template of tokenizer_config.json (a text, or a list of named
- * ones: "tool_use" for requests with tools, else "default"), chat_template.json.
+/* Load the template of a model folder. The first of these that exists is used: template_path (if
+ * not NULL or ""), chat_template.jinja, chat_template of tokenizer_config.json (a text, or a list
+ * of named ones: "tool_use" for requests with tools, else "default"), chat_template.json.
  *
- * Returns ERR_OK, also when the folder has no template (see chat_has_template());
- * ERR_NOT_FOUND when template_path does not exist; ERR_IO, ERR_SYNTAX, ERR_INVALID,
- * ERR_UNSUPPORTED, ERR_NO_MEMORY with the file and the reason in why. */
+ * Returns ERR_OK, also when the folder has no template (see chat_has_template()); ERR_NOT_FOUND
+ * when template_path does not exist; ERR_IO, ERR_SYNTAX, ERR_INVALID, ERR_UNSUPPORTED,
+ * ERR_NO_MEMORY with the file and the reason in why. */
 int chat_open(struct chat **out, const char *dir, const char *template_path, char *why,
               size_t why_cap) ERR_CHECKED;
 void chat_close(struct chat *chat); /* NULL is fine */
 
-/* Replace the detected form of content: vLLM's "string", "openai" (lists of parts), or "auto", which
- * changes nothing. False for another word. Call before the first chat_render(). */
+/* Replace the detected form of content: vLLM's "string", "openai" (lists of parts), or "auto",
+ * which changes nothing. False for another word. Call before the first chat_render(). */
 bool chat_force_content(struct chat *chat, const char *form);
 
 /* The text of a part of content: of a plain text; of {"text": ...} with type text, input_text,

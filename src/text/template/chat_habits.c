@@ -97,9 +97,9 @@ static void chat_habits_render(const struct asking *asking, enum chat_role role,
     }
 }
 
-/* Determine the form of content for a role: does the marker appear when content is a text, and when it
- * is a list of parts? A template that does not know lists prints one as Python would, with the word
- * "type" in it; therefore the number of these words must not differ. */
+/* Determine the form of content for a role: does the marker appear when content is a text, and when
+ * it is a list of parts? A template that does not know lists prints one as Python would, with the
+ * word "type" in it; therefore the number of these words must not differ. */
 static enum chat_form chat_find_form(const struct asking *asking, enum chat_role role)
 {
     struct chat_prompt as_text = {0};
@@ -122,8 +122,8 @@ static enum chat_form chat_find_form(const struct asking *asking, enum chat_role
     return form;
 }
 
-/* Does the template print a call with content and arguments in these forms? *raw reports whether the
- * output contains the arguments exactly as JSON text. */
+/* Does the template print a call with content and arguments in these forms? *raw reports whether
+ * the output contains the arguments exactly as JSON text. */
 static bool chat_prints_call(const struct asking *asking, const char *content,
                              const char *arguments, bool *raw)
 {
@@ -144,8 +144,8 @@ static bool chat_prints_call(const struct asking *asking, const char *content,
     return good;
 }
 
-/* Determine the form of arguments. Most templates expect an object. One that raises for an object, or
- * prints it as Python would ({'a': 1}), expects JSON text. */
+/* Determine the form of arguments. Most templates expect an object. One that raises for an object,
+ * or prints it as Python would ({'a': 1}), expects JSON text. */
 static void chat_find_calls(const struct asking *asking, struct chat_habits *habits)
 {
     static const char object[] = "{\"" KEY "\":\"" VALUE "\"}";

@@ -19,8 +19,8 @@ enum chat_role { CHAT_SYSTEM, CHAT_USER, CHAT_ASSISTANT, CHAT_TOOL, CHAT_ROLES }
 /* Names under which templates look for the reasoning of earlier turns. */
 enum { CHAT_REASONING_CONTENT = 1, CHAT_REASONING = 2, CHAT_THINKING = 4 };
 
-/* How a template treats messages. Determined by rendering small conversations (chat_habits.c), because
- * neither its source nor its syntax tree shows it as reliably. */
+/* How a template treats messages. Determined by rendering small conversations (chat_habits.c),
+ * because neither its source nor its syntax tree shows it as reliably. */
 struct chat_habits {
     enum chat_form forms[CHAT_ROLES];
     unsigned reasoning;      /* names of reasoning that its source mentions */
@@ -55,8 +55,9 @@ struct chat_shaping {
     size_t why_cap;
 };
 
-/* Marks the end of the content that is to be continued while it is rendered; the prompt is cut where the
- * mark is found. The text and the space at its end are those that Hugging Face's transformers use. */
+/* Marks the end of the content that is to be continued while it is rendered; the prompt is cut
+ * where the mark is found. The text and the space at its end are those that Hugging Face's
+ * transformers use. */
 #define CHAT_MARK "CONTINUE_FINAL_MESSAGE_TAG "
 
 /* Make a list of messages in the form that the template expects; unchanged values are shared.

@@ -68,8 +68,8 @@ static int chat_put_joined(struct chat_shaping *shaping, const struct json *text
     return ERR_OK;
 }
 
-/* Make a list of parts for a template that reads lists. Texts of all kinds become parts of type "text";
- * parts of other kinds are passed on. The mark is appended to the last text. */
+/* Make a list of parts for a template that reads lists. Texts of all kinds become parts of type
+ * "text"; parts of other kinds are passed on. The mark is appended to the last text. */
 static int chat_shape_parts(struct chat_shaping *shaping, const struct json *content, bool marked,
                             struct json *out)
 {
@@ -255,8 +255,8 @@ static int chat_put_calls(struct chat_shaping *shaping, struct json_made *made,
 
 /* --- messages ----------------------------------------------------------------------------------*/
 
-/* Copy the reasoning of an earlier turn to the names that the template reads and that the client did not
- * give. */
+/* Copy the reasoning of an earlier turn to the names that the template reads and that the client
+ * did not give. */
 static void chat_put_reasoning(struct chat_shaping *shaping, struct json_made *made,
                                const struct json *message)
 {
@@ -288,8 +288,8 @@ static enum chat_role chat_role_of(const struct json *message)
     return json_is_text(role, "user") ? CHAT_USER : CHAT_SYSTEM;
 }
 
-/* Add the content of a message in which it may be missing: of an assistant that only called tools or
- * only reasoned. */
+/* Add the content of a message in which it may be missing: of an assistant that only called tools
+ * or only reasoned. */
 static int chat_put_message_content(struct chat_shaping *shaping, struct json_made *made,
                                     const struct json *message, bool marked)
 {

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Jinja templates as Hugging Face runs them for chats: with trim_blocks, lstrip_blocks, break and
- * continue, {% generation %}, tojson, the functions raise_exception and strftime_now; values
- * print as in Python.
+ * continue, {% generation %}, tojson, the functions raise_exception and strftime_now; values print
+ * as in Python.
  *
  * A compiled template never changes: threads render it at once, each with its own variables and
- * arena. Templates and values may be hostile: a render is bounded in steps, depth and output, and has
- * access to nothing but its variables. */
+ * arena. Templates and values may be hostile: a render is bounded in steps, depth and output, and
+ * has access to nothing but its variables. */
 #ifndef QUIRE_TEXT_TEMPLATE_JINJA_H
 #define QUIRE_TEXT_TEMPLATE_JINJA_H
 
@@ -53,8 +53,8 @@ void jinja_vars_json(struct jinja_vars *vars, const char *name,
 /* A text that counts as written by the template, such as a special token. */
 void jinja_vars_text(struct jinja_vars *vars, const char *name, const char *text, size_t len);
 
-/* In the list of objects `name`, mark the texts under `member` that are equal to one of words (ended by
- * NULL) as written by the template: templates put a role inside a special token. */
+/* In the list of objects `name`, mark the texts under `member` that are equal to one of words
+ * (ended by NULL) as written by the template: templates put a role inside a special token. */
 void jinja_vars_trust(struct jinja_vars *vars, const char *name, const char *member,
                       const char *const *words);
 void jinja_vars_bool(struct jinja_vars *vars, const char *name, bool flag);
@@ -63,8 +63,8 @@ void jinja_vars_none(struct jinja_vars *vars, const char *name);
 
 /* Render into out (appended).
  *
- * Returns ERR_OK; ERR_INVALID when the template raised an exception, or did something that raises one
- * in Python (why gets "line N: " and the reason); ERR_LIMIT when a bound was reached;
+ * Returns ERR_OK; ERR_INVALID when the template raised an exception, or did something that raises
+ * one in Python (why gets "line N: " and the reason); ERR_LIMIT when a bound was reached;
  * ERR_NO_MEMORY. After an error out holds the output so far. */
 int jinja_render(const struct jinja *jinja, const struct jinja_vars *vars, struct arena *arena,
                  struct buf *out, char *why, size_t why_cap) ERR_CHECKED;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The operations of expressions: operators, attributes and items, methods of lists and dicts, and the
- * global functions of Hugging Face's environment. Errors have Python's wording where templates or
- * clients could depend on it. */
+ * The operations of expressions: operators, attributes and items, methods of lists and dicts, and
+ * the global functions of Hugging Face's environment. Errors have Python's wording where templates
+ * or clients could depend on it. */
 #include "text/template/jinja_parts.h"
 
 #include <math.h>
@@ -18,15 +18,16 @@
 
 /* --- operators ---------------------------------------------------------------------------------*/
 
-/* Integers have 64 bits. Python's have any size, so an overflow is an error, never a wrong result. */
+/* Integers have 64 bits. Python's have any size, so an overflow is an error, never a wrong
+ * result. */
 
 static bool jinja_out_of_range(struct jrender *render)
 {
     return jinja_raise(render, "a whole number is out of range");
 }
 
-/* An operator of integers; `twice` is set for // and **. Division rounds toward minus infinity and a
- * remainder has the sign of the divisor, as in Python; C rounds toward zero. */
+/* An operator of integers; `twice` is set for // and **. Division rounds toward minus infinity and
+ * a remainder has the sign of the divisor, as in Python; C rounds toward zero. */
 static bool jinja_whole_op(struct jrender *render, char op, bool twice, int64_t a, int64_t b,
                            struct jval *out)
 {
@@ -171,7 +172,8 @@ static bool jinja_is_text_op(const char *op, struct jval left, struct jval right
     return op[0] == '%' && left.kind == JV_TEXT;
 }
 
-/* An operator of texts. If one operand is markup, the other is escaped, and the result is markup. */
+/* An operator of texts. If one operand is markup, the other is escaped, and the result is
+ * markup. */
 static bool jinja_text_op(struct jrender *render, const char *op, struct jval left,
                           struct jval right, struct jval *out)
 {
@@ -235,8 +237,8 @@ static bool jinja_is_among(const char *const *names, const char *name)
     return false;
 }
 
-/* Does a value have this method? Methods that would change a list are known, so that calling one is an
- * error, as in Jinja's sandbox. */
+/* Does a value have this method? Methods that would change a list are known, so that calling one is
+ * an error, as in Jinja's sandbox. */
 static bool jinja_is_method(struct jval value, const char *name)
 {
     static const char *const of_text[] = {
@@ -568,8 +570,8 @@ static bool jinja_global_now(struct jrender *render, const struct jargs *args, s
     return out->text != NULL || jinja_no_memory(render);
 }
 
-/* Names are told apart by their first letters, because jinja_global_exists() has checked them. The last
- * one is raise_exception(message). */
+/* Names are told apart by their first letters, because jinja_global_exists() has checked them. The
+ * last one is raise_exception(message). */
 bool jinja_call_global(struct jrender *render, const char *name, const struct jargs *args,
                        struct jval *out)
 {

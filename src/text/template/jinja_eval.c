@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The evaluator: walks the tree. Expressions give values, statements append to render->out. A scope
- * is a list of variables with a parent; the body of a loop, of a macro and of {% with %} has a scope
- * of its own, that of {% if %} has none. Names are looked up when they are used, so macros may call
- * each other in any order.
+ * is a list of variables with a parent; the body of a loop, of a macro and of {% with %} has a
+ * scope of its own, that of {% if %} has none. Names are looked up when they are used, so macros
+ * may call each other in any order.
  *
  * Every function returns false (or JF_FAILED) after an error; nothing needs to be cleaned up except
  * bufs, because all other memory is in the arena. */
@@ -19,8 +19,8 @@
 static enum jflow jinja_run_body(struct jrender *render, const struct jnode *node,
                                  struct jscope *scope);
 
-/* Find a variable in a scope, and unless `own` in its parents. A scope has few variables, so a list is
- * fast enough. */
+/* Find a variable in a scope, and unless `own` in its parents. A scope has few variables, so a list
+ * is fast enough. */
 static struct jvar *jinja_scope_find(struct jscope *scope, const char *name, size_t len, bool own)
 {
     struct jvar *v;
@@ -285,7 +285,8 @@ static bool jinja_compare_one(struct jrender *render, const char *op, struct jva
     return true;
 }
 
-/* A chain a < b < c holds if all its comparisons hold; evaluation stops at the first that does not. */
+/* A chain a < b < c holds if all its comparisons hold; evaluation stops at the first that does
+ * not. */
 static bool jinja_eval_compare(struct jrender *render, const struct jnode *node,
                                struct jscope *scope, struct jval *out)
 {
@@ -539,8 +540,8 @@ static bool jinja_loop_items(struct jrender *render, const struct jnode *node, s
     return true;
 }
 
-/* Run a loop's body for each item, with a new scope each time: a {% set %} in the body does not last
- * until the next item, as in Jinja. */
+/* Run a loop's body for each item, with a new scope each time: a {% set %} in the body does not
+ * last until the next item, as in Jinja. */
 static enum jflow jinja_run_loop(struct jrender *render, const struct jnode *node,
                                  struct jscope *scope, struct jlist *items)
 {
@@ -652,8 +653,8 @@ static bool jinja_bind_rest(struct jrender *render, const struct jmacro *macro, 
                            (struct jval){.kind = JV_DICT, .dict = kwargs});
 }
 
-/* Call a macro: its result is the text that its body prints. The parent scope is the one where it was
- * defined, not the caller's. */
+/* Call a macro: its result is the text that its body prints. The parent scope is the one where it
+ * was defined, not the caller's. */
 bool jinja_call_macro(struct jrender *render, const struct jmacro *macro, const struct jargs *args,
                       struct jval *out)
 {
@@ -941,8 +942,8 @@ void jinja_vars_none(struct jinja_vars *vars, const char *name)
     jinja_vars_add(vars, name, jv_none());
 }
 
-/* The given variables are the outermost scope; the template's own {% set %} goes to a scope inside, so
- * that it can hide but not change them. */
+/* The given variables are the outermost scope; the template's own {% set %} goes to a scope inside,
+ * so that it can hide but not change them. */
 int jinja_render(const struct jinja *jinja, const struct jinja_vars *vars, struct arena *arena,
                  struct buf *out, char *why, size_t why_cap)
 {

@@ -87,8 +87,8 @@ static bool jinja_text_name(struct jrender *render, struct jval value, const cha
 
 /* --- filters -----------------------------------------------------------------------------------*/
 
-/* tojson(ensure_ascii, indent, separators, sort_keys): Hugging Face's version, which does not escape
- * HTML, unlike Jinja's own. */
+/* tojson(ensure_ascii, indent, separators, sort_keys): Hugging Face's version, which does not
+ * escape HTML, unlike Jinja's own. */
 
 static bool jinja_filter_tojson(struct jrender *render, struct jval in, const struct jargs *args,
                                 struct jval *out)
@@ -301,8 +301,8 @@ static bool jinja_filter_replace(struct jrender *render, struct jval in, const s
            jtext_replace(render, in, from, to, count.kind == JV_INT ? count.whole : -1, out);
 }
 
-/* indent(width, first, blank): indent all lines but the first; empty ones only with blank. width may be
- * a text. */
+/* indent(width, first, blank): indent all lines but the first; empty ones only with blank. width
+ * may be a text. */
 static bool jinja_filter_indent(struct jrender *render, struct jval in, const struct jargs *args,
                                 struct jval *out)
 {
@@ -339,8 +339,8 @@ static bool jinja_filter_indent(struct jrender *render, struct jval in, const st
     return true;
 }
 
-/* int(default): like Python's int(), and real numbers in text are truncated. The default is for text
- * that is no number. */
+/* int(default): like Python's int(), and real numbers in text are truncated. The default is for
+ * text that is no number. */
 static bool jinja_filter_int(struct jrender *render, struct jval in, const struct jargs *args,
                              struct jval *out)
 {
@@ -482,8 +482,8 @@ struct sort_item {
     struct jval value;
 };
 
-/* Merge sort, bottom up: it is stable, and stops at the first pair that cannot be compared. spare has
- * room for n items. */
+/* Merge sort, bottom up: it is stable, and stops at the first pair that cannot be compared. spare
+ * has room for n items. */
 static bool jinja_merge_sort(struct jrender *render, struct sort_item *items,
                              struct sort_item *spare, size_t n, bool reverse)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The lexer. Line ends become \n, and one at the very end of the source is dropped. Then text and tags
- * alternate:
+ * The lexer. Line ends become \n, and one at the very end of the source is dropped. Then text and
+ * tags alternate:
  *
  *     Hello {{ name }}{% if x -%} ...
  *     DATA  VAR_BEGIN NAME VAR_END BLOCK_BEGIN NAME NAME BLOCK_END DATA
@@ -20,8 +20,8 @@
 #include "base/utf8.h"
 #include "text/unicode.h"
 
-/* The source, and the tokens so far. The text is followed by eight NUL bytes, so looking a few bytes
- * ahead never reads outside of it. */
+/* The source, and the tokens so far. The text is followed by eight NUL bytes, so looking a few
+ * bytes ahead never reads outside of it. */
 struct lexer {
     struct arena *arena;
     struct jfault *fault;
@@ -142,7 +142,8 @@ static size_t jinja_strip_before(const struct lexer *lexer, size_t from, size_t 
     return jinja_skip_space(lexer, end) >= to ? end : to;
 }
 
-/* Advance past the end of a block or comment and the white space it removes; at is after the tag. */
+/* Advance past the end of a block or comment and the white space it removes; at is after the
+ * tag. */
 static void jinja_after_tag(struct lexer *lexer, size_t at, char sign)
 {
     if (sign == '-')
@@ -165,7 +166,8 @@ static bool jinja_lex_comment(struct lexer *lexer)
     return true;
 }
 
-/* At a "{%": if it is {% raw %}, everything up to {% endraw %} is text. *found is false otherwise. */
+/* At a "{%": if it is {% raw %}, everything up to {% endraw %} is text. *found is false
+ * otherwise. */
 static bool jinja_lex_raw(struct lexer *lexer, bool *found)
 {
     size_t at = lexer->at + 2;
@@ -214,8 +216,8 @@ static bool jinja_lex_raw(struct lexer *lexer, bool *found)
     return jinja_lex_fail(lexer, "a raw block does not end");
 }
 
-/* Append the character of an escape, as Python reads it; p is after the backslash. Returns the number
- * of bytes read. An unknown escape keeps its backslash, so 0 bytes are read. */
+/* Append the character of an escape, as Python reads it; p is after the backslash. Returns the
+ * number of bytes read. An unknown escape keeps its backslash, so 0 bytes are read. */
 static size_t jinja_unescape(const char *p, size_t len, struct buf *out)
 {
     static const char from[] = "n\nt\tr\r\\\\'\'\"\"a\ab\bf\fv\v";
@@ -287,8 +289,8 @@ static bool jinja_is_name_char(char c)
            (unsigned char)c >= 0x80;
 }
 
-/* An integer or real literal, such as 1_000 or 1.5e-3. A point counts only before a digit, because 1.x
- * may be an attribute. */
+/* An integer or real literal, such as 1_000 or 1.5e-3. A point counts only before a digit, because
+ * 1.x may be an attribute. */
 static bool jinja_lex_number(struct lexer *lexer)
 {
     char digits[64];
@@ -317,8 +319,8 @@ static bool jinja_lex_number(struct lexer *lexer)
     return jinja_lex_add_copy(lexer, kind, digits, n);
 }
 
-/* An operator. Longer ones come first in the table. `open` is the stack of closing brackets that are
- * due, so that "}}" inside of brackets does not end a tag. */
+/* An operator. Longer ones come first in the table. `open` is the stack of closing brackets that
+ * are due, so that "}}" inside of brackets does not end a tag. */
 static bool jinja_lex_operator(struct lexer *lexer, struct buf *open)
 {
     static const char *const ops[] = {"//", "**", "==", "!=", ">=", "<=", "+", "-", "/",

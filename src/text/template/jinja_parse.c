@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The parser: recursive descent over the tokens, with Jinja's own grammar. Nodes are allocated in the
- * template's arena. Operators from loosest to tightest:
+ * The parser: recursive descent over the tokens, with Jinja's own grammar. Nodes are allocated in
+ * the template's arena. Operators from loosest to tightest:
  *
  *     a if b else c   or   and   not   comparisons   + -   ~   * / // %   **   unary   . [] () | is
  *
@@ -15,7 +15,8 @@
 
 #define PARSE_DEPTH_MAX 200 /* a pair of brackets takes two levels */
 
-/* `at` is the next token. The last token is JT_END, so looking one token ahead is always possible. */
+/* `at` is the next token. The last token is JT_END, so looking one token ahead is always
+ * possible. */
 struct jinja_parser {
     struct jinja *j;
     const struct jtoken *at;
@@ -777,7 +778,8 @@ static bool jinja_parse_params(struct jinja_parser *parser, struct jnode **first
     return true;
 }
 
-/* {% macro name(params) %} body {% endmacro %}. A loop around it does not count: break is an error. */
+/* {% macro name(params) %} body {% endmacro %}. A loop around it does not count: break is an
+ * error. */
 static struct jnode *jinja_parse_macro(struct jinja_parser *parser)
 {
     static const char *const end[] = {"endmacro", NULL};
@@ -941,8 +943,8 @@ static struct jnode *jinja_parse_one(struct jinja_parser *parser)
     return node;
 }
 
-/* Statements up to a tag whose name is in ends (NULL: up to the end of the template). The parser is then
- * at that name. The list always begins with an empty JN_DATA, so NULL can mean failure. */
+/* Statements up to a tag whose name is in ends (NULL: up to the end of the template). The parser is
+ * then at that name. The list always begins with an empty JN_DATA, so NULL can mean failure. */
 static struct jnode *jinja_parse_body(struct jinja_parser *parser, const char *const *ends)
 {
     struct jnode *first;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The inside of a template; for the jinja_*.c files only. A source becomes tokens (jinja_lex.c), the
- * tokens a tree of nodes (jinja_parse.c), and the tree is evaluated to values and output
+ * The inside of a template; for the jinja_*.c files only. A source becomes tokens (jinja_lex.c),
+ * the tokens a tree of nodes (jinja_parse.c), and the tree is evaluated to values and output
  * (jinja_eval.c and the files of operators, filters and methods). */
 #ifndef QUIRE_TEXT_TEMPLATE_JINJA_PARTS_H
 #define QUIRE_TEXT_TEMPLATE_JINJA_PARTS_H
@@ -42,7 +42,8 @@ __attribute__((format(printf, 3, 4))) bool jinja_fault_set(struct jfault *fault,
                                                            const char *format,
                                                            ...); /* always false */
 
-/* Cut a source into tokens and apply white space control; the last token is JT_END. NULL: see fault. */
+/* Cut a source into tokens and apply white space control; the last token is JT_END. NULL: see
+ * fault. */
 struct jtoken *jinja_lex(struct arena *arena, const char *source, size_t len, struct jfault *fault);
 
 /* Kinds of nodes, and the members of struct jnode that each uses. */
@@ -107,8 +108,8 @@ enum jkind {
     JV_JOINER,
 };
 
-/* Which bytes of a text the template wrote itself; all others came from its variables. Parts of a text
- * share it: positions are counted from base. */
+/* Which bytes of a text the template wrote itself; all others came from its variables. Parts of a
+ * text share it: positions are counted from base. */
 struct jorigin {
     const char *base; /* the text that the spans refer to; NULL: every byte is the template's */
     const struct span *items;
@@ -117,8 +118,8 @@ struct jorigin {
 
 extern const struct jorigin jorigin_own; /* of a text that the template wrote entirely */
 
-/* A value; small, and passed by value. Everything that it points to is in the arena, in the compiled
- * template or in the variables, and none of it is freed before the render ends. */
+/* A value; small, and passed by value. Everything that it points to is in the arena, in the
+ * compiled template or in the variables, and none of it is freed before the render ends. */
 struct jval {
     enum jkind kind : 8;
     bool safe : 1;                /* JV_TEXT: markup (jtext_escape()) */
@@ -255,8 +256,8 @@ struct jargs {
 
 /* Functions that fail return false; the reason is then in render->fault.
  *
- * jinja_raise(): an exception as in Python, with the line. jinja_step(): count n steps of work; fails
- * when the bound is exceeded, so every loop over data must call it. */
+ * jinja_raise(): an exception as in Python, with the line. jinja_step(): count n steps of work;
+ * fails when the bound is exceeded, so every loop over data must call it. */
 __attribute__((format(printf, 2, 3))) bool jinja_raise(struct jrender *render, const char *format,
                                                        ...);
 bool jinja_no_memory(struct jrender *render);
@@ -317,7 +318,8 @@ bool jdict_set(struct jrender *render, struct jdict *dict, struct jval key, stru
 struct jval *jdict_get(const struct jdict *dict, struct jval key); /* NULL: none */
 struct jval *jdict_get_text(const struct jdict *dict, const char *key, size_t len);
 
-/* The items that a loop over the value visits: of a list, the keys of a dict, characters of a text. */
+/* The items that a loop over the value visits: of a list, the keys of a dict, characters of a
+ * text. */
 bool jv_iterate(struct jrender *render, struct jval value, struct jlist **out);
 
 /* Append a value as Python's str() and repr() print it, bounded in depth. */
@@ -338,9 +340,9 @@ struct jdump {
 bool jv_json(struct jrender *render, struct buf *out, struct jval value, const struct jdump *how,
              int depth);
 
-/* Move the contents of a buf into the arena as a text, and free the buf. Text from a struct buf counts
- * as coming from a variable; text from a struct jbuf keeps its spans. An operation that does not
- * track origins can therefore never turn a client's text into the template's. */
+/* Move the contents of a buf into the arena as a text, and free the buf. Text from a struct buf
+ * counts as coming from a variable; text from a struct jbuf keeps its spans. An operation that does
+ * not track origins can therefore never turn a client's text into the template's. */
 bool jv_take_buf(struct jrender *render, struct buf *buf, struct jval *out);
 bool jbuf_take(struct jrender *render, struct jbuf *buf, struct jval *out);
 void jbuf_add(struct jrender *render, struct jbuf *buf, struct jval text);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Texts as in Python: characters, cases, lines, markup, and their methods. All are valid UTF-8, because
- * the template and its variables were checked; positions in arguments count characters. */
+ * Texts as in Python: characters, cases, lines, markup, and their methods. All are valid UTF-8,
+ * because the template and its variables were checked; positions in arguments count characters. */
 #define _GNU_SOURCE 1 /* memmem() */
 #include "text/template/jinja_parts.h"
 
@@ -156,9 +156,9 @@ bool jtext_replace(struct jrender *render, struct jval value, struct jval from, 
     return false;
 }
 
-/* Markup is text in which HTML's special characters are already escaped; the filters safe and escape
- * make it. Text that is added to markup or formatted into it is escaped first. Hugging Face's
- * environment does not escape by itself, but templates that use `safe` get this behavior. */
+/* Markup is text in which HTML's special characters are already escaped; the filters safe and
+ * escape make it. Text that is added to markup or formatted into it is escaped first. Hugging
+ * Face's environment does not escape by itself, but templates that use `safe` get this behavior. */
 bool jtext_escape(struct jrender *render, struct jval value, struct jval *out)
 {
     struct buf buf = {.limit = JINJA_OUTPUT_MAX};
@@ -188,8 +188,8 @@ bool jtext_escape(struct jrender *render, struct jval value, struct jval *out)
     return true;
 }
 
-/* Where the line that begins at `at` ends; *next gets the start of the next one. Line ends are those of
- * Python's str.splitlines, among them U+0085, U+2028 and U+2029. */
+/* Where the line that begins at `at` ends; *next gets the start of the next one. Line ends are
+ * those of Python's str.splitlines, among them U+0085, U+2028 and U+2029. */
 static size_t jinja_line_end(const char *text, size_t len, size_t at, size_t *next)
 {
     for (; at < len; at++) {
@@ -401,8 +401,8 @@ static bool jinja_text_find(struct jrender *render, struct jval value, const cha
     return jinja_step(render, 1 + value.len / 16);
 }
 
-/* isspace, isdigit and so on: all characters have the property and there is at least one. For isupper
- * and islower there must be a cased character, and none of the other case. */
+/* isspace, isdigit and so on: all characters have the property and there is at least one. For
+ * isupper and islower there must be a cased character, and none of the other case. */
 static bool jinja_text_is(struct jval value, const char *name)
 {
     size_t i = 0;

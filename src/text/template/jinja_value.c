@@ -232,7 +232,8 @@ bool jv_equal(struct jval left, struct jval right)
     return jinja_equal_at_depth(left, right, 0);
 }
 
-/* Python's <, for numbers, texts, and lists element by element. UTF-8 bytes sort like code points. */
+/* Python's <, for numbers, texts, and lists element by element. UTF-8 bytes sort like code
+ * points. */
 bool jv_compare(struct jrender *render, struct jval left, struct jval right, int *order)
 {
     size_t i;
@@ -272,8 +273,8 @@ bool jv_compare(struct jrender *render, struct jval left, struct jval right, int
 
 /* --- lists and dicts ---------------------------------------------------------------------------*/
 
-/* Both grow in the arena by doubling. A dict is searched from its start: those of templates have few
- * members, and jinja_step() counts the work. */
+/* Both grow in the arena by doubling. A dict is searched from its start: those of templates have
+ * few members, and jinja_step() counts the work. */
 
 struct jlist *jlist_new(struct jrender *render, size_t cap)
 {
@@ -460,8 +461,8 @@ struct jval jv_from_json(struct arena *arena, const struct json *node, bool *fai
 
 /* --- printing ----------------------------------------------------------------------------------*/
 
-/* The total of all texts is bounded as well as each one: a loop could otherwise fill the memory with
- * many small texts. */
+/* The total of all texts is bounded as well as each one: a loop could otherwise fill the memory
+ * with many small texts. */
 
 bool jv_take_buf(struct jrender *render, struct buf *buf, struct jval *out)
 {
@@ -636,7 +637,7 @@ static bool jinja_repr_dict(struct jrender *render, struct buf *out, const struc
     return true;
 }
 
-/* The same as str() for all values but texts, which str() prints without quotes. */
+/* Equal to str() for all values but texts, which str() prints without quotes. */
 bool jv_repr(struct jrender *render, struct buf *out, struct jval value, int depth)
 {
     if (depth > PRINT_DEPTH_MAX || out->len > JINJA_OUTPUT_MAX)
@@ -764,8 +765,8 @@ static bool jinja_json_list(struct jrender *render, struct buf *out, const struc
     return true;
 }
 
-/* The pair whose key follows that of `last` in order; NULL after the last one. Quadratic in the number
- * of keys, but every look is counted as a step. */
+/* The pair whose key follows that of `last` in order; NULL after the last one. Quadratic in the
+ * number of keys, but every look is counted as a step. */
 static const struct jpair *jinja_next_sorted(struct jrender *render, const struct jdict *dict,
                                              const struct jpair *last)
 {

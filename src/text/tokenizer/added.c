@@ -39,8 +39,8 @@ int added_compare(const char *a, size_t a_len, int32_t a_id, const char *b, size
     return a_id < b_id ? -1 : a_id > b_id;
 }
 
-/* First token in [low, high) whose byte at `depth` is at least c. All tokens in the range are longer
- * than depth. */
+/* First token in [low, high) whose byte at `depth` is at least c. All tokens in the range are
+ * longer than depth. */
 static size_t added_lower_bound(const struct added_set *set, size_t low, size_t high, size_t depth,
                                 int c)
 {

@@ -151,8 +151,8 @@ static size_t bpe_fall_back(const struct bpe *bpe, const char *bytes, size_t len
 }
 
 /* Character-level models: one symbol per character. An unknown character is first only noted
- * (`waits`), because with IMAGE_FUSE_UNK a run of them is one unknown token. It is written before the
- * next known character, hence after the bytes of a character that fell back in between; Hugging
+ * (`waits`), because with IMAGE_FUSE_UNK a run of them is one unknown token. It is written before
+ * the next known character, hence after the bytes of a character that fell back in between; Hugging
  * Face does the same. */
 static size_t bpe_symbols_of_chars(const struct bpe *bpe, const char *text, size_t len,
                                    struct bpe_symbol *symbols)
@@ -311,8 +311,8 @@ static void bpe_heap_consider(const struct bpe *bpe, const struct bpe_symbol *sy
         bpe_heap_push(heap, n_heap, (uint64_t)merge->rank << 32 | at);
 }
 
-/* Merge a linked list of symbols. The heap never holds more than 2n entries: n - 1 at the start, and
- * each of at most n - 1 merges pops one and pushes two. */
+/* Merge a linked list of symbols. The heap never holds more than 2n entries: n - 1 at the start,
+ * and each of at most n - 1 merges pops one and pushes two. */
 static size_t bpe_merge_long(const struct bpe *bpe, struct bpe_symbol *symbols, size_t n,
                              uint64_t *heap)
 {
@@ -443,8 +443,8 @@ static int bpe_merge_again(const struct bpe *bpe, struct bpe_work *work, struct 
     return rc;
 }
 
-/* Encode a piece: by one look-up if it is a token that BPE would produce, else by merging.
- * A token that its own merges do not produce (`whole` is not set) must not be used, unless the model
+/* Encode a piece: by one look-up if it is a token that BPE would produce, else by merging. A token
+ * that its own merges do not produce (`whole` is not set) must not be used, unless the model
  * ignores merges. */
 static int bpe_encode_part(const struct bpe *bpe, struct bpe_work *work, const char *bytes,
                            size_t len, struct token_list *out)

@@ -182,8 +182,8 @@ static void decode_replace_all(struct buf *text, const struct json *pattern,
     buf_fini(&old);
 }
 
-/* The byte of a token such as <0x2E>; -1 when it is no such token. Hugging Face parses the digits as
- * a number, so that <0x+E> is accepted, too. */
+/* The byte of a token such as <0x2E>; -1 when it is no such token. Hugging Face parses the digits
+ * as a number, so that <0x+E> is accepted, too. */
 static int decode_fallback_byte(const char *text, size_t len)
 {
     int value = 0;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * An image is its header and then the tables, each aligned to a cache line. Checks run in a fixed
- * order and rely only on earlier ones: places of tables, then texts and tokens, then the tables that
- * hold ids and texts. */
+ * order and rely only on earlier ones: places of tables, then texts and tokens, then the tables
+ * that hold ids and texts. */
 #include "text/tokenizer/image.h"
 
 #include <string.h>

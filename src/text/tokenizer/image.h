@@ -161,16 +161,16 @@ struct image_part { /* the contents of one table, for image_build() */
     size_t n;
 };
 
-/* Lay out the tables in one allocation, *out, which mem_free() frees. image_seal() sets the checksum
- * after the last change. ERR_LIMIT, ERR_NO_MEMORY. */
+/* Lay out the tables in one allocation, *out, which mem_free() frees. image_seal() sets the
+ * checksum after the last change. ERR_LIMIT, ERR_NO_MEMORY. */
 int image_build(struct image_header **out, const struct image_facts *facts,
                 const struct image_part parts[IMAGE_SECTIONS],
                 const struct hash *sources) ERR_CHECKED;
 void image_seal(struct image_header *image);
 
-/* Check that bytes[0 .. len) are an image of these sources, undamaged, and that its offsets, ids and
- * tables satisfy everything that their readers rely on. ERR_CORRUPT or ERR_VERSION (another layout
- * or other sources), with the reason in *why, a static text. About 2 ms for 20 MB. */
+/* Check that bytes[0 .. len) are an image of these sources, undamaged, and that its offsets, ids
+ * and tables satisfy everything that their readers rely on. ERR_CORRUPT or ERR_VERSION (another
+ * layout or other sources), with the reason in *why, a static text. About 2 ms for 20 MB. */
 int image_check(const void *bytes, size_t len, const struct hash *sources,
                 const char **why) ERR_CHECKED;
 

@@ -33,7 +33,8 @@ static int image_io_failed(const char *what, const char *path, char *why, size_t
     return ERR_IO;
 }
 
-/* Check and map an open file. MAP_POPULATE reads it at once, because image_check() needs all of it. */
+/* Check and map an open file. MAP_POPULATE reads it at once, because image_check() needs all of
+ * it. */
 static int image_map_file(int fd, const char *path, struct image_header **out, size_t *len,
                           char *why, size_t why_cap)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A normalizer is a chain of steps. Two buffers are written in turn: each step reads the text in one
- * and writes the other. A step that would change nothing passes its text on without a copy. */
+ * A normalizer is a chain of steps. Two buffers are written in turn: each step reads the text in
+ * one and writes the other. A step that would change nothing passes its text on without a copy. */
 #define _GNU_SOURCE 1 /* memmem() */
 #include "text/tokenizer/normal.h"
 
@@ -92,8 +92,8 @@ int normal_read(struct steps_draft *out, const struct json *node, char *why, siz
 
 /* --- preparing ---------------------------------------------------------------------------------*/
 
-/* Compile a pattern and refuse it if it matches the empty text: Hugging Face and PCRE2 could differ in
- * how they continue after an empty match. */
+/* Compile a pattern and refuse it if it matches the empty text: Hugging Face and PCRE2 could differ
+ * in how they continue after an empty match. */
 static int normal_open_regex(struct regex **out, const struct step_draft *step, char *why,
                              size_t why_cap)
 {

@@ -39,16 +39,17 @@ void normal_work_fini(struct normal_work *work);
 int normal_read(struct steps_draft *out, const struct json *node, char *why,
                 size_t why_cap) ERR_CHECKED;
 
-/* Prepare steps, whose texts must outlive `normal`: compile their regexes. ERR_CORRUPT for steps that
- * normal_read() cannot produce (a damaged image); ERR_UNSUPPORTED for a regex that cannot be
- * translated or that matches the empty text; ERR_NO_MEMORY. On error normal_fini() is not needed. */
+/* Prepare steps, whose texts must outlive `normal`: compile their regexes. ERR_CORRUPT for steps
+ * that normal_read() cannot produce (a damaged image); ERR_UNSUPPORTED for a regex that cannot be
+ * translated or that matches the empty text; ERR_NO_MEMORY. On error normal_fini() is not
+ * needed. */
 int normal_init(struct normal *normal, const struct steps_draft *steps, char *why,
                 size_t why_cap) ERR_CHECKED;
 void normal_fini(struct normal *normal);
 
 /* Normalize valid UTF-8. *out is the text itself, or points into `work` and is valid until the next
- * call. ERR_OK, ERR_NO_MEMORY, or ERR_LIMIT when a regex exceeded its bound or the text grew to more
- * than 64 times its size. */
+ * call. ERR_OK, ERR_NO_MEMORY, or ERR_LIMIT when a regex exceeded its bound or the text grew to
+ * more than 64 times its size. */
 int normal_apply(const struct normal *normal, struct normal_work *work, const char *text,
                  size_t len, const char **out, size_t *out_len) ERR_CHECKED;
 

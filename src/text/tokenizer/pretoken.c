@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Cuts a text step by step. Patterns of most models have a scanner (scan.h), the others use PCRE2.
- * The five behaviors are those of Hugging Face's Split. A step passes each of its pieces to the next
- * step at once; the recursion is as deep as the chain is long (at most STEPS_MAX):
+ * The five behaviors are those of Hugging Face's Split. A step passes each of its pieces to the
+ * next step at once; the recursion is as deep as the chain is long (at most STEPS_MAX):
  *
  *     "I'm 12"  ->  Split by a pattern  ->  "I" "'m" " " "12"  ->  ...  ->  sink */
 #define _GNU_SOURCE 1 /* memmem() */

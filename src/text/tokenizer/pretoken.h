@@ -34,7 +34,8 @@ enum pretoken_behavior {
     PRETOKEN_BEHAVIORS
 };
 
-/* The behavior of PRETOKEN_METASPACE: when `by` is put before a piece that does not begin with it. */
+/* The behavior of PRETOKEN_METASPACE: when `by` is put before a piece that does not begin with
+ * it. */
 enum metaspace { METASPACE_NEVER, METASPACE_FIRST, METASPACE_ALWAYS, METASPACE_SCHEMES };
 
 /* A chain of steps: each step cuts the pieces of the previous one. */
@@ -67,7 +68,8 @@ int pretoken_init(struct pretoken *pretoken, const struct steps_draft *chain, ch
                   size_t why_cap) ERR_CHECKED;
 void pretoken_fini(struct pretoken *pretoken);
 
-/* Receives one piece, which is valid until it returns. An error ends the cutting and is returned. */
+/* Receives one piece, which is valid until it returns. An error ends the cutting and is
+ * returned. */
 typedef int pretoken_sink(void *context, const char *piece, size_t len);
 
 struct pretoken_work; /* scratch memory of one call */
@@ -75,8 +77,8 @@ struct pretoken_work; /* scratch memory of one call */
 struct pretoken_work *pretoken_work_open(const struct pretoken *pretoken); /* NULL: no memory */
 void pretoken_work_close(struct pretoken_work *w);
 
-/* Cut valid UTF-8 and pass the pieces to sink in order. `first` is set when text is the start of the
- * text that is being tokenized. Returns ERR_OK, ERR_LIMIT (a regex exceeded its bound),
+/* Cut valid UTF-8 and pass the pieces to sink in order. `first` is set when text is the start of
+ * the text that is being tokenized. Returns ERR_OK, ERR_LIMIT (a regex exceeded its bound),
  * ERR_NO_MEMORY, or the sink's error. */
 int pretoken_cut(const struct pretoken *pretoken, struct pretoken_work *w, const char *text,
                  size_t len, bool first, pretoken_sink *sink, void *context) ERR_CHECKED;

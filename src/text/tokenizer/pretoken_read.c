@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Reads the pre_tokenizer of a tokenizer.json into a chain of steps (pretoken.h). A file that asks for
- * anything unknown is refused with the name of the element, because pieces that are cut differently
- * give other tokens than the model was trained with. */
+ * Reads the pre_tokenizer of a tokenizer.json into a chain of steps (pretoken.h). A file that asks
+ * for anything unknown is refused with the name of the element, because pieces that are cut
+ * differently give other tokens than the model was trained with. */
 #include <stdio.h>
 #include <string.h>
 

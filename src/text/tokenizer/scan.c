@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The patterns, with alternatives in order. p is a character that is neither white space, letter nor
- * number; C is a contraction ('s 't 're 've 'm 'll 'd) in any case:
+ * The patterns, with alternatives in order. p is a character that is neither white space, letter
+ * nor number; C is a contraction ('s 't 're 've 'm 'll 'd) in any case:
  *
  *   gpt2      C in small letters| ?L+| ?N+| ?p+|\s+(?!\S)|\s+
  *   llama3    C|[^\r\n L N]?L+|N{1,3}| ?p+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
@@ -10,8 +10,8 @@
  *   tekken    o200k without C, each number alone
  *   deepseek  [ASCII punctuation][A-Za-z]+|[^\r\n L P S]?[L M]+| ?[P S]+[\r\n]*|... as llama3
  *
- * A regex engine backtracks; here no alternative needs more than one step back, except U*W+. When no
- * small letter follows, U* must give back its last character that is both U and W (a letter
+ * A regex engine backtracks; here no alternative needs more than one step back, except U*W+. When
+ * no small letter follows, U* must give back its last character that is both U and W (a letter
  * without case, or a mark). */
 #include "text/tokenizer/scan.h"
 
@@ -247,8 +247,9 @@ static size_t scan_gpt2(const struct scanner *scanner, size_t at)
     return scan_white_space(scanner, at, false);
 }
 
-/* llama3 and its relatives. `letters` are the bits that count as letters, `numbers` the longest run of
- * numbers. The order of the tests differs from the alternatives where these exclude each other. */
+/* llama3 and its relatives. `letters` are the bits that count as letters, `numbers` the longest run
+ * of numbers. The order of the tests differs from the alternatives where these exclude each
+ * other. */
 static inline size_t scan_words(const struct scanner *scanner, size_t at, uint8_t letters,
                                 int numbers)
 {
@@ -472,8 +473,8 @@ size_t scan_match(const struct scanner *scanner, size_t at)
 
 /* --- recognition -------------------------------------------------------------------------------*/
 
-/* A pattern is recognised by its exact text. Models copy these patterns from each other, so few texts
- * cover most models; any other text goes to PCRE2, which is slower but equally correct. */
+/* A pattern is recognised by its exact text. Models copy these patterns from each other, so few
+ * texts cover most models; any other text goes to PCRE2, which is slower but equally correct. */
 
 #define ANY_CASE     "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 #define SPACES       "|\\s+(?!\\S)|\\s+"

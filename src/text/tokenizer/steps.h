@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Steps: the chain of actions of a normalizer or a pre-tokenizer, as read from JSON and before it is
- * written to an image. */
+ * Steps: the chain of actions of a normalizer or a pre-tokenizer, as read from JSON and before it
+ * is written to an image. */
 #ifndef QUIRE_TEXT_TOKENIZER_STEPS_H
 #define QUIRE_TEXT_TOKENIZER_STEPS_H
 

@@ -123,8 +123,8 @@ static bool tokenizer_allows_raw(void *context, int32_t id, size_t start, size_t
     return !tokenizer_is_control(encoding->t, id) || spans_hold(encoding->own, start, stop);
 }
 
-/* Advance in both texts until position `at` of the normalized one. Only two changes are understood: a
- * U+2581 put before the text, and U+2581 in place of a space. False: the normalizer did more. */
+/* Advance in both texts until position `at` of the normalized one. Only two changes are understood:
+ * a U+2581 put before the text, and U+2581 in place of a space. False: the normalizer did more. */
 static bool tokenizer_map_follow(struct encoding_map *map, size_t at)
 {
     while (map->normal_at < at && map->raw_at < map->raw_len) {
@@ -145,8 +145,8 @@ static bool tokenizer_map_follow(struct encoding_map *map, size_t at)
     return map->normal_at == at;
 }
 
-/* The added_judge of a gap's normalized text. A token whose raw bytes are not known is not accepted as
- * a control token, unless the whole gap is inside the spans. */
+/* The added_judge of a gap's normalized text. A token whose raw bytes are not known is not accepted
+ * as a control token, unless the whole gap is inside the spans. */
 static bool tokenizer_allows_normal(void *context, int32_t id, size_t start, size_t stop)
 {
     struct encoding *encoding = context;
@@ -452,8 +452,8 @@ static void tokenizer_decode_bytes(const struct tokenizer *tokenizer, const int3
     }
 }
 
-/* Append the bytes of all tokens of other models. A run of byte tokens is collected and decoded when
- * it ends, because one invalid byte turns the whole run into U+FFFD. */
+/* Append the bytes of all tokens of other models. A run of byte tokens is collected and decoded
+ * when it ends, because one invalid byte turns the whole run into U+FFFD. */
 static void tokenizer_decode_runs(const struct tokenizer *tokenizer, const int32_t *ids, size_t n,
                                   bool skip_special, struct buf *out)
 {

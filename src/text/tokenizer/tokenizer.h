@@ -3,8 +3,9 @@
  * The tokenizer: text to token ids and back, with the same results as Hugging Face's `tokenizers`.
  *
  * Reads the BPE models of a model folder, byte-level and SentencePiece-style: tokenizer.json, or
- * Kimi's tiktoken.model, or vocab.json and merges.txt, each with tokenizer_config.json. Elements that
- * it does not know are refused by name at start, so that a served model never tokenizes wrongly.
+ * Kimi's tiktoken.model, or vocab.json and merges.txt, each with tokenizer_config.json. Elements
+ * that it does not know are refused by name at start, so that a served model never tokenizes
+ * wrongly.
  *
  * A tokenizer never changes after tokenizer_open(): threads share it without locks. */
 #ifndef QUIRE_TEXT_TOKENIZER_TOKENIZER_H
@@ -55,8 +56,8 @@ struct tokenizer_opening {
     char cache_why[300]; /* why an existing file was not used, or none was written; or "" */
 };
 
-/* Like tokenizer_open(), with a folder of compiled tokenizers. If it holds an image of exactly these
- * files, the image is mapped read only and shared, which takes milliseconds. If the image is
+/* Like tokenizer_open(), with a folder of compiled tokenizers. If it holds an image of exactly
+ * these files, the image is mapped read only and shared, which takes milliseconds. If the image is
  * missing, damaged or out of date, it is built and written for the next time. Only this user may be
  * able to write to the folder. A failure to use it is reported in *how, not as an error.
  *
@@ -77,15 +78,15 @@ int tokenizer_encode(const struct tokenizer *tokenizer, const char *text, size_t
                      bool add_special, struct token_list *out) ERR_CHECKED;
 
 /* Like tokenizer_encode(), but control tokens are found only inside the spans `own`: elsewhere the
- * text of a control token is ordinary text, as in OpenAI's and Mistral's encoders. A client can thus
- * not forge them. A control token is one that is special or named as such (tokenizer_is_control()).
- * own == NULL, or the whole text, gives the ids of tokenizer_encode(). */
+ * text of a control token is ordinary text, as in OpenAI's and Mistral's encoders. A client can
+ * thus not forge them. A control token is one that is special or named as such
+ * (tokenizer_is_control()). own == NULL, or the whole text, gives the ids of tokenizer_encode(). */
 int tokenizer_encode_own(const struct tokenizer *tokenizer, const char *text, size_t len,
                          bool add_special, const struct spans *own,
                          struct token_list *out) ERR_CHECKED;
 
-/* An upper bound on the bytes of text that one token encodes: a text of n bytes has at least n / this
- * tokens. 0: no bound is known, because parts of a text may vanish. O(1). */
+/* An upper bound on the bytes of text that one token encodes: a text of n bytes has at least n /
+ * this tokens. 0: no bound is known, because parts of a text may vanish. O(1). */
 size_t tokenizer_most_bytes(const struct tokenizer *tokenizer);
 
 /* Highest id + 1. Some ids below may be unused. */
@@ -95,8 +96,8 @@ int tokenizer_n_vocab(const struct tokenizer *tokenizer);
  * file writes it ("Ġhello"). -1 when there is none. */
 int32_t tokenizer_find(const struct tokenizer *tokenizer, const char *text, size_t len);
 
-/* The text of a token as the file writes it, valid UTF-8; *len gets its length. NULL and 0 for unused
- * and impossible ids. Not NUL-terminated. Valid as long as the tokenizer. */
+/* The text of a token as the file writes it, valid UTF-8; *len gets its length. NULL and 0 for
+ * unused and impossible ids. Not NUL-terminated. Valid as long as the tokenizer. */
 const char *tokenizer_written(const struct tokenizer *tokenizer, int32_t id, size_t *len);
 
 /* True for special tokens; false for unused and impossible ids. */

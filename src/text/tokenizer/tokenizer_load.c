@@ -104,7 +104,7 @@ static struct hash load_digest_read(const struct buf files[TOKENIZER_FILES])
     return hash;
 }
 
-/* The same digest, of the files in the folder, without keeping their contents in memory. */
+/* That digest for the files in the folder, without keeping their contents in memory. */
 static int load_digest_folder(struct hash *hash, const char *dir, char *why, size_t why_cap)
 {
     bool has_tokenizer = false;
@@ -158,8 +158,8 @@ static int load_parse_files(struct load *load, struct buf files[TOKENIZER_FILES]
 
 /* --- building ----------------------------------------------------------------------------------*/
 
-/* Read the chains before and after BPE. The pre-tokenizer is prepared once for trial, to find out at
- * start whether all its patterns can be compiled. */
+/* Read the chains before and after BPE. The pre-tokenizer is prepared once for trial, to find out
+ * at start whether all its patterns can be compiled. */
 static int load_read_chains(struct load *load, const struct json *root)
 {
     struct pretoken trial;
@@ -240,8 +240,8 @@ static void load_fini(struct load *load)
 /* The most bytes that NFC turns into one: U+1FBE U+0308 U+0301, seven bytes, become U+0390, two. */
 #define NFC_SHRINKS 4
 
-/* The most bytes that one byte after these steps may come from; 0: unbounded. Used to bound the number
- * of tokens of a text from below. */
+/* The most bytes that one byte after these steps may come from; 0: unbounded. Used to bound the
+ * number of tokens of a text from below. */
 static size_t load_shrinks(const struct steps_draft *rewrites, const struct steps_draft *cuts)
 {
     size_t times = 1;
@@ -267,8 +267,8 @@ static size_t load_shrinks(const struct steps_draft *rewrites, const struct step
     return times;
 }
 
-/* Does every character have tokens? Then none is dropped, and no run of any length becomes one unknown
- * token. */
+/* Does every character have tokens? Then none is dropped, and no run of any length becomes one
+ * unknown token. */
 static bool load_knows_all(const struct image_facts *facts)
 {
     return (facts->flags & (IMAGE_BYTE_LEVEL | IMAGE_BYTE_FALLBACK)) != 0 &&
@@ -286,8 +286,8 @@ static bool load_takes_white_space(const struct added_set *set)
     return false;
 }
 
-/* The longest text of an added token. For normalized ones it is the text that is searched for, which
- * may be longer than the token's own. */
+/* The longest text of an added token. For normalized ones it is the text that is searched for,
+ * which may be longer than the token's own. */
 static size_t load_longest_added(const struct added_set *set)
 {
     size_t most = 0;
@@ -355,8 +355,8 @@ int tokenizer_attach(struct tokenizer *tokenizer, struct image_header *image, bo
     return ERR_OK;
 }
 
-/* Map the image in the cache folder and use it. After any error except ERR_NO_MEMORY the caller builds
- * the image from the files. */
+/* Map the image in the cache folder and use it. After any error except ERR_NO_MEMORY the caller
+ * builds the image from the files. */
 static int load_open_image(struct tokenizer *tokenizer, const char *cache_dir,
                            const struct hash *sources, struct tokenizer_opening *how)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Loading, last step: writes the data that was read into the tables of an image (image.h). Tables are
- * first collected in struct packing, then image_build() copies them together. */
+ * Loading, last step: writes the data that was read into the tables of an image (image.h). Tables
+ * are first collected in struct packing, then image_build() copies them together. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -71,8 +71,8 @@ static bool load_is_skipped(const struct load *load, const struct vocab_token *t
     return id >= 0 && load->vocab.tokens[id].special;
 }
 
-/* Fill in one token: its text, the bytes it decodes to, and the piece that BPE makes it of. Equal texts
- * are stored once. */
+/* Fill in one token: its text, the bytes it decodes to, and the piece that BPE makes it of. Equal
+ * texts are stored once. */
 static void load_pack_token(struct packing *packing, int id)
 {
     const struct vocab_token *token = &packing->l->vocab.tokens[id];
@@ -252,7 +252,8 @@ static int load_pack_merges(struct packing *packing)
 /* --- where a text may be cut -------------------------------------------------------------------*/
 
 /* May a text be cut between characters that no merge joins? Only if merges alone decide how a
- * character is encoded: every unknown character becomes its bytes, and no merge joins these bytes. */
+ * character is encoded: every unknown character becomes its bytes, and no merge joins these
+ * bytes. */
 static bool load_may_cut(const struct load *load)
 {
     size_t i;
@@ -296,7 +297,8 @@ static void load_join_chars(struct packing *packing, int32_t id)
     }
 }
 
-/* Build IMAGE_JOINED from the results of all merges: a text may be cut between any other characters. */
+/* Build IMAGE_JOINED from the results of all merges: a text may be cut between any other
+ * characters. */
 static int load_pack_joined(struct packing *packing)
 {
     struct load *load = packing->l;

@@ -96,8 +96,8 @@ int load_model_kind(struct load *load) ERR_CHECKED;
 int load_vocab(struct load *load) ERR_CHECKED;
 int load_merges(struct load *load) ERR_CHECKED;
 
-/* tokenizer_ranks.c: the counterparts for tiktoken.model. Room is made for at least n_ids ids, because
- * other files name ids up to n_ids - 1. */
+/* tokenizer_ranks.c: the counterparts for tiktoken.model. Room is made for at least n_ids ids,
+ * because other files name ids up to n_ids - 1. */
 int load_ranks_kind(struct load *load) ERR_CHECKED;
 int load_ranks(struct load *load, int64_t n_ids) ERR_CHECKED;
 int load_ranks_merges(struct load *load) ERR_CHECKED;

@@ -8,8 +8,8 @@
  * tiktoken merges the two neighbours whose joined bytes have the lowest rank. So every way to cut a
  * token into two other tokens is a merge with the token's rank, and these are generated here.
  *
- * The pattern that cuts a text into pieces is not in the file but in Python code beside it, which is
- * not run. Only the pattern of Kimi's class is known. */
+ * The pattern that cuts a text into pieces is not in the file but in Python code beside it, which
+ * is not run. Only the pattern of Kimi's class is known. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -34,7 +34,8 @@ static int load_base64_value(char c)
     return c == '+' ? 62 : c == '/' ? 63 : -1;
 }
 
-/* Append the bytes of base64 text, spelled in GPT-2's alphabet. Returns their number; 0: invalid. */
+/* Append the bytes of base64 text, spelled in GPT-2's alphabet. Returns their number; 0:
+ * invalid. */
 static size_t load_spell_base64(const char *text, size_t len, struct buf *out)
 {
     uint32_t bits = 0;
@@ -201,9 +202,10 @@ int load_ranks(struct load *load, int64_t n_ids)
 
 /* --- merges ------------------------------------------------------------------------------- */
 
-/* The tokens that another token begins with, and those that it ends with. Per direction a token points
- * to the longest other token it begins (ends) with; that token's own pointer gives the next shorter
- * one, and so on. This finds all cuts of all tokens in about the time it takes to read them. */
+/* The tokens that another token begins with, and those that it ends with. Per direction a token
+ * points to the longest other token it begins (ends) with; that token's own pointer gives the next
+ * shorter one, and so on. This finds all cuts of all tokens in about the time it takes to read
+ * them. */
 struct cuts {
     int32_t *begins; /* [n_ranks]: the longest token that this one begins with; -1: none */
     int32_t *ends;   /* [n_ranks]: the longest token that this one ends with; -1: none */
@@ -253,8 +255,8 @@ static bool load_is_begin_of(const struct vocab_token *token, const struct ranke
     return token->text_len <= of->len && memcmp(of->text, token->text, token->text_len) == 0;
 }
 
-/* Set the pointers from a sorted list. The longest part of a token is the token before it in the list,
- * or else one of that token's own parts. */
+/* Set the pointers from a sorted list. The longest part of a token is the token before it in the
+ * list, or else one of that token's own parts. */
 static void load_link_tokens(const struct vocab *vocab, const struct ranked *sorted, uint32_t n,
                              bool (*is_part)(const struct vocab_token *, const struct ranked *),
                              int32_t *parts)

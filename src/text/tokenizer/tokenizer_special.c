@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Loading: added tokens, the ids that add_special puts around a text, and the tokens that have a name
- * (bos, eos, unk, pad). The data is spread over several files of different age; each function says
- * which file and which form it reads. */
+ * Loading: added tokens, the ids that add_special puts around a text, and the tokens that have a
+ * name (bos, eos, unk, pad). The data is spread over several files of different age; each function
+ * says which file and which form it reads. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -39,7 +39,8 @@ static int load_enter_added(struct load *load, int64_t id, const char *text, siz
     return ERR_OK;
 }
 
-/* Replace a token's text by its normalized form, in the arena: it is searched for in normalized text. */
+/* Replace a token's text by its normalized form, in the arena: it is searched for in normalized
+ * text. */
 static int load_normalize(struct load *load, struct load_added *item)
 {
     struct normal_work work = {0};
@@ -147,8 +148,8 @@ static const struct json gpt2_preset = {.kind = JSON_TEXT,
                                         .text = "<|endoftext|>",
                                         .text_len = sizeof "<|endoftext|>" - 1};
 
-/* The text of bos_token or another name, which is a string or an object with "content". NULL when no
- * file has it. */
+/* The text of bos_token or another name, which is a string or an object with "content". NULL when
+ * no file has it. */
 static const struct json *load_named_token(const struct load *load, const char *name)
 {
     static const enum tokenizer_file files[] = {FILE_CONFIG, FILE_SPECIAL};
@@ -275,8 +276,8 @@ static int load_add_template_ids(struct load *load, const struct json *processor
     return rc;
 }
 
-/* TemplateProcessing: {"single": [{"SpecialToken": {"id": "<s>"}}, {"Sequence": {}}], ...}. Ids up to
- * the Sequence come before a text, the others after it. */
+/* TemplateProcessing: {"single": [{"SpecialToken": {"id": "<s>"}}, {"Sequence": {}}], ...}. Ids up
+ * to the Sequence come before a text, the others after it. */
 static int load_template(struct load *load, const struct json *node)
 {
     const struct json *single = json_get_kind(node, "single", JSON_LIST);

@@ -73,7 +73,8 @@ int load_model_kind(struct load *load)
                                     : ERR_OK;
 }
 
-/* Find the tokens of single symbols: bytes in a byte-level model, else ASCII characters and <0x..>. */
+/* Find the tokens of single symbols: bytes in a byte-level model, else ASCII characters and
+ * <0x..>. */
 static void load_find_symbols(struct load *load)
 {
     bool byte_level = (load->facts.flags & IMAGE_BYTE_LEVEL) != 0;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * An array of tokens by id, and an open-addressing hash table over their texts, at most half full so
- * that probing always ends at a free slot. */
+ * An array of tokens by id, and an open-addressing hash table over their texts, at most half full
+ * so that probing always ends at a free slot. */
 #include "text/tokenizer/vocab.h"
 
 #include <string.h>
