@@ -89,7 +89,9 @@ int automaton_check(const void *image, size_t len)
         if (!automaton_state_is_fine(automaton, s))
             return ERR_INVALID;
     }
-    return edges == automaton->n_edges && calls == automaton->n_calls ? ERR_OK : ERR_INVALID;
+    if (edges == automaton->n_edges && calls == automaton->n_calls)
+        return ERR_OK;
+    return ERR_INVALID;
 }
 
 struct hash automaton_digest(const struct automaton *automaton)

@@ -92,7 +92,9 @@ uint32_t build_step(const struct build *build, uint32_t from, uint8_t byte)
 
     if (i == NONE && build->states.items[from].base != NONE)
         i = build_own_edge(build, build->states.items[from].base, byte);
-    return i == NONE ? NONE : build->edges.items[i].to;
+    if (i == NONE)
+        return NONE;
+    return build->edges.items[i].to;
 }
 
 void build_set(struct build *build, uint32_t from, uint8_t byte, uint32_t to)

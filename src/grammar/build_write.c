@@ -268,14 +268,17 @@ static int build_find_plain(const struct automaton *automaton, uint32_t state, i
         if (to != AUTOMATON_DEAD) /* tail <= 2 */
             plain = tail == 0 ? automaton_states(automaton)[to].plain
                               : build_find_plain(automaton, to, 0x80, 0xbf, tail - 1);
-        least = plain < least ? plain : least;
+        if (plain < least)
+            least = plain;
     }
     return least;
 }
 
 static int build_min(int a, int b)
 {
-    return a < b ? a : b;
+    if (a < b)
+        return a;
+    return b;
 }
 
 /* The least `plain` after any plain character: ASCII without controls, '"' and '\', and each form
@@ -336,7 +339,10 @@ static void build_fill_plain(struct compile *compile, struct automaton *automato
             int d = states[open.items[i]].plain;
             int now = d == 0 ? 0 : build_look_plain(automaton, open.items[i]) + 1;
 
-            now = now == 256 ? 255 : build_min(now, 254);
+            if (now == 256)
+                now = 255;
+            else
+                now = build_min(now, 254);
             if (now < d) {
                 states[open.items[i]].plain = (uint8_t)now;
                 changed = true;
@@ -361,7 +367,10 @@ static void build_write_states(struct writer *writer, struct automaton *automato
         out[at].edge_at = automaton->n_edges;
         out[at].call_at = automaton->n_calls;
         out[at].n_edges = (uint16_t)build_take_edges(writer, state, own);
-        out[at].base = state->base == NONE ? AUTOMATON_NONE : writer->number[state->base];
+        if (state->base == NONE)
+            out[at].base = AUTOMATON_NONE;
+        else
+            out[at].base = writer->number[state->base];
         out[at].flags =
             (uint8_t)((state->end ? AUTOMATON_END : 0) | (state->nests ? AUTOMATON_NESTS : 0) |
                       (state->counted ? AUTOMATON_COUNTED : 0) |
@@ -382,7 +391,10 @@ static void build_write_states(struct writer *writer, struct automaton *automato
                 return;
             }
             word.start = writer->number[call->start];
-            word.back = call->back == NONE ? AUTOMATON_NONE : writer->number[call->back];
+            if (call->back == NONE)
+                word.back = AUTOMATON_NONE;
+            else
+                word.back = writer->number[call->back];
             buf_add(calls, &word, sizeof word);
             out[at].n_calls++;
             automaton->n_calls++;

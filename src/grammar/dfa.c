@@ -135,7 +135,9 @@ uint32_t dfa_match(const struct dfa *dfa, const char *bytes, size_t len)
 
     for (i = 0; i < len && state != NONE; i++)
         state = dfa_step(dfa, state, (uint8_t)bytes[i]);
-    return state == NONE ? 0 : dfa->states[state].label;
+    if (state == NONE)
+        return 0;
+    return dfa->states[state].label;
 }
 
 bool dfa_is_empty(const struct dfa *dfa)
@@ -259,8 +261,12 @@ static void dfa_side_edges(struct side *side, uint32_t number)
         to[side->n] = dfa_step(side->parts[side->n], from[side->n], (uint8_t)lo);
         if (to[side->n] == NONE)
             continue;
-        for (i = 0; i < side->n; i++)
-            to[i] = from[i] == NONE ? NONE : dfa_step(side->parts[i], from[i], (uint8_t)lo);
+        for (i = 0; i < side->n; i++) {
+            if (from[i] == NONE)
+                to[i] = NONE;
+            else
+                to[i] = dfa_step(side->parts[i], from[i], (uint8_t)lo);
+        }
         to[side->n + 1] = from[side->n + 1] + (side->count_max > 0 && from[side->n] == 0);
         i = dfa_side_state(side, to);
         if (i != NONE)
@@ -290,7 +296,10 @@ const struct dfa *dfa_side_by_side(struct compile *compile, const struct dfa *co
     for (at = 0; at < n; at++)
         side.parts[at] = parts[at];
     side.parts[n] = dfa_utf8(compile);
-    side.count_max = max_len != NONE ? max_len + 1 : min_len;
+    if (max_len != NONE)
+        side.count_max = max_len + 1;
+    else
+        side.count_max = min_len;
     if (!compile_ok(compile))
         return NULL;
     dfa_side_state(&side, word);
@@ -298,7 +307,9 @@ const struct dfa *dfa_side_by_side(struct compile *compile, const struct dfa *co
         dfa_maker_begin(&side.maker, at);
         dfa_side_edges(&side, at);
     }
-    return compile_ok(compile) ? dfa_minimise(compile, dfa_maker_end(&side.maker)) : NULL;
+    if (compile_ok(compile))
+        return dfa_minimise(compile, dfa_maker_end(&side.maker));
+    return NULL;
 }
 
 /* --- minimisation ------------------------------------------------------------------------- */
@@ -449,5 +460,7 @@ const struct dfa *dfa_minimise(struct compile *compile, const struct dfa *dfa)
         }
         n = dfa_refine_classes(&keys, dfa, alive, class, fresh);
     }
-    return compile_ok(compile) ? dfa_build_quotient(compile, dfa, alive, class, n) : NULL;
+    if (compile_ok(compile))
+        return dfa_build_quotient(compile, dfa, alive, class, n);
+    return NULL;
 }

@@ -41,7 +41,9 @@ uint32_t dfa_build(struct build *build, const struct dfa *dfa, int last, const u
             build_edge(build, state[state_idx], (uint8_t)last, (uint8_t)last,
                        leaf[dfa->states[state_idx].label]);
     }
-    return compile_ok(build->c) ? state[0] : 0;
+    if (compile_ok(build->c))
+        return state[0];
+    return 0;
 }
 
 /* An edge for a hexadecimal digit, in both cases unless only one spelling is wanted. */
@@ -143,7 +145,10 @@ static uint32_t dfa_escape_of(struct json_builder *builder, uint32_t s)
     for (i = 0; i < 128; i++) {
         uint32_t to = dfa_step(builder->d, s, (uint8_t)i);
 
-        target[i] = to == NONE ? NONE : builder->state[to];
+        if (to == NONE)
+            target[i] = NONE;
+        else
+            target[i] = builder->state[to];
         if (i == 0 && builder->once)
             continue;
         if (i < 32 || i == '"' || i == '\\' || i == '/') {
@@ -208,7 +213,9 @@ static uint32_t dfa_build_json_text(struct json_builder *how, const uint32_t *le
             build_edge(build, builder.state[idx], '"', '"', leaf[dfa->states[idx].label]);
     }
     how->state = builder.state;
-    return compile_ok(build->c) ? builder.state[0] : 0;
+    if (compile_ok(build->c))
+        return builder.state[0];
+    return 0;
 }
 
 uint32_t dfa_build_json(struct build *build, const struct dfa *dfa, const uint32_t *leaf)
@@ -265,7 +272,8 @@ static bool dfa_find_least(struct build *build, uint32_t first, uint32_t last, u
                 uint16_t n =
                     build->edges.items[i].to == leaf ? 0 : (uint16_t)(to->count + to->whole);
 
-                least = n < least ? n : least;
+                if (n < least)
+                    least = n;
             }
             changed = changed || least != build->states.items[s].count;
             build->states.items[s].count = least;

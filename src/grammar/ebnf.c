@@ -63,7 +63,9 @@ static void *ebnf_fail(struct ebnf_parser *parser, int rc, const char *what)
 /* The byte at an offset; -1 after the end. */
 static int ebnf_peek_at(const struct ebnf_parser *parser, size_t at)
 {
-    return at < parser->len ? (unsigned char)parser->text[at] : -1;
+    if (at < parser->len)
+        return (unsigned char)parser->text[at];
+    return -1;
 }
 
 /* Consume a literal text, if it comes next. */
@@ -207,7 +209,10 @@ static uint32_t ebnf_take_char(struct ebnf_parser *parser)
     parser->at += n;
     if (ch != '\\')
         return ch;
-    ch = parser->at < parser->len ? (unsigned char)parser->text[parser->at++] : 0;
+    if (parser->at < parser->len)
+        ch = (unsigned char)parser->text[parser->at++];
+    else
+        ch = 0;
     switch (ch) {
     case 'n': return '\n';
     case 't': return '\t';
@@ -264,9 +269,14 @@ static const struct regular *ebnf_parse_text(struct ebnf_parser *parser)
     for (i = 0; i < chars.n && compile_tick(parser->c); i++) {
         const struct regular *one = ebnf_one_char(parser, chars.items[i], any_case);
 
-        regular = regular == NULL ? one : regular_node(parser->c, REGULAR_CAT, regular, one);
+        if (regular == NULL)
+            regular = one;
+        else
+            regular = regular_node(parser->c, REGULAR_CAT, regular, one);
     }
-    return regular == NULL ? regular_node(parser->c, REGULAR_EMPTY, NULL, NULL) : regular;
+    if (regular == NULL)
+        return regular_node(parser->c, REGULAR_EMPTY, NULL, NULL);
+    return regular;
 }
 
 /* After '[' in GBNF: a class. */
@@ -283,7 +293,10 @@ static const struct regular *ebnf_parse_class(struct ebnf_parser *parser)
         if (ebnf_peek_at(parser, parser->at) == '-' &&
             ebnf_peek_at(parser, parser->at + 1) != ']') {
             parser->at++;
-            r->hi = parser->at < parser->len ? ebnf_take_char(parser) : 0;
+            if (parser->at < parser->len)
+                r->hi = ebnf_take_char(parser);
+            else
+                r->hi = 0;
         }
         if (r->hi < r->lo || r->hi > 0x10ffff)
             return ebnf_fail(parser, ERR_SYNTAX, "a range of characters that is none");
@@ -412,7 +425,10 @@ static const struct regular *ebnf_parse_counts(struct ebnf_parser *parser,
     ebnf_skip_space(parser);
     if (ebnf_take_text(parser, ",")) {
         ebnf_skip_space(parser);
-        max = ebnf_peek_at(parser, parser->at) == '}' ? NONE : ebnf_take_number(parser);
+        if (ebnf_peek_at(parser, parser->at) == '}')
+            max = NONE;
+        else
+            max = ebnf_take_number(parser);
         ebnf_skip_space(parser);
     }
     if (!ebnf_take_text(parser, "}"))
@@ -487,9 +503,14 @@ static const struct regular *ebnf_parse_sequence(struct ebnf_parser *parser)
     while (!ebnf_sequence_ends(parser) && compile_tick(parser->c)) {
         const struct regular *next = ebnf_parse_repeated(parser);
 
-        regular = regular == NULL ? next : regular_node(parser->c, REGULAR_CAT, regular, next);
+        if (regular == NULL)
+            regular = next;
+        else
+            regular = regular_node(parser->c, REGULAR_CAT, regular, next);
     }
-    return regular == NULL ? regular_node(parser->c, REGULAR_EMPTY, NULL, NULL) : regular;
+    if (regular == NULL)
+        return regular_node(parser->c, REGULAR_EMPTY, NULL, NULL);
+    return regular;
 }
 
 /* Alternatives. */
@@ -510,8 +531,12 @@ static bool ebnf_take_value(struct ebnf_parser *parser)
     size_t start = parser->at;
 
     if (ebnf_take_text(parser, "\"")) {
-        while (parser->at < parser->len && ebnf_peek_at(parser, parser->at) != '"')
-            parser->at += ebnf_peek_at(parser, parser->at) == '\\' ? 2 : 1;
+        while (parser->at < parser->len && ebnf_peek_at(parser, parser->at) != '"') {
+            if (ebnf_peek_at(parser, parser->at) == '\\')
+                parser->at += 2;
+            else
+                parser->at += 1;
+        }
         return ebnf_take_text(parser, "\"");
     }
     while (ebnf_is_name_char(ebnf_peek_at(parser, parser->at)) ||
@@ -557,7 +582,10 @@ static size_t ebnf_take_object(struct ebnf_parser *parser)
     size_t n;
 
     ebnf_skip_space(parser);
-    n = ebnf_peek_at(parser, parser->at) == '{' ? ebnf_bracket_len(parser, parser->at) : 0;
+    if (ebnf_peek_at(parser, parser->at) == '{')
+        n = ebnf_bracket_len(parser, parser->at);
+    else
+        n = 0;
     if (n == 0)
         ebnf_fail(parser, ERR_SYNTAX, "a JSON object is missing, or does not end");
     parser->at += n;
@@ -634,18 +662,25 @@ static const struct regular *ebnf_follow_itself(struct compile *compile,
 {
     const struct regular *rest = NULL;
 
-    for (; regular != NULL && regular->kind == REGULAR_CAT; regular = regular->left)
-        rest = rest == NULL ? regular->right
-                            : regular_node(compile, REGULAR_CAT, regular->right, rest);
+    for (; regular != NULL && regular->kind == REGULAR_CAT; regular = regular->left) {
+        if (rest == NULL)
+            rest = regular->right;
+        else
+            rest = regular_node(compile, REGULAR_CAT, regular->right, rest);
+    }
     if (regular == NULL || regular->kind != REGULAR_CALL || regular->min != rule)
         return NULL;
-    return rest == NULL ? regular_node(compile, REGULAR_EMPTY, NULL, NULL) : rest;
+    if (rest == NULL)
+        return regular_node(compile, REGULAR_EMPTY, NULL, NULL);
+    return rest;
 }
 
 static const struct regular *ebnf_build_either(struct compile *compile, const struct regular *a,
                                                const struct regular *b)
 {
-    return a == NULL ? b : regular_node(compile, REGULAR_ALT, a, b);
+    if (a == NULL)
+        return b;
+    return regular_node(compile, REGULAR_ALT, a, b);
 }
 
 /* Replace direct left recursion by a repeat: a: a x | y becomes a: y x*. */
@@ -664,7 +699,10 @@ static const struct regular *ebnf_remove_itself(struct compile *compile, const s
             tails = ebnf_build_either(compile, tails, rest);
         else
             others = ebnf_build_either(compile, others, one);
-        at = at->kind == REGULAR_ALT ? at->left : NULL;
+        if (at->kind == REGULAR_ALT)
+            at = at->left;
+        else
+            at = NULL;
     }
     if (tails == NULL)
         return tree;
@@ -727,5 +765,7 @@ uint32_t ebnf_build(struct build *build, const char *text, size_t len)
     if (compile_ok(parser.c) && build_left_recursion(build) != NONE)
         compile_fail(parser.c, ERR_UNSUPPORTED,
                      "grammar: a rule begins with itself by way of another one (left recursion)");
-    return compile_ok(parser.c) ? start[root] : 0;
+    if (compile_ok(parser.c))
+        return start[root];
+    return 0;
 }

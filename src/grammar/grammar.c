@@ -64,7 +64,10 @@ int grammar_compile(const struct grammar_request *request, struct buf *image,
     build_init(&build, &compile);
     if (request->source_len > GRAMMAR_SOURCE_MAX || request->spacing_len > GRAMMAR_SOURCE_MAX)
         compile_fail(&compile, ERR_LIMIT, "longer than %zu bytes", GRAMMAR_SOURCE_MAX);
-    root = compile_ok(&compile) ? grammar_build_request(&build, request) : 0;
+    if (compile_ok(&compile))
+        root = grammar_build_request(&build, request);
+    else
+        root = 0;
     if (compile_ok(&compile))
         build_write(&build, root, image);
     if (compile.rc != 0)

@@ -74,7 +74,9 @@ static const struct {
  * the threshold 1, the rest 26; a digit below the threshold ends the number. */
 static uint32_t hostname_threshold(uint32_t n_digits)
 {
-    return n_digits < 2 ? 1 : 26;
+    if (n_digits < 2)
+        return 1;
+    return 26;
 }
 
 /* The weight of digit number n_digits. */
@@ -151,9 +153,12 @@ static void hostname_number_step(struct hostname_state *host, uint32_t digit)
     if (host->stage == PUNY_NUMBER)
         host->value += digit * hostname_weight(host->n_digits);
     host->n_digits++;
-    if (ends)
-        host->stage = host->stage == PUNY_NUMBER ? hostname_number_stage(host) : PUNY_MORE;
-    else if (host->stage == PUNY_NUMBER && !hostname_number_may_be_odd(host))
+    if (ends) {
+        if (host->stage == PUNY_NUMBER)
+            host->stage = hostname_number_stage(host);
+        else
+            host->stage = PUNY_MORE;
+    } else if (host->stage == PUNY_NUMBER && !hostname_number_may_be_odd(host))
         host->stage = PUNY_UNSEEN;
     if (host->stage == PUNY_NUMBER)
         return;
@@ -167,8 +172,14 @@ static void hostname_number_step(struct hostname_state *host, uint32_t digit)
 /* A '-' makes the characters before it ASCII and begins a first number. */
 static void hostname_number_begin(struct hostname_state *host, uint32_t n_ascii)
 {
-    host->stage = n_ascii <= ASCII_MAX ? PUNY_NUMBER : PUNY_UNSEEN;
-    host->n_ascii = n_ascii <= ASCII_MAX ? n_ascii : 0;
+    if (n_ascii <= ASCII_MAX)
+        host->stage = PUNY_NUMBER;
+    else
+        host->stage = PUNY_UNSEEN;
+    if (n_ascii <= ASCII_MAX)
+        host->n_ascii = n_ascii;
+    else
+        host->n_ascii = 0;
     host->n_digits = 0;
     host->value = 0;
 }
@@ -187,7 +198,10 @@ static void hostname_plain_step(struct hostname_state *host, uint8_t byte)
     bool fits =
         host->stage != LABEL_PLAIN && (byte == '-' ? '-' : byte | 0x20) == prefix[host->n_read];
 
-    host->stage = fits ? LABEL_PREFIX : LABEL_PLAIN;
+    if (fits)
+        host->stage = LABEL_PREFIX;
+    else
+        host->stage = LABEL_PLAIN;
     if (fits && host->n_read == 3)
         hostname_number_begin(host, 0);
 }
@@ -209,8 +223,12 @@ static bool hostname_step_byte(struct hostname_state *host, uint8_t byte)
         hostname_number_begin(host, host->n_read - 4);
     else if (host->stage == PUNY_NUMBER || host->stage == PUNY_UNSEEN)
         hostname_number_step(host, hostname_digit_of(byte));
-    else if (host->stage != PUNY_REFUSED)
-        host->stage = hostname_digit_of(byte) < 26 ? PUNY_MORE : PUNY_OPEN;
+    else if (host->stage != PUNY_REFUSED) {
+        if (hostname_digit_of(byte) < 26)
+            host->stage = PUNY_MORE;
+        else
+            host->stage = PUNY_OPEN;
+    }
     host->n_read++;
     host->hyphen = byte == '-';
     return true;
@@ -274,5 +292,7 @@ const struct dfa *hostname_dfa(struct compile *compile)
     dfa_maker_state(&maker, 0);
     for (i = 0; i < maker.states.n && compile_ok(compile); i++)
         hostname_explore_edges(&maker, &keys, i);
-    return compile_ok(compile) ? dfa_minimise(compile, dfa_maker_end(&maker)) : NULL;
+    if (compile_ok(compile))
+        return dfa_minimise(compile, dfa_maker_end(&maker));
+    return NULL;
 }

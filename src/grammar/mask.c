@@ -2,11 +2,10 @@
  *
  * Makes the mask of a walk: the union of the masks of its configurations. Each has two parts.
  *
- * 1. The part that does not depend on the stack. Start in the configuration's state, with an
- * unknown
- *    frame (a hole) below, and walk the trie. The result is an entry: the tokens that are read without
- *    leaving the rule (a bitmap), and the nodes of the trie at which the rule may end in the middle of
- *    a token (the pops). Entries that took long to find are kept in the cache, by state.
+ * 1. The part that does not depend on the stack. Start in the configuration's state, with an unknown
+ *    frame (a hole) below, and walk the trie. The result is an entry: the tokens that are read
+ *    without leaving the rule (a bitmap), and the nodes of the trie at which the rule may end in the
+ *    middle of a token (the pops). Entries that took long to find are kept in the cache, by state.
  * 2. The part that depends on the stack. At each pop, walk the children with the real frames below.
  *    Usually these are few: after a string's closing quote about a hundred tokens go on.
  *
@@ -35,8 +34,6 @@
 #define DEPTH_RESERVE 64 /* frames that a cached entry may push */
 #define KNOWN_MAX     3
 #define POPS_MANY     UINT32_MAX
-
-/* The key of an entry: the state, the topmost frames, and whether anything is below these. */
 
 /* The key of an entry: the state, the topmost frames, and whether anything is below these. */
 struct entry_key {
@@ -288,7 +285,10 @@ static void mask_find_entry(struct walk_work *work, const struct token_trie *tri
     head->trie = t;
     head->need = work->need;
     head->ends = set.hole || set.bottom;
-    head->n_pops = work->many ? POPS_MANY : work->n_pops;
+    if (work->many)
+        head->n_pops = POPS_MANY;
+    else
+        head->n_pops = work->n_pops;
     work->many = false;
 }
 
@@ -449,9 +449,11 @@ static uint32_t mask_steps_max(const struct token_trie *trie)
 {
     uint64_t steps = (uint64_t)trie->tries[0].n_nodes * WALK_NODE_STEPS;
 
-    return steps < WALK_STEPS_MAX   ? WALK_STEPS_MAX
-           : steps > UINT32_MAX / 2 ? UINT32_MAX / 2
-                                    : (uint32_t)steps;
+    if (steps < WALK_STEPS_MAX)
+        return WALK_STEPS_MAX;
+    if (steps > UINT32_MAX / 2)
+        return UINT32_MAX / 2;
+    return (uint32_t)steps;
 }
 
 int walk_mask_within(struct walk_work *work, const struct automaton *automaton,
@@ -473,8 +475,11 @@ int walk_mask_within(struct walk_work *work, const struct automaton *automaton,
     masking.tops = walk_set_load(work, walk);
     for (i = 0; i < masking.tops.n && !work->failed; i++) /* at most ONE_SET_MAX */
         mask_top(&masking, work->pool[masking.tops.at + i]);
-    if (work->failed)
-        return steps < most && work->steps > steps ? ERR_AGAIN : ERR_LIMIT;
+    if (work->failed) {
+        if (steps < most && work->steps > steps)
+            return ERR_AGAIN;
+        return ERR_LIMIT;
+    }
     for (i = 0; i < trie->n_aliases; i++) {
         const struct trie_alias *alias = &trie_aliases(trie)[i];
 

@@ -71,8 +71,11 @@ static uint32_t parts_node_step(const struct node *nodes, uint32_t at, uint8_t b
 
     for (;;) { /* each failure link leads closer to the root */
         next = parts_child_of(nodes, at, byte);
-        if (next != NONE || at == 0)
-            return next == NONE ? 0 : next;
+        if (next != NONE || at == 0) {
+            if (next == NONE)
+                return 0;
+            return next;
+        }
         at = nodes[at].fail;
     }
 }
@@ -184,8 +187,12 @@ static uint32_t parts_free_text(struct composer *composer, const struct watches 
         return 0;
     n = parts_nodes_fill(nodes, watches->items, watches->n);
     parts_nodes_link(nodes, order);
-    for (i = 0; i < n; i++)
-        nodes[i].state = ends ? build_end(build) : build_state(build);
+    for (i = 0; i < n; i++) {
+        if (ends)
+            nodes[i].state = build_end(build);
+        else
+            nodes[i].state = build_state(build);
+    }
     for (i = 0; i < n && compile_tick(build->c); i++)
         if (nodes[i].leaf == NONE) /* other nodes are replaced by their leaf */
             parts_node_build(build, nodes, i);
@@ -243,7 +250,10 @@ static void parts_build_sequence(struct composer *composer, const struct grammar
                    parts_is_stop(&parts[i + 1])) {
             const struct grammar_part *part = &parts[i++];
 
-            next = i + 1 < n ? build_state(build) : to;
+            if (i + 1 < n)
+                next = build_state(build);
+            else
+                next = to;
             build_jump(build, from,
                        part->kind == PART_FREE
                            ? parts_free_part(composer, part, &parts[i], next)
@@ -368,8 +378,12 @@ static uint32_t parts_build_triggers(struct composer *composer, const struct gra
     }
     if (part->max == NONE)
         next = build_state(build);
-    else
-        next = stop == NULL ? composer->end : parts_stop_build(composer, stop, leaf);
+    else {
+        if (stop == NULL)
+            next = composer->end;
+        else
+            next = parts_stop_build(composer, stop, leaf);
+    }
     for (layer = part->max == NONE ? n + 1 : n; layer-- > 0 && compile_tick(build->c);) {
         struct watches watches = {.n = 0};
         uint32_t start;
@@ -440,12 +454,19 @@ static uint32_t parts_pattern_part(struct composer *composer, const struct gramm
     if (part->n_parts == 0)
         return grammar_build_pattern(composer->b, part->text, part->len);
     both[0] = regex_whole(compile, part->text, part->len);
-    both[1] = compile_ok(compile) ? regex_whole(compile, also->text, also->len) : NULL;
-    dfa = compile_ok(compile) ? dfa_side_by_side(compile, both, 2, 0, NONE, parts_both_match, NULL)
-                              : NULL;
+    if (compile_ok(compile))
+        both[1] = regex_whole(compile, also->text, also->len);
+    else
+        both[1] = NULL;
+    if (compile_ok(compile))
+        dfa = dfa_side_by_side(compile, both, 2, 0, NONE, parts_both_match, NULL);
+    else
+        dfa = NULL;
     if (compile_ok(compile) && dfa->states[0].label == 0 && dfa->states[0].n_edges == 0)
         compile_fail(compile, ERR_INVALID, "all that matches would be taken for a call or an end");
-    return compile_ok(compile) ? dfa_build(composer->b, dfa, -1, NULL) : 0;
+    if (compile_ok(compile))
+        return dfa_build(composer->b, dfa, -1, NULL);
+    return 0;
 }
 
 /* Build any part as a rule, and return the state it begins in. */

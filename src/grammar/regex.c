@@ -42,7 +42,9 @@ static void *regex_fail(struct regex_parser *parser, int rc, const char *what)
 
 static int regex_peek_char(const struct regex_parser *parser)
 {
-    return parser->at < parser->len ? (unsigned char)parser->text[parser->at] : -1;
+    if (parser->at < parser->len)
+        return (unsigned char)parser->text[parser->at];
+    return -1;
 }
 
 /* Consume a literal text, if it comes next. */
@@ -387,9 +389,14 @@ static const struct regular *regex_parse_sequence(struct regex_parser *parser)
            regex_peek_char(parser) != ')' && compile_tick(parser->c)) {
         const struct regular *next = regex_parse_repeated(parser);
 
-        regular = regular == NULL ? next : regular_node(parser->c, REGULAR_CAT, regular, next);
+        if (regular == NULL)
+            regular = next;
+        else
+            regular = regular_node(parser->c, REGULAR_CAT, regular, next);
     }
-    return regular == NULL ? regular_node(parser->c, REGULAR_EMPTY, NULL, NULL) : regular;
+    if (regular == NULL)
+        return regular_node(parser->c, REGULAR_EMPTY, NULL, NULL);
+    return regular;
 }
 
 /* Alternatives. */
@@ -423,7 +430,9 @@ static const struct dfa *regex_search_tree(struct compile *compile, const struct
     const struct regular *any = regular_repeat(compile, regular_any(compile), 0, NONE);
 
     tree = regular_node(compile, REGULAR_CAT, regular_node(compile, REGULAR_CAT, any, tree), any);
-    return compile_ok(compile) ? regular_dfa(compile, tree) : NULL;
+    if (compile_ok(compile))
+        return regular_dfa(compile, tree);
+    return NULL;
 }
 
 /* The texts that the tree matches from the first character on: to the last, or with `open` to
@@ -435,7 +444,9 @@ static const struct dfa *regex_add_anchors(struct compile *compile, const struct
 
     if (open)
         tree = regular_node(compile, REGULAR_CAT, tree, any);
-    return compile_ok(compile) ? regular_dfa(compile, tree) : NULL;
+    if (compile_ok(compile))
+        return regular_dfa(compile, tree);
+    return NULL;
 }
 
 struct looks { /* the lookaheads of a pattern, and the rest of it as the last part */
@@ -489,7 +500,8 @@ static bool regex_has_either(const char *text, size_t len)
                 at += text[at] == '\\';
         } else if (text[at] == '(') {
             n = regex_group_len(text + at, len - at);
-            at += n > 0 ? n - 1 : 0;
+            if (n > 0)
+                at += n - 1;
         }
     }
     return false;
@@ -523,9 +535,9 @@ static const struct dfa *regex_with_looks(struct compile *compile, const char *t
         len -= n;
     }
     looks.parts[looks.n++] = regex_add_anchors(compile, regex_tree(compile, text, len), open);
-    return compile_ok(compile)
-               ? dfa_side_by_side(compile, looks.parts, looks.n, 0, NONE, regex_looks_keep, &looks)
-               : NULL;
+    if (compile_ok(compile))
+        return dfa_side_by_side(compile, looks.parts, looks.n, 0, NONE, regex_looks_keep, &looks);
+    return NULL;
 }
 
 const struct dfa *regex_search(struct compile *compile, const char *pattern, size_t len)

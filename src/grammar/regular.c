@@ -44,7 +44,9 @@ static int regular_range_order(const void *a, const void *b)
     const struct regular_range *x = a;
     const struct regular_range *y = b;
 
-    return x->lo < y->lo ? -1 : x->lo > y->lo;
+    if (x->lo < y->lo)
+        return -1;
+    return x->lo > y->lo;
 }
 
 /* Sort and join ranges into out, or their complement when negated. Returns the number of ranges. */
@@ -58,10 +60,10 @@ static uint32_t regular_ranges_tidy(struct regular_range *ranges, uint32_t n, bo
 
     qsort(ranges, n, sizeof *ranges, regular_range_order);
     for (i = 0; i < n; i++) {
-        if (joined > 0 && ranges[i].lo <= ranges[joined - 1].hi + 1)
-            ranges[joined - 1].hi =
-                ranges[i].hi > ranges[joined - 1].hi ? ranges[i].hi : ranges[joined - 1].hi;
-        else
+        if (joined > 0 && ranges[i].lo <= ranges[joined - 1].hi + 1) {
+            if (ranges[i].hi > ranges[joined - 1].hi)
+                ranges[joined - 1].hi = ranges[i].hi;
+        } else
             ranges[joined++] = ranges[i];
     }
     if (!negated) {
@@ -112,9 +114,14 @@ const struct regular *regular_text(struct compile *compile, const char *text, si
         }
         one.lo = one.hi = utf8_decode(text + at);
         set = regular_set(compile, &one, 1, false);
-        regular = regular == NULL ? set : regular_node(compile, REGULAR_CAT, regular, set);
+        if (regular == NULL)
+            regular = set;
+        else
+            regular = regular_node(compile, REGULAR_CAT, regular, set);
     }
-    return regular == NULL ? regular_node(compile, REGULAR_EMPTY, NULL, NULL) : regular;
+    if (regular == NULL)
+        return regular_node(compile, REGULAR_EMPTY, NULL, NULL);
+    return regular;
 }
 
 const struct regular *regular_any(struct compile *compile)
@@ -198,7 +205,10 @@ static uint32_t regular_range_end(uint32_t lo, uint32_t hi)
             m = m << 6 | 0x3f;
             continue;
         }
-        hi = (lo & m) != 0 ? (lo | m) : (hi & ~m) - 1;
+        if ((lo & m) != 0)
+            hi = (lo | m);
+        else
+            hi = (hi & ~m) - 1;
         m = 0x3f;
     }
     return hi;
@@ -329,7 +339,9 @@ static int regular_number_order(const void *a, const void *b)
     uint32_t x = *(const uint32_t *)a;
     uint32_t y = *(const uint32_t *)b;
 
-    return x < y ? -1 : x > y;
+    if (x < y)
+        return -1;
+    return x > y;
 }
 
 /* Put a state on the stack, unless this closure has visited it. */
@@ -396,8 +408,10 @@ static uint32_t regular_subset_number(struct subsets *subsets, bool first)
     final = regular_close_state(subsets, first, true);
     dfa_maker_state(&subsets->maker, final);
     if (subsets->b != NULL && LIST_ADD(nfa->c, &subsets->states)) {
-        subsets->states.items[subsets->states.n - 1] =
-            number == 0 ? subsets->start : build_state(subsets->b);
+        if (number == 0)
+            subsets->states.items[subsets->states.n - 1] = subsets->start;
+        else
+            subsets->states.items[subsets->states.n - 1] = build_state(subsets->b);
         if (compile_ok(nfa->c) && final)
             subsets->b->states.items[subsets->states.items[subsets->states.n - 1]].end = true;
     }
@@ -498,7 +512,9 @@ static const struct dfa *regular_subsets_run(struct compile *compile, const stru
         if (at < subsets.keys.n)
             regular_subset_edges(&subsets, at);
     }
-    return compile_ok(compile) ? dfa_maker_end(&subsets.maker) : NULL;
+    if (compile_ok(compile))
+        return dfa_maker_end(&subsets.maker);
+    return NULL;
 }
 
 const struct dfa *regular_dfa(struct compile *compile, const struct regular *tree)

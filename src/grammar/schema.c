@@ -81,15 +81,20 @@ static uint32_t schema_spaces_of_pattern(struct schema *schema)
 
     if (compile_ok(schema->c) && dfa->states[0].label == 0 && dfa->states[0].n_edges == 0)
         compile_fail(schema->c, ERR_INVALID, "whitespace_pattern matches no white space of JSON");
-    return compile_ok(schema->c) ? dfa_build(schema->b, dfa, -1, NULL) : 0;
+    if (compile_ok(schema->c))
+        return dfa_build(schema->b, dfa, -1, NULL);
+    return 0;
 }
 
 /* The rule of white space, which is built once. */
 static uint32_t schema_spaces(struct schema *schema)
 {
-    if (schema->space_rule == NONE)
-        schema->space_rule = schema->space == GRAMMAR_SPACED ? schema_spaces_of_pattern(schema)
-                                                             : schema_spaces_flexible(schema);
+    if (schema->space_rule == NONE) {
+        if (schema->space == GRAMMAR_SPACED)
+            schema->space_rule = schema_spaces_of_pattern(schema);
+        else
+            schema->space_rule = schema_spaces_flexible(schema);
+    }
     return schema->space_rule;
 }
 
@@ -133,7 +138,9 @@ static int schema_number_order(const void *a, const void *b)
     uint32_t x = *(const uint32_t *)a;
     uint32_t y = *(const uint32_t *)b;
 
-    return x < y ? -1 : x > y;
+    if (x < y)
+        return -1;
+    return x > y;
 }
 
 /* Is a literal always true: true, {}, or not false? */
@@ -163,7 +170,9 @@ uint32_t schema_goal_state(struct schema *schema, uint32_t *literals, uint32_t n
         compile_fail(schema->c, ERR_LIMIT, "more than %d different places: simplify it", GOALS_MAX);
     if (is_new && LIST_ADD(schema->c, &schema->goal_states))
         schema->goal_states.items[number] = build_state(schema->b);
-    return compile_ok(schema->c) ? schema->goal_states.items[number] : 0;
+    if (compile_ok(schema->c))
+        return schema->goal_states.items[number];
+    return 0;
 }
 
 /* --- values ------------------------------------------------------------------------------- */
@@ -188,7 +197,8 @@ static void schema_build_type(struct schema *schema, uint32_t start, const struc
             build(schema, start, &all->items[i]);
             return;
         }
-        first = n++ == 0 ? &all->items[i] : first;
+        if (n++ == 0)
+            first = &all->items[i];
     }
     if (n == 1)
         build(schema, start, first);
@@ -303,9 +313,12 @@ uint32_t schema_part_build(struct build *build, const struct grammar_part *part,
     }
     schema_index_add(schema);
     literal = schema_literal_of(schema, schema->root, false, false);
-    if (compile_ok(compile))
-        root = part->kind == PART_STRING ? schema_build_bare(schema, literal)
-                                         : schema_build_goals(schema, literal);
+    if (compile_ok(compile)) {
+        if (part->kind == PART_STRING)
+            root = schema_build_bare(schema, literal);
+        else
+            root = schema_build_goals(schema, literal);
+    }
     if (compile->rc != 0 && compile->error != NULL && compile->at != NULL &&
         compile->error->where[0] == '\0')
         schema_index_pointer(schema->root, compile->at, compile->error->where,

@@ -44,7 +44,9 @@ static const struct json *schema_prefix_of(const struct json *schema)
 {
     const struct json *prefix = json_get_kind(schema, "prefixItems", JSON_LIST);
 
-    return prefix != NULL ? prefix : json_get_kind(schema, "items", JSON_LIST);
+    if (prefix != NULL)
+        return prefix;
+    return json_get_kind(schema, "items", JSON_LIST);
 }
 
 /* The schema of all further items; NULL: any. */
@@ -137,15 +139,22 @@ uint32_t schema_array_values(struct schema *schema, const struct atom *atoms,
     }
     if (known && values != NULL)
         memcpy(values, found.items, found.n * sizeof(const struct json *));
-    return known ? found.n : 0;
+    if (known)
+        return found.n;
+    return 0;
 }
 
 /* The layer after one more value; NONE: the value may not come any more. */
 static uint32_t schema_unique_next(const struct array *array, uint32_t layer, uint32_t value)
 {
-    if (array->n_unique > UNIQUE_SETS)
-        return value >= layer ? value + 1 : NONE;
-    return (layer >> value & 1) == 0 ? layer | 1u << value : NONE;
+    if (array->n_unique > UNIQUE_SETS) {
+        if (value >= layer)
+            return value + 1;
+        return NONE;
+    }
+    if ((layer >> value & 1) == 0)
+        return layer | 1u << value;
+    return NONE;
 }
 
 /* Set up the layers of uniqueItems. */
@@ -161,7 +170,10 @@ static void schema_unique_begin(struct array *array)
     if (array->n_unique == 0)
         return;
     array->max = array->max < array->n_unique ? array->max : array->n_unique;
-    array->n_layers = array->n_unique > UNIQUE_SETS ? array->n_unique + 1 : 1u << array->n_unique;
+    if (array->n_unique > UNIQUE_SETS)
+        array->n_layers = array->n_unique + 1;
+    else
+        array->n_layers = 1u << array->n_unique;
 }
 
 /* Note a `contains`. */
@@ -175,7 +187,10 @@ static void schema_count_add(struct array *array, const struct atom *atom)
     }
     *count = (struct count){
         .literal = atom->literal, .min = atom->n, .max = atom->m, .from = atom->from};
-    count->cap = count->max != NONE ? count->max : count->min;
+    if (count->max != NONE)
+        count->cap = count->max;
+    else
+        count->cap = count->min;
     if (count->cap > 1000)
         compile_fail(array->s->c, ERR_LIMIT, "minContains or maxContains above 1000");
     array->n_counts++;
@@ -197,7 +212,8 @@ static void schema_array_note_atom(struct array *array, const struct atom *atom)
     case ATOM_ITEMS_MOST: array->max = atom->n < array->max ? atom->n : array->max; break;
     case ATOM_CONTAINS:
         schema_count_add(array, atom);
-        array->last = atom->from > array->last ? atom->from : array->last;
+        if (atom->from > array->last)
+            array->last = atom->from;
         break;
     default: break;
     }
@@ -221,7 +237,10 @@ static bool schema_item_wants(struct array *array, uint32_t at, uint32_t *list, 
         if (atom->kind != ATOM_ITEMS)
             continue;
         prefix = schema_prefix_of(atom->node);
-        schema = prefix != NULL && at < prefix->n ? &prefix->items[at] : schema_rest_of(atom->node);
+        if (prefix != NULL && at < prefix->n)
+            schema = &prefix->items[at];
+        else
+            schema = schema_rest_of(atom->node);
         if (schema == NULL)
             continue;
         if (schema->kind == JSON_BOOL && !schema->flag)
@@ -370,11 +389,13 @@ void schema_array_build(struct schema *schema, uint32_t from, const struct alter
     build_edge(schema->b, from, '[', '[', begin);
     for (atom = alternative->atoms; atom != NULL && compile_tick(schema->c); atom = atom->next)
         schema_array_note_atom(&array, atom);
-    array.max = array.max > ITEMS_NO_LIMIT ? NONE : array.max;
+    if (array.max > ITEMS_NO_LIMIT)
+        array.max = NONE;
     schema_unique_begin(&array);
     if (array.max != NONE && array.max < array.last)
         array.last = array.max;
-    array.last = array.min > array.last ? array.min : array.last;
+    if (array.min > array.last)
+        array.last = array.min;
     if (array.max != NONE && array.max > array.last)
         array.last = array.max;
     for (at = 0, places = ((uint64_t)array.last + 2) * array.n_layers;

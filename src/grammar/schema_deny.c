@@ -22,11 +22,10 @@ static const struct schema_item *schema_item_values(struct expansion *expansion,
 {
     const struct schema_item *atom = schema_item_atom(expansion, values, NULL);
 
-    return atom == NULL
-               ? NULL
-               : schema_item_of(expansion,
-                                (struct schema_item){.kind = ITEM_VALUES, .atom = atom->atom},
-                                NULL);
+    if (atom == NULL)
+        return NULL;
+    return schema_item_of(expansion, (struct schema_item){.kind = ITEM_VALUES, .atom = atom->atom},
+                          NULL);
 }
 
 /* Violations of keywords of numbers and strings. */
@@ -40,7 +39,10 @@ static void schema_deny_scalars(struct expansion *expansion, struct options *opt
 
     for (i = 0; i < 4; i++)
         if (schema_bound_of(expansion, schema, i % 2 != 0, i / 2 != 0, &atom)) {
-            atom.kind = atom.kind == ATOM_MOST ? ATOM_LEAST : ATOM_MOST;
+            if (atom.kind == ATOM_MOST)
+                atom.kind = ATOM_LEAST;
+            else
+                atom.kind = ATOM_MOST;
             atom.strict = !atom.strict;
             schema_option_atom(expansion, options, TYPE_NUMBER, atom);
         }
@@ -79,7 +81,8 @@ static void schema_deny_items(struct expansion *expansion, struct options *optio
     uint32_t i;
 
     if (items != NULL && items->kind == JSON_LIST) {
-        prefix = prefix == NULL ? items : prefix;
+        if (prefix == NULL)
+            prefix = items;
         rest = json_get(schema, "additionalItems");
     }
     for (i = 0; prefix != NULL && i < prefix->n && compile_tick(expansion->s->c); i++) {
@@ -97,7 +100,10 @@ static void schema_deny_items(struct expansion *expansion, struct options *optio
     }
     if (rest == NULL || (rest->kind == JSON_BOOL && rest->flag))
         return;
-    some.from = prefix == NULL ? 0 : prefix->n;
+    if (prefix == NULL)
+        some.from = 0;
+    else
+        some.from = prefix->n;
     if (rest->kind == JSON_BOOL) { /* "no further items" is violated by one more item */
         schema_option_atom(expansion, options, TYPE_ARRAY,
                            (struct atom){.kind = ATOM_ITEMS_LEAST, .n = some.from + 1});
@@ -309,8 +315,14 @@ void schema_deny(struct expansion *expansion, const struct json *schema)
             schema_add_option(
                 expansion, &options,
                 schema_item_types(expansion, TYPE_ALL & ~schema_types_of(expansion, type), NULL));
-        values.node = list == NULL ? NULL : list->items;
-        values.n = list == NULL ? 0 : list->n;
+        if (list == NULL)
+            values.node = NULL;
+        else
+            values.node = list->items;
+        if (list == NULL)
+            values.n = 0;
+        else
+            values.n = list->n;
         if (list != NULL)
             schema_add_option(expansion, &options, schema_item_values(expansion, values));
         values.node = constant;

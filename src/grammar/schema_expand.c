@@ -154,7 +154,10 @@ bool schema_count_of(struct expansion *expansion, const struct json *node, uint3
             return false;
         }
     }
-    *n = value > 4e9 ? 4000000000u : (uint32_t)value;
+    if (value > 4e9)
+        *n = 4000000000u;
+    else
+        *n = (uint32_t)value;
     return true;
 }
 
@@ -205,9 +208,9 @@ static unsigned schema_type_of_value(const struct json *value)
     }
     struct decimal decimal;
 
-    return schema_decimal_read(&decimal, value->text, value->n) && decimal.n_frac == 0
-               ? TYPE_WHOLE
-               : TYPE_FRACTION;
+    if (schema_decimal_read(&decimal, value->text, value->n) && decimal.n_frac == 0)
+        return TYPE_WHOLE;
+    return TYPE_FRACTION;
 }
 
 /* --- constants ---------------------------------------------------------------------------- */
@@ -423,8 +426,10 @@ static bool schema_value_left(struct expansion *expansion, const struct atom *li
 
         if (atom == list || atom->kind != list->kind)
             continue;
-        listed = atom->kind == ATOM_STRINGS ? schema_text_listed(atom, value)
-                                            : schema_number_listed(atom, value);
+        if (atom->kind == ATOM_STRINGS)
+            listed = schema_text_listed(atom, value);
+        else
+            listed = schema_number_listed(atom, value);
         if (atom->kind == ATOM_NUMBERS && atom->negated)
             continue;
         if (listed == atom->negated)
@@ -499,7 +504,10 @@ static bool schema_member_wants(struct expansion *expansion, const struct json *
         if (atom->kind != ATOM_MEMBERS)
             continue;
         known = json_get_kind(atom->node, "properties", JSON_OBJECT);
-        own = known == NULL ? NULL : json_get_n(known, name->text, name->text_len);
+        if (known == NULL)
+            own = NULL;
+        else
+            own = json_get_n(known, name->text, name->text_len);
         other = json_get(atom->node, "additionalProperties");
         if (own == NULL && json_get(atom->node, "patternProperties") == NULL)
             own = other;

@@ -187,7 +187,9 @@ const struct dfa *schema_format_language(struct compile *compile, const char *na
         return schema_time_dfa(compile, "");
     if (strcmp(name, "date-time") == 0)
         return schema_time_dfa(compile, DATE "[tT]");
-    return pattern == NULL ? NULL : regex_whole(compile, pattern, strlen(pattern));
+    if (pattern == NULL)
+        return NULL;
+    return regex_whole(compile, pattern, strlen(pattern));
 }
 
 const struct dfa *schema_format_wide(struct compile *compile, const char *name)

@@ -44,9 +44,9 @@ const struct json *schema_follow(struct expansion *expansion, const struct json 
     if (ref == NULL)
         return NULL;
     to = schema_index_find(expansion->s, schema, ref);
-    return to != NULL
-               ? to
-               : schema_refuse(expansion, ref, "\"$ref\" must refer to a place in the document");
+    if (to != NULL)
+        return to;
+    return schema_refuse(expansion, ref, "\"$ref\" must refer to a place in the document");
 }
 
 /* Refuse keywords whose meaning depends on the path of evaluation. */

@@ -36,9 +36,14 @@ static const char *schema_uri_join(struct schema *schema, const char *base, cons
         keep = strlen(base);
     else if (colon != NULL && (stop == NULL || colon < stop))
         keep = 0; /* absolute */
-    else if (ref[0] == '/')
-        keep = host != NULL ? (size_t)(host - base) : scheme != NULL ? strlen(base) : 0;
-    else if (slash != NULL && (scheme == NULL || slash > scheme + 2))
+    else if (ref[0] == '/') {
+        if (host != NULL)
+            keep = (size_t)(host - base);
+        else if (scheme != NULL)
+            keep = strlen(base);
+        else
+            keep = 0;
+    } else if (slash != NULL && (scheme == NULL || slash > scheme + 2))
         keep = (size_t)(slash - base) + 1;
     memcpy(out, base, keep);
     memcpy(out + keep, ref, ref_len);
@@ -239,10 +244,14 @@ static const struct json *schema_pointer_follow(struct schema *schema, const str
         }
         for (i = 0; i < n && i < 9 && name[i] >= '0' && name[i] <= '9'; i++)
             number = number * 10 + (uint32_t)(name[i] - '0');
-        node = node->kind == JSON_LIST && i == n && n > 0 && number < node->n ? &node->items[number]
-                                                                              : NULL;
+        if (node->kind == JSON_LIST && i == n && n > 0 && number < node->n)
+            node = &node->items[number];
+        else
+            node = NULL;
     }
-    return *at == '\0' ? node : NULL;
+    if (*at == '\0')
+        return node;
+    return NULL;
 }
 
 /* Resolve the URI before '#', then the fragment: a pointer or an anchor. */
@@ -286,7 +295,10 @@ static size_t schema_add_token(char *out, size_t at, size_t cap, const struct js
 
         if (ch == '~' || ch == '/') {
             out[at++] = '~';
-            ch = ch == '~' ? '0' : '1';
+            if (ch == '~')
+                ch = '0';
+            else
+                ch = '1';
         }
         out[at++] = ch;
     }

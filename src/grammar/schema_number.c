@@ -96,10 +96,16 @@ bool schema_decimal_read(struct decimal *decimal, const char *text, size_t len)
         point = n;
     if (at < len && (text[at] == 'e' || text[at] == 'E')) {
         small = at + 1 < len && text[at + 1] == '-';
-        at += small || (at + 1 < len && text[at + 1] == '+') ? 2 : 1;
+        if (small || (at + 1 < len && text[at + 1] == '+'))
+            at += 2;
+        else
+            at += 1;
         for (; at < len && schema_is_digit(text[at]); at++)
             exponent = exponent > 100000 ? exponent : exponent * 10 + (text[at] - '0');
-        point += small ? -exponent : exponent;
+        if (small)
+            point += -exponent;
+        else
+            point += exponent;
     }
     if (!schema_decimal_place(decimal, digits, n, point))
         return false;
@@ -150,8 +156,12 @@ static uint32_t schema_compare_int(const struct decimal *value, uint32_t word, i
         return word;
     if (n >= (uint32_t)value->n_int)
         return 2 | ((uint32_t)value->n_int + 1) << 2;
-    if (order == 0 && digit != value->digits[n] - '0')
-        order = digit < value->digits[n] - '0' ? 1 : 2;
+    if (order == 0 && digit != value->digits[n] - '0') {
+        if (digit < value->digits[n] - '0')
+            order = 1;
+        else
+            order = 2;
+    }
     return order | (n + 1) << 2;
 }
 
@@ -173,9 +183,14 @@ static uint32_t schema_compare_frac(const struct decimal *value, uint32_t word, 
 
     if (ORDER(word) != 0)
         return word;
-    if (digit != want)
-        return digit < want ? 1 : 2;
-    return n < (uint32_t)value->n_frac ? (n + 1) << 2 : word;
+    if (digit != want) {
+        if (digit < want)
+            return 1;
+        return 2;
+    }
+    if (n < (uint32_t)value->n_frac)
+        return (n + 1) << 2;
+    return word;
 }
 
 /* The order of the complete number and the value: -1, 0 or 1. */
@@ -185,7 +200,12 @@ static int schema_compare_end(const struct decimal *value, uint32_t word, bool m
 
     if (!settled)
         word = schema_compare_settle(value, word);
-    order = ORDER(word) == 1 ? -1 : ORDER(word) == 2 ? 1 : 0;
+    if (ORDER(word) == 1)
+        order = -1;
+    else if (ORDER(word) == 2)
+        order = 1;
+    else
+        order = 0;
     if (order == 0 && READ(word) < (uint32_t)value->n_frac)
         order = -1; /* digits of the value are left, and its last digit is not 0 */
     if (minus && value->minus)
@@ -193,7 +213,11 @@ static int schema_compare_end(const struct decimal *value, uint32_t word, bool m
     if (minus || value->minus) { /* signs differ: equal only if both are zero */
         bool zeros = order == 0 && value->n_int + value->n_frac == 0;
 
-        return zeros ? 0 : minus ? -1 : 1;
+        if (zeros)
+            return 0;
+        if (minus)
+            return -1;
+        return 1;
     }
     return order;
 }
@@ -214,8 +238,11 @@ static uint32_t schema_multiple_digit(const struct number_rule *rule, uint32_t w
 
     if (word == LOST)
         return LOST;
-    if (fraction && read == rule->scale)
-        return digit == 0 ? word : LOST;
+    if (fraction && read == rule->scale) {
+        if (digit == 0)
+            return word;
+        return LOST;
+    }
     rest = (uint32_t)(((uint64_t)rest * 10 + (uint32_t)digit) % rule->modulus);
     return rest | (read + fraction) << 24;
 }
@@ -260,8 +287,10 @@ static bool schema_rule_holds(const struct number_rule *rule, uint32_t word, boo
     switch (rule->kind) {
     case RULE_BOUND:
         order = schema_compare_end(&rule->value, word, minus, fraction);
-        holds = rule->most ? order < 0 || (order == 0 && !rule->strict)
-                           : order > 0 || (order == 0 && !rule->strict);
+        if (rule->most)
+            holds = order < 0 || (order == 0 && !rule->strict);
+        else
+            holds = order > 0 || (order == 0 && !rule->strict);
         break;
     case RULE_EQUAL: holds = schema_compare_end(&rule->value, word, minus, fraction) == 0; break;
     case RULE_MULTIPLE: holds = schema_multiple_end(rule, word); break;
@@ -309,9 +338,12 @@ static bool schema_machine_step(const struct machine *machine, uint32_t *word, c
     }
     if (word[0] == AT_ZERO)
         return false;
-    if (word[0] <= AT_MINUS)
-        word[0] = byte == '0' ? AT_ZERO : AT_INT;
-    else if (word[0] == AT_POINT)
+    if (word[0] <= AT_MINUS) {
+        if (byte == '0')
+            word[0] = AT_ZERO;
+        else
+            word[0] = AT_INT;
+    } else if (word[0] == AT_POINT)
         word[0] = AT_FRACTION;
     for (i = 0; i < machine->n; i++)
         word[2 + i] = schema_rule_digit(&machine->rules[i], word[2 + i], byte - '0', fraction);
@@ -342,7 +374,9 @@ static const struct dfa *schema_machine_dfa(struct compile *compile, const struc
             dfa_maker_edge(&maker, (uint8_t)bytes[i], (uint8_t)bytes[i], number);
         }
     }
-    return compile_ok(compile) ? dfa_minimise(compile, dfa_maker_end(&maker)) : NULL;
+    if (compile_ok(compile))
+        return dfa_minimise(compile, dfa_maker_end(&maker));
+    return NULL;
 }
 
 /* --- from atoms --------------------------------------------------------------------------- */
@@ -501,7 +535,10 @@ void schema_number_build(struct schema *schema, uint32_t from,
         return;
     }
     schema_rules_fill(schema, alternative, machine);
-    dfa = compile_ok(schema->c) ? schema_machine_dfa(schema->c, machine) : NULL;
+    if (compile_ok(schema->c))
+        dfa = schema_machine_dfa(schema->c, machine);
+    else
+        dfa = NULL;
     if (!compile_ok(schema->c))
         return;
     for (list = alternative->atoms; list != NULL; list = list->next)

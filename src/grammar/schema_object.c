@@ -125,9 +125,9 @@ static const struct dfa *schema_names_dfa(struct schema *schema, uint32_t litera
         }
         parts[n++] = schema_string_dfa(schema, &all.items[i]);
     }
-    return compile_ok(schema->c)
-               ? dfa_side_by_side(schema->c, parts, n, 0, NONE, schema_keep_any, NULL)
-               : NULL;
+    if (compile_ok(schema->c))
+        return dfa_side_by_side(schema->c, parts, n, 0, NONE, schema_keep_any, NULL);
+    return NULL;
 }
 
 /* Add a member that must exist somewhere. */
@@ -388,7 +388,9 @@ static void schema_escaped(struct object *object, const struct member *member, s
 /* The bytes of a buf that may be empty. */
 static const char *schema_bytes_of(const struct buf *buf)
 {
-    return buf->bytes == NULL ? "" : buf->bytes;
+    if (buf->bytes == NULL)
+        return "";
+    return buf->bytes;
 }
 
 /* Build the tree of a layer's open names, without the known names; NONE: there are none. */
@@ -501,10 +503,17 @@ static void schema_counts_settle(struct object *object)
         required += object->members.items[i].required;
     if (object->open == NULL && object->max != NONE && object->max >= object->members.n)
         object->max = NONE;
-    if (object->max != NONE)
-        object->count_cap = object->max > object->min ? object->max : object->min;
-    else
-        object->count_cap = object->min > required ? object->min : 0;
+    if (object->max != NONE) {
+        if (object->max > object->min)
+            object->count_cap = object->max;
+        else
+            object->count_cap = object->min;
+    } else {
+        if (object->min > required)
+            object->count_cap = object->min;
+        else
+            object->count_cap = 0;
+    }
     if (object->count_cap == 0 && object->max == NONE)
         object->min = 0;
 }

@@ -110,7 +110,9 @@ static enum language schema_format_kind(const struct alternative *alternative,
     if ((!counted && !schema_has_company(alternative, atom)) ||
         !schema_format_has_shape(atom->node->text, counted))
         return LANGUAGE_FORMAT;
-    return atom->negated ? LANGUAGE_NARROW : LANGUAGE_WIDE;
+    if (atom->negated)
+        return LANGUAGE_NARROW;
+    return LANGUAGE_WIDE;
 }
 
 /* The language of the texts among node[0 .. n). */
@@ -123,7 +125,9 @@ static const struct dfa *schema_list_dfa(struct schema *schema, const struct jso
         if (node[i].kind == JSON_TEXT)
             tree = regular_node(schema->c, REGULAR_ALT, tree,
                                 regular_text(schema->c, node[i].text, node[i].text_len));
-    return compile_ok(schema->c) ? regular_dfa(schema->c, tree) : NULL;
+    if (compile_ok(schema->c))
+        return regular_dfa(schema->c, tree);
+    return NULL;
 }
 
 /* All constraints of an alternative as one language, with these bounds on the length. */
@@ -154,7 +158,10 @@ static const struct dfa *schema_string_dfa_within(struct schema *schema,
         }
         parts[n] = dfa;
         wanted.mask |= 1u << n;
-        wanted.value |= atom->negated ? 0 : 1u << n;
+        if (atom->negated)
+            wanted.value |= 0;
+        else
+            wanted.value |= 1u << n;
         n++;
     }
     if (schema->holds != NULL && n < DFA_PARTS_MAX) {
@@ -332,7 +339,9 @@ static uint32_t schema_counted_line(struct schema *schema, uint32_t min, uint32_
             schema_set_plain(schema, state, last - i);
         at = state;
     }
-    return at == NONE ? 0 : at;
+    if (at == NONE)
+        return 0;
+    return at;
 }
 
 /* A rule of exactly STRING_BLOCK characters. */
@@ -381,7 +390,9 @@ static uint32_t schema_counted_blocks(struct schema *schema, uint32_t min, uint3
         }
         next = at;
     }
-    return next == NONE ? 0 : next;
+    if (next == NONE)
+        return 0;
+    return next;
 }
 
 /* --- lists of texts ----------------------------------------------------------------------- */
@@ -506,8 +517,9 @@ static uint32_t schema_string_body(struct schema *schema, const struct alternati
 
         if (!compile_ok(schema->c))
             return 0;
-        return schema->holds == NULL ? dfa_build_json(schema->b, dfa, leaf)
-                                     : dfa_build_json_once(schema->b, dfa, leaf);
+        if (schema->holds == NULL)
+            return dfa_build_json(schema->b, dfa, leaf);
+        return dfa_build_json_once(schema->b, dfa, leaf);
     }
     if (limits.max != NONE && limits.min > limits.max)
         return build_state(schema->b);

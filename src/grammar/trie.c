@@ -34,9 +34,14 @@ static int trie_spelled_order(const void *a, const void *b)
 
     if (order != 0)
         return order;
-    if (left->len != right->len)
-        return left->len < right->len ? -1 : 1;
-    return left->id < right->id ? -1 : 1;
+    if (left->len != right->len) {
+        if (left->len < right->len)
+            return -1;
+        return 1;
+    }
+    if (left->id < right->id)
+        return -1;
+    return 1;
 }
 
 /* The number of characters of a text if all are plain; else 0. */
@@ -90,7 +95,10 @@ static uint32_t trie_add(struct buf *nodes, const struct spelled *list, uint32_t
             open[depth] = nodes->len;
             buf_add(nodes, &node, sizeof node);
         }
-        before = i < n ? list[i].bytes : NULL;
+        if (i < n)
+            before = list[i].bytes;
+        else
+            before = NULL;
     }
     return (uint32_t)((nodes->len - start) / sizeof(struct trie_node));
 }

@@ -44,7 +44,8 @@ uint32_t walk_frame_push(struct walk_work *work, uint32_t state, uint32_t below,
                                      .depth = (uint16_t)depth,
                                      .count = (uint16_t)count};
     work->heads[hash] = i;
-    work->depth_max = depth > work->depth_max ? depth : work->depth_max;
+    if (depth > work->depth_max)
+        work->depth_max = depth;
     return i;
 }
 
@@ -122,7 +123,9 @@ static uint32_t walk_call_count(const struct walk_work *work, uint32_t start)
 
     if ((state->flags & AUTOMATON_COUNTED) != 0 || state->count == 0)
         return 0;
-    return state->count < UINT16_MAX ? state->count + 1u : UINT16_MAX;
+    if (state->count < UINT16_MAX)
+        return state->count + 1u;
+    return UINT16_MAX;
 }
 
 /* Follow the calls of one configuration, and its end. */
@@ -134,10 +137,11 @@ static void walk_close_one(struct walk_work *work, struct set *set, struct walk_
 
     /* The steps of this loop are counted by walk_set_add() and walk_frame_push(). */
     for (i = 0; i < state->n_calls && !work->failed; i++) {
-        frame = call[i].back == AUTOMATON_NONE
-                    ? top.frame
-                    : walk_frame_push(work, call[i].back, top.frame,
-                                      walk_call_count(work, call[i].start));
+        if (call[i].back == AUTOMATON_NONE)
+            frame = top.frame;
+        else
+            frame = walk_frame_push(work, call[i].back, top.frame,
+                                    walk_call_count(work, call[i].start));
         if (frame != UINT32_MAX)
             walk_set_add(work, set, call[i].start, frame);
     }
@@ -182,7 +186,9 @@ static uint32_t walk_counted(struct walk_work *work, uint32_t state, uint32_t fr
         left--;
     if (left < 1 + (uint32_t)to->count)
         return UINT32_MAX;
-    return left == f->count ? frame : walk_frame_push(work, f->state, f->below, left);
+    if (left == f->count)
+        return frame;
+    return walk_frame_push(work, f->state, f->below, left);
 }
 
 struct set walk_set_step(struct walk_work *work, const struct set *from, uint8_t byte)
@@ -276,7 +282,10 @@ static int walk_set_store(struct walk_work *work, const struct set *set, struct 
     for (i = 0; i < set->n; i++) {
         f = work->pool[set->at + i].frame;
         walk->tops[i].state = work->pool[set->at + i].state;
-        walk->tops[i].frame = f == FRAME_BOTTOM ? 0 : work->frames[f].next;
+        if (f == FRAME_BOTTOM)
+            walk->tops[i].frame = 0;
+        else
+            walk->tops[i].frame = work->frames[f].next;
     }
     walk->n_tops = (uint16_t)set->n;
     walk->n_frames = (uint16_t)n;
@@ -304,8 +313,11 @@ static int walk_follow_bytes(struct walk_work *work, struct walk *walk, const un
         if (work->failed)
             break;
         set = walk_set_step(work, &set, bytes[i]);
-        if (set.n == 0)
-            return work->failed ? ERR_LIMIT : ERR_INVALID;
+        if (set.n == 0) {
+            if (work->failed)
+                return ERR_LIMIT;
+            return ERR_INVALID;
+        }
         if (work->n_pool > SET_CAP / 2) { /* only the last set is needed: move it to the front */
             memmove(work->pool, work->pool + set.at, set.n * sizeof work->pool[0]);
             set.at = 0;
@@ -411,7 +423,10 @@ size_t walk_forced(struct walk_work *work, const struct automaton *automaton,
         int byte;
 
         walk_set_close(work, &set);
-        byte = work->failed || set.bottom ? -1 : walk_only_byte(work, &set);
+        if (work->failed || set.bottom)
+            byte = -1;
+        else
+            byte = walk_only_byte(work, &set);
         if (byte < 0)
             break;
         bytes[n] = (char)byte;

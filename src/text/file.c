@@ -28,7 +28,9 @@ static int file_drain(struct buf *out, FILE *f, size_t limit)
         if (out->len > limit)
             return ERR_LIMIT;
     }
-    return ferror(f) ? ERR_IO : ERR_OK;
+    if (ferror(f))
+        return ERR_IO;
+    return ERR_OK;
 }
 
 /* Open dir/name for reading. *path gets the joined path; the caller frees it in every case, because
@@ -46,7 +48,10 @@ static int file_open(FILE **out, struct buf *path, const char *dir, const char *
     *out = fopen(path->bytes, "rb");
     if (*out != NULL)
         return ERR_OK;
-    rc = errno == ENOENT || errno == ENOTDIR ? ERR_NOT_FOUND : ERR_IO;
+    if (errno == ENOENT || errno == ENOTDIR)
+        rc = ERR_NOT_FOUND;
+    else
+        rc = ERR_IO;
     (void)snprintf(why, why_cap, "%s: cannot be opened (error %d)", path->bytes, errno);
     return rc;
 }
@@ -104,7 +109,11 @@ static int file_fold_file(struct hash *hash, FILE *f, size_t limit)
     }
     mem_free(piece);
     file_fold_end(hash, total);
-    return ferror(f) ? ERR_IO : total > limit ? ERR_LIMIT : ERR_OK;
+    if (ferror(f))
+        return ERR_IO;
+    if (total > limit)
+        return ERR_LIMIT;
+    return ERR_OK;
 }
 
 int file_digest(struct hash *hash, const char *dir, const char *name, size_t limit, char *why,

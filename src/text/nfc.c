@@ -67,7 +67,9 @@ static int nfc_compare_ccc(const void *key, const void *entry)
     uint32_t c = *(const uint32_t *)key;
     uint32_t e = ((const struct unicode_ccc *)entry)->c;
 
-    return c < e ? -1 : c > e;
+    if (c < e)
+        return -1;
+    return c > e;
 }
 
 static int nfc_compare_decomposed(const void *key, const void *entry)
@@ -75,7 +77,9 @@ static int nfc_compare_decomposed(const void *key, const void *entry)
     uint32_t c = *(const uint32_t *)key;
     uint32_t e = ((const struct unicode_decompose *)entry)->c;
 
-    return c < e ? -1 : c > e;
+    if (c < e)
+        return -1;
+    return c > e;
 }
 
 static int nfc_compare_composed(const void *key, const void *entry)
@@ -83,9 +87,14 @@ static int nfc_compare_composed(const void *key, const void *entry)
     const struct unicode_compose *a = key;
     const struct unicode_compose *b = entry;
 
-    if (a->first != b->first)
-        return a->first < b->first ? -1 : 1;
-    return a->second < b->second ? -1 : a->second > b->second;
+    if (a->first != b->first) {
+        if (a->first < b->first)
+            return -1;
+        return 1;
+    }
+    if (a->second < b->second)
+        return -1;
+    return a->second > b->second;
 }
 
 /* The combining class of a character. No character below U+0300 is a mark. */
@@ -97,7 +106,9 @@ static uint8_t nfc_ccc_of(uint32_t c)
         return 0;
     found =
         bsearch(&c, unicode_ccc, NFC_COUNT(unicode_ccc), sizeof unicode_ccc[0], nfc_compare_ccc);
-    return found == NULL ? 0 : found->ccc;
+    if (found == NULL)
+        return 0;
+    return found->ccc;
 }
 
 static void nfc_add(struct nfc *nfc, uint32_t c)
@@ -151,9 +162,14 @@ static int nfc_compare_order(const void *a, const void *b)
     const struct nfc_char *x = a;
     const struct nfc_char *y = b;
 
-    if (x->ccc != y->ccc)
-        return x->ccc < y->ccc ? -1 : 1;
-    return x->order < y->order ? -1 : x->order > y->order;
+    if (x->ccc != y->ccc) {
+        if (x->ccc < y->ccc)
+            return -1;
+        return 1;
+    }
+    if (x->order < y->order)
+        return -1;
+    return x->order > y->order;
 }
 
 /* Sort each run of marks by class. Marks of different classes attach to different places of the
@@ -190,7 +206,9 @@ static uint32_t nfc_find_composed(uint32_t a, uint32_t b)
         return a + (b - HANGUL_T);
     found = bsearch(&key, unicode_compose, NFC_COUNT(unicode_compose), sizeof unicode_compose[0],
                     nfc_compare_composed);
-    return found == NULL ? 0 : found->composed;
+    if (found == NULL)
+        return 0;
+    return found->composed;
 }
 
 /* Replace a starter and a mark that compose by their composition. A mark is blocked, and stays,

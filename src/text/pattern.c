@@ -110,7 +110,9 @@ static int pattern_add_members(struct pattern_work *work, struct buf *out)
         else
             buf_add_byte(out, c);
     }
-    return rc != ERR_OK ? rc : pattern_refuse(work, "a class without an end");
+    if (rc != ERR_OK)
+        return rc;
+    return pattern_refuse(work, "a class without an end");
 }
 
 /* Read a class inside a class, work->at after its bracket. Its members go to out; *negated reports
@@ -155,8 +157,12 @@ static int pattern_read_part(struct pattern_work *work, struct class_parts *p)
     rc = pattern_read_inner(work, &inner, &negated);
     if (rc == ERR_OK && negated && !p->intersects)
         rc = pattern_refuse(work, "a negated class joined to another");
-    if (rc == ERR_OK && p->intersects)
-        to = negated ? &p->forbidden : &p->demanded;
+    if (rc == ERR_OK && p->intersects) {
+        if (negated)
+            to = &p->forbidden;
+        else
+            to = &p->demanded;
+    }
     if (rc == ERR_OK)
         buf_add(to, inner.bytes, inner.len);
     to->failed = to->failed || inner.failed;

@@ -129,7 +129,10 @@ static void regex_add_ranges(const char *text, size_t len, struct buf *out)
         if (last == 0)
             first = c;
         last = c;
-        i += i < len ? utf8_sequence(text + i, len - i) : 1;
+        if (i < len)
+            i += utf8_sequence(text + i, len - i);
+        else
+            i += 1;
     }
 }
 
@@ -232,6 +235,9 @@ int regex_next(const struct regex *re, struct regex_work *work, const char *text
         return ERR_LIMIT;
     *start = place[0];
     /* \K in a look-ahead can put the start after the end. */
-    *end = place[1] < place[0] ? place[0] : place[1];
+    if (place[1] < place[0])
+        *end = place[0];
+    else
+        *end = place[1];
     return ERR_OK;
 }

@@ -124,7 +124,10 @@ size_t unicode_next_check(const char *text, size_t len, size_t from)
         }
         /* Lead bytes below 0xcc encode characters below U+0300, which NFC never changes. */
         if ((unsigned char)text[i] < 0xcc) {
-            i += (unsigned char)text[i] < 0x80 ? 1 : 2;
+            if ((unsigned char)text[i] < 0x80)
+                i += 1;
+            else
+                i += 2;
             continue;
         }
         if (unicode_class(utf8_decode(text + i)) & UNICODE_CHECK)

@@ -59,7 +59,8 @@ int detok_init(struct detok *detok, const struct tokenizer *tokenizer, bool skip
         if (stops[i].len > DETOK_STOP_BYTES_MAX)
             return ERR_LIMIT;
         bytes += sizeof(struct detok_match) + (stops[i].len + 1) * sizeof *fail_at + stops[i].len;
-        longest = stops[i].len > longest ? stops[i].len : longest;
+        if (stops[i].len > longest)
+            longest = stops[i].len;
     }
     /* One block holds the automata, their failure functions, the texts and the held bytes. */
     memory = mem_alloc(bytes + longest);
@@ -136,7 +137,8 @@ static void detok_put_byte(struct detok *detok, char c, struct buf *out)
             detok_stop_at(detok, i, c, out);
             return;
         }
-        longest = match->state > longest ? match->state : longest;
+        if (match->state > longest)
+            longest = match->state;
     }
     if (longest == 0) {
         buf_add(out, detok->held, detok->held_len);
@@ -218,7 +220,10 @@ static void detok_put_started(struct detok *detok, const char *bytes, size_t len
 
     if (detok->strip_n > 0 && len > 0) {
         from = tokenizer_strip(detok->tokenizer, detok->strip_n, bytes, len, &taken);
-        detok->strip_n = from == len ? detok->strip_n - taken : 0;
+        if (from == len)
+            detok->strip_n = detok->strip_n - taken;
+        else
+            detok->strip_n = 0;
     }
     detok_put_joined(detok, bytes + from, len - from, out);
 }

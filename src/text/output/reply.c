@@ -104,7 +104,9 @@ enum match reply_match(const struct reply *reply, size_t from, const char *tag)
         return MATCH_NO;
     if (cmp == n)
         return MATCH_YES;
-    return reply->ended ? MATCH_NO : MATCH_MAYBE;
+    if (reply->ended)
+        return MATCH_NO;
+    return MATCH_MAYBE;
 }
 
 /* Scan position by position. At the first position where a tag matches or might match, stop: text
@@ -259,7 +261,10 @@ static bool reply_step_start(struct reply *reply)
         return true;
     }
     if (open == NULL || reply->o.begins_inside) {
-        reply->state = open == NULL ? REPLY_IN_TEXT : REPLY_IN_REASON;
+        if (open == NULL)
+            reply->state = REPLY_IN_TEXT;
+        else
+            reply->state = REPLY_IN_REASON;
         return true;
     }
     while (n < reply_left(reply) && reply_is_space(reply_in(reply)[n]))
@@ -271,7 +276,10 @@ static bool reply_step_start(struct reply *reply)
         return false;
     if (match == MATCH_YES)
         reply->at += n + strlen(open);
-    reply->state = match == MATCH_YES ? REPLY_IN_REASON : REPLY_IN_TEXT;
+    if (match == MATCH_YES)
+        reply->state = REPLY_IN_REASON;
+    else
+        reply->state = REPLY_IN_TEXT;
     return true;
 }
 
@@ -576,7 +584,9 @@ static int reply_run_step(struct reply *reply)
         reply->in.len -= reply->at;
         reply->at = 0;
     }
-    return reply_has_failed(reply) ? ERR_NO_MEMORY : ERR_OK;
+    if (reply_has_failed(reply))
+        return ERR_NO_MEMORY;
+    return ERR_OK;
 }
 
 void reply_init(struct reply *reply, const struct reply_options *options, reply_fn *said, void *arg)
@@ -635,7 +645,9 @@ int reply_finish(struct reply *reply)
     if (!reply_is_reasoning(reply) && reply->any_content && reply->n_calls == 0)
         reply_say(reply, REPLY_CONTENT, reply->space.bytes, reply->space.len);
     buf_clear(&reply->space);
-    return reply_has_failed(reply) ? ERR_NO_MEMORY : ERR_OK;
+    if (reply_has_failed(reply))
+        return ERR_NO_MEMORY;
+    return ERR_OK;
 }
 
 /* --- which format ------------------------------------------------------------------------- */
@@ -679,7 +691,9 @@ enum reply_reasoning reply_reasoning_of(const char *source)
 {
     if (strstr(source, "</think>") != NULL)
         return REPLY_THINK;
-    return strstr(source, "[/THINK]") != NULL ? REPLY_THINK_BRACKETS : REPLY_NO_REASONING;
+    if (strstr(source, "[/THINK]") != NULL)
+        return REPLY_THINK_BRACKETS;
+    return REPLY_NO_REASONING;
 }
 
 enum reply_format reply_format_named(const char *name)

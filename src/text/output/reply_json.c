@@ -91,7 +91,10 @@ bool reply_step_close(struct reply *reply)
         reply->at++;
     if (reply_left(reply) == 0)
         return false;
-    match = close == NULL ? MATCH_NO : reply_match(reply, 0, close);
+    if (close == NULL)
+        match = MATCH_NO;
+    else
+        match = reply_match(reply, 0, close);
     if (match == MATCH_MAYBE)
         return false;
     if (match == MATCH_YES)
@@ -150,7 +153,10 @@ bool reply_step_key(struct reply *reply)
     reply_take_space(reply);
     if (reply_left(reply) == 0 && !reply->ended)
         return false;
-    c = reply_left(reply) == 0 ? '\0' : *reply_in(reply);
+    if (reply_left(reply) == 0)
+        c = '\0';
+    else
+        c = *reply_in(reply);
     if (c == ',') {
         reply_take(reply, 1);
     } else if (c == '"') {
@@ -232,7 +238,10 @@ bool reply_step_value(struct reply *reply)
     reply_take_space(reply);
     if (reply_left(reply) == 0 && !reply->ended)
         return false;
-    c = reply_left(reply) == 0 ? '\0' : *reply_in(reply);
+    if (reply_left(reply) == 0)
+        c = '\0';
+    else
+        c = *reply_in(reply);
     if (c == '\0' && !reply->is_said) {
         reply_fail_call(reply);
     } else if (reply_is_key(reply, "name") && c == '"' && !reply->is_said) {
@@ -312,7 +321,10 @@ bool reply_step_list(struct reply *reply)
         reply_take(reply, 1);
     if (reply_left(reply) == 0 && !reply->ended)
         return false;
-    c = reply_left(reply) == 0 ? '\0' : *reply_in(reply);
+    if (reply_left(reply) == 0)
+        c = '\0';
+    else
+        c = *reply_in(reply);
     if (c == '{') {
         if (reply->n_calls > 0 && reply->raw.len == 0)
             reply_begin_call(reply, REPLY_AT_OBJECT, 0);

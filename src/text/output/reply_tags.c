@@ -17,17 +17,23 @@
  * before that its type cannot be decided. */
 static const char *reply_param_open(const struct reply *reply)
 {
-    return reply->o.format == REPLY_GLM45 ? "<arg_key>" : "<parameter=";
+    if (reply->o.format == REPLY_GLM45)
+        return "<arg_key>";
+    return "<parameter=";
 }
 
 static const char *reply_param_name_end(const struct reply *reply)
 {
-    return reply->o.format == REPLY_GLM45 ? "</arg_key>" : ">";
+    if (reply->o.format == REPLY_GLM45)
+        return "</arg_key>";
+    return ">";
 }
 
 static const char *reply_value_end(const struct reply *reply)
 {
-    return reply->o.format == REPLY_GLM45 ? "</arg_value>" : "</parameter>";
+    if (reply->o.format == REPLY_GLM45)
+        return "</arg_value>";
+    return "</parameter>";
 }
 
 /* Between parameters: the next one, or the end of the call. */
@@ -70,7 +76,10 @@ bool reply_step_in_param(struct reply *reply)
         return false;
     reply_take(reply, strlen(end));
     buf_clear(&reply->value);
-    reply->state = reply->o.format == REPLY_GLM45 ? REPLY_BEFORE_VALUE : REPLY_IN_VALUE;
+    if (reply->o.format == REPLY_GLM45)
+        reply->state = REPLY_BEFORE_VALUE;
+    else
+        reply->state = REPLY_IN_VALUE;
     return true;
 }
 
@@ -87,7 +96,10 @@ bool reply_step_before_value(struct reply *reply)
         return false;
     if (match == MATCH_YES)
         reply_take(reply, strlen("<arg_value>"));
-    reply->state = match == MATCH_YES ? REPLY_IN_VALUE : REPLY_AT_PARAM;
+    if (match == MATCH_YES)
+        reply->state = REPLY_IN_VALUE;
+    else
+        reply->state = REPLY_AT_PARAM;
     return true;
 }
 
@@ -197,8 +209,10 @@ bool reply_step_header(struct reply *reply)
         reply->state = REPLY_IN_MESSAGE_ARGS;
     } else {
         n = reply_header_word(&reply->name, "<|channel|>", &word);
-        reply->state = n == 8 && memcmp(word, "analysis", 8) == 0 ? REPLY_IN_MESSAGE_REASON
-                                                                  : REPLY_IN_MESSAGE_TEXT;
+        if (n == 8 && memcmp(word, "analysis", 8) == 0)
+            reply->state = REPLY_IN_MESSAGE_REASON;
+        else
+            reply->state = REPLY_IN_MESSAGE_TEXT;
     }
     buf_clear(&reply->name);
     return true;

@@ -336,7 +336,10 @@ static bool reply_py_literal(struct py *python, struct buf *out)
                 return false;
             if (!reply_py_atom(python, out))
                 return false;
-            next = is_key ? PY_COLON : PY_COMMA;
+            if (is_key)
+                next = PY_COLON;
+            else
+                next = PY_COMMA;
         }
     } while (depth > 0);
     return true;

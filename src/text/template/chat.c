@@ -70,7 +70,9 @@ static int chat_read_config(struct chat *chat, const char *dir, const char *name
             (void)snprintf(why, why_cap, "%s: %s", name, reason);
     }
     buf_fini(&text);
-    return rc == ERR_NOT_FOUND ? ERR_OK : rc;
+    if (rc == ERR_NOT_FOUND)
+        return ERR_OK;
+    return rc;
 }
 
 /* Special tokens are strings, or objects with "content". */
@@ -135,8 +137,9 @@ static int chat_open_all(struct chat *chat, const char *dir, const char *path, c
     if (rc != ERR_OK || chat->preset.jinja != NULL)
         return rc;
     rc = chat_read_config(chat, dir, "chat_template.json", &old, why, why_cap);
-    return rc != ERR_OK ? rc
-                        : chat_compile_config(chat, json_get(old, "chat_template"), why, why_cap);
+    if (rc != ERR_OK)
+        return rc;
+    return chat_compile_config(chat, json_get(old, "chat_template"), why, why_cap);
 }
 
 int chat_open(struct chat **out, const char *dir, const char *template_path, char *why,
@@ -181,12 +184,14 @@ enum reply_reasoning chat_reply_reasoning(const struct chat *chat)
 bool chat_force_content(struct chat *chat, const char *form)
 {
     bool parts = strcmp(form, "openai") == 0;
+    enum chat_form wanted = parts ? CHAT_PARTS : CHAT_TEXT;
 
     if (strcmp(form, "auto") == 0)
         return true;
-    for (int role = 0; role < CHAT_ROLES; role++)
-        chat->preset.habits.forms[role] = chat->tool_use.habits.forms[role] =
-            parts ? CHAT_PARTS : CHAT_TEXT;
+    for (int role = 0; role < CHAT_ROLES; role++) {
+        chat->preset.habits.forms[role] = wanted;
+        chat->tool_use.habits.forms[role] = wanted;
+    }
     return parts || strcmp(form, "string") == 0;
 }
 
@@ -353,7 +358,9 @@ static int chat_render_again(const struct chat *chat, const struct chat_template
 
 static const struct chat_template *chat_template_for(const struct chat *chat, bool tools)
 {
-    return tools && chat->tool_use.jinja != NULL ? &chat->tool_use : &chat->preset;
+    if (tools && chat->tool_use.jinja != NULL)
+        return &chat->tool_use;
+    return &chat->preset;
 }
 
 bool chat_knows_tools(const struct chat *chat)

@@ -115,8 +115,12 @@ static enum chat_form chat_find_form(const struct asking *asking, enum chat_role
     chat_habits_render(asking, role, AS_PARTS, messages);
     parts = chat_prints_text(&as_parts, chat_habits_ask(asking, messages, NULL, &as_parts),
                              HABITS_WORD);
-    if (parts && chat_count_text(&as_parts, "type") == chat_count_text(&as_text, "type"))
-        form = text ? CHAT_EITHER : CHAT_PARTS;
+    if (parts && chat_count_text(&as_parts, "type") == chat_count_text(&as_text, "type")) {
+        if (text)
+            form = CHAT_EITHER;
+        else
+            form = CHAT_PARTS;
+    }
     buf_fini(&as_text.text);
     buf_fini(&as_parts.text);
     return form;

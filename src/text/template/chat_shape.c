@@ -33,7 +33,9 @@ const struct json *chat_part_text(const struct json *part)
     for (size_t i = 0; type != NULL && i < sizeof kinds / sizeof kinds[0]; i++)
         if (json_is_text(type, kinds[i]))
             type = NULL;
-    return type == NULL ? json_get_kind(part, "text", JSON_TEXT) : NULL;
+    if (type == NULL)
+        return json_get_kind(part, "text", JSON_TEXT);
+    return NULL;
 }
 
 /* --- content -----------------------------------------------------------------------------------*/
@@ -96,7 +98,9 @@ static int chat_shape_parts(struct chat_shaping *shaping, const struct json *con
         }
     }
     *out = json_made(&parts, JSON_LIST);
-    return parts.failed ? chat_shape_no_memory(shaping) : ERR_OK;
+    if (parts.failed)
+        return chat_shape_no_memory(shaping);
+    return ERR_OK;
 }
 
 /* Join the texts of content by newlines into one text in the arena, with `more` at its end. */
@@ -106,9 +110,11 @@ static int chat_join_content(struct chat_shaping *shaping, const struct json *co
     struct buf joined = {0};
     char *copy = NULL;
 
-    if (content->kind == JSON_TEXT)
-        return more[0] == '\0' ? (*out = *content, ERR_OK)
-                               : chat_put_joined(shaping, content, more, out);
+    if (content->kind == JSON_TEXT) {
+        if (more[0] == '\0')
+            return (*out = *content, ERR_OK);
+        return chat_put_joined(shaping, content, more, out);
+    }
     for (uint32_t i = 0; i < content->n; i++) {
         const struct json *text = chat_part_text(&content->items[i]);
 
@@ -125,7 +131,9 @@ static int chat_join_content(struct chat_shaping *shaping, const struct json *co
         copy = arena_strndup(shaping->arena, joined.len == 0 ? "" : joined.bytes, joined.len);
     *out = (struct json){.kind = JSON_TEXT, .text = copy, .text_len = joined.len};
     buf_fini(&joined);
-    return copy == NULL ? chat_shape_no_memory(shaping) : ERR_OK;
+    if (copy == NULL)
+        return chat_shape_no_memory(shaping);
+    return ERR_OK;
 }
 
 /* Add the member "content" in the given form. */
@@ -158,7 +166,9 @@ static int chat_put_content(struct chat_shaping *shaping, struct json_made *made
         rc = chat_join_content(shaping, content, marked ? CHAT_MARK : "", &shaped);
     if (rc == ERR_OK)
         json_put(made, "content", &shaped);
-    return one.failed ? chat_shape_no_memory(shaping) : rc;
+    if (one.failed)
+        return chat_shape_no_memory(shaping);
+    return rc;
 }
 
 /* --- tool calls --------------------------------------------------------------------------------*/
@@ -175,7 +185,9 @@ static int chat_text_of_object(struct chat_shaping *shaping, const struct json *
         copy = arena_strndup(shaping->arena, buf.bytes, buf.len);
     *out = (struct json){.kind = JSON_TEXT, .text = copy, .text_len = buf.len};
     buf_fini(&buf);
-    return copy == NULL ? chat_shape_no_memory(shaping) : ERR_OK;
+    if (copy == NULL)
+        return chat_shape_no_memory(shaping);
+    return ERR_OK;
 }
 
 /* Arguments in the form that the template expects. A text must be valid JSON in either case. */
@@ -188,8 +200,11 @@ static int chat_shape_arguments(struct chat_shaping *shaping, const struct json 
     int rc;
 
     *out = *arguments;
-    if (arguments->kind == JSON_OBJECT)
-        return shaping->text_arguments ? chat_text_of_object(shaping, arguments, out) : ERR_OK;
+    if (arguments->kind == JSON_OBJECT) {
+        if (shaping->text_arguments)
+            return chat_text_of_object(shaping, arguments, out);
+        return ERR_OK;
+    }
     if (arguments->kind != JSON_TEXT)
         return ERR_OK;
     if (arguments->text_len == 0)
@@ -199,9 +214,14 @@ static int chat_shape_arguments(struct chat_shaping *shaping, const struct json 
     if (rc != ERR_OK) {
         (void)snprintf(shaping->why, shaping->why_cap, "messages: arguments of a tool call: %s",
                        reason);
-        return rc == ERR_NO_MEMORY ? rc : ERR_INVALID;
+        if (rc == ERR_NO_MEMORY)
+            return rc;
+        return ERR_INVALID;
     }
-    *out = shaping->text_arguments ? *arguments : *parsed;
+    if (shaping->text_arguments)
+        *out = *arguments;
+    else
+        *out = *parsed;
     return ERR_OK;
 }
 
@@ -285,7 +305,9 @@ static enum chat_role chat_role_of(const struct json *message)
         return CHAT_ASSISTANT;
     if (json_is_text(role, "tool"))
         return CHAT_TOOL;
-    return json_is_text(role, "user") ? CHAT_USER : CHAT_SYSTEM;
+    if (json_is_text(role, "user"))
+        return CHAT_USER;
+    return CHAT_SYSTEM;
 }
 
 /* Add the content of a message in which it may be missing: of an assistant that only called tools
@@ -331,7 +353,9 @@ static int chat_shape_message(struct chat_shaping *shaping, const struct json *m
     if (chat_role_of(message) == CHAT_ASSISTANT)
         chat_put_reasoning(shaping, &made, message);
     *out = json_made(&made, JSON_OBJECT);
-    return rc == ERR_OK && made.failed ? chat_shape_no_memory(shaping) : rc;
+    if (rc == ERR_OK && made.failed)
+        return chat_shape_no_memory(shaping);
+    return rc;
 }
 
 /* Join all system messages into one, which comes first, with a blank line between them. */
@@ -362,8 +386,11 @@ static int chat_merge_system(struct chat_shaping *shaping, const struct json *me
     if (rc == ERR_OK && !words.failed)
         copy = arena_strndup(shaping->arena, words.len == 0 ? "" : words.bytes, words.len);
     buf_fini(&words);
-    if (rc != ERR_OK || copy == NULL)
-        return rc != ERR_OK ? rc : chat_shape_no_memory(shaping);
+    if (rc != ERR_OK || copy == NULL) {
+        if (rc != ERR_OK)
+            return rc;
+        return chat_shape_no_memory(shaping);
+    }
     json_put(&first, "role", &role);
     json_put_text(&first, "content", copy);
     json_put_made(&merged, NULL, JSON_OBJECT, &first);
@@ -371,7 +398,9 @@ static int chat_merge_system(struct chat_shaping *shaping, const struct json *me
         if (!json_is_text(json_get(&messages->items[i], "role"), "system"))
             json_put(&merged, NULL, &messages->items[i]);
     *out = json_made(&merged, JSON_LIST);
-    return merged.failed ? chat_shape_no_memory(shaping) : ERR_OK;
+    if (merged.failed)
+        return chat_shape_no_memory(shaping);
+    return ERR_OK;
 }
 
 static bool chat_has_late_system(const struct json *messages)
@@ -408,5 +437,7 @@ int chat_shape(struct chat_shaping *shaping, const struct json *messages, struct
             json_put(&shaped, NULL, &made);
     }
     *out = json_made(&shaped, JSON_LIST);
-    return rc == ERR_OK && shaped.failed ? chat_shape_no_memory(shaping) : rc;
+    if (rc == ERR_OK && shaped.failed)
+        return chat_shape_no_memory(shaping);
+    return rc;
 }

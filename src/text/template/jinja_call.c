@@ -43,7 +43,10 @@ static bool jinja_whole_op(struct jrender *render, char op, bool twice, int64_t 
     /* INT64_MIN / -1 overflows, and traps on x86. */
     if ((op == '/' || op == '%') && b == -1) {
         over = op == '/' && a == INT64_MIN;
-        result = op == '/' && !over ? -a : 0;
+        if (op == '/' && !over)
+            result = -a;
+        else
+            result = 0;
     } else if (op == '/') {
         result = a / b - ((a % b != 0) && ((a < 0) != (b < 0)));
     } else if (op == '%') {
@@ -65,7 +68,9 @@ static bool jinja_whole_op(struct jrender *render, char op, bool twice, int64_t 
             result = 0;
     }
     *out = jv_int(result);
-    return over ? jinja_out_of_range(render) : true;
+    if (over)
+        return jinja_out_of_range(render);
+    return true;
 }
 
 /* An operator of reals. */
@@ -80,11 +85,17 @@ static bool jinja_real_op(struct jrender *render, char op, bool twice, double a,
         result = a + b;
     else if (op == '-')
         result = a - b;
-    else if (op == '*')
-        result = twice ? pow(a, b) : a * b;
-    else if (op == '/')
-        result = twice ? floor(a / b) : a / b;
-    else {
+    else if (op == '*') {
+        if (twice)
+            result = pow(a, b);
+        else
+            result = a * b;
+    } else if (op == '/') {
+        if (twice)
+            result = floor(a / b);
+        else
+            result = a / b;
+    } else {
         result = fmod(a, b);
         if (result != 0 && (result < 0) != (b < 0))
             result += b;
@@ -351,7 +362,10 @@ bool jinja_get_item(struct jrender *render, struct jval value, struct jval key, 
         return jinja_raise(render, "'%.100s' is undefined", value.text);
     if (value.kind == JV_DICT && key.kind != JV_TEXT) {
         member = jdict_get(value.dict, key);
-        *out = member != NULL ? *member : jv_undefined("an item", 7);
+        if (member != NULL)
+            *out = *member;
+        else
+            *out = jv_undefined("an item", 7);
         return true;
     }
     if (key.kind == JV_TEXT)
@@ -362,12 +376,14 @@ bool jinja_get_item(struct jrender *render, struct jval value, struct jval key, 
     at = jv_int_of(key);
     if (value.kind == JV_LIST || value.kind == JV_TUPLE) {
         n = (int64_t)value.list->n;
-        at = at < 0 ? at + n : at;
+        if (at < 0)
+            at = at + n;
         if (at >= 0 && at < n)
             *out = value.list->items[at];
     } else if (value.kind == JV_TEXT) {
         n = (int64_t)jtext_count(value.text, value.len);
-        at = at < 0 ? at + n : at;
+        if (at < 0)
+            at = at + n;
         if (at >= 0 && at < n) {
             size_t from = jtext_offset(value.text, value.len, (size_t)at);
 
@@ -396,7 +412,10 @@ static bool jinja_dict_method(struct jrender *render, const struct jdict *dict, 
         if (!jinja_arg(args, 0, "key", &key))
             return jinja_raise(render, "get expected at least 1 argument");
         member = jdict_get(dict, key);
-        *out = member != NULL ? *member : jinja_arg_or(args, 1, "default", jv_none());
+        if (member != NULL)
+            *out = *member;
+        else
+            *out = jinja_arg_or(args, 1, "default", jv_none());
         return jinja_step(render, 1 + dict->n / 16);
     }
     list = jlist_new(render, dict->n);

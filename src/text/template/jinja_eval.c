@@ -173,8 +173,12 @@ static bool jinja_slice_bound(struct jrender *render, const struct jnode *node,
     if (value.kind != JV_INT && value.kind != JV_BOOL)
         return jinja_raise(render, "slice indices must be integers or None");
     *out = jv_int_of(value);
-    if (*out < 0)
-        *out = *out < -len ? low : *out + len;
+    if (*out < 0) {
+        if (*out < -len)
+            *out = low;
+        else
+            *out = *out + len;
+    }
     if (*out > high)
         *out = high;
     if (*out < low)
@@ -279,7 +283,10 @@ static bool jinja_compare_one(struct jrender *render, const char *op, struct jva
     }
     if (!jv_compare(render, left, right, &order))
         return false;
-    *out = op[0] == '<' ? order < 0 : order > 0;
+    if (op[0] == '<')
+        *out = order < 0;
+    else
+        *out = order > 0;
     if (op[1] == '=')
         *out = *out || order == 0;
     return true;
@@ -513,7 +520,9 @@ static enum jflow jinja_capture_body(struct jrender *render, const struct jnode 
         buf_fini(&text.text);
         return JF_FAILED;
     }
-    return jbuf_take(render, &text, out) ? flow : JF_FAILED;
+    if (jbuf_take(render, &text, out))
+        return flow;
+    return JF_FAILED;
 }
 
 /* Apply a loop's filter: {% for x in items if x.ok %}. The filter sees the loop's variable but not
@@ -549,8 +558,11 @@ static enum jflow jinja_run_loop(struct jrender *render, const struct jnode *nod
     enum jflow flow = JF_ON;
     size_t i;
 
-    if (loop == NULL)
-        return jinja_no_memory(render) ? JF_ON : JF_FAILED;
+    if (loop == NULL) {
+        if (jinja_no_memory(render))
+            return JF_ON;
+        return JF_FAILED;
+    }
     loop->list = items;
     loop->depth = render->loop_depth++;
     for (i = 0; i < items->n && (flow == JF_ON || flow == JF_CONTINUE); i++) {
@@ -571,7 +583,9 @@ static enum jflow jinja_run_loop(struct jrender *render, const struct jnode *nod
         flow = jinja_run_body(render, node->body, inner);
     }
     render->loop_depth--;
-    return flow == JF_FAILED ? JF_FAILED : JF_ON;
+    if (flow == JF_FAILED)
+        return JF_FAILED;
+    return JF_ON;
 }
 
 /* A for statement; its else part runs when there are no items. */
@@ -585,8 +599,11 @@ static enum jflow jinja_run_for(struct jrender *render, const struct jnode *node
         return JF_FAILED;
     if (node->c != NULL && !jinja_loop_items(render, node, scope, &items))
         return JF_FAILED;
-    if (items->n == 0)
-        return node->other == NULL ? JF_ON : jinja_run_body(render, node->other, scope);
+    if (items->n == 0) {
+        if (node->other == NULL)
+            return JF_ON;
+        return jinja_run_body(render, node->other, scope);
+    }
     return jinja_run_loop(render, node, scope, items);
 }
 
@@ -736,7 +753,9 @@ static enum jflow jinja_run_filtered(struct jrender *render, const struct jnode 
     render->piped = text;
     good = jinja_eval(render, filters, scope, out);
     render->piped = outer;
-    return good ? flow : JF_FAILED;
+    if (good)
+        return flow;
+    return JF_FAILED;
 }
 
 /* A with block: its variables are in a scope of their own. */
@@ -772,7 +791,9 @@ static enum jflow jinja_run_if(struct jrender *render, const struct jnode *node,
             return jinja_run_body(render, node->body, scope);
         node = node->other;
     }
-    return node == NULL ? JF_ON : jinja_run_body(render, node, scope);
+    if (node == NULL)
+        return JF_ON;
+    return jinja_run_body(render, node, scope);
 }
 
 /* Statements that compute one value and then assign or print it. */
@@ -787,13 +808,17 @@ static enum jflow jinja_run_value(struct jrender *render, const struct jnode *no
         flow = jinja_run_filtered(render, node->body, node->b, scope, &value);
     else if (node->kind == JN_FILTER_BLOCK)
         flow = jinja_run_filtered(render, node->body, node->a, scope, &value);
-    else if (node->kind == JN_MACRO)
-        flow = jinja_define_macro(render, node, node->a, node->text, scope, &value) ? JF_ON
-                                                                                    : JF_FAILED;
-    else
-        flow = jinja_eval(render, node->kind == JN_SET ? node->b : node->a, scope, &value)
-                   ? JF_ON
-                   : JF_FAILED;
+    else if (node->kind == JN_MACRO) {
+        if (jinja_define_macro(render, node, node->a, node->text, scope, &value))
+            flow = JF_ON;
+        else
+            flow = JF_FAILED;
+    } else {
+        if (jinja_eval(render, node->kind == JN_SET ? node->b : node->a, scope, &value))
+            flow = JF_ON;
+        else
+            flow = JF_FAILED;
+    }
     if (flow == JF_FAILED)
         return flow;
     if (node->kind == JN_SET || node->kind == JN_SET_BLOCK)
@@ -802,7 +827,9 @@ static enum jflow jinja_run_value(struct jrender *render, const struct jnode *no
         good = jinja_scope_set(render, scope, node->text, node->len, value);
     else
         good = jv_str(render, render->out, value);
-    return good ? flow : JF_FAILED;
+    if (good)
+        return flow;
+    return JF_FAILED;
 }
 
 /* Run a statement by its kind. */
@@ -847,7 +874,9 @@ static enum jflow jinja_run_one(struct jrender *render, const struct jnode *node
     case JN_TERNARY:
     case JN_PIPED: break;
     }
-    return jinja_raise(render, "a value is used where a statement is expected") ? JF_ON : JF_FAILED;
+    if (jinja_raise(render, "a value is used where a statement is expected"))
+        return JF_ON;
+    return JF_FAILED;
 }
 
 /* Run a list of statements until one breaks, continues or fails. */

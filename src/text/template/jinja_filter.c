@@ -256,7 +256,10 @@ static bool jinja_filter_first(struct jrender *render, struct jval in, const str
     (void)args;
     if (!jv_iterate(render, in, &list))
         return false;
-    *out = list->n > 0 ? list->items[0] : jv_undefined("No first item, sequence was empty.", 34);
+    if (list->n > 0)
+        *out = list->items[0];
+    else
+        *out = jv_undefined("No first item, sequence was empty.", 34);
     return true;
 }
 
@@ -268,8 +271,10 @@ static bool jinja_filter_last(struct jrender *render, struct jval in, const stru
     (void)args;
     if (!jv_iterate(render, in, &list))
         return false;
-    *out = list->n > 0 ? list->items[list->n - 1]
-                       : jv_undefined("No last item, sequence was empty.", 33);
+    if (list->n > 0)
+        *out = list->items[list->n - 1];
+    else
+        *out = jv_undefined("No last item, sequence was empty.", 33);
     return true;
 }
 
@@ -367,7 +372,10 @@ static bool jinja_filter_int(struct jrender *render, struct jval in, const struc
         if (n > 0 && *end != '\0' && strspn(text, "+-0123456789.eE") == n) {
             double real = strtod(text, &end);
 
-            *out = fabs(real) < 9e18 ? jv_int((int64_t)real) : preset;
+            if (fabs(real) < 9e18)
+                *out = jv_int((int64_t)real);
+            else
+                *out = preset;
         }
         if (n == 0 || *end != '\0' || errno != 0)
             *out = preset;
@@ -505,8 +513,12 @@ static bool jinja_merge_sort(struct jrender *render, struct sort_item *items,
 
                 if (a < mid && b < end && !jv_compare(render, items[a].key, items[b].key, &order))
                     return false;
-                order = reverse ? -order : order;
-                spare[k] = a < mid && (b >= end || order <= 0) ? items[a++] : items[b++];
+                if (reverse)
+                    order = -order;
+                if (a < mid && (b >= end || order <= 0))
+                    spare[k] = items[a++];
+                else
+                    spare[k] = items[b++];
             }
         }
         memcpy(items, spare, n * sizeof *items);
@@ -613,8 +625,10 @@ static bool jinja_filter_extreme(struct jrender *render, struct jval in, const s
     if (!jv_iterate(render, in, &list) ||
         !jinja_sort_list(render, list, attribute, false, sign < 0, &sorted))
         return false;
-    *out = list->n > 0 ? sorted.list->items[0]
-                       : jv_undefined("No aggregated item, sequence was empty.", 39);
+    if (list->n > 0)
+        *out = sorted.list->items[0];
+    else
+        *out = jv_undefined("No aggregated item, sequence was empty.", 39);
     return true;
 }
 

@@ -82,7 +82,9 @@ static bool jinja_lex_add_copy(struct lexer *lexer, enum jtoken_kind kind, const
 {
     char *copy = arena_strndup(lexer->arena, text, len);
 
-    return copy == NULL ? jinja_lex_memory(lexer) : jinja_lex_add(lexer, kind, copy, len);
+    if (copy == NULL)
+        return jinja_lex_memory(lexer);
+    return jinja_lex_add(lexer, kind, copy, len);
 }
 
 /* Advance to offset `to` and count the lines on the way. */
@@ -102,7 +104,9 @@ static size_t jinja_space_at(const char *text, size_t at, size_t len)
     if (at >= len)
         return 0;
     c = utf8_decode(text + at);
-    return unicode_is_python_space(c) ? utf8_sequence(text + at, len - at) : 0;
+    if (unicode_is_python_space(c))
+        return utf8_sequence(text + at, len - at);
+    return 0;
 }
 
 static size_t jinja_skip_space(const struct lexer *lexer, size_t at)
@@ -139,7 +143,9 @@ static size_t jinja_strip_before(const struct lexer *lexer, size_t from, size_t 
         end--;
     if (end == from && !lexer->line_starting)
         return to;
-    return jinja_skip_space(lexer, end) >= to ? end : to;
+    if (jinja_skip_space(lexer, end) >= to)
+        return end;
+    return to;
 }
 
 /* Advance past the end of a block or comment and the white space it removes; at is after the
@@ -420,8 +426,14 @@ static bool jinja_lex_next(struct lexer *lexer)
            !(lexer->text[to] == '{' && (lexer->text[to + 1] == '{' || lexer->text[to + 1] == '%' ||
                                         lexer->text[to + 1] == '#')))
         to++;
-    kind = to < lexer->len ? lexer->text[to + 1] : '\0';
-    end = kind == '\0' ? to : jinja_strip_before(lexer, from, to, lexer->text[to + 2], kind == '{');
+    if (to < lexer->len)
+        kind = lexer->text[to + 1];
+    else
+        kind = '\0';
+    if (kind == '\0')
+        end = to;
+    else
+        end = jinja_strip_before(lexer, from, to, lexer->text[to + 2], kind == '{');
     if (end > from && !jinja_lex_add(lexer, JT_DATA, lexer->text + from, end - from))
         return false;
     jinja_lex_move(lexer, to);
@@ -460,5 +472,7 @@ struct jtoken *jinja_lex(struct arena *arena, const char *source, size_t len, st
     while (lexer.at < lexer.len)
         if (!jinja_lex_next(&lexer))
             return NULL;
-    return jinja_lex_add(&lexer, JT_END, "", 0) ? lexer.tokens : NULL;
+    if (jinja_lex_add(&lexer, JT_END, "", 0))
+        return lexer.tokens;
+    return NULL;
 }

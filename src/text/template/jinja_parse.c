@@ -168,7 +168,9 @@ static struct jnode *jinja_parse_constant(struct jinja_parser *parser)
     buf_fini(&joined);
     if (node->value.text == NULL)
         (void)jinja_fault_set(parser->fault, ERR_NO_MEMORY, "out of memory for the template");
-    return node->value.text == NULL ? NULL : node;
+    if (node->value.text == NULL)
+        return NULL;
+    return node;
 }
 
 /* A variable, or one of Python's constants in either spelling. */
@@ -182,7 +184,10 @@ static struct jnode *jinja_parse_name(struct jinja_parser *parser)
     for (i = 0; node != NULL && i < 6; i++)
         if (strcmp(token->text, words[i]) == 0) {
             node->kind = JN_CONST;
-            node->value = i < 4 ? jv_bool(i < 2) : jv_none();
+            if (i < 4)
+                node->value = jv_bool(i < 2);
+            else
+                node->value = jv_none();
         }
     return node;
 }
@@ -256,7 +261,9 @@ static struct jnode *jinja_parse_primary(struct jinja_parser *parser)
     if (!jinja_take_op(parser, "("))
         return jinja_parse_fail(parser, "an expression is expected");
     node = jinja_parse_tuple(parser, true, true);
-    return node != NULL && jinja_need_op(parser, ")") ? node : NULL;
+    if (node != NULL && jinja_need_op(parser, ")"))
+        return node;
+    return NULL;
 }
 
 /* After '(': parse arguments up to ')' into a list of JN_ARG, call->b. f(1, name=2) */
@@ -298,7 +305,9 @@ static struct jnode *jinja_parse_call(struct jinja_parser *parser, struct jnode 
     if (node == NULL)
         return NULL;
     node->a = callee;
-    return jinja_parse_args(parser, node) ? node : NULL;
+    if (jinja_parse_args(parser, node))
+        return node;
+    return NULL;
 }
 
 /* After '[': an index a[1] or a slice a[start:stop:step], in which all three may be missing. */
@@ -323,7 +332,9 @@ static struct jnode *jinja_parse_subscript(struct jinja_parser *parser, struct j
             (node->d = jinja_parse_expr(parser)) == NULL)
             return NULL;
     }
-    return jinja_need_op(parser, "]") ? node : NULL;
+    if (jinja_need_op(parser, "]"))
+        return node;
+    return NULL;
 }
 
 /* After '.': an attribute a.b, or an item a.0. */
@@ -528,7 +539,9 @@ static struct jnode *jinja_parse_compare(struct jinja_parser *parser)
         *tail = operand;
         tail = &operand->next;
     }
-    return node != NULL ? node : first;
+    if (node != NULL)
+        return node;
+    return first;
 }
 
 static struct jnode *jinja_parse_not(struct jinja_parser *parser)
@@ -606,7 +619,10 @@ static struct jnode *jinja_parse_tuple(struct jinja_parser *parser, bool with_te
         return NULL;
     tail = &tuple->a;
     while (!jinja_ends_tuple(parser)) {
-        *tail = with_ternary ? jinja_parse_expr(parser) : jinja_parse_or(parser);
+        if (with_ternary)
+            *tail = jinja_parse_expr(parser);
+        else
+            *tail = jinja_parse_or(parser);
         if (*tail == NULL)
             return NULL;
         tail = &(*tail)->next;
@@ -642,7 +658,10 @@ static struct jnode *jinja_parse_target(struct jinja_parser *parser, bool with_a
         if (parser->at->kind != JT_NAME)
             return jinja_parse_fail(parser, "a name is expected");
         if (parens) {
-            *tail = jinja_enter_nesting(parser) ? jinja_parse_target(parser, false) : NULL;
+            if (jinja_enter_nesting(parser))
+                *tail = jinja_parse_target(parser, false);
+            else
+                *tail = NULL;
             parser->depth--;
             if (*tail == NULL || !jinja_need_op(parser, ")"))
                 return NULL;
@@ -660,7 +679,9 @@ static struct jnode *jinja_parse_target(struct jinja_parser *parser, bool with_a
             break;
         commas = true;
     } while (jinja_take_op(parser, ","));
-    return commas ? tuple : tuple->a;
+    if (commas)
+        return tuple;
+    return tuple->a;
 }
 
 /* {% for x in items if filter %} body {% else %} other {% endfor %} */
@@ -692,7 +713,9 @@ static struct jnode *jinja_parse_for(struct jinja_parser *parser)
             return NULL;
     }
     parser->at++;
-    return jinja_need_block_end(parser) ? node : NULL;
+    if (jinja_need_block_end(parser))
+        return node;
+    return NULL;
 }
 
 /* {% if a %} ... {% elif b %} ... {% else %} ... {% endif %}: a chain of nodes by `other`. */
@@ -719,7 +742,9 @@ static struct jnode *jinja_parse_if(struct jinja_parser *parser)
             return NULL;
     }
     parser->at++; /* endif */
-    return jinja_need_block_end(parser) ? first : NULL;
+    if (jinja_need_block_end(parser))
+        return first;
+    return NULL;
 }
 
 /* Filters of a block: they apply to the block's rendered body, JN_PIPED. */
@@ -742,14 +767,18 @@ static struct jnode *jinja_parse_set(struct jinja_parser *parser)
         return NULL;
     if (jinja_take_op(parser, "=")) {
         node->b = jinja_parse_tuple(parser, true, false);
-        return node->b != NULL && jinja_need_block_end(parser) ? node : NULL;
+        if (node->b != NULL && jinja_need_block_end(parser))
+            return node;
+        return NULL;
     }
     node->kind = JN_SET_BLOCK;
     if ((node->b = jinja_parse_piped(parser)) == NULL || !jinja_need_block_end(parser) ||
         (node->body = jinja_parse_body(parser, end)) == NULL)
         return NULL;
     parser->at++;
-    return jinja_need_block_end(parser) ? node : NULL;
+    if (jinja_need_block_end(parser))
+        return node;
+    return NULL;
 }
 
 /* Parameters of a macro, "(a, b=1)", as a list of JN_ARG. */
@@ -799,7 +828,9 @@ static struct jnode *jinja_parse_macro(struct jinja_parser *parser)
     parser->at++;
     if (parser->at->kind == JT_NAME)
         parser->at++; /* endmacro may repeat the name */
-    return jinja_need_block_end(parser) ? node : NULL;
+    if (jinja_need_block_end(parser))
+        return node;
+    return NULL;
 }
 
 /* {% call(params) macro(args) %} body {% endcall %}: the body is passed as the macro `caller`. */
@@ -811,12 +842,17 @@ static struct jnode *jinja_parse_call_block(struct jinja_parser *parser)
     if (node == NULL || (jinja_is_at_op(parser, "(") && !jinja_parse_params(parser, &node->b)))
         return NULL;
     node->a = jinja_parse_expr(parser);
-    if (node->a == NULL || node->a->kind != JN_CALL)
-        return node->a == NULL ? NULL : jinja_parse_fail(parser, "a call is expected");
+    if (node->a == NULL || node->a->kind != JN_CALL) {
+        if (node->a == NULL)
+            return NULL;
+        return jinja_parse_fail(parser, "a call is expected");
+    }
     if (!jinja_need_block_end(parser) || (node->body = jinja_parse_body(parser, end)) == NULL)
         return NULL;
     parser->at++;
-    return jinja_need_block_end(parser) ? node : NULL;
+    if (jinja_need_block_end(parser))
+        return node;
+    return NULL;
 }
 
 /* {% with a = 1, b = 2 %} body {% endwith %} */
@@ -844,7 +880,9 @@ static struct jnode *jinja_parse_with(struct jinja_parser *parser)
     if ((node->body = jinja_parse_body(parser, end)) == NULL)
         return NULL;
     parser->at++;
-    return jinja_need_block_end(parser) ? node : NULL;
+    if (jinja_need_block_end(parser))
+        return node;
+    return NULL;
 }
 
 /* {% filter name %} body {% endfilter %} and {% generation %} body {% endgeneration %}. */
@@ -859,7 +897,10 @@ static struct jnode *jinja_parse_wrapped(struct jinja_parser *parser, enum jnode
     if (kind == JN_FILTER_BLOCK) {
         struct jnode *piped = jinja_node_new(parser, JN_PIPED);
 
-        node->a = piped == NULL ? NULL : jinja_parse_filter(parser, piped);
+        if (piped == NULL)
+            node->a = NULL;
+        else
+            node->a = jinja_parse_filter(parser, piped);
         while (node->a != NULL && jinja_take_op(parser, "|"))
             node->a = jinja_parse_filter(parser, node->a);
         if (node->a == NULL)
@@ -871,7 +912,9 @@ static struct jnode *jinja_parse_wrapped(struct jinja_parser *parser, enum jnode
     if (node->body == NULL)
         return NULL;
     parser->at++;
-    return jinja_need_block_end(parser) ? node : NULL;
+    if (jinja_need_block_end(parser))
+        return node;
+    return NULL;
 }
 
 /* {% break %} and {% continue %} */
@@ -881,7 +924,9 @@ static struct jnode *jinja_parse_jump(struct jinja_parser *parser, enum jnode_ki
 
     if (parser->loops == 0)
         return jinja_parse_fail(parser, "break and continue need a loop around them");
-    return node != NULL && jinja_need_block_end(parser) ? node : NULL;
+    if (node != NULL && jinja_need_block_end(parser))
+        return node;
+    return NULL;
 }
 
 /* After "{%": a statement by its first word. */

@@ -34,7 +34,9 @@ size_t jtext_offset(const char *text, size_t len, size_t n_chars)
 
 const char *jtext_find(const char *text, size_t len, const char *what, size_t n)
 {
-    return n == 0 ? text : memmem(text, len, what, n);
+    if (n == 0)
+        return text;
+    return memmem(text, len, what, n);
 }
 
 /* Is the character at `at` (n bytes) stripped? chars NULL: white space. */
@@ -196,9 +198,12 @@ static size_t jinja_line_end(const char *text, size_t len, size_t at, size_t *ne
         const char *p = text + at;
         size_t n = 0;
 
-        if (*p >= '\n' && *p <= '\r')
-            n = *p == '\r' && at + 1 < len && p[1] == '\n' ? 2 : 1;
-        else if (*p >= 0x1c && *p <= 0x1e)
+        if (*p >= '\n' && *p <= '\r') {
+            if (*p == '\r' && at + 1 < len && p[1] == '\n')
+                n = 2;
+            else
+                n = 1;
+        } else if (*p >= 0x1c && *p <= 0x1e)
             n = 1;
         else if (len - at >= 2 && memcmp(p, "\xc2\x85", 2) == 0)
             n = 2;
@@ -386,8 +391,10 @@ static bool jinja_text_find(struct jrender *render, struct jval value, const cha
         n++;
         last = found;
         at = (size_t)(found - value.text) + (what.len == 0 || name[0] == 'r' ? 1 : what.len);
-        found = at > value.len ? NULL
-                               : jtext_find(value.text + at, value.len - at, what.text, what.len);
+        if (at > value.len)
+            found = NULL;
+        else
+            found = jtext_find(value.text + at, value.len - at, what.text, what.len);
     }
     if (name[0] == 'r')
         found = last;

@@ -105,12 +105,16 @@ bool jv_is_callable(struct jval value)
 
 double jv_real_of(struct jval value)
 {
-    return value.kind == JV_REAL ? value.real : (double)jv_int_of(value);
+    if (value.kind == JV_REAL)
+        return value.real;
+    return (double)jv_int_of(value);
 }
 
 int64_t jv_int_of(struct jval value)
 {
-    return value.kind == JV_BOOL ? value.flag : value.whole;
+    if (value.kind == JV_BOOL)
+        return value.flag;
+    return value.whole;
 }
 
 /* Python's bool(value). */
@@ -239,17 +243,28 @@ bool jv_compare(struct jrender *render, struct jval left, struct jval right, int
     size_t i;
 
     if (jv_is_number(left) && jv_is_number(right)) {
-        if (left.kind == JV_REAL || right.kind == JV_REAL)
-            *order =
-                jv_real_of(left) < jv_real_of(right) ? -1 : jv_real_of(left) > jv_real_of(right);
-        else
-            *order = jv_int_of(left) < jv_int_of(right) ? -1 : jv_int_of(left) > jv_int_of(right);
+        if (left.kind == JV_REAL || right.kind == JV_REAL) {
+            if (jv_real_of(left) < jv_real_of(right))
+                *order = -1;
+            else
+                *order = jv_real_of(left) > jv_real_of(right);
+        } else {
+            if (jv_int_of(left) < jv_int_of(right))
+                *order = -1;
+            else
+                *order = jv_int_of(left) > jv_int_of(right);
+        }
         return true;
     }
     if (left.kind == JV_TEXT && right.kind == JV_TEXT) {
         int bytes = memcmp(left.text, right.text, left.len < right.len ? left.len : right.len);
 
-        *order = bytes != 0 ? bytes : left.len < right.len ? -1 : left.len > right.len;
+        if (bytes != 0)
+            *order = bytes;
+        else if (left.len < right.len)
+            *order = -1;
+        else
+            *order = left.len > right.len;
         return true;
     }
     if ((left.kind == JV_LIST || left.kind == JV_TUPLE) && left.kind == right.kind) {
@@ -264,7 +279,10 @@ bool jv_compare(struct jrender *render, struct jval left, struct jval right, int
                 return good;
             }
         render->depth--;
-        *order = left.list->n < right.list->n ? -1 : left.list->n > right.list->n;
+        if (left.list->n < right.list->n)
+            *order = -1;
+        else
+            *order = left.list->n > right.list->n;
         return true;
     }
     return jinja_raise(render, "'<' is not supported between '%s' and '%s'", jv_type_name(left),
@@ -796,7 +814,10 @@ static bool jinja_json_dict(struct jrender *render, struct buf *out, const struc
 
     buf_add_byte(out, '{');
     for (i = 0; i < dict->n; i++) {
-        pair = how->sort_keys ? jinja_next_sorted(render, dict, pair) : &dict->pairs[i];
+        if (how->sort_keys)
+            pair = jinja_next_sorted(render, dict, pair);
+        else
+            pair = &dict->pairs[i];
         if (pair == NULL)
             break;
         if (i > 0)

@@ -34,9 +34,14 @@ int added_compare(const char *a, size_t a_len, int32_t a_id, const char *b, size
 
     if (order != 0)
         return order;
-    if (a_len != b_len)
-        return a_len < b_len ? -1 : 1;
-    return a_id < b_id ? -1 : a_id > b_id;
+    if (a_len != b_len) {
+        if (a_len < b_len)
+            return -1;
+        return 1;
+    }
+    if (a_id < b_id)
+        return -1;
+    return a_id > b_id;
 }
 
 /* First token in [low, high) whose byte at `depth` is at least c. All tokens in the range are
@@ -151,10 +156,12 @@ bool added_next(struct added_search *search, struct added_match *match)
             !added_is_single_word(text, len, match->start, match->stop))
             continue;
         /* rstrip of the previous match may reach beyond this match's start. */
-        if ((token->flags & ADDED_LSTRIP) != 0)
-            match->start = match->start > search->after
-                               ? added_strip_left(text, match->start, search->after)
-                               : search->after;
+        if ((token->flags & ADDED_LSTRIP) != 0) {
+            if (match->start > search->after)
+                match->start = added_strip_left(text, match->start, search->after);
+            else
+                match->start = search->after;
+        }
         if ((token->flags & ADDED_RSTRIP) != 0)
             match->stop = added_strip_right(text, len, match->stop);
         search->from = at;

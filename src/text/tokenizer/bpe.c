@@ -201,7 +201,9 @@ static inline const struct image_merge *bpe_merge_of(const struct bpe *bpe, int3
     if ((bpe->likely[bit / 64] >> bit % 64 & 1) == 0)
         return NULL;
     merge = &bpe->merges[bpe_slot(bpe->merges, bpe->merges_mask, pair)];
-    return merge->pair == IMAGE_MERGE_FREE ? NULL : merge;
+    if (merge->pair == IMAGE_MERGE_FREE)
+        return NULL;
+    return merge;
 }
 
 /* Set the rank and the result of the pair that begins at this symbol. */
@@ -209,8 +211,14 @@ static inline void bpe_rank_pair(const struct bpe *bpe, struct bpe_symbol *symbo
 {
     const struct image_merge *merge = bpe_merge_of(bpe, symbols[0].id, symbols[1].id);
 
-    symbols->rank = merge == NULL ? BPE_NO_RANK : merge->rank;
-    symbols->to = merge == NULL ? -1 : merge->id;
+    if (merge == NULL)
+        symbols->rank = BPE_NO_RANK;
+    else
+        symbols->rank = merge->rank;
+    if (merge == NULL)
+        symbols->to = -1;
+    else
+        symbols->to = merge->id;
 }
 
 /* Ranks of pairs of single bytes, from a table that is indexed by both bytes. */
@@ -322,7 +330,10 @@ static size_t bpe_merge_long(const struct bpe *bpe, struct bpe_symbol *symbols, 
 
     for (i = 0; i < n; i++) {
         symbols[i].next = i + 1;
-        symbols[i].prev = i == 0 ? UINT32_MAX : i - 1;
+        if (i == 0)
+            symbols[i].prev = UINT32_MAX;
+        else
+            symbols[i].prev = i - 1;
     }
     for (i = 0; i < n; i++)
         bpe_heap_consider(bpe, symbols, n, i, heap, &n_heap);
@@ -471,8 +482,13 @@ static inline uint32_t bpe_char_at(const char *text, size_t left, size_t *n)
 {
     unsigned char c = (unsigned char)text[0];
 
-    *n = c < 0x80 ? 1 : utf8_sequence(text, left);
-    return c < 0x80 ? c : utf8_decode(text);
+    if (c < 0x80)
+        *n = 1;
+    else
+        *n = utf8_sequence(text, left);
+    if (c < 0x80)
+        return c;
+    return utf8_decode(text);
 }
 
 /* Encode a text of a character-level model, cut where no token joins two adjacent characters. */
@@ -496,7 +512,9 @@ static int bpe_encode_apart(const struct bpe *bpe, struct bpe_work *work, const 
         last = c;
         i += n;
     }
-    return rc == ERR_OK ? bpe_encode_part(bpe, work, text + from, len - from, out) : rc;
+    if (rc == ERR_OK)
+        return bpe_encode_part(bpe, work, text + from, len - from, out);
+    return rc;
 }
 
 int bpe_encode(const struct bpe *bpe, struct bpe_work *work, const char *bytes, size_t len,

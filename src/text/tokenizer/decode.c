@@ -65,7 +65,10 @@ static int decode_read_metaspace(struct decode_draft *draft, const struct json *
     if (draft->drop_char == 0 || draft->n_replaces > 0)
         return decode_refuse_step(why, why_cap, " Metaspace",
                                   "after Replace or without a replacement");
-    draft->flags |= never ? 0 : IMAGE_DECODE_DROP;
+    if (never)
+        draft->flags |= 0;
+    else
+        draft->flags |= IMAGE_DECODE_DROP;
     return ERR_OK;
 }
 
@@ -215,7 +218,10 @@ static void decode_add_dropped(uint32_t drop, const char *with, const char *text
             buf_add_text(out, with);
         else
             buf_add(out, text + i, n > 0 ? n : 1); /* a damaged image may hold any bytes */
-        i += n > 0 ? n : 1;
+        if (n > 0)
+            i += n;
+        else
+            i += 1;
     }
 }
 
@@ -238,9 +244,10 @@ void decode_token(const struct decode_draft *draft, const char *text, size_t len
         buf_add(&changed, text, len);
     for (i = 0; i < draft->n_replaces; i++)
         decode_replace_all(&changed, draft->patterns[i], draft->contents[i]);
-    byte = (draft->flags & IMAGE_DECODE_RUNS) != 0 && changed.len == 6
-               ? decode_fallback_byte(changed.bytes, changed.len)
-               : -1;
+    if ((draft->flags & IMAGE_DECODE_RUNS) != 0 && changed.len == 6)
+        byte = decode_fallback_byte(changed.bytes, changed.len);
+    else
+        byte = -1;
     if (byte >= 0) {
         *is_byte = true;
         buf_add_byte(out, (char)byte);

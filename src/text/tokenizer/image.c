@@ -185,7 +185,9 @@ static int image_check_ids_table(const struct image_header *image, enum image_se
         if (slots[i] != 0 && !image_is_id(image, (int64_t)slots[i] - 1))
             return image_corrupt(why, "a table of tokens");
     }
-    return n_free > 0 ? ERR_OK : image_corrupt(why, "a table of tokens is full");
+    if (n_free > 0)
+        return ERR_OK;
+    return image_corrupt(why, "a table of tokens is full");
 }
 
 /* The three hash tables with larger elements: size, ids, and a free slot. */
@@ -203,7 +205,9 @@ static int image_check_pieces(const struct image_header *image, const char **why
         if (!image_is_id_or_none(image, pieces[i].id))
             return image_corrupt(why, "the table of pieces");
     }
-    return n_free > 0 ? ERR_OK : image_corrupt(why, "the table of pieces is full");
+    if (n_free > 0)
+        return ERR_OK;
+    return image_corrupt(why, "the table of pieces is full");
 }
 
 static int image_check_merges(const struct image_header *image, const char **why)
@@ -221,7 +225,9 @@ static int image_check_merges(const struct image_header *image, const char **why
             (!image_is_id(image, merge[i].id) || merge[i].rank == UINT32_MAX))
             return image_corrupt(why, "the table of merges");
     }
-    return n_free > 0 ? ERR_OK : image_corrupt(why, "the table of merges is full");
+    if (n_free > 0)
+        return ERR_OK;
+    return image_corrupt(why, "the table of merges is full");
 }
 
 /* The table of byte pairs is indexed by two bytes, so its size is fixed. */

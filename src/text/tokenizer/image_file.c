@@ -76,8 +76,10 @@ int image_map(struct image_header **out, const char *dir, const struct hash *sou
     /* O_NONBLOCK: a FIFO under this name must not block the start. */
     fd = open(path.bytes, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (fd == -1) {
-        rc = errno == ENOENT ? ERR_NOT_FOUND
-                             : image_io_failed("cannot be opened", path.bytes, why, why_cap);
+        if (errno == ENOENT)
+            rc = ERR_NOT_FOUND;
+        else
+            rc = image_io_failed("cannot be opened", path.bytes, why, why_cap);
     } else {
         rc = image_map_file(fd, path.bytes, &image, &len, why, why_cap);
         (void)close(fd); /* the mapping stays */

@@ -41,7 +41,10 @@ static int normal_read_replace(struct step_draft *step, const struct json *node,
 
     if (text == NULL || text->text_len == 0 || by == NULL)
         return normal_refuse_step(why, why_cap, "normalizer Replace without", "pattern or content");
-    step->kind = regex != NULL ? NORMAL_REPLACE_REGEX : NORMAL_REPLACE;
+    if (regex != NULL)
+        step->kind = NORMAL_REPLACE_REGEX;
+    else
+        step->kind = NORMAL_REPLACE;
     step->pattern = text->text;
     step->pattern_len = text->text_len;
     step->by = by->text;
@@ -183,7 +186,9 @@ static int normal_replace_regex(const struct step_draft *step, const struct rege
         from = end;
     }
     buf_add(out, text + from, len - from);
-    return rc == ERR_NOT_FOUND ? ERR_OK : rc;
+    if (rc == ERR_NOT_FOUND)
+        return ERR_OK;
+    return rc;
 }
 
 int normal_apply(const struct normal *normal, struct normal_work *work, const char *text,
@@ -213,9 +218,16 @@ int normal_apply(const struct normal *normal, struct normal_work *work, const ch
             rc = normal_replace_regex(step, normal->regexes[i], work, text, len, buf);
         }
         /* The buffer fails both at its limit and without memory; its length tells them apart. */
-        if (buf->failed)
-            rc = buf->len >= limit / 2 ? ERR_LIMIT : ERR_NO_MEMORY;
-        text = buf->len == 0 ? "" : buf->bytes;
+        if (buf->failed) {
+            if (buf->len >= limit / 2)
+                rc = ERR_LIMIT;
+            else
+                rc = ERR_NO_MEMORY;
+        }
+        if (buf->len == 0)
+            text = "";
+        else
+            text = buf->bytes;
         len = buf->len;
         turn = 1 - turn;
     }

@@ -89,8 +89,10 @@ static int pretoken_next_match(const struct cutting *cutting, int step, const ch
         return regex_next(cutting->p->regexes[step], cutting->w->regex, text, len, from, start,
                           end);
     if (draft->kind == PRETOKEN_LITERAL) {
-        found =
-            from < len ? memmem(text + from, len - from, draft->pattern, draft->pattern_len) : NULL;
+        if (from < len)
+            found = memmem(text + from, len - from, draft->pattern, draft->pattern_len);
+        else
+            found = NULL;
         if (found == NULL)
             return ERR_NOT_FOUND;
         *start = (size_t)(found - text);
@@ -203,8 +205,12 @@ static int pretoken_find_all(const struct cutting *cutting, int step, const char
             return rc;
         covered = end;
         from = end;
-        if (end == start)
-            from += start < len ? utf8_sequence(text + start, len - start) : 1;
+        if (end == start) {
+            if (start < len)
+                from += utf8_sequence(text + start, len - start);
+            else
+                from += 1;
+        }
     }
     if (rc != ERR_OK && rc != ERR_NOT_FOUND)
         return rc;
@@ -270,8 +276,9 @@ static int pretoken_cut_rewritten(const struct cutting *cutting, int step, bool 
 {
     const struct buf *buf = &cutting->w->rewritten[step];
 
-    return buf->failed ? ERR_NO_MEMORY
-                       : pretoken_cut_step(cutting, step + 1, buf->bytes, buf->len, first);
+    if (buf->failed)
+        return ERR_NO_MEMORY;
+    return pretoken_cut_step(cutting, step + 1, buf->bytes, buf->len, first);
 }
 
 static int pretoken_cut_prefixed(const struct cutting *cutting, int step, const char *text,
@@ -339,7 +346,9 @@ static int pretoken_sink_unspelled(const struct cutting *cutting, const char *te
         buf_add_byte(buf, (char)vocab_char_byte(utf8_decode(text + i)));
         i += utf8_sequence(text + i, len - i);
     }
-    return buf->failed ? ERR_NO_MEMORY : cutting->sink(cutting->context, buf->bytes, buf->len);
+    if (buf->failed)
+        return ERR_NO_MEMORY;
+    return cutting->sink(cutting->context, buf->bytes, buf->len);
 }
 
 /* Kimi's class hands tiktoken at most this many characters at once, and at most this many in a row
@@ -360,7 +369,10 @@ static int pretoken_cut_runs(const struct cutting *cutting, int step, const char
 
         if (n == RUNS_CHARS_MAX)
             n = run = 0;
-        run = n > 0 && is_space != was_space ? 1 : run + 1;
+        if (n > 0 && is_space != was_space)
+            run = 1;
+        else
+            run = run + 1;
         if ((n == 0 && at > 0) || run > RUNS_RUN_MAX) {
             rc =
                 pretoken_cut_step(cutting, step + 1, text + start, at - start, first && start == 0);
@@ -371,9 +383,9 @@ static int pretoken_cut_runs(const struct cutting *cutting, int step, const char
         n++;
         at += utf8_sequence(text + at, len - at);
     }
-    return rc != ERR_OK ? rc
-                        : pretoken_cut_step(cutting, step + 1, text + start, len - start,
-                                            first && start == 0);
+    if (rc != ERR_OK)
+        return rc;
+    return pretoken_cut_step(cutting, step + 1, text + start, len - start, first && start == 0);
 }
 
 /* Run one step on a piece; after the last step the piece goes to the sink. */
@@ -384,9 +396,11 @@ static int pretoken_cut_step(const struct cutting *cutting, int step, const char
 
     if (len == 0)
         return ERR_OK;
-    if (step == cutting->p->chain.n)
-        return cutting->p->spelled ? pretoken_sink_unspelled(cutting, text, len)
-                                   : cutting->sink(cutting->context, text, len);
+    if (step == cutting->p->chain.n) {
+        if (cutting->p->spelled)
+            return pretoken_sink_unspelled(cutting, text, len);
+        return cutting->sink(cutting->context, text, len);
+    }
     if (st->kind <= SCAN_TEKKEN)
         return pretoken_cut_scanned(cutting, step, text, len, first);
     if (st->kind == PRETOKEN_PREFIX)

@@ -103,16 +103,18 @@ static int pretoken_read_byte_level(struct pretoken_reading *reading, const stru
     if (json_get_bool(node, "use_regex", true) && steps_add(reading->out, SCAN_GPT2) == NULL)
         return pretoken_too_many(reading);
     /* Needed by the steps after it; pretoken_read() removes it when it is the last. */
-    return steps_add(reading->out, PRETOKEN_SPELL) == NULL ? pretoken_too_many(reading) : ERR_OK;
+    if (steps_add(reading->out, PRETOKEN_SPELL) == NULL)
+        return pretoken_too_many(reading);
+    return ERR_OK;
 }
 
 static int pretoken_read_digits(struct pretoken_reading *reading, const struct json *node)
 {
     bool single = json_get_bool(node, "individual_digits", false);
 
-    return steps_add(reading->out, single ? SCAN_DIGIT : SCAN_DIGITS) == NULL
-               ? pretoken_too_many(reading)
-               : ERR_OK;
+    if (steps_add(reading->out, single ? SCAN_DIGIT : SCAN_DIGITS) == NULL)
+        return pretoken_too_many(reading);
+    return ERR_OK;
 }
 
 /* {"type": "Punctuation", "behavior": "Isolated"}. Contiguous has a scanner of its own. */
@@ -127,7 +129,10 @@ static int pretoken_read_punctuation(struct pretoken_reading *reading, const str
     step = steps_add(reading->out, behavior == PRETOKEN_CONTIGUOUS ? SCAN_PUNCTS : SCAN_PUNCT);
     if (step == NULL)
         return pretoken_too_many(reading);
-    step->behavior = behavior == PRETOKEN_CONTIGUOUS ? PRETOKEN_ISOLATED : behavior;
+    if (behavior == PRETOKEN_CONTIGUOUS)
+        step->behavior = PRETOKEN_ISOLATED;
+    else
+        step->behavior = behavior;
     return ERR_OK;
 }
 

@@ -151,7 +151,10 @@ static size_t scan_contraction(const struct scanner *scanner, size_t at, bool an
     if (left < 2 || scanner->text[at] != '\'')
         return at;
     first = (unsigned char)scanner->text[at + 1];
-    second = left < 3 ? 0 : (unsigned char)scanner->text[at + 2];
+    if (left < 3)
+        second = 0;
+    else
+        second = (unsigned char)scanner->text[at + 2];
     if (any_case && first == 0xc5 && second == 0xbf)
         return at + 3; /* U+017F, the long s, whose upper case is S */
     if (any_case && first >= 'A' && first <= 'Z')
@@ -271,7 +274,9 @@ static inline size_t scan_words(const struct scanner *scanner, size_t at, uint8_
         (scan_bits_at(scanner, at + n, &n_next) & letters) != 0)
         return scan_run_of(scanner, at + n + n_next, letters, 0);
     end = scan_others(scanner, at, letters | SCAN_NUMBER | SCAN_SPACE, false);
-    return end > at ? end : scan_white_space(scanner, at, true);
+    if (end > at)
+        return end;
+    return scan_white_space(scanner, at, true);
 }
 
 /* o200k and tekken: words end where a capital letter follows a small one ("camelCase" is two). */
@@ -300,12 +305,17 @@ static size_t scan_cased(const struct scanner *scanner, size_t at, bool contract
     }
     if (end == at)
         end = scan_run_of(scanner, at, SCAN_WORD_CHAR, SCAN_LOWER);
-    if (end > at)
-        return contractions && end < scanner->len ? scan_contraction(scanner, end, true) : end;
+    if (end > at) {
+        if (contractions && end < scanner->len)
+            return scan_contraction(scanner, end, true);
+        return end;
+    }
     if ((bits & SCAN_NUMBER) != 0)
         return scan_run_of_numbers(scanner, at, numbers);
     end = scan_others(scanner, at, SCAN_LETTER | SCAN_NUMBER | SCAN_SPACE, true);
-    return end > at ? end : scan_white_space(scanner, at, true);
+    if (end > at)
+        return end;
+    return scan_white_space(scanner, at, true);
 }
 
 /* DeepSeek's third pattern. */
@@ -327,7 +337,10 @@ static size_t scan_deepseek(const struct scanner *scanner, size_t at)
     if ((bits & (SCAN_PUNCTUATION | SCAN_SYMBOL)) == 0 && !scan_is_newline(scanner->text[at]) &&
         at + n < scanner->len && (scan_bits_at(scanner, at + n, &n_next) & SCAN_WORD_CHAR) != 0)
         return scan_run_of(scanner, at + n + n_next, SCAN_WORD_CHAR, 0);
-    end = scanner->text[at] == ' ' ? at + 1 : at;
+    if (scanner->text[at] == ' ')
+        end = at + 1;
+    else
+        end = at;
     n = scan_run_of(scanner, end, SCAN_PUNCTUATION | SCAN_SYMBOL, 0);
     if (n > end) {
         while (n < scanner->len && scan_is_newline(scanner->text[n]))
@@ -344,7 +357,9 @@ static size_t scan_after_space(const struct scanner *scanner, size_t at, uint8_t
     size_t from = (scan_bits_at(scanner, at, &n) & SCAN_SPACE) != 0 ? at + n : at;
     size_t end = scan_run_of(scanner, from, any, 0);
 
-    return end > from ? end : at;
+    if (end > from)
+        return end;
+    return at;
 }
 
 /* Ranges of Han and kana characters in DeepSeek's patterns. */

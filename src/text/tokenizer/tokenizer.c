@@ -228,7 +228,9 @@ static int tokenizer_encode_gap(struct encoding *encoding, const char *text, siz
     if (rc == ERR_OK && (normal_len != len || memcmp(normal, text, len) != 0))
         encoding->map = (struct encoding_map){
             .raw = text, .raw_len = len, .normal = normal, .normal_len = normal_len};
-    return rc == ERR_OK ? tokenizer_encode_normal(encoding, normal, normal_len, first) : rc;
+    if (rc == ERR_OK)
+        return tokenizer_encode_normal(encoding, normal, normal_len, first);
+    return rc;
 }
 
 /* Encode valid UTF-8: added tokens of the raw text and the gaps between them. */
@@ -346,15 +348,22 @@ int32_t tokenizer_find(const struct tokenizer *tokenizer, const char *text, size
 /* The flags of an id; 0 for unused and impossible ids. */
 static uint32_t tokenizer_flags_of(const struct tokenizer *tokenizer, int32_t id)
 {
-    return id < 0 || id >= tokenizer_n_vocab(tokenizer) ? 0 : tokenizer->tokens[id].flags;
+    if (id < 0 || id >= tokenizer_n_vocab(tokenizer))
+        return 0;
+    return tokenizer->tokens[id].flags;
 }
 
 const char *tokenizer_written(const struct tokenizer *tokenizer, int32_t id, size_t *len)
 {
     bool used = (tokenizer_flags_of(tokenizer, id) & TOKEN_USED) != 0;
 
-    *len = used ? tokenizer->tokens[id].text.len : 0;
-    return used ? tokenizer->text + tokenizer->tokens[id].text.at : NULL;
+    if (used)
+        *len = tokenizer->tokens[id].text.len;
+    else
+        *len = 0;
+    if (used)
+        return tokenizer->text + tokenizer->tokens[id].text.at;
+    return NULL;
 }
 
 bool tokenizer_is_special(const struct tokenizer *tokenizer, int32_t id)

@@ -172,12 +172,14 @@ static int load_read_chains(struct load *load, const struct json *root)
     if (rc != ERR_OK)
         return rc;
     pretoken_fini(&trial);
-    load->facts.flags |= byte_level ? IMAGE_BYTE_LEVEL : 0u;
+    if (byte_level)
+        load->facts.flags |= IMAGE_BYTE_LEVEL;
     rc = decode_read(&load->decode, json_get(root, "decoder"), load->why, load->why_cap);
     if (rc == ERR_OK)
         rc = normal_read(&load->rewrites, json_get(root, "normalizer"), load->why, load->why_cap);
-    return rc == ERR_OK ? normal_init(&load->normal, &load->rewrites, load->why, load->why_cap)
-                        : rc;
+    if (rc == ERR_OK)
+        return normal_init(&load->normal, &load->rewrites, load->why, load->why_cap);
+    return rc;
 }
 
 /* Without tokenizer.json the chains are those of the tokenizer's class. */
@@ -197,7 +199,9 @@ static int load_chains(struct load *load)
         load->facts.flags |= IMAGE_BYTE_LEVEL;
         load->decode.flags = IMAGE_DECODE_BYTES;
     }
-    return rc == ERR_OK || load->why[0] != '\0' ? rc : load_fail(load, rc, "%s", err_sentence(rc));
+    if (rc == ERR_OK || load->why[0] != '\0')
+        return rc;
+    return load_fail(load, rc, "%s", err_sentence(rc));
 }
 
 /* Build an image from the files' contents. */
@@ -217,7 +221,9 @@ static int load_build_image(struct load *load, struct buf files[TOKENIZER_FILES]
         rc = load_merges(load);
     if (rc == ERR_OK)
         rc = load_specials(load);
-    return rc == ERR_OK ? load_pack(load, out) : rc;
+    if (rc == ERR_OK)
+        return load_pack(load, out);
+    return rc;
 }
 
 static void load_fini(struct load *load)
@@ -293,8 +299,10 @@ static size_t load_longest_added(const struct added_set *set)
     size_t most = 0;
     size_t i;
 
-    for (i = 0; i < set->n; i++)
-        most = set->tokens[i].text.len > most ? set->tokens[i].text.len : most;
+    for (i = 0; i < set->n; i++) {
+        if (set->tokens[i].text.len > most)
+            most = set->tokens[i].text.len;
+    }
     return most;
 }
 
@@ -310,9 +318,12 @@ static size_t load_find_most_bytes(const struct tokenizer *tokenizer, size_t tim
     for (i = 0; i < image_count(tokenizer->image, IMAGE_TOKENS); i++) {
         const struct image_token *token = &tokenizer->tokens[i];
 
-        most = token->text.len > most ? token->text.len : most;
-        most = token->bytes.len > most ? token->bytes.len : most;
-        most = token->piece.len > most ? token->piece.len : most;
+        if (token->text.len > most)
+            most = token->text.len;
+        if (token->bytes.len > most)
+            most = token->bytes.len;
+        if (token->piece.len > most)
+            most = token->piece.len;
     }
     return most * times;
 }

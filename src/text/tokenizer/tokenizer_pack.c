@@ -84,16 +84,20 @@ static void load_pack_token(struct packing *packing, int id)
     if (token->text == NULL)
         return;
     out->flags = TOKEN_USED;
-    out->flags |= token->in_model ? TOKEN_IN_MODEL : 0u;
-    out->flags |= token->special ? TOKEN_SPECIAL : 0u;
+    if (token->in_model)
+        out->flags |= TOKEN_IN_MODEL;
+    if (token->special)
+        out->flags |= TOKEN_SPECIAL;
     out->text = load_keep_text(packing, token->text, token->text_len);
-    out->flags |= load_is_skipped(packing->l, token) ? TOKEN_SKIPPED : 0u;
+    if (load_is_skipped(packing->l, token))
+        out->flags |= TOKEN_SKIPPED;
     from = packing->text.len;
     decode_token(&packing->l->decode, token->said != NULL ? token->said : token->text,
                  token->said != NULL ? token->said_len : token->text_len, &packing->text, &is_byte);
     out->bytes =
         (struct image_text){.at = (uint32_t)from, .len = (uint32_t)(packing->text.len - from)};
-    out->flags |= is_byte ? TOKEN_BYTE : 0u;
+    if (is_byte)
+        out->flags |= TOKEN_BYTE;
     if (!packing->text.failed && out->bytes.len == out->text.len &&
         memcmp(packing->text.bytes + out->bytes.at, token->text, token->text_len) == 0) {
         packing->text.len = from; /* equal to its text: store it once */
@@ -234,7 +238,10 @@ static int load_pack_merges(struct packing *packing)
     size_t i;
 
     packing->likely_n = (load->merges_mask + 1) / 8;
-    packing->byte_pairs_n = (load->facts.flags & IMAGE_BYTE_LEVEL) != 0 ? 65536 : 0;
+    if ((load->facts.flags & IMAGE_BYTE_LEVEL) != 0)
+        packing->byte_pairs_n = 65536;
+    else
+        packing->byte_pairs_n = 0;
     packing->likely = mem_zalloc_array(packing->likely_n, sizeof *packing->likely);
     packing->byte_pairs = mem_zalloc_array(packing->byte_pairs_n + 1, sizeof *packing->byte_pairs);
     if (packing->likely == NULL || packing->byte_pairs == NULL)
@@ -419,7 +426,9 @@ static int load_pack_all(struct packing *packing)
     load->facts.drop_char = load->decode.drop_char;
     load->facts.strip_char = load->decode.strip_char;
     load->facts.strip_n = load->decode.strip_n;
-    return packing->text.failed || packing->text.len > UINT32_MAX / 2 ? ERR_NO_MEMORY : ERR_OK;
+    if (packing->text.failed || packing->text.len > UINT32_MAX / 2)
+        return ERR_NO_MEMORY;
+    return ERR_OK;
 }
 
 int load_pack(struct load *load, struct image_header **out)
@@ -470,5 +479,7 @@ int load_pack(struct load *load, struct image_header **out)
     mem_free(packing.added[0]);
     mem_free(packing.added[1]);
     mem_free(packing.special);
-    return rc == ERR_OK ? rc : load_no_memory(load);
+    if (rc == ERR_OK)
+        return rc;
+    return load_no_memory(load);
 }

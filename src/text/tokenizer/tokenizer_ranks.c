@@ -31,7 +31,11 @@ static int load_base64_value(char c)
         return c - 'a' + 26;
     if (c >= '0' && c <= '9')
         return c - '0' + 52;
-    return c == '+' ? 62 : c == '/' ? 63 : -1;
+    if (c == '+')
+        return 62;
+    if (c == '/')
+        return 63;
+    return -1;
 }
 
 /* Append the bytes of base64 text, spelled in GPT-2's alphabet. Returns their number; 0:
@@ -61,7 +65,9 @@ static size_t load_spell_base64(const char *text, size_t len, struct buf *out)
         buf_add(out, spelled, utf8_encode(vocab_byte_char((uint8_t)(bits >> n_bits)), spelled));
         n_bytes++;
     }
-    return n_bytes > RANKS_BYTES_MAX ? 0 : n_bytes;
+    if (n_bytes > RANKS_BYTES_MAX)
+        return 0;
+    return n_bytes;
 }
 
 /* The rank at the end of a line; -1 when it is no number. */
@@ -165,8 +171,10 @@ int load_reserved(struct load *load)
             continue;
         (void)snprintf(name, sizeof name, "<|reserved_token_%u|>", id);
         text = arena_strndup(&load->arena, name, strlen(name));
-        rc = text == NULL ? load_no_memory(load)
-                          : load_add_token(load, &plain, id, text, strlen(text));
+        if (text == NULL)
+            rc = load_no_memory(load);
+        else
+            rc = load_add_token(load, &plain, id, text, strlen(text));
     }
     return rc;
 }
@@ -226,7 +234,9 @@ static int load_compare_forward(const void *a, const void *b)
     size_t n = x->len < y->len ? x->len : y->len;
     int order = memcmp(x->text, y->text, n);
 
-    return order != 0 ? order : (x->len > y->len) - (x->len < y->len);
+    if (order != 0)
+        return order;
+    return (x->len > y->len) - (x->len < y->len);
 }
 
 /* Order by bytes from the last on; a token that another ends with comes before it. */

@@ -53,7 +53,9 @@ static int load_normalize(struct load *load, struct load_added *item)
         item->len = len;
     }
     normal_work_fini(&work);
-    return rc == ERR_OK && item->text == NULL ? ERR_NO_MEMORY : rc;
+    if (rc == ERR_OK && item->text == NULL)
+        return ERR_NO_MEMORY;
+    return rc;
 }
 
 int load_add_token(struct load *load, const struct json *node, int64_t id, const char *text,
@@ -69,9 +71,12 @@ int load_add_token(struct load *load, const struct json *node, int64_t id, const
     load->vocab.tokens[id].added = true;
     if (special)
         load->vocab.tokens[id].special = true;
-    item.flags |= json_get_bool(node, "single_word", false) ? ADDED_SINGLE_WORD : 0u;
-    item.flags |= json_get_bool(node, "lstrip", false) ? ADDED_LSTRIP : 0u;
-    item.flags |= json_get_bool(node, "rstrip", false) ? ADDED_RSTRIP : 0u;
+    if (json_get_bool(node, "single_word", false))
+        item.flags |= ADDED_SINGLE_WORD;
+    if (json_get_bool(node, "lstrip", false))
+        item.flags |= ADDED_LSTRIP;
+    if (json_get_bool(node, "rstrip", false))
+        item.flags |= ADDED_RSTRIP;
     if (json_get_bool(node, "normalized", false)) {
         list = &load->normalized;
         rc = load_normalize(load, &item);
@@ -81,7 +86,9 @@ int load_add_token(struct load *load, const struct json *node, int64_t id, const
     }
     if (rc == ERR_OK && item.len > 0)
         rc = load_list_add(list, &item);
-    return rc == ERR_NO_MEMORY ? load_no_memory(load) : rc;
+    if (rc == ERR_NO_MEMORY)
+        return load_no_memory(load);
+    return rc;
 }
 
 /* The id of a description: "id" in tokenizer.json, the key in added_tokens_decoder. */
@@ -175,7 +182,9 @@ static int32_t load_named_id(const struct load *load, const char *name)
 {
     const struct json *node = load_named_token(load, name);
 
-    return node == NULL ? -1 : vocab_find(&load->vocab, node->text, node->text_len);
+    if (node == NULL)
+        return -1;
+    return vocab_find(&load->vocab, node->text, node->text_len);
 }
 
 /* Without tokenizer.json, the tokens that the configuration names are special. */
@@ -210,7 +219,9 @@ static int load_compare_ids(const void *a, const void *b)
     int32_t x = *(const int32_t *)a;
     int32_t y = *(const int32_t *)b;
 
-    return x < y ? -1 : x > y;
+    if (x < y)
+        return -1;
+    return x > y;
 }
 
 /* Collect the ids that end a text: eos_token_id in two files, a number or a list, and the named eos
@@ -252,7 +263,9 @@ static int load_add_id(struct load *load, const struct json *node, struct token_
 {
     if (node == NULL || node->kind != JSON_INT || node->whole < 0 || node->whole >= load->vocab.n)
         return load_fail(load, ERR_INVALID, "post_processor: an id is out of range");
-    return token_list_add(out, (int32_t)node->whole) == ERR_OK ? ERR_OK : load_no_memory(load);
+    if (token_list_add(out, (int32_t)node->whole) == ERR_OK)
+        return ERR_OK;
+    return load_no_memory(load);
 }
 
 /* Append the ids of one SpecialToken of a template. */
@@ -311,7 +324,9 @@ static int load_pair(struct load *load, const struct json *node)
     if (cls == NULL || sep == NULL || cls->n != 2 || sep->n != 2)
         return load_fail(load, ERR_INVALID, "post_processor: cls or sep is missing");
     rc = load_add_id(load, &cls->items[1], &load->before);
-    return rc == ERR_OK ? load_add_id(load, &sep->items[1], &load->after) : rc;
+    if (rc == ERR_OK)
+        return load_add_id(load, &sep->items[1], &load->after);
+    return rc;
 }
 
 /* Read one post-processor. ByteLevel only changes offsets, so it has no effect here. */
@@ -383,7 +398,9 @@ static int load_apply_config(struct load *load)
         rc = token_list_add(&load->before, load->facts.bos);
     if (rc == ERR_OK && json_get_bool(config, "add_eos_token", false) && load->facts.eos >= 0)
         rc = token_list_add(&load->after, load->facts.eos);
-    return rc == ERR_OK ? rc : load_no_memory(load);
+    if (rc == ERR_OK)
+        return rc;
+    return load_no_memory(load);
 }
 
 int load_specials(struct load *load)
@@ -404,5 +421,7 @@ int load_specials(struct load *load)
         rc = load_post_processor(load, json_get(root, "post_processor"));
     if (rc == ERR_OK)
         rc = load_apply_config(load);
-    return rc == ERR_OK ? load_ends(load) : rc;
+    if (rc == ERR_OK)
+        return load_ends(load);
+    return rc;
 }

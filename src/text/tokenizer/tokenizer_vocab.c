@@ -22,10 +22,15 @@ static int64_t load_added_id(const struct json *token)
     if (token->key == NULL)
         return json_get_int(token, "id", -1);
     /* added_tokens_decoder: {"50256": {...}} */
-    for (i = 0; i < token->key_len && i < 10; i++)
-        id = token->key[i] >= '0' && token->key[i] <= '9' ? id * 10 + (token->key[i] - '0')
-                                                          : VOCAB_IDS_MAX;
-    return token->key_len == 0 || token->key_len > 9 ? -1 : id;
+    for (i = 0; i < token->key_len && i < 10; i++) {
+        if (token->key[i] >= '0' && token->key[i] <= '9')
+            id = id * 10 + (token->key[i] - '0');
+        else
+            id = VOCAB_IDS_MAX;
+    }
+    if (token->key_len == 0 || token->key_len > 9)
+        return -1;
+    return id;
 }
 
 /* Raise *n_ids above every id in a list, and check that each is in range. */
@@ -66,11 +71,13 @@ int load_model_kind(struct load *load)
     for (i = 0; i < 2; i++)
         if (json_get_text(model, affixes[i], "")[0] != '\0')
             return load_fail(load, ERR_UNSUPPORTED, "%s is not supported", affixes[i]);
-    load->vocab_json = load->files[FILE_TOKENIZER] == NULL
-                           ? load->files[FILE_VOCAB]
-                           : json_get_kind(model, "vocab", JSON_OBJECT);
-    return load->vocab_json == NULL ? load_fail(load, ERR_INVALID, "the model has no vocabulary")
-                                    : ERR_OK;
+    if (load->files[FILE_TOKENIZER] == NULL)
+        load->vocab_json = load->files[FILE_VOCAB];
+    else
+        load->vocab_json = json_get_kind(model, "vocab", JSON_OBJECT);
+    if (load->vocab_json == NULL)
+        return load_fail(load, ERR_INVALID, "the model has no vocabulary");
+    return ERR_OK;
 }
 
 /* Find the tokens of single symbols: bytes in a byte-level model, else ASCII characters and
@@ -126,12 +133,19 @@ int load_vocab(struct load *load)
             "the added tokens", &n_ids);
     if (rc == ERR_OK && root == NULL)
         rc = load_count_ids(load, load->files[FILE_ADDED], "added_tokens.json", &n_ids);
-    if (rc == ERR_OK)
-        rc = load->vocab_json == NULL ? load_ranks(load, n_ids) : load_enter_vocab(load, n_ids);
+    if (rc == ERR_OK) {
+        if (load->vocab_json == NULL)
+            rc = load_ranks(load, n_ids);
+        else
+            rc = load_enter_vocab(load, n_ids);
+    }
     if (rc != ERR_OK)
         return rc;
     load_find_symbols(load);
-    load->facts.unk = unk == NULL ? -1 : vocab_find(&load->vocab, unk->text, unk->text_len);
+    if (unk == NULL)
+        load->facts.unk = -1;
+    else
+        load->facts.unk = vocab_find(&load->vocab, unk->text, unk->text_len);
     if (json_get_bool(model, "ignore_merges", false))
         load->facts.flags |= IMAGE_IGNORE_MERGES;
     if (json_get_bool(model, "fuse_unk", false))
@@ -252,8 +266,10 @@ int load_merges(struct load *load)
     load->merges_mask = slots - 1;
     for (i = 0; i < slots; i++)
         load->merges[i].pair = IMAGE_MERGE_FREE;
-    rc = root != NULL ? load_add_merges_json(load, &joined, list)
-                      : load_add_merges_txt(load, &joined);
+    if (root != NULL)
+        rc = load_add_merges_json(load, &joined, list);
+    else
+        rc = load_add_merges_txt(load, &joined);
     buf_fini(&joined);
     return rc;
 }

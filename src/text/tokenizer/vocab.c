@@ -29,7 +29,9 @@ int vocab_char_byte(uint32_t c)
         return (int)(c - 0x100);
     if (c >= 0x121 && c <= 0x142)
         return (int)(c - 0x121 + 127);
-    return c == 0x143 ? 173 : -1;
+    if (c == 0x143)
+        return 173;
+    return -1;
 }
 
 int vocab_init(struct vocab *vocab, int64_t n_ids)
@@ -93,5 +95,7 @@ int vocab_add(struct vocab *vocab, int64_t id, const char *text, size_t len, boo
 
 int32_t vocab_find(const struct vocab *vocab, const char *text, size_t len)
 {
-    return vocab->slots == NULL ? -1 : (int32_t)*vocab_find_slot(vocab, text, len) - 1;
+    if (vocab->slots == NULL)
+        return -1;
+    return (int32_t)*vocab_find_slot(vocab, text, len) - 1;
 }
