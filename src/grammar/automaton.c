@@ -93,8 +93,3 @@ int automaton_check(const void *image, size_t len)
         return ERR_OK;
     return ERR_INVALID;
 }
-
-struct hash automaton_digest(const struct automaton *automaton)
-{
-    return hash_sha256(automaton, (size_t)automaton->bytes, NULL, 0);
-}

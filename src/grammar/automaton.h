@@ -28,7 +28,6 @@
 #include <stdint.h>
 
 #include "base/err.h"
-#include "base/hash.h"
 
 #define AUTOMATON_MAGIC UINT64_C(0x316d617265697571)
 #define AUTOMATON_DEAD  UINT32_MAX /* target of an edge that leads nowhere */
@@ -95,10 +94,6 @@ static inline const struct automaton_call *automaton_calls(const struct automato
  * automaton; ERR_LIMIT when it is larger than GRAMMAR_BYTES_MAX. About 5 ns per state. The bytes
  * must not change afterwards: check a private copy, or a sealed mapping. Any thread. */
 int automaton_check(const void *image, size_t len) ERR_CHECKED;
-
-/* The digest of an image (SHA-256): equal images, equal digests. A key for sharing cached data; a
- * digest sent by an untrusted process must be computed again. */
-struct hash automaton_digest(const struct automaton *automaton);
 
 /* The state that a byte leads to, calls and ends not considered; AUTOMATON_DEAD: none. */
 static inline uint32_t automaton_step(const struct automaton *automaton, uint32_t state,

@@ -237,11 +237,22 @@ static void build_find_nullable(struct build *build, bool *nullable)
     }
 }
 
-/* Is `to` reached from `from` without a byte? seen[state] == mark: already visited. work is a stack
- * with room for all states. */
-static bool build_reaches(struct build *build, const bool *nullable, uint32_t from, uint32_t to,
-                          uint32_t *seen, uint32_t mark, uint32_t *work)
+/* The memory of searches for left recursion. */
+struct build_search {
+    bool *nullable; /* [states]: an end is reached without a byte */
+    uint32_t *seen; /* [states]: the last search that visited the state */
+    uint32_t mark;  /* number of the current search */
+    uint32_t *work; /* a stack with room for all states */
+};
+
+/* Is `to` reached from `from` without a byte? */
+static bool build_reaches(struct build *build, struct build_search *search, uint32_t from,
+                          uint32_t to)
 {
+    const bool *nullable = search->nullable;
+    uint32_t *seen = search->seen;
+    uint32_t *work = search->work;
+    uint32_t mark = ++search->mark;
     uint32_t n = 0;
     uint32_t i, state;
 
@@ -269,19 +280,21 @@ static bool build_reaches(struct build *build, const bool *nullable, uint32_t fr
 
 uint32_t build_left_recursion(struct build *build)
 {
-    bool *nullable = compile_alloc(build->c, build->states.n);
-    uint32_t *seen = compile_alloc(build->c, (size_t)build->states.n * sizeof *seen);
-    uint32_t *work = compile_alloc(build->c, (size_t)build->states.n * sizeof *work);
+    size_t n = build->states.n;
+    struct build_search search = {
+        .nullable = compile_alloc(build->c, n),
+        .seen = compile_alloc(build->c, n * sizeof *search.seen),
+        .work = compile_alloc(build->c, n * sizeof *search.work),
+    };
     uint32_t state, i;
 
     if (!compile_ok(build->c))
         return NONE;
-    build_find_nullable(build, nullable);
+    build_find_nullable(build, search.nullable);
     for (state = 0; state < build->states.n && compile_tick(build->c); state++)
         for (i = build->states.items[state].calls; i != NONE; i = build->calls.items[i].next)
             if (build->calls.items[i].back != NONE &&
-                build_reaches(build, nullable, build->calls.items[i].start, state, seen, i + 1,
-                              work))
+                build_reaches(build, &search, build->calls.items[i].start, state))
                 return state;
     return NONE;
 }

@@ -140,11 +140,6 @@ uint32_t dfa_match(const struct dfa *dfa, const char *bytes, size_t len)
     return dfa->states[state].label;
 }
 
-bool dfa_is_empty(const struct dfa *dfa)
-{
-    return dfa == NULL || (dfa->n_edges == 0 && dfa->states[0].label == 0);
-}
-
 /* States 1 to 7 are inside of a character; the ranges exclude overlong forms and surrogates. */
 const struct dfa *dfa_utf8(struct compile *compile)
 {
@@ -274,32 +269,30 @@ static void dfa_side_edges(struct side *side, uint32_t number)
     }
 }
 
-const struct dfa *dfa_side_by_side(struct compile *compile, const struct dfa *const *parts,
-                                   uint32_t n, uint32_t min_len, uint32_t max_len,
-                                   bool (*keep)(const void *arg, uint32_t mask), const void *arg)
+const struct dfa *dfa_side_by_side(struct compile *compile, const struct dfa_product *product)
 {
     struct side side = {.c = compile,
-                        .n = n,
-                        .min_len = min_len,
-                        .max_len = max_len,
-                        .keep = keep,
-                        .arg = arg,
+                        .n = product->n,
+                        .min_len = product->min_len,
+                        .max_len = product->max_len,
+                        .keep = product->keep,
+                        .arg = product->arg,
                         .keys = {.c = compile},
                         .maker = {.c = compile}};
     uint32_t word[DFA_PARTS_MAX + 2] = {0};
     uint32_t at;
 
-    if (n > DFA_PARTS_MAX) {
+    if (product->n > DFA_PARTS_MAX) {
         compile_fail(compile, ERR_LIMIT, "more than %d patterns meet in one place", DFA_PARTS_MAX);
         return NULL;
     }
-    for (at = 0; at < n; at++)
-        side.parts[at] = parts[at];
-    side.parts[n] = dfa_utf8(compile);
-    if (max_len != NONE)
-        side.count_max = max_len + 1;
+    for (at = 0; at < product->n; at++)
+        side.parts[at] = product->parts[at];
+    side.parts[product->n] = dfa_utf8(compile);
+    if (product->max_len != NONE)
+        side.count_max = product->max_len + 1;
     else
-        side.count_max = min_len;
+        side.count_max = product->min_len;
     if (!compile_ok(compile))
         return NULL;
     dfa_side_state(&side, word);

@@ -31,14 +31,18 @@ struct dfa {
 /* The automaton that accepts all valid UTF-8. */
 const struct dfa *dfa_utf8(struct compile *compile);
 
-/* Run several automata in parallel over valid UTF-8 whose length in characters is in [min_len,
- * max_len] (max_len NONE: unbounded). The parts that accept a text form a mask. With keep, a text
- * is accepted if keep(arg, mask) is true, with label 1; with keep NULL all texts are accepted, with
- * label 1 + mask. The result is minimal; the empty language is one state without edges. n <=
- * DFA_PARTS_MAX. */
-const struct dfa *dfa_side_by_side(struct compile *compile, const struct dfa *const *parts,
-                                   uint32_t n, uint32_t min_len, uint32_t max_len,
-                                   bool (*keep)(const void *arg, uint32_t mask), const void *arg);
+/* Several automata to run in parallel. The parts that accept a text form a mask. */
+struct dfa_product {
+    const struct dfa *const *parts;
+    uint32_t n;                /* at most DFA_PARTS_MAX, else ERR_LIMIT is recorded */
+    uint32_t min_len, max_len; /* bounds on the length in characters; max_len NONE: unbounded */
+    bool (*keep)(const void *arg, uint32_t mask); /* is a text accepted? NULL: all texts are */
+    const void *arg;
+};
+
+/* Run the parts in parallel over valid UTF-8. With keep the label of an end is 1, without keep it
+ * is 1 + mask. The result is minimal; the empty language is one state without edges. */
+const struct dfa *dfa_side_by_side(struct compile *compile, const struct dfa_product *product);
 
 /* An equivalent automaton, labels included, with the fewest states, unless finding it takes too
  * long. States that cannot reach an end are removed. */
@@ -49,8 +53,6 @@ uint32_t dfa_step(const struct dfa *dfa, uint32_t state, uint8_t byte);
 
 /* The label after the bytes; 0: they are not accepted. */
 uint32_t dfa_match(const struct dfa *dfa, const char *bytes, size_t len);
-
-bool dfa_is_empty(const struct dfa *dfa);
 
 /* A dfa under construction: states are added while it is explored, and get their edges in order. */
 struct dfa_maker {

@@ -145,22 +145,28 @@ static void mask_cache_keep(struct walk_cache *cache, const struct walk_work *wo
 
 /* --- walking a trie ----------------------------------------------------------------------- */
 
-/* Mark the bytes for which some configuration of a closed set has an edge. Most subtrees of the
+/* A closed set to walk from. */
+struct mask_start {
+    struct set set;
+    bool can[256]; /* the bytes for which some configuration has an edge */
+};
+
+/* Fill start->can. Most subtrees of the
  * first level are skipped by this table. */
-static void mask_first_bytes(const struct walk_work *work, const struct set *set, bool *can)
+static void mask_first_bytes(const struct walk_work *work, struct mask_start *start)
 {
     uint32_t i, k;
 
-    memset(can, 0, 256);
-    for (i = 0; i < set->n; i++) {
-        uint32_t at = work->pool[set->at + i].state;
+    memset(start->can, 0, sizeof start->can);
+    for (i = 0; i < start->set.n; i++) {
+        uint32_t at = work->pool[start->set.at + i].state;
 
         while (at != AUTOMATON_NONE) { /* the state, then its base */
             const struct automaton_state *state = automaton_states(work->a) + at;
             const struct automaton_edge *edge = automaton_edges(work->a) + state->edge_at;
 
             for (k = 0; k < state->n_edges; k++)
-                memset(can + edge[k].lo, 1,
+                memset(start->can + edge[k].lo, 1,
                        (size_t)edge[k].hi - edge[k].lo + 1); /* includes dead edges: harmless */
             at = state->base;
         }
@@ -179,12 +185,12 @@ static void mask_descend(struct walk_work *work, struct level *level, struct set
  * records a pop where the hole is reached. `can` is mask_first_bytes() of the set. levels[] is the
  * stack of the walk: one set per byte on the way to the current node. */
 static void mask_walk_nodes(struct walk_work *work, const struct trie_node *nodes, uint32_t at,
-                            uint32_t end, const struct set *from, const bool *can, uint32_t *bits)
+                            uint32_t end, const struct mask_start *start, uint32_t *bits)
 {
     struct level *levels = work->levels;
     uint32_t depth = 0;
 
-    levels[0].set = *from;
+    levels[0].set = start->set;
     levels[0].end = end;
     while (at < end && !work->failed && !work->many) {
         const struct trie_node *node = &nodes[at];
@@ -195,7 +201,7 @@ static void mask_walk_nodes(struct walk_work *work, const struct trie_node *node
             walk_work_rewind(work, levels[depth].n_frames, levels[depth].n_pool);
             depth--;
         }
-        if (depth == 0 && !can[node->byte]) {
+        if (depth == 0 && !start->can[node->byte]) {
             at += node->skip;
             continue;
         }
@@ -262,8 +268,7 @@ static void mask_find_entry(struct walk_work *work, const struct token_trie *tri
 {
     uint32_t t = mask_choose_trie(work->a, trie, head->key.state);
     uint32_t frame = mask_key_frames(work, &head->key);
-    struct set set = {.at = work->n_pool};
-    bool can[256];
+    struct mask_start start = {.set.at = work->n_pool};
 
     work->n_pops = 0;
     work->many = false;
@@ -277,14 +282,14 @@ static void mask_find_entry(struct walk_work *work, const struct token_trie *tri
         memcpy(work->bits, trie_slice(trie, t), trie->n_words * sizeof work->bits[0]);
     else
         memset(work->bits, 0, trie->n_words * sizeof work->bits[0]);
-    walk_set_add(work, &set, head->key.state, frame);
-    walk_set_close(work, &set);
-    mask_first_bytes(work, &set, can);
+    walk_set_add(work, &start.set, head->key.state, frame);
+    walk_set_close(work, &start.set);
+    mask_first_bytes(work, &start);
     mask_walk_nodes(work, trie_nodes(trie) + trie->tries[t].node_at, 0, trie->tries[t].n_nodes,
-                    &set, can, work->bits);
+                    &start, work->bits);
     head->trie = t;
     head->need = work->need;
-    head->ends = set.hole || set.bottom;
+    head->ends = start.set.hole || start.set.bottom;
     if (work->many)
         head->n_pops = POPS_MANY;
     else
@@ -308,15 +313,14 @@ struct masking {
 static void mask_directly(struct masking *masking, struct walk_top top)
 {
     struct walk_work *work = masking->s;
-    struct set set = {.at = work->n_pool};
-    bool can[256];
+    struct mask_start start = {.set.at = work->n_pool};
 
-    walk_set_add(work, &set, top.state, top.frame);
-    walk_set_close(work, &set);
-    masking->can_end = masking->can_end || set.bottom;
-    mask_first_bytes(work, &set, can);
+    walk_set_add(work, &start.set, top.state, top.frame);
+    walk_set_close(work, &start.set);
+    masking->can_end = masking->can_end || start.set.bottom;
+    mask_first_bytes(work, &start);
     mask_walk_nodes(work, trie_nodes(masking->v) + masking->v->tries[0].node_at, 0,
-                    masking->v->tries[0].n_nodes, &set, can, masking->mask);
+                    masking->v->tries[0].n_nodes, &start, masking->mask);
 }
 
 /* Tokens that leave the rule at these nodes continue in the frame below. */
@@ -325,18 +329,17 @@ static void mask_pops(struct masking *masking, const uint32_t *pops, uint32_t n_
 {
     const struct trie_node *nodes = trie_nodes(masking->v) + masking->v->tries[trie].node_at;
     struct walk_work *work = masking->s;
-    struct set set = {.at = work->n_pool};
-    bool can[256];
+    struct mask_start start = {.set.at = work->n_pool};
     uint32_t i;
 
     if (frame == FRAME_BOTTOM || n_pops == 0)
         return;
-    walk_set_add(work, &set, work->frames[frame].state, work->frames[frame].below);
-    walk_set_close(work, &set);
-    mask_first_bytes(work, &set, can);
+    walk_set_add(work, &start.set, work->frames[frame].state, work->frames[frame].below);
+    walk_set_close(work, &start.set);
+    mask_first_bytes(work, &start);
     for (i = 0; i < n_pops && !work->failed; i++) {
         work->steps++;
-        mask_walk_nodes(work, nodes, pops[i] + 1, pops[i] + nodes[pops[i]].skip, &set, can,
+        mask_walk_nodes(work, nodes, pops[i] + 1, pops[i] + nodes[pops[i]].skip, &start,
                         masking->mask);
     }
 }
@@ -456,12 +459,12 @@ static uint32_t mask_steps_max(const struct token_trie *trie)
     return (uint32_t)steps;
 }
 
-int walk_mask_within(struct walk_work *work, const struct automaton *automaton,
-                     const struct token_trie *trie, struct walk_cache *cache,
+int walk_mask_within(struct walk_work *work, const struct walk_language *language,
                      const struct walk *walk, uint32_t steps, uint32_t *mask)
 {
+    const struct token_trie *trie = language->trie;
     uint32_t most = mask_steps_max(trie);
-    struct masking masking = {.s = work, .v = trie, .cache = cache, .mask = mask};
+    struct masking masking = {.s = work, .v = trie, .cache = language->cache, .mask = mask};
     uint32_t i;
 
     if (trie->n_words > work->n_words)
@@ -469,7 +472,7 @@ int walk_mask_within(struct walk_work *work, const struct automaton *automaton,
     memset(mask, 0, trie->n_words * sizeof *mask);
     if (walk->ended)
         return ERR_OK;
-    walk_work_reset(work, automaton);
+    walk_work_reset(work, language->automaton);
     steps = steps < most ? steps : most;
     atomic_store_explicit(&work->steps_max, steps, memory_order_relaxed);
     masking.tops = walk_set_load(work, walk);
@@ -500,5 +503,7 @@ int walk_mask(struct walk_work *work, const struct automaton *automaton,
               const struct token_trie *trie, struct walk_cache *cache, const struct walk *walk,
               uint32_t *mask)
 {
-    return walk_mask_within(work, automaton, trie, cache, walk, UINT32_MAX, mask);
+    const struct walk_language language = {.automaton = automaton, .trie = trie, .cache = cache};
+
+    return walk_mask_within(work, &language, walk, UINT32_MAX, mask);
 }

@@ -459,7 +459,9 @@ static uint32_t parts_pattern_part(struct composer *composer, const struct gramm
     else
         both[1] = NULL;
     if (compile_ok(compile))
-        dfa = dfa_side_by_side(compile, both, 2, 0, NONE, parts_both_match, NULL);
+        dfa = dfa_side_by_side(
+            compile, &(struct dfa_product){
+                         .parts = both, .n = 2, .max_len = NONE, .keep = parts_both_match});
     else
         dfa = NULL;
     if (compile_ok(compile) && dfa->states[0].label == 0 && dfa->states[0].n_edges == 0)

@@ -536,7 +536,11 @@ static const struct dfa *regex_with_looks(struct compile *compile, const char *t
     }
     looks.parts[looks.n++] = regex_add_anchors(compile, regex_tree(compile, text, len), open);
     if (compile_ok(compile))
-        return dfa_side_by_side(compile, looks.parts, looks.n, 0, NONE, regex_looks_keep, &looks);
+        return dfa_side_by_side(compile, &(struct dfa_product){.parts = looks.parts,
+                                                               .n = looks.n,
+                                                               .max_len = NONE,
+                                                               .keep = regex_looks_keep,
+                                                               .arg = &looks});
     return NULL;
 }
 

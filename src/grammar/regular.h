@@ -11,7 +11,6 @@
 #include "grammar/compile.h"
 #include "grammar/dfa.h"
 
-#define REGULAR_NODES_MAX  200000
 #define REGULAR_STATES_MAX 60000 /* of the nondeterministic automaton */
 #define REGULAR_DEPTH_MAX  200   /* nesting of groups, which bounds the recursion */
 

@@ -75,10 +75,12 @@ static uint32_t schema_spaces_of_pattern(struct schema *schema)
     const struct dfa *parts[2] = {
         regex_whole(schema->c, schema->c->spacing, schema->c->spacing_len),
         regex_whole(schema->c, json, sizeof json - 1)};
-    const struct dfa *dfa = compile_ok(schema->c) ? dfa_side_by_side(schema->c, parts, 2, 0, NONE,
-                                                                     schema_both_match, NULL)
-                                                  : NULL;
+    const struct dfa *dfa = NULL;
 
+    if (compile_ok(schema->c))
+        dfa = dfa_side_by_side(
+            schema->c, &(struct dfa_product){
+                           .parts = parts, .n = 2, .max_len = NONE, .keep = schema_both_match});
     if (compile_ok(schema->c) && dfa->states[0].label == 0 && dfa->states[0].n_edges == 0)
         compile_fail(schema->c, ERR_INVALID, "whitespace_pattern matches no white space of JSON");
     if (compile_ok(schema->c))

@@ -14,7 +14,6 @@
 struct visit {
     const struct json *node;
     const char *base;
-    bool values; /* below enum or const: no schemas there */
 };
 
 /* Resolve `ref` against `base`, without fragment. Enough of RFC 3986 for names that are never
@@ -146,7 +145,7 @@ void schema_index_add(struct schema *schema)
          strstr(draft->text, "draft-04") != NULL || strstr(draft->text, "draft-03") != NULL);
     schema_place_add(schema, "", 0, schema->root);
     if (LIST_ADD(schema->c, &stack))
-        stack.items[0] = (struct visit){schema->root, "", false};
+        stack.items[0] = (struct visit){schema->root, ""};
     while (stack.n > 0 && compile_tick(schema->c)) { /* each node is pushed once */
         struct visit v = stack.items[--stack.n];
         uint32_t i;
@@ -168,7 +167,7 @@ void schema_index_add(struct schema *schema)
                 schema_check_name(schema, child);
             if ((child->kind == JSON_OBJECT || child->kind == JSON_LIST) &&
                 LIST_ADD(schema->c, &stack))
-                stack.items[stack.n - 1] = (struct visit){child, v.base, false};
+                stack.items[stack.n - 1] = (struct visit){child, v.base};
         }
     }
 }

@@ -126,7 +126,9 @@ static const struct dfa *schema_names_dfa(struct schema *schema, uint32_t litera
         parts[n++] = schema_string_dfa(schema, &all.items[i]);
     }
     if (compile_ok(schema->c))
-        return dfa_side_by_side(schema->c, parts, n, 0, NONE, schema_keep_any, NULL);
+        return dfa_side_by_side(
+            schema->c, &(struct dfa_product){
+                           .parts = parts, .n = n, .max_len = NONE, .keep = schema_keep_any});
     return NULL;
 }
 
@@ -421,18 +423,28 @@ static uint32_t schema_open_tree(struct object *object, uint32_t count, uint32_t
     return root;
 }
 
+/* A position in a layer. */
+struct position {
+    uint32_t at;    /* known names passed */
+    uint32_t count; /* members written, as far as they are counted */
+    uint32_t found; /* mask of the needs that are met */
+};
+
 /* Build the continuations at a position: ',' and a name, or '}'; and, with `begin`, the first name.
  * In layers below the highest count a position is built only if some member led to it, which the
  * lower layers have decided. */
-static void schema_object_build_place(struct object *object, uint32_t at, uint32_t count,
-                                      uint32_t found, uint32_t tree, bool may_close, uint32_t begin)
+static void schema_object_build_place(struct object *object, struct position here, uint32_t tree,
+                                      bool may_close, uint32_t begin)
 {
     struct build *build = object->s->b;
-    uint32_t state = count == object->count_cap
-                         ? schema_object_after(object, at, count, found)
-                         : object->after[schema_object_place_of(object, at, count, found)];
+    uint32_t state;
     uint32_t name = NONE;
     uint32_t gap;
+
+    if (here.count == object->count_cap)
+        state = schema_object_after(object, here.at, here.count, here.found);
+    else
+        state = object->after[schema_object_place_of(object, here.at, here.count, here.found)];
 
     if (tree != NONE) {
         name = build_state(build);
@@ -487,7 +499,7 @@ static void schema_layer_build(struct object *object, uint32_t count, uint32_t f
                     build_insert(object->s->b, tree, schema_bytes_of(&text), text.len, '"', leaf);
         }
         owed = owed || (member != NULL && member->required);
-        schema_object_build_place(object, i, count, found, tree, enough && !owed,
+        schema_object_build_place(object, (struct position){i, count, found}, tree, enough && !owed,
                                   i == 0 && count == 0 && found == 0 ? begin : NONE);
     }
     buf_fini(&text);
@@ -521,8 +533,9 @@ static void schema_counts_settle(struct object *object)
 /* Build the language of open names, unless no open name may exist. */
 static void schema_open_settle(struct object *object)
 {
-    const struct dfa *dfa =
-        dfa_side_by_side(object->s->c, object->parts, object->n_parts, 0, NONE, NULL, NULL);
+    const struct dfa *dfa = dfa_side_by_side(
+        object->s->c,
+        &(struct dfa_product){.parts = object->parts, .n = object->n_parts, .max_len = NONE});
     uint32_t i;
 
     for (i = 0; compile_ok(object->s->c) && i < dfa->n_states; i++)

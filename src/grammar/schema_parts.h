@@ -143,8 +143,6 @@ void schema_index_pointer(const struct json *root, const void *node, char *out, 
 
 /* --- schema.c, schema_expand.c ------------------------------------------------------------ */
 
-#define NO_LITERAL NONE
-
 /* The number of a literal, and of its negation. */
 uint32_t schema_literal_of(struct schema *schema, const struct json *node, bool constant,
                            bool negated);

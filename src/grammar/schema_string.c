@@ -174,8 +174,12 @@ static const struct dfa *schema_string_dfa_within(struct schema *schema,
         return NULL;
     if (n == 1 && wanted.value == 1 && limits.min == 0 && limits.max == NONE)
         return parts[0];
-    return dfa_side_by_side(schema->c, parts, n, limits.min, limits.max, schema_keep_wanted,
-                            &wanted);
+    return dfa_side_by_side(schema->c, &(struct dfa_product){.parts = parts,
+                                                             .n = n,
+                                                             .min_len = limits.min,
+                                                             .max_len = limits.max,
+                                                             .keep = schema_keep_wanted,
+                                                             .arg = &wanted});
 }
 
 const struct dfa *schema_string_dfa(struct schema *schema, const struct alternative *alternative)

@@ -90,8 +90,12 @@ int walk_mask(struct walk_work *work, const struct automaton *automaton,
 
 /* Like walk_mask(), within a number of steps: ERR_AGAIN when they are used up but the bounds above
  * are not. Results are kept in the cache, so the next call may need fewer steps. */
-int walk_mask_within(struct walk_work *work, const struct automaton *automaton,
-                     const struct token_trie *trie, struct walk_cache *cache,
+struct walk_language {
+    const struct automaton *automaton;
+    const struct token_trie *trie;
+    struct walk_cache *cache; /* of these two; NULL: none */
+};
+int walk_mask_within(struct walk_work *work, const struct walk_language *language,
                      const struct walk *walk, uint32_t steps, uint32_t *mask) ERR_CHECKED;
 
 /* The steps that the last call with this work took. */

@@ -145,8 +145,7 @@ static void regex_add_missing(const char *name, size_t len, struct buf *out)
     struct buf pattern = {0};
     struct buf all = {0};
     char why[8];
-    size_t from = 0;
-    size_t end = 0;
+    struct regex_match match = {0, 0};
     uint32_t categories = regex_categories_of(name, len);
 
     if (categories == 0)
@@ -157,10 +156,9 @@ static void regex_add_missing(const char *name, size_t len, struct buf *out)
     if (work == NULL || pattern.failed || all.failed ||
         regex_compile(&lacking, &pattern, why, sizeof why) != ERR_OK)
         out->failed = out->failed || work == NULL || pattern.failed || all.failed;
-    /* A match is a run of characters that lack the property. */
-    else
-        while (regex_next(&lacking, work, all.bytes, all.len, end, &from, &end) == ERR_OK)
-            regex_add_ranges(all.bytes + from, end - from, out);
+    else /* a match is a run of characters that lack the property */
+        while (regex_next(&lacking, work, all.bytes, all.len, match.end, &match) == ERR_OK)
+            regex_add_ranges(all.bytes + match.start, match.end - match.start, out);
     regex_work_close(work);
     regex_empty(&lacking);
     buf_fini(&all);
@@ -221,7 +219,7 @@ void regex_work_close(struct regex_work *work)
 }
 
 int regex_next(const struct regex *re, struct regex_work *work, const char *text, size_t len,
-               size_t from, size_t *start, size_t *end)
+               size_t from, struct regex_match *match)
 {
     int n = pcre2_match(re->code, (PCRE2_SPTR)text, len, from, PCRE2_NO_UTF_CHECK, work->match,
                         re->limits);
@@ -233,11 +231,9 @@ int regex_next(const struct regex *re, struct regex_work *work, const char *text
         return ERR_NO_MEMORY;
     if (n < 0)
         return ERR_LIMIT;
-    *start = place[0];
-    /* \K in a look-ahead can put the start after the end. */
-    if (place[1] < place[0])
-        *end = place[0];
-    else
-        *end = place[1];
+    match->start = place[0];
+    match->end = place[1];
+    if (match->end < match->start) /* \K in a look-ahead can put the start after the end */
+        match->end = match->start;
     return ERR_OK;
 }

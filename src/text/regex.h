@@ -23,10 +23,14 @@ void regex_close(struct regex *re); /* NULL is fine */
 struct regex_work *regex_work_open(void); /* NULL: no memory */
 void regex_work_close(struct regex_work *work);
 
-/* Find the first match in text[from .. len), which is valid UTF-8. *start and *end are byte offsets
- * into text. Returns ERR_OK; ERR_NOT_FOUND; ERR_LIMIT when the search exceeded its step bound;
+struct regex_match { /* byte offsets into the text */
+    size_t start;
+    size_t end; /* >= start */
+};
+
+/* Find the first match in text[from .. len), which is valid UTF-8. Returns ERR_OK; ERR_NOT_FOUND; ERR_LIMIT when the search exceeded its step bound;
  * ERR_NO_MEMORY. */
 int regex_next(const struct regex *re, struct regex_work *work, const char *text, size_t len,
-               size_t from, size_t *start, size_t *end) ERR_CHECKED;
+               size_t from, struct regex_match *match) ERR_CHECKED;
 
 #endif

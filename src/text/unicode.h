@@ -65,12 +65,6 @@ static inline bool unicode_is_letter(uint8_t cls)
     return cls >= UNICODE_LU && cls <= UNICODE_LO;
 }
 
-static inline bool unicode_is_mark(uint8_t cls)
-{
-    cls &= UNICODE_CATEGORY;
-    return cls >= UNICODE_MN && cls <= UNICODE_ME;
-}
-
 static inline bool unicode_is_number(uint8_t cls)
 {
     cls &= UNICODE_CATEGORY;

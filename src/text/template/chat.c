@@ -24,22 +24,29 @@ static const char *const token_names[] = {"bos_token", "eos_token", "unk_token",
 
 _Static_assert(N_TOKEN_NAMES == sizeof((struct chat *)0)->tokens / sizeof(char *), "a name each");
 
-/* Compile source, which is NUL-terminated, into one of chat's templates. The first template that
- * mentions the tags of a reply format determines the format. */
-static int chat_compile(struct chat *chat, struct chat_template *out, const char *from,
-                        const char *source, size_t len, char *why, size_t why_cap)
+/* The source of a template and its name for error messages. */
+struct chat_source {
+    const char *name;
+    const char *text; /* NUL-terminated */
+    size_t len;
+};
+
+/* Compile a source into one of chat's templates. The first template that mentions the tags of a
+ * reply format determines the format. */
+static int chat_compile(struct chat *chat, struct chat_template *out,
+                        const struct chat_source *source, char *why, size_t why_cap)
 {
     char reason[400] = "";
-    int rc = jinja_compile(&out->jinja, source, len, reason, sizeof reason);
+    int rc = jinja_compile(&out->jinja, source->text, source->len, reason, sizeof reason);
 
     if (rc != ERR_OK)
-        (void)snprintf(why, why_cap, "%s: %s", from, reason);
+        (void)snprintf(why, why_cap, "%s: %s", source->name, reason);
     else
-        chat_habits_find(chat, out, source);
+        chat_habits_find(chat, out, source->text);
     if (chat->format == REPLY_PLAIN)
-        chat->format = reply_format_of(source);
+        chat->format = reply_format_of(source->text);
     if (chat->reasoning == REPLY_NO_REASONING)
-        chat->reasoning = reply_reasoning_of(source);
+        chat->reasoning = reply_reasoning_of(source->text);
     return rc;
 }
 
@@ -50,8 +57,11 @@ static int chat_compile_file(struct chat *chat, struct chat_template *out, const
     struct buf text = {0};
     int rc = file_read(&text, dir, name, TEMPLATE_BYTES_MAX, why, why_cap);
 
-    if (rc == ERR_OK)
-        rc = chat_compile(chat, out, name, text.len == 0 ? "" : text.bytes, text.len, why, why_cap);
+    if (rc == ERR_OK) {
+        struct chat_source source = {name, text.len == 0 ? "" : text.bytes, text.len};
+
+        rc = chat_compile(chat, out, &source, why, why_cap);
+    }
     buf_fini(&text);
     return rc;
 }
@@ -100,7 +110,8 @@ static int chat_compile_config(struct chat *chat, const struct json *node, char 
     if (node == NULL || node->kind == JSON_NULL)
         return ERR_OK;
     if (node->kind == JSON_TEXT)
-        return chat_compile(chat, &chat->preset, "chat_template", node->text, node->text_len, why,
+        return chat_compile(chat, &chat->preset,
+                            &(struct chat_source){"chat_template", node->text, node->text_len}, why,
                             why_cap);
     for (i = 0; node->kind == JSON_LIST && i < node->n && rc == ERR_OK; i++) {
         const char *name = json_get_text(&node->items[i], "name", "");
@@ -112,7 +123,9 @@ static int chat_compile_config(struct chat *chat, const struct json *node, char 
         else if (strcmp(name, "tool_use") == 0 && chat->tool_use.jinja == NULL)
             place = &chat->tool_use;
         if (place != NULL && source != NULL)
-            rc = chat_compile(chat, place, name, source->text, source->text_len, why, why_cap);
+            rc = chat_compile(chat, place,
+                              &(struct chat_source){name, source->text, source->text_len}, why,
+                              why_cap);
     }
     return rc;
 }

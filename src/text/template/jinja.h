@@ -58,8 +58,6 @@ void jinja_vars_text(struct jinja_vars *vars, const char *name, const char *text
 void jinja_vars_trust(struct jinja_vars *vars, const char *name, const char *member,
                       const char *const *words);
 void jinja_vars_bool(struct jinja_vars *vars, const char *name, bool flag);
-void jinja_vars_int(struct jinja_vars *vars, const char *name, int64_t number);
-void jinja_vars_none(struct jinja_vars *vars, const char *name);
 
 /* Render into out (appended).
  *

@@ -156,34 +156,38 @@ struct jval jinja_arg_or(const struct jargs *args, size_t place, const char *nam
     return value;
 }
 
-/* Evaluate a bound of a slice and clamp it as Python does: negative ones count from the end. */
-static bool jinja_slice_bound(struct jrender *render, const struct jnode *node,
-                              struct jscope *scope, int64_t len, bool backward, int64_t preset,
-                              int64_t *out)
+/* Evaluate a bound of a slice; a missing one is None. */
+static bool jinja_eval_bound(struct jrender *render, const struct jnode *node, struct jscope *scope,
+                             struct jval *out)
+{
+    *out = jv_none();
+    if (node != NULL && !jinja_eval(render, node, scope, out))
+        return false;
+    if (out->kind != JV_NONE && out->kind != JV_INT && out->kind != JV_BOOL)
+        return jinja_raise(render, "slice indices must be integers or None");
+    return true;
+}
+
+/* Clamp a bound of a slice as Python does: negative ones count from the end. A slice that runs
+ * backward has bounds from -1, before the first item, to the last item. */
+static int64_t jinja_clamp_bound(struct jval bound, int64_t len, bool backward, int64_t preset)
 {
     int64_t low = backward ? -1 : 0;
     int64_t high = backward ? len - 1 : len;
-    struct jval value = jv_none();
+    int64_t at;
 
-    if (node != NULL && !jinja_eval(render, node, scope, &value))
-        return false;
-    *out = preset;
-    if (value.kind == JV_NONE)
-        return true;
-    if (value.kind != JV_INT && value.kind != JV_BOOL)
-        return jinja_raise(render, "slice indices must be integers or None");
-    *out = jv_int_of(value);
-    if (*out < 0) {
-        if (*out < -len)
-            *out = low;
-        else
-            *out = *out + len;
-    }
-    if (*out > high)
-        *out = high;
-    if (*out < low)
-        *out = low;
-    return true;
+    if (bound.kind == JV_NONE)
+        return preset;
+    at = jv_int_of(bound);
+    if (at < -len)
+        return low;
+    if (at < 0)
+        at += len;
+    if (at > high)
+        at = high;
+    if (at < low)
+        at = low;
+    return at;
 }
 
 /* a[start:stop:step] of a text or a list. A text is sliced by characters. */
@@ -192,6 +196,8 @@ static bool jinja_eval_slice(struct jrender *render, const struct jnode *node, s
 {
     struct jval of;
     struct jval step = jv_int(1);
+    struct jval first;
+    struct jval last;
     struct jlist *from = NULL;
     struct jlist *list;
     struct jbuf text = {0};
@@ -218,9 +224,11 @@ static bool jinja_eval_slice(struct jrender *render, const struct jnode *node, s
         return false;
     len = (int64_t)from->n;
     back = step.whole < 0;
-    if (!jinja_slice_bound(render, node->b, scope, len, back, back ? len - 1 : 0, &start) ||
-        !jinja_slice_bound(render, node->c, scope, len, back, back ? -1 : len, &stop))
+    if (!jinja_eval_bound(render, node->b, scope, &first) ||
+        !jinja_eval_bound(render, node->c, scope, &last))
         return false;
+    start = jinja_clamp_bound(first, len, back, back ? len - 1 : 0);
+    stop = jinja_clamp_bound(last, len, back, back ? -1 : len);
     for (i = start; back ? i > stop : i < stop; i += step.whole) {
         if (of.kind == JV_TEXT)
             jbuf_add(render, &text, from->items[i]);
@@ -564,7 +572,6 @@ static enum jflow jinja_run_loop(struct jrender *render, const struct jnode *nod
         return JF_FAILED;
     }
     loop->list = items;
-    loop->depth = render->loop_depth++;
     for (i = 0; i < items->n && (flow == JF_ON || flow == JF_CONTINUE); i++) {
         struct jscope *inner = arena_zalloc(render->arena, sizeof *inner);
 
@@ -582,7 +589,6 @@ static enum jflow jinja_run_loop(struct jrender *render, const struct jnode *nod
             return JF_FAILED;
         flow = jinja_run_body(render, node->body, inner);
     }
-    render->loop_depth--;
     if (flow == JF_FAILED)
         return JF_FAILED;
     return JF_ON;
@@ -622,9 +628,8 @@ static bool jinja_define_macro(struct jrender *render, const struct jnode *node,
 }
 
 /* Bind a parameter: positional, named, or its default, which is evaluated in the macro's scope. */
-static bool jinja_bind_param(struct jrender *render, const struct jmacro *macro,
-                             const struct jnode *param, size_t place, const struct jargs *args,
-                             struct jscope *scope)
+static bool jinja_bind_param(struct jrender *render, const struct jnode *param, size_t place,
+                             const struct jargs *args, struct jscope *scope)
 {
     struct jval value;
 
@@ -633,7 +638,6 @@ static bool jinja_bind_param(struct jrender *render, const struct jmacro *macro,
         if (param->a != NULL && !jinja_eval(render, param->a, scope, &value))
             return false;
     }
-    (void)macro;
     return jinja_scope_set(render, scope, param->text, param->len, value);
 }
 
@@ -687,7 +691,7 @@ bool jinja_call_macro(struct jrender *render, const struct jmacro *macro, const 
                                "line %d: macros call each other too deep", render->line);
     scope->parent = macro->scope;
     for (p = macro->params; p != NULL; p = p->next)
-        if (!jinja_bind_param(render, macro, p, place++, args, scope))
+        if (!jinja_bind_param(render, p, place++, args, scope))
             return false;
     if (!jinja_bind_rest(render, macro, place, args, scope))
         return false;
@@ -961,16 +965,6 @@ void jinja_vars_bool(struct jinja_vars *vars, const char *name, bool flag)
     jinja_vars_add(vars, name, jv_bool(flag));
 }
 
-void jinja_vars_int(struct jinja_vars *vars, const char *name, int64_t number)
-{
-    jinja_vars_add(vars, name, jv_int(number));
-}
-
-void jinja_vars_none(struct jinja_vars *vars, const char *name)
-{
-    jinja_vars_add(vars, name, jv_none());
-}
-
 /* The given variables are the outermost scope; the template's own {% set %} goes to a scope inside,
  * so that it can hide but not change them. */
 int jinja_render(const struct jinja *jinja, const struct jinja_vars *vars, struct arena *arena,
@@ -1003,7 +997,6 @@ int jinja_render(const struct jinja *jinja, const struct jinja_vars *vars, struc
 int jinja_compile(struct jinja **out, const char *source, size_t len, char *why, size_t why_cap)
 {
     struct jinja *jinja = mem_zalloc(sizeof *jinja);
-    struct arena scratch = {0};
     struct jfault fault = {0};
     struct jtoken *tokens;
 
@@ -1012,7 +1005,6 @@ int jinja_compile(struct jinja **out, const char *source, size_t len, char *why,
     tokens = jinja_lex(&jinja->arena, source, len, &fault);
     if (tokens != NULL)
         jinja->body = jinja_parse(jinja, tokens, &fault);
-    arena_reset(&scratch);
     if (jinja->body != NULL) {
         *out = jinja;
         return ERR_OK;

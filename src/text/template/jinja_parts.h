@@ -206,7 +206,6 @@ struct jmacro {
     const struct jnode *params;
     const char *name;
     struct jscope *scope; /* the scope it was defined in */
-    bool is_caller;
 };
 
 struct jmethod {
@@ -218,7 +217,6 @@ struct jmethod {
 struct jloop {
     const struct jlist *list;
     size_t at;
-    int depth;
     struct jval last_changed;
     bool changed_once;
 };
@@ -241,7 +239,6 @@ struct jrender {
     int64_t steps;     /* left */
     size_t text_bytes; /* bytes of all texts made so far */
     int depth;         /* calls and expressions in progress */
-    int loop_depth;
     int line;
     struct jval piped;
 };

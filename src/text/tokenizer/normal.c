@@ -101,12 +101,11 @@ static int normal_open_regex(struct regex **out, const struct step_draft *step, 
                              size_t why_cap)
 {
     struct regex_work *work = regex_work_open();
-    size_t start;
-    size_t end;
+    struct regex_match match;
     int rc = work == NULL ? ERR_NO_MEMORY
                           : regex_open(out, step->pattern, step->pattern_len, why, why_cap);
 
-    if (rc == ERR_OK && regex_next(*out, work, "", 0, 0, &start, &end) == ERR_OK) {
+    if (rc == ERR_OK && regex_next(*out, work, "", 0, 0, &match) == ERR_OK) {
         (void)snprintf(why, why_cap, "a normalizer whose regex matches \"\" is not supported");
         rc = ERR_UNSUPPORTED;
     }
@@ -168,22 +167,20 @@ static int normal_replace_regex(const struct step_draft *step, const struct rege
                                 struct normal_work *work, const char *text, size_t len,
                                 struct buf *out)
 {
+    struct regex_match match;
     size_t from = 0;
-    size_t start;
-    size_t end;
     int rc = ERR_OK;
 
     if (work->regex == NULL)
         work->regex = regex_work_open();
     if (work->regex == NULL)
         return ERR_NO_MEMORY;
-    while (from < len &&
-           (rc = regex_next(regex, work->regex, text, len, from, &start, &end)) == ERR_OK) {
-        if (end == start) /* empty only in some contexts, hence unnoticed at start */
+    while (from < len && (rc = regex_next(regex, work->regex, text, len, from, &match)) == ERR_OK) {
+        if (match.end == match.start) /* empty only in some contexts, hence unnoticed at start */
             return ERR_LIMIT;
-        buf_add(out, text + from, start - from);
+        buf_add(out, text + from, match.start - from);
         buf_add(out, step->by, step->by_len);
-        from = end;
+        from = match.end;
     }
     buf_add(out, text + from, len - from);
     if (rc == ERR_NOT_FOUND)

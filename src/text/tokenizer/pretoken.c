@@ -77,7 +77,7 @@ static int pretoken_cut_step(const struct cutting *cutting, int step, const char
 
 /* Find the next match in text[from .. len). ERR_OK, ERR_NOT_FOUND, or an error. */
 static int pretoken_next_match(const struct cutting *cutting, int step, const char *text,
-                               size_t len, size_t from, size_t *start, size_t *end)
+                               size_t len, size_t from, struct regex_match *match)
 {
     const struct step_draft *draft = &cutting->p->chain.steps[step];
     struct scanner scanner = {
@@ -86,54 +86,59 @@ static int pretoken_next_match(const struct cutting *cutting, int step, const ch
     size_t at;
 
     if (draft->kind == PRETOKEN_REGEX)
-        return regex_next(cutting->p->regexes[step], cutting->w->regex, text, len, from, start,
-                          end);
+        return regex_next(cutting->p->regexes[step], cutting->w->regex, text, len, from, match);
     if (draft->kind == PRETOKEN_LITERAL) {
-        if (from < len)
-            found = memmem(text + from, len - from, draft->pattern, draft->pattern_len);
-        else
-            found = NULL;
+        if (from >= len)
+            return ERR_NOT_FOUND;
+        found = memmem(text + from, len - from, draft->pattern, draft->pattern_len);
         if (found == NULL)
             return ERR_NOT_FOUND;
-        *start = (size_t)(found - text);
-        *end = *start + draft->pattern_len;
+        match->start = (size_t)(found - text);
+        match->end = match->start + draft->pattern_len;
         return ERR_OK;
     }
     /* scan_skip() jumps to the next character that can begin a match. */
     for (at = scan_skip(&scanner, from); at < len;
          at = scan_skip(&scanner, at + utf8_sequence(text + at, len - at))) {
-        *end = scan_match(&scanner, at);
-        *start = at;
-        if (*end > at)
+        match->end = scan_match(&scanner, at);
+        match->start = at;
+        if (match->end > at)
             return ERR_OK;
     }
     return ERR_NOT_FOUND;
+}
+
+/* Where to search after a match: at its end, or after an empty match one character further. */
+static size_t pretoken_next_from(const struct regex_match *match, const char *text, size_t len)
+{
+    if (match->end > match->start)
+        return match->end;
+    if (match->start < len)
+        return match->end + utf8_sequence(text + match->start, len - match->start);
+    return match->end + 1;
 }
 
 /* Behavior Isolated: matches are pieces, and so are the gaps between them. */
 static int pretoken_cut_isolated(const struct cutting *cutting, int step, const char *text,
                                  size_t len, bool first)
 {
+    struct regex_match match = {0, 0};
     size_t covered = 0;
     size_t from = 0;
-    size_t start = 0;
-    size_t end = 0;
     int rc = ERR_OK;
 
     while (from <= len &&
-           (rc = pretoken_next_match(cutting, step, text, len, from, &start, &end)) == ERR_OK) {
-        if (start > covered)
-            rc = pretoken_cut_step(cutting, step + 1, text + covered, start - covered,
+           (rc = pretoken_next_match(cutting, step, text, len, from, &match)) == ERR_OK) {
+        if (match.start > covered)
+            rc = pretoken_cut_step(cutting, step + 1, text + covered, match.start - covered,
                                    first && covered == 0);
-        if (rc == ERR_OK && end > start)
-            rc = pretoken_cut_step(cutting, step + 1, text + start, end - start,
-                                   first && start == 0);
+        if (rc == ERR_OK && match.end > match.start)
+            rc = pretoken_cut_step(cutting, step + 1, text + match.start, match.end - match.start,
+                                   first && match.start == 0);
         if (rc != ERR_OK)
             return rc;
-        covered = end;
-        from = end;
-        if (end == start) /* after an empty match continue at the next character */
-            from += start < len ? utf8_sequence(text + start, len - start) : 1;
+        covered = match.end;
+        from = pretoken_next_from(&match, text, len);
     }
     if (rc != ERR_OK && rc != ERR_NOT_FOUND)
         return rc;
@@ -190,27 +195,21 @@ static int pretoken_cuts_add(struct pretoken_work *w, int step, size_t *n, struc
 static int pretoken_find_all(const struct cutting *cutting, int step, const char *text, size_t len,
                              size_t *n)
 {
+    struct regex_match match;
     size_t covered = 0;
     size_t from = 0;
-    size_t start;
-    size_t end;
     int rc = ERR_OK;
 
     while (from <= len &&
-           (rc = pretoken_next_match(cutting, step, text, len, from, &start, &end)) == ERR_OK) {
-        rc = pretoken_cuts_add(cutting->w, step, n, (struct cut){.start = covered, .end = start});
+           (rc = pretoken_next_match(cutting, step, text, len, from, &match)) == ERR_OK) {
+        rc = pretoken_cuts_add(cutting->w, step, n,
+                               (struct cut){.start = covered, .end = match.start});
         if (rc == ERR_OK)
-            rc = pretoken_cuts_add(cutting->w, step, n, (struct cut){start, end, true});
+            rc = pretoken_cuts_add(cutting->w, step, n, (struct cut){match.start, match.end, true});
         if (rc != ERR_OK)
             return rc;
-        covered = end;
-        from = end;
-        if (end == start) {
-            if (start < len)
-                from += utf8_sequence(text + start, len - start);
-            else
-                from += 1;
-        }
+        covered = match.end;
+        from = pretoken_next_from(&match, text, len);
     }
     if (rc != ERR_OK && rc != ERR_NOT_FOUND)
         return rc;
@@ -417,9 +416,9 @@ static int pretoken_cut_step(const struct cutting *cutting, int step, const char
 }
 
 int pretoken_cut(const struct pretoken *pretoken, struct pretoken_work *w, const char *text,
-                 size_t len, bool first, pretoken_sink *sink, void *context)
+                 size_t len, bool first, const struct pretoken_receiver *to)
 {
-    struct cutting cutting = {.p = pretoken, .w = w, .sink = sink, .context = context};
+    struct cutting cutting = {.p = pretoken, .w = w, .sink = to->sink, .context = to->context};
 
     return pretoken_cut_step(&cutting, 0, text, len, first);
 }

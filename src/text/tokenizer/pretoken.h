@@ -72,15 +72,20 @@ void pretoken_fini(struct pretoken *pretoken);
  * returned. */
 typedef int pretoken_sink(void *context, const char *piece, size_t len);
 
+struct pretoken_receiver {
+    pretoken_sink *sink;
+    void *context; /* its first argument */
+};
+
 struct pretoken_work; /* scratch memory of one call */
 
 struct pretoken_work *pretoken_work_open(const struct pretoken *pretoken); /* NULL: no memory */
 void pretoken_work_close(struct pretoken_work *w);
 
-/* Cut valid UTF-8 and pass the pieces to sink in order. `first` is set when text is the start of
+/* Cut valid UTF-8 and pass the pieces to the sink in order. `first` is set when text is the start of
  * the text that is being tokenized. Returns ERR_OK, ERR_LIMIT (a regex exceeded its bound),
  * ERR_NO_MEMORY, or the sink's error. */
 int pretoken_cut(const struct pretoken *pretoken, struct pretoken_work *w, const char *text,
-                 size_t len, bool first, pretoken_sink *sink, void *context) ERR_CHECKED;
+                 size_t len, bool first, const struct pretoken_receiver *to) ERR_CHECKED;
 
 #endif

@@ -184,8 +184,9 @@ static int tokenizer_encode_piece(void *context, const char *piece, size_t len)
 static int tokenizer_encode_plain(struct encoding *encoding, const char *text, size_t len,
                                   bool first)
 {
-    return pretoken_cut(&encoding->t->pretoken, encoding->cuts, text, len, first,
-                        tokenizer_encode_piece, encoding);
+    const struct pretoken_receiver to = {.sink = tokenizer_encode_piece, .context = encoding};
+
+    return pretoken_cut(&encoding->t->pretoken, encoding->cuts, text, len, first, &to);
 }
 
 /* Encode a normalized gap: its added tokens, and the plain text between them. */

@@ -157,19 +157,25 @@ int load_vocab(struct load *load)
 
 /* --- merges ------------------------------------------------------------------------------------*/
 
-/* A merge is two tokens whose joined text is a token, too. Its rank is its place in the list. */
+/* One of the two tokens of a merge, as the file writes it. */
+struct merge_side {
+    const char *text;
+    size_t len;
+};
 
-static int load_add_merge(struct load *load, struct buf *joined, const char *left, size_t left_len,
-                          const char *right, size_t right_len, uint32_t rank)
+/* Add a merge: two tokens whose joined text is a token, too. Its rank is its place in the list.
+ * `joined` is scratch memory. */
+static int load_add_merge(struct load *load, struct buf *joined, struct merge_side left,
+                          struct merge_side right, uint32_t rank)
 {
-    int32_t a = vocab_find(&load->vocab, left, left_len);
-    int32_t b = vocab_find(&load->vocab, right, right_len);
+    int32_t a = vocab_find(&load->vocab, left.text, left.len);
+    int32_t b = vocab_find(&load->vocab, right.text, right.len);
     int32_t id;
     size_t slot;
 
     buf_clear(joined);
-    buf_add(joined, left, left_len);
-    buf_add(joined, right, right_len);
+    buf_add(joined, left.text, left.len);
+    buf_add(joined, right.text, right.len);
     if (joined->failed)
         return load_no_memory(load);
     id = vocab_find(&load->vocab, joined->bytes, joined->len);
@@ -191,7 +197,8 @@ static int load_add_merge_line(struct load *load, struct buf *joined, const char
     if (space == NULL || memchr(space + 1, ' ', len - left - 1) != NULL)
         return load_fail(load, ERR_INVALID, "merge %u is not two tokens separated by a space",
                          rank);
-    return load_add_merge(load, joined, line, left, space + 1, len - left - 1, rank);
+    return load_add_merge(load, joined, (struct merge_side){line, left},
+                          (struct merge_side){space + 1, len - left - 1}, rank);
 }
 
 /* Read the merges of tokenizer.json: "a b", or ["a", "b"] in newer files. */
@@ -207,8 +214,9 @@ static int load_add_merges_json(struct load *load, struct buf *joined, const str
             rc = load_add_merge_line(load, joined, made->text, made->text_len, i);
         else if (made->kind == JSON_LIST && made->n == 2 && made->items[0].kind == JSON_TEXT &&
                  made->items[1].kind == JSON_TEXT)
-            rc = load_add_merge(load, joined, made->items[0].text, made->items[0].text_len,
-                                made->items[1].text, made->items[1].text_len, i);
+            rc = load_add_merge(
+                load, joined, (struct merge_side){made->items[0].text, made->items[0].text_len},
+                (struct merge_side){made->items[1].text, made->items[1].text_len}, i);
         else
             rc = load_fail(load, ERR_INVALID, "merge %u is neither a string nor a pair of strings",
                            i);
