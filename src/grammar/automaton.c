@@ -8,6 +8,7 @@
 
 #include <stdbool.h>
 
+#include "base/must.h"
 #include "grammar/grammar.h"
 
 _Static_assert(sizeof(struct automaton) == 32, "the image has no holes");
@@ -57,6 +58,7 @@ int automaton_check(const void *image, size_t len)
     uint32_t edges = 0;
     uint32_t calls = 0;
 
+    must(image != NULL || len == 0);
     if (len > GRAMMAR_BYTES_MAX)
         return ERR_LIMIT;
     if (len < sizeof *automaton || (uintptr_t)image % 8 != 0)

@@ -6,8 +6,11 @@
 
 #include <string.h>
 
+#include "base/must.h"
+
 void build_init(struct build *build, struct compile *compile)
 {
+    must(compile != NULL);
     memset(build, 0, sizeof *build);
     build->c = compile;
     build_state(build);
@@ -48,6 +51,7 @@ void build_edge(struct build *build, uint32_t from, uint8_t lo, uint8_t hi, uint
 {
     if (!LIST_ADD(build->c, &build->edges))
         return;
+    must(from < build->states.n && lo <= hi);
     build->edges.items[build->edges.n - 1] =
         (struct build_edge){.to = to, .next = build->states.items[from].edges, .lo = lo, .hi = hi};
     build->states.items[from].edges = build->edges.n - 1;
@@ -60,6 +64,8 @@ void build_call(struct build *build, uint32_t from, uint32_t start, uint32_t bac
 
     if (!compile_ok(build->c))
         return;
+    must(from < build->states.n && start < build->states.n);
+    must(back == NONE || back < build->states.n);
     for (i = build->states.items[from].calls; i != NONE; i = build->calls.items[i].next)
         if (build->calls.items[i].start == start && build->calls.items[i].back == back)
             return;
@@ -125,6 +131,7 @@ uint32_t build_copy(struct build *build, uint32_t from)
 
     if (!compile_ok(build->c))
         return 0;
+    must(from < build->states.n);
     build->states.items[copy].end = build->states.items[from].end;
     build->states.items[copy].plain = 0;
     if (build->states.items[from].base == NONE) {
@@ -143,6 +150,7 @@ uint32_t build_text(struct build *build, uint32_t from, const char *bytes, size_
     uint32_t next;
     size_t i;
 
+    must(bytes != NULL || len == 0);
     for (i = 0; i < len && compile_ok(build->c); i++) {
         next = build_state(build);
         build_edge(build, from, (uint8_t)bytes[i], (uint8_t)bytes[i], next);
@@ -167,6 +175,7 @@ uint32_t build_insert(struct build *build, uint32_t root, const char *bytes, siz
     uint32_t at = copy;
     size_t i;
 
+    must(bytes != NULL || len == 0);
     for (i = 0; i < len && compile_ok(build->c); i++) {
         uint32_t old = build_step(build, at, (uint8_t)bytes[i]);
         uint32_t next = build_leads(old) ? build_copy(build, old) : build_state(build);
@@ -206,6 +215,7 @@ void build_word(struct build *build, uint32_t root, const char *bytes, size_t le
 {
     size_t i;
 
+    must(bytes != NULL || len == 0);
     for (i = 0; i < len && compile_ok(build->c); i++)
         root = build_advance(build, root, (uint8_t)bytes[i]);
     if (compile_ok(build->c))

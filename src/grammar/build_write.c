@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/must.h"
 #include "grammar/automaton.h"
 #include "grammar/build.h"
 
@@ -471,6 +472,7 @@ void build_write(struct build *build, uint32_t root, struct buf *image)
 
     if (!compile_ok(compile))
         return;
+    must(root < build->states.n);
     memset(writer.number, 0xff, n * sizeof *writer.number);
     build_flatten_calls(build);
     build_find_good(&writer);

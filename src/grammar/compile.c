@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/must.h"
 
 #define TICKS_A_LOOK 512 /* ticks between two looks at the clock: about 20 us of work */
 
@@ -16,6 +17,7 @@ int compile_fail(struct compile *compile, int rc, const char *format, ...)
 {
     va_list args;
 
+    must(rc < 0);
     if (compile->rc != 0)
         return compile->rc;
     compile->rc = rc;
@@ -53,6 +55,7 @@ bool compile_grow(struct compile *compile, void **items, uint32_t n, uint32_t *c
 
     if (compile->rc != 0)
         return false;
+    must(n <= *cap && bytes > 0);
     if (n < *cap)
         return true;
     want = *cap == 0 ? 8 : *cap * 2;

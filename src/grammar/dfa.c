@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/hash.h"
+#include "base/must.h"
 
 /* Minimisation takes as many passes as the longest chain of states. Long chains are minimal as they
  * are, so after this many visits of states the reachable ones are taken as the result. */
@@ -38,6 +39,8 @@ uint32_t dfa_keys_find(struct keys *keys, const uint32_t *words, uint32_t n, boo
     uint32_t hash = (uint32_t)hash_xxh3(n == 0 ? &nothing : words, (size_t)n * sizeof *words);
     uint32_t i;
 
+    must(words != NULL || n == 0);
+    must(is_new != NULL);
     *is_new = false;
     if (keys->n >= keys->n_heads)
         dfa_keys_widen(keys);
@@ -84,12 +87,15 @@ uint32_t dfa_maker_state(struct dfa_maker *maker, uint32_t label)
 
 void dfa_maker_begin(struct dfa_maker *maker, uint32_t state)
 {
-    if (compile_ok(maker->c))
-        maker->states.items[state].edge_at = maker->edges.n;
+    if (!compile_ok(maker->c))
+        return;
+    must(state < maker->states.n);
+    maker->states.items[state].edge_at = maker->edges.n;
 }
 
 void dfa_maker_edge(struct dfa_maker *maker, uint8_t lo, uint8_t hi, uint32_t to)
 {
+    must(lo <= hi);
     if (LIST_ADD(maker->c, &maker->edges))
         maker->edges.items[maker->edges.n - 1] = (struct dfa_edge){.to = to, .lo = lo, .hi = hi};
 }
@@ -133,6 +139,7 @@ uint32_t dfa_match(const struct dfa *dfa, const char *bytes, size_t len)
     uint32_t state = 0;
     size_t i;
 
+    must(bytes != NULL || len == 0);
     for (i = 0; i < len && state != NONE; i++)
         state = dfa_step(dfa, state, (uint8_t)bytes[i]);
     if (state == NONE)
@@ -282,6 +289,7 @@ const struct dfa *dfa_side_by_side(struct compile *compile, const struct dfa_pro
     uint32_t word[DFA_PARTS_MAX + 2] = {0};
     uint32_t at;
 
+    must(product->parts != NULL || product->n == 0);
     if (product->n > DFA_PARTS_MAX) {
         compile_fail(compile, ERR_LIMIT, "more than %d patterns meet in one place", DFA_PARTS_MAX);
         return NULL;

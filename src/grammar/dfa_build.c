@@ -6,6 +6,7 @@
  *     line feed   \n  \u000a  \u000A        '/'   /  \/        '"'   \"  \u0022 is not accepted */
 #include <string.h>
 
+#include "base/must.h"
 #include "grammar/dfa.h"
 
 struct json_builder {
@@ -23,6 +24,7 @@ uint32_t dfa_build(struct build *build, const struct dfa *dfa, int last, const u
     uint32_t *state;
     uint32_t state_idx, i;
 
+    must(last < 256 && (last < 0 || leaf != NULL));
     if (dfa == NULL || !compile_ok(build->c))
         return 0;
     state = compile_alloc(build->c, (size_t)dfa->n_states * sizeof *state);
@@ -222,6 +224,7 @@ uint32_t dfa_build_json(struct build *build, const struct dfa *dfa, const uint32
 {
     struct json_builder builder = {.b = build, .d = dfa};
 
+    must(leaf != NULL);
     return dfa_build_json_text(&builder, leaf);
 }
 
@@ -229,6 +232,7 @@ uint32_t dfa_build_json_once(struct build *build, const struct dfa *dfa, const u
 {
     struct json_builder builder = {.b = build, .d = dfa, .once = true};
 
+    must(leaf != NULL);
     return dfa_build_json_text(&builder, leaf);
 }
 
@@ -291,6 +295,7 @@ uint32_t dfa_build_json_counted(struct build *build, const struct dfa *dfa, uint
     uint32_t end = build_end(build), first = build->states.n, start, last;
     const uint32_t leaf[2] = {NONE, end};
 
+    must(most >= 1 && most <= 65000);
     if (dfa_has_controls(dfa))
         return NONE;
     start = dfa_build_json_text(&builder, leaf);

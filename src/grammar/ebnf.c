@@ -20,6 +20,7 @@
 #include <string.h>
 
 #include "base/hex.h"
+#include "base/must.h"
 #include "base/utf8.h"
 #include "grammar/regular.h"
 #include "grammar/source.h"
@@ -741,6 +742,7 @@ uint32_t ebnf_build(struct build *build, const char *text, size_t len)
     uint32_t *start;
     uint32_t root, i;
 
+    must(text != NULL || len == 0);
     parser.lark = ebnf_is_guidance(text, len) || memmem(text, len, "::=", 3) == NULL;
     if (!utf8_is_valid(text, len))
         ebnf_fail(&parser, ERR_SYNTAX, "not valid UTF-8");

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/must.h"
 #include "grammar/regular.h"
 #include "grammar/source.h"
 
@@ -58,6 +59,10 @@ int grammar_compile(const struct grammar_request *request, struct buf *image,
     struct build build;
     uint32_t root;
 
+    must(request->source != NULL || request->source_len == 0);
+    must(request->choices != NULL || request->n_choices == 0);
+    must(request->parts != NULL || request->n_parts == 0);
+    must(request->spacing != NULL || request->spacing_len == 0);
     if (error != NULL)
         memset(error, 0, sizeof *error);
     compile.arena.limit_bytes = GRAMMAR_MEMORY_MAX;

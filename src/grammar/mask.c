@@ -25,6 +25,7 @@
 #include <stdatomic.h>
 #include <string.h>
 
+#include "base/must.h"
 #include "grammar/walk_parts.h"
 
 #define ENTRY_STEPS   300 /* keep entries that took longer than a look-up and a copy would */
@@ -74,6 +75,7 @@ size_t walk_cache_bytes(uint32_t n_vocab, uint32_t n_states)
 
 void walk_cache_init(struct walk_cache *cache, size_t bytes)
 {
+    must(bytes >= sizeof *cache && (uintptr_t)cache % 8 == 0);
     memset(cache, 0, sizeof *cache);
     cache->bytes = bytes;
     atomic_store(&cache->used, (sizeof *cache + 7) & ~(size_t)7);
@@ -467,6 +469,8 @@ int walk_mask_within(struct walk_work *work, const struct walk_language *languag
     struct masking masking = {.s = work, .v = trie, .cache = language->cache, .mask = mask};
     uint32_t i;
 
+    must(language->automaton != NULL && language->trie != NULL);
+    must(mask != NULL);
     if (trie->n_words > work->n_words)
         return ERR_INVALID;
     memset(mask, 0, trie->n_words * sizeof *mask);

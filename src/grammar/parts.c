@@ -9,6 +9,7 @@
  * a trigger that the text ends with. */
 #include <string.h>
 
+#include "base/must.h"
 #include "grammar/regular.h"
 #include "grammar/source.h"
 
@@ -503,6 +504,7 @@ uint32_t parts_build(struct build *build, const struct grammar_part *parts, size
 {
     struct composer composer = {.b = build, .space = space, .end = build_end(build)};
 
+    must(parts != NULL || n == 0);
     if (n == 0)
         compile_fail(build->c, ERR_INVALID, "a composition of no parts");
     return parts_sequence_rule(&composer, parts, n, 0);

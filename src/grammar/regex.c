@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "base/hex.h"
+#include "base/must.h"
 #include "base/utf8.h"
 #include "grammar/regular.h"
 
@@ -414,6 +415,7 @@ const struct regular *regex_tree(struct compile *compile, const char *text, size
     struct regex_parser parser = {.c = compile, .text = text, .len = len};
     const struct regular *regular;
 
+    must(text != NULL || len == 0);
     if (!utf8_is_valid(text, len))
         return regex_fail(&parser, ERR_SYNTAX, "not valid UTF-8");
     regular = regex_parse_either(&parser);
@@ -546,6 +548,7 @@ static const struct dfa *regex_with_looks(struct compile *compile, const char *t
 
 const struct dfa *regex_search(struct compile *compile, const char *pattern, size_t len)
 {
+    must(pattern != NULL || len == 0);
     if (len > 0 && pattern[0] == '^' && regex_is_look(pattern + 1, len - 1) &&
         !regex_has_either(pattern, len))
         return regex_with_looks(compile, pattern + 1, len - 1, true);
@@ -556,6 +559,7 @@ const struct dfa *regex_whole(struct compile *compile, const char *pattern, size
 {
     size_t skip = len > 0 && pattern[0] == '^';
 
+    must(pattern != NULL || len == 0);
     if (regex_is_look(pattern + skip, len - skip) && !regex_has_either(pattern, len))
         return regex_with_looks(compile, pattern + skip, len - skip, false);
     return regex_add_anchors(compile, regex_tree(compile, pattern, len), false);

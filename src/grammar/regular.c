@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/must.h"
 #include "base/utf8.h"
 
 /* --- trees -------------------------------------------------------------------------------- */
@@ -32,6 +33,7 @@ const struct regular *regular_repeat(struct compile *compile, const struct regul
 
     if (regular == NULL)
         return NULL;
+    must(min <= max);
     regular->kind = REGULAR_REPEAT;
     regular->left = left;
     regular->min = min;
@@ -88,6 +90,7 @@ const struct regular *regular_set(struct compile *compile, const struct regular_
     struct regular_range *copy = compile_alloc(compile, (n + 1) * sizeof *copy);
     struct regular_range *out = compile_alloc(compile, (n + 1) * sizeof *out);
 
+    must(ranges != NULL || n == 0);
     if (!compile_ok(compile))
         return NULL;
     if (n > 0)
@@ -103,6 +106,7 @@ const struct regular *regular_text(struct compile *compile, const char *text, si
     const struct regular *regular = NULL;
     size_t at, n;
 
+    must(text != NULL || len == 0);
     for (at = 0; at < len && compile_ok(compile); at += n) {
         struct regular_range one;
         const struct regular *set;
@@ -200,6 +204,7 @@ static uint32_t regular_range_end(uint32_t lo, uint32_t hi)
 {
     uint32_t m = 0x3f;
 
+    must(lo <= hi);
     while (m <= 0x3ffff) { /* hi decreases at most twice per m */
         if ((lo & ~m) == (hi & ~m) || ((lo & m) == 0 && (hi & m) == m)) {
             m = m << 6 | 0x3f;
@@ -525,5 +530,6 @@ const struct dfa *regular_dfa(struct compile *compile, const struct regular *tre
 void regular_build(struct build *build, const struct regular *tree, uint32_t start,
                    const uint32_t *rule)
 {
+    must(rule != NULL);
     (void)regular_subsets_run(build->c, tree, build, start, rule); /* the states are in build */
 }

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/must.h"
 #include "grammar/regular.h"
 #include "grammar/schema_parts.h"
 #include "grammar/source.h"
@@ -162,6 +163,7 @@ uint32_t schema_goal_state(struct schema *schema, uint32_t *literals, uint32_t n
     uint32_t i, number;
     bool is_new;
 
+    must(literals != NULL || n == 0);
     qsort(literals, n, sizeof *literals, schema_number_order);
     for (i = 0; i < n && compile_ok(schema->c); i++)
         if (!schema_is_idle(&schema->literals.items[literals[i]]) &&
@@ -217,11 +219,13 @@ static void schema_build_goal(struct schema *schema, uint32_t number)
 {
     const struct key *key = &schema->goal_keys.items[number];
     uint32_t *literals = compile_alloc(schema->c, (size_t)(key->n + 1) * sizeof *literals);
-    uint32_t start = schema->goal_states.items[number];
+    uint32_t start;
     struct alternatives all;
     unsigned types = 0;
     uint32_t i;
 
+    must(number < schema->goal_states.n);
+    start = schema->goal_states.items[number];
     if (literals == NULL)
         return;
     if (key->n > 0)
@@ -289,6 +293,8 @@ uint32_t schema_part_build(struct build *build, const struct grammar_part *part,
     uint32_t literal, root = 0;
     int rc;
 
+    must(part->kind == PART_SCHEMA || part->kind == PART_STRING);
+    must(part->text != NULL || part->len == 0);
     if (schema == NULL)
         return 0;
     schema->c = compile;

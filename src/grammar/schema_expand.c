@@ -10,6 +10,7 @@
  * (The second option does not constrain types, because "minimum" only concerns numbers.) */
 #include <string.h>
 
+#include "base/must.h"
 #include "grammar/schema_expand.h"
 
 #define BRANCHES_MAX     20000
@@ -148,6 +149,7 @@ bool schema_count_of(struct expansion *expansion, const struct json *node, uint3
 {
     double value = json_is_number(node) ? json_real(node) : -1;
 
+    must(node != NULL && n != NULL);
     if (value < 0 || value != (double)(uint64_t)(value < 1e15 ? value : 1)) {
         if (!(value >= 1e15)) {
             schema_is_invalid(expansion, node, "a whole number, 0 or more");
@@ -184,6 +186,7 @@ unsigned schema_types_of(struct expansion *expansion, const struct json *node)
     unsigned types = 0;
     uint32_t i;
 
+    must(node != NULL);
     if (node->kind == JSON_TEXT)
         types = schema_type_bits(node);
     for (i = 0; node->kind == JSON_LIST && i < node->n; i++)
@@ -225,6 +228,7 @@ void schema_expand_values(struct expansion *expansion, const struct json *values
     const struct schema_item *all = NULL;
     uint32_t i;
 
+    must(values != NULL || n == 0);
     for (i = 0; i < n && compile_tick(expansion->s->c); i++)
         types |= schema_type_of_value(&values[i]);
     if (!negated) {
@@ -318,6 +322,7 @@ const struct json *schema_name_text(struct expansion *expansion, const struct js
 {
     struct json *text = compile_alloc(expansion->s->c, sizeof *text);
 
+    must(member->key != NULL);
     if (text == NULL)
         return member;
     text->kind = JSON_TEXT;
@@ -723,6 +728,7 @@ struct alternatives schema_expand(struct schema *schema, const uint32_t *literal
 {
     struct expansion expansion = {.s = schema};
 
+    must(literals != NULL || n == 0);
     schema_expand_run(&expansion, literals, n);
     return (struct alternatives){expansion.found.items,
                                  compile_ok(schema->c) ? expansion.found.n : 0};
@@ -732,6 +738,8 @@ bool schema_is_surely_empty(struct schema *schema, const uint32_t *literals, uin
 {
     struct expansion expansion = {.s = schema, .asking = true, .depth = depth};
 
+    must(literals != NULL || n == 0);
+    must(depth >= 0);
     schema_expand_run(&expansion, literals, n);
     return compile_ok(schema->c) && !expansion.gave_up && expansion.found.n == 0;
 }

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/must.h"
 #include "grammar/regular.h"
 #include "grammar/schema_parts.h"
 
@@ -164,6 +165,7 @@ static const char *schema_format_pattern(const char *name)
 
 bool schema_format_is_known(const char *name)
 {
+    must(name != NULL);
     return schema_format_pattern(name) != NULL;
 }
 
@@ -171,6 +173,7 @@ bool schema_format_has_shape(const char *name, bool counted)
 {
     size_t i;
 
+    must(name != NULL);
     for (i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
         if (strcmp(shapes[i].name, name) == 0)
             return counted || shapes[i].alone;
@@ -181,6 +184,7 @@ const struct dfa *schema_format_language(struct compile *compile, const char *na
 {
     const char *pattern = schema_format_pattern(name);
 
+    must(name != NULL);
     if (strcmp(name, "hostname") == 0)
         return hostname_dfa(compile);
     if (strcmp(name, "time") == 0)
@@ -214,6 +218,7 @@ const struct dfa *schema_format_narrow(struct compile *compile, const char *name
 
 bool schema_format_is_refused(const char *name)
 {
+    must(name != NULL);
     return strcmp(name, "idn-hostname") == 0 || strcmp(name, "idn-email") == 0 ||
            strcmp(name, "regex") == 0;
 }

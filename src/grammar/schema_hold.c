@@ -3,6 +3,7 @@
  * The keywords of a schema that must hold: the atoms and the work that each adds to a branch. */
 #include <string.h>
 
+#include "base/must.h"
 #include "grammar/schema_expand.h"
 
 static const struct json *schema_get(const struct json *schema, const char *name)
@@ -16,6 +17,7 @@ const struct json *schema_get_kind(struct expansion *expansion, const struct jso
 {
     const struct json *value = json_get(schema, name);
 
+    must(name != NULL);
     if (value != NULL && value->kind != kind) {
         schema_is_invalid(expansion, value,
                           kind == JSON_LIST   ? "a list"

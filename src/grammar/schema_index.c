@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/hex.h"
+#include "base/must.h"
 #include "grammar/schema_parts.h"
 
 /* An element of the stack of the pass. */
@@ -263,6 +264,7 @@ const struct json *schema_index_find(struct schema *schema, const struct json *f
     const struct json *node = schema_place_find(schema, uri, strlen(uri));
     char *whole;
 
+    must(ref->kind == JSON_TEXT);
     if (node == NULL && len == 0)
         node = schema->root;
     if (hash == NULL || hash[1] == '\0' || node == NULL || !compile_ok(schema->c))
@@ -314,6 +316,7 @@ void schema_index_pointer(const struct json *root, const void *node, char *out, 
     size_t at = 0;
     int i;
 
+    must(out != NULL && cap > 0);
     out[0] = '\0';
     path[0] = root;
     next[0] = 0;

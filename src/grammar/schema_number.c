@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/must.h"
 #include "grammar/regular.h"
 #include "grammar/schema_parts.h"
 
@@ -83,6 +84,7 @@ bool schema_decimal_read(struct decimal *decimal, const char *text, size_t len)
     long exponent = 0;
     bool small;
 
+    must(text != NULL || len == 0);
     memset(decimal, 0, sizeof *decimal);
     for (; at < len && (schema_is_digit(text[at]) || text[at] == '.'); at++) {
         if (text[at] == '.')
@@ -123,6 +125,7 @@ size_t schema_decimal_text(const struct decimal *decimal, char *out, size_t cap)
 {
     size_t n = 0;
 
+    must(out != NULL && cap > 0);
     if (cap < (size_t)(decimal->n_int + decimal->n_frac) + 4)
         return 0;
     if (decimal->minus)

@@ -5,6 +5,7 @@
  * states after the opening quote; the closing quote leads to the shared end. */
 #include <string.h>
 
+#include "base/must.h"
 #include "base/utf8.h"
 #include "grammar/regular.h"
 #include "grammar/schema_parts.h"
@@ -220,6 +221,7 @@ static uint32_t schema_hex_digits(struct build *build, uint32_t from, int n, uin
     int i;
     size_t k;
 
+    must(n > 0);
     for (i = 0; i < n && compile_ok(build->c); i++) {
         uint32_t next = i + 1 < n ? build_state(build) : to;
 
@@ -329,6 +331,7 @@ static uint32_t schema_counted_line(struct schema *schema, uint32_t min, uint32_
     uint32_t at = NONE;
     uint32_t i;
 
+    must(min <= max);
     for (i = last + 1; i-- > 0 && compile_ok(schema->c);) {
         uint32_t state =
             max == NONE && i == last ? schema_free_body(schema) : build_state(schema->b);

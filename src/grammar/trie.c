@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/must.h"
 #include "base/utf8.h"
 
 _Static_assert(sizeof(struct trie_node) == 8, "the image has no holes");
@@ -185,6 +186,9 @@ int trie_build(const struct trie_token *tokens, uint32_t n_vocab, const int32_t 
     size_t before = image->len;
     uint32_t n, i;
 
+    must(tokens != NULL || n_vocab == 0);
+    must(ends != NULL || n_ends == 0);
+    must(image != NULL);
     if (n_vocab == 0 || n_vocab > TRIE_IDS_MAX || n_ends > TRIE_ENDS_MAX)
         return ERR_INVALID;
     for (i = 0; i < n_ends; i++)
@@ -281,6 +285,7 @@ int trie_check(const void *image, size_t len)
     uint64_t bytes = sizeof *trie;
     uint32_t i;
 
+    must(image != NULL || len == 0);
     if (len < sizeof *trie || len > TRIE_BYTES_MAX || (uintptr_t)image % 8 != 0)
         return ERR_INVALID;
     if (trie->magic != TRIE_MAGIC || trie->bytes != len || trie->n_vocab == 0 ||

@@ -8,6 +8,8 @@
 
 #include <string.h>
 
+#include "base/must.h"
+
 /* --- frames ------------------------------------------------------------------------------- */
 
 /* Frames are hash-consed: a chain per hash value. A chain is in order of age, newest first, so
@@ -80,6 +82,7 @@ size_t walk_work_bytes(uint32_t n_vocab)
 
 void walk_work_init(struct walk_work *work, uint32_t n_vocab)
 {
+    must((uintptr_t)work % 8 == 0);
     memset(work, 0, walk_work_bytes(n_vocab));
     work->n_words = (n_vocab + 31) / 32;
     work->n_frames = 2;
@@ -215,6 +218,7 @@ struct set walk_set_step(struct walk_work *work, const struct set *from, uint8_t
 
 void walk_init(struct walk *walk, const struct automaton *automaton)
 {
+    must(automaton->root < automaton->n_states);
     walk->n_tops = 1;
     walk->n_frames = 1;
     walk->ended = false;
@@ -224,6 +228,7 @@ void walk_init(struct walk *walk, const struct automaton *automaton)
 
 void walk_copy(struct walk *to, const struct walk *from)
 {
+    must(from->n_tops <= WALK_TOPS_MAX && from->n_frames <= WALK_FRAMES_MAX);
     to->n_tops = from->n_tops;
     to->n_frames = from->n_frames;
     to->ended = from->ended;
@@ -238,6 +243,7 @@ struct set walk_set_load(struct walk_work *work, const struct walk *walk)
     struct set set = {.at = work->n_pool};
     uint32_t i;
 
+    must(walk->n_tops <= WALK_TOPS_MAX && walk->n_frames <= WALK_FRAMES_MAX);
     for (i = 1; i < walk->n_frames; i++) {
         uint32_t below = walk->frames[i].below;
 
@@ -337,6 +343,7 @@ int walk_bytes(struct walk_work *work, const struct automaton *automaton, struct
     const unsigned char *at = bytes;
     int rc = ERR_OK;
 
+    must(bytes != NULL || len == 0);
     if (walk->ended)
         return ERR_INVALID;
     while (len > 0 && rc == ERR_OK) { /* in pieces, because frames accumulate during one */
@@ -417,6 +424,7 @@ size_t walk_forced(struct walk_work *work, const struct automaton *automaton,
     struct set set;
     size_t n;
 
+    must(bytes != NULL || cap == 0);
     walk_work_reset(work, automaton);
     set = walk_set_load(work, walk);
     for (n = 0; n < cap && n < TRIE_TOKEN_MAX; n++) {

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/must.h"
 
 #define PIECE ((size_t)64 << 10)
 
@@ -63,6 +64,8 @@ int file_read(struct buf *out, const char *dir, const char *name, size_t limit, 
     FILE *f = NULL;
     int rc = file_open(&f, &path, dir, name, why, why_cap);
 
+    must(out != NULL && name != NULL);
+    must(why != NULL || why_cap == 0);
     if (rc == ERR_OK) {
         rc = file_drain(out, f, limit);
         (void)fclose(f); /* opened for reading: nothing can be lost */
@@ -84,6 +87,7 @@ void file_fold(struct hash *hash, const char *bytes, size_t len)
 {
     size_t at;
 
+    must(bytes != NULL || len == 0);
     for (at = 0; at < len; at += PIECE) {
         size_t n = len - at < PIECE ? len - at : PIECE;
 
@@ -123,6 +127,8 @@ int file_digest(struct hash *hash, const char *dir, const char *name, size_t lim
     FILE *f = NULL;
     int rc = file_open(&f, &path, dir, name, why, why_cap);
 
+    must(hash != NULL && name != NULL);
+    must(why != NULL || why_cap == 0);
     if (rc == ERR_OK) {
         rc = file_fold_file(hash, f, limit);
         (void)fclose(f);

@@ -5,6 +5,7 @@
  * next that it cannot, so that work and memory stay small for every length of text. Hangul
  * syllables are computed, as the standard describes; all else is looked up in nfc.inc. */
 #include "base/mem.h"
+#include "base/must.h"
 #include "base/utf8.h"
 #include "text/unicode.h"
 
@@ -265,6 +266,8 @@ void unicode_nfc(const char *text, size_t len, struct buf *out)
     struct nfc nfc = {0};
     size_t i = 0;
 
+    must(text != NULL || len == 0);
+    must(out != NULL);
     while (i < len) {
         size_t check = unicode_next_check(text, len, i);
         size_t from = check;

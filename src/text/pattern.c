@@ -13,6 +13,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/must.h"
+
 /* Members of Oniguruma's \s: the White_Space characters, without U+180E. */
 #define SPACE_MEMBERS                                    \
     "\\t-\\r \\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}" \
@@ -260,6 +262,8 @@ int pattern_translate(const char *pattern, size_t len, pattern_additions *additi
                                 .why_cap = why_cap};
     int rc = ERR_OK;
 
+    must(pattern != NULL || len == 0);
+    must(additions != NULL && out != NULL);
     /* Every character is read once. `at` is advanced past the character that was looked at before
      * the helpers are called. */
     while (work.at < work.len && rc == ERR_OK) {

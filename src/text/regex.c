@@ -15,6 +15,7 @@
 
 #include "base/buf.h"
 #include "base/mem.h"
+#include "base/must.h"
 #include "base/utf8.h"
 #include "text/pattern.h"
 #include "text/unicode.h"
@@ -173,6 +174,8 @@ int regex_open(struct regex **out, const char *pattern, size_t len, char *why, s
     struct buf translated = {0};
     int rc = ERR_NO_MEMORY;
 
+    must(out != NULL);
+    must(pattern != NULL || len == 0);
     if (re == NULL)
         return rc;
     rc = pattern_translate(pattern, len, regex_add_missing, &translated, why, why_cap);
@@ -221,10 +224,12 @@ void regex_work_close(struct regex_work *work)
 int regex_next(const struct regex *re, struct regex_work *work, const char *text, size_t len,
                size_t from, struct regex_match *match)
 {
-    int n = pcre2_match(re->code, (PCRE2_SPTR)text, len, from, PCRE2_NO_UTF_CHECK, work->match,
-                        re->limits);
     const PCRE2_SIZE *place = pcre2_get_ovector_pointer(work->match);
+    int n;
 
+    must(from <= len);
+    n = pcre2_match(re->code, (PCRE2_SPTR)text, len, from, PCRE2_NO_UTF_CHECK, work->match,
+                    re->limits);
     if (n == PCRE2_ERROR_NOMATCH)
         return ERR_NOT_FOUND;
     if (n == PCRE2_ERROR_NOMEMORY)

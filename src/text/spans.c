@@ -7,10 +7,14 @@
 
 #include <string.h>
 
+#include "base/must.h"
+
 bool spans_add(struct spans *spans, struct arena *arena, size_t start, size_t stop)
 {
     if (start >= stop)
         return true;
+    must(spans->n == 0 || start >= spans->items[spans->n - 1].stop);
+    must(stop <= UINT32_MAX);
     if (spans->n > 0 && spans->items[spans->n - 1].stop == start) {
         spans->items[spans->n - 1].stop = (uint32_t)stop;
         return true;
@@ -58,5 +62,6 @@ bool spans_hold(const struct spans *spans, size_t start, size_t stop)
 {
     size_t i = spans_find(spans->items, spans->n, start);
 
+    must(start <= stop);
     return i < spans->n && spans->items[i].start <= start && spans->items[i].stop >= stop;
 }

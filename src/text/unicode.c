@@ -7,6 +7,7 @@
 
 #include <string.h>
 
+#include "base/must.h"
 #include "base/utf8.h"
 
 #define UNICODE_COUNT(array) (sizeof(array) / sizeof(array)[0])
@@ -46,6 +47,7 @@ void unicode_fill(uint8_t *classes, uint32_t n)
     size_t run = 0;
     uint32_t c;
 
+    must(classes != NULL || n == 0);
     for (c = 0; c < n; c++) {
         while (run + 1 < UNICODE_COUNT(unicode_runs) && unicode_runs[run + 1] >> 8 <= c)
             run++;
@@ -78,6 +80,7 @@ int unicode_to_case(uint32_t c, enum unicode_letter_case to, uint32_t out[3])
     size_t low = 0;
     size_t high = UNICODE_COUNT(unicode_cases);
 
+    must(to <= UNICODE_TITLE);
     while (low < high) {
         size_t mid = (low + high) / 2;
 
@@ -112,6 +115,7 @@ size_t unicode_next_check(const char *text, size_t len, size_t from)
 {
     size_t i = from;
 
+    must(from <= len);
     while (i < len) {
         uint64_t word;
 

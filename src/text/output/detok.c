@@ -13,6 +13,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/must.h"
 #include "base/utf8.h"
 
 /* The automaton of one stop string. */
@@ -51,6 +52,8 @@ int detok_init(struct detok *detok, const struct tokenizer *tokenizer, bool skip
     char *memory;
     uint16_t *fail_at;
 
+    must(detok != NULL && tokenizer != NULL);
+    must(stops != NULL || n_stops == 0);
     if (n_stops > DETOK_STOPS_MAX)
         return ERR_LIMIT;
     for (i = 0; i < n_stops; i++) {
@@ -112,6 +115,7 @@ static void detok_stop_at(struct detok *detok, int idx, char c, struct buf *out)
 {
     size_t before = detok->held_len + 1 - detok->matches[idx].len;
 
+    must(detok->held_len + 1 >= detok->matches[idx].len);
     buf_add(out, detok->held, detok->include_stop ? detok->held_len : before);
     if (detok->include_stop)
         buf_add_byte(out, c);
@@ -267,6 +271,7 @@ static void detok_shorten_run(struct detok *detok, struct buf *out)
 
 void detok_continue(struct detok *detok)
 {
+    must(detok->run_len == 0 && detok->partial_len == 0 && detok->held_len == 0);
     detok->drops = false;
     detok->strip_n = 0;
 }
@@ -277,6 +282,8 @@ enum detok_status detok_push(struct detok *detok, int32_t id, struct buf *out)
     const char *bytes = tokenizer_bytes(detok->tokenizer, id, &len);
     bool drops = detok->drops;
 
+    must(out != NULL);
+    must(detok->run_len < DETOK_RUN_MAX);
     if (detok->status == DETOK_STOPPED || bytes == NULL ||
         (detok->skip_special && tokenizer_is_skipped(detok->tokenizer, id)))
         return detok->status;
@@ -306,6 +313,7 @@ enum detok_status detok_push(struct detok *detok, int32_t id, struct buf *out)
 
 enum detok_status detok_finish(struct detok *detok, struct buf *out)
 {
+    must(out != NULL);
     if (detok->status == DETOK_GOING && detok->run_len > 0)
         detok_flush_run(detok, out);
     if (detok->status == DETOK_GOING && detok->partial_len > 0)

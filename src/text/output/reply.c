@@ -12,6 +12,7 @@
 
 #include <string.h>
 
+#include "base/must.h"
 #include "text/output/reply_parts.h"
 
 /* DeepSeek's tags are spelled with U+FF5C and U+2581 in place of '|' and '_'. */
@@ -115,6 +116,7 @@ int reply_find(const struct reply *reply, const char *const *tags, int n, size_t
 {
     size_t left = reply_left(reply), i;
 
+    must(tags != NULL && before != NULL);
     for (i = 0; i < left; i++) {
         for (int t = 0; t < n; t++) {
             enum match m = tags[t] == NULL ? MATCH_NO : reply_match(reply, i, tags[t]);
@@ -134,6 +136,7 @@ int reply_find(const struct reply *reply, const char *const *tags, int n, size_t
 /* While the call is only suspected, remember its bytes: they may turn out to be content. */
 void reply_take(struct reply *reply, size_t n)
 {
+    must(n <= reply_left(reply));
     if (!reply->is_said && reply->state >= REPLY_AT_HEAD && reply->state < REPLY_IN_HEADER)
         buf_add(&reply->raw, reply_in(reply), n);
     reply->at += n;
@@ -209,6 +212,7 @@ void reply_end_reason(struct reply *reply)
 
 void reply_say_call(struct reply *reply, const char *name, size_t len)
 {
+    must(name != NULL || len == 0);
     buf_clear(&reply->space);
     buf_clear(&reply->raw);
     reply->n_calls++;
@@ -227,6 +231,7 @@ void reply_end_call(struct reply *reply, int state)
 /* Start to suspect a call. The state that follows emits it once the name is known. */
 void reply_begin_call(struct reply *reply, int state, size_t tag)
 {
+    must(tag <= reply_left(reply));
     reply->state = state;
     reply->is_said = reply->has_name = reply->has_args = reply->in_list = false;
     buf_clear(&reply->raw);
@@ -574,6 +579,7 @@ static bool reply_has_failed(const struct reply *reply)
  * format, so the loop ends. Consumed text is removed only now and then, to stay linear. */
 static int reply_run_step(struct reply *reply)
 {
+    must(reply->at <= reply->in.len);
     while (!reply_has_failed(reply) && (reply_left(reply) > 0 || reply->ended) && reply_step(reply))
         continue;
     if (reply->at == reply->in.len) {
@@ -591,6 +597,8 @@ static int reply_run_step(struct reply *reply)
 
 void reply_init(struct reply *reply, const struct reply_options *options, reply_fn *said, void *arg)
 {
+    must(options->format < REPLY_FORMATS && options->reasoning <= REPLY_THINK_BRACKETS);
+    must(said != NULL);
     *reply = (struct reply){.o = *options, .said = said, .arg = arg, .state = REPLY_AT_START};
 }
 
@@ -606,6 +614,7 @@ void reply_fini(struct reply *reply)
 
 int reply_push(struct reply *reply, const char *text, size_t len)
 {
+    must(text != NULL || len == 0);
     if (len == 0)
         return ERR_OK;
     buf_add(&reply->in, text, len);
@@ -675,6 +684,7 @@ enum reply_format reply_format_of(const char *source)
         {"{\"name\": function name", REPLY_LLAMA3},
     };
 
+    must(source != NULL);
     for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
         if (strstr(source, words[i].word) == NULL)
             continue;
@@ -689,6 +699,7 @@ enum reply_format reply_format_of(const char *source)
 
 enum reply_reasoning reply_reasoning_of(const char *source)
 {
+    must(source != NULL);
     if (strstr(source, "</think>") != NULL)
         return REPLY_THINK;
     if (strstr(source, "[/THINK]") != NULL)
@@ -713,6 +724,7 @@ enum reply_format reply_format_named(const char *name)
         {"longcat", REPLY_HERMES},
     };
 
+    must(name != NULL);
     for (int i = 0; i < REPLY_FORMATS; i++) {
         if (strcmp(reply_formats[i].name, name) == 0)
             return (enum reply_format)i;
@@ -741,6 +753,7 @@ bool reply_reasoning_named(const char *name, enum reply_reasoning *out)
         {"holo2", REPLY_THINK},       {"openai_gptoss", REPLY_NO_REASONING}, /* channels */
     };
 
+    must(name != NULL && out != NULL);
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         if (strcmp(names[i].name, name) == 0) {
             *out = names[i].reasoning;
@@ -752,8 +765,12 @@ bool reply_reasoning_named(const char *name, enum reply_reasoning *out)
 
 bool reply_is_inside(enum reply_reasoning reasoning, const char *prompt, size_t len)
 {
-    const char *open = think_open[reasoning], *close = think_close[reasoning];
+    const char *open, *close;
 
+    must(reasoning <= REPLY_THINK_BRACKETS);
+    must(prompt != NULL || len == 0);
+    open = think_open[reasoning];
+    close = think_close[reasoning];
     /* The later of the two tags decides. Only one near the end of the prompt can be open. */
     for (size_t i = len; open != NULL && i > 0 && len - i < 4096; i--) {
         size_t left = len - (i - 1);
@@ -773,9 +790,13 @@ bool reply_is_inside(enum reply_reasoning reasoning, const char *prompt, size_t 
 
 bool reply_is_over(enum reply_reasoning reasoning, const char *prompt, size_t len)
 {
-    const char *close = think_close[reasoning];
-    size_t n = close == NULL ? 0 : strlen(close);
+    const char *close;
+    size_t n;
 
+    must(reasoning <= REPLY_THINK_BRACKETS);
+    must(prompt != NULL || len == 0);
+    close = think_close[reasoning];
+    n = close == NULL ? 0 : strlen(close);
     while (len > 0 && reply_is_space(prompt[len - 1]))
         len--;
     return n > 0 && len >= n && memcmp(prompt + len - n, close, n) == 0;
@@ -783,11 +804,13 @@ bool reply_is_over(enum reply_reasoning reasoning, const char *prompt, size_t le
 
 const char *reply_reason_open(enum reply_reasoning reasoning)
 {
+    must(reasoning <= REPLY_THINK_BRACKETS);
     return think_open[reasoning];
 }
 
 const char *reply_reason_close(enum reply_reasoning reasoning)
 {
+    must(reasoning <= REPLY_THINK_BRACKETS);
     return think_close[reasoning];
 }
 
@@ -809,6 +832,7 @@ int reply_tags(enum reply_format format, enum reply_reasoning reasoning,
         think_open[reasoning], think_close[reasoning]};
     int n = 0;
 
+    must(format < REPLY_FORMATS && reasoning <= REPLY_THINK_BRACKETS);
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         if (all[i] != NULL)
             tags[n++] = all[i];

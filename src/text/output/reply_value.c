@@ -7,6 +7,7 @@
 #include <strings.h>
 
 #include "base/hex.h"
+#include "base/must.h"
 #include "base/utf8.h"
 #include "text/output/reply_parts.h"
 
@@ -138,6 +139,7 @@ void reply_add_value(struct buf *out, const struct json *tools, const struct buf
     const char *text = value->len == 0 ? "" : value->bytes;
     size_t len = value->len;
 
+    must(name != NULL && key != NULL && value != NULL);
     if (!guess && len > 0 && text[0] == '\n') {
         text++;
         len--;
@@ -434,6 +436,7 @@ bool reply_say_python(struct reply *reply, const char *text, size_t len)
     struct buf copy = {0};
     bool good = reply_py_calls(NULL, text, len);
 
+    must(text != NULL || len == 0);
     if (good) { /* a copy, because text is reply->raw and emitting a call clears it */
         buf_add(&copy, text, len);
         good = !copy.failed && reply_py_calls(reply, copy.bytes, copy.len);
@@ -446,6 +449,7 @@ bool reply_may_be_python(const char *text, size_t len)
 {
     struct py python = {text, text + len};
 
+    must(text != NULL || len == 0);
     reply_py_space(&python);
     if (python.at == python.end)
         return true;

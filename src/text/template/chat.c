@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/must.h"
 #include "base/utf8.h"
 #include "text/file.h"
 #include "text/template/chat_parts.h"
@@ -162,6 +163,7 @@ int chat_open(struct chat **out, const char *dir, const char *template_path, cha
     char reason[600] = "out of memory";
     int rc = ERR_NO_MEMORY;
 
+    must(out != NULL && dir != NULL);
     if (chat != NULL)
         rc = chat_open_all(chat, dir, template_path, reason, sizeof reason);
     if (rc == ERR_OK) {
@@ -196,9 +198,12 @@ enum reply_reasoning chat_reply_reasoning(const struct chat *chat)
 
 bool chat_force_content(struct chat *chat, const char *form)
 {
-    bool parts = strcmp(form, "openai") == 0;
-    enum chat_form wanted = parts ? CHAT_PARTS : CHAT_TEXT;
+    bool parts;
+    enum chat_form wanted;
 
+    must(form != NULL);
+    parts = strcmp(form, "openai") == 0;
+    wanted = parts ? CHAT_PARTS : CHAT_TEXT;
     if (strcmp(form, "auto") == 0)
         return true;
     for (int role = 0; role < CHAT_ROLES; role++) {
@@ -259,6 +264,8 @@ int chat_render_shaped(const struct chat *chat, const struct jinja *template,
     struct jinja_vars vars;
     int rc;
 
+    must(template != NULL && messages != NULL);
+    must(arena != NULL);
     buf_clear(&out->text);
     out->own = (struct spans){0};
     jinja_vars_init(&vars, arena);
@@ -394,6 +401,7 @@ int chat_render(const struct chat *chat, const struct chat_request *request, str
                                    .why_cap = sizeof out->why};
     int rc;
 
+    must(arena != NULL);
     if (template->jinja == NULL) {
         (void)snprintf(out->why, sizeof out->why, "the model has no chat template");
         return ERR_UNSUPPORTED;

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/must.h"
 #include "text/template/chat_parts.h"
 
 #define HABITS_WORD            "zqxjword"
@@ -224,6 +225,7 @@ void chat_habits_find(const struct chat *chat, struct chat_template *template, c
     struct asking asking = {.c = chat, .t = template, .filler = "\"x\""};
     char messages[ASK_BYTES_MAX];
 
+    must(template->jinja != NULL && source != NULL);
     *habits = (struct chat_habits){0};
     habits->reasoning =
         (chat_names_member(source, "reasoning_content") ? CHAT_REASONING_CONTENT : 0u) |

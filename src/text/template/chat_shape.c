@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/must.h"
 #include "text/template/chat_parts.h"
 
 static int chat_shape_fail(struct chat_shaping *shaping, int rc, const char *reason)
@@ -26,6 +27,7 @@ const struct json *chat_part_text(const struct json *part)
     static const char *const kinds[] = {"text", "input_text", "output_text"};
     const struct json *type = json_get(part, "type");
 
+    must(part != NULL);
     if (part->kind == JSON_TEXT)
         return part;
     if (json_is_text(type, "refusal") || json_is_text(type, "thinking"))
@@ -417,6 +419,7 @@ int chat_shape(struct chat_shaping *shaping, const struct json *messages, struct
     struct json merged;
     int rc = ERR_OK;
 
+    must(shaping->arena != NULL && shaping->habits != NULL);
     if (messages == NULL || messages->kind != JSON_LIST || messages->n == 0)
         return chat_shape_fail(shaping, ERR_INVALID, "messages must be a list that is not empty");
     for (uint32_t i = 0; i < messages->n; i++)

@@ -11,6 +11,7 @@
 #include <time.h>
 
 #include "base/clock.h"
+#include "base/must.h"
 #include "base/utf8.h"
 #include "text/unicode.h"
 
@@ -214,6 +215,7 @@ bool jinja_binary(struct jrender *render, const char *op, struct jval left, stru
     struct jval text_a;
     struct jval text_b;
 
+    must(op[0] != '\0');
     if (op[0] == '~')
         return jv_to_text(render, left, &text_a) && jv_to_text(render, right, &text_b) &&
                jv_concat(render, text_a, text_b, out);
@@ -330,6 +332,7 @@ bool jinja_get_attr(struct jrender *render, struct jval value, const char *name,
 {
     struct jval *member = NULL;
 
+    must(name != NULL || len == 0);
     if (value.kind == JV_UNDEFINED)
         return jinja_raise(render, "'%.100s' is undefined", value.text);
     if (value.kind == JV_DICT || value.kind == JV_NAMESPACE)
@@ -485,6 +488,7 @@ static bool jinja_loop_method(struct jrender *render, struct jloop *loop, const 
 bool jinja_call_method(struct jrender *render, const struct jmethod *method,
                        const struct jargs *args, struct jval *out)
 {
+    must(method->name != NULL && args != NULL);
     if (method->self.kind == JV_TEXT)
         return jtext_method(render, method->self, method->name, args, out);
     if (method->self.kind == JV_DICT)
@@ -597,6 +601,7 @@ bool jinja_call_global(struct jrender *render, const char *name, const struct ja
     struct jjoiner *joiner;
     struct jval value;
 
+    must(jinja_global_exists(name, strlen(name)));
     switch (name[0]) {
     case 'n': return jinja_global_dict(render, args, JV_NAMESPACE, out);
     case 'd': return jinja_global_dict(render, args, JV_DICT, out);

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/must.h"
 #include "base/utf8.h"
 
 #define LOCALS_MAX 64 /* arguments per call */
@@ -684,6 +685,7 @@ bool jinja_call_macro(struct jrender *render, const struct jmacro *macro, const 
     size_t place = 0;
     enum jflow flow;
 
+    must(macro->node != NULL && args != NULL);
     if (scope == NULL)
         return jinja_no_memory(render);
     if (render->depth >= JINJA_DEPTH_MAX * 16)
@@ -913,6 +915,7 @@ struct jinja_var {
 
 void jinja_vars_init(struct jinja_vars *vars, struct arena *arena)
 {
+    must(arena != NULL);
     *vars = (struct jinja_vars){.arena = arena};
 }
 
@@ -930,11 +933,13 @@ static void jinja_vars_add(struct jinja_vars *vars, const char *name, struct jva
 
 void jinja_vars_json(struct jinja_vars *vars, const char *name, const struct json *node)
 {
+    must(name != NULL);
     jinja_vars_add(vars, name, jv_from_json(vars->arena, node, &vars->failed));
 }
 
 void jinja_vars_text(struct jinja_vars *vars, const char *name, const char *text, size_t len)
 {
+    must(name != NULL && (text != NULL || len == 0));
     jinja_vars_add(vars, name, jv_own(text, len));
 }
 
@@ -944,6 +949,7 @@ void jinja_vars_trust(struct jinja_vars *vars, const char *name, const char *mem
 {
     const struct jinja_var *var = vars->first;
 
+    must(name != NULL && member != NULL && words != NULL);
     while (var != NULL && strcmp(var->name, name) != 0)
         var = var->next;
     if (var == NULL || var->value.kind != JV_LIST)
@@ -962,6 +968,7 @@ void jinja_vars_trust(struct jinja_vars *vars, const char *name, const char *mem
 
 void jinja_vars_bool(struct jinja_vars *vars, const char *name, bool flag)
 {
+    must(name != NULL);
     jinja_vars_add(vars, name, jv_bool(flag));
 }
 
@@ -976,6 +983,7 @@ int jinja_render(const struct jinja *jinja, const struct jinja_vars *vars, struc
     struct jscope top = {.parent = &given};
     const struct jinja_var *var;
 
+    must(jinja->body != NULL && arena != NULL);
     render.now_unix_s = vars->now_unix_s;
     if (vars->failed)
         (void)jinja_no_memory(&render);
@@ -1000,6 +1008,8 @@ int jinja_compile(struct jinja **out, const char *source, size_t len, char *why,
     struct jfault fault = {0};
     struct jtoken *tokens;
 
+    must(out != NULL);
+    must(source != NULL || len == 0);
     if (jinja == NULL)
         return ERR_NO_MEMORY;
     tokens = jinja_lex(&jinja->arena, source, len, &fault);

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/must.h"
 #include "base/utf8.h"
 #include "text/unicode.h"
 
@@ -497,6 +498,7 @@ static bool jinja_merge_sort(struct jrender *render, struct sort_item *items,
 {
     size_t width;
 
+    must(n == 0 || (items != NULL && spare != NULL));
     for (width = 1; width < n; width *= 2) {
         size_t from;
 
@@ -845,6 +847,7 @@ bool jinja_filter(struct jrender *render, const char *name, struct jval in,
     size_t i;
     bool good;
 
+    must(name != NULL && args != NULL);
     if (!jinja_step(render, 1))
         return false;
     if (render->depth >= JINJA_DEPTH_MAX * 20)
@@ -989,6 +992,7 @@ bool jinja_test(struct jrender *render, const char *name, struct jval in, const 
     struct jval other = jinja_arg_or(args, 0, "other", jv_none());
     bool known;
 
+    must(name != NULL && args != NULL);
     if (!jinja_step(render, 1))
         return false;
     if (jinja_test_kind(name, in, out))

@@ -17,6 +17,7 @@
 #include <string.h>
 
 #include "base/hex.h"
+#include "base/must.h"
 #include "base/utf8.h"
 #include "text/unicode.h"
 
@@ -39,6 +40,7 @@ bool jinja_fault_set(struct jfault *fault, int rc, const char *format, ...)
 {
     va_list args;
 
+    must(rc < 0);
     if (fault->rc != ERR_OK)
         return false;
     fault->rc = rc;
@@ -451,6 +453,7 @@ struct jtoken *jinja_lex(struct arena *arena, const char *source, size_t len, st
     struct lexer lexer = {.arena = arena, .fault = fault, .line = 1, .line_starting = true};
     size_t i;
 
+    must(source != NULL || len == 0);
     if (!utf8_is_valid(source, len) || memchr(source, '\0', len) != NULL) {
         (void)jinja_fault_set(fault, ERR_SYNTAX, "the template is not UTF-8 text");
         return NULL;

@@ -13,6 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/must.h"
+
 #define PARSE_DEPTH_MAX 200 /* a pair of brackets takes two levels */
 
 /* `at` is the next token. The last token is JT_END, so looking one token ahead is always
@@ -1024,5 +1026,6 @@ struct jnode *jinja_parse(struct jinja *jinja, const struct jtoken *tokens, stru
 {
     struct jinja_parser parser = {.j = jinja, .at = tokens, .fault = fault};
 
+    must(tokens != NULL);
     return jinja_parse_body(&parser, NULL);
 }

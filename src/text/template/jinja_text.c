@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/must.h"
 #include "base/utf8.h"
 #include "text/unicode.h"
 
@@ -91,6 +92,7 @@ bool jtext_case(struct jrender *render, struct jval value, const char *how, stru
     bool start = true;
     size_t i = 0;
 
+    must(value.kind == JV_TEXT && how[0] != '\0');
     while (i < value.len) {
         uint32_t c = utf8_decode(value.text + i);
         enum unicode_letter_case to = UNICODE_LOWER;
@@ -133,6 +135,7 @@ bool jtext_replace(struct jrender *render, struct jval value, struct jval from, 
     struct jbuf buf = {.text = {.limit = JINJA_OUTPUT_MAX}};
     size_t at = 0;
 
+    must(value.kind == JV_TEXT && from.kind == JV_TEXT && to.kind == JV_TEXT);
     while (count != 0 && at <= value.len) {
         const char *found = jtext_find(value.text + at, value.len - at, from.text, from.len);
 
@@ -518,6 +521,7 @@ bool jtext_lines(struct jrender *render, struct jval value, bool keep_ends, stru
     struct jlist *list = jlist_new(render, 0);
     size_t at = 0;
 
+    must(value.kind == JV_TEXT);
     while (list != NULL && at < value.len) {
         size_t next;
         size_t end = jinja_line_end(value.text, value.len, at, &next);
@@ -575,6 +579,7 @@ bool jtext_method(struct jrender *render, struct jval value, const char *name,
 {
     size_t i;
 
+    must(value.kind == JV_TEXT);
     if (!jinja_plain_method(render, value, name, args, out))
         return false;
     if (!value.safe)

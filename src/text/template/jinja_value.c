@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/must.h"
 #include "base/utf8.h"
 #include "text/unicode.h"
 
@@ -360,6 +361,7 @@ struct jval *jdict_get_text(const struct jdict *dict, const char *key, size_t le
 {
     size_t i;
 
+    must(key != NULL || len == 0);
     for (i = 0; i < dict->n; i++) {
         const struct jval *member = &dict->pairs[i].key;
 
@@ -457,6 +459,7 @@ struct jval jv_from_json(struct arena *arena, const struct json *node, bool *fai
 {
     struct jval big;
 
+    must(failed != NULL);
     if (node == NULL)
         return jv_none();
     switch (node->kind) {
@@ -565,6 +568,7 @@ bool jv_concat(struct jrender *render, struct jval left, struct jval right, stru
     struct spans own = {0};
     char *text;
 
+    must(left.kind == JV_TEXT && right.kind == JV_TEXT);
     render->text_bytes += len;
     if (len > JINJA_OUTPUT_MAX || render->text_bytes > 4 * JINJA_OUTPUT_MAX)
         return jinja_fault_set(&render->fault, ERR_LIMIT, "the template makes too much text");
@@ -658,6 +662,7 @@ static bool jinja_repr_dict(struct jrender *render, struct buf *out, const struc
 /* Equal to str() for all values but texts, which str() prints without quotes. */
 bool jv_repr(struct jrender *render, struct buf *out, struct jval value, int depth)
 {
+    must(depth >= 0);
     if (depth > PRINT_DEPTH_MAX || out->len > JINJA_OUTPUT_MAX)
         return jinja_fault_set(&render->fault, ERR_LIMIT,
                                "a value is too deep or long to be printed");
@@ -844,6 +849,7 @@ static bool jinja_json_dict(struct jrender *render, struct buf *out, const struc
 bool jv_json(struct jrender *render, struct buf *out, struct jval value, const struct jdump *how,
              int depth)
 {
+    must(how != NULL && depth >= 0);
     if (depth > PRINT_DEPTH_MAX || out->len > JINJA_OUTPUT_MAX)
         return jinja_fault_set(&render->fault, ERR_LIMIT, "a value is too deep or long for JSON");
     if (!jinja_step(render, 1))

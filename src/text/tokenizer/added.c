@@ -6,6 +6,7 @@
 
 #include <string.h>
 
+#include "base/must.h"
 #include "base/utf8.h"
 #include "text/unicode.h"
 
@@ -15,6 +16,7 @@ void added_attach(struct added_set *set, const struct image_header *image,
     size_t at = 0;
     int c;
 
+    must(section == IMAGE_RAW || section == IMAGE_NORMAL);
     *set = (struct added_set){.tokens = image_table(image, section),
                               .text = image_table(image, IMAGE_TEXT),
                               .n = image_count(image, section)};
@@ -66,11 +68,13 @@ static const struct image_added *added_find_longest(const struct added_set *set,
                                                     size_t at, size_t len,
                                                     const struct added_judge *judge)
 {
-    size_t low = set->first[(unsigned char)text[at]];
-    size_t high = set->first[(unsigned char)text[at] + 1];
     const struct image_added *best = NULL;
     size_t depth = 1;
+    size_t low, high;
 
+    must(at < len);
+    low = set->first[(unsigned char)text[at]];
+    high = set->first[(unsigned char)text[at] + 1];
     while (low < high) {
         int c;
 
@@ -136,6 +140,8 @@ bool added_next(struct added_search *search, struct added_match *match)
     size_t len = search->len;
     size_t at = search->from;
 
+    must(search->from <= search->len);
+    must(search->after <= search->len);
     if (set->n == 0)
         return false;
     while (at < len) {

@@ -17,6 +17,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/must.h"
 #include "base/utf8.h"
 #include "text/tokenizer/pieces.h"
 
@@ -45,6 +46,8 @@ struct bpe_memo {
 
 void bpe_attach(struct bpe *bpe, const struct image_header *image)
 {
+    must(image_count(image, IMAGE_PIECES) > 0 && image_count(image, IMAGE_LONG_PIECES) > 0);
+    must(image_count(image, IMAGE_MERGES) > 0 && image_count(image, IMAGE_LIKELY) > 0);
     *bpe = (struct bpe){
         .facts = &image->facts,
         .tokens = image_table(image, IMAGE_TOKENS),
@@ -75,6 +78,7 @@ void bpe_work_expect(struct bpe_work *work, size_t len, const struct token_list 
 {
     size_t n = 256;
 
+    must(out != NULL);
     if (len < MEMO_BYTES || work->memos != NULL)
         return;
     while (n < MEMOS_MAX && n < len / 32)

@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "base/hex.h"
+#include "base/must.h"
 #include "base/utf8.h"
 #include "text/tokenizer/vocab.h"
 
@@ -123,6 +124,7 @@ int decode_read(struct decode_draft *out, const struct json *node, char *why, si
     int rc = ERR_OK;
     uint32_t i;
 
+    must(out != NULL);
     *out = (struct decode_draft){0};
     if (list != NULL && list->n == 1 && strcmp(type, "Sequence") == 0)
         type = json_get_text(&list->items[0], "type", "");
@@ -232,6 +234,7 @@ void decode_token(const struct decode_draft *draft, const char *text, size_t len
     int byte;
     int i;
 
+    must(is_byte != NULL);
     *is_byte = false;
     if ((draft->flags & IMAGE_DECODE_BYTES) != 0) {
         if (!decode_spell(text, len, out))
@@ -269,6 +272,7 @@ void decode_run(const char *bytes, size_t len, struct buf *out)
 {
     size_t i;
 
+    must(bytes != NULL || len == 0);
     if (utf8_is_valid(bytes, len)) {
         buf_add(out, bytes, len);
         return;
@@ -284,6 +288,7 @@ size_t decode_strip(const struct image_facts *facts, uint32_t n, const char *tex
     size_t n_bytes = utf8_encode(facts->strip_char, utf8);
     size_t at = 0;
 
+    must(taken != NULL);
     *taken = 0;
     while (*taken < n && len - at >= n_bytes && memcmp(text + at, utf8, n_bytes) == 0) {
         at += n_bytes;
@@ -297,6 +302,7 @@ void decode_lossy(const char *text, size_t len, struct buf *out)
     size_t from = 0;
     size_t i = 0;
 
+    must(text != NULL || len == 0);
     if (len == 0)
         return; /* text may be NULL */
     if (utf8_is_valid(text, len)) {

@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/must.h"
 #include "base/utf8.h"
 
 #define IMAGE_ALIGN ((size_t)64)
@@ -58,6 +59,7 @@ static uint64_t image_checksum_of(const struct image_header *image)
 {
     size_t from = offsetof(struct image_header, layout);
 
+    must(image->bytes >= sizeof *image);
     return hash_xxh3((const char *)image + from, (size_t)image->bytes - from);
 }
 
@@ -69,6 +71,7 @@ int image_build(struct image_header **out, const struct image_facts *facts,
     struct image_header *image;
     int section;
 
+    must(facts != NULL && sources != NULL);
     for (section = 0; section < IMAGE_SECTIONS; section++) {
         if (parts[section].n > (IMAGE_BYTES_MAX - bytes) / sizes[section])
             return ERR_LIMIT;
@@ -97,6 +100,7 @@ int image_build(struct image_header **out, const struct image_facts *facts,
 
 void image_seal(struct image_header *image)
 {
+    must(image->bytes > sizeof *image);
     image->checksum = image_checksum_of(image);
 }
 
@@ -346,6 +350,7 @@ int image_check_tables(const struct image_header *image, const char **why)
     int rc = ERR_OK;
     int s;
 
+    must(why != NULL);
     for (s = 0; s < IMAGE_SECTIONS; s++)
         if (!image_is_table(image, (enum image_section)s))
             return image_corrupt(why, "the place of a table");
@@ -360,6 +365,7 @@ int image_check(const void *bytes, size_t len, const struct hash *sources, const
 {
     const struct image_header *image = bytes;
 
+    must(sources != NULL && why != NULL);
     if (len < sizeof *image || len > IMAGE_BYTES_MAX ||
         memcmp(image->magic, magic, sizeof magic) != 0)
         return image_corrupt(why, "not an image");

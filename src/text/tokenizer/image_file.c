@@ -17,6 +17,7 @@
 
 #include "base/buf.h"
 #include "base/fault.h"
+#include "base/must.h"
 
 /* The file name holds the first half of the digest of the sources: other files, another image. */
 static void image_add_path(struct buf *path, const char *dir, const struct hash *sources)
@@ -70,6 +71,7 @@ int image_map(struct image_header **out, const char *dir, const struct hash *sou
     int fd;
     int rc;
 
+    must(out != NULL && dir != NULL && dir[0] != '\0');
     image_add_path(&path, dir, sources);
     if (path.failed)
         return ERR_NO_MEMORY;
@@ -126,6 +128,8 @@ int image_write(const struct image_header *image, const char *dir, char *why, si
     int fd = -1;
     int rc = ERR_OK;
 
+    must(image->bytes > sizeof *image);
+    must(dir != NULL && dir[0] != '\0');
     image_add_path(&path, dir, &image->sources);
     buf_printf(&temporary, "%s/.tokenizer-XXXXXX", dir);
     if (path.failed || temporary.failed) {

@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/must.h"
 #include "text/regex.h"
 #include "text/unicode.h"
 
@@ -81,6 +82,7 @@ int normal_read(struct steps_draft *out, const struct json *node, char *why, siz
     int rc = ERR_OK;
     uint32_t i;
 
+    must(out != NULL);
     out->n = 0;
     if (node == NULL || node->kind == JSON_NULL)
         return ERR_OK;
@@ -118,6 +120,7 @@ int normal_init(struct normal *normal, const struct steps_draft *steps, char *wh
     int rc = ERR_OK;
     int i;
 
+    must(steps->n >= 0 && steps->n <= STEPS_MAX);
     *normal = (struct normal){.steps = *steps};
     for (i = 0; rc == ERR_OK && i < steps->n; i++) {
         const struct step_draft *step = &steps->steps[i];
@@ -196,6 +199,8 @@ int normal_apply(const struct normal *normal, struct normal_work *work, const ch
     int rc = ERR_OK;
     int i;
 
+    must(text != NULL || len == 0);
+    must(out != NULL && out_len != NULL);
     for (i = 0; i < normal->steps.n && rc == ERR_OK && len > 0; i++) {
         const struct step_draft *step = &normal->steps.steps[i];
         struct buf *buf = &work->texts[turn];

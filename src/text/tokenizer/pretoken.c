@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/must.h"
 #include "base/utf8.h"
 #include "text/regex.h"
 #include "text/tokenizer/vocab.h"
@@ -420,6 +421,8 @@ int pretoken_cut(const struct pretoken *pretoken, struct pretoken_work *w, const
 {
     struct cutting cutting = {.p = pretoken, .w = w, .sink = to->sink, .context = to->context};
 
+    must(to->sink != NULL);
+    must(w != NULL);
     return pretoken_cut_step(&cutting, 0, text, len, first);
 }
 
@@ -446,6 +449,7 @@ int pretoken_init(struct pretoken *pretoken, const struct steps_draft *chain, ch
     int rc = ERR_OK;
     int i;
 
+    must(chain->n >= 0 && chain->n <= STEPS_MAX);
     *pretoken = (struct pretoken){.chain = *chain, .bits = mem_alloc(SCAN_BMP)};
     if (pretoken->bits == NULL)
         return ERR_NO_MEMORY;

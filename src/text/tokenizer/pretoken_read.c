@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/must.h"
 #include "base/utf8.h"
 #include "text/tokenizer/pretoken.h"
 
@@ -201,6 +202,7 @@ int pretoken_read(struct steps_draft *out, bool *byte_level, const struct json *
     int rc = ERR_OK;
     uint32_t i;
 
+    must(out != NULL && byte_level != NULL);
     out->n = 0;
     if (node == NULL || node->kind == JSON_NULL)
         rc = ERR_OK;

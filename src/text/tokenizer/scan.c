@@ -19,6 +19,7 @@
 #include <stdbool.h>
 #include <string.h>
 
+#include "base/must.h"
 #include "base/utf8.h"
 #include "text/unicode.h"
 
@@ -539,6 +540,7 @@ enum scan_kind scan_find(const char *pattern, size_t len)
 {
     size_t i;
 
+    must(pattern != NULL || len == 0);
     for (i = 0; i < sizeof patterns / sizeof patterns[0]; i++)
         if (strlen(patterns[i].pattern) == len && memcmp(patterns[i].pattern, pattern, len) == 0)
             return patterns[i].kind;

@@ -8,6 +8,7 @@
  * Decoding joins the bytes of the tokens and replaces invalid UTF-8. */
 #include <string.h>
 
+#include "base/must.h"
 #include "base/utf8.h"
 #include "text/tokenizer/image_file.h"
 #include "text/tokenizer/tokenizer_parts.h"
@@ -55,6 +56,7 @@ int token_list_add_all(struct token_list *list, const int32_t *ids, size_t n)
 {
     int rc = token_list_reserve(list, n);
 
+    must(ids != NULL || n == 0);
     if (rc != ERR_OK || n == 0)
         return rc;
     memcpy(list->ids + list->len, ids, n * sizeof *ids);
@@ -311,6 +313,8 @@ int tokenizer_encode_own(const struct tokenizer *tokenizer, const char *text, si
     size_t n_before = out->len;
     int rc = ERR_NO_MEMORY;
 
+    must(text != NULL || len == 0);
+    must(out != NULL);
     if (encoding.cuts != NULL)
         rc = tokenizer_encode_text(&encoding, text, len, add_special);
     if (rc != ERR_OK)
@@ -337,6 +341,7 @@ int32_t tokenizer_find(const struct tokenizer *tokenizer, const char *text, size
 {
     size_t i = (size_t)hash_xxh3(text, len) & tokenizer->by_text_mask;
 
+    must(text != NULL || len == 0);
     for (; tokenizer->by_text[i] != 0; i = (i + 1) & tokenizer->by_text_mask) {
         const struct image_text *found = &tokenizer->tokens[tokenizer->by_text[i] - 1].text;
 
@@ -358,6 +363,7 @@ const char *tokenizer_written(const struct tokenizer *tokenizer, int32_t id, siz
 {
     bool used = (tokenizer_flags_of(tokenizer, id) & TOKEN_USED) != 0;
 
+    must(len != NULL);
     if (used)
         *len = tokenizer->tokens[id].text.len;
     else
@@ -384,6 +390,7 @@ bool tokenizer_is_byte(const struct tokenizer *tokenizer, int32_t id)
 
 const char *tokenizer_bytes(const struct tokenizer *tokenizer, int32_t id, size_t *len)
 {
+    must(len != NULL);
     *len = 0;
     if ((tokenizer_flags_of(tokenizer, id) & TOKEN_USED) == 0)
         return NULL;
@@ -393,12 +400,14 @@ const char *tokenizer_bytes(const struct tokenizer *tokenizer, int32_t id, size_
 
 const int32_t *tokenizer_special_ids(const struct tokenizer *tokenizer, size_t *n)
 {
+    must(n != NULL);
     *n = image_count(tokenizer->image, IMAGE_SPECIAL);
     return image_table(tokenizer->image, IMAGE_SPECIAL);
 }
 
 const int32_t *tokenizer_eos_ids(const struct tokenizer *tokenizer, size_t *n)
 {
+    must(n != NULL);
     *n = image_count(tokenizer->image, IMAGE_ENDS);
     return image_table(tokenizer->image, IMAGE_ENDS);
 }
@@ -429,14 +438,18 @@ struct tokenizer_start tokenizer_start(const struct tokenizer *tokenizer)
 
 void tokenizer_first_bytes(const struct tokenizer *tokenizer, int32_t id, struct buf *out)
 {
-    struct image_text text = tokenizer->tokens[id].text;
+    struct image_text text;
 
+    must(id >= 0 && id < tokenizer_n_vocab(tokenizer));
+    text = tokenizer->tokens[id].text;
     decode_first(&tokenizer->image->facts, tokenizer->text + text.at, text.len, out);
 }
 
 size_t tokenizer_strip(const struct tokenizer *tokenizer, uint32_t n, const char *text, size_t len,
                        uint32_t *taken)
 {
+    must(text != NULL || len == 0);
+    must(taken != NULL);
     return decode_strip(&tokenizer->image->facts, n, text, len, taken);
 }
 
@@ -506,6 +519,8 @@ void tokenizer_decode(const struct tokenizer *tokenizer, const int32_t *ids, siz
     size_t from = 0;
     uint32_t taken;
 
+    must(ids != NULL || n == 0);
+    must(out != NULL);
     if ((tokenizer->image->facts.flags & IMAGE_DECODE_BYTES) != 0) {
         tokenizer_decode_bytes(tokenizer, ids, n, skip_special, &raw);
     } else {

@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/must.h"
 #include "text/file.h"
 #include "text/tokenizer/image_file.h"
 #include "text/tokenizer/tokenizer_parts.h"
@@ -32,6 +33,7 @@ int load_fail(struct load *load, int rc, const char *format, ...)
 {
     va_list args;
 
+    must(rc < 0);
     va_start(args, format);
     (void)vsnprintf(load->why, load->why_cap, format, args);
     va_end(args);
@@ -337,6 +339,7 @@ int tokenizer_attach(struct tokenizer *tokenizer, struct image_header *image, bo
     struct steps_draft cuts = {.n = 0};
     int rc = ERR_CORRUPT;
 
+    must(image != NULL);
     if (steps_of_image(&rewrites, image, IMAGE_REWRITES) &&
         steps_of_image(&cuts, image, IMAGE_CUTS))
         rc = normal_init(&tokenizer->normal, &rewrites, why, why_cap);
@@ -426,6 +429,7 @@ int tokenizer_open_cached(struct tokenizer **out, const char *dir, const char *c
     struct tokenizer *tokenizer = mem_zalloc(sizeof *tokenizer);
     int rc = tokenizer == NULL ? load_no_memory(&load) : ERR_NOT_FOUND;
 
+    must(out != NULL && dir != NULL && cache_dir != NULL);
     how = how != NULL ? how : &unasked;
     *how = (struct tokenizer_opening){.mapped = false};
     if (tokenizer != NULL && cache_dir[0] != '\0' &&

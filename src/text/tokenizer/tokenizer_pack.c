@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/must.h"
 #include "base/utf8.h"
 #include "text/tokenizer/pieces.h"
 #include "text/tokenizer/tokenizer_parts.h"
@@ -127,6 +128,7 @@ static void load_enter_id(uint32_t *table, size_t n, uint64_t hash, int id)
 {
     size_t i = (size_t)hash & (n - 1);
 
+    must(n > 0 && (n & (n - 1)) == 0);
     while (table[i] != 0)
         i = (i + 1) & (n - 1);
     table[i] = (uint32_t)id + 1;
@@ -437,6 +439,7 @@ int load_pack(struct load *load, struct image_header **out)
     struct image_header *image = NULL;
     int rc = load_pack_all(&packing);
 
+    must(out != NULL && load->merges != NULL && load->vocab.tokens != NULL);
     if (rc == ERR_OK) {
         struct image_part parts[IMAGE_SECTIONS] = {
             [IMAGE_TEXT] = {packing.text.bytes, packing.text.len},

@@ -14,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/must.h"
 #include "base/utf8.h"
 #include "text/tokenizer/pieces.h"
 #include "text/tokenizer/tokenizer_parts.h"
@@ -162,6 +163,7 @@ int load_reserved(struct load *load)
     static const struct json plain = {.kind = JSON_OBJECT};
     int rc = ERR_OK;
 
+    must(load->n_ranks > 0);
     for (uint32_t i = 0; i < RANKS_RESERVED && rc == ERR_OK; i++) {
         uint32_t id = load->n_ranks + i;
         char name[40];
@@ -185,6 +187,7 @@ int load_ranks(struct load *load, int64_t n_ids)
 {
     int rc;
 
+    must(load->ranks.bytes != NULL);
     load->n_ranks = load_count_ranks(&load->ranks);
     if (load->n_ranks > VOCAB_IDS_MAX - RANKS_RESERVED)
         return load_fail(load, ERR_LIMIT, "tiktoken.model: more than %d tokens",
@@ -353,6 +356,7 @@ int load_ranks_merges(struct load *load)
                         .ends = mem_zalloc_array(load->n_ranks, sizeof *cuts.ends)};
     int rc = load_link_cuts(load, &cuts);
 
+    must(load->n_ranks > 0);
     if (rc == ERR_OK)
         rc = load_enter_merges(load, &cuts);
     mem_free(cuts.begins);

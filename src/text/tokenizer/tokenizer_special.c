@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/must.h"
 #include "text/tokenizer/tokenizer_parts.h"
 
 /* --- added tokens ------------------------------------------------------------------------------*/
@@ -66,6 +67,7 @@ int load_add_token(struct load *load, const struct json *node, int64_t id, const
     struct load_added_list *list = &load->raw;
     int rc = load_enter_added(load, id, text, len);
 
+    must(text != NULL);
     if (rc != ERR_OK)
         return rc;
     load->vocab.tokens[id].added = true;
@@ -408,6 +410,7 @@ int load_specials(struct load *load)
     const struct json *root = load->files[FILE_TOKENIZER];
     int rc = load_added(load, json_get_kind(root, "added_tokens", JSON_LIST));
 
+    must(load->vocab.tokens != NULL);
     if (rc == ERR_OK)
         rc = load_added(
             load, json_get_kind(load->files[FILE_CONFIG], "added_tokens_decoder", JSON_OBJECT));

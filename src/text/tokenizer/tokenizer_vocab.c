@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/must.h"
 #include "base/utf8.h"
 #include "text/tokenizer/pieces.h"
 #include "text/tokenizer/tokenizer_parts.h"
@@ -264,6 +265,7 @@ int load_merges(struct load *load)
     size_t i;
     int rc;
 
+    must(load->vocab.tokens != NULL);
     if (load->n_ranks > 0)
         return load_ranks_merges(load);
     if (root != NULL && list == NULL)

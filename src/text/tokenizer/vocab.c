@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/hash.h"
+#include "base/must.h"
 
 /* GPT-2's alphabet: a printable character of Latin-1 stands for itself; the other 68 bytes are
  * numbered in order from U+0100 on. */
@@ -80,6 +81,7 @@ int vocab_add(struct vocab *vocab, int64_t id, const char *text, size_t len, boo
     struct vocab_token *token;
     uint32_t *slot;
 
+    must(text != NULL && vocab->tokens != NULL);
     if (id < 0 || id >= vocab->n || len > UINT32_MAX || vocab->tokens[id].text != NULL)
         return ERR_INVALID;
     slot = vocab_find_slot(vocab, text, len);
@@ -95,6 +97,7 @@ int vocab_add(struct vocab *vocab, int64_t id, const char *text, size_t len, boo
 
 int32_t vocab_find(const struct vocab *vocab, const char *text, size_t len)
 {
+    must(text != NULL || len == 0);
     if (vocab->slots == NULL)
         return -1;
     return (int32_t)*vocab_find_slot(vocab, text, len) - 1;
