@@ -348,7 +348,9 @@ static int guide_walk(struct guide *g, struct seq *q, struct walk_work *work, ui
         q->n_walked += rc == ERR_OK;
     }
     if (rc == ERR_OK && q->n_walked == q->n_tokens && steps < budget) {
-        rc = walk_mask_within(work, p->a, p->vocab, p->cache, q->walk, budget - steps, mask);
+        const struct walk_language language = {p->a, p->vocab, p->cache};
+
+        rc = walk_mask_within(work, &language, q->walk, budget - steps, mask);
         steps += walk_steps(work);
     } else if (rc == ERR_OK) {
         rc = ERR_AGAIN;

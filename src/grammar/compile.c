@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Errors, memory and the time limit of a compilation. A client's schema can be made to need any
+ * amount of time or memory, so both are bounded here for all compilers. */
 #include "grammar/compile.h"
 
 #include <stdarg.h>
@@ -6,52 +9,57 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/must.h"
 
-#define TICKS_A_LOOK 512 /* steps between two looks at the clock: some 20 us of work */
+#define TICKS_A_LOOK 512 /* ticks between two looks at the clock: about 20 us of work */
 
-int compile_fail(struct compile *c, int rc, const char *format, ...)
+int compile_fail(struct compile *compile, int rc, const char *format, ...)
 {
     va_list args;
 
-    if (c->rc != 0)
-        return c->rc;
-    c->rc = rc;
-    if (c->error == NULL)
+    must(rc < 0);
+    if (compile->rc != 0)
+        return compile->rc;
+    compile->rc = rc;
+    if (compile->error == NULL)
         return rc;
     va_start(args, format);
-    (void)vsnprintf(c->error->text, sizeof c->error->text, format, args); /* cut is fine */
+    (void)vsnprintf(compile->error->text, sizeof compile->error->text, format,
+                    args); /* cut is fine */
     va_end(args);
     return rc;
 }
 
-bool compile_tick(struct compile *c)
+bool compile_tick(struct compile *compile)
 {
-    if (++c->ticks % TICKS_A_LOOK == 0 && clock_cpu_us() > c->deadline_us)
-        compile_fail(c, ERR_LIMIT, "takes more than %d ms to compile: simplify it",
+    if (++compile->ticks % TICKS_A_LOOK == 0 && clock_cpu_us() > compile->deadline_us)
+        compile_fail(compile, ERR_LIMIT, "takes more than %d ms to compile: simplify it",
                      GRAMMAR_COMPILE_US / 1000);
-    return c->rc == 0;
+    return compile->rc == 0;
 }
 
-void *compile_alloc(struct compile *c, size_t bytes)
+void *compile_alloc(struct compile *compile, size_t bytes)
 {
-    void *p = c->rc == 0 ? arena_zalloc(&c->arena, bytes) : NULL;
+    void *p = compile->rc == 0 ? arena_zalloc(&compile->arena, bytes) : NULL;
 
     if (p == NULL)
-        compile_fail(c, ERR_LIMIT, "needs more memory to compile than is allowed: simplify it");
+        compile_fail(compile, ERR_LIMIT,
+                     "needs more memory to compile than is allowed: simplify it");
     return p;
 }
 
-bool compile_grow(struct compile *c, void **items, uint32_t n, uint32_t *cap, size_t bytes)
+bool compile_grow(struct compile *compile, void **items, uint32_t n, uint32_t *cap, size_t bytes)
 {
     void *grown;
     uint32_t want;
 
-    if (c->rc != 0)
+    if (compile->rc != 0)
         return false;
+    must(n <= *cap && bytes > 0);
     if (n < *cap)
         return true;
     want = *cap == 0 ? 8 : *cap * 2;
-    grown = compile_alloc(c, (size_t)want * bytes);
+    grown = compile_alloc(compile, (size_t)want * bytes);
     if (grown == NULL)
         return false;
     if (n > 0)

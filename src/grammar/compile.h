@@ -1,7 +1,11 @@
-/* What the compilers of this folder share: one arena, one first error, one clock, growing lists.
+/* SPDX-License-Identifier: Apache-2.0
  *
- * A compilation goes on after an error with harmless values and looks at compile_ok() in its
- * loops; whoever starts it looks at `rc` at the end. */
+ * Shared by the compilers of this folder: the arena, the first error, the time limit, growing
+ * lists.
+ *
+ * After an error a compilation goes on with harmless values; its loops test compile_ok() or
+ * compile_tick(), and grammar_compile() returns `rc` at the end. No function needs an error path of
+ * its own. */
 #ifndef QUIRE_GRAMMAR_COMPILE_H
 #define QUIRE_GRAMMAR_COMPILE_H
 
@@ -16,33 +20,33 @@
 
 struct compile {
     struct arena arena;
-    int rc; /* of the first error */
+    int rc; /* the first error; ERR_OK while there is none */
     struct grammar_error *error;
     uint64_t deadline_us;
     uint32_t ticks;
     const char *spacing; /* pattern of white space, with GRAMMAR_SPACED */
     size_t spacing_len;
-    const void *at; /* what is being compiled: a node of the schema, for `where` */
+    const void *at; /* the node of the schema that is being compiled, for error->where */
 };
 
-static inline bool compile_ok(const struct compile *c)
+static inline bool compile_ok(const struct compile *compile)
 {
-    return c->rc == 0;
+    return compile->rc == 0;
 }
 
-/* Note the first error; later ones are dropped. Returns rc of the first. */
-int compile_fail(struct compile *c, int rc, const char *format, ...)
+/* Record an error; only the first one is kept. Returns the rc of the first. */
+int compile_fail(struct compile *compile, int rc, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* Called in every loop that may be long: false when the time is up or an error was noted. */
-bool compile_tick(struct compile *c);
+/* Must be called in every loop that may be long. False after an error or when the time is up. */
+bool compile_tick(struct compile *compile);
 
-/* Zeroed memory of the compilation; NULL (and the error noted) when its bound is reached. */
-void *compile_alloc(struct compile *c, size_t bytes);
+/* Zeroed memory from the arena; NULL, with the error recorded, when its limit is reached. */
+void *compile_alloc(struct compile *compile, size_t bytes);
 
-/* Room for one more element of a list; false when there is none. The old array stays in the
- * arena, so a list costs at most twice its size. */
-bool compile_grow(struct compile *c, void **items, uint32_t n, uint32_t *cap, size_t bytes);
+/* Make room for one more element of a list; false when there is none. The outgrown array stays in
+ * the arena, so a list takes at most twice its size. */
+bool compile_grow(struct compile *compile, void **items, uint32_t n, uint32_t *cap, size_t bytes);
 
 /* A list: LIST(type) x = {0}; if (LIST_ADD(c, &x)) x.items[x.n - 1] = ...; */
 #define LIST(type)       \

@@ -1,143 +1,154 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Construction, products and minimisation of deterministic automata. */
 #include "grammar/dfa.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/hash.h"
+#include "base/must.h"
 
-/* A long line of states takes as many rounds as it has states, and is least as it is: after this
- * many looks at a state, those that are alive are taken as they are. */
+/* Minimisation takes as many passes as the longest chain of states. Long chains are minimal as they
+ * are, so after this many visits of states the reachable ones are taken as the result. */
 #define MINIMISE_LOOKS 100000
 
 /* --- keys --------------------------------------------------------------------------------- */
 
-static void keys_widen(struct keys *k)
+/* Enlarge the hash table, which heads chains of keys. */
+static void dfa_keys_widen(struct keys *keys)
 {
-    uint32_t want = k->n_heads == 0 ? 256 : k->n_heads * 4;
-    uint32_t *heads = compile_alloc(k->c, (size_t)want * sizeof *heads);
+    uint32_t want = keys->n_heads == 0 ? 256 : keys->n_heads * 4;
+    uint32_t *heads = compile_alloc(keys->c, (size_t)want * sizeof *heads);
     uint32_t i;
 
     if (heads == NULL)
         return;
     memset(heads, 0xff, (size_t)want * sizeof *heads);
-    for (i = 0; i < k->n; i++) {
-        k->items[i].next = heads[k->items[i].hash & (want - 1)];
-        heads[k->items[i].hash & (want - 1)] = i;
+    for (i = 0; i < keys->n; i++) {
+        keys->items[i].next = heads[keys->items[i].hash & (want - 1)];
+        heads[keys->items[i].hash & (want - 1)] = i;
     }
-    k->heads = heads;
-    k->n_heads = want;
+    keys->heads = heads;
+    keys->n_heads = want;
 }
 
-uint32_t keys_find(struct keys *k, const uint32_t *words, uint32_t n, bool *is_new)
+uint32_t dfa_keys_find(struct keys *keys, const uint32_t *words, uint32_t n, bool *is_new)
 {
     static const uint32_t nothing;
     uint32_t hash = (uint32_t)hash_xxh3(n == 0 ? &nothing : words, (size_t)n * sizeof *words);
     uint32_t i;
 
+    must(words != NULL || n == 0);
+    must(is_new != NULL);
     *is_new = false;
-    if (k->n >= k->n_heads)
-        keys_widen(k);
-    if (!compile_ok(k->c))
+    if (keys->n >= keys->n_heads)
+        dfa_keys_widen(keys);
+    if (!compile_ok(keys->c))
         return 0;
-    for (i = k->heads[hash & (k->n_heads - 1)]; i != NONE; i = k->items[i].next)
-        if (k->items[i].hash == hash && k->items[i].n == n &&
+    for (i = keys->heads[hash & (keys->n_heads - 1)]; i != NONE; i = keys->items[i].next)
+        if (keys->items[i].hash == hash && keys->items[i].n == n &&
             (n == 0 ||
-             memcmp(k->words.items + k->items[i].at, words, (size_t)n * sizeof *words) == 0))
+             memcmp(keys->words.items + keys->items[i].at, words, (size_t)n * sizeof *words) == 0))
             return i;
-    if (!compile_grow(k->c, (void **)&k->items, k->n, &k->cap, sizeof *k->items))
+    if (!compile_grow(keys->c, (void **)&keys->items, keys->n, &keys->cap, sizeof *keys->items))
         return 0;
-    i = k->n++;
-    k->items[i] = (struct key){.at = k->words.n, .n = n, .hash = hash};
-    k->items[i].next = k->heads[hash & (k->n_heads - 1)];
-    k->heads[hash & (k->n_heads - 1)] = i;
-    for (uint32_t j = 0; j < n && LIST_ADD(k->c, &k->words); j++)
-        k->words.items[k->words.n - 1] = words[j];
+    i = keys->n++;
+    keys->items[i] = (struct key){.at = keys->words.n, .n = n, .hash = hash};
+    keys->items[i].next = keys->heads[hash & (keys->n_heads - 1)];
+    keys->heads[hash & (keys->n_heads - 1)] = i;
+    for (uint32_t j = 0; j < n && LIST_ADD(keys->c, &keys->words); j++)
+        keys->words.items[keys->words.n - 1] = words[j];
     *is_new = true;
     return i;
 }
 
-static void keys_clear(struct keys *k)
+/* Forget all keys but keep the memory. */
+static void dfa_keys_clear(struct keys *keys)
 {
-    k->n = 0;
-    k->words.n = 0;
-    if (k->n_heads > 0)
-        memset(k->heads, 0xff, (size_t)k->n_heads * sizeof *k->heads);
+    keys->n = 0;
+    keys->words.n = 0;
+    if (keys->n_heads > 0)
+        memset(keys->heads, 0xff, (size_t)keys->n_heads * sizeof *keys->heads);
 }
 
 /* --- making ------------------------------------------------------------------------------- */
 
-uint32_t dfa_maker_state(struct dfa_maker *m, uint32_t label)
+uint32_t dfa_maker_state(struct dfa_maker *maker, uint32_t label)
 {
-    if (m->states.n >= DFA_STATES_MAX)
-        compile_fail(m->c, ERR_LIMIT, "a pattern or range needs more than %d states: simplify it",
-                     DFA_STATES_MAX);
-    if (!compile_tick(m->c) || !LIST_ADD(m->c, &m->states))
+    if (maker->states.n >= DFA_STATES_MAX)
+        compile_fail(maker->c, ERR_LIMIT,
+                     "a pattern or range needs more than %d states: simplify it", DFA_STATES_MAX);
+    if (!compile_tick(maker->c) || !LIST_ADD(maker->c, &maker->states))
         return NONE;
-    m->states.items[m->states.n - 1] = (struct dfa_state){.label = label};
-    return m->states.n - 1;
+    maker->states.items[maker->states.n - 1] = (struct dfa_state){.label = label};
+    return maker->states.n - 1;
 }
 
-void dfa_maker_begin(struct dfa_maker *m, uint32_t state)
+void dfa_maker_begin(struct dfa_maker *maker, uint32_t state)
 {
-    if (compile_ok(m->c))
-        m->states.items[state].edge_at = m->edges.n;
+    if (!compile_ok(maker->c))
+        return;
+    must(state < maker->states.n);
+    maker->states.items[state].edge_at = maker->edges.n;
 }
 
-void dfa_maker_edge(struct dfa_maker *m, uint8_t lo, uint8_t hi, uint32_t to)
+void dfa_maker_edge(struct dfa_maker *maker, uint8_t lo, uint8_t hi, uint32_t to)
 {
-    if (LIST_ADD(m->c, &m->edges))
-        m->edges.items[m->edges.n - 1] = (struct dfa_edge){.to = to, .lo = lo, .hi = hi};
+    must(lo <= hi);
+    if (LIST_ADD(maker->c, &maker->edges))
+        maker->edges.items[maker->edges.n - 1] = (struct dfa_edge){.to = to, .lo = lo, .hi = hi};
 }
 
-/* States were begun in their order, so a state's edges end where the next one's begin. */
-const struct dfa *dfa_maker_end(struct dfa_maker *m)
+/* States were begun in order, so a state's edges end where those of the next one begin. */
+const struct dfa *dfa_maker_end(struct dfa_maker *maker)
 {
-    struct dfa *d = compile_alloc(m->c, sizeof *d);
+    struct dfa *dfa = compile_alloc(maker->c, sizeof *dfa);
     uint32_t i;
 
-    if (d == NULL)
+    if (dfa == NULL)
         return NULL;
-    d->states = m->states.items;
-    d->edges = m->edges.items;
-    d->n_states = m->states.n;
-    d->n_edges = m->edges.n;
-    for (i = 0; i < d->n_states; i++)
-        d->states[i].n_edges =
-            (i + 1 < d->n_states ? d->states[i + 1].edge_at : d->n_edges) - d->states[i].edge_at;
-    return d;
+    dfa->states = maker->states.items;
+    dfa->edges = maker->edges.items;
+    dfa->n_states = maker->states.n;
+    dfa->n_edges = maker->edges.n;
+    for (i = 0; i < dfa->n_states; i++)
+        dfa->states[i].n_edges =
+            (i + 1 < dfa->n_states ? dfa->states[i + 1].edge_at : dfa->n_edges) -
+            dfa->states[i].edge_at;
+    return dfa;
 }
 
-uint32_t dfa_step(const struct dfa *d, uint32_t state, uint8_t byte)
+/* Edges are few, so a linear search is enough. */
+uint32_t dfa_step(const struct dfa *dfa, uint32_t state, uint8_t byte)
 {
-    const struct dfa_edge *e;
+    const struct dfa_edge *edge;
     uint32_t i;
 
-    if (d->states[state].n_edges == 0)
+    if (dfa->states[state].n_edges == 0)
         return NONE;
-    e = d->edges + d->states[state].edge_at;
-    for (i = 0; i < d->states[state].n_edges && byte >= e[i].lo; i++)
-        if (byte <= e[i].hi)
-            return e[i].to;
+    edge = dfa->edges + dfa->states[state].edge_at;
+    for (i = 0; i < dfa->states[state].n_edges && byte >= edge[i].lo; i++)
+        if (byte <= edge[i].hi)
+            return edge[i].to;
     return NONE;
 }
 
-uint32_t dfa_match(const struct dfa *d, const char *bytes, size_t len)
+uint32_t dfa_match(const struct dfa *dfa, const char *bytes, size_t len)
 {
-    uint32_t s = 0;
+    uint32_t state = 0;
     size_t i;
 
-    for (i = 0; i < len && s != NONE; i++)
-        s = dfa_step(d, s, (uint8_t)bytes[i]);
-    return s == NONE ? 0 : d->states[s].label;
+    must(bytes != NULL || len == 0);
+    for (i = 0; i < len && state != NONE; i++)
+        state = dfa_step(dfa, state, (uint8_t)bytes[i]);
+    if (state == NONE)
+        return 0;
+    return dfa->states[state].label;
 }
 
-bool dfa_is_empty(const struct dfa *d)
-{
-    return d == NULL || (d->n_edges == 0 && d->states[0].label == 0);
-}
-
-const struct dfa *dfa_utf8(struct compile *c)
+/* States 1 to 7 are inside of a character; the ranges exclude overlong forms and surrogates. */
+const struct dfa *dfa_utf8(struct compile *compile)
 {
     static const struct {
         uint8_t from, lo, hi, to;
@@ -147,89 +158,95 @@ const struct dfa *dfa_utf8(struct compile *c)
         {0, 0xf4, 0xf4, 7}, {1, 0x80, 0xbf, 0}, {2, 0xa0, 0xbf, 1}, {3, 0x80, 0xbf, 1},
         {4, 0x80, 0x9f, 1}, {5, 0x90, 0xbf, 3}, {6, 0x80, 0xbf, 3}, {7, 0x80, 0x8f, 3},
     };
-    struct dfa_maker m = {.c = c};
-    uint32_t s, i;
+    struct dfa_maker maker = {.c = compile};
+    uint32_t state, i;
 
-    for (s = 0; s < 8; s++)
-        dfa_maker_state(&m, s == 0);
-    for (s = 0; s < 8; s++) {
-        dfa_maker_begin(&m, s);
+    for (state = 0; state < 8; state++)
+        dfa_maker_state(&maker, state == 0);
+    for (state = 0; state < 8; state++) {
+        dfa_maker_begin(&maker, state);
         for (i = 0; i < sizeof edges / sizeof edges[0]; i++)
-            if (edges[i].from == s)
-                dfa_maker_edge(&m, edges[i].lo, edges[i].hi, edges[i].to);
+            if (edges[i].from == state)
+                dfa_maker_edge(&maker, edges[i].lo, edges[i].hi, edges[i].to);
     }
-    return dfa_maker_end(&m);
+    return dfa_maker_end(&maker);
 }
 
-/* --- side by side ------------------------------------------------------------------------- */
+/* --- products ----------------------------------------------------------------------------- */
 
+/* A state of the product is a tuple: a state per part (NONE: the part has failed), the state of the
+ * UTF-8 automaton, and the number of characters, which is only counted as far as it matters. */
 struct side {
     struct compile *c;
     const struct dfa *parts[DFA_PARTS_MAX + 1]; /* the last is UTF-8 */
-    uint32_t n;                                 /* UTF-8 not counted */
+    uint32_t n;                                 /* without UTF-8 */
     uint32_t min_len, max_len;
     uint32_t count_max; /* counting further makes no difference; 0: lengths do not matter */
     bool (*keep)(const void *arg, uint32_t mask);
     const void *arg;
-    struct keys keys; /* states of the parts, of UTF-8, and the count */
+    struct keys keys; /* tuples: states of the parts, of UTF-8, and the count */
     struct dfa_maker maker;
 };
 
-static uint32_t side_label(const struct side *s, const uint32_t *word)
+/* The label of a tuple. */
+static uint32_t dfa_side_label(const struct side *side, const uint32_t *word)
 {
     uint32_t mask = 0;
     uint32_t i;
 
-    if (word[s->n] != 0) /* inside of a character */
+    if (word[side->n] != 0) /* inside of a character */
         return 0;
-    if (s->count_max > 0 && (word[s->n + 1] < s->min_len || word[s->n + 1] > s->max_len))
+    if (side->count_max > 0 &&
+        (word[side->n + 1] < side->min_len || word[side->n + 1] > side->max_len))
         return 0;
-    for (i = 0; i < s->n; i++)
-        if (word[i] != NONE && s->parts[i]->states[word[i]].label != 0)
+    for (i = 0; i < side->n; i++)
+        if (word[i] != NONE && side->parts[i]->states[word[i]].label != 0)
             mask |= 1u << i;
-    if (s->keep != NULL)
-        return s->keep(s->arg, mask);
+    if (side->keep != NULL)
+        return side->keep(side->arg, mask);
     return 1 + mask;
 }
 
-/* The number of a tuple of states; NONE when it is too long. */
-static uint32_t side_state(struct side *s, uint32_t *word)
+/* The number of a tuple of states; NONE when the text is already too long. */
+static uint32_t dfa_side_state(struct side *side, uint32_t *word)
 {
-    uint32_t *count = &word[s->n + 1];
+    uint32_t *count = &word[side->n + 1];
     uint32_t number;
     bool is_new;
 
-    if (s->count_max > 0 && *count > s->count_max)
-        *count = s->count_max;
-    if (s->count_max > 0 && *count > s->max_len)
+    if (side->count_max > 0 && *count > side->count_max)
+        *count = side->count_max;
+    if (side->count_max > 0 && *count > side->max_len)
         return NONE;
-    number = keys_find(&s->keys, word, s->n + 2, &is_new);
+    number = dfa_keys_find(&side->keys, word, side->n + 2, &is_new);
     if (is_new)
-        dfa_maker_state(&s->maker, side_label(s, word));
+        dfa_maker_state(&side->maker, dfa_side_label(side, word));
     return number;
 }
 
-/* Bytes at which a part's edges begin or end: cuts[i] begins a range that all treat alike. */
-static void side_cuts(const struct side *s, const uint32_t *word, bool *cuts)
+/* Mark the bytes at which an edge of some part begins or has ended: between two marks all bytes
+ * lead to the same tuple. */
+static void dfa_side_cuts(const struct side *side, const uint32_t *word, bool *cuts)
 {
     uint32_t i, j;
 
     memset(cuts, 0, 257);
     cuts[0] = true;
-    for (i = 0; i <= s->n; i++) {
+    for (i = 0; i <= side->n; i++) {
         const struct dfa_state *state;
 
         if (word[i] == NONE)
             continue;
-        state = &s->parts[i]->states[word[i]];
+        state = &side->parts[i]->states[word[i]];
         for (j = 0; j < state->n_edges; j++) {
-            cuts[s->parts[i]->edges[state->edge_at + j].lo] = true;
-            cuts[s->parts[i]->edges[state->edge_at + j].hi + 1] = true;
+            cuts[side->parts[i]->edges[state->edge_at + j].lo] = true;
+            cuts[side->parts[i]->edges[state->edge_at + j].hi + 1] = true;
         }
     }
 }
 
-static void side_edges(struct side *s, uint32_t number)
+/* The edges of a tuple, one per range of equivalent bytes. */
+static void dfa_side_edges(struct side *side, uint32_t number)
 {
     uint32_t from[DFA_PARTS_MAX + 2];
     uint32_t to[DFA_PARTS_MAX + 2];
@@ -237,85 +254,95 @@ static void side_edges(struct side *s, uint32_t number)
     int lo, hi;
     uint32_t i;
 
-    memcpy(from, s->keys.words.items + s->keys.items[number].at, (s->n + 2) * sizeof *from);
-    side_cuts(s, from, cuts);
-    for (lo = 0; lo < 256 && compile_tick(s->c); lo = hi + 1) {
+    memcpy(from, side->keys.words.items + side->keys.items[number].at,
+           (side->n + 2) * sizeof *from);
+    dfa_side_cuts(side, from, cuts);
+    for (lo = 0; lo < 256 && compile_tick(side->c); lo = hi + 1) {
         for (hi = lo; hi < 255 && !cuts[hi + 1];)
             hi++;
-        to[s->n] = dfa_step(s->parts[s->n], from[s->n], (uint8_t)lo);
-        if (to[s->n] == NONE)
+        to[side->n] = dfa_step(side->parts[side->n], from[side->n], (uint8_t)lo);
+        if (to[side->n] == NONE)
             continue;
-        for (i = 0; i < s->n; i++)
-            to[i] = from[i] == NONE ? NONE : dfa_step(s->parts[i], from[i], (uint8_t)lo);
-        to[s->n + 1] = from[s->n + 1] + (s->count_max > 0 && from[s->n] == 0);
-        i = side_state(s, to);
+        for (i = 0; i < side->n; i++) {
+            if (from[i] == NONE)
+                to[i] = NONE;
+            else
+                to[i] = dfa_step(side->parts[i], from[i], (uint8_t)lo);
+        }
+        to[side->n + 1] = from[side->n + 1] + (side->count_max > 0 && from[side->n] == 0);
+        i = dfa_side_state(side, to);
         if (i != NONE)
-            dfa_maker_edge(&s->maker, (uint8_t)lo, (uint8_t)hi, i);
+            dfa_maker_edge(&side->maker, (uint8_t)lo, (uint8_t)hi, i);
     }
 }
 
-const struct dfa *dfa_side_by_side(struct compile *c, const struct dfa *const *parts, uint32_t n,
-                                   uint32_t min_len, uint32_t max_len,
-                                   bool (*keep)(const void *arg, uint32_t mask), const void *arg)
+const struct dfa *dfa_side_by_side(struct compile *compile, const struct dfa_product *product)
 {
-    struct side s = {.c = c,
-                     .n = n,
-                     .min_len = min_len,
-                     .max_len = max_len,
-                     .keep = keep,
-                     .arg = arg,
-                     .keys = {.c = c},
-                     .maker = {.c = c}};
+    struct side side = {.c = compile,
+                        .n = product->n,
+                        .min_len = product->min_len,
+                        .max_len = product->max_len,
+                        .keep = product->keep,
+                        .arg = product->arg,
+                        .keys = {.c = compile},
+                        .maker = {.c = compile}};
     uint32_t word[DFA_PARTS_MAX + 2] = {0};
     uint32_t at;
 
-    if (n > DFA_PARTS_MAX) {
-        compile_fail(c, ERR_LIMIT, "more than %d patterns meet in one place", DFA_PARTS_MAX);
+    must(product->parts != NULL || product->n == 0);
+    if (product->n > DFA_PARTS_MAX) {
+        compile_fail(compile, ERR_LIMIT, "more than %d patterns meet in one place", DFA_PARTS_MAX);
         return NULL;
     }
-    for (at = 0; at < n; at++)
-        s.parts[at] = parts[at];
-    s.parts[n] = dfa_utf8(c);
-    s.count_max = max_len != NONE ? max_len + 1 : min_len;
-    if (!compile_ok(c))
+    for (at = 0; at < product->n; at++)
+        side.parts[at] = product->parts[at];
+    side.parts[product->n] = dfa_utf8(compile);
+    if (product->max_len != NONE)
+        side.count_max = product->max_len + 1;
+    else
+        side.count_max = product->min_len;
+    if (!compile_ok(compile))
         return NULL;
-    side_state(&s, word);
-    for (at = 0; at < s.maker.states.n && compile_ok(c); at++) {
-        dfa_maker_begin(&s.maker, at);
-        side_edges(&s, at);
+    dfa_side_state(&side, word);
+    for (at = 0; at < side.maker.states.n && compile_ok(compile); at++) {
+        dfa_maker_begin(&side.maker, at);
+        dfa_side_edges(&side, at);
     }
-    return compile_ok(c) ? dfa_minimise(c, dfa_maker_end(&s.maker)) : NULL;
+    if (compile_ok(compile))
+        return dfa_minimise(compile, dfa_maker_end(&side.maker));
+    return NULL;
 }
 
-/* --- least automaton ---------------------------------------------------------------------- */
+/* --- minimisation ------------------------------------------------------------------------- */
 
-/* States that reach an end: by passes over reversed edges. */
-static bool *find_alive(struct compile *c, const struct dfa *d)
+/* The states that can reach an end, by a search over reversed edges. */
+static bool *dfa_find_alive(struct compile *compile, const struct dfa *dfa)
 {
-    bool *alive = compile_alloc(c, d->n_states + 1);
-    uint32_t *head = compile_alloc(c, (size_t)d->n_states * sizeof *head + 1);
-    uint32_t *next = compile_alloc(c, (size_t)d->n_edges * sizeof *next + 1);
-    uint32_t *from = compile_alloc(c, (size_t)d->n_edges * sizeof *from + 1);
-    uint32_t *work = compile_alloc(c, (size_t)d->n_states * sizeof *work + 1);
+    bool *alive = compile_alloc(compile, dfa->n_states + 1);
+    uint32_t *head = compile_alloc(compile, (size_t)dfa->n_states * sizeof *head + 1);
+    uint32_t *next = compile_alloc(compile, (size_t)dfa->n_edges * sizeof *next + 1);
+    uint32_t *from = compile_alloc(compile, (size_t)dfa->n_edges * sizeof *from + 1);
+    uint32_t *work = compile_alloc(compile, (size_t)dfa->n_states * sizeof *work + 1);
     uint32_t n = 0;
-    uint32_t s, i;
+    uint32_t state, i;
 
-    if (!compile_ok(c))
+    if (!compile_ok(compile))
         return NULL;
-    memset(head, 0xff, (size_t)d->n_states * sizeof *head);
-    for (s = 0; s < d->n_states; s++) {
-        for (i = d->states[s].edge_at; i < d->states[s].edge_at + d->states[s].n_edges; i++) {
-            from[i] = s;
-            next[i] = head[d->edges[i].to];
-            head[d->edges[i].to] = i;
+    memset(head, 0xff, (size_t)dfa->n_states * sizeof *head);
+    for (state = 0; state < dfa->n_states; state++) {
+        for (i = dfa->states[state].edge_at;
+             i < dfa->states[state].edge_at + dfa->states[state].n_edges; i++) {
+            from[i] = state;
+            next[i] = head[dfa->edges[i].to];
+            head[dfa->edges[i].to] = i;
         }
-        if (d->states[s].label != 0) {
-            alive[s] = true;
-            work[n++] = s;
+        if (dfa->states[state].label != 0) {
+            alive[state] = true;
+            work[n++] = state;
         }
     }
-    while (n > 0) /* each state comes in once */
-        for (i = head[work[--n]], s = n; i != NONE; i = next[i])
+    while (n > 0) /* each state is pushed once */
+        for (i = head[work[--n]], state = n; i != NONE; i = next[i])
             if (!alive[from[i]]) {
                 alive[from[i]] = true;
                 work[n++] = from[i];
@@ -323,110 +350,118 @@ static bool *find_alive(struct compile *c, const struct dfa *d)
     return alive;
 }
 
-/* One refinement: states with equal class and equally classed edges stay together. */
-static uint32_t refine(struct keys *keys, const struct dfa *d, const bool *alive, uint32_t *class,
-                       uint32_t *fresh)
+/* One pass of partition refinement (Moore): states stay in one class if they were in one and their
+ * edges lead to equal classes. Returns the number of classes. */
+static uint32_t dfa_refine_classes(struct keys *keys, const struct dfa *dfa, const bool *alive,
+                                   uint32_t *class, uint32_t *fresh)
 {
-    struct compile *c = keys->c;
+    struct compile *compile = keys->c;
     uint32_t words[3 * 256 + 2];
-    uint32_t s, i;
+    uint32_t state, i;
     bool is_new;
 
-    keys_clear(keys);
-    for (s = 0; s < d->n_states && compile_tick(c); s++) {
+    dfa_keys_clear(keys);
+    for (state = 0; state < dfa->n_states && compile_tick(compile); state++) {
         uint32_t n = 0;
 
-        if (!alive[s])
+        if (!alive[state])
             continue;
-        words[n++] = class[s];
-        for (i = d->states[s].edge_at; i < d->states[s].edge_at + d->states[s].n_edges; i++) {
-            const struct dfa_edge *e = &d->edges[i];
+        words[n++] = class[state];
+        for (i = dfa->states[state].edge_at;
+             i < dfa->states[state].edge_at + dfa->states[state].n_edges; i++) {
+            const struct dfa_edge *edge = &dfa->edges[i];
 
-            if (!alive[e->to])
+            if (!alive[edge->to])
                 continue;
-            if (n > 1 && words[n - 1] == class[e->to] && words[n - 2] + 1 == e->lo) {
-                words[n - 2] = e->hi;
+            if (n > 1 && words[n - 1] == class[edge->to] && words[n - 2] + 1 == edge->lo) {
+                words[n - 2] = edge->hi;
                 continue;
             }
-            words[n++] = e->lo;
-            words[n++] = e->hi;
-            words[n++] = class[e->to];
+            words[n++] = edge->lo;
+            words[n++] = edge->hi;
+            words[n++] = class[edge->to];
         }
-        fresh[s] = keys_find(keys, words, n, &is_new);
+        fresh[state] = dfa_keys_find(keys, words, n, &is_new);
     }
-    memcpy(class, fresh, (size_t)d->n_states * sizeof *class);
+    memcpy(class, fresh, (size_t)dfa->n_states * sizeof *class);
     return keys->n;
 }
 
-static const struct dfa *quotient(struct compile *c, const struct dfa *d, const bool *alive,
-                                  const uint32_t *class, uint32_t n_classes)
+/* The automaton of the classes; the first state found of a class represents it. */
+static const struct dfa *dfa_build_quotient(struct compile *compile, const struct dfa *dfa,
+                                            const bool *alive, const uint32_t *class,
+                                            uint32_t n_classes)
 {
-    struct dfa_maker m = {.c = c};
-    uint32_t *number = compile_alloc(c, (size_t)n_classes * sizeof *number);
-    uint32_t *order = compile_alloc(c, (size_t)n_classes * sizeof *order);
+    struct dfa_maker maker = {.c = compile};
+    uint32_t *number = compile_alloc(compile, (size_t)n_classes * sizeof *number);
+    uint32_t *order = compile_alloc(compile, (size_t)n_classes * sizeof *order);
     uint32_t at, i;
 
-    if (!compile_ok(c))
+    if (!compile_ok(compile))
         return NULL;
     memset(number, 0xff, (size_t)n_classes * sizeof *number);
-    number[class[0]] = dfa_maker_state(&m, d->states[0].label);
-    for (at = 0; at < m.states.n && compile_ok(c); at++) {
-        uint32_t s = at == 0 ? 0 : order[at];
-        uint32_t first = m.edges.n;
+    number[class[0]] = dfa_maker_state(&maker, dfa->states[0].label);
+    for (at = 0; at < maker.states.n && compile_ok(compile); at++) {
+        uint32_t state = at == 0 ? 0 : order[at];
+        uint32_t first = maker.edges.n;
 
-        dfa_maker_begin(&m, at);
-        for (i = d->states[s].edge_at; i < d->states[s].edge_at + d->states[s].n_edges; i++) {
-            const struct dfa_edge *e = &d->edges[i];
-            struct dfa_edge *last = m.edges.n > first ? &m.edges.items[m.edges.n - 1] : NULL;
+        dfa_maker_begin(&maker, at);
+        for (i = dfa->states[state].edge_at;
+             i < dfa->states[state].edge_at + dfa->states[state].n_edges; i++) {
+            const struct dfa_edge *edge = &dfa->edges[i];
+            struct dfa_edge *last =
+                maker.edges.n > first ? &maker.edges.items[maker.edges.n - 1] : NULL;
 
-            if (!alive[e->to])
+            if (!alive[edge->to])
                 continue;
-            if (number[class[e->to]] == NONE) {
-                number[class[e->to]] = dfa_maker_state(&m, d->states[e->to].label);
-                if (!compile_ok(c))
+            if (number[class[edge->to]] == NONE) {
+                number[class[edge->to]] = dfa_maker_state(&maker, dfa->states[edge->to].label);
+                if (!compile_ok(compile))
                     return NULL;
-                order[number[class[e->to]]] = e->to;
+                order[number[class[edge->to]]] = edge->to;
             }
-            if (last != NULL && last->to == number[class[e->to]] && last->hi + 1 == e->lo)
-                last->hi = e->hi;
+            if (last != NULL && last->to == number[class[edge->to]] && last->hi + 1 == edge->lo)
+                last->hi = edge->hi;
             else
-                dfa_maker_edge(&m, e->lo, e->hi, number[class[e->to]]);
+                dfa_maker_edge(&maker, edge->lo, edge->hi, number[class[edge->to]]);
         }
     }
-    return dfa_maker_end(&m);
+    return dfa_maker_end(&maker);
 }
 
-const struct dfa *dfa_minimise(struct compile *c, const struct dfa *d)
+const struct dfa *dfa_minimise(struct compile *compile, const struct dfa *dfa)
 {
-    struct dfa_maker none = {.c = c};
-    struct keys keys = {.c = c};
+    struct dfa_maker none = {.c = compile};
+    struct keys keys = {.c = compile};
     const bool *alive;
     uint32_t *class;
     uint32_t *fresh;
-    uint32_t n, before, s;
+    uint32_t n, before, state;
     size_t looks = 0;
 
-    if (d == NULL)
+    if (dfa == NULL)
         return NULL;
-    alive = find_alive(c, d);
-    class = compile_alloc(c, (size_t)d->n_states * sizeof *class);
-    fresh = compile_alloc(c, (size_t)d->n_states * sizeof *fresh);
-    if (!compile_ok(c))
+    alive = dfa_find_alive(compile, dfa);
+    class = compile_alloc(compile, (size_t)dfa->n_states * sizeof *class);
+    fresh = compile_alloc(compile, (size_t)dfa->n_states * sizeof *fresh);
+    if (!compile_ok(compile))
         return NULL;
     if (!alive[0]) {
         dfa_maker_state(&none, 0);
         return dfa_maker_end(&none);
     }
-    for (s = 0; s < d->n_states; s++)
-        class[s] = d->states[s].label;
-    for (n = 0, before = NONE; n != before && compile_ok(c); looks += d->n_states) {
+    for (state = 0; state < dfa->n_states; state++)
+        class[state] = dfa->states[state].label;
+    for (n = 0, before = NONE; n != before && compile_ok(compile); looks += dfa->n_states) {
         before = n;
         if (looks > MINIMISE_LOOKS) {
-            for (n = 0; n < d->n_states; n++)
+            for (n = 0; n < dfa->n_states; n++)
                 class[n] = n;
             break;
         }
-        n = refine(&keys, d, alive, class, fresh);
+        n = dfa_refine_classes(&keys, dfa, alive, class, fresh);
     }
-    return compile_ok(c) ? quotient(c, d, alive, class, n) : NULL;
+    if (compile_ok(compile))
+        return dfa_build_quotient(compile, dfa, alive, class, n);
+    return NULL;
 }

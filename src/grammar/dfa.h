@@ -1,5 +1,7 @@
-/* Deterministic automata over bytes, without calls: what patterns, formats and sets of names
- * become before they are built in. They live in the compilation's arena and never change. */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Deterministic finite automata over bytes: the form of patterns, formats and sets of names before
+ * they become part of the automaton. They live in the compilation's arena and never change. */
 #ifndef QUIRE_GRAMMAR_DFA_H
 #define QUIRE_GRAMMAR_DFA_H
 
@@ -17,7 +19,7 @@ struct dfa_edge {
 struct dfa_state {
     uint32_t edge_at;
     uint32_t n_edges; /* sorted, disjoint */
-    uint32_t label;   /* 0: not an end; else what ends here (1 for a plain language) */
+    uint32_t label;   /* 0: not an end; else the kind of end (1 if there is only one) */
 };
 
 struct dfa {
@@ -26,42 +28,45 @@ struct dfa {
     uint32_t n_states, n_edges;
 };
 
-/* Valid UTF-8; the language of everything. */
-const struct dfa *dfa_utf8(struct compile *c);
+/* The automaton that accepts all valid UTF-8. */
+const struct dfa *dfa_utf8(struct compile *compile);
 
-/* Run several automata side by side over valid UTF-8 whose length in characters is in
- * [min_len, max_len] (max_len NONE: no limit). An end is where `keep` of the mask of the parts
- * that end there is true, its label is 1; with keep NULL all are ends, labelled 1 + the mask.
- * Minimal; a language without members is one state without edges. n <= DFA_PARTS_MAX. */
-const struct dfa *dfa_side_by_side(struct compile *c, const struct dfa *const *parts, uint32_t n,
-                                   uint32_t min_len, uint32_t max_len,
-                                   bool (*keep)(const void *arg, uint32_t mask), const void *arg);
+/* Several automata to run in parallel. The parts that accept a text form a mask. */
+struct dfa_product {
+    const struct dfa *const *parts;
+    uint32_t n;                /* at most DFA_PARTS_MAX, else ERR_LIMIT is recorded */
+    uint32_t min_len, max_len; /* bounds on the length in characters; max_len NONE: unbounded */
+    bool (*keep)(const void *arg, uint32_t mask); /* is a text accepted? NULL: all texts are */
+    const void *arg;
+};
 
-/* The same labels with fewer states: the least automaton, unless finding it takes long. States
- * without a way to an end are gone. */
-const struct dfa *dfa_minimise(struct compile *c, const struct dfa *d);
+/* Run the parts in parallel over valid UTF-8. With keep the label of an end is 1, without keep it
+ * is 1 + mask. The result is minimal; the empty language is one state without edges. */
+const struct dfa *dfa_side_by_side(struct compile *compile, const struct dfa_product *product);
 
-/* The state after a byte; NONE. */
-uint32_t dfa_step(const struct dfa *d, uint32_t state, uint8_t byte);
+/* An equivalent automaton, labels included, with the fewest states, unless finding it takes too
+ * long. States that cannot reach an end are removed. */
+const struct dfa *dfa_minimise(struct compile *compile, const struct dfa *dfa);
 
-/* The label that the bytes end with. */
-uint32_t dfa_match(const struct dfa *d, const char *bytes, size_t len);
+/* The state after a byte; NONE: there is none. */
+uint32_t dfa_step(const struct dfa *dfa, uint32_t state, uint8_t byte);
 
-bool dfa_is_empty(const struct dfa *d);
+/* The label after the bytes; 0: they are not accepted. */
+uint32_t dfa_match(const struct dfa *dfa, const char *bytes, size_t len);
 
-/* A list of states that is filled while a dfa is explored: new states get edges in their order. */
+/* A dfa under construction: states are added while it is explored, and get their edges in order. */
 struct dfa_maker {
     struct compile *c;
     LIST(struct dfa_state) states;
     LIST(struct dfa_edge) edges;
 };
-uint32_t dfa_maker_state(struct dfa_maker *m, uint32_t label); /* NONE after an error */
-void dfa_maker_edge(struct dfa_maker *m, uint8_t lo, uint8_t hi,
-                    uint32_t to);                          /* of the last begun */
-void dfa_maker_begin(struct dfa_maker *m, uint32_t state); /* its edges follow */
-const struct dfa *dfa_maker_end(struct dfa_maker *m);
+uint32_t dfa_maker_state(struct dfa_maker *maker, uint32_t label); /* NONE after an error */
+void dfa_maker_edge(struct dfa_maker *maker, uint8_t lo, uint8_t hi,
+                    uint32_t to);                              /* of the state begun last */
+void dfa_maker_begin(struct dfa_maker *maker, uint32_t state); /* its edges follow */
+const struct dfa *dfa_maker_end(struct dfa_maker *maker);
 
-/* --- keys: sets of numbers that were seen, each with a number of its own ------------------ */
+/* --- keys: numbers for tuples of words, in order of first appearance --------------------- */
 
 struct keys {
     struct compile *c;
@@ -74,25 +79,26 @@ struct keys {
     uint32_t n_heads; /* a power of two */
 };
 
-/* The number of a key, which is its position in order of appearance; *is_new out. */
-uint32_t keys_find(struct keys *k, const uint32_t *words, uint32_t n, bool *is_new);
+/* The number of a tuple; *is_new reports whether this is its first appearance. */
+uint32_t dfa_keys_find(struct keys *keys, const uint32_t *words, uint32_t n, bool *is_new);
 
 /* --- into the automaton ------------------------------------------------------------------- */
 
-/* Build a dfa over bytes as it stands. leaf[label] is where a byte `last` leads from an end with
- * that label; with last < 0 ends are ends of the automaton. Returns the start. */
-uint32_t dfa_build(struct build *b, const struct dfa *d, int last, const uint32_t *leaf);
+/* Build a dfa over raw bytes. A byte `last` leads from an end with a label to leaf[label]; with
+ * last < 0 the ends are ends of the automaton. Returns the start state. */
+uint32_t dfa_build(struct build *build, const struct dfa *dfa, int last, const uint32_t *leaf);
 
-/* The same for the inside of a JSON string: '"', '\' and controls are written as escapes. */
-uint32_t dfa_build_json(struct build *b, const struct dfa *d, const uint32_t *leaf);
+/* Build a dfa as the inside of a JSON string: '"', '\' and controls are written as escapes. */
+uint32_t dfa_build_json(struct build *build, const struct dfa *dfa, const uint32_t *leaf);
 
-/* The same as a rule that counts its characters (automaton.h), for texts of at most `most`, 1 to
- * 65,000: a state to be called with a way back, behind whose closing quote the rule ends. NONE when
- * that cannot be: a control may come, or a way to the end takes more than 250 characters. */
-uint32_t dfa_build_json_counted(struct build *b, const struct dfa *d, uint32_t most);
+/* Like dfa_build_json(), as a rule that counts its characters (automaton.h), for texts of at most
+ * `most` characters, 1 to 65,000. Returns a state that must be called with a way back; the rule
+ * ends after the closing quote. NONE when a control is possible or the shortest way to an end from
+ * some state takes more than 250 characters. */
+uint32_t dfa_build_json_counted(struct build *build, const struct dfa *dfa, uint32_t most);
 
-/* The same, but every text can be written in one way only: for names, of which some are then
- * taken out again (build_insert()). */
-uint32_t dfa_build_json_once(struct build *b, const struct dfa *d, const uint32_t *leaf);
+/* Like dfa_build_json(), but each text has only one spelling: for names, of which some are removed
+ * again by build_insert(). */
+uint32_t dfa_build_json_once(struct build *build, const struct dfa *dfa, const uint32_t *leaf);
 
 #endif

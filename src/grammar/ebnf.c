@@ -6,116 +6,128 @@
  *   Lark   start: "yes" | item~2..3 /[a-z]+/ ("," item)* [item] // the first rule is `start`
  *
  * A grammar with "::=" is GBNF. Both have | () * + ? and "text" with JSON's escapes; GBNF has
- * classes and {n,m}; Lark has /regex/, [optional], ~n, "a".."z", "text"i, -> names (without
- * meaning here) and leading ? or !. Refused: %ignore, %import, other directives, templates.
+ * classes and {n,m}; Lark has /regex/, [optional], ~n, "a".."z", "text"i, -> names (which have no
+ * effect here) and a leading ? or !. Refused: %ignore, %import, other directives, templates.
  *
- * Lark as llguidance has it, which the package guidance writes, has {n,m}, a first line
- * %llguidance {...} (passed over), rules of the form `name: %json {schema}`, and attributes:
- * name[capture, max_tokens=9]: ... Of these capture, max_tokens and temperature are passed over,
- * because they say nothing of the form; others (stop, suffix, lazy) would change it, and are
- * refused.
+ * Lark in the dialect of llguidance, which the package guidance writes, has {n,m}, a first line
+ * %llguidance {...} (skipped), rules of the form `name: %json {schema}`, and attributes:
+ * name[capture, max_tokens=9]: ... Of these, capture, max_tokens and temperature are skipped,
+ * because they do not affect the language; others (stop, suffix, lazy) do and are refused.
  *
- * Each rule is determinised by itself. A rule that begins with itself (expr: expr "+" term | term)
- * becomes a repeat; other left recursion is refused, because a stack would grow without a byte. */
+ * Each rule is made deterministic on its own. A rule that begins with itself (expr: expr "+" term |
+ * term) becomes a repeat; other left recursion is refused, because the stack would grow without
+ * consuming a byte. */
 #include <string.h>
 
 #include "base/hex.h"
+#include "base/must.h"
 #include "base/utf8.h"
 #include "grammar/regular.h"
 #include "grammar/source.h"
 
-#define RULES_MAX 2000
+#define EBNF_RULES_MAX 2000
 
-struct rule {
+struct ebnf_rule {
     const char *name;
     size_t len;
-    const struct regular *tree; /* NULL: not defined, or by a schema */
-    size_t at;                  /* where it was first named */
-    const char *schema;         /* NULL: it has none */
+    const struct regular *tree; /* NULL: not defined, or defined by a schema */
+    size_t at;                  /* offset of its first mention */
+    const char *schema;         /* NULL: not defined by a schema */
     size_t schema_len;
 };
 
-struct parser {
+/* The text and a position; at a failure the position moves to the end, so that all loops stop. */
+struct ebnf_parser {
     struct compile *c;
     const char *text;
     size_t len, at;
     bool lark;
     int depth;
-    LIST(struct rule) rules;
+    LIST(struct ebnf_rule) rules;
 };
 
-static const struct regular *parse_either(struct parser *p);
+static const struct regular *ebnf_parse_either(struct ebnf_parser *parser);
 
-static void *fail(struct parser *p, int rc, const char *what)
+/* Report an error with its line. */
+static void *ebnf_fail(struct ebnf_parser *parser, int rc, const char *what)
 {
     size_t line = 1;
     size_t i;
 
-    for (i = 0; i < p->at && i < p->len; i++)
-        line += p->text[i] == '\n';
-    compile_fail(p->c, rc, "grammar, line %zu: %s", line, what);
-    p->at = p->len;
+    for (i = 0; i < parser->at && i < parser->len; i++)
+        line += parser->text[i] == '\n';
+    compile_fail(parser->c, rc, "grammar, line %zu: %s", line, what);
+    parser->at = parser->len;
     return NULL;
 }
 
-static int peek_at(const struct parser *p, size_t at)
+/* The byte at an offset; -1 after the end. */
+static int ebnf_peek_at(const struct ebnf_parser *parser, size_t at)
 {
-    return at < p->len ? (unsigned char)p->text[at] : -1;
+    if (at < parser->len)
+        return (unsigned char)parser->text[at];
+    return -1;
 }
 
-static bool take(struct parser *p, const char *text)
+/* Consume a literal text, if it comes next. */
+static bool ebnf_take_text(struct ebnf_parser *parser, const char *text)
 {
     size_t n = strlen(text);
 
-    if (p->at > p->len || p->len - p->at < n || memcmp(p->text + p->at, text, n) != 0)
+    if (parser->at > parser->len || parser->len - parser->at < n ||
+        memcmp(parser->text + parser->at, text, n) != 0)
         return false;
-    p->at += n;
+    parser->at += n;
     return true;
 }
 
-static void skip(struct parser *p)
+/* Skip white space and comments. */
+static void ebnf_skip_space(struct ebnf_parser *parser)
 {
-    for (; p->at < p->len; p->at++) {
-        int ch = peek_at(p, p->at);
-        bool comment = p->lark ? ch == '/' && peek_at(p, p->at + 1) == '/' : ch == '#';
+    for (; parser->at < parser->len; parser->at++) {
+        int ch = ebnf_peek_at(parser, parser->at);
+        bool comment =
+            parser->lark ? ch == '/' && ebnf_peek_at(parser, parser->at + 1) == '/' : ch == '#';
 
         if (comment)
-            while (p->at + 1 < p->len && peek_at(p, p->at + 1) != '\n')
-                p->at++;
+            while (parser->at + 1 < parser->len && ebnf_peek_at(parser, parser->at + 1) != '\n')
+                parser->at++;
         else if (ch != ' ' && ch != '\t' && ch != '\n' && ch != '\r')
             return;
     }
 }
 
-static bool is_digit(int ch)
+static bool ebnf_is_digit(int ch)
 {
     return ch >= '0' && ch <= '9';
 }
 
-static bool is_name(int ch)
+static bool ebnf_is_name_char(int ch)
 {
-    return is_digit(ch) || ((ch | 0x20) >= 'a' && (ch | 0x20) <= 'z') || ch == '_' || ch == '-';
+    return ebnf_is_digit(ch) || ((ch | 0x20) >= 'a' && (ch | 0x20) <= 'z') || ch == '_' ||
+           ch == '-';
 }
 
-static size_t name_len(const struct parser *p, size_t at)
+static size_t ebnf_name_len(const struct ebnf_parser *parser, size_t at)
 {
     size_t n = 0;
 
-    while (is_name(peek_at(p, at + n)) && !(p->lark && peek_at(p, at + n) == '-'))
+    while (ebnf_is_name_char(ebnf_peek_at(parser, at + n)) &&
+           !(parser->lark && ebnf_peek_at(parser, at + n) == '-'))
         n++;
     return n;
 }
 
-/* The length of what begins here with a bracket and ends with its partner, texts in quotes passed
- * over; 0 when it does not end. */
-static size_t bracket_len(const struct parser *p, size_t start)
+/* The length of a bracketed text, up to the matching bracket; strings are skipped over. 0 when it
+ * does not end. */
+static size_t ebnf_bracket_len(const struct ebnf_parser *parser, size_t start)
 {
     bool quoted = false;
     int depth = 0;
     size_t at;
 
-    for (at = start; at < p->len; at++) {
-        int ch = peek_at(p, at);
+    for (at = start; at < parser->len; at++) {
+        int ch = ebnf_peek_at(parser, at);
 
         if (ch == '\\')
             at++;
@@ -129,517 +141,592 @@ static size_t bracket_len(const struct parser *p, size_t start)
     return 0;
 }
 
-/* Does a rule's definition begin here? Its name's place and length, and where its body begins. */
-static bool at_rule(struct parser *p, size_t *name, size_t *len, size_t *body)
+/* Does a rule's definition begin here? Then *name and *len are its name, and *body is where the
+ * definition of the name begins. */
+static bool ebnf_at_rule(struct ebnf_parser *parser, size_t *name, size_t *len, size_t *body)
 {
-    size_t at = p->at;
+    size_t at = parser->at;
 
-    if (p->lark && (peek_at(p, at) == '?' || peek_at(p, at) == '!'))
+    if (parser->lark && (ebnf_peek_at(parser, at) == '?' || ebnf_peek_at(parser, at) == '!'))
         at++;
     *name = at;
-    *len = name_len(p, at);
+    *len = ebnf_name_len(parser, at);
     if (*len == 0)
         return false;
     at += *len;
-    if (p->lark && peek_at(p, at) == '.') /* a priority: no meaning here */
-        for (at++; peek_at(p, at) >= '0' && peek_at(p, at) <= '9';)
+    if (parser->lark && ebnf_peek_at(parser, at) == '.') /* a priority, which has no effect */
+        for (at++; ebnf_peek_at(parser, at) >= '0' && ebnf_peek_at(parser, at) <= '9';)
             at++;
-    if (p->lark && peek_at(p, at) == '[')
-        at += bracket_len(p, at);
-    while (peek_at(p, at) == ' ' || peek_at(p, at) == '\t')
+    if (parser->lark && ebnf_peek_at(parser, at) == '[')
+        at += ebnf_bracket_len(parser, at);
+    while (ebnf_peek_at(parser, at) == ' ' || ebnf_peek_at(parser, at) == '\t')
         at++;
-    *body = at + (p->lark ? 1 : 3);
-    if (p->lark)
-        return peek_at(p, at) == ':';
-    return peek_at(p, at) == ':' && peek_at(p, at + 1) == ':' && peek_at(p, at + 2) == '=';
+    *body = at + (parser->lark ? 1 : 3);
+    if (parser->lark)
+        return ebnf_peek_at(parser, at) == ':';
+    return ebnf_peek_at(parser, at) == ':' && ebnf_peek_at(parser, at + 1) == ':' &&
+           ebnf_peek_at(parser, at + 2) == '=';
 }
 
-static uint32_t rule_of(struct parser *p, const char *name, size_t len)
+/* The number of a rule by its name; rules are numbered at their first mention. */
+static uint32_t ebnf_rule_of(struct ebnf_parser *parser, const char *name, size_t len)
 {
     uint32_t i;
 
-    for (i = 0; i < p->rules.n && compile_tick(p->c); i++)
-        if (p->rules.items[i].len == len && memcmp(p->rules.items[i].name, name, len) == 0)
+    for (i = 0; i < parser->rules.n && compile_tick(parser->c); i++)
+        if (parser->rules.items[i].len == len &&
+            memcmp(parser->rules.items[i].name, name, len) == 0)
             return i;
-    if (p->rules.n == RULES_MAX)
-        fail(p, ERR_LIMIT, "more than 2000 rules");
-    if (!LIST_ADD(p->c, &p->rules))
+    if (parser->rules.n == EBNF_RULES_MAX)
+        ebnf_fail(parser, ERR_LIMIT, "more than 2000 rules");
+    if (!LIST_ADD(parser->c, &parser->rules))
         return 0;
-    p->rules.items[p->rules.n - 1] = (struct rule){.name = name, .len = len, .at = p->at};
-    return p->rules.n - 1;
+    parser->rules.items[parser->rules.n - 1] =
+        (struct ebnf_rule){.name = name, .len = len, .at = parser->at};
+    return parser->rules.n - 1;
 }
 
 /* --- atoms -------------------------------------------------------------------------------- */
 
-static uint32_t take_code(struct parser *p, size_t digits)
+/* The code point of a hexadecimal escape. */
+static uint32_t ebnf_take_code(struct ebnf_parser *parser, size_t digits)
 {
-    int64_t value = hex_number(p->text + p->at, p->len - p->at, digits);
+    int64_t value = hex_number(parser->text + parser->at, parser->len - parser->at, digits);
 
     if (value < 0) {
-        fail(p, ERR_SYNTAX, "hexadecimal digits are missing");
+        ebnf_fail(parser, ERR_SYNTAX, "hexadecimal digits are missing");
         return 0;
     }
-    p->at += digits;
+    parser->at += digits;
     return (uint32_t)value;
 }
 
-/* One character of a text or class, escapes undone. */
-static uint32_t take_char(struct parser *p)
+/* One character of a text or class, with escapes decoded. */
+static uint32_t ebnf_take_char(struct ebnf_parser *parser)
 {
-    size_t n = utf8_sequence(p->text + p->at, p->len - p->at);
-    uint32_t ch = utf8_decode(p->text + p->at);
+    size_t n = utf8_sequence(parser->text + parser->at, parser->len - parser->at);
+    uint32_t ch = utf8_decode(parser->text + parser->at);
 
-    p->at += n;
+    parser->at += n;
     if (ch != '\\')
         return ch;
-    ch = p->at < p->len ? (unsigned char)p->text[p->at++] : 0;
+    if (parser->at < parser->len)
+        ch = (unsigned char)parser->text[parser->at++];
+    else
+        ch = 0;
     switch (ch) {
     case 'n': return '\n';
     case 't': return '\t';
     case 'r': return '\r';
     case 'b': return '\b';
     case 'f': return '\f';
-    case 'x': return take_code(p, 2);
-    case 'u': return take_code(p, 4);
-    case 'U': return take_code(p, 8);
+    case 'x': return ebnf_take_code(parser, 2);
+    case 'u': return ebnf_take_code(parser, 4);
+    case 'U': return ebnf_take_code(parser, 8);
     default: break;
     }
-    if (ch >= 0x80 || (is_name((int)ch) && ch != '-' && ch != '_'))
-        fail(p, ERR_UNSUPPORTED, "an escape of a letter or digit that means nothing");
+    if (ch >= 0x80 || (ebnf_is_name_char((int)ch) && ch != '-' && ch != '_'))
+        ebnf_fail(parser, ERR_UNSUPPORTED, "an unknown escape of a letter or digit");
     return ch;
 }
 
-static const struct regular *one_char(struct parser *p, uint32_t ch, bool any_case)
+/* A set of one character, or of both cases of a letter. */
+static const struct regular *ebnf_one_char(struct ebnf_parser *parser, uint32_t ch, bool any_case)
 {
     struct regular_range r[2] = {{ch, ch}, {ch ^ 0x20, ch ^ 0x20}};
     bool letter = (ch | 0x20) >= 'a' && (ch | 0x20) <= 'z';
 
     if (ch > 0x10ffff || (ch >= 0xd800 && ch < 0xe000))
-        return fail(p, ERR_SYNTAX, "an escape that is not a character");
-    return regular_set(p->c, r, any_case && letter ? 2 : 1, false);
+        return ebnf_fail(parser, ERR_SYNTAX, "an escape that is not a character");
+    return regular_set(parser->c, r, any_case && letter ? 2 : 1, false);
 }
 
-/* "text", the quote taken; with Lark's i behind it, and "a".."z". */
-static const struct regular *parse_text(struct parser *p)
+/* After an opening quote: "text", in Lark also "text"i and "a".."z". */
+static const struct regular *ebnf_parse_text(struct ebnf_parser *parser)
 {
     LIST(uint32_t) chars = {0};
-    const struct regular *r = NULL;
+    const struct regular *regular = NULL;
     bool any_case;
     uint32_t i;
 
-    while (p->at < p->len && peek_at(p, p->at) != '"' && LIST_ADD(p->c, &chars))
-        chars.items[chars.n - 1] = take_char(p);
-    if (!take(p, "\""))
-        return fail(p, ERR_SYNTAX, "a text without its closing quote");
-    if (p->lark && chars.n == 1 && take(p, "..")) {
+    while (parser->at < parser->len && ebnf_peek_at(parser, parser->at) != '"' &&
+           LIST_ADD(parser->c, &chars))
+        chars.items[chars.n - 1] = ebnf_take_char(parser);
+    if (!ebnf_take_text(parser, "\""))
+        return ebnf_fail(parser, ERR_SYNTAX, "a text without its closing quote");
+    if (parser->lark && chars.n == 1 && ebnf_take_text(parser, "..")) {
         struct regular_range range = {chars.items[0], 0};
 
-        if (!take(p, "\"") || p->at >= p->len)
-            return fail(p, ERR_SYNTAX, "a range without its end");
-        range.hi = take_char(p);
-        if (!take(p, "\"") || range.hi < range.lo)
-            return fail(p, ERR_SYNTAX, "a range of characters that is none");
-        return regular_set(p->c, &range, 1, false);
+        if (!ebnf_take_text(parser, "\"") || parser->at >= parser->len)
+            return ebnf_fail(parser, ERR_SYNTAX, "a range without its end");
+        range.hi = ebnf_take_char(parser);
+        if (!ebnf_take_text(parser, "\"") || range.hi < range.lo)
+            return ebnf_fail(parser, ERR_SYNTAX, "a range of characters that is none");
+        return regular_set(parser->c, &range, 1, false);
     }
-    any_case = p->lark && peek_at(p, p->at) == 'i' && !is_name(peek_at(p, p->at + 1));
-    p->at += any_case;
-    for (i = 0; i < chars.n && compile_tick(p->c); i++) {
-        const struct regular *one = one_char(p, chars.items[i], any_case);
+    any_case = parser->lark && ebnf_peek_at(parser, parser->at) == 'i' &&
+               !ebnf_is_name_char(ebnf_peek_at(parser, parser->at + 1));
+    parser->at += any_case;
+    for (i = 0; i < chars.n && compile_tick(parser->c); i++) {
+        const struct regular *one = ebnf_one_char(parser, chars.items[i], any_case);
 
-        r = r == NULL ? one : regular_node(p->c, REGULAR_CAT, r, one);
+        if (regular == NULL)
+            regular = one;
+        else
+            regular = regular_node(parser->c, REGULAR_CAT, regular, one);
     }
-    return r == NULL ? regular_node(p->c, REGULAR_EMPTY, NULL, NULL) : r;
+    if (regular == NULL)
+        return regular_node(parser->c, REGULAR_EMPTY, NULL, NULL);
+    return regular;
 }
 
-static const struct regular *parse_class(struct parser *p)
+/* After '[' in GBNF: a class. */
+static const struct regular *ebnf_parse_class(struct ebnf_parser *parser)
 {
     LIST(struct regular_range) ranges = {0};
-    bool negated = take(p, "^");
+    bool negated = ebnf_take_text(parser, "^");
 
-    while (p->at < p->len && peek_at(p, p->at) != ']' && LIST_ADD(p->c, &ranges)) {
+    while (parser->at < parser->len && ebnf_peek_at(parser, parser->at) != ']' &&
+           LIST_ADD(parser->c, &ranges)) {
         struct regular_range *r = &ranges.items[ranges.n - 1];
 
-        r->lo = r->hi = take_char(p);
-        if (peek_at(p, p->at) == '-' && peek_at(p, p->at + 1) != ']') {
-            p->at++;
-            r->hi = p->at < p->len ? take_char(p) : 0;
+        r->lo = r->hi = ebnf_take_char(parser);
+        if (ebnf_peek_at(parser, parser->at) == '-' &&
+            ebnf_peek_at(parser, parser->at + 1) != ']') {
+            parser->at++;
+            if (parser->at < parser->len)
+                r->hi = ebnf_take_char(parser);
+            else
+                r->hi = 0;
         }
         if (r->hi < r->lo || r->hi > 0x10ffff)
-            return fail(p, ERR_SYNTAX, "a range of characters that is none");
+            return ebnf_fail(parser, ERR_SYNTAX, "a range of characters that is none");
     }
-    if (!take(p, "]"))
-        return fail(p, ERR_SYNTAX, "a '[' without ']'");
-    return regular_set(p->c, ranges.items, ranges.n, negated);
+    if (!ebnf_take_text(parser, "]"))
+        return ebnf_fail(parser, ERR_SYNTAX, "a '[' without ']'");
+    return regular_set(parser->c, ranges.items, ranges.n, negated);
 }
 
-/* /regex/, the first slash taken. Only flags that change nothing here. */
-static const struct regular *parse_regex(struct parser *p)
+/* After '/' in Lark: a regular expression, up to a '/' outside of a class. */
+static const struct regular *ebnf_parse_regex(struct ebnf_parser *parser)
 {
-    size_t start = p->at;
+    size_t start = parser->at;
     size_t n;
     bool in_class = false;
 
-    for (; p->at < p->len && (in_class || p->text[p->at] != '/') && p->text[p->at] != '\n';
-         p->at++) {
-        if (p->text[p->at] == '\\')
-            p->at++;
-        else if (p->text[p->at] == '[' || p->text[p->at] == ']')
-            in_class = p->text[p->at] == '[';
+    for (; parser->at < parser->len && (in_class || parser->text[parser->at] != '/') &&
+           parser->text[parser->at] != '\n';
+         parser->at++) {
+        if (parser->text[parser->at] == '\\')
+            parser->at++;
+        else if (parser->text[parser->at] == '[' || parser->text[parser->at] == ']')
+            in_class = parser->text[parser->at] == '[';
     }
-    n = p->at - start;
-    if (p->at >= p->len || !take(p, "/"))
-        return fail(p, ERR_SYNTAX, "a pattern without its closing '/'");
-    if (is_name(peek_at(p, p->at)) && peek_at(p, p->at) != '-')
-        return fail(p, ERR_UNSUPPORTED, "flags of a pattern");
-    return regex_tree(p->c, p->text + start, n);
+    n = parser->at - start;
+    if (parser->at >= parser->len || !ebnf_take_text(parser, "/"))
+        return ebnf_fail(parser, ERR_SYNTAX, "a pattern without its closing '/'");
+    if (ebnf_is_name_char(ebnf_peek_at(parser, parser->at)) &&
+        ebnf_peek_at(parser, parser->at) != '-')
+        return ebnf_fail(parser, ERR_UNSUPPORTED, "flags of a pattern");
+    return regex_tree(parser->c, parser->text + start, n);
 }
 
-static const struct regular *parse_group(struct parser *p, const char *close)
+/* After an opening bracket: alternatives up to `close`. */
+static const struct regular *ebnf_parse_group(struct ebnf_parser *parser, const char *close)
 {
-    const struct regular *r;
+    const struct regular *regular;
 
-    if (++p->depth > REGULAR_DEPTH_MAX)
-        return fail(p, ERR_LIMIT, "groups are nested too deeply");
-    r = parse_either(p);
-    p->depth--;
-    skip(p);
-    if (compile_ok(p->c) && !take(p, close))
-        return fail(p, ERR_SYNTAX, "a group without its end");
-    return r;
+    if (++parser->depth > REGULAR_DEPTH_MAX)
+        return ebnf_fail(parser, ERR_LIMIT, "groups are nested too deeply");
+    regular = ebnf_parse_either(parser);
+    parser->depth--;
+    ebnf_skip_space(parser);
+    if (compile_ok(parser->c) && !ebnf_take_text(parser, close))
+        return ebnf_fail(parser, ERR_SYNTAX, "a group without its end");
+    return regular;
 }
 
-static const struct regular *parse_call(struct parser *p)
+/* A rule that is called by its name. */
+static const struct regular *ebnf_parse_call(struct ebnf_parser *parser)
 {
-    size_t n = name_len(p, p->at);
-    struct regular *r;
+    size_t n = ebnf_name_len(parser, parser->at);
+    struct regular *regular;
 
     if (n == 0)
-        return fail(p, ERR_SYNTAX, "something that is no part of a rule");
-    r = compile_alloc(p->c, sizeof *r);
-    if (r == NULL)
+        return ebnf_fail(parser, ERR_SYNTAX, "a text, group, class or rule name is expected");
+    regular = compile_alloc(parser->c, sizeof *regular);
+    if (regular == NULL)
         return NULL;
-    r->kind = REGULAR_CALL;
-    r->min = rule_of(p, p->text + p->at, n);
-    p->at += n;
-    if (p->lark && peek_at(p, p->at) == '{' && is_name(peek_at(p, p->at + 1)) &&
-        !is_digit(peek_at(p, p->at + 1)))
-        return fail(p, ERR_UNSUPPORTED, "templates");
-    return r;
+    regular->kind = REGULAR_CALL;
+    regular->min = ebnf_rule_of(parser, parser->text + parser->at, n);
+    parser->at += n;
+    if (parser->lark && ebnf_peek_at(parser, parser->at) == '{' &&
+        ebnf_is_name_char(ebnf_peek_at(parser, parser->at + 1)) &&
+        !ebnf_is_digit(ebnf_peek_at(parser, parser->at + 1)))
+        return ebnf_fail(parser, ERR_UNSUPPORTED, "templates");
+    return regular;
 }
 
-static const struct regular *parse_atom(struct parser *p)
+/* One element without a repeat. */
+static const struct regular *ebnf_parse_atom(struct ebnf_parser *parser)
 {
     static const struct regular_range line = {'\n', '\n'};
 
-    if (take(p, "\""))
-        return parse_text(p);
-    if (take(p, "("))
-        return parse_group(p, ")");
-    if (p->lark && take(p, "["))
-        return regular_repeat(p->c, parse_group(p, "]"), 0, 1);
-    if (!p->lark && take(p, "["))
-        return parse_class(p);
-    if (p->lark && take(p, "/"))
-        return parse_regex(p);
-    if (!p->lark && take(p, "."))
-        return regular_set(p->c, &line, 1, true);
-    return parse_call(p);
+    if (ebnf_take_text(parser, "\""))
+        return ebnf_parse_text(parser);
+    if (ebnf_take_text(parser, "("))
+        return ebnf_parse_group(parser, ")");
+    if (parser->lark && ebnf_take_text(parser, "["))
+        return regular_repeat(parser->c, ebnf_parse_group(parser, "]"), 0, 1);
+    if (!parser->lark && ebnf_take_text(parser, "["))
+        return ebnf_parse_class(parser);
+    if (parser->lark && ebnf_take_text(parser, "/"))
+        return ebnf_parse_regex(parser);
+    if (!parser->lark && ebnf_take_text(parser, "."))
+        return regular_set(parser->c, &line, 1, true);
+    return ebnf_parse_call(parser);
 }
 
 /* --- sequences ---------------------------------------------------------------------------- */
 
-static uint32_t take_number(struct parser *p)
+static uint32_t ebnf_take_number(struct ebnf_parser *parser)
 {
-    size_t start = p->at;
+    size_t start = parser->at;
     uint32_t n = 0;
 
-    for (; peek_at(p, p->at) >= '0' && peek_at(p, p->at) <= '9'; p->at++)
-        n = n > 100000 ? n : n * 10 + (uint32_t)(p->text[p->at] - '0');
-    if (p->at == start || n > 100000)
-        fail(p, ERR_SYNTAX, "a repeat without a number up to 100000");
+    for (; ebnf_peek_at(parser, parser->at) >= '0' && ebnf_peek_at(parser, parser->at) <= '9';
+         parser->at++)
+        n = n > 100000 ? n : n * 10 + (uint32_t)(parser->text[parser->at] - '0');
+    if (parser->at == start || n > 100000)
+        ebnf_fail(parser, ERR_SYNTAX, "a repeat without a number up to 100000");
     return n;
 }
 
-static const struct regular *repeat(struct parser *p, const struct regular *r, uint32_t min,
-                                    uint32_t max)
+/* Repeat an element; checks the bounds. */
+static const struct regular *ebnf_build_repeated(struct ebnf_parser *parser,
+                                                 const struct regular *regular, uint32_t min,
+                                                 uint32_t max)
 {
     if (max < min)
-        return fail(p, ERR_SYNTAX, "a repeat whose end is before its begin");
-    return regular_repeat(p->c, r, min, max);
+        return ebnf_fail(parser, ERR_SYNTAX, "a repeat whose end is before its begin");
+    return regular_repeat(parser->c, regular, min, max);
 }
 
-/* {n}, {n,}, {n,m} or {,m}; the brace was taken. */
-static const struct regular *parse_counts(struct parser *p, const struct regular *r)
+/* After '{': {n}, {n,}, {n,m} or {,m}. */
+static const struct regular *ebnf_parse_counts(struct ebnf_parser *parser,
+                                               const struct regular *regular)
 {
     uint32_t min = 0;
     uint32_t max;
 
-    skip(p);
-    if (peek_at(p, p->at) != ',')
-        min = take_number(p);
+    ebnf_skip_space(parser);
+    if (ebnf_peek_at(parser, parser->at) != ',')
+        min = ebnf_take_number(parser);
     max = min;
-    skip(p);
-    if (take(p, ",")) {
-        skip(p);
-        max = peek_at(p, p->at) == '}' ? NONE : take_number(p);
-        skip(p);
+    ebnf_skip_space(parser);
+    if (ebnf_take_text(parser, ",")) {
+        ebnf_skip_space(parser);
+        if (ebnf_peek_at(parser, parser->at) == '}')
+            max = NONE;
+        else
+            max = ebnf_take_number(parser);
+        ebnf_skip_space(parser);
     }
-    if (!take(p, "}"))
-        return fail(p, ERR_SYNTAX, "a '{' without '}'");
-    return repeat(p, r, min, max);
+    if (!ebnf_take_text(parser, "}"))
+        return ebnf_fail(parser, ERR_SYNTAX, "a '{' without '}'");
+    return ebnf_build_repeated(parser, regular, min, max);
 }
 
-/* ~n or ~n..m; the sign was taken. */
-static const struct regular *parse_tilde(struct parser *p, const struct regular *r)
+/* After '~' in Lark: ~n or ~n..m. */
+static const struct regular *ebnf_parse_tilde(struct ebnf_parser *parser,
+                                              const struct regular *regular)
 {
     uint32_t min, max;
 
-    skip(p);
-    min = max = take_number(p);
-    skip(p);
-    if (take(p, ".."))
-        max = take_number(p);
-    return repeat(p, r, min, max);
+    ebnf_skip_space(parser);
+    min = max = ebnf_take_number(parser);
+    ebnf_skip_space(parser);
+    if (ebnf_take_text(parser, ".."))
+        max = ebnf_take_number(parser);
+    return ebnf_build_repeated(parser, regular, min, max);
 }
 
-static const struct regular *parse_repeated(struct parser *p)
+/* An element and the repeats after it. The bound on their number is for inputs such as a*****. */
+static const struct regular *ebnf_parse_repeated(struct ebnf_parser *parser)
 {
-    const struct regular *r = parse_atom(p);
+    const struct regular *regular = ebnf_parse_atom(parser);
     int times;
 
-    for (times = 0; compile_ok(p->c) && times < 8; times++) {
-        if (!p->lark) /* Lark's [x] would be taken for a repeat's */
-            while (peek_at(p, p->at) == ' ' || peek_at(p, p->at) == '\t')
-                p->at++;
-        if (take(p, "*"))
-            r = regular_repeat(p->c, r, 0, NONE);
-        else if (take(p, "+"))
-            r = regular_repeat(p->c, r, 1, NONE);
-        else if (take(p, "?"))
-            r = regular_repeat(p->c, r, 0, 1);
-        else if (take(p, "{"))
-            r = parse_counts(p, r);
-        else if (p->lark && take(p, "~"))
-            r = parse_tilde(p, r);
+    for (times = 0; compile_ok(parser->c) && times < 8; times++) {
+        if (!parser->lark) /* in Lark, "a [b]" is a sequence, not an attribute */
+            while (ebnf_peek_at(parser, parser->at) == ' ' ||
+                   ebnf_peek_at(parser, parser->at) == '\t')
+                parser->at++;
+        if (ebnf_take_text(parser, "*"))
+            regular = regular_repeat(parser->c, regular, 0, NONE);
+        else if (ebnf_take_text(parser, "+"))
+            regular = regular_repeat(parser->c, regular, 1, NONE);
+        else if (ebnf_take_text(parser, "?"))
+            regular = regular_repeat(parser->c, regular, 0, 1);
+        else if (ebnf_take_text(parser, "{"))
+            regular = ebnf_parse_counts(parser, regular);
+        else if (parser->lark && ebnf_take_text(parser, "~"))
+            regular = ebnf_parse_tilde(parser, regular);
         else
             break;
     }
-    return r;
+    return regular;
 }
 
-static bool sequence_ends(struct parser *p)
+/* Does a sequence end here? It does before the definition of the next rule, which has no
+ * separator. */
+static bool ebnf_sequence_ends(struct ebnf_parser *parser)
 {
     size_t name, len, body;
     int ch;
 
-    skip(p);
-    ch = peek_at(p, p->at);
-    if (p->lark && take(p, "->")) { /* a name for the tree's branch */
-        skip(p);
-        p->at += name_len(p, p->at);
-        return sequence_ends(p);
+    ebnf_skip_space(parser);
+    ch = ebnf_peek_at(parser, parser->at);
+    if (parser->lark && ebnf_take_text(parser, "->")) { /* the name of an alternative: skipped */
+        ebnf_skip_space(parser);
+        parser->at += ebnf_name_len(parser, parser->at);
+        return ebnf_sequence_ends(parser);
     }
-    return ch < 0 || ch == '|' || ch == ')' || (p->lark && (ch == ']' || ch == '%')) ||
-           at_rule(p, &name, &len, &body);
+    return ch < 0 || ch == '|' || ch == ')' || (parser->lark && (ch == ']' || ch == '%')) ||
+           ebnf_at_rule(parser, &name, &len, &body);
 }
 
-static const struct regular *parse_sequence(struct parser *p)
+/* Elements one after another. */
+static const struct regular *ebnf_parse_sequence(struct ebnf_parser *parser)
 {
-    const struct regular *r = NULL;
+    const struct regular *regular = NULL;
 
-    while (!sequence_ends(p) && compile_tick(p->c)) {
-        const struct regular *next = parse_repeated(p);
+    while (!ebnf_sequence_ends(parser) && compile_tick(parser->c)) {
+        const struct regular *next = ebnf_parse_repeated(parser);
 
-        r = r == NULL ? next : regular_node(p->c, REGULAR_CAT, r, next);
+        if (regular == NULL)
+            regular = next;
+        else
+            regular = regular_node(parser->c, REGULAR_CAT, regular, next);
     }
-    return r == NULL ? regular_node(p->c, REGULAR_EMPTY, NULL, NULL) : r;
+    if (regular == NULL)
+        return regular_node(parser->c, REGULAR_EMPTY, NULL, NULL);
+    return regular;
 }
 
-static const struct regular *parse_either(struct parser *p)
+/* Alternatives. */
+static const struct regular *ebnf_parse_either(struct ebnf_parser *parser)
 {
-    const struct regular *r = parse_sequence(p);
+    const struct regular *regular = ebnf_parse_sequence(parser);
 
-    while (compile_ok(p->c) && take(p, "|"))
-        r = regular_node(p->c, REGULAR_ALT, r, parse_sequence(p));
-    return r;
+    while (compile_ok(parser->c) && ebnf_take_text(parser, "|"))
+        regular = regular_node(parser->c, REGULAR_ALT, regular, ebnf_parse_sequence(parser));
+    return regular;
 }
 
 /* --- rules -------------------------------------------------------------------------------- */
 
-/* The value of an attribute: a number, a name or a text. */
-static bool take_value(struct parser *p)
+/* Consume the value of an attribute: a number, a name or a string. */
+static bool ebnf_take_value(struct ebnf_parser *parser)
 {
-    size_t start = p->at;
+    size_t start = parser->at;
 
-    if (take(p, "\"")) {
-        while (p->at < p->len && peek_at(p, p->at) != '"')
-            p->at += peek_at(p, p->at) == '\\' ? 2 : 1;
-        return take(p, "\"");
+    if (ebnf_take_text(parser, "\"")) {
+        while (parser->at < parser->len && ebnf_peek_at(parser, parser->at) != '"') {
+            if (ebnf_peek_at(parser, parser->at) == '\\')
+                parser->at += 2;
+            else
+                parser->at += 1;
+        }
+        return ebnf_take_text(parser, "\"");
     }
-    while (is_name(peek_at(p, p->at)) || peek_at(p, p->at) == '.')
-        p->at++;
-    return p->at > start;
+    while (ebnf_is_name_char(ebnf_peek_at(parser, parser->at)) ||
+           ebnf_peek_at(parser, parser->at) == '.')
+        parser->at++;
+    return parser->at > start;
 }
 
-/* [name, name=value, ...] behind a rule's name; the bracket was taken. */
-static void parse_attributes(struct parser *p)
+/* After '[' of a rule's name: [name, name=value, ...]. */
+static void ebnf_parse_attributes(struct ebnf_parser *parser)
 {
     static const char *const passed[] = {"capture", "max_tokens", "temperature"};
 
     do {
         size_t i, n;
 
-        skip(p);
-        n = name_len(p, p->at);
+        ebnf_skip_space(parser);
+        n = ebnf_name_len(parser, parser->at);
         for (i = 0; i < 3; i++)
-            if (strlen(passed[i]) == n && memcmp(p->text + p->at, passed[i], n) == 0)
+            if (strlen(passed[i]) == n && memcmp(parser->text + parser->at, passed[i], n) == 0)
                 break;
         if (i == 3) {
-            fail(p, ERR_UNSUPPORTED, "attributes of a rule but capture, max_tokens, temperature");
+            ebnf_fail(parser, ERR_UNSUPPORTED,
+                      "rule attributes other than capture, max_tokens and temperature");
             return;
         }
-        p->at += n;
-        skip(p);
-        if (take(p, "=")) {
-            skip(p);
-            if (!take_value(p))
-                fail(p, ERR_SYNTAX, "an attribute without its value");
+        parser->at += n;
+        ebnf_skip_space(parser);
+        if (ebnf_take_text(parser, "=")) {
+            ebnf_skip_space(parser);
+            if (!ebnf_take_value(parser))
+                ebnf_fail(parser, ERR_SYNTAX, "an attribute without its value");
         }
-        skip(p);
-    } while (take(p, ",") && compile_tick(p->c));
-    if (compile_ok(p->c) && !take(p, "]"))
-        fail(p, ERR_SYNTAX, "attributes without their ']'");
+        ebnf_skip_space(parser);
+    } while (ebnf_take_text(parser, ",") && compile_tick(parser->c));
+    if (compile_ok(parser->c) && !ebnf_take_text(parser, "]"))
+        ebnf_fail(parser, ERR_SYNTAX, "attributes without their ']'");
 }
 
-/* A JSON object: its length, and it is taken. 0, and an error, when it does not end. */
-static size_t take_object(struct parser *p)
+/* Consume a JSON object and return its length; 0, after an error, when it does not end. */
+static size_t ebnf_take_object(struct ebnf_parser *parser)
 {
     size_t n;
 
-    skip(p);
-    n = peek_at(p, p->at) == '{' ? bracket_len(p, p->at) : 0;
+    ebnf_skip_space(parser);
+    if (ebnf_peek_at(parser, parser->at) == '{')
+        n = ebnf_bracket_len(parser, parser->at);
+    else
+        n = 0;
     if (n == 0)
-        fail(p, ERR_SYNTAX, "a JSON object is missing, or does not end");
-    p->at += n;
+        ebnf_fail(parser, ERR_SYNTAX, "a JSON object is missing, or does not end");
+    parser->at += n;
     return n;
 }
 
-/* What stands behind a rule's colon. */
-static struct rule parse_rule(struct parser *p)
+/* The definition of a rule, after its colon. */
+static struct ebnf_rule ebnf_parse_rule(struct ebnf_parser *parser)
 {
-    struct rule r = {0};
+    struct ebnf_rule rule = {0};
 
-    skip(p);
-    (void)(p->lark && take(p, "|"));
-    if (p->lark && take(p, "%json")) {
-        r.schema_len = take_object(p);
-        r.schema = p->text + p->at - r.schema_len;
+    ebnf_skip_space(parser);
+    (void)(parser->lark && ebnf_take_text(parser, "|"));
+    if (parser->lark && ebnf_take_text(parser, "%json")) {
+        rule.schema_len = ebnf_take_object(parser);
+        rule.schema = parser->text + parser->at - rule.schema_len;
     } else {
-        r.tree = parse_either(p);
+        rule.tree = ebnf_parse_either(parser);
     }
-    return r;
+    return rule;
 }
 
-static void parse_definition(struct parser *p)
+/* A rule: name, attributes, definition. */
+static void ebnf_parse_definition(struct ebnf_parser *parser)
 {
     size_t name, len, body;
     uint32_t number;
-    struct rule r, *own;
+    struct ebnf_rule rule, *own;
 
-    if (!at_rule(p, &name, &len, &body)) {
-        fail(p, ERR_SYNTAX, "a rule's name and its definition are missing");
+    if (!ebnf_at_rule(parser, &name, &len, &body)) {
+        ebnf_fail(parser, ERR_SYNTAX, "a rule's name and its definition are missing");
         return;
     }
-    number = rule_of(p, p->text + name, len);
-    p->at = name + len;
-    if (p->lark && take(p, "["))
-        parse_attributes(p);
-    if (!compile_ok(p->c))
+    number = ebnf_rule_of(parser, parser->text + name, len);
+    parser->at = name + len;
+    if (parser->lark && ebnf_take_text(parser, "["))
+        ebnf_parse_attributes(parser);
+    if (!compile_ok(parser->c))
         return;
-    p->at = body;
-    r = parse_rule(p);
-    if (!compile_ok(p->c))
+    parser->at = body;
+    rule = ebnf_parse_rule(parser);
+    if (!compile_ok(parser->c))
         return;
-    own = &p->rules.items[number];
+    own = &parser->rules.items[number];
     if (own->tree != NULL || own->schema != NULL) {
-        fail(p, ERR_SYNTAX, "a rule is defined twice");
+        ebnf_fail(parser, ERR_SYNTAX, "a rule is defined twice");
         return;
     }
-    own->tree = r.tree;
-    own->schema = r.schema;
-    own->schema_len = r.schema_len;
+    own->tree = rule.tree;
+    own->schema = rule.schema;
+    own->schema_len = rule.schema_len;
 }
 
-static void parse_rules(struct parser *p)
+/* All rules of a grammar. */
+static void ebnf_parse_rules(struct ebnf_parser *parser)
 {
-    skip(p);
-    if (p->lark && take(p, "%llguidance"))
-        (void)take_object(p);
-    for (skip(p); p->at < p->len && compile_tick(p->c); skip(p)) {
-        if (p->lark && peek_at(p, p->at) == '%')
-            fail(p, ERR_UNSUPPORTED, "directives (%ignore, %import, %regex, ...)");
+    ebnf_skip_space(parser);
+    if (parser->lark && ebnf_take_text(parser, "%llguidance"))
+        (void)ebnf_take_object(parser);
+    for (ebnf_skip_space(parser); parser->at < parser->len && compile_tick(parser->c);
+         ebnf_skip_space(parser)) {
+        if (parser->lark && ebnf_peek_at(parser, parser->at) == '%')
+            ebnf_fail(parser, ERR_UNSUPPORTED, "directives (%ignore, %import, %regex, ...)");
         else
-            parse_definition(p);
+            ebnf_parse_definition(parser);
     }
 }
 
 /* --- left recursion ----------------------------------------------------------------------- */
 
-/* What follows when a sequence begins with a call of the rule; NULL when it does not. */
-static const struct regular *behind_itself(struct compile *c, const struct regular *r,
-                                           uint32_t rule)
+/* The rest of a sequence that begins with a call of `rule`; NULL when it does not. */
+static const struct regular *ebnf_follow_itself(struct compile *compile,
+                                                const struct regular *regular, uint32_t rule)
 {
     const struct regular *rest = NULL;
 
-    for (; r != NULL && r->kind == REGULAR_CAT; r = r->left)
-        rest = rest == NULL ? r->right : regular_node(c, REGULAR_CAT, r->right, rest);
-    if (r == NULL || r->kind != REGULAR_CALL || r->min != rule)
+    for (; regular != NULL && regular->kind == REGULAR_CAT; regular = regular->left) {
+        if (rest == NULL)
+            rest = regular->right;
+        else
+            rest = regular_node(compile, REGULAR_CAT, regular->right, rest);
+    }
+    if (regular == NULL || regular->kind != REGULAR_CALL || regular->min != rule)
         return NULL;
-    return rest == NULL ? regular_node(c, REGULAR_EMPTY, NULL, NULL) : rest;
+    if (rest == NULL)
+        return regular_node(compile, REGULAR_EMPTY, NULL, NULL);
+    return rest;
 }
 
-static const struct regular *either(struct compile *c, const struct regular *a,
-                                    const struct regular *b)
+static const struct regular *ebnf_build_either(struct compile *compile, const struct regular *a,
+                                               const struct regular *b)
 {
-    return a == NULL ? b : regular_node(c, REGULAR_ALT, a, b);
+    if (a == NULL)
+        return b;
+    return regular_node(compile, REGULAR_ALT, a, b);
 }
 
-/* a: a x | y  becomes  a: y x*. */
-static const struct regular *without_itself(struct compile *c, const struct regular *tree,
-                                            uint32_t rule)
+/* Replace direct left recursion by a repeat: a: a x | y becomes a: y x*. */
+static const struct regular *ebnf_remove_itself(struct compile *compile, const struct regular *tree,
+                                                uint32_t rule)
 {
     const struct regular *others = NULL;
     const struct regular *tails = NULL;
     const struct regular *at = tree;
 
-    while (at != NULL && compile_tick(c)) { /* alternatives lean to the left */
+    while (at != NULL && compile_tick(compile)) { /* alternatives lean to the left */
         const struct regular *one = at->kind == REGULAR_ALT ? at->right : at;
-        const struct regular *rest = behind_itself(c, one, rule);
+        const struct regular *rest = ebnf_follow_itself(compile, one, rule);
 
         if (rest != NULL)
-            tails = either(c, tails, rest);
+            tails = ebnf_build_either(compile, tails, rest);
         else
-            others = either(c, others, one);
-        at = at->kind == REGULAR_ALT ? at->left : NULL;
+            others = ebnf_build_either(compile, others, one);
+        if (at->kind == REGULAR_ALT)
+            at = at->left;
+        else
+            at = NULL;
     }
     if (tails == NULL)
         return tree;
     if (others == NULL)
-        return regular_node(c, REGULAR_NEVER, NULL, NULL);
-    return regular_node(c, REGULAR_CAT, others, regular_repeat(c, tails, 0, NONE));
+        return regular_node(compile, REGULAR_NEVER, NULL, NULL);
+    return regular_node(compile, REGULAR_CAT, others, regular_repeat(compile, tails, 0, NONE));
 }
 
-static void build_rule(struct build *b, const struct rule *r, uint32_t number,
-                       const uint32_t *start)
+/* Build the states of one rule, from start[number]. */
+static void ebnf_build_rule(struct build *build, const struct ebnf_rule *rule, uint32_t number,
+                            const uint32_t *start)
 {
-    if (r->schema != NULL)
-        build_jump(b, start[number], schema_build(b, r->schema, r->schema_len, GRAMMAR_COMPACT));
+    if (rule->schema != NULL)
+        build_jump(build, start[number],
+                   schema_build(build, rule->schema, rule->schema_len, GRAMMAR_COMPACT));
     else
-        regular_build(b, without_itself(b->c, r->tree, number), start[number], start);
+        regular_build(build, ebnf_remove_itself(build->c, rule->tree, number), start[number],
+                      start);
 }
 
-/* Lark by its first line, even if a pattern or schema in it has "::=". */
-static bool is_guidance(const char *text, size_t len)
+/* Is it llguidance's Lark? Its first line decides, because a pattern or schema may contain
+ * "::=". */
+static bool ebnf_is_guidance(const char *text, size_t len)
 {
     static const char head[] = "%llguidance";
     size_t at = 0;
@@ -649,35 +736,38 @@ static bool is_guidance(const char *text, size_t len)
     return len - at > sizeof head && memcmp(text + at, head, sizeof head - 1) == 0;
 }
 
-uint32_t ebnf_build(struct build *b, const char *text, size_t len)
+uint32_t ebnf_build(struct build *build, const char *text, size_t len)
 {
-    struct parser p = {.c = b->c, .text = text, .len = len};
+    struct ebnf_parser parser = {.c = build->c, .text = text, .len = len};
     uint32_t *start;
     uint32_t root, i;
 
-    p.lark = is_guidance(text, len) || memmem(text, len, "::=", 3) == NULL;
+    must(text != NULL || len == 0);
+    parser.lark = ebnf_is_guidance(text, len) || memmem(text, len, "::=", 3) == NULL;
     if (!utf8_is_valid(text, len))
-        fail(&p, ERR_SYNTAX, "not valid UTF-8");
-    if (compile_ok(p.c))
-        parse_rules(&p);
-    if (!compile_ok(p.c))
+        ebnf_fail(&parser, ERR_SYNTAX, "not valid UTF-8");
+    if (compile_ok(parser.c))
+        ebnf_parse_rules(&parser);
+    if (!compile_ok(parser.c))
         return 0;
-    root = rule_of(&p, p.lark ? "start" : "root", p.lark ? 5 : 4);
-    for (i = 0; i < p.rules.n; i++) {
-        if (p.rules.items[i].tree != NULL || p.rules.items[i].schema != NULL)
+    root = ebnf_rule_of(&parser, parser.lark ? "start" : "root", parser.lark ? 5 : 4);
+    for (i = 0; i < parser.rules.n; i++) {
+        if (parser.rules.items[i].tree != NULL || parser.rules.items[i].schema != NULL)
             continue;
-        compile_fail(p.c, ERR_INVALID, "grammar: rule \"%.*s\" is not defined",
-                     (int)(p.rules.items[i].len > 60 ? 60 : p.rules.items[i].len),
-                     p.rules.items[i].name);
+        compile_fail(parser.c, ERR_INVALID, "grammar: rule \"%.*s\" is not defined",
+                     (int)(parser.rules.items[i].len > 60 ? 60 : parser.rules.items[i].len),
+                     parser.rules.items[i].name);
         return 0;
     }
-    start = compile_alloc(p.c, (size_t)p.rules.n * sizeof *start);
-    for (i = 0; i < p.rules.n && compile_ok(p.c); i++)
-        start[i] = build_state(b);
-    for (i = 0; i < p.rules.n && compile_ok(p.c); i++)
-        build_rule(b, &p.rules.items[i], i, start);
-    if (compile_ok(p.c) && build_left_recursion(b) != NONE)
-        compile_fail(p.c, ERR_UNSUPPORTED,
+    start = compile_alloc(parser.c, (size_t)parser.rules.n * sizeof *start);
+    for (i = 0; i < parser.rules.n && compile_ok(parser.c); i++)
+        start[i] = build_state(build);
+    for (i = 0; i < parser.rules.n && compile_ok(parser.c); i++)
+        ebnf_build_rule(build, &parser.rules.items[i], i, start);
+    if (compile_ok(parser.c) && build_left_recursion(build) != NONE)
+        compile_fail(parser.c, ERR_UNSUPPORTED,
                      "grammar: a rule begins with itself by way of another one (left recursion)");
-    return compile_ok(p.c) ? start[root] : 0;
+    if (compile_ok(parser.c))
+        return start[root];
+    return 0;
 }

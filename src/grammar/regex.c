@@ -1,23 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Patterns: a parser of one pass over code points. Groups recurse, at most REGULAR_DEPTH_MAX. */
+ * Patterns: a recursive parser over code points that makes a tree (regular.h), and the languages of
+ * a pattern, in which lookaheads at the beginning are intersections. Groups recurse, at most
+ * REGULAR_DEPTH_MAX deep. */
 #include <string.h>
 
 #include "base/hex.h"
+#include "base/must.h"
 #include "base/utf8.h"
 #include "grammar/regular.h"
 
 #define LOOKS_MAX  8      /* lookaheads at the beginning */
-#define REPEAT_MAX 100000 /* {n,m}; larger ones could not be built anyway */
-#define RANGES_MAX 512    /* of one class */
+#define REPEAT_MAX 100000 /* in {n,m}; larger ones would exceed the bound on states anyway */
+#define RANGES_MAX 512    /* per class */
 #define CODE_MAX   0x10ffff
 
-struct parser {
+/* At a failure the position moves to the end, so that all loops stop. */
+struct regex_parser {
     struct compile *c;
     const char *text;
     size_t len, at;
     int depth;
-    bool dot_all; /* inside of (?s:...) '.' is a line's end, too */
+    bool dot_all; /* inside of (?s:...), where '.' matches line ends, too */
 };
 
 struct class
@@ -27,51 +31,57 @@ struct class
     bool negated;
 };
 
-static const struct regular *parse_either(struct parser *p);
+static const struct regular *regex_parse_either(struct regex_parser *parser);
 
-static void *fail(struct parser *p, int rc, const char *what)
+/* Report an error with its offset. */
+static void *regex_fail(struct regex_parser *parser, int rc, const char *what)
 {
-    compile_fail(p->c, rc, "pattern, at byte %zu: %s", p->at, what);
-    p->at = p->len;
+    compile_fail(parser->c, rc, "pattern, at byte %zu: %s", parser->at, what);
+    parser->at = parser->len;
     return NULL;
 }
 
-static int peek(const struct parser *p)
+static int regex_peek_char(const struct regex_parser *parser)
 {
-    return p->at < p->len ? (unsigned char)p->text[p->at] : -1;
+    if (parser->at < parser->len)
+        return (unsigned char)parser->text[parser->at];
+    return -1;
 }
 
-static bool take(struct parser *p, const char *text)
+/* Consume a literal text, if it comes next. */
+static bool regex_take_char(struct regex_parser *parser, const char *text)
 {
     size_t n = strlen(text);
 
-    if (p->at > p->len || p->len - p->at < n || memcmp(p->text + p->at, text, n) != 0)
+    if (parser->at > parser->len || parser->len - parser->at < n ||
+        memcmp(parser->text + parser->at, text, n) != 0)
         return false;
-    p->at += n;
+    parser->at += n;
     return true;
 }
 
-/* The next character; the text was checked to be UTF-8. */
-static uint32_t take_char(struct parser *p)
+/* The next character; the text is known to be valid UTF-8. */
+static uint32_t regex_take_literal(struct regex_parser *parser)
 {
-    uint32_t code = utf8_decode(p->text + p->at);
+    uint32_t code = utf8_decode(parser->text + parser->at);
 
-    p->at += utf8_sequence(p->text + p->at, p->len - p->at);
+    parser->at += utf8_sequence(parser->text + parser->at, parser->len - parser->at);
     return code;
 }
 
 /* --- classes and escapes ------------------------------------------------------------------ */
 
-static void class_add(struct parser *p, struct class *k, uint32_t lo, uint32_t hi)
+static void regex_class_add(struct regex_parser *parser, struct class *class, uint32_t lo,
+                            uint32_t hi)
 {
-    if (k->n == RANGES_MAX)
-        fail(p, ERR_LIMIT, "a class of too many ranges");
+    if (class->n == RANGES_MAX)
+        regex_fail(parser, ERR_LIMIT, "a class of too many ranges");
     else
-        k->ranges[k->n++] = (struct regular_range){lo, hi};
+        class->ranges[class->n++] = (struct regular_range){lo, hi};
 }
 
-/* \d \w \s and their complements. False when it is none of these. */
-static bool class_letter(struct parser *p, struct class *k, int letter)
+/* Add the members of \d \w \s or of a complement. False when the letter is none of these. */
+static bool regex_class_letter(struct regex_parser *parser, struct class *class, int letter)
 {
     static const struct regular_range digit[] = {{'0', '9'}, {0, 0}};
     static const struct regular_range word[] = {
@@ -87,222 +97,234 @@ static bool class_letter(struct parser *p, struct class *k, int letter)
                                                  {0x3000, 0x3000},
                                                  {0xfeff, 0xfeff},
                                                  {0, 0}};
-    const struct regular_range *r;
+    const struct regular_range *range;
     uint32_t next = 0;
 
     switch (letter | 0x20) {
-    case 'd': r = digit; break;
-    case 'w': r = word; break;
-    case 's': r = space; break;
+    case 'd': range = digit; break;
+    case 'w': range = word; break;
+    case 's': range = space; break;
     default: return false;
     }
     if ((letter & 0x20) != 0) {
-        for (; r->hi != 0; r++)
-            class_add(p, k, r->lo, r->hi);
+        for (; range->hi != 0; range++)
+            regex_class_add(parser, class, range->lo, range->hi);
         return true;
     }
-    for (; r->hi != 0; next = r->hi + 1, r++)
-        class_add(p, k, next, r->lo - 1);
-    class_add(p, k, next, CODE_MAX);
+    for (; range->hi != 0; next = range->hi + 1, range++)
+        regex_class_add(parser, class, next, range->lo - 1);
+    regex_class_add(parser, class, next, CODE_MAX);
     return true;
 }
 
-static uint32_t take_hex(struct parser *p, int min, int max)
+/* A number of min to max hexadecimal digits. */
+static uint32_t regex_take_hex(struct regex_parser *parser, int min, int max)
 {
     uint32_t value = 0;
     int n;
 
-    for (n = 0; n < max; n++, p->at++) {
-        int digit = hex_digit(peek(p));
+    for (n = 0; n < max; n++, parser->at++) {
+        int digit = hex_digit(regex_peek_char(parser));
 
         if (digit < 0)
             break;
         value = value * 16 + (uint32_t)digit;
     }
     if (n < min)
-        fail(p, ERR_SYNTAX, "hexadecimal digits are missing");
+        regex_fail(parser, ERR_SYNTAX, "hexadecimal digits are missing");
     return value;
 }
 
-static uint32_t take_unicode(struct parser *p)
+/* After \u: {H...}, or four digits; two surrogates in a row are one character, as in ECMAScript. */
+static uint32_t regex_take_unicode(struct regex_parser *parser)
 {
     uint32_t code;
 
-    if (take(p, "{")) {
-        code = take_hex(p, 1, 6);
-        if (!take(p, "}") || code > CODE_MAX)
-            fail(p, ERR_SYNTAX, "\\u{...} is not a character");
+    if (regex_take_char(parser, "{")) {
+        code = regex_take_hex(parser, 1, 6);
+        if (!regex_take_char(parser, "}") || code > CODE_MAX)
+            regex_fail(parser, ERR_SYNTAX, "\\u{...} is not a character");
         return code;
     }
-    code = take_hex(p, 4, 4);
-    if (code >= 0xd800 && code < 0xdc00 && take(p, "\\u"))
-        code = 0x10000 + ((code - 0xd800) << 10) + (take_hex(p, 4, 4) & 0x3ff);
+    code = regex_take_hex(parser, 4, 4);
+    if (code >= 0xd800 && code < 0xdc00 && regex_take_char(parser, "\\u"))
+        code = 0x10000 + ((code - 0xd800) << 10) + (regex_take_hex(parser, 4, 4) & 0x3ff);
     if (code >= 0xd800 && code < 0xe000)
-        fail(p, ERR_UNSUPPORTED, "half of a surrogate pair");
+        regex_fail(parser, ERR_UNSUPPORTED, "half of a surrogate pair");
     return code;
 }
 
-/* What a '\' stands for, when it is one character; the '\' was taken. */
-static uint32_t take_escape(struct parser *p)
+/* After a '\': the character that the escape stands for. */
+static uint32_t regex_take_escape(struct regex_parser *parser)
 {
     uint32_t ch;
 
-    if (p->at >= p->len) {
-        fail(p, ERR_SYNTAX, "nothing after '\\'");
+    if (parser->at >= parser->len) {
+        regex_fail(parser, ERR_SYNTAX, "nothing after '\\'");
         return 0;
     }
-    ch = take_char(p);
+    ch = regex_take_literal(parser);
     switch (ch) {
     case 't': return '\t';
     case 'n': return '\n';
     case 'r': return '\r';
     case 'f': return '\f';
     case 'v': return '\v';
-    case 'x': return take_hex(p, 2, 2);
-    case 'u': return take_unicode(p);
+    case 'x': return regex_take_hex(parser, 2, 2);
+    case 'u': return regex_take_unicode(parser);
     case 'c':
-        if ((peek(p) | 0x20) >= 'a' && (peek(p) | 0x20) <= 'z')
-            return take_char(p) & 0x1f;
-        fail(p, ERR_SYNTAX, "\\c without a letter");
+        if ((regex_peek_char(parser) | 0x20) >= 'a' && (regex_peek_char(parser) | 0x20) <= 'z')
+            return regex_take_literal(parser) & 0x1f;
+        regex_fail(parser, ERR_SYNTAX, "\\c without a letter");
         return 0;
     case '0':
-        if (peek(p) >= '0' && peek(p) <= '9')
-            fail(p, ERR_UNSUPPORTED, "octal escapes");
+        if (regex_peek_char(parser) >= '0' && regex_peek_char(parser) <= '9')
+            regex_fail(parser, ERR_UNSUPPORTED, "octal escapes");
         return 0;
     case 'b':
-    case 'B': fail(p, ERR_UNSUPPORTED, "word boundaries (\\b, \\B)"); return 0;
+    case 'B': regex_fail(parser, ERR_UNSUPPORTED, "word boundaries (\\b, \\B)"); return 0;
     case 'p':
-    case 'P': fail(p, ERR_UNSUPPORTED, "Unicode properties (\\p)"); return 0;
+    case 'P': regex_fail(parser, ERR_UNSUPPORTED, "Unicode properties (\\p)"); return 0;
     default: break;
     }
     if (ch >= '1' && ch <= '9')
-        fail(p, ERR_UNSUPPORTED, "back references");
+        regex_fail(parser, ERR_UNSUPPORTED, "back references");
     else if ((ch | 0x20) >= 'a' && (ch | 0x20) <= 'z' && ch < 128)
-        fail(p, ERR_UNSUPPORTED, "an escape of a letter that means nothing");
+        regex_fail(parser, ERR_UNSUPPORTED, "an unknown escape of a letter");
     return ch;
 }
 
-/* One end of a range in a class; *single is false when it was a class of its own (added). */
-static uint32_t class_atom(struct parser *p, struct class *k, bool *single)
+/* One end of a range in a class. *single is false when it was a class such as \d, which is then
+ * added. */
+static uint32_t regex_parse_class_atom(struct regex_parser *parser, struct class *class,
+                                       bool *single)
 {
     *single = true;
-    if (!take(p, "\\"))
-        return take_char(p);
-    if (class_letter(p, k, peek(p))) {
-        p->at++;
+    if (!regex_take_char(parser, "\\"))
+        return regex_take_literal(parser);
+    if (regex_class_letter(parser, class, regex_peek_char(parser))) {
+        parser->at++;
         *single = false;
         return 0;
     }
-    if (take(p, "b"))
+    if (regex_take_char(parser, "b"))
         return '\b';
-    return take_escape(p);
+    return regex_take_escape(parser);
 }
 
-static const struct regular *parse_class(struct parser *p)
+/* After '[': a class. */
+static const struct regular *regex_parse_class(struct regex_parser *parser)
 {
-    struct class k = {.n = 0};
+    struct class class = {.n = 0};
     bool single, other;
     uint32_t lo, hi;
 
-    k.negated = take(p, "^");
-    while (peek(p) != ']') {
-        if (p->at >= p->len)
-            return fail(p, ERR_SYNTAX, "a '[' without ']'");
-        lo = class_atom(p, &k, &single);
-        if (!compile_ok(p->c))
+    class.negated = regex_take_char(parser, "^");
+    while (regex_peek_char(parser) != ']') {
+        if (parser->at >= parser->len)
+            return regex_fail(parser, ERR_SYNTAX, "a '[' without ']'");
+        lo = regex_parse_class_atom(parser, &class, &single);
+        if (!compile_ok(parser->c))
             return NULL;
         hi = lo;
-        if (peek(p) == '-' && p->at + 1 < p->len && p->text[p->at + 1] != ']') {
-            size_t dash = p->at++;
+        if (regex_peek_char(parser) == '-' && parser->at + 1 < parser->len &&
+            parser->text[parser->at + 1] != ']') {
+            size_t dash = parser->at++;
 
-            hi = class_atom(p, &k, &other);
-            if (!compile_ok(p->c))
+            hi = regex_parse_class_atom(parser, &class, &other);
+            if (!compile_ok(parser->c))
                 return NULL;
-            if (!single || !other) { /* [\w-x]: the dash is one */
-                class_add(p, &k, '-', '-');
+            if (!single || !other) { /* [\w-x]: the dash is a member */
+                regex_class_add(parser, &class, '-', '-');
                 if (other)
-                    class_add(p, &k, hi, hi);
+                    regex_class_add(parser, &class, hi, hi);
                 hi = lo;
             } else if (hi < lo) {
-                p->at = dash;
-                return fail(p, ERR_SYNTAX, "a range that ends before it begins");
+                parser->at = dash;
+                return regex_fail(parser, ERR_SYNTAX, "a range that ends before it begins");
             }
         }
         if (single)
-            class_add(p, &k, lo, hi);
+            regex_class_add(parser, &class, lo, hi);
     }
-    p->at++;
-    return regular_set(p->c, k.ranges, k.n, k.negated);
+    parser->at++;
+    return regular_set(parser->c, class.ranges, class.n, class.negated);
 }
 
 /* --- atoms, repeats, sequences ------------------------------------------------------------ */
 
-static const struct regular *parse_group(struct parser *p)
+/* After '(': a group and its kind. Names have no effect. */
+static const struct regular *regex_parse_group(struct regex_parser *parser)
 {
-    const struct regular *r;
-    bool dot_all = p->dot_all;
+    const struct regular *regular;
+    bool dot_all = parser->dot_all;
 
-    if (take(p, "?")) {
-        if (take(p, "=") || take(p, "!") || take(p, "<=") || take(p, "<!"))
-            return fail(p, ERR_UNSUPPORTED,
-                        "lookaheads that do not stand at the very beginning, "
-                        "and lookbehinds");
-        if (take(p, "P<") || take(p, "<")) {
-            while (p->at < p->len && peek(p) != '>')
-                p->at++;
-            if (!take(p, ">"))
-                return fail(p, ERR_SYNTAX, "a group's name without '>'");
-        } else if (take(p, "s:")) {
-            p->dot_all = true;
-        } else if (!take(p, ":")) {
-            return fail(p, ERR_UNSUPPORTED, "this kind of group (flags, conditions, atomic)");
+    if (regex_take_char(parser, "?")) {
+        if (regex_take_char(parser, "=") || regex_take_char(parser, "!") ||
+            regex_take_char(parser, "<=") || regex_take_char(parser, "<!"))
+            return regex_fail(parser, ERR_UNSUPPORTED,
+                              "lookaheads that are not at the very beginning, "
+                              "and lookbehinds");
+        if (regex_take_char(parser, "P<") || regex_take_char(parser, "<")) {
+            while (parser->at < parser->len && regex_peek_char(parser) != '>')
+                parser->at++;
+            if (!regex_take_char(parser, ">"))
+                return regex_fail(parser, ERR_SYNTAX, "a group's name without '>'");
+        } else if (regex_take_char(parser, "s:")) {
+            parser->dot_all = true;
+        } else if (!regex_take_char(parser, ":")) {
+            return regex_fail(parser, ERR_UNSUPPORTED,
+                              "this kind of group (flags, conditions, atomic)");
         }
     }
-    if (++p->depth > REGULAR_DEPTH_MAX)
-        return fail(p, ERR_LIMIT, "groups are nested too deeply");
-    r = parse_either(p);
-    p->depth--;
-    p->dot_all = dot_all;
-    if (compile_ok(p->c) && !take(p, ")"))
-        return fail(p, ERR_SYNTAX, "a '(' without ')'");
-    return r;
+    if (++parser->depth > REGULAR_DEPTH_MAX)
+        return regex_fail(parser, ERR_LIMIT, "groups are nested too deeply");
+    regular = regex_parse_either(parser);
+    parser->depth--;
+    parser->dot_all = dot_all;
+    if (compile_ok(parser->c) && !regex_take_char(parser, ")"))
+        return regex_fail(parser, ERR_SYNTAX, "a '(' without ')'");
+    return regular;
 }
 
-static const struct regular *parse_atom(struct parser *p)
+/* One element without a repeat. */
+static const struct regular *regex_parse_atom(struct regex_parser *parser)
 {
     static const struct regular_range lines[] = {{'\n', '\n'}, {'\r', '\r'}, {0x2028, 0x2029}};
-    struct class k = {.n = 0};
+    struct class class = {.n = 0};
     struct regular_range one;
 
-    switch (peek(p)) {
-    case '(': p->at++; return parse_group(p);
-    case '[': p->at++; return parse_class(p);
-    case '.': p->at++; return regular_set(p->c, lines, p->dot_all ? 0 : 3, true);
-    case '^': p->at++; return regular_node(p->c, REGULAR_BEGIN, NULL, NULL);
-    case '$': p->at++; return regular_node(p->c, REGULAR_END, NULL, NULL);
+    switch (regex_peek_char(parser)) {
+    case '(': parser->at++; return regex_parse_group(parser);
+    case '[': parser->at++; return regex_parse_class(parser);
+    case '.': parser->at++; return regular_set(parser->c, lines, parser->dot_all ? 0 : 3, true);
+    case '^': parser->at++; return regular_node(parser->c, REGULAR_BEGIN, NULL, NULL);
+    case '$': parser->at++; return regular_node(parser->c, REGULAR_END, NULL, NULL);
     case '*':
     case '+':
-    case '?': return fail(p, ERR_SYNTAX, "nothing to repeat");
+    case '?': return regex_fail(parser, ERR_SYNTAX, "nothing to repeat");
     case '\\':
-        p->at++;
-        if (class_letter(p, &k, peek(p))) {
-            p->at++;
-            return regular_set(p->c, k.ranges, k.n, false);
+        parser->at++;
+        if (regex_class_letter(parser, &class, regex_peek_char(parser))) {
+            parser->at++;
+            return regular_set(parser->c, class.ranges, class.n, false);
         }
-        if (take(p, "A"))
-            return regular_node(p->c, REGULAR_BEGIN, NULL, NULL);
-        if (take(p, "Z") || take(p, "z"))
-            return regular_node(p->c, REGULAR_END, NULL, NULL);
-        one.lo = one.hi = take_escape(p);
-        return regular_set(p->c, &one, 1, false);
-    default: one.lo = one.hi = take_char(p); return regular_set(p->c, &one, 1, false);
+        if (regex_take_char(parser, "A"))
+            return regular_node(parser->c, REGULAR_BEGIN, NULL, NULL);
+        if (regex_take_char(parser, "Z") || regex_take_char(parser, "z"))
+            return regular_node(parser->c, REGULAR_END, NULL, NULL);
+        one.lo = one.hi = regex_take_escape(parser);
+        return regular_set(parser->c, &one, 1, false);
+    default:
+        one.lo = one.hi = regex_take_literal(parser);
+        return regular_set(parser->c, &one, 1, false);
     }
 }
 
-/* {n}, {n,} or {n,m}; false, and nothing taken, when it is none of them: then '{' is itself. */
-static bool take_counts(struct parser *p, uint32_t *min, uint32_t *max)
+/* {n}, {n,} or {n,m}. False, with nothing consumed, for anything else: '{' is then a literal. */
+static bool regex_take_counts(struct regex_parser *parser, uint32_t *min, uint32_t *max)
 {
-    size_t at = p->at + 1;
+    size_t at = parser->at + 1;
     uint32_t n[2] = {0, NONE};
     int i;
 
@@ -310,124 +332,141 @@ static bool take_counts(struct parser *p, uint32_t *min, uint32_t *max)
         size_t first = at;
         uint32_t value = 0;
 
-        for (; at < p->len && p->text[at] >= '0' && p->text[at] <= '9'; at++)
+        for (; at < parser->len && parser->text[at] >= '0' && parser->text[at] <= '9'; at++)
             if (value <= REPEAT_MAX)
-                value = value * 10 + (uint32_t)(p->text[at] - '0');
+                value = value * 10 + (uint32_t)(parser->text[at] - '0');
         if (at > first)
             n[i] = value;
         else if (i == 0)
             return false;
-        if (i == 0 && (at >= p->len || p->text[at] != ',')) {
+        if (i == 0 && (at >= parser->len || parser->text[at] != ',')) {
             n[1] = n[0];
             break;
         }
         at += i == 0;
     }
-    if (at >= p->len || p->text[at] != '}')
+    if (at >= parser->len || parser->text[at] != '}')
         return false;
-    p->at = at + 1;
+    parser->at = at + 1;
     *min = n[0];
     *max = n[1];
     if (n[0] > REPEAT_MAX || (n[1] != NONE && n[1] > REPEAT_MAX))
-        fail(p, ERR_LIMIT, "a repeat of more than 100000");
+        regex_fail(parser, ERR_LIMIT, "a repeat of more than 100000");
     else if (n[1] < n[0])
-        fail(p, ERR_SYNTAX, "a repeat whose end is before its begin");
+        regex_fail(parser, ERR_SYNTAX, "a repeat whose end is before its begin");
     return true;
 }
 
-static const struct regular *parse_repeated(struct parser *p)
+/* An element and the repeats after it. */
+static const struct regular *regex_parse_repeated(struct regex_parser *parser)
 {
-    const struct regular *r = parse_atom(p);
+    const struct regular *regular = regex_parse_atom(parser);
     uint32_t min, max;
     int times;
 
-    for (times = 0; compile_ok(p->c) && times < 8; times++) { /* a**: pointless, but bounded */
-        if (take(p, "*"))
+    for (times = 0; compile_ok(parser->c) && times < 8; times++) { /* for inputs such as a*** */
+        if (regex_take_char(parser, "*"))
             min = 0, max = NONE;
-        else if (take(p, "+"))
+        else if (regex_take_char(parser, "+"))
             min = 1, max = NONE;
-        else if (take(p, "?"))
+        else if (regex_take_char(parser, "?"))
             min = 0, max = 1;
-        else if (peek(p) != '{' || !take_counts(p, &min, &max))
-            return r;
-        if (take(p, "+"))
-            return fail(p, ERR_UNSUPPORTED, "possessive repeats");
-        (void)take(p, "?"); /* a lazy repeat matches the same texts */
-        r = regular_repeat(p->c, r, min, max);
+        else if (regex_peek_char(parser) != '{' || !regex_take_counts(parser, &min, &max))
+            return regular;
+        if (regex_take_char(parser, "+"))
+            return regex_fail(parser, ERR_UNSUPPORTED, "possessive repeats");
+        (void)regex_take_char(parser, "?"); /* a lazy repeat matches the same texts */
+        regular = regular_repeat(parser->c, regular, min, max);
     }
-    return r;
+    return regular;
 }
 
-static const struct regular *parse_sequence(struct parser *p)
+/* Elements one after another. */
+static const struct regular *regex_parse_sequence(struct regex_parser *parser)
 {
-    const struct regular *r = NULL;
+    const struct regular *regular = NULL;
 
-    while (p->at < p->len && peek(p) != '|' && peek(p) != ')' && compile_tick(p->c)) {
-        const struct regular *next = parse_repeated(p);
+    while (parser->at < parser->len && regex_peek_char(parser) != '|' &&
+           regex_peek_char(parser) != ')' && compile_tick(parser->c)) {
+        const struct regular *next = regex_parse_repeated(parser);
 
-        r = r == NULL ? next : regular_node(p->c, REGULAR_CAT, r, next);
+        if (regular == NULL)
+            regular = next;
+        else
+            regular = regular_node(parser->c, REGULAR_CAT, regular, next);
     }
-    return r == NULL ? regular_node(p->c, REGULAR_EMPTY, NULL, NULL) : r;
+    if (regular == NULL)
+        return regular_node(parser->c, REGULAR_EMPTY, NULL, NULL);
+    return regular;
 }
 
-static const struct regular *parse_either(struct parser *p)
+/* Alternatives. */
+static const struct regular *regex_parse_either(struct regex_parser *parser)
 {
-    const struct regular *r = parse_sequence(p);
+    const struct regular *regular = regex_parse_sequence(parser);
 
-    while (compile_ok(p->c) && take(p, "|"))
-        r = regular_node(p->c, REGULAR_ALT, r, parse_sequence(p));
-    return r;
+    while (compile_ok(parser->c) && regex_take_char(parser, "|"))
+        regular = regular_node(parser->c, REGULAR_ALT, regular, regex_parse_sequence(parser));
+    return regular;
 }
 
-const struct regular *regex_tree(struct compile *c, const char *text, size_t len)
+const struct regular *regex_tree(struct compile *compile, const char *text, size_t len)
 {
-    struct parser p = {.c = c, .text = text, .len = len};
-    const struct regular *r;
+    struct regex_parser parser = {.c = compile, .text = text, .len = len};
+    const struct regular *regular;
 
+    must(text != NULL || len == 0);
     if (!utf8_is_valid(text, len))
-        return fail(&p, ERR_SYNTAX, "not valid UTF-8");
-    r = parse_either(&p);
-    if (compile_ok(c) && p.at < len)
-        return fail(&p, ERR_SYNTAX, "a ')' without '('");
-    return r;
+        return regex_fail(&parser, ERR_SYNTAX, "not valid UTF-8");
+    regular = regex_parse_either(&parser);
+    if (compile_ok(compile) && parser.at < len)
+        return regex_fail(&parser, ERR_SYNTAX, "a ')' without '('");
+    return regular;
 }
 
 /* --- languages ---------------------------------------------------------------------------- */
 
-/* What `tree` matches somewhere in the text. */
-static const struct dfa *search(struct compile *c, const struct regular *tree)
+/* The texts in which the tree matches somewhere. */
+static const struct dfa *regex_search_tree(struct compile *compile, const struct regular *tree)
 {
-    const struct regular *any = regular_repeat(c, regular_any(c), 0, NONE);
+    const struct regular *any = regular_repeat(compile, regular_any(compile), 0, NONE);
 
-    tree = regular_node(c, REGULAR_CAT, regular_node(c, REGULAR_CAT, any, tree), any);
-    return compile_ok(c) ? regular_dfa(c, tree) : NULL;
+    tree = regular_node(compile, REGULAR_CAT, regular_node(compile, REGULAR_CAT, any, tree), any);
+    if (compile_ok(compile))
+        return regular_dfa(compile, tree);
+    return NULL;
 }
 
-/* What it matches from the first character on, to the last or (open) to somewhere. */
-static const struct dfa *anchored(struct compile *c, const struct regular *tree, bool open)
+/* The texts that the tree matches from the first character on: to the last, or with `open` to
+ * any. */
+static const struct dfa *regex_add_anchors(struct compile *compile, const struct regular *tree,
+                                           bool open)
 {
-    const struct regular *any = regular_repeat(c, regular_any(c), 0, NONE);
+    const struct regular *any = regular_repeat(compile, regular_any(compile), 0, NONE);
 
     if (open)
-        tree = regular_node(c, REGULAR_CAT, tree, any);
-    return compile_ok(c) ? regular_dfa(c, tree) : NULL;
+        tree = regular_node(compile, REGULAR_CAT, tree, any);
+    if (compile_ok(compile))
+        return regular_dfa(compile, tree);
+    return NULL;
 }
 
-struct looks { /* lookaheads before the rest of a pattern */
+struct looks { /* the lookaheads of a pattern, and the rest of it as the last part */
     const struct dfa *parts[LOOKS_MAX + 1];
     uint32_t n;
     uint32_t negative; /* mask */
 };
 
-static bool looks_keep(const void *arg, uint32_t mask)
+/* Keep the texts that match all parts except the negative ones, and none of those. */
+static bool regex_looks_keep(const void *arg, uint32_t mask)
 {
-    const struct looks *l = arg;
+    const struct looks *looks = arg;
 
-    return mask == (((1u << l->n) - 1) & ~l->negative);
+    return mask == (((1u << looks->n) - 1) & ~looks->negative);
 }
 
 /* The length of the group that begins at text[0] == '('; 0 when it does not end. */
-static size_t group_len(const char *text, size_t len)
+static size_t regex_group_len(const char *text, size_t len)
 {
     size_t at;
     size_t depth = 0;
@@ -448,8 +487,8 @@ static size_t group_len(const char *text, size_t len)
     return 0;
 }
 
-/* Is there a '|' outside of groups? Then a lookahead is not about the whole. */
-static bool has_either(const char *text, size_t len)
+/* Is there a '|' outside of groups? Then a lookahead belongs to the first alternative only. */
+static bool regex_has_either(const char *text, size_t len)
 {
     size_t at, n;
 
@@ -462,52 +501,66 @@ static bool has_either(const char *text, size_t len)
             for (; at < len && text[at] != ']'; at++)
                 at += text[at] == '\\';
         } else if (text[at] == '(') {
-            n = group_len(text + at, len - at);
-            at += n > 0 ? n - 1 : 0;
+            n = regex_group_len(text + at, len - at);
+            if (n > 0)
+                at += n - 1;
         }
     }
     return false;
 }
 
-static bool is_look(const char *text, size_t len)
+static bool regex_is_look(const char *text, size_t len)
 {
     return len > 3 && text[0] == '(' && text[1] == '?' && (text[2] == '=' || text[2] == '!');
 }
 
-/* ^(?=A)(?!B)rest: begins as A, does not begin as B, and is ^rest. `open`: rest may stop early. */
-static const struct dfa *with_looks(struct compile *c, const char *text, size_t len, bool open)
+/* ^(?=A)(?!B)rest: the texts that begin with A, do not begin with B, and match ^rest. `open`: rest
+ * need not reach the end. */
+static const struct dfa *regex_with_looks(struct compile *compile, const char *text, size_t len,
+                                          bool open)
 {
-    struct looks l = {.n = 0};
+    struct looks looks = {.n = 0};
     size_t n;
 
-    while (is_look(text, len) && compile_ok(c)) {
-        n = group_len(text, len);
-        if (n == 0 || l.n == LOOKS_MAX) {
-            compile_fail(c, ERR_SYNTAX, "pattern: a lookahead without end, or too many of them");
+    while (regex_is_look(text, len) && compile_ok(compile)) {
+        n = regex_group_len(text, len);
+        if (n == 0 || looks.n == LOOKS_MAX) {
+            compile_fail(compile, ERR_SYNTAX,
+                         "pattern: a lookahead without end, or too many of them");
             return NULL;
         }
         if (text[2] == '!')
-            l.negative |= 1u << l.n;
-        l.parts[l.n++] = anchored(c, regex_tree(c, text + 3, n - 4), true);
+            looks.negative |= 1u << looks.n;
+        looks.parts[looks.n++] =
+            regex_add_anchors(compile, regex_tree(compile, text + 3, n - 4), true);
         text += n;
         len -= n;
     }
-    l.parts[l.n++] = anchored(c, regex_tree(c, text, len), open);
-    return compile_ok(c) ? dfa_side_by_side(c, l.parts, l.n, 0, NONE, looks_keep, &l) : NULL;
+    looks.parts[looks.n++] = regex_add_anchors(compile, regex_tree(compile, text, len), open);
+    if (compile_ok(compile))
+        return dfa_side_by_side(compile, &(struct dfa_product){.parts = looks.parts,
+                                                               .n = looks.n,
+                                                               .max_len = NONE,
+                                                               .keep = regex_looks_keep,
+                                                               .arg = &looks});
+    return NULL;
 }
 
-const struct dfa *regex_search(struct compile *c, const char *pattern, size_t len)
+const struct dfa *regex_search(struct compile *compile, const char *pattern, size_t len)
 {
-    if (len > 0 && pattern[0] == '^' && is_look(pattern + 1, len - 1) && !has_either(pattern, len))
-        return with_looks(c, pattern + 1, len - 1, true);
-    return search(c, regex_tree(c, pattern, len));
+    must(pattern != NULL || len == 0);
+    if (len > 0 && pattern[0] == '^' && regex_is_look(pattern + 1, len - 1) &&
+        !regex_has_either(pattern, len))
+        return regex_with_looks(compile, pattern + 1, len - 1, true);
+    return regex_search_tree(compile, regex_tree(compile, pattern, len));
 }
 
-const struct dfa *regex_whole(struct compile *c, const char *pattern, size_t len)
+const struct dfa *regex_whole(struct compile *compile, const char *pattern, size_t len)
 {
     size_t skip = len > 0 && pattern[0] == '^';
 
-    if (is_look(pattern + skip, len - skip) && !has_either(pattern, len))
-        return with_looks(c, pattern + skip, len - skip, false);
-    return anchored(c, regex_tree(c, pattern, len), false);
+    must(pattern != NULL || len == 0);
+    if (regex_is_look(pattern + skip, len - skip) && !regex_has_either(pattern, len))
+        return regex_with_looks(compile, pattern + skip, len - skip, false);
+    return regex_add_anchors(compile, regex_tree(compile, pattern, len), false);
 }

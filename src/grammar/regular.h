@@ -1,4 +1,6 @@
-/* Regular expressions as trees, and from trees to deterministic automata.
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Regular expressions as trees, and their translation to deterministic automata.
  *
  * The parsers of patterns (regex.c) and of grammars (ebnf.c) make the trees. Characters are code
  * points; the automata read their UTF-8. */
@@ -9,9 +11,8 @@
 #include "grammar/compile.h"
 #include "grammar/dfa.h"
 
-#define REGULAR_NODES_MAX  200000
 #define REGULAR_STATES_MAX 60000 /* of the nondeterministic automaton */
-#define REGULAR_DEPTH_MAX  200   /* groups in each other: recursion goes no deeper */
+#define REGULAR_DEPTH_MAX  200   /* nesting of groups, which bounds the recursion */
 
 enum regular_kind {
     REGULAR_EMPTY,
@@ -19,8 +20,8 @@ enum regular_kind {
     REGULAR_CAT,    /* left, then right */
     REGULAR_ALT,    /* left or right */
     REGULAR_REPEAT, /* left, min to max times */
-    REGULAR_BEGIN,  /* nothing, at the beginning of the text */
-    REGULAR_END,    /* nothing, at its end */
+    REGULAR_BEGIN,  /* the empty text, at the beginning of the whole text */
+    REGULAR_END,    /* the empty text, at the end of the whole text */
     REGULAR_CALL,   /* a rule of a grammar; `min` is its number */
     REGULAR_NEVER,
 };
@@ -37,38 +38,38 @@ struct regular {
     uint32_t n_ranges; /* sorted, disjoint after regular_set() */
 };
 
-/* Nodes; NULL (and the error noted) when memory ends. NULL arguments give NULL. */
-const struct regular *regular_node(struct compile *c, enum regular_kind kind,
+/* Make nodes. NULL, with the error recorded, when memory runs out; a NULL argument gives NULL. */
+const struct regular *regular_node(struct compile *compile, enum regular_kind kind,
                                    const struct regular *left, const struct regular *right);
-const struct regular *regular_repeat(struct compile *c, const struct regular *left, uint32_t min,
-                                     uint32_t max);
-const struct regular *regular_set(struct compile *c, const struct regular_range *ranges, uint32_t n,
-                                  bool negated);
-const struct regular *regular_text(struct compile *c, const char *text, size_t len);
-const struct regular *regular_any(struct compile *c);
+const struct regular *regular_repeat(struct compile *compile, const struct regular *left,
+                                     uint32_t min, uint32_t max);
+const struct regular *regular_set(struct compile *compile, const struct regular_range *ranges,
+                                  uint32_t n, bool negated);
+const struct regular *regular_text(struct compile *compile, const char *text, size_t len);
+const struct regular *regular_any(struct compile *compile);
 
-/* The texts that match as a whole; with calls in the tree this is an error of ours. */
-const struct dfa *regular_dfa(struct compile *c, const struct regular *tree);
+/* The automaton of the texts that match as a whole. The tree must not contain calls. */
+const struct dfa *regular_dfa(struct compile *compile, const struct regular *tree);
 
-/* The same into states of an automaton: from `start` to ends; rule[i] is where call i begins. */
-void regular_build(struct build *b, const struct regular *tree, uint32_t start,
+/* Build a tree as states of an automaton, from `start` to ends; call i begins in rule[i]. */
+void regular_build(struct build *build, const struct regular *tree, uint32_t start,
                    const uint32_t *rule);
 
 /* --- patterns (regex.c) ------------------------------------------------------------------- */
 
 /* A pattern in the common part of ECMAScript and Python: | () (?:) (?<name>) * + ? {n,m} and their
- * lazy forms, . [] [^], ^ $, \d \D \w \W \s \S (ASCII, \s as ECMAScript), \t \n \r \f \v \0 \xHH
+ * lazy forms, . [] [^], ^ $, \d \D \w \W \s \S (ASCII, \s as in ECMAScript), \t \n \r \f \v \0 \xHH
  * \uHHHH \u{H} \cX, escaped punctuation; lookaheads (?=) (?!) at the very beginning. Refused by
- * name: back references, \b, \B, \p, lookbehind, other lookaheads, flags. '.' is all but \n, \r,
- * U+2028 and U+2029. */
+ * name: back references, \b, \B, \p, lookbehinds, other lookaheads, flags. '.' is any character but
+ * \n, \r, U+2028 and U+2029. */
 
 /* The pattern as a tree; ^ and $ in it are REGULAR_BEGIN and REGULAR_END. */
-const struct regular *regex_tree(struct compile *c, const char *pattern, size_t len);
+const struct regular *regex_tree(struct compile *compile, const char *pattern, size_t len);
 
-/* The texts in which the pattern is found somewhere (JSON Schema). */
-const struct dfa *regex_search(struct compile *c, const char *pattern, size_t len);
+/* The automaton of the texts that contain a match anywhere, as JSON Schema's "pattern" demands. */
+const struct dfa *regex_search(struct compile *compile, const char *pattern, size_t len);
 
-/* The texts that match as a whole. */
-const struct dfa *regex_whole(struct compile *c, const char *pattern, size_t len);
+/* The automaton of the texts that match as a whole. */
+const struct dfa *regex_whole(struct compile *compile, const char *pattern, size_t len);
 
 #endif

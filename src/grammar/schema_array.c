@@ -1,53 +1,56 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Arrays. A position is how many items are behind us, up to where the rest is alike; `contains`
- * adds layers, one for each count of what was found. An item that may be one of those is built as
- * a choice: it is, or it need not be (or, where their number is limited, it is not).
+ * Arrays. A position is the number of items passed, up to where all further ones are alike;
+ * `contains` adds layers, one per count of items found. An item that may count is built as a
+ * choice: it satisfies the literal, or it need not (or must not, where the number is bounded
+ * above).
  *
- * With uniqueItems the layers are what was there already: a set of up to UNIQUE_SETS values; of
- * more values the items come in the order of the enum, and a layer is where they have got to. */
+ * With uniqueItems a layer is the set of values that were used, for up to UNIQUE_SETS values. With
+ * more values the items come in the order of the enum, and a layer is the place reached in it. */
 #include <string.h>
 
 #include "grammar/schema_parts.h"
 
-#define COUNTS_MAX     4
-#define PLACES_MAX     100000
-#define ITEMS_NO_LIMIT 1048576
-#define UNIQUE_SETS    6 /* values: 64 sets of them */
-#define UNIQUE_DEPTH   8 /* of $ref and anyOf */
+#define COUNTS_MAX       4
+#define ARRAY_PLACES_MAX 100000
+#define ITEMS_NO_LIMIT   1048576
+#define UNIQUE_SETS      6 /* values, hence 64 sets */
+#define UNIQUE_DEPTH     8 /* nesting of $ref and anyOf */
 
 struct count { /* of items that satisfy a literal */
     uint32_t literal;
-    uint32_t min, max; /* NONE: no limit */
-    uint32_t from;     /* items in front of it do not count */
-    uint32_t cap;      /* counts above make no difference */
+    uint32_t min, max; /* NONE: unbounded */
+    uint32_t from;     /* items before it do not count */
+    uint32_t cap;      /* counting further makes no difference */
 };
 
 struct array {
     struct schema *s;
     const struct alternative *a;
     uint32_t min, max;
-    uint32_t last; /* positions from here on are alike, but for the end */
+    uint32_t last; /* positions from here on are alike, except for the end */
     struct count counts[COUNTS_MAX];
     uint32_t n_counts;
     uint32_t n_layers;
-    const struct json *unique[ARRAY_VALUES_MAX]; /* uniqueItems: the values of items */
-    uint32_t n_unique;                           /* 0: items may be alike */
-    uint32_t *after; /* [position][layer] behind an item; NONE: not built */
+    const struct json *unique[ARRAY_VALUES_MAX]; /* uniqueItems: the possible values of items */
+    uint32_t n_unique;                           /* 0: items may be equal */
+    uint32_t *after; /* [position][layer]: the state after an item; NONE: not built */
 };
 
-/* --- what there is ------------------------------------------------------------------------ */
+/* --- the keywords ------------------------------------------------------------------------- */
 
-/* The list of schemas by position of a schema, old or new; NULL. */
-static const struct json *prefix_of(const struct json *schema)
+/* The list of schemas by position: prefixItems, or items of older drafts; NULL: none. */
+static const struct json *schema_prefix_of(const struct json *schema)
 {
     const struct json *prefix = json_get_kind(schema, "prefixItems", JSON_LIST);
 
-    return prefix != NULL ? prefix : json_get_kind(schema, "items", JSON_LIST);
+    if (prefix != NULL)
+        return prefix;
+    return json_get_kind(schema, "items", JSON_LIST);
 }
 
-/* The schema of the others; NULL: any. */
-static const struct json *rest_of(const struct json *schema)
+/* The schema of all further items; NULL: any. */
+static const struct json *schema_rest_of(const struct json *schema)
 {
     const struct json *items = json_get(schema, "items");
 
@@ -63,7 +66,8 @@ struct values {
     uint32_t n;
 };
 
-static bool same_value(const struct json *a, const struct json *b)
+/* Compare two scalars that can be compared exactly. */
+static bool schema_same_value(const struct json *a, const struct json *b)
 {
     if (a->kind != b->kind)
         return false;
@@ -74,23 +78,26 @@ static bool same_value(const struct json *a, const struct json *b)
     return a->kind == JSON_NULL || a->whole == b->whole;
 }
 
-/* False where two ways of writing a value are not told apart, or there are too many. */
-static bool values_add(struct values *v, const struct json *value)
+/* Add a value to the set. False for values with several spellings (reals), or when there are too
+ * many. */
+static bool schema_values_add(struct values *values, const struct json *value)
 {
     if (value->kind != JSON_TEXT && value->kind != JSON_INT && value->kind != JSON_BOOL &&
         value->kind != JSON_NULL)
         return false;
-    for (uint32_t i = 0; i < v->n; i++)
-        if (same_value(v->items[i], value))
+    for (uint32_t i = 0; i < values->n; i++)
+        if (schema_same_value(values->items[i], value))
             return true;
-    if (v->n == ARRAY_VALUES_MAX)
+    if (values->n == ARRAY_VALUES_MAX)
         return false;
-    v->items[v->n++] = value;
+    values->items[values->n++] = value;
     return true;
 }
 
-/* Recurses UNIQUE_DEPTH deep. */
-static bool values_of(struct schema *s, const struct json *schema, struct values *v, int depth)
+/* Collect the possible values of a schema. False when they are not a list of scalars. Recurses at
+ * most UNIQUE_DEPTH deep. */
+static bool schema_values_of(struct schema *s, const struct json *schema, struct values *values,
+                             int depth)
 {
     static const struct json both[] = {{.kind = JSON_BOOL}, {.kind = JSON_BOOL, .flag = true}};
     const struct json *ref = json_get_kind(schema, "$ref", JSON_TEXT);
@@ -102,169 +109,197 @@ static bool values_of(struct schema *s, const struct json *schema, struct values
     if (depth == UNIQUE_DEPTH || schema == NULL || schema->kind != JSON_OBJECT)
         return false;
     if (ref != NULL)
-        return values_of(s, index_find(s, schema, ref), v, depth + 1);
+        return schema_values_of(s, schema_index_find(s, schema, ref), values, depth + 1);
     if (value != NULL)
-        return values_add(v, value);
+        return schema_values_add(values, value);
     for (uint32_t i = 0; list != NULL && i < list->n && known; i++)
-        known = values_add(v, &list->items[i]);
+        known = schema_values_add(values, &list->items[i]);
     for (uint32_t i = 0; list == NULL && any != NULL && i < any->n && known; i++)
-        known = values_of(s, &any->items[i], v, depth + 1);
+        known = schema_values_of(s, &any->items[i], values, depth + 1);
     if (list != NULL || any != NULL)
         return known;
-    return json_is_text(json_get(schema, "type"), "boolean") && values_add(v, &both[0]) &&
-           values_add(v, &both[1]);
+    return json_is_text(json_get(schema, "type"), "boolean") &&
+           schema_values_add(values, &both[0]) && schema_values_add(values, &both[1]);
 }
 
-uint32_t array_values(struct schema *s, const struct atom *atoms, const struct json **values)
+uint32_t schema_array_values(struct schema *schema, const struct atom *atoms,
+                             const struct json **values)
 {
-    struct values v = {.n = 0};
+    struct values found = {.n = 0};
     bool known = false;
 
-    for (const struct atom *t = atoms; t != NULL && compile_tick(s->c); t = t->next) {
-        if (t->kind == ATOM_CONTAINS)
-            return 0; /* two kinds of layers are too many */
-        if (known || t->kind != ATOM_ITEMS || prefix_of(t->node) != NULL)
+    for (const struct atom *atom = atoms; atom != NULL && compile_tick(schema->c);
+         atom = atom->next) {
+        if (atom->kind == ATOM_CONTAINS)
+            return 0; /* layers of both kinds would be too many */
+        if (known || atom->kind != ATOM_ITEMS || schema_prefix_of(atom->node) != NULL)
             continue;
-        v.n = 0;
-        known = values_of(s, rest_of(t->node), &v, 0);
+        found.n = 0;
+        known = schema_values_of(schema, schema_rest_of(atom->node), &found, 0);
     }
     if (known && values != NULL)
-        memcpy(values, v.items, v.n * sizeof(const struct json *));
-    return known ? v.n : 0;
+        memcpy(values, found.items, found.n * sizeof(const struct json *));
+    if (known)
+        return found.n;
+    return 0;
 }
 
-/* What was there after one more value; NONE: it was there already. */
-static uint32_t unique_next(const struct array *r, uint32_t layer, uint32_t value)
+/* The layer after one more value; NONE: the value may not come any more. */
+static uint32_t schema_unique_next(const struct array *array, uint32_t layer, uint32_t value)
 {
-    if (r->n_unique > UNIQUE_SETS)
-        return value >= layer ? value + 1 : NONE;
-    return (layer >> value & 1) == 0 ? layer | 1u << value : NONE;
+    if (array->n_unique > UNIQUE_SETS) {
+        if (value >= layer)
+            return value + 1;
+        return NONE;
+    }
+    if ((layer >> value & 1) == 0)
+        return layer | 1u << value;
+    return NONE;
 }
 
-static void unique_begin(struct array *r)
+/* Set up the layers of uniqueItems. */
+static void schema_unique_begin(struct array *array)
 {
     bool unique = false;
 
-    for (const struct atom *t = r->a->atoms; t != NULL; t = t->next)
-        unique = unique || (t->kind == ATOM_UNIQUE && !t->negated);
-    if (!unique || r->max <= 1)
+    for (const struct atom *atom = array->a->atoms; atom != NULL; atom = atom->next)
+        unique = unique || (atom->kind == ATOM_UNIQUE && !atom->negated);
+    if (!unique || array->max <= 1)
         return;
-    r->n_unique = array_values(r->s, r->a->atoms, r->unique);
-    if (r->n_unique == 0)
+    array->n_unique = schema_array_values(array->s, array->a->atoms, array->unique);
+    if (array->n_unique == 0)
         return;
-    r->max = r->max < r->n_unique ? r->max : r->n_unique;
-    r->n_layers = r->n_unique > UNIQUE_SETS ? r->n_unique + 1 : 1u << r->n_unique;
+    array->max = array->max < array->n_unique ? array->max : array->n_unique;
+    if (array->n_unique > UNIQUE_SETS)
+        array->n_layers = array->n_unique + 1;
+    else
+        array->n_layers = 1u << array->n_unique;
 }
 
-static void count_add(struct array *r, const struct atom *t)
+/* Note a `contains`. */
+static void schema_count_add(struct array *array, const struct atom *atom)
 {
-    struct count *c = &r->counts[r->n_counts];
+    struct count *count = &array->counts[array->n_counts];
 
-    if (r->n_counts == COUNTS_MAX) {
-        compile_fail(r->s->c, ERR_LIMIT, "more than %d \"contains\" on one array", COUNTS_MAX);
+    if (array->n_counts == COUNTS_MAX) {
+        compile_fail(array->s->c, ERR_LIMIT, "more than %d \"contains\" on one array", COUNTS_MAX);
         return;
     }
-    *c = (struct count){.literal = t->literal, .min = t->n, .max = t->m, .from = t->from};
-    c->cap = c->max != NONE ? c->max : c->min;
-    if (c->cap > 1000)
-        compile_fail(r->s->c, ERR_LIMIT, "minContains or maxContains above 1000");
-    r->n_counts++;
+    *count = (struct count){
+        .literal = atom->literal, .min = atom->n, .max = atom->m, .from = atom->from};
+    if (count->max != NONE)
+        count->cap = count->max;
+    else
+        count->cap = count->min;
+    if (count->cap > 1000)
+        compile_fail(array->s->c, ERR_LIMIT, "minContains or maxContains above 1000");
+    array->n_counts++;
 }
 
-static void atom_note(struct array *r, const struct atom *t)
+/* Note one atom. */
+static void schema_array_note_atom(struct array *array, const struct atom *atom)
 {
     const struct json *prefix;
 
-    switch ((int)t->kind) {
+    switch ((int)atom->kind) {
     case ATOM_ITEMS:
-        prefix = prefix_of(t->node);
-        if (prefix != NULL && prefix->n > r->last)
-            r->last = prefix->n;
+        prefix = schema_prefix_of(atom->node);
+        if (prefix != NULL && prefix->n > array->last)
+            array->last = prefix->n;
         break;
-    case ATOM_ITEM: r->last = t->n + 1 > r->last ? t->n + 1 : r->last; break;
-    case ATOM_ITEMS_LEAST: r->min = t->n > r->min ? t->n : r->min; break;
-    case ATOM_ITEMS_MOST: r->max = t->n < r->max ? t->n : r->max; break;
+    case ATOM_ITEM: array->last = atom->n + 1 > array->last ? atom->n + 1 : array->last; break;
+    case ATOM_ITEMS_LEAST: array->min = atom->n > array->min ? atom->n : array->min; break;
+    case ATOM_ITEMS_MOST: array->max = atom->n < array->max ? atom->n : array->max; break;
     case ATOM_CONTAINS:
-        count_add(r, t);
-        r->last = t->from > r->last ? t->from : r->last;
+        schema_count_add(array, atom);
+        if (atom->from > array->last)
+            array->last = atom->from;
         break;
     default: break;
     }
 }
 
-/* The literals of an item; false: there can be no such item. */
-static bool item_wants(struct array *r, uint32_t at, uint32_t *list, uint32_t *n, uint32_t cap)
+/* The literals for the item at a position. False when no such item may exist. */
+static bool schema_item_wants(struct array *array, uint32_t at, uint32_t *list, uint32_t *n,
+                              uint32_t cap)
 {
-    const struct atom *t;
+    const struct atom *atom;
 
-    for (t = r->a->atoms; t != NULL && compile_tick(r->s->c); t = t->next) {
+    for (atom = array->a->atoms; atom != NULL && compile_tick(array->s->c); atom = atom->next) {
         const struct json *prefix, *schema;
 
         if (*n + COUNTS_MAX >= cap) {
-            compile_fail(r->s->c, ERR_LIMIT, "too many schemas meet at one item");
+            compile_fail(array->s->c, ERR_LIMIT, "too many schemas meet at one item");
             return false;
         }
-        if (t->kind == ATOM_ITEM && t->n == at)
-            list[(*n)++] = t->literal;
-        if (t->kind != ATOM_ITEMS)
+        if (atom->kind == ATOM_ITEM && atom->n == at)
+            list[(*n)++] = atom->literal;
+        if (atom->kind != ATOM_ITEMS)
             continue;
-        prefix = prefix_of(t->node);
-        schema = prefix != NULL && at < prefix->n ? &prefix->items[at] : rest_of(t->node);
+        prefix = schema_prefix_of(atom->node);
+        if (prefix != NULL && at < prefix->n)
+            schema = &prefix->items[at];
+        else
+            schema = schema_rest_of(atom->node);
         if (schema == NULL)
             continue;
         if (schema->kind == JSON_BOOL && !schema->flag)
             return false;
         if (schema->kind != JSON_BOOL)
-            list[(*n)++] = literal_of(r->s, schema, false, false);
+            list[(*n)++] = schema_literal_of(array->s, schema, false, false);
     }
     return true;
 }
 
 /* --- building ----------------------------------------------------------------------------- */
 
-static uint32_t after(struct array *r, uint32_t at, uint32_t layer)
+/* The state after the item before a position, in a layer. */
+static uint32_t schema_array_after(struct array *array, uint32_t at, uint32_t layer)
 {
-    uint32_t *state = &r->after[(at < r->last ? at : r->last) * r->n_layers + layer];
+    uint32_t *state =
+        &array->after[(at < array->last ? at : array->last) * array->n_layers + layer];
 
     if (*state == NONE)
-        *state = build_state(r->s->b);
+        *state = build_state(array->s->b);
     return *state;
 }
 
-/* Counts of a layer: a number whose digits have the base cap + 1. */
-static void layer_read(const struct array *r, uint32_t layer, uint32_t *count)
+/* The counts of a layer, which is a number with mixed radix: digit i has the base cap + 1. */
+static void schema_layer_read(const struct array *array, uint32_t layer, uint32_t *count)
 {
     uint32_t i;
 
-    for (i = 0; i < r->n_counts; i++) {
-        count[i] = layer % (r->counts[i].cap + 1);
-        layer /= r->counts[i].cap + 1;
+    for (i = 0; i < array->n_counts; i++) {
+        count[i] = layer % (array->counts[i].cap + 1);
+        layer /= array->counts[i].cap + 1;
     }
 }
 
-static uint32_t layer_of(const struct array *r, const uint32_t *count)
+static uint32_t schema_layer_of(const struct array *array, const uint32_t *count)
 {
     uint32_t layer = 0;
     uint32_t i;
 
-    for (i = r->n_counts; i-- > 0;)
-        layer = layer * (r->counts[i].cap + 1) + count[i];
+    for (i = array->n_counts; i-- > 0;)
+        layer = layer * (array->counts[i].cap + 1) + count[i];
     return layer;
 }
 
-/* One way to read an item: it satisfies those counts whose bit is set. */
-static void item_way(struct array *r, uint32_t from, uint32_t at, uint32_t layer, uint32_t ways)
+/* Build one way to read an item: it counts for those literals whose bit in `ways` is set. Ways that
+ * make no difference, or one item too many, are left out. */
+static void schema_item_way(struct array *array, uint32_t from, uint32_t at, uint32_t layer,
+                            uint32_t ways)
 {
     uint32_t list[96];
     uint32_t count[COUNTS_MAX] = {0};
     uint32_t n = 0;
     uint32_t i;
 
-    if (!item_wants(r, at, list, &n, sizeof list / sizeof list[0]))
+    if (!schema_item_wants(array, at, list, &n, sizeof list / sizeof list[0]))
         return;
-    layer_read(r, layer, count);
-    for (i = 0; i < r->n_counts; i++) {
-        const struct count *c = &r->counts[i];
+    schema_layer_read(array, layer, count);
+    for (i = 0; i < array->n_counts; i++) {
+        const struct count *c = &array->counts[i];
         bool is = (ways >> i & 1) != 0;
 
         if (at < c->from) {
@@ -272,7 +307,7 @@ static void item_way(struct array *r, uint32_t from, uint32_t at, uint32_t layer
                 return;
             continue;
         }
-        if (c->max == NONE && count[i] == c->cap) { /* enough: no matter */
+        if (c->max == NONE && count[i] == c->cap) { /* enough were found */
             if (is)
                 return;
             continue;
@@ -282,98 +317,106 @@ static void item_way(struct array *r, uint32_t from, uint32_t at, uint32_t layer
         if (is)
             list[n++] = c->literal;
         else if (c->max != NONE)
-            list[n++] = literal_not(r->s, c->literal);
+            list[n++] = schema_literal_not(array->s, c->literal);
         count[i] += is;
     }
-    build_call(r->s->b, from, goal_state(r->s, list, n), after(r, at + 1, layer_of(r, count)));
+    build_call(array->s->b, from, schema_goal_state(array->s, list, n),
+               schema_array_after(array, at + 1, schema_layer_of(array, count)));
 }
 
-/* The item at a position. */
-static void item_build(struct array *r, uint32_t from, uint32_t at, uint32_t layer)
+/* Build the item at a position: a choice of all ways, or with uniqueItems of all values left. */
+static void schema_item_build(struct array *array, uint32_t from, uint32_t at, uint32_t layer)
 {
     uint32_t ways;
 
-    for (uint32_t i = 0; i < r->n_unique && compile_ok(r->s->c); i++) {
-        uint32_t next = unique_next(r, layer, i), list[96], n = 0;
+    for (uint32_t i = 0; i < array->n_unique && compile_ok(array->s->c); i++) {
+        uint32_t next = schema_unique_next(array, layer, i), list[96], n = 0;
 
-        if (next == NONE || !item_wants(r, at, list, &n, sizeof list / sizeof list[0]))
+        if (next == NONE || !schema_item_wants(array, at, list, &n, sizeof list / sizeof list[0]))
             continue;
-        list[n++] = literal_of(r->s, r->unique[i], true, false);
-        build_call(r->s->b, from, goal_state(r->s, list, n), after(r, at + 1, next));
+        list[n++] = schema_literal_of(array->s, array->unique[i], true, false);
+        build_call(array->s->b, from, schema_goal_state(array->s, list, n),
+                   schema_array_after(array, at + 1, next));
     }
-    if (r->n_unique > 0)
+    if (array->n_unique > 0)
         return;
-    for (ways = 0; ways < 1u << r->n_counts && compile_ok(r->s->c); ways++)
-        item_way(r, from, at, layer, ways);
+    for (ways = 0; ways < 1u << array->n_counts && compile_ok(array->s->c); ways++)
+        schema_item_way(array, from, at, layer, ways);
 }
 
-static bool may_close(const struct array *r, uint32_t at, uint32_t layer)
+/* May the array end here? */
+static bool schema_may_close(const struct array *array, uint32_t at, uint32_t layer)
 {
     uint32_t count[COUNTS_MAX] = {0};
     uint32_t i;
 
-    layer_read(r, layer, count);
-    for (i = 0; i < r->n_counts; i++)
-        if (count[i] < r->counts[i].min)
+    schema_layer_read(array, layer, count);
+    for (i = 0; i < array->n_counts; i++)
+        if (count[i] < array->counts[i].min)
             return false;
-    return at >= r->min;
+    return at >= array->min;
 }
 
-static void place_build(struct array *r, uint32_t at, uint32_t layer)
+/* Build the continuations after an item: ',' and another one, or ']'. */
+static void schema_array_build_place(struct array *array, uint32_t at, uint32_t layer)
 {
-    struct build *b = r->s->b;
-    uint32_t state = r->after[at * r->n_layers + layer];
+    struct build *build = array->s->b;
+    uint32_t state = array->after[at * array->n_layers + layer];
     uint32_t gap, next;
 
     if (state == NONE)
         return;
-    gap = build_state(b);
-    space_build(r->s, state, gap);
-    if (r->max == NONE || at < r->max) {
-        next = build_state(b);
-        space_build_after(r->s, build_text(b, gap, ",", 1), next);
-        item_build(r, next, at, layer);
+    gap = build_state(build);
+    schema_build_space(array->s, state, gap);
+    if (array->max == NONE || at < array->max) {
+        next = build_state(build);
+        schema_build_space_after(array->s, build_text(build, gap, ",", 1), next);
+        schema_item_build(array, next, at, layer);
     }
-    if (may_close(r, at, layer))
-        build_edge(b, gap, ']', ']', r->s->end);
+    if (schema_may_close(array, at, layer))
+        build_edge(build, gap, ']', ']', array->s->end);
 }
 
-void array_build(struct schema *s, uint32_t from, const struct alternative *a)
+void schema_array_build(struct schema *schema, uint32_t from, const struct alternative *alternative)
 {
-    struct array r = {.s = s, .a = a, .max = NONE, .n_layers = 1};
-    uint32_t begin = build_nest(s->b);
-    uint32_t gap = build_state(s->b);
-    const struct atom *t;
+    struct array array = {.s = schema, .a = alternative, .max = NONE, .n_layers = 1};
+    uint32_t begin = build_nest(schema->b);
+    uint32_t gap = build_state(schema->b);
+    const struct atom *atom;
     uint64_t places;
     uint32_t at, layer;
 
-    build_edge(s->b, from, '[', '[', begin);
-    for (t = a->atoms; t != NULL && compile_tick(s->c); t = t->next)
-        atom_note(&r, t);
-    r.max = r.max > ITEMS_NO_LIMIT ? NONE : r.max;
-    unique_begin(&r);
-    if (r.max != NONE && r.max < r.last)
-        r.last = r.max;
-    r.last = r.min > r.last ? r.min : r.last;
-    if (r.max != NONE && r.max > r.last)
-        r.last = r.max;
-    for (at = 0, places = ((uint64_t)r.last + 2) * r.n_layers;
-         at < r.n_counts && places <= PLACES_MAX; at++) {
-        r.n_layers *= r.counts[at].cap + 1;
-        places *= r.counts[at].cap + 1;
+    build_edge(schema->b, from, '[', '[', begin);
+    for (atom = alternative->atoms; atom != NULL && compile_tick(schema->c); atom = atom->next)
+        schema_array_note_atom(&array, atom);
+    if (array.max > ITEMS_NO_LIMIT)
+        array.max = NONE;
+    schema_unique_begin(&array);
+    if (array.max != NONE && array.max < array.last)
+        array.last = array.max;
+    if (array.min > array.last)
+        array.last = array.min;
+    if (array.max != NONE && array.max > array.last)
+        array.last = array.max;
+    for (at = 0, places = ((uint64_t)array.last + 2) * array.n_layers;
+         at < array.n_counts && places <= ARRAY_PLACES_MAX; at++) {
+        array.n_layers *= array.counts[at].cap + 1;
+        places *= array.counts[at].cap + 1;
     }
-    if (places > PLACES_MAX)
-        compile_fail(s->c, ERR_LIMIT, "an array of too many positions: at most %d", PLACES_MAX);
-    r.after = compile_alloc(s->c, (size_t)(places > PLACES_MAX ? 1 : places) * sizeof *r.after);
-    if (!compile_ok(s->c))
+    if (places > ARRAY_PLACES_MAX)
+        compile_fail(schema->c, ERR_LIMIT, "an array of too many positions: at most %d",
+                     ARRAY_PLACES_MAX);
+    array.after = compile_alloc(schema->c, (size_t)(places > ARRAY_PLACES_MAX ? 1 : places) *
+                                               sizeof *array.after);
+    if (!compile_ok(schema->c))
         return;
-    memset(r.after, 0xff, (size_t)places * sizeof *r.after);
-    space_build(s, begin, gap);
-    if (may_close(&r, 0, 0))
-        build_edge(s->b, gap, ']', ']', s->end);
-    if (r.max == NONE || r.max > 0)
-        item_build(&r, gap, 0, 0);
-    for (at = 0; at <= r.last && compile_ok(s->c); at++)
-        for (layer = 0; layer < r.n_layers && compile_ok(s->c); layer++)
-            place_build(&r, at, layer);
+    memset(array.after, 0xff, (size_t)places * sizeof *array.after);
+    schema_build_space(schema, begin, gap);
+    if (schema_may_close(&array, 0, 0))
+        build_edge(schema->b, gap, ']', ']', schema->end);
+    if (array.max == NONE || array.max > 0)
+        schema_item_build(&array, gap, 0, 0);
+    for (at = 0; at <= array.last && compile_ok(schema->c); at++)
+        for (layer = 0; layer < array.n_layers && compile_ok(schema->c); layer++)
+            schema_array_build_place(&array, at, layer);
 }

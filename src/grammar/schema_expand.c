@@ -1,40 +1,52 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * From literals to alternatives: branches, constants, and the loop over what is to be done. */
+ * Expands literals to alternatives. The loop takes a branch from a stack and works off its list: a
+ * literal adds the work of its keywords, an "or" replaces the branch by one per option. A branch
+ * without work is an alternative:
+ *
+ *     {"anyOf": [{"type": "string"}, {"minimum": 1}]}
+ *         -> string | null, boolean, number >= 1, string, array, object
+ *
+ * (The second option does not constrain types, because "minimum" only concerns numbers.) */
 #include <string.h>
 
+#include "base/must.h"
 #include "grammar/schema_expand.h"
 
 #define BRANCHES_MAX     20000
 #define ALTERNATIVES_MAX 2000
-#define BRANCHES_ASKED   500 /* when only asked whether there is any */
+#define BRANCHES_ASKED   500 /* when only the existence of an alternative is asked for */
 
 /* --- literals ----------------------------------------------------------------------------- */
 
-uint32_t literal_of(struct schema *s, const struct json *node, bool constant, bool negated)
+/* Literals are numbered by the address of their node, so equal numbers mean the same schema
+ * object. */
+uint32_t schema_literal_of(struct schema *schema, const struct json *node, bool constant,
+                           bool negated)
 {
     uint64_t address = (uint64_t)(uintptr_t)node;
     uint32_t word[3] = {(uint32_t)address, (uint32_t)(address >> 32), constant * 2u + negated};
     bool is_new;
-    uint32_t n = keys_find(&s->literal_keys, word, 3, &is_new);
+    uint32_t n = dfa_keys_find(&schema->literal_keys, word, 3, &is_new);
 
-    if (is_new && LIST_ADD(s->c, &s->literals))
-        s->literals.items[n] = (struct literal){node, constant, negated};
+    if (is_new && LIST_ADD(schema->c, &schema->literals))
+        schema->literals.items[n] = (struct literal){node, constant, negated};
     return n;
 }
 
-uint32_t literal_not(struct schema *s, uint32_t literal)
+uint32_t schema_literal_not(struct schema *schema, uint32_t literal)
 {
-    struct literal l = s->literals.items[literal];
+    struct literal entry = schema->literals.items[literal];
 
-    return literal_of(s, l.node, l.constant, !l.negated);
+    return schema_literal_of(schema, entry.node, entry.constant, !entry.negated);
 }
 
-/* --- pieces ------------------------------------------------------------------------------- */
+/* --- work items --------------------------------------------------------------------------- */
 
-const struct item *item_of(struct expansion *x, struct item item, const struct item *next)
+const struct schema_item *schema_item_of(struct expansion *expansion, struct schema_item item,
+                                         const struct schema_item *next)
 {
-    struct item *copy = compile_alloc(x->s->c, sizeof *copy);
+    struct schema_item *copy = compile_alloc(expansion->s->c, sizeof *copy);
 
     if (copy == NULL)
         return NULL;
@@ -43,103 +55,116 @@ const struct item *item_of(struct expansion *x, struct item item, const struct i
     return copy;
 }
 
-const struct item *item_literal(struct expansion *x, const struct json *node, bool negated,
-                                const struct item *next)
+const struct schema_item *schema_item_literal(struct expansion *expansion, const struct json *node,
+                                              bool negated, const struct schema_item *next)
 {
-    return item_of(
-        x, (struct item){.kind = ITEM_LITERAL, .literal = literal_of(x->s, node, false, negated)},
+    return schema_item_of(
+        expansion,
+        (struct schema_item){.kind = ITEM_LITERAL,
+                             .literal = schema_literal_of(expansion->s, node, false, negated)},
         next);
 }
 
-const struct item *item_types(struct expansion *x, unsigned types, const struct item *next)
+const struct schema_item *schema_item_types(struct expansion *expansion, unsigned types,
+                                            const struct schema_item *next)
 {
-    return item_of(x, (struct item){.kind = ITEM_TYPES, .types = types}, next);
+    return schema_item_of(expansion, (struct schema_item){.kind = ITEM_TYPES, .types = types},
+                          next);
 }
 
-const struct item *item_atom(struct expansion *x, struct atom atom, const struct item *next)
+const struct schema_item *schema_item_atom(struct expansion *expansion, struct atom atom,
+                                           const struct schema_item *next)
 {
-    struct atom *copy = compile_alloc(x->s->c, sizeof *copy);
+    struct atom *copy = compile_alloc(expansion->s->c, sizeof *copy);
 
     if (copy == NULL)
         return NULL;
     *copy = atom;
-    return item_of(x, (struct item){.kind = ITEM_ATOM, .atom = copy}, next);
+    return schema_item_of(expansion, (struct schema_item){.kind = ITEM_ATOM, .atom = copy}, next);
 }
 
-void option(struct expansion *x, struct options *o, const struct item *items)
+void schema_add_option(struct expansion *expansion, struct options *options,
+                       const struct schema_item *items)
 {
-    struct either *e = compile_alloc(x->s->c, sizeof *e);
+    struct either *option = compile_alloc(expansion->s->c, sizeof *option);
 
-    if (e == NULL)
+    if (option == NULL)
         return;
-    e->items = items;
-    if (o->last == NULL)
-        o->first = e;
+    option->items = items;
+    if (options->last == NULL)
+        options->first = option;
     else
-        o->last->next = e;
-    o->last = e;
-    o->n++;
+        options->last->next = option;
+    options->last = option;
+    options->n++;
 }
 
-/* --- what a branch has to do -------------------------------------------------------------- */
+/* --- the current branch ------------------------------------------------------------------- */
 
-void do_item(struct expansion *x, struct item item)
+void schema_expand_item(struct expansion *expansion, struct schema_item item)
 {
-    x->now.work = item_of(x, item, x->now.work);
+    expansion->now.work = schema_item_of(expansion, item, expansion->now.work);
 }
 
-void do_literal(struct expansion *x, const struct json *node, bool negated)
+void schema_expand_literal(struct expansion *expansion, const struct json *node, bool negated)
 {
-    do_item(x,
-            (struct item){.kind = ITEM_LITERAL, .literal = literal_of(x->s, node, false, negated)});
+    schema_expand_item(expansion, (struct schema_item){.kind = ITEM_LITERAL,
+                                                       .literal = schema_literal_of(
+                                                           expansion->s, node, false, negated)});
 }
 
-void do_atom(struct expansion *x, struct atom atom)
+void schema_expand_atom(struct expansion *expansion, struct atom atom)
 {
-    struct atom *copy = compile_alloc(x->s->c, sizeof *copy);
+    struct atom *copy = compile_alloc(expansion->s->c, sizeof *copy);
 
     if (copy == NULL)
         return;
     *copy = atom;
-    copy->next = x->now.atoms;
-    x->now.atoms = copy;
+    copy->next = expansion->now.atoms;
+    expansion->now.atoms = copy;
 }
 
-void do_either(struct expansion *x, const struct options *o)
+void schema_expand_either(struct expansion *expansion, const struct options *options)
 {
-    do_item(x, (struct item){.kind = ITEM_EITHER, .either = o->first});
+    schema_expand_item(expansion,
+                       (struct schema_item){.kind = ITEM_EITHER, .either = options->first});
 }
 
-void *refuse(struct expansion *x, const struct json *node, const char *what)
+void *schema_refuse(struct expansion *expansion, const struct json *node, const char *what)
 {
-    x->s->c->at = node;
-    compile_fail(x->s->c, ERR_UNSUPPORTED, "%s", what);
+    expansion->s->c->at = node;
+    compile_fail(expansion->s->c, ERR_UNSUPPORTED, "%s", what);
     return NULL;
 }
 
-void invalid(struct expansion *x, const struct json *node, const char *what)
+void schema_is_invalid(struct expansion *expansion, const struct json *node, const char *what)
 {
-    x->s->c->at = node;
-    compile_fail(x->s->c, ERR_INVALID, "\"%s\" must be %s", node->key == NULL ? "?" : node->key,
-                 what);
+    expansion->s->c->at = node;
+    compile_fail(expansion->s->c, ERR_INVALID, "\"%s\" must be %s",
+                 node->key == NULL ? "?" : node->key, what);
 }
 
-/* A count: a whole number >= 0, also written 2.0; false after an error. */
-bool count_of(struct expansion *x, const struct json *node, uint32_t *n)
+/* Read a count: a whole number >= 0, possibly written as 2.0. False after an error. */
+bool schema_count_of(struct expansion *expansion, const struct json *node, uint32_t *n)
 {
-    double v = json_is_number(node) ? json_real(node) : -1;
+    double value = json_is_number(node) ? json_real(node) : -1;
 
-    if (v < 0 || v != (double)(uint64_t)(v < 1e15 ? v : 1)) {
-        if (!(v >= 1e15)) {
-            invalid(x, node, "a whole number, 0 or more");
+    must(node != NULL && n != NULL);
+    if (value < 0 || value != (double)(uint64_t)(value < 1e15 ? value : 1)) {
+        if (!(value >= 1e15)) {
+            schema_is_invalid(expansion, node, "a whole number, 0 or more");
             return false;
         }
     }
-    *n = v > 4e9 ? 4000000000u : (uint32_t)v;
+    if (value > 4e9)
+        *n = 4000000000u;
+    else
+        *n = (uint32_t)value;
     return true;
 }
 
-static unsigned type_bits(const struct json *name)
+/* The types of a name in "type"; 0: unknown. */
+static unsigned schema_type_bits(const struct json *name)
 {
     static const struct {
         const char *name;
@@ -156,25 +181,27 @@ static unsigned type_bits(const struct json *name)
     return 0;
 }
 
-unsigned types_of(struct expansion *x, const struct json *node)
+unsigned schema_types_of(struct expansion *expansion, const struct json *node)
 {
     unsigned types = 0;
     uint32_t i;
 
+    must(node != NULL);
     if (node->kind == JSON_TEXT)
-        types = type_bits(node);
+        types = schema_type_bits(node);
     for (i = 0; node->kind == JSON_LIST && i < node->n; i++)
-        types |= type_bits(&node->items[i]);
+        types |= schema_type_bits(&node->items[i]);
     if (types == 0)
-        invalid(x, node, "a type's name or a list of them");
+        schema_is_invalid(expansion, node, "a type's name or a list of them");
     return types;
 }
 
-static unsigned type_of_value(const struct json *v)
+/* The type of a constant. 2.0 is a whole number. */
+static unsigned schema_type_of_value(const struct json *value)
 {
-    switch (v->kind) {
+    switch (value->kind) {
     case JSON_NULL: return TYPE_NULL;
-    case JSON_BOOL: return v->flag ? TYPE_TRUE : TYPE_FALSE;
+    case JSON_BOOL: return value->flag ? TYPE_TRUE : TYPE_FALSE;
     case JSON_INT:
     case JSON_UINT: return TYPE_WHOLE;
     case JSON_REAL: break;
@@ -182,89 +209,120 @@ static unsigned type_of_value(const struct json *v)
     case JSON_LIST: return TYPE_ARRAY;
     case JSON_OBJECT: return TYPE_OBJECT;
     }
-    struct decimal d;
+    struct decimal decimal;
 
-    return decimal_read(&d, v->text, v->n) && d.n_frac == 0 ? TYPE_WHOLE : TYPE_FRACTION;
+    if (schema_decimal_read(&decimal, value->text, value->n) && decimal.n_frac == 0)
+        return TYPE_WHOLE;
+    return TYPE_FRACTION;
 }
 
 /* --- constants ---------------------------------------------------------------------------- */
 
-/* One of values[0 .. n): scalars together, each list and object for itself. */
-void expand_values(struct expansion *x, const struct json *values, uint32_t n, bool negated)
+/* One of values[0 .. n): scalars in one option, each list and object in an option of its own.
+ * Negated: none of the scalars, and for each list and object a literal. */
+void schema_expand_values(struct expansion *expansion, const struct json *values, uint32_t n,
+                          bool negated)
 {
-    struct options o = {0};
+    struct options options = {0};
     unsigned types = 0;
-    const struct item *all = NULL;
+    const struct schema_item *all = NULL;
     uint32_t i;
 
-    for (i = 0; i < n && compile_tick(x->s->c); i++)
-        types |= type_of_value(&values[i]);
+    must(values != NULL || n == 0);
+    for (i = 0; i < n && compile_tick(expansion->s->c); i++)
+        types |= schema_type_of_value(&values[i]);
     if (!negated) {
-        all = item_atom(x, (struct atom){.kind = ATOM_STRINGS, .node = values, .n = n}, all);
-        all = item_atom(x, (struct atom){.kind = ATOM_NUMBERS, .node = values, .n = n}, all);
-        all = item_types(x, types & ~(unsigned)(TYPE_ARRAY | TYPE_OBJECT), all);
+        all = schema_item_atom(expansion,
+                               (struct atom){.kind = ATOM_STRINGS, .node = values, .n = n}, all);
+        all = schema_item_atom(expansion,
+                               (struct atom){.kind = ATOM_NUMBERS, .node = values, .n = n}, all);
+        all = schema_item_types(expansion, types & ~(unsigned)(TYPE_ARRAY | TYPE_OBJECT), all);
         if ((types & ~(unsigned)(TYPE_ARRAY | TYPE_OBJECT)) != 0)
-            option(x, &o, all);
+            schema_add_option(expansion, &options, all);
     } else {
         types &= TYPE_NULL | TYPE_TRUE | TYPE_FALSE;
-        do_item(x, (struct item){.kind = ITEM_TYPES, .types = TYPE_ALL & ~types});
-        do_atom(x, (struct atom){.kind = ATOM_STRINGS, .node = values, .n = n, .negated = true});
-        do_atom(x, (struct atom){.kind = ATOM_NUMBERS, .node = values, .n = n, .negated = true});
+        schema_expand_item(expansion,
+                           (struct schema_item){.kind = ITEM_TYPES, .types = TYPE_ALL & ~types});
+        schema_expand_atom(
+            expansion,
+            (struct atom){.kind = ATOM_STRINGS, .node = values, .n = n, .negated = true});
+        schema_expand_atom(
+            expansion,
+            (struct atom){.kind = ATOM_NUMBERS, .node = values, .n = n, .negated = true});
     }
-    for (i = 0; i < n && compile_tick(x->s->c); i++) {
-        struct item item = {.kind = ITEM_LITERAL};
+    for (i = 0; i < n && compile_tick(expansion->s->c); i++) {
+        struct schema_item item = {.kind = ITEM_LITERAL};
 
         if (values[i].kind != JSON_LIST && values[i].kind != JSON_OBJECT)
             continue;
-        item.literal = literal_of(x->s, &values[i], true, negated);
+        item.literal = schema_literal_of(expansion->s, &values[i], true, negated);
         if (negated)
-            do_item(x, item);
+            schema_expand_item(expansion, item);
         else
-            option(x, &o, item_of(x, item, NULL));
+            schema_add_option(expansion, &options, schema_item_of(expansion, item, NULL));
     }
     if (!negated)
-        do_either(x, &o);
+        schema_expand_either(expansion, &options);
 }
 
-static void expand_list_constant(struct expansion *x, const struct json *v, bool negated)
+/* A constant that is a list: the right length, and each item equal. Its negation: another type,
+ * another length, or some item that differs. */
+static void schema_expand_list_constant(struct expansion *expansion, const struct json *value,
+                                        bool negated)
 {
-    struct options o = {0};
+    struct options options = {0};
     uint32_t i;
 
     if (!negated) {
-        do_item(x, (struct item){.kind = ITEM_TYPES, .types = TYPE_ARRAY});
-        do_atom(x, (struct atom){.kind = ATOM_ITEMS_LEAST, .n = v->n});
-        do_atom(x, (struct atom){.kind = ATOM_ITEMS_MOST, .n = v->n});
-        for (i = 0; i < v->n && compile_tick(x->s->c); i++)
-            do_atom(x, (struct atom){.kind = ATOM_ITEM,
-                                     .n = i,
-                                     .literal = literal_of(x->s, &v->items[i], true, false)});
+        schema_expand_item(expansion,
+                           (struct schema_item){.kind = ITEM_TYPES, .types = TYPE_ARRAY});
+        schema_expand_atom(expansion, (struct atom){.kind = ATOM_ITEMS_LEAST, .n = value->n});
+        schema_expand_atom(expansion, (struct atom){.kind = ATOM_ITEMS_MOST, .n = value->n});
+        for (i = 0; i < value->n && compile_tick(expansion->s->c); i++)
+            schema_expand_atom(expansion,
+                               (struct atom){.kind = ATOM_ITEM,
+                                             .n = i,
+                                             .literal = schema_literal_of(
+                                                 expansion->s, &value->items[i], true, false)});
         return;
     }
-    option(x, &o, item_types(x, TYPE_ALL & ~(unsigned)TYPE_ARRAY, NULL));
-    option(x, &o,
-           item_types(x, TYPE_ARRAY,
-                      item_atom(x, (struct atom){.kind = ATOM_ITEMS_LEAST, .n = v->n + 1}, NULL)));
-    if (v->n > 0)
-        option(
-            x, &o,
-            item_types(x, TYPE_ARRAY,
-                       item_atom(x, (struct atom){.kind = ATOM_ITEMS_MOST, .n = v->n - 1}, NULL)));
-    for (i = 0; i < v->n && compile_tick(x->s->c); i++) {
+    schema_add_option(expansion, &options,
+                      schema_item_types(expansion, TYPE_ALL & ~(unsigned)TYPE_ARRAY, NULL));
+    schema_add_option(
+        expansion, &options,
+        schema_item_types(
+            expansion, TYPE_ARRAY,
+            schema_item_atom(expansion, (struct atom){.kind = ATOM_ITEMS_LEAST, .n = value->n + 1},
+                             NULL)));
+    if (value->n > 0)
+        schema_add_option(
+            expansion, &options,
+            schema_item_types(
+                expansion, TYPE_ARRAY,
+                schema_item_atom(expansion,
+                                 (struct atom){.kind = ATOM_ITEMS_MOST, .n = value->n - 1}, NULL)));
+    for (i = 0; i < value->n && compile_tick(expansion->s->c); i++) {
         struct atom least = {.kind = ATOM_ITEMS_LEAST, .n = i + 1};
-        struct atom item = {
-            .kind = ATOM_ITEM, .n = i, .literal = literal_of(x->s, &v->items[i], true, true)};
+        struct atom item = {.kind = ATOM_ITEM,
+                            .n = i,
+                            .literal =
+                                schema_literal_of(expansion->s, &value->items[i], true, true)};
 
-        option(x, &o, item_types(x, TYPE_ARRAY, item_atom(x, least, item_atom(x, item, NULL))));
+        schema_add_option(
+            expansion, &options,
+            schema_item_types(
+                expansion, TYPE_ARRAY,
+                schema_item_atom(expansion, least, schema_item_atom(expansion, item, NULL))));
     }
-    do_either(x, &o);
+    schema_expand_either(expansion, &options);
 }
 
-/* A node that is the name of a member as a text, for atoms about names. */
-const struct json *name_text(struct expansion *x, const struct json *member)
+/* A node that is a member's name as a text, for atoms about names. */
+const struct json *schema_name_text(struct expansion *expansion, const struct json *member)
 {
-    struct json *text = compile_alloc(x->s->c, sizeof *text);
+    struct json *text = compile_alloc(expansion->s->c, sizeof *text);
 
+    must(member->key != NULL);
     if (text == NULL)
         return member;
     text->kind = JSON_TEXT;
@@ -273,111 +331,141 @@ const struct json *name_text(struct expansion *x, const struct json *member)
     return text;
 }
 
-const struct item *item_required(struct expansion *x, const struct json *text,
-                                 const struct item *next)
+const struct schema_item *schema_item_required(struct expansion *expansion, const struct json *text,
+                                               const struct schema_item *next)
 {
-    return item_atom(x, (struct atom){.kind = ATOM_REQUIRED, .node = text}, next);
+    return schema_item_atom(expansion, (struct atom){.kind = ATOM_REQUIRED, .node = text}, next);
 }
 
-static void expand_object_constant(struct expansion *x, const struct json *v, bool negated)
+/* A constant that is an object: exactly these members with these values. Its negation: another
+ * type, more members, some member that is missing, or one whose value differs. */
+static void schema_expand_object_constant(struct expansion *expansion, const struct json *value,
+                                          bool negated)
 {
-    struct options o = {0};
+    struct options options = {0};
     uint32_t i;
 
     if (!negated) {
-        do_item(x, (struct item){.kind = ITEM_TYPES, .types = TYPE_OBJECT});
-        do_atom(x, (struct atom){.kind = ATOM_MEMBERS_MOST, .n = v->n});
+        schema_expand_item(expansion,
+                           (struct schema_item){.kind = ITEM_TYPES, .types = TYPE_OBJECT});
+        schema_expand_atom(expansion, (struct atom){.kind = ATOM_MEMBERS_MOST, .n = value->n});
     } else {
-        option(x, &o, item_types(x, TYPE_ALL & ~(unsigned)TYPE_OBJECT, NULL));
-        option(x, &o,
-               item_types(
-                   x, TYPE_OBJECT,
-                   item_atom(x, (struct atom){.kind = ATOM_MEMBERS_LEAST, .n = v->n + 1}, NULL)));
+        schema_add_option(expansion, &options,
+                          schema_item_types(expansion, TYPE_ALL & ~(unsigned)TYPE_OBJECT, NULL));
+        schema_add_option(
+            expansion, &options,
+            schema_item_types(
+                expansion, TYPE_OBJECT,
+                schema_item_atom(expansion,
+                                 (struct atom){.kind = ATOM_MEMBERS_LEAST, .n = value->n + 1},
+                                 NULL)));
     }
-    for (i = 0; i < v->n && compile_tick(x->s->c); i++) {
-        const struct json *text = name_text(x, &v->items[i]);
+    for (i = 0; i < value->n && compile_tick(expansion->s->c); i++) {
+        const struct json *text = schema_name_text(expansion, &value->items[i]);
         struct atom member = {.kind = ATOM_PROPERTY,
-                              .node = &v->items[i],
-                              .literal = literal_of(x->s, &v->items[i], true, negated)};
+                              .node = &value->items[i],
+                              .literal =
+                                  schema_literal_of(expansion->s, &value->items[i], true, negated)};
 
         if (!negated) {
-            do_atom(x, (struct atom){.kind = ATOM_REQUIRED, .node = text});
-            do_atom(x, member);
+            schema_expand_atom(expansion, (struct atom){.kind = ATOM_REQUIRED, .node = text});
+            schema_expand_atom(expansion, member);
             continue;
         }
-        option(x, &o,
-               item_types(x, TYPE_OBJECT,
-                          item_atom(x, (struct atom){.kind = ATOM_ABSENT, .node = text}, NULL)));
-        option(x, &o,
-               item_types(x, TYPE_OBJECT, item_required(x, text, item_atom(x, member, NULL))));
+        schema_add_option(
+            expansion, &options,
+            schema_item_types(expansion, TYPE_OBJECT,
+                              schema_item_atom(expansion,
+                                               (struct atom){.kind = ATOM_ABSENT, .node = text},
+                                               NULL)));
+        schema_add_option(
+            expansion, &options,
+            schema_item_types(
+                expansion, TYPE_OBJECT,
+                schema_item_required(expansion, text, schema_item_atom(expansion, member, NULL))));
     }
     if (negated)
-        do_either(x, &o);
+        schema_expand_either(expansion, &options);
 }
 
-/* --- is there any? ------------------------------------------------------------------------ */
+/* --- contradictions ----------------------------------------------------------------------- */
 
-static bool text_listed(const struct atom *t, const struct json *v)
+/* A branch that nothing can satisfy should not become an alternative: it would cost states, and
+ * make alternatives of "oneOf" look as if they overlapped. These checks find common contradictions;
+ * the rest is found when states without a way to an end are dropped. */
+
+/* Is a text in an atom's list? */
+
+static bool schema_text_listed(const struct atom *atom, const struct json *value)
 {
     uint32_t i;
 
-    for (i = 0; i < t->n; i++)
-        if (t->node[i].kind == JSON_TEXT && t->node[i].text_len == v->text_len &&
-            memcmp(t->node[i].text, v->text, v->text_len) == 0)
+    for (i = 0; i < atom->n; i++)
+        if (atom->node[i].kind == JSON_TEXT && atom->node[i].text_len == value->text_len &&
+            memcmp(atom->node[i].text, value->text, value->text_len) == 0)
             return true;
     return false;
 }
 
-static bool number_listed(const struct atom *t, const struct json *v)
+/* Is a number in an atom's list? */
+static bool schema_number_listed(const struct atom *atom, const struct json *value)
 {
     uint32_t i;
 
-    for (i = 0; i < t->n; i++)
-        if (json_is_number(&t->node[i]) && json_real(&t->node[i]) == json_real(v))
+    for (i = 0; i < atom->n; i++)
+        if (json_is_number(&atom->node[i]) && json_real(&atom->node[i]) == json_real(value))
             return true;
     return false;
 }
 
-/* Is a listed value in all other lists that must have it, and in none that must not? Numbers are
- * compared as doubles, so they may be taken for equal, never for different. */
-static bool value_left(struct expansion *x, const struct atom *list, const struct json *v)
+/* Is a value of a list also in all other lists that must contain it, and in none that must not?
+ * Numbers are compared as doubles: different ones may be taken for equal, but not the reverse. */
+static bool schema_value_left(struct expansion *expansion, const struct atom *list,
+                              const struct json *value)
 {
-    const struct atom *t;
+    const struct atom *atom;
 
-    for (t = x->now.atoms; t != NULL && compile_tick(x->s->c); t = t->next) {
+    for (atom = expansion->now.atoms; atom != NULL && compile_tick(expansion->s->c);
+         atom = atom->next) {
         bool listed;
 
-        if (t == list || t->kind != list->kind)
+        if (atom == list || atom->kind != list->kind)
             continue;
-        listed = t->kind == ATOM_STRINGS ? text_listed(t, v) : number_listed(t, v);
-        if (t->kind == ATOM_NUMBERS && t->negated)
+        if (atom->kind == ATOM_STRINGS)
+            listed = schema_text_listed(atom, value);
+        else
+            listed = schema_number_listed(atom, value);
+        if (atom->kind == ATOM_NUMBERS && atom->negated)
             continue;
-        if (listed == t->negated)
+        if (listed == atom->negated)
             return false;
     }
     return true;
 }
 
-static void drop_empty_lists(struct expansion *x)
+/* Drop strings or numbers if no value of some list is left. */
+static void schema_drop_empty_lists(struct expansion *expansion)
 {
-    const struct atom *t;
+    const struct atom *atom;
     uint32_t i;
 
-    for (t = x->now.atoms; t != NULL && compile_tick(x->s->c); t = t->next) {
-        bool text = t->kind == ATOM_STRINGS;
+    for (atom = expansion->now.atoms; atom != NULL && compile_tick(expansion->s->c);
+         atom = atom->next) {
+        bool text = atom->kind == ATOM_STRINGS;
         bool left = false;
 
-        if ((!text && t->kind != ATOM_NUMBERS) || t->negated)
+        if ((!text && atom->kind != ATOM_NUMBERS) || atom->negated)
             continue;
-        for (i = 0; i < t->n && !left && compile_tick(x->s->c); i++)
-            if (text ? t->node[i].kind == JSON_TEXT : json_is_number(&t->node[i]))
-                left = value_left(x, t, &t->node[i]);
+        for (i = 0; i < atom->n && !left && compile_tick(expansion->s->c); i++)
+            if (text ? atom->node[i].kind == JSON_TEXT : json_is_number(&atom->node[i]))
+                left = schema_value_left(expansion, atom, &atom->node[i]);
         if (!left)
-            x->now.types &= ~(unsigned)(text ? TYPE_STRING : TYPE_NUMBER);
+            expansion->now.types &= ~(unsigned)(text ? TYPE_STRING : TYPE_NUMBER);
     }
 }
 
-static void drop_empty_ranges(struct expansion *x)
+/* Drop a type whose lower bound is above its upper bound. */
+static void schema_drop_empty_ranges(struct expansion *expansion)
 {
     static const struct {
         enum atom_kind least, most;
@@ -385,86 +473,95 @@ static void drop_empty_ranges(struct expansion *x)
     } pairs[] = {{ATOM_LENGTH_LEAST, ATOM_LENGTH_MOST, TYPE_STRING},
                  {ATOM_ITEMS_LEAST, ATOM_ITEMS_MOST, TYPE_ARRAY},
                  {ATOM_MEMBERS_LEAST, ATOM_MEMBERS_MOST, TYPE_OBJECT}};
-    const struct atom *t;
-    const struct atom *u;
+    const struct atom *atom;
+    const struct atom *other;
     size_t i;
 
-    for (t = x->now.atoms; t != NULL; t = t->next)
-        for (u = x->now.atoms; u != NULL && compile_tick(x->s->c); u = u->next) {
+    for (atom = expansion->now.atoms; atom != NULL; atom = atom->next)
+        for (other = expansion->now.atoms; other != NULL && compile_tick(expansion->s->c);
+             other = other->next) {
             for (i = 0; i < 3; i++)
-                if (t->kind == pairs[i].least && u->kind == pairs[i].most && t->n > u->n)
-                    x->now.types &= ~pairs[i].type;
-            if (t->kind == ATOM_LEAST && u->kind == ATOM_MOST &&
-                json_real(t->node) > json_real(u->node))
-                x->now.types &= ~(unsigned)TYPE_NUMBER;
+                if (atom->kind == pairs[i].least && other->kind == pairs[i].most &&
+                    atom->n > other->n)
+                    expansion->now.types &= ~pairs[i].type;
+            if (atom->kind == ATOM_LEAST && other->kind == ATOM_MOST &&
+                json_real(atom->node) > json_real(other->node))
+                expansion->now.types &= ~(unsigned)TYPE_NUMBER;
         }
 }
 
-/* What a required name's value must satisfy; false: there can be no such member. Patterns of names
- * are not looked at, so a little may be missing from the list. */
-static bool member_wants(struct expansion *x, const struct json *name, uint32_t *list, uint32_t *n,
-                         uint32_t cap)
+/* Collect the literals for the value of a required member. False when no such member can exist.
+ * Patterns of names are not considered, so the list may be incomplete. */
+static bool schema_member_wants(struct expansion *expansion, const struct json *name,
+                                uint32_t *list, uint32_t *n, uint32_t cap)
 {
-    const struct atom *t;
+    const struct atom *atom;
 
-    for (t = x->now.atoms; t != NULL && *n < cap; t = t->next) {
+    for (atom = expansion->now.atoms; atom != NULL && *n < cap; atom = atom->next) {
         const struct json *known, *own, *other;
 
-        if (t->kind == ATOM_ABSENT && t->node->text_len == name->text_len &&
-            memcmp(t->node->text, name->text, name->text_len) == 0)
+        if (atom->kind == ATOM_ABSENT && atom->node->text_len == name->text_len &&
+            memcmp(atom->node->text, name->text, name->text_len) == 0)
             return false;
-        if (t->kind == ATOM_PROPERTY && t->node->key_len == name->text_len &&
-            memcmp(t->node->key, name->text, name->text_len) == 0)
-            list[(*n)++] = t->literal;
-        if (t->kind != ATOM_MEMBERS)
+        if (atom->kind == ATOM_PROPERTY && atom->node->key_len == name->text_len &&
+            memcmp(atom->node->key, name->text, name->text_len) == 0)
+            list[(*n)++] = atom->literal;
+        if (atom->kind != ATOM_MEMBERS)
             continue;
-        known = json_get_kind(t->node, "properties", JSON_OBJECT);
-        own = known == NULL ? NULL : json_get_n(known, name->text, name->text_len);
-        other = json_get(t->node, "additionalProperties");
-        if (own == NULL && json_get(t->node, "patternProperties") == NULL)
+        known = json_get_kind(atom->node, "properties", JSON_OBJECT);
+        if (known == NULL)
+            own = NULL;
+        else
+            own = json_get_n(known, name->text, name->text_len);
+        other = json_get(atom->node, "additionalProperties");
+        if (own == NULL && json_get(atom->node, "patternProperties") == NULL)
             own = other;
         if (own != NULL && own->kind == JSON_BOOL && !own->flag)
             return false;
         if (own != NULL)
-            list[(*n)++] = literal_of(x->s, own, false, false);
+            list[(*n)++] = schema_literal_of(expansion->s, own, false, false);
     }
     return true;
 }
 
-static void drop_empty_objects(struct expansion *x)
+/* Drop objects if some required member cannot exist or has contradictory schemas. */
+static void schema_drop_empty_objects(struct expansion *expansion)
 {
-    const struct atom *t;
+    const struct atom *atom;
 
-    for (t = x->now.atoms; t != NULL && (x->now.types & TYPE_OBJECT) != 0; t = t->next) {
+    for (atom = expansion->now.atoms; atom != NULL && (expansion->now.types & TYPE_OBJECT) != 0;
+         atom = atom->next) {
         uint32_t list[32];
         uint32_t n = 0;
 
-        if (t->kind != ATOM_REQUIRED || !compile_tick(x->s->c))
+        if (atom->kind != ATOM_REQUIRED || !compile_tick(expansion->s->c))
             continue;
-        if (!member_wants(x, t->node, list, &n, 32))
-            x->now.types &= ~(unsigned)TYPE_OBJECT;
-        else if (x->depth > 0 && n > 1 && surely_empty(x->s, list, n, x->depth - 1))
-            x->now.types &= ~(unsigned)TYPE_OBJECT;
+        if (!schema_member_wants(expansion, atom->node, list, &n, 32))
+            expansion->now.types &= ~(unsigned)TYPE_OBJECT;
+        else if (expansion->depth > 0 && n > 1 &&
+                 schema_is_surely_empty(expansion->s, list, n, expansion->depth - 1))
+            expansion->now.types &= ~(unsigned)TYPE_OBJECT;
     }
 }
 
-/* uniqueItems is honoured where at most one item may be, or items are of a list of scalars. */
-static void drop_unique(struct expansion *x)
+/* uniqueItems is supported where at most one item can exist, or where items are from a list of
+ * scalars. */
+static void schema_drop_unique(struct expansion *expansion)
 {
-    const struct atom *t;
+    const struct atom *atom;
     const struct atom *unique = NULL;
     uint32_t most = NONE;
 
-    for (t = x->now.atoms; t != NULL; t = t->next) {
-        if (t->kind == ATOM_UNIQUE)
-            unique = t;
-        if (t->kind == ATOM_ITEMS_MOST && t->n < most)
-            most = t->n;
+    for (atom = expansion->now.atoms; atom != NULL; atom = atom->next) {
+        if (atom->kind == ATOM_UNIQUE)
+            unique = atom;
+        if (atom->kind == ATOM_ITEMS_MOST && atom->n < most)
+            most = atom->n;
     }
-    if (unique != NULL && most > 1 && (x->now.types & TYPE_ARRAY) != 0 && !x->asking &&
-        array_values(x->s, x->now.atoms, NULL) == 0)
-        (void)refuse(
-            x, unique->node,
+    if (unique != NULL && most > 1 && (expansion->now.types & TYPE_ARRAY) != 0 &&
+        !expansion->asking && schema_array_values(expansion->s, expansion->now.atoms, NULL) == 0)
+        (void)schema_refuse(
+            expansion, unique->node,
             "\"uniqueItems\" is only supported for items of an enum, const or boolean, and "
             "with \"maxItems\": 1: list the values as an \"enum\", or leave it out and look for "
             "equal items in the answer");
@@ -472,161 +569,177 @@ static void drop_unique(struct expansion *x)
 
 /* --- the loop ----------------------------------------------------------------------------- */
 
-/* The branch is through: an alternative, its atoms in the order in which they were found. */
-static void branch_done(struct expansion *x)
+/* The branch is complete: it becomes an alternative, with its atoms in the order they were
+ * found. */
+static void schema_branch_done(struct expansion *expansion)
 {
-    const struct atom *t;
+    const struct atom *atom;
     const struct atom *turned = NULL;
 
-    drop_empty_lists(x);
-    drop_empty_ranges(x);
-    drop_empty_objects(x);
-    if (x->now.types == 0 || !compile_ok(x->s->c))
+    schema_drop_empty_lists(expansion);
+    schema_drop_empty_ranges(expansion);
+    schema_drop_empty_objects(expansion);
+    if (expansion->now.types == 0 || !compile_ok(expansion->s->c))
         return;
-    drop_unique(x);
-    for (t = x->now.atoms; t != NULL && compile_tick(x->s->c); t = t->next) {
-        struct atom *copy = compile_alloc(x->s->c, sizeof *copy);
+    schema_drop_unique(expansion);
+    for (atom = expansion->now.atoms; atom != NULL && compile_tick(expansion->s->c);
+         atom = atom->next) {
+        struct atom *copy = compile_alloc(expansion->s->c, sizeof *copy);
 
         if (copy == NULL)
             return;
-        *copy = *t;
+        *copy = *atom;
         copy->next = turned;
         turned = copy;
     }
-    if (x->found.n == ALTERNATIVES_MAX)
-        compile_fail(x->s->c, ERR_LIMIT, "more than %d alternatives: simplify it",
+    if (expansion->found.n == ALTERNATIVES_MAX)
+        compile_fail(expansion->s->c, ERR_LIMIT, "more than %d alternatives: simplify it",
                      ALTERNATIVES_MAX);
-    if (LIST_ADD(x->s->c, &x->found))
-        x->found.items[x->found.n - 1] = (struct alternative){x->now.types, turned};
+    if (LIST_ADD(expansion->s->c, &expansion->found))
+        expansion->found.items[expansion->found.n - 1] =
+            (struct alternative){expansion->now.types, turned};
 }
 
-static void split(struct expansion *x, const struct either *options)
+/* Replace the branch by one per option. The first option is processed first. */
+static void schema_expand_split(struct expansion *expansion, const struct either *options)
 {
-    const struct either *e;
-    uint32_t first = x->stack.n;
+    const struct either *option;
+    uint32_t first = expansion->stack.n;
     uint32_t i;
 
-    if (options == NULL) { /* none: nothing can hold */
-        x->now.types = 0;
+    if (options == NULL) { /* an "or" without options is false */
+        expansion->now.types = 0;
         return;
     }
-    for (e = options; e != NULL && compile_tick(x->s->c); e = e->next) {
-        struct branch b = x->now;
-        const struct item *item;
+    for (option = options; option != NULL && compile_tick(expansion->s->c); option = option->next) {
+        struct branch branch = expansion->now;
+        const struct schema_item *item;
 
-        for (item = e->items; item != NULL; item = item->next)
-            b.work = item_of(x, *item, b.work);
-        if (LIST_ADD(x->s->c, &x->stack))
-            x->stack.items[x->stack.n - 1] = b;
+        for (item = option->items; item != NULL; item = item->next)
+            branch.work = schema_item_of(expansion, *item, branch.work);
+        if (LIST_ADD(expansion->s->c, &expansion->stack))
+            expansion->stack.items[expansion->stack.n - 1] = branch;
     }
-    for (i = 0; compile_ok(x->s->c) && i < (x->stack.n - first) / 2; i++) { /* the first on top */
-        struct branch b = x->stack.items[first + i];
+    /* Reverse the order, so that the first option is on top of the stack. */
+    for (i = 0; compile_ok(expansion->s->c) && i < (expansion->stack.n - first) / 2; i++) {
+        struct branch branch = expansion->stack.items[first + i];
 
-        x->stack.items[first + i] = x->stack.items[x->stack.n - 1 - i];
-        x->stack.items[x->stack.n - 1 - i] = b;
+        expansion->stack.items[first + i] = expansion->stack.items[expansion->stack.n - 1 - i];
+        expansion->stack.items[expansion->stack.n - 1 - i] = branch;
     }
-    x->now.types = 0; /* its copies go on */
+    expansion->now.types = 0; /* its copies continue */
 }
 
-/* Look at a literal once in a branch; its negation there ends the branch. */
-static void literal_done(struct expansion *x, uint32_t literal)
+/* Process a literal, once per branch. If its negation was processed before, the branch is
+ * contradictory. */
+static void schema_literal_done(struct expansion *expansion, uint32_t literal)
 {
-    struct literal l = x->s->literals.items[literal];
-    uint32_t opposite = literal_not(x->s, literal);
+    struct literal entry = expansion->s->literals.items[literal];
+    uint32_t opposite = schema_literal_not(expansion->s, literal);
     struct seen *seen;
-    const struct seen *i;
+    const struct seen *seen_before;
 
-    for (i = x->now.seen; i != NULL && compile_tick(x->s->c); i = i->next) {
-        if (i->literal == literal)
+    for (seen_before = expansion->now.seen; seen_before != NULL && compile_tick(expansion->s->c);
+         seen_before = seen_before->next) {
+        if (seen_before->literal == literal)
             return;
-        if (i->literal == opposite) {
-            x->now.types = 0;
+        if (seen_before->literal == opposite) {
+            expansion->now.types = 0;
             return;
         }
     }
-    seen = compile_alloc(x->s->c, sizeof *seen);
+    seen = compile_alloc(expansion->s->c, sizeof *seen);
     if (seen == NULL)
         return;
-    *seen = (struct seen){x->now.seen, literal};
-    x->now.seen = seen;
-    if (l.constant) {
-        if (l.node->kind == JSON_LIST)
-            expand_list_constant(x, l.node, l.negated);
-        else if (l.node->kind == JSON_OBJECT)
-            expand_object_constant(x, l.node, l.negated);
+    *seen = (struct seen){expansion->now.seen, literal};
+    expansion->now.seen = seen;
+    if (entry.constant) {
+        if (entry.node->kind == JSON_LIST)
+            schema_expand_list_constant(expansion, entry.node, entry.negated);
+        else if (entry.node->kind == JSON_OBJECT)
+            schema_expand_object_constant(expansion, entry.node, entry.negated);
         else
-            expand_values(x, l.node, 1, l.negated);
+            schema_expand_values(expansion, entry.node, 1, entry.negated);
         return;
     }
-    if (l.node->kind == JSON_BOOL) {
-        if (l.node->flag == l.negated)
-            x->now.types = 0;
-    } else if (l.node->kind != JSON_OBJECT) {
-        x->s->c->at = l.node;
-        compile_fail(x->s->c, ERR_INVALID, "a schema must be an object, true or false");
-    } else if (l.negated) {
-        deny(x, l.node);
+    if (entry.node->kind == JSON_BOOL) {
+        if (entry.node->flag == entry.negated)
+            expansion->now.types = 0;
+    } else if (entry.node->kind != JSON_OBJECT) {
+        expansion->s->c->at = entry.node;
+        compile_fail(expansion->s->c, ERR_INVALID, "a schema must be an object, true or false");
+    } else if (entry.negated) {
+        schema_deny(expansion, entry.node);
     } else {
-        hold(x, l.node);
+        schema_hold(expansion, entry.node);
     }
 }
 
-static void branch_run(struct expansion *x)
+/* Work off one branch. */
+static void schema_branch_run(struct expansion *expansion)
 {
-    while (x->now.work != NULL && x->now.types != 0 && compile_tick(x->s->c)) {
-        const struct item *item = x->now.work;
+    while (expansion->now.work != NULL && expansion->now.types != 0 &&
+           compile_tick(expansion->s->c)) {
+        const struct schema_item *item = expansion->now.work;
 
-        x->now.work = item->next;
+        expansion->now.work = item->next;
         switch (item->kind) {
-        case ITEM_LITERAL: literal_done(x, item->literal); break;
-        case ITEM_TYPES: x->now.types &= item->types; break;
-        case ITEM_ATOM: do_atom(x, *item->atom); break;
+        case ITEM_LITERAL: schema_literal_done(expansion, item->literal); break;
+        case ITEM_TYPES: expansion->now.types &= item->types; break;
+        case ITEM_ATOM: schema_expand_atom(expansion, *item->atom); break;
         case ITEM_VALUES:
-            expand_values(x, item->atom->node, item->atom->n, item->atom->negated);
+            schema_expand_values(expansion, item->atom->node, item->atom->n, item->atom->negated);
             break;
-        case ITEM_EITHER: split(x, item->either); break;
+        case ITEM_EITHER: schema_expand_split(expansion, item->either); break;
         }
     }
-    if (x->now.types != 0 && compile_ok(x->s->c))
-        branch_done(x);
+    if (expansion->now.types != 0 && compile_ok(expansion->s->c))
+        schema_branch_done(expansion);
 }
 
-static void run(struct expansion *x, const uint32_t *literals, uint32_t n)
+/* Work off all branches, beginning with one in which all literals are to be processed. */
+static void schema_expand_run(struct expansion *expansion, const uint32_t *literals, uint32_t n)
 {
     uint32_t i;
 
-    if (!LIST_ADD(x->s->c, &x->stack))
+    if (!LIST_ADD(expansion->s->c, &expansion->stack))
         return;
-    x->now = (struct branch){.types = TYPE_ALL};
+    expansion->now = (struct branch){.types = TYPE_ALL};
     for (i = n; i-- > 0;)
-        do_item(x, (struct item){.kind = ITEM_LITERAL, .literal = literals[i]});
-    x->stack.items[0] = x->now;
-    while (x->stack.n > 0 && compile_ok(x->s->c)) {
-        if (++x->n_branches > (x->asking ? BRANCHES_ASKED : BRANCHES_MAX)) {
-            x->gave_up = true;
-            if (!x->asking)
-                compile_fail(x->s->c, ERR_LIMIT, "its alternatives are too many: simplify it");
+        schema_expand_item(expansion,
+                           (struct schema_item){.kind = ITEM_LITERAL, .literal = literals[i]});
+    expansion->stack.items[0] = expansion->now;
+    while (expansion->stack.n > 0 && compile_ok(expansion->s->c)) {
+        if (++expansion->n_branches > (expansion->asking ? BRANCHES_ASKED : BRANCHES_MAX)) {
+            expansion->gave_up = true;
+            if (!expansion->asking)
+                compile_fail(expansion->s->c, ERR_LIMIT,
+                             "its alternatives are too many: simplify it");
             return;
         }
-        x->now = x->stack.items[--x->stack.n];
-        branch_run(x);
-        if (x->asking && x->found.n > 0)
+        expansion->now = expansion->stack.items[--expansion->stack.n];
+        schema_branch_run(expansion);
+        if (expansion->asking && expansion->found.n > 0)
             return;
     }
 }
 
-struct alternatives expand(struct schema *s, const uint32_t *literals, uint32_t n)
+struct alternatives schema_expand(struct schema *schema, const uint32_t *literals, uint32_t n)
 {
-    struct expansion x = {.s = s};
+    struct expansion expansion = {.s = schema};
 
-    run(&x, literals, n);
-    return (struct alternatives){x.found.items, compile_ok(s->c) ? x.found.n : 0};
+    must(literals != NULL || n == 0);
+    schema_expand_run(&expansion, literals, n);
+    return (struct alternatives){expansion.found.items,
+                                 compile_ok(schema->c) ? expansion.found.n : 0};
 }
 
-bool surely_empty(struct schema *s, const uint32_t *literals, uint32_t n, int depth)
+bool schema_is_surely_empty(struct schema *schema, const uint32_t *literals, uint32_t n, int depth)
 {
-    struct expansion x = {.s = s, .asking = true, .depth = depth};
+    struct expansion expansion = {.s = schema, .asking = true, .depth = depth};
 
-    run(&x, literals, n);
-    return compile_ok(s->c) && !x.gave_up && x.found.n == 0;
+    must(literals != NULL || n == 0);
+    must(depth >= 0);
+    schema_expand_run(&expansion, literals, n);
+    return compile_ok(schema->c) && !expansion.gave_up && expansion.found.n == 0;
 }

@@ -1,15 +1,19 @@
-/* What the files that turn literals into alternatives share.
+/* SPDX-License-Identifier: Apache-2.0
  *
- * A branch is a set of types, the atoms so far and what is still to be looked at; "or" makes
- * branches. Lists are shared between branches and never changed. A keyword that says something
- * about one type leaves the other types alone: so its negation is "of that type, and not". */
+ * Shared by the files that turn literals into alternatives (schema_expand.c, schema_hold.c,
+ * schema_deny.c).
+ *
+ * A branch is a set of types, the atoms found so far, and a list of work. An "or" splits a branch.
+ * Lists are shared between branches and never changed; adding puts a new element in front. A
+ * keyword constrains one type and leaves the others alone, so its negation is "of that type, and
+ * not". */
 #ifndef QUIRE_GRAMMAR_SCHEMA_EXPAND_H
 #define QUIRE_GRAMMAR_SCHEMA_EXPAND_H
 
 #include "grammar/schema_parts.h"
 
-struct item { /* of a branch's work */
-    const struct item *next;
+struct schema_item { /* a piece of a branch's work */
+    const struct schema_item *next;
     enum { ITEM_LITERAL, ITEM_TYPES, ITEM_ATOM, ITEM_EITHER, ITEM_VALUES } kind;
     uint32_t literal;
     unsigned types;
@@ -19,10 +23,10 @@ struct item { /* of a branch's work */
 
 struct either {
     const struct either *next;
-    const struct item *items; /* one option */
+    const struct schema_item *items; /* one option */
 };
 
-struct seen {
+struct seen { /* literals that a branch has processed */
     const struct seen *next;
     uint32_t literal;
 };
@@ -30,7 +34,7 @@ struct seen {
 struct branch {
     unsigned types;
     const struct atom *atoms;
-    const struct item *work;
+    const struct schema_item *work;
     const struct seen *seen;
 };
 
@@ -40,51 +44,57 @@ struct expansion {
     LIST(struct alternative) found;
     struct branch now;
     uint32_t n_branches;
-    bool asking; /* for surely_empty(): a bound that is reached is no error */
+    bool asking; /* for schema_is_surely_empty(): reaching a bound is not an error */
     bool gave_up;
     int depth;
 };
 
-/* Options in the order in which they are added: the head is kept, the tail grows. */
+/* The options of an "or", in the order in which they are added. */
 struct options {
     struct either *first, *last;
     uint32_t n;
 };
 
-/* Work items, in lists that begin with the new one. */
-const struct item *item_of(struct expansion *x, struct item item, const struct item *next);
-const struct item *item_literal(struct expansion *x, const struct json *node, bool negated,
-                                const struct item *next);
-const struct item *item_types(struct expansion *x, unsigned types, const struct item *next);
-const struct item *item_atom(struct expansion *x, struct atom atom, const struct item *next);
-const struct item *item_required(struct expansion *x, const struct json *text,
-                                 const struct item *next);
-void option(struct expansion *x, struct options *o, const struct item *items);
+/* Make a work item in front of the list `next`. */
+const struct schema_item *schema_item_of(struct expansion *expansion, struct schema_item item,
+                                         const struct schema_item *next);
+const struct schema_item *schema_item_literal(struct expansion *expansion, const struct json *node,
+                                              bool negated, const struct schema_item *next);
+const struct schema_item *schema_item_types(struct expansion *expansion, unsigned types,
+                                            const struct schema_item *next);
+const struct schema_item *schema_item_atom(struct expansion *expansion, struct atom atom,
+                                           const struct schema_item *next);
+const struct schema_item *schema_item_required(struct expansion *expansion, const struct json *text,
+                                               const struct schema_item *next);
+void schema_add_option(struct expansion *expansion, struct options *options,
+                       const struct schema_item *items);
 
-/* What the branch that is looked at has to do, or knows. */
-void do_item(struct expansion *x, struct item item);
-void do_literal(struct expansion *x, const struct json *node, bool negated);
-void do_atom(struct expansion *x, struct atom atom);
-void do_either(struct expansion *x, const struct options *o);
+/* Add work or an atom to the current branch. */
+void schema_expand_item(struct expansion *expansion, struct schema_item item);
+void schema_expand_literal(struct expansion *expansion, const struct json *node, bool negated);
+void schema_expand_atom(struct expansion *expansion, struct atom atom);
+void schema_expand_either(struct expansion *expansion, const struct options *options);
 
-/* The value is one of values[0 .. n), or none of them. */
-void expand_values(struct expansion *x, const struct json *values, uint32_t n, bool negated);
+/* The value is one of values[0 .. n), or none of them when negated. */
+void schema_expand_values(struct expansion *expansion, const struct json *values, uint32_t n,
+                          bool negated);
 
-/* Errors about a keyword. */
-void *refuse(struct expansion *x, const struct json *node, const char *what);
-void invalid(struct expansion *x, const struct json *node, const char *what);
+/* Report a keyword that is not supported (returns NULL), or one with a wrong value. */
+void *schema_refuse(struct expansion *expansion, const struct json *node, const char *what);
+void schema_is_invalid(struct expansion *expansion, const struct json *node, const char *what);
 
-/* Keywords' values. */
-bool count_of(struct expansion *x, const struct json *node, uint32_t *n);
-unsigned types_of(struct expansion *x, const struct json *node);
-const struct json *name_text(struct expansion *x, const struct json *member);
-const struct json *get_kind(struct expansion *x, const struct json *schema, const char *name,
-                            enum json_kind kind);
-const struct json *follow(struct expansion *x, const struct json *schema);
-bool bound_of(struct expansion *x, const struct json *schema, bool most, bool strict,
-              struct atom *atom);
-struct atom contains_atom(struct expansion *x, const struct json *schema,
-                          const struct json *contains);
+/* The values of keywords: a count, a set of types, a member's name as a text, a value of some
+ * kind. */
+bool schema_count_of(struct expansion *expansion, const struct json *node, uint32_t *n);
+unsigned schema_types_of(struct expansion *expansion, const struct json *node);
+const struct json *schema_name_text(struct expansion *expansion, const struct json *member);
+const struct json *schema_get_kind(struct expansion *expansion, const struct json *schema,
+                                   const char *name, enum json_kind kind);
+const struct json *schema_follow(struct expansion *expansion, const struct json *schema);
+bool schema_bound_of(struct expansion *expansion, const struct json *schema, bool most, bool strict,
+                     struct atom *atom);
+struct atom schema_contains_atom(struct expansion *expansion, const struct json *schema,
+                                 const struct json *contains);
 
 struct counted { /* keywords whose value is a count */
     const char *name;
@@ -96,7 +106,8 @@ struct counted { /* keywords whose value is a count */
 extern const struct counted counted[N_COUNTED];
 extern const char *const dependent[3];
 
-void hold(struct expansion *x, const struct json *schema); /* a schema must hold */
-void deny(struct expansion *x, const struct json *schema); /* it must not */
+/* Add the work of a schema that must hold, and of one that must not. */
+void schema_hold(struct expansion *expansion, const struct json *schema);
+void schema_deny(struct expansion *expansion, const struct json *schema);
 
 #endif

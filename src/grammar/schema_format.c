@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Formats as patterns over the whole string. Each says what its RFC says as far as a pattern can;
- * a date's day fits its month and year; of leap seconds see below. What a host name may be stands
- * in hostname.c. */
+ * Formats as patterns over the whole string. Each follows its RFC as far as a pattern can: a date's
+ * day fits its month and year; leap seconds see below. Host names are in hostname.c. */
 #include <stdio.h>
 #include <string.h>
 
+#include "base/must.h"
 #include "grammar/regular.h"
 #include "grammar/schema_parts.h"
 
@@ -32,29 +32,29 @@
     ":){0,1}" H16 ")?::(" H16 ":){3}" LS32 "|((" H16 ":){0,2}" H16 ")?::(" H16 ":){2}" LS32   \
     "|((" H16 ":){0,3}" H16 ")?::" H16 ":" LS32 "|((" H16 ":){0,4}" H16 ")?::" LS32 "|((" H16 \
     ":){0,5}" H16 ")?::" H16 "|((" H16 ":){0,6}" H16 ")?::)"
-#define PCT        "%[0-9A-Fa-f]{2}"
-#define UCHAR      "([-._~!$&'()*+,;=0-9A-Za-z]|" PCT ")"
-#define PCHAR      "([-._~!$&'()*+,;=:@0-9A-Za-z]|" PCT ")"
-#define UCS        "\\u00a0-\\ud7ff\\uf900-\\ufdcf\\ufdf0-\\uffef\\u{10000}-\\u{efffd}"
-#define IUCHAR     "([-._~!$&'()*+,;=0-9A-Za-z" UCS "]|" PCT ")"
-#define IPCHAR     "([-._~!$&'()*+,;=:@0-9A-Za-z" UCS "]|" PCT ")"
-#define PRIVATE    "\\ue000-\\uf8ff\\u{f0000}-\\u{10fffd}"
-#define IQUERY     "([-._~!$&'()*+,;=:@0-9A-Za-z" UCS PRIVATE "]|" PCT ")"
-#define VARCHAR    "([0-9A-Za-z_]|" PCT ")"
-#define VARSPEC    VARCHAR "(\\.?" VARCHAR ")*(:[1-9][0-9]{0,3}|\\*)?"
-#define SCHEME     "[A-Za-z][-+.0-9A-Za-z]*:"
-#define LITERAL(U) "\\[(" IPV6 "|[vV][0-9A-Fa-f]+\\." U "+)\\]"
-#define AUTH(U)    "//((" U "|:)*@)?(" U "*|" LITERAL(U) ")(:[0-9]*)?"
-#define TAIL(P, Q) "(\\?(" Q "|[/?])*)?(#(" P "|[/?])*)?"
+#define PCT               "%[0-9A-Fa-f]{2}"
+#define UCHAR             "([-._~!$&'()*+,;=0-9A-Za-z]|" PCT ")"
+#define PCHAR             "([-._~!$&'()*+,;=:@0-9A-Za-z]|" PCT ")"
+#define UCS               "\\u00a0-\\ud7ff\\uf900-\\ufdcf\\ufdf0-\\uffef\\u{10000}-\\u{efffd}"
+#define IUCHAR            "([-._~!$&'()*+,;=0-9A-Za-z" UCS "]|" PCT ")"
+#define IPCHAR            "([-._~!$&'()*+,;=:@0-9A-Za-z" UCS "]|" PCT ")"
+#define PRIVATE           "\\ue000-\\uf8ff\\u{f0000}-\\u{10fffd}"
+#define IQUERY            "([-._~!$&'()*+,;=:@0-9A-Za-z" UCS PRIVATE "]|" PCT ")"
+#define VARCHAR           "([0-9A-Za-z_]|" PCT ")"
+#define VARSPEC           VARCHAR "(\\.?" VARCHAR ")*(:[1-9][0-9]{0,3}|\\*)?"
+#define SCHEME            "[A-Za-z][-+.0-9A-Za-z]*:"
+#define LITERAL(U)        "\\[(" IPV6 "|[vV][0-9A-Fa-f]+\\." U "+)\\]"
+#define AUTH(U)           "//((" U "|:)*@)?(" U "*|" LITERAL(U) ")(:[0-9]*)?"
+#define FORMAT_TAIL(P, Q) "(\\?(" Q "|[/?])*)?(#(" P "|[/?])*)?"
 #define URI(U, P, Q) \
-    SCHEME "(" AUTH(U) "(/" P "*)*|/(" P "+(/" P "*)*)?|" P "+(/" P "*)*)?" TAIL(P, Q)
+    SCHEME "(" AUTH(U) "(/" P "*)*|/(" P "+(/" P "*)*)?|" P "+(/" P "*)*)?" FORMAT_TAIL(P, Q)
 #define RELATIVE(U, P)                                                                       \
     "(" AUTH(U) "(/" P "*)*|/(" P "+(/" P "*)*)?|([-._~!$&'()*+,;=@0-9A-Za-z]|" PCT ")+(/" P \
-                "*)*)?" TAIL(P, P)
+                "*)*)?" FORMAT_TAIL(P, P)
 #define IRELATIVE                                                                                 \
     "(" AUTH(IUCHAR) "(/" IPCHAR "*)*|/(" IPCHAR "+(/" IPCHAR "*)*)?|([-._~!$&'()*+,;=@0-9A-Za-z" \
                      "\\u00a0-\\ud7ff\\uf900-\\ufdcf\\ufdf0-\\uffef\\u{10000}-\\u{efffd}]|" PCT   \
-                     ")+(/" IPCHAR "*)*)?" TAIL(IPCHAR, IQUERY)
+                     ")+(/" IPCHAR "*)*)?" FORMAT_TAIL(IPCHAR, IQUERY)
 
 static const struct {
     const char *name;
@@ -82,11 +82,12 @@ static const struct {
     {"relative-json-pointer", "(0|[1-9][0-9]*)(#|(/([^~/]|~[01])*)*)"},
 };
 
-/* Formats of many states: where these would be too many, some more texts or some fewer. A label of
- * the narrow host names is short and does not begin with "xn--". */
+/* Formats with many states. Where combining them would take too many, a pattern of fewer states is
+ * used that accepts some more texts (wide) or some fewer (narrow). Labels of the narrow host names
+ * are short and do not begin with "xn--". */
 static const struct {
     const char *name;
-    bool alone; /* so it is beside patterns, too, which may count */
+    bool alone; /* also needed together with patterns that do not count */
     const char *wide;
     const char *narrow;
 } shapes[] = {
@@ -101,11 +102,11 @@ static const struct {
 #define DAY        1440 /* minutes */
 #define LEAP_BYTES 16384
 
-/* A leap second is the last of a UTC day, so its local minute and its offset say the same thing
- * twice. An automaton that holds all 1440 pairs came to 23,000 states and 25 ms. This one has 1500
- * and takes 3: it holds the minutes of all pairs, and the hours where the offset is one of whole
- * quarters, as all zones of today have it. The hours of others are free. */
-static size_t leap_quarters(char *out, size_t cap)
+/* A leap second is the last one of a UTC day, so its local time and its offset determine each
+ * other. An automaton of all 1440 pairs had 23,000 states and took 25 ms. This one has 1500 and
+ * takes 3 ms: it enforces the minutes of all pairs, and the hours for offsets of whole quarters of
+ * an hour, which all present time zones have. For other offsets the hours are free. */
+static size_t schema_leap_quarters(char *out, size_t cap)
 {
     size_t n = 0;
     int local;
@@ -122,7 +123,8 @@ static size_t leap_quarters(char *out, size_t cap)
     return n;
 }
 
-static size_t leap_minutes(char *out, size_t cap)
+/* The pairs of other minutes: the sum is fixed, the hours are free. */
+static size_t schema_leap_minutes(char *out, size_t cap)
 {
     size_t n = 0;
     int minute;
@@ -135,23 +137,23 @@ static size_t leap_minutes(char *out, size_t cap)
     return n;
 }
 
-static const struct dfa *time_dfa(struct compile *c, const char *before)
+static const struct dfa *schema_time_dfa(struct compile *compile, const char *before)
 {
-    char *text = compile_alloc(c, LEAP_BYTES);
+    char *text = compile_alloc(compile, LEAP_BYTES);
     size_t n;
 
     if (text == NULL)
         return NULL;
     n = (size_t)snprintf(text, LEAP_BYTES, "%s(" COMMON_TIME, before);
-    n += leap_quarters(text + n, LEAP_BYTES - n);
-    n += leap_minutes(text + n, LEAP_BYTES - n);
+    n += schema_leap_quarters(text + n, LEAP_BYTES - n);
+    n += schema_leap_minutes(text + n, LEAP_BYTES - n);
     n += (size_t)snprintf(text + n, LEAP_BYTES - n, ")");
-    return regex_whole(c, text, n);
+    return regex_whole(compile, text, n);
 }
 
 /* --- by name ------------------------------------------------------------------------------ */
 
-static const char *format_pattern(const char *name)
+static const char *schema_format_pattern(const char *name)
 {
     size_t i;
 
@@ -161,56 +163,62 @@ static const char *format_pattern(const char *name)
     return NULL;
 }
 
-bool format_is_known(const char *name)
+bool schema_format_is_known(const char *name)
 {
-    return format_pattern(name) != NULL;
+    must(name != NULL);
+    return schema_format_pattern(name) != NULL;
 }
 
-bool format_has_shape(const char *name, bool counted)
+bool schema_format_has_shape(const char *name, bool counted)
 {
     size_t i;
 
+    must(name != NULL);
     for (i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
         if (strcmp(shapes[i].name, name) == 0)
             return counted || shapes[i].alone;
     return false;
 }
 
-const struct dfa *format_language(struct compile *c, const char *name)
+const struct dfa *schema_format_language(struct compile *compile, const char *name)
 {
-    const char *pattern = format_pattern(name);
+    const char *pattern = schema_format_pattern(name);
 
+    must(name != NULL);
     if (strcmp(name, "hostname") == 0)
-        return hostname_dfa(c);
+        return hostname_dfa(compile);
     if (strcmp(name, "time") == 0)
-        return time_dfa(c, "");
+        return schema_time_dfa(compile, "");
     if (strcmp(name, "date-time") == 0)
-        return time_dfa(c, DATE "[tT]");
-    return pattern == NULL ? NULL : regex_whole(c, pattern, strlen(pattern));
+        return schema_time_dfa(compile, DATE "[tT]");
+    if (pattern == NULL)
+        return NULL;
+    return regex_whole(compile, pattern, strlen(pattern));
 }
 
-const struct dfa *format_wide(struct compile *c, const char *name)
+const struct dfa *schema_format_wide(struct compile *compile, const char *name)
 {
     size_t i;
 
     for (i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
         if (strcmp(shapes[i].name, name) == 0)
-            return regex_whole(c, shapes[i].wide, strlen(shapes[i].wide));
-    return format_language(c, name);
+            return regex_whole(compile, shapes[i].wide, strlen(shapes[i].wide));
+    return schema_format_language(compile, name);
 }
 
-const struct dfa *format_narrow(struct compile *c, const char *name)
+const struct dfa *schema_format_narrow(struct compile *compile, const char *name)
 {
     size_t i;
 
     for (i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
         if (strcmp(shapes[i].name, name) == 0)
-            return regex_whole(c, shapes[i].narrow, strlen(shapes[i].narrow));
-    return format_language(c, name);
+            return regex_whole(compile, shapes[i].narrow, strlen(shapes[i].narrow));
+    return schema_format_language(compile, name);
 }
 
-bool format_is_refused(const char *name)
+bool schema_format_is_refused(const char *name)
 {
+    must(name != NULL);
     return strcmp(name, "idn-hostname") == 0 || strcmp(name, "idn-email") == 0 ||
            strcmp(name, "regex") == 0;
 }

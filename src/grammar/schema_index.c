@@ -1,23 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Names of schemas: $id, $anchor, JSON pointers; and the way from a $ref to what it names.
+ * Names of schemas: $id, $anchor, JSON pointers, and the resolution of $ref.
  *
- * One pass over the document notes each $id and $anchor under its absolute URI and, for every
- * object below an $id, the URI that counts there. Nothing is fetched. */
+ * One pass over the document records each $id and $anchor under its absolute URI and, for every
+ * object below an $id, its base URI. Nothing is ever fetched from the network. */
 #include <stdio.h>
 #include <string.h>
 
 #include "base/hex.h"
+#include "base/must.h"
 #include "grammar/schema_parts.h"
 
+/* An element of the stack of the pass. */
 struct visit {
     const struct json *node;
     const char *base;
-    bool values; /* below enum or const: no schemas there */
 };
 
-/* `ref` seen from `base`, without fragment: enough of RFC 3986 for names that are never fetched. */
-static const char *uri_join(struct schema *s, const char *base, const char *ref, size_t ref_len)
+/* Resolve `ref` against `base`, without fragment. Enough of RFC 3986 for names that are never
+ * fetched. */
+static const char *schema_uri_join(struct schema *schema, const char *base, const char *ref,
+                                   size_t ref_len)
 {
     size_t keep = 0;
     const char *scheme = strstr(base, "://");
@@ -25,7 +28,7 @@ static const char *uri_join(struct schema *s, const char *base, const char *ref,
     const char *slash = strrchr(base, '/');
     const char *colon = memchr(ref, ':', ref_len);
     const char *stop = memchr(ref, '/', ref_len);
-    char *out = compile_alloc(s->c, strlen(base) + ref_len + 2);
+    char *out = compile_alloc(schema->c, strlen(base) + ref_len + 2);
 
     if (out == NULL)
         return "";
@@ -33,22 +36,31 @@ static const char *uri_join(struct schema *s, const char *base, const char *ref,
         keep = strlen(base);
     else if (colon != NULL && (stop == NULL || colon < stop))
         keep = 0; /* absolute */
-    else if (ref[0] == '/')
-        keep = host != NULL ? (size_t)(host - base) : scheme != NULL ? strlen(base) : 0;
-    else if (slash != NULL && (scheme == NULL || slash > scheme + 2))
+    else if (ref[0] == '/') {
+        if (host != NULL)
+            keep = (size_t)(host - base);
+        else if (scheme != NULL)
+            keep = strlen(base);
+        else
+            keep = 0;
+    } else if (slash != NULL && (scheme == NULL || slash > scheme + 2))
         keep = (size_t)(slash - base) + 1;
     memcpy(out, base, keep);
     memcpy(out + keep, ref, ref_len);
     return out;
 }
 
-static void place_add(struct schema *s, const char *uri, size_t len, const struct json *node)
+/* Record a name of a schema. */
+static void schema_place_add(struct schema *schema, const char *uri, size_t len,
+                             const struct json *node)
 {
-    if (LIST_ADD(s->c, &s->places))
-        s->places.items[s->places.n - 1] = (struct place){uri, len, node};
+    if (LIST_ADD(schema->c, &schema->places))
+        schema->places.items[schema->places.n - 1] = (struct schema_place){uri, len, node};
 }
 
-static const char *note_names(struct schema *s, const struct json *node, const char *base)
+/* Record the names of one object, and return its base URI: a new one if it has an $id. */
+static const char *schema_note_names(struct schema *schema, const struct json *node,
+                                     const char *base)
 {
     const struct json *id = json_get_kind(node, "$id", JSON_TEXT);
     const struct json *anchor = json_get_kind(node, "$anchor", JSON_TEXT);
@@ -56,130 +68,137 @@ static const char *note_names(struct schema *s, const struct json *node, const c
     const struct json *names[2] = {anchor, dynamic};
     int i;
 
-    if (id == NULL && s->ref_alone)
+    if (id == NULL && schema->ref_alone)
         id = json_get_kind(node, "id", JSON_TEXT); /* draft-04 */
-    if (id != NULL && !(s->ref_alone && json_get(node, "$ref") != NULL)) {
+    if (id != NULL && !(schema->ref_alone && json_get(node, "$ref") != NULL)) {
         const char *hash = memchr(id->text, '#', id->text_len);
         size_t len = hash == NULL ? id->text_len : (size_t)(hash - id->text);
 
         if (len > 0) {
-            base = uri_join(s, base, id->text, len);
-            place_add(s, base, strlen(base), node);
+            base = schema_uri_join(schema, base, id->text, len);
+            schema_place_add(schema, base, strlen(base), node);
         }
         if (hash != NULL && hash[1] != '\0') { /* an anchor, as draft-07 writes it */
-            char *uri = compile_alloc(s->c, strlen(base) + strlen(hash) + 1);
+            char *uri = compile_alloc(schema->c, strlen(base) + strlen(hash) + 1);
 
             if (uri != NULL) {
                 (void)snprintf(uri, strlen(base) + strlen(hash) + 1, "%s%s", base, hash);
-                place_add(s, uri, strlen(uri), node);
+                schema_place_add(schema, uri, strlen(uri), node);
             }
         }
     }
     for (i = 0; i < 2; i++)
         if (names[i] != NULL) {
             size_t cap = strlen(base) + names[i]->text_len + 2;
-            char *uri = compile_alloc(s->c, cap);
+            char *uri = compile_alloc(schema->c, cap);
 
             if (uri == NULL)
                 return base;
             (void)snprintf(uri, cap, "%s#%s", base, names[i]->text);
-            place_add(s, uri, strlen(uri), node);
+            schema_place_add(schema, uri, strlen(uri), node);
         }
     return base;
 }
 
-/* What keywords mean is what the metaschema says: another one may leave out half of them, and is
- * never fetched. It counts where a schema has a name of its own, and at the root. */
-static void check_dialect(struct schema *s, const struct json *node)
+/* Check "$schema". The metaschema defines the meaning of keywords, and one that is not known may
+ * omit half of them. It applies to the root and to schemas with a name of their own. */
+static void schema_check_dialect(struct schema *schema, const struct json *node)
 {
     const struct json *dialect = json_get_kind(node, "$schema", JSON_TEXT);
 
-    if (dialect == NULL || (node != s->root && json_get_kind(node, "$id", JSON_TEXT) == NULL) ||
+    if (dialect == NULL ||
+        (node != schema->root && json_get_kind(node, "$id", JSON_TEXT) == NULL) ||
         strstr(dialect->text, "json-schema.org") != NULL ||
         strstr(dialect->text, "spec.openapis.org/oas/3.1/") != NULL)
         return;
-    s->c->at = dialect;
-    compile_fail(s->c, ERR_UNSUPPORTED, "this \"$schema\" is not supported");
+    schema->c->at = dialect;
+    compile_fail(schema->c, ERR_UNSUPPORTED, "this \"$schema\" is not supported");
 }
 
-static bool holds_values(const char *key)
+/* Keywords whose values are data, not schemas: names in them do not count. */
+static bool schema_holds_values(const char *key)
 {
     return strcmp(key, "enum") == 0 || strcmp(key, "const") == 0 || strcmp(key, "default") == 0 ||
            strcmp(key, "examples") == 0 || strcmp(key, "example") == 0;
 }
 
-/* Keywords whose value is a name that is compared as a C string. */
-static void check_name(struct schema *s, const struct json *v)
+/* Refuse NUL in keywords whose value is compared as a C string. */
+static void schema_check_name(struct schema *schema, const struct json *value)
 {
     static const char *const names[] = {"$ref",           "$id",     "id",    "$anchor",
                                         "$dynamicAnchor", "$schema", "format"};
 
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
-        if (strcmp(v->key, names[i]) == 0 && json_has_nul(v)) {
-            s->c->at = v;
-            compile_fail(s->c, ERR_INVALID, "\"%s\" must not hold \\u0000", names[i]);
+        if (strcmp(value->key, names[i]) == 0 && json_has_nul(value)) {
+            schema->c->at = value;
+            compile_fail(schema->c, ERR_INVALID, "\"%s\" must not hold \\u0000", names[i]);
         }
 }
 
-void index_schema(struct schema *s)
+void schema_index_add(struct schema *schema)
 {
     LIST(struct visit) stack = {0};
-    const struct json *draft = json_get_kind(s->root, "$schema", JSON_TEXT);
+    const struct json *draft = json_get_kind(schema->root, "$schema", JSON_TEXT);
 
-    s->ref_alone =
+    schema->ref_alone =
         draft != NULL &&
         (strstr(draft->text, "draft-07") != NULL || strstr(draft->text, "draft-06") != NULL ||
          strstr(draft->text, "draft-04") != NULL || strstr(draft->text, "draft-03") != NULL);
-    place_add(s, "", 0, s->root);
-    if (LIST_ADD(s->c, &stack))
-        stack.items[0] = (struct visit){s->root, "", false};
-    while (stack.n > 0 && compile_tick(s->c)) { /* each node once */
+    schema_place_add(schema, "", 0, schema->root);
+    if (LIST_ADD(schema->c, &stack))
+        stack.items[0] = (struct visit){schema->root, ""};
+    while (stack.n > 0 && compile_tick(schema->c)) { /* each node is pushed once */
         struct visit v = stack.items[--stack.n];
         uint32_t i;
 
         if (v.node->kind == JSON_OBJECT) {
-            check_dialect(s, v.node);
-            v.base = note_names(s, v.node, v.base);
-            if (v.base[0] != '\0' && LIST_ADD(s->c, &s->bases))
-                s->bases.items[s->bases.n - 1] = (struct based){v.node, v.base};
+            schema_check_dialect(schema, v.node);
+            v.base = schema_note_names(schema, v.node, v.base);
+            if (v.base[0] != '\0' && LIST_ADD(schema->c, &schema->bases))
+                schema->bases.items[schema->bases.n - 1] = (struct based){v.node, v.base};
         } else if (v.node->kind != JSON_LIST) {
             continue;
         }
         for (i = v.node->n; i-- > 0;) {
             const struct json *child = &v.node->items[i];
 
-            if (v.node->kind == JSON_OBJECT && holds_values(child->key))
+            if (v.node->kind == JSON_OBJECT && schema_holds_values(child->key))
                 continue;
             if (v.node->kind == JSON_OBJECT && child->kind == JSON_TEXT)
-                check_name(s, child);
-            if ((child->kind == JSON_OBJECT || child->kind == JSON_LIST) && LIST_ADD(s->c, &stack))
-                stack.items[stack.n - 1] = (struct visit){child, v.base, false};
+                schema_check_name(schema, child);
+            if ((child->kind == JSON_OBJECT || child->kind == JSON_LIST) &&
+                LIST_ADD(schema->c, &stack))
+                stack.items[stack.n - 1] = (struct visit){child, v.base};
         }
     }
 }
 
-static const char *base_of(const struct schema *s, const struct json *node)
+/* The base URI of references in an object. */
+static const char *schema_base_of(const struct schema *schema, const struct json *node)
 {
     uint32_t i;
 
-    for (i = 0; i < s->bases.n; i++)
-        if (s->bases.items[i].node == node)
-            return s->bases.items[i].base;
+    for (i = 0; i < schema->bases.n; i++)
+        if (schema->bases.items[i].node == node)
+            return schema->bases.items[i].base;
     return "";
 }
 
-static const struct json *place_find(const struct schema *s, const char *uri, size_t len)
+/* The schema with an absolute name; NULL: none. */
+static const struct json *schema_place_find(const struct schema *schema, const char *uri,
+                                            size_t len)
 {
     uint32_t i;
 
-    for (i = 0; i < s->places.n; i++)
-        if (s->places.items[i].len == len && memcmp(s->places.items[i].uri, uri, len) == 0)
-            return s->places.items[i].node;
+    for (i = 0; i < schema->places.n; i++)
+        if (schema->places.items[i].len == len &&
+            memcmp(schema->places.items[i].uri, uri, len) == 0)
+            return schema->places.items[i].node;
     return NULL;
 }
 
-/* One step of a pointer, its ~0, ~1 and %XX undone; its length. out has room for all of it. */
-static size_t token_read(const char *text, size_t len, char *out)
+/* Decode one token of a pointer: ~0, ~1 and %XX. Returns its length. out has room for len bytes. */
+static size_t schema_token_read(const char *text, size_t len, char *out)
 {
     size_t n = 0;
     size_t i;
@@ -204,18 +223,20 @@ static size_t token_read(const char *text, size_t len, char *out)
     return n;
 }
 
-static const struct json *pointer_follow(struct schema *s, const struct json *node, const char *at)
+/* Follow a JSON pointer, such as /properties/a/items/0. NULL when it leads nowhere. */
+static const struct json *schema_pointer_follow(struct schema *schema, const struct json *node,
+                                                const char *at)
 {
-    while (node != NULL && *at == '/' && compile_tick(s->c)) {
+    while (node != NULL && *at == '/' && compile_tick(schema->c)) {
         const char *end = strchr(++at, '/');
         size_t len = end == NULL ? strlen(at) : (size_t)(end - at);
-        char *name = compile_alloc(s->c, len + 1);
+        char *name = compile_alloc(schema->c, len + 1);
         size_t n, i;
         uint32_t number = 0;
 
         if (name == NULL)
             return NULL;
-        n = token_read(at, len, name);
+        n = schema_token_read(at, len, name);
         at += len;
         if (node->kind == JSON_OBJECT) {
             node = json_get_n(node, name, n);
@@ -223,36 +244,46 @@ static const struct json *pointer_follow(struct schema *s, const struct json *no
         }
         for (i = 0; i < n && i < 9 && name[i] >= '0' && name[i] <= '9'; i++)
             number = number * 10 + (uint32_t)(name[i] - '0');
-        node = node->kind == JSON_LIST && i == n && n > 0 && number < node->n ? &node->items[number]
-                                                                              : NULL;
+        if (node->kind == JSON_LIST && i == n && n > 0 && number < node->n)
+            node = &node->items[number];
+        else
+            node = NULL;
     }
-    return *at == '\0' ? node : NULL;
+    if (*at == '\0')
+        return node;
+    return NULL;
 }
 
-const struct json *index_find(struct schema *s, const struct json *from, const struct json *ref)
+/* Resolve the URI before '#', then the fragment: a pointer or an anchor. */
+const struct json *schema_index_find(struct schema *schema, const struct json *from,
+                                     const struct json *ref)
 {
     const char *hash = memchr(ref->text, '#', ref->text_len);
     size_t len = hash == NULL ? ref->text_len : (size_t)(hash - ref->text);
-    const char *uri = uri_join(s, base_of(s, from), ref->text, len);
-    const struct json *node = place_find(s, uri, strlen(uri));
+    const char *uri = schema_uri_join(schema, schema_base_of(schema, from), ref->text, len);
+    const struct json *node = schema_place_find(schema, uri, strlen(uri));
     char *whole;
 
+    must(ref->kind == JSON_TEXT);
     if (node == NULL && len == 0)
-        node = s->root;
-    if (hash == NULL || hash[1] == '\0' || node == NULL || !compile_ok(s->c))
+        node = schema->root;
+    if (hash == NULL || hash[1] == '\0' || node == NULL || !compile_ok(schema->c))
         return node;
     if (hash[1] == '/')
-        return pointer_follow(s, node, hash + 1);
-    whole = compile_alloc(s->c, strlen(uri) + strlen(hash) + 1);
+        return schema_pointer_follow(schema, node, hash + 1);
+    whole = compile_alloc(schema->c, strlen(uri) + strlen(hash) + 1);
     if (whole == NULL)
         return NULL;
     (void)snprintf(whole, strlen(uri) + strlen(hash) + 1, "%s%s", uri, hash);
-    return place_find(s, whole, strlen(whole));
+    return schema_place_find(schema, whole, strlen(whole));
 }
 
-/* --- for errors: where is a node? --------------------------------------------------------- */
+/* --- the place of a node, for errors ------------------------------------------------------ */
 
-static size_t add_token(char *out, size_t at, size_t cap, const struct json *node, uint32_t i)
+/* Append a token of a pointer, with ~ and / escaped. */
+
+static size_t schema_add_token(char *out, size_t at, size_t cap, const struct json *node,
+                               uint32_t i)
 {
     size_t k;
 
@@ -265,7 +296,10 @@ static size_t add_token(char *out, size_t at, size_t cap, const struct json *nod
 
         if (ch == '~' || ch == '/') {
             out[at++] = '~';
-            ch = ch == '~' ? '0' : '1';
+            if (ch == '~')
+                ch = '0';
+            else
+                ch = '1';
         }
         out[at++] = ch;
     }
@@ -273,8 +307,8 @@ static size_t add_token(char *out, size_t at, size_t cap, const struct json *nod
     return at;
 }
 
-/* Depth first, at most JSON_DEPTH_MAX deep. */
-void index_pointer(const struct json *root, const void *node, char *out, size_t cap)
+/* Search depth first, at most JSON_DEPTH_MAX deep, and write the path to the node. */
+void schema_index_pointer(const struct json *root, const void *node, char *out, size_t cap)
 {
     const struct json *path[JSON_DEPTH_MAX + 2];
     uint32_t next[JSON_DEPTH_MAX + 2];
@@ -282,6 +316,7 @@ void index_pointer(const struct json *root, const void *node, char *out, size_t 
     size_t at = 0;
     int i;
 
+    must(out != NULL && cap > 0);
     out[0] = '\0';
     path[0] = root;
     next[0] = 0;
@@ -296,5 +331,5 @@ void index_pointer(const struct json *root, const void *node, char *out, size_t 
         }
     }
     for (i = 0; i < depth && at + 16 < cap; i++)
-        at = add_token(out, at, cap, path[i], next[i] - 1);
+        at = schema_add_token(out, at, cap, path[i], next[i] - 1);
 }

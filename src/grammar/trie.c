@@ -1,4 +1,7 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Builds and checks vocabulary images. Sorted by their bytes, tokens with a common prefix are
+ * adjacent, so one pass over the sorted list writes the nodes of a trie in depth-first order. */
 #include "grammar/trie.h"
 
 #include <stdbool.h>
@@ -6,36 +9,44 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/must.h"
 #include "base/utf8.h"
 
 _Static_assert(sizeof(struct trie_node) == 8, "the image has no holes");
 _Static_assert(sizeof(struct token_trie) % 8 == 0, "the image has no holes");
 
-/* Limits of the slices. Most tokens are short, and a string's last characters are the ones that
- * are near its maxLength. */
+/* Sizes of the slices in characters. Most tokens are short. The smaller slices matter for the last
+ * characters before a string's maxLength. */
 static const uint32_t slice_chars[TRIE_TRIES] = {0, 4, 12, TRIE_TOKEN_MAX};
 
+/* A token in the list that is sorted. */
 struct spelled {
     const char *bytes;
     uint32_t len;
     uint32_t id;
-    uint32_t plain; /* characters, when all are plain; else 0 */
+    uint32_t plain; /* number of characters, if all are plain; else 0 */
 };
 
-static int spelled_order(const void *a, const void *b)
+static int trie_spelled_order(const void *a, const void *b)
 {
-    const struct spelled *x = a;
-    const struct spelled *y = b;
-    int order = memcmp(x->bytes, y->bytes, x->len < y->len ? x->len : y->len);
+    const struct spelled *left = a;
+    const struct spelled *right = b;
+    int order = memcmp(left->bytes, right->bytes, left->len < right->len ? left->len : right->len);
 
     if (order != 0)
         return order;
-    if (x->len != y->len)
-        return x->len < y->len ? -1 : 1;
-    return x->id < y->id ? -1 : 1;
+    if (left->len != right->len) {
+        if (left->len < right->len)
+            return -1;
+        return 1;
+    }
+    if (left->id < right->id)
+        return -1;
+    return 1;
 }
 
-static uint32_t plain_chars(const char *bytes, size_t len)
+/* The number of characters of a text if all are plain; else 0. */
+static uint32_t trie_plain_chars(const char *bytes, size_t len)
 {
     uint32_t chars = 0;
     size_t at, n;
@@ -48,12 +59,14 @@ static uint32_t plain_chars(const char *bytes, size_t len)
     return chars;
 }
 
-static bool in_slice(const struct spelled *s, uint32_t t)
+/* Is a token in slice t, and therefore not in trie t? */
+static bool trie_in_slice(const struct spelled *token, uint32_t t)
 {
-    return t > 0 && s->plain > 0 && s->plain <= slice_chars[t];
+    return t > 0 && token->plain > 0 && token->plain <= slice_chars[t];
 }
 
-/* Append the nodes of the tokens that are not in slice t; their number. */
+/* Append the nodes of the tokens that are not in slice t. Returns their number. open[] are the
+ * nodes of the current token's path; the pass with i == n closes the last path. */
 static uint32_t trie_add(struct buf *nodes, const struct spelled *list, uint32_t n, uint32_t t)
 {
     size_t open[TRIE_TOKEN_MAX + 1]; /* offsets of the nodes on the way */
@@ -65,11 +78,11 @@ static uint32_t trie_add(struct buf *nodes, const struct spelled *list, uint32_t
     for (i = 0; i <= n && !nodes->failed; i++) {
         uint32_t same = 0;
 
-        if (i < n && in_slice(&list[i], t))
+        if (i < n && trie_in_slice(&list[i], t))
             continue;
         while (i < n && same < depth && same < list[i].len && before[same] == list[i].bytes[same])
             same++;
-        for (; depth > same; depth--) { /* these subtrees are complete */
+        for (; depth > same; depth--) { /* these subtrees are complete: set their size */
             struct trie_node *node = (struct trie_node *)(nodes->bytes + open[depth - 1]);
 
             node->skip = (uint32_t)((nodes->len - open[depth - 1]) / sizeof *node);
@@ -83,13 +96,16 @@ static uint32_t trie_add(struct buf *nodes, const struct spelled *list, uint32_t
             open[depth] = nodes->len;
             buf_add(nodes, &node, sizeof node);
         }
-        before = i < n ? list[i].bytes : NULL;
+        if (i < n)
+            before = list[i].bytes;
+        else
+            before = NULL;
     }
     return (uint32_t)((nodes->len - start) / sizeof(struct trie_node));
 }
 
-/* Tokens that spell what the one before spells leave the list and become its aliases. */
-static uint32_t aliases_take(struct spelled *list, uint32_t n, struct buf *aliases)
+/* Remove tokens with the text of the one before from the list, and append them as its aliases. */
+static uint32_t trie_aliases_take(struct spelled *list, uint32_t n, struct buf *aliases)
 {
     uint32_t kept = 0;
     uint32_t i;
@@ -107,7 +123,9 @@ static uint32_t aliases_take(struct spelled *list, uint32_t n, struct buf *alias
     return kept;
 }
 
-static uint32_t list_fill(struct spelled *list, const struct trie_token *tokens, uint32_t n_vocab)
+/* Fill and sort the list of tokens that have a text. */
+static uint32_t trie_list_fill(struct spelled *list, const struct trie_token *tokens,
+                               uint32_t n_vocab)
 {
     uint32_t n = 0;
     uint32_t i;
@@ -117,13 +135,14 @@ static uint32_t list_fill(struct spelled *list, const struct trie_token *tokens,
             list[n].bytes = tokens[i].bytes;
             list[n].len = (uint32_t)tokens[i].len;
             list[n].id = i;
-            list[n++].plain = plain_chars(tokens[i].bytes, tokens[i].len);
+            list[n++].plain = trie_plain_chars(tokens[i].bytes, tokens[i].len);
         }
-    qsort(list, n, sizeof *list, spelled_order);
+    qsort(list, n, sizeof *list, trie_spelled_order);
     return n;
 }
 
-static void text_add(struct buf *out, const struct trie_token *tokens, uint32_t n_vocab)
+/* Append the offset of each token's text, and the end of the last one. */
+static void trie_text_add(struct buf *out, const struct trie_token *tokens, uint32_t n_vocab)
 {
     uint32_t at = 0;
     uint32_t i;
@@ -135,7 +154,9 @@ static void text_add(struct buf *out, const struct trie_token *tokens, uint32_t 
     }
 }
 
-static void slices_add(struct buf *out, const struct spelled *list, uint32_t n, uint32_t n_words)
+/* Append the masks of the slices. */
+static void trie_slices_add(struct buf *out, const struct spelled *list, uint32_t n,
+                            uint32_t n_words)
 {
     uint32_t *words = mem_zalloc_array(n_words, sizeof *words);
     uint32_t t, i;
@@ -147,7 +168,7 @@ static void slices_add(struct buf *out, const struct spelled *list, uint32_t n, 
     for (t = 1; t < TRIE_TRIES; t++) {
         memset(words, 0, n_words * sizeof *words);
         for (i = 0; i < n; i++)
-            if (in_slice(&list[i], t))
+            if (trie_in_slice(&list[i], t))
                 words[list[i].id / 32] |= 1u << list[i].id % 32;
         buf_add(out, words, n_words * sizeof *words);
     }
@@ -157,7 +178,7 @@ static void slices_add(struct buf *out, const struct spelled *list, uint32_t n, 
 int trie_build(const struct trie_token *tokens, uint32_t n_vocab, const int32_t *ends,
                uint32_t n_ends, struct buf *image)
 {
-    struct token_trie v = {
+    struct token_trie trie = {
         .magic = TRIE_MAGIC, .n_vocab = n_vocab, .n_words = (n_vocab + 31) / 32, .n_ends = n_ends};
     struct spelled *list;
     struct buf aliases = {0};
@@ -165,6 +186,9 @@ int trie_build(const struct trie_token *tokens, uint32_t n_vocab, const int32_t 
     size_t before = image->len;
     uint32_t n, i;
 
+    must(tokens != NULL || n_vocab == 0);
+    must(ends != NULL || n_ends == 0);
+    must(image != NULL);
     if (n_vocab == 0 || n_vocab > TRIE_IDS_MAX || n_ends > TRIE_ENDS_MAX)
         return ERR_INVALID;
     for (i = 0; i < n_ends; i++)
@@ -173,31 +197,31 @@ int trie_build(const struct trie_token *tokens, uint32_t n_vocab, const int32_t 
     list = mem_zalloc_array(n_vocab, sizeof *list);
     if (list == NULL)
         return ERR_NO_MEMORY;
-    n = list_fill(list, tokens, n_vocab);
-    n = aliases_take(list, n, &aliases);
+    n = trie_list_fill(list, tokens, n_vocab);
+    n = trie_aliases_take(list, n, &aliases);
     for (i = 0; i < TRIE_TRIES; i++) {
-        v.tries[i].node_at = (uint32_t)(nodes.len / sizeof(struct trie_node));
-        v.tries[i].n_nodes = trie_add(&nodes, list, n, i);
-        v.tries[i].slice_chars = slice_chars[i];
+        trie.tries[i].node_at = (uint32_t)(nodes.len / sizeof(struct trie_node));
+        trie.tries[i].n_nodes = trie_add(&nodes, list, n, i);
+        trie.tries[i].slice_chars = slice_chars[i];
     }
-    v.n_aliases = (uint32_t)(aliases.len / sizeof(struct trie_alias));
-    v.n_nodes = (uint32_t)(nodes.len / sizeof(struct trie_node));
-    buf_add(image, &v, sizeof v);
-    text_add(image, tokens, n_vocab);
+    trie.n_aliases = (uint32_t)(aliases.len / sizeof(struct trie_alias));
+    trie.n_nodes = (uint32_t)(nodes.len / sizeof(struct trie_node));
+    buf_add(image, &trie, sizeof trie);
+    trie_text_add(image, tokens, n_vocab);
     buf_add(image, ends, n_ends * sizeof *ends);
     if (aliases.len > 0)
         buf_add(image, aliases.bytes, aliases.len);
-    slices_add(image, list, n, v.n_words);
+    trie_slices_add(image, list, n, trie.n_words);
     if (nodes.len > 0)
         buf_add(image, nodes.bytes, nodes.len);
     for (i = 0; i < n_vocab; i++)
         if (tokens[i].len > 0 && tokens[i].len <= TRIE_TOKEN_MAX) {
             buf_add(image, tokens[i].bytes, tokens[i].len);
-            v.text_bytes += (uint32_t)tokens[i].len;
+            trie.text_bytes += (uint32_t)tokens[i].len;
         }
-    v.bytes = image->len - before;
+    trie.bytes = image->len - before;
     if (!image->failed && !aliases.failed && !nodes.failed)
-        memcpy(image->bytes + before, &v, sizeof v);
+        memcpy(image->bytes + before, &trie, sizeof trie);
     mem_free(list);
     if (image->failed || aliases.failed || nodes.failed) {
         buf_fini(&aliases);
@@ -212,68 +236,73 @@ int trie_build(const struct trie_token *tokens, uint32_t n_vocab, const int32_t 
 
 /* --- check -------------------------------------------------------------------------------- */
 
-/* Subtrees nest, and no deeper than a token is long. */
-static bool trie_fine(const struct token_trie *v, const struct trie_part *t)
+/* Are the subtrees nested properly, and no deeper than a token is long? A walk relies on both. */
+static bool trie_fine(const struct token_trie *trie, const struct trie_part *part)
 {
-    const struct trie_node *nodes = trie_nodes(v) + t->node_at;
+    const struct trie_node *nodes = trie_nodes(trie) + part->node_at;
     uint32_t end[TRIE_TOKEN_MAX + 1];
     uint32_t depth = 0;
     uint32_t i;
 
-    for (i = 0; i < t->n_nodes; i++) {
+    for (i = 0; i < part->n_nodes; i++) {
         while (depth > 0 && i >= end[depth - 1])
             depth--;
         if (depth == TRIE_TOKEN_MAX || nodes[i].skip == 0)
             return false;
-        if (nodes[i].skip > (depth > 0 ? end[depth - 1] : t->n_nodes) - i)
+        if (nodes[i].skip > (depth > 0 ? end[depth - 1] : part->n_nodes) - i)
             return false;
-        if (nodes[i].token != TRIE_NO_TOKEN && nodes[i].token >= v->n_vocab)
+        if (nodes[i].token != TRIE_NO_TOKEN && nodes[i].token >= trie->n_vocab)
             return false;
         end[depth++] = i + nodes[i].skip;
     }
     return true;
 }
 
-static bool lists_fine(const struct token_trie *v)
+/* Are the offsets of texts ascending, and all ids in range? */
+static bool trie_lists_fine(const struct token_trie *trie)
 {
-    const uint32_t *at = trie_text_at(v);
+    const uint32_t *at = trie_text_at(trie);
     uint32_t i;
 
-    for (i = 0; i < v->n_vocab; i++)
+    for (i = 0; i < trie->n_vocab; i++)
         if (at[i + 1] < at[i] || at[i + 1] - at[i] > TRIE_TOKEN_MAX)
             return false;
-    if (at[0] != 0 || at[v->n_vocab] != v->text_bytes)
+    if (at[0] != 0 || at[trie->n_vocab] != trie->text_bytes)
         return false;
-    for (i = 0; i < v->n_ends; i++)
-        if (trie_ends(v)[i] >= v->n_vocab)
+    for (i = 0; i < trie->n_ends; i++)
+        if (trie_ends(trie)[i] >= trie->n_vocab)
             return false;
-    for (i = 0; i < v->n_aliases; i++)
-        if (trie_aliases(v)[i].token >= v->n_vocab || trie_aliases(v)[i].alias >= v->n_vocab)
+    for (i = 0; i < trie->n_aliases; i++)
+        if (trie_aliases(trie)[i].token >= trie->n_vocab ||
+            trie_aliases(trie)[i].alias >= trie->n_vocab)
             return false;
     return true;
 }
 
 int trie_check(const void *image, size_t len)
 {
-    const struct token_trie *v = image;
-    uint64_t bytes = sizeof *v;
+    const struct token_trie *trie = image;
+    uint64_t bytes = sizeof *trie;
     uint32_t i;
 
-    if (len < sizeof *v || len > TRIE_BYTES_MAX || (uintptr_t)image % 8 != 0)
+    must(image != NULL || len == 0);
+    if (len < sizeof *trie || len > TRIE_BYTES_MAX || (uintptr_t)image % 8 != 0)
         return ERR_INVALID;
-    if (v->magic != TRIE_MAGIC || v->bytes != len || v->n_vocab == 0 || v->n_vocab > TRIE_IDS_MAX ||
-        v->n_words != (v->n_vocab + 31) / 32 || v->n_ends > TRIE_ENDS_MAX)
+    if (trie->magic != TRIE_MAGIC || trie->bytes != len || trie->n_vocab == 0 ||
+        trie->n_vocab > TRIE_IDS_MAX || trie->n_words != (trie->n_vocab + 31) / 32 ||
+        trie->n_ends > TRIE_ENDS_MAX)
         return ERR_INVALID;
-    bytes += ((uint64_t)v->n_vocab + 1 + v->n_ends) * sizeof(uint32_t);
-    bytes += (uint64_t)v->n_aliases * sizeof(struct trie_alias);
-    bytes += (uint64_t)v->n_words * sizeof(uint32_t) * (TRIE_TRIES - 1);
-    bytes += (uint64_t)v->n_nodes * sizeof(struct trie_node) + v->text_bytes;
-    if (bytes != len || !lists_fine(v))
+    bytes += ((uint64_t)trie->n_vocab + 1 + trie->n_ends) * sizeof(uint32_t);
+    bytes += (uint64_t)trie->n_aliases * sizeof(struct trie_alias);
+    bytes += (uint64_t)trie->n_words * sizeof(uint32_t) * (TRIE_TRIES - 1);
+    bytes += (uint64_t)trie->n_nodes * sizeof(struct trie_node) + trie->text_bytes;
+    if (bytes != len || !trie_lists_fine(trie))
         return ERR_INVALID;
     for (i = 0; i < TRIE_TRIES; i++) {
-        const struct trie_part *t = &v->tries[i];
+        const struct trie_part *part = &trie->tries[i];
 
-        if (t->node_at > v->n_nodes || t->n_nodes > v->n_nodes - t->node_at || !trie_fine(v, t))
+        if (part->node_at > trie->n_nodes || part->n_nodes > trie->n_nodes - part->node_at ||
+            !trie_fine(trie, part))
             return ERR_INVALID;
     }
     return ERR_OK;

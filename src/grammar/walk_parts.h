@@ -1,7 +1,10 @@
-/* What walk.c and mask.c share: sets of configurations over a pool of stack frames.
+/* SPDX-License-Identifier: Apache-2.0
  *
- * Frames and sets are taken and given back like a stack, as a trie is walked down and up. A frame
- * is found again while it lives (frame_push()), so equal stacks are equal numbers. */
+ * Shared by walk.c and mask.c: sets of configurations over a pool of stack frames.
+ *
+ * Frames and sets are allocated and released like a stack, as a trie is walked down and up. While a
+ * frame lives, pushing an equal one returns it (walk_frame_push()), so equal stacks have equal
+ * numbers and comparing stacks is comparing numbers. */
 #ifndef QUIRE_GRAMMAR_WALK_PARTS_H
 #define QUIRE_GRAMMAR_WALK_PARTS_H
 
@@ -12,42 +15,43 @@
 #define FRAMES_CAP   32768u
 #define FRAME_HEADS  4096u /* a power of two */
 #define SET_CAP      65536u
-#define ONE_SET_MAX  1024u /* configurations of a closed set */
-#define POPS_MAX     4096u /* of one entry of mask.c, which looks one frame deeper beyond */
+#define ONE_SET_MAX  1024u /* configurations per closed set */
+#define POPS_MAX     4096u /* per entry of mask.c; with more, one more frame is made known */
 
-#define FRAME_BOTTOM 0u /* nothing below: an end is the end of the output */
-#define FRAME_HOLE   1u /* unknown what is below: an end is noted */
+#define FRAME_BOTTOM 0u /* the empty stack: an end is the end of the output */
+#define FRAME_HOLE   1u /* an unknown stack: an end is recorded */
 
 struct frame {
     uint32_t state, below;
-    uint32_t next; /* in its chain of heads */
+    uint32_t next; /* in its hash chain */
     uint16_t depth;
-    uint16_t count; /* of characters that may come, and 1; 0: they are not counted */
+    uint16_t count; /* characters that are left, plus 1; 0: not counted */
 };
 
 struct set {
-    uint32_t at, n;    /* in pool */
-    bool bottom, hole; /* an end was reached with nothing, or the unknown, below */
+    uint32_t at, n;    /* pool[at .. at + n) */
+    bool bottom, hole; /* an end was reached with an empty stack, or with an unknown one */
 };
 
+/* A level of the walk through a trie. */
 struct level {
     struct set set;
-    uint32_t n_frames, n_pool; /* to go back to */
-    uint32_t end;              /* of the subtree */
+    uint32_t n_frames, n_pool; /* to rewind to */
+    uint32_t end;              /* first node after the subtree */
 };
 
 struct walk_work {
     const struct automaton *a;
-    uint32_t n_words; /* room of bits */
+    uint32_t n_words; /* room of bits[] */
     uint32_t n_frames, n_pool;
     uint32_t steps;
-    _Atomic uint32_t steps_max; /* walk_stop() makes it 0 */
+    _Atomic uint32_t steps_max; /* walk_stop() sets it to 0 */
     bool failed;                /* a bound was reached */
-    bool many;                  /* more pops than POPS_MAX */
+    bool many;                  /* more than POPS_MAX pops */
     uint32_t depth_max;         /* deepest frame since it was set to 0 */
-    uint32_t n_bytes;           /* of a token, up to the node that is looked at */
+    uint32_t n_bytes;           /* bytes of the token up to the current node */
     uint32_t
-        need; /* characters that some token takes of an unknown count, and its way to the end */
+        need; /* characters that some token takes of an unknown count, with its way to the end */
     uint32_t n_pops;
     struct frame frames[FRAMES_CAP];
     uint32_t heads[FRAME_HEADS];
@@ -58,24 +62,24 @@ struct walk_work {
 };
 
 /* Begin a call. */
-void work_reset(struct walk_work *s, const struct automaton *a);
+void walk_work_reset(struct walk_work *work, const struct automaton *automaton);
 
-/* Forget frames and sets made since the two numbers were taken. */
-void work_rewind(struct walk_work *s, uint32_t n_frames, uint32_t n_pool);
+/* Release the frames and sets made since the two numbers were read. */
+void walk_work_rewind(struct walk_work *work, uint32_t n_frames, uint32_t n_pool);
 
-/* A frame; FRAME_BOTTOM - 1 (a huge number) when the stack is too deep. */
-uint32_t frame_push(struct walk_work *s, uint32_t state, uint32_t below, uint32_t count);
+/* Push a frame. UINT32_MAX when the stack is too deep. */
+uint32_t walk_frame_push(struct walk_work *work, uint32_t state, uint32_t below, uint32_t count);
 
-/* Add to a set that is the pool's last, unless it is there. */
-void set_add(struct walk_work *s, struct set *set, uint32_t state, uint32_t frame);
+/* Add a configuration to a set, which must be the pool's last, unless it is in the set already. */
+void walk_set_add(struct walk_work *work, struct set *set, uint32_t state, uint32_t frame);
 
-/* Follow calls and ends of a set, which is the pool's last, until nothing is new. */
-void set_close(struct walk_work *s, struct set *set);
+/* Add everything that calls and ends lead to from a set, which must be the pool's last. */
+void walk_set_close(struct walk_work *work, struct set *set);
 
-/* Where a byte leads from a closed set: a new set, the pool's last. */
-struct set set_step(struct walk_work *s, const struct set *from, uint8_t byte);
+/* The set after a byte from a closed set: a new set, the pool's last. */
+struct set walk_set_step(struct walk_work *work, const struct set *from, uint8_t byte);
 
 /* The frames and tops of a walk as a set. */
-struct set set_load(struct walk_work *s, const struct walk *w);
+struct set walk_set_load(struct walk_work *work, const struct walk *walk);
 
 #endif

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Reads with stdio in pieces of 64 KiB, so that a file that grows or lies about its length does
- * no harm. */
+ * Reads with stdio in pieces of 64 KiB and never asks for a file's size: a file that grows while
+ * it is read, or a pipe that reports no size, then needs no case of its own, and the limit holds
+ * for the bytes that were really read. */
 #include "text/file.h"
 
 #include <errno.h>
@@ -9,9 +10,12 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/must.h"
 
 #define PIECE ((size_t)64 << 10)
 
+/* Append all of f to out. The limit is checked after each piece, so at most one piece more than
+ * the limit is ever held. */
 static int file_drain(struct buf *out, FILE *f, size_t limit)
 {
     size_t n = 1;
@@ -25,10 +29,13 @@ static int file_drain(struct buf *out, FILE *f, size_t limit)
         if (out->len > limit)
             return ERR_LIMIT;
     }
-    return ferror(f) ? ERR_IO : ERR_OK;
+    if (ferror(f))
+        return ERR_IO;
+    return ERR_OK;
 }
 
-/* Open dir/name; its path in *path, which the caller owns whatever comes back. */
+/* Open dir/name for reading. *path gets the joined path; the caller frees it in every case, because
+ * the error messages name it. */
 static int file_open(FILE **out, struct buf *path, const char *dir, const char *name, char *why,
                      size_t why_cap)
 {
@@ -42,7 +49,10 @@ static int file_open(FILE **out, struct buf *path, const char *dir, const char *
     *out = fopen(path->bytes, "rb");
     if (*out != NULL)
         return ERR_OK;
-    rc = errno == ENOENT || errno == ENOTDIR ? ERR_NOT_FOUND : ERR_IO;
+    if (errno == ENOENT || errno == ENOTDIR)
+        rc = ERR_NOT_FOUND;
+    else
+        rc = ERR_IO;
     (void)snprintf(why, why_cap, "%s: cannot be opened (error %d)", path->bytes, errno);
     return rc;
 }
@@ -54,6 +64,8 @@ int file_read(struct buf *out, const char *dir, const char *name, size_t limit, 
     FILE *f = NULL;
     int rc = file_open(&f, &path, dir, name, why, why_cap);
 
+    must(out != NULL && name != NULL);
+    must(why != NULL || why_cap == 0);
     if (rc == ERR_OK) {
         rc = file_drain(out, f, limit);
         (void)fclose(f); /* opened for reading: nothing can be lost */
@@ -64,24 +76,28 @@ int file_read(struct buf *out, const char *dir, const char *name, size_t limit, 
     return rc;
 }
 
-static void fold_end(struct hash *h, uint64_t len)
+/* The length is folded in last: without it, moving bytes from the end of one file to the start of
+ * the next would give the same digest. */
+static void file_fold_end(struct hash *hash, uint64_t len)
 {
-    *h = hash_sha256(h->bytes, HASH_BYTES, &len, sizeof len);
+    *hash = hash_sha256(hash->bytes, HASH_BYTES, &len, sizeof len);
 }
 
-void file_fold(struct hash *h, const char *bytes, size_t len)
+void file_fold(struct hash *hash, const char *bytes, size_t len)
 {
     size_t at;
 
+    must(bytes != NULL || len == 0);
     for (at = 0; at < len; at += PIECE) {
         size_t n = len - at < PIECE ? len - at : PIECE;
 
-        *h = hash_sha256(h->bytes, HASH_BYTES, bytes + at, n);
+        *hash = hash_sha256(hash->bytes, HASH_BYTES, bytes + at, n);
     }
-    fold_end(h, len);
+    file_fold_end(hash, len);
 }
 
-static int fold_file(struct hash *h, FILE *f, size_t limit)
+/* Fold the rest of f. The pieces are those of file_fold(), so both ways give the same digest. */
+static int file_fold_file(struct hash *hash, FILE *f, size_t limit)
 {
     char *piece = mem_alloc(PIECE);
     size_t total = 0;
@@ -89,26 +105,32 @@ static int fold_file(struct hash *h, FILE *f, size_t limit)
 
     if (piece == NULL)
         return ERR_NO_MEMORY;
-    while (n == PIECE && total <= limit) { /* fread() gives less at the end alone */
+    while (n == PIECE && total <= limit) { /* a shorter piece is the end of the file */
         n = fread(piece, 1, PIECE, f);
         if (n > 0)
-            *h = hash_sha256(h->bytes, HASH_BYTES, piece, n);
+            *hash = hash_sha256(hash->bytes, HASH_BYTES, piece, n);
         total += n;
     }
     mem_free(piece);
-    fold_end(h, total);
-    return ferror(f) ? ERR_IO : total > limit ? ERR_LIMIT : ERR_OK;
+    file_fold_end(hash, total);
+    if (ferror(f))
+        return ERR_IO;
+    if (total > limit)
+        return ERR_LIMIT;
+    return ERR_OK;
 }
 
-int file_digest(struct hash *h, const char *dir, const char *name, size_t limit, char *why,
+int file_digest(struct hash *hash, const char *dir, const char *name, size_t limit, char *why,
                 size_t why_cap)
 {
     struct buf path = {0};
     FILE *f = NULL;
     int rc = file_open(&f, &path, dir, name, why, why_cap);
 
+    must(hash != NULL && name != NULL);
+    must(why != NULL || why_cap == 0);
     if (rc == ERR_OK) {
-        rc = fold_file(h, f, limit);
+        rc = file_fold_file(hash, f, limit);
         (void)fclose(f);
         if (rc != ERR_OK)
             (void)snprintf(why, why_cap, "%s: %s", path.bytes, err_sentence(rc));

@@ -1,4 +1,7 @@
-/* A whole file as bytes: how the files of a model folder are read. */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Reads the files of a model folder (tokenizer, template, configuration): whole files into memory,
+ * or only their digest. Any thread; blocks on the disk. */
 #ifndef QUIRE_TEXT_FILE_H
 #define QUIRE_TEXT_FILE_H
 
@@ -8,19 +11,23 @@
 #include "base/err.h"
 #include "base/hash.h"
 
-/* Append the file dir/name (name alone when dir is NULL) to out.
+/* Append the contents of the file dir/name (of name alone when dir is NULL) to out.
+ *
+ *   limit  largest accepted size in bytes
+ *   why    out on error: one sentence with the path and the reason
  *
  * Returns ERR_OK; ERR_NOT_FOUND when there is no such file; ERR_IO, ERR_LIMIT (above limit bytes)
- * and ERR_NO_MEMORY, with the reason in why. */
+ * and ERR_NO_MEMORY. */
 int file_read(struct buf *out, const char *dir, const char *name, size_t limit, char *why,
               size_t why_cap) ERR_CHECKED;
 
-/* Fold the contents of the file dir/name into a digest, of which no part stays in memory: the same
- * as file_fold() of all its bytes. ERR_NOT_FOUND, ERR_IO, ERR_LIMIT and ERR_NO_MEMORY as above. */
-int file_digest(struct hash *h, const char *dir, const char *name, size_t limit, char *why,
+/* Fold the contents of the file dir/name into a digest without keeping them in memory. The digest
+ * is that of file_fold() over all bytes of the file. Errors are those of file_read(). */
+int file_digest(struct hash *hash, const char *dir, const char *name, size_t limit, char *why,
                 size_t why_cap) ERR_CHECKED;
 
-/* h = digest of h and of each piece of the bytes in turn, then of their number. */
-void file_fold(struct hash *h, const char *bytes, size_t len);
+/* Fold len bytes into a digest: hash = SHA-256 of hash and a piece, for each piece of 64 KiB in
+ * turn, and at the end for the length, so that two files never fold like one joined file. */
+void file_fold(struct hash *hash, const char *bytes, size_t len);
 
 #endif

@@ -1,19 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * One pass over the pattern. Outside of classes most of it is copied. A class is read into its
- * parts: members, and the members that an intersection demands or forbids; it becomes
- * (?:(?=[demanded])(?![forbidden])[members]). */
+ * One pass over the pattern. Text outside of classes is copied, except for the escapes that the two
+ * engines read differently. A class is first split into its members and into the members that an
+ * intersection demands or forbids, and is then written with look-aheads, because PCRE2 has no
+ * intersection:
+ *
+ *     [a-z&&[^aeiou]]   ->   (?:(?![aeiou])[a-z])
+ *     [\w&&[\p{L}]]     ->   (?:(?=[\p{L}])[\w]) */
 #include "text/pattern.h"
 
 #include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "base/must.h"
+
+/* Members of Oniguruma's \s: the White_Space characters, without U+180E. */
 #define SPACE_MEMBERS                                    \
     "\\t-\\r \\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}" \
     "\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
 
-struct translating {
+/* A translation in progress: text[at .. len) is left to read. */
+struct pattern_work {
     const char *text;
     size_t len;
     size_t at;
@@ -23,46 +31,51 @@ struct translating {
     size_t why_cap;
 };
 
-static int refuse(struct translating *t, const char *what)
+/* Reports a construct that has no translation. The model is then refused at start, because a
+ * pattern that is read differently would tokenize text differently without any error. */
+static int pattern_refuse(struct pattern_work *work, const char *what)
 {
-    (void)snprintf(t->why, t->why_cap, "%s in a regex is not supported", what);
+    (void)snprintf(work->why, work->why_cap, "%s in a regex is not supported", what);
     return ERR_UNSUPPORTED;
 }
 
-/* The name in \p{name} at t->at, behind the 'p'; false when there is none. */
-static bool read_property(struct translating *t, const char **name, size_t *len)
+/* Read the {name} of \p{name}; work->at is after the 'p'. False when no braces follow: \pL. */
+static bool pattern_read_property(struct pattern_work *work, const char **name, size_t *len)
 {
-    const char *from = t->text + t->at;
+    const char *from = work->text + work->at;
     const char *end;
 
-    if (t->at >= t->len || from[0] != '{')
+    if (work->at >= work->len || from[0] != '{')
         return false;
-    end = memchr(from, '}', t->len - t->at);
+    end = memchr(from, '}', work->len - work->at);
     if (end == NULL)
         return false;
     *name = from + 1;
     *len = (size_t)(end - from) - 1;
-    t->at += *len + 2;
+    work->at += *len + 2;
     return true;
 }
 
-static void add_property(struct translating *t, const char *name, size_t len, struct buf *out)
+/* Write \p{name} as class members. */
+static void pattern_add_property(struct pattern_work *work, const char *name, size_t len,
+                                 struct buf *out)
 {
     if (len == 3 && memcmp(name, "Han", 3) == 0) {
-        /* With what the script has grown by in Unicode 15.0 and 15.1. */
+        /* PCRE2's Script_Extensions are wider, and its tables lack the ideographs that Unicode
+         * 15.0 and 15.1 have added to the script. */
         buf_add_text(out, "\\p{sc:Han}\\x{31350}-\\x{323af}\\x{2ebf0}-\\x{2ee5d}");
         return;
     }
     buf_add_text(out, "\\p{");
     buf_add(out, name, len);
     buf_add_byte(out, '}');
-    t->additions(name, len, out);
+    work->additions(name, len, out);
 }
 
-/* An escape inside a class, t->at behind the backslash. */
-static int add_member_escape(struct translating *t, struct buf *out)
+/* Translate an escape inside a class; work->at is after the backslash. */
+static int pattern_add_member_escape(struct pattern_work *work, struct buf *out)
 {
-    char c = t->text[t->at++];
+    char c = work->text[work->at++];
     const char *name;
     size_t len;
 
@@ -71,9 +84,9 @@ static int add_member_escape(struct translating *t, struct buf *out)
         return ERR_OK;
     }
     if (c == 'S')
-        return refuse(t, "\\S inside a class");
-    if (c == 'p' && read_property(t, &name, &len)) {
-        add_property(t, name, len, out);
+        return pattern_refuse(work, "\\S inside a class");
+    if (c == 'p' && pattern_read_property(work, &name, &len)) {
+        pattern_add_property(work, name, len, out);
         return ERR_OK;
     }
     buf_add_byte(out, '\\');
@@ -81,68 +94,77 @@ static int add_member_escape(struct translating *t, struct buf *out)
     return ERR_OK;
 }
 
-/* Members up to a bracket or "&&", which t->at then stands at. */
-static int add_members(struct translating *t, struct buf *out)
+/* Copy members up to a bracket or "&&", at which work->at is left. */
+static int pattern_add_members(struct pattern_work *work, struct buf *out)
 {
     int rc = ERR_OK;
 
-    while (t->at < t->len && rc == ERR_OK) {
-        char c = t->text[t->at];
+    while (work->at < work->len && rc == ERR_OK) {
+        char c = work->text[work->at];
 
         if (c == '[' || c == ']')
             return ERR_OK;
-        if (c == '&' && t->at + 1 < t->len && t->text[t->at + 1] == '&')
+        if (c == '&' && work->at + 1 < work->len && work->text[work->at + 1] == '&')
             return ERR_OK;
-        t->at++;
-        if (c == '\\' && t->at < t->len)
-            rc = add_member_escape(t, out);
+        work->at++;
+        if (c == '\\' && work->at < work->len)
+            rc = pattern_add_member_escape(work, out);
         else
             buf_add_byte(out, c);
     }
-    return rc != ERR_OK ? rc : refuse(t, "a class without an end");
+    if (rc != ERR_OK)
+        return rc;
+    return pattern_refuse(work, "a class without an end");
 }
 
-/* A class in a class, t->at behind its bracket; its members to out, whether negated. */
-static int read_inner(struct translating *t, struct buf *out, bool *negated)
+/* Read a class inside a class, work->at after its bracket. Its members go to out; *negated reports
+ * whether it began with '^'. */
+static int pattern_read_inner(struct pattern_work *work, struct buf *out, bool *negated)
 {
     int rc;
 
-    *negated = t->at < t->len && t->text[t->at] == '^';
-    t->at += *negated;
-    rc = add_members(t, out);
+    *negated = work->at < work->len && work->text[work->at] == '^';
+    work->at += *negated;
+    rc = pattern_add_members(work, out);
     if (rc != ERR_OK)
         return rc;
-    if (t->text[t->at] != ']')
-        return refuse(t, "a class three deep");
-    t->at++;
+    if (work->text[work->at] != ']')
+        return pattern_refuse(work, "a class three deep");
+    work->at++;
     return ERR_OK;
 }
 
+/* A class in pieces, until pattern_write_class() puts it together. */
 struct class_parts {
     struct buf members;
     struct buf demanded;
     struct buf forbidden;
-    bool intersects; /* "&&" has been there */
+    bool intersects; /* a "&&" was read: later parts restrict the members */
 };
 
-/* One part of a class: members, or a class inside it. */
-static int read_part(struct translating *t, struct class_parts *p)
+/* Read one part of a class: a run of members, or a whole class inside it. The union of negated
+ * classes is refused: it would need an alternation, and no known tokenizer has one. */
+static int pattern_read_part(struct pattern_work *work, struct class_parts *p)
 {
     struct buf inner = {0};
     struct buf *to = &p->members;
     bool negated = false;
     int rc;
 
-    if (t->text[t->at] != '[') {
-        rc = add_members(t, p->intersects ? &p->demanded : &p->members);
+    if (work->text[work->at] != '[') {
+        rc = pattern_add_members(work, p->intersects ? &p->demanded : &p->members);
         return rc;
     }
-    t->at++;
-    rc = read_inner(t, &inner, &negated);
+    work->at++;
+    rc = pattern_read_inner(work, &inner, &negated);
     if (rc == ERR_OK && negated && !p->intersects)
-        rc = refuse(t, "a negated class joined to another");
-    if (rc == ERR_OK && p->intersects)
-        to = negated ? &p->forbidden : &p->demanded;
+        rc = pattern_refuse(work, "a negated class joined to another");
+    if (rc == ERR_OK && p->intersects) {
+        if (negated)
+            to = &p->forbidden;
+        else
+            to = &p->demanded;
+    }
     if (rc == ERR_OK)
         buf_add(to, inner.bytes, inner.len);
     to->failed = to->failed || inner.failed;
@@ -150,52 +172,56 @@ static int read_part(struct translating *t, struct class_parts *p)
     return rc;
 }
 
-static int write_class(struct translating *t, const struct class_parts *p, bool negated)
+/* Write a class that was read to its end. Look-aheads test the same character that the last class
+ * then consumes, so they are an intersection. */
+static int pattern_write_class(struct pattern_work *work, const struct class_parts *p, bool negated)
 {
     if (p->members.failed || p->demanded.failed || p->forbidden.failed)
         return ERR_NO_MEMORY;
     if (p->members.len == 0)
-        return refuse(t, "an empty class");
+        return pattern_refuse(work, "an empty class");
     if (!p->intersects) {
-        buf_printf(t->out, negated ? "[^%s]" : "[%s]", p->members.bytes);
+        buf_printf(work->out, negated ? "[^%s]" : "[%s]", p->members.bytes);
         return ERR_OK;
     }
     if (negated || p->demanded.len + p->forbidden.len == 0)
-        return refuse(t, "such an intersection of classes");
-    buf_add_text(t->out, "(?:");
+        return pattern_refuse(work, "such an intersection of classes");
+    buf_add_text(work->out, "(?:");
     if (p->demanded.len > 0)
-        buf_printf(t->out, "(?=[%s])", p->demanded.bytes);
+        buf_printf(work->out, "(?=[%s])", p->demanded.bytes);
     if (p->forbidden.len > 0)
-        buf_printf(t->out, "(?![%s])", p->forbidden.bytes);
-    buf_printf(t->out, "[%s])", p->members.bytes);
+        buf_printf(work->out, "(?![%s])", p->forbidden.bytes);
+    buf_printf(work->out, "[%s])", p->members.bytes);
     return ERR_OK;
 }
 
-/* A class, t->at behind its bracket. */
-static int translate_class(struct translating *t)
+/* Translate a class, work->at after its bracket. A ']' in first place would be a member in one
+ * engine and the end in the other, so it is refused. */
+static int pattern_translate_class(struct pattern_work *work)
 {
     struct class_parts p = {.intersects = false};
-    bool negated = t->at < t->len && t->text[t->at] == '^';
+    bool negated = work->at < work->len && work->text[work->at] == '^';
     int rc = ERR_OK;
 
-    t->at += negated;
-    if (t->at < t->len && t->text[t->at] == ']') /* the first one is a member */
-        rc = refuse(t, "a bracket that is not escaped");
-    while (rc == ERR_OK && t->at < t->len && t->text[t->at] != ']') {
-        if (t->text[t->at] == '&' && t->at + 1 < t->len && t->text[t->at + 1] == '&') {
+    work->at += negated;
+    if (work->at < work->len && work->text[work->at] == ']')
+        rc = pattern_refuse(work, "a bracket that is not escaped");
+    while (rc == ERR_OK && work->at < work->len && work->text[work->at] != ']') {
+        if (work->text[work->at] == '&' && work->at + 1 < work->len &&
+            work->text[work->at + 1] == '&') {
             if (p.intersects)
-                rc = refuse(t, "a second intersection");
+                rc = pattern_refuse(work, "a second intersection");
             p.intersects = true;
-            t->at += 2;
+            work->at += 2;
             continue;
         }
-        rc = read_part(t, &p);
+        rc = pattern_read_part(work, &p);
     }
-    if (rc == ERR_OK && t->at >= t->len)
-        rc = refuse(t, "a class without an end");
+    if (rc == ERR_OK && work->at >= work->len)
+        rc = pattern_refuse(work, "a class without an end");
     if (rc == ERR_OK) {
-        t->at++;
-        rc = write_class(t, &p, negated);
+        work->at++;
+        rc = pattern_write_class(work, &p, negated);
     }
     buf_fini(&p.members);
     buf_fini(&p.demanded);
@@ -203,45 +229,50 @@ static int translate_class(struct translating *t)
     return rc;
 }
 
-/* An escape outside of classes, t->at behind the backslash. */
-static void translate_escape(struct translating *t)
+/* Translate an escape outside of classes, work->at after the backslash. Negated properties become
+ * negated classes, so that the added characters are excluded as well. */
+static void pattern_translate_escape(struct pattern_work *work)
 {
-    char c = t->text[t->at++];
+    char c = work->text[work->at++];
     const char *name;
     size_t len;
 
     if (c == 's') {
-        buf_add_text(t->out, "[^\\S\\x{180e}]");
+        buf_add_text(work->out, "[^\\S\\x{180e}]");
     } else if (c == 'S') {
-        buf_add_text(t->out, "[\\S\\x{180e}]");
-    } else if ((c == 'p' || c == 'P') && read_property(t, &name, &len)) {
-        buf_add_text(t->out, c == 'p' ? "[" : "[^");
-        add_property(t, name, len, t->out);
-        buf_add_byte(t->out, ']');
+        buf_add_text(work->out, "[\\S\\x{180e}]");
+    } else if ((c == 'p' || c == 'P') && pattern_read_property(work, &name, &len)) {
+        buf_add_text(work->out, c == 'p' ? "[" : "[^");
+        pattern_add_property(work, name, len, work->out);
+        buf_add_byte(work->out, ']');
     } else {
-        buf_add_byte(t->out, '\\');
-        buf_add_byte(t->out, c);
+        buf_add_byte(work->out, '\\');
+        buf_add_byte(work->out, c);
     }
 }
 
 int pattern_translate(const char *pattern, size_t len, pattern_additions *additions,
                       struct buf *out, char *why, size_t why_cap)
 {
-    struct translating t = {.text = pattern,
-                            .len = len,
-                            .additions = additions,
-                            .out = out,
-                            .why = why,
-                            .why_cap = why_cap};
+    struct pattern_work work = {.text = pattern,
+                                .len = len,
+                                .additions = additions,
+                                .out = out,
+                                .why = why,
+                                .why_cap = why_cap};
     int rc = ERR_OK;
 
-    while (t.at < t.len && rc == ERR_OK) {
-        char c = t.text[t.at++];
+    must(pattern != NULL || len == 0);
+    must(additions != NULL && out != NULL);
+    /* Every character is read once. `at` is advanced past the character that was looked at before
+     * the helpers are called. */
+    while (work.at < work.len && rc == ERR_OK) {
+        char c = work.text[work.at++];
 
         if (c == '[')
-            rc = translate_class(&t);
-        else if (c == '\\' && t.at < t.len)
-            translate_escape(&t);
+            rc = pattern_translate_class(&work);
+        else if (c == '\\' && work.at < work.len)
+            pattern_translate_escape(&work);
         else
             buf_add_byte(out, c);
     }

@@ -1,4 +1,7 @@
-/* Patterns: a regular expression as Oniguruma reads it, rewritten for PCRE2. */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Translates regular expressions of tokenizer files, which are written for Oniguruma (the engine of
+ * Hugging Face's tokenizers), into the syntax of PCRE2. Pure functions; any thread. */
 #ifndef QUIRE_TEXT_PATTERN_H
 #define QUIRE_TEXT_PATTERN_H
 
@@ -7,18 +10,19 @@
 #include "base/buf.h"
 #include "base/err.h"
 
-/* Appends the characters that have a property (the name inside \p{}) in Unicode 16.0 and lack it
- * in PCRE2's tables, as members of a class; nothing for a name it does not know. */
+/* Appends, as members of a character class, the characters that have a property in Unicode 16.0 but
+ * lack it in PCRE2's tables. name is the text inside \p{}; an unknown name appends nothing. */
 typedef void pattern_additions(const char *name, size_t len, struct buf *out);
 
-/* Append the pattern rewritten:
+/* Append the translated pattern to out. These differ between the two engines:
  *
- *   \s, \S        without U+180E, which PCRE2 counts in
- *   \p{X}         with the characters of `additions`
- *   \p{Han}       the script, not its extensions
- *   [a[b]], [a&&[^b]]  a class in a class, one deep: union and intersection
+ *   \s, \S        without U+180E, which PCRE2 includes
+ *   \p{X}         with the characters that `additions` appends
+ *   \p{Han}       the script, without its extensions
+ *   [a[b]], [a&&[^b]]  a class inside a class, one level deep: union and intersection
  *
- * ERR_UNSUPPORTED with the reason for what PCRE2 cannot say; ERR_NO_MEMORY. */
+ * Returns ERR_OK; ERR_UNSUPPORTED, with the construct in why, when PCRE2 has no equivalent;
+ * ERR_NO_MEMORY. */
 int pattern_translate(const char *pattern, size_t len, pattern_additions *additions,
                       struct buf *out, char *why, size_t why_cap) ERR_CHECKED;
 

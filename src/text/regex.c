@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * PCRE2 without its JIT: a front runs with no writable and executable memory. Its Unicode tables
- * are the library's; what characters they do not know of yet is added to each pattern from ours.
- * `$` is before every line feed in Oniguruma, hence MULTILINE. pattern.h has the other
- * differences. */
+ * Matching is done by PCRE2, interpreted: its JIT would need memory that is both writable and
+ * executable, which a front must not have. Two differences to Oniguruma are handled here: `$`
+ * matches before every line feed (hence PCRE2_MULTILINE), and the character properties are those of
+ * Unicode 16.0, whereas the library's tables may be older. Characters that they lack are added to
+ * each pattern from the tables of unicode.h. pattern.h lists the other differences. */
 #include "text/regex.h"
 
 #define PCRE2_CODE_UNIT_WIDTH 8
@@ -14,11 +15,12 @@
 
 #include "base/buf.h"
 #include "base/mem.h"
+#include "base/must.h"
 #include "base/utf8.h"
 #include "text/pattern.h"
 #include "text/unicode.h"
 
-#define MATCH_STEPS_MAX 100000000 /* a megabyte of one class needs a few steps a byte */
+#define MATCH_STEPS_MAX 100000000 /* one class over a megabyte needs a few steps per byte */
 #define CODE_POINTS     0x110000u
 #define HEAP_KIB_MAX    262144
 
@@ -31,6 +33,8 @@ struct regex_work {
     pcre2_match_data *match;
 };
 
+/* Compile a translated pattern into re, with the bounds on steps and memory that protect a front
+ * from a pattern that backtracks exponentially. On error the caller empties re. */
 static int regex_compile(struct regex *re, const struct buf *pattern, char *why, size_t why_cap)
 {
     int error = 0;
@@ -62,10 +66,15 @@ static void regex_empty(struct regex *re)
     *re = (struct regex){0};
 }
 
-/* --- Unicode 16.0 ------------------------------------------------------------------------------*/
+/* --- properties of Unicode 16.0 ----------------------------------------------------------------*/
 
-/* The categories of a property's name, one bit each; 0 for a name that is none of these. */
-static uint32_t categories_of(const char *name, size_t len)
+/* PCRE2's tables may be of an older Unicode version than ours, and there is no call that lists a
+ * property's characters. So all characters that have the property here are written into one text,
+ * and PCRE2 is asked to find those that lack it there. This happens at start only. */
+
+/* A set of general categories, one bit each, of a property's name: "Lu" is one category, "L" all
+ * that begin with L. 0 for other names: these are written as they are. */
+static uint32_t regex_categories_of(const char *name, size_t len)
 {
     static const char names[][3] = {"Cn", "Lu", "Ll", "Lt", "Lm", "Lo", "Mn", "Mc", "Me", "Nd",
                                     "Nl", "No", "Pc", "Pd", "Ps", "Pe", "Pi", "Pf", "Po", "Sm",
@@ -73,14 +82,16 @@ static uint32_t categories_of(const char *name, size_t len)
     uint32_t found = 0;
     size_t i;
 
+    /* Categories of C are skipped: no pattern of a tokenizer asks for unassigned characters. */
     for (i = 1; i < sizeof names / sizeof names[0]; i++)
         if ((len == 1 || len == 2) && memcmp(names[i], name, len) == 0 && name[0] != 'C')
             found |= (uint32_t)1 << i;
     return found;
 }
 
-/* All characters of these categories, as a text. */
-static void add_all(uint32_t categories, struct buf *out)
+/* Append all characters of these categories as UTF-8, ascending. ASCII is the same in all versions
+ * and surrogates are no characters, so both are skipped. */
+static void regex_add_all(uint32_t categories, struct buf *out)
 {
     uint8_t *classes = mem_alloc(CODE_POINTS);
     uint32_t c;
@@ -101,8 +112,9 @@ static void add_all(uint32_t categories, struct buf *out)
     mem_free(classes);
 }
 
-/* Append as members of a class the characters of text[0 .. len), ascending. */
-static void add_ranges(const char *text, size_t len, struct buf *out)
+/* Append the characters of text[0 .. len), which ascend, as ranges of a class: \x{a}-\x{f}. The
+ * pass with i == len closes the last range. */
+static void regex_add_ranges(const char *text, size_t len, struct buf *out)
 {
     uint32_t first = 0;
     uint32_t last = 0;
@@ -118,40 +130,43 @@ static void add_ranges(const char *text, size_t len, struct buf *out)
         if (last == 0)
             first = c;
         last = c;
-        i += i < len ? utf8_sequence(text + i, len - i) : 1;
+        if (i < len)
+            i += utf8_sequence(text + i, len - i);
+        else
+            i += 1;
     }
 }
 
-/* What PCRE2 finds to lack the property among the characters that have it here. */
-static void add_missing(const char *name, size_t len, struct buf *out)
+/* The pattern_additions function: append the characters that have the property in our tables but
+ * not in PCRE2's. */
+static void regex_add_missing(const char *name, size_t len, struct buf *out)
 {
     struct regex lacking = {0};
-    struct regex_work *w = NULL;
+    struct regex_work *work = NULL;
     struct buf pattern = {0};
     struct buf all = {0};
     char why[8];
-    size_t from = 0;
-    size_t end = 0;
-    uint32_t categories = categories_of(name, len);
+    struct regex_match match = {0, 0};
+    uint32_t categories = regex_categories_of(name, len);
 
     if (categories == 0)
         return;
     buf_printf(&pattern, "\\P{%.*s}+", (int)len, name);
-    add_all(categories, &all);
-    w = regex_work_open();
-    if (w == NULL || pattern.failed || all.failed ||
+    regex_add_all(categories, &all);
+    work = regex_work_open();
+    if (work == NULL || pattern.failed || all.failed ||
         regex_compile(&lacking, &pattern, why, sizeof why) != ERR_OK)
-        out->failed = out->failed || w == NULL || pattern.failed || all.failed;
-    else
-        while (regex_next(&lacking, w, all.bytes, all.len, end, &from, &end) == ERR_OK)
-            add_ranges(all.bytes + from, end - from, out);
-    regex_work_close(w);
+        out->failed = out->failed || work == NULL || pattern.failed || all.failed;
+    else /* a match is a run of characters that lack the property */
+        while (regex_next(&lacking, work, all.bytes, all.len, match.end, &match) == ERR_OK)
+            regex_add_ranges(all.bytes + match.start, match.end - match.start, out);
+    regex_work_close(work);
     regex_empty(&lacking);
     buf_fini(&all);
     buf_fini(&pattern);
 }
 
-/* --- compiling ---------------------------------------------------------------------------------*/
+/* --- compiling and matching --------------------------------------------------------------------*/
 
 int regex_open(struct regex **out, const char *pattern, size_t len, char *why, size_t why_cap)
 {
@@ -159,9 +174,11 @@ int regex_open(struct regex **out, const char *pattern, size_t len, char *why, s
     struct buf translated = {0};
     int rc = ERR_NO_MEMORY;
 
+    must(out != NULL);
+    must(pattern != NULL || len == 0);
     if (re == NULL)
         return rc;
-    rc = pattern_translate(pattern, len, add_missing, &translated, why, why_cap);
+    rc = pattern_translate(pattern, len, regex_add_missing, &translated, why, why_cap);
     if (rc == ERR_OK && translated.len == 0)
         rc = ERR_UNSUPPORTED;
     if (rc == ERR_OK)
@@ -184,40 +201,44 @@ void regex_close(struct regex *re)
 
 struct regex_work *regex_work_open(void)
 {
-    struct regex_work *w = mem_zalloc(sizeof *w);
+    struct regex_work *work = mem_zalloc(sizeof *work);
 
-    if (w == NULL)
+    if (work == NULL)
         return NULL;
-    w->match = pcre2_match_data_create(1, NULL);
-    if (w->match == NULL) {
-        mem_free(w);
+    work->match = pcre2_match_data_create(1, NULL);
+    if (work->match == NULL) {
+        mem_free(work);
         return NULL;
     }
-    return w;
+    return work;
 }
 
-void regex_work_close(struct regex_work *w)
+void regex_work_close(struct regex_work *work)
 {
-    if (w == NULL)
+    if (work == NULL)
         return;
-    pcre2_match_data_free(w->match);
-    mem_free(w);
+    pcre2_match_data_free(work->match);
+    mem_free(work);
 }
 
-int regex_next(const struct regex *re, struct regex_work *w, const char *text, size_t len,
-               size_t from, size_t *start, size_t *end)
+int regex_next(const struct regex *re, struct regex_work *work, const char *text, size_t len,
+               size_t from, struct regex_match *match)
 {
-    int n = pcre2_match(re->code, (PCRE2_SPTR)text, len, from, PCRE2_NO_UTF_CHECK, w->match,
-                        re->limits);
-    const PCRE2_SIZE *place = pcre2_get_ovector_pointer(w->match);
+    const PCRE2_SIZE *place = pcre2_get_ovector_pointer(work->match);
+    int n;
 
+    must(from <= len);
+    n = pcre2_match(re->code, (PCRE2_SPTR)text, len, from, PCRE2_NO_UTF_CHECK, work->match,
+                    re->limits);
     if (n == PCRE2_ERROR_NOMATCH)
         return ERR_NOT_FOUND;
     if (n == PCRE2_ERROR_NOMEMORY)
         return ERR_NO_MEMORY;
     if (n < 0)
         return ERR_LIMIT;
-    *start = place[0];
-    *end = place[1] < place[0] ? place[0] : place[1]; /* \K may turn them round */
+    match->start = place[0];
+    match->end = place[1];
+    if (match->end < match->start) /* \K in a look-ahead can put the start after the end */
+        match->end = match->start;
     return ERR_OK;
 }

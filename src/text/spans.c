@@ -1,43 +1,50 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A sorted list; spans that touch are one, so that a place lies in one span or in none. */
+ * A sorted array. Because spans that touch are merged, a byte lies in one span or in none, and a
+ * range is covered exactly when the span of its first byte reaches to its end. An array that is too
+ * small is copied into a larger one; the arena keeps the outgrown copy until it is reset. */
 #include "text/spans.h"
 
 #include <string.h>
 
-bool spans_add(struct spans *s, struct arena *arena, size_t start, size_t stop)
+#include "base/must.h"
+
+bool spans_add(struct spans *spans, struct arena *arena, size_t start, size_t stop)
 {
     if (start >= stop)
         return true;
-    if (s->n > 0 && s->items[s->n - 1].stop == start) {
-        s->items[s->n - 1].stop = (uint32_t)stop;
+    must(spans->n == 0 || start >= spans->items[spans->n - 1].stop);
+    must(stop <= UINT32_MAX);
+    if (spans->n > 0 && spans->items[spans->n - 1].stop == start) {
+        spans->items[spans->n - 1].stop = (uint32_t)stop;
         return true;
     }
-    if (s->n == s->cap) {
-        size_t cap = s->cap == 0 ? 4 : s->cap * 2;
+    if (spans->n == spans->cap) {
+        size_t cap = spans->cap == 0 ? 4 : spans->cap * 2;
         struct span *grown = arena_alloc(arena, cap * sizeof *grown);
 
         if (grown == NULL)
             return false;
-        if (s->n > 0)
-            memcpy(grown, s->items, s->n * sizeof *grown);
-        s->items = grown;
-        s->cap = cap;
+        if (spans->n > 0)
+            memcpy(grown, spans->items, spans->n * sizeof *grown);
+        spans->items = grown;
+        spans->cap = cap;
     }
-    s->items[s->n++] = (struct span){.start = (uint32_t)start, .stop = (uint32_t)stop};
+    spans->items[spans->n++] = (struct span){.start = (uint32_t)start, .stop = (uint32_t)stop};
     return true;
 }
 
-void spans_cut(struct spans *s, size_t len)
+void spans_cut(struct spans *spans, size_t len)
 {
-    while (s->n > 0 && s->items[s->n - 1].start >= len)
-        s->n--;
-    if (s->n > 0 && s->items[s->n - 1].stop > len)
-        s->items[s->n - 1].stop = (uint32_t)len;
+    while (spans->n > 0 && spans->items[spans->n - 1].start >= len)
+        spans->n--;
+    if (spans->n > 0 && spans->items[spans->n - 1].stop > len)
+        spans->items[spans->n - 1].stop = (uint32_t)len;
 }
 
 size_t spans_find(const struct span *items, size_t n, size_t at)
 {
+    /* Binary search; the answer is always in [low, n]. */
     size_t low = 0;
 
     while (low < n) {
@@ -51,9 +58,10 @@ size_t spans_find(const struct span *items, size_t n, size_t at)
     return low;
 }
 
-bool spans_hold(const struct spans *s, size_t start, size_t stop)
+bool spans_hold(const struct spans *spans, size_t start, size_t stop)
 {
-    size_t i = spans_find(s->items, s->n, start);
+    size_t i = spans_find(spans->items, spans->n, start);
 
-    return i < s->n && s->items[i].start <= start && s->items[i].stop >= stop;
+    must(start <= stop);
+    return i < spans->n && spans->items[i].start <= start && spans->items[i].stop >= stop;
 }

@@ -1,13 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Searches in the tables of unicode.inc. */
+ * Searches in the tables of unicode.inc. A class is looked up among runs of code points that share
+ * one: each run is a word with its first code point in the upper 24 bits and the class in the lower
+ * 8, ascending. Case mappings are a sorted table of the characters that have one. */
 #include "text/unicode.h"
 
 #include <string.h>
 
+#include "base/must.h"
 #include "base/utf8.h"
 
-#define COUNT(array) (sizeof(array) / sizeof(array)[0])
+#define UNICODE_COUNT(array) (sizeof(array) / sizeof(array)[0])
 
 struct unicode_case {
     uint32_t c;
@@ -22,10 +25,11 @@ struct unicode_special_case {
 
 #include "text/unicode.inc"
 
+/* Invariant of the search: run `low` begins at or before c, run `high` after it. */
 uint8_t unicode_class(uint32_t c)
 {
     size_t low = 0;
-    size_t high = COUNT(unicode_runs);
+    size_t high = UNICODE_COUNT(unicode_runs);
 
     while (high - low > 1) {
         size_t mid = (low + high) / 2;
@@ -43,19 +47,22 @@ void unicode_fill(uint8_t *classes, uint32_t n)
     size_t run = 0;
     uint32_t c;
 
+    must(classes != NULL || n == 0);
     for (c = 0; c < n; c++) {
-        while (run + 1 < COUNT(unicode_runs) && unicode_runs[run + 1] >> 8 <= c)
+        while (run + 1 < UNICODE_COUNT(unicode_runs) && unicode_runs[run + 1] >> 8 <= c)
             run++;
         classes[c] = (uint8_t)unicode_runs[run];
     }
 }
 
-static int special_case(uint32_t c, enum unicode_letter_case to, uint32_t out[3])
+/* The cases in which one character becomes several, such as the capital of U+00DF, "SS". There are
+ * about a hundred, and they are rare, so the list is searched from its start. */
+static int unicode_special_case(uint32_t c, enum unicode_letter_case to, uint32_t out[3])
 {
     size_t i;
     int n = 0;
 
-    for (i = 0; i < COUNT(unicode_special_cases); i++) {
+    for (i = 0; i < UNICODE_COUNT(unicode_special_cases); i++) {
         const struct unicode_special_case *s = &unicode_special_cases[i];
 
         if (s->c != c || s->form != (int)to)
@@ -71,8 +78,9 @@ static int special_case(uint32_t c, enum unicode_letter_case to, uint32_t out[3]
 int unicode_to_case(uint32_t c, enum unicode_letter_case to, uint32_t out[3])
 {
     size_t low = 0;
-    size_t high = COUNT(unicode_cases);
+    size_t high = UNICODE_COUNT(unicode_cases);
 
+    must(to <= UNICODE_TITLE);
     while (low < high) {
         size_t mid = (low + high) / 2;
 
@@ -82,14 +90,15 @@ int unicode_to_case(uint32_t c, enum unicode_letter_case to, uint32_t out[3])
             high = mid;
     }
     out[0] = c;
-    if (low == COUNT(unicode_cases) || unicode_cases[low].c != c)
+    if (low == UNICODE_COUNT(unicode_cases) || unicode_cases[low].c != c)
         return 1;
     if (unicode_cases[low].forms[to] == 0)
-        return special_case(c, to, out);
+        return unicode_special_case(c, to, out);
     out[0] = unicode_cases[low].forms[to];
     return 1;
 }
 
+/* Categories are ordered so that separators, controls and private use come last. */
 bool unicode_is_printable(uint32_t c)
 {
     uint8_t category = unicode_class(c) & UNICODE_CATEGORY;
@@ -106,6 +115,7 @@ size_t unicode_next_check(const char *text, size_t len, size_t from)
 {
     size_t i = from;
 
+    must(from <= len);
     while (i < len) {
         uint64_t word;
 
@@ -116,8 +126,12 @@ size_t unicode_next_check(const char *text, size_t len, size_t from)
                 continue;
             }
         }
-        if ((unsigned char)text[i] < 0xcc) { /* below U+0300 nothing changes */
-            i += (unsigned char)text[i] < 0x80 ? 1 : 2;
+        /* Lead bytes below 0xcc encode characters below U+0300, which NFC never changes. */
+        if ((unsigned char)text[i] < 0xcc) {
+            if ((unsigned char)text[i] < 0x80)
+                i += 1;
+            else
+                i += 2;
             continue;
         }
         if (unicode_class(utf8_decode(text + i)) & UNICODE_CHECK)

@@ -1,4 +1,7 @@
-/* What tokenizers and templates must know of Unicode: classes, white space, case, NFC.
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Properties of Unicode characters that tokenizers and templates need: classes, white space, case,
+ * and the normalization form NFC.
  *
  * The tables are those of Hugging Face's tokenizers 0.23.2 (classes: Unicode 16.0; NFC: 9.0),
  * made by tools/unicode-table.py. All functions are pure; any thread. */
@@ -44,27 +47,22 @@ enum unicode_category {
     UNICODE_CO,
 };
 
-#define UNICODE_CATEGORY 0x1f /* bits of a class: the category, */
-#define UNICODE_SPACE    0x20 /* matches \s: 25 characters, */
-#define UNICODE_WORD     0x40 /* matches \w, */
+/* Bits of a class. */
+#define UNICODE_CATEGORY 0x1f /* mask of the general category */
+#define UNICODE_SPACE    0x20 /* matches \s: 25 characters */
+#define UNICODE_WORD     0x40 /* matches \w */
 #define UNICODE_CHECK    0x80 /* may change under NFC */
 
-/* Class of a code point; binary search, about 10 ns. */
+/* The class of a code point. Binary search, about 10 ns. */
 uint8_t unicode_class(uint32_t c);
 
-/* The classes of the code points below n, for those who look up many. */
+/* Write the classes of the code points 0 .. n - 1, for callers that look up many. */
 void unicode_fill(uint8_t *classes, uint32_t n);
 
 static inline bool unicode_is_letter(uint8_t cls)
 {
     cls &= UNICODE_CATEGORY;
     return cls >= UNICODE_LU && cls <= UNICODE_LO;
-}
-
-static inline bool unicode_is_mark(uint8_t cls)
-{
-    cls &= UNICODE_CATEGORY;
-    return cls >= UNICODE_MN && cls <= UNICODE_ME;
 }
 
 static inline bool unicode_is_number(uint8_t cls)
@@ -75,20 +73,21 @@ static inline bool unicode_is_number(uint8_t cls)
 
 enum unicode_letter_case { UNICODE_UPPER, UNICODE_LOWER, UNICODE_TITLE };
 
-/* The character in another case: up to three code points in out; their number. */
+/* Write the character in another case to out and return the number of code points, 1 to 3. */
 int unicode_to_case(uint32_t c, enum unicode_letter_case to, uint32_t out[3]);
 
-/* Python's str.isprintable() and str.isspace() of one character. */
+/* Python's str.isprintable() and str.isspace() for one character. */
 bool unicode_is_printable(uint32_t c);
 bool unicode_is_python_space(uint32_t c);
 
-/* True when valid UTF-8 holds no character that NFC could change: most text. */
+/* True when valid UTF-8 has no character that NFC could change, as most text. */
 bool unicode_is_nfc(const char *text, size_t len);
 
-/* Place of the first character from `from` on that NFC could change; len when there is none. */
+/* Byte offset of the first character at or after `from` that NFC could change; len when there is
+ * none. */
 size_t unicode_next_check(const char *text, size_t len, size_t from);
 
-/* Append the NFC of valid UTF-8. out->failed says when memory ended. */
+/* Append the NFC of valid UTF-8 to out; out->failed is set when memory runs out. */
 void unicode_nfc(const char *text, size_t len, struct buf *out);
 
 #endif

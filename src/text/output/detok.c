@@ -1,26 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Bytes of tokens -> whole characters -> text that no stop string can still claim -> out.
- * Models with byte fallback have two more stages in front: runs of byte tokens wait for their
- * end, and the start of a text loses its space.
+ * A pipeline of stages, each of which holds back the bytes it cannot decide on:
  *
- * Each stop string has a Knuth-Morris-Pratt automaton; its state is how much of the stop string
- * the text ends with, and the longest state is exactly what must be held back. */
+ *     token -> run of byte tokens -> leading space -> characters -> stop strings -> out
+ *
+ * The first two stages matter only for models with byte fallback. Each stop string has a
+ * Knuth-Morris-Pratt automaton; its state is the number of bytes of the stop string that the text
+ * ends with. The largest state over all stop strings is exactly the number of bytes to hold back.
+ * Cost per byte: amortized one comparison per stop string. */
 #include "text/output/detok.h"
 
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/must.h"
 #include "base/utf8.h"
 
+/* The automaton of one stop string. */
 struct detok_match {
     const char *text;
     uint16_t len;
-    uint16_t state;       /* bytes of it that the text ends with */
+    uint16_t state;       /* bytes of text that the output ends with */
     const uint16_t *fail; /* fail[i]: longest proper border of the first i bytes */
 };
 
-static void fill_borders(uint16_t *fail, const char *text, size_t len)
+/* The failure function of Knuth, Morris and Pratt: fail[i] is the length of the longest proper
+ * prefix of text[0 .. i) that is also its suffix. fail has len + 1 entries. */
+
+static void detok_fill_borders(uint16_t *fail, const char *text, size_t len)
 {
     size_t border = 0;
     size_t i;
@@ -36,15 +43,17 @@ static void fill_borders(uint16_t *fail, const char *text, size_t len)
     }
 }
 
-int detok_init(struct detok *d, const struct tokenizer *t, bool skip_special,
+int detok_init(struct detok *detok, const struct tokenizer *tokenizer, bool skip_special,
                const struct detok_stop *stops, size_t n_stops, bool include_stop)
 {
     size_t bytes = 0;
     size_t longest = 0;
     size_t i;
     char *memory;
-    uint16_t *fail;
+    uint16_t *fail_at;
 
+    must(detok != NULL && tokenizer != NULL);
+    must(stops != NULL || n_stops == 0);
     if (n_stops > DETOK_STOPS_MAX)
         return ERR_LIMIT;
     for (i = 0; i < n_stops; i++) {
@@ -52,44 +61,47 @@ int detok_init(struct detok *d, const struct tokenizer *t, bool skip_special,
             return ERR_INVALID;
         if (stops[i].len > DETOK_STOP_BYTES_MAX)
             return ERR_LIMIT;
-        bytes += sizeof(struct detok_match) + (stops[i].len + 1) * sizeof *fail + stops[i].len;
-        longest = stops[i].len > longest ? stops[i].len : longest;
+        bytes += sizeof(struct detok_match) + (stops[i].len + 1) * sizeof *fail_at + stops[i].len;
+        if (stops[i].len > longest)
+            longest = stops[i].len;
     }
+    /* One block holds the automata, their failure functions, the texts and the held bytes. */
     memory = mem_alloc(bytes + longest);
     if (memory == NULL)
         return ERR_NO_MEMORY;
-    *d = (struct detok){.tokenizer = t,
-                        .skip_special = skip_special,
-                        .include_stop = include_stop,
-                        .stop_idx = -1,
-                        .drops = tokenizer_start(t).drops,
-                        .strip_n = tokenizer_start(t).strip_n,
-                        .n_stops = (int)n_stops,
-                        .held_cap = longest};
-    d->matches = (struct detok_match *)(void *)memory;
-    fail = (uint16_t *)(void *)(d->matches + n_stops);
+    *detok = (struct detok){.tokenizer = tokenizer,
+                            .skip_special = skip_special,
+                            .include_stop = include_stop,
+                            .stop_idx = -1,
+                            .drops = tokenizer_start(tokenizer).drops,
+                            .strip_n = tokenizer_start(tokenizer).strip_n,
+                            .n_stops = (int)n_stops,
+                            .held_cap = longest};
+    detok->matches = (struct detok_match *)(void *)memory;
+    fail_at = (uint16_t *)(void *)(detok->matches + n_stops);
     for (i = 0; i < n_stops; i++) {
-        d->matches[i] = (struct detok_match){.len = (uint16_t)stops[i].len, .fail = fail};
-        fill_borders(fail, stops[i].text, stops[i].len);
-        fail += stops[i].len + 1;
+        detok->matches[i] = (struct detok_match){.len = (uint16_t)stops[i].len, .fail = fail_at};
+        detok_fill_borders(fail_at, stops[i].text, stops[i].len);
+        fail_at += stops[i].len + 1;
     }
-    memory = (char *)fail;
+    memory = (char *)fail_at;
     for (i = 0; i < n_stops; i++) {
         memcpy(memory, stops[i].text, stops[i].len);
-        d->matches[i].text = memory;
+        detok->matches[i].text = memory;
         memory += stops[i].len;
     }
-    d->held = memory;
+    detok->held = memory;
     return ERR_OK;
 }
 
-void detok_fini(struct detok *d)
+void detok_fini(struct detok *detok)
 {
-    mem_free(d->matches);
-    *d = (struct detok){.stop_idx = -1};
+    mem_free(detok->matches);
+    *detok = (struct detok){.stop_idx = -1};
 }
 
-static void match_step(struct detok_match *m, char c)
+/* Advance an automaton by one byte of output. */
+static void detok_match_step(struct detok_match *m, char c)
 {
     while (m->state > 0 && m->text[m->state] != c)
         m->state = m->fail[m->state];
@@ -97,65 +109,70 @@ static void match_step(struct detok_match *m, char c)
         m->state++;
 }
 
-/* A stop string is complete: what is held and c end with it. */
-static void stop(struct detok *d, int idx, char c, struct buf *out)
+/* A stop string is complete: the held text and c end with it. Write the text before it (or all of
+ * it with include_stop) and end the stream. */
+static void detok_stop_at(struct detok *detok, int idx, char c, struct buf *out)
 {
-    size_t before = d->held_len + 1 - d->matches[idx].len;
+    size_t before = detok->held_len + 1 - detok->matches[idx].len;
 
-    buf_add(out, d->held, d->include_stop ? d->held_len : before);
-    if (d->include_stop)
+    must(detok->held_len + 1 >= detok->matches[idx].len);
+    buf_add(out, detok->held, detok->include_stop ? detok->held_len : before);
+    if (detok->include_stop)
         buf_add_byte(out, c);
-    d->held_len = 0;
-    d->partial_len = 0;
-    d->stop_idx = idx;
-    d->status = DETOK_STOPPED;
+    detok->held_len = 0;
+    detok->partial_len = 0;
+    detok->stop_idx = idx;
+    detok->status = DETOK_STOPPED;
 }
 
-/* One byte of text. The bytes that no match needs leave; held_cap is the longest stop string, and
- * a complete one stops, so what is held never exceeds it. */
-static void put_byte(struct detok *d, char c, struct buf *out)
+/* Stage: one byte of text. Write the bytes that no match can use. held_cap, the longest stop
+ * string, is enough: a match of that length is complete and ends the stream. */
+static void detok_put_byte(struct detok *detok, char c, struct buf *out)
 {
     size_t longest = 0;
     size_t leave;
     int i;
 
-    for (i = 0; i < d->n_stops; i++) {
-        struct detok_match *m = &d->matches[i];
+    for (i = 0; i < detok->n_stops; i++) {
+        struct detok_match *match = &detok->matches[i];
 
-        match_step(m, c);
-        if (m->state == m->len) {
-            stop(d, i, c, out);
+        detok_match_step(match, c);
+        if (match->state == match->len) {
+            detok_stop_at(detok, i, c, out);
             return;
         }
-        longest = m->state > longest ? m->state : longest;
+        if (match->state > longest)
+            longest = match->state;
     }
     if (longest == 0) {
-        buf_add(out, d->held, d->held_len);
+        buf_add(out, detok->held, detok->held_len);
         buf_add_byte(out, c);
-        d->held_len = 0;
+        detok->held_len = 0;
         return;
     }
-    leave = d->held_len + 1 - longest;
-    buf_add(out, d->held, leave);
-    memmove(d->held, d->held + leave, d->held_len - leave);
-    d->held_len -= leave;
-    d->held[d->held_len++] = c;
+    leave = detok->held_len + 1 - longest;
+    buf_add(out, detok->held, leave);
+    memmove(detok->held, detok->held + leave, detok->held_len - leave);
+    detok->held_len -= leave;
+    detok->held[detok->held_len++] = c;
 }
 
-static void put_text(struct detok *d, const char *text, size_t len, struct buf *out)
+/* Stage: whole characters of text, on their way to the stop strings. */
+static void detok_put_text(struct detok *detok, const char *text, size_t len, struct buf *out)
 {
     size_t i;
 
-    if (d->n_stops == 0) {
+    if (detok->n_stops == 0) {
         buf_add(out, text, len);
         return;
     }
-    for (i = 0; i < len && d->status == DETOK_GOING; i++)
-        put_byte(d, text[i], out);
+    for (i = 0; i < len && detok->status == DETOK_GOING; i++)
+        detok_put_byte(detok, text[i], out);
 }
 
-/* Append whole characters of bytes, keep the start of one that is cut off. */
-static void put_bytes(struct detok *d, const char *bytes, size_t len, struct buf *out)
+/* Stage: bytes that begin at a character's first byte. Whole characters go on, invalid bytes become
+ * U+FFFD, and the first bytes of a character that is cut off are kept in `partial`. */
+static void detok_put_bytes(struct detok *detok, const char *bytes, size_t len, struct buf *out)
 {
     size_t from = 0;
     size_t i = 0;
@@ -167,135 +184,144 @@ static void put_bytes(struct detok *d, const char *bytes, size_t len, struct buf
             i += n;
             continue;
         }
-        put_text(d, bytes + from, i - from, out);
+        detok_put_text(detok, bytes + from, i - from, out);
         n = utf8_incomplete(bytes + i, len - i);
         if (n != 0 && n == len - i) {
-            memcpy(d->partial, bytes + i, n);
-            d->partial_len = n;
+            memcpy(detok->partial, bytes + i, n);
+            detok->partial_len = n;
             return;
         }
-        put_text(d, "\xef\xbf\xbd", 3, out);
+        detok_put_text(detok, "\xef\xbf\xbd", 3, out);
         i += utf8_invalid_run(bytes + i, len - i);
         from = i;
     }
-    put_text(d, bytes + from, len - from, out);
+    detok_put_text(detok, bytes + from, len - from, out);
 }
 
-/* Append bytes behind the character that may be open. */
-static void put_joined(struct detok *d, const char *bytes, size_t len, struct buf *out)
+/* Stage: bytes that follow the incomplete character of the last call, if there is one. */
+static void detok_put_joined(struct detok *detok, const char *bytes, size_t len, struct buf *out)
 {
-    /* Finish the open character, a byte at a time; three more end it at the latest. */
-    while (d->partial_len > 0 && len > 0) {
+    /* Complete that character one byte at a time; it needs at most three more. */
+    while (detok->partial_len > 0 && len > 0) {
         char joined[5];
-        size_t n = d->partial_len;
+        size_t n = detok->partial_len;
 
-        memcpy(joined, d->partial, n);
+        memcpy(joined, detok->partial, n);
         joined[n++] = *bytes++;
         len--;
-        d->partial_len = 0;
-        put_bytes(d, joined, n, out);
+        detok->partial_len = 0;
+        detok_put_bytes(detok, joined, n, out);
     }
-    if (d->status == DETOK_GOING)
-        put_bytes(d, bytes, len, out);
+    if (detok->status == DETOK_GOING)
+        detok_put_bytes(detok, bytes, len, out);
 }
 
-/* Append text behind what the start of a text loses. */
-static void put_started(struct detok *d, const char *bytes, size_t len, struct buf *out)
+/* Stage: text of a token. At the start of the output the decoder's leading spaces are dropped. */
+static void detok_put_started(struct detok *detok, const char *bytes, size_t len, struct buf *out)
 {
     uint32_t taken = 0;
     size_t from = 0;
 
-    if (d->strip_n > 0 && len > 0) {
-        from = tokenizer_strip(d->tokenizer, d->strip_n, bytes, len, &taken);
-        d->strip_n = from == len ? d->strip_n - taken : 0;
+    if (detok->strip_n > 0 && len > 0) {
+        from = tokenizer_strip(detok->tokenizer, detok->strip_n, bytes, len, &taken);
+        if (from == len)
+            detok->strip_n = detok->strip_n - taken;
+        else
+            detok->strip_n = 0;
     }
-    put_joined(d, bytes + from, len - from, out);
+    detok_put_joined(detok, bytes + from, len - from, out);
 }
 
-/* The run has ended: its characters, or one U+FFFD a byte. */
-static void flush_run(struct detok *d, struct buf *out)
+/* A run of byte tokens is over: write its characters, or one U+FFFD per byte if it is invalid. */
+static void detok_flush_run(struct detok *detok, struct buf *out)
 {
-    bool valid = utf8_is_valid(d->run, d->run_len);
-    size_t len = d->run_len;
+    bool valid = utf8_is_valid(detok->run, detok->run_len);
+    size_t len = detok->run_len;
     size_t i;
 
-    d->run_len = 0;
+    detok->run_len = 0;
     if (valid)
-        put_started(d, d->run, len, out);
-    for (i = 0; !valid && i < len && d->status == DETOK_GOING; i++)
-        put_started(d, "\xef\xbf\xbd", 3, out);
+        detok_put_started(detok, detok->run, len, out);
+    for (i = 0; !valid && i < len && detok->status == DETOK_GOING; i++)
+        detok_put_started(detok, "\xef\xbf\xbd", 3, out);
 }
 
-/* The run is as long as may be: its whole characters leave, the start of one stays. */
-static void shorten_run(struct detok *d, struct buf *out)
+/* The run is full: write its complete characters and keep the first bytes of the last one. */
+static void detok_shorten_run(struct detok *detok, struct buf *out)
 {
     size_t whole = 0;
     size_t n;
     char rest[4];
 
-    while (whole < d->run_len && (n = utf8_sequence(d->run + whole, d->run_len - whole)) != 0)
+    /* Find the length of the valid beginning. */
+    while (whole < detok->run_len &&
+           (n = utf8_sequence(detok->run + whole, detok->run_len - whole)) != 0)
         whole += n;
-    n = d->run_len - whole;
-    if (n > 0 && utf8_incomplete(d->run + whole, n) != n) {
-        flush_run(d, out);
+    n = detok->run_len - whole;
+    if (n > 0 && utf8_incomplete(detok->run + whole, n) != n) {
+        detok_flush_run(detok, out);
         return;
     }
-    memcpy(rest, d->run + whole, n); /* at most three bytes begin a character */
-    d->run_len = whole;
-    flush_run(d, out);
-    memcpy(d->run, rest, n);
-    d->run_len = n;
+    memcpy(rest, detok->run + whole, n); /* an incomplete character has at most three bytes */
+    detok->run_len = whole;
+    detok_flush_run(detok, out);
+    memcpy(detok->run, rest, n);
+    detok->run_len = n;
 }
 
-void detok_continue(struct detok *d)
+void detok_continue(struct detok *detok)
 {
-    d->drops = false;
-    d->strip_n = 0;
+    must(detok->run_len == 0 && detok->partial_len == 0 && detok->held_len == 0);
+    detok->drops = false;
+    detok->strip_n = 0;
 }
 
-enum detok_status detok_push(struct detok *d, int32_t id, struct buf *out)
+enum detok_status detok_push(struct detok *detok, int32_t id, struct buf *out)
 {
     size_t len;
-    const char *bytes = tokenizer_bytes(d->tokenizer, id, &len);
-    bool drops = d->drops;
+    const char *bytes = tokenizer_bytes(detok->tokenizer, id, &len);
+    bool drops = detok->drops;
 
-    if (d->status == DETOK_STOPPED || bytes == NULL ||
-        (d->skip_special && tokenizer_is_skipped(d->tokenizer, id)))
-        return d->status;
-    d->drops = false;
-    if (tokenizer_is_byte(d->tokenizer, id)) {
-        d->run[d->run_len++] = bytes[0];
-        if (d->run_len == DETOK_RUN_MAX)
-            shorten_run(d, out);
-        return d->status;
+    must(out != NULL);
+    must(detok->run_len < DETOK_RUN_MAX);
+    if (detok->status == DETOK_STOPPED || bytes == NULL ||
+        (detok->skip_special && tokenizer_is_skipped(detok->tokenizer, id)))
+        return detok->status;
+    detok->drops = false;
+    if (tokenizer_is_byte(detok->tokenizer, id)) {
+        detok->run[detok->run_len++] = bytes[0];
+        if (detok->run_len == DETOK_RUN_MAX)
+            detok_shorten_run(detok, out);
+        return detok->status;
     }
-    if (d->run_len > 0)
-        flush_run(d, out);
-    if (d->status == DETOK_STOPPED)
-        return d->status;
+    if (detok->run_len > 0)
+        detok_flush_run(detok, out);
+    if (detok->status == DETOK_STOPPED)
+        return detok->status;
     if (drops) {
         struct buf first = {0};
 
-        tokenizer_first_bytes(d->tokenizer, id, &first);
-        put_started(d, first.len == 0 ? "" : first.bytes, first.len, out);
+        tokenizer_first_bytes(detok->tokenizer, id, &first);
+        detok_put_started(detok, first.len == 0 ? "" : first.bytes, first.len, out);
         out->failed = out->failed || first.failed;
         buf_fini(&first);
     } else {
-        put_started(d, bytes, len, out);
+        detok_put_started(detok, bytes, len, out);
     }
-    return d->status;
+    return detok->status;
 }
 
-enum detok_status detok_finish(struct detok *d, struct buf *out)
+enum detok_status detok_finish(struct detok *detok, struct buf *out)
 {
-    if (d->status == DETOK_GOING && d->run_len > 0)
-        flush_run(d, out);
-    if (d->status == DETOK_GOING && d->partial_len > 0)
-        put_text(d, "\xef\xbf\xbd", 3, out);
-    d->partial_len = 0;
-    d->run_len = 0;
-    if (d->status == DETOK_GOING)
-        buf_add(out, d->held, d->held_len);
-    d->held_len = 0;
-    return d->status;
+    must(out != NULL);
+    if (detok->status == DETOK_GOING && detok->run_len > 0)
+        detok_flush_run(detok, out);
+    if (detok->status == DETOK_GOING && detok->partial_len > 0)
+        detok_put_text(detok, "\xef\xbf\xbd", 3, out);
+    detok->partial_len = 0;
+    detok->run_len = 0;
+    if (detok->status == DETOK_GOING)
+        buf_add(out, detok->held, detok->held_len);
+    detok->held_len = 0;
+    return detok->status;
 }

@@ -1,16 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The machine: a state, a run of text that is not taken yet, and a step for each state that takes
- * as much of it as is certain. A step that could go on with more text leaves it and waits; at the
- * end nothing more comes and what is there counts. So the cut of the text into pushes is
- * without consequence. What is inside a long value is moved out of `in` as it comes: the whole is
- * linear. */
+ * The parser is a state and a buffer of text that is not consumed yet. Each state has a step that
+ * consumes as much as is certain. A step that could decide differently with more text returns false
+ * and waits for the next push; after reply_finish() there is no more text, so it must decide. That
+ * makes the events independent of the split into pushes.
+ *
+ * A call begins as a suspicion: the text after an opening tag is kept in `raw` until the
+ * function's name is known. Then the call is emitted, or `raw` becomes content. Long values leave
+ * the buffer as they come, so the whole is linear. */
 #include "text/output/reply.h"
 
 #include <string.h>
 
+#include "base/must.h"
 #include "text/output/reply_parts.h"
 
+/* DeepSeek's tags are spelled with U+FF5C and U+2581 in place of '|' and '_'. */
 #define DEEPSEEK_OPEN               \
     "<\xef\xbd\x9ctool\xe2\x96\x81" \
     "call\xe2\x96\x81"              \
@@ -29,6 +34,10 @@
     "calls\xe2\x96\x81"             \
     "end\xef\xbd\x9c>"
 
+/* A call is written: open, head, name, end, arguments, close. For example, in DeepSeek V3:
+ *
+ *     <tool_call_begin>function<tool_sep>NAME\n```json\n{"k": 1}\n```<tool_call_end>
+ *     open             head              name  end     arguments      close */
 const struct reply_shape reply_formats[REPLY_FORMATS] = {
     [REPLY_PLAIN] = {.name = "none"},
     [REPLY_HERMES] = {.name = "hermes",
@@ -84,30 +93,33 @@ const struct reply_shape reply_formats[REPLY_FORMATS] = {
 static const char *const think_open[] = {NULL, "<think>", "[THINK]"};
 static const char *const think_close[] = {NULL, "</think>", "[/THINK]"};
 
-/* --- reading ahead ------------------------------------------------------------------------ */
+/* --- looking ahead ------------------------------------------------------------------------ */
 
-/* Does what stands `from` behind the taken text begin with tag? */
-enum match reply_match(const struct reply *r, size_t from, const char *tag)
+/* A tag may be cut by the end of the text received so far: then MATCH_MAYBE makes the step wait. */
+enum match reply_match(const struct reply *reply, size_t from, const char *tag)
 {
-    size_t n = strlen(tag), left = reply_left(r) - from;
+    size_t n = strlen(tag), left = reply_left(reply) - from;
     size_t cmp = n < left ? n : left;
 
-    if (memcmp(reply_in(r) + from, tag, cmp) != 0)
+    if (memcmp(reply_in(reply) + from, tag, cmp) != 0)
         return MATCH_NO;
     if (cmp == n)
         return MATCH_YES;
-    return r->ended ? MATCH_NO : MATCH_MAYBE;
+    if (reply->ended)
+        return MATCH_NO;
+    return MATCH_MAYBE;
 }
 
-/* The first of n tags (NULL: none) in what is left: its number, and in *before what stands in front
- * of it; -1 when there is none, and in *before how much is certain to be in front of any. */
-int reply_find(const struct reply *r, const char *const *tags, int n, size_t *before)
+/* Scan position by position. At the first position where a tag matches or might match, stop: text
+ * before it is certain, text after it is not. */
+int reply_find(const struct reply *reply, const char *const *tags, int n, size_t *before)
 {
-    size_t left = reply_left(r), i;
+    size_t left = reply_left(reply), i;
 
+    must(tags != NULL && before != NULL);
     for (i = 0; i < left; i++) {
         for (int t = 0; t < n; t++) {
-            enum match m = tags[t] == NULL ? MATCH_NO : reply_match(r, i, tags[t]);
+            enum match m = tags[t] == NULL ? MATCH_NO : reply_match(reply, i, tags[t]);
 
             if (m == MATCH_NO)
                 continue;
@@ -121,496 +133,536 @@ int reply_find(const struct reply *r, const char *const *tags, int n, size_t *be
     return -1;
 }
 
-void reply_take(struct reply *r, size_t n)
+/* While the call is only suspected, remember its bytes: they may turn out to be content. */
+void reply_take(struct reply *reply, size_t n)
 {
-    if (!r->is_said && r->state >= REPLY_AT_HEAD && r->state < REPLY_IN_HEADER)
-        buf_add(&r->raw, reply_in(r), n);
-    r->at += n;
+    must(n <= reply_left(reply));
+    if (!reply->is_said && reply->state >= REPLY_AT_HEAD && reply->state < REPLY_IN_HEADER)
+        buf_add(&reply->raw, reply_in(reply), n);
+    reply->at += n;
 }
 
-void reply_take_space(struct reply *r)
+void reply_take_space(struct reply *reply)
 {
     size_t n = 0;
 
-    while (n < reply_left(r) && reply_is_space(reply_in(r)[n]))
+    while (n < reply_left(reply) && reply_is_space(reply_in(reply)[n]))
         n++;
-    reply_take(r, n);
+    reply_take(reply, n);
 }
 
-/* --- saying ------------------------------------------------------------------------------- */
+/* --- emitting events ---------------------------------------------------------------------- */
 
-void reply_say(struct reply *r, enum reply_kind kind, const char *bytes, size_t len)
+void reply_say(struct reply *reply, enum reply_kind kind, const char *bytes, size_t len)
 {
-    struct reply_event e = {.kind = kind, .call = r->n_calls - 1, .bytes = bytes, .len = len};
+    struct reply_event event = {
+        .kind = kind, .call = reply->n_calls - 1, .bytes = bytes, .len = len};
 
-    if (kind == REPLY_CONTENT && r->o.only_calls)
-        return; /* a call that was cut, or white space around one */
+    if (kind == REPLY_CONTENT && reply->o.only_calls)
+        return; /* a call that was cut short, or white space around one */
     if (len > 0 || kind == REPLY_CALL_BEGIN || kind == REPLY_CALL_END)
-        r->said(r->arg, &e);
+        reply->said(reply->arg, &event);
 }
 
-/* White space is kept back: before a call it is nobody's, and so it is behind reasoning. */
-void reply_say_content(struct reply *r, const char *bytes, size_t len)
+/* White space at the end is held back: before a tool call or after reasoning it belongs to the
+ * format and is dropped, and only text that follows makes it content. */
+void reply_say_content(struct reply *reply, const char *bytes, size_t len)
 {
     size_t solid = len;
 
-    if (r->o.format == REPLY_PLAIN && r->o.reasoning == REPLY_NO_REASONING) {
-        reply_say(r, REPLY_CONTENT, bytes, len);
+    if (reply->o.format == REPLY_PLAIN && reply->o.reasoning == REPLY_NO_REASONING) {
+        reply_say(reply, REPLY_CONTENT, bytes, len);
         return;
     }
     while (solid > 0 && reply_is_space(bytes[solid - 1]))
         solid--;
     if (solid > 0) {
-        reply_say(r, REPLY_CONTENT, r->space.bytes, r->space.len);
-        buf_clear(&r->space);
-        reply_say(r, REPLY_CONTENT, bytes, solid);
-        r->any_content = true;
+        reply_say(reply, REPLY_CONTENT, reply->space.bytes, reply->space.len);
+        buf_clear(&reply->space);
+        reply_say(reply, REPLY_CONTENT, bytes, solid);
+        reply->any_content = true;
     }
-    buf_add(&r->space, bytes + solid, len - solid);
+    buf_add(&reply->space, bytes + solid, len - solid);
 }
 
-void reply_say_reason(struct reply *r, const char *bytes, size_t len)
+/* Reasoning loses the white space at both ends, which the templates write around it. */
+void reply_say_reason(struct reply *reply, const char *bytes, size_t len)
 {
     size_t solid = len, from = 0;
 
     while (solid > 0 && reply_is_space(bytes[solid - 1]))
         solid--;
-    while (!r->has_reasoned && from < solid && reply_is_space(bytes[from]))
+    while (!reply->has_reasoned && from < solid && reply_is_space(bytes[from]))
         from++;
     if (solid > from) {
-        if (r->has_reasoned)
-            reply_say(r, REPLY_REASON, r->space.bytes, r->space.len);
-        buf_clear(&r->space);
-        reply_say(r, REPLY_REASON, bytes + from, solid - from);
-        r->has_reasoned = true;
+        if (reply->has_reasoned)
+            reply_say(reply, REPLY_REASON, reply->space.bytes, reply->space.len);
+        buf_clear(&reply->space);
+        reply_say(reply, REPLY_REASON, bytes + from, solid - from);
+        reply->has_reasoned = true;
     }
-    buf_add(&r->space, bytes + solid, len - solid);
+    buf_add(&reply->space, bytes + solid, len - solid);
 }
 
-void reply_end_reason(struct reply *r)
+void reply_end_reason(struct reply *reply)
 {
-    buf_clear(&r->space);
-    r->has_reasoned = false;
+    buf_clear(&reply->space);
+    reply->has_reasoned = false;
 }
 
-void reply_say_call(struct reply *r, const char *name, size_t len)
+void reply_say_call(struct reply *reply, const char *name, size_t len)
 {
-    buf_clear(&r->space);
-    buf_clear(&r->raw);
-    r->n_calls++;
-    r->is_said = true;
-    r->any_content = true;
-    reply_say(r, REPLY_CALL_BEGIN, name, len);
+    must(name != NULL || len == 0);
+    buf_clear(&reply->space);
+    buf_clear(&reply->raw);
+    reply->n_calls++;
+    reply->is_said = true;
+    reply->any_content = true;
+    reply_say(reply, REPLY_CALL_BEGIN, name, len);
 }
 
-void reply_end_call(struct reply *r, int state)
+void reply_end_call(struct reply *reply, int state)
 {
-    reply_say(r, REPLY_CALL_END, NULL, 0);
-    r->is_said = false;
-    r->state = state;
+    reply_say(reply, REPLY_CALL_END, NULL, 0);
+    reply->is_said = false;
+    reply->state = state;
 }
 
-/* A call begins here: the tag is taken when it turns out to be one. */
-void reply_begin_call(struct reply *r, int state, size_t tag)
+/* Start to suspect a call. The state that follows emits it once the name is known. */
+void reply_begin_call(struct reply *reply, int state, size_t tag)
 {
-    r->state = state;
-    r->is_said = r->has_name = r->has_args = r->in_list = false;
-    buf_clear(&r->raw);
-    buf_clear(&r->name);
-    buf_clear(&r->value);
-    reply_take(r, tag);
+    must(tag <= reply_left(reply));
+    reply->state = state;
+    reply->is_said = reply->has_name = reply->has_args = reply->in_list = false;
+    buf_clear(&reply->raw);
+    buf_clear(&reply->name);
+    buf_clear(&reply->value);
+    reply_take(reply, tag);
 }
 
-void reply_fail_call(struct reply *r)
+/* raw is moved out first, because emitting content may append to the buffers of the reply. */
+void reply_fail_call(struct reply *reply)
 {
-    struct buf raw = r->raw;
+    struct buf raw = reply->raw;
 
-    r->raw = (struct buf){0};
-    r->state = REPLY_IN_TEXT;
-    r->any_content = true; /* so that the same text is not taken for a call again */
-    reply_say_content(r, raw.bytes, raw.len);
+    reply->raw = (struct buf){0};
+    reply->state = REPLY_IN_TEXT;
+    reply->any_content = true; /* do not suspect the same text of being a call again */
+    reply_say_content(reply, raw.bytes, raw.len);
     buf_fini(&raw);
 }
 
 /* --- reasoning and text ------------------------------------------------------------------- */
 
-static bool step_start(struct reply *r)
+/* The first state: skip white space, then decide whether the reply begins with reasoning. */
+static bool reply_step_start(struct reply *reply)
 {
-    const char *open = think_open[r->o.reasoning];
+    const char *open = think_open[reply->o.reasoning];
     size_t n = 0;
-    enum match m;
+    enum match match;
 
-    if (r->o.format == REPLY_HARMONY) {
-        r->state = REPLY_IN_HEADER;
+    if (reply->o.format == REPLY_HARMONY) {
+        reply->state = REPLY_IN_HEADER;
         return true;
     }
-    if (open == NULL || r->o.begins_inside) {
-        r->state = open == NULL ? REPLY_IN_TEXT : REPLY_IN_REASON;
+    if (open == NULL || reply->o.begins_inside) {
+        if (open == NULL)
+            reply->state = REPLY_IN_TEXT;
+        else
+            reply->state = REPLY_IN_REASON;
         return true;
     }
-    while (n < reply_left(r) && reply_is_space(reply_in(r)[n]))
+    while (n < reply_left(reply) && reply_is_space(reply_in(reply)[n]))
         n++;
-    if (n == reply_left(r) && !r->ended)
+    if (n == reply_left(reply) && !reply->ended)
         return false;
-    m = reply_match(r, n, open);
-    if (m == MATCH_MAYBE)
+    match = reply_match(reply, n, open);
+    if (match == MATCH_MAYBE)
         return false;
-    if (m == MATCH_YES)
-        r->at += n + strlen(open);
-    r->state = m == MATCH_YES ? REPLY_IN_REASON : REPLY_IN_TEXT;
+    if (match == MATCH_YES)
+        reply->at += n + strlen(open);
+    if (match == MATCH_YES)
+        reply->state = REPLY_IN_REASON;
+    else
+        reply->state = REPLY_IN_TEXT;
     return true;
 }
 
-static bool step_reason(struct reply *r)
+/* Inside reasoning: emit text up to the closing tag. */
+static bool reply_step_reason(struct reply *reply)
 {
     size_t before;
-    int found = reply_find(r, &think_close[r->o.reasoning], 1, &before);
+    int found = reply_find(reply, &think_close[reply->o.reasoning], 1, &before);
 
-    reply_say_reason(r, reply_in(r), before);
-    r->at += before;
+    reply_say_reason(reply, reply_in(reply), before);
+    reply->at += before;
     if (found < 0)
         return false;
-    r->at += strlen(think_close[r->o.reasoning]);
-    reply_end_reason(r);
-    r->state = REPLY_BETWEEN;
+    reply->at += strlen(think_close[reply->o.reasoning]);
+    reply_end_reason(reply);
+    reply->state = REPLY_BETWEEN;
     return true;
 }
 
-/* Formats whose calls have no tag: only a reply that begins like one is looked at. */
-static bool begins_bare(struct reply *r, const struct reply_shape *f)
+/* Formats whose calls have no opening tag: only the first character of a reply can begin one. */
+static bool reply_begins_bare(struct reply *reply, const struct reply_shape *shape)
 {
     size_t n = 0;
 
-    if (f->first == 0 || r->any_content || r->space.len > 0)
+    if (shape->first == 0 || reply->any_content || reply->space.len > 0)
         return false;
-    while (n < reply_left(r) && reply_is_space(reply_in(r)[n]))
+    while (n < reply_left(reply) && reply_is_space(reply_in(reply)[n]))
         n++;
-    if (n == reply_left(r) || reply_in(r)[n] != f->first)
+    if (n == reply_left(reply) || reply_in(reply)[n] != shape->first)
         return false;
-    reply_begin_call(r,
-                     f->first == '{'        ? REPLY_AT_OBJECT
-                     : f->args == ARGS_JSON ? REPLY_AT_HEAD
-                                            : REPLY_IN_PYTHON,
+    reply_begin_call(reply,
+                     shape->first == '{'        ? REPLY_AT_OBJECT
+                     : shape->args == ARGS_JSON ? REPLY_AT_HEAD
+                                                : REPLY_IN_PYTHON,
                      0);
     return true;
 }
 
-/* Nothing but white space may be the beginning of a call that has no tag. */
-static bool waits_for_bare(const struct reply *r, const struct reply_shape *f)
+/* True while the reply is only white space: the first character of a call may still come. */
+static bool reply_waits_for_bare(const struct reply *reply, const struct reply_shape *shape)
 {
-    if (f->first == 0 || r->any_content || r->ended)
+    if (shape->first == 0 || reply->any_content || reply->ended)
         return false;
-    for (size_t n = 0; n < reply_left(r); n++) {
-        if (!reply_is_space(reply_in(r)[n]))
+    for (size_t n = 0; n < reply_left(reply); n++) {
+        if (!reply_is_space(reply_in(reply)[n]))
             return false;
     }
     return true;
 }
 
-static void open_call(struct reply *r, const struct reply_shape *f, int which)
+/* A tag was found: `which` counts the opening tags first, then the tags around all calls. */
+static void reply_open_call(struct reply *reply, const struct reply_shape *shape, int which)
 {
-    int state = f->args == ARGS_OBJECT ? REPLY_AT_OBJECT : REPLY_AT_HEAD;
+    int state = shape->args == ARGS_OBJECT ? REPLY_AT_OBJECT : REPLY_AT_HEAD;
 
     if (which >= OPENS) { /* a tag around all calls */
-        r->at += strlen(f->section[which - OPENS]);
-        r->state = REPLY_BETWEEN;
+        reply->at += strlen(shape->section[which - OPENS]);
+        reply->state = REPLY_BETWEEN;
         return;
     }
-    if (r->o.format == REPLY_PYTHONIC)
+    if (reply->o.format == REPLY_PYTHONIC)
         state = REPLY_IN_PYTHON;
-    if (f->head[which] != NULL && f->head[which][0] == '\0')
+    if (shape->head[which] != NULL && shape->head[which][0] == '\0')
         state = REPLY_IN_NAME;
-    reply_begin_call(r, state, strlen(f->open[which]));
+    reply_begin_call(reply, state, strlen(shape->open[which]));
     if (state == REPLY_IN_PYTHON)
-        buf_clear(&r->raw); /* which is to hold nothing but the list */
+        buf_clear(&reply->raw); /* it must hold the list alone, for the parser of Python */
 }
 
-static bool step_text(struct reply *r)
+/* In content: emit text up to the next tag that begins a call. */
+static bool reply_step_text(struct reply *reply)
 {
-    const struct reply_shape *f = &reply_formats[r->o.format];
-    const char *tags[] = {f->open[0], f->open[1], f->section[0], f->section[1]};
+    const struct reply_shape *shape = &reply_formats[reply->o.format];
+    const char *tags[] = {shape->open[0], shape->open[1], shape->section[0], shape->section[1]};
     size_t before;
     int found;
 
-    if (waits_for_bare(r, f))
+    if (reply_waits_for_bare(reply, shape))
         return false;
-    if (begins_bare(r, f))
+    if (reply_begins_bare(reply, shape))
         return true;
-    found = reply_find(r, tags, 4, &before);
-    reply_say_content(r, reply_in(r), before);
-    r->at += before;
+    found = reply_find(reply, tags, 4, &before);
+    reply_say_content(reply, reply_in(reply), before);
+    reply->at += before;
     if (found < 0)
         return false;
-    open_call(r, f, found);
+    reply_open_call(reply, shape, found);
     return true;
 }
 
-/* Behind a call or reasoning: white space and what parts calls mean nothing. */
-static bool step_between(struct reply *r)
+/* After a call or reasoning: skip white space and the separators between calls. Llama writes
+ * several calls as {...}; {...}. Any other text is content. */
+static bool reply_step_between(struct reply *reply)
 {
-    const struct reply_shape *f = &reply_formats[r->o.format];
-    const char *tags[] = {f->open[0], f->open[1], f->section[0], f->section[1]};
+    const struct reply_shape *shape = &reply_formats[reply->o.format];
+    const char *tags[] = {shape->open[0], shape->open[1], shape->section[0], shape->section[1]};
     char c;
 
-    while (reply_left(r) > 0 && reply_is_space(*reply_in(r)))
-        r->at++;
-    if (reply_left(r) == 0)
+    while (reply_left(reply) > 0 && reply_is_space(*reply_in(reply)))
+        reply->at++;
+    if (reply_left(reply) == 0)
         return false;
-    c = *reply_in(r);
-    if (r->o.format == REPLY_LLAMA3 && r->n_calls > 0 && (c == ';' || c == '{')) {
+    c = *reply_in(reply);
+    if (reply->o.format == REPLY_LLAMA3 && reply->n_calls > 0 && (c == ';' || c == '{')) {
         if (c == ';')
-            r->at++;
+            reply->at++;
         else
-            reply_begin_call(r, REPLY_AT_OBJECT, 0);
+            reply_begin_call(reply, REPLY_AT_OBJECT, 0);
         return true;
     }
     for (int t = 0; t < 4; t++) {
-        enum match m = tags[t] == NULL ? MATCH_NO : reply_match(r, 0, tags[t]);
+        enum match m = tags[t] == NULL ? MATCH_NO : reply_match(reply, 0, tags[t]);
 
         if (m == MATCH_MAYBE)
             return false;
         if (m == MATCH_NO)
             continue;
-        open_call(r, f, t);
+        reply_open_call(reply, shape, t);
         return true;
     }
-    r->state = REPLY_IN_TEXT;
+    reply->state = REPLY_IN_TEXT;
     return true;
 }
 
 /* --- a call's name ------------------------------------------------------------------------ */
 
-static bool step_head(struct reply *r)
+/* After an opening tag: a list of calls as JSON, or the text that comes before the name. */
+static bool reply_step_head(struct reply *reply)
 {
-    const struct reply_shape *f = &reply_formats[r->o.format];
-    enum match m;
+    const struct reply_shape *shape = &reply_formats[reply->o.format];
+    enum match match;
 
-    reply_take_space(r);
-    if (reply_left(r) == 0 && !r->ended)
+    reply_take_space(reply);
+    if (reply_left(reply) == 0 && !reply->ended)
         return false;
-    if ((r->o.format == REPLY_MISTRAL || r->o.format == REPLY_LIST) && reply_left(r) > 0 &&
-        *reply_in(r) == '[') {
-        reply_take(r, 1);
-        r->in_list = true;
-        r->state = REPLY_IN_LIST;
+    if ((reply->o.format == REPLY_MISTRAL || reply->o.format == REPLY_LIST) &&
+        reply_left(reply) > 0 && *reply_in(reply) == '[') {
+        reply_take(reply, 1);
+        reply->in_list = true;
+        reply->state = REPLY_IN_LIST;
         return true;
     }
-    r->state = REPLY_IN_NAME;
-    if (f->head[0] == NULL)
+    reply->state = REPLY_IN_NAME;
+    if (shape->head[0] == NULL)
         return true;
-    m = reply_match(r, 0, f->head[0]);
-    if (m == MATCH_YES)
-        reply_take(r, strlen(f->head[0]));
-    else if (m == MATCH_MAYBE)
-        r->state = REPLY_AT_HEAD;
+    match = reply_match(reply, 0, shape->head[0]);
+    if (match == MATCH_YES)
+        reply_take(reply, strlen(shape->head[0]));
+    else if (match == MATCH_MAYBE)
+        reply->state = REPLY_AT_HEAD;
     else
-        reply_fail_call(r);
-    return m != MATCH_MAYBE;
+        reply_fail_call(reply);
+    return match != MATCH_MAYBE;
 }
 
-/* White space around a name, and what Kimi K2 puts around it: functions.NAME:INDEX. */
-static void trim_name(struct reply *r)
+/* Remove white space around a name, and Kimi K2's decoration: functions.NAME:INDEX. */
+static void reply_trim_name(struct reply *reply)
 {
-    struct buf *b = &r->name;
+    struct buf *buf = &reply->name;
     size_t from = 0;
     char *colon;
 
-    while (b->len > 0 && reply_is_space(b->bytes[b->len - 1]))
-        b->bytes[--b->len] = '\0';
-    while (from < b->len && reply_is_space(b->bytes[from]))
+    while (buf->len > 0 && reply_is_space(buf->bytes[buf->len - 1]))
+        buf->bytes[--buf->len] = '\0';
+    while (from < buf->len && reply_is_space(buf->bytes[from]))
         from++;
-    if (r->o.format == REPLY_KIMI_K2 && b->len > 0) {
-        colon = strrchr(b->bytes, ':');
+    if (reply->o.format == REPLY_KIMI_K2 && buf->len > 0) {
+        colon = strrchr(buf->bytes, ':');
         if (colon != NULL && strspn(colon + 1, "0123456789") == strlen(colon + 1)) {
             *colon = '\0';
-            b->len = (size_t)(colon - b->bytes);
+            buf->len = (size_t)(colon - buf->bytes);
         }
-        if (b->len >= from + 10 && memcmp(b->bytes + from, "functions.", 10) == 0)
+        if (buf->len >= from + 10 && memcmp(buf->bytes + from, "functions.", 10) == 0)
             from += 10;
     }
-    if (b->len > 0) {
-        memmove(b->bytes, b->bytes + from, b->len - from + 1);
-        b->len -= from;
+    if (buf->len > 0) {
+        memmove(buf->bytes, buf->bytes + from, buf->len - from + 1);
+        buf->len -= from;
     }
 }
 
-bool reply_is_name(const struct buf *b)
+/* Names are not checked against the request's tools; this only rejects text that cannot be a name,
+ * so that a tag in ordinary prose does not swallow a paragraph. */
+bool reply_is_name(const struct buf *buf)
 {
-    for (size_t i = 0; i < b->len; i++) {
-        unsigned char c = (unsigned char)b->bytes[i];
+    for (size_t i = 0; i < buf->len; i++) {
+        unsigned char c = (unsigned char)buf->bytes[i];
 
         if (c < 0x20 || c == '{' || c == '"' || c == '<')
             return false;
     }
-    return b->len > 0 && b->len <= 256;
+    return buf->len > 0 && buf->len <= 256;
 }
 
-static void begin_args(struct reply *r, enum args_kind args)
+/* The name is known. Arguments as JSON are emitted as they come; parameters in tags are translated
+ * to a JSON object, which begins here. */
+static void reply_begin_args(struct reply *reply, enum args_kind args)
 {
     if (args == ARGS_JSON) {
-        r->state = REPLY_AT_ARGS;
+        reply->state = REPLY_AT_ARGS;
         return;
     }
-    reply_say_call(r, r->name.bytes, r->name.len);
-    reply_say(r, REPLY_CALL_ARGS, "{", 1);
-    r->state = REPLY_AT_PARAM;
+    reply_say_call(reply, reply->name.bytes, reply->name.len);
+    reply_say(reply, REPLY_CALL_ARGS, "{", 1);
+    reply->state = REPLY_AT_PARAM;
 }
 
-#define NAME_READ_MAX 512 /* bytes in which a name must have ended */
+#define NAME_READ_MAX 512 /* bytes within which a name must have ended */
 
-static bool step_name(struct reply *r)
+/* Collect the name up to one of its end tags. In Mistral's format f[CALL_ID]id[ARGS]{...} the text
+ * after [CALL_ID] is skipped: this step then runs a second time with has_name set. */
+static bool reply_step_name(struct reply *reply)
 {
-    const struct reply_shape *f = &reply_formats[r->o.format];
-    const char *tags[ENDS + 1] = {f->end[0], f->end[1], r->o.format == REPLY_MISTRAL ? "{" : NULL};
+    const struct reply_shape *shape = &reply_formats[reply->o.format];
+    const char *tags[ENDS + 1] = {shape->end[0], shape->end[1],
+                                  reply->o.format == REPLY_MISTRAL ? "{" : NULL};
     size_t before;
-    int found = reply_find(r, tags, ENDS + 1, &before);
+    int found = reply_find(reply, tags, ENDS + 1, &before);
 
-    if (!r->has_name) {                                 /* behind [CALL_ID] stands an id */
-        if (before > NAME_READ_MAX + 1 - r->name.len) { /* at one place, however it comes */
-            before = NAME_READ_MAX + 1 - r->name.len;
+    if (!reply->has_name) {
+        /* Cut at a fixed length, so that the split into pushes makes no difference. */
+        if (before > NAME_READ_MAX + 1 - reply->name.len) {
+            before = NAME_READ_MAX + 1 - reply->name.len;
             found = -1;
         }
-        buf_add(&r->name, reply_in(r), before);
+        buf_add(&reply->name, reply_in(reply), before);
     }
-    reply_take(r, before);
-    if (found < 0 && !r->ended && r->name.len <= NAME_READ_MAX)
+    reply_take(reply, before);
+    if (found < 0 && !reply->ended && reply->name.len <= NAME_READ_MAX)
         return false;
-    if (!r->has_name)
-        trim_name(r);
-    r->has_name = reply_is_name(&r->name);
-    if (found < 0 || !r->has_name) {
-        reply_fail_call(r);
+    if (!reply->has_name)
+        reply_trim_name(reply);
+    reply->has_name = reply_is_name(&reply->name);
+    if (found < 0 || !reply->has_name) {
+        reply_fail_call(reply);
         return true;
     }
     if (found < ENDS && tags[found][0] != '<')
-        reply_take(r, strlen(tags[found]));
-    if (found == 1 && r->o.format == REPLY_MISTRAL)
-        return true; /* the id */
-    if (f->end[found < ENDS ? found : 0][0] == '<' && f->args == ARGS_JSON)
-        reply_take(r, strlen(tags[found]));
-    begin_args(r, f->args);
+        reply_take(reply, strlen(tags[found]));
+    if (found == 1 && reply->o.format == REPLY_MISTRAL)
+        return true; /* skip the call's id */
+    if (shape->end[found < ENDS ? found : 0][0] == '<' && shape->args == ARGS_JSON)
+        reply_take(reply, strlen(tags[found]));
+    reply_begin_args(reply, shape->args);
     return true;
 }
 
 /* --- the machine -------------------------------------------------------------------------- */
 
-/* One step; false when more text is needed. */
-static bool step(struct reply *r)
+/* Run the step of the current state. False when it needs more text. */
+static bool reply_step(struct reply *reply)
 {
-    switch ((enum reply_state)r->state) {
-    case REPLY_AT_START: return step_start(r);
-    case REPLY_IN_REASON: return step_reason(r);
-    case REPLY_IN_TEXT: return step_text(r);
-    case REPLY_BETWEEN: return step_between(r);
-    case REPLY_AT_HEAD: return step_head(r);
-    case REPLY_IN_NAME: return step_name(r);
-    case REPLY_AT_ARGS: return reply_step_args_begin(r);
-    case REPLY_IN_ARGS: return reply_step_args(r);
-    case REPLY_IN_LIST: return reply_step_list(r);
-    case REPLY_AT_OBJECT: return reply_step_object(r);
-    case REPLY_AT_KEY: return reply_step_key(r);
-    case REPLY_IN_KEY: return reply_step_in_key(r);
-    case REPLY_AT_COLON: return reply_step_colon(r);
-    case REPLY_AT_VALUE: return reply_step_value(r);
-    case REPLY_IN_NAMED: return reply_step_named(r);
-    case REPLY_IN_EARLY: return reply_step_early(r);
-    case REPLY_IN_OTHER: return reply_step_other(r);
-    case REPLY_AT_PARAM: return reply_step_param(r);
-    case REPLY_IN_PARAM: return reply_step_in_param(r);
-    case REPLY_BEFORE_VALUE: return reply_step_before_value(r);
-    case REPLY_IN_VALUE: return reply_step_in_value(r);
-    case REPLY_AT_CLOSE: return reply_step_close(r);
-    case REPLY_IN_PYTHON: return reply_step_python(r);
-    case REPLY_IN_HEADER: return reply_step_header(r);
+    switch ((enum reply_state)reply->state) {
+    case REPLY_AT_START: return reply_step_start(reply);
+    case REPLY_IN_REASON: return reply_step_reason(reply);
+    case REPLY_IN_TEXT: return reply_step_text(reply);
+    case REPLY_BETWEEN: return reply_step_between(reply);
+    case REPLY_AT_HEAD: return reply_step_head(reply);
+    case REPLY_IN_NAME: return reply_step_name(reply);
+    case REPLY_AT_ARGS: return reply_step_args_begin(reply);
+    case REPLY_IN_ARGS: return reply_step_args(reply);
+    case REPLY_IN_LIST: return reply_step_list(reply);
+    case REPLY_AT_OBJECT: return reply_step_object(reply);
+    case REPLY_AT_KEY: return reply_step_key(reply);
+    case REPLY_IN_KEY: return reply_step_in_key(reply);
+    case REPLY_AT_COLON: return reply_step_colon(reply);
+    case REPLY_AT_VALUE: return reply_step_value(reply);
+    case REPLY_IN_NAMED: return reply_step_named(reply);
+    case REPLY_IN_EARLY: return reply_step_early(reply);
+    case REPLY_IN_OTHER: return reply_step_other(reply);
+    case REPLY_AT_PARAM: return reply_step_param(reply);
+    case REPLY_IN_PARAM: return reply_step_in_param(reply);
+    case REPLY_BEFORE_VALUE: return reply_step_before_value(reply);
+    case REPLY_IN_VALUE: return reply_step_in_value(reply);
+    case REPLY_AT_CLOSE: return reply_step_close(reply);
+    case REPLY_IN_PYTHON: return reply_step_python(reply);
+    case REPLY_IN_HEADER: return reply_step_header(reply);
     case REPLY_IN_MESSAGE_REASON:
     case REPLY_IN_MESSAGE_TEXT:
-    case REPLY_IN_MESSAGE_ARGS: return reply_step_message(r);
+    case REPLY_IN_MESSAGE_ARGS: return reply_step_message(reply);
     }
     return false;
 }
 
-static bool has_failed(const struct reply *r)
+static bool reply_has_failed(const struct reply *reply)
 {
-    return r->in.failed || r->raw.failed || r->name.failed || r->key.failed || r->value.failed ||
-           r->space.failed;
+    return reply->in.failed || reply->raw.failed || reply->name.failed || reply->key.failed ||
+           reply->value.failed || reply->space.failed;
 }
 
-/* Each step takes text or goes on in the format's order, so this ends. */
-static int run(struct reply *r)
+/* Run steps until one needs more text. Each step consumes text or moves on in the order of the
+ * format, so the loop ends. Consumed text is removed only now and then, to stay linear. */
+static int reply_run_step(struct reply *reply)
 {
-    while (!has_failed(r) && (reply_left(r) > 0 || r->ended) && step(r))
+    must(reply->at <= reply->in.len);
+    while (!reply_has_failed(reply) && (reply_left(reply) > 0 || reply->ended) && reply_step(reply))
         continue;
-    if (r->at == r->in.len) {
-        buf_clear(&r->in);
-        r->at = 0;
-    } else if (r->at > 4096) {
-        memmove(r->in.bytes, r->in.bytes + r->at, r->in.len - r->at + 1);
-        r->in.len -= r->at;
-        r->at = 0;
+    if (reply->at == reply->in.len) {
+        buf_clear(&reply->in);
+        reply->at = 0;
+    } else if (reply->at > 4096) {
+        memmove(reply->in.bytes, reply->in.bytes + reply->at, reply->in.len - reply->at + 1);
+        reply->in.len -= reply->at;
+        reply->at = 0;
     }
-    return has_failed(r) ? ERR_NO_MEMORY : ERR_OK;
+    if (reply_has_failed(reply))
+        return ERR_NO_MEMORY;
+    return ERR_OK;
 }
 
-void reply_init(struct reply *r, const struct reply_options *o, reply_fn *said, void *arg)
+void reply_init(struct reply *reply, const struct reply_options *options, reply_fn *said, void *arg)
 {
-    *r = (struct reply){.o = *o, .said = said, .arg = arg, .state = REPLY_AT_START};
+    must(options->format < REPLY_FORMATS && options->reasoning <= REPLY_THINK_BRACKETS);
+    must(said != NULL);
+    *reply = (struct reply){.o = *options, .said = said, .arg = arg, .state = REPLY_AT_START};
 }
 
-void reply_fini(struct reply *r)
+void reply_fini(struct reply *reply)
 {
-    buf_fini(&r->in);
-    buf_fini(&r->raw);
-    buf_fini(&r->name);
-    buf_fini(&r->key);
-    buf_fini(&r->value);
-    buf_fini(&r->space);
+    buf_fini(&reply->in);
+    buf_fini(&reply->raw);
+    buf_fini(&reply->name);
+    buf_fini(&reply->key);
+    buf_fini(&reply->value);
+    buf_fini(&reply->space);
 }
 
-int reply_push(struct reply *r, const char *text, size_t len)
+int reply_push(struct reply *reply, const char *text, size_t len)
 {
+    must(text != NULL || len == 0);
     if (len == 0)
         return ERR_OK;
-    buf_add(&r->in, text, len);
-    return run(r);
+    buf_add(&reply->in, text, len);
+    return reply_run_step(reply);
 }
 
-bool reply_is_reasoning(const struct reply *r)
+bool reply_is_reasoning(const struct reply *reply)
 {
-    return r->state == REPLY_IN_REASON || r->state == REPLY_IN_MESSAGE_REASON;
+    return reply->state == REPLY_IN_REASON || reply->state == REPLY_IN_MESSAGE_REASON;
 }
 
-bool reply_may_be_content(const struct reply *r)
+bool reply_may_be_content(const struct reply *reply)
 {
-    if (r->state == REPLY_BETWEEN)
-        return reply_left(r) > 0; /* the beginning of a tag, or not */
-    if (r->state >= REPLY_AT_HEAD && r->state < REPLY_IN_HEADER)
-        return !r->is_said; /* what is no call after all is content */
-    if (r->state == REPLY_IN_MESSAGE_TEXT)
-        return !r->at_message || reply_left(r) > 0;
-    return r->state == REPLY_AT_START || r->state == REPLY_IN_TEXT;
+    if (reply->state == REPLY_BETWEEN)
+        return reply_left(reply) > 0; /* possibly the beginning of a tag */
+    if (reply->state >= REPLY_AT_HEAD && reply->state < REPLY_IN_HEADER)
+        return !reply->is_said; /* a suspected call may become content */
+    if (reply->state == REPLY_IN_MESSAGE_TEXT)
+        return !reply->at_message || reply_left(reply) > 0;
+    return reply->state == REPLY_AT_START || reply->state == REPLY_IN_TEXT;
 }
 
-int reply_finish(struct reply *r)
+int reply_finish(struct reply *reply)
 {
     int rc;
 
-    r->ended = true;
-    if (r->in.bytes == NULL)
-        buf_add(&r->in, "", 0);
-    rc = run(r);
+    reply->ended = true;
+    if (reply->in.bytes == NULL)
+        buf_add(&reply->in, "", 0);
+    rc = reply_run_step(reply);
     if (rc != ERR_OK)
         return rc;
-    /* A call in the middle of its arguments stays as it is: the client is told why it ended. */
-    if (!r->is_said && r->raw.len > 0 && r->state >= REPLY_AT_HEAD && r->state < REPLY_IN_HEADER)
-        reply_fail_call(r);
-    if (!reply_is_reasoning(r) && r->any_content && r->n_calls == 0)
-        reply_say(r, REPLY_CONTENT, r->space.bytes, r->space.len);
-    buf_clear(&r->space);
-    return has_failed(r) ? ERR_NO_MEMORY : ERR_OK;
+    /* A call that is cut inside its arguments stays a call: the finish reason explains it. */
+    if (!reply->is_said && reply->raw.len > 0 && reply->state >= REPLY_AT_HEAD &&
+        reply->state < REPLY_IN_HEADER)
+        reply_fail_call(reply);
+    if (!reply_is_reasoning(reply) && reply->any_content && reply->n_calls == 0)
+        reply_say(reply, REPLY_CONTENT, reply->space.bytes, reply->space.len);
+    buf_clear(&reply->space);
+    if (reply_has_failed(reply))
+        return ERR_NO_MEMORY;
+    return ERR_OK;
 }
 
 /* --- which format ------------------------------------------------------------------------- */
 
+/* A chat template shows the model how to write calls, so its source names the tags. The order of
+ * the rows matters: a template may mention the words of several rows. */
 enum reply_format reply_format_of(const char *source)
 {
     static const struct {
@@ -632,13 +684,14 @@ enum reply_format reply_format_of(const char *source)
         {"{\"name\": function name", REPLY_LLAMA3},
     };
 
+    must(source != NULL);
     for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
         if (strstr(source, words[i].word) == NULL)
             continue;
         if (words[i].format == REPLY_DEEPSEEK_V3 && strstr(source, DEEPSEEK_OPEN) == NULL)
             continue;
         if (words[i].format == REPLY_QWEN3_CODER && strstr(source, "<parameter=") == NULL)
-            return REPLY_PLAIN; /* functionary's: JSON between the tags, which no row here has */
+            return REPLY_PLAIN; /* functionary's variant: JSON between the tags; no row has it */
         return words[i].format;
     }
     return REPLY_PLAIN;
@@ -646,14 +699,17 @@ enum reply_format reply_format_of(const char *source)
 
 enum reply_reasoning reply_reasoning_of(const char *source)
 {
+    must(source != NULL);
     if (strstr(source, "</think>") != NULL)
         return REPLY_THINK;
-    return strstr(source, "[/THINK]") != NULL ? REPLY_THINK_BRACKETS : REPLY_NO_REASONING;
+    if (strstr(source, "[/THINK]") != NULL)
+        return REPLY_THINK_BRACKETS;
+    return REPLY_NO_REASONING;
 }
 
 enum reply_format reply_format_named(const char *name)
 {
-    /* vLLM has several parsers for one format. */
+    /* vLLM has several parsers for some formats. */
     static const struct {
         const char *name;
         enum reply_format format;
@@ -668,6 +724,7 @@ enum reply_format reply_format_named(const char *name)
         {"longcat", REPLY_HERMES},
     };
 
+    must(name != NULL);
     for (int i = 0; i < REPLY_FORMATS; i++) {
         if (strcmp(reply_formats[i].name, name) == 0)
             return (enum reply_format)i;
@@ -696,6 +753,7 @@ bool reply_reasoning_named(const char *name, enum reply_reasoning *out)
         {"holo2", REPLY_THINK},       {"openai_gptoss", REPLY_NO_REASONING}, /* channels */
     };
 
+    must(name != NULL && out != NULL);
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         if (strcmp(names[i].name, name) == 0) {
             *out = names[i].reasoning;
@@ -707,9 +765,13 @@ bool reply_reasoning_named(const char *name, enum reply_reasoning *out)
 
 bool reply_is_inside(enum reply_reasoning reasoning, const char *prompt, size_t len)
 {
-    const char *open = think_open[reasoning], *close = think_close[reasoning];
+    const char *open, *close;
 
-    /* The later of the two tags decides; only the end of a prompt can hold it open. */
+    must(reasoning <= REPLY_THINK_BRACKETS);
+    must(prompt != NULL || len == 0);
+    open = think_open[reasoning];
+    close = think_close[reasoning];
+    /* The later of the two tags decides. Only one near the end of the prompt can be open. */
     for (size_t i = len; open != NULL && i > 0 && len - i < 4096; i--) {
         size_t left = len - (i - 1);
 
@@ -718,7 +780,7 @@ bool reply_is_inside(enum reply_reasoning reasoning, const char *prompt, size_t 
         if (left >= strlen(open) && memcmp(prompt + i - 1, open, strlen(open)) == 0) {
             for (size_t k = i - 1 + strlen(open); k < len; k++) {
                 if (!reply_is_space(prompt[k]))
-                    return false; /* a text about the tag */
+                    return false; /* text that mentions the tag */
             }
             return true;
         }
@@ -728,9 +790,13 @@ bool reply_is_inside(enum reply_reasoning reasoning, const char *prompt, size_t 
 
 bool reply_is_over(enum reply_reasoning reasoning, const char *prompt, size_t len)
 {
-    const char *close = think_close[reasoning];
-    size_t n = close == NULL ? 0 : strlen(close);
+    const char *close;
+    size_t n;
 
+    must(reasoning <= REPLY_THINK_BRACKETS);
+    must(prompt != NULL || len == 0);
+    close = think_close[reasoning];
+    n = close == NULL ? 0 : strlen(close);
     while (len > 0 && reply_is_space(prompt[len - 1]))
         len--;
     return n > 0 && len >= n && memcmp(prompt + len - n, close, n) == 0;
@@ -738,14 +804,17 @@ bool reply_is_over(enum reply_reasoning reasoning, const char *prompt, size_t le
 
 const char *reply_reason_open(enum reply_reasoning reasoning)
 {
+    must(reasoning <= REPLY_THINK_BRACKETS);
     return think_open[reasoning];
 }
 
 const char *reply_reason_close(enum reply_reasoning reasoning)
 {
+    must(reasoning <= REPLY_THINK_BRACKETS);
     return think_close[reasoning];
 }
 
+/* Some tags are not columns of the table, because only one format has them. */
 int reply_tags(enum reply_format format, enum reply_reasoning reasoning,
                const char *tags[REPLY_TAGS_MAX])
 {
@@ -754,25 +823,22 @@ int reply_tags(enum reply_format format, enum reply_reasoning reasoning,
                                           "<|return|>"};
     static const char *const pairs[] = {"</arg_key>", "<arg_value>", "</arg_value>"};
     static const char *const params[] = {"</function>", "<parameter=", "</parameter>"};
-    const struct reply_shape *f = &reply_formats[format];
-    const char *const all[] = {f->open[0],
-                               f->open[1],
-                               f->end[0],
-                               f->end[1],
-                               f->close,
-                               f->section[0],
-                               f->section[1],
-                               format == REPLY_DEEPSEEK_V3 ? DEEPSEEK_SEP : NULL,
-                               think_open[reasoning],
-                               think_close[reasoning]};
+    const struct reply_shape *shape = &reply_formats[format];
+    const char *const all[] = {
+        shape->open[0],        shape->open[1],
+        shape->end[0],         shape->end[1],
+        shape->close,          shape->section[0],
+        shape->section[1],     format == REPLY_DEEPSEEK_V3 ? DEEPSEEK_SEP : NULL,
+        think_open[reasoning], think_close[reasoning]};
     int n = 0;
 
+    must(format < REPLY_FORMATS && reasoning <= REPLY_THINK_BRACKETS);
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         if (all[i] != NULL)
             tags[n++] = all[i];
     }
-    for (int i = 0; i < 3 && (f->args == ARGS_PAIRS || f->args == ARGS_TAGS); i++)
-        tags[n++] = f->args == ARGS_PAIRS ? pairs[i] : params[i];
+    for (int i = 0; i < 3 && (shape->args == ARGS_PAIRS || shape->args == ARGS_TAGS); i++)
+        tags[n++] = shape->args == ARGS_PAIRS ? pairs[i] : params[i];
     for (size_t i = 0; i < sizeof harmony / sizeof harmony[0] && format == REPLY_HARMONY; i++)
         tags[n++] = harmony[i];
     return n;

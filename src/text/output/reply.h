@@ -1,10 +1,13 @@
-/* Replies: what a model says, taken apart while it comes: reasoning, content, tool calls.
+/* SPDX-License-Identifier: Apache-2.0
  *
- * One machine for all formats; a row of a table (reply.c) says what a format's tags are. Any cut of
- * the text into pushes gives the same events when those of one kind in a row are joined. What is
- * not as the format wants it is content: a model's slip is never an error.
+ * Parses a model's output while it is generated into reasoning, content and tool calls.
  *
- * Source: the formats as their models' chat templates write them. */
+ * One state machine serves all formats; a row of a table (reply.c) holds the tags of each. The
+ * events do not depend on how the text is split into pushes, once adjacent events of one kind are
+ * joined. Text that does not follow the format is emitted as content: a model's mistake is never an
+ * error.
+ *
+ * Source: the formats as the models' chat templates write them. One thread at a time per reply. */
 #ifndef QUIRE_TEXT_OUTPUT_REPLY_H
 #define QUIRE_TEXT_OUTPUT_REPLY_H
 
@@ -16,19 +19,19 @@
 #include "base/json.h"
 
 enum reply_format {
-    REPLY_PLAIN,       /* no calls: all is content */
+    REPLY_PLAIN,       /* no tool calls: all text is content */
     REPLY_HERMES,      /* <tool_call>{"name": "f", "arguments": {}}</tool_call>: also Qwen 2.5, 3 */
-    REPLY_LLAMA3,      /* {"name": "f", "parameters": {}}, at the beginning alone */
+    REPLY_LLAMA3,      /* {"name": "f", "parameters": {}}, only at the beginning */
     REPLY_MISTRAL,     /* [TOOL_CALLS][{...}], and [TOOL_CALLS]f[ARGS]{} of later models */
     REPLY_QWEN3_CODER, /* <function=f><parameter=k>v</parameter></function>, in a tool_call */
-    REPLY_PYTHONIC,    /* [f(a=1, b="x"), g()], at the beginning alone */
+    REPLY_PYTHONIC,    /* [f(a=1, b="x"), g()], only at the beginning */
     REPLY_DEEPSEEK_V3, /* with ```json fences: also R1 */
     REPLY_DEEPSEEK_V31,
     REPLY_KIMI_K2,
     REPLY_GLM45,   /* <tool_call>f<arg_key>k</arg_key><arg_value>v</arg_value></tool_call> */
     REPLY_HARMONY, /* gpt-oss: channels */
-    REPLY_LIST, /* [{"name": "f", "parameters": {}}], at the beginning alone: for models that know
-                    * no calls, but are made to write one */
+    REPLY_LIST,    /* [{"name": "f", "parameters": {}}], only at the beginning: for models without a
+                 * format of their own, which a grammar forces to write calls */
     REPLY_FORMATS,
 };
 
@@ -42,11 +45,11 @@ enum reply_kind {
     REPLY_CONTENT,
     REPLY_REASON,
     REPLY_CALL_BEGIN, /* bytes: the function's name */
-    REPLY_CALL_ARGS,  /* a piece of the arguments, which are a JSON object when joined */
+    REPLY_CALL_ARGS,  /* a piece of the arguments; all pieces joined are a JSON object */
     REPLY_CALL_END,
 };
 
-/* One event; bytes live until the callback returns. */
+/* One event. The bytes are valid until the callback returns. */
 struct reply_event {
     enum reply_kind kind;
     int call; /* index of the call, from 0 */
@@ -54,13 +57,13 @@ struct reply_event {
     size_t len; /* > 0 for content, reasoning and arguments */
 };
 
-typedef void reply_fn(void *arg, const struct reply_event *e);
+typedef void reply_fn(void *arg, const struct reply_event *event);
 
 struct reply_options {
     enum reply_format format;
     enum reply_reasoning reasoning;
-    bool begins_inside;       /* the prompt ended inside the reasoning */
-    bool only_calls;          /* calls must come, nothing else can: one that is cut is no content */
+    bool begins_inside;       /* the prompt ended inside a reasoning block */
+    bool only_calls;          /* a grammar allows nothing but calls: drop all content */
     const struct json *tools; /* the request's list, or NULL; borrowed until reply_fini() */
 };
 
@@ -68,69 +71,76 @@ struct reply {
     struct reply_options o;
     reply_fn *said;
     void *arg;
-    int state;         /* enum reply_state of reply.c */
-    struct buf in;     /* not taken yet */
-    size_t at;         /* of it, what is taken */
-    struct buf raw;    /* of a call whose name is not known yet: content, should it be none */
-    struct buf name;   /* of the call; a header of harmony */
+    int state;     /* enum reply_state */
+    struct buf in; /* text received; bytes before `at` are consumed */
+    size_t at;
+    struct buf raw;    /* bytes of a call that may turn out to be content */
+    struct buf name;   /* of the call; in harmony, a message's header */
     struct buf key;    /* of a member or parameter */
     struct buf value;  /* of a parameter; arguments that came before the name */
-    struct buf space;  /* white space that is content if content follows */
-    int n_calls;       /* begun */
-    int depth;         /* of brackets, inside a JSON value */
-    bool in_text;      /* inside a JSON text */
-    bool escaped;      /* behind a backslash in it */
-    bool has_reasoned; /* some reasoning has been said */
-    bool has_args;     /* a member has been written */
+    struct buf space;  /* white space at the end, emitted if content follows */
+    int n_calls;       /* calls begun */
+    int depth;         /* open brackets of a JSON value */
+    bool in_text;      /* inside a JSON string */
+    bool escaped;      /* after a backslash in it */
+    bool has_reasoned; /* some reasoning was emitted */
+    bool has_args;     /* a member of the arguments was emitted */
     bool has_name;     /* the call's name is known */
-    bool is_said;      /* the call has begun */
-    bool in_list;      /* calls are members of a JSON list */
-    bool at_message;   /* nothing of harmony's message has come yet */
-    bool any_content;  /* something but white space was said, or a call */
-    bool ended;        /* no more will come: what is there is all */
+    bool is_said;      /* the begin of the call was emitted */
+    bool in_list;      /* calls are elements of a JSON list */
+    bool at_message;   /* a harmony message has begun and is empty so far */
+    bool any_content;  /* a call, or content other than white space, was emitted */
+    bool ended;        /* reply_finish() was called: no text will follow */
 };
 
-/* The format and reasoning that a chat template's text speaks of; plain and none when unknown. */
+/* The format and the reasoning tags that a chat template's source mentions; plain and none when
+ * it mentions no known ones. */
 enum reply_format reply_format_of(const char *source);
 enum reply_reasoning reply_reasoning_of(const char *source);
 
-/* By vLLM's name of a tool parser ("hermes", "llama3_json", ...); REPLY_FORMATS if unknown. */
+/* The format by vLLM's name of a tool parser ("hermes", "llama3_json", ...); REPLY_FORMATS when the
+ * name is unknown. */
 enum reply_format reply_format_named(const char *name);
 
-/* By vLLM's name of a reasoning parser ("qwen3", "deepseek_r1", ...), or none, think, mistral.
- * False if it is unknown. */
+/* The reasoning tags by vLLM's name of a reasoning parser ("qwen3", "deepseek_r1", ...), or "none",
+ * "think", "mistral". False when the name is unknown. */
 bool reply_reasoning_named(const char *name, enum reply_reasoning *out);
 
-/* Does a prompt end inside a reasoning block, so that the reply begins there? */
-bool reply_is_inside(enum reply_reasoning r, const char *prompt, size_t len);
+/* Does a prompt end inside a reasoning block, so that the reply begins inside? */
+bool reply_is_inside(enum reply_reasoning reasoning, const char *prompt, size_t len);
 
-/* Does it end behind one, so that there is none in the reply? */
-bool reply_is_over(enum reply_reasoning r, const char *prompt, size_t len);
+/* Does a prompt end after a complete reasoning block, so that the reply has none? */
+bool reply_is_over(enum reply_reasoning reasoning, const char *prompt, size_t len);
 
-/* The tags that say something in such a reply, all that a tokenizer may have as one token: their
- * number. */
+/* Collect the tags with a meaning in such a reply, which a tokenizer may have as single tokens.
+ * Returns their number. */
 #define REPLY_TAGS_MAX 16
-int reply_tags(enum reply_format format, enum reply_reasoning r, const char *tags[REPLY_TAGS_MAX]);
+int reply_tags(enum reply_format format, enum reply_reasoning reasoning,
+               const char *tags[REPLY_TAGS_MAX]);
 
-/* The tags of a reasoning; NULL without one. */
-const char *reply_reason_open(enum reply_reasoning r);
-const char *reply_reason_close(enum reply_reasoning r);
+/* The opening and closing tags of a reasoning block; NULL for REPLY_NO_REASONING. */
+const char *reply_reason_open(enum reply_reasoning reasoning);
+const char *reply_reason_close(enum reply_reasoning reasoning);
 
-/* Begin a reply; said is called from reply_push() and reply_finish(). Nothing is allocated. */
-void reply_init(struct reply *r, const struct reply_options *o, reply_fn *said, void *arg);
-void reply_fini(struct reply *r); /* accepts {0} */
+/* Begin a reply. `said` is called with arg from reply_push() and reply_finish(). Allocates
+ * nothing. */
+void reply_init(struct reply *reply, const struct reply_options *options, reply_fn *said,
+                void *arg);
+void reply_fini(struct reply *reply); /* accepts {0} */
 
-/* Take a piece of text, whole characters. ERR_OK or ERR_NO_MEMORY. Linear in the text. */
-int reply_push(struct reply *r, const char *text, size_t len) ERR_CHECKED;
+/* Parse a piece of text, which holds whole characters. ERR_OK or ERR_NO_MEMORY. The time for all
+ * pieces is linear in their length. */
+int reply_push(struct reply *reply, const char *text, size_t len) ERR_CHECKED;
 
-/* Is what comes next part of the reasoning? */
-bool reply_is_reasoning(const struct reply *r);
+/* Is the parser inside reasoning? */
+bool reply_is_reasoning(const struct reply *reply);
 
-/* May what was pushed last, or what comes next, still become content? False inside reasoning and
- * calls, and behind a tag that says nothing itself. */
-bool reply_may_be_content(const struct reply *r);
+/* Can the text pushed last, or the text that comes next, still become content? False inside
+ * reasoning and calls, and after a tag that has no text of its own. */
+bool reply_may_be_content(const struct reply *reply);
 
-/* The text has ended, here or in the middle of something. */
-int reply_finish(struct reply *r) ERR_CHECKED;
+/* The text has ended, possibly in the middle of a call: decide all that was held back. ERR_OK or
+ * ERR_NO_MEMORY. */
+int reply_finish(struct reply *reply) ERR_CHECKED;
 
 #endif

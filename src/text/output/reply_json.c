@@ -1,322 +1,343 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Steps of a reply inside JSON: the arguments of a call, and a call that is an object itself. */
+ * Steps of the reply parser inside JSON: the arguments of a call, and calls that are JSON objects
+ * themselves, {"name": "f", "arguments": {...}}. The text is not parsed as JSON but scanned for
+ * strings and brackets, so that arguments can be emitted while they come. */
 #include <string.h>
 
 #include "text/output/reply_parts.h"
 
 /* --- arguments as JSON -------------------------------------------------------------------- */
 
-/* How much of what is left belongs to the JSON value that is being read; *ends when it ends there.
- * Brackets are not told apart: who writes the wrong one has written no JSON anyway. */
-static size_t scan_value(struct reply *r, bool *ends)
+/* The number of pending bytes that belong to the JSON value being read; *ends reports whether it
+ * ends there. Kinds of brackets are not distinguished: text in which they do not match is no valid
+ * JSON in any case, and the client gets it as the model wrote it. */
+static size_t reply_scan_value(struct reply *reply, bool *ends)
 {
     size_t i;
 
     *ends = false;
-    for (i = 0; i < reply_left(r) && !*ends; i++) {
-        char c = reply_in(r)[i];
+    for (i = 0; i < reply_left(reply) && !*ends; i++) {
+        char c = reply_in(reply)[i];
 
-        if (r->in_text) {
-            if (r->escaped)
-                r->escaped = false;
+        if (reply->in_text) {
+            if (reply->escaped)
+                reply->escaped = false;
             else if (c == '\\')
-                r->escaped = true;
+                reply->escaped = true;
             else if (c == '"')
-                r->in_text = false;
+                reply->in_text = false;
         } else if (c == '"') {
-            r->in_text = true;
+            reply->in_text = true;
         } else if (c == '{' || c == '[') {
-            r->depth++;
+            reply->depth++;
         } else if (c == '}' || c == ']') {
-            r->depth--;
+            reply->depth--;
         }
-        *ends = !r->in_text && r->depth == 0;
+        *ends = !reply->in_text && reply->depth == 0;
     }
     return i;
 }
 
-static void begin_value(struct reply *r, int state)
+/* Expect a value whose state is kept in depth, in_text and escaped. */
+static void reply_begin_value(struct reply *reply, int state)
 {
-    r->depth = 0;
-    r->in_text = r->escaped = false;
-    r->state = state;
+    reply->depth = 0;
+    reply->in_text = reply->escaped = false;
+    reply->state = state;
 }
 
-bool reply_step_args_begin(struct reply *r)
+/* Arguments must be an object; anything else means that this was no call. */
+bool reply_step_args_begin(struct reply *reply)
 {
-    reply_take_space(r);
-    if (reply_left(r) == 0 && !r->ended)
+    reply_take_space(reply);
+    if (reply_left(reply) == 0 && !reply->ended)
         return false;
-    if (reply_left(r) == 0 || *reply_in(r) != '{') {
-        reply_fail_call(r);
+    if (reply_left(reply) == 0 || *reply_in(reply) != '{') {
+        reply_fail_call(reply);
         return true;
     }
-    reply_say_call(r, r->name.bytes, r->name.len);
-    begin_value(r, REPLY_IN_ARGS);
+    reply_say_call(reply, reply->name.bytes, reply->name.len);
+    reply_begin_value(reply, REPLY_IN_ARGS);
     return true;
 }
 
-bool reply_step_args(struct reply *r)
+/* Inside arguments: emit them as they come. */
+bool reply_step_args(struct reply *reply)
 {
-    bool is_object = reply_formats[r->o.format].args == ARGS_OBJECT || r->in_list, ends;
-    size_t n = scan_value(r, &ends);
+    bool is_object = reply_formats[reply->o.format].args == ARGS_OBJECT || reply->in_list, ends;
+    size_t n = reply_scan_value(reply, &ends);
 
-    reply_say(r, REPLY_CALL_ARGS, reply_in(r), n);
-    r->at += n;
+    reply_say(reply, REPLY_CALL_ARGS, reply_in(reply), n);
+    reply->at += n;
     if (!ends)
         return false;
-    r->has_args = true;
+    reply->has_args = true;
     if (is_object)
-        r->state = REPLY_AT_KEY;
+        reply->state = REPLY_AT_KEY;
     else
-        reply_end_call(r, REPLY_AT_CLOSE);
+        reply_end_call(reply, REPLY_AT_CLOSE);
     return true;
 }
 
-bool reply_step_close(struct reply *r)
+/* After the arguments: skip white space, the end of a ```json fence and the closing tag. A missing
+ * closing tag is accepted, because models forget it. */
+bool reply_step_close(struct reply *reply)
 {
-    const char *close = reply_formats[r->o.format].close;
-    enum match m;
+    const char *close = reply_formats[reply->o.format].close;
+    enum match match;
 
-    while (reply_left(r) > 0 && (reply_is_space(*reply_in(r)) || *reply_in(r) == '`'))
-        r->at++;
-    if (reply_left(r) == 0)
+    while (reply_left(reply) > 0 && (reply_is_space(*reply_in(reply)) || *reply_in(reply) == '`'))
+        reply->at++;
+    if (reply_left(reply) == 0)
         return false;
-    m = close == NULL ? MATCH_NO : reply_match(r, 0, close);
-    if (m == MATCH_MAYBE)
+    if (close == NULL)
+        match = MATCH_NO;
+    else
+        match = reply_match(reply, 0, close);
+    if (match == MATCH_MAYBE)
         return false;
-    if (m == MATCH_YES)
-        r->at += strlen(close);
-    r->state = REPLY_BETWEEN;
+    if (match == MATCH_YES)
+        reply->at += strlen(close);
+    reply->state = REPLY_BETWEEN;
     return true;
 }
 
 /* --- a call as a JSON object -------------------------------------------------------------- */
 
-bool reply_step_object(struct reply *r)
+bool reply_step_object(struct reply *reply)
 {
-    reply_take_space(r);
-    if (reply_left(r) == 0 && !r->ended)
+    reply_take_space(reply);
+    if (reply_left(reply) == 0 && !reply->ended)
         return false;
-    if (reply_left(r) == 0 || *reply_in(r) != '{') {
-        reply_fail_call(r);
+    if (reply_left(reply) == 0 || *reply_in(reply) != '{') {
+        reply_fail_call(reply);
         return true;
     }
-    reply_take(r, 1);
-    r->state = REPLY_AT_KEY;
+    reply_take(reply, 1);
+    reply->state = REPLY_AT_KEY;
     return true;
 }
 
 /* Arguments that came as a text, or before the name. */
-static void say_early_args(struct reply *r)
+static void reply_say_early_args(struct reply *reply)
 {
-    const struct json *v = NULL;
+    const struct json *value = NULL;
     struct arena arena = {.limit_bytes = (size_t)64 << 20};
 
-    if (r->value.len > 0 && r->value.bytes[0] != '"') {
-        reply_say(r, REPLY_CALL_ARGS, r->value.bytes, r->value.len);
-    } else if (r->value.len > 0 &&
-               json_parse(&v, &arena, r->value.bytes, r->value.len, NULL, 0) == ERR_OK) {
-        reply_say(r, REPLY_CALL_ARGS, v->text, v->text_len);
+    if (reply->value.len > 0 && reply->value.bytes[0] != '"') {
+        reply_say(reply, REPLY_CALL_ARGS, reply->value.bytes, reply->value.len);
+    } else if (reply->value.len > 0 && json_parse(&value, &arena, reply->value.bytes,
+                                                  reply->value.len, NULL, 0) == ERR_OK) {
+        reply_say(reply, REPLY_CALL_ARGS, value->text, value->text_len);
     } else {
-        reply_say(r, REPLY_CALL_ARGS, "{}", 2);
+        reply_say(reply, REPLY_CALL_ARGS, "{}", 2);
     }
     arena_reset(&arena);
 }
 
-static void end_object(struct reply *r)
+static void reply_end_object(struct reply *reply)
 {
-    r->at++; /* what was taken of a call that is said is not kept */
-    if (!r->is_said) {
-        reply_say_call(r, r->name.bytes, r->name.len);
-        say_early_args(r);
+    reply->at++; /* not reply_take(): the brace must not become a part of raw */
+    if (!reply->is_said) {
+        reply_say_call(reply, reply->name.bytes, reply->name.len);
+        reply_say_early_args(reply);
     }
-    reply_end_call(r, r->in_list ? REPLY_IN_LIST : REPLY_AT_CLOSE);
+    reply_end_call(reply, reply->in_list ? REPLY_IN_LIST : REPLY_AT_CLOSE);
 }
 
-bool reply_step_key(struct reply *r)
+bool reply_step_key(struct reply *reply)
 {
     char c;
 
-    reply_take_space(r);
-    if (reply_left(r) == 0 && !r->ended)
+    reply_take_space(reply);
+    if (reply_left(reply) == 0 && !reply->ended)
         return false;
-    c = reply_left(r) == 0 ? '\0' : *reply_in(r);
+    if (reply_left(reply) == 0)
+        c = '\0';
+    else
+        c = *reply_in(reply);
     if (c == ',') {
-        reply_take(r, 1);
+        reply_take(reply, 1);
     } else if (c == '"') {
-        reply_take(r, 1);
-        buf_clear(&r->key);
-        r->state = REPLY_IN_KEY;
-    } else if (c == '}' && (r->is_said || r->has_name)) {
-        end_object(r);
-    } else if (r->is_said) {
-        reply_end_call(r, REPLY_AT_CLOSE);
+        reply_take(reply, 1);
+        buf_clear(&reply->key);
+        reply->state = REPLY_IN_KEY;
+    } else if (c == '}' && (reply->is_said || reply->has_name)) {
+        reply_end_object(reply);
+    } else if (reply->is_said) {
+        reply_end_call(reply, REPLY_AT_CLOSE);
     } else {
-        reply_fail_call(r);
+        reply_fail_call(reply);
     }
     return true;
 }
 
-static bool is_key(const struct reply *r, const char *name)
+static bool reply_is_key(const struct reply *reply, const char *name)
 {
-    return r->key.len == strlen(name) && memcmp(r->key.bytes, name, r->key.len) == 0;
+    return reply->key.len == strlen(name) && memcmp(reply->key.bytes, name, reply->key.len) == 0;
 }
 
-static bool is_args_key(const struct reply *r)
+static bool reply_is_args_key(const struct reply *reply)
 {
-    return is_key(r, "arguments") || is_key(r, "parameters");
+    return reply_is_key(reply, "arguments") || reply_is_key(reply, "parameters");
 }
 
 /* A reply in JSON that is no call is content, and is not to be kept back for long. */
-static bool is_strange(const struct reply *r)
+static bool reply_is_strange(const struct reply *reply)
 {
-    return r->o.format == REPLY_LLAMA3 && !is_key(r, "name") && !is_args_key(r) &&
-           !is_key(r, "type") && !is_key(r, "id");
+    return reply->o.format == REPLY_LLAMA3 && !reply_is_key(reply, "name") &&
+           !reply_is_args_key(reply) && !reply_is_key(reply, "type") && !reply_is_key(reply, "id");
 }
 
 /* The inside of a JSON text, as it is written, up to its quote. */
-static bool take_text(struct reply *r, struct buf *to)
+static bool reply_take_text(struct reply *reply, struct buf *to)
 {
     size_t n = 0;
     bool ends = false;
 
-    for (; n < reply_left(r) && !ends; n++) {
-        char c = reply_in(r)[n];
+    for (; n < reply_left(reply) && !ends; n++) {
+        char c = reply_in(reply)[n];
 
-        ends = c == '"' && !r->escaped;
-        r->escaped = c == '\\' && !r->escaped;
+        ends = c == '"' && !reply->escaped;
+        reply->escaped = c == '\\' && !reply->escaped;
     }
-    buf_add(to, reply_in(r), ends ? n - 1 : n);
-    reply_take(r, n);
+    buf_add(to, reply_in(reply), ends ? n - 1 : n);
+    reply_take(reply, n);
     return ends;
 }
 
-bool reply_step_in_key(struct reply *r)
+bool reply_step_in_key(struct reply *reply)
 {
-    if (!take_text(r, &r->key)) {
-        if (r->ended && !r->is_said)
-            reply_fail_call(r);
-        return r->ended && !r->is_said;
+    if (!reply_take_text(reply, &reply->key)) {
+        if (reply->ended && !reply->is_said)
+            reply_fail_call(reply);
+        return reply->ended && !reply->is_said;
     }
-    r->state = REPLY_AT_COLON;
-    if (!r->is_said && is_strange(r))
-        reply_fail_call(r);
+    reply->state = REPLY_AT_COLON;
+    if (!reply->is_said && reply_is_strange(reply))
+        reply_fail_call(reply);
     return true;
 }
 
-bool reply_step_colon(struct reply *r)
+bool reply_step_colon(struct reply *reply)
 {
-    reply_take_space(r);
-    if (reply_left(r) == 0 && !r->ended)
+    reply_take_space(reply);
+    if (reply_left(reply) == 0 && !reply->ended)
         return false;
-    if (reply_left(r) > 0 && *reply_in(r) == ':')
-        reply_take(r, 1);
-    r->state = REPLY_AT_VALUE;
+    if (reply_left(reply) > 0 && *reply_in(reply) == ':')
+        reply_take(reply, 1);
+    reply->state = REPLY_AT_VALUE;
     return true;
 }
 
-bool reply_step_value(struct reply *r)
+bool reply_step_value(struct reply *reply)
 {
     char c;
 
-    reply_take_space(r);
-    if (reply_left(r) == 0 && !r->ended)
+    reply_take_space(reply);
+    if (reply_left(reply) == 0 && !reply->ended)
         return false;
-    c = reply_left(r) == 0 ? '\0' : *reply_in(r);
-    if (c == '\0' && !r->is_said) {
-        reply_fail_call(r);
-    } else if (is_key(r, "name") && c == '"' && !r->is_said) {
-        reply_take(r, 1);
-        buf_clear(&r->name);
-        r->escaped = false;
-        r->state = REPLY_IN_NAMED;
-    } else if (is_args_key(r) && !r->is_said && (c == '{' || c == '"')) {
-        if (c == '{' && r->has_name)
-            reply_say_call(r, r->name.bytes, r->name.len);
-        buf_clear(&r->value);
-        begin_value(r, r->is_said ? REPLY_IN_ARGS : REPLY_IN_EARLY);
+    if (reply_left(reply) == 0)
+        c = '\0';
+    else
+        c = *reply_in(reply);
+    if (c == '\0' && !reply->is_said) {
+        reply_fail_call(reply);
+    } else if (reply_is_key(reply, "name") && c == '"' && !reply->is_said) {
+        reply_take(reply, 1);
+        buf_clear(&reply->name);
+        reply->escaped = false;
+        reply->state = REPLY_IN_NAMED;
+    } else if (reply_is_args_key(reply) && !reply->is_said && (c == '{' || c == '"')) {
+        if (c == '{' && reply->has_name)
+            reply_say_call(reply, reply->name.bytes, reply->name.len);
+        buf_clear(&reply->value);
+        reply_begin_value(reply, reply->is_said ? REPLY_IN_ARGS : REPLY_IN_EARLY);
     } else {
-        begin_value(r, REPLY_IN_OTHER);
+        reply_begin_value(reply, REPLY_IN_OTHER);
     }
     return true;
 }
 
-bool reply_step_named(struct reply *r)
+bool reply_step_named(struct reply *reply)
 {
-    if (!take_text(r, &r->name)) {
-        if (r->ended)
-            reply_fail_call(r);
-        return r->ended;
+    if (!reply_take_text(reply, &reply->name)) {
+        if (reply->ended)
+            reply_fail_call(reply);
+        return reply->ended;
     }
-    r->has_name = reply_is_name(&r->name);
-    r->state = REPLY_AT_KEY;
+    reply->has_name = reply_is_name(&reply->name);
+    reply->state = REPLY_AT_KEY;
     return true;
 }
 
-bool reply_step_early(struct reply *r)
+bool reply_step_early(struct reply *reply)
 {
     bool ends;
-    size_t n = scan_value(r, &ends);
+    size_t n = reply_scan_value(reply, &ends);
 
-    buf_add(&r->value, reply_in(r), n);
-    reply_take(r, n);
+    buf_add(&reply->value, reply_in(reply), n);
+    reply_take(reply, n);
     if (ends)
-        r->state = REPLY_AT_KEY;
-    else if (r->ended)
-        reply_fail_call(r);
-    return ends || r->ended;
+        reply->state = REPLY_AT_KEY;
+    else if (reply->ended)
+        reply_fail_call(reply);
+    return ends || reply->ended;
 }
 
-/* A number or a word ends before what parts members. */
-bool reply_step_other(struct reply *r)
+/* Skip the value of a member that is ignored. A number or a word ends before a separator. */
+bool reply_step_other(struct reply *reply)
 {
     bool ends = false;
     size_t n = 0;
 
-    while (n < reply_left(r) && !ends) {
-        char c = reply_in(r)[n];
+    while (n < reply_left(reply) && !ends) {
+        char c = reply_in(reply)[n];
 
-        if (r->depth == 0 && !r->in_text && (c == ',' || c == '}'))
+        if (reply->depth == 0 && !reply->in_text && (c == ',' || c == '}'))
             break;
-        if (r->depth == 0 && !r->in_text && c != '"' && c != '{' && c != '[') {
+        if (reply->depth == 0 && !reply->in_text && c != '"' && c != '{' && c != '[') {
             n++;
             continue;
         }
-        reply_take(r, n);
-        n = scan_value(r, &ends);
+        reply_take(reply, n);
+        n = reply_scan_value(reply, &ends);
     }
-    reply_take(r, n);
-    if (ends || reply_left(r) > 0)
-        r->state = REPLY_AT_KEY;
-    else if (r->ended && !r->is_said)
-        reply_fail_call(r);
-    return ends || reply_left(r) > 0 || (r->ended && !r->is_said && r->state == REPLY_IN_TEXT);
+    reply_take(reply, n);
+    if (ends || reply_left(reply) > 0)
+        reply->state = REPLY_AT_KEY;
+    else if (reply->ended && !reply->is_said)
+        reply_fail_call(reply);
+    return ends || reply_left(reply) > 0 ||
+           (reply->ended && !reply->is_said && reply->state == REPLY_IN_TEXT);
 }
 
-bool reply_step_list(struct reply *r)
+bool reply_step_list(struct reply *reply)
 {
     char c;
 
-    while (reply_left(r) > 0 && (reply_is_space(*reply_in(r)) || *reply_in(r) == ','))
-        reply_take(r, 1);
-    if (reply_left(r) == 0 && !r->ended)
+    while (reply_left(reply) > 0 && (reply_is_space(*reply_in(reply)) || *reply_in(reply) == ','))
+        reply_take(reply, 1);
+    if (reply_left(reply) == 0 && !reply->ended)
         return false;
-    c = reply_left(r) == 0 ? '\0' : *reply_in(r);
+    if (reply_left(reply) == 0)
+        c = '\0';
+    else
+        c = *reply_in(reply);
     if (c == '{') {
-        if (r->n_calls > 0 && r->raw.len == 0)
-            reply_begin_call(r, REPLY_AT_OBJECT, 0);
-        r->in_list = true;
-        r->has_name = r->has_args = false;
-        r->state = REPLY_AT_OBJECT;
-    } else if (c == ']' && r->n_calls > 0) {
-        r->at++;
-        r->state = REPLY_BETWEEN;
-    } else if (r->raw.len > 0) {
-        reply_fail_call(r);
+        if (reply->n_calls > 0 && reply->raw.len == 0)
+            reply_begin_call(reply, REPLY_AT_OBJECT, 0);
+        reply->in_list = true;
+        reply->has_name = reply->has_args = false;
+        reply->state = REPLY_AT_OBJECT;
+    } else if (c == ']' && reply->n_calls > 0) {
+        reply->at++;
+        reply->state = REPLY_BETWEEN;
+    } else if (reply->raw.len > 0) {
+        reply_fail_call(reply);
     } else {
-        r->state = REPLY_BETWEEN;
+        reply->state = REPLY_BETWEEN;
     }
     return true;
 }

@@ -1,147 +1,179 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Steps of a reply inside tags: parameters of a call, a list of calls in Python, and the messages
- * of harmony. */
+ * Steps of the reply parser inside tags: the parameters of a call, a list of calls in Python, and
+ * the messages of harmony (the format of gpt-oss). */
 #include <string.h>
 
 #include "text/output/reply_parts.h"
 
 /* --- parameters in tags ------------------------------------------------------------------- */
 
-static const char *param_open(const struct reply *r)
+/* Two formats write each parameter in tags:
+ *
+ *     Qwen3-Coder  <function=f><parameter=k>v</parameter></function></tool_call>
+ *     GLM 4.5      <tool_call>f<arg_key>k</arg_key><arg_value>v</arg_value></tool_call>
+ *
+ * Each parameter becomes a member of the JSON object of arguments when its closing tag has come:
+ * before that its type cannot be decided. */
+static const char *reply_param_open(const struct reply *reply)
 {
-    return r->o.format == REPLY_GLM45 ? "<arg_key>" : "<parameter=";
+    if (reply->o.format == REPLY_GLM45)
+        return "<arg_key>";
+    return "<parameter=";
 }
 
-static const char *param_name_end(const struct reply *r)
+static const char *reply_param_name_end(const struct reply *reply)
 {
-    return r->o.format == REPLY_GLM45 ? "</arg_key>" : ">";
+    if (reply->o.format == REPLY_GLM45)
+        return "</arg_key>";
+    return ">";
 }
 
-static const char *value_end(const struct reply *r)
+static const char *reply_value_end(const struct reply *reply)
 {
-    return r->o.format == REPLY_GLM45 ? "</arg_value>" : "</parameter>";
+    if (reply->o.format == REPLY_GLM45)
+        return "</arg_value>";
+    return "</parameter>";
 }
 
-bool reply_step_param(struct reply *r)
+/* Between parameters: the next one, or the end of the call. */
+bool reply_step_param(struct reply *reply)
 {
-    const char *call_end = r->o.format == REPLY_GLM45 ? "</tool_call>" : "</function>";
-    enum match m;
+    const char *call_end = reply->o.format == REPLY_GLM45 ? "</tool_call>" : "</function>";
+    enum match match;
 
-    reply_take_space(r);
-    if (reply_left(r) == 0)
+    reply_take_space(reply);
+    if (reply_left(reply) == 0)
         return false;
-    m = reply_match(r, 0, param_open(r));
-    if (m == MATCH_YES) {
-        reply_take(r, strlen(param_open(r)));
-        buf_clear(&r->key);
-        r->state = REPLY_IN_PARAM;
+    match = reply_match(reply, 0, reply_param_open(reply));
+    if (match == MATCH_YES) {
+        reply_take(reply, strlen(reply_param_open(reply)));
+        buf_clear(&reply->key);
+        reply->state = REPLY_IN_PARAM;
         return true;
     }
-    if (m == MATCH_NO)
-        m = reply_match(r, 0, call_end);
-    if (m == MATCH_MAYBE)
+    if (match == MATCH_NO)
+        match = reply_match(reply, 0, call_end);
+    if (match == MATCH_MAYBE)
         return false;
-    if (m == MATCH_YES && r->o.format != REPLY_GLM45)
-        reply_take(r, strlen(call_end));
-    reply_say(r, REPLY_CALL_ARGS, "}", 1);
-    reply_end_call(r, REPLY_AT_CLOSE);
+    if (match == MATCH_YES && reply->o.format != REPLY_GLM45)
+        reply_take(reply, strlen(call_end));
+    reply_say(reply, REPLY_CALL_ARGS, "}", 1);
+    reply_end_call(reply, REPLY_AT_CLOSE);
     return true;
 }
 
-bool reply_step_in_param(struct reply *r)
+/* Inside a parameter's name. */
+bool reply_step_in_param(struct reply *reply)
 {
-    const char *end = param_name_end(r);
+    const char *end = reply_param_name_end(reply);
     size_t before;
-    int found = reply_find(r, &end, 1, &before);
+    int found = reply_find(reply, &end, 1, &before);
 
-    buf_add(&r->key, reply_in(r), before);
-    reply_take(r, before);
+    buf_add(&reply->key, reply_in(reply), before);
+    reply_take(reply, before);
     if (found < 0)
         return false;
-    reply_take(r, strlen(end));
-    buf_clear(&r->value);
-    r->state = r->o.format == REPLY_GLM45 ? REPLY_BEFORE_VALUE : REPLY_IN_VALUE;
+    reply_take(reply, strlen(end));
+    buf_clear(&reply->value);
+    if (reply->o.format == REPLY_GLM45)
+        reply->state = REPLY_BEFORE_VALUE;
+    else
+        reply->state = REPLY_IN_VALUE;
     return true;
 }
 
-bool reply_step_before_value(struct reply *r)
+/* GLM: between the name's closing tag and the value's opening tag. */
+bool reply_step_before_value(struct reply *reply)
 {
-    enum match m;
+    enum match match;
 
-    reply_take_space(r);
-    if (reply_left(r) == 0)
+    reply_take_space(reply);
+    if (reply_left(reply) == 0)
         return false;
-    m = reply_match(r, 0, "<arg_value>");
-    if (m == MATCH_MAYBE)
+    match = reply_match(reply, 0, "<arg_value>");
+    if (match == MATCH_MAYBE)
         return false;
-    if (m == MATCH_YES)
-        reply_take(r, strlen("<arg_value>"));
-    r->state = m == MATCH_YES ? REPLY_IN_VALUE : REPLY_AT_PARAM;
+    if (match == MATCH_YES)
+        reply_take(reply, strlen("<arg_value>"));
+    if (match == MATCH_YES)
+        reply->state = REPLY_IN_VALUE;
+    else
+        reply->state = REPLY_AT_PARAM;
     return true;
 }
 
-bool reply_step_in_value(struct reply *r)
+/* Inside a value: collect it, and emit the member when it is complete. */
+bool reply_step_in_value(struct reply *reply)
 {
-    const char *end = value_end(r);
+    const char *end = reply_value_end(reply);
     struct buf member = {0};
     size_t before;
-    int found = reply_find(r, &end, 1, &before);
+    int found = reply_find(reply, &end, 1, &before);
 
-    buf_add(&r->value, reply_in(r), before);
-    reply_take(r, before);
+    buf_add(&reply->value, reply_in(reply), before);
+    reply_take(reply, before);
     if (found < 0)
         return false;
-    reply_take(r, strlen(end));
-    buf_add_text(&member, r->has_args ? ", " : "");
-    buf_add_json_string(&member, r->key.len == 0 ? "" : r->key.bytes, r->key.len);
+    reply_take(reply, strlen(end));
+    buf_add_text(&member, reply->has_args ? ", " : "");
+    buf_add_json_string(&member, reply->key.len == 0 ? "" : reply->key.bytes, reply->key.len);
     buf_add_text(&member, ": ");
-    reply_add_value(&member, r->o.tools, &r->name, &r->key, &r->value, r->o.format == REPLY_GLM45);
-    reply_say(r, REPLY_CALL_ARGS, member.bytes, member.len);
-    r->in.failed = r->in.failed || member.failed;
-    r->has_args = true;
-    r->state = REPLY_AT_PARAM;
+    reply_add_value(&member, reply->o.tools, &reply->name, &reply->key, &reply->value,
+                    reply->o.format == REPLY_GLM45);
+    reply_say(reply, REPLY_CALL_ARGS, member.bytes, member.len);
+    reply->in.failed = reply->in.failed || member.failed;
+    reply->has_args = true;
+    reply->state = REPLY_AT_PARAM;
     buf_fini(&member);
     return true;
 }
 
 /* --- calls in Python ---------------------------------------------------------------------- */
 
-bool reply_step_python(struct reply *r)
+/* The list is parsed only when it is complete, because Python cannot be translated piece by piece.
+ * While its beginning is read, text that cannot be a list of calls is given up early. */
+bool reply_step_python(struct reply *reply)
 {
     const char *end = "<|python_end|>";
     size_t before;
     int found;
 
-    /* Byte by byte until it is one, so that the cut of the text does not show. */
-    while (!r->has_name && reply_left(r) > 0) {
-        r->has_name = *reply_in(r) == '(';
-        reply_take(r, 1);
-        if (!reply_may_be_python(r->raw.bytes, r->raw.len)) {
-            reply_fail_call(r);
+    /* Checked byte by byte up to the first '(', so that the split into pushes has no influence. */
+    while (!reply->has_name && reply_left(reply) > 0) {
+        reply->has_name = *reply_in(reply) == '(';
+        reply_take(reply, 1);
+        if (!reply_may_be_python(reply->raw.bytes, reply->raw.len)) {
+            reply_fail_call(reply);
             return true;
         }
     }
-    found = reply_find(r, &end, 1, &before);
-    reply_take(r, before);
-    if (found < 0 && !r->ended)
+    found = reply_find(reply, &end, 1, &before);
+    reply_take(reply, before);
+    if (found < 0 && !reply->ended)
         return false;
     if (found == 0)
-        r->at += strlen(end);
-    if (!reply_say_python(r, r->raw.len == 0 ? "" : r->raw.bytes, r->raw.len)) {
-        reply_fail_call(r);
+        reply->at += strlen(end);
+    if (!reply_say_python(reply, reply->raw.len == 0 ? "" : reply->raw.bytes, reply->raw.len)) {
+        reply_fail_call(reply);
         return true;
     }
-    r->state = REPLY_BETWEEN;
+    reply->state = REPLY_BETWEEN;
     return true;
 }
 
+/* A harmony reply is a sequence of messages, each with a header that names a channel and possibly a
+ * recipient:
+ *
+ *     <|channel|>analysis<|message|>reasoning<|end|>
+ *     <|channel|>commentary to=functions.f <|constrain|>json<|message|>{"k": 1}<|call|>
+ *     <|channel|>final<|message|>content<|return|> */
 /* --- harmony ------------------------------------------------------------------------------ */
 
-/* The word behind a mark in a header: what stands up to white space or the next tag. */
-static size_t header_word(const struct buf *h, const char *mark, const char **word)
+/* The word after a mark in a header, up to white space or the next tag. Returns its length. */
+static size_t reply_header_word(const struct buf *header, const char *mark, const char **word)
 {
-    const char *at = h->len == 0 ? NULL : strstr(h->bytes, mark);
+    const char *at = header->len == 0 ? NULL : strstr(header->bytes, mark);
     size_t n;
 
     if (at == NULL)
@@ -152,60 +184,65 @@ static size_t header_word(const struct buf *h, const char *mark, const char **wo
     return n;
 }
 
-/* `<|channel|>NAME to=functions.F <|constrain|>json<|message|>`; the recipient may stand first. */
-bool reply_step_header(struct reply *r)
+/* Collect a header up to <|message|>, then choose the kind of message. The recipient may precede or
+ * follow the channel. */
+bool reply_step_header(struct reply *reply)
 {
     const char *end = "<|message|>", *word = "";
     size_t before, n;
-    int found = reply_find(r, &end, 1, &before);
+    int found = reply_find(reply, &end, 1, &before);
 
-    buf_add(&r->name, reply_in(r), before);
-    r->at += before;
-    if (found < 0 && r->ended && r->name.len > 0) {
-        reply_say_content(r, r->name.bytes, r->name.len); /* no message at all */
-        buf_clear(&r->name);
+    buf_add(&reply->name, reply_in(reply), before);
+    reply->at += before;
+    if (found < 0 && reply->ended && reply->name.len > 0) {
+        reply_say_content(reply, reply->name.bytes, reply->name.len); /* no message at all */
+        buf_clear(&reply->name);
     }
     if (found < 0)
         return false;
-    r->at += strlen(end);
-    r->is_said = false;
-    r->at_message = true;
-    n = header_word(&r->name, "to=functions.", &word);
+    reply->at += strlen(end);
+    reply->is_said = false;
+    reply->at_message = true;
+    n = reply_header_word(&reply->name, "to=functions.", &word);
     if (n > 0) {
-        reply_say_call(r, word, n);
-        r->state = REPLY_IN_MESSAGE_ARGS;
+        reply_say_call(reply, word, n);
+        reply->state = REPLY_IN_MESSAGE_ARGS;
     } else {
-        n = header_word(&r->name, "<|channel|>", &word);
-        r->state = n == 8 && memcmp(word, "analysis", 8) == 0 ? REPLY_IN_MESSAGE_REASON
-                                                              : REPLY_IN_MESSAGE_TEXT;
+        n = reply_header_word(&reply->name, "<|channel|>", &word);
+        if (n == 8 && memcmp(word, "analysis", 8) == 0)
+            reply->state = REPLY_IN_MESSAGE_REASON;
+        else
+            reply->state = REPLY_IN_MESSAGE_TEXT;
     }
-    buf_clear(&r->name);
+    buf_clear(&reply->name);
     return true;
 }
 
-bool reply_step_message(struct reply *r)
+/* Inside a message: emit its text up to a tag that ends it. <|start|> and <|channel|> belong to the
+ * next header, so they are not consumed. */
+bool reply_step_message(struct reply *reply)
 {
     static const char *const ends[] = {"<|end|>", "<|call|>", "<|return|>", "<|start|>",
                                        "<|channel|>"};
     size_t before;
-    int found = reply_find(r, ends, 5, &before);
+    int found = reply_find(reply, ends, 5, &before);
 
-    if (r->state == REPLY_IN_MESSAGE_REASON)
-        reply_say_reason(r, reply_in(r), before);
-    else if (r->state == REPLY_IN_MESSAGE_TEXT)
-        reply_say_content(r, reply_in(r), before);
+    if (reply->state == REPLY_IN_MESSAGE_REASON)
+        reply_say_reason(reply, reply_in(reply), before);
+    else if (reply->state == REPLY_IN_MESSAGE_TEXT)
+        reply_say_content(reply, reply_in(reply), before);
     else
-        reply_say(r, REPLY_CALL_ARGS, reply_in(r), before);
-    r->at += before;
-    r->at_message = r->at_message && before == 0;
+        reply_say(reply, REPLY_CALL_ARGS, reply_in(reply), before);
+    reply->at += before;
+    reply->at_message = reply->at_message && before == 0;
     if (found < 0)
         return false;
     if (found < 3)
-        r->at += strlen(ends[found]);
-    if (r->state == REPLY_IN_MESSAGE_REASON)
-        reply_end_reason(r);
-    if (r->state == REPLY_IN_MESSAGE_ARGS)
-        reply_end_call(r, REPLY_IN_HEADER);
-    r->state = REPLY_IN_HEADER;
+        reply->at += strlen(ends[found]);
+    if (reply->state == REPLY_IN_MESSAGE_REASON)
+        reply_end_reason(reply);
+    if (reply->state == REPLY_IN_MESSAGE_ARGS)
+        reply_end_call(reply, REPLY_IN_HEADER);
+    reply->state = REPLY_IN_HEADER;
     return true;
 }

@@ -1,21 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The template of a model and what Hugging Face gives it: messages, tools, documents,
- * add_generation_prompt, the special tokens of tokenizer_config.json, the caller's own variables.
- * At start the template is asked what it does with messages (chat_habits.c); messages are then
- * shaped so that it takes them (chat_shape.c). */
+ * Finds the template of a model, gives it the variables that Hugging Face gives it, and renders
+ * it: messages, tools, documents, add_generation_prompt, the special tokens of
+ * tokenizer_config.json, and the caller's own variables. At start chat_habits.c determines which
+ * form of messages the template expects; chat_shape.c changes each request's messages to it. */
 #include "text/template/chat.h"
 
 #include <stdio.h>
 #include <string.h>
 
+#include "base/must.h"
 #include "base/utf8.h"
 #include "text/file.h"
 #include "text/template/chat_parts.h"
 #include "text/unicode.h"
 
-#define TEMPLATE_BYTES_MAX ((size_t)4 << 20)
-#define CONFIG_BYTES_MAX   ((size_t)64 << 20)
+#define TEMPLATE_BYTES_MAX    ((size_t)4 << 20)
+#define CHAT_CONFIG_BYTES_MAX ((size_t)64 << 20)
 
 static const char *const token_names[] = {"bos_token", "eos_token", "unk_token", "pad_token",
                                           "sep_token", "cls_token", "mask_token"};
@@ -24,53 +25,69 @@ static const char *const token_names[] = {"bos_token", "eos_token", "unk_token",
 
 _Static_assert(N_TOKEN_NAMES == sizeof((struct chat *)0)->tokens / sizeof(char *), "a name each");
 
-/* Into one of c's templates; source is NUL-terminated. Which tags a reply has, one of them says. */
-static int compile(struct chat *c, struct chat_template *out, const char *from, const char *source,
-                   size_t len, char *why, size_t why_cap)
+/* The source of a template and its name for error messages. */
+struct chat_source {
+    const char *name;
+    const char *text; /* NUL-terminated */
+    size_t len;
+};
+
+/* Compile a source into one of chat's templates. The first template that mentions the tags of a
+ * reply format determines the format. */
+static int chat_compile(struct chat *chat, struct chat_template *out,
+                        const struct chat_source *source, char *why, size_t why_cap)
 {
     char reason[400] = "";
-    int rc = jinja_compile(&out->jinja, source, len, reason, sizeof reason);
+    int rc = jinja_compile(&out->jinja, source->text, source->len, reason, sizeof reason);
 
     if (rc != ERR_OK)
-        (void)snprintf(why, why_cap, "%s: %s", from, reason);
+        (void)snprintf(why, why_cap, "%s: %s", source->name, reason);
     else
-        chat_habits_find(c, out, source);
-    if (c->format == REPLY_PLAIN)
-        c->format = reply_format_of(source);
-    if (c->reasoning == REPLY_NO_REASONING)
-        c->reasoning = reply_reasoning_of(source);
+        chat_habits_find(chat, out, source->text);
+    if (chat->format == REPLY_PLAIN)
+        chat->format = reply_format_of(source->text);
+    if (chat->reasoning == REPLY_NO_REASONING)
+        chat->reasoning = reply_reasoning_of(source->text);
     return rc;
 }
 
-static int compile_file(struct chat *c, struct chat_template *out, const char *dir,
-                        const char *name, char *why, size_t why_cap)
+/* Compile a template that is a file of its own. */
+static int chat_compile_file(struct chat *chat, struct chat_template *out, const char *dir,
+                             const char *name, char *why, size_t why_cap)
 {
     struct buf text = {0};
     int rc = file_read(&text, dir, name, TEMPLATE_BYTES_MAX, why, why_cap);
 
-    if (rc == ERR_OK)
-        rc = compile(c, out, name, text.len == 0 ? "" : text.bytes, text.len, why, why_cap);
+    if (rc == ERR_OK) {
+        struct chat_source source = {name, text.len == 0 ? "" : text.bytes, text.len};
+
+        rc = chat_compile(chat, out, &source, why, why_cap);
+    }
     buf_fini(&text);
     return rc;
 }
 
-static int read_config(struct chat *c, const char *dir, const char *name, const struct json **out,
-                       char *why, size_t why_cap)
+/* Parse a JSON file; a missing one leaves *out unchanged. */
+static int chat_read_config(struct chat *chat, const char *dir, const char *name,
+                            const struct json **out, char *why, size_t why_cap)
 {
     struct buf text = {0};
     char reason[200] = "";
-    int rc = file_read(&text, dir, name, CONFIG_BYTES_MAX, why, why_cap);
+    int rc = file_read(&text, dir, name, CHAT_CONFIG_BYTES_MAX, why, why_cap);
 
     if (rc == ERR_OK) {
-        rc = json_parse(out, &c->arena, text.bytes, text.len, reason, sizeof reason);
+        rc = json_parse(out, &chat->arena, text.bytes, text.len, reason, sizeof reason);
         if (rc != ERR_OK)
             (void)snprintf(why, why_cap, "%s: %s", name, reason);
     }
     buf_fini(&text);
-    return rc == ERR_NOT_FOUND ? ERR_OK : rc;
+    if (rc == ERR_NOT_FOUND)
+        return ERR_OK;
+    return rc;
 }
 
-static void read_tokens(struct chat *c, const struct json *config)
+/* Special tokens are strings, or objects with "content". */
+static void chat_read_tokens(struct chat *chat, const struct json *config)
 {
     size_t i;
 
@@ -80,12 +97,13 @@ static void read_tokens(struct chat *c, const struct json *config)
         if (token != NULL && token->kind == JSON_OBJECT)
             token = json_get(token, "content");
         if (token != NULL && token->kind == JSON_TEXT && !json_has_nul(token))
-            c->tokens[i] = token->text;
+            chat->tokens[i] = token->text;
     }
 }
 
-/* chat_template: a text, or a list of {"name", "template"}. */
-static int compile_config(struct chat *c, const struct json *node, char *why, size_t why_cap)
+/* Compile a member chat_template: a text, or a list of {"name", "template"}. */
+static int chat_compile_config(struct chat *chat, const struct json *node, char *why,
+                               size_t why_cap)
 {
     uint32_t i;
     int rc = ERR_OK;
@@ -93,143 +111,167 @@ static int compile_config(struct chat *c, const struct json *node, char *why, si
     if (node == NULL || node->kind == JSON_NULL)
         return ERR_OK;
     if (node->kind == JSON_TEXT)
-        return compile(c, &c->preset, "chat_template", node->text, node->text_len, why, why_cap);
+        return chat_compile(chat, &chat->preset,
+                            &(struct chat_source){"chat_template", node->text, node->text_len}, why,
+                            why_cap);
     for (i = 0; node->kind == JSON_LIST && i < node->n && rc == ERR_OK; i++) {
         const char *name = json_get_text(&node->items[i], "name", "");
         const struct json *source = json_get_kind(&node->items[i], "template", JSON_TEXT);
         struct chat_template *place = NULL;
 
-        if (strcmp(name, "default") == 0 && c->preset.jinja == NULL)
-            place = &c->preset;
-        else if (strcmp(name, "tool_use") == 0 && c->tool_use.jinja == NULL)
-            place = &c->tool_use;
+        if (strcmp(name, "default") == 0 && chat->preset.jinja == NULL)
+            place = &chat->preset;
+        else if (strcmp(name, "tool_use") == 0 && chat->tool_use.jinja == NULL)
+            place = &chat->tool_use;
         if (place != NULL && source != NULL)
-            rc = compile(c, place, name, source->text, source->text_len, why, why_cap);
+            rc = chat_compile(chat, place,
+                              &(struct chat_source){name, source->text, source->text_len}, why,
+                              why_cap);
     }
     return rc;
 }
 
-static int open_all(struct chat *c, const char *dir, const char *path, char *why, size_t why_cap)
+/* Try the places of a template in order, see chat_open(). */
+static int chat_open_all(struct chat *chat, const char *dir, const char *path, char *why,
+                         size_t why_cap)
 {
     const struct json *config = NULL;
     const struct json *old = NULL;
-    int rc = read_config(c, dir, "tokenizer_config.json", &config, why, why_cap);
+    int rc = chat_read_config(chat, dir, "tokenizer_config.json", &config, why, why_cap);
 
     if (rc != ERR_OK)
         return rc;
-    read_tokens(c, config);
+    chat_read_tokens(chat, config);
     if (path != NULL && path[0] != '\0')
-        return compile_file(c, &c->preset, NULL, path, why, why_cap);
-    rc = compile_file(c, &c->preset, dir, "chat_template.jinja", why, why_cap);
+        return chat_compile_file(chat, &chat->preset, NULL, path, why, why_cap);
+    rc = chat_compile_file(chat, &chat->preset, dir, "chat_template.jinja", why, why_cap);
     if (rc != ERR_NOT_FOUND)
         return rc;
-    rc = compile_config(c, json_get(config, "chat_template"), why, why_cap);
-    if (rc != ERR_OK || c->preset.jinja != NULL)
+    rc = chat_compile_config(chat, json_get(config, "chat_template"), why, why_cap);
+    if (rc != ERR_OK || chat->preset.jinja != NULL)
         return rc;
-    rc = read_config(c, dir, "chat_template.json", &old, why, why_cap);
-    return rc != ERR_OK ? rc : compile_config(c, json_get(old, "chat_template"), why, why_cap);
+    rc = chat_read_config(chat, dir, "chat_template.json", &old, why, why_cap);
+    if (rc != ERR_OK)
+        return rc;
+    return chat_compile_config(chat, json_get(old, "chat_template"), why, why_cap);
 }
 
 int chat_open(struct chat **out, const char *dir, const char *template_path, char *why,
               size_t why_cap)
 {
-    struct chat *c = mem_zalloc(sizeof *c);
+    struct chat *chat = mem_zalloc(sizeof *chat);
     char reason[600] = "out of memory";
     int rc = ERR_NO_MEMORY;
 
-    if (c != NULL)
-        rc = open_all(c, dir, template_path, reason, sizeof reason);
+    must(out != NULL && dir != NULL);
+    if (chat != NULL)
+        rc = chat_open_all(chat, dir, template_path, reason, sizeof reason);
     if (rc == ERR_OK) {
-        *out = c;
+        *out = chat;
         return rc;
     }
-    chat_close(c);
+    chat_close(chat);
     if (why != NULL && why_cap > 0)
         (void)snprintf(why, why_cap, "chat template: %s", reason);
     return rc;
 }
 
-void chat_close(struct chat *c)
+void chat_close(struct chat *chat)
 {
-    if (c == NULL)
+    if (chat == NULL)
         return;
-    jinja_close(c->preset.jinja);
-    jinja_close(c->tool_use.jinja);
-    arena_reset(&c->arena);
-    mem_free(c);
+    jinja_close(chat->preset.jinja);
+    jinja_close(chat->tool_use.jinja);
+    arena_reset(&chat->arena);
+    mem_free(chat);
 }
 
-enum reply_format chat_reply_format(const struct chat *c)
+enum reply_format chat_reply_format(const struct chat *chat)
 {
-    return c->format;
+    return chat->format;
 }
 
-enum reply_reasoning chat_reply_reasoning(const struct chat *c)
+enum reply_reasoning chat_reply_reasoning(const struct chat *chat)
 {
-    return c->reasoning;
+    return chat->reasoning;
 }
 
-bool chat_force_content(struct chat *c, const char *form)
+bool chat_force_content(struct chat *chat, const char *form)
 {
-    bool parts = strcmp(form, "openai") == 0;
+    bool parts;
+    enum chat_form wanted;
 
+    must(form != NULL);
+    parts = strcmp(form, "openai") == 0;
+    wanted = parts ? CHAT_PARTS : CHAT_TEXT;
     if (strcmp(form, "auto") == 0)
         return true;
-    for (int role = 0; role < CHAT_ROLES; role++)
-        c->preset.habits.forms[role] = c->tool_use.habits.forms[role] =
-            parts ? CHAT_PARTS : CHAT_TEXT;
+    for (int role = 0; role < CHAT_ROLES; role++) {
+        chat->preset.habits.forms[role] = wanted;
+        chat->tool_use.habits.forms[role] = wanted;
+    }
     return parts || strcmp(form, "string") == 0;
 }
 
-bool chat_has_template(const struct chat *c)
+bool chat_has_template(const struct chat *chat)
 {
-    return c->preset.jinja != NULL;
+    return chat->preset.jinja != NULL;
 }
 
-void chat_prompt_fini(struct chat_prompt *p)
+void chat_prompt_fini(struct chat_prompt *prompt)
 {
-    buf_fini(&p->text);
-    p->own = (struct spans){0};
+    buf_fini(&prompt->text);
+    prompt->own = (struct spans){0};
 }
 
 /* --- rendering ---------------------------------------------------------------------------------*/
 
-/* Roles that templates put between the bars of special tokens. */
+/* If a template raises, the messages are changed to another form and rendered again
+ * (chat_render_again()): a habit may depend on a detail that the small conversations did not
+ * have. */
+
+/* Roles that templates put inside special tokens, as in <|start_header_id|>user<|end_header_id|>.
+ * They count as written by the template although they come from the request. */
 static const char *const roles[] = {"system",   "developer", "user",        "assistant", "tool",
                                     "function", "ipython",   "observation", "model",     NULL};
 
-static void give_variables(const struct chat *c, const struct chat_request *r,
-                           const struct json *messages, struct jinja_vars *v)
+/* Set the variables of a render. The caller's own come last, so that they override the others. */
+static void chat_give_variables(const struct chat *chat, const struct chat_request *request,
+                                const struct json *messages, struct jinja_vars *vars)
 {
     size_t i;
 
-    v->now_unix_s = r->now_unix_s;
+    vars->now_unix_s = request->now_unix_s;
     for (i = 0; i < N_TOKEN_NAMES; i++)
-        if (c->tokens[i] != NULL)
-            jinja_vars_text(v, token_names[i], c->tokens[i], strlen(c->tokens[i]));
-    jinja_vars_json(v, "messages", messages);
-    jinja_vars_trust(v, "messages", "role", roles);
-    jinja_vars_json(v, "tools", r->tools);
-    jinja_vars_json(v, "documents", r->documents);
-    jinja_vars_bool(v, "add_generation_prompt", r->add_generation_prompt);
-    for (i = 0; r->kwargs != NULL && r->kwargs->kind == JSON_OBJECT && i < r->kwargs->n; i++)
-        jinja_vars_json(v, r->kwargs->items[i].key, &r->kwargs->items[i]);
+        if (chat->tokens[i] != NULL)
+            jinja_vars_text(vars, token_names[i], chat->tokens[i], strlen(chat->tokens[i]));
+    jinja_vars_json(vars, "messages", messages);
+    jinja_vars_trust(vars, "messages", "role", roles);
+    jinja_vars_json(vars, "tools", request->tools);
+    jinja_vars_json(vars, "documents", request->documents);
+    jinja_vars_bool(vars, "add_generation_prompt", request->add_generation_prompt);
+    for (i = 0;
+         request->kwargs != NULL && request->kwargs->kind == JSON_OBJECT && i < request->kwargs->n;
+         i++)
+        jinja_vars_json(vars, request->kwargs->items[i].key, &request->kwargs->items[i]);
 }
 
-int chat_render_shaped(const struct chat *c, const struct jinja *template,
-                       const struct chat_request *r, const struct json *messages,
+int chat_render_shaped(const struct chat *chat, const struct jinja *template,
+                       const struct chat_request *request, const struct json *messages,
                        struct arena *arena, struct chat_prompt *out)
 {
     char reason[500] = "";
-    struct jinja_vars v;
+    struct jinja_vars vars;
     int rc;
 
+    must(template != NULL && messages != NULL);
+    must(arena != NULL);
     buf_clear(&out->text);
     out->own = (struct spans){0};
-    jinja_vars_init(&v, arena);
-    v.own = &out->own;
-    give_variables(c, r, messages, &v);
-    rc = jinja_render(template, &v, arena, &out->text, reason, sizeof reason);
+    jinja_vars_init(&vars, arena);
+    vars.own = &out->own;
+    chat_give_variables(chat, request, messages, &vars);
+    rc = jinja_render(template, &vars, arena, &out->text, reason, sizeof reason);
     out->raised = rc == ERR_INVALID;
     if (rc != ERR_OK)
         (void)snprintf(out->why, sizeof out->why, "chat template%s%s",
@@ -237,7 +279,8 @@ int chat_render_shaped(const struct chat *c, const struct jinja *template,
     return rc;
 }
 
-static size_t strip_end(const char *text, size_t len)
+/* The length of text without white space at its end. */
+static size_t chat_strip_end(const char *text, size_t len)
 {
     while (len > 0) {
         size_t at = len - 1;
@@ -251,8 +294,8 @@ static size_t strip_end(const char *text, size_t len)
     return len;
 }
 
-/* Where needle begins in text for the last time; len: nowhere. */
-static size_t find_last(const char *text, size_t len, const char *needle, size_t n)
+/* The offset of the last occurrence of needle; len when there is none. */
+static size_t chat_find_last(const char *text, size_t len, const char *needle, size_t n)
 {
     for (size_t at = len >= n ? len - n + 1 : 0; at > 0; at--)
         if (memcmp(text + at - 1, needle, n) == 0)
@@ -260,44 +303,45 @@ static size_t find_last(const char *text, size_t len, const char *needle, size_t
     return len;
 }
 
-/* End the prompt where the last message's content ends. A template that strips content has taken
- * the white space behind the mark; the one before it is then taken as well. */
-static int cut_at_mark(struct chat_prompt *out)
+/* End the prompt where the last message's content ends. If the space at the end of the mark is
+ * gone, the template strips content; white space before the mark is then removed as well. */
+static int chat_cut_at_mark(struct chat_prompt *out)
 {
     size_t n = sizeof CHAT_MARK - 1;
     size_t len = out->text.len;
-    size_t at = find_last(out->text.bytes, len, CHAT_MARK, n - 1);
+    size_t at = chat_find_last(out->text.bytes, len, CHAT_MARK, n - 1);
 
     if (len == 0 || at == len) {
         (void)snprintf(out->why, sizeof out->why,
-                       "continue_final_message: the chat template leaves the last message out, or "
-                       "alters it");
+                       "continue_final_message: the chat template omits or changes the content of "
+                       "the last message");
         return ERR_INVALID;
     }
     if (len - at < n || out->text.bytes[at + n - 1] != CHAT_MARK[n - 1])
-        at = strip_end(out->text.bytes, at);
+        at = chat_strip_end(out->text.bytes, at);
     out->text.len = at;
     out->text.bytes[at] = '\0';
     spans_cut(&out->own, at);
     return ERR_OK;
 }
 
-/* One way of shaping the messages, and what comes of it. */
-static int render_as(const struct chat *c, const struct chat_template *t,
-                     const struct chat_request *r, struct chat_shaping *s, struct chat_prompt *out)
+/* Change the messages to one form and render them. */
+static int chat_render_as(const struct chat *chat, const struct chat_template *template,
+                          const struct chat_request *request, struct chat_shaping *shaping,
+                          struct chat_prompt *out)
 {
     struct json messages;
     int rc;
 
     out->raised = false;
-    rc = chat_shape(s, r->messages, &messages);
+    rc = chat_shape(shaping, request->messages, &messages);
 
     if (rc == ERR_OK)
-        rc = chat_render_shaped(c, t->jinja, r, &messages, s->arena, out);
+        rc = chat_render_shaped(chat, template->jinja, request, &messages, shaping->arena, out);
     return rc;
 }
 
-static bool has_member(const struct json *messages, const char *name)
+static bool chat_has_member(const struct json *messages, const char *name)
 {
     for (uint32_t i = 0; i < messages->n; i++)
         if (json_get(&messages->items[i], name) != NULL)
@@ -305,63 +349,67 @@ static bool has_member(const struct json *messages, const char *name)
     return false;
 }
 
-/* A template that raised is asked again: with the arguments of calls in the other form, then with
- * reasoning under no other name than the client's. */
-static int render_again(const struct chat *c, const struct chat_template *t,
-                        const struct chat_request *r, struct chat_shaping *s,
-                        struct chat_prompt *out)
+/* Render again after a template raised: first with the arguments of calls in the other form, then
+ * with reasoning only under the client's own name. */
+static int chat_render_again(const struct chat *chat, const struct chat_template *template,
+                             const struct chat_request *request, struct chat_shaping *shaping,
+                             struct chat_prompt *out)
 {
-    const struct json *m = r->messages;
+    const struct json *made = request->messages;
     char first[sizeof out->why];
     int rc = ERR_INVALID;
 
     memcpy(first, out->why, sizeof first);
-    if (has_member(m, "tool_calls")) {
-        s->text_arguments = !s->text_arguments;
-        rc = render_as(c, t, r, s, out);
-        s->text_arguments = !s->text_arguments;
+    if (chat_has_member(made, "tool_calls")) {
+        shaping->text_arguments = !shaping->text_arguments;
+        rc = chat_render_as(chat, template, request, shaping, out);
+        shaping->text_arguments = !shaping->text_arguments;
     }
-    if (rc != ERR_OK && (has_member(m, "reasoning") || has_member(m, "reasoning_content") ||
-                         has_member(m, "thinking"))) {
-        s->names_reasoning = false;
-        rc = render_as(c, t, r, s, out);
+    if (rc != ERR_OK &&
+        (chat_has_member(made, "reasoning") || chat_has_member(made, "reasoning_content") ||
+         chat_has_member(made, "thinking"))) {
+        shaping->names_reasoning = false;
+        rc = chat_render_as(chat, template, request, shaping, out);
     }
     if (rc != ERR_OK)
-        memcpy(out->why, first, sizeof first); /* the first reason counts */
+        memcpy(out->why, first, sizeof first); /* report the first reason */
     return rc;
 }
 
-static const struct chat_template *template_for(const struct chat *c, bool tools)
+static const struct chat_template *chat_template_for(const struct chat *chat, bool tools)
 {
-    return tools && c->tool_use.jinja != NULL ? &c->tool_use : &c->preset;
+    if (tools && chat->tool_use.jinja != NULL)
+        return &chat->tool_use;
+    return &chat->preset;
 }
 
-bool chat_knows_tools(const struct chat *c)
+bool chat_knows_tools(const struct chat *chat)
 {
-    return template_for(c, true)->habits.tools;
+    return chat_template_for(chat, true)->habits.tools;
 }
 
-int chat_render(const struct chat *c, const struct chat_request *r, struct arena *arena,
+int chat_render(const struct chat *chat, const struct chat_request *request, struct arena *arena,
                 struct chat_prompt *out)
 {
-    const struct chat_template *t = template_for(c, r->tools != NULL);
-    struct chat_shaping s = {.arena = arena,
-                             .habits = &t->habits,
-                             .text_arguments = t->habits.text_arguments,
-                             .names_reasoning = true,
-                             .continues = r->continue_final_message,
-                             .why = out->why,
-                             .why_cap = sizeof out->why};
+    const struct chat_template *template = chat_template_for(chat, request->tools != NULL);
+    struct chat_shaping shaping = {.arena = arena,
+                                   .habits = &template->habits,
+                                   .text_arguments = template->habits.text_arguments,
+                                   .names_reasoning = true,
+                                   .continues = request->continue_final_message,
+                                   .why = out->why,
+                                   .why_cap = sizeof out->why};
     int rc;
 
-    if (t->jinja == NULL) {
+    must(arena != NULL);
+    if (template->jinja == NULL) {
         (void)snprintf(out->why, sizeof out->why, "the model has no chat template");
         return ERR_UNSUPPORTED;
     }
-    rc = render_as(c, t, r, &s, out);
+    rc = chat_render_as(chat, template, request, &shaping, out);
     if (rc == ERR_INVALID && out->raised)
-        rc = render_again(c, t, r, &s, out);
-    if (rc == ERR_OK && r->continue_final_message)
-        rc = cut_at_mark(out);
+        rc = chat_render_again(chat, template, request, &shaping, out);
+    if (rc == ERR_OK && request->continue_final_message)
+        rc = chat_cut_at_mark(out);
     return rc;
 }

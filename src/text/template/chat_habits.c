@@ -1,19 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What a template does with messages is found out by asking it: small conversations with marked
- * words are rendered, and the marks looked for in what comes. A template that raises has no such
- * habit. The words are of letters only, so that no filter alters them. */
+ * Determines how a template treats messages by experiment: small conversations that contain marker
+ * words are rendered, and the output is searched for the words. If a template raises, it does not
+ * have the habit in question. The words are of letters only, so that no filter changes them. */
 #include <stdio.h>
 #include <string.h>
 
+#include "base/must.h"
 #include "text/template/chat_parts.h"
 
-#define WORD                   "zqxjword"
+#define HABITS_WORD            "zqxjword"
 #define TOOL                   "zqxjtool"
 #define KEY                    "zqxjkey"
 #define VALUE                  "zqxjvalue"
-#define AS_TEXT                "\"" WORD "\""
-#define AS_PARTS               "[{\"type\":\"text\",\"text\":\"" WORD "\"}]"
+#define AS_TEXT                "\"" HABITS_WORD "\""
+#define AS_PARTS               "[{\"type\":\"text\",\"text\":\"" HABITS_WORD "\"}]"
 #define JSON_TEXT_OF_ARGUMENTS "{\"" KEY "\": \"" VALUE "\"}"
 #define TOOLS                                                                               \
     "[{\"type\":\"function\",\"function\":{\"name\":\"" TOOL "\",\"description\":\"d\","    \
@@ -22,31 +23,35 @@
 
 #define ASK_BYTES_MAX 2000
 
+/* The template that is examined. */
 struct asking {
     const struct chat *c;
     const struct chat_template *t;
-    const char *filler; /* content of the user's other messages, as JSON */
+    const char *filler; /* content of the other user messages, as JSON */
 };
 
-/* Render messages given as JSON; false when the template raises. The text is out's. */
-static bool ask(const struct asking *a, const char *messages, const char *tools,
-                struct chat_prompt *out)
+/* Render messages given as JSON. False when the template raises or prints nothing. out->text is the
+ * caller's to free. */
+static bool chat_habits_ask(const struct asking *asking, const char *messages, const char *tools,
+                            struct chat_prompt *out)
 {
-    struct chat_request r = {.add_generation_prompt = true};
+    struct chat_request request = {.add_generation_prompt = true};
     struct arena arena = {.limit_bytes = (size_t)16 << 20};
     const struct json *list = NULL;
     char why[100];
     bool good = json_parse(&list, &arena, messages, strlen(messages), why, sizeof why) == ERR_OK &&
-                (tools == NULL ||
-                 json_parse(&r.tools, &arena, tools, strlen(tools), why, sizeof why) == ERR_OK);
+                (tools == NULL || json_parse(&request.tools, &arena, tools, strlen(tools), why,
+                                             sizeof why) == ERR_OK);
 
-    good = good && chat_render_shaped(a->c, a->t->jinja, &r, list, &arena, out) == ERR_OK &&
+    good = good &&
+           chat_render_shaped(asking->c, asking->t->jinja, &request, list, &arena, out) == ERR_OK &&
            out->text.len > 0;
     arena_reset(&arena);
     return good;
 }
 
-static bool says(const struct chat_prompt *out, bool good, const char *word)
+/* Does the output of a successful render contain a word? */
+static bool chat_prints_text(const struct chat_prompt *out, bool good, const char *word)
 {
     return good && strstr(out->text.bytes, word) != NULL;
 }
@@ -58,7 +63,7 @@ static bool says(const struct chat_prompt *out, bool good, const char *word)
 #define TOOL_SAID \
     "{\"role\":\"tool\",\"tool_call_id\":\"abcdef123\",\"name\":\"" TOOL "\",\"content\":%s}"
 
-static int count(const struct chat_prompt *out, const char *word)
+static int chat_count_text(const struct chat_prompt *out, const char *word)
 {
     int n = 0;
 
@@ -68,29 +73,35 @@ static int count(const struct chat_prompt *out, const char *word)
     return n;
 }
 
-/* A conversation in which a role says content, which is JSON. */
-static void say_as(const struct asking *a, enum chat_role role, const char *content, char *out)
+/* Write a conversation as JSON in which `role` has this content (also JSON). */
+static void chat_habits_render(const struct asking *asking, enum chat_role role,
+                               const char *content, char *out)
 {
-    const char *x = a->filler;
+    const char *filler = asking->filler;
 
     switch (role) {
     case CHAT_SYSTEM:
-        (void)snprintf(out, ASK_BYTES_MAX, "[" SAID("system") "," SAID("user") "]", content, x);
+        (void)snprintf(out, ASK_BYTES_MAX, "[" SAID("system") "," SAID("user") "]", content,
+                       filler);
         break;
     case CHAT_USER: (void)snprintf(out, ASK_BYTES_MAX, "[" SAID("user") "]", content); break;
     case CHAT_ASSISTANT:
         (void)snprintf(out, ASK_BYTES_MAX,
-                       "[" SAID("user") "," SAID("assistant") "," SAID("user") "]", x, content, x);
+                       "[" SAID("user") "," SAID("assistant") "," SAID("user") "]", filler, content,
+                       filler);
         break;
     case CHAT_TOOL:
-        (void)snprintf(out, ASK_BYTES_MAX, "[" SAID("user") "," CALLED_TOOL "," TOOL_SAID "]", x,
-                       content);
+        (void)snprintf(out, ASK_BYTES_MAX, "[" SAID("user") "," CALLED_TOOL "," TOOL_SAID "]",
+                       filler, content);
         break;
     case CHAT_ROLES: break;
     }
 }
 
-static enum chat_form find_form(const struct asking *a, enum chat_role role)
+/* Determine the form of content for a role: does the marker appear when content is a text, and when
+ * it is a list of parts? A template that does not know lists prints one as Python would, with the
+ * word "type" in it; therefore the number of these words must not differ. */
+static enum chat_form chat_find_form(const struct asking *asking, enum chat_role role)
 {
     struct chat_prompt as_text = {0};
     struct chat_prompt as_parts = {0};
@@ -99,20 +110,27 @@ static enum chat_form find_form(const struct asking *a, enum chat_role role)
     bool text;
     bool parts;
 
-    say_as(a, role, AS_TEXT, messages);
-    text = says(&as_text, ask(a, messages, NULL, &as_text), WORD);
-    say_as(a, role, AS_PARTS, messages);
-    parts = says(&as_parts, ask(a, messages, NULL, &as_parts), WORD);
-    if (parts && count(&as_parts, "type") == count(&as_text, "type"))
-        form = text ? CHAT_EITHER : CHAT_PARTS; /* and not a list as Python prints it */
+    chat_habits_render(asking, role, AS_TEXT, messages);
+    text =
+        chat_prints_text(&as_text, chat_habits_ask(asking, messages, NULL, &as_text), HABITS_WORD);
+    chat_habits_render(asking, role, AS_PARTS, messages);
+    parts = chat_prints_text(&as_parts, chat_habits_ask(asking, messages, NULL, &as_parts),
+                             HABITS_WORD);
+    if (parts && chat_count_text(&as_parts, "type") == chat_count_text(&as_text, "type")) {
+        if (text)
+            form = CHAT_EITHER;
+        else
+            form = CHAT_PARTS;
+    }
     buf_fini(&as_text.text);
     buf_fini(&as_parts.text);
     return form;
 }
 
-/* Is a call printed, with content and arguments in these forms, and in *raw the arguments as JSON
- * text that nothing was done to? */
-static bool says_call(const struct asking *a, const char *content, const char *arguments, bool *raw)
+/* Does the template print a call with content and arguments in these forms? *raw reports whether
+ * the output contains the arguments exactly as JSON text. */
+static bool chat_prints_call(const struct asking *asking, const char *content,
+                             const char *arguments, bool *raw)
 {
     struct chat_prompt out = {0};
     char messages[ASK_BYTES_MAX];
@@ -123,17 +141,17 @@ static bool says_call(const struct asking *a, const char *content, const char *a
                    "\"tool_calls\":[{\"id\":\"abcdef123\",\"type\":\"function\",\"function\":{"
                    "\"name\":\"" TOOL "\",\"arguments\":%s}}]},{\"role\":\"tool\","
                    "\"tool_call_id\":\"abcdef123\",\"name\":\"" TOOL "\",\"content\":\"y\"}]",
-                   a->filler, content, arguments);
-    good = ask(a, messages, NULL, &out);
-    good = says(&out, good, VALUE);
-    *raw = says(&out, good, JSON_TEXT_OF_ARGUMENTS);
+                   asking->filler, content, arguments);
+    good = chat_habits_ask(asking, messages, NULL, &out);
+    good = chat_prints_text(&out, good, VALUE);
+    *raw = chat_prints_text(&out, good, JSON_TEXT_OF_ARGUMENTS);
     buf_fini(&out.text);
     return good;
 }
 
-/* Arguments as an object are what most templates want. One that raises then, or prints the object
- * as Python would ({'a': 1}), wants them as text. */
-static void find_calls(const struct asking *a, struct chat_habits *h)
+/* Determine the form of arguments. Most templates expect an object. One that raises for an object,
+ * or prints it as Python would ({'a': 1}), expects JSON text. */
+static void chat_find_calls(const struct asking *asking, struct chat_habits *habits)
 {
     static const char object[] = "{\"" KEY "\":\"" VALUE "\"}";
     static const char text[] = "\"{\\\"" KEY "\\\": \\\"" VALUE "\\\"}\"";
@@ -142,30 +160,31 @@ static void find_calls(const struct asking *a, struct chat_habits *h)
     for (int i = 0; i < 2; i++) {
         bool raw_object;
         bool raw_text;
-        bool by_object = says_call(a, contents[i], object, &raw_object);
-        bool by_text = says_call(a, contents[i], text, &raw_text);
+        bool by_object = chat_prints_call(asking, contents[i], object, &raw_object);
+        bool by_text = chat_prints_call(asking, contents[i], text, &raw_text);
 
         if (!by_object && !by_text)
             continue;
-        h->calls_without_text = i == 1;
-        h->text_arguments = !by_object || (!raw_object && raw_text);
+        habits->calls_without_text = i == 1;
+        habits->text_arguments = !by_object || (!raw_object && raw_text);
         return;
     }
 }
 
-static bool says_all(const struct asking *a, const char *messages, const char *tools,
-                     const char *word, const char *other)
+/* Does rendering these messages print both words? */
+static bool chat_prints_all(const struct asking *asking, const char *messages, const char *tools,
+                            const char *word, const char *other)
 {
     struct chat_prompt out = {0};
-    bool good = ask(a, messages, tools, &out);
+    bool good = chat_habits_ask(asking, messages, tools, &out);
 
-    good = says(&out, good, word) && says(&out, good, other);
+    good = chat_prints_text(&out, good, word) && chat_prints_text(&out, good, other);
     buf_fini(&out.text);
     return good;
 }
 
-/* Does it print a message of the system's that stands later, beside the first one? */
-static void find_system(const struct asking *a, struct chat_habits *h)
+/* Does the template print a later system message in addition to the first one? */
+static void chat_find_system(const struct asking *asking, struct chat_habits *habits)
 {
     char early[ASK_BYTES_MAX];
     char late[ASK_BYTES_MAX];
@@ -173,18 +192,18 @@ static void find_system(const struct asking *a, struct chat_habits *h)
     (void)snprintf(early, sizeof early,
                    "[{\"role\":\"system\",\"content\":" AS_TEXT "},{\"role\":\"user\","
                    "\"content\":%s}]",
-                   a->filler);
+                   asking->filler);
     (void)snprintf(late, sizeof late,
                    "[{\"role\":\"system\",\"content\":\"" VALUE "\"},{\"role\":\"user\","
                    "\"content\":%s},{\"role\":\"assistant\",\"content\":\"y\"},{\"role\":"
                    "\"system\",\"content\":" AS_TEXT "},{\"role\":\"user\",\"content\":%s}]",
-                   a->filler, a->filler);
-    h->merges_system =
-        says_all(a, early, NULL, WORD, WORD) && !says_all(a, late, NULL, WORD, VALUE);
+                   asking->filler, asking->filler);
+    habits->merges_system = chat_prints_all(asking, early, NULL, HABITS_WORD, HABITS_WORD) &&
+                            !chat_prints_all(asking, late, NULL, HABITS_WORD, VALUE);
 }
 
-/* Does the text name a member of a message: .name, 'name' or "name"? */
-static bool names_member(const char *source, const char *name)
+/* Does the source mention a member of a message: .name, 'name' or "name"? */
+static bool chat_names_member(const char *source, const char *name)
 {
     size_t n = strlen(name);
 
@@ -200,23 +219,25 @@ static bool names_member(const char *source, const char *name)
     return false;
 }
 
-void chat_habits_find(const struct chat *c, struct chat_template *t, const char *source)
+void chat_habits_find(const struct chat *chat, struct chat_template *template, const char *source)
 {
-    struct chat_habits *h = &t->habits;
-    struct asking a = {.c = c, .t = t, .filler = "\"x\""};
+    struct chat_habits *habits = &template->habits;
+    struct asking asking = {.c = chat, .t = template, .filler = "\"x\""};
     char messages[ASK_BYTES_MAX];
 
-    *h = (struct chat_habits){0};
-    h->reasoning = (names_member(source, "reasoning_content") ? CHAT_REASONING_CONTENT : 0u) |
-                   (names_member(source, "reasoning") ? CHAT_REASONING : 0u) |
-                   (names_member(source, "thinking") ? CHAT_THINKING : 0u);
-    h->forms[CHAT_USER] = find_form(&a, CHAT_USER);
-    if (h->forms[CHAT_USER] == CHAT_PARTS)
-        a.filler = "[{\"type\":\"text\",\"text\":\"x\"}]";
+    must(template->jinja != NULL && source != NULL);
+    *habits = (struct chat_habits){0};
+    habits->reasoning =
+        (chat_names_member(source, "reasoning_content") ? CHAT_REASONING_CONTENT : 0u) |
+        (chat_names_member(source, "reasoning") ? CHAT_REASONING : 0u) |
+        (chat_names_member(source, "thinking") ? CHAT_THINKING : 0u);
+    habits->forms[CHAT_USER] = chat_find_form(&asking, CHAT_USER);
+    if (habits->forms[CHAT_USER] == CHAT_PARTS)
+        asking.filler = "[{\"type\":\"text\",\"text\":\"x\"}]";
     for (int role = 0; role < CHAT_ROLES; role++)
-        h->forms[role] = find_form(&a, (enum chat_role)role);
-    find_calls(&a, h);
-    find_system(&a, h);
-    say_as(&a, CHAT_USER, a.filler, messages);
-    h->tools = says_all(&a, messages, TOOLS, TOOL, TOOL);
+        habits->forms[role] = chat_find_form(&asking, (enum chat_role)role);
+    chat_find_calls(&asking, habits);
+    chat_find_system(&asking, habits);
+    chat_habits_render(&asking, CHAT_USER, asking.filler, messages);
+    habits->tools = chat_prints_all(&asking, messages, TOOLS, TOOL, TOOL);
 }

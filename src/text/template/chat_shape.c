@@ -1,23 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Messages as a template wants them. Each is made anew in the arena, member by member: content in
- * the form that is read for its role, tool calls with arguments as an object or as text, reasoning
- * under the name that is looked for. Members that are null are left out, as servers in Python leave
- * them out; templates ask whether a member is there, not whether it is null. */
+ * Changes messages to the form that a template expects. Each message is built anew in the arena,
+ * member by member: content in the form that the template reads for its role, tool calls with
+ * arguments as an object or as text, reasoning under the name that the template reads. Members that
+ * are null are dropped, as by servers in Python, because templates test whether a member is
+ * defined and not whether it is null. */
 #include <stdio.h>
 #include <string.h>
 
+#include "base/must.h"
 #include "text/template/chat_parts.h"
 
-static int shape_fail(struct chat_shaping *s, int rc, const char *reason)
+static int chat_shape_fail(struct chat_shaping *shaping, int rc, const char *reason)
 {
-    (void)snprintf(s->why, s->why_cap, "%s", reason);
+    (void)snprintf(shaping->why, shaping->why_cap, "%s", reason);
     return rc;
 }
 
-static int shape_no_memory(struct chat_shaping *s)
+static int chat_shape_no_memory(struct chat_shaping *shaping)
 {
-    return shape_fail(s, ERR_NO_MEMORY, "out of memory");
+    return chat_shape_fail(shaping, ERR_NO_MEMORY, "out of memory");
 }
 
 const struct json *chat_part_text(const struct json *part)
@@ -25,6 +27,7 @@ const struct json *chat_part_text(const struct json *part)
     static const char *const kinds[] = {"text", "input_text", "output_text"};
     const struct json *type = json_get(part, "type");
 
+    must(part != NULL);
     if (part->kind == JSON_TEXT)
         return part;
     if (json_is_text(type, "refusal") || json_is_text(type, "thinking"))
@@ -32,12 +35,18 @@ const struct json *chat_part_text(const struct json *part)
     for (size_t i = 0; type != NULL && i < sizeof kinds / sizeof kinds[0]; i++)
         if (json_is_text(type, kinds[i]))
             type = NULL;
-    return type == NULL ? json_get_kind(part, "text", JSON_TEXT) : NULL;
+    if (type == NULL)
+        return json_get_kind(part, "text", JSON_TEXT);
+    return NULL;
 }
 
 /* --- content -----------------------------------------------------------------------------------*/
 
-static void put_text_part(struct json_made *parts, const struct json *text)
+/* Content is a text or a list of parts:
+ *
+ *     "Hello"    [{"type": "text", "text": "Hello"}, {"type": "image_url", ...}] */
+
+static void chat_put_text_part(struct json_made *parts, const struct json *text)
 {
     struct json_made part = {.arena = parts->arena};
 
@@ -46,15 +55,15 @@ static void put_text_part(struct json_made *parts, const struct json *text)
     json_put_made(parts, NULL, JSON_OBJECT, &part);
 }
 
-/* A text of two pieces. */
-static int put_joined(struct chat_shaping *s, const struct json *text, const char *more,
-                      struct json *out)
+/* Make a text of two pieces. */
+static int chat_put_joined(struct chat_shaping *shaping, const struct json *text, const char *more,
+                           struct json *out)
 {
     size_t more_len = strlen(more);
-    char *joined = arena_alloc(s->arena, text->text_len + more_len + 1);
+    char *joined = arena_alloc(shaping->arena, text->text_len + more_len + 1);
 
     if (joined == NULL)
-        return shape_no_memory(s);
+        return chat_shape_no_memory(shaping);
     memcpy(joined, text->text, text->text_len);
     memcpy(joined + text->text_len, more, more_len + 1);
     *out = *text;
@@ -63,12 +72,12 @@ static int put_joined(struct chat_shaping *s, const struct json *text, const cha
     return ERR_OK;
 }
 
-/* A list of parts for a template that reads them: each text as the kind that it knows. Other parts
- * are the template's. The mark goes behind the last text. */
-static int shape_parts(struct chat_shaping *s, const struct json *content, bool marked,
-                       struct json *out)
+/* Make a list of parts for a template that reads lists. Texts of all kinds become parts of type
+ * "text"; parts of other kinds are passed on. The mark is appended to the last text. */
+static int chat_shape_parts(struct chat_shaping *shaping, const struct json *content, bool marked,
+                            struct json *out)
 {
-    struct json_made parts = {.arena = s->arena};
+    struct json_made parts = {.arena = shaping->arena};
     uint32_t last = 0;
 
     for (uint32_t i = 0; i < content->n; i++)
@@ -79,53 +88,62 @@ static int shape_parts(struct chat_shaping *s, const struct json *content, bool 
         struct json longer;
 
         if (text != NULL && marked && i == last) {
-            int rc = put_joined(s, text, CHAT_MARK, &longer);
+            int rc = chat_put_joined(shaping, text, CHAT_MARK, &longer);
 
             if (rc != ERR_OK)
                 return rc;
-            put_text_part(&parts, &longer);
+            chat_put_text_part(&parts, &longer);
         } else if (text == NULL || json_is_text(json_get(&content->items[i], "type"), "text")) {
             json_put(&parts, NULL, &content->items[i]);
         } else {
-            put_text_part(&parts, text);
+            chat_put_text_part(&parts, text);
         }
     }
     *out = json_made(&parts, JSON_LIST);
-    return parts.failed ? shape_no_memory(s) : ERR_OK;
+    if (parts.failed)
+        return chat_shape_no_memory(shaping);
+    return ERR_OK;
 }
 
-/* The texts of a content, joined by newlines, as a text in the arena. */
-static int join_content(struct chat_shaping *s, const struct json *content, const char *more,
-                        struct json *out)
+/* Join the texts of content by newlines into one text in the arena, with `more` at its end. */
+static int chat_join_content(struct chat_shaping *shaping, const struct json *content,
+                             const char *more, struct json *out)
 {
     struct buf joined = {0};
     char *copy = NULL;
 
-    if (content->kind == JSON_TEXT)
-        return more[0] == '\0' ? (*out = *content, ERR_OK) : put_joined(s, content, more, out);
+    if (content->kind == JSON_TEXT) {
+        if (more[0] == '\0')
+            return (*out = *content, ERR_OK);
+        return chat_put_joined(shaping, content, more, out);
+    }
     for (uint32_t i = 0; i < content->n; i++) {
         const struct json *text = chat_part_text(&content->items[i]);
 
         if (text == NULL) {
             buf_fini(&joined);
-            return shape_fail(s, ERR_INVALID, "messages: this model reads text parts only");
+            return chat_shape_fail(shaping, ERR_INVALID,
+                                   "messages: this model reads text parts only");
         }
         buf_add_text(&joined, i > 0 ? "\n" : "");
         buf_add(&joined, text->text, text->text_len);
     }
     buf_add_text(&joined, more);
     if (!joined.failed)
-        copy = arena_strndup(s->arena, joined.len == 0 ? "" : joined.bytes, joined.len);
+        copy = arena_strndup(shaping->arena, joined.len == 0 ? "" : joined.bytes, joined.len);
     *out = (struct json){.kind = JSON_TEXT, .text = copy, .text_len = joined.len};
     buf_fini(&joined);
-    return copy == NULL ? shape_no_memory(s) : ERR_OK;
+    if (copy == NULL)
+        return chat_shape_no_memory(shaping);
+    return ERR_OK;
 }
 
-static int put_content(struct chat_shaping *s, struct json_made *m, const struct json *content,
-                       enum chat_form form, bool marked)
+/* Add the member "content" in the given form. */
+static int chat_put_content(struct chat_shaping *shaping, struct json_made *made,
+                            const struct json *content, enum chat_form form, bool marked)
 {
     const struct json empty = {.kind = JSON_TEXT, .text = ""};
-    struct json_made one = {.arena = s->arena};
+    struct json_made one = {.arena = shaping->arena};
     struct json list;
     struct json shaped;
     int rc;
@@ -133,7 +151,7 @@ static int put_content(struct chat_shaping *s, struct json_made *m, const struct
     if (content == NULL || content->kind == JSON_NULL)
         content = &empty;
     if (content->kind != JSON_TEXT && content->kind != JSON_LIST) {
-        json_put(m, "content", content); /* not a message as it must be: the template's to say */
+        json_put(made, "content", content); /* wrong type: let the template decide */
         return ERR_OK;
     }
     if (content->kind == JSON_TEXT && form == CHAT_PARTS) {
@@ -143,34 +161,40 @@ static int put_content(struct chat_shaping *s, struct json_made *m, const struct
         content = &list;
     }
     if (content->kind == JSON_LIST && content->n > 0 && form != CHAT_TEXT)
-        rc = shape_parts(s, content, marked, &shaped);
+        rc = chat_shape_parts(shaping, content, marked, &shaped);
     else if (content->kind == JSON_LIST && form == CHAT_PARTS)
         rc = (shaped = *content, ERR_OK);
     else
-        rc = join_content(s, content, marked ? CHAT_MARK : "", &shaped);
+        rc = chat_join_content(shaping, content, marked ? CHAT_MARK : "", &shaped);
     if (rc == ERR_OK)
-        json_put(m, "content", &shaped);
-    return one.failed ? shape_no_memory(s) : rc;
+        json_put(made, "content", &shaped);
+    if (one.failed)
+        return chat_shape_no_memory(shaping);
+    return rc;
 }
 
 /* --- tool calls --------------------------------------------------------------------------------*/
 
-/* An object as JSON text, as Python's json.dumps() writes it. */
-static int text_of_object(struct chat_shaping *s, const struct json *object, struct json *out)
+/* Write an object as JSON text, like Python's json.dumps(). */
+static int chat_text_of_object(struct chat_shaping *shaping, const struct json *object,
+                               struct json *out)
 {
-    struct buf b = {0};
+    struct buf buf = {0};
     char *copy = NULL;
 
-    json_write(&b, object, JSON_PYTHON);
-    if (!b.failed)
-        copy = arena_strndup(s->arena, b.bytes, b.len);
-    *out = (struct json){.kind = JSON_TEXT, .text = copy, .text_len = b.len};
-    buf_fini(&b);
-    return copy == NULL ? shape_no_memory(s) : ERR_OK;
+    json_write(&buf, object, JSON_PYTHON);
+    if (!buf.failed)
+        copy = arena_strndup(shaping->arena, buf.bytes, buf.len);
+    *out = (struct json){.kind = JSON_TEXT, .text = copy, .text_len = buf.len};
+    buf_fini(&buf);
+    if (copy == NULL)
+        return chat_shape_no_memory(shaping);
+    return ERR_OK;
 }
 
-/* Arguments in the form that the template wants. A text must be JSON in either form. */
-static int shape_arguments(struct chat_shaping *s, const struct json *arguments, struct json *out)
+/* Arguments in the form that the template expects. A text must be valid JSON in either case. */
+static int chat_shape_arguments(struct chat_shaping *shaping, const struct json *arguments,
+                                struct json *out)
 {
     static const struct json none = {.kind = JSON_TEXT, .text = "{}", .text_len = 2};
     const struct json *parsed = NULL;
@@ -178,26 +202,38 @@ static int shape_arguments(struct chat_shaping *s, const struct json *arguments,
     int rc;
 
     *out = *arguments;
-    if (arguments->kind == JSON_OBJECT)
-        return s->text_arguments ? text_of_object(s, arguments, out) : ERR_OK;
+    if (arguments->kind == JSON_OBJECT) {
+        if (shaping->text_arguments)
+            return chat_text_of_object(shaping, arguments, out);
+        return ERR_OK;
+    }
     if (arguments->kind != JSON_TEXT)
         return ERR_OK;
     if (arguments->text_len == 0)
         arguments = &none;
-    rc = json_parse(&parsed, s->arena, arguments->text, arguments->text_len, reason, sizeof reason);
+    rc = json_parse(&parsed, shaping->arena, arguments->text, arguments->text_len, reason,
+                    sizeof reason);
     if (rc != ERR_OK) {
-        (void)snprintf(s->why, s->why_cap, "messages: arguments of a tool call: %s", reason);
-        return rc == ERR_NO_MEMORY ? rc : ERR_INVALID;
+        (void)snprintf(shaping->why, shaping->why_cap, "messages: arguments of a tool call: %s",
+                       reason);
+        if (rc == ERR_NO_MEMORY)
+            return rc;
+        return ERR_INVALID;
     }
-    *out = s->text_arguments ? *arguments : *parsed;
+    if (shaping->text_arguments)
+        *out = *arguments;
+    else
+        *out = *parsed;
     return ERR_OK;
 }
 
-static int put_call(struct chat_shaping *s, struct json_made *calls, const struct json *call)
+/* Add a copy of a call in which only the arguments differ; all other members are kept in order. */
+static int chat_put_call(struct chat_shaping *shaping, struct json_made *calls,
+                         const struct json *call)
 {
     const struct json *function = json_get_kind(call, "function", JSON_OBJECT);
     const struct json *arguments = json_get(function, "arguments");
-    struct json_made fields = {.arena = s->arena};
+    struct json_made fields = {.arena = shaping->arena};
     struct json_made inner = fields;
     struct json shaped;
     int rc;
@@ -206,7 +242,7 @@ static int put_call(struct chat_shaping *s, struct json_made *calls, const struc
         json_put(calls, NULL, call);
         return ERR_OK;
     }
-    rc = shape_arguments(s, arguments, &shaped);
+    rc = chat_shape_arguments(shaping, arguments, &shaped);
     if (rc != ERR_OK)
         return rc;
     for (uint32_t i = 0; i < function->n; i++) {
@@ -224,25 +260,27 @@ static int put_call(struct chat_shaping *s, struct json_made *calls, const struc
     return ERR_OK;
 }
 
-static int put_calls(struct chat_shaping *s, struct json_made *m, const struct json *list)
+static int chat_put_calls(struct chat_shaping *shaping, struct json_made *made,
+                          const struct json *list)
 {
-    struct json_made calls = {.arena = s->arena};
+    struct json_made calls = {.arena = shaping->arena};
 
     for (uint32_t i = 0; i < list->n; i++) {
-        int rc = put_call(s, &calls, &list->items[i]);
+        int rc = chat_put_call(shaping, &calls, &list->items[i]);
 
         if (rc != ERR_OK)
             return rc;
     }
-    json_put_made(m, "tool_calls", JSON_LIST, &calls);
+    json_put_made(made, "tool_calls", JSON_LIST, &calls);
     return ERR_OK;
 }
 
 /* --- messages ----------------------------------------------------------------------------------*/
 
-/* The reasoning of an earlier turn, under the names that the template reads and the client did not
- * give. */
-static void put_reasoning(struct chat_shaping *s, struct json_made *m, const struct json *message)
+/* Copy the reasoning of an earlier turn to the names that the template reads and that the client
+ * did not give. */
+static void chat_put_reasoning(struct chat_shaping *shaping, struct json_made *made,
+                               const struct json *message)
 {
     static const struct {
         const char *name;
@@ -254,13 +292,14 @@ static void put_reasoning(struct chat_shaping *s, struct json_made *m, const str
 
     for (size_t i = 0; i < 3 && said == NULL; i++)
         said = json_get_kind(message, names[i].name, JSON_TEXT);
-    for (size_t i = 0; i < 3 && said != NULL && s->names_reasoning; i++)
-        if ((s->habits->reasoning & names[i].bit) != 0 &&
+    for (size_t i = 0; i < 3 && said != NULL && shaping->names_reasoning; i++)
+        if ((shaping->habits->reasoning & names[i].bit) != 0 &&
             json_get_kind(message, names[i].name, JSON_TEXT) == NULL)
-            json_put(m, names[i].name, said);
+            json_put(made, names[i].name, said);
 }
 
-static enum chat_role role_of(const struct json *message)
+/* Roles other than these (developer, function) are treated like system. */
+static enum chat_role chat_role_of(const struct json *message)
 {
     const struct json *role = json_get(message, "role");
 
@@ -268,33 +307,36 @@ static enum chat_role role_of(const struct json *message)
         return CHAT_ASSISTANT;
     if (json_is_text(role, "tool"))
         return CHAT_TOOL;
-    return json_is_text(role, "user") ? CHAT_USER : CHAT_SYSTEM;
+    if (json_is_text(role, "user"))
+        return CHAT_USER;
+    return CHAT_SYSTEM;
 }
 
-/* Content of a message in which it may be missing: an assistant's that called tools, or only
- * reasoned. */
-static int put_message_content(struct chat_shaping *s, struct json_made *m,
-                               const struct json *message, bool marked)
+/* Add the content of a message in which it may be missing: of an assistant that only called tools
+ * or only reasoned. */
+static int chat_put_message_content(struct chat_shaping *shaping, struct json_made *made,
+                                    const struct json *message, bool marked)
 {
     const struct json *calls = json_get_kind(message, "tool_calls", JSON_LIST);
     const struct json *content = json_get(message, "content");
-    enum chat_role role = role_of(message);
+    enum chat_role role = chat_role_of(message);
     bool none = content == NULL || content->kind == JSON_NULL;
     bool silent = none || (content->kind == JSON_TEXT && content->text_len == 0);
 
-    if ((none && role != CHAT_ASSISTANT) ||
-        (silent && calls != NULL && calls->n > 0 && !marked && s->habits->calls_without_text)) {
-        json_put_null(m, "content");
+    if ((none && role != CHAT_ASSISTANT) || (silent && calls != NULL && calls->n > 0 && !marked &&
+                                             shaping->habits->calls_without_text)) {
+        json_put_null(made, "content");
         return ERR_OK;
     }
-    return put_content(s, m, content, s->habits->forms[role], marked);
+    return chat_put_content(shaping, made, content, shaping->habits->forms[role], marked);
 }
 
-static int shape_message(struct chat_shaping *s, const struct json *message, bool marked,
-                         struct json *out)
+/* Build one message. Content that is missing is added after the role. */
+static int chat_shape_message(struct chat_shaping *shaping, const struct json *message, bool marked,
+                              struct json *out)
 {
     const struct json *content = json_get(message, "content");
-    struct json_made m = {.arena = s->arena};
+    struct json_made made = {.arena = shaping->arena};
     int rc = ERR_OK;
 
     for (uint32_t i = 0; i < message->n && rc == ERR_OK; i++) {
@@ -302,25 +344,28 @@ static int shape_message(struct chat_shaping *s, const struct json *message, boo
         bool calls = strcmp(field->key, "tool_calls") == 0 && field->kind == JSON_LIST;
 
         if (field == content)
-            rc = put_message_content(s, &m, message, marked);
+            rc = chat_put_message_content(shaping, &made, message, marked);
         else if (calls && field->n > 0)
-            rc = put_calls(s, &m, field);
+            rc = chat_put_calls(shaping, &made, field);
         else if (!calls && field->kind != JSON_NULL)
-            json_put(&m, field->key, field);
+            json_put(&made, field->key, field);
         if (rc == ERR_OK && content == NULL && strcmp(field->key, "role") == 0)
-            rc = put_message_content(s, &m, message, marked);
+            rc = chat_put_message_content(shaping, &made, message, marked);
     }
-    if (role_of(message) == CHAT_ASSISTANT)
-        put_reasoning(s, &m, message);
-    *out = json_made(&m, JSON_OBJECT);
-    return rc == ERR_OK && m.failed ? shape_no_memory(s) : rc;
+    if (chat_role_of(message) == CHAT_ASSISTANT)
+        chat_put_reasoning(shaping, &made, message);
+    *out = json_made(&made, JSON_OBJECT);
+    if (rc == ERR_OK && made.failed)
+        return chat_shape_no_memory(shaping);
+    return rc;
 }
 
-/* Words of the system that come later join the first message, which becomes the system's. */
-static int merge_system(struct chat_shaping *s, const struct json *messages, struct json *out)
+/* Join all system messages into one, which comes first, with a blank line between them. */
+static int chat_merge_system(struct chat_shaping *shaping, const struct json *messages,
+                             struct json *out)
 {
     const struct json role = {.kind = JSON_TEXT, .text = "system", .text_len = 6};
-    struct json_made merged = {.arena = s->arena};
+    struct json_made merged = {.arena = shaping->arena};
     struct json_made first = merged;
     struct buf words = {0};
     uint32_t n_system = 0;
@@ -328,23 +373,26 @@ static int merge_system(struct chat_shaping *s, const struct json *messages, str
     int rc = ERR_OK;
 
     for (uint32_t i = 0; i < messages->n && rc == ERR_OK; i++) {
-        const struct json *m = &messages->items[i];
-        const struct json *content = json_get(m, "content");
+        const struct json *made = &messages->items[i];
+        const struct json *content = json_get(made, "content");
         struct json text;
 
-        if (!json_is_text(json_get(m, "role"), "system") || content == NULL ||
+        if (!json_is_text(json_get(made, "role"), "system") || content == NULL ||
             (content->kind != JSON_TEXT && content->kind != JSON_LIST))
             continue;
-        rc = join_content(s, content, "", &text);
+        rc = chat_join_content(shaping, content, "", &text);
         buf_add_text(&words, n_system++ > 0 ? "\n\n" : "");
         if (rc == ERR_OK)
             buf_add(&words, text.text, text.text_len);
     }
     if (rc == ERR_OK && !words.failed)
-        copy = arena_strndup(s->arena, words.len == 0 ? "" : words.bytes, words.len);
+        copy = arena_strndup(shaping->arena, words.len == 0 ? "" : words.bytes, words.len);
     buf_fini(&words);
-    if (rc != ERR_OK || copy == NULL)
-        return rc != ERR_OK ? rc : shape_no_memory(s);
+    if (rc != ERR_OK || copy == NULL) {
+        if (rc != ERR_OK)
+            return rc;
+        return chat_shape_no_memory(shaping);
+    }
     json_put(&first, "role", &role);
     json_put_text(&first, "content", copy);
     json_put_made(&merged, NULL, JSON_OBJECT, &first);
@@ -352,10 +400,12 @@ static int merge_system(struct chat_shaping *s, const struct json *messages, str
         if (!json_is_text(json_get(&messages->items[i], "role"), "system"))
             json_put(&merged, NULL, &messages->items[i]);
     *out = json_made(&merged, JSON_LIST);
-    return merged.failed ? shape_no_memory(s) : ERR_OK;
+    if (merged.failed)
+        return chat_shape_no_memory(shaping);
+    return ERR_OK;
 }
 
-static bool has_late_system(const struct json *messages)
+static bool chat_has_late_system(const struct json *messages)
 {
     for (uint32_t i = 1; i < messages->n; i++)
         if (json_is_text(json_get(&messages->items[i], "role"), "system"))
@@ -363,29 +413,34 @@ static bool has_late_system(const struct json *messages)
     return false;
 }
 
-int chat_shape(struct chat_shaping *s, const struct json *messages, struct json *out)
+int chat_shape(struct chat_shaping *shaping, const struct json *messages, struct json *out)
 {
-    struct json_made shaped = {.arena = s->arena};
+    struct json_made shaped = {.arena = shaping->arena};
     struct json merged;
     int rc = ERR_OK;
 
+    must(shaping->arena != NULL && shaping->habits != NULL);
     if (messages == NULL || messages->kind != JSON_LIST || messages->n == 0)
-        return shape_fail(s, ERR_INVALID, "messages must be a list that is not empty");
+        return chat_shape_fail(shaping, ERR_INVALID, "messages must be a list that is not empty");
     for (uint32_t i = 0; i < messages->n; i++)
         if (messages->items[i].kind != JSON_OBJECT ||
             json_get_kind(&messages->items[i], "role", JSON_TEXT) == NULL)
-            return shape_fail(s, ERR_INVALID, "each message must be an object with a role");
-    if (s->habits->merges_system && has_late_system(messages)) {
-        rc = merge_system(s, messages, &merged);
+            return chat_shape_fail(shaping, ERR_INVALID,
+                                   "each message must be an object with a role");
+    if (shaping->habits->merges_system && chat_has_late_system(messages)) {
+        rc = chat_merge_system(shaping, messages, &merged);
         messages = &merged;
     }
     for (uint32_t i = 0; rc == ERR_OK && i < messages->n; i++) {
-        struct json m;
+        struct json made;
 
-        rc = shape_message(s, &messages->items[i], s->continues && i + 1 == messages->n, &m);
+        rc = chat_shape_message(shaping, &messages->items[i],
+                                shaping->continues && i + 1 == messages->n, &made);
         if (rc == ERR_OK)
-            json_put(&shaped, NULL, &m);
+            json_put(&shaped, NULL, &made);
     }
     *out = json_made(&shaped, JSON_LIST);
-    return rc == ERR_OK && shaped.failed ? shape_no_memory(s) : rc;
+    if (rc == ERR_OK && shaped.failed)
+        return chat_shape_no_memory(shaping);
+    return rc;
 }

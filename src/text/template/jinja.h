@@ -1,10 +1,12 @@
-/* Jinja templates as Hugging Face runs them for chats: trim_blocks, lstrip_blocks, break and
- * continue, {% generation %}, tojson, raise_exception(), strftime_now(); values print as Python
- * prints them.
+/* SPDX-License-Identifier: Apache-2.0
  *
- * A compiled template never changes: any number of threads render it at once, each with its own
- * variables and arena. Templates and values may be hostile: a render is bounded in steps, depth
- * and output, and can reach nothing but its variables. */
+ * Jinja templates as Hugging Face runs them for chats: with trim_blocks, lstrip_blocks, break and
+ * continue, {% generation %}, tojson, the functions raise_exception and strftime_now; values print
+ * as in Python.
+ *
+ * A compiled template never changes: threads render it at once, each with its own variables and
+ * arena. Templates and values may be hostile: a render is bounded in steps, depth and output, and
+ * has access to nothing but its variables. */
 #ifndef QUIRE_TEXT_TEMPLATE_JINJA_H
 #define QUIRE_TEXT_TEMPLATE_JINJA_H
 
@@ -19,51 +21,49 @@
 #include "text/spans.h"
 
 #define JINJA_STEPS_MAX  10000000           /* statements, expressions and items visited */
-#define JINJA_OUTPUT_MAX ((size_t)64 << 20) /* bytes of output, also of any one text */
-#define JINJA_DEPTH_MAX  100                /* nesting of source; calls inside each other */
+#define JINJA_OUTPUT_MAX ((size_t)64 << 20) /* bytes of output, and of any one text */
+#define JINJA_DEPTH_MAX  100                /* nesting of blocks, and of calls in progress */
 
 struct jinja;
 struct jinja_value;
 
-/* Compile a template; the source is not kept.
+/* Compile a template. The source is not kept.
  *
  * Returns ERR_OK; ERR_SYNTAX with the line and the reason in why; ERR_UNSUPPORTED for a tag that
- * quire does not know; ERR_LIMIT when it nests too deep; ERR_NO_MEMORY. */
+ * quire does not implement; ERR_LIMIT when it nests too deep; ERR_NO_MEMORY. */
 int jinja_compile(struct jinja **out, const char *source, size_t len, char *why,
                   size_t why_cap) ERR_CHECKED;
-void jinja_close(struct jinja *j); /* NULL is fine */
+void jinja_close(struct jinja *jinja); /* NULL is fine */
 
-/* The variables of one render. All memory is the arena's; texts, names and JSON nodes are
- * borrowed until the render is over. Of one name the last value counts. */
+/* The variables of one render. All memory comes from the arena; texts, names and JSON nodes are
+ * borrowed until the render ends. If a name is given twice, the last value is used. */
 struct jinja_vars {
     struct arena *arena;
     struct jinja_var *first;
-    int64_t now_unix_s; /* what strftime_now() says; 0 stands for the clock */
-    bool failed;        /* the arena gave out; jinja_render() then returns ERR_NO_MEMORY */
-    struct spans *own;  /* out of jinja_render(): the bytes of the output that the template wrote
-                           itself, in the arena; all others came out of values. NULL: not told */
+    int64_t now_unix_s; /* the time for strftime_now; 0: the system clock */
+    bool failed;        /* out of memory; jinja_render() then returns ERR_NO_MEMORY */
+    struct spans *own; /* out: the bytes of the output that the template wrote itself, in the arena;
+                           all other bytes came from values. NULL: not wanted */
 };
 
-void jinja_vars_init(struct jinja_vars *v, struct arena *arena);
-void jinja_vars_json(struct jinja_vars *v, const char *name,
+void jinja_vars_init(struct jinja_vars *vars, struct arena *arena);
+void jinja_vars_json(struct jinja_vars *vars, const char *name,
                      const struct json *node); /* NULL: none */
 
-/* A text that counts as the template's own, such as the name of a special token. */
-void jinja_vars_text(struct jinja_vars *v, const char *name, const char *text, size_t len);
+/* A text that counts as written by the template, such as a special token. */
+void jinja_vars_text(struct jinja_vars *vars, const char *name, const char *text, size_t len);
 
-/* In the list of objects `name`, the texts under `member` that are among words (ended by NULL)
- * count as the template's own: templates put a role between the bars of a special token. */
-void jinja_vars_trust(struct jinja_vars *v, const char *name, const char *member,
+/* In the list of objects `name`, mark the texts under `member` that are equal to one of words
+ * (ended by NULL) as written by the template: templates put a role inside a special token. */
+void jinja_vars_trust(struct jinja_vars *vars, const char *name, const char *member,
                       const char *const *words);
-void jinja_vars_bool(struct jinja_vars *v, const char *name, bool flag);
-void jinja_vars_int(struct jinja_vars *v, const char *name, int64_t number);
-void jinja_vars_none(struct jinja_vars *v, const char *name);
+void jinja_vars_bool(struct jinja_vars *vars, const char *name, bool flag);
 
 /* Render into out (appended).
  *
- * Returns ERR_OK; ERR_INVALID when the template raised or did what Python would not allow (why
- * holds "line N: " and raise_exception's text, or the reason); ERR_LIMIT when a bound was reached;
- * ERR_NO_MEMORY when the arena or out gave out. After an error out holds what came before it. */
-int jinja_render(const struct jinja *j, const struct jinja_vars *v, struct arena *arena,
+ * Returns ERR_OK; ERR_INVALID when the template raised an exception, or did something that raises
+ * one in Python (why gets "line N: " and the reason); ERR_LIMIT when a bound was reached;
+ * ERR_NO_MEMORY. After an error out holds the output so far. */
+int jinja_render(const struct jinja *jinja, const struct jinja_vars *vars, struct arena *arena,
                  struct buf *out, char *why, size_t why_cap) ERR_CHECKED;
 #endif

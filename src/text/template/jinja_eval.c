@@ -1,96 +1,110 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The evaluator: walks the nodes. A scope is a list of variables with a parent; a loop's body,
- * a macro and a with-block have scopes of their own, an if has none. Names are looked up when
- * they are used, so that macros may call each other whatever their order. */
+ * The evaluator: walks the tree. Expressions give values, statements append to render->out. A scope
+ * is a list of variables with a parent; the body of a loop, of a macro and of {% with %} has a
+ * scope of its own, that of {% if %} has none. Names are looked up when they are used, so macros
+ * may call each other in any order.
+ *
+ * Every function returns false (or JF_FAILED) after an error; nothing needs to be cleaned up except
+ * bufs, because all other memory is in the arena. */
 #include "text/template/jinja_parts.h"
 
 #include <stdio.h>
 #include <string.h>
 
+#include "base/must.h"
 #include "base/utf8.h"
 
-#define LOCALS_MAX 64 /* arguments of one call */
+#define LOCALS_MAX 64 /* arguments per call */
 
-static enum jflow run_body(struct jrender *r, const struct jnode *n, struct jscope *s);
+static enum jflow jinja_run_body(struct jrender *render, const struct jnode *node,
+                                 struct jscope *scope);
 
-static struct jvar *scope_find(struct jscope *s, const char *name, size_t len, bool own)
+/* Find a variable in a scope, and unless `own` in its parents. A scope has few variables, so a list
+ * is fast enough. */
+static struct jvar *jinja_scope_find(struct jscope *scope, const char *name, size_t len, bool own)
 {
     struct jvar *v;
 
-    for (; s != NULL; s = own ? NULL : s->parent)
-        for (v = s->vars; v != NULL; v = v->next)
+    for (; scope != NULL; scope = own ? NULL : scope->parent)
+        for (v = scope->vars; v != NULL; v = v->next)
             if (v->len == len && memcmp(v->name, name, len) == 0)
                 return v;
     return NULL;
 }
 
-static bool scope_set(struct jrender *r, struct jscope *s, const char *name, size_t len,
-                      struct jval value)
+/* Set a variable of this scope. An outer variable of the same name is hidden, not changed. */
+static bool jinja_scope_set(struct jrender *render, struct jscope *scope, const char *name,
+                            size_t len, struct jval value)
 {
-    struct jvar *v = scope_find(s, name, len, true);
+    struct jvar *v = jinja_scope_find(scope, name, len, true);
 
     if (v == NULL) {
-        v = arena_alloc(r->arena, sizeof *v);
+        v = arena_alloc(render->arena, sizeof *v);
         if (v == NULL)
-            return jno_memory(r);
-        *v = (struct jvar){.next = s->vars, .name = name, .len = len};
-        s->vars = v;
+            return jinja_no_memory(render);
+        *v = (struct jvar){.next = scope->vars, .name = name, .len = len};
+        scope->vars = v;
     }
     v->value = value;
     return true;
 }
 
-static void name_value(struct jscope *s, const struct jnode *n, struct jval *out)
+/* The value of a name: a variable, a global function, or undefined. */
+static void jinja_name_value(struct jscope *scope, const struct jnode *node, struct jval *out)
 {
-    const struct jvar *v = scope_find(s, n->text, n->len, false);
+    const struct jvar *v = jinja_scope_find(scope, node->text, node->len, false);
 
     if (v != NULL) {
         *out = v->value;
-    } else if (jglobal_exists(n->text, n->len)) {
-        *out = jv_text(n->text, n->len);
+    } else if (jinja_global_exists(node->text, node->len)) {
+        *out = jv_text(node->text, node->len);
         out->kind = JV_GLOBAL;
     } else {
-        *out = jv_undefined(n->text, n->len);
+        *out = jv_undefined(node->text, node->len);
     }
 }
 
-static bool eval_list(struct jrender *r, const struct jnode *n, struct jscope *s, struct jval *out)
+/* --- expressions -------------------------------------------------------------------------------*/
+static bool jinja_eval_list(struct jrender *render, const struct jnode *node, struct jscope *scope,
+                            struct jval *out)
 {
-    struct jlist *l = jlist_new(r, 0);
+    struct jlist *list = jlist_new(render, 0);
     const struct jnode *item;
-    struct jval v;
+    struct jval value;
 
-    if (l == NULL)
+    if (list == NULL)
         return false;
-    for (item = n->a; item != NULL; item = item->next)
-        if (!jeval(r, item, s, &v) || !jlist_add(r, l, v))
+    for (item = node->a; item != NULL; item = item->next)
+        if (!jinja_eval(render, item, scope, &value) || !jlist_add(render, list, value))
             return false;
-    *out = jv_list(l);
-    if (n->kind == JN_TUPLE)
+    *out = jv_list(list);
+    if (node->kind == JN_TUPLE)
         out->kind = JV_TUPLE;
     return true;
 }
 
-static bool eval_dict(struct jrender *r, const struct jnode *n, struct jscope *s, struct jval *out)
+static bool jinja_eval_dict(struct jrender *render, const struct jnode *node, struct jscope *scope,
+                            struct jval *out)
 {
-    struct jdict *d = jdict_new(r, 0);
+    struct jdict *dict = jdict_new(render, 0);
     const struct jnode *pair;
     struct jval key;
     struct jval value;
 
-    if (d == NULL)
+    if (dict == NULL)
         return false;
-    for (pair = n->a; pair != NULL; pair = pair->next)
-        if (!jeval(r, pair->a, s, &key) || !jeval(r, pair->b, s, &value) ||
-            !jdict_set(r, d, key, value))
+    for (pair = node->a; pair != NULL; pair = pair->next)
+        if (!jinja_eval(render, pair->a, scope, &key) ||
+            !jinja_eval(render, pair->b, scope, &value) || !jdict_set(render, dict, key, value))
             return false;
-    *out = (struct jval){.kind = JV_DICT, .dict = d};
+    *out = (struct jval){.kind = JV_DICT, .dict = dict};
     return true;
 }
 
-static bool eval_args(struct jrender *r, const struct jnode *arg, struct jscope *s,
-                      struct jargs *args)
+/* Evaluate the arguments of a call. Positional ones come first, as in Python. */
+static bool jinja_eval_args(struct jrender *render, const struct jnode *arg, struct jscope *scope,
+                            struct jargs *args)
 {
     size_t n = 0;
     const struct jnode *a;
@@ -101,16 +115,16 @@ static bool eval_args(struct jrender *r, const struct jnode *arg, struct jscope 
     if (n == 0)
         return true;
     if (n > LOCALS_MAX)
-        return jraise(r, "more than %d arguments", LOCALS_MAX);
-    args->values = arena_alloc(r->arena, n * sizeof *args->values);
-    args->names = arena_zalloc(r->arena, n * sizeof *args->names);
+        return jinja_raise(render, "more than %d arguments", LOCALS_MAX);
+    args->values = arena_alloc(render->arena, n * sizeof *args->values);
+    args->names = arena_zalloc(render->arena, n * sizeof *args->names);
     if (args->values == NULL || args->names == NULL)
-        return jno_memory(r);
+        return jinja_no_memory(render);
     for (a = arg; a != NULL; a = a->next) {
         if (a->text == NULL && args->n != args->n_placed)
-            return jraise(r, "an argument by place follows one by name");
+            return jinja_raise(render, "a positional argument follows a named one");
         args->names[args->n] = a->text;
-        if (!jeval(r, a->a, s, &args->values[args->n]))
+        if (!jinja_eval(render, a->a, scope, &args->values[args->n]))
             return false;
         args->n++;
         args->n_placed += a->text == NULL;
@@ -118,7 +132,7 @@ static bool eval_args(struct jrender *r, const struct jnode *arg, struct jscope 
     return true;
 }
 
-bool jarg(const struct jargs *args, size_t place, const char *name, struct jval *out)
+bool jinja_arg(const struct jargs *args, size_t place, const char *name, struct jval *out)
 {
     size_t i;
 
@@ -134,45 +148,59 @@ bool jarg(const struct jargs *args, size_t place, const char *name, struct jval 
     return false;
 }
 
-struct jval jarg_or(const struct jargs *args, size_t place, const char *name, struct jval preset)
+struct jval jinja_arg_or(const struct jargs *args, size_t place, const char *name,
+                         struct jval preset)
 {
-    struct jval v = preset;
+    struct jval value = preset;
 
-    (void)jarg(args, place, name, &v); /* the preset stays when it is not given */
-    return v;
+    (void)jinja_arg(args, place, name, &value); /* if it is not given, the preset stays */
+    return value;
 }
 
-/* A slice's bound: clamped as Python does. */
-static bool slice_bound(struct jrender *r, const struct jnode *n, struct jscope *s, int64_t len,
-                        bool backward, int64_t preset, int64_t *out)
+/* Evaluate a bound of a slice; a missing one is None. */
+static bool jinja_eval_bound(struct jrender *render, const struct jnode *node, struct jscope *scope,
+                             struct jval *out)
 {
-    int64_t low = backward ? -1 : 0;
-    int64_t high = backward ? len - 1 : len;
-    struct jval v = jv_none();
-
-    if (n != NULL && !jeval(r, n, s, &v))
+    *out = jv_none();
+    if (node != NULL && !jinja_eval(render, node, scope, out))
         return false;
-    *out = preset;
-    if (v.kind == JV_NONE)
-        return true;
-    if (v.kind != JV_INT && v.kind != JV_BOOL)
-        return jraise(r, "slice indices must be integers or None");
-    *out = jv_int_of(v);
-    if (*out < 0)
-        *out = *out < -len ? low : *out + len;
-    if (*out > high)
-        *out = high;
-    if (*out < low)
-        *out = low;
+    if (out->kind != JV_NONE && out->kind != JV_INT && out->kind != JV_BOOL)
+        return jinja_raise(render, "slice indices must be integers or None");
     return true;
 }
 
-static bool eval_slice(struct jrender *r, const struct jnode *n, struct jscope *s, struct jval *out)
+/* Clamp a bound of a slice as Python does: negative ones count from the end. A slice that runs
+ * backward has bounds from -1, before the first item, to the last item. */
+static int64_t jinja_clamp_bound(struct jval bound, int64_t len, bool backward, int64_t preset)
+{
+    int64_t low = backward ? -1 : 0;
+    int64_t high = backward ? len - 1 : len;
+    int64_t at;
+
+    if (bound.kind == JV_NONE)
+        return preset;
+    at = jv_int_of(bound);
+    if (at < -len)
+        return low;
+    if (at < 0)
+        at += len;
+    if (at > high)
+        at = high;
+    if (at < low)
+        at = low;
+    return at;
+}
+
+/* a[start:stop:step] of a text or a list. A text is sliced by characters. */
+static bool jinja_eval_slice(struct jrender *render, const struct jnode *node, struct jscope *scope,
+                             struct jval *out)
 {
     struct jval of;
     struct jval step = jv_int(1);
+    struct jval first;
+    struct jval last;
     struct jlist *from = NULL;
-    struct jlist *l;
+    struct jlist *list;
     struct jbuf text = {0};
     int64_t start;
     int64_t stop;
@@ -180,102 +208,115 @@ static bool eval_slice(struct jrender *r, const struct jnode *n, struct jscope *
     int64_t i;
     bool back;
 
-    if (!jeval(r, n->a, s, &of) || (n->d != NULL && !jeval(r, n->d, s, &step)))
+    if (!jinja_eval(render, node->a, scope, &of) ||
+        (node->d != NULL && !jinja_eval(render, node->d, scope, &step)))
         return false;
     if (of.kind == JV_UNDEFINED) {
         *out = jv_undefined("slice", 5);
-        return of.len == 0 || jraise(r, "'%.80s' is undefined", of.text);
+        return of.len == 0 || jinja_raise(render, "'%.80s' is undefined", of.text);
     }
     if (of.kind != JV_TEXT && of.kind != JV_LIST && of.kind != JV_TUPLE)
-        return jraise(r, "'%s' object cannot be sliced", jv_type_name(of));
+        return jinja_raise(render, "'%s' object cannot be sliced", jv_type_name(of));
     if (step.kind == JV_NONE)
         step = jv_int(1);
     if (step.kind != JV_INT || step.whole == 0 || step.whole > INT32_MAX || step.whole < -INT32_MAX)
-        return jraise(r, "slice step must be an integer other than zero");
-    if (!jv_iterate(r, of, &from) || (l = jlist_new(r, 0)) == NULL)
+        return jinja_raise(render, "slice step must be an integer other than zero");
+    if (!jv_iterate(render, of, &from) || (list = jlist_new(render, 0)) == NULL)
         return false;
     len = (int64_t)from->n;
     back = step.whole < 0;
-    if (!slice_bound(r, n->b, s, len, back, back ? len - 1 : 0, &start) ||
-        !slice_bound(r, n->c, s, len, back, back ? -1 : len, &stop))
+    if (!jinja_eval_bound(render, node->b, scope, &first) ||
+        !jinja_eval_bound(render, node->c, scope, &last))
         return false;
+    start = jinja_clamp_bound(first, len, back, back ? len - 1 : 0);
+    stop = jinja_clamp_bound(last, len, back, back ? -1 : len);
     for (i = start; back ? i > stop : i < stop; i += step.whole) {
         if (of.kind == JV_TEXT)
-            jbuf_add(r, &text, from->items[i]);
-        else if (!jlist_add(r, l, from->items[i]))
+            jbuf_add(render, &text, from->items[i]);
+        else if (!jlist_add(render, list, from->items[i]))
             return false;
     }
     if (of.kind != JV_TEXT) {
-        *out = (struct jval){.kind = of.kind, .list = l};
+        *out = (struct jval){.kind = of.kind, .list = list};
         return true;
     }
-    if (!jbuf_take(r, &text, out))
+    if (!jbuf_take(render, &text, out))
         return false;
     out->safe = of.safe;
     return true;
 }
 
-static bool contains(struct jrender *r, struct jval of, struct jval v, bool *out)
+/* `value in of`: a substring, a key, or an item. */
+static bool jinja_eval_contains(struct jrender *render, struct jval of, struct jval value,
+                                bool *out)
 {
-    struct jlist *l;
+    struct jlist *list;
     size_t i;
 
     *out = false;
     if (of.kind == JV_TEXT) {
-        if (v.kind != JV_TEXT)
-            return jraise(r, "'in <string>' requires string as left operand, not %s",
-                          jv_type_name(v));
-        *out = jtext_find(of.text, of.len, v.text, v.len) != NULL;
-        return jstep(r, 1 + of.len / 64);
+        if (value.kind != JV_TEXT)
+            return jinja_raise(render, "'in <string>' requires string as left operand, not %s",
+                               jv_type_name(value));
+        *out = jtext_find(of.text, of.len, value.text, value.len) != NULL;
+        return jinja_step(render, 1 + of.len / 64);
     }
     if (of.kind == JV_DICT) {
-        *out = jdict_get(of.dict, v) != NULL;
-        return jstep(r, 1 + of.dict->n / 16);
+        *out = jdict_get(of.dict, value) != NULL;
+        return jinja_step(render, 1 + of.dict->n / 16);
     }
-    if (!jv_iterate(r, of, &l))
+    if (!jv_iterate(render, of, &list))
         return false;
-    for (i = 0; i < l->n && !*out; i++)
-        *out = jv_equal(l->items[i], v);
-    return jstep(r, 1 + i / 4);
+    for (i = 0; i < list->n && !*out; i++)
+        *out = jv_equal(list->items[i], value);
+    return jinja_step(render, 1 + i / 4);
 }
 
-static bool compare_one(struct jrender *r, const char *op, struct jval a, struct jval b, bool *out)
+/* One comparison of a chain. */
+static bool jinja_compare_one(struct jrender *render, const char *op, struct jval left,
+                              struct jval right, bool *out)
 {
     int order = 0;
 
     if (strcmp(op, "==") == 0 || strcmp(op, "!=") == 0) {
-        *out = jv_equal(a, b) == (op[0] == '=');
+        *out = jv_equal(left, right) == (op[0] == '=');
         return true;
     }
     if (strcmp(op, "in") == 0)
-        return contains(r, b, a, out);
+        return jinja_eval_contains(render, right, left, out);
     if (strcmp(op, "not in") == 0) {
-        if (!contains(r, b, a, out))
+        if (!jinja_eval_contains(render, right, left, out))
             return false;
         *out = !*out;
         return true;
     }
-    if (!jv_compare(r, a, b, &order))
+    if (!jv_compare(render, left, right, &order))
         return false;
-    *out = op[0] == '<' ? order < 0 : order > 0;
+    if (op[0] == '<')
+        *out = order < 0;
+    else
+        *out = order > 0;
     if (op[1] == '=')
         *out = *out || order == 0;
     return true;
 }
 
-static bool eval_compare(struct jrender *r, const struct jnode *n, struct jscope *s,
-                         struct jval *out)
+/* A chain a < b < c holds if all its comparisons hold; evaluation stops at the first that does
+ * not. */
+static bool jinja_eval_compare(struct jrender *render, const struct jnode *node,
+                               struct jscope *scope, struct jval *out)
 {
     const struct jnode *operand;
     struct jval left;
     bool holds = true;
 
-    if (!jeval(r, n->a, s, &left))
+    if (!jinja_eval(render, node->a, scope, &left))
         return false;
-    for (operand = n->b; operand != NULL && holds; operand = operand->next) {
+    for (operand = node->b; operand != NULL && holds; operand = operand->next) {
         struct jval right;
 
-        if (!jeval(r, operand->a, s, &right) || !compare_one(r, operand->text, left, right, &holds))
+        if (!jinja_eval(render, operand->a, scope, &right) ||
+            !jinja_compare_one(render, operand->text, left, right, &holds))
             return false;
         left = right;
     }
@@ -283,115 +324,126 @@ static bool eval_compare(struct jrender *r, const struct jnode *n, struct jscope
     return true;
 }
 
-static bool eval_call(struct jrender *r, const struct jnode *n, struct jscope *s, struct jval *out)
+static bool jinja_eval_call(struct jrender *render, const struct jnode *node, struct jscope *scope,
+                            struct jval *out)
 {
     struct jval callee;
     struct jargs args;
 
-    if (!jeval(r, n->a, s, &callee) || !eval_args(r, n->b, s, &args))
+    if (!jinja_eval(render, node->a, scope, &callee) ||
+        !jinja_eval_args(render, node->b, scope, &args))
         return false;
-    r->line = n->line;
-    return jcall(r, callee, &args, out);
+    render->line = node->line;
+    return jinja_call(render, callee, &args, out);
 }
 
-static bool eval_filter(struct jrender *r, const struct jnode *n, struct jscope *s,
-                        struct jval *out)
+/* value|filter(args) and `value is test(args)`. */
+static bool jinja_eval_filter(struct jrender *render, const struct jnode *node,
+                              struct jscope *scope, struct jval *out)
 {
     struct jval in;
     struct jargs args;
     bool holds;
 
-    if (!jeval(r, n->a, s, &in) || !eval_args(r, n->b, s, &args))
+    if (!jinja_eval(render, node->a, scope, &in) || !jinja_eval_args(render, node->b, scope, &args))
         return false;
-    r->line = n->line;
-    if (n->kind == JN_FILTER)
-        return jfilter(r, n->text, in, &args, out);
-    if (!jtest(r, n->text, in, &args, &holds))
+    render->line = node->line;
+    if (node->kind == JN_FILTER)
+        return jinja_filter(render, node->text, in, &args, out);
+    if (!jinja_test(render, node->text, in, &args, &holds))
         return false;
     *out = jv_bool(holds);
     return true;
 }
 
-static bool eval_sign(struct jrender *r, const struct jnode *n, struct jscope *s, struct jval *out)
+/* Unary plus and minus. */
+static bool jinja_eval_sign(struct jrender *render, const struct jnode *node, struct jscope *scope,
+                            struct jval *out)
 {
-    struct jval v;
+    struct jval value;
 
-    if (!jeval(r, n->a, s, &v))
+    if (!jinja_eval(render, node->a, scope, &value))
         return false;
-    if (!jv_is_number(v))
-        return jraise(r, "bad operand type for unary %c: '%s'", n->kind == JN_PLUS ? '+' : '-',
-                      jv_type_name(v));
-    if (v.kind == JV_REAL)
-        *out = jv_real(n->kind == JN_PLUS ? v.real : -v.real);
-    else if (jv_int_of(v) == INT64_MIN)
-        return jraise(r, "a whole number is out of range");
+    if (!jv_is_number(value))
+        return jinja_raise(render, "bad operand type for unary %c: '%s'",
+                           node->kind == JN_PLUS ? '+' : '-', jv_type_name(value));
+    if (value.kind == JV_REAL)
+        *out = jv_real(node->kind == JN_PLUS ? value.real : -value.real);
+    else if (jv_int_of(value) == INT64_MIN)
+        return jinja_raise(render, "a whole number is out of range");
     else
-        *out = jv_int(n->kind == JN_PLUS ? jv_int_of(v) : -jv_int_of(v));
+        *out = jv_int(node->kind == JN_PLUS ? jv_int_of(value) : -jv_int_of(value));
     return true;
 }
 
-static bool eval_logic(struct jrender *r, const struct jnode *n, struct jscope *s, struct jval *out)
+/* not, and, or, `a if b else c`. As in Python, `and` and `or` return one of their operands. */
+static bool jinja_eval_logic(struct jrender *render, const struct jnode *node, struct jscope *scope,
+                             struct jval *out)
 {
-    if (!jeval(r, n->a, s, out))
+    if (!jinja_eval(render, node->a, scope, out))
         return false;
-    if (n->kind == JN_NOT) {
+    if (node->kind == JN_NOT) {
         *out = jv_bool(!jv_truth(*out));
         return true;
     }
-    if (n->kind == JN_TERNARY) {
+    if (node->kind == JN_TERNARY) {
         if (jv_truth(*out))
-            return jeval(r, n->b, s, out);
+            return jinja_eval(render, node->b, scope, out);
         *out = jv_undefined("the inline if-expression", 24);
-        return n->c == NULL || jeval(r, n->c, s, out);
+        return node->c == NULL || jinja_eval(render, node->c, scope, out);
     }
-    if (jv_truth(*out) == (n->kind == JN_OR))
+    if (jv_truth(*out) == (node->kind == JN_OR))
         return true;
-    return jeval(r, n->b, s, out);
+    return jinja_eval(render, node->b, scope, out);
 }
 
-static bool eval_two(struct jrender *r, const struct jnode *n, struct jscope *s, struct jval *out)
+/* Expressions with two operands: attribute, item, arithmetic. */
+static bool jinja_eval_two(struct jrender *render, const struct jnode *node, struct jscope *scope,
+                           struct jval *out)
 {
-    struct jval a;
-    struct jval b;
+    struct jval left;
+    struct jval right;
 
-    if (!jeval(r, n->a, s, &a))
+    if (!jinja_eval(render, node->a, scope, &left))
         return false;
-    r->line = n->line;
-    if (n->kind == JN_ATTR)
-        return jattr(r, a, n->text, n->len, false, out);
-    if (!jeval(r, n->b, s, &b))
+    render->line = node->line;
+    if (node->kind == JN_ATTR)
+        return jinja_get_attr(render, left, node->text, node->len, false, out);
+    if (!jinja_eval(render, node->b, scope, &right))
         return false;
-    if (n->kind == JN_ITEM)
-        return jitem(r, a, b, out);
-    return jbinary(r, n->text, a, b, out);
+    if (node->kind == JN_ITEM)
+        return jinja_get_item(render, left, right, out);
+    return jinja_binary(render, node->text, left, right, out);
 }
 
-static bool eval_kind(struct jrender *r, const struct jnode *n, struct jscope *s, struct jval *out)
+/* Evaluate a node by its kind. Constants are text that the template wrote. */
+static bool jinja_eval_kind(struct jrender *render, const struct jnode *node, struct jscope *scope,
+                            struct jval *out)
 {
-    switch (n->kind) {
+    switch (node->kind) {
     case JN_CONST:
-        *out = n->value;
+        *out = node->value;
         out->origin = &jorigin_own;
         return true;
-    case JN_PIPED: *out = r->piped; return true;
-    case JN_NAME: name_value(s, n, out); return true;
+    case JN_PIPED: *out = render->piped; return true;
+    case JN_NAME: jinja_name_value(scope, node, out); return true;
     case JN_LIST:
-    case JN_TUPLE: return eval_list(r, n, s, out);
-    case JN_DICT: return eval_dict(r, n, s, out);
+    case JN_TUPLE: return jinja_eval_list(render, node, scope, out);
+    case JN_DICT: return jinja_eval_dict(render, node, scope, out);
     case JN_ATTR:
     case JN_ITEM:
-    case JN_BINARY: return eval_two(r, n, s, out);
-    case JN_SLICE: return eval_slice(r, n, s, out);
-    case JN_CALL: return eval_call(r, n, s, out);
+    case JN_BINARY: return jinja_eval_two(render, node, scope, out);
+    case JN_SLICE: return jinja_eval_slice(render, node, scope, out);
+    case JN_CALL: return jinja_eval_call(render, node, scope, out);
     case JN_FILTER:
-    case JN_TEST: return eval_filter(r, n, s, out);
+    case JN_TEST: return jinja_eval_filter(render, node, scope, out);
     case JN_NEGATE:
-    case JN_PLUS: return eval_sign(r, n, s, out);
-    case JN_COMPARE: return eval_compare(r, n, s, out);
+    case JN_PLUS: return jinja_eval_sign(render, node, scope, out);
+    case JN_COMPARE: return jinja_eval_compare(render, node, scope, out);
     case JN_NOT:
     case JN_AND:
     case JN_OR:
-    case JN_TERNARY: return eval_logic(r, n, s, out);
+    case JN_TERNARY: return jinja_eval_logic(render, node, scope, out);
     case JN_DATA:
     case JN_OUTPUT:
     case JN_FOR:
@@ -409,28 +461,33 @@ static bool eval_kind(struct jrender *r, const struct jnode *n, struct jscope *s
     case JN_ARG:
     case JN_OPERAND: break;
     }
-    return jraise(r, "a statement stands where a value is expected");
+    return jinja_raise(render, "a statement is used where a value is expected");
 }
 
-/* Expressions are as deep as the parser allows (left-leaning chains of operators excepted, which
- * the depth here bounds); macros call each other within the same count. */
-bool jeval(struct jrender *r, const struct jnode *n, struct jscope *s, struct jval *out)
+/* Evaluate an expression, with a bound on the recursion. The parser bounds nesting already, but not
+ * chains such as a + b + c, which lean to the left, nor macros that call each other. */
+bool jinja_eval(struct jrender *render, const struct jnode *node, struct jscope *scope,
+                struct jval *out)
 {
     bool good;
 
-    if (!jstep(r, 1))
+    if (!jinja_step(render, 1))
         return false;
-    if (r->depth >= JINJA_DEPTH_MAX * 20)
-        return jfault_set(&r->fault, ERR_LIMIT, "line %d: the template nests too deep", n->line);
-    r->depth++;
-    good = eval_kind(r, n, s, out);
-    r->depth--;
+    if (render->depth >= JINJA_DEPTH_MAX * 20)
+        return jinja_fault_set(&render->fault, ERR_LIMIT, "line %d: the template nests too deep",
+                               node->line);
+    render->depth++;
+    good = jinja_eval_kind(render, node, scope, out);
+    render->depth--;
     return good;
 }
 
 /* --- statements --------------------------------------------------------------------------------*/
 
-static bool assign(struct jrender *r, const struct jnode *target, struct jscope *s, struct jval v)
+/* Assign to a name, to an attribute of a namespace, or to a tuple of targets (unpacking). */
+
+static bool jinja_assign_target(struct jrender *render, const struct jnode *target,
+                                struct jscope *scope, struct jval value)
 {
     struct jlist *items;
     const struct jnode *t;
@@ -438,193 +495,217 @@ static bool assign(struct jrender *r, const struct jnode *target, struct jscope 
     size_t i = 0;
 
     if (target->kind == JN_NAME)
-        return scope_set(r, s, target->text, target->len, v);
+        return jinja_scope_set(render, scope, target->text, target->len, value);
     if (target->kind == JN_ATTR) {
-        if (!jeval(r, target->a, s, &object))
+        if (!jinja_eval(render, target->a, scope, &object))
             return false;
         if (object.kind != JV_NAMESPACE)
-            return jraise(r, "cannot assign attribute on non-namespace object");
-        return jdict_set(r, object.dict, jv_text(target->text, target->len), v);
+            return jinja_raise(render, "cannot assign attribute on non-namespace object");
+        return jdict_set(render, object.dict, jv_text(target->text, target->len), value);
     }
-    if (!jv_iterate(r, v, &items))
+    if (!jv_iterate(render, value, &items))
         return false;
     for (t = target->a; t != NULL; t = t->next) {
         if (i == items->n)
-            return jraise(r, "not enough values to unpack");
-        if (!assign(r, t, s, items->items[i++]))
+            return jinja_raise(render, "not enough values to unpack");
+        if (!jinja_assign_target(render, t, scope, items->items[i++]))
             return false;
     }
-    return i == items->n || jraise(r, "too many values to unpack");
+    return i == items->n || jinja_raise(render, "too many values to unpack");
 }
 
-/* Run a body into a text of its own. */
-static enum jflow capture(struct jrender *r, const struct jnode *body, struct jscope *s,
-                          struct jval *out)
+/* Run a body with its output going to a text of its own, *out. */
+static enum jflow jinja_capture_body(struct jrender *render, const struct jnode *body,
+                                     struct jscope *scope, struct jval *out)
 {
     struct jbuf text = {.text = {.limit = JINJA_OUTPUT_MAX}};
-    struct jbuf *outer = r->out;
+    struct jbuf *outer = render->out;
     enum jflow flow;
 
-    r->out = &text;
-    flow = run_body(r, body, s);
-    r->out = outer;
+    render->out = &text;
+    flow = jinja_run_body(render, body, scope);
+    render->out = outer;
     if (flow == JF_FAILED) {
         buf_fini(&text.text);
         return JF_FAILED;
     }
-    return jbuf_take(r, &text, out) ? flow : JF_FAILED;
+    if (jbuf_take(render, &text, out))
+        return flow;
+    return JF_FAILED;
 }
 
-/* Items that pass a loop's filter. */
-static bool filter_items(struct jrender *r, const struct jnode *n, struct jscope *s,
-                         struct jlist **items)
+/* Apply a loop's filter: {% for x in items if x.ok %}. The filter sees the loop's variable but not
+ * "loop", because the number of items is not known yet. */
+static bool jinja_loop_items(struct jrender *render, const struct jnode *node, struct jscope *scope,
+                             struct jlist **items)
 {
-    struct jlist *kept = jlist_new(r, 0);
+    struct jlist *kept = jlist_new(render, 0);
     size_t i;
 
     if (kept == NULL)
         return false;
     for (i = 0; i < (*items)->n; i++) {
-        struct jscope inner = {.parent = s};
+        struct jscope inner = {.parent = scope};
         struct jval holds;
 
-        if (!assign(r, n->a, &inner, (*items)->items[i]) || !jeval(r, n->c, &inner, &holds))
+        if (!jinja_assign_target(render, node->a, &inner, (*items)->items[i]) ||
+            !jinja_eval(render, node->c, &inner, &holds))
             return false;
-        if (jv_truth(holds) && !jlist_add(r, kept, (*items)->items[i]))
+        if (jv_truth(holds) && !jlist_add(render, kept, (*items)->items[i]))
             return false;
     }
     *items = kept;
     return true;
 }
 
-static enum jflow run_loop(struct jrender *r, const struct jnode *n, struct jscope *s,
-                           struct jlist *items)
+/* Run a loop's body for each item, with a new scope each time: a {% set %} in the body does not
+ * last until the next item, as in Jinja. */
+static enum jflow jinja_run_loop(struct jrender *render, const struct jnode *node,
+                                 struct jscope *scope, struct jlist *items)
 {
-    struct jloop *loop = arena_zalloc(r->arena, sizeof *loop);
+    struct jloop *loop = arena_zalloc(render->arena, sizeof *loop);
     enum jflow flow = JF_ON;
     size_t i;
 
-    if (loop == NULL)
-        return jno_memory(r) ? JF_ON : JF_FAILED;
+    if (loop == NULL) {
+        if (jinja_no_memory(render))
+            return JF_ON;
+        return JF_FAILED;
+    }
     loop->list = items;
-    loop->depth = r->loop_depth++;
     for (i = 0; i < items->n && (flow == JF_ON || flow == JF_CONTINUE); i++) {
-        struct jscope *inner = arena_zalloc(r->arena, sizeof *inner);
+        struct jscope *inner = arena_zalloc(render->arena, sizeof *inner);
 
         if (inner == NULL) {
-            (void)jno_memory(r);
+            (void)jinja_no_memory(render);
             return JF_FAILED;
         }
-        if (!jstep(r, 8)) /* each round takes memory for its variables */
+        if (!jinja_step(render, 8)) /* each pass allocates a scope */
             return JF_FAILED;
-        inner->parent = s;
+        inner->parent = scope;
         loop->at = i;
-        if (!scope_set(r, inner, "loop", 4, (struct jval){.kind = JV_LOOP, .loop = loop}) ||
-            !assign(r, n->a, inner, items->items[i]))
+        if (!jinja_scope_set(render, inner, "loop", 4,
+                             (struct jval){.kind = JV_LOOP, .loop = loop}) ||
+            !jinja_assign_target(render, node->a, inner, items->items[i]))
             return JF_FAILED;
-        flow = run_body(r, n->body, inner);
+        flow = jinja_run_body(render, node->body, inner);
     }
-    r->loop_depth--;
-    return flow == JF_FAILED ? JF_FAILED : JF_ON;
+    if (flow == JF_FAILED)
+        return JF_FAILED;
+    return JF_ON;
 }
 
-static enum jflow run_for(struct jrender *r, const struct jnode *n, struct jscope *s)
+/* A for statement; its else part runs when there are no items. */
+static enum jflow jinja_run_for(struct jrender *render, const struct jnode *node,
+                                struct jscope *scope)
 {
     struct jlist *items;
     struct jval list;
 
-    if (!jeval(r, n->b, s, &list) || !jv_iterate(r, list, &items))
+    if (!jinja_eval(render, node->b, scope, &list) || !jv_iterate(render, list, &items))
         return JF_FAILED;
-    if (n->c != NULL && !filter_items(r, n, s, &items))
+    if (node->c != NULL && !jinja_loop_items(render, node, scope, &items))
         return JF_FAILED;
-    if (items->n == 0)
-        return n->other == NULL ? JF_ON : run_body(r, n->other, s);
-    return run_loop(r, n, s, items);
+    if (items->n == 0) {
+        if (node->other == NULL)
+            return JF_ON;
+        return jinja_run_body(render, node->other, scope);
+    }
+    return jinja_run_loop(render, node, scope, items);
 }
 
-static bool define_macro(struct jrender *r, const struct jnode *n, const struct jnode *params,
-                         const char *name, struct jscope *s, struct jval *out)
+/* Make the value of a macro or of a call block's body. */
+static bool jinja_define_macro(struct jrender *render, const struct jnode *node,
+                               const struct jnode *params, const char *name, struct jscope *scope,
+                               struct jval *out)
 {
-    struct jmacro *m = arena_zalloc(r->arena, sizeof *m);
+    struct jmacro *macro = arena_zalloc(render->arena, sizeof *macro);
 
-    if (m == NULL)
-        return jno_memory(r);
-    *m = (struct jmacro){.node = n, .params = params, .name = name, .scope = s};
-    *out = (struct jval){.kind = JV_MACRO, .macro = m};
+    if (macro == NULL)
+        return jinja_no_memory(render);
+    *macro = (struct jmacro){.node = node, .params = params, .name = name, .scope = scope};
+    *out = (struct jval){.kind = JV_MACRO, .macro = macro};
     return true;
 }
 
-/* The value of one parameter: given by place, by name, or its default. */
-static bool bind_param(struct jrender *r, const struct jmacro *m, const struct jnode *param,
-                       size_t place, const struct jargs *args, struct jscope *s)
+/* Bind a parameter: positional, named, or its default, which is evaluated in the macro's scope. */
+static bool jinja_bind_param(struct jrender *render, const struct jnode *param, size_t place,
+                             const struct jargs *args, struct jscope *scope)
 {
-    struct jval v;
+    struct jval value;
 
-    if (!jarg(args, place, param->text, &v)) {
-        v = jv_undefined(param->text, param->len);
-        if (param->a != NULL && !jeval(r, param->a, s, &v))
+    if (!jinja_arg(args, place, param->text, &value)) {
+        value = jv_undefined(param->text, param->len);
+        if (param->a != NULL && !jinja_eval(render, param->a, scope, &value))
             return false;
     }
-    (void)m;
-    return scope_set(r, s, param->text, param->len, v);
+    return jinja_scope_set(render, scope, param->text, param->len, value);
 }
 
-static bool bind_rest(struct jrender *r, const struct jmacro *m, size_t n_params,
-                      const struct jargs *args, struct jscope *s)
+/* Bind the arguments that have no parameter: varargs, kwargs, and `caller` of a call block. */
+static bool jinja_bind_rest(struct jrender *render, const struct jmacro *macro, size_t n_params,
+                            const struct jargs *args, struct jscope *scope)
 {
-    struct jdict *kwargs = jdict_new(r, 0);
-    struct jlist *varargs = jlist_new(r, 0);
+    struct jdict *kwargs = jdict_new(render, 0);
+    struct jlist *varargs = jlist_new(render, 0);
     size_t i;
 
     if (kwargs == NULL || varargs == NULL)
         return false;
     for (i = n_params; i < args->n_placed; i++)
-        if (!jlist_add(r, varargs, args->values[i]))
+        if (!jlist_add(render, varargs, args->values[i]))
             return false;
     for (i = args->n_placed; i < args->n; i++) {
-        const struct jnode *p = m->params;
+        const struct jnode *p = macro->params;
         const char *name = args->names[i];
 
         while (p != NULL && strcmp(p->text, name) != 0)
             p = p->next;
         if (strcmp(name, "caller") == 0) {
-            if (!scope_set(r, s, name, 6, args->values[i]))
+            if (!jinja_scope_set(render, scope, name, 6, args->values[i]))
                 return false;
         } else if (p == NULL &&
-                   !jdict_set(r, kwargs, jv_text(name, strlen(name)), args->values[i])) {
+                   !jdict_set(render, kwargs, jv_text(name, strlen(name)), args->values[i])) {
             return false;
         }
     }
-    return scope_set(r, s, "varargs", 7, (struct jval){.kind = JV_TUPLE, .list = varargs}) &&
-           scope_set(r, s, "kwargs", 6, (struct jval){.kind = JV_DICT, .dict = kwargs});
+    return jinja_scope_set(render, scope, "varargs", 7,
+                           (struct jval){.kind = JV_TUPLE, .list = varargs}) &&
+           jinja_scope_set(render, scope, "kwargs", 6,
+                           (struct jval){.kind = JV_DICT, .dict = kwargs});
 }
 
-bool jmacro_call(struct jrender *r, const struct jmacro *m, const struct jargs *args,
-                 struct jval *out)
+/* Call a macro: its result is the text that its body prints. The parent scope is the one where it
+ * was defined, not the caller's. */
+bool jinja_call_macro(struct jrender *render, const struct jmacro *macro, const struct jargs *args,
+                      struct jval *out)
 {
-    struct jscope *s = arena_zalloc(r->arena, sizeof *s);
+    struct jscope *scope = arena_zalloc(render->arena, sizeof *scope);
     const struct jnode *p;
     size_t place = 0;
     enum jflow flow;
 
-    if (s == NULL)
-        return jno_memory(r);
-    if (r->depth >= JINJA_DEPTH_MAX * 16)
-        return jfault_set(&r->fault, ERR_LIMIT, "line %d: macros call each other too deep",
-                          r->line);
-    s->parent = m->scope;
-    for (p = m->params; p != NULL; p = p->next)
-        if (!bind_param(r, m, p, place++, args, s))
+    must(macro->node != NULL && args != NULL);
+    if (scope == NULL)
+        return jinja_no_memory(render);
+    if (render->depth >= JINJA_DEPTH_MAX * 16)
+        return jinja_fault_set(&render->fault, ERR_LIMIT,
+                               "line %d: macros call each other too deep", render->line);
+    scope->parent = macro->scope;
+    for (p = macro->params; p != NULL; p = p->next)
+        if (!jinja_bind_param(render, p, place++, args, scope))
             return false;
-    if (!bind_rest(r, m, place, args, s))
+    if (!jinja_bind_rest(render, macro, place, args, scope))
         return false;
-    r->depth += 8; /* a call takes more of the stack than an expression */
-    flow = capture(r, m->node->body, s, out);
-    r->depth -= 8;
+    render->depth += 8; /* a call takes more stack than an expression */
+    flow = jinja_capture_body(render, macro->node->body, scope, out);
+    render->depth -= 8;
     return flow != JF_FAILED;
 }
 
-static enum jflow run_call_block(struct jrender *r, const struct jnode *n, struct jscope *s)
+/* A call block: call the macro with its own arguments and the block's body as `caller`. */
+static enum jflow jinja_run_call_block(struct jrender *render, const struct jnode *node,
+                                       struct jscope *scope)
 {
     struct jval callee;
     struct jval caller;
@@ -633,13 +714,14 @@ static enum jflow run_call_block(struct jrender *r, const struct jnode *n, struc
     struct jargs with = {0};
     size_t i;
 
-    if (!jeval(r, n->a->a, s, &callee) || !eval_args(r, n->a->b, s, &args) ||
-        !define_macro(r, n, n->b, "caller", s, &caller))
+    if (!jinja_eval(render, node->a->a, scope, &callee) ||
+        !jinja_eval_args(render, node->a->b, scope, &args) ||
+        !jinja_define_macro(render, node, node->b, "caller", scope, &caller))
         return JF_FAILED;
-    with.values = arena_alloc(r->arena, (args.n + 1) * sizeof *with.values);
-    with.names = arena_alloc(r->arena, (args.n + 1) * sizeof *with.names);
+    with.values = arena_alloc(render->arena, (args.n + 1) * sizeof *with.values);
+    with.names = arena_alloc(render->arena, (args.n + 1) * sizeof *with.names);
     if (with.values == NULL || with.names == NULL) {
-        (void)jno_memory(r);
+        (void)jinja_no_memory(render);
         return JF_FAILED;
     }
     for (i = 0; i < args.n; i++) {
@@ -650,106 +732,128 @@ static enum jflow run_call_block(struct jrender *r, const struct jnode *n, struc
     with.names[args.n] = "caller";
     with.n = args.n + 1;
     with.n_placed = args.n_placed;
-    if (!jcall(r, callee, &with, &text) || !jv_str(r, r->out, text))
+    if (!jinja_call(render, callee, &with, &text) || !jv_str(render, render->out, text))
         return JF_FAILED;
     return JF_ON;
 }
 
-/* Render the body, send it through the filters over JN_PIPED. */
-static enum jflow run_filtered(struct jrender *r, const struct jnode *body,
-                               const struct jnode *filters, struct jscope *s, struct jval *out)
+/* Render a body and evaluate the filters over it, in which JN_PIPED is the rendered text. */
+static enum jflow jinja_run_filtered(struct jrender *render, const struct jnode *body,
+                                     const struct jnode *filters, struct jscope *scope,
+                                     struct jval *out)
 {
-    struct jscope *inner = arena_zalloc(r->arena, sizeof *inner);
-    struct jval outer = r->piped;
+    struct jscope *inner = arena_zalloc(render->arena, sizeof *inner);
+    struct jval outer = render->piped;
     struct jval text;
     enum jflow flow;
     bool good;
 
     if (inner == NULL) {
-        (void)jno_memory(r);
+        (void)jinja_no_memory(render);
         return JF_FAILED;
     }
-    inner->parent = s;
-    flow = capture(r, body, inner, &text);
+    inner->parent = scope;
+    flow = jinja_capture_body(render, body, inner, &text);
     if (flow == JF_FAILED)
         return flow;
-    r->piped = text;
-    good = jeval(r, filters, s, out);
-    r->piped = outer;
-    return good ? flow : JF_FAILED;
+    render->piped = text;
+    good = jinja_eval(render, filters, scope, out);
+    render->piped = outer;
+    if (good)
+        return flow;
+    return JF_FAILED;
 }
 
-static enum jflow run_with(struct jrender *r, const struct jnode *n, struct jscope *s)
+/* A with block: its variables are in a scope of their own. */
+static enum jflow jinja_run_with(struct jrender *render, const struct jnode *node,
+                                 struct jscope *scope)
 {
-    struct jscope *inner = arena_zalloc(r->arena, sizeof *inner);
+    struct jscope *inner = arena_zalloc(render->arena, sizeof *inner);
     const struct jnode *set;
-    struct jval v;
+    struct jval value;
 
     if (inner == NULL) {
-        (void)jno_memory(r);
+        (void)jinja_no_memory(render);
         return JF_FAILED;
     }
-    inner->parent = s;
-    for (set = n->a; set != NULL; set = set->next)
-        if (!jeval(r, set->b, s, &v) || !assign(r, set->a, inner, v))
+    inner->parent = scope;
+    for (set = node->a; set != NULL; set = set->next)
+        if (!jinja_eval(render, set->b, scope, &value) ||
+            !jinja_assign_target(render, set->a, inner, value))
             return JF_FAILED;
-    return run_body(r, n->body, inner);
+    return jinja_run_body(render, node->body, inner);
 }
 
-static enum jflow run_if(struct jrender *r, const struct jnode *n, struct jscope *s)
+/* An if statement: run the body of the first condition in the chain that holds. */
+static enum jflow jinja_run_if(struct jrender *render, const struct jnode *node,
+                               struct jscope *scope)
 {
-    while (n != NULL && n->kind == JN_IF) {
+    while (node != NULL && node->kind == JN_IF) {
         struct jval holds;
 
-        if (!jeval(r, n->a, s, &holds))
+        if (!jinja_eval(render, node->a, scope, &holds))
             return JF_FAILED;
         if (jv_truth(holds))
-            return run_body(r, n->body, s);
-        n = n->other;
+            return jinja_run_body(render, node->body, scope);
+        node = node->other;
     }
-    return n == NULL ? JF_ON : run_body(r, n, s);
+    if (node == NULL)
+        return JF_ON;
+    return jinja_run_body(render, node, scope);
 }
 
-/* Statements that bind or print one value. */
-static enum jflow run_value(struct jrender *r, const struct jnode *n, struct jscope *s)
+/* Statements that compute one value and then assign or print it. */
+static enum jflow jinja_run_value(struct jrender *render, const struct jnode *node,
+                                  struct jscope *scope)
 {
-    struct jval v;
+    struct jval value;
     enum jflow flow = JF_ON;
     bool good;
 
-    if (n->kind == JN_SET_BLOCK)
-        flow = run_filtered(r, n->body, n->b, s, &v);
-    else if (n->kind == JN_FILTER_BLOCK)
-        flow = run_filtered(r, n->body, n->a, s, &v);
-    else if (n->kind == JN_MACRO)
-        flow = define_macro(r, n, n->a, n->text, s, &v) ? JF_ON : JF_FAILED;
-    else
-        flow = jeval(r, n->kind == JN_SET ? n->b : n->a, s, &v) ? JF_ON : JF_FAILED;
+    if (node->kind == JN_SET_BLOCK)
+        flow = jinja_run_filtered(render, node->body, node->b, scope, &value);
+    else if (node->kind == JN_FILTER_BLOCK)
+        flow = jinja_run_filtered(render, node->body, node->a, scope, &value);
+    else if (node->kind == JN_MACRO) {
+        if (jinja_define_macro(render, node, node->a, node->text, scope, &value))
+            flow = JF_ON;
+        else
+            flow = JF_FAILED;
+    } else {
+        if (jinja_eval(render, node->kind == JN_SET ? node->b : node->a, scope, &value))
+            flow = JF_ON;
+        else
+            flow = JF_FAILED;
+    }
     if (flow == JF_FAILED)
         return flow;
-    if (n->kind == JN_SET || n->kind == JN_SET_BLOCK)
-        good = assign(r, n->a, s, v);
-    else if (n->kind == JN_MACRO)
-        good = scope_set(r, s, n->text, n->len, v);
+    if (node->kind == JN_SET || node->kind == JN_SET_BLOCK)
+        good = jinja_assign_target(render, node->a, scope, value);
+    else if (node->kind == JN_MACRO)
+        good = jinja_scope_set(render, scope, node->text, node->len, value);
     else
-        good = jv_str(r, r->out, v);
-    return good ? flow : JF_FAILED;
+        good = jv_str(render, render->out, value);
+    if (good)
+        return flow;
+    return JF_FAILED;
 }
 
-static enum jflow run_one(struct jrender *r, const struct jnode *n, struct jscope *s)
+/* Run a statement by its kind. */
+static enum jflow jinja_run_one(struct jrender *render, const struct jnode *node,
+                                struct jscope *scope)
 {
-    switch (n->kind) {
-    case JN_DATA: jbuf_add(r, r->out, jv_own(n->text, n->len)); return JF_ON;
+    switch (node->kind) {
+    case JN_DATA: jbuf_add(render, render->out, jv_own(node->text, node->len)); return JF_ON;
     case JN_OUTPUT:
     case JN_SET:
     case JN_SET_BLOCK:
     case JN_FILTER_BLOCK:
-    case JN_MACRO: return run_value(r, n, s);
-    case JN_FOR: return run_for(r, n, s);
-    case JN_IF: return run_if(r, n, s);
-    case JN_CALL_BLOCK: return run_call_block(r, n, s);
-    case JN_WITH: return run_with(r, n, s);
-    case JN_GENERATION: return run_body(r, n->body, s);
+    case JN_MACRO: return jinja_run_value(render, node, scope);
+    case JN_FOR: return jinja_run_for(render, node, scope);
+    case JN_IF: return jinja_run_if(render, node, scope);
+    case JN_CALL_BLOCK: return jinja_run_call_block(render, node, scope);
+    case JN_WITH: return jinja_run_with(render, node, scope);
+    case JN_GENERATION: return jinja_run_body(render, node->body, scope);
     case JN_BREAK: return JF_BREAK;
     case JN_CONTINUE: return JF_CONTINUE;
     case JN_CONST:
@@ -776,66 +880,76 @@ static enum jflow run_one(struct jrender *r, const struct jnode *n, struct jscop
     case JN_TERNARY:
     case JN_PIPED: break;
     }
-    return jraise(r, "a value stands where a statement is expected") ? JF_ON : JF_FAILED;
+    if (jinja_raise(render, "a value is used where a statement is expected"))
+        return JF_ON;
+    return JF_FAILED;
 }
 
-static enum jflow run_body(struct jrender *r, const struct jnode *n, struct jscope *s)
+/* Run a list of statements until one breaks, continues or fails. */
+static enum jflow jinja_run_body(struct jrender *render, const struct jnode *node,
+                                 struct jscope *scope)
 {
     enum jflow flow = JF_ON;
 
-    for (; n != NULL && flow == JF_ON; n = n->next) {
-        r->line = n->line;
-        if (!jstep(r, 1))
+    for (; node != NULL && flow == JF_ON; node = node->next) {
+        render->line = node->line;
+        if (!jinja_step(render, 1))
             return JF_FAILED;
-        if (r->out->text.failed || r->out->text.len > JINJA_OUTPUT_MAX) {
-            (void)jfault_set(&r->fault, ERR_LIMIT, "the template's output is too long");
+        if (render->out->text.failed || render->out->text.len > JINJA_OUTPUT_MAX) {
+            (void)jinja_fault_set(&render->fault, ERR_LIMIT, "the template's output is too long");
             return JF_FAILED;
         }
-        flow = run_one(r, n, s);
+        flow = jinja_run_one(render, node, scope);
     }
     return flow;
 }
 
-/* --- the module's face -------------------------------------------------------------------------*/
+/* --- public functions --------------------------------------------------------------------------*/
 
+/* A variable given to a render, latest first. */
 struct jinja_var {
     struct jinja_var *next;
     const char *name;
     struct jval value;
 };
 
-void jinja_vars_init(struct jinja_vars *v, struct arena *arena)
+void jinja_vars_init(struct jinja_vars *vars, struct arena *arena)
 {
-    *v = (struct jinja_vars){.arena = arena};
+    must(arena != NULL);
+    *vars = (struct jinja_vars){.arena = arena};
 }
 
-static void vars_add(struct jinja_vars *v, const char *name, struct jval value)
+static void jinja_vars_add(struct jinja_vars *vars, const char *name, struct jval value)
 {
-    struct jinja_var *var = arena_alloc(v->arena, sizeof *var);
+    struct jinja_var *var = arena_alloc(vars->arena, sizeof *var);
 
     if (var == NULL) {
-        v->failed = true;
+        vars->failed = true;
         return;
     }
-    *var = (struct jinja_var){.next = v->first, .name = name, .value = value};
-    v->first = var;
+    *var = (struct jinja_var){.next = vars->first, .name = name, .value = value};
+    vars->first = var;
 }
 
-void jinja_vars_json(struct jinja_vars *v, const char *name, const struct json *node)
+void jinja_vars_json(struct jinja_vars *vars, const char *name, const struct json *node)
 {
-    vars_add(v, name, jv_from_json(v->arena, node, &v->failed));
+    must(name != NULL);
+    jinja_vars_add(vars, name, jv_from_json(vars->arena, node, &vars->failed));
 }
 
-void jinja_vars_text(struct jinja_vars *v, const char *name, const char *text, size_t len)
+void jinja_vars_text(struct jinja_vars *vars, const char *name, const char *text, size_t len)
 {
-    vars_add(v, name, jv_own(text, len));
+    must(name != NULL && (text != NULL || len == 0));
+    jinja_vars_add(vars, name, jv_own(text, len));
 }
 
-void jinja_vars_trust(struct jinja_vars *v, const char *name, const char *member,
+/* Origins are marked in place: the values were made by jinja_vars_json() for this render alone. */
+void jinja_vars_trust(struct jinja_vars *vars, const char *name, const char *member,
                       const char *const *words)
 {
-    const struct jinja_var *var = v->first;
+    const struct jinja_var *var = vars->first;
 
+    must(name != NULL && member != NULL && words != NULL);
     while (var != NULL && strcmp(var->name, name) != 0)
         var = var->next;
     if (var == NULL || var->value.kind != JV_LIST)
@@ -852,75 +966,69 @@ void jinja_vars_trust(struct jinja_vars *v, const char *name, const char *member
     }
 }
 
-void jinja_vars_bool(struct jinja_vars *v, const char *name, bool flag)
+void jinja_vars_bool(struct jinja_vars *vars, const char *name, bool flag)
 {
-    vars_add(v, name, jv_bool(flag));
+    must(name != NULL);
+    jinja_vars_add(vars, name, jv_bool(flag));
 }
 
-void jinja_vars_int(struct jinja_vars *v, const char *name, int64_t number)
-{
-    vars_add(v, name, jv_int(number));
-}
-
-void jinja_vars_none(struct jinja_vars *v, const char *name)
-{
-    vars_add(v, name, jv_none());
-}
-
-int jinja_render(const struct jinja *j, const struct jinja_vars *v, struct arena *arena,
+/* The given variables are the outermost scope; the template's own {% set %} goes to a scope inside,
+ * so that it can hide but not change them. */
+int jinja_render(const struct jinja *jinja, const struct jinja_vars *vars, struct arena *arena,
                  struct buf *out, char *why, size_t why_cap)
 {
     struct jbuf text = {.text = *out};
-    struct jrender r = {.arena = arena, .out = &text, .steps = JINJA_STEPS_MAX};
+    struct jrender render = {.arena = arena, .out = &text, .steps = JINJA_STEPS_MAX};
     struct jscope given = {0};
     struct jscope top = {.parent = &given};
     const struct jinja_var *var;
 
-    r.now_unix_s = v->now_unix_s;
-    if (v->failed)
-        (void)jno_memory(&r);
-    for (var = v->first; var != NULL && r.fault.rc == ERR_OK; var = var->next)
-        if (scope_find(&given, var->name, strlen(var->name), true) == NULL)
-            (void)scope_set(&r, &given, var->name, strlen(var->name), var->value);
-    if (r.fault.rc == ERR_OK)
-        (void)run_body(&r, j->body, &top);
+    must(jinja->body != NULL && arena != NULL);
+    render.now_unix_s = vars->now_unix_s;
+    if (vars->failed)
+        (void)jinja_no_memory(&render);
+    for (var = vars->first; var != NULL && render.fault.rc == ERR_OK; var = var->next)
+        if (jinja_scope_find(&given, var->name, strlen(var->name), true) == NULL)
+            (void)jinja_scope_set(&render, &given, var->name, strlen(var->name), var->value);
+    if (render.fault.rc == ERR_OK)
+        (void)jinja_run_body(&render, jinja->body, &top);
     *out = text.text;
-    if (r.fault.rc == ERR_OK && out->failed)
-        (void)jno_memory(&r);
-    if (v->own != NULL)
-        *v->own = text.own;
-    if (r.fault.rc != ERR_OK && why != NULL && why_cap > 0)
-        (void)snprintf(why, why_cap, "%s", r.fault.text);
-    return r.fault.rc;
+    if (render.fault.rc == ERR_OK && out->failed)
+        (void)jinja_no_memory(&render);
+    if (vars->own != NULL)
+        *vars->own = text.own;
+    if (render.fault.rc != ERR_OK && why != NULL && why_cap > 0)
+        (void)snprintf(why, why_cap, "%s", render.fault.text);
+    return render.fault.rc;
 }
 
 int jinja_compile(struct jinja **out, const char *source, size_t len, char *why, size_t why_cap)
 {
-    struct jinja *j = mem_zalloc(sizeof *j);
-    struct arena scratch = {0};
+    struct jinja *jinja = mem_zalloc(sizeof *jinja);
     struct jfault fault = {0};
     struct jtoken *tokens;
 
-    if (j == NULL)
+    must(out != NULL);
+    must(source != NULL || len == 0);
+    if (jinja == NULL)
         return ERR_NO_MEMORY;
-    tokens = jinja_lex(&j->arena, source, len, &fault);
+    tokens = jinja_lex(&jinja->arena, source, len, &fault);
     if (tokens != NULL)
-        j->body = jinja_parse(j, tokens, &fault);
-    arena_reset(&scratch);
-    if (j->body != NULL) {
-        *out = j;
+        jinja->body = jinja_parse(jinja, tokens, &fault);
+    if (jinja->body != NULL) {
+        *out = jinja;
         return ERR_OK;
     }
-    jinja_close(j);
+    jinja_close(jinja);
     if (why != NULL && why_cap > 0)
         (void)snprintf(why, why_cap, "%s", fault.text);
     return fault.rc;
 }
 
-void jinja_close(struct jinja *j)
+void jinja_close(struct jinja *jinja)
 {
-    if (j == NULL)
+    if (jinja == NULL)
         return;
-    arena_reset(&j->arena);
-    mem_free(j);
+    arena_reset(&jinja->arena);
+    mem_free(jinja);
 }

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Filters and tests: two tables of names. Each takes the value and evaluated arguments. */
+ * Filters ({{ x|upper }}) and tests ({% if x is defined %}), each a table of names and functions. A
+ * function gets the value on the left and the evaluated arguments. Names and positions of arguments
+ * are those of Jinja. A function without arguments ignores `args`. */
 #include "text/template/jinja_parts.h"
 
 #include <errno.h>
@@ -9,55 +11,59 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/must.h"
 #include "base/utf8.h"
 #include "text/unicode.h"
 
-/* --- helpers of several ------------------------------------------------------------------------*/
+/* --- shared helpers ----------------------------------------------------------------------------*/
 
-static bool length_of(struct jrender *r, struct jval v, struct jval *out)
+/* len(value); an undefined value has length 0, as in Jinja. */
+
+static bool jinja_length_of(struct jrender *render, struct jval value, struct jval *out)
 {
-    if (v.kind == JV_TEXT)
-        *out = jv_int((int64_t)jtext_count(v.text, v.len));
-    else if (v.kind == JV_LIST || v.kind == JV_TUPLE)
-        *out = jv_int((int64_t)v.list->n);
-    else if (v.kind == JV_DICT)
-        *out = jv_int((int64_t)v.dict->n);
-    else if (v.kind == JV_UNDEFINED)
+    if (value.kind == JV_TEXT)
+        *out = jv_int((int64_t)jtext_count(value.text, value.len));
+    else if (value.kind == JV_LIST || value.kind == JV_TUPLE)
+        *out = jv_int((int64_t)value.list->n);
+    else if (value.kind == JV_DICT)
+        *out = jv_int((int64_t)value.dict->n);
+    else if (value.kind == JV_UNDEFINED)
         *out = jv_int(0);
     else
-        return jraise(r, "object of type '%s' has no len()", jv_type_name(v));
+        return jinja_raise(render, "object of type '%s' has no len()", jv_type_name(value));
     return true;
 }
 
-/* "a.b.0" of a value, as map(attribute=...) and its kin read it. */
-static bool attr_path(struct jrender *r, struct jval v, struct jval path, struct jval *out)
+/* Follow a path such as "a.b.0" from a value, for map(attribute=...) and similar filters. */
+static bool jinja_attr_path(struct jrender *render, struct jval value, struct jval path,
+                            struct jval *out)
 {
     size_t at = 0;
 
-    *out = v;
+    *out = value;
     if (path.kind == JV_INT)
-        return jitem(r, v, path, out);
+        return jinja_get_item(render, value, path, out);
     if (path.kind != JV_TEXT)
-        return jraise(r, "an attribute's name is expected");
+        return jinja_raise(render, "an attribute's name is expected");
     while (at <= path.len) {
         const char *dot = memchr(path.text + at, '.', path.len - at);
         size_t end = dot == NULL ? path.len : (size_t)(dot - path.text);
-        char *name = arena_strndup(r->arena, path.text + at, end - at);
+        char *name = arena_strndup(render->arena, path.text + at, end - at);
         struct jval key = jv_text(name, end - at);
 
         if (name == NULL)
-            return jno_memory(r);
+            return jinja_no_memory(render);
         if (end > at && strspn(name, "0123456789") == end - at)
             key = jv_int(strtoll(name, NULL, 10));
-        if (!jitem(r, *out, key, out))
+        if (!jinja_get_item(render, *out, key, out))
             return false;
         at = end + 1;
     }
     return true;
 }
 
-/* Arguments from `skip` on, for a filter or test called by another. */
-static struct jargs rest_of(const struct jargs *args, size_t skip)
+/* The arguments from `skip` on, for a filter or test that is called by another one. */
+static struct jargs jinja_rest_of(const struct jargs *args, size_t skip)
 {
     struct jargs rest = *args;
 
@@ -71,24 +77,29 @@ static struct jargs rest_of(const struct jargs *args, size_t skip)
     return rest;
 }
 
-static bool text_name(struct jrender *r, struct jval v, const char **name)
+/* A text as a NUL-terminated name. */
+static bool jinja_text_name(struct jrender *render, struct jval value, const char **name)
 {
-    if (v.kind != JV_TEXT)
-        return jraise(r, "a filter's or test's name is expected");
-    *name = arena_strndup(r->arena, v.text, v.len);
-    return *name != NULL || jno_memory(r);
+    if (value.kind != JV_TEXT)
+        return jinja_raise(render, "a filter's or test's name is expected");
+    *name = arena_strndup(render->arena, value.text, value.len);
+    return *name != NULL || jinja_no_memory(render);
 }
 
 /* --- filters -----------------------------------------------------------------------------------*/
 
-static bool f_tojson(struct jrender *r, struct jval in, const struct jargs *args, struct jval *out)
+/* tojson(ensure_ascii, indent, separators, sort_keys): Hugging Face's version, which does not
+ * escape HTML, unlike Jinja's own. */
+
+static bool jinja_filter_tojson(struct jrender *render, struct jval in, const struct jargs *args,
+                                struct jval *out)
 {
     struct jdump how = {.indent = -1, .item = ", ", .key = ": "};
-    struct jval ascii = jarg_or(args, 0, "ensure_ascii", jv_bool(false));
-    struct jval indent = jarg_or(args, 1, "indent", jv_none());
-    struct jval separators = jarg_or(args, 2, "separators", jv_none());
-    struct jval sort = jarg_or(args, 3, "sort_keys", jv_bool(false));
-    struct buf b = {0};
+    struct jval ascii = jinja_arg_or(args, 0, "ensure_ascii", jv_bool(false));
+    struct jval indent = jinja_arg_or(args, 1, "indent", jv_none());
+    struct jval separators = jinja_arg_or(args, 2, "separators", jv_none());
+    struct jval sort = jinja_arg_or(args, 3, "sort_keys", jv_bool(false));
+    struct buf buf = {0};
 
     how.ascii = jv_truth(ascii);
     how.sort_keys = jv_truth(sort);
@@ -97,43 +108,49 @@ static bool f_tojson(struct jrender *r, struct jval in, const struct jargs *args
         how.item = ",";
     }
     if ((separators.kind == JV_TUPLE || separators.kind == JV_LIST) && separators.list->n == 2 &&
-        (!text_name(r, separators.list->items[0], &how.item) ||
-         !text_name(r, separators.list->items[1], &how.key)))
+        (!jinja_text_name(render, separators.list->items[0], &how.item) ||
+         !jinja_text_name(render, separators.list->items[1], &how.key)))
         return false;
-    if (!jv_json(r, &b, in, &how, 0)) {
-        buf_fini(&b);
+    if (!jv_json(render, &buf, in, &how, 0)) {
+        buf_fini(&buf);
         return false;
     }
-    return jv_take_buf(r, &b, out);
+    return jv_take_buf(render, &buf, out);
 }
 
-static bool f_length(struct jrender *r, struct jval in, const struct jargs *args, struct jval *out)
+static bool jinja_filter_length(struct jrender *render, struct jval in, const struct jargs *args,
+                                struct jval *out)
 {
     (void)args;
-    return length_of(r, in, out);
+    return jinja_length_of(render, in, out);
 }
 
-static bool f_string(struct jrender *r, struct jval in, const struct jargs *args, struct jval *out)
+static bool jinja_filter_string(struct jrender *render, struct jval in, const struct jargs *args,
+                                struct jval *out)
 {
     (void)args;
-    return jv_to_text(r, in, out);
+    return jv_to_text(render, in, out);
 }
 
-static bool f_same(struct jrender *r, struct jval in, const struct jargs *args, struct jval *out)
+/* A filter without effect. */
+static bool jinja_filter_same(struct jrender *render, struct jval in, const struct jargs *args,
+                              struct jval *out)
 {
-    (void)r;
+    (void)render;
     (void)args;
     *out = in;
     return true;
 }
 
-static bool f_trim(struct jrender *r, struct jval in, const struct jargs *args, struct jval *out)
+/* trim(chars): remove white space, or the given characters, at both ends. */
+static bool jinja_filter_trim(struct jrender *render, struct jval in, const struct jargs *args,
+                              struct jval *out)
 {
-    struct jval chars = jarg_or(args, 0, "chars", jv_none());
+    struct jval chars = jinja_arg_or(args, 0, "chars", jv_none());
     const struct jval *set = chars.kind == JV_TEXT ? &chars : NULL;
     size_t from;
 
-    if (!jv_to_text(r, in, &in))
+    if (!jv_to_text(render, in, &in))
         return false;
     from = jtext_strip_left(in.text, in.len, set);
     *out = jv_part(in, from, jtext_strip_right(in.text + from, in.len - from, set));
@@ -141,171 +158,203 @@ static bool f_trim(struct jrender *r, struct jval in, const struct jargs *args, 
     return true;
 }
 
-static bool f_list(struct jrender *r, struct jval in, const struct jargs *args, struct jval *out)
+static bool jinja_filter_list(struct jrender *render, struct jval in, const struct jargs *args,
+                              struct jval *out)
 {
-    struct jlist *l;
+    struct jlist *list;
 
     (void)args;
-    if (!jv_iterate(r, in, &l))
+    if (!jv_iterate(render, in, &list))
         return false;
-    *out = jv_list(l);
+    *out = jv_list(list);
     return true;
 }
 
-static bool f_join(struct jrender *r, struct jval in, const struct jargs *args, struct jval *out)
+/* join(d, attribute): the items, or one attribute of each, with d between them. */
+static bool jinja_filter_join(struct jrender *render, struct jval in, const struct jargs *args,
+                              struct jval *out)
 {
-    struct jval between = jarg_or(args, 0, "d", jv_text("", 0));
-    struct jval attribute = jarg_or(args, 1, "attribute", jv_none());
-    struct jbuf b = {.text = {.limit = JINJA_OUTPUT_MAX}};
-    struct jlist *l;
+    struct jval between = jinja_arg_or(args, 0, "d", jv_text("", 0));
+    struct jval attribute = jinja_arg_or(args, 1, "attribute", jv_none());
+    struct jbuf buf = {.text = {.limit = JINJA_OUTPUT_MAX}};
+    struct jlist *list;
     size_t i;
-    bool good = jv_iterate(r, in, &l) && jv_to_text(r, between, &between);
+    bool good = jv_iterate(render, in, &list) && jv_to_text(render, between, &between);
 
-    for (i = 0; good && i < l->n; i++) {
-        struct jval item = l->items[i];
+    for (i = 0; good && i < list->n; i++) {
+        struct jval item = list->items[i];
 
         if (attribute.kind != JV_NONE)
-            good = attr_path(r, item, attribute, &item);
+            good = jinja_attr_path(render, item, attribute, &item);
         if (i > 0)
-            jbuf_add(r, &b, between);
-        good = good && jv_str(r, &b, item);
+            jbuf_add(render, &buf, between);
+        good = good && jv_str(render, &buf, item);
     }
     if (!good) {
-        buf_fini(&b.text);
+        buf_fini(&buf.text);
         return false;
     }
-    return jbuf_take(r, &b, out);
+    return jbuf_take(render, &buf, out);
 }
 
-static bool f_items(struct jrender *r, struct jval in, const struct jargs *args, struct jval *out)
+/* items: the pairs of a dict; none for an undefined value. */
+static bool jinja_filter_items(struct jrender *render, struct jval in, const struct jargs *args,
+                               struct jval *out)
 {
-    struct jmethod m = {.self = in, .name = "items"};
+    struct jmethod method = {.self = in, .name = "items"};
 
     if (in.kind == JV_UNDEFINED)
-        return f_list(r, in, args, out);
+        return jinja_filter_list(render, in, args, out);
     if (in.kind != JV_DICT)
-        return jraise(r, "Can only get item pairs from a mapping.");
-    return jmethod_call(r, &m, args, out);
+        return jinja_raise(render, "Can only get item pairs from a mapping.");
+    return jinja_call_method(render, &method, args, out);
 }
 
-static bool change_case(struct jrender *r, struct jval in, const char *how, struct jval *out)
+/* Change the case of any value's text. */
+static bool jinja_change_case(struct jrender *render, struct jval in, const char *how,
+                              struct jval *out)
 {
-    if (!jv_to_text(r, in, &in) || !jtext_case(r, in, how, out))
+    if (!jv_to_text(render, in, &in) || !jtext_case(render, in, how, out))
         return false;
-    out->safe = in.safe && strcmp(how, "jinja") != 0; /* that one joins pieces */
+    out->safe = in.safe && strcmp(how, "jinja") != 0; /* title() assembles a new string in Jinja */
     return true;
 }
 
-static bool f_upper(struct jrender *r, struct jval in, const struct jargs *args, struct jval *out)
+static bool jinja_filter_upper(struct jrender *render, struct jval in, const struct jargs *args,
+                               struct jval *out)
 {
     (void)args;
-    return change_case(r, in, "upper", out);
+    return jinja_change_case(render, in, "upper", out);
 }
 
-static bool f_lower(struct jrender *r, struct jval in, const struct jargs *args, struct jval *out)
+static bool jinja_filter_lower(struct jrender *render, struct jval in, const struct jargs *args,
+                               struct jval *out)
 {
     (void)args;
-    return change_case(r, in, "lower", out);
+    return jinja_change_case(render, in, "lower", out);
 }
 
-static bool f_title(struct jrender *r, struct jval in, const struct jargs *args, struct jval *out)
+static bool jinja_filter_title(struct jrender *render, struct jval in, const struct jargs *args,
+                               struct jval *out)
 {
     (void)args;
-    return change_case(r, in, "jinja", out);
+    return jinja_change_case(render, in, "jinja", out);
 }
 
-static bool f_capital(struct jrender *r, struct jval in, const struct jargs *args, struct jval *out)
+static bool jinja_filter_capital(struct jrender *render, struct jval in, const struct jargs *args,
+                                 struct jval *out)
 {
     (void)args;
-    return change_case(r, in, "capitalize", out);
+    return jinja_change_case(render, in, "capitalize", out);
 }
 
-static bool f_first(struct jrender *r, struct jval in, const struct jargs *args, struct jval *out)
+/* first and last: an empty sequence gives an undefined value, not an error. */
+static bool jinja_filter_first(struct jrender *render, struct jval in, const struct jargs *args,
+                               struct jval *out)
 {
-    struct jlist *l;
+    struct jlist *list;
 
     (void)args;
-    if (!jv_iterate(r, in, &l))
+    if (!jv_iterate(render, in, &list))
         return false;
-    *out = l->n > 0 ? l->items[0] : jv_undefined("No first item, sequence was empty.", 34);
+    if (list->n > 0)
+        *out = list->items[0];
+    else
+        *out = jv_undefined("No first item, sequence was empty.", 34);
     return true;
 }
 
-static bool f_last(struct jrender *r, struct jval in, const struct jargs *args, struct jval *out)
+static bool jinja_filter_last(struct jrender *render, struct jval in, const struct jargs *args,
+                              struct jval *out)
 {
-    struct jlist *l;
+    struct jlist *list;
 
     (void)args;
-    if (!jv_iterate(r, in, &l))
+    if (!jv_iterate(render, in, &list))
         return false;
-    *out = l->n > 0 ? l->items[l->n - 1] : jv_undefined("No last item, sequence was empty.", 33);
+    if (list->n > 0)
+        *out = list->items[list->n - 1];
+    else
+        *out = jv_undefined("No last item, sequence was empty.", 33);
     return true;
 }
 
-static bool f_default(struct jrender *r, struct jval in, const struct jargs *args, struct jval *out)
+/* default(default_value, boolean): for undefined values; with boolean for all false values. */
+static bool jinja_filter_default(struct jrender *render, struct jval in, const struct jargs *args,
+                                 struct jval *out)
 {
-    bool falsy = jv_truth(jarg_or(args, 1, "boolean", jv_bool(false)));
+    bool falsy = jv_truth(jinja_arg_or(args, 1, "boolean", jv_bool(false)));
 
-    (void)r;
+    (void)render;
     *out = in;
     if (in.kind == JV_UNDEFINED || (falsy && !jv_truth(in)))
-        *out = jarg_or(args, 0, "default_value", jv_text("", 0));
+        *out = jinja_arg_or(args, 0, "default_value", jv_text("", 0));
     return true;
 }
 
-static bool f_replace(struct jrender *r, struct jval in, const struct jargs *args, struct jval *out)
+/* replace(old, new, count) */
+static bool jinja_filter_replace(struct jrender *render, struct jval in, const struct jargs *args,
+                                 struct jval *out)
 {
     struct jval from;
     struct jval to;
-    struct jval count = jarg_or(args, 2, "count", jv_int(-1));
+    struct jval count = jinja_arg_or(args, 2, "count", jv_int(-1));
 
-    if (!jarg(args, 0, "old", &from) || !jarg(args, 1, "new", &to))
-        return jraise(r, "replace needs two strings");
-    return jv_to_text(r, in, &in) && jv_to_text(r, from, &from) && jv_to_text(r, to, &to) &&
-           jtext_replace(r, in, from, to, count.kind == JV_INT ? count.whole : -1, out);
+    if (!jinja_arg(args, 0, "old", &from) || !jinja_arg(args, 1, "new", &to))
+        return jinja_raise(render, "replace needs two strings");
+    return jv_to_text(render, in, &in) && jv_to_text(render, from, &from) &&
+           jv_to_text(render, to, &to) &&
+           jtext_replace(render, in, from, to, count.kind == JV_INT ? count.whole : -1, out);
 }
 
-static bool f_indent(struct jrender *r, struct jval in, const struct jargs *args, struct jval *out)
+/* indent(width, first, blank): indent all lines but the first; empty ones only with blank. width
+ * may be a text. */
+static bool jinja_filter_indent(struct jrender *render, struct jval in, const struct jargs *args,
+                                struct jval *out)
 {
-    struct jval width = jarg_or(args, 0, "width", jv_int(4));
-    bool first = jv_truth(jarg_or(args, 1, "first", jv_bool(false)));
-    bool blank = jv_truth(jarg_or(args, 2, "blank", jv_bool(false)));
-    struct jbuf b = {.text = {.limit = JINJA_OUTPUT_MAX}};
+    struct jval width = jinja_arg_or(args, 0, "width", jv_int(4));
+    bool first = jv_truth(jinja_arg_or(args, 1, "first", jv_bool(false)));
+    bool blank = jv_truth(jinja_arg_or(args, 2, "blank", jv_bool(false)));
+    struct jbuf buf = {.text = {.limit = JINJA_OUTPUT_MAX}};
     struct jval unit = width;
     struct jval lines;
     size_t i;
 
     if (in.kind != JV_TEXT)
-        return jraise(r, "indent needs a text");
-    if (width.kind == JV_INT && !jbinary(r, "*", jv_text(" ", 1), width, &unit))
+        return jinja_raise(render, "indent needs a text");
+    if (width.kind == JV_INT && !jinja_binary(render, "*", jv_text(" ", 1), width, &unit))
         return false;
     if (unit.kind != JV_TEXT)
-        return jraise(r, "indent needs a width");
-    /* A line end behind the text makes a last line of what follows its last line end. */
-    if (!jv_concat(r, in, jv_text("\n", 1), &lines) || !jtext_lines(r, lines, false, &lines))
+        return jinja_raise(render, "indent needs a width");
+    /* Jinja appends a line end, so that text after the last line end is a line, too. */
+    if (!jv_concat(render, in, jv_text("\n", 1), &lines) ||
+        !jtext_lines(render, lines, false, &lines))
         return false;
     for (i = 0; i < lines.list->n; i++) {
         struct jval line = lines.list->items[i];
 
         if (i > 0)
-            jbuf_add(r, &b, jv_own("\n", 1));
+            jbuf_add(render, &buf, jv_own("\n", 1));
         if (i == 0 ? first : blank || line.len > 0)
-            jbuf_add(r, &b, unit);
-        jbuf_add(r, &b, line);
+            jbuf_add(render, &buf, unit);
+        jbuf_add(render, &buf, line);
     }
-    if (!jbuf_take(r, &b, out))
+    if (!jbuf_take(render, &buf, out))
         return false;
     out->safe = in.safe;
     return true;
 }
 
-static bool f_int(struct jrender *r, struct jval in, const struct jargs *args, struct jval *out)
+/* int(default): like Python's int(), and real numbers in text are truncated. The default is for
+ * text that is no number. */
+static bool jinja_filter_int(struct jrender *render, struct jval in, const struct jargs *args,
+                             struct jval *out)
 {
-    struct jval preset = jarg_or(args, 0, "default", jv_int(0));
+    struct jval preset = jinja_arg_or(args, 0, "default", jv_int(0));
     char text[64];
     char *end;
 
-    (void)r;
+    (void)render;
     *out = preset;
     if (in.kind == JV_INT || in.kind == JV_BOOL) {
         *out = jv_int(jv_int_of(in));
@@ -324,7 +373,10 @@ static bool f_int(struct jrender *r, struct jval in, const struct jargs *args, s
         if (n > 0 && *end != '\0' && strspn(text, "+-0123456789.eE") == n) {
             double real = strtod(text, &end);
 
-            *out = fabs(real) < 9e18 ? jv_int((int64_t)real) : preset;
+            if (fabs(real) < 9e18)
+                *out = jv_int((int64_t)real);
+            else
+                *out = preset;
         }
         if (n == 0 || *end != '\0' || errno != 0)
             *out = preset;
@@ -332,13 +384,15 @@ static bool f_int(struct jrender *r, struct jval in, const struct jargs *args, s
     return true;
 }
 
-static bool f_float(struct jrender *r, struct jval in, const struct jargs *args, struct jval *out)
+/* float(default) */
+static bool jinja_filter_float(struct jrender *render, struct jval in, const struct jargs *args,
+                               struct jval *out)
 {
     char text[64];
     char *end = text;
 
-    (void)r;
-    *out = jarg_or(args, 0, "default", jv_real(0));
+    (void)render;
+    *out = jinja_arg_or(args, 0, "default", jv_real(0));
     if (jv_is_number(in)) {
         *out = jv_real(jv_real_of(in));
     } else if (in.kind == JV_TEXT && in.len > 0 && in.len < sizeof text) {
@@ -353,88 +407,98 @@ static bool f_float(struct jrender *r, struct jval in, const struct jargs *args,
     return true;
 }
 
-static bool f_abs(struct jrender *r, struct jval in, const struct jargs *args, struct jval *out)
+static bool jinja_filter_abs(struct jrender *render, struct jval in, const struct jargs *args,
+                             struct jval *out)
 {
     (void)args;
     if (!jv_is_number(in))
-        return jraise(r, "bad operand type for abs(): '%s'", jv_type_name(in));
+        return jinja_raise(render, "bad operand type for abs(): '%s'", jv_type_name(in));
     if (in.kind == JV_REAL)
         *out = jv_real(fabs(in.real));
     else if (jv_int_of(in) == INT64_MIN)
-        return jraise(r, "a whole number is out of range");
+        return jinja_raise(render, "a whole number is out of range");
     else
         *out = jv_int(jv_int_of(in) < 0 ? -jv_int_of(in) : jv_int_of(in));
     return true;
 }
 
-static bool f_round(struct jrender *r, struct jval in, const struct jargs *args, struct jval *out)
+/* round(precision). printf() rounds exact decimal values correctly, halves to even, as Python. */
+static bool jinja_filter_round(struct jrender *render, struct jval in, const struct jargs *args,
+                               struct jval *out)
 {
-    struct jval digits = jarg_or(args, 0, "precision", jv_int(0));
+    struct jval digits = jinja_arg_or(args, 0, "precision", jv_int(0));
     char text[400];
 
     if (!jv_is_number(in) || digits.kind != JV_INT || digits.whole < 0 || digits.whole > 30)
-        return jraise(r, "round needs a number and a precision of 0 .. 30");
+        return jinja_raise(render, "round needs a number and a precision of 0 .. 30");
     (void)snprintf(text, sizeof text, "%.*f", (int)digits.whole, jv_real_of(in));
     *out = jv_real(strtod(text, NULL));
     return true;
 }
 
-static bool f_sum(struct jrender *r, struct jval in, const struct jargs *args, struct jval *out)
+/* sum(attribute, start) */
+static bool jinja_filter_sum(struct jrender *render, struct jval in, const struct jargs *args,
+                             struct jval *out)
 {
-    struct jval attribute = jarg_or(args, 0, "attribute", jv_none());
-    struct jlist *l;
+    struct jval attribute = jinja_arg_or(args, 0, "attribute", jv_none());
+    struct jlist *list;
     size_t i;
 
-    *out = jarg_or(args, 1, "start", jv_int(0));
-    if (!jv_iterate(r, in, &l))
+    *out = jinja_arg_or(args, 1, "start", jv_int(0));
+    if (!jv_iterate(render, in, &list))
         return false;
-    for (i = 0; i < l->n; i++) {
-        struct jval item = l->items[i];
+    for (i = 0; i < list->n; i++) {
+        struct jval item = list->items[i];
 
-        if (attribute.kind != JV_NONE && !attr_path(r, item, attribute, &item))
+        if (attribute.kind != JV_NONE && !jinja_attr_path(render, item, attribute, &item))
             return false;
-        if (!jbinary(r, "+", *out, item, out))
+        if (!jinja_binary(render, "+", *out, item, out))
             return false;
     }
     return true;
 }
 
-static bool f_reverse(struct jrender *r, struct jval in, const struct jargs *args, struct jval *out)
+/* reverse: of a text by characters, else of the items. */
+static bool jinja_filter_reverse(struct jrender *render, struct jval in, const struct jargs *args,
+                                 struct jval *out)
 {
     struct jlist *from;
-    struct jlist *l;
-    struct buf b = {0};
+    struct jlist *list;
+    struct buf buf = {0};
     size_t i;
 
     (void)args;
-    if (!jv_iterate(r, in, &from) || (l = jlist_new(r, from->n)) == NULL)
+    if (!jv_iterate(render, in, &from) || (list = jlist_new(render, from->n)) == NULL)
         return false;
     for (i = from->n; i > 0; i--) {
         if (in.kind == JV_TEXT)
-            buf_add(&b, from->items[i - 1].text, from->items[i - 1].len);
-        else if (!jlist_add(r, l, from->items[i - 1]))
+            buf_add(&buf, from->items[i - 1].text, from->items[i - 1].len);
+        else if (!jlist_add(render, list, from->items[i - 1]))
             return false;
     }
-    *out = jv_list(l);
+    *out = jv_list(list);
     if (in.kind != JV_TEXT)
         return true;
-    if (!jv_take_buf(r, &b, out))
+    if (!jv_take_buf(render, &buf, out))
         return false;
     out->safe = in.safe;
     return true;
 }
 
+/* An item and the key it is sorted by. */
 struct sort_item {
     struct jval key;
     struct jval value;
 };
 
-/* Merge sort: stable, and it stops at the first pair that cannot be compared. */
-static bool merge_sort(struct jrender *r, struct sort_item *items, struct sort_item *spare,
-                       size_t n, bool reverse)
+/* Merge sort, bottom up: it is stable, and stops at the first pair that cannot be compared. spare
+ * has room for n items. */
+static bool jinja_merge_sort(struct jrender *render, struct sort_item *items,
+                             struct sort_item *spare, size_t n, bool reverse)
 {
     size_t width;
 
+    must(n == 0 || (items != NULL && spare != NULL));
     for (width = 1; width < n; width *= 2) {
         size_t from;
 
@@ -445,350 +509,388 @@ static bool merge_sort(struct jrender *r, struct sort_item *items, struct sort_i
             size_t b = mid;
             size_t k;
 
+            /* Take the smaller head; on equality the left one, which keeps the sort stable. */
             for (k = from; k < end; k++) {
                 int order = 0;
 
-                if (a < mid && b < end && !jv_compare(r, items[a].key, items[b].key, &order))
+                if (a < mid && b < end && !jv_compare(render, items[a].key, items[b].key, &order))
                     return false;
-                order = reverse ? -order : order;
-                spare[k] = a < mid && (b >= end || order <= 0) ? items[a++] : items[b++];
+                if (reverse)
+                    order = -order;
+                if (a < mid && (b >= end || order <= 0))
+                    spare[k] = items[a++];
+                else
+                    spare[k] = items[b++];
             }
         }
         memcpy(items, spare, n * sizeof *items);
-        if (!jstep(r, n))
+        if (!jinja_step(render, n))
             return false;
     }
     return true;
 }
 
-/* keys: what each item is sorted by; texts are compared in lower case unless case_sensitive. */
-static bool sort_list(struct jrender *r, const struct jlist *l, struct jval attribute,
-                      bool case_sensitive, bool reverse, struct jval *out)
+/* Sort by each item, or by an attribute of it. Texts are compared in lower case unless
+ * case_sensitive. */
+static bool jinja_sort_list(struct jrender *render, const struct jlist *list, struct jval attribute,
+                            bool case_sensitive, bool reverse, struct jval *out)
 {
-    struct sort_item *items = arena_alloc(r->arena, (l->n + 1) * sizeof *items * 2);
-    struct jlist *sorted = jlist_new(r, l->n);
+    struct sort_item *items = arena_alloc(render->arena, (list->n + 1) * sizeof *items * 2);
+    struct jlist *sorted = jlist_new(render, list->n);
     size_t i;
 
     if (items == NULL || sorted == NULL)
-        return jno_memory(r);
-    for (i = 0; i < l->n; i++) {
-        items[i] = (struct sort_item){l->items[i], l->items[i]};
-        if (attribute.kind != JV_NONE && !attr_path(r, l->items[i], attribute, &items[i].key))
+        return jinja_no_memory(render);
+    for (i = 0; i < list->n; i++) {
+        items[i] = (struct sort_item){list->items[i], list->items[i]};
+        if (attribute.kind != JV_NONE &&
+            !jinja_attr_path(render, list->items[i], attribute, &items[i].key))
             return false;
         if (!case_sensitive && items[i].key.kind == JV_TEXT &&
-            !jtext_case(r, items[i].key, "lower", &items[i].key))
+            !jtext_case(render, items[i].key, "lower", &items[i].key))
             return false;
     }
-    if (!merge_sort(r, items, items + l->n, l->n, reverse))
+    if (!jinja_merge_sort(render, items, items + list->n, list->n, reverse))
         return false;
-    for (i = 0; i < l->n; i++)
-        if (!jlist_add(r, sorted, items[i].value))
+    for (i = 0; i < list->n; i++)
+        if (!jlist_add(render, sorted, items[i].value))
             return false;
     *out = jv_list(sorted);
     return true;
 }
 
-static bool f_sort(struct jrender *r, struct jval in, const struct jargs *args, struct jval *out)
+/* sort(reverse, case_sensitive, attribute) */
+static bool jinja_filter_sort(struct jrender *render, struct jval in, const struct jargs *args,
+                              struct jval *out)
 {
-    bool reverse = jv_truth(jarg_or(args, 0, "reverse", jv_bool(false)));
-    bool exact = jv_truth(jarg_or(args, 1, "case_sensitive", jv_bool(false)));
-    struct jval attribute = jarg_or(args, 2, "attribute", jv_none());
-    struct jlist *l;
+    bool reverse = jv_truth(jinja_arg_or(args, 0, "reverse", jv_bool(false)));
+    bool exact = jv_truth(jinja_arg_or(args, 1, "case_sensitive", jv_bool(false)));
+    struct jval attribute = jinja_arg_or(args, 2, "attribute", jv_none());
+    struct jlist *list;
 
-    return jv_iterate(r, in, &l) && sort_list(r, l, attribute, exact, reverse, out);
+    return jv_iterate(render, in, &list) &&
+           jinja_sort_list(render, list, attribute, exact, reverse, out);
 }
 
-static bool f_dictsort(struct jrender *r, struct jval in, const struct jargs *args,
-                       struct jval *out)
+/* dictsort(case_sensitive, by, reverse): the pairs of a dict, sorted by "key" or "value". */
+static bool jinja_filter_dictsort(struct jrender *render, struct jval in, const struct jargs *args,
+                                  struct jval *out)
 {
-    bool exact = jv_truth(jarg_or(args, 0, "case_sensitive", jv_bool(false)));
-    struct jval by = jarg_or(args, 1, "by", jv_text("key", 3));
-    bool reverse = jv_truth(jarg_or(args, 2, "reverse", jv_bool(false)));
+    bool exact = jv_truth(jinja_arg_or(args, 0, "case_sensitive", jv_bool(false)));
+    struct jval by = jinja_arg_or(args, 1, "by", jv_text("key", 3));
+    bool reverse = jv_truth(jinja_arg_or(args, 2, "reverse", jv_bool(false)));
     struct jargs none = {0};
     struct jval items;
 
-    if (!f_items(r, in, &none, &items))
+    if (!jinja_filter_items(render, in, &none, &items))
         return false;
-    return sort_list(r, items.list, jv_int(jv_is(by, "value")), exact, reverse, out);
+    return jinja_sort_list(render, items.list, jv_int(jv_is(by, "value")), exact, reverse, out);
 }
 
-static bool f_unique(struct jrender *r, struct jval in, const struct jargs *args, struct jval *out)
+/* unique(case_sensitive, attribute): the first of equal items. */
+static bool jinja_filter_unique(struct jrender *render, struct jval in, const struct jargs *args,
+                                struct jval *out)
 {
-    bool exact = jv_truth(jarg_or(args, 0, "case_sensitive", jv_bool(false)));
-    struct jval attribute = jarg_or(args, 1, "attribute", jv_none());
-    struct jdict *seen = jdict_new(r, 0);
-    struct jlist *l;
-    struct jlist *kept = jlist_new(r, 0);
+    bool exact = jv_truth(jinja_arg_or(args, 0, "case_sensitive", jv_bool(false)));
+    struct jval attribute = jinja_arg_or(args, 1, "attribute", jv_none());
+    struct jdict *seen = jdict_new(render, 0);
+    struct jlist *list;
+    struct jlist *kept = jlist_new(render, 0);
     size_t i;
 
-    if (seen == NULL || kept == NULL || !jv_iterate(r, in, &l))
+    if (seen == NULL || kept == NULL || !jv_iterate(render, in, &list))
         return false;
-    for (i = 0; i < l->n; i++) {
-        struct jval key = l->items[i];
+    for (i = 0; i < list->n; i++) {
+        struct jval key = list->items[i];
 
-        if (attribute.kind != JV_NONE && !attr_path(r, key, attribute, &key))
+        if (attribute.kind != JV_NONE && !jinja_attr_path(render, key, attribute, &key))
             return false;
-        if (!exact && key.kind == JV_TEXT && !jtext_case(r, key, "lower", &key))
+        if (!exact && key.kind == JV_TEXT && !jtext_case(render, key, "lower", &key))
             return false;
         if (jdict_get(seen, key) != NULL)
             continue;
-        if (!jdict_set(r, seen, key, jv_none()) || !jlist_add(r, kept, l->items[i]))
+        if (!jdict_set(render, seen, key, jv_none()) || !jlist_add(render, kept, list->items[i]))
             return false;
     }
     *out = jv_list(kept);
     return true;
 }
 
-static bool extreme(struct jrender *r, struct jval in, const struct jargs *args, int sign,
-                    struct jval *out)
+/* min and max: sort, and take the first. sign is -1 for max. */
+static bool jinja_filter_extreme(struct jrender *render, struct jval in, const struct jargs *args,
+                                 int sign, struct jval *out)
 {
-    struct jval attribute = jarg_or(args, 1, "attribute", jv_none());
+    struct jval attribute = jinja_arg_or(args, 1, "attribute", jv_none());
     struct jval sorted;
-    struct jlist *l;
+    struct jlist *list;
 
-    if (!jv_iterate(r, in, &l) || !sort_list(r, l, attribute, false, sign < 0, &sorted))
+    if (!jv_iterate(render, in, &list) ||
+        !jinja_sort_list(render, list, attribute, false, sign < 0, &sorted))
         return false;
-    *out = l->n > 0 ? sorted.list->items[0]
-                    : jv_undefined("No aggregated item, sequence was empty.", 39);
+    if (list->n > 0)
+        *out = sorted.list->items[0];
+    else
+        *out = jv_undefined("No aggregated item, sequence was empty.", 39);
     return true;
 }
 
-static bool f_min(struct jrender *r, struct jval in, const struct jargs *args, struct jval *out)
+static bool jinja_filter_min(struct jrender *render, struct jval in, const struct jargs *args,
+                             struct jval *out)
 {
-    return extreme(r, in, args, 1, out);
+    return jinja_filter_extreme(render, in, args, 1, out);
 }
 
-static bool f_max(struct jrender *r, struct jval in, const struct jargs *args, struct jval *out)
+static bool jinja_filter_max(struct jrender *render, struct jval in, const struct jargs *args,
+                             struct jval *out)
 {
-    return extreme(r, in, args, -1, out);
+    return jinja_filter_extreme(render, in, args, -1, out);
 }
 
-static bool f_map(struct jrender *r, struct jval in, const struct jargs *args, struct jval *out)
+/* map(filter, args...) or map(attribute=..., default=...) */
+static bool jinja_filter_map(struct jrender *render, struct jval in, const struct jargs *args,
+                             struct jval *out)
 {
     struct jval attribute = jv_none();
-    struct jval preset = jarg_or(args, SIZE_MAX, "default", jv_undefined("default", 7));
-    bool by_attr = args->n_placed == 0 && jarg(args, SIZE_MAX, "attribute", &attribute);
-    struct jargs rest = rest_of(args, 1);
+    struct jval preset = jinja_arg_or(args, SIZE_MAX, "default", jv_undefined("default", 7));
+    bool by_attr = args->n_placed == 0 && jinja_arg(args, SIZE_MAX, "attribute", &attribute);
+    struct jargs rest = jinja_rest_of(args, 1);
     const char *name = NULL;
-    struct jlist *l;
-    struct jlist *mapped = jlist_new(r, 0);
+    struct jlist *list;
+    struct jlist *mapped = jlist_new(render, 0);
     size_t i;
 
     if (mapped == NULL)
         return false;
-    l = mapped; /* what is empty or None has no items */
-    if (jv_truth(in) && !jv_iterate(r, in, &l))
+    list = mapped; /* an empty value or None has no items */
+    if (jv_truth(in) && !jv_iterate(render, in, &list))
         return false;
-    if (!by_attr && (args->n_placed == 0 || !text_name(r, args->values[0], &name)))
-        return jraise(r, "map requires a filter argument");
-    for (i = 0; i < l->n; i++) {
-        struct jval v = l->items[i];
+    if (!by_attr && (args->n_placed == 0 || !jinja_text_name(render, args->values[0], &name)))
+        return jinja_raise(render, "map requires a filter argument");
+    for (i = 0; i < list->n; i++) {
+        struct jval value = list->items[i];
 
-        if (by_attr ? !attr_path(r, v, attribute, &v) : !jfilter(r, name, v, &rest, &v))
+        if (by_attr ? !jinja_attr_path(render, value, attribute, &value)
+                    : !jinja_filter(render, name, value, &rest, &value))
             return false;
-        if (by_attr && v.kind == JV_UNDEFINED && preset.kind != JV_UNDEFINED)
-            v = preset;
-        if (!jlist_add(r, mapped, v))
+        if (by_attr && value.kind == JV_UNDEFINED && preset.kind != JV_UNDEFINED)
+            value = preset;
+        if (!jlist_add(render, mapped, value))
             return false;
     }
     *out = jv_list(mapped);
     return true;
 }
 
-/* select, reject and their attr forms. */
-static bool choose(struct jrender *r, struct jval in, const struct jargs *args, bool keep,
-                   bool by_attr, struct jval *out)
+/* select(test, args...), reject, and with by_attr selectattr(attribute, test, args...), rejectattr.
+ * Without a test the value's truth decides. */
+static bool jinja_filter_choose(struct jrender *render, struct jval in, const struct jargs *args,
+                                bool keep, bool by_attr, struct jval *out)
 {
     size_t at = by_attr ? 1 : 0;
-    struct jargs rest = rest_of(args, at + 1);
+    struct jargs rest = jinja_rest_of(args, at + 1);
     const char *name = NULL;
-    struct jlist *l;
-    struct jlist *kept = jlist_new(r, 0);
+    struct jlist *list;
+    struct jlist *kept = jlist_new(render, 0);
     size_t i;
 
     if (kept == NULL)
         return false;
-    l = kept; /* what is empty or None has no items */
-    if (jv_truth(in) && !jv_iterate(r, in, &l))
+    list = kept; /* an empty value or None has no items */
+    if (jv_truth(in) && !jv_iterate(render, in, &list))
         return false;
     if (by_attr && args->n_placed == 0)
-        return jraise(r, "Missing parameter for attribute name");
-    if (args->n_placed > at && !text_name(r, args->values[at], &name))
+        return jinja_raise(render, "Missing parameter for attribute name");
+    if (args->n_placed > at && !jinja_text_name(render, args->values[at], &name))
         return false;
-    for (i = 0; i < l->n; i++) {
-        struct jval v = l->items[i];
+    for (i = 0; i < list->n; i++) {
+        struct jval value = list->items[i];
         bool holds;
 
-        if (by_attr && !attr_path(r, v, args->values[0], &v))
+        if (by_attr && !jinja_attr_path(render, value, args->values[0], &value))
             return false;
-        holds = jv_truth(v);
-        if (name != NULL && !jtest(r, name, v, &rest, &holds))
+        holds = jv_truth(value);
+        if (name != NULL && !jinja_test(render, name, value, &rest, &holds))
             return false;
-        if (holds == keep && !jlist_add(r, kept, l->items[i]))
+        if (holds == keep && !jlist_add(render, kept, list->items[i]))
             return false;
     }
     *out = jv_list(kept);
     return true;
 }
 
-static bool f_select(struct jrender *r, struct jval in, const struct jargs *args, struct jval *out)
+static bool jinja_filter_select(struct jrender *render, struct jval in, const struct jargs *args,
+                                struct jval *out)
 {
-    return choose(r, in, args, true, false, out);
+    return jinja_filter_choose(render, in, args, true, false, out);
 }
 
-static bool f_reject(struct jrender *r, struct jval in, const struct jargs *args, struct jval *out)
+static bool jinja_filter_reject(struct jrender *render, struct jval in, const struct jargs *args,
+                                struct jval *out)
 {
-    return choose(r, in, args, false, false, out);
+    return jinja_filter_choose(render, in, args, false, false, out);
 }
 
-static bool f_selectattr(struct jrender *r, struct jval in, const struct jargs *args,
-                         struct jval *out)
+static bool jinja_filter_selectattr(struct jrender *render, struct jval in,
+                                    const struct jargs *args, struct jval *out)
 {
-    return choose(r, in, args, true, true, out);
+    return jinja_filter_choose(render, in, args, true, true, out);
 }
 
-static bool f_rejectattr(struct jrender *r, struct jval in, const struct jargs *args,
-                         struct jval *out)
+static bool jinja_filter_rejectattr(struct jrender *render, struct jval in,
+                                    const struct jargs *args, struct jval *out)
 {
-    return choose(r, in, args, false, true, out);
+    return jinja_filter_choose(render, in, args, false, true, out);
 }
 
-static bool f_attr(struct jrender *r, struct jval in, const struct jargs *args, struct jval *out)
+/* attr(name): an attribute, never an item. */
+static bool jinja_filter_attr(struct jrender *render, struct jval in, const struct jargs *args,
+                              struct jval *out)
 {
     struct jval name;
 
-    if (!jarg(args, 0, "name", &name) || name.kind != JV_TEXT)
-        return jraise(r, "attr needs a name");
-    return jattr(r, in, name.text, name.len, false, out);
+    if (!jinja_arg(args, 0, "name", &name) || name.kind != JV_TEXT)
+        return jinja_raise(render, "attr needs a name");
+    return jinja_get_attr(render, in, name.text, name.len, false, out);
 }
 
-static bool f_wordcount(struct jrender *r, struct jval in, const struct jargs *args,
-                        struct jval *out)
+static bool jinja_filter_wordcount(struct jrender *render, struct jval in, const struct jargs *args,
+                                   struct jval *out)
 {
-    struct jmethod m = {.name = "split"};
+    struct jmethod method = {.name = "split"};
     struct jargs none = {0};
 
     (void)args;
-    if (!jv_to_text(r, in, &m.self) || !jmethod_call(r, &m, &none, out))
+    if (!jv_to_text(render, in, &method.self) || !jinja_call_method(render, &method, &none, out))
         return false;
     *out = jv_int((int64_t)out->list->n);
     return true;
 }
 
-static bool f_safe(struct jrender *r, struct jval in, const struct jargs *args, struct jval *out)
+/* safe, escape and forceescape make markup; see jtext_escape(). */
+static bool jinja_filter_safe(struct jrender *render, struct jval in, const struct jargs *args,
+                              struct jval *out)
 {
     (void)args;
-    if (!jv_to_text(r, in, out))
+    if (!jv_to_text(render, in, out))
         return false;
     out->safe = true;
     return true;
 }
 
-static bool f_escape(struct jrender *r, struct jval in, const struct jargs *args, struct jval *out)
+static bool jinja_filter_escape(struct jrender *render, struct jval in, const struct jargs *args,
+                                struct jval *out)
 {
     (void)args;
-    return jtext_escape(r, in, out);
+    return jtext_escape(render, in, out);
 }
 
-static bool f_forceescape(struct jrender *r, struct jval in, const struct jargs *args,
-                          struct jval *out)
+static bool jinja_filter_forceescape(struct jrender *render, struct jval in,
+                                     const struct jargs *args, struct jval *out)
 {
     (void)args;
     in.safe = false;
-    return jtext_escape(r, in, out);
+    return jtext_escape(render, in, out);
 }
 
+/* Names of filters; several are aliases. */
 static const struct {
     const char *name;
     bool (*run)(struct jrender *r, struct jval in, const struct jargs *args, struct jval *out);
 } filters[] = {
-    {"tojson", f_tojson},
-    {"length", f_length},
-    {"count", f_length},
-    {"string", f_string},
-    {"safe", f_safe},
-    {"trim", f_trim},
-    {"list", f_list},
-    {"join", f_join},
-    {"items", f_items},
-    {"upper", f_upper},
-    {"lower", f_lower},
-    {"title", f_title},
-    {"capitalize", f_capital},
-    {"first", f_first},
-    {"last", f_last},
-    {"default", f_default},
-    {"d", f_default},
-    {"replace", f_replace},
-    {"indent", f_indent},
-    {"int", f_int},
-    {"float", f_float},
-    {"abs", f_abs},
-    {"round", f_round},
-    {"sum", f_sum},
-    {"reverse", f_reverse},
-    {"sort", f_sort},
-    {"dictsort", f_dictsort},
-    {"unique", f_unique},
-    {"min", f_min},
-    {"max", f_max},
-    {"map", f_map},
-    {"select", f_select},
-    {"reject", f_reject},
-    {"selectattr", f_selectattr},
-    {"rejectattr", f_rejectattr},
-    {"attr", f_attr},
-    {"wordcount", f_wordcount},
-    {"escape", f_escape},
-    {"e", f_escape},
-    {"forceescape", f_forceescape},
-    {"identity", f_same},
+    {"tojson", jinja_filter_tojson},
+    {"length", jinja_filter_length},
+    {"count", jinja_filter_length},
+    {"string", jinja_filter_string},
+    {"safe", jinja_filter_safe},
+    {"trim", jinja_filter_trim},
+    {"list", jinja_filter_list},
+    {"join", jinja_filter_join},
+    {"items", jinja_filter_items},
+    {"upper", jinja_filter_upper},
+    {"lower", jinja_filter_lower},
+    {"title", jinja_filter_title},
+    {"capitalize", jinja_filter_capital},
+    {"first", jinja_filter_first},
+    {"last", jinja_filter_last},
+    {"default", jinja_filter_default},
+    {"d", jinja_filter_default},
+    {"replace", jinja_filter_replace},
+    {"indent", jinja_filter_indent},
+    {"int", jinja_filter_int},
+    {"float", jinja_filter_float},
+    {"abs", jinja_filter_abs},
+    {"round", jinja_filter_round},
+    {"sum", jinja_filter_sum},
+    {"reverse", jinja_filter_reverse},
+    {"sort", jinja_filter_sort},
+    {"dictsort", jinja_filter_dictsort},
+    {"unique", jinja_filter_unique},
+    {"min", jinja_filter_min},
+    {"max", jinja_filter_max},
+    {"map", jinja_filter_map},
+    {"select", jinja_filter_select},
+    {"reject", jinja_filter_reject},
+    {"selectattr", jinja_filter_selectattr},
+    {"rejectattr", jinja_filter_rejectattr},
+    {"attr", jinja_filter_attr},
+    {"wordcount", jinja_filter_wordcount},
+    {"escape", jinja_filter_escape},
+    {"e", jinja_filter_escape},
+    {"forceescape", jinja_filter_forceescape},
+    {"identity", jinja_filter_same},
 };
 
-bool jfilter(struct jrender *r, const char *name, struct jval in, const struct jargs *args,
-             struct jval *out)
+/* Filters such as map call other filters, hence the count of depth. */
+bool jinja_filter(struct jrender *render, const char *name, struct jval in,
+                  const struct jargs *args, struct jval *out)
 {
     size_t i;
     bool good;
 
-    if (!jstep(r, 1))
+    must(name != NULL && args != NULL);
+    if (!jinja_step(render, 1))
         return false;
-    if (r->depth >= JINJA_DEPTH_MAX * 20)
-        return jfault_set(&r->fault, ERR_LIMIT, "line %d: filters nest too deep", r->line);
+    if (render->depth >= JINJA_DEPTH_MAX * 20)
+        return jinja_fault_set(&render->fault, ERR_LIMIT, "line %d: filters nest too deep",
+                               render->line);
     for (i = 0; i < sizeof filters / sizeof filters[0]; i++) {
         if (strcmp(filters[i].name, name) != 0)
             continue;
-        r->depth++;
-        good = filters[i].run(r, in, args, out);
-        r->depth--;
+        render->depth++;
+        good = filters[i].run(render, in, args, out);
+        render->depth--;
         return good;
     }
-    return jraise(r, "No filter named '%.60s'.", name);
+    return jinja_raise(render, "No filter named '%.60s'.", name);
 }
 
 /* --- tests -------------------------------------------------------------------------------------*/
 
-static bool is_upper_or_lower(struct jrender *r, struct jval in, const char *how, bool *out)
-{
-    struct jmethod m = {.name = how};
-    struct jargs none = {0};
-    struct jval v;
+/* upper and lower: the text methods isupper() and islower(). */
 
-    if (!jv_to_text(r, in, &m.self) || !jmethod_call(r, &m, &none, &v))
+static bool jinja_is_upper_or_lower(struct jrender *render, struct jval in, const char *how,
+                                    bool *out)
+{
+    struct jmethod method = {.name = how};
+    struct jargs none = {0};
+    struct jval value;
+
+    if (!jv_to_text(render, in, &method.self) || !jinja_call_method(render, &method, &none, &value))
         return false;
-    *out = v.flag;
+    *out = value.flag;
     return true;
 }
 
-static bool test_number(struct jrender *r, const char *name, struct jval in,
-                        const struct jargs *args, bool *out)
+/* odd, even and divisibleby(num); x % -1 is excluded, because INT64_MIN % -1 overflows. */
+static bool jinja_test_number(struct jrender *render, const char *name, struct jval in,
+                              const struct jargs *args, bool *out)
 {
-    struct jval by = jarg_or(args, 0, "num", jv_int(2));
+    struct jval by = jinja_arg_or(args, 0, "num", jv_int(2));
 
     if (in.kind != JV_INT && in.kind != JV_BOOL)
-        return jraise(r, "test '%s' needs a whole number", name);
+        return jinja_raise(render, "test '%s' needs a whole number", name);
     if (by.kind != JV_INT || by.whole == 0)
-        return jraise(r, "divisibleby needs a whole number other than zero");
+        return jinja_raise(render, "divisibleby needs a whole number other than zero");
     if (name[0] == 'd')
         *out = by.whole == -1 || jv_int_of(in) % by.whole == 0;
     else
@@ -796,15 +898,15 @@ static bool test_number(struct jrender *r, const char *name, struct jval in,
     return true;
 }
 
-/* Tests that compare with an argument; false in *known when the name is none. */
-static bool test_compare(struct jrender *r, const char *name, struct jval in,
-                         const struct jargs *args, bool *out, bool *known)
+/* Tests that compare with an argument, as `x is eq 3`. *known is false for other names. */
+static bool jinja_test_compare(struct jrender *render, const char *name, struct jval in,
+                               const struct jargs *args, bool *out, bool *known)
 {
     static const char *const names[][2] = {
         {"eq", "=="}, {"equalto", "=="}, {"==", "=="}, {"ne", "!="},         {"!=", "!="},
         {"lt", "<"},  {"lessthan", "<"}, {"le", "<="}, {"gt", ">"},          {"ge", ">="},
         {"<", "<"},   {"<=", "<="},      {">", ">"},   {"greaterthan", ">"}, {">=", ">="}};
-    struct jval other = jarg_or(args, 0, "other", jv_none());
+    struct jval other = jinja_arg_or(args, 0, "other", jv_none());
     size_t i;
     int order = 0;
 
@@ -819,7 +921,7 @@ static bool test_compare(struct jrender *r, const char *name, struct jval in,
             *out = jv_equal(in, other) == (op[0] == '=');
             return true;
         }
-        if (!jv_compare(r, in, other, &order))
+        if (!jv_compare(render, in, other, &order))
             return false;
         *out = (op[0] == '<' ? order < 0 : order > 0) || (op[1] == '=' && order == 0);
         return true;
@@ -827,13 +929,14 @@ static bool test_compare(struct jrender *r, const char *name, struct jval in,
     return true;
 }
 
-static bool is_sequence(struct jval v)
+static bool jinja_is_sequence(struct jval value)
 {
-    return v.kind == JV_TEXT || v.kind == JV_LIST || v.kind == JV_TUPLE || v.kind == JV_DICT;
+    return value.kind == JV_TEXT || value.kind == JV_LIST || value.kind == JV_TUPLE ||
+           value.kind == JV_DICT;
 }
 
-/* Tests of the value alone; false when the name is none of them. */
-static bool test_kind(const char *name, struct jval in, bool *out)
+/* Tests of the value's kind. False when the name is none of them. */
+static bool jinja_test_kind(const char *name, struct jval in, bool *out)
 {
     const struct {
         const char *name;
@@ -850,8 +953,8 @@ static bool test_kind(const char *name, struct jval in, bool *out)
         {"integer", in.kind == JV_INT || in.kind == JV_BIG},
         {"float", in.kind == JV_REAL},
         {"number", jv_is_number(in) || in.kind == JV_BIG},
-        {"sequence", is_sequence(in) || in.kind == JV_UNDEFINED},
-        {"iterable", is_sequence(in) || in.kind == JV_UNDEFINED || in.kind == JV_LOOP},
+        {"sequence", jinja_is_sequence(in) || in.kind == JV_UNDEFINED},
+        {"iterable", jinja_is_sequence(in) || in.kind == JV_UNDEFINED || in.kind == JV_LOOP},
         {"callable", jv_is_callable(in)},
         {"escaped", in.kind == JV_TEXT && in.safe},
     };
@@ -865,9 +968,10 @@ static bool test_kind(const char *name, struct jval in, bool *out)
     return false;
 }
 
-static bool test_in(struct jrender *r, struct jval in, struct jval of, bool *out)
+/* `x is in y` */
+static bool jinja_test_in(struct jrender *render, struct jval in, struct jval of, bool *out)
 {
-    struct jlist *l;
+    struct jlist *list;
     size_t i;
 
     *out = false;
@@ -875,35 +979,37 @@ static bool test_in(struct jrender *r, struct jval in, struct jval of, bool *out
         *out = jtext_find(of.text, of.len, in.text, in.len) != NULL;
         return true;
     }
-    if (!jv_iterate(r, of, &l))
+    if (!jv_iterate(render, of, &list))
         return false;
-    for (i = 0; i < l->n && !*out; i++)
-        *out = jv_equal(l->items[i], in);
-    return jstep(r, 1 + i);
+    for (i = 0; i < list->n && !*out; i++)
+        *out = jv_equal(list->items[i], in);
+    return jinja_step(render, 1 + i);
 }
 
-bool jtest(struct jrender *r, const char *name, struct jval in, const struct jargs *args, bool *out)
+bool jinja_test(struct jrender *render, const char *name, struct jval in, const struct jargs *args,
+                bool *out)
 {
-    struct jval other = jarg_or(args, 0, "other", jv_none());
+    struct jval other = jinja_arg_or(args, 0, "other", jv_none());
     bool known;
 
-    if (!jstep(r, 1))
+    must(name != NULL && args != NULL);
+    if (!jinja_step(render, 1))
         return false;
-    if (test_kind(name, in, out))
+    if (jinja_test_kind(name, in, out))
         return true;
-    if (!test_compare(r, name, in, args, out, &known) || known)
-        return known && r->fault.rc == ERR_OK;
+    if (!jinja_test_compare(render, name, in, args, out, &known) || known)
+        return known && render->fault.rc == ERR_OK;
     if (strcmp(name, "odd") == 0 || strcmp(name, "even") == 0 || strcmp(name, "divisibleby") == 0)
-        return test_number(r, name, in, args, out);
+        return jinja_test_number(render, name, in, args, out);
     if (strcmp(name, "upper") == 0)
-        return is_upper_or_lower(r, in, "isupper", out);
+        return jinja_is_upper_or_lower(render, in, "isupper", out);
     if (strcmp(name, "lower") == 0)
-        return is_upper_or_lower(r, in, "islower", out);
+        return jinja_is_upper_or_lower(render, in, "islower", out);
     if (strcmp(name, "in") == 0)
-        return test_in(r, in, other, out);
+        return jinja_test_in(render, in, other, out);
     if (strcmp(name, "sameas") == 0) {
         *out = in.kind == other.kind && jv_equal(in, other);
         return true;
     }
-    return jraise(r, "No test named '%.60s'.", name);
+    return jinja_raise(render, "No test named '%.60s'.", name);
 }

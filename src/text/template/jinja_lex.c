@@ -1,8 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The lexer: line ends become \n, one at the very end goes, then text and tags alternate.
- * White space: "-" strips all on its side; without it a block or comment takes the line end
- * behind it (trim_blocks) and the blanks before it on its line (lstrip_blocks); "+" forbids. */
+ * The lexer. Line ends become \n, and one at the very end of the source is dropped. Then text and
+ * tags alternate:
+ *
+ *     Hello {{ name }}{% if x -%} ...
+ *     DATA  VAR_BEGIN NAME VAR_END BLOCK_BEGIN NAME NAME BLOCK_END DATA
+ *
+ * White space control: a "-" at a tag strips all white space on its side. Without it, a block or a
+ * comment removes the line end after it (trim_blocks) and the blanks before it on its line
+ * (lstrip_blocks); a "+" prevents that. */
 #include "text/template/jinja_parts.h"
 
 #include <stdarg.h>
@@ -11,9 +17,12 @@
 #include <string.h>
 
 #include "base/hex.h"
+#include "base/must.h"
 #include "base/utf8.h"
 #include "text/unicode.h"
 
+/* The source, and the tokens so far. The text is followed by eight NUL bytes, so looking a few
+ * bytes ahead never reads outside of it. */
 struct lexer {
     struct arena *arena;
     struct jfault *fault;
@@ -21,88 +30,99 @@ struct lexer {
     size_t len;
     size_t at;
     int line;
-    bool line_starting; /* what was read last ended a line, or nothing was */
+    bool line_starting; /* the last byte read ended a line, or nothing was read yet */
     struct jtoken *tokens;
     size_t n;
     size_t cap;
 };
 
-bool jfault_set(struct jfault *f, int rc, const char *format, ...)
+bool jinja_fault_set(struct jfault *fault, int rc, const char *format, ...)
 {
     va_list args;
 
-    if (f->rc != ERR_OK)
+    must(rc < 0);
+    if (fault->rc != ERR_OK)
         return false;
-    f->rc = rc;
+    fault->rc = rc;
     va_start(args, format);
-    (void)vsnprintf(f->text, sizeof f->text, format, args);
+    (void)vsnprintf(fault->text, sizeof fault->text, format, args);
     va_end(args);
     return false;
 }
 
-static bool lex_fail(struct lexer *l, const char *what)
+static bool jinja_lex_fail(struct lexer *lexer, const char *what)
 {
-    return jfault_set(l->fault, ERR_SYNTAX, "line %d: %s", l->line, what);
+    return jinja_fault_set(lexer->fault, ERR_SYNTAX, "line %d: %s", lexer->line, what);
 }
 
-static bool lex_memory(struct lexer *l)
+static bool jinja_lex_memory(struct lexer *lexer)
 {
-    return jfault_set(l->fault, ERR_NO_MEMORY, "out of memory for the template");
+    return jinja_fault_set(lexer->fault, ERR_NO_MEMORY, "out of memory for the template");
 }
 
-static bool lex_add(struct lexer *l, enum jtoken_kind kind, const char *text, size_t len)
+/* Append a token. An outgrown array stays in the arena until the template is closed. */
+static bool jinja_lex_add(struct lexer *lexer, enum jtoken_kind kind, const char *text, size_t len)
 {
-    if (l->n == l->cap) {
-        size_t cap = l->cap == 0 ? 256 : l->cap * 2;
-        struct jtoken *grown = arena_alloc(l->arena, cap * sizeof *grown);
+    if (lexer->n == lexer->cap) {
+        size_t cap = lexer->cap == 0 ? 256 : lexer->cap * 2;
+        struct jtoken *grown = arena_alloc(lexer->arena, cap * sizeof *grown);
 
         if (grown == NULL)
-            return lex_memory(l);
-        if (l->n > 0)
-            memcpy(grown, l->tokens, l->n * sizeof *grown);
-        l->tokens = grown;
-        l->cap = cap;
+            return jinja_lex_memory(lexer);
+        if (lexer->n > 0)
+            memcpy(grown, lexer->tokens, lexer->n * sizeof *grown);
+        lexer->tokens = grown;
+        lexer->cap = cap;
     }
-    l->tokens[l->n++] = (struct jtoken){.kind = kind, .line = l->line, .text = text, .len = len};
+    lexer->tokens[lexer->n++] =
+        (struct jtoken){.kind = kind, .line = lexer->line, .text = text, .len = len};
     return true;
 }
 
-static bool lex_add_copy(struct lexer *l, enum jtoken_kind kind, const char *text, size_t len)
+static bool jinja_lex_add_copy(struct lexer *lexer, enum jtoken_kind kind, const char *text,
+                               size_t len)
 {
-    char *copy = arena_strndup(l->arena, text, len);
+    char *copy = arena_strndup(lexer->arena, text, len);
 
-    return copy == NULL ? lex_memory(l) : lex_add(l, kind, copy, len);
+    if (copy == NULL)
+        return jinja_lex_memory(lexer);
+    return jinja_lex_add(lexer, kind, copy, len);
 }
 
-static void lex_move(struct lexer *l, size_t to)
+/* Advance to offset `to` and count the lines on the way. */
+static void jinja_lex_move(struct lexer *lexer, size_t to)
 {
-    if (to > l->at)
-        l->line_starting = l->text[to - 1] == '\n';
-    for (; l->at < to; l->at++)
-        l->line += l->text[l->at] == '\n';
+    if (to > lexer->at)
+        lexer->line_starting = lexer->text[to - 1] == '\n';
+    for (; lexer->at < to; lexer->at++)
+        lexer->line += lexer->text[lexer->at] == '\n';
 }
 
-static size_t space_at(const char *text, size_t at, size_t len)
+/* The length of the white space character at `at`; 0 when there is none. */
+static size_t jinja_space_at(const char *text, size_t at, size_t len)
 {
     uint32_t c;
 
     if (at >= len)
         return 0;
     c = utf8_decode(text + at);
-    return unicode_is_python_space(c) ? utf8_sequence(text + at, len - at) : 0;
+    if (unicode_is_python_space(c))
+        return utf8_sequence(text + at, len - at);
+    return 0;
 }
 
-static size_t skip_space(const struct lexer *l, size_t at)
+static size_t jinja_skip_space(const struct lexer *lexer, size_t at)
 {
     size_t n;
 
-    while ((n = space_at(l->text, at, l->len)) != 0)
+    while ((n = jinja_space_at(lexer->text, at, lexer->len)) != 0)
         at += n;
     return at;
 }
 
-/* Where the text [from, to) ends when a tag with this sign follows. */
-static size_t strip_before(const struct lexer *l, size_t from, size_t to, char sign, bool is_var)
+/* Where the text [from, to) ends if the tag that follows has this sign ('-', '+' or neither). */
+static size_t jinja_strip_before(const struct lexer *lexer, size_t from, size_t to, char sign,
+                                 bool is_var)
 {
     size_t end = to;
 
@@ -110,9 +130,9 @@ static size_t strip_before(const struct lexer *l, size_t from, size_t to, char s
         while (end > from) {
             size_t at = end - 1;
 
-            while (at > from && ((unsigned char)l->text[at] & 0xc0) == 0x80)
+            while (at > from && ((unsigned char)lexer->text[at] & 0xc0) == 0x80)
                 at--;
-            if (space_at(l->text, at, l->len) == 0)
+            if (jinja_space_at(lexer->text, at, lexer->len) == 0)
                 break;
             end = at;
         }
@@ -120,85 +140,93 @@ static size_t strip_before(const struct lexer *l, size_t from, size_t to, char s
     }
     if (sign == '+' || is_var)
         return to;
-    while (end > from && l->text[end - 1] != '\n')
+    /* lstrip_blocks: strip only if nothing but white space precedes the tag on its line. */
+    while (end > from && lexer->text[end - 1] != '\n')
         end--;
-    if (end == from && !l->line_starting)
+    if (end == from && !lexer->line_starting)
         return to;
-    return skip_space(l, end) >= to ? end : to;
+    if (jinja_skip_space(lexer, end) >= to)
+        return end;
+    return to;
 }
 
-/* Step over the end of a block or comment and what it takes along. at is behind the sign. */
-static void after_tag(struct lexer *l, size_t at, char sign)
+/* Advance past the end of a block or comment and the white space it removes; at is after the
+ * tag. */
+static void jinja_after_tag(struct lexer *lexer, size_t at, char sign)
 {
     if (sign == '-')
-        at = skip_space(l, at);
-    else if (sign != '+' && at < l->len && l->text[at] == '\n')
+        at = jinja_skip_space(lexer, at);
+    else if (sign != '+' && at < lexer->len && lexer->text[at] == '\n')
         at++;
-    lex_move(l, at);
+    jinja_lex_move(lexer, at);
 }
 
-static bool lex_comment(struct lexer *l)
+/* Skip a comment {# ... #}. */
+static bool jinja_lex_comment(struct lexer *lexer)
 {
-    const char *end = strstr(l->text + l->at + 2, "#}");
+    const char *end = strstr(lexer->text + lexer->at + 2, "#}");
     char sign;
 
     if (end == NULL)
-        return lex_fail(l, "a comment does not end");
+        return jinja_lex_fail(lexer, "a comment does not end");
     sign = end[-1];
-    after_tag(l, (size_t)(end - l->text) + 2, sign);
+    jinja_after_tag(lexer, (size_t)(end - lexer->text) + 2, sign);
     return true;
 }
 
-/* {% raw %} at l->at: up to {% endraw %} all is text. False without fault when it is none. */
-static bool lex_raw(struct lexer *l, bool *found)
+/* At a "{%": if it is {% raw %}, everything up to {% endraw %} is text. *found is false
+ * otherwise. */
+static bool jinja_lex_raw(struct lexer *lexer, bool *found)
 {
-    size_t at = l->at + 2;
+    size_t at = lexer->at + 2;
     size_t end;
     char sign = '\0';
 
     *found = false;
-    if (at < l->len && (l->text[at] == '-' || l->text[at] == '+'))
+    if (at < lexer->len && (lexer->text[at] == '-' || lexer->text[at] == '+'))
         at++;
-    at = skip_space(l, at);
-    if (strncmp(l->text + at, "raw", 3) != 0)
+    at = jinja_skip_space(lexer, at);
+    if (strncmp(lexer->text + at, "raw", 3) != 0)
         return true;
-    at = skip_space(l, at + 3);
-    if (l->text[at] == '-')
-        sign = l->text[at++];
-    if (strncmp(l->text + at, "%}", 2) != 0)
+    at = jinja_skip_space(lexer, at + 3);
+    if (lexer->text[at] == '-')
+        sign = lexer->text[at++];
+    if (strncmp(lexer->text + at, "%}", 2) != 0)
         return true;
     *found = true;
     at += 2;
     if (sign == '-')
-        at = skip_space(l, at);
-    lex_move(l, at);
-    for (end = at; end < l->len; end++) {
+        at = jinja_skip_space(lexer, at);
+    jinja_lex_move(lexer, at);
+    for (end = at; end < lexer->len; end++) {
         size_t p = end + 2;
         char before = '\0';
 
-        if (strncmp(l->text + end, "{%", 2) != 0)
+        if (strncmp(lexer->text + end, "{%", 2) != 0)
             continue;
-        if (l->text[p] == '-' || l->text[p] == '+')
-            before = l->text[p++];
-        p = skip_space(l, p);
-        if (strncmp(l->text + p, "endraw", 6) != 0)
+        if (lexer->text[p] == '-' || lexer->text[p] == '+')
+            before = lexer->text[p++];
+        p = jinja_skip_space(lexer, p);
+        if (strncmp(lexer->text + p, "endraw", 6) != 0)
             continue;
-        p = skip_space(l, p + 6);
+        p = jinja_skip_space(lexer, p + 6);
         sign = '\0';
-        if (l->text[p] == '-' || l->text[p] == '+')
-            sign = l->text[p++];
-        if (strncmp(l->text + p, "%}", 2) != 0)
+        if (lexer->text[p] == '-' || lexer->text[p] == '+')
+            sign = lexer->text[p++];
+        if (strncmp(lexer->text + p, "%}", 2) != 0)
             continue;
-        if (!lex_add(l, JT_DATA, l->text + at, strip_before(l, at, end, before, false) - at))
+        if (!jinja_lex_add(lexer, JT_DATA, lexer->text + at,
+                           jinja_strip_before(lexer, at, end, before, false) - at))
             return false;
-        after_tag(l, p + 2, sign);
+        jinja_after_tag(lexer, p + 2, sign);
         return true;
     }
-    return lex_fail(l, "a raw block does not end");
+    return jinja_lex_fail(lexer, "a raw block does not end");
 }
 
-/* One escape at p[0 .. len), behind the backslash, as Python reads it; bytes read. */
-static size_t unescape(const char *p, size_t len, struct buf *out)
+/* Append the character of an escape, as Python reads it; p is after the backslash. Returns the
+ * number of bytes read. An unknown escape keeps its backslash, so 0 bytes are read. */
+static size_t jinja_unescape(const char *p, size_t len, struct buf *out)
 {
     static const char from[] = "n\nt\tr\r\\\\'\'\"\"a\ab\bf\fv\v";
     uint32_t c = 0;
@@ -206,6 +234,7 @@ static size_t unescape(const char *p, size_t len, struct buf *out)
     int64_t code = n == 0 ? -1 : hex_number(p + 1, len - 1, n);
     size_t i;
 
+    /* A backslash at the end of a line joins it with the next one. */
     if (*p == '\n')
         return 1;
     for (i = 0; i + 1 < sizeof from; i += 2)
@@ -231,59 +260,62 @@ static size_t unescape(const char *p, size_t len, struct buf *out)
     return 0;
 }
 
-static bool lex_string(struct lexer *l)
+/* A string literal in single or double quotes. */
+static bool jinja_lex_string(struct lexer *lexer)
 {
-    char quote = l->text[l->at];
+    char quote = lexer->text[lexer->at];
     struct buf value = {0};
-    size_t at = l->at + 1;
+    size_t at = lexer->at + 1;
     bool good;
 
-    while (at < l->len && l->text[at] != quote) {
-        if (l->text[at] == '\\' && at + 1 < l->len)
-            at += 1 + unescape(l->text + at + 1, l->len - at - 1, &value);
+    while (at < lexer->len && lexer->text[at] != quote) {
+        if (lexer->text[at] == '\\' && at + 1 < lexer->len)
+            at += 1 + jinja_unescape(lexer->text + at + 1, lexer->len - at - 1, &value);
         else
-            buf_add_byte(&value, l->text[at++]);
+            buf_add_byte(&value, lexer->text[at++]);
     }
-    if (at >= l->len)
-        good = lex_fail(l, "a string does not end");
+    if (at >= lexer->len)
+        good = jinja_lex_fail(lexer, "a string does not end");
     else if (value.failed)
-        good = lex_memory(l);
+        good = jinja_lex_memory(lexer);
     else
-        good = lex_add_copy(l, JT_TEXT, value.len == 0 ? "" : value.bytes, value.len);
+        good = jinja_lex_add_copy(lexer, JT_TEXT, value.len == 0 ? "" : value.bytes, value.len);
     buf_fini(&value);
     if (good)
-        lex_move(l, at + 1);
+        jinja_lex_move(lexer, at + 1);
     return good;
 }
 
-static bool is_digit(char c)
+static bool jinja_is_digit(char c)
 {
     return c >= '0' && c <= '9';
 }
 
-static bool is_name_char(char c)
+static bool jinja_is_name_char(char c)
 {
-    return is_digit(c) || c == '_' || ((c | 0x20) >= 'a' && (c | 0x20) <= 'z') ||
+    return jinja_is_digit(c) || c == '_' || ((c | 0x20) >= 'a' && (c | 0x20) <= 'z') ||
            (unsigned char)c >= 0x80;
 }
 
-static bool lex_number(struct lexer *l)
+/* An integer or real literal, such as 1_000 or 1.5e-3. A point counts only before a digit, because
+ * 1.x may be an attribute. */
+static bool jinja_lex_number(struct lexer *lexer)
 {
     char digits[64];
     size_t n = 0;
-    size_t at = l->at;
+    size_t at = lexer->at;
     enum jtoken_kind kind = JT_INT;
 
-    while (at < l->len && n < sizeof digits - 1) {
-        char c = l->text[at];
+    while (at < lexer->len && n < sizeof digits - 1) {
+        char c = lexer->text[at];
         bool sign = (c == '+' || c == '-') && n > 0 && (digits[n - 1] | 0x20) == 'e';
-        bool point = c == '.' && kind == JT_INT && is_digit(l->text[at + 1]);
-        bool exponent =
-            (c | 0x20) == 'e' && n > 0 &&
-            (is_digit(l->text[at + 1]) ||
-             ((l->text[at + 1] == '+' || l->text[at + 1] == '-') && is_digit(l->text[at + 2])));
+        bool point = c == '.' && kind == JT_INT && jinja_is_digit(lexer->text[at + 1]);
+        bool exponent = (c | 0x20) == 'e' && n > 0 &&
+                        (jinja_is_digit(lexer->text[at + 1]) ||
+                         ((lexer->text[at + 1] == '+' || lexer->text[at + 1] == '-') &&
+                          jinja_is_digit(lexer->text[at + 2])));
 
-        if (!is_digit(c) && c != '_' && !sign && !point && !exponent)
+        if (!jinja_is_digit(c) && c != '_' && !sign && !point && !exponent)
             break;
         if (point || exponent)
             kind = JT_REAL;
@@ -291,11 +323,13 @@ static bool lex_number(struct lexer *l)
             digits[n++] = c;
         at++;
     }
-    lex_move(l, at);
-    return lex_add_copy(l, kind, digits, n);
+    jinja_lex_move(lexer, at);
+    return jinja_lex_add_copy(lexer, kind, digits, n);
 }
 
-static bool lex_operator(struct lexer *l, struct buf *open)
+/* An operator. Longer ones come first in the table. `open` is the stack of closing brackets that
+ * are due, so that "}}" inside of brackets does not end a tag. */
+static bool jinja_lex_operator(struct lexer *lexer, struct buf *open)
 {
     static const char *const ops[] = {"//", "**", "==", "!=", ">=", "<=", "+", "-", "/",
                                       "*",  "%",  "~",  "[",  "]",  "(",  ")", "{", "}",
@@ -306,130 +340,142 @@ static bool lex_operator(struct lexer *l, struct buf *open)
         size_t n = strlen(ops[i]);
         char c = ops[i][0];
 
-        if (strncmp(l->text + l->at, ops[i], n) != 0)
+        if (strncmp(lexer->text + lexer->at, ops[i], n) != 0)
             continue;
         if (c == '(' || c == '[' || c == '{')
             buf_add_byte(open, c == '(' ? ')' : c == '[' ? ']' : '}');
         if (c == ')' || c == ']' || c == '}') {
             if (open->len == 0 || open->bytes[open->len - 1] != c)
-                return lex_fail(l, "a bracket closes that was not opened");
+                return jinja_lex_fail(lexer, "a bracket closes that was not opened");
             open->len--;
         }
-        if (!lex_add(l, JT_OP, ops[i], n))
+        if (!jinja_lex_add(lexer, JT_OP, ops[i], n))
             return false;
-        lex_move(l, l->at + n);
+        jinja_lex_move(lexer, lexer->at + n);
         return true;
     }
-    return lex_fail(l, "an unexpected character in a tag");
+    return jinja_lex_fail(lexer, "an unexpected character in a tag");
 }
 
-/* One token inside a tag, or its end. */
-static bool lex_inside_one(struct lexer *l, struct buf *open, const char *close, bool *done)
+/* Read one token inside a tag, or the tag's end, which sets *done. */
+static bool jinja_lex_inside_one(struct lexer *lexer, struct buf *open, const char *close,
+                                 bool *done)
 {
-    const char *p = l->text + l->at;
+    const char *p = lexer->text + lexer->at;
     char sign = *p == '-' || *p == '+' ? *p : '\0';
 
     if (open->len == 0 && strncmp(p + (sign != '\0'), close, 2) == 0 &&
         !(sign == '+' && close[0] == '}')) {
         *done = true;
-        if (!lex_add(l, close[0] == '}' ? JT_VAR_END : JT_BLOCK_END, close, 2))
+        if (!jinja_lex_add(lexer, close[0] == '}' ? JT_VAR_END : JT_BLOCK_END, close, 2))
             return false;
         if (close[0] == '}' && sign != '-')
-            lex_move(l, l->at + 2);
+            jinja_lex_move(lexer, lexer->at + 2);
         else
-            after_tag(l, l->at + 2 + (sign != '\0'), sign);
+            jinja_after_tag(lexer, lexer->at + 2 + (sign != '\0'), sign);
         return true;
     }
     if (*p == '"' || *p == '\'')
-        return lex_string(l);
-    if (is_digit(*p))
-        return lex_number(l);
-    if (is_name_char(*p)) {
-        size_t end = l->at;
+        return jinja_lex_string(lexer);
+    if (jinja_is_digit(*p))
+        return jinja_lex_number(lexer);
+    if (jinja_is_name_char(*p)) {
+        size_t end = lexer->at;
 
-        while (end < l->len && is_name_char(l->text[end]))
+        while (end < lexer->len && jinja_is_name_char(lexer->text[end]))
             end++;
-        if (!lex_add_copy(l, JT_NAME, p, end - l->at))
+        if (!jinja_lex_add_copy(lexer, JT_NAME, p, end - lexer->at))
             return false;
-        lex_move(l, end);
+        jinja_lex_move(lexer, end);
         return true;
     }
-    return lex_operator(l, open);
+    return jinja_lex_operator(lexer, open);
 }
 
-static bool lex_inside(struct lexer *l, bool is_var)
+/* Read a whole tag. */
+static bool jinja_lex_inside(struct lexer *lexer, bool is_var)
 {
     struct buf open = {0};
     bool done = false;
-    bool good = lex_add(l, is_var ? JT_VAR_BEGIN : JT_BLOCK_BEGIN, "", 0);
+    bool good = jinja_lex_add(lexer, is_var ? JT_VAR_BEGIN : JT_BLOCK_BEGIN, "", 0);
 
-    l->at += 2;
-    if (l->at < l->len && (l->text[l->at] == '-' || l->text[l->at] == '+'))
-        l->at++;
+    lexer->at += 2;
+    if (lexer->at < lexer->len && (lexer->text[lexer->at] == '-' || lexer->text[lexer->at] == '+'))
+        lexer->at++;
     while (good && !done) {
-        lex_move(l, skip_space(l, l->at));
-        if (l->at >= l->len)
-            good = lex_fail(l, "a tag does not end");
+        jinja_lex_move(lexer, jinja_skip_space(lexer, lexer->at));
+        if (lexer->at >= lexer->len)
+            good = jinja_lex_fail(lexer, "a tag does not end");
         else
-            good = lex_inside_one(l, &open, is_var ? "}}" : "%}", &done);
+            good = jinja_lex_inside_one(lexer, &open, is_var ? "}}" : "%}", &done);
     }
     if (open.failed)
-        good = lex_memory(l);
+        good = jinja_lex_memory(lexer);
     buf_fini(&open);
     return good;
 }
 
-/* Text up to the next tag, then the tag. */
-static bool lex_next(struct lexer *l)
+/* Read the text up to the next tag, then the tag. */
+static bool jinja_lex_next(struct lexer *lexer)
 {
-    size_t from = l->at;
+    size_t from = lexer->at;
     size_t to = from;
     size_t end;
     char kind;
     bool raw = false;
 
-    while (to < l->len &&
-           !(l->text[to] == '{' &&
-             (l->text[to + 1] == '{' || l->text[to + 1] == '%' || l->text[to + 1] == '#')))
+    while (to < lexer->len &&
+           !(lexer->text[to] == '{' && (lexer->text[to + 1] == '{' || lexer->text[to + 1] == '%' ||
+                                        lexer->text[to + 1] == '#')))
         to++;
-    kind = to < l->len ? l->text[to + 1] : '\0';
-    end = kind == '\0' ? to : strip_before(l, from, to, l->text[to + 2], kind == '{');
-    if (end > from && !lex_add(l, JT_DATA, l->text + from, end - from))
+    if (to < lexer->len)
+        kind = lexer->text[to + 1];
+    else
+        kind = '\0';
+    if (kind == '\0')
+        end = to;
+    else
+        end = jinja_strip_before(lexer, from, to, lexer->text[to + 2], kind == '{');
+    if (end > from && !jinja_lex_add(lexer, JT_DATA, lexer->text + from, end - from))
         return false;
-    lex_move(l, to);
+    jinja_lex_move(lexer, to);
     if (kind == '\0')
         return true;
     if (kind == '#')
-        return lex_comment(l);
-    if (kind == '%' && !lex_raw(l, &raw))
+        return jinja_lex_comment(lexer);
+    if (kind == '%' && !jinja_lex_raw(lexer, &raw))
         return false;
-    return raw || lex_inside(l, kind == '{');
+    return raw || jinja_lex_inside(lexer, kind == '{');
 }
 
-struct jtoken *jinja_lex(struct arena *a, const char *source, size_t len, struct jfault *fault)
+struct jtoken *jinja_lex(struct arena *arena, const char *source, size_t len, struct jfault *fault)
 {
-    struct lexer l = {.arena = a, .fault = fault, .line = 1, .line_starting = true};
+    struct lexer lexer = {.arena = arena, .fault = fault, .line = 1, .line_starting = true};
     size_t i;
 
+    must(source != NULL || len == 0);
     if (!utf8_is_valid(source, len) || memchr(source, '\0', len) != NULL) {
-        (void)jfault_set(fault, ERR_SYNTAX, "the template is not UTF-8 text");
+        (void)jinja_fault_set(fault, ERR_SYNTAX, "the template is not UTF-8 text");
         return NULL;
     }
-    l.text = arena_alloc(a, len + 8);
-    if (l.text == NULL) {
-        (void)lex_memory(&l);
+    lexer.text = arena_alloc(arena, len + 8);
+    if (lexer.text == NULL) {
+        (void)jinja_lex_memory(&lexer);
         return NULL;
     }
+    /* \r\n and \r both become \n. */
     for (i = 0; i < len; i++) {
         if (source[i] == '\r' && i + 1 < len && source[i + 1] == '\n')
             continue;
-        l.text[l.len++] = source[i] == '\r' ? '\n' : source[i];
+        lexer.text[lexer.len++] = source[i] == '\r' ? '\n' : source[i];
     }
-    if (l.len > 0 && l.text[l.len - 1] == '\n')
-        l.len--;
-    memset(l.text + l.len, 0, 8);
-    while (l.at < l.len)
-        if (!lex_next(&l))
+    if (lexer.len > 0 && lexer.text[lexer.len - 1] == '\n')
+        lexer.len--;
+    memset(lexer.text + lexer.len, 0, 8);
+    while (lexer.at < lexer.len)
+        if (!jinja_lex_next(&lexer))
             return NULL;
-    return lex_add(&l, JT_END, "", 0) ? l.tokens : NULL;
+    if (jinja_lex_add(&lexer, JT_END, "", 0))
+        return lexer.tokens;
+    return NULL;
 }

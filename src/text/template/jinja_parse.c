@@ -1,586 +1,651 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The parser: recursive descent by Jinja's own grammar, into nodes in the template's arena. Its
- * depth is counted and bounded, for expressions and statements together. */
+ * The parser: recursive descent over the tokens, with Jinja's own grammar. Nodes are allocated in
+ * the template's arena. Operators from loosest to tightest:
+ *
+ *     a if b else c   or   and   not   comparisons   + -   ~   * / // %   **   unary   . [] () | is
+ *
+ * Depth is counted for expressions and statements together and bounded, because the recursion
+ * follows the source. Functions return NULL after an error, with the reason in parser->fault. */
 #include "text/template/jinja_parts.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-#define PARSE_DEPTH_MAX 200 /* one level of brackets takes one */
+#include "base/must.h"
 
-struct parser {
+#define PARSE_DEPTH_MAX 200 /* a pair of brackets takes two levels */
+
+/* `at` is the next token. The last token is JT_END, so looking one token ahead is always
+ * possible. */
+struct jinja_parser {
     struct jinja *j;
     const struct jtoken *at;
     struct jfault *fault;
     int depth;
-    int loops; /* that enclose; break and continue need one */
+    int loops; /* loops around the current statement; break and continue need one */
 };
 
-static struct jnode *parse_expr(struct parser *p);
-static struct jnode *parse_unary(struct parser *p, bool with_filter);
-static struct jnode *parse_body(struct parser *p, const char *const *ends);
-static struct jnode *parse_tuple(struct parser *p, bool with_ternary, bool explicit_parens);
-static struct jnode *parse_or(struct parser *p);
+static struct jnode *jinja_parse_expr(struct jinja_parser *parser);
+static struct jnode *jinja_parse_unary(struct jinja_parser *parser, bool with_filter);
+static struct jnode *jinja_parse_body(struct jinja_parser *parser, const char *const *ends);
+static struct jnode *jinja_parse_tuple(struct jinja_parser *parser, bool with_ternary,
+                                       bool explicit_parens);
+static struct jnode *jinja_parse_or(struct jinja_parser *parser);
 
-static struct jnode *parse_fail(struct parser *p, const char *what)
+/* Report a syntax error: the expected construct and the token found instead. */
+static struct jnode *jinja_parse_fail(struct jinja_parser *parser, const char *what)
 {
-    (void)jfault_set(p->fault, ERR_SYNTAX, "line %d: %s, not \"%.40s\"", p->at->line, what,
-                     p->at->kind == JT_END ? "the end" : p->at->text);
+    (void)jinja_fault_set(parser->fault, ERR_SYNTAX, "line %d: %s, not \"%.40s\"", parser->at->line,
+                          what, parser->at->kind == JT_END ? "the end" : parser->at->text);
     return NULL;
 }
 
-static struct jnode *node_new(struct parser *p, enum jnode_kind kind)
+static struct jnode *jinja_node_new(struct jinja_parser *parser, enum jnode_kind kind)
 {
-    struct jnode *n = arena_zalloc(&p->j->arena, sizeof *n);
+    struct jnode *node = arena_zalloc(&parser->j->arena, sizeof *node);
 
-    if (n == NULL) {
-        (void)jfault_set(p->fault, ERR_NO_MEMORY, "out of memory for the template");
+    if (node == NULL) {
+        (void)jinja_fault_set(parser->fault, ERR_NO_MEMORY, "out of memory for the template");
         return NULL;
     }
-    n->kind = kind;
-    n->line = p->at->line;
-    return n;
+    node->kind = kind;
+    node->line = parser->at->line;
+    return node;
 }
 
-static bool is_op(const struct parser *p, const char *op)
+/* "is_at" looks at the next token, "take" also consumes it if it matches, "need" fails if it does
+ * not. */
+static bool jinja_is_at_op(const struct jinja_parser *parser, const char *op)
 {
-    return p->at->kind == JT_OP && strcmp(p->at->text, op) == 0;
+    return parser->at->kind == JT_OP && strcmp(parser->at->text, op) == 0;
 }
 
-static bool is_name(const struct parser *p, const char *name)
+static bool jinja_is_at_name(const struct jinja_parser *parser, const char *name)
 {
-    return p->at->kind == JT_NAME && strcmp(p->at->text, name) == 0;
+    return parser->at->kind == JT_NAME && strcmp(parser->at->text, name) == 0;
 }
 
-static bool take_op(struct parser *p, const char *op)
+static bool jinja_take_op(struct jinja_parser *parser, const char *op)
 {
-    if (!is_op(p, op))
+    if (!jinja_is_at_op(parser, op))
         return false;
-    p->at++;
+    parser->at++;
     return true;
 }
 
-static bool take_name(struct parser *p, const char *name)
+static bool jinja_take_name(struct jinja_parser *parser, const char *name)
 {
-    if (!is_name(p, name))
+    if (!jinja_is_at_name(parser, name))
         return false;
-    p->at++;
+    parser->at++;
     return true;
 }
 
-static bool need_op(struct parser *p, const char *op)
+static bool jinja_need_op(struct jinja_parser *parser, const char *op)
 {
-    if (take_op(p, op))
+    if (jinja_take_op(parser, op))
         return true;
-    return jfault_set(p->fault, ERR_SYNTAX, "line %d: '%s' is expected, not \"%.40s\"", p->at->line,
-                      op, p->at->text);
+    return jinja_fault_set(parser->fault, ERR_SYNTAX, "line %d: '%s' is expected, not \"%.40s\"",
+                           parser->at->line, op, parser->at->text);
 }
 
-static bool need_block_end(struct parser *p)
+static bool jinja_need_block_end(struct jinja_parser *parser)
 {
-    if (p->at->kind != JT_BLOCK_END)
-        return parse_fail(p, "the end of the tag is expected") != NULL;
-    p->at++;
+    if (parser->at->kind != JT_BLOCK_END)
+        return jinja_parse_fail(parser, "the end of the tag is expected") != NULL;
+    parser->at++;
     return true;
 }
 
-static bool enter(struct parser *p)
+static bool jinja_enter_nesting(struct jinja_parser *parser)
 {
-    if (++p->depth <= PARSE_DEPTH_MAX)
+    if (++parser->depth <= PARSE_DEPTH_MAX)
         return true;
-    return jfault_set(p->fault, ERR_LIMIT, "line %d: the template nests too deep", p->at->line);
+    return jinja_fault_set(parser->fault, ERR_LIMIT, "line %d: the template nests too deep",
+                           parser->at->line);
 }
 
-static struct jnode *node_text(struct parser *p, enum jnode_kind kind, const struct jtoken *t)
+/* A node whose text is that of a token. */
+static struct jnode *jinja_node_text(struct jinja_parser *parser, enum jnode_kind kind,
+                                     const struct jtoken *token)
 {
-    struct jnode *n = node_new(p, kind);
+    struct jnode *node = jinja_node_new(parser, kind);
 
-    if (n != NULL) {
-        n->text = t->text;
-        n->len = t->len;
+    if (node != NULL) {
+        node->text = token->text;
+        node->len = token->len;
     }
-    return n;
+    return node;
 }
 
-static struct jnode *node_binary(struct parser *p, enum jnode_kind kind, struct jnode *a,
-                                 struct jnode *b)
+/* A node with two children; NULL when one of them failed. */
+static struct jnode *jinja_node_binary(struct jinja_parser *parser, enum jnode_kind kind,
+                                       struct jnode *a, struct jnode *b)
 {
-    struct jnode *n = a == NULL || b == NULL ? NULL : node_new(p, kind);
+    struct jnode *node = a == NULL || b == NULL ? NULL : jinja_node_new(parser, kind);
 
-    if (n != NULL) {
-        n->a = a;
-        n->b = b;
+    if (node != NULL) {
+        node->a = a;
+        node->b = b;
     }
-    return n;
+    return node;
 }
 
 /* --- expressions -------------------------------------------------------------------------------*/
 
-static struct jnode *parse_constant(struct parser *p)
+/* A number or a string. An integer that does not fit into 64 bits is kept as text (JV_BIG). */
+
+static struct jnode *jinja_parse_constant(struct jinja_parser *parser)
 {
-    const struct jtoken *t = p->at++;
-    struct jnode *n = node_new(p, JN_CONST);
+    const struct jtoken *token = parser->at++;
+    struct jnode *node = jinja_node_new(parser, JN_CONST);
     struct buf joined = {0};
 
-    if (n == NULL)
+    if (node == NULL)
         return NULL;
-    if (t->kind == JT_REAL) {
-        n->value = jv_real(strtod(t->text, NULL));
-        return n;
+    if (token->kind == JT_REAL) {
+        node->value = jv_real(strtod(token->text, NULL));
+        return node;
     }
-    if (t->kind == JT_INT) {
+    if (token->kind == JT_INT) {
         errno = 0;
-        n->value = jv_int(strtoll(t->text, NULL, 10));
+        node->value = jv_int(strtoll(token->text, NULL, 10));
         if (errno != 0) {
-            n->value = jv_text(t->text, t->len);
-            n->value.kind = JV_BIG;
+            node->value = jv_text(token->text, token->len);
+            node->value.kind = JV_BIG;
         }
-        return n;
+        return node;
     }
-    n->value = jv_text(t->text, t->len);
-    if (p->at->kind != JT_TEXT)
-        return n;
-    buf_add(&joined, t->text, t->len); /* "a" "b" is "ab" */
-    for (; p->at->kind == JT_TEXT; p->at++)
-        buf_add(&joined, p->at->text, p->at->len);
-    n->value = jv_text(joined.failed ? NULL : arena_strndup(&p->j->arena, joined.bytes, joined.len),
-                       joined.len);
+    node->value = jv_text(token->text, token->len);
+    if (parser->at->kind != JT_TEXT)
+        return node;
+    buf_add(&joined, token->text, token->len); /* adjacent strings are joined: "a" "b" is "ab" */
+    for (; parser->at->kind == JT_TEXT; parser->at++)
+        buf_add(&joined, parser->at->text, parser->at->len);
+    node->value =
+        jv_text(joined.failed ? NULL : arena_strndup(&parser->j->arena, joined.bytes, joined.len),
+                joined.len);
     buf_fini(&joined);
-    if (n->value.text == NULL)
-        (void)jfault_set(p->fault, ERR_NO_MEMORY, "out of memory for the template");
-    return n->value.text == NULL ? NULL : n;
+    if (node->value.text == NULL)
+        (void)jinja_fault_set(parser->fault, ERR_NO_MEMORY, "out of memory for the template");
+    if (node->value.text == NULL)
+        return NULL;
+    return node;
 }
 
-static struct jnode *parse_name(struct parser *p)
+/* A variable, or one of Python's constants in either spelling. */
+static struct jnode *jinja_parse_name(struct jinja_parser *parser)
 {
     static const char *const words[] = {"true", "True", "false", "False", "none", "None"};
-    const struct jtoken *t = p->at++;
-    struct jnode *n = node_text(p, JN_NAME, t);
+    const struct jtoken *token = parser->at++;
+    struct jnode *node = jinja_node_text(parser, JN_NAME, token);
     size_t i;
 
-    for (i = 0; n != NULL && i < 6; i++)
-        if (strcmp(t->text, words[i]) == 0) {
-            n->kind = JN_CONST;
-            n->value = i < 4 ? jv_bool(i < 2) : jv_none();
+    for (i = 0; node != NULL && i < 6; i++)
+        if (strcmp(token->text, words[i]) == 0) {
+            node->kind = JN_CONST;
+            if (i < 4)
+                node->value = jv_bool(i < 2);
+            else
+                node->value = jv_none();
         }
-    return n;
+    return node;
 }
 
-static struct jnode *parse_list(struct parser *p)
+/* [a, b, c]; a comma before the bracket is allowed. */
+static struct jnode *jinja_parse_list(struct jinja_parser *parser)
 {
-    struct jnode *list = node_new(p, JN_LIST);
+    struct jnode *list = jinja_node_new(parser, JN_LIST);
     struct jnode **tail;
 
-    p->at++;
+    parser->at++;
     if (list == NULL)
         return NULL;
     tail = &list->a;
-    while (!is_op(p, "]")) {
-        if (list->a != NULL && !need_op(p, ","))
+    while (!jinja_is_at_op(parser, "]")) {
+        if (list->a != NULL && !jinja_need_op(parser, ","))
             return NULL;
-        if (is_op(p, "]"))
+        if (jinja_is_at_op(parser, "]"))
             break;
-        *tail = parse_expr(p);
+        *tail = jinja_parse_expr(parser);
         if (*tail == NULL)
             return NULL;
         tail = &(*tail)->next;
     }
-    p->at++;
+    parser->at++;
     return list;
 }
 
-static struct jnode *parse_dict(struct parser *p)
+/* {"a": 1, "b": 2} */
+static struct jnode *jinja_parse_dict(struct jinja_parser *parser)
 {
-    struct jnode *dict = node_new(p, JN_DICT);
+    struct jnode *dict = jinja_node_new(parser, JN_DICT);
     struct jnode **tail;
 
-    p->at++;
+    parser->at++;
     if (dict == NULL)
         return NULL;
     tail = &dict->a;
-    while (!is_op(p, "}")) {
+    while (!jinja_is_at_op(parser, "}")) {
         struct jnode *key;
 
-        if (dict->a != NULL && !need_op(p, ","))
+        if (dict->a != NULL && !jinja_need_op(parser, ","))
             return NULL;
-        if (is_op(p, "}"))
+        if (jinja_is_at_op(parser, "}"))
             break;
-        key = parse_expr(p);
-        if (key == NULL || !need_op(p, ":"))
+        key = jinja_parse_expr(parser);
+        if (key == NULL || !jinja_need_op(parser, ":"))
             return NULL;
-        *tail = node_binary(p, JN_PAIR, key, parse_expr(p));
+        *tail = jinja_node_binary(parser, JN_PAIR, key, jinja_parse_expr(parser));
         if (*tail == NULL)
             return NULL;
         tail = &(*tail)->next;
     }
-    p->at++;
+    parser->at++;
     return dict;
 }
 
-static struct jnode *parse_primary(struct parser *p)
+/* An expression without operators; parentheses may hold a tuple. */
+static struct jnode *jinja_parse_primary(struct jinja_parser *parser)
 {
-    struct jnode *n;
+    struct jnode *node;
 
-    if (p->at->kind == JT_NAME)
-        return parse_name(p);
-    if (p->at->kind == JT_TEXT || p->at->kind == JT_INT || p->at->kind == JT_REAL)
-        return parse_constant(p);
-    if (is_op(p, "["))
-        return parse_list(p);
-    if (is_op(p, "{"))
-        return parse_dict(p);
-    if (!take_op(p, "("))
-        return parse_fail(p, "an expression is expected");
-    n = parse_tuple(p, true, true);
-    return n != NULL && need_op(p, ")") ? n : NULL;
+    if (parser->at->kind == JT_NAME)
+        return jinja_parse_name(parser);
+    if (parser->at->kind == JT_TEXT || parser->at->kind == JT_INT || parser->at->kind == JT_REAL)
+        return jinja_parse_constant(parser);
+    if (jinja_is_at_op(parser, "["))
+        return jinja_parse_list(parser);
+    if (jinja_is_at_op(parser, "{"))
+        return jinja_parse_dict(parser);
+    if (!jinja_take_op(parser, "("))
+        return jinja_parse_fail(parser, "an expression is expected");
+    node = jinja_parse_tuple(parser, true, true);
+    if (node != NULL && jinja_need_op(parser, ")"))
+        return node;
+    return NULL;
 }
 
-/* After '(': the arguments up to ')', as a list of JN_ARG below the node. */
-static bool parse_args(struct parser *p, struct jnode *call)
+/* After '(': parse arguments up to ')' into a list of JN_ARG, call->b. f(1, name=2) */
+static bool jinja_parse_args(struct jinja_parser *parser, struct jnode *call)
 {
     struct jnode **tail = &call->b;
 
-    while (!is_op(p, ")")) {
+    while (!jinja_is_at_op(parser, ")")) {
         struct jnode *arg;
 
-        if (call->b != NULL && !need_op(p, ","))
+        if (call->b != NULL && !jinja_need_op(parser, ","))
             return false;
-        if (is_op(p, ")"))
+        if (jinja_is_at_op(parser, ")"))
             break;
-        arg = node_new(p, JN_ARG);
+        arg = jinja_node_new(parser, JN_ARG);
         if (arg == NULL)
             return false;
-        if (p->at->kind == JT_NAME && p->at[1].kind == JT_OP && strcmp(p->at[1].text, "=") == 0) {
-            arg->text = p->at->text;
-            p->at += 2;
+        if (parser->at->kind == JT_NAME && parser->at[1].kind == JT_OP &&
+            strcmp(parser->at[1].text, "=") == 0) {
+            arg->text = parser->at->text;
+            parser->at += 2;
         }
-        arg->a = parse_expr(p);
+        arg->a = jinja_parse_expr(parser);
         if (arg->a == NULL)
             return false;
         *tail = arg;
         tail = &arg->next;
     }
-    p->at++;
+    parser->at++;
     return true;
 }
 
-static struct jnode *parse_call(struct parser *p, struct jnode *callee)
+/* A call; the parser is at '('. */
+static struct jnode *jinja_parse_call(struct jinja_parser *parser, struct jnode *callee)
 {
-    struct jnode *n = node_new(p, JN_CALL);
+    struct jnode *node = jinja_node_new(parser, JN_CALL);
 
-    p->at++;
-    if (n == NULL)
+    parser->at++;
+    if (node == NULL)
         return NULL;
-    n->a = callee;
-    return parse_args(p, n) ? n : NULL;
+    node->a = callee;
+    if (jinja_parse_args(parser, node))
+        return node;
+    return NULL;
 }
 
-/* After '[': an index or a slice. */
-static struct jnode *parse_subscript(struct parser *p, struct jnode *of)
+/* After '[': an index a[1] or a slice a[start:stop:step], in which all three may be missing. */
+static struct jnode *jinja_parse_subscript(struct jinja_parser *parser, struct jnode *of)
 {
-    struct jnode *n = node_new(p, JN_ITEM);
+    struct jnode *node = jinja_node_new(parser, JN_ITEM);
 
-    if (n == NULL)
+    if (node == NULL)
         return NULL;
-    n->a = of;
-    if (!is_op(p, ":")) {
-        n->b = parse_tuple(p, true, false);
-        if (n->b == NULL)
+    node->a = of;
+    if (!jinja_is_at_op(parser, ":")) {
+        node->b = jinja_parse_tuple(parser, true, false);
+        if (node->b == NULL)
             return NULL;
     }
-    if (take_op(p, ":")) {
-        n->kind = JN_SLICE;
-        if (!is_op(p, "]") && !is_op(p, ":") && (n->c = parse_expr(p)) == NULL)
+    if (jinja_take_op(parser, ":")) {
+        node->kind = JN_SLICE;
+        if (!jinja_is_at_op(parser, "]") && !jinja_is_at_op(parser, ":") &&
+            (node->c = jinja_parse_expr(parser)) == NULL)
             return NULL;
-        if (take_op(p, ":") && !is_op(p, "]") && (n->d = parse_expr(p)) == NULL)
+        if (jinja_take_op(parser, ":") && !jinja_is_at_op(parser, "]") &&
+            (node->d = jinja_parse_expr(parser)) == NULL)
             return NULL;
     }
-    return need_op(p, "]") ? n : NULL;
+    if (jinja_need_op(parser, "]"))
+        return node;
+    return NULL;
 }
 
-static struct jnode *parse_attr(struct parser *p, struct jnode *of)
+/* After '.': an attribute a.b, or an item a.0. */
+static struct jnode *jinja_parse_attr(struct jinja_parser *parser, struct jnode *of)
 {
-    struct jnode *n;
+    struct jnode *node;
 
-    if (p->at->kind == JT_NAME) {
-        n = node_text(p, JN_ATTR, p->at++);
-        if (n != NULL)
-            n->a = of;
-        return n;
+    if (parser->at->kind == JT_NAME) {
+        node = jinja_node_text(parser, JN_ATTR, parser->at++);
+        if (node != NULL)
+            node->a = of;
+        return node;
     }
-    if (p->at->kind != JT_INT)
-        return parse_fail(p, "a name is expected after '.'");
-    return node_binary(p, JN_ITEM, of, parse_constant(p));
+    if (parser->at->kind != JT_INT)
+        return jinja_parse_fail(parser, "a name is expected after '.'");
+    return jinja_node_binary(parser, JN_ITEM, of, jinja_parse_constant(parser));
 }
 
-static struct jnode *parse_postfix(struct parser *p, struct jnode *n)
+/* Everything that may follow an expression without white space: a.b[c](d). */
+static struct jnode *jinja_parse_postfix(struct jinja_parser *parser, struct jnode *node)
 {
-    while (n != NULL) {
-        if (take_op(p, "."))
-            n = parse_attr(p, n);
-        else if (take_op(p, "["))
-            n = parse_subscript(p, n);
-        else if (is_op(p, "("))
-            n = parse_call(p, n);
+    while (node != NULL) {
+        if (jinja_take_op(parser, "."))
+            node = jinja_parse_attr(parser, node);
+        else if (jinja_take_op(parser, "["))
+            node = jinja_parse_subscript(parser, node);
+        else if (jinja_is_at_op(parser, "("))
+            node = jinja_parse_call(parser, node);
         else
             break;
     }
-    return n;
+    return node;
 }
 
-static struct jnode *parse_filter(struct parser *p, struct jnode *in)
+/* After '|': a filter with or without arguments. */
+static struct jnode *jinja_parse_filter(struct jinja_parser *parser, struct jnode *in)
 {
-    struct jnode *n;
+    struct jnode *node;
 
-    if (p->at->kind != JT_NAME)
-        return parse_fail(p, "a filter's name is expected");
-    n = node_text(p, JN_FILTER, p->at++);
-    if (n == NULL)
+    if (parser->at->kind != JT_NAME)
+        return jinja_parse_fail(parser, "a filter's name is expected");
+    node = jinja_node_text(parser, JN_FILTER, parser->at++);
+    if (node == NULL)
         return NULL;
-    n->a = in;
-    if (take_op(p, "(") && !parse_args(p, n))
+    node->a = in;
+    if (jinja_take_op(parser, "(") && !jinja_parse_args(parser, node))
         return NULL;
-    return n;
+    return node;
 }
 
-static bool begins_test_argument(const struct parser *p)
+/* May a test's argument without parentheses begin here? As in `x is divisibleby 3`. */
+static bool jinja_begins_test_argument(const struct jinja_parser *parser)
 {
-    if (p->at->kind == JT_NAME)
-        return !is_name(p, "else") && !is_name(p, "or") && !is_name(p, "and") &&
-               !is_name(p, "is") && !is_name(p, "if") && !is_name(p, "not") && !is_name(p, "in");
-    return p->at->kind == JT_TEXT || p->at->kind == JT_INT || p->at->kind == JT_REAL ||
-           is_op(p, "[") || is_op(p, "{");
+    if (parser->at->kind == JT_NAME)
+        return !jinja_is_at_name(parser, "else") && !jinja_is_at_name(parser, "or") &&
+               !jinja_is_at_name(parser, "and") && !jinja_is_at_name(parser, "is") &&
+               !jinja_is_at_name(parser, "if") && !jinja_is_at_name(parser, "not") &&
+               !jinja_is_at_name(parser, "in");
+    return parser->at->kind == JT_TEXT || parser->at->kind == JT_INT ||
+           parser->at->kind == JT_REAL || jinja_is_at_op(parser, "[") ||
+           jinja_is_at_op(parser, "{");
 }
 
-static struct jnode *parse_test(struct parser *p, struct jnode *in)
+/* After "is": a test, possibly negated. */
+static struct jnode *jinja_parse_test(struct jinja_parser *parser, struct jnode *in)
 {
-    bool negated = take_name(p, "not");
-    struct jnode *n;
+    bool negated = jinja_take_name(parser, "not");
+    struct jnode *node;
     struct jnode *not_node;
 
-    if (p->at->kind != JT_NAME)
-        return parse_fail(p, "a test's name is expected");
-    n = node_text(p, JN_TEST, p->at++);
-    if (n == NULL)
+    if (parser->at->kind != JT_NAME)
+        return jinja_parse_fail(parser, "a test's name is expected");
+    node = jinja_node_text(parser, JN_TEST, parser->at++);
+    if (node == NULL)
         return NULL;
-    n->a = in;
-    if (take_op(p, "(")) {
-        if (!parse_args(p, n))
+    node->a = in;
+    if (jinja_take_op(parser, "(")) {
+        if (!jinja_parse_args(parser, node))
             return NULL;
-    } else if (begins_test_argument(p)) {
-        n->b = node_new(p, JN_ARG);
-        if (n->b == NULL || (n->b->a = parse_postfix(p, parse_primary(p))) == NULL)
+    } else if (jinja_begins_test_argument(parser)) {
+        node->b = jinja_node_new(parser, JN_ARG);
+        if (node->b == NULL ||
+            (node->b->a = jinja_parse_postfix(parser, jinja_parse_primary(parser))) == NULL)
             return NULL;
     }
     if (!negated)
-        return n;
-    not_node = node_new(p, JN_NOT);
+        return node;
+    not_node = jinja_node_new(parser, JN_NOT);
     if (not_node != NULL)
-        not_node->a = n;
+        not_node->a = node;
     return not_node;
 }
 
-static struct jnode *parse_filters(struct parser *p, struct jnode *n)
+/* Filters, tests and calls bind tighter than all binary operators. */
+static struct jnode *jinja_parse_filters(struct jinja_parser *parser, struct jnode *node)
 {
-    while (n != NULL) {
-        if (take_op(p, "|"))
-            n = parse_filter(p, n);
-        else if (take_name(p, "is"))
-            n = parse_test(p, n);
-        else if (is_op(p, "("))
-            n = parse_call(p, n);
+    while (node != NULL) {
+        if (jinja_take_op(parser, "|"))
+            node = jinja_parse_filter(parser, node);
+        else if (jinja_take_name(parser, "is"))
+            node = jinja_parse_test(parser, node);
+        else if (jinja_is_at_op(parser, "("))
+            node = jinja_parse_call(parser, node);
         else
             break;
     }
-    return n;
+    return node;
 }
 
-static struct jnode *parse_unary(struct parser *p, bool with_filter)
+/* Unary operators. Filters apply to the outermost operand: -1|abs is (-1)|abs, as in Jinja. */
+static struct jnode *jinja_parse_unary(struct jinja_parser *parser, bool with_filter)
 {
-    struct jnode *n = NULL;
+    struct jnode *node = NULL;
 
-    if (!enter(p))
+    if (!jinja_enter_nesting(parser))
         return NULL;
-    if (is_op(p, "-") || is_op(p, "+")) {
-        enum jnode_kind kind = is_op(p, "-") ? JN_NEGATE : JN_PLUS;
+    if (jinja_is_at_op(parser, "-") || jinja_is_at_op(parser, "+")) {
+        enum jnode_kind kind = jinja_is_at_op(parser, "-") ? JN_NEGATE : JN_PLUS;
 
-        p->at++;
-        n = node_new(p, kind);
-        if (n != NULL && (n->a = parse_unary(p, false)) == NULL)
-            n = NULL;
+        parser->at++;
+        node = jinja_node_new(parser, kind);
+        if (node != NULL && (node->a = jinja_parse_unary(parser, false)) == NULL)
+            node = NULL;
     } else {
-        n = parse_primary(p);
+        node = jinja_parse_primary(parser);
     }
-    n = parse_postfix(p, n);
+    node = jinja_parse_postfix(parser, node);
     if (with_filter)
-        n = parse_filters(p, n);
-    p->depth--;
-    return n;
+        node = jinja_parse_filters(parser, node);
+    parser->depth--;
+    return node;
 }
 
-/* Operators of one rank, from the loosest; each binds to the left. */
+/* Binary operators by rank, from the loosest. All are left associative, in Jinja even **. */
 static const char *const binary_ops[][5] = {{"+", "-", NULL},
                                             {"~", NULL},
                                             {"*", "/", "//", "%", NULL},
                                             {"**", NULL}};
 
-static struct jnode *parse_binary(struct parser *p, size_t rank)
+/* A chain of operators of one rank. */
+static struct jnode *jinja_parse_binary(struct jinja_parser *parser, size_t rank)
 {
     struct jnode *left;
     size_t i = 0;
 
     if (rank == sizeof binary_ops / sizeof binary_ops[0])
-        return parse_unary(p, true);
-    left = parse_binary(p, rank + 1);
+        return jinja_parse_unary(parser, true);
+    left = jinja_parse_binary(parser, rank + 1);
     while (left != NULL) {
         for (i = 0; binary_ops[rank][i] != NULL; i++)
-            if (is_op(p, binary_ops[rank][i]))
+            if (jinja_is_at_op(parser, binary_ops[rank][i]))
                 break;
         if (binary_ops[rank][i] == NULL)
             break;
-        p->at++;
-        left = node_binary(p, JN_BINARY, left, parse_binary(p, rank + 1));
+        parser->at++;
+        left = jinja_node_binary(parser, JN_BINARY, left, jinja_parse_binary(parser, rank + 1));
         if (left != NULL)
             left->text = binary_ops[rank][i];
     }
     return left;
 }
 
-/* The comparison at the parser, taken; NULL when there is none. */
-static const char *take_comparison(struct parser *p)
+/* Consume a comparison operator; NULL when there is none. */
+static const char *jinja_take_comparison(struct jinja_parser *parser)
 {
     static const char *const ops[] = {"==", "!=", "<", "<=", ">", ">=", "in"};
     size_t i;
 
     for (i = 0; i < 7; i++)
-        if (i < 6 ? take_op(p, ops[i]) : take_name(p, ops[i]))
+        if (i < 6 ? jinja_take_op(parser, ops[i]) : jinja_take_name(parser, ops[i]))
             return ops[i];
-    if (is_name(p, "not") && p->at[1].kind == JT_NAME && strcmp(p->at[1].text, "in") == 0) {
-        p->at += 2;
+    if (jinja_is_at_name(parser, "not") && parser->at[1].kind == JT_NAME &&
+        strcmp(parser->at[1].text, "in") == 0) {
+        parser->at += 2;
         return "not in";
     }
     return NULL;
 }
 
-static struct jnode *parse_compare(struct parser *p)
+/* A comparison; a < b < c is one node with two operands, each of which is evaluated once. */
+static struct jnode *jinja_parse_compare(struct jinja_parser *parser)
 {
-    struct jnode *first = parse_binary(p, 0);
-    struct jnode *n = NULL;
+    struct jnode *first = jinja_parse_binary(parser, 0);
+    struct jnode *node = NULL;
     struct jnode **tail = NULL;
     const char *op;
 
-    while (first != NULL && (op = take_comparison(p)) != NULL) {
+    while (first != NULL && (op = jinja_take_comparison(parser)) != NULL) {
         struct jnode *operand;
 
-        if (n == NULL) {
-            n = node_new(p, JN_COMPARE);
-            if (n == NULL)
+        if (node == NULL) {
+            node = jinja_node_new(parser, JN_COMPARE);
+            if (node == NULL)
                 return NULL;
-            n->a = first;
-            tail = &n->b;
+            node->a = first;
+            tail = &node->b;
         }
-        operand = node_new(p, JN_OPERAND);
-        if (operand == NULL || (operand->a = parse_binary(p, 0)) == NULL)
+        operand = jinja_node_new(parser, JN_OPERAND);
+        if (operand == NULL || (operand->a = jinja_parse_binary(parser, 0)) == NULL)
             return NULL;
         operand->text = op;
         *tail = operand;
         tail = &operand->next;
     }
-    return n != NULL ? n : first;
+    if (node != NULL)
+        return node;
+    return first;
 }
 
-static struct jnode *parse_not(struct parser *p)
+static struct jnode *jinja_parse_not(struct jinja_parser *parser)
 {
-    struct jnode *n;
+    struct jnode *node;
 
-    if (!is_name(p, "not"))
-        return parse_compare(p);
-    if (!enter(p))
+    if (!jinja_is_at_name(parser, "not"))
+        return jinja_parse_compare(parser);
+    if (!jinja_enter_nesting(parser))
         return NULL;
-    p->at++;
-    n = node_new(p, JN_NOT);
-    if (n != NULL && (n->a = parse_not(p)) == NULL)
-        n = NULL;
-    p->depth--;
-    return n;
+    parser->at++;
+    node = jinja_node_new(parser, JN_NOT);
+    if (node != NULL && (node->a = jinja_parse_not(parser)) == NULL)
+        node = NULL;
+    parser->depth--;
+    return node;
 }
 
-static struct jnode *parse_and(struct parser *p)
+static struct jnode *jinja_parse_and(struct jinja_parser *parser)
 {
-    struct jnode *left = parse_not(p);
+    struct jnode *left = jinja_parse_not(parser);
 
-    while (left != NULL && take_name(p, "and"))
-        left = node_binary(p, JN_AND, left, parse_not(p));
+    while (left != NULL && jinja_take_name(parser, "and"))
+        left = jinja_node_binary(parser, JN_AND, left, jinja_parse_not(parser));
     return left;
 }
 
-static struct jnode *parse_or(struct parser *p)
+static struct jnode *jinja_parse_or(struct jinja_parser *parser)
 {
-    struct jnode *left = parse_and(p);
+    struct jnode *left = jinja_parse_and(parser);
 
-    while (left != NULL && take_name(p, "or"))
-        left = node_binary(p, JN_OR, left, parse_and(p));
+    while (left != NULL && jinja_take_name(parser, "or"))
+        left = jinja_node_binary(parser, JN_OR, left, jinja_parse_and(parser));
     return left;
 }
 
-static struct jnode *parse_expr(struct parser *p)
+/* Any expression. `a if b else c` is the loosest operator; the else part is optional. */
+static struct jnode *jinja_parse_expr(struct jinja_parser *parser)
 {
-    struct jnode *n;
+    struct jnode *node;
 
-    if (!enter(p))
+    if (!jinja_enter_nesting(parser))
         return NULL;
-    n = parse_or(p);
-    while (n != NULL && take_name(p, "if")) {
-        struct jnode *choice = node_binary(p, JN_TERNARY, parse_or(p), n);
+    node = jinja_parse_or(parser);
+    while (node != NULL && jinja_take_name(parser, "if")) {
+        struct jnode *choice = jinja_node_binary(parser, JN_TERNARY, jinja_parse_or(parser), node);
 
-        if (choice != NULL && take_name(p, "else") && (choice->c = parse_expr(p)) == NULL)
+        if (choice != NULL && jinja_take_name(parser, "else") &&
+            (choice->c = jinja_parse_expr(parser)) == NULL)
             choice = NULL;
-        n = choice;
+        node = choice;
     }
-    p->depth--;
-    return n;
+    parser->depth--;
+    return node;
 }
 
-static bool ends_tuple(const struct parser *p)
+/* Can a tuple without parentheses end here? */
+static bool jinja_ends_tuple(const struct jinja_parser *parser)
 {
-    return p->at->kind == JT_VAR_END || p->at->kind == JT_BLOCK_END || is_op(p, ")") ||
-           is_op(p, "]") || is_op(p, "=") || is_name(p, "in");
+    return parser->at->kind == JT_VAR_END || parser->at->kind == JT_BLOCK_END ||
+           jinja_is_at_op(parser, ")") || jinja_is_at_op(parser, "]") ||
+           jinja_is_at_op(parser, "=") || jinja_is_at_name(parser, "in");
 }
 
-/* One expression, or several with commas as a tuple. */
-static struct jnode *parse_tuple(struct parser *p, bool with_ternary, bool explicit_parens)
+/* One expression, or several separated by commas, which are a tuple. Empty parentheses are an empty
+ * tuple, so with explicit_parens nothing at all is allowed. */
+static struct jnode *jinja_parse_tuple(struct jinja_parser *parser, bool with_ternary,
+                                       bool explicit_parens)
 {
-    struct jnode *tuple = node_new(p, JN_TUPLE);
+    struct jnode *tuple = jinja_node_new(parser, JN_TUPLE);
     struct jnode **tail;
     bool commas = false;
 
     if (tuple == NULL)
         return NULL;
     tail = &tuple->a;
-    while (!ends_tuple(p)) {
-        *tail = with_ternary ? parse_expr(p) : parse_or(p);
+    while (!jinja_ends_tuple(parser)) {
+        if (with_ternary)
+            *tail = jinja_parse_expr(parser);
+        else
+            *tail = jinja_parse_or(parser);
         if (*tail == NULL)
             return NULL;
         tail = &(*tail)->next;
-        if (!take_op(p, ","))
+        if (!jinja_take_op(parser, ","))
             break;
         commas = true;
     }
     if (!commas && tuple->a != NULL)
         return tuple->a;
     if (!commas && !explicit_parens)
-        return parse_fail(p, "an expression is expected");
+        return jinja_parse_fail(parser, "an expression is expected");
     return tuple;
 }
 
 /* --- statements --------------------------------------------------------------------------------*/
 
-/* The target of for and set: names, a tuple of names, or one attribute. */
-static struct jnode *parse_target(struct parser *p, bool with_attr)
+/* The target of an assignment: a name, a tuple of names, nested ones in parentheses, or with
+ * with_attr an attribute of a namespace (ns.x). */
+static struct jnode *jinja_parse_target(struct jinja_parser *parser, bool with_attr)
 {
-    struct jnode *tuple = node_new(p, JN_TUPLE);
+    struct jnode *tuple = jinja_node_new(parser, JN_TUPLE);
     struct jnode **tail;
     bool commas = false;
 
@@ -588,66 +653,75 @@ static struct jnode *parse_target(struct parser *p, bool with_attr)
         return NULL;
     tail = &tuple->a;
     do {
-        bool parens = take_op(p, "(");
+        bool parens = jinja_take_op(parser, "(");
 
-        if (tuple->a != NULL && p->at->kind != JT_NAME)
-            break; /* a comma at the end */
-        if (p->at->kind != JT_NAME)
-            return parse_fail(p, "a name is expected");
+        if (tuple->a != NULL && parser->at->kind != JT_NAME)
+            break; /* a trailing comma */
+        if (parser->at->kind != JT_NAME)
+            return jinja_parse_fail(parser, "a name is expected");
         if (parens) {
-            *tail = enter(p) ? parse_target(p, false) : NULL;
-            p->depth--;
-            if (*tail == NULL || !need_op(p, ")"))
+            if (jinja_enter_nesting(parser))
+                *tail = jinja_parse_target(parser, false);
+            else
+                *tail = NULL;
+            parser->depth--;
+            if (*tail == NULL || !jinja_need_op(parser, ")"))
                 return NULL;
         } else {
-            *tail = node_text(p, JN_NAME, p->at++);
+            *tail = jinja_node_text(parser, JN_NAME, parser->at++);
             if (*tail == NULL)
                 return NULL;
         }
-        if (with_attr && !commas && is_op(p, ".")) {
-            p->at++;
-            return parse_attr(p, *tail);
+        if (with_attr && !commas && jinja_is_at_op(parser, ".")) {
+            parser->at++;
+            return jinja_parse_attr(parser, *tail);
         }
         tail = &(*tail)->next;
-        if (!is_op(p, ","))
+        if (!jinja_is_at_op(parser, ","))
             break;
         commas = true;
-    } while (take_op(p, ","));
-    return commas ? tuple : tuple->a;
+    } while (jinja_take_op(parser, ","));
+    if (commas)
+        return tuple;
+    return tuple->a;
 }
 
-static struct jnode *parse_for(struct parser *p)
+/* {% for x in items if filter %} body {% else %} other {% endfor %} */
+static struct jnode *jinja_parse_for(struct jinja_parser *parser)
 {
     static const char *const ends[] = {"else", "endfor", NULL};
     static const char *const end[] = {"endfor", NULL};
-    struct jnode *n = node_new(p, JN_FOR);
+    struct jnode *node = jinja_node_new(parser, JN_FOR);
 
-    if (n == NULL || (n->a = parse_target(p, false)) == NULL)
+    if (node == NULL || (node->a = jinja_parse_target(parser, false)) == NULL)
         return NULL;
-    if (!take_name(p, "in"))
-        return parse_fail(p, "'in' is expected");
-    if ((n->b = parse_tuple(p, false, false)) == NULL)
+    if (!jinja_take_name(parser, "in"))
+        return jinja_parse_fail(parser, "'in' is expected");
+    if ((node->b = jinja_parse_tuple(parser, false, false)) == NULL)
         return NULL;
-    if (take_name(p, "if") && (n->c = parse_expr(p)) == NULL)
+    if (jinja_take_name(parser, "if") && (node->c = jinja_parse_expr(parser)) == NULL)
         return NULL;
-    if (is_name(p, "recursive")) {
-        (void)jfault_set(p->fault, ERR_UNSUPPORTED, "line %d: recursive loops are not supported",
-                         p->at->line);
+    if (jinja_is_at_name(parser, "recursive")) {
+        (void)jinja_fault_set(parser->fault, ERR_UNSUPPORTED,
+                              "line %d: recursive loops are not supported", parser->at->line);
         return NULL;
     }
-    p->loops++;
-    if (!need_block_end(p) || (n->body = parse_body(p, ends)) == NULL)
+    parser->loops++;
+    if (!jinja_need_block_end(parser) || (node->body = jinja_parse_body(parser, ends)) == NULL)
         return NULL;
-    p->loops--;
-    if (take_name(p, "else")) {
-        if (!need_block_end(p) || (n->other = parse_body(p, end)) == NULL)
+    parser->loops--;
+    if (jinja_take_name(parser, "else")) {
+        if (!jinja_need_block_end(parser) || (node->other = jinja_parse_body(parser, end)) == NULL)
             return NULL;
     }
-    p->at++;
-    return need_block_end(p) ? n : NULL;
+    parser->at++;
+    if (jinja_need_block_end(parser))
+        return node;
+    return NULL;
 }
 
-static struct jnode *parse_if(struct parser *p)
+/* {% if a %} ... {% elif b %} ... {% else %} ... {% endif %}: a chain of nodes by `other`. */
+static struct jnode *jinja_parse_if(struct jinja_parser *parser)
 {
     static const char *const ends[] = {"elif", "else", "endif", NULL};
     static const char *const end[] = {"endif", NULL};
@@ -656,267 +730,302 @@ static struct jnode *parse_if(struct parser *p)
     bool more = true;
 
     while (more) {
-        struct jnode *n = node_new(p, JN_IF);
+        struct jnode *node = jinja_node_new(parser, JN_IF);
 
-        if (n == NULL || (n->a = parse_tuple(p, true, false)) == NULL || !need_block_end(p) ||
-            (n->body = parse_body(p, ends)) == NULL)
+        if (node == NULL || (node->a = jinja_parse_tuple(parser, true, false)) == NULL ||
+            !jinja_need_block_end(parser) || (node->body = jinja_parse_body(parser, ends)) == NULL)
             return NULL;
-        *place = n;
-        place = &n->other;
-        more = take_name(p, "elif");
+        *place = node;
+        place = &node->other;
+        more = jinja_take_name(parser, "elif");
     }
-    if (take_name(p, "else")) {
-        if (!need_block_end(p) || (*place = parse_body(p, end)) == NULL)
+    if (jinja_take_name(parser, "else")) {
+        if (!jinja_need_block_end(parser) || (*place = jinja_parse_body(parser, end)) == NULL)
             return NULL;
     }
-    p->at++; /* endif */
-    return need_block_end(p) ? first : NULL;
+    parser->at++; /* endif */
+    if (jinja_need_block_end(parser))
+        return first;
+    return NULL;
 }
 
-static struct jnode *parse_piped(struct parser *p)
+/* Filters of a block: they apply to the block's rendered body, JN_PIPED. */
+static struct jnode *jinja_parse_piped(struct jinja_parser *parser)
 {
-    struct jnode *n = node_new(p, JN_PIPED);
+    struct jnode *node = jinja_node_new(parser, JN_PIPED);
 
-    while (n != NULL && take_op(p, "|"))
-        n = parse_filter(p, n);
-    return n;
+    while (node != NULL && jinja_take_op(parser, "|"))
+        node = jinja_parse_filter(parser, node);
+    return node;
 }
 
-static struct jnode *parse_set(struct parser *p)
+/* {% set x = value %}, or {% set x | filter %} body {% endset %}. */
+static struct jnode *jinja_parse_set(struct jinja_parser *parser)
 {
     static const char *const end[] = {"endset", NULL};
-    struct jnode *n = node_new(p, JN_SET);
+    struct jnode *node = jinja_node_new(parser, JN_SET);
 
-    if (n == NULL || (n->a = parse_target(p, true)) == NULL)
+    if (node == NULL || (node->a = jinja_parse_target(parser, true)) == NULL)
         return NULL;
-    if (take_op(p, "=")) {
-        n->b = parse_tuple(p, true, false);
-        return n->b != NULL && need_block_end(p) ? n : NULL;
+    if (jinja_take_op(parser, "=")) {
+        node->b = jinja_parse_tuple(parser, true, false);
+        if (node->b != NULL && jinja_need_block_end(parser))
+            return node;
+        return NULL;
     }
-    n->kind = JN_SET_BLOCK;
-    if ((n->b = parse_piped(p)) == NULL || !need_block_end(p) ||
-        (n->body = parse_body(p, end)) == NULL)
+    node->kind = JN_SET_BLOCK;
+    if ((node->b = jinja_parse_piped(parser)) == NULL || !jinja_need_block_end(parser) ||
+        (node->body = jinja_parse_body(parser, end)) == NULL)
         return NULL;
-    p->at++;
-    return need_block_end(p) ? n : NULL;
+    parser->at++;
+    if (jinja_need_block_end(parser))
+        return node;
+    return NULL;
 }
 
-/* "(a, b=1)": parameters as a list of JN_ARG. */
-static bool parse_params(struct parser *p, struct jnode **first)
+/* Parameters of a macro, "(a, b=1)", as a list of JN_ARG. */
+static bool jinja_parse_params(struct jinja_parser *parser, struct jnode **first)
 {
     struct jnode **tail = first;
 
-    if (!need_op(p, "("))
+    if (!jinja_need_op(parser, "("))
         return false;
-    while (!is_op(p, ")")) {
+    while (!jinja_is_at_op(parser, ")")) {
         struct jnode *param;
 
-        if (*first != NULL && !need_op(p, ","))
+        if (*first != NULL && !jinja_need_op(parser, ","))
             return false;
-        if (p->at->kind != JT_NAME)
-            return parse_fail(p, "a parameter's name is expected") != NULL;
-        param = node_text(p, JN_ARG, p->at++);
+        if (parser->at->kind != JT_NAME)
+            return jinja_parse_fail(parser, "a parameter's name is expected") != NULL;
+        param = jinja_node_text(parser, JN_ARG, parser->at++);
         if (param == NULL)
             return false;
-        if (take_op(p, "=") && (param->a = parse_expr(p)) == NULL)
+        if (jinja_take_op(parser, "=") && (param->a = jinja_parse_expr(parser)) == NULL)
             return false;
         *tail = param;
         tail = &param->next;
     }
-    p->at++;
+    parser->at++;
     return true;
 }
 
-static struct jnode *parse_macro(struct parser *p)
+/* {% macro name(params) %} body {% endmacro %}. A loop around it does not count: break is an
+ * error. */
+static struct jnode *jinja_parse_macro(struct jinja_parser *parser)
 {
     static const char *const end[] = {"endmacro", NULL};
-    struct jnode *n;
-    int loops = p->loops;
+    struct jnode *node;
+    int loops = parser->loops;
 
-    if (p->at->kind != JT_NAME)
-        return parse_fail(p, "a macro's name is expected");
-    n = node_text(p, JN_MACRO, p->at++);
-    if (n == NULL || !parse_params(p, &n->a) || !need_block_end(p))
+    if (parser->at->kind != JT_NAME)
+        return jinja_parse_fail(parser, "a macro's name is expected");
+    node = jinja_node_text(parser, JN_MACRO, parser->at++);
+    if (node == NULL || !jinja_parse_params(parser, &node->a) || !jinja_need_block_end(parser))
         return NULL;
-    p->loops = 0;
-    n->body = parse_body(p, end);
-    p->loops = loops;
-    if (n->body == NULL)
+    parser->loops = 0;
+    node->body = jinja_parse_body(parser, end);
+    parser->loops = loops;
+    if (node->body == NULL)
         return NULL;
-    p->at++;
-    if (p->at->kind == JT_NAME)
-        p->at++; /* endmacro may repeat the name */
-    return need_block_end(p) ? n : NULL;
+    parser->at++;
+    if (parser->at->kind == JT_NAME)
+        parser->at++; /* endmacro may repeat the name */
+    if (jinja_need_block_end(parser))
+        return node;
+    return NULL;
 }
 
-static struct jnode *parse_call_block(struct parser *p)
+/* {% call(params) macro(args) %} body {% endcall %}: the body is passed as the macro `caller`. */
+static struct jnode *jinja_parse_call_block(struct jinja_parser *parser)
 {
     static const char *const end[] = {"endcall", NULL};
-    struct jnode *n = node_new(p, JN_CALL_BLOCK);
+    struct jnode *node = jinja_node_new(parser, JN_CALL_BLOCK);
 
-    if (n == NULL || (is_op(p, "(") && !parse_params(p, &n->b)))
+    if (node == NULL || (jinja_is_at_op(parser, "(") && !jinja_parse_params(parser, &node->b)))
         return NULL;
-    n->a = parse_expr(p);
-    if (n->a == NULL || n->a->kind != JN_CALL)
-        return n->a == NULL ? NULL : parse_fail(p, "a call is expected");
-    if (!need_block_end(p) || (n->body = parse_body(p, end)) == NULL)
+    node->a = jinja_parse_expr(parser);
+    if (node->a == NULL || node->a->kind != JN_CALL) {
+        if (node->a == NULL)
+            return NULL;
+        return jinja_parse_fail(parser, "a call is expected");
+    }
+    if (!jinja_need_block_end(parser) || (node->body = jinja_parse_body(parser, end)) == NULL)
         return NULL;
-    p->at++;
-    return need_block_end(p) ? n : NULL;
+    parser->at++;
+    if (jinja_need_block_end(parser))
+        return node;
+    return NULL;
 }
 
-static struct jnode *parse_with(struct parser *p)
+/* {% with a = 1, b = 2 %} body {% endwith %} */
+static struct jnode *jinja_parse_with(struct jinja_parser *parser)
 {
     static const char *const end[] = {"endwith", NULL};
-    struct jnode *n = node_new(p, JN_WITH);
+    struct jnode *node = jinja_node_new(parser, JN_WITH);
     struct jnode **tail;
 
-    if (n == NULL)
+    if (node == NULL)
         return NULL;
-    tail = &n->a;
-    while (p->at->kind != JT_BLOCK_END) {
-        struct jnode *set = node_new(p, JN_SET);
+    tail = &node->a;
+    while (parser->at->kind != JT_BLOCK_END) {
+        struct jnode *set = jinja_node_new(parser, JN_SET);
 
-        if (n->a != NULL && !need_op(p, ","))
+        if (node->a != NULL && !jinja_need_op(parser, ","))
             return NULL;
-        if (set == NULL || (set->a = parse_target(p, false)) == NULL || !need_op(p, "=") ||
-            (set->b = parse_expr(p)) == NULL)
+        if (set == NULL || (set->a = jinja_parse_target(parser, false)) == NULL ||
+            !jinja_need_op(parser, "=") || (set->b = jinja_parse_expr(parser)) == NULL)
             return NULL;
         *tail = set;
         tail = &set->next;
     }
-    p->at++;
-    if ((n->body = parse_body(p, end)) == NULL)
+    parser->at++;
+    if ((node->body = jinja_parse_body(parser, end)) == NULL)
         return NULL;
-    p->at++;
-    return need_block_end(p) ? n : NULL;
-}
-
-static struct jnode *parse_wrapped(struct parser *p, enum jnode_kind kind)
-{
-    static const char *const generation_end[] = {"endgeneration", NULL};
-    static const char *const filter_end[] = {"endfilter", NULL};
-    struct jnode *n = node_new(p, kind);
-
-    if (n == NULL)
-        return NULL;
-    if (kind == JN_FILTER_BLOCK) {
-        struct jnode *piped = node_new(p, JN_PIPED);
-
-        n->a = piped == NULL ? NULL : parse_filter(p, piped);
-        while (n->a != NULL && take_op(p, "|"))
-            n->a = parse_filter(p, n->a);
-        if (n->a == NULL)
-            return NULL;
-    }
-    if (!need_block_end(p))
-        return NULL;
-    n->body = parse_body(p, kind == JN_FILTER_BLOCK ? filter_end : generation_end);
-    if (n->body == NULL)
-        return NULL;
-    p->at++;
-    return need_block_end(p) ? n : NULL;
-}
-
-static struct jnode *parse_jump(struct parser *p, enum jnode_kind kind)
-{
-    struct jnode *n = node_new(p, kind);
-
-    if (p->loops == 0)
-        return parse_fail(p, "break and continue need a loop around them");
-    return n != NULL && need_block_end(p) ? n : NULL;
-}
-
-static struct jnode *parse_statement(struct parser *p)
-{
-    if (take_name(p, "for"))
-        return parse_for(p);
-    if (take_name(p, "if"))
-        return parse_if(p);
-    if (take_name(p, "set"))
-        return parse_set(p);
-    if (take_name(p, "macro"))
-        return parse_macro(p);
-    if (take_name(p, "call"))
-        return parse_call_block(p);
-    if (take_name(p, "with"))
-        return parse_with(p);
-    if (take_name(p, "filter"))
-        return parse_wrapped(p, JN_FILTER_BLOCK);
-    if (take_name(p, "generation"))
-        return parse_wrapped(p, JN_GENERATION);
-    if (take_name(p, "break"))
-        return parse_jump(p, JN_BREAK);
-    if (take_name(p, "continue"))
-        return parse_jump(p, JN_CONTINUE);
-    (void)jfault_set(p->fault, p->at->kind == JT_NAME ? ERR_UNSUPPORTED : ERR_SYNTAX,
-                     "line %d: the tag \"%.40s\" is not supported here", p->at->line, p->at->text);
+    parser->at++;
+    if (jinja_need_block_end(parser))
+        return node;
     return NULL;
 }
 
-static bool at_end(const struct parser *p, const char *const *ends)
+/* {% filter name %} body {% endfilter %} and {% generation %} body {% endgeneration %}. */
+static struct jnode *jinja_parse_wrapped(struct jinja_parser *parser, enum jnode_kind kind)
+{
+    static const char *const generation_end[] = {"endgeneration", NULL};
+    static const char *const filter_end[] = {"endfilter", NULL};
+    struct jnode *node = jinja_node_new(parser, kind);
+
+    if (node == NULL)
+        return NULL;
+    if (kind == JN_FILTER_BLOCK) {
+        struct jnode *piped = jinja_node_new(parser, JN_PIPED);
+
+        if (piped == NULL)
+            node->a = NULL;
+        else
+            node->a = jinja_parse_filter(parser, piped);
+        while (node->a != NULL && jinja_take_op(parser, "|"))
+            node->a = jinja_parse_filter(parser, node->a);
+        if (node->a == NULL)
+            return NULL;
+    }
+    if (!jinja_need_block_end(parser))
+        return NULL;
+    node->body = jinja_parse_body(parser, kind == JN_FILTER_BLOCK ? filter_end : generation_end);
+    if (node->body == NULL)
+        return NULL;
+    parser->at++;
+    if (jinja_need_block_end(parser))
+        return node;
+    return NULL;
+}
+
+/* {% break %} and {% continue %} */
+static struct jnode *jinja_parse_jump(struct jinja_parser *parser, enum jnode_kind kind)
+{
+    struct jnode *node = jinja_node_new(parser, kind);
+
+    if (parser->loops == 0)
+        return jinja_parse_fail(parser, "break and continue need a loop around them");
+    if (node != NULL && jinja_need_block_end(parser))
+        return node;
+    return NULL;
+}
+
+/* After "{%": a statement by its first word. */
+static struct jnode *jinja_parse_statement(struct jinja_parser *parser)
+{
+    if (jinja_take_name(parser, "for"))
+        return jinja_parse_for(parser);
+    if (jinja_take_name(parser, "if"))
+        return jinja_parse_if(parser);
+    if (jinja_take_name(parser, "set"))
+        return jinja_parse_set(parser);
+    if (jinja_take_name(parser, "macro"))
+        return jinja_parse_macro(parser);
+    if (jinja_take_name(parser, "call"))
+        return jinja_parse_call_block(parser);
+    if (jinja_take_name(parser, "with"))
+        return jinja_parse_with(parser);
+    if (jinja_take_name(parser, "filter"))
+        return jinja_parse_wrapped(parser, JN_FILTER_BLOCK);
+    if (jinja_take_name(parser, "generation"))
+        return jinja_parse_wrapped(parser, JN_GENERATION);
+    if (jinja_take_name(parser, "break"))
+        return jinja_parse_jump(parser, JN_BREAK);
+    if (jinja_take_name(parser, "continue"))
+        return jinja_parse_jump(parser, JN_CONTINUE);
+    (void)jinja_fault_set(parser->fault, parser->at->kind == JT_NAME ? ERR_UNSUPPORTED : ERR_SYNTAX,
+                          "line %d: the tag \"%.40s\" is not supported here", parser->at->line,
+                          parser->at->text);
+    return NULL;
+}
+
+/* Is the tag that begins here one of those that end the current block? */
+static bool jinja_at_end(const struct jinja_parser *parser, const char *const *ends)
 {
     for (; ends != NULL && *ends != NULL; ends++)
-        if (p->at[1].kind == JT_NAME && strcmp(p->at[1].text, *ends) == 0)
+        if (parser->at[1].kind == JT_NAME && strcmp(parser->at[1].text, *ends) == 0)
             return true;
     return false;
 }
 
-static struct jnode *parse_one(struct parser *p)
+/* One piece of a body: text, an output {{ ... }}, or a statement. */
+static struct jnode *jinja_parse_one(struct jinja_parser *parser)
 {
-    struct jnode *n;
+    struct jnode *node;
 
-    if (p->at->kind == JT_DATA)
-        return node_text(p, JN_DATA, p->at++);
-    if (p->at->kind == JT_BLOCK_BEGIN) {
-        p->at++;
-        return parse_statement(p);
+    if (parser->at->kind == JT_DATA)
+        return jinja_node_text(parser, JN_DATA, parser->at++);
+    if (parser->at->kind == JT_BLOCK_BEGIN) {
+        parser->at++;
+        return jinja_parse_statement(parser);
     }
-    p->at++;
-    n = node_new(p, JN_OUTPUT);
-    if (n == NULL || (n->a = parse_tuple(p, true, false)) == NULL)
+    parser->at++;
+    node = jinja_node_new(parser, JN_OUTPUT);
+    if (node == NULL || (node->a = jinja_parse_tuple(parser, true, false)) == NULL)
         return NULL;
-    if (p->at->kind != JT_VAR_END)
-        return parse_fail(p, "'}}' is expected");
-    p->at++;
-    return n;
+    if (parser->at->kind != JT_VAR_END)
+        return jinja_parse_fail(parser, "'}}' is expected");
+    parser->at++;
+    return node;
 }
 
-/* Statements up to one of the ends (NULL: the end of the template), whose name is then at the
- * parser. The list is never empty: it begins with a JN_DATA of no text. */
-static struct jnode *parse_body(struct parser *p, const char *const *ends)
+/* Statements up to a tag whose name is in ends (NULL: up to the end of the template). The parser is
+ * then at that name. The list always begins with an empty JN_DATA, so NULL can mean failure. */
+static struct jnode *jinja_parse_body(struct jinja_parser *parser, const char *const *ends)
 {
     struct jnode *first;
     struct jnode **tail;
 
-    if (!enter(p))
+    if (!jinja_enter_nesting(parser))
         return NULL;
-    first = node_new(p, JN_DATA);
+    first = jinja_node_new(parser, JN_DATA);
     if (first == NULL)
         return NULL;
     tail = &first->next;
-    for (;;) { /* ends with the tokens */
-        if (p->at->kind == JT_END) {
+    for (;;) { /* each pass consumes a token; JT_END ends it */
+        if (parser->at->kind == JT_END) {
             if (ends != NULL)
-                return parse_fail(p, "the end of a block is expected");
+                return jinja_parse_fail(parser, "the end of a block is expected");
             break;
         }
-        if (p->at->kind == JT_BLOCK_BEGIN && at_end(p, ends)) {
-            p->at++;
+        if (parser->at->kind == JT_BLOCK_BEGIN && jinja_at_end(parser, ends)) {
+            parser->at++;
             break;
         }
-        *tail = parse_one(p);
+        *tail = jinja_parse_one(parser);
         if (*tail == NULL)
             return NULL;
         tail = &(*tail)->next;
     }
-    p->depth--;
+    parser->depth--;
     return first;
 }
 
-struct jnode *jinja_parse(struct jinja *j, const struct jtoken *tokens, struct jfault *fault)
+struct jnode *jinja_parse(struct jinja *jinja, const struct jtoken *tokens, struct jfault *fault)
 {
-    struct parser p = {.j = j, .at = tokens, .fault = fault};
+    struct jinja_parser parser = {.j = jinja, .at = tokens, .fault = fault};
 
-    return parse_body(&p, NULL);
+    must(tokens != NULL);
+    return jinja_parse_body(&parser, NULL);
 }

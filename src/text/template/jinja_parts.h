@@ -1,4 +1,8 @@
-/* What a template is made of; for the jinja_*.c files alone. */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The inside of a template; for the jinja_*.c files only. A source becomes tokens (jinja_lex.c),
+ * the tokens a tree of nodes (jinja_parse.c), and the tree is evaluated to values and output
+ * (jinja_eval.c and the files of operators, filters and methods). */
 #ifndef QUIRE_TEXT_TEMPLATE_JINJA_PARTS_H
 #define QUIRE_TEXT_TEMPLATE_JINJA_PARTS_H
 
@@ -28,18 +32,21 @@ struct jtoken {
     size_t len;
 };
 
-/* Why something failed, for the sender: the first reason counts. */
+/* The reason of a failure, for the client. Only the first one is kept. */
 struct jfault {
     int rc;
     char text[512];
 };
 
-__attribute__((format(printf, 3, 4))) bool jfault_set(struct jfault *f, int rc, const char *format,
-                                                      ...); /* always false */
+__attribute__((format(printf, 3, 4))) bool jinja_fault_set(struct jfault *fault, int rc,
+                                                           const char *format,
+                                                           ...); /* always false */
 
-/* Cut a source into tokens, white space control applied; the last is JT_END. NULL: see fault. */
-struct jtoken *jinja_lex(struct arena *a, const char *source, size_t len, struct jfault *fault);
+/* Cut a source into tokens and apply white space control; the last token is JT_END. NULL: see
+ * fault. */
+struct jtoken *jinja_lex(struct arena *arena, const char *source, size_t len, struct jfault *fault);
 
+/* Kinds of nodes, and the members of struct jnode that each uses. */
 enum jnode_kind {
     /* Statements; `next` links a body. */
     JN_DATA,
@@ -78,21 +85,22 @@ enum jnode_kind {
     JN_AND,
     JN_OR,
     JN_TERNARY, /* b if a else c (NULL) */
-    JN_PIPED,   /* what a filter block has rendered */
+    JN_PIPED,   /* the rendered body of a filter block */
 };
 
+/* Kinds of values. */
 enum jkind {
     JV_UNDEFINED,
     JV_NONE,
     JV_BOOL,
     JV_INT,
     JV_REAL,
-    JV_BIG, /* a whole number beyond 64 bits: its text */
+    JV_BIG, /* an integer beyond 64 bits, kept as text */
     JV_TEXT,
     JV_LIST,
     JV_TUPLE,
     JV_DICT,
-    JV_NAMESPACE, /* a dict that set may change */
+    JV_NAMESPACE, /* a dict whose members {% set %} may change */
     JV_LOOP,
     JV_MACRO,
     JV_GLOBAL, /* a global function: its name */
@@ -100,16 +108,18 @@ enum jkind {
     JV_JOINER,
 };
 
-/* Which bytes of a text the template wrote itself; all others came out of its variables. Pieces of
- * a text share it: a place is told by its distance from base. */
+/* Which bytes of a text the template wrote itself; all others came from its variables. Parts of a
+ * text share it: positions are counted from base. */
 struct jorigin {
-    const char *base; /* the text that spans speak of; NULL: every byte is the template's */
+    const char *base; /* the text that the spans refer to; NULL: every byte is the template's */
     const struct span *items;
     size_t n;
 };
 
-extern const struct jorigin jorigin_own; /* of a text that is the template's throughout */
+extern const struct jorigin jorigin_own; /* of a text that the template wrote entirely */
 
+/* A value; small, and passed by value. Everything that it points to is in the arena, in the
+ * compiled template or in the variables, and none of it is freed before the render ends. */
 struct jval {
     enum jkind kind : 8;
     bool safe : 1;                /* JV_TEXT: markup (jtext_escape()) */
@@ -132,7 +142,7 @@ struct jval {
 struct jjoiner {
     const char *text;
     size_t len;
-    bool used; /* the first call gives nothing */
+    bool used; /* the first call returns "" */
 };
 
 struct jlist {
@@ -147,11 +157,12 @@ struct jpair {
 };
 
 struct jdict {
-    struct jpair *pairs; /* in the order of entry */
+    struct jpair *pairs; /* in order of insertion, as in Python */
     size_t n;
     size_t cap;
 };
 
+/* A statement or expression. The members' meaning depends on kind, see enum jnode_kind. */
 struct jnode {
     enum jnode_kind kind;
     int line;
@@ -173,7 +184,7 @@ struct jinja {
 };
 
 /* Parse tokens; NULL: see fault (an empty template is a JN_DATA without text). */
-struct jnode *jinja_parse(struct jinja *j, const struct jtoken *tokens, struct jfault *fault);
+struct jnode *jinja_parse(struct jinja *jinja, const struct jtoken *tokens, struct jfault *fault);
 
 /* --- rendering ---------------------------------------------------------------------------------*/
 
@@ -184,8 +195,9 @@ struct jvar {
     struct jval value;
 };
 
+/* Variables of one block; names that are not found are looked up in the parent. */
 struct jscope {
-    struct jscope *parent; /* NULL: the variables given */
+    struct jscope *parent; /* NULL: the variables of the render */
     struct jvar *vars;
 };
 
@@ -193,8 +205,7 @@ struct jmacro {
     const struct jnode *node;
     const struct jnode *params;
     const char *name;
-    struct jscope *scope; /* where it was defined */
-    bool is_caller;
+    struct jscope *scope; /* the scope it was defined in */
 };
 
 struct jmethod {
@@ -202,31 +213,32 @@ struct jmethod {
     const char *name;
 };
 
+/* The object "loop" inside a loop. */
 struct jloop {
     const struct jlist *list;
     size_t at;
-    int depth;
     struct jval last_changed;
     bool changed_once;
 };
 
+/* How a statement ended. */
 enum jflow { JF_ON, JF_BREAK, JF_CONTINUE, JF_FAILED };
 
-/* A text in the making with the spans that are the template's. */
+/* A text under construction, with the spans that the template wrote. */
 struct jbuf {
     struct buf text;
     struct spans own;
 };
 
+/* The state of one render. */
 struct jrender {
     struct arena *arena;
     struct jbuf *out;
     struct jfault fault;
     int64_t now_unix_s;
     int64_t steps;     /* left */
-    size_t text_bytes; /* made so far */
-    int depth;         /* calls and expressions inside each other */
-    int loop_depth;
+    size_t text_bytes; /* bytes of all texts made so far */
+    int depth;         /* calls and expressions in progress */
     int line;
     struct jval piped;
 };
@@ -234,74 +246,86 @@ struct jrender {
 /* Arguments of a call, evaluated. */
 struct jargs {
     struct jval *values;
-    const char **names; /* NULL for those given by place; these come first */
+    const char **names; /* NULL for positional arguments, which come first */
     size_t n;
     size_t n_placed;
 };
 
-/* All return false after jfault_set(). */
-__attribute__((format(printf, 2, 3))) bool jraise(struct jrender *r, const char *format, ...);
-bool jno_memory(struct jrender *r);
-bool jstep(struct jrender *r, size_t n);
-bool jeval(struct jrender *r, const struct jnode *n, struct jscope *s, struct jval *out);
-bool jcall(struct jrender *r, struct jval callee, const struct jargs *args, struct jval *out);
-bool jfilter(struct jrender *r, const char *name, struct jval in, const struct jargs *args,
-             struct jval *out);
-bool jtest(struct jrender *r, const char *name, struct jval in, const struct jargs *args,
-           bool *out);
-bool jmacro_call(struct jrender *r, const struct jmacro *m, const struct jargs *args,
-                 struct jval *out);
-bool jmethod_call(struct jrender *r, const struct jmethod *m, const struct jargs *args,
+/* Functions that fail return false; the reason is then in render->fault.
+ *
+ * jinja_raise(): an exception as in Python, with the line. jinja_step(): count n steps of work;
+ * fails when the bound is exceeded, so every loop over data must call it. */
+__attribute__((format(printf, 2, 3))) bool jinja_raise(struct jrender *render, const char *format,
+                                                       ...);
+bool jinja_no_memory(struct jrender *render);
+bool jinja_step(struct jrender *render, size_t n);
+bool jinja_eval(struct jrender *render, const struct jnode *node, struct jscope *scope,
+                struct jval *out);
+bool jinja_call(struct jrender *render, struct jval callee, const struct jargs *args,
+                struct jval *out);
+bool jinja_filter(struct jrender *render, const char *name, struct jval in,
+                  const struct jargs *args, struct jval *out);
+bool jinja_test(struct jrender *render, const char *name, struct jval in, const struct jargs *args,
+                bool *out);
+bool jinja_call_macro(struct jrender *render, const struct jmacro *macro, const struct jargs *args,
+                      struct jval *out);
+bool jinja_call_method(struct jrender *render, const struct jmethod *method,
+                       const struct jargs *args, struct jval *out);
+bool jinja_call_global(struct jrender *render, const char *name, const struct jargs *args,
+                       struct jval *out);
+bool jinja_global_exists(const char *name, size_t len);
+bool jinja_get_attr(struct jrender *render, struct jval value, const char *name, size_t len,
+                    bool item_first, struct jval *out);
+bool jinja_get_item(struct jrender *render, struct jval value, struct jval key, struct jval *out);
+bool jinja_binary(struct jrender *render, const char *op, struct jval left, struct jval right,
                   struct jval *out);
-bool jglobal_call(struct jrender *r, const char *name, const struct jargs *args, struct jval *out);
-bool jglobal_exists(const char *name, size_t len);
-bool jattr(struct jrender *r, struct jval v, const char *name, size_t len, bool item_first,
-           struct jval *out);
-bool jitem(struct jrender *r, struct jval v, struct jval key, struct jval *out);
-bool jbinary(struct jrender *r, const char *op, struct jval a, struct jval b, struct jval *out);
 
-/* An argument by place or name; false when it is not given. */
-bool jarg(const struct jargs *args, size_t place, const char *name, struct jval *out);
-struct jval jarg_or(const struct jargs *args, size_t place, const char *name, struct jval preset);
+/* A positional or named argument. False when it is not given. */
+bool jinja_arg(const struct jargs *args, size_t place, const char *name, struct jval *out);
+struct jval jinja_arg_or(const struct jargs *args, size_t place, const char *name,
+                         struct jval preset);
 
 /* --- values ------------------------------------------------------------------------------------*/
 
-struct jval jv_text(const char *text, size_t len);           /* as of a variable */
-struct jval jv_own(const char *text, size_t len);            /* as of the template */
-struct jval jv_part(struct jval v, size_t from, size_t len); /* of a text; not marked as safe */
+struct jval jv_text(const char *text, size_t len);               /* from a variable */
+struct jval jv_own(const char *text, size_t len);                /* written by the template */
+struct jval jv_part(struct jval value, size_t from, size_t len); /* of a text; not markup */
 struct jval jv_int(int64_t whole);
 struct jval jv_bool(bool flag);
 struct jval jv_real(double real);
 struct jval jv_none(void);
 struct jval jv_undefined(const char *name, size_t len);
-bool jv_is(struct jval v, const char *text); /* a text equal to this one */
-bool jv_truth(struct jval v);
-bool jv_is_number(struct jval v); /* bool, int or real, as Python counts */
-bool jv_is_callable(struct jval v);
-double jv_real_of(struct jval v);
-int64_t jv_int_of(struct jval v); /* of a bool or int */
-bool jv_equal(struct jval a, struct jval b);
-const char *jv_type_name(struct jval v); /* Python's */
+bool jv_is(struct jval value, const char *text); /* is it a text equal to this one? */
+bool jv_truth(struct jval value);
+bool jv_is_number(struct jval value); /* a bool, int or real, as in Python */
+bool jv_is_callable(struct jval value);
+double jv_real_of(struct jval value);
+int64_t jv_int_of(struct jval value); /* for a bool or int */
+bool jv_equal(struct jval left, struct jval right);
+const char *jv_type_name(struct jval value); /* as in Python */
 
-/* Order two values; false after an error when Python could not. */
-bool jv_compare(struct jrender *r, struct jval a, struct jval b, int *order);
+/* Order two values: *order is below, at or above 0. Fails where Python raises an exception. */
+bool jv_compare(struct jrender *render, struct jval left, struct jval right, int *order);
 
-struct jlist *jlist_new(struct jrender *r, size_t cap); /* NULL after jno_memory() */
-bool jlist_add(struct jrender *r, struct jlist *l, struct jval v);
-struct jval jv_list(struct jlist *l);
-struct jdict *jdict_new(struct jrender *r, size_t cap);
-bool jdict_set(struct jrender *r, struct jdict *d, struct jval key, struct jval value);
-struct jval *jdict_get(const struct jdict *d, struct jval key); /* NULL: none */
-struct jval *jdict_get_text(const struct jdict *d, const char *key, size_t len);
+struct jlist *jlist_new(struct jrender *render, size_t cap); /* NULL after jinja_no_memory() */
+bool jlist_add(struct jrender *render, struct jlist *list, struct jval value);
+struct jval jv_list(struct jlist *list);
+struct jdict *jdict_new(struct jrender *render, size_t cap);
+bool jdict_set(struct jrender *render, struct jdict *dict, struct jval key, struct jval value);
+struct jval *jdict_get(const struct jdict *dict, struct jval key); /* NULL: none */
+struct jval *jdict_get_text(const struct jdict *dict, const char *key, size_t len);
 
-/* The items that a loop over the value sees; false after an error. */
-bool jv_iterate(struct jrender *r, struct jval v, struct jlist **out);
+/* The items that a loop over the value visits: of a list, the keys of a dict, characters of a
+ * text. */
+bool jv_iterate(struct jrender *render, struct jval value, struct jlist **out);
 
-/* Append as str() and repr() of Python print, bounded in depth. */
-bool jv_str(struct jrender *r, struct jbuf *out, struct jval v);
-bool jv_repr(struct jrender *r, struct buf *out, struct jval v, int depth);
-bool jv_to_text(struct jrender *r, struct jval v, struct jval *out); /* str() in the arena */
+/* Append a value as Python's str() and repr() print it, bounded in depth. */
+bool jv_str(struct jrender *render, struct jbuf *out, struct jval value);
+bool jv_repr(struct jrender *render, struct buf *out, struct jval value, int depth);
+bool jv_to_text(struct jrender *render, struct jval value,
+                struct jval *out); /* str() in the arena */
 
+/* The options of tojson. */
 struct jdump {
     int indent; /* -1: one line */
     bool ascii; /* ensure_ascii */
@@ -310,29 +334,32 @@ struct jdump {
     const char *key;
 };
 
-bool jv_json(struct jrender *r, struct buf *out, struct jval v, const struct jdump *how, int depth);
+bool jv_json(struct jrender *render, struct buf *out, struct jval value, const struct jdump *how,
+             int depth);
 
-/* Move what a buf holds into the arena and end the buf; false after an error. What a struct buf
- * has gathered counts as a variable's: so an operation that does not care for origins makes no text
- * that passes for the template's. */
-bool jv_take_buf(struct jrender *r, struct buf *b, struct jval *out);
-bool jbuf_take(struct jrender *r, struct jbuf *b, struct jval *out);
-void jbuf_add(struct jrender *r, struct jbuf *b, struct jval text);
-bool jv_concat(struct jrender *r, struct jval a, struct jval b, struct jval *out); /* texts */
-struct jval jv_from_json(struct arena *a, const struct json *node, bool *failed);
+/* Move the contents of a buf into the arena as a text, and free the buf. Text from a struct buf
+ * counts as coming from a variable; text from a struct jbuf keeps its spans. An operation that does
+ * not track origins can therefore never turn a client's text into the template's. */
+bool jv_take_buf(struct jrender *render, struct buf *buf, struct jval *out);
+bool jbuf_take(struct jrender *render, struct jbuf *buf, struct jval *out);
+void jbuf_add(struct jrender *render, struct jbuf *buf, struct jval text);
+bool jv_concat(struct jrender *render, struct jval left, struct jval right,
+               struct jval *out); /* texts */
+struct jval jv_from_json(struct arena *arena, const struct json *node, bool *failed);
 
-/* Characters of valid UTF-8. */
+/* Characters of valid UTF-8: their number, and the byte offset of character n_chars. */
 size_t jtext_count(const char *text, size_t len);
 size_t jtext_offset(const char *text, size_t len, size_t n_chars);
 size_t jtext_strip_left(const char *text, size_t len, const struct jval *chars);
 size_t jtext_strip_right(const char *text, size_t len, const struct jval *chars);
-bool jtext_case(struct jrender *r, struct jval v, const char *how, struct jval *out);
+bool jtext_case(struct jrender *render, struct jval value, const char *how, struct jval *out);
 const char *jtext_find(const char *text, size_t len, const char *what, size_t n);
-bool jtext_escape(struct jrender *r, struct jval v, struct jval *out); /* of anything; markup */
-bool jtext_lines(struct jrender *r, struct jval v, bool keep_ends, struct jval *out);
-bool jtext_method(struct jrender *r, struct jval v, const char *name, const struct jargs *args,
-                  struct jval *out);
-bool jtext_replace(struct jrender *r, struct jval v, struct jval from, struct jval to,
+bool jtext_escape(struct jrender *render, struct jval value,
+                  struct jval *out); /* of anything; markup */
+bool jtext_lines(struct jrender *render, struct jval value, bool keep_ends, struct jval *out);
+bool jtext_method(struct jrender *render, struct jval value, const char *name,
+                  const struct jargs *args, struct jval *out);
+bool jtext_replace(struct jrender *render, struct jval value, struct jval from, struct jval to,
                    int64_t count, struct jval *out);
 
 #endif

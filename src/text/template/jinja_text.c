@@ -1,16 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Texts as Python has them: characters, cases, lines, markup, and their methods. */
+ * Texts as in Python: characters, cases, lines, markup, and their methods. All are valid UTF-8,
+ * because the template and its variables were checked; positions in arguments count characters. */
 #define _GNU_SOURCE 1 /* memmem() */
 #include "text/template/jinja_parts.h"
 
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/must.h"
 #include "base/utf8.h"
 #include "text/unicode.h"
 
-/* --- texts -------------------------------------------------------------------------------------*/
+/* --- characters and case -----------------------------------------------------------------------*/
 
 size_t jtext_count(const char *text, size_t len)
 {
@@ -33,10 +35,13 @@ size_t jtext_offset(const char *text, size_t len, size_t n_chars)
 
 const char *jtext_find(const char *text, size_t len, const char *what, size_t n)
 {
-    return n == 0 ? text : memmem(text, len, what, n);
+    if (n == 0)
+        return text;
+    return memmem(text, len, what, n);
 }
 
-static bool is_stripped(const char *at, size_t n, const struct jval *chars)
+/* Is the character at `at` (n bytes) stripped? chars NULL: white space. */
+static bool jinja_is_stripped(const char *at, size_t n, const struct jval *chars)
 {
     if (chars == NULL)
         return unicode_is_python_space(utf8_decode(at));
@@ -50,7 +55,7 @@ size_t jtext_strip_left(const char *text, size_t len, const struct jval *chars)
     while (at < len) {
         size_t n = utf8_sequence(text + at, len - at);
 
-        if (!is_stripped(text + at, n, chars))
+        if (!jinja_is_stripped(text + at, n, chars))
             break;
         at += n;
     }
@@ -64,30 +69,32 @@ size_t jtext_strip_right(const char *text, size_t len, const struct jval *chars)
 
         while (at > 0 && ((unsigned char)text[at] & 0xc0) == 0x80)
             at--;
-        if (!is_stripped(text + at, len - at, chars))
+        if (!jinja_is_stripped(text + at, len - at, chars))
             break;
         len = at;
     }
     return len;
 }
 
-static bool is_cased(uint32_t c)
+static bool jinja_is_cased(uint32_t c)
 {
     uint8_t category = unicode_class(c) & UNICODE_CATEGORY;
 
     return category == UNICODE_LU || category == UNICODE_LL || category == UNICODE_LT;
 }
 
-/* how: "upper", "lower", "title" (each word), "capitalize" (the first character), "jinja" (the
- * title filter: words begin after white space and some punctuation). */
-bool jtext_case(struct jrender *r, struct jval v, const char *how, struct jval *out)
+/* Change the case of a text. how: "upper", "lower", "title" (words), "capitalize" (only the first
+ * character), "jinja" (the title filter, for which words begin after white space and some
+ * punctuation). One character may become up to three. */
+bool jtext_case(struct jrender *render, struct jval value, const char *how, struct jval *out)
 {
-    struct buf b = {0};
+    struct buf buf = {0};
     bool start = true;
     size_t i = 0;
 
-    while (i < v.len) {
-        uint32_t c = utf8_decode(v.text + i);
+    must(value.kind == JV_TEXT && how[0] != '\0');
+    while (i < value.len) {
+        uint32_t c = utf8_decode(value.text + i);
         enum unicode_letter_case to = UNICODE_LOWER;
         uint32_t forms[3];
         int n;
@@ -101,100 +108,105 @@ bool jtext_case(struct jrender *r, struct jval v, const char *how, struct jval *
         for (k = 0; k < n; k++) {
             char utf8[4];
 
-            buf_add(&b, utf8, utf8_encode(forms[k], utf8));
+            buf_add(&buf, utf8, utf8_encode(forms[k], utf8));
         }
         if (how[0] == 'j')
             start = unicode_is_python_space(c) ||
                     (c > 0 && c < 0x80 && strchr("-({[<", (int)c) != NULL);
         else
-            start = how[0] == 't' && !is_cased(c);
-        i += utf8_sequence(v.text + i, v.len - i);
+            start = how[0] == 't' && !jinja_is_cased(c);
+        i += utf8_sequence(value.text + i, value.len - i);
     }
-    if (!jstep(r, 1 + v.len / 16)) {
-        buf_fini(&b);
+    if (!jinja_step(render, 1 + value.len / 16)) {
+        buf_fini(&buf);
         return false;
     }
-    if (!jv_take_buf(r, &b, out))
+    if (!jv_take_buf(render, &buf, out))
         return false;
-    if (v.origin == &jorigin_own)
-        out->origin = v.origin;
+    if (value.origin == &jorigin_own)
+        out->origin = value.origin;
     return true;
 }
 
-bool jtext_replace(struct jrender *r, struct jval v, struct jval from, struct jval to,
+/* text.replace(from, to, count). An empty `from` matches before every character and at the end. */
+bool jtext_replace(struct jrender *render, struct jval value, struct jval from, struct jval to,
                    int64_t count, struct jval *out)
 {
-    struct jbuf b = {.text = {.limit = JINJA_OUTPUT_MAX}};
+    struct jbuf buf = {.text = {.limit = JINJA_OUTPUT_MAX}};
     size_t at = 0;
 
-    while (count != 0 && at <= v.len) {
-        const char *found = jtext_find(v.text + at, v.len - at, from.text, from.len);
+    must(value.kind == JV_TEXT && from.kind == JV_TEXT && to.kind == JV_TEXT);
+    while (count != 0 && at <= value.len) {
+        const char *found = jtext_find(value.text + at, value.len - at, from.text, from.len);
 
-        if (found == NULL || (from.len == 0 && at == v.len))
+        if (found == NULL || (from.len == 0 && at == value.len))
             break;
-        jbuf_add(r, &b, jv_part(v, at, (size_t)(found - v.text) - at));
-        jbuf_add(r, &b, to);
-        at = (size_t)(found - v.text) + from.len;
+        jbuf_add(render, &buf, jv_part(value, at, (size_t)(found - value.text) - at));
+        jbuf_add(render, &buf, to);
+        at = (size_t)(found - value.text) + from.len;
         if (from.len == 0) {
-            size_t n = utf8_sequence(v.text + at, v.len - at);
+            size_t n = utf8_sequence(value.text + at, value.len - at);
 
-            jbuf_add(r, &b, jv_part(v, at, n));
+            jbuf_add(render, &buf, jv_part(value, at, n));
             at += n;
         }
         count--;
     }
     if (from.len == 0 && count != 0)
-        jbuf_add(r, &b, to);
-    jbuf_add(r, &b, jv_part(v, at, v.len - at));
-    if (jstep(r, 1 + b.text.len / 64))
-        return jbuf_take(r, &b, out);
-    buf_fini(&b.text);
+        jbuf_add(render, &buf, to);
+    jbuf_add(render, &buf, jv_part(value, at, value.len - at));
+    if (jinja_step(render, 1 + buf.text.len / 64))
+        return jbuf_take(render, &buf, out);
+    buf_fini(&buf.text);
     return false;
 }
 
-/* Markup is a text that HTML's characters need not be replaced in, as the filters safe and escape
- * make them; what is added to one, or put into one, is escaped. Hugging Face's environment escapes
- * nothing by itself, but templates that say `safe` get this. */
-bool jtext_escape(struct jrender *r, struct jval v, struct jval *out)
+/* Markup is text in which HTML's special characters are already escaped; the filters safe and
+ * escape make it. Text that is added to markup or formatted into it is escaped first. Hugging
+ * Face's environment does not escape by itself, but templates that use `safe` get this behavior. */
+bool jtext_escape(struct jrender *render, struct jval value, struct jval *out)
 {
-    struct buf b = {.limit = JINJA_OUTPUT_MAX};
+    struct buf buf = {.limit = JINJA_OUTPUT_MAX};
     size_t i;
 
-    if (!jv_to_text(r, v, out))
+    if (!jv_to_text(render, value, out))
         return false;
     if (out->safe)
         return true;
     for (i = 0; i < out->len; i++) {
         switch (out->text[i]) {
-        case '&': buf_add_text(&b, "&amp;"); break;
-        case '<': buf_add_text(&b, "&lt;"); break;
-        case '>': buf_add_text(&b, "&gt;"); break;
-        case '\'': buf_add_text(&b, "&#39;"); break;
-        case '"': buf_add_text(&b, "&#34;"); break;
-        default: buf_add_byte(&b, out->text[i]);
+        case '&': buf_add_text(&buf, "&amp;"); break;
+        case '<': buf_add_text(&buf, "&lt;"); break;
+        case '>': buf_add_text(&buf, "&gt;"); break;
+        case '\'': buf_add_text(&buf, "&#39;"); break;
+        case '"': buf_add_text(&buf, "&#34;"); break;
+        default: buf_add_byte(&buf, out->text[i]);
         }
     }
-    if (!jstep(r, 1 + b.len / 64)) {
-        buf_fini(&b);
+    if (!jinja_step(render, 1 + buf.len / 64)) {
+        buf_fini(&buf);
         return false;
     }
-    if (!jv_take_buf(r, &b, out))
+    if (!jv_take_buf(render, &buf, out))
         return false;
     out->safe = true;
     return true;
 }
 
-/* Where the line that begins at `at` ends, and in next where its successor begins: the ends of
- * lines are those of Python's splitlines(). */
-static size_t line_end(const char *text, size_t len, size_t at, size_t *next)
+/* Where the line that begins at `at` ends; *next gets the start of the next one. Line ends are
+ * those of Python's str.splitlines, among them U+0085, U+2028 and U+2029. */
+static size_t jinja_line_end(const char *text, size_t len, size_t at, size_t *next)
 {
     for (; at < len; at++) {
         const char *p = text + at;
         size_t n = 0;
 
-        if (*p >= '\n' && *p <= '\r')
-            n = *p == '\r' && at + 1 < len && p[1] == '\n' ? 2 : 1;
-        else if (*p >= 0x1c && *p <= 0x1e)
+        if (*p >= '\n' && *p <= '\r') {
+            if (*p == '\r' && at + 1 < len && p[1] == '\n')
+                n = 2;
+            else
+                n = 1;
+        } else if (*p >= 0x1c && *p <= 0x1e)
             n = 1;
         else if (len - at >= 2 && memcmp(p, "\xc2\x85", 2) == 0)
             n = 2;
@@ -212,147 +224,162 @@ static size_t line_end(const char *text, size_t len, size_t at, size_t *next)
 
 /* --- methods -----------------------------------------------------------------------------------*/
 
-static bool need_text(struct jrender *r, const struct jargs *args, size_t place, const char *name,
-                      struct jval *out)
+/* An argument that must be a text. */
+
+static bool jinja_need_text(struct jrender *render, const struct jargs *args, size_t place,
+                            const char *name, struct jval *out)
 {
-    if (jarg(args, place, name, out) && out->kind == JV_TEXT)
+    if (jinja_arg(args, place, name, out) && out->kind == JV_TEXT)
         return true;
-    return jraise(r, "a string is expected as argument %zu", place + 1);
+    return jinja_raise(render, "a string is expected as argument %zu", place + 1);
 }
 
-static bool text_strip(struct jrender *r, struct jval v, const char *name, const struct jargs *args,
-                       struct jval *out)
+/* strip(chars), lstrip(chars), rstrip(chars) */
+static bool jinja_text_strip(struct jrender *render, struct jval value, const char *name,
+                             const struct jargs *args, struct jval *out)
 {
-    struct jval chars = jarg_or(args, 0, "chars", jv_none());
+    struct jval chars = jinja_arg_or(args, 0, "chars", jv_none());
     const struct jval *set = chars.kind == JV_NONE ? NULL : &chars;
     size_t from = 0;
-    size_t to = v.len;
+    size_t to = value.len;
 
     if (set != NULL && chars.kind != JV_TEXT)
-        return jraise(r, "strip arg must be None or str");
+        return jinja_raise(render, "strip arg must be None or str");
     if (name[0] != 'r')
-        from = jtext_strip_left(v.text, to, set);
+        from = jtext_strip_left(value.text, to, set);
     if (name[0] != 'l')
-        to = from + jtext_strip_right(v.text + from, to - from, set);
-    *out = jv_part(v, from, to - from);
+        to = from + jtext_strip_right(value.text + from, to - from, set);
+    *out = jv_part(value, from, to - from);
     return true;
 }
 
-static bool split_spaces(struct jrender *r, struct jval v, int64_t max, struct jlist *l)
+/* split() without a separator: at runs of white space, at most max times. The rest keeps its inner
+ * white space. */
+static bool jinja_split_spaces(struct jrender *render, struct jval value, int64_t max,
+                               struct jlist *list)
 {
-    size_t at = jtext_strip_left(v.text, v.len, NULL);
+    size_t at = jtext_strip_left(value.text, value.len, NULL);
 
-    while (at < v.len) {
+    while (at < value.len) {
         size_t end = at;
 
         if (max-- == 0)
-            end = jtext_strip_right(v.text, v.len, NULL);
-        while (max >= -1 && end < v.len && !unicode_is_python_space(utf8_decode(v.text + end)))
-            end += utf8_sequence(v.text + end, v.len - end);
-        if (!jlist_add(r, l, jv_part(v, at, end - at)))
+            end = jtext_strip_right(value.text, value.len, NULL);
+        while (max >= -1 && end < value.len &&
+               !unicode_is_python_space(utf8_decode(value.text + end)))
+            end += utf8_sequence(value.text + end, value.len - end);
+        if (!jlist_add(render, list, jv_part(value, at, end - at)))
             return false;
         if (max == -1 && end > at &&
-            jtext_strip_left(v.text + end, v.len - end, NULL) == v.len - end)
+            jtext_strip_left(value.text + end, value.len - end, NULL) == value.len - end)
             break;
-        at = end + jtext_strip_left(v.text + end, v.len - end, NULL);
+        at = end + jtext_strip_left(value.text + end, value.len - end, NULL);
     }
     return true;
 }
 
-static bool text_split(struct jrender *r, struct jval v, const struct jargs *args, struct jval *out)
+/* split(sep, maxsplit) */
+static bool jinja_text_split(struct jrender *render, struct jval value, const struct jargs *args,
+                             struct jval *out)
 {
-    struct jval sep = jarg_or(args, 0, "sep", jv_none());
-    struct jval limit = jarg_or(args, 1, "maxsplit", jv_int(-1));
-    struct jlist *l = jlist_new(r, 0);
+    struct jval sep = jinja_arg_or(args, 0, "sep", jv_none());
+    struct jval limit = jinja_arg_or(args, 1, "maxsplit", jv_int(-1));
+    struct jlist *list = jlist_new(render, 0);
     int64_t max = limit.kind == JV_INT && limit.whole >= 0 ? limit.whole : INT64_MAX;
     size_t at = 0;
 
-    if (l == NULL)
+    if (list == NULL)
         return false;
-    *out = jv_list(l);
+    *out = jv_list(list);
     if (sep.kind == JV_NONE)
-        return split_spaces(r, v, max, l);
+        return jinja_split_spaces(render, value, max, list);
     if (sep.kind != JV_TEXT || sep.len == 0)
-        return jraise(r, "a separator that is not empty is expected");
+        return jinja_raise(render, "a separator that is not empty is expected");
     while (max-- > 0) {
-        const char *found = jtext_find(v.text + at, v.len - at, sep.text, sep.len);
+        const char *found = jtext_find(value.text + at, value.len - at, sep.text, sep.len);
 
         if (found == NULL)
             break;
-        if (!jlist_add(r, l, jv_part(v, at, (size_t)(found - v.text) - at)))
+        if (!jlist_add(render, list, jv_part(value, at, (size_t)(found - value.text) - at)))
             return false;
-        at = (size_t)(found - v.text) + sep.len;
+        at = (size_t)(found - value.text) + sep.len;
     }
-    return jlist_add(r, l, jv_part(v, at, v.len - at));
+    return jlist_add(render, list, jv_part(value, at, value.len - at));
 }
 
-/* rsplit with a separator: the last `max` of them count. */
-static bool text_rsplit(struct jrender *r, struct jval v, const struct jargs *args,
-                        struct jval *out)
+/* rsplit(sep, maxsplit): split everywhere, then join the first pieces again, so that only the last
+ * maxsplit separators split. The pieces lie in one text, so joining them needs no copy. */
+static bool jinja_text_rsplit(struct jrender *render, struct jval value, const struct jargs *args,
+                              struct jval *out)
 {
-    struct jval limit = jarg_or(args, 1, "maxsplit", jv_int(-1));
+    struct jval limit = jinja_arg_or(args, 1, "maxsplit", jv_int(-1));
     struct jargs all = {.values = args->values, .names = args->names};
-    struct jval sep = jarg_or(args, 0, "sep", jv_none());
-    struct jlist *l;
+    struct jval sep = jinja_arg_or(args, 0, "sep", jv_none());
+    struct jlist *list;
     size_t joined;
 
     all.n = all.n_placed = args->n_placed > 0;
     if (sep.kind == JV_TEXT && all.n == 0)
-        return jraise(r, "rsplit takes its separator by place");
-    if (!text_split(r, v, &all, out))
+        return jinja_raise(render, "rsplit takes its separator by place");
+    if (!jinja_text_split(render, value, &all, out))
         return false;
-    l = out->list;
-    if (limit.kind != JV_INT || limit.whole < 0 || l->n < 2 || (uint64_t)limit.whole >= l->n - 1)
+    list = out->list;
+    if (limit.kind != JV_INT || limit.whole < 0 || list->n < 2 ||
+        (uint64_t)limit.whole >= list->n - 1)
         return true;
-    joined = l->n - (size_t)limit.whole; /* the first pieces stay together */
-    l->items[0] =
-        jv_part(l->items[0], 0,
-                (size_t)(l->items[joined - 1].text - l->items[0].text) + l->items[joined - 1].len);
-    memmove(l->items + 1, l->items + joined, (l->n - joined) * sizeof *l->items);
-    l->n -= joined - 1;
+    joined = list->n - (size_t)limit.whole; /* so many pieces are joined */
+    list->items[0] = jv_part(list->items[0], 0,
+                             (size_t)(list->items[joined - 1].text - list->items[0].text) +
+                                 list->items[joined - 1].len);
+    memmove(list->items + 1, list->items + joined, (list->n - joined) * sizeof *list->items);
+    list->n -= joined - 1;
     return true;
 }
 
-static bool affix_matches(struct jval v, struct jval affix, bool end)
+static bool jinja_affix_matches(struct jval value, struct jval affix, bool end)
 {
-    if (affix.kind != JV_TEXT || affix.len > v.len)
+    if (affix.kind != JV_TEXT || affix.len > value.len)
         return false;
-    return memcmp(end ? v.text + v.len - affix.len : v.text, affix.text, affix.len) == 0;
+    return memcmp(end ? value.text + value.len - affix.len : value.text, affix.text, affix.len) ==
+           0;
 }
 
-static bool text_affix(struct jrender *r, struct jval v, const char *name, const struct jargs *args,
-                       struct jval *out)
+/* startswith(prefix) and endswith(suffix), with a text or a tuple of texts. */
+static bool jinja_text_affix(struct jrender *render, struct jval value, const char *name,
+                             const struct jargs *args, struct jval *out)
 {
     bool end = name[0] == 'e';
     struct jval affix;
     size_t i;
     bool holds = false;
 
-    if (!jarg(args, 0, "prefix", &affix) || (affix.kind != JV_TEXT && affix.kind != JV_TUPLE))
-        return jraise(r, "%s first arg must be str or a tuple of str", name);
+    if (!jinja_arg(args, 0, "prefix", &affix) || (affix.kind != JV_TEXT && affix.kind != JV_TUPLE))
+        return jinja_raise(render, "%s first arg must be str or a tuple of str", name);
     if (affix.kind == JV_TEXT)
-        holds = affix_matches(v, affix, end);
+        holds = jinja_affix_matches(value, affix, end);
     for (i = 0; affix.kind == JV_TUPLE && i < affix.list->n; i++)
-        holds = holds || affix_matches(v, affix.list->items[i], end);
+        holds = holds || jinja_affix_matches(value, affix.list->items[i], end);
     *out = jv_bool(holds);
     return true;
 }
 
-static bool text_remove(struct jrender *r, struct jval v, bool end, const struct jargs *args,
-                        struct jval *out)
+/* removeprefix(prefix) and removesuffix(suffix) */
+static bool jinja_text_remove(struct jrender *render, struct jval value, bool end,
+                              const struct jargs *args, struct jval *out)
 {
     struct jval affix;
 
-    if (!need_text(r, args, 0, "prefix", &affix))
+    if (!jinja_need_text(render, args, 0, "prefix", &affix))
         return false;
-    *out = v;
-    if (affix_matches(v, affix, end))
-        *out = jv_part(v, end ? 0 : affix.len, v.len - affix.len);
+    *out = value;
+    if (jinja_affix_matches(value, affix, end))
+        *out = jv_part(value, end ? 0 : affix.len, value.len - affix.len);
     return true;
 }
 
-static bool text_find(struct jrender *r, struct jval v, const char *name, const struct jargs *args,
-                      struct jval *out)
+/* find, rfind, index and count of a part; results are counted in characters. */
+static bool jinja_text_find(struct jrender *render, struct jval value, const char *name,
+                            const struct jargs *args, struct jval *out)
 {
     struct jval what;
     const char *found;
@@ -360,33 +387,39 @@ static bool text_find(struct jrender *r, struct jval v, const char *name, const 
     size_t at = 0;
     int64_t n = 0;
 
-    if (!need_text(r, args, 0, "sub", &what))
+    if (!jinja_need_text(render, args, 0, "sub", &what))
         return false;
-    found = jtext_find(v.text, v.len, what.text, what.len);
+    found = jtext_find(value.text, value.len, what.text, what.len);
     while (found != NULL && name[0] != 'f' && name[0] != 'i') {
         n++;
         last = found;
-        at = (size_t)(found - v.text) + (what.len == 0 || name[0] == 'r' ? 1 : what.len);
-        found = at > v.len ? NULL : jtext_find(v.text + at, v.len - at, what.text, what.len);
+        at = (size_t)(found - value.text) + (what.len == 0 || name[0] == 'r' ? 1 : what.len);
+        if (at > value.len)
+            found = NULL;
+        else
+            found = jtext_find(value.text + at, value.len - at, what.text, what.len);
     }
     if (name[0] == 'r')
         found = last;
     if (name[0] == 'i' && found == NULL)
-        return jraise(r, "substring not found");
+        return jinja_raise(render, "substring not found");
     if (name[0] == 'c')
         *out = jv_int(n);
     else
-        *out = jv_int(found == NULL ? -1 : (int64_t)jtext_count(v.text, (size_t)(found - v.text)));
-    return jstep(r, 1 + v.len / 16);
+        *out = jv_int(
+            found == NULL ? -1 : (int64_t)jtext_count(value.text, (size_t)(found - value.text)));
+    return jinja_step(render, 1 + value.len / 16);
 }
 
-static bool text_is(struct jval v, const char *name)
+/* isspace, isdigit and so on: all characters have the property and there is at least one. For
+ * isupper and islower there must be a cased character, and none of the other case. */
+static bool jinja_text_is(struct jval value, const char *name)
 {
     size_t i = 0;
     bool cased = false;
 
-    while (i < v.len) {
-        uint32_t c = utf8_decode(v.text + i);
+    while (i < value.len) {
+        uint32_t c = utf8_decode(value.text + i);
         uint8_t cls = unicode_class(c);
         uint8_t category = cls & UNICODE_CATEGORY;
         bool upper = category == UNICODE_LU || category == UNICODE_LT;
@@ -406,144 +439,154 @@ static bool text_is(struct jval v, const char *name)
         if (strcmp(name, "islower") == 0 && upper)
             return false;
         cased = cased || upper || category == UNICODE_LL;
-        i += utf8_sequence(v.text + i, v.len - i);
+        i += utf8_sequence(value.text + i, value.len - i);
     }
-    return v.len > 0 && (cased || (strcmp(name, "isupper") != 0 && strcmp(name, "islower") != 0));
+    return value.len > 0 &&
+           (cased || (strcmp(name, "isupper") != 0 && strcmp(name, "islower") != 0));
 }
 
-static bool text_join(struct jrender *r, struct jval v, const struct jargs *args, struct jval *out)
+/* separator.join(items) */
+static bool jinja_text_join(struct jrender *render, struct jval value, const struct jargs *args,
+                            struct jval *out)
 {
-    struct jbuf b = {.text = {.limit = JINJA_OUTPUT_MAX}};
-    struct jlist *l;
+    struct jbuf buf = {.text = {.limit = JINJA_OUTPUT_MAX}};
+    struct jlist *list;
     struct jval items;
     size_t i;
 
-    if (!jarg(args, 0, "iterable", &items) || !jv_iterate(r, items, &l))
-        return jraise(r, "join needs something to iterate");
-    for (i = 0; i < l->n; i++) {
-        struct jval item = l->items[i];
+    if (!jinja_arg(args, 0, "iterable", &items) || !jv_iterate(render, items, &list))
+        return jinja_raise(render, "join needs something to iterate");
+    for (i = 0; i < list->n; i++) {
+        struct jval item = list->items[i];
 
-        if (v.safe ? !jtext_escape(r, item, &item) : item.kind != JV_TEXT) {
-            buf_fini(&b.text);
-            return jraise(r, "sequence item %zu: expected str instance, %s found", i,
-                          jv_type_name(item));
+        if (value.safe ? !jtext_escape(render, item, &item) : item.kind != JV_TEXT) {
+            buf_fini(&buf.text);
+            return jinja_raise(render, "sequence item %zu: expected str instance, %s found", i,
+                               jv_type_name(item));
         }
         if (i > 0)
-            jbuf_add(r, &b, v);
-        jbuf_add(r, &b, item);
+            jbuf_add(render, &buf, value);
+        jbuf_add(render, &buf, item);
     }
-    return jbuf_take(r, &b, out);
+    return jbuf_take(render, &buf, out);
 }
 
-/* str.format() with {} and {0} and {name}. */
-static bool text_format(struct jrender *r, struct jval v, const struct jargs *args,
-                        struct jval *out)
+/* text.format(...) with {}, {0} and {name}; {{ and }} are braces. Format specifications are not
+ * supported. */
+static bool jinja_text_format(struct jrender *render, struct jval value, const struct jargs *args,
+                              struct jval *out)
 {
-    struct jbuf b = {.text = {.limit = JINJA_OUTPUT_MAX}};
+    struct jbuf buf = {.text = {.limit = JINJA_OUTPUT_MAX}};
     size_t next = 0;
     size_t i = 0;
     bool good = true;
 
-    while (i < v.len && good) {
+    while (i < value.len && good) {
         char name[64] = "";
         size_t n = 0;
         struct jval arg;
 
-        if ((v.text[i] == '{' || v.text[i] == '}') && i + 1 < v.len && v.text[i + 1] == v.text[i]) {
-            jbuf_add(r, &b, jv_part(v, i, 1));
+        if ((value.text[i] == '{' || value.text[i] == '}') && i + 1 < value.len &&
+            value.text[i + 1] == value.text[i]) {
+            jbuf_add(render, &buf, jv_part(value, i, 1));
             i += 2;
             continue;
         }
-        if (v.text[i] != '{') {
-            jbuf_add(r, &b, jv_part(v, i++, 1));
+        if (value.text[i] != '{') {
+            jbuf_add(render, &buf, jv_part(value, i++, 1));
             continue;
         }
-        for (i++; i < v.len && v.text[i] != '}' && n < sizeof name - 1; i++)
-            name[n++] = v.text[i];
+        for (i++; i < value.len && value.text[i] != '}' && n < sizeof name - 1; i++)
+            name[n++] = value.text[i];
         i++;
         if (n == 0 || (name[0] >= '0' && name[0] <= '9'))
-            good = jarg(args, n == 0 ? next++ : strtoul(name, NULL, 10), "", &arg);
+            good = jinja_arg(args, n == 0 ? next++ : strtoul(name, NULL, 10), "", &arg);
         else
-            good = jarg(args, SIZE_MAX, name, &arg);
-        if (good && v.safe)
-            good = jtext_escape(r, arg, &arg);
+            good = jinja_arg(args, SIZE_MAX, name, &arg);
+        if (good && value.safe)
+            good = jtext_escape(render, arg, &arg);
         else if (!good)
-            (void)jraise(r, "a format without its argument");
-        good = good && jv_str(r, &b, arg);
+            (void)jinja_raise(render, "a format without its argument");
+        good = good && jv_str(render, &buf, arg);
     }
     if (!good) {
-        buf_fini(&b.text);
+        buf_fini(&buf.text);
         return false;
     }
-    return jbuf_take(r, &b, out);
+    return jbuf_take(render, &buf, out);
 }
 
-bool jtext_lines(struct jrender *r, struct jval v, bool keep_ends, struct jval *out)
+bool jtext_lines(struct jrender *render, struct jval value, bool keep_ends, struct jval *out)
 {
-    struct jlist *l = jlist_new(r, 0);
+    struct jlist *list = jlist_new(render, 0);
     size_t at = 0;
 
-    while (l != NULL && at < v.len) {
+    must(value.kind == JV_TEXT);
+    while (list != NULL && at < value.len) {
         size_t next;
-        size_t end = line_end(v.text, v.len, at, &next);
+        size_t end = jinja_line_end(value.text, value.len, at, &next);
 
-        if (!jlist_add(r, l, jv_part(v, at, (keep_ends ? next : end) - at)))
+        if (!jlist_add(render, list, jv_part(value, at, (keep_ends ? next : end) - at)))
             return false;
         at = next;
     }
-    *out = jv_list(l);
-    return l != NULL;
+    *out = jv_list(list);
+    return list != NULL;
 }
 
-static bool plain_method(struct jrender *r, struct jval v, const char *name,
-                         const struct jargs *args, struct jval *out)
+/* A method of a text; name is one of those that jinja_is_method() knows. */
+static bool jinja_plain_method(struct jrender *render, struct jval value, const char *name,
+                               const struct jargs *args, struct jval *out)
 {
     struct jval from;
     struct jval to;
-    struct jval count = jarg_or(args, 2, "count", jv_int(-1));
+    struct jval count = jinja_arg_or(args, 2, "count", jv_int(-1));
 
     if (strcmp(name, "strip") == 0 || strcmp(name, "lstrip") == 0 || strcmp(name, "rstrip") == 0)
-        return text_strip(r, v, name, args, out);
+        return jinja_text_strip(render, value, name, args, out);
     if (strcmp(name, "split") == 0)
-        return text_split(r, v, args, out);
+        return jinja_text_split(render, value, args, out);
     if (strcmp(name, "rsplit") == 0)
-        return text_rsplit(r, v, args, out);
+        return jinja_text_rsplit(render, value, args, out);
     if (strcmp(name, "startswith") == 0 || strcmp(name, "endswith") == 0)
-        return text_affix(r, v, name, args, out);
+        return jinja_text_affix(render, value, name, args, out);
     if (strcmp(name, "removeprefix") == 0 || strcmp(name, "removesuffix") == 0)
-        return text_remove(r, v, name[6] == 's', args, out);
+        return jinja_text_remove(render, value, name[6] == 's', args, out);
     if (strcmp(name, "replace") == 0)
-        return need_text(r, args, 0, "old", &from) && need_text(r, args, 1, "new", &to) &&
-               (!v.safe || jtext_escape(r, to, &to)) &&
-               jtext_replace(r, v, from, to, count.kind == JV_INT ? count.whole : -1, out);
+        return jinja_need_text(render, args, 0, "old", &from) &&
+               jinja_need_text(render, args, 1, "new", &to) &&
+               (!value.safe || jtext_escape(render, to, &to)) &&
+               jtext_replace(render, value, from, to, count.kind == JV_INT ? count.whole : -1, out);
     if (strcmp(name, "find") == 0 || strcmp(name, "rfind") == 0 || strcmp(name, "index") == 0 ||
         strcmp(name, "count") == 0)
-        return text_find(r, v, name, args, out);
+        return jinja_text_find(render, value, name, args, out);
     if (strcmp(name, "join") == 0)
-        return text_join(r, v, args, out);
+        return jinja_text_join(render, value, args, out);
     if (strcmp(name, "format") == 0)
-        return text_format(r, v, args, out);
+        return jinja_text_format(render, value, args, out);
     if (strcmp(name, "splitlines") == 0)
-        return jtext_lines(r, v, jv_truth(jarg_or(args, 0, "keepends", jv_bool(false))), out);
+        return jtext_lines(render, value,
+                           jv_truth(jinja_arg_or(args, 0, "keepends", jv_bool(false))), out);
     if (name[0] == 'i') {
-        *out = jv_bool(text_is(v, name));
+        *out = jv_bool(jinja_text_is(value, name));
         return true;
     }
-    return jtext_case(r, v, name, out);
+    return jtext_case(render, value, name, out);
 }
 
-bool jtext_method(struct jrender *r, struct jval v, const char *name, const struct jargs *args,
-                  struct jval *out)
+bool jtext_method(struct jrender *render, struct jval value, const char *name,
+                  const struct jargs *args, struct jval *out)
 {
     size_t i;
 
-    if (!plain_method(r, v, name, args, out))
+    must(value.kind == JV_TEXT);
+    if (!jinja_plain_method(render, value, name, args, out))
         return false;
-    if (!v.safe)
+    if (!value.safe)
         return true;
     if (out->kind == JV_TEXT)
         out->safe = true;
-    /* What split() and its kin have made. */
+    /* Results of split() and similar methods. */
     for (i = 0; out->kind == JV_LIST && i < out->list->n; i++)
         out->list->items[i].safe = true;
     return true;

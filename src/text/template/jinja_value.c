@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Values: what Python's objects would be, and how Python prints, compares and counts them. */
+ * Values: the counterparts of Python's objects, and how Python prints, compares and orders them. */
 #include "text/template/jinja_parts.h"
 
 #include <math.h>
@@ -8,14 +8,17 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/must.h"
 #include "base/utf8.h"
 #include "text/unicode.h"
 
 const struct jorigin jorigin_own = {0};
 
-#define PRINT_DEPTH_MAX (JSON_DEPTH_MAX + JINJA_DEPTH_MAX) /* of lists and dicts in print */
+#define PRINT_DEPTH_MAX (JSON_DEPTH_MAX + JINJA_DEPTH_MAX) /* nesting of printed lists and dicts */
 
-bool jraise(struct jrender *r, const char *format, ...)
+/* --- failures and limits -----------------------------------------------------------------------*/
+
+bool jinja_raise(struct jrender *render, const char *format, ...)
 {
     char text[400];
     va_list args;
@@ -23,21 +26,24 @@ bool jraise(struct jrender *r, const char *format, ...)
     va_start(args, format);
     (void)vsnprintf(text, sizeof text, format, args);
     va_end(args);
-    return jfault_set(&r->fault, ERR_INVALID, "line %d: %s", r->line, text);
+    return jinja_fault_set(&render->fault, ERR_INVALID, "line %d: %s", render->line, text);
 }
 
-bool jno_memory(struct jrender *r)
+bool jinja_no_memory(struct jrender *render)
 {
-    return jfault_set(&r->fault, ERR_NO_MEMORY, "out of memory for the rendering");
+    return jinja_fault_set(&render->fault, ERR_NO_MEMORY, "out of memory for the rendering");
 }
 
-bool jstep(struct jrender *r, size_t n)
+bool jinja_step(struct jrender *render, size_t n)
 {
-    r->steps -= (int64_t)(n < INT32_MAX ? n : INT32_MAX);
-    if (r->steps > 0)
+    render->steps -= (int64_t)(n < INT32_MAX ? n : INT32_MAX);
+    if (render->steps > 0)
         return true;
-    return jfault_set(&r->fault, ERR_LIMIT, "line %d: the template takes too many steps", r->line);
+    return jinja_fault_set(&render->fault, ERR_LIMIT, "line %d: the template takes too many steps",
+                           render->line);
 }
+
+/* --- making and testing values -----------------------------------------------------------------*/
 
 struct jval jv_text(const char *text, size_t len)
 {
@@ -50,10 +56,10 @@ struct jval jv_own(const char *text, size_t len)
         .kind = JV_TEXT, .len = (uint32_t)len, .origin = &jorigin_own, .text = text};
 }
 
-struct jval jv_part(struct jval v, size_t from, size_t len)
+struct jval jv_part(struct jval value, size_t from, size_t len)
 {
     return (struct jval){
-        .kind = JV_TEXT, .len = (uint32_t)len, .origin = v.origin, .text = v.text + from};
+        .kind = JV_TEXT, .len = (uint32_t)len, .origin = value.origin, .text = value.text + from};
 }
 
 struct jval jv_int(int64_t whole)
@@ -81,43 +87,50 @@ struct jval jv_undefined(const char *name, size_t len)
     return (struct jval){.kind = JV_UNDEFINED, .len = (uint32_t)len, .text = name};
 }
 
-bool jv_is(struct jval v, const char *text)
+bool jv_is(struct jval value, const char *text)
 {
-    return v.kind == JV_TEXT && strlen(text) == v.len && memcmp(text, v.text, v.len) == 0;
+    return value.kind == JV_TEXT && strlen(text) == value.len &&
+           memcmp(text, value.text, value.len) == 0;
 }
 
-bool jv_is_number(struct jval v)
+bool jv_is_number(struct jval value)
 {
-    return v.kind == JV_BOOL || v.kind == JV_INT || v.kind == JV_REAL;
+    return value.kind == JV_BOOL || value.kind == JV_INT || value.kind == JV_REAL;
 }
 
-bool jv_is_callable(struct jval v)
+bool jv_is_callable(struct jval value)
 {
-    return v.kind == JV_MACRO || v.kind == JV_GLOBAL || v.kind == JV_METHOD || v.kind == JV_JOINER;
+    return value.kind == JV_MACRO || value.kind == JV_GLOBAL || value.kind == JV_METHOD ||
+           value.kind == JV_JOINER;
 }
 
-double jv_real_of(struct jval v)
+double jv_real_of(struct jval value)
 {
-    return v.kind == JV_REAL ? v.real : (double)jv_int_of(v);
+    if (value.kind == JV_REAL)
+        return value.real;
+    return (double)jv_int_of(value);
 }
 
-int64_t jv_int_of(struct jval v)
+int64_t jv_int_of(struct jval value)
 {
-    return v.kind == JV_BOOL ? v.flag : v.whole;
+    if (value.kind == JV_BOOL)
+        return value.flag;
+    return value.whole;
 }
 
-bool jv_truth(struct jval v)
+/* Python's bool(value). */
+bool jv_truth(struct jval value)
 {
-    switch (v.kind) {
+    switch (value.kind) {
     case JV_UNDEFINED:
     case JV_NONE: return false;
-    case JV_BOOL: return v.flag;
-    case JV_INT: return v.whole != 0;
-    case JV_REAL: return v.real != 0;
-    case JV_TEXT: return v.len != 0;
+    case JV_BOOL: return value.flag;
+    case JV_INT: return value.whole != 0;
+    case JV_REAL: return value.real != 0;
+    case JV_TEXT: return value.len != 0;
     case JV_LIST:
-    case JV_TUPLE: return v.list->n != 0;
-    case JV_DICT: return v.dict->n != 0;
+    case JV_TUPLE: return value.list->n != 0;
+    case JV_DICT: return value.dict->n != 0;
     case JV_BIG:
     case JV_NAMESPACE:
     case JV_LOOP:
@@ -129,9 +142,9 @@ bool jv_truth(struct jval v)
     return false;
 }
 
-const char *jv_type_name(struct jval v)
+const char *jv_type_name(struct jval value)
 {
-    switch (v.kind) {
+    switch (value.kind) {
     case JV_UNDEFINED: return "Undefined";
     case JV_NONE: return "NoneType";
     case JV_BOOL: return "bool";
@@ -152,21 +165,24 @@ const char *jv_type_name(struct jval v)
     return "object";
 }
 
-static bool equal_depth(struct jval a, struct jval b, int depth);
+/* --- comparison --------------------------------------------------------------------------------*/
 
-static bool lists_equal(const struct jlist *a, const struct jlist *b, int depth)
+static bool jinja_equal_at_depth(struct jval left, struct jval right, int depth);
+
+static bool jinja_lists_equal(const struct jlist *a, const struct jlist *b, int depth)
 {
     size_t i;
 
     if (a->n != b->n)
         return false;
     for (i = 0; i < a->n; i++)
-        if (!equal_depth(a->items[i], b->items[i], depth + 1))
+        if (!jinja_equal_at_depth(a->items[i], b->items[i], depth + 1))
             return false;
     return true;
 }
 
-static bool dicts_equal(const struct jdict *a, const struct jdict *b, int depth)
+/* Dicts are equal when they have the same pairs in any order. */
+static bool jinja_dicts_equal(const struct jdict *a, const struct jdict *b, int depth)
 {
     size_t i;
 
@@ -175,32 +191,35 @@ static bool dicts_equal(const struct jdict *a, const struct jdict *b, int depth)
     for (i = 0; i < a->n; i++) {
         const struct jval *other = jdict_get(b, a->pairs[i].key);
 
-        if (other == NULL || !equal_depth(a->pairs[i].value, *other, depth + 1))
+        if (other == NULL || !jinja_equal_at_depth(a->pairs[i].value, *other, depth + 1))
             return false;
     }
     return true;
 }
 
-static bool equal_depth(struct jval a, struct jval b, int depth)
+/* Python's ==. Numbers of different kinds compare by value; other values of different kinds are
+ * unequal. Beyond the bound on depth nothing is equal: a template cannot build such a value. */
+static bool jinja_equal_at_depth(struct jval left, struct jval right, int depth)
 {
     if (depth > PRINT_DEPTH_MAX)
         return false;
-    if (jv_is_number(a) && jv_is_number(b)) {
-        if (a.kind == JV_REAL || b.kind == JV_REAL)
-            return jv_real_of(a) == jv_real_of(b);
-        return jv_int_of(a) == jv_int_of(b);
+    if (jv_is_number(left) && jv_is_number(right)) {
+        if (left.kind == JV_REAL || right.kind == JV_REAL)
+            return jv_real_of(left) == jv_real_of(right);
+        return jv_int_of(left) == jv_int_of(right);
     }
-    if (a.kind != b.kind)
+    if (left.kind != right.kind)
         return false;
-    switch (a.kind) {
+    switch (left.kind) {
     case JV_UNDEFINED:
     case JV_NONE: return true;
     case JV_TEXT:
     case JV_BIG:
-    case JV_GLOBAL: return a.len == b.len && memcmp(a.text, b.text, a.len) == 0;
+    case JV_GLOBAL: return left.len == right.len && memcmp(left.text, right.text, left.len) == 0;
     case JV_LIST:
-    case JV_TUPLE: return a.list == b.list || lists_equal(a.list, b.list, depth);
-    case JV_DICT: return a.dict == b.dict || dicts_equal(a.dict, b.dict, depth);
+    case JV_TUPLE:
+        return left.list == right.list || jinja_lists_equal(left.list, right.list, depth);
+    case JV_DICT: return left.dict == right.dict || jinja_dicts_equal(left.dict, right.dict, depth);
     case JV_BOOL:
     case JV_INT:
     case JV_REAL:
@@ -210,183 +229,207 @@ static bool equal_depth(struct jval a, struct jval b, int depth)
     case JV_METHOD:
     case JV_JOINER: break;
     }
-    return a.list == b.list; /* the same object */
+    return left.list == right.list; /* all others: only an object is equal to itself */
 }
 
-bool jv_equal(struct jval a, struct jval b)
+bool jv_equal(struct jval left, struct jval right)
 {
-    return equal_depth(a, b, 0);
+    return jinja_equal_at_depth(left, right, 0);
 }
 
-bool jv_compare(struct jrender *r, struct jval a, struct jval b, int *order)
+/* Python's <, for numbers, texts, and lists element by element. UTF-8 bytes sort like code
+ * points. */
+bool jv_compare(struct jrender *render, struct jval left, struct jval right, int *order)
 {
     size_t i;
 
-    if (jv_is_number(a) && jv_is_number(b)) {
-        if (a.kind == JV_REAL || b.kind == JV_REAL)
-            *order = jv_real_of(a) < jv_real_of(b) ? -1 : jv_real_of(a) > jv_real_of(b);
+    if (jv_is_number(left) && jv_is_number(right)) {
+        if (left.kind == JV_REAL || right.kind == JV_REAL) {
+            if (jv_real_of(left) < jv_real_of(right))
+                *order = -1;
+            else
+                *order = jv_real_of(left) > jv_real_of(right);
+        } else {
+            if (jv_int_of(left) < jv_int_of(right))
+                *order = -1;
+            else
+                *order = jv_int_of(left) > jv_int_of(right);
+        }
+        return true;
+    }
+    if (left.kind == JV_TEXT && right.kind == JV_TEXT) {
+        int bytes = memcmp(left.text, right.text, left.len < right.len ? left.len : right.len);
+
+        if (bytes != 0)
+            *order = bytes;
+        else if (left.len < right.len)
+            *order = -1;
         else
-            *order = jv_int_of(a) < jv_int_of(b) ? -1 : jv_int_of(a) > jv_int_of(b);
+            *order = left.len > right.len;
         return true;
     }
-    if (a.kind == JV_TEXT && b.kind == JV_TEXT) {
-        int bytes = memcmp(a.text, b.text, a.len < b.len ? a.len : b.len);
+    if ((left.kind == JV_LIST || left.kind == JV_TUPLE) && left.kind == right.kind) {
+        if (++render->depth > JINJA_DEPTH_MAX * 20)
+            return jinja_raise(render, "values nest too deep to be compared");
+        /* The first pair of items that differ decides. */
+        for (i = 0; i < left.list->n && i < right.list->n; i++)
+            if (!jv_equal(left.list->items[i], right.list->items[i])) {
+                bool good = jv_compare(render, left.list->items[i], right.list->items[i], order);
 
-        *order = bytes != 0 ? bytes : a.len < b.len ? -1 : a.len > b.len;
-        return true;
-    }
-    if ((a.kind == JV_LIST || a.kind == JV_TUPLE) && a.kind == b.kind) {
-        if (++r->depth > JINJA_DEPTH_MAX * 20)
-            return jraise(r, "values nest too deep to be compared");
-        for (i = 0; i < a.list->n && i < b.list->n; i++)
-            if (!jv_equal(a.list->items[i], b.list->items[i])) {
-                bool good = jv_compare(r, a.list->items[i], b.list->items[i], order);
-
-                r->depth--;
+                render->depth--;
                 return good;
             }
-        r->depth--;
-        *order = a.list->n < b.list->n ? -1 : a.list->n > b.list->n;
+        render->depth--;
+        if (left.list->n < right.list->n)
+            *order = -1;
+        else
+            *order = left.list->n > right.list->n;
         return true;
     }
-    return jraise(r, "'<' is not supported between '%s' and '%s'", jv_type_name(a),
-                  jv_type_name(b));
+    return jinja_raise(render, "'<' is not supported between '%s' and '%s'", jv_type_name(left),
+                       jv_type_name(right));
 }
 
 /* --- lists and dicts ---------------------------------------------------------------------------*/
 
-struct jlist *jlist_new(struct jrender *r, size_t cap)
-{
-    struct jlist *l = arena_zalloc(r->arena, sizeof *l);
+/* Both grow in the arena by doubling. A dict is searched from its start: those of templates have
+ * few members, and jinja_step() counts the work. */
 
-    if (l != NULL && cap > 0)
-        l->items = arena_alloc(r->arena, cap * sizeof *l->items);
-    if (l == NULL || (cap > 0 && l->items == NULL)) {
-        (void)jno_memory(r);
+struct jlist *jlist_new(struct jrender *render, size_t cap)
+{
+    struct jlist *list = arena_zalloc(render->arena, sizeof *list);
+
+    if (list != NULL && cap > 0)
+        list->items = arena_alloc(render->arena, cap * sizeof *list->items);
+    if (list == NULL || (cap > 0 && list->items == NULL)) {
+        (void)jinja_no_memory(render);
         return NULL;
     }
-    l->cap = cap;
-    return l;
+    list->cap = cap;
+    return list;
 }
 
-bool jlist_add(struct jrender *r, struct jlist *l, struct jval v)
+bool jlist_add(struct jrender *render, struct jlist *list, struct jval value)
 {
-    if (l->n == l->cap) {
-        size_t cap = l->cap == 0 ? 8 : l->cap * 2;
-        struct jval *grown = arena_alloc(r->arena, cap * sizeof *grown);
+    if (list->n == list->cap) {
+        size_t cap = list->cap == 0 ? 8 : list->cap * 2;
+        struct jval *grown = arena_alloc(render->arena, cap * sizeof *grown);
 
         if (grown == NULL)
-            return jno_memory(r);
-        if (l->n > 0)
-            memcpy(grown, l->items, l->n * sizeof *grown);
-        l->items = grown;
-        l->cap = cap;
+            return jinja_no_memory(render);
+        if (list->n > 0)
+            memcpy(grown, list->items, list->n * sizeof *grown);
+        list->items = grown;
+        list->cap = cap;
     }
-    l->items[l->n++] = v;
-    return jstep(r, 1);
+    list->items[list->n++] = value;
+    return jinja_step(render, 1);
 }
 
-struct jval jv_list(struct jlist *l)
+struct jval jv_list(struct jlist *list)
 {
-    return (struct jval){.kind = JV_LIST, .list = l};
+    return (struct jval){.kind = JV_LIST, .list = list};
 }
 
-struct jdict *jdict_new(struct jrender *r, size_t cap)
+struct jdict *jdict_new(struct jrender *render, size_t cap)
 {
-    struct jdict *d = arena_zalloc(r->arena, sizeof *d);
+    struct jdict *dict = arena_zalloc(render->arena, sizeof *dict);
 
-    if (d != NULL && cap > 0)
-        d->pairs = arena_alloc(r->arena, cap * sizeof *d->pairs);
-    if (d == NULL || (cap > 0 && d->pairs == NULL)) {
-        (void)jno_memory(r);
+    if (dict != NULL && cap > 0)
+        dict->pairs = arena_alloc(render->arena, cap * sizeof *dict->pairs);
+    if (dict == NULL || (cap > 0 && dict->pairs == NULL)) {
+        (void)jinja_no_memory(render);
         return NULL;
     }
-    d->cap = cap;
-    return d;
+    dict->cap = cap;
+    return dict;
 }
 
-struct jval *jdict_get(const struct jdict *d, struct jval key)
+struct jval *jdict_get(const struct jdict *dict, struct jval key)
 {
     size_t i;
 
     if (key.kind == JV_TEXT)
-        return jdict_get_text(d, key.text, key.len);
-    for (i = 0; i < d->n; i++)
-        if (jv_equal(d->pairs[i].key, key))
-            return &d->pairs[i].value;
+        return jdict_get_text(dict, key.text, key.len);
+    for (i = 0; i < dict->n; i++)
+        if (jv_equal(dict->pairs[i].key, key))
+            return &dict->pairs[i].value;
     return NULL;
 }
 
-struct jval *jdict_get_text(const struct jdict *d, const char *key, size_t len)
+struct jval *jdict_get_text(const struct jdict *dict, const char *key, size_t len)
 {
     size_t i;
 
-    for (i = 0; i < d->n; i++) {
-        const struct jval *k = &d->pairs[i].key;
+    must(key != NULL || len == 0);
+    for (i = 0; i < dict->n; i++) {
+        const struct jval *member = &dict->pairs[i].key;
 
-        if (k->kind == JV_TEXT && k->len == len && memcmp(k->text, key, len) == 0)
-            return &d->pairs[i].value;
+        if (member->kind == JV_TEXT && member->len == len && memcmp(member->text, key, len) == 0)
+            return &dict->pairs[i].value;
     }
     return NULL;
 }
 
-bool jdict_set(struct jrender *r, struct jdict *d, struct jval key, struct jval value)
+bool jdict_set(struct jrender *render, struct jdict *dict, struct jval key, struct jval value)
 {
-    struct jval *known = jdict_get(d, key);
+    struct jval *known = jdict_get(dict, key);
 
     if (known != NULL) {
         *known = value;
         return true;
     }
-    if (d->n == d->cap) {
-        size_t cap = d->cap == 0 ? 8 : d->cap * 2;
-        struct jpair *grown = arena_alloc(r->arena, cap * sizeof *grown);
+    if (dict->n == dict->cap) {
+        size_t cap = dict->cap == 0 ? 8 : dict->cap * 2;
+        struct jpair *grown = arena_alloc(render->arena, cap * sizeof *grown);
 
         if (grown == NULL)
-            return jno_memory(r);
-        if (d->n > 0)
-            memcpy(grown, d->pairs, d->n * sizeof *grown);
-        d->pairs = grown;
-        d->cap = cap;
+            return jinja_no_memory(render);
+        if (dict->n > 0)
+            memcpy(grown, dict->pairs, dict->n * sizeof *grown);
+        dict->pairs = grown;
+        dict->cap = cap;
     }
-    d->pairs[d->n++] = (struct jpair){.key = key, .value = value};
-    return jstep(r, 1 + d->n / 16);
+    dict->pairs[dict->n++] = (struct jpair){.key = key, .value = value};
+    return jinja_step(render, 1 + dict->n / 16);
 }
 
-bool jv_iterate(struct jrender *r, struct jval v, struct jlist **out)
+bool jv_iterate(struct jrender *render, struct jval value, struct jlist **out)
 {
-    struct jlist *l;
+    struct jlist *list;
     size_t i = 0;
 
-    if (v.kind == JV_LIST || v.kind == JV_TUPLE) {
-        *out = v.list;
+    if (value.kind == JV_LIST || value.kind == JV_TUPLE) {
+        *out = value.list;
         return true;
     }
-    if (v.kind != JV_UNDEFINED && v.kind != JV_TEXT && v.kind != JV_DICT)
-        return jraise(r, "'%s' object is not iterable", jv_type_name(v));
-    l = jlist_new(r, v.kind == JV_DICT ? v.dict->n : 0);
-    if (l == NULL)
+    if (value.kind != JV_UNDEFINED && value.kind != JV_TEXT && value.kind != JV_DICT)
+        return jinja_raise(render, "'%s' object is not iterable", jv_type_name(value));
+    list = jlist_new(render, value.kind == JV_DICT ? value.dict->n : 0);
+    if (list == NULL)
         return false;
-    *out = l;
-    while (v.kind == JV_TEXT && i < v.len) {
-        size_t n = utf8_sequence(v.text + i, v.len - i);
+    *out = list;
+    while (value.kind == JV_TEXT && i < value.len) {
+        size_t n = utf8_sequence(value.text + i, value.len - i);
 
-        if (!jlist_add(r, l, jv_part(v, i, n)))
+        if (!jlist_add(render, list, jv_part(value, i, n)))
             return false;
         i += n;
     }
-    for (i = 0; v.kind == JV_DICT && i < v.dict->n; i++)
-        if (!jlist_add(r, l, v.dict->pairs[i].key))
+    for (i = 0; value.kind == JV_DICT && i < value.dict->n; i++)
+        if (!jlist_add(render, list, value.dict->pairs[i].key))
             return false;
     return true;
 }
 
-static struct jval from_json_members(struct arena *a, const struct json *node, bool *failed)
+/* Convert a JSON list or object. Both arrays use one allocation, sized for the larger element. */
+static struct jval jinja_from_json_members(struct arena *arena, const struct json *node,
+                                           bool *failed)
 {
-    struct jlist *list = arena_zalloc(a, sizeof *list);
-    struct jdict *dict = arena_zalloc(a, sizeof *dict);
+    struct jlist *list = arena_zalloc(arena, sizeof *list);
+    struct jdict *dict = arena_zalloc(arena, sizeof *dict);
     struct jval v = {.kind = JV_LIST, .list = list};
-    void *members = arena_alloc(a, (node->n + (size_t)1) * sizeof(struct jpair));
+    void *members = arena_alloc(arena, (node->n + (size_t)1) * sizeof(struct jpair));
     uint32_t i;
 
     if (list == NULL || dict == NULL || members == NULL) {
@@ -399,7 +442,7 @@ static struct jval from_json_members(struct arena *a, const struct json *node, b
     dict->pairs = members;
     for (i = 0; i < node->n; i++) {
         const struct json *item = &node->items[i];
-        struct jval value = jv_from_json(a, item, failed);
+        struct jval value = jv_from_json(arena, item, failed);
 
         if (node->kind == JSON_LIST)
             list->items[i] = value;
@@ -411,11 +454,12 @@ static struct jval from_json_members(struct arena *a, const struct json *node, b
     return v;
 }
 
-/* As deep as the tree, JSON_DEPTH_MAX at most. */
-struct jval jv_from_json(struct arena *a, const struct json *node, bool *failed)
+/* Recursion is bounded by JSON_DEPTH_MAX. Integers that do not fit keep their text. */
+struct jval jv_from_json(struct arena *arena, const struct json *node, bool *failed)
 {
     struct jval big;
 
+    must(failed != NULL);
     if (node == NULL)
         return jv_none();
     switch (node->kind) {
@@ -431,53 +475,60 @@ struct jval jv_from_json(struct arena *a, const struct json *node, bool *failed)
         big.kind = JV_BIG;
         return big;
     case JSON_LIST:
-    case JSON_OBJECT: return from_json_members(a, node, failed);
+    case JSON_OBJECT: return jinja_from_json_members(arena, node, failed);
     }
     return jv_none();
 }
 
 /* --- printing ----------------------------------------------------------------------------------*/
 
-bool jv_take_buf(struct jrender *r, struct buf *b, struct jval *out)
-{
-    char *copy = b->failed ? NULL : arena_strndup(r->arena, b->len == 0 ? "" : b->bytes, b->len);
+/* The total of all texts is bounded as well as each one: a loop could otherwise fill the memory
+ * with many small texts. */
 
-    *out = jv_text(copy, b->len);
-    r->text_bytes += b->len;
-    buf_fini(b);
-    if (r->text_bytes > 4 * JINJA_OUTPUT_MAX)
-        return jfault_set(&r->fault, ERR_LIMIT, "the template makes too much text");
-    return copy != NULL || jno_memory(r);
+bool jv_take_buf(struct jrender *render, struct buf *buf, struct jval *out)
+{
+    char *copy = buf->failed
+                     ? NULL
+                     : arena_strndup(render->arena, buf->len == 0 ? "" : buf->bytes, buf->len);
+
+    *out = jv_text(copy, buf->len);
+    render->text_bytes += buf->len;
+    buf_fini(buf);
+    if (render->text_bytes > 4 * JINJA_OUTPUT_MAX)
+        return jinja_fault_set(&render->fault, ERR_LIMIT, "the template makes too much text");
+    return copy != NULL || jinja_no_memory(render);
 }
 
-/* Spans of a text's own bytes, moved so that it begins at `at`. */
-static bool add_origin(struct jrender *r, struct spans *own, struct jval v, size_t at)
+/* Add the spans of a text's own bytes to `own`, for a copy of the text that begins at `at`. */
+static bool jinja_add_origin(struct jrender *render, struct spans *own, struct jval value,
+                             size_t at)
 {
-    const struct jorigin *from = v.origin;
+    const struct jorigin *from = value.origin;
     size_t first;
     size_t i;
 
-    if (from == NULL || v.len == 0)
+    if (from == NULL || value.len == 0)
         return true;
     if (from->base == NULL)
-        return spans_add(own, r->arena, at, at + v.len);
-    first = (size_t)(v.text - from->base);
+        return spans_add(own, render->arena, at, at + value.len);
+    /* Clip each span that overlaps the text, and move it. */
+    first = (size_t)(value.text - from->base);
     for (i = spans_find(from->items, from->n, first); i < from->n; i++) {
-        struct span s = from->items[i];
-        size_t start = s.start > first ? s.start - first : 0;
-        size_t stop = s.stop - first < v.len ? s.stop - first : v.len;
+        struct span span = from->items[i];
+        size_t start = span.start > first ? span.start - first : 0;
+        size_t stop = span.stop - first < value.len ? span.stop - first : value.len;
 
-        if (start >= v.len)
+        if (start >= value.len)
             break;
-        if (!spans_add(own, r->arena, at + start, at + stop))
+        if (!spans_add(own, render->arena, at + start, at + stop))
             return false;
     }
     return true;
 }
 
-/* A text of len bytes of which `own` are the template's. */
-static bool with_origin(struct jrender *r, const struct spans *own, const char *text, size_t len,
-                        struct jval *out)
+/* A text with the spans `own`. A text that the template wrote entirely shares jorigin_own. */
+static bool jinja_with_origin(struct jrender *render, const struct spans *own, const char *text,
+                              size_t len, struct jval *out)
 {
     struct jorigin *origin;
 
@@ -487,49 +538,54 @@ static bool with_origin(struct jrender *r, const struct spans *own, const char *
     out->origin = &jorigin_own;
     if (own->n == 1 && own->items[0].start == 0 && own->items[0].stop == len)
         return true;
-    origin = arena_alloc(r->arena, sizeof *origin);
+    origin = arena_alloc(render->arena, sizeof *origin);
     if (origin == NULL)
-        return jno_memory(r);
+        return jinja_no_memory(render);
     *origin = (struct jorigin){.base = text, .items = own->items, .n = own->n};
     out->origin = origin;
     return true;
 }
 
-void jbuf_add(struct jrender *r, struct jbuf *b, struct jval text)
+void jbuf_add(struct jrender *render, struct jbuf *buf, struct jval text)
 {
-    size_t at = b->text.len;
+    size_t at = buf->text.len;
 
-    buf_add(&b->text, text.text, text.len);
-    if (!b->text.failed && !add_origin(r, &b->own, text, at))
-        b->text.failed = true;
+    buf_add(&buf->text, text.text, text.len);
+    if (!buf->text.failed && !jinja_add_origin(render, &buf->own, text, at))
+        buf->text.failed = true;
 }
 
-bool jbuf_take(struct jrender *r, struct jbuf *b, struct jval *out)
+bool jbuf_take(struct jrender *render, struct jbuf *buf, struct jval *out)
 {
-    return jv_take_buf(r, &b->text, out) && with_origin(r, &b->own, out->text, out->len, out);
+    return jv_take_buf(render, &buf->text, out) &&
+           jinja_with_origin(render, &buf->own, out->text, out->len, out);
 }
 
-bool jv_concat(struct jrender *r, struct jval a, struct jval b, struct jval *out)
+/* a ~ b */
+bool jv_concat(struct jrender *render, struct jval left, struct jval right, struct jval *out)
 {
-    size_t len = (size_t)a.len + b.len;
+    size_t len = (size_t)left.len + right.len;
     struct spans own = {0};
     char *text;
 
-    r->text_bytes += len;
-    if (len > JINJA_OUTPUT_MAX || r->text_bytes > 4 * JINJA_OUTPUT_MAX)
-        return jfault_set(&r->fault, ERR_LIMIT, "the template makes too much text");
-    text = arena_alloc(r->arena, len + 1);
+    must(left.kind == JV_TEXT && right.kind == JV_TEXT);
+    render->text_bytes += len;
+    if (len > JINJA_OUTPUT_MAX || render->text_bytes > 4 * JINJA_OUTPUT_MAX)
+        return jinja_fault_set(&render->fault, ERR_LIMIT, "the template makes too much text");
+    text = arena_alloc(render->arena, len + 1);
     if (text == NULL)
-        return jno_memory(r);
-    memcpy(text, a.text, a.len);
-    memcpy(text + a.len, b.text, b.len);
+        return jinja_no_memory(render);
+    memcpy(text, left.text, left.len);
+    memcpy(text + left.len, right.text, right.len);
     text[len] = '\0';
-    if (!add_origin(r, &own, a, 0) || !add_origin(r, &own, b, a.len))
-        return jno_memory(r);
-    return with_origin(r, &own, text, len, out);
+    if (!jinja_add_origin(render, &own, left, 0) ||
+        !jinja_add_origin(render, &own, right, left.len))
+        return jinja_no_memory(render);
+    return jinja_with_origin(render, &own, text, len, out);
 }
 
-static void repr_char(struct buf *out, uint32_t c, const char *utf8, size_t n, char quote)
+/* One character of repr(): escaped if it is not printable. */
+static void jinja_repr_char(struct buf *out, uint32_t c, const char *utf8, size_t n, char quote)
 {
     if (c == '\n')
         buf_add_text(out, "\\n");
@@ -549,81 +605,87 @@ static void repr_char(struct buf *out, uint32_t c, const char *utf8, size_t n, c
         buf_printf(out, "\\U%08x", c);
 }
 
-static void repr_text(struct buf *out, struct jval v)
+/* repr() of a text: in single quotes, unless it contains these and no double quotes. */
+static void jinja_repr_text(struct buf *out, struct jval value)
 {
-    bool single = memchr(v.text, '\'', v.len) != NULL;
-    char quote = single && memchr(v.text, '"', v.len) == NULL ? '"' : '\'';
+    bool single = memchr(value.text, '\'', value.len) != NULL;
+    char quote = single && memchr(value.text, '"', value.len) == NULL ? '"' : '\'';
     size_t i = 0;
 
     buf_add_byte(out, quote);
-    while (i < v.len) {
-        size_t n = utf8_sequence(v.text + i, v.len - i);
+    while (i < value.len) {
+        size_t n = utf8_sequence(value.text + i, value.len - i);
 
-        repr_char(out, utf8_decode(v.text + i), v.text + i, n, quote);
+        jinja_repr_char(out, utf8_decode(value.text + i), value.text + i, n, quote);
         i += n;
     }
     buf_add_byte(out, quote);
 }
 
-static bool repr_list(struct jrender *r, struct buf *out, struct jval v, int depth)
+/* [1, 2], (1, 2) and (1,) */
+static bool jinja_repr_list(struct jrender *render, struct buf *out, struct jval value, int depth)
 {
     size_t i;
 
-    buf_add_byte(out, v.kind == JV_LIST ? '[' : '(');
-    for (i = 0; i < v.list->n; i++) {
+    buf_add_byte(out, value.kind == JV_LIST ? '[' : '(');
+    for (i = 0; i < value.list->n; i++) {
         if (i > 0)
             buf_add_text(out, ", ");
-        if (!jv_repr(r, out, v.list->items[i], depth + 1))
+        if (!jv_repr(render, out, value.list->items[i], depth + 1))
             return false;
     }
-    if (v.kind == JV_TUPLE && v.list->n == 1)
+    if (value.kind == JV_TUPLE && value.list->n == 1)
         buf_add_byte(out, ',');
-    buf_add_byte(out, v.kind == JV_LIST ? ']' : ')');
+    buf_add_byte(out, value.kind == JV_LIST ? ']' : ')');
     return true;
 }
 
-static bool repr_dict(struct jrender *r, struct buf *out, const struct jdict *d, int depth)
+static bool jinja_repr_dict(struct jrender *render, struct buf *out, const struct jdict *dict,
+                            int depth)
 {
     size_t i;
 
     buf_add_byte(out, '{');
-    for (i = 0; i < d->n; i++) {
+    for (i = 0; i < dict->n; i++) {
         if (i > 0)
             buf_add_text(out, ", ");
-        if (!jv_repr(r, out, d->pairs[i].key, depth + 1))
+        if (!jv_repr(render, out, dict->pairs[i].key, depth + 1))
             return false;
         buf_add_text(out, ": ");
-        if (!jv_repr(r, out, d->pairs[i].value, depth + 1))
+        if (!jv_repr(render, out, dict->pairs[i].value, depth + 1))
             return false;
     }
     buf_add_byte(out, '}');
     return true;
 }
 
-bool jv_repr(struct jrender *r, struct buf *out, struct jval v, int depth)
+/* Equal to str() for all values but texts, which str() prints without quotes. */
+bool jv_repr(struct jrender *render, struct buf *out, struct jval value, int depth)
 {
+    must(depth >= 0);
     if (depth > PRINT_DEPTH_MAX || out->len > JINJA_OUTPUT_MAX)
-        return jfault_set(&r->fault, ERR_LIMIT, "a value is too deep or long to be printed");
-    if (!jstep(r, 1))
+        return jinja_fault_set(&render->fault, ERR_LIMIT,
+                               "a value is too deep or long to be printed");
+    if (!jinja_step(render, 1))
         return false;
-    switch (v.kind) {
+    switch (value.kind) {
     case JV_UNDEFINED: buf_add_text(out, depth > 0 ? "Undefined" : ""); return true;
     case JV_NONE: buf_add_text(out, "None"); return true;
-    case JV_BOOL: buf_add_text(out, v.flag ? "True" : "False"); return true;
-    case JV_INT: buf_printf(out, "%lld", (long long)v.whole); return true;
-    case JV_REAL: json_write_real(out, v.real); return true;
-    case JV_BIG: buf_add(out, v.text, v.len); return true;
+    case JV_BOOL: buf_add_text(out, value.flag ? "True" : "False"); return true;
+    case JV_INT: buf_printf(out, "%lld", (long long)value.whole); return true;
+    case JV_REAL: json_write_real(out, value.real); return true;
+    case JV_BIG: buf_add(out, value.text, value.len); return true;
     case JV_TEXT:
-        buf_add_text(out, v.safe ? "Markup(" : "");
-        repr_text(out, v);
-        buf_add_text(out, v.safe ? ")" : "");
+        buf_add_text(out, value.safe ? "Markup(" : "");
+        jinja_repr_text(out, value);
+        buf_add_text(out, value.safe ? ")" : "");
         return true;
     case JV_LIST:
-    case JV_TUPLE: return repr_list(r, out, v, depth);
-    case JV_DICT: return repr_dict(r, out, v.dict, depth);
+    case JV_TUPLE: return jinja_repr_list(render, out, value, depth);
+    case JV_DICT: return jinja_repr_dict(render, out, value.dict, depth);
     case JV_NAMESPACE:
         buf_add_text(out, "<Namespace ");
-        if (!repr_dict(r, out, v.dict, depth))
+        if (!jinja_repr_dict(render, out, value.dict, depth))
             return false;
         buf_add_byte(out, '>');
         return true;
@@ -631,50 +693,52 @@ bool jv_repr(struct jrender *r, struct buf *out, struct jval v, int depth)
     case JV_MACRO:
     case JV_GLOBAL:
     case JV_METHOD:
-    case JV_JOINER: buf_printf(out, "<%s>", jv_type_name(v)); return true;
+    case JV_JOINER: buf_printf(out, "<%s>", jv_type_name(value)); return true;
     }
     return true;
 }
 
-bool jv_str(struct jrender *r, struct jbuf *out, struct jval v)
+bool jv_str(struct jrender *render, struct jbuf *out, struct jval value)
 {
-    if (v.kind == JV_TEXT) {
-        jbuf_add(r, out, v);
+    if (value.kind == JV_TEXT) {
+        jbuf_add(render, out, value);
         return true;
     }
-    return jv_repr(r, &out->text, v, 0);
+    return jv_repr(render, &out->text, value, 0);
 }
 
-bool jv_to_text(struct jrender *r, struct jval v, struct jval *out)
+bool jv_to_text(struct jrender *render, struct jval value, struct jval *out)
 {
-    struct buf b = {0};
+    struct buf buf = {0};
 
-    if (v.kind == JV_TEXT) {
-        *out = v;
+    if (value.kind == JV_TEXT) {
+        *out = value;
         return true;
     }
-    if (!jv_repr(r, &b, v, 0)) {
-        buf_fini(&b);
+    if (!jv_repr(render, &buf, value, 0)) {
+        buf_fini(&buf);
         return false;
     }
-    return jv_take_buf(r, &b, out);
+    return jv_take_buf(render, &buf, out);
 }
 
 /* --- JSON --------------------------------------------------------------------------------------*/
 
-static void json_ascii(struct buf *out, struct jval v)
+/* A string with ensure_ascii: characters beyond the BMP are surrogate pairs. */
+
+static void jinja_json_ascii(struct buf *out, struct jval value)
 {
     size_t i = 0;
 
     buf_add_byte(out, '"');
-    while (i < v.len) {
-        size_t n = utf8_sequence(v.text + i, v.len - i);
-        uint32_t c = utf8_decode(v.text + i);
+    while (i < value.len) {
+        size_t n = utf8_sequence(value.text + i, value.len - i);
+        uint32_t c = utf8_decode(value.text + i);
 
         if (c < 0x7f)
-            buf_add_json_text(out, v.text + i, n);
+            buf_add_json_text(out, value.text + i, n);
         else if (c == 0x7f)
-            buf_add_byte(out, '\x7f');
+            buf_add_byte(out, '\x7f'); /* DEL is ASCII and not escaped by Python */
         else if (c < 0x10000)
             buf_printf(out, "\\u%04x", c);
         else
@@ -685,15 +749,16 @@ static void json_ascii(struct buf *out, struct jval v)
     buf_add_byte(out, '"');
 }
 
-static void json_text(struct buf *out, struct jval v, const struct jdump *how)
+static void jinja_json_text(struct buf *out, struct jval value, const struct jdump *how)
 {
     if (how->ascii)
-        json_ascii(out, v);
+        jinja_json_ascii(out, value);
     else
-        buf_add_json_string(out, v.text, v.len);
+        buf_add_json_string(out, value.text, value.len);
 }
 
-static void json_line(struct buf *out, const struct jdump *how, int depth)
+/* A line end and indentation, when indent was given. */
+static void jinja_json_line(struct buf *out, const struct jdump *how, int depth)
 {
     int i;
 
@@ -704,99 +769,108 @@ static void json_line(struct buf *out, const struct jdump *how, int depth)
         buf_add_byte(out, ' ');
 }
 
-static bool json_list(struct jrender *r, struct buf *out, const struct jlist *l,
-                      const struct jdump *how, int depth)
+static bool jinja_json_list(struct jrender *render, struct buf *out, const struct jlist *list,
+                            const struct jdump *how, int depth)
 {
     size_t i;
 
     buf_add_byte(out, '[');
-    for (i = 0; i < l->n; i++) {
+    for (i = 0; i < list->n; i++) {
         if (i > 0)
             buf_add_text(out, how->item);
-        json_line(out, how, depth + 1);
-        if (!jv_json(r, out, l->items[i], how, depth + 1))
+        jinja_json_line(out, how, depth + 1);
+        if (!jv_json(render, out, list->items[i], how, depth + 1))
             return false;
     }
-    if (l->n > 0)
-        json_line(out, how, depth);
+    if (list->n > 0)
+        jinja_json_line(out, how, depth);
     buf_add_byte(out, ']');
     return true;
 }
 
-/* The key that comes next in order after `last`; NULL at the end. Quadratic, but counted. */
-static const struct jpair *next_sorted(struct jrender *r, const struct jdict *d,
-                                       const struct jpair *last)
+/* The pair whose key follows that of `last` in order; NULL after the last one. Quadratic in the
+ * number of keys, but every look is counted as a step. */
+static const struct jpair *jinja_next_sorted(struct jrender *render, const struct jdict *dict,
+                                             const struct jpair *last)
 {
     const struct jpair *best = NULL;
     int order;
     size_t i;
 
-    for (i = 0; i < d->n; i++) {
-        const struct jpair *p = &d->pairs[i];
+    for (i = 0; i < dict->n; i++) {
+        const struct jpair *pair = &dict->pairs[i];
 
-        if (!jstep(r, 1))
+        if (!jinja_step(render, 1))
             return NULL;
-        if (last != NULL && (!jv_compare(r, p->key, last->key, &order) || order <= 0))
+        if (last != NULL && (!jv_compare(render, pair->key, last->key, &order) || order <= 0))
             continue;
-        if (best == NULL || (jv_compare(r, p->key, best->key, &order) && order < 0))
-            best = p;
+        if (best == NULL || (jv_compare(render, pair->key, best->key, &order) && order < 0))
+            best = pair;
     }
     return best;
 }
 
-static bool json_dict(struct jrender *r, struct buf *out, const struct jdict *d,
-                      const struct jdump *how, int depth)
+/* An object. Keys that are not texts are written as their JSON, in quotes. */
+static bool jinja_json_dict(struct jrender *render, struct buf *out, const struct jdict *dict,
+                            const struct jdump *how, int depth)
 {
-    const struct jpair *p = NULL;
+    const struct jpair *pair = NULL;
     size_t i;
 
     buf_add_byte(out, '{');
-    for (i = 0; i < d->n; i++) {
-        p = how->sort_keys ? next_sorted(r, d, p) : &d->pairs[i];
-        if (p == NULL)
+    for (i = 0; i < dict->n; i++) {
+        if (how->sort_keys)
+            pair = jinja_next_sorted(render, dict, pair);
+        else
+            pair = &dict->pairs[i];
+        if (pair == NULL)
             break;
         if (i > 0)
             buf_add_text(out, how->item);
-        json_line(out, how, depth + 1);
-        if (p->key.kind == JV_TEXT) {
-            json_text(out, p->key, how);
+        jinja_json_line(out, how, depth + 1);
+        if (pair->key.kind == JV_TEXT) {
+            jinja_json_text(out, pair->key, how);
         } else {
             buf_add_byte(out, '"');
-            if (!jv_json(r, out, p->key, how, depth + 1))
+            if (!jv_json(render, out, pair->key, how, depth + 1))
                 return false;
             buf_add_byte(out, '"');
         }
         buf_add_text(out, how->key);
-        if (!jv_json(r, out, p->value, how, depth + 1))
+        if (!jv_json(render, out, pair->value, how, depth + 1))
             return false;
     }
-    if (d->n > 0)
-        json_line(out, how, depth);
+    if (dict->n > 0)
+        jinja_json_line(out, how, depth);
     buf_add_byte(out, '}');
-    return r->fault.rc == ERR_OK;
+    return render->fault.rc == ERR_OK;
 }
 
-bool jv_json(struct jrender *r, struct buf *out, struct jval v, const struct jdump *how, int depth)
+bool jv_json(struct jrender *render, struct buf *out, struct jval value, const struct jdump *how,
+             int depth)
 {
+    must(how != NULL && depth >= 0);
     if (depth > PRINT_DEPTH_MAX || out->len > JINJA_OUTPUT_MAX)
-        return jfault_set(&r->fault, ERR_LIMIT, "a value is too deep or long for JSON");
-    if (!jstep(r, 1))
+        return jinja_fault_set(&render->fault, ERR_LIMIT, "a value is too deep or long for JSON");
+    if (!jinja_step(render, 1))
         return false;
-    switch (v.kind) {
+    switch (value.kind) {
     case JV_NONE: buf_add_text(out, "null"); return true;
-    case JV_BOOL: buf_add_text(out, v.flag ? "true" : "false"); return true;
-    case JV_INT: buf_printf(out, "%lld", (long long)v.whole); return true;
-    case JV_BIG: buf_add(out, v.text, v.len); return true;
+    case JV_BOOL: buf_add_text(out, value.flag ? "true" : "false"); return true;
+    case JV_INT: buf_printf(out, "%lld", (long long)value.whole); return true;
+    case JV_BIG: buf_add(out, value.text, value.len); return true;
     case JV_REAL:
-        if (isnan(v.real) || isinf(v.real))
-            buf_add_text(out, isnan(v.real) ? "NaN" : v.real < 0 ? "-Infinity" : "Infinity");
+        if (isnan(value.real) || isinf(value.real))
+            buf_add_text(out, isnan(value.real) ? "NaN"
+                              : value.real < 0  ? "-Infinity"
+                                                : "Infinity");
         else
-            json_write_real(out, v.real);
+            json_write_real(out, value.real);
         return true;
-    case JV_TEXT: json_text(out, v, how); return true;
+    case JV_TEXT: jinja_json_text(out, value, how); return true;
     case JV_LIST:
-    case JV_TUPLE: return json_list(r, out, v.list, how, depth);
-    case JV_DICT: return json_dict(r, out, v.dict, how, depth);
+    case JV_TUPLE: return jinja_json_list(render, out, value.list, how, depth);
+    case JV_DICT: return jinja_json_dict(render, out, value.dict, how, depth);
     case JV_UNDEFINED:
     case JV_NAMESPACE:
     case JV_LOOP:
@@ -805,5 +879,5 @@ bool jv_json(struct jrender *r, struct buf *out, struct jval v, const struct jdu
     case JV_METHOD:
     case JV_JOINER: break;
     }
-    return jraise(r, "Object of type %s is not JSON serializable", jv_type_name(v));
+    return jinja_raise(render, "Object of type %s is not JSON serializable", jv_type_name(value));
 }

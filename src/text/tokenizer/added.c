@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The tokens are sorted; from a place in the text the range of those that share its bytes is
- * narrowed byte by byte. A place costs one look-up unless a token begins with its byte. */
+ * The tokens are sorted by text. At a place in the text, the range of tokens that agree with it is
+ * narrowed byte by byte by binary search. A byte that begins no token costs one look-up. */
 #include "text/tokenizer/added.h"
 
 #include <string.h>
 
+#include "base/must.h"
 #include "base/utf8.h"
 #include "text/unicode.h"
 
@@ -15,6 +16,7 @@ void added_attach(struct added_set *set, const struct image_header *image,
     size_t at = 0;
     int c;
 
+    must(section == IMAGE_RAW || section == IMAGE_NORMAL);
     *set = (struct added_set){.tokens = image_table(image, section),
                               .text = image_table(image, IMAGE_TEXT),
                               .n = image_count(image, section)};
@@ -34,13 +36,20 @@ int added_compare(const char *a, size_t a_len, int32_t a_id, const char *b, size
 
     if (order != 0)
         return order;
-    if (a_len != b_len)
-        return a_len < b_len ? -1 : 1;
-    return a_id < b_id ? -1 : a_id > b_id;
+    if (a_len != b_len) {
+        if (a_len < b_len)
+            return -1;
+        return 1;
+    }
+    if (a_id < b_id)
+        return -1;
+    return a_id > b_id;
 }
 
-/* First token in [low, high) whose byte at `depth` is c or more. All are longer than depth. */
-static size_t lower_bound(const struct added_set *set, size_t low, size_t high, size_t depth, int c)
+/* First token in [low, high) whose byte at `depth` is at least c. All tokens in the range are
+ * longer than depth. */
+static size_t added_lower_bound(const struct added_set *set, size_t low, size_t high, size_t depth,
+                                int c)
 {
     while (low < high) {
         size_t mid = (low + high) / 2;
@@ -53,36 +62,43 @@ static size_t lower_bound(const struct added_set *set, size_t low, size_t high, 
     return low;
 }
 
-static const struct image_added *longest_at(const struct added_set *set, const char *text,
-                                            size_t at, size_t len, const struct added_judge *judge)
+/* The longest allowed token at text[at]; NULL when there is none. [low, high) are the tokens that
+ * agree with the text in their first `depth` bytes. */
+static const struct image_added *added_find_longest(const struct added_set *set, const char *text,
+                                                    size_t at, size_t len,
+                                                    const struct added_judge *judge)
 {
-    size_t low = set->first[(unsigned char)text[at]];
-    size_t high = set->first[(unsigned char)text[at] + 1];
     const struct image_added *best = NULL;
     size_t depth = 1;
+    size_t low, high;
 
+    must(at < len);
+    low = set->first[(unsigned char)text[at]];
+    high = set->first[(unsigned char)text[at] + 1];
     while (low < high) {
         int c;
 
+        /* Shorter tokens sort first: those that end here match, longer ones may still. */
         for (; low < high && set->tokens[low].text.len == depth; low++)
             if (judge == NULL || judge->allows(judge->context, set->tokens[low].id, at, at + depth))
                 best = &set->tokens[low];
         if (at + depth == len)
             break;
         c = (unsigned char)text[at + depth];
-        low = lower_bound(set, low, high, depth, c);
-        high = lower_bound(set, low, high, depth, c + 1);
+        low = added_lower_bound(set, low, high, depth, c);
+        high = added_lower_bound(set, low, high, depth, c + 1);
         depth++;
     }
     return best;
 }
 
-static bool is_word_at(const char *text, size_t at)
+/* single_word: the token matches only when no word character is adjacent to it. */
+static bool added_is_word_at(const char *text, size_t at)
 {
     return (unicode_class(utf8_decode(text + at)) & UNICODE_WORD) != 0;
 }
 
-static size_t previous(const char *text, size_t at)
+static size_t added_previous_char(const char *text, size_t at)
 {
     do
         at--;
@@ -90,17 +106,18 @@ static size_t previous(const char *text, size_t at)
     return at;
 }
 
-static bool is_single_word(const char *text, size_t len, size_t start, size_t stop)
+static bool added_is_single_word(const char *text, size_t len, size_t start, size_t stop)
 {
-    if (start > 0 && is_word_at(text, previous(text, start)))
+    if (start > 0 && added_is_word_at(text, added_previous_char(text, start)))
         return false;
-    return stop == len || !is_word_at(text, stop);
+    return stop == len || !added_is_word_at(text, stop);
 }
 
-static size_t strip_left(const char *text, size_t start, size_t after)
+/* lstrip and rstrip: the token absorbs the white space before or after it. */
+static size_t added_strip_left(const char *text, size_t start, size_t after)
 {
     while (start > after) {
-        size_t at = previous(text, start);
+        size_t at = added_previous_char(text, start);
 
         if ((unicode_class(utf8_decode(text + at)) & UNICODE_SPACE) == 0)
             break;
@@ -109,47 +126,53 @@ static size_t strip_left(const char *text, size_t start, size_t after)
     return start;
 }
 
-static size_t strip_right(const char *text, size_t len, size_t stop)
+static size_t added_strip_right(const char *text, size_t len, size_t stop)
 {
     while (stop < len && (unicode_class(utf8_decode(text + stop)) & UNICODE_SPACE) != 0)
         stop += utf8_sequence(text + stop, len - stop);
     return stop;
 }
 
-bool added_next(struct added_search *s, struct added_match *match)
+bool added_next(struct added_search *search, struct added_match *match)
 {
-    const struct added_set *set = s->set;
-    const char *text = s->text;
-    size_t len = s->len;
-    size_t at = s->from;
+    const struct added_set *set = search->set;
+    const char *text = search->text;
+    size_t len = search->len;
+    size_t at = search->from;
 
+    must(search->from <= search->len);
+    must(search->after <= search->len);
     if (set->n == 0)
         return false;
     while (at < len) {
-        const struct image_added *t;
+        const struct image_added *token;
 
         if (!set->begins[(unsigned char)text[at]]) {
             at++;
             continue;
         }
-        t = longest_at(set, text, at, len, s->judge);
-        if (t == NULL) {
+        token = added_find_longest(set, text, at, len, search->judge);
+        if (token == NULL) {
             at++;
             continue;
         }
-        *match = (struct added_match){.start = at, .stop = at + t->text.len, .id = t->id};
-        at += t->text.len;
-        if ((t->flags & ADDED_SINGLE_WORD) != 0 &&
-            !is_single_word(text, len, match->start, match->stop))
+        *match = (struct added_match){.start = at, .stop = at + token->text.len, .id = token->id};
+        at += token->text.len;
+        if ((token->flags & ADDED_SINGLE_WORD) != 0 &&
+            !added_is_single_word(text, len, match->start, match->stop))
             continue;
-        if ((t->flags & ADDED_LSTRIP) != 0)
-            match->start =
-                match->start > s->after ? strip_left(text, match->start, s->after) : s->after;
-        if ((t->flags & ADDED_RSTRIP) != 0)
-            match->stop = strip_right(text, len, match->stop);
-        s->from = at;
+        /* rstrip of the previous match may reach beyond this match's start. */
+        if ((token->flags & ADDED_LSTRIP) != 0) {
+            if (match->start > search->after)
+                match->start = added_strip_left(text, match->start, search->after);
+            else
+                match->start = search->after;
+        }
+        if ((token->flags & ADDED_RSTRIP) != 0)
+            match->stop = added_strip_right(text, len, match->stop);
+        search->from = at;
         return true;
     }
-    s->from = len;
+    search->from = len;
     return false;
 }

@@ -1,4 +1,7 @@
-/* Added tokens: contents that are found in a text before anything else is done with it. */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Added tokens, such as "<|im_start|>": strings that are found in a text before it is normalized
+ * and cut into pieces, and that become one token as they are. */
 #ifndef QUIRE_TEXT_TOKENIZER_ADDED_H
 #define QUIRE_TEXT_TOKENIZER_ADDED_H
 
@@ -8,30 +11,30 @@
 
 #include "text/tokenizer/image.h"
 
-/* A set that is searched in one go; borrowed from an image. */
+/* A set of added tokens that are searched for together. The tables belong to an image. */
 struct added_set {
     const struct image_added *tokens; /* sorted by text */
     const char *text;
     size_t n;
-    bool begins[256];    /* whether one begins with byte c */
+    bool begins[256];    /* begins[c]: some token begins with byte c */
     uint32_t first[257]; /* tokens that begin with byte c: first[c] .. first[c + 1] - 1 */
 };
 
-/* section: IMAGE_RAW or IMAGE_NORMAL. */
+/* Point set at one of an image's two lists. section: IMAGE_RAW or IMAGE_NORMAL. */
 void added_attach(struct added_set *set, const struct image_header *image,
                   enum image_section section);
 
-/* The order in which an image has them: by text, then by id. */
+/* The order of the tokens in an image: by text, then by id. Like strcmp(). */
 int added_compare(const char *a, size_t a_len, int32_t a_id, const char *b, size_t b_len,
                   int32_t b_id);
 
 struct added_match {
-    size_t start; /* the token's place with the white space it takes; may begin before `after` */
+    size_t start; /* of the token with the white space it absorbs */
     size_t stop;
     int32_t id;
 };
 
-/* A say in which tokens may be found where; NULL stands for all, everywhere. */
+/* Decides which tokens may match where. NULL: all tokens match everywhere. */
 struct added_judge {
     bool (*allows)(void *context, int32_t id, size_t start, size_t stop);
     void *context;
@@ -42,14 +45,13 @@ struct added_search {
     const struct added_set *set;
     const char *text; /* valid UTF-8 */
     size_t len;
-    size_t from;                     /* where it goes on */
-    size_t after;                    /* end of the previous match: lstrip takes no white space
-                                        before it; the caller's to set */
-    const struct added_judge *judge; /* tokens that it does not allow count as if there were none
-                                        such */
+    size_t from;                     /* byte to continue at; added_next() advances it */
+    size_t after;                    /* end of the previous match: lstrip absorbs no white space
+                                        before it; set by the caller */
+    const struct added_judge *judge; /* a token that it does not allow is treated as absent */
 };
 
-/* Find the next token: leftmost, of those at one place the longest. False when there is none. */
+/* Find the next token: the leftmost, and at one place the longest. False when there is none. */
 bool added_next(struct added_search *s, struct added_match *match);
 
 #endif

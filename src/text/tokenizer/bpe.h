@@ -1,4 +1,7 @@
-/* Byte-pair encoding of a piece of text over the tables of an image. */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Byte-pair encoding (BPE): turns a piece of text into token ids by merging adjacent symbols, with
+ * the tables of an image. The tables are shared by threads; struct bpe_work is per call. */
 #ifndef QUIRE_TEXT_TOKENIZER_BPE_H
 #define QUIRE_TEXT_TOKENIZER_BPE_H
 
@@ -12,7 +15,7 @@
 
 #define BPE_NO_RANK UINT32_MAX
 
-/* Where the tables of an image are; borrowed from it. */
+/* Pointers to the tables of an image, which owns them. A mask is the number of slots minus one. */
 struct bpe {
     const struct image_facts *facts;
     const struct image_token *tokens;
@@ -24,42 +27,43 @@ struct bpe {
     const struct image_merge *merges;
     size_t merges_mask;
     const uint64_t *likely;
-    uint64_t likely_mask;                /* of bits */
+    uint64_t likely_mask;                /* number of bits minus one */
     const struct image_pair *byte_pairs; /* byte-level only */
     const uint64_t *joined;
-    uint64_t joined_mask; /* of bits */
+    uint64_t joined_mask; /* number of bits minus one */
 };
 
-void bpe_attach(struct bpe *b, const struct image_header *image);
+/* Point bpe at the tables of an image, which must outlive it. */
+void bpe_attach(struct bpe *bpe, const struct image_header *image);
 
-/* Memory of one encode call, reused by its pieces. Start from {0}. */
+/* Scratch memory of one encode call, reused for all its pieces. Start from {0}. */
 struct bpe_work {
     struct bpe_symbol *symbols;
     size_t symbols_cap;
     uint64_t *heap;
     size_t heap_cap;
-    struct bpe_memo *memos; /* pieces that were merged before: where their ids are in the output */
+    struct bpe_memo *memos; /* pieces merged before, and where their ids are in the output */
     size_t memos_mask;
     const struct token_list *memos_of;
 };
 
-void bpe_work_fini(struct bpe_work *w);
+void bpe_work_fini(struct bpe_work *work);
 
-/* Expect about len bytes of text, all to one list: a longer text is worth a memory of its pieces.
- * Nothing fails without it. */
-void bpe_work_expect(struct bpe_work *w, size_t len, const struct token_list *out);
+/* Announce a text of about len bytes whose ids all go to `out`. For a long text a memory of merged
+ * pieces is allocated. Without memory for it, encoding is slower but works. */
+void bpe_work_expect(struct bpe_work *work, size_t len, const struct token_list *out);
 
 /* Append the ids of a piece: bytes of a byte-level model, else characters of valid UTF-8.
  * O(n log n). ERR_NO_MEMORY. */
-int bpe_encode(const struct bpe *b, struct bpe_work *w, const char *bytes, size_t len,
+int bpe_encode(const struct bpe *bpe, struct bpe_work *work, const char *bytes, size_t len,
                struct token_list *out) ERR_CHECKED;
 
-/* The same by merging alone, though the piece be a token. */
-int bpe_merge(const struct bpe *b, struct bpe_work *w, const char *bytes, size_t len,
+/* Like bpe_encode(), but always by merging, even if the piece is a token itself. */
+int bpe_merge(const struct bpe *bpe, struct bpe_work *work, const char *bytes, size_t len,
               struct token_list *out) ERR_CHECKED;
 
-/* The token that a piece is; -1 when it is none. */
-int32_t bpe_find(const struct bpe *b, const char *bytes, size_t len);
+/* The id of the token with exactly these bytes; -1 when there is none. */
+int32_t bpe_find(const struct bpe *bpe, const char *bytes, size_t len);
 
 static inline uint64_t bpe_hash(uint64_t pair)
 {
@@ -74,7 +78,7 @@ static inline uint64_t bpe_likely_bit(uint64_t pair, uint64_t mask)
     return bpe_hash(pair) >> 20 & mask;
 }
 
-/* Slot of a pair in a table of merges: its own, or the free one where it belongs. */
+/* Slot of a pair in a table of merges: the slot that holds it, or the free slot for it. */
 static inline size_t bpe_slot(const struct image_merge *merges, size_t mask, uint64_t pair)
 {
     size_t i = (size_t)bpe_hash(pair) & mask;

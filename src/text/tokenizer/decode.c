@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Two families. ByteLevel: a token's characters are bytes, the whole is made valid UTF-8 at its
- * end. The other: Replace or Metaspace change each token, ByteFallback joins runs of <0x..>
- * tokens, Fuse joins the rest, Strip takes a space from the start. What can be said of a token
- * alone is said when the tokenizer is built. */
+ * There are two families of decoders. ByteLevel: the characters of a token spell bytes, and invalid
+ * UTF-8 is replaced when all bytes are joined. The other family is a chain: Replace or Metaspace
+ * change each token, ByteFallback decodes runs of <0x..> tokens, Fuse joins the rest, and Strip
+ * drops spaces at the start. Everything that depends on one token only is done once, when the
+ * tokenizer is built. */
 #define _GNU_SOURCE 1 /* memmem() */
 #include "text/tokenizer/decode.h"
 
@@ -11,21 +12,23 @@
 #include <string.h>
 
 #include "base/hex.h"
+#include "base/must.h"
 #include "base/utf8.h"
 #include "text/tokenizer/vocab.h"
 
-#define TOKEN_BYTES_MAX ((size_t)1 << 20) /* what a hostile Replace may make of a token */
+#define TOKEN_BYTES_MAX ((size_t)1 << 20) /* bound on the result of a hostile Replace */
 
 /* --- reading -----------------------------------------------------------------------------------*/
 
-static int refuse(char *why, size_t why_cap, const char *what, const char *name)
+/* Report a decoder that is not known, at start: decoding it wrongly would go unnoticed. */
+static int decode_refuse_step(char *why, size_t why_cap, const char *what, const char *name)
 {
     (void)snprintf(why, why_cap, "decoder%s \"%.80s\" is not supported", what, name);
     return ERR_UNSUPPORTED;
 }
 
-/* The one character that a member holds; 0 when it does not. */
-static uint32_t read_char(const struct json *node, const char *name)
+/* The character in a member that must hold exactly one; 0 when it does not. */
+static uint32_t decode_read_char(const struct json *node, const char *name)
 {
     const struct json *text = json_get_kind(node, name, JSON_TEXT);
 
@@ -35,51 +38,61 @@ static uint32_t read_char(const struct json *node, const char *name)
     return utf8_decode(text->text);
 }
 
-static int read_replace(struct decode_draft *d, const struct json *node, char *why, size_t why_cap)
+/* {"type": "Replace", "pattern": {"String": "▁"}, "content": " "} */
+static int decode_read_replace(struct decode_draft *draft, const struct json *node, char *why,
+                               size_t why_cap)
 {
     const struct json *pattern = json_get_kind(json_get(node, "pattern"), "String", JSON_TEXT);
     const struct json *content = json_get_kind(node, "content", JSON_TEXT);
 
     if (pattern == NULL || pattern->text_len == 0 || content == NULL ||
-        d->n_replaces == DECODE_REPLACES_MAX)
-        return refuse(why, why_cap, " Replace of", "anything but a text");
-    d->patterns[d->n_replaces] = pattern;
-    d->contents[d->n_replaces++] = content;
+        draft->n_replaces == DECODE_REPLACES_MAX)
+        return decode_refuse_step(why, why_cap, " Replace of", "anything but a text");
+    draft->patterns[draft->n_replaces] = pattern;
+    draft->contents[draft->n_replaces++] = content;
     return ERR_OK;
 }
 
-static int read_metaspace(struct decode_draft *d, const struct json *node, char *why,
-                          size_t why_cap)
+/* {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always"}: the space that the
+ * pre-tokenizer put before the text is dropped, unless the scheme is "never". */
+static int decode_read_metaspace(struct decode_draft *draft, const struct json *node, char *why,
+                                 size_t why_cap)
 {
     const struct json *prefix = json_get_kind(node, "add_prefix_space", JSON_BOOL);
     bool never = strcmp(json_get_text(node, "prepend_scheme", "always"), "never") == 0 ||
                  (prefix != NULL && !prefix->flag);
 
-    d->drop_char = read_char(node, "replacement");
-    if (d->drop_char == 0 || d->n_replaces > 0)
-        return refuse(why, why_cap, " Metaspace", "behind Replace or without a replacement");
-    d->flags |= never ? 0 : IMAGE_DECODE_DROP;
+    draft->drop_char = decode_read_char(node, "replacement");
+    if (draft->drop_char == 0 || draft->n_replaces > 0)
+        return decode_refuse_step(why, why_cap, " Metaspace",
+                                  "after Replace or without a replacement");
+    if (never)
+        draft->flags |= 0;
+    else
+        draft->flags |= IMAGE_DECODE_DROP;
     return ERR_OK;
 }
 
-static int read_strip(struct decode_draft *d, const struct json *node, char *why, size_t why_cap)
+/* {"type": "Strip", "content": " ", "start": 1, "stop": 0} */
+static int decode_read_strip(struct decode_draft *draft, const struct json *node, char *why,
+                             size_t why_cap)
 {
     int64_t start = json_get_int(node, "start", 0);
 
-    d->strip_char = read_char(node, "content");
-    if (d->strip_char == 0 || start < 0 || start > 1000 || json_get_int(node, "stop", 0) != 0)
-        return refuse(why, why_cap, " Strip", "at the end");
-    d->strip_n = (uint32_t)start;
+    draft->strip_char = decode_read_char(node, "content");
+    if (draft->strip_char == 0 || start < 0 || start > 1000 || json_get_int(node, "stop", 0) != 0)
+        return decode_refuse_step(why, why_cap, " Strip", "at the end");
+    draft->strip_n = (uint32_t)start;
     return ERR_OK;
 }
 
-/* One decoder of a chain. *stage: how far the chain has come; its order is fixed. */
-static int read_step(struct decode_draft *d, const struct json *node, int *stage, char *why,
-                     size_t why_cap)
+/* Read one decoder of a chain. *stage is the stage reached so far; the order of stages is fixed. */
+static int decode_read_step(struct decode_draft *draft, const struct json *node, int *stage,
+                            char *why, size_t why_cap)
 {
     static const struct {
         const char *type;
-        int stage; /* it must stand behind lower ones */
+        int stage; /* decoders of lower stages must come before it */
     } steps[] = {{"Replace", 0}, {"Metaspace", 0}, {"ByteFallback", 1}, {"Fuse", 2}, {"Strip", 3}};
     const char *type = json_get_text(node, "type", "");
     int at = -1;
@@ -89,16 +102,16 @@ static int read_step(struct decode_draft *d, const struct json *node, int *stage
         if (strcmp(type, steps[i].type) == 0)
             at = steps[i].stage;
     if (at < 0)
-        return refuse(why, why_cap, "", type);
+        return decode_refuse_step(why, why_cap, "", type);
     if (at < *stage || (at == *stage && at > 0) || (at == 3 && *stage != 2))
-        return refuse(why, why_cap, " in this order:", type);
+        return decode_refuse_step(why, why_cap, " in this order:", type);
     *stage = at;
     switch (at) {
     case 0:
-        return type[0] == 'R' ? read_replace(d, node, why, why_cap)
-                              : read_metaspace(d, node, why, why_cap);
-    case 1: d->flags |= IMAGE_DECODE_RUNS; return ERR_OK;
-    case 3: return read_strip(d, node, why, why_cap);
+        return type[0] == 'R' ? decode_read_replace(draft, node, why, why_cap)
+                              : decode_read_metaspace(draft, node, why, why_cap);
+    case 1: draft->flags |= IMAGE_DECODE_RUNS; return ERR_OK;
+    case 3: return decode_read_strip(draft, node, why, why_cap);
     default: return ERR_OK;
     }
 }
@@ -111,6 +124,7 @@ int decode_read(struct decode_draft *out, const struct json *node, char *why, si
     int rc = ERR_OK;
     uint32_t i;
 
+    must(out != NULL);
     *out = (struct decode_draft){0};
     if (list != NULL && list->n == 1 && strcmp(type, "Sequence") == 0)
         type = json_get_text(&list->items[0], "type", "");
@@ -119,18 +133,19 @@ int decode_read(struct decode_draft *out, const struct json *node, char *why, si
         return ERR_OK;
     }
     if (node == NULL || node->kind == JSON_NULL)
-        return refuse(why, why_cap, "", "none");
+        return decode_refuse_step(why, why_cap, "", "none");
     if (list == NULL)
-        return read_step(out, node, &stage, why, why_cap);
+        return decode_read_step(out, node, &stage, why, why_cap);
     for (i = 0; i < list->n && rc == ERR_OK; i++)
-        rc = read_step(out, &list->items[i], &stage, why, why_cap);
+        rc = decode_read_step(out, &list->items[i], &stage, why, why_cap);
     return rc;
 }
 
 /* --- tokens ------------------------------------------------------------------------------------*/
 
-/* The bytes that a text spells in GPT-2's alphabet; false when one of its characters is none. */
-static bool spell(const char *text, size_t len, struct buf *out)
+/* Append the bytes that a text spells in GPT-2's alphabet. False when a character is not in the
+ * alphabet, as in added tokens, whose text is the plain one. */
+static bool decode_spell(const char *text, size_t len, struct buf *out)
 {
     size_t from = out->len;
     size_t i = 0;
@@ -148,7 +163,9 @@ static bool spell(const char *text, size_t len, struct buf *out)
     return true;
 }
 
-static void replace_all(struct buf *text, const struct json *pattern, const struct json *content)
+/* Replace all occurrences of pattern in text. */
+static void decode_replace_all(struct buf *text, const struct json *pattern,
+                               const struct json *content)
 {
     struct buf old = *text;
     size_t from = 0;
@@ -170,8 +187,9 @@ static void replace_all(struct buf *text, const struct json *pattern, const stru
     buf_fini(&old);
 }
 
-/* <0x2E>: 46. Hugging Face reads it as a number, so <0x+E> counts as well. -1: not such a token. */
-static int fallback_byte(const char *text, size_t len)
+/* The byte of a token such as <0x2E>; -1 when it is no such token. Hugging Face parses the digits
+ * as a number, so that <0x+E> is accepted, too. */
+static int decode_fallback_byte(const char *text, size_t len)
 {
     int value = 0;
     size_t i;
@@ -189,8 +207,9 @@ static int fallback_byte(const char *text, size_t len)
     return value;
 }
 
-static void add_dropped(uint32_t drop, const char *with, const char *text, size_t len,
-                        struct buf *out)
+/* Append text, with the character `drop` replaced by `with`. */
+static void decode_add_dropped(uint32_t drop, const char *with, const char *text, size_t len,
+                               struct buf *out)
 {
     size_t i = 0;
 
@@ -200,33 +219,38 @@ static void add_dropped(uint32_t drop, const char *with, const char *text, size_
         if (n > 0 && utf8_decode(text + i) == drop)
             buf_add_text(out, with);
         else
-            buf_add(out, text + i, n > 0 ? n : 1); /* an image may hold anything */
-        i += n > 0 ? n : 1;
+            buf_add(out, text + i, n > 0 ? n : 1); /* a damaged image may hold any bytes */
+        if (n > 0)
+            i += n;
+        else
+            i += 1;
     }
 }
 
-void decode_token(const struct decode_draft *d, const char *text, size_t len, struct buf *out,
+void decode_token(const struct decode_draft *draft, const char *text, size_t len, struct buf *out,
                   bool *is_byte)
 {
     struct buf changed = {.limit = TOKEN_BYTES_MAX};
     int byte;
     int i;
 
+    must(is_byte != NULL);
     *is_byte = false;
-    if ((d->flags & IMAGE_DECODE_BYTES) != 0) {
-        if (!spell(text, len, out))
+    if ((draft->flags & IMAGE_DECODE_BYTES) != 0) {
+        if (!decode_spell(text, len, out))
             buf_add(out, text, len);
         return;
     }
-    if (d->drop_char != 0)
-        add_dropped(d->drop_char, " ", text, len, &changed);
+    if (draft->drop_char != 0)
+        decode_add_dropped(draft->drop_char, " ", text, len, &changed);
     else
         buf_add(&changed, text, len);
-    for (i = 0; i < d->n_replaces; i++)
-        replace_all(&changed, d->patterns[i], d->contents[i]);
-    byte = (d->flags & IMAGE_DECODE_RUNS) != 0 && changed.len == 6
-               ? fallback_byte(changed.bytes, changed.len)
-               : -1;
+    for (i = 0; i < draft->n_replaces; i++)
+        decode_replace_all(&changed, draft->patterns[i], draft->contents[i]);
+    if ((draft->flags & IMAGE_DECODE_RUNS) != 0 && changed.len == 6)
+        byte = decode_fallback_byte(changed.bytes, changed.len);
+    else
+        byte = -1;
     if (byte >= 0) {
         *is_byte = true;
         buf_add_byte(out, (char)byte);
@@ -241,13 +265,14 @@ void decode_token(const struct decode_draft *d, const char *text, size_t len, st
 
 void decode_first(const struct image_facts *facts, const char *text, size_t len, struct buf *out)
 {
-    add_dropped(facts->drop_char, "", text, len, out);
+    decode_add_dropped(facts->drop_char, "", text, len, out);
 }
 
 void decode_run(const char *bytes, size_t len, struct buf *out)
 {
     size_t i;
 
+    must(bytes != NULL || len == 0);
     if (utf8_is_valid(bytes, len)) {
         buf_add(out, bytes, len);
         return;
@@ -263,6 +288,7 @@ size_t decode_strip(const struct image_facts *facts, uint32_t n, const char *tex
     size_t n_bytes = utf8_encode(facts->strip_char, utf8);
     size_t at = 0;
 
+    must(taken != NULL);
     *taken = 0;
     while (*taken < n && len - at >= n_bytes && memcmp(text + at, utf8, n_bytes) == 0) {
         at += n_bytes;
@@ -276,12 +302,14 @@ void decode_lossy(const char *text, size_t len, struct buf *out)
     size_t from = 0;
     size_t i = 0;
 
+    must(text != NULL || len == 0);
     if (len == 0)
         return; /* text may be NULL */
     if (utf8_is_valid(text, len)) {
         buf_add(out, text, len);
         return;
     }
+    /* text[from .. i) is valid and not appended yet. */
     while (i < len) {
         size_t n = (unsigned char)text[i] < 0x80 ? 1 : utf8_sequence(text + i, len - i);
 

@@ -1,26 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Header, then the tables, each at a multiple of a cache line. The order of the checks matters:
- * a check relies on those before it alone. */
+ * An image is its header and then the tables, each aligned to a cache line. Checks run in a fixed
+ * order and rely only on earlier ones: places of tables, then texts and tokens, then the tables
+ * that hold ids and texts. */
 #include "text/tokenizer/image.h"
 
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/must.h"
 #include "base/utf8.h"
 
-#define ALIGN ((size_t)64)
+#define IMAGE_ALIGN ((size_t)64)
 
 static const char magic[8] = "quiretok";
 
+/* Size of one element of each table. */
 static const size_t sizes[IMAGE_SECTIONS] = {
 #define SECTION(name, type) sizeof(type),
     IMAGE_TABLES(SECTION)
 #undef SECTION
 };
 
-/* Changes when a structure, a table or the byte order does. */
-static uint64_t layout_digest(void)
+/* A digest that changes with the structures, the list of tables and the byte order. */
+static uint64_t image_layout_digest(void)
 {
     static const uint32_t shape[] = {
         IMAGE_VERSION,
@@ -51,10 +54,12 @@ static uint64_t layout_digest(void)
     return hash_xxh3(shape, sizeof shape);
 }
 
-static uint64_t checksum_of(const struct image_header *image)
+/* Covers everything after the checksum itself. */
+static uint64_t image_checksum_of(const struct image_header *image)
 {
     size_t from = offsetof(struct image_header, layout);
 
+    must(image->bytes >= sizeof *image);
     return hash_xxh3((const char *)image + from, (size_t)image->bytes - from);
 }
 
@@ -62,15 +67,17 @@ int image_build(struct image_header **out, const struct image_facts *facts,
                 const struct image_part parts[IMAGE_SECTIONS], const struct hash *sources)
 {
     struct image_table tables[IMAGE_SECTIONS];
-    size_t bytes = (sizeof **out + ALIGN - 1) / ALIGN * ALIGN;
+    size_t bytes = (sizeof **out + IMAGE_ALIGN - 1) / IMAGE_ALIGN * IMAGE_ALIGN;
     struct image_header *image;
-    int s;
+    int section;
 
-    for (s = 0; s < IMAGE_SECTIONS; s++) {
-        if (parts[s].n > (IMAGE_BYTES_MAX - bytes) / sizes[s])
+    must(facts != NULL && sources != NULL);
+    for (section = 0; section < IMAGE_SECTIONS; section++) {
+        if (parts[section].n > (IMAGE_BYTES_MAX - bytes) / sizes[section])
             return ERR_LIMIT;
-        tables[s] = (struct image_table){.at = bytes, .n = parts[s].n};
-        bytes += (parts[s].n * sizes[s] + ALIGN - 1) / ALIGN * ALIGN;
+        /* Each table begins at a multiple of IMAGE_ALIGN; the gaps are zero. */
+        tables[section] = (struct image_table){.at = bytes, .n = parts[section].n};
+        bytes += (parts[section].n * sizes[section] + IMAGE_ALIGN - 1) / IMAGE_ALIGN * IMAGE_ALIGN;
         if (bytes > IMAGE_BYTES_MAX)
             return ERR_LIMIT;
     }
@@ -78,157 +85,175 @@ int image_build(struct image_header **out, const struct image_facts *facts,
     if (image == NULL)
         return ERR_NO_MEMORY;
     memcpy(image->magic, magic, sizeof magic);
-    image->layout = layout_digest();
+    image->layout = image_layout_digest();
     image->bytes = bytes;
     image->sources = *sources;
     image->facts = *facts;
     memcpy(image->tables, tables, sizeof tables);
-    for (s = 0; s < IMAGE_SECTIONS; s++)
-        if (parts[s].n > 0)
-            memcpy((char *)image + tables[s].at, parts[s].items, parts[s].n * sizes[s]);
+    for (section = 0; section < IMAGE_SECTIONS; section++)
+        if (parts[section].n > 0)
+            memcpy((char *)image + tables[section].at, parts[section].items,
+                   parts[section].n * sizes[section]);
     *out = image;
     return ERR_OK;
 }
 
 void image_seal(struct image_header *image)
 {
-    image->checksum = checksum_of(image);
+    must(image->bytes > sizeof *image);
+    image->checksum = image_checksum_of(image);
 }
 
 /* --- checks ------------------------------------------------------------------------------------*/
 
-static int corrupt(const char **why, const char *reason)
+/* Together these make sure that no offset, id or search can leave the image. They do not prove that
+ * the tables are meaningful: a checksum and the digest of the sources do that. */
+
+static int image_corrupt(const char **why, const char *reason)
 {
     *why = reason;
     return ERR_CORRUPT;
 }
 
-static bool is_table(const struct image_header *image, enum image_section s)
+/* Is the table aligned and inside the image? Written so that no sum can overflow. */
+static bool image_is_table(const struct image_header *image, enum image_section section)
 {
-    const struct image_table *t = &image->tables[s];
+    const struct image_table *table = &image->tables[section];
 
-    return t->at % ALIGN == 0 && t->at >= sizeof *image && t->at <= image->bytes &&
-           t->n <= (image->bytes - t->at) / sizes[s];
+    return table->at % IMAGE_ALIGN == 0 && table->at >= sizeof *image &&
+           table->at <= image->bytes && table->n <= (image->bytes - table->at) / sizes[section];
 }
 
-static bool is_text(const struct image_header *image, struct image_text text)
+/* Is a text inside the table of texts? */
+static bool image_is_text(const struct image_header *image, struct image_text text)
 {
     size_t n = image_count(image, IMAGE_TEXT);
 
     return text.at <= n && text.len <= n - text.at;
 }
 
-/* A text that those read who expect characters. */
-static bool is_utf8(const struct image_header *image, struct image_text text)
+/* Is it also valid UTF-8? For texts whose readers decode characters without checking. */
+static bool image_is_utf8(const struct image_header *image, struct image_text text)
 {
-    return is_text(image, text) &&
+    return image_is_text(image, text) &&
            utf8_is_valid((const char *)image_table(image, IMAGE_TEXT) + text.at, text.len);
 }
 
-static bool is_id(const struct image_header *image, int64_t id)
+static bool image_is_id(const struct image_header *image, int64_t id)
 {
     return id >= 0 && (uint64_t)id < image_count(image, IMAGE_TOKENS);
 }
 
-static bool is_id_or_none(const struct image_header *image, int32_t id)
+static bool image_is_id_or_none(const struct image_header *image, int32_t id)
 {
-    return id == -1 || is_id(image, id);
+    return id == -1 || image_is_id(image, id);
 }
 
-static bool is_power_of_two(size_t n)
+static bool image_is_power_of_two(size_t n)
 {
     return n > 0 && (n & (n - 1)) == 0;
 }
 
-static int check_tokens(const struct image_header *image, const char **why)
+/* Every token's texts must lie inside the table of texts. */
+static int image_check_tokens(const struct image_header *image, const char **why)
 {
-    const struct image_token *t = image_table(image, IMAGE_TOKENS);
+    const struct image_token *tokens = image_table(image, IMAGE_TOKENS);
     size_t n = image_count(image, IMAGE_TOKENS);
     size_t i;
 
     if (n > INT32_MAX / 4)
-        return corrupt(why, "too many tokens");
+        return image_corrupt(why, "too many tokens");
     for (i = 0; i < n; i++) {
-        if (!is_text(image, t[i].text) || !is_text(image, t[i].bytes) ||
-            !is_text(image, t[i].piece))
-            return corrupt(why, "a token's text");
-        if ((t[i].flags & TOKEN_BYTE) != 0 && t[i].bytes.len != 1)
-            return corrupt(why, "a token of one byte");
+        if (!image_is_text(image, tokens[i].text) || !image_is_text(image, tokens[i].bytes) ||
+            !image_is_text(image, tokens[i].piece))
+            return image_corrupt(why, "a token's text");
+        if ((tokens[i].flags & TOKEN_BYTE) != 0 && tokens[i].bytes.len != 1)
+            return image_corrupt(why, "a token of one byte");
     }
     return ERR_OK;
 }
 
-/* Searches end at a free slot, so there must be one. */
-static int check_ids_table(const struct image_header *image, enum image_section s, const char **why)
+/* A hash table of ids. A search ends at a free slot, so at least one slot must be free. */
+static int image_check_ids_table(const struct image_header *image, enum image_section section,
+                                 const char **why)
 {
-    const uint32_t *slots = image_table(image, s);
-    size_t n = image_count(image, s);
+    const uint32_t *slots = image_table(image, section);
+    size_t n = image_count(image, section);
     size_t n_free = 0;
     size_t i;
 
-    if (!is_power_of_two(n))
-        return corrupt(why, "the size of a table of tokens");
+    if (!image_is_power_of_two(n))
+        return image_corrupt(why, "the size of a table of tokens");
     for (i = 0; i < n; i++) {
         n_free += slots[i] == 0;
-        if (slots[i] != 0 && !is_id(image, (int64_t)slots[i] - 1))
-            return corrupt(why, "a table of tokens");
+        if (slots[i] != 0 && !image_is_id(image, (int64_t)slots[i] - 1))
+            return image_corrupt(why, "a table of tokens");
     }
-    return n_free > 0 ? ERR_OK : corrupt(why, "a table of tokens is full");
+    if (n_free > 0)
+        return ERR_OK;
+    return image_corrupt(why, "a table of tokens is full");
 }
 
-static int check_pieces(const struct image_header *image, const char **why)
+/* The three hash tables with larger elements: size, ids, and a free slot. */
+static int image_check_pieces(const struct image_header *image, const char **why)
 {
-    const struct image_piece *p = image_table(image, IMAGE_PIECES);
+    const struct image_piece *pieces = image_table(image, IMAGE_PIECES);
     size_t n = image_count(image, IMAGE_PIECES);
     size_t n_free = 0;
     size_t i;
 
-    if (!is_power_of_two(n))
-        return corrupt(why, "the size of the table of pieces");
+    if (!image_is_power_of_two(n))
+        return image_corrupt(why, "the size of the table of pieces");
     for (i = 0; i < n; i++) {
-        n_free += p[i].id == -1;
-        if (!is_id_or_none(image, p[i].id))
-            return corrupt(why, "the table of pieces");
+        n_free += pieces[i].id == -1;
+        if (!image_is_id_or_none(image, pieces[i].id))
+            return image_corrupt(why, "the table of pieces");
     }
-    return n_free > 0 ? ERR_OK : corrupt(why, "the table of pieces is full");
+    if (n_free > 0)
+        return ERR_OK;
+    return image_corrupt(why, "the table of pieces is full");
 }
 
-static int check_merges(const struct image_header *image, const char **why)
+static int image_check_merges(const struct image_header *image, const char **why)
 {
-    const struct image_merge *m = image_table(image, IMAGE_MERGES);
+    const struct image_merge *merge = image_table(image, IMAGE_MERGES);
     size_t n = image_count(image, IMAGE_MERGES);
     size_t n_free = 0;
     size_t i;
 
-    if (!is_power_of_two(n))
-        return corrupt(why, "the size of the table of merges");
+    if (!image_is_power_of_two(n))
+        return image_corrupt(why, "the size of the table of merges");
     for (i = 0; i < n; i++) {
-        n_free += m[i].pair == IMAGE_MERGE_FREE;
-        if (m[i].pair != IMAGE_MERGE_FREE && (!is_id(image, m[i].id) || m[i].rank == UINT32_MAX))
-            return corrupt(why, "the table of merges");
+        n_free += merge[i].pair == IMAGE_MERGE_FREE;
+        if (merge[i].pair != IMAGE_MERGE_FREE &&
+            (!image_is_id(image, merge[i].id) || merge[i].rank == UINT32_MAX))
+            return image_corrupt(why, "the table of merges");
     }
-    return n_free > 0 ? ERR_OK : corrupt(why, "the table of merges is full");
+    if (n_free > 0)
+        return ERR_OK;
+    return image_corrupt(why, "the table of merges is full");
 }
 
-static int check_pairs(const struct image_header *image, const char **why)
+/* The table of byte pairs is indexed by two bytes, so its size is fixed. */
+static int image_check_pairs(const struct image_header *image, const char **why)
 {
-    const struct image_pair *p = image_table(image, IMAGE_BYTE_PAIRS);
+    const struct image_pair *pairs = image_table(image, IMAGE_BYTE_PAIRS);
     size_t n = image_count(image, IMAGE_BYTE_PAIRS);
     size_t i;
 
-    if (!is_power_of_two(image_count(image, IMAGE_LIKELY)))
-        return corrupt(why, "the size of the table of likely pairs");
+    if (!image_is_power_of_two(image_count(image, IMAGE_LIKELY)))
+        return image_corrupt(why, "the size of the table of likely pairs");
     if (n != ((image->facts.flags & IMAGE_BYTE_LEVEL) != 0 ? 65536 : 0))
-        return corrupt(why, "the size of the table of byte pairs");
+        return image_corrupt(why, "the size of the table of byte pairs");
     for (i = 0; i < n; i++)
-        if (p[i].rank != UINT32_MAX && !is_id(image, p[i].id))
-            return corrupt(why, "the table of byte pairs");
+        if (pairs[i].rank != UINT32_MAX && !image_is_id(image, pairs[i].id))
+            return image_corrupt(why, "the table of byte pairs");
     return ERR_OK;
 }
 
-/* Sorted by text, then id: the search by halves relies on it. */
-static bool is_before(const struct image_header *image, const struct image_added *a,
-                      const struct image_added *b)
+/* Are two added tokens in order, by text, then by id? The binary search relies on it. */
+static bool image_is_before(const struct image_header *image, const struct image_added *a,
+                            const struct image_added *b)
 {
     const char *text = image_table(image, IMAGE_TEXT);
     size_t n = a->text.len < b->text.len ? a->text.len : b->text.len;
@@ -241,84 +266,94 @@ static bool is_before(const struct image_header *image, const struct image_added
     return a->id <= b->id;
 }
 
-static int check_added(const struct image_header *image, enum image_section s, const char **why)
+/* Added tokens must not be empty, because a match must advance the search. */
+static int image_check_added(const struct image_header *image, enum image_section section,
+                             const char **why)
 {
-    const struct image_added *a = image_table(image, s);
-    size_t n = image_count(image, s);
+    const struct image_added *added = image_table(image, section);
+    size_t n = image_count(image, section);
     size_t i;
 
     for (i = 0; i < n; i++) {
-        if (!is_utf8(image, a[i].text) || a[i].text.len == 0 || !is_id(image, a[i].id))
-            return corrupt(why, "an added token");
-        if (i > 0 && !is_before(image, &a[i - 1], &a[i]))
-            return corrupt(why, "the order of the added tokens");
+        if (!image_is_utf8(image, added[i].text) || added[i].text.len == 0 ||
+            !image_is_id(image, added[i].id))
+            return image_corrupt(why, "an added token");
+        if (i > 0 && !image_is_before(image, &added[i - 1], &added[i]))
+            return image_corrupt(why, "the order of the added tokens");
     }
     return ERR_OK;
 }
 
-static int check_steps(const struct image_header *image, enum image_section s, const char **why)
+static int image_check_steps(const struct image_header *image, enum image_section section,
+                             const char **why)
 {
-    const struct image_step *step = image_table(image, s);
+    const struct image_step *step = image_table(image, section);
     size_t i;
 
-    for (i = 0; i < image_count(image, s); i++)
-        if (!is_utf8(image, step[i].pattern) || !is_utf8(image, step[i].by))
-            return corrupt(why, "a step's text");
+    for (i = 0; i < image_count(image, section); i++)
+        if (!image_is_utf8(image, step[i].pattern) || !image_is_utf8(image, step[i].by))
+            return image_corrupt(why, "a step's text");
     return ERR_OK;
 }
 
-static int check_list(const struct image_header *image, enum image_section s, const char **why)
+static int image_check_list(const struct image_header *image, enum image_section section,
+                            const char **why)
 {
-    const int32_t *ids = image_table(image, s);
+    const int32_t *ids = image_table(image, section);
     size_t i;
 
-    for (i = 0; i < image_count(image, s); i++)
-        if (!is_id(image, ids[i]))
-            return corrupt(why, "a list of tokens");
+    for (i = 0; i < image_count(image, section); i++)
+        if (!image_is_id(image, ids[i]))
+            return image_corrupt(why, "a list of tokens");
     return ERR_OK;
 }
 
-static int check_facts(const struct image_header *image, const char **why)
+static int image_check_facts(const struct image_header *image, const char **why)
 {
-    const struct image_facts *f = &image->facts;
+    const struct image_facts *facts = &image->facts;
     int i;
 
-    if ((f->flags & ~(uint32_t)IMAGE_FLAGS_ALL) != 0 || !is_id_or_none(image, f->bos) ||
-        !is_id_or_none(image, f->eos) || !is_id_or_none(image, f->pad) ||
-        !is_id_or_none(image, f->unk) || f->strip_char > 0x10ffff)
-        return corrupt(why, "a fact");
+    if ((facts->flags & ~(uint32_t)IMAGE_FLAGS_ALL) != 0 ||
+        !image_is_id_or_none(image, facts->bos) || !image_is_id_or_none(image, facts->eos) ||
+        !image_is_id_or_none(image, facts->pad) || !image_is_id_or_none(image, facts->unk) ||
+        facts->strip_char > 0x10ffff)
+        return image_corrupt(why, "a fact");
     for (i = 0; i < 256; i++)
-        if (!is_id_or_none(image, f->byte_ids[i]))
-            return corrupt(why, "the token of a byte");
+        if (!image_is_id_or_none(image, facts->byte_ids[i]))
+            return image_corrupt(why, "the token of a byte");
     for (i = 0; i < 128; i++)
-        if (!is_id_or_none(image, f->ascii_ids[i]))
-            return corrupt(why, "the token of a character");
-    if ((f->flags & (IMAGE_APART | IMAGE_BYTE_LEVEL)) == (IMAGE_APART | IMAGE_BYTE_LEVEL))
-        return corrupt(why, "bytes that are cut as characters");
-    if ((f->flags & IMAGE_APART) != 0 && !is_power_of_two(image_count(image, IMAGE_JOINED)))
-        return corrupt(why, "the size of the table of joined characters");
+        if (!image_is_id_or_none(image, facts->ascii_ids[i]))
+            return image_corrupt(why, "the token of a character");
+    if ((facts->flags & (IMAGE_APART | IMAGE_BYTE_LEVEL)) == (IMAGE_APART | IMAGE_BYTE_LEVEL))
+        return image_corrupt(why, "bytes that are cut as characters");
+    if ((facts->flags & IMAGE_APART) != 0 &&
+        !image_is_power_of_two(image_count(image, IMAGE_JOINED)))
+        return image_corrupt(why, "the size of the table of joined characters");
     return ERR_OK;
 }
 
 int image_check_tables(const struct image_header *image, const char **why)
 {
     static int (*const checks[])(const struct image_header *, const char **) = {
-        check_tokens, check_pieces, check_merges, check_pairs, check_facts};
+        image_check_tokens, image_check_pieces, image_check_merges, image_check_pairs,
+        image_check_facts};
     static const struct {
         int (*check)(const struct image_header *, enum image_section, const char **);
         enum image_section section;
-    } tables[] = {{check_ids_table, IMAGE_BY_TEXT}, {check_ids_table, IMAGE_LONG_PIECES},
-                  {check_added, IMAGE_RAW},         {check_added, IMAGE_NORMAL},
-                  {check_steps, IMAGE_REWRITES},    {check_steps, IMAGE_CUTS},
-                  {check_list, IMAGE_BEFORE},       {check_list, IMAGE_AFTER},
-                  {check_list, IMAGE_SPECIAL},      {check_list, IMAGE_ENDS}};
+    } tables[] = {
+        {image_check_ids_table, IMAGE_BY_TEXT}, {image_check_ids_table, IMAGE_LONG_PIECES},
+        {image_check_added, IMAGE_RAW},         {image_check_added, IMAGE_NORMAL},
+        {image_check_steps, IMAGE_REWRITES},    {image_check_steps, IMAGE_CUTS},
+        {image_check_list, IMAGE_BEFORE},       {image_check_list, IMAGE_AFTER},
+        {image_check_list, IMAGE_SPECIAL},      {image_check_list, IMAGE_ENDS}};
     size_t i;
     int rc = ERR_OK;
     int s;
 
+    must(why != NULL);
     for (s = 0; s < IMAGE_SECTIONS; s++)
-        if (!is_table(image, (enum image_section)s))
-            return corrupt(why, "the place of a table");
+        if (!image_is_table(image, (enum image_section)s))
+            return image_corrupt(why, "the place of a table");
     for (i = 0; i < sizeof checks / sizeof checks[0] && rc == ERR_OK; i++)
         rc = checks[i](image, why);
     for (i = 0; i < sizeof tables / sizeof tables[0] && rc == ERR_OK; i++)
@@ -330,17 +365,18 @@ int image_check(const void *bytes, size_t len, const struct hash *sources, const
 {
     const struct image_header *image = bytes;
 
+    must(sources != NULL && why != NULL);
     if (len < sizeof *image || len > IMAGE_BYTES_MAX ||
         memcmp(image->magic, magic, sizeof magic) != 0)
-        return corrupt(why, "not an image");
-    if (image->layout != layout_digest()) {
+        return image_corrupt(why, "not an image");
+    if (image->layout != image_layout_digest()) {
         *why = "the layout of another version";
         return ERR_VERSION;
     }
     if (image->bytes != len)
-        return corrupt(why, "the length");
-    if (image->checksum != checksum_of(image))
-        return corrupt(why, "the checksum");
+        return image_corrupt(why, "the length");
+    if (image->checksum != image_checksum_of(image))
+        return image_corrupt(why, "the checksum");
     if (memcmp(&image->sources, sources, sizeof *sources) != 0) {
         *why = "made of other files";
         return ERR_VERSION;

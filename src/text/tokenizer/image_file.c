@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A mapped file is never written again: a newer one takes its name. So what image_check() has
- * seen stays as it was, as long as nobody else writes into the folder; the owner and the mode of
- * the file are checked for that reason. */
+ * A file is never changed after it was renamed to its final name, so the result of image_check()
+ * stays valid for as long as the file is mapped. This holds only if no other user can write to it;
+ * therefore the owner and the mode of the file are checked. */
 #define _GNU_SOURCE 1 /* mkostemp() */
 #include "text/tokenizer/image_file.h"
 
@@ -17,8 +17,10 @@
 
 #include "base/buf.h"
 #include "base/fault.h"
+#include "base/must.h"
 
-static void add_path(struct buf *path, const char *dir, const struct hash *sources)
+/* The file name holds the first half of the digest of the sources: other files, another image. */
+static void image_add_path(struct buf *path, const char *dir, const struct hash *sources)
 {
     char hex[2 * HASH_BYTES + 1];
 
@@ -26,32 +28,34 @@ static void add_path(struct buf *path, const char *dir, const struct hash *sourc
     buf_printf(path, "%s/tokenizer-%.32s.image", dir, hex);
 }
 
-static int io_failed(const char *what, const char *path, char *why, size_t why_cap)
+static int image_io_failed(const char *what, const char *path, char *why, size_t why_cap)
 {
     (void)snprintf(why, why_cap, "%s: %s: %s", path, what, strerror(errno));
     return ERR_IO;
 }
 
-static int map_file(int fd, const char *path, struct image_header **out, size_t *len, char *why,
-                    size_t why_cap)
+/* Check and map an open file. MAP_POPULATE reads it at once, because image_check() needs all of
+ * it. */
+static int image_map_file(int fd, const char *path, struct image_header **out, size_t *len,
+                          char *why, size_t why_cap)
 {
     struct stat st;
     void *bytes;
 
     if (fstat(fd, &st) == -1)
-        return io_failed("cannot be examined", path, why, why_cap);
+        return image_io_failed("cannot be examined", path, why, why_cap);
     if (!S_ISREG(st.st_mode) || (st.st_uid != geteuid() && st.st_uid != 0) ||
         (st.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
-        (void)snprintf(why, why_cap, "%s: others may write it", path);
+        (void)snprintf(why, why_cap, "%s: other users may write to it", path);
         return ERR_CORRUPT;
     }
     if (st.st_size < (off_t)sizeof **out || st.st_size > (off_t)IMAGE_BYTES_MAX) {
-        (void)snprintf(why, why_cap, "%s: not an image", path);
+        (void)snprintf(why, why_cap, "%s: not a tokenizer image", path);
         return ERR_CORRUPT;
     }
     bytes = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_SHARED | MAP_POPULATE, fd, 0);
     if (bytes == MAP_FAILED)
-        return io_failed("cannot be mapped", path, why, why_cap);
+        return image_io_failed("cannot be mapped", path, why, why_cap);
     *out = bytes;
     *len = (size_t)st.st_size;
     return ERR_OK;
@@ -67,15 +71,19 @@ int image_map(struct image_header **out, const char *dir, const struct hash *sou
     int fd;
     int rc;
 
-    add_path(&path, dir, sources);
+    must(out != NULL && dir != NULL && dir[0] != '\0');
+    image_add_path(&path, dir, sources);
     if (path.failed)
         return ERR_NO_MEMORY;
+    /* O_NONBLOCK: a FIFO under this name must not block the start. */
     fd = open(path.bytes, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
     if (fd == -1) {
-        rc = errno == ENOENT ? ERR_NOT_FOUND
-                             : io_failed("cannot be opened", path.bytes, why, why_cap);
+        if (errno == ENOENT)
+            rc = ERR_NOT_FOUND;
+        else
+            rc = image_io_failed("cannot be opened", path.bytes, why, why_cap);
     } else {
-        rc = map_file(fd, path.bytes, &image, &len, why, why_cap);
+        rc = image_map_file(fd, path.bytes, &image, &len, why, why_cap);
         (void)close(fd); /* the mapping stays */
     }
     if (rc == ERR_OK) {
@@ -93,12 +101,12 @@ int image_map(struct image_header **out, const char *dir, const struct hash *sou
 
 void image_unmap(struct image_header *image)
 {
+    /* image_check() has verified that `bytes` is the length of the mapping. */
     if (image != NULL)
-        (void)munmap(image,
-                     (size_t)image->bytes); /* image_check() has seen that this is its length */
+        (void)munmap(image, (size_t)image->bytes);
 }
 
-static int write_all(int fd, const char *bytes, size_t len)
+static int image_write_all(int fd, const char *bytes, size_t len)
 {
     while (len > 0) {
         ssize_t n = FAULT_HIT(image_write) ? (errno = ENOSPC, -1) : write(fd, bytes, len);
@@ -120,7 +128,9 @@ int image_write(const struct image_header *image, const char *dir, char *why, si
     int fd = -1;
     int rc = ERR_OK;
 
-    add_path(&path, dir, &image->sources);
+    must(image->bytes > sizeof *image);
+    must(dir != NULL && dir[0] != '\0');
+    image_add_path(&path, dir, &image->sources);
     buf_printf(&temporary, "%s/.tokenizer-XXXXXX", dir);
     if (path.failed || temporary.failed) {
         rc = ERR_NO_MEMORY;
@@ -128,13 +138,13 @@ int image_write(const struct image_header *image, const char *dir, char *why, si
     }
     fd = mkostemp(temporary.bytes, O_CLOEXEC);
     if (fd == -1) {
-        rc = io_failed("cannot be made", temporary.bytes, why, why_cap);
+        rc = image_io_failed("cannot be made", temporary.bytes, why, why_cap);
         goto out;
     }
-    /* No sync: after a power cut the checksum tells. */
-    if (write_all(fd, (const char *)image, (size_t)image->bytes) != ERR_OK ||
+    /* No fsync(): after a power failure the checksum detects a damaged file. */
+    if (image_write_all(fd, (const char *)image, (size_t)image->bytes) != ERR_OK ||
         rename(temporary.bytes, path.bytes) == -1) {
-        rc = io_failed("cannot be written", path.bytes, why, why_cap);
+        rc = image_io_failed("cannot be written", path.bytes, why, why_cap);
         (void)unlink(temporary.bytes);
     }
 out:

@@ -1,35 +1,39 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Steps write by turns into two buffers; one that changes nothing passes its text on. */
+ * A normalizer is a chain of steps. Two buffers are written in turn: each step reads the text in
+ * one and writes the other. A step that would change nothing passes its text on without a copy. */
 #define _GNU_SOURCE 1 /* memmem() */
 #include "text/tokenizer/normal.h"
 
 #include <stdio.h>
 #include <string.h>
 
+#include "base/must.h"
 #include "text/regex.h"
 #include "text/unicode.h"
 
-#define GROWTH_MAX  ((size_t)64) /* times; NFC and spaces that become three bytes need three */
+#define GROWTH_MAX  ((size_t)64) /* factor; real models need 3: a space becomes three bytes */
 #define GROWTH_FREE ((size_t)64 << 10)
 
-void normal_work_fini(struct normal_work *w)
+void normal_work_fini(struct normal_work *work)
 {
-    buf_fini(&w->texts[0]);
-    buf_fini(&w->texts[1]);
-    regex_work_close(w->regex);
-    w->regex = NULL;
+    buf_fini(&work->texts[0]);
+    buf_fini(&work->texts[1]);
+    regex_work_close(work->regex);
+    work->regex = NULL;
 }
 
 /* --- reading -----------------------------------------------------------------------------------*/
 
-static int refuse(char *why, size_t why_cap, const char *what, const char *name)
+static int normal_refuse_step(char *why, size_t why_cap, const char *what, const char *name)
 {
     (void)snprintf(why, why_cap, "%s \"%.80s\" is not supported", what, name);
     return ERR_UNSUPPORTED;
 }
 
-static int read_replace(struct step_draft *st, const struct json *node, char *why, size_t why_cap)
+/* {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}, or with "Regex". */
+static int normal_read_replace(struct step_draft *step, const struct json *node, char *why,
+                               size_t why_cap)
 {
     const struct json *pattern = json_get(node, "pattern");
     const struct json *regex = json_get_kind(pattern, "Regex", JSON_TEXT);
@@ -37,34 +41,39 @@ static int read_replace(struct step_draft *st, const struct json *node, char *wh
     const struct json *by = json_get_kind(node, "content", JSON_TEXT);
 
     if (text == NULL || text->text_len == 0 || by == NULL)
-        return refuse(why, why_cap, "normalizer Replace without", "pattern or content");
-    st->kind = regex != NULL ? NORMAL_REPLACE_REGEX : NORMAL_REPLACE;
-    st->pattern = text->text;
-    st->pattern_len = text->text_len;
-    st->by = by->text;
-    st->by_len = by->text_len;
+        return normal_refuse_step(why, why_cap, "normalizer Replace without", "pattern or content");
+    if (regex != NULL)
+        step->kind = NORMAL_REPLACE_REGEX;
+    else
+        step->kind = NORMAL_REPLACE;
+    step->pattern = text->text;
+    step->pattern_len = text->text_len;
+    step->by = by->text;
+    step->by_len = by->text_len;
     return ERR_OK;
 }
 
-static int read_step(struct steps_draft *out, const struct json *node, char *why, size_t why_cap)
+/* One normalizer of a chain: NFC, Replace or Prepend. */
+static int normal_read_step(struct steps_draft *out, const struct json *node, char *why,
+                            size_t why_cap)
 {
     const char *type = json_get_text(node, "type", "");
     const struct json *text = json_get_kind(node, "prepend", JSON_TEXT);
-    struct step_draft *st = steps_add(out, NORMAL_NFC);
+    struct step_draft *step = steps_add(out, NORMAL_NFC);
 
-    if (st == NULL)
-        return refuse(why, why_cap, "a normalizer with so many steps as", "this");
+    if (step == NULL)
+        return normal_refuse_step(why, why_cap, "a normalizer with so many steps as", "this");
     if (strcmp(type, "NFC") == 0)
         return ERR_OK;
     if (strcmp(type, "Replace") == 0)
-        return read_replace(st, node, why, why_cap);
+        return normal_read_replace(step, node, why, why_cap);
     if (strcmp(type, "Prepend") == 0 && text != NULL) {
-        st->kind = NORMAL_PREPEND;
-        st->by = text->text;
-        st->by_len = text->text_len;
+        step->kind = NORMAL_PREPEND;
+        step->by = text->text;
+        step->by_len = text->text_len;
         return ERR_OK;
     }
-    return refuse(why, why_cap, "normalizer", type);
+    return normal_refuse_step(why, why_cap, "normalizer", type);
 }
 
 int normal_read(struct steps_draft *out, const struct json *node, char *why, size_t why_cap)
@@ -73,139 +82,155 @@ int normal_read(struct steps_draft *out, const struct json *node, char *why, siz
     int rc = ERR_OK;
     uint32_t i;
 
+    must(out != NULL);
     out->n = 0;
     if (node == NULL || node->kind == JSON_NULL)
         return ERR_OK;
     if (strcmp(json_get_text(node, "type", ""), "Sequence") != 0)
-        return read_step(out, node, why, why_cap);
+        return normal_read_step(out, node, why, why_cap);
     if (list == NULL)
-        return refuse(why, why_cap, "normalizer Sequence without", "normalizers");
+        return normal_refuse_step(why, why_cap, "normalizer Sequence without", "normalizers");
     for (i = 0; i < list->n && rc == ERR_OK; i++)
-        rc = read_step(out, &list->items[i], why, why_cap);
+        rc = normal_read_step(out, &list->items[i], why, why_cap);
     return rc;
 }
 
-/* --- making ready ------------------------------------------------------------------------------*/
+/* --- preparing ---------------------------------------------------------------------------------*/
 
-/* Compile a pattern and see that it matches something each time. */
-static int open_regex(struct regex **out, const struct step_draft *st, char *why, size_t why_cap)
+/* Compile a pattern and refuse it if it matches the empty text: Hugging Face and PCRE2 could differ
+ * in how they continue after an empty match. */
+static int normal_open_regex(struct regex **out, const struct step_draft *step, char *why,
+                             size_t why_cap)
 {
-    struct regex_work *w = regex_work_open();
-    size_t start;
-    size_t end;
-    int rc =
-        w == NULL ? ERR_NO_MEMORY : regex_open(out, st->pattern, st->pattern_len, why, why_cap);
+    struct regex_work *work = regex_work_open();
+    struct regex_match match;
+    int rc = work == NULL ? ERR_NO_MEMORY
+                          : regex_open(out, step->pattern, step->pattern_len, why, why_cap);
 
-    if (rc == ERR_OK && regex_next(*out, w, "", 0, 0, &start, &end) == ERR_OK) {
-        (void)snprintf(why, why_cap, "a normalizer that replaces nothing is not supported");
+    if (rc == ERR_OK && regex_next(*out, work, "", 0, 0, &match) == ERR_OK) {
+        (void)snprintf(why, why_cap, "a normalizer whose regex matches \"\" is not supported");
         rc = ERR_UNSUPPORTED;
     }
-    regex_work_close(w);
+    regex_work_close(work);
     return rc;
 }
 
-int normal_init(struct normal *n, const struct steps_draft *steps, char *why, size_t why_cap)
+int normal_init(struct normal *normal, const struct steps_draft *steps, char *why, size_t why_cap)
 {
     int rc = ERR_OK;
     int i;
 
-    *n = (struct normal){.steps = *steps};
+    must(steps->n >= 0 && steps->n <= STEPS_MAX);
+    *normal = (struct normal){.steps = *steps};
     for (i = 0; rc == ERR_OK && i < steps->n; i++) {
-        const struct step_draft *st = &steps->steps[i];
+        const struct step_draft *step = &steps->steps[i];
 
-        if (st->kind >= NORMAL_KINDS || (st->kind >= NORMAL_REPLACE && st->pattern_len == 0))
+        if (step->kind >= NORMAL_KINDS || (step->kind >= NORMAL_REPLACE && step->pattern_len == 0))
             rc = ERR_CORRUPT;
-        else if (st->kind == NORMAL_REPLACE_REGEX)
-            rc = open_regex(&n->regexes[i], st, why, why_cap);
+        else if (step->kind == NORMAL_REPLACE_REGEX)
+            rc = normal_open_regex(&normal->regexes[i], step, why, why_cap);
     }
     if (rc != ERR_OK)
-        normal_fini(n);
+        normal_fini(normal);
     return rc;
 }
 
-void normal_fini(struct normal *n)
+void normal_fini(struct normal *normal)
 {
     int i;
 
     for (i = 0; i < STEPS_MAX; i++)
-        regex_close(n->regexes[i]);
-    *n = (struct normal){0};
+        regex_close(normal->regexes[i]);
+    *normal = (struct normal){0};
 }
 
 /* --- applying ----------------------------------------------------------------------------------*/
 
-static void replace_text(const struct step_draft *st, const char *text, size_t len, struct buf *out)
+/* Replace a literal text. memchr() for one byte is several times faster than memmem(). */
+static void normal_replace_text(const struct step_draft *step, const char *text, size_t len,
+                                struct buf *out)
 {
     size_t from = 0;
 
     while (from < len) {
-        const char *found = st->pattern_len == 1
-                                ? memchr(text + from, st->pattern[0], len - from)
-                                : memmem(text + from, len - from, st->pattern, st->pattern_len);
+        const char *found = step->pattern_len == 1
+                                ? memchr(text + from, step->pattern[0], len - from)
+                                : memmem(text + from, len - from, step->pattern, step->pattern_len);
         size_t at = found == NULL ? len : (size_t)(found - text);
 
         buf_add(out, text + from, at - from);
         if (found == NULL)
             return;
-        buf_add(out, st->by, st->by_len);
-        from = at + st->pattern_len;
+        buf_add(out, step->by, step->by_len);
+        from = at + step->pattern_len;
     }
 }
 
-static int replace_regex(const struct step_draft *st, const struct regex *regex,
-                         struct normal_work *w, const char *text, size_t len, struct buf *out)
+static int normal_replace_regex(const struct step_draft *step, const struct regex *regex,
+                                struct normal_work *work, const char *text, size_t len,
+                                struct buf *out)
 {
+    struct regex_match match;
     size_t from = 0;
-    size_t start;
-    size_t end;
     int rc = ERR_OK;
 
-    if (w->regex == NULL)
-        w->regex = regex_work_open();
-    if (w->regex == NULL)
+    if (work->regex == NULL)
+        work->regex = regex_work_open();
+    if (work->regex == NULL)
         return ERR_NO_MEMORY;
-    while (from < len &&
-           (rc = regex_next(regex, w->regex, text, len, from, &start, &end)) == ERR_OK) {
-        if (end == start) /* it matches nothing in some place: not what was seen at its start */
+    while (from < len && (rc = regex_next(regex, work->regex, text, len, from, &match)) == ERR_OK) {
+        if (match.end == match.start) /* empty only in some contexts, hence unnoticed at start */
             return ERR_LIMIT;
-        buf_add(out, text + from, start - from);
-        buf_add(out, st->by, st->by_len);
-        from = end;
+        buf_add(out, text + from, match.start - from);
+        buf_add(out, step->by, step->by_len);
+        from = match.end;
     }
     buf_add(out, text + from, len - from);
-    return rc == ERR_NOT_FOUND ? ERR_OK : rc;
+    if (rc == ERR_NOT_FOUND)
+        return ERR_OK;
+    return rc;
 }
 
-int normal_apply(const struct normal *n, struct normal_work *w, const char *text, size_t len,
-                 const char **out, size_t *out_len)
+int normal_apply(const struct normal *normal, struct normal_work *work, const char *text,
+                 size_t len, const char **out, size_t *out_len)
 {
     size_t limit = GROWTH_MAX * len + GROWTH_FREE;
     int turn = 0;
     int rc = ERR_OK;
     int i;
 
-    for (i = 0; i < n->steps.n && rc == ERR_OK && len > 0; i++) {
-        const struct step_draft *st = &n->steps.steps[i];
-        struct buf *b = &w->texts[turn];
+    must(text != NULL || len == 0);
+    must(out != NULL && out_len != NULL);
+    for (i = 0; i < normal->steps.n && rc == ERR_OK && len > 0; i++) {
+        const struct step_draft *step = &normal->steps.steps[i];
+        struct buf *buf = &work->texts[turn];
 
-        if (st->kind == NORMAL_NFC && unicode_is_nfc(text, len))
+        if (step->kind == NORMAL_NFC && unicode_is_nfc(text, len))
             continue;
-        buf_clear(b);
-        b->limit = limit;
-        if (st->kind == NORMAL_NFC) {
-            unicode_nfc(text, len, b);
-        } else if (st->kind == NORMAL_PREPEND) {
-            buf_add(b, st->by, st->by_len);
-            buf_add(b, text, len);
-        } else if (st->kind == NORMAL_REPLACE) {
-            replace_text(st, text, len, b);
+        buf_clear(buf);
+        buf->limit = limit;
+        if (step->kind == NORMAL_NFC) {
+            unicode_nfc(text, len, buf);
+        } else if (step->kind == NORMAL_PREPEND) {
+            buf_add(buf, step->by, step->by_len);
+            buf_add(buf, text, len);
+        } else if (step->kind == NORMAL_REPLACE) {
+            normal_replace_text(step, text, len, buf);
         } else {
-            rc = replace_regex(st, n->regexes[i], w, text, len, b);
+            rc = normal_replace_regex(step, normal->regexes[i], work, text, len, buf);
         }
-        if (b->failed)
-            rc = b->len >= limit / 2 ? ERR_LIMIT : ERR_NO_MEMORY;
-        text = b->len == 0 ? "" : b->bytes;
-        len = b->len;
+        /* The buffer fails both at its limit and without memory; its length tells them apart. */
+        if (buf->failed) {
+            if (buf->len >= limit / 2)
+                rc = ERR_LIMIT;
+            else
+                rc = ERR_NO_MEMORY;
+        }
+        if (buf->len == 0)
+            text = "";
+        else
+            text = buf->bytes;
+        len = buf->len;
         turn = 1 - turn;
     }
     *out = text;

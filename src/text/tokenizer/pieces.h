@@ -1,7 +1,9 @@
-/* Pieces: the table from a piece of text to the token that it is, read for every word.
+/* SPDX-License-Identifier: Apache-2.0
  *
- * Short pieces (up to IMAGE_PIECE_LEN bytes, nearly all) stand inside their table: one look at
- * memory finds or misses them. Longer ones go by way of their token's text. */
+ * The table from a piece of text to its token, which is read for every word.
+ *
+ * Short pieces (up to IMAGE_PIECE_LEN bytes, nearly all) are stored inside the table, so one cache
+ * miss decides a look-up. Longer pieces are compared with their token's text. */
 #ifndef QUIRE_TEXT_TOKENIZER_PIECES_H
 #define QUIRE_TEXT_TOKENIZER_PIECES_H
 
@@ -22,12 +24,12 @@ static inline uint64_t piece_load(const char *bytes, size_t n)
     return word;
 }
 
-/* The key of a piece of 1 .. IMAGE_PIECE_LEN bytes. Reads nothing behind the piece. */
+/* The key of a piece of 1 .. IMAGE_PIECE_LEN bytes. Reads no byte after the piece. */
 static inline struct piece_key piece_key(const char *bytes, size_t len)
 {
     struct piece_key key = {.high = (uint64_t)len << 56};
 
-    if (len >= 8) { /* two loads that overlap */
+    if (len >= 8) { /* two loads, which may overlap */
         key.low = piece_load(bytes, 8);
         if (len > 8)
             key.high |= piece_load(bytes + len - 8, 8) >> (8 * (16 - len));
@@ -49,7 +51,7 @@ static inline size_t piece_hash(struct piece_key key)
     return (size_t)((uint64_t)(m >> 64) ^ (uint64_t)m);
 }
 
-/* Slots for n entries: a power of two, at most two thirds full and never all. */
+/* Number of slots for n entries: a power of two, at most two thirds used. */
 static inline size_t pieces_slots(size_t n)
 {
     size_t slots = 8;
@@ -59,7 +61,7 @@ static inline size_t pieces_slots(size_t n)
     return slots;
 }
 
-/* The entry of a key in a table of mask + 1 slots, or the free one where it belongs. */
+/* The slot of a key in a table of mask + 1 slots: the slot that holds it, or a free one. */
 static inline const struct image_piece *piece_slot(const struct image_piece *table, size_t mask,
                                                    struct piece_key key)
 {

@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Cutting: scanners for the patterns of most models, PCRE2 for the rest, with the five behaviors
- * of Hugging Face's Split. A step works on one piece of the step before and passes its own pieces
- * on at once, as deep as the chain is long. */
+ * Cuts a text step by step. Patterns of most models have a scanner (scan.h), the others use PCRE2.
+ * The five behaviors are those of Hugging Face's Split. A step passes each of its pieces to the
+ * next step at once; the recursion is as deep as the chain is long (at most STEPS_MAX):
+ *
+ *     "I'm 12"  ->  Split by a pattern  ->  "I" "'m" " " "12"  ->  ...  ->  sink */
 #define _GNU_SOURCE 1 /* memmem() */
 #include "text/tokenizer/pretoken.h"
 
@@ -10,11 +12,13 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/must.h"
 #include "base/utf8.h"
 #include "text/regex.h"
 #include "text/tokenizer/vocab.h"
 #include "text/unicode.h"
 
+/* A part of a text: a match of the pattern, or the gap between two matches. */
 struct cut {
     size_t start;
     size_t end;
@@ -23,13 +27,14 @@ struct cut {
 
 struct pretoken_work {
     struct regex_work *regex;
-    /* One of each for each step: a step runs inside the loop of the one before. */
+    /* One of each per step, because a step runs inside the loop of the previous one. */
     struct cut *cuts[STEPS_MAX];
     size_t cuts_cap[STEPS_MAX];
     struct buf rewritten[STEPS_MAX];
     struct buf unspelled;
 };
 
+/* The arguments that all steps share. */
 struct cutting {
     const struct pretoken *p;
     struct pretoken_work *w;
@@ -37,11 +42,11 @@ struct cutting {
     void *context;
 };
 
-struct pretoken_work *pretoken_work_open(const struct pretoken *p)
+struct pretoken_work *pretoken_work_open(const struct pretoken *pretoken)
 {
     struct pretoken_work *w = mem_zalloc(sizeof *w);
 
-    if (w == NULL || !p->has_regex)
+    if (w == NULL || !pretoken->has_regex)
         return w;
     w->regex = regex_work_open();
     if (w->regex == NULL) {
@@ -66,92 +71,111 @@ void pretoken_work_close(struct pretoken_work *w)
     mem_free(w);
 }
 
-static int cut_step(const struct cutting *c, int step, const char *text, size_t len, bool first);
+static int pretoken_cut_step(const struct cutting *cutting, int step, const char *text, size_t len,
+                             bool first);
 
 /* --- finding -----------------------------------------------------------------------------------*/
 
-/* The next match in text[from .. len): ERR_OK, ERR_NOT_FOUND, or an error. */
-static int next_match(const struct cutting *c, int step, const char *text, size_t len, size_t from,
-                      size_t *start, size_t *end)
+/* Find the next match in text[from .. len). ERR_OK, ERR_NOT_FOUND, or an error. */
+static int pretoken_next_match(const struct cutting *cutting, int step, const char *text,
+                               size_t len, size_t from, struct regex_match *match)
 {
-    const struct step_draft *st = &c->p->chain.steps[step];
-    struct scanner s = {
-        .bits = c->p->bits, .text = text, .len = len, .kind = (enum scan_kind)st->kind};
+    const struct step_draft *draft = &cutting->p->chain.steps[step];
+    struct scanner scanner = {
+        .bits = cutting->p->bits, .text = text, .len = len, .kind = (enum scan_kind)draft->kind};
     const char *found;
     size_t at;
 
-    if (st->kind == PRETOKEN_REGEX)
-        return regex_next(c->p->regexes[step], c->w->regex, text, len, from, start, end);
-    if (st->kind == PRETOKEN_LITERAL) {
-        found = from < len ? memmem(text + from, len - from, st->pattern, st->pattern_len) : NULL;
+    if (draft->kind == PRETOKEN_REGEX)
+        return regex_next(cutting->p->regexes[step], cutting->w->regex, text, len, from, match);
+    if (draft->kind == PRETOKEN_LITERAL) {
+        if (from >= len)
+            return ERR_NOT_FOUND;
+        found = memmem(text + from, len - from, draft->pattern, draft->pattern_len);
         if (found == NULL)
             return ERR_NOT_FOUND;
-        *start = (size_t)(found - text);
-        *end = *start + st->pattern_len;
+        match->start = (size_t)(found - text);
+        match->end = match->start + draft->pattern_len;
         return ERR_OK;
     }
-    for (at = scan_skip(&s, from); at < len;
-         at = scan_skip(&s, at + utf8_sequence(text + at, len - at))) {
-        *end = scan_match(&s, at);
-        *start = at;
-        if (*end > at)
+    /* scan_skip() jumps to the next character that can begin a match. */
+    for (at = scan_skip(&scanner, from); at < len;
+         at = scan_skip(&scanner, at + utf8_sequence(text + at, len - at))) {
+        match->end = scan_match(&scanner, at);
+        match->start = at;
+        if (match->end > at)
             return ERR_OK;
     }
     return ERR_NOT_FOUND;
 }
 
-/* Matches and what stands between them are pieces. */
-static int cut_isolated(const struct cutting *c, int step, const char *text, size_t len, bool first)
+/* Where to search after a match: at its end, or after an empty match one character further. */
+static size_t pretoken_next_from(const struct regex_match *match, const char *text, size_t len)
 {
+    if (match->end > match->start)
+        return match->end;
+    if (match->start < len)
+        return match->end + utf8_sequence(text + match->start, len - match->start);
+    return match->end + 1;
+}
+
+/* Behavior Isolated: matches are pieces, and so are the gaps between them. */
+static int pretoken_cut_isolated(const struct cutting *cutting, int step, const char *text,
+                                 size_t len, bool first)
+{
+    struct regex_match match = {0, 0};
     size_t covered = 0;
     size_t from = 0;
-    size_t start = 0;
-    size_t end = 0;
     int rc = ERR_OK;
 
-    while (from <= len && (rc = next_match(c, step, text, len, from, &start, &end)) == ERR_OK) {
-        if (start > covered)
-            rc = cut_step(c, step + 1, text + covered, start - covered, first && covered == 0);
-        if (rc == ERR_OK && end > start)
-            rc = cut_step(c, step + 1, text + start, end - start, first && start == 0);
+    while (from <= len &&
+           (rc = pretoken_next_match(cutting, step, text, len, from, &match)) == ERR_OK) {
+        if (match.start > covered)
+            rc = pretoken_cut_step(cutting, step + 1, text + covered, match.start - covered,
+                                   first && covered == 0);
+        if (rc == ERR_OK && match.end > match.start)
+            rc = pretoken_cut_step(cutting, step + 1, text + match.start, match.end - match.start,
+                                   first && match.start == 0);
         if (rc != ERR_OK)
             return rc;
-        covered = end;
-        from = end;
-        if (end == start) /* an empty match: look on behind the next character */
-            from += start < len ? utf8_sequence(text + start, len - start) : 1;
+        covered = match.end;
+        from = pretoken_next_from(&match, text, len);
     }
     if (rc != ERR_OK && rc != ERR_NOT_FOUND)
         return rc;
-    return cut_step(c, step + 1, text + covered, len - covered, first && covered == 0);
+    return pretoken_cut_step(cutting, step + 1, text + covered, len - covered,
+                             first && covered == 0);
 }
 
-/* The same for scanners that leave nothing between. */
-static int cut_scanned(const struct cutting *c, int step, const char *text, size_t len, bool first)
+/* Behavior Isolated for scanners that leave no gaps: every byte belongs to a match. */
+static int pretoken_cut_scanned(const struct cutting *cutting, int step, const char *text,
+                                size_t len, bool first)
 {
-    struct scanner s = {.bits = c->p->bits,
-                        .text = text,
-                        .len = len,
-                        .kind = (enum scan_kind)c->p->chain.steps[step].kind};
-    bool last = step + 1 == c->p->chain.n && !c->p->spelled;
+    struct scanner scanner = {.bits = cutting->p->bits,
+                              .text = text,
+                              .len = len,
+                              .kind = (enum scan_kind)cutting->p->chain.steps[step].kind};
+    bool last = step + 1 == cutting->p->chain.n && !cutting->p->spelled;
     size_t at = 0;
     int rc = ERR_OK;
 
     while (at < len && rc == ERR_OK) {
-        size_t end = scan_match(&s, at);
+        size_t end = scan_match(&scanner, at);
 
         if (last)
-            rc = c->sink(c->context, text + at, end - at);
+            rc = cutting->sink(cutting->context, text + at, end - at);
         else
-            rc = cut_step(c, step + 1, text + at, end - at, first && at == 0);
+            rc = pretoken_cut_step(cutting, step + 1, text + at, end - at, first && at == 0);
         at = end;
     }
     return rc;
 }
 
-/* --- behaviors ---------------------------------------------------------------------------------*/
+/* --- other behaviors ---------------------------------------------------------------------------*/
 
-static int cuts_add(struct pretoken_work *w, int step, size_t *n, struct cut cut)
+/* These need all matches of a text before the first piece is known. */
+
+static int pretoken_cuts_add(struct pretoken_work *w, int step, size_t *n, struct cut cut)
 {
     if (cut.start == cut.end)
         return ERR_OK;
@@ -168,32 +192,33 @@ static int cuts_add(struct pretoken_work *w, int step, size_t *n, struct cut cut
     return ERR_OK;
 }
 
-static int find_all(const struct cutting *c, int step, const char *text, size_t len, size_t *n)
+/* Collect matches and gaps, which together cover the text. */
+static int pretoken_find_all(const struct cutting *cutting, int step, const char *text, size_t len,
+                             size_t *n)
 {
+    struct regex_match match;
     size_t covered = 0;
     size_t from = 0;
-    size_t start;
-    size_t end;
     int rc = ERR_OK;
 
-    while (from <= len && (rc = next_match(c, step, text, len, from, &start, &end)) == ERR_OK) {
-        rc = cuts_add(c->w, step, n, (struct cut){.start = covered, .end = start});
+    while (from <= len &&
+           (rc = pretoken_next_match(cutting, step, text, len, from, &match)) == ERR_OK) {
+        rc = pretoken_cuts_add(cutting->w, step, n,
+                               (struct cut){.start = covered, .end = match.start});
         if (rc == ERR_OK)
-            rc = cuts_add(c->w, step, n, (struct cut){start, end, true});
+            rc = pretoken_cuts_add(cutting->w, step, n, (struct cut){match.start, match.end, true});
         if (rc != ERR_OK)
             return rc;
-        covered = end;
-        from = end;
-        if (end == start)
-            from += start < len ? utf8_sequence(text + start, len - start) : 1;
+        covered = match.end;
+        from = pretoken_next_from(&match, text, len);
     }
     if (rc != ERR_OK && rc != ERR_NOT_FOUND)
         return rc;
-    return cuts_add(c->w, step, n, (struct cut){.start = covered, .end = len});
+    return pretoken_cuts_add(cutting->w, step, n, (struct cut){.start = covered, .end = len});
 }
 
-/* Join the cover of matches and gaps as the behavior says, in place; the number that is left. */
-static size_t join_cuts(const struct step_draft *st, struct cut *cuts, size_t n)
+/* Join matches and gaps in place as the behavior asks. Returns the number of pieces left. */
+static size_t pretoken_join_cuts(const struct step_draft *step, struct cut *cuts, size_t n)
 {
     size_t kept = 0;
     size_t i;
@@ -202,17 +227,17 @@ static size_t join_cuts(const struct step_draft *st, struct cut *cuts, size_t n)
         struct cut cut = cuts[i];
         bool joins = false;
 
-        if (kept > 0 && st->behavior == PRETOKEN_CONTIGUOUS)
+        if (kept > 0 && step->behavior == PRETOKEN_CONTIGUOUS)
             joins = cuts[kept - 1].is_match == cut.is_match;
-        else if (kept > 0 && st->behavior == PRETOKEN_WITH_PREVIOUS)
+        else if (kept > 0 && step->behavior == PRETOKEN_WITH_PREVIOUS)
             joins = cut.is_match && !cuts[kept - 1].is_match;
-        else if (kept > 0 && st->behavior == PRETOKEN_WITH_NEXT)
+        else if (kept > 0 && step->behavior == PRETOKEN_WITH_NEXT)
             joins = !cut.is_match && cuts[kept - 1].is_match;
-        if (st->behavior == PRETOKEN_REMOVED && cut.is_match)
+        if (step->behavior == PRETOKEN_REMOVED && cut.is_match)
             continue;
         if (joins) {
             cuts[kept - 1].end = cut.end;
-            cuts[kept - 1].is_match = cut.is_match || st->behavior == PRETOKEN_WITH_PREVIOUS;
+            cuts[kept - 1].is_match = cut.is_match || step->behavior == PRETOKEN_WITH_PREVIOUS;
             continue;
         }
         cuts[kept++] = cut;
@@ -220,104 +245,119 @@ static size_t join_cuts(const struct step_draft *st, struct cut *cuts, size_t n)
     return kept;
 }
 
-static int cut_joined(const struct cutting *c, int step, const char *text, size_t len, bool first)
+/* Behaviors that join or remove parts. `invert` exchanges matches and gaps first. */
+static int pretoken_cut_joined(const struct cutting *cutting, int step, const char *text,
+                               size_t len, bool first)
 {
-    const struct step_draft *st = &c->p->chain.steps[step];
+    const struct step_draft *st = &cutting->p->chain.steps[step];
     size_t n = 0;
     size_t i;
-    int rc = find_all(c, step, text, len, &n);
+    int rc = pretoken_find_all(cutting, step, text, len, &n);
 
     if (rc != ERR_OK)
         return rc;
     for (i = 0; st->invert && i < n; i++)
-        c->w->cuts[step][i].is_match = !c->w->cuts[step][i].is_match;
-    n = join_cuts(st, c->w->cuts[step], n);
+        cutting->w->cuts[step][i].is_match = !cutting->w->cuts[step][i].is_match;
+    n = pretoken_join_cuts(st, cutting->w->cuts[step], n);
     for (i = 0; i < n && rc == ERR_OK; i++) {
-        struct cut cut = c->w->cuts[step][i];
+        struct cut cut = cutting->w->cuts[step][i];
 
-        rc = cut_step(c, step + 1, text + cut.start, cut.end - cut.start, first && cut.start == 0);
+        rc = pretoken_cut_step(cutting, step + 1, text + cut.start, cut.end - cut.start,
+                               first && cut.start == 0);
     }
     return rc;
 }
 
 /* --- rewriting ---------------------------------------------------------------------------------*/
 
-static int cut_rewritten(const struct cutting *c, int step, bool first)
-{
-    const struct buf *b = &c->w->rewritten[step];
+/* These steps change the text and pass it on as one piece, in the step's own buffer. */
 
-    return b->failed ? ERR_NO_MEMORY : cut_step(c, step + 1, b->bytes, b->len, first);
+static int pretoken_cut_rewritten(const struct cutting *cutting, int step, bool first)
+{
+    const struct buf *buf = &cutting->w->rewritten[step];
+
+    if (buf->failed)
+        return ERR_NO_MEMORY;
+    return pretoken_cut_step(cutting, step + 1, buf->bytes, buf->len, first);
 }
 
-static int cut_prefixed(const struct cutting *c, int step, const char *text, size_t len, bool first)
+static int pretoken_cut_prefixed(const struct cutting *cutting, int step, const char *text,
+                                 size_t len, bool first)
 {
-    struct buf *b = &c->w->rewritten[step];
+    struct buf *buf = &cutting->w->rewritten[step];
 
     if (text[0] == ' ')
-        return cut_step(c, step + 1, text, len, first);
-    buf_clear(b);
-    buf_add_byte(b, ' ');
-    buf_add(b, text, len);
-    return cut_rewritten(c, step, first);
+        return pretoken_cut_step(cutting, step + 1, text, len, first);
+    buf_clear(buf);
+    buf_add_byte(buf, ' ');
+    buf_add(buf, text, len);
+    return pretoken_cut_rewritten(cutting, step, first);
 }
 
-static int cut_metaspace(const struct cutting *c, int step, const char *text, size_t len,
-                         bool first)
+/* Replace spaces by st->by ("▁"), and put one before the piece as the scheme demands. */
+static int pretoken_cut_metaspace(const struct cutting *cutting, int step, const char *text,
+                                  size_t len, bool first)
 {
-    const struct step_draft *st = &c->p->chain.steps[step];
-    struct buf *b = &c->w->rewritten[step];
+    const struct step_draft *st = &cutting->p->chain.steps[step];
+    struct buf *buf = &cutting->w->rewritten[step];
     bool starts = text[0] == ' ' || (len >= st->by_len && memcmp(text, st->by, st->by_len) == 0);
     size_t i = 0;
 
-    buf_clear(b);
+    buf_clear(buf);
     if (!starts && (st->behavior == METASPACE_ALWAYS || (st->behavior == METASPACE_FIRST && first)))
-        buf_add(b, st->by, st->by_len);
+        buf_add(buf, st->by, st->by_len);
     while (i < len) {
         const char *space = memchr(text + i, ' ', len - i);
         size_t end = space == NULL ? len : (size_t)(space - text);
 
-        buf_add(b, text + i, end - i);
+        buf_add(buf, text + i, end - i);
         if (space != NULL)
-            buf_add(b, st->by, st->by_len);
+            buf_add(buf, st->by, st->by_len);
         i = end + 1;
     }
-    return cut_rewritten(c, step, first);
+    return pretoken_cut_rewritten(cutting, step, first);
 }
 
-static int cut_spelled(const struct cutting *c, int step, const char *text, size_t len, bool first)
+/* Spell each byte by a character of GPT-2's alphabet: patterns after ByteLevel expect that. */
+static int pretoken_cut_spelled(const struct cutting *cutting, int step, const char *text,
+                                size_t len, bool first)
 {
-    struct buf *b = &c->w->rewritten[step];
+    struct buf *buf = &cutting->w->rewritten[step];
     size_t i;
 
-    buf_clear(b);
+    buf_clear(buf);
     for (i = 0; i < len; i++) {
         char utf8[4];
 
-        buf_add(b, utf8, utf8_encode(vocab_byte_char((uint8_t)text[i]), utf8));
+        buf_add(buf, utf8, utf8_encode(vocab_byte_char((uint8_t)text[i]), utf8));
     }
-    return cut_rewritten(c, step, first);
+    return pretoken_cut_rewritten(cutting, step, first);
 }
 
-/* The bytes of a piece that is spelled; the characters are of the alphabet. */
-static int sink_unspelled(const struct cutting *c, const char *text, size_t len)
+/* Pass on the bytes of a piece that is spelled. All its characters are in the alphabet, because no
+ * step after PRETOKEN_SPELL adds text (pretoken_init()). */
+static int pretoken_sink_unspelled(const struct cutting *cutting, const char *text, size_t len)
 {
-    struct buf *b = &c->w->unspelled;
+    struct buf *buf = &cutting->w->unspelled;
     size_t i = 0;
 
-    buf_clear(b);
+    buf_clear(buf);
     while (i < len) {
-        buf_add_byte(b, (char)vocab_char_byte(utf8_decode(text + i)));
+        buf_add_byte(buf, (char)vocab_char_byte(utf8_decode(text + i)));
         i += utf8_sequence(text + i, len - i);
     }
-    return b->failed ? ERR_NO_MEMORY : c->sink(c->context, b->bytes, b->len);
+    if (buf->failed)
+        return ERR_NO_MEMORY;
+    return cutting->sink(cutting->context, buf->bytes, buf->len);
 }
 
-/* At most so many characters are one piece, and so many of white space, or of anything else, in a
- * row: what Kimi's class gives tiktoken at once. */
+/* Kimi's class hands tiktoken at most this many characters at once, and at most this many in a row
+ * that are all white space or all not. Each such part is cut by the pattern separately. */
 #define RUNS_CHARS_MAX 400000
 #define RUNS_RUN_MAX   25000
 
-static int cut_runs(const struct cutting *c, int step, const char *text, size_t len, bool first)
+static int pretoken_cut_runs(const struct cutting *cutting, int step, const char *text, size_t len,
+                             bool first)
 {
     size_t start = 0, at = 0;
     uint32_t n = 0, run = 0;
@@ -329,9 +369,13 @@ static int cut_runs(const struct cutting *c, int step, const char *text, size_t 
 
         if (n == RUNS_CHARS_MAX)
             n = run = 0;
-        run = n > 0 && is_space != was_space ? 1 : run + 1;
+        if (n > 0 && is_space != was_space)
+            run = 1;
+        else
+            run = run + 1;
         if ((n == 0 && at > 0) || run > RUNS_RUN_MAX) {
-            rc = cut_step(c, step + 1, text + start, at - start, first && start == 0);
+            rc =
+                pretoken_cut_step(cutting, step + 1, text + start, at - start, first && start == 0);
             start = at;
             run = 1;
         }
@@ -339,93 +383,105 @@ static int cut_runs(const struct cutting *c, int step, const char *text, size_t 
         n++;
         at += utf8_sequence(text + at, len - at);
     }
-    return rc != ERR_OK ? rc
-                        : cut_step(c, step + 1, text + start, len - start, first && start == 0);
+    if (rc != ERR_OK)
+        return rc;
+    return pretoken_cut_step(cutting, step + 1, text + start, len - start, first && start == 0);
 }
 
-static int cut_step(const struct cutting *c, int step, const char *text, size_t len, bool first)
+/* Run one step on a piece; after the last step the piece goes to the sink. */
+static int pretoken_cut_step(const struct cutting *cutting, int step, const char *text, size_t len,
+                             bool first)
 {
-    const struct step_draft *st = &c->p->chain.steps[step];
+    const struct step_draft *st = &cutting->p->chain.steps[step];
 
     if (len == 0)
         return ERR_OK;
-    if (step == c->p->chain.n)
-        return c->p->spelled ? sink_unspelled(c, text, len) : c->sink(c->context, text, len);
+    if (step == cutting->p->chain.n) {
+        if (cutting->p->spelled)
+            return pretoken_sink_unspelled(cutting, text, len);
+        return cutting->sink(cutting->context, text, len);
+    }
     if (st->kind <= SCAN_TEKKEN)
-        return cut_scanned(c, step, text, len, first);
+        return pretoken_cut_scanned(cutting, step, text, len, first);
     if (st->kind == PRETOKEN_PREFIX)
-        return cut_prefixed(c, step, text, len, first);
+        return pretoken_cut_prefixed(cutting, step, text, len, first);
     if (st->kind == PRETOKEN_METASPACE)
-        return cut_metaspace(c, step, text, len, first);
+        return pretoken_cut_metaspace(cutting, step, text, len, first);
     if (st->kind == PRETOKEN_SPELL)
-        return cut_spelled(c, step, text, len, first);
+        return pretoken_cut_spelled(cutting, step, text, len, first);
     if (st->kind == PRETOKEN_RUNS)
-        return cut_runs(c, step, text, len, first);
+        return pretoken_cut_runs(cutting, step, text, len, first);
     if (st->behavior == PRETOKEN_ISOLATED)
-        return cut_isolated(c, step, text, len, first);
-    return cut_joined(c, step, text, len, first);
+        return pretoken_cut_isolated(cutting, step, text, len, first);
+    return pretoken_cut_joined(cutting, step, text, len, first);
 }
 
-int pretoken_cut(const struct pretoken *p, struct pretoken_work *w, const char *text, size_t len,
-                 bool first, pretoken_sink *sink, void *context)
+int pretoken_cut(const struct pretoken *pretoken, struct pretoken_work *w, const char *text,
+                 size_t len, bool first, const struct pretoken_receiver *to)
 {
-    struct cutting c = {.p = p, .w = w, .sink = sink, .context = context};
+    struct cutting cutting = {.p = pretoken, .w = w, .sink = to->sink, .context = to->context};
 
-    return cut_step(&c, 0, text, len, first);
+    must(to->sink != NULL);
+    must(w != NULL);
+    return pretoken_cut_step(&cutting, 0, text, len, first);
 }
 
-/* --- making ready ------------------------------------------------------------------------------*/
+/* --- preparing ---------------------------------------------------------------------------------*/
 
-/* Whether a step is one that this file can do; a file may say anything. */
-static bool is_known(const struct step_draft *st)
+/* Is this a step that the code above can run? An image file may contain any numbers. */
+static bool pretoken_is_known(const struct step_draft *step)
 {
-    switch (st->kind) {
+    switch (step->kind) {
     case PRETOKEN_REGEX:
-    case PRETOKEN_LITERAL: return st->behavior < PRETOKEN_BEHAVIORS && st->pattern_len > 0;
+    case PRETOKEN_LITERAL: return step->behavior < PRETOKEN_BEHAVIORS && step->pattern_len > 0;
     case PRETOKEN_METASPACE:
-        return st->behavior < METASPACE_SCHEMES && st->by_len > 0 && st->by_len <= 4;
+        return step->behavior < METASPACE_SCHEMES && step->by_len > 0 && step->by_len <= 4;
     case PRETOKEN_PREFIX:
     case PRETOKEN_RUNS:
     case PRETOKEN_SPELL: return true;
-    default: return st->kind < SCAN_KINDS && st->behavior < PRETOKEN_BEHAVIORS;
+    default: return step->kind < SCAN_KINDS && step->behavior < PRETOKEN_BEHAVIORS;
     }
 }
 
-int pretoken_init(struct pretoken *p, const struct steps_draft *chain, char *why, size_t why_cap)
+int pretoken_init(struct pretoken *pretoken, const struct steps_draft *chain, char *why,
+                  size_t why_cap)
 {
     int rc = ERR_OK;
     int i;
 
-    *p = (struct pretoken){.chain = *chain, .bits = mem_alloc(SCAN_BMP)};
-    if (p->bits == NULL)
+    must(chain->n >= 0 && chain->n <= STEPS_MAX);
+    *pretoken = (struct pretoken){.chain = *chain, .bits = mem_alloc(SCAN_BMP)};
+    if (pretoken->bits == NULL)
         return ERR_NO_MEMORY;
-    scan_fill(p->bits);
+    scan_fill(pretoken->bits);
     for (i = 0; rc == ERR_OK && i < chain->n; i++) {
-        const struct step_draft *st = &chain->steps[i];
+        const struct step_draft *step = &chain->steps[i];
 
-        if (!is_known(st) || (p->spelled && st->kind == PRETOKEN_SPELL)) {
+        if (!pretoken_is_known(step) || (pretoken->spelled && step->kind == PRETOKEN_SPELL)) {
             rc = ERR_CORRUPT;
-        } else if (p->spelled && (st->kind == PRETOKEN_PREFIX || st->kind == PRETOKEN_METASPACE)) {
-            /* What these two put in is not of the alphabet. */
-            (void)snprintf(why, why_cap, "a pre-tokenizer that adds text behind ByteLevel");
+        } else if (pretoken->spelled &&
+                   (step->kind == PRETOKEN_PREFIX || step->kind == PRETOKEN_METASPACE)) {
+            /* The text that these add is not in the alphabet. */
+            (void)snprintf(why, why_cap,
+                           "a pre-tokenizer that adds text after ByteLevel is not supported");
             rc = ERR_UNSUPPORTED;
-        } else if (st->kind == PRETOKEN_REGEX) {
-            p->has_regex = true;
-            rc = regex_open(&p->regexes[i], st->pattern, st->pattern_len, why, why_cap);
+        } else if (step->kind == PRETOKEN_REGEX) {
+            pretoken->has_regex = true;
+            rc = regex_open(&pretoken->regexes[i], step->pattern, step->pattern_len, why, why_cap);
         }
-        p->spelled = p->spelled || st->kind == PRETOKEN_SPELL;
+        pretoken->spelled = pretoken->spelled || step->kind == PRETOKEN_SPELL;
     }
     if (rc != ERR_OK)
-        pretoken_fini(p);
+        pretoken_fini(pretoken);
     return rc;
 }
 
-void pretoken_fini(struct pretoken *p)
+void pretoken_fini(struct pretoken *pretoken)
 {
     int i;
 
     for (i = 0; i < STEPS_MAX; i++)
-        regex_close(p->regexes[i]);
-    mem_free(p->bits);
-    *p = (struct pretoken){0};
+        regex_close(pretoken->regexes[i]);
+    mem_free(pretoken->bits);
+    *pretoken = (struct pretoken){0};
 }

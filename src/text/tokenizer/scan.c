@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The patterns, alternatives in order; p is a character that is neither white space, letter nor
- * number, C the contractions 's 't 're 've 'm 'll 'd in any case:
+ * The patterns, with alternatives in order. p is a character that is neither white space, letter
+ * nor number; C is a contraction ('s 't 're 've 'm 'll 'd) in any case:
  *
  *   gpt2      C in small letters| ?L+| ?N+| ?p+|\s+(?!\S)|\s+
  *   llama3    C|[^\r\n L N]?L+|N{1,3}| ?p+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
@@ -10,20 +10,23 @@
  *   tekken    o200k without C, each number alone
  *   deepseek  [ASCII punctuation][A-Za-z]+|[^\r\n L P S]?[L M]+| ?[P S]+[\r\n]*|... as llama3
  *
- * No alternative needs more than one step back, but U*W+: it gives back to its last character
- * that is both U and W (a letter without case, a mark) when no small letter follows. */
+ * A regex engine backtracks; here no alternative needs more than one step back, except U*W+. When
+ * no small letter follows, U* must give back its last character that is both U and W (a letter
+ * without case, or a mark). */
 #include "text/tokenizer/scan.h"
 
 #include <limits.h>
 #include <stdbool.h>
 #include <string.h>
 
+#include "base/must.h"
 #include "base/utf8.h"
 #include "text/unicode.h"
 
-#define WORD (SCAN_LETTER | SCAN_MARK)
+#define SCAN_WORD_CHAR (SCAN_LETTER | SCAN_MARK)
 
-static uint8_t bits_of(uint8_t cls)
+/* The scanner's bits for a class of unicode.h. */
+static uint8_t scan_bits_of(uint8_t cls)
 {
     static const uint8_t by_category[32] = {
         [UNICODE_LU] = SCAN_LETTER | SCAN_UPPER,
@@ -60,39 +63,41 @@ void scan_fill(uint8_t bits[SCAN_BMP])
 
     unicode_fill(bits, SCAN_BMP);
     for (c = 0; c < SCAN_BMP; c++)
-        bits[c] = bits_of(bits[c]);
+        bits[c] = scan_bits_of(bits[c]);
 }
 
 /* --- characters --------------------------------------------------------------------------------*/
 
-/* What stands at `at` < len, and its length. */
-static inline uint8_t bits_at(const struct scanner *s, size_t at, size_t *n)
+/* The bits of the character at `at` < len, and its length in bytes. ASCII comes first, because most
+ * text is ASCII. Characters above the table's range are rare and are looked up. */
+static inline uint8_t scan_bits_at(const struct scanner *scanner, size_t at, size_t *n)
 {
-    const unsigned char *p = (const unsigned char *)s->text + at;
+    const unsigned char *p = (const unsigned char *)scanner->text + at;
 
     if (p[0] < 0x80) {
         *n = 1;
-        return s->bits[p[0]];
+        return scanner->bits[p[0]];
     }
     if (p[0] < 0xe0) {
         *n = 2;
-        return s->bits[(p[0] & 0x1fu) << 6 | (p[1] & 0x3fu)];
+        return scanner->bits[(p[0] & 0x1fu) << 6 | (p[1] & 0x3fu)];
     }
     if (p[0] < 0xf0) {
         *n = 3;
-        return s->bits[(p[0] & 0xfu) << 12 | (p[1] & 0x3fu) << 6 | (p[2] & 0x3fu)];
+        return scanner->bits[(p[0] & 0xfu) << 12 | (p[1] & 0x3fu) << 6 | (p[2] & 0x3fu)];
     }
     *n = 4;
-    return bits_of(unicode_class(utf8_decode(s->text + at)));
+    return scan_bits_of(unicode_class(utf8_decode(scanner->text + at)));
 }
 
 /* End of the run of characters that have one of `any` and none of `none`. */
-static inline size_t run_of(const struct scanner *s, size_t at, uint8_t any, uint8_t none)
+static inline size_t scan_run_of(const struct scanner *scanner, size_t at, uint8_t any,
+                                 uint8_t none)
 {
     size_t n;
 
-    while (at < s->len) {
-        uint8_t bits = bits_at(s, at, &n);
+    while (at < scanner->len) {
+        uint8_t bits = scan_bits_at(scanner, at, &n);
 
         if ((bits & any) == 0 || (bits & none) != 0)
             break;
@@ -101,255 +106,285 @@ static inline size_t run_of(const struct scanner *s, size_t at, uint8_t any, uin
     return at;
 }
 
-/* The same of characters that have none of `none`. */
-static inline size_t run_without(const struct scanner *s, size_t at, uint8_t none)
+/* End of the run of characters that have none of the bits in `none`. */
+static inline size_t scan_run_without(const struct scanner *scanner, size_t at, uint8_t none)
 {
     size_t n;
 
-    while (at < s->len && (bits_at(s, at, &n) & none) == 0)
+    while (at < scanner->len && (scan_bits_at(scanner, at, &n) & none) == 0)
         at += n;
     return at;
 }
 
-static inline size_t run_of_numbers(const struct scanner *s, size_t at, int max)
+/* End of a run of at most `max` numbers. */
+static inline size_t scan_run_of_numbers(const struct scanner *scanner, size_t at, int max)
 {
     size_t n;
 
-    while (max-- > 0 && at < s->len && (bits_at(s, at, &n) & SCAN_NUMBER) != 0)
+    while (max-- > 0 && at < scanner->len && (scan_bits_at(scanner, at, &n) & SCAN_NUMBER) != 0)
         at += n;
     return at;
 }
 
-static inline bool is_newline(char c)
+static inline bool scan_is_newline(char c)
 {
     return c == '\n' || c == '\r';
 }
 
-static inline bool is_ascii_letter(char c)
+static inline bool scan_is_ascii_letter(char c)
 {
     return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z');
 }
 
 /* A character of 33 .. 126 that is neither letter nor digit. */
-static inline bool is_ascii_punctuation(char c)
+static inline bool scan_is_ascii_punctuation(char c)
 {
-    return c > ' ' && c < 127 && !is_ascii_letter(c) && !(c >= '0' && c <= '9');
+    return c > ' ' && c < 127 && !scan_is_ascii_letter(c) && !(c >= '0' && c <= '9');
 }
 
 /* End of an English contraction that begins at `at`; `at` when there is none. */
-static size_t contraction(const struct scanner *s, size_t at, bool any_case)
+static size_t scan_contraction(const struct scanner *scanner, size_t at, bool any_case)
 {
-    size_t left = s->len - at;
-    unsigned char a;
-    unsigned char b;
+    size_t left = scanner->len - at;
+    unsigned char first;
+    unsigned char second;
 
-    if (left < 2 || s->text[at] != '\'')
+    if (left < 2 || scanner->text[at] != '\'')
         return at;
-    a = (unsigned char)s->text[at + 1];
-    b = left < 3 ? 0 : (unsigned char)s->text[at + 2];
-    if (any_case && a == 0xc5 && b == 0xbf)
-        return at + 3; /* the long s, whose capital is S */
-    if (any_case && a >= 'A' && a <= 'Z')
-        a |= 0x20;
-    if (any_case && b >= 'A' && b <= 'Z')
-        b |= 0x20;
-    if (a == 's' || a == 't' || a == 'm' || a == 'd')
+    first = (unsigned char)scanner->text[at + 1];
+    if (left < 3)
+        second = 0;
+    else
+        second = (unsigned char)scanner->text[at + 2];
+    if (any_case && first == 0xc5 && second == 0xbf)
+        return at + 3; /* U+017F, the long s, whose upper case is S */
+    if (any_case && first >= 'A' && first <= 'Z')
+        first |= 0x20;
+    if (any_case && second >= 'A' && second <= 'Z')
+        second |= 0x20;
+    if (first == 's' || first == 't' || first == 'm' || first == 'd')
         return at + 2;
-    if ((a == 'r' && b == 'e') || (a == 'v' && b == 'e') || (a == 'l' && b == 'l'))
+    if ((first == 'r' && second == 'e') || (first == 'v' && second == 'e') ||
+        (first == 'l' && second == 'l'))
         return at + 3;
     return at;
 }
 
 /* --- parts of patterns -------------------------------------------------------------------------*/
 
-/* (by_lines: \s*[\r\n]+|)\s+(?!\S)|\s+ */
-static size_t white_space(const struct scanner *s, size_t at, bool by_lines)
+/* White space: `\s*[\r\n]+|\s+(?!\S)|\s+`, without the first alternative unless by_lines. */
+static size_t scan_white_space(const struct scanner *scanner, size_t at, bool by_lines)
 {
     size_t end = at;
     size_t last = at;
     size_t after_newline = at;
     size_t n;
 
-    while (end < s->len && (bits_at(s, end, &n) & SCAN_SPACE) != 0) {
+    while (end < scanner->len && (scan_bits_at(scanner, end, &n) & SCAN_SPACE) != 0) {
         last = end;
         end += n;
-        if (is_newline(s->text[last]))
+        if (scan_is_newline(scanner->text[last]))
             after_newline = end;
     }
     if (by_lines && after_newline > at)
         return after_newline;
-    if (end == s->len || last == at)
+    if (end == scanner->len || last == at)
         return end;
-    return last; /* the last one belongs to the word after it */
+    return last; /* the last space belongs to the word that follows */
 }
 
-/* ' ?p+[\r\n]*', with slashes '[\r\n/]*'; p: without one of `none` */
-static size_t others(const struct scanner *s, size_t at, uint8_t none, bool slashes)
+/* `?p+[\r\n]*` after an optional space; with slashes `[\r\n/]*`. p: none of the bits in `none`. */
+static size_t scan_others(const struct scanner *scanner, size_t at, uint8_t none, bool slashes)
 {
-    size_t from = s->text[at] == ' ' ? at + 1 : at;
-    size_t end = run_without(s, from, none);
+    size_t from = scanner->text[at] == ' ' ? at + 1 : at;
+    size_t end = scan_run_without(scanner, from, none);
 
     if (end == from)
         return at;
-    while (end < s->len && (is_newline(s->text[end]) || (slashes && s->text[end] == '/')))
+    while (end < scanner->len &&
+           (scan_is_newline(scanner->text[end]) || (slashes && scanner->text[end] == '/')))
         end++;
     return end;
 }
 
-/* U*W+ from `at`; `at` when it does not match. */
-static size_t small_word(const struct scanner *s, size_t at)
+/* `U*W+` from `at`; returns `at` when it does not match. */
+static size_t scan_small_word(const struct scanner *scanner, size_t at)
 {
     size_t last_both = at; /* end of the last character that is both U and W */
     size_t end = at;
     size_t n;
 
-    while (end < s->len) {
-        uint8_t bits = bits_at(s, end, &n);
+    while (end < scanner->len) {
+        uint8_t bits = scan_bits_at(scanner, end, &n);
 
-        if ((bits & WORD) == 0 || (bits & SCAN_LOWER) != 0)
+        if ((bits & SCAN_WORD_CHAR) == 0 || (bits & SCAN_LOWER) != 0)
             break;
         end += n;
         if ((bits & SCAN_UPPER) == 0)
             last_both = end;
     }
-    if (end < s->len && (bits_at(s, end, &n) & SCAN_LOWER) != 0)
-        return run_of(s, end, WORD, SCAN_UPPER);
+    if (end < scanner->len && (scan_bits_at(scanner, end, &n) & SCAN_LOWER) != 0)
+        return scan_run_of(scanner, end, SCAN_WORD_CHAR, SCAN_UPPER);
     return last_both;
 }
 
 /* --- whole patterns ----------------------------------------------------------------------------*/
 
-static size_t scan_gpt2(const struct scanner *s, size_t at)
+static size_t scan_gpt2(const struct scanner *scanner, size_t at)
 {
-    size_t end = contraction(s, at, false);
-    size_t from = s->text[at] == ' ' ? at + 1 : at;
+    size_t end = scan_contraction(scanner, at, false);
+    size_t from = scanner->text[at] == ' ' ? at + 1 : at;
     size_t n;
 
     if (end > at)
         return end;
-    if (from < s->len) {
-        uint8_t bits = bits_at(s, from, &n);
+    if (from < scanner->len) {
+        uint8_t bits = scan_bits_at(scanner, from, &n);
 
         if ((bits & SCAN_LETTER) != 0)
-            return run_of(s, from + n, SCAN_LETTER, 0);
+            return scan_run_of(scanner, from + n, SCAN_LETTER, 0);
         if ((bits & SCAN_NUMBER) != 0)
-            return run_of(s, from + n, SCAN_NUMBER, 0);
+            return scan_run_of(scanner, from + n, SCAN_NUMBER, 0);
         if ((bits & SCAN_SPACE) == 0)
-            return run_without(s, from + n, SCAN_LETTER | SCAN_NUMBER | SCAN_SPACE);
+            return scan_run_without(scanner, from + n, SCAN_LETTER | SCAN_NUMBER | SCAN_SPACE);
     }
-    return white_space(s, at, false);
+    return scan_white_space(scanner, at, false);
 }
 
-static inline size_t scan_words(const struct scanner *s, size_t at, uint8_t letters, int numbers)
+/* llama3 and its relatives. `letters` are the bits that count as letters, `numbers` the longest run
+ * of numbers. The order of the tests differs from the alternatives where these exclude each
+ * other. */
+static inline size_t scan_words(const struct scanner *scanner, size_t at, uint8_t letters,
+                                int numbers)
 {
     size_t n;
     size_t n_next;
-    uint8_t bits = bits_at(s, at, &n);
+    uint8_t bits = scan_bits_at(scanner, at, &n);
     size_t end;
 
     if ((bits & letters) != 0)
-        return run_of(s, at + n, letters, 0);
-    if (s->text[at] == '\'') {
-        end = contraction(s, at, true);
+        return scan_run_of(scanner, at + n, letters, 0);
+    if (scanner->text[at] == '\'') {
+        end = scan_contraction(scanner, at, true);
         if (end > at)
             return end;
     }
     if ((bits & SCAN_NUMBER) != 0)
-        return run_of_numbers(s, at, numbers);
-    if (!is_newline(s->text[at]) && at + n < s->len && (bits_at(s, at + n, &n_next) & letters) != 0)
-        return run_of(s, at + n + n_next, letters, 0);
-    end = others(s, at, letters | SCAN_NUMBER | SCAN_SPACE, false);
-    return end > at ? end : white_space(s, at, true);
+        return scan_run_of_numbers(scanner, at, numbers);
+    if (!scan_is_newline(scanner->text[at]) && at + n < scanner->len &&
+        (scan_bits_at(scanner, at + n, &n_next) & letters) != 0)
+        return scan_run_of(scanner, at + n + n_next, letters, 0);
+    end = scan_others(scanner, at, letters | SCAN_NUMBER | SCAN_SPACE, false);
+    if (end > at)
+        return end;
+    return scan_white_space(scanner, at, true);
 }
 
-static size_t scan_cased(const struct scanner *s, size_t at, bool contractions, int numbers)
+/* o200k and tekken: words end where a capital letter follows a small one ("camelCase" is two). */
+static size_t scan_cased(const struct scanner *scanner, size_t at, bool contractions, int numbers)
 {
     size_t n;
-    uint8_t bits = bits_at(s, at, &n);
-    size_t word = at; /* where it begins behind the one character that may stand before it */
+    uint8_t bits = scan_bits_at(scanner, at, &n);
+    size_t word = at; /* start of the word, after the one other character that may precede it */
     size_t end = at;
 
-    if ((bits & (SCAN_LETTER | SCAN_NUMBER)) == 0 && !is_newline(s->text[at]))
+    if ((bits & (SCAN_LETTER | SCAN_NUMBER)) == 0 && !scan_is_newline(scanner->text[at]))
         word = at + n;
+    /* First alternative (a word that ends in small letters), with and without that character. */
     if (word > at) {
-        end = small_word(s, word);
+        end = scan_small_word(scanner, word);
         if (end == word)
             end = at;
     }
     if (end == at)
-        end = small_word(s, at);
+        end = scan_small_word(scanner, at);
+    /* Second alternative (a word that begins with capitals), with and without it. */
     if (end == at && word > at) {
-        end = run_of(s, word, WORD, SCAN_LOWER);
+        end = scan_run_of(scanner, word, SCAN_WORD_CHAR, SCAN_LOWER);
         if (end == word)
             end = at;
     }
     if (end == at)
-        end = run_of(s, at, WORD, SCAN_LOWER);
-    if (end > at)
-        return contractions && end < s->len ? contraction(s, end, true) : end;
+        end = scan_run_of(scanner, at, SCAN_WORD_CHAR, SCAN_LOWER);
+    if (end > at) {
+        if (contractions && end < scanner->len)
+            return scan_contraction(scanner, end, true);
+        return end;
+    }
     if ((bits & SCAN_NUMBER) != 0)
-        return run_of_numbers(s, at, numbers);
-    end = others(s, at, SCAN_LETTER | SCAN_NUMBER | SCAN_SPACE, true);
-    return end > at ? end : white_space(s, at, true);
+        return scan_run_of_numbers(scanner, at, numbers);
+    end = scan_others(scanner, at, SCAN_LETTER | SCAN_NUMBER | SCAN_SPACE, true);
+    if (end > at)
+        return end;
+    return scan_white_space(scanner, at, true);
 }
 
-static size_t scan_deepseek(const struct scanner *s, size_t at)
+/* DeepSeek's third pattern. */
+static size_t scan_deepseek(const struct scanner *scanner, size_t at)
 {
     size_t end = at + 1;
     size_t n;
     size_t n_next;
-    uint8_t bits = bits_at(s, at, &n);
+    uint8_t bits = scan_bits_at(scanner, at, &n);
 
-    if (is_ascii_punctuation(s->text[at]) && end < s->len && is_ascii_letter(s->text[end])) {
-        while (end < s->len && is_ascii_letter(s->text[end]))
+    if (scan_is_ascii_punctuation(scanner->text[at]) && end < scanner->len &&
+        scan_is_ascii_letter(scanner->text[end])) {
+        while (end < scanner->len && scan_is_ascii_letter(scanner->text[end]))
             end++;
         return end;
     }
-    if ((bits & WORD) != 0)
-        return run_of(s, at + n, WORD, 0);
-    if ((bits & (SCAN_PUNCTUATION | SCAN_SYMBOL)) == 0 && !is_newline(s->text[at]) &&
-        at + n < s->len && (bits_at(s, at + n, &n_next) & WORD) != 0)
-        return run_of(s, at + n + n_next, WORD, 0);
-    end = s->text[at] == ' ' ? at + 1 : at;
-    n = run_of(s, end, SCAN_PUNCTUATION | SCAN_SYMBOL, 0);
+    if ((bits & SCAN_WORD_CHAR) != 0)
+        return scan_run_of(scanner, at + n, SCAN_WORD_CHAR, 0);
+    if ((bits & (SCAN_PUNCTUATION | SCAN_SYMBOL)) == 0 && !scan_is_newline(scanner->text[at]) &&
+        at + n < scanner->len && (scan_bits_at(scanner, at + n, &n_next) & SCAN_WORD_CHAR) != 0)
+        return scan_run_of(scanner, at + n + n_next, SCAN_WORD_CHAR, 0);
+    if (scanner->text[at] == ' ')
+        end = at + 1;
+    else
+        end = at;
+    n = scan_run_of(scanner, end, SCAN_PUNCTUATION | SCAN_SYMBOL, 0);
     if (n > end) {
-        while (n < s->len && is_newline(s->text[n]))
+        while (n < scanner->len && scan_is_newline(scanner->text[n]))
             n++;
         return n;
     }
-    return white_space(s, at, true);
+    return scan_white_space(scanner, at, true);
 }
 
-/* \s?x+ */
-static size_t after_space(const struct scanner *s, size_t at, uint8_t any)
+/* `\s?x+`, where x has one of the bits in `any`. */
+static size_t scan_after_space(const struct scanner *scanner, size_t at, uint8_t any)
 {
     size_t n;
-    size_t from = (bits_at(s, at, &n) & SCAN_SPACE) != 0 ? at + n : at;
-    size_t end = run_of(s, from, any, 0);
+    size_t from = (scan_bits_at(scanner, at, &n) & SCAN_SPACE) != 0 ? at + n : at;
+    size_t end = scan_run_of(scanner, from, any, 0);
 
-    return end > from ? end : at;
+    if (end > from)
+        return end;
+    return at;
 }
 
-static bool is_cjk(uint32_t c)
+/* Ranges of Han and kana characters in DeepSeek's patterns. */
+static bool scan_is_cjk(uint32_t c)
 {
     return (c >= 0x4e00 && c <= 0x9fa5) || (c >= 0x3040 && c <= 0x30ff);
 }
 
-static bool is_coder_cjk(uint32_t c)
+static bool scan_is_coder_cjk(uint32_t c)
 {
     return (c >= 0x800 && c <= 0x9fa5) || (c >= 0xac00 && c <= 0xd7ff);
 }
 
-static size_t run_of_cjk(const struct scanner *s, size_t at, bool is_member(uint32_t))
+static size_t scan_run_of_cjk(const struct scanner *scanner, size_t at, bool is_member(uint32_t))
 {
-    while (at < s->len && (unsigned char)s->text[at] >= 0xe0 &&
-           is_member(utf8_decode(s->text + at)))
-        at += utf8_sequence(s->text + at, s->len - at);
+    while (at < scanner->len && (unsigned char)scanner->text[at] >= 0xe0 &&
+           is_member(utf8_decode(scanner->text + at)))
+        at += utf8_sequence(scanner->text + at, scanner->len - at);
     return at;
 }
 
-/* Hugging Face's Punctuation and Digits go by other versions of Unicode than its regexes: the
- * first by 8.0, with two marks that have become something else since, the second by 17.0. */
+/* Hugging Face's Punctuation and Digits use other versions of Unicode than its regexes: Punctuation
+ * is of 8.0, in which two characters counted that have changed class since, and Digits of 17.0.
+ * These characters became punctuation after 8.0. */
 static const struct {
     uint32_t first;
     uint32_t last;
@@ -366,7 +401,7 @@ static const struct {
     {0x16fe2, 0x16fe2}, {0x1e5ff, 0x1e5ff}, {0x1e95e, 0x1e95f},
 };
 
-static bool is_old_punctuation(uint32_t c, uint8_t bits)
+static bool scan_is_old_punctuation(uint32_t c, uint8_t bits)
 {
     size_t i;
 
@@ -378,28 +413,30 @@ static bool is_old_punctuation(uint32_t c, uint8_t bits)
     return true;
 }
 
-static size_t run_of_punctuation(const struct scanner *s, size_t at, int max)
+/* End of a run of at most `max` punctuation characters. */
+static size_t scan_run_of_punctuation(const struct scanner *scanner, size_t at, int max)
 {
     size_t n;
 
-    while (max-- > 0 && at < s->len) {
-        uint8_t bits = bits_at(s, at, &n);
+    while (max-- > 0 && at < scanner->len) {
+        uint8_t bits = scan_bits_at(scanner, at, &n);
 
-        if (!is_ascii_punctuation(s->text[at]) &&
-            !is_old_punctuation(utf8_decode(s->text + at), bits))
+        if (!scan_is_ascii_punctuation(scanner->text[at]) &&
+            !scan_is_old_punctuation(utf8_decode(scanner->text + at), bits))
             break;
         at += n;
     }
     return at;
 }
 
-static size_t run_of_digits(const struct scanner *s, size_t at, int max)
+/* End of a run of at most `max` digits; two ranges are new in Unicode 17.0. */
+static size_t scan_run_of_digits(const struct scanner *scanner, size_t at, int max)
 {
     size_t n;
 
-    while (max-- > 0 && at < s->len) {
-        if ((bits_at(s, at, &n) & SCAN_NUMBER) == 0) {
-            uint32_t c = utf8_decode(s->text + at);
+    while (max-- > 0 && at < scanner->len) {
+        if ((scan_bits_at(scanner, at, &n) & SCAN_NUMBER) == 0) {
+            uint32_t c = utf8_decode(scanner->text + at);
 
             if (!(c >= 0x11de0 && c <= 0x11de9) && !(c >= 0x16ff4 && c <= 0x16ff6))
                 break;
@@ -409,41 +446,42 @@ static size_t run_of_digits(const struct scanner *s, size_t at, int max)
     return at;
 }
 
-/* What rare matches do not begin with is passed over byte by byte. */
-size_t scan_skip(const struct scanner *s, size_t at)
+/* Matches of these patterns are rare, so bytes that cannot begin one are skipped quickly. */
+size_t scan_skip(const struct scanner *scanner, size_t at)
 {
-    const unsigned char *p = (const unsigned char *)s->text;
+    const unsigned char *p = (const unsigned char *)scanner->text;
 
-    if (s->kind == SCAN_NUMBERS || s->kind == SCAN_DIGIT || s->kind == SCAN_DIGITS)
-        while (at < s->len && p[at] < 0x80 && (p[at] < '0' || p[at] > '9'))
+    if (scanner->kind == SCAN_NUMBERS || scanner->kind == SCAN_DIGIT ||
+        scanner->kind == SCAN_DIGITS)
+        while (at < scanner->len && p[at] < 0x80 && (p[at] < '0' || p[at] > '9'))
             at++;
-    else if (s->kind == SCAN_CJK || s->kind == SCAN_CODER_CJK)
-        while (at < s->len && p[at] < 0xe0)
+    else if (scanner->kind == SCAN_CJK || scanner->kind == SCAN_CODER_CJK)
+        while (at < scanner->len && p[at] < 0xe0)
             at++;
     return at;
 }
 
-size_t scan_match(const struct scanner *s, size_t at)
+size_t scan_match(const struct scanner *scanner, size_t at)
 {
-    switch (s->kind) {
-    case SCAN_GPT2: return scan_gpt2(s, at);
-    case SCAN_LLAMA3: return scan_words(s, at, SCAN_LETTER, 3);
-    case SCAN_QWEN2: return scan_words(s, at, SCAN_LETTER, 1);
-    case SCAN_MINICPM: return scan_words(s, at, SCAN_LETTER, INT_MAX);
-    case SCAN_QWEN35: return scan_words(s, at, WORD, 1);
-    case SCAN_O200K: return scan_cased(s, at, true, 3);
-    case SCAN_TEKKEN: return scan_cased(s, at, false, 1);
-    case SCAN_DEEPSEEK: return scan_deepseek(s, at);
-    case SCAN_NUMBERS: return run_of_numbers(s, at, 3);
-    case SCAN_CJK: return run_of_cjk(s, at, is_cjk);
-    case SCAN_CODER_CJK: return run_of_cjk(s, at, is_coder_cjk);
-    case SCAN_NEWLINE: return is_newline(s->text[at]) ? at + 1 : at;
-    case SCAN_SPACE_LETTERS: return after_space(s, at, SCAN_LETTER);
-    case SCAN_SPACE_PUNCT: return after_space(s, at, SCAN_PUNCTUATION);
-    case SCAN_DIGIT: return run_of_digits(s, at, 1);
-    case SCAN_DIGITS: return run_of_digits(s, at, INT_MAX);
-    case SCAN_PUNCT: return run_of_punctuation(s, at, 1);
-    case SCAN_PUNCTS: return run_of_punctuation(s, at, INT_MAX);
+    switch (scanner->kind) {
+    case SCAN_GPT2: return scan_gpt2(scanner, at);
+    case SCAN_LLAMA3: return scan_words(scanner, at, SCAN_LETTER, 3);
+    case SCAN_QWEN2: return scan_words(scanner, at, SCAN_LETTER, 1);
+    case SCAN_MINICPM: return scan_words(scanner, at, SCAN_LETTER, INT_MAX);
+    case SCAN_QWEN35: return scan_words(scanner, at, SCAN_WORD_CHAR, 1);
+    case SCAN_O200K: return scan_cased(scanner, at, true, 3);
+    case SCAN_TEKKEN: return scan_cased(scanner, at, false, 1);
+    case SCAN_DEEPSEEK: return scan_deepseek(scanner, at);
+    case SCAN_NUMBERS: return scan_run_of_numbers(scanner, at, 3);
+    case SCAN_CJK: return scan_run_of_cjk(scanner, at, scan_is_cjk);
+    case SCAN_CODER_CJK: return scan_run_of_cjk(scanner, at, scan_is_coder_cjk);
+    case SCAN_NEWLINE: return scan_is_newline(scanner->text[at]) ? at + 1 : at;
+    case SCAN_SPACE_LETTERS: return scan_after_space(scanner, at, SCAN_LETTER);
+    case SCAN_SPACE_PUNCT: return scan_after_space(scanner, at, SCAN_PUNCTUATION);
+    case SCAN_DIGIT: return scan_run_of_digits(scanner, at, 1);
+    case SCAN_DIGITS: return scan_run_of_digits(scanner, at, INT_MAX);
+    case SCAN_PUNCT: return scan_run_of_punctuation(scanner, at, 1);
+    case SCAN_PUNCTS: return scan_run_of_punctuation(scanner, at, INT_MAX);
     case SCAN_KINDS: break;
     }
     return at;
@@ -451,28 +489,31 @@ size_t scan_match(const struct scanner *s, size_t at)
 
 /* --- recognition -------------------------------------------------------------------------------*/
 
+/* A pattern is recognised by its exact text. Models copy these patterns from each other, so few
+ * texts cover most models; any other text goes to PCRE2, which is slower but equally correct. */
+
 #define ANY_CASE     "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 #define SPACES       "|\\s+(?!\\S)|\\s+"
-#define TAIL         "|\\s*[\\r\\n]+" SPACES
+#define SCAN_TAIL    "|\\s*[\\r\\n]+" SPACES
 #define OTHERS       "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*"
 #define CASED_BEFORE "[^\\r\\n\\p{L}\\p{N}]?"
 #define CASED_UP     "[\\p{Lu}\\p{Lt}\\p{Lm}\\p{Lo}\\p{M}]"
 #define CASED_LOW    "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}]"
-#define CASED_TAIL   "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*" TAIL
+#define CASED_TAIL   "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*" SCAN_TAIL
 
 static const struct {
     const char *pattern;
     enum scan_kind kind;
 } patterns[] = {
     {"'s|'t|'re|'ve|'m|'ll|'d| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+" SPACES, SCAN_GPT2},
-    {ANY_CASE "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}" OTHERS TAIL, SCAN_LLAMA3},
-    {ANY_CASE "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}" OTHERS TAIL, SCAN_QWEN2},
+    {ANY_CASE "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}{1,3}" OTHERS SCAN_TAIL, SCAN_LLAMA3},
+    {ANY_CASE "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}" OTHERS SCAN_TAIL, SCAN_QWEN2},
     {"'(?i:[sdmt]|ll|ve|re)|[^\\r\\n\\p{L}\\p{N}]?+\\p{L}+|\\p{N}| ?[^\\s\\p{L}\\p{N}]++[\\r\\n]*"
      "|\\s*[\\r\\n]" SPACES,
-     SCAN_QWEN2}, /* Ling's spelling of the same */
-    {ANY_CASE "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}+" OTHERS TAIL, SCAN_MINICPM},
+     SCAN_QWEN2}, /* an equivalent pattern, as Ling's models write it */
+    {ANY_CASE "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|\\p{N}+" OTHERS SCAN_TAIL, SCAN_MINICPM},
     {ANY_CASE "|[^\\r\\n\\p{L}\\p{N}]?[\\p{L}\\p{M}]+|\\p{N}"
-              "| ?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*" TAIL,
+              "| ?[^\\s\\p{L}\\p{M}\\p{N}]+[\\r\\n]*" SCAN_TAIL,
      SCAN_QWEN35},
     {CASED_BEFORE CASED_UP "*" CASED_LOW "+" ANY_CASE "?|" CASED_BEFORE CASED_UP "+" CASED_LOW
                            "*" ANY_CASE "?|\\p{N}{1,3}" CASED_TAIL,
@@ -499,6 +540,7 @@ enum scan_kind scan_find(const char *pattern, size_t len)
 {
     size_t i;
 
+    must(pattern != NULL || len == 0);
     for (i = 0; i < sizeof patterns / sizeof patterns[0]; i++)
         if (strlen(patterns[i].pattern) == len && memcmp(patterns[i].pattern, pattern, len) == 0)
             return patterns[i].kind;

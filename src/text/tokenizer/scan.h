@@ -1,14 +1,16 @@
-/* Scanners: by hand, the patterns by which most models cut a text into pieces.
+/* SPDX-License-Identifier: Apache-2.0
  *
- * A scanner does what its regular expression does, character by character, at fifty times the
- * speed of a regex library; src/text/tokenizer/scan.c has the patterns. */
+ * Scanners: hand-written matchers for the patterns by which most models cut a text into pieces.
+ *
+ * A scanner matches exactly as its regular expression, at about fifty times the speed of a regex
+ * library; scan.c lists the patterns. Pure functions over a table; any thread. */
 #ifndef QUIRE_TEXT_TOKENIZER_SCAN_H
 #define QUIRE_TEXT_TOKENIZER_SCAN_H
 
 #include <stddef.h>
 #include <stdint.h>
 
-/* What a character is, one bit each. */
+/* Classes of a character, one bit each. */
 enum scan_bit {
     SCAN_LETTER = 1,
     SCAN_MARK = 2,
@@ -25,9 +27,9 @@ enum scan_bit {
 enum scan_kind {
     SCAN_GPT2,
     SCAN_LLAMA3,
-    SCAN_QWEN2,   /* llama3 with each number alone */
-    SCAN_MINICPM, /* llama3 with numbers as long as they are */
-    SCAN_QWEN35,  /* qwen2 with marks among the letters */
+    SCAN_QWEN2,   /* llama3, but each digit is a match of its own */
+    SCAN_MINICPM, /* llama3, but numbers have no length limit */
+    SCAN_QWEN35,  /* qwen2, but marks count as letters */
     SCAN_O200K,
     SCAN_TEKKEN,
     SCAN_DEEPSEEK,      /* the third of DeepSeek's patterns; some characters match nothing */
@@ -39,13 +41,13 @@ enum scan_kind {
     SCAN_SPACE_PUNCT,   /* \s?\p{P}+ */
     SCAN_DIGIT,         /* each digit alone */
     SCAN_DIGITS,        /* runs of digits */
-    SCAN_PUNCT,         /* each mark of punctuation alone */
-    SCAN_PUNCTS,        /* runs of them */
+    SCAN_PUNCT,         /* each punctuation character alone */
+    SCAN_PUNCTS,        /* runs of punctuation */
     SCAN_KINDS
 };
 
 struct scanner {
-    const uint8_t *bits; /* of the code points below SCAN_BMP */
+    const uint8_t *bits; /* enum scan_bit of the code points below SCAN_BMP */
     const char *text;    /* valid UTF-8 */
     size_t len;
     enum scan_kind kind;
@@ -54,13 +56,13 @@ struct scanner {
 /* Fill the table that scanners read: enum scan_bit of each code point below SCAN_BMP. */
 void scan_fill(uint8_t bits[SCAN_BMP]);
 
-/* End of the match that begins at `at` < len; `at` when none does. */
-size_t scan_match(const struct scanner *s, size_t at);
+/* End of the match that begins at `at` < len; `at` when no match begins there. */
+size_t scan_match(const struct scanner *scanner, size_t at);
 
-/* The first place from `at` on that a match may begin at; len when there is none. */
-size_t scan_skip(const struct scanner *s, size_t at);
+/* A place at or after `at` before which no match begins; len when none follows. */
+size_t scan_skip(const struct scanner *scanner, size_t at);
 
-/* The scanner of a regular expression; SCAN_KINDS when it has none. */
+/* The scanner for a regular expression, compared as text; SCAN_KINDS when there is none. */
 enum scan_kind scan_find(const char *pattern, size_t len);
 
 #endif

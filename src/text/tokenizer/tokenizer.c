@@ -1,9 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Encoding: added tokens in the raw text -> each gap normalized on its own -> added tokens in the
- * normalized text -> pieces -> BPE. Decoding: the bytes of the tokens, joined, made valid. */
+ * Encoding goes through these stages:
+ *
+ *     raw text -> added tokens -> gaps between them, each normalized -> added tokens of the
+ *     normalized text -> pieces (pretoken.h) -> ids (bpe.h)
+ *
+ * Decoding joins the bytes of the tokens and replaces invalid UTF-8. */
 #include <string.h>
 
+#include "base/must.h"
 #include "base/utf8.h"
 #include "text/tokenizer/image_file.h"
 #include "text/tokenizer/tokenizer_parts.h"
@@ -51,6 +56,7 @@ int token_list_add_all(struct token_list *list, const int32_t *ids, size_t n)
 {
     int rc = token_list_reserve(list, n);
 
+    must(ids != NULL || n == 0);
     if (rc != ERR_OK || n == 0)
         return rc;
     memcpy(list->ids + list->len, ids, n * sizeof *ids);
@@ -60,31 +66,35 @@ int token_list_add_all(struct token_list *list, const int32_t *ids, size_t n)
 
 /* --- encoding ----------------------------------------------------------------------------------*/
 
-/* Where the normalized text of a gap stands in the raw one, followed from place to place. */
+/* Follows corresponding positions of a gap's raw text and its normalized text. It answers whether a
+ * control token found in the normalized text comes from bytes that the template wrote. */
 struct encoding_map {
-    const char *raw; /* NULL: the gap is as it was */
+    const char *raw; /* NULL: normalization changed nothing */
     const char *normal;
     size_t raw_len;
     size_t normal_len;
     size_t raw_at;
     size_t normal_at;
-    bool lost; /* it cannot be followed from here on */
+    bool lost; /* the correspondence is unknown from here on */
 };
 
+/* The state of one call of tokenizer_encode_own(). */
 struct encoding {
     const struct tokenizer *t;
     struct token_list *out;
     struct pretoken_work *cuts;
     struct bpe_work bpe;
     struct normal_work normal;
-    const struct spans *own; /* control tokens are found in these alone; NULL: everywhere */
-    size_t gap;              /* where the text that is normalized begins in the raw one */
+    const struct spans *own; /* control tokens are found only inside these; NULL: everywhere */
+    size_t gap;              /* offset in the raw text of the gap that is being encoded */
     struct encoding_map map;
 };
 
 /* --- control tokens ----------------------------------------------------------------------------*/
 
-bool tokenizer_is_control(const struct tokenizer *t, int32_t id)
+/* Each row: beginning and end of a name. With an empty end the name is the whole text. */
+
+bool tokenizer_is_control(const struct tokenizer *tokenizer, int32_t id)
 {
     static const char *const affixes[][2] = {{"<|", "|>"},
                                              {"<\xef\xbd\x9c", "\xef\xbd\x9c>"},
@@ -92,9 +102,9 @@ bool tokenizer_is_control(const struct tokenizer *t, int32_t id)
                                              {"<pad>", ""},
                                              {"<mask>", ""}};
     size_t len;
-    const char *text = tokenizer_written(t, id, &len);
+    const char *text = tokenizer_written(tokenizer, id, &len);
 
-    if (text == NULL || tokenizer_is_special(t, id))
+    if (text == NULL || tokenizer_is_special(tokenizer, id))
         return text != NULL;
     for (size_t i = 0; i < sizeof affixes / sizeof affixes[0]; i++) {
         size_t head = strlen(affixes[i][0]);
@@ -107,144 +117,163 @@ bool tokenizer_is_control(const struct tokenizer *t, int32_t id)
     return false;
 }
 
-static bool allows_raw(void *context, int32_t id, size_t start, size_t stop)
+/* The added_judge of the raw text. */
+static bool tokenizer_allows_raw(void *context, int32_t id, size_t start, size_t stop)
 {
-    const struct encoding *e = context;
+    const struct encoding *encoding = context;
 
-    return !tokenizer_is_control(e->t, id) || spans_hold(e->own, start, stop);
+    return !tokenizer_is_control(encoding->t, id) || spans_hold(encoding->own, start, stop);
 }
 
-/* Go on in both texts up to `at` of the normalized one, as long as the normalizer has only put
- * something in front or put other signs for spaces. False: it has done more. */
-static bool map_follow(struct encoding_map *m, size_t at)
+/* Advance in both texts until position `at` of the normalized one. Only two changes are understood:
+ * a U+2581 put before the text, and U+2581 in place of a space. False: the normalizer did more. */
+static bool tokenizer_map_follow(struct encoding_map *map, size_t at)
 {
-    while (m->normal_at < at && m->raw_at < m->raw_len) {
-        const char *raw = m->raw + m->raw_at;
-        const char *normal = m->normal + m->normal_at;
-        size_t n = utf8_sequence(normal, m->normal_len - m->normal_at);
+    while (map->normal_at < at && map->raw_at < map->raw_len) {
+        const char *raw = map->raw + map->raw_at;
+        const char *normal = map->normal + map->normal_at;
+        size_t n = utf8_sequence(normal, map->normal_len - map->normal_at);
 
         if (n == 3 && memcmp(normal, "\xe2\x96\x81", 3) == 0 &&
-            (raw[0] == ' ' || m->normal_at == 0)) {
-            m->raw_at += raw[0] == ' ';
-        } else if (n <= m->raw_len - m->raw_at && memcmp(raw, normal, n) == 0) {
-            m->raw_at += n;
+            (raw[0] == ' ' || map->normal_at == 0)) {
+            map->raw_at += raw[0] == ' ';
+        } else if (n <= map->raw_len - map->raw_at && memcmp(raw, normal, n) == 0) {
+            map->raw_at += n;
         } else {
             return false;
         }
-        m->normal_at += n;
+        map->normal_at += n;
     }
-    return m->normal_at == at;
+    return map->normal_at == at;
 }
 
-/* The same in a gap's normalized text. What cannot be followed back is no control token, unless the
- * whole gap is own. */
-static bool allows_normal(void *context, int32_t id, size_t start, size_t stop)
+/* The added_judge of a gap's normalized text. A token whose raw bytes are not known is not accepted
+ * as a control token, unless the whole gap is inside the spans. */
+static bool tokenizer_allows_normal(void *context, int32_t id, size_t start, size_t stop)
 {
-    struct encoding *e = context;
-    struct encoding_map m = e->map;
+    struct encoding *encoding = context;
+    struct encoding_map map = encoding->map;
     size_t from = start;
 
-    if (!tokenizer_is_control(e->t, id))
+    if (!tokenizer_is_control(encoding->t, id))
         return true;
-    if (m.raw == NULL)
-        return spans_hold(e->own, e->gap + start, e->gap + stop);
-    if (spans_hold(e->own, e->gap, e->gap + m.raw_len))
+    if (map.raw == NULL)
+        return spans_hold(encoding->own, encoding->gap + start, encoding->gap + stop);
+    if (spans_hold(encoding->own, encoding->gap, encoding->gap + map.raw_len))
         return true;
-    if (m.lost || start < m.normal_at)
+    if (map.lost || start < map.normal_at)
         return false;
-    if (map_follow(&m, start)) {
-        e->map = m; /* places come in order */
-        from = m.raw_at;
-        if (map_follow(&m, stop))
-            return spans_hold(e->own, e->gap + from, e->gap + m.raw_at);
+    if (tokenizer_map_follow(&map, start)) {
+        encoding->map = map; /* later matches are further on */
+        from = map.raw_at;
+        if (tokenizer_map_follow(&map, stop))
+            return spans_hold(encoding->own, encoding->gap + from, encoding->gap + map.raw_at);
     }
-    e->map.lost = true;
+    encoding->map.lost = true;
     return false;
 }
 
-/* --- the steps ---------------------------------------------------------------------------------*/
+/* --- the stages --------------------------------------------------------------------------------*/
 
-static int encode_piece(void *context, const char *piece, size_t len)
+static int tokenizer_encode_piece(void *context, const char *piece, size_t len)
 {
-    struct encoding *e = context;
+    struct encoding *encoding = context;
 
-    return bpe_encode(&e->t->bpe, &e->bpe, piece, len, e->out);
+    return bpe_encode(&encoding->t->bpe, &encoding->bpe, piece, len, encoding->out);
 }
 
-/* A text without added tokens. `first`: at the start of what is encoded. */
-static int encode_plain(struct encoding *e, const char *text, size_t len, bool first)
+/* Encode a text without added tokens. `first`: it is the start of the text to be encoded. */
+static int tokenizer_encode_plain(struct encoding *encoding, const char *text, size_t len,
+                                  bool first)
 {
-    return pretoken_cut(&e->t->pretoken, e->cuts, text, len, first, encode_piece, e);
+    const struct pretoken_receiver to = {.sink = tokenizer_encode_piece, .context = encoding};
+
+    return pretoken_cut(&encoding->t->pretoken, encoding->cuts, text, len, first, &to);
 }
 
-static int encode_normal(struct encoding *e, const char *text, size_t len, bool first)
+/* Encode a normalized gap: its added tokens, and the plain text between them. */
+static int tokenizer_encode_normal(struct encoding *encoding, const char *text, size_t len,
+                                   bool first)
 {
-    const struct added_judge judge = {.allows = allows_normal, .context = e};
-    struct added_search s = {.set = &e->t->normalized,
-                             .text = text,
-                             .len = len,
-                             .judge = e->own == NULL ? NULL : &judge};
-    struct added_match m;
+    const struct added_judge judge = {.allows = tokenizer_allows_normal, .context = encoding};
+    struct added_search search = {.set = &encoding->t->normalized,
+                                  .text = text,
+                                  .len = len,
+                                  .judge = encoding->own == NULL ? NULL : &judge};
+    struct added_match match;
     int rc = ERR_OK;
 
-    while (added_next(&s, &m)) {
-        if (m.start > s.after)
-            rc = encode_plain(e, text + s.after, m.start - s.after, first && s.after == 0);
+    while (added_next(&search, &match)) {
+        if (match.start > search.after)
+            rc = tokenizer_encode_plain(encoding, text + search.after, match.start - search.after,
+                                        first && search.after == 0);
         if (rc == ERR_OK)
-            rc = token_list_add(e->out, m.id);
+            rc = token_list_add(encoding->out, match.id);
         if (rc != ERR_OK)
             return rc;
-        s.after = m.stop;
+        search.after = match.stop;
     }
-    if (s.after < len)
-        rc = encode_plain(e, text + s.after, len - s.after, first && s.after == 0);
+    if (search.after < len)
+        rc = tokenizer_encode_plain(encoding, text + search.after, len - search.after,
+                                    first && search.after == 0);
     return rc;
 }
 
-static int encode_gap(struct encoding *e, const char *text, size_t len, bool first)
+/* Encode a gap between added tokens of the raw text. Each gap is normalized on its own, as Hugging
+ * Face does. */
+static int tokenizer_encode_gap(struct encoding *encoding, const char *text, size_t len, bool first)
 {
     const char *normal;
     size_t normal_len;
-    int rc = normal_apply(&e->t->normal, &e->normal, text, len, &normal, &normal_len);
+    int rc = normal_apply(&encoding->t->normal, &encoding->normal, text, len, &normal, &normal_len);
 
-    e->map = (struct encoding_map){0};
+    encoding->map = (struct encoding_map){0};
     if (rc == ERR_OK && (normal_len != len || memcmp(normal, text, len) != 0))
-        e->map = (struct encoding_map){
+        encoding->map = (struct encoding_map){
             .raw = text, .raw_len = len, .normal = normal, .normal_len = normal_len};
-    return rc == ERR_OK ? encode_normal(e, normal, normal_len, first) : rc;
-}
-
-static int encode_valid(struct encoding *e, const char *text, size_t len)
-{
-    const struct added_judge judge = {.allows = allows_raw, .context = e};
-    struct added_search s = {
-        .set = &e->t->raw, .text = text, .len = len, .judge = e->own == NULL ? NULL : &judge};
-    struct added_match m;
-    int rc = ERR_OK;
-
-    while (added_next(&s, &m)) {
-        e->gap = s.after;
-        if (m.start > s.after)
-            rc = encode_gap(e, text + s.after, m.start - s.after, s.after == 0);
-        if (rc == ERR_OK)
-            rc = token_list_add(e->out, m.id);
-        if (rc != ERR_OK)
-            return rc;
-        s.after = m.stop;
-    }
-    e->gap = s.after;
-    if (s.after < len)
-        rc = encode_gap(e, text + s.after, len - s.after, s.after == 0);
+    if (rc == ERR_OK)
+        return tokenizer_encode_normal(encoding, normal, normal_len, first);
     return rc;
 }
 
-static int add_section(struct encoding *e, enum image_section section)
+/* Encode valid UTF-8: added tokens of the raw text and the gaps between them. */
+static int tokenizer_encode_valid(struct encoding *encoding, const char *text, size_t len)
 {
-    return token_list_add_all(e->out, image_table(e->t->image, section),
-                              image_count(e->t->image, section));
+    const struct added_judge judge = {.allows = tokenizer_allows_raw, .context = encoding};
+    struct added_search search = {.set = &encoding->t->raw,
+                                  .text = text,
+                                  .len = len,
+                                  .judge = encoding->own == NULL ? NULL : &judge};
+    struct added_match match;
+    int rc = ERR_OK;
+
+    while (added_next(&search, &match)) {
+        encoding->gap = search.after;
+        if (match.start > search.after)
+            rc = tokenizer_encode_gap(encoding, text + search.after, match.start - search.after,
+                                      search.after == 0);
+        if (rc == ERR_OK)
+            rc = token_list_add(encoding->out, match.id);
+        if (rc != ERR_OK)
+            return rc;
+        search.after = match.stop;
+    }
+    encoding->gap = search.after;
+    if (search.after < len)
+        rc = tokenizer_encode_gap(encoding, text + search.after, len - search.after,
+                                  search.after == 0);
+    return rc;
 }
 
-static int encode_text(struct encoding *e, const char *text, size_t len, bool add_special)
+static int tokenizer_add_section(struct encoding *encoding, enum image_section section)
+{
+    return token_list_add_all(encoding->out, image_table(encoding->t->image, section),
+                              image_count(encoding->t->image, section));
+}
+
+/* Replace invalid UTF-8, encode, and add the ids around the text. */
+static int tokenizer_encode_text(struct encoding *encoding, const char *text, size_t len,
+                                 bool add_special)
 {
     const struct spans none = {0};
     struct buf valid = {0};
@@ -256,187 +285,209 @@ static int encode_text(struct encoding *e, const char *text, size_t len, bool ad
             rc = ERR_NO_MEMORY;
         text = valid.bytes;
         len = valid.len;
-        if (e->own != NULL)
-            e->own = &none; /* they speak of another text */
+        if (encoding->own != NULL)
+            encoding->own = &none; /* the spans count the bytes of the original text */
     }
-    bpe_work_expect(&e->bpe, len, e->out);
+    bpe_work_expect(&encoding->bpe, len, encoding->out);
     if (rc == ERR_OK && add_special)
-        rc = add_section(e, IMAGE_BEFORE);
+        rc = tokenizer_add_section(encoding, IMAGE_BEFORE);
     if (rc == ERR_OK)
-        rc = encode_valid(e, text, len);
+        rc = tokenizer_encode_valid(encoding, text, len);
     if (rc == ERR_OK && add_special)
-        rc = add_section(e, IMAGE_AFTER);
+        rc = tokenizer_add_section(encoding, IMAGE_AFTER);
     buf_fini(&valid);
     return rc;
 }
 
-int tokenizer_encode(const struct tokenizer *t, const char *text, size_t len, bool add_special,
-                     struct token_list *out)
+int tokenizer_encode(const struct tokenizer *tokenizer, const char *text, size_t len,
+                     bool add_special, struct token_list *out)
 {
-    return tokenizer_encode_own(t, text, len, add_special, NULL, out);
+    return tokenizer_encode_own(tokenizer, text, len, add_special, NULL, out);
 }
 
-int tokenizer_encode_own(const struct tokenizer *t, const char *text, size_t len, bool add_special,
-                         const struct spans *own, struct token_list *out)
+int tokenizer_encode_own(const struct tokenizer *tokenizer, const char *text, size_t len,
+                         bool add_special, const struct spans *own, struct token_list *out)
 {
-    struct encoding e = {.t = t, .out = out, .own = own, .cuts = pretoken_work_open(&t->pretoken)};
+    struct encoding encoding = {
+        .t = tokenizer, .out = out, .own = own, .cuts = pretoken_work_open(&tokenizer->pretoken)};
     size_t n_before = out->len;
     int rc = ERR_NO_MEMORY;
 
-    if (e.cuts != NULL)
-        rc = encode_text(&e, text, len, add_special);
+    must(text != NULL || len == 0);
+    must(out != NULL);
+    if (encoding.cuts != NULL)
+        rc = tokenizer_encode_text(&encoding, text, len, add_special);
     if (rc != ERR_OK)
         out->len = n_before;
-    pretoken_work_close(e.cuts);
-    bpe_work_fini(&e.bpe);
-    normal_work_fini(&e.normal);
+    pretoken_work_close(encoding.cuts);
+    bpe_work_fini(&encoding.bpe);
+    normal_work_fini(&encoding.normal);
     return rc;
 }
 
 /* --- tokens ------------------------------------------------------------------------------------*/
 
-size_t tokenizer_most_bytes(const struct tokenizer *t)
+size_t tokenizer_most_bytes(const struct tokenizer *tokenizer)
 {
-    return t->most_bytes;
+    return tokenizer->most_bytes;
 }
 
-int tokenizer_n_vocab(const struct tokenizer *t)
+int tokenizer_n_vocab(const struct tokenizer *tokenizer)
 {
-    return (int)image_count(t->image, IMAGE_TOKENS);
+    return (int)image_count(tokenizer->image, IMAGE_TOKENS);
 }
 
-int32_t tokenizer_find(const struct tokenizer *t, const char *text, size_t len)
+int32_t tokenizer_find(const struct tokenizer *tokenizer, const char *text, size_t len)
 {
-    size_t i = (size_t)hash_xxh3(text, len) & t->by_text_mask;
+    size_t i = (size_t)hash_xxh3(text, len) & tokenizer->by_text_mask;
 
-    for (; t->by_text[i] != 0; i = (i + 1) & t->by_text_mask) {
-        const struct image_text *found = &t->tokens[t->by_text[i] - 1].text;
+    must(text != NULL || len == 0);
+    for (; tokenizer->by_text[i] != 0; i = (i + 1) & tokenizer->by_text_mask) {
+        const struct image_text *found = &tokenizer->tokens[tokenizer->by_text[i] - 1].text;
 
-        if (found->len == len && memcmp(t->text + found->at, text, len) == 0)
-            return (int32_t)(t->by_text[i] - 1);
+        if (found->len == len && memcmp(tokenizer->text + found->at, text, len) == 0)
+            return (int32_t)(tokenizer->by_text[i] - 1);
     }
     return -1;
 }
 
-/* The flags of an id, 0 for unused and impossible ones. */
-static uint32_t flags_of(const struct tokenizer *t, int32_t id)
+/* The flags of an id; 0 for unused and impossible ids. */
+static uint32_t tokenizer_flags_of(const struct tokenizer *tokenizer, int32_t id)
 {
-    return id < 0 || id >= tokenizer_n_vocab(t) ? 0 : t->tokens[id].flags;
+    if (id < 0 || id >= tokenizer_n_vocab(tokenizer))
+        return 0;
+    return tokenizer->tokens[id].flags;
 }
 
-const char *tokenizer_written(const struct tokenizer *t, int32_t id, size_t *len)
+const char *tokenizer_written(const struct tokenizer *tokenizer, int32_t id, size_t *len)
 {
-    bool used = (flags_of(t, id) & TOKEN_USED) != 0;
+    bool used = (tokenizer_flags_of(tokenizer, id) & TOKEN_USED) != 0;
 
-    *len = used ? t->tokens[id].text.len : 0;
-    return used ? t->text + t->tokens[id].text.at : NULL;
+    must(len != NULL);
+    if (used)
+        *len = tokenizer->tokens[id].text.len;
+    else
+        *len = 0;
+    if (used)
+        return tokenizer->text + tokenizer->tokens[id].text.at;
+    return NULL;
 }
 
-bool tokenizer_is_special(const struct tokenizer *t, int32_t id)
+bool tokenizer_is_special(const struct tokenizer *tokenizer, int32_t id)
 {
-    return (flags_of(t, id) & TOKEN_SPECIAL) != 0;
+    return (tokenizer_flags_of(tokenizer, id) & TOKEN_SPECIAL) != 0;
 }
 
-bool tokenizer_is_skipped(const struct tokenizer *t, int32_t id)
+bool tokenizer_is_skipped(const struct tokenizer *tokenizer, int32_t id)
 {
-    return (flags_of(t, id) & TOKEN_SKIPPED) != 0;
+    return (tokenizer_flags_of(tokenizer, id) & TOKEN_SKIPPED) != 0;
 }
 
-bool tokenizer_is_byte(const struct tokenizer *t, int32_t id)
+bool tokenizer_is_byte(const struct tokenizer *tokenizer, int32_t id)
 {
-    return (flags_of(t, id) & TOKEN_BYTE) != 0;
+    return (tokenizer_flags_of(tokenizer, id) & TOKEN_BYTE) != 0;
 }
 
-const char *tokenizer_bytes(const struct tokenizer *t, int32_t id, size_t *len)
+const char *tokenizer_bytes(const struct tokenizer *tokenizer, int32_t id, size_t *len)
 {
+    must(len != NULL);
     *len = 0;
-    if ((flags_of(t, id) & TOKEN_USED) == 0)
+    if ((tokenizer_flags_of(tokenizer, id) & TOKEN_USED) == 0)
         return NULL;
-    *len = t->tokens[id].bytes.len;
-    return t->text + t->tokens[id].bytes.at;
+    *len = tokenizer->tokens[id].bytes.len;
+    return tokenizer->text + tokenizer->tokens[id].bytes.at;
 }
 
-const int32_t *tokenizer_special_ids(const struct tokenizer *t, size_t *n)
+const int32_t *tokenizer_special_ids(const struct tokenizer *tokenizer, size_t *n)
 {
-    *n = image_count(t->image, IMAGE_SPECIAL);
-    return image_table(t->image, IMAGE_SPECIAL);
+    must(n != NULL);
+    *n = image_count(tokenizer->image, IMAGE_SPECIAL);
+    return image_table(tokenizer->image, IMAGE_SPECIAL);
 }
 
-const int32_t *tokenizer_eos_ids(const struct tokenizer *t, size_t *n)
+const int32_t *tokenizer_eos_ids(const struct tokenizer *tokenizer, size_t *n)
 {
-    *n = image_count(t->image, IMAGE_ENDS);
-    return image_table(t->image, IMAGE_ENDS);
+    must(n != NULL);
+    *n = image_count(tokenizer->image, IMAGE_ENDS);
+    return image_table(tokenizer->image, IMAGE_ENDS);
 }
 
-int32_t tokenizer_bos(const struct tokenizer *t)
+int32_t tokenizer_bos(const struct tokenizer *tokenizer)
 {
-    return t->image->facts.bos;
+    return tokenizer->image->facts.bos;
 }
 
-int32_t tokenizer_eos(const struct tokenizer *t)
+int32_t tokenizer_eos(const struct tokenizer *tokenizer)
 {
-    return t->image->facts.eos;
+    return tokenizer->image->facts.eos;
 }
 
-int32_t tokenizer_pad(const struct tokenizer *t)
+int32_t tokenizer_pad(const struct tokenizer *tokenizer)
 {
-    return t->image->facts.pad;
+    return tokenizer->image->facts.pad;
 }
 
 /* --- decoding ----------------------------------------------------------------------------------*/
 
-struct tokenizer_start tokenizer_start(const struct tokenizer *t)
+struct tokenizer_start tokenizer_start(const struct tokenizer *tokenizer)
 {
-    return (struct tokenizer_start){.drops = (t->image->facts.flags & IMAGE_DECODE_DROP) != 0,
-                                    .strip_n = t->image->facts.strip_n};
+    return (struct tokenizer_start){.drops =
+                                        (tokenizer->image->facts.flags & IMAGE_DECODE_DROP) != 0,
+                                    .strip_n = tokenizer->image->facts.strip_n};
 }
 
-void tokenizer_first_bytes(const struct tokenizer *t, int32_t id, struct buf *out)
+void tokenizer_first_bytes(const struct tokenizer *tokenizer, int32_t id, struct buf *out)
 {
-    struct image_text text = t->tokens[id].text;
+    struct image_text text;
 
-    decode_first(&t->image->facts, t->text + text.at, text.len, out);
+    must(id >= 0 && id < tokenizer_n_vocab(tokenizer));
+    text = tokenizer->tokens[id].text;
+    decode_first(&tokenizer->image->facts, tokenizer->text + text.at, text.len, out);
 }
 
-size_t tokenizer_strip(const struct tokenizer *t, uint32_t n, const char *text, size_t len,
+size_t tokenizer_strip(const struct tokenizer *tokenizer, uint32_t n, const char *text, size_t len,
                        uint32_t *taken)
 {
-    return decode_strip(&t->image->facts, n, text, len, taken);
+    must(text != NULL || len == 0);
+    must(taken != NULL);
+    return decode_strip(&tokenizer->image->facts, n, text, len, taken);
 }
 
-/* Append the bytes of all tokens of a byte-level model. */
-static void decode_bytes(const struct tokenizer *t, const int32_t *ids, size_t n, bool skip_special,
-                         struct buf *out)
+/* Append the bytes of all tokens of a byte-level model. This is the common case, so it avoids a
+ * function call per token. */
+static void tokenizer_decode_bytes(const struct tokenizer *tokenizer, const int32_t *ids, size_t n,
+                                   bool skip_special, struct buf *out)
 {
     uint32_t unwanted = skip_special ? TOKEN_SKIPPED : 0;
     size_t i;
 
     for (i = 0; i < n; i++) {
-        uint32_t flags = flags_of(t, ids[i]);
+        uint32_t flags = tokenizer_flags_of(tokenizer, ids[i]);
         struct image_text bytes;
 
         if ((flags & TOKEN_USED) == 0 || (flags & unwanted) != 0)
             continue;
-        bytes = t->tokens[ids[i]].bytes;
+        bytes = tokenizer->tokens[ids[i]].bytes;
         if (out->cap - out->len <= bytes.len && !buf_reserve(out, bytes.len))
             return;
-        memcpy(out->bytes + out->len, t->text + bytes.at, bytes.len);
+        memcpy(out->bytes + out->len, tokenizer->text + bytes.at, bytes.len);
         out->len += bytes.len;
     }
 }
 
-/* The same of the others; runs of byte tokens become characters on the way. */
-static void decode_runs(const struct tokenizer *t, const int32_t *ids, size_t n, bool skip_special,
-                        struct buf *out)
+/* Append the bytes of all tokens of other models. A run of byte tokens is collected and decoded
+ * when it ends, because one invalid byte turns the whole run into U+FFFD. */
+static void tokenizer_decode_runs(const struct tokenizer *tokenizer, const int32_t *ids, size_t n,
+                                  bool skip_special, struct buf *out)
 {
-    bool first = tokenizer_start(t).drops;
+    bool first = tokenizer_start(tokenizer).drops;
     struct buf run = {0};
     size_t i;
 
     for (i = 0; i < n; i++) {
-        uint32_t flags = flags_of(t, ids[i]);
+        uint32_t flags = tokenizer_flags_of(tokenizer, ids[i]);
         size_t len;
-        const char *bytes = tokenizer_bytes(t, ids[i], &len);
+        const char *bytes = tokenizer_bytes(tokenizer, ids[i], &len);
 
         if (bytes == NULL || (skip_special && (flags & TOKEN_SKIPPED) != 0))
             continue;
@@ -450,7 +501,7 @@ static void decode_runs(const struct tokenizer *t, const int32_t *ids, size_t n,
             buf_clear(&run);
         }
         if (first)
-            tokenizer_first_bytes(t, ids[i], out);
+            tokenizer_first_bytes(tokenizer, ids[i], out);
         else
             buf_add(out, bytes, len);
         first = false;
@@ -460,20 +511,22 @@ static void decode_runs(const struct tokenizer *t, const int32_t *ids, size_t n,
     buf_fini(&run);
 }
 
-void tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n, bool skip_special,
-                      struct buf *out)
+void tokenizer_decode(const struct tokenizer *tokenizer, const int32_t *ids, size_t n,
+                      bool skip_special, struct buf *out)
 {
-    uint32_t strip_n = t->image->facts.strip_n;
+    uint32_t strip_n = tokenizer->image->facts.strip_n;
     struct buf raw = {0};
     size_t from = 0;
     uint32_t taken;
 
-    if ((t->image->facts.flags & IMAGE_DECODE_BYTES) != 0) {
-        decode_bytes(t, ids, n, skip_special, &raw);
+    must(ids != NULL || n == 0);
+    must(out != NULL);
+    if ((tokenizer->image->facts.flags & IMAGE_DECODE_BYTES) != 0) {
+        tokenizer_decode_bytes(tokenizer, ids, n, skip_special, &raw);
     } else {
-        decode_runs(t, ids, n, skip_special, &raw);
+        tokenizer_decode_runs(tokenizer, ids, n, skip_special, &raw);
         if (strip_n > 0)
-            from = decode_strip(&t->image->facts, strip_n, raw.bytes, raw.len, &taken);
+            from = decode_strip(&tokenizer->image->facts, strip_n, raw.bytes, raw.len, &taken);
     }
     if (raw.failed)
         out->failed = true;
@@ -481,15 +534,15 @@ void tokenizer_decode(const struct tokenizer *t, const int32_t *ids, size_t n, b
     buf_fini(&raw);
 }
 
-void tokenizer_close(struct tokenizer *t)
+void tokenizer_close(struct tokenizer *tokenizer)
 {
-    if (t == NULL)
+    if (tokenizer == NULL)
         return;
-    pretoken_fini(&t->pretoken);
-    normal_fini(&t->normal);
-    if (t->mapped)
-        image_unmap(t->image);
+    pretoken_fini(&tokenizer->pretoken);
+    normal_fini(&tokenizer->normal);
+    if (tokenizer->mapped)
+        image_unmap(tokenizer->image);
     else
-        mem_free(t->image);
-    mem_free(t);
+        mem_free(tokenizer->image);
+    mem_free(tokenizer);
 }

@@ -1,15 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Opening: the image of the folder's files if one is at hand, else the files themselves.
+ * Opens a tokenizer: from the image of the folder's files if there is one, else from the files.
  *
  *   files -> digest -> image in the cache folder? -> checked, attached
  *                   -> JSON trees -> struct load -> image -> attached, written to the cache folder
  *
- * The JSON trees live in one arena that ends with tokenizer_open(). */
+ * The JSON trees live in one arena that is freed before tokenizer_open() returns. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "base/must.h"
 #include "text/file.h"
 #include "text/tokenizer/image_file.h"
 #include "text/tokenizer/tokenizer_parts.h"
@@ -28,38 +29,40 @@ const char *const tokenizer_file_names[TOKENIZER_FILES] = {
     [FILE_MODEL] = "config.json",
 };
 
-int load_fail(struct load *l, int rc, const char *format, ...)
+int load_fail(struct load *load, int rc, const char *format, ...)
 {
     va_list args;
 
+    must(rc < 0);
     va_start(args, format);
-    (void)vsnprintf(l->why, l->why_cap, format, args);
+    (void)vsnprintf(load->why, load->why_cap, format, args);
     va_end(args);
     return rc;
 }
 
-int load_no_memory(struct load *l)
+int load_no_memory(struct load *load)
 {
-    return load_fail(l, ERR_NO_MEMORY, "out of memory for the tokenizer");
+    return load_fail(load, ERR_NO_MEMORY, "out of memory for the tokenizer");
 }
 
 /* --- files -------------------------------------------------------------------------------------*/
 
-/* What vocab.json and its kin say counts only where there is no tokenizer.json, nor tiktoken.model,
- * which counts in its absence. */
-static bool is_read(enum tokenizer_file f, bool has_tokenizer)
+/* Is this file read? vocab.json and its companions are used only without tokenizer.json and without
+ * tiktoken.model, and tiktoken.model only without tokenizer.json. Files are visited in the order of
+ * the enum, so has_tokenizer is known in time. */
+static bool load_is_read(enum tokenizer_file file, bool has_tokenizer)
 {
     return !has_tokenizer ||
-           (f != FILE_RANKS && f != FILE_VOCAB && f != FILE_MERGES && f != FILE_ADDED);
+           (file != FILE_RANKS && file != FILE_VOCAB && file != FILE_MERGES && file != FILE_ADDED);
 }
 
-static bool is_tokenizer(enum tokenizer_file f)
+static bool load_is_tokenizer(enum tokenizer_file file)
 {
-    return f == FILE_TOKENIZER || f == FILE_RANKS;
+    return file == FILE_TOKENIZER || file == FILE_RANKS;
 }
 
-/* Read every file of the folder; a file that is not there stays empty. */
-static int read_files(struct load *l, const char *dir, struct buf files[TOKENIZER_FILES])
+/* Read every file of the folder; a missing file stays empty. */
+static int load_read_files(struct load *load, const char *dir, struct buf files[TOKENIZER_FILES])
 {
     bool has_tokenizer = false;
     int f;
@@ -67,66 +70,69 @@ static int read_files(struct load *l, const char *dir, struct buf files[TOKENIZE
     for (f = 0; f < TOKENIZER_FILES; f++) {
         int rc = ERR_NOT_FOUND;
 
-        if (is_read((enum tokenizer_file)f, has_tokenizer))
-            rc = file_read(&files[f], dir, tokenizer_file_names[f], FILE_BYTES_MAX, l->why,
-                           l->why_cap);
+        if (load_is_read((enum tokenizer_file)f, has_tokenizer))
+            rc = file_read(&files[f], dir, tokenizer_file_names[f], FILE_BYTES_MAX, load->why,
+                           load->why_cap);
         if (rc != ERR_OK && rc != ERR_NOT_FOUND)
             return rc;
-        has_tokenizer = has_tokenizer || (is_tokenizer((enum tokenizer_file)f) && rc == ERR_OK);
+        has_tokenizer =
+            has_tokenizer || (load_is_tokenizer((enum tokenizer_file)f) && rc == ERR_OK);
     }
     if (!has_tokenizer && (files[FILE_VOCAB].bytes == NULL || files[FILE_MERGES].bytes == NULL))
-        return load_fail(l, ERR_NOT_FOUND,
+        return load_fail(load, ERR_NOT_FOUND,
                          "neither tokenizer.json, tiktoken.model, nor vocab.json and merges.txt");
     return ERR_OK;
 }
 
-/* The digest of a folder's files goes by their names and contents, in their order. */
-static void digest_name(struct hash *h, enum tokenizer_file f)
+/* The digest of a folder covers the names and contents of its files, in the order of the enum. */
+static void load_digest_name(struct hash *hash, enum tokenizer_file file)
 {
-    const char *name = tokenizer_file_names[f];
+    const char *name = tokenizer_file_names[file];
 
-    *h = hash_sha256(h->bytes, HASH_BYTES, name, strlen(name));
+    *hash = hash_sha256(hash->bytes, HASH_BYTES, name, strlen(name));
 }
 
-static struct hash digest_read(const struct buf files[TOKENIZER_FILES])
+static struct hash load_digest_read(const struct buf files[TOKENIZER_FILES])
 {
-    struct hash h = {{0}};
+    struct hash hash = {{0}};
     int f;
 
     for (f = 0; f < TOKENIZER_FILES; f++) {
         if (files[f].bytes == NULL)
             continue;
-        digest_name(&h, (enum tokenizer_file)f);
-        file_fold(&h, files[f].bytes, files[f].len);
+        load_digest_name(&hash, (enum tokenizer_file)f);
+        file_fold(&hash, files[f].bytes, files[f].len);
     }
-    return h;
+    return hash;
 }
 
-/* The same of the files as they stand in the folder. */
-static int digest_folder(struct hash *h, const char *dir, char *why, size_t why_cap)
+/* That digest for the files in the folder, without keeping their contents in memory. */
+static int load_digest_folder(struct hash *hash, const char *dir, char *why, size_t why_cap)
 {
     bool has_tokenizer = false;
     int f;
 
-    *h = (struct hash){{0}};
+    *hash = (struct hash){{0}};
     for (f = 0; f < TOKENIZER_FILES; f++) {
-        struct hash with = *h;
+        struct hash with = *hash;
         int rc;
 
-        if (!is_read((enum tokenizer_file)f, has_tokenizer))
+        if (!load_is_read((enum tokenizer_file)f, has_tokenizer))
             continue;
-        digest_name(&with, (enum tokenizer_file)f);
+        load_digest_name(&with, (enum tokenizer_file)f);
         rc = file_digest(&with, dir, tokenizer_file_names[f], FILE_BYTES_MAX, why, why_cap);
         if (rc != ERR_OK && rc != ERR_NOT_FOUND)
             return rc;
         if (rc == ERR_OK)
-            *h = with;
-        has_tokenizer = has_tokenizer || (is_tokenizer((enum tokenizer_file)f) && rc == ERR_OK);
+            *hash = with;
+        has_tokenizer =
+            has_tokenizer || (load_is_tokenizer((enum tokenizer_file)f) && rc == ERR_OK);
     }
     return ERR_OK;
 }
 
-static int parse_files(struct load *l, struct buf files[TOKENIZER_FILES])
+/* Parse the JSON files; the two text files are moved to load as they are. */
+static int load_parse_files(struct load *load, struct buf files[TOKENIZER_FILES])
 {
     int f;
 
@@ -136,103 +142,115 @@ static int parse_files(struct load *l, struct buf files[TOKENIZER_FILES])
 
         if (files[f].bytes == NULL || f == FILE_MERGES || f == FILE_RANKS)
             continue;
-        rc = json_parse(&l->files[f], &l->arena, files[f].bytes, files[f].len, reason,
+        rc = json_parse(&load->files[f], &load->arena, files[f].bytes, files[f].len, reason,
                         sizeof reason);
         if (rc != ERR_OK)
-            return load_fail(l, rc, "%s: %s", tokenizer_file_names[f],
+            return load_fail(load, rc, "%s: %s", tokenizer_file_names[f],
                              reason[0] != '\0' ? reason : err_sentence(rc));
-        if (l->files[f]->kind != JSON_OBJECT)
-            return load_fail(l, ERR_INVALID, "%s: not an object", tokenizer_file_names[f]);
+        if (load->files[f]->kind != JSON_OBJECT)
+            return load_fail(load, ERR_INVALID, "%s: not an object", tokenizer_file_names[f]);
         buf_fini(&files[f]); /* the tree has copies */
     }
-    l->merges_txt = files[FILE_MERGES];
+    load->merges_txt = files[FILE_MERGES];
     files[FILE_MERGES] = (struct buf){0};
-    l->ranks = files[FILE_RANKS];
+    load->ranks = files[FILE_RANKS];
     files[FILE_RANKS] = (struct buf){0};
     return ERR_OK;
 }
 
 /* --- building ----------------------------------------------------------------------------------*/
 
-/* Read the steps before and behind BPE; those that need it are made ready, to see that they can. */
-static int read_chains(struct load *l, const struct json *root)
+/* Read the chains before and after BPE. The pre-tokenizer is prepared once for trial, to find out
+ * at start whether all its patterns can be compiled. */
+static int load_read_chains(struct load *load, const struct json *root)
 {
     struct pretoken trial;
     bool byte_level = false;
-    int rc =
-        pretoken_read(&l->cuts, &byte_level, json_get(root, "pre_tokenizer"), l->why, l->why_cap);
+    int rc = pretoken_read(&load->cuts, &byte_level, json_get(root, "pre_tokenizer"), load->why,
+                           load->why_cap);
 
     if (rc == ERR_OK)
-        rc = pretoken_init(&trial, &l->cuts, l->why, l->why_cap);
+        rc = pretoken_init(&trial, &load->cuts, load->why, load->why_cap);
     if (rc != ERR_OK)
         return rc;
     pretoken_fini(&trial);
-    l->facts.flags |= byte_level ? IMAGE_BYTE_LEVEL : 0u;
-    rc = decode_read(&l->decode, json_get(root, "decoder"), l->why, l->why_cap);
+    if (byte_level)
+        load->facts.flags |= IMAGE_BYTE_LEVEL;
+    rc = decode_read(&load->decode, json_get(root, "decoder"), load->why, load->why_cap);
     if (rc == ERR_OK)
-        rc = normal_read(&l->rewrites, json_get(root, "normalizer"), l->why, l->why_cap);
-    return rc == ERR_OK ? normal_init(&l->normal, &l->rewrites, l->why, l->why_cap) : rc;
+        rc = normal_read(&load->rewrites, json_get(root, "normalizer"), load->why, load->why_cap);
+    if (rc == ERR_OK)
+        return normal_init(&load->normal, &load->rewrites, load->why, load->why_cap);
+    return rc;
 }
 
-static int load_chains(struct load *l)
+/* Without tokenizer.json the chains are those of the tokenizer's class. */
+static int load_chains(struct load *load)
 {
     int rc = ERR_OK;
 
-    l->why[0] = '\0';
-    if (l->files[FILE_TOKENIZER] != NULL) {
-        rc = read_chains(l, l->files[FILE_TOKENIZER]);
+    load->why[0] = '\0';
+    if (load->files[FILE_TOKENIZER] != NULL) {
+        rc = load_read_chains(load, load->files[FILE_TOKENIZER]);
     } else {
-        if (l->ranks.bytes != NULL)
-            pretoken_kimi(&l->cuts);
+        if (load->ranks.bytes != NULL)
+            pretoken_kimi(&load->cuts);
         else
-            pretoken_gpt2(&l->cuts,
-                          json_get_bool(l->files[FILE_CONFIG], "add_prefix_space", false));
-        l->facts.flags |= IMAGE_BYTE_LEVEL;
-        l->decode.flags = IMAGE_DECODE_BYTES;
+            pretoken_gpt2(&load->cuts,
+                          json_get_bool(load->files[FILE_CONFIG], "add_prefix_space", false));
+        load->facts.flags |= IMAGE_BYTE_LEVEL;
+        load->decode.flags = IMAGE_DECODE_BYTES;
     }
-    return rc == ERR_OK || l->why[0] != '\0' ? rc : load_fail(l, rc, "%s", err_sentence(rc));
+    if (rc == ERR_OK || load->why[0] != '\0')
+        return rc;
+    return load_fail(load, rc, "%s", err_sentence(rc));
 }
 
-static int build(struct load *l, struct buf files[TOKENIZER_FILES], struct image_header **out)
+/* Build an image from the files' contents. */
+static int load_build_image(struct load *load, struct buf files[TOKENIZER_FILES],
+                            struct image_header **out)
 {
-    int rc = parse_files(l, files);
+    int rc = load_parse_files(load, files);
 
-    l->facts.bos = l->facts.eos = l->facts.pad = l->facts.unk = -1;
+    load->facts.bos = load->facts.eos = load->facts.pad = load->facts.unk = -1;
     if (rc == ERR_OK)
-        rc = load_model_kind(l);
+        rc = load_model_kind(load);
     if (rc == ERR_OK)
-        rc = load_chains(l);
+        rc = load_chains(load);
     if (rc == ERR_OK)
-        rc = load_vocab(l);
+        rc = load_vocab(load);
     if (rc == ERR_OK)
-        rc = load_merges(l);
+        rc = load_merges(load);
     if (rc == ERR_OK)
-        rc = load_specials(l);
-    return rc == ERR_OK ? load_pack(l, out) : rc;
+        rc = load_specials(load);
+    if (rc == ERR_OK)
+        return load_pack(load, out);
+    return rc;
 }
 
-static void load_fini(struct load *l)
+static void load_fini(struct load *load)
 {
-    buf_fini(&l->merges_txt);
-    buf_fini(&l->ranks);
-    vocab_fini(&l->vocab);
-    mem_free(l->merges);
-    normal_fini(&l->normal);
-    mem_free(l->raw.items);
-    mem_free(l->normalized.items);
-    token_list_fini(&l->before);
-    token_list_fini(&l->after);
-    token_list_fini(&l->ends);
-    arena_reset(&l->arena);
+    buf_fini(&load->merges_txt);
+    buf_fini(&load->ranks);
+    vocab_fini(&load->vocab);
+    mem_free(load->merges);
+    normal_fini(&load->normal);
+    mem_free(load->raw.items);
+    mem_free(load->normalized.items);
+    token_list_fini(&load->before);
+    token_list_fini(&load->after);
+    token_list_fini(&load->ends);
+    arena_reset(&load->arena);
 }
 
-/* --- how much a token may stand for ------------------------------------------------------------*/
+/* --- the longest token -------------------------------------------------------------------------*/
 
-/* Times, in UTF-8: U+1FBE U+0308 U+0301, seven bytes, become U+0390, two; nothing shrinks more. */
+/* The most bytes that NFC turns into one: U+1FBE U+0308 U+0301, seven bytes, become U+0390, two. */
 #define NFC_SHRINKS 4
 
-/* How many bytes at most become one in these steps; 0: any number. */
-static size_t shrinks(const struct steps_draft *rewrites, const struct steps_draft *cuts)
+/* The most bytes that one byte after these steps may come from; 0: unbounded. Used to bound the
+ * number of tokens of a text from below. */
+static size_t load_shrinks(const struct steps_draft *rewrites, const struct steps_draft *cuts)
 {
     size_t times = 1;
     int i;
@@ -246,7 +264,7 @@ static size_t shrinks(const struct steps_draft *rewrites, const struct steps_dra
             times *= (st->pattern_len + st->by_len - 1) / st->by_len;
         else if (st->kind != NORMAL_PREPEND)
             return 0;
-        if (times > UINT32_MAX) /* a factor has no more bits than an image's length, 30 */
+        if (times > UINT32_MAX) /* a factor has at most 30 bits, as an image's length */
             return 0;
     }
     for (i = 0; i < cuts->n; i++) {
@@ -257,15 +275,16 @@ static size_t shrinks(const struct steps_draft *rewrites, const struct steps_dra
     return times;
 }
 
-/* Every character has tokens, so that none is left out or joins any number of its like as
- * unknown. */
-static bool knows_all(const struct image_facts *facts)
+/* Does every character have tokens? Then none is dropped, and no run of any length becomes one
+ * unknown token. */
+static bool load_knows_all(const struct image_facts *facts)
 {
     return (facts->flags & (IMAGE_BYTE_LEVEL | IMAGE_BYTE_FALLBACK)) != 0 &&
            image_has_all_bytes(facts);
 }
 
-static bool takes_white_space(const struct added_set *set)
+/* Does an added token absorb white space? It could be of any length. */
+static bool load_takes_white_space(const struct added_set *set)
 {
     size_t i;
 
@@ -275,83 +294,92 @@ static bool takes_white_space(const struct added_set *set)
     return false;
 }
 
-/* Of normalized tokens this is what they are looked for by, which may be longer than they are. */
-static size_t longest_added(const struct added_set *set)
+/* The longest text of an added token. For normalized ones it is the text that is searched for,
+ * which may be longer than the token's own. */
+static size_t load_longest_added(const struct added_set *set)
 {
     size_t most = 0;
     size_t i;
 
-    for (i = 0; i < set->n; i++)
-        most = set->tokens[i].text.len > most ? set->tokens[i].text.len : most;
+    for (i = 0; i < set->n; i++) {
+        if (set->tokens[i].text.len > most)
+            most = set->tokens[i].text.len;
+    }
     return most;
 }
 
-static size_t find_most_bytes(const struct tokenizer *t, size_t times)
+/* tokenizer_most_bytes(): the longest token, times the factor by which texts shrink before BPE. */
+static size_t load_find_most_bytes(const struct tokenizer *tokenizer, size_t times)
 {
-    size_t most = longest_added(&t->normalized);
+    size_t most = load_longest_added(&tokenizer->normalized);
     size_t i;
 
-    if (!knows_all(&t->image->facts) || takes_white_space(&t->raw) ||
-        takes_white_space(&t->normalized))
+    if (!load_knows_all(&tokenizer->image->facts) || load_takes_white_space(&tokenizer->raw) ||
+        load_takes_white_space(&tokenizer->normalized))
         return 0;
-    for (i = 0; i < image_count(t->image, IMAGE_TOKENS); i++) {
-        const struct image_token *token = &t->tokens[i];
+    for (i = 0; i < image_count(tokenizer->image, IMAGE_TOKENS); i++) {
+        const struct image_token *token = &tokenizer->tokens[i];
 
-        most = token->text.len > most ? token->text.len : most;
-        most = token->bytes.len > most ? token->bytes.len : most;
-        most = token->piece.len > most ? token->piece.len : most;
+        if (token->text.len > most)
+            most = token->text.len;
+        if (token->bytes.len > most)
+            most = token->bytes.len;
+        if (token->piece.len > most)
+            most = token->piece.len;
     }
     return most * times;
 }
 
 /* --- opening -----------------------------------------------------------------------------------*/
 
-int tokenizer_attach(struct tokenizer *t, struct image_header *image, bool mapped, char *why,
-                     size_t why_cap)
+int tokenizer_attach(struct tokenizer *tokenizer, struct image_header *image, bool mapped,
+                     char *why, size_t why_cap)
 {
     struct steps_draft rewrites = {.n = 0};
     struct steps_draft cuts = {.n = 0};
     int rc = ERR_CORRUPT;
 
+    must(image != NULL);
     if (steps_of_image(&rewrites, image, IMAGE_REWRITES) &&
         steps_of_image(&cuts, image, IMAGE_CUTS))
-        rc = normal_init(&t->normal, &rewrites, why, why_cap);
+        rc = normal_init(&tokenizer->normal, &rewrites, why, why_cap);
     if (rc != ERR_OK)
         return rc;
-    rc = pretoken_init(&t->pretoken, &cuts, why, why_cap);
+    rc = pretoken_init(&tokenizer->pretoken, &cuts, why, why_cap);
     if (rc != ERR_OK) {
-        normal_fini(&t->normal);
+        normal_fini(&tokenizer->normal);
         return rc;
     }
-    /* Those who read characters get whole ones. */
-    if (t->pretoken.spelled && (image->facts.flags & IMAGE_BYTE_LEVEL) == 0) {
-        pretoken_fini(&t->pretoken);
-        normal_fini(&t->normal);
+    /* Functions that decode characters rely on whole ones; a damaged image could break that. */
+    if (tokenizer->pretoken.spelled && (image->facts.flags & IMAGE_BYTE_LEVEL) == 0) {
+        pretoken_fini(&tokenizer->pretoken);
+        normal_fini(&tokenizer->normal);
         return ERR_CORRUPT;
     }
-    t->image = image;
-    t->mapped = mapped;
-    t->tokens = image_table(image, IMAGE_TOKENS);
-    t->text = image_table(image, IMAGE_TEXT);
-    t->by_text = image_table(image, IMAGE_BY_TEXT);
-    t->by_text_mask = image_count(image, IMAGE_BY_TEXT) - 1;
-    bpe_attach(&t->bpe, image);
-    added_attach(&t->raw, image, IMAGE_RAW);
-    added_attach(&t->normalized, image, IMAGE_NORMAL);
-    t->most_bytes = find_most_bytes(t, shrinks(&rewrites, &cuts));
+    tokenizer->image = image;
+    tokenizer->mapped = mapped;
+    tokenizer->tokens = image_table(image, IMAGE_TOKENS);
+    tokenizer->text = image_table(image, IMAGE_TEXT);
+    tokenizer->by_text = image_table(image, IMAGE_BY_TEXT);
+    tokenizer->by_text_mask = image_count(image, IMAGE_BY_TEXT) - 1;
+    bpe_attach(&tokenizer->bpe, image);
+    added_attach(&tokenizer->raw, image, IMAGE_RAW);
+    added_attach(&tokenizer->normalized, image, IMAGE_NORMAL);
+    tokenizer->most_bytes = load_find_most_bytes(tokenizer, load_shrinks(&rewrites, &cuts));
     return ERR_OK;
 }
 
-/* The image in the cache folder, attached. Anything but ERR_OK and ERR_NO_MEMORY means to build. */
-static int open_image(struct tokenizer *t, const char *cache_dir, const struct hash *sources,
-                      struct tokenizer_opening *how)
+/* Map the image in the cache folder and use it. After any error except ERR_NO_MEMORY the caller
+ * builds the image from the files. */
+static int load_open_image(struct tokenizer *tokenizer, const char *cache_dir,
+                           const struct hash *sources, struct tokenizer_opening *how)
 {
     struct image_header *image = NULL;
     int rc = image_map(&image, cache_dir, sources, how->cache_why, sizeof how->cache_why);
 
     if (rc != ERR_OK)
         return rc;
-    rc = tokenizer_attach(t, image, true, how->cache_why, sizeof how->cache_why);
+    rc = tokenizer_attach(tokenizer, image, true, how->cache_why, sizeof how->cache_why);
     if (rc != ERR_OK)
         image_unmap(image);
     else
@@ -359,32 +387,34 @@ static int open_image(struct tokenizer *t, const char *cache_dir, const struct h
     return rc;
 }
 
-static int open_files(struct tokenizer *t, struct load *l, const char *dir, const char *cache_dir,
-                      struct tokenizer_opening *how)
+/* Build the image from the files, and write it to the cache folder for the next time. */
+static int load_open_files(struct tokenizer *tokenizer, struct load *load, const char *dir,
+                           const char *cache_dir, struct tokenizer_opening *how)
 {
     struct buf files[TOKENIZER_FILES] = {{0}};
     struct image_header *image = NULL;
-    int rc = read_files(l, dir, files);
+    int rc = load_read_files(load, dir, files);
     int f;
 
     if (rc == ERR_OK) {
-        l->sources = digest_read(files); /* of what is read now, not of what was seen before */
-        rc = build(l, files, &image);
+        /* The digest of the contents just read: the files may have changed since the last look. */
+        load->sources = load_digest_read(files);
+        rc = load_build_image(load, files, &image);
     }
     for (f = 0; f < TOKENIZER_FILES; f++)
         buf_fini(&files[f]);
     if (rc != ERR_OK)
         return rc;
-    /* Whoever can map it needs no copy of its own. */
+    /* Prefer the mapping of the file just written to a private copy: it is shared. */
     if (cache_dir[0] != '\0') {
         rc = image_write(image, cache_dir, how->cache_why, sizeof how->cache_why);
         how->written = rc == ERR_OK;
-        if (rc == ERR_OK && open_image(t, cache_dir, &l->sources, how) == ERR_OK) {
+        if (rc == ERR_OK && load_open_image(tokenizer, cache_dir, &load->sources, how) == ERR_OK) {
             mem_free(image);
             return ERR_OK;
         }
     }
-    rc = tokenizer_attach(t, image, false, l->why, l->why_cap);
+    rc = tokenizer_attach(tokenizer, image, false, load->why, load->why_cap);
     if (rc != ERR_OK)
         mem_free(image);
     return rc;
@@ -394,28 +424,29 @@ int tokenizer_open_cached(struct tokenizer **out, const char *dir, const char *c
                           struct tokenizer_opening *how, char *why, size_t why_cap)
 {
     char reason[400] = "";
-    struct load l = {.why = reason, .why_cap = sizeof reason};
+    struct load load = {.why = reason, .why_cap = sizeof reason};
     struct tokenizer_opening unasked;
-    struct tokenizer *t = mem_zalloc(sizeof *t);
-    int rc = t == NULL ? load_no_memory(&l) : ERR_NOT_FOUND;
+    struct tokenizer *tokenizer = mem_zalloc(sizeof *tokenizer);
+    int rc = tokenizer == NULL ? load_no_memory(&load) : ERR_NOT_FOUND;
 
+    must(out != NULL && dir != NULL && cache_dir != NULL);
     how = how != NULL ? how : &unasked;
     *how = (struct tokenizer_opening){.mapped = false};
-    if (t != NULL && cache_dir[0] != '\0' &&
-        digest_folder(&l.sources, dir, reason, sizeof reason) == ERR_OK)
-        rc = open_image(t, cache_dir, &l.sources, how);
+    if (tokenizer != NULL && cache_dir[0] != '\0' &&
+        load_digest_folder(&load.sources, dir, reason, sizeof reason) == ERR_OK)
+        rc = load_open_image(tokenizer, cache_dir, &load.sources, how);
     if (rc != ERR_OK && rc != ERR_NO_MEMORY) {
         reason[0] = '\0';
-        rc = open_files(t, &l, dir, cache_dir, how);
+        rc = load_open_files(tokenizer, &load, dir, cache_dir, how);
     }
-    load_fini(&l);
+    load_fini(&load);
     if (!how->mapped || how->written)
-        mem_trim(); /* the trees are five times as large as what was made of them */
+        mem_trim(); /* the JSON trees are five times as large as the image */
     if (rc == ERR_OK) {
-        *out = t;
+        *out = tokenizer;
         return ERR_OK;
     }
-    mem_free(t);
+    mem_free(tokenizer);
     if (why != NULL && why_cap > 0)
         (void)snprintf(why, why_cap, "tokenizer of %s: %s", dir,
                        reason[0] != '\0' ? reason : err_sentence(rc));

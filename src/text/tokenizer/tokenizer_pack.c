@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Loading: what was read becomes the tables of an image. */
+ * Loading, last step: writes the data that was read into the tables of an image (image.h). Tables
+ * are first collected in struct packing, then image_build() copies them together. */
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/must.h"
 #include "base/utf8.h"
 #include "text/tokenizer/pieces.h"
 #include "text/tokenizer/tokenizer_parts.h"
@@ -11,7 +13,7 @@
 #define JOINED_BITS_MIN ((size_t)1 << 12)
 #define JOINED_BITS_MAX ((size_t)1 << 24) /* 2 MiB; more would miss the caches */
 
-/* The tables on their way. All owned. */
+/* The tables while they are collected. All owned. */
 struct packing {
     struct load *l;
     struct buf text;
@@ -34,18 +36,19 @@ struct packing {
     size_t special_n;
 };
 
-static struct image_text keep(struct packing *p, const char *bytes, size_t len)
+/* Append bytes to the table of texts and return their place. */
+static struct image_text load_keep_text(struct packing *packing, const char *bytes, size_t len)
 {
-    struct image_text text = {.at = (uint32_t)p->text.len, .len = (uint32_t)len};
+    struct image_text text = {.at = (uint32_t)packing->text.len, .len = (uint32_t)len};
 
-    buf_add(&p->text, bytes, len);
+    buf_add(&packing->text, bytes, len);
     return text;
 }
 
 /* --- tokens ------------------------------------------------------------------------------------*/
 
-/* The bytes of a text in GPT-2's alphabet; false when a character is not of it. */
-static bool is_spelled(const char *text, size_t len)
+/* Is a text spelled entirely in GPT-2's alphabet? */
+static bool load_is_spelled(const char *text, size_t len)
 {
     size_t i = 0;
 
@@ -57,253 +60,278 @@ static bool is_spelled(const char *text, size_t len)
     return true;
 }
 
-/* What Hugging Face leaves out: tokens that decode from the content of a special one. So a special
- * token that is normalized to something else stays in. */
-static bool is_skipped(const struct load *l, const struct vocab_token *t)
+/* Does skip_special omit this token? Hugging Face omits tokens that decode to the text of a special
+ * token, so a special token that a normalizer changed to another text is kept. */
+static bool load_is_skipped(const struct load *load, const struct vocab_token *token)
 {
     int32_t id;
 
-    if (t->said == NULL)
-        return t->special;
-    id = vocab_find(&l->vocab, t->said, t->said_len);
-    return id >= 0 && l->vocab.tokens[id].special;
+    if (token->said == NULL)
+        return token->special;
+    id = vocab_find(&load->vocab, token->said, token->said_len);
+    return id >= 0 && load->vocab.tokens[id].special;
 }
 
-static void pack_token(struct packing *p, int id)
+/* Fill in one token: its text, the bytes it decodes to, and the piece that BPE makes it of. Equal
+ * texts are stored once. */
+static void load_pack_token(struct packing *packing, int id)
 {
-    const struct vocab_token *v = &p->l->vocab.tokens[id];
-    struct image_token *t = &p->tokens[id];
-    bool byte_level = (p->l->facts.flags & IMAGE_BYTE_LEVEL) != 0;
+    const struct vocab_token *token = &packing->l->vocab.tokens[id];
+    struct image_token *out = &packing->tokens[id];
+    bool byte_level = (packing->l->facts.flags & IMAGE_BYTE_LEVEL) != 0;
     bool is_byte = false;
     size_t from;
 
-    if (v->text == NULL)
+    if (token->text == NULL)
         return;
-    t->flags = TOKEN_USED;
-    t->flags |= v->in_model ? TOKEN_IN_MODEL : 0u;
-    t->flags |= v->special ? TOKEN_SPECIAL : 0u;
-    t->text = keep(p, v->text, v->text_len);
-    t->flags |= is_skipped(p->l, v) ? TOKEN_SKIPPED : 0u;
-    from = p->text.len;
-    decode_token(&p->l->decode, v->said != NULL ? v->said : v->text,
-                 v->said != NULL ? v->said_len : v->text_len, &p->text, &is_byte);
-    t->bytes = (struct image_text){.at = (uint32_t)from, .len = (uint32_t)(p->text.len - from)};
-    t->flags |= is_byte ? TOKEN_BYTE : 0u;
-    if (!p->text.failed && t->bytes.len == t->text.len &&
-        memcmp(p->text.bytes + t->bytes.at, v->text, v->text_len) == 0) {
-        p->text.len = from; /* the same: once is enough */
-        t->bytes = t->text;
+    out->flags = TOKEN_USED;
+    if (token->in_model)
+        out->flags |= TOKEN_IN_MODEL;
+    if (token->special)
+        out->flags |= TOKEN_SPECIAL;
+    out->text = load_keep_text(packing, token->text, token->text_len);
+    if (load_is_skipped(packing->l, token))
+        out->flags |= TOKEN_SKIPPED;
+    from = packing->text.len;
+    decode_token(&packing->l->decode, token->said != NULL ? token->said : token->text,
+                 token->said != NULL ? token->said_len : token->text_len, &packing->text, &is_byte);
+    out->bytes =
+        (struct image_text){.at = (uint32_t)from, .len = (uint32_t)(packing->text.len - from)};
+    if (is_byte)
+        out->flags |= TOKEN_BYTE;
+    if (!packing->text.failed && out->bytes.len == out->text.len &&
+        memcmp(packing->text.bytes + out->bytes.at, token->text, token->text_len) == 0) {
+        packing->text.len = from; /* equal to its text: store it once */
+        out->bytes = out->text;
     }
-    if (!v->in_model)
+    if (!token->in_model)
         return;
-    t->piece = t->text;
+    out->piece = out->text;
     if (!byte_level)
         return;
-    t->piece.len = 0; /* what is not spelled is never a piece */
-    if (!is_spelled(v->text, v->text_len))
+    out->piece.len = 0; /* text outside of the alphabet is never a piece */
+    if (!load_is_spelled(token->text, token->text_len))
         return;
-    if ((p->l->decode.flags & IMAGE_DECODE_BYTES) != 0) {
-        t->piece = t->bytes;
+    if ((packing->l->decode.flags & IMAGE_DECODE_BYTES) != 0) {
+        out->piece = out->bytes;
         return;
     }
-    from = p->text.len;
-    decode_token(&(struct decode_draft){.flags = IMAGE_DECODE_BYTES}, v->text, v->text_len,
-                 &p->text, &is_byte);
-    t->piece = (struct image_text){.at = (uint32_t)from, .len = (uint32_t)(p->text.len - from)};
+    from = packing->text.len;
+    decode_token(&(struct decode_draft){.flags = IMAGE_DECODE_BYTES}, token->text, token->text_len,
+                 &packing->text, &is_byte);
+    out->piece =
+        (struct image_text){.at = (uint32_t)from, .len = (uint32_t)(packing->text.len - from)};
 }
 
-static void enter_id(uint32_t *table, size_t n, uint64_t hash, int id)
+/* Enter an id into a hash table of ids; the table has free slots (pieces_slots()). */
+static void load_enter_id(uint32_t *table, size_t n, uint64_t hash, int id)
 {
     size_t i = (size_t)hash & (n - 1);
 
+    must(n > 0 && (n & (n - 1)) == 0);
     while (table[i] != 0)
         i = (i + 1) & (n - 1);
     table[i] = (uint32_t)id + 1;
 }
 
-static void enter_piece(struct packing *p, int id)
+/* Enter a token under its piece, in the table for short or for long pieces. */
+static void load_enter_piece(struct packing *packing, int id)
 {
-    struct image_text piece = p->tokens[id].piece;
-    const char *bytes = p->text.bytes + piece.at;
+    struct image_text piece = packing->tokens[id].piece;
+    const char *bytes = packing->text.bytes + piece.at;
     struct piece_key key;
     size_t i;
 
     if (piece.len == 0)
         return;
     if (piece.len > IMAGE_PIECE_LEN) {
-        enter_id(p->long_pieces, p->long_n, hash_xxh3(bytes, piece.len), id);
+        load_enter_id(packing->long_pieces, packing->long_n, hash_xxh3(bytes, piece.len), id);
         return;
     }
     key = piece_key(bytes, piece.len);
-    i = (size_t)(piece_slot(p->pieces, p->pieces_n - 1, key) - p->pieces);
-    p->pieces[i] = (struct image_piece){.key = {key.low, key.high}, .id = id};
+    i = (size_t)(piece_slot(packing->pieces, packing->pieces_n - 1, key) - packing->pieces);
+    packing->pieces[i] = (struct image_piece){.key = {key.low, key.high}, .id = id};
 }
 
-static int pack_tokens(struct packing *p)
+/* Fill in all tokens, then the hash tables over them, which are sized by counting first. */
+static int load_pack_tokens(struct packing *packing)
 {
-    int n = p->l->vocab.n;
+    int n = packing->l->vocab.n;
     size_t n_long = 0;
     size_t n_short = 0;
     size_t i;
     int id;
 
-    p->tokens = mem_zalloc_array((size_t)n + 1, sizeof *p->tokens);
-    if (p->tokens == NULL)
+    packing->tokens = mem_zalloc_array((size_t)n + 1, sizeof *packing->tokens);
+    if (packing->tokens == NULL)
         return ERR_NO_MEMORY;
     for (id = 0; id < n; id++)
-        pack_token(p, id);
-    if (p->text.failed || p->text.len > UINT32_MAX / 2)
+        load_pack_token(packing, id);
+    if (packing->text.failed || packing->text.len > UINT32_MAX / 2)
         return ERR_NO_MEMORY;
     for (id = 0; id < n; id++) {
-        n_long += p->tokens[id].piece.len > IMAGE_PIECE_LEN;
-        n_short += p->tokens[id].piece.len > 0 && p->tokens[id].piece.len <= IMAGE_PIECE_LEN;
+        n_long += packing->tokens[id].piece.len > IMAGE_PIECE_LEN;
+        n_short +=
+            packing->tokens[id].piece.len > 0 && packing->tokens[id].piece.len <= IMAGE_PIECE_LEN;
     }
-    p->by_text_n = pieces_slots((size_t)n);
-    p->long_n = pieces_slots(n_long);
-    p->pieces_n = pieces_slots(n_short);
-    p->by_text = mem_zalloc_array(p->by_text_n, sizeof *p->by_text);
-    p->long_pieces = mem_zalloc_array(p->long_n, sizeof *p->long_pieces);
-    p->pieces = mem_zalloc_array(p->pieces_n, sizeof *p->pieces);
-    p->special = mem_zalloc_array((size_t)n + 1, sizeof *p->special);
-    if (p->by_text == NULL || p->long_pieces == NULL || p->pieces == NULL || p->special == NULL)
+    packing->by_text_n = pieces_slots((size_t)n);
+    packing->long_n = pieces_slots(n_long);
+    packing->pieces_n = pieces_slots(n_short);
+    packing->by_text = mem_zalloc_array(packing->by_text_n, sizeof *packing->by_text);
+    packing->long_pieces = mem_zalloc_array(packing->long_n, sizeof *packing->long_pieces);
+    packing->pieces = mem_zalloc_array(packing->pieces_n, sizeof *packing->pieces);
+    packing->special = mem_zalloc_array((size_t)n + 1, sizeof *packing->special);
+    if (packing->by_text == NULL || packing->long_pieces == NULL || packing->pieces == NULL ||
+        packing->special == NULL)
         return ERR_NO_MEMORY;
-    for (i = 0; i < p->pieces_n; i++)
-        p->pieces[i].id = -1;
+    for (i = 0; i < packing->pieces_n; i++)
+        packing->pieces[i].id = -1;
     for (id = 0; id < n; id++) {
-        const struct image_token *t = &p->tokens[id];
+        const struct image_token *token = &packing->tokens[id];
 
-        if ((t->flags & TOKEN_USED) == 0)
+        if ((token->flags & TOKEN_USED) == 0)
             continue;
-        enter_id(p->by_text, p->by_text_n, hash_xxh3(p->text.bytes + t->text.at, t->text.len), id);
-        enter_piece(p, id);
-        if ((t->flags & TOKEN_SPECIAL) != 0)
-            p->special[p->special_n++] = id;
+        load_enter_id(packing->by_text, packing->by_text_n,
+                      hash_xxh3(packing->text.bytes + token->text.at, token->text.len), id);
+        load_enter_piece(packing, id);
+        if ((token->flags & TOKEN_SPECIAL) != 0)
+            packing->special[packing->special_n++] = id;
     }
     return ERR_OK;
 }
 
 /* --- merges ------------------------------------------------------------------------------------*/
 
-/* The byte that a token is alone; -1 when it is none. */
-static int byte_of(const struct packing *p, int32_t id)
+/* The byte that a token consists of; -1 when it is longer. */
+static int load_byte_of(const struct packing *packing, int32_t id)
 {
-    const struct vocab_token *t = &p->l->vocab.tokens[id];
+    const struct vocab_token *token = &packing->l->vocab.tokens[id];
 
-    if (t->text_len == 0 || utf8_sequence(t->text, t->text_len) != t->text_len)
+    if (token->text_len == 0 || utf8_sequence(token->text, token->text_len) != token->text_len)
         return -1;
-    return vocab_char_byte(utf8_decode(t->text));
+    return vocab_char_byte(utf8_decode(token->text));
 }
 
-static void pack_byte_pairs(struct packing *p)
+/* Copy the merges of two single bytes into a table that is indexed by both bytes. */
+static void load_pack_byte_pairs(struct packing *packing)
 {
-    const struct load *l = p->l;
+    const struct load *load = packing->l;
     size_t i;
 
-    for (i = 0; i < p->byte_pairs_n; i++)
-        p->byte_pairs[i] = (struct image_pair){.rank = BPE_NO_RANK, .id = -1};
-    for (i = 0; p->byte_pairs_n > 0 && i <= l->merges_mask; i++) {
-        const struct image_merge *m = &l->merges[i];
-        int left = m->pair == IMAGE_MERGE_FREE ? -1 : byte_of(p, (int32_t)(m->pair >> 32));
-        int right = left < 0 ? -1 : byte_of(p, (int32_t)(uint32_t)m->pair);
+    for (i = 0; i < packing->byte_pairs_n; i++)
+        packing->byte_pairs[i] = (struct image_pair){.rank = BPE_NO_RANK, .id = -1};
+    for (i = 0; packing->byte_pairs_n > 0 && i <= load->merges_mask; i++) {
+        const struct image_merge *merge = &load->merges[i];
+        int left = merge->pair == IMAGE_MERGE_FREE
+                       ? -1
+                       : load_byte_of(packing, (int32_t)(merge->pair >> 32));
+        int right = left < 0 ? -1 : load_byte_of(packing, (int32_t)(uint32_t)merge->pair);
 
         if (right >= 0)
-            p->byte_pairs[left << 8 | right] = (struct image_pair){.rank = m->rank, .id = m->id};
+            packing->byte_pairs[left << 8 | right] =
+                (struct image_pair){.rank = merge->rank, .id = merge->id};
     }
 }
 
-/* What is asked before the table of merges: one byte of bits for each of its slots. */
-static int pack_merges(struct packing *p)
+/* Build the filter that is read before the table of merges: eight bits per slot of that table. */
+static int load_pack_merges(struct packing *packing)
 {
-    const struct load *l = p->l;
+    const struct load *load = packing->l;
     size_t i;
 
-    p->likely_n = (l->merges_mask + 1) / 8;
-    p->byte_pairs_n = (l->facts.flags & IMAGE_BYTE_LEVEL) != 0 ? 65536 : 0;
-    p->likely = mem_zalloc_array(p->likely_n, sizeof *p->likely);
-    p->byte_pairs = mem_zalloc_array(p->byte_pairs_n + 1, sizeof *p->byte_pairs);
-    if (p->likely == NULL || p->byte_pairs == NULL)
+    packing->likely_n = (load->merges_mask + 1) / 8;
+    if ((load->facts.flags & IMAGE_BYTE_LEVEL) != 0)
+        packing->byte_pairs_n = 65536;
+    else
+        packing->byte_pairs_n = 0;
+    packing->likely = mem_zalloc_array(packing->likely_n, sizeof *packing->likely);
+    packing->byte_pairs = mem_zalloc_array(packing->byte_pairs_n + 1, sizeof *packing->byte_pairs);
+    if (packing->likely == NULL || packing->byte_pairs == NULL)
         return ERR_NO_MEMORY;
-    for (i = 0; i <= l->merges_mask; i++) {
-        uint64_t bit = bpe_likely_bit(l->merges[i].pair, p->likely_n * 64 - 1);
+    for (i = 0; i <= load->merges_mask; i++) {
+        uint64_t bit = bpe_likely_bit(load->merges[i].pair, packing->likely_n * 64 - 1);
 
-        if (l->merges[i].pair != IMAGE_MERGE_FREE)
-            p->likely[bit / 64] |= (uint64_t)1 << bit % 64;
+        if (load->merges[i].pair != IMAGE_MERGE_FREE)
+            packing->likely[bit / 64] |= (uint64_t)1 << bit % 64;
     }
-    pack_byte_pairs(p);
+    load_pack_byte_pairs(packing);
     return ERR_OK;
 }
 
 /* --- where a text may be cut -------------------------------------------------------------------*/
 
-/* Whether merges alone decide what a character becomes, whatever stands beside it: each unknown
- * one is its bytes, and no merge joins bytes. */
-static bool may_cut(const struct load *l)
+/* May a text be cut between characters that no merge joins? Only if merges alone decide how a
+ * character is encoded: every unknown character becomes its bytes, and no merge joins these
+ * bytes. */
+static bool load_may_cut(const struct load *load)
 {
     size_t i;
     int b;
 
-    if ((l->facts.flags & (IMAGE_BYTE_LEVEL | IMAGE_BYTE_FALLBACK | IMAGE_IGNORE_MERGES)) !=
+    if ((load->facts.flags & (IMAGE_BYTE_LEVEL | IMAGE_BYTE_FALLBACK | IMAGE_IGNORE_MERGES)) !=
             IMAGE_BYTE_FALLBACK ||
-        !image_has_all_bytes(&l->facts))
+        !image_has_all_bytes(&load->facts))
         return false;
-    for (i = 0; i <= l->merges_mask; i++) {
-        const struct image_merge *m = &l->merges[i];
+    for (i = 0; i <= load->merges_mask; i++) {
+        const struct image_merge *merge = &load->merges[i];
 
-        if (m->pair == IMAGE_MERGE_FREE)
+        if (merge->pair == IMAGE_MERGE_FREE)
             continue;
         for (b = 0; b < 256; b++)
-            if ((int32_t)(m->pair >> 32) == l->facts.byte_ids[b] ||
-                (int32_t)m->pair == l->facts.byte_ids[b])
+            if ((int32_t)(merge->pair >> 32) == load->facts.byte_ids[b] ||
+                (int32_t)merge->pair == load->facts.byte_ids[b])
                 return false;
     }
     return true;
 }
 
-static void join_chars(struct packing *p, int32_t id)
+/* Mark each pair of adjacent characters of a token as joined. */
+static void load_join_chars(struct packing *packing, int32_t id)
 {
-    const struct vocab_token *t = &p->l->vocab.tokens[id];
-    uint64_t mask = p->joined_n * 64 - 1;
+    const struct vocab_token *token = &packing->l->vocab.tokens[id];
+    uint64_t mask = packing->joined_n * 64 - 1;
     uint32_t last = 0;
     size_t i = 0;
 
-    while (i < t->text_len) {
-        uint32_t c = utf8_decode(t->text + i);
+    while (i < token->text_len) {
+        uint32_t c = utf8_decode(token->text + i);
 
         if (i > 0) {
             uint64_t bit = bpe_joined_bit(last, c, mask);
 
-            p->joined[bit / 64] |= (uint64_t)1 << bit % 64;
+            packing->joined[bit / 64] |= (uint64_t)1 << bit % 64;
         }
         last = c;
-        i += utf8_sequence(t->text + i, t->text_len - i);
+        i += utf8_sequence(token->text + i, token->text_len - i);
     }
 }
 
-/* What merges make is where characters are joined: all other places are fit for a cut. */
-static int pack_joined(struct packing *p)
+/* Build IMAGE_JOINED from the results of all merges: a text may be cut between any other
+ * characters. */
+static int load_pack_joined(struct packing *packing)
 {
-    struct load *l = p->l;
+    struct load *load = packing->l;
     size_t bits = JOINED_BITS_MIN;
     size_t i;
 
-    if (!may_cut(l))
+    if (!load_may_cut(load))
         return ERR_OK;
-    while (bits < JOINED_BITS_MAX && bits < l->merges_mask * 16)
+    while (bits < JOINED_BITS_MAX && bits < load->merges_mask * 16)
         bits *= 2;
-    p->joined_n = bits / 64;
-    p->joined = mem_zalloc_array(p->joined_n, sizeof *p->joined);
-    if (p->joined == NULL)
+    packing->joined_n = bits / 64;
+    packing->joined = mem_zalloc_array(packing->joined_n, sizeof *packing->joined);
+    if (packing->joined == NULL)
         return ERR_NO_MEMORY;
-    for (i = 0; i <= l->merges_mask; i++)
-        if (l->merges[i].pair != IMAGE_MERGE_FREE)
-            join_chars(p, l->merges[i].id);
-    l->facts.flags |= IMAGE_APART;
+    for (i = 0; i <= load->merges_mask; i++)
+        if (load->merges[i].pair != IMAGE_MERGE_FREE)
+            load_join_chars(packing, load->merges[i].id);
+    load->facts.flags |= IMAGE_APART;
     return ERR_OK;
 }
 
-/* --- the rest ----------------------------------------------------------------------------------*/
+/* --- other tables ------------------------------------------------------------------------------*/
 
-static int compare_items(const void *a, const void *b)
+static int load_compare_items(const void *a, const void *b)
 {
     const struct load_added *x = a;
     const struct load_added *y = b;
@@ -311,7 +339,9 @@ static int compare_items(const void *a, const void *b)
     return added_compare(x->text, x->len, x->id, y->text, y->len, y->id);
 }
 
-static int pack_added(struct packing *p, struct load_added_list *list, struct image_added **out)
+/* Sort one list of added tokens and write it. */
+static int load_pack_added(struct packing *packing, struct load_added_list *list,
+                           struct image_added **out)
 {
     size_t i;
 
@@ -319,30 +349,33 @@ static int pack_added(struct packing *p, struct load_added_list *list, struct im
     if (*out == NULL)
         return ERR_NO_MEMORY;
     if (list->n > 0)
-        qsort(list->items, list->n, sizeof list->items[0], compare_items);
+        qsort(list->items, list->n, sizeof list->items[0], load_compare_items);
     for (i = 0; i < list->n; i++)
-        (*out)[i] = (struct image_added){.text = keep(p, list->items[i].text, list->items[i].len),
-                                         .id = list->items[i].id,
-                                         .flags = list->items[i].flags};
+        (*out)[i] = (struct image_added){
+            .text = load_keep_text(packing, list->items[i].text, list->items[i].len),
+            .id = list->items[i].id,
+            .flags = list->items[i].flags};
     return ERR_OK;
 }
 
-static void pack_steps(struct packing *p, const struct steps_draft *d, struct image_step *out)
+static void load_pack_steps(struct packing *packing, const struct steps_draft *draft,
+                            struct image_step *out)
 {
     int i;
 
-    for (i = 0; i < d->n; i++)
+    for (i = 0; i < draft->n; i++)
         out[i] = (struct image_step){
-            .kind = d->steps[i].kind,
-            .behavior = d->steps[i].behavior,
-            .invert = d->steps[i].invert,
-            .pattern = keep(p, d->steps[i].pattern, d->steps[i].pattern_len),
-            .by = keep(p, d->steps[i].by, d->steps[i].by_len),
+            .kind = draft->steps[i].kind,
+            .behavior = draft->steps[i].behavior,
+            .invert = draft->steps[i].invert,
+            .pattern =
+                load_keep_text(packing, draft->steps[i].pattern, draft->steps[i].pattern_len),
+            .by = load_keep_text(packing, draft->steps[i].by, draft->steps[i].by_len),
         };
 }
 
-/* Find out which tokens their pieces encode to, and mark them in the image. */
-static int mark_whole(struct image_header *image)
+/* Find the tokens that BPE produces from their own pieces, and mark them in the finished image. */
+static int load_mark_whole(struct image_header *image)
 {
     struct image_token *tokens = image_table_open(image, IMAGE_TOKENS);
     struct image_piece *pieces = image_table_open(image, IMAGE_PIECES);
@@ -354,18 +387,18 @@ static int mark_whole(struct image_header *image)
 
     bpe_attach(&bpe, image);
     for (i = 0; i < image_count(image, IMAGE_TOKENS) && rc == ERR_OK; i++) {
-        struct image_token *t = &tokens[i];
-        const char *piece = bpe.text + t->piece.at;
+        struct image_token *token = &tokens[i];
+        const char *piece = bpe.text + token->piece.at;
 
-        if (t->piece.len == 0)
+        if (token->piece.len == 0)
             continue;
         ids.len = 0;
-        rc = bpe_merge(&bpe, &work, piece, t->piece.len, &ids);
+        rc = bpe_merge(&bpe, &work, piece, token->piece.len, &ids);
         if (rc != ERR_OK || ids.len != 1 || ids.ids[0] != (int32_t)i)
             continue;
-        t->flags |= TOKEN_WHOLE;
-        if (t->piece.len <= IMAGE_PIECE_LEN)
-            pieces[piece_slot(pieces, bpe.pieces_mask, piece_key(piece, t->piece.len)) - pieces]
+        token->flags |= TOKEN_WHOLE;
+        if (token->piece.len <= IMAGE_PIECE_LEN)
+            pieces[piece_slot(pieces, bpe.pieces_mask, piece_key(piece, token->piece.len)) - pieces]
                 .whole = 1;
     }
     token_list_fini(&ids);
@@ -373,77 +406,83 @@ static int mark_whole(struct image_header *image)
     return rc;
 }
 
-static int pack_all(struct packing *p)
+/* Collect all tables. */
+static int load_pack_all(struct packing *packing)
 {
-    struct load *l = p->l;
-    int rc = pack_tokens(p);
+    struct load *load = packing->l;
+    int rc = load_pack_tokens(packing);
 
     if (rc == ERR_OK)
-        rc = pack_merges(p);
+        rc = load_pack_merges(packing);
     if (rc == ERR_OK)
-        rc = pack_joined(p);
+        rc = load_pack_joined(packing);
     if (rc == ERR_OK)
-        rc = pack_added(p, &l->raw, &p->added[0]);
+        rc = load_pack_added(packing, &load->raw, &packing->added[0]);
     if (rc == ERR_OK)
-        rc = pack_added(p, &l->normalized, &p->added[1]);
+        rc = load_pack_added(packing, &load->normalized, &packing->added[1]);
     if (rc != ERR_OK)
         return rc;
-    pack_steps(p, &l->rewrites, p->steps[0]);
-    pack_steps(p, &l->cuts, p->steps[1]);
-    l->facts.flags |= l->decode.flags;
-    l->facts.drop_char = l->decode.drop_char;
-    l->facts.strip_char = l->decode.strip_char;
-    l->facts.strip_n = l->decode.strip_n;
-    return p->text.failed || p->text.len > UINT32_MAX / 2 ? ERR_NO_MEMORY : ERR_OK;
+    load_pack_steps(packing, &load->rewrites, packing->steps[0]);
+    load_pack_steps(packing, &load->cuts, packing->steps[1]);
+    load->facts.flags |= load->decode.flags;
+    load->facts.drop_char = load->decode.drop_char;
+    load->facts.strip_char = load->decode.strip_char;
+    load->facts.strip_n = load->decode.strip_n;
+    if (packing->text.failed || packing->text.len > UINT32_MAX / 2)
+        return ERR_NO_MEMORY;
+    return ERR_OK;
 }
 
-int load_pack(struct load *l, struct image_header **out)
+int load_pack(struct load *load, struct image_header **out)
 {
-    struct packing p = {.l = l};
+    struct packing packing = {.l = load};
     struct image_header *image = NULL;
-    int rc = pack_all(&p);
+    int rc = load_pack_all(&packing);
 
+    must(out != NULL && load->merges != NULL && load->vocab.tokens != NULL);
     if (rc == ERR_OK) {
         struct image_part parts[IMAGE_SECTIONS] = {
-            [IMAGE_TEXT] = {p.text.bytes, p.text.len},
-            [IMAGE_TOKENS] = {p.tokens, (size_t)l->vocab.n},
-            [IMAGE_BY_TEXT] = {p.by_text, p.by_text_n},
-            [IMAGE_PIECES] = {p.pieces, p.pieces_n},
-            [IMAGE_LONG_PIECES] = {p.long_pieces, p.long_n},
-            [IMAGE_MERGES] = {l->merges, l->merges_mask + 1},
-            [IMAGE_LIKELY] = {p.likely, p.likely_n},
-            [IMAGE_BYTE_PAIRS] = {p.byte_pairs, p.byte_pairs_n},
-            [IMAGE_JOINED] = {p.joined, p.joined_n},
-            [IMAGE_RAW] = {p.added[0], l->raw.n},
-            [IMAGE_NORMAL] = {p.added[1], l->normalized.n},
-            [IMAGE_REWRITES] = {p.steps[0], (size_t)l->rewrites.n},
-            [IMAGE_CUTS] = {p.steps[1], (size_t)l->cuts.n},
-            [IMAGE_BEFORE] = {l->before.ids, l->before.len},
-            [IMAGE_AFTER] = {l->after.ids, l->after.len},
-            [IMAGE_SPECIAL] = {p.special, p.special_n},
-            [IMAGE_ENDS] = {l->ends.ids, l->ends.len},
+            [IMAGE_TEXT] = {packing.text.bytes, packing.text.len},
+            [IMAGE_TOKENS] = {packing.tokens, (size_t)load->vocab.n},
+            [IMAGE_BY_TEXT] = {packing.by_text, packing.by_text_n},
+            [IMAGE_PIECES] = {packing.pieces, packing.pieces_n},
+            [IMAGE_LONG_PIECES] = {packing.long_pieces, packing.long_n},
+            [IMAGE_MERGES] = {load->merges, load->merges_mask + 1},
+            [IMAGE_LIKELY] = {packing.likely, packing.likely_n},
+            [IMAGE_BYTE_PAIRS] = {packing.byte_pairs, packing.byte_pairs_n},
+            [IMAGE_JOINED] = {packing.joined, packing.joined_n},
+            [IMAGE_RAW] = {packing.added[0], load->raw.n},
+            [IMAGE_NORMAL] = {packing.added[1], load->normalized.n},
+            [IMAGE_REWRITES] = {packing.steps[0], (size_t)load->rewrites.n},
+            [IMAGE_CUTS] = {packing.steps[1], (size_t)load->cuts.n},
+            [IMAGE_BEFORE] = {load->before.ids, load->before.len},
+            [IMAGE_AFTER] = {load->after.ids, load->after.len},
+            [IMAGE_SPECIAL] = {packing.special, packing.special_n},
+            [IMAGE_ENDS] = {load->ends.ids, load->ends.len},
         };
 
-        rc = image_build(&image, &l->facts, parts, &l->sources);
+        rc = image_build(&image, &load->facts, parts, &load->sources);
     }
     if (rc == ERR_OK)
-        rc = mark_whole(image);
+        rc = load_mark_whole(image);
     if (rc == ERR_OK) {
         image_seal(image);
         *out = image;
         image = NULL;
     }
     mem_free(image);
-    buf_fini(&p.text);
-    mem_free(p.tokens);
-    mem_free(p.by_text);
-    mem_free(p.pieces);
-    mem_free(p.long_pieces);
-    mem_free(p.likely);
-    mem_free(p.byte_pairs);
-    mem_free(p.joined);
-    mem_free(p.added[0]);
-    mem_free(p.added[1]);
-    mem_free(p.special);
-    return rc == ERR_OK ? rc : load_no_memory(l);
+    buf_fini(&packing.text);
+    mem_free(packing.tokens);
+    mem_free(packing.by_text);
+    mem_free(packing.pieces);
+    mem_free(packing.long_pieces);
+    mem_free(packing.likely);
+    mem_free(packing.byte_pairs);
+    mem_free(packing.joined);
+    mem_free(packing.added[0]);
+    mem_free(packing.added[1]);
+    mem_free(packing.special);
+    if (rc == ERR_OK)
+        return rc;
+    return load_no_memory(load);
 }

@@ -1,12 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * An open-addressing table over an array of tokens, at most half full. */
+ * An array of tokens by id, and an open-addressing hash table over their texts, at most half full
+ * so that probing always ends at a free slot. */
 #include "text/tokenizer/vocab.h"
 
 #include <string.h>
 
 #include "base/hash.h"
+#include "base/must.h"
 
+/* GPT-2's alphabet: a printable character of Latin-1 stands for itself; the other 68 bytes are
+ * numbered in order from U+0100 on. */
 uint32_t vocab_byte_char(uint8_t byte)
 {
     if ((byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || byte >= 174)
@@ -26,68 +30,75 @@ int vocab_char_byte(uint32_t c)
         return (int)(c - 0x100);
     if (c >= 0x121 && c <= 0x142)
         return (int)(c - 0x121 + 127);
-    return c == 0x143 ? 173 : -1;
+    if (c == 0x143)
+        return 173;
+    return -1;
 }
 
-int vocab_init(struct vocab *v, int64_t n_ids)
+int vocab_init(struct vocab *vocab, int64_t n_ids)
 {
     uint32_t size = 64;
 
-    *v = (struct vocab){0};
+    *vocab = (struct vocab){0};
     if (n_ids < 0 || n_ids > VOCAB_IDS_MAX)
         return ERR_LIMIT;
     while (size < (uint32_t)n_ids * 2)
         size *= 2;
-    v->tokens = mem_zalloc_array((size_t)n_ids + 1, sizeof *v->tokens);
-    v->slots = mem_zalloc_array(size, sizeof *v->slots);
-    v->mask = size - 1;
-    v->n = (int)n_ids;
-    if (v->tokens == NULL || v->slots == NULL) {
-        vocab_fini(v);
+    vocab->tokens = mem_zalloc_array((size_t)n_ids + 1, sizeof *vocab->tokens);
+    vocab->slots = mem_zalloc_array(size, sizeof *vocab->slots);
+    vocab->mask = size - 1;
+    vocab->n = (int)n_ids;
+    if (vocab->tokens == NULL || vocab->slots == NULL) {
+        vocab_fini(vocab);
         return ERR_NO_MEMORY;
     }
     return ERR_OK;
 }
 
-void vocab_fini(struct vocab *v)
+void vocab_fini(struct vocab *vocab)
 {
-    mem_free(v->tokens);
-    mem_free(v->slots);
-    *v = (struct vocab){0};
+    mem_free(vocab->tokens);
+    mem_free(vocab->slots);
+    *vocab = (struct vocab){0};
 }
 
-static uint32_t *slot_of(const struct vocab *v, const char *text, size_t len)
+/* The slot that holds a text, or the free slot where it belongs. */
+static uint32_t *vocab_find_slot(const struct vocab *vocab, const char *text, size_t len)
 {
-    uint32_t i = (uint32_t)hash_xxh3(text, len) & v->mask;
+    uint32_t i = (uint32_t)hash_xxh3(text, len) & vocab->mask;
 
-    for (; v->slots[i] != 0; i = (i + 1) & v->mask) {
-        const struct vocab_token *t = &v->tokens[v->slots[i] - 1];
+    for (; vocab->slots[i] != 0; i = (i + 1) & vocab->mask) {
+        const struct vocab_token *token = &vocab->tokens[vocab->slots[i] - 1];
 
-        if (t->text_len == len && memcmp(t->text, text, len) == 0)
+        if (token->text_len == len && memcmp(token->text, text, len) == 0)
             break;
     }
-    return &v->slots[i];
+    return &vocab->slots[i];
 }
 
-int vocab_add(struct vocab *v, int64_t id, const char *text, size_t len, bool in_model)
+int vocab_add(struct vocab *vocab, int64_t id, const char *text, size_t len, bool in_model)
 {
-    struct vocab_token *t;
+    struct vocab_token *token;
     uint32_t *slot;
 
-    if (id < 0 || id >= v->n || len > UINT32_MAX || v->tokens[id].text != NULL)
+    must(text != NULL && vocab->tokens != NULL);
+    if (id < 0 || id >= vocab->n || len > UINT32_MAX || vocab->tokens[id].text != NULL)
         return ERR_INVALID;
-    slot = slot_of(v, text, len);
+    slot = vocab_find_slot(vocab, text, len);
     if (*slot != 0)
         return ERR_INVALID;
-    t = &v->tokens[id];
-    t->text = text;
-    t->text_len = (uint32_t)len;
-    t->in_model = in_model;
+    token = &vocab->tokens[id];
+    token->text = text;
+    token->text_len = (uint32_t)len;
+    token->in_model = in_model;
     *slot = (uint32_t)id + 1;
     return ERR_OK;
 }
 
-int32_t vocab_find(const struct vocab *v, const char *text, size_t len)
+int32_t vocab_find(const struct vocab *vocab, const char *text, size_t len)
 {
-    return v->slots == NULL ? -1 : (int32_t)*slot_of(v, text, len) - 1;
+    must(text != NULL || len == 0);
+    if (vocab->slots == NULL)
+        return -1;
+    return (int32_t)*vocab_find_slot(vocab, text, len) - 1;
 }

@@ -87,15 +87,15 @@ static bool agree(const struct scanner *s, const struct regex *re, struct regex_
 
     while (from < s->len) {
         size_t a[2] = {0, 0};
-        size_t b[2] = {0, 0};
+        struct regex_match b = {0, 0};
         bool scanned = scan_next(s, from, &a[0], &a[1]);
-        bool matched = regex_next(re, w, s->text, s->len, from, &b[0], &b[1]) == ERR_OK;
+        bool matched = regex_next(re, w, s->text, s->len, from, &b) == ERR_OK;
 
-        if (scanned != matched || a[0] * matched != b[0] || a[1] * matched != b[1])
+        if (scanned != matched || a[0] * matched != b.start || a[1] * matched != b.end)
             return false;
         if (!matched)
             return true;
-        from = b[1];
+        from = b.end;
     }
     return true;
 }
