@@ -19,52 +19,52 @@
 /* --- namespaces --------------------------------------------------------------------------- */
 
 /* Where a namespace stands in the index, or would. Ends: it is a quarter full at most. */
-static uint32_t cache_admin_probe(const struct cache_admin *k, uint64_t space)
+static uint32_t cache_admin_probe(const struct cache_admin *admin, uint64_t space)
 {
     uint32_t i = (uint32_t)(space % CACHE_ADMIN_INDEX);
 
-    while (k->index[i] != 0 && k->spaces[k->index[i] - 1].space != space)
+    while (admin->index[i] != 0 && admin->spaces[admin->index[i] - 1].space != space)
         i = (i + 1) % CACHE_ADMIN_INDEX;
     return i;
 }
 
 /* Its place, or the one of those that have none. */
-static struct cache_admin_space *cache_admin_find(struct cache_admin *k, uint64_t space)
+static struct cache_admin_space *cache_admin_find(struct cache_admin *admin, uint64_t space)
 {
-    int16_t at = k->index[cache_admin_probe(k, space)];
+    int16_t at = admin->index[cache_admin_probe(admin, space)];
 
-    return &k->spaces[at == 0 ? 0 : at - 1];
+    return &admin->spaces[at == 0 ? 0 : at - 1];
 }
 
 /* A free place, or that of the namespace which was used least recently. */
-static int cache_admin_place(struct cache_admin *k)
+static int cache_admin_place(struct cache_admin *admin)
 {
     int oldest = 1;
 
-    if (k->n_spaces < CACHE_ADMIN_SPACES)
-        return k->n_spaces++;
+    if (admin->n_spaces < CACHE_ADMIN_SPACES)
+        return admin->n_spaces++;
     for (int i = 2; i < CACHE_ADMIN_SPACES; i++) {
-        if (k->spaces[i].used < k->spaces[oldest].used)
+        if (admin->spaces[i].used < admin->spaces[oldest].used)
             oldest = i;
     }
     return oldest;
 }
 
-static struct cache_admin_space *cache_admin_add(struct cache_admin *k, uint64_t space)
+static struct cache_admin_space *cache_admin_add(struct cache_admin *admin, uint64_t space)
 {
-    struct cache_admin_space *s = cache_admin_find(k, space);
+    struct cache_admin_space *of = cache_admin_find(admin, space);
     int at;
 
-    if (s != &k->spaces[0] || space == 0)
-        return s;
-    at = cache_admin_place(k);
-    k->spaces[0].queries += k->spaces[at].queries;
-    k->spaces[0].hits += k->spaces[at].hits;
-    k->spaces[at] = (struct cache_admin_space){.space = space};
-    memset(k->index, 0, sizeof k->index);
-    for (int i = 1; i < k->n_spaces; i++)
-        k->index[cache_admin_probe(k, k->spaces[i].space)] = (int16_t)(i + 1);
-    return &k->spaces[at];
+    if (of != &admin->spaces[0] || space == 0)
+        return of;
+    at = cache_admin_place(admin);
+    admin->spaces[0].queries += admin->spaces[at].queries;
+    admin->spaces[0].hits += admin->spaces[at].hits;
+    admin->spaces[at] = (struct cache_admin_space){.space = space};
+    memset(admin->index, 0, sizeof admin->index);
+    for (int i = 1; i < admin->n_spaces; i++)
+        admin->index[cache_admin_probe(admin, admin->spaces[i].space)] = (int16_t)(i + 1);
+    return &admin->spaces[at];
 }
 
 /* What earlier engines counted. */
@@ -74,11 +74,11 @@ static void cache_admin_load_rates(struct engine *e)
     int n = store_rates(e->tiers.store, rates);
 
     for (int i = 0; i < n; i++) {
-        struct cache_admin_space *s = cache_admin_add(&e->cache_admin, rates[i].space);
+        struct cache_admin_space *space = cache_admin_add(&e->cache_admin, rates[i].space);
 
-        s->queries += rates[i].queries;
-        s->hits += rates[i].hits;
-        s->used = rates[i].used;
+        space->queries += rates[i].queries;
+        space->hits += rates[i].hits;
+        space->used = rates[i].used;
         if (rates[i].used > e->cache_admin.n_used)
             e->cache_admin.n_used = rates[i].used;
     }
@@ -88,20 +88,22 @@ static void cache_admin_load_rates(struct engine *e)
 void cache_admin_save_rates(struct engine *e)
 {
     struct store_rate rates[STORE_RATES_MAX];
-    struct cache_admin *k = &e->cache_admin;
+    struct cache_admin *admin = &e->cache_admin;
 
     _Static_assert(CACHE_ADMIN_SPACES <= STORE_RATES_MAX, "each has a row");
-    if (e->tiers.store == NULL || k->n_used == k->n_kept_used)
+    if (e->tiers.store == NULL || admin->n_used == admin->n_kept_used)
         return;
-    for (int i = 0; i < k->n_spaces; i++) {
-        const struct cache_admin_space *s = &k->spaces[i];
+    for (int i = 0; i < admin->n_spaces; i++) {
+        const struct cache_admin_space *space = &admin->spaces[i];
 
-        rates[i] = (struct store_rate){
-            .space = s->space, .used = s->used, .queries = s->queries, .hits = s->hits};
+        rates[i] = (struct store_rate){.space = space->space,
+                                       .used = space->used,
+                                       .queries = space->queries,
+                                       .hits = space->hits};
     }
-    store_set_rates(e->tiers.store, rates, k->n_spaces);
-    k->n_kept_used = k->n_used;
-    k->kept_us = e->now_us;
+    store_set_rates(e->tiers.store, rates, admin->n_spaces);
+    admin->n_kept_used = admin->n_used;
+    admin->kept_us = e->now_us;
 }
 
 /* The same on the statistics page. */
@@ -120,15 +122,15 @@ static void cache_admin_show_rates(struct engine *e)
 int cache_admin_init(struct engine *e)
 {
     static const uint8_t none[WIRE_SALT_BYTES];
-    struct cache_admin *k = &e->cache_admin;
+    struct cache_admin *admin = &e->cache_admin;
     struct hash root = prefix_root(&e->shape->fingerprint, none);
 
-    k->shared = prefix_space(&root);
-    k->n_spaces = 1;
-    k->tokens = mem_zalloc_array((size_t)e->shape->max_model_len, sizeof *k->tokens);
+    admin->shared = prefix_space(&root);
+    admin->n_spaces = 1;
+    admin->tokens = mem_zalloc_array((size_t)e->shape->max_model_len, sizeof *admin->tokens);
     if (e->tiers.store != NULL)
         cache_admin_load_rates(e);
-    return k->tokens == NULL ? ERR_NO_MEMORY : ERR_OK;
+    return admin->tokens == NULL ? ERR_NO_MEMORY : ERR_OK;
 }
 
 /* --- hints of requests --------------------------------------------------------------------- */
@@ -164,13 +166,13 @@ static void cache_admin_retain_one(struct engine *e, const struct hash *name, co
 static void cache_admin_retain_below(struct engine *e, const struct seq *q)
 {
     int block = e->shape->page_tokens;
-    struct retain r = q->retain;
+    struct retain retain = q->retain;
     struct hash name = q->root;
 
     if (cache_admin_said_below(e, q))
         return;
-    if (r.until != 0)
-        r.until += r.until > UINT32_MAX - CACHE_ADMIN_MORE_S ? 0 : CACHE_ADMIN_MORE_S;
+    if (retain.until != 0)
+        retain.until += retain.until > UINT32_MAX - CACHE_ADMIN_MORE_S ? 0 : CACHE_ADMIN_MORE_S;
 
     for (int n = block; n <= q->n_cached && n <= q->retain_tokens; n += block) {
         const int32_t *tokens = q->tokens + (n - block);
@@ -181,23 +183,23 @@ static void cache_admin_retain_below(struct engine *e, const struct seq *q)
         name = prefix_name(&before, tokens, block);
         n_names = tables_names(&e->sched.tables, n / block - 1, 0, &name, &before, names);
         for (int k = 0; k < n_names; k++)
-            cache_admin_retain_one(e, &names[k].name, tokens, r);
+            cache_admin_retain_one(e, &names[k].name, tokens, retain);
     }
 }
 
 void cache_admin_note_admitted(struct engine *e, const struct seq *q)
 {
-    struct cache_admin *k = &e->cache_admin;
-    struct cache_admin_space *s;
+    struct cache_admin *admin = &e->cache_admin;
+    struct cache_admin_space *space;
 
     if (q->retain.rank > 0)
         cache_admin_retain_below(e, q);
     if ((q->request.flags & WIRE_PROBE) != 0)
         return;
-    s = cache_admin_add(k, prefix_space(&q->root));
-    s->used = ++k->n_used;
-    s->queries += (uint64_t)q->n_prompt;
-    s->hits += (uint64_t)q->n_cached;
+    space = cache_admin_add(admin, prefix_space(&q->root));
+    space->used = ++admin->n_used;
+    space->queries += (uint64_t)q->n_prompt;
+    space->hits += (uint64_t)q->n_cached;
 }
 
 void cache_admin_tell(struct engine *e, const struct seq *q)
@@ -240,22 +242,22 @@ static uint64_t cache_admin_drop_page(struct engine *e, const struct hash *name)
 /* Parts behind the prefix of this name, of all groups. */
 static void cache_admin_drop_parts(struct engine *e, const struct hash *name)
 {
-    for (int g = 0; g < e->shape->n_groups; g++) {
-        struct hash parent = tables_parent(&e->sched.tables, g, name);
+    for (int group = 0; group < e->shape->n_groups; group++) {
+        struct hash parent = tables_parent(&e->sched.tables, group, name);
 
         pages_drop_parts(e->pages, &parent);
     }
 }
 
-static uint64_t cache_admin_drop_prompt(struct engine *e, const struct wire_request *r)
+static uint64_t cache_admin_drop_prompt(struct engine *e, const struct wire_request *request)
 {
     int block = e->shape->page_tokens;
-    struct hash name = prefix_root(&e->shape->fingerprint, r->salt);
+    struct hash name = prefix_root(&e->shape->fingerprint, request->salt);
     struct tables_name names[TABLES_NAMES_MAX];
     uint64_t dropped = 0;
 
     cache_admin_drop_parts(e, &name);
-    for (uint32_t n = 0; n + (uint32_t)block <= r->n_tokens; n += (uint32_t)block) {
+    for (uint32_t n = 0; n + (uint32_t)block <= request->n_tokens; n += (uint32_t)block) {
         struct hash before = name;
         int n_names;
 
@@ -271,44 +273,44 @@ static uint64_t cache_admin_drop_prompt(struct engine *e, const struct wire_requ
 }
 
 /* Kept pages are counted by what they have in common. */
-static void cache_admin_count_hint(struct cache_admin *k, enum wire_tier at,
+static void cache_admin_count_hint(struct cache_admin *admin, enum wire_tier at,
                                    const struct page_label *label)
 {
     int i = 0;
 
-    while (i < k->n_hints &&
-           (k->hints[i].space != label->space || k->hints[i].retain.rank != label->retain.rank ||
-            k->hints[i].retain.until != label->retain.until))
+    while (i < admin->n_hints && (admin->hints[i].space != label->space ||
+                                  admin->hints[i].retain.rank != label->retain.rank ||
+                                  admin->hints[i].retain.until != label->retain.until))
         i++;
     if (i == CACHE_ADMIN_HINTS) {
         i = CACHE_ADMIN_HINTS - 1;
-        k->hints[i].space = 0; /* of several from now on */
-        k->hints[i].retain = (struct retain){0};
-    } else if (i == k->n_hints) {
-        k->hints[k->n_hints++] =
+        admin->hints[i].space = 0; /* of several from now on */
+        admin->hints[i].retain = (struct retain){0};
+    } else if (i == admin->n_hints) {
+        admin->hints[admin->n_hints++] =
             (struct cache_admin_hint){.space = label->space, .retain = label->retain};
     }
-    k->hints[i].pages[at]++;
+    admin->hints[i].pages[at]++;
 }
 
-static void cache_admin_count(struct cache_admin *k, enum wire_tier at,
+static void cache_admin_count(struct cache_admin *admin, enum wire_tier at,
                               const struct page_label *label)
 {
-    struct cache_admin_space *s = cache_admin_find(k, label->space);
+    struct cache_admin_space *space = cache_admin_find(admin, label->space);
 
-    if (s == &k->spaces[0] && k->n_spaces < CACHE_ADMIN_SPACES && label->space != 0)
-        s = cache_admin_add(k, label->space);
-    s->pages[at]++;
+    if (space == &admin->spaces[0] && admin->n_spaces < CACHE_ADMIN_SPACES && label->space != 0)
+        space = cache_admin_add(admin, label->space);
+    space->pages[at]++;
     if (label->retain.rank <= 0)
         return;
-    s->n_kept++;
-    cache_admin_count_hint(k, at, label);
+    space->n_kept++;
+    cache_admin_count_hint(admin, at, label);
 }
 
 /* How many places a tier has, and what is in one of them. */
 static int32_t cache_admin_slots(const struct engine *e, enum wire_tier at)
 {
-    struct store_counters c;
+    struct store_counters counters;
 
     switch (at) {
     case WIRE_DEVICE: return pages_count(e->pages);
@@ -316,8 +318,8 @@ static int32_t cache_admin_slots(const struct engine *e, enum wire_tier at)
     case WIRE_STORE:
         if (e->tiers.store == NULL)
             return 0;
-        store_read_counters(e->tiers.store, &c);
-        return (int32_t)c.slots;
+        store_read_counters(e->tiers.store, &counters);
+        return (int32_t)counters.slots;
     }
     return 0;
 }
@@ -333,136 +335,139 @@ static bool cache_admin_look(const struct engine *e, enum wire_tier at, int32_t 
     return false;
 }
 
-static void cache_admin_visit(struct engine *e, struct cache_admin_ask *a,
+static void cache_admin_visit(struct engine *e, struct cache_admin_ask *ask,
                               const struct page_label *label)
 {
     struct hash name = label->name; /* the label may stand where the page does */
 
-    switch (a->action) {
-    case WIRE_LIST: cache_admin_count(&e->cache_admin, a->at, label); return;
+    switch (ask->action) {
+    case WIRE_LIST: cache_admin_count(&e->cache_admin, ask->at, label); return;
     case WIRE_DROP_SPACE: /* what is of no known one is from an older store: it may be of this */
-        if (label->space == a->space || label->space == 0)
-            a->dropped += cache_admin_drop_page(e, &name);
+        if (label->space == ask->space || label->space == 0)
+            ask->dropped += cache_admin_drop_page(e, &name);
         return;
-    case WIRE_DROP_ALL: a->dropped += cache_admin_drop_page(e, &name); return;
+    case WIRE_DROP_ALL: ask->dropped += cache_admin_drop_page(e, &name); return;
     case WIRE_DROP_PROMPT: return; /* done when it was asked for */
     }
 }
 
 /* Parts are on the device alone, and nothing of their own is counted of them. */
-static void cache_admin_visit_part(struct engine *e, const struct cache_admin_ask *a, int32_t page)
+static void cache_admin_visit_part(struct engine *e, const struct cache_admin_ask *ask,
+                                   int32_t page)
 {
     uint64_t space;
 
-    if (a->action != WIRE_LIST && pages_is_part(e->pages, page, &space) &&
-        (a->action == WIRE_DROP_ALL || space == a->space))
+    if (ask->action != WIRE_LIST && pages_is_part(e->pages, page, &space) &&
+        (ask->action == WIRE_DROP_ALL || space == ask->space))
         pages_drop(e->pages, page);
 }
 
 /* Some more pages. True when all were looked at. */
-static bool cache_admin_scan(struct engine *e, struct cache_admin_ask *a)
+static bool cache_admin_scan(struct engine *e, struct cache_admin_ask *ask)
 {
     struct page_label label;
 
-    for (int left = CACHE_ADMIN_PART; left > 0 && !a->scanned; left--) {
-        if (a->next >= cache_admin_slots(e, a->at)) {
-            a->scanned = a->at == WIRE_STORE;
-            a->at = a->scanned ? a->at : (enum wire_tier)(a->at + 1);
-            a->next = 0;
-        } else if (cache_admin_look(e, a->at, a->next++, &label)) {
-            cache_admin_visit(e, a, &label);
-            left -= a->action == WIRE_LIST ? 0 : CACHE_ADMIN_DROP;
-        } else if (a->at == WIRE_DEVICE) {
-            cache_admin_visit_part(e, a, a->next - 1);
+    for (int left = CACHE_ADMIN_PART; left > 0 && !ask->scanned; left--) {
+        if (ask->next >= cache_admin_slots(e, ask->at)) {
+            ask->scanned = ask->at == WIRE_STORE;
+            ask->at = ask->scanned ? ask->at : (enum wire_tier)(ask->at + 1);
+            ask->next = 0;
+        } else if (cache_admin_look(e, ask->at, ask->next++, &label)) {
+            cache_admin_visit(e, ask, &label);
+            left -= ask->action == WIRE_LIST ? 0 : CACHE_ADMIN_DROP;
+        } else if (ask->at == WIRE_DEVICE) {
+            cache_admin_visit_part(e, ask, ask->next - 1);
         }
     }
-    e->tiers.drops = e->tiers.drops && !a->scanned;
-    return a->scanned;
+    e->tiers.drops = e->tiers.drops && !ask->scanned;
+    return ask->scanned;
 }
 
-static void cache_admin_begin(struct engine *e, struct cache_admin_ask *a)
+static void cache_admin_begin(struct engine *e, struct cache_admin_ask *ask)
 {
-    struct cache_admin *k = &e->cache_admin;
+    struct cache_admin *admin = &e->cache_admin;
 
-    a->until_us = e->now_us + CACHE_ADMIN_WAIT_US;
-    if (a->action == WIRE_DROP_PROMPT) {
-        a->scanned = true; /* its pages were dropped when it was asked for */
+    ask->until_us = e->now_us + CACHE_ADMIN_WAIT_US;
+    if (ask->action == WIRE_DROP_PROMPT) {
+        ask->scanned = true; /* its pages were dropped when it was asked for */
         return;
     }
-    if (a->action != WIRE_LIST) {
+    if (ask->action != WIRE_LIST) {
         e->tiers.drops = true;
-        e->tiers.drops_space = a->action == WIRE_DROP_SPACE ? a->space : 0;
+        e->tiers.drops_space = ask->action == WIRE_DROP_SPACE ? ask->space : 0;
         tiers_drop(e, NULL, e->tiers.drops_space);
         return;
     }
-    k->n_hints = 0;
-    for (int i = 0; i < k->n_spaces; i++) {
-        memset(k->spaces[i].pages, 0, sizeof k->spaces[i].pages);
-        k->spaces[i].n_kept = 0;
+    admin->n_hints = 0;
+    for (int i = 0; i < admin->n_spaces; i++) {
+        memset(admin->spaces[i].pages, 0, sizeof admin->spaces[i].pages);
+        admin->spaces[i].n_kept = 0;
     }
 }
 
-int cache_admin_ask(struct engine *e, struct engine_lane *l, uint32_t slot,
-                    const struct wire_request *r)
+int cache_admin_ask(struct engine *e, struct engine_lane *lane, uint32_t slot,
+                    const struct wire_request *request)
 {
-    struct cache_admin *k = &e->cache_admin;
-    struct hash root = prefix_root(&e->shape->fingerprint, r->salt);
-    struct cache_admin_ask *a = &k->asks[k->n_asks];
+    struct cache_admin *admin = &e->cache_admin;
+    struct hash root = prefix_root(&e->shape->fingerprint, request->salt);
+    struct cache_admin_ask *ask = &admin->asks[admin->n_asks];
     int rc = ERR_OK;
 
     if (e->draining)
         return ERR_DRAINING;
-    if (r->cache.action > WIRE_DROP_ALL || r->n_tokens >= (uint32_t)e->shape->max_model_len)
+    if (request->cache.action > WIRE_DROP_ALL ||
+        request->n_tokens >= (uint32_t)e->shape->max_model_len)
         return ERR_INVALID;
-    if (k->n_asks == CACHE_ADMIN_ASKS)
+    if (admin->n_asks == CACHE_ADMIN_ASKS)
         return ERR_OVERLOADED;
-    *a = (struct cache_admin_ask){.lane_idx = (int)(l - e->lanes),
-                                  .slot = slot,
-                                  .action = (enum wire_cache_action)r->cache.action,
-                                  .space =
-                                      r->cache.space != 0 ? r->cache.space : prefix_space(&root)};
-    for (int i = 0; i < k->n_asks; i++) {
-        if (k->asks[i].lane_idx == a->lane_idx && k->asks[i].slot == slot)
+    *ask = (struct cache_admin_ask){.lane_idx = (int)(lane - e->lanes),
+                                    .slot = slot,
+                                    .action = (enum wire_cache_action)request->cache.action,
+                                    .space = request->cache.space != 0 ? request->cache.space
+                                                                       : prefix_space(&root)};
+    for (int i = 0; i < admin->n_asks; i++) {
+        if (admin->asks[i].lane_idx == ask->lane_idx && admin->asks[i].slot == slot)
             return ERR_INVALID; /* a slot asks for one thing at a time */
     }
-    if (a->action == WIRE_DROP_PROMPT) {
-        rc = lane_tokens(&l->lane, r, e->shape->n_vocab, k->tokens);
+    if (ask->action == WIRE_DROP_PROMPT) {
+        rc = lane_tokens(&lane->lane, request, e->shape->n_vocab, admin->tokens);
         if (rc == ERR_OK)
-            a->dropped = cache_admin_drop_prompt(e, r);
+            ask->dropped = cache_admin_drop_prompt(e, request);
     }
-    if (rc == ERR_OK && k->n_asks++ == 0)
-        cache_admin_begin(e, a);
+    if (rc == ERR_OK && admin->n_asks++ == 0)
+        cache_admin_begin(e, ask);
     return rc;
 }
 
-static void cache_admin_end_ask(struct cache_admin *k, int i)
+static void cache_admin_end_ask(struct cache_admin *admin, int i)
 {
-    k->n_asks--;
-    memmove(&k->asks[i], &k->asks[i + 1], sizeof k->asks[0] * (size_t)(k->n_asks - i));
+    admin->n_asks--;
+    memmove(&admin->asks[i], &admin->asks[i + 1],
+            sizeof admin->asks[0] * (size_t)(admin->n_asks - i));
 }
 
-void cache_admin_forget_lane(struct engine *e, const struct engine_lane *l)
+void cache_admin_forget_lane(struct engine *e, const struct engine_lane *lane)
 {
-    struct cache_admin *k = &e->cache_admin;
+    struct cache_admin *admin = &e->cache_admin;
 
-    for (int i = k->n_asks - 1; i > 0; i--) {
-        if (k->asks[i].lane_idx == l - e->lanes)
-            cache_admin_end_ask(k, i);
+    for (int i = admin->n_asks - 1; i > 0; i--) {
+        if (admin->asks[i].lane_idx == lane - e->lanes)
+            cache_admin_end_ask(admin, i);
     }
-    if (k->n_asks > 0 && k->asks[0].lane_idx == l - e->lanes)
-        k->asks[0].lane_idx = -1; /* what was begun is done, and nobody is told */
+    if (admin->n_asks > 0 && admin->asks[0].lane_idx == lane - e->lanes)
+        admin->asks[0].lane_idx = -1; /* what was begun is done, and nobody is told */
 }
 
 /* --- answers -------------------------------------------------------------------------------- */
 
-static void cache_admin_fact(struct engine *e, const struct cache_admin_ask *a, enum wire_fact fact,
-                             uint64_t amount)
+static void cache_admin_fact(struct engine *e, const struct cache_admin_ask *ask,
+                             enum wire_fact fact, uint64_t amount)
 {
-    lane_put(&e->lanes[a->lane_idx].lane, a->slot,
+    lane_put(&e->lanes[ask->lane_idx].lane, ask->slot,
              (struct wire_out){.kind = WIRE_FACT, .value = (int32_t)fact, .amount = amount});
 }
 
-static void cache_admin_tell_tier(struct engine *e, const struct cache_admin_ask *a,
+static void cache_admin_tell_tier(struct engine *e, const struct cache_admin_ask *ask,
                                   enum wire_tier at)
 {
     struct host_counters host = {0};
@@ -487,79 +492,81 @@ static void cache_admin_tell_tier(struct engine *e, const struct cache_admin_ask
         kept = store.kept;
         break;
     }
-    cache_admin_fact(e, a, WIRE_FACT_TIER, at);
-    cache_admin_fact(e, a, WIRE_FACT_SLOTS, slots);
-    cache_admin_fact(e, a, WIRE_FACT_PAGES, pages);
-    cache_admin_fact(e, a, WIRE_FACT_KEPT, kept);
-    cache_admin_fact(e, a, WIRE_FACT_KEPT_MAX, slots * (uint64_t)e->settings.kv_retained_pct / 100);
+    cache_admin_fact(e, ask, WIRE_FACT_TIER, at);
+    cache_admin_fact(e, ask, WIRE_FACT_SLOTS, slots);
+    cache_admin_fact(e, ask, WIRE_FACT_PAGES, pages);
+    cache_admin_fact(e, ask, WIRE_FACT_KEPT, kept);
+    cache_admin_fact(e, ask, WIRE_FACT_KEPT_MAX,
+                     slots * (uint64_t)e->settings.kv_retained_pct / 100);
 }
 
-static uint64_t cache_admin_weight(const struct cache_admin_space *s)
+static uint64_t cache_admin_weight(const struct cache_admin_space *space)
 {
-    return s->queries + s->pages[WIRE_DEVICE] + s->pages[WIRE_HOST] + s->pages[WIRE_STORE];
+    return space->queries + space->pages[WIRE_DEVICE] + space->pages[WIRE_HOST] +
+           space->pages[WIRE_STORE];
 }
 
-static void cache_admin_tell_space(struct engine *e, const struct cache_admin_ask *a,
-                                   const struct cache_admin_space *s)
+static void cache_admin_tell_space(struct engine *e, const struct cache_admin_ask *ask,
+                                   const struct cache_admin_space *space)
 {
-    if (cache_admin_weight(s) == 0)
+    if (cache_admin_weight(space) == 0)
         return;
-    cache_admin_fact(e, a, WIRE_FACT_SPACE, s->space);
-    if (s->space == e->cache_admin.shared)
-        cache_admin_fact(e, a, WIRE_FACT_SHARED, 1);
-    cache_admin_fact(e, a, WIRE_FACT_DEVICE, s->pages[WIRE_DEVICE]);
-    cache_admin_fact(e, a, WIRE_FACT_HOST, s->pages[WIRE_HOST]);
-    cache_admin_fact(e, a, WIRE_FACT_STORE, s->pages[WIRE_STORE]);
-    cache_admin_fact(e, a, WIRE_FACT_KEPT_PAGES, s->n_kept);
-    cache_admin_fact(e, a, WIRE_FACT_QUERIES, s->queries);
-    cache_admin_fact(e, a, WIRE_FACT_HITS, s->hits);
+    cache_admin_fact(e, ask, WIRE_FACT_SPACE, space->space);
+    if (space->space == e->cache_admin.shared)
+        cache_admin_fact(e, ask, WIRE_FACT_SHARED, 1);
+    cache_admin_fact(e, ask, WIRE_FACT_DEVICE, space->pages[WIRE_DEVICE]);
+    cache_admin_fact(e, ask, WIRE_FACT_HOST, space->pages[WIRE_HOST]);
+    cache_admin_fact(e, ask, WIRE_FACT_STORE, space->pages[WIRE_STORE]);
+    cache_admin_fact(e, ask, WIRE_FACT_KEPT_PAGES, space->n_kept);
+    cache_admin_fact(e, ask, WIRE_FACT_QUERIES, space->queries);
+    cache_admin_fact(e, ask, WIRE_FACT_HITS, space->hits);
 }
 
 /* The largest of them, and all others as one. */
-static void cache_admin_tell_spaces(struct engine *e, const struct cache_admin_ask *a)
+static void cache_admin_tell_spaces(struct engine *e, const struct cache_admin_ask *ask)
 {
-    const struct cache_admin *k = &e->cache_admin;
-    struct cache_admin_space rest = k->spaces[0];
+    const struct cache_admin *admin = &e->cache_admin;
+    struct cache_admin_space rest = admin->spaces[0];
     bool told[CACHE_ADMIN_SPACES] = {[0] = true};
 
     for (int row = 0; row < CACHE_ADMIN_ROWS; row++) {
         int best = 0;
 
-        for (int i = 1; i < k->n_spaces; i++) {
-            if (!told[i] && (best == 0 || cache_admin_weight(&k->spaces[i]) >
-                                              cache_admin_weight(&k->spaces[best])))
+        for (int i = 1; i < admin->n_spaces; i++) {
+            if (!told[i] && (best == 0 || cache_admin_weight(&admin->spaces[i]) >
+                                              cache_admin_weight(&admin->spaces[best])))
                 best = i;
         }
         if (best == 0)
             break;
         told[best] = true;
-        cache_admin_tell_space(e, a, &k->spaces[best]);
+        cache_admin_tell_space(e, ask, &admin->spaces[best]);
     }
-    for (int i = 1; i < k->n_spaces; i++) {
+    for (int i = 1; i < admin->n_spaces; i++) {
         if (told[i])
             continue;
-        rest.queries += k->spaces[i].queries;
-        rest.hits += k->spaces[i].hits;
-        rest.n_kept += k->spaces[i].n_kept;
-        for (int t = 0; t < WIRE_TIERS; t++)
-            rest.pages[t] += k->spaces[i].pages[t];
+        rest.queries += admin->spaces[i].queries;
+        rest.hits += admin->spaces[i].hits;
+        rest.n_kept += admin->spaces[i].n_kept;
+        for (int tier = 0; tier < WIRE_TIERS; tier++)
+            rest.pages[tier] += admin->spaces[i].pages[tier];
     }
-    cache_admin_tell_space(e, a, &rest);
+    cache_admin_tell_space(e, ask, &rest);
 }
 
-static void cache_admin_tell_hints(struct engine *e, const struct cache_admin_ask *a)
+static void cache_admin_tell_hints(struct engine *e, const struct cache_admin_ask *ask)
 {
     for (int i = 0; i < e->cache_admin.n_hints; i++) {
-        const struct cache_admin_hint *h = &e->cache_admin.hints[i];
+        const struct cache_admin_hint *hint = &e->cache_admin.hints[i];
 
-        cache_admin_fact(e, a, WIRE_FACT_HINT, h->space);
-        if (h->retain.rank > 0) { /* else several kinds */
-            cache_admin_fact(e, a, WIRE_FACT_PRIORITY, (uint64_t)retain_priority(h->retain));
-            cache_admin_fact(e, a, WIRE_FACT_UNTIL, h->retain.until);
+        cache_admin_fact(e, ask, WIRE_FACT_HINT, hint->space);
+        if (hint->retain.rank > 0) { /* else several kinds */
+            cache_admin_fact(e, ask, WIRE_FACT_PRIORITY, (uint64_t)retain_priority(hint->retain));
+            cache_admin_fact(e, ask, WIRE_FACT_UNTIL, hint->retain.until);
         }
-        cache_admin_fact(e, a, WIRE_FACT_DEVICE, h->pages[WIRE_DEVICE]);
-        cache_admin_fact(e, a, WIRE_FACT_HOST, h->pages[WIRE_HOST]);
-        cache_admin_fact(e, a, WIRE_FACT_STORE, h->pages[WIRE_STORE]);
+        cache_admin_fact(e, ask, WIRE_FACT_DEVICE, hint->pages[WIRE_DEVICE]);
+        cache_admin_fact(e, ask, WIRE_FACT_HOST, hint->pages[WIRE_HOST]);
+        cache_admin_fact(e, ask, WIRE_FACT_STORE, hint->pages[WIRE_STORE]);
     }
 }
 
@@ -567,29 +574,29 @@ static void cache_admin_tell_hints(struct engine *e, const struct cache_admin_as
     (WIRE_TIERS * 5 + (CACHE_ADMIN_ROWS + 1) * 8 + CACHE_ADMIN_HINTS * 6 + 1)
 _Static_assert(CACHE_ADMIN_FACTS_MAX < WIRE_OUT_CAP, "a list fits a slot's ring");
 
-static void cache_admin_answer(struct engine *e, const struct cache_admin_ask *a)
+static void cache_admin_answer(struct engine *e, const struct cache_admin_ask *ask)
 {
     struct lane *lane;
 
-    if (a->action != WIRE_LIST) {
-        log_info("engine: %llu pages of the cache were dropped", (unsigned long long)a->dropped);
-        stats_add(&e->stats, METRIC_dropped, a->dropped);
+    if (ask->action != WIRE_LIST) {
+        log_info("engine: %llu pages of the cache were dropped", (unsigned long long)ask->dropped);
+        stats_add(&e->stats, METRIC_dropped, ask->dropped);
     }
-    if (a->lane_idx < 0)
+    if (ask->lane_idx < 0)
         return;
-    lane = &e->lanes[a->lane_idx].lane;
-    if (lane_room(lane, a->slot) <= CACHE_ADMIN_FACTS_MAX)
+    lane = &e->lanes[ask->lane_idx].lane;
+    if (lane_room(lane, ask->slot) <= CACHE_ADMIN_FACTS_MAX)
         return; /* it was empty when its front asked: that one lies */
-    if (a->action == WIRE_LIST) {
-        for (int t = 0; t < WIRE_TIERS; t++)
-            cache_admin_tell_tier(e, a, (enum wire_tier)t);
-        cache_admin_tell_spaces(e, a);
-        cache_admin_tell_hints(e, a);
+    if (ask->action == WIRE_LIST) {
+        for (int tier = 0; tier < WIRE_TIERS; tier++)
+            cache_admin_tell_tier(e, ask, (enum wire_tier)tier);
+        cache_admin_tell_spaces(e, ask);
+        cache_admin_tell_hints(e, ask);
     } else {
-        cache_admin_fact(e, a, WIRE_FACT_DROPPED, a->dropped);
+        cache_admin_fact(e, ask, WIRE_FACT_DROPPED, ask->dropped);
     }
     lane_put(
-        lane, a->slot,
+        lane, ask->slot,
         (struct wire_out){.kind = WIRE_FINISHED, .finish = WIRE_FIN_STOP, .time_us = e->now_us});
 }
 
@@ -600,27 +607,27 @@ bool cache_admin_has_work(const struct engine *e)
 
 void cache_admin_pass(struct engine *e)
 {
-    struct cache_admin *k = &e->cache_admin;
+    struct cache_admin *admin = &e->cache_admin;
     uint32_t now_s = clock_stamp_s();
     bool waits;
 
-    if (now_s != k->ticked_s) {
-        k->ticked_s = now_s;
+    if (now_s != admin->ticked_s) {
+        admin->ticked_s = now_s;
         pages_tick(e->pages, now_s);
         if (e->tiers.host != NULL)
             host_tick(e->tiers.host, now_s);
         cache_admin_show_rates(e);
-        if (e->now_us - k->kept_us > CACHE_ADMIN_RATES_US)
+        if (e->now_us - admin->kept_us > CACHE_ADMIN_RATES_US)
             cache_admin_save_rates(e);
     }
-    if (k->n_asks == 0 || !cache_admin_scan(e, &k->asks[0]))
+    if (admin->n_asks == 0 || !cache_admin_scan(e, &admin->asks[0]))
         return;
-    waits =
-        k->asks[0].action != WIRE_LIST && e->tiers.store != NULL && !store_is_quiet(e->tiers.store);
-    if (waits && e->now_us < k->asks[0].until_us)
+    waits = admin->asks[0].action != WIRE_LIST && e->tiers.store != NULL &&
+            !store_is_quiet(e->tiers.store);
+    if (waits && e->now_us < admin->asks[0].until_us)
         return;
-    cache_admin_answer(e, &k->asks[0]);
-    cache_admin_end_ask(k, 0);
-    if (k->n_asks > 0)
-        cache_admin_begin(e, &k->asks[0]);
+    cache_admin_answer(e, &admin->asks[0]);
+    cache_admin_end_ask(admin, 0);
+    if (admin->n_asks > 0)
+        cache_admin_begin(e, &admin->asks[0]);
 }

@@ -34,13 +34,13 @@ static int draft_refuse(char *why, size_t cap, const char *name, const char *wan
 static int draft_read_count(const struct json *o, const char *name, int most, int *out, char *why,
                             size_t cap)
 {
-    const struct json *v = json_get(o, name);
+    const struct json *value = json_get(o, name);
     char wanted[48];
 
-    if (v == NULL || v->kind == JSON_NULL)
+    if (value == NULL || value->kind == JSON_NULL)
         return ERR_OK;
-    if (v->kind == JSON_INT && v->whole >= 1 && v->whole <= most) {
-        *out = (int)v->whole;
+    if (value->kind == JSON_INT && value->whole >= 1 && value->whole <= most) {
+        *out = (int)value->whole;
         return ERR_OK;
     }
     (void)snprintf(wanted, sizeof wanted, "a whole number from 1 to %d", most);
@@ -104,17 +104,17 @@ static int draft_read_object(struct draft_options *out, const struct json *o, ch
 int draft_read_options(struct draft_options *out, const char *text, char *why, size_t why_cap)
 {
     struct arena arena = {0};
-    const struct json *o;
+    const struct json *object;
     int rc;
 
     *out = (struct draft_options){.method = DRAFT_NONE, .factor = 1.0};
     if (text[0] == '\0')
         return ERR_OK;
-    rc = json_parse(&o, &arena, text, strlen(text), why, why_cap);
-    if (rc == ERR_OK && o->kind != JSON_OBJECT)
+    rc = json_parse(&object, &arena, text, strlen(text), why, why_cap);
+    if (rc == ERR_OK && object->kind != JSON_OBJECT)
         rc = draft_refuse(why, why_cap, "it", "a JSON object");
     else if (rc == ERR_OK)
-        rc = draft_read_object(out, o, why, why_cap);
+        rc = draft_read_object(out, object, why, why_cap);
     arena_reset(&arena);
     return rc;
 }
@@ -143,21 +143,21 @@ static uint32_t draft_hash(const int32_t *tokens, int end, int n)
 
 static void draft_index(const struct draft_options *o, struct seq *q)
 {
-    struct draft *d = &q->draft;
+    struct draft *draft = &q->draft;
     uint32_t n = draft_buckets(q);
 
-    if (d->n_indexed == 0) {
-        memset(d->heads, 0, n * sizeof *d->heads);
-        d->n_indexed = o->n_min - 1;
-        d->place = -1;
-        d->length = o->n_tokens;
-        d->backoff = DRAFT_REST;
+    if (draft->n_indexed == 0) {
+        memset(draft->heads, 0, n * sizeof *draft->heads);
+        draft->n_indexed = o->n_min - 1;
+        draft->place = -1;
+        draft->length = o->n_tokens;
+        draft->backoff = DRAFT_REST;
     }
-    for (int i = 0; i < DRAFT_INDEXED && d->n_indexed < q->n_tokens; i++) {
-        int end = ++d->n_indexed; /* of the n-gram */
-        int32_t *head = &d->heads[draft_hash(q->tokens, end, o->n_min) & (n - 1)];
+    for (int i = 0; i < DRAFT_INDEXED && draft->n_indexed < q->n_tokens; i++) {
+        int end = ++draft->n_indexed; /* of the n-gram */
+        int32_t *head = &draft->heads[draft_hash(q->tokens, end, o->n_min) & (n - 1)];
 
-        d->before[end - 1] = *head;
+        draft->before[end - 1] = *head;
         *head = end;
     }
 }
@@ -175,14 +175,14 @@ static int draft_agree(const struct seq *q, int at, int most)
 /* The earlier position that continues the text best, -1: none; *n_same tokens before it agree. */
 static int draft_find(const struct draft_options *o, const struct seq *q, int *n_same)
 {
-    const struct draft *d = &q->draft;
+    const struct draft *draft = &q->draft;
     int most = o->method == DRAFT_NGRAM ? o->n_max : DRAFT_DEPTH;
     int best = -1, at;
 
     *n_same = 0;
-    if (q->n_tokens < o->n_min + 1 || d->n_indexed != q->n_tokens)
+    if (q->n_tokens < o->n_min + 1 || draft->n_indexed != q->n_tokens)
         return -1;
-    at = d->before[q->n_tokens - 1];
+    at = draft->before[q->n_tokens - 1];
     for (int i = 0; i < DRAFT_TRIES && at > 0; i++) {
         int n = draft_agree(q, at, most);
 
@@ -190,7 +190,7 @@ static int draft_find(const struct draft_options *o, const struct seq *q, int *n
             *n_same = n;
             best = at;
         }
-        at = d->before[at - 1];
+        at = draft->before[at - 1];
     }
     return best;
 }
@@ -199,90 +199,90 @@ static int draft_find(const struct draft_options *o, const struct seq *q, int *n
 
 bool draft_may(const struct seq *q)
 {
-    const struct wire_generate *r = &q->request.generate;
+    const struct wire_generate *generate = &q->request.generate;
 
-    return q->automaton == NULL && r->n_allowed == 0 && r->n_bad == 0 && r->think_max == 0 &&
-           !seq_bans_stops(q, 0) && !seq_has_rows(q);
+    return q->automaton == NULL && generate->n_allowed == 0 && generate->n_bad == 0 &&
+           generate->think_max == 0 && !seq_bans_stops(q, 0) && !seq_has_rows(q);
 }
 
 /* Choose where to read the drafts: at the place that the text has followed so far, unless another
  * occurrence agrees with at least as many tokens, or too few tokens agree at that place. */
 static void draft_align(const struct draft_options *o, struct seq *q)
 {
-    struct draft *d = &q->draft;
+    struct draft *draft = &q->draft;
     int n_same, at = draft_find(o, q, &n_same);
-    bool holds = d->place >= 0 && d->run >= DRAFT_HOLD;
+    bool holds = draft->place >= 0 && draft->run >= DRAFT_HOLD;
 
-    if (holds && (at < 0 || n_same < d->run))
+    if (holds && (at < 0 || n_same < draft->run))
         return;
-    d->place = at;
-    d->run = n_same;
+    draft->place = at;
+    draft->run = n_same;
 }
 
 void draft_follow(const struct draft_options *o, struct seq *q)
 {
-    struct draft *d = &q->draft;
+    struct draft *draft = &q->draft;
 
     if (o->method == DRAFT_NONE || !draft_may(q))
         return;
-    if (d->n_indexed > 0 && d->place >= 0) {
-        bool is_right = q->tokens[q->n_tokens - 1] == q->tokens[d->place++];
+    if (draft->n_indexed > 0 && draft->place >= 0) {
+        bool is_right = q->tokens[q->n_tokens - 1] == q->tokens[draft->place++];
 
-        d->n_right = is_right ? d->n_right + 1 : 0;
-        d->run = is_right ? d->run + 1 : d->run / DRAFT_DECAY;
+        draft->n_right = is_right ? draft->n_right + 1 : 0;
+        draft->run = is_right ? draft->run + 1 : draft->run / DRAFT_DECAY;
     }
-    d->n_rest -= d->n_rest > 0;
+    draft->n_rest -= draft->n_rest > 0;
     draft_index(o, q);
     draft_align(o, q);
-    if (d->place < 0)
-        d->n_right = 0;
-    d->is_on = d->is_on || (d->n_right >= DRAFT_STREAK && d->n_rest == 0);
+    if (draft->place < 0)
+        draft->n_right = 0;
+    draft->is_on = draft->is_on || (draft->n_right >= DRAFT_STREAK && draft->n_rest == 0);
 }
 
 void draft_propose(const struct draft_options *o, struct seq *q, int most)
 {
-    struct draft *d = &q->draft;
-    int n = d->length, at = d->place;
+    struct draft *draft = &q->draft;
+    int n = draft->length, at = draft->place;
 
-    d->n = 0;
-    if (!d->is_on)
+    draft->n = 0;
+    if (!draft->is_on)
         return;
     if (o->method == DRAFT_SUFFIX) {
-        int wanted = (int)(o->factor * (d->run < DRAFT_DEPTH ? d->run : DRAFT_DEPTH));
+        int wanted = (int)(o->factor * (draft->run < DRAFT_DEPTH ? draft->run : DRAFT_DEPTH));
 
         n = n < wanted ? n : wanted;
         n = n < o->n_max ? n : o->n_max;
     }
     n = n < most ? n : most;
     if (at < 0 || n < 1) {
-        d->is_on = false; /* it may run ahead */
+        draft->is_on = false; /* it may run ahead */
         return;
     }
     for (int i = 0; i < n; i++) /* a repetition goes on in the drafts themselves */
         q->tokens[q->n_tokens + i] = q->tokens[at + i];
-    d->n = n;
+    draft->n = n;
 }
 
 /* A draft whose first token is wrong may have met a difference: the place is tried once more where
  * it still holds. A second one ends the drafts. */
 void draft_learn(const struct draft_options *o, struct seq *q, int n, int n_right)
 {
-    struct draft *d = &q->draft;
-    bool holds = d->place >= 0 && d->run >= DRAFT_HOLD && !d->was_wrong;
+    struct draft *draft = &q->draft;
+    bool holds = draft->place >= 0 && draft->run >= DRAFT_HOLD && !draft->was_wrong;
 
-    d->was_wrong = n_right == 0;
+    draft->was_wrong = n_right == 0;
     if (n_right == n) {
-        d->length = 2 * d->length < o->n_tokens ? 2 * d->length : o->n_tokens;
-        d->backoff = DRAFT_REST;
+        draft->length = 2 * draft->length < o->n_tokens ? 2 * draft->length : o->n_tokens;
+        draft->backoff = DRAFT_REST;
     } else if (n_right > 0) {
-        d->length = n_right + 1;
+        draft->length = n_right + 1;
     } else if (holds) {
-        d->length = 2 < o->n_tokens ? 2 : o->n_tokens;
+        draft->length = 2 < o->n_tokens ? 2 : o->n_tokens;
     } else {
-        d->is_on = false;
-        d->n_right = 0;
-        d->n_rest = d->backoff;
-        d->backoff = 2 * d->backoff < DRAFT_RESTS ? 2 * d->backoff : DRAFT_RESTS;
-        d->length = 2 < o->n_tokens ? 2 : o->n_tokens;
+        draft->is_on = false;
+        draft->n_right = 0;
+        draft->n_rest = draft->backoff;
+        draft->backoff = 2 * draft->backoff < DRAFT_RESTS ? 2 * draft->backoff : DRAFT_RESTS;
+        draft->length = 2 < o->n_tokens ? 2 : o->n_tokens;
     }
 }

@@ -160,9 +160,9 @@ int publish_row(struct engine *e, struct seq *q, int room);
 void publish_finish(struct engine *e, struct seq *q, enum wire_finish why, int32_t value);
 /* It has no more time: err is ERR_DEADLINE or ERR_OVERLOADED. */
 void publish_refuse(struct engine *e, struct seq *q, enum wire_refusal why, int err);
-void publish_lane(struct engine *e, struct engine_lane *l); /* how full the engine is */
-void publish_queue(struct engine *e);                       /* and who waits: intake took some */
-void publish_wake(struct engine *e);                        /* fronts that got something; gauges */
+void publish_lane(struct engine *e, struct engine_lane *lane); /* how full the engine is */
+void publish_queue(struct engine *e);                          /* and who waits: intake took some */
+void publish_wake(struct engine *e); /* fronts that got something; gauges */
 
 /* --- cache_admin.c --- */
 
@@ -174,10 +174,10 @@ void cache_admin_note_admitted(struct engine *e, const struct seq *q);
 /* Before a sequence's end: what it asked to be told of its prompt. */
 void cache_admin_tell(struct engine *e, const struct seq *q);
 /* Take what an operator asks for; it is answered in a later pass. ERR_INVALID, ERR_OVERLOADED. */
-int cache_admin_ask(struct engine *e, struct engine_lane *l, uint32_t slot,
-                    const struct wire_request *r) ERR_CHECKED;
+int cache_admin_ask(struct engine *e, struct engine_lane *lane, uint32_t slot,
+                    const struct wire_request *request) ERR_CHECKED;
 bool cache_admin_has_work(const struct engine *e);
 void cache_admin_save_rates(struct engine *e); /* the store keeps what namespaces were asked for */
-void cache_admin_forget_lane(struct engine *e, const struct engine_lane *l);
+void cache_admin_forget_lane(struct engine *e, const struct engine_lane *lane);
 
 #endif

@@ -10,16 +10,16 @@
 int fill_init(struct engine *e)
 {
     size_t n_seqs = (size_t)e->shape->max_num_seqs;
-    struct batch *b = &e->batch;
+    struct batch *batch = &e->batch;
 
-    b->pages_max = e->pool.pages_cap;
-    b->token_ids = mem_zalloc_array((size_t)e->shape->max_num_batched_tokens, sizeof(int32_t));
-    b->seq_start = mem_zalloc_array(n_seqs + 1, sizeof(int32_t));
-    b->kv_len = mem_zalloc_array(n_seqs, sizeof(int32_t));
-    b->page_ids = mem_zalloc_array((size_t)e->shape->n_groups * n_seqs * (size_t)b->pages_max,
-                                   sizeof(int32_t));
-    b->rows = mem_zalloc_array(n_seqs, sizeof *b->rows);
-    b->extras = mem_zalloc_array(n_seqs, sizeof *b->extras);
+    batch->pages_max = e->pool.pages_cap;
+    batch->token_ids = mem_zalloc_array((size_t)e->shape->max_num_batched_tokens, sizeof(int32_t));
+    batch->seq_start = mem_zalloc_array(n_seqs + 1, sizeof(int32_t));
+    batch->kv_len = mem_zalloc_array(n_seqs, sizeof(int32_t));
+    batch->page_ids = mem_zalloc_array(
+        (size_t)e->shape->n_groups * n_seqs * (size_t)batch->pages_max, sizeof(int32_t));
+    batch->rows = mem_zalloc_array(n_seqs, sizeof *batch->rows);
+    batch->extras = mem_zalloc_array(n_seqs, sizeof *batch->extras);
     e->row_tokens = mem_zalloc_array(n_seqs, sizeof(int32_t));
     e->logprobs = mem_zalloc_array(n_seqs, sizeof *e->logprobs);
     e->extra_words = mem_zalloc_array(2 * (size_t)e->guide.n_words + 2 * WIRE_BIASES_MAX +
@@ -38,9 +38,9 @@ int fill_init(struct engine *e)
             step->targets == NULL || step->extras == NULL || step->drafts == NULL)
             return ERR_NO_MEMORY;
     }
-    return b->token_ids == NULL || b->seq_start == NULL || b->kv_len == NULL ||
-                   b->page_ids == NULL || b->rows == NULL || e->row_tokens == NULL ||
-                   b->extras == NULL || e->logprobs == NULL || e->extra_words == NULL
+    return batch->token_ids == NULL || batch->seq_start == NULL || batch->kv_len == NULL ||
+                   batch->page_ids == NULL || batch->rows == NULL || e->row_tokens == NULL ||
+                   batch->extras == NULL || e->logprobs == NULL || e->extra_words == NULL
                ? ERR_NO_MEMORY
                : ERR_OK;
 }
@@ -49,17 +49,17 @@ int fill_init(struct engine *e)
  * leaves nothing else, it may: then the mask says so. */
 static void fill_banned(const struct engine *e, const struct seq *q, struct batch_row *row)
 {
-    const struct wire_request *r = &q->request;
+    const struct wire_request *request = &q->request;
 
     row->n_banned = 0;
-    if (q->n_tokens + q->n_pending - q->n_prompt >= (int)r->generate.min_tokens)
+    if (q->n_tokens + q->n_pending - q->n_prompt >= (int)request->generate.min_tokens)
         return;
-    if ((r->flags & WIRE_IGNORE_EOS) == 0 && q->automaton == NULL) {
+    if ((request->flags & WIRE_IGNORE_EOS) == 0 && q->automaton == NULL) {
         for (int i = 0; i < e->shape->n_eos; i++)
             row->banned[row->n_banned++] = e->shape->eos[i];
     }
-    for (uint32_t i = 0; i < r->generate.n_stop_ids; i++)
-        row->banned[row->n_banned++] = r->generate.stop_ids[i];
+    for (uint32_t i = 0; i < request->generate.n_stop_ids; i++)
+        row->banned[row->n_banned++] = request->generate.stop_ids[i];
 }
 
 /* The next row of the step: token_idx's, which is q's. */
@@ -93,19 +93,19 @@ static void fill_prompt_rows(struct engine *e, struct engine_step *step, struct 
 static void fill_sampled_row(struct engine *e, struct engine_step *step, struct seq *q,
                              int token_idx)
 {
-    const struct wire_request *r = &q->request;
+    const struct wire_request *request = &q->request;
     struct batch_row *row = fill_row(e, step, q, token_idx, 0);
-    bool penalties = sampling_has_penalty(&r->generate.sampling);
+    bool penalties = sampling_has_penalty(&request->generate.sampling);
 
-    row->sampling = r->generate.sampling;
+    row->sampling = request->generate.sampling;
     row->position = (uint64_t)(q->n_tokens + q->n_pending);
     row->history = penalties ? q->tokens : NULL;
     row->n_history = q->n_tokens + q->n_pending;
     row->n_prompt = q->n_prompt;
     fill_banned(e, q, row);
     q->is_masked = guide_has_mask(q);
-    step->waits = step->waits || penalties || q->is_masked || r->generate.n_biases > 0 ||
-                  (r->flags & WIRE_LOGPROBS) != 0;
+    step->waits = step->waits || penalties || q->is_masked || request->generate.n_biases > 0 ||
+                  (request->flags & WIRE_LOGPROBS) != 0;
     q->row_ahead = e->batch.n_rows - 1;
     q->n_pending++;
     q->n_owed += seq_token_records(q);
@@ -139,12 +139,12 @@ static void fill_tokens(int32_t *to, const struct seq *q)
 /* The tables of q, the step's i-th sequence. Entries that a window has passed are any page's. */
 static void fill_tables(struct engine *e, int i, const struct seq *q)
 {
-    struct batch *b = &e->batch;
+    struct batch *batch = &e->batch;
 
-    for (int g = 0; g < e->shape->n_groups; g++) {
-        const struct seq_table *of = &q->tables[g];
-        size_t row = (size_t)g * (size_t)b->n_seqs + (size_t)i;
-        int32_t *to = b->page_ids + row * (size_t)b->pages_max;
+    for (int group = 0; group < e->shape->n_groups; group++) {
+        const struct seq_table *of = &q->tables[group];
+        size_t row = (size_t)group * (size_t)batch->n_seqs + (size_t)i;
+        int32_t *to = batch->page_ids + row * (size_t)batch->pages_max;
 
         memset(to, 0, sizeof *to * (size_t)of->first);
         memcpy(to + of->first, of->pages + of->first, sizeof *to * (size_t)(of->n - of->first));
@@ -153,36 +153,36 @@ static void fill_tables(struct engine *e, int i, const struct seq *q)
 
 void fill_batch(struct engine *e)
 {
-    struct batch *b = &e->batch;
+    struct batch *batch = &e->batch;
     struct engine_step *step = &e->steps[e->n_begun % MODEL_STEPS_MAX];
 
     _Static_assert(WIRE_EOS_MAX + WIRE_STOP_IDS <= BATCH_BANNED_MAX, "all stop ids can be banned");
-    b->n_tokens = 0;
-    b->n_rows = 0;
-    b->n_extras = 0;
-    b->n_masks = 0;
+    batch->n_tokens = 0;
+    batch->n_rows = 0;
+    batch->n_extras = 0;
+    batch->n_masks = 0;
     step->waits = false;
     step->begun_us = e->now_us;
-    b->n_seqs = e->sched.n_planned;
-    for (int i = 0; i < b->n_seqs; i++) {
+    batch->n_seqs = e->sched.n_planned;
+    for (int i = 0; i < batch->n_seqs; i++) {
         struct seq *q = e->sched.planned[i];
 
-        b->seq_start[i] = b->n_tokens;
-        b->kv_len[i] = q->n_computed + q->n_ahead + q->n_planned;
-        fill_tokens(b->token_ids + b->n_tokens, q);
+        batch->seq_start[i] = batch->n_tokens;
+        batch->kv_len[i] = q->n_computed + q->n_ahead + q->n_planned;
+        fill_tokens(batch->token_ids + batch->n_tokens, q);
         step->seqs[i] = q;
         step->counts[i] = q->n_planned;
         fill_tables(e, i, q);
         if (seq_tells_prompt(q))
             fill_prompt_rows(e, step, q, q->n_computed + q->n_ahead, q->n_planned);
-        b->n_tokens += q->n_planned;
+        batch->n_tokens += q->n_planned;
         step->drafts[i] = q->draft.n;
-        fill_sampled_rows(e, step, q, b->kv_len[i]);
+        fill_sampled_rows(e, step, q, batch->kv_len[i]);
     }
-    b->seq_start[b->n_seqs] = b->n_tokens;
-    step->n_seqs = b->n_seqs;
-    step->n_rows = b->n_rows;
-    step->n_tokens = b->n_tokens;
+    batch->seq_start[batch->n_seqs] = batch->n_tokens;
+    step->n_seqs = batch->n_seqs;
+    step->n_rows = batch->n_rows;
+    step->n_tokens = batch->n_tokens;
 }
 
 /* What row r wants beside an id; false: nothing. */
@@ -190,17 +190,17 @@ static bool fill_extra(struct engine *e, const struct engine_step *step, int r,
                        struct batch_extra *x)
 {
     struct seq *q = step->rows[r];
-    const struct wire_request *w;
+    const struct wire_request *request;
     bool masked;
 
     if (q == NULL)
         return false; /* its end came meanwhile */
-    w = &q->request;
+    request = &q->request;
     if (step->targets[r] > 0) {
         *x = (struct batch_extra){
             .row = r,
             .target = q->tokens[step->targets[r]],
-            .n_top = seq_prompt_has_rows(q) ? 0 : (int32_t)w->generate.n_prompt_logprobs,
+            .n_top = seq_prompt_has_rows(q) ? 0 : (int32_t)request->generate.n_prompt_logprobs,
             .mask = -1};
         return true;
     }
@@ -208,12 +208,12 @@ static bool fill_extra(struct engine *e, const struct engine_step *step, int r,
     *x = (struct batch_extra){
         .row = r,
         .target = -1,
-        .n_top = (w->flags & WIRE_LOGPROBS) == 0 ? -1
-                 : seq_has_rows(q)               ? 0
-                                                 : (int32_t)w->generate.n_logprobs,
-        .n_biases = (int32_t)w->generate.n_biases,
+        .n_top = (request->flags & WIRE_LOGPROBS) == 0 ? -1
+                 : seq_has_rows(q)                     ? 0
+                                                       : (int32_t)request->generate.n_logprobs,
+        .n_biases = (int32_t)request->generate.n_biases,
         .biases = q->biases,
-        .n_asked = seq_has_rows(q) ? 0 : (int32_t)w->generate.n_asked,
+        .n_asked = seq_has_rows(q) ? 0 : (int32_t)request->generate.n_asked,
         .asked = q->asked,
         .mask = masked ? guide_add(&e->guide, q) : -1,
     };
@@ -237,28 +237,28 @@ static void fill_look(struct engine *e, struct engine_step *step)
 {
     for (int r = 0; r < step->n_rows; r++) {
         int mask = step->extras[r] < 0 ? -1 : e->batch.extras[step->extras[r]].mask;
-        struct guide_job *j = mask < 0 ? NULL : &e->guide.jobs[mask];
+        struct guide_job *job = mask < 0 ? NULL : &e->guide.jobs[mask];
 
-        if (j == NULL || j->rc == ERR_OK)
+        if (job == NULL || job->rc == ERR_OK)
             continue;
-        if (j->rc == ERR_AGAIN)
-            fill_skip(step, j->q, r);
+        if (job->rc == ERR_AGAIN)
+            fill_skip(step, job->q, r);
         else
-            publish_finish(e, j->q, WIRE_FIN_ERROR, j->rc);
+            publish_finish(e, job->q, WIRE_FIN_ERROR, job->rc);
     }
 }
 
 void fill_extras(struct engine *e, struct engine_step *step)
 {
-    struct batch *b = &e->batch;
+    struct batch *batch = &e->batch;
 
     guide_clear(&e->guide);
     for (int r = 0; r < step->n_rows; r++) {
-        if (fill_extra(e, step, r, &b->extras[b->n_extras]))
-            step->extras[r] = b->n_extras++;
+        if (fill_extra(e, step, r, &batch->extras[batch->n_extras]))
+            step->extras[r] = batch->n_extras++;
     }
     guide_run(&e->guide);
-    b->n_masks = e->guide.n_jobs;
+    batch->n_masks = e->guide.n_jobs;
     fill_look(e, step);
 }
 

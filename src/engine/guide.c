@@ -72,12 +72,12 @@ static void guide_unmap(const void *bytes, size_t len)
         (void)munmap((void *)(uintptr_t)bytes, len);
 }
 
-static void guide_free_place(struct guide_automaton *p)
+static void guide_free_place(struct guide_automaton *automaton)
 {
-    must(p->n_users == 0);
-    guide_unmap(p->a, p->bytes);
-    guide_unmap(p->cache, p->cache_bytes);
-    *p = (struct guide_automaton){0};
+    must(automaton->n_users == 0);
+    guide_unmap(automaton->a, automaton->bytes);
+    guide_unmap(automaton->cache, automaton->cache_bytes);
+    *automaton = (struct guide_automaton){0};
 }
 
 void guide_lane_drop(struct guide *g, struct guide_lane *l)
@@ -136,9 +136,9 @@ static int guide_map_automaton(const struct guide_lane *l, const struct wire_upl
 }
 
 /* Room for what is found out about an automaton; without it masks take longer. */
-static void guide_map_cache(struct guide_automaton *p)
+static void guide_map_cache(struct guide_automaton *automaton)
 {
-    size_t bytes = walk_cache_bytes(p->vocab->n_vocab, GUIDE_CACHE_MASKS);
+    size_t bytes = walk_cache_bytes(automaton->vocab->n_vocab, GUIDE_CACHE_MASKS);
     void *cache;
 
     bytes = bytes < GUIDE_CACHE_BYTES ? GUIDE_CACHE_BYTES : bytes;
@@ -147,26 +147,27 @@ static void guide_map_cache(struct guide_automaton *p)
     if (cache == MAP_FAILED)
         return;
     walk_cache_init(cache, bytes);
-    p->cache = cache;
-    p->cache_bytes = bytes;
+    automaton->cache = cache;
+    automaton->cache_bytes = bytes;
 }
 
 static int guide_take_automaton(struct guide_lane *l, const struct wire_upload *upload,
                                 int uploaded)
 {
-    struct guide_automaton *p = &l->automata[upload->idx];
+    struct guide_automaton *automaton = &l->automata[upload->idx];
     const void *bytes = NULL;
-    int rc = p->n_users > 0 ? attach_refuse_upload(uploaded)
-                            : guide_map_automaton(l, upload, uploaded, &bytes);
+    int rc = automaton->n_users > 0 ? attach_refuse_upload(uploaded)
+                                    : guide_map_automaton(l, upload, uploaded, &bytes);
 
     if (rc == ERR_CORRUPT)
         return rc;
-    guide_free_place(p); /* nobody may take the old one for what was lost */
-    p->lost = rc != ERR_OK;
-    if (p->lost)
+    guide_free_place(automaton); /* nobody may take the old one for what was lost */
+    automaton->lost = rc != ERR_OK;
+    if (automaton->lost)
         return rc;
-    *p = (struct guide_automaton){.a = bytes, .bytes = (size_t)upload->bytes, .vocab = l->vocab};
-    guide_map_cache(p);
+    *automaton =
+        (struct guide_automaton){.a = bytes, .bytes = (size_t)upload->bytes, .vocab = l->vocab};
+    guide_map_cache(automaton);
     return ERR_OK;
 }
 
@@ -208,43 +209,44 @@ static void guide_copy(void *dst, const void *src, size_t bytes)
 
 int guide_begin(const struct guide *g, struct guide_lane *l, struct seq *q, const int32_t *words)
 {
-    const struct wire_generate *r = &q->request.generate;
-    const int32_t *biases = words + r->n_allowed;
+    const struct wire_generate *generate = &q->request.generate;
+    const int32_t *biases = words + generate->n_allowed;
     int rc;
 
-    if ((r->n_allowed != 0 && r->n_allowed != (uint32_t)g->n_words) ||
-        r->n_biases > BATCH_BIASES_MAX || r->n_bad > WIRE_BAD_WORDS_MAX ||
-        r->automaton > WIRE_AUTOMATA_MAX ||
-        (r->automaton > 0 && l->automata[r->automaton - 1].a == NULL &&
-         !l->automata[r->automaton - 1].lost) ||
-        !guide_bad_words_hold(biases + 2 * (size_t)r->n_biases, r->n_bad, g->n_vocab))
+    if ((generate->n_allowed != 0 && generate->n_allowed != (uint32_t)g->n_words) ||
+        generate->n_biases > BATCH_BIASES_MAX || generate->n_bad > WIRE_BAD_WORDS_MAX ||
+        generate->automaton > WIRE_AUTOMATA_MAX ||
+        (generate->automaton > 0 && l->automata[generate->automaton - 1].a == NULL &&
+         !l->automata[generate->automaton - 1].lost) ||
+        !guide_bad_words_hold(biases + 2 * (size_t)generate->n_biases, generate->n_bad, g->n_vocab))
         return ERR_INVALID;
-    for (uint32_t i = 0; i < r->n_biases; i++) {
-        struct batch_bias *b = &q->biases[i];
+    for (uint32_t i = 0; i < generate->n_biases; i++) {
+        struct batch_bias *bias = &q->biases[i];
 
-        memcpy(b, biases + 2 * (size_t)i, sizeof *b);
-        if (b->id < 0 || b->id >= g->n_vocab || !isfinite(b->value) ||
-            (i > 0 && b->id <= q->biases[i - 1].id))
+        memcpy(bias, biases + 2 * (size_t)i, sizeof *bias);
+        if (bias->id < 0 || bias->id >= g->n_vocab || !isfinite(bias->value) ||
+            (i > 0 && bias->id <= q->biases[i - 1].id))
             return ERR_INVALID;
     }
-    guide_copy(q->allowed, words, r->n_allowed * sizeof *q->allowed);
-    guide_copy(q->bad, biases + 2 * (size_t)r->n_biases, r->n_bad * sizeof *q->bad);
-    guide_copy(q->asked, biases + 2 * (size_t)r->n_biases + r->n_bad,
-               r->n_asked * sizeof *q->asked);
-    guide_copy(q->stops, biases + 2 * (size_t)r->n_biases + r->n_bad + r->n_asked,
-               r->n_stops * sizeof *q->stops);
-    for (uint32_t i = 0; i < r->n_asked; i++) {
+    guide_copy(q->allowed, words, generate->n_allowed * sizeof *q->allowed);
+    guide_copy(q->bad, biases + 2 * (size_t)generate->n_biases, generate->n_bad * sizeof *q->bad);
+    guide_copy(q->asked, biases + 2 * (size_t)generate->n_biases + generate->n_bad,
+               generate->n_asked * sizeof *q->asked);
+    guide_copy(q->stops,
+               biases + 2 * (size_t)generate->n_biases + generate->n_bad + generate->n_asked,
+               generate->n_stops * sizeof *q->stops);
+    for (uint32_t i = 0; i < generate->n_asked; i++) {
         if (q->asked[i] < 0 || q->asked[i] >= g->n_vocab)
             return ERR_INVALID;
     }
     rc = think_begin(q, l->vocab, g->n_vocab);
-    if (r->automaton == 0 || rc != ERR_OK)
+    if (generate->automaton == 0 || rc != ERR_OK)
         return rc;
-    if (l->automata[r->automaton - 1].lost)
+    if (l->automata[generate->automaton - 1].lost)
         return ERR_NO_FORM;
-    if (l->automata[r->automaton - 1].refused)
+    if (l->automata[generate->automaton - 1].refused)
         return ERR_LIMIT;
-    q->automaton = &l->automata[r->automaton - 1];
+    q->automaton = &l->automata[generate->automaton - 1];
     q->automaton->n_users++;
     q->n_walked = q->n_prompt;
     walk_init(q->walk, q->automaton->a);
@@ -338,17 +340,18 @@ static void guide_spend(struct guide *g, const struct seq *q, uint32_t steps)
 /* Follow what was said, then the ids that may come. ERR_AGAIN: not within the bounds of a step. */
 static int guide_walk(struct guide *g, struct seq *q, struct walk_work *work, uint32_t *mask)
 {
-    const struct guide_automaton *p = q->automaton;
+    const struct guide_automaton *automaton = q->automaton;
     uint32_t budget = guide_budget(g, q), steps = 0;
     int rc = ERR_OK;
 
     while (rc == ERR_OK && q->n_walked < q->n_tokens && steps < budget) {
-        rc = walk_accept(work, p->a, p->vocab, q->walk, q->tokens[q->n_walked]);
+        rc = walk_accept(work, automaton->a, automaton->vocab, q->walk, q->tokens[q->n_walked]);
         steps += walk_steps(work);
         q->n_walked += rc == ERR_OK;
     }
     if (rc == ERR_OK && q->n_walked == q->n_tokens && steps < budget) {
-        rc = walk_mask_within(work, p->a, p->vocab, p->cache, q->walk, budget - steps, mask);
+        rc = walk_mask_within(work, automaton->a, automaton->vocab, automaton->cache, q->walk,
+                              budget - steps, mask);
         steps += walk_steps(work);
     } else if (rc == ERR_OK) {
         rc = ERR_AGAIN;
@@ -358,9 +361,9 @@ static int guide_walk(struct guide *g, struct seq *q, struct walk_work *work, ui
 }
 
 /* The automaton's mask: one that was late, or one that is made now. */
-static int guide_mask(struct guide *g, const struct guide_job *j, int worker)
+static int guide_mask(struct guide *g, const struct guide_job *job, int worker)
 {
-    struct seq *q = j->q;
+    struct seq *q = job->q;
     const uint32_t *mask = q->made;
     int n_words = (int)q->automaton->vocab->n_words, rc = ERR_OK;
 
@@ -373,53 +376,53 @@ static int guide_mask(struct guide *g, const struct guide_job *j, int worker)
         mask = g->scratch[worker];
     }
     for (int i = 0; i < g->n_words && rc == ERR_OK; i++)
-        j->mask[i] &= i < n_words ? mask[i] : 0;
+        job->mask[i] &= i < n_words ? mask[i] : 0;
     return rc;
 }
 
 /* The end tag of a reasoning that is long enough, whatever else may come. Its automaton follows
  * when the next mask is made. */
-static bool guide_forces(struct guide *g, struct guide_job *j)
+static bool guide_forces(struct guide *g, struct guide_job *job)
 {
     int32_t id;
 
-    think_follow(j->q);
-    id = think_forced(j->q);
+    think_follow(job->q);
+    id = think_forced(job->q);
     if (id < 0)
         return false;
-    memset(j->mask, 0, (size_t)g->n_words * sizeof *j->mask);
-    j->mask[id / 32] |= UINT32_C(1) << id % 32;
-    j->rc = ERR_OK;
+    memset(job->mask, 0, (size_t)g->n_words * sizeof *job->mask);
+    job->mask[id / 32] |= UINT32_C(1) << id % 32;
+    job->rc = ERR_OK;
     return true;
 }
 
 static void guide_make(void *arg, int task, int worker)
 {
-    struct guide *g = arg;
-    struct guide_job *j = &g->jobs[task];
-    const struct seq *q = j->q;
-    size_t bytes = (size_t)g->n_words * sizeof *j->mask;
+    struct guide *guide = arg;
+    struct guide_job *job = &guide->jobs[task];
+    const struct seq *q = job->q;
+    size_t bytes = (size_t)guide->n_words * sizeof *job->mask;
     uint32_t left = 0;
 
-    if (guide_forces(g, j))
+    if (guide_forces(guide, job))
         return;
-    memset(j->mask, 0xff, bytes);
-    if (g->n_vocab % 32 != 0)
-        j->mask[g->n_words - 1] = (UINT32_C(1) << g->n_vocab % 32) - 1;
+    memset(job->mask, 0xff, bytes);
+    if (guide->n_vocab % 32 != 0)
+        job->mask[guide->n_words - 1] = (UINT32_C(1) << guide->n_vocab % 32) - 1;
     for (int i = 0; i < (int)q->request.generate.n_allowed; i++)
-        j->mask[i] &= q->allowed[i];
-    for (int i = 0; i < g->n_words && seq_bans_stops(q, 0); i++)
-        j->mask[i] &= ~q->stops[i];
-    j->rc = q->automaton == NULL ? ERR_OK : guide_mask(g, j, worker);
-    guide_ban_words(q, j->mask);
+        job->mask[i] &= q->allowed[i];
+    for (int i = 0; i < guide->n_words && seq_bans_stops(q, 0); i++)
+        job->mask[i] &= ~q->stops[i];
+    job->rc = q->automaton == NULL ? ERR_OK : guide_mask(guide, job, worker);
+    guide_ban_words(q, job->mask);
     if (q->automaton != NULL)
-        guide_ban_ends(g, q, j->mask);
-    for (int i = 0; i < g->n_words; i++)
-        left |= j->mask[i];
-    if (j->rc == ERR_OK && left == 0)
-        j->rc = ERR_NO_TOKEN;
-    if (j->rc != ERR_OK)
-        memset(j->mask, 0xff, bytes); /* its row is sampled, and nobody reads it */
+        guide_ban_ends(guide, q, job->mask);
+    for (int i = 0; i < guide->n_words; i++)
+        left |= job->mask[i];
+    if (job->rc == ERR_OK && left == 0)
+        job->rc = ERR_NO_TOKEN;
+    if (job->rc != ERR_OK)
+        memset(job->mask, 0xff, bytes); /* its row is sampled, and nobody reads it */
 }
 
 void guide_clear(struct guide *g)

@@ -35,25 +35,25 @@ static struct guide_late *late_next(struct guide *g)
 /* Lives as long as the engine. */
 static void *late_run(void *arg)
 {
-    struct late_thread *t = arg;
-    struct guide *g = t->guide;
+    struct late_thread *thread = arg;
+    struct guide *guide = thread->guide;
 
     (void)setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), LATE_NICE); /* else as the others */
-    (void)pthread_mutex_lock(&g->late_lock);
+    (void)pthread_mutex_lock(&guide->late_lock);
     for (;;) { /* until the process ends */
-        struct guide_late *late = late_next(g);
+        struct guide_late *late = late_next(guide);
 
         if (late == NULL) {
-            (void)pthread_cond_wait(&g->late_came, &g->late_lock);
+            (void)pthread_cond_wait(&guide->late_came, &guide->late_lock);
             continue;
         }
         late->state = GUIDE_RUNS;
-        late->work = t->work;
-        (void)pthread_mutex_unlock(&g->late_lock);
-        late->rc =
-            walk_mask(t->work, late->p->a, late->p->vocab, late->p->cache, &late->walk, late->mask);
-        late->steps = walk_steps(t->work);
-        (void)pthread_mutex_lock(&g->late_lock);
+        late->work = thread->work;
+        (void)pthread_mutex_unlock(&guide->late_lock);
+        late->rc = walk_mask(thread->work, late->p->a, late->p->vocab, late->p->cache, &late->walk,
+                             late->mask);
+        late->steps = walk_steps(thread->work);
+        (void)pthread_mutex_lock(&guide->late_lock);
         late->state = GUIDE_DONE;
     }
     return NULL;

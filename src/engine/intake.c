@@ -57,13 +57,13 @@ int intake_init(struct engine *e)
     return ERR_OK;
 }
 
-static void intake_drop_lane(struct engine *e, struct engine_lane *l, const char *why)
+static void intake_drop_lane(struct engine *e, struct engine_lane *lane, const char *why)
 {
     int n = 0;
 
-    if (l->state == LANE_OPEN) {
-        for (uint32_t slot = 0; slot < l->lane.n_slots; slot++) {
-            struct seq *q = l->by_slot[slot];
+    if (lane->state == LANE_OPEN) {
+        for (uint32_t slot = 0; slot < lane->lane.n_slots; slot++) {
+            struct seq *q = lane->by_slot[slot];
 
             if (q == NULL)
                 continue;
@@ -71,15 +71,15 @@ static void intake_drop_lane(struct engine *e, struct engine_lane *l, const char
             stats_add(&e->stats, METRIC_success_abort, 1);
             n++;
         }
-        log_info("engine: front %d %s; %d of its requests were dropped", (int)l->pid, why, n);
+        log_info("engine: front %d %s; %d of its requests were dropped", (int)lane->pid, why, n);
     }
-    cache_admin_forget_lane(e, l);
-    sleep_forget_lane(e, l);
-    guide_lane_drop(&e->guide, &l->guide);
-    lane_detach(&l->lane);
-    (void)close(l->control_fd); /* leaves epoll as well */
-    l->control_fd = -1;
-    l->state = LANE_FREE;
+    cache_admin_forget_lane(e, lane);
+    sleep_forget_lane(e, lane);
+    guide_lane_drop(&e->guide, &lane->guide);
+    lane_detach(&lane->lane);
+    (void)close(lane->control_fd); /* leaves epoll as well */
+    lane->control_fd = -1;
+    lane->state = LANE_FREE;
 }
 
 /* Peers that have not said who they are, and for how long they have not: they may not keep the
@@ -87,11 +87,11 @@ static void intake_drop_lane(struct engine *e, struct engine_lane *l, const char
 static void intake_end_silence(struct engine *e)
 {
     for (int i = 0; i < e->settings.max_lanes; i++) {
-        struct engine_lane *l = &e->lanes[i];
+        struct engine_lane *lane = &e->lanes[i];
 
-        if (l->state == LANE_GREETING && e->now_us - l->since_us > INTAKE_GREETING_US) {
-            log_warn("engine: process %d connected and said nothing", (int)l->pid);
-            intake_drop_lane(e, l, "was silent");
+        if (lane->state == LANE_GREETING && e->now_us - lane->since_us > INTAKE_GREETING_US) {
+            log_warn("engine: process %d connected and said nothing", (int)lane->pid);
+            intake_drop_lane(e, lane, "was silent");
         }
     }
 }
@@ -102,12 +102,12 @@ static struct engine_lane *intake_free_lane(struct engine *e)
     struct engine_lane *first = NULL;
 
     for (int i = 0; i < e->settings.max_lanes; i++) {
-        struct engine_lane *l = &e->lanes[i];
+        struct engine_lane *lane = &e->lanes[i];
 
-        if (l->state == LANE_FREE)
-            return l;
-        if (l->state == LANE_GREETING && (first == NULL || l->since_us < first->since_us))
-            first = l;
+        if (lane->state == LANE_FREE)
+            return lane;
+        if (lane->state == LANE_GREETING && (first == NULL || lane->since_us < first->since_us))
+            first = lane;
     }
     if (first != NULL)
         intake_drop_lane(e, first, "was silent");
@@ -121,117 +121,117 @@ static void intake_accept(struct engine *e)
     uid_t uid;
 
     while ((rc = attach_accept(&e->intake.listener, &fd, &pid, &uid)) == ERR_OK) {
-        struct engine_lane *l = intake_free_lane(e);
+        struct engine_lane *lane = intake_free_lane(e);
 
-        if (l == NULL) {
-            struct wire_welcome w = {
+        if (lane == NULL) {
+            struct wire_welcome welcome = {
                 .magic = WIRE_MAGIC, .layout = wire_layout(), .error = ERR_OVERLOADED};
 
             log_warn("engine: front %d refused: %d lanes are in use; raise max_lanes", (int)pid,
                      e->settings.max_lanes);
-            (void)!attach_send_welcome(fd, &w, NULL); /* it may have left */
+            (void)!attach_send_welcome(fd, &welcome, NULL); /* it may have left */
             (void)close(fd);
             continue;
         }
-        l->state = LANE_GREETING;
-        l->control_fd = fd;
-        l->pid = pid;
-        l->since_us = e->now_us;
-        l->n_bad = 0;
-        l->n_uploads = 0;
-        l->upload_bytes = 0;
-        l->n_uploaded = 0;
-        l->n_taken = 0;
-        memset(l->refused, 0, sizeof l->refused);
-        if (intake_watch(e, fd, INTAKE_LANE + (uint64_t)(l - e->lanes)) != ERR_OK)
-            intake_drop_lane(e, l, "could not be watched");
+        lane->state = LANE_GREETING;
+        lane->control_fd = fd;
+        lane->pid = pid;
+        lane->since_us = e->now_us;
+        lane->n_bad = 0;
+        lane->n_uploads = 0;
+        lane->upload_bytes = 0;
+        lane->n_uploaded = 0;
+        lane->n_taken = 0;
+        memset(lane->refused, 0, sizeof lane->refused);
+        if (intake_watch(e, fd, INTAKE_LANE + (uint64_t)(lane - e->lanes)) != ERR_OK)
+            intake_drop_lane(e, lane, "could not be watched");
     }
     if (rc == ERR_OVERLOADED)
         intake_shut_door(e, e->now_us + LISTENER_SHUT_MS * 1000u);
 }
 
 /* Make the lane and send it. */
-static int intake_welcome(struct engine *e, struct engine_lane *l)
+static int intake_welcome(struct engine *e, struct engine_lane *lane)
 {
-    const struct model_shape *m = e->shape;
-    struct wire_welcome w = {
+    const struct model_shape *shape = e->shape;
+    struct wire_welcome welcome = {
         .magic = WIRE_MAGIC,
         .layout = wire_layout(),
         .epoch = e->epoch,
-        .n_vocab = (uint32_t)m->n_vocab,
-        .max_model_len = (uint32_t)m->max_model_len,
-        .page_tokens = (uint32_t)m->page_tokens,
-        .n_eos = (uint32_t)m->n_eos,
+        .n_vocab = (uint32_t)shape->n_vocab,
+        .max_model_len = (uint32_t)shape->max_model_len,
+        .page_tokens = (uint32_t)shape->page_tokens,
+        .n_eos = (uint32_t)shape->n_eos,
     };
     int fds[ATTACH_FDS] = {[ATTACH_STATS] = e->stats.fd};
-    int rc = lane_create(&l->lane, &fds[ATTACH_LANE], (uint32_t)e->settings.lane_slots,
-                         e->settings.lane_arena_bytes, e->epoch, (uint32_t)l->pid);
+    int rc = lane_create(&lane->lane, &fds[ATTACH_LANE], (uint32_t)e->settings.lane_slots,
+                         e->settings.lane_arena_bytes, e->epoch, (uint32_t)lane->pid);
 
     if (rc != ERR_OK) {
-        w.error = rc;
-        (void)!attach_send_welcome(l->control_fd, &w, NULL); /* the lane is dropped next */
+        welcome.error = rc;
+        (void)!attach_send_welcome(lane->control_fd, &welcome, NULL); /* the lane is dropped next */
         return rc;
     }
-    l->lane.wake_fd = l->control_fd;
-    publish_lane(e, l);
-    memcpy(w.eos, m->eos, sizeof w.eos);
-    memcpy(w.fingerprint, m->fingerprint.bytes, sizeof w.fingerprint);
-    w.lane_bytes = l->lane.lane_bytes;
-    rc = attach_send_welcome(l->control_fd, &w, fds);
+    lane->lane.wake_fd = lane->control_fd;
+    publish_lane(e, lane);
+    memcpy(welcome.eos, shape->eos, sizeof welcome.eos);
+    memcpy(welcome.fingerprint, shape->fingerprint.bytes, sizeof welcome.fingerprint);
+    welcome.lane_bytes = lane->lane.lane_bytes;
+    rc = attach_send_welcome(lane->control_fd, &welcome, fds);
     (void)close(fds[ATTACH_LANE]); /* the mapping stays */
     return rc;
 }
 
 /* What the front uploads is lost. It hears of it when it names it. */
-static void intake_tell_lost(struct engine *e, const struct engine_lane *l, bool arrived)
+static void intake_tell_lost(struct engine *e, const struct engine_lane *lane, bool arrived)
 {
     if (e->intake.lost_us == 0 || e->now_us - e->intake.lost_us > INTAKE_QUIET_US)
         log_warn("engine: %s for the forms that front %d uploads: requests that need one are "
                  "refused until there is; %s",
-                 arrived ? "no memory is to be had" : "no descriptor is left", (int)l->pid,
+                 arrived ? "no memory is to be had" : "no descriptor is left", (int)lane->pid,
                  arrived ? "look at the memory" : "raise LimitNOFILE");
     e->intake.lost_us = e->now_us;
 }
 
 /* Has the lane uploaded as much in this pass as the others can wait for? The next pass goes on. */
-static bool intake_is_full(const struct engine_lane *l)
+static bool intake_is_full(const struct engine_lane *lane)
 {
-    return l->n_uploads >= INTAKE_UPLOADS || l->upload_bytes >= INTAKE_UPLOAD_BYTES;
+    return lane->n_uploads >= INTAKE_UPLOADS || lane->upload_bytes >= INTAKE_UPLOAD_BYTES;
 }
 
 /* More than any front has to say. In one pass: places are free again only when their requests have
  * ended, which the engine says between passes. In its life: what is uploaded is for a request, of
  * which some few leave before they are taken. */
-static bool intake_floods(const struct engine_lane *l)
+static bool intake_floods(const struct engine_lane *lane)
 {
-    return l->n_uploaded > INTAKE_UPLOADS_SPARE + 4 * l->n_taken ||
-           l->n_uploads > 4 * INTAKE_UPLOADS || l->upload_bytes > 16 * INTAKE_UPLOAD_BYTES;
+    return lane->n_uploaded > INTAKE_UPLOADS_SPARE + 4 * lane->n_taken ||
+           lane->n_uploads > 4 * INTAKE_UPLOADS || lane->upload_bytes > 16 * INTAKE_UPLOAD_BYTES;
 }
 
 /* Read what the front has sent: wakes and uploads; all of it where a request may name what is
  * uploaded, else as much as a pass has time for. False when the lane was dropped. */
-static bool intake_messages(struct engine *e, struct engine_lane *l, bool all)
+static bool intake_messages(struct engine *e, struct engine_lane *lane, bool all)
 {
     struct wire_upload upload;
     int uploaded, rc;
 
     do { /* ends: attach_read_upload() takes so many wakes at a time, and uploads are counted */
-        if (!all && intake_is_full(l))
+        if (!all && intake_is_full(lane))
             return true;
-        if (intake_floods(l)) {
+        if (intake_floods(lane)) {
             stats_add(&e->stats, METRIC_bad_entries, 1);
-            intake_drop_lane(e, l, "uploads more than it can use");
+            intake_drop_lane(e, lane, "uploads more than it can use");
             return false;
         }
-        rc = attach_read_upload(l->control_fd, &upload, &uploaded);
+        rc = attach_read_upload(lane->control_fd, &upload, &uploaded);
         if (rc == 1) {
-            l->n_uploads++;
-            l->n_uploaded++;
-            l->upload_bytes +=
+            lane->n_uploads++;
+            lane->n_uploaded++;
+            lane->upload_bytes +=
                 upload.bytes < INTAKE_UPLOAD_BYTES ? upload.bytes : INTAKE_UPLOAD_BYTES;
-            rc = guide_take_upload(&e->guide, &l->guide, &upload, uploaded);
+            rc = guide_take_upload(&e->guide, &lane->guide, &upload, uploaded);
             if (rc == ERR_NO_MEMORY)
-                intake_tell_lost(e, l, uploaded != -1);
+                intake_tell_lost(e, lane, uploaded != -1);
             rc = rc == ERR_OK || rc == ERR_NO_MEMORY ? 1 : rc;
         }
     } while (rc == 1);
@@ -239,52 +239,52 @@ static bool intake_messages(struct engine *e, struct engine_lane *l, bool all)
         return true;
     if (rc != ERR_CLIENT_GONE)
         stats_add(&e->stats, METRIC_bad_entries, 1);
-    intake_drop_lane(e, l, rc == ERR_CLIENT_GONE ? "left" : "uploaded what cannot be used");
+    intake_drop_lane(e, lane, rc == ERR_CLIENT_GONE ? "left" : "uploaded what cannot be used");
     return false;
 }
 
 /* Whom the first message is from decides what he gets. */
-static int intake_greet(struct engine *e, struct engine_lane *l)
+static int intake_greet(struct engine *e, struct engine_lane *lane)
 {
     int fds[ATTACH_FDS] = {[ATTACH_LANE] = e->stats.fd, [ATTACH_STATS] = e->stats.fd};
-    struct wire_welcome w = {
+    struct wire_welcome welcome = {
         .magic = WIRE_MAGIC, .layout = wire_layout(), .epoch = e->epoch, .error = ERR_VERSION};
     enum wire_visitor visitor;
-    int rc = attach_read_hello(l->control_fd, &visitor);
+    int rc = attach_read_hello(lane->control_fd, &visitor);
 
     if (rc == ERR_VERSION)
-        (void)!attach_send_welcome(l->control_fd, &w, NULL); /* so that it can say why */
+        (void)!attach_send_welcome(lane->control_fd, &welcome, NULL); /* so that it can say why */
     if (rc != ERR_OK)
         return rc;
     if (visitor == WIRE_FRONT)
-        return intake_welcome(e, l);
-    w.error = ERR_OK;
-    (void)!attach_send_welcome(l->control_fd, &w, fds); /* it may have left */
-    return ERR_CLIENT_GONE;                             /* that was all it wanted */
+        return intake_welcome(e, lane);
+    welcome.error = ERR_OK;
+    (void)!attach_send_welcome(lane->control_fd, &welcome, fds); /* it may have left */
+    return ERR_CLIENT_GONE;                                      /* that was all it wanted */
 }
 
-static void intake_lane_event(struct engine *e, struct engine_lane *l, uint32_t events)
+static void intake_lane_event(struct engine *e, struct engine_lane *lane, uint32_t events)
 {
     int rc;
 
-    if (l->state == LANE_FREE)
+    if (lane->state == LANE_FREE)
         return; /* an event of a lane that was dropped in this round */
-    if (l->state == LANE_GREETING && (events & EPOLLIN) != 0) {
-        rc = intake_greet(e, l);
+    if (lane->state == LANE_GREETING && (events & EPOLLIN) != 0) {
+        rc = intake_greet(e, lane);
         if (rc == ERR_AGAIN)
             return;
         if (rc != ERR_OK) {
-            intake_drop_lane(e, l, "was refused");
+            intake_drop_lane(e, lane, "was refused");
             return;
         }
-        l->state = LANE_OPEN;
-        log_info("engine: front %d attached", (int)l->pid);
+        lane->state = LANE_OPEN;
+        log_info("engine: front %d attached", (int)lane->pid);
         return;
     }
     if ((events & (EPOLLRDHUP | EPOLLHUP)) != 0)
-        intake_drop_lane(e, l, "left");
+        intake_drop_lane(e, lane, "left");
     else
-        (void)intake_messages(e, l, false); /* has dropped it when it is false */
+        (void)intake_messages(e, lane, false); /* has dropped it when it is false */
 }
 
 static void intake_drain_fd(int fd)
@@ -335,16 +335,17 @@ void intake_events(struct engine *e, int timeout_ms)
 }
 
 /* Is the copy of a generation within every bound? Fronts check the same with better words. */
-static int intake_check(const struct engine *e, const struct wire_request *r)
+static int intake_check(const struct engine *e, const struct wire_request *request)
 {
-    const struct wire_generate *g = &r->generate;
+    const struct wire_generate *g = &request->generate;
     uint32_t longest = (uint32_t)e->shape->max_model_len;
     uint32_t most = (uint32_t)e->shape->n_vocab; /* alternatives */
 
     most = most > WIRE_LOGPROBS_MAX ? most : WIRE_LOGPROBS_MAX;
-    if (r->n_tokens < 1 || g->n_prompt < 1 || g->n_prompt > r->n_tokens || g->max_tokens < 1)
+    if (request->n_tokens < 1 || g->n_prompt < 1 || g->n_prompt > request->n_tokens ||
+        g->max_tokens < 1)
         return ERR_INVALID;
-    if (r->n_tokens >= longest)
+    if (request->n_tokens >= longest)
         return ERR_TOO_LONG;
     if (!sampling_is_valid(&g->sampling))
         return ERR_INVALID;
@@ -353,7 +354,7 @@ static int intake_check(const struct engine *e, const struct wire_request *r)
     if ((g->n_allowed != 0 && g->n_allowed != (uint32_t)e->guide.n_words) ||
         g->n_biases > WIRE_BIASES_MAX || g->n_bad > WIRE_BAD_WORDS_MAX ||
         (g->n_stops != 0 && (g->n_stops != (uint32_t)e->guide.n_words || g->n_stop_ids != 0)) ||
-        g->n_asked > WIRE_ASKED_MAX || (g->n_asked > 0 && (r->flags & WIRE_LOGPROBS) == 0))
+        g->n_asked > WIRE_ASKED_MAX || (g->n_asked > 0 && (request->flags & WIRE_LOGPROBS) == 0))
         return ERR_INVALID; /* or extra_words would have no room */
     if (g->retain > 1 + RETAIN_PINNED)
         return ERR_INVALID;
@@ -366,12 +367,13 @@ static int intake_check(const struct engine *e, const struct wire_request *r)
 
 /* Answer a request that never became a sequence. What operators and probes ask for is no request
  * that anybody counts, however it ends. */
-static void intake_reject(struct engine *e, struct engine_lane *l, uint32_t slot,
-                          const struct wire_request *r, int err, uint32_t retry_after_s)
+static void intake_reject(struct engine *e, struct engine_lane *lane, uint32_t slot,
+                          const struct wire_request *request, int err, uint32_t retry_after_s)
 {
-    if (err != ERR_OVERLOADED && r->task == WIRE_GENERATE && (r->flags & WIRE_PROBE) == 0)
+    if (err != ERR_OVERLOADED && request->task == WIRE_GENERATE &&
+        (request->flags & WIRE_PROBE) == 0)
         stats_add(&e->stats, METRIC_success_error, 1);
-    lane_put(&l->lane, slot,
+    lane_put(&lane->lane, slot,
              (struct wire_out){.kind = WIRE_FINISHED,
                                .finish = WIRE_FIN_ERROR,
                                .value = err,
@@ -390,7 +392,7 @@ static double intake_wait_s(const struct engine *e, int tenant_idx, int n_tokens
 }
 
 /* May it wait? WIRE_NOT_REFUSED when it may; another may have been refused for it. */
-static enum wire_refusal intake_bounds(struct engine *e, const struct wire_request *r,
+static enum wire_refusal intake_bounds(struct engine *e, const struct wire_request *request,
                                        int tenant_idx)
 {
     const struct tenants_bounds bounds = {.n_reqs = e->settings.max_num_queued_reqs,
@@ -399,16 +401,18 @@ static enum wire_refusal intake_bounds(struct engine *e, const struct wire_reque
     enum wire_refusal why;
     double wait_s;
 
-    if ((r->flags & (WIRE_RESUMED | WIRE_PROBE)) != 0)
+    if ((request->flags & (WIRE_RESUMED | WIRE_PROBE)) != 0)
         return WIRE_NOT_REFUSED;
-    wait_s = intake_wait_s(e, tenant_idx, (int)r->n_tokens);
+    wait_s = intake_wait_s(e, tenant_idx, (int)request->n_tokens);
     if (e->settings.queue_timeout_s > 0 && wait_s > (double)e->settings.queue_timeout_s)
         return WIRE_REFUSED_WAIT;
-    if (r->deadline_us > e->now_us && wait_s * 1e6 > (double)(r->deadline_us - e->now_us))
+    if (request->deadline_us > e->now_us &&
+        wait_s * 1e6 > (double)(request->deadline_us - e->now_us))
         return WIRE_REFUSED_WAIT;
-    while ((why = tenants_refuse(&e->sched.tenants, (int)r->n_tokens, &bounds)) !=
+    while ((why = tenants_refuse(&e->sched.tenants, (int)request->n_tokens, &bounds)) !=
            WIRE_NOT_REFUSED) {
-        struct seq *q = tenants_push_out(&e->sched.tenants, tenant_idx, (int)r->n_tokens, why);
+        struct seq *q =
+            tenants_push_out(&e->sched.tenants, tenant_idx, (int)request->n_tokens, why);
 
         if (q == NULL)
             return why;
@@ -418,16 +422,16 @@ static enum wire_refusal intake_bounds(struct engine *e, const struct wire_reque
 }
 
 /* The same, counted. ERR_OVERLOADED and when to come again, or ERR_OK. */
-static int intake_admits(struct engine *e, const struct wire_request *r, int tenant_idx,
+static int intake_admits(struct engine *e, const struct wire_request *request, int tenant_idx,
                          uint32_t *retry_after_s)
 {
-    enum wire_refusal why = intake_bounds(e, r, tenant_idx);
+    enum wire_refusal why = intake_bounds(e, request, tenant_idx);
     int n_reqs;
     int64_t tokens;
 
     if (why == WIRE_NOT_REFUSED)
         return ERR_OK;
-    tenants_ahead(&e->sched.tenants, tenant_idx, (int)r->n_tokens, &n_reqs, &tokens);
+    tenants_ahead(&e->sched.tenants, tenant_idx, (int)request->n_tokens, &n_reqs, &tokens);
     *retry_after_s = rate_retry_after_s(&e->admission.rate, n_reqs, tokens);
     e->sched.tenants.list[tenant_idx].n_refused++;
     stats_refused(&e->stats, why, 1);
@@ -451,114 +455,116 @@ static void intake_retain(struct seq *q, const struct wire_generate *g)
 
 /* Whose pages it may be told of. Under a salt all are equal who know it; in the namespace that all
  * share each tenant knows of its own, and of what an operator has pinned. */
-static uint64_t intake_maker(const struct seq *q, const struct wire_request *r)
+static uint64_t intake_maker(const struct seq *q, const struct wire_request *request)
 {
     static const uint8_t none[WIRE_SALT_BYTES];
     uint64_t maker;
 
-    if (memcmp(r->salt, none, sizeof none) != 0 || retain_priority(q->retain) == RETAIN_PINNED)
+    if (memcmp(request->salt, none, sizeof none) != 0 ||
+        retain_priority(q->retain) == RETAIN_PINNED)
         return PAGES_ANYBODY;
-    maker = hash_xxh3(r->tenant, sizeof r->tenant);
+    maker = hash_xxh3(request->tenant, sizeof request->tenant);
     return maker == 0 || maker == PAGES_ANYBODY ? 1 : maker;
 }
 
-static int intake_sequence(struct engine *e, struct engine_lane *l, uint32_t slot,
-                           const struct wire_request *r, uint32_t *retry_after_s)
+static int intake_sequence(struct engine *e, struct engine_lane *lane, uint32_t slot,
+                           const struct wire_request *request, uint32_t *retry_after_s)
 {
     struct seq *q;
     int tenant_idx;
-    uint64_t end = (uint64_t)r->generate.n_prompt + r->generate.max_tokens;
+    uint64_t end = (uint64_t)request->generate.n_prompt + request->generate.max_tokens;
     int tokens_max = end < (uint64_t)e->shape->max_model_len ? (int)end : e->shape->max_model_len;
     int rc;
 
     if (e->draining)
         return ERR_DRAINING;
-    rc = intake_check(e, r);
+    rc = intake_check(e, request);
     if (rc != ERR_OK)
         return rc;
-    tenant_idx = tenants_find(&e->sched.tenants, r->tenant);
-    rc = intake_admits(e, r, tenant_idx, retry_after_s);
+    tenant_idx = tenants_find(&e->sched.tenants, request->tenant);
+    rc = intake_admits(e, request, tenant_idx, retry_after_s);
     q = rc == ERR_OK ? seq_claim(&e->pool) : NULL;
     if (q == NULL)
         return ERR_OVERLOADED;
-    q->request = *r;
+    q->request = *request;
     q->tenant_idx = tenant_idx;
-    q->n_tokens = (int)r->n_tokens;
-    q->n_prompt = (int)r->generate.n_prompt;
-    rc = lane_tokens(&l->lane, r, e->shape->n_vocab, q->tokens);
+    q->n_tokens = (int)request->n_tokens;
+    q->n_prompt = (int)request->generate.n_prompt;
+    rc = lane_tokens(&lane->lane, request, e->shape->n_vocab, q->tokens);
     if (rc == ERR_OK)
-        rc = lane_extra(&l->lane, r, e->extra_words);
+        rc = lane_extra(&lane->lane, request, e->extra_words);
     if (rc == ERR_OK && tokens_max <= q->n_tokens)
         rc = ERR_INVALID; /* resubmitted with nothing left to say */
     if (rc == ERR_OK)
-        rc = guide_begin(&e->guide, &l->guide, q, e->extra_words);
+        rc = guide_begin(&e->guide, &lane->guide, q, e->extra_words);
     if (rc != ERR_OK) {
         seq_release(&e->pool, q);
         return rc;
     }
-    if (r->arrival_us > e->now_us || r->arrival_us == 0)
+    if (request->arrival_us > e->now_us || request->arrival_us == 0)
         q->request.arrival_us = e->now_us;
-    q->lane_idx = (int)(l - e->lanes);
+    q->lane_idx = (int)(lane - e->lanes);
     q->slot = slot;
     q->arrival = e->n_requests++;
     q->step_seen = e->n_ended;
     q->tokens_max = tokens_max;
-    q->root = prefix_root(&e->shape->fingerprint, r->salt);
-    intake_retain(q, &r->generate);
-    q->maker = intake_maker(q, r);
-    l->by_slot[slot] = q;
+    q->root = prefix_root(&e->shape->fingerprint, request->salt);
+    intake_retain(q, &request->generate);
+    q->maker = intake_maker(q, request);
+    lane->by_slot[slot] = q;
     sched_add(&e->sched, q);
     return ERR_OK;
 }
 
 /* Whether it names what its front has uploaded before. */
-static bool intake_names_upload(const struct wire_request *r)
+static bool intake_names_upload(const struct wire_request *request)
 {
-    return r->task == WIRE_GENERATE && (r->generate.automaton > 0 || r->generate.think_max > 0);
+    return request->task == WIRE_GENERATE &&
+           (request->generate.automaton > 0 || request->generate.think_max > 0);
 }
 
-static int intake_task(struct engine *e, struct engine_lane *l, uint32_t slot,
-                       const struct wire_request *r, uint32_t *retry_after_s)
+static int intake_task(struct engine *e, struct engine_lane *lane, uint32_t slot,
+                       const struct wire_request *request, uint32_t *retry_after_s)
 {
-    switch (r->task) { /* hostile input, so not an enum */
-    case WIRE_GENERATE: return intake_sequence(e, l, slot, r, retry_after_s);
-    case WIRE_CACHE: return cache_admin_ask(e, l, slot, r);
-    case WIRE_POWER: return sleep_ask(e, l, slot, &r->power);
+    switch (request->task) { /* hostile input, so not an enum */
+    case WIRE_GENERATE: return intake_sequence(e, lane, slot, request, retry_after_s);
+    case WIRE_CACHE: return cache_admin_ask(e, lane, slot, request);
+    case WIRE_POWER: return sleep_ask(e, lane, slot, &request->power);
     default: return ERR_INVALID;
     }
 }
 
-static void intake_lane(struct engine *e, struct engine_lane *l)
+static void intake_lane(struct engine *e, struct engine_lane *lane)
 {
-    struct wire_request r;
+    struct wire_request request;
     uint32_t slot;
     int got;
 
     /* At most one round of the ring: a lane cannot keep the loop from its step. */
-    for (uint32_t i = 0; i < l->lane.queue_cap; i++) {
+    for (uint32_t i = 0; i < lane->lane.queue_cap; i++) {
         uint32_t retry_after_s = 1;
         int rc;
 
-        if (intake_is_full(l))
+        if (intake_is_full(lane))
             break;
-        got = lane_take(&l->lane, &slot, &r);
+        got = lane_take(&lane->lane, &slot, &request);
         if (got == 0)
             break;
-        if (got > 0 && intake_names_upload(&r) && !intake_messages(e, l, true))
+        if (got > 0 && intake_names_upload(&request) && !intake_messages(e, lane, true))
             return; /* it was uploaded before it was named */
-        if (got < 0 || l->by_slot[slot] != NULL || lane_room(&l->lane, slot) < 4) {
+        if (got < 0 || lane->by_slot[slot] != NULL || lane_room(&lane->lane, slot) < 4) {
             stats_add(&e->stats, METRIC_bad_entries, 1);
-            intake_drop_lane(e, l, "broke the ring's rules");
+            intake_drop_lane(e, lane, "broke the ring's rules");
             return;
         }
-        l->n_taken++;
-        rc = intake_task(e, l, slot, &r, &retry_after_s);
+        lane->n_taken++;
+        rc = intake_task(e, lane, slot, &request, &retry_after_s);
         if (rc != ERR_OK)
-            intake_reject(e, l, slot, &r, rc, retry_after_s);
+            intake_reject(e, lane, slot, &request, rc, retry_after_s);
         if (rc == ERR_INVALID) {
             stats_add(&e->stats, METRIC_bad_entries, 1);
-            if (++l->n_bad > INTAKE_BAD_MAX) {
-                intake_drop_lane(e, l, "sent too many malformed requests");
+            if (++lane->n_bad > INTAKE_BAD_MAX) {
+                intake_drop_lane(e, lane, "sent too many malformed requests");
                 return;
             }
         }
@@ -603,12 +609,12 @@ static bool intake_waited(const struct engine *e, const struct seq *q)
 /* One sequence's wishes: does anybody still want it, and is there room for what it says? */
 static void intake_look(struct engine *e, struct seq *q)
 {
-    struct engine_lane *l = &e->lanes[q->lane_idx];
-    enum wire_cancel cancel = lane_cancelled(&l->lane, q->slot);
-    int room = lane_room(&l->lane, q->slot);
+    struct engine_lane *lane = &e->lanes[q->lane_idx];
+    enum wire_cancel cancel = lane_cancelled(&lane->lane, q->slot);
+    int room = lane_room(&lane->lane, q->slot);
 
     if (room < 0) {
-        intake_drop_lane(e, l, "broke the ring's rules");
+        intake_drop_lane(e, lane, "broke the ring's rules");
         return;
     }
     if (q->tells_row && cancel == WIRE_WANTED) {

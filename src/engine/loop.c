@@ -55,14 +55,14 @@ static void loop_wait(struct engine *e)
  * for it. */
 static int loop_copy_pages(struct engine *e)
 {
-    struct tables *t = &e->sched.tables;
+    struct tables *tables = &e->sched.tables;
     int rc = ERR_OK;
 
-    if (t->n_copies > 0)
+    if (tables->n_copies > 0)
         tiers_save_evicted(e);
-    for (int i = 0; i < t->n_copies && rc == ERR_OK; i++)
-        rc = model_page_copy(e->model, t->copies[i].to, t->copies[i].from);
-    tables_copied(t);
+    for (int i = 0; i < tables->n_copies && rc == ERR_OK; i++)
+        rc = model_page_copy(e->model, tables->copies[i].to, tables->copies[i].from);
+    tables_copied(tables);
     return rc;
 }
 

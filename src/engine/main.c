@@ -43,36 +43,36 @@ static int main_await_model(struct engine *e, const struct model_options *o)
 
 static int main_open_model(struct engine *e)
 {
-    const struct settings *s = &e->settings;
+    const struct settings *settings = &e->settings;
     struct model_options options = {
-        .dir = s->model,
-        .device = s->device,
-        .dummy_weights = strcmp(s->load_format, "dummy") == 0,
-        .quantization = s->quantization,
-        .kv_cache_dtype = s->kv_cache_dtype,
-        .gemm_table = s->gemm_table,
-        .cpu_threads = s->cpu_threads,
-        .n_ranks = s->tensor_parallel_size,
-        .page_tokens = s->page_tokens,
-        .max_num_seqs = s->max_num_seqs,
-        .max_num_batched_tokens = s->max_num_batched_tokens,
-        .max_model_len = s->max_model_len,
-        .num_pages = s->num_pages,
-        .gpu_memory_utilization = s->gpu_memory_utilization,
-        .cpu_kv_bytes = s->cpu_kv_bytes,
-        .sleeps = s->sleep_after_s > 0,
+        .dir = settings->model,
+        .device = settings->device,
+        .dummy_weights = strcmp(settings->load_format, "dummy") == 0,
+        .quantization = settings->quantization,
+        .kv_cache_dtype = settings->kv_cache_dtype,
+        .gemm_table = settings->gemm_table,
+        .cpu_threads = settings->cpu_threads,
+        .n_ranks = settings->tensor_parallel_size,
+        .page_tokens = settings->page_tokens,
+        .max_num_seqs = settings->max_num_seqs,
+        .max_num_batched_tokens = settings->max_num_batched_tokens,
+        .max_model_len = settings->max_model_len,
+        .num_pages = settings->num_pages,
+        .gpu_memory_utilization = settings->gpu_memory_utilization,
+        .cpu_kv_bytes = settings->cpu_kv_bytes,
+        .sleeps = settings->sleep_after_s > 0,
     };
     int rc;
 
-    if (s->model[0] == '\0') {
+    if (settings->model[0] == '\0') {
         log_error("engine: no model: set model to a Hugging Face folder");
         return ERR_INVALID;
     }
-    if (!options.dummy_weights && strcmp(s->load_format, "auto") != 0) {
-        log_error("engine: load_format = \"%s\" must be auto or dummy", s->load_format);
+    if (!options.dummy_weights && strcmp(settings->load_format, "auto") != 0) {
+        log_error("engine: load_format = \"%s\" must be auto or dummy", settings->load_format);
         return ERR_INVALID;
     }
-    service_status("loading %s", s->model);
+    service_status("loading %s", settings->model);
     rc = main_await_model(e, &options);
     if (rc == ERR_OK)
         e->shape = model_shape(e->model);
@@ -173,10 +173,10 @@ static int main_open_lanes(struct engine *e)
 }
 
 /* Some 30 s of a GPU's work, and enough where steps are small. */
-static int64_t main_queued_tokens(const struct model_shape *m)
+static int64_t main_queued_tokens(const struct model_shape *shape)
 {
-    int64_t steps = (int64_t)m->max_num_batched_tokens * MAIN_QUEUE_STEPS;
-    int64_t prompts = (int64_t)m->max_model_len * MAIN_QUEUE_PROMPTS;
+    int64_t steps = (int64_t)shape->max_num_batched_tokens * MAIN_QUEUE_STEPS;
+    int64_t prompts = (int64_t)shape->max_model_len * MAIN_QUEUE_PROMPTS;
 
     return steps > prompts ? steps : prompts;
 }
@@ -189,8 +189,8 @@ static int main_open_guide(struct engine *e)
     int n_words;
 
     /* A sequence that skips a step computes its last token twice, which a state does not take. */
-    for (int g = 0; g < s->n_groups; g++)
-        shape.waits = shape.waits || s->groups[g].kind == CACHE_STATE;
+    for (int group = 0; group < s->n_groups; group++)
+        shape.waits = shape.waits || s->groups[group].kind == CACHE_STATE;
 
     shape.masks = model_masks(e->model, &n_words);
     must(n_words == (s->n_vocab + 31) / 32);
@@ -206,8 +206,8 @@ static int main_read_drafts(struct engine *e)
         log_error("engine: speculative_config: %s", why);
         return ERR_INVALID;
     }
-    for (int g = 0; g < e->shape->n_groups && e->drafts.method != DRAFT_NONE; g++) {
-        if (e->shape->groups[g].kind != CACHE_STATE)
+    for (int group = 0; group < e->shape->n_groups && e->drafts.method != DRAFT_NONE; group++) {
+        if (e->shape->groups[group].kind != CACHE_STATE)
             continue;
         log_warn("engine: speculative_config is not used: the model has recurrent layers");
         e->drafts.method = DRAFT_NONE;
@@ -217,32 +217,34 @@ static int main_read_drafts(struct engine *e)
 
 static int main_open_queues(struct engine *e)
 {
-    const struct model_shape *m = e->shape;
+    const struct model_shape *shape = e->shape;
     int threshold = e->settings.long_prefill_token_threshold;
     struct sched_limits limits = {
-        .max_num_seqs = m->max_num_seqs,
-        .max_num_batched_tokens = m->max_num_batched_tokens,
-        .long_prefill_tokens = threshold > 0 ? threshold : (m->max_num_batched_tokens + 1) / 2,
-        .page_tokens = m->page_tokens,
+        .max_num_seqs = shape->max_num_seqs,
+        .max_num_batched_tokens = shape->max_num_batched_tokens,
+        .long_prefill_tokens = threshold > 0 ? threshold : (shape->max_num_batched_tokens + 1) / 2,
+        .page_tokens = shape->page_tokens,
         .prefix_caching = e->settings.enable_prefix_caching,
-        .n_groups = m->n_groups,
-        .groups = m->groups,
+        .n_groups = shape->n_groups,
+        .groups = shape->groups,
         .drafts = e->drafts.method == DRAFT_NONE ? NULL : &e->drafts,
     };
-    struct seq_pool_limits of_seqs = {.n_seqs = e->settings.max_num_queued_reqs + m->max_num_seqs,
-                                      .max_model_len = m->max_model_len,
-                                      .page_tokens = m->page_tokens,
-                                      .n_vocab = m->n_vocab,
-                                      .n_groups = m->n_groups,
+    struct seq_pool_limits of_seqs = {.n_seqs =
+                                          e->settings.max_num_queued_reqs + shape->max_num_seqs,
+                                      .max_model_len = shape->max_model_len,
+                                      .page_tokens = shape->page_tokens,
+                                      .n_vocab = shape->n_vocab,
+                                      .n_groups = shape->n_groups,
                                       .has_drafts = limits.drafts != NULL};
-    int rc = pages_open(&e->pages, m->n_pages, m->page_tokens);
+    int rc = pages_open(&e->pages, shape->n_pages, shape->page_tokens);
 
     e->admission.max_num_queued_tokens = e->settings.max_num_queued_tokens;
     if (e->admission.max_num_queued_tokens == 0)
-        e->admission.max_num_queued_tokens = main_queued_tokens(m);
-    e->admission.n_places = m->max_num_seqs;
+        e->admission.max_num_queued_tokens = main_queued_tokens(shape);
+    e->admission.n_places = shape->max_num_seqs;
     if (rc == ERR_OK)
-        pages_bound_kept(e->pages, (int)((int64_t)m->n_pages * e->settings.kv_retained_pct / 100));
+        pages_bound_kept(e->pages,
+                         (int)((int64_t)shape->n_pages * e->settings.kv_retained_pct / 100));
     if (rc == ERR_OK)
         rc = sched_init(&e->sched, &limits, e->pages);
     of_seqs.n_state_pages = e->sched.tables.n_state_pages;
@@ -262,15 +264,16 @@ static int main_open_queues(struct engine *e)
 /* The labels that vLLM's dashboards read, of settings that have a meaning here. */
 static void main_tell_config(struct engine *e)
 {
-    const struct settings *s = &e->settings;
+    const struct settings *settings = &e->settings;
 
     stats_config(&e->stats,
                  "block_size=\"%d\",cache_dtype=\"%.16s\",enable_prefix_caching=\"%s\","
                  "gpu_memory_utilization=\"%g\",num_gpu_blocks=\"%d\",num_cpu_blocks=\"%d\","
                  "sliding_window=\"None\"",
-                 e->shape->page_tokens, s->kv_cache_dtype,
-                 s->enable_prefix_caching ? "True" : "False", s->gpu_memory_utilization,
-                 e->shape->n_pages, e->tiers.host == NULL ? 0 : (int)host_n_slots(e->tiers.host));
+                 e->shape->page_tokens, settings->kv_cache_dtype,
+                 settings->enable_prefix_caching ? "True" : "False",
+                 settings->gpu_memory_utilization, e->shape->n_pages,
+                 e->tiers.host == NULL ? 0 : (int)host_n_slots(e->tiers.host));
 }
 
 static int main_open(struct engine *e)
@@ -342,20 +345,20 @@ static int main_close(struct engine *e)
 
 int main(int argc, char **argv)
 {
-    static struct engine e = {
+    static struct engine engine = {
         .intake = {.epoll_fd = -1, .signal_fd = -1, .listener = {.who = "engine", .fd = -1}}};
     bool exit_now = false;
     int rc;
 
     service_block_signals();
     fault_init();
-    if (settings_read(&e.settings, 'E', argc, argv, &exit_now) != ERR_OK)
+    if (settings_read(&engine.settings, 'E', argc, argv, &exit_now) != ERR_OK)
         return 1;
     if (exit_now)
         return 0;
-    rc = log_set_level_text(e.settings.log_level);
+    rc = log_set_level_text(engine.settings.log_level);
     if (rc == ERR_OK)
-        rc = main_open(&e);
+        rc = main_open(&engine);
     if (rc == ERR_DRAINING)
         return 0; /* it was told to stop while it waited */
     if (rc != ERR_OK) {
@@ -365,12 +368,12 @@ int main(int argc, char **argv)
     mem_seal();
     service_ready();
     log_info("engine: ready on %s: %d pages of %d tokens, up to %d sequences and %d tokens a step",
-             e.shape->device, e.shape->n_pages, e.shape->page_tokens, e.shape->max_num_seqs,
-             e.shape->max_num_batched_tokens);
-    rc = engine_run(&e);
+             engine.shape->device, engine.shape->n_pages, engine.shape->page_tokens,
+             engine.shape->max_num_seqs, engine.shape->max_num_batched_tokens);
+    rc = engine_run(&engine);
     if (rc != ERR_OK)
         return 3; /* nothing is saved: a device that failed may hold anything */
-    if (main_close(&e) != ERR_OK)
+    if (main_close(&engine) != ERR_OK)
         return 3;
     log_info("engine: stopped");
     return 0;

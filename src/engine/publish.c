@@ -28,12 +28,12 @@ static bool publish_is_probe(const struct seq *q)
  * them are here, since a front queues them at once, and who was told is told for all. */
 static void publish_begins_answer(struct engine *e, const struct seq *q)
 {
-    const struct engine_lane *l = &e->lanes[q->lane_idx];
+    const struct engine_lane *lane = &e->lanes[q->lane_idx];
 
     if (q->request.generate.answer == 0 || q->is_awaited)
         return;
-    for (uint32_t slot = 0; slot < l->lane.n_slots; slot++) {
-        struct seq *other = l->by_slot[slot];
+    for (uint32_t slot = 0; slot < lane->lane.n_slots; slot++) {
+        struct seq *other = lane->by_slot[slot];
 
         if (other != NULL && other->request.generate.answer == q->request.generate.answer)
             other->is_awaited = true;
@@ -78,23 +78,23 @@ void publish_admitted(struct engine *e)
 /* For one who comes last now. */
 static uint32_t publish_retry_after(const struct engine *e)
 {
-    const struct tenants *t = &e->sched.tenants;
+    const struct tenants *tenants = &e->sched.tenants;
 
-    return rate_retry_after_s(&e->admission.rate, t->n_waiting, t->n_waiting_tokens);
+    return rate_retry_after_s(&e->admission.rate, tenants->n_waiting, tenants->n_waiting_tokens);
 }
 
 /* What is told once of a request, when the last of its choices ends. The choices that still run
  * carry the longest of those that have ended. */
 static void publish_last_choice(struct engine *e, const struct seq *q)
 {
-    const struct engine_lane *l = &e->lanes[q->lane_idx];
+    const struct engine_lane *lane = &e->lanes[q->lane_idx];
     int most = q->n_tokens - q->n_prompt;
     bool last = true;
 
     if (most < q->n_generated_max)
         most = q->n_generated_max;
-    for (uint32_t slot = 0; q->request.generate.answer != 0 && slot < l->lane.n_slots; slot++) {
-        struct seq *other = l->by_slot[slot];
+    for (uint32_t slot = 0; q->request.generate.answer != 0 && slot < lane->lane.n_slots; slot++) {
+        struct seq *other = lane->by_slot[slot];
 
         if (other == NULL || other == q ||
             other->request.generate.answer != q->request.generate.answer)
@@ -150,12 +150,12 @@ static void publish_finish_metrics(struct engine *e, const struct seq *q, enum w
 
 void publish_finish(struct engine *e, struct seq *q, enum wire_finish why, int32_t value)
 {
-    struct engine_lane *l = &e->lanes[q->lane_idx];
+    struct engine_lane *lane = &e->lanes[q->lane_idx];
 
     publish_finish_metrics(e, q, why, value);
     if ((q->request.flags & WIRE_TELL_KEPT) != 0)
         cache_admin_tell(e, q);
-    lane_put(&l->lane, q->slot,
+    lane_put(&lane->lane, q->slot,
              (struct wire_out){.kind = WIRE_FINISHED,
                                .finish = (uint8_t)why,
                                .value = value,
@@ -175,19 +175,19 @@ void publish_refuse(struct engine *e, struct seq *q, enum wire_refusal why, int 
 
 static bool publish_is_end(const struct engine *e, const struct seq *q, int32_t id)
 {
-    const struct wire_request *r = &q->request;
+    const struct wire_request *request = &q->request;
 
     if (guide_has_ended(&e->guide, q, id))
         return true;
-    if (q->n_tokens - q->n_prompt < (int)r->generate.min_tokens)
+    if (q->n_tokens - q->n_prompt < (int)request->generate.min_tokens)
         return false;
     if (seq_has_stop(q, id))
         return true;
-    for (uint32_t i = 0; i < r->generate.n_stop_ids; i++) {
-        if (r->generate.stop_ids[i] == id)
+    for (uint32_t i = 0; i < request->generate.n_stop_ids; i++) {
+        if (request->generate.stop_ids[i] == id)
             return true;
     }
-    for (int i = 0; i < e->shape->n_eos && (r->flags & WIRE_IGNORE_EOS) == 0; i++) {
+    for (int i = 0; i < e->shape->n_eos && (request->flags & WIRE_IGNORE_EOS) == 0; i++) {
         if (e->shape->eos[i] == id)
             return true;
     }
@@ -196,54 +196,57 @@ static bool publish_is_end(const struct engine *e, const struct seq *q, int32_t 
 
 /* Log probabilities of one token: its own, then those of the most probable. */
 static void publish_logprobs(struct engine *e, const struct seq *q, int32_t id,
-                             const struct batch_logprobs *p, enum wire_kind chosen,
+                             const struct batch_logprobs *logprobs, enum wire_kind chosen,
                              enum wire_kind top)
 {
-    struct lane *l = &e->lanes[q->lane_idx].lane;
+    struct lane *lane = &e->lanes[q->lane_idx].lane;
 
-    lane_put(l, q->slot,
-             (struct wire_out){
-                 .kind = (uint8_t)chosen, .value = id, .logprob = p->chosen, .rank = p->rank});
-    for (int i = 0; i < p->n_top; i++)
-        lane_put(l, q->slot,
+    lane_put(lane, q->slot,
+             (struct wire_out){.kind = (uint8_t)chosen,
+                               .value = id,
+                               .logprob = logprobs->chosen,
+                               .rank = logprobs->rank});
+    for (int i = 0; i < logprobs->n_top; i++)
+        lane_put(lane, q->slot,
                  (struct wire_out){.kind = (uint8_t)top,
-                                   .value = p->ids[i],
-                                   .logprob = p->top[i],
+                                   .value = logprobs->ids[i],
+                                   .logprob = logprobs->top[i],
                                    .rank = (uint32_t)i + 1});
 }
 
 /* Log probabilities of the ids that were asked for, but those that were just told. */
-static void publish_asked(struct engine *e, const struct seq *q, const struct batch_logprobs *p)
+static void publish_asked(struct engine *e, const struct seq *q,
+                          const struct batch_logprobs *logprobs)
 {
-    for (int i = 0; i < p->n_asked; i++) {
+    for (int i = 0; i < logprobs->n_asked; i++) {
         bool told = false;
 
-        for (int k = 0; k < p->n_top; k++)
-            told = told || p->ids[k] == q->asked[i];
+        for (int k = 0; k < logprobs->n_top; k++)
+            told = told || logprobs->ids[k] == q->asked[i];
         if (!told)
-            lane_put(
-                &e->lanes[q->lane_idx].lane, q->slot,
-                (struct wire_out){.kind = WIRE_TOP, .value = q->asked[i], .logprob = p->asked[i]});
+            lane_put(&e->lanes[q->lane_idx].lane, q->slot,
+                     (struct wire_out){
+                         .kind = WIRE_TOP, .value = q->asked[i], .logprob = logprobs->asked[i]});
     }
 }
 
 /* From here on publish_row() tells q's row, which fill_rows() has read. */
-static void publish_row_begins(struct seq *q, const struct batch_logprobs *p, bool of_prompt)
+static void publish_row_begins(struct seq *q, const struct batch_logprobs *logprobs, bool of_prompt)
 {
-    q->row[0] = p->log_sum;
+    q->row[0] = logprobs->log_sum;
     q->row_at = 0;
     q->row_is_prompts = of_prompt;
     q->tells_row = true;
 }
 
 static void publish_prompt(struct engine *e, struct seq *q, int target,
-                           const struct batch_logprobs *p)
+                           const struct batch_logprobs *logprobs)
 {
     q->n_owed -= seq_prompt_records(q);
     q->n_told = target;
     if (seq_prompt_has_rows(q))
-        publish_row_begins(q, p, true);
-    publish_logprobs(e, q, q->tokens[target], p, WIRE_PROMPT_CHOSEN, WIRE_PROMPT_TOP);
+        publish_row_begins(q, logprobs, true);
+    publish_logprobs(e, q, q->tokens[target], logprobs, WIRE_PROMPT_CHOSEN, WIRE_PROMPT_TOP);
 }
 
 static void publish_token_metrics(struct engine *e, struct seq *q)
@@ -287,18 +290,19 @@ static bool publish_last_token(struct engine *e, struct seq *q)
 static bool publish_sampled(struct engine *e, const struct engine_step *step, int row,
                             struct seq *q)
 {
-    const struct batch_logprobs *p = step->extras[row] < 0 ? NULL : &e->logprobs[step->extras[row]];
+    const struct batch_logprobs *logprobs =
+        step->extras[row] < 0 ? NULL : &e->logprobs[step->extras[row]];
 
     q->tokens[q->n_tokens++] = e->row_tokens[row];
     q->n_pending--;
     q->n_owed -= seq_token_records(q);
     if ((q->request.flags & WIRE_LOGPROBS) != 0) {
-        publish_logprobs(e, q, e->row_tokens[row], p, WIRE_CHOSEN, WIRE_TOP);
-        publish_asked(e, q, p);
+        publish_logprobs(e, q, e->row_tokens[row], logprobs, WIRE_CHOSEN, WIRE_TOP);
+        publish_asked(e, q, logprobs);
     }
     if (!seq_has_rows(q))
         return publish_last_token(e, q);
-    publish_row_begins(q, p, false);
+    publish_row_begins(q, logprobs, false);
     return true;
 }
 
@@ -310,12 +314,12 @@ int publish_row(struct engine *e, struct seq *q, int room)
     int n = 1 + e->shape->n_vocab;
 
     for (; room > PUBLISH_ROW_SPARE && q->row_at < n; room--) {
-        struct wire_out o = {.kind = q->row_is_prompts ? WIRE_PROMPT_ROW : WIRE_ROW};
+        struct wire_out out = {.kind = q->row_is_prompts ? WIRE_PROMPT_ROW : WIRE_ROW};
         int more = n - q->row_at - 1;
 
-        memcpy(&o.value, &q->row[q->row_at], sizeof o.value);
-        memcpy(o.logits, &q->row[q->row_at + 1], (size_t)(more < 2 ? more : 2) * sizeof *q->row);
-        lane_put(&e->lanes[q->lane_idx].lane, q->slot, o);
+        memcpy(&out.value, &q->row[q->row_at], sizeof out.value);
+        memcpy(out.logits, &q->row[q->row_at + 1], (size_t)(more < 2 ? more : 2) * sizeof *q->row);
+        lane_put(&e->lanes[q->lane_idx].lane, q->slot, out);
         q->row_at += 3;
     }
     if (q->row_at < n)
@@ -381,11 +385,11 @@ void publish_step(struct engine *e, const struct engine_step *step)
 
 static void publish_tenants(struct engine *e)
 {
-    const struct tenants *t = &e->sched.tenants;
+    const struct tenants *tenants = &e->sched.tenants;
     struct wire_stats *page = e->stats.page;
 
-    for (int i = 0; i < t->n; i++) {
-        const struct tenant *from = &t->list[i];
+    for (int i = 0; i < tenants->n; i++) {
+        const struct tenant *from = &tenants->list[i];
         struct wire_tenant *to = &page->tenants[i];
 
         if (memcmp(to->name, from->name, sizeof to->name) != 0)
@@ -397,7 +401,7 @@ static void publish_tenants(struct engine *e)
         atomic_store_explicit(&to->n_running, (uint32_t)from->n_running, memory_order_relaxed);
         atomic_store_explicit(&to->n_waiting, (uint32_t)from->n_waiting, memory_order_relaxed);
     }
-    atomic_store_explicit(&page->n_tenants, (uint32_t)t->n, memory_order_relaxed);
+    atomic_store_explicit(&page->n_tenants, (uint32_t)tenants->n, memory_order_relaxed);
 }
 
 static void publish_gauges(struct engine *e)
@@ -433,9 +437,10 @@ static void publish_gauges(struct engine *e)
  * lanes. */
 static void publish_room(const struct engine *e, struct wire_lane *w, int nth)
 {
-    const struct tenants *t = &e->sched.tenants;
-    int64_t reqs = (int64_t)e->settings.max_num_queued_reqs + e->admission.n_places - t->n_waiting;
-    int64_t tokens = e->admission.max_num_queued_tokens - t->n_waiting_tokens;
+    const struct tenants *tenants = &e->sched.tenants;
+    int64_t reqs =
+        (int64_t)e->settings.max_num_queued_reqs + e->admission.n_places - tenants->n_waiting;
+    int64_t tokens = e->admission.max_num_queued_tokens - tenants->n_waiting_tokens;
     int n_lanes = e->admission.n_lanes > 0 ? e->admission.n_lanes : 1;
 
     reqs = reqs < 0 ? 0 : reqs;
@@ -450,18 +455,18 @@ static void publish_room(const struct engine *e, struct wire_lane *w, int nth)
 }
 
 /* What a front refused by itself since we looked. */
-static void publish_front_refusals(struct engine *e, struct engine_lane *l)
+static void publish_front_refusals(struct engine *e, struct engine_lane *lane)
 {
     for (int i = WIRE_NOT_REFUSED + 1; i < WIRE_REFUSALS; i++) {
-        uint32_t n = atomic_load_explicit(&l->lane.shared->refused[i], memory_order_relaxed);
+        uint32_t n = atomic_load_explicit(&lane->lane.shared->refused[i], memory_order_relaxed);
 
-        if (n == l->refused[i])
+        if (n == lane->refused[i])
             continue;
-        if (n - l->refused[i] <= PUBLISH_REFUSALS)
-            stats_refused(&e->stats, (enum wire_refusal)i, n - l->refused[i]);
+        if (n - lane->refused[i] <= PUBLISH_REFUSALS)
+            stats_refused(&e->stats, (enum wire_refusal)i, n - lane->refused[i]);
         else
             stats_add(&e->stats, METRIC_bad_entries, 1);
-        l->refused[i] = n;
+        lane->refused[i] = n;
     }
 }
 
@@ -474,24 +479,24 @@ static enum wire_engine_state publish_state(const struct engine *e)
     return e->power.state == POWER_ASLEEP ? WIRE_ASLEEP : WIRE_SERVING;
 }
 
-static void publish_lane_nth(struct engine *e, struct engine_lane *l, int nth)
+static void publish_lane_nth(struct engine *e, struct engine_lane *lane, int nth)
 {
-    struct wire_lane *w = l->lane.shared;
+    struct wire_lane *wire = lane->lane.shared;
 
-    publish_room(e, w, nth);
-    publish_front_refusals(e, l);
-    atomic_store(&w->engine_state, publish_state(e));
-    atomic_store_explicit(&w->heartbeat_us, e->now_us, memory_order_relaxed);
-    atomic_store_explicit(&w->progress_us, e->progress_us, memory_order_relaxed);
-    atomic_store_explicit(&w->n_running, (uint32_t)e->sched.n_running, memory_order_relaxed);
-    atomic_store_explicit(&w->n_waiting, (uint32_t)sched_n_waiting(&e->sched),
+    publish_room(e, wire, nth);
+    publish_front_refusals(e, lane);
+    atomic_store(&wire->engine_state, publish_state(e));
+    atomic_store_explicit(&wire->heartbeat_us, e->now_us, memory_order_relaxed);
+    atomic_store_explicit(&wire->progress_us, e->progress_us, memory_order_relaxed);
+    atomic_store_explicit(&wire->n_running, (uint32_t)e->sched.n_running, memory_order_relaxed);
+    atomic_store_explicit(&wire->n_waiting, (uint32_t)sched_n_waiting(&e->sched),
                           memory_order_relaxed);
-    atomic_store_explicit(&w->retry_after_s, publish_retry_after(e), memory_order_relaxed);
+    atomic_store_explicit(&wire->retry_after_s, publish_retry_after(e), memory_order_relaxed);
 }
 
-void publish_lane(struct engine *e, struct engine_lane *l)
+void publish_lane(struct engine *e, struct engine_lane *lane)
 {
-    publish_lane_nth(e, l, 0);
+    publish_lane_nth(e, lane, 0);
 }
 
 void publish_queue(struct engine *e)

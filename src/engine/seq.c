@@ -55,38 +55,40 @@ static int seq_arrays_reserve(struct seq_arrays *a, size_t n, size_t tokens_cap)
 int seq_pool_init(struct seq_pool *p, const struct seq_pool_limits *limits)
 {
     int pages_cap = (limits->max_model_len + limits->page_tokens - 1) / limits->page_tokens;
-    struct seq_arrays a = {.n_words = ((size_t)limits->n_vocab + 31) / 32,
-                           .n_row = ((size_t)limits->n_vocab + 1024) / 1024 * 1024, /* 4 KiB */
-                           .n_state_pages = (size_t)limits->n_state_pages};
+    struct seq_arrays arrays = {.n_words = ((size_t)limits->n_vocab + 31) / 32,
+                                .n_row = ((size_t)limits->n_vocab + 1024) / 1024 * 1024, /* 4 KiB */
+                                .n_state_pages = (size_t)limits->n_state_pages};
 
     pages_cap = pages_cap > limits->n_state_pages ? pages_cap : limits->n_state_pages;
-    a.n_pages = (size_t)limits->n_groups * (size_t)pages_cap;
+    arrays.n_pages = (size_t)limits->n_groups * (size_t)pages_cap;
     *p = (struct seq_pool){.n = limits->n_seqs,
                            .tokens_cap = (limits->max_model_len + 1023) / 1024 * 1024, /* 4 KiB */
                            .pages_cap = pages_cap,
-                           .row_cap = (int)a.n_row};
-    a.n_drafts = limits->has_drafts ? 3 * (size_t)p->tokens_cap : 0;
+                           .row_cap = (int)arrays.n_row};
+    arrays.n_drafts = limits->has_drafts ? 3 * (size_t)p->tokens_cap : 0;
     p->seqs = mem_zalloc_array((size_t)p->n, sizeof *p->seqs);
-    if (p->seqs == NULL || seq_arrays_reserve(&a, (size_t)p->n, (size_t)p->tokens_cap) != ERR_OK)
+    if (p->seqs == NULL ||
+        seq_arrays_reserve(&arrays, (size_t)p->n, (size_t)p->tokens_cap) != ERR_OK)
         return ERR_NO_MEMORY;
     for (int i = p->n - 1; i >= 0; i--) {
         struct seq *s = &p->seqs[i];
         size_t at = (size_t)i;
 
-        s->tokens = a.tokens + at * (size_t)p->tokens_cap;
-        for (int g = 0; g < limits->n_groups; g++)
-            s->tables[g].pages = a.pages + at * a.n_pages + (size_t)g * (size_t)pages_cap;
-        s->taken.pages = a.snapshots + at * 2 * a.n_state_pages;
-        s->newest.pages = s->taken.pages + a.n_state_pages;
-        s->allowed = a.allowed + at * a.n_words;
-        s->stops = a.stops + at * a.n_words;
-        s->made = a.made + at * a.n_words;
-        s->bad = a.bad + at * WIRE_BAD_WORDS_MAX;
-        s->biases = a.biases + at * BATCH_BIASES_MAX;
-        s->asked = a.asked + at * WIRE_ASKED_MAX;
-        s->walk = &a.walks[i];
-        s->row = a.rows + at * a.n_row;
-        s->draft.heads = a.drafts + at * a.n_drafts;
+        s->tokens = arrays.tokens + at * (size_t)p->tokens_cap;
+        for (int group = 0; group < limits->n_groups; group++)
+            s->tables[group].pages =
+                arrays.pages + at * arrays.n_pages + (size_t)group * (size_t)pages_cap;
+        s->taken.pages = arrays.snapshots + at * 2 * arrays.n_state_pages;
+        s->newest.pages = s->taken.pages + arrays.n_state_pages;
+        s->allowed = arrays.allowed + at * arrays.n_words;
+        s->stops = arrays.stops + at * arrays.n_words;
+        s->made = arrays.made + at * arrays.n_words;
+        s->bad = arrays.bad + at * WIRE_BAD_WORDS_MAX;
+        s->biases = arrays.biases + at * BATCH_BIASES_MAX;
+        s->asked = arrays.asked + at * WIRE_ASKED_MAX;
+        s->walk = &arrays.walks[i];
+        s->row = arrays.rows + at * arrays.n_row;
+        s->draft.heads = arrays.drafts + at * arrays.n_drafts;
         s->draft.before = s->draft.heads + (limits->has_drafts ? 2 * (size_t)p->tokens_cap : 0);
         s->next = p->free;
         p->free = s;
@@ -114,16 +116,16 @@ struct seq *seq_claim(struct seq_pool *p)
                          .walk = s->walk,
                          .row = s->row,
                          .draft = {.heads = s->draft.heads, .before = s->draft.before}};
-    for (int g = 0; g < CACHE_GROUPS_MAX; g++)
-        fresh.tables[g].pages = s->tables[g].pages;
+    for (int group = 0; group < CACHE_GROUPS_MAX; group++)
+        fresh.tables[group].pages = s->tables[group].pages;
     *s = fresh;
     return s;
 }
 
 void seq_release(struct seq_pool *p, struct seq *s)
 {
-    for (int g = 0; g < CACHE_GROUPS_MAX; g++)
-        must(s->tables[g].n == 0);
+    for (int group = 0; group < CACHE_GROUPS_MAX; group++)
+        must(s->tables[group].n == 0);
     must(s->n_loading == 0);
     must(s->automaton == NULL);
     if (s->n_tokens > SEQ_KEEP_TOKENS)

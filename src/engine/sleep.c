@@ -228,7 +228,7 @@ static int sleep_rise(struct engine *e)
 
 /* --- operators' word ------------------------------------------------------------------------ */
 
-int sleep_ask(struct engine *e, const struct engine_lane *l, uint32_t slot,
+int sleep_ask(struct engine *e, const struct engine_lane *lane, uint32_t slot,
               const struct wire_power *p)
 {
     int rc = ERR_OK;
@@ -240,7 +240,8 @@ int sleep_ask(struct engine *e, const struct engine_lane *l, uint32_t slot,
     if (e->power.n_orders == POWER_ORDERS)
         return ERR_OVERLOADED;
     for (int i = 0; i < e->power.n_orders; i++) {
-        if (e->power.orders[i].lane_idx == (int)(l - e->lanes) && e->power.orders[i].slot == slot)
+        if (e->power.orders[i].lane_idx == (int)(lane - e->lanes) &&
+            e->power.orders[i].slot == slot)
             return ERR_INVALID; /* a slot asks for one thing at a time */
     }
     if (p->action == WIRE_WAKE)
@@ -249,8 +250,10 @@ int sleep_ask(struct engine *e, const struct engine_lane *l, uint32_t slot,
         rc = sleep_begin(e);
     if (rc != ERR_OK)
         return rc == ERR_AGAIN ? ERR_BUSY : ERR_NO_SLEEP;
-    e->power.orders[e->power.n_orders++] = (struct power_order){
-        .lane_idx = (int)(l - e->lanes), .slot = slot, .action = (enum wire_power_action)p->action};
+    e->power.orders[e->power.n_orders++] =
+        (struct power_order){.lane_idx = (int)(lane - e->lanes),
+                             .slot = slot,
+                             .action = (enum wire_power_action)p->action};
     return ERR_OK;
 }
 
@@ -261,10 +264,10 @@ static void sleep_end_order(struct engine *e, int i)
             sizeof e->power.orders[0] * (size_t)(e->power.n_orders - i));
 }
 
-void sleep_forget_lane(struct engine *e, const struct engine_lane *l)
+void sleep_forget_lane(struct engine *e, const struct engine_lane *lane)
 {
     for (int i = e->power.n_orders - 1; i >= 0; i--) {
-        if (e->power.orders[i].lane_idx == l - e->lanes)
+        if (e->power.orders[i].lane_idx == lane - e->lanes)
             sleep_end_order(e, i);
     }
 }
@@ -275,16 +278,16 @@ static void sleep_answer(struct engine *e)
     if (e->power.state != POWER_AWAKE && e->power.state != POWER_ASLEEP)
         return;
     while (e->power.n_orders > 0) {
-        const struct power_order *o = &e->power.orders[0];
-        bool as_asked = (o->action == WIRE_SLEEP) == (e->power.state == POWER_ASLEEP);
+        const struct power_order *order = &e->power.orders[0];
+        bool as_asked = (order->action == WIRE_SLEEP) == (e->power.state == POWER_ASLEEP);
         struct wire_out end = {
             .kind = WIRE_FINISHED, .finish = WIRE_FIN_STOP, .time_us = e->now_us};
 
         if (!as_asked) {
             end.finish = WIRE_FIN_ERROR;
-            end.value = o->action == WIRE_SLEEP ? ERR_BUSY : ERR_ASLEEP;
+            end.value = order->action == WIRE_SLEEP ? ERR_BUSY : ERR_ASLEEP;
         }
-        lane_put(&e->lanes[o->lane_idx].lane, o->slot, end);
+        lane_put(&e->lanes[order->lane_idx].lane, order->slot, end);
         sleep_end_order(e, 0);
     }
 }

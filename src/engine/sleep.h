@@ -62,8 +62,8 @@ void sleep_end(struct engine *e); /* wake without a request */
 
 /* An operator's command to sleep or wake: the slot's end comes when it is so. Errors as those of
  * sleep_begin(), ERR_BUSY for ERR_AGAIN; ERR_OVERLOADED, ERR_INVALID. */
-int sleep_ask(struct engine *e, const struct engine_lane *l, uint32_t slot,
+int sleep_ask(struct engine *e, const struct engine_lane *lane, uint32_t slot,
               const struct wire_power *p) ERR_CHECKED;
-void sleep_forget_lane(struct engine *e, const struct engine_lane *l);
+void sleep_forget_lane(struct engine *e, const struct engine_lane *lane);
 
 #endif

@@ -163,14 +163,14 @@ void stats_refused(struct stats *s, enum wire_refusal why, uint64_t n)
 
 void stats_observe(struct stats *s, enum wire_histogram_id h, double value)
 {
-    struct wire_histogram *w = &s->page->histograms[h];
+    struct wire_histogram *histogram = &s->page->histograms[h];
     int n;
     const double *bounds = wire_bucket_bounds(h, &n);
     int i = 0;
 
     while (i < n && value > bounds[i])
         i++;
-    stats_bump(&w->buckets[i], 1);
-    stats_bump(&w->count, 1);
-    stats_bump(&w->sum_micro, (uint64_t)(value * 1e6));
+    stats_bump(&histogram->buckets[i], 1);
+    stats_bump(&histogram->count, 1);
+    stats_bump(&histogram->sum_micro, (uint64_t)(value * 1e6));
 }

@@ -50,11 +50,11 @@ int tables_init(struct tables *t, const struct tables_limits *limits, struct pag
                          .pages = pages,
                          .stride = (TABLES_STRIDE + block - 1) / block * block,
                          .evictions_cap = pages_count(pages)};
-    for (int g = 0; g < limits->n_groups; g++) {
-        t->groups[g] = limits->groups[g];
-        t->n_token_groups += !tables_is_state(t, g);
-        t->n_full_groups += t->groups[g].kind == CACHE_FULL;
-        t->n_state_pages += tables_is_state(t, g) ? t->groups[g].n_state_pages : 0;
+    for (int group = 0; group < limits->n_groups; group++) {
+        t->groups[group] = limits->groups[group];
+        t->n_token_groups += !tables_is_state(t, group);
+        t->n_full_groups += t->groups[group].kind == CACHE_FULL;
+        t->n_state_pages += tables_is_state(t, group) ? t->groups[group].n_state_pages : 0;
     }
     if (tables_names_max(t) > TABLES_NAMES_MAX)
         return ERR_LIMIT;
@@ -75,14 +75,14 @@ void tables_fini(struct tables *t)
 
 int32_t tables_take_page(struct tables *t)
 {
-    struct tables_eviction e;
+    struct tables_eviction eviction;
     bool evicted;
 
-    e.page = pages_take(t->pages, &evicted, &e.label);
+    eviction.page = pages_take(t->pages, &evicted, &eviction.label);
     /* The log is emptied every step; a page evicted twice within one is not worth saving. */
     if (evicted && t->n_evictions < t->evictions_cap)
-        t->evictions[t->n_evictions++] = e;
-    return e.page;
+        t->evictions[t->n_evictions++] = eviction;
+    return eviction.page;
 }
 
 static void tables_copy(struct tables *t, int32_t from, int32_t to)
@@ -112,16 +112,16 @@ int tables_names(const struct tables *t, int i, int n, const struct hash *chain,
 {
     int n_names = 0;
 
-    for (int g = 0; g < t->limits.n_groups; g++) {
-        bool is_state = tables_is_state(t, g);
-        int n_parts = is_state ? t->groups[g].n_state_pages : 1;
+    for (int group = 0; group < t->limits.n_groups; group++) {
+        bool is_state = tables_is_state(t, group);
+        int n_parts = is_state ? t->groups[group].n_state_pages : 1;
 
-        if (n > 0 && (is_state ? i + 1 < n : tables_seen(t, g) < n - i))
+        if (n > 0 && (is_state ? i + 1 < n : tables_seen(t, group) < n - i))
             continue;
         for (int part = 0; part < n_parts; part++)
             names[n_names++] =
-                (struct tables_name){.name = prefix_group_name(chain, g, part),
-                                     .parent = tables_parent(t, g, is_state ? chain : before)};
+                (struct tables_name){.name = prefix_group_name(chain, group, part),
+                                     .parent = tables_parent(t, group, is_state ? chain : before)};
     }
     return n_names;
 }
@@ -141,38 +141,38 @@ struct tables_walk {
     int run[CACHE_GROUPS_MAX]; /* pages in a row; of a state 1: there is a snapshot */
 };
 
-static bool tables_has_state(const struct tables_walk *w, int g, const struct hash *chain,
+static bool tables_has_state(const struct tables_walk *walk, int g, const struct hash *chain,
                              const int32_t *tokens)
 {
-    for (int part = 0; part < w->t->groups[g].n_state_pages; part++) {
+    for (int part = 0; part < walk->t->groups[g].n_state_pages; part++) {
         struct hash name = prefix_group_name(chain, g, part);
 
-        if (!w->has(w->context, &name, tokens))
+        if (!walk->has(walk->context, &name, tokens))
             return false;
     }
     return true;
 }
 
 /* Look at the i-th page, the end of the prefix `chain`. False: no longer prefix can be used. */
-static bool tables_walk_page(struct tables_walk *w, int i, const struct hash *chain,
+static bool tables_walk_page(struct tables_walk *walk, int i, const struct hash *chain,
                              const int32_t *tokens, bool *usable)
 {
-    const struct tables *t = w->t;
+    const struct tables *tables = walk->t;
     bool goes_on = true;
 
     *usable = true;
-    for (int g = 0; g < t->limits.n_groups && goes_on; g++) {
-        int seen = tables_seen(t, g);
+    for (int group = 0; group < tables->limits.n_groups && goes_on; group++) {
+        int seen = tables_seen(tables, group);
 
-        if (tables_is_state(t, g)) {
-            *usable = *usable && tables_has_state(w, g, chain, tokens);
+        if (tables_is_state(tables, group)) {
+            *usable = *usable && tables_has_state(walk, group, chain, tokens);
         } else {
-            struct hash name = prefix_group_name(chain, g, 0);
-            bool has = seen > 0 && w->has(w->context, &name, tokens);
+            struct hash name = prefix_group_name(chain, group, 0);
+            bool has = seen > 0 && walk->has(walk->context, &name, tokens);
 
-            w->run[g] = has ? w->run[g] + 1 : 0;
-            *usable = *usable && w->run[g] >= (seen < i + 1 ? seen : i + 1);
-            goes_on = has || t->groups[g].kind != CACHE_FULL;
+            walk->run[group] = has ? walk->run[group] + 1 : 0;
+            *usable = *usable && walk->run[group] >= (seen < i + 1 ? seen : i + 1);
+            goes_on = has || tables->groups[group].kind != CACHE_FULL;
         }
     }
     *usable = *usable && goes_on;
@@ -182,7 +182,7 @@ static bool tables_walk_page(struct tables_walk *w, int i, const struct hash *ch
 int tables_reach(const struct tables *t, const struct hash *root, const int32_t *tokens,
                  int n_tokens, tables_has_fn *has, void *context, struct hash *chain)
 {
-    struct tables_walk w = {.t = t, .has = has, .context = context};
+    struct tables_walk walk = {.t = t, .has = has, .context = context};
     int block = t->limits.page_tokens;
     struct hash name = *root;
     bool goes_on = true;
@@ -194,7 +194,7 @@ int tables_reach(const struct tables *t, const struct hash *root, const int32_t 
         bool usable;
 
         name = prefix_name(&name, of_page, block);
-        goes_on = tables_walk_page(&w, i, &name, of_page, &usable);
+        goes_on = tables_walk_page(&walk, i, &name, of_page, &usable);
         if (usable) {
             best = i + 1;
             *chain = name;
@@ -225,20 +225,20 @@ static void tables_take_at(struct tables *t, struct seq *q, int i, int n)
 {
     int k = 0;
 
-    for (int g = 0; g < t->limits.n_groups; g++) {
-        struct seq_table *of = &q->tables[g];
+    for (int group = 0; group < t->limits.n_groups; group++) {
+        struct seq_table *of = &q->tables[group];
 
-        if (tables_is_state(t, g)) {
-            for (int part = 0; i + 1 == n && part < t->groups[g].n_state_pages; part++) {
-                struct hash name = prefix_group_name(&q->chain, g, part);
+        if (tables_is_state(t, group)) {
+            for (int part = 0; i + 1 == n && part < t->groups[group].n_state_pages; part++) {
+                struct hash name = prefix_group_name(&q->chain, group, part);
 
                 q->newest.pages[k] = pages_find(t->pages, &name);
                 must(q->newest.pages[k++] != -1);
             }
-        } else if (tables_seen(t, g) < n - i) {
+        } else if (tables_seen(t, group) < n - i) {
             of->first = of->n = i + 1;
         } else {
-            struct hash name = prefix_group_name(&q->chain, g, 0);
+            struct hash name = prefix_group_name(&q->chain, group, 0);
 
             of->pages[i] = pages_find(t->pages, &name);
             must(of->pages[i] != -1);
@@ -250,10 +250,10 @@ static void tables_take_at(struct tables *t, struct seq *q, int i, int n)
 /* Did q's tenant compute all pages at i? What others computed would tell what they asked. */
 static bool tables_are_theirs(const struct tables *t, const struct seq *q, int i)
 {
-    for (int g = 0; g < t->limits.n_groups; g++) {
-        const struct seq_table *of = &q->tables[g];
+    for (int group = 0; group < t->limits.n_groups; group++) {
+        const struct seq_table *of = &q->tables[group];
 
-        if (!tables_is_state(t, g) && i >= of->first &&
+        if (!tables_is_state(t, group) && i >= of->first &&
             !pages_is_theirs(t->pages, of->pages[i], q->maker))
             return false;
     }
@@ -299,12 +299,12 @@ int tables_lacks(const struct tables *t, const struct seq *q)
     int n_pages = tables_pages_of(t, q->n_tokens);
     int lacks = 0;
 
-    for (int g = 0; g < t->limits.n_groups; g++) {
-        const struct cache_group *of = &t->groups[g];
-        int n = n_pages - q->tables[g].n;
+    for (int group = 0; group < t->limits.n_groups; group++) {
+        const struct cache_group *of = &t->groups[group];
+        int n = n_pages - q->tables[group].n;
 
         if (of->kind == CACHE_STATE) {
-            n = of->n_state_pages - q->tables[g].n;
+            n = of->n_state_pages - q->tables[group].n;
         } else if (of->kind == CACHE_WINDOW) { /* chunks are cut where that is little */
             int most = tables_pages_of(t, of->window) + 2;
 
@@ -319,9 +319,9 @@ bool tables_grow(struct tables *t, struct seq *q, int n_tokens)
 {
     int n_pages = tables_pages_of(t, n_tokens);
 
-    for (int g = 0; g < t->limits.n_groups; g++) {
-        struct seq_table *of = &q->tables[g];
-        int need = tables_is_state(t, g) ? t->groups[g].n_state_pages : n_pages;
+    for (int group = 0; group < t->limits.n_groups; group++) {
+        struct seq_table *of = &q->tables[group];
+        int need = tables_is_state(t, group) ? t->groups[group].n_state_pages : n_pages;
 
         while (of->n < need) {
             int32_t page = tables_take_page(t);
@@ -341,10 +341,11 @@ static void tables_restore(struct tables *t, struct seq *q)
 
     if (q->newest.at == 0)
         return;
-    for (int g = 0; g < t->limits.n_groups; g++) {
-        struct seq_table *of = &q->tables[g];
+    for (int group = 0; group < t->limits.n_groups; group++) {
+        struct seq_table *of = &q->tables[group];
 
-        for (int part = 0; tables_is_state(t, g) && part < t->groups[g].n_state_pages; part++) {
+        for (int part = 0; tables_is_state(t, group) && part < t->groups[group].n_state_pages;
+             part++) {
             of->pages[of->n] = tables_take_page(t);
             must(of->pages[of->n] != -1); /* tables_lacks() has counted it */
             tables_copy(t, q->newest.pages[k++], of->pages[of->n++]);
@@ -358,14 +359,14 @@ static int tables_find_parts(struct tables *t, const struct seq *q, int n, int32
 {
     int n_same = INT_MAX;
 
-    for (int g = 0; g < t->limits.n_groups; g++) {
-        struct hash parent = tables_parent(t, g, &q->chain);
+    for (int group = 0; group < t->limits.n_groups; group++) {
+        struct hash parent = tables_parent(t, group, &q->chain);
         int same = 0;
 
-        from[g] = n_same == 0 ? -1
-                              : pages_find_part(t->pages, &parent, q->tokens + q->n_computed, n,
-                                                q->maker, &same);
-        n_same = from[g] == -1 ? 0 : same < n_same ? same : n_same;
+        from[group] = n_same == 0 ? -1
+                                  : pages_find_part(t->pages, &parent, q->tokens + q->n_computed, n,
+                                                    q->maker, &same);
+        n_same = from[group] == -1 ? 0 : same < n_same ? same : n_same;
     }
     return n_same;
 }
@@ -385,18 +386,18 @@ static void tables_copy_parts(struct tables *t, struct seq *q)
     n_same = tables_find_parts(t, q, n < block ? n : block, from);
     /* They were among the pages that q's need was counted with, and may be too few now. */
     if (n_same == 0 || pages_free(t->pages) < tables_lacks(t, q)) {
-        for (int g = 0; g < n_groups; g++) {
-            if (from[g] != -1)
-                pages_unref(t->pages, from[g]);
+        for (int group = 0; group < n_groups; group++) {
+            if (from[group] != -1)
+                pages_unref(t->pages, from[group]);
         }
         return;
     }
-    for (int g = 0; g < n_groups; g++) {
-        struct seq_table *of = &q->tables[g];
+    for (int group = 0; group < n_groups; group++) {
+        struct seq_table *of = &q->tables[group];
 
         of->pages[of->n] = tables_take_page(t);
         must(of->pages[of->n] != -1);
-        tables_copy(t, from[g], of->pages[of->n++]);
+        tables_copy(t, from[group], of->pages[of->n++]);
         t->n_parts++;
     }
     q->n_computed += n_same;
@@ -463,9 +464,10 @@ void tables_snapshot(struct tables *t, struct seq *q)
     if (pages_free(t->pages) < t->n_state_pages + tables_margin(t, 1) ||
         t->n_copies + t->n_state_pages > t->copies_cap)
         return;
-    for (int g = 0; g < t->limits.n_groups; g++) {
-        for (int part = 0; tables_is_state(t, g) && part < t->groups[g].n_state_pages; part++) {
-            int32_t from = q->tables[g].pages[part];
+    for (int group = 0; group < t->limits.n_groups; group++) {
+        for (int part = 0; tables_is_state(t, group) && part < t->groups[group].n_state_pages;
+             part++) {
+            int32_t from = q->tables[group].pages[part];
 
             q->taken.pages[k] = tables_take_page(t);
             pages_ref(t->pages, from);
@@ -481,13 +483,13 @@ static bool tables_name(struct tables *t, const struct seq *q, int32_t page,
                         const struct tables_name *name, int n_tokens)
 {
     int block = t->limits.page_tokens;
-    struct retain r = seq_retain(q, n_tokens);
+    struct retain retain = seq_retain(q, n_tokens);
 
     if (!pages_name(t->pages, page, &name->name, &name->parent, q->tokens + n_tokens - block)) {
-        pages_retain(t->pages, pages_look(t->pages, &name->name), r);
+        pages_retain(t->pages, pages_look(t->pages, &name->name), retain);
         return false;
     }
-    pages_own(t->pages, page, prefix_space(&q->root), r);
+    pages_own(t->pages, page, prefix_space(&q->root), retain);
     pages_set_maker(t->pages, page, q->maker);
     return true;
 }
@@ -513,10 +515,11 @@ static void tables_name_snapshot(struct tables *t, struct seq *q, tables_named_f
     bool good = true;
     int k = 0;
 
-    for (int g = 0; g < t->limits.n_groups; g++) {
-        for (int part = 0; tables_is_state(t, g) && part < t->groups[g].n_state_pages; part++) {
-            struct tables_name name = {.name = prefix_group_name(&q->chain, g, part),
-                                       .parent = tables_parent(t, g, &q->chain)};
+    for (int group = 0; group < t->limits.n_groups; group++) {
+        for (int part = 0; tables_is_state(t, group) && part < t->groups[group].n_state_pages;
+             part++) {
+            struct tables_name name = {.name = prefix_group_name(&q->chain, group, part),
+                                       .parent = tables_parent(t, group, &q->chain)};
             int32_t page = q->taken.pages[k++];
 
             good = tables_name(t, q, page, &name, q->taken.at) && good;
@@ -541,24 +544,24 @@ static void tables_name_next(struct tables *t, struct seq *q, tables_named_fn *n
     struct hash before = q->chain;
 
     q->chain = prefix_name(&before, q->tokens + (size_t)i * (size_t)block, block);
-    for (int g = 0; g < t->limits.n_groups; g++) {
-        struct tables_name name = {.name = prefix_group_name(&q->chain, g, 0),
-                                   .parent = tables_parent(t, g, &before)};
+    for (int group = 0; group < t->limits.n_groups; group++) {
+        struct tables_name name = {.name = prefix_group_name(&q->chain, group, 0),
+                                   .parent = tables_parent(t, group, &before)};
 
-        if (!tables_is_state(t, g) &&
-            tables_name(t, q, q->tables[g].pages[i], &name, (i + 1) * block))
-            named(context, q->tables[g].pages[i]);
+        if (!tables_is_state(t, group) &&
+            tables_name(t, q, q->tables[group].pages[i], &name, (i + 1) * block))
+            named(context, q->tables[group].pages[i]);
     }
 }
 
 /* Pages whose last token is not seen by the next that is computed. */
 static void tables_pass_windows(struct tables *t, struct seq *q)
 {
-    for (int g = 0; g < t->limits.n_groups; g++) {
-        struct seq_table *of = &q->tables[g];
-        int passed = q->n_computed - t->groups[g].window + 1;
+    for (int group = 0; group < t->limits.n_groups; group++) {
+        struct seq_table *of = &q->tables[group];
+        int passed = q->n_computed - t->groups[group].window + 1;
 
-        if (t->groups[g].kind != CACHE_WINDOW)
+        if (t->groups[group].kind != CACHE_WINDOW)
             continue;
         while ((of->first + 1) * t->limits.page_tokens <= passed)
             pages_unref(t->pages, of->pages[of->first++]);
@@ -583,10 +586,10 @@ void tables_advance(struct tables *t, struct seq *q, tables_named_fn *named, voi
 
 void tables_retain(struct tables *t, const struct seq *q)
 {
-    for (int g = 0; g < t->limits.n_groups; g++) {
-        const struct seq_table *of = &q->tables[g];
+    for (int group = 0; group < t->limits.n_groups; group++) {
+        const struct seq_table *of = &q->tables[group];
 
-        for (int i = of->first; i < of->n && !tables_is_state(t, g); i++)
+        for (int i = of->first; i < of->n && !tables_is_state(t, group); i++)
             pages_retain(t->pages, of->pages[i], seq_retain(q, (i + 1) * t->limits.page_tokens));
     }
     for (int k = 0; q->newest.at > 0 && k < t->n_state_pages; k++)
@@ -606,9 +609,9 @@ static void tables_keep_part(struct tables *t, const struct seq *q)
 
     if (!t->limits.prefix_caching || t->n_state_pages > 0 || n <= 0)
         return;
-    for (int g = 0; g < t->limits.n_groups; g++) {
-        struct hash parent = tables_parent(t, g, &q->chain);
-        int32_t page = q->tables[g].pages[q->n_named];
+    for (int group = 0; group < t->limits.n_groups; group++) {
+        struct hash parent = tables_parent(t, group, &q->chain);
+        int32_t page = q->tables[group].pages[q->n_named];
 
         if (!pages_name_part(t->pages, page, &parent, tokens, n))
             continue;
@@ -627,8 +630,8 @@ static void tables_drop_snapshot(struct tables *t, struct seq_snapshot *s)
 /* All groups' pages at i go together. */
 static void tables_drop_at(struct tables *t, struct seq *q, int i)
 {
-    for (int g = 0; g < t->limits.n_groups; g++) {
-        struct seq_table *of = &q->tables[g];
+    for (int group = 0; group < t->limits.n_groups; group++) {
+        struct seq_table *of = &q->tables[group];
 
         if (of->n <= i)
             continue;
@@ -644,12 +647,12 @@ void tables_drop(struct tables *t, struct seq *q)
 
     tables_keep_part(t, q);
     tables_drop_snapshot(t, &q->taken);
-    for (int g = 0; g < t->limits.n_groups; g++)
-        most = most > q->tables[g].n ? most : q->tables[g].n;
+    for (int group = 0; group < t->limits.n_groups; group++)
+        most = most > q->tables[group].n ? most : q->tables[group].n;
     for (int i = most - 1; i >= 0; i--)
         tables_drop_at(t, q, i);
-    for (int g = 0; g < t->limits.n_groups; g++)
-        q->tables[g].first = 0;
+    for (int group = 0; group < t->limits.n_groups; group++)
+        q->tables[group].first = 0;
     tables_drop_snapshot(t, &q->newest);
     q->n_named = 0;
     q->n_snapped = 0;
@@ -660,16 +663,16 @@ void tables_check(const struct tables *t, const struct seq *q)
 {
     int block = t->limits.page_tokens;
 
-    for (int g = 0; g < t->limits.n_groups; g++) {
-        const struct seq_table *of = &q->tables[g];
+    for (int group = 0; group < t->limits.n_groups; group++) {
+        const struct seq_table *of = &q->tables[group];
 
-        if (tables_is_state(t, g)) {
-            must(of->first == 0 && of->n == t->groups[g].n_state_pages);
+        if (tables_is_state(t, group)) {
+            must(of->first == 0 && of->n == t->groups[group].n_state_pages);
             continue;
         }
         must(of->first <= of->n);
         must(of->n * block >= q->n_computed + q->n_ahead);
-        must(t->groups[g].kind == CACHE_WINDOW || of->first == 0);
+        must(t->groups[group].kind == CACHE_WINDOW || of->first == 0);
         must(of->first * block <= q->n_computed);
     }
 }

@@ -16,9 +16,9 @@ void tenants_init(struct tenants *t)
     *t = (struct tenants){.n = 1};
 }
 
-static bool tenants_is_idle(const struct tenant *e)
+static bool tenants_is_idle(const struct tenant *tenant)
 {
-    return e->n_waiting == 0 && e->n_running == 0;
+    return tenant->n_waiting == 0 && tenant->n_running == 0;
 }
 
 int tenants_find(struct tenants *t, const char name[WIRE_TENANT_BYTES])
@@ -26,11 +26,12 @@ int tenants_find(struct tenants *t, const char name[WIRE_TENANT_BYTES])
     int i, place = -1;
 
     for (i = 0; i < t->n; i++) {
-        const struct tenant *e = &t->list[i];
+        const struct tenant *tenant = &t->list[i];
 
-        if (memcmp(e->name, name, WIRE_TENANT_BYTES) == 0)
+        if (memcmp(tenant->name, name, WIRE_TENANT_BYTES) == 0)
             return i;
-        if (i > 0 && tenants_is_idle(e) && (place == -1 || e->service < t->list[place].service))
+        if (i > 0 && tenants_is_idle(tenant) &&
+            (place == -1 || tenant->service < t->list[place].service))
             place = i;
     }
     if (t->n < WIRE_TENANTS)
@@ -54,9 +55,9 @@ enum wire_refusal tenants_refuse(const struct tenants *t, int n_tokens,
 }
 
 /* The last of those that wait and may be refused, or NULL. */
-static struct seq *tenants_last_new(const struct tenant *e)
+static struct seq *tenants_last_new(const struct tenant *tenant)
 {
-    struct seq *q = e->last;
+    struct seq *q = tenant->last;
 
     while (q != NULL && !seq_may_refuse(q))
         q = q->prev;
@@ -71,12 +72,12 @@ struct seq *tenants_push_out(const struct tenants *t, int tenant_idx, int n_toke
     struct seq *q;
 
     for (int i = 0; i < t->n; i++) {
-        const struct tenant *e = &t->list[i];
+        const struct tenant *tenant = &t->list[i];
 
-        if ((by_tokens ? e->n_waiting_tokens > most->n_waiting_tokens
-                       : e->n_waiting > most->n_waiting) &&
-            tenants_last_new(e) != NULL)
-            most = e;
+        if ((by_tokens ? tenant->n_waiting_tokens > most->n_waiting_tokens
+                       : tenant->n_waiting > most->n_waiting) &&
+            tenants_last_new(tenant) != NULL)
+            most = tenant;
     }
     if (most == own)
         return NULL;
@@ -96,24 +97,24 @@ void tenants_ahead(const struct tenants *t, int tenant_idx, int n_tokens, int *n
     *n_reqs = own->n_waiting;
     *tokens = own->n_waiting_tokens;
     for (int i = 0; i < t->n; i++) {
-        const struct tenant *e = &t->list[i];
+        const struct tenant *tenant = &t->list[i];
 
         if (i == tenant_idx)
             continue;
         /* They take turns: of the others no more is served before it than of its own. */
-        *n_reqs += e->n_waiting < own->n_waiting + 1 ? e->n_waiting : own->n_waiting + 1;
-        *tokens += e->n_waiting_tokens < own->n_waiting_tokens + n_tokens
-                       ? e->n_waiting_tokens
+        *n_reqs += tenant->n_waiting < own->n_waiting + 1 ? tenant->n_waiting : own->n_waiting + 1;
+        *tokens += tenant->n_waiting_tokens < own->n_waiting_tokens + n_tokens
+                       ? tenant->n_waiting_tokens
                        : own->n_waiting_tokens + n_tokens;
     }
 }
 
 /* Cost was spent: it is everybody's virtual time, in equal parts. */
-static void tenants_charge(struct tenants *t, struct tenant *e, uint64_t cost)
+static void tenants_charge(struct tenants *t, struct tenant *tenant, uint64_t cost)
 {
     uint64_t n = t->n_active > 0 ? (uint64_t)t->n_active : 1;
 
-    e->service += cost;
+    tenant->service += cost;
     t->floor_rest += cost;
     t->floor += t->floor_rest / n;
     t->floor_rest %= n;
@@ -121,47 +122,47 @@ static void tenants_charge(struct tenants *t, struct tenant *e, uint64_t cost)
 
 void tenants_add(struct tenants *t, struct seq *q)
 {
-    struct tenant *e = &t->list[q->tenant_idx];
-    struct seq *before = e->last;
+    struct tenant *tenant = &t->list[q->tenant_idx];
+    struct seq *before = tenant->last;
 
-    if (e->n_waiting == 0 && e->service < t->floor)
-        e->service = t->floor;
-    t->n_active += tenants_is_idle(e);
+    if (tenant->n_waiting == 0 && tenant->service < t->floor)
+        tenant->service = t->floor;
+    t->n_active += tenants_is_idle(tenant);
     while (before != NULL && seq_before(q, before))
         before = before->prev;
     q->prev = before;
-    q->next = before == NULL ? e->first : before->next;
+    q->next = before == NULL ? tenant->first : before->next;
     if (q->prev == NULL)
-        e->first = q;
+        tenant->first = q;
     else
         q->prev->next = q;
     if (q->next == NULL)
-        e->last = q;
+        tenant->last = q;
     else
         q->next->prev = q;
-    e->n_waiting++;
+    tenant->n_waiting++;
     t->n_waiting++;
-    e->n_waiting_tokens += q->n_tokens;
+    tenant->n_waiting_tokens += q->n_tokens;
     t->n_waiting_tokens += q->n_tokens;
 }
 
 void tenants_remove(struct tenants *t, struct seq *q)
 {
-    struct tenant *e = &t->list[q->tenant_idx];
+    struct tenant *tenant = &t->list[q->tenant_idx];
 
     if (q->prev == NULL)
-        e->first = q->next;
+        tenant->first = q->next;
     else
         q->prev->next = q->next;
     if (q->next == NULL)
-        e->last = q->prev;
+        tenant->last = q->prev;
     else
         q->next->prev = q->prev;
-    e->n_waiting--;
+    tenant->n_waiting--;
     t->n_waiting--;
-    e->n_waiting_tokens -= q->n_tokens;
+    tenant->n_waiting_tokens -= q->n_tokens;
     t->n_waiting_tokens -= q->n_tokens;
-    t->n_active -= tenants_is_idle(e);
+    t->n_active -= tenants_is_idle(tenant);
 }
 
 void tenants_begin(struct tenants *t)
@@ -187,10 +188,10 @@ struct seq *tenants_next(struct tenants *t)
     struct seq *q;
 
     for (int i = 0; i < t->n; i++) {
-        struct tenant *e = &t->list[i];
+        struct tenant *tenant = &t->list[i];
 
-        if (e->at != NULL && (best == NULL || tenants_turn(e, best)))
-            best = e;
+        if (tenant->at != NULL && (best == NULL || tenants_turn(tenant, best)))
+            best = tenant;
     }
     if (best == NULL)
         return NULL;
@@ -215,19 +216,19 @@ struct seq *tenants_urgent(const struct tenants *t)
 
 void tenants_run(struct tenants *t, const struct seq *q, int n)
 {
-    struct tenant *e = &t->list[q->tenant_idx];
+    struct tenant *tenant = &t->list[q->tenant_idx];
 
-    t->n_active += tenants_is_idle(e);
-    e->n_running++;
-    tenants_charge(t, e, (uint64_t)n);
+    t->n_active += tenants_is_idle(tenant);
+    tenant->n_running++;
+    tenants_charge(t, tenant, (uint64_t)n);
 }
 
 void tenants_stop(struct tenants *t, const struct seq *q)
 {
-    struct tenant *e = &t->list[q->tenant_idx];
+    struct tenant *tenant = &t->list[q->tenant_idx];
 
-    e->n_running--;
-    t->n_active -= tenants_is_idle(e);
+    tenant->n_running--;
+    t->n_active -= tenants_is_idle(tenant);
 }
 
 void tenants_charge_token(struct tenants *t, const struct seq *q)
@@ -241,22 +242,22 @@ void tenants_check(const struct tenants *t)
     int64_t n_tokens = 0;
 
     for (int i = 0; i < t->n; i++) {
-        const struct tenant *e = &t->list[i];
+        const struct tenant *tenant = &t->list[i];
         int own = 0;
 
-        for (const struct seq *q = e->first; q != NULL; q = q->next) {
+        for (const struct seq *q = tenant->first; q != NULL; q = q->next) {
             must(q->state == SEQ_WAITING);
             must(q->tenant_idx == i);
             must(q->tables[0].n == 0);
-            must(q->prev == NULL ? q == e->first : seq_before(q->prev, q));
-            must(q->next != NULL || q == e->last);
+            must(q->prev == NULL ? q == tenant->first : seq_before(q->prev, q));
+            must(q->next != NULL || q == tenant->last);
             n_tokens += q->n_tokens;
             own++;
         }
-        must(own == e->n_waiting);
-        must(e->n_running >= 0);
+        must(own == tenant->n_waiting);
+        must(tenant->n_running >= 0);
         n += own;
-        n_active += !tenants_is_idle(e);
+        n_active += !tenants_is_idle(tenant);
     }
     must(n == t->n_waiting);
     must(n_active == t->n_active);

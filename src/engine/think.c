@@ -13,16 +13,16 @@ static bool think_is_tag(const char tag[WIRE_THINK_TAG])
 
 int think_begin(struct seq *q, const struct token_trie *v, int n_vocab)
 {
-    const struct wire_generate *r = &q->request.generate;
+    const struct wire_generate *generate = &q->request.generate;
 
     q->think = (struct seq_think){.state = THINK_OVER};
-    if (r->think_max == 0)
+    if (generate->think_max == 0)
         return ERR_OK;
-    if (r->n_think_ids < 1 || r->n_think_ids > WIRE_THINK_IDS || !think_is_tag(r->think_open) ||
-        !think_is_tag(r->think_close))
+    if (generate->n_think_ids < 1 || generate->n_think_ids > WIRE_THINK_IDS ||
+        !think_is_tag(generate->think_open) || !think_is_tag(generate->think_close))
         return ERR_INVALID;
-    for (uint32_t i = 0; i < r->n_think_ids; i++) {
-        if (r->think_ids[i] < 0 || r->think_ids[i] >= n_vocab)
+    for (uint32_t i = 0; i < generate->n_think_ids; i++) {
+        if (generate->think_ids[i] < 0 || generate->think_ids[i] >= n_vocab)
             return ERR_INVALID;
     }
     if (v == NULL)
@@ -44,34 +44,35 @@ static size_t think_text(const struct token_trie *v, int32_t id, const unsigned 
     return at[id + 1] - at[id];
 }
 
-static void think_byte(struct seq_think *t, const struct wire_generate *r, unsigned char byte)
+static void think_byte(struct seq_think *think, const struct wire_generate *generate,
+                       unsigned char byte)
 {
-    const char *tag = t->state == THINK_BEFORE ? r->think_open : r->think_close;
+    const char *tag = think->state == THINK_BEFORE ? generate->think_open : generate->think_close;
     bool is_space = byte == ' ' || (byte >= '\t' && byte <= '\r');
 
-    if (byte == (unsigned char)tag[t->n_matched])
-        t->n_matched++;
-    else if (t->state == THINK_INSIDE)
-        t->n_matched = byte == (unsigned char)tag[0];
-    else if (t->n_matched > 0 || !is_space)
-        t->state = THINK_OVER; /* an answer without a reasoning */
-    if (tag[t->n_matched] != '\0' || t->state == THINK_OVER)
+    if (byte == (unsigned char)tag[think->n_matched])
+        think->n_matched++;
+    else if (think->state == THINK_INSIDE)
+        think->n_matched = byte == (unsigned char)tag[0];
+    else if (think->n_matched > 0 || !is_space)
+        think->state = THINK_OVER; /* an answer without a reasoning */
+    if (tag[think->n_matched] != '\0' || think->state == THINK_OVER)
         return;
-    t->state = t->state == THINK_BEFORE ? THINK_INSIDE : THINK_OVER;
-    t->n_matched = 0;
+    think->state = think->state == THINK_BEFORE ? THINK_INSIDE : THINK_OVER;
+    think->n_matched = 0;
 }
 
 void think_follow(struct seq *q)
 {
-    struct seq_think *t = &q->think;
+    struct seq_think *think = &q->think;
 
-    for (; t->state != THINK_OVER && t->n_followed < q->n_tokens; t->n_followed++) {
+    for (; think->state != THINK_OVER && think->n_followed < q->n_tokens; think->n_followed++) {
         const unsigned char *text = NULL;
-        size_t len = think_text(t->vocab, q->tokens[t->n_followed], &text);
+        size_t len = think_text(think->vocab, q->tokens[think->n_followed], &text);
 
-        t->n_tokens += t->state == THINK_INSIDE;
-        for (size_t i = 0; i < len && t->state != THINK_OVER; i++)
-            think_byte(t, &q->request.generate, text[i]);
+        think->n_tokens += think->state == THINK_INSIDE;
+        for (size_t i = 0; i < len && think->state != THINK_OVER; i++)
+            think_byte(think, &q->request.generate, text[i]);
     }
 }
 
@@ -83,17 +84,17 @@ bool think_may_force(const struct seq *q, int n)
 
 int32_t think_forced(const struct seq *q)
 {
-    const struct wire_generate *r = &q->request.generate;
-    const struct seq_think *t = &q->think;
+    const struct wire_generate *generate = &q->request.generate;
+    const struct seq_think *think = &q->think;
     const unsigned char *text;
     size_t len = 0;
 
-    if (t->state != THINK_INSIDE || !think_may_force(q, 0))
+    if (think->state != THINK_INSIDE || !think_may_force(q, 0))
         return -1;
-    for (uint32_t i = 0; i < r->n_think_ids; i++) {
-        if (len == (size_t)t->n_matched)
-            return r->think_ids[i]; /* the ids before it have been written */
-        len += think_text(t->vocab, r->think_ids[i], &text);
+    for (uint32_t i = 0; i < generate->n_think_ids; i++) {
+        if (len == (size_t)think->n_matched)
+            return generate->think_ids[i]; /* the ids before it have been written */
+        len += think_text(think->vocab, generate->think_ids[i], &text);
     }
-    return r->think_ids[0];
+    return generate->think_ids[0];
 }

@@ -53,56 +53,56 @@ int tiers_init(struct engine *e)
 static struct tiers_load *tiers_load_slot(struct engine *e)
 {
     for (int i = 0; i < e->tiers.n_loads && e->tiers.n_loads_used < e->tiers.n_loads; i++) {
-        struct tiers_load *l = &e->tiers.loads[(e->tiers.next_load + i) % e->tiers.n_loads];
+        struct tiers_load *load = &e->tiers.loads[(e->tiers.next_load + i) % e->tiers.n_loads];
 
-        if (l->state != LOAD_FREE)
+        if (load->state != LOAD_FREE)
             continue;
-        e->tiers.next_load = (int)(l - e->tiers.loads) + 1;
-        return l;
+        e->tiers.next_load = (int)(load - e->tiers.loads) + 1;
+        return load;
     }
     return NULL;
 }
 
 /* Start the copy from where the payload lies. False: it failed. */
-static bool tiers_start_copy(struct engine *e, struct tiers_load *l)
+static bool tiers_start_copy(struct engine *e, struct tiers_load *load)
 {
-    const void *from = l->slot >= 0 ? host_payload(e->tiers.host, l->slot) : l->payload;
+    const void *from = load->slot >= 0 ? host_payload(e->tiers.host, load->slot) : load->payload;
 
-    if (FAULT_HIT(host_copy) || model_page_in(e->model, l->page, from) != ERR_OK)
+    if (FAULT_HIT(host_copy) || model_page_in(e->model, load->page, from) != ERR_OK)
         return false;
-    l->state = LOAD_STARTED;
+    load->state = LOAD_STARTED;
     return true;
 }
 
-static void tiers_from_host(struct engine *e, struct tiers_load *l, int32_t slot)
+static void tiers_from_host(struct engine *e, struct tiers_load *load, int32_t slot)
 {
     struct page_label label;
 
-    l->slot = slot;
+    load->slot = slot;
     if (host_read_slot(e->tiers.host, slot, &label)) {
         host_retain(e->tiers.host, &label.name,
                     (struct retain){0}); /* not less than any that is used */
-        l->retain = label.retain;
+        load->retain = label.retain;
     }
     host_use(e->tiers.host, slot);
-    l->state = LOAD_CHECKING;
+    load->state = LOAD_CHECKING;
     if (!host_is_checked(e->tiers.host, slot))
-        host_check(e->tiers.host, slot, (uint64_t)(l - e->tiers.loads));
-    else if (!tiers_start_copy(e, l))
-        l->state = LOAD_FAILED; /* tiers_poll() drops it */
+        host_check(e->tiers.host, slot, (uint64_t)(load - e->tiers.loads));
+    else if (!tiers_start_copy(e, load))
+        load->state = LOAD_FAILED; /* tiers_poll() drops it */
 }
 
-static int tiers_from_store(struct engine *e, struct tiers_load *l, const struct hash *name,
+static int tiers_from_store(struct engine *e, struct tiers_load *load, const struct hash *name,
                             const int32_t *tokens)
 {
-    int rc = store_load(e->tiers.store, name, tokens, (uint64_t)(l - e->tiers.loads));
+    int rc = store_load(e->tiers.store, name, tokens, (uint64_t)(load - e->tiers.loads));
 
     if (rc != ERR_OK)
         return rc;
     if (e->tiers.n_reads++ == 0)
         e->tiers.reads_since_us = e->now_us;
-    l->slot = -1;
-    l->state = LOAD_READING;
+    load->slot = -1;
+    load->state = LOAD_READING;
     return ERR_OK;
 }
 
@@ -115,38 +115,38 @@ struct tiers_wish {
 };
 
 /* Ask for one page. False when nothing more can be asked for now. */
-static bool tiers_load_page(struct engine *e, struct seq *q, const struct tiers_wish *w)
+static bool tiers_load_page(struct engine *e, struct seq *q, const struct tiers_wish *wish)
 {
-    struct tiers_load *l = tiers_load_slot(e);
+    struct tiers_load *load = tiers_load_slot(e);
     int32_t page;
 
-    if (l == NULL || (w->slot < 0 && !store_has_buffer(e->tiers.store)))
+    if (load == NULL || (wish->slot < 0 && !store_has_buffer(e->tiers.store)))
         return false; /* before a page is evicted for it */
-    if (w->slot >= 0)
-        host_hold(e->tiers.host, w->slot); /* what the page holds needs a slot: not this one */
+    if (wish->slot >= 0)
+        host_hold(e->tiers.host, wish->slot); /* what the page holds needs a slot: not this one */
     page = tables_take_page(&e->sched.tables);
     if (page == -1) {
-        if (w->slot >= 0)
-            host_release(e->tiers.host, w->slot);
+        if (wish->slot >= 0)
+            host_release(e->tiers.host, wish->slot);
         return false;
     }
     tiers_save_evicted(e); /* the copy will overwrite the page before any step does */
-    l->page = page;
-    l->space = prefix_space(&q->root);
-    l->retain = (struct retain){0};
-    l->dropped = false;
-    if (w->slot >= 0)
-        tiers_from_host(e, l, w->slot);
-    else if (tiers_from_store(e, l, &w->name.name, w->tokens) != ERR_OK) {
+    load->page = page;
+    load->space = prefix_space(&q->root);
+    load->retain = (struct retain){0};
+    load->dropped = false;
+    if (wish->slot >= 0)
+        tiers_from_host(e, load, wish->slot);
+    else if (tiers_from_store(e, load, &wish->name.name, wish->tokens) != ERR_OK) {
         pages_unref(e->pages, page);
         return false;
     }
-    memcpy(l->tokens_copy, w->tokens, sizeof *w->tokens * (size_t)e->shape->page_tokens);
-    l->n_tokens = w->n_tokens;
-    l->name = w->name.name;
-    l->parent = w->name.parent;
-    l->payload = NULL;
-    l->seq = q;
+    memcpy(load->tokens_copy, wish->tokens, sizeof *wish->tokens * (size_t)e->shape->page_tokens);
+    load->n_tokens = wish->n_tokens;
+    load->name = wish->name.name;
+    load->parent = wish->name.parent;
+    load->payload = NULL;
+    load->seq = q;
     q->n_loading++;
     e->tiers.n_loads_used++;
     return true;
@@ -156,11 +156,11 @@ static bool tiers_load_page(struct engine *e, struct seq *q, const struct tiers_
 static struct tiers_load *tiers_find_load(const struct engine *e, const struct hash *name)
 {
     for (int i = 0; i < e->tiers.n_loads && e->tiers.n_loads_used > 0; i++) {
-        struct tiers_load *l = &e->tiers.loads[i];
+        struct tiers_load *load = &e->tiers.loads[i];
 
-        if (l->state > LOAD_SHARED && l->state != LOAD_FAILED &&
-            memcmp(&l->name, name, sizeof *name) == 0)
-            return l;
+        if (load->state > LOAD_SHARED && load->state != LOAD_FAILED &&
+            memcmp(&load->name, name, sizeof *name) == 0)
+            return load;
     }
     return NULL;
 }
@@ -170,13 +170,13 @@ static struct tiers_load *tiers_find_load(const struct engine *e, const struct h
 static bool tiers_share_load(struct engine *e, struct seq *q, const struct hash *name)
 {
     const struct tiers_load *other = tiers_find_load(e, name);
-    struct tiers_load *l = other == NULL ? NULL : tiers_load_slot(e);
+    struct tiers_load *load = other == NULL ? NULL : tiers_load_slot(e);
 
-    if (l == NULL)
+    if (load == NULL)
         return false;
-    l->state = LOAD_SHARED;
-    l->of = (int)(other - e->tiers.loads);
-    l->seq = q;
+    load->state = LOAD_SHARED;
+    load->of = (int)(other - e->tiers.loads);
+    load->seq = q;
     q->n_loading++;
     e->tiers.n_loads_used++;
     e->tiers.n_loads_shared++;
@@ -269,22 +269,24 @@ struct tiers_search {
 
 static bool tiers_has(void *context, const struct hash *name, const int32_t *tokens)
 {
-    const struct tiers_search *s = context;
+    const struct tiers_search *search = context;
 
-    return pages_has(s->e->pages, name) || tiers_find(s->e, name, tokens, s->reads) != -2;
+    return pages_has(search->e->pages, name) ||
+           tiers_find(search->e, name, tokens, search->reads) != -2;
 }
 
 /* How many pages of q's prompt all tiers together can serve. Where groups are full, each page that
  * is found is worth having, and the search ends at the first that is not. */
 static int tiers_goal(struct engine *e, const struct seq *q, bool reads)
 {
-    const struct tables *t = &e->sched.tables;
+    const struct tables *tables = &e->sched.tables;
     struct tiers_search search = {.e = e, .reads = reads};
     struct hash chain;
 
-    if (t->n_full_groups == t->limits.n_groups)
+    if (tables->n_full_groups == tables->limits.n_groups)
         return tables_reusable(q) / e->shape->page_tokens;
-    return tables_reach(t, &q->root, q->tokens, tables_reusable(q), tiers_has, &search, &chain);
+    return tables_reach(tables, &q->root, q->tokens, tables_reusable(q), tiers_has, &search,
+                        &chain);
 }
 
 enum tiers_asked { TIERS_ASKED, TIERS_NOWHERE, TIERS_NO_ROOM, TIERS_SHARED };
@@ -298,21 +300,21 @@ static enum tiers_asked tiers_ask(struct engine *e, struct seq *q, int i, const 
     int block = e->shape->page_tokens;
 
     for (int k = 0; k < n; k++) {
-        struct tiers_wish w = {.name = names[k],
-                               .tokens = q->tokens + (size_t)i * (size_t)block,
-                               .n_tokens = k == 0 ? block : 0};
+        struct tiers_wish wish = {.name = names[k],
+                                  .tokens = q->tokens + (size_t)i * (size_t)block,
+                                  .n_tokens = k == 0 ? block : 0};
 
         /* A page may be on the device behind one that only a lower tier has. */
-        if (pages_has(e->pages, &w.name.name))
+        if (pages_has(e->pages, &wish.name.name))
             continue;
-        if (q->n_loading == 0 && tiers_share_load(e, q, &w.name.name))
+        if (q->n_loading == 0 && tiers_share_load(e, q, &wish.name.name))
             return TIERS_SHARED;
-        if (n > 1 && tiers_find_load(e, &w.name.name) != NULL)
+        if (n > 1 && tiers_find_load(e, &wish.name.name) != NULL)
             continue; /* asked for before the room ended */
-        w.slot = tiers_find(e, &w.name.name, w.tokens, reads);
-        if (w.slot == -2)
+        wish.slot = tiers_find(e, &wish.name.name, wish.tokens, reads);
+        if (wish.slot == -2)
             return TIERS_NOWHERE;
-        if (!tiers_load_page(e, q, &w))
+        if (!tiers_load_page(e, q, &wish))
             return TIERS_NO_ROOM;
     }
     return TIERS_ASKED;
@@ -322,17 +324,18 @@ static enum tiers_asked tiers_ask(struct engine *e, struct seq *q, int i, const 
  * it goes on from there while the first pages come. */
 static void tiers_prefetch_seq(struct engine *e, struct seq *q)
 {
-    const struct tables *t = &e->sched.tables;
+    const struct tables *tables = &e->sched.tables;
     int block = e->shape->page_tokens, before = q->n_loading;
     bool reads = tiers_worth_reading(e, q), goes_on = q->n_loading > 0;
     struct hash chain = q->asked_chain;
-    int i = goes_on ? q->n_asked : tables_match(t, q, &chain);
+    int i = goes_on ? q->n_asked : tables_match(tables, q, &chain);
 
     if (!goes_on && !q->admitted)
         q->n_searched_from = i;
     if (!goes_on) {
         q->n_goal = tiers_goal(e, q, reads);
-        if (t->n_full_groups < t->limits.n_groups) { /* other pages of it may be lacking */
+        if (tables->n_full_groups <
+            tables->limits.n_groups) { /* other pages of it may be lacking */
             i = 0;
             chain = q->root;
         }
@@ -392,11 +395,11 @@ void tiers_want_stored(struct engine *e, int32_t slot, const struct hash *name)
     e->tiers.hot[e->tiers.hot_tail++ % TIERS_HOT] = (struct tiers_hot){.slot = slot, .name = *name};
 }
 
-static void tiers_free_load(struct engine *e, struct tiers_load *l)
+static void tiers_free_load(struct engine *e, struct tiers_load *load)
 {
-    e->tiers.n_loads_shared -= l->state == LOAD_SHARED;
-    l->state = LOAD_FREE;
-    l->seq = NULL;
+    e->tiers.n_loads_shared -= load->state == LOAD_SHARED;
+    load->state = LOAD_FREE;
+    load->seq = NULL;
     e->tiers.n_loads_used--;
 }
 
@@ -419,44 +422,44 @@ int tiers_n_deferred(const struct engine *e)
 static void tiers_end_shared(struct engine *e, int of)
 {
     for (int i = 0; i < e->tiers.n_loads && e->tiers.n_loads_shared > 0; i++) {
-        struct tiers_load *l = &e->tiers.loads[i];
+        struct tiers_load *load = &e->tiers.loads[i];
 
-        if (l->state != LOAD_SHARED || l->of != of)
+        if (load->state != LOAD_SHARED || load->of != of)
             continue;
-        l->seq->n_loading--;
-        tiers_free_load(e, l);
+        load->seq->n_loading--;
+        tiers_free_load(e, load);
     }
 }
 
 /* The load has ended, well or not. */
-static void tiers_end_load(struct engine *e, struct tiers_load *l, bool good)
+static void tiers_end_load(struct engine *e, struct tiers_load *load, bool good)
 {
-    good = good && !l->dropped && !tiers_drops(&e->tiers, l->space) &&
-           !pages_has(e->pages, &l->name) &&
-           pages_name(e->pages, l->page, &l->name, &l->parent, l->tokens_copy);
+    good = good && !load->dropped && !tiers_drops(&e->tiers, load->space) &&
+           !pages_has(e->pages, &load->name) &&
+           pages_name(e->pages, load->page, &load->name, &load->parent, load->tokens_copy);
     if (good) {
-        pages_own(e->pages, l->page, l->space, l->retain);
-        pages_set_stored(e->pages, l->page);
-        if (l->seq != NULL)
-            l->seq->n_fetched += l->n_tokens;
-        stats_add(&e->stats, l->slot >= 0 ? METRIC_host_hits : METRIC_store_hits,
-                  (uint64_t)l->n_tokens);
+        pages_own(e->pages, load->page, load->space, load->retain);
+        pages_set_stored(e->pages, load->page);
+        if (load->seq != NULL)
+            load->seq->n_fetched += load->n_tokens;
+        stats_add(&e->stats, load->slot >= 0 ? METRIC_host_hits : METRIC_store_hits,
+                  (uint64_t)load->n_tokens);
     }
-    if (l->slot >= 0) {
+    if (load->slot >= 0) {
         if (good) /* it has been used again */
-            tiers_want_stored(e, l->slot, &l->name);
-        host_release(e->tiers.host, l->slot);
+            tiers_want_stored(e, load->slot, &load->name);
+        host_release(e->tiers.host, load->slot);
     }
-    if (l->payload != NULL)
-        store_release(e->tiers.store, l->payload);
-    if (l->seq != NULL) {
-        l->seq->n_loading--;
+    if (load->payload != NULL)
+        store_release(e->tiers.store, load->payload);
+    if (load->seq != NULL) {
+        load->seq->n_loading--;
         if (!good) /* what follows a hole is of no use */
-            l->seq->searched = true;
+            load->seq->searched = true;
     }
-    pages_unref(e->pages, l->page);
-    tiers_free_load(e, l);
-    tiers_end_shared(e, (int)(l - e->tiers.loads));
+    pages_unref(e->pages, load->page);
+    tiers_free_load(e, load);
+    tiers_end_shared(e, (int)(load - e->tiers.loads));
 }
 
 /* How long a page takes from the disk while it is busy. */
@@ -476,19 +479,19 @@ static void tiers_poll_store(struct engine *e)
     struct store_done done;
 
     while (store_poll(e->tiers.store, &done)) {
-        struct tiers_load *l;
+        struct tiers_load *load;
 
         if (done.saved) { /* a page of the host tier, which was held for it */
             host_release(e->tiers.host, (int32_t)done.ticket);
             continue;
         }
-        l = &e->tiers.loads[done.ticket];
-        must(done.ticket < (uint64_t)e->tiers.n_loads && l->state == LOAD_READING);
+        load = &e->tiers.loads[done.ticket];
+        must(done.ticket < (uint64_t)e->tiers.n_loads && load->state == LOAD_READING);
         tiers_time_read(e);
-        l->payload = done.rc == ERR_OK ? done.payload : NULL;
-        l->retain = done.rc == ERR_OK ? done.retain : (struct retain){0};
-        if (done.rc != ERR_OK || !tiers_start_copy(e, l))
-            tiers_end_load(e, l, false);
+        load->payload = done.rc == ERR_OK ? done.payload : NULL;
+        load->retain = done.rc == ERR_OK ? done.retain : (struct retain){0};
+        if (done.rc != ERR_OK || !tiers_start_copy(e, load))
+            tiers_end_load(e, load, false);
     }
     store_read_counters(e->tiers.store, &counters);
     stats_set(&e->stats, METRIC_store_faults, counters.faults);
@@ -502,11 +505,11 @@ static void tiers_poll_host(struct engine *e)
     bool good;
 
     while (host_poll(e->tiers.host, &ticket, &good)) {
-        struct tiers_load *l = &e->tiers.loads[ticket];
+        struct tiers_load *load = &e->tiers.loads[ticket];
 
-        must(ticket < (uint64_t)e->tiers.n_loads && l->state == LOAD_CHECKING);
-        if (!good || !tiers_start_copy(e, l))
-            tiers_end_load(e, l, false);
+        must(ticket < (uint64_t)e->tiers.n_loads && load->state == LOAD_CHECKING);
+        if (!good || !tiers_start_copy(e, load))
+            tiers_end_load(e, load, false);
     }
     host_read_counters(e->tiers.host, &counters);
     stats_set(&e->stats, METRIC_host_pages, counters.pages);
@@ -520,47 +523,47 @@ static void tiers_poll_loads(struct engine *e)
     uint64_t waits = UINT64_MAX; /* the first mark that has not come: those after it have not */
 
     for (int i = 0; i < e->tiers.n_loads && e->tiers.n_loads_used > 0; i++) {
-        struct tiers_load *l = &e->tiers.loads[i];
+        struct tiers_load *load = &e->tiers.loads[i];
 
-        if (l->state == LOAD_FAILED)
-            tiers_end_load(e, l, false);
-        if (l->state != LOAD_COPYING || l->mark >= waits)
+        if (load->state == LOAD_FAILED)
+            tiers_end_load(e, load, false);
+        if (load->state != LOAD_COPYING || load->mark >= waits)
             continue;
-        if (tiers_is_done(e, MODEL_IN, l->mark))
-            tiers_end_load(e, l, true);
+        if (tiers_is_done(e, MODEL_IN, load->mark))
+            tiers_end_load(e, load, true);
         else
-            waits = l->mark;
+            waits = load->mark;
     }
 }
 
 /* More may have been said of a page while it was on its way. What is to stay is to outlive the
  * machine, too. */
-static void tiers_retain_saved(struct engine *e, const struct tiers_save *s)
+static void tiers_retain_saved(struct engine *e, const struct tiers_save *save)
 {
-    int32_t page = pages_look(e->pages, &s->name);
+    int32_t page = pages_look(e->pages, &save->name);
     struct page_label label;
 
     if (page != -1 && pages_label(e->pages, page, &label))
-        host_retain(e->tiers.host, &s->name, label.retain);
-    if (host_read_slot(e->tiers.host, s->slot, &label) && label.retain.rank > 0 &&
-        memcmp(&label.name, &s->name, sizeof s->name) == 0)
-        tiers_want_stored(e, s->slot, &s->name);
+        host_retain(e->tiers.host, &save->name, label.retain);
+    if (host_read_slot(e->tiers.host, save->slot, &label) && label.retain.rank > 0 &&
+        memcmp(&label.name, &save->name, sizeof save->name) == 0)
+        tiers_want_stored(e, save->slot, &save->name);
 }
 
 static void tiers_poll_saves(struct engine *e)
 {
     while (e->tiers.saves_head != e->tiers.saves_tail) {
-        struct tiers_save *s = &e->tiers.saves[e->tiers.saves_head % TIERS_SAVES];
+        struct tiers_save *save = &e->tiers.saves[e->tiers.saves_head % TIERS_SAVES];
         bool good;
 
-        if (!s->marked || !tiers_is_done(e, MODEL_OUT, s->mark))
+        if (!save->marked || !tiers_is_done(e, MODEL_OUT, save->mark))
             return;
-        good = !FAULT_HIT(host_copy) && !s->dropped;
-        host_filled(e->tiers.host, s->slot, good);
+        good = !FAULT_HIT(host_copy) && !save->dropped;
+        host_filled(e->tiers.host, save->slot, good);
         if (good)
-            tiers_retain_saved(e, s);
-        if (s->page >= 0)
-            pages_unref(e->pages, s->page);
+            tiers_retain_saved(e, save);
+        if (save->page >= 0)
+            pages_unref(e->pages, save->page);
         e->tiers.saves_head++;
     }
 }
@@ -619,14 +622,14 @@ static bool tiers_is(const struct hash *name, uint64_t space, const struct hash 
 void tiers_drop(struct engine *e, const struct hash *name, uint64_t space)
 {
     for (int i = 0; i < e->tiers.n_loads; i++) {
-        struct tiers_load *l = &e->tiers.loads[i];
+        struct tiers_load *load = &e->tiers.loads[i];
 
-        l->dropped = l->dropped || tiers_is(name, space, &l->name, l->space);
+        load->dropped = load->dropped || tiers_is(name, space, &load->name, load->space);
     }
     for (uint32_t i = e->tiers.saves_head; i != e->tiers.saves_tail; i++) {
-        struct tiers_save *s = &e->tiers.saves[i % TIERS_SAVES];
+        struct tiers_save *save = &e->tiers.saves[i % TIERS_SAVES];
 
-        s->dropped = s->dropped || tiers_is(name, space, &s->name, s->space);
+        save->dropped = save->dropped || tiers_is(name, space, &save->name, save->space);
     }
 }
 
@@ -716,12 +719,12 @@ static void tiers_mark_saves(struct engine *e)
         !tiers_mark(e, MODEL_OUT, &mark))
         return;
     for (uint32_t i = e->tiers.saves_head; i != e->tiers.saves_tail; i++) {
-        struct tiers_save *s = &e->tiers.saves[i % TIERS_SAVES];
+        struct tiers_save *save = &e->tiers.saves[i % TIERS_SAVES];
 
-        if (s->marked)
+        if (save->marked)
             continue;
-        s->marked = true;
-        s->mark = mark;
+        save->marked = true;
+        save->mark = mark;
     }
 }
 
@@ -739,11 +742,11 @@ void tiers_save_evicted(struct engine *e)
     uint32_t before = e->tiers.saves_tail;
 
     for (int i = 0; i < e->sched.tables.n_evictions; i++) {
-        const struct tables_eviction *v = &e->sched.tables.evictions[i];
+        const struct tables_eviction *eviction = &e->sched.tables.evictions[i];
 
         if (e->tiers.host == NULL && e->tiers.store == NULL)
             continue;
-        if (!tiers_save(e, v->page, &v->label, false))
+        if (!tiers_save(e, eviction->page, &eviction->label, false))
             stats_add(&e->stats, METRIC_store_skips, 1);
     }
     e->sched.tables.n_evictions = 0;
@@ -831,14 +834,15 @@ void tiers_give_up(struct engine *e)
 /* Save the page behind one entry. False when there is no room for it; the entry stays then. */
 static bool tiers_write_one(struct engine *e)
 {
-    const struct tiers_dirty *d = &e->tiers.dirty[e->tiers.dirty_head % e->tiers.dirty_cap];
+    const struct tiers_dirty *dirty = &e->tiers.dirty[e->tiers.dirty_head % e->tiers.dirty_cap];
     struct page_label label;
 
-    if (pages_label(e->pages, d->page, &label) &&
-        memcmp(&label.name, &d->name, sizeof d->name) == 0 && !pages_stored(e->pages, d->page)) {
-        if (!tiers_save(e, d->page, &label, true))
+    if (pages_label(e->pages, dirty->page, &label) &&
+        memcmp(&label.name, &dirty->name, sizeof dirty->name) == 0 &&
+        !pages_stored(e->pages, dirty->page)) {
+        if (!tiers_save(e, dirty->page, &label, true))
             return false;
-        pages_set_stored(e->pages, d->page);
+        pages_set_stored(e->pages, dirty->page);
     }
     e->tiers.dirty_head++;
     return true;

@@ -37,29 +37,29 @@ struct eviction {
 
 int eviction_open(struct eviction **out, int n, int kept_max)
 {
-    struct eviction *o = mem_zalloc(sizeof *o);
+    struct eviction *eviction = mem_zalloc(sizeof *eviction);
     bool whole = true;
 
     must(n >= 1);
-    if (o == NULL)
+    if (eviction == NULL)
         return ERR_NO_MEMORY;
-    o->n_pages = n;
-    o->kept_max = kept_max;
-    o->first = o->last = -1;
-    o->pages = mem_zalloc_array((size_t)n, sizeof *o->pages);
+    eviction->n_pages = n;
+    eviction->kept_max = kept_max;
+    eviction->first = eviction->last = -1;
+    eviction->pages = mem_zalloc_array((size_t)n, sizeof *eviction->pages);
     for (int k = 0; k < EVICTION_HEAPS; k++) {
-        o->heaps[k].ids = mem_zalloc_array((size_t)n, sizeof(int32_t));
-        whole = whole && o->heaps[k].ids != NULL;
+        eviction->heaps[k].ids = mem_zalloc_array((size_t)n, sizeof(int32_t));
+        whole = whole && eviction->heaps[k].ids != NULL;
     }
-    if (o->pages == NULL || !whole) {
-        eviction_close(o);
+    if (eviction->pages == NULL || !whole) {
+        eviction_close(eviction);
         return ERR_NO_MEMORY;
     }
     for (int i = 0; i < n; i++) {
         for (int k = 0; k < EVICTION_HEAPS; k++)
-            o->pages[i].at[k] = -1;
+            eviction->pages[i].at[k] = -1;
     }
-    *out = o;
+    *out = eviction;
     return ERR_OK;
 }
 
@@ -102,19 +102,19 @@ static void eviction_put(struct eviction *o, enum eviction_heap k, int at, int32
 /* Up, then down, to where id belongs. */
 static void eviction_settle(struct eviction *o, enum eviction_heap k, int32_t id)
 {
-    const struct heap *h = &o->heaps[k];
+    const struct heap *heap = &o->heaps[k];
     int at = o->pages[id].at[k];
 
-    while (at > 0 && eviction_before(o, k, id, h->ids[(at - 1) / 2])) {
-        eviction_put(o, k, at, h->ids[(at - 1) / 2]);
+    while (at > 0 && eviction_before(o, k, id, heap->ids[(at - 1) / 2])) {
+        eviction_put(o, k, at, heap->ids[(at - 1) / 2]);
         at = (at - 1) / 2;
     }
-    for (int child = 2 * at + 1; child < h->n; child = 2 * at + 1) {
-        if (child + 1 < h->n && eviction_before(o, k, h->ids[child + 1], h->ids[child]))
+    for (int child = 2 * at + 1; child < heap->n; child = 2 * at + 1) {
+        if (child + 1 < heap->n && eviction_before(o, k, heap->ids[child + 1], heap->ids[child]))
             child++;
-        if (!eviction_before(o, k, h->ids[child], id))
+        if (!eviction_before(o, k, heap->ids[child], id))
             break;
-        eviction_put(o, k, at, h->ids[child]);
+        eviction_put(o, k, at, heap->ids[child]);
         at = child;
     }
     eviction_put(o, k, at, id);
@@ -122,14 +122,14 @@ static void eviction_settle(struct eviction *o, enum eviction_heap k, int32_t id
 
 static void eviction_take_out(struct eviction *o, enum eviction_heap k, int32_t id)
 {
-    struct heap *h = &o->heaps[k];
+    struct heap *heap = &o->heaps[k];
     int at = o->pages[id].at[k];
     int32_t last;
 
     if (at == -1)
         return;
     o->pages[id].at[k] = -1;
-    last = h->ids[--h->n];
+    last = heap->ids[--heap->n];
     if (last == id)
         return;
     eviction_put(o, k, at, last);
@@ -138,10 +138,10 @@ static void eviction_take_out(struct eviction *o, enum eviction_heap k, int32_t 
 
 static void eviction_put_in(struct eviction *o, enum eviction_heap k, int32_t id)
 {
-    struct heap *h = &o->heaps[k];
+    struct heap *heap = &o->heaps[k];
 
     if (o->pages[id].at[k] == -1)
-        eviction_put(o, k, h->n++, id);
+        eviction_put(o, k, heap->n++, id);
     eviction_settle(o, k, id);
 }
 
@@ -352,10 +352,10 @@ void eviction_check(const struct eviction *o)
         must(p->at[EVICTION_ENDS] == -1 || p->retain.until > o->now_s);
     }
     for (int k = 0; k < EVICTION_HEAPS; k++) {
-        const struct heap *h = &o->heaps[k];
+        const struct heap *heap = &o->heaps[k];
 
-        must(h->n == n_in[k]);
-        for (int i = 1; i < h->n; i++)
-            must(!eviction_before(o, (enum eviction_heap)k, h->ids[i], h->ids[(i - 1) / 2]));
+        must(heap->n == n_in[k]);
+        for (int i = 1; i < heap->n; i++)
+            must(!eviction_before(o, (enum eviction_heap)k, heap->ids[i], heap->ids[(i - 1) / 2]));
     }
 }

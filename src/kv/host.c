@@ -114,16 +114,16 @@ struct host {
     int n_threads;
 };
 
-uint64_t host_slot_digest(const struct host_slot *s)
+uint64_t host_slot_digest(const struct host_slot *header)
 {
-    struct hash_xxh3 h;
+    struct hash_xxh3 state;
 
-    hash_xxh3_begin(&h);
-    hash_xxh3_add(&h, &s->n_tokens, sizeof s->n_tokens);
-    hash_xxh3_add(&h, &s->payload_xxh3, sizeof s->payload_xxh3);
-    hash_xxh3_add(&h, &s->name,
+    hash_xxh3_begin(&state);
+    hash_xxh3_add(&state, &header->n_tokens, sizeof header->n_tokens);
+    hash_xxh3_add(&state, &header->payload_xxh3, sizeof header->payload_xxh3);
+    hash_xxh3_add(&state, &header->name,
                   offsetof(struct host_slot, slot_xxh3) - offsetof(struct host_slot, name));
-    return hash_xxh3_end(&h);
+    return hash_xxh3_end(&state);
 }
 
 void *host_payload(const struct host *h, int32_t slot)
@@ -191,38 +191,39 @@ static uint64_t host_digest(const struct host *h, int32_t slot)
 
 static bool host_work(struct host *h, const struct job *j)
 {
-    struct host_slot *s = &h->slots[j->slot];
+    struct host_slot *header = &h->slots[j->slot];
     uint32_t empty = HOST_EMPTY;
 
     switch (j->kind) {
     case JOB_PIN: return host_pin(h, j->slot);
     case JOB_SEAL:
-        s->payload_xxh3 = host_digest(h, j->slot);
-        s->slot_xxh3 = host_slot_digest(s);
-        return atomic_compare_exchange_strong(&s->state, &empty,
+        header->payload_xxh3 = host_digest(h, j->slot);
+        header->slot_xxh3 = host_slot_digest(header);
+        return atomic_compare_exchange_strong(&header->state, &empty,
                                               HOST_HOLDS); /* or it was dropped */
-    case JOB_CHECK: return !FAULT_HIT(host_check) && s->payload_xxh3 == host_digest(h, j->slot);
+    case JOB_CHECK:
+        return !FAULT_HIT(host_check) && header->payload_xxh3 == host_digest(h, j->slot);
     }
     return false;
 }
 
 static void *host_run(void *arg)
 {
-    struct host *h = arg;
-    struct job j;
+    struct host *host = arg;
+    struct job job;
 
-    (void)pthread_mutex_lock(&h->lock);
+    (void)pthread_mutex_lock(&host->lock);
     for (;;) { /* until host_close() */
-        while (!h->stop && h->todo.head == h->todo.tail)
-            (void)pthread_cond_wait(&h->work, &h->lock);
-        if (!host_pop(&h->todo, &j))
+        while (!host->stop && host->todo.head == host->todo.tail)
+            (void)pthread_cond_wait(&host->work, &host->lock);
+        if (!host_pop(&host->todo, &job))
             break; /* it stops, and all has been done */
-        (void)pthread_mutex_unlock(&h->lock);
-        j.good = host_work(h, &j);
-        (void)pthread_mutex_lock(&h->lock);
-        host_push(&h->done, j);
+        (void)pthread_mutex_unlock(&host->lock);
+        job.good = host_work(host, &job);
+        (void)pthread_mutex_lock(&host->lock);
+        host_push(&host->done, job);
     }
-    (void)pthread_mutex_unlock(&h->lock);
+    (void)pthread_mutex_unlock(&host->lock);
     return NULL;
 }
 
@@ -237,10 +238,10 @@ static bool host_is_ready(const struct host *h, int32_t slot)
  * looks at and that nothing continues. */
 static void host_place(struct host *h, int32_t slot)
 {
-    const struct entry *e = &h->entries[slot];
+    const struct entry *entry = &h->entries[slot];
 
-    if (e->state == ENTRY_PAGE && e->n_readers == 0 && e->n_children == 0 && !e->busy && !e->bad &&
-        host_is_ready(h, slot))
+    if (entry->state == ENTRY_PAGE && entry->n_readers == 0 && entry->n_children == 0 &&
+        !entry->busy && !entry->bad && host_is_ready(h, slot))
         eviction_add(h->eviction, slot);
     else
         eviction_remove(h->eviction, slot);
@@ -261,10 +262,10 @@ static void host_note_retained(struct host *h, int32_t slot)
 
 static void host_add_free(struct host *h, int32_t slot)
 {
-    struct entry *e = &h->entries[slot];
+    struct entry *entry = &h->entries[slot];
 
-    e->state = ENTRY_FREE;
-    e->next = h->free;
+    entry->state = ENTRY_FREE;
+    entry->next = h->free;
     h->free = slot;
     h->n_free++;
 }
@@ -272,16 +273,16 @@ static void host_add_free(struct host *h, int32_t slot)
 /* Make a slot's page known; its name is set. */
 static void host_insert(struct host *h, int32_t slot, const struct hash *parent)
 {
-    struct entry *e = &h->entries[slot];
+    struct entry *entry = &h->entries[slot];
     int32_t before = table_find(&h->table, parent);
 
-    table_add(&h->table, &e->name, slot);
-    e->state = ENTRY_PAGE;
-    e->n_children = 0;
-    e->life++;
-    e->parent = before;
+    table_add(&h->table, &entry->name, slot);
+    entry->state = ENTRY_PAGE;
+    entry->n_children = 0;
+    entry->life++;
+    entry->parent = before;
     if (before != -1) {
-        e->parent_life = h->entries[before].life;
+        entry->parent_life = h->entries[before].life;
         h->entries[before].n_children++;
         host_place(h, before);
     }
@@ -296,18 +297,18 @@ static void host_insert(struct host *h, int32_t slot, const struct hash *parent)
 /* Forget a page; the slot is in no list then. */
 static void host_remove(struct host *h, int32_t slot)
 {
-    struct entry *e = &h->entries[slot];
+    struct entry *entry = &h->entries[slot];
 
     atomic_store_explicit(&h->slots[slot].state, HOST_EMPTY, memory_order_release);
-    table_erase(&h->table, &e->name);
+    table_erase(&h->table, &entry->name);
     eviction_end(h->eviction, slot);
-    if (e->parent != -1 && h->entries[e->parent].life == e->parent_life) {
-        h->entries[e->parent].n_children--;
-        host_place(h, e->parent);
+    if (entry->parent != -1 && h->entries[entry->parent].life == entry->parent_life) {
+        h->entries[entry->parent].n_children--;
+        host_place(h, entry->parent);
     }
-    e->life++;
-    e->parent = -1;
-    h->counters.pages -= !e->bad;
+    entry->life++;
+    entry->parent = -1;
+    h->counters.pages -= !entry->bad;
 }
 
 /* --- opening ----------------------------------------------------------------------------- */
@@ -433,26 +434,27 @@ static void host_take_back(struct host *h)
 
     eviction_tick(h->eviction, clock_stamp_s()); /* what ended meanwhile takes no room */
     for (int32_t i = 0; i < h->n_slots; i++) {
-        struct host_slot *s = &h->slots[i];
-        bool holds = atomic_load(&s->state) == HOST_HOLDS;
+        struct host_slot *header = &h->slots[i];
+        bool holds = atomic_load(&header->state) == HOST_HOLDS;
 
-        if (holds && s->n_tokens == h->file->page_tokens && s->slot_xxh3 == host_slot_digest(s))
-            found[n++] = (struct found){.used = s->used, .slot = i};
+        if (holds && header->n_tokens == h->file->page_tokens &&
+            header->slot_xxh3 == host_slot_digest(header))
+            found[n++] = (struct found){.used = header->used, .slot = i};
         else
-            atomic_store(&s->state, HOST_EMPTY);
+            atomic_store(&header->state, HOST_EMPTY);
     }
     qsort(found, (size_t)n, sizeof *found, host_by_use);
     for (int i = 0; i < n; i++) {
-        struct entry *e = &h->entries[found[i].slot];
-        const struct host_slot *s = &h->slots[found[i].slot];
+        struct entry *entry = &h->entries[found[i].slot];
+        const struct host_slot *header = &h->slots[found[i].slot];
 
-        if (table_find(&h->table, &s->name) != -1) { /* twice: impossible, and harmless */
+        if (table_find(&h->table, &header->name) != -1) { /* twice: impossible, and harmless */
             atomic_store(&h->slots[found[i].slot].state, HOST_EMPTY);
             continue;
         }
-        e->name = s->name;
-        e->n_uses = 1;
-        host_insert(h, found[i].slot, &s->parent);
+        entry->name = header->name;
+        entry->n_uses = 1;
+        host_insert(h, found[i].slot, &header->parent);
         host_note_retained(h, found[i].slot);
         h->n_used = found[i].used;
     }
@@ -506,25 +508,25 @@ static int host_start(struct host *h)
 
 int host_open(struct host **out, const struct host_options *o)
 {
-    struct host *h = mem_zalloc(sizeof *h);
+    struct host *host = mem_zalloc(sizeof *host);
     struct host_file *want;
     size_t n;
     int rc;
 
     must(o->page_tokens >= 1 && o->page_tokens <= HOST_TOKENS_MAX);
-    if (h == NULL)
+    if (host == NULL)
         return ERR_NO_MEMORY;
-    (void)pthread_mutex_init(&h->lock, NULL); /* cannot fail on Linux */
-    (void)pthread_cond_init(&h->work, NULL);
-    h->options = *o;
-    h->fd = -1;
-    h->free = -1;
-    h->want = (struct host_file){.magic = HOST_MAGIC,
-                                 .version = HOST_VERSION,
-                                 .page_bytes = o->page_bytes,
-                                 .page_tokens = (uint32_t)o->page_tokens,
-                                 .fingerprint = o->fingerprint};
-    want = &h->want;
+    (void)pthread_mutex_init(&host->lock, NULL); /* cannot fail on Linux */
+    (void)pthread_cond_init(&host->work, NULL);
+    host->options = *o;
+    host->fd = -1;
+    host->free = -1;
+    host->want = (struct host_file){.magic = HOST_MAGIC,
+                                    .version = HOST_VERSION,
+                                    .page_bytes = o->page_bytes,
+                                    .page_tokens = (uint32_t)o->page_tokens,
+                                    .fingerprint = o->fingerprint};
+    want = &host->want;
     want->payload_bytes = (o->page_bytes + HOST_ALIGN - 1) / HOST_ALIGN * HOST_ALIGN;
     n = o->max_bytes / want->payload_bytes;
     n = n < 1 ? 1 : n > INT32_MAX / 2 ? INT32_MAX / 2 : n;
@@ -532,24 +534,24 @@ int host_open(struct host **out, const struct host_options *o)
     want->payloads_at =
         (sizeof *want + n * sizeof(struct host_slot) + HOST_ALIGN - 1) / HOST_ALIGN * HOST_ALIGN;
     strncpy(want->name, o->name, sizeof want->name - 1);
-    h->n_slots = (int32_t)n;
-    h->chunk_slots = (int32_t)(HOST_CHUNK_BYTES / want->payload_bytes);
-    h->chunk_slots = h->chunk_slots < 1 ? 1 : h->chunk_slots;
-    h->n_chunks = (h->n_slots + h->chunk_slots - 1) / h->chunk_slots;
-    h->map_bytes = (size_t)want->payloads_at + n * (size_t)want->payload_bytes;
-    h->file = want;
-    rc = host_alloc(h);
-    if (rc == ERR_OK && (rc = host_attach(h)) != ERR_OK && rc != ERR_IN_USE) {
+    host->n_slots = (int32_t)n;
+    host->chunk_slots = (int32_t)(HOST_CHUNK_BYTES / want->payload_bytes);
+    host->chunk_slots = host->chunk_slots < 1 ? 1 : host->chunk_slots;
+    host->n_chunks = (host->n_slots + host->chunk_slots - 1) / host->chunk_slots;
+    host->map_bytes = (size_t)want->payloads_at + n * (size_t)want->payload_bytes;
+    host->file = want;
+    rc = host_alloc(host);
+    if (rc == ERR_OK && (rc = host_attach(host)) != ERR_OK && rc != ERR_IN_USE) {
         log_warn("host: no pages are kept in %s until it can be used", o->path);
         rc = ERR_OK; /* host_tick() tries again */
     }
     if (rc == ERR_OK)
-        rc = host_start(h);
+        rc = host_start(host);
     if (rc != ERR_OK) {
-        host_close(h);
+        host_close(host);
         return rc;
     }
-    *out = h;
+    *out = host;
     return ERR_OK;
 }
 
@@ -639,15 +641,15 @@ static int32_t host_choose(struct host *h)
 static int32_t host_evict(struct host *h, struct host_victim *victim)
 {
     int32_t slot = host_choose(h);
-    const struct host_slot *s = &h->slots[slot == -1 ? 0 : slot];
+    const struct host_slot *header = &h->slots[slot == -1 ? 0 : slot];
 
     if (slot == -1)
         return -1;
     if (h->entries[slot].n_uses > 1 && h->entries[slot].checked)
-        *victim = (struct host_victim){.label = {.name = s->name,
-                                                 .parent = s->parent,
-                                                 .tokens = s->tokens,
-                                                 .space = s->space,
+        *victim = (struct host_victim){.label = {.name = header->name,
+                                                 .parent = header->parent,
+                                                 .tokens = header->tokens,
+                                                 .space = header->space,
                                                  .retain = eviction_retained(h->eviction, slot)},
                                        .payload = host_payload(h, slot),
                                        .n_uses = h->entries[slot].n_uses};
@@ -659,7 +661,7 @@ static int32_t host_evict(struct host *h, struct host_victim *victim)
 int32_t host_take(struct host *h, const struct page_label *label, struct host_victim *victim)
 {
     int32_t slot = h->free;
-    struct entry *e;
+    struct entry *entry;
 
     *victim = (struct host_victim){0};
     if (h->map == NULL || table_find(&h->table, &label->name) != -1)
@@ -671,37 +673,37 @@ int32_t host_take(struct host *h, const struct page_label *label, struct host_vi
         h->n_free--;
     } else if (host_grow(h) || (slot = host_evict(h, victim)) == -1)
         return -1;
-    e = &h->entries[slot];
-    *e = (struct entry){
-        .state = ENTRY_FILLING, .life = e->life, .parent = -1, .next = -1, .name = label->name};
+    entry = &h->entries[slot];
+    *entry = (struct entry){
+        .state = ENTRY_FILLING, .life = entry->life, .parent = -1, .next = -1, .name = label->name};
     return slot;
 }
 
 void host_fill(struct host *h, int32_t slot, const struct page_label *label)
 {
-    struct host_slot *s = &h->slots[slot];
+    struct host_slot *header = &h->slots[slot];
 
-    s->n_tokens = h->file->page_tokens;
-    s->name = label->name;
-    s->parent = label->parent;
-    s->space = label->space;
-    atomic_store_explicit(&s->retains, retain_pack(label->retain), memory_order_relaxed);
-    memset(s->tokens, 0, sizeof s->tokens);
-    memcpy(s->tokens, label->tokens, h->file->page_tokens * sizeof *label->tokens);
+    header->n_tokens = h->file->page_tokens;
+    header->name = label->name;
+    header->parent = label->parent;
+    header->space = label->space;
+    atomic_store_explicit(&header->retains, retain_pack(label->retain), memory_order_relaxed);
+    memset(header->tokens, 0, sizeof header->tokens);
+    memcpy(header->tokens, label->tokens, h->file->page_tokens * sizeof *label->tokens);
 }
 
 void host_filled(struct host *h, int32_t slot, bool good)
 {
-    struct entry *e = &h->entries[slot];
+    struct entry *entry = &h->entries[slot];
 
-    must(e->state == ENTRY_FILLING);
-    if (!good || table_find(&h->table, &e->name) != -1) {
+    must(entry->state == ENTRY_FILLING);
+    if (!good || table_find(&h->table, &entry->name) != -1) {
         host_add_free(h, slot);
         return;
     }
-    e->checked = true; /* we have just written it */
-    e->busy = true;
-    e->n_uses = 1;
+    entry->checked = true; /* we have just written it */
+    entry->busy = true;
+    entry->n_uses = 1;
     h->slots[slot].used = ++h->n_used;
     host_insert(h, slot, &h->slots[slot].parent);
     host_note_retained(h, slot); /* there may be no room for what it says */
@@ -715,15 +717,15 @@ int32_t host_n_slots(const struct host *h)
 
 bool host_read_slot(const struct host *h, int32_t slot, struct page_label *label)
 {
-    const struct entry *e = &h->entries[slot];
-    const struct host_slot *s = &h->slots[slot];
+    const struct entry *entry = &h->entries[slot];
+    const struct host_slot *header = &h->slots[slot];
 
-    if (e->state != ENTRY_PAGE || e->bad)
+    if (entry->state != ENTRY_PAGE || entry->bad)
         return false;
-    *label = (struct page_label){.name = e->name,
-                                 .parent = s->parent,
-                                 .tokens = s->tokens,
-                                 .space = s->space,
+    *label = (struct page_label){.name = entry->name,
+                                 .parent = header->parent,
+                                 .tokens = header->tokens,
+                                 .space = header->space,
                                  .retain = eviction_retained(h->eviction, slot)};
     return true;
 }
@@ -731,10 +733,10 @@ bool host_read_slot(const struct host *h, int32_t slot, struct page_label *label
 bool host_label(const struct host *h, int32_t slot, const struct hash *name,
                 struct page_label *label)
 {
-    const struct entry *e = &h->entries[slot];
+    const struct entry *entry = &h->entries[slot];
 
-    if (e->state != ENTRY_PAGE || e->bad || !e->checked ||
-        memcmp(&e->name, name, sizeof *name) != 0)
+    if (entry->state != ENTRY_PAGE || entry->bad || !entry->checked ||
+        memcmp(&entry->name, name, sizeof *name) != 0)
         return false;
     return host_read_slot(h, slot, label);
 }
@@ -748,10 +750,10 @@ void host_hold(struct host *h, int32_t slot)
 
 void host_use(struct host *h, int32_t slot)
 {
-    struct entry *e = &h->entries[slot];
+    struct entry *entry = &h->entries[slot];
 
-    must(e->state == ENTRY_PAGE);
-    e->n_uses++;
+    must(entry->state == ENTRY_PAGE);
+    entry->n_uses++;
     host_note_used(h, slot);
 }
 
@@ -766,16 +768,16 @@ static void host_condemn(struct host *h, int32_t slot)
 /* A page that failed its check or was dropped is gone when nobody is at it any more. */
 static void host_let_go(struct host *h, int32_t slot)
 {
-    struct entry *e = &h->entries[slot];
+    struct entry *entry = &h->entries[slot];
 
-    if (!e->bad) {
+    if (!entry->bad) {
         host_place(h, slot);
         return;
     }
-    if (e->n_readers > 0 || e->busy)
+    if (entry->n_readers > 0 || entry->busy)
         return;
     host_remove(h, slot);
-    e->bad = false;
+    entry->bad = false;
     host_add_free(h, slot);
 }
 
@@ -819,11 +821,11 @@ static void host_pinned(struct host *h, const struct job *j)
 
 static void host_note_check(struct host *h, const struct job *j)
 {
-    struct entry *e = &h->entries[j->slot];
+    struct entry *entry = &h->entries[j->slot];
 
     if (j->good)
-        e->checked = true;
-    else if (!e->bad) {
+        entry->checked = true;
+    else if (!entry->bad) {
         host_condemn(h, j->slot); /* somebody holds it */
         h->counters.faults++;
         log_warn("host: a page in %s failed its check; it is computed anew", h->options.path);
@@ -832,27 +834,27 @@ static void host_note_check(struct host *h, const struct job *j)
 
 bool host_poll(struct host *h, uint64_t *ticket, bool *good)
 {
-    struct job j;
+    struct job job;
     bool got;
 
     do { /* ends with the queue, or with a check */
         (void)pthread_mutex_lock(&h->lock);
-        got = host_pop(&h->done, &j);
+        got = host_pop(&h->done, &job);
         (void)pthread_mutex_unlock(&h->lock);
         if (!got)
             return false;
         h->counters.jobs--;
-        switch (j.kind) {
-        case JOB_PIN: host_pinned(h, &j); break;
+        switch (job.kind) {
+        case JOB_PIN: host_pinned(h, &job); break;
         case JOB_SEAL:
-            h->entries[j.slot].busy = false;
-            host_let_go(h, j.slot);
+            h->entries[job.slot].busy = false;
+            host_let_go(h, job.slot);
             break;
-        case JOB_CHECK: host_note_check(h, &j); break;
+        case JOB_CHECK: host_note_check(h, &job); break;
         }
-    } while (j.kind != JOB_CHECK);
-    *ticket = j.ticket;
-    *good = j.good;
+    } while (job.kind != JOB_CHECK);
+    *ticket = job.ticket;
+    *good = job.good;
     return true;
 }
 
@@ -926,14 +928,14 @@ void host_prove(const struct host *h)
     int n_may_go = 0;
 
     for (int32_t i = 0; i < h->n_slots; i++) {
-        const struct entry *e = &h->entries[i];
+        const struct entry *entry = &h->entries[i];
 
-        if (e->state != ENTRY_PAGE)
+        if (entry->state != ENTRY_PAGE)
             continue;
-        must(table_find(&h->table, &e->name) == i);
-        n_may_go +=
-            e->n_readers == 0 && e->n_children == 0 && !e->busy && !e->bad && host_is_ready(h, i);
-        n += !e->bad;
+        must(table_find(&h->table, &entry->name) == i);
+        n_may_go += entry->n_readers == 0 && entry->n_children == 0 && !entry->busy &&
+                    !entry->bad && host_is_ready(h, i);
+        n += !entry->bad;
         n_all++;
     }
     must(n == h->counters.pages);

@@ -180,6 +180,6 @@ void host_prove(const struct host *h);
 /* --- for tools ----------------------------------------------------------------------------- */
 
 /* The digest that a slot must have. */
-uint64_t host_slot_digest(const struct host_slot *s);
+uint64_t host_slot_digest(const struct host_slot *header);
 
 #endif

@@ -46,10 +46,10 @@ struct pages {
 
 static void pages_list_push(struct pages *p, struct page_list *l, int32_t id)
 {
-    struct page *g = &p->page[id];
+    struct page *page = &p->page[id];
 
-    g->prev = l->last;
-    g->next = -1;
+    page->prev = l->last;
+    page->next = -1;
     if (l->last == -1)
         l->first = id;
     else
@@ -60,18 +60,18 @@ static void pages_list_push(struct pages *p, struct page_list *l, int32_t id)
 
 static void pages_list_remove(struct pages *p, struct page_list *l, int32_t id)
 {
-    struct page *g = &p->page[id];
+    struct page *page = &p->page[id];
 
-    if (g->prev == -1)
-        l->first = g->next;
+    if (page->prev == -1)
+        l->first = page->next;
     else
-        p->page[g->prev].next = g->next;
-    if (g->next == -1)
-        l->last = g->prev;
+        p->page[page->prev].next = page->next;
+    if (page->next == -1)
+        l->last = page->prev;
     else
-        p->page[g->next].prev = g->prev;
-    g->prev = -1;
-    g->next = -1;
+        p->page[page->next].prev = page->prev;
+    page->prev = -1;
+    page->next = -1;
     l->count--;
 }
 
@@ -126,86 +126,86 @@ static int32_t *pages_tokens(const struct pages *p, int32_t page)
 
 static void pages_family_join(struct pages *p, int32_t page)
 {
-    struct page *g = &p->page[page];
-    int32_t *youngest = &p->families[table_home(&p->table, &g->parent)];
+    struct page *pg = &p->page[page];
+    int32_t *youngest = &p->families[table_home(&p->table, &pg->parent)];
 
-    g->elder = *youngest;
-    g->younger = -1;
-    if (g->elder != -1)
-        p->page[g->elder].younger = page;
+    pg->elder = *youngest;
+    pg->younger = -1;
+    if (pg->elder != -1)
+        p->page[pg->elder].younger = page;
     *youngest = page;
 }
 
 static void pages_family_leave(struct pages *p, int32_t page)
 {
-    const struct page *g = &p->page[page];
+    const struct page *pg = &p->page[page];
 
-    if (g->elder != -1)
-        p->page[g->elder].younger = g->younger;
-    if (g->younger != -1)
-        p->page[g->younger].elder = g->elder;
+    if (pg->elder != -1)
+        p->page[pg->elder].younger = pg->younger;
+    if (pg->younger != -1)
+        p->page[pg->younger].elder = pg->elder;
     else
-        p->families[table_home(&p->table, &g->parent)] = g->elder;
+        p->families[table_home(&p->table, &pg->parent)] = pg->elder;
 }
 
 /* Erase a name, and what was said of its page. */
 static void pages_forget(struct pages *p, int32_t id)
 {
-    struct page *g = &p->page[id];
+    struct page *page = &p->page[id];
 
-    if (g->n_tokens == p->page_tokens) {
-        table_erase(&p->table, &g->name);
+    if (page->n_tokens == p->page_tokens) {
+        table_erase(&p->table, &page->name);
         p->n_full--;
     }
     pages_family_leave(p, id);
     eviction_end(p->cached, id);
-    g->n_tokens = 0;
-    g->stored = false;
+    page->n_tokens = 0;
+    page->stored = false;
 }
 
 int32_t pages_take(struct pages *p, bool *evicted, struct page_label *label)
 {
     bool from_cache = p->free.count == 0;
     int32_t id = from_cache ? eviction_first(p->cached) : p->free.first;
-    struct page *g;
+    struct page *page;
 
     *evicted = false;
     if (id == -1)
         return -1;
-    g = &p->page[id];
-    must(g->refs == 0);
+    page = &p->page[id];
+    must(page->refs == 0);
     if (from_cache) {
         *evicted = pages_label(p, id, label);
         pages_forget(p, id);
     } else {
         pages_list_remove(p, &p->free, id);
     }
-    g->refs = 1;
-    g->maker = 0;
+    page->refs = 1;
+    page->maker = 0;
     return id;
 }
 
 void pages_ref(struct pages *p, int32_t page)
 {
-    struct page *g = &p->page[page];
+    struct page *pg = &p->page[page];
 
     must(page >= 0 && page < p->n_pages);
-    if (g->refs == 0) {
-        must(g->n_tokens > 0);
+    if (pg->refs == 0) {
+        must(pg->n_tokens > 0);
         eviction_remove(p->cached, page);
     }
-    g->refs++;
+    pg->refs++;
 }
 
 void pages_unref(struct pages *p, int32_t page)
 {
-    struct page *g = &p->page[page];
+    struct page *pg = &p->page[page];
 
     must(page >= 0 && page < p->n_pages);
-    must(g->refs > 0);
-    if (--g->refs > 0)
+    must(pg->refs > 0);
+    if (--pg->refs > 0)
         return;
-    if (g->n_tokens == 0) {
+    if (pg->n_tokens == 0) {
         pages_list_push(p, &p->free, page);
         return;
     }
@@ -217,13 +217,13 @@ void pages_unref(struct pages *p, int32_t page)
 static void pages_hold(struct pages *p, int32_t page, const struct hash *parent,
                        const int32_t *tokens, int n_tokens)
 {
-    struct page *g = &p->page[page];
+    struct page *pg = &p->page[page];
 
-    must(g->refs > 0);
-    must(g->n_tokens == 0);
-    g->parent = *parent;
-    g->space = 0;
-    g->n_tokens = n_tokens;
+    must(pg->refs > 0);
+    must(pg->n_tokens == 0);
+    pg->parent = *parent;
+    pg->space = 0;
+    pg->n_tokens = n_tokens;
     memcpy(pages_tokens(p, page), tokens, sizeof *tokens * (size_t)n_tokens);
     pages_family_join(p, page);
 }
@@ -265,12 +265,12 @@ static int32_t pages_best(const struct pages *p, const struct hash *parent, cons
     *n_same = 0;
     for (int32_t i = p->families[table_home(&p->table, parent)]; i != -1 && left-- > 0;
          i = p->page[i].elder) {
-        const struct page *g = &p->page[i];
+        const struct page *page = &p->page[i];
         const int32_t *has = pages_tokens(p, i);
-        int most = n_tokens < g->n_tokens ? n_tokens : g->n_tokens;
+        int most = n_tokens < page->n_tokens ? n_tokens : page->n_tokens;
         int n = 0;
 
-        if (most <= *n_same || memcmp(&g->parent, parent, sizeof *parent) != 0 ||
+        if (most <= *n_same || memcmp(&page->parent, parent, sizeof *parent) != 0 ||
             !pages_is_theirs(p, i, maker))
             continue;
         while (n < most && has[n] == tokens[n])
@@ -322,15 +322,15 @@ bool pages_has(const struct pages *p, const struct hash *name)
 
 bool pages_label(const struct pages *p, int32_t page, struct page_label *label)
 {
-    const struct page *g = &p->page[page];
+    const struct page *pg = &p->page[page];
 
-    if (g->n_tokens != p->page_tokens)
+    if (pg->n_tokens != p->page_tokens)
         return false;
     *label = (struct page_label){
-        .name = g->name,
-        .parent = g->parent,
+        .name = pg->name,
+        .parent = pg->parent,
         .tokens = pages_tokens(p, page),
-        .space = g->space,
+        .space = pg->space,
         .retain = eviction_retained(p->cached, page),
     };
     return true;
@@ -383,10 +383,10 @@ void pages_drop_parts(struct pages *p, const struct hash *parent)
     int32_t i = p->families[table_home(&p->table, parent)];
 
     while (i != -1) {
-        const struct page *g = &p->page[i];
-        int32_t elder = g->elder;
+        const struct page *page = &p->page[i];
+        int32_t elder = page->elder;
 
-        if (g->n_tokens < p->page_tokens && memcmp(&g->parent, parent, sizeof *parent) == 0)
+        if (page->n_tokens < p->page_tokens && memcmp(&page->parent, parent, sizeof *parent) == 0)
             pages_drop(p, i);
         i = elder;
     }
@@ -394,10 +394,10 @@ void pages_drop_parts(struct pages *p, const struct hash *parent)
 
 bool pages_is_part(const struct pages *p, int32_t page, uint64_t *space)
 {
-    const struct page *g = &p->page[page];
+    const struct page *pg = &p->page[page];
 
-    *space = g->space;
-    return g->n_tokens > 0 && g->n_tokens < p->page_tokens;
+    *space = pg->space;
+    return pg->n_tokens > 0 && pg->n_tokens < p->page_tokens;
 }
 
 void pages_set_stored(struct pages *p, int32_t page)
@@ -477,17 +477,17 @@ void pages_check(const struct pages *p)
     int n_full = 0;
 
     for (int32_t i = 0; i < p->n_pages; i++) {
-        const struct page *g = &p->page[i];
+        const struct page *page = &p->page[i];
 
-        must(g->refs >= 0);
-        n_used += g->refs > 0;
-        n_named += g->n_tokens > 0;
-        n_full += g->n_tokens == p->page_tokens;
-        n_cached += g->n_tokens > 0 && g->refs == 0;
-        if (g->n_tokens == 0)
+        must(page->refs >= 0);
+        n_used += page->refs > 0;
+        n_named += page->n_tokens > 0;
+        n_full += page->n_tokens == p->page_tokens;
+        n_cached += page->n_tokens > 0 && page->refs == 0;
+        if (page->n_tokens == 0)
             must(eviction_retained(p->cached, i).rank == 0);
-        if (g->n_tokens == p->page_tokens)
-            must(table_find(&p->table, &g->name) == i);
+        if (page->n_tokens == p->page_tokens)
+            must(table_find(&p->table, &page->name) == i);
         else
             must(eviction_retained(p->cached, i).rank == 0);
     }

@@ -200,12 +200,12 @@ static struct store_buffer *store_buffer_of(struct store *st, const void *payloa
 
 static struct store_buffer *store_idle_buffer(struct store *st)
 {
-    struct store_buffer *b;
+    struct store_buffer *buffer;
 
     (void)pthread_mutex_lock(&st->lock);
-    b = store_pop(&st->idle_buffers);
+    buffer = store_pop(&st->idle_buffers);
     (void)pthread_mutex_unlock(&st->lock);
-    return b;
+    return buffer;
 }
 
 bool store_has_buffer(struct store *st)
@@ -220,71 +220,71 @@ bool store_has_buffer(struct store *st)
 
 void *store_buffer(struct store *st)
 {
-    struct store_buffer *b = store_idle_buffer(st);
+    struct store_buffer *buffer = store_idle_buffer(st);
 
-    return b == NULL ? NULL : (char *)b->header + STORE_HEADER_BYTES;
+    return buffer == NULL ? NULL : (char *)buffer->header + STORE_HEADER_BYTES;
 }
 
-static void store_queue_write(struct store *st, struct store_buffer *b,
+static void store_queue_write(struct store *st, struct store_buffer *buffer,
                               const struct page_label *label)
 {
-    b->name = label->name;
-    b->parent = label->parent;
-    memcpy(b->tokens, label->tokens, sizeof *b->tokens * (size_t)st->options.page_tokens);
-    b->root = label->space;
-    b->retain = label->retain;
-    b->dropped = false;
+    buffer->name = label->name;
+    buffer->parent = label->parent;
+    memcpy(buffer->tokens, label->tokens, sizeof *buffer->tokens * (size_t)st->options.page_tokens);
+    buffer->root = label->space;
+    buffer->retain = label->retain;
+    buffer->dropped = false;
     (void)pthread_mutex_lock(&st->lock);
-    b->writes = true;
-    store_push(&st->writes, b);
+    buffer->writes = true;
+    store_push(&st->writes, buffer);
     (void)pthread_cond_broadcast(&st->work); /* not all of them write */
     (void)pthread_mutex_unlock(&st->lock);
 }
 
 void store_save(struct store *st, void *buffer, const struct page_label *label)
 {
-    struct store_buffer *b = store_buffer_of(st, buffer);
+    struct store_buffer *buf = store_buffer_of(st, buffer);
 
-    must(b != NULL);
-    b->source = NULL;
-    b->tells = false;
-    store_queue_write(st, b, label);
+    must(buf != NULL);
+    buf->source = NULL;
+    buf->tells = false;
+    store_queue_write(st, buf, label);
 }
 
 bool store_save_from(struct store *st, const void *payload, const struct page_label *label,
                      uint64_t ticket)
 {
-    struct store_buffer *b = store_idle_buffer(st);
+    struct store_buffer *buffer = store_idle_buffer(st);
 
-    if (b == NULL)
+    if (buffer == NULL)
         return false;
-    b->source = payload;
-    b->tells = true;
-    b->ticket = ticket;
-    store_queue_write(st, b, label);
+    buffer->source = payload;
+    buffer->tells = true;
+    buffer->ticket = ticket;
+    store_queue_write(st, buffer, label);
     return true;
 }
 
 int store_load(struct store *st, const struct hash *name, const int32_t *tokens, uint64_t ticket)
 {
-    struct store_buffer *b = store_idle_buffer(st);
+    struct store_buffer *buffer = store_idle_buffer(st);
     int rc = ERR_OK;
 
-    if (b == NULL)
+    if (buffer == NULL)
         return ERR_AGAIN;
-    b->tells = false;
-    b->name = *name;
-    b->ticket = ticket;
-    memcpy(b->tokens, tokens, sizeof *b->tokens * (size_t)st->options.page_tokens);
+    buffer->tells = false;
+    buffer->name = *name;
+    buffer->ticket = ticket;
+    memcpy(buffer->tokens, tokens, sizeof *buffer->tokens * (size_t)st->options.page_tokens);
     (void)pthread_mutex_lock(&st->lock);
-    b->slot = store_look_up(st, name);
-    if (b->slot == -1) {
-        store_push(&st->idle_buffers, b);
+    buffer->slot = store_look_up(st, name);
+    if (buffer->slot == -1) {
+        store_push(&st->idle_buffers, buffer);
         rc = ERR_NOT_FOUND;
     } else {
-        st->entries[b->slot].n_readers++;
-        store_place(st, b->slot);
-        store_push(&st->reads, b);
+        st->entries[buffer->slot].n_readers++;
+        store_place(st, buffer->slot);
+        store_push(&st->reads, buffer);
         (void)pthread_cond_signal(&st->work);
     }
     (void)pthread_mutex_unlock(&st->lock);
@@ -320,9 +320,10 @@ bool store_drop(struct store *st, const struct hash *name)
 
     (void)pthread_mutex_lock(&st->lock);
     for (int i = 0; i < st->options.n_buffers; i++) {
-        struct store_buffer *b = &st->buffers[i];
+        struct store_buffer *buffer = &st->buffers[i];
 
-        b->dropped = b->dropped || (b->writes && memcmp(&b->name, name, sizeof *name) == 0);
+        buffer->dropped =
+            buffer->dropped || (buffer->writes && memcmp(&buffer->name, name, sizeof *name) == 0);
     }
     slot = store_look_up(st, name);
     if (slot != -1) {
@@ -348,15 +349,15 @@ bool store_is_quiet(struct store *st)
 
 bool store_look(const struct store *st, uint32_t slot, struct page_label *label)
 {
-    const struct store_entry *e = &st->entries[slot];
+    const struct store_entry *entry = &st->entries[slot];
     bool used;
 
     (void)pthread_mutex_lock(&store_mutable(st)->lock);
-    used = st->mode != STORE_AWAY && e->used && e->record.space == st->space;
+    used = st->mode != STORE_AWAY && entry->used && entry->record.space == st->space;
     if (used)
-        *label = (struct page_label){.name = e->record.name,
-                                     .parent = e->record.parent,
-                                     .space = e->record.root,
+        *label = (struct page_label){.name = entry->record.name,
+                                     .parent = entry->record.parent,
+                                     .space = entry->record.root,
                                      .retain = eviction_retained(st->eviction, (int32_t)slot)};
     (void)pthread_mutex_unlock(&store_mutable(st)->lock);
     return used;
@@ -364,37 +365,39 @@ bool store_look(const struct store *st, uint32_t slot, struct page_label *label)
 
 bool store_poll(struct store *st, struct store_done *done)
 {
-    struct store_buffer *b;
+    struct store_buffer *buffer;
     uint64_t n;
 
     (void)pthread_mutex_lock(&st->lock);
-    b = store_pop(&st->done);
-    if (b == NULL)
+    buffer = store_pop(&st->done);
+    if (buffer == NULL)
         (void)!read(st->event_fd, &n, sizeof n); /* nothing is left: quiet */
     (void)pthread_mutex_unlock(&st->lock);
-    if (b == NULL)
+    if (buffer == NULL)
         return false;
-    *done = (struct store_done){
-        .ticket = b->ticket, .rc = b->rc, .saved = b->tells, .retain = b->retain};
-    if (b->tells) {
-        b->tells = false;
-        store_release(st, (const char *)b->header + STORE_HEADER_BYTES);
+    *done = (struct store_done){.ticket = buffer->ticket,
+                                .rc = buffer->rc,
+                                .saved = buffer->tells,
+                                .retain = buffer->retain};
+    if (buffer->tells) {
+        buffer->tells = false;
+        store_release(st, (const char *)buffer->header + STORE_HEADER_BYTES);
         return true;
     }
-    if (b->rc == ERR_OK)
-        done->payload = (const char *)b->header + STORE_HEADER_BYTES;
+    if (buffer->rc == ERR_OK)
+        done->payload = (const char *)buffer->header + STORE_HEADER_BYTES;
     else
-        store_release(st, (const char *)b->header + STORE_HEADER_BYTES);
+        store_release(st, (const char *)buffer->header + STORE_HEADER_BYTES);
     return true;
 }
 
 void store_release(struct store *st, const void *buffer)
 {
-    struct store_buffer *b = store_buffer_of(st, buffer);
+    struct store_buffer *buf = store_buffer_of(st, buffer);
 
-    must(b != NULL);
+    must(buf != NULL);
     (void)pthread_mutex_lock(&st->lock);
-    store_push(&st->idle_buffers, b);
+    store_push(&st->idle_buffers, buf);
     (void)pthread_mutex_unlock(&st->lock);
 }
 

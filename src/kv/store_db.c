@@ -115,23 +115,23 @@ static int store_db_tables(struct store_db *db, MDB_txn *txn, unsigned flags)
 
 static MDB_val store_db_val(const void *p, size_t len)
 {
-    MDB_val v = {.mv_size = len};
+    MDB_val value = {.mv_size = len};
 
-    memcpy(&v.mv_data, &p, sizeof p); /* LMDB does not write through it */
-    return v;
+    memcpy(&value.mv_data, &p, sizeof p); /* LMDB does not write through it */
+    return value;
 }
 
 static int store_db_format(struct store_db *db, MDB_txn *txn, struct store_format *out)
 {
     MDB_val key = store_db_val("format", 6);
-    MDB_val v;
-    int rc = mdb_get(txn, db->meta, &key, &v);
+    MDB_val value;
+    int rc = mdb_get(txn, db->meta, &key, &value);
 
     if (rc != 0)
         return rc;
-    if (v.mv_size != sizeof *out)
+    if (value.mv_size != sizeof *out)
         return MDB_INCOMPATIBLE;
-    memcpy(out, v.mv_data, sizeof *out);
+    memcpy(out, value.mv_data, sizeof *out);
     return out->magic == STORE_MAGIC ? 0 : MDB_INCOMPATIBLE;
 }
 
@@ -140,7 +140,7 @@ static int store_db_create(struct store_db *db, const char *dir, const struct st
                            size_t map_bytes)
 {
     MDB_val key = store_db_val("format", 6);
-    MDB_val v = store_db_val(format, sizeof *format);
+    MDB_val value = store_db_val(format, sizeof *format);
     MDB_txn *txn = NULL;
     int rc = store_db_env(db, dir, MDB_NOLOCK, map_bytes);
 
@@ -149,7 +149,7 @@ static int store_db_create(struct store_db *db, const char *dir, const struct st
     if (rc == 0)
         rc = store_db_tables(db, txn, MDB_CREATE);
     if (rc == 0)
-        rc = mdb_put(txn, db->meta, &key, &v, 0);
+        rc = mdb_put(txn, db->meta, &key, &value, 0);
     if (rc == 0)
         rc = mdb_txn_commit(txn);
     else if (txn != NULL)
@@ -257,11 +257,11 @@ int store_db_space(struct store_db *db, const struct store_space *space, uint32_
 
     for (; rc == 0 && i < STORE_SPACES_MAX; i++) {
         MDB_val key = store_db_val(&i, sizeof i);
-        MDB_val v;
+        MDB_val value;
 
-        rc = mdb_get(txn, db->spaces, &key, &v);
-        if (rc == 0 && v.mv_size == sizeof *space &&
-            memcmp(v.mv_data, space, sizeof space->fingerprint) == 0)
+        rc = mdb_get(txn, db->spaces, &key, &value);
+        if (rc == 0 && value.mv_size == sizeof *space &&
+            memcmp(value.mv_data, space, sizeof space->fingerprint) == 0)
             break;
         if (db->read_only && (rc == MDB_NOTFOUND || i == STORE_SPACES_MAX - 1)) {
             i = STORE_SPACES_MAX; /* that of no record */
@@ -287,13 +287,13 @@ bool store_db_read_space(struct store_db *db, uint32_t index, struct store_space
 {
     MDB_val key = store_db_val(&index, sizeof index);
     MDB_txn *txn = NULL;
-    MDB_val v;
+    MDB_val value;
     bool found = false;
 
     if (mdb_txn_begin(db->env, NULL, MDB_RDONLY, &txn) != 0)
         return false;
-    if (mdb_get(txn, db->spaces, &key, &v) == 0 && v.mv_size == sizeof *out) {
-        memcpy(out, v.mv_data, sizeof *out);
+    if (mdb_get(txn, db->spaces, &key, &value) == 0 && value.mv_size == sizeof *out) {
+        memcpy(out, value.mv_data, sizeof *out);
         out->name[sizeof out->name - 1] = '\0';
         found = true;
     }
@@ -306,10 +306,10 @@ static struct store_use store_db_use(struct store_db *db, MDB_txn *txn, uint64_t
     struct store_use use = {0};
     uint32_t chunk = (uint32_t)(slot / STORE_USES);
     MDB_val key = store_db_val(&chunk, sizeof chunk);
-    MDB_val v;
+    MDB_val value;
 
-    if (mdb_get(txn, db->uses, &key, &v) == 0 && v.mv_size == sizeof use * STORE_USES)
-        memcpy(&use, (const char *)v.mv_data + sizeof use * (slot % STORE_USES), sizeof use);
+    if (mdb_get(txn, db->uses, &key, &value) == 0 && value.mv_size == sizeof use * STORE_USES)
+        memcpy(&use, (const char *)value.mv_data + sizeof use * (slot % STORE_USES), sizeof use);
     return use;
 }
 
@@ -319,13 +319,13 @@ static int store_db_scan_part(struct store_db *db, MDB_txn *txn, uint64_t *from,
 {
     MDB_val key = store_db_val(from, sizeof *from);
     MDB_cursor *cursor = NULL;
-    MDB_val v;
+    MDB_val value;
     int rc = mdb_cursor_open(txn, db->slots, &cursor);
 
     if (rc == 0)
-        rc = mdb_cursor_get(cursor, &key, &v, MDB_SET_RANGE);
+        rc = mdb_cursor_get(cursor, &key, &value, MDB_SET_RANGE);
     for (int n = 0; rc == 0 && n < STORE_DB_RENEW; n++) {
-        struct store_record r = {0};
+        struct store_record record = {0};
         uint64_t slot;
 
         if (key.mv_size == sizeof slot) {
@@ -335,16 +335,16 @@ static int store_db_scan_part(struct store_db *db, MDB_txn *txn, uint64_t *from,
                 rc = MDB_NOTFOUND; /* the highest key there can be: nothing follows */
         }
         if (key.mv_size != sizeof slot ||
-            (v.mv_size != sizeof r && v.mv_size != STORE_RECORD_OLD)) {
+            (value.mv_size != sizeof record && value.mv_size != STORE_RECORD_OLD)) {
             (*n_bad)++;
         } else {
             struct store_use use = store_db_use(db, txn, slot);
 
-            memcpy(&r, v.mv_data, v.mv_size);
-            fn(context, slot, &r, &use);
+            memcpy(&record, value.mv_data, value.mv_size);
+            fn(context, slot, &record, &use);
         }
         if (rc == 0)
-            rc = mdb_cursor_get(cursor, &key, &v, MDB_NEXT);
+            rc = mdb_cursor_get(cursor, &key, &value, MDB_NEXT);
     }
     if (cursor != NULL)
         mdb_cursor_close(cursor);
@@ -378,10 +378,10 @@ int store_db_commit(struct store_db *db, const struct store_change *changes, int
 
     for (int i = 0; rc == 0 && i < n_changes; i++) {
         MDB_val key = store_db_val(&changes[i].slot, sizeof changes[i].slot);
-        MDB_val v = store_db_val(&changes[i].record, sizeof changes[i].record);
+        MDB_val value = store_db_val(&changes[i].record, sizeof changes[i].record);
 
         rc = changes[i].erase ? mdb_del(txn, db->slots, &key, NULL)
-                              : mdb_put(txn, db->slots, &key, &v, 0);
+                              : mdb_put(txn, db->slots, &key, &value, 0);
         if (changes[i].erase && rc == MDB_NOTFOUND)
             rc = 0;
     }
@@ -401,10 +401,10 @@ int store_db_write_uses(struct store_db *db, const struct store_use *uses, const
 
     for (uint32_t i = 0; rc == 0 && i < n_chunks; i++) {
         MDB_val key = store_db_val(&i, sizeof i);
-        MDB_val v = store_db_val(uses + (size_t)i * STORE_USES, sizeof *uses * STORE_USES);
+        MDB_val value = store_db_val(uses + (size_t)i * STORE_USES, sizeof *uses * STORE_USES);
 
         if (marked[i])
-            rc = mdb_put(txn, db->uses, &key, &v, 0);
+            rc = mdb_put(txn, db->uses, &key, &value, 0);
     }
     if (rc == 0)
         rc = mdb_txn_commit(txn);
@@ -416,12 +416,12 @@ int store_db_write_uses(struct store_db *db, const struct store_use *uses, const
 int store_db_write_rates(struct store_db *db, const struct store_rate *rates, int n)
 {
     MDB_val key = store_db_val(STORE_DB_RATES, strlen(STORE_DB_RATES));
-    MDB_val v = store_db_val(rates, sizeof *rates * (size_t)n);
+    MDB_val value = store_db_val(rates, sizeof *rates * (size_t)n);
     MDB_txn *txn = NULL;
     int rc = mdb_txn_begin(db->env, NULL, 0, &txn);
 
     if (rc == 0)
-        rc = mdb_put(txn, db->meta, &key, &v, 0);
+        rc = mdb_put(txn, db->meta, &key, &value, 0);
     if (rc == 0)
         rc = mdb_txn_commit(txn);
     else if (txn != NULL)
@@ -441,14 +441,14 @@ static bool store_db_get_rates(struct store_db *db, MDB_txn *txn, MDB_val *v)
 int store_db_read_rates(struct store_db *db, struct store_rate rates[STORE_RATES_MAX])
 {
     MDB_txn *txn = NULL;
-    MDB_val v;
+    MDB_val value;
     int n = 0;
 
     if (mdb_txn_begin(db->env, NULL, MDB_RDONLY, &txn) != 0)
         return 0;
-    if (store_db_get_rates(db, txn, &v)) {
-        memcpy(rates, v.mv_data, v.mv_size);
-        n = (int)(v.mv_size / sizeof *rates);
+    if (store_db_get_rates(db, txn, &value)) {
+        memcpy(rates, value.mv_data, value.mv_size);
+        n = (int)(value.mv_size / sizeof *rates);
     }
     mdb_txn_abort(txn);
     return n;
@@ -459,17 +459,18 @@ static int store_db_copy_table(MDB_txn *from, MDB_dbi from_table, MDB_txn *to, M
 {
     MDB_cursor *cursor = NULL;
     MDB_val key;
-    MDB_val v;
+    MDB_val value;
     int rc = mdb_cursor_open(from, from_table, &cursor);
 
     if (rc == 0)
-        rc = mdb_cursor_get(cursor, &key, &v, MDB_FIRST);
+        rc = mdb_cursor_get(cursor, &key, &value, MDB_FIRST);
     while (rc == 0) {
-        rc = mdb_put(to, to_table, &key, &v, MDB_APPEND); /* full pages: not larger than the old */
+        rc = mdb_put(to, to_table, &key, &value,
+                     MDB_APPEND); /* full pages: not larger than the old */
         if (rc == MDB_KEYEXIST)
-            rc = mdb_put(to, to_table, &key, &v, 0);
+            rc = mdb_put(to, to_table, &key, &value, 0);
         if (rc == 0)
-            rc = mdb_cursor_get(cursor, &key, &v, MDB_NEXT);
+            rc = mdb_cursor_get(cursor, &key, &value, MDB_NEXT);
     }
     if (cursor != NULL)
         mdb_cursor_close(cursor);
@@ -481,7 +482,7 @@ static int store_db_copy(struct store_db *from, struct store_db *to)
     MDB_val key = store_db_val(STORE_DB_RATES, strlen(STORE_DB_RATES));
     MDB_txn *a = NULL;
     MDB_txn *b = NULL;
-    MDB_val v;
+    MDB_val value;
     int rc = mdb_txn_begin(from->env, NULL, MDB_RDONLY, &a);
 
     if (rc == 0)
@@ -492,8 +493,8 @@ static int store_db_copy(struct store_db *from, struct store_db *to)
         rc = store_db_copy_table(a, from->slots, b, to->slots);
     if (rc == 0)
         rc = store_db_copy_table(a, from->uses, b, to->uses);
-    if (rc == 0 && store_db_get_rates(from, a, &v))
-        rc = mdb_put(b, to->meta, &key, &v, 0);
+    if (rc == 0 && store_db_get_rates(from, a, &value))
+        rc = mdb_put(b, to->meta, &key, &value, 0);
     if (rc == 0) {
         rc = mdb_txn_commit(b);
         b = NULL;
@@ -535,19 +536,19 @@ static int store_db_read_bytes(const char *dir, off_t *len)
 static int store_db_walk_table(MDB_txn *txn, MDB_dbi table, off_t bytes)
 {
     MDB_cursor *cursor = NULL;
-    MDB_val key, v;
+    MDB_val key, value;
     volatile unsigned char sum = 0;
     off_t left = bytes / STORE_DB_NODE_MIN;
     int rc = mdb_cursor_open(txn, table, &cursor);
 
     if (rc == 0)
-        rc = mdb_cursor_get(cursor, &key, &v, MDB_FIRST);
+        rc = mdb_cursor_get(cursor, &key, &value, MDB_FIRST);
     while (rc == 0) { /* ends: left falls */
         for (size_t i = 0; i < key.mv_size; i++)
             sum = (unsigned char)(sum + ((const unsigned char *)key.mv_data)[i]);
-        for (size_t i = 0; i < v.mv_size; i++)
-            sum = (unsigned char)(sum + ((const unsigned char *)v.mv_data)[i]);
-        rc = left-- > 0 ? mdb_cursor_get(cursor, &key, &v, MDB_NEXT) : MDB_CORRUPTED;
+        for (size_t i = 0; i < value.mv_size; i++)
+            sum = (unsigned char)(sum + ((const unsigned char *)value.mv_data)[i]);
+        rc = left-- > 0 ? mdb_cursor_get(cursor, &key, &value, MDB_NEXT) : MDB_CORRUPTED;
     }
     if (cursor != NULL)
         mdb_cursor_close(cursor);
@@ -802,13 +803,13 @@ int store_db_open(struct store_db **out, const char *dir, const struct store_for
     return ERR_OK;
 }
 
-bool store_header_matches(const struct store_header *h, const struct store_record *r,
+bool store_header_matches(const struct store_header *h, const struct store_record *record,
                           uint64_t page_bytes)
 {
     return h->magic == STORE_MAGIC && h->version == STORE_VERSION &&
            h->header_xxh3 == hash_xxh3(h, offsetof(struct store_header, header_xxh3)) &&
-           h->generation == r->generation && h->n_tokens == r->n_tokens &&
+           h->generation == record->generation && h->n_tokens == record->n_tokens &&
            h->n_tokens <= STORE_TOKENS_MAX && h->payload_bytes == page_bytes &&
-           memcmp(&h->name, &r->name, sizeof h->name) == 0 &&
-           memcmp(&h->parent, &r->parent, sizeof h->parent) == 0;
+           memcmp(&h->name, &record->name, sizeof h->name) == 0 &&
+           memcmp(&h->parent, &record->parent, sizeof h->parent) == 0;
 }

@@ -126,7 +126,7 @@ bool store_db_read_space(struct store_db *db, uint32_t index, struct store_space
 /* Call for each record, in order of slots; use is zero where none was noted. Values of a wrong
  * size are passed over and counted in *n_bad. A reader renews its snapshot every 10,000
  * records, so that the writer's old pages are not held. */
-typedef void store_db_fn(void *context, uint64_t slot, const struct store_record *r,
+typedef void store_db_fn(void *context, uint64_t slot, const struct store_record *record,
                          const struct store_use *use);
 int store_db_scan(struct store_db *db, store_db_fn *fn, void *context, uint64_t *n_bad) ERR_CHECKED;
 
@@ -150,7 +150,7 @@ int store_db_write_rates(struct store_db *db, const struct store_rate *rates, in
 int store_db_read_rates(struct store_db *db, struct store_rate rates[STORE_RATES_MAX]);
 
 /* Is a header as it must be for this record? The payload's own sum is the caller's to check. */
-bool store_header_matches(const struct store_header *h, const struct store_record *r,
+bool store_header_matches(const struct store_header *h, const struct store_record *record,
                           uint64_t page_bytes);
 
 #endif

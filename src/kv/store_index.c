@@ -17,9 +17,9 @@ int32_t store_find(const struct store *st, const struct hash *name)
 
 void store_place(struct store *st, int32_t slot)
 {
-    const struct store_entry *e = &st->entries[slot];
+    const struct store_entry *entry = &st->entries[slot];
 
-    if (e->used && e->n_readers == 0 && e->n_children == 0)
+    if (entry->used && entry->n_readers == 0 && entry->n_children == 0)
         eviction_add(st->eviction, slot);
     else
         eviction_remove(st->eviction, slot);
@@ -39,15 +39,15 @@ void store_note_changed(struct store *st, int32_t slot)
 
 void store_retain_slot(struct store *st, int32_t slot, struct retain r)
 {
-    struct store_entry *e = &st->entries[slot];
+    struct store_entry *entry = &st->entries[slot];
     uint64_t word;
 
     eviction_tick(st->eviction, clock_stamp_s());
     eviction_retain(st->eviction, slot, r);
     word = retain_pack(eviction_retained(st->eviction, slot));
-    if (word == e->record.retains)
+    if (word == entry->record.retains)
         return;
-    e->record.retains = word;
+    entry->record.retains = word;
     store_note_changed(st, slot);
 }
 
@@ -71,33 +71,34 @@ static void store_parent_count(struct store *st, const struct hash *parent, int 
 }
 
 /* Make a page visible. */
-void store_insert(struct store *st, int32_t slot, const struct store_record *r)
+void store_insert(struct store *st, int32_t slot, const struct store_record *record)
 {
-    struct store_entry *e = &st->entries[slot];
+    struct store_entry *entry = &st->entries[slot];
 
-    e->record = *r;
-    e->used = true;
-    e->scrubbed = false;
-    e->n_children = 0;
-    table_add(&st->table, &r->name, slot);
-    eviction_begin(st->eviction, slot, store_find(st, &r->parent), retain_unpack(r->retains));
+    entry->record = *record;
+    entry->used = true;
+    entry->scrubbed = false;
+    entry->n_children = 0;
+    table_add(&st->table, &record->name, slot);
+    eviction_begin(st->eviction, slot, store_find(st, &record->parent),
+                   retain_unpack(record->retains));
     eviction_use(st->eviction, slot);
     store_place(st, slot);
-    store_parent_count(st, &r->parent, 1);
-    st->counters.entries += r->space == st->space;
+    store_parent_count(st, &record->parent, 1);
+    st->counters.entries += record->space == st->space;
 }
 
 /* Take a page out of sight; its slot is in no list afterwards. Who reads it does not know it. */
 void store_remove(struct store *st, int32_t slot)
 {
-    struct store_entry *e = &st->entries[slot];
+    struct store_entry *entry = &st->entries[slot];
 
-    must(e->used);
-    table_erase(&st->table, &e->record.name);
-    e->used = false;
+    must(entry->used);
+    table_erase(&st->table, &entry->record.name);
+    entry->used = false;
     eviction_end(st->eviction, slot);
-    store_parent_count(st, &e->record.parent, -1);
-    st->counters.entries -= e->record.space == st->space;
+    store_parent_count(st, &entry->record.parent, -1);
+    st->counters.entries -= entry->record.space == st->space;
 }
 
 void store_free_slot(struct store *st, int32_t slot)
@@ -135,12 +136,12 @@ void store_prove_index(const struct store *st)
     int n_may_go = 0;
 
     for (uint32_t i = 0; i < st->n_slots; i++) {
-        const struct store_entry *e = &st->entries[i];
+        const struct store_entry *entry = &st->entries[i];
 
-        must(!e->used || (e->n_readers == 0 && !e->gone));
-        must(!e->used || store_find(st, &e->record.name) == (int32_t)i);
-        n_used += e->used;
-        n_may_go += e->used && e->n_children == 0;
+        must(!entry->used || (entry->n_readers == 0 && !entry->gone));
+        must(!entry->used || store_find(st, &entry->record.name) == (int32_t)i);
+        n_used += entry->used;
+        n_may_go += entry->used && entry->n_children == 0;
     }
     must(n_may_go == eviction_count(st->eviction));
     eviction_check(st->eviction);
@@ -156,21 +157,21 @@ struct store_scan {
     uint64_t n_dropped;
 };
 
-static void store_scan_one(void *context, uint64_t slot, const struct store_record *r,
+static void store_scan_one(void *context, uint64_t slot, const struct store_record *record,
                            const struct store_use *use)
 {
-    struct store_scan *s = context;
-    struct store *st = s->st;
+    struct store_scan *scan = context;
+    struct store *st = scan->st;
 
-    if (slot >= st->n_slots || r->n_tokens != (uint32_t)st->options.page_tokens ||
-        st->entries[slot].used || store_find(st, &r->name) != -1) {
-        s->n_dropped++;
+    if (slot >= st->n_slots || record->n_tokens != (uint32_t)st->options.page_tokens ||
+        st->entries[slot].used || store_find(st, &record->name) != -1) {
+        scan->n_dropped++;
         return;
     }
     st->uses[slot] = *use;
-    st->entries[slot].record = *r;
+    st->entries[slot].record = *record;
     st->entries[slot].used = true;
-    table_add(&st->table, &r->name, (int32_t)slot);
+    table_add(&st->table, &record->name, (int32_t)slot);
 }
 
 /* The order of last use: a counting pass over seconds would need memory, and this is done
@@ -188,7 +189,7 @@ static int store_by_use(const void *a, const void *b, void *context)
 
 int store_load_index(struct store *st)
 {
-    struct store_scan s = {.st = st};
+    struct store_scan scan = {.st = st};
     int32_t *order = st->changed; /* of nothing yet */
     uint64_t n_bad = 0;
     uint32_t n = 0;
@@ -197,7 +198,7 @@ int store_load_index(struct store *st)
     must(st->n_changed == 0);
     memset(st->entries, 0, st->n_slots * sizeof *st->entries); /* of a scan that failed */
     table_clear(&st->table);
-    rc = store_db_scan(st->db, store_scan_one, &s, &n_bad);
+    rc = store_db_scan(st->db, store_scan_one, &scan, &n_bad);
     if (rc != ERR_OK)
         return rc;
     st->free = -1;
@@ -213,17 +214,17 @@ int store_load_index(struct store *st)
     qsort_r(order, n, sizeof *order, store_by_use, st);
     eviction_tick(st->eviction, clock_stamp_s()); /* what ended meanwhile takes no room */
     for (uint32_t i = 0; i < n; i++) {
-        const struct store_record *r = &st->entries[order[i]].record;
+        const struct store_record *record = &st->entries[order[i]].record;
 
-        eviction_begin(st->eviction, order[i], store_find(st, &r->parent),
-                       retain_unpack(r->retains));
+        eviction_begin(st->eviction, order[i], store_find(st, &record->parent),
+                       retain_unpack(record->retains));
         eviction_use(st->eviction, order[i]);
         store_place(st, order[i]);
-        store_parent_count(st, &r->parent, 1);
-        st->counters.entries += r->space == st->space;
+        store_parent_count(st, &record->parent, 1);
+        st->counters.entries += record->space == st->space;
     }
     log_info("store: %s holds %u pages, %llu of this model; %llu index entries were dropped",
              st->options.dir, n, (unsigned long long)st->counters.entries,
-             (unsigned long long)(n_bad + s.n_dropped));
+             (unsigned long long)(n_bad + scan.n_dropped));
     return ERR_OK;
 }

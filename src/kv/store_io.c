@@ -29,11 +29,11 @@ static void store_complain(struct store *st, const char *what)
              errno == 0 ? "short count" : strerror(errno));
 }
 
-static bool store_io(struct store *st, struct store_buffer *b, bool write)
+static bool store_io(struct store *st, struct store_buffer *buffer, bool write)
 {
-    char *bytes = (char *)b->header;
+    char *bytes = (char *)buffer->header;
     size_t left = st->format.slot_bytes;
-    off_t at = (off_t)b->slot * (off_t)st->format.slot_bytes;
+    off_t at = (off_t)buffer->slot * (off_t)st->format.slot_bytes;
 
     if (write ? FAULT_HIT(store_write) : FAULT_HIT(store_read)) {
         errno = EIO;
@@ -57,22 +57,24 @@ static bool store_io(struct store *st, struct store_buffer *b, bool write)
 }
 
 /* Fill the header of a buffer whose payload stands behind it. */
-static void store_seal(struct store *st, struct store_buffer *b, uint64_t generation)
+static void store_seal(struct store *st, struct store_buffer *buffer, uint64_t generation)
 {
-    struct store_header *h = b->header;
+    struct store_header *header = buffer->header;
 
-    memset(h, 0, STORE_HEADER_BYTES);
-    h->magic = STORE_MAGIC;
-    h->version = STORE_VERSION;
-    h->n_tokens = (uint32_t)st->options.page_tokens;
-    h->generation = generation;
-    h->payload_bytes = st->options.page_bytes;
-    h->payload_xxh3 = hash_xxh3((const char *)h + STORE_HEADER_BYTES, st->options.page_bytes);
-    h->name = b->name;
-    h->parent = b->parent;
-    h->fingerprint = st->options.namespace_id;
-    memcpy(h->tokens, b->tokens, sizeof *b->tokens * (size_t)st->options.page_tokens);
-    h->header_xxh3 = hash_xxh3(h, offsetof(struct store_header, header_xxh3));
+    memset(header, 0, STORE_HEADER_BYTES);
+    header->magic = STORE_MAGIC;
+    header->version = STORE_VERSION;
+    header->n_tokens = (uint32_t)st->options.page_tokens;
+    header->generation = generation;
+    header->payload_bytes = st->options.page_bytes;
+    header->payload_xxh3 =
+        hash_xxh3((const char *)header + STORE_HEADER_BYTES, st->options.page_bytes);
+    header->name = buffer->name;
+    header->parent = buffer->parent;
+    header->fingerprint = st->options.namespace_id;
+    memcpy(header->tokens, buffer->tokens,
+           sizeof *buffer->tokens * (size_t)st->options.page_tokens);
+    header->header_xxh3 = hash_xxh3(header, offsetof(struct store_header, header_xxh3));
 }
 
 /* Did this page come in the same batch already? Two records of one page would be one too many: the
@@ -80,9 +82,9 @@ static void store_seal(struct store *st, struct store_buffer *b, uint64_t genera
 static bool store_in_batch(const struct store *st, int n_changes, const struct hash *name)
 {
     for (int i = 0; i < n_changes; i++) {
-        const struct store_change *c = &st->changes[i];
+        const struct store_change *change = &st->changes[i];
 
-        if (!c->erase && memcmp(&c->record.name, name, sizeof *name) == 0)
+        if (!change->erase && memcmp(&change->record.name, name, sizeof *name) == 0)
             return true;
     }
     return false;
@@ -101,53 +103,53 @@ static void store_note_grown(struct store *st, int32_t slot)
 
 /* Write one payload; the change for the index goes behind the first n_changes of the batch. False
  * when there is nothing to commit. */
-static bool store_write_one(struct store *st, struct store_buffer *b, int n_changes)
+static bool store_write_one(struct store *st, struct store_buffer *buffer, int n_changes)
 {
-    struct store_change *c = &st->changes[n_changes];
+    struct store_change *change = &st->changes[n_changes];
     uint64_t generation;
     bool known;
 
-    if (store_in_batch(st, n_changes, &b->name))
+    if (store_in_batch(st, n_changes, &buffer->name))
         return false;
     (void)pthread_mutex_lock(&st->lock);
-    b->slot = b->dropped ? -1 : store_find(st, &b->name);
-    known = b->slot != -1;
+    buffer->slot = buffer->dropped ? -1 : store_find(st, &buffer->name);
+    known = buffer->slot != -1;
     if (known) {
-        store_touch(st, b->slot, false);
-        store_retain_slot(st, b->slot, b->retain);
-    } else if (!b->dropped) {
-        b->slot = store_take_slot(st);
+        store_touch(st, buffer->slot, false);
+        store_retain_slot(st, buffer->slot, buffer->retain);
+    } else if (!buffer->dropped) {
+        buffer->slot = store_take_slot(st);
     }
     (void)pthread_mutex_unlock(&st->lock);
-    if (!known && b->slot == -1 && !b->dropped) {
+    if (!known && buffer->slot == -1 && !buffer->dropped) {
         errno = ENOSPC;
         store_complain(st, "a page has no place");
     }
-    if (known || b->slot == -1)
+    if (known || buffer->slot == -1)
         return false;
-    if (b->source != NULL)
-        memcpy((char *)b->header + STORE_HEADER_BYTES, b->source, st->options.page_bytes);
-    generation = st->entries[b->slot].record.generation + 1; /* only this thread changes it */
-    store_seal(st, b, generation);
-    *c = (struct store_change){
-        .slot = (uint64_t)b->slot,
-        .record = {.name = b->name,
-                   .parent = b->parent,
+    if (buffer->source != NULL)
+        memcpy((char *)buffer->header + STORE_HEADER_BYTES, buffer->source, st->options.page_bytes);
+    generation = st->entries[buffer->slot].record.generation + 1; /* only this thread changes it */
+    store_seal(st, buffer, generation);
+    *change = (struct store_change){
+        .slot = (uint64_t)buffer->slot,
+        .record = {.name = buffer->name,
+                   .parent = buffer->parent,
                    .generation = generation,
-                   .payload_xxh3 = b->header->payload_xxh3,
+                   .payload_xxh3 = buffer->header->payload_xxh3,
                    .space = st->space,
                    .n_tokens = (uint32_t)st->options.page_tokens,
                    .created = clock_stamp_s(),
-                   .retains = retain_pack(b->retain),
-                   .root = b->root},
+                   .retains = retain_pack(buffer->retain),
+                   .root = buffer->root},
     };
-    if (store_io(st, b, true)) {
-        store_note_grown(st, b->slot);
+    if (store_io(st, buffer, true)) {
+        store_note_grown(st, buffer->slot);
         return true;
     }
     store_complain(st, "writing a page failed");
     /* The slot's old record, if it had one, names a page that is gone. */
-    c->erase = true;
+    change->erase = true;
     return true;
 }
 
@@ -173,8 +175,8 @@ static void store_tell(struct store *st)
 /* Was the page dropped since its batch began? The lock is held. */
 static bool store_was_dropped(const struct store_buffer *list, const struct hash *name)
 {
-    for (const struct store_buffer *b = list; b != NULL; b = b->next) {
-        if (b->dropped && memcmp(&b->name, name, sizeof *name) == 0)
+    for (const struct store_buffer *buffer = list; buffer != NULL; buffer = buffer->next) {
+        if (buffer->dropped && memcmp(&buffer->name, name, sizeof *name) == 0)
             return true;
     }
     return false;
@@ -189,27 +191,28 @@ static void store_write_batch(struct store *st, struct store_buffer *list)
 
     if (st->mode == STORE_WRITING)
         store_measure_room(st);
-    for (struct store_buffer *b = list; b != NULL && st->mode == STORE_WRITING; b = b->next) {
-        if (store_write_one(st, b, n))
+    for (struct store_buffer *buffer = list; buffer != NULL && st->mode == STORE_WRITING;
+         buffer = buffer->next) {
+        if (store_write_one(st, buffer, n))
             n++;
     }
     rc = store_sync(st, n);
     (void)pthread_mutex_lock(&st->lock);
     for (int i = 0; i < n; i++) {
-        const struct store_change *c = &st->changes[i];
-        int32_t slot = (int32_t)c->slot;
+        const struct store_change *change = &st->changes[i];
+        int32_t slot = (int32_t)change->slot;
 
-        st->entries[slot].record.generation = c->record.generation;
-        if (rc == ERR_OK && !c->erase && store_was_dropped(list, &c->record.name)) {
+        st->entries[slot].record.generation = change->record.generation;
+        if (rc == ERR_OK && !change->erase && store_was_dropped(list, &change->record.name)) {
             store_free_slot(st, slot);
             store_note_changed(st, slot);
-        } else if (rc == ERR_OK && !c->erase) {
-            store_insert(st, slot, &c->record);
+        } else if (rc == ERR_OK && !change->erase) {
+            store_insert(st, slot, &change->record);
             store_touch(st, slot, false);
             st->counters.written++;
         } else {
             store_free_slot(st, slot);
-            st->counters.faults += rc != ERR_OK || c->erase;
+            st->counters.faults += rc != ERR_OK || change->erase;
         }
     }
     while (list != NULL) {
@@ -226,60 +229,60 @@ static void store_write_batch(struct store *st, struct store_buffer *list)
 }
 
 /* Is what was read the page that was asked for? */
-static bool store_verify(const struct store *st, const struct store_buffer *b)
+static bool store_verify(const struct store *st, const struct store_buffer *buffer)
 {
-    const struct store_header *h = b->header;
-    const struct store_record *r = &st->entries[b->slot].record;
+    const struct store_header *header = buffer->header;
+    const struct store_record *record = &st->entries[buffer->slot].record;
     size_t n = (size_t)st->options.page_tokens;
 
-    return store_header_matches(h, r, st->options.page_bytes) &&
-           memcmp(h->tokens, b->tokens, sizeof *b->tokens * n) == 0 &&
-           h->payload_xxh3 ==
-               hash_xxh3((const char *)h + STORE_HEADER_BYTES, st->options.page_bytes);
+    return store_header_matches(header, record, st->options.page_bytes) &&
+           memcmp(header->tokens, buffer->tokens, sizeof *buffer->tokens * n) == 0 &&
+           header->payload_xxh3 ==
+               hash_xxh3((const char *)header + STORE_HEADER_BYTES, st->options.page_bytes);
 }
 
 /* A read has ended, b->rc says how. The lock is held. */
-static void store_end_read(struct store *st, struct store_buffer *b)
+static void store_end_read(struct store *st, struct store_buffer *buffer)
 {
-    struct store_entry *e = &st->entries[b->slot];
+    struct store_entry *entry = &st->entries[buffer->slot];
 
-    e->n_readers--;
-    if (e->gone) {
-        b->rc = ERR_NOT_FOUND;
-        e->gone = e->n_readers > 0;
-        if (!e->gone)
-            store_free_slot(st, b->slot);
+    entry->n_readers--;
+    if (entry->gone) {
+        buffer->rc = ERR_NOT_FOUND;
+        entry->gone = entry->n_readers > 0;
+        if (!entry->gone)
+            store_free_slot(st, buffer->slot);
         return;
     }
-    if (b->rc == ERR_OK) {
+    if (buffer->rc == ERR_OK) {
         st->counters.read++;
-        b->retain = eviction_retained(st->eviction, b->slot);
-        store_touch(st, b->slot, true);
-        store_place(st, b->slot);
+        buffer->retain = eviction_retained(st->eviction, buffer->slot);
+        store_touch(st, buffer->slot, true);
+        store_place(st, buffer->slot);
         return;
     }
     st->counters.faults++;
-    if (e->used && e->n_readers == 0) {
-        store_remove(st, b->slot);
-        store_free_slot(st, b->slot);
+    if (entry->used && entry->n_readers == 0) {
+        store_remove(st, buffer->slot);
+        store_free_slot(st, buffer->slot);
     }
-    if (b->rc == ERR_CORRUPT)
-        store_note_changed(st, b->slot);
+    if (buffer->rc == ERR_CORRUPT)
+        store_note_changed(st, buffer->slot);
 }
 
-static void store_read_one(struct store *st, struct store_buffer *b)
+static void store_read_one(struct store *st, struct store_buffer *buffer)
 {
-    b->rc = ERR_OK;
-    if (!store_io(st, b, false)) {
+    buffer->rc = ERR_OK;
+    if (!store_io(st, buffer, false)) {
         store_complain(st, "reading a page failed");
-        b->rc = ERR_IO;
-    } else if (!store_verify(st, b)) {
-        log_warn("store: slot %d in %s is damaged; dropped", b->slot, st->options.dir);
-        b->rc = ERR_CORRUPT;
+        buffer->rc = ERR_IO;
+    } else if (!store_verify(st, buffer)) {
+        log_warn("store: slot %d in %s is damaged; dropped", buffer->slot, st->options.dir);
+        buffer->rc = ERR_CORRUPT;
     }
     (void)pthread_mutex_lock(&st->lock);
-    store_end_read(st, b);
-    store_push(&st->done, b);
+    store_end_read(st, buffer);
+    store_push(&st->done, buffer);
     (void)pthread_mutex_unlock(&st->lock);
     store_tell(st);
 }
@@ -383,11 +386,11 @@ static void store_write_changed(struct store *st)
     (void)pthread_mutex_lock(&st->lock);
     while (st->n_changed > 0 && n < STORE_CHANGES) {
         int32_t slot = st->changed[--st->n_changed];
-        struct store_entry *e = &st->entries[slot];
+        struct store_entry *entry = &st->entries[slot];
 
-        e->changed = false;
-        st->changes[n++] =
-            (struct store_change){.erase = !e->used, .slot = (uint64_t)slot, .record = e->record};
+        entry->changed = false;
+        st->changes[n++] = (struct store_change){
+            .erase = !entry->used, .slot = (uint64_t)slot, .record = entry->record};
     }
     st->n_busy++; /* whoever asks whether it is quiet wants the commit */
     (void)pthread_mutex_unlock(&st->lock);
@@ -438,17 +441,17 @@ void *store_run_reader(void *context)
 
     (void)pthread_mutex_lock(&st->lock);
     for (;;) { /* until the store closes */
-        struct store_buffer *b = store_pop(&st->reads);
+        struct store_buffer *buffer = store_pop(&st->reads);
 
-        if (b == NULL && st->stop)
+        if (buffer == NULL && st->stop)
             break;
-        if (b == NULL) {
+        if (buffer == NULL) {
             (void)pthread_cond_wait(&st->work, &st->lock);
             continue;
         }
         st->n_busy++;
         (void)pthread_mutex_unlock(&st->lock);
-        store_read_one(st, b);
+        store_read_one(st, buffer);
         (void)pthread_mutex_lock(&st->lock);
         st->n_busy--;
         store_note_idle(st);

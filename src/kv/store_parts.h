@@ -112,7 +112,7 @@ struct store {
 int32_t store_find(const struct store *st, const struct hash *name);
 
 /* Make a page visible, take it out of sight (its slot is in no list then), give a slot back. */
-void store_insert(struct store *st, int32_t slot, const struct store_record *r);
+void store_insert(struct store *st, int32_t slot, const struct store_record *record);
 void store_remove(struct store *st, int32_t slot);
 void store_free_slot(struct store *st, int32_t slot);
 
@@ -192,26 +192,26 @@ void store_measure_room(struct store *st);
 
 /* --- queues; the lock is held -------------------------------------------------------------- */
 
-static inline void store_push(struct store_queue *q, struct store_buffer *b)
+static inline void store_push(struct store_queue *q, struct store_buffer *buffer)
 {
-    b->next = NULL;
+    buffer->next = NULL;
     if (q->last == NULL)
-        q->first = b;
+        q->first = buffer;
     else
-        q->last->next = b;
-    q->last = b;
+        q->last->next = buffer;
+    q->last = buffer;
 }
 
 static inline struct store_buffer *store_pop(struct store_queue *q)
 {
-    struct store_buffer *b = q->first;
+    struct store_buffer *buffer = q->first;
 
-    if (b == NULL)
+    if (buffer == NULL)
         return NULL;
-    q->first = b->next;
+    q->first = buffer->next;
     if (q->first == NULL)
         q->last = NULL;
-    return b;
+    return buffer;
 }
 
 #endif

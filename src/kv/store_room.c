@@ -250,11 +250,11 @@ void store_detach(struct store *st)
 /* Bytes that others than root may still write; a disk that does not say has enough. */
 static uint64_t room_free(const struct store *st)
 {
-    struct statvfs s;
+    struct statvfs fs;
 
-    if (statvfs(st->options.dir, &s) == -1)
+    if (statvfs(st->options.dir, &fs) == -1)
         return INT64_MAX;
-    return (uint64_t)s.f_bavail * s.f_frsize;
+    return (uint64_t)fs.f_bavail * fs.f_frsize;
 }
 
 void store_measure_room(struct store *st)
