@@ -1,12 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The plan as plain arrays. Nothing is decided here. */
+ * The plan as plain arrays for the model: token ids, page tables, and a row for each position whose
+ * logits are needed. Nothing is decided here.
+ *
+ * fill_batch() is called before the step begins and may not know the last token of a sequence; the
+ * model then takes it from the step before. fill_extras() is called after that step has ended, for
+ * rows that depend on the token: masks, biases and log probabilities. */
 #include <string.h>
 
 #include "base/mem.h"
 #include "base/must.h"
 #include "engine/engine.h"
 
+/* All arrays are as long as the largest step, because the engine allocates nothing after start. */
 int fill_init(struct engine *e)
 {
     size_t n_seqs = (size_t)e->shape->max_num_seqs;
@@ -45,8 +51,8 @@ int fill_init(struct engine *e)
                : ERR_OK;
 }
 
-/* Ids that may not come yet: whatever would end the text before min_tokens. Where an automaton
- * leaves nothing else, it may: then the mask says so. */
+/* The ids that may not come yet: those that would end the text before min_tokens. With an automaton
+ * the mask forbids them instead, because only the mask knows whether anything else is allowed. */
 static void fill_banned(const struct engine *e, const struct seq *q, struct batch_row *row)
 {
     const struct wire_request *request = &q->request;
@@ -62,7 +68,8 @@ static void fill_banned(const struct engine *e, const struct seq *q, struct batc
         row->banned[row->n_banned++] = request->generate.stop_ids[i];
 }
 
-/* The next row of the step: token_idx's, which is q's. */
+/* Add a row to the step: for token token_idx of the batch, which is q's. target: as in struct
+ * engine_step. */
 static struct batch_row *fill_row(struct engine *e, struct engine_step *step, struct seq *q,
                                   int token_idx, int target)
 {
@@ -75,7 +82,9 @@ static struct batch_row *fill_row(struct engine *e, struct engine_step *step, st
     return &e->batch.rows[i];
 }
 
-/* Rows that tell of prompt tokens: of n tokens from position first on, the next of each. */
+/* Rows for the log probabilities of prompt tokens: q's tokens [first, first + n) are computed, and
+ * the row of each gives the log probability of the token after it. Positions that were reported
+ * before a preemption are skipped. */
 static void fill_prompt_rows(struct engine *e, struct engine_step *step, struct seq *q, int first,
                              int n)
 {
@@ -90,6 +99,8 @@ static void fill_prompt_rows(struct engine *e, struct engine_step *step, struct 
     }
 }
 
+/* A row that samples q's next token. It is sampled together with the step, unless it depends on the
+ * token before: penalties count it, masks and biases follow from it. */
 static void fill_sampled_row(struct engine *e, struct engine_step *step, struct seq *q,
                              int token_idx)
 {
@@ -111,18 +122,21 @@ static void fill_sampled_row(struct engine *e, struct engine_step *step, struct 
     q->n_owed += seq_token_records(q);
 }
 
-/* A row behind the last known token, if the step computes that, and behind each draft. */
+/* A row at the last known token, if the step computes that, and one at each draft after it. */
 static void fill_sampled_rows(struct engine *e, struct engine_step *step, struct seq *q, int kv_len)
 {
     int first = q->n_tokens + q->n_pending;
 
+    /* kv_len is the length of q after the step; positions first.. up to it have no known
+     * successor. */
     for (int at = first; at <= kv_len; at++)
         fill_sampled_row(e, step, q, e->batch.n_tokens - 1 - (kv_len - at));
     q->draft.n_ahead = q->draft.n;
     q->draft.n = 0;
 }
 
-/* The tokens of q's plan: known ones, then its drafts, or one that the step under way samples. */
+/* The token ids of q's plan: known ones, then its drafts, or the token that a step in flight
+ * samples. That one is not known here: the id -1 - row means "the token that row sampled". */
 static void fill_tokens(int32_t *to, const struct seq *q)
 {
     int first = q->n_computed + q->n_ahead, known = q->n_tokens + q->draft.n - first;
@@ -136,7 +150,8 @@ static void fill_tokens(int32_t *to, const struct seq *q)
     to[known] = -1 - q->row_ahead;
 }
 
-/* The tables of q, the step's i-th sequence. Entries that a window has passed are any page's. */
+/* Copy the page tables of q, the i-th sequence of the step. Entries before a window are never read;
+ * they are zeroed because the device checks that every entry is a page. */
 static void fill_tables(struct engine *e, int i, const struct seq *q)
 {
     struct batch *batch = &e->batch;
@@ -185,7 +200,7 @@ void fill_batch(struct engine *e)
     step->n_tokens = batch->n_tokens;
 }
 
-/* What row r wants beside an id; false: nothing. */
+/* Describe the extra outputs and constraints of a row. False: it needs only an id. */
 static bool fill_extra(struct engine *e, const struct engine_step *step, int r,
                        struct batch_extra *x)
 {
@@ -194,8 +209,9 @@ static bool fill_extra(struct engine *e, const struct engine_step *step, int r,
     bool masked;
 
     if (q == NULL)
-        return false; /* its end came meanwhile */
+        return false; /* the sequence ended meanwhile */
     request = &q->request;
+    /* A row of the prompt: the log probability of its known next token. */
     if (step->targets[r] > 0) {
         *x = (struct batch_extra){
             .row = r,
@@ -204,6 +220,8 @@ static bool fill_extra(struct engine *e, const struct engine_step *step, int r,
             .mask = -1};
         return true;
     }
+    /* A sampled row: a mask, biases, and the most probable tokens or those that were asked for. A
+     * row that is reported whole needs no list. */
     masked = q->is_masked;
     *x = (struct batch_extra){
         .row = r,
@@ -220,8 +238,8 @@ static bool fill_extra(struct engine *e, const struct engine_step *step, int r,
     return masked || x->n_top >= 0 || x->n_biases > 0;
 }
 
-/* q's mask is late: the step goes on without its row, and q's last token is computed again in the
- * step that has the mask. Its key and value are written anew, as they were. */
+/* The mask of q's row is late: the step goes on without the row. q's last token is computed again
+ * in the step that has the mask; its key and value are then overwritten with equal ones. */
 static void fill_skip(struct engine_step *step, struct seq *q, int r)
 {
     for (int i = 0; i < step->n_seqs; i++)
@@ -232,7 +250,8 @@ static void fill_skip(struct engine_step *step, struct seq *q, int r)
     q->n_owed -= seq_token_records(q);
 }
 
-/* Rows whose mask was not made. */
+/* Look at the masks that were not made: a late one skips its row, an impossible one ends its
+ * sequence with an error. */
 static void fill_look(struct engine *e, struct engine_step *step)
 {
     for (int r = 0; r < step->n_rows; r++) {

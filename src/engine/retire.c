@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The end of a sequence: everything that holds a pointer to it lets go. It stands below the parts
- * that decide on an end (intake, fill, publish), so that none of them calls another for it. */
+ * The end of a sequence: everything that holds a pointer to it lets go. This file is below the
+ * parts that decide on an end (intake, fill, publish), so that none of them has to call another for
+ * it. */
 #include "engine/engine.h"
 
-/* Steps under way drop their results for q. */
+/* Steps in flight drop their results for q. The model computes them all the same. */
 static void retire_from_steps(struct engine *e, const struct seq *q)
 {
     for (unsigned i = e->n_ended; i != e->n_begun; i++) {
@@ -19,8 +20,11 @@ static void retire_from_steps(struct engine *e, const struct seq *q)
 
 void retire(struct engine *e, struct seq *q)
 {
+    /* Probes keep no device awake: the time of use counts for real requests only. */
     if ((q->request.flags & WIRE_PROBE) == 0)
         e->power.used_us = e->now_us;
+    /* The order matters: loads and steps point to q, the scheduler drops its pages, and only a
+     * sequence without pages may go back to the pool. */
     tiers_forget(e, q);
     retire_from_steps(e, q);
     e->lanes[q->lane_idx].by_slot[q->slot] = NULL;

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * See sched.h for the rule. */
+ * The scheduler's rule is in sched.h. sched_plan() walks the running sequences three times and the
+ * waiting ones up to twice, in the order of that rule; each walk hands out tokens (sched_give())
+ * until the budget, the places or the pages are used up. Costs per plan: O(running + waiting looked
+ * at), plus one hash per page of each prompt that is admitted or tried. */
 #include "engine/sched.h"
 
 #include <string.h>
@@ -8,7 +11,7 @@
 #include "base/mem.h"
 #include "base/must.h"
 
-#define SCHED_TRIES 4 /* sequences without pages that are looked at in a step: each is hashed */
+#define SCHED_TRIES 4 /* sequences without pages that one plan tries: each try hashes the prompt */
 
 int sched_init(struct sched *s, const struct sched_limits *limits, struct pages *pages)
 {
@@ -41,6 +44,8 @@ void sched_add(struct sched *s, struct seq *q)
     q->chain = q->root;
 }
 
+/* The running array is sorted by seq_before(), so its last entry is the one to preempt. Its length
+ * is at most max_num_seqs, some hundreds: insertion and removal by moving entries are cheap. */
 static void sched_run_insert(struct sched *s, struct seq *q)
 {
     int i = s->n_running++;
@@ -67,6 +72,7 @@ static void sched_run_remove(struct sched *s, const struct seq *q)
     memmove(s->running + i, s->running + i + 1, sizeof *s->running * (size_t)(s->n_running - i));
 }
 
+/* All references to pages go; the tokens stay. The sequence could be admitted again as it is. */
 static void sched_drop_pages(struct sched *s, struct seq *q)
 {
     tables_drop(&s->tables, q);
@@ -87,6 +93,8 @@ void sched_remove(struct sched *s, struct seq *q)
     q->state = SEQ_FREE;
 }
 
+/* Take a running sequence's pages and let it wait again. If it is in the plan already, its tokens
+ * and rows go back to the budget, for others to take. */
 static void sched_preempt(struct sched *s, struct seq *q)
 {
     must(q->n_ahead == 0 && q->n_pending == 0);
@@ -97,15 +105,17 @@ static void sched_preempt(struct sched *s, struct seq *q)
         s->n_planned_rows -= seq_tells_prompt(q) ? q->n_planned - 1 : q->draft.n;
     q->n_planned = 0;
     q->draft.n = 0;
-    q->searched = false; /* a lower tier may have what it loses */
+    q->searched = false; /* a lower tier may have the pages that it loses */
     q->n_asked = 0;
     s->n_preemptions++;
     sched_add(s, q);
 }
 
-/* Plan n tokens of a running sequence; preempts others until its pages are there. False when it
- * had to be preempted itself, or has to wait: whoever would have to go has a step under way, and
- * its pages are being written. */
+/* --- the share of a sequence ------------------------------------------------------------------ */
+
+/* Plan n tokens of a running sequence; preempt others, from the last on, until its pages are found.
+ * False when q itself had to be preempted, or when the victim has a step in flight: its pages are
+ * being written, so q waits for the step's end. */
 static bool sched_give(struct sched *s, struct seq *q, int n)
 {
     while (!tables_grow(&s->tables, q, q->n_computed + q->n_ahead + n)) {
@@ -123,17 +133,19 @@ static bool sched_give(struct sched *s, struct seq *q, int n)
     return true;
 }
 
-/* Tokens that q lacks, drafts apart; the one on its way included, unless that is its last. */
+/* The tokens that q lacks, apart from drafts. A token that a step in flight samples counts as
+ * lacking, because the next step can take it from the device; unless it is q's last. */
 static int sched_lacks(const struct seq *q)
 {
     if (q->draft.n_ahead > 0 || (q->draft.is_on && q->n_pending > 0))
-        return 0; /* which tokens it will have is known after the step */
+        return 0; /* the draft's outcome is known only after the step */
     if (q->n_pending > 0 && q->n_tokens + q->n_pending >= q->tokens_max)
         return 0;
     return q->n_tokens + q->n_pending - q->n_computed - q->n_ahead;
 }
 
-/* How many tokens q may compute now, of the budget that is left. */
+/* How many tokens q may compute now: limited by the budget that is left, by the share of a long
+ * prompt, and by the rows that are left if the log probabilities of prompt tokens are wanted. */
 static int sched_share(const struct sched *s, const struct seq *q)
 {
     int n = sched_lacks(q);
@@ -142,7 +154,9 @@ static int sched_share(const struct sched *s, const struct seq *q)
 
     if (!alone && n > s->limits.long_prefill_tokens)
         n = s->limits.long_prefill_tokens;
-    if (seq_tells_prompt(q)) { /* a row each; every sequence has one anyway, and some may come */
+    /* One row per token. Each running sequence needs one row anyway, and half of the rest is left
+     * for sequences that are admitted later in this plan. */
+    if (seq_tells_prompt(q)) {
         int rows = 1 + (s->limits.max_num_seqs - s->n_running - s->n_planned_rows) / 2;
 
         n = n < rows ? n : rows;
@@ -156,10 +170,10 @@ static bool sched_is_long(const struct sched *s, const struct seq *q)
     return sched_lacks(q) > s->limits.long_prefill_tokens;
 }
 
-/* Who is planned in a pass over the running sequences. */
+/* The passes over the running sequences. */
 enum sched_pass {
     SCHED_DECODES,
-    SCHED_PROMPTS, /* and of the long ones the first */
+    SCHED_PROMPTS, /* chunks of prompts; of the long ones the first */
     SCHED_REST,
 };
 
@@ -172,8 +186,8 @@ static bool sched_is_due(const struct sched *s, const struct seq *q, enum sched_
     return (sched_lacks(q) == 1) == (pass == SCHED_DECODES);
 }
 
-/* The drafts of q that there is room for: a row each, which others may want, and a place in the
- * budget. */
+/* Propose drafts for q, as many as there is room for: each needs a row, a token of the budget and
+ * room in the output ring. Returns how many. */
 static int sched_drafts(const struct sched *s, struct seq *q)
 {
     int rows = (s->limits.max_num_seqs - s->n_running - s->n_planned_rows) / 2;
@@ -182,6 +196,8 @@ static int sched_drafts(const struct sched *s, struct seq *q)
     int most = q->tokens_max - q->n_tokens - 1;
 
     q->draft.n = 0;
+    /* A sequence that runs ahead gets no drafts: they continue the last token, which is not known
+     * yet. */
     if (s->limits.drafts == NULL || q->n_pending > 0 || q->n_ahead > 0)
         return 0;
     most = most < rows ? most : rows;
@@ -190,8 +206,8 @@ static int sched_drafts(const struct sched *s, struct seq *q)
     return q->draft.n;
 }
 
-/* Preemption removes from the end, so that the index stays right for everybody who comes before the
- * victim. */
+/* One pass over the running sequences. Preemption removes entries from the end of the array, so the
+ * index stays valid for all sequences before the victim. */
 static void sched_plan_running(struct sched *s, enum sched_pass pass)
 {
     for (int i = 0; i < s->n_running; i++) {
@@ -201,6 +217,8 @@ static void sched_plan_running(struct sched *s, enum sched_pass pass)
         if (!sched_is_due(s, q, pass))
             continue;
         n = sched_share(s, q);
+        /* The budget is used up: the sequences after it get nothing either, or they would
+         * overtake. */
         if (n <= 0)
             return;
         s->long_planned = s->long_planned || sched_is_long(s, q);
@@ -213,11 +231,14 @@ static void sched_plan_running(struct sched *s, enum sched_pass pass)
     }
 }
 
-/* Move one waiting sequence to the running ones. False when its prompt finds no pages. */
+/* Move a waiting sequence to the running array, and plan its first chunk. False when there are not
+ * enough pages for its whole prompt. */
 static bool sched_admit(struct sched *s, struct seq *q)
 {
     int n;
 
+    /* First reference the cached prefix: only the rest needs free pages. Pages that are found in
+     * the cache may have been free, so pages_free() is asked after that. */
     tables_take_prefix(&s->tables, q);
     if (tables_lacks(&s->tables, q) > pages_free(s->tables.pages)) {
         sched_drop_pages(s, q);
@@ -227,12 +248,14 @@ static bool sched_admit(struct sched *s, struct seq *q)
     tables_begin(&s->tables, q);
     tenants_remove(&s->tenants, q);
     sched_run_insert(s, q);
-    /* Who was preempted has paid, if only in the plan that admitted it. */
+    /* A preempted sequence was charged for its prompt when it was first admitted: not again. */
     tenants_run(&s->tenants, q, q->counted ? 0 : q->n_tokens - q->n_computed);
     if (!q->counted) {
         s->n_prefix_queries += (uint64_t)q->n_tokens;
         s->n_prefix_hits += (uint64_t)q->n_computed;
     }
+    /* The client's usage reports the cache hits of the first admission. Pages that another tenant
+     * computed are not reported, because that would reveal that the tenant's prompt exists. */
     if (!q->admitted) {
         q->n_cached = q->n_computed < q->n_prompt ? q->n_computed : q->n_prompt;
         q->n_cached_told = q->n_cached > q->n_foreign ? q->n_cached - q->n_foreign : 0;
@@ -245,13 +268,14 @@ static bool sched_admit(struct sched *s, struct seq *q)
     return true;
 }
 
+/* A place is a row of the next step and a token of its budget. */
 static bool sched_has_place(const struct sched *s)
 {
     return s->n_running + s->n_planned_rows < s->limits.max_num_seqs &&
            s->n_planned_tokens < s->limits.max_num_batched_tokens;
 }
 
-/* May q be admitted before blocked, which found no pages? */
+/* May q be admitted before `blocked`, which found no pages? Only short ones of equal priority. */
 static bool sched_may_overtake(const struct sched *s, const struct seq *q,
                                const struct seq *blocked)
 {
@@ -259,8 +283,9 @@ static bool sched_may_overtake(const struct sched *s, const struct seq *q,
            (!sched_is_long(s, q) && q->request.priority == blocked->request.priority);
 }
 
-/* Admit while there is room. True when a long prompt was passed over because another has its chunk,
- * and everybody before it has found pages. */
+/* Admit waiting sequences while there is room. True when a long prompt was skipped because another
+ * one has a chunk, and every sequence before it found pages: then sched_plan() admits it with the
+ * rest of the budget. */
 static bool sched_plan_waiting(struct sched *s)
 {
     struct seq *blocked = NULL;
@@ -276,6 +301,7 @@ static bool sched_plan_waiting(struct sched *s)
             passed = true;
             continue;
         }
+        /* Sequences that fail to find pages are counted, because each failure hashes a prompt. */
         if (sched_admit(s, q)) {
             if (blocked != NULL)
                 blocked->n_overtaken++;
@@ -290,7 +316,7 @@ static bool sched_plan_waiting(struct sched *s)
     return passed && blocked == NULL;
 }
 
-/* The running sequence that has to give its place to one of higher priority, or NULL. */
+/* The running sequence that must give its place to a waiting one of higher priority, or NULL. */
 static struct seq *sched_displaced(const struct sched *s)
 {
     struct seq *last = s->n_running == 0 ? NULL : s->running[s->n_running - 1];
@@ -303,7 +329,8 @@ static struct seq *sched_displaced(const struct sched *s)
                                                                                            : NULL;
 }
 
-/* Steps under way are ended first where sched_has_room() was asked; else it waits for them. */
+/* While a step of the displaced sequence is in flight, nothing happens: sched_has_room() is false
+ * then, so that the loop ends the step before it plans again. */
 static void sched_displace(struct sched *s)
 {
     struct seq *q = sched_displaced(s);
@@ -324,6 +351,7 @@ void sched_plan(struct sched *s)
     s->n_planned_rows = 0;
     s->long_planned = false;
     must(s->tables.n_copies == 0);
+    /* States are copied before any page is given away: a snapshot needs free pages too. */
     for (int i = 0; i < s->n_running; i++)
         tables_snapshot(&s->tables, s->running[i]);
     sched_displace(s);
@@ -334,7 +362,9 @@ void sched_plan(struct sched *s)
     sched_plan_running(s, SCHED_REST);
     s->long_planned = false;
     if (passed && s->n_preemptions == preempted)
-        (void)sched_plan_waiting(s); /* once more is enough: the budget has two shares */
+        /* The budget may hold several more shares of long prompts: long_planned is cleared above,
+         * but each admitted long one sets it again, so the second walk admits at least one. */
+        (void)sched_plan_waiting(s);
     for (int i = 0; i < s->n_running; i++) {
         if (s->running[i]->n_planned > 0)
             s->planned[s->n_planned++] = s->running[i];
@@ -363,6 +393,7 @@ void sched_advance(struct sched *s, struct seq *q, int n, tables_named_fn *named
     tables_advance(&s->tables, q, named, context);
 }
 
+/* The invariants that seq.h states, for every running sequence; called after each plan in tests. */
 void sched_check(const struct sched *s)
 {
     tenants_check(&s->tenants);

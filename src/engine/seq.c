@@ -1,4 +1,9 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The pool of sequences. The arrays of all sequences are reserved as a few large mappings at start,
+ * so that the engine allocates nothing later. MAP_NORESERVE makes that cheap: a mapping for the
+ * longest prompt of every sequence takes address space, and memory only for the parts that are
+ * used. */
 #include "engine/seq.h"
 
 #include <string.h>
@@ -17,18 +22,18 @@ static void *seq_reserve(size_t bytes)
     return p == MAP_FAILED ? NULL : p;
 }
 
-/* The arrays of all sequences, one behind the other. */
+/* The arrays of all sequences: sequence i has the i-th part of each. */
 struct seq_arrays {
     int32_t *tokens, *pages, *snapshots, *bad, *asked, *drafts;
     uint32_t *allowed, *stops, *made;
     struct batch_bias *biases;
     struct walk *walks;
     float *rows;
-    size_t n_row; /* floats of one */
+    size_t n_row; /* floats per sequence */
     size_t n_words;
-    size_t n_pages; /* of a sequence: its tables */
+    size_t n_pages; /* int32 per sequence: entries of all its tables */
     size_t n_state_pages;
-    size_t n_drafts; /* of a sequence: its table of n-grams */
+    size_t n_drafts; /* int32 per sequence: its table of n-grams (draft.h) */
 };
 
 static int seq_arrays_reserve(struct seq_arrays *a, size_t n, size_t tokens_cap)
@@ -52,6 +57,8 @@ static int seq_arrays_reserve(struct seq_arrays *a, size_t n, size_t tokens_cap)
                : ERR_OK;
 }
 
+/* Cut the arrays into sequences. The loop runs backwards so that the free list gives the sequences
+ * out in the order of their addresses: few sequences touch few pages of memory. */
 int seq_pool_init(struct seq_pool *p, const struct seq_pool_limits *limits)
 {
     int pages_cap = (limits->max_model_len + limits->page_tokens - 1) / limits->page_tokens;
@@ -103,6 +110,7 @@ struct seq *seq_claim(struct seq_pool *p)
 
     if (s == NULL)
         return NULL;
+    /* All fields become zero but the pointers to the sequence's own arrays. */
     p->free = s->next;
     fresh = (struct seq){.tokens = s->tokens,
                          .taken.pages = s->taken.pages,
@@ -128,6 +136,8 @@ void seq_release(struct seq_pool *p, struct seq *s)
         must(s->tables[group].n == 0);
     must(s->n_loading == 0);
     must(s->automaton == NULL);
+    /* A sequence that had a long prompt or a row of logits would keep that memory for all time;
+     * after MADV_DONTNEED it reads as zeros and costs nothing. */
     if (s->n_tokens > SEQ_KEEP_TOKENS)
         (void)madvise(s->tokens + SEQ_KEEP_TOKENS,
                       (size_t)(p->tokens_cap - SEQ_KEEP_TOKENS) * sizeof *s->tokens,
