@@ -171,9 +171,9 @@ int fill_rows(struct engine *e, const struct engine_step *step) ERR_CHECKED;
 
 /* --- publish.c --- */
 
-/* Before a step: report the sequences that run for the first time */
+/* Before a step: report the sequences that run for the first time. */
 void publish_admitted(struct engine *e);
-/* After a step: its tokens, and the sequences that end */
+/* After a step: its tokens, and the sequences that end. */
 void publish_step(struct engine *e, const struct engine_step *step);
 /* Continue with the row of logits that q reports, in a ring with room for `room` records; returns
  * the room that is left. After a row of the output comes its token, which may finish q. */
@@ -182,9 +182,9 @@ void publish_finish(struct engine *e, struct seq *q, enum wire_finish why, int32
 /* Finish q with err, ERR_DEADLINE or ERR_OVERLOADED, because it waited too long; counted as
  * `why`. */
 void publish_refuse(struct engine *e, struct seq *q, enum wire_refusal why, int err);
-/* Write the engine's load to a lane */
+/* Write the engine's load to a lane. */
 void publish_lane(struct engine *e, struct engine_lane *lane);
-/* Update the load and the place in the queue after requests were taken */
+/* After requests were taken: update the room of all lanes and the counts of the tenants. */
 void publish_queue(struct engine *e);
 void publish_wake(struct engine *e); /* wake the fronts that have new records; set the gauges */
 

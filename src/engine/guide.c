@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A front is hostile: its images are sealed, mapped and checked as a whole before anything walks
- * them, and what a walk may cost is bounded (grammar/walk.h). A place that a sequence uses cannot
- * be filled anew. */
+ * Automata, requests and masks of guide.h. A front is hostile: its images are sealed, mapped and
+ * checked as a whole before anything walks them, and the cost of a walk is bounded
+ * (grammar/walk.h). A place that a sequence uses cannot be filled again. */
 #include "engine/guide.h"
 
 #include <math.h>
@@ -16,8 +16,9 @@
 #include "ipc/attach.h"
 
 #define GUIDE_THREADS_MAX 8
-#define GUIDE_CACHE_BYTES ((size_t)4 << 20) /* at least; what is used of it is touched */
-#define GUIDE_CACHE_MASKS 256               /* as many of the whole vocabulary find room */
+#define GUIDE_CACHE_BYTES ((size_t)4 << 20) /* at least; only touched pages take memory */
+/* So many masks of the whole vocabulary fit into the cache. */
+#define GUIDE_CACHE_MASKS 256
 
 struct walk_work *guide_work(const struct guide *g)
 {
@@ -28,6 +29,7 @@ struct walk_work *guide_work(const struct guide *g)
     return work;
 }
 
+/* Half of the cores make masks: the other half belongs to the loop and the device's threads. */
 int guide_init(struct guide *g, const struct guide_shape *s)
 {
     int n_threads = pool_cores() / 2, rc;
@@ -64,7 +66,7 @@ int guide_lane_init(struct guide_lane *l)
     return l->automata == NULL ? ERR_NO_MEMORY : ERR_OK;
 }
 
-/* --- what fronts upload ------------------------------------------------------------------- */
+/* --- uploads ---------------------------------------------------------------------------------- */
 
 static void guide_unmap(const void *bytes, size_t len)
 {
@@ -72,6 +74,7 @@ static void guide_unmap(const void *bytes, size_t len)
         (void)munmap((void *)(uintptr_t)bytes, len);
 }
 
+/* Unmap a place. must(): a sequence that still uses it would read unmapped memory. */
 static void guide_free_place(struct guide_automaton *automaton)
 {
     must(automaton->n_users == 0);
@@ -89,7 +92,7 @@ void guide_lane_drop(struct guide *g, struct guide_lane *l)
     l->vocab = NULL;
 }
 
-/* As attach_map_upload(), of what may have been lost on its way. */
+/* As attach_map_upload(), for an upload whose descriptor may have been lost on its way. */
 static int guide_map(const struct wire_upload *upload, int uploaded, const void **bytes)
 {
     return uploaded == -1 ? ERR_NO_MEMORY : attach_map_upload(upload, uploaded, bytes);
@@ -103,7 +106,8 @@ static int guide_take_vocabulary(const struct guide *g, struct guide_lane *l,
 
     if (rc != ERR_OK)
         return rc;
-    if (l->vocab != NULL) { /* a front cannot know whether it was this that was lost */
+    /* A front repeats it when it cannot know which of its uploads was lost. */
+    if (l->vocab != NULL) {
         guide_unmap(bytes, (size_t)upload->bytes);
         return ERR_OK;
     }
@@ -117,7 +121,7 @@ static int guide_take_vocabulary(const struct guide *g, struct guide_lane *l,
     return ERR_OK;
 }
 
-/* What can be walked, and with what. */
+/* Map an automaton and check all of it, so that a walk needs no check of its own. */
 static int guide_map_automaton(const struct guide_lane *l, const struct wire_upload *upload,
                                int uploaded, const void **bytes)
 {
@@ -127,7 +131,7 @@ static int guide_map_automaton(const struct guide_lane *l, const struct wire_upl
     if (rc == ERR_OK && automaton_check(p, (size_t)upload->bytes) != ERR_OK)
         rc = ERR_CORRUPT;
     if (rc == ERR_OK && l->vocab == NULL)
-        rc = ERR_NO_MEMORY; /* that was lost before it */
+        rc = ERR_NO_MEMORY; /* the vocabulary was lost before it */
     if (rc == ERR_OK)
         *bytes = p;
     else
@@ -135,7 +139,7 @@ static int guide_map_automaton(const struct guide_lane *l, const struct wire_upl
     return rc;
 }
 
-/* Room for what is found out about an automaton; without it masks take longer. */
+/* Memory for the results of walks, which many sequences share; without it masks take longer. */
 static void guide_map_cache(struct guide_automaton *automaton)
 {
     size_t bytes = walk_cache_bytes(automaton->vocab->n_vocab, GUIDE_CACHE_MASKS);
@@ -161,7 +165,8 @@ static int guide_take_automaton(struct guide_lane *l, const struct wire_upload *
 
     if (rc == ERR_CORRUPT)
         return rc;
-    guide_free_place(automaton); /* nobody may take the old one for what was lost */
+    /* First, so that no request takes the place's last content for the lost one. */
+    guide_free_place(automaton);
     automaton->lost = rc != ERR_OK;
     if (automaton->lost)
         return rc;
@@ -183,6 +188,8 @@ int guide_take_upload(const struct guide *g, struct guide_lane *l, const struct 
 
 /* --- a request -------------------------------------------------------------------------- */
 
+/* Bad words are lists of ids, each after its length: 2 17 4 1 99 is the two lists {17, 4} and
+ * {99}. */
 static bool guide_bad_words_hold(const int32_t *words, uint32_t n, int n_vocab)
 {
     uint32_t at = 0;
@@ -200,13 +207,20 @@ static bool guide_bad_words_hold(const int32_t *words, uint32_t n, int n_vocab)
     return true;
 }
 
-/* Words that there are none of may lie at NULL. */
+/* memcpy(), but with no bytes either pointer may be NULL. */
 static void guide_copy(void *dst, const void *src, size_t bytes)
 {
     if (bytes > 0)
         memcpy(dst, src, bytes);
 }
 
+/* The constraints follow the request's tokens in one array of words:
+ *
+ *   allowed  n_allowed words, one bit per token
+ *   biases   n_biases pairs {id, float}, by rising id
+ *   bad      n_bad words, lists with their lengths
+ *   asked    n_asked ids
+ *   stops    n_stops words, one bit per token */
 int guide_begin(const struct guide *g, struct guide_lane *l, struct seq *q, const int32_t *words)
 {
     const struct wire_generate *generate = &q->request.generate;
@@ -239,6 +253,7 @@ int guide_begin(const struct guide *g, struct guide_lane *l, struct seq *q, cons
         if (q->asked[i] < 0 || q->asked[i] >= g->n_vocab)
             return ERR_INVALID;
     }
+    /* Only now are references taken, so that an error above leaves q as it was. */
     rc = think_begin(q, l->vocab, g->n_vocab);
     if (generate->automaton == 0 || rc != ERR_OK)
         return rc;
@@ -253,6 +268,7 @@ int guide_begin(const struct guide *g, struct guide_lane *l, struct seq *q, cons
     return ERR_OK;
 }
 
+/* A late mask of q goes on without it and frees its own place later. */
 void guide_end(struct seq *q)
 {
     if (q->automaton != NULL)
@@ -282,12 +298,13 @@ bool guide_has_ended(const struct guide *g, const struct seq *q, int32_t id)
 
 /* --- masks ------------------------------------------------------------------------------ */
 
+/* Bit id of a mask allows token id; masks are words of 32 bits. */
 static void guide_ban(uint32_t *mask, int32_t id)
 {
     mask[id / 32] &= ~(UINT32_C(1) << id % 32);
 }
 
-/* Bad words of which all but the last id has just been said. */
+/* Forbid the last id of each bad word whose other ids are the end of the output. */
 static void guide_ban_words(const struct seq *q, uint32_t *mask)
 {
     for (uint32_t at = 0; at < q->request.generate.n_bad;) {
@@ -301,7 +318,8 @@ static void guide_ban_words(const struct seq *q, uint32_t *mask)
     }
 }
 
-/* What would end the text before min_tokens, unless nothing else may come. */
+/* Before min_tokens, forbid the end-of-sequence tokens; but if nothing else is allowed, they are,
+ * because the form is complete and leaves no other token. */
 static void guide_ban_ends(const struct guide *g, const struct seq *q, uint32_t *mask)
 {
     uint32_t left = 0, ends = 0;
@@ -318,7 +336,7 @@ static void guide_ban_ends(const struct guide *g, const struct seq *q, uint32_t 
         mask[g->eos[i] / 32] |= UINT32_C(1) << g->eos[i] % 32;
 }
 
-/* The steps that q's mask may take now. */
+/* The elementary steps that q's mask may take now. */
 static uint32_t guide_budget(struct guide *g, const struct seq *q)
 {
     uint32_t pass = GUIDE_PASS_STEPS * (uint32_t)pool_width(g->pool);
@@ -337,13 +355,15 @@ static void guide_spend(struct guide *g, const struct seq *q, uint32_t steps)
     (void)atomic_fetch_add_explicit(&g->tenant_steps[q->tenant_idx], steps, memory_order_relaxed);
 }
 
-/* Follow what was said, then the ids that may come. ERR_AGAIN: not within the bounds of a step. */
+/* Walk over the tokens that q has got since, then make the mask of the next one. ERR_AGAIN: it does
+ * not fit into the step's bounds. */
 static int guide_walk(struct guide *g, struct seq *q, struct walk_work *work, uint32_t *mask)
 {
     const struct guide_automaton *automaton = q->automaton;
     uint32_t budget = guide_budget(g, q), steps = 0;
     int rc = ERR_OK;
 
+    /* The walk keeps the position that it has reached, so a later call continues there. */
     while (rc == ERR_OK && q->n_walked < q->n_tokens && steps < budget) {
         rc = walk_accept(work, automaton->a, automaton->vocab, q->walk, q->tokens[q->n_walked]);
         steps += walk_steps(work);
@@ -360,7 +380,7 @@ static int guide_walk(struct guide *g, struct seq *q, struct walk_work *work, ui
     return rc == ERR_INVALID ? ERR_NO_TOKEN : rc;
 }
 
-/* The automaton's mask: one that was late, or one that is made now. */
+/* And the automaton's mask into the job's: a finished late one, or one that is made now. */
 static int guide_mask(struct guide *g, const struct guide_job *job, int worker)
 {
     struct seq *q = job->q;
@@ -370,7 +390,7 @@ static int guide_mask(struct guide *g, const struct guide_job *job, int worker)
     if (q->automaton->refused)
         return ERR_LIMIT;
     if (q->late != NULL)
-        return ERR_AGAIN; /* it was preempted meanwhile, and is back before its mask */
+        return ERR_AGAIN; /* q was preempted meanwhile and is back before its late mask is ready */
     if (q->n_made != q->n_tokens) {
         rc = guide_walk(g, q, g->works[worker], g->scratch[worker]);
         mask = g->scratch[worker];
@@ -380,8 +400,8 @@ static int guide_mask(struct guide *g, const struct guide_job *job, int worker)
     return rc;
 }
 
-/* The end tag of a reasoning that is long enough, whatever else may come. Its automaton follows
- * when the next mask is made. */
+/* The end tag of a reasoning that has reached its budget is forced, whatever else is allowed. The
+ * automaton catches up when the next mask is made. */
 static bool guide_forces(struct guide *g, struct guide_job *job)
 {
     int32_t id;
@@ -396,6 +416,7 @@ static bool guide_forces(struct guide *g, struct guide_job *job)
     return true;
 }
 
+/* Make the mask of one job, on any worker: all tokens, less the tokens that each constraint forbids. */
 static void guide_make(void *arg, int task, int worker)
 {
     struct guide *guide = arg;
@@ -422,7 +443,7 @@ static void guide_make(void *arg, int task, int worker)
     if (job->rc == ERR_OK && left == 0)
         job->rc = ERR_NO_TOKEN;
     if (job->rc != ERR_OK)
-        memset(job->mask, 0xff, bytes); /* its row is sampled, and nobody reads it */
+        memset(job->mask, 0xff, bytes); /* its row is sampled, but the result is dropped */
 }
 
 void guide_clear(struct guide *g)
@@ -444,7 +465,7 @@ int guide_add(struct guide *g, struct seq *q)
 void guide_run(struct guide *g)
 {
     if (g->n_jobs == 1)
-        guide_make(g, 0, 0); /* nobody is woken */
+        guide_make(g, 0, 0); /* no worker has to be woken */
     else if (g->n_jobs > 1)
         pool_run(g->pool, guide_make, g, g->n_jobs);
     for (int i = 0; i < g->n_jobs; i++) {

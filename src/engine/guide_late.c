@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Masks that take longer than a step may wait for, made by threads beside the steps.
+ * Late masks: those that take longer than a step may wait for, made by threads of their own.
  *
- * A place holds a copy of the sequence's walk and uses its automaton, so that the sequence may
- * leave meanwhile. The engine's thread fills places and empties them, once per pass; what it found
- * out is in the automaton's cache by then as well, so its next masks are seldom late. */
+ * A place holds a copy of the sequence's walk and uses its automaton, so that the sequence may end
+ * meanwhile. The engine's thread fills and empties places once per pass. The results of the walk
+ * are in the automaton's cache by then, so the sequence's next masks are seldom late.
+ *
+ *   GUIDE_FREE -> GUIDE_WAITS -> GUIDE_RUNS -> GUIDE_DONE -> GUIDE_FREE */
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -14,9 +16,9 @@
 #include "base/mem.h"
 #include "engine/guide.h"
 
-#define LATE_NICE 5 /* the loop and the threads of the device come first */
+#define LATE_NICE 5 /* the loop and the device's threads are more urgent */
 
-/* What a thread that makes late masks is given. */
+/* The argument of a thread that makes late masks. */
 struct late_thread {
     struct guide *guide;
     struct walk_work *work;
@@ -24,6 +26,7 @@ struct late_thread {
 
 /* --- the threads -------------------------------------------------------------------------- */
 
+/* A place that waits for a thread, or NULL. With the lock held. */
 static struct guide_late *late_next(struct guide *g)
 {
     for (int i = 0; i < GUIDE_LATE; i++)
@@ -32,13 +35,15 @@ static struct guide_late *late_next(struct guide *g)
     return NULL;
 }
 
-/* Lives as long as the engine. */
+/* A thread for late masks; it lives as long as the engine. The lock is released while the mask is
+ * made, so that the loop never waits for it. */
 static void *late_run(void *arg)
 {
     struct late_thread *thread = arg;
     struct guide *guide = thread->guide;
 
-    (void)setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), LATE_NICE); /* else as the others */
+    /* On error at the priority of the others. */
+    (void)setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), LATE_NICE);
     (void)pthread_mutex_lock(&guide->late_lock);
     for (;;) { /* until the process ends */
         struct guide_late *late = late_next(guide);
@@ -59,6 +64,7 @@ static void *late_run(void *arg)
     return NULL;
 }
 
+/* One thread is enough on small machines, where the masks would take cores from the steps. */
 int guide_late_init(struct guide *g)
 {
     int n_threads = pool_cores() >= 8 ? GUIDE_LATE_THREADS : 1;
@@ -77,14 +83,14 @@ int guide_late_init(struct guide *g)
         threads[i] = (struct late_thread){.guide = g, .work = guide_work(g)};
         if (threads[i].work == NULL || pthread_create(&id, NULL, late_run, &threads[i]) != 0)
             return ERR_NO_MEMORY;
-        (void)pthread_detach(id); /* it was just made */
+        (void)pthread_detach(id); /* cannot fail: the thread was just made */
     }
     return ERR_OK;
 }
 
 /* --- the engine's thread; with the lock held ------------------------------------------------ */
 
-/* Its place is free again. */
+/* Free a place, whatever its state but GUIDE_RUNS. */
 static void late_free(struct guide_late *late)
 {
     if (late->q != NULL)
@@ -95,7 +101,7 @@ static void late_free(struct guide_late *late)
     late->state = GUIDE_FREE;
 }
 
-/* One that is done: to its sequence, if that is still there. */
+/* Hand a finished mask to its sequence, if that has not ended. */
 static void late_take(struct guide *g, struct guide_late *late)
 {
     struct seq *q = late->q;
@@ -111,6 +117,7 @@ static void late_take(struct guide *g, struct guide_late *late)
     late_free(late);
 }
 
+/* Places that a tenant uses. */
 static int late_count(const struct guide *g, int tenant_idx)
 {
     int n = 0;
@@ -120,7 +127,7 @@ static int late_count(const struct guide *g, int tenant_idx)
     return n;
 }
 
-/* Whose mask is begun next: of the tenant for which the fewest steps were made. */
+/* The sequence whose mask is begun next: of the tenant with the fewest steps spent on it. */
 static struct seq *late_choose(const struct guide *g, struct seq *const *running, int n)
 {
     struct seq *best = NULL;
@@ -135,6 +142,7 @@ static struct seq *late_choose(const struct guide *g, struct seq *const *running
     return best;
 }
 
+/* Give the place a job. The walk is copied, because q's own may be freed while a thread uses it. */
 static void late_give(struct guide *g, struct guide_late *late, struct seq *q)
 {
     late->q = q;
@@ -149,7 +157,8 @@ static void late_give(struct guide *g, struct guide_late *late, struct seq *q)
     (void)pthread_cond_signal(&g->late_came);
 }
 
-/* Is there anything to do? Sequences that have tokens to follow first are due again. */
+/* Is there anything to do? A sequence that has further tokens to walk over is not late any more:
+ * its next step tries again. */
 static bool late_look(const struct guide *g, struct seq *const *running, int n_running)
 {
     bool any = false;
@@ -167,13 +176,14 @@ static bool late_look(const struct guide *g, struct seq *const *running, int n_r
 
 /* --- public --------------------------------------------------------------------------------- */
 
+/* The common case is that no mask is late: it takes no lock. */
 void guide_pass(struct guide *g, struct seq *const *running, int n_running)
 {
     if (!late_look(g, running, n_running)) {
         memset(g->late_steps, 0, sizeof g->late_steps);
         return;
     }
-    (void)pthread_mutex_lock(&g->late_lock); /* others hold it for some instructions */
+    (void)pthread_mutex_lock(&g->late_lock); /* threads hold it for some instructions only */
     for (int i = 0; i < GUIDE_LATE; i++) {
         struct guide_late *late = &g->late[i];
         struct seq *q;
@@ -189,6 +199,7 @@ void guide_pass(struct guide *g, struct seq *const *running, int n_running)
     (void)pthread_mutex_unlock(&g->late_lock);
 }
 
+/* The automata are about to be unmapped, so threads that walk them are stopped first. */
 void guide_late_drop(struct guide *g, const struct guide_lane *l)
 {
     for (int i = 0; i < GUIDE_LATE; i++) {
@@ -197,7 +208,8 @@ void guide_late_drop(struct guide *g, const struct guide_lane *l)
         if (late->p == NULL || late->p < l->automata || late->p >= l->automata + WIRE_AUTOMATA_MAX)
             continue;
         (void)pthread_mutex_lock(&g->late_lock);
-        while (late->state == GUIDE_RUNS) { /* again: a call that just begins does not know yet */
+        /* Repeated, because a call that is just beginning does not see the request to stop. */
+        while (late->state == GUIDE_RUNS) {
             walk_stop(late->work);
             (void)pthread_mutex_unlock(&g->late_lock);
             clock_sleep_us(20);

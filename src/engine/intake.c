@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What comes from outside. A front is trusted with nothing but its own lane: every number of a
- * request is checked after it was copied, and a lane whose ring cannot be right is dropped with
- * all its sequences. */
+ * Everything that comes from outside: connections, uploads, requests and signals. A front is
+ * trusted with its own lane and nothing else: a request is copied first and every number of the
+ * copy is checked, and a lane whose ring cannot be right is dropped with all its sequences.
+ *
+ *   connect -> LANE_GREETING -> hello -> LANE_OPEN (a front) -> hang-up -> LANE_FREE
+ *                                     -> the statistics page, then LANE_FREE (an observer) */
 #include <errno.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -17,15 +20,18 @@
 #include "ipc/sampling.h"
 #include "kv/prefix.h"
 
-#define INTAKE_GREETING_US   1000000              /* a front says hello as it connects */
-#define INTAKE_QUIET_US      60000000             /* without a lack: the next one is another */
-#define INTAKE_UPLOADS       256                  /* of a lane in a pass: every place once */
-#define INTAKE_UPLOAD_BYTES  ((uint64_t)16 << 20) /* the same: what is looked at in some 10 ms */
-#define INTAKE_UPLOADS_SPARE 4096                 /* that no request was taken for */
-#define INTAKE_BAD_MAX       64 /* malformed requests; more are a bug: lane dropped */
+#define INTAKE_GREETING_US 1000000  /* a front sends its hello as it connects */
+#define INTAKE_QUIET_US    60000000 /* a lack after this much time without one is logged again */
+#define INTAKE_UPLOADS     256      /* of a lane per pass: every place once */
+/* Of a lane per pass: checking them takes some 10 ms. */
+#define INTAKE_UPLOAD_BYTES  ((uint64_t)16 << 20)
+#define INTAKE_UPLOADS_SPARE 4096 /* of a lane in its life, without a request */
+#define INTAKE_BAD_MAX       64   /* malformed requests; more are a bug, and the lane is dropped */
 
-/* epoll's data: the kind of descriptor; lanes add their index. */
+/* The data of an epoll event: the kind of descriptor; for lanes INTAKE_LANE plus their index. */
 enum intake_source { INTAKE_LISTEN, INTAKE_SIGNAL, INTAKE_STORE, INTAKE_LANE };
+
+/* --- lanes ------------------------------------------------------------------------------------ */
 
 static int intake_watch(struct engine *e, int fd, uint64_t data)
 {
@@ -34,7 +40,8 @@ static int intake_watch(struct engine *e, int fd, uint64_t data)
     return epoll_ctl(e->intake.epoll_fd, EPOLL_CTL_ADD, fd, &ev) == 0 ? ERR_OK : ERR_IO;
 }
 
-/* There is no descriptor for who connects: nobody looks for them until opens_us (0: now). */
+/* There is no descriptor for another connection: stop polling the listener until opens_us, because
+ * it would be readable all the time. 0 polls it again. */
 static void intake_shut_door(struct engine *e, uint64_t opens_us)
 {
     struct epoll_event ev = {.events = opens_us == 0 ? EPOLLIN : 0, .data.u64 = INTAKE_LISTEN};
@@ -57,6 +64,8 @@ int intake_init(struct engine *e)
     return ERR_OK;
 }
 
+/* Free a lane in any state. Its sequences are retired without a record, because nothing reads its
+ * ring any more. `why` completes the log line "front 12 ...". */
 static void intake_drop_lane(struct engine *e, struct engine_lane *lane, const char *why)
 {
     int n = 0;
@@ -82,21 +91,22 @@ static void intake_drop_lane(struct engine *e, struct engine_lane *lane, const c
     lane->state = LANE_FREE;
 }
 
-/* Peers that have not said who they are, and for how long they have not: they may not keep the
- * lanes from those who do. */
+/* Drop peers that have not sent a hello in time: they must not keep lanes from fronts. */
 static void intake_end_silence(struct engine *e)
 {
     for (int i = 0; i < e->settings.max_lanes; i++) {
         struct engine_lane *lane = &e->lanes[i];
 
         if (lane->state == LANE_GREETING && e->now_us - lane->since_us > INTAKE_GREETING_US) {
-            log_warn("engine: process %d connected and said nothing", (int)lane->pid);
-            intake_drop_lane(e, lane, "was silent");
+            log_warn("engine: process %d was dropped: no hello within a second of connecting",
+                     (int)lane->pid);
+            intake_drop_lane(e, lane, "sent no hello");
         }
     }
 }
 
-/* A free lane, or the one of who has been silent for longest; NULL when all are in use. */
+/* A free lane, or the lane whose peer has owed its hello for the longest; NULL when all are in
+ * use. */
 static struct engine_lane *intake_free_lane(struct engine *e)
 {
     struct engine_lane *first = NULL;
@@ -110,7 +120,7 @@ static struct engine_lane *intake_free_lane(struct engine *e)
             first = lane;
     }
     if (first != NULL)
-        intake_drop_lane(e, first, "was silent");
+        intake_drop_lane(e, first, "sent no hello");
     return first;
 }
 
@@ -120,6 +130,7 @@ static void intake_accept(struct engine *e)
     pid_t pid;
     uid_t uid;
 
+    /* Ends when no connection waits, or descriptors have run out (ERR_OVERLOADED). */
     while ((rc = attach_accept(&e->intake.listener, &fd, &pid, &uid)) == ERR_OK) {
         struct engine_lane *lane = intake_free_lane(e);
 
@@ -129,7 +140,7 @@ static void intake_accept(struct engine *e)
 
             log_warn("engine: front %d refused: %d lanes are in use; raise max_lanes", (int)pid,
                      e->settings.max_lanes);
-            (void)!attach_send_welcome(fd, &welcome, NULL); /* it may have left */
+            (void)!attach_send_welcome(fd, &welcome, NULL); /* it may have closed already */
             (void)close(fd);
             continue;
         }
@@ -144,13 +155,13 @@ static void intake_accept(struct engine *e)
         lane->n_taken = 0;
         memset(lane->refused, 0, sizeof lane->refused);
         if (intake_watch(e, fd, INTAKE_LANE + (uint64_t)(lane - e->lanes)) != ERR_OK)
-            intake_drop_lane(e, lane, "could not be watched");
+            intake_drop_lane(e, lane, "could not be polled");
     }
     if (rc == ERR_OVERLOADED)
         intake_shut_door(e, e->now_us + LISTENER_SHUT_MS * 1000u);
 }
 
-/* Make the lane and send it. */
+/* Answer a front's hello: create its lane and send it with the statistics page. */
 static int intake_welcome(struct engine *e, struct engine_lane *lane)
 {
     const struct model_shape *shape = e->shape;
@@ -172,6 +183,8 @@ static int intake_welcome(struct engine *e, struct engine_lane *lane)
         (void)!attach_send_welcome(lane->control_fd, &welcome, NULL); /* the lane is dropped next */
         return rc;
     }
+    /* The lane is filled in before the front can see it: it reads the load and the state at
+     * once. */
     lane->lane.wake_fd = lane->control_fd;
     publish_lane(e, lane);
     memcpy(welcome.eos, shape->eos, sizeof welcome.eos);
@@ -182,40 +195,42 @@ static int intake_welcome(struct engine *e, struct engine_lane *lane)
     return rc;
 }
 
-/* What the front uploads is lost. It hears of it when it names it. */
+/* An upload was lost for want of memory or a descriptor; `arrived`: the descriptor was there. The
+ * front is answered when a request names the upload. Logged once per INTAKE_QUIET_US. */
 static void intake_tell_lost(struct engine *e, const struct engine_lane *lane, bool arrived)
 {
     if (e->intake.lost_us == 0 || e->now_us - e->intake.lost_us > INTAKE_QUIET_US)
-        log_warn("engine: %s for the forms that front %d uploads: requests that need one are "
-                 "refused until there is; %s",
-                 arrived ? "no memory is to be had" : "no descriptor is left", (int)lane->pid,
-                 arrived ? "look at the memory" : "raise LimitNOFILE");
+        log_warn("engine: %s for a grammar that front %d uploads: requests that need it are "
+                 "refused meanwhile; %s",
+                 arrived ? "there is no memory" : "there is no descriptor", (int)lane->pid,
+                 arrived ? "give the engine more memory" : "raise LimitNOFILE");
     e->intake.lost_us = e->now_us;
 }
 
-/* Has the lane uploaded as much in this pass as the others can wait for? The next pass goes on. */
+/* Has the lane uploaded as much in this pass as the other lanes can wait for? The next pass
+ * continues. */
 static bool intake_is_full(const struct engine_lane *lane)
 {
     return lane->n_uploads >= INTAKE_UPLOADS || lane->upload_bytes >= INTAKE_UPLOAD_BYTES;
 }
 
-/* More than any front has to say. In one pass: places are free again only when their requests have
- * ended, which the engine says between passes. In its life: what is uploaded is for a request, of
- * which some few leave before they are taken. */
+/* Does the lane upload more than any front needs? Per pass: a place is free again only when its
+ * requests have ended, which a front learns between passes. In its life: each upload is for a
+ * request, and only a few requests are withdrawn before the engine takes them. */
 static bool intake_floods(const struct engine_lane *lane)
 {
     return lane->n_uploaded > INTAKE_UPLOADS_SPARE + 4 * lane->n_taken ||
            lane->n_uploads > 4 * INTAKE_UPLOADS || lane->upload_bytes > 16 * INTAKE_UPLOAD_BYTES;
 }
 
-/* Read what the front has sent: wakes and uploads; all of it where a request may name what is
- * uploaded, else as much as a pass has time for. False when the lane was dropped. */
+/* Read the front's messages: wakes and uploads. all: read every one, because the next request may
+ * name an upload; else as many as a pass has time for. False when the lane was dropped. */
 static bool intake_messages(struct engine *e, struct engine_lane *lane, bool all)
 {
     struct wire_upload upload;
     int uploaded, rc;
 
-    do { /* ends: attach_read_upload() takes so many wakes at a time, and uploads are counted */
+    do { /* Ends: attach_read_upload() takes a bounded number of wakes, and uploads are counted. */
         if (!all && intake_is_full(lane))
             return true;
         if (intake_floods(lane)) {
@@ -239,11 +254,12 @@ static bool intake_messages(struct engine *e, struct engine_lane *lane, bool all
         return true;
     if (rc != ERR_CLIENT_GONE)
         stats_add(&e->stats, METRIC_bad_entries, 1);
-    intake_drop_lane(e, lane, rc == ERR_CLIENT_GONE ? "left" : "uploaded what cannot be used");
+    intake_drop_lane(e, lane, rc == ERR_CLIENT_GONE ? "left" : "sent a malformed upload");
     return false;
 }
 
-/* Whom the first message is from decides what he gets. */
+/* The hello says whether the peer is a front or an observer; only a front gets a lane. An observer
+ * gets the statistics page and is disconnected. */
 static int intake_greet(struct engine *e, struct engine_lane *lane)
 {
     int fds[ATTACH_FDS] = {[ATTACH_LANE] = e->stats.fd, [ATTACH_STATS] = e->stats.fd};
@@ -253,22 +269,25 @@ static int intake_greet(struct engine *e, struct engine_lane *lane)
     int rc = attach_read_hello(lane->control_fd, &visitor);
 
     if (rc == ERR_VERSION)
-        (void)!attach_send_welcome(lane->control_fd, &welcome, NULL); /* so that it can say why */
+        /* So that it can log the reason. */
+        (void)!attach_send_welcome(lane->control_fd, &welcome, NULL);
     if (rc != ERR_OK)
         return rc;
     if (visitor == WIRE_FRONT)
         return intake_welcome(e, lane);
     welcome.error = ERR_OK;
-    (void)!attach_send_welcome(lane->control_fd, &welcome, fds); /* it may have left */
-    return ERR_CLIENT_GONE;                                      /* that was all it wanted */
+    (void)!attach_send_welcome(lane->control_fd, &welcome, fds); /* it may have closed already */
+    return ERR_CLIENT_GONE;                                      /* an observer needs no more */
 }
 
+/* An event on a lane's control socket. A lane is greeted once; after that its socket carries wakes,
+ * uploads and, at the end, the hang-up. */
 static void intake_lane_event(struct engine *e, struct engine_lane *lane, uint32_t events)
 {
     int rc;
 
     if (lane->state == LANE_FREE)
-        return; /* an event of a lane that was dropped in this round */
+        return; /* its lane was dropped by an earlier event of this round */
     if (lane->state == LANE_GREETING && (events & EPOLLIN) != 0) {
         rc = intake_greet(e, lane);
         if (rc == ERR_AGAIN)
@@ -284,7 +303,7 @@ static void intake_lane_event(struct engine *e, struct engine_lane *lane, uint32
     if ((events & (EPOLLRDHUP | EPOLLHUP)) != 0)
         intake_drop_lane(e, lane, "left");
     else
-        (void)intake_messages(e, lane, false); /* has dropped it when it is false */
+        (void)intake_messages(e, lane, false); /* false: it was dropped */
 }
 
 static void intake_drain_fd(int fd)
@@ -292,14 +311,15 @@ static void intake_drain_fd(int fd)
     char bytes[256];
 
     while (read(fd, bytes, sizeof bytes) > 0)
-        continue; /* non-blocking: ends when it is empty */
+        continue; /* non-blocking: ends when nothing is left */
 }
 
+/* SIGTERM or SIGINT: the first one starts to drain, a second one ends the time for it. */
 static void intake_signal(struct engine *e)
 {
     intake_drain_fd(e->intake.signal_fd);
     if (e->draining) {
-        e->drain_until_us = e->now_us; /* asked twice: now */
+        e->drain_until_us = e->now_us; /* the second signal: now */
         return;
     }
     e->draining = true;
@@ -327,19 +347,23 @@ void intake_events(struct engine *e, int timeout_ms)
         switch (ev[i].data.u64) {
         case INTAKE_LISTEN: intake_accept(e); break;
         case INTAKE_SIGNAL: intake_signal(e); break;
-        case INTAKE_STORE: break; /* tiers_poll() looks anyway */
+        /* Wakes the loop; tiers_poll() looks at the store in every pass. */
+        case INTAKE_STORE: break;
         default: intake_lane_event(e, &e->lanes[ev[i].data.u64 - INTAKE_LANE], ev[i].events); break;
         }
     }
     intake_end_silence(e);
 }
 
-/* Is the copy of a generation within every bound? Fronts check the same with better words. */
+/* --- requests --------------------------------------------------------------------------------- */
+
+/* Is every number of a generation's copy within its bounds? Fronts check the same bounds and can
+ * explain them; a request that fails here comes from a broken front. */
 static int intake_check(const struct engine *e, const struct wire_request *request)
 {
     const struct wire_generate *g = &request->generate;
     uint32_t longest = (uint32_t)e->shape->max_model_len;
-    uint32_t most = (uint32_t)e->shape->n_vocab; /* alternatives */
+    uint32_t most = (uint32_t)e->shape->n_vocab; /* most alternatives that can be asked for */
 
     most = most > WIRE_LOGPROBS_MAX ? most : WIRE_LOGPROBS_MAX;
     if (request->n_tokens < 1 || g->n_prompt < 1 || g->n_prompt > request->n_tokens ||
@@ -355,7 +379,7 @@ static int intake_check(const struct engine *e, const struct wire_request *reque
         g->n_biases > WIRE_BIASES_MAX || g->n_bad > WIRE_BAD_WORDS_MAX ||
         (g->n_stops != 0 && (g->n_stops != (uint32_t)e->guide.n_words || g->n_stop_ids != 0)) ||
         g->n_asked > WIRE_ASKED_MAX || (g->n_asked > 0 && (request->flags & WIRE_LOGPROBS) == 0))
-        return ERR_INVALID; /* or extra_words would have no room */
+        return ERR_INVALID; /* or e->extra_words would be too short for them */
     if (g->retain > 1 + RETAIN_PINNED)
         return ERR_INVALID;
     for (uint32_t i = 0; i < g->n_stop_ids; i++) {
@@ -365,8 +389,8 @@ static int intake_check(const struct engine *e, const struct wire_request *reque
     return ERR_OK;
 }
 
-/* Answer a request that never became a sequence. What operators and probes ask for is no request
- * that anybody counts, however it ends. */
+/* Answer a request that never became a sequence. Commands and probes are not counted as requests,
+ * whatever their result. */
 static void intake_reject(struct engine *e, struct engine_lane *lane, uint32_t slot,
                           const struct wire_request *request, int err, uint32_t retry_after_s)
 {
@@ -381,7 +405,7 @@ static void intake_reject(struct engine *e, struct engine_lane *lane, uint32_t s
                                .time_us = e->now_us});
 }
 
-/* Seconds that a request of n_tokens would wait; 0: not known. */
+/* Seconds that a request of n_tokens would have to wait; 0: not known. */
 static double intake_wait_s(const struct engine *e, int tenant_idx, int n_tokens)
 {
     int n_reqs;
@@ -391,7 +415,8 @@ static double intake_wait_s(const struct engine *e, int tenant_idx, int n_tokens
     return rate_wait_s(&e->admission.rate, n_reqs, tokens);
 }
 
-/* May it wait? WIRE_NOT_REFUSED when it may; another may have been refused for it. */
+/* May the request wait in the queue? When the queue is full, the last request of a tenant that has
+ * more in it may be refused in its place. */
 static enum wire_refusal intake_bounds(struct engine *e, const struct wire_request *request,
                                        int tenant_idx)
 {
@@ -409,6 +434,7 @@ static enum wire_refusal intake_bounds(struct engine *e, const struct wire_reque
     if (request->deadline_us > e->now_us &&
         wait_s * 1e6 > (double)(request->deadline_us - e->now_us))
         return WIRE_REFUSED_WAIT;
+    /* Each round frees one place, so the loop ends; usually the first round does. */
     while ((why = tenants_refuse(&e->sched.tenants, (int)request->n_tokens, &bounds)) !=
            WIRE_NOT_REFUSED) {
         struct seq *q =
@@ -421,7 +447,8 @@ static enum wire_refusal intake_bounds(struct engine *e, const struct wire_reque
     return WIRE_NOT_REFUSED;
 }
 
-/* The same, counted. ERR_OVERLOADED and when to come again, or ERR_OK. */
+/* As intake_bounds(), and counts a refusal. ERR_OVERLOADED with the seconds after which to try
+ * again, or ERR_OK. */
 static int intake_admits(struct engine *e, const struct wire_request *request, int tenant_idx,
                          uint32_t *retry_after_s)
 {
@@ -438,8 +465,8 @@ static int intake_admits(struct engine *e, const struct wire_request *request, i
     return ERR_OVERLOADED;
 }
 
-/* How long the pages of its prompt are to stay. What is said to go early is said of the output as
- * well: behind a prompt that is gone nobody finds it. */
+/* The retention of the pages of the prompt. A low priority is given to the pages of the output as
+ * well, because they are found only after those of the prompt. */
 static void intake_retain(struct seq *q, const struct wire_generate *g)
 {
     uint64_t until = g->retain_s == 0 ? 0 : (uint64_t)clock_stamp_s() + g->retain_s;
@@ -453,8 +480,9 @@ static void intake_retain(struct seq *q, const struct wire_generate *g)
                            : (int)g->retain_tokens;
 }
 
-/* Whose pages it may be told of. Under a salt all are equal who know it; in the namespace that all
- * share each tenant knows of its own, and of what an operator has pinned. */
+/* The maker of the request's pages: hits on pages of other makers are not reported to its tenant.
+ * With a salt, all that know the salt are equal. In the shared namespace each tenant may learn
+ * about its own pages, and about those that an operator has pinned. */
 static uint64_t intake_maker(const struct seq *q, const struct wire_request *request)
 {
     static const uint8_t none[WIRE_SALT_BYTES];
@@ -467,6 +495,8 @@ static uint64_t intake_maker(const struct seq *q, const struct wire_request *req
     return maker == 0 || maker == PAGES_ANYBODY ? 1 : maker;
 }
 
+/* Turn a request into a waiting sequence. The tokens and constraints are copied out of the lane's
+ * arena and checked as they are copied; the front may reuse the arena from then on. */
 static int intake_sequence(struct engine *e, struct engine_lane *lane, uint32_t slot,
                            const struct wire_request *request, uint32_t *retry_after_s)
 {
@@ -494,7 +524,7 @@ static int intake_sequence(struct engine *e, struct engine_lane *lane, uint32_t 
     if (rc == ERR_OK)
         rc = lane_extra(&lane->lane, request, e->extra_words);
     if (rc == ERR_OK && tokens_max <= q->n_tokens)
-        rc = ERR_INVALID; /* resubmitted with nothing left to say */
+        rc = ERR_INVALID; /* it continues an output that is complete */
     if (rc == ERR_OK)
         rc = guide_begin(&e->guide, &lane->guide, q, e->extra_words);
     if (rc != ERR_OK) {
@@ -516,7 +546,7 @@ static int intake_sequence(struct engine *e, struct engine_lane *lane, uint32_t 
     return ERR_OK;
 }
 
-/* Whether it names what its front has uploaded before. */
+/* Does the request name something that its front has uploaded? */
 static bool intake_names_upload(const struct wire_request *request)
 {
     return request->task == WIRE_GENERATE &&
@@ -526,7 +556,7 @@ static bool intake_names_upload(const struct wire_request *request)
 static int intake_task(struct engine *e, struct engine_lane *lane, uint32_t slot,
                        const struct wire_request *request, uint32_t *retry_after_s)
 {
-    switch (request->task) { /* hostile input, so not an enum */
+    switch (request->task) { /* from outside, so any number is possible */
     case WIRE_GENERATE: return intake_sequence(e, lane, slot, request, retry_after_s);
     case WIRE_CACHE: return cache_admin_ask(e, lane, slot, request);
     case WIRE_POWER: return sleep_ask(e, lane, slot, &request->power);
@@ -534,13 +564,15 @@ static int intake_task(struct engine *e, struct engine_lane *lane, uint32_t slot
     }
 }
 
+/* Take the requests of one lane. A malformed request is answered, and is a bug of the front when
+ * there are many; a malformed ring drops the lane at once. */
 static void intake_lane(struct engine *e, struct engine_lane *lane)
 {
     struct wire_request request;
     uint32_t slot;
     int got;
 
-    /* At most one round of the ring: a lane cannot keep the loop from its step. */
+    /* At most one round of the ring, so that a lane cannot keep the loop from its step. */
     for (uint32_t i = 0; i < lane->lane.queue_cap; i++) {
         uint32_t retry_after_s = 1;
         int rc;
@@ -551,7 +583,7 @@ static void intake_lane(struct engine *e, struct engine_lane *lane)
         if (got == 0)
             break;
         if (got > 0 && intake_names_upload(&request) && !intake_messages(e, lane, true))
-            return; /* it was uploaded before it was named */
+            return; /* uploads are sent before the request that names them */
         if (got < 0 || lane->by_slot[slot] != NULL || lane_room(&lane->lane, slot) < 4) {
             stats_add(&e->stats, METRIC_bad_entries, 1);
             intake_drop_lane(e, lane, "broke the ring's rules");
@@ -571,8 +603,9 @@ static void intake_lane(struct engine *e, struct engine_lane *lane)
     }
 }
 
-/* A front counts what it queued until it is told that it was taken. By then it knows how much room
- * is left: in between it would bring too much, to be refused after the step that begins now. */
+/* A front counts a request as queued until the engine has taken it. So the room that is left is
+ * published before lane_taken(): in between the front would send too many, which would be refused
+ * after the step that begins now. */
 void intake_requests(struct engine *e)
 {
     bool any = false;
@@ -596,8 +629,10 @@ void intake_requests(struct engine *e)
     }
 }
 
-/* Has it waited for too long to begin? What had begun may wait: its client has an answer. So may
- * what belongs to such an answer. */
+/* --- sequences that have to end --------------------------------------------------------------- */
+
+/* Has q waited for too long to begin? A sequence that has begun may wait, because its client has a
+ * part of the answer; so may other choices of such an answer. */
 static bool intake_waited(const struct engine *e, const struct seq *q)
 {
     uint64_t longest_us = (uint64_t)e->settings.queue_timeout_s * 1000000u;
@@ -606,7 +641,9 @@ static bool intake_waited(const struct engine *e, const struct seq *q)
            e->now_us - q->request.arrival_us > longest_us;
 }
 
-/* One sequence's wishes: does anybody still want it, and is there room for what it says? */
+/* Once per pass and sequence: is it cancelled or out of time, and has its ring room for the records
+ * of the next step? A sequence without room is paused, so that a slow client costs pages but no
+ * steps. */
 static void intake_look(struct engine *e, struct seq *q)
 {
     struct engine_lane *lane = &e->lanes[q->lane_idx];
@@ -620,9 +657,10 @@ static void intake_look(struct engine *e, struct seq *q)
     if (q->tells_row && cancel == WIRE_WANTED) {
         room = publish_row(e, q, room);
         if (q->state == SEQ_FREE)
-            return; /* it was its last token's */
+            return; /* that was its last token */
     }
-    /* What is on its way, then admitted, a token, the end, one to spare, and prompt tokens. */
+    /* Records that may be written before the next look: those owed, then ADMITTED, a token, the end
+     * and one to spare. The rest of the room is for prompt tokens. */
     room -= q->n_owed + 3 + seq_token_records(q);
     q->chunk_max = seq_tells_prompt(q) ? room / seq_prompt_records(q) : 0;
     if (q->chunk_max > 1 && seq_prompt_has_rows(q))

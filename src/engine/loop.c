@@ -206,7 +206,7 @@ int engine_run(struct engine *e)
             return ERR_GPU;
         if (power_is_awake(&e->power) && (rc = loop_compute(e)) != ERR_OK)
             return rc;
-        /* Progress is reported as long as steps end. With work and no step for a while, the front's
+        /* Progress is reported as long as steps end. With work and no step for a while, the fronts'
          * liveness check fails. */
         if (e->n_ended != n_ended || !loop_has_work(e))
             e->progress_us = e->now_us;

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the fronts are told. A sequence is planned only while its output ring has room for all
- * that one step can say, so putting a record never fails. A row that is told whole has more records
- * than a ring: it is put as the front takes them, and its sequence is not planned meanwhile. */
+ * The engine's output: records of tokens and ends to the fronts, metrics, and the load of the
+ * engine. A sequence is planned only while its output ring has room for all records of one step, so
+ * writing a record never fails. A row of logits has more records than a ring: it is written as the
+ * front takes it, and its sequence is not planned meanwhile. */
 #include <string.h>
 
 #include "base/fault.h"
@@ -14,18 +15,17 @@ static double publish_seconds(uint64_t from_us, uint64_t to_us)
     return to_us > from_us ? (double)(to_us - from_us) * 1e-6 : 0.0;
 }
 
-/* What a front asks for to see whether the engine lives is nobody's traffic. */
+/* Probes check that the engine lives; they do not count as traffic. */
 static bool publish_is_probe(const struct seq *q)
 {
     return (q->request.flags & WIRE_PROBE) != 0;
 }
 
 #define PUBLISH_REFUSALS \
-    (1u << 24) /* that a front may have counted since the last look: it cannot
-                                     * say no more often */
+    (1u << 24) /* refusals that a front may report per look: it cannot refuse faster */
 
-/* The client hears that its answer begins: no other choice of it is refused from here on. All of
- * them are here, since a front queues them at once, and who was told is told for all. */
+/* q's client receives the first part of its answer: from here on no choice of that answer may be
+ * refused. All choices are in the lane, because a front queues them at once. */
 static void publish_begins_answer(struct engine *e, const struct seq *q)
 {
     const struct engine_lane *lane = &e->lanes[q->lane_idx];
@@ -40,6 +40,8 @@ static void publish_begins_answer(struct engine *e, const struct seq *q)
     }
 }
 
+/* Prompt tokens by where their keys came from: computed, found on the device, or fetched from a
+ * lower tier. */
 static void publish_admitted_metrics(struct engine *e, const struct seq *q)
 {
     int fetched = q->n_fetched < q->n_cached ? q->n_fetched : q->n_cached;
@@ -75,7 +77,7 @@ void publish_admitted(struct engine *e)
     }
 }
 
-/* For one who comes last now. */
+/* The Retry-After for a request that would be the last in the queue. */
 static uint32_t publish_retry_after(const struct engine *e)
 {
     const struct tenants *tenants = &e->sched.tenants;
@@ -83,8 +85,8 @@ static uint32_t publish_retry_after(const struct engine *e)
     return rate_retry_after_s(&e->admission.rate, tenants->n_waiting, tenants->n_waiting_tokens);
 }
 
-/* What is told once of a request, when the last of its choices ends. The choices that still run
- * carry the longest of those that have ended. */
+/* Metrics of a whole request, when the last of its choices ends. Until then the running choices
+ * carry the length of the longest one that has ended. */
 static void publish_last_choice(struct engine *e, const struct seq *q)
 {
     const struct engine_lane *lane = &e->lanes[q->lane_idx];
@@ -109,6 +111,8 @@ static void publish_last_choice(struct engine *e, const struct seq *q)
     stats_observe(&e->stats, HISTOGRAM_params_n, (double)q->request.generate.n_choices);
 }
 
+/* The histograms of a request's times. q has no time of a first token if it was cancelled
+ * before. */
 static void publish_request_times(struct engine *e, const struct seq *q)
 {
     int n = q->n_tokens - q->n_prompt;
@@ -123,6 +127,8 @@ static void publish_request_times(struct engine *e, const struct seq *q)
                       publish_seconds(q->first_token_us, q->last_token_us) / (n - 1));
 }
 
+/* Count the finish reason. A stop string is found by the front, which then cancels: that is a stop
+ * for the client. */
 static void publish_finish_metrics(struct engine *e, const struct seq *q, enum wire_finish why,
                                    int32_t value)
 {
@@ -148,6 +154,8 @@ static void publish_finish_metrics(struct engine *e, const struct seq *q, enum w
     publish_last_choice(e, q);
 }
 
+/* The last record of q. Whatever is to be reported is written before it, because the front frees
+ * the slot when it reads the end. */
 void publish_finish(struct engine *e, struct seq *q, enum wire_finish why, int32_t value)
 {
     struct engine_lane *lane = &e->lanes[q->lane_idx];
@@ -173,6 +181,8 @@ void publish_refuse(struct engine *e, struct seq *q, enum wire_refusal why, int 
     publish_finish(e, q, WIRE_FIN_ERROR, err);
 }
 
+/* Does id end the output? An end that the automaton knows counts always; stop ids and
+ * end-of-sequence tokens count from min_tokens on. */
 static bool publish_is_end(const struct engine *e, const struct seq *q, int32_t id)
 {
     const struct wire_request *request = &q->request;
@@ -194,7 +204,7 @@ static bool publish_is_end(const struct engine *e, const struct seq *q, int32_t 
     return false;
 }
 
-/* Log probabilities of one token: its own, then those of the most probable. */
+/* Log probabilities of one token: the token's own, then those of the most probable ones. */
 static void publish_logprobs(struct engine *e, const struct seq *q, int32_t id,
                              const struct batch_logprobs *logprobs, enum wire_kind chosen,
                              enum wire_kind top)
@@ -214,7 +224,8 @@ static void publish_logprobs(struct engine *e, const struct seq *q, int32_t id,
                                    .rank = (uint32_t)i + 1});
 }
 
-/* Log probabilities of the ids that were asked for, but those that were just told. */
+/* Log probabilities of the ids that the request asks for, unless publish_logprobs() has just
+ * written them. */
 static void publish_asked(struct engine *e, const struct seq *q,
                           const struct batch_logprobs *logprobs)
 {
@@ -230,7 +241,7 @@ static void publish_asked(struct engine *e, const struct seq *q,
     }
 }
 
-/* From here on publish_row() tells q's row, which fill_rows() has read. */
+/* From here on publish_row() writes q's row, which fill_rows() has read. */
 static void publish_row_begins(struct seq *q, const struct batch_logprobs *logprobs, bool of_prompt)
 {
     q->row[0] = logprobs->log_sum;
@@ -238,6 +249,8 @@ static void publish_row_begins(struct seq *q, const struct batch_logprobs *logpr
     q->row_is_prompts = of_prompt;
     q->tells_row = true;
 }
+
+/* --- tokens ----------------------------------------------------------------------------------- */
 
 static void publish_prompt(struct engine *e, struct seq *q, int target,
                            const struct batch_logprobs *logprobs)
@@ -264,7 +277,7 @@ static void publish_token_metrics(struct engine *e, struct seq *q)
     q->last_token_us = e->now_us;
 }
 
-/* Say the token that q has last. False: it was the last. */
+/* Write q's last token. False: it ended the sequence. */
 static bool publish_last_token(struct engine *e, struct seq *q)
 {
     int32_t id = q->tokens[q->n_tokens - 1];
@@ -281,12 +294,13 @@ static bool publish_last_token(struct engine *e, struct seq *q)
         draft_follow(&e->drafts, q);
         return true;
     }
+    /* A fault point: the engine dies between a token and its end, and another engine continues. */
     must(!FAULT_HIT(engine_end));
     publish_finish(e, q, ends ? WIRE_FIN_STOP : WIRE_FIN_LENGTH, ends ? id : 0);
     return false;
 }
 
-/* False: q has ended. */
+/* Append the token that `row` sampled. False: q has ended. */
 static bool publish_sampled(struct engine *e, const struct engine_step *step, int row,
                             struct seq *q)
 {
@@ -307,8 +321,9 @@ static bool publish_sampled(struct engine *e, const struct engine_step *step, in
 }
 
 #define PUBLISH_ROW_SPARE \
-    4 /* records that a row leaves room for: a token, a fact, an end, another */
+    4 /* records that a row leaves room for: a token, a fact, an end and one to spare */
 
+/* A record carries three floats of the row: one in `value`, two in `logits`. */
 int publish_row(struct engine *e, struct seq *q, int room)
 {
     int n = 1 + e->shape->n_vocab;
@@ -330,8 +345,10 @@ int publish_row(struct engine *e, struct seq *q, int room)
     return room;
 }
 
-/* Rows behind a token and its n drafts, from `row` on: a row counts while all drafts before it are
- * what was sampled. Each token is computed, and its page named, when it counts. */
+/* The rows of a token and of its n drafts, from `row` on. A row's token counts while all drafts
+ * before it equal the sampled tokens; the rest is thrown away. Example: drafts a b c, sampled a x
+ * .. ..: a was right, x replaces b, and two rows are dropped. Each token that counts advances the
+ * sequence by one, so that pages are named with tokens that are certain. */
 static void publish_drafted(struct engine *e, const struct engine_step *step, int row,
                             struct seq *q, int n)
 {
@@ -356,10 +373,11 @@ static void publish_drafted(struct engine *e, const struct engine_step *step, in
     draft_learn(&e->drafts, q, n, n_right);
 }
 
+/* Publish a step that has ended: advance its sequences, then write the tokens of its rows. */
 void publish_step(struct engine *e, const struct engine_step *step)
 {
     tiers_time_step(e, step);
-    /* Pages are named before sequences end: an end gives them back to the cache. */
+    /* Pages are named before sequences end, because an end returns them to the cache. */
     for (int i = 0; i < step->n_seqs; i++) {
         if (step->seqs[i] != NULL && step->drafts[i] == 0)
             sched_advance(&e->sched, step->seqs[i], step->counts[i], tiers_note_named, e);
@@ -383,6 +401,9 @@ void publish_step(struct engine *e, const struct engine_step *step)
     stats_observe(&e->stats, HISTOGRAM_iteration, (double)step->n_tokens);
 }
 
+/* The tenants' counters, for the metrics. Names change seldom, and readers may see half of one. */
+/* --- the engine's load ------------------------------------------------------------------------ */
+
 static void publish_tenants(struct engine *e)
 {
     const struct tenants *tenants = &e->sched.tenants;
@@ -404,6 +425,7 @@ static void publish_tenants(struct engine *e)
     atomic_store_explicit(&page->n_tenants, (uint32_t)tenants->n, memory_order_relaxed);
 }
 
+/* Gauges and counters that are kept elsewhere are copied to the statistics page once per pass. */
 static void publish_gauges(struct engine *e)
 {
     int n_deferred = tiers_n_deferred(e);
@@ -431,10 +453,10 @@ static void publish_gauges(struct engine *e)
     publish_tenants(e);
 }
 
-/* What the fronts may still bring: they refuse the rest without asking. Several at once could bring
- * too much; while there is plenty that does not matter, and then each gets its part, the odd places
- * in turn. What they bring in excess is refused by intake.c, a step later. nth: of the open
- * lanes. */
+/* Publish how many requests and tokens a front may still send; it refuses the rest itself. Several
+ * fronts at once could send too much. While there is plenty that does not matter; else each gets
+ * its share, and the remainder goes round. Any excess is refused by intake.c one step later. nth:
+ * the index among open lanes. */
 static void publish_room(const struct engine *e, struct wire_lane *w, int nth)
 {
     const struct tenants *tenants = &e->sched.tenants;
@@ -454,7 +476,8 @@ static void publish_room(const struct engine *e, struct wire_lane *w, int nth)
                           memory_order_relaxed);
 }
 
-/* What a front refused by itself since we looked. */
+/* Count the refusals that a front has made since the last look. A jump above PUBLISH_REFUSALS
+ * cannot be true: the lane's page is the front's to write. */
 static void publish_front_refusals(struct engine *e, struct engine_lane *lane)
 {
     for (int i = WIRE_NOT_REFUSED + 1; i < WIRE_REFUSALS; i++) {
@@ -479,6 +502,7 @@ static enum wire_engine_state publish_state(const struct engine *e)
     return e->power.state == POWER_ASLEEP ? WIRE_ASLEEP : WIRE_SERVING;
 }
 
+/* The fields of the lane that fronts read without a request: room, state, heartbeat, load. */
 static void publish_lane_nth(struct engine *e, struct engine_lane *lane, int nth)
 {
     struct wire_lane *wire = lane->lane.shared;
@@ -514,8 +538,8 @@ void publish_wake(struct engine *e)
 {
     int nth = 0;
 
-    /* Whoever waits now waits for a place, or for pages: free places are of no use then. While the
-     * engine wakes he waits for that alone. */
+    /* A waiting sequence waits for a place or for pages, so free places are of no use to others.
+     * While the engine wakes it waits for that alone, and places count. */
     e->admission.n_places = power_is_awake(&e->power) && sched_n_waiting(&e->sched) > 0
                                 ? 0
                                 : e->shape->max_num_seqs - e->sched.n_running;
