@@ -1,4 +1,9 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Cache administration; cache_admin.h describes it. Namespaces are counted in a small table with an
+ * index by open addressing; when it is full, the least recently used namespace is merged into the
+ * first entry. Answers to commands are sequences of WIRE_FACT records that fit into a slot's
+ * ring. */
 #include "engine/cache_admin.h"
 
 #include <string.h>
@@ -9,16 +14,17 @@
 #include "engine/engine.h"
 #include "kv/prefix.h"
 
-#define CACHE_ADMIN_PART     16384    /* pages looked at in a pass: a millisecond */
-#define CACHE_ADMIN_DROP     7        /* more for one that is dropped */
-#define CACHE_ADMIN_WAIT_US  2000000  /* for the disk, before a drop is answered all the same */
-#define CACHE_ADMIN_MORE_S   60       /* that a lower tier retains a page for longer */
-#define CACHE_ADMIN_RATES_US 10000000 /* the store is told of hit rates this often at most */
-#define CACHE_ADMIN_ROWS     40       /* namespaces of a list: the rest is one row */
+#define CACHE_ADMIN_PART     16384    /* pages scanned per pass: a millisecond */
+#define CACHE_ADMIN_DROP     7        /* a dropped page counts as this many more */
+#define CACHE_ADMIN_WAIT_US  2000000  /* for the disk; then a drop is answered anyway */
+#define CACHE_ADMIN_MORE_S   60       /* added to the retention in lower tiers */
+#define CACHE_ADMIN_RATES_US 10000000 /* between two writes of hit rates to the store */
+#define CACHE_ADMIN_ROWS     40       /* namespaces in a list; the rest is one row */
 
 /* --- namespaces --------------------------------------------------------------------------- */
 
-/* Where a namespace stands in the index, or would. Ends: it is a quarter full at most. */
+/* The index entry of a namespace, or the free one where it would be. Ends, because the index is at
+ * most a quarter full. */
 static uint32_t cache_admin_probe(const struct cache_admin *admin, uint64_t space)
 {
     uint32_t i = (uint32_t)(space % CACHE_ADMIN_INDEX);
@@ -28,7 +34,7 @@ static uint32_t cache_admin_probe(const struct cache_admin *admin, uint64_t spac
     return i;
 }
 
-/* Its place, or the one of those that have none. */
+/* The namespace's entry, or the first one, which counts all others. */
 static struct cache_admin_space *cache_admin_find(struct cache_admin *admin, uint64_t space)
 {
     int16_t at = admin->index[cache_admin_probe(admin, space)];
@@ -36,7 +42,7 @@ static struct cache_admin_space *cache_admin_find(struct cache_admin *admin, uin
     return &admin->spaces[at == 0 ? 0 : at - 1];
 }
 
-/* A free place, or that of the namespace which was used least recently. */
+/* A free entry, or the least recently used one. */
 static int cache_admin_place(struct cache_admin *admin)
 {
     int oldest = 1;
@@ -50,6 +56,8 @@ static int cache_admin_place(struct cache_admin *admin)
     return oldest;
 }
 
+/* Find or add a namespace. The entry that it replaces is merged into the first one, and the index
+ * is rebuilt: rare, and simpler than deletion from a hash table. */
 static struct cache_admin_space *cache_admin_add(struct cache_admin *admin, uint64_t space)
 {
     struct cache_admin_space *of = cache_admin_find(admin, space);
@@ -67,7 +75,7 @@ static struct cache_admin_space *cache_admin_add(struct cache_admin *admin, uint
     return &admin->spaces[at];
 }
 
-/* What earlier engines counted. */
+/* Continue the counts of earlier engines that used this store. */
 static void cache_admin_load_rates(struct engine *e)
 {
     struct store_rate rates[STORE_RATES_MAX];
@@ -106,7 +114,7 @@ void cache_admin_save_rates(struct engine *e)
     admin->kept_us = e->now_us;
 }
 
-/* The same on the statistics page. */
+/* Copy the counts to the statistics page. */
 static void cache_admin_show_rates(struct engine *e)
 {
     for (int i = 0; i < e->cache_admin.n_spaces; i++) {
@@ -133,14 +141,14 @@ int cache_admin_init(struct engine *e)
     return admin->tokens == NULL ? ERR_NO_MEMORY : ERR_OK;
 }
 
-/* --- hints of requests --------------------------------------------------------------------- */
+/* --- retention by requests -------------------------------------------------------------------- */
 
-/* Was as much said of the last cached page below? Then of all before it: a conversation says the
- * same at every turn. */
+/* Has the last cached page this retention already in the lower tier? Then all pages before it have
+ * it too, because the turns of a conversation repeat their retention. */
 static bool cache_admin_said_below(const struct engine *e, const struct seq *q)
 {
     if (q->n_cached > q->retain_tokens || q->n_named != q->n_cached / e->shape->page_tokens)
-        return false; /* chain is another page's name */
+        return false; /* chain names another page */
     return e->tiers.host != NULL    ? host_retains(e->tiers.host, &q->chain, q->retain)
            : e->tiers.store != NULL ? store_retains(e->tiers.store, &q->chain, q->retain)
                                     : true;
@@ -157,12 +165,12 @@ static void cache_admin_retain_one(struct engine *e, const struct hash *name, co
         return;
     host_retain(e->tiers.host, name, r);
     slot = host_find(e->tiers.host, name, tokens);
-    if (slot >= 0) /* it is to outlive the machine, too */
+    if (slot >= 0) /* retained pages should survive a restart of the machine */
         tiers_want_stored(e, slot, name);
 }
 
-/* The lower tiers may have pages that the device had already. They are told a little more than was
- * said, and so need not be told again at once. */
+/* The lower tiers may hold pages that the device had already. They get a slightly longer retention
+ * than requested, so that the next turn of a conversation need not repeat it at once. */
 static void cache_admin_retain_below(struct engine *e, const struct seq *q)
 {
     int block = e->shape->page_tokens;
@@ -202,6 +210,8 @@ void cache_admin_note_admitted(struct engine *e, const struct seq *q)
     space->hits += (uint64_t)q->n_cached;
 }
 
+/* Count the tokens of full pages whose priority is at least the requested one, up to the first page
+ * that is gone or has less. */
 void cache_admin_tell(struct engine *e, const struct seq *q)
 {
     int block = e->shape->page_tokens;
@@ -223,9 +233,9 @@ void cache_admin_tell(struct engine *e, const struct seq *q)
              (struct wire_out){.kind = WIRE_FACT, .value = WIRE_FACT_HELD, .amount = (uint64_t)n});
 }
 
-/* --- what operators ask for ------------------------------------------------------------------ */
+/* --- commands of operators -------------------------------------------------------------------- */
 
-/* A page of all tiers. */
+/* Drop a page from all tiers. Returns in how many tiers it was. */
 static uint64_t cache_admin_drop_page(struct engine *e, const struct hash *name)
 {
     int32_t page = pages_look(e->pages, name);
@@ -239,7 +249,7 @@ static uint64_t cache_admin_drop_page(struct engine *e, const struct hash *name)
     return n;
 }
 
-/* Parts behind the prefix of this name, of all groups. */
+/* Drop the partly filled pages after the prefix `name`, in all groups. */
 static void cache_admin_drop_parts(struct engine *e, const struct hash *name)
 {
     for (int group = 0; group < e->shape->n_groups; group++) {
@@ -249,6 +259,7 @@ static void cache_admin_drop_parts(struct engine *e, const struct hash *name)
     }
 }
 
+/* Drop the pages of one prompt: they are found by their names, so no scan is needed. */
 static uint64_t cache_admin_drop_prompt(struct engine *e, const struct wire_request *request)
 {
     int block = e->shape->page_tokens;
@@ -272,7 +283,7 @@ static uint64_t cache_admin_drop_prompt(struct engine *e, const struct wire_requ
     return dropped;
 }
 
-/* Kept pages are counted by what they have in common. */
+/* Count a retained page with others of equal namespace and retention. */
 static void cache_admin_count_hint(struct cache_admin *admin, enum wire_tier at,
                                    const struct page_label *label)
 {
@@ -284,7 +295,7 @@ static void cache_admin_count_hint(struct cache_admin *admin, enum wire_tier at,
         i++;
     if (i == CACHE_ADMIN_HINTS) {
         i = CACHE_ADMIN_HINTS - 1;
-        admin->hints[i].space = 0; /* of several from now on */
+        admin->hints[i].space = 0; /* counts several kinds from now on */
         admin->hints[i].retain = (struct retain){0};
     } else if (i == admin->n_hints) {
         admin->hints[admin->n_hints++] =
@@ -293,6 +304,8 @@ static void cache_admin_count_hint(struct cache_admin *admin, enum wire_tier at,
     admin->hints[i].pages[at]++;
 }
 
+/* Count a page in a list. The namespaces of old pages may be unknown; they get an entry while there
+ * is room. */
 static void cache_admin_count(struct cache_admin *admin, enum wire_tier at,
                               const struct page_label *label)
 {
@@ -307,7 +320,7 @@ static void cache_admin_count(struct cache_admin *admin, enum wire_tier at,
     cache_admin_count_hint(admin, at, label);
 }
 
-/* How many places a tier has, and what is in one of them. */
+/* The number of pages or slots of a tier; the next function reads one of them. */
 static int32_t cache_admin_slots(const struct engine *e, enum wire_tier at)
 {
     struct store_counters counters;
@@ -338,20 +351,20 @@ static bool cache_admin_look(const struct engine *e, enum wire_tier at, int32_t 
 static void cache_admin_visit(struct engine *e, struct cache_admin_ask *ask,
                               const struct page_label *label)
 {
-    struct hash name = label->name; /* the label may stand where the page does */
+    struct hash name = label->name; /* the label may be part of the page that is dropped */
 
     switch (ask->action) {
     case WIRE_LIST: cache_admin_count(&e->cache_admin, ask->at, label); return;
-    case WIRE_DROP_SPACE: /* what is of no known one is from an older store: it may be of this */
+    case WIRE_DROP_SPACE: /* a page of namespace 0 is from an older store, and may belong to any */
         if (label->space == ask->space || label->space == 0)
             ask->dropped += cache_admin_drop_page(e, &name);
         return;
     case WIRE_DROP_ALL: ask->dropped += cache_admin_drop_page(e, &name); return;
-    case WIRE_DROP_PROMPT: return; /* done when it was asked for */
+    case WIRE_DROP_PROMPT: return; /* was done when it was asked for */
     }
 }
 
-/* Parts are on the device alone, and nothing of their own is counted of them. */
+/* Partly filled pages exist on the device only, and lists do not count them. */
 static void cache_admin_visit_part(struct engine *e, const struct cache_admin_ask *ask,
                                    int32_t page)
 {
@@ -362,7 +375,7 @@ static void cache_admin_visit_part(struct engine *e, const struct cache_admin_as
         pages_drop(e->pages, page);
 }
 
-/* Some more pages. True when all were looked at. */
+/* Scan some more pages. True when all tiers were scanned. */
 static bool cache_admin_scan(struct engine *e, struct cache_admin_ask *ask)
 {
     struct page_label label;
@@ -383,6 +396,8 @@ static bool cache_admin_scan(struct engine *e, struct cache_admin_ask *ask)
     return ask->scanned;
 }
 
+/* Start the first command of the queue. While a drop runs, pages of its namespace that arrive in a
+ * tier are not kept (tiers_drops()), or they would appear after the scan has passed. */
 static void cache_admin_begin(struct engine *e, struct cache_admin_ask *ask)
 {
     struct cache_admin *admin = &e->cache_admin;
@@ -427,7 +442,7 @@ int cache_admin_ask(struct engine *e, struct engine_lane *lane, uint32_t slot,
                                                                        : prefix_space(&root)};
     for (int i = 0; i < admin->n_asks; i++) {
         if (admin->asks[i].lane_idx == ask->lane_idx && admin->asks[i].slot == slot)
-            return ERR_INVALID; /* a slot asks for one thing at a time */
+            return ERR_INVALID; /* a slot has one command at a time */
     }
     if (ask->action == WIRE_DROP_PROMPT) {
         rc = lane_tokens(&lane->lane, request, e->shape->n_vocab, admin->tokens);
@@ -455,11 +470,12 @@ void cache_admin_forget_lane(struct engine *e, const struct engine_lane *lane)
             cache_admin_end_ask(admin, i);
     }
     if (admin->n_asks > 0 && admin->asks[0].lane_idx == lane - e->lanes)
-        admin->asks[0].lane_idx = -1; /* what was begun is done, and nobody is told */
+        admin->asks[0].lane_idx = -1; /* a command in progress is completed without an answer */
 }
 
 /* --- answers -------------------------------------------------------------------------------- */
 
+/* One record of an answer; wire_lane.h defines the facts and their order. */
 static void cache_admin_fact(struct engine *e, const struct cache_admin_ask *ask,
                              enum wire_fact fact, uint64_t amount)
 {
@@ -522,7 +538,7 @@ static void cache_admin_tell_space(struct engine *e, const struct cache_admin_as
     cache_admin_fact(e, ask, WIRE_FACT_HITS, space->hits);
 }
 
-/* The largest of them, and all others as one. */
+/* The largest namespaces, one by one, and all others as one row. */
 static void cache_admin_tell_spaces(struct engine *e, const struct cache_admin_ask *ask)
 {
     const struct cache_admin *admin = &e->cache_admin;
@@ -560,7 +576,7 @@ static void cache_admin_tell_hints(struct engine *e, const struct cache_admin_as
         const struct cache_admin_hint *hint = &e->cache_admin.hints[i];
 
         cache_admin_fact(e, ask, WIRE_FACT_HINT, hint->space);
-        if (hint->retain.rank > 0) { /* else several kinds */
+        if (hint->retain.rank > 0) { /* else: pages of several kinds */
             cache_admin_fact(e, ask, WIRE_FACT_PRIORITY, (uint64_t)retain_priority(hint->retain));
             cache_admin_fact(e, ask, WIRE_FACT_UNTIL, hint->retain.until);
         }
@@ -586,7 +602,8 @@ static void cache_admin_answer(struct engine *e, const struct cache_admin_ask *a
         return;
     lane = &e->lanes[ask->lane_idx].lane;
     if (lane_room(lane, ask->slot) <= CACHE_ADMIN_FACTS_MAX)
-        return; /* it was empty when its front asked: that one lies */
+        /* The ring was empty when the front sent the command, so the front broke the protocol. */
+        return;
     if (ask->action == WIRE_LIST) {
         for (int tier = 0; tier < WIRE_TIERS; tier++)
             cache_admin_tell_tier(e, ask, (enum wire_tier)tier);
@@ -605,6 +622,7 @@ bool cache_admin_has_work(const struct engine *e)
     return e->cache_admin.n_asks > 0;
 }
 
+/* Once per pass; the first part runs once per second. */
 void cache_admin_pass(struct engine *e)
 {
     struct cache_admin *admin = &e->cache_admin;

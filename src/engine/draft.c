@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Each token is looked up as it comes, whether or not the sequence is drafted for: a guess costs
- * 0.1 us, a wrong draft costs the device rows and the sequence its run ahead. So drafts begin after
- * some right guesses, grow while they are right, and rest for longer after each that was wrong. */
+ * Each token is looked up when it comes, whether or not drafts are made: a guess costs 0.1 us, but
+ * a wrong draft costs the device rows and the sequence its run ahead. So drafts begin after some
+ * correct guesses, grow while they are right, and pause for longer after each one that was all
+ * wrong. */
 #include "engine/draft.h"
 
 #include <stdio.h>
@@ -12,25 +13,26 @@
 #include "base/mem.h"
 #include "engine/seq.h"
 
-#define DRAFT_STREAK  3    /* guesses that must be right before drafts begin */
+#define DRAFT_STREAK  3    /* correct guesses before drafts begin */
 #define DRAFT_TRIES   8    /* earlier places that are compared */
-#define DRAFT_DEPTH   64   /* tokens that are compared at each */
+#define DRAFT_DEPTH   64   /* tokens compared at each */
 #define DRAFT_REST    8    /* tokens without drafts after one that was all wrong */
-#define DRAFT_RESTS   512  /* the longest such rest */
-#define DRAFT_NGRAMS  5    /* vLLM's preset of prompt_lookup_min and _max */
-#define DRAFT_INDEXED 4096 /* tokens of a long prompt that a step indexes: some 50 us */
-#define DRAFT_DECAY   4    /* a difference divides the tokens that agree by this */
-#define DRAFT_HOLD    2    /* a place with fewer of them is given up */
+#define DRAFT_RESTS   512  /* the longest such pause */
+#define DRAFT_NGRAMS  5    /* vLLM's default of prompt_lookup_min and _max */
+#define DRAFT_INDEXED 4096 /* tokens of a long prompt indexed per step: some 50 us */
+#define DRAFT_DECAY   4    /* a difference divides the number of agreeing tokens by this */
+#define DRAFT_HOLD    2    /* a place with fewer agreeing tokens is given up */
 
 /* --- options -------------------------------------------------------------------------------- */
 
+/* Errors are sentences such as "'method' must be "ngram" or "suffix"". */
 static int draft_refuse(char *why, size_t cap, const char *name, const char *wanted)
 {
     (void)snprintf(why, cap, "'%s' must be %s", name, wanted);
     return ERR_INVALID;
 }
 
-/* A whole number of 1 .. most into *out, when it is there. */
+/* Read a whole number of 1 .. most into *out, if the field is there. */
 static int draft_read_count(const struct json *o, const char *name, int most, int *out, char *why,
                             size_t cap)
 {
@@ -47,6 +49,7 @@ static int draft_read_count(const struct json *o, const char *name, int most, in
     return draft_refuse(why, cap, name, wanted);
 }
 
+/* As in vLLM: one of the two bounds alone sets both. */
 static int draft_read_lookup(struct draft_options *out, const struct json *o, char *why, size_t cap)
 {
     int rc;
@@ -80,7 +83,7 @@ static int draft_read_suffix(struct draft_options *out, const struct json *o, ch
     return draft_read_count(o, "suffix_decoding_max_tree_depth", 1 << 16, &out->n_max, why, cap);
 }
 
-/* num_speculative_tokens beyond DRAFT_MAX is cut: vLLM's users ask for more. */
+/* num_speculative_tokens above DRAFT_MAX is reduced to it, because vLLM's users ask for more. */
 static int draft_read_object(struct draft_options *out, const struct json *o, char *why, size_t cap)
 {
     const struct json *method = json_get(o, "method");
@@ -119,9 +122,10 @@ int draft_read_options(struct draft_options *out, const char *text, char *why, s
     return rc;
 }
 
-/* --- the table ------------------------------------------------------------------------------ */
+/* --- the table of n-grams --------------------------------------------------------------------- */
 
-/* A power of two that is at least the tokens that q may have: at most half of its heads. */
+/* A power of two that is at least the greatest length of q: at least half of the buckets stay
+ * free. */
 static uint32_t draft_buckets(const struct seq *q)
 {
     uint32_t n = 256;
@@ -131,7 +135,7 @@ static uint32_t draft_buckets(const struct seq *q)
     return n;
 }
 
-/* Of the n tokens that end before position `end`. */
+/* Hash of the n tokens that end before position `end`. */
 static uint32_t draft_hash(const int32_t *tokens, int end, int n)
 {
     uint32_t h = 0x9e3779b9u;
@@ -141,6 +145,8 @@ static uint32_t draft_hash(const int32_t *tokens, int end, int n)
     return h ^ h >> 15;
 }
 
+/* Add the tokens since the last call to the table. heads[] has the last occurrence of each hash and
+ * before[] chains the earlier ones, both as positions plus one, so that 0 is the end. */
 static void draft_index(const struct draft_options *o, struct seq *q)
 {
     struct draft *draft = &q->draft;
@@ -162,7 +168,7 @@ static void draft_index(const struct draft_options *o, struct seq *q)
     }
 }
 
-/* Tokens before `at` and before the text's end that agree, at most `most`. */
+/* How many tokens before `at` agree with the tokens at the end of the text, at most `most`. */
 static int draft_agree(const struct seq *q, int at, int most)
 {
     int n = 0;
@@ -172,7 +178,8 @@ static int draft_agree(const struct seq *q, int at, int most)
     return n;
 }
 
-/* The earlier position that continues the text best, -1: none; *n_same tokens before it agree. */
+/* The earlier position that continues the text best, -1: none; *n_same tokens before it agree. Only
+ * the last DRAFT_TRIES occurrences are compared. */
 static int draft_find(const struct draft_options *o, const struct seq *q, int *n_same)
 {
     const struct draft *draft = &q->draft;
@@ -194,8 +201,6 @@ static int draft_find(const struct draft_options *o, const struct seq *q, int *n
     }
     return best;
 }
-
-/* --- public --------------------------------------------------------------------------------- */
 
 bool draft_may(const struct seq *q)
 {
@@ -219,6 +224,7 @@ static void draft_align(const struct draft_options *o, struct seq *q)
     draft->run = n_same;
 }
 
+/* The guess at `place` is compared with the real token, whether or not a draft was made of it. */
 void draft_follow(const struct draft_options *o, struct seq *q)
 {
     struct draft *draft = &q->draft;
@@ -255,16 +261,17 @@ void draft_propose(const struct draft_options *o, struct seq *q, int most)
     }
     n = n < most ? n : most;
     if (at < 0 || n < 1) {
-        draft->is_on = false; /* it may run ahead */
+        draft->is_on = false; /* then it may run ahead */
         return;
     }
-    for (int i = 0; i < n; i++) /* a repetition goes on in the drafts themselves */
+    /* A repetition continues in the drafts themselves: at + i may be one of them. */
+    for (int i = 0; i < n; i++)
         q->tokens[q->n_tokens + i] = q->tokens[at + i];
     draft->n = n;
 }
 
-/* A draft whose first token is wrong may have met a difference: the place is tried once more where
- * it still holds. A second one ends the drafts. */
+/* A draft with a wrong first token may have met a difference: the place is tried once more if
+ * enough tokens agree there. A second wrong draft ends the drafts for a while. */
 void draft_learn(const struct draft_options *o, struct seq *q, int n, int n_right)
 {
     struct draft *draft = &q->draft;

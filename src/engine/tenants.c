@@ -1,14 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * See tenants.h. Service is virtual time: what counts is who has less of it. */
+ * Fair queueing by virtual time, as in start-time fair queueing of networks: each tenant has a
+ * clock that advances with its service, and the tenant whose clock is least is served next. See
+ * tenants.h. */
 #include "engine/tenants.h"
 
 #include <string.h>
 
 #include "base/must.h"
 
-/* A token of the output holds a place in a step of its own, one of the prompt shares its step with
- * hundreds; what others ask for output is three to five times the prompt's price. */
+/* A token of an output needs a place in a step of its own, a token of a prompt shares its step with
+ * hundreds. Other services charge three to five times the price of a prompt token for it. */
 #define TENANTS_OUTPUT_WEIGHT 4
 
 void tenants_init(struct tenants *t)
@@ -21,6 +23,8 @@ static bool tenants_is_idle(const struct tenant *tenant)
     return tenant->n_waiting == 0 && tenant->n_running == 0;
 }
 
+/* When all entries are used, that of the idle tenant with the least service is taken over:
+ * forgetting it does the least harm, because it would be raised to `floor` anyway. */
 int tenants_find(struct tenants *t, const char name[WIRE_TENANT_BYTES])
 {
     int i, place = -1;
@@ -47,14 +51,14 @@ enum wire_refusal tenants_refuse(const struct tenants *t, int n_tokens,
                                  const struct tenants_bounds *bounds)
 {
     if (t->n_waiting == 0)
-        return WIRE_NOT_REFUSED; /* or a prompt longer than the bound would never be served */
+        return WIRE_NOT_REFUSED; /* else a prompt longer than the bound could never be served */
     if (t->n_waiting >= bounds->n_reqs + bounds->n_places)
         return WIRE_REFUSED_REQUESTS;
     return t->n_waiting_tokens + n_tokens > bounds->n_tokens ? WIRE_REFUSED_TOKENS
                                                              : WIRE_NOT_REFUSED;
 }
 
-/* The last of those that wait and may be refused, or NULL. */
+/* The last waiting sequence of the tenant that may be refused, or NULL. */
 static struct seq *tenants_last_new(const struct tenant *tenant)
 {
     struct seq *q = tenant->last;
@@ -82,7 +86,7 @@ struct seq *tenants_push_out(const struct tenants *t, int tenant_idx, int n_toke
     if (most == own)
         return NULL;
     q = tenants_last_new(most);
-    /* Nobody is pushed out who would have less afterwards than the one who comes. */
+    /* The tenant that loses a request must not end with less than the one that brings one. */
     if (by_tokens ? most->n_waiting_tokens - q->n_tokens < own->n_waiting_tokens + n_tokens
                   : most->n_waiting - 1 < own->n_waiting + 1)
         return NULL;
@@ -101,7 +105,8 @@ void tenants_ahead(const struct tenants *t, int tenant_idx, int n_tokens, int *n
 
         if (i == tenant_idx)
             continue;
-        /* They take turns: of the others no more is served before it than of its own. */
+        /* Tenants take turns: before this request each of the others is served at most as much as
+         * its own. */
         *n_reqs += tenant->n_waiting < own->n_waiting + 1 ? tenant->n_waiting : own->n_waiting + 1;
         *tokens += tenant->n_waiting_tokens < own->n_waiting_tokens + n_tokens
                        ? tenant->n_waiting_tokens
@@ -109,7 +114,7 @@ void tenants_ahead(const struct tenants *t, int tenant_idx, int n_tokens, int *n
     }
 }
 
-/* Cost was spent: it is everybody's virtual time, in equal parts. */
+/* Add cost to a tenant's service, and its equal share of it to the virtual time. */
 static void tenants_charge(struct tenants *t, struct tenant *tenant, uint64_t cost)
 {
     uint64_t n = t->n_active > 0 ? (uint64_t)t->n_active : 1;
@@ -120,6 +125,8 @@ static void tenants_charge(struct tenants *t, struct tenant *tenant, uint64_t co
     t->floor_rest %= n;
 }
 
+/* Insert by priority and arrival. New sequences usually belong at the end, so the search goes from
+ * there. A tenant that was idle is raised to the virtual time first. */
 void tenants_add(struct tenants *t, struct seq *q)
 {
     struct tenant *tenant = &t->list[q->tenant_idx];
@@ -173,6 +180,7 @@ void tenants_begin(struct tenants *t)
     }
 }
 
+/* Of two tenants' next sequences: is a's first? */
 static bool tenants_turn(const struct tenant *a, const struct tenant *b)
 {
     if (a->at->request.priority != b->at->request.priority)
@@ -182,6 +190,8 @@ static bool tenants_turn(const struct tenant *a, const struct tenant *b)
     return a->at->arrival < b->at->arrival;
 }
 
+/* A sequence that was returned counts its prompt as service in this walk only, so that the walk
+ * alternates between tenants as admission would. */
 struct seq *tenants_next(struct tenants *t)
 {
     struct tenant *best = NULL;
