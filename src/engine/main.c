@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * quire-engine: start, run, end. Exit codes: 0 stopped, 1 usage or configuration, 2 resources
- * at start, 3 device error, 134 our own bug (must()). systemd starts it again after all but 0 and
- * 1: what another process holds may be free soon. */
+ * quire-engine: start, run, end.
+ *
+ * Exit codes: 0 stopped; 1 usage or configuration; 2 resources at start; 3 device error; 134 a bug
+ * of ours (must()). systemd restarts it after all but 0 and 1, because a resource that another
+ * process holds may be free soon. */
 #include <poll.h>
 #include <string.h>
 #include <unistd.h>
@@ -16,14 +18,16 @@
 #include "engine/engine.h"
 #include "ipc/attach.h"
 
-#define MAIN_HOST_WAIT_US  1000000 /* some 20 GB of the pages used last are ready then */
-#define MAIN_STAGING_BYTES ((size_t)256 << 20) /* for pages on their way to and from the disk */
-#define MAIN_QUEUE_STEPS   128                 /* full steps whose prompts may wait */
-#define MAIN_QUEUE_PROMPTS 16                  /* or so many of the longest */
+/* Some 20 GB of the most recently used pages are ready by then. */
+#define MAIN_HOST_WAIT_US 1000000
+/* Buffers for pages on their way to and from the disk. */
+#define MAIN_STAGING_BYTES ((size_t)256 << 20)
+#define MAIN_QUEUE_STEPS   128  /* the waiting prompts may fill this many full steps */
+#define MAIN_QUEUE_PROMPTS 16   /* or be this many of the longest */
 #define MAIN_AGAIN_MS      3000 /* between attempts to load a model: each may read all of it */
 
-/* Those with whom an engine that sleeps shares the device may be awake when it starts: they sleep
- * when nobody asks them. ERR_DRAINING: it is to stop. */
+/* An engine that sleeps shares the device with others, which may be awake when it starts; they fall
+ * asleep when they have no requests. ERR_DRAINING: a signal to stop came meanwhile. */
 static int main_await_model(struct engine *e, const struct model_options *o)
 {
     uint64_t end_us = clock_us() + (uint64_t)e->settings.wake_timeout_s * 1000000u;
@@ -31,9 +35,9 @@ static int main_await_model(struct engine *e, const struct model_options *o)
     int rc;
 
     while ((rc = model_open(&e->model, o)) == ERR_NO_MEMORY && o->sleeps && clock_us() < end_us) {
-        log_warn(
-            "engine: others may have the memory and sleep soon: again in %d s, for %d s in all",
-            MAIN_AGAIN_MS / 1000, e->settings.wake_timeout_s);
+        log_warn("engine: others may have the memory of the device and sleep soon: next attempt in "
+                 "%d s, for %d s in all",
+                 MAIN_AGAIN_MS / 1000, e->settings.wake_timeout_s);
         service_status("waiting for memory of the device");
         if (poll(&stop, 1, MAIN_AGAIN_MS) > 0)
             return ERR_DRAINING;
@@ -79,6 +83,7 @@ static int main_open_model(struct engine *e)
     return rc;
 }
 
+/* Callbacks for the host tier and the store: page-locked memory is the device's to register. */
 static int main_pin(void *engine, void *memory, size_t bytes)
 {
     const struct engine *e = engine;
@@ -86,7 +91,8 @@ static int main_pin(void *engine, void *memory, size_t bytes)
     return model_pin(e->model, memory, bytes);
 }
 
-/* A device that failed may still copy from or to this memory; it lets go when the process ends. */
+/* A device that has failed may still copy from or to this memory, so it stays pinned; the end of
+ * the process unpins it. */
 static void main_unpin(void *engine, void *memory)
 {
     const struct engine *e = engine;
@@ -95,6 +101,7 @@ static void main_unpin(void *engine, void *memory)
         model_unpin(e->model, memory);
 }
 
+/* The store is optional: without it the engine serves, and logs the reason. */
 static int main_open_store(struct engine *e)
 {
     size_t n_buffers = MAIN_STAGING_BYTES / e->shape->page_bytes;
@@ -121,11 +128,11 @@ static int main_open_store(struct engine *e)
     rc = store_open(&e->tiers.store, &options);
     if (rc != ERR_NO_MEMORY && rc != ERR_IO)
         return rc;
-    log_error("engine: no pages are kept on disk"); /* which is no reason not to serve */
+    log_error("engine: no pages are kept on disk");
     return ERR_OK;
 }
 
-/* A machine without the memory for it serves all the same. */
+/* Like the store, the host tier is optional: a machine with too little memory serves without it. */
 static int main_open_host(struct engine *e)
 {
     size_t bytes = e->settings.kv_host_bytes;
@@ -172,7 +179,7 @@ static int main_open_lanes(struct engine *e)
     return ERR_OK;
 }
 
-/* Some 30 s of a GPU's work, and enough where steps are small. */
+/* The default bound of the queue: some 30 s of a GPU's work, and enough where steps are small. */
 static int64_t main_queued_tokens(const struct model_shape *shape)
 {
     int64_t steps = (int64_t)shape->max_num_batched_tokens * MAIN_QUEUE_STEPS;
@@ -188,7 +195,8 @@ static int main_open_guide(struct engine *e)
         .n_vocab = s->n_vocab, .max_num_seqs = s->max_num_seqs, .n_eos = s->n_eos, .eos = s->eos};
     int n_words;
 
-    /* A sequence that skips a step computes its last token twice, which a state does not take. */
+    /* A sequence with a late mask skips a step and computes its last token twice. A recurrent state
+     * cannot take a token twice, so steps of such models wait for all masks. */
     for (int group = 0; group < s->n_groups; group++)
         shape.waits = shape.waits || s->groups[group].kind == CACHE_STATE;
 
@@ -197,7 +205,7 @@ static int main_open_guide(struct engine *e)
     return guide_init(&e->guide, &shape);
 }
 
-/* A state cannot give back what a wrong draft did to it. */
+/* Drafts need a cache that can forget wrong tokens; a recurrent state cannot. */
 static int main_read_drafts(struct engine *e)
 {
     char why[160];
@@ -215,6 +223,7 @@ static int main_read_drafts(struct engine *e)
     return ERR_OK;
 }
 
+/* The scheduler, the pool of sequences and everything whose size depends on the model. */
 static int main_open_queues(struct engine *e)
 {
     const struct model_shape *shape = e->shape;
@@ -261,8 +270,8 @@ static int main_open_queues(struct engine *e)
     return rc;
 }
 
-/* The labels that vLLM's dashboards read, of settings that have a meaning here. */
-static void main_tell_config(struct engine *e)
+/* The settings as labels that vLLM's dashboards read, as far as they apply. */
+static void main_show_config(struct engine *e)
 {
     const struct settings *settings = &e->settings;
 
@@ -276,6 +285,7 @@ static void main_tell_config(struct engine *e)
                  e->tiers.host == NULL ? 0 : (int)host_n_slots(e->tiers.host));
 }
 
+/* The order matters: later parts need the model's shape, and the socket comes last. */
 static int main_open(struct engine *e)
 {
     int rc = service_signal_fd(&e->intake.signal_fd);
@@ -300,7 +310,7 @@ static int main_open(struct engine *e)
     if (rc == ERR_OK)
         rc = stats_open(&e->stats);
     if (rc == ERR_OK)
-        main_tell_config(e);
+        main_show_config(e);
     if (rc == ERR_OK && e->tiers.host != NULL)
         host_wait(e->tiers.host, MAIN_HOST_WAIT_US);
     /* Last, so that a front that connects is answered at once. */
@@ -323,6 +333,7 @@ static int main_status(int rc)
     }
 }
 
+/* Save the cache, then close from the top down. pages_check() proves that no page has leaked. */
 static int main_close(struct engine *e)
 {
     int rc = tiers_save_all(e);
@@ -334,7 +345,7 @@ static int main_close(struct engine *e)
     e->tiers.host = NULL;
     (void)unlink(e->settings.engine_socket);
     if (rc != ERR_OK)
-        return rc; /* a device that failed might never let go of the model */
+        return rc; /* a device that has failed might never release the model */
     model_close(e->model);
     e->model = NULL;
     pages_check(e->pages);
@@ -360,7 +371,7 @@ int main(int argc, char **argv)
     if (rc == ERR_OK)
         rc = main_open(&engine);
     if (rc == ERR_DRAINING)
-        return 0; /* it was told to stop while it waited */
+        return 0; /* stopped while it waited for memory */
     if (rc != ERR_OK) {
         log_error("engine: cannot start: %s", err_sentence(rc));
         return main_status(rc);
@@ -372,7 +383,7 @@ int main(int argc, char **argv)
              engine.shape->max_num_seqs, engine.shape->max_num_batched_tokens);
     rc = engine_run(&engine);
     if (rc != ERR_OK)
-        return 3; /* nothing is saved: a device that failed may hold anything */
+        return 3; /* nothing is saved: the memory of a failed device cannot be trusted */
     if (main_close(&engine) != ERR_OK)
         return 3;
     log_info("engine: stopped");

@@ -1,11 +1,14 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Three sums that fade exponentially with time under load: seconds, requests and tokens. A rate is
+ * a quotient of two of them, so the fading cancels out. */
 #include "engine/rate.h"
 
 #include <math.h>
 
 #define RATE_MEMORY_S   20.0
-#define RATE_DONE_MIN   8.0 /* ends that make a rate */
-#define RATE_PASS_MAX_S 5.0 /* a pass that took longer was not the queue's doing */
+#define RATE_DONE_MIN   8.0 /* ended requests that make a rate */
+#define RATE_PASS_MAX_S 5.0 /* a longer pass was stopped, not busy */
 #define RATE_RETRY_MAX  60.0
 
 void rate_end(struct rate *r, int n_tokens)
@@ -14,6 +17,8 @@ void rate_end(struct rate *r, int n_tokens)
     r->n_ended_tokens += n_tokens;
 }
 
+/* Time of a full pass is added together with the ends in it; ends in other passes are forgotten,
+ * because they do not show how fast the server could be. */
 void rate_pass(struct rate *r, uint64_t now_us, bool full)
 {
     double s = r->last_us == 0 || now_us < r->last_us ? 0.0 : (double)(now_us - r->last_us) * 1e-6;
@@ -31,6 +36,7 @@ void rate_pass(struct rate *r, uint64_t now_us, bool full)
     }
 }
 
+/* The slower of both estimates: by requests, and by the tokens of their prompts. */
 double rate_wait_s(const struct rate *r, int n_reqs, int64_t n_tokens)
 {
     double by_reqs, by_tokens;

@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * An engine that has nothing to do gives the device's memory back, so that several models can share
- * a machine; the next request wakes it.
+ * An idle engine gives the device's memory back, so that several models can share a machine; the
+ * next request wakes it.
  *
- *   awake -> saving -> falling -> asleep -> waking -> awake
+ *   AWAKE -> SAVING -> FALLING -> ASLEEP -> WAKING -> AWAKE
  *
- * saving: pages that no lower tier has are written there, by the passes of the loop as ever.
- * falling: weights go to host memory, some milliseconds of it in a pass. Until then a request that
- * comes is served as if nothing had been; afterwards it waits. While the engine wakes the loop goes
- * on too: requests are taken in, cancelled and run out of time, the watchdog and /health are told.
+ * SAVING: pages that no lower tier has are saved by the usual passes of the loop. FALLING: weights
+ * are copied to host memory, some milliseconds of work per pass. Until then a request is served at
+ * once; afterwards it waits. While the engine wakes, the loop continues: requests are taken,
+ * cancelled and time out, and the watchdog and /health are served.
  *
- * Pages of the device lose their names with their content: what comes next finds its prefix in the
- * host tier or on the disk, and else computes it. */
+ * Pages of the device lose their names with their contents: later requests find their prefixes in
+ * the host tier or on disk, or compute them. */
 #include <string.h>
 #include <unistd.h>
 
@@ -21,13 +21,13 @@
 #include "base/service.h"
 #include "engine/engine.h"
 
-#define SLEEP_SAVE_US  30000000u /* for pages to be saved; what is not by then is lost */
+#define SLEEP_SAVE_US  30000000u /* for pages to be saved; the rest is lost */
 #define SLEEP_RETRY_US 100000u   /* between attempts to get the device's memory */
-#define SLEEP_TELL_US  10000000u /* between two lines that say it cannot be had */
-#define SLEEP_SPREAD   64        /* milliseconds between engines that try again */
+#define SLEEP_TELL_US  10000000u /* between two log lines about the lack of memory */
+#define SLEEP_SPREAD   64        /* milliseconds between the attempts of different engines */
 #define MIB            (1.0 / 1048576.0)
 
-/* When it is time to fall asleep; 0: never. */
+/* When the engine is to fall asleep; 0: never. */
 static uint64_t sleep_due_us(const struct engine *e)
 {
     return e->settings.sleep_after_s == 0
@@ -35,6 +35,8 @@ static uint64_t sleep_due_us(const struct engine *e)
                : e->power.used_us + (uint64_t)e->settings.sleep_after_s * 1000000u;
 }
 
+/* A pass is due at the next change of state that time alone causes; in FALLING every pass has
+ * work. */
 int sleep_timeout_ms(const struct engine *e, int longest_ms)
 {
     uint64_t then_us = e->now_us;
@@ -61,7 +63,8 @@ static void sleep_enter(struct engine *e, enum power_state power)
     e->power.since_us = e->now_us;
 }
 
-static void sleep_tell(struct engine *e, bool asleep)
+/* Metrics and the service manager's status line. */
+static void sleep_show(struct engine *e, bool asleep)
 {
     size_t bytes = e->shape->device_bytes - (asleep ? e->shape->sleeping_bytes : 0);
 
@@ -74,7 +77,7 @@ static void sleep_tell(struct engine *e, bool asleep)
 
 /* --- falling asleep ------------------------------------------------------------------------- */
 
-/* Nothing is under way that knows a page of the device. */
+/* Nothing refers to a page of the device. */
 static bool sleep_is_idle(const struct engine *e)
 {
     return e->sched.n_running + sched_n_waiting(&e->sched) == 0 && e->n_begun == e->n_ended &&
@@ -94,8 +97,8 @@ int sleep_begin(struct engine *e)
     return ERR_OK;
 }
 
-/* Wait for what is being saved. Copies that were started write to memory that is about to go, so
- * they are waited for; a device that ends none has failed. */
+/* Wait until everything is saved. Copies that were started write to memory that is given back next,
+ * so they are waited for; a device that completes none has failed. */
 static int sleep_save(struct engine *e)
 {
     if (tiers_have_work(e)) {
@@ -108,7 +111,7 @@ static int sleep_save(struct engine *e)
     return ERR_OK;
 }
 
-/* Every page becomes free: all can be taken, since nobody has one. */
+/* Make every page free and nameless. All can be taken, because no sequence has one. */
 static void sleep_forget_pages(struct engine *e)
 {
     struct page_label label;
@@ -124,6 +127,8 @@ static void sleep_forget_pages(struct engine *e)
     pages_check(e->pages);
 }
 
+/* One piece of copying the weights; ERR_AGAIN means that more remains. On a lack of host memory the
+ * engine stays awake. */
 static int sleep_fall(struct engine *e)
 {
     int n_cached = pages_cached(e->pages);
@@ -147,11 +152,12 @@ static int sleep_fall(struct engine *e)
              (double)e->shape->sleeping_bytes * MIB, (double)e->shape->constant_bytes * MIB,
              n_cached, (double)(e->now_us - e->power.since_us) * 1e-6);
     sleep_enter(e, POWER_ASLEEP);
-    sleep_tell(e, true);
+    sleep_show(e, true);
     return ERR_OK;
 }
 
-/* Whoever waited long enough for memory that does not come. */
+/* Refuse requests that have waited for wake_timeout_s, since their arrival or since waking
+ * began. */
 static void sleep_refuse(struct engine *e)
 {
     uint64_t longest_us = (uint64_t)e->settings.wake_timeout_s * 1000000u;
@@ -181,7 +187,8 @@ void sleep_end(struct engine *e)
     sleep_enter(e, POWER_WAKING);
 }
 
-/* Others have the memory: nothing of it is held now, and nobody is in their way. */
+/* Other processes have the memory. Everything that was obtained is given back, so that they are not
+ * in each other's way, and each tries again after its own delay. */
 static void sleep_wait(struct engine *e)
 {
     uint64_t longest_us = (uint64_t)e->settings.wake_timeout_s * 1000000u;
@@ -199,6 +206,8 @@ static void sleep_wait(struct engine *e)
         sleep_enter(e, POWER_ASLEEP);
 }
 
+/* One piece of waking. The device's memory comes first, and then the weights in pieces
+ * (ERR_AGAIN). */
 static int sleep_rise(struct engine *e)
 {
     double took_s;
@@ -222,11 +231,11 @@ static int sleep_rise(struct engine *e)
     stats_observe(&e->stats, HISTOGRAM_wake, took_s);
     e->power.used_us = e->now_us;
     sleep_enter(e, POWER_AWAKE);
-    sleep_tell(e, false);
+    sleep_show(e, false);
     return ERR_OK;
 }
 
-/* --- operators' word ------------------------------------------------------------------------ */
+/* --- commands of operators -------------------------------------------------------------------- */
 
 int sleep_ask(struct engine *e, const struct engine_lane *lane, uint32_t slot,
               const struct wire_power *p)
@@ -242,7 +251,7 @@ int sleep_ask(struct engine *e, const struct engine_lane *lane, uint32_t slot,
     for (int i = 0; i < e->power.n_orders; i++) {
         if (e->power.orders[i].lane_idx == (int)(lane - e->lanes) &&
             e->power.orders[i].slot == slot)
-            return ERR_INVALID; /* a slot asks for one thing at a time */
+            return ERR_INVALID; /* a slot has one command at a time */
     }
     if (p->action == WIRE_WAKE)
         sleep_end(e);
@@ -272,7 +281,8 @@ void sleep_forget_lane(struct engine *e, const struct engine_lane *lane)
     }
 }
 
-/* What has come to an end in an earlier pass, so that everybody can see it by now. */
+/* Answer the commands whose state was reached in an earlier pass, so that the lanes show it
+ * already. */
 static void sleep_answer(struct engine *e)
 {
     if (e->power.state != POWER_AWAKE && e->power.state != POWER_ASLEEP)
@@ -298,8 +308,9 @@ int sleep_pass(struct engine *e)
 
     sleep_answer(e);
     if (e->power.state == POWER_AWAKE && due_us > 0 && e->now_us >= due_us)
-        (void)!sleep_begin(e); /* or later */
+        (void)!sleep_begin(e); /* on error it is tried in the next pass */
     switch (e->power.state) {
+    /* A request that came while the engine fell asleep ends that: nothing was given back yet. */
     case POWER_AWAKE: break;
     case POWER_SAVING:
     case POWER_FALLING:
@@ -322,5 +333,5 @@ int sleep_pass(struct engine *e)
 void sleep_init(struct engine *e)
 {
     e->power.used_us = e->now_us;
-    sleep_tell(e, false);
+    sleep_show(e, false);
 }

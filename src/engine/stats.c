@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * One writer, so relaxed loads and stores are enough; readers may see counters of one step in
- * any mixture, as with every scrape of a running process. */
+ * The statistics page has one writer, so relaxed loads and stores are enough. A reader may see some
+ * counters of a step and not yet others, as with every scrape of a running process. */
 #include "engine/stats.h"
 
 #include <errno.h>
@@ -20,9 +20,11 @@
 #include "base/must.h"
 
 #ifndef F_SEAL_FUTURE_WRITE
-#define F_SEAL_FUTURE_WRITE 0x0010 /* Linux 5.1; our own mapping stays writable */
+#define F_SEAL_FUTURE_WRITE 0x0010 /* Linux 5.1; our own mapping remains writable */
 #endif
 
+/* The seals come after our own writable mapping: from then on no process can map the page for
+ * writing. */
 int stats_open(struct stats *s)
 {
     int fd = memfd_create("quire-stats", MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -73,7 +75,8 @@ void stats_config(struct stats *s, const char *format, ...)
 
 #define STATS_PROCESS_US 1000000
 
-/* Fields of /proc/self/stat after the program's name, which may hold spaces and parentheses. */
+/* /proc/self/stat is one line: "pid (name) state ppid ...". The name may contain spaces and
+ * parentheses, so the fields are read from the last ')' on. */
 static void stats_proc_stat(struct stats *s)
 {
     unsigned long long user, system, start, vsize;
@@ -101,10 +104,10 @@ static void stats_proc_stat(struct stats *s)
               (uint64_t)clock_unix_s() - clock_boot_s() + start / (unsigned long long)ticks);
 }
 
-/* Count the entries of /proc/self/fd without an allocation. */
+/* Count the entries of /proc/self/fd with the system call itself, because readdir() allocates. */
 static uint64_t stats_n_fds(void)
 {
-    struct entry { /* as getdents64() writes them; their length is at 16 */
+    struct entry { /* the layout of linux_dirent64; `bytes` is at offset 16 */
         uint64_t inode, offset;
         uint16_t bytes;
         char rest[];
@@ -125,7 +128,7 @@ static uint64_t stats_n_fds(void)
     }
     if (fd != -1)
         (void)close(fd);
-    return n > 3 ? n - 3 : 0; /* "." and "..", and the folder itself */
+    return n > 3 ? n - 3 : 0; /* ".", "..", and the descriptor of the folder itself */
 }
 
 void stats_process(struct stats *s, uint64_t now_us)
@@ -143,7 +146,7 @@ void stats_process(struct stats *s, uint64_t now_us)
 
 /* --- refusals and histograms ---------------------------------------------------------------- */
 
-/* The metric of each reason. */
+/* The metric of each reason for a refusal. */
 static const enum wire_metric stats_refusals[WIRE_REFUSALS] = {
     [WIRE_REFUSED_REQUESTS] = METRIC_rejected_requests,
     [WIRE_REFUSED_TOKENS] = METRIC_rejected_tokens,

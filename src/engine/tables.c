@@ -1,7 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A table's entries [first, n) are pages with one reference each. Tables of tokens have the page of
- * token t at t / page_tokens; all of them end at the same n. */
+ * Page tables: entries [first, n) are pages with one reference each. In tables of tokens the page
+ * of token t is entry t / page_tokens, and all of them have the same n. Example: 40 tokens
+ * computed, pages of 16, a window of 16:
+ *
+ *   CACHE_FULL    first 0, n 3: pages 0 1 2
+ *   CACHE_WINDOW  first 1, n 3: pages   1 2, because token 40 attends to 25 .. 40
+ *   CACHE_STATE   first 0, n n_state_pages */
 #include "engine/tables.h"
 
 #include <limits.h>
@@ -17,7 +22,7 @@ static bool tables_is_state(const struct tables *t, int g)
     return t->groups[g].kind == CACHE_STATE;
 }
 
-/* Pages before a border that a token behind it sees. */
+/* How many pages before a page border a token after the border attends to. */
 static int tables_seen(const struct tables *t, int g)
 {
     const struct cache_group *of = &t->groups[g];
@@ -58,7 +63,8 @@ int tables_init(struct tables *t, const struct tables_limits *limits, struct pag
     }
     if (tables_names_max(t) > TABLES_NAMES_MAX)
         return ERR_LIMIT;
-    /* Of each sequence its begin and a snapshot; two may be displaced in the same plan. */
+    /* Per sequence the copies of its begin and of a snapshot; two sequences may be displaced in one
+     * plan. */
     t->copies_cap = (limits->max_num_seqs + 2) * (t->n_token_groups + 2 * t->n_state_pages);
     t->evictions = mem_zalloc_array((size_t)t->evictions_cap, sizeof *t->evictions);
     t->copies = mem_zalloc_array((size_t)t->copies_cap, sizeof *t->copies);
@@ -79,12 +85,15 @@ int32_t tables_take_page(struct tables *t)
     bool evicted;
 
     eviction.page = pages_take(t->pages, &evicted, &eviction.label);
-    /* The log is emptied every step; a page evicted twice within one is not worth saving. */
+    /* The list is emptied every step; a page that is evicted twice in one step is not worth
+     * saving. */
     if (evicted && t->n_evictions < t->evictions_cap)
         t->evictions[t->n_evictions++] = eviction;
     return eviction.page;
 }
 
+/* A copy keeps its source referenced, so that the source cannot be evicted before the copy is
+ * enqueued. The target belongs to the sequence. */
 static void tables_copy(struct tables *t, int32_t from, int32_t to)
 {
     must(t->n_copies < t->copies_cap);
@@ -100,13 +109,15 @@ void tables_copied(struct tables *t)
 
 /* --- names ---------------------------------------------------------------------------------- */
 
-/* Pages of a window, and snapshots, outlive those before them: tiers below the device keep a page
- * while others name it as their parent, and these name none. */
+/* The lower tiers keep a page as long as another names it as its parent. Pages of a window and
+ * snapshots outlive those before them, so they name a parent that does not exist. */
 struct hash tables_parent(const struct tables *t, int group, const struct hash *chain)
 {
     return prefix_group_name(chain, group, t->groups[group].kind == CACHE_FULL ? 0 : PART_PARENT);
 }
 
+/* A page is needed if the next token after n pages attends to it: every page of a full group, the
+ * last pages of a window, and only the last snapshot. */
 int tables_names(const struct tables *t, int i, int n, const struct hash *chain,
                  const struct hash *before, struct tables_name *names)
 {
@@ -133,12 +144,13 @@ int tables_reusable(const struct seq *q)
     return seq_tells_prompt(q) ? q->n_told : q->n_tokens - 1;
 }
 
-/* How far each group's pages reach back from the end of the prefix that was looked at last. */
+/* State of the walk over a prefix, page by page: how many pages each group has without a gap, up to
+ * the page that was looked at last. */
 struct tables_walk {
     const struct tables *t;
     tables_has_fn *has;
     void *context;
-    int run[CACHE_GROUPS_MAX]; /* pages in a row; of a state 1: there is a snapshot */
+    int run[CACHE_GROUPS_MAX]; /* pages without a gap; of a state 1: there is a snapshot */
 };
 
 static bool tables_has_state(const struct tables_walk *walk, int g, const struct hash *chain,
@@ -153,7 +165,8 @@ static bool tables_has_state(const struct tables_walk *walk, int g, const struct
     return true;
 }
 
-/* Look at the i-th page, the end of the prefix `chain`. False: no longer prefix can be used. */
+/* Look at the i-th page, the end of the prefix `chain`. *usable: the prefix of i + 1 pages can be
+ * used. False: no longer prefix can be used either, because a full group has a gap. */
 static bool tables_walk_page(struct tables_walk *walk, int i, const struct hash *chain,
                              const int32_t *tokens, bool *usable)
 {
@@ -179,6 +192,8 @@ static bool tables_walk_page(struct tables_walk *walk, int i, const struct hash 
     return goes_on;
 }
 
+/* The walk does not stop at the first prefix that cannot be used: a longer one can be, where a
+ * window's pages or a snapshot are available again. */
 int tables_reach(const struct tables *t, const struct hash *root, const int32_t *tokens,
                  int n_tokens, tables_has_fn *has, void *context, struct hash *chain)
 {
@@ -207,7 +222,7 @@ static bool tables_on_device(void *context, const struct hash *name, const int32
 {
     const struct pages *p = context;
 
-    (void)tokens; /* the name stands for them */
+    (void)tokens; /* the name is a hash of them */
     return pages_has(p, name);
 }
 
@@ -220,7 +235,8 @@ int tables_match(const struct tables *t, const struct seq *q, struct hash *chain
                         chain);
 }
 
-/* Reference what the prefix of n pages needs at its i-th one. */
+/* Reference the pages that a prefix of n pages needs at its i-th page. They exist: tables_match()
+ * has just found them. */
 static void tables_take_at(struct tables *t, struct seq *q, int i, int n)
 {
     int k = 0;
@@ -247,7 +263,8 @@ static void tables_take_at(struct tables *t, struct seq *q, int i, int n)
     }
 }
 
-/* Did q's tenant compute all pages at i? What others computed would tell what they asked. */
+/* Did q's tenant compute all pages at i? Hits on pages of other tenants would reveal their
+ * prompts. */
 static bool tables_are_theirs(const struct tables *t, const struct seq *q, int i)
 {
     for (int group = 0; group < t->limits.n_groups; group++) {
@@ -260,7 +277,8 @@ static bool tables_are_theirs(const struct tables *t, const struct seq *q, int i
     return true;
 }
 
-/* Tokens of q's cached prefix that others computed. Behind their snapshot all are. */
+/* Tokens of q's cached prefix that other tenants computed. If the snapshot is another tenant's, all
+ * are. */
 static int tables_foreign(const struct tables *t, const struct seq *q)
 {
     int n = 0;
@@ -274,6 +292,8 @@ static int tables_foreign(const struct tables *t, const struct seq *q)
     return n;
 }
 
+/* After this, n_computed tokens need no computing, and the pages of the prefix cannot be
+ * evicted. */
 void tables_take_prefix(struct tables *t, struct seq *q)
 {
     int block = t->limits.page_tokens;
@@ -305,7 +325,8 @@ int tables_lacks(const struct tables *t, const struct seq *q)
 
         if (of->kind == CACHE_STATE) {
             n = of->n_state_pages - q->tables[group].n;
-        } else if (of->kind == CACHE_WINDOW) { /* chunks are cut where that is little */
+        } else if (of->kind == CACHE_WINDOW) {
+            /* Steps are shortened to the free pages (tables_clip_windows()). */
             int most = tables_pages_of(t, of->window) + 2;
 
             n = n < most ? n : most;
@@ -334,7 +355,7 @@ bool tables_grow(struct tables *t, struct seq *q, int n_tokens)
     return true;
 }
 
-/* The states begin as the snapshot's copies. */
+/* The states begin as copies of the snapshot, because steps overwrite them. */
 static void tables_restore(struct tables *t, struct seq *q)
 {
     int k = 0;
@@ -347,14 +368,15 @@ static void tables_restore(struct tables *t, struct seq *q)
         for (int part = 0; tables_is_state(t, group) && part < t->groups[group].n_state_pages;
              part++) {
             of->pages[of->n] = tables_take_page(t);
-            must(of->pages[of->n] != -1); /* tables_lacks() has counted it */
+            must(of->pages[of->n] != -1); /* counted by tables_lacks() */
             tables_copy(t, q->newest.pages[k++], of->pages[of->n++]);
         }
     }
-    q->newest.at = 0; /* its references are the copies' */
+    q->newest.at = 0; /* its references belong to the copies now */
 }
 
-/* Pages, one a token group, that begin with the next tokens of q; how many of them all have. */
+/* Find for each token group a page that begins with q's next tokens; returns how many of them all
+ * groups' pages have. */
 static int tables_find_parts(struct tables *t, const struct seq *q, int n, int32_t *from)
 {
     int n_same = INT_MAX;
@@ -371,8 +393,11 @@ static int tables_find_parts(struct tables *t, const struct seq *q, int n, int32
     return n_same;
 }
 
-/* The pages where q leaves the cached ones begin with some of its tokens: those are computed in
- * copies of them. A state has no part: it would be behind a whole page. */
+/* Where q diverges inside a cached page, the page begins with some of q's next tokens: they are
+ * taken over in a copy. A state has no such part, because it exists only after whole pages.
+ *
+ *   cached page   a b c d e f g h      q's next tokens   a b c x y
+ *   q's own page  a b c _ _ _ _ _      copied for a b c; x y are computed */
 static void tables_copy_parts(struct tables *t, struct seq *q)
 {
     int block = t->limits.page_tokens, n_groups = t->limits.n_groups;
@@ -384,7 +409,8 @@ static void tables_copy_parts(struct tables *t, struct seq *q)
         t->n_copies + n_groups > t->copies_cap)
         return;
     n_same = tables_find_parts(t, q, n < block ? n : block, from);
-    /* They were among the pages that q's need was counted with, and may be too few now. */
+    /* Referencing them took them from the free pages that tables_lacks() counted on: too few may be
+     * left. */
     if (n_same == 0 || pages_free(t->pages) < tables_lacks(t, q)) {
         for (int group = 0; group < n_groups; group++) {
             if (from[group] != -1)
@@ -416,14 +442,15 @@ int tables_margin(const struct tables *t, int n_running)
 
 /* --- snapshots ------------------------------------------------------------------------------ */
 
-/* The last border before n tokens' last: what has the same n tokens can begin there. */
+/* The last page border before the last of n tokens: a prompt with these n tokens can start
+ * there. */
 static int tables_border(const struct tables *t, int n)
 {
     return n < 1 ? 0 : (n - 1) / t->limits.page_tokens * t->limits.page_tokens;
 }
 
-/* Pages of a window are given back soon: a step takes no more of them than are free, so that no
- * sequence loses its pages for them. */
+/* Pages of a window are given back soon, so it is better to compute less now than to preempt a
+ * sequence for them: a step takes no more of them than are free. */
 static int tables_clip_windows(const struct tables *t, int n)
 {
     int n_pages = pages_free(t->pages) / t->n_token_groups - 1;
@@ -432,6 +459,8 @@ static int tables_clip_windows(const struct tables *t, int n)
     return n < most ? n : most;
 }
 
+/* A snapshot can be taken only between steps, so a step must end at the next place where one is
+ * due: a multiple of the stride, or the last border of the prompt. */
 int tables_clip(const struct tables *t, const struct seq *q, int n)
 {
     int first = q->n_computed + q->n_ahead;
@@ -447,6 +476,8 @@ int tables_clip(const struct tables *t, const struct seq *q, int n)
     return n < next - first ? n : next - first;
 }
 
+/* Where snapshots are due: at the stride, at the last border of the prompt, and at each border of
+ * the output. */
 static bool tables_wants_snapshot(const struct tables *t, const struct seq *q, int at)
 {
     if (at == 0 || at % t->limits.page_tokens != 0 || at <= q->n_snapped || q->taken.at != 0)
@@ -461,6 +492,8 @@ void tables_snapshot(struct tables *t, struct seq *q)
 
     if (t->n_state_pages == 0 || !t->limits.prefix_caching || !tables_wants_snapshot(t, q, at))
         return;
+    /* Pages are short: a snapshot would cost another sequence its pages. The prefix is then found
+     * up to an earlier snapshot. */
     if (pages_free(t->pages) < t->n_state_pages + tables_margin(t, 1) ||
         t->n_copies + t->n_state_pages > t->copies_cap)
         return;
@@ -478,7 +511,8 @@ void tables_snapshot(struct tables *t, struct seq *q)
     t->n_snapshots++;
 }
 
-/* Name a page of q, the end of its first n_tokens tokens. False: another has the name already. */
+/* Name a page of q, the end of its first n_tokens tokens. False: another page has this name
+ * already; that one gets q's retention. */
 static bool tables_name(struct tables *t, const struct seq *q, int32_t page,
                         const struct tables_name *name, int n_tokens)
 {
@@ -494,7 +528,8 @@ static bool tables_name(struct tables *t, const struct seq *q, int32_t page,
     return true;
 }
 
-/* The output's next snapshot makes the one before it of little use. */
+/* A new snapshot of the output replaces the one before it, because a conversation continues from
+ * its end. */
 static void tables_replace_newest(struct tables *t, struct seq *q)
 {
     for (int k = 0; q->newest.at > 0 && k < t->n_state_pages; k++) {
@@ -507,7 +542,8 @@ static void tables_replace_newest(struct tables *t, struct seq *q)
     q->taken.at = 0;
 }
 
-/* The snapshot behind q's named pages is computed: name its parts. */
+/* The snapshot after q's named pages is computed: name its parts. Snapshots of the output are kept
+ * by the sequence until the next one; they are not saved below, because they change often. */
 static void tables_name_snapshot(struct tables *t, struct seq *q, tables_named_fn *named,
                                  void *context)
 {
@@ -538,6 +574,7 @@ static void tables_name_snapshot(struct tables *t, struct seq *q, tables_named_f
 
 /* --- steps that end ------------------------------------------------------------------------- */
 
+/* Name the next page of each token group: its tokens are computed. */
 static void tables_name_next(struct tables *t, struct seq *q, tables_named_fn *named, void *context)
 {
     int block = t->limits.page_tokens, i = q->n_named++;
@@ -554,7 +591,7 @@ static void tables_name_next(struct tables *t, struct seq *q, tables_named_fn *n
     }
 }
 
-/* Pages whose last token is not seen by the next that is computed. */
+/* Give back pages whose last token the next computed token does not attend to. */
 static void tables_pass_windows(struct tables *t, struct seq *q)
 {
     for (int group = 0; group < t->limits.n_groups; group++) {
@@ -568,8 +605,8 @@ static void tables_pass_windows(struct tables *t, struct seq *q)
     }
 }
 
-/* A snapshot is enqueued when its tokens are computed or under way: it is named when a step has
- * ended since, and its tokens are computed. */
+/* A snapshot is enqueued while its tokens are computed or in flight. It is named when n_computed
+ * has reached it, which is after the step that computed its tokens has ended. */
 void tables_advance(struct tables *t, struct seq *q, tables_named_fn *named, void *context)
 {
     int block = t->limits.page_tokens;
@@ -598,9 +635,10 @@ void tables_retain(struct tables *t, const struct seq *q)
 
 /* --- the end -------------------------------------------------------------------------------- */
 
-/* What is computed of the page behind the named ones may serve a prompt that goes on from there.
- * Steps under way may still write behind those tokens, which harms no reader. A page that the plan
- * copies to gets no name: the one that it is copied from has all of its tokens. */
+/* The computed part of the page after the named ones can serve a prompt that continues there: it is
+ * found by its parent and its tokens. Steps in flight may still write after those tokens, which
+ * changes nothing for a reader. A page that the plan copies to gets no name, because its source has
+ * all of these tokens. */
 static void tables_keep_part(struct tables *t, const struct seq *q)
 {
     int block = t->limits.page_tokens;
@@ -627,7 +665,7 @@ static void tables_drop_snapshot(struct tables *t, struct seq_snapshot *s)
     s->at = 0;
 }
 
-/* All groups' pages at i go together. */
+/* Unreference the pages of all groups at i. */
 static void tables_drop_at(struct tables *t, struct seq *q, int i)
 {
     for (int group = 0; group < t->limits.n_groups; group++) {
@@ -641,6 +679,8 @@ static void tables_drop_at(struct tables *t, struct seq *q, int i)
     }
 }
 
+/* From the end to the beginning: pages that are freed first are evicted first, and a prefix is
+ * useful without its end but not without its beginning. */
 void tables_drop(struct tables *t, struct seq *q)
 {
     int most = 0;

@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A state, the bytes of a tag that the output ends with, and a count. Of both tags no beginning is
- * an end of itself, so that a byte that does not fit may only begin the tag anew. */
+ * An automaton over the bytes of the output: a state, the number of bytes of a tag that the output
+ * ends with, and a count of tokens. No proper beginning of a tag is also an end of it, so a byte
+ * that does not match can only be the first byte of the tag again.
+ *
+ *   BEFORE --open tag--> INSIDE --close tag--> OVER;  BEFORE --any other text--> OVER */
 #include "engine/think.h"
 
 #include <string.h>
@@ -33,7 +36,7 @@ int think_begin(struct seq *q, const struct token_trie *v, int n_vocab)
     return ERR_OK;
 }
 
-/* What a token spells; 0: nothing. */
+/* The bytes of a token; returns their number, 0 for an unknown id. */
 static size_t think_text(const struct token_trie *v, int32_t id, const unsigned char **text)
 {
     const uint32_t *at = trie_text_at(v);
@@ -44,6 +47,7 @@ static size_t think_text(const struct token_trie *v, int32_t id, const unsigned 
     return at[id + 1] - at[id];
 }
 
+/* One byte of the output. In THINK_BEFORE only white space may come before the tag. */
 static void think_byte(struct seq_think *think, const struct wire_generate *generate,
                        unsigned char byte)
 {
@@ -55,13 +59,14 @@ static void think_byte(struct seq_think *think, const struct wire_generate *gene
     else if (think->state == THINK_INSIDE)
         think->n_matched = byte == (unsigned char)tag[0];
     else if (think->n_matched > 0 || !is_space)
-        think->state = THINK_OVER; /* an answer without a reasoning */
+        think->state = THINK_OVER; /* an answer without reasoning */
     if (tag[think->n_matched] != '\0' || think->state == THINK_OVER)
         return;
     think->state = think->state == THINK_BEFORE ? THINK_INSIDE : THINK_OVER;
     think->n_matched = 0;
 }
 
+/* Every token that begins inside the reasoning counts, also the one that closes it. */
 void think_follow(struct seq *q)
 {
     struct seq_think *think = &q->think;
@@ -76,12 +81,15 @@ void think_follow(struct seq *q)
     }
 }
 
+/* The tokens before may still be unknown to the host, so this asks: could the budget end there? */
 bool think_may_force(const struct seq *q, int n)
 {
     return q->think.state != THINK_OVER &&
            (uint32_t)(q->think.n_tokens + n) + 1 >= q->request.generate.think_max;
 }
 
+/* The closing tag as ids, think_ids[]: if a part of it is in the output already, the rest follows.
+ * Example: ids of "</", "think", ">"; the output ends with "</": force "think". */
 int32_t think_forced(const struct seq *q)
 {
     const struct wire_generate *generate = &q->request.generate;
@@ -93,7 +101,7 @@ int32_t think_forced(const struct seq *q)
         return -1;
     for (uint32_t i = 0; i < generate->n_think_ids; i++) {
         if (len == (size_t)think->n_matched)
-            return generate->think_ids[i]; /* the ids before it have been written */
+            return generate->think_ids[i]; /* the ids before it are in the output */
         len += think_text(think->vocab, generate->think_ids[i], &text);
     }
     return generate->think_ids[0];
