@@ -416,7 +416,7 @@ static bool guide_forces(struct guide *g, struct guide_job *job)
     return true;
 }
 
-/* Make the mask of one job, on any worker: all tokens, less the tokens that each constraint forbids. */
+/* Make the mask of one job, on any worker: all tokens but those that a constraint forbids. */
 static void guide_make(void *arg, int task, int worker)
 {
     struct guide *guide = arg;

@@ -2,12 +2,12 @@
  *
  * Tenants: whose request is served next, and how much of the queue each may use.
  *
- * A tenant is the owner of API keys, named by nginx. Among waiting sequences of equal priority, the tenant
- * with the least service is next. Service counts the tokens of prompts that had to be computed, and
- * with a weight the tokens of outputs, because each costs a place in a step. A tenant that returns
- * after a pause is raised to the virtual time (`floor`): the service of a tenant that used its
- * share all the time. So idle time earns no credit, and a tenant with much service does not wait
- * for all that come after it.
+ * A tenant is the owner of API keys, named by nginx. Among waiting sequences of equal priority, the
+ * tenant with the least service is next. Service counts the tokens of prompts that had to be
+ * computed, and with a weight the tokens of outputs, because each costs a place in a step. A tenant
+ * that returns after a pause is raised to the virtual time (`floor`): the service of a tenant that
+ * used its share all the time. So idle time earns no credit, and a tenant with much service does
+ * not wait for all that come after it.
  *
  * The bounds of the queue hold for all tenants together. When it is full and a tenant with less in
  * it brings a request, the last request of the tenant with most is refused in its place. Sequences

@@ -1,8 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Three binary heaps over one array of pages, each page knowing its place in each: those that may
- * go, those above the default, those whose hint ends. Most pages have the default and were used
- * last when they come: these stand in a list instead, which is in order by itself. */
+ * Three binary heaps over one array of pages, and each page knows its place in each:
+ *
+ *   EVICTION_NEXT  pages that may be evicted, the next one on top
+ *   EVICTION_KEPT  pages above the default priority, the first to be displaced on top
+ *   EVICTION_ENDS  pages whose retention has an end, the earliest on top
+ *
+ * Most pages have the default priority and were just used when they enter: they are in a list
+ * instead of EVICTION_NEXT, which is sorted by last use because each enters at its end. The next
+ * page to evict is the lesser of the list's first and the heap's top. */
 #include "kv/eviction.h"
 
 #include "base/mem.h"
@@ -11,12 +17,12 @@
 enum eviction_heap { EVICTION_NEXT, EVICTION_KEPT, EVICTION_ENDS, EVICTION_HEAPS };
 
 struct eviction_page {
-    uint64_t used; /* counts uses in all; the highest was used last */
+    uint64_t used; /* number of its last use; the highest was used last */
     struct retain retain;
-    uint32_t depth;             /* pages before it in its prefix, as far as they are known */
+    uint32_t depth;             /* pages before it in its prefix, as far as known */
     int32_t at[EVICTION_HEAPS]; /* place in each heap, or -1 */
     int32_t prev, next;         /* in the list */
-    bool listed;                /* it may go, and stands in the list instead of the heap */
+    bool listed;                /* it may be evicted, and is in the list instead of the heap */
 };
 
 struct heap {
@@ -31,7 +37,7 @@ struct eviction {
     uint64_t n_used;
     struct eviction_page *pages; /* [n_pages] */
     struct heap heaps[EVICTION_HEAPS];
-    int32_t first, last; /* the list: pages of the default priority, by last use */
+    int32_t first, last; /* the list: pages of default priority, by last use */
     int n_listed;
 };
 
@@ -80,6 +86,8 @@ void eviction_bound(struct eviction *o, int kept_max)
 
 /* --- heaps -------------------------------------------------------------------------------- */
 
+/* Is page a above page b in heap k? Equal pages are in the order of their last use, so the result
+ * is the same however the heap was built. */
 static bool eviction_before(const struct eviction *o, enum eviction_heap k, int32_t a, int32_t b)
 {
     const struct eviction_page *x = &o->pages[a], *y = &o->pages[b];
@@ -99,7 +107,7 @@ static void eviction_put(struct eviction *o, enum eviction_heap k, int at, int32
     o->pages[id].at[k] = at;
 }
 
-/* Up, then down, to where id belongs. */
+/* Move id up, then down, to its place. Only one of the loops moves it. */
 static void eviction_settle(struct eviction *o, enum eviction_heap k, int32_t id)
 {
     const struct heap *heap = &o->heaps[k];
@@ -120,6 +128,7 @@ static void eviction_settle(struct eviction *o, enum eviction_heap k, int32_t id
     eviction_put(o, k, at, id);
 }
 
+/* Remove id from a heap: the last entry takes its place and moves to where it belongs. */
 static void eviction_take_out(struct eviction *o, enum eviction_heap k, int32_t id)
 {
     struct heap *heap = &o->heaps[k];
@@ -145,7 +154,7 @@ static void eviction_put_in(struct eviction *o, enum eviction_heap k, int32_t id
     eviction_settle(o, k, id);
 }
 
-/* --- what may go -------------------------------------------------------------------------- */
+/* --- the order -------------------------------------------------------------------------------- */
 
 static void eviction_unlist(struct eviction *o, int32_t id)
 {
@@ -157,7 +166,7 @@ static void eviction_unlist(struct eviction *o, int32_t id)
     o->n_listed--;
 }
 
-/* Into the list where that stays in order, else into the heap. */
+/* Enter the order: in the list if it stays sorted, else in the heap. */
 static void eviction_enter(struct eviction *o, int32_t id)
 {
     struct eviction_page *p = &o->pages[id];
@@ -174,7 +183,7 @@ static void eviction_enter(struct eviction *o, int32_t id)
     o->n_listed++;
 }
 
-/* True when it stood there. */
+/* True when it was in the order. */
 static bool eviction_leave(struct eviction *o, int32_t id)
 {
     bool was = o->pages[id].listed || o->pages[id].at[EVICTION_NEXT] != -1;
@@ -185,9 +194,9 @@ static bool eviction_leave(struct eviction *o, int32_t id)
     return was;
 }
 
-/* --- hints -------------------------------------------------------------------------------- */
+/* --- retention -------------------------------------------------------------------------------- */
 
-/* Its hint, as it is: its places in the heaps follow. */
+/* Set a page's retention without regard to the limit, and its places in the heaps accordingly. */
 static void eviction_set(struct eviction *o, int32_t id, struct retain r)
 {
     struct eviction_page *p = &o->pages[id];
@@ -207,7 +216,8 @@ static void eviction_set(struct eviction *o, int32_t id, struct retain r)
         eviction_enter(o, id);
 }
 
-/* Has page id with this hint more right to a place than the least of those that are kept? */
+/* Does page id with retention r have more right to a place than the least of the retained pages? A
+ * pin is only displaced by nothing: it has the highest rank, and equal pins do not compare. */
 static bool eviction_outranks(const struct eviction *o, int32_t id, struct retain r)
 {
     const struct heap *kept = &o->heaps[EVICTION_KEPT];
@@ -221,7 +231,8 @@ static bool eviction_outranks(const struct eviction *o, int32_t id, struct retai
             least->depth > o->pages[id].depth);
 }
 
-/* The same where the share of those above the default allows it. */
+/* Set a page's retention if the limit allows it: the least retained page is displaced, or r becomes
+ * the default. */
 static void eviction_admit(struct eviction *o, int32_t id, struct retain r)
 {
     const struct heap *kept = &o->heaps[EVICTION_KEPT];
@@ -243,8 +254,11 @@ void eviction_tick(struct eviction *o, uint32_t now_s)
         return;
     o->now_s = now_s;
     while (ends->n > 0 && o->pages[ends->ids[0]].retain.until <= now_s)
-        eviction_set(o, ends->ids[0], (struct retain){0}); /* one less each time */
+        /* Ends: each round removes one from the heap. */
+        eviction_set(o, ends->ids[0], (struct retain){0});
 }
+
+/* --- pages ------------------------------------------------------------------------------------ */
 
 void eviction_end(struct eviction *o, int32_t id)
 {

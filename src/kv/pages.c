@@ -1,8 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Four structures over one array: a free list (unnamed, unreferenced), the cached pages in the
- * order of eviction (eviction.h), a table from name to full page (table.h), and families: chains of
- * the pages, full or parts, whose parents' names have one place in that table, the newest first. */
+ * Four structures over one array of pages:
+ *
+ *   free      a list of unnamed, unreferenced pages
+ *   cached    named, unreferenced pages in eviction order (eviction.h)
+ *   table     from name to full page (table.h)
+ *   families  per bucket of that table a list of the pages, full or parts, whose parent's name
+ *             belongs there, newest first: a page is found by its parent and first tokens
+ *
+ * A page's life: free -> referenced -> named, referenced -> cached -> evicted, then referenced by
+ * its next owner. */
 #include "kv/pages.h"
 
 #include <string.h>
@@ -22,7 +29,7 @@ struct page {
     int32_t next;
     int32_t elder; /* neighbours in the family, or -1 */
     int32_t younger;
-    int32_t n_tokens; /* that count, 0: unnamed, page_tokens: full */
+    int32_t n_tokens; /* that count; 0: unnamed, page_tokens: full */
     bool stored;
 };
 
@@ -38,11 +45,13 @@ struct pages {
     struct page *page;  /* [n_pages] */
     int32_t *tokens;    /* int32 [n_pages][page_tokens] */
     struct table table; /* of full pages */
-    int32_t *families;  /* [table.mask + 1], id of the youngest or -1 */
+    int32_t *families;  /* [table.mask + 1], id of the newest page or -1 */
     int n_full;
     struct page_list free;
-    struct eviction *cached; /* named and unreferenced; what was said of a page, of all */
+    struct eviction *cached; /* pages that are named and unreferenced; has the retention of all */
 };
+
+/* --- the free list ---------------------------------------------------------------------------- */
 
 static void pages_list_push(struct pages *p, struct page_list *l, int32_t id)
 {
@@ -75,6 +84,7 @@ static void pages_list_remove(struct pages *p, struct page_list *l, int32_t id)
     l->count--;
 }
 
+/* All pages begin in the free list. */
 int pages_open(struct pages **out, int n_pages, int page_tokens)
 {
     struct pages *p = mem_zalloc(sizeof *p);
@@ -124,6 +134,10 @@ static int32_t *pages_tokens(const struct pages *p, int32_t page)
     return p->tokens + (size_t)page * (size_t)p->page_tokens;
 }
 
+/* --- families --------------------------------------------------------------------------------- */
+
+/* A family is a list through `elder` and `younger`, like the free list, but per bucket. Pages of
+ * different parents can share a bucket, so pages_best() compares the parent's name as well. */
 static void pages_family_join(struct pages *p, int32_t page)
 {
     struct page *pg = &p->page[page];
@@ -148,7 +162,7 @@ static void pages_family_leave(struct pages *p, int32_t page)
         p->families[table_home(&p->table, &pg->parent)] = pg->elder;
 }
 
-/* Erase a name, and what was said of its page. */
+/* Erase a page's name and its retention. */
 static void pages_forget(struct pages *p, int32_t id)
 {
     struct page *page = &p->page[id];
@@ -162,6 +176,9 @@ static void pages_forget(struct pages *p, int32_t id)
     page->n_tokens = 0;
     page->stored = false;
 }
+
+/* A free page if there is one, because evicting a cached page loses work. */
+/* --- taking and giving back ------------------------------------------------------------------- */
 
 int32_t pages_take(struct pages *p, bool *evicted, struct page_label *label)
 {
@@ -185,6 +202,7 @@ int32_t pages_take(struct pages *p, bool *evicted, struct page_label *label)
     return id;
 }
 
+/* A cached page that is referenced again must not be evicted. */
 void pages_ref(struct pages *p, int32_t page)
 {
     struct page *pg = &p->page[page];
@@ -197,6 +215,7 @@ void pages_ref(struct pages *p, int32_t page)
     pg->refs++;
 }
 
+/* The last reference makes the page free, or cached as the most recently used one. */
 void pages_unref(struct pages *p, int32_t page)
 {
     struct page *pg = &p->page[page];
@@ -213,7 +232,7 @@ void pages_unref(struct pages *p, int32_t page)
     eviction_add(p->cached, page);
 }
 
-/* Its first n tokens count from now on. */
+/* The page's first n_tokens tokens count from now on. */
 static void pages_hold(struct pages *p, int32_t page, const struct hash *parent,
                        const int32_t *tokens, int n_tokens)
 {
@@ -242,6 +261,8 @@ bool pages_name(struct pages *p, int32_t page, const struct hash *name, const st
     return true;
 }
 
+/* --- finding ---------------------------------------------------------------------------------- */
+
 bool pages_is_theirs(const struct pages *p, int32_t page, uint64_t maker)
 {
     uint64_t of = p->page[page].maker;
@@ -255,7 +276,8 @@ void pages_set_maker(struct pages *p, int32_t page, uint64_t maker)
     p->page[page].maker = maker;
 }
 
-/* The page after parent that begins with the most of tokens, or -1. */
+/* The page after `parent` that begins with the most of tokens, or -1. Linear in the family, but at
+ * most PAGES_SIBLINGS pages are looked at: a system prompt can have thousands of successors. */
 static int32_t pages_best(const struct pages *p, const struct hash *parent, const int32_t *tokens,
                           int n_tokens, uint64_t maker, int *n_same)
 {
@@ -283,6 +305,7 @@ static int32_t pages_best(const struct pages *p, const struct hash *parent, cons
     return best;
 }
 
+/* A part that is a beginning of another page is of no use. */
 bool pages_name_part(struct pages *p, int32_t page, const struct hash *parent,
                      const int32_t *tokens, int n_tokens)
 {
@@ -356,6 +379,7 @@ int pages_kept(const struct pages *p)
     return eviction_n_kept(p->cached);
 }
 
+/* The depth of a page in its prefix comes from its parent, if that is here (eviction_begin()). */
 void pages_own(struct pages *p, int32_t page, uint64_t space, struct retain r)
 {
     must(p->page[page].n_tokens > 0);
@@ -369,6 +393,7 @@ void pages_retain(struct pages *p, int32_t page, struct retain r)
         eviction_retain(p->cached, page, r);
 }
 
+/* A page in use keeps its content, and becomes free with its last reference. */
 void pages_drop(struct pages *p, int32_t page)
 {
     if (p->page[page].n_tokens == 0)
@@ -378,6 +403,7 @@ void pages_drop(struct pages *p, int32_t page)
         pages_list_push(p, &p->free, page);
 }
 
+/* The next page is read before the drop, which changes the list. */
 void pages_drop_parts(struct pages *p, const struct hash *parent)
 {
     int32_t i = p->families[table_home(&p->table, parent)];
@@ -430,6 +456,8 @@ int pages_cached(const struct pages *p)
     return eviction_count(p->cached);
 }
 
+/* --- checks ----------------------------------------------------------------------------------- */
+
 static int pages_walk_free(const struct pages *p)
 {
     int n = 0;
@@ -448,7 +476,7 @@ static int pages_walk_free(const struct pages *p)
     return n;
 }
 
-/* How many pages the families have; each is where its parent's name says. */
+/* The number of pages in families; each is in the bucket of its parent's name. */
 static int pages_walk_families(const struct pages *p)
 {
     int n = 0;

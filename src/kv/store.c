@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Opening, closing, and the calls of the engine's thread. */
+ * Opening and closing the store, and the calls of the engine's thread. These only move buffers
+ * between queues and look names up, under the lock; the threads in store_io.c do the I/O.
+ *
+ *   a save: idle -> filled by the engine -> writes -> I/O thread -> idle
+ *   a load: idle -> reads -> a thread -> done -> store_poll() -> store_release() -> idle */
 
 #include <errno.h>
 #include <pthread.h>
@@ -19,6 +23,8 @@
 
 /* --- open and close ------------------------------------------------------------------------ */
 
+/* All memory is allocated here. Buffers are mapped one by one, because pin() and O_DIRECT want
+ * whole memory pages. */
 static int store_alloc(struct store *st)
 {
     size_t n_buffers = (size_t)st->options.n_buffers;
@@ -117,6 +123,7 @@ int store_open(struct store **out, const struct store_options *options)
     return ERR_OK;
 }
 
+/* The threads finish their queues before they end, so nothing that was saved is lost. */
 void store_close(struct store *st)
 {
     if (st == NULL)
@@ -156,13 +163,13 @@ void store_close(struct store *st)
 
 /* --- the engine's thread ------------------------------------------------------------------- */
 
-/* The lock is logically no part of the value. */
+/* Locking does not change the value that a const function reads. */
 static struct store *store_mutable(const struct store *st)
 {
     return (struct store *)(uintptr_t)st;
 }
 
-/* The slot of a page, or -1. While the store is away the I/O thread may be filling the index. */
+/* The slot of a page, or -1. In STORE_AWAY the I/O thread may be filling the index. */
 static int32_t store_look_up(const struct store *st, const struct hash *name)
 {
     return st->mode == STORE_AWAY ? -1 : store_find(st, name);
@@ -194,7 +201,7 @@ static struct store_buffer *store_buffer_of(struct store *st, const void *payloa
         if ((const char *)st->buffers[i].header + STORE_HEADER_BYTES == (const char *)payload)
             return &st->buffers[i];
     }
-    must(payload == NULL); /* not one of ours */
+    must(payload == NULL); /* not a payload of this store */
     return NULL;
 }
 
@@ -225,6 +232,7 @@ void *store_buffer(struct store *st)
     return buffer == NULL ? NULL : (char *)buffer->header + STORE_HEADER_BYTES;
 }
 
+/* Readers wait on the same condition variable, so all are woken: one of them is the writer. */
 static void store_queue_write(struct store *st, struct store_buffer *buffer,
                               const struct page_label *label)
 {
@@ -237,7 +245,7 @@ static void store_queue_write(struct store *st, struct store_buffer *buffer,
     (void)pthread_mutex_lock(&st->lock);
     buffer->writes = true;
     store_push(&st->writes, buffer);
-    (void)pthread_cond_broadcast(&st->work); /* not all of them write */
+    (void)pthread_cond_broadcast(&st->work); /* some of them only read */
     (void)pthread_mutex_unlock(&st->lock);
 }
 
@@ -314,6 +322,8 @@ bool store_retains(struct store *st, const struct hash *name, struct retain r)
     return covers;
 }
 
+/* A page may be in a write buffer, in the index, or both. A slot that is being read is freed by its
+ * last reader. */
 bool store_drop(struct store *st, const struct hash *name)
 {
     int32_t slot;
@@ -363,6 +373,7 @@ bool store_look(const struct store *st, uint32_t slot, struct page_label *label)
     return used;
 }
 
+/* A finished save only returns the ticket; a finished read also lends its buffer to the caller. */
 bool store_poll(struct store *st, struct store_done *done)
 {
     struct store_buffer *buffer;
@@ -371,7 +382,7 @@ bool store_poll(struct store *st, struct store_done *done)
     (void)pthread_mutex_lock(&st->lock);
     buffer = store_pop(&st->done);
     if (buffer == NULL)
-        (void)!read(st->event_fd, &n, sizeof n); /* nothing is left: quiet */
+        (void)!read(st->event_fd, &n, sizeof n); /* nothing is left: make event_fd unreadable */
     (void)pthread_mutex_unlock(&st->lock);
     if (buffer == NULL)
         return false;
@@ -437,6 +448,7 @@ int store_rates(const struct store *st, struct store_rate rates[STORE_RATES_MAX]
     return n;
 }
 
+/* Retention that has ended must not be counted as kept, so the time is set first. */
 void store_read_counters(const struct store *st, struct store_counters *out)
 {
     (void)pthread_mutex_lock(&store_mutable(st)->lock);

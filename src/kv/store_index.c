@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Every slot is an entry: free, or in the table. In the order in which they go stand those that
- * nobody reads and no other stored page continues: without its parent a page is never asked for. */
+ * The index in memory. Every slot is free or an entry in the table. The eviction order has only
+ * pages that are not being read and that no other stored page continues: a page cannot be used
+ * without its parent, so parents are evicted last. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -28,13 +29,13 @@ void store_place(struct store *st, int32_t slot)
 void store_note_changed(struct store *st, int32_t slot)
 {
     if (st->entries[slot].changed) {
-        st->n_scrubbed = 0; /* it may have been passed when it was a page still */
+        st->n_scrubbed = 0; /* it may have been skipped while it was a page */
         (void)pthread_cond_broadcast(&st->work);
         return;
     }
     st->entries[slot].changed = true;
     st->changed[st->n_changed++] = slot;
-    (void)pthread_cond_broadcast(&st->work); /* not all of them write */
+    (void)pthread_cond_broadcast(&st->work); /* some of the threads only read */
 }
 
 void store_retain_slot(struct store *st, int32_t slot, struct retain r)
@@ -51,6 +52,7 @@ void store_retain_slot(struct store *st, int32_t slot, struct retain r)
     store_note_changed(st, slot);
 }
 
+/* Last uses are written in chunks once a minute, so a crash loses at most that. */
 void store_touch(struct store *st, int32_t slot, bool read)
 {
     st->uses[slot].last = clock_stamp_s();
@@ -59,7 +61,8 @@ void store_touch(struct store *st, int32_t slot, bool read)
     eviction_use(st->eviction, slot);
 }
 
-/* A page that came before its parent was not counted there, and may be the only one. */
+/* Count a child at its parent. A page that came before its parent was not counted there, so the
+ * count may be 0 already. */
 static void store_parent_count(struct store *st, const struct hash *parent, int by)
 {
     int32_t p = store_find(st, parent);
@@ -70,7 +73,7 @@ static void store_parent_count(struct store *st, const struct hash *parent, int 
     store_place(st, p);
 }
 
-/* Make a page visible. */
+/* Make a page visible: it is found from now on. */
 void store_insert(struct store *st, int32_t slot, const struct store_record *record)
 {
     struct store_entry *entry = &st->entries[slot];
@@ -88,7 +91,8 @@ void store_insert(struct store *st, int32_t slot, const struct store_record *rec
     st->counters.entries += record->space == st->space;
 }
 
-/* Take a page out of sight; its slot is in no list afterwards. Who reads it does not know it. */
+/* Hide a page; its slot is in no list afterwards. Its readers are not told: store_end_read() sees
+ * it. */
 void store_remove(struct store *st, int32_t slot)
 {
     struct store_entry *entry = &st->entries[slot];
@@ -107,7 +111,7 @@ void store_free_slot(struct store *st, int32_t slot)
     st->free = slot;
 }
 
-/* Does a page in this slot make the page file longer than there is room for? */
+/* Would a page in this slot make the page file longer than there is room for? */
 static bool store_has_no_room(const struct store *st, int32_t slot)
 {
     uint64_t end = ((uint64_t)slot + 1) * st->format.slot_bytes;
@@ -115,6 +119,7 @@ static bool store_has_no_room(const struct store *st, int32_t slot)
     return end > st->file_bytes && st->room_bytes < (int64_t)(end - st->file_bytes);
 }
 
+/* Free slots are given out from the lowest up, so the file grows only as far as it is used. */
 int32_t store_take_slot(struct store *st)
 {
     int32_t slot = st->free;
@@ -152,11 +157,16 @@ void store_prove_index(const struct store *st)
     must(n_used + n_free == st->n_slots && table_count(&st->table) == n_used);
 }
 
+/* State of the scan that fills the index. */
+/* --- loading ---------------------------------------------------------------------------------- */
+
 struct store_scan {
     struct store *st;
     uint64_t n_dropped;
 };
 
+/* Records that do not fit this store are dropped: of slots beyond max_bytes, of another page size,
+ * or of a name that another slot has. */
 static void store_scan_one(void *context, uint64_t slot, const struct store_record *record,
                            const struct store_use *use)
 {
@@ -174,8 +184,8 @@ static void store_scan_one(void *context, uint64_t slot, const struct store_reco
     table_add(&st->table, &record->name, (int32_t)slot);
 }
 
-/* The order of last use: a counting pass over seconds would need memory, and this is done
- * once; slots are in order already when the store was never full. */
+/* Compare last uses, for qsort_r. Slots of equal time stay in order. A store that was never full is
+ * in order already, and this is done only once. */
 static int store_by_use(const void *a, const void *b, void *context)
 {
     const struct store *st = context;
@@ -187,16 +197,18 @@ static int store_by_use(const void *a, const void *b, void *context)
     return *x < *y ? -1 : *x > *y;
 }
 
+/* First all entries into the table, then, by last use, into the eviction order: a parent is in the
+ * table by then, whatever the order of the slots. */
 int store_load_index(struct store *st)
 {
     struct store_scan scan = {.st = st};
-    int32_t *order = st->changed; /* of nothing yet */
+    int32_t *order = st->changed; /* nothing has changed yet, so its memory can be used */
     uint64_t n_bad = 0;
     uint32_t n = 0;
     int rc;
 
     must(st->n_changed == 0);
-    memset(st->entries, 0, st->n_slots * sizeof *st->entries); /* of a scan that failed */
+    memset(st->entries, 0, st->n_slots * sizeof *st->entries); /* left by a scan that failed */
     table_clear(&st->table);
     rc = store_db_scan(st->db, store_scan_one, &scan, &n_bad);
     if (rc != ERR_OK)
@@ -212,7 +224,7 @@ int store_load_index(struct store *st)
             order[n++] = (int32_t)i;
     }
     qsort_r(order, n, sizeof *order, store_by_use, st);
-    eviction_tick(st->eviction, clock_stamp_s()); /* what ended meanwhile takes no room */
+    eviction_tick(st->eviction, clock_stamp_s()); /* retention that has ended takes no room */
     for (uint32_t i = 0; i < n; i++) {
         const struct store_record *record = &st->entries[order[i]].record;
 

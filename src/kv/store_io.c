@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The I/O thread takes all queued writes as one batch: payloads, fdatasync, one LMDB
- * transaction, then the pages become visible. Reads go before writes, and a few more threads read;
- * LMDB is the I/O thread's alone. */
+ * The store's threads. The I/O thread takes all queued writes as one batch: payloads, fdatasync,
+ * one LMDB transaction; then the pages become visible. Reads go before writes, and more threads
+ * help with them. Only the I/O thread uses LMDB. */
 #include <errno.h>
 #include <string.h>
 #include <time.h>
@@ -13,11 +13,12 @@
 #include "base/log.h"
 #include "kv/store_parts.h"
 
-#define STORE_USES_US     60000000u /* last uses are written this often */
-#define STORE_COMPLAIN_US 60000000u /* a failing disk is reported this often */
-#define STORE_TRIES       5         /* of changes, before they are given up */
+#define STORE_USES_US     60000000u /* between two writes of last uses */
+#define STORE_COMPLAIN_US 60000000u /* between two log lines about a failing disk */
+#define STORE_TRIES       5         /* to write changes, before they are given up */
 #define STORE_TRY_US      20000
 
+/* Log an error of the disk, with errno; at most once per STORE_COMPLAIN_US. */
 static void store_complain(struct store *st, const char *what)
 {
     uint64_t now = clock_us();
@@ -25,10 +26,11 @@ static void store_complain(struct store *st, const char *what)
     if (st->complained_us != 0 && now - st->complained_us < STORE_COMPLAIN_US)
         return;
     st->complained_us = now;
-    log_warn("store: %s in %s: %s; pages are computed anew meanwhile", what, st->options.dir,
+    log_warn("store: %s in %s: %s; pages are computed again meanwhile", what, st->options.dir,
              errno == 0 ? "short count" : strerror(errno));
 }
 
+/* Read or write a whole slot, header and payload. False with errno; 0 means a short count. */
 static bool store_io(struct store *st, struct store_buffer *buffer, bool write)
 {
     char *bytes = (char *)buffer->header;
@@ -56,7 +58,7 @@ static bool store_io(struct store *st, struct store_buffer *buffer, bool write)
     return true;
 }
 
-/* Fill the header of a buffer whose payload stands behind it. */
+/* Fill in the header of a buffer that has its payload. */
 static void store_seal(struct store *st, struct store_buffer *buffer, uint64_t generation)
 {
     struct store_header *header = buffer->header;
@@ -77,8 +79,8 @@ static void store_seal(struct store *st, struct store_buffer *buffer, uint64_t g
     header->header_xxh3 = hash_xxh3(header, offsetof(struct store_header, header_xxh3));
 }
 
-/* Did this page come in the same batch already? Two records of one page would be one too many: the
- * next engine could believe the one whose slot has been used again. */
+/* Is this page in the batch already? Two records of one page would be harmful: after a restart the
+ * engine could take the one whose slot has been reused. */
 static bool store_in_batch(const struct store *st, int n_changes, const struct hash *name)
 {
     for (int i = 0; i < n_changes; i++) {
@@ -90,7 +92,7 @@ static bool store_in_batch(const struct store *st, int n_changes, const struct h
     return false;
 }
 
-/* The page file reaches to the end of this slot. */
+/* The page file now reaches to the end of this slot. */
 static void store_note_grown(struct store *st, int32_t slot)
 {
     uint64_t end = ((uint64_t)slot + 1) * st->format.slot_bytes;
@@ -101,8 +103,8 @@ static void store_note_grown(struct store *st, int32_t slot)
     st->file_bytes = end;
 }
 
-/* Write one payload; the change for the index goes behind the first n_changes of the batch. False
- * when there is nothing to commit. */
+/* Write one page; its change of the index is appended to the n_changes of the batch. False when
+ * there is nothing to commit. */
 static bool store_write_one(struct store *st, struct store_buffer *buffer, int n_changes)
 {
     struct store_change *change = &st->changes[n_changes];
@@ -111,6 +113,7 @@ static bool store_write_one(struct store *st, struct store_buffer *buffer, int n
 
     if (store_in_batch(st, n_changes, &buffer->name))
         return false;
+    /* A page that is stored already needs no writing, only a new last use and retention. */
     (void)pthread_mutex_lock(&st->lock);
     buffer->slot = buffer->dropped ? -1 : store_find(st, &buffer->name);
     known = buffer->slot != -1;
@@ -148,11 +151,12 @@ static bool store_write_one(struct store *st, struct store_buffer *buffer, int n
         return true;
     }
     store_complain(st, "writing a page failed");
-    /* The slot's old record, if it had one, names a page that is gone. */
+    /* The slot's old record, if there is one, names a page that is overwritten. */
     change->erase = true;
     return true;
 }
 
+/* Payloads must be on disk before the index names them. */
 static int store_sync(struct store *st, int n_changes)
 {
     if (n_changes == 0)
@@ -164,15 +168,15 @@ static int store_sync(struct store *st, int n_changes)
     return store_db_commit(st->db, st->changes, n_changes);
 }
 
-/* Something is in the done queue. */
+/* Wake the engine: the done queue is not empty. */
 static void store_tell(struct store *st)
 {
     uint64_t one = 1;
 
-    (void)!write(st->event_fd, &one, sizeof one); /* only fails when it is readable already */
+    (void)!write(st->event_fd, &one, sizeof one); /* fails only when it is readable already */
 }
 
-/* Was the page dropped since its batch began? The lock is held. */
+/* Was the page dropped since its batch began? With the lock held. */
 static bool store_was_dropped(const struct store_buffer *list, const struct hash *name)
 {
     for (const struct store_buffer *buffer = list; buffer != NULL; buffer = buffer->next) {
@@ -182,7 +186,8 @@ static bool store_was_dropped(const struct store_buffer *list, const struct hash
     return false;
 }
 
-/* The whole queue as one batch. */
+/* Write the whole queue as one batch. Slots were taken from the index before, so they are visible
+ * to no reader until the commit is done; if it fails, they are freed again. */
 static void store_write_batch(struct store *st, struct store_buffer *list)
 {
     bool told = false;
@@ -228,7 +233,7 @@ static void store_write_batch(struct store *st, struct store_buffer *list)
         store_tell(st);
 }
 
-/* Is what was read the page that was asked for? */
+/* Did the read return the page that was asked for? */
 static bool store_verify(const struct store *st, const struct store_buffer *buffer)
 {
     const struct store_header *header = buffer->header;
@@ -241,7 +246,8 @@ static bool store_verify(const struct store *st, const struct store_buffer *buff
                hash_xxh3((const char *)header + STORE_HEADER_BYTES, st->options.page_bytes);
 }
 
-/* A read has ended, b->rc says how. The lock is held. */
+/* Finish a read; buffer->rc is its result. With the lock held. A page that was dropped meanwhile is
+ * freed by its last reader; one that cannot be read or is damaged is removed. */
 static void store_end_read(struct store *st, struct store_buffer *buffer)
 {
     struct store_entry *entry = &st->entries[buffer->slot];
@@ -306,12 +312,13 @@ void store_write_uses(struct store *st)
     memset(st->uses_marked, 0, st->n_chunks * sizeof *st->uses_marked);
     (void)pthread_mutex_unlock(&st->lock);
     if (store_db_write_uses(st->db, st->uses_copy, st->uses_copy_marked, st->n_chunks) != ERR_OK)
-        log_warn("store: last uses are lost; eviction will be less apt");
+        log_warn("store: last uses could not be written: eviction after a restart is less precise");
     if (n_rates >= 0 &&
         (FAULT_HIT(store_note) || store_db_write_rates(st->db, st->rates_copy, n_rates) != ERR_OK))
-        log_warn("store: hit rates of a minute are lost");
+        log_warn("store: hit rates of the last minute could not be written");
 }
 
+/* Wait for work, at most until the next attempt to use the disk or the next write of last uses. */
 static void store_wait(struct store *st)
 {
     uint64_t us = store_tend_in_us(st);
@@ -325,10 +332,10 @@ static void store_wait(struct store *st)
         until.tv_nsec -= 1000000000;
         until.tv_sec++;
     }
-    (void)pthread_cond_timedwait(&st->work, &st->lock, &until); /* time-outs are fine */
+    (void)pthread_cond_timedwait(&st->work, &st->lock, &until); /* a timeout is not an error */
 }
 
-/* Nothing is left to be done by anybody; the lock is held. */
+/* Wake store_flush() when nothing is left to do. With the lock held. */
 static void store_note_idle(struct store *st)
 {
     if (store_is_idle(st))
@@ -350,13 +357,13 @@ void store_scrub(struct store *st, const int32_t *slots, int n)
         store_complain(st, "syncing dropped pages failed");
 }
 
-/* A drop must not be undone by the next start: records that could not be changed are tried again,
- * but not for ever. False when they are given up. The lock is held. */
+/* Records that could not be written are tried again, because the next start would undo a drop; but
+ * not forever. False when they are given up. With the lock held. */
 static bool store_try_again(struct store *st, int n)
 {
     if (++st->n_tries == STORE_TRIES) {
-        log_warn("store: %d records in %s could not be changed; what was said of their pages is "
-                 "lost with this engine",
+        log_warn("store: %d records in %s could not be changed; drops and retention of their pages "
+                 "end with this engine",
                  n, st->options.dir);
         st->n_tries = 0;
         return false;
@@ -366,7 +373,7 @@ static bool store_try_again(struct store *st, int n)
     return true;
 }
 
-/* The pages of records that could not be erased. */
+/* Erase the pages whose records could not be erased. */
 static void store_scrub_changes(struct store *st, int n)
 {
     for (int i = 0; i < n; i++) {
@@ -377,7 +384,7 @@ static void store_scrub_changes(struct store *st, int n)
     }
 }
 
-/* Records that changed or whose pages are gone; the lock is not held. */
+/* Write the records that changed, and delete those of dropped pages. Without the lock. */
 static void store_write_changed(struct store *st)
 {
     bool good, given_up = false;
@@ -392,7 +399,7 @@ static void store_write_changed(struct store *st)
         st->changes[n++] = (struct store_change){
             .erase = !entry->used, .slot = (uint64_t)slot, .record = entry->record};
     }
-    st->n_busy++; /* whoever asks whether it is quiet wants the commit */
+    st->n_busy++; /* store_is_quiet() must wait for the commit */
     (void)pthread_mutex_unlock(&st->lock);
     good = n == 0 || (!FAULT_HIT(store_note) && store_db_commit(st->db, st->changes, n) == ERR_OK);
     if (!good)
@@ -403,7 +410,7 @@ static void store_write_changed(struct store *st)
     else if (n > 0)
         st->n_tries = 0;
     (void)pthread_mutex_unlock(&st->lock);
-    if (given_up) /* this thread alone would use their slots */
+    if (given_up) /* no other thread uses their slots */
         store_scrub_changes(st, n);
     (void)pthread_mutex_lock(&st->lock);
     st->n_busy--;
@@ -411,7 +418,8 @@ static void store_write_changed(struct store *st)
     (void)pthread_mutex_unlock(&st->lock);
 }
 
-/* The same while the index cannot be written: the changes wait, and dropped pages go. */
+/* While the index cannot be written, changes wait; but dropped pages are erased in the page
+ * file. */
 static void store_scrub_changed(struct store *st)
 {
     int32_t slots[64];
@@ -460,6 +468,8 @@ void *store_run_reader(void *context)
     return NULL;
 }
 
+/* One round: a read, or else a batch of writes; then changes, last uses, and the state of the
+ * disk. */
 void *store_run(void *context)
 {
     struct store *st = context;
