@@ -216,8 +216,8 @@ static void eviction_set(struct eviction *o, int32_t id, struct retain r)
         eviction_enter(o, id);
 }
 
-/* Does page id with retention r have more right to a place than the least of the retained pages? A
- * pin is only displaced by nothing: it has the highest rank, and equal pins do not compare. */
+/* Does page id with retention r have more right to a place than the least of the retained pages?
+ * Pins do not displace each other. */
 static bool eviction_outranks(const struct eviction *o, int32_t id, struct retain r)
 {
     const struct heap *kept = &o->heaps[EVICTION_KEPT];

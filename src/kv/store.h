@@ -66,8 +66,8 @@ struct store_done {
 /* Use of a namespace (prefix_space()) since the store was made. */
 #define STORE_RATES_MAX 256
 struct store_rate {
-    uint64_t space;         /* number of the last use; the highest was used last */
-    uint64_t used;          /* the highest was used last */
+    uint64_t space;         /* 0: all namespaces without a row of their own */
+    uint64_t used;          /* number of the last use; the highest was used last */
     uint64_t queries, hits; /* tokens of prompts, and those found in a cache */
 };
 

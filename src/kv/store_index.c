@@ -91,8 +91,8 @@ void store_insert(struct store *st, int32_t slot, const struct store_record *rec
     st->counters.entries += record->space == st->space;
 }
 
-/* Hide a page; its slot is in no list afterwards. Its readers are not told: store_end_read() sees
- * it. */
+/* Hide a page; its slot is in no list afterwards. Its readers finish: store_end_read() sees
+ * that the page is gone. */
 void store_remove(struct store *st, int32_t slot)
 {
     struct store_entry *entry = &st->entries[slot];
