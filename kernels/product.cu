@@ -152,8 +152,8 @@ struct box_ring {
 /* Load the next two boxes of a tile into a stage. The second may be one too many (zeros, or another
  * CTA's): it is not multiplied. */
 template <int WK>
-static __device__ inline void order(box_ring &r, const CUtensorMap *map, const product_args &a,
-                                    int warp, int slot)
+static __device__ inline void load_boxes(box_ring &r, const CUtensorMap *map, const product_args &a,
+                                         int warp, int slot)
 {
     if (r.tile >= r.last_tile)
         return;
@@ -184,7 +184,7 @@ static __device__ inline void multiply_tile(float acc[2][NT][4], box_ring &r,
         if (box + 1 < a.n_boxes)
             multiply_box<NT>(acc, from + BOX_BYTES, x + x_bytes, x_row);
         __syncwarp();
-        order<WK>(r, map, a, warp, r.slot);
+        load_boxes<WK>(r, map, a, warp, r.slot);
         if (r.tile >= r.last_tile) /* repeated; only the first time counts */
             asm volatile("griddepcontrol.launch_dependents;");
         if (++r.slot == a.depth) {
@@ -324,7 +324,7 @@ static __device__ void end_pass(const float *red, const targets &to, const outpu
 /* --- the rows of x ---------------------------------------------------------------------- */
 
 /* Load the rows of x; by one lane. */
-static __device__ void order_x(char *xs, const product_args &a, uint64_t *bar)
+static __device__ void load_x(char *xs, const product_args &a, uint64_t *bar)
 {
     barrier_expect(bar, a.n * a.n_in * 2);
     for (int c = 0; c < a.n; c++)
@@ -408,13 +408,13 @@ static __global__ void __launch_bounds__(THREADS, 1)
     }
     __syncwarp();
     for (int i = 0; i < a.depth; i++)
-        order<WK>(r, &map, a, warp, i);
+        load_boxes<WK>(r, &map, a, warp, i);
     for (int t = 0; t < NT; t++)
         x_row[t] = min(t * 8 + g, a.n - 1) * a.x_stride + q * 32;
     __syncthreads();
     asm volatile("griddepcontrol.wait;" ::: "memory");
     if (warp == 0 && leads())
-        order_x(xs, a, x_bar);
+        load_x(xs, a, x_bar);
     fetch_squares(squares, warp, a);
     bar_wait(x_bar, 0);
 
