@@ -138,7 +138,9 @@ int cache_admin_init(struct engine *e)
     admin->tokens = mem_zalloc_array((size_t)e->shape->max_model_len, sizeof *admin->tokens);
     if (e->tiers.store != NULL)
         cache_admin_load_rates(e);
-    return admin->tokens == NULL ? ERR_NO_MEMORY : ERR_OK;
+    if (admin->tokens == NULL)
+        return ERR_NO_MEMORY;
+    return ERR_OK;
 }
 
 /* --- retention by requests -------------------------------------------------------------------- */
@@ -149,9 +151,11 @@ static bool cache_admin_said_below(const struct engine *e, const struct seq *q)
 {
     if (q->n_cached > q->retain_tokens || q->n_named != q->n_cached / e->shape->page_tokens)
         return false; /* chain names another page */
-    return e->tiers.host != NULL    ? host_retains(e->tiers.host, &q->chain, q->retain)
-           : e->tiers.store != NULL ? store_retains(e->tiers.store, &q->chain, q->retain)
-                                    : true;
+    if (e->tiers.host != NULL)
+        return host_retains(e->tiers.host, &q->chain, q->retain);
+    if (e->tiers.store != NULL)
+        return store_retains(e->tiers.store, &q->chain, q->retain);
+    return true;
 }
 
 static void cache_admin_retain_one(struct engine *e, const struct hash *name, const int32_t *tokens,
@@ -179,8 +183,8 @@ static void cache_admin_retain_below(struct engine *e, const struct seq *q)
 
     if (cache_admin_said_below(e, q))
         return;
-    if (retain.until != 0)
-        retain.until += retain.until > UINT32_MAX - CACHE_ADMIN_MORE_S ? 0 : CACHE_ADMIN_MORE_S;
+    if (retain.until != 0 && retain.until <= UINT32_MAX - CACHE_ADMIN_MORE_S)
+        retain.until += CACHE_ADMIN_MORE_S;
 
     for (int n = block; n <= q->n_cached && n <= q->retain_tokens; n += block) {
         const int32_t *tokens = q->tokens + (n - block);
@@ -383,11 +387,13 @@ static bool cache_admin_scan(struct engine *e, struct cache_admin_ask *ask)
     for (int left = CACHE_ADMIN_PART; left > 0 && !ask->scanned; left--) {
         if (ask->next >= cache_admin_slots(e, ask->at)) {
             ask->scanned = ask->at == WIRE_STORE;
-            ask->at = ask->scanned ? ask->at : (enum wire_tier)(ask->at + 1);
+            if (!ask->scanned)
+                ask->at = (enum wire_tier)(ask->at + 1);
             ask->next = 0;
         } else if (cache_admin_look(e, ask->at, ask->next++, &label)) {
             cache_admin_visit(e, ask, &label);
-            left -= ask->action == WIRE_LIST ? 0 : CACHE_ADMIN_DROP;
+            if (ask->action != WIRE_LIST)
+                left -= CACHE_ADMIN_DROP;
         } else if (ask->at == WIRE_DEVICE) {
             cache_admin_visit_part(e, ask, ask->next - 1);
         }

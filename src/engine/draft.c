@@ -64,9 +64,9 @@ static int draft_read_lookup(struct draft_options *out, const struct json *o, ch
         out->n_min = out->n_max = DRAFT_NGRAMS;
     else if (out->n_min == 0 || out->n_max == 0)
         out->n_min = out->n_max = out->n_min + out->n_max;
-    return out->n_min <= out->n_max
-               ? ERR_OK
-               : draft_refuse(why, cap, "prompt_lookup_min", "at most prompt_lookup_max");
+    if (out->n_min <= out->n_max)
+        return ERR_OK;
+    return draft_refuse(why, cap, "prompt_lookup_min", "at most prompt_lookup_max");
 }
 
 static int draft_read_suffix(struct draft_options *out, const struct json *o, char *why, size_t cap)
@@ -234,8 +234,13 @@ void draft_follow(const struct draft_options *o, struct seq *q)
     if (draft->n_indexed > 0 && draft->place >= 0) {
         bool is_right = q->tokens[q->n_tokens - 1] == q->tokens[draft->place++];
 
-        draft->n_right = is_right ? draft->n_right + 1 : 0;
-        draft->run = is_right ? draft->run + 1 : draft->run / DRAFT_DECAY;
+        if (is_right) {
+            draft->n_right++;
+            draft->run++;
+        } else {
+            draft->n_right = 0;
+            draft->run /= DRAFT_DECAY;
+        }
     }
     draft->n_rest -= draft->n_rest > 0;
     draft_index(o, q);
@@ -256,10 +261,13 @@ void draft_propose(const struct draft_options *o, struct seq *q, int most)
     if (o->method == DRAFT_SUFFIX) {
         int wanted = (int)(o->factor * (draft->run < DRAFT_DEPTH ? draft->run : DRAFT_DEPTH));
 
-        n = n < wanted ? n : wanted;
-        n = n < o->n_max ? n : o->n_max;
+        if (n > wanted)
+            n = wanted;
+        if (n > o->n_max)
+            n = o->n_max;
     }
-    n = n < most ? n : most;
+    if (n > most)
+        n = most;
     if (at < 0 || n < 1) {
         draft->is_on = false; /* then it may run ahead */
         return;
@@ -279,7 +287,9 @@ void draft_learn(const struct draft_options *o, struct seq *q, int n, int n_righ
 
     draft->was_wrong = n_right == 0;
     if (n_right == n) {
-        draft->length = 2 * draft->length < o->n_tokens ? 2 * draft->length : o->n_tokens;
+        draft->length *= 2;
+        if (draft->length > o->n_tokens)
+            draft->length = o->n_tokens;
         draft->backoff = DRAFT_REST;
     } else if (n_right > 0) {
         draft->length = n_right + 1;
@@ -289,7 +299,9 @@ void draft_learn(const struct draft_options *o, struct seq *q, int n, int n_righ
         draft->is_on = false;
         draft->n_right = 0;
         draft->n_rest = draft->backoff;
-        draft->backoff = 2 * draft->backoff < DRAFT_RESTS ? 2 * draft->backoff : DRAFT_RESTS;
+        draft->backoff *= 2;
+        if (draft->backoff > DRAFT_RESTS)
+            draft->backoff = DRAFT_RESTS;
         draft->length = 2 < o->n_tokens ? 2 : o->n_tokens;
     }
 }

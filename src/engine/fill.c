@@ -44,11 +44,11 @@ int fill_init(struct engine *e)
             step->targets == NULL || step->extras == NULL || step->drafts == NULL)
             return ERR_NO_MEMORY;
     }
-    return batch->token_ids == NULL || batch->seq_start == NULL || batch->kv_len == NULL ||
-                   batch->page_ids == NULL || batch->rows == NULL || e->row_tokens == NULL ||
-                   batch->extras == NULL || e->logprobs == NULL || e->extra_words == NULL
-               ? ERR_NO_MEMORY
-               : ERR_OK;
+    if (batch->token_ids == NULL || batch->seq_start == NULL || batch->kv_len == NULL ||
+        batch->page_ids == NULL || batch->rows == NULL || e->row_tokens == NULL ||
+        batch->extras == NULL || e->logprobs == NULL || e->extra_words == NULL)
+        return ERR_NO_MEMORY;
+    return ERR_OK;
 }
 
 /* The ids that may not come yet: those that would end the text before min_tokens. With an automaton
@@ -200,6 +200,17 @@ void fill_batch(struct engine *e)
     step->n_tokens = batch->n_tokens;
 }
 
+/* How many of the most probable ids a sampled row reports: -1 without log probabilities, 0 if its
+ * logits are reported whole. */
+static int32_t fill_n_top(const struct seq *q)
+{
+    if ((q->request.flags & WIRE_LOGPROBS) == 0)
+        return -1;
+    if (seq_has_rows(q))
+        return 0;
+    return (int32_t)q->request.generate.n_logprobs;
+}
+
 /* Describe the extra outputs and constraints of a row. False: it needs only an id. */
 static bool fill_extra(struct engine *e, const struct engine_step *step, int r,
                        struct batch_extra *x)
@@ -226,9 +237,7 @@ static bool fill_extra(struct engine *e, const struct engine_step *step, int r,
     *x = (struct batch_extra){
         .row = r,
         .target = -1,
-        .n_top = (request->flags & WIRE_LOGPROBS) == 0 ? -1
-                 : seq_has_rows(q)                     ? 0
-                                                       : (int32_t)request->generate.n_logprobs,
+        .n_top = fill_n_top(q),
         .n_biases = (int32_t)request->generate.n_biases,
         .biases = q->biases,
         .n_asked = seq_has_rows(q) ? 0 : (int32_t)request->generate.n_asked,
@@ -255,10 +264,13 @@ static void fill_skip(struct engine_step *step, struct seq *q, int r)
 static void fill_look(struct engine *e, struct engine_step *step)
 {
     for (int r = 0; r < step->n_rows; r++) {
-        int mask = step->extras[r] < 0 ? -1 : e->batch.extras[step->extras[r]].mask;
-        struct guide_job *job = mask < 0 ? NULL : &e->guide.jobs[mask];
+        int extra = step->extras[r];
+        struct guide_job *job;
 
-        if (job == NULL || job->rc == ERR_OK)
+        if (extra < 0 || e->batch.extras[extra].mask < 0)
+            continue;
+        job = &e->guide.jobs[e->batch.extras[extra].mask];
+        if (job->rc == ERR_OK)
             continue;
         if (job->rc == ERR_AGAIN)
             fill_skip(step, job->q, r);
@@ -288,7 +300,11 @@ int fill_rows(struct engine *e, const struct engine_step *step)
     for (int r = 0; r < step->n_rows && rc == ERR_OK; r++) {
         struct seq *q = step->rows[r];
 
-        if (q == NULL || !(step->targets[r] > 0 ? seq_prompt_has_rows(q) : seq_has_rows(q)))
+        if (q == NULL)
+            continue;
+        if (step->targets[r] > 0 && !seq_prompt_has_rows(q))
+            continue;
+        if (step->targets[r] == 0 && !seq_has_rows(q))
             continue;
         must(!q->tells_row);
         rc = model_row_logits(e->model, r, q->row + 1);

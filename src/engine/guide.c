@@ -42,7 +42,10 @@ int guide_init(struct guide *g, const struct guide_shape *s)
                         .eos = s->eos,
                         .masks = s->masks};
     g->jobs = mem_zalloc_array((size_t)s->max_num_seqs, sizeof *g->jobs);
-    n_threads = n_threads < 1 ? 1 : n_threads > GUIDE_THREADS_MAX ? GUIDE_THREADS_MAX : n_threads;
+    if (n_threads < 1)
+        n_threads = 1;
+    if (n_threads > GUIDE_THREADS_MAX)
+        n_threads = GUIDE_THREADS_MAX;
     rc = pool_open(&g->pool, n_threads);
     if (rc != ERR_OK)
         return rc;
@@ -63,7 +66,9 @@ int guide_init(struct guide *g, const struct guide_shape *s)
 int guide_lane_init(struct guide_lane *l)
 {
     l->automata = mem_zalloc_array(WIRE_AUTOMATA_MAX, sizeof *l->automata);
-    return l->automata == NULL ? ERR_NO_MEMORY : ERR_OK;
+    if (l->automata == NULL)
+        return ERR_NO_MEMORY;
+    return ERR_OK;
 }
 
 /* --- uploads ---------------------------------------------------------------------------------- */
@@ -95,7 +100,9 @@ void guide_lane_drop(struct guide *g, struct guide_lane *l)
 /* As attach_map_upload(), for an upload whose descriptor may have been lost on its way. */
 static int guide_map(const struct wire_upload *upload, int uploaded, const void **bytes)
 {
-    return uploaded == -1 ? ERR_NO_MEMORY : attach_map_upload(upload, uploaded, bytes);
+    if (uploaded == -1)
+        return ERR_NO_MEMORY;
+    return attach_map_upload(upload, uploaded, bytes);
 }
 
 static int guide_take_vocabulary(const struct guide *g, struct guide_lane *l,
@@ -145,7 +152,8 @@ static void guide_map_cache(struct guide_automaton *automaton)
     size_t bytes = walk_cache_bytes(automaton->vocab->n_vocab, GUIDE_CACHE_MASKS);
     void *cache;
 
-    bytes = bytes < GUIDE_CACHE_BYTES ? GUIDE_CACHE_BYTES : bytes;
+    if (bytes < GUIDE_CACHE_BYTES)
+        bytes = GUIDE_CACHE_BYTES;
     cache = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
                  -1, 0);
     if (cache == MAP_FAILED)
@@ -160,9 +168,12 @@ static int guide_take_automaton(struct guide_lane *l, const struct wire_upload *
 {
     struct guide_automaton *automaton = &l->automata[upload->idx];
     const void *bytes = NULL;
-    int rc = automaton->n_users > 0 ? attach_refuse_upload(uploaded)
-                                    : guide_map_automaton(l, upload, uploaded, &bytes);
+    int rc;
 
+    if (automaton->n_users > 0)
+        rc = attach_refuse_upload(uploaded);
+    else
+        rc = guide_map_automaton(l, upload, uploaded, &bytes);
     if (rc == ERR_CORRUPT)
         return rc;
     /* First, so that no request takes the place's last content for the lost one. */
@@ -346,7 +357,9 @@ static uint32_t guide_budget(struct guide *g, const struct seq *q)
 
     if (g->waits)
         return UINT32_MAX;
-    return of_pass >= pass || of_tenant >= GUIDE_TENANT_STEPS ? 0 : GUIDE_MASK_STEPS;
+    if (of_pass >= pass || of_tenant >= GUIDE_TENANT_STEPS)
+        return 0;
+    return GUIDE_MASK_STEPS;
 }
 
 static void guide_spend(struct guide *g, const struct seq *q, uint32_t steps)
@@ -377,7 +390,9 @@ static int guide_walk(struct guide *g, struct seq *q, struct walk_work *work, ui
         rc = ERR_AGAIN;
     }
     guide_spend(g, q, steps);
-    return rc == ERR_INVALID ? ERR_NO_TOKEN : rc;
+    if (rc == ERR_INVALID)
+        return ERR_NO_TOKEN;
+    return rc;
 }
 
 /* And the automaton's mask into the job's: a finished late one, or one that is made now. */
@@ -434,7 +449,9 @@ static void guide_make(void *arg, int task, int worker)
         job->mask[i] &= q->allowed[i];
     for (int i = 0; i < guide->n_words && seq_bans_stops(q, 0); i++)
         job->mask[i] &= ~q->stops[i];
-    job->rc = q->automaton == NULL ? ERR_OK : guide_mask(guide, job, worker);
+    job->rc = ERR_OK;
+    if (q->automaton != NULL)
+        job->rc = guide_mask(guide, job, worker);
     guide_ban_words(q, job->mask);
     if (q->automaton != NULL)
         guide_ban_ends(guide, q, job->mask);

@@ -192,7 +192,9 @@ void guide_pass(struct guide *g, struct seq *const *running, int n_running)
             late_take(g, late);
         if (late->state == GUIDE_WAITS && late->q == NULL)
             late_free(late);
-        q = late->state == GUIDE_FREE ? late_choose(g, running, n_running) : NULL;
+        if (late->state != GUIDE_FREE)
+            continue;
+        q = late_choose(g, running, n_running);
         if (q != NULL)
             late_give(g, late, q);
     }

@@ -37,7 +37,9 @@ static int intake_watch(struct engine *e, int fd, uint64_t data)
 {
     struct epoll_event ev = {.events = EPOLLIN | EPOLLRDHUP, .data.u64 = data};
 
-    return epoll_ctl(e->intake.epoll_fd, EPOLL_CTL_ADD, fd, &ev) == 0 ? ERR_OK : ERR_IO;
+    if (epoll_ctl(e->intake.epoll_fd, EPOLL_CTL_ADD, fd, &ev) == -1)
+        return ERR_IO;
+    return ERR_OK;
 }
 
 /* There is no descriptor for another connection: stop polling the listener until opens_us, because
@@ -247,7 +249,8 @@ static bool intake_messages(struct engine *e, struct engine_lane *lane, bool all
             rc = guide_take_upload(&e->guide, &lane->guide, &upload, uploaded);
             if (rc == ERR_NO_MEMORY)
                 intake_tell_lost(e, lane, uploaded != -1);
-            rc = rc == ERR_OK || rc == ERR_NO_MEMORY ? 1 : rc;
+            if (rc == ERR_OK || rc == ERR_NO_MEMORY)
+                rc = 1; /* read the next message */
         }
     } while (rc == 1);
     if (rc == 0)
@@ -336,10 +339,12 @@ static void intake_signal(struct engine *e)
 void intake_events(struct engine *e, int timeout_ms)
 {
     bool is_shut = e->intake.listener_opens_us != 0;
-    int longest_ms = is_shut && timeout_ms > LISTENER_SHUT_MS ? LISTENER_SHUT_MS : timeout_ms;
     struct epoll_event ev[32];
-    int n = epoll_wait(e->intake.epoll_fd, ev, 32, longest_ms);
+    int n;
 
+    if (is_shut && timeout_ms > LISTENER_SHUT_MS)
+        timeout_ms = LISTENER_SHUT_MS;
+    n = epoll_wait(e->intake.epoll_fd, ev, 32, timeout_ms);
     e->now_us = clock_us();
     if (is_shut && e->now_us >= e->intake.listener_opens_us)
         intake_shut_door(e, 0);
@@ -365,7 +370,8 @@ static int intake_check(const struct engine *e, const struct wire_request *reque
     uint32_t longest = (uint32_t)e->shape->max_model_len;
     uint32_t most = (uint32_t)e->shape->n_vocab; /* most alternatives that can be asked for */
 
-    most = most > WIRE_LOGPROBS_MAX ? most : WIRE_LOGPROBS_MAX;
+    if (most < WIRE_LOGPROBS_MAX)
+        most = WIRE_LOGPROBS_MAX;
     if (request->n_tokens < 1 || g->n_prompt < 1 || g->n_prompt > request->n_tokens ||
         g->max_tokens < 1)
         return ERR_INVALID;
@@ -469,15 +475,21 @@ static int intake_admits(struct engine *e, const struct wire_request *request, i
  * well, because they are found only after those of the prompt. */
 static void intake_retain(struct seq *q, const struct wire_generate *g)
 {
-    uint64_t until = g->retain_s == 0 ? 0 : (uint64_t)clock_stamp_s() + g->retain_s;
+    uint64_t until = 0;
 
     if (g->retain == 0)
         return;
-    q->retain = retain_of((int)g->retain - 1, until > UINT32_MAX ? UINT32_MAX : (uint32_t)until);
-    q->retain_tokens = q->retain.rank < 0 ? q->tokens_max
-                       : g->retain_tokens == 0 || g->retain_tokens > (uint32_t)q->n_prompt
-                           ? q->n_prompt
-                           : (int)g->retain_tokens;
+    if (g->retain_s != 0)
+        until = (uint64_t)clock_stamp_s() + g->retain_s;
+    if (until > UINT32_MAX)
+        until = UINT32_MAX;
+    q->retain = retain_of((int)g->retain - 1, (uint32_t)until);
+    if (q->retain.rank < 0)
+        q->retain_tokens = q->tokens_max;
+    else if (g->retain_tokens == 0 || g->retain_tokens > (uint32_t)q->n_prompt)
+        q->retain_tokens = q->n_prompt;
+    else
+        q->retain_tokens = (int)g->retain_tokens;
 }
 
 /* The maker of the request's pages: hits on pages of other makers are not reported to its tenant.
@@ -492,7 +504,9 @@ static uint64_t intake_maker(const struct seq *q, const struct wire_request *req
         retain_priority(q->retain) == RETAIN_PINNED)
         return PAGES_ANYBODY;
     maker = hash_xxh3(request->tenant, sizeof request->tenant);
-    return maker == 0 || maker == PAGES_ANYBODY ? 1 : maker;
+    if (maker == 0 || maker == PAGES_ANYBODY)
+        return 1;
+    return maker;
 }
 
 /* Turn a request into a waiting sequence. The tokens and constraints are copied out of the lane's
@@ -513,7 +527,9 @@ static int intake_sequence(struct engine *e, struct engine_lane *lane, uint32_t 
         return rc;
     tenant_idx = tenants_find(&e->sched.tenants, request->tenant);
     rc = intake_admits(e, request, tenant_idx, retry_after_s);
-    q = rc == ERR_OK ? seq_claim(&e->pool) : NULL;
+    if (rc != ERR_OK)
+        return rc;
+    q = seq_claim(&e->pool);
     if (q == NULL)
         return ERR_OVERLOADED;
     q->request = *request;
@@ -662,7 +678,9 @@ static void intake_look(struct engine *e, struct seq *q)
     /* Records that may be written before the next look: those owed, then ADMITTED, a token, the end
      * and one to spare. The rest of the room is for prompt tokens. */
     room -= q->n_owed + 3 + seq_token_records(q);
-    q->chunk_max = seq_tells_prompt(q) ? room / seq_prompt_records(q) : 0;
+    q->chunk_max = 0;
+    if (seq_tells_prompt(q))
+        q->chunk_max = room / seq_prompt_records(q);
     if (q->chunk_max > 1 && seq_prompt_has_rows(q))
         q->chunk_max = 1;
     q->room = room;

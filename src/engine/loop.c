@@ -20,18 +20,25 @@
  * tick. */
 static int loop_timeout_ms(const struct engine *e)
 {
-    if (!power_is_awake(&e->power))
-        return sleep_timeout_ms(e, cache_admin_has_work(e) || e->power.n_orders > 0 ? LOOP_PAUSED_MS
-                                                                                    : LOOP_TICK_MS);
+    if (!power_is_awake(&e->power)) {
+        bool has_work = cache_admin_has_work(e) || e->power.n_orders > 0;
+
+        return sleep_timeout_ms(e, has_work ? LOOP_PAUSED_MS : LOOP_TICK_MS);
+    }
     if (e->n_begun != e->n_ended)
         return 0;
     if (e->tiers.n_loads_used > 0 && tiers_copy_in(e))
         return 0; /* some milliseconds at most, and a sequence waits for it */
-    if (e->sched.n_running + sched_n_waiting(&e->sched) == 0)
-        return tiers_have_work(e) || cache_admin_has_work(e) ? LOOP_PAUSED_MS
-               : e->draining                                 ? 0
-                                                             : sleep_timeout_ms(e, LOOP_TICK_MS);
-    return e->sched.n_planned == 0 ? LOOP_PAUSED_MS : 0;
+    if (e->sched.n_running + sched_n_waiting(&e->sched) == 0) {
+        if (tiers_have_work(e) || cache_admin_has_work(e))
+            return LOOP_PAUSED_MS;
+        if (e->draining)
+            return 0;
+        return sleep_timeout_ms(e, LOOP_TICK_MS);
+    }
+    if (e->sched.n_planned == 0)
+        return LOOP_PAUSED_MS;
+    return 0;
 }
 
 /* Sleep unless there is work. A front wakes the engine only if the lane's flag says that it sleeps.
@@ -135,7 +142,9 @@ static int loop_sample_step(struct engine *e)
         return ERR_OK;
     fill_extras(e, step);
     rc = fill_rows(e, step);
-    return rc == ERR_OK ? model_step_sample(e->model, &e->batch) : rc;
+    if (rc != ERR_OK)
+        return rc;
+    return model_step_sample(e->model, &e->batch);
 }
 
 /* One pass begins a step and ends the one before it, whose tokens the later step takes on the

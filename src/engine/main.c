@@ -101,10 +101,21 @@ static void main_unpin(void *engine, void *memory)
         model_unpin(e->model, memory);
 }
 
+/* Staging buffers of the store: 4 to 64. */
+static int main_n_buffers(size_t page_bytes)
+{
+    size_t n = MAIN_STAGING_BYTES / page_bytes;
+
+    if (n < 4)
+        return 4;
+    if (n > 64)
+        return 64;
+    return (int)n;
+}
+
 /* The store is optional: without it the engine serves, and logs the reason. */
 static int main_open_store(struct engine *e)
 {
-    size_t n_buffers = MAIN_STAGING_BYTES / e->shape->page_bytes;
     struct store_options options = {
         .dir = e->settings.kv_store_dir,
         .max_bytes = e->settings.kv_store_bytes,
@@ -112,9 +123,7 @@ static int main_open_store(struct engine *e)
         .page_bytes = e->shape->page_bytes,
         .page_tokens = e->shape->page_tokens,
         .kept_pct = e->settings.kv_retained_pct,
-        .n_buffers = n_buffers < 4    ? 4
-                     : n_buffers > 64 ? 64
-                                      : (int)n_buffers,
+        .n_buffers = main_n_buffers(e->shape->page_bytes),
         .namespace_id = e->shape->fingerprint,
         .namespace_name = e->names.at[0],
         .pin = main_pin,
@@ -185,7 +194,9 @@ static int64_t main_queued_tokens(const struct model_shape *shape)
     int64_t steps = (int64_t)shape->max_num_batched_tokens * MAIN_QUEUE_STEPS;
     int64_t prompts = (int64_t)shape->max_model_len * MAIN_QUEUE_PROMPTS;
 
-    return steps > prompts ? steps : prompts;
+    if (steps > prompts)
+        return steps;
+    return prompts;
 }
 
 static int main_open_guide(struct engine *e)

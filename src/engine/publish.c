@@ -12,7 +12,9 @@
 
 static double publish_seconds(uint64_t from_us, uint64_t to_us)
 {
-    return to_us > from_us ? (double)(to_us - from_us) * 1e-6 : 0.0;
+    if (to_us > from_us)
+        return (double)(to_us - from_us) * 1e-6;
+    return 0.0;
 }
 
 /* Probes check that the engine lives; they do not count as traffic. */
@@ -44,8 +46,10 @@ static void publish_begins_answer(struct engine *e, const struct seq *q)
  * lower tier. */
 static void publish_admitted_metrics(struct engine *e, const struct seq *q)
 {
-    int fetched = q->n_fetched < q->n_cached ? q->n_fetched : q->n_cached;
+    int fetched = q->n_fetched;
 
+    if (fetched > q->n_cached)
+        fetched = q->n_cached;
     stats_add(&e->stats, METRIC_prompt_tokens, (uint64_t)q->n_prompt);
     stats_add(&e->stats, METRIC_prompt_computed, (uint64_t)(q->n_prompt - q->n_cached));
     stats_add(&e->stats, METRIC_prompt_hits, (uint64_t)(q->n_cached - fetched));
@@ -296,7 +300,10 @@ static bool publish_last_token(struct engine *e, struct seq *q)
     }
     /* A fault point: the engine dies between a token and its end, and another engine continues. */
     must(!FAULT_HIT(engine_end));
-    publish_finish(e, q, ends ? WIRE_FIN_STOP : WIRE_FIN_LENGTH, ends ? id : 0);
+    if (ends)
+        publish_finish(e, q, WIRE_FIN_STOP, id);
+    else
+        publish_finish(e, q, WIRE_FIN_LENGTH, 0);
     return false;
 }
 
@@ -384,10 +391,11 @@ void publish_step(struct engine *e, const struct engine_step *step)
     }
     for (int i = 0; i < step->n_rows; i++) {
         struct seq *q = step->rows[i];
-        int n_drafts = q == NULL ? 0 : q->draft.n_ahead;
+        int n_drafts;
 
         if (q == NULL)
             continue;
+        n_drafts = q->draft.n_ahead;
         if (step->targets[i] > 0) {
             publish_prompt(e, q, step->targets[i], &e->logprobs[step->extras[i]]);
         } else if (n_drafts > 0) {
@@ -465,15 +473,18 @@ static void publish_room(const struct engine *e, struct wire_lane *w, int nth)
     int64_t tokens = e->admission.max_num_queued_tokens - tenants->n_waiting_tokens;
     int n_lanes = e->admission.n_lanes > 0 ? e->admission.n_lanes : 1;
 
-    reqs = reqs < 0 ? 0 : reqs;
-    tokens = tokens < 0 ? 0 : tokens;
+    if (reqs < 0)
+        reqs = 0;
+    if (tokens < 0)
+        tokens = 0;
     if (2 * reqs < e->settings.max_num_queued_reqs)
         reqs = reqs / n_lanes + ((nth + (int64_t)e->n_begun) % n_lanes < reqs % n_lanes);
     if (2 * tokens < e->admission.max_num_queued_tokens)
         tokens = tokens / n_lanes;
     atomic_store_explicit(&w->room_reqs, (uint32_t)reqs, memory_order_relaxed);
-    atomic_store_explicit(&w->room_tokens, tokens > UINT32_MAX ? UINT32_MAX : (uint32_t)tokens,
-                          memory_order_relaxed);
+    if (tokens > UINT32_MAX)
+        tokens = UINT32_MAX;
+    atomic_store_explicit(&w->room_tokens, (uint32_t)tokens, memory_order_relaxed);
 }
 
 /* Count the refusals that a front has made since the last look. A jump above PUBLISH_REFUSALS
@@ -499,7 +510,9 @@ static enum wire_engine_state publish_state(const struct engine *e)
         return WIRE_DRAINING;
     if (e->power.state == POWER_WAKING)
         return WIRE_WAKING;
-    return e->power.state == POWER_ASLEEP ? WIRE_ASLEEP : WIRE_SERVING;
+    if (e->power.state == POWER_ASLEEP)
+        return WIRE_ASLEEP;
+    return WIRE_SERVING;
 }
 
 /* The fields of the lane that fronts read without a request: room, state, heartbeat, load. */
@@ -540,9 +553,9 @@ void publish_wake(struct engine *e)
 
     /* A waiting sequence waits for a place or for pages, so free places are of no use to others.
      * While the engine wakes it waits for that alone, and places count. */
-    e->admission.n_places = power_is_awake(&e->power) && sched_n_waiting(&e->sched) > 0
-                                ? 0
-                                : e->shape->max_num_seqs - e->sched.n_running;
+    e->admission.n_places = e->shape->max_num_seqs - e->sched.n_running;
+    if (power_is_awake(&e->power) && sched_n_waiting(&e->sched) > 0)
+        e->admission.n_places = 0;
     publish_gauges(e);
     for (int i = 0; i < e->settings.max_lanes; i++) {
         if (e->lanes[i].state != LANE_OPEN)

@@ -45,12 +45,18 @@ double rate_wait_s(const struct rate *r, int n_reqs, int64_t n_tokens)
         return 0.0;
     by_reqs = (double)n_reqs * r->full_s / r->n_done;
     by_tokens = r->n_tokens > 0.0 ? (double)n_tokens * r->full_s / r->n_tokens : 0.0;
-    return by_reqs > by_tokens ? by_reqs : by_tokens;
+    if (by_reqs > by_tokens)
+        return by_reqs;
+    return by_tokens;
 }
 
 uint32_t rate_retry_after_s(const struct rate *r, int n_reqs, int64_t n_tokens)
 {
     double s = ceil(rate_wait_s(r, n_reqs, n_tokens));
 
-    return s < 1.0 ? 1 : s > RATE_RETRY_MAX ? (uint32_t)RATE_RETRY_MAX : (uint32_t)s;
+    if (s < 1.0)
+        return 1;
+    if (s > RATE_RETRY_MAX)
+        return (uint32_t)RATE_RETRY_MAX;
+    return (uint32_t)s;
 }

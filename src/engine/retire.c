@@ -11,10 +11,14 @@ static void retire_from_steps(struct engine *e, const struct seq *q)
     for (unsigned i = e->n_ended; i != e->n_begun; i++) {
         struct engine_step *step = &e->steps[i % MODEL_STEPS_MAX];
 
-        for (int s = 0; s < step->n_seqs; s++)
-            step->seqs[s] = step->seqs[s] == q ? NULL : step->seqs[s];
-        for (int r = 0; r < step->n_rows; r++)
-            step->rows[r] = step->rows[r] == q ? NULL : step->rows[r];
+        for (int s = 0; s < step->n_seqs; s++) {
+            if (step->seqs[s] == q)
+                step->seqs[s] = NULL;
+        }
+        for (int r = 0; r < step->n_rows; r++) {
+            if (step->rows[r] == q)
+                step->rows[r] = NULL;
+        }
     }
 }
 

@@ -159,10 +159,14 @@ static int sched_share(const struct sched *s, const struct seq *q)
     if (seq_tells_prompt(q)) {
         int rows = 1 + (s->limits.max_num_seqs - s->n_running - s->n_planned_rows) / 2;
 
-        n = n < rows ? n : rows;
-        n = n < q->chunk_max ? n : q->chunk_max;
+        if (n > rows)
+            n = rows;
+        if (n > q->chunk_max)
+            n = q->chunk_max;
     }
-    return tables_clip(&s->tables, q, n < left ? n : left);
+    if (n > left)
+        n = left;
+    return tables_clip(&s->tables, q, n);
 }
 
 static bool sched_is_long(const struct sched *s, const struct seq *q)
@@ -200,9 +204,13 @@ static int sched_drafts(const struct sched *s, struct seq *q)
      * yet. */
     if (s->limits.drafts == NULL || q->n_pending > 0 || q->n_ahead > 0)
         return 0;
-    most = most < rows ? most : rows;
-    most = most < left ? most : left;
-    draft_propose(s->limits.drafts, q, most < room ? most : room);
+    if (most > rows)
+        most = rows;
+    if (most > left)
+        most = left;
+    if (most > room)
+        most = room;
+    draft_propose(s->limits.drafts, q, most);
     return q->draft.n;
 }
 
@@ -306,7 +314,8 @@ static bool sched_plan_waiting(struct sched *s)
             if (blocked != NULL)
                 blocked->n_overtaken++;
         } else {
-            blocked = blocked == NULL ? q : blocked;
+            if (blocked == NULL)
+                blocked = q;
             n_tries++;
         }
         if (n_tries == SCHED_TRIES ||
@@ -319,14 +328,16 @@ static bool sched_plan_waiting(struct sched *s)
 /* The running sequence that must give its place to a waiting one of higher priority, or NULL. */
 static struct seq *sched_displaced(const struct sched *s)
 {
-    struct seq *last = s->n_running == 0 ? NULL : s->running[s->n_running - 1];
     const struct seq *q;
+    struct seq *last;
 
     if (s->n_running < s->limits.max_num_seqs || sched_n_waiting(s) == 0)
         return NULL;
+    last = s->running[s->n_running - 1];
     q = tenants_urgent(&s->tenants);
-    return q->n_loading == 0 && !q->paused && q->request.priority < last->request.priority ? last
-                                                                                           : NULL;
+    if (q->n_loading > 0 || q->paused || q->request.priority >= last->request.priority)
+        return NULL;
+    return last;
 }
 
 /* While a step of the displaced sequence is in flight, nothing happens: sched_has_room() is false

@@ -19,7 +19,9 @@ static void *seq_reserve(size_t bytes)
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
                    -1, 0);
 
-    return p == MAP_FAILED ? NULL : p;
+    if (p == MAP_FAILED)
+        return NULL;
+    return p;
 }
 
 /* The arrays of all sequences: sequence i has the i-th part of each. */
@@ -50,11 +52,11 @@ static int seq_arrays_reserve(struct seq_arrays *a, size_t n, size_t tokens_cap)
     a->walks = seq_reserve(n * sizeof *a->walks);
     a->rows = seq_reserve(n * a->n_row * sizeof *a->rows);
     a->drafts = seq_reserve((n * a->n_drafts + 1) * sizeof *a->drafts);
-    return a->tokens == NULL || a->pages == NULL || a->snapshots == NULL || a->allowed == NULL ||
-                   a->stops == NULL || a->made == NULL || a->bad == NULL || a->biases == NULL ||
-                   a->asked == NULL || a->walks == NULL || a->drafts == NULL || a->rows == NULL
-               ? ERR_NO_MEMORY
-               : ERR_OK;
+    if (a->tokens == NULL || a->pages == NULL || a->snapshots == NULL || a->allowed == NULL ||
+        a->stops == NULL || a->made == NULL || a->bad == NULL || a->biases == NULL ||
+        a->asked == NULL || a->walks == NULL || a->drafts == NULL || a->rows == NULL)
+        return ERR_NO_MEMORY;
+    return ERR_OK;
 }
 
 /* Cut the arrays into sequences. The loop runs backwards so that the free list gives the sequences
@@ -66,7 +68,8 @@ int seq_pool_init(struct seq_pool *p, const struct seq_pool_limits *limits)
                                 .n_row = ((size_t)limits->n_vocab + 1024) / 1024 * 1024, /* 4 KiB */
                                 .n_state_pages = (size_t)limits->n_state_pages};
 
-    pages_cap = pages_cap > limits->n_state_pages ? pages_cap : limits->n_state_pages;
+    if (pages_cap < limits->n_state_pages)
+        pages_cap = limits->n_state_pages;
     arrays.n_pages = (size_t)limits->n_groups * (size_t)pages_cap;
     *p = (struct seq_pool){.n = limits->n_seqs,
                            .tokens_cap = (limits->max_model_len + 1023) / 1024 * 1024, /* 4 KiB */

@@ -30,9 +30,9 @@
 /* When the engine is to fall asleep; 0: never. */
 static uint64_t sleep_due_us(const struct engine *e)
 {
-    return e->settings.sleep_after_s == 0
-               ? 0
-               : e->power.used_us + (uint64_t)e->settings.sleep_after_s * 1000000u;
+    if (e->settings.sleep_after_s == 0)
+        return 0;
+    return e->power.used_us + (uint64_t)e->settings.sleep_after_s * 1000000u;
 }
 
 /* A pass is due at the next change of state that time alone causes; in FALLING every pass has
@@ -104,7 +104,9 @@ static int sleep_save(struct engine *e)
     if (tiers_have_work(e)) {
         if (e->now_us - e->power.since_us > SLEEP_SAVE_US)
             tiers_give_up(e);
-        return tiers_are_stuck(e) ? ERR_GPU : ERR_OK;
+        if (tiers_are_stuck(e))
+            return ERR_GPU;
+        return ERR_OK;
     }
     must(pages_free(e->pages) == pages_count(e->pages));
     sleep_enter(e, POWER_FALLING);
@@ -166,7 +168,8 @@ static void sleep_refuse(struct engine *e)
         struct seq *q = &e->pool.seqs[i];
         uint64_t since_us = q->request.arrival_us;
 
-        since_us = since_us < e->power.since_us ? e->power.since_us : since_us;
+        if (since_us < e->power.since_us)
+            since_us = e->power.since_us;
         if (q->state != SEQ_FREE && e->now_us > since_us + longest_us)
             publish_refuse(e, q, WIRE_REFUSED_TIMEOUT, ERR_ASLEEP);
     }

@@ -84,12 +84,16 @@ static void stats_proc_stat(struct stats *s)
     long ticks = sysconf(_SC_CLK_TCK);
     char text[1024];
     int fd = open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
-    ssize_t n = fd == -1 ? -1 : read(fd, text, sizeof text - 1);
     const char *rest;
+    ssize_t n;
 
-    if (fd != -1)
-        (void)close(fd);
-    text[n < 0 ? 0 : n] = '\0';
+    if (fd == -1)
+        return;
+    n = read(fd, text, sizeof text - 1);
+    (void)close(fd);
+    if (n < 0)
+        return;
+    text[n] = '\0';
     rest = strrchr(text, ')');
     if (rest == NULL ||
         sscanf(rest,

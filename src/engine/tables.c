@@ -59,7 +59,8 @@ int tables_init(struct tables *t, const struct tables_limits *limits, struct pag
         t->groups[group] = limits->groups[group];
         t->n_token_groups += !tables_is_state(t, group);
         t->n_full_groups += t->groups[group].kind == CACHE_FULL;
-        t->n_state_pages += tables_is_state(t, group) ? t->groups[group].n_state_pages : 0;
+        if (tables_is_state(t, group))
+            t->n_state_pages += t->groups[group].n_state_pages;
     }
     if (tables_names_max(t) > TABLES_NAMES_MAX)
         return ERR_LIMIT;
@@ -68,7 +69,9 @@ int tables_init(struct tables *t, const struct tables_limits *limits, struct pag
     t->copies_cap = (limits->max_num_seqs + 2) * (t->n_token_groups + 2 * t->n_state_pages);
     t->evictions = mem_zalloc_array((size_t)t->evictions_cap, sizeof *t->evictions);
     t->copies = mem_zalloc_array((size_t)t->copies_cap, sizeof *t->copies);
-    return t->evictions == NULL || t->copies == NULL ? ERR_NO_MEMORY : ERR_OK;
+    if (t->evictions == NULL || t->copies == NULL)
+        return ERR_NO_MEMORY;
+    return ERR_OK;
 }
 
 void tables_fini(struct tables *t)
@@ -141,7 +144,9 @@ int tables_names(const struct tables *t, int i, int n, const struct hash *chain,
 
 int tables_reusable(const struct seq *q)
 {
-    return seq_tells_prompt(q) ? q->n_told : q->n_tokens - 1;
+    if (seq_tells_prompt(q))
+        return q->n_told;
+    return q->n_tokens - 1;
 }
 
 /* State of the walk over a prefix, page by page: how many pages each group has without a gap, up to
@@ -288,7 +293,8 @@ static int tables_foreign(const struct tables *t, const struct seq *q)
             return q->n_computed;
     }
     for (int i = 0; i < q->n_named; i++)
-        n += tables_are_theirs(t, q, i) ? 0 : t->limits.page_tokens;
+        if (!tables_are_theirs(t, q, i))
+            n += t->limits.page_tokens;
     return n;
 }
 
@@ -329,9 +335,11 @@ int tables_lacks(const struct tables *t, const struct seq *q)
             /* Steps are shortened to the free pages (tables_clip_windows()). */
             int most = tables_pages_of(t, of->window) + 2;
 
-            n = n < most ? n : most;
+            if (n > most)
+                n = most;
         }
-        lacks += n > 0 ? n : 0;
+        if (n > 0)
+            lacks += n;
     }
     return lacks;
 }
@@ -385,10 +393,14 @@ static int tables_find_parts(struct tables *t, const struct seq *q, int n, int32
         struct hash parent = tables_parent(t, group, &q->chain);
         int same = 0;
 
-        from[group] = n_same == 0 ? -1
-                                  : pages_find_part(t->pages, &parent, q->tokens + q->n_computed, n,
-                                                    q->maker, &same);
-        n_same = from[group] == -1 ? 0 : same < n_same ? same : n_same;
+        from[group] = -1;
+        if (n_same > 0)
+            from[group] =
+                pages_find_part(t->pages, &parent, q->tokens + q->n_computed, n, q->maker, &same);
+        if (from[group] == -1)
+            same = 0;
+        if (same < n_same)
+            n_same = same;
     }
     return n_same;
 }
@@ -408,7 +420,9 @@ static void tables_copy_parts(struct tables *t, struct seq *q)
     if (!t->limits.prefix_caching || t->n_state_pages > 0 || n <= 0 ||
         t->n_copies + n_groups > t->copies_cap)
         return;
-    n_same = tables_find_parts(t, q, n < block ? n : block, from);
+    if (n > block)
+        n = block;
+    n_same = tables_find_parts(t, q, n, from);
     /* Referencing them took them from the free pages that tables_lacks() counted on: too few may be
      * left. */
     if (n_same == 0 || pages_free(t->pages) < tables_lacks(t, q)) {
@@ -456,7 +470,9 @@ static int tables_clip_windows(const struct tables *t, int n)
     int n_pages = pages_free(t->pages) / t->n_token_groups - 1;
     int most = (n_pages > 1 ? n_pages : 1) * t->limits.page_tokens;
 
-    return n < most ? n : most;
+    if (n < most)
+        return n;
+    return most;
 }
 
 /* A snapshot can be taken only between steps, so a step must end at the next place where one is
@@ -473,7 +489,9 @@ int tables_clip(const struct tables *t, const struct seq *q, int n)
         return n;
     if (border > first && border < next)
         next = border;
-    return n < next - first ? n : next - first;
+    if (n < next - first)
+        return n;
+    return next - first;
 }
 
 /* Where snapshots are due: at the stride, at the last border of the prompt, and at each border of

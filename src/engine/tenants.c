@@ -54,8 +54,9 @@ enum wire_refusal tenants_refuse(const struct tenants *t, int n_tokens,
         return WIRE_NOT_REFUSED; /* else a prompt longer than the bound could never be served */
     if (t->n_waiting >= bounds->n_reqs + bounds->n_places)
         return WIRE_REFUSED_REQUESTS;
-    return t->n_waiting_tokens + n_tokens > bounds->n_tokens ? WIRE_REFUSED_TOKENS
-                                                             : WIRE_NOT_REFUSED;
+    if (t->n_waiting_tokens + n_tokens > bounds->n_tokens)
+        return WIRE_REFUSED_TOKENS;
+    return WIRE_NOT_REFUSED;
 }
 
 /* The last waiting sequence of the tenant that may be refused, or NULL. */
@@ -107,10 +108,14 @@ void tenants_ahead(const struct tenants *t, int tenant_idx, int n_tokens, int *n
             continue;
         /* Tenants take turns: before this request each of the others is served at most as much as
          * its own. */
-        *n_reqs += tenant->n_waiting < own->n_waiting + 1 ? tenant->n_waiting : own->n_waiting + 1;
-        *tokens += tenant->n_waiting_tokens < own->n_waiting_tokens + n_tokens
-                       ? tenant->n_waiting_tokens
-                       : own->n_waiting_tokens + n_tokens;
+        if (tenant->n_waiting < own->n_waiting + 1)
+            *n_reqs += tenant->n_waiting;
+        else
+            *n_reqs += own->n_waiting + 1;
+        if (tenant->n_waiting_tokens < own->n_waiting_tokens + n_tokens)
+            *tokens += tenant->n_waiting_tokens;
+        else
+            *tokens += own->n_waiting_tokens + n_tokens;
     }
 }
 

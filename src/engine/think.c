@@ -62,7 +62,10 @@ static void think_byte(struct seq_think *think, const struct wire_generate *gene
         think->state = THINK_OVER; /* an answer without reasoning */
     if (tag[think->n_matched] != '\0' || think->state == THINK_OVER)
         return;
-    think->state = think->state == THINK_BEFORE ? THINK_INSIDE : THINK_OVER;
+    if (think->state == THINK_BEFORE)
+        think->state = THINK_INSIDE;
+    else
+        think->state = THINK_OVER;
     think->n_matched = 0;
 }
 

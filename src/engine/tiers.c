@@ -176,9 +176,9 @@ static struct tiers_load *tiers_find_load(const struct engine *e, const struct h
 static bool tiers_share_load(struct engine *e, struct seq *q, const struct hash *name)
 {
     const struct tiers_load *other = tiers_find_load(e, name);
-    struct tiers_load *load = other == NULL ? NULL : tiers_load_slot(e);
+    struct tiers_load *load;
 
-    if (load == NULL)
+    if (other == NULL || (load = tiers_load_slot(e)) == NULL)
         return false;
     load->state = LOAD_SHARED;
     load->of = (int)(other - e->tiers.loads);
@@ -209,7 +209,9 @@ static int32_t tiers_find(const struct engine *e, const struct hash *name, const
 
     if (slot >= 0)
         return slot;
-    return reads && e->tiers.store != NULL && store_has(e->tiers.store, name) ? -1 : -2;
+    if (reads && e->tiers.store != NULL && store_has(e->tiers.store, name))
+        return -1;
+    return -2;
 }
 
 /* All loads are in use by others: q waits for a free one, as it would for pages. That is soon, and
@@ -885,8 +887,10 @@ static bool tiers_write_hot(struct engine *e)
 void tiers_write_behind(struct engine *e, int pages_max)
 {
     bool is_long = e->sched.n_planned_tokens >= TIERS_LONG_STEP;
-    int n_out = e->tiers.host != NULL ? TIERS_OUT : e->tiers.store != NULL ? pages_max : 0;
+    int n_out = 0;
 
+    if (e->tiers.host == NULL && e->tiers.store != NULL)
+        n_out = pages_max;
     if (e->tiers.host != NULL) {
         host_be_gentle(e->tiers.host, e->sched.n_running + sched_n_waiting(&e->sched) > 0);
         n_out = is_long ? TIERS_OUT_LONG : TIERS_OUT;

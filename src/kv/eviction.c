@@ -320,7 +320,9 @@ int32_t eviction_first(const struct eviction *o)
 
     if (top == -1 || o->first == -1)
         return top == -1 ? o->first : top;
-    return eviction_before(o, EVICTION_NEXT, top, o->first) ? top : o->first;
+    if (eviction_before(o, EVICTION_NEXT, top, o->first))
+        return top;
+    return o->first;
 }
 
 int eviction_count(const struct eviction *o)

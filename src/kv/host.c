@@ -172,7 +172,9 @@ static size_t host_chunk_bytes(const struct host *h, int32_t chunk)
 {
     int32_t first = chunk * h->chunk_slots, n = h->n_slots - first;
 
-    return (size_t)(n < h->chunk_slots ? n : h->chunk_slots) * h->file->payload_bytes;
+    if (n > h->chunk_slots)
+        n = h->chunk_slots;
+    return (size_t)n * h->file->payload_bytes;
 }
 
 /* A full tmpfs must report it now: later it would be a signal in the middle of a copy. The pages
@@ -547,14 +549,18 @@ int host_open(struct host **out, const struct host_options *o)
     want = &host->want;
     want->payload_bytes = (o->page_bytes + HOST_ALIGN - 1) / HOST_ALIGN * HOST_ALIGN;
     n = o->max_bytes / want->payload_bytes;
-    n = n < 1 ? 1 : n > INT32_MAX / 2 ? INT32_MAX / 2 : n;
+    if (n < 1)
+        n = 1;
+    if (n > INT32_MAX / 2)
+        n = INT32_MAX / 2;
     want->n_slots = (uint32_t)n;
     want->payloads_at =
         (sizeof *want + n * sizeof(struct host_slot) + HOST_ALIGN - 1) / HOST_ALIGN * HOST_ALIGN;
     strncpy(want->name, o->name, sizeof want->name - 1);
     host->n_slots = (int32_t)n;
     host->chunk_slots = (int32_t)(HOST_CHUNK_BYTES / want->payload_bytes);
-    host->chunk_slots = host->chunk_slots < 1 ? 1 : host->chunk_slots;
+    if (host->chunk_slots < 1)
+        host->chunk_slots = 1;
     host->n_chunks = (host->n_slots + host->chunk_slots - 1) / host->chunk_slots;
     host->map_bytes = (size_t)want->payloads_at + n * (size_t)want->payload_bytes;
     host->file = want;
@@ -732,7 +738,9 @@ void host_filled(struct host *h, int32_t slot, bool good)
 
 int32_t host_n_slots(const struct host *h)
 {
-    return h->map == NULL ? 0 : h->n_slots;
+    if (h->map == NULL)
+        return 0;
+    return h->n_slots;
 }
 
 bool host_read_slot(const struct host *h, int32_t slot, struct page_label *label)
@@ -830,7 +838,8 @@ static void host_pinned(struct host *h, const struct job *j)
         h->failed_us = clock_us();
         return;
     }
-    end = end < h->n_slots ? end : h->n_slots;
+    if (end > h->n_slots)
+        end = h->n_slots;
     h->counters.slots += (uint64_t)(end - first);
     for (int32_t i = end - 1; i >= first; i--) {
         if (h->entries[i].state == ENTRY_OUT)

@@ -172,7 +172,9 @@ static struct store *store_mutable(const struct store *st)
 /* The slot of a page, or -1. In STORE_AWAY the I/O thread may be filling the index. */
 static int32_t store_look_up(const struct store *st, const struct hash *name)
 {
-    return st->mode == STORE_AWAY ? -1 : store_find(st, name);
+    if (st->mode == STORE_AWAY)
+        return -1;
+    return store_find(st, name);
 }
 
 enum store_mode store_mode(const struct store *st)
@@ -229,7 +231,9 @@ void *store_buffer(struct store *st)
 {
     struct store_buffer *buffer = store_idle_buffer(st);
 
-    return buffer == NULL ? NULL : (char *)buffer->header + STORE_HEADER_BYTES;
+    if (buffer == NULL)
+        return NULL;
+    return (char *)buffer->header + STORE_HEADER_BYTES;
 }
 
 /* Readers wait on the same condition variable, so all are woken: one of them is the writer. */

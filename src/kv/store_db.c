@@ -77,7 +77,9 @@ static int store_db_error(const char *what, int rc)
     if (store_db_is_damage(rc))
         return ERR_CORRUPT;
     /* The file may still be good. */
-    return rc == ENOMEM || rc == ENOSPC || rc == EDQUOT ? ERR_NO_MEMORY : ERR_IO;
+    if (rc == ENOMEM || rc == ENOSPC || rc == EDQUOT)
+        return ERR_NO_MEMORY;
+    return ERR_IO;
 }
 
 /* The result of a write. */
@@ -136,7 +138,9 @@ static int store_db_format(struct store_db *db, MDB_txn *txn, struct store_forma
     if (value.mv_size != sizeof *out)
         return MDB_INCOMPATIBLE;
     memcpy(out, value.mv_data, sizeof *out);
-    return out->magic == STORE_MAGIC ? 0 : MDB_INCOMPATIBLE;
+    if (out->magic == STORE_MAGIC)
+        return 0;
+    return MDB_INCOMPATIBLE;
 }
 
 /* Create an empty index of this format. LMDB's error. */
@@ -216,9 +220,12 @@ int store_db_open_read(struct store_db **out, const char *dir, struct store_form
     /* Without an engine, this process is the first that writes to lock.mdb. */
     rc = store_db_allocate_lock(dir, false);
     if (rc == ERR_OK) {
-        int e = store_db_read(db, dir, 0, format);
+        int failed = store_db_read(db, dir, 0, format);
 
-        rc = e == 0 ? ERR_OK : e == ENOENT ? ERR_NOT_FOUND : store_db_error(dir, e);
+        if (failed == ENOENT)
+            rc = ERR_NOT_FOUND;
+        else if (failed != 0)
+            rc = store_db_error(dir, failed);
     }
     if (rc != ERR_OK) {
         store_db_close(db);
@@ -373,7 +380,9 @@ int store_db_scan(struct store_db *db, store_db_fn *fn, void *context, uint64_t 
     }
     if (txn != NULL)
         mdb_txn_abort(txn);
-    return rc == MDB_NOTFOUND ? ERR_OK : store_db_error("the index cannot be read", rc);
+    if (rc == MDB_NOTFOUND)
+        return ERR_OK;
+    return store_db_error("the index cannot be read", rc);
 }
 
 int store_db_commit(struct store_db *db, const struct store_change *changes, int n_changes)
@@ -386,9 +395,9 @@ int store_db_commit(struct store_db *db, const struct store_change *changes, int
         MDB_val key = store_db_val(&changes[i].slot, sizeof changes[i].slot);
         MDB_val value = store_db_val(&changes[i].record, sizeof changes[i].record);
 
-        rc = changes[i].erase ? mdb_del(txn, db->slots, &key, NULL)
-                              : mdb_put(txn, db->slots, &key, &value, 0);
-        if (changes[i].erase && rc == MDB_NOTFOUND)
+        if (!changes[i].erase)
+            rc = mdb_put(txn, db->slots, &key, &value, 0);
+        else if ((rc = mdb_del(txn, db->slots, &key, NULL)) == MDB_NOTFOUND)
             rc = 0;
     }
     if (rc == 0)
@@ -480,7 +489,9 @@ static int store_db_copy_table(MDB_txn *from, MDB_dbi from_table, MDB_txn *to, M
     }
     if (cursor != NULL)
         mdb_cursor_close(cursor);
-    return rc == MDB_NOTFOUND ? 0 : rc;
+    if (rc == MDB_NOTFOUND)
+        return 0;
+    return rc;
 }
 
 /* One transaction on each side; the format is in the new index already. */
@@ -555,11 +566,16 @@ static int store_db_walk_table(MDB_txn *txn, MDB_dbi table, off_t bytes)
             sum = (unsigned char)(sum + ((const unsigned char *)key.mv_data)[i]);
         for (size_t i = 0; i < value.mv_size; i++)
             sum = (unsigned char)(sum + ((const unsigned char *)value.mv_data)[i]);
-        rc = left-- > 0 ? mdb_cursor_get(cursor, &key, &value, MDB_NEXT) : MDB_CORRUPTED;
+        if (left-- > 0)
+            rc = mdb_cursor_get(cursor, &key, &value, MDB_NEXT);
+        else
+            rc = MDB_CORRUPTED;
     }
     if (cursor != NULL)
         mdb_cursor_close(cursor);
-    return rc == MDB_NOTFOUND ? 0 : rc;
+    if (rc == MDB_NOTFOUND)
+        return 0;
+    return rc;
 }
 
 static int store_db_walk(struct store_db *db, off_t bytes)
@@ -624,7 +640,9 @@ static int store_db_trim_copy(int fd)
 {
     struct stat st;
 
-    return fstat(fd, &st) == -1 || ftruncate(fd, st.st_size) == -1 ? errno : 0;
+    if (fstat(fd, &st) == -1 || ftruncate(fd, st.st_size) == -1)
+        return errno;
+    return 0;
 }
 
 /* The child: do everything that opening does with an old file, where a crash does no harm. LMDB
@@ -707,7 +725,9 @@ static int store_db_rebuild(const char *dir, const char *scratch, const struct s
         continue;
     at = *progress;
     (void)munmap(progress, sizeof *progress);
-    return pid == -1 ? ERR_NO_MEMORY : store_db_judge(status, at);
+    if (pid == -1)
+        return ERR_NO_MEMORY;
+    return store_db_judge(status, at);
 }
 
 static void store_db_clear(const char *scratch)
@@ -762,7 +782,9 @@ static int store_db_write_env(struct store_db *db, const char *dir, size_t map_b
         rc = mdb_txn_commit(txn);
     else if (txn != NULL)
         mdb_txn_abort(txn);
-    return rc == 0 ? ERR_OK : store_db_error(dir, rc);
+    if (rc == 0)
+        return ERR_OK;
+    return store_db_error(dir, rc);
 }
 
 /* If the copy or lock.mdb cannot be made, the old index is opened for reading only, without locks:

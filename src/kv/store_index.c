@@ -194,7 +194,9 @@ static int store_by_use(const void *a, const void *b, void *context)
 
     if (st->uses[*x].last != st->uses[*y].last)
         return st->uses[*x].last < st->uses[*y].last ? -1 : 1;
-    return *x < *y ? -1 : *x > *y;
+    if (*x < *y)
+        return -1;
+    return *x > *y;
 }
 
 /* First all entries into the table, then, by last use, into the eviction order: a parent is in the

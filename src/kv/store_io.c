@@ -42,9 +42,12 @@ static bool store_io(struct store *st, struct store_buffer *buffer, bool write)
         return false;
     }
     while (left > 0) {
-        ssize_t n =
-            write ? pwrite(st->file_fd, bytes, left, at) : pread(st->file_fd, bytes, left, at);
+        ssize_t n;
 
+        if (write)
+            n = pwrite(st->file_fd, bytes, left, at);
+        else
+            n = pread(st->file_fd, bytes, left, at);
         if (n == -1 && errno == EINTR)
             continue;
         if (n <= 0) {
@@ -324,7 +327,8 @@ static void store_wait(struct store *st)
     uint64_t us = store_tend_in_us(st);
     struct timespec until;
 
-    us = us < STORE_USES_US ? us : STORE_USES_US;
+    if (us > STORE_USES_US)
+        us = STORE_USES_US;
     (void)clock_gettime(CLOCK_REALTIME, &until);
     until.tv_sec += (time_t)(us / 1000000u);
     until.tv_nsec += (long)(us % 1000000u) * 1000;

@@ -233,10 +233,14 @@ int store_attach(struct store *st)
     st->tried_us = clock_us();
     if (rc != ERR_OK) {
         store_detach(st);
-        return rc == ERR_CORRUPT || rc == ERR_VERSION || rc == ERR_NOT_FOUND ? ERR_IO : rc;
+        if (rc == ERR_CORRUPT || rc == ERR_VERSION || rc == ERR_NOT_FOUND)
+            return ERR_IO;
+        return rc;
     }
-    room_set_mode(st, store_db_writes(st->db) && st->space != STORE_SPACES_MAX ? STORE_WRITING
-                                                                               : STORE_READING);
+    if (store_db_writes(st->db) && st->space != STORE_SPACES_MAX)
+        room_set_mode(st, STORE_WRITING);
+    else
+        room_set_mode(st, STORE_READING);
     return ERR_OK;
 }
 
@@ -272,7 +276,8 @@ void store_measure_room(struct store *st)
         room_sweep(st, INT64_MAX); /* first of all, remove files that nothing needs */
         room = room_free(st);
     }
-    room = room < INT64_MAX ? room : INT64_MAX;
+    if (room > INT64_MAX)
+        room = INT64_MAX;
     st->room_bytes =
         room < st->options.reserve_bytes ? 0 : (int64_t)(room - st->options.reserve_bytes);
 }
@@ -363,5 +368,7 @@ uint64_t store_tend_in_us(const struct store *st)
 
     if (st->mode == STORE_WRITING)
         return ROOM_SWEEP_US;
-    return past < st->try_next_us ? st->try_next_us - past : 0;
+    if (past < st->try_next_us)
+        return st->try_next_us - past;
+    return 0;
 }
