@@ -147,14 +147,14 @@ int cache_admin_init(struct engine *e)
 
 /* Has the last cached page this retention already in the lower tier? Then all pages before it have
  * it too, because the turns of a conversation repeat their retention. */
-static bool cache_admin_said_below(const struct engine *e, const struct seq *q)
+static bool cache_admin_said_below(const struct engine *e, const struct seq *seq)
 {
-    if (q->n_cached > q->retain_tokens || q->n_named != q->n_cached / e->shape->page_tokens)
+    if (seq->n_cached > seq->retain_tokens || seq->n_named != seq->n_cached / e->shape->page_tokens)
         return false; /* chain names another page */
     if (e->tiers.host != NULL)
-        return host_retains(e->tiers.host, &q->chain, q->retain);
+        return host_retains(e->tiers.host, &seq->chain, seq->retain);
     if (e->tiers.store != NULL)
-        return store_retains(e->tiers.store, &q->chain, q->retain);
+        return store_retains(e->tiers.store, &seq->chain, seq->retain);
     return true;
 }
 
@@ -175,65 +175,65 @@ static void cache_admin_retain_one(struct engine *e, const struct hash *name, co
 
 /* The lower tiers may hold pages that the device had already. They get a slightly longer retention
  * than requested, so that the next turn of a conversation need not repeat it at once. */
-static void cache_admin_retain_below(struct engine *e, const struct seq *q)
+static void cache_admin_retain_below(struct engine *e, const struct seq *seq)
 {
     int block = e->shape->page_tokens;
-    struct retain retain = q->retain;
-    struct hash name = q->root;
+    struct retain retain = seq->retain;
+    struct hash name = seq->root;
 
-    if (cache_admin_said_below(e, q))
+    if (cache_admin_said_below(e, seq))
         return;
     if (retain.until != 0 && retain.until <= UINT32_MAX - CACHE_ADMIN_MORE_S)
         retain.until += CACHE_ADMIN_MORE_S;
 
-    for (int n = block; n <= q->n_cached && n <= q->retain_tokens; n += block) {
-        const int32_t *tokens = q->tokens + (n - block);
+    for (int n = block; n <= seq->n_cached && n <= seq->retain_tokens; n += block) {
+        const int32_t *tokens = seq->tokens + (n - block);
         struct tables_name names[TABLES_NAMES_MAX];
         struct hash before = name;
         int n_names;
 
         name = prefix_name(&before, tokens, block);
         n_names = tables_names(&e->sched.tables, n / block - 1, 0, &name, &before, names);
-        for (int k = 0; k < n_names; k++)
-            cache_admin_retain_one(e, &names[k].name, tokens, retain);
+        for (int part = 0; part < n_names; part++)
+            cache_admin_retain_one(e, &names[part].name, tokens, retain);
     }
 }
 
-void cache_admin_note_admitted(struct engine *e, const struct seq *q)
+void cache_admin_note_admitted(struct engine *e, const struct seq *seq)
 {
     struct cache_admin *admin = &e->cache_admin;
     struct cache_admin_space *space;
 
-    if (q->retain.rank > 0)
-        cache_admin_retain_below(e, q);
-    if ((q->request.flags & WIRE_PROBE) != 0)
+    if (seq->retain.rank > 0)
+        cache_admin_retain_below(e, seq);
+    if ((seq->request.flags & WIRE_PROBE) != 0)
         return;
-    space = cache_admin_add(admin, prefix_space(&q->root));
+    space = cache_admin_add(admin, prefix_space(&seq->root));
     space->used = ++admin->n_used;
-    space->queries += (uint64_t)q->n_prompt;
-    space->hits += (uint64_t)q->n_cached;
+    space->queries += (uint64_t)seq->n_prompt;
+    space->hits += (uint64_t)seq->n_cached;
 }
 
 /* Count the tokens of full pages whose priority is at least the requested one, up to the first page
  * that is gone or has less. */
-void cache_admin_tell(struct engine *e, const struct seq *q)
+void cache_admin_tell(struct engine *e, const struct seq *seq)
 {
     int block = e->shape->page_tokens;
-    struct hash name = q->root;
+    struct hash name = seq->root;
     struct page_label label;
     int n = 0;
 
-    while (n + block <= q->retain_tokens) {
+    while (n + block <= seq->retain_tokens) {
         int32_t page;
 
-        name = prefix_name(&name, q->tokens + n, block);
+        name = prefix_name(&name, seq->tokens + n, block);
         page = pages_look(e->pages, &name);
         if (page == -1 || !pages_label(e->pages, page, &label) ||
-            label.retain.rank < q->retain.rank)
+            label.retain.rank < seq->retain.rank)
             break;
         n += block;
     }
-    lane_put(&e->lanes[q->lane_idx].lane, q->slot,
+    lane_put(&e->lanes[seq->lane_idx].lane, seq->slot,
              (struct wire_out){.kind = WIRE_FACT, .value = WIRE_FACT_HELD, .amount = (uint64_t)n});
 }
 
@@ -278,9 +278,9 @@ static uint64_t cache_admin_drop_prompt(struct engine *e, const struct wire_requ
 
         name = prefix_name(&before, e->cache_admin.tokens + n, block);
         n_names = tables_names(&e->sched.tables, (int)n / block, 0, &name, &before, names);
-        for (int k = 0; k < n_names; k++) {
-            tiers_drop(e, &names[k].name, 0);
-            dropped += cache_admin_drop_page(e, &names[k].name);
+        for (int part = 0; part < n_names; part++) {
+            tiers_drop(e, &names[part].name, 0);
+            dropped += cache_admin_drop_page(e, &names[part].name);
         }
         cache_admin_drop_parts(e, &name);
     }

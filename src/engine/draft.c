@@ -124,13 +124,13 @@ int draft_read_options(struct draft_options *out, const char *text, char *why, s
 
 /* --- the table of n-grams --------------------------------------------------------------------- */
 
-/* A power of two that is at least the greatest length of q: at least half of the buckets stay
+/* A power of two that is at least the greatest length of seq: at least half of the buckets stay
  * free. */
-static uint32_t draft_buckets(const struct seq *q)
+static uint32_t draft_buckets(const struct seq *seq)
 {
     uint32_t n = 256;
 
-    while (n < (uint32_t)q->tokens_max)
+    while (n < (uint32_t)seq->tokens_max)
         n *= 2;
     return n;
 }
@@ -147,10 +147,10 @@ static uint32_t draft_hash(const int32_t *tokens, int end, int n)
 
 /* Add the tokens since the last call to the table. heads[] has the last occurrence of each hash and
  * before[] chains the earlier ones, both as positions plus one, so that 0 is the end. */
-static void draft_index(const struct draft_options *o, struct seq *q)
+static void draft_index(const struct draft_options *o, struct seq *seq)
 {
-    struct draft *draft = &q->draft;
-    uint32_t n = draft_buckets(q);
+    struct draft *draft = &seq->draft;
+    uint32_t n = draft_buckets(seq);
 
     if (draft->n_indexed == 0) {
         memset(draft->heads, 0, n * sizeof *draft->heads);
@@ -159,9 +159,9 @@ static void draft_index(const struct draft_options *o, struct seq *q)
         draft->length = o->n_tokens;
         draft->backoff = DRAFT_REST;
     }
-    for (int i = 0; i < DRAFT_INDEXED && draft->n_indexed < q->n_tokens; i++) {
+    for (int i = 0; i < DRAFT_INDEXED && draft->n_indexed < seq->n_tokens; i++) {
         int end = ++draft->n_indexed; /* of the n-gram */
-        int32_t *head = &draft->heads[draft_hash(q->tokens, end, o->n_min) & (n - 1)];
+        int32_t *head = &draft->heads[draft_hash(seq->tokens, end, o->n_min) & (n - 1)];
 
         draft->before[end - 1] = *head;
         *head = end;
@@ -169,29 +169,29 @@ static void draft_index(const struct draft_options *o, struct seq *q)
 }
 
 /* How many tokens before `at` agree with the tokens at the end of the text, at most `most`. */
-static int draft_agree(const struct seq *q, int at, int most)
+static int draft_agree(const struct seq *seq, int at, int most)
 {
     int n = 0;
 
-    while (n < most && n < at && q->tokens[at - 1 - n] == q->tokens[q->n_tokens - 1 - n])
+    while (n < most && n < at && seq->tokens[at - 1 - n] == seq->tokens[seq->n_tokens - 1 - n])
         n++;
     return n;
 }
 
 /* The earlier position that continues the text best, -1: none; *n_same tokens before it agree. Only
  * the last DRAFT_TRIES occurrences are compared. */
-static int draft_find(const struct draft_options *o, const struct seq *q, int *n_same)
+static int draft_find(const struct draft_options *o, const struct seq *seq, int *n_same)
 {
-    const struct draft *draft = &q->draft;
+    const struct draft *draft = &seq->draft;
     int most = o->method == DRAFT_NGRAM ? o->n_max : DRAFT_DEPTH;
     int best = -1, at;
 
     *n_same = 0;
-    if (q->n_tokens < o->n_min + 1 || draft->n_indexed != q->n_tokens)
+    if (seq->n_tokens < o->n_min + 1 || draft->n_indexed != seq->n_tokens)
         return -1;
-    at = draft->before[q->n_tokens - 1];
+    at = draft->before[seq->n_tokens - 1];
     for (int i = 0; i < DRAFT_TRIES && at > 0; i++) {
-        int n = draft_agree(q, at, most);
+        int n = draft_agree(seq, at, most);
 
         if (n >= o->n_min && n > *n_same) {
             *n_same = n;
@@ -202,20 +202,20 @@ static int draft_find(const struct draft_options *o, const struct seq *q, int *n
     return best;
 }
 
-bool draft_may(const struct seq *q)
+bool draft_may(const struct seq *seq)
 {
-    const struct wire_generate *generate = &q->request.generate;
+    const struct wire_generate *generate = &seq->request.generate;
 
-    return q->automaton == NULL && generate->n_allowed == 0 && generate->n_bad == 0 &&
-           generate->think_max == 0 && !seq_bans_stops(q, 0) && !seq_has_rows(q);
+    return seq->automaton == NULL && generate->n_allowed == 0 && generate->n_bad == 0 &&
+           generate->think_max == 0 && !seq_bans_stops(seq, 0) && !seq_has_rows(seq);
 }
 
 /* Choose where to read the drafts: at the place that the text has followed so far, unless another
  * occurrence agrees with at least as many tokens, or too few tokens agree at that place. */
-static void draft_align(const struct draft_options *o, struct seq *q)
+static void draft_align(const struct draft_options *o, struct seq *seq)
 {
-    struct draft *draft = &q->draft;
-    int n_same, at = draft_find(o, q, &n_same);
+    struct draft *draft = &seq->draft;
+    int n_same, at = draft_find(o, seq, &n_same);
     bool holds = draft->place >= 0 && draft->run >= DRAFT_HOLD;
 
     if (holds && (at < 0 || n_same < draft->run))
@@ -225,14 +225,14 @@ static void draft_align(const struct draft_options *o, struct seq *q)
 }
 
 /* The guess at `place` is compared with the real token, whether or not a draft was made of it. */
-void draft_follow(const struct draft_options *o, struct seq *q)
+void draft_follow(const struct draft_options *o, struct seq *seq)
 {
-    struct draft *draft = &q->draft;
+    struct draft *draft = &seq->draft;
 
-    if (o->method == DRAFT_NONE || !draft_may(q))
+    if (o->method == DRAFT_NONE || !draft_may(seq))
         return;
     if (draft->n_indexed > 0 && draft->place >= 0) {
-        bool is_right = q->tokens[q->n_tokens - 1] == q->tokens[draft->place++];
+        bool is_right = seq->tokens[seq->n_tokens - 1] == seq->tokens[draft->place++];
 
         if (is_right) {
             draft->n_right++;
@@ -243,16 +243,16 @@ void draft_follow(const struct draft_options *o, struct seq *q)
         }
     }
     draft->n_rest -= draft->n_rest > 0;
-    draft_index(o, q);
-    draft_align(o, q);
+    draft_index(o, seq);
+    draft_align(o, seq);
     if (draft->place < 0)
         draft->n_right = 0;
     draft->is_on = draft->is_on || (draft->n_right >= DRAFT_STREAK && draft->n_rest == 0);
 }
 
-void draft_propose(const struct draft_options *o, struct seq *q, int most)
+void draft_propose(const struct draft_options *o, struct seq *seq, int most)
 {
-    struct draft *draft = &q->draft;
+    struct draft *draft = &seq->draft;
     int n = draft->length, at = draft->place;
 
     draft->n = 0;
@@ -274,15 +274,15 @@ void draft_propose(const struct draft_options *o, struct seq *q, int most)
     }
     /* A repetition continues in the drafts themselves: at + i may be one of them. */
     for (int i = 0; i < n; i++)
-        q->tokens[q->n_tokens + i] = q->tokens[at + i];
+        seq->tokens[seq->n_tokens + i] = seq->tokens[at + i];
     draft->n = n;
 }
 
 /* A draft with a wrong first token may have met a difference: the place is tried once more if
  * enough tokens agree there. A second wrong draft ends the drafts for a while. */
-void draft_learn(const struct draft_options *o, struct seq *q, int n, int n_right)
+void draft_learn(const struct draft_options *o, struct seq *seq, int n, int n_right)
 {
-    struct draft *draft = &q->draft;
+    struct draft *draft = &seq->draft;
     bool holds = draft->place >= 0 && draft->run >= DRAFT_HOLD && !draft->was_wrong;
 
     draft->was_wrong = n_right == 0;

@@ -61,22 +61,22 @@ struct draft {
 
 struct seq;
 
-/* Can q have drafts? Not with masks that depend on the tokens: each row would need its own. */
-bool draft_may(const struct seq *q);
+/* Can seq have drafts? Not with masks that depend on the tokens: each row would need its own. */
+bool draft_may(const struct seq *seq);
 
 /* Read speculative_config, a JSON object in vLLM's words; "" is DRAFT_NONE. ERR_INVALID or
  * ERR_UNSUPPORTED with a sentence in why. */
 int draft_read_options(struct draft_options *out, const char *text, char *why,
                        size_t why_cap) ERR_CHECKED;
 
-/* Tokens were appended to q: index them, and check whether the guess was right. */
-void draft_follow(const struct draft_options *o, struct seq *q);
+/* Tokens were appended to seq: index them, and check whether the guess was right. */
+void draft_follow(const struct draft_options *o, struct seq *seq);
 
-/* Before a plan, when all tokens of q are known and all but the last are computed: write at most
- * `most` drafts after them and set q->draft.n. */
-void draft_propose(const struct draft_options *o, struct seq *q, int most);
+/* Before a plan, when all tokens of seq are known and all but the last are computed: write at most
+ * `most` drafts after them and set seq->draft.n. */
+void draft_propose(const struct draft_options *o, struct seq *seq, int most);
 
 /* Of the step's n drafts, n_right were right. */
-void draft_learn(const struct draft_options *o, struct seq *q, int n, int n_right);
+void draft_learn(const struct draft_options *o, struct seq *seq, int n, int n_right);
 
 #endif

@@ -14,7 +14,7 @@
  *   cache_admin  retention, hit rates, the operators' cache commands      cache_admin.c
  *
  * The parts share struct engine; only main.c makes and ends it. In these files `e` is always the
- * engine and `q` a sequence. */
+ * engine and `seq` a sequence. */
 #ifndef QUIRE_ENGINE_ENGINE_H
 #define QUIRE_ENGINE_ENGINE_H
 
@@ -153,9 +153,9 @@ void intake_cancellations(struct engine *e); /* cancelled requests, deadlines, s
 
 /* --- retire.c --- */
 
-/* End q: release its pages and its slot, remove it from steps in flight, loads and queues, and
+/* End seq: release its pages and its slot, remove it from steps in flight, loads and queues, and
  * return it to the pool. */
-void retire(struct engine *e, struct seq *q);
+void retire(struct engine *e, struct seq *seq);
 
 /* --- fill.c --- */
 
@@ -175,13 +175,13 @@ int fill_rows(struct engine *e, const struct engine_step *step) ERR_CHECKED;
 void publish_admitted(struct engine *e);
 /* After a step: its tokens, and the sequences that end. */
 void publish_step(struct engine *e, const struct engine_step *step);
-/* Continue with the row of logits that q reports, in a ring with room for `room` records; returns
- * the room that is left. After a row of the output comes its token, which may finish q. */
-int publish_row(struct engine *e, struct seq *q, int room);
-void publish_finish(struct engine *e, struct seq *q, enum wire_finish why, int32_t value);
-/* Finish q with err, ERR_DEADLINE or ERR_OVERLOADED, because it waited too long; counted as
+/* Continue with the row of logits that seq reports, in a ring with room for `room` records; returns
+ * the room that is left. After a row of the output comes its token, which may finish seq. */
+int publish_row(struct engine *e, struct seq *seq, int room);
+void publish_finish(struct engine *e, struct seq *seq, enum wire_finish why, int32_t value);
+/* Finish seq with err, ERR_DEADLINE or ERR_OVERLOADED, because it waited too long; counted as
  * `why`. */
-void publish_refuse(struct engine *e, struct seq *q, enum wire_refusal why, int err);
+void publish_refuse(struct engine *e, struct seq *seq, enum wire_refusal why, int err);
 /* Write the engine's load to a lane. */
 void publish_lane(struct engine *e, struct engine_lane *lane);
 /* After requests were taken: update the room of all lanes and the counts of the tenants. */
@@ -193,11 +193,11 @@ void publish_wake(struct engine *e); /* wake the fronts that have new records; s
 int cache_admin_init(struct engine *e) ERR_CHECKED;
 void cache_admin_pass(
     struct engine *e); /* once per pass: expire retention, and continue the oldest command */
-/* q is admitted for the first time: count its cache hits per namespace, and pass its retention to
+/* seq is admitted for the first time: count its cache hits per namespace, and pass its retention to
  * the pages of the lower tiers. */
-void cache_admin_note_admitted(struct engine *e, const struct seq *q);
-/* Before q finishes: report how many tokens of its prompt are retained, if it asked for that. */
-void cache_admin_tell(struct engine *e, const struct seq *q);
+void cache_admin_note_admitted(struct engine *e, const struct seq *seq);
+/* Before seq finishes: report how many tokens of its prompt are retained, if it asked for that. */
+void cache_admin_tell(struct engine *e, const struct seq *seq);
 /* Queue a cache command of an operator; it is answered in a later pass. ERR_INVALID,
  * ERR_OVERLOADED, ERR_DRAINING. */
 int cache_admin_ask(struct engine *e, struct engine_lane *lane, uint32_t slot,

@@ -53,14 +53,14 @@ int fill_init(struct engine *e)
 
 /* The ids that may not come yet: those that would end the text before min_tokens. With an automaton
  * the mask forbids them instead, because only the mask knows whether anything else is allowed. */
-static void fill_banned(const struct engine *e, const struct seq *q, struct batch_row *row)
+static void fill_banned(const struct engine *e, const struct seq *seq, struct batch_row *row)
 {
-    const struct wire_request *request = &q->request;
+    const struct wire_request *request = &seq->request;
 
     row->n_banned = 0;
-    if (q->n_tokens + q->n_pending - q->n_prompt >= (int)request->generate.min_tokens)
+    if (seq->n_tokens + seq->n_pending - seq->n_prompt >= (int)request->generate.min_tokens)
         return;
-    if ((request->flags & WIRE_IGNORE_EOS) == 0 && q->automaton == NULL) {
+    if ((request->flags & WIRE_IGNORE_EOS) == 0 && seq->automaton == NULL) {
         for (int i = 0; i < e->shape->n_eos; i++)
             row->banned[row->n_banned++] = e->shape->eos[i];
     }
@@ -68,96 +68,97 @@ static void fill_banned(const struct engine *e, const struct seq *q, struct batc
         row->banned[row->n_banned++] = request->generate.stop_ids[i];
 }
 
-/* Add a row to the step: for token token_idx of the batch, which is q's. target: as in struct
+/* Add a row to the step: for token token_idx of the batch, which is seq's. target: as in struct
  * engine_step. */
-static struct batch_row *fill_row(struct engine *e, struct engine_step *step, struct seq *q,
+static struct batch_row *fill_row(struct engine *e, struct engine_step *step, struct seq *seq,
                                   int token_idx, int target)
 {
     int i = e->batch.n_rows++;
 
-    step->rows[i] = q;
+    step->rows[i] = seq;
     step->targets[i] = target;
     step->extras[i] = -1;
     e->batch.rows[i] = (struct batch_row){.token_idx = token_idx, .sampling = sampling_greedy()};
     return &e->batch.rows[i];
 }
 
-/* Rows for the log probabilities of prompt tokens: q's tokens [first, first + n) are computed, and
- * the row of each gives the log probability of the token after it. Positions that were reported
+/* Rows for the log probabilities of prompt tokens: seq's tokens [first, first + n) are computed,
+ * and the row of each gives the log probability of the token after it. Positions that were reported
  * before a preemption are skipped. */
-static void fill_prompt_rows(struct engine *e, struct engine_step *step, struct seq *q, int first,
+static void fill_prompt_rows(struct engine *e, struct engine_step *step, struct seq *seq, int first,
                              int n)
 {
     for (int i = 0; i < n; i++) {
         int target = first + i + 1;
 
-        if (target <= q->n_told || target >= q->n_prompt)
+        if (target <= seq->n_told || target >= seq->n_prompt)
             continue;
-        (void)fill_row(e, step, q, e->batch.n_tokens + i, target);
-        q->n_owed += seq_prompt_records(q);
+        (void)fill_row(e, step, seq, e->batch.n_tokens + i, target);
+        seq->n_owed += seq_prompt_records(seq);
         step->waits = true;
     }
 }
 
-/* A row that samples q's next token. It is sampled together with the step, unless it depends on the
- * token before: penalties count it, masks and biases follow from it. */
-static void fill_sampled_row(struct engine *e, struct engine_step *step, struct seq *q,
+/* A row that samples seq's next token. It is sampled together with the step, unless it depends on
+ * the token before: penalties count it, masks and biases follow from it. */
+static void fill_sampled_row(struct engine *e, struct engine_step *step, struct seq *seq,
                              int token_idx)
 {
-    const struct wire_request *request = &q->request;
-    struct batch_row *row = fill_row(e, step, q, token_idx, 0);
+    const struct wire_request *request = &seq->request;
+    struct batch_row *row = fill_row(e, step, seq, token_idx, 0);
     bool penalties = sampling_has_penalty(&request->generate.sampling);
 
     row->sampling = request->generate.sampling;
-    row->position = (uint64_t)(q->n_tokens + q->n_pending);
-    row->history = penalties ? q->tokens : NULL;
-    row->n_history = q->n_tokens + q->n_pending;
-    row->n_prompt = q->n_prompt;
-    fill_banned(e, q, row);
-    q->is_masked = guide_has_mask(q);
-    step->waits = step->waits || penalties || q->is_masked || request->generate.n_biases > 0 ||
+    row->position = (uint64_t)(seq->n_tokens + seq->n_pending);
+    row->history = penalties ? seq->tokens : NULL;
+    row->n_history = seq->n_tokens + seq->n_pending;
+    row->n_prompt = seq->n_prompt;
+    fill_banned(e, seq, row);
+    seq->is_masked = guide_has_mask(seq);
+    step->waits = step->waits || penalties || seq->is_masked || request->generate.n_biases > 0 ||
                   (request->flags & WIRE_LOGPROBS) != 0;
-    q->row_ahead = e->batch.n_rows - 1;
-    q->n_pending++;
-    q->n_owed += seq_token_records(q);
+    seq->row_ahead = e->batch.n_rows - 1;
+    seq->n_pending++;
+    seq->n_owed += seq_token_records(seq);
 }
 
 /* A row at the last known token, if the step computes that, and one at each draft after it. */
-static void fill_sampled_rows(struct engine *e, struct engine_step *step, struct seq *q, int kv_len)
+static void fill_sampled_rows(struct engine *e, struct engine_step *step, struct seq *seq,
+                              int kv_len)
 {
-    int first = q->n_tokens + q->n_pending;
+    int first = seq->n_tokens + seq->n_pending;
 
-    /* kv_len is the length of q after the step; positions first.. up to it have no known
+    /* kv_len is the length of seq after the step; positions first.. up to it have no known
      * successor. */
     for (int at = first; at <= kv_len; at++)
-        fill_sampled_row(e, step, q, e->batch.n_tokens - 1 - (kv_len - at));
-    q->draft.n_ahead = q->draft.n;
-    q->draft.n = 0;
+        fill_sampled_row(e, step, seq, e->batch.n_tokens - 1 - (kv_len - at));
+    seq->draft.n_ahead = seq->draft.n;
+    seq->draft.n = 0;
 }
 
-/* The token ids of q's plan: known ones, then its drafts, or the token that a step in flight
+/* The token ids of seq's plan: known ones, then its drafts, or the token that a step in flight
  * samples. That one is not known here: the id -1 - row means "the token that row sampled". */
-static void fill_tokens(int32_t *to, const struct seq *q)
+static void fill_tokens(int32_t *to, const struct seq *seq)
 {
-    int first = q->n_computed + q->n_ahead, known = q->n_tokens + q->draft.n - first;
+    int first = seq->n_computed + seq->n_ahead, known = seq->n_tokens + seq->draft.n - first;
 
-    must(q->n_planned <= known + q->n_pending);
-    if (q->n_planned <= known) {
-        memcpy(to, q->tokens + first, sizeof(int32_t) * (size_t)q->n_planned);
+    must(seq->n_planned <= known + seq->n_pending);
+    if (seq->n_planned <= known) {
+        memcpy(to, seq->tokens + first, sizeof(int32_t) * (size_t)seq->n_planned);
         return;
     }
-    memcpy(to, q->tokens + first, sizeof(int32_t) * (size_t)known);
-    to[known] = -1 - q->row_ahead;
+    memcpy(to, seq->tokens + first, sizeof(int32_t) * (size_t)known);
+    to[known] = -1 - seq->row_ahead;
 }
 
-/* Copy the page tables of q, the i-th sequence of the step. Entries before a window are never read;
- * they are zeroed because the device checks that every entry is a page. */
-static void fill_tables(struct engine *e, int i, const struct seq *q)
+/* Copy the page tables of seq, the i-th sequence of the step. Entries before a window are never
+ * read; they are zeroed because the device checks that every entry is a page. */
+static void fill_tables(struct engine *e, int i, const struct seq *seq)
 {
     struct batch *batch = &e->batch;
 
     for (int group = 0; group < e->shape->n_groups; group++) {
-        const struct seq_table *of = &q->tables[group];
+        const struct seq_table *of = &seq->tables[group];
         size_t row = (size_t)group * (size_t)batch->n_seqs + (size_t)i;
         int32_t *to = batch->page_ids + row * (size_t)batch->pages_max;
 
@@ -180,19 +181,19 @@ void fill_batch(struct engine *e)
     step->begun_us = e->now_us;
     batch->n_seqs = e->sched.n_planned;
     for (int i = 0; i < batch->n_seqs; i++) {
-        struct seq *q = e->sched.planned[i];
+        struct seq *seq = e->sched.planned[i];
 
         batch->seq_start[i] = batch->n_tokens;
-        batch->kv_len[i] = q->n_computed + q->n_ahead + q->n_planned;
-        fill_tokens(batch->token_ids + batch->n_tokens, q);
-        step->seqs[i] = q;
-        step->counts[i] = q->n_planned;
-        fill_tables(e, i, q);
-        if (seq_tells_prompt(q))
-            fill_prompt_rows(e, step, q, q->n_computed + q->n_ahead, q->n_planned);
-        batch->n_tokens += q->n_planned;
-        step->drafts[i] = q->draft.n;
-        fill_sampled_rows(e, step, q, batch->kv_len[i]);
+        batch->kv_len[i] = seq->n_computed + seq->n_ahead + seq->n_planned;
+        fill_tokens(batch->token_ids + batch->n_tokens, seq);
+        step->seqs[i] = seq;
+        step->counts[i] = seq->n_planned;
+        fill_tables(e, i, seq);
+        if (seq_tells_prompt(seq))
+            fill_prompt_rows(e, step, seq, seq->n_computed + seq->n_ahead, seq->n_planned);
+        batch->n_tokens += seq->n_planned;
+        step->drafts[i] = seq->draft.n;
+        fill_sampled_rows(e, step, seq, batch->kv_len[i]);
     }
     batch->seq_start[batch->n_seqs] = batch->n_tokens;
     step->n_seqs = batch->n_seqs;
@@ -202,61 +203,61 @@ void fill_batch(struct engine *e)
 
 /* How many of the most probable ids a sampled row reports: -1 without log probabilities, 0 if its
  * logits are reported whole. */
-static int32_t fill_n_top(const struct seq *q)
+static int32_t fill_n_top(const struct seq *seq)
 {
-    if ((q->request.flags & WIRE_LOGPROBS) == 0)
+    if ((seq->request.flags & WIRE_LOGPROBS) == 0)
         return -1;
-    if (seq_has_rows(q))
+    if (seq_has_rows(seq))
         return 0;
-    return (int32_t)q->request.generate.n_logprobs;
+    return (int32_t)seq->request.generate.n_logprobs;
 }
 
 /* Describe the extra outputs and constraints of a row. False: it needs only an id. */
 static bool fill_extra(struct engine *e, const struct engine_step *step, int r,
                        struct batch_extra *x)
 {
-    struct seq *q = step->rows[r];
+    struct seq *seq = step->rows[r];
     const struct wire_request *request;
     bool masked;
 
-    if (q == NULL)
+    if (seq == NULL)
         return false; /* the sequence ended meanwhile */
-    request = &q->request;
+    request = &seq->request;
     /* A row of the prompt: the log probability of its known next token. */
     if (step->targets[r] > 0) {
         *x = (struct batch_extra){
             .row = r,
-            .target = q->tokens[step->targets[r]],
-            .n_top = seq_prompt_has_rows(q) ? 0 : (int32_t)request->generate.n_prompt_logprobs,
+            .target = seq->tokens[step->targets[r]],
+            .n_top = seq_prompt_has_rows(seq) ? 0 : (int32_t)request->generate.n_prompt_logprobs,
             .mask = -1};
         return true;
     }
     /* A sampled row: a mask, biases, and the most probable tokens or those that were asked for. A
      * row that is reported whole needs no list. */
-    masked = q->is_masked;
+    masked = seq->is_masked;
     *x = (struct batch_extra){
         .row = r,
         .target = -1,
-        .n_top = fill_n_top(q),
+        .n_top = fill_n_top(seq),
         .n_biases = (int32_t)request->generate.n_biases,
-        .biases = q->biases,
-        .n_asked = seq_has_rows(q) ? 0 : (int32_t)request->generate.n_asked,
-        .asked = q->asked,
-        .mask = masked ? guide_add(&e->guide, q) : -1,
+        .biases = seq->biases,
+        .n_asked = seq_has_rows(seq) ? 0 : (int32_t)request->generate.n_asked,
+        .asked = seq->asked,
+        .mask = masked ? guide_add(&e->guide, seq) : -1,
     };
     return masked || x->n_top >= 0 || x->n_biases > 0;
 }
 
-/* The mask of q's row is late: the step goes on without the row. q's last token is computed again
- * in the step that has the mask; its key and value are then overwritten with equal ones. */
-static void fill_skip(struct engine_step *step, struct seq *q, int r)
+/* The mask of seq's row is late: the step goes on without the row. seq's last token is computed
+ * again in the step that has the mask; its key and value are then overwritten with equal ones. */
+static void fill_skip(struct engine_step *step, struct seq *seq, int r)
 {
     for (int i = 0; i < step->n_seqs; i++)
-        step->counts[i] -= step->seqs[i] == q;
+        step->counts[i] -= step->seqs[i] == seq;
     step->rows[r] = NULL;
-    q->n_ahead--;
-    q->n_pending--;
-    q->n_owed -= seq_token_records(q);
+    seq->n_ahead--;
+    seq->n_pending--;
+    seq->n_owed -= seq_token_records(seq);
 }
 
 /* Look at the masks that were not made: a late one skips its row, an impossible one ends its
@@ -298,16 +299,16 @@ int fill_rows(struct engine *e, const struct engine_step *step)
     int rc = ERR_OK;
 
     for (int r = 0; r < step->n_rows && rc == ERR_OK; r++) {
-        struct seq *q = step->rows[r];
+        struct seq *seq = step->rows[r];
 
-        if (q == NULL)
+        if (seq == NULL)
             continue;
-        if (step->targets[r] > 0 && !seq_prompt_has_rows(q))
+        if (step->targets[r] > 0 && !seq_prompt_has_rows(seq))
             continue;
-        if (step->targets[r] == 0 && !seq_has_rows(q))
+        if (step->targets[r] == 0 && !seq_has_rows(seq))
             continue;
-        must(!q->tells_row);
-        rc = model_row_logits(e->model, r, q->row + 1);
+        must(!seq->tells_row);
+        rc = model_row_logits(e->model, r, seq->row + 1);
     }
     return rc;
 }

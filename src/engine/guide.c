@@ -232,9 +232,9 @@ static void guide_copy(void *dst, const void *src, size_t bytes)
  *   bad      n_bad words, lists with their lengths
  *   asked    n_asked ids
  *   stops    n_stops words, one bit per token */
-int guide_begin(const struct guide *g, struct guide_lane *l, struct seq *q, const int32_t *words)
+int guide_begin(const struct guide *g, struct guide_lane *l, struct seq *seq, const int32_t *words)
 {
-    const struct wire_generate *generate = &q->request.generate;
+    const struct wire_generate *generate = &seq->request.generate;
     const int32_t *biases = words + generate->n_allowed;
     int rc;
 
@@ -246,61 +246,62 @@ int guide_begin(const struct guide *g, struct guide_lane *l, struct seq *q, cons
         !guide_bad_words_hold(biases + 2 * (size_t)generate->n_biases, generate->n_bad, g->n_vocab))
         return ERR_INVALID;
     for (uint32_t i = 0; i < generate->n_biases; i++) {
-        struct batch_bias *bias = &q->biases[i];
+        struct batch_bias *bias = &seq->biases[i];
 
         memcpy(bias, biases + 2 * (size_t)i, sizeof *bias);
         if (bias->id < 0 || bias->id >= g->n_vocab || !isfinite(bias->value) ||
-            (i > 0 && bias->id <= q->biases[i - 1].id))
+            (i > 0 && bias->id <= seq->biases[i - 1].id))
             return ERR_INVALID;
     }
-    guide_copy(q->allowed, words, generate->n_allowed * sizeof *q->allowed);
-    guide_copy(q->bad, biases + 2 * (size_t)generate->n_biases, generate->n_bad * sizeof *q->bad);
-    guide_copy(q->asked, biases + 2 * (size_t)generate->n_biases + generate->n_bad,
-               generate->n_asked * sizeof *q->asked);
-    guide_copy(q->stops,
+    guide_copy(seq->allowed, words, generate->n_allowed * sizeof *seq->allowed);
+    guide_copy(seq->bad, biases + 2 * (size_t)generate->n_biases,
+               generate->n_bad * sizeof *seq->bad);
+    guide_copy(seq->asked, biases + 2 * (size_t)generate->n_biases + generate->n_bad,
+               generate->n_asked * sizeof *seq->asked);
+    guide_copy(seq->stops,
                biases + 2 * (size_t)generate->n_biases + generate->n_bad + generate->n_asked,
-               generate->n_stops * sizeof *q->stops);
+               generate->n_stops * sizeof *seq->stops);
     for (uint32_t i = 0; i < generate->n_asked; i++) {
-        if (q->asked[i] < 0 || q->asked[i] >= g->n_vocab)
+        if (seq->asked[i] < 0 || seq->asked[i] >= g->n_vocab)
             return ERR_INVALID;
     }
-    /* Only now are references taken, so that an error above leaves q as it was. */
-    rc = think_begin(q, l->vocab, g->n_vocab);
+    /* Only now are references taken, so that an error above leaves seq as it was. */
+    rc = think_begin(seq, l->vocab, g->n_vocab);
     if (generate->automaton == 0 || rc != ERR_OK)
         return rc;
     if (l->automata[generate->automaton - 1].lost)
         return ERR_NO_FORM;
     if (l->automata[generate->automaton - 1].refused)
         return ERR_LIMIT;
-    q->automaton = &l->automata[generate->automaton - 1];
-    q->automaton->n_users++;
-    q->n_walked = q->n_prompt;
-    walk_init(q->walk, q->automaton->a);
+    seq->automaton = &l->automata[generate->automaton - 1];
+    seq->automaton->n_users++;
+    seq->n_walked = seq->n_prompt;
+    walk_init(seq->walk, seq->automaton->a);
     return ERR_OK;
 }
 
-/* A late mask of q goes on without it and frees its own place later. */
-void guide_end(struct seq *q)
+/* A late mask of seq goes on without it and frees its own place later. */
+void guide_end(struct seq *seq)
 {
-    if (q->automaton != NULL)
-        q->automaton->n_users--;
-    q->automaton = NULL;
-    if (q->late != NULL)
-        q->late->q = NULL;
-    q->late = NULL;
+    if (seq->automaton != NULL)
+        seq->automaton->n_users--;
+    seq->automaton = NULL;
+    if (seq->late != NULL)
+        seq->late->q = NULL;
+    seq->late = NULL;
 }
 
-bool guide_has_mask(struct seq *q)
+bool guide_has_mask(struct seq *seq)
 {
-    think_follow(q);
-    return think_may_force(q, q->n_pending) || q->automaton != NULL ||
-           q->request.generate.n_allowed > 0 || q->request.generate.n_bad > 0 ||
-           seq_bans_stops(q, q->n_pending);
+    think_follow(seq);
+    return think_may_force(seq, seq->n_pending) || seq->automaton != NULL ||
+           seq->request.generate.n_allowed > 0 || seq->request.generate.n_bad > 0 ||
+           seq_bans_stops(seq, seq->n_pending);
 }
 
-bool guide_has_ended(const struct guide *g, const struct seq *q, int32_t id)
+bool guide_has_ended(const struct guide *g, const struct seq *seq, int32_t id)
 {
-    for (int i = 0; i < g->n_eos && q->automaton != NULL; i++) {
+    for (int i = 0; i < g->n_eos && seq->automaton != NULL; i++) {
         if (g->eos[i] == id)
             return true;
     }
@@ -316,14 +317,14 @@ static void guide_ban(uint32_t *mask, int32_t id)
 }
 
 /* Forbid the last id of each bad word whose other ids are the end of the output. */
-static void guide_ban_words(const struct seq *q, uint32_t *mask)
+static void guide_ban_words(const struct seq *seq, uint32_t *mask)
 {
-    for (uint32_t at = 0; at < q->request.generate.n_bad;) {
-        int32_t before = q->bad[at] - 1;
-        const int32_t *ids = &q->bad[at + 1];
+    for (uint32_t at = 0; at < seq->request.generate.n_bad;) {
+        int32_t before = seq->bad[at] - 1;
+        const int32_t *ids = &seq->bad[at + 1];
 
-        if (q->n_tokens - q->n_prompt >= before &&
-            memcmp(q->tokens + q->n_tokens - before, ids, (size_t)before * sizeof *ids) == 0)
+        if (seq->n_tokens - seq->n_prompt >= before &&
+            memcmp(seq->tokens + seq->n_tokens - before, ids, (size_t)before * sizeof *ids) == 0)
             guide_ban(mask, ids[before]);
         at += (uint32_t)before + 2;
     }
@@ -331,11 +332,11 @@ static void guide_ban_words(const struct seq *q, uint32_t *mask)
 
 /* Before min_tokens, forbid the end-of-sequence tokens; but if nothing else is allowed, they are,
  * because the form is complete and leaves no other token. */
-static void guide_ban_ends(const struct guide *g, const struct seq *q, uint32_t *mask)
+static void guide_ban_ends(const struct guide *g, const struct seq *seq, uint32_t *mask)
 {
     uint32_t left = 0, ends = 0;
 
-    if (q->n_tokens - q->n_prompt >= (int)q->request.generate.min_tokens)
+    if (seq->n_tokens - seq->n_prompt >= (int)seq->request.generate.min_tokens)
         return;
     for (int i = 0; i < g->n_eos; i++) {
         ends |= mask[g->eos[i] / 32] >> g->eos[i] % 32 & 1;
@@ -347,13 +348,13 @@ static void guide_ban_ends(const struct guide *g, const struct seq *q, uint32_t 
         mask[g->eos[i] / 32] |= UINT32_C(1) << g->eos[i] % 32;
 }
 
-/* The elementary steps that q's mask may take now. */
-static uint32_t guide_budget(struct guide *g, const struct seq *q)
+/* The elementary steps that seq's mask may take now. */
+static uint32_t guide_budget(struct guide *g, const struct seq *seq)
 {
     uint32_t pass = GUIDE_PASS_STEPS * (uint32_t)pool_width(g->pool);
     uint32_t of_pass = atomic_load_explicit(&g->pass_steps, memory_order_relaxed);
     uint32_t of_tenant =
-        atomic_load_explicit(&g->tenant_steps[q->tenant_idx], memory_order_relaxed);
+        atomic_load_explicit(&g->tenant_steps[seq->tenant_idx], memory_order_relaxed);
 
     if (g->waits)
         return UINT32_MAX;
@@ -362,34 +363,35 @@ static uint32_t guide_budget(struct guide *g, const struct seq *q)
     return GUIDE_MASK_STEPS;
 }
 
-static void guide_spend(struct guide *g, const struct seq *q, uint32_t steps)
+static void guide_spend(struct guide *g, const struct seq *seq, uint32_t steps)
 {
     (void)atomic_fetch_add_explicit(&g->pass_steps, steps, memory_order_relaxed);
-    (void)atomic_fetch_add_explicit(&g->tenant_steps[q->tenant_idx], steps, memory_order_relaxed);
+    (void)atomic_fetch_add_explicit(&g->tenant_steps[seq->tenant_idx], steps, memory_order_relaxed);
 }
 
-/* Walk over the tokens that q has got since, then make the mask of the next one. ERR_AGAIN: it does
- * not fit into the step's bounds. */
-static int guide_walk(struct guide *g, struct seq *q, struct walk_work *work, uint32_t *mask)
+/* Walk over the tokens that seq has got since, then make the mask of the next one. ERR_AGAIN: it
+ * does not fit into the step's bounds. */
+static int guide_walk(struct guide *g, struct seq *seq, struct walk_work *work, uint32_t *mask)
 {
-    const struct guide_automaton *automaton = q->automaton;
-    uint32_t budget = guide_budget(g, q), steps = 0;
+    const struct guide_automaton *automaton = seq->automaton;
+    uint32_t budget = guide_budget(g, seq), steps = 0;
     int rc = ERR_OK;
 
     /* The walk keeps the position that it has reached, so a later call continues there. */
-    while (rc == ERR_OK && q->n_walked < q->n_tokens && steps < budget) {
-        rc = walk_accept(work, automaton->a, automaton->vocab, q->walk, q->tokens[q->n_walked]);
+    while (rc == ERR_OK && seq->n_walked < seq->n_tokens && steps < budget) {
+        rc = walk_accept(work, automaton->a, automaton->vocab, seq->walk,
+                         seq->tokens[seq->n_walked]);
         steps += walk_steps(work);
-        q->n_walked += rc == ERR_OK;
+        seq->n_walked += rc == ERR_OK;
     }
-    if (rc == ERR_OK && q->n_walked == q->n_tokens && steps < budget) {
-        rc = walk_mask_within(work, automaton->a, automaton->vocab, automaton->cache, q->walk,
+    if (rc == ERR_OK && seq->n_walked == seq->n_tokens && steps < budget) {
+        rc = walk_mask_within(work, automaton->a, automaton->vocab, automaton->cache, seq->walk,
                               budget - steps, mask);
         steps += walk_steps(work);
     } else if (rc == ERR_OK) {
         rc = ERR_AGAIN;
     }
-    guide_spend(g, q, steps);
+    guide_spend(g, seq, steps);
     if (rc == ERR_INVALID)
         return ERR_NO_TOKEN;
     return rc;
@@ -398,16 +400,17 @@ static int guide_walk(struct guide *g, struct seq *q, struct walk_work *work, ui
 /* And the automaton's mask into the job's: a finished late one, or one that is made now. */
 static int guide_mask(struct guide *g, const struct guide_job *job, int worker)
 {
-    struct seq *q = job->q;
-    const uint32_t *mask = q->made;
-    int n_words = (int)q->automaton->vocab->n_words, rc = ERR_OK;
+    struct seq *seq = job->q;
+    const uint32_t *mask = seq->made;
+    int n_words = (int)seq->automaton->vocab->n_words, rc = ERR_OK;
 
-    if (q->automaton->refused)
+    if (seq->automaton->refused)
         return ERR_LIMIT;
-    if (q->late != NULL)
-        return ERR_AGAIN; /* q was preempted meanwhile and is back before its late mask is ready */
-    if (q->n_made != q->n_tokens) {
-        rc = guide_walk(g, q, g->works[worker], g->scratch[worker]);
+    if (seq->late != NULL)
+        return ERR_AGAIN; /* seq was preempted meanwhile and is back before its late mask is
+                           * ready */
+    if (seq->n_made != seq->n_tokens) {
+        rc = guide_walk(g, seq, g->works[worker], g->scratch[worker]);
         mask = g->scratch[worker];
     }
     for (int i = 0; i < g->n_words && rc == ERR_OK; i++)
@@ -436,7 +439,7 @@ static void guide_make(void *arg, int task, int worker)
 {
     struct guide *guide = arg;
     struct guide_job *job = &guide->jobs[task];
-    const struct seq *q = job->q;
+    const struct seq *seq = job->q;
     size_t bytes = (size_t)guide->n_words * sizeof *job->mask;
     uint32_t left = 0;
 
@@ -445,16 +448,16 @@ static void guide_make(void *arg, int task, int worker)
     memset(job->mask, 0xff, bytes);
     if (guide->n_vocab % 32 != 0)
         job->mask[guide->n_words - 1] = (UINT32_C(1) << guide->n_vocab % 32) - 1;
-    for (int i = 0; i < (int)q->request.generate.n_allowed; i++)
-        job->mask[i] &= q->allowed[i];
-    for (int i = 0; i < guide->n_words && seq_bans_stops(q, 0); i++)
-        job->mask[i] &= ~q->stops[i];
+    for (int i = 0; i < (int)seq->request.generate.n_allowed; i++)
+        job->mask[i] &= seq->allowed[i];
+    for (int i = 0; i < guide->n_words && seq_bans_stops(seq, 0); i++)
+        job->mask[i] &= ~seq->stops[i];
     job->rc = ERR_OK;
-    if (q->automaton != NULL)
+    if (seq->automaton != NULL)
         job->rc = guide_mask(guide, job, worker);
-    guide_ban_words(q, job->mask);
-    if (q->automaton != NULL)
-        guide_ban_ends(guide, q, job->mask);
+    guide_ban_words(seq, job->mask);
+    if (seq->automaton != NULL)
+        guide_ban_ends(guide, seq, job->mask);
     for (int i = 0; i < guide->n_words; i++)
         left |= job->mask[i];
     if (job->rc == ERR_OK && left == 0)
@@ -471,11 +474,11 @@ void guide_clear(struct guide *g)
         atomic_store_explicit(&g->tenant_steps[i], 0, memory_order_relaxed);
 }
 
-int guide_add(struct guide *g, struct seq *q)
+int guide_add(struct guide *g, struct seq *seq)
 {
     int i = g->n_jobs++;
 
-    g->jobs[i] = (struct guide_job){.q = q, .mask = g->masks + (size_t)i * (size_t)g->n_words};
+    g->jobs[i] = (struct guide_job){.q = seq, .mask = g->masks + (size_t)i * (size_t)g->n_words};
     return i;
 }
 
@@ -486,10 +489,10 @@ void guide_run(struct guide *g)
     else if (g->n_jobs > 1)
         pool_run(g->pool, guide_make, g, g->n_jobs);
     for (int i = 0; i < g->n_jobs; i++) {
-        struct seq *q = g->jobs[i].q;
+        struct seq *seq = g->jobs[i].q;
 
-        q->is_late = g->jobs[i].rc == ERR_AGAIN;
+        seq->is_late = g->jobs[i].rc == ERR_AGAIN;
         if (g->jobs[i].rc == ERR_LIMIT)
-            q->automaton->refused = true;
+            seq->automaton->refused = true;
     }
 }

@@ -135,15 +135,15 @@ int guide_take_upload(const struct guide *g, struct guide_lane *l, const struct 
 /* Forget all uploads of a front, whose sequences are gone. Late masks that use them are stopped. */
 void guide_lane_drop(struct guide *g, struct guide_lane *l);
 
-/* Check the constraints that follow a request's tokens, int32 [wire_extra()], and attach them to q,
- * whose request and tokens are set. ERR_INVALID, ERR_NO_FORM, ERR_LIMIT; then nothing is
+/* Check the constraints that follow a request's tokens, int32 [wire_extra()], and attach them to
+ * seq, whose request and tokens are set. ERR_INVALID, ERR_NO_FORM, ERR_LIMIT; then nothing is
  * attached. */
-int guide_begin(const struct guide *g, struct guide_lane *l, struct seq *q,
+int guide_begin(const struct guide *g, struct guide_lane *l, struct seq *seq,
                 const int32_t *words) ERR_CHECKED;
-void guide_end(struct seq *q);
+void guide_end(struct seq *seq);
 
-/* May the token after q's pending ones be masked? Called before that token itself is pending. */
-bool guide_has_mask(struct seq *q);
+/* May the token after seq's pending ones be masked? Called before that token itself is pending. */
+bool guide_has_mask(struct seq *seq);
 
 /* The masks of a step: guide_clear(), then guide_add() for each masked sequence, which returns the
  * mask's index in model_masks(), then guide_run() when all tokens before the masked ones are known,
@@ -151,15 +151,15 @@ bool guide_has_mask(struct seq *q);
  * ERR_LIMIT), or that it has to skip this step: ERR_AGAIN, and is_late is set. Its mask then allows
  * everything. */
 void guide_clear(struct guide *g);
-int guide_add(struct guide *g, struct seq *q);
+int guide_add(struct guide *g, struct seq *seq);
 void guide_run(struct guide *g);
 
 /* Once per pass, before the plan: hand finished late masks to their sequences, which are not late
  * any more, and begin others. Does not wait. */
 void guide_pass(struct guide *g, struct seq *const *running, int n_running);
 
-/* Is id, which was just appended to q, an end of sequence that its automaton has allowed? */
-bool guide_has_ended(const struct guide *g, const struct seq *q, int32_t id);
+/* Is id, which was just appended to seq, an end of sequence that its automaton has allowed? */
+bool guide_has_ended(const struct guide *g, const struct seq *seq, int32_t id);
 
 /* --- between guide.c and guide_late.c --- */
 

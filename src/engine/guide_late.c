@@ -104,15 +104,15 @@ static void late_free(struct guide_late *late)
 /* Hand a finished mask to its sequence, if that has not ended. */
 static void late_take(struct guide *g, struct guide_late *late)
 {
-    struct seq *q = late->q;
+    struct seq *seq = late->q;
 
     g->late_steps[late->tenant_idx] += late->steps;
     if (late->rc != ERR_OK)
         late->p->refused = true;
-    if (q != NULL) {
-        memcpy(q->made, late->mask, late->p->vocab->n_words * sizeof *q->made);
-        q->n_made = late->n_tokens;
-        q->is_late = false;
+    if (seq != NULL) {
+        memcpy(seq->made, late->mask, late->p->vocab->n_words * sizeof *seq->made);
+        seq->n_made = late->n_tokens;
+        seq->is_late = false;
     }
     late_free(late);
 }
@@ -133,25 +133,27 @@ static struct seq *late_choose(const struct guide *g, struct seq *const *running
     struct seq *best = NULL;
 
     for (int i = 0; i < n; i++) {
-        struct seq *q = running[i];
+        struct seq *seq = running[i];
 
-        if (q->is_late && q->late == NULL && late_count(g, q->tenant_idx) < GUIDE_LATE_TENANT &&
-            (best == NULL || g->late_steps[q->tenant_idx] < g->late_steps[best->tenant_idx]))
-            best = q;
+        if (seq->is_late && seq->late == NULL &&
+            late_count(g, seq->tenant_idx) < GUIDE_LATE_TENANT &&
+            (best == NULL || g->late_steps[seq->tenant_idx] < g->late_steps[best->tenant_idx]))
+            best = seq;
     }
     return best;
 }
 
-/* Give the place a job. The walk is copied, because q's own may be freed while a thread uses it. */
-static void late_give(struct guide *g, struct guide_late *late, struct seq *q)
+/* Give the place a job. The walk is copied, because seq's own may be freed while a thread uses
+ * it. */
+static void late_give(struct guide *g, struct guide_late *late, struct seq *seq)
 {
-    late->q = q;
-    late->p = q->automaton;
+    late->q = seq;
+    late->p = seq->automaton;
     late->p->n_users++;
-    late->tenant_idx = q->tenant_idx;
-    late->n_tokens = q->n_tokens;
-    walk_copy(&late->walk, q->walk);
-    q->late = late;
+    late->tenant_idx = seq->tenant_idx;
+    late->n_tokens = seq->n_tokens;
+    walk_copy(&late->walk, seq->walk);
+    seq->late = late;
     late->state = GUIDE_WAITS;
     g->n_late++;
     (void)pthread_cond_signal(&g->late_came);
@@ -164,10 +166,10 @@ static bool late_look(const struct guide *g, struct seq *const *running, int n_r
     bool any = false;
 
     for (int i = 0; i < n_running; i++) {
-        struct seq *q = running[i];
+        struct seq *seq = running[i];
 
-        q->is_late = q->is_late && q->n_walked == q->n_tokens;
-        any = any || q->is_late;
+        seq->is_late = seq->is_late && seq->n_walked == seq->n_tokens;
+        any = any || seq->is_late;
     }
     for (int i = 0; i < GUIDE_LATE; i++)
         any = any || g->late[i].p != NULL;
@@ -186,7 +188,7 @@ void guide_pass(struct guide *g, struct seq *const *running, int n_running)
     (void)pthread_mutex_lock(&g->late_lock); /* threads hold it for some instructions only */
     for (int i = 0; i < GUIDE_LATE; i++) {
         struct guide_late *late = &g->late[i];
-        struct seq *q;
+        struct seq *seq;
 
         if (late->state == GUIDE_DONE)
             late_take(g, late);
@@ -194,9 +196,9 @@ void guide_pass(struct guide *g, struct seq *const *running, int n_running)
             late_free(late);
         if (late->state != GUIDE_FREE)
             continue;
-        q = late_choose(g, running, n_running);
-        if (q != NULL)
-            late_give(g, late, q);
+        seq = late_choose(g, running, n_running);
+        if (seq != NULL)
+            late_give(g, late, seq);
     }
     (void)pthread_mutex_unlock(&g->late_lock);
 }

@@ -74,11 +74,11 @@ static void intake_drop_lane(struct engine *e, struct engine_lane *lane, const c
 
     if (lane->state == LANE_OPEN) {
         for (uint32_t slot = 0; slot < lane->lane.n_slots; slot++) {
-            struct seq *q = lane->by_slot[slot];
+            struct seq *seq = lane->by_slot[slot];
 
-            if (q == NULL)
+            if (seq == NULL)
                 continue;
-            retire(e, q);
+            retire(e, seq);
             stats_add(&e->stats, METRIC_success_abort, 1);
             n++;
         }
@@ -443,12 +443,12 @@ static enum wire_refusal intake_bounds(struct engine *e, const struct wire_reque
     /* Each round frees one place, so the loop ends; usually the first round does. */
     while ((why = tenants_refuse(&e->sched.tenants, (int)request->n_tokens, &bounds)) !=
            WIRE_NOT_REFUSED) {
-        struct seq *q =
+        struct seq *seq =
             tenants_push_out(&e->sched.tenants, tenant_idx, (int)request->n_tokens, why);
 
-        if (q == NULL)
+        if (seq == NULL)
             return why;
-        publish_refuse(e, q, WIRE_REFUSED_TENANT, ERR_OVERLOADED);
+        publish_refuse(e, seq, WIRE_REFUSED_TENANT, ERR_OVERLOADED);
     }
     return WIRE_NOT_REFUSED;
 }
@@ -473,7 +473,7 @@ static int intake_admits(struct engine *e, const struct wire_request *request, i
 
 /* The retention of the pages of the prompt. A low priority is given to the pages of the output as
  * well, because they are found only after those of the prompt. */
-static void intake_retain(struct seq *q, const struct wire_generate *g)
+static void intake_retain(struct seq *seq, const struct wire_generate *g)
 {
     uint64_t until = 0;
 
@@ -483,25 +483,25 @@ static void intake_retain(struct seq *q, const struct wire_generate *g)
         until = (uint64_t)clock_stamp_s() + g->retain_s;
     if (until > UINT32_MAX)
         until = UINT32_MAX;
-    q->retain = retain_of((int)g->retain - 1, (uint32_t)until);
-    if (q->retain.rank < 0)
-        q->retain_tokens = q->tokens_max;
-    else if (g->retain_tokens == 0 || g->retain_tokens > (uint32_t)q->n_prompt)
-        q->retain_tokens = q->n_prompt;
+    seq->retain = retain_of((int)g->retain - 1, (uint32_t)until);
+    if (seq->retain.rank < 0)
+        seq->retain_tokens = seq->tokens_max;
+    else if (g->retain_tokens == 0 || g->retain_tokens > (uint32_t)seq->n_prompt)
+        seq->retain_tokens = seq->n_prompt;
     else
-        q->retain_tokens = (int)g->retain_tokens;
+        seq->retain_tokens = (int)g->retain_tokens;
 }
 
 /* The maker of the request's pages: hits on pages of other makers are not reported to its tenant.
  * With a salt, all that know the salt are equal. In the shared namespace each tenant may learn
  * about its own pages, and about those that an operator has pinned. */
-static uint64_t intake_maker(const struct seq *q, const struct wire_request *request)
+static uint64_t intake_maker(const struct seq *seq, const struct wire_request *request)
 {
     static const uint8_t none[WIRE_SALT_BYTES];
     uint64_t maker;
 
     if (memcmp(request->salt, none, sizeof none) != 0 ||
-        retain_priority(q->retain) == RETAIN_PINNED)
+        retain_priority(seq->retain) == RETAIN_PINNED)
         return PAGES_ANYBODY;
     maker = hash_xxh3(request->tenant, sizeof request->tenant);
     if (maker == 0 || maker == PAGES_ANYBODY)
@@ -514,7 +514,7 @@ static uint64_t intake_maker(const struct seq *q, const struct wire_request *req
 static int intake_sequence(struct engine *e, struct engine_lane *lane, uint32_t slot,
                            const struct wire_request *request, uint32_t *retry_after_s)
 {
-    struct seq *q;
+    struct seq *seq;
     int tenant_idx;
     uint64_t end = (uint64_t)request->generate.n_prompt + request->generate.max_tokens;
     int tokens_max = end < (uint64_t)e->shape->max_model_len ? (int)end : e->shape->max_model_len;
@@ -529,36 +529,36 @@ static int intake_sequence(struct engine *e, struct engine_lane *lane, uint32_t 
     rc = intake_admits(e, request, tenant_idx, retry_after_s);
     if (rc != ERR_OK)
         return rc;
-    q = seq_claim(&e->pool);
-    if (q == NULL)
+    seq = seq_claim(&e->pool);
+    if (seq == NULL)
         return ERR_OVERLOADED;
-    q->request = *request;
-    q->tenant_idx = tenant_idx;
-    q->n_tokens = (int)request->n_tokens;
-    q->n_prompt = (int)request->generate.n_prompt;
-    rc = lane_tokens(&lane->lane, request, e->shape->n_vocab, q->tokens);
+    seq->request = *request;
+    seq->tenant_idx = tenant_idx;
+    seq->n_tokens = (int)request->n_tokens;
+    seq->n_prompt = (int)request->generate.n_prompt;
+    rc = lane_tokens(&lane->lane, request, e->shape->n_vocab, seq->tokens);
     if (rc == ERR_OK)
         rc = lane_extra(&lane->lane, request, e->extra_words);
-    if (rc == ERR_OK && tokens_max <= q->n_tokens)
+    if (rc == ERR_OK && tokens_max <= seq->n_tokens)
         rc = ERR_INVALID; /* it continues an output that is complete */
     if (rc == ERR_OK)
-        rc = guide_begin(&e->guide, &lane->guide, q, e->extra_words);
+        rc = guide_begin(&e->guide, &lane->guide, seq, e->extra_words);
     if (rc != ERR_OK) {
-        seq_release(&e->pool, q);
+        seq_release(&e->pool, seq);
         return rc;
     }
     if (request->arrival_us > e->now_us || request->arrival_us == 0)
-        q->request.arrival_us = e->now_us;
-    q->lane_idx = (int)(lane - e->lanes);
-    q->slot = slot;
-    q->arrival = e->n_requests++;
-    q->step_seen = e->n_ended;
-    q->tokens_max = tokens_max;
-    q->root = prefix_root(&e->shape->fingerprint, request->salt);
-    intake_retain(q, &request->generate);
-    q->maker = intake_maker(q, request);
-    lane->by_slot[slot] = q;
-    sched_add(&e->sched, q);
+        seq->request.arrival_us = e->now_us;
+    seq->lane_idx = (int)(lane - e->lanes);
+    seq->slot = slot;
+    seq->arrival = e->n_requests++;
+    seq->step_seen = e->n_ended;
+    seq->tokens_max = tokens_max;
+    seq->root = prefix_root(&e->shape->fingerprint, request->salt);
+    intake_retain(seq, &request->generate);
+    seq->maker = intake_maker(seq, request);
+    lane->by_slot[slot] = seq;
+    sched_add(&e->sched, seq);
     return ERR_OK;
 }
 
@@ -647,52 +647,52 @@ void intake_requests(struct engine *e)
 
 /* --- sequences that have to end --------------------------------------------------------------- */
 
-/* Has q waited for too long to begin? A sequence that has begun may wait, because its client has a
- * part of the answer; so may other choices of such an answer. */
-static bool intake_waited(const struct engine *e, const struct seq *q)
+/* Has seq waited for too long to begin? A sequence that has begun may wait, because its client has
+ * a part of the answer; so may other choices of such an answer. */
+static bool intake_waited(const struct engine *e, const struct seq *seq)
 {
     uint64_t longest_us = (uint64_t)e->settings.queue_timeout_s * 1000000u;
 
-    return q->state == SEQ_WAITING && seq_may_refuse(q) && longest_us > 0 &&
-           e->now_us - q->request.arrival_us > longest_us;
+    return seq->state == SEQ_WAITING && seq_may_refuse(seq) && longest_us > 0 &&
+           e->now_us - seq->request.arrival_us > longest_us;
 }
 
 /* Once per pass and sequence: is it cancelled or out of time, and has its ring room for the records
  * of the next step? A sequence without room is paused, so that a slow client costs pages but no
  * steps. */
-static void intake_look(struct engine *e, struct seq *q)
+static void intake_look(struct engine *e, struct seq *seq)
 {
-    struct engine_lane *lane = &e->lanes[q->lane_idx];
-    enum wire_cancel cancel = lane_cancelled(&lane->lane, q->slot);
-    int room = lane_room(&lane->lane, q->slot);
+    struct engine_lane *lane = &e->lanes[seq->lane_idx];
+    enum wire_cancel cancel = lane_cancelled(&lane->lane, seq->slot);
+    int room = lane_room(&lane->lane, seq->slot);
 
     if (room < 0) {
         intake_drop_lane(e, lane, "broke the ring's rules");
         return;
     }
-    if (q->tells_row && cancel == WIRE_WANTED) {
-        room = publish_row(e, q, room);
-        if (q->state == SEQ_FREE)
+    if (seq->tells_row && cancel == WIRE_WANTED) {
+        room = publish_row(e, seq, room);
+        if (seq->state == SEQ_FREE)
             return; /* that was its last token */
     }
     /* Records that may be written before the next look: those owed, then ADMITTED, a token, the end
      * and one to spare. The rest of the room is for prompt tokens. */
-    room -= q->n_owed + 3 + seq_token_records(q);
-    q->chunk_max = 0;
-    if (seq_tells_prompt(q))
-        q->chunk_max = room / seq_prompt_records(q);
-    if (q->chunk_max > 1 && seq_prompt_has_rows(q))
-        q->chunk_max = 1;
-    q->room = room;
-    q->paused = room < 0 || (seq_tells_prompt(q) && q->chunk_max < 1) || seq_awaits_row(q);
+    room -= seq->n_owed + 3 + seq_token_records(seq);
+    seq->chunk_max = 0;
+    if (seq_tells_prompt(seq))
+        seq->chunk_max = room / seq_prompt_records(seq);
+    if (seq->chunk_max > 1 && seq_prompt_has_rows(seq))
+        seq->chunk_max = 1;
+    seq->room = room;
+    seq->paused = room < 0 || (seq_tells_prompt(seq) && seq->chunk_max < 1) || seq_awaits_row(seq);
     if (cancel != WIRE_WANTED)
-        publish_finish(e, q, WIRE_FIN_CANCELLED, (int32_t)cancel);
-    else if (q->request.deadline_us != 0 && e->now_us > q->request.deadline_us)
-        publish_refuse(e, q, WIRE_REFUSED_DEADLINE, ERR_DEADLINE);
-    else if (intake_waited(e, q))
-        publish_refuse(e, q, WIRE_REFUSED_TIMEOUT, ERR_OVERLOADED);
+        publish_finish(e, seq, WIRE_FIN_CANCELLED, (int32_t)cancel);
+    else if (seq->request.deadline_us != 0 && e->now_us > seq->request.deadline_us)
+        publish_refuse(e, seq, WIRE_REFUSED_DEADLINE, ERR_DEADLINE);
+    else if (intake_waited(e, seq))
+        publish_refuse(e, seq, WIRE_REFUSED_TIMEOUT, ERR_OVERLOADED);
     else if (e->draining && e->now_us >= e->drain_until_us)
-        publish_finish(e, q, WIRE_FIN_ERROR, ERR_DRAINING);
+        publish_finish(e, seq, WIRE_FIN_ERROR, ERR_DRAINING);
 }
 
 void intake_cancellations(struct engine *e)

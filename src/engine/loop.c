@@ -103,15 +103,15 @@ static int loop_begin_step(struct engine *e)
 /* Can any sequence be computed? Paused ones do not count: their clients do not read. */
 static bool loop_has_work(struct engine *e)
 {
-    const struct seq *q;
+    const struct seq *seq;
 
     for (int i = 0; i < e->sched.n_running; i++) {
         if (!e->sched.running[i]->paused)
             return true;
     }
     tenants_begin(&e->sched.tenants);
-    while ((q = tenants_next(&e->sched.tenants)) != NULL) {
-        if (!q->paused)
+    while ((seq = tenants_next(&e->sched.tenants)) != NULL) {
+        if (!seq->paused)
             return true;
     }
     return e->n_begun != e->n_ended;

@@ -37,118 +37,118 @@ int sched_n_waiting(const struct sched *s)
     return s->tenants.n_waiting;
 }
 
-void sched_add(struct sched *s, struct seq *q)
+void sched_add(struct sched *s, struct seq *seq)
 {
-    tenants_add(&s->tenants, q);
-    q->state = SEQ_WAITING;
-    q->chain = q->root;
+    tenants_add(&s->tenants, seq);
+    seq->state = SEQ_WAITING;
+    seq->chain = seq->root;
 }
 
 /* The running array is sorted by seq_before(), so its last entry is the one to preempt. Its length
  * is at most max_num_seqs, some hundreds: insertion and removal by moving entries are cheap. */
-static void sched_run_insert(struct sched *s, struct seq *q)
+static void sched_run_insert(struct sched *s, struct seq *seq)
 {
     int i = s->n_running++;
 
     must(s->n_running <= s->limits.max_num_seqs);
-    while (i > 0 && seq_before(q, s->running[i - 1])) {
+    while (i > 0 && seq_before(seq, s->running[i - 1])) {
         s->running[i] = s->running[i - 1];
         i--;
     }
-    s->running[i] = q;
-    q->state = SEQ_RUNNING;
+    s->running[i] = seq;
+    seq->state = SEQ_RUNNING;
 }
 
-static void sched_run_remove(struct sched *s, const struct seq *q)
+static void sched_run_remove(struct sched *s, const struct seq *seq)
 {
     int i = 0;
 
-    while (s->running[i] != q) {
+    while (s->running[i] != seq) {
         i++;
         must(i < s->n_running);
     }
-    tenants_stop(&s->tenants, q);
+    tenants_stop(&s->tenants, seq);
     s->n_running--;
     memmove(s->running + i, s->running + i + 1, sizeof *s->running * (size_t)(s->n_running - i));
 }
 
 /* All references to pages go; the tokens stay. The sequence could be admitted again as it is. */
-static void sched_drop_pages(struct sched *s, struct seq *q)
+static void sched_drop_pages(struct sched *s, struct seq *seq)
 {
-    tables_drop(&s->tables, q);
-    q->n_computed = 0;
-    q->n_ahead = 0;
-    q->n_pending = 0;
-    q->draft.n_ahead = 0;
+    tables_drop(&s->tables, seq);
+    seq->n_computed = 0;
+    seq->n_ahead = 0;
+    seq->n_pending = 0;
+    seq->draft.n_ahead = 0;
 }
 
-void sched_remove(struct sched *s, struct seq *q)
+void sched_remove(struct sched *s, struct seq *seq)
 {
-    if (q->state == SEQ_WAITING)
-        tenants_remove(&s->tenants, q);
+    if (seq->state == SEQ_WAITING)
+        tenants_remove(&s->tenants, seq);
     else
-        sched_run_remove(s, q);
-    sched_drop_pages(s, q);
-    q->n_planned = 0;
-    q->state = SEQ_FREE;
+        sched_run_remove(s, seq);
+    sched_drop_pages(s, seq);
+    seq->n_planned = 0;
+    seq->state = SEQ_FREE;
 }
 
 /* Take a running sequence's pages and let it wait again. If it is in the plan already, its tokens
  * and rows go back to the budget, for others to take. */
-static void sched_preempt(struct sched *s, struct seq *q)
+static void sched_preempt(struct sched *s, struct seq *seq)
 {
-    must(q->n_ahead == 0 && q->n_pending == 0);
-    sched_run_remove(s, q);
-    sched_drop_pages(s, q);
-    s->n_planned_tokens -= q->n_planned;
-    if (q->n_planned > 0)
-        s->n_planned_rows -= seq_tells_prompt(q) ? q->n_planned - 1 : q->draft.n;
-    q->n_planned = 0;
-    q->draft.n = 0;
-    q->searched = false; /* a lower tier may have the pages that it loses */
-    q->n_asked = 0;
+    must(seq->n_ahead == 0 && seq->n_pending == 0);
+    sched_run_remove(s, seq);
+    sched_drop_pages(s, seq);
+    s->n_planned_tokens -= seq->n_planned;
+    if (seq->n_planned > 0)
+        s->n_planned_rows -= seq_tells_prompt(seq) ? seq->n_planned - 1 : seq->draft.n;
+    seq->n_planned = 0;
+    seq->draft.n = 0;
+    seq->searched = false; /* a lower tier may have the pages that it loses */
+    seq->n_asked = 0;
     s->n_preemptions++;
-    sched_add(s, q);
+    sched_add(s, seq);
 }
 
 /* --- the share of a sequence ------------------------------------------------------------------ */
 
 /* Plan n tokens of a running sequence; preempt others, from the last on, until its pages are found.
- * False when q itself had to be preempted, or when the victim has a step in flight: its pages are
- * being written, so q waits for the step's end. */
-static bool sched_give(struct sched *s, struct seq *q, int n)
+ * False when seq itself had to be preempted, or when the victim has a step in flight: its pages are
+ * being written, so seq waits for the step's end. */
+static bool sched_give(struct sched *s, struct seq *seq, int n)
 {
-    while (!tables_grow(&s->tables, q, q->n_computed + q->n_ahead + n)) {
+    while (!tables_grow(&s->tables, seq, seq->n_computed + seq->n_ahead + n)) {
         struct seq *victim = s->running[s->n_running - 1];
 
         if (victim->n_ahead > 0 || victim->n_pending > 0)
             return false;
         sched_preempt(s, victim);
-        if (victim == q)
+        if (victim == seq)
             return false;
     }
-    q->n_planned = n;
+    seq->n_planned = n;
     s->n_planned_tokens += n;
-    s->n_planned_rows += seq_tells_prompt(q) ? n - 1 : q->draft.n;
+    s->n_planned_rows += seq_tells_prompt(seq) ? n - 1 : seq->draft.n;
     return true;
 }
 
-/* The tokens that q lacks, apart from drafts. A token that a step in flight samples counts as
- * lacking, because the next step can take it from the device; unless it is q's last. */
-static int sched_lacks(const struct seq *q)
+/* The tokens that seq lacks, apart from drafts. A token that a step in flight samples counts as
+ * lacking, because the next step can take it from the device; unless it is seq's last. */
+static int sched_lacks(const struct seq *seq)
 {
-    if (q->draft.n_ahead > 0 || (q->draft.is_on && q->n_pending > 0))
+    if (seq->draft.n_ahead > 0 || (seq->draft.is_on && seq->n_pending > 0))
         return 0; /* the draft's outcome is known only after the step */
-    if (q->n_pending > 0 && q->n_tokens + q->n_pending >= q->tokens_max)
+    if (seq->n_pending > 0 && seq->n_tokens + seq->n_pending >= seq->tokens_max)
         return 0;
-    return q->n_tokens + q->n_pending - q->n_computed - q->n_ahead;
+    return seq->n_tokens + seq->n_pending - seq->n_computed - seq->n_ahead;
 }
 
-/* How many tokens q may compute now: limited by the budget that is left, by the share of a long
+/* How many tokens seq may compute now: limited by the budget that is left, by the share of a long
  * prompt, and by the rows that are left if the log probabilities of prompt tokens are wanted. */
-static int sched_share(const struct sched *s, const struct seq *q)
+static int sched_share(const struct sched *s, const struct seq *seq)
 {
-    int n = sched_lacks(q);
+    int n = sched_lacks(seq);
     int left = s->limits.max_num_batched_tokens - s->n_planned_tokens;
     bool alone = s->n_running + sched_n_waiting(s) <= 1;
 
@@ -156,22 +156,22 @@ static int sched_share(const struct sched *s, const struct seq *q)
         n = s->limits.long_prefill_tokens;
     /* One row per token. Each running sequence needs one row anyway, and half of the rest is left
      * for sequences that are admitted later in this plan. */
-    if (seq_tells_prompt(q)) {
+    if (seq_tells_prompt(seq)) {
         int rows = 1 + (s->limits.max_num_seqs - s->n_running - s->n_planned_rows) / 2;
 
         if (n > rows)
             n = rows;
-        if (n > q->chunk_max)
-            n = q->chunk_max;
+        if (n > seq->chunk_max)
+            n = seq->chunk_max;
     }
     if (n > left)
         n = left;
-    return tables_clip(&s->tables, q, n);
+    return tables_clip(&s->tables, seq, n);
 }
 
-static bool sched_is_long(const struct sched *s, const struct seq *q)
+static bool sched_is_long(const struct sched *s, const struct seq *seq)
 {
-    return sched_lacks(q) > s->limits.long_prefill_tokens;
+    return sched_lacks(seq) > s->limits.long_prefill_tokens;
 }
 
 /* The passes over the running sequences. */
@@ -181,28 +181,28 @@ enum sched_pass {
     SCHED_REST,
 };
 
-static bool sched_is_due(const struct sched *s, const struct seq *q, enum sched_pass pass)
+static bool sched_is_due(const struct sched *s, const struct seq *seq, enum sched_pass pass)
 {
-    if (q->paused || q->is_late || q->n_planned != 0 || sched_lacks(q) == 0)
+    if (seq->paused || seq->is_late || seq->n_planned != 0 || sched_lacks(seq) == 0)
         return false;
-    if (pass == SCHED_PROMPTS && s->long_planned && sched_is_long(s, q))
+    if (pass == SCHED_PROMPTS && s->long_planned && sched_is_long(s, seq))
         return false;
-    return (sched_lacks(q) == 1) == (pass == SCHED_DECODES);
+    return (sched_lacks(seq) == 1) == (pass == SCHED_DECODES);
 }
 
-/* Propose drafts for q, as many as there is room for: each needs a row, a token of the budget and
+/* Propose drafts for seq, as many as there is room for: each needs a row, a token of the budget and
  * room in the output ring. Returns how many. */
-static int sched_drafts(const struct sched *s, struct seq *q)
+static int sched_drafts(const struct sched *s, struct seq *seq)
 {
     int rows = (s->limits.max_num_seqs - s->n_running - s->n_planned_rows) / 2;
     int left = s->limits.max_num_batched_tokens - s->n_planned_tokens - 1;
-    int room = q->room / seq_token_records(q);
-    int most = q->tokens_max - q->n_tokens - 1;
+    int room = seq->room / seq_token_records(seq);
+    int most = seq->tokens_max - seq->n_tokens - 1;
 
-    q->draft.n = 0;
+    seq->draft.n = 0;
     /* A sequence that runs ahead gets no drafts: they continue the last token, which is not known
      * yet. */
-    if (s->limits.drafts == NULL || q->n_pending > 0 || q->n_ahead > 0)
+    if (s->limits.drafts == NULL || seq->n_pending > 0 || seq->n_ahead > 0)
         return 0;
     if (most > rows)
         most = rows;
@@ -210,8 +210,8 @@ static int sched_drafts(const struct sched *s, struct seq *q)
         most = left;
     if (most > room)
         most = room;
-    draft_propose(s->limits.drafts, q, most);
-    return q->draft.n;
+    draft_propose(s->limits.drafts, seq, most);
+    return seq->draft.n;
 }
 
 /* One pass over the running sequences. Preemption removes entries from the end of the array, so the
@@ -219,60 +219,60 @@ static int sched_drafts(const struct sched *s, struct seq *q)
 static void sched_plan_running(struct sched *s, enum sched_pass pass)
 {
     for (int i = 0; i < s->n_running; i++) {
-        struct seq *q = s->running[i];
+        struct seq *seq = s->running[i];
         int n;
 
-        if (!sched_is_due(s, q, pass))
+        if (!sched_is_due(s, seq, pass))
             continue;
-        n = sched_share(s, q);
+        n = sched_share(s, seq);
         /* The budget is used up: the sequences after it get nothing either, or they would
          * overtake. */
         if (n <= 0)
             return;
-        s->long_planned = s->long_planned || sched_is_long(s, q);
+        s->long_planned = s->long_planned || sched_is_long(s, seq);
         if (pass == SCHED_DECODES)
-            n += sched_drafts(s, q);
-        if (!sched_give(s, q, n))
+            n += sched_drafts(s, seq);
+        if (!sched_give(s, seq, n))
             return;
         if (pass == SCHED_DECODES)
-            tenants_charge_token(&s->tenants, q);
+            tenants_charge_token(&s->tenants, seq);
     }
 }
 
 /* Move a waiting sequence to the running array, and plan its first chunk. False when there are not
  * enough pages for its whole prompt. */
-static bool sched_admit(struct sched *s, struct seq *q)
+static bool sched_admit(struct sched *s, struct seq *seq)
 {
     int n;
 
     /* First reference the cached prefix: only the rest needs free pages. Pages that are found in
      * the cache may have been free, so pages_free() is asked after that. */
-    tables_take_prefix(&s->tables, q);
-    if (tables_lacks(&s->tables, q) > pages_free(s->tables.pages)) {
-        sched_drop_pages(s, q);
+    tables_take_prefix(&s->tables, seq);
+    if (tables_lacks(&s->tables, seq) > pages_free(s->tables.pages)) {
+        sched_drop_pages(s, seq);
         return false;
     }
-    tables_retain(&s->tables, q);
-    tables_begin(&s->tables, q);
-    tenants_remove(&s->tenants, q);
-    sched_run_insert(s, q);
+    tables_retain(&s->tables, seq);
+    tables_begin(&s->tables, seq);
+    tenants_remove(&s->tenants, seq);
+    sched_run_insert(s, seq);
     /* A preempted sequence was charged for its prompt when it was first admitted: not again. */
-    tenants_run(&s->tenants, q, q->counted ? 0 : q->n_tokens - q->n_computed);
-    if (!q->counted) {
-        s->n_prefix_queries += (uint64_t)q->n_tokens;
-        s->n_prefix_hits += (uint64_t)q->n_computed;
+    tenants_run(&s->tenants, seq, seq->counted ? 0 : seq->n_tokens - seq->n_computed);
+    if (!seq->counted) {
+        s->n_prefix_queries += (uint64_t)seq->n_tokens;
+        s->n_prefix_hits += (uint64_t)seq->n_computed;
     }
     /* The client's usage reports the cache hits of the first admission. Pages that another tenant
      * computed are not reported, because that would reveal that the tenant's prompt exists. */
-    if (!q->admitted) {
-        q->n_cached = q->n_computed < q->n_prompt ? q->n_computed : q->n_prompt;
-        q->n_cached_told = q->n_cached > q->n_foreign ? q->n_cached - q->n_foreign : 0;
+    if (!seq->admitted) {
+        seq->n_cached = seq->n_computed < seq->n_prompt ? seq->n_computed : seq->n_prompt;
+        seq->n_cached_told = seq->n_cached > seq->n_foreign ? seq->n_cached - seq->n_foreign : 0;
     }
-    q->counted = true;
-    n = sched_share(s, q);
+    seq->counted = true;
+    n = sched_share(s, seq);
     must(n > 0);
-    s->long_planned = s->long_planned || sched_is_long(s, q);
-    must(sched_give(s, q, n));
+    s->long_planned = s->long_planned || sched_is_long(s, seq);
+    must(sched_give(s, seq, n));
     return true;
 }
 
@@ -283,12 +283,12 @@ static bool sched_has_place(const struct sched *s)
            s->n_planned_tokens < s->limits.max_num_batched_tokens;
 }
 
-/* May q be admitted before `blocked`, which found no pages? Only short ones of equal priority. */
-static bool sched_may_overtake(const struct sched *s, const struct seq *q,
+/* May seq be admitted before `blocked`, which found no pages? Only short ones of equal priority. */
+static bool sched_may_overtake(const struct sched *s, const struct seq *seq,
                                const struct seq *blocked)
 {
     return blocked == NULL ||
-           (!sched_is_long(s, q) && q->request.priority == blocked->request.priority);
+           (!sched_is_long(s, seq) && seq->request.priority == blocked->request.priority);
 }
 
 /* Admit waiting sequences while there is room. True when a long prompt was skipped because another
@@ -297,25 +297,25 @@ static bool sched_may_overtake(const struct sched *s, const struct seq *q,
 static bool sched_plan_waiting(struct sched *s)
 {
     struct seq *blocked = NULL;
-    struct seq *q;
+    struct seq *seq;
     bool passed = false;
     int n_tries = 0;
 
     tenants_begin(&s->tenants);
-    while (sched_has_place(s) && (q = tenants_next(&s->tenants)) != NULL) {
-        if (q->n_loading > 0 || q->paused || !sched_may_overtake(s, q, blocked))
+    while (sched_has_place(s) && (seq = tenants_next(&s->tenants)) != NULL) {
+        if (seq->n_loading > 0 || seq->paused || !sched_may_overtake(s, seq, blocked))
             continue;
-        if (s->long_planned && sched_is_long(s, q)) {
+        if (s->long_planned && sched_is_long(s, seq)) {
             passed = true;
             continue;
         }
         /* Sequences that fail to find pages are counted, because each failure hashes a prompt. */
-        if (sched_admit(s, q)) {
+        if (sched_admit(s, seq)) {
             if (blocked != NULL)
                 blocked->n_overtaken++;
         } else {
             if (blocked == NULL)
-                blocked = q;
+                blocked = seq;
             n_tries++;
         }
         if (n_tries == SCHED_TRIES ||
@@ -328,14 +328,14 @@ static bool sched_plan_waiting(struct sched *s)
 /* The running sequence that must give its place to a waiting one of higher priority, or NULL. */
 static struct seq *sched_displaced(const struct sched *s)
 {
-    const struct seq *q;
+    const struct seq *seq;
     struct seq *last;
 
     if (s->n_running < s->limits.max_num_seqs || sched_n_waiting(s) == 0)
         return NULL;
     last = s->running[s->n_running - 1];
-    q = tenants_urgent(&s->tenants);
-    if (q->n_loading > 0 || q->paused || q->request.priority >= last->request.priority)
+    seq = tenants_urgent(&s->tenants);
+    if (seq->n_loading > 0 || seq->paused || seq->request.priority >= last->request.priority)
         return NULL;
     return last;
 }
@@ -344,10 +344,10 @@ static struct seq *sched_displaced(const struct sched *s)
  * then, so that the loop ends the step before it plans again. */
 static void sched_displace(struct sched *s)
 {
-    struct seq *q = sched_displaced(s);
+    struct seq *seq = sched_displaced(s);
 
-    if (q != NULL && q->n_ahead == 0 && q->n_pending == 0)
-        sched_preempt(s, q);
+    if (seq != NULL && seq->n_ahead == 0 && seq->n_pending == 0)
+        sched_preempt(s, seq);
 }
 
 void sched_plan(struct sched *s)
@@ -395,13 +395,13 @@ void sched_begin(struct sched *s)
         s->planned[i]->n_ahead += s->planned[i]->n_planned;
 }
 
-void sched_advance(struct sched *s, struct seq *q, int n, tables_named_fn *named, void *context)
+void sched_advance(struct sched *s, struct seq *seq, int n, tables_named_fn *named, void *context)
 {
-    must(n <= q->n_ahead);
-    q->n_ahead -= n;
-    q->n_computed += n;
-    must(q->n_computed <= q->n_tokens);
-    tables_advance(&s->tables, q, named, context);
+    must(n <= seq->n_ahead);
+    seq->n_ahead -= n;
+    seq->n_computed += n;
+    must(seq->n_computed <= seq->n_tokens);
+    tables_advance(&s->tables, seq, named, context);
 }
 
 /* The invariants that seq.h states, for every running sequence; called after each plan in tests. */
@@ -409,13 +409,13 @@ void sched_check(const struct sched *s)
 {
     tenants_check(&s->tenants);
     for (int i = 0; i < s->n_running; i++) {
-        const struct seq *q = s->running[i];
+        const struct seq *seq = s->running[i];
 
-        must(q->state == SEQ_RUNNING);
-        must(q->n_computed < q->n_tokens);
-        must(q->n_computed + q->n_ahead <= q->n_tokens + q->n_pending);
-        tables_check(&s->tables, q);
-        must(i == 0 || seq_before(s->running[i - 1], q));
+        must(seq->state == SEQ_RUNNING);
+        must(seq->n_computed < seq->n_tokens);
+        must(seq->n_computed + seq->n_ahead <= seq->n_tokens + seq->n_pending);
+        tables_check(&s->tables, seq);
+        must(i == 0 || seq_before(s->running[i - 1], seq));
     }
     pages_check(s->tables.pages);
 }

@@ -75,10 +75,10 @@ int sched_init(struct sched *s, const struct sched_limits *limits, struct pages 
 
 /* Queue a new sequence; its root, tokens, n_tokens, tenant_idx, request.priority and arrival are
  * set. */
-void sched_add(struct sched *s, struct seq *q);
+void sched_add(struct sched *s, struct seq *seq);
 
 /* Remove a sequence in any state; its pages are unreferenced, last first. */
-void sched_remove(struct sched *s, struct seq *q);
+void sched_remove(struct sched *s, struct seq *seq);
 
 /* Number of waiting sequences. */
 int sched_n_waiting(const struct sched *s);
@@ -96,9 +96,9 @@ bool sched_has_room(const struct sched *s);
 /* The step of the plan begins: its tokens become n_ahead. */
 void sched_begin(struct sched *s);
 
-/* After a step: n tokens of q that were ahead are computed; full pages get their names. Calls
+/* After a step: n tokens of seq that were ahead are computed; full pages get their names. Calls
  * named() for each page that is worth saving in a lower tier. */
-void sched_advance(struct sched *s, struct seq *q, int n, tables_named_fn *named, void *context);
+void sched_advance(struct sched *s, struct seq *seq, int n, tables_named_fn *named, void *context);
 
 /* Prove that lists, states and pages agree. must() on failure. */
 void sched_check(const struct sched *s);

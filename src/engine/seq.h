@@ -178,66 +178,67 @@ struct seq_pool_limits {
 
 /* Do tokens of the output (of the prompt) report their whole row of logits, instead of the most
  * probable tokens? */
-static inline bool seq_has_rows(const struct seq *q)
+static inline bool seq_has_rows(const struct seq *seq)
 {
-    return (q->request.flags & WIRE_LOGPROBS) != 0 &&
-           q->request.generate.n_logprobs > WIRE_LOGPROBS_MAX;
+    return (seq->request.flags & WIRE_LOGPROBS) != 0 &&
+           seq->request.generate.n_logprobs > WIRE_LOGPROBS_MAX;
 }
-static inline bool seq_prompt_has_rows(const struct seq *q)
+static inline bool seq_prompt_has_rows(const struct seq *seq)
 {
-    return q->request.generate.n_prompt_logprobs > WIRE_LOGPROBS_MAX;
+    return seq->request.generate.n_prompt_logprobs > WIRE_LOGPROBS_MAX;
 }
 
 /* Records of one token of the output (of the prompt) in the output ring. Rows of logits are not
  * counted: they are written piece by piece as there is room. */
-static inline int seq_token_records(const struct seq *q)
+static inline int seq_token_records(const struct seq *seq)
 {
-    return (q->request.flags & WIRE_LOGPROBS) == 0 ? 1
-           : seq_has_rows(q)
+    return (seq->request.flags & WIRE_LOGPROBS) == 0 ? 1
+           : seq_has_rows(seq)
                ? 2
-               : 2 + (int)(q->request.generate.n_logprobs + q->request.generate.n_asked);
+               : 2 + (int)(seq->request.generate.n_logprobs + seq->request.generate.n_asked);
 }
-static inline int seq_prompt_records(const struct seq *q)
+static inline int seq_prompt_records(const struct seq *seq)
 {
-    return seq_prompt_has_rows(q) ? 1 : 1 + (int)q->request.generate.n_prompt_logprobs;
+    return seq_prompt_has_rows(seq) ? 1 : 1 + (int)seq->request.generate.n_prompt_logprobs;
 }
 
 /* Is id in the request's set of stop ids? And is that set still forbidden after n_pending unknown
  * tokens, because the output is shorter than min_tokens? */
-static inline bool seq_has_stop(const struct seq *q, int32_t id)
+static inline bool seq_has_stop(const struct seq *seq, int32_t id)
 {
-    return q->request.generate.n_stops > 0 && (q->stops[id / 32] >> id % 32 & 1) != 0;
+    return seq->request.generate.n_stops > 0 && (seq->stops[id / 32] >> id % 32 & 1) != 0;
 }
-static inline bool seq_bans_stops(const struct seq *q, int n_pending)
+static inline bool seq_bans_stops(const struct seq *seq, int n_pending)
 {
-    return q->request.generate.n_stops > 0 &&
-           q->n_tokens + n_pending - q->n_prompt < (int)q->request.generate.min_tokens;
+    return seq->request.generate.n_stops > 0 &&
+           seq->n_tokens + n_pending - seq->n_prompt < (int)seq->request.generate.min_tokens;
 }
 
 /* Are log probabilities of the prompt still to be reported? */
-static inline bool seq_tells_prompt(const struct seq *q)
+static inline bool seq_tells_prompt(const struct seq *seq)
 {
-    return (q->request.flags & WIRE_PROMPT_LOGPROBS) != 0 && q->n_told < q->n_prompt - 1;
+    return (seq->request.flags & WIRE_PROMPT_LOGPROBS) != 0 && seq->n_told < seq->n_prompt - 1;
 }
 
 /* Has the next step to wait until a row is reported? There is room for one row per sequence. */
-static inline bool seq_awaits_row(const struct seq *q)
+static inline bool seq_awaits_row(const struct seq *seq)
 {
-    return q->tells_row || (seq_has_rows(q) && q->n_pending > 0) ||
-           (seq_prompt_has_rows(q) && seq_tells_prompt(q) && q->n_ahead > 0);
+    return seq->tells_row || (seq_has_rows(seq) && seq->n_pending > 0) ||
+           (seq_prompt_has_rows(seq) && seq_tells_prompt(seq) && seq->n_ahead > 0);
 }
 
-/* May q still be refused for overload? Not after its client has received a part of the answer, nor
- * if it continues an output or is a probe. */
-static inline bool seq_may_refuse(const struct seq *q)
+/* May seq still be refused for overload? Not after its client has received a part of the answer,
+ * nor if it continues an output or is a probe. */
+static inline bool seq_may_refuse(const struct seq *seq)
 {
-    return !q->admitted && !q->is_awaited && (q->request.flags & (WIRE_RESUMED | WIRE_PROBE)) == 0;
+    return !seq->admitted && !seq->is_awaited &&
+           (seq->request.flags & (WIRE_RESUMED | WIRE_PROBE)) == 0;
 }
 
-/* The retention of the page that ends with q's first n_tokens tokens. */
-static inline struct retain seq_retain(const struct seq *q, int n_tokens)
+/* The retention of the page that ends with seq's first n_tokens tokens. */
+static inline struct retain seq_retain(const struct seq *seq, int n_tokens)
 {
-    return n_tokens <= q->retain_tokens ? q->retain : (struct retain){0};
+    return n_tokens <= seq->retain_tokens ? seq->retain : (struct retain){0};
 }
 
 /* The order of running sequences: smaller priority number first, then earlier arrival. */

@@ -165,13 +165,13 @@ static void sleep_refuse(struct engine *e)
     uint64_t longest_us = (uint64_t)e->settings.wake_timeout_s * 1000000u;
 
     for (int i = 0; i < e->pool.n; i++) {
-        struct seq *q = &e->pool.seqs[i];
-        uint64_t since_us = q->request.arrival_us;
+        struct seq *seq = &e->pool.seqs[i];
+        uint64_t since_us = seq->request.arrival_us;
 
         if (since_us < e->power.since_us)
             since_us = e->power.since_us;
-        if (q->state != SEQ_FREE && e->now_us > since_us + longest_us)
-            publish_refuse(e, q, WIRE_REFUSED_TIMEOUT, ERR_ASLEEP);
+        if (seq->state != SEQ_FREE && e->now_us > since_us + longest_us)
+            publish_refuse(e, seq, WIRE_REFUSED_TIMEOUT, ERR_ASLEEP);
     }
 }
 

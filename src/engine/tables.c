@@ -142,11 +142,11 @@ int tables_names(const struct tables *t, int i, int n, const struct hash *chain,
 
 /* --- cached prefixes ------------------------------------------------------------------------ */
 
-int tables_reusable(const struct seq *q)
+int tables_reusable(const struct seq *seq)
 {
-    if (seq_tells_prompt(q))
-        return q->n_told;
-    return q->n_tokens - 1;
+    if (seq_tells_prompt(seq))
+        return seq->n_told;
+    return seq->n_tokens - 1;
 }
 
 /* State of the walk over a prefix, page by page: how many pages each group has without a gap, up to
@@ -231,35 +231,35 @@ static bool tables_on_device(void *context, const struct hash *name, const int32
     return pages_has(p, name);
 }
 
-int tables_match(const struct tables *t, const struct seq *q, struct hash *chain)
+int tables_match(const struct tables *t, const struct seq *seq, struct hash *chain)
 {
-    *chain = q->root;
+    *chain = seq->root;
     if (!t->limits.prefix_caching)
         return 0;
-    return tables_reach(t, &q->root, q->tokens, tables_reusable(q), tables_on_device, t->pages,
-                        chain);
+    return tables_reach(t, &seq->root, seq->tokens, tables_reusable(seq), tables_on_device,
+                        t->pages, chain);
 }
 
 /* Reference the pages that a prefix of n pages needs at its i-th page. They exist: tables_match()
  * has just found them. */
-static void tables_take_at(struct tables *t, struct seq *q, int i, int n)
+static void tables_take_at(struct tables *t, struct seq *seq, int i, int n)
 {
-    int k = 0;
+    int idx = 0;
 
     for (int group = 0; group < t->limits.n_groups; group++) {
-        struct seq_table *of = &q->tables[group];
+        struct seq_table *of = &seq->tables[group];
 
         if (tables_is_state(t, group)) {
             for (int part = 0; i + 1 == n && part < t->groups[group].n_state_pages; part++) {
-                struct hash name = prefix_group_name(&q->chain, group, part);
+                struct hash name = prefix_group_name(&seq->chain, group, part);
 
-                q->newest.pages[k] = pages_find(t->pages, &name);
-                must(q->newest.pages[k++] != -1);
+                seq->newest.pages[idx] = pages_find(t->pages, &name);
+                must(seq->newest.pages[idx++] != -1);
             }
         } else if (tables_seen(t, group) < n - i) {
             of->first = of->n = i + 1;
         } else {
-            struct hash name = prefix_group_name(&q->chain, group, 0);
+            struct hash name = prefix_group_name(&seq->chain, group, 0);
 
             of->pages[i] = pages_find(t->pages, &name);
             must(of->pages[i] != -1);
@@ -268,69 +268,69 @@ static void tables_take_at(struct tables *t, struct seq *q, int i, int n)
     }
 }
 
-/* Did q's tenant compute all pages at i? Hits on pages of other tenants would reveal their
+/* Did seq's tenant compute all pages at i? Hits on pages of other tenants would reveal their
  * prompts. */
-static bool tables_are_theirs(const struct tables *t, const struct seq *q, int i)
+static bool tables_are_theirs(const struct tables *t, const struct seq *seq, int i)
 {
     for (int group = 0; group < t->limits.n_groups; group++) {
-        const struct seq_table *of = &q->tables[group];
+        const struct seq_table *of = &seq->tables[group];
 
         if (!tables_is_state(t, group) && i >= of->first &&
-            !pages_is_theirs(t->pages, of->pages[i], q->maker))
+            !pages_is_theirs(t->pages, of->pages[i], seq->maker))
             return false;
     }
     return true;
 }
 
-/* Tokens of q's cached prefix that other tenants computed. If the snapshot is another tenant's, all
- * are. */
-static int tables_foreign(const struct tables *t, const struct seq *q)
+/* Tokens of seq's cached prefix that other tenants computed. If the snapshot is another tenant's,
+ * all are. */
+static int tables_foreign(const struct tables *t, const struct seq *seq)
 {
     int n = 0;
 
-    for (int k = 0; q->newest.at > 0 && k < t->n_state_pages; k++) {
-        if (!pages_is_theirs(t->pages, q->newest.pages[k], q->maker))
-            return q->n_computed;
+    for (int part = 0; seq->newest.at > 0 && part < t->n_state_pages; part++) {
+        if (!pages_is_theirs(t->pages, seq->newest.pages[part], seq->maker))
+            return seq->n_computed;
     }
-    for (int i = 0; i < q->n_named; i++)
-        if (!tables_are_theirs(t, q, i))
+    for (int i = 0; i < seq->n_named; i++)
+        if (!tables_are_theirs(t, seq, i))
             n += t->limits.page_tokens;
     return n;
 }
 
 /* After this, n_computed tokens need no computing, and the pages of the prefix cannot be
  * evicted. */
-void tables_take_prefix(struct tables *t, struct seq *q)
+void tables_take_prefix(struct tables *t, struct seq *seq)
 {
     int block = t->limits.page_tokens;
     struct hash chain;
-    int n = tables_match(t, q, &chain);
+    int n = tables_match(t, seq, &chain);
 
-    q->chain = q->root;
+    seq->chain = seq->root;
     for (int i = 0; i < n; i++) {
-        q->chain = prefix_name(&q->chain, q->tokens + (size_t)i * (size_t)block, block);
-        tables_take_at(t, q, i, n);
+        seq->chain = prefix_name(&seq->chain, seq->tokens + (size_t)i * (size_t)block, block);
+        tables_take_at(t, seq, i, n);
     }
-    q->n_named = n;
-    q->n_computed = n * block;
-    q->newest.at = t->n_state_pages > 0 ? q->n_computed : 0;
-    q->n_snapped = q->newest.at;
-    q->n_foreign = tables_foreign(t, q);
+    seq->n_named = n;
+    seq->n_computed = n * block;
+    seq->newest.at = t->n_state_pages > 0 ? seq->n_computed : 0;
+    seq->n_snapped = seq->newest.at;
+    seq->n_foreign = tables_foreign(t, seq);
 }
 
 /* --- taking pages --------------------------------------------------------------------------- */
 
-int tables_lacks(const struct tables *t, const struct seq *q)
+int tables_lacks(const struct tables *t, const struct seq *seq)
 {
-    int n_pages = tables_pages_of(t, q->n_tokens);
+    int n_pages = tables_pages_of(t, seq->n_tokens);
     int lacks = 0;
 
     for (int group = 0; group < t->limits.n_groups; group++) {
         const struct cache_group *of = &t->groups[group];
-        int n = n_pages - q->tables[group].n;
+        int n = n_pages - seq->tables[group].n;
 
         if (of->kind == CACHE_STATE) {
-            n = of->n_state_pages - q->tables[group].n;
+            n = of->n_state_pages - seq->tables[group].n;
         } else if (of->kind == CACHE_WINDOW) {
             /* Steps are shortened to the free pages (tables_clip_windows()). */
             int most = tables_pages_of(t, of->window) + 2;
@@ -344,12 +344,12 @@ int tables_lacks(const struct tables *t, const struct seq *q)
     return lacks;
 }
 
-bool tables_grow(struct tables *t, struct seq *q, int n_tokens)
+bool tables_grow(struct tables *t, struct seq *seq, int n_tokens)
 {
     int n_pages = tables_pages_of(t, n_tokens);
 
     for (int group = 0; group < t->limits.n_groups; group++) {
-        struct seq_table *of = &q->tables[group];
+        struct seq_table *of = &seq->tables[group];
         int need = tables_is_state(t, group) ? t->groups[group].n_state_pages : n_pages;
 
         while (of->n < need) {
@@ -364,39 +364,39 @@ bool tables_grow(struct tables *t, struct seq *q, int n_tokens)
 }
 
 /* The states begin as copies of the snapshot, because steps overwrite them. */
-static void tables_restore(struct tables *t, struct seq *q)
+static void tables_restore(struct tables *t, struct seq *seq)
 {
-    int k = 0;
+    int idx = 0;
 
-    if (q->newest.at == 0)
+    if (seq->newest.at == 0)
         return;
     for (int group = 0; group < t->limits.n_groups; group++) {
-        struct seq_table *of = &q->tables[group];
+        struct seq_table *of = &seq->tables[group];
 
         for (int part = 0; tables_is_state(t, group) && part < t->groups[group].n_state_pages;
              part++) {
             of->pages[of->n] = tables_take_page(t);
             must(of->pages[of->n] != -1); /* counted by tables_lacks() */
-            tables_copy(t, q->newest.pages[k++], of->pages[of->n++]);
+            tables_copy(t, seq->newest.pages[idx++], of->pages[of->n++]);
         }
     }
-    q->newest.at = 0; /* its references belong to the copies now */
+    seq->newest.at = 0; /* its references belong to the copies now */
 }
 
-/* Find for each token group a page that begins with q's next tokens; returns how many of them all
+/* Find for each token group a page that begins with seq's next tokens; returns how many of them all
  * groups' pages have. */
-static int tables_find_parts(struct tables *t, const struct seq *q, int n, int32_t *from)
+static int tables_find_parts(struct tables *t, const struct seq *seq, int n, int32_t *from)
 {
     int n_same = INT_MAX;
 
     for (int group = 0; group < t->limits.n_groups; group++) {
-        struct hash parent = tables_parent(t, group, &q->chain);
+        struct hash parent = tables_parent(t, group, &seq->chain);
         int same = 0;
 
         from[group] = -1;
         if (n_same > 0)
-            from[group] =
-                pages_find_part(t->pages, &parent, q->tokens + q->n_computed, n, q->maker, &same);
+            from[group] = pages_find_part(t->pages, &parent, seq->tokens + seq->n_computed, n,
+                                          seq->maker, &same);
         if (from[group] == -1)
             same = 0;
         if (same < n_same)
@@ -405,15 +405,15 @@ static int tables_find_parts(struct tables *t, const struct seq *q, int n, int32
     return n_same;
 }
 
-/* Where q diverges inside a cached page, the page begins with some of q's next tokens: they are
+/* Where seq diverges inside a cached page, the page begins with some of seq's next tokens: they are
  * taken over in a copy. A state has no such part, because it exists only after whole pages.
  *
- *   cached page   a b c d e f g h      q's next tokens   a b c x y
- *   q's own page  a b c _ _ _ _ _      copied for a b c; x y are computed */
-static void tables_copy_parts(struct tables *t, struct seq *q)
+ *   cached page   a b c d e f g h      seq's next tokens   a b c x y
+ *   seq's own page  a b c _ _ _ _ _      copied for a b c; x y are computed */
+static void tables_copy_parts(struct tables *t, struct seq *seq)
 {
     int block = t->limits.page_tokens, n_groups = t->limits.n_groups;
-    int n = tables_reusable(q) - q->n_computed;
+    int n = tables_reusable(seq) - seq->n_computed;
     int32_t from[CACHE_GROUPS_MAX];
     int n_same;
 
@@ -422,10 +422,10 @@ static void tables_copy_parts(struct tables *t, struct seq *q)
         return;
     if (n > block)
         n = block;
-    n_same = tables_find_parts(t, q, n, from);
+    n_same = tables_find_parts(t, seq, n, from);
     /* Referencing them took them from the free pages that tables_lacks() counted on: too few may be
      * left. */
-    if (n_same == 0 || pages_free(t->pages) < tables_lacks(t, q)) {
+    if (n_same == 0 || pages_free(t->pages) < tables_lacks(t, seq)) {
         for (int group = 0; group < n_groups; group++) {
             if (from[group] != -1)
                 pages_unref(t->pages, from[group]);
@@ -433,20 +433,20 @@ static void tables_copy_parts(struct tables *t, struct seq *q)
         return;
     }
     for (int group = 0; group < n_groups; group++) {
-        struct seq_table *of = &q->tables[group];
+        struct seq_table *of = &seq->tables[group];
 
         of->pages[of->n] = tables_take_page(t);
         must(of->pages[of->n] != -1);
         tables_copy(t, from[group], of->pages[of->n++]);
         t->n_parts++;
     }
-    q->n_computed += n_same;
+    seq->n_computed += n_same;
 }
 
-void tables_begin(struct tables *t, struct seq *q)
+void tables_begin(struct tables *t, struct seq *seq)
 {
-    tables_restore(t, q);
-    tables_copy_parts(t, q);
+    tables_restore(t, seq);
+    tables_copy_parts(t, seq);
 }
 
 int tables_margin(const struct tables *t, int n_running)
@@ -477,11 +477,11 @@ static int tables_clip_windows(const struct tables *t, int n)
 
 /* A snapshot can be taken only between steps, so a step must end at the next place where one is
  * due: a multiple of the stride, or the last border of the prompt. */
-int tables_clip(const struct tables *t, const struct seq *q, int n)
+int tables_clip(const struct tables *t, const struct seq *seq, int n)
 {
-    int first = q->n_computed + q->n_ahead;
+    int first = seq->n_computed + seq->n_ahead;
     int next = (first / t->stride + 1) * t->stride;
-    int border = tables_border(t, q->n_tokens);
+    int border = tables_border(t, seq->n_tokens);
 
     if (t->n_full_groups < t->n_token_groups)
         n = tables_clip_windows(t, n);
@@ -496,19 +496,19 @@ int tables_clip(const struct tables *t, const struct seq *q, int n)
 
 /* Where snapshots are due: at the stride, at the last border of the prompt, and at each border of
  * the output. */
-static bool tables_wants_snapshot(const struct tables *t, const struct seq *q, int at)
+static bool tables_wants_snapshot(const struct tables *t, const struct seq *seq, int at)
 {
-    if (at == 0 || at % t->limits.page_tokens != 0 || at <= q->n_snapped || q->taken.at != 0)
+    if (at == 0 || at % t->limits.page_tokens != 0 || at <= seq->n_snapped || seq->taken.at != 0)
         return false;
-    return at % t->stride == 0 || at == tables_border(t, q->n_prompt) || at >= q->n_prompt;
+    return at % t->stride == 0 || at == tables_border(t, seq->n_prompt) || at >= seq->n_prompt;
 }
 
-void tables_snapshot(struct tables *t, struct seq *q)
+void tables_snapshot(struct tables *t, struct seq *seq)
 {
-    int at = q->n_computed + q->n_ahead;
-    int k = 0;
+    int at = seq->n_computed + seq->n_ahead;
+    int idx = 0;
 
-    if (t->n_state_pages == 0 || !t->limits.prefix_caching || !tables_wants_snapshot(t, q, at))
+    if (t->n_state_pages == 0 || !t->limits.prefix_caching || !tables_wants_snapshot(t, seq, at))
         return;
     /* Pages are short: a snapshot would cost another sequence its pages. The prefix is then found
      * up to an earlier snapshot. */
@@ -518,103 +518,104 @@ void tables_snapshot(struct tables *t, struct seq *q)
     for (int group = 0; group < t->limits.n_groups; group++) {
         for (int part = 0; tables_is_state(t, group) && part < t->groups[group].n_state_pages;
              part++) {
-            int32_t from = q->tables[group].pages[part];
+            int32_t from = seq->tables[group].pages[part];
 
-            q->taken.pages[k] = tables_take_page(t);
+            seq->taken.pages[idx] = tables_take_page(t);
             pages_ref(t->pages, from);
-            tables_copy(t, from, q->taken.pages[k++]);
+            tables_copy(t, from, seq->taken.pages[idx++]);
         }
     }
-    q->taken.at = q->n_snapped = at;
+    seq->taken.at = seq->n_snapped = at;
     t->n_snapshots++;
 }
 
-/* Name a page of q, the end of its first n_tokens tokens. False: another page has this name
- * already; that one gets q's retention. */
-static bool tables_name(struct tables *t, const struct seq *q, int32_t page,
+/* Name a page of seq, the end of its first n_tokens tokens. False: another page has this name
+ * already; that one gets seq's retention. */
+static bool tables_name(struct tables *t, const struct seq *seq, int32_t page,
                         const struct tables_name *name, int n_tokens)
 {
     int block = t->limits.page_tokens;
-    struct retain retain = seq_retain(q, n_tokens);
+    struct retain retain = seq_retain(seq, n_tokens);
 
-    if (!pages_name(t->pages, page, &name->name, &name->parent, q->tokens + n_tokens - block)) {
+    if (!pages_name(t->pages, page, &name->name, &name->parent, seq->tokens + n_tokens - block)) {
         pages_retain(t->pages, pages_look(t->pages, &name->name), retain);
         return false;
     }
-    pages_own(t->pages, page, prefix_space(&q->root), retain);
-    pages_set_maker(t->pages, page, q->maker);
+    pages_own(t->pages, page, prefix_space(&seq->root), retain);
+    pages_set_maker(t->pages, page, seq->maker);
     return true;
 }
 
 /* A new snapshot of the output replaces the one before it, because a conversation continues from
  * its end. */
-static void tables_replace_newest(struct tables *t, struct seq *q)
+static void tables_replace_newest(struct tables *t, struct seq *seq)
 {
-    for (int k = 0; q->newest.at > 0 && k < t->n_state_pages; k++) {
-        pages_drop(t->pages, q->newest.pages[k]);
-        pages_unref(t->pages, q->newest.pages[k]);
+    for (int part = 0; seq->newest.at > 0 && part < t->n_state_pages; part++) {
+        pages_drop(t->pages, seq->newest.pages[part]);
+        pages_unref(t->pages, seq->newest.pages[part]);
     }
-    q->newest.at = q->taken.at;
-    for (int k = 0; k < t->n_state_pages; k++)
-        q->newest.pages[k] = q->taken.pages[k];
-    q->taken.at = 0;
+    seq->newest.at = seq->taken.at;
+    for (int part = 0; part < t->n_state_pages; part++)
+        seq->newest.pages[part] = seq->taken.pages[part];
+    seq->taken.at = 0;
 }
 
-/* The snapshot after q's named pages is computed: name its parts. Snapshots of the output are kept
- * by the sequence until the next one; they are not saved below, because they change often. */
-static void tables_name_snapshot(struct tables *t, struct seq *q, tables_named_fn *named,
+/* The snapshot after seq's named pages is computed: name its parts. Snapshots of the output are
+ * kept by the sequence until the next one; they are not saved below, because they change often. */
+static void tables_name_snapshot(struct tables *t, struct seq *seq, tables_named_fn *named,
                                  void *context)
 {
-    bool of_output = q->taken.at >= q->n_prompt;
+    bool of_output = seq->taken.at >= seq->n_prompt;
     bool good = true;
-    int k = 0;
+    int idx = 0;
 
     for (int group = 0; group < t->limits.n_groups; group++) {
         for (int part = 0; tables_is_state(t, group) && part < t->groups[group].n_state_pages;
              part++) {
-            struct tables_name name = {.name = prefix_group_name(&q->chain, group, part),
-                                       .parent = tables_parent(t, group, &q->chain)};
-            int32_t page = q->taken.pages[k++];
+            struct tables_name name = {.name = prefix_group_name(&seq->chain, group, part),
+                                       .parent = tables_parent(t, group, &seq->chain)};
+            int32_t page = seq->taken.pages[idx++];
 
-            good = tables_name(t, q, page, &name, q->taken.at) && good;
+            good = tables_name(t, seq, page, &name, seq->taken.at) && good;
             if (good && !of_output)
                 named(context, page);
         }
     }
     if (of_output && good) {
-        tables_replace_newest(t, q);
+        tables_replace_newest(t, seq);
         return;
     }
-    while (k > 0)
-        pages_unref(t->pages, q->taken.pages[--k]);
-    q->taken.at = 0;
+    while (idx > 0)
+        pages_unref(t->pages, seq->taken.pages[--idx]);
+    seq->taken.at = 0;
 }
 
 /* --- steps that end ------------------------------------------------------------------------- */
 
 /* Name the next page of each token group: its tokens are computed. */
-static void tables_name_next(struct tables *t, struct seq *q, tables_named_fn *named, void *context)
+static void tables_name_next(struct tables *t, struct seq *seq, tables_named_fn *named,
+                             void *context)
 {
-    int block = t->limits.page_tokens, i = q->n_named++;
-    struct hash before = q->chain;
+    int block = t->limits.page_tokens, i = seq->n_named++;
+    struct hash before = seq->chain;
 
-    q->chain = prefix_name(&before, q->tokens + (size_t)i * (size_t)block, block);
+    seq->chain = prefix_name(&before, seq->tokens + (size_t)i * (size_t)block, block);
     for (int group = 0; group < t->limits.n_groups; group++) {
-        struct tables_name name = {.name = prefix_group_name(&q->chain, group, 0),
+        struct tables_name name = {.name = prefix_group_name(&seq->chain, group, 0),
                                    .parent = tables_parent(t, group, &before)};
 
         if (!tables_is_state(t, group) &&
-            tables_name(t, q, q->tables[group].pages[i], &name, (i + 1) * block))
-            named(context, q->tables[group].pages[i]);
+            tables_name(t, seq, seq->tables[group].pages[i], &name, (i + 1) * block))
+            named(context, seq->tables[group].pages[i]);
     }
 }
 
 /* Give back pages whose last token the next computed token does not attend to. */
-static void tables_pass_windows(struct tables *t, struct seq *q)
+static void tables_pass_windows(struct tables *t, struct seq *seq)
 {
     for (int group = 0; group < t->limits.n_groups; group++) {
-        struct seq_table *of = &q->tables[group];
-        int passed = q->n_computed - t->groups[group].window + 1;
+        struct seq_table *of = &seq->tables[group];
+        int passed = seq->n_computed - t->groups[group].window + 1;
 
         if (t->groups[group].kind != CACHE_WINDOW)
             continue;
@@ -625,30 +626,30 @@ static void tables_pass_windows(struct tables *t, struct seq *q)
 
 /* A snapshot is enqueued while its tokens are computed or in flight. It is named when n_computed
  * has reached it, which is after the step that computed its tokens has ended. */
-void tables_advance(struct tables *t, struct seq *q, tables_named_fn *named, void *context)
+void tables_advance(struct tables *t, struct seq *seq, tables_named_fn *named, void *context)
 {
     int block = t->limits.page_tokens;
 
     for (;;) { /* ends: n_named grows */
-        if (q->taken.at > 0 && q->taken.at == q->n_named * block)
-            tables_name_snapshot(t, q, named, context);
-        if (!t->limits.prefix_caching || (q->n_named + 1) * block > q->n_computed)
+        if (seq->taken.at > 0 && seq->taken.at == seq->n_named * block)
+            tables_name_snapshot(t, seq, named, context);
+        if (!t->limits.prefix_caching || (seq->n_named + 1) * block > seq->n_computed)
             break;
-        tables_name_next(t, q, named, context);
+        tables_name_next(t, seq, named, context);
     }
-    tables_pass_windows(t, q);
+    tables_pass_windows(t, seq);
 }
 
-void tables_retain(struct tables *t, const struct seq *q)
+void tables_retain(struct tables *t, const struct seq *seq)
 {
     for (int group = 0; group < t->limits.n_groups; group++) {
-        const struct seq_table *of = &q->tables[group];
+        const struct seq_table *of = &seq->tables[group];
 
         for (int i = of->first; i < of->n && !tables_is_state(t, group); i++)
-            pages_retain(t->pages, of->pages[i], seq_retain(q, (i + 1) * t->limits.page_tokens));
+            pages_retain(t->pages, of->pages[i], seq_retain(seq, (i + 1) * t->limits.page_tokens));
     }
-    for (int k = 0; q->newest.at > 0 && k < t->n_state_pages; k++)
-        pages_retain(t->pages, q->newest.pages[k], seq_retain(q, q->newest.at));
+    for (int part = 0; seq->newest.at > 0 && part < t->n_state_pages; part++)
+        pages_retain(t->pages, seq->newest.pages[part], seq_retain(seq, seq->newest.at));
 }
 
 /* --- the end -------------------------------------------------------------------------------- */
@@ -657,37 +658,37 @@ void tables_retain(struct tables *t, const struct seq *q)
  * found by its parent and its tokens. Steps in flight may still write after those tokens, which
  * changes nothing for a reader. A page that the plan copies to gets no name, because its source has
  * all of these tokens. */
-static void tables_keep_part(struct tables *t, const struct seq *q)
+static void tables_keep_part(struct tables *t, const struct seq *seq)
 {
     int block = t->limits.page_tokens;
-    int n = q->n_computed - q->n_named * block;
-    const int32_t *tokens = q->tokens + (size_t)q->n_named * (size_t)block;
+    int n = seq->n_computed - seq->n_named * block;
+    const int32_t *tokens = seq->tokens + (size_t)seq->n_named * (size_t)block;
 
     if (!t->limits.prefix_caching || t->n_state_pages > 0 || n <= 0)
         return;
     for (int group = 0; group < t->limits.n_groups; group++) {
-        struct hash parent = tables_parent(t, group, &q->chain);
-        int32_t page = q->tables[group].pages[q->n_named];
+        struct hash parent = tables_parent(t, group, &seq->chain);
+        int32_t page = seq->tables[group].pages[seq->n_named];
 
         if (!pages_name_part(t->pages, page, &parent, tokens, n))
             continue;
-        pages_own(t->pages, page, prefix_space(&q->root), (struct retain){0});
-        pages_set_maker(t->pages, page, q->maker);
+        pages_own(t->pages, page, prefix_space(&seq->root), (struct retain){0});
+        pages_set_maker(t->pages, page, seq->maker);
     }
 }
 
 static void tables_drop_snapshot(struct tables *t, struct seq_snapshot *s)
 {
-    for (int k = 0; s->at > 0 && k < t->n_state_pages; k++)
-        pages_unref(t->pages, s->pages[k]);
+    for (int part = 0; s->at > 0 && part < t->n_state_pages; part++)
+        pages_unref(t->pages, s->pages[part]);
     s->at = 0;
 }
 
 /* Unreference the pages of all groups at i. */
-static void tables_drop_at(struct tables *t, struct seq *q, int i)
+static void tables_drop_at(struct tables *t, struct seq *seq, int i)
 {
     for (int group = 0; group < t->limits.n_groups; group++) {
-        struct seq_table *of = &q->tables[group];
+        struct seq_table *of = &seq->tables[group];
 
         if (of->n <= i)
             continue;
@@ -699,38 +700,38 @@ static void tables_drop_at(struct tables *t, struct seq *q, int i)
 
 /* From the end to the beginning: pages that are freed first are evicted first, and a prefix is
  * useful without its end but not without its beginning. */
-void tables_drop(struct tables *t, struct seq *q)
+void tables_drop(struct tables *t, struct seq *seq)
 {
     int most = 0;
 
-    tables_keep_part(t, q);
-    tables_drop_snapshot(t, &q->taken);
+    tables_keep_part(t, seq);
+    tables_drop_snapshot(t, &seq->taken);
     for (int group = 0; group < t->limits.n_groups; group++)
-        most = most > q->tables[group].n ? most : q->tables[group].n;
+        most = most > seq->tables[group].n ? most : seq->tables[group].n;
     for (int i = most - 1; i >= 0; i--)
-        tables_drop_at(t, q, i);
+        tables_drop_at(t, seq, i);
     for (int group = 0; group < t->limits.n_groups; group++)
-        q->tables[group].first = 0;
-    tables_drop_snapshot(t, &q->newest);
-    q->n_named = 0;
-    q->n_snapped = 0;
-    q->chain = q->root;
+        seq->tables[group].first = 0;
+    tables_drop_snapshot(t, &seq->newest);
+    seq->n_named = 0;
+    seq->n_snapped = 0;
+    seq->chain = seq->root;
 }
 
-void tables_check(const struct tables *t, const struct seq *q)
+void tables_check(const struct tables *t, const struct seq *seq)
 {
     int block = t->limits.page_tokens;
 
     for (int group = 0; group < t->limits.n_groups; group++) {
-        const struct seq_table *of = &q->tables[group];
+        const struct seq_table *of = &seq->tables[group];
 
         if (tables_is_state(t, group)) {
             must(of->first == 0 && of->n == t->groups[group].n_state_pages);
             continue;
         }
         must(of->first <= of->n);
-        must(of->n * block >= q->n_computed + q->n_ahead);
+        must(of->n * block >= seq->n_computed + seq->n_ahead);
         must(t->groups[group].kind == CACHE_WINDOW || of->first == 0);
-        must(of->first * block <= q->n_computed);
+        must(of->first * block <= seq->n_computed);
     }
 }

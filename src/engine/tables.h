@@ -110,54 +110,54 @@ int tables_names_max(const struct tables *t);
  * their parent (pages_drop_parts()). */
 struct hash tables_parent(const struct tables *t, int group, const struct hash *chain);
 
-/* How many of q's tokens may come from cached pages: not the last one, whose row samples the next
+/* How many of seq's tokens may come from cached pages: not the last one, whose row samples the next
  * token, and no token whose log probabilities are still to be reported. */
-int tables_reusable(const struct seq *q);
+int tables_reusable(const struct seq *seq);
 
-/* The longest prefix of q that pages on the device can serve, in pages; takes no references. */
-int tables_match(const struct tables *t, const struct seq *q, struct hash *chain);
+/* The longest prefix of seq that pages on the device can serve, in pages; takes no references. */
+int tables_match(const struct tables *t, const struct seq *seq, struct hash *chain);
 
 /* --- a sequence's tables --- */
 
 /* Reference the longest cached prefix: n_computed becomes its length, n_foreign the part that other
  * tenants computed. */
-void tables_take_prefix(struct tables *t, struct seq *q);
+void tables_take_prefix(struct tables *t, struct seq *seq);
 
-/* Pages that q's known tokens need beyond those that it holds; for windows, as many as are held at
- * a time. */
-int tables_lacks(const struct tables *t, const struct seq *q);
+/* Pages that seq's known tokens need beyond those that it holds; for windows, as many as are held
+ * at a time. */
+int tables_lacks(const struct tables *t, const struct seq *seq);
 
-/* q is admitted after tables_take_prefix(), and tables_lacks() pages are free: its states are
+/* seq is admitted after tables_take_prefix(), and tables_lacks() pages are free: its states are
  * copied from the snapshot, and where it diverges inside a cached page, a copy of that page serves
  * the tokens that they share. */
-void tables_begin(struct tables *t, struct seq *q);
+void tables_begin(struct tables *t, struct seq *seq);
 
 /* Take pages for n_tokens; false when the pool is empty. Pages taken so far stay. */
-bool tables_grow(struct tables *t, struct seq *q, int n_tokens);
+bool tables_grow(struct tables *t, struct seq *seq, int n_tokens);
 
 /* How many of n tokens a step may compute: it ends where a snapshot is due, and takes no more pages
  * of windows than are free. */
-int tables_clip(const struct tables *t, const struct seq *q, int n);
+int tables_clip(const struct tables *t, const struct seq *seq, int n);
 
-/* Before a plan: copy q's states if a snapshot is due. Skipped when pages are short. */
-void tables_snapshot(struct tables *t, struct seq *q);
+/* Before a plan: copy seq's states if a snapshot is due. Skipped when pages are short. */
+void tables_snapshot(struct tables *t, struct seq *seq);
 
 /* n_computed has grown: name pages that are full and snapshots that are computed, and give back
  * pages that a window has passed. Calls named() for each page that is worth saving in a lower
  * tier. */
 typedef void tables_named_fn(void *context, int32_t page);
-void tables_advance(struct tables *t, struct seq *q, tables_named_fn *named, void *context);
+void tables_advance(struct tables *t, struct seq *seq, tables_named_fn *named, void *context);
 
-/* Apply q's retention to the cached pages that it uses. */
-void tables_retain(struct tables *t, const struct seq *q);
+/* Apply seq's retention to the cached pages that it uses. */
+void tables_retain(struct tables *t, const struct seq *seq);
 
 /* Give all pages back, from the end of the prefix on, so that the end is evicted first. */
-void tables_drop(struct tables *t, struct seq *q);
+void tables_drop(struct tables *t, struct seq *seq);
 
 /* Pages that a step may take beyond those that its sequences hold, if n_running continue. */
 int tables_margin(const struct tables *t, int n_running);
 
-/* Check that q's tables agree with its computed tokens. must() on failure. */
-void tables_check(const struct tables *t, const struct seq *q);
+/* Check that seq's tables agree with its computed tokens. must() on failure. */
+void tables_check(const struct tables *t, const struct seq *seq);
 
 #endif

@@ -62,11 +62,11 @@ enum wire_refusal tenants_refuse(const struct tenants *t, int n_tokens,
 /* The last waiting sequence of the tenant that may be refused, or NULL. */
 static struct seq *tenants_last_new(const struct tenant *tenant)
 {
-    struct seq *q = tenant->last;
+    struct seq *seq = tenant->last;
 
-    while (q != NULL && !seq_may_refuse(q))
-        q = q->prev;
-    return q;
+    while (seq != NULL && !seq_may_refuse(seq))
+        seq = seq->prev;
+    return seq;
 }
 
 struct seq *tenants_push_out(const struct tenants *t, int tenant_idx, int n_tokens,
@@ -74,7 +74,7 @@ struct seq *tenants_push_out(const struct tenants *t, int tenant_idx, int n_toke
 {
     const struct tenant *own = &t->list[tenant_idx], *most = own;
     bool by_tokens = why == WIRE_REFUSED_TOKENS;
-    struct seq *q;
+    struct seq *seq;
 
     for (int i = 0; i < t->n; i++) {
         const struct tenant *tenant = &t->list[i];
@@ -86,12 +86,12 @@ struct seq *tenants_push_out(const struct tenants *t, int tenant_idx, int n_toke
     }
     if (most == own)
         return NULL;
-    q = tenants_last_new(most);
+    seq = tenants_last_new(most);
     /* The tenant that loses a request must not end with less than the one that brings one. */
-    if (by_tokens ? most->n_waiting_tokens - q->n_tokens < own->n_waiting_tokens + n_tokens
+    if (by_tokens ? most->n_waiting_tokens - seq->n_tokens < own->n_waiting_tokens + n_tokens
                   : most->n_waiting - 1 < own->n_waiting + 1)
         return NULL;
-    return q;
+    return seq;
 }
 
 void tenants_ahead(const struct tenants *t, int tenant_idx, int n_tokens, int *n_reqs,
@@ -132,48 +132,48 @@ static void tenants_charge(struct tenants *t, struct tenant *tenant, uint64_t co
 
 /* Insert by priority and arrival. New sequences usually belong at the end, so the search goes from
  * there. A tenant that was idle is raised to the virtual time first. */
-void tenants_add(struct tenants *t, struct seq *q)
+void tenants_add(struct tenants *t, struct seq *seq)
 {
-    struct tenant *tenant = &t->list[q->tenant_idx];
+    struct tenant *tenant = &t->list[seq->tenant_idx];
     struct seq *before = tenant->last;
 
     if (tenant->n_waiting == 0 && tenant->service < t->floor)
         tenant->service = t->floor;
     t->n_active += tenants_is_idle(tenant);
-    while (before != NULL && seq_before(q, before))
+    while (before != NULL && seq_before(seq, before))
         before = before->prev;
-    q->prev = before;
-    q->next = before == NULL ? tenant->first : before->next;
-    if (q->prev == NULL)
-        tenant->first = q;
+    seq->prev = before;
+    seq->next = before == NULL ? tenant->first : before->next;
+    if (seq->prev == NULL)
+        tenant->first = seq;
     else
-        q->prev->next = q;
-    if (q->next == NULL)
-        tenant->last = q;
+        seq->prev->next = seq;
+    if (seq->next == NULL)
+        tenant->last = seq;
     else
-        q->next->prev = q;
+        seq->next->prev = seq;
     tenant->n_waiting++;
     t->n_waiting++;
-    tenant->n_waiting_tokens += q->n_tokens;
-    t->n_waiting_tokens += q->n_tokens;
+    tenant->n_waiting_tokens += seq->n_tokens;
+    t->n_waiting_tokens += seq->n_tokens;
 }
 
-void tenants_remove(struct tenants *t, struct seq *q)
+void tenants_remove(struct tenants *t, struct seq *seq)
 {
-    struct tenant *tenant = &t->list[q->tenant_idx];
+    struct tenant *tenant = &t->list[seq->tenant_idx];
 
-    if (q->prev == NULL)
-        tenant->first = q->next;
+    if (seq->prev == NULL)
+        tenant->first = seq->next;
     else
-        q->prev->next = q->next;
-    if (q->next == NULL)
-        tenant->last = q->prev;
+        seq->prev->next = seq->next;
+    if (seq->next == NULL)
+        tenant->last = seq->prev;
     else
-        q->next->prev = q->prev;
+        seq->next->prev = seq->prev;
     tenant->n_waiting--;
     t->n_waiting--;
-    tenant->n_waiting_tokens -= q->n_tokens;
-    t->n_waiting_tokens -= q->n_tokens;
+    tenant->n_waiting_tokens -= seq->n_tokens;
+    t->n_waiting_tokens -= seq->n_tokens;
     t->n_active -= tenants_is_idle(tenant);
 }
 
@@ -200,7 +200,7 @@ static bool tenants_turn(const struct tenant *a, const struct tenant *b)
 struct seq *tenants_next(struct tenants *t)
 {
     struct tenant *best = NULL;
-    struct seq *q;
+    struct seq *seq;
 
     for (int i = 0; i < t->n; i++) {
         struct tenant *tenant = &t->list[i];
@@ -210,10 +210,10 @@ struct seq *tenants_next(struct tenants *t)
     }
     if (best == NULL)
         return NULL;
-    q = best->at;
-    best->at = q->next;
-    best->at_service += (uint64_t)q->n_tokens;
-    return q;
+    seq = best->at;
+    best->at = seq->next;
+    best->at_service += (uint64_t)seq->n_tokens;
+    return seq;
 }
 
 struct seq *tenants_urgent(const struct tenants *t)
@@ -221,34 +221,34 @@ struct seq *tenants_urgent(const struct tenants *t)
     struct seq *best = NULL;
 
     for (int i = 0; i < t->n; i++) {
-        struct seq *q = t->list[i].first;
+        struct seq *seq = t->list[i].first;
 
-        if (q != NULL && (best == NULL || seq_before(q, best)))
-            best = q;
+        if (seq != NULL && (best == NULL || seq_before(seq, best)))
+            best = seq;
     }
     return best;
 }
 
-void tenants_run(struct tenants *t, const struct seq *q, int n)
+void tenants_run(struct tenants *t, const struct seq *seq, int n)
 {
-    struct tenant *tenant = &t->list[q->tenant_idx];
+    struct tenant *tenant = &t->list[seq->tenant_idx];
 
     t->n_active += tenants_is_idle(tenant);
     tenant->n_running++;
     tenants_charge(t, tenant, (uint64_t)n);
 }
 
-void tenants_stop(struct tenants *t, const struct seq *q)
+void tenants_stop(struct tenants *t, const struct seq *seq)
 {
-    struct tenant *tenant = &t->list[q->tenant_idx];
+    struct tenant *tenant = &t->list[seq->tenant_idx];
 
     tenant->n_running--;
     t->n_active -= tenants_is_idle(tenant);
 }
 
-void tenants_charge_token(struct tenants *t, const struct seq *q)
+void tenants_charge_token(struct tenants *t, const struct seq *seq)
 {
-    tenants_charge(t, &t->list[q->tenant_idx], TENANTS_OUTPUT_WEIGHT);
+    tenants_charge(t, &t->list[seq->tenant_idx], TENANTS_OUTPUT_WEIGHT);
 }
 
 void tenants_check(const struct tenants *t)
@@ -260,13 +260,13 @@ void tenants_check(const struct tenants *t)
         const struct tenant *tenant = &t->list[i];
         int own = 0;
 
-        for (const struct seq *q = tenant->first; q != NULL; q = q->next) {
-            must(q->state == SEQ_WAITING);
-            must(q->tenant_idx == i);
-            must(q->tables[0].n == 0);
-            must(q->prev == NULL ? q == tenant->first : seq_before(q->prev, q));
-            must(q->next != NULL || q == tenant->last);
-            n_tokens += q->n_tokens;
+        for (const struct seq *seq = tenant->first; seq != NULL; seq = seq->next) {
+            must(seq->state == SEQ_WAITING);
+            must(seq->tenant_idx == i);
+            must(seq->tables[0].n == 0);
+            must(seq->prev == NULL ? seq == tenant->first : seq_before(seq->prev, seq));
+            must(seq->next != NULL || seq == tenant->last);
+            n_tokens += seq->n_tokens;
             own++;
         }
         must(own == tenant->n_waiting);

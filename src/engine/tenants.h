@@ -81,8 +81,8 @@ void tenants_ahead(const struct tenants *t, int tenant_idx, int n_tokens, int *n
                    int64_t *tokens);
 
 /* Insert into, and remove from, the tenant's list. */
-void tenants_add(struct tenants *t, struct seq *q);
-void tenants_remove(struct tenants *t, struct seq *q);
+void tenants_add(struct tenants *t, struct seq *seq);
+void tenants_remove(struct tenants *t, struct seq *seq);
 
 /* Walk over the waiting sequences in the order of admission; the one that was returned last may be
  * removed. NULL at the end. */
@@ -92,12 +92,12 @@ struct seq *tenants_next(struct tenants *t);
 /* The first sequence of the smallest priority number, or NULL. */
 struct seq *tenants_urgent(const struct tenants *t);
 
-/* q begins to run with n tokens to compute; and it stops running. */
-void tenants_run(struct tenants *t, const struct seq *q, int n);
-void tenants_stop(struct tenants *t, const struct seq *q);
+/* seq begins to run with n tokens to compute; and it stops running. */
+void tenants_run(struct tenants *t, const struct seq *seq, int n);
+void tenants_stop(struct tenants *t, const struct seq *seq);
 
-/* q gets one more token of its output. */
-void tenants_charge_token(struct tenants *t, const struct seq *q);
+/* seq gets one more token of its output. */
+void tenants_charge_token(struct tenants *t, const struct seq *seq);
 
 /* Check that lists and counts agree. must() on failure. */
 void tenants_check(const struct tenants *t);

@@ -14,11 +14,11 @@ static bool think_is_tag(const char tag[WIRE_THINK_TAG])
     return tag[0] != '\0' && memchr(tag, '\0', WIRE_THINK_TAG) != NULL;
 }
 
-int think_begin(struct seq *q, const struct token_trie *v, int n_vocab)
+int think_begin(struct seq *seq, const struct token_trie *v, int n_vocab)
 {
-    const struct wire_generate *generate = &q->request.generate;
+    const struct wire_generate *generate = &seq->request.generate;
 
-    q->think = (struct seq_think){.state = THINK_OVER};
+    seq->think = (struct seq_think){.state = THINK_OVER};
     if (generate->think_max == 0)
         return ERR_OK;
     if (generate->n_think_ids < 1 || generate->n_think_ids > WIRE_THINK_IDS ||
@@ -30,9 +30,9 @@ int think_begin(struct seq *q, const struct token_trie *v, int n_vocab)
     }
     if (v == NULL)
         return ERR_NO_FORM;
-    q->think.state = (q->request.flags & WIRE_THINKS) != 0 ? THINK_INSIDE : THINK_BEFORE;
-    q->think.n_followed = q->n_prompt;
-    q->think.vocab = v;
+    seq->think.state = (seq->request.flags & WIRE_THINKS) != 0 ? THINK_INSIDE : THINK_BEFORE;
+    seq->think.n_followed = seq->n_prompt;
+    seq->think.vocab = v;
     return ERR_OK;
 }
 
@@ -70,37 +70,37 @@ static void think_byte(struct seq_think *think, const struct wire_generate *gene
 }
 
 /* Every token that begins inside the reasoning counts, also the one that closes it. */
-void think_follow(struct seq *q)
+void think_follow(struct seq *seq)
 {
-    struct seq_think *think = &q->think;
+    struct seq_think *think = &seq->think;
 
-    for (; think->state != THINK_OVER && think->n_followed < q->n_tokens; think->n_followed++) {
+    for (; think->state != THINK_OVER && think->n_followed < seq->n_tokens; think->n_followed++) {
         const unsigned char *text = NULL;
-        size_t len = think_text(think->vocab, q->tokens[think->n_followed], &text);
+        size_t len = think_text(think->vocab, seq->tokens[think->n_followed], &text);
 
         think->n_tokens += think->state == THINK_INSIDE;
         for (size_t i = 0; i < len && think->state != THINK_OVER; i++)
-            think_byte(think, &q->request.generate, text[i]);
+            think_byte(think, &seq->request.generate, text[i]);
     }
 }
 
 /* The tokens before may still be unknown to the host, so this asks: could the budget end there? */
-bool think_may_force(const struct seq *q, int n)
+bool think_may_force(const struct seq *seq, int n)
 {
-    return q->think.state != THINK_OVER &&
-           (uint32_t)(q->think.n_tokens + n) + 1 >= q->request.generate.think_max;
+    return seq->think.state != THINK_OVER &&
+           (uint32_t)(seq->think.n_tokens + n) + 1 >= seq->request.generate.think_max;
 }
 
 /* The closing tag as ids, think_ids[]: if a part of it is in the output already, the rest follows.
  * Example: ids of "</", "think", ">"; the output ends with "</": force "think". */
-int32_t think_forced(const struct seq *q)
+int32_t think_forced(const struct seq *seq)
 {
-    const struct wire_generate *generate = &q->request.generate;
-    const struct seq_think *think = &q->think;
+    const struct wire_generate *generate = &seq->request.generate;
+    const struct seq_think *think = &seq->think;
     const unsigned char *text;
     size_t len = 0;
 
-    if (think->state != THINK_INSIDE || !think_may_force(q, 0))
+    if (think->state != THINK_INSIDE || !think_may_force(seq, 0))
         return -1;
     for (uint32_t i = 0; i < generate->n_think_ids; i++) {
         if (len == (size_t)think->n_matched)

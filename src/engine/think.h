@@ -16,17 +16,18 @@
 #include "engine/seq.h"
 #include "grammar/trie.h"
 
-/* Start with q, whose request and tokens are set. v: the bytes of tokens, borrowed while q lives;
- * NULL: the front's upload was lost. ERR_OK, also without a budget; ERR_INVALID; ERR_NO_FORM. */
-int think_begin(struct seq *q, const struct token_trie *v, int n_vocab) ERR_CHECKED;
+/* Start with seq, whose request and tokens are set. v: the bytes of tokens, borrowed while seq
+ * lives; NULL: the front's upload was lost. ERR_OK, also without a budget; ERR_INVALID;
+ * ERR_NO_FORM. */
+int think_begin(struct seq *seq, const struct token_trie *v, int n_vocab) ERR_CHECKED;
 
 /* Follow the tokens since the last call. O(their bytes). */
-void think_follow(struct seq *q);
+void think_follow(struct seq *seq);
 
 /* After think_follow(): may the token be forced that comes after n more, unknown ones? */
-bool think_may_force(const struct seq *q, int n);
+bool think_may_force(const struct seq *seq, int n);
 
 /* After think_follow(): the id that must come next, or -1. */
-int32_t think_forced(const struct seq *q);
+int32_t think_forced(const struct seq *seq);
 
 #endif

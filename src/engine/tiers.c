@@ -120,7 +120,7 @@ struct tiers_wish {
 };
 
 /* Start one load. False when no further load is possible now. */
-static bool tiers_load_page(struct engine *e, struct seq *q, const struct tiers_wish *wish)
+static bool tiers_load_page(struct engine *e, struct seq *seq, const struct tiers_wish *wish)
 {
     struct tiers_load *load = tiers_load_slot(e);
     int32_t page;
@@ -138,7 +138,7 @@ static bool tiers_load_page(struct engine *e, struct seq *q, const struct tiers_
     }
     tiers_save_evicted(e); /* the copy overwrites the page before the next step does */
     load->page = page;
-    load->space = prefix_space(&q->root);
+    load->space = prefix_space(&seq->root);
     load->retain = (struct retain){0};
     load->dropped = false;
     if (wish->slot >= 0)
@@ -152,8 +152,8 @@ static bool tiers_load_page(struct engine *e, struct seq *q, const struct tiers_
     load->name = wish->name.name;
     load->parent = wish->name.parent;
     load->payload = NULL;
-    load->seq = q;
-    q->n_loading++;
+    load->seq = seq;
+    seq->n_loading++;
     e->tiers.n_loads_used++;
     return true;
 }
@@ -171,9 +171,9 @@ static struct tiers_load *tiers_find_load(const struct engine *e, const struct h
     return NULL;
 }
 
-/* Another sequence has asked for this page: q waits for that load and then searches again, so that
- * prompts with the same beginning load their pages once. False when there is no such load. */
-static bool tiers_share_load(struct engine *e, struct seq *q, const struct hash *name)
+/* Another sequence has asked for this page: seq waits for that load and then searches again, so
+ * that prompts with the same beginning load their pages once. False when there is no such load. */
+static bool tiers_share_load(struct engine *e, struct seq *seq, const struct hash *name)
 {
     const struct tiers_load *other = tiers_find_load(e, name);
     struct tiers_load *load;
@@ -182,8 +182,8 @@ static bool tiers_share_load(struct engine *e, struct seq *q, const struct hash 
         return false;
     load->state = LOAD_SHARED;
     load->of = (int)(other - e->tiers.loads);
-    load->seq = q;
-    q->n_loading++;
+    load->seq = seq;
+    seq->n_loading++;
     e->tiers.n_loads_used++;
     e->tiers.n_loads_shared++;
     return true;
@@ -191,11 +191,11 @@ static bool tiers_share_load(struct engine *e, struct seq *q, const struct hash 
 
 /* Is reading from the disk faster than computing? While other sequences need the device, its time
  * counts more. Every TIERS_TRY-th prompt reads anyway, because a disk may become faster again. */
-static bool tiers_worth_reading(const struct engine *e, const struct seq *q)
+static bool tiers_worth_reading(const struct engine *e, const struct seq *seq)
 {
     double compute_us = e->tiers.prefill_us * e->shape->page_tokens;
 
-    if (e->tiers.read_us <= 0.0 || compute_us <= 0.0 || q->arrival % TIERS_TRY == 0)
+    if (e->tiers.read_us <= 0.0 || compute_us <= 0.0 || seq->arrival % TIERS_TRY == 0)
         return true;
     return e->tiers.read_us < compute_us * (e->sched.n_running > 0 ? TIERS_PATIENCE : 1.0);
 }
@@ -214,23 +214,23 @@ static int32_t tiers_find(const struct engine *e, const struct hash *name, const
     return -2;
 }
 
-/* All loads are in use by others: q waits for a free one, as it would for pages. That is soon, and
- * computing the whole prompt takes longer. */
-static void tiers_await_place(const struct engine *e, struct seq *q)
+/* All loads are in use by others: seq waits for a free one, as it would for pages. That is soon,
+ * and computing the whole prompt takes longer. */
+static void tiers_await_place(const struct engine *e, struct seq *seq)
 {
-    if (e->tiers.n_loads_used < e->tiers.n_loads || q->n_loading > 0)
+    if (e->tiers.n_loads_used < e->tiers.n_loads || seq->n_loading > 0)
         return;
-    q->awaits_load = true;
-    q->n_loading = 1;
+    seq->awaits_load = true;
+    seq->n_loading = 1;
 }
 
 /* A load is free again. */
-static void tiers_end_await(const struct engine *e, struct seq *q)
+static void tiers_end_await(const struct engine *e, struct seq *seq)
 {
-    if (!q->awaits_load || e->tiers.n_loads_used == e->tiers.n_loads)
+    if (!seq->awaits_load || e->tiers.n_loads_used == e->tiers.n_loads)
         return;
-    q->awaits_load = false;
-    q->n_loading = 0;
+    seq->awaits_load = false;
+    seq->n_loading = 0;
 }
 
 /* A mark after all copies in one direction so far. False: there is none to be had now. */
@@ -283,113 +283,113 @@ static bool tiers_has(void *context, const struct hash *name, const int32_t *tok
            tiers_find(search->e, name, tokens, search->reads) != -2;
 }
 
-/* How many pages of q's prompt all tiers together can serve. If all groups keep all tokens, every
+/* How many pages of seq's prompt all tiers together can serve. If all groups keep all tokens, every
  * page that is found is of use, and the search ends at the first that is not; so the goal is the
  * whole prompt. */
-static int tiers_goal(struct engine *e, const struct seq *q, bool reads)
+static int tiers_goal(struct engine *e, const struct seq *seq, bool reads)
 {
     const struct tables *tables = &e->sched.tables;
     struct tiers_search search = {.e = e, .reads = reads};
     struct hash chain;
 
     if (tables->n_full_groups == tables->limits.n_groups)
-        return tables_reusable(q) / e->shape->page_tokens;
-    return tables_reach(tables, &q->root, q->tokens, tables_reusable(q), tiers_has, &search,
+        return tables_reusable(seq) / e->shape->page_tokens;
+    return tables_reach(tables, &seq->root, seq->tokens, tables_reusable(seq), tiers_has, &search,
                         &chain);
 }
 
 enum tiers_asked { TIERS_ASKED, TIERS_NOWHERE, TIERS_NO_ROOM, TIERS_SHARED };
 
 /* Ask for the pages at the end of the prefix `chain` of i + 1 pages that the device lacks. */
-static enum tiers_asked tiers_ask(struct engine *e, struct seq *q, int i, const struct hash *chain,
-                                  const struct hash *before, bool reads)
+static enum tiers_asked tiers_ask(struct engine *e, struct seq *seq, int i,
+                                  const struct hash *chain, const struct hash *before, bool reads)
 {
     struct tables_name names[TABLES_NAMES_MAX];
-    int n = tables_names(&e->sched.tables, i, q->n_goal, chain, before, names);
+    int n = tables_names(&e->sched.tables, i, seq->n_goal, chain, before, names);
     int block = e->shape->page_tokens;
 
-    for (int k = 0; k < n; k++) {
-        struct tiers_wish wish = {.name = names[k],
-                                  .tokens = q->tokens + (size_t)i * (size_t)block,
-                                  .n_tokens = k == 0 ? block : 0};
+    for (int part = 0; part < n; part++) {
+        struct tiers_wish wish = {.name = names[part],
+                                  .tokens = seq->tokens + (size_t)i * (size_t)block,
+                                  .n_tokens = part == 0 ? block : 0};
 
         /* The device may have a page whose predecessor only a lower tier has. */
         if (pages_has(e->pages, &wish.name.name))
             continue;
-        if (q->n_loading == 0 && tiers_share_load(e, q, &wish.name.name))
+        if (seq->n_loading == 0 && tiers_share_load(e, seq, &wish.name.name))
             return TIERS_SHARED;
         if (n > 1 && tiers_find_load(e, &wish.name.name) != NULL)
             continue; /* asked for before loads ran out */
         wish.slot = tiers_find(e, &wish.name.name, wish.tokens, reads);
         if (wish.slot == -2)
             return TIERS_NOWHERE;
-        if (!tiers_load_page(e, q, &wish))
+        if (!tiers_load_page(e, seq, &wish))
             return TIERS_NO_ROOM;
     }
     return TIERS_ASKED;
 }
 
-/* Ask for all pages of q's prompt that only lower tiers have, as far as there are loads; a later
+/* Ask for all pages of seq's prompt that only lower tiers have, as far as there are loads; a later
  * call continues from there as loads end. `chain` is the name of the first i pages. */
-static void tiers_prefetch_seq(struct engine *e, struct seq *q)
+static void tiers_prefetch_seq(struct engine *e, struct seq *seq)
 {
     const struct tables *tables = &e->sched.tables;
-    int block = e->shape->page_tokens, before = q->n_loading;
-    bool reads = tiers_worth_reading(e, q), goes_on = q->n_loading > 0;
-    struct hash chain = q->asked_chain;
-    int i = goes_on ? q->n_asked : tables_match(tables, q, &chain);
+    int block = e->shape->page_tokens, before = seq->n_loading;
+    bool reads = tiers_worth_reading(e, seq), goes_on = seq->n_loading > 0;
+    struct hash chain = seq->asked_chain;
+    int i = goes_on ? seq->n_asked : tables_match(tables, seq, &chain);
 
-    if (!goes_on && !q->admitted)
-        q->n_searched_from = i;
+    if (!goes_on && !seq->admitted)
+        seq->n_searched_from = i;
     if (!goes_on) {
-        q->n_goal = tiers_goal(e, q, reads);
+        seq->n_goal = tiers_goal(e, seq, reads);
         if (tables->n_full_groups <
             tables->limits.n_groups) { /* other groups may lack pages of the prefix */
             i = 0;
-            chain = q->root;
+            chain = seq->root;
         }
     }
-    q->searched = true;
-    q->n_asked = 0;
-    for (; i < q->n_goal; i++) {
-        const int32_t *tokens = q->tokens + (size_t)i * (size_t)block;
+    seq->searched = true;
+    seq->n_asked = 0;
+    for (; i < seq->n_goal; i++) {
+        const int32_t *tokens = seq->tokens + (size_t)i * (size_t)block;
         struct hash name = prefix_name(&chain, tokens, block);
-        enum tiers_asked asked = tiers_ask(e, q, i, &name, &chain, reads);
+        enum tiers_asked asked = tiers_ask(e, seq, i, &name, &chain, reads);
 
         if (asked == TIERS_SHARED) {
-            q->searched = false;
+            seq->searched = false;
             return;
         }
         if (asked == TIERS_NO_ROOM) {
-            tiers_await_place(e, q);
-            q->searched = q->n_loading == 0; /* continue when some of these have arrived */
-            q->n_asked = q->awaits_load ? 0 : i;
-            q->asked_chain = chain;
+            tiers_await_place(e, seq);
+            seq->searched = seq->n_loading == 0; /* continue when some of these have arrived */
+            seq->n_asked = seq->awaits_load ? 0 : i;
+            seq->asked_chain = chain;
         }
         if (asked != TIERS_ASKED)
             break;
-        if (q->n_loading - before >= TIERS_MARKED) {
+        if (seq->n_loading - before >= TIERS_MARKED) {
             tiers_mark_loads(e);
-            before = q->n_loading;
+            before = seq->n_loading;
         }
         chain = name;
     }
-    if (!q->admitted && q->searched)
+    if (!seq->admitted && seq->searched)
         stats_add(&e->stats, METRIC_store_queries,
-                  (uint64_t)(q->n_tokens - q->n_searched_from * block));
+                  (uint64_t)(seq->n_tokens - seq->n_searched_from * block));
 }
 
 void tiers_prefetch(struct engine *e)
 {
-    struct seq *q;
+    struct seq *seq;
 
     if ((e->tiers.store == NULL && e->tiers.host == NULL) || !e->sched.limits.prefix_caching)
         return;
     tenants_begin(&e->sched.tenants);
-    for (int n = 0; n < TIERS_LOOKAHEAD && (q = tenants_next(&e->sched.tenants)) != NULL; n++) {
-        tiers_end_await(e, q);
-        if (!q->searched && (q->n_loading == 0 || q->n_asked > 0))
-            tiers_prefetch_seq(e, q);
+    for (int n = 0; n < TIERS_LOOKAHEAD && (seq = tenants_next(&e->sched.tenants)) != NULL; n++) {
+        tiers_end_await(e, seq);
+        if (!seq->searched && (seq->n_loading == 0 || seq->n_asked > 0))
+            tiers_prefetch_seq(e, seq);
     }
     if (e->tiers.n_loads_used > 0)
         tiers_mark_loads(e);
@@ -418,11 +418,11 @@ int tiers_n_deferred(const struct engine *e)
     int n = 0;
 
     for (int i = 0; i < e->tiers.n_loads && e->tiers.n_loads_used > 0; i++) {
-        const struct seq *q = e->tiers.loads[i].state == LOAD_FREE ? NULL : e->tiers.loads[i].seq;
-        bool first = q != NULL;
+        const struct seq *seq = e->tiers.loads[i].state == LOAD_FREE ? NULL : e->tiers.loads[i].seq;
+        bool first = seq != NULL;
 
-        for (int k = 0; k < i && first; k++)
-            first = e->tiers.loads[k].state == LOAD_FREE || e->tiers.loads[k].seq != q;
+        for (int part = 0; part < i && first; part++)
+            first = e->tiers.loads[part].state == LOAD_FREE || e->tiers.loads[part].seq != seq;
         n += first;
     }
     return n;
@@ -610,20 +610,20 @@ bool tiers_have_work(const struct engine *e)
            (e->tiers.host != NULL && host_is_growing(e->tiers.host));
 }
 
-void tiers_forget(struct engine *e, struct seq *q)
+void tiers_forget(struct engine *e, struct seq *seq)
 {
-    if (q->n_loading == 0)
+    if (seq->n_loading == 0)
         return;
     for (int i = 0; i < e->tiers.n_loads; i++) {
-        if (e->tiers.loads[i].state == LOAD_FREE || e->tiers.loads[i].seq != q)
+        if (e->tiers.loads[i].state == LOAD_FREE || e->tiers.loads[i].seq != seq)
             continue;
         if (e->tiers.loads[i].state == LOAD_SHARED)
             tiers_free_load(e, &e->tiers.loads[i]);
         else
             e->tiers.loads[i].seq = NULL; /* the page is of use to others */
     }
-    q->n_loading = 0;
-    q->awaits_load = false;
+    seq->n_loading = 0;
+    seq->awaits_load = false;
 }
 
 static bool tiers_is(const struct hash *name, uint64_t space, const struct hash *of,

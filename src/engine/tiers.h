@@ -132,7 +132,7 @@ void tiers_write_behind(struct engine *e, int pages_max); /* save some of the di
  * ERR_GPU (logged) when the device fails, or ends no copy for some seconds: pages that are saved by
  * then are kept, the rest is lost. */
 int tiers_save_all(struct engine *e) ERR_CHECKED;
-void tiers_forget(struct engine *e, struct seq *q); /* before a sequence ends */
+void tiers_forget(struct engine *e, struct seq *seq); /* before a sequence ends */
 /* Waiting sequences whose prefix is being loaded. Costs nothing while there is no load. */
 int tiers_n_deferred(const struct engine *e);
 bool tiers_copy_in(const struct engine *e);   /* pages are being copied from host memory */
