@@ -192,10 +192,11 @@ static inline bool seq_prompt_has_rows(const struct seq *seq)
  * counted: they are written piece by piece as there is room. */
 static inline int seq_token_records(const struct seq *seq)
 {
-    return (seq->request.flags & WIRE_LOGPROBS) == 0 ? 1
-           : seq_has_rows(seq)
-               ? 2
-               : 2 + (int)(seq->request.generate.n_logprobs + seq->request.generate.n_asked);
+    if ((seq->request.flags & WIRE_LOGPROBS) == 0)
+        return 1; /* the token */
+    if (seq_has_rows(seq))
+        return 2; /* and its log probability */
+    return 2 + (int)(seq->request.generate.n_logprobs + seq->request.generate.n_asked);
 }
 static inline int seq_prompt_records(const struct seq *seq)
 {

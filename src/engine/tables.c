@@ -199,18 +199,18 @@ static bool tables_walk_page(struct tables_walk *walk, int i, const struct hash 
 
 /* The walk does not stop at the first prefix that cannot be used: a longer one can be, where a
  * window's pages or a snapshot are available again. */
-int tables_reach(const struct tables *t, const struct hash *root, const int32_t *tokens,
-                 int n_tokens, tables_has_fn *has, void *context, struct hash *chain)
+int tables_reach(const struct tables *t, const struct seq *seq, tables_has_fn *has, void *context,
+                 struct hash *chain)
 {
     struct tables_walk walk = {.t = t, .has = has, .context = context};
-    int block = t->limits.page_tokens;
-    struct hash name = *root;
+    int block = t->limits.page_tokens, n_tokens = tables_reusable(seq);
+    struct hash name = seq->root;
     bool goes_on = true;
     int best = 0;
 
-    *chain = *root;
+    *chain = seq->root;
     for (int i = 0; goes_on && (i + 1) * block <= n_tokens; i++) {
-        const int32_t *of_page = tokens + (size_t)i * (size_t)block;
+        const int32_t *of_page = seq->tokens + (size_t)i * (size_t)block;
         bool usable;
 
         name = prefix_name(&name, of_page, block);
@@ -236,8 +236,7 @@ int tables_match(const struct tables *t, const struct seq *seq, struct hash *cha
     *chain = seq->root;
     if (!t->limits.prefix_caching)
         return 0;
-    return tables_reach(t, &seq->root, seq->tokens, tables_reusable(seq), tables_on_device,
-                        t->pages, chain);
+    return tables_reach(t, seq, tables_on_device, t->pages, chain);
 }
 
 /* Reference the pages that a prefix of n pages needs at its i-th page. They exist: tables_match()

@@ -294,8 +294,7 @@ static int tiers_goal(struct engine *e, const struct seq *seq, bool reads)
 
     if (tables->n_full_groups == tables->limits.n_groups)
         return tables_reusable(seq) / e->shape->page_tokens;
-    return tables_reach(tables, &seq->root, seq->tokens, tables_reusable(seq), tiers_has, &search,
-                        &chain);
+    return tables_reach(tables, seq, tiers_has, &search, &chain);
 }
 
 enum tiers_asked { TIERS_ASKED, TIERS_NOWHERE, TIERS_NO_ROOM, TIERS_SHARED };
