@@ -93,6 +93,7 @@ static void cache_admin_load_rates(struct engine *e)
     e->cache_admin.n_kept_used = e->cache_admin.n_used;
 }
 
+/* Nothing is written while no namespace was used since the last time. */
 void cache_admin_save_rates(struct engine *e)
 {
     struct store_rate rates[STORE_RATES_MAX];
@@ -127,6 +128,7 @@ static void cache_admin_show_rates(struct engine *e)
     }
 }
 
+/* The shared namespace is that of the zero salt; lists mark it. */
 int cache_admin_init(struct engine *e)
 {
     static const uint8_t none[WIRE_SALT_BYTES];
@@ -158,6 +160,8 @@ static bool cache_admin_said_below(const struct engine *e, const struct seq *seq
     return true;
 }
 
+/* The store keeps the retention in its record, the host tier in its slot; a page of host memory
+ * alone is queued for the disk as well. */
 static void cache_admin_retain_one(struct engine *e, const struct hash *name, const int32_t *tokens,
                                    struct retain r)
 {
@@ -199,6 +203,7 @@ static void cache_admin_retain_below(struct engine *e, const struct seq *seq)
     }
 }
 
+/* Probes are no traffic, and would spoil the hit rate of the shared namespace. */
 void cache_admin_note_admitted(struct engine *e, const struct seq *seq)
 {
     struct cache_admin *admin = &e->cache_admin;
@@ -341,6 +346,7 @@ static int32_t cache_admin_slots(const struct engine *e, enum wire_tier at)
     return 0;
 }
 
+/* Describe the page in one place of a tier; false when it is empty. */
 static bool cache_admin_look(const struct engine *e, enum wire_tier at, int32_t i,
                              struct page_label *label)
 {
@@ -352,6 +358,7 @@ static bool cache_admin_look(const struct engine *e, enum wire_tier at, int32_t 
     return false;
 }
 
+/* Apply a command to a page that the scan has found. */
 static void cache_admin_visit(struct engine *e, struct cache_admin_ask *ask,
                               const struct page_label *label)
 {
@@ -426,6 +433,8 @@ static void cache_admin_begin(struct engine *e, struct cache_admin_ask *ask)
     }
 }
 
+/* A drop of one prompt is done at once, because its pages are found by name; all other commands
+ * wait for their turn to scan. */
 int cache_admin_ask(struct engine *e, struct engine_lane *lane, uint32_t slot,
                     const struct wire_request *request)
 {
@@ -460,6 +469,7 @@ int cache_admin_ask(struct engine *e, struct engine_lane *lane, uint32_t slot,
     return rc;
 }
 
+/* Remove a command from the queue; the others keep their order. */
 static void cache_admin_end_ask(struct cache_admin *admin, int i)
 {
     admin->n_asks--;
@@ -467,6 +477,8 @@ static void cache_admin_end_ask(struct cache_admin *admin, int i)
             sizeof admin->asks[0] * (size_t)(admin->n_asks - i));
 }
 
+/* A front has gone: its waiting commands are removed, but the one in progress is completed, because
+ * half of a drop would be of no use. */
 void cache_admin_forget_lane(struct engine *e, const struct engine_lane *lane)
 {
     struct cache_admin *admin = &e->cache_admin;
@@ -489,6 +501,7 @@ static void cache_admin_fact(struct engine *e, const struct cache_admin_ask *ask
              (struct wire_out){.kind = WIRE_FACT, .value = (int32_t)fact, .amount = amount});
 }
 
+/* One row of a list per tier: room, pages, retained pages and their limit. */
 static void cache_admin_tell_tier(struct engine *e, const struct cache_admin_ask *ask,
                                   enum wire_tier at)
 {
@@ -522,12 +535,14 @@ static void cache_admin_tell_tier(struct engine *e, const struct cache_admin_ask
                      slots * (uint64_t)e->settings.kv_retained_pct / 100);
 }
 
+/* The weight decides which namespaces have rows of their own. */
 static uint64_t cache_admin_weight(const struct cache_admin_space *space)
 {
     return space->queries + space->pages[WIRE_DEVICE] + space->pages[WIRE_HOST] +
            space->pages[WIRE_STORE];
 }
 
+/* A row of a list per namespace. Namespaces without any use or page are left out. */
 static void cache_admin_tell_space(struct engine *e, const struct cache_admin_ask *ask,
                                    const struct cache_admin_space *space)
 {
@@ -576,6 +591,7 @@ static void cache_admin_tell_spaces(struct engine *e, const struct cache_admin_a
     cache_admin_tell_space(e, ask, &rest);
 }
 
+/* One row per kind of retention that the scan has found. */
 static void cache_admin_tell_hints(struct engine *e, const struct cache_admin_ask *ask)
 {
     for (int i = 0; i < e->cache_admin.n_hints; i++) {
@@ -596,6 +612,8 @@ static void cache_admin_tell_hints(struct engine *e, const struct cache_admin_as
     (WIRE_TIERS * 5 + (CACHE_ADMIN_ROWS + 1) * 8 + CACHE_ADMIN_HINTS * 6 + 1)
 _Static_assert(CACHE_ADMIN_FACTS_MAX < WIRE_OUT_CAP, "a list fits a slot's ring");
 
+/* The last record ends the slot. The room for a whole list was checked by a static assertion, so no
+ * record has to wait. */
 static void cache_admin_answer(struct engine *e, const struct cache_admin_ask *ask)
 {
     struct lane *lane;

@@ -69,6 +69,7 @@ static int draft_read_lookup(struct draft_options *out, const struct json *o, ch
     return draft_refuse(why, cap, "prompt_lookup_min", "at most prompt_lookup_max");
 }
 
+/* Suffix decoding in vLLM's words: the factor limits a draft by the length of the agreement. */
 static int draft_read_suffix(struct draft_options *out, const struct json *o, char *why, size_t cap)
 {
     const struct json *factor = json_get(o, "suffix_decoding_max_spec_factor");
@@ -202,6 +203,7 @@ static int draft_find(const struct draft_options *o, const struct seq *seq, int 
     return best;
 }
 
+/* No masks, because each row would need its own; and no rows that are reported whole. */
 bool draft_may(const struct seq *seq)
 {
     const struct wire_generate *generate = &seq->request.generate;
@@ -250,6 +252,8 @@ void draft_follow(const struct draft_options *o, struct seq *seq)
     draft->is_on = draft->is_on || (draft->n_right >= DRAFT_STREAK && draft->n_rest == 0);
 }
 
+/* The drafts are written after the known tokens in seq->tokens, where fill_tokens() finds them;
+ * they do not count in n_tokens. */
 void draft_propose(const struct draft_options *o, struct seq *seq, int most)
 {
     struct draft *draft = &seq->draft;

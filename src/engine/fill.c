@@ -167,6 +167,8 @@ static void fill_tables(struct engine *e, int i, const struct seq *seq)
     }
 }
 
+/* Sequence by sequence: tokens, page tables, then rows. Rows of the prompt come before the sampled
+ * ones, in the order in which publish_step() expects them. */
 void fill_batch(struct engine *e)
 {
     struct batch *batch = &e->batch;
@@ -280,6 +282,8 @@ static void fill_look(struct engine *e, struct engine_step *step)
     }
 }
 
+/* All masks are collected first and then made together, because guide_run() distributes them over
+ * threads. */
 void fill_extras(struct engine *e, struct engine_step *step)
 {
     struct batch *batch = &e->batch;
@@ -294,6 +298,8 @@ void fill_extras(struct engine *e, struct engine_step *step)
     fill_look(e, step);
 }
 
+/* Only one row per sequence can be reported whole at a time: seq_awaits_row() delays the next step
+ * of such a sequence. */
 int fill_rows(struct engine *e, const struct engine_step *step)
 {
     int rc = ERR_OK;

@@ -20,6 +20,7 @@
 /* So many masks of the whole vocabulary fit into the cache. */
 #define GUIDE_CACHE_MASKS 256
 
+/* The scratch memory of one thread that walks. */
 struct walk_work *guide_work(const struct guide *g)
 {
     struct walk_work *work = mem_zalloc(walk_work_bytes((uint32_t)g->n_vocab));
@@ -63,6 +64,7 @@ int guide_init(struct guide *g, const struct guide_shape *s)
     return guide_late_init(g);
 }
 
+/* Places for automata; a place is filled when a front uploads to it. */
 int guide_lane_init(struct guide_lane *l)
 {
     l->automata = mem_zalloc_array(WIRE_AUTOMATA_MAX, sizeof *l->automata);
@@ -73,6 +75,7 @@ int guide_lane_init(struct guide_lane *l)
 
 /* --- uploads ---------------------------------------------------------------------------------- */
 
+/* NULL is allowed: an automaton may have no cache. */
 static void guide_unmap(const void *bytes, size_t len)
 {
     if (bytes != NULL)
@@ -88,6 +91,7 @@ static void guide_free_place(struct guide_automaton *automaton)
     *automaton = (struct guide_automaton){0};
 }
 
+/* Late masks are stopped first, because their threads read the automata that are unmapped next. */
 void guide_lane_drop(struct guide *g, struct guide_lane *l)
 {
     guide_late_drop(g, l);
@@ -105,6 +109,8 @@ static int guide_map(const struct wire_upload *upload, int uploaded, const void 
     return attach_map_upload(upload, uploaded, bytes);
 }
 
+/* The vocabulary comes once per front. It must not have more tokens than the model, or a mask would
+ * be too short for it. */
 static int guide_take_vocabulary(const struct guide *g, struct guide_lane *l,
                                  const struct wire_upload *upload, int uploaded)
 {
@@ -163,6 +169,8 @@ static void guide_map_cache(struct guide_automaton *automaton)
     automaton->cache_bytes = bytes;
 }
 
+/* A failed upload empties the place, so that a request cannot use the automaton that was there
+ * before under the new one's number. */
 static int guide_take_automaton(struct guide_lane *l, const struct wire_upload *upload,
                                 int uploaded)
 {
@@ -187,6 +195,7 @@ static int guide_take_automaton(struct guide_lane *l, const struct wire_upload *
     return ERR_OK;
 }
 
+/* Any other kind is a broken front; the descriptor must be closed in every case. */
 int guide_take_upload(const struct guide *g, struct guide_lane *l, const struct wire_upload *upload,
                       int uploaded)
 {
@@ -291,6 +300,8 @@ void guide_end(struct seq *seq)
     seq->late = NULL;
 }
 
+/* Without an automaton most sequences have no mask at all, and their rows are sampled together with
+ * the step. */
 bool guide_has_mask(struct seq *seq)
 {
     think_follow(seq);
@@ -299,6 +310,7 @@ bool guide_has_mask(struct seq *seq)
            seq_bans_stops(seq, seq->n_pending);
 }
 
+/* Without an automaton the stop ids decide (publish_is_end()). */
 bool guide_has_ended(const struct guide *g, const struct seq *seq, int32_t id)
 {
     for (int i = 0; i < g->n_eos && seq->automaton != NULL; i++) {
@@ -363,6 +375,7 @@ static uint32_t guide_budget(struct guide *g, const struct seq *seq)
     return GUIDE_MASK_STEPS;
 }
 
+/* Counted after the work, so the last mask of a step may exceed the bound by its own length. */
 static void guide_spend(struct guide *g, const struct seq *seq, uint32_t steps)
 {
     (void)atomic_fetch_add_explicit(&g->pass_steps, steps, memory_order_relaxed);
@@ -466,6 +479,7 @@ static void guide_make(void *arg, int task, int worker)
         memset(job->mask, 0xff, bytes); /* its row is sampled, but the result is dropped */
 }
 
+/* The budgets are per step. */
 void guide_clear(struct guide *g)
 {
     g->n_jobs = 0;
@@ -474,6 +488,7 @@ void guide_clear(struct guide *g)
         atomic_store_explicit(&g->tenant_steps[i], 0, memory_order_relaxed);
 }
 
+/* Masks are made in the model's own memory, so that no copy is needed. */
 int guide_add(struct guide *g, struct seq *seq)
 {
     int i = g->n_jobs++;
@@ -482,6 +497,8 @@ int guide_add(struct guide *g, struct seq *seq)
     return i;
 }
 
+/* The results are looked at on the engine's thread alone: seq->is_late and `refused` need no
+ * lock. */
 void guide_run(struct guide *g)
 {
     if (g->n_jobs == 1)

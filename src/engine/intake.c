@@ -33,6 +33,7 @@ enum intake_source { INTAKE_LISTEN, INTAKE_SIGNAL, INTAKE_STORE, INTAKE_LANE };
 
 /* --- lanes ------------------------------------------------------------------------------------ */
 
+/* Add a descriptor to epoll; `data` comes back with its events. */
 static int intake_watch(struct engine *e, int fd, uint64_t data)
 {
     struct epoll_event ev = {.events = EPOLLIN | EPOLLRDHUP, .data.u64 = data};
@@ -53,6 +54,7 @@ static void intake_shut_door(struct engine *e, uint64_t opens_us)
         log_error("engine: epoll: %s", strerror(errno));
 }
 
+/* The store's descriptor is polled too, so that a page from the disk wakes an idle loop. */
 int intake_init(struct engine *e)
 {
     e->intake.epoll_fd = epoll_create1(EPOLL_CLOEXEC);
@@ -126,6 +128,8 @@ static struct engine_lane *intake_free_lane(struct engine *e)
     return first;
 }
 
+/* Every connection gets a lane in LANE_GREETING, or is refused with ERR_OVERLOADED. Nothing is
+ * created before the peer's hello. */
 static void intake_accept(struct engine *e)
 {
     int fd, rc;
@@ -309,6 +313,7 @@ static void intake_lane_event(struct engine *e, struct engine_lane *lane, uint32
         (void)intake_messages(e, lane, false); /* false: it was dropped */
 }
 
+/* Empty a descriptor whose content does not matter. */
 static void intake_drain_fd(int fd)
 {
     char bytes[256];
@@ -336,6 +341,8 @@ static void intake_signal(struct engine *e)
     }
 }
 
+/* While the listener is shut, the loop wakes at least every LISTENER_SHUT_MS to open it again.
+ * Peers without a hello are looked for in every pass, because no event announces them. */
 void intake_events(struct engine *e, int timeout_ms)
 {
     bool is_shut = e->intake.listener_opens_us != 0;
@@ -569,6 +576,7 @@ static bool intake_names_upload(const struct wire_request *request)
            (request->generate.automaton > 0 || request->generate.think_max > 0);
 }
 
+/* Commands to the cache and to the power state use slots like generations do. */
 static int intake_task(struct engine *e, struct engine_lane *lane, uint32_t slot,
                        const struct wire_request *request, uint32_t *retry_after_s)
 {
@@ -627,6 +635,8 @@ void intake_requests(struct engine *e)
     bool any = false;
 
     for (int i = 0; i < e->settings.max_lanes; i++) {
+        /* The lanes take turns in the order of their index; each gives at most one round of its
+         * ring. */
         if (e->lanes[i].state != LANE_OPEN || !lane_has_work(&e->lanes[i].lane))
             continue;
         intake_lane(e, &e->lanes[i]);
@@ -695,6 +705,8 @@ static void intake_look(struct engine *e, struct seq *seq)
         publish_finish(e, seq, WIRE_FIN_ERROR, ERR_DRAINING);
 }
 
+/* The pool is scanned completely: it has some hundred sequences, and a scan costs less than lists
+ * would. */
 void intake_cancellations(struct engine *e)
 {
     for (int i = 0; i < e->pool.n; i++) {

@@ -45,6 +45,8 @@ static int main_await_model(struct engine *e, const struct model_options *o)
     return rc;
 }
 
+/* Settings of the engine become options of the model. A wrong value is reported by the part that
+ * knows its range. */
 static int main_open_model(struct engine *e)
 {
     const struct settings *settings = &e->settings;
@@ -171,6 +173,7 @@ static int main_open_host(struct engine *e)
     return ERR_OK;
 }
 
+/* The lanes themselves are created when fronts connect; here are only the arrays for them. */
 static int main_open_lanes(struct engine *e)
 {
     size_t n = (size_t)e->settings.max_lanes;
@@ -199,6 +202,7 @@ static int64_t main_queued_tokens(const struct model_shape *shape)
     return prompts;
 }
 
+/* Masks are written directly into the model's pinned memory. */
 static int main_open_guide(struct engine *e)
 {
     const struct model_shape *s = model_shape(e->model);
@@ -332,6 +336,7 @@ static int main_open(struct engine *e)
     return rc;
 }
 
+/* The exit code for an error at start; see the head of this file. */
 static int main_status(int rc)
 {
     switch (rc) {
@@ -365,6 +370,8 @@ static int main_close(struct engine *e)
     return ERR_OK;
 }
 
+/* Signals are blocked before any thread starts, so that all threads inherit it and only the signal
+ * descriptor receives them. */
 int main(int argc, char **argv)
 {
     static struct engine engine = {

@@ -10,6 +10,7 @@
 #include "base/must.h"
 #include "engine/engine.h"
 
+/* 0 for times in the wrong order, which different clocks of a front can produce. */
 static double publish_seconds(uint64_t from_us, uint64_t to_us)
 {
     if (to_us > from_us)
@@ -60,6 +61,8 @@ static void publish_admitted_metrics(struct engine *e, const struct seq *seq)
     stats_observe(&e->stats, HISTOGRAM_req_computed, (double)(seq->n_prompt - seq->n_cached));
 }
 
+/* Called between fill and the begin of the step, so that the client hears of the admission before
+ * the first token, while the device computes. */
 void publish_admitted(struct engine *e)
 {
     for (int i = 0; i < e->sched.n_planned; i++) {
@@ -177,6 +180,7 @@ void publish_finish(struct engine *e, struct seq *seq, enum wire_finish why, int
     retire(e, seq);
 }
 
+/* A refusal after waiting is counted for the tenant and under its reason; a probe is not. */
 void publish_refuse(struct engine *e, struct seq *seq, enum wire_refusal why, int err)
 {
     if (!publish_is_probe(seq)) {
@@ -258,6 +262,8 @@ static void publish_row_begins(struct seq *seq, const struct batch_logprobs *log
 
 /* --- tokens ----------------------------------------------------------------------------------- */
 
+/* The log probability of one prompt token; the reported tokens are counted, so that a preempted
+ * sequence does not report them twice. */
 static void publish_prompt(struct engine *e, struct seq *seq, int target,
                            const struct batch_logprobs *logprobs)
 {
@@ -268,6 +274,7 @@ static void publish_prompt(struct engine *e, struct seq *seq, int target,
     publish_logprobs(e, seq, seq->tokens[target], logprobs, WIRE_PROMPT_CHOSEN, WIRE_PROMPT_TOP);
 }
 
+/* The first token has histograms of its own, the others the time since the one before. */
 static void publish_token_metrics(struct engine *e, struct seq *seq)
 {
     e->sched.tenants.list[seq->tenant_idx].generation_tokens++;
@@ -416,6 +423,7 @@ void publish_step(struct engine *e, const struct engine_step *step)
 /* The tenants' counters, for the metrics. Names change seldom, and readers may see half of one. */
 /* --- the engine's load ------------------------------------------------------------------------ */
 
+/* Copy the counters of all tenants to the statistics page. */
 static void publish_tenants(struct engine *e)
 {
     const struct tenants *tenants = &e->sched.tenants;
@@ -508,6 +516,7 @@ static void publish_front_refusals(struct engine *e, struct engine_lane *lane)
     }
 }
 
+/* The state that fronts see: they refuse requests while the engine drains. */
 static enum wire_engine_state publish_state(const struct engine *e)
 {
     if (e->draining)
@@ -535,11 +544,13 @@ static void publish_lane_nth(struct engine *e, struct engine_lane *lane, int nth
     atomic_store_explicit(&wire->retry_after_s, publish_retry_after(e), memory_order_relaxed);
 }
 
+/* A lane that was just opened counts as the first. */
 void publish_lane(struct engine *e, struct engine_lane *lane)
 {
     publish_lane_nth(e, lane, 0);
 }
 
+/* Only the numbers that changed by taking requests; the rest follows at the end of the pass. */
 void publish_queue(struct engine *e)
 {
     int nth = 0;
@@ -551,6 +562,7 @@ void publish_queue(struct engine *e)
     }
 }
 
+/* The last part of a pass: fronts read the lane's page whenever they wake. */
 void publish_wake(struct engine *e)
 {
     int nth = 0;

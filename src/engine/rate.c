@@ -11,6 +11,7 @@
 #define RATE_PASS_MAX_S 5.0 /* a longer pass was stopped, not busy */
 #define RATE_RETRY_MAX  60.0
 
+/* Ends are only noted here; rate_pass() decides whether their time counts. */
 void rate_end(struct rate *r, int n_tokens)
 {
     r->n_ended++;
@@ -50,6 +51,7 @@ double rate_wait_s(const struct rate *r, int n_reqs, int64_t n_tokens)
     return by_tokens;
 }
 
+/* Without a measurement a client may try again after a second. */
 uint32_t rate_retry_after_s(const struct rate *r, int n_reqs, int64_t n_tokens)
 {
     double s = ceil(rate_wait_s(r, n_reqs, n_tokens));

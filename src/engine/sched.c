@@ -13,6 +13,7 @@
 
 #define SCHED_TRIES 4 /* sequences without pages that one plan tries: each try hashes the prompt */
 
+/* Memory for one plan, allocated once. */
 int sched_init(struct sched *s, const struct sched_limits *limits, struct pages *pages)
 {
     size_t n = (size_t)limits->max_num_seqs;
@@ -37,6 +38,7 @@ int sched_n_waiting(const struct sched *s)
     return s->tenants.n_waiting;
 }
 
+/* The tenant's list decides the place; tenants_next() gives the order across tenants. */
 void sched_add(struct sched *s, struct seq *seq)
 {
     tenants_add(&s->tenants, seq);
@@ -59,6 +61,7 @@ static void sched_run_insert(struct sched *s, struct seq *seq)
     seq->state = SEQ_RUNNING;
 }
 
+/* The order of the others does not change. */
 static void sched_run_remove(struct sched *s, const struct seq *seq)
 {
     int i = 0;
@@ -82,6 +85,7 @@ static void sched_drop_pages(struct sched *s, struct seq *seq)
     seq->draft.n_ahead = 0;
 }
 
+/* Steps in flight may still contain the sequence: retire() removes it from them. */
 void sched_remove(struct sched *s, struct seq *seq)
 {
     if (seq->state == SEQ_WAITING)
@@ -169,6 +173,7 @@ static int sched_share(const struct sched *s, const struct seq *seq)
     return tables_clip(&s->tables, seq, n);
 }
 
+/* Whether a prompt is long depends on the tokens that it lacks, so its last chunk is not. */
 static bool sched_is_long(const struct sched *s, const struct seq *seq)
 {
     return sched_lacks(seq) > s->limits.long_prefill_tokens;
@@ -181,6 +186,7 @@ enum sched_pass {
     SCHED_REST,
 };
 
+/* Each pass plans another kind; a sequence that has its tokens already is skipped. */
 static bool sched_is_due(const struct sched *s, const struct seq *seq, enum sched_pass pass)
 {
     if (seq->paused || seq->is_late || seq->n_planned != 0 || sched_lacks(seq) == 0)
@@ -350,6 +356,8 @@ static void sched_displace(struct sched *s)
         sched_preempt(s, seq);
 }
 
+/* The plan starts empty; each walk below adds to it and may preempt. A preemption ends admission
+ * for this plan, because the pages that it freed are needed by running sequences. */
 void sched_plan(struct sched *s)
 {
     uint64_t preempted;
@@ -383,18 +391,22 @@ void sched_plan(struct sched *s)
     must(s->n_planned_tokens <= s->limits.max_num_batched_tokens);
 }
 
+/* False makes the loop end the step in flight first; then sched_plan() can preempt. */
 bool sched_has_room(const struct sched *s)
 {
     return sched_displaced(s) == NULL &&
            pages_free(s->tables.pages) > tables_margin(&s->tables, s->n_running);
 }
 
+/* From here on the tokens belong to the step, until sched_advance(). */
 void sched_begin(struct sched *s)
 {
     for (int i = 0; i < s->n_planned; i++)
         s->planned[i]->n_ahead += s->planned[i]->n_planned;
 }
 
+/* Pages become full only here, after their tokens were computed, so a name never promises more than
+ * there is. */
 void sched_advance(struct sched *s, struct seq *seq, int n, tables_named_fn *named, void *context)
 {
     must(n <= seq->n_ahead);

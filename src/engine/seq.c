@@ -14,6 +14,7 @@
 
 #define SEQ_KEEP_TOKENS 16384 /* 64 KiB stay with a pooled sequence; more is given back */
 
+/* Address space without memory; the kernel gives zeroed pages on first use. */
 static void *seq_reserve(size_t bytes)
 {
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
@@ -38,6 +39,8 @@ struct seq_arrays {
     size_t n_drafts; /* int32 per sequence: its table of n-grams (draft.h) */
 };
 
+/* One mapping per kind of array, not per sequence: the number of mappings of a process is
+ * limited. */
 static int seq_arrays_reserve(struct seq_arrays *a, size_t n, size_t tokens_cap)
 {
     a->tokens = seq_reserve(n * tokens_cap * sizeof *a->tokens);
@@ -106,6 +109,8 @@ int seq_pool_init(struct seq_pool *p, const struct seq_pool_limits *limits)
     return ERR_OK;
 }
 
+/* The order of the free list keeps recently used sequences in use, whose memory is already
+ * there. */
 struct seq *seq_claim(struct seq_pool *p)
 {
     struct seq *s = p->free;
@@ -133,6 +138,7 @@ struct seq *seq_claim(struct seq_pool *p)
     return s;
 }
 
+/* A sequence that still has pages, loads or an automaton would leak them, so that is a bug. */
 void seq_release(struct seq_pool *p, struct seq *s)
 {
     for (int group = 0; group < CACHE_GROUPS_MAX; group++)

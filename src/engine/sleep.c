@@ -57,6 +57,7 @@ int sleep_timeout_ms(const struct engine *e, int longest_ms)
     return (int)((then_us - e->now_us) / 1000) + 1;
 }
 
+/* The time of the change is the base of all timeouts of the new state. */
 static void sleep_enter(struct engine *e, enum power_state power)
 {
     e->power.state = power;
@@ -84,6 +85,7 @@ static bool sleep_is_idle(const struct engine *e)
            e->tiers.n_loads_used == 0 && !e->draining;
 }
 
+/* Only an idle engine may sleep: a sequence's pages would lose their content. */
 int sleep_begin(struct engine *e)
 {
     if (!e->shape->sleeps)
@@ -177,6 +179,7 @@ static void sleep_refuse(struct engine *e)
 
 /* --- waking --------------------------------------------------------------------------------- */
 
+/* Saved pages stay saved: a sleep that was cancelled costs nothing but the copies. */
 void sleep_end(struct engine *e)
 {
     if (e->power.state == POWER_SAVING || e->power.state == POWER_FALLING) {
@@ -240,6 +243,7 @@ static int sleep_rise(struct engine *e)
 
 /* --- commands of operators -------------------------------------------------------------------- */
 
+/* An order that is already fulfilled is answered in the next pass like any other. */
 int sleep_ask(struct engine *e, const struct engine_lane *lane, uint32_t slot,
               const struct wire_power *p)
 {
@@ -269,6 +273,7 @@ int sleep_ask(struct engine *e, const struct engine_lane *lane, uint32_t slot,
     return ERR_OK;
 }
 
+/* Remove an order from the queue. */
 static void sleep_end_order(struct engine *e, int i)
 {
     e->power.n_orders--;
@@ -276,6 +281,7 @@ static void sleep_end_order(struct engine *e, int i)
             sizeof e->power.orders[0] * (size_t)(e->power.n_orders - i));
 }
 
+/* A front has gone: nothing is answered to it; a sleep or wake that it asked for goes on. */
 void sleep_forget_lane(struct engine *e, const struct engine_lane *lane)
 {
     for (int i = e->power.n_orders - 1; i >= 0; i--) {
@@ -305,6 +311,7 @@ static void sleep_answer(struct engine *e)
     }
 }
 
+/* Each pass does a piece of the work of the current state. */
 int sleep_pass(struct engine *e)
 {
     uint64_t due_us = sleep_due_us(e);
@@ -333,6 +340,7 @@ int sleep_pass(struct engine *e)
     return ERR_OK;
 }
 
+/* The first interval without requests begins with the engine. */
 void sleep_init(struct engine *e)
 {
     e->power.used_us = e->now_us;

@@ -46,6 +46,7 @@ int stats_open(struct stats *s)
     return ERR_OK;
 }
 
+/* There is one writer, so the counter needs no atomic addition. */
 static void stats_bump(_Atomic uint64_t *v, uint64_t n)
 {
     atomic_store_explicit(v, atomic_load_explicit(v, memory_order_relaxed) + n,
@@ -62,6 +63,7 @@ void stats_set(struct stats *s, enum wire_metric m, uint64_t value)
     atomic_store_explicit(&s->page->values[m], value, memory_order_relaxed);
 }
 
+/* The text is complete before fronts map the page, and does not change afterwards. */
 void stats_config(struct stats *s, const char *format, ...)
 {
     va_list args;
@@ -135,6 +137,7 @@ static uint64_t stats_n_fds(void)
     return n > 3 ? n - 3 : 0; /* ".", "..", and the descriptor of the folder itself */
 }
 
+/* Reading /proc takes some 20 us, so once per second is often enough. */
 void stats_process(struct stats *s, uint64_t now_us)
 {
     struct rlimit most;
@@ -161,6 +164,7 @@ static const enum wire_metric stats_refusals[WIRE_REFUSALS] = {
     [WIRE_REFUSED_DEADLINE] = METRIC_rejected_deadline,
 };
 
+/* Each reason has a row in the metric of refusals. */
 void stats_refused(struct stats *s, enum wire_refusal why, uint64_t n)
 {
     must(why > WIRE_NOT_REFUSED);
@@ -168,6 +172,7 @@ void stats_refused(struct stats *s, enum wire_refusal why, uint64_t n)
     stats_bump(&s->page->values[stats_refusals[why]], n);
 }
 
+/* The buckets are not cumulative here; fronts add them up when they write Prometheus' text. */
 void stats_observe(struct stats *s, enum wire_histogram_id h, double value)
 {
     struct wire_histogram *histogram = &s->page->histograms[h];

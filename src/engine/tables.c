@@ -17,6 +17,7 @@
 
 #define PART_PARENT (-1) /* no page has the name of this part */
 
+/* States have pages too, but no page per tokens: most loops treat them apart. */
 static bool tables_is_state(const struct tables *t, int g)
 {
     return t->groups[g].kind == CACHE_STATE;
@@ -41,11 +42,14 @@ static int tables_pages_of(const struct tables *t, int n_tokens)
     return (n_tokens + t->limits.page_tokens - 1) / t->limits.page_tokens;
 }
 
+/* The most names that tables_names() can write: one per token group and one per page of a state. */
 int tables_names_max(const struct tables *t)
 {
     return t->n_token_groups + t->n_state_pages;
 }
 
+/* The list of evictions has room for every page: each can be evicted once before the list is
+ * emptied. */
 int tables_init(struct tables *t, const struct tables_limits *limits, struct pages *pages)
 {
     int block = limits->page_tokens;
@@ -82,6 +86,7 @@ void tables_fini(struct tables *t)
     t->copies = NULL;
 }
 
+/* The eviction is only listed; the engine saves the page before the step that overwrites it. */
 int32_t tables_take_page(struct tables *t)
 {
     struct tables_eviction eviction;
@@ -103,6 +108,8 @@ static void tables_copy(struct tables *t, int32_t from, int32_t to)
     t->copies[t->n_copies++] = (struct tables_copy){.from = from, .to = to};
 }
 
+/* The copies are in the device's queue, which keeps their order with later writes: the sources may
+ * be evicted now. */
 void tables_copied(struct tables *t)
 {
     for (int i = 0; i < t->n_copies; i++)
@@ -142,6 +149,7 @@ int tables_names(const struct tables *t, int i, int n, const struct hash *chain,
 
 /* --- cached prefixes ------------------------------------------------------------------------ */
 
+/* The last token must be computed, because its logits give the next one. */
 int tables_reusable(const struct seq *seq)
 {
     if (seq_tells_prompt(seq))
@@ -158,6 +166,7 @@ struct tables_walk {
     int run[CACHE_GROUPS_MAX]; /* pages without a gap; of a state 1: there is a snapshot */
 };
 
+/* A snapshot is of use only with all its parts. */
 static bool tables_has_state(const struct tables_walk *walk, int g, const struct hash *chain,
                              const int32_t *tokens)
 {
@@ -223,6 +232,7 @@ int tables_reach(const struct tables *t, const struct seq *seq, tables_has_fn *h
     return best;
 }
 
+/* `has` for tables_reach(): the device's own cache. */
 static bool tables_on_device(void *context, const struct hash *name, const int32_t *tokens)
 {
     const struct pages *p = context;
@@ -231,6 +241,7 @@ static bool tables_on_device(void *context, const struct hash *name, const int32
     return pages_has(p, name);
 }
 
+/* Without prefix caching no page has a name, and nothing is found. */
 int tables_match(const struct tables *t, const struct seq *seq, struct hash *chain)
 {
     *chain = seq->root;
@@ -319,6 +330,7 @@ void tables_take_prefix(struct tables *t, struct seq *seq)
 
 /* --- taking pages --------------------------------------------------------------------------- */
 
+/* A window never holds more pages than its length needs, plus two for a step's borders. */
 int tables_lacks(const struct tables *t, const struct seq *seq)
 {
     int n_pages = tables_pages_of(t, seq->n_tokens);
@@ -343,6 +355,7 @@ int tables_lacks(const struct tables *t, const struct seq *seq)
     return lacks;
 }
 
+/* All groups grow together, so that a false result leaves them at most one page apart. */
 bool tables_grow(struct tables *t, struct seq *seq, int n_tokens)
 {
     int n_pages = tables_pages_of(t, n_tokens);
@@ -442,12 +455,15 @@ static void tables_copy_parts(struct tables *t, struct seq *seq)
     seq->n_computed += n_same;
 }
 
+/* States first: they need pages that the count in tables_lacks() has set aside. */
 void tables_begin(struct tables *t, struct seq *seq)
 {
     tables_restore(t, seq);
     tables_copy_parts(t, seq);
 }
 
+/* An estimate: each running sequence may need one page for its next token, and one of them a
+ * chunk's pages. */
 int tables_margin(const struct tables *t, int n_running)
 {
     return (n_running + t->limits.chunk_tokens / t->limits.page_tokens + 1) * t->n_token_groups;
@@ -502,6 +518,7 @@ static bool tables_wants_snapshot(const struct tables *t, const struct seq *seq,
     return at % t->stride == 0 || at == tables_border(t, seq->n_prompt) || at >= seq->n_prompt;
 }
 
+/* The copy is enqueued with the plan's copies, before the next step overwrites the states. */
 void tables_snapshot(struct tables *t, struct seq *seq)
 {
     int at = seq->n_computed + seq->n_ahead;
@@ -639,6 +656,8 @@ void tables_advance(struct tables *t, struct seq *seq, tables_named_fn *named, v
     tables_pass_windows(t, seq);
 }
 
+/* Applied when a sequence is admitted, to pages that others may have computed with less
+ * retention. */
 void tables_retain(struct tables *t, const struct seq *seq)
 {
     for (int group = 0; group < t->limits.n_groups; group++) {
@@ -676,6 +695,7 @@ static void tables_keep_part(struct tables *t, const struct seq *seq)
     }
 }
 
+/* The pages keep their names, if they have any, and stay in the cache. */
 static void tables_drop_snapshot(struct tables *t, struct seq_snapshot *s)
 {
     for (int part = 0; s->at > 0 && part < t->n_state_pages; part++)
@@ -717,6 +737,7 @@ void tables_drop(struct tables *t, struct seq *seq)
     seq->chain = seq->root;
 }
 
+/* Called for every running sequence after each plan in the tests. */
 void tables_check(const struct tables *t, const struct seq *seq)
 {
     int block = t->limits.page_tokens;

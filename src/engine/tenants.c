@@ -13,11 +13,13 @@
  * hundreds. Other services charge three to five times the price of a prompt token for it. */
 #define TENANTS_OUTPUT_WEIGHT 4
 
+/* Entry 0 always exists: requests without a tenant share it. */
 void tenants_init(struct tenants *t)
 {
     *t = (struct tenants){.n = 1};
 }
 
+/* An idle tenant does not count in n_active, so it takes no part of the virtual time. */
 static bool tenants_is_idle(const struct tenant *tenant)
 {
     return tenant->n_waiting == 0 && tenant->n_running == 0;
@@ -47,6 +49,7 @@ int tenants_find(struct tenants *t, const char name[WIRE_TENANT_BYTES])
     return place;
 }
 
+/* An empty queue takes any request, whatever its length. */
 enum wire_refusal tenants_refuse(const struct tenants *t, int n_tokens,
                                  const struct tenants_bounds *bounds)
 {
@@ -69,6 +72,8 @@ static struct seq *tenants_last_new(const struct tenant *tenant)
     return seq;
 }
 
+/* Only the tenant with most in the queue can lose a request, and only to one that has less: so no
+ * tenant can push out another's requests by sending more. */
 struct seq *tenants_push_out(const struct tenants *t, int tenant_idx, int n_tokens,
                              enum wire_refusal why)
 {
@@ -94,6 +99,7 @@ struct seq *tenants_push_out(const struct tenants *t, int tenant_idx, int n_toke
     return seq;
 }
 
+/* An estimate for Retry-After: the tenant's own queue, and as much of every other tenant's. */
 void tenants_ahead(const struct tenants *t, int tenant_idx, int n_tokens, int *n_reqs,
                    int64_t *tokens)
 {
@@ -158,6 +164,7 @@ void tenants_add(struct tenants *t, struct seq *seq)
     t->n_waiting_tokens += seq->n_tokens;
 }
 
+/* The counterpart of tenants_add(); the sequence may be anywhere in the list. */
 void tenants_remove(struct tenants *t, struct seq *seq)
 {
     struct tenant *tenant = &t->list[seq->tenant_idx];
@@ -177,6 +184,7 @@ void tenants_remove(struct tenants *t, struct seq *seq)
     t->n_active -= tenants_is_idle(tenant);
 }
 
+/* Each tenant's walk begins with its first sequence and its real service. */
 void tenants_begin(struct tenants *t)
 {
     for (int i = 0; i < t->n; i++) {
@@ -216,6 +224,7 @@ struct seq *tenants_next(struct tenants *t)
     return seq;
 }
 
+/* Lists are sorted, so only the first sequence of each tenant can be the one. */
 struct seq *tenants_urgent(const struct tenants *t)
 {
     struct seq *best = NULL;
@@ -229,6 +238,8 @@ struct seq *tenants_urgent(const struct tenants *t)
     return best;
 }
 
+/* A prompt's tokens are charged when it is admitted, not as they are computed: a preempted sequence
+ * is not charged again. */
 void tenants_run(struct tenants *t, const struct seq *seq, int n)
 {
     struct tenant *tenant = &t->list[seq->tenant_idx];
@@ -238,6 +249,7 @@ void tenants_run(struct tenants *t, const struct seq *seq, int n)
     tenants_charge(t, tenant, (uint64_t)n);
 }
 
+/* The service stays; only the number of running sequences changes. */
 void tenants_stop(struct tenants *t, const struct seq *seq)
 {
     struct tenant *tenant = &t->list[seq->tenant_idx];
@@ -246,11 +258,13 @@ void tenants_stop(struct tenants *t, const struct seq *seq)
     t->n_active -= tenants_is_idle(tenant);
 }
 
+/* Charged when the token is planned. */
 void tenants_charge_token(struct tenants *t, const struct seq *seq)
 {
     tenants_charge(t, &t->list[seq->tenant_idx], TENANTS_OUTPUT_WEIGHT);
 }
 
+/* For tests: everything that is counted is counted again. */
 void tenants_check(const struct tenants *t)
 {
     int n = 0, n_active = 0;

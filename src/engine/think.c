@@ -9,11 +9,13 @@
 
 #include <string.h>
 
+/* A tag must end within its field, or think_byte() would read on. */
 static bool think_is_tag(const char tag[WIRE_THINK_TAG])
 {
     return tag[0] != '\0' && memchr(tag, '\0', WIRE_THINK_TAG) != NULL;
 }
 
+/* The tags and ids come from a front, so each is checked. */
 int think_begin(struct seq *seq, const struct token_trie *v, int n_vocab)
 {
     const struct wire_generate *generate = &seq->request.generate;

@@ -31,6 +31,7 @@
 /* between two looks at copies that are waited for */
 #define TIERS_LOOK_US 200
 
+/* Every array has its final length here, because the engine allocates nothing later. */
 int tiers_init(struct engine *e)
 {
     e->tiers.dirty_cap = (uint32_t)pages_count(e->pages) + 1;
@@ -97,6 +98,7 @@ static void tiers_from_host(struct engine *e, struct tiers_load *load, int32_t s
         load->state = LOAD_FAILED; /* tiers_poll() drops it */
 }
 
+/* A read is counted from here until tiers_time_read(), to measure the disk. */
 static int tiers_from_store(struct engine *e, struct tiers_load *load, const struct hash *name,
                             const int32_t *tokens)
 {
@@ -378,6 +380,8 @@ static void tiers_prefetch_seq(struct engine *e, struct seq *seq)
                   (uint64_t)(seq->n_tokens - seq->n_searched_from * block));
 }
 
+/* Only the first waiting sequences: pages of later ones would be evicted before they are
+ * admitted. */
 void tiers_prefetch(struct engine *e)
 {
     struct seq *seq;
@@ -396,6 +400,7 @@ void tiers_prefetch(struct engine *e)
 
 /* --- loads: pages that arrive ----------------------------------------------------------------- */
 
+/* If the ring is full, the page is not written: it is still in host memory. */
 void tiers_want_stored(struct engine *e, int32_t slot, const struct hash *name)
 {
     if (e->tiers.store == NULL || e->tiers.hot_tail - e->tiers.hot_head == TIERS_HOT)
@@ -403,6 +408,7 @@ void tiers_want_stored(struct engine *e, int32_t slot, const struct hash *name)
     e->tiers.hot[e->tiers.hot_tail++ % TIERS_HOT] = (struct tiers_hot){.slot = slot, .name = *name};
 }
 
+/* The caller has released everything that the load held. */
 static void tiers_free_load(struct engine *e, struct tiers_load *load)
 {
     e->tiers.n_loads_shared -= load->state == LOAD_SHARED;
@@ -562,6 +568,7 @@ static void tiers_retain_saved(struct engine *e, const struct tiers_save *save)
         tiers_want_stored(e, save->slot, &save->name);
 }
 
+/* Saves end in the order of their marks, so the first one that is not done ends the look. */
 static void tiers_poll_saves(struct engine *e)
 {
     while (e->tiers.saves_head != e->tiers.saves_tail) {
@@ -602,6 +609,7 @@ bool tiers_copy_in(const struct engine *e)
     return false;
 }
 
+/* Keeps the loop from sleeping long while something can be saved. */
 bool tiers_have_work(const struct engine *e)
 {
     return e->tiers.dirty_head != e->tiers.dirty_tail || e->tiers.hot_head != e->tiers.hot_tail ||
@@ -609,6 +617,7 @@ bool tiers_have_work(const struct engine *e)
            (e->tiers.host != NULL && host_is_growing(e->tiers.host));
 }
 
+/* The loads go on without the sequence: the pages may serve another one. */
 void tiers_forget(struct engine *e, struct seq *seq)
 {
     if (seq->n_loading == 0)
@@ -742,6 +751,7 @@ static void tiers_mark_saves(struct engine *e)
     }
 }
 
+/* One way down: host memory if there is a host tier, else the disk. */
 static bool tiers_save(struct engine *e, int32_t page, const struct page_label *label, bool is_held)
 {
     if (tiers_drops(&e->tiers, label->space))
@@ -772,6 +782,7 @@ void tiers_save_evicted(struct engine *e)
     (void)!model_copy_fence(e->model); /* a failing device reports it at the next step */
 }
 
+/* A callback of sched_advance(): called for every page that gets its name. */
 void tiers_note_named(void *engine, int32_t page)
 {
     struct engine *e = engine;
@@ -819,6 +830,8 @@ static void tiers_log_stuck(const struct engine *e)
               TIERS_STUCK_US / 1000000, tiers_n_unsaved(e));
 }
 
+/* The device loses its content in a sleep, so all pages that exist only there become dirty,
+ * whatever happened to their entries before. */
 void tiers_gather(struct engine *e)
 {
     e->tiers.dirty_head = e->tiers.dirty_tail; /* the loop below finds them again */

@@ -41,6 +41,8 @@ struct eviction {
     int n_listed;
 };
 
+/* Every page begins outside all heaps and the list, with the default priority. The heaps have room
+ * for all pages, so that no call allocates later. */
 int eviction_open(struct eviction **out, int n, int kept_max)
 {
     struct eviction *eviction = mem_zalloc(sizeof *eviction);
@@ -101,6 +103,8 @@ static bool eviction_before(const struct eviction *o, enum eviction_heap k, int3
     return x->used < y->used;
 }
 
+/* Write id at a place of a heap. Only here do ids[] and the page's own place change, so they cannot
+ * disagree. */
 static void eviction_put(struct eviction *o, enum eviction_heap k, int at, int32_t id)
 {
     o->heaps[k].ids[at] = id;
@@ -145,6 +149,7 @@ static void eviction_take_out(struct eviction *o, enum eviction_heap k, int32_t 
     eviction_settle(o, k, last);
 }
 
+/* Insert id into a heap, or move it to its place if it is there already. */
 static void eviction_put_in(struct eviction *o, enum eviction_heap k, int32_t id)
 {
     struct heap *heap = &o->heaps[k];
@@ -156,6 +161,8 @@ static void eviction_put_in(struct eviction *o, enum eviction_heap k, int32_t id
 
 /* --- the order -------------------------------------------------------------------------------- */
 
+/* Remove a page from the list. The ends of the list are in struct eviction, the inner links in the
+ * pages. */
 static void eviction_unlist(struct eviction *o, int32_t id)
 {
     struct eviction_page *p = &o->pages[id];
@@ -202,6 +209,7 @@ static void eviction_set(struct eviction *o, int32_t id, struct retain r)
     struct eviction_page *p = &o->pages[id];
     bool may_go;
 
+    /* The common case: nothing is retained, and no heap changes. */
     if (p->retain.rank == 0 && r.rank == 0)
         return;
     may_go = eviction_leave(o, id);
@@ -246,6 +254,7 @@ static void eviction_admit(struct eviction *o, int32_t id, struct retain r)
     eviction_set(o, id, r);
 }
 
+/* Only the top of EVICTION_ENDS has to be looked at, because it ends first. */
 void eviction_tick(struct eviction *o, uint32_t now_s)
 {
     const struct heap *ends = &o->heaps[EVICTION_ENDS];
@@ -289,9 +298,12 @@ struct retain eviction_retained(const struct eviction *o, int32_t id)
 
 /* --- the order ---------------------------------------------------------------------------- */
 
+/* The page moves to the end of the list, and down in the heaps: its key is larger than before. */
 void eviction_use(struct eviction *o, int32_t id)
 {
     struct eviction_page *p = &o->pages[id];
+    /* Changing a key in place would break the order of the heap, so the page leaves and enters
+     * again. */
     bool may_go = eviction_leave(o, id);
 
     p->used = ++o->n_used;
@@ -314,6 +326,8 @@ void eviction_remove(struct eviction *o, int32_t id)
     (void)eviction_leave(o, id);
 }
 
+/* The list has only pages of default priority. Its first page goes before a heap's page of the same
+ * priority only if it was used earlier. */
 int32_t eviction_first(const struct eviction *o)
 {
     int32_t top = o->heaps[EVICTION_NEXT].n == 0 ? -1 : o->heaps[EVICTION_NEXT].ids[0];
@@ -335,6 +349,7 @@ int eviction_n_kept(const struct eviction *o)
     return o->heaps[EVICTION_KEPT].n;
 }
 
+/* The list is doubly linked, sorted by last use, and disjoint from EVICTION_NEXT. */
 static void eviction_check_list(const struct eviction *o)
 {
     int32_t prev = -1;

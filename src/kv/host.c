@@ -406,6 +406,8 @@ static int host_open_file(struct host *h)
     return rc;
 }
 
+/* The queues are as long as there can be jobs at a time: one per slot and chunk, and
+ * HOST_CHECKS_MAX checks. */
 static int host_alloc(struct host *h)
 {
     size_t n = (size_t)h->n_slots, jobs = n + (size_t)h->n_chunks + HOST_CHECKS_MAX;
@@ -683,6 +685,7 @@ static int32_t host_evict(struct host *h, struct host_victim *victim)
     return slot;
 }
 
+/* The growth of the tier is asked for before slots run out, because pinning takes time. */
 int32_t host_take(struct host *h, const struct page_label *label, struct host_victim *victim)
 {
     int32_t slot = h->free;
@@ -849,6 +852,8 @@ static void host_pinned(struct host *h, const struct job *j)
     }
 }
 
+/* A page that fails is not freed here, because the loader still holds it: host_release() does
+ * that. */
 static void host_note_check(struct host *h, const struct job *j)
 {
     struct entry *entry = &h->entries[j->slot];

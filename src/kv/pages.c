@@ -53,6 +53,7 @@ struct pages {
 
 /* --- the free list ---------------------------------------------------------------------------- */
 
+/* Append to the list; pages are taken from its front. */
 static void pages_list_push(struct pages *p, struct page_list *l, int32_t id)
 {
     struct page *page = &p->page[id];
@@ -129,6 +130,7 @@ void pages_close(struct pages *p)
     mem_free(p);
 }
 
+/* The tokens of a page, kept for its label and for finding parts. */
 static int32_t *pages_tokens(const struct pages *p, int32_t page)
 {
     return p->tokens + (size_t)page * (size_t)p->page_tokens;
@@ -190,6 +192,7 @@ int32_t pages_take(struct pages *p, bool *evicted, struct page_label *label)
     if (id == -1)
         return -1;
     page = &p->page[id];
+    /* Rule 1: only a page without references can be taken. */
     must(page->refs == 0);
     if (from_cache) {
         *evicted = pages_label(p, id, label);
@@ -247,6 +250,8 @@ static void pages_hold(struct pages *p, int32_t page, const struct hash *parent,
     pages_family_join(p, page);
 }
 
+/* The name is checked first, so that a second page of equal tokens stays unnamed and is freed with
+ * its sequence (rule 5). */
 bool pages_name(struct pages *p, int32_t page, const struct hash *name, const struct hash *parent,
                 const int32_t *tokens)
 {
@@ -263,6 +268,8 @@ bool pages_name(struct pages *p, int32_t page, const struct hash *name, const st
 
 /* --- finding ---------------------------------------------------------------------------------- */
 
+/* A page of unknown maker (0) counts as foreign unless the caller
+ * asks for all. */
 bool pages_is_theirs(const struct pages *p, int32_t page, uint64_t maker)
 {
     uint64_t of = p->page[page].maker;
@@ -292,6 +299,8 @@ static int32_t pages_best(const struct pages *p, const struct hash *parent, cons
         int most = n_tokens < page->n_tokens ? n_tokens : page->n_tokens;
         int n = 0;
 
+        /* Pages that cannot be better than the best so far, pages of another parent in the same
+         * bucket, and pages that the maker may not know about. */
         if (most <= *n_same || memcmp(&page->parent, parent, sizeof *parent) != 0 ||
             !pages_is_theirs(p, i, maker))
             continue;
@@ -313,6 +322,7 @@ bool pages_name_part(struct pages *p, int32_t page, const struct hash *parent,
 
     must(n_tokens >= 1 && n_tokens < p->page_tokens);
     (void)pages_best(p, parent, tokens, n_tokens, PAGES_ANYBODY, &n_same);
+    /* Another page has these tokens already: a second copy would be of no use. */
     if (n_same == n_tokens)
         return false;
     pages_hold(p, page, parent, tokens, n_tokens);
@@ -343,6 +353,7 @@ bool pages_has(const struct pages *p, const struct hash *name)
     return table_find(&p->table, name) != -1;
 }
 
+/* Parts have no label: their names would be those of pages that do not exist. */
 bool pages_label(const struct pages *p, int32_t page, struct page_label *label)
 {
     const struct page *pg = &p->page[page];
@@ -458,6 +469,7 @@ int pages_cached(const struct pages *p)
 
 /* --- checks ----------------------------------------------------------------------------------- */
 
+/* The free list is doubly linked, and its pages have neither references nor names. */
 static int pages_walk_free(const struct pages *p)
 {
     int n = 0;

@@ -47,6 +47,7 @@ static int store_alloc(struct store *st)
         eviction_open(&st->eviction, (int)st->n_slots,
                       (int)((int64_t)st->n_slots * st->options.kept_pct / 100)) != ERR_OK)
         return ERR_NO_MEMORY;
+    /* A buffer that cannot be pinned works too, but the device copies it slowly. */
     for (size_t i = 0; i < n_buffers; i++) {
         void *p = mmap(NULL, st->format.slot_bytes, PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -62,6 +63,7 @@ static int store_alloc(struct store *st)
     return ERR_OK;
 }
 
+/* If a thread cannot start, store_close() ends those that did. */
 static int store_start(struct store *st)
 {
     st->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -81,6 +83,8 @@ static int store_start(struct store *st)
     return ERR_OK;
 }
 
+/* The number of slots follows from max_bytes. Everything that can fail for a lack of memory comes
+ * first; a disk that cannot be used is no error. */
 int store_open(struct store **out, const struct store_options *options)
 {
     struct store *st = mem_zalloc(sizeof *st);
@@ -197,6 +201,7 @@ bool store_has(const struct store *st, const struct hash *name)
     return has;
 }
 
+/* The buffer of a payload, found by its address: there are few buffers, and no map to keep. */
 static struct store_buffer *store_buffer_of(struct store *st, const void *payload)
 {
     for (int i = 0; i < st->options.n_buffers; i++) {
@@ -207,6 +212,7 @@ static struct store_buffer *store_buffer_of(struct store *st, const void *payloa
     return NULL;
 }
 
+/* A free buffer, or NULL. Buffers are taken and returned on both sides, so the lock is needed. */
 static struct store_buffer *store_idle_buffer(struct store *st)
 {
     struct store_buffer *buffer;
@@ -253,6 +259,7 @@ static void store_queue_write(struct store *st, struct store_buffer *buffer,
     (void)pthread_mutex_unlock(&st->lock);
 }
 
+/* `buffer` is the payload's address in a staging buffer, where the engine has put the page. */
 void store_save(struct store *st, void *buffer, const struct page_label *label)
 {
     struct store_buffer *buf = store_buffer_of(st, buffer);
@@ -277,6 +284,7 @@ bool store_save_from(struct store *st, const void *payload, const struct page_la
     return true;
 }
 
+/* The slot counts a reader from here on, so that it is not evicted while the read is queued. */
 int store_load(struct store *st, const struct hash *name, const int32_t *tokens, uint64_t ticket)
 {
     struct store_buffer *buffer = store_idle_buffer(st);
@@ -303,6 +311,8 @@ int store_load(struct store *st, const struct hash *name, const int32_t *tokens,
     return rc;
 }
 
+/* The record is written by the I/O thread later; until then the index in memory has the
+ * retention. */
 void store_retain(struct store *st, const struct hash *name, struct retain r)
 {
     int32_t slot;
@@ -421,6 +431,7 @@ int store_event_fd(const struct store *st)
     return st->event_fd;
 }
 
+/* The threads broadcast `idle` when all queues are empty and nothing is in progress. */
 void store_flush(struct store *st)
 {
     (void)pthread_mutex_lock(&st->lock);
@@ -431,6 +442,7 @@ void store_flush(struct store *st)
     (void)pthread_mutex_unlock(&st->lock);
 }
 
+/* Copied under the lock; store_write_uses() writes them with the last uses. */
 void store_set_rates(struct store *st, const struct store_rate *rates, int n)
 {
     must(n >= 0 && n <= STORE_RATES_MAX);

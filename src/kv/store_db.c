@@ -71,6 +71,8 @@ static bool store_db_is_damage(int rc)
     }
 }
 
+/* Log an error of LMDB and translate it: ERR_CORRUPT is the only one that speaks against the
+ * file. */
 static int store_db_error(const char *what, int rc)
 {
     log_error("store: %s: %s", what, mdb_strerror(rc));
@@ -91,6 +93,8 @@ static int store_db_wrote(struct store_db *db, const char *what, int rc)
     return store_db_error(what, rc);
 }
 
+/* Open an environment. NORDAHEAD because the index is read at random, NOTLS because read
+ * transactions are not bound to a thread. */
 static int store_db_env(struct store_db *db, const char *dir, unsigned flags, size_t map_bytes)
 {
     int rc = mdb_env_create(&db->env);
@@ -106,6 +110,8 @@ static int store_db_env(struct store_db *db, const char *dir, unsigned flags, si
     return rc;
 }
 
+/* The four tables of store_db.h. Integer keys are compared as numbers, which keeps records of
+ * neighbouring slots on one page. */
 static int store_db_tables(struct store_db *db, MDB_txn *txn, unsigned flags)
 {
     int rc = mdb_dbi_open(txn, "meta", flags, &db->meta);
@@ -127,6 +133,7 @@ static MDB_val store_db_val(const void *p, size_t len)
     return value;
 }
 
+/* Read the format record. Any other size or magic is an index that this program does not know. */
 static int store_db_format(struct store_db *db, MDB_txn *txn, struct store_format *out)
 {
     MDB_val key = store_db_val("format", 6);
@@ -273,6 +280,7 @@ int store_db_space(struct store_db *db, const struct store_space *space, uint32_
         MDB_val value;
 
         rc = mdb_get(txn, db->spaces, &key, &value);
+        /* The fingerprint decides; the name is for people and may change. */
         if (rc == 0 && value.mv_size == sizeof *space &&
             memcmp(value.mv_data, space, sizeof space->fingerprint) == 0)
             break;
@@ -314,6 +322,8 @@ bool store_db_read_space(struct store_db *db, uint32_t index, struct store_space
     return found;
 }
 
+/* Last uses are stored in chunks of STORE_USES slots, because writing each on its own would cost a
+ * page of LMDB per use. */
 static struct store_use store_db_use(struct store_db *db, MDB_txn *txn, uint64_t slot)
 {
     struct store_use use = {0};
@@ -364,6 +374,8 @@ static int store_db_scan_part(struct store_db *db, MDB_txn *txn, uint64_t *from,
     return rc;
 }
 
+/* Between two parts the snapshot is renewed, so that the writer can reuse pages that were freed
+ * meanwhile. *n_bad counts values of wrong size. */
 int store_db_scan(struct store_db *db, store_db_fn *fn, void *context, uint64_t *n_bad)
 {
     uint64_t from = 0;
@@ -385,6 +397,7 @@ int store_db_scan(struct store_db *db, store_db_fn *fn, void *context, uint64_t 
     return store_db_error("the index cannot be read", rc);
 }
 
+/* One transaction for a batch: with the default durability each costs an fdatasync() of LMDB. */
 int store_db_commit(struct store_db *db, const struct store_change *changes, int n_changes)
 {
     MDB_txn *txn = NULL;
@@ -408,6 +421,7 @@ int store_db_commit(struct store_db *db, const struct store_change *changes, int
     return store_db_wrote(db, "the index cannot be written", rc);
 }
 
+/* Only chunks with a change are written: 2 KiB each. */
 int store_db_write_uses(struct store_db *db, const struct store_use *uses, const bool *marked,
                         uint32_t n_chunks)
 {
@@ -453,6 +467,7 @@ static bool store_db_get_rates(struct store_db *db, MDB_txn *txn, MDB_val *v)
            v->mv_size <= STORE_RATES_MAX * sizeof(struct store_rate);
 }
 
+/* Rates are statistics, so an error is the same as none. */
 int store_db_read_rates(struct store_db *db, struct store_rate rates[STORE_RATES_MAX])
 {
     MDB_txn *txn = NULL;
@@ -578,6 +593,7 @@ static int store_db_walk_table(MDB_txn *txn, MDB_dbi table, off_t bytes)
     return rc;
 }
 
+/* All four tables, so that a fault anywhere is found by the child and not by the engine. */
 static int store_db_walk(struct store_db *db, off_t bytes)
 {
     MDB_txn *txn = NULL;
@@ -730,6 +746,7 @@ static int store_db_rebuild(const char *dir, const char *scratch, const struct s
     return store_db_judge(status, at);
 }
 
+/* The scratch folder has at most the two files of an LMDB environment. */
 static void store_db_clear(const char *scratch)
 {
     static const char *const names[] = {"data.mdb", "lock.mdb"};
@@ -769,6 +786,7 @@ static int store_db_renew(const char *dir, const struct store_format *format, si
     return rc;
 }
 
+/* The tables must exist: the child has created the file. */
 static int store_db_write_env(struct store_db *db, const char *dir, size_t map_bytes)
 {
     MDB_txn *txn = NULL;
@@ -835,6 +853,8 @@ int store_db_open(struct store_db **out, const char *dir, const struct store_for
     return ERR_OK;
 }
 
+/* The header repeats the record, so a slot that was reused after a lost index entry is recognised
+ * by its generation. */
 bool store_header_matches(const struct store_header *h, const struct store_record *record,
                           uint64_t page_bytes)
 {

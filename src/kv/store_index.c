@@ -16,6 +16,7 @@ int32_t store_find(const struct store *st, const struct hash *name)
     return table_find(&st->table, name);
 }
 
+/* Idempotent: called whenever one of the three conditions may have changed. */
 void store_place(struct store *st, int32_t slot)
 {
     const struct store_entry *entry = &st->entries[slot];
@@ -26,6 +27,7 @@ void store_place(struct store *st, int32_t slot)
         eviction_remove(st->eviction, slot);
 }
 
+/* A slot is in `changed` at most once, so the array of n_slots entries cannot overflow. */
 void store_note_changed(struct store *st, int32_t slot)
 {
     if (st->entries[slot].changed) {
@@ -38,6 +40,8 @@ void store_note_changed(struct store *st, int32_t slot)
     (void)pthread_cond_broadcast(&st->work); /* some of the threads only read */
 }
 
+/* The effective retention may differ from r, because the share of retained pages is limited; only
+ * the effective one is recorded. */
 void store_retain_slot(struct store *st, int32_t slot, struct retain r)
 {
     struct store_entry *entry = &st->entries[slot];
@@ -122,6 +126,8 @@ static bool store_has_no_room(const struct store *st, int32_t slot)
 /* Free slots are given out from the lowest up, so the file grows only as far as it is used. */
 int32_t store_take_slot(struct store *st)
 {
+    /* A slot beyond the end of the file needs room on the disk; a page in the middle of the file
+     * does not. So with a full disk pages are replaced, and the file does not grow. */
     int32_t slot = st->free;
 
     if (slot != -1 && !store_has_no_room(st, slot)) {
@@ -135,6 +141,7 @@ int32_t store_take_slot(struct store *st)
     return slot;
 }
 
+/* Called when nothing is in progress, so no slot is between two states. */
 void store_prove_index(const struct store *st)
 {
     uint32_t n_used = 0, n_free = 0;
@@ -217,6 +224,7 @@ int store_load_index(struct store *st)
         return rc;
     st->free = -1;
     st->counters.entries = 0;
+    /* From the end, so that the lowest slots are first in the list of free ones. */
     for (uint32_t i = st->n_slots; i-- > 0;) {
         if (!st->entries[i].used)
             store_free_slot(st, (int32_t)i);

@@ -279,6 +279,7 @@ static void store_end_read(struct store *st, struct store_buffer *buffer)
         store_note_changed(st, buffer->slot);
 }
 
+/* A read without the lock: the slot cannot be reused while it counts a reader. */
 static void store_read_one(struct store *st, struct store_buffer *buffer)
 {
     buffer->rc = ERR_OK;
@@ -296,6 +297,8 @@ static void store_read_one(struct store *st, struct store_buffer *buffer)
     store_tell(st);
 }
 
+/* The arrays are copied under the lock and written without it, because a transaction may take long.
+ * On an error only the order of eviction suffers. */
 void store_write_uses(struct store *st)
 {
     size_t n = (size_t)st->n_chunks * STORE_USES;
@@ -346,6 +349,8 @@ static void store_note_idle(struct store *st)
         (void)pthread_cond_broadcast(&st->idle);
 }
 
+/* A zeroed header fails every check of a later engine, so a record that still names the slot does
+ * no harm. O_DIRECT needs an aligned buffer. */
 void store_scrub(struct store *st, const int32_t *slots, int n)
 {
     static const _Alignas(STORE_ALIGN) char zeros[STORE_HEADER_BYTES];
@@ -447,6 +452,7 @@ static void store_scrub_changed(struct store *st)
     (void)pthread_mutex_unlock(&st->lock);
 }
 
+/* A plain worker: take a read, do it, look again. It ends only when no read is left. */
 void *store_run_reader(void *context)
 {
     struct store *st = context;
@@ -491,6 +497,8 @@ void *store_run(void *context)
         }
         works = read != NULL || writes != NULL || store_has_changes(st);
         st->n_busy += works;
+        /* Nothing to do: wake store_flush(), then sleep until there is work, or until it is time to
+         * try the disk again. */
         if (!works) {
             store_note_idle(st);
             if (st->stop)

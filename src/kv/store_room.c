@@ -34,6 +34,7 @@
 /* Files that are moved aside; always to the same names, so at most one of each is kept. */
 static const char *const room_files[] = {"data.mdb", "lock.mdb", "pages.kv"};
 
+/* The path of one of the store's files. */
 static void room_path(const struct store *st, char *out, size_t cap, const char *name)
 {
     (void)snprintf(out, cap, "%s/%s", st->options.dir, name);
@@ -140,6 +141,7 @@ static int room_open_space(struct store *st)
     return rc;
 }
 
+/* The page file is opened after the index, because a damaged index makes it useless. */
 static int room_open_file(struct store *st)
 {
     struct stat file;
@@ -160,6 +162,8 @@ static int room_open_file(struct store *st)
     return ERR_OK;
 }
 
+/* fsync() of a folder makes its entries durable: without it a file that was just created may be
+ * missing after a power cut. */
 static void room_sync_folder(const char *path)
 {
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -191,6 +195,8 @@ static void room_take_rates(struct store *st)
     (void)pthread_mutex_unlock(&st->lock);
 }
 
+/* Each change of the mode starts the interval between attempts anew, and lets store_scrub_changed()
+ * look at all changes again. */
 static void room_set_mode(struct store *st, enum store_mode mode)
 {
     (void)pthread_mutex_lock(&st->lock);
@@ -205,6 +211,7 @@ static void room_set_mode(struct store *st, enum store_mode mode)
                  st->options.dir);
 }
 
+/* The order matters: the lock keeps other engines out before anything is read or moved aside. */
 static int room_attach(struct store *st)
 {
     int rc = room_open_lock(st);
@@ -268,6 +275,8 @@ static uint64_t room_free(const struct store *st)
     return (uint64_t)fs.f_bavail * fs.f_frsize;
 }
 
+/* Files that were moved aside are removed first when the disk is short. The reserve is left to
+ * other programs. */
 void store_measure_room(struct store *st)
 {
     uint64_t room = room_free(st), wants = st->options.reserve_bytes + st->format.slot_bytes;
@@ -362,6 +371,7 @@ void store_tend(struct store *st)
     }
 }
 
+/* With a working disk only the hourly sweep is due; otherwise the next attempt. */
 uint64_t store_tend_in_us(const struct store *st)
 {
     uint64_t past = clock_us() - st->tried_us;

@@ -8,6 +8,8 @@
 
 #define TABLE_ROOM_MIN 16
 
+/* At least twice the capacity, rounded up to a power of two: probes stay short, and the remainder
+ * is a mask. */
 int table_open(struct table *t, const struct hash *names, size_t name_step, uint32_t n_max)
 {
     uint32_t room = TABLE_ROOM_MIN;
@@ -70,6 +72,7 @@ void table_erase(struct table *t, const struct hash *name)
     }
 }
 
+/* Only for checks; the table itself needs no count. */
 uint32_t table_count(const struct table *t)
 {
     uint32_t n = 0;
