@@ -1,13 +1,20 @@
-/* Decode attention of few sequences with short contexts.
+/* SPDX-License-Identifier: Apache-2.0
  *
- * Split: a cluster of eight blocks a (sequence, kv head); its 32 warps take the row's tiles in
- * turns, two ahead. The blocks add their warps' pieces and send each rank its eighth of the
- * elements; a barrier of the cluster later each rank adds eight parts. No plan is read, and
- * the code that runs once is half of attn_decode.cu's: what counts here is the length of the way.
+ * Decode attention for few sequences with short contexts.
  *
- * Shared memory, a block: rings 64 KB, desks 13 KB, barriers, the ranks' parts 8 KB (head size
- * 128): two blocks a multiprocessor, or one beside the product behind it. Bytes: every key and
- * value once. Same input, same bits, whoever else is in the step. */
+ * Split: a cluster of eight blocks per (sequence, kv head); its 32 warps take the row's tiles in
+ * turn, two ahead. Each block merges the partial results of its warps and sends each rank an eighth
+ * of the elements; after a cluster barrier each rank merges eight parts:
+ *
+ *   tiles 0 1 2 ... 31 32 ...  -> warps of 8 blocks (each with a softmax of its own)
+ *   4 warps -> 1 part per block -> through distributed shared memory -> rank r merges 1/8
+ *
+ * No plan is read, and the code that runs once is half as long as attn_decode.cu's, because here
+ * the latency of the whole path counts and not its throughput.
+ *
+ * Shared memory per block: rings 64 KB, desks 13 KB, barriers, the ranks' parts 8 KB (head size
+ * 128): two blocks per multiprocessor, or one beside the next product. Bytes: every key and value
+ * once. Same input, same bits, whatever other sequences the step has. */
 #ifndef QUIRE_KERNELS_ATTN_BRIEF_CUH
 #define QUIRE_KERNELS_ATTN_BRIEF_CUH
 
@@ -17,7 +24,7 @@
 
 namespace cg = cooperative_groups;
 
-#define BRIEF_ROWS 16 /* (sequence, kv head) rows for which it is the faster one */
+#define BRIEF_ROWS 16 /* rows (sequence, kv head) up to which it is faster */
 
 template <int D, int TYPE, bool WINDOWED> struct brief {
     using warp = decode_warp<D, TYPE, 8>;
@@ -27,8 +34,8 @@ template <int D, int TYPE, bool WINDOWED> struct brief {
     static constexpr int RANKS = 8;
     static constexpr int WORKERS = RANKS * DECODE_WARPS;
     static constexpr int SLOTS =
-        (warp::STEPS + RANKS - 1) / RANKS; /* steps of O^T a rank adds up */
-    /* Two blocks a multiprocessor, and room beside the product behind. */
+        (warp::STEPS + RANKS - 1) / RANKS; /* steps of O^T that a rank merges */
+    /* Two blocks per multiprocessor, and room for the next product's block. */
     static constexpr int STAGES = 2;
     static constexpr int RING = STAGES * tile::STAGE;
     /* Shared memory: rings, desks, barriers, the ranks' parts. */
@@ -39,19 +46,19 @@ template <int D, int TYPE, bool WINDOWED> struct brief {
                   "a piece takes the ring's place");
     static constexpr int SHARED = INBOX_AT + RANKS * SLOTS * 32 * (int)sizeof(merged);
 
-    /* What a warp works through: tiles worker, worker + WORKERS, ... of a row, counted from the one
-     * with the first key in view. */
+    /* The walk of a warp: tiles worker, worker + WORKERS, ... of a row, from the one with the first
+     * visible key on. */
     struct run {
         const int32_t *pages;
         int len, n_pages, kv_head;
-        int lowest, first_tile, first_page; /* in view */
-        int next, n_tiles;                  /* to be asked for */
-        int stage;                          /* to be asked for into */
+        int lowest, first_tile, first_page; /* visible */
+        int next, n_tiles;                  /* to be loaded */
+        int stage;                          /* into which the next tile is loaded */
         char *ring, *desk;
         uint32_t barriers;
     };
 
-    /* Ask for the next tile, each lane for one box. */
+    /* Load the next tile; each lane issues the copy of one box. */
     static __device__ __forceinline__ void ask_tile(run &r, const decode_args &a,
                                                     const CUtensorMap *map, uint64_t policy)
     {
@@ -79,7 +86,7 @@ template <int D, int TYPE, bool WINDOWED> struct brief {
         r.next += WORKERS;
     }
 
-    /* Queries, and the step's key and value for the warp that has the last tile. */
+    /* Prepare the queries, and the step's key and value in the warp that has the last tile. */
     template <bool NORMED>
     static __device__ __forceinline__ void begin(const run &r, state &st, const decode_args &a,
                                                  const k_bf16 *token, int seq, int token_idx,
@@ -104,6 +111,8 @@ template <int D, int TYPE, bool WINDOWED> struct brief {
         __syncwarp();
     }
 
+    /* The mainloop: wait for a stage, add the new key if it belongs to this tile, clear values
+     * outside the sequence, multiply, and load the next tile into the stage. */
     static __device__ __forceinline__ void walk(run &r, state &st, const decode_args &a,
                                                 const CUtensorMap *map, uint64_t policy, int worker,
                                                 bool inserts)
@@ -139,7 +148,7 @@ template <int D, int TYPE, bool WINDOWED> struct brief {
         }
     }
 
-    /* The block's part of each float4 of O^T, to the rank that adds the ranks' parts. */
+    /* Send the block's part of each float4 of O^T to the rank that merges it. */
     static __device__ __forceinline__ void send(const piece &p, char *shared, int rank)
     {
         cg::cluster_group cluster = cg::this_cluster();
@@ -159,6 +168,7 @@ template <int D, int TYPE, bool WINDOWED> struct brief {
         }
     }
 
+    /* Merge the parts of all ranks for this rank's eighth of the elements, and write them. */
     static __device__ __forceinline__ void receive(const decode_args &a, const piece &p,
                                                    const char *shared, int rank)
     {
@@ -175,7 +185,7 @@ template <int D, int TYPE, bool WINDOWED> struct brief {
     }
 };
 
-/* NORMED: heads are of 128, and normed before they are rotated. */
+/* NORMED: heads of 128 that are normed before they are rotated. */
 template <int D, int TYPE, bool NORMED, bool WINDOWED>
 static __global__ void __cluster_dims__(8, 1, 1) __launch_bounds__(DECODE_WARPS * 32, 2)
     attn_brief_kernel(const __grid_constant__ CUtensorMap map,

@@ -1,23 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Causal attention of several query tokens a sequence over its pages, on tensor cores: for every
- * shape. sm90_attn_chunk.cu is faster where it takes the shape.
+ * Causal attention of several query tokens per sequence over its pages, on tensor cores, for every
+ * shape. sm90_attn_chunk.cu is faster for the shapes that it supports.
  *
- * One block of eight warps for each (tile, kv head). A tile's 128 rows are pairs (token, query head
- * of the group), so that grouped heads share the keys that are read; a warp owns 16 rows. Keys
- * and values come in blocks of 64 positions through shared memory; scores are
- * q [64][D] . k [64][D], kept in registers, and become the left operand of the second product
- * (mma.m16n8k16: the accumulator's layout is the operand's). Softmax runs in float32.
+ * One block of eight warps per (tile, kv head). A tile's 128 rows are pairs (token, query head of
+ * the group), so that grouped heads share the keys that are read; a warp owns 16 rows. Keys and
+ * values come in blocks of 64 positions through shared memory; scores are q [64][D] . k [64][D],
+ * stay in registers, and become the left operand of the second product (mma.m16n8k16: the
+ * accumulator's layout is the operand's). The softmax runs in float32.
  *
- * D is head_dim rounded up to the next size built; what lies between is zero. Source: the scheme
- * is FlashAttention-2's (arXiv:2307.08691). */
+ *   for each 64 keys:  K -> S = q . K^T -> mask -> P = 2^(S - max), rescale O -> V -> O += P . V
+ *
+ * D is head_dim rounded up to the next size that was built; the elements between are zero. Source:
+ * the scheme of FlashAttention-2 (arXiv:2307.08691). */
 #include "kernels/e4m3.cuh"
 #include "kernels/pages.cuh"
 
 #define WARPS   8
 #define ROWS    K_TILE_ROWS
 #define BLOCK   64 /* keys at a time */
-#define PAD     8  /* elements behind a row: ldmatrix then meets all banks */
+#define PAD     8  /* elements after a row, so that ldmatrix meets all banks */
 #define LOG2_E  1.44269504f
 #define NOTHING (-1e30f)
 
@@ -30,7 +32,7 @@ struct chunk_args {
     struct k_tokens t;
     struct k_attn_plan plan;
     int n_heads;
-    float scale, out_scale; /* of scores, of the output */
+    float scale, out_scale; /* factor of scores, of the output */
 };
 
 static __device__ inline void load_matrices(uint32_t r[4], const bf16 *p)
@@ -63,7 +65,8 @@ static __device__ inline void copy16(bf16 *to, const k_bf16 *from)
         "l"(from));
 }
 
-/* One row of head_dim elements into D of shared memory; from NULL: zeros. Eight threads a row. */
+/* Copy a row of head_dim elements into D of shared memory; from NULL: zeros. Eight threads per
+ * row. */
 template <int D>
 static __device__ inline void copy_row(bf16 *to, const k_bf16 *from, int hd, int part)
 {
@@ -77,7 +80,7 @@ static __device__ inline void copy_row(bf16 *to, const k_bf16 *from, int hd, int
     }
 }
 
-/* The same from e4m3, which cannot be copied as it is. */
+/* Copy a row of e4m3, which has to be widened on the way. */
 template <int D>
 static __device__ inline void widen_row(bf16 *to, const uint8_t *from, int hd, int part)
 {
@@ -102,7 +105,7 @@ template <int LEFT> static __device__ inline void wait_groups(void)
     asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
 }
 
-/* What one thread holds of its warp's 16 rows: rows lane / 4 and lane / 4 + 8. */
+/* The part of a warp's 16 rows that one thread has: rows lane / 4 and lane / 4 + 8. */
 template <int D> struct chunk_state {
     float acc[D / 8][4];
     float top[2], sum[2];
@@ -134,8 +137,9 @@ static __device__ inline void score_block(float score[BLOCK / 8][4], const bf16 
     }
 }
 
-/* Turn scores into weights, and shrink what stands in the state. limit: the last key that each
- * of the two rows may see, relative to the block; window: how many up to there. */
+/* The running softmax: turn scores into weights, and rescale the accumulators by the change of the
+ * maximum. limit: the last key that each of the two rows may attend to, relative to the block;
+ * window: how many keys up to there. */
 template <int D>
 static __device__ inline void soften(chunk_state<D> &st, float score[BLOCK / 8][4], float scale,
                                      const int limit[2], uint32_t window)
@@ -179,6 +183,7 @@ static __device__ inline void soften(chunk_state<D> &st, float score[BLOCK / 8][
     }
 }
 
+/* O += P . V; the scores' accumulators are already in the layout of a left operand. */
 template <int D>
 static __device__ inline void add_values(chunk_state<D> &st, const float weight[BLOCK / 8][4],
                                          const bf16 *v)
@@ -203,8 +208,8 @@ static __device__ inline void add_values(chunk_state<D> &st, const float weight[
     }
 }
 
-/* Keys or values (offset 0 or value_elems()) of BLOCK positions from base; zeros past last, and in
- * front of lowest, where pages may be others'. */
+/* Copy keys or values (offset 0 or value_elems()) of BLOCK positions from base; zeros after last,
+ * and before lowest, where pages may belong to other sequences. */
 template <int D>
 static __device__ inline void copy_block(bf16 *to, const chunk_args &a, const int32_t *pages,
                                          int kv_head, int base, int lowest, int last, size_t offset)
@@ -217,7 +222,7 @@ static __device__ inline void copy_block(bf16 *to, const chunk_args &a, const in
 
         if (a.kv.type == K_BF16)
             copy_row<D>(row, from, a.kv.head_dim, threadIdx.x % 8);
-        else /* the same element of an array of bytes */
+        else /* its index in an array of bytes */
             widen_row<D>(row,
                          is_key ? (const uint8_t *)a.kv.pages + (from - (k_bf16 *)a.kv.pages)
                                 : (const uint8_t *)NULL,
@@ -295,8 +300,9 @@ static __global__ void __launch_bounds__(WARPS * 32) attn_chunk_kernel(const chu
         score_block<D>(score, q + warp * 16 * (D + PAD), k);
         soften<D>(st, score, a.scale * LOG2_E, limit, window);
         __syncthreads();
-        copy_block<D>(k, a, pages, kv_head, base + BLOCK, lowest, last, 0); /* past it: zeros */
-        wait_groups<1>();                                                   /* the values */
+        /* Past the end: zeros. */
+        copy_block<D>(k, a, pages, kv_head, base + BLOCK, lowest, last, 0);
+        wait_groups<1>(); /* the values */
         __syncthreads();
         add_values<D>(st, score, v);
         __syncthreads();

@@ -1,35 +1,41 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Attention of one query token a sequence over its pages, on tensor cores.
+ * Attention of one query token per sequence over its pages, on tensor cores.
  *
- * Split: k_attn_schedule() has cut the keys of all (sequence, kv head) rows, one row behind the
- * other, into equal shares, one for each warp of a grid of one or two blocks a multiprocessor. A
- * warp walks its share in tiles of 16 or 32 keys with a running softmax of its own, and asks the
- * tensor copy engine for tiles ahead of it into a ring of its own: nothing in the loop waits for
- * another warp. What a warp leaves of rows that it shares with others ("pieces") meets at the
- * end: within the block through shared memory, between blocks ("parts") through plan->work, where
- * the last block to arrive adds the parts in their order and sets the counter back to 0.
+ *   pages --TMA--> ring of stages (per warp) --ldmatrix--> S^T = K Q^T -> P^T -> O^T += V^T P^T
+ *   warp's rows:  whole row -> out;  part of a row -> piece --+-- merge in the block
+ *                                                             '-- merge between blocks (work)
+ *
+ * Split: k_attn_schedule() has cut the keys of all (sequence, kv head) rows, one row after another,
+ * into equal shares, one per warp of a grid of one or two blocks per multiprocessor. A warp walks
+ * over its share in tiles of 16 or 32 keys with a running softmax of its own, and loads tiles in
+ * advance with the TMA into a ring of its own: nothing in the mainloop waits for another warp. A
+ * warp's partial results of rows that it shares with others ("pieces") are merged at the end:
+ * within the block through shared memory, between blocks ("parts") through plan->work, where the
+ * last block to arrive merges the parts in their order and resets the counter to 0.
  *
  * The query heads of a kv head are the 8 columns (or 16; larger groups are cut) of both products,
- * so keys and values are the left operands, as they stand in memory:
+ * so keys and values are the left operands, in the layout of the pages:
  *
  *     S^T [tokens][heads] = K [tokens][D] . Q^T      mma.m16n8k16, float32
- *     P^T = 2^(S^T - top)                            bf16, turned by movmatrix
+ *     P^T = 2^(S^T - top)                            bf16, transposed by movmatrix
  *     O^T [D][heads]     += V^T [D][tokens] . P^T    V^T by ldmatrix.trans
  *
- * top is raised only when a score exceeds it by RISE, so that the rare case pays for the maximum
- * over lanes and for scaling O. fp8: bytes become float16 in registers, Q is float16 scaled by a
- * power of two to below 2; V is turned in units of two bytes, and a permutation parts these.
+ * top is raised only when a score exceeds it by RISE, so that only this rare case pays for the
+ * maximum over lanes and for rescaling O. fp8: bytes become float16 in registers, Q is float16
+ * scaled by a power of two to below 2; V is transposed in units of two bytes, which a permutation
+ * separates.
  *
- * Shared memory: [warp][stage][K|V] tiles (decode_tile), 96 KB in flight a block, so that the
- * kernel behind has room; barriers; the list of pieces. Pieces reuse the ring.
+ * Shared memory: [warp][stage][K|V] tiles (decode_tile), 96 KB in flight per block, so that the
+ * next kernel has room; barriers; the list of pieces. Pieces reuse the ring.
  *
- * Bytes: every key and value once for each block of heads, with an evict-first hint; 2 * group *
- * head_dim * 4 for each of at most two parts a block. Same input, same bits; but shares depend
- * on the lengths of all sequences of the step, so a sequence's last bits depend on its company.
+ * Bytes: every key and value once per block of heads, with an evict-first hint; 2 * group *
+ * head_dim * 4 per part, of which a block has at most two. Same input, same bits; but shares depend
+ * on the lengths of all sequences of the step, so a sequence's last bits depend on the other
+ * sequences.
  *
- * Head sizes that are no multiple of 8 elements (16 for fp8), pages of other sizes than 2^n >= 8:
- * the same, but tiles are copied by hand and nothing is ahead.
+ * Head sizes that are not a multiple of 8 elements (16 for fp8), and pages of other sizes than 2^n
+ * >= 8: the same algorithm, but tiles are copied without the TMA and nothing is loaded in advance.
  *
  * Source: running softmax from FlashAttention-2 (arXiv:2307.08691), shares as in stream-K
  * (arXiv:2301.03598). */
@@ -42,8 +48,9 @@
 #define LOG2_E  1.44269504f
 #define THREADS (DECODE_WARPS * 32)
 
-/* WINDOWED: keys in front of a window are not seen (kernels.h, k_kv.window): a row's tiles begin
- * with the one that has the first key in view, and of that tile pages without one are not read. */
+/* WINDOWED: keys before a window are invisible (kernels.h, k_kv.window): a row's tiles begin with
+ * the one that has the first visible key, and pages of that tile without a visible key are not
+ * read. */
 template <int D, int TYPE, int HEADS, bool WINDOWED> struct decode {
     using warp = decode_warp<D, TYPE, HEADS>;
     using tile = decode_tile<D, TYPE>;
@@ -59,13 +66,13 @@ template <int D, int TYPE, int HEADS, bool WINDOWED> struct decode {
 
     static_assert(PIECE * 4 <= warp::RING, "a piece takes the ring's place");
 
-    /* Blocks of heads are rare, and a division is long. */
+    /* Blocks of heads are rare, and a division takes long. */
     static __device__ __forceinline__ int kv_head_of(const decode_args &a, int row)
     {
         return a.blocks == 1 ? row : row / a.blocks;
     }
 
-    /* The first key in view of a decode with len keys, and the tile that it is in. */
+    /* The first visible key of a decode with len keys, and the tile that has it. */
     static __device__ __forceinline__ int lowest_of(const decode_args &a, int len)
     {
         return WINDOWED ? decode_lowest(len, a.kv.window) : 0;
@@ -76,28 +83,29 @@ template <int D, int TYPE, int HEADS, bool WINDOWED> struct decode {
         return lowest_of(a, len) / tile::TOKENS;
     }
 
-    /* --- copies ------------------------------------------------------------------------ */
+    /* --- loading tiles ------------------------------------------------------------------------ */
 
-    /* The tiles that a warp asks for, ahead of those that it computes with. */
+    /* The position of the loads, ahead of the tiles that are computed. */
     struct feed {
         const int32_t *pages;
         int item, row, tile, left;
         int row_tiles, n_pages, slab;
-        int first_tile, first_page; /* in view */
+        int first_tile, first_page; /* visible */
         int base;                   /* page of lane 0 */
         int page, next;             /* ids of pages base + lane and base + 32 + lane */
         int stage;
         decode_item ahead; /* the next item */
     };
 
-    /* The id of a page; of one that is not in view, of the next that is. */
+    /* The id of a page; for an invisible page, that of the first visible one. */
     static __device__ __forceinline__ int page_at(const feed &f, int page)
     {
         page = min(page, f.n_pages);
         return f.pages[WINDOWED ? max(page, f.first_page) : page];
     }
 
-    /* The row's pages from f.tile on; those of the row before do, if they begin as early. */
+    /* Fetch the row's page ids from f.tile on; the previous row's are valid if it begins with the
+     * same page. */
     static __device__ __forceinline__ void feed_row(feed &f, const decode_args &a, bool same_item)
     {
         int lane = threadIdx.x % 32;
@@ -123,7 +131,8 @@ template <int D, int TYPE, int HEADS, bool WINDOWED> struct decode {
         feed_row(f, a, false);
     }
 
-    /* Ask for the next tile. Each lane asks for one box: a page's rows, all panels or one. */
+    /* Load the next tile. Each lane issues the copy of one box: the rows of a page, in all panels
+     * or one. */
     static __device__ __forceinline__ void feed_tile(feed &f, const decode_args &a,
                                                      const CUtensorMap *map, uint32_t ring,
                                                      uint32_t barriers, uint64_t policy)
@@ -166,7 +175,8 @@ template <int D, int TYPE, int HEADS, bool WINDOWED> struct decode {
         }
     }
 
-    /* Where a block keeps the part of a row that began before it, and of one that goes on. */
+    /* Where a block writes its part of a row that began before it, and of a row that continues
+     * after it. */
     static __device__ __forceinline__ float *part_at(const decode_args &a, int block, bool begins)
     {
         return a.work + ((size_t)block * 2 + begins) * PIECE;
@@ -179,7 +189,8 @@ template <int D, int TYPE, int HEADS, bool WINDOWED> struct decode {
         return a.work + ((size_t)2 * DECODE_CTAS + worker) * PIECE;
     }
 
-    /* Pieces p .. q - 1 belong to one row: write it, or the block's part of it. */
+    /* Pieces p .. q - 1 belong to one row: merge them and write the row, or the block's part of
+     * it. */
     static __device__ __forceinline__ void merge_pieces(const decode_args &a, const piece *pieces,
                                                         int p, int q, bool whole)
     {
@@ -211,8 +222,8 @@ template <int D, int TYPE, int HEADS, bool WINDOWED> struct decode {
         }
     }
 
-    /* Count this block's part of a row; the last of the row's blocks adds all parts, up to BATCH
-     * of which are read at a time. */
+    /* Count this block's part of a row; the last of the row's blocks to arrive merges all parts,
+     * reading up to BATCH at a time. */
     static __device__ __forceinline__ void join_parts(const decode_args &a, const piece &p,
                                                       int *arrived)
     {
@@ -254,7 +265,7 @@ template <int D, int TYPE, int HEADS, bool WINDOWED> struct decode {
             a.schedule->counters[span.from] = 0;
     }
 
-    /* All pieces of the block, row by row. */
+    /* Merge all pieces of the block, row by row. */
     static __device__ void finish_block(const decode_args &a, const piece *pieces, int *arrived)
     {
         const int n = 2 * DECODE_WARPS;
@@ -277,13 +288,13 @@ template <int D, int TYPE, int HEADS, bool WINDOWED> struct decode {
         }
     }
 
-    /* --- a share ------------------------------------------------------------------------- */
+    /* --- the mainloop ------------------------------------------------------------------------- */
 
-    /* A warp's place in its share, and what it computes with. */
+    /* A warp's position in its share, and its resources. */
     struct walk {
         decode_item it, ahead; /* the item, and the next one */
         int item, row, tile, left;
-        int side; /* of the desk: where the row's new key and value stand */
+        int side; /* which of the desk's two places has the row's new key and value */
         int stage;
         uint32_t parity;
         feed f;
@@ -292,14 +303,14 @@ template <int D, int TYPE, int HEADS, bool WINDOWED> struct decode {
         uint64_t policy;
     };
 
-    /* What a share has of one row. */
+    /* The part of a row that is in a share. */
     struct segment {
         int row_tiles, n;
-        int first_tile, lowest; /* in view */
+        int first_tile, lowest; /* visible */
         int kv_head, head, n_heads;
-        bool is_first; /* of the kv head's rows */
+        bool is_first; /* of the kv head's blocks of heads */
         bool begins, ends, more;
-        bool inserts; /* the step's key and value are this warp's to add */
+        bool inserts; /* this warp adds the step's key and value */
         const k_bf16 *token;
         const float2 *turn;
     };
@@ -337,7 +348,7 @@ template <int D, int TYPE, int HEADS, bool WINDOWED> struct decode {
         warp::ask_row(w.desk, a, s.token, s.head, s.n_heads, s.kv_head, side, s.inserts);
     }
 
-    /* Ask for what the row behind this one begins with. */
+    /* Prefetch the queries of the next row. */
     static __device__ __forceinline__ void ask_next(const walk &w, const decode_args &a,
                                                     const segment &s)
     {
@@ -352,7 +363,8 @@ template <int D, int TYPE, int HEADS, bool WINDOWED> struct decode {
         ask_segment(w, a, segment_at(a, it, same ? row : 0, 0, w.left - s.n), w.side ^ 1);
     }
 
-    /* What a row begins with: queries, and the step's key and value where the row ends here. */
+    /* Begin a row: prepare its queries, and the step's key and value if the row ends in this
+     * share. */
     template <bool NORMED>
     static __device__ __forceinline__ void begin_row(walk &w, state &st, const decode_args &a,
                                                      const segment &s)
@@ -379,7 +391,8 @@ template <int D, int TYPE, int HEADS, bool WINDOWED> struct decode {
         __syncwarp();
     }
 
-    /* The tiles of a segment. */
+    /* The tiles of a segment: wait for a stage, add the new key, clear values outside the sequence
+     * or before the window, multiply, and load another tile into the stage. */
     template <bool NORMED>
     static __device__ __forceinline__ void walk_row(walk &w, state &st, const decode_args &a,
                                                     const CUtensorMap *map, const segment &s)
@@ -419,8 +432,8 @@ template <int D, int TYPE, int HEADS, bool WINDOWED> struct decode {
         }
     }
 
-    /* Row by row. Whole rows are written; the first row's piece goes to work, the last one's
-     * into the ring, which is free then. */
+    /* Walk over the share row by row. Whole rows are written to out; the piece of the first row
+     * goes to work, that of the last row to the ring, which is free by then. */
     template <bool NORMED>
     static __device__ __forceinline__ void walk_share(walk &w, const decode_args &a,
                                                       const CUtensorMap *map, piece *pieces)
@@ -458,6 +471,7 @@ template <int D, int TYPE, int HEADS, bool WINDOWED> struct decode {
         }
     }
 
+    /* The load position begins where the computation does. */
     static __device__ __forceinline__ void begin_share(walk &w, const decode_worker &mine,
                                                        const decode_args &a, char *shared)
     {
@@ -489,7 +503,7 @@ template <int D, int TYPE, int HEADS, bool WINDOWED> struct decode {
     }
 };
 
-/* NORMED: heads are of 128, and normed before they are rotated. */
+/* NORMED: heads of 128 that are normed before they are rotated. */
 template <int D, int TYPE, int HEADS, bool NORMED, bool WINDOWED>
 static __global__ void __launch_bounds__(THREADS, 2)
     attn_decode_kernel(const __grid_constant__ CUtensorMap map,
@@ -511,7 +525,8 @@ static __global__ void __launch_bounds__(THREADS, 2)
     }
     __syncwarp();
     k::begin_share(w, mine, a, shared);
-    /* With turns, the launch in front has no say in what stands in the pages. */
+    /* With rotary, the previous launch writes nothing to the pages, so tiles can be loaded before
+     * it ends. */
     if (a.turns == NULL)
         k::wait_and_ask(w, a);
 #pragma unroll 1
@@ -532,7 +547,7 @@ typedef CUresult (*encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, vo
                               const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
                               CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
-/* Whether the copy engine can read these pages, tile by tile. */
+/* Can the TMA read these pages, tile by tile? */
 static bool engine_reads(const struct k_kv &kv, int elem)
 {
     int bt = kv.page_tokens;
@@ -542,9 +557,9 @@ static bool engine_reads(const struct k_kv &kv, int elem)
            (uintptr_t)kv.pages % 16 == 0 && kv.page_elems % slab == 0 && kv.layer_elems % slab == 0;
 }
 
-/* The pages as [page][slab][panel][token][element of the panel]. Where a tile has several pages,
- * or the panels more elements than the head, a box is one panel of [head_dim] elements, and what
- * is behind these becomes zero. */
+/* Map the pages as [page][slab][panel][token][element of the panel]. If a tile has several pages,
+ * or the panels have more elements than the head, a box is one panel of [head_dim] elements, and
+ * the elements after these become zero. */
 template <int D, int TYPE> static int map_pages(CUtensorMap *map, decode_args &a)
 {
     using tile = decode_tile<D, TYPE>;
@@ -583,7 +598,7 @@ template <int D, int TYPE> static int map_pages(CUtensorMap *map, decode_args &a
 
 typedef void (*decode_kernel)(CUtensorMap, decode_args);
 
-/* What is left to launch when the arguments are complete. */
+/* The arguments of a launch that depend on the kernel's template. */
 struct decode_launch {
     decode_kernel kernel;
     int n_ctas, shared;

@@ -1,5 +1,7 @@
-/* What the planner and the kernel of decode attention share, and the instructions they are made
- * of: barriers in shared memory, the tensor copy engine, small matrix products, fp8. */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Shared by the planner and the kernels of decode attention, and the instructions that they are
+ * made of: barriers in shared memory, the TMA, small matrix products, fp8. */
 #ifndef QUIRE_KERNELS_ATTN_DECODE_CUH
 #define QUIRE_KERNELS_ATTN_DECODE_CUH
 
@@ -9,42 +11,42 @@
 #include "kernels/sm90.cuh"
 
 #define DECODE_WARPS 4
-#define DECODE_SMS   132              /* of an H200; any other number is right, too */
+#define DECODE_SMS   132              /* of an H200; any other number is correct, too */
 #define DECODE_CTAS  (2 * DECODE_SMS) /* the largest grid */
 #ifndef DECODE_FEW
-#define DECODE_FEW 4 /* sequences for which one block a multiprocessor will do */
+#define DECODE_FEW 4 /* sequences for which one block per multiprocessor is enough */
 #endif
-#define DECODE_LEAST   32 /* keys that a warp has at least: a sum of more parts takes longer */
+#define DECODE_LEAST   32 /* keys per warp, at least: merging more parts takes longer */
 #define DECODE_WORKERS (DECODE_CTAS * DECODE_WARPS)
 
-/* One sequence of the step that has keys. Its tiles are those from the one with the first key that
- * is seen on; they are counted from that. */
+/* A sequence of the step that has keys. Its tiles are counted from the one with the first visible
+ * key on. */
 struct decode_item {
     __align__(16) int32_t seq;
     int32_t len;   /* keys, this step's included */
-    int32_t token; /* its row in qkv and out */
+    int32_t token; /* row in qkv and out */
     int32_t first; /* tiles of all items before it */
 };
 
-/* What a warp does: n tiles from `tile` of row `row` of an item, then those that follow. */
+/* The share of a warp: n tiles from `tile` of row `row` of an item, then those of the next rows. */
 struct decode_worker {
     __align__(16) int32_t item;
     int32_t row;
     int32_t tile;
     int32_t n;
-    decode_item first; /* a copy of the item, which saves the way to it */
+    decode_item first; /* a copy of the item, which saves a dependent load */
 };
 
-/* The first and the last block that have keys of a row. */
+/* The first and the last block with keys of a row. */
 struct decode_span {
     int32_t from, to;
 };
 
-/* The plan of a step in device memory. counters [c] counts the blocks that are done with the
- * row that begins in block c and goes on behind it; 0 between launches. */
+/* The plan of a step in device memory. counters [c] counts the blocks that have finished their part
+ * of the row that begins in block c and continues after it; 0 between launches. */
 struct decode_schedule {
     int32_t counters[DECODE_CTAS];
-    decode_span spans[DECODE_CTAS][2]; /* of the rows at a block's beginning and end */
+    decode_span spans[DECODE_CTAS][2]; /* of the rows at a block's begin and end */
     decode_worker workers[DECODE_WORKERS];
     decode_item items[1]; /* [n_decodes] */
 };
@@ -61,7 +63,7 @@ template <int D, int TYPE> struct decode_tile {
     static constexpr int STAGE = 2 * BYTES; /* keys, then values */
     static constexpr int STAGES = STAGE > 12288 ? 2 : 24576 / STAGE;
 
-    /* Where chunk `chunk` of a token's row stands. */
+    /* The offset of chunk `chunk` of a token's row. */
     static __device__ __forceinline__ int at(int token, int chunk)
     {
         int turn = PANEL == 128 ? token & 7 : PANEL == 64 ? token >> 1 & 3 : token >> 2 & 1;
@@ -71,8 +73,8 @@ template <int D, int TYPE> struct decode_tile {
     }
 };
 
-/* The sizes that kernels are built for: head_dim rounded up, and the query heads that share a
- * pass over the keys. Larger groups are cut into blocks of heads. */
+/* The sizes that kernels are built for: head_dim rounded up, and the query heads that share a pass
+ * over the keys. Larger groups are cut into blocks of heads. */
 static inline int decode_d(int head_dim)
 {
     int d = head_dim <= 80 ? 80 : head_dim <= 96 ? 96 : head_dim <= 128 ? 128 : 256;
@@ -99,14 +101,14 @@ static inline int decode_tile_tokens(const struct k_kv *kv)
     return d == 256 ? decode_tile<256, K_E4M3>::TOKENS : decode_tile<128, K_E4M3>::TOKENS;
 }
 
-/* Two blocks a multiprocessor read faster than one; one leaves room for the next kernel, which
- * matters more when there is little to read. Two have no room at head sizes above 128. */
+/* Two blocks per multiprocessor read faster than one; one leaves room for the next kernel, which
+ * matters more when there is little to read. Two do not fit at head sizes above 128. */
 static inline int decode_ctas(const struct k_kv *kv, int n_decodes)
 {
     return n_decodes <= DECODE_FEW || kv->head_dim > 128 ? DECODE_SMS : 2 * DECODE_SMS;
 }
 
-/* Workers that n_tiles tiles are shared by: whole blocks of them. */
+/* Workers that share n_tiles tiles: a multiple of a block's warps. */
 static __host__ __device__ inline int decode_workers(int n_tiles, int tile_tokens, int n_workers)
 {
     int block_tiles = DECODE_LEAST / tile_tokens * DECODE_WARPS;
@@ -126,7 +128,7 @@ static __device__ inline int share_of(int tile, int n_tiles, int n_workers)
     return (int)((((int64_t)tile + 1) * n_workers + n_tiles - 1) / n_tiles) - 1;
 }
 
-/* The first key that a decode with len keys sees; window 0: it sees all. */
+/* The first visible key of a decode with len keys; window 0: all are visible. */
 static __host__ __device__ inline int decode_lowest(int len, int window)
 {
     return window > 0 && len > window ? len - window : 0;
@@ -161,7 +163,7 @@ static __device__ __forceinline__ void full_wait(uint32_t barrier, uint32_t pari
     } while (done == 0);
 }
 
-/* KV is read once a step: it goes first when the L2 cache needs room. */
+/* KV is read once per step, so it is evicted first when the L2 cache needs room. */
 static __device__ __forceinline__ uint64_t evict_first(void)
 {
     uint64_t policy;
@@ -170,7 +172,7 @@ static __device__ __forceinline__ uint64_t evict_first(void)
     return policy;
 }
 
-/* 16 bytes by this thread, not kept in the L1 cache; and the wait for all it asked for. */
+/* Copy 16 bytes by this thread, bypassing the L1 cache; and wait for all its copies. */
 static __device__ __forceinline__ void copy_async(uint32_t to, const void *from)
 {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
@@ -192,7 +194,7 @@ static __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap *
         : "memory");
 }
 
-/* --- the launch before and the launch behind ------------------------------------------------ */
+/* --- the previous and the next launch --------------------------------------------------------- */
 
 static __device__ __forceinline__ void wait_for_previous(void)
 {
@@ -204,8 +206,8 @@ static __device__ __forceinline__ void let_next_begin(void)
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
-/* Add 1 and return what was there; orders what this thread's block wrote before and reads behind
- * (with a barrier of the block on either side) with the other blocks that count here. */
+/* Add 1 and return the old value. Together with a block barrier on either side it orders this
+ * block's earlier writes and later reads with those of the other blocks that count here. */
 static __device__ __forceinline__ int add_and_see(int32_t *counter)
 {
     int old;
@@ -243,7 +245,7 @@ static __device__ __forceinline__ uint32_t turn_matrix(uint32_t x)
     return y;
 }
 
-/* c [16][8] += a [16][16] * b [16][8], of bfloat16 or of float16 */
+/* c [16][8] += a [16][16] * b [16][8], of bfloat16 or of float16. */
 template <int TYPE>
 static __device__ __forceinline__ void multiply(float c[4], const uint32_t a[4],
                                                 const uint32_t b[2])
@@ -260,7 +262,7 @@ static __device__ __forceinline__ void multiply(float c[4], const uint32_t a[4],
             : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-/* Two numbers in a word as operands of multiply(), the first in the lower half. */
+/* Pack two numbers as operands of multiply(), the first in the lower half. */
 template <int TYPE> static __device__ __forceinline__ uint32_t pack_two(float low, float high)
 {
     __half2 two;
@@ -271,7 +273,7 @@ template <int TYPE> static __device__ __forceinline__ uint32_t pack_two(float lo
     return *(uint32_t *)&two;
 }
 
-/* Four e4m3 in a word as two words of float16: the lower two, the upper two. */
+/* Four e4m3 in a word as two words of float16: first the lower two, then the upper two. */
 static __device__ __forceinline__ void widen_e4m3(uint32_t *low, uint32_t *high, uint32_t four)
 {
     asm("{\n"

@@ -1,20 +1,27 @@
-/* Decode attention's results: what a warp has of a row goes to the output, or becomes a piece, and
- * pieces of one row are added. */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Partial results of decode attention: a warp's result for a row is written to the output if it has
+ * the whole row, else it becomes a piece, and pieces of one row are merged.
+ *
+ * A piece is (O, top, sum) per head: an unnormalised output, the maximum score and the sum of
+ * weights relative to it. Two pieces merge as in FlashAttention's split-K:
+ *
+ *   top = max(t1, t2);  sum = s1 2^(t1 - top) + s2 2^(t2 - top);  O likewise;  result O / sum */
 #ifndef QUIRE_KERNELS_ATTN_DECODE_PARTS_CUH
 #define QUIRE_KERNELS_ATTN_DECODE_PARTS_CUH
 
 #include "kernels/attn_decode_tile.cuh"
 
-/* What is left of a row at the end of a share, or the sum of a block's. */
+/* A warp's partial result of a row at the end of its share, or the merged one of a block. */
 struct piece {
-    const float *at; /* NULL: none */
-    int start;       /* the row's first tile, of all tiles: the row's name */
+    const float *at; /* NULL: there is none */
+    int start;       /* the row's first tile, counted over all tiles: identifies the row */
     int token;
     int head, n_heads;
-    bool begins, ends; /* the row begins, ends with this piece */
+    bool begins, ends; /* the row begins here; it ends here */
 };
 
-/* A float4 of several pieces of one row, added in their order. */
+/* A float4 of several pieces of one row, merged in their order. */
 struct merged {
     float4 o;
     float2 top, sum;
@@ -28,8 +35,8 @@ template <int D, int TYPE, int HEADS> struct decode_parts {
     static constexpr int FRAGMENTS = STEPS * NT * 32;       /* float4s of O^T */
     static constexpr int PIECE = FRAGMENTS * 4 + 2 * HEADS; /* floats: O^T, top, sum */
 
-    /* Where a lane's first element of row tile 0 goes, and how many elements are left from it.
-     * The far one of a pair is FAR elements on. */
+    /* The position of a lane's first element of row tile 0, and how many elements remain from
+     * there. The second element of a pair is FAR elements further on. */
     static constexpr int FAR = TYPE == K_BF16 ? 8 : 1;
 
     static __device__ __forceinline__ size_t out_at(const decode_args &a, int token, int head,
@@ -41,7 +48,7 @@ template <int D, int TYPE, int HEADS> struct decode_parts {
         return ((size_t)token * a.n_heads + head + lane % 4 * 2) * hd + d;
     }
 
-    /* One float4 of O^T: two elements of two heads, of which n_heads and n_elems exist. */
+    /* Write one float4 of O^T: two elements of two heads, of which n_heads and n_elems exist. */
     static __device__ __forceinline__ void write_four(const decode_args &a, size_t at, float4 o,
                                                       float2 weight, int n_heads, int n_elems)
     {
@@ -62,6 +69,7 @@ template <int D, int TYPE, int HEADS> struct decode_parts {
         return make_float2(__fdividef(a.weight, sum0), __fdividef(a.weight, sum1));
     }
 
+    /* Write a row that this warp has completely. */
     static __device__ __forceinline__ void write_row(const decode_args &a, const state &st,
                                                      int token, int head, int n_heads)
     {
@@ -82,7 +90,7 @@ template <int D, int TYPE, int HEADS> struct decode_parts {
         }
     }
 
-    /* The same from a merged piece. */
+    /* Write a float4 of a merged row. */
     static __device__ __forceinline__ void write_merged(const decode_args &a, const piece &p,
                                                         const merged &m, int index)
     {
@@ -122,7 +130,7 @@ template <int D, int TYPE, int HEADS> struct decode_parts {
                 make_float2(0.0f, 0.0f)};
     }
 
-    /* From shared memory, or from work, where other blocks may have written it. */
+    /* Load from shared memory, or from plan->work, where other blocks may have written it. */
     static __device__ __forceinline__ merged merge_load(const float *from, int index)
     {
         const float *heads = from + FRAGMENTS * 4 + index / 32 % NT * 8 + index % 4 * 2;
@@ -157,7 +165,7 @@ template <int D, int TYPE, int HEADS> struct decode_parts {
         }
     }
 
-    /* Of the four lanes that share elements, those whose heads exist have work: thread i takes
+    /* Of the four lanes that share elements, only those whose heads exist have work: thread i takes
      * float4 index_of(i). */
     static __device__ __forceinline__ int idle_shift(const piece &p)
     {

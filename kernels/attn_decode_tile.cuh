@@ -1,11 +1,13 @@
-/* What a warp of decode attention does with a tile of keys and values: the two products, the
- * softmax between them, and what is put into shared memory without the copy engine. */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The work of a warp of decode attention on a tile of keys and values: the two products, the
+ * softmax between them, and the writes to shared memory that are not copies by the TMA. */
 #ifndef QUIRE_KERNELS_ATTN_DECODE_TILE_CUH
 #define QUIRE_KERNELS_ATTN_DECODE_TILE_CUH
 
 #include "kernels/attn_decode.cuh"
 
-#define NOTHING (-1e30f) /* a maximum over no key; finite, so that differences are numbers */
+#define NOTHING (-1e30f) /* maximum over no key; finite, so that differences are numbers */
 #define RISE    8.0f     /* weights stay below 2^8, which bf16 and float16 hold */
 
 struct decode_args {
@@ -18,18 +20,18 @@ struct decode_args {
     decode_schedule *schedule;
     float *work;
     int n_heads, group;
-    int blocks;   /* blocks of heads a kv head */
-    float scale;  /* of scores, to units of log2 */
-    float weight; /* of values */
+    int blocks;   /* blocks of heads per kv head */
+    float scale;  /* factor of scores, to units of log2 */
+    float weight; /* factor of values */
     bool by_hand;
-    bool is_half; /* what out gets */
-    /* Of copies by the engine: */
+    bool is_half; /* layout of out */
+    /* For copies by the TMA: */
     int page_shift;  /* log2(page_tokens) */
-    int box_shift;   /* log2 of pages in a tile */
+    int box_shift;   /* log2 of the pages per tile */
     int box_bytes;   /* from a page's rows to the next page's in a panel */
     int panel_boxes; /* copies for the panels of one page */
-    int slab;        /* (kv head, K|V) slabs in front of the layer */
-    /* Of norms of heads: */
+    int slab;        /* (kv head, K|V) slabs before the layer */
+    /* For norms of heads: */
     const k_bf16 *q_norm, *k_norm; /* NULL: none */
     float eps;
 };
@@ -41,17 +43,18 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
     static constexpr int NT = HEADS / 8;          /* column tiles */
     static constexpr int MT = tile::TOKENS / 16;  /* row tiles */
     static constexpr int PAIRS = (D + 127) / 128; /* words of half a head in each lane */
-    /* The desk: queries of a row; keys and values of the step for this row and for the next. */
-    static constexpr int DESK_ROW = D * 2 + 16; /* the bank moves by 4 from row to row */
+    /* The desk is a warp's place for queries of a row, and for keys and values of the step, of this
+     * row and of the next. */
+    static constexpr int DESK_ROW = D * 2 + 16; /* shifted by 4 banks from row to row */
     static constexpr int DESK = (HEADS + 4) * DESK_ROW;
-    /* Stages of the ring, as many as two blocks a multiprocessor have room for. */
+    /* Stages of the ring: as many as fit with two blocks per multiprocessor. */
     static constexpr int ROOM = (28672 - DESK) / tile::STAGE;
     static constexpr int STAGES = D == 256 || ROOM > tile::STAGES ? tile::STAGES : ROOM;
     static constexpr int RING = STAGES * tile::STAGE;
 
     static_assert(tile::STAGE % (8 * tile::PANEL) == 0, "swizzles repeat after 8 rows");
 
-    /* What a lane holds of one row: g = lane / 4, t = lane % 4. */
+    /* The state of a row in a lane: g = lane / 4, t = lane % 4. */
     struct state {
         uint32_t q[STEPS][NT][2]; /* head g */
         float o[STEPS][NT][4];    /* heads 2t, 2t + 1; elements g, g + 8; fp8: 2g, 2g + 1 */
@@ -70,7 +73,7 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
         }
     }
 
-    /* Sums over the lanes that share two heads, to all of them. */
+    /* Add the sums of the lanes that share two heads; all get the result. */
     static __device__ __forceinline__ void add_sums(state &st)
     {
 #pragma unroll
@@ -84,11 +87,11 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
         }
     }
 
-    /* --- queries, the step's key and value ------------------------------------------------- */
+    /* --- queries, and the step's key and value ------------------------------------------------ */
 
-    /* Ask for a row's queries, and for its new key and value where it ends in this share (to
-     * rows HEADS + 2 * side and the next). token is the token's row of qkv. Only for heads of
-     * whole 16 bytes: the others are read when they are needed. */
+    /* Copy a row's queries to the desk, and its new key and value if it ends in this share (to rows
+     * HEADS + 2 * side and the next). token is the token's row of qkv. Only for heads of whole 16
+     * bytes: others are read when they are needed. */
     static __device__ __forceinline__ void ask_row(char *desk, const decode_args &a,
                                                    const k_bf16 *token, int head, int n_heads,
                                                    int kv_head, int side, bool inserts)
@@ -114,7 +117,7 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
         return make_float2(turn_lower(low, high, turn), turn_upper(high, low, turn));
     }
 
-    /* Elements 2 * lane + 64 * j and the next, of both halves: words of one head, rotated, as
+    /* Rotate elements 2 * lane + 64 * j and the next, of both halves: words of one head; returns
      * floats [low, its next, high, its next]. Only for heads whose halves are even. */
     static __device__ __forceinline__ float4 turn_words(uint32_t low, uint32_t high, float4 turn)
     {
@@ -124,7 +127,7 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
         return make_float4(a.x, b.x, a.y, b.y);
     }
 
-    /* The same of a head of 128, which the warp has whole, normed before; and its weights. */
+    /* Norm a head of 128, which the warp has completely, and rotate it as turn_words() does. */
     static __device__ __forceinline__ float4 norm_and_turn(uint32_t low, uint32_t high, float4 turn,
                                                            uint2 weights, float eps)
     {
@@ -178,7 +181,7 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
         }
     }
 
-    /* Queries to the desk, rotated if there are turns, element by element. */
+    /* Copy queries to the desk element by element, rotated if there are turns. */
     static __device__ __forceinline__ void lay_queries(char *desk, const k_bf16 *q, int n_heads,
                                                        int hd, const float2 *turn)
     {
@@ -198,8 +201,8 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
         }
     }
 
-    /* The right operand of S^T, heads 8n to 8n + 7: elements in the order in which the keys'
-     * fragments come. */
+    /* Load the right operand of S^T, heads 8n to 8n + 7: elements in the order of the keys'
+     * fragments. */
     static __device__ __forceinline__ void take_queries(state &st, const decode_args &a, int n,
                                                         const char *desk, int n_heads)
     {
@@ -221,7 +224,8 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
             halve_queries(st, a, n);
     }
 
-    /* bf16 to float16, head by head divided by a power of two so that the largest is below 2. */
+    /* Convert queries from bf16 to float16, each head divided by a power of two so that its largest
+     * element is below 2; the scores' scale makes up for it. */
     static __device__ __forceinline__ void halve_queries(state &st, const decode_args &a, int n)
     {
         int t = threadIdx.x % 4;
@@ -267,8 +271,8 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
             *(uint8_t *)to = (uint8_t)one;
     }
 
-    /* The step's key and value on the desk, at `rows`: from what ask_row() brought to what is
-     * stored. */
+    /* Convert the step's key and value on the desk, at `rows`, from the copies of qkv to their
+     * stored form. */
     template <bool NORMED>
     static __device__ __forceinline__ void turn_new(char *rows, const decode_args &a,
                                                     const float2 *turn)
@@ -308,7 +312,7 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
         }
     }
 
-    /* The same of any head size, from qkv, element by element. */
+    /* Prepare the step's key and value for any head size, from qkv, element by element. */
     static __device__ __forceinline__ void lay_new(char *rows, const decode_args &a,
                                                    const k_bf16 *from, const float2 *turn)
     {
@@ -328,7 +332,7 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
         }
     }
 
-    /* From the desk to the page. */
+    /* Write the new key and value from the desk to the page. */
     static __device__ __forceinline__ void store_new(const char *keys, const decode_args &a,
                                                      const decode_item &it, int kv_head)
     {
@@ -342,7 +346,7 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
         }
     }
 
-    /* From the desk to row r of a tile. */
+    /* Write them from the desk to row r of a tile. */
     static __device__ __forceinline__ void insert_new(char *to, int r, const char *keys, int hd)
     {
 #pragma unroll 1
@@ -354,10 +358,10 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
         }
     }
 
-    /* --- tiles without the copy engine ---------------------------------------------------- */
+    /* --- tiles without the TMA ---------------------------------------------------------------- */
 
-    /* A tile without the engine: any head size, any page size; zeros behind both, and for keys in
-     * front of `lowest`, where there is a window. */
+    /* Copy a tile without the TMA: any head size, any page size; zeros after the end of either, and
+     * for keys before `lowest` if there is a window. */
     template <bool WINDOWED>
     static __device__ __forceinline__ void copy_by_hand(char *to, const decode_args &a,
                                                         const decode_item &it, int kv_head,
@@ -394,7 +398,7 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
         __syncwarp();
     }
 
-    /* Values behind a sequence's end may be anything, and 0 * NaN is NaN. */
+    /* Clear values after the end of a sequence: they may be anything, and 0 * NaN is NaN. */
     static __device__ void blank_values(char *values, int valid)
     {
         int chunks = tile::PANELS * tile::PANEL / 16;
@@ -404,7 +408,7 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
             *(uint4 *)(values + tile::at(valid + i / chunks, i % chunks)) = make_uint4(0, 0, 0, 0);
     }
 
-    /* The same of values in front of a window. */
+    /* Clear values before a window. */
     static __device__ void blank_front(char *values, int before)
     {
         int chunks = tile::PANELS * tile::PANEL / 16;
@@ -416,8 +420,8 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
 
     /* --- products ------------------------------------------------------------------------ */
 
-    /* Where a lane's row of four matrices begins in the tile of 16 tokens: chunk 0 or 1 of a
-     * pair; other pairs by exclusive or. */
+    /* The offset of a lane's row of four matrices in the tile of 16 tokens: chunk 0 or 1 of a pair;
+     * other pairs are reached by exclusive or. */
     static __device__ __forceinline__ uint32_t lane_at(int token, int chunk)
     {
         return tile::at(token, chunk);
@@ -430,6 +434,8 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
         return (lane ^ (pair % IN_PANEL * 32)) + pair / IN_PANEL * tile::TOKENS * tile::PANEL;
     }
 
+    /* S^T = K . Q^T for one tile. Two accumulators per score, for even and odd steps, so that
+     * consecutive products do not wait for each other. */
     static __device__ __forceinline__ void scores(float s[MT][NT][4], const state &st,
                                                   uint32_t keys)
     {
@@ -482,6 +488,7 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
         }
     }
 
+    /* Keys from `valid` on do not exist. */
     static __device__ __forceinline__ void mask(float s[MT][NT][4], int valid)
     {
         int g = threadIdx.x % 32 / 4;
@@ -497,7 +504,7 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
         }
     }
 
-    /* The first `before` keys of a tile are not seen. */
+    /* The first `before` keys of a tile are invisible. */
     static __device__ __forceinline__ void mask_front(float s[MT][NT][4], int before)
     {
         int g = threadIdx.x % 32 / 4;
@@ -513,6 +520,7 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
         }
     }
 
+    /* Raise the maxima of the running softmax, and rescale sums and outputs. */
     static __device__ __forceinline__ void raise_tops(state &st, const float s[MT][NT][4])
     {
 #pragma unroll
@@ -539,7 +547,7 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
         }
     }
 
-    /* Scores to weights, as right operands of O^T. */
+    /* Turn scores into weights, transposed as right operands of O^T. */
     static __device__ __forceinline__ void soften(uint32_t w[MT][NT][2], state &st,
                                                   const float s[MT][NT][4])
     {
@@ -573,6 +581,7 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
         }
     }
 
+    /* O^T += V^T . P^T. */
     static __device__ __forceinline__ void mix(state &st, const uint32_t w[MT][NT][2],
                                                uint32_t values)
     {
@@ -597,7 +606,7 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
                 for (int i = 0; i < STEPS; i++) {
                     if (i % 2 == 0)
                         load_matrices_turned(r, values + m * 16 * tile::PANEL + pair_at(at, i / 2));
-                    /* Tokens 2t and 2t + 1, elements 2g and 2g + 1 of each: by element. */
+                    /* Tokens 2t and 2t + 1 have elements 2g and 2g + 1 each: sort by element. */
                     widen_e4m3(&v[0], &v[1], __byte_perm(r[i % 2 * 2], 0, 0x3120));
                     widen_e4m3(&v[2], &v[3], __byte_perm(r[i % 2 * 2 + 1], 0, 0x3120));
 #pragma unroll
@@ -608,7 +617,7 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
         }
     }
 
-    /* before: keys of the tile in front of the window. */
+    /* One tile: scores, masks, softmax, output. before: invisible keys at its begin. */
     template <bool WINDOWED>
     static __device__ __forceinline__ void take_tile(state &st, uint32_t keys, int valid,
                                                      int before)

@@ -1,13 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The plan of a step's decode attention: who reads which keys.
+ * The plan of a step's decode attention: which warp reads which keys (split-K over all sequences,
+ * as stream-K does it).
  *
- * One block. The keys of every (sequence, kv head) that are seen are a row of tiles; all rows of
- * all sequences, one behind the other, are cut into shares that differ by one tile at most, one for
- * each warp of the grid. A prefix sum over the sequences says where each begins; a search in it,
- * where each share begins. Reads kv_len and seq_start, writes 16 bytes a sequence and a warp.
+ * One block. The visible keys of every (sequence, kv head) are a row of tiles; the rows of all
+ * sequences, one after another, are cut into shares that differ by at most one tile, one share per
+ * warp of the grid. Example with 3 rows and 4 warps:
  *
- * Runs on the device, because lengths change there while a graph's launches stay as they are. */
+ *   rows     |---- row 0 ----|- row 1 -|------- row 2 -------|      (tiles)
+ *   warps    |  warp 0  |  warp 1  |  warp 2  |  warp 3      |
+ *
+ * A prefix sum over the sequences gives the begin of each; a binary search in it, the begin of each
+ * share. Reads kv_len and seq_start, writes 16 bytes per sequence and per warp.
+ *
+ * Runs on the device, because lengths change there while the launches of a graph stay the same. */
 #include "kernels/attn_decode.cuh"
 
 #define PLAN_THREADS 1024
@@ -19,12 +25,12 @@ struct plan_args {
     struct k_tokens t;
     int n_decodes;
     int tile_tokens;
-    int window;    /* keys that are seen; 0: all */
-    int rows;      /* of a sequence */
-    int n_workers; /* of the grid */
+    int window;    /* keys that a token attends to; 0: all */
+    int rows;      /* rows per sequence */
+    int n_workers; /* warps of the grid */
 };
 
-/* Tiles of a row of len keys. */
+/* Tiles of a row with len keys. */
 static __device__ inline int row_tiles_of(const plan_args &a, int len)
 {
     int tiles = (len + a.tile_tokens - 1) / a.tile_tokens;
@@ -32,7 +38,7 @@ static __device__ inline int row_tiles_of(const plan_args &a, int len)
     return a.window == 0 ? tiles : tiles - decode_lowest(len, a.window) / a.tile_tokens;
 }
 
-/* Sum of x over the threads before this one, and over all; shared: int [PLAN_WARPS + 1]. */
+/* Sum of x over the threads before this one, and over all threads; shared: int [PLAN_WARPS + 1]. */
 static __device__ int sum_before(int x, int *shared, int *total)
 {
     int lane = threadIdx.x % 32, warp = threadIdx.x / 32, upto = x;
@@ -63,7 +69,8 @@ static __device__ int sum_before(int x, int *shared, int *total)
     return shared[warp] + upto - x;
 }
 
-/* The items: sequences that have keys, with the tiles before each. Returns the tiles of all. */
+/* List the items: sequences that have keys, with the number of tiles before each. Returns the
+ * number of tiles. */
 static __device__ int list_items(const plan_args &a, int *n_items)
 {
     __shared__ int shared[PLAN_WARPS + 1];
@@ -84,14 +91,14 @@ static __device__ int list_items(const plan_args &a, int *n_items)
         if (len > 0)
             a.schedule->items[at] = {seq, len, a.t.seq_start[seq], before};
     }
-    /* Those who look one ahead find nothing. */
+    /* A sentinel for readers that look one item ahead. */
     if (threadIdx.x == 0)
         a.schedule->items[items_before] = {0, 0, 0, tiles_before};
     *n_items = items_before;
     return tiles_before;
 }
 
-/* The item that a tile belongs to. */
+/* The item to which a tile belongs: the last one that begins at or before it. */
 static __device__ int item_of(const decode_item *items, int n_items, int tile)
 {
     int low = 0, high = n_items;
@@ -121,7 +128,7 @@ static __device__ decode_worker share(const plan_args &a, int n_items, int first
     return w;
 }
 
-/* The blocks that share the row of a tile. */
+/* The first and last block with tiles of the row to which a tile belongs. */
 static __device__ decode_span span_of(const plan_args &a, int n_items, int tile, int n_tiles,
                                       int n_workers)
 {
@@ -184,7 +191,8 @@ int k_attn_schedule(const struct k_attn_plan *plan, const struct k_kv *kv, const
     return K_LAUNCH(attn_schedule_kernel, 1, PLAN_THREADS, 0, stream, a);
 }
 
-/* Decodes and chunks of prompts share a step, not a kernel: they write different rows of out. */
+/* Decodes and chunks of prompts can share a step, but not a kernel: they write different rows of
+ * out. */
 int k_attn(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv, const struct k_tokens *t,
            const struct k_attn_plan *plan, int n_heads, float scale, k_stream stream)
 {

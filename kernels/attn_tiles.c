@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The tiles of a step's chunks, longest first: who takes them in this order ends at the same time
- * as the others. */
+ * List the tiles of a step's chunks, longest first: CTAs that take them in this order end at about
+ * the same time. */
 #include "config.h"
 
 #include "kernels/kernels.h"
 
-/* Keys that the last token of a tile sees. */
+/* Keys that the last token of a tile attends to. */
 static int keys_of(const struct k_tokens *t, int seq, int start, int step)
 {
     int n = t->seq_start[seq + 1] - t->seq_start[seq], end = start + step;
@@ -14,8 +14,8 @@ static int keys_of(const struct k_tokens *t, int seq, int start, int step)
     return t->kv_len[seq] - n + (end < n ? end : n);
 }
 
-/* Shell's sort: no memory, and little to do where one sequence has all the tiles. Equal tiles
- * stand by sequence, so that those who read the same keys are neighbours. */
+/* Shell sort: needs no memory, and has little to do when one sequence has all tiles. Equal tiles
+ * are sorted by sequence, so that tiles that read the same keys are neighbours. */
 static void sort(int32_t *seqs, int32_t *starts, int n, const struct k_tokens *t, int step)
 {
     for (int gap = n / 2; gap > 0; gap /= 2) {
@@ -37,6 +37,7 @@ static void sort(int32_t *seqs, int32_t *starts, int n, const struct k_tokens *t
     }
 }
 
+/* Within a sequence the tiles are already from the last to the first, that is, longest first. */
 void k_attn_tiles(int32_t *tile_seqs, int32_t *tile_starts, struct k_attn_plan *plan,
                   const struct k_tokens *t, int group)
 {

@@ -1,4 +1,6 @@
-/* What all kernels share: the launch, bfloat16, sums over a block. */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Shared by all kernels: the launch, bfloat16, sums over a block. */
 #ifndef QUIRE_KERNELS_COMMON_CUH
 #define QUIRE_KERNELS_COMMON_CUH
 
@@ -7,8 +9,8 @@
 
 #include "kernels/kernels.h"
 
-/* The stream is an argument, not an option: a launch on the default stream by omission cannot
- * be written. */
+/* The stream is an argument, not an option, so that a launch on the default stream cannot be
+ * written by omission. */
 #define K_LAUNCH(kernel, grid, block, smem, stream, ...)         \
     (kernel<<<(grid), (block), (smem), (stream)>>>(__VA_ARGS__), \
      cudaPeekAtLastError() == cudaSuccess ? 0 : -1)
@@ -53,7 +55,7 @@ static __device__ inline uint32_t pack_bf16(float low, float high)
     return *(uint32_t *)&two;
 }
 
-/* Eight in a row, 16 bytes aligned. */
+/* Eight consecutive elements, aligned to 16 bytes. */
 static __device__ inline void load_eight(float *v, const k_bf16 *from)
 {
     uint4 a = *(const uint4 *)from;
@@ -68,7 +70,7 @@ static __device__ inline void store_eight(k_bf16 *to, const float *v)
                               pack_bf16(v[6], v[7]));
 }
 
-/* The same of float16, clamped to its largest; what is no number stays none. */
+/* Two float16 packed in a word, clamped to the largest; NaN stays NaN. */
 static __device__ inline uint32_t pack_half(float low, float high)
 {
     uint32_t two;
@@ -77,7 +79,7 @@ static __device__ inline uint32_t pack_half(float low, float high)
     return two;
 }
 
-/* Element `at` of what a product reads next; is_half: one with e4m3 (K_HALF_AT). */
+/* Store element `at` of the input of a product; is_half: of a product with e4m3 (K_HALF_AT). */
 static __device__ inline void store_x(void *to, size_t at, float x, bool is_half)
 {
     if (is_half)
@@ -86,7 +88,7 @@ static __device__ inline void store_x(void *to, size_t at, float x, bool is_half
         store_bf16((k_bf16 *)to + at, x);
 }
 
-/* Two, of which the first is even. */
+/* Store two elements, the first of which has an even index. */
 static __device__ inline void store_x_two(void *to, size_t at, float low, float high, bool is_half)
 {
     *(uint32_t *)((uint16_t *)to + (is_half ? K_HALF_AT(at) : at)) =
@@ -102,7 +104,8 @@ static __device__ inline float exp2_fast(float x)
     return y;
 }
 
-/* Sum over a block of whole warps, to all threads, in a fixed order; shared: float [33]. */
+/* Sum over a block of whole warps, returned to all threads, in a fixed order; shared: float
+ * [33]. */
 static __device__ inline float block_sum(float x, float *shared)
 {
     int n_warps = blockDim.x / 32;

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What a step brings from pinned host memory and takes back there. Copy engines would do it as
- * fast, but they work in the order in which all streams asked: behind hundreds of pages on their
- * way to host memory a step's ids would wait for milliseconds.
+ * A step's transfers from and to pinned host memory. Copy engines are as fast, but they work in the
+ * order in which all streams enqueue: after hundreds of pages on their way to host memory, the ids
+ * of a step would wait for milliseconds.
  *
- * Split: a thread 16 bytes, or 4 where rows are not so aligned; enough warps that their reads over
+ * Split: 16 bytes per thread, or 4 if rows are not so aligned; enough warps that their reads over
  * PCIe (some 2 us each) overlap. */
 #include "kernels/common.cuh"
 

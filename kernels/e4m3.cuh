@@ -1,4 +1,6 @@
-/* Pages of e4m3: 8-bit floats, which bfloat16 and float16 hold exactly. */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Conversion of e4m3 in registers: 8-bit floats, which bfloat16 and float16 represent exactly. */
 #ifndef QUIRE_KERNELS_E4M3_CUH
 #define QUIRE_KERNELS_E4M3_CUH
 

@@ -1,6 +1,8 @@
-/* e4m3: floats of 8 bits, namely sign, 4 of exponent (bias 7) and 3 of fraction. The largest is
- * 448, the smallest 2^-9; there is no infinity, and 0x7f is NaN. For C and CUDA, the same bits on
- * both sides. */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * e4m3: 8-bit floats with a sign, 4 bits of exponent (bias 7) and 3 of fraction. The largest is
+ * 448, the smallest 2^-9; there is no infinity, and 0x7f is NaN. For C and CUDA, with the same bits
+ * on both sides. */
 #ifndef QUIRE_KERNELS_E4M3_H
 #define QUIRE_KERNELS_E4M3_H
 
@@ -10,8 +12,9 @@
 
 #define K_E4M3_MAX   448.0f
 #define K_E4M3_NAN   0x7f
-#define K_E4M3_BLOCK 128       /* elements of a row that share a scale where rows have several */
-#define K_AMAX_MIN   0x1p-100f /* a row of zeros has a scale too, and the scale has an inverse */
+#define K_E4M3_BLOCK 128 /* elements that share a scale in rows with several scales */
+/* Lower bound of a row's maximum: so a row of zeros has a scale, and the scale has an inverse. */
+#define K_AMAX_MIN 0x1p-100f
 
 K_BOTH float k_e4m3_value(k_e4m3 e)
 {
@@ -20,7 +23,8 @@ K_BOTH float k_e4m3_value(k_e4m3 e)
 
     if ((e & 0x7f) == K_E4M3_NAN)
         bits = 0x7fc00000U;
-    else if ((e & 0x78) != 0) /* the exponent's bias is 127 - 7 more, 20 bits further up */
+    /* Float32's bias is 127 - 7 = 120 more, its fraction 20 bits longer. */
+    else if ((e & 0x78) != 0)
         bits = sign | (((uint32_t)(e & 0x7f) << 20) + (120U << 23));
     else {
         f = (float)(e & 7) * 0x1p-9f;
@@ -31,7 +35,7 @@ K_BOTH float k_e4m3_value(k_e4m3 e)
     return f;
 }
 
-/* The nearest, ties to the even fraction; what is beyond the largest becomes the largest. */
+/* Round to nearest, ties to the even fraction; larger magnitudes become the largest. */
 K_BOTH k_e4m3 k_e4m3_round(float x)
 {
     uint32_t bits, sign;
@@ -54,7 +58,7 @@ K_BOTH k_e4m3 k_e4m3_round(float x)
     return (k_e4m3)(sign | (bits & 15));
 }
 
-/* The scale of elements whose largest magnitude is amax; they are multiplied by 1 / scale. */
+/* The scale of elements with maximum magnitude amax; elements are multiplied by 1 / scale. */
 K_BOTH float k_e4m3_scale(float amax)
 {
     return (amax > K_AMAX_MIN ? amax : K_AMAX_MIN) * (1.0f / K_E4M3_MAX);

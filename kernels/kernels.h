@@ -1,15 +1,17 @@
-/* The operations of a transformer, twice: ref_op() in plain C on float32, which is the
- * specification, and k_op() in CUDA on bfloat16, which is the fast twin.
+/* SPDX-License-Identifier: Apache-2.0
  *
- * Shapes are written as C arrays, last index fastest. Launchers k_op() only enqueue on the given
- * stream: no allocation, no synchronisation, no host read. They return 0, or -1 when the launch
- * was refused (the caller asks CUDA why). All pointers of a launcher are device pointers, those
- * of a reference are host pointers. References run on the caller's thread; those with a range
- * argument compute one part, so that a caller may share the work between threads: every part
- * gives the same bits whoever computes it.
+ * The operations of a transformer, twice: references (ref_*) in plain C on float32, which are the
+ * specification, and launchers (k_*) of CUDA kernels on bfloat16, which are the fast twins.
+ *
+ * Shapes are written as C arrays, last index fastest. Launchers only enqueue on the given stream:
+ * no allocation, no synchronisation, no host read. They return 0, or -1 when the launch was refused
+ * (the caller asks CUDA for the reason). All pointers of a launcher are device pointers, those of a
+ * reference are host pointers. References run on the caller's thread; those with a range argument
+ * compute a part, so that a caller can distribute the work over threads: a part has the same bits
+ * whichever thread computes it.
  *
  * Accuracy of a launcher: inputs are bfloat16, sums are float32, results are rounded to bfloat16
- * once; tests/kernel states the limit for each. Same input, same bits. */
+ * once; tests/kernel has the limit for each. Same input, same bits. */
 #ifndef QUIRE_KERNELS_H
 #define QUIRE_KERNELS_H
 
@@ -31,39 +33,40 @@ typedef struct CUstream_st *k_stream; /* CUDA's cudaStream_t */
 #define K_HEAD_DIM_MAX 256
 #define K_BANNED_MAX   24
 
-/* What the shared memory of a cluster holds. */
+/* The shared memory of a cluster holds a row of this length. */
 #define K_SAMPLE_VOCAB_MAX 425984
 
-/* A matrix of weights w [n_out][n_in]. Pointers that its format has no use for are NULL. */
+/* A matrix of weights w [n_out][n_in]. Pointers that its format does not use are NULL. */
 struct k_matrix {
     void *data;           /* [n_out][n_in], row-major, elements of format.elem; on the cpu device
                           * float32 */
-    const void *scales;   /* of format.scale, as k_format says */
+    const void *scales;   /* of format.scale; shape as in k_format */
     const void *zeros;    /* likewise */
     const float *global;  /* one number */
-    const float *x_scale; /* what the checkpoint says inputs are to be divided by before they are
-                           * rounded to codes; NULL: found for each row as it comes */
+    const float *x_scale; /* the checkpoint's scale of inputs, by which they are divided before they
+                           * are rounded to codes; NULL: found for each row */
     struct k_format format;
     int n_out, n_in;
 };
 
-/* The tokens of a step. Tokens of all sequences stand one after another; sequence s owns tokens
- * seq_start[s] .. seq_start[s + 1] - 1, the last ones of its kv_len[s]. */
+/* The tokens of a step. The tokens of all sequences are stored one after another; sequence s owns
+ * tokens seq_start[s] .. seq_start[s + 1] - 1, the last ones of its kv_len[s]. */
 struct k_tokens {
     const int32_t *ids;       /* int32 [n_tokens] */
     const int32_t *seq;       /* int32 [n_tokens]: the sequence of each token */
     const int32_t *pos;       /* int32 [n_tokens]: its position, counted from 0 */
     const int32_t *seq_start; /* int32 [n_seqs + 1] */
-    const int32_t *kv_len;    /* int32 [n_seqs], tokens, this step's included */
+    const int32_t *kv_len;    /* tokens with this step's */
     const int32_t *page_ids;  /* int32 [n_seqs][pages_max] */
     int n_tokens;
     int n_seqs;
     int pages_max;
-    int table_seqs; /* rows from one table of pages to the next (k_tokens_of()); not read by
-                     * operations */
+    int table_seqs; /* rows from one page table to the next (k_tokens_of()); operations do not read
+                     * it */
 };
 
-/* The same with the table of a group of layers: int32 [n_groups][table_seqs][pages_max]. */
+/* t with the page table of a group of layers: int32
+ * [n_groups][table_seqs][pages_max]. */
 K_BOTH struct k_tokens k_tokens_of(const struct k_tokens *t, int group)
 {
     struct k_tokens own = *t;
@@ -72,9 +75,9 @@ K_BOTH struct k_tokens k_tokens_of(const struct k_tokens *t, int group)
     return own;
 }
 
-/* One layer's keys and values in the pages: [page][layer][K|V][kv_head][page_tokens][head_dim].
- * Of the type that is said for launchers, float32 for references. An element of K_E4M3 times its
- * scale is the key or value. */
+/* The keys and values of one layer in the pages:
+ * [page][layer][K|V][kv_head][page_tokens][head_dim]. Of type `type` for launchers, float32 for
+ * references. A stored K_E4M3 element times its scale is the key or value. */
 struct k_kv {
     void *pages;        /* the first page */
     size_t page_elems;  /* elements of a page, all layers in it */
@@ -82,19 +85,20 @@ struct k_kv {
     int n_kv_heads;
     int head_dim; /* even, 2 .. K_HEAD_DIM_MAX */
     int page_tokens;
-    int window; /* keys that a token sees, its own the last; 0: all. Pages without any, and their
-                 * places in tables, are not read */
+    int window; /* keys that a token attends to, its own as the last one; 0: all. Pages without any,
+                 * and their entries in page tables, are not read */
     enum k_type type;
-    float k_scale, v_scale; /* of K_E4M3: value = stored * scale, 1 as a rule. Others: unused */
-    int group;              /* whose table of pages is the layer's: for k_tokens_of() */
+    float k_scale, v_scale; /* for K_E4M3: value = stored * scale, usually 1. Otherwise unused */
+    int group;              /* cache group of the layer, whose page table it uses: for
+                             * k_tokens_of() */
 };
 
-/* How one row is sampled; the meaning of each field stands at ref_sample(). */
+/* How one row is sampled; ref_sample() defines each field. */
 struct k_sample_row {
     struct sampling sampling;
     uint64_t position;
     int64_t history_at; /* index of this row's history in the array of all histories */
-    int32_t n_history;  /* 0 when no penalty is on */
+    int32_t n_history;  /* 0 when there is no penalty */
     int32_t n_prompt;
     int32_t n_banned;
     int32_t banned[K_BANNED_MAX];
@@ -103,8 +107,8 @@ struct k_sample_row {
 /* --- rows ------------------------------------------------------------------------------ */
 
 /* x [n][dim] = table [n_vocab][dim] at ids [n]. The residual x is float32 on both sides. For the
- * launchers an id below 0 stands for sampled[-1 - id]: what a step gave that the host has not
- * seen. */
+ * launchers an id below 0 means sampled[-1 - id]: a token of the previous step that the host has
+ * not seen yet. */
 void ref_embed(float *x, const float *table, const int32_t *ids, int n, int dim);
 int k_embed(float *x, const k_bf16 *table, const int32_t *ids, const int32_t *sampled, int n,
             int dim, k_stream stream);
@@ -133,7 +137,7 @@ int k_gather_add(float *out, const float *x, const k_bf16 *delta, float scale,
 void ref_silu_mul(float *out, const float *in, int n, int ff_dim);
 int k_silu_mul(k_bf16 *out, const k_bf16 *in, int n, int ff_dim, k_stream stream);
 
-/* Activations of FFNs, and whether a gate has them:
+/* Activations of FFNs, with or without a gate:
  *
  *   plain   out [n] = activation(in)
  *   gated   out [n][ff_dim] = activation(gate) * up
@@ -147,7 +151,8 @@ enum k_activation {
     K_RELU_2,    /* max(x, 0)^2 */
 };
 
-/* out [n] = activation(in). The launcher's out is bfloat16 or, with is_half, as K_HALF_AT says. */
+/* out [n] = activation(in). The launcher's out is bfloat16 or, with is_half, in the layout of
+ * K_HALF_AT. */
 void ref_activate(float *out, const float *in, enum k_activation kind, size_t n);
 int k_activate(void *out, bool is_half, const k_bf16 *in, enum k_activation kind, size_t n,
                k_stream stream);
@@ -169,8 +174,8 @@ enum k_norm_kind {
 
 struct k_norm {
     enum k_norm_kind kind;
-    const void *weight; /* NULL: of K_NORM_NONE alone */
-    const void *bias;   /* of K_NORM_LAYER; NULL: none */
+    const void *weight; /* NULL for K_NORM_NONE only */
+    const void *bias;   /* for K_NORM_LAYER; NULL: none */
     float eps;
 };
 
@@ -195,7 +200,7 @@ void ref_place(float *x, float scale, const float *positions, const int32_t *pos
 int k_place(float *x, float scale, const k_bf16 *positions, const int32_t *pos, int first, int n,
             int dim, k_stream stream);
 
-/* What some models do to logits x [n][width], in place: x = (x + bias) * scale; then, where cap is
+/* A change of logits x [n][width] by some models, in place: x = (x + bias) * scale; then, if cap is
  * above 0, x = cap * tanh(x / cap). bias [width], NULL: none. */
 struct k_softening {
     const void *bias;
@@ -206,12 +211,12 @@ int k_soften(float *x, const struct k_softening *how, int n, int width, k_stream
 
 /* --- products of few rows --------------------------------------------------------------- */
 
-#define K_PRODUCT_ROWS_MAX 64 /* more are cuBLASLt's */
+#define K_PRODUCT_ROWS_MAX 64 /* larger products are computed by cuBLASLt */
 
-/* Products with e4m3 (k_format_reads_half()) take x as float16, clamped to its 65504, and in an
- * order of its own: of each 16 elements the pairs 0, 2, 4, 6, 1, 3, 5, 7. Then four bytes of w,
- * which is what ldmatrix gives a lane, are what this lane holds of a tensor core's operand. Where
- * element i stands; rows are a multiple of 16. */
+/* Products with e4m3 (k_format_reads_half()) read x as float16, clamped to its maximum of 65504, in
+ * an order of their own: of each 16 elements the pairs 0, 2, 4, 6, 1, 3, 5, 7. Then four bytes of
+ * w, which ldmatrix gives a lane, are this lane's part of a tensor core's operand. The macro is the
+ * position of element i; rows are a multiple of 16. */
 #define K_HALF_AT(i) (((i) & ~(size_t)15) | ((i) >> 1 & 6) | ((i)&1) | ((i)&2) << 2)
 
 enum k_product_kind {
@@ -221,16 +226,16 @@ enum k_product_kind {
     K_PRODUCT_RESIDUAL, /* residual += product; normed = residual * norm; sums_out */
 };
 
-/* A product of n rows with what stands around it in a decode:
+/* A product of n rows with the operations around it in a decode:
  *
  *   product [n][n_out] = x [n][n_in] * transpose(w) * inverse [n] + bias
  *   inverse = 1 / sqrt(sum of sums_in / n_in + eps), 1 without sums_in
  *
- * So RMS norm is in two halves: who makes x multiplies by the norm's weights and leaves sums of
- * squares in parts, the product that reads x divides by their root. normed is such an x for the
- * next product, ceil(n_out / 16) its number of parts. x, bias, norm, normed and y are bfloat16 for
- * the launcher (y float32 for K_PRODUCT_FLOAT; x as K_HALF_AT says where w reads it so:
- * k_format_reads_half()) and float32 for the reference, as w is. */
+ * So the RMS norm is in two halves: the operation that makes x multiplies by the norm's weights and
+ * writes partial sums of squares; the product that reads x divides by their root. normed is such an
+ * x for the next product, ceil(n_out / 16) its number of partial sums. x, bias, norm, normed and y
+ * are bfloat16 for the launcher (y float32 for K_PRODUCT_FLOAT; x as K_HALF_AT if
+ * k_format_reads_half(w)) and float32 for the reference, as w is. */
 struct k_product {
     enum k_product_kind kind;
     const void *x;            /* [n][n_in] */
@@ -239,8 +244,8 @@ struct k_product {
     const float *sums_in;     /* float32 [n][n_sums] or NULL */
     int n_sums;               /* for the launcher a multiple of 4: n_in / 16 */
     float eps;
-    /* k_format_reads_half() of the product that reads y of K_PRODUCT_GATED, or normed: they are
-     * written as it takes them (K_HALF_AT). The reference does not look at it. */
+    /* Does the product that reads y of K_PRODUCT_GATED, or normed, read half
+     * (k_format_reads_half())? Then they are written as K_HALF_AT. The reference ignores it. */
     bool y_is_half;
     void *y;
     float *residual;  /* float32 [n][n_out] */
@@ -249,20 +254,20 @@ struct k_product {
     float *sums_out;  /* float32 [n][ceil(n_out / 16)] */
 };
 
-/* n is 1 .. K_PRODUCT_ROWS_MAX; k_multiply_takes() says whether a matrix can be read so for n rows
- * (K_PRODUCT_RESIDUAL also wants n_out to be a multiple of 16). A row's result does not depend on
- * the other rows; the order of adding depends on the shape and on the bucket of n:
- * k_multiply_bucket() is the largest number of rows with the order of n rows. Reads the matrix
- * once. n_sms: the device's multiprocessors. May begin before the kernel before it has ended; reads
- * nothing but w and norm before that. */
+/* n is 1 .. K_PRODUCT_ROWS_MAX; k_multiply_takes(): can the kernels read this matrix for n rows?
+ * (K_PRODUCT_RESIDUAL also needs n_out to be a multiple of 16.) A row's result does not depend on
+ * the other rows; the order of summation depends on the shape and on the bucket of n:
+ * k_multiply_bucket() is the largest number of rows that has the order of n rows. Reads the matrix
+ * once. n_sms: the device's multiprocessors. The kernel may begin before the previous kernel has
+ * ended; until then it reads nothing but w and norm. */
 void ref_multiply(const struct k_product *p, int n);
 int k_multiply_takes(const struct k_matrix *w, int n);
 int k_multiply_bucket(const struct k_matrix *w, int n);
 int k_multiply(const struct k_product *p, int n, int n_sms, k_stream stream);
 
-/* x float32 [n][dim] = table at ids; normed [n][dim] = x * norm; sums_out float32
- * [n][ceil(dim / 16)]: how a decode begins. dim is a multiple of 16. normed_is_half: the
- * product that reads normed takes it so (K_HALF_AT). */
+/* x float32 [n][dim] = table at ids; normed [n][dim] = x * norm; sums_out float32 [n][ceil(dim /
+ * 16)]: the beginning of a decode. dim is a multiple of 16. normed_is_half: write normed as
+ * K_HALF_AT, for the product that reads it. */
 void ref_embed_normed(float *x, float *normed, float *sums_out, const float *table,
                       const int32_t *ids, const float *norm, int n, int dim);
 int k_embed_normed(float *x, void *normed, bool normed_is_half, float *sums_out,
@@ -304,18 +309,20 @@ int k_sum_ranks(k_bf16 *rows, size_t n, const struct k_links *links, k_stream st
  * on all ranks. n_out is a multiple of 16, and n * n_out * 2 at most K_SUM_SMALL_BYTES. */
 int k_sum_residual(const struct k_product *p, int n, const struct k_links *links, k_stream stream);
 
-/* Where an operation puts its result x [n][dim] as e4m3: data * scale is about x. */
+/* --- rounding to e4m3 ------------------------------------------------------------------------- */
+
+/* The destination of a result x [n][dim] as e4m3: data * scale is approximately x. */
 struct k_quantised {
     k_e4m3 *data;         /* [n][dim] */
     float *scales;        /* [n]; with a stride: [ceil(dim / 128)][stride], where [b][t] is for
                            * elements 128 b .. 128 b + 127 of row t */
-    const float *x_scale; /* the scale of all rows; NULL: a row's or run's largest magnitude
+    const float *x_scale; /* the scale of all rows; NULL: the largest magnitude of a row or run
                            * becomes 448. Not read when there is a stride */
-    int stride;           /* 0: a row has one scale; else at least n */
+    int stride;           /* 0: one scale per row; else at least n */
 };
 
-/* out = x [n][dim] rounded to e4m3. Both sides give the same bits for the same x. In the kernels
- * x is bf16, or what the other operations compute, before they would round it to bf16. dim is a
+/* out = x [n][dim] rounded to e4m3. Both sides give the same bits for the same x. In the kernels x
+ * is bf16, or the result of the other operations before it would be rounded to bf16. dim is a
  * multiple of 16, at most K_QUANTISED_DIM_MAX. */
 #define K_QUANTISED_DIM_MAX 65536
 void ref_quantise(const struct k_quantised *out, const float *x, int n, int dim);
@@ -327,82 +334,82 @@ int k_add_rmsnorm_e4m3(const struct k_quantised *out, float *x, const k_bf16 *de
 int k_silu_mul_e4m3(const struct k_quantised *out, const k_bf16 *in, int n, int ff_dim,
                     k_stream stream);
 
-/* out float32 [n][n_in] = rows first .. first + n - 1 of w as its format means them, each rounded
- * once by the difference and once by the product with the scale. Here w's data is of format.elem,
- * as on a GPU; data, scales and zeros need not be aligned. A format without scales has no zeros and
- * no global scale. There is no kernel: matrices that a device does not take are converted by
- * this. */
+/* out float32 [n][n_in] = rows first .. first + n - 1 of w, dequantised according to its format:
+ * rounded once after the difference and once after the product with the scale. Here w's data is of
+ * format.elem, as on a GPU; data, scales and zeros need not be aligned. A format without scales has
+ * no zeros and no global scale. There is no kernel: matrices that a device does not take are
+ * converted by this function at load. */
 void ref_dequantise(float *out, const struct k_matrix *w, int first, int n);
 
 /* --- attention ------------------------------------------------------------------------- */
 
-/* What queries and keys go through before attention, head by head: a norm where the model has one
- * ("qk-norm"), then the rotation by their position.
+/* The preparation of queries and keys, per head: a norm if the model has one ("qk-norm"), then the
+ * rotation by their position.
  *
- * Norm: x / sqrt(mean(x^2) + eps) * weight over a head's elements. Pairs that rotate are
- * (d, d + head_dim / 2), as GPT-NeoX has them: y0 = x0 cos - x1 sin, y1 = x1 cos + x0 sin. */
+ * Norm: x / sqrt(mean(x^2) + eps) * weight over a head's elements. Pairs that rotate are (d, d +
+ * head_dim / 2), as in GPT-NeoX: y0 = x0 cos - x1 sin, y1 = x1 cos + x0 sin. */
 struct k_rotary {
     const float *turns; /* float32 [max_len][head_dim / 2][2]: cosine, sine by position and pair */
-    const void *q_norm; /* weights [head_dim]: of launchers bf16, aligned to 16 bytes, of references
-                         * float32; NULL: no norm */
-    const void *k_norm; /* the same of keys; both or none */
+    const void *q_norm; /* weights [head_dim]: bf16 aligned to 16 bytes for launchers, float32 for
+                         * references; NULL: no norm */
+    const void *k_norm; /* weights of the keys' norm; both or none */
     float eps;
 };
 
-/* Norm and rotate queries and keys, and put keys and values into their pages.
+/* Norm and rotate queries and keys, and write keys and values to their pages.
  *
  *   qkv  [n_tokens][(n_heads + 2 * n_kv_heads) * head_dim]: queries, keys, values of a token;
- *        queries become what attention takes in place, keys and values are read
+ *        queries are prepared in place, keys and values are read
  *
- * Tokens of sequences of kv_len 0 are left as they are. The reference does tokens
- * first .. last - 1. */
+ * Tokens of sequences of kv_len 0 are left as they are. The reference does tokens first .. last -
+ * 1. */
 void ref_rope_kv(float *qkv, const struct k_kv *kv, const struct k_tokens *t,
                  const struct k_rotary *r, int n_heads, int first, int last);
 int k_rope_kv(k_bf16 *qkv, const struct k_kv *kv, const struct k_tokens *t,
               const struct k_rotary *r, int n_heads, k_stream stream);
 
-/* Causal attention over the pages with grouped queries: head h reads kv head
- * h / (n_heads / n_kv_heads).
+/* Causal attention over the pages with grouped queries: head h reads kv head h / (n_heads /
+ * n_kv_heads).
  *
  *   out  [n_tokens][n_heads][head_dim]
- *   qkv  as above, queries rotated; keys and values of the step stand in the pages already
+ *   qkv  as above, queries rotated; keys and values of the step are in the pages already
  *
- * A token sees the keys of positions 0 .. its own, the last kv->window of them if that is set.
- * scale must be above 0. The reference computes one pair of token and kv head: its scores
- * (scratch, float32 [pos + 1]), their softmax, the sum of the values in the order of positions. */
+ * A token attends to the keys of positions 0 .. its own, or to the last kv->window of them. scale
+ * must be above 0. The reference computes one pair of token and kv head: its scores (scratch,
+ * float32 [pos + 1]), their softmax, the sum of the values in the order of positions. */
 void ref_attn(float *out, const float *qkv, const struct k_kv *kv, const struct k_tokens *t,
               int n_heads, float scale, int token, int kv_head, float *scratch);
 
-/* The same for a whole step. Tokens of sequences with one token (decodes) and of those with
- * several (chunks) go to two kernels; the lists say which.
+/* Attention of a whole step. Tokens of sequences with one token (decodes) and of those with several
+ * (chunks) are computed by two kernels; the lists say which is which.
  *
  * decode_seqs [n_decodes] are sequences with one token, NULL: sequences 0 .. n_decodes - 1. Those
- * of kv_len 0 are skipped, their rows of out left as they are: so a graph may be captured for
+ * of kv_len 0 are skipped and their rows of out left as they are: so a graph can be captured for
  * more sequences than a step has. k_attn_schedule() must have run since kv_len, seq_start or
- * decode_seqs changed; it serves all layers of one window and shape. How a decode's keys are cut
- * into sums depends on the lengths of all decodes of the step, and so do its last bits.
+ * decode_seqs changed; it serves all layers of one window and shape. The split of a decode's keys
+ * into partial sums depends on the lengths of all decodes of the step, and so do its last bits.
  *
- * rotary: NULL when queries are rotated and the step's keys and values stand in the pages
- * (k_rope_kv() has run). Else a host struct: n_tiles is 0, qkv is what the product gave, and the
- * kernel does k_rope_kv()'s work itself, giving the same bits, where k_attn_rotates() says that it
- * can. Pages of earlier steps are then read before the launch in front has ended.
+ * rotary: NULL when queries are rotated and the step's keys and values are in the pages
+ * (k_rope_kv() has run). Else a host struct: n_tiles is 0, qkv is the product's result, and the
+ * kernel does the work of k_rope_kv() itself, with the same bits, if k_attn_rotates() says that it
+ * can. Pages of earlier steps are then read before the previous launch has ended.
  *
  * is_short: no decode of the step has more than K_ATTN_SHORT keys. With that, or with a window that
- * is not larger, a few sequences go to a kernel of their own, which needs no schedule:
- * k_attn_is_brief() says whether.
+ * is not larger, a few sequences are computed by a kernel of their own, which needs no schedule:
+ * see k_attn_is_brief().
  *
- * overlap: launch decodes so that the kernel begins while the launch in front still runs
- * (programmatic stream serialization). What was enqueued before that one, k_attn_schedule() with
- * all else but qkv, must have ended by then: the launch behind k_attn_schedule() must be a plain
+ * overlap: launch decodes so that the kernel begins while the previous launch still runs
+ * (programmatic stream serialization). Everything enqueued before that one, k_attn_schedule() and
+ * all inputs but qkv, must have ended by then: the launch after k_attn_schedule() must be a plain
  * one, or one that waits for it before it lets others begin.
  *
- * out_is_half: out is written as a product with e4m3 takes it (K_HALF_AT); n_heads * head_dim is a
- * multiple of 16 then.
+ * out_is_half: out is written in the layout of K_HALF_AT, for a product with e4m3; n_heads *
+ * head_dim is a multiple of 16 then.
  *
- * tile_seqs [n_tiles], tile_starts [n_tiles]: sequence and first token (relative to the
- * sequence's first) of each tile of K_TILE_TOKENS(group) tokens, those with most keys first, as
- * k_attn_tiles() lists them. tile_keys is the sum of kv_len over sequences with tiles. drawn is
- * one word of the device's memory, 0 before the first launch; every launch leaves 0 there. */
+ * tile_seqs [n_tiles], tile_starts [n_tiles]: sequence and first token (relative to the sequence's
+ * first) of each tile of K_TILE_TOKENS(group) tokens, those with most keys first, as k_attn_tiles()
+ * lists them. tile_keys is the sum of kv_len over sequences with tiles. drawn is one word of device
+ * memory, 0 before the first launch; every launch leaves 0 there. */
 struct k_attn_plan {
     const int32_t *decode_seqs;
     const int32_t *tile_seqs;
@@ -419,7 +426,7 @@ struct k_attn_plan {
     void *work;     /* k_attn_work_bytes(), 16-byte aligned */
 };
 
-/* List the tiles of a step, and count them and their keys in plan: host arrays, room for
+/* List the tiles of a step, and count them and their keys in plan: host arrays with room for
  * t->n_tokens each, and the host's t. */
 void k_attn_tiles(int32_t *tile_seqs, int32_t *tile_starts, struct k_attn_plan *plan,
                   const struct k_tokens *t, int group);
@@ -431,17 +438,18 @@ void k_attn_tiles(int32_t *tile_seqs, int32_t *tile_starts, struct k_attn_plan *
 
 #define K_ATTN_SHORT         2048 /* keys */
 
-/* Whether the decodes of a plan go to the kernel for few sequences with short contexts. */
+/* Are the decodes of a plan computed by the kernel for few sequences with short contexts? */
 int k_attn_is_brief(const struct k_attn_plan *plan, const struct k_kv *kv, int n_heads);
 
-/* Whether decodes with these pages can rotate themselves: norms want heads of 128. */
+/* Can decodes with these pages rotate queries and keys themselves? With norms only for heads of
+ * 128. */
 int k_attn_rotates(const struct k_rotary *r, const struct k_kv *kv);
 
 size_t k_attn_schedule_bytes(int n_decodes);
 size_t k_attn_work_bytes(int head_dim, int n_heads, int n_kv_heads);
 
-/* Share the keys of all decodes equally between the warps of k_attn()'s grid: fills
- * plan->schedule. One block; the grid is a function of n_decodes and the shapes. */
+/* Share the keys of all decodes equally among the warps of k_attn()'s grid: fills plan->schedule.
+ * One block; the grid is a function of n_decodes and the shapes. */
 int k_attn_schedule(const struct k_attn_plan *plan, const struct k_kv *kv, const struct k_tokens *t,
                     int n_heads, k_stream stream);
 
@@ -450,25 +458,25 @@ int k_attn(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv, const struct k
 
 /* --- states ----------------------------------------------------------------------------- */
 
-/* One layer's states in the pages: float32, element i of a sequence's at (at + i) % page_elems of
- * page (at + i) / page_elems of its table. */
+/* The states of one layer in the pages: float32, element i of a sequence's state is at (at + i) %
+ * page_elems of page (at + i) / page_elems of its table. */
 struct k_state {
     float *pages;
-    size_t page_elems; /* floats of a page */
+    size_t page_elems; /* floats per page */
     size_t at;         /* floats of the sequence's pages before this layer's */
-    int group;         /* whose table of pages is the layer's: for k_tokens_of() */
+    int group;         /* cache group of the layer, whose page table it uses: for k_tokens_of() */
 };
 
 /* A recurrent mixer for tests, elementwise in float32:
  *
  *   s_t = sigmoid(gate) * s_t-1 + (1 - sigmoid(gate)) * value,   out [n_tokens][width] = s_t
  *
- * in [n_tokens][2 * width] holds a token's value, then its gate; s is the sequence's state [width],
- * which is read before its first token of the step, unless that has position 0 (then it is 0), and
- * written behind its last. Sequences of kv_len 0 are left as they are. The reference does channels
- * first .. last - 1 of one sequence. The launcher's in is bfloat16, its out that or, with is_half,
- * as K_HALF_AT says; a thread has a channel of a sequence, so bits depend on neither chunks nor
- * company. */
+ * in [n_tokens][2 * width] holds a token's value, then its gate; s is the sequence's state [width].
+ * It is read before the first token of the step, unless that has position 0 (then it is 0), and
+ * written after the last. Sequences of kv_len 0 are left as they are. The reference does channels
+ * first .. last - 1 of one sequence. The launcher's in is bfloat16; its out is bfloat16 too or,
+ * with is_half, in the layout of K_HALF_AT; a thread has a channel of a sequence, so the bits
+ * depend neither on chunks nor on other sequences. */
 void ref_recurrent(float *out, const float *in, const struct k_state *state,
                    const struct k_tokens *t, int width, int seq, int first, int last);
 int k_recurrent(void *out, bool is_half, const k_bf16 *in, const struct k_state *state,
@@ -479,7 +487,7 @@ int k_recurrent(void *out, bool is_half, const k_bf16 *in, const struct k_state 
 /* Choose a token of one row.
  *
  *   logits   float32 [n_vocab], unchanged
- *   row      how; row->history_at counts from history
+ *   row      the settings; row->history_at is an index in history
  *   scratch  float32 [n_vocab]
  *   counts   int32 [n_vocab]: 2 * times in the output + (1 if in the prompt); used when
  *            row->n_history > 0
@@ -489,7 +497,7 @@ int k_recurrent(void *out, bool is_half, const k_bf16 *in, const struct k_state 
  * once, presence_penalty are subtracted for tokens of the output. Temperature 0: the largest
  * value, the lowest id among equals. Otherwise z = value / temperature and the weight of an id is
  * w = floor(2^32 * e^(z - max z)) by k_exp_fixed() of rng.h, an integer, so that sums do not
- * depend on their order. Kept are: z with w >= min_p * 2^32; of those the top_k
+ * depend on their order. The filters keep: z with w >= min_p * 2^32; of those the top_k
  * largest z and all equal to the last; of those the fewest largest z whose weights reach
  * ceil(top_p * sum), and all equal to the last. Let W be the sum of what is kept and
  * r = (k_random(seed, position) * W) >> 64; the result is the first id, in the order of ids, at
@@ -500,47 +508,48 @@ int k_recurrent(void *out, bool is_half, const k_bf16 *in, const struct k_state 
 int32_t ref_sample(const float *logits, int n_vocab, const struct k_sample_row *row,
                    const int32_t *history, float *scratch, int32_t *counts);
 
-/* The same for n_rows rows; row->history_at counts from history, which nobody reads when no row
- * has penalties. Logits are read once, and there is no scratch: a cluster of 8 blocks a row, whose
- * shared memory holds the row, or, of 96 rows and more, one block for each that is greedy or has a
- * top_k of up to 64. Needs n_vocab <= K_SAMPLE_VOCAB_MAX. */
+/* Sampling of n_rows rows; row->history_at is an index in history, which is not read when no row
+ * has penalties. Logits are read once, without scratch: by a cluster of 8 blocks per row, whose
+ * shared memory holds the row; or, with 96 rows and more, by one block for each row that is greedy
+ * or has a top_k of up to 64. Needs n_vocab <= K_SAMPLE_VOCAB_MAX. */
 int k_sample(int32_t *ids, const float *logits, int n_rows, int n_vocab,
              const struct k_sample_row *rows, const int32_t *history, k_stream stream);
 
-/* --- logits beside sampling ---------------------------------------------------------------- */
+/* --- logits apart from sampling -------------------------------------------------------------- */
 
 #define K_LOGPROBS_MAX 128
-#define K_SAMPLED      (-1) /* in place of a target */
+#define K_SAMPLED      (-1) /* as a target: the sampled id */
 
 /* logits[id] += value; -infinity bans it. */
 struct k_bias {
-    int32_t id; /* each id once a row */
+    int32_t id; /* at most once per row */
     float value;
-    float raw; /* left by the edit: the logit that value was added to, -infinity where masked */
+    float raw; /* set by the edit: the logit before value was added, -infinity where masked */
 };
 
-/* What is wanted of a row of logits beside an id. */
+/* The outputs and changes that are wanted for a row of logits, apart from a sampled id. */
 struct k_logits_row {
-    int32_t row;       /* of logits */
-    int32_t target;    /* the id whose log probability is wanted; K_SAMPLED: the one of ids[row] */
-    int32_t n_top;     /* so many of the most probable are told; -1: no log probabilities */
+    int32_t row;       /* index of the row of logits */
+    int32_t target;    /* the id whose log probability is wanted; K_SAMPLED: ids[row] */
+    int32_t n_top;     /* number of most probable ids that are wanted; -1: no log probabilities */
     int32_t n_biases;  /* 0: none */
     int64_t biases_at; /* index of its first in biases */
-    int64_t mask_at; /* index in masks of its uint32 [ceil(n_vocab / 32)], where bit id % 32 of word
-                        * id / 32 is 1 when id may come; -1: all may */
+    int64_t mask_at;   /* index in masks of its uint32 [ceil(n_vocab / 32)], where bit id % 32 of
+                        * word id / 32 is 1 when id is allowed; -1: all are */
 };
 
-/* Natural logarithms of the softmax of the row as it was before the edit. */
+/* Natural logarithms of the softmax of the row before the edit. */
 struct k_logprob_row {
     float log_sum;               /* logit - log_sum is the log probability */
     float chosen;                /* of the target */
-    int32_t rank;                /* of a target: 1 + how many logits are larger; 0 with K_SAMPLED */
+    int32_t rank;                /* of a target: 1 + the number of larger logits; 0 with
+                                  * K_SAMPLED */
     int32_t n_top;               /* as wanted, at most n_vocab */
     int32_t ids[K_LOGPROBS_MAX]; /* largest logit first, the lowest id among equals */
     float top[K_LOGPROBS_MAX];   /* their logits */
 };
 
-/* One logit that is wanted beside the most probable ones. */
+/* A logit that is wanted in addition to the most probable ones. */
 struct k_asked {
     int32_t row; /* of logits */
     int32_t id;
@@ -551,15 +560,15 @@ struct k_asked {
  *
  *   asked     the logits of asked [n]
  *   logprobs  all of out [n] but chosen with K_SAMPLED, for rows with n_top >= 0; others untouched
- *   edit      what the mask does not allow becomes -infinity, then the biases are added; in place
+ *   edit      forbidden ids become -infinity, then the biases are added; in place
  *   chosen    out [n].chosen of rows with K_SAMPLED and n_top >= 0, from ids [n_rows] and the
- *             edited logits. An id that the mask does not allow gives -infinity
+ *             edited logits. A forbidden id gives -infinity
  *
  * rows [n]: each row of logits at most once; a row's bits do not depend on the other rows. For log
  * probabilities NaN counts as -infinity and +infinity as FLT_MAX, in out.top as well; a row of
- * nothing but -infinity has a log_sum of 0 and gives log probabilities of -infinity. Entries of
- * out.ids and out.top behind n_top are left as they are. The sum is float64 in the reference; the
- * kernel's log_sum is within 1e-5 of it, or two units in its last place. Same input, same bits. */
+ * -infinity only has a log_sum of 0 and gives log probabilities of -infinity. Entries of out.ids
+ * and out.top after n_top are left as they are. The sum is float64 in the reference; the kernel's
+ * log_sum is within 1e-5 of it, or two units in its last place. Same input, same bits. */
 void ref_read_asked(struct k_asked *asked, const float *logits, int n_vocab, int n);
 int k_read_asked(struct k_asked *asked, const float *logits, int n_vocab, int n, k_stream stream);
 void ref_logprobs(struct k_logprob_row *out, const float *logits, int n_vocab,
@@ -575,11 +584,11 @@ int k_edit(float *logits, int n_vocab, const struct k_logits_row *rows, int n,
 int k_chosen(struct k_logprob_row *out, const int32_t *ids, const float *logits, int n_vocab,
              const struct k_logits_row *rows, int n, const struct k_bias *biases, k_stream stream);
 
-/* bytes, rounded up to 16, between memory of the device and pinned memory of the host, both aligned
- * to 16; not by a copy engine, so that it does not wait behind large copies. */
+/* Copy bytes, rounded up to 16, between device memory and pinned host memory, both aligned to 16;
+ * by a kernel and not by a copy engine, so that it does not wait for large copies. */
 int k_copy(void *dst, const void *src, size_t bytes, k_stream stream);
 
-/* dst int32 [n_rows][stride], of each row the first width = src [n_rows][width]. */
+/* dst int32 [n_rows][stride]: the first width of each row = src [n_rows][width]. */
 int k_copy_rows(int32_t *dst, int stride, const int32_t *src, int width, int n_rows,
                 k_stream stream);
 

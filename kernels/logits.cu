@@ -1,27 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What is done with logits beside sampling: log probabilities before it, masks and biases, and the
- * log probability of what was sampled. The rules stand at ref_logprobs() in kernels.h.
+ * Operations on logits apart from sampling: log probabilities before it, masks and biases, and the
+ * log probability of the sampled id. ref_logprobs() in kernels.h has the definitions.
  *
- * Log probabilities. Split: a cluster of RANKS blocks a row, a block a run of the ids, a thread
- * every THREADS-th four of the run; so always, since sums of floats depend on their order. A row
- * is read once for the sum, the largest logit of each thread and how many logits are larger than
- * the target. The n_top-th largest of the largest of four threads each (of each thread, when n_top
- * is above QUADS) is a bound that no fewer than n_top of the block's logits reach; the few threads
- * whose largest reaches it look at their logits again, which are in the caches. A block's best
- * n_top are pushed into the shared memory of the first block, which chooses among all. When more
- * logits reach the bound than there is room for (many are equal), the best are found one by one,
- * reading the run once for each.
+ * Log probabilities. Split: a cluster of RANKS blocks per row, a run of ids per block, every
+ * THREADS-th four of the run per thread; always the same, because sums of floats depend on their
+ * order. A row is read once for the sum, the largest logit of each thread and the number of logits
+ * larger than the target. Among the largest logits of four threads each (of each thread, when n_top
+ * is above QUADS) the n_top-th largest is a bound that at least n_top of the block's logits reach;
+ * the few threads whose largest logit reaches it look at theirs again, which are in the caches. A
+ * block sends its best n_top to the shared memory of the first block, which selects among all. If
+ * more logits reach the bound than there is room for (many are equal), the best are found one by
+ * one, with one pass over the run for each.
  *
  * Shared memory of a block: struct shared_state, 12 KB. Bytes: the logits once.
  *
- * Edit. Split: a warp 32 words of a row's mask, 1024 ids; a lane writes the ids of its bit, so
+ * Edit. Split: 32 words of a row's mask, 1024 ids, per warp; a lane writes the ids of its bit, so
  * that stores are coalesced wherever a row begins. Words of ones cost nothing more. A bias changes
- * only what the mask allows, the mask only what it does not, so the two need no order.
+ * only allowed ids, the mask only forbidden ones, so the two need no order.
  *
  * H200, us for 1, 64 and 256 rows of 128256 (bench_logits; a launch alone is 5.8, one read of the
- * logits 6, 12, 35): log probability of what is sampled 8 17 40, with 5 others 10 22 54, with 20
- * 12 26 66; masks that leave 1 in 1000 7 16 50, half 8 23 71, nearly all 6 7 11. */
+ * logits 6, 12, 35): log probability of the sampled id 8 17 40, with 5 others 10 22 54, with 20 12
+ * 26 66; masks that allow 1 in 1000 7 16 50, half 8 23 71, nearly all 6 7 11. */
 #include <cooperative_groups.h>
 #include <float.h>
 
@@ -32,10 +32,10 @@ namespace cg = cooperative_groups;
 #define RANKS          8
 #define THREADS        256
 #define WARPS          (THREADS / 32)
-#define LOADS          8             /* of 16 bytes, of a thread on their way */
+#define LOADS          8             /* 16-byte loads of a thread in flight */
 #define STRIDE         (THREADS * 4) /* ids between two loads of a thread */
 #define QUADS          (THREADS / 4)
-#define ROOM           THREADS /* candidates of a block */
+#define ROOM           THREADS /* candidates per block */
 #define EDIT_THREADS   128
 #define CHOSEN_THREADS 128
 #define LOG2_E         1.44269504f
@@ -43,38 +43,38 @@ namespace cg = cooperative_groups;
 static_assert(K_LOGPROBS_MAX <= THREADS, "the bound; a candidate a thread");
 static_assert(LOADS * 4 == 32, "a bit for each of a thread's logits");
 
-/* What is known of some of a row's logits. */
+/* Partial result over some of a row's logits. */
 struct part {
-    float top;        /* their largest, at least -FLT_MAX */
-    float sum;        /* of e^(logit - top) */
+    float top;        /* sum of e^(logit - top) */
+    float sum;        /* logits larger than the target */
     int32_t n_larger; /* than the target */
 };
 
 struct shared_state {
-    uint64_t best[RANKS * K_LOGPROBS_MAX]; /* pushed to the first block, n a block; 0: none */
-    struct part ranks[RANKS];              /* pushed to the first block */
+    uint64_t best[RANKS * K_LOGPROBS_MAX]; /* sent to the first block, n per block; 0: none */
+    struct part ranks[RANKS];              /* sent to the first block */
     struct part warps[WARPS];
     uint64_t candidates[ROOM];
     uint64_t reduced[2][WARPS];
-    float maxima[THREADS]; /* of quads, or of threads (find_bound) */
+    float maxima[THREADS]; /* largest logits of quads, or of threads (find_bound) */
     float bound;
     int n_candidates;
 };
 
-/* A block's run of a row. */
+/* The part of a row that a block reads. */
 struct run {
     const float *logits; /* of the whole row */
     int first, end;      /* ids */
     bool is_aligned;     /* to 16 bytes */
 };
 
-/* What a logit counts as. */
+/* A logit as it counts for log probabilities; NaN loses in both operations. */
 static __device__ inline float tame(float x)
 {
     return fminf(fmaxf(x, -INFINITY), FLT_MAX); /* a NaN loses */
 }
 
-/* What a thread has of ids first, first + STRIDE, ...; NaN behind the end. */
+/* A thread's logits of ids first, first + STRIDE, ...; NaN after the end. */
 static __device__ inline void load(float4 x[LOADS], const struct run &run, int first)
 {
     if (run.is_aligned) {
@@ -104,7 +104,8 @@ static __device__ inline float weight(float x, float top)
     return exp2_fast((x - top) * LOG2_E);
 }
 
-/* Read the run: a thread's part of it. */
+/* Read the run once; returns the thread's partial result. The maximum is updated once per LOADS
+ * loads, so that the sum is rescaled seldom. */
 static __device__ struct part stream(const struct run &run, float target)
 {
     struct part p = {-FLT_MAX, 0.0f, 0};
@@ -133,8 +134,8 @@ static __device__ struct part stream(const struct run &run, float target)
     return p;
 }
 
-/* The parts of a warp's threads; of each four threads, or of each when n is large, the largest
- * logit. */
+/* Combine the partial results of a warp's threads, and store the largest logit of each four
+ * threads, or of each thread when n is large. */
 static __device__ void share_parts(struct shared_state *s, const struct part &own, int n)
 {
     float top = own.top, sum;
@@ -168,9 +169,9 @@ static __device__ struct part merge(const struct part *parts, int n)
     return all;
 }
 
-/* --- the largest ---------------------------------------------------------------------------- */
+/* --- the most probable ------------------------------------------------------------------------ */
 
-/* The same of the threads' largest, for an n that the quads are too few for. */
+/* find_bound() over the largest logits of all threads, for an n above the number of quads. */
 static __device__ __noinline__ void find_bound_of_many(struct shared_state *s, int n)
 {
     float own = s->maxima[threadIdx.x];
@@ -185,7 +186,8 @@ static __device__ __noinline__ void find_bound_of_many(struct shared_state *s, i
         s->bound = own > -FLT_MAX ? own : -INFINITY;
 }
 
-/* No more than the n-th largest logit of the run: the n-th largest of the quads' largest. */
+/* A bound that is at most the n-th largest logit of the run: the n-th largest of the quads'
+ * maxima. */
 static __device__ void find_bound(struct shared_state *s, int n)
 {
     float own = s->maxima[threadIdx.x / 4];
@@ -200,11 +202,12 @@ static __device__ void find_bound(struct shared_state *s, int n)
         n_larger += __shfl_xor_sync(~0U, n_larger, i);
         n_equal += __shfl_xor_sync(~0U, n_equal, i);
     }
-    if (n_larger < n && n <= n_larger + n_equal) /* all that are here have the same value */
+    /* All threads that come here have the same value. */
+    if (n_larger < n && n <= n_larger + n_equal)
         s->bound = own > -FLT_MAX ? own : -INFINITY;
 }
 
-/* A thread's logits that are not below the bound. */
+/* Collect the thread's logits that reach the bound. */
 static __device__ void collect(struct shared_state *s, const struct run &run, float bound)
 {
 #pragma unroll 1
@@ -229,7 +232,7 @@ static __device__ void collect(struct shared_state *s, const struct run &run, fl
     }
 }
 
-/* The best n candidates to the first block. */
+/* Send the best n candidates to the first block, each to the place of its rank. */
 static __device__ void push_best(uint64_t *front, const struct shared_state *s, int n)
 {
     int n_candidates = s->n_candidates, c = threadIdx.x, n_better = 0;
@@ -244,7 +247,7 @@ static __device__ void push_best(uint64_t *front, const struct shared_state *s, 
         front[c] = 0;
 }
 
-/* The same, one by one, whatever the logits. */
+/* Find and send the best n one by one, whatever the logits are. */
 static __device__ __noinline__ void push_one_by_one(uint64_t *front, struct shared_state *s,
                                                     struct run run, int n)
 {
@@ -266,7 +269,7 @@ static __device__ __noinline__ void push_one_by_one(uint64_t *front, struct shar
     }
 }
 
-/* What the first block makes of what all blocks have pushed. */
+/* The first block combines the results of all blocks. */
 static __device__ void finish(struct k_logprob_row *out, const struct shared_state *s, float target,
                               bool has_target, int n)
 {
@@ -314,7 +317,7 @@ static __global__ void __cluster_dims__(RANKS, 1, 1) __launch_bounds__(THREADS, 
     if (threadIdx.x == 0)
         s.n_candidates = 0;
     __syncwarp();
-    cluster.barrier_arrive(); /* nothing is pushed before all blocks have begun */
+    cluster.barrier_arrive(); /* nothing is sent before all blocks have begun */
     run.logits = logits + (size_t)row.row * n_vocab;
     run.first = rank * run_len;
     run.end = min(run.first + run_len, n_vocab);
@@ -357,7 +360,7 @@ int k_logprobs(struct k_logprob_row *out, const float *logits, int n_vocab,
 
 /* --- logits that are asked for --------------------------------------------------------------- */
 
-/* A thread a logit. */
+/* One logit per thread. */
 static __global__ void __launch_bounds__(EDIT_THREADS)
     asked_kernel(struct k_asked *asked, const float *logits, int n_vocab, int n)
 {
@@ -376,7 +379,7 @@ int k_read_asked(struct k_asked *asked, const float *logits, int n_vocab, int n,
 
 /* --- edit ----------------------------------------------------------------------------------- */
 
-/* -infinity where the 32 words of this warp have zeros. */
+/* Write -infinity where this warp's 32 words have zeros. */
 static __device__ void ban(float *logits, int n_vocab, const uint32_t *mask)
 {
     int lane = threadIdx.x % 32, first = (blockIdx.x * EDIT_THREADS + (int)threadIdx.x) - lane;
@@ -399,7 +402,7 @@ static __device__ inline void add_bias(float *logits, const uint32_t *mask, stru
     float raw = logits[id];
 
     if (mask != NULL && (mask[id / 32] >> id % 32 & 1) == 0) {
-        bias->raw = -INFINITY; /* ban() writes it, maybe now */
+        bias->raw = -INFINITY; /* ban() writes it, perhaps at this moment */
         return;
     }
     bias->raw = raw;
@@ -431,9 +434,9 @@ int k_edit(float *logits, int n_vocab, const struct k_logits_row *rows, int n,
                     biases);
 }
 
-/* --- what was sampled ----------------------------------------------------------------------- */
+/* --- the sampled id --------------------------------------------------------------------------- */
 
-/* A warp a row. */
+/* One row per warp. */
 static __global__ void __launch_bounds__(CHOSEN_THREADS)
     chosen_kernel(struct k_logprob_row *out, const int32_t *ids, const float *logits, int n_vocab,
                   const struct k_logits_row *rows, int n, const struct k_bias *biases)

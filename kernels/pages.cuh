@@ -1,4 +1,7 @@
-/* Where keys and values of a position stand in the pages. */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The addresses of keys and values in the pages, and the arithmetic that all kernels that rotate
+ * and store them share, so that their bits agree. */
 #ifndef QUIRE_KERNELS_PAGES_CUH
 #define QUIRE_KERNELS_PAGES_CUH
 
@@ -6,8 +9,8 @@
 
 #include "kernels/common.cuh"
 
-/* The element of kv.pages at which the keys of a position begin; its values stand value_elems()
- * further on. pages is the sequence's row. Pages of 2^n tokens, the rule, are found without a
+/* The index in kv.pages of the first element of a position's key; its value is value_elems()
+ * further on. pages is the sequence's page table. The usual page sizes, 2^n tokens, need no
  * division. */
 static __device__ inline size_t key_elem(const struct k_kv &kv, const int32_t *pages, int pos,
                                          int kv_head)
@@ -19,7 +22,7 @@ static __device__ inline size_t key_elem(const struct k_kv &kv, const int32_t *p
            (unsigned)((kv_head * bt + pos - page * bt) * kv.head_dim);
 }
 
-/* The same in pages of bf16. */
+/* The address of the key in pages of bf16. */
 static __device__ inline k_bf16 *key_row(const struct k_kv &kv, const int32_t *pages, int pos,
                                          int kv_head)
 {
@@ -31,8 +34,8 @@ static __device__ inline size_t value_elems(const struct k_kv &kv)
     return (size_t)kv.n_kv_heads * kv.page_tokens * kv.head_dim;
 }
 
-/* One element of a rotated pair: the lower is x c - other s, the upper x c + other s. Written out,
- * so that every kernel that rotates gets the same bits. */
+/* One element of a rotated pair: the lower is x c - other s, the upper x c + other s. Written with
+ * explicit roundings, so that every kernel that rotates gets the same bits. */
 static __device__ inline float turn_lower(float x, float other, float2 turn)
 {
     return __fmaf_rn(x, turn.x, -__fmul_rn(other, turn.y));
@@ -43,15 +46,15 @@ static __device__ inline float turn_upper(float x, float other, float2 turn)
     return __fmaf_rn(x, turn.x, __fmul_rn(other, turn.y));
 }
 
-/* The norm of a head, in parts of four elements: two in a row and their partners half a head on.
- * Sums of parts are added as a binary tree, neighbours first, so that every kernel that norms heads
- * of whole 16 elements gets the same bits. */
+/* The norm of a head, in parts of four elements: two consecutive ones and their partners half a
+ * head further on. Sums of parts are added as a binary tree, neighbours first, so that every kernel
+ * that norms heads of a multiple of 16 elements gets the same bits. */
 static __device__ inline float square_four(float4 x)
 {
     return __fmaf_rn(x.w, x.w, __fmaf_rn(x.z, x.z, __fmaf_rn(x.y, x.y, __fmul_rn(x.x, x.x))));
 }
 
-/* What elements are multiplied by, before the weights; part is 1 / head_dim. */
+/* The factor of the elements, before the weights; part is 1 / head_dim. */
 static __device__ inline float head_inverse(float sum, float part, float eps)
 {
     return rsqrtf(__fmaf_rn(sum, part, eps));
@@ -62,8 +65,8 @@ static __device__ inline float normed(float x, float inverse, float weight)
     return __fmul_rn(__fmul_rn(x, inverse), weight);
 }
 
-/* Two numbers as they stand in a page: rounded to nearest, e4m3 saturating at 448; the first in
- * the lower half of a word (bf16) or of 16 bits (e4m3). */
+/* Two numbers as stored in a page: rounded to nearest, e4m3 saturating at 448; the first in the
+ * lower half of a word (bf16) or of 16 bits (e4m3). */
 static __device__ inline uint32_t stored_two(enum k_type type, float scale, float low, float high)
 {
     if (type == K_BF16)
@@ -72,13 +75,13 @@ static __device__ inline uint32_t stored_two(enum k_type type, float scale, floa
                                     __NV_SATFINITE, __NV_E4M3);
 }
 
-/* The launchers that k_attn() chooses from. */
+/* The launchers among which k_attn() chooses. */
 int k_attn_decode(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv, const struct k_tokens *t,
                   const struct k_attn_plan *plan, int n_heads, float scale, k_stream stream);
 int k_attn_chunk(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv, const struct k_tokens *t,
                  const struct k_attn_plan *plan, int n_heads, float scale, k_stream stream);
 
-/* The fast path of k_attn_chunk(), and the shapes that it takes. */
+/* The fast path of k_attn_chunk(), and the shapes that it supports. */
 bool sm90_attn_chunk_takes(const struct k_kv *kv, const k_bf16 *qkv, int n_heads);
 int k_attn_chunk_sm90(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv,
                       const struct k_tokens *t, const struct k_attn_plan *plan, int n_heads,

@@ -1,57 +1,61 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Products of the fewest rows with bfloat16: y [n][n_out] = x [n][n_in] * transpose(w
- * [n_out][n_in]), bound by the bytes of w, with what stands around them in a decode
+ * Products of at most three rows with bfloat16: y [n][n_out] = x [n][n_in] * transpose(w
+ * [n_out][n_in]), bound by the bytes of w, with the operations around them in a decode
  * (k_multiply() in kernels.h).
  *
- * The split. One CTA a multiprocessor. Rows of w are cut into tiles of 16. A CTA takes a run of
- * tiles. WK of its eight warps share a tile: each takes every WK-th pair of boxes, a box being 16
- * rows x 128 bytes. Each warp has a ring of its own: it orders boxes from the tensor copy engine,
- * multiplies them (mma.m16n8k16, w on the side of 16, rows of x on the side of 8) and orders the
- * next into the same place; no warp waits for another until a pass of PT tiles ends. There the
- * partial sums meet in shared memory, and the threads that add them finish the outputs. The order
- * of adding is fixed by the shape and n's bucket alone.
+ *   w --TMA--> ring of boxes (per warp) --mma--> accumulators -+
+ *   x --TMA--> shared memory -----------------------^          |  end of a pass: sums of the
+ *                                                              +--> WK warps -> epilogue -> y
+ *
+ * Split: one CTA per multiprocessor. Rows of w are cut into tiles of 16, and a CTA takes a run of
+ * tiles. WK of its eight warps share a tile (split-K in the CTA): each takes every WK-th pair of
+ * boxes, a box being 16 rows x 128 bytes. Each warp has a ring of its own: it loads boxes with the
+ * TMA, multiplies them (mma.m16n8k16, w on the side of 16, rows of x on the side of 8) and loads
+ * the next ones into the same place; no warp waits for another until a pass of PT tiles ends. Then
+ * the partial sums are added in shared memory, and the threads that add them finish the outputs.
+ * The order of summation depends on the shape and n's bucket alone.
  *
  * Shared memory: rings [WARPS][depth] of 4 KB, rows of x, sums of warps, barriers. About 128 KB of
- * boxes are under way; with 192 KB, or when a second kernel's rings join, the same copies are
- * slower by a third (README.md).
+ * boxes are in flight; with 192 KB, or when a second kernel's rings are resident too, the same
+ * copies are slower by a third (docs/kernels/guide.md).
  *
- * The first boxes are ordered before the kernel before has ended (programmatic dependent launch):
- * weights do not depend on it.
+ * The first boxes are loaded before the previous kernel has ended (programmatic dependent launch),
+ * because weights do not depend on it.
  *
- * Lanes: lane (g = lane / 4, q = lane % 4) holds rows g and g + 8 of a tile. The order in which
- * elements of n_in are taken is free as long as w and x agree, so lane q takes the 16-byte chunks
- * 2 q and 2 q + 1 of a box's row: with the engine's 128-byte swizzle no two lanes of a quarter
- * warp meet in a bank, and nothing needs ldmatrix. Rows of x stand 16 bytes further apart than
- * they are long, for the same reason. */
+ * Lanes: lane (g = lane / 4, q = lane % 4) has rows g and g + 8 of a tile. The order of the
+ * elements of n_in is free as long as w and x agree, so lane q takes the 16-byte chunks 2 q and 2 q
+ * + 1 of a box's row: with the TMA's 128-byte swizzle no two lanes of a quarter warp meet in a
+ * bank, and no ldmatrix is needed. Rows of x are padded by 16 bytes, for the same reason. */
 #include "kernels/product.cuh"
 #include "kernels/product_cut.h"
 
-#define ROWS_FEW   3 /* of more the other kernel is faster */
+#define ROWS_FEW   3 /* for more the other kernel is faster */
 #define WARPS      8
 #define THREADS    (WARPS * 32)
 #define BOX_ROWS   16
 #define BOX_COLS   64
 #define BOX_BYTES  2048 /* 16 rows of 128 bytes */
 #define SLOT_BYTES (2 * BOX_BYTES)
-#define DEPTH_MAX  4  /* slots of a ring: 128 KB a multiprocessor */
-#define COL_STRIDE 20 /* of sums in shared memory: 16 rows, and no two lanes in a bank */
-#define SQUARES    8  /* parts of a sum of squares that a lane fetches before it needs them */
+#define DEPTH_MAX  4  /* stages of a ring: 128 KB per multiprocessor */
+#define COL_STRIDE 20 /* stride of sums in shared memory: 16 rows, and no two lanes in a bank */
+#define SQUARES    8  /* partial sums of squares that a lane prefetches */
 #define SMEM_MAX   (226 * 1024)
 
 struct product_args {
     struct k_product p;
     int n, n_in, n_out;
-    int tiles_each, tiles_left; /* of 16 rows of w: a block's, and how many blocks have one more */
-    int n_boxes;                /* of a tile */
-    int depth;                  /* of a ring, slots */
+    int tiles_each, tiles_left; /* tiles of 16 rows of w per block, and how many blocks have one
+                                 * more */
+    int n_boxes;                /* boxes per tile */
+    int depth;                  /* stages of a ring */
     int x_stride;               /* bytes between rows of x in shared memory */
 };
 
-/* --- the machine's words -------------------------------------------------------------- */
+/* --- instructions ----------------------------------------------------------------------------- */
 
-/* barrier_wait() with a branch inside: in this loop the code around a wait is what counts, and it
- * was measured with this one. */
+/* barrier_wait() with a branch inside the assembly: in this loop the code around a wait matters,
+ * and it was measured with this one. */
 static __device__ inline void bar_wait(uint64_t *bar, uint32_t parity)
 {
     asm volatile("{\n"
@@ -64,8 +68,8 @@ static __device__ inline void bar_wait(uint64_t *bar, uint32_t parity)
                  : "memory");
 }
 
-/* Two boxes of the matrix, side by side: the first's number in its row, and the row of their
- * corner. Weights are read once a step: first out. */
+/* Load two boxes of the matrix, side by side: `box` is the index of the first one in its row, `row`
+ * the first row. Weights are read once per step: evict first. */
 static __device__ inline void copy_boxes(void *to, const CUtensorMap *map, int box, int row,
                                          uint64_t *bar)
 {
@@ -107,7 +111,7 @@ static __device__ inline chunk load_chunk(const char *box, int g, int at)
     return {*(const uint4 *)row, *(const uint4 *)(row + 8 * 128)};
 }
 
-/* 32 elements of n_in: eight of each lane's quarter. */
+/* Multiply 32 elements of n_in: eight of each lane's quarter. */
 template <int NT>
 static __device__ inline void multiply_bf16(float acc[NT][4], const chunk &a, const char *x,
                                             const uint32_t x_row[NT])
@@ -121,7 +125,7 @@ static __device__ inline void multiply_bf16(float acc[NT][4], const chunk &a, co
     }
 }
 
-/* One box in shared memory times the rows of x. */
+/* Multiply one box in shared memory by the rows of x. */
 template <int NT>
 static __device__ inline void multiply_box(float acc[2][NT][4], const char *box, const char *x,
                                            const uint32_t x_row[NT])
@@ -135,20 +139,21 @@ static __device__ inline void multiply_box(float acc[2][NT][4], const char *box,
 
 /* --- a warp's ring ---------------------------------------------------------------------- */
 
-/* Two boxes a slot: a wait and an order for 4 KB. All lanes keep the same numbers. */
+/* A warp's ring. A stage has two boxes, so that one wait and one copy move 4 KB. All lanes keep the
+ * same numbers. */
 struct box_ring {
     char *boxes;
     uint64_t *bars;
     int slot, parity;         /* of the boxes to be multiplied next */
-    int tile, last_tile, box; /* to be ordered next */
-    int tile_rows;            /* of a part in a tile */
+    int tile, last_tile, box; /* to be loaded next */
+    int tile_rows;            /* rows of a part (gate or up) in a tile */
 };
 
-/* Order the next two boxes of a tile into a slot. The second may be one too many (zeros, or
- * another CTA's): it is not multiplied. */
+/* Load the next two boxes of a tile into a stage. The second may be one too many (zeros, or another
+ * CTA's): it is not multiplied. */
 template <int WK>
-static __device__ inline void order(box_ring &r, const CUtensorMap *map, const product_args &a,
-                                    int warp, int slot)
+static __device__ inline void load_boxes(box_ring &r, const CUtensorMap *map, const product_args &a,
+                                         int warp, int slot)
 {
     if (r.tile >= r.last_tile)
         return;
@@ -163,7 +168,7 @@ static __device__ inline void order(box_ring &r, const CUtensorMap *map, const p
     }
 }
 
-/* A tile times the rows of x; acc is what this warp's boxes add up to. */
+/* Multiply a tile by the rows of x; acc gets the sums over this warp's boxes. */
 template <int NT, int WK>
 static __device__ inline void multiply_tile(float acc[2][NT][4], box_ring &r,
                                             const CUtensorMap *map, const product_args &a,
@@ -179,8 +184,8 @@ static __device__ inline void multiply_tile(float acc[2][NT][4], box_ring &r,
         if (box + 1 < a.n_boxes)
             multiply_box<NT>(acc, from + BOX_BYTES, x + x_bytes, x_row);
         __syncwarp();
-        order<WK>(r, map, a, warp, r.slot);
-        if (r.tile >= r.last_tile) /* again and again: it is the first time that counts */
+        load_boxes<WK>(r, map, a, warp, r.slot);
+        if (r.tile >= r.last_tile) /* repeated; only the first time counts */
             asm volatile("griddepcontrol.launch_dependents;");
         if (++r.slot == a.depth) {
             r.slot = 0;
@@ -189,7 +194,7 @@ static __device__ inline void multiply_tile(float acc[2][NT][4], box_ring &r,
     }
 }
 
-/* A warp's sums of a tile [n][COL_STRIDE]. */
+/* Store a warp's sums of a tile [n][COL_STRIDE]. */
 template <int NT>
 static __device__ inline void store_sums(float *to, const float acc[2][NT][4], int n)
 {
@@ -207,20 +212,19 @@ static __device__ inline void store_sums(float *to, const float acc[2][NT][4], i
     }
 }
 
-/* --- the end of a pass ------------------------------------------------------------------ */
+/* --- epilogue --------------------------------------------------------------------------------- */
 
-/* What a thread finishes of a pass: one output at most, and the numbers for it, which are fetched
- * before they are needed. */
+/* A thread's output of a pass, one at most, and the numbers that it needs, which are prefetched. */
 struct output {
     bool mine;  /* there is one */
-    int c, row; /* row of x; row of w, of the gate's half when gated */
-    int place;  /* of its sum: row of the pass */
+    int c, row; /* row of x; row of w, in the gate's half when gated */
+    int place;  /* row of the pass, for its sum */
     float residual;
-    k_bf16 bias, bias_up, norm; /* widened at the end: to touch them is to wait for them */
+    k_bf16 bias, bias_up, norm; /* widened at the end, because the first use waits for the load */
 };
 
-/* 16 lanes have the rows of a tile, so that they can add squares. `tile` is the first of the pass'
- * TILES. */
+/* Choose the thread's output. 16 lanes have the rows of a tile, so that they can add squares.
+ * `tile` is the first of the pass' TILES. */
 template <int TILES>
 static __device__ inline output choose_output(const product_args &a, int tile, int last)
 {
@@ -247,7 +251,7 @@ static __device__ inline output choose_output(const product_args &a, int tile, i
     return o;
 }
 
-/* The sum of a place and column over the warps that share a tile: [TILES][WK][n][COL_STRIDE]. */
+/* Add the sums of a place and column of the warps that share a tile: [TILES][WK][n][COL_STRIDE]. */
 template <int WK>
 static __device__ inline float sum_warps(const float *red, int place, int col, int n)
 {
@@ -259,7 +263,7 @@ static __device__ inline float sum_warps(const float *red, int place, int col, i
     return sum;
 }
 
-/* What the end of a pass reads of the launch's arguments. */
+/* The launch arguments that the epilogue reads, in registers. */
 struct targets {
     int kind, n_out, is_half;
     void *y, *normed;
@@ -275,7 +279,7 @@ static __device__ inline targets targets_of(const product_args &a)
     return t;
 }
 
-/* inverse is what the sums of the output's column are multiplied by. */
+/* Finish one output: inverse is the norm's factor of its column. */
 static __device__ inline void write_output(const targets &to, const output &o, float sum, float up,
                                            float inverse)
 {
@@ -289,7 +293,7 @@ static __device__ inline void write_output(const targets &to, const output &o, f
         store_x(to.y, (size_t)o.c * (to.n_out / 2) + o.row,
                 y / (1.0f + __expf(-y)) * (up * inverse + load_bf16(&o.bias_up)), to.is_half);
         break;
-    case K_PRODUCT_RESIDUAL: /* a tile's sixteen lanes come here together */
+    case K_PRODUCT_RESIDUAL: /* the sixteen lanes of a tile come here together */
         y += o.residual;
         to.residual[at] = y;
         store_x(to.normed, at, y * load_bf16(&o.norm), to.is_half);
@@ -302,7 +306,7 @@ static __device__ inline void write_output(const targets &to, const output &o, f
     }
 }
 
-/* Add what the warps left in red, and finish the outputs. */
+/* Add the warps' sums, and finish the outputs. */
 template <int WK>
 static __device__ void end_pass(const float *red, const targets &to, const output &o, int n,
                                 const float *inverse)
@@ -319,8 +323,8 @@ static __device__ void end_pass(const float *red, const targets &to, const outpu
 
 /* --- the rows of x ---------------------------------------------------------------------- */
 
-/* Order the rows of x; one lane. */
-static __device__ void order_x(char *xs, const product_args &a, uint64_t *bar)
+/* Load the rows of x; by one lane. */
+static __device__ void load_x(char *xs, const product_args &a, uint64_t *bar)
 {
     barrier_expect(bar, a.n * a.n_in * 2);
     for (int c = 0; c < a.n; c++)
@@ -328,7 +332,7 @@ static __device__ void order_x(char *xs, const product_args &a, uint64_t *bar)
                    bar);
 }
 
-/* Fetch the squares of row c, of which a lane has every 32nd. */
+/* Prefetch the partial sums of squares of row c; a lane has every 32nd. */
 static __device__ inline void fetch_squares(float squares[SQUARES], int c, const product_args &a)
 {
     int lane = threadIdx.x % 32, n_sums = a.p.sums_in != NULL && c < a.n ? a.p.n_sums : 0;
@@ -341,8 +345,8 @@ static __device__ inline void fetch_squares(float squares[SQUARES], int c, const
     }
 }
 
-/* 1 / sqrt(mean square) of each row of x; the squares of row `warp` are there already, the first
- * 32 * SQUARES of them. */
+/* 1 / sqrt(mean square) of each row of x; the first 32 * SQUARES partial sums of row `warp` are
+ * prefetched. */
 static __device__ void find_inverse(float *inverse, float squares[SQUARES], int warp,
                                     const product_args &a)
 {
@@ -367,13 +371,13 @@ static __device__ void find_inverse(float *inverse, float squares[SQUARES], int 
 
 /* --- the kernel ------------------------------------------------------------------------- */
 
-/* NT: columns computed, in eights; WK: warps that share a tile; PT: tiles of a warp in a pass. */
+/* NT: columns computed, in eights; WK: warps that share a tile; PT: tiles of a warp per pass. */
 template <int NT, int WK, int PT>
 static __global__ void __launch_bounds__(THREADS, 1)
     product_kernel(const __grid_constant__ CUtensorMap map, const __grid_constant__ product_args a)
 {
-    /* rings [WARPS][depth], x [n][x_stride], sums of warps [2][PT][WARPS][n][COL_STRIDE], inverse
-     * [8 NT], barriers [WARPS][depth] and x's */
+    /* Shared memory: rings [WARPS][depth], x [n][x_stride], sums of warps
+     * [2][PT][WARPS][n][COL_STRIDE], inverse [8 NT], barriers [WARPS][depth] and that of x. */
     extern __shared__ __align__(1024) char shared[];
     const int tiles = WARPS / WK * PT;
     int warp = warp_number(), g = threadIdx.x % 32 / 4, q = threadIdx.x % 4, pass = 0;
@@ -404,13 +408,13 @@ static __global__ void __launch_bounds__(THREADS, 1)
     }
     __syncwarp();
     for (int i = 0; i < a.depth; i++)
-        order<WK>(r, &map, a, warp, i);
+        load_boxes<WK>(r, &map, a, warp, i);
     for (int t = 0; t < NT; t++)
         x_row[t] = min(t * 8 + g, a.n - 1) * a.x_stride + q * 32;
     __syncthreads();
     asm volatile("griddepcontrol.wait;" ::: "memory");
     if (warp == 0 && leads())
-        order_x(xs, a, x_bar);
+        load_x(xs, a, x_bar);
     fetch_squares(squares, warp, a);
     bar_wait(x_bar, 0);
 
@@ -433,8 +437,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
 
 /* --- launching -------------------------------------------------------------------------- */
 
-/* The matrix as [boxes][parts][rows][128 bytes]: two parts when gate and up stand one below the
- * other. */
+/* Map the matrix as [boxes][parts][rows][128 bytes]: two parts when the rows of gate and up are one
+ * after the other. */
 static int encode_map(CUtensorMap *map, const struct k_product *p)
 {
     bool gated = p->kind == K_PRODUCT_GATED;
@@ -447,21 +451,21 @@ static int encode_map(CUtensorMap *map, const struct k_product *p)
     return encode_boxes(map, false, p->w->data, 4, sizes, strides, box);
 }
 
-/* Bytes of shared memory besides the rings. */
+/* Bytes of shared memory apart from the rings. */
 static size_t rest_bytes(int n_in, int n)
 {
     return (size_t)n * (size_t)(n_in * 2 + 16) + 2 * 4 * WARPS * COL_STRIDE * (size_t)n * 4 +
            8 * 4 + (WARPS * DEPTH_MAX + 1) * 8;
 }
 
-/* What this file's kernel takes. */
+/* The products that this file's kernel supports. */
 static bool takes(const struct k_matrix *w, int n)
 {
     return n >= 1 && n <= ROWS_FEW && k_format_is_plain(&w->format) && w->n_in % BOX_COLS == 0 &&
            rest_bytes(w->n_in, n) + WARPS * 2 * SLOT_BYTES <= SMEM_MAX;
 }
 
-/* Whether the other one is to be taken: x of a long n_in may have no room here. */
+/* Is the other kernel to be used? With a long n_in, x may not fit here. */
 static bool is_wide(const struct k_matrix *w, int n)
 {
     return product_wide_takes(w, n) && !takes(w, n);
@@ -533,9 +537,9 @@ int k_multiply(const struct k_product *p, int n, int n_sms, k_stream stream)
     return launch(map, a, n_sms, stream);
 }
 
-/* --- the beginning of a decode ---------------------------------------------------------- */
+/* --- the begin of a decode -------------------------------------------------------------------- */
 
-/* A thread an element; 16 lanes add the squares of a part. */
+/* One element per thread; 16 lanes add the squares of a part. */
 static __global__ void embed_normed_kernel(float *x, void *normed, bool is_half, float *sums_out,
                                            const k_bf16 *table, const int32_t *ids,
                                            const int32_t *sampled, const k_bf16 *norm, int dim)

@@ -1,15 +1,17 @@
-/* What the two kernels of products share (product.cu, sm90_product.cu). */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Shared by the two kernels of products (product.cu, sm90_product.cu). */
 #ifndef QUIRE_KERNELS_PRODUCT_CUH
 #define QUIRE_KERNELS_PRODUCT_CUH
 
 #include "kernels/sm90.cuh"
 
-/* The other kernel, of up to K_PRODUCT_ROWS_MAX rows: its parts of k_multiply_takes() and
+/* The kernel for up to K_PRODUCT_ROWS_MAX rows: its part of k_multiply_takes() and of
  * k_multiply(). */
 bool product_wide_takes(const struct k_matrix *w, int n);
 int product_wide(const struct k_product *p, int n, int n_sms, k_stream stream);
 
-/* One lane of a warp; the same one each time. */
+/* Is this the elected lane of the warp? Always the same one. */
 static __device__ inline bool leads(void)
 {
     uint32_t yes;
@@ -23,16 +25,16 @@ static __device__ inline bool leads(void)
     return yes != 0;
 }
 
-/* The warp's number, known to the compiler to be the same in all lanes: addresses of copies must
- * be, and are made so lane by lane otherwise. */
+/* The warp's number, as a value that the compiler knows to be equal in all lanes: addresses of
+ * copies must be uniform, and otherwise the compiler makes them so lane by lane. */
 static __device__ inline int warp_number(void)
 {
     return __shfl_sync(~0U, (int)threadIdx.x / 32, 0);
 }
 
-/* Held in a register from here on. What the end of a tile reads of the launch's arguments, and what
- * it divides by them, would else be fetched and computed there, where everything waits for it: an
- * argument that nobody has read lately takes 500 cycles. Where registers are many ptxas fetches it
+/* Keep a value in a register from here on. Launch arguments that the epilogue reads, and divisions
+ * by them, would otherwise be fetched and computed there, where everything waits for it: an
+ * argument that was not read recently takes 500 cycles. If registers are short, ptxas fetches it
  * again all the same. */
 static __device__ __forceinline__ void pin(int &x)
 {
@@ -45,9 +47,9 @@ template <class T> static __device__ __forceinline__ void pin_global(T *&x)
     __builtin_assume(__isGlobal(x));
 }
 
-/* What all lanes of a warp have, held whatever ptxas thinks: what a reduction has returned it can
- * neither fetch again nor compute, as it does where shared memory begins, at each turn of a loop.
- * All lanes call it; some 20 cycles, so before anybody waits. */
+/* Keep a value that is equal in all lanes in a register, whatever ptxas decides: the result of a
+ * reduction is neither fetched again nor recomputed in each round of a loop, as the base of shared
+ * memory is. All lanes must call it; some 20 cycles, so before anything waits. */
 static __device__ __forceinline__ uint32_t steady(uint32_t x)
 {
     asm volatile("redux.sync.or.b32 %0, %0, 0xffffffff;" : "+r"(x));
@@ -95,7 +97,7 @@ static __device__ inline void cluster_wait(void)
     asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 
-/* 600 cycles: what was written goes as far as the L2 cache first. */
+/* 600 cycles, because writes have to reach the L2 cache first. */
 static __device__ inline void cluster_sync(void)
 {
     asm volatile("barrier.cluster.arrive.release.aligned;\n"
@@ -103,8 +105,8 @@ static __device__ inline void cluster_sync(void)
                      : "memory");
 }
 
-/* A tensor map of up to four dimensions, 128 bytes the innermost box. 0, or -1. Promotion to 256
- * bytes halves the speed (README.md). */
+/* Encode a tensor map of up to four dimensions with 128 bytes as the innermost box. 0, or -1.
+ * Promotion to 256 bytes halves the speed (docs/kernels/guide.md). */
 static inline int encode_boxes(CUtensorMap *map, bool is_bytes, void *data, int rank,
                                const cuuint64_t *sizes, const cuuint64_t *strides,
                                const cuuint32_t *box)

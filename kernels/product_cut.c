@@ -1,11 +1,15 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The cut of product_cut.h. It is chosen in this order: how many CTAs share a tile (split-K, when
+ * one CTA alone would have too few rows), how many rows a tile has (so that all CTAs end together),
+ * then the largest stages for which enough of them fit into shared memory. */
 #include "kernels/product_cut.h"
 
 #define SPLIT_MAX  2           /* CTAs that share a tile */
-#define SLOT_BYTES (32 * 1024) /* of a slot of w, at most */
-#define PRE_BYTES  (64 * 1024) /* of w that are ordered before x, which stands in the same queue */
-#define PRE_MORE   (96 * 1024) /* where a CTA has four blocks, and so much to read behind it */
-#define WHOLE_ROWS 48          /* of a tile that is not shared, however many rows x has */
+#define SLOT_BYTES (32 * 1024) /* at most, per stage of w */
+#define PRE_BYTES  (64 * 1024) /* of w that are loaded before x, which waits in the same queue */
+#define PRE_MORE   (96 * 1024) /* when a CTA has four blocks, and much to read after it */
+#define WHOLE_ROWS 48          /* enough rows of an unshared tile, for any number of rows of x */
 
 static int round_up(int x, int to)
 {
@@ -22,7 +26,8 @@ int product_cut_slab_cols(const struct k_format *format)
     return CUT_SLAB * 8 / k_type_bits(format->elem);
 }
 
-/* Blocks of 64 rows that a tile of so many takes: 1, 2 or 4. Of one, eight rows end together. */
+/* Blocks of 64 rows in a tile of so many rows: 1, 2 or 4. With one, the epilogue handles eight rows
+ * at a time. */
 static int blocks_of(const struct product_cut *c, int rows)
 {
     bool one = rows <= CUT_BLOCK && !c->gated && c->rows_by_eight;
@@ -30,7 +35,7 @@ static int blocks_of(const struct product_cut *c, int rows)
     return one ? 1 : rows <= 2 * CUT_BLOCK ? 2 : 4;
 }
 
-/* Rows of a tile, so that all groups of CTAs have nearly equally many; 0: none with a cluster. */
+/* Rows per tile, so that all groups of CTAs have nearly the same number; 0: none with a cluster. */
 static int rows_of(const struct product_cut *c, bool sixteens, int n_split, int n_sms)
 {
     int groups = n_sms / n_split, best = 0;
@@ -60,14 +65,15 @@ static int rows_of(const struct product_cut *c, bool sixteens, int n_split, int 
     return best;
 }
 
-/* Slots of w, at least. Fewer and longer ones pay where a tile has four blocks, or a share of n_in
- * many slabs. */
+/* The least number of stages of w. Fewer and longer ones are faster when a tile has four blocks, or
+ * a share of n_in many slabs. */
 static int least_slots(const struct product_cut *c)
 {
     return c->n_blocks == 4 ? 5 : c->n_slabs / c->n_split > 64 ? 3 : 4;
 }
 
-/* As many slots of w as so many bytes have room for, and of x, at least `least`, as far ahead. */
+/* As many stages of w as fit into so many bytes, and of x at least `least`, so that both are loaded
+ * equally far ahead. */
 static void share_ring(struct product_cut *c, int bytes, int least)
 {
     c->x_depth = bytes / (c->n_blocks * c->slot_bytes + c->x_bytes);
@@ -83,6 +89,7 @@ static void share_ring(struct product_cut *c, int bytes, int least)
     }
 }
 
+/* Stages that are loaded before x: as many as fit, but not more than the shorter share has. */
 static int first_slots_of(const struct product_cut *c)
 {
     int n = (c->n_blocks == 4 ? PRE_MORE : PRE_BYTES) / c->slot_bytes;
@@ -93,8 +100,8 @@ static int first_slots_of(const struct product_cut *c)
     return n < 1 ? 1 : n;
 }
 
-/* Where two CTAs leave sums of the only tile, a slot each: its own when all have been read; the
- * other's as soon as that slot would be filled again, were there more. */
+/* Where two CTAs put the sums of their only tile, a stage each: its own, when all stages have been
+ * read; the other's sums in the stage that would be loaded next, if there were more to load. */
 static void place_sums(struct product_cut *c)
 {
     for (int rank = 0; rank < 2; rank++) {
@@ -106,12 +113,12 @@ static void place_sums(struct product_cut *c)
     }
 }
 
-/* Slots of `box` slabs; false when too few have room. */
+/* Lay out shared memory with stages of `box` slabs; false when too few fit. */
 static bool lay_out(struct product_cut *c, int box)
 {
     int stride = c->n_blocks * CUT_BLOCK + 4, sums, rest, slack, ring;
     bool one_tile = c->n_tiles <= c->n_groups;
-    int least = c->n_blocks == 1 ? 4 : 2; /* of x: two for each warpgroup */
+    int least = c->n_blocks == 1 ? 4 : 2; /* stages of x: two per warpgroup */
 
     c->box = box;
     c->group_bytes = c->rows_by_eight ? box * 8 * CUT_SLAB : 8 * CUT_SLAB;
@@ -122,12 +129,13 @@ static bool lay_out(struct product_cut *c, int box)
     c->part = c->n_blocks == 1 ? round_up(c->rows / c->n_split, 16) * c->columns : 0;
     c->round = one_tile || c->columns < 16 ? c->columns : 16;
     sums = c->round * stride * 4;
-    if (c->n_blocks == 1) /* of each warpgroup */
+    if (c->n_blocks == 1) /* per warpgroup */
         sums = 2 * c->part * 4;
     if (c->n_blocks == 4 && c->gated && c->n_split == 1 && sums < c->columns * CUT_GATED_STRIDE * 2)
         sums = c->columns * CUT_GATED_STRIDE * 2;
     rest = CUT_REST_BYTES + (one_tile ? 0 : sums);
-    /* blocks of less than 64 rows: what is behind them is read, too. Mostly that is slots of x */
+    /* Blocks of less than 64 rows: the wgmma reads the bytes after them, too. These are mostly
+     * stages of x. */
     slack = (CUT_BLOCK - c->block_rows) / 8 * c->group_bytes;
     share_ring(c, CUT_SMEM_MAX - rest, least);
     if (c->x_depth * c->x_bytes < slack)
@@ -149,7 +157,7 @@ static bool lay_out(struct product_cut *c, int box)
     return c->depth >= least_slots(c) && c->smem <= CUT_SMEM_MAX;
 }
 
-/* The rows behind the last turn that has whole tiles for all CTAs, in a tile for each. */
+/* Cut the rows after the last round in which every CTA has a whole tile into one tile for each. */
 static void cut_tail(struct product_cut *c)
 {
     int n_whole = c->n_out / (c->rows * c->n_groups) * c->n_groups;
@@ -162,7 +170,7 @@ static void cut_tail(struct product_cut *c)
     c->n_tiles = n_whole + (left + c->tail_rows - 1) / c->tail_rows;
 }
 
-/* Tiles of c->rows; false when they have no room. */
+/* Cut into tiles of c->rows; false when they do not fit. */
 static bool cut_tiles(struct product_cut *c, bool tails, int n_sms)
 {
     int box, share, even;
@@ -181,7 +189,7 @@ static bool cut_tiles(struct product_cut *c, bool tails, int n_sms)
     box = box > 8 ? 8 : box;
     share = (c->n_slabs + c->n_split - 1) / c->n_split;
     for (; box > 0; box--) {
-        even = (share + box - 1) / box; /* slots of a share; behind it is the other CTA's */
+        even = (share + box - 1) / box; /* stages of a share; the rest is the other CTA's */
         even = (share + even - 1) / even;
         if (lay_out(c, even))
             return true;
@@ -202,7 +210,7 @@ bool product_cut_of(struct product_cut *c, const struct k_matrix *w, enum k_prod
     c->x_slabs = product_cut_slab_cols(&w->format) / CUT_SLAB_COLS;
     c->n_slabs = w->n_in / product_cut_slab_cols(&w->format);
     c->rows_by_eight = w->n_out % (c->gated ? 16 : 8) == 0;
-    /* a share has four slabs; whether a slot has room for sums then, lay_out() says */
+    /* A share has at least four slabs; lay_out() checks whether a stage then has room for sums. */
     for (int split = 1;
          split <= SPLIT_MAX && (split == 1 || 4 * split <= c->n_slabs) && split <= n_sms; split++) {
         int rows = rows_of(c, kind == K_PRODUCT_RESIDUAL, split, n_sms);
@@ -211,15 +219,16 @@ bool product_cut_of(struct product_cut *c, const struct k_matrix *w, enum k_prod
             break;
         c->n_split = split;
         c->rows = rows;
-        /* Of other formats, what is missing of a wgmma's 64 rows is widened in vain. */
+        /* With other formats, filling up a wgmma's 64 rows costs dequantisation of rows that are
+         * not used. */
         if (rows >= WHOLE_ROWS || (k_format_is_plain(&w->format) && c->columns * 3 <= rows * 2))
             break;
     }
     tails = kind == K_PRODUCT_FLOAT && c->rows_by_eight;
     if (cut_tiles(c, tails, n_sms))
         return true;
-    /* A pair's sums take whole sixteens of a slot; of the most columns slots are too short for
-     * tiles that have half of one. */
+    /* Sums of a pair take multiples of 16 rows in a stage; with the most columns, stages are too
+     * short for tiles with half of that. */
     c->rows = round_up(c->rows, 16 * c->n_split);
     return cut_tiles(c, tails, n_sms);
 }

@@ -2,12 +2,12 @@
  *
  * The recurrent mixer for tests.
  *
- * Split: a thread has a channel of a sequence and walks its tokens of the step one by one; 128
- * channels a block. Bytes: in once, out once, the state twice. Bound by the latency of a load a
- * token; nothing is fetched ahead, since no model that is served has it. */
+ * Split: a thread has a channel of a sequence and walks over its tokens of the step; 128 channels
+ * per block. Bytes: in once, out once, the state twice. Bound by the latency of one load per token;
+ * nothing is prefetched, because no model that is served uses it. */
 #include "kernels/common.cuh"
 
-#define CHANNELS 128 /* of a block */
+#define CHANNELS 128 /* per block */
 
 struct recurrent_args {
     void *out;

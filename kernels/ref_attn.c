@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * References of rotary positions and attention over pages. */
+ * References of rotary positions and of attention over pages. Attention is written as its
+ * definition: scores, their maximum, weights, the weighted sum of values; no running softmax. */
 #include "config.h"
 
 #include <math.h>
@@ -8,7 +9,7 @@
 
 #include "kernels/kernels.h"
 
-/* Keys of one position of a sequence; its values stand value_elems further on. */
+/* The keys of one position of a sequence; its values are value_elems further on. */
 static float *key_row(const struct k_kv *kv, const struct k_tokens *t, int seq, int pos,
                       int kv_head)
 {
@@ -36,7 +37,7 @@ static void rotate(float *out, const float *x, const float *turns, int head_dim)
     }
 }
 
-/* out may be x itself; weight NULL: no norm. */
+/* out may be x; weight NULL: no norm. */
 static void norm_and_rotate(float *out, const float *x, const struct k_rotary *r,
                             const float *weight, int pos, int head_dim)
 {

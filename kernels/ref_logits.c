@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * References of what is done with logits beside sampling: log probabilities of them as the model
- * gave them, masks and biases, and the log probability of what was sampled. */
+ * References of the operations on logits apart from sampling: log probabilities of the model's own
+ * logits, masks and biases, and the log probability of the sampled id. */
 #include "config.h"
 
 #include <float.h>
@@ -9,7 +9,7 @@
 
 #include "kernels/kernels.h"
 
-/* What a logit counts as. */
+/* A logit as it counts for log probabilities: NaN as -infinity, +infinity as FLT_MAX. */
 static float tame(float x)
 {
     if (x != x)
@@ -17,6 +17,7 @@ static float tame(float x)
     return x > FLT_MAX ? FLT_MAX : x;
 }
 
+/* The largest logit is subtracted before exp(), which cannot overflow then. */
 static float log_sum_of(const float *logits, int n_vocab)
 {
     float top = -INFINITY;
@@ -31,7 +32,7 @@ static float log_sum_of(const float *logits, int n_vocab)
     return (float)((double)top + log(sum));
 }
 
-/* The n largest by insertion: what is equal stays in the order of ids. */
+/* The n largest by insertion: equal ones stay in the order of ids. */
 static void find_top(struct k_logprob_row *out, const float *logits, int n_vocab, int n)
 {
     int n_found = 0;

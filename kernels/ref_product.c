@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Products of few rows with what stands around them, as sums in float64. */
+ * References of products of few rows with the operations around them, with sums in float64. */
 #include <math.h>
 
 #include "kernels/kernels.h"
@@ -12,7 +12,7 @@ static double weight(const struct k_matrix *w, int row, int col)
     return w->scales != NULL ? v * (double)((const float *)w->scales)[row] : v;
 }
 
-/* The product of one row of x and one of w, before a residual. */
+/* The product of a row of x and a row of w, before a residual. */
 static double dot(const struct k_product *p, int c, int row, double inverse)
 {
     const float *x = (const float *)p->x + (size_t)c * (size_t)p->w->n_in;
@@ -34,6 +34,8 @@ static double inverse_of(const struct k_product *p, int c)
     return 1.0 / sqrt(sum / p->w->n_in + (double)p->eps);
 }
 
+/* Add to the residual, and prepare the next product's input: weighted, with the partial sum of
+ * squares. */
 static void add_residual(const struct k_product *p, int c, int row, double y)
 {
     size_t at = (size_t)c * (size_t)p->w->n_out + (size_t)row;

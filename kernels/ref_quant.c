@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * References of the operations whose results are e4m3, and the meaning of formats. */
+ * References of the operations whose results are e4m3, and of the meaning of formats. */
 #include "config.h"
 
 #include <math.h>
@@ -8,6 +8,7 @@
 
 #include "kernels/e4m3.h"
 
+/* Round n elements with one scale: the given one, or the one that makes the largest element 448. */
 static void round_run(k_e4m3 *out, float *scale, const float *x, const float *x_scale, int n)
 {
     float amax = 0.0f, inverse;
@@ -34,7 +35,7 @@ void ref_quantise(const struct k_quantised *out, const float *x, int n, int dim)
     }
 }
 
-/* Number i of an array, which need not be aligned. */
+/* Element i of an array, which need not be aligned. */
 static float number(enum k_type type, const void *from, size_t i)
 {
     const uint8_t *bytes = from;
@@ -42,13 +43,14 @@ static float number(enum k_type type, const void *from, size_t i)
 
     switch (type) {
     case K_F32: memcpy(&f, bytes + 4 * i, 4); break;
-    case K_BF16: memcpy((char *)&f + 2, bytes + 2 * i, 2); break; /* the upper half */
+    case K_BF16: memcpy((char *)&f + 2, bytes + 2 * i, 2); break; /* the upper half of a float32 */
     case K_E4M3: f = k_e4m3_value(bytes[i]); break;
     }
     return f;
 }
 
-/* n elements from `at` on, which share a scale and a zero; values are those of types of 8 bits. */
+/* Dequantise n elements from `at` on that share a scale and a zero; values has the numbers of all
+ * 8-bit codes. */
 static void run_of(float *out, const struct k_matrix *w, size_t at, int n, const float *values,
                    float zero, float scale)
 {

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Reference of the recurrent mixer. */
+ * Reference of the recurrent mixer: one channel after another, token by token. */
 #include "config.h"
 
 #include <math.h>

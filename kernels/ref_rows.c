@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * References of the operations that treat each row by itself. */
+ * References of the operations that treat each row by itself. Sums over a row are float64, so that
+ * a kernel's error can be measured against them. */
 #include "config.h"
 
 #include <math.h>

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Reference of sampling. All filters keep an upper set of z, so each is a threshold on the sort
- * key of z, and they compose by taking the larger one. A threshold is found byte by byte from
- * the top, as the kernel does: sums of integers, so the order of adding does not matter. */
+ * Reference of sampling. Every filter keeps the largest values of z, so each is a threshold on the
+ * sort key of z, and together they are the largest threshold. A threshold is found byte by byte
+ * from the top, as in the kernel; the sums are of integers, so their order does not matter. */
 #include "config.h"
 
 #include <math.h>
@@ -22,7 +22,7 @@ static int32_t argmax(const float *z, int n)
     return best;
 }
 
-/* What the filters keep so far. */
+/* The values that the filters have kept so far. */
 struct kept {
     const float *z;
     int n;
@@ -39,7 +39,7 @@ static uint64_t weight_of(const struct kept *k, int i)
 }
 
 /* One byte of a threshold: the bin, from the top, in which the running sum reaches *need; *need
- * becomes what is wanted of that bin. */
+ * becomes the rest that this bin must give. */
 static uint32_t pick_bin(const uint64_t bins[256], uint64_t *need)
 {
     uint32_t b = 255;
@@ -49,7 +49,7 @@ static uint32_t pick_bin(const uint64_t bins[256], uint64_t *need)
     return b;
 }
 
-/* The largest key such that need keys are as large or larger. */
+/* The largest key such that at least need keys are as large. */
 static uint32_t key_by_count(const struct kept *k, uint64_t need)
 {
     uint32_t prefix = 0;
@@ -68,7 +68,7 @@ static uint32_t key_by_count(const struct kept *k, uint64_t need)
     return prefix;
 }
 
-/* The largest key such that the weights of all keys as large or larger reach need. */
+/* The largest key such that the weights of all keys as large reach need. */
 static uint32_t key_by_weight(const struct kept *k, uint64_t need)
 {
     uint32_t prefix = 0;
@@ -120,7 +120,7 @@ static int32_t draw(const struct kept *k, const struct k_sample_row *row, uint64
         if (run > r)
             return i;
     }
-    return 0; /* not reached: r < sum */
+    return 0; /* never reached, because r < sum */
 }
 
 int32_t ref_sample(const float *logits, int n_vocab, const struct k_sample_row *row,

@@ -1,5 +1,7 @@
-/* Arithmetic that must give the same bits in C and in CUDA: the random numbers and the weights
- * of sampling. Included by the reference and by the kernel. */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Arithmetic that must give the same bits in C and in CUDA: random numbers and the weights of
+ * sampling. Included by the reference and by the kernels. */
 #ifndef QUIRE_KERNELS_RNG_H
 #define QUIRE_KERNELS_RNG_H
 
@@ -9,7 +11,7 @@
 
 #include "kernels/kernels.h"
 
-/* A product that no compiler joins with a later sum. */
+/* A product that no compiler fuses with a later sum. */
 #ifdef __CUDA_ARCH__
 #define K_MUL(a, b) __fmul_rn((a), (b))
 #else
@@ -53,8 +55,8 @@ K_BOTH uint64_t k_mul_high(uint64_t a, uint64_t b)
     return a1 * b1 + (mid >> 32) + (mid2 >> 32);
 }
 
-/* 2^32 * e^x for x <= 0 as a whole number, within 1e-5 relative; 2^32 at 0; 0 below 2^-32. Each
- * operation is an exactly rounded one, so the result is the same wherever it is computed. */
+/* 2^32 * e^x for x <= 0 as an integer, within 1e-5 relative; 2^32 at 0; 0 below 2^-32. Each
+ * operation is exactly rounded, so the result is the same on every machine. */
 K_BOTH uint64_t k_exp_fixed(float x)
 {
     float y, whole, p;

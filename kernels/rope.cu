@@ -1,23 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Norms of heads, rotary positions and the write of keys and values into pages: one block a token.
- * Where halves of heads are whole 16 bytes a thread has eight elements and their partners, and with
- * norms a head has a power of two of threads, some of which may be idle; else one warp at a time
- * has a head, element by element. Reads and writes each element of qkv once (with norms the last of
- * these ways reads it twice). */
+ * Norms of heads, rotary positions, and the write of keys and values to pages: one block per token.
+ * If halves of heads are whole 16 bytes, a thread has eight elements and their partners; with norms
+ * a head has a power of two of threads, some of which may be idle. Otherwise one warp at a time has
+ * a head, element by element. Each element of qkv is read and written once (with norms the last of
+ * these variants reads it twice). */
 #include "kernels/pages.cuh"
 
 #define ROPE_WARPS   8
 #define WIDE         8   /* elements of a thread, and as many partners */
-#define WIDE_THREADS 512 /* at most, of a block */
+#define WIDE_THREADS 512 /* at most, per block */
 
-/* Of struct k_rotary, what only kernels with norms read. */
+/* The part of struct k_rotary that only kernels with norms read. */
 struct head_norms {
     const k_bf16 *q, *k; /* weights */
     float eps;
 };
 
-/* To a page. */
+/* Write eight elements to a page. */
 static __device__ inline void store_wide_kv(const struct k_kv &kv, size_t elem, float scale,
                                             const float x[WIDE])
 {
@@ -34,7 +34,7 @@ static __device__ inline void store_wide_kv(const struct k_kv &kv, size_t elem, 
     *(uint2 *)((uint8_t *)kv.pages + elem) = make_uint2(word[0], word[1]);
 }
 
-/* Threads that a head of so many pieces has: a power of two with norms, so that they can add. */
+/* Threads of a head of so many pieces: a power of two with norms, for the reduction. */
 static __host__ __device__ inline int wide_lanes(int pieces, bool is_normed)
 {
     int lanes = 1;
@@ -44,8 +44,8 @@ static __host__ __device__ inline int wide_lanes(int pieces, bool is_normed)
     return is_normed ? lanes : pieces;
 }
 
-/* Norm a head whose threads, `lanes` neighbours, all call; weight: of this thread's first element.
- * One that is idle has zeros, and reads no weights. */
+/* Norm a head; all its threads, `lanes` neighbours, must call. weight: of this thread's first
+ * element. An idle thread has zeros and reads no weights. */
 static __device__ inline void norm_wide(float low[WIDE], float high[WIDE], const k_bf16 *weight,
                                         int hd, int lanes, float eps, bool is_idle)
 {
@@ -94,7 +94,7 @@ static __global__ void __launch_bounds__(WIDE_THREADS)
             load_eight(low, from);
             load_eight(high, from + half);
         }
-        if (is_padding) /* known later than the loads begin */
+        if (is_padding) /* known only after the loads have begun */
             return;
         if (NORMED && !is_value)
             norm_wide(low, high, (h < n_heads ? norms.q : norms.k) + d, hd, lanes, norms.eps,
@@ -135,7 +135,7 @@ static __device__ inline void store_kv(const struct k_kv &kv, size_t elem, float
         ((uint8_t *)kv.pages)[elem] = (uint8_t)two;
 }
 
-/* The norm of a head that a warp has, lane i elements i, i + 32, ... of both halves. */
+/* The norm of a head that a warp has; lane i has elements i, i + 32, ... of both halves. */
 static __device__ inline float warp_inverse(const k_bf16 *x, int hd, float eps)
 {
     float sum = 0.0f;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Operations that treat each row by itself: one block a row, a thread every so many elements.
- * They move bytes and little else; what they move stands in kernels.h. */
+ * Operations that treat each row by itself: one block per row, elements distributed over its
+ * threads. They are bound by memory; kernels.h has their contracts. */
 #include "kernels/common.cuh"
 #include "kernels/e4m3.h"
 #include "kernels/rng.h"

@@ -86,8 +86,8 @@ static __device__ inline float load(const k_bf16 *p)
     return load_bf16(p);
 }
 
-/* One row by one block. The mean comes first and the squares of the differences second: the
- * difference of two large sums would lose the digits that a small variance has. */
+/* One row by one block. The mean is computed first and the squared differences second, because the
+ * difference of two large sums would lose the digits of a small variance. */
 template <typename in_type>
 static __device__ void norm_row(k_bf16 *out, const in_type *x, const k_norm &norm, int dim)
 {

@@ -1,26 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Row operations that need a sum or a maximum over the row, or move many bytes: RMS norm, silu *
- * up and rounding to e4m3, in one pass that holds a row in registers.
+ * Row operations that need a sum or a maximum over the row, or move many bytes: RMS norm, silu * up
+ * and rounding to e4m3, in one pass that holds a row in registers.
  *
- * One block a row; a thread has CHUNKS chunks of 8 elements, chunk c of thread t being number
- * c * threads + t of the row. Sums are taken over 32 consecutive chunks first, then over those
- * sums in their order, so that the bits do not depend on how many threads share a row. Rows whose
- * length is no multiple of 8, or above WIDE_DIM_MAX, take the plain kernels below. */
+ * One block per row; a thread has CHUNKS chunks of 8 elements; chunk c of thread t is chunk c *
+ * threads + t of the row. Sums are taken over 32 consecutive chunks first, then over those sums in
+ * order, so that the bits do not depend on how many threads share a row. Rows whose length is not a
+ * multiple of 8, or above WIDE_DIM_MAX, are computed by the plain kernels below. */
 #include <cuda_fp8.h>
 
 #include "kernels/common.cuh"
 #include "kernels/e4m3.h"
 
-#define CHUNK         8
-#define CHUNKS_MAX    16
-#define THREADS_MAX   1024 /* up to 4 chunks; half of it beyond, so that they stay in registers */
+#define CHUNK      8
+#define CHUNKS_MAX 16
+/* With up to 4 chunks; beyond that half as many, so that chunks stay in registers. */
+#define THREADS_MAX   1024
 #define WIDE_DIM_MAX  (CHUNK * CHUNKS_MAX * THREADS_MAX / 2)
-#define PLAIN_THREADS 512 /* of a row in the plain kernels */
+#define PLAIN_THREADS 512 /* per row in the plain kernels */
 #define N_PARTS       (CHUNKS_MAX * THREADS_MAX / 2 / 32)
-#define FEW_ROWS      256  /* up to here a row gets many threads, since there is room for them */
-#define MANY_THREADS  256  /* of each of many rows: more chunks a thread, so more loads in flight */
-#define MANY_SILU     1024 /* of silu, which computes more: 4.4 TB/s, and 3.9 with 512 (H200) */
+#define FEW_ROWS      256 /* up to here a row gets many threads, because there is room for them */
+#define MANY_THREADS  256 /* per row of many: more chunks per thread, so more loads in flight */
+/* For silu, which computes more: 4.4 TB/s, against 3.9 with 512 (H200). */
+#define MANY_SILU 1024
 
 static_assert(WIDE_DIM_MAX >= K_QUANTISED_DIM_MAX, "e4m3 has no plain kernel");
 
@@ -31,7 +33,7 @@ struct row_args {
     k_bf16 *out;          /* TO_BF16 */
     struct k_quantised q; /* TO_ROWS, TO_BLOCKS */
     float *x;             /* FROM_X, FROM_SUM; written by the latter */
-    const k_bf16 *in;     /* what is added; gate and up; or the row itself */
+    const k_bf16 *in;     /* the summand; gate and up; or the row itself */
     const k_bf16 *weight; /* of the norm */
     float eps;
     int dim;
@@ -81,7 +83,7 @@ static __device__ inline void store_chunk(k_e4m3 *to, const float *v, float inve
                    pack_e4m3(v[4] * inverse, v[5] * inverse, v[6] * inverse, v[7] * inverse));
 }
 
-/* One chunk of the row, before any norm. */
+/* Read one chunk of the row, before any norm. */
 template <int SOURCE> static __device__ inline void read_chunk(float *v, const row_args &a, int d)
 {
     size_t at = (size_t)blockIdx.x * a.dim + d;
@@ -157,7 +159,7 @@ static __device__ inline float chunk_amax(const float *v)
     return amax;
 }
 
-/* One scale for the row. tops: float [32], shared. */
+/* Round with one scale for the row. tops: float [32], shared. */
 template <int CHUNKS>
 static __device__ inline void round_row(float v[][CHUNK], const row_args &a, float *tops)
 {
@@ -191,7 +193,7 @@ static __device__ inline void round_row(float v[][CHUNK], const row_args &a, flo
     }
 }
 
-/* One scale for each run of K_E4M3_BLOCK elements, which 16 lanes hold. */
+/* Round with one scale per run of K_E4M3_BLOCK elements, which 16 lanes hold. */
 template <int CHUNKS> static __device__ inline void round_runs(float v[][CHUNK], const row_args &a)
 {
     static_assert(K_E4M3_BLOCK == 16 * CHUNK, "half a warp holds a run");
@@ -244,6 +246,7 @@ static __global__ void __launch_bounds__(CHUNKS <= 4 ? THREADS_MAX : THREADS_MAX
     }
 }
 
+/* The fewest chunks per thread with which the row fits into a block. */
 static int chunks_of(int n, int dim, int many_threads)
 {
     int n_chunks = (dim + CHUNK - 1) / CHUNK;

@@ -1,33 +1,34 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Sampling; the rules stand at ref_sample() in kernels.h. Many rows that need only their largest
- * logits are sample_top.cu's; the rest of this page is of all others.
+ * Sampling. ref_sample() in kernels.h has the definitions. Many rows that need only their largest
+ * logits are sampled by sample_top.cu; this comment is about all others.
  *
- * Split: a cluster of RANKS blocks of WARPS warps a row. Warp g of a row's ALL_WARPS owns the ids
+ * Split: a cluster of RANKS blocks of WARPS warps per row. Warp g of a row's ALL_WARPS owns the ids
  * g * run_len .. (g + 1) * run_len - 1 in all passes. Device memory is read once: a row's adjusted
- * logits stay in the shared memory of its cluster. An id's count in the history stands first in
- * the slot which its value then takes, so no array of n_vocab counts exists.
+ * logits stay in the shared memory of its cluster. The count of an id in the history is first in
+ * the slot that its value takes later, so there is no array of n_vocab counts.
  *
  * Shared memory of a block: its slice of the values, WARPS * run_len * 4 bytes (64 KB at 128256,
- * three blocks an SM), and struct shared_state, 10 KB. What blocks tell each other they push into
- * the other's shared memory before a barrier of the cluster; nobody reads remotely, so a block may
- * end whatever the others do.
+ * three blocks per SM), and struct shared_state, 10 KB. Blocks exchange results by writing to each
+ * other's shared memory before a cluster barrier; no block reads remotely, so each may end whatever
+ * the others do.
  *
- * Ways of a row after its largest value is known (one barrier):
+ * Paths of a row after its largest value is known (one barrier):
  *   greedy     done.
- *   narrow     top_k <= ALL_WARPS, or top_p alone: the k-th largest of the warps' largest values
- *              is no more than the k-th largest value, so what is not smaller holds all that can
- *              be kept: some 60 for top_k 50 of evenly spread logits. The first block gets them
- *              (one barrier) and finishes alone, comparing each with each.
- *   wide       the others, and rows of which more are not smaller than there is room for:
- *              thresholds by search, each step counting or weighing above CUTS cuts in all
- *              blocks (one barrier), then a sum and the draw.
- * All sums are sums of integers, so the result is the reference's whatever the order of adding.
+ *   narrow     top_k <= ALL_WARPS, or top_p alone: the k-th largest of the warps' maxima is at
+ *              most the k-th largest value, so the values that reach it contain all that can be
+ *              kept: some 60 for top_k 50 of evenly distributed logits. The first block gets them
+ *              (one barrier) and finishes alone, comparing all with all.
+ *   wide       the others, and rows with more candidates than there is room for: thresholds by
+ *              search, each step counting or weighing above CUTS cuts in all blocks (one
+ *              barrier), then a sum and the draw.
+ * All sums are of integers, so the result equals the reference's whatever the order of addition.
  *
  * H200, us for 1, 8, 64 and 256 rows of 128256 (bench_sample): temperature 22 25 51 146, top_k 500
  * 63 65 178 571, top_p 25 26 59 183 (1140 when nearly all ids are kept); top_k 50 16 16 34, and
- * with top_p and penalties 20 21 43; greedy 9 10 21: 256 rows of these are sample_top.cu's.
- * One block a row that reads about ten times took 3 to 4 ms for each but the greedy. */
+ * with top_p and penalties 20 21 43; greedy 9 10 21: 256 rows of these are sampled by
+ * sample_top.cu. One block per row that reads about ten times took 3 to 4 ms for each but the
+ * greedy. */
 #include <cooperative_groups.h>
 #include <limits.h>
 
@@ -39,13 +40,15 @@ namespace cg = cooperative_groups;
 #define THREADS   512
 #define WARPS     (THREADS / 32)
 #define ALL_WARPS (RANKS * WARPS)
-#define ROOM      128 /* candidates that a block may have */
+#define ROOM      128 /* candidates per block */
 #define CUTS      3
-#define BATCH     4  /* 16-byte loads of a thread on their way */
-#define NUCLEUS   96 /* of the warps' largest values: the bound of candidates for top_p alone */
-#define LINEAR    10 /* steps of a search that cut evenly by value, the later ones by key */
-#define BANNED    INT_MIN /* in a slot that counts */
-#define TOP_ROWS  96 /* from so many rows on a block a row is faster, for those that it takes */
+#define BATCH     4 /* 16-byte loads of a thread in flight */
+/* Of the warps' largest values: the bound of candidates for top_p alone. */
+#define NUCLEUS 96
+#define LINEAR  10      /* steps of a search that cut evenly by value; later ones cut by key */
+#define BANNED  INT_MIN /* in a slot that counts */
+/* From this many rows on one block per row is faster, for the rows that it supports. */
+#define TOP_ROWS 96
 
 static_assert(RANKS * ROOM <= 2 * THREADS, "two candidates a thread");
 static_assert(ALL_WARPS <= THREADS && ALL_WARPS % 32 == 0, "warps are looked at one a thread");
@@ -55,42 +58,42 @@ struct candidate {
     int32_t id;
 };
 
-/* What a block has found among its ids. */
+/* The result of a block for its ids. */
 struct share {
     uint64_t weight; /* of all its ids */
-    uint64_t upper;  /* of those that are certainly larger than all that are not candidates */
+    uint64_t upper;  /* of ids that are certainly larger than all that are not candidates */
     int32_t n_candidates;
 };
 
 struct shared_state {
     union {
-        struct candidate candidates[RANKS][ROOM]; /* pushed to the first block */
-        uint64_t sums[2][CUTS][ALL_WARPS];        /* pushed to all, in turns */
+        struct candidate candidates[RANKS][ROOM]; /* sent to the first block */
+        uint64_t sums[2][CUTS][ALL_WARPS];        /* sent to all, alternately */
     };
-    uint64_t best[ALL_WARPS];   /* pushed to all: key and ~id of a warp's largest */
-    struct share shares[RANKS]; /* pushed to all */
+    uint64_t best[ALL_WARPS];   /* sent to all: key and ~id of a warp's largest value */
+    struct share shares[RANKS]; /* sent to all */
     struct share own;
     uint64_t reduced[2][WARPS];
     float bound;
 };
 
-/* The larger part of the first block's slice when it finishes a narrow row. */
+/* Most of the first block's slice, when it finishes a narrow row. */
 struct finalists {
     uint64_t weight[RANKS * ROOM];
     uint32_t key[RANKS * ROOM];
     int32_t id[RANKS * ROOM];
 };
 
-/* A row as a warp sees it. */
+/* A warp's view of its row. */
 struct view {
     float *run;    /* its run of values, in shared memory */
     int first;     /* id of run[0] */
     int run_len;   /* a multiple of 4 */
     float divisor; /* temperature; 1 when the run holds z */
     float top;     /* the largest z */
-    float low;     /* values below weigh nothing */
+    float low;     /* values below have no weight */
     uint64_t min_weight;
-    float least; /* z that the filters keep so far */
+    float least; /* z that the filters have kept so far */
 };
 
 static __device__ inline float4 get4(const float *p)
@@ -117,7 +120,7 @@ static __device__ inline uint64_t weight_of(const struct view &v, float value)
 
 /* --- values --------------------------------------------------------------------------------- */
 
-/* Four logits; NaN, which never is kept, behind the end. */
+/* Four logits; NaN, which is never kept, after the end. */
 static __device__ inline float4 load4(const float *logits, int id, int n_vocab, bool is_aligned)
 {
     float4 x;
@@ -131,7 +134,7 @@ static __device__ inline float4 load4(const float *logits, int id, int n_vocab, 
     return x;
 }
 
-/* Times in the history, and whether banned, of the ids of this block's slice. */
+/* Count the history, and mark banned ids, in this block's slice. */
 static __device__ void count_history(int32_t *slots, int first, int n_slots,
                                      const struct k_sample_row *row, const int32_t *history)
 {
@@ -167,7 +170,7 @@ static __device__ inline float adjusted(float logit, int32_t count, const struct
                       row->sampling.frequency_penalty, row->sampling.presence_penalty);
 }
 
-/* Seldom taken: not in the way of the loop that loads. */
+/* Rarely needed: kept out of the loop that loads. */
 static __device__ __noinline__ float4 adjusted4(float4 x, int4 count,
                                                 const struct k_sample_row *row)
 {
@@ -178,12 +181,12 @@ static __device__ __noinline__ float4 adjusted4(float4 x, int4 count,
     return x;
 }
 
-/* The largest of a warp's ids: key, and ~id so that the lowest id wins. */
+/* The largest of a warp's ids: its key, and ~id so that the lowest id wins. */
 static __device__ uint64_t warp_best(const struct view &v, float largest, int at)
 {
     uint64_t best = 0;
 
-    if (largest == -INFINITY) { /* or nothing but NaN: look at each */
+    if (largest == -INFINITY) { /* Or nothing but NaN: look at each. */
         for (int i = threadIdx.x % 32 * 4; i < v.run_len; i += 128)
             for (int j = 0; j < 4; j++)
                 best = max(best, (uint64_t)k_sort_key(v.run[i + j]) << 32 |
@@ -199,7 +202,7 @@ static __device__ uint64_t warp_best(const struct view &v, float largest, int at
     return warp_max(best);
 }
 
-/* Fill the warp's run; its largest. BATCH loads are on their way at a time. */
+/* Load the warp's run, with BATCH loads in flight; returns its largest value. */
 static __device__ uint64_t load_run(const struct view &v, const float *logits, int n_vocab,
                                     const struct k_sample_row *row, bool is_adjusted)
 {
@@ -240,10 +243,10 @@ static __device__ uint64_t load_run(const struct view &v, const float *logits, i
     return warp_best(v, largest, at);
 }
 
-/* --- narrow rows ---------------------------------------------------------------------------- */
+/* --- narrow rows ------------------------------------------------------------------------------ */
 
-/* The k-th largest of the warps' largest values, less what division by the temperature may join:
- * two values whose quotients are equal differ by less than two units in the last place. */
+/* The k-th largest of the warps' maxima, less the difference that division by the temperature can
+ * remove: two values whose quotients are equal differ by less than two units in the last place. */
 static __device__ float find_bound(struct shared_state *s, int k, float temperature)
 {
     float bound;
@@ -258,7 +261,8 @@ static __device__ float find_bound(struct shared_state *s, int k, float temperat
             n_larger += key > own;
             n_equal += key == own;
         }
-        if (n_larger < k && k <= n_larger + n_equal) /* all that are here have the same key */
+        /* All threads that come here have the same key. */
+        if (n_larger < k && k <= n_larger + n_equal)
             s->bound = own == 0 ? -INFINITY : key_value(own);
     }
     __syncthreads();
@@ -266,7 +270,7 @@ static __device__ float find_bound(struct shared_state *s, int k, float temperat
     return bound == bound ? bound : -INFINITY;
 }
 
-/* Push this block's candidates to the first block and its share to all. is_weighed: top_p wants
+/* Send this block's candidates to the first block, and its share to all. is_weighed: top_p needs
  * the weight of all ids. */
 static __device__ void gather(struct shared_state *s, const struct view &v, float bound,
                               bool is_weighed)
@@ -312,7 +316,7 @@ static __device__ void gather(struct shared_state *s, const struct view &v, floa
     cluster.sync();
 }
 
-/* Whether the candidates hold all that can be kept; *sum: the weight of all ids. */
+/* Do the candidates contain all ids that can be kept? *sum: the weight of all ids. */
 static __device__ bool suffice(const struct shared_state *s, const struct k_sample_row *row,
                                bool is_weighed, uint64_t *sum)
 {
@@ -328,7 +332,8 @@ static __device__ bool suffice(const struct shared_state *s, const struct k_samp
     return fit && (!is_weighed || upper >= k_top_weight(row->sampling.top_p, *sum));
 }
 
-/* Candidates beside one another, over the slice, which is no longer read; how many. */
+/* Copy the candidates into one list, over the slice, which is not read any more; returns how
+ * many. */
 static __device__ int line_up(struct finalists *f, const struct shared_state *s,
                               const struct view &v)
 {
@@ -351,9 +356,10 @@ static __device__ int line_up(struct finalists *f, const struct shared_state *s,
     return n;
 }
 
-/* The id of a narrow row, or best: by the whole first block. larger: the weight of larger ones,
- * upto: of those not smaller. What is kept is the same for equal keys, so the kept weight is the
- * greatest upto of what is kept. sum: what top_p is a part of, 0: of the top_k. */
+/* Select the id of a narrow row, or `best` if nothing has weight; by the whole first block. larger:
+ * the weight of larger candidates, upto: of those not smaller. Candidates with equal keys are kept
+ * together, so the kept weight is the greatest upto of those kept. sum: the weight of which top_p
+ * is a fraction, 0: that of the top_k. */
 static __device__ void finish(int32_t *id, struct finalists *f, struct shared_state *s,
                               const struct view &v, const struct k_sample_row *row, uint64_t sum,
                               int32_t best)
@@ -374,7 +380,7 @@ static __device__ void finish(int32_t *id, struct finalists *f, struct shared_st
         keep[e] = c < n && n_larger < k;
         kept = max(kept, keep[e] ? upto[e] : 0);
     }
-    kept = block_max<WARPS>(kept, s->reduced[0]); /* and a barrier: weights have been read */
+    kept = block_max<WARPS>(kept, s->reduced[0]); /* and a barrier: all weights have been read */
     sum = sum == 0 ? kept : sum;
     if (sum == 0) {
         if (threadIdx.x == 0)
@@ -408,8 +414,8 @@ static __device__ void finish(int32_t *id, struct finalists *f, struct shared_st
 
 /* --- wide rows ------------------------------------------------------------------------------ */
 
-/* Each warp's sums to all blocks: sums[turn][cut][warp]. A block may push for its next turn while
- * another still reads this one, not for the one behind it: hence two. */
+/* Send each warp's sums to all blocks: sums[turn][cut][warp]. A block may send for its next turn
+ * while another still reads this one, but not for the turn after it: hence two. */
 static __device__ void push_sums(struct shared_state *s, const uint64_t own[CUTS], int turn)
 {
     cg::cluster_group cluster = cg::this_cluster();
@@ -436,7 +442,7 @@ static __device__ uint64_t sum_below(const uint64_t sums[ALL_WARPS], int g)
     return warp_sum(x);
 }
 
-/* Values become z. */
+/* Replace values by z. */
 static __device__ void divide_run(struct view *v)
 {
     for (int i = threadIdx.x % 32; i < v->run_len; i += 32)
@@ -446,7 +452,7 @@ static __device__ void divide_run(struct view *v)
     v->low = v->top - 23.0f - fabsf(v->top) * 0x1p-20f;
 }
 
-/* Where to cut between keys low and high: evenly by value, or by key. */
+/* Place the cuts between keys low and high: evenly by value, or by key. */
 static __device__ void place_cuts(uint32_t cuts[CUTS], uint32_t low, uint32_t high, int step)
 {
     float from = key_value(low), to = key_value(high);
@@ -461,7 +467,7 @@ static __device__ void place_cuts(uint32_t cuts[CUTS], uint32_t low, uint32_t hi
     }
 }
 
-/* This warp's count or weight of z at or above each cut and below high. */
+/* This warp's count or weight of z from each cut up to high. */
 static __device__ void weigh_cuts(uint64_t own[CUTS], const struct view &v,
                                   const uint32_t cuts[CUTS], uint32_t high, bool is_count)
 {
@@ -487,15 +493,15 @@ static __device__ void weigh_cuts(uint64_t own[CUTS], const struct view &v,
         own[c] = warp_sum(own[c]);
 }
 
-/* The largest z such that the count, or the weight, of all as large or larger reaches need; the
- * least z that weighs anything when none does. v holds z. The window of keys low .. high - 1
- * holds the threshold; need is what the window must give. */
+/* The largest z such that the count, or the weight, of all that are as large reaches need; the
+ * least z that has weight when none does. v holds z. The interval of keys low .. high - 1 contains
+ * the threshold; need is the part that the interval must give. */
 static __device__ float search(struct shared_state *s, const struct view &v, uint64_t need,
                                bool is_count, int *turn)
 {
     uint32_t low = k_sort_key(fmaxf(v.low, v.least)), high = k_sort_key(v.top) + 1;
 
-    for (int step = 0; high - low > 1; step++) { /* at most LINEAR + 16 */
+    for (int step = 0; high - low > 1; step++) { /* at most LINEAR + 16 steps */
         uint32_t cuts[CUTS], from = low;
         uint64_t own[CUTS], above = 0;
 
@@ -541,7 +547,7 @@ static __device__ uint64_t weigh(struct shared_state *s, const struct view &v, i
     return own[0];
 }
 
-/* The first id at which the running sum of weights exceeds r, by the warp in whose run it is. */
+/* The first id at which the running sum of weights exceeds r, by the warp that has it. */
 static __device__ void locate(int32_t *id, const struct view &v, uint64_t before, uint64_t r)
 {
     int lane = threadIdx.x % 32;
@@ -594,7 +600,7 @@ static __device__ void sample_wide(int32_t *id, struct shared_state *s, struct v
 
 /* --- a row ---------------------------------------------------------------------------------- */
 
-/* Every warp's largest to all blocks; then the row's. */
+/* Send every warp's largest value to all blocks; returns the row's. */
 static __device__ uint64_t share_best(struct shared_state *s, uint64_t own)
 {
     cg::cluster_group cluster = cg::this_cluster();
@@ -610,7 +616,7 @@ static __device__ uint64_t share_best(struct shared_state *s, uint64_t own)
     return warp_max(best);
 }
 
-/* only_left: the kernel before has done what it could. */
+/* only_left: the previous kernel has sampled the rows that it supports. */
 static __global__ void __cluster_dims__(RANKS, 1, 1) __launch_bounds__(THREADS, 3)
     sample_kernel(int32_t *ids, const float *logits, int n_vocab, int run_len,
                   const struct k_sample_row *rows, const int32_t *history, bool only_left)
@@ -634,7 +640,7 @@ static __global__ void __cluster_dims__(RANKS, 1, 1) __launch_bounds__(THREADS, 
     if (threadIdx.x == 0)
         s.own = {0, 0, 0};
     __syncwarp();
-    cluster.barrier_arrive(); /* nothing is pushed before all blocks have begun */
+    cluster.barrier_arrive(); /* nothing is sent before all blocks have begun */
     if (is_adjusted)
         count_history((int32_t *)slice, rank * WARPS * run_len, WARPS * run_len, row, history);
     best = load_run(v, logits + (size_t)at * n_vocab, n_vocab, row, is_adjusted);
@@ -642,7 +648,7 @@ static __global__ void __cluster_dims__(RANKS, 1, 1) __launch_bounds__(THREADS, 
     best = share_best(&s, best);
     v.divisor = row->sampling.temperature;
     v.top = key_value((uint32_t)(best >> 32)) / v.divisor;
-    if (!(v.divisor > 0.0f) || !(fabsf(v.top) < INFINITY)) { /* greedy, or all weights are 0 */
+    if (!(v.divisor > 0.0f) || !(fabsf(v.top) < INFINITY)) { /* greedy, or no weight at all */
         if (rank == 0 && threadIdx.x == 0)
             ids[at] = best_id(best);
         return;

@@ -1,4 +1,6 @@
-/* What the two kernels of sampling share: sample_top.cu for many rows that need only their largest
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Shared by the two kernels of sampling: sample_top.cu for many rows that need only their largest
  * logits, sample.cu for all others. */
 #ifndef QUIRE_KERNELS_SAMPLE_CUH
 #define QUIRE_KERNELS_SAMPLE_CUH
@@ -6,10 +8,10 @@
 #include "kernels/common.cuh"
 #include "kernels/rng.h"
 
-#define SAMPLE_LEFT (-1) /* in place of an id: the row is left to the other kernel */
+#define SAMPLE_LEFT (-1) /* as an id: the row is left to the other kernel */
 
-/* Sample the rows that this way can take; the others' ids become SAMPLE_LEFT. 0 when it was
- * launched, 1 when it takes no row of these: n_vocab must be a multiple of 4. */
+/* Sample the rows that this kernel supports; the ids of the others become SAMPLE_LEFT. 0 when it
+ * was launched, 1 when it supports none of them: n_vocab must be a multiple of 4. */
 int sample_top(int32_t *ids, const float *logits, int n_rows, int n_vocab,
                const struct k_sample_row *rows, const int32_t *history, k_stream stream);
 
@@ -19,7 +21,7 @@ static __device__ inline float key_value(uint32_t key)
     return __uint_as_float((key & 0x80000000U) != 0 ? key ^ 0x80000000U : ~key);
 }
 
-/* Sorts by value, the lowest id first among equals; 0 is less than all. */
+/* A key that sorts by value, and by the lowest id among equals; 0 is less than any. */
 static __device__ inline uint64_t best_of(float value, int32_t id)
 {
     return (uint64_t)k_sort_key(value) << 32 | (0xffffffffU - (uint32_t)id);
@@ -45,7 +47,8 @@ static __device__ inline uint64_t warp_max(uint64_t x)
     return (uint64_t)high << 32 | low;
 }
 
-/* To all threads of N_WARPS warps; each call of a sequence uses another `reduced`. */
+/* Maximum over N_WARPS warps, returned to all threads; consecutive calls need different
+ * `reduced`. */
 template <int N_WARPS> static __device__ uint64_t block_max(uint64_t x, uint64_t *reduced)
 {
     x = warp_max(x);
@@ -55,8 +58,8 @@ template <int N_WARPS> static __device__ uint64_t block_max(uint64_t x, uint64_t
     return warp_max(reduced[threadIdx.x % N_WARPS]);
 }
 
-/* The largest z, weighed or cut by z, whose quotients with temperature may equal bound's: two
- * values whose quotients are equal differ by less than two units in the last place. */
+/* A value below which no quotient with temperature equals that of bound: two values whose quotients
+ * are equal differ by less than two units in the last place. */
 static __device__ inline float below_equals(float bound, float temperature)
 {
     return bound - fabsf(bound) * 0x1p-21f - temperature * 0x1p-126f;

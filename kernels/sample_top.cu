@@ -1,20 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Sampling of many rows that need no more than their largest logits: greedy ones, and those with
- * a small top_k; the rules stand at ref_sample() in kernels.h.
+ * Sampling of many rows that need only their largest logits: greedy ones, and those with a small
+ * top_k. ref_sample() in kernels.h has the definitions.
  *
- * Split: one block a row, two blocks a multiprocessor, so that up to 264 rows stream at once. A
+ * Split: one block per row, two blocks per multiprocessor, so that up to 264 rows stream at once. A
  * row is read once, in an order that visits all its parts early: load i of a round is in its i-th
- * eighth. From the first round, an eighth of the row, comes a bound that no more than the k-th
- * largest logit can be below; what is not smaller is a candidate (some 500 for top_k 50 of evenly
- * spread logits). They are cut down to the top_k by a search over the bits of their keys, and the
- * rest compares each with each.
+ * eighth. The first round, an eighth of the row, gives a bound that is at most the k-th largest
+ * logit; logits that reach it are candidates (some 500 for top_k 50 of evenly distributed logits).
+ * They are reduced to the top_k by a search over the bits of their keys; the last steps compare all
+ * with all.
  *
- * Ids with a penalty or a ban are masked while the row streams, by a bitmap; a table that hashes
- * by id counts them, and their values join the others at the end.
+ * Ids with a penalty or a ban are masked while the row streams, with a bitmap; a hash table by id
+ * counts them, and their values join the candidates at the end.
  *
- * A row that this cannot finish (too many equal values, nothing but NaN, too many different ids
- * in its history) is left to the other kernel, as are rows with other filters.
+ * A row that this kernel cannot finish (too many equal values, nothing but NaN, too many different
+ * ids in its history) is left to the other kernel, and so are rows with other filters.
  *
  * Shared memory of a block: struct state, 21 KB; n_vocab / 8 bytes for the bitmap, 64 KB for the
  * table.
@@ -27,15 +27,15 @@
 
 #define THREADS     512
 #define WARPS       (THREADS / 32)
-#define LOADS       8 /* of 16 bytes, of a thread on their way */
+#define LOADS       8 /* 16-byte loads of a thread in flight */
 #define HALF        (LOADS / 2)
-#define QUADS       (THREADS / 4) /* of threads: their largest values give the bound */
+#define QUADS       (THREADS / 4) /* quads of threads, whose largest values give the bound */
 #define TOP_K_MAX   64
 #define ROOM        2048 /* candidates */
 #define EACH        (ROOM / THREADS)
-#define KEPT_MAX    256 /* what top_k leaves: more than k when keys are equal */
+#define KEPT_MAX    256 /* kept by top_k: more than k when keys are equal */
 #define TABLE       8192
-#define PROBES      64    /* of the table before it is full */
+#define PROBES      64    /* probes before the table counts as full */
 #define HISTORY_MAX 16384 /* longer ones take too long for one block */
 #define BANNED      INT_MIN
 
@@ -44,7 +44,7 @@ static_assert(TOP_K_MAX <= QUADS && TOP_K_MAX <= KEPT_MAX, "the bound, and room 
 struct state {
     float value[ROOM]; /* candidates */
     int32_t id[ROOM];
-    uint64_t weight[KEPT_MAX]; /* what top_k keeps of them */
+    uint64_t weight[KEPT_MAX]; /* candidates that top_k keeps */
     uint32_t kept_key[KEPT_MAX];
     int32_t kept_id[KEPT_MAX];
     float maxima[QUADS];
@@ -52,17 +52,17 @@ struct state {
     float bound;
     int n_candidates;
     int n_kept;
-    int is_full; /* the table */
+    int is_full; /* the table is full */
 };
 
-/* Ids whose logits are not what is sampled. */
+/* Ids whose logits are changed before sampling. */
 struct touched {
-    uint32_t *bits; /* one an id */
-    int2 *table;    /* id + 1, 0 when free; count as in ref_sample(), BANNED */
-    int size;       /* of the table, a power of two; 0: no id is touched */
+    uint32_t *bits; /* one per id */
+    int2 *table;    /* {id + 1, or 0 if free; count as in ref_sample(), or BANNED} */
+    int size;       /* of the table, a power of two; 0: no id is changed */
 };
 
-/* What a thread looks for: values from limit on. */
+/* The thread's search: it collects values from limit on. */
 struct seeker {
     float limit; /* greedy: the largest so far */
     bool is_greedy;
@@ -85,6 +85,7 @@ static __device__ inline float pick(const float4 &x, int i)
 
 /* --- ids with penalties and bans -------------------------------------------------------- */
 
+/* Mark an id in the bitmap, and count it in the table (open addressing). */
 static __device__ void touch(struct state *s, const struct touched &t, int32_t id, int n_vocab,
                              int32_t flag)
 {
@@ -151,7 +152,7 @@ static __device__ inline void seek(struct state *s, struct seeker *k, float valu
     }
 }
 
-/* The four logits of place `at`; those that are touched are NaN, which nobody looks for. */
+/* The four logits at `at`; those of changed ids become NaN, which no search takes. */
 static __device__ inline float4 untouched(float4 x, int at, int n4, const struct touched &t)
 {
     uint32_t four = at < n4 ? t.bits[at / 8] >> at % 8 * 4 & 15 : 0;
@@ -179,7 +180,7 @@ static __device__ inline void seek4(struct state *s, struct seeker *k, const flo
         seek(s, k, pick(x, j), at * 4 + j);
 }
 
-/* Load i of a round. */
+/* The position of load i of a round. */
 static __device__ inline int place(int i, int round, int n_rounds)
 {
     return (i * n_rounds + round) * THREADS + (int)threadIdx.x;
@@ -192,8 +193,9 @@ static __device__ inline float4 load4(const float *logits, int at, int n4)
     return at < n4 ? __ldcs((const float4 *)logits + at) : x;
 }
 
-/* No more than the k-th largest logit: the k-th largest of the quads' largest, less what division
- * may join. Not -infinity: such logits weigh nothing. */
+/* A bound that is at most the k-th largest logit: the k-th largest of the quads' maxima, less the
+ * difference that division by the temperature can remove. Not -infinity, because such logits have
+ * no weight. */
 static __device__ float find_bound(struct state *s, const float4 x[LOADS], int k, float temperature)
 {
     float own = -INFINITY;
@@ -220,13 +222,14 @@ static __device__ float find_bound(struct state *s, const float4 x[LOADS], int k
         n_larger += __shfl_xor_sync(~0U, n_larger, i);
         n_equal += __shfl_xor_sync(~0U, n_equal, i);
     }
-    if (n_larger < k && k <= n_larger + n_equal) /* all that are here have the same value */
+    /* All threads that come here have the same value. */
+    if (n_larger < k && k <= n_larger + n_equal)
         s->bound = own;
     __syncthreads();
     return fmaxf(below_equals(s->bound, temperature), -FLT_MAX);
 }
 
-/* Look at the whole row. */
+/* Read the whole row. Half of the loads are in flight while the other half is searched. */
 static __device__ void stream(struct state *s, struct seeker *k, struct touched *t,
                               const float *logits, int n_vocab, const struct k_sample_row *row,
                               const int32_t *history)
@@ -265,7 +268,7 @@ static __device__ void stream(struct state *s, struct seeker *k, struct touched 
     }
 }
 
-/* The touched ids, with their values. */
+/* Search the changed ids, with their new values. */
 static __device__ void seek_touched(struct state *s, struct seeker *k, const struct touched &t,
                                     const float *logits, const struct k_sample_row *row)
 {
@@ -283,9 +286,10 @@ static __device__ void seek_touched(struct state *s, struct seeker *k, const str
     }
 }
 
-/* --- the end ---------------------------------------------------------------------------- */
+/* --- the selection --------------------------------------------------------------------------- */
 
-/* Keep the candidates whose keys are among the k largest, with their weights. */
+/* Keep the candidates whose keys are among the k largest, with their weights: find the k-th largest
+ * key bit by bit, from the top. */
 static __device__ void keep_top(struct state *s, const struct k_sample_row *row, float top, int n)
 {
     int n_each = (n + THREADS - 1) / THREADS;
@@ -322,7 +326,8 @@ static __device__ void keep_top(struct state *s, const struct k_sample_row *row,
     __syncthreads();
 }
 
-/* Cut what is kept by top_p of its weight. The weight that is left; 0 when there is none. */
+/* Apply top_p: keep the largest keys that reach its share of the weight. Returns the weight that is
+ * left; 0 when there is none. */
 static __device__ uint64_t keep_nucleus(struct state *s, float top_p)
 {
     uint64_t larger = 0, upto = 0, own = 0, sum, need;
@@ -348,7 +353,7 @@ static __device__ uint64_t keep_nucleus(struct state *s, float top_p)
     return block_max<WARPS>(upto, s->reduced[2]);
 }
 
-/* The id in whose share of the running sum of weights, by id, r falls. */
+/* The id in whose part of the running sum of weights, in the order of ids, r falls. */
 static __device__ void draw(int32_t *id, const struct state *s, uint64_t r)
 {
     int c = threadIdx.x;
@@ -362,7 +367,7 @@ static __device__ void draw(int32_t *id, const struct state *s, uint64_t r)
         *id = s->kept_id[c];
 }
 
-/* An id from the candidates; false when that cannot be done. */
+/* Select an id from the candidates; false when this kernel cannot. */
 static __device__ bool choose(int32_t *id, struct state *s, const struct k_sample_row *row)
 {
     int n = s->n_candidates;
@@ -402,7 +407,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
     bool is_done;
 
     asm volatile(
-        "griddepcontrol.launch_dependents;"); /* the other kernel waits for this one's end */
+        "griddepcontrol.launch_dependents;"); /* The other kernel waits for the end of this one. */
     ids += blockIdx.x;
     logits += (size_t)blockIdx.x * n_vocab;
     if (threadIdx.x == 0)

@@ -1,5 +1,7 @@
-/* How a token is drawn: one struct from a request's fields to the kernel. sampling.def has the list
- * of its members. */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The parameters of sampling: one struct from a request's fields to the kernel. sampling.def has
+ * the list of its members. */
 #ifndef QUIRE_KERNELS_SAMPLING_H
 #define QUIRE_KERNELS_SAMPLING_H
 
@@ -10,10 +12,10 @@ struct sampling {
 #define SAMPLING_REAL(name, bounds, preset) float name;
 #define SAMPLING_COUNT(name, most)          int32_t name;
 #include "kernels/sampling.def"
-    uint64_t seed; /* the random stream: a function of (seed, position) and nothing else */
+    uint64_t seed; /* seed of the random stream, which is a function of (seed, position) alone */
 };
 
-/* Of a request that says nothing: drawn from the softmax of the logits. */
+/* The defaults of a request: sample from the softmax of the logits. */
 static inline struct sampling sampling_presets(void)
 {
     struct sampling s;
@@ -25,7 +27,7 @@ static inline struct sampling sampling_presets(void)
     return s;
 }
 
-/* The token of the largest logit. */
+/* Take the token with the largest logit. */
 static inline struct sampling sampling_greedy(void)
 {
     struct sampling s = sampling_presets();
@@ -34,7 +36,7 @@ static inline struct sampling sampling_greedy(void)
     return s;
 }
 
-/* Whether drawing needs the tokens before it. */
+/* Does sampling depend on the tokens before? */
 static inline bool sampling_has_penalty(const struct sampling *s)
 {
     return s->presence_penalty != 0.0f || s->frequency_penalty != 0.0f ||

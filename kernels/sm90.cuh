@@ -1,9 +1,11 @@
-/* Hopper's own instructions in small functions: barriers in shared memory, the tensor copy
- * engine (TMA), the warpgroup product (wgmma), registers handed between warpgroups.
+/* SPDX-License-Identifier: Apache-2.0
  *
- * A wgmma runs behind the back of the threads that issue it: its accumulators must not be touched
+ * Hopper's own instructions as small functions: barriers in shared memory, the tensor memory
+ * accelerator (TMA), the warpgroup product (wgmma), registers moved between warpgroups.
+ *
+ * A wgmma runs asynchronously to the threads that issue it: its accumulators must not be touched
  * between warpgroup_begin() and the warpgroup_wait() that covers it. keep() before the first and
- * behind the second of these holds the compiler to that. */
+ * after the second of these makes the compiler respect that. */
 #ifndef QUIRE_KERNELS_SM90_CUH
 #define QUIRE_KERNELS_SM90_CUH
 
@@ -25,7 +27,7 @@ static __device__ __forceinline__ void barrier_init(uint64_t *b, int n_arrivals)
                  : "memory");
 }
 
-/* After the last barrier_init(): seen by the copy engine too. */
+/* After the last barrier_init(): makes them visible to the TMA. */
 static __device__ __forceinline__ void barrier_init_done(void)
 {
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
@@ -41,7 +43,7 @@ static __device__ __forceinline__ void barrier_arrive(uint64_t *b)
     barrier_arrive(shared_addr(b));
 }
 
-/* Arrive, and let the phase wait for so many bytes of copies as well. */
+/* Arrive, and let the phase also wait for so many bytes of copies. */
 static __device__ __forceinline__ void barrier_expect(uint64_t *b, uint32_t bytes)
 {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_addr(b)),
@@ -49,7 +51,8 @@ static __device__ __forceinline__ void barrier_expect(uint64_t *b, uint32_t byte
                  : "memory");
 }
 
-/* Wait until the phase of this parity has ended; and for what another CTA has sent. */
+/* Wait until the phase of this parity has ended. barrier_wait_cluster() also for writes of another
+ * CTA. */
 #define SM90_BARRIER_WAIT(NAME, ORDER)                                                      \
     static __device__ __forceinline__ void NAME(uint32_t at, uint32_t parity)               \
     {                                                                                       \
@@ -75,7 +78,7 @@ static __device__ __forceinline__ void barrier_expect(uint64_t *b, uint32_t byte
 SM90_BARRIER_WAIT(barrier_wait, ".acquire.cta")
 SM90_BARRIER_WAIT(barrier_wait_cluster, ".acquire.cluster")
 
-/* A place in a ring of stages, and the parity of its round. */
+/* A position in a ring of stages, and the parity of its current round. */
 template <int STAGES> struct ring {
     int stage;
     uint32_t parity;
@@ -89,7 +92,7 @@ template <int STAGES> struct ring {
     }
 };
 
-/* Named barriers: wait for, or only tell, n threads. */
+/* Named barriers: wait for n threads, or only arrive. */
 static __device__ __forceinline__ void named_sync(int id, int n_threads)
 {
     asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(n_threads) : "memory");
@@ -100,13 +103,13 @@ static __device__ __forceinline__ void named_arrive(int id, int n_threads)
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(n_threads) : "memory");
 }
 
-/* Stores to shared memory by this thread become visible to wgmma and to the copy engine. */
+/* Make this thread's stores to shared memory visible to wgmma and to the TMA. */
 static __device__ __forceinline__ void fence_async(void)
 {
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-/* --- the copy engine ------------------------------------------------------------------- */
+/* --- tensor memory accelerator (TMA) ------------------------------------------------------ */
 
 static __device__ __forceinline__ void tensor_prefetch(const CUtensorMap *map)
 {
@@ -156,12 +159,13 @@ static __device__ __forceinline__ void warpgroup_commit(void)
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
 
-/* Until at most LEFT of the committed groups are unfinished. */
+/* Wait until at most LEFT of the committed groups are unfinished. */
 template <int LEFT> static __device__ __forceinline__ void warpgroup_wait(void)
 {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(LEFT) : "memory");
 }
 
+/* An empty asm that names the registers: the compiler cannot move their use across it. */
 template <int N> static __device__ __forceinline__ void keep(float (&r)[N])
 {
 #pragma unroll
@@ -176,15 +180,18 @@ template <int N> static __device__ __forceinline__ void keep(uint32_t (&r)[N][4]
         asm volatile("" : "+r"(r[i][0]), "+r"(r[i][1]), "+r"(r[i][2]), "+r"(r[i][3])::"memory");
 }
 
-/* What wgmma is told of an operand in shared memory with 128-byte swizzle. Slabs are 8 rows of
- * 128 bytes. Along rows slabs are `rows_apart` bytes from one another. Read as columns (the
- * transposed operand), slabs side by side are `columns_apart`. */
+/* The descriptor of a wgmma operand in shared memory with 128-byte swizzle. Slabs are 8 rows of 128
+ * bytes. Along rows, slabs are `rows_apart` bytes apart. Read as columns (transposed operand),
+ * neighbouring slabs are `columns_apart` bytes apart. */
 static __device__ __forceinline__ uint64_t operand(const void *p, int rows_apart, int columns_apart)
 {
     return (uint64_t)(shared_addr(p) >> 4) | (uint64_t)(columns_apart >> 4) << 16 |
            (uint64_t)(rows_apart >> 4) << 32 | (uint64_t)1 << 62;
 }
 
+/* Operand lists of the inline assembly. SM90_STRn are the names of n accumulators ("%0, %1, ..."),
+ * SM90_Cn their constraints ("+f"(c[0]), ...). For example SM90_STR16 is SM90_R0 ", " SM90_R8, that
+ * is "%0, ..., %7, %8, ..., %15". */
 #define SM90_R0    "%0, %1, %2, %3, %4, %5, %6, %7"
 #define SM90_R8    "%8, %9, %10, %11, %12, %13, %14, %15"
 #define SM90_R16   "%16, %17, %18, %19, %20, %21, %22, %23"
@@ -215,8 +222,9 @@ static __device__ __forceinline__ uint64_t operand(const void *p, int rows_apart
 #define SM90_C64 SM90_C48, SM90_EIGHT(48), SM90_EIGHT(56)
 
 /* c [64][N] (+)= a [64][16] * b, of bfloat16 (multiply) or float16 (multiply_half); a thread holds
- * N / 2 floats of c. _rows(): b is [N][16], a in shared memory or in registers; with add 0, c is
- * overwritten. _columns(): b is [16][N], a in registers; adds. */
+ * N / 2 floats of c. _rows(): b is [N][16], a is in shared memory or in registers; add 0 overwrites
+ * c. _columns(): b is [16][N], a is in registers; adds. One SM90_PRODUCTS line below makes the six
+ * functions of one N; A0 .. A5 are the numbers of the operands after the accumulators. */
 #define SM90_TYPED(PREFIX, TYPE, N, C, A0, A1, A2, A3, A4, A5)                                     \
     static __device__ __forceinline__ void PREFIX##_rows(float(&c)[C], uint64_t a, uint64_t b,     \
                                                          int add)                                  \

@@ -1,38 +1,47 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Causal attention of several query tokens a sequence over its pages, for Hopper: wgmma and TMA.
+ * Causal attention of several query tokens per sequence over its pages, for Hopper, with wgmma and
+ * TMA.
  *
- * One block a multiprocessor takes pieces of work (tile, kv head) until none is left. A tile's
- * 128 rows are pairs (token, query head of the group), so that grouped heads share the keys that
- * are read. Of the first warpgroup one warp asks the copy engine for queries and keys, one for
- * values (sm90_attn_load.cuh); the next two warpgroups own 64 rows each; for pages of e4m3 a
- * fourth converts what arrived. Keys come in blocks, the last block of a tile first:
+ *    warpgroup 0, warp 0: Q, K --TMA--> q, stages of K ---+--> warpgroup 1: 64 query rows --+
+ *    warpgroup 0, warp 1: V ----TMA---> stages of V ------+--> warpgroup 2: 64 query rows --+-> out
+ *    (e4m3: raw stages -> warpgroup 3 converts -> stages)
  *
- *     S [64][BLOCK] = q [64][HD] . K [BLOCK][HD]      q in registers, where there is room
+ *    warpgroup 1   S(i) O(i-1) | softmax(i)  |             | S(i-1) O(i) | softmax(i-1) ..
+ *    warpgroup 2               | S(i) O(i-1) | softmax(i)  |             | S(i-1) O(i)  ..
+ *
+ * One CTA per multiprocessor takes pieces of work (tile, kv head) until none is left. A tile's 128
+ * rows are pairs (token, query head of the group), so that grouped heads share the keys that are
+ * read. In the first warpgroup one warp loads queries and keys, one loads values
+ * (sm90_attn_load.cuh); the next two warpgroups own 64 rows each; for pages of e4m3 a fourth one
+ * converts what was loaded. Keys come in blocks, the last block of a tile first:
+ *
+ *     S [64][BLOCK] = q [64][HD] . K [BLOCK][HD]      q in registers, if there is room
  *     O [64][HD]   += P [64][BLOCK] . V [BLOCK][HD]   P = 2^(S - max) in registers
  *
  * A warpgroup issues S of one block and O of the block before, and computes P of the first while
- * the second runs; the same across the border of two tiles. The two warpgroups take turns to
- * issue (named barriers), so that one's P is computed under the other's products.
+ * the second runs; this continues across the border of two tiles. The two warpgroups take turns in
+ * issuing (named barriers), so that one computes its softmax while the other's products run
+ * ("ping-pong").
  *
- * Bits: a row's result depends on its tile's keys alone, in a fixed order. Which multiprocessor
- * takes a tile, and when, does not matter.
+ * Bits: a row's result depends on its tile's keys alone, in a fixed order, and not on which
+ * multiprocessor takes a tile, or when.
  *
- * Source: the schedule is FlashAttention-3's (arXiv:2407.08608). */
+ * Source: the schedule of FlashAttention-3 (arXiv:2407.08608). */
 #include "kernels/sm90_attn_load.cuh"
 
 #define TURN_ID   1 /* named barriers TURN_ID + warpgroup: it may issue its products */
-#define HALVED_ID 3 /* the same: its queries are float16 */
+#define HALVED_ID 3 /* named barriers HALVED_ID + warpgroup: its queries are float16 */
 #define NOTHING   (-1e30f)
 #define LOG2_E    1.44269504f
-#define L2_BYTES  ((size_t)32 << 20) /* what is reread from the cache; it has 50 MB */
+#define L2_BYTES  ((size_t)32 << 20) /* data that is reread from the cache; it has 50 MB */
 
 /* --- the consumers --------------------------------------------------------------------- */
 
-/* What a thread holds of its warpgroup's 64 rows: of its warp's 16 rows lane / 4 and
- * lane / 4 + 8; of each 8 columns lane % 4 * 2 and the next. */
+/* A thread's share of its warpgroup's 64 rows: of its warp's 16 rows lane / 4 and lane / 4 + 8; of
+ * each 8 columns lane % 4 * 2 and the next. */
 struct chunk_rows {
-    float top[2], sum[2]; /* of scores, and of this thread's weights */
+    float top[2], sum[2]; /* maximum of scores, and sum of this thread's weights */
     int pos[2];
 };
 
@@ -41,14 +50,14 @@ template <class S> struct consumer {
     const chunk_args &a;
     ring<S::STAGES> k, v;
     float acc[S::PARTS][S::PART / 2];
-    uint32_t weight[S::BLOCK / 16][4]; /* P of the block before, as wgmma wants it */
+    uint32_t weight[S::BLOCK / 16][4]; /* P of the block before, in wgmma's layout */
     struct chunk_rows rows;
-    /* The queries: held in registers where there is room, or told as an operand. */
+    /* The queries: held in registers if there is room, or a descriptor of the operand. */
     uint32_t held[S::HELD ? S::HD / 16 : 1][4];
     uint64_t told;
 };
 
-/* The warpgroups' turns to issue products. */
+/* The warpgroups take turns in issuing products. */
 static __device__ __forceinline__ void turn_take(int group)
 {
     named_sync(TURN_ID + group, 128 * CONSUMERS);
@@ -67,19 +76,19 @@ static __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], const voi
                  : "memory");
 }
 
-/* Two bfloat16 as two float16, which has more bits and less range: clamped to its largest. */
+/* Two bfloat16 as two float16, which have more bits and less range: clamped to the largest. */
 static __device__ __forceinline__ uint32_t half_of(uint32_t two)
 {
     return pack_half(low_half(two), high_half(two));
 }
 
-/* This warp's 16 rows of the queries, in place; then the warpgroup's are there. */
+/* Convert this warp's 16 rows of the queries in place, and wait until the warpgroup has done so. */
 template <class S> static __device__ void halve_queries(chunk_shared<S> *sh)
 {
     int warp = (threadIdx.x - 128) / 32, lane = threadIdx.x % 32;
 
 #pragma unroll 4
-    for (int i = lane; i < S::COLUMNS * 16 * 8; i += 32) { /* 16 bytes; 8 of them a row */
+    for (int i = lane; i < S::COLUMNS * 16 * 8; i += 32) { /* 16 bytes at a time, 8 per row */
         uint4 *at = (uint4 *)(sh->q + i / 128 * S::Q_COLUMN + warp * 16 * 128) + i % 128;
         uint4 x = *at;
 
@@ -89,7 +98,7 @@ template <class S> static __device__ void halve_queries(chunk_shared<S> *sh)
     named_sync(HALVED_ID + warp / 4, 128);
 }
 
-/* Row r's 16 bytes c of a slab stand at c ^ r % 8: the swizzle. */
+/* Load the queries. With the swizzle, the 16 bytes c of row r of a slab are at c ^ r % 8. */
 template <class S> static __device__ __forceinline__ void take_queries(consumer<S> &c)
 {
     int lane = threadIdx.x % 32, row = (threadIdx.x - 128) / 32 * 16 + lane % 16;
@@ -109,7 +118,7 @@ template <class S> static __device__ __forceinline__ void take_queries(consumer<
     }
 }
 
-/* score = q . K, begun and committed. */
+/* Issue and commit score = q . K. */
 template <class S>
 static __device__ __forceinline__ void begin_scores(consumer<S> &c, float (&score)[S::BLOCK / 2])
 {
@@ -118,7 +127,8 @@ static __device__ __forceinline__ void begin_scores(consumer<S> &c, float (&scor
     keep(score);
     warpgroup_begin();
 #pragma unroll
-    for (int d = 0; d < S::HD / 16; d++) { /* 32 bytes of a row at a time; operands count by 16 */
+    /* 32 bytes of a row at a time; descriptors count in units of 16. */
+    for (int d = 0; d < S::HD / 16; d++) {
         uint64_t b = operand(k, S::ROWS_APART, 0) + d / 4 * (S::COLUMNS_APART / 16) + d % 4 * 2;
 
         if constexpr (S::HELD && S::RAW)
@@ -133,7 +143,7 @@ static __device__ __forceinline__ void begin_scores(consumer<S> &c, float (&scor
     warpgroup_commit();
 }
 
-/* The scores are there when at most LEFT products begun later are unfinished. */
+/* Wait for the scores: at most LEFT groups that were committed later may be unfinished. */
 template <int LEFT, class S>
 static __device__ __forceinline__ void end_scores(consumer<S> &c, float (&score)[S::BLOCK / 2])
 {
@@ -144,7 +154,7 @@ static __device__ __forceinline__ void end_scores(consumer<S> &c, float (&score)
 }
 
 /* Queries that are not held are read by the scores of all blocks: after those of the tile's last
- * they make room for the next tile's, which arrive under the rest of the step. */
+ * block they are released, and the next tile's are loaded during the rest of the step. */
 template <class S>
 static __device__ __forceinline__ void give_queries(consumer<S> &c, bool was_last)
 {
@@ -152,7 +162,7 @@ static __device__ __forceinline__ void give_queries(consumer<S> &c, bool was_las
         release(&c.sh->q_empty);
 }
 
-/* acc += P . V, begun and committed. */
+/* Issue and commit acc += P . V. */
 template <class S> static __device__ __forceinline__ void begin_values(consumer<S> &c)
 {
     const unsigned char *v = c.sh->block[VALUES][c.v.stage];
@@ -189,15 +199,15 @@ template <class S> static __device__ __forceinline__ void end_values(consumer<S>
     c.v.next();
 }
 
-/* With the other lanes of a row's four. */
+/* Maximum over the four lanes of a row. */
 static __device__ __forceinline__ float quad_max(float x)
 {
     x = fmaxf(x, __shfl_xor_sync(~0U, x, 1));
     return fmaxf(x, __shfl_xor_sync(~0U, x, 2));
 }
 
-/* Turn scores into weights; shrink: by what the rows' sums so far are smaller. MASKED: some rows
- * do not see all of the block. */
+/* The running softmax: turn scores into weights; shrink: the factor of the rows' sums so far.
+ * MASKED: some rows do not attend to all of the block. */
 template <class S, bool MASKED>
 static __device__ __forceinline__ void soften(struct chunk_rows &rows, float (&score)[S::BLOCK / 2],
                                               float (&shrink)[2], const chunk_args &a, int block)
@@ -244,7 +254,7 @@ static __device__ __forceinline__ void soften(struct chunk_rows &rows, float (&s
     }
 }
 
-/* Weights are 1 at most: nothing to clamp. */
+/* Weights are at most 1: no clamping. */
 static __device__ __forceinline__ uint32_t pack_weight_half(float low, float high)
 {
     uint32_t two;
@@ -253,7 +263,7 @@ static __device__ __forceinline__ uint32_t pack_weight_half(float low, float hig
     return two;
 }
 
-/* The accumulator's layout is the left operand's. */
+/* P as a left operand: the accumulator's layout is the operand's. */
 template <class S>
 static __device__ __forceinline__ void pack_weights(consumer<S> &c,
                                                     const float (&score)[S::BLOCK / 2])
@@ -276,7 +286,7 @@ static __device__ __forceinline__ void scale_acc(consumer<S> &c, const float (&f
     }
 }
 
-/* The scores of a block by themselves. */
+/* The scores of a tile's first block, without values of a block before. */
 template <class S>
 static __device__ __forceinline__ void first_scores(consumer<S> &c, float (&score)[S::BLOCK / 2])
 {
@@ -285,8 +295,8 @@ static __device__ __forceinline__ void first_scores(consumer<S> &c, float (&scor
     end_scores<0>(c, score);
 }
 
-/* The scores of a block and the values of the block before; the scores are there at the end, the
- * values are not. */
+/* Issue the scores of a block and the values of the block before; at the end the scores are
+ * complete, the values are not. */
 template <class S>
 static __device__ __forceinline__ void begin_both(consumer<S> &c, float (&score)[S::BLOCK / 2])
 {
@@ -301,6 +311,8 @@ static __device__ __forceinline__ void begin_both(consumer<S> &c, float (&score)
     end_scores<1>(c, score);
 }
 
+/* One round of the mainloop: the softmax of this block is computed while the values of the block
+ * before are multiplied. */
 template <bool MASKED, class S>
 static __device__ __forceinline__ void step(consumer<S> &c, int block, bool is_last)
 {
@@ -314,7 +326,7 @@ static __device__ __forceinline__ void step(consumer<S> &c, int block, bool is_l
     pack_weights(c, score);
 }
 
-/* The quad's words [4 columns of 2][4 lanes], turned: lane l has what all four held in w[l]. */
+/* Transpose in a quad: words [4 columns of 2][4 lanes]; lane l gets w[l] of all four. */
 static __device__ __forceinline__ uint4 turn_quad(uint32_t w0, uint32_t w1, uint32_t w2,
                                                   uint32_t w3)
 {
@@ -328,7 +340,7 @@ static __device__ __forceinline__ uint4 turn_quad(uint32_t w0, uint32_t w1, uint
     return high ? make_uint4(c, d, y0, y1) : make_uint4(x0, x1, c, d);
 }
 
-/* Eight elements; is_half: as K_HALF_AT says. */
+/* Store eight elements; is_half: in the order of K_HALF_AT. */
 static __device__ __forceinline__ void store_eight(k_bf16 *to, int at, uint4 v, bool is_half)
 {
     if (!is_half) {
@@ -383,11 +395,12 @@ static __device__ __forceinline__ struct chunk_rows rows_of(const struct piece &
     return {{NOTHING, NOTHING}, {0.0f, 0.0f}, {p.pos0 + row / group, p.pos0 + (row + 8) / group}};
 }
 
-/* All blocks of a tile but its last, which is done first. */
+/* All blocks of a tile but the last one, which is computed first. */
 template <class S>
 static __device__ __forceinline__ void step_blocks(consumer<S> &c, const struct piece &p)
 {
-    /* Blocks in full view of all rows: full_first .. full_last. */
+    /* Blocks that all rows attend to completely: full_first .. full_last. Only the others are
+     * masked. */
     int end = p.pos0 + p.n_tokens, full_last = (p.pos0 + 1) / S::BLOCK - 1;
     int full_first = (end - (int)min(c.a.window, (uint32_t)end) + S::BLOCK - 1) / S::BLOCK;
     int block = p.last - 1;
@@ -400,7 +413,8 @@ static __device__ __forceinline__ void step_blocks(consumer<S> &c, const struct 
         step<true>(c, block, block == p.first);
 }
 
-/* From a tile to the next: the last values of the one under the first scores of the other. */
+/* From a tile to the next: the last values of the one overlap with the first scores of the
+ * other. */
 template <class S>
 static __device__ __forceinline__ void turn_over(consumer<S> &c, const struct piece &from,
                                                  const struct piece &to)
@@ -420,7 +434,7 @@ static __device__ __forceinline__ void turn_over(consumer<S> &c, const struct pi
     pack_weights(c, score);
 }
 
-/* The next piece of work and its queries; false: there is none. */
+/* Take the next piece of work and its queries; false: there is none. */
 template <class S>
 static __device__ __forceinline__ bool take_piece(consumer<S> &c, struct piece &p, uint32_t &parity)
 {
@@ -435,10 +449,10 @@ static __device__ __forceinline__ bool take_piece(consumer<S> &c, struct piece &
     return true;
 }
 
-/* Values stay one block behind scores, from a tile to the next, too: when step_blocks() returns,
- * the weights of p's first block, the last that it did, wait in c for turn_over(). Group 1 gives
- * group 0 the first turn; group 0 takes the last, of which nobody makes use, so that the barriers
- * are left as they were found. */
+/* Values are one block later than scores, also from a tile to the next: when step_blocks() returns,
+ * the weights of p's first block, which was computed last, are in c for turn_over(). Group 1 gives
+ * group 0 the first turn; group 0 takes the last one, which nothing needs, so that the barriers are
+ * left as they were. */
 template <class S> static __device__ void consume(chunk_shared<S> *sh, const chunk_args &a)
 {
     int group = threadIdx.x / 128 - 1;
@@ -449,7 +463,7 @@ template <class S> static __device__ void consume(chunk_shared<S> *sh, const chu
 
     if (group == 1)
         turn_give(group);
-    (void)take_piece(c, p, parity); /* the grid is no larger than the work */
+    (void)take_piece(c, p, parity); /* the grid is not larger than the work */
     c.rows = rows_of(p, a.n_heads / a.kv.n_kv_heads);
     first_scores(c, score);
     give_queries(c, p.first == p.last);
@@ -466,12 +480,12 @@ template <class S> static __device__ void consume(chunk_shared<S> *sh, const chu
     end_values(c);
     write_rows(c, p);
     if (group == 0)
-        turn_take(group); /* the turn that nobody takes any more */
+        turn_take(group); /* the last turn, which no product needs */
 }
 
 template <class S> static __device__ void init_barriers(chunk_shared<S> *sh)
 {
-    /* Queries are given back by the warps of consumers and all who read the piece of work. */
+    /* Queries are released by the consumers' warps and by all warps that read the piece of work. */
     barrier_init(&sh->q_full, 1);
     barrier_init(&sh->q_empty, 4 * CONSUMERS + 1 + (S::RAW ? 4 : 0));
     barrier_init(&sh->zeroed, 1);
@@ -550,7 +564,7 @@ static int describe(CUtensorMap *map, CUtensorMapDataType type, int rank, const 
                : -1;
 }
 
-/* Queries as [token][head][element]; a box is the heads of a group of a tile's tokens. */
+/* Map the queries as [token][head][element]; a box is the heads of a group of a tile's tokens. */
 static int describe_queries(CUtensorMap *map, const chunk_args &a, const k_bf16 *qkv)
 {
     cuuint64_t hd = (cuuint64_t)a.kv.head_dim;
@@ -563,9 +577,9 @@ static int describe_queries(CUtensorMap *map, const chunk_args &a, const k_bf16 
     return describe(map, CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 3, qkv, dims, strides, box);
 }
 
-/* The pool: how many pages it has is not asked, page ids are right. Of bf16
- * [page][8 rows of a page, all layers][column of 64][row % 8][element]; of e4m3
- * [page][row of a page, all layers][element]. */
+/* Map the pool of pages; its length is not known here, but page ids are valid. bf16: [page][8 rows
+ * of a page, all layers][column of 64][row % 8][element]; e4m3: [page][row of a page, all
+ * layers][element]. */
 template <class S> static int describe_pages(CUtensorMap *map, const chunk_args &a)
 {
     const cuuint64_t many = 1U << 31, hd = S::HD;
@@ -595,7 +609,7 @@ static int n_multiprocessors(void)
     return n;
 }
 
-/* How many heads' keys and values the cache holds. */
+/* How many heads' keys and values fit into the cache. */
 static int heads_in_cache(const chunk_args &a)
 {
     size_t elem_bytes = a.kv.type == K_E4M3 ? 1 : 2;
@@ -639,7 +653,7 @@ static int choose_head_dim(const chunk_args &a, const k_bf16 *qkv, k_stream stre
     }
 }
 
-/* Copies want addresses and strides of 16 bytes, and pages of whole slabs. */
+/* The TMA needs addresses and strides that are multiples of 16 bytes, and pages of whole slabs. */
 bool sm90_attn_chunk_takes(const struct k_kv *kv, const k_bf16 *qkv, int n_heads)
 {
     int hd = kv->head_dim, bt = kv->page_tokens;

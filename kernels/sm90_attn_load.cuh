@@ -1,14 +1,16 @@
-/* Attention of chunks for Hopper, the half that fills shared memory: the warps that ask for
- * queries, keys and values, and those that convert keys and values of e4m3. Who consumes them
- * stands in sm90_attn_chunk.cu.
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Attention of chunks for Hopper, the producers: the warps that load queries, keys and values, and
+ * those that convert keys and values of e4m3. sm90_attn_chunk.cu has the consumers, and a picture
+ * of both.
  *
  * Shared memory: q [128][HD], rings of STAGES blocks of keys and of values, barriers; all in slabs
- * of 8 rows of 128 bytes with 128-byte swizzle. A block's slabs stand in the order
- * [row / 8][element / 64], so that one copy brings all of a page that is of one head. A block has
- * as many copies as pages; pages that hold no key of the sequence are not asked for.
+ * of 8 rows of 128 bytes with 128-byte swizzle. The slabs of a block are in the order [row /
+ * 8][element / 64], so that one copy loads all of a page's rows of one head. A block needs as many
+ * copies as it has pages; pages without a key of the sequence are not loaded.
  *
  * Each stage has two barriers: full, which the copies' bytes complete, and empty, on which each
- * consuming warp arrives. */
+ * consumer warp arrives. */
 #ifndef QUIRE_KERNELS_SM90_ATTN_LOAD_CUH
 #define QUIRE_KERNELS_SM90_ATTN_LOAD_CUH
 
@@ -18,7 +20,7 @@
 
 #define ROWS      K_TILE_ROWS
 #define CONSUMERS 2    /* warpgroups */
-#define BATCH     4    /* boxes asked for in a row */
+#define BATCH     4    /* boxes that are requested in a row */
 #define SLAB      1024 /* bytes: 8 rows of 128 */
 
 static_assert(ROWS == CONSUMERS * 64, "a wgmma has 64 rows");
@@ -29,15 +31,15 @@ struct chunk_args {
     struct k_tokens t;
     struct k_attn_plan plan;
     int n_heads;
-    float scale;        /* of scores, times log2(e) */
-    float out_scale;    /* of the output */
-    uint32_t window;    /* keys that a row sees; 2^31: all */
-    int heads_together; /* kv heads whose tiles are mixed */
+    float scale;        /* factor of scores, times log2(e) */
+    float out_scale;    /* factor of the output */
+    uint32_t window;    /* keys that a row attends to; 2^31: all */
+    int heads_together; /* kv heads whose tiles are computed alternately */
     int page_shift;     /* log2 of page_tokens */
-    int boxes;          /* copies a block */
-    int box_rows;       /* rows of a copy, a power of 2 */
-    int box_shift;      /* its log2 */
-    int layer_slabs;    /* from a page's start to the layer, in slabs' rows (8 tokens) */
+    int boxes;          /* copies per block */
+    int box_rows;       /* rows per copy, a power of 2 */
+    int box_shift;      /* log2 of that */
+    int layer_slabs;    /* from a page's start to the layer, in slabs (8 tokens) */
 };
 
 enum { KEYS, VALUES };
@@ -45,47 +47,49 @@ enum { KEYS, VALUES };
 /* Constants of a head size and a type of pages. */
 template <int HEAD_DIM, bool E4M3> struct shape {
     static constexpr int HD = HEAD_DIM;
-    static constexpr int BLOCK = HD > 128 ? 64 : 128; /* keys */
+    static constexpr int BLOCK = HD > 128 ? 64 : 128; /* keys per block */
     static constexpr int STAGES = E4M3 || HD > 128 ? 2 : 3;
     static constexpr int COLUMNS = (HD + 63) / 64; /* slabs side by side */
-    /* Head sizes of whole slabs: one copy brings all columns of a page. Others need a copy for
-     * each column, filled up with zeros, and have their columns one behind another. */
+    /* Head sizes of whole slabs: one copy loads all columns of a page. Others need a copy per
+     * column, filled up with zeros, and have their columns one after another. */
     static constexpr bool WHOLE = HD % 64 == 0;
     static constexpr int ROWS_APART = WHOLE ? COLUMNS * SLAB : SLAB; /* from 8 rows to the next */
     static constexpr int COLUMNS_APART = WHOLE ? SLAB : BLOCK / 8 * SLAB;
     static constexpr int BLOCK_BYTES = BLOCK / 8 * COLUMNS * SLAB;
     static constexpr int Q_COLUMN = ROWS / 8 * SLAB;
-    /* The second product in parts of PART columns of the output. */
+    /* The second product is computed in parts of PART columns of the output. */
     static constexpr int PARTS = HD > 128 ? 2 : 1;
     static constexpr int PART = HD / PARTS;
-    /* Pages of e4m3 arrive in a ring of their own, [BLOCK][HD] bytes, and are converted. */
+    /* Pages of e4m3 arrive in a ring of their own, [BLOCK][HD] bytes, and are converted from
+     * there. */
     static constexpr bool RAW = E4M3;
     static constexpr int RAW_STAGES = HD > 128 ? 1 : 2;
     static constexpr int RAW_BYTES = E4M3 ? BLOCK * HD : 16;
-    static constexpr int LOAD_STAGES = E4M3 ? RAW_STAGES : STAGES;    /* of what copies fill */
-    static constexpr int LOAD_BYTES = E4M3 ? 8 * HD : COLUMNS * SLAB; /* of 8 rows */
+    /* Of the ring that copies fill. */
+    static constexpr int LOAD_STAGES = E4M3 ? RAW_STAGES : STAGES;
+    static constexpr int LOAD_BYTES = E4M3 ? 8 * HD : COLUMNS * SLAB; /* per 8 rows */
     static constexpr int THREADS = 128 * (CONSUMERS + (E4M3 ? 2 : 1));
-    /* Registers a thread, of consumers and of others. What a launch gives is shared out anew:
-     * asking for more than that waits for ever. */
+    /* Registers per thread, of consumers and of others. The launch's registers are redistributed; a
+     * request for more than there are would wait forever. */
     static constexpr int MANY_REGISTERS = E4M3 ? 208 : 224;
     static constexpr int FEW_REGISTERS = E4M3 ? 48 : 56;
     static_assert(128 * CONSUMERS * MANY_REGISTERS + (THREADS - 128 * CONSUMERS) * FEW_REGISTERS <=
                       THREADS * (65536 / THREADS / 8 * 8),
                   "no more registers than a launch has");
-    /* Queries stay in registers where there is room. */
+    /* Queries stay in registers if there is room. */
     static constexpr bool HELD = E4M3 ? HD < 128 : HD <= 128;
 };
 
-/* One tile and kv head. */
+/* A piece of work: one tile and kv head. */
 struct piece {
     int token0, pos0, n_tokens; /* n_tokens 0: there is no more work */
     int kv_head, kv_len;
-    int lowest;      /* the first key that one of its tokens sees */
-    int first, last; /* blocks of keys, both inclusive */
+    int lowest;      /* the first key that one of its tokens attends to */
+    int first, last; /* first and last block of keys, both inclusive */
     const int32_t *pages;
 };
 
-/* Arrays of two: keys, values. */
+/* The arrays of two are for keys and for values. */
 template <class S> struct chunk_shared {
     unsigned char q[S::COLUMNS * S::Q_COLUMN];
     unsigned char block[2][S::STAGES][S::BLOCK_BYTES];
@@ -93,13 +97,13 @@ template <class S> struct chunk_shared {
     uint64_t q_full, q_empty, zeroed;
     uint64_t full[2][S::STAGES], empty[2][S::STAGES];
     uint64_t raw_full[2][S::RAW_STAGES], raw_empty[2][S::RAW_STAGES];
-    struct piece pieces[2]; /* in turn; guarded by q_full and q_empty */
+    struct piece pieces[2]; /* alternately; guarded by q_full and q_empty */
 };
 
-/* --- the loaders ----------------------------------------------------------------------- */
+/* --- the loaders ------------------------------------------------------------------------------ */
 
-/* Work in the order in which it is given out: heads_together heads at a time, so that their keys
- * stay in the L2 cache; of those the longest tiles first. */
+/* Pieces in the order in which they are given out: heads_together heads at a time, so that their
+ * keys stay in the L2 cache; among those, the longest tiles first. */
 template <class S> static __device__ struct piece find_piece(const chunk_args &a, int item)
 {
     constexpr int BLOCK = S::BLOCK;
@@ -123,9 +127,9 @@ template <class S> static __device__ struct piece find_piece(const chunk_args &a
     return p;
 }
 
-/* This lane's page of a block: lane i asks for the block's i-th box. Pages in front of the window
- * of the tile's first token may be others': the first in view stands in for them. Such keys are
- * masked, such values zeroed. */
+/* This lane's page of a block: lane i loads the block's i-th box. Pages before the window of the
+ * tile's first token may belong to other sequences, so the first visible page is loaded in their
+ * place. Such keys are masked, such values zeroed. */
 template <class S>
 static __device__ __forceinline__ int page_of(const chunk_args &a, const struct piece &p, int block)
 {
@@ -136,8 +140,8 @@ static __device__ __forceinline__ int page_of(const chunk_args &a, const struct 
     return p.pages[max(pos, p.lowest) >> a.page_shift];
 }
 
-/* Where the rows of a head begin in a page, or from position base on, in slabs; values are heads
- * behind the keys. A page may hold several blocks. */
+/* The slab where the rows of a head begin in a page, or from position base on; values are further
+ * heads after the keys. A page may have several blocks. */
 static __device__ __forceinline__ int slab_of(const chunk_args &a, int head, int base)
 {
     int bt = a.kv.page_tokens;
@@ -145,7 +149,7 @@ static __device__ __forceinline__ int slab_of(const chunk_args &a, int head, int
     return a.layer_slabs + head * (bt / 8) + (base & (bt - 1)) / 8;
 }
 
-/* One arrival a warp, when all of it is done with what is given back. */
+/* One arrival per warp, when all its lanes have finished with the stage. */
 static __device__ __forceinline__ void release(uint64_t *empty)
 {
     __syncwarp();
@@ -153,9 +157,9 @@ static __device__ __forceinline__ void release(uint64_t *empty)
         barrier_arrive(empty);
 }
 
-/* Ask for the boxes of a block that hold keys, each lane knowing one page. slab: where the head's
- * rows begin in a page, in slabs. Lane 0 asks for BATCH boxes in a row: a branch and a shuffle
- * for each would take longer than the products. */
+/* Load the boxes of a block that have keys; each lane knows one page. slab: where the head's rows
+ * begin in a page. Lane 0 issues BATCH boxes in a row, because a branch and a shuffle for each
+ * would take longer than the products. */
 template <class S>
 static __device__ __forceinline__ void load_boxes(const CUtensorMap *map, const chunk_args &a,
                                                   unsigned char *to, uint64_t *full, int left,
@@ -204,9 +208,8 @@ static __device__ __forceinline__ void load_block(chunk_shared<S> *sh, const CUt
         load_boxes<S>(map, a, sh->block[kind][stage], full, p.kv_len - base, page, slab);
 }
 
-/* Values from position kv_len on, and what stands in for those in front of a window, are nobody's,
- * perhaps NaN, which times 0 is NaN: they become zeros before the consumers are told of the block.
- * Rows first .. last - 1. */
+/* Values from position kv_len on, and those before a window, may be anything, perhaps NaN, and NaN
+ * times 0 is NaN: they are zeroed before the consumers get the block. Rows first .. last - 1. */
 template <class S> static __device__ void zero_rows(unsigned char *v, int first, int last)
 {
     int lane = threadIdx.x % 32;
@@ -234,8 +237,8 @@ static __device__ void load_queries(chunk_shared<S> *sh, const CUtensorMap *map,
         tensor_load_3d(sh->q + c * S::Q_COLUMN, map, &sh->q_full, c * 64, kv_head * group, token0);
 }
 
-/* The next item after one's first: lane 0 draws, and the last draw of a launch puts the counter
- * back. */
+/* The next item after a CTA's first one: lane 0 draws, and the last draw of a launch resets the
+ * counter. */
 static __device__ __forceinline__ int draw_item(const chunk_args &a, int n_items)
 {
     int drawn = 0;
@@ -248,7 +251,7 @@ static __device__ __forceinline__ int draw_item(const chunk_args &a, int n_items
     return drawn + (int)gridDim.x;
 }
 
-/* The warp that gives out work and asks for queries and keys. */
+/* Warp 0: it distributes the work, and loads queries and keys. */
 template <class S>
 static __device__ void load_keys(chunk_shared<S> *sh, const CUtensorMap *q_map,
                                  const CUtensorMap *kv_map, const chunk_args &a)
@@ -288,7 +291,7 @@ static __device__ void load_keys(chunk_shared<S> *sh, const CUtensorMap *q_map,
     }
 }
 
-/* The next piece of work for those who need no queries; false: there is none. */
+/* The next piece of work, for warps that need no queries; false: there is none. */
 template <class S>
 static __device__ __forceinline__ bool follow_piece(struct piece &p, chunk_shared<S> *sh,
                                                     uint32_t &parity)
@@ -300,7 +303,7 @@ static __device__ __forceinline__ bool follow_piece(struct piece &p, chunk_share
     return p.n_tokens > 0;
 }
 
-/* The warp that asks for values. */
+/* Warp 1: it loads values. */
 template <class S>
 static __device__ void load_values(chunk_shared<S> *sh, const CUtensorMap *map, const chunk_args &a)
 {
@@ -334,23 +337,23 @@ static __device__ void load_values(chunk_shared<S> *sh, const CUtensorMap *map, 
     }
 }
 
-/* --- the converters -------------------------------------------------------------------- */
+/* --- the converters --------------------------------------------------------------------------- */
 
-/* 32 bytes of a row, the first and the last half, to where their columns stand in slabs: piece c of
- * row r. */
+/* Store 32 converted bytes of a row, the first and the last half, to the slabs of their columns:
+ * piece c of row r. */
 template <class S>
 static __device__ __forceinline__ void put_piece(unsigned char *to, int r, int c, uint4 low,
                                                  uint4 high)
 {
     int at = c % 4 * 2;
     unsigned char *row = to + r / 8 * S::ROWS_APART + c / 4 * S::COLUMNS_APART + r % 8 * 128;
-    bool swap = c / 4 % 2; /* neighbouring slabs at the same time meet different banks */
+    bool swap = c / 4 % 2; /* neighbouring slabs, at the same time, use different banks */
 
     *(uint4 *)(row + ((at + swap) ^ r % 8) * 16) = swap ? high : low;
     *(uint4 *)(row + ((at + !swap) ^ r % 8) * 16) = swap ? low : high;
 }
 
-/* Zeros in rows 0 .. front - 1, each by the thread that widen_block() has put it by. */
+/* Zero rows 0 .. front - 1, each by the thread that widen_block() has written it with. */
 template <class S> static __device__ __forceinline__ void blank_front(unsigned char *to, int front)
 {
     constexpr int PIECES = S::HD / 16;
@@ -361,12 +364,12 @@ template <class S> static __device__ __forceinline__ void blank_front(unsigned c
         put_piece<S>(to, i / PIECES, i % PIECES, zeros, zeros);
 }
 
-/* e4m3 [BLOCK][HD] to float16 in slabs, zeros from row left on; by two warps. */
+/* Convert e4m3 [BLOCK][HD] to float16 in slabs, with zeros from row left on; by two warps. */
 template <class S>
 static __device__ __forceinline__ void widen_block(unsigned char *to, const unsigned char *raw,
                                                    int left)
 {
-    constexpr int PIECES = S::HD / 16; /* of 16 bytes a row */
+    constexpr int PIECES = S::HD / 16; /* of 16 bytes per row */
 
 #pragma unroll 4
     for (int i = threadIdx.x % 64; i < S::BLOCK * PIECES; i += 64) {
@@ -378,7 +381,7 @@ static __device__ __forceinline__ void widen_block(unsigned char *to, const unsi
     }
 }
 
-/* Two warps for keys, two for values. */
+/* Warpgroup 3, only for e4m3: two warps convert keys, two values. */
 template <class S> static __device__ void convert(chunk_shared<S> *sh)
 {
     int kind = threadIdx.x / 64 % 2;

@@ -1,39 +1,52 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Products of up to 64 rows on the warpgroup product: y [n][n_out] = x [n][n_in] *
- * transpose(w [n_out][n_in]), bound by the bytes of w, with what stands around them in a decode
- * (k_multiply() in kernels.h). product.cu has up to three rows of bfloat16,
- * and is faster for one.
+ * Products of up to 64 rows with wgmma: y [n][n_out] = x [n][n_in] * transpose(w [n_out][n_in]),
+ * bound by the bytes of w, with the operations around them in a decode (k_multiply() in kernels.h).
+ * product.cu has up to three rows of bfloat16, and is faster for one.
  *
- * The split. Rows of w are the 64 rows of a wgmma, rows of x its columns. Rows of w are cut into
- * tiles so that all CTAs have as many: for 8B's matrices a CTA has one tile of 32, 48 or 224 rows,
- * of 1, 2 or 4 blocks of at most 64; what a wgmma computes beyond a block's rows is garbage that
- * nobody takes. So sums need not be cut over n_in, but where rows of x would be read through L2
- * more often than pays, two CTAs of a cluster share a tile twice as high, each half of n_in. The
- * head has several tiles a CTA, of which the last is lower, so that all have as many rows.
+ *   warp 8 (producer)           stages in shared memory           warpgroups 0, 1 (consumers)
  *
- * One warp orders copies, two warpgroups multiply: of tiles of one block each takes every second
- * slot, of others every second block. Three more warps add the squares of RMS norm.
+ *    one lane issues TMA copies  W  [0][1][2] .. [depth - 1]       mainloop, per stage:
+ *    of W and X into stages  --> X  [0][1] .. [x_depth - 1]  -->     wait full, wgmma, arrive empty
+ *        ^                          full / empty barriers                  |
+ *        '----- a stage is loaded again when 8 warps have arrived ---'     |  partial sums
+ *                                                                          v
+ *    warps 9 .. 11: inverse norms of x (sums of squares),   -->  exchange: between warpgroups, with
+ *    prefetch of constants                                         the other CTA of the cluster
+ *                                                                          |
+ *                                                                          v
+ *                                           epilogue: norm, scales, bias, gate or residual
+ *                                           (sm90_product_end.cuh) -->  y, normed, sums_out
  *
- * Shared memory: slots of w [rows of a block / 8][slabs][8][128 bytes] (a slab is 64 of n_in, 128
- * of e4m3), so that one copy reads 8 rows x 1 KB before the next 8 (with one slab after another it
- * was slower by a sixth: pages of memory), and slots of x [slabs][rows of x, to the next 8][128
- * bytes], of e4m3 twice as many slabs, both with the copy engine's swizzle, as wgmma reads them. At
- * the end of a CTA's only tile its sums lie over the slots.
+ * Split. Rows of w are the M = 64 of a wgmma, rows of x its N. Rows of w are cut into tiles so that
+ * all CTAs have the same number: for 8B's matrices a CTA has one tile of 32, 48 or 224 rows, of 1,
+ * 2 or 4 blocks of at most 64; the accumulators beyond a block's rows are not used. So K (n_in)
+ * need not be split; but if rows of x would be read through L2 too often, two CTAs of a cluster
+ * share a tile twice as high, each with half of n_in (split-K). The output matrix has several tiles
+ * per CTA; the last one is lower, so that all CTAs have the same number of rows.
  *
- * e4m3 goes through registers, where it becomes float16: wgmma takes its first operand from there,
- * too. x is float16 then, its pairs in the order that ldmatrix gives w's (K_HALF_AT).
+ * One warp loads, two warpgroups multiply: with tiles of one block each takes every second stage,
+ * with others every second block. Three more warps add the squares of RMS norm.
  *
- * The first slots are ordered before the kernel before has ended, but not all: x stands in the same
- * queue. What loops and ends go by is in registers by then (steady()). The order of adding depends
- * on the shape and on the bucket of n. */
+ * Shared memory: stages of w [rows of a block / 8][slabs][8][128 bytes] (a slab is 64 of n_in, 128
+ * with e4m3), so that one copy reads 8 rows x 1 KB before the next 8 (with one slab after another
+ * it was slower by a sixth, because of memory pages), and stages of x [slabs][rows of x, rounded up
+ * to 8][128 bytes], with e4m3 twice as many slabs; both with 128-byte swizzle, as wgmma reads them.
+ * In the epilogue of a CTA's only tile, its sums reuse the stages.
+ *
+ * e4m3 goes through registers, where it becomes float16: wgmma can take its first operand from
+ * there. x is float16 then, its pairs in the order in which ldmatrix gives those of w (K_HALF_AT).
+ *
+ * The first stages are loaded before the previous kernel has ended, but not all, because x waits in
+ * the same queue. The numbers that loops and epilogues need are in registers by then (steady()).
+ * The order of summation depends on the shape and on the bucket of n. */
 #include "kernels/sm90_product_end.cuh"
 
-#define THREADS 384 /* two warpgroups that multiply; a warp that orders; three helpers */
+#define THREADS 384 /* two warpgroups of consumers; a producer warp; three helper warps */
 
-/* --- the machine's words ---------------------------------------------------------------- */
+/* --- the producer ----------------------------------------------------------------------------- */
 
-/* Slabs of rows of w. Weights are read once a step: first out. */
+/* Copy slabs of rows of w. Weights are read once per step: evict first. */
 static __device__ inline void copy_w(void *to, const CUtensorMap *map, int row, int slab,
                                      bool by_eight, uint64_t *bar)
 {
@@ -44,25 +57,24 @@ static __device__ inline void copy_w(void *to, const CUtensorMap *map, int row, 
                  : "memory");
 }
 
-/* --- ordering --------------------------------------------------------------------------- */
-
+/* The work of a CTA: its first tile, and its part of n_in. */
 struct work {
     int tile;
     int first, last; /* slabs of this CTA */
 };
 
-/* The barriers: w [depth] and x [x_depth], full and empty. */
+/* Barriers of the stages of w [depth] and of x [x_depth]: full and empty. */
 struct barriers {
     uint64_t *full, *empty, *x_full, *x_empty;
 };
 
-/* A place in a ring whose length the launch chose. */
+/* A stage of a ring whose length is chosen at launch, and the parity of its round. */
 struct slot {
     int at;
     uint32_t parity;
 };
 
-static __device__ inline void next_slot(slot &s, int n, int depth)
+static __device__ inline void next_stage(slot &s, int n, int depth)
 {
     s.at += n;
     if (s.at >= depth) {
@@ -71,7 +83,7 @@ static __device__ inline void next_slot(slot &s, int n, int depth)
     }
 }
 
-/* What is ordered next: a step is `box` slabs of a tile. */
+/* The position of the loads: a step is `box` slabs of a tile. */
 struct step {
     int tile, slab;
 };
@@ -85,7 +97,8 @@ static __device__ inline void next_step(step &s, const work &k, const product_cu
     }
 }
 
-/* The row of w where block b of a tile begins. TAILS: the tile may be one of the lower ones. */
+/* The row of w where block b of a tile begins. TAILS: the tile may be one of the lower ones at the
+ * end. */
 template <int MB, bool TAILS>
 static __device__ inline int block_row(int tile, int b, const product_cut &c)
 {
@@ -99,30 +112,32 @@ static __device__ inline int block_row(int tile, int b, const product_cut &c)
            b * c.block_rows;
 }
 
-static __device__ inline void order_x(char *shared, const barriers &bars, const CUtensorMap *map,
-                                      step &x, slot &to, const work &k, const product_cut &c)
+/* Load the next stage of x. */
+static __device__ inline void load_x(char *shared, const barriers &bars, const CUtensorMap *map,
+                                     step &x, slot &to, const work &k, const product_cut &c)
 {
     barrier_wait(&bars.x_empty[to.at], to.parity);
     barrier_expect(&bars.x_full[to.at], c.x_copied);
     tensor_load_3d(shared + c.x_at + to.at * c.x_bytes, map, &bars.x_full[to.at], 0, 0,
                    x.slab * c.x_slabs);
-    next_slot(to, 1, c.x_depth);
+    next_stage(to, 1, c.x_depth);
     next_step(x, k, c);
 }
 
-/* Wait for the launch in front, and let the one behind begin. */
+/* Wait for the previous launch, and let the next one begin. */
 static __device__ inline void let_next_begin(void)
 {
     asm volatile("griddepcontrol.wait;" ::: "memory");
     asm volatile("griddepcontrol.launch_dependents;");
 }
 
-/* Before the launch in front has ended: barriers, and the first copies of w. Every warp has some of
- * the slots: an initialisation takes 30 cycles, a copy 100, and nothing is read until then. */
+/* Before the previous launch has ended: initialise the barriers, and load the first stages of w.
+ * Each warp does some of the stages, because an initialisation takes 30 cycles and a copy 100, and
+ * nothing is read until then. */
 template <int MB>
-static __device__ inline void begin_slots(char *shared, const barriers &bars,
-                                          const CUtensorMap *map, const work &k, const wide_args &a,
-                                          int warp)
+static __device__ inline void begin_stages(char *shared, const barriers &bars,
+                                           const CUtensorMap *map, const work &k,
+                                           const wide_args &a, int warp)
 {
     const product_cut &c = a.c;
 
@@ -154,7 +169,7 @@ static __device__ inline void begin_slots(char *shared, const barriers &bars,
     }
 }
 
-/* What the loop over copies reads of the cut, in registers. */
+/* The fields of the cut that the producer's loop reads, in registers. */
 static __device__ inline product_cut steady_cut(const product_cut &of)
 {
     product_cut c = of;
@@ -177,25 +192,25 @@ static __device__ inline product_cut steady_cut(const product_cut &of)
     return c;
 }
 
-/* One lane: all of this CTA's blocks behind the first slots, a slot of x before each step of w.
- * Where one more slot would go. */
+/* By one lane: load all blocks of this CTA after the first stages, with a stage of x before each
+ * step of w. Returns the stage that would be loaded next. */
 template <int MB, bool TAILS>
-static __device__ slot order_all(char *shared, const barriers &bars, const CUtensorMap *w_map,
-                                 const CUtensorMap *tail_map, const CUtensorMap *x_map,
-                                 const work &k, const product_cut &c)
+static __device__ slot load_all(char *shared, const barriers &bars, const CUtensorMap *w_map,
+                                const CUtensorMap *tail_map, const CUtensorMap *x_map,
+                                const work &k, const product_cut &c)
 {
     step w = {k.tile, k.first}, x = w;
     slot to = {0, 1}, x_to = {0, 1};
     int w_steps = c.first_slots / MB, x_steps = 0;
 
     tensor_prefetch(x_map);
-    next_slot(to, c.first_slots, c.depth);
+    next_stage(to, c.first_slots, c.depth);
     for (int i = 0; i < w_steps; i++)
         next_step(w, k, c);
     let_next_begin();
     for (int b = c.first_slots % MB; w.tile < c.n_tiles; b = 0, w_steps++) {
         for (; x_steps <= w_steps; x_steps++)
-            order_x(shared, bars, x_map, x, x_to, k, c);
+            load_x(shared, bars, x_map, x, x_to, k, c);
         for (; b < MB; b++) {
             bool tail = TAILS && w.tile >= c.n_whole;
 
@@ -204,25 +219,26 @@ static __device__ slot order_all(char *shared, const barriers &bars, const CUten
                            tail ? c.slot_bytes / c.rows * c.tail_rows : c.slot_bytes);
             copy_w(shared + to.at * c.slot_bytes, tail ? tail_map : w_map,
                    block_row<MB, TAILS>(w.tile, b, c), w.slab, c.rows_by_eight, &bars.full[to.at]);
-            next_slot(to, 1, c.depth);
+            next_stage(to, 1, c.depth);
         }
         next_step(w, k, c);
     }
     while (x.tile < c.n_tiles)
-        order_x(shared, bars, x_map, x, x_to, k, c);
+        load_x(shared, bars, x_map, x, x_to, k, c);
     return to;
 }
 
-/* --- multiplying ------------------------------------------------------------------------ */
+/* --- the consumers' mainloop ------------------------------------------------------------------ */
 
-/* What a warpgroup's loop over slots goes by, in registers. Addresses are of shared memory. */
+/* The numbers of a warpgroup's mainloop, in registers. Addresses are in shared memory. */
 struct rings {
     uint32_t slots, x_slots, slot_bytes, x_bytes;
-    uint32_t full, x_full; /* the first barriers; the empty ones are EMPTY_AT bytes behind */
+    uint32_t full, x_full; /* the first barriers; the empty ones are EMPTY_AT bytes further on */
     int depth, x_depth;
-    int n_steps, box, last_box; /* steps of a tile; slabs of one, and of the last */
-    uint32_t w_rows, x_rows;    /* the upper half of operands: from eight rows to the next */
-    uint32_t slab, x_slab;      /* from a slab to the next; these in sixteens of bytes */
+    int n_steps, box, last_box; /* steps per tile; slabs of one, and of the last */
+    uint32_t w_rows, x_rows;    /* upper half of the operands' descriptors: from eight rows to the
+                                 * next */
+    uint32_t slab, x_slab;      /* from a slab to the next, in units of 16 bytes */
 };
 
 #define EMPTY_AT (CUT_DEPTH_MAX * 8)
@@ -251,27 +267,28 @@ static __device__ inline rings rings_of(const product_cut &c, const char *shared
     return r;
 }
 
-/* Slots of the other warpgroup are waited for and given back, too: a slot is filled again when both
- * have seen it full. They fill out of order, and a parity tells only two rounds apart: who is ahead
- * would take a slot for full that the other one still waits for, and who is behind would wait for a
- * round that is over. */
-static __device__ inline void pass_slots(const rings &r, slot &from, int n)
+/* Wait for stages of the other warpgroup and release them, too: a stage is loaded again when both
+ * warpgroups have seen it full. Stages fill out of order, and a parity distinguishes only two
+ * consecutive rounds: a warpgroup that is ahead would take a stage for full that the other one
+ * still waits for, and a slower one would wait for a round that is over. */
+static __device__ inline void pass_stages(const rings &r, slot &from, int n)
 {
     for (; n > 0; n--) {
         barrier_wait(r.full + from.at * 8, from.parity);
-        if (leads()) /* all lanes have seen it: the election waits for them */
+        if (leads()) /* all lanes have seen it, because the election waits for them */
             barrier_arrive(r.full + EMPTY_AT + from.at * 8);
-        next_slot(from, 1, r.depth);
+        next_stage(from, 1, r.depth);
     }
 }
 
-/* An operand of its two halves. */
+/* A descriptor from its two halves. */
 static __device__ __forceinline__ uint64_t whole(uint32_t upper, uint32_t lower)
 {
     return (uint64_t)upper << 32 | lower;
 }
 
-/* A slot of a block, 64 elements of n_in a group, at addresses in sixteens of bytes. */
+/* Multiply a stage of a block by x, in groups of 64 elements of n_in; addresses are in units of 16
+ * bytes. */
 template <int N>
 static __device__ __forceinline__ void multiply_bf16(float (&acc)[SUMS(N)][N / 2], uint32_t w,
                                                      uint32_t x, int n_slabs, const rings &r)
@@ -292,7 +309,7 @@ static __device__ __forceinline__ void multiply_bf16(float (&acc)[SUMS(N)][N / 2
     keep(acc[0]), keep(acc[SUMS(N) - 1]);
 }
 
-/* Four e4m3 of a word as two pairs of float16, exactly. */
+/* Widen four e4m3 of a word to two pairs of float16, exactly. */
 static __device__ inline void widen(uint32_t *low, uint32_t *high, uint32_t four)
 {
     asm("{\n"
@@ -305,7 +322,7 @@ static __device__ inline void widen(uint32_t *low, uint32_t *high, uint32_t four
         : "r"(four));
 }
 
-/* 64 elements of n_in, w widened. */
+/* Multiply 64 elements of n_in; w is widened already. */
 template <int N>
 static __device__ __forceinline__ void multiply_half_slab(float (&acc)[SUMS(N)][N / 2],
                                                           uint32_t (&a)[4][4], uint32_t x,
@@ -319,7 +336,7 @@ static __device__ __forceinline__ void multiply_half_slab(float (&acc)[SUMS(N)][
     warpgroup_commit();
 }
 
-/* Of e4m3, 64 elements of a warp's 16 rows: [8 rows, the next 8, and again 16 elements on]. */
+/* Load 64 elements of e4m3 of a warp's 16 rows: [8 rows, the next 8, both again 16 elements on]. */
 static __device__ __forceinline__ void load_half_slab(uint32_t (&r)[2][4], uint32_t at)
 {
 #pragma unroll
@@ -330,7 +347,8 @@ static __device__ __forceinline__ void load_half_slab(uint32_t (&r)[2][4], uint3
                      : "memory");
 }
 
-/* The same as operands of four products: the order of x makes a word's pairs what a lane has. */
+/* Widen the 64 elements to operands of four products: with the order of x, the pairs of a word are
+ * those that a lane needs. */
 static __device__ __forceinline__ void widen_half_slab(uint32_t (&a)[4][4],
                                                        const uint32_t (&r)[2][4])
 {
@@ -341,9 +359,9 @@ static __device__ __forceinline__ void widen_half_slab(uint32_t (&a)[4][4],
     }
 }
 
-/* A slot of e4m3, two groups a slab: one is loaded and one widened while products run. No group is
- * left unfinished, else ptxas lets none run beside other code. `at` is of this lane, x in sixteens
- * of bytes. */
+/* Multiply a stage of e4m3, in two groups per slab: one group is loaded and one widened while
+ * products run. Every group is waited for, else ptxas lets none run beside other code. `at` is this
+ * lane's address, x is in units of 16 bytes. */
 template <int N>
 static __device__ __forceinline__ void multiply_e4m3(float (&acc)[SUMS(N)][N / 2], uint32_t at,
                                                      uint32_t x, int n_slabs, const rings &r)
@@ -370,8 +388,8 @@ static __device__ __forceinline__ void multiply_e4m3(float (&acc)[SUMS(N)][N / 2
     keep(acc[0]), keep(acc[SUMS(N) - 1]);
 }
 
-/* Where in a slot of e4m3 this lane begins: eight lanes have the addresses of a matrix, chunk 0 or
- * 1 of rows or of those 8 below. */
+/* The offset in a stage of e4m3 where this lane begins: eight lanes give the addresses of a matrix,
+ * chunk 0 or 1 of rows or of those 8 below. */
 static __device__ inline uint32_t lane_at(const product_cut &c)
 {
     int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
@@ -380,8 +398,8 @@ static __device__ inline uint32_t lane_at(const product_cut &c)
                       (lane / 16 ^ lane % 8) * 16);
 }
 
-/* This warpgroup's sums of a tile. Of one block it takes every second slot, of several every
- * second block. */
+/* The mainloop over a tile: acc gets this warpgroup's sums. With one block it takes every second
+ * stage, with several every second block. */
 template <int N, int MB, bool FP8>
 static __device__ __forceinline__ void multiply_tile(float (&acc)[MB == 4 ? 2 : 1][SUMS(N)][N / 2],
                                                      const rings &r, slot &from, slot &x_from,
@@ -400,10 +418,10 @@ static __device__ __forceinline__ void multiply_tile(float (&acc)[MB == 4 ? 2 : 
 
         barrier_wait(r.x_full + x_from.at * 8, x_from.parity);
         if (MB == 1 && turn != group) {
-            pass_slots(r, from, 1);
+            pass_stages(r, from, 1);
             if (leads())
                 barrier_arrive(r.x_full + EMPTY_AT + x_from.at * 8);
-            next_slot(x_from, 1, r.x_depth);
+            next_stage(x_from, 1, r.x_depth);
             continue;
         }
 #pragma unroll
@@ -411,7 +429,7 @@ static __device__ __forceinline__ void multiply_tile(float (&acc)[MB == 4 ? 2 : 
             uint32_t w, x = (r.x_slots + (uint32_t)x_from.at * r.x_bytes) / 16;
 
             if (MB > 1)
-                pass_slots(r, from, group);
+                pass_stages(r, from, group);
             w = r.slots + (uint32_t)from.at * r.slot_bytes;
             barrier_wait(r.full + from.at * 8, from.parity);
             if constexpr (FP8)
@@ -423,11 +441,11 @@ static __device__ __forceinline__ void multiply_tile(float (&acc)[MB == 4 ? 2 : 
                 if (b + 1 == OWN)
                     barrier_arrive(r.x_full + EMPTY_AT + x_from.at * 8);
             }
-            next_slot(from, 1, r.depth);
+            next_stage(from, 1, r.depth);
             if (MB > 1)
-                pass_slots(r, from, 1 - group);
+                pass_stages(r, from, 1 - group);
         }
-        next_slot(x_from, 1, r.x_depth);
+        next_stage(x_from, 1, r.x_depth);
     }
 #pragma unroll
     for (int b = 0; b < OWN && SUMS(N) == 2; b++) {
@@ -437,14 +455,14 @@ static __device__ __forceinline__ void multiply_tile(float (&acc)[MB == 4 ? 2 : 
     }
 }
 
-/* --- squares ---------------------------------------------------------------------------- */
+/* --- the helper warps ------------------------------------------------------------------------- */
 
-/* 1 / sqrt(mean square) of the rows of x; three warps, each some of its rows at a time. What is
- * read here comes behind all the weights that are under way, two microseconds late: so as much as
- * possible is asked for at once. */
+/* 1 / sqrt(mean square) of the rows of x; by three warps, each several rows at a time. These reads
+ * are queued after all copies of weights in flight, two microseconds late: so as much as possible
+ * is requested at once. */
 static __device__ void find_inverse(float *inverse, const wide_args &a, int helper)
 {
-    const int ROWS = 8, FOURS = 2; /* that a lane asks for at a time; fours of a row */
+    const int ROWS = 8, FOURS = 2; /* rows that a lane requests at a time; fours per row */
     int lane = threadIdx.x % 32, n_sums = a.p.sums_in == NULL ? 0 : a.p.n_sums;
     float share = 1.0f / (float)a.c.n_in;
 
@@ -483,7 +501,8 @@ static __device__ void find_inverse(float *inverse, const wide_args &a, int help
     }
 }
 
-/* What the end of the first tile reads and nobody has read yet: on its way to the L2 cache. */
+/* Prefetch to the L2 cache: the constants of the first tile's epilogue that nothing has read
+ * yet. */
 static __device__ void fetch_constants(const wide_args &a, int tile, int rank)
 {
     int lane = threadIdx.x % 32, own = a.c.rows / a.c.n_split, row = tile * a.c.rows + rank * own;
@@ -494,7 +513,7 @@ static __device__ void fetch_constants(const wide_args &a, int tile, int rank)
 
 /* --- the kernel ------------------------------------------------------------------------- */
 
-/* What a CTA's warps know. */
+/* The state that the warps of a CTA share. */
 struct cta {
     char *shared;
     float *inverse, *scales;
@@ -504,23 +523,24 @@ struct cta {
     int warp, rank;
 };
 
-/* A warpgroup's place in the rings. */
+/* A warpgroup's position in the rings. */
 struct places {
     rings r;
-    uint32_t lane; /* of e4m3: where in a slot it begins */
-    bool straight; /* K_PRODUCT_GATED of four blocks: write_gated() ends it */
+    uint32_t lane; /* with e4m3: offset in a stage where it begins */
+    bool straight; /* K_PRODUCT_GATED of four blocks: write_gated() is its epilogue */
     exchange x_sums;
     slot w, x;
 };
 
-/* Behind a CTA's first tile: inverse is there. Of a CTA's only tile all have read the slots. */
+/* After a CTA's first tile: the inverse norms are ready. All threads have read the stages, which
+ * the epilogue of a CTA's only tile reuses. */
 static __device__ inline void meet(const cta &own, int tile)
 {
     if (tile == own.k.tile)
         named_sync(1, THREADS - 32);
 }
 
-/* A tile of one block. */
+/* A tile of one block: mainloop and epilogue. */
 template <int N, int KIND, bool FP8>
 static __device__ inline void work_block(const cta &own, const wide_args &a, const facts &t,
                                          int tile, int group, places &at)
@@ -534,7 +554,7 @@ static __device__ inline void work_block(const cta &own, const wide_args &a, con
     end_block<N, KIND, FP8>(acc[0][0], t, s, early, own.warp, own.rank, at.x_sums);
 }
 
-/* A tile of several blocks. */
+/* A tile of several blocks: mainloop and epilogue. */
 template <int N, int MB, int KIND, bool FP8>
 static __device__ inline void work_blocks(const cta &own, const wide_args &a, const facts &t,
                                           int tile, int group, places &at)
@@ -582,7 +602,47 @@ static __device__ inline void work_blocks(const cta &own, const wide_args &a, co
     }
 }
 
-/* N: columns computed; MB: blocks of a tile; KIND: of product; FP8: w is e4m3, x float16. */
+/* The producer warp: one lane loads all stages. Then, in a pair, the other CTA may write its sums
+ * to the stage that would be loaded next. */
+template <int MB, int KIND>
+static __device__ __forceinline__ void produce(const cta &own, const wide_args &a,
+                                               const CUtensorMap *w_map,
+                                               const CUtensorMap *tail_map,
+                                               const CUtensorMap *x_map)
+{
+    constexpr bool TAILS = MB != 1 && KIND == K_PRODUCT_FLOAT;
+    const product_cut &c = a.c;
+    slot next = {};
+    char *slots = steady_shared(own.shared);
+    uint64_t *bar = steady_shared(own.bars.full);
+    const barriers bars = {bar, bar + CUT_DEPTH_MAX, bar + 2 * CUT_DEPTH_MAX,
+                           bar + 3 * CUT_DEPTH_MAX};
+    work k = {own.k.tile, own.k.first, steady(own.k.last)};
+    product_cut cut = steady_cut(c);
+
+    if (leads())
+        next = load_all<MB, TAILS>(slots, bars, w_map, tail_map, x_map, k, cut);
+    __syncwarp();
+    if (c.n_split > 1)
+        cluster_wait();
+    if (MB == 1 && c.n_split > 1 && leads()) {
+        barrier_wait(&own.bars.empty[next.at], next.parity);
+        arrive_remote(remote_addr(own.x.ready, own.rank ^ 1));
+    }
+}
+
+/* The helper warps: the inverse norms, for which the consumers wait before the first epilogue. */
+static __device__ __forceinline__ void help(const cta &own, const wide_args &a)
+{
+    fetch_constants(a, own.k.tile, own.rank);
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    if (a.c.n_split > 1)
+        cluster_wait();
+    find_inverse(own.inverse, a, own.warp - WORKERS / 32 - 1);
+    named_arrive(1, THREADS - 32);
+}
+
+/* N: columns computed; MB: blocks per tile; KIND: of product; FP8: w is e4m3, x float16. */
 template <int N, int MB, int KIND, bool FP8>
 static __global__ void __launch_bounds__(THREADS, 1)
     wide_kernel(const __grid_constant__ CUtensorMap w_map,
@@ -610,7 +670,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     own.k.tile = blockIdx.x >> (c.n_split - 1); /* 1 or 2 */
     own.k.first = own.rank * c.n_slabs >> (c.n_split - 1);
     own.k.last = (own.rank + 1) * c.n_slabs >> (c.n_split - 1);
-    begin_slots<MB>(shared, own.bars, &w_map, own.k, a, warp);
+    begin_stages<MB>(shared, own.bars, &w_map, own.k, a, warp);
     if (pushes && warp == THREADS / 32 - 1 && leads()) {
         barrier_init(own.x.ready, 1);
         barrier_init(own.x.met, 1);
@@ -620,33 +680,11 @@ static __global__ void __launch_bounds__(THREADS, 1)
     if (pushes && warp == THREADS / 32 - 1 && leads())
         barrier_expect(own.x.met, sent_bytes(c));
     if (c.n_split > 1)
-        cluster_arrive_relaxed(); /* waited for before the other's shared memory is touched */
+        cluster_arrive_relaxed(); /* waited for before the other CTA's shared memory is written */
     if (warp == WORKERS / 32) {
-        slot next = {};
-        char *slots = steady_shared(shared);
-        uint64_t *bar = steady_shared(first_bar);
-        const barriers bars = {bar, bar + CUT_DEPTH_MAX, bar + 2 * CUT_DEPTH_MAX,
-                               bar + 3 * CUT_DEPTH_MAX};
-        work k = {own.k.tile, own.k.first, steady(own.k.last)};
-        product_cut cut = steady_cut(c);
-
-        if (leads())
-            next = order_all < MB,
-            MB != 1 && KIND == K_PRODUCT_FLOAT > (slots, bars, &w_map, &tail_map, &x_map, k, cut);
-        __syncwarp();
-        if (c.n_split > 1)
-            cluster_wait();
-        if (pushes && leads()) { /* nobody reads it any more: the other may have it */
-            barrier_wait(&own.bars.empty[next.at], next.parity);
-            arrive_remote(remote_addr(own.x.ready, own.rank ^ 1));
-        }
+        produce<MB, KIND>(own, a, &w_map, &tail_map, &x_map);
     } else if (warp > WORKERS / 32) {
-        fetch_constants(a, own.k.tile, own.rank);
-        asm volatile("griddepcontrol.wait;" ::: "memory");
-        if (c.n_split > 1)
-            cluster_wait();
-        find_inverse(inverse, a, warp - WORKERS / 32 - 1);
-        named_arrive(1, THREADS - 32);
+        help(own, a);
     } else {
         facts t = facts_of<KIND, FP8>(
             a, inverse,
@@ -668,18 +706,18 @@ static __global__ void __launch_bounds__(THREADS, 1)
                 work_blocks<N, MB, KIND, FP8>(own, a, t, tile, warp / 4, at);
         }
     }
-    if (c.n_split == 1 || pushes) /* who is sent sums has waited for them */
+    if (c.n_split == 1 || pushes) /* a CTA that sums are sent to has waited for them */
         return;
     if (warp >= WORKERS / 32)
         cluster_sync();
-    /* The others may still read our sums; nothing that was written is waited for. */
+    /* The others may still read our sums; nothing written here is waited for. */
     cluster_arrive_relaxed();
     cluster_wait();
 }
 
 /* --- launching -------------------------------------------------------------------------- */
 
-/* Of w, of its tiles that are less high, and of x. */
+/* Tensor maps of w, of its lower tiles, and of x. */
 struct maps {
     CUtensorMap w, tail, x;
 };
@@ -746,8 +784,11 @@ static int choose_kind(const maps &m, const wide_args &a, k_stream stream)
     case K_PRODUCT_PLAIN: return launch<N, MB, K_PRODUCT_PLAIN, FP8>(m, a, stream);
     case K_PRODUCT_FLOAT: return launch<N, MB, K_PRODUCT_FLOAT, FP8>(m, a, stream);
     case K_PRODUCT_RESIDUAL: return launch<N, MB, K_PRODUCT_RESIDUAL, FP8>(m, a, stream);
-    case K_PRODUCT_GATED: /* has two blocks at least */
-        return launch < N, MB == 1 ? 2 : MB, K_PRODUCT_GATED, FP8 > (m, a, stream);
+    case K_PRODUCT_GATED: {
+        constexpr int BLOCKS = MB == 1 ? 2 : MB; /* gate and up */
+
+        return launch<N, BLOCKS, K_PRODUCT_GATED, FP8>(m, a, stream);
+    }
     }
     return -1;
 }

@@ -1,37 +1,43 @@
-/* What sm90_product.cu does at the end of a tile: sums of warpgroups and CTAs meet, and what stands
- * around a product in a decode is done (k_multiply() in kernels.h). Sums that are whole go straight
- * from registers. Those of a tile of one block meet in shared memory in the order in which wgmma
- * leaves them; of several blocks as [column][rows of the tile], where 256 threads take four rows of
- * a column at a time. */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The epilogue of sm90_product.cu: partial sums of warpgroups and CTAs are added, and the
+ * operations around a product in a decode are done (k_multiply() in kernels.h). There are three
+ * ways, by the owner of a sum:
+ *
+ *    complete in one thread   straight from the accumulators         write_floats(), write_gated()
+ *    a tile of one block      partial sums of two warpgroups (and   end_block(): patches of 16 x 8,
+ *                             of the other CTA) in shared memory     in the layout of wgmma
+ *    several blocks           [column][rows of the tile] in shared   finish(): 256 threads, four
+ *                             memory                                 rows of a column at a time */
 #ifndef QUIRE_KERNELS_SM90_PRODUCT_END_CUH
 #define QUIRE_KERNELS_SM90_PRODUCT_END_CUH
 
 #include "kernels/product.cuh"
 #include "kernels/product_cut.h"
 
-#define WORKERS 256 /* threads of two warpgroups, that multiply and end tiles */
+#define WORKERS 256 /* threads of the two warpgroups that multiply and finish tiles */
 
-/* Sums that a thread keeps of an element, so that products that follow each other need not wait; of
- * the most columns there are registers for one. */
+/* Accumulators per element: two, so that consecutive products need not wait for each other; with
+ * the most columns there are registers for one only. */
 #define SUMS(N) ((N) > 32 ? 1 : 2)
 
 struct wide_args {
-    struct product_cut c; /* begins a line of 64 bytes of the arguments */
+    struct product_cut c; /* begins a 64-byte line of the arguments */
     struct k_product p;
     const float *scales; /* [n_out] or NULL */
     int n;
 };
 
-/* --- what the end needs to know ----------------------------------------------------------- */
+/* --- the numbers that the epilogue needs ------------------------------------------------------ */
 
-/* Where the outputs of a tile are, four rows of w an item, and which of them are this thread's. */
+/* The outputs of a tile, in items of four rows of w, and this thread's among them. */
 struct outputs {
     int n_out, begin; /* rows of y; the first of this CTA */
-    int fours;        /* items of a column */
-    int own;          /* rows of a column */
-    int col, row;     /* this thread's first item: its column, its four rows */
+    int fours;        /* items per column */
+    int own;          /* rows per column */
+    int col, row;     /* this thread's first item: its column and its four rows */
     int cols_a_turn, rows_a_turn;
-    int stride; /* floats in shared memory to the next column */
+    int stride; /* floats from a column to the next in shared memory */
 };
 
 static __device__ inline outputs outputs_of(const wide_args &a, int tile, int rank)
@@ -53,17 +59,17 @@ static __device__ inline outputs outputs_of(const wide_args &a, int tile, int ra
     return o;
 }
 
-/* What the end reads of the launch's arguments and of the cut, in registers. */
+/* Launch arguments and numbers of the cut that the epilogue reads, in registers. */
 struct facts {
-    int n, n_out, rows; /* columns; rows of y, and of a tile of it */
+    int n, n_out, rows; /* columns; rows of y, and of a tile of y */
     int n_split;
     bool is_half; /* y or normed is float16 */
     k_bf16 *y, *normed;
     float *residual, *sums_out;
     const k_bf16 *norm, *bias;
     const float *scales;
-    int block_rows, n_whole, tail_rows; /* of w; of K_PRODUCT_FLOAT, as the cut has them */
-    const float *inverse;               /* these two in shared memory */
+    int block_rows, n_whole, tail_rows; /* rows of w; for K_PRODUCT_FLOAT, from the cut */
+    const float *inverse;               /* this and the next in shared memory */
     float *red;
 };
 
@@ -100,7 +106,7 @@ static __device__ inline facts facts_of(const wide_args &a, const float *inverse
     return f;
 }
 
-/* The gate of SwiGLU, without the branches of denormals. */
+/* The gate of SwiGLU, without the branches for denormals. */
 static __device__ __forceinline__ float silu(float x)
 {
     float power, inverse;
@@ -110,8 +116,8 @@ static __device__ __forceinline__ float silu(float x)
     return x * inverse;
 }
 
-/* Two columns of a row, 2 q and 2 q + 1 of row g, become two rows of a column, 2 q and 2 q + 1 of
- * column g, in lane 4 g + q of a warp. */
+/* Transpose within a warp: two columns 2 q and 2 q + 1 of row g, in lane 4 g + q, become two rows 2
+ * q and 2 q + 1 of column g. */
 static __device__ __forceinline__ void transpose(uint32_t &two)
 {
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %0;" : "+r"(two));
@@ -119,7 +125,7 @@ static __device__ __forceinline__ void transpose(uint32_t &two)
 
 /* --- several blocks, through shared memory -------------------------------------------------- */
 
-/* The place of p in the shared memory of a CTA of the cluster. */
+/* The address of p in the shared memory of a CTA of the cluster. */
 static __device__ __forceinline__ uint32_t remote_addr(const void *p, int rank)
 {
     uint32_t at;
@@ -138,7 +144,8 @@ static __device__ inline float4 load_four_remote(const float *p, int rank)
     return f;
 }
 
-/* Columns first .. first + columns - 1 of a warpgroup's sums to shared memory [column][stride]. */
+/* Store columns first .. first + columns - 1 of a warpgroup's sums to shared memory
+ * [column][stride]. */
 template <int N, int MB, int OWN>
 static __device__ inline void store_sums(float *red, const float (&acc)[OWN][SUMS(N)][N / 2],
                                          int first, int columns, int block_rows)
@@ -158,7 +165,7 @@ static __device__ inline void store_sums(float *red, const float (&acc)[OWN][SUM
     }
 }
 
-/* Four numbers of a row of n; `whole` when they may be taken at once. */
+/* Load four elements of a row of n; `whole`: as one access. */
 static __device__ inline void load_four(float f[4], const void *from, size_t at, int left,
                                         bool whole)
 {
@@ -195,7 +202,7 @@ static __device__ inline void store_four(void *to, size_t at, const float f[4], 
     }
 }
 
-/* The sums of four rows, over the CTAs of a cluster when they are a pair. */
+/* The sums of four rows, added over the CTAs of a cluster if they are a pair. */
 static __device__ inline void sum_parts(float f[4], const float *from, bool pair)
 {
     float4 sum = pair ? load_four_remote(from, 0) : *(const float4 *)from;
@@ -208,7 +215,7 @@ static __device__ inline void sum_parts(float f[4], const float *from, bool pair
     *(float4 *)f = sum;
 }
 
-/* The norm's division, scales (NULL: none) and the bias of rows `at` .. of w. */
+/* Apply the norm's factor, scales (NULL: none) and the bias to rows `at` .. of w. */
 static __device__ inline void scale_four(float f[4], const wide_args &a, float inverse,
                                          const float *scales, size_t at, int left, bool whole)
 {
@@ -223,7 +230,7 @@ static __device__ inline void scale_four(float f[4], const wide_args &a, float i
         f[i] = f[i] * (inverse * scale[i]) + bias[i];
 }
 
-/* The scale of row i of a tile; 0 behind the matrix. */
+/* The scale of row i of a tile; 0 after the end of the matrix. */
 static __device__ inline float scale_of(const wide_args &a, int tile, int i)
 {
     int tile_rows = a.c.gated ? a.c.rows / 2 : a.c.rows;
@@ -235,7 +242,7 @@ static __device__ inline float scale_of(const wide_args &a, int tile, int i)
     return a.scales == NULL ? 1.0f : a.scales[row + i / tile_rows * n_out];
 }
 
-/* What the end of K_PRODUCT_RESIDUAL reads for four rows of a column. */
+/* The inputs of K_PRODUCT_RESIDUAL's epilogue for four rows of a column. */
 struct fetched {
     float4 residual;
     uint2 norm;
@@ -247,7 +254,8 @@ static __device__ inline fetched fetch(const k_product &p, int col, int at, cons
             *(const uint2 *)((const k_bf16 *)p.norm + at)};
 }
 
-/* The residual, the squares of the sum and the next norm's rows; rows are a multiple of 16. */
+/* Add the residual, the squares of the result, and the rows of the next norm; rows are a multiple
+ * of 16. */
 static __device__ inline void add_residual(float y[4], const fetched &f, const facts &t,
                                            bool is_half, size_t to, int at, int col,
                                            const outputs &o)
@@ -266,7 +274,7 @@ static __device__ inline void add_residual(float y[4], const fetched &f, const f
         t.sums_out[(size_t)col * (o.n_out / 16) + at / 16] = square;
 }
 
-/* Four rows of a column: this thread's n-th. */
+/* Four rows of a column. */
 struct item {
     int col, row;
 };
@@ -281,10 +289,10 @@ static __device__ inline void next_item(item &i, const outputs &o)
     }
 }
 
-/* Items whose loads are under way together. */
+/* Items whose loads are in flight together. */
 #define TOGETHER(N) ((N) > 32 ? 2 : 1)
 
-/* What this thread's first items read. */
+/* Load the inputs of this thread's first items. */
 template <int N>
 static __device__ inline void fetch_first(fetched (&f)[TOGETHER(N)], const wide_args &a,
                                           const outputs &o)
@@ -299,9 +307,9 @@ static __device__ inline void fetch_first(fetched (&f)[TOGETHER(N)], const wide_
     }
 }
 
-/* Columns first .. last - 1 of a tile, whose scales are read for e4m3 only; four lanes have the
- * sixteen rows of a sum of squares. Code that runs once costs by its length, so that each kind of
- * product has its own. f: what the first items read. */
+/* Finish columns first .. last - 1 of a tile; scales are read with e4m3 only; four lanes have the
+ * sixteen rows of a sum of squares. Code that runs once costs by its length, so each kind of
+ * product has its own. f: the loaded inputs of the first items. */
 template <int N, int KIND, bool FP8>
 static __device__ void finish(const float *red, const wide_args &a, const facts &t,
                               const float *inverse, const float *scales, const outputs &o,
@@ -358,10 +366,10 @@ static __device__ void finish(const float *red, const wide_args &a, const facts 
     }
 }
 
-/* --- from registers -------------------------------------------------------------------- */
+/* --- straight from the accumulators ---------------------------------------------------------- */
 
-/* A tile's floats straight from the registers, eight rows a store; no other CTA or warpgroup has a
- * part of them, and nobody waits for anybody. */
+/* Write a tile's floats straight from the accumulators, eight rows per store; no other CTA or
+ * warpgroup has a part of them, so nothing waits. */
 template <int N, int MB, int OWN, bool FP8>
 static __device__ inline void write_floats(const float (&acc)[OWN][SUMS(N)][N / 2], const facts &t,
                                            int tile, int group)
@@ -399,9 +407,9 @@ static __device__ inline void write_floats(const float (&acc)[OWN][SUMS(N)][N / 
     }
 }
 
-/* Of four blocks the first of a warpgroup is of the gate, the second of what is gated, the same
- * rows: so the end is in its registers, too. Of rows g and g + 8, gate and up: scales, and biases
- * as bfloat16, with which nobody computes before the end. */
+/* With four blocks, a warpgroup's first block is of the gate and its second of `up`, the same rows:
+ * so both are in its registers. For rows g and g + 8, gate and up: scales, and biases as bfloat16,
+ * which are not widened before the epilogue. */
 struct gate_reads {
     float gate[2], up[2];
     uint32_t gate_bias[2], up_bias[2];
@@ -434,9 +442,9 @@ static __device__ inline gate_reads read_gate(const wide_args &a, int tile, int 
     return r;
 }
 
-/* A tile's rows of y come together in shared memory, [column][CUT_GATED_STRIDE], so that stores to
- * y are of whole columns: over the slots of a CTA's only tile, else behind them. Tiles begin with
- * every 16th row, as K_HALF_AT needs it. */
+/* Collect a tile's rows of y in shared memory, [column][CUT_GATED_STRIDE], so that stores to y are
+ * of whole columns: over the stages of a CTA's only tile, else after them. Tiles begin at multiples
+ * of 16 rows, as K_HALF_AT needs it. */
 template <int N>
 static __device__ inline void write_gated(const float (&acc)[2][SUMS(N)][N / 2], const facts &t,
                                           const gate_reads &s, int group)
@@ -486,7 +494,7 @@ static __device__ inline void write_gated(const float (&acc)[2][SUMS(N)][N / 2],
     }
 }
 
-/* What has come together to y, 16 lanes a column. */
+/* Copy the collected rows to y, 16 lanes per column. */
 template <int N> static __device__ inline void copy_gated(const facts &t, int tile)
 {
     int row = tile * t.rows, at = threadIdx.x % 16 * 8, col = threadIdx.x / 16;
@@ -503,25 +511,25 @@ template <int N> static __device__ inline void copy_gated(const facts &t, int ti
     }
 }
 
-/* --- one block, of which each warpgroup has a share of n_in -------------------------------- */
+/* --- one block, shared between the warpgroups ------------------------------------------------- */
 
-/* Sums meet as wgmma leaves them: of sixteen rows and eight columns, a patch, lane 4 g + q of a
- * warp has rows g and g + 8 of columns 2 q and 2 q + 1: four floats that follow each other in its
- * registers. What is written here runs once, a warp or two a scheduler, where each instruction that
- * waits for the one before takes five cycles: so it costs by its length. */
+/* Partial sums are exchanged in the layout of wgmma: in a patch of sixteen rows and eight columns,
+ * lane 4 g + q of a warp has rows g and g + 8 of columns 2 q and 2 q + 1: four consecutive
+ * accumulators. This code runs once, with one or two warps per scheduler, where each instruction
+ * that waits for the previous one takes five cycles: so it costs by its length. */
 #define PATCH_ROWS 16
 #define PATCH_SUMS 4
 
-/* Patches of sixteen rows, rounded up where warps are dealt out: a warp ends those of the same
- * columns, of every (8 / DEALT)-th sixteen rows. */
+/* Patches per sixteen rows, rounded up for the distribution over warps: a warp finishes those of
+ * the same columns, of every (8 / DEALT)-th sixteen rows. */
 #define PATCHES(N) ((N) / 8)
 #define DEALT(N)   ((N) > 32 ? 8 : PATCHES(N))
 
-/* Patches that a warp ends together; their reads are under way before the first slot. */
+/* Patches that a warp finishes together; their inputs are requested before the first stage. */
 #define PATCHES_TOGETHER(N) ((N) > 32 ? 2 : 1)
 
-/* How two CTAs that share a tile exchange sums: each tells the other when nobody reads a slot any
- * more, and gets the other's part of its rows there. */
+/* The exchange of two CTAs that share a tile: each signals the other when nothing reads a stage any
+ * more, and receives the other's sums of its rows there. */
 struct exchange {
     uint64_t *ready, *met;
 };
@@ -529,19 +537,20 @@ struct exchange {
 /* This CTA's share of a tile's outputs, and where this warp's sums of it meet the others. */
 struct share {
     int begin, end;    /* rows of this CTA */
-    int first;         /* the row where its first sixteen begin: `begin`, or 8 less */
-    int sixteens;      /* that it ends; rows behind the matrix are none */
-    int part;          /* floats that a warpgroup's sums take: [sixteens][PATCHES][lane][4] */
-    float *own, *sent; /* parts in shared memory: this CTA's, and what the other one sends */
-    float *mine;       /* where this lane's sums go, of its warpgroup's part; NULL: not here */
-    uint32_t others;   /* the same in the other CTA; 0: not there */
+    int first;         /* the first row of its first sixteen: `begin`, or 8 less */
+    int sixteens;      /* number of sixteens that it finishes; rows after the matrix do not count */
+    int part;          /* floats of a warpgroup's sums: [sixteens][PATCHES][lane][4] */
+    float *own, *sent; /* in shared memory: this CTA's sums, and those that the other one sends */
+    float *mine;       /* where this lane's sums go in its warpgroup's part; NULL: they are not this
+                        * CTA's */
+    uint32_t others;   /* the place in the other CTA; 0: they are not its */
 };
 
 template <int N>
 static __device__ inline share share_of(const wide_args &a, const facts &t, char *shared, int tile,
                                         int rank, int warp)
 {
-    const int FLOATS = PATCHES(N) * 32 * PATCH_SUMS; /* of sixteen rows */
+    const int FLOATS = PATCHES(N) * 32 * PATCH_SUMS; /* per sixteen rows */
     int own = t.n_split > 1 ? t.rows / 2 : t.rows, lane = threadIdx.x % 32;
     int before = rank * own / PATCH_ROWS;
     int all = (own + PATCH_ROWS - 1) / PATCH_ROWS, place;
@@ -566,7 +575,7 @@ static __device__ inline share share_of(const wide_args &a, const facts &t, char
     return s;
 }
 
-/* Four floats to shared memory of the cluster; the barrier there counts their bytes. */
+/* Store four floats to shared memory of the cluster; the barrier there counts their bytes. */
 static __device__ __forceinline__ void store_remote(uint32_t at, const float *f, uint32_t barrier)
 {
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, "
@@ -575,22 +584,22 @@ static __device__ __forceinline__ void store_remote(uint32_t at, const float *f,
                  : "memory");
 }
 
-/* Relaxed: nothing that was written is published by it. What this CTA has read must have been read
- * by a barrier of the CTA before; no last access to a slot may be put between that and this. */
+/* Relaxed: it publishes no writes. Reads of this CTA must be completed by a barrier of the CTA
+ * before; there must be no last access to a stage between that barrier and this arrival. */
 static __device__ __forceinline__ void arrive_remote(uint32_t barrier)
 {
     asm volatile("mbarrier.arrive.relaxed.cluster.shared::cluster.b64 _, [%0];" ::"r"(barrier)
                  : "memory");
 }
 
-/* How many bytes a CTA is sent. */
+/* The number of bytes that a CTA receives. */
 static __device__ inline uint32_t sent_bytes(const product_cut &c)
 {
     return 2U * (uint32_t)c.part * 4U;
 }
 
-/* A warp's sums to its part here or, of the other CTA's rows, there; of a sixteen that both have
- * rows of, to both. */
+/* Store a warp's sums to its part in this CTA or, for the other CTA's rows, in the other; a sixteen
+ * with rows of both goes to both. */
 template <int N>
 static __device__ inline void share_sums(const float (&acc)[N / 2], const share &s, int rank,
                                          const exchange &x)
@@ -611,12 +620,12 @@ static __device__ inline void share_sums(const float (&acc)[N / 2], const share 
     }
 }
 
-/* A lane's part of a patch: two rows, `row` and `row` + 8, of two columns. */
+/* A lane's part of a patch: rows `row` and `row` + 8 of two columns. */
 struct patch {
     int row, col;
-    uint32_t at;   /* which is its first of y; nothing of 64 rows has more than 2^32 */
-    bool there[2]; /* rows; of eight all or none */
-    bool taken[2]; /* columns */
+    uint32_t at;   /* index of its first element in y; 64 rows have less than 2^32 elements */
+    bool there[2]; /* rows that exist; of eight all or none */
+    bool taken[2]; /* columns that exist */
 };
 
 template <int N>
@@ -636,8 +645,9 @@ static __device__ inline patch patch_of(const facts &t, const share &s, int warp
     return p;
 }
 
-/* What the end of a patch reads: of its rows, and the residual as wgmma has the sums. norm and bias
- * stay bfloat16 until then: who computes with them waits for them, before the first slot. */
+/* The inputs of a patch's epilogue, and the residual in the layout of wgmma's sums. norm and bias
+ * stay bfloat16 until then, because the first use waits for the load, and that would be before the
+ * first stage. */
 struct patch_reads {
     float residual[PATCH_SUMS], scale[2];
     uint32_t norm[2], bias[2];
@@ -665,8 +675,8 @@ static __device__ inline patch_reads read_patch(const facts &t, const patch &p)
     return r;
 }
 
-/* A patch's sums of both warpgroups and, of a pair, of the other CTA's two, in a fixed order; with
- * the norm's division, scales and the bias. */
+/* Add a patch's sums of both warpgroups and, in a pair, of the other CTA's two, in a fixed order;
+ * apply the norm's factor, scales and the bias. */
 template <int N>
 static __device__ inline void sum_patch(float (&y)[PATCH_SUMS], const facts &t,
                                         const patch_reads &r, const share &s, const patch &p,
@@ -689,12 +699,12 @@ static __device__ inline void sum_patch(float (&y)[PATCH_SUMS], const facts &t,
     y[3] = sum.w * (root.y * r.scale[1]) + low_half(r.bias[1]);
 }
 
-/* A patch as bfloat16 or float16, two rows a lane and store. */
+/* Store a patch as bfloat16 or float16, two rows per lane and store. */
 static __device__ inline void store_patch(k_bf16 *to, const float (&y)[PATCH_SUMS], bool is_half,
                                           const facts &t, const patch &p)
 {
     int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4, row = p.row - g + q * 2;
-    int col = p.col - q * 2 + g, below = is_half ? 4 : 8; /* as K_HALF_AT has it */
+    int col = p.col - q * 2 + g, below = is_half ? 4 : 8; /* in the order of K_HALF_AT */
     uint32_t at = (uint32_t)col * (uint32_t)t.n_out;
     uint32_t two[2];
 
@@ -710,7 +720,7 @@ static __device__ inline void store_patch(k_bf16 *to, const float (&y)[PATCH_SUM
         *(uint32_t *)(to + at + (uint32_t)below) = two[1];
 }
 
-/* The residual of a patch, the squares of the sums, and the next norm's rows. */
+/* Add the residual of a patch, sum the squares, and store the rows of the next norm. */
 static __device__ inline void add_patch(float (&y)[PATCH_SUMS], const patch_reads &r,
                                         const facts &t, const patch &p)
 {
@@ -725,7 +735,8 @@ static __device__ inline void add_patch(float (&y)[PATCH_SUMS], const patch_read
     }
     first = y[0] * y[0] + y[2] * y[2];
     second = y[1] * y[1] + y[3] * y[3];
-    /* of sixteen rows: lanes of odd g go on with the second column, the others with the first */
+    /* Over sixteen rows: lanes with odd g continue with the second column, the others with the
+     * first. */
     kept = (odd ? second : first) + __shfl_xor_sync(~0U, odd ? first : second, 4);
     kept += __shfl_xor_sync(~0U, kept, 8);
     kept += __shfl_xor_sync(~0U, kept, 16);
@@ -737,7 +748,7 @@ static __device__ inline void add_patch(float (&y)[PATCH_SUMS], const patch_read
     store_patch(t.normed, y, t.is_half, t, p);
 }
 
-/* A patch of y, which has no residual. */
+/* Write a patch of y; there is no residual. */
 template <int KIND>
 static __device__ inline void write_patch(const float (&y)[PATCH_SUMS], const facts &t,
                                           const patch &p)
@@ -751,13 +762,14 @@ static __device__ inline void write_patch(const float (&y)[PATCH_SUMS], const fa
     }
 }
 
-/* What a warp knows of the first patches that it ends before the first slot. */
+/* The first patches that a warp finishes, with the inputs that it requests before the first
+ * stage. */
 template <int N> struct first_patches {
     patch p[PATCHES_TOGETHER(N)];
     patch_reads reads[PATCHES_TOGETHER(N)];
 };
 
-/* The warp's patches from this sixteen rows on. Of those that the CTA has not no row is `there`. */
+/* The warp's patches from this sixteen rows on. For patches beyond the CTA's, no row is `there`. */
 template <int N, int KIND, bool FP8>
 static __device__ inline first_patches<N> begin_patches(const facts &t, const share &s, int warp,
                                                         int sixteen)
@@ -772,8 +784,8 @@ static __device__ inline first_patches<N> begin_patches(const facts &t, const sh
     return f;
 }
 
-/* The end of a tile of one block. One CTA has a tile at a time in shared memory of its own, or its
- * only one over the slots; of a pair each has one tile. */
+/* The epilogue of a tile of one block. A single CTA has the sums of a tile in shared memory of
+ * their own, or those of its only tile over the stages; each CTA of a pair has one tile. */
 template <int N, int KIND, bool FP8>
 static __device__ inline void end_block(const float (&acc)[N / 2], const facts &t, const share &s,
                                         first_patches<N> now, int warp, int rank, const exchange &x)
@@ -805,7 +817,8 @@ static __device__ inline void end_block(const float (&acc)[N / 2], const facts &
         if (sixteen < s.sixteens)
             now = begin_patches<N, KIND, FP8>(t, s, warp, sixteen);
     }
-    named_sync(2, WORKERS); /* of a pair, too: see Traps in README.md, "two ways out" */
+    /* Also in a pair: see "one way out" under Traps in docs/kernels/guide.md. */
+    named_sync(2, WORKERS);
 }
 
 #endif

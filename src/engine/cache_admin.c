@@ -1,4 +1,9 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Cache administration; cache_admin.h describes it. Namespaces are counted in a small table with an
+ * index by open addressing; when it is full, the least recently used namespace is merged into the
+ * first entry. Answers to commands are sequences of WIRE_FACT records that fit into a slot's
+ * ring. */
 #include "engine/cache_admin.h"
 
 #include <string.h>
@@ -9,102 +14,108 @@
 #include "engine/engine.h"
 #include "kv/prefix.h"
 
-#define CACHE_ADMIN_PART     16384    /* pages looked at in a pass: a millisecond */
-#define CACHE_ADMIN_DROP     7        /* more for one that is dropped */
-#define CACHE_ADMIN_WAIT_US  2000000  /* for the disk, before a drop is answered all the same */
-#define CACHE_ADMIN_MORE_S   60       /* that a lower tier retains a page for longer */
-#define CACHE_ADMIN_RATES_US 10000000 /* the store is told of hit rates this often at most */
-#define CACHE_ADMIN_ROWS     40       /* namespaces of a list: the rest is one row */
+#define CACHE_ADMIN_PART     16384    /* pages scanned per pass: a millisecond */
+#define CACHE_ADMIN_DROP     7        /* a dropped page counts as this many more */
+#define CACHE_ADMIN_WAIT_US  2000000  /* for the disk; then a drop is answered anyway */
+#define CACHE_ADMIN_MORE_S   60       /* added to the retention in lower tiers */
+#define CACHE_ADMIN_RATES_US 10000000 /* between two writes of hit rates to the store */
+#define CACHE_ADMIN_ROWS     40       /* namespaces in a list; the rest is one row */
 
 /* --- namespaces --------------------------------------------------------------------------- */
 
-/* Where a namespace stands in the index, or would. Ends: it is a quarter full at most. */
-static uint32_t cache_admin_probe(const struct cache_admin *k, uint64_t space)
+/* The index entry of a namespace, or the free one where it would be. Ends, because the index is at
+ * most a quarter full. */
+static uint32_t cache_admin_probe(const struct cache_admin *admin, uint64_t space)
 {
     uint32_t i = (uint32_t)(space % CACHE_ADMIN_INDEX);
 
-    while (k->index[i] != 0 && k->spaces[k->index[i] - 1].space != space)
+    while (admin->index[i] != 0 && admin->spaces[admin->index[i] - 1].space != space)
         i = (i + 1) % CACHE_ADMIN_INDEX;
     return i;
 }
 
-/* Its place, or the one of those that have none. */
-static struct cache_admin_space *cache_admin_find(struct cache_admin *k, uint64_t space)
+/* The namespace's entry, or the first one, which counts all others. */
+static struct cache_admin_space *cache_admin_find(struct cache_admin *admin, uint64_t space)
 {
-    int16_t at = k->index[cache_admin_probe(k, space)];
+    int16_t at = admin->index[cache_admin_probe(admin, space)];
 
-    return &k->spaces[at == 0 ? 0 : at - 1];
+    return &admin->spaces[at == 0 ? 0 : at - 1];
 }
 
-/* A free place, or that of the namespace which was used least recently. */
-static int cache_admin_place(struct cache_admin *k)
+/* A free entry, or the least recently used one. */
+static int cache_admin_place(struct cache_admin *admin)
 {
     int oldest = 1;
 
-    if (k->n_spaces < CACHE_ADMIN_SPACES)
-        return k->n_spaces++;
+    if (admin->n_spaces < CACHE_ADMIN_SPACES)
+        return admin->n_spaces++;
     for (int i = 2; i < CACHE_ADMIN_SPACES; i++) {
-        if (k->spaces[i].used < k->spaces[oldest].used)
+        if (admin->spaces[i].used < admin->spaces[oldest].used)
             oldest = i;
     }
     return oldest;
 }
 
-static struct cache_admin_space *cache_admin_add(struct cache_admin *k, uint64_t space)
+/* Find or add a namespace. The entry that it replaces is merged into the first one, and the index
+ * is rebuilt: rare, and simpler than deletion from a hash table. */
+static struct cache_admin_space *cache_admin_add(struct cache_admin *admin, uint64_t space)
 {
-    struct cache_admin_space *s = cache_admin_find(k, space);
+    struct cache_admin_space *of = cache_admin_find(admin, space);
     int at;
 
-    if (s != &k->spaces[0] || space == 0)
-        return s;
-    at = cache_admin_place(k);
-    k->spaces[0].queries += k->spaces[at].queries;
-    k->spaces[0].hits += k->spaces[at].hits;
-    k->spaces[at] = (struct cache_admin_space){.space = space};
-    memset(k->index, 0, sizeof k->index);
-    for (int i = 1; i < k->n_spaces; i++)
-        k->index[cache_admin_probe(k, k->spaces[i].space)] = (int16_t)(i + 1);
-    return &k->spaces[at];
+    if (of != &admin->spaces[0] || space == 0)
+        return of;
+    at = cache_admin_place(admin);
+    admin->spaces[0].queries += admin->spaces[at].queries;
+    admin->spaces[0].hits += admin->spaces[at].hits;
+    admin->spaces[at] = (struct cache_admin_space){.space = space};
+    memset(admin->index, 0, sizeof admin->index);
+    for (int i = 1; i < admin->n_spaces; i++)
+        admin->index[cache_admin_probe(admin, admin->spaces[i].space)] = (int16_t)(i + 1);
+    return &admin->spaces[at];
 }
 
-/* What earlier engines counted. */
+/* Continue the counts of earlier engines that used this store. */
 static void cache_admin_load_rates(struct engine *e)
 {
     struct store_rate rates[STORE_RATES_MAX];
     int n = store_rates(e->tiers.store, rates);
 
     for (int i = 0; i < n; i++) {
-        struct cache_admin_space *s = cache_admin_add(&e->cache_admin, rates[i].space);
+        struct cache_admin_space *space = cache_admin_add(&e->cache_admin, rates[i].space);
 
-        s->queries += rates[i].queries;
-        s->hits += rates[i].hits;
-        s->used = rates[i].used;
+        space->queries += rates[i].queries;
+        space->hits += rates[i].hits;
+        space->used = rates[i].used;
         if (rates[i].used > e->cache_admin.n_used)
             e->cache_admin.n_used = rates[i].used;
     }
     e->cache_admin.n_kept_used = e->cache_admin.n_used;
 }
 
+/* Nothing is written while no namespace was used since the last time. */
 void cache_admin_save_rates(struct engine *e)
 {
     struct store_rate rates[STORE_RATES_MAX];
-    struct cache_admin *k = &e->cache_admin;
+    struct cache_admin *admin = &e->cache_admin;
 
     _Static_assert(CACHE_ADMIN_SPACES <= STORE_RATES_MAX, "each has a row");
-    if (e->tiers.store == NULL || k->n_used == k->n_kept_used)
+    if (e->tiers.store == NULL || admin->n_used == admin->n_kept_used)
         return;
-    for (int i = 0; i < k->n_spaces; i++) {
-        const struct cache_admin_space *s = &k->spaces[i];
+    for (int i = 0; i < admin->n_spaces; i++) {
+        const struct cache_admin_space *space = &admin->spaces[i];
 
-        rates[i] = (struct store_rate){
-            .space = s->space, .used = s->used, .queries = s->queries, .hits = s->hits};
+        rates[i] = (struct store_rate){.space = space->space,
+                                       .used = space->used,
+                                       .queries = space->queries,
+                                       .hits = space->hits};
     }
-    store_set_rates(e->tiers.store, rates, k->n_spaces);
-    k->n_kept_used = k->n_used;
-    k->kept_us = e->now_us;
+    store_set_rates(e->tiers.store, rates, admin->n_spaces);
+    admin->n_kept_used = admin->n_used;
+    admin->kept_us = e->now_us;
 }
 
-/* The same on the statistics page. */
+/* Copy the counts to the statistics page. */
 static void cache_admin_show_rates(struct engine *e)
 {
     for (int i = 0; i < e->cache_admin.n_spaces; i++) {
@@ -117,33 +128,40 @@ static void cache_admin_show_rates(struct engine *e)
     }
 }
 
+/* The shared namespace is that of the zero salt; lists mark it. */
 int cache_admin_init(struct engine *e)
 {
     static const uint8_t none[WIRE_SALT_BYTES];
-    struct cache_admin *k = &e->cache_admin;
+    struct cache_admin *admin = &e->cache_admin;
     struct hash root = prefix_root(&e->shape->fingerprint, none);
 
-    k->shared = prefix_space(&root);
-    k->n_spaces = 1;
-    k->tokens = mem_zalloc_array((size_t)e->shape->max_model_len, sizeof *k->tokens);
+    admin->shared = prefix_space(&root);
+    admin->n_spaces = 1;
+    admin->tokens = mem_zalloc_array((size_t)e->shape->max_model_len, sizeof *admin->tokens);
     if (e->tiers.store != NULL)
         cache_admin_load_rates(e);
-    return k->tokens == NULL ? ERR_NO_MEMORY : ERR_OK;
+    if (admin->tokens == NULL)
+        return ERR_NO_MEMORY;
+    return ERR_OK;
 }
 
-/* --- hints of requests --------------------------------------------------------------------- */
+/* --- retention by requests -------------------------------------------------------------------- */
 
-/* Was as much said of the last cached page below? Then of all before it: a conversation says the
- * same at every turn. */
-static bool cache_admin_said_below(const struct engine *e, const struct seq *q)
+/* Has the last cached page this retention already in the lower tier? Then all pages before it have
+ * it too, because the turns of a conversation repeat their retention. */
+static bool cache_admin_said_below(const struct engine *e, const struct seq *seq)
 {
-    if (q->n_cached > q->retain_tokens || q->n_named != q->n_cached / e->shape->page_tokens)
-        return false; /* chain is another page's name */
-    return e->tiers.host != NULL    ? host_retains(e->tiers.host, &q->chain, q->retain)
-           : e->tiers.store != NULL ? store_retains(e->tiers.store, &q->chain, q->retain)
-                                    : true;
+    if (seq->n_cached > seq->retain_tokens || seq->n_named != seq->n_cached / e->shape->page_tokens)
+        return false; /* chain names another page */
+    if (e->tiers.host != NULL)
+        return host_retains(e->tiers.host, &seq->chain, seq->retain);
+    if (e->tiers.store != NULL)
+        return store_retains(e->tiers.store, &seq->chain, seq->retain);
+    return true;
 }
 
+/* The store keeps the retention in its record, the host tier in its slot; a page of host memory
+ * alone is queued for the disk as well. */
 static void cache_admin_retain_one(struct engine *e, const struct hash *name, const int32_t *tokens,
                                    struct retain r)
 {
@@ -155,75 +173,78 @@ static void cache_admin_retain_one(struct engine *e, const struct hash *name, co
         return;
     host_retain(e->tiers.host, name, r);
     slot = host_find(e->tiers.host, name, tokens);
-    if (slot >= 0) /* it is to outlive the machine, too */
+    if (slot >= 0) /* retained pages should survive a restart of the machine */
         tiers_want_stored(e, slot, name);
 }
 
-/* The lower tiers may have pages that the device had already. They are told a little more than was
- * said, and so need not be told again at once. */
-static void cache_admin_retain_below(struct engine *e, const struct seq *q)
+/* The lower tiers may hold pages that the device had already. They get a slightly longer retention
+ * than requested, so that the next turn of a conversation need not repeat it at once. */
+static void cache_admin_retain_below(struct engine *e, const struct seq *seq)
 {
     int block = e->shape->page_tokens;
-    struct retain r = q->retain;
-    struct hash name = q->root;
+    struct retain retain = seq->retain;
+    struct hash name = seq->root;
 
-    if (cache_admin_said_below(e, q))
+    if (cache_admin_said_below(e, seq))
         return;
-    if (r.until != 0)
-        r.until += r.until > UINT32_MAX - CACHE_ADMIN_MORE_S ? 0 : CACHE_ADMIN_MORE_S;
+    if (retain.until != 0 && retain.until <= UINT32_MAX - CACHE_ADMIN_MORE_S)
+        retain.until += CACHE_ADMIN_MORE_S;
 
-    for (int n = block; n <= q->n_cached && n <= q->retain_tokens; n += block) {
-        const int32_t *tokens = q->tokens + (n - block);
+    for (int n = block; n <= seq->n_cached && n <= seq->retain_tokens; n += block) {
+        const int32_t *tokens = seq->tokens + (n - block);
         struct tables_name names[TABLES_NAMES_MAX];
         struct hash before = name;
         int n_names;
 
         name = prefix_name(&before, tokens, block);
         n_names = tables_names(&e->sched.tables, n / block - 1, 0, &name, &before, names);
-        for (int k = 0; k < n_names; k++)
-            cache_admin_retain_one(e, &names[k].name, tokens, r);
+        for (int part = 0; part < n_names; part++)
+            cache_admin_retain_one(e, &names[part].name, tokens, retain);
     }
 }
 
-void cache_admin_note_admitted(struct engine *e, const struct seq *q)
+/* Probes are no traffic, and would spoil the hit rate of the shared namespace. */
+void cache_admin_note_admitted(struct engine *e, const struct seq *seq)
 {
-    struct cache_admin *k = &e->cache_admin;
-    struct cache_admin_space *s;
+    struct cache_admin *admin = &e->cache_admin;
+    struct cache_admin_space *space;
 
-    if (q->retain.rank > 0)
-        cache_admin_retain_below(e, q);
-    if ((q->request.flags & WIRE_PROBE) != 0)
+    if (seq->retain.rank > 0)
+        cache_admin_retain_below(e, seq);
+    if ((seq->request.flags & WIRE_PROBE) != 0)
         return;
-    s = cache_admin_add(k, prefix_space(&q->root));
-    s->used = ++k->n_used;
-    s->queries += (uint64_t)q->n_prompt;
-    s->hits += (uint64_t)q->n_cached;
+    space = cache_admin_add(admin, prefix_space(&seq->root));
+    space->used = ++admin->n_used;
+    space->queries += (uint64_t)seq->n_prompt;
+    space->hits += (uint64_t)seq->n_cached;
 }
 
-void cache_admin_tell(struct engine *e, const struct seq *q)
+/* Count the tokens of full pages whose priority is at least the requested one, up to the first page
+ * that is gone or has less. */
+void cache_admin_tell(struct engine *e, const struct seq *seq)
 {
     int block = e->shape->page_tokens;
-    struct hash name = q->root;
+    struct hash name = seq->root;
     struct page_label label;
     int n = 0;
 
-    while (n + block <= q->retain_tokens) {
+    while (n + block <= seq->retain_tokens) {
         int32_t page;
 
-        name = prefix_name(&name, q->tokens + n, block);
+        name = prefix_name(&name, seq->tokens + n, block);
         page = pages_look(e->pages, &name);
         if (page == -1 || !pages_label(e->pages, page, &label) ||
-            label.retain.rank < q->retain.rank)
+            label.retain.rank < seq->retain.rank)
             break;
         n += block;
     }
-    lane_put(&e->lanes[q->lane_idx].lane, q->slot,
+    lane_put(&e->lanes[seq->lane_idx].lane, seq->slot,
              (struct wire_out){.kind = WIRE_FACT, .value = WIRE_FACT_HELD, .amount = (uint64_t)n});
 }
 
-/* --- what operators ask for ------------------------------------------------------------------ */
+/* --- commands of operators -------------------------------------------------------------------- */
 
-/* A page of all tiers. */
+/* Drop a page from all tiers. Returns in how many tiers it was. */
 static uint64_t cache_admin_drop_page(struct engine *e, const struct hash *name)
 {
     int32_t page = pages_look(e->pages, name);
@@ -237,78 +258,81 @@ static uint64_t cache_admin_drop_page(struct engine *e, const struct hash *name)
     return n;
 }
 
-/* Parts behind the prefix of this name, of all groups. */
+/* Drop the partly filled pages after the prefix `name`, in all groups. */
 static void cache_admin_drop_parts(struct engine *e, const struct hash *name)
 {
-    for (int g = 0; g < e->shape->n_groups; g++) {
-        struct hash parent = tables_parent(&e->sched.tables, g, name);
+    for (int group = 0; group < e->shape->n_groups; group++) {
+        struct hash parent = tables_parent(&e->sched.tables, group, name);
 
         pages_drop_parts(e->pages, &parent);
     }
 }
 
-static uint64_t cache_admin_drop_prompt(struct engine *e, const struct wire_request *r)
+/* Drop the pages of one prompt: they are found by their names, so no scan is needed. */
+static uint64_t cache_admin_drop_prompt(struct engine *e, const struct wire_request *request)
 {
     int block = e->shape->page_tokens;
-    struct hash name = prefix_root(&e->shape->fingerprint, r->salt);
+    struct hash name = prefix_root(&e->shape->fingerprint, request->salt);
     struct tables_name names[TABLES_NAMES_MAX];
     uint64_t dropped = 0;
 
     cache_admin_drop_parts(e, &name);
-    for (uint32_t n = 0; n + (uint32_t)block <= r->n_tokens; n += (uint32_t)block) {
+    for (uint32_t n = 0; n + (uint32_t)block <= request->n_tokens; n += (uint32_t)block) {
         struct hash before = name;
         int n_names;
 
         name = prefix_name(&before, e->cache_admin.tokens + n, block);
         n_names = tables_names(&e->sched.tables, (int)n / block, 0, &name, &before, names);
-        for (int k = 0; k < n_names; k++) {
-            tiers_drop(e, &names[k].name, 0);
-            dropped += cache_admin_drop_page(e, &names[k].name);
+        for (int part = 0; part < n_names; part++) {
+            tiers_drop(e, &names[part].name, 0);
+            dropped += cache_admin_drop_page(e, &names[part].name);
         }
         cache_admin_drop_parts(e, &name);
     }
     return dropped;
 }
 
-/* Kept pages are counted by what they have in common. */
-static void cache_admin_count_hint(struct cache_admin *k, enum wire_tier at,
+/* Count a retained page with others of equal namespace and retention. */
+static void cache_admin_count_hint(struct cache_admin *admin, enum wire_tier at,
                                    const struct page_label *label)
 {
     int i = 0;
 
-    while (i < k->n_hints &&
-           (k->hints[i].space != label->space || k->hints[i].retain.rank != label->retain.rank ||
-            k->hints[i].retain.until != label->retain.until))
+    while (i < admin->n_hints && (admin->hints[i].space != label->space ||
+                                  admin->hints[i].retain.rank != label->retain.rank ||
+                                  admin->hints[i].retain.until != label->retain.until))
         i++;
     if (i == CACHE_ADMIN_HINTS) {
         i = CACHE_ADMIN_HINTS - 1;
-        k->hints[i].space = 0; /* of several from now on */
-        k->hints[i].retain = (struct retain){0};
-    } else if (i == k->n_hints) {
-        k->hints[k->n_hints++] =
+        admin->hints[i].space = 0; /* counts several kinds from now on */
+        admin->hints[i].retain = (struct retain){0};
+    } else if (i == admin->n_hints) {
+        admin->hints[admin->n_hints++] =
             (struct cache_admin_hint){.space = label->space, .retain = label->retain};
     }
-    k->hints[i].pages[at]++;
+    admin->hints[i].pages[at]++;
 }
 
-static void cache_admin_count(struct cache_admin *k, enum wire_tier at,
+/* Count a page in a list. The namespaces of old pages may be unknown; they get an entry while there
+ * is room. */
+static void cache_admin_count(struct cache_admin *admin, enum wire_tier at,
                               const struct page_label *label)
 {
-    struct cache_admin_space *s = cache_admin_find(k, label->space);
+    struct cache_admin_space *space = cache_admin_find(admin, label->space);
 
-    if (s == &k->spaces[0] && k->n_spaces < CACHE_ADMIN_SPACES && label->space != 0)
-        s = cache_admin_add(k, label->space);
-    s->pages[at]++;
+    if (space == &admin->spaces[0] && admin->n_spaces < CACHE_ADMIN_SPACES && label->space != 0)
+        space = cache_admin_add(admin, label->space);
+    space->pages[at]++;
     if (label->retain.rank <= 0)
         return;
-    s->n_kept++;
-    cache_admin_count_hint(k, at, label);
+    space->n_kept++;
+    cache_admin_count_hint(admin, at, label);
 }
 
-/* How many places a tier has, and what is in one of them. */
+/* The number of pages or slots of a tier; the next function reads one of them. */
 static int32_t cache_admin_slots(const struct engine *e, enum wire_tier at)
 {
-    struct store_counters c;
+    struct store_counters counters;
 
     switch (at) {
     case WIRE_DEVICE: return pages_count(e->pages);
@@ -316,12 +340,13 @@ static int32_t cache_admin_slots(const struct engine *e, enum wire_tier at)
     case WIRE_STORE:
         if (e->tiers.store == NULL)
             return 0;
-        store_read_counters(e->tiers.store, &c);
-        return (int32_t)c.slots;
+        store_read_counters(e->tiers.store, &counters);
+        return (int32_t)counters.slots;
     }
     return 0;
 }
 
+/* Describe the page in one place of a tier; false when it is empty. */
 static bool cache_admin_look(const struct engine *e, enum wire_tier at, int32_t i,
                              struct page_label *label)
 {
@@ -333,136 +358,151 @@ static bool cache_admin_look(const struct engine *e, enum wire_tier at, int32_t 
     return false;
 }
 
-static void cache_admin_visit(struct engine *e, struct cache_admin_ask *a,
+/* Apply a command to a page that the scan has found. */
+static void cache_admin_visit(struct engine *e, struct cache_admin_ask *ask,
                               const struct page_label *label)
 {
-    struct hash name = label->name; /* the label may stand where the page does */
+    struct hash name = label->name; /* the label may be part of the page that is dropped */
 
-    switch (a->action) {
-    case WIRE_LIST: cache_admin_count(&e->cache_admin, a->at, label); return;
-    case WIRE_DROP_SPACE: /* what is of no known one is from an older store: it may be of this */
-        if (label->space == a->space || label->space == 0)
-            a->dropped += cache_admin_drop_page(e, &name);
+    switch (ask->action) {
+    case WIRE_LIST: cache_admin_count(&e->cache_admin, ask->at, label); return;
+    case WIRE_DROP_SPACE: /* a page of namespace 0 is from an older store, and may belong to any */
+        if (label->space == ask->space || label->space == 0)
+            ask->dropped += cache_admin_drop_page(e, &name);
         return;
-    case WIRE_DROP_ALL: a->dropped += cache_admin_drop_page(e, &name); return;
-    case WIRE_DROP_PROMPT: return; /* done when it was asked for */
+    case WIRE_DROP_ALL: ask->dropped += cache_admin_drop_page(e, &name); return;
+    case WIRE_DROP_PROMPT: return; /* was done when it was asked for */
     }
 }
 
-/* Parts are on the device alone, and nothing of their own is counted of them. */
-static void cache_admin_visit_part(struct engine *e, const struct cache_admin_ask *a, int32_t page)
+/* Partly filled pages exist on the device only, and lists do not count them. */
+static void cache_admin_visit_part(struct engine *e, const struct cache_admin_ask *ask,
+                                   int32_t page)
 {
     uint64_t space;
 
-    if (a->action != WIRE_LIST && pages_is_part(e->pages, page, &space) &&
-        (a->action == WIRE_DROP_ALL || space == a->space))
+    if (ask->action != WIRE_LIST && pages_is_part(e->pages, page, &space) &&
+        (ask->action == WIRE_DROP_ALL || space == ask->space))
         pages_drop(e->pages, page);
 }
 
-/* Some more pages. True when all were looked at. */
-static bool cache_admin_scan(struct engine *e, struct cache_admin_ask *a)
+/* Scan some more pages. True when all tiers were scanned. */
+static bool cache_admin_scan(struct engine *e, struct cache_admin_ask *ask)
 {
     struct page_label label;
 
-    for (int left = CACHE_ADMIN_PART; left > 0 && !a->scanned; left--) {
-        if (a->next >= cache_admin_slots(e, a->at)) {
-            a->scanned = a->at == WIRE_STORE;
-            a->at = a->scanned ? a->at : (enum wire_tier)(a->at + 1);
-            a->next = 0;
-        } else if (cache_admin_look(e, a->at, a->next++, &label)) {
-            cache_admin_visit(e, a, &label);
-            left -= a->action == WIRE_LIST ? 0 : CACHE_ADMIN_DROP;
-        } else if (a->at == WIRE_DEVICE) {
-            cache_admin_visit_part(e, a, a->next - 1);
+    for (int left = CACHE_ADMIN_PART; left > 0 && !ask->scanned; left--) {
+        if (ask->next >= cache_admin_slots(e, ask->at)) {
+            ask->scanned = ask->at == WIRE_STORE;
+            if (!ask->scanned)
+                ask->at = (enum wire_tier)(ask->at + 1);
+            ask->next = 0;
+        } else if (cache_admin_look(e, ask->at, ask->next++, &label)) {
+            cache_admin_visit(e, ask, &label);
+            if (ask->action != WIRE_LIST)
+                left -= CACHE_ADMIN_DROP;
+        } else if (ask->at == WIRE_DEVICE) {
+            cache_admin_visit_part(e, ask, ask->next - 1);
         }
     }
-    e->tiers.drops = e->tiers.drops && !a->scanned;
-    return a->scanned;
+    e->tiers.drops = e->tiers.drops && !ask->scanned;
+    return ask->scanned;
 }
 
-static void cache_admin_begin(struct engine *e, struct cache_admin_ask *a)
+/* Start the first command of the queue. While a drop runs, pages of its namespace that arrive in a
+ * tier are not kept (tiers_drops()), or they would appear after the scan has passed. */
+static void cache_admin_begin(struct engine *e, struct cache_admin_ask *ask)
 {
-    struct cache_admin *k = &e->cache_admin;
+    struct cache_admin *admin = &e->cache_admin;
 
-    a->until_us = e->now_us + CACHE_ADMIN_WAIT_US;
-    if (a->action == WIRE_DROP_PROMPT) {
-        a->scanned = true; /* its pages were dropped when it was asked for */
+    ask->until_us = e->now_us + CACHE_ADMIN_WAIT_US;
+    if (ask->action == WIRE_DROP_PROMPT) {
+        ask->scanned = true; /* its pages were dropped when it was asked for */
         return;
     }
-    if (a->action != WIRE_LIST) {
+    if (ask->action != WIRE_LIST) {
         e->tiers.drops = true;
-        e->tiers.drops_space = a->action == WIRE_DROP_SPACE ? a->space : 0;
+        e->tiers.drops_space = ask->action == WIRE_DROP_SPACE ? ask->space : 0;
         tiers_drop(e, NULL, e->tiers.drops_space);
         return;
     }
-    k->n_hints = 0;
-    for (int i = 0; i < k->n_spaces; i++) {
-        memset(k->spaces[i].pages, 0, sizeof k->spaces[i].pages);
-        k->spaces[i].n_kept = 0;
+    admin->n_hints = 0;
+    for (int i = 0; i < admin->n_spaces; i++) {
+        memset(admin->spaces[i].pages, 0, sizeof admin->spaces[i].pages);
+        admin->spaces[i].n_kept = 0;
     }
 }
 
-int cache_admin_ask(struct engine *e, struct engine_lane *l, uint32_t slot,
-                    const struct wire_request *r)
+/* A drop of one prompt is done at once, because its pages are found by name; all other commands
+ * wait for their turn to scan. */
+int cache_admin_ask(struct engine *e, struct engine_lane *lane, uint32_t slot,
+                    const struct wire_request *request)
 {
-    struct cache_admin *k = &e->cache_admin;
-    struct hash root = prefix_root(&e->shape->fingerprint, r->salt);
-    struct cache_admin_ask *a = &k->asks[k->n_asks];
+    struct cache_admin *admin = &e->cache_admin;
+    struct hash root = prefix_root(&e->shape->fingerprint, request->salt);
+    struct cache_admin_ask *ask = &admin->asks[admin->n_asks];
     int rc = ERR_OK;
 
     if (e->draining)
         return ERR_DRAINING;
-    if (r->cache.action > WIRE_DROP_ALL || r->n_tokens >= (uint32_t)e->shape->max_model_len)
+    if (request->cache.action > WIRE_DROP_ALL ||
+        request->n_tokens >= (uint32_t)e->shape->max_model_len)
         return ERR_INVALID;
-    if (k->n_asks == CACHE_ADMIN_ASKS)
+    if (admin->n_asks == CACHE_ADMIN_ASKS)
         return ERR_OVERLOADED;
-    *a = (struct cache_admin_ask){.lane_idx = (int)(l - e->lanes),
-                                  .slot = slot,
-                                  .action = (enum wire_cache_action)r->cache.action,
-                                  .space =
-                                      r->cache.space != 0 ? r->cache.space : prefix_space(&root)};
-    for (int i = 0; i < k->n_asks; i++) {
-        if (k->asks[i].lane_idx == a->lane_idx && k->asks[i].slot == slot)
-            return ERR_INVALID; /* a slot asks for one thing at a time */
+    *ask = (struct cache_admin_ask){.lane_idx = (int)(lane - e->lanes),
+                                    .slot = slot,
+                                    .action = (enum wire_cache_action)request->cache.action,
+                                    .space = request->cache.space != 0 ? request->cache.space
+                                                                       : prefix_space(&root)};
+    for (int i = 0; i < admin->n_asks; i++) {
+        if (admin->asks[i].lane_idx == ask->lane_idx && admin->asks[i].slot == slot)
+            return ERR_INVALID; /* a slot has one command at a time */
     }
-    if (a->action == WIRE_DROP_PROMPT) {
-        rc = lane_tokens(&l->lane, r, e->shape->n_vocab, k->tokens);
+    if (ask->action == WIRE_DROP_PROMPT) {
+        rc = lane_tokens(&lane->lane, request, e->shape->n_vocab, admin->tokens);
         if (rc == ERR_OK)
-            a->dropped = cache_admin_drop_prompt(e, r);
+            ask->dropped = cache_admin_drop_prompt(e, request);
     }
-    if (rc == ERR_OK && k->n_asks++ == 0)
-        cache_admin_begin(e, a);
+    if (rc == ERR_OK && admin->n_asks++ == 0)
+        cache_admin_begin(e, ask);
     return rc;
 }
 
-static void cache_admin_end_ask(struct cache_admin *k, int i)
+/* Remove a command from the queue; the others keep their order. */
+static void cache_admin_end_ask(struct cache_admin *admin, int i)
 {
-    k->n_asks--;
-    memmove(&k->asks[i], &k->asks[i + 1], sizeof k->asks[0] * (size_t)(k->n_asks - i));
+    admin->n_asks--;
+    memmove(&admin->asks[i], &admin->asks[i + 1],
+            sizeof admin->asks[0] * (size_t)(admin->n_asks - i));
 }
 
-void cache_admin_forget_lane(struct engine *e, const struct engine_lane *l)
+/* A front has gone: its waiting commands are removed, but the one in progress is completed, because
+ * half of a drop would be of no use. */
+void cache_admin_forget_lane(struct engine *e, const struct engine_lane *lane)
 {
-    struct cache_admin *k = &e->cache_admin;
+    struct cache_admin *admin = &e->cache_admin;
 
-    for (int i = k->n_asks - 1; i > 0; i--) {
-        if (k->asks[i].lane_idx == l - e->lanes)
-            cache_admin_end_ask(k, i);
+    for (int i = admin->n_asks - 1; i > 0; i--) {
+        if (admin->asks[i].lane_idx == lane - e->lanes)
+            cache_admin_end_ask(admin, i);
     }
-    if (k->n_asks > 0 && k->asks[0].lane_idx == l - e->lanes)
-        k->asks[0].lane_idx = -1; /* what was begun is done, and nobody is told */
+    if (admin->n_asks > 0 && admin->asks[0].lane_idx == lane - e->lanes)
+        admin->asks[0].lane_idx = -1; /* a command in progress is completed without an answer */
 }
 
 /* --- answers -------------------------------------------------------------------------------- */
 
-static void cache_admin_fact(struct engine *e, const struct cache_admin_ask *a, enum wire_fact fact,
-                             uint64_t amount)
+/* One record of an answer; wire_lane.h defines the facts and their order. */
+static void cache_admin_fact(struct engine *e, const struct cache_admin_ask *ask,
+                             enum wire_fact fact, uint64_t amount)
 {
-    lane_put(&e->lanes[a->lane_idx].lane, a->slot,
+    lane_put(&e->lanes[ask->lane_idx].lane, ask->slot,
              (struct wire_out){.kind = WIRE_FACT, .value = (int32_t)fact, .amount = amount});
 }
 
-static void cache_admin_tell_tier(struct engine *e, const struct cache_admin_ask *a,
+/* One row of a list per tier: room, pages, retained pages and their limit. */
+static void cache_admin_tell_tier(struct engine *e, const struct cache_admin_ask *ask,
                                   enum wire_tier at)
 {
     struct host_counters host = {0};
@@ -487,79 +527,84 @@ static void cache_admin_tell_tier(struct engine *e, const struct cache_admin_ask
         kept = store.kept;
         break;
     }
-    cache_admin_fact(e, a, WIRE_FACT_TIER, at);
-    cache_admin_fact(e, a, WIRE_FACT_SLOTS, slots);
-    cache_admin_fact(e, a, WIRE_FACT_PAGES, pages);
-    cache_admin_fact(e, a, WIRE_FACT_KEPT, kept);
-    cache_admin_fact(e, a, WIRE_FACT_KEPT_MAX, slots * (uint64_t)e->settings.kv_retained_pct / 100);
+    cache_admin_fact(e, ask, WIRE_FACT_TIER, at);
+    cache_admin_fact(e, ask, WIRE_FACT_SLOTS, slots);
+    cache_admin_fact(e, ask, WIRE_FACT_PAGES, pages);
+    cache_admin_fact(e, ask, WIRE_FACT_KEPT, kept);
+    cache_admin_fact(e, ask, WIRE_FACT_KEPT_MAX,
+                     slots * (uint64_t)e->settings.kv_retained_pct / 100);
 }
 
-static uint64_t cache_admin_weight(const struct cache_admin_space *s)
+/* The weight decides which namespaces have rows of their own. */
+static uint64_t cache_admin_weight(const struct cache_admin_space *space)
 {
-    return s->queries + s->pages[WIRE_DEVICE] + s->pages[WIRE_HOST] + s->pages[WIRE_STORE];
+    return space->queries + space->pages[WIRE_DEVICE] + space->pages[WIRE_HOST] +
+           space->pages[WIRE_STORE];
 }
 
-static void cache_admin_tell_space(struct engine *e, const struct cache_admin_ask *a,
-                                   const struct cache_admin_space *s)
+/* A row of a list per namespace. Namespaces without any use or page are left out. */
+static void cache_admin_tell_space(struct engine *e, const struct cache_admin_ask *ask,
+                                   const struct cache_admin_space *space)
 {
-    if (cache_admin_weight(s) == 0)
+    if (cache_admin_weight(space) == 0)
         return;
-    cache_admin_fact(e, a, WIRE_FACT_SPACE, s->space);
-    if (s->space == e->cache_admin.shared)
-        cache_admin_fact(e, a, WIRE_FACT_SHARED, 1);
-    cache_admin_fact(e, a, WIRE_FACT_DEVICE, s->pages[WIRE_DEVICE]);
-    cache_admin_fact(e, a, WIRE_FACT_HOST, s->pages[WIRE_HOST]);
-    cache_admin_fact(e, a, WIRE_FACT_STORE, s->pages[WIRE_STORE]);
-    cache_admin_fact(e, a, WIRE_FACT_KEPT_PAGES, s->n_kept);
-    cache_admin_fact(e, a, WIRE_FACT_QUERIES, s->queries);
-    cache_admin_fact(e, a, WIRE_FACT_HITS, s->hits);
+    cache_admin_fact(e, ask, WIRE_FACT_SPACE, space->space);
+    if (space->space == e->cache_admin.shared)
+        cache_admin_fact(e, ask, WIRE_FACT_SHARED, 1);
+    cache_admin_fact(e, ask, WIRE_FACT_DEVICE, space->pages[WIRE_DEVICE]);
+    cache_admin_fact(e, ask, WIRE_FACT_HOST, space->pages[WIRE_HOST]);
+    cache_admin_fact(e, ask, WIRE_FACT_STORE, space->pages[WIRE_STORE]);
+    cache_admin_fact(e, ask, WIRE_FACT_KEPT_PAGES, space->n_kept);
+    cache_admin_fact(e, ask, WIRE_FACT_QUERIES, space->queries);
+    cache_admin_fact(e, ask, WIRE_FACT_HITS, space->hits);
 }
 
-/* The largest of them, and all others as one. */
-static void cache_admin_tell_spaces(struct engine *e, const struct cache_admin_ask *a)
+/* The largest namespaces, one by one, and all others as one row. */
+static void cache_admin_tell_spaces(struct engine *e, const struct cache_admin_ask *ask)
 {
-    const struct cache_admin *k = &e->cache_admin;
-    struct cache_admin_space rest = k->spaces[0];
+    const struct cache_admin *admin = &e->cache_admin;
+    struct cache_admin_space rest = admin->spaces[0];
     bool told[CACHE_ADMIN_SPACES] = {[0] = true};
 
     for (int row = 0; row < CACHE_ADMIN_ROWS; row++) {
         int best = 0;
 
-        for (int i = 1; i < k->n_spaces; i++) {
-            if (!told[i] && (best == 0 || cache_admin_weight(&k->spaces[i]) >
-                                              cache_admin_weight(&k->spaces[best])))
+        for (int i = 1; i < admin->n_spaces; i++) {
+            if (!told[i] && (best == 0 || cache_admin_weight(&admin->spaces[i]) >
+                                              cache_admin_weight(&admin->spaces[best])))
                 best = i;
         }
         if (best == 0)
             break;
         told[best] = true;
-        cache_admin_tell_space(e, a, &k->spaces[best]);
+        cache_admin_tell_space(e, ask, &admin->spaces[best]);
     }
-    for (int i = 1; i < k->n_spaces; i++) {
+    for (int i = 1; i < admin->n_spaces; i++) {
         if (told[i])
             continue;
-        rest.queries += k->spaces[i].queries;
-        rest.hits += k->spaces[i].hits;
-        rest.n_kept += k->spaces[i].n_kept;
-        for (int t = 0; t < WIRE_TIERS; t++)
-            rest.pages[t] += k->spaces[i].pages[t];
+        rest.queries += admin->spaces[i].queries;
+        rest.hits += admin->spaces[i].hits;
+        rest.n_kept += admin->spaces[i].n_kept;
+        for (int tier = 0; tier < WIRE_TIERS; tier++)
+            rest.pages[tier] += admin->spaces[i].pages[tier];
     }
-    cache_admin_tell_space(e, a, &rest);
+    cache_admin_tell_space(e, ask, &rest);
 }
 
-static void cache_admin_tell_hints(struct engine *e, const struct cache_admin_ask *a)
+/* One row per kind of retention that the scan has found. */
+static void cache_admin_tell_hints(struct engine *e, const struct cache_admin_ask *ask)
 {
     for (int i = 0; i < e->cache_admin.n_hints; i++) {
-        const struct cache_admin_hint *h = &e->cache_admin.hints[i];
+        const struct cache_admin_hint *hint = &e->cache_admin.hints[i];
 
-        cache_admin_fact(e, a, WIRE_FACT_HINT, h->space);
-        if (h->retain.rank > 0) { /* else several kinds */
-            cache_admin_fact(e, a, WIRE_FACT_PRIORITY, (uint64_t)retain_priority(h->retain));
-            cache_admin_fact(e, a, WIRE_FACT_UNTIL, h->retain.until);
+        cache_admin_fact(e, ask, WIRE_FACT_HINT, hint->space);
+        if (hint->retain.rank > 0) { /* else: pages of several kinds */
+            cache_admin_fact(e, ask, WIRE_FACT_PRIORITY, (uint64_t)retain_priority(hint->retain));
+            cache_admin_fact(e, ask, WIRE_FACT_UNTIL, hint->retain.until);
         }
-        cache_admin_fact(e, a, WIRE_FACT_DEVICE, h->pages[WIRE_DEVICE]);
-        cache_admin_fact(e, a, WIRE_FACT_HOST, h->pages[WIRE_HOST]);
-        cache_admin_fact(e, a, WIRE_FACT_STORE, h->pages[WIRE_STORE]);
+        cache_admin_fact(e, ask, WIRE_FACT_DEVICE, hint->pages[WIRE_DEVICE]);
+        cache_admin_fact(e, ask, WIRE_FACT_HOST, hint->pages[WIRE_HOST]);
+        cache_admin_fact(e, ask, WIRE_FACT_STORE, hint->pages[WIRE_STORE]);
     }
 }
 
@@ -567,29 +612,32 @@ static void cache_admin_tell_hints(struct engine *e, const struct cache_admin_as
     (WIRE_TIERS * 5 + (CACHE_ADMIN_ROWS + 1) * 8 + CACHE_ADMIN_HINTS * 6 + 1)
 _Static_assert(CACHE_ADMIN_FACTS_MAX < WIRE_OUT_CAP, "a list fits a slot's ring");
 
-static void cache_admin_answer(struct engine *e, const struct cache_admin_ask *a)
+/* The last record ends the slot. The room for a whole list was checked by a static assertion, so no
+ * record has to wait. */
+static void cache_admin_answer(struct engine *e, const struct cache_admin_ask *ask)
 {
     struct lane *lane;
 
-    if (a->action != WIRE_LIST) {
-        log_info("engine: %llu pages of the cache were dropped", (unsigned long long)a->dropped);
-        stats_add(&e->stats, METRIC_dropped, a->dropped);
+    if (ask->action != WIRE_LIST) {
+        log_info("engine: %llu pages of the cache were dropped", (unsigned long long)ask->dropped);
+        stats_add(&e->stats, METRIC_dropped, ask->dropped);
     }
-    if (a->lane_idx < 0)
+    if (ask->lane_idx < 0)
         return;
-    lane = &e->lanes[a->lane_idx].lane;
-    if (lane_room(lane, a->slot) <= CACHE_ADMIN_FACTS_MAX)
-        return; /* it was empty when its front asked: that one lies */
-    if (a->action == WIRE_LIST) {
-        for (int t = 0; t < WIRE_TIERS; t++)
-            cache_admin_tell_tier(e, a, (enum wire_tier)t);
-        cache_admin_tell_spaces(e, a);
-        cache_admin_tell_hints(e, a);
+    lane = &e->lanes[ask->lane_idx].lane;
+    if (lane_room(lane, ask->slot) <= CACHE_ADMIN_FACTS_MAX)
+        /* The ring was empty when the front sent the command, so the front broke the protocol. */
+        return;
+    if (ask->action == WIRE_LIST) {
+        for (int tier = 0; tier < WIRE_TIERS; tier++)
+            cache_admin_tell_tier(e, ask, (enum wire_tier)tier);
+        cache_admin_tell_spaces(e, ask);
+        cache_admin_tell_hints(e, ask);
     } else {
-        cache_admin_fact(e, a, WIRE_FACT_DROPPED, a->dropped);
+        cache_admin_fact(e, ask, WIRE_FACT_DROPPED, ask->dropped);
     }
     lane_put(
-        lane, a->slot,
+        lane, ask->slot,
         (struct wire_out){.kind = WIRE_FINISHED, .finish = WIRE_FIN_STOP, .time_us = e->now_us});
 }
 
@@ -598,29 +646,30 @@ bool cache_admin_has_work(const struct engine *e)
     return e->cache_admin.n_asks > 0;
 }
 
+/* Once per pass; the first part runs once per second. */
 void cache_admin_pass(struct engine *e)
 {
-    struct cache_admin *k = &e->cache_admin;
+    struct cache_admin *admin = &e->cache_admin;
     uint32_t now_s = clock_stamp_s();
     bool waits;
 
-    if (now_s != k->ticked_s) {
-        k->ticked_s = now_s;
+    if (now_s != admin->ticked_s) {
+        admin->ticked_s = now_s;
         pages_tick(e->pages, now_s);
         if (e->tiers.host != NULL)
             host_tick(e->tiers.host, now_s);
         cache_admin_show_rates(e);
-        if (e->now_us - k->kept_us > CACHE_ADMIN_RATES_US)
+        if (e->now_us - admin->kept_us > CACHE_ADMIN_RATES_US)
             cache_admin_save_rates(e);
     }
-    if (k->n_asks == 0 || !cache_admin_scan(e, &k->asks[0]))
+    if (admin->n_asks == 0 || !cache_admin_scan(e, &admin->asks[0]))
         return;
-    waits =
-        k->asks[0].action != WIRE_LIST && e->tiers.store != NULL && !store_is_quiet(e->tiers.store);
-    if (waits && e->now_us < k->asks[0].until_us)
+    waits = admin->asks[0].action != WIRE_LIST && e->tiers.store != NULL &&
+            !store_is_quiet(e->tiers.store);
+    if (waits && e->now_us < admin->asks[0].until_us)
         return;
-    cache_admin_answer(e, &k->asks[0]);
-    cache_admin_end_ask(k, 0);
-    if (k->n_asks > 0)
-        cache_admin_begin(e, &k->asks[0]);
+    cache_admin_answer(e, &admin->asks[0]);
+    cache_admin_end_ask(admin, 0);
+    if (admin->n_asks > 0)
+        cache_admin_begin(e, &admin->asks[0]);
 }

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Each token is looked up as it comes, whether or not the sequence is drafted for: a guess costs
- * 0.1 us, a wrong draft costs the device rows and the sequence its run ahead. So drafts begin after
- * some right guesses, grow while they are right, and rest for longer after each that was wrong. */
+ * Each token is looked up when it comes, whether or not drafts are made: a guess costs 0.1 us, but
+ * a wrong draft costs the device rows and the sequence its run ahead. So drafts begin after some
+ * correct guesses, grow while they are right, and pause for longer after each one that was all
+ * wrong. */
 #include "engine/draft.h"
 
 #include <stdio.h>
@@ -12,41 +13,43 @@
 #include "base/mem.h"
 #include "engine/seq.h"
 
-#define DRAFT_STREAK  3    /* guesses that must be right before drafts begin */
+#define DRAFT_STREAK  3    /* correct guesses before drafts begin */
 #define DRAFT_TRIES   8    /* earlier places that are compared */
-#define DRAFT_DEPTH   64   /* tokens that are compared at each */
+#define DRAFT_DEPTH   64   /* tokens compared at each */
 #define DRAFT_REST    8    /* tokens without drafts after one that was all wrong */
-#define DRAFT_RESTS   512  /* the longest such rest */
-#define DRAFT_NGRAMS  5    /* vLLM's preset of prompt_lookup_min and _max */
-#define DRAFT_INDEXED 4096 /* tokens of a long prompt that a step indexes: some 50 us */
-#define DRAFT_DECAY   4    /* a difference divides the tokens that agree by this */
-#define DRAFT_HOLD    2    /* a place with fewer of them is given up */
+#define DRAFT_RESTS   512  /* the longest such pause */
+#define DRAFT_NGRAMS  5    /* vLLM's default of prompt_lookup_min and _max */
+#define DRAFT_INDEXED 4096 /* tokens of a long prompt indexed per step: some 50 us */
+#define DRAFT_DECAY   4    /* a difference divides the number of agreeing tokens by this */
+#define DRAFT_HOLD    2    /* a place with fewer agreeing tokens is given up */
 
 /* --- options -------------------------------------------------------------------------------- */
 
+/* Errors are sentences such as "'method' must be "ngram" or "suffix"". */
 static int draft_refuse(char *why, size_t cap, const char *name, const char *wanted)
 {
     (void)snprintf(why, cap, "'%s' must be %s", name, wanted);
     return ERR_INVALID;
 }
 
-/* A whole number of 1 .. most into *out, when it is there. */
+/* Read a whole number of 1 .. most into *out, if the field is there. */
 static int draft_read_count(const struct json *o, const char *name, int most, int *out, char *why,
                             size_t cap)
 {
-    const struct json *v = json_get(o, name);
+    const struct json *value = json_get(o, name);
     char wanted[48];
 
-    if (v == NULL || v->kind == JSON_NULL)
+    if (value == NULL || value->kind == JSON_NULL)
         return ERR_OK;
-    if (v->kind == JSON_INT && v->whole >= 1 && v->whole <= most) {
-        *out = (int)v->whole;
+    if (value->kind == JSON_INT && value->whole >= 1 && value->whole <= most) {
+        *out = (int)value->whole;
         return ERR_OK;
     }
     (void)snprintf(wanted, sizeof wanted, "a whole number from 1 to %d", most);
     return draft_refuse(why, cap, name, wanted);
 }
 
+/* As in vLLM: one of the two bounds alone sets both. */
 static int draft_read_lookup(struct draft_options *out, const struct json *o, char *why, size_t cap)
 {
     int rc;
@@ -61,11 +64,12 @@ static int draft_read_lookup(struct draft_options *out, const struct json *o, ch
         out->n_min = out->n_max = DRAFT_NGRAMS;
     else if (out->n_min == 0 || out->n_max == 0)
         out->n_min = out->n_max = out->n_min + out->n_max;
-    return out->n_min <= out->n_max
-               ? ERR_OK
-               : draft_refuse(why, cap, "prompt_lookup_min", "at most prompt_lookup_max");
+    if (out->n_min <= out->n_max)
+        return ERR_OK;
+    return draft_refuse(why, cap, "prompt_lookup_min", "at most prompt_lookup_max");
 }
 
+/* Suffix decoding in vLLM's words: the factor limits a draft by the length of the agreement. */
 static int draft_read_suffix(struct draft_options *out, const struct json *o, char *why, size_t cap)
 {
     const struct json *factor = json_get(o, "suffix_decoding_max_spec_factor");
@@ -80,7 +84,7 @@ static int draft_read_suffix(struct draft_options *out, const struct json *o, ch
     return draft_read_count(o, "suffix_decoding_max_tree_depth", 1 << 16, &out->n_max, why, cap);
 }
 
-/* num_speculative_tokens beyond DRAFT_MAX is cut: vLLM's users ask for more. */
+/* num_speculative_tokens above DRAFT_MAX is reduced to it, because vLLM's users ask for more. */
 static int draft_read_object(struct draft_options *out, const struct json *o, char *why, size_t cap)
 {
     const struct json *method = json_get(o, "method");
@@ -104,34 +108,35 @@ static int draft_read_object(struct draft_options *out, const struct json *o, ch
 int draft_read_options(struct draft_options *out, const char *text, char *why, size_t why_cap)
 {
     struct arena arena = {0};
-    const struct json *o;
+    const struct json *object;
     int rc;
 
     *out = (struct draft_options){.method = DRAFT_NONE, .factor = 1.0};
     if (text[0] == '\0')
         return ERR_OK;
-    rc = json_parse(&o, &arena, text, strlen(text), why, why_cap);
-    if (rc == ERR_OK && o->kind != JSON_OBJECT)
+    rc = json_parse(&object, &arena, text, strlen(text), why, why_cap);
+    if (rc == ERR_OK && object->kind != JSON_OBJECT)
         rc = draft_refuse(why, why_cap, "it", "a JSON object");
     else if (rc == ERR_OK)
-        rc = draft_read_object(out, o, why, why_cap);
+        rc = draft_read_object(out, object, why, why_cap);
     arena_reset(&arena);
     return rc;
 }
 
-/* --- the table ------------------------------------------------------------------------------ */
+/* --- the table of n-grams --------------------------------------------------------------------- */
 
-/* A power of two that is at least the tokens that q may have: at most half of its heads. */
-static uint32_t draft_buckets(const struct seq *q)
+/* A power of two that is at least the greatest length of seq: at least half of the buckets stay
+ * free. */
+static uint32_t draft_buckets(const struct seq *seq)
 {
     uint32_t n = 256;
 
-    while (n < (uint32_t)q->tokens_max)
+    while (n < (uint32_t)seq->tokens_max)
         n *= 2;
     return n;
 }
 
-/* Of the n tokens that end before position `end`. */
+/* Hash of the n tokens that end before position `end`. */
 static uint32_t draft_hash(const int32_t *tokens, int end, int n)
 {
     uint32_t h = 0x9e3779b9u;
@@ -141,148 +146,166 @@ static uint32_t draft_hash(const int32_t *tokens, int end, int n)
     return h ^ h >> 15;
 }
 
-static void draft_index(const struct draft_options *o, struct seq *q)
+/* Add the tokens since the last call to the table. heads[] has the last occurrence of each hash and
+ * before[] chains the earlier ones, both as positions plus one, so that 0 is the end. */
+static void draft_index(const struct draft_options *o, struct seq *seq)
 {
-    struct draft *d = &q->draft;
-    uint32_t n = draft_buckets(q);
+    struct draft *draft = &seq->draft;
+    uint32_t n = draft_buckets(seq);
 
-    if (d->n_indexed == 0) {
-        memset(d->heads, 0, n * sizeof *d->heads);
-        d->n_indexed = o->n_min - 1;
-        d->place = -1;
-        d->length = o->n_tokens;
-        d->backoff = DRAFT_REST;
+    if (draft->n_indexed == 0) {
+        memset(draft->heads, 0, n * sizeof *draft->heads);
+        draft->n_indexed = o->n_min - 1;
+        draft->place = -1;
+        draft->length = o->n_tokens;
+        draft->backoff = DRAFT_REST;
     }
-    for (int i = 0; i < DRAFT_INDEXED && d->n_indexed < q->n_tokens; i++) {
-        int end = ++d->n_indexed; /* of the n-gram */
-        int32_t *head = &d->heads[draft_hash(q->tokens, end, o->n_min) & (n - 1)];
+    for (int i = 0; i < DRAFT_INDEXED && draft->n_indexed < seq->n_tokens; i++) {
+        int end = ++draft->n_indexed; /* of the n-gram */
+        int32_t *head = &draft->heads[draft_hash(seq->tokens, end, o->n_min) & (n - 1)];
 
-        d->before[end - 1] = *head;
+        draft->before[end - 1] = *head;
         *head = end;
     }
 }
 
-/* Tokens before `at` and before the text's end that agree, at most `most`. */
-static int draft_agree(const struct seq *q, int at, int most)
+/* How many tokens before `at` agree with the tokens at the end of the text, at most `most`. */
+static int draft_agree(const struct seq *seq, int at, int most)
 {
     int n = 0;
 
-    while (n < most && n < at && q->tokens[at - 1 - n] == q->tokens[q->n_tokens - 1 - n])
+    while (n < most && n < at && seq->tokens[at - 1 - n] == seq->tokens[seq->n_tokens - 1 - n])
         n++;
     return n;
 }
 
-/* The earlier position that continues the text best, -1: none; *n_same tokens before it agree. */
-static int draft_find(const struct draft_options *o, const struct seq *q, int *n_same)
+/* The earlier position that continues the text best, -1: none; *n_same tokens before it agree. Only
+ * the last DRAFT_TRIES occurrences are compared. */
+static int draft_find(const struct draft_options *o, const struct seq *seq, int *n_same)
 {
-    const struct draft *d = &q->draft;
+    const struct draft *draft = &seq->draft;
     int most = o->method == DRAFT_NGRAM ? o->n_max : DRAFT_DEPTH;
     int best = -1, at;
 
     *n_same = 0;
-    if (q->n_tokens < o->n_min + 1 || d->n_indexed != q->n_tokens)
+    if (seq->n_tokens < o->n_min + 1 || draft->n_indexed != seq->n_tokens)
         return -1;
-    at = d->before[q->n_tokens - 1];
+    at = draft->before[seq->n_tokens - 1];
     for (int i = 0; i < DRAFT_TRIES && at > 0; i++) {
-        int n = draft_agree(q, at, most);
+        int n = draft_agree(seq, at, most);
 
         if (n >= o->n_min && n > *n_same) {
             *n_same = n;
             best = at;
         }
-        at = d->before[at - 1];
+        at = draft->before[at - 1];
     }
     return best;
 }
 
-/* --- public --------------------------------------------------------------------------------- */
-
-bool draft_may(const struct seq *q)
+/* No masks, because each row would need its own; and no rows that are reported whole. */
+bool draft_may(const struct seq *seq)
 {
-    const struct wire_generate *r = &q->request.generate;
+    const struct wire_generate *generate = &seq->request.generate;
 
-    return q->automaton == NULL && r->n_allowed == 0 && r->n_bad == 0 && r->think_max == 0 &&
-           !seq_bans_stops(q, 0) && !seq_has_rows(q);
+    return seq->automaton == NULL && generate->n_allowed == 0 && generate->n_bad == 0 &&
+           generate->think_max == 0 && !seq_bans_stops(seq, 0) && !seq_has_rows(seq);
 }
 
 /* Choose where to read the drafts: at the place that the text has followed so far, unless another
  * occurrence agrees with at least as many tokens, or too few tokens agree at that place. */
-static void draft_align(const struct draft_options *o, struct seq *q)
+static void draft_align(const struct draft_options *o, struct seq *seq)
 {
-    struct draft *d = &q->draft;
-    int n_same, at = draft_find(o, q, &n_same);
-    bool holds = d->place >= 0 && d->run >= DRAFT_HOLD;
+    struct draft *draft = &seq->draft;
+    int n_same, at = draft_find(o, seq, &n_same);
+    bool holds = draft->place >= 0 && draft->run >= DRAFT_HOLD;
 
-    if (holds && (at < 0 || n_same < d->run))
+    if (holds && (at < 0 || n_same < draft->run))
         return;
-    d->place = at;
-    d->run = n_same;
+    draft->place = at;
+    draft->run = n_same;
 }
 
-void draft_follow(const struct draft_options *o, struct seq *q)
+/* The guess at `place` is compared with the real token, whether or not a draft was made of it. */
+void draft_follow(const struct draft_options *o, struct seq *seq)
 {
-    struct draft *d = &q->draft;
+    struct draft *draft = &seq->draft;
 
-    if (o->method == DRAFT_NONE || !draft_may(q))
+    if (o->method == DRAFT_NONE || !draft_may(seq))
         return;
-    if (d->n_indexed > 0 && d->place >= 0) {
-        bool is_right = q->tokens[q->n_tokens - 1] == q->tokens[d->place++];
+    if (draft->n_indexed > 0 && draft->place >= 0) {
+        bool is_right = seq->tokens[seq->n_tokens - 1] == seq->tokens[draft->place++];
 
-        d->n_right = is_right ? d->n_right + 1 : 0;
-        d->run = is_right ? d->run + 1 : d->run / DRAFT_DECAY;
+        if (is_right) {
+            draft->n_right++;
+            draft->run++;
+        } else {
+            draft->n_right = 0;
+            draft->run /= DRAFT_DECAY;
+        }
     }
-    d->n_rest -= d->n_rest > 0;
-    draft_index(o, q);
-    draft_align(o, q);
-    if (d->place < 0)
-        d->n_right = 0;
-    d->is_on = d->is_on || (d->n_right >= DRAFT_STREAK && d->n_rest == 0);
+    draft->n_rest -= draft->n_rest > 0;
+    draft_index(o, seq);
+    draft_align(o, seq);
+    if (draft->place < 0)
+        draft->n_right = 0;
+    draft->is_on = draft->is_on || (draft->n_right >= DRAFT_STREAK && draft->n_rest == 0);
 }
 
-void draft_propose(const struct draft_options *o, struct seq *q, int most)
+/* The drafts are written after the known tokens in seq->tokens, where fill_tokens() finds them;
+ * they do not count in n_tokens. */
+void draft_propose(const struct draft_options *o, struct seq *seq, int most)
 {
-    struct draft *d = &q->draft;
-    int n = d->length, at = d->place;
+    struct draft *draft = &seq->draft;
+    int n = draft->length, at = draft->place;
 
-    d->n = 0;
-    if (!d->is_on)
+    draft->n = 0;
+    if (!draft->is_on)
         return;
     if (o->method == DRAFT_SUFFIX) {
-        int wanted = (int)(o->factor * (d->run < DRAFT_DEPTH ? d->run : DRAFT_DEPTH));
+        int wanted = (int)(o->factor * (draft->run < DRAFT_DEPTH ? draft->run : DRAFT_DEPTH));
 
-        n = n < wanted ? n : wanted;
-        n = n < o->n_max ? n : o->n_max;
+        if (n > wanted)
+            n = wanted;
+        if (n > o->n_max)
+            n = o->n_max;
     }
-    n = n < most ? n : most;
+    if (n > most)
+        n = most;
     if (at < 0 || n < 1) {
-        d->is_on = false; /* it may run ahead */
+        draft->is_on = false; /* then it may run ahead */
         return;
     }
-    for (int i = 0; i < n; i++) /* a repetition goes on in the drafts themselves */
-        q->tokens[q->n_tokens + i] = q->tokens[at + i];
-    d->n = n;
+    /* A repetition continues in the drafts themselves: at + i may be one of them. */
+    for (int i = 0; i < n; i++)
+        seq->tokens[seq->n_tokens + i] = seq->tokens[at + i];
+    draft->n = n;
 }
 
-/* A draft whose first token is wrong may have met a difference: the place is tried once more where
- * it still holds. A second one ends the drafts. */
-void draft_learn(const struct draft_options *o, struct seq *q, int n, int n_right)
+/* A draft with a wrong first token may have met a difference: the place is tried once more if
+ * enough tokens agree there. A second wrong draft ends the drafts for a while. */
+void draft_learn(const struct draft_options *o, struct seq *seq, int n, int n_right)
 {
-    struct draft *d = &q->draft;
-    bool holds = d->place >= 0 && d->run >= DRAFT_HOLD && !d->was_wrong;
+    struct draft *draft = &seq->draft;
+    bool holds = draft->place >= 0 && draft->run >= DRAFT_HOLD && !draft->was_wrong;
 
-    d->was_wrong = n_right == 0;
+    draft->was_wrong = n_right == 0;
     if (n_right == n) {
-        d->length = 2 * d->length < o->n_tokens ? 2 * d->length : o->n_tokens;
-        d->backoff = DRAFT_REST;
+        draft->length *= 2;
+        if (draft->length > o->n_tokens)
+            draft->length = o->n_tokens;
+        draft->backoff = DRAFT_REST;
     } else if (n_right > 0) {
-        d->length = n_right + 1;
+        draft->length = n_right + 1;
     } else if (holds) {
-        d->length = 2 < o->n_tokens ? 2 : o->n_tokens;
+        draft->length = 2 < o->n_tokens ? 2 : o->n_tokens;
     } else {
-        d->is_on = false;
-        d->n_right = 0;
-        d->n_rest = d->backoff;
-        d->backoff = 2 * d->backoff < DRAFT_RESTS ? 2 * d->backoff : DRAFT_RESTS;
-        d->length = 2 < o->n_tokens ? 2 : o->n_tokens;
+        draft->is_on = false;
+        draft->n_right = 0;
+        draft->n_rest = draft->backoff;
+        draft->backoff *= 2;
+        if (draft->backoff > DRAFT_RESTS)
+            draft->backoff = DRAFT_RESTS;
+        draft->length = 2 < o->n_tokens ? 2 : o->n_tokens;
     }
 }

@@ -1,25 +1,31 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The plan as plain arrays. Nothing is decided here. */
+ * The plan as plain arrays for the model: token ids, page tables, and a row for each position whose
+ * logits are needed. Nothing is decided here.
+ *
+ * fill_batch() is called before the step begins and may not know the last token of a sequence; the
+ * model then takes it from the step before. fill_extras() is called after that step has ended, for
+ * rows that depend on the token: masks, biases and log probabilities. */
 #include <string.h>
 
 #include "base/mem.h"
 #include "base/must.h"
 #include "engine/engine.h"
 
+/* All arrays are as long as the largest step, because the engine allocates nothing after start. */
 int fill_init(struct engine *e)
 {
     size_t n_seqs = (size_t)e->shape->max_num_seqs;
-    struct batch *b = &e->batch;
+    struct batch *batch = &e->batch;
 
-    b->pages_max = e->pool.pages_cap;
-    b->token_ids = mem_zalloc_array((size_t)e->shape->max_num_batched_tokens, sizeof(int32_t));
-    b->seq_start = mem_zalloc_array(n_seqs + 1, sizeof(int32_t));
-    b->kv_len = mem_zalloc_array(n_seqs, sizeof(int32_t));
-    b->page_ids = mem_zalloc_array((size_t)e->shape->n_groups * n_seqs * (size_t)b->pages_max,
-                                   sizeof(int32_t));
-    b->rows = mem_zalloc_array(n_seqs, sizeof *b->rows);
-    b->extras = mem_zalloc_array(n_seqs, sizeof *b->extras);
+    batch->pages_max = e->pool.pages_cap;
+    batch->token_ids = mem_zalloc_array((size_t)e->shape->max_num_batched_tokens, sizeof(int32_t));
+    batch->seq_start = mem_zalloc_array(n_seqs + 1, sizeof(int32_t));
+    batch->kv_len = mem_zalloc_array(n_seqs, sizeof(int32_t));
+    batch->page_ids = mem_zalloc_array(
+        (size_t)e->shape->n_groups * n_seqs * (size_t)batch->pages_max, sizeof(int32_t));
+    batch->rows = mem_zalloc_array(n_seqs, sizeof *batch->rows);
+    batch->extras = mem_zalloc_array(n_seqs, sizeof *batch->extras);
     e->row_tokens = mem_zalloc_array(n_seqs, sizeof(int32_t));
     e->logprobs = mem_zalloc_array(n_seqs, sizeof *e->logprobs);
     e->extra_words = mem_zalloc_array(2 * (size_t)e->guide.n_words + 2 * WIRE_BIASES_MAX +
@@ -38,241 +44,277 @@ int fill_init(struct engine *e)
             step->targets == NULL || step->extras == NULL || step->drafts == NULL)
             return ERR_NO_MEMORY;
     }
-    return b->token_ids == NULL || b->seq_start == NULL || b->kv_len == NULL ||
-                   b->page_ids == NULL || b->rows == NULL || e->row_tokens == NULL ||
-                   b->extras == NULL || e->logprobs == NULL || e->extra_words == NULL
-               ? ERR_NO_MEMORY
-               : ERR_OK;
+    if (batch->token_ids == NULL || batch->seq_start == NULL || batch->kv_len == NULL ||
+        batch->page_ids == NULL || batch->rows == NULL || e->row_tokens == NULL ||
+        batch->extras == NULL || e->logprobs == NULL || e->extra_words == NULL)
+        return ERR_NO_MEMORY;
+    return ERR_OK;
 }
 
-/* Ids that may not come yet: whatever would end the text before min_tokens. Where an automaton
- * leaves nothing else, it may: then the mask says so. */
-static void fill_banned(const struct engine *e, const struct seq *q, struct batch_row *row)
+/* The ids that may not come yet: those that would end the text before min_tokens. With an automaton
+ * the mask forbids them instead, because only the mask knows whether anything else is allowed. */
+static void fill_banned(const struct engine *e, const struct seq *seq, struct batch_row *row)
 {
-    const struct wire_request *r = &q->request;
+    const struct wire_request *request = &seq->request;
 
     row->n_banned = 0;
-    if (q->n_tokens + q->n_pending - q->n_prompt >= (int)r->generate.min_tokens)
+    if (seq->n_tokens + seq->n_pending - seq->n_prompt >= (int)request->generate.min_tokens)
         return;
-    if ((r->flags & WIRE_IGNORE_EOS) == 0 && q->automaton == NULL) {
+    if ((request->flags & WIRE_IGNORE_EOS) == 0 && seq->automaton == NULL) {
         for (int i = 0; i < e->shape->n_eos; i++)
             row->banned[row->n_banned++] = e->shape->eos[i];
     }
-    for (uint32_t i = 0; i < r->generate.n_stop_ids; i++)
-        row->banned[row->n_banned++] = r->generate.stop_ids[i];
+    for (uint32_t i = 0; i < request->generate.n_stop_ids; i++)
+        row->banned[row->n_banned++] = request->generate.stop_ids[i];
 }
 
-/* The next row of the step: token_idx's, which is q's. */
-static struct batch_row *fill_row(struct engine *e, struct engine_step *step, struct seq *q,
+/* Add a row to the step: for token token_idx of the batch, which is seq's. target: as in struct
+ * engine_step. */
+static struct batch_row *fill_row(struct engine *e, struct engine_step *step, struct seq *seq,
                                   int token_idx, int target)
 {
     int i = e->batch.n_rows++;
 
-    step->rows[i] = q;
+    step->rows[i] = seq;
     step->targets[i] = target;
     step->extras[i] = -1;
     e->batch.rows[i] = (struct batch_row){.token_idx = token_idx, .sampling = sampling_greedy()};
     return &e->batch.rows[i];
 }
 
-/* Rows that tell of prompt tokens: of n tokens from position first on, the next of each. */
-static void fill_prompt_rows(struct engine *e, struct engine_step *step, struct seq *q, int first,
+/* Rows for the log probabilities of prompt tokens: seq's tokens [first, first + n) are computed,
+ * and the row of each gives the log probability of the token after it. Positions that were reported
+ * before a preemption are skipped. */
+static void fill_prompt_rows(struct engine *e, struct engine_step *step, struct seq *seq, int first,
                              int n)
 {
     for (int i = 0; i < n; i++) {
         int target = first + i + 1;
 
-        if (target <= q->n_told || target >= q->n_prompt)
+        if (target <= seq->n_told || target >= seq->n_prompt)
             continue;
-        (void)fill_row(e, step, q, e->batch.n_tokens + i, target);
-        q->n_owed += seq_prompt_records(q);
+        (void)fill_row(e, step, seq, e->batch.n_tokens + i, target);
+        seq->n_owed += seq_prompt_records(seq);
         step->waits = true;
     }
 }
 
-static void fill_sampled_row(struct engine *e, struct engine_step *step, struct seq *q,
+/* A row that samples seq's next token. It is sampled together with the step, unless it depends on
+ * the token before: penalties count it, masks and biases follow from it. */
+static void fill_sampled_row(struct engine *e, struct engine_step *step, struct seq *seq,
                              int token_idx)
 {
-    const struct wire_request *r = &q->request;
-    struct batch_row *row = fill_row(e, step, q, token_idx, 0);
-    bool penalties = sampling_has_penalty(&r->generate.sampling);
+    const struct wire_request *request = &seq->request;
+    struct batch_row *row = fill_row(e, step, seq, token_idx, 0);
+    bool penalties = sampling_has_penalty(&request->generate.sampling);
 
-    row->sampling = r->generate.sampling;
-    row->position = (uint64_t)(q->n_tokens + q->n_pending);
-    row->history = penalties ? q->tokens : NULL;
-    row->n_history = q->n_tokens + q->n_pending;
-    row->n_prompt = q->n_prompt;
-    fill_banned(e, q, row);
-    q->is_masked = guide_has_mask(q);
-    step->waits = step->waits || penalties || q->is_masked || r->generate.n_biases > 0 ||
-                  (r->flags & WIRE_LOGPROBS) != 0;
-    q->row_ahead = e->batch.n_rows - 1;
-    q->n_pending++;
-    q->n_owed += seq_token_records(q);
+    row->sampling = request->generate.sampling;
+    row->position = (uint64_t)(seq->n_tokens + seq->n_pending);
+    row->history = penalties ? seq->tokens : NULL;
+    row->n_history = seq->n_tokens + seq->n_pending;
+    row->n_prompt = seq->n_prompt;
+    fill_banned(e, seq, row);
+    seq->is_masked = guide_has_mask(seq);
+    step->waits = step->waits || penalties || seq->is_masked || request->generate.n_biases > 0 ||
+                  (request->flags & WIRE_LOGPROBS) != 0;
+    seq->row_ahead = e->batch.n_rows - 1;
+    seq->n_pending++;
+    seq->n_owed += seq_token_records(seq);
 }
 
-/* A row behind the last known token, if the step computes that, and behind each draft. */
-static void fill_sampled_rows(struct engine *e, struct engine_step *step, struct seq *q, int kv_len)
+/* A row at the last known token, if the step computes that, and one at each draft after it. */
+static void fill_sampled_rows(struct engine *e, struct engine_step *step, struct seq *seq,
+                              int kv_len)
 {
-    int first = q->n_tokens + q->n_pending;
+    int first = seq->n_tokens + seq->n_pending;
 
+    /* kv_len is the length of seq after the step; positions first.. up to it have no known
+     * successor. */
     for (int at = first; at <= kv_len; at++)
-        fill_sampled_row(e, step, q, e->batch.n_tokens - 1 - (kv_len - at));
-    q->draft.n_ahead = q->draft.n;
-    q->draft.n = 0;
+        fill_sampled_row(e, step, seq, e->batch.n_tokens - 1 - (kv_len - at));
+    seq->draft.n_ahead = seq->draft.n;
+    seq->draft.n = 0;
 }
 
-/* The tokens of q's plan: known ones, then its drafts, or one that the step under way samples. */
-static void fill_tokens(int32_t *to, const struct seq *q)
+/* The token ids of seq's plan: known ones, then its drafts, or the token that a step in flight
+ * samples. That one is not known here: the id -1 - row means "the token that row sampled". */
+static void fill_tokens(int32_t *to, const struct seq *seq)
 {
-    int first = q->n_computed + q->n_ahead, known = q->n_tokens + q->draft.n - first;
+    int first = seq->n_computed + seq->n_ahead, known = seq->n_tokens + seq->draft.n - first;
 
-    must(q->n_planned <= known + q->n_pending);
-    if (q->n_planned <= known) {
-        memcpy(to, q->tokens + first, sizeof(int32_t) * (size_t)q->n_planned);
+    must(seq->n_planned <= known + seq->n_pending);
+    if (seq->n_planned <= known) {
+        memcpy(to, seq->tokens + first, sizeof(int32_t) * (size_t)seq->n_planned);
         return;
     }
-    memcpy(to, q->tokens + first, sizeof(int32_t) * (size_t)known);
-    to[known] = -1 - q->row_ahead;
+    memcpy(to, seq->tokens + first, sizeof(int32_t) * (size_t)known);
+    to[known] = -1 - seq->row_ahead;
 }
 
-/* The tables of q, the step's i-th sequence. Entries that a window has passed are any page's. */
-static void fill_tables(struct engine *e, int i, const struct seq *q)
+/* Copy the page tables of seq, the i-th sequence of the step. Entries before a window are never
+ * read; they are zeroed because the device checks that every entry is a page. */
+static void fill_tables(struct engine *e, int i, const struct seq *seq)
 {
-    struct batch *b = &e->batch;
+    struct batch *batch = &e->batch;
 
-    for (int g = 0; g < e->shape->n_groups; g++) {
-        const struct seq_table *of = &q->tables[g];
-        size_t row = (size_t)g * (size_t)b->n_seqs + (size_t)i;
-        int32_t *to = b->page_ids + row * (size_t)b->pages_max;
+    for (int group = 0; group < e->shape->n_groups; group++) {
+        const struct seq_table *of = &seq->tables[group];
+        size_t row = (size_t)group * (size_t)batch->n_seqs + (size_t)i;
+        int32_t *to = batch->page_ids + row * (size_t)batch->pages_max;
 
         memset(to, 0, sizeof *to * (size_t)of->first);
         memcpy(to + of->first, of->pages + of->first, sizeof *to * (size_t)(of->n - of->first));
     }
 }
 
+/* Sequence by sequence: tokens, page tables, then rows. Rows of the prompt come before the sampled
+ * ones, in the order in which publish_step() expects them. */
 void fill_batch(struct engine *e)
 {
-    struct batch *b = &e->batch;
+    struct batch *batch = &e->batch;
     struct engine_step *step = &e->steps[e->n_begun % MODEL_STEPS_MAX];
 
     _Static_assert(WIRE_EOS_MAX + WIRE_STOP_IDS <= BATCH_BANNED_MAX, "all stop ids can be banned");
-    b->n_tokens = 0;
-    b->n_rows = 0;
-    b->n_extras = 0;
-    b->n_masks = 0;
+    batch->n_tokens = 0;
+    batch->n_rows = 0;
+    batch->n_extras = 0;
+    batch->n_masks = 0;
     step->waits = false;
     step->begun_us = e->now_us;
-    b->n_seqs = e->sched.n_planned;
-    for (int i = 0; i < b->n_seqs; i++) {
-        struct seq *q = e->sched.planned[i];
+    batch->n_seqs = e->sched.n_planned;
+    for (int i = 0; i < batch->n_seqs; i++) {
+        struct seq *seq = e->sched.planned[i];
 
-        b->seq_start[i] = b->n_tokens;
-        b->kv_len[i] = q->n_computed + q->n_ahead + q->n_planned;
-        fill_tokens(b->token_ids + b->n_tokens, q);
-        step->seqs[i] = q;
-        step->counts[i] = q->n_planned;
-        fill_tables(e, i, q);
-        if (seq_tells_prompt(q))
-            fill_prompt_rows(e, step, q, q->n_computed + q->n_ahead, q->n_planned);
-        b->n_tokens += q->n_planned;
-        step->drafts[i] = q->draft.n;
-        fill_sampled_rows(e, step, q, b->kv_len[i]);
+        batch->seq_start[i] = batch->n_tokens;
+        batch->kv_len[i] = seq->n_computed + seq->n_ahead + seq->n_planned;
+        fill_tokens(batch->token_ids + batch->n_tokens, seq);
+        step->seqs[i] = seq;
+        step->counts[i] = seq->n_planned;
+        fill_tables(e, i, seq);
+        if (seq_tells_prompt(seq))
+            fill_prompt_rows(e, step, seq, seq->n_computed + seq->n_ahead, seq->n_planned);
+        batch->n_tokens += seq->n_planned;
+        step->drafts[i] = seq->draft.n;
+        fill_sampled_rows(e, step, seq, batch->kv_len[i]);
     }
-    b->seq_start[b->n_seqs] = b->n_tokens;
-    step->n_seqs = b->n_seqs;
-    step->n_rows = b->n_rows;
-    step->n_tokens = b->n_tokens;
+    batch->seq_start[batch->n_seqs] = batch->n_tokens;
+    step->n_seqs = batch->n_seqs;
+    step->n_rows = batch->n_rows;
+    step->n_tokens = batch->n_tokens;
 }
 
-/* What row r wants beside an id; false: nothing. */
+/* How many of the most probable ids a sampled row reports: -1 without log probabilities, 0 if its
+ * logits are reported whole. */
+static int32_t fill_n_top(const struct seq *seq)
+{
+    if ((seq->request.flags & WIRE_LOGPROBS) == 0)
+        return -1;
+    if (seq_has_rows(seq))
+        return 0;
+    return (int32_t)seq->request.generate.n_logprobs;
+}
+
+/* Describe the extra outputs and constraints of a row. False: it needs only an id. */
 static bool fill_extra(struct engine *e, const struct engine_step *step, int r,
                        struct batch_extra *x)
 {
-    struct seq *q = step->rows[r];
-    const struct wire_request *w;
+    struct seq *seq = step->rows[r];
+    const struct wire_request *request;
     bool masked;
 
-    if (q == NULL)
-        return false; /* its end came meanwhile */
-    w = &q->request;
+    if (seq == NULL)
+        return false; /* the sequence ended meanwhile */
+    request = &seq->request;
+    /* A row of the prompt: the log probability of its known next token. */
     if (step->targets[r] > 0) {
         *x = (struct batch_extra){
             .row = r,
-            .target = q->tokens[step->targets[r]],
-            .n_top = seq_prompt_has_rows(q) ? 0 : (int32_t)w->generate.n_prompt_logprobs,
+            .target = seq->tokens[step->targets[r]],
+            .n_top = seq_prompt_has_rows(seq) ? 0 : (int32_t)request->generate.n_prompt_logprobs,
             .mask = -1};
         return true;
     }
-    masked = q->is_masked;
+    /* A sampled row: a mask, biases, and the most probable tokens or those that were asked for. A
+     * row that is reported whole needs no list. */
+    masked = seq->is_masked;
     *x = (struct batch_extra){
         .row = r,
         .target = -1,
-        .n_top = (w->flags & WIRE_LOGPROBS) == 0 ? -1
-                 : seq_has_rows(q)               ? 0
-                                                 : (int32_t)w->generate.n_logprobs,
-        .n_biases = (int32_t)w->generate.n_biases,
-        .biases = q->biases,
-        .n_asked = seq_has_rows(q) ? 0 : (int32_t)w->generate.n_asked,
-        .asked = q->asked,
-        .mask = masked ? guide_add(&e->guide, q) : -1,
+        .n_top = fill_n_top(seq),
+        .n_biases = (int32_t)request->generate.n_biases,
+        .biases = seq->biases,
+        .n_asked = seq_has_rows(seq) ? 0 : (int32_t)request->generate.n_asked,
+        .asked = seq->asked,
+        .mask = masked ? guide_add(&e->guide, seq) : -1,
     };
     return masked || x->n_top >= 0 || x->n_biases > 0;
 }
 
-/* q's mask is late: the step goes on without its row, and q's last token is computed again in the
- * step that has the mask. Its key and value are written anew, as they were. */
-static void fill_skip(struct engine_step *step, struct seq *q, int r)
+/* The mask of seq's row is late: the step goes on without the row. seq's last token is computed
+ * again in the step that has the mask; its key and value are then overwritten with equal ones. */
+static void fill_skip(struct engine_step *step, struct seq *seq, int r)
 {
     for (int i = 0; i < step->n_seqs; i++)
-        step->counts[i] -= step->seqs[i] == q;
+        step->counts[i] -= step->seqs[i] == seq;
     step->rows[r] = NULL;
-    q->n_ahead--;
-    q->n_pending--;
-    q->n_owed -= seq_token_records(q);
+    seq->n_ahead--;
+    seq->n_pending--;
+    seq->n_owed -= seq_token_records(seq);
 }
 
-/* Rows whose mask was not made. */
+/* Look at the masks that were not made: a late one skips its row, an impossible one ends its
+ * sequence with an error. */
 static void fill_look(struct engine *e, struct engine_step *step)
 {
     for (int r = 0; r < step->n_rows; r++) {
-        int mask = step->extras[r] < 0 ? -1 : e->batch.extras[step->extras[r]].mask;
-        struct guide_job *j = mask < 0 ? NULL : &e->guide.jobs[mask];
+        int extra = step->extras[r];
+        struct guide_job *job;
 
-        if (j == NULL || j->rc == ERR_OK)
+        if (extra < 0 || e->batch.extras[extra].mask < 0)
             continue;
-        if (j->rc == ERR_AGAIN)
-            fill_skip(step, j->q, r);
+        job = &e->guide.jobs[e->batch.extras[extra].mask];
+        if (job->rc == ERR_OK)
+            continue;
+        if (job->rc == ERR_AGAIN)
+            fill_skip(step, job->q, r);
         else
-            publish_finish(e, j->q, WIRE_FIN_ERROR, j->rc);
+            publish_finish(e, job->q, WIRE_FIN_ERROR, job->rc);
     }
 }
 
+/* All masks are collected first and then made together, because guide_run() distributes them over
+ * threads. */
 void fill_extras(struct engine *e, struct engine_step *step)
 {
-    struct batch *b = &e->batch;
+    struct batch *batch = &e->batch;
 
     guide_clear(&e->guide);
     for (int r = 0; r < step->n_rows; r++) {
-        if (fill_extra(e, step, r, &b->extras[b->n_extras]))
-            step->extras[r] = b->n_extras++;
+        if (fill_extra(e, step, r, &batch->extras[batch->n_extras]))
+            step->extras[r] = batch->n_extras++;
     }
     guide_run(&e->guide);
-    b->n_masks = e->guide.n_jobs;
+    batch->n_masks = e->guide.n_jobs;
     fill_look(e, step);
 }
 
+/* Only one row per sequence can be reported whole at a time: seq_awaits_row() delays the next step
+ * of such a sequence. */
 int fill_rows(struct engine *e, const struct engine_step *step)
 {
     int rc = ERR_OK;
 
     for (int r = 0; r < step->n_rows && rc == ERR_OK; r++) {
-        struct seq *q = step->rows[r];
+        struct seq *seq = step->rows[r];
 
-        if (q == NULL || !(step->targets[r] > 0 ? seq_prompt_has_rows(q) : seq_has_rows(q)))
+        if (seq == NULL)
             continue;
-        must(!q->tells_row);
-        rc = model_row_logits(e->model, r, q->row + 1);
+        if (step->targets[r] > 0 && !seq_prompt_has_rows(seq))
+            continue;
+        if (step->targets[r] == 0 && !seq_has_rows(seq))
+            continue;
+        must(!seq->tells_row);
+        rc = model_row_logits(e->model, r, seq->row + 1);
     }
     return rc;
 }

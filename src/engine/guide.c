@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A front is hostile: its images are sealed, mapped and checked as a whole before anything walks
- * them, and what a walk may cost is bounded (grammar/walk.h). A place that a sequence uses cannot
- * be filled anew. */
+ * Automata, requests and masks of guide.h. A front is hostile: its images are sealed, mapped and
+ * checked as a whole before anything walks them, and the cost of a walk is bounded
+ * (grammar/walk.h). A place that a sequence uses cannot be filled again. */
 #include "engine/guide.h"
 
 #include <math.h>
@@ -16,9 +16,11 @@
 #include "ipc/attach.h"
 
 #define GUIDE_THREADS_MAX 8
-#define GUIDE_CACHE_BYTES ((size_t)4 << 20) /* at least; what is used of it is touched */
-#define GUIDE_CACHE_MASKS 256               /* as many of the whole vocabulary find room */
+#define GUIDE_CACHE_BYTES ((size_t)4 << 20) /* at least; only touched pages take memory */
+/* So many masks of the whole vocabulary fit into the cache. */
+#define GUIDE_CACHE_MASKS 256
 
+/* The scratch memory of one thread that walks. */
 struct walk_work *guide_work(const struct guide *g)
 {
     struct walk_work *work = mem_zalloc(walk_work_bytes((uint32_t)g->n_vocab));
@@ -28,6 +30,7 @@ struct walk_work *guide_work(const struct guide *g)
     return work;
 }
 
+/* Half of the cores make masks: the other half belongs to the loop and the device's threads. */
 int guide_init(struct guide *g, const struct guide_shape *s)
 {
     int n_threads = pool_cores() / 2, rc;
@@ -40,7 +43,10 @@ int guide_init(struct guide *g, const struct guide_shape *s)
                         .eos = s->eos,
                         .masks = s->masks};
     g->jobs = mem_zalloc_array((size_t)s->max_num_seqs, sizeof *g->jobs);
-    n_threads = n_threads < 1 ? 1 : n_threads > GUIDE_THREADS_MAX ? GUIDE_THREADS_MAX : n_threads;
+    if (n_threads < 1)
+        n_threads = 1;
+    if (n_threads > GUIDE_THREADS_MAX)
+        n_threads = GUIDE_THREADS_MAX;
     rc = pool_open(&g->pool, n_threads);
     if (rc != ERR_OK)
         return rc;
@@ -58,28 +64,34 @@ int guide_init(struct guide *g, const struct guide_shape *s)
     return guide_late_init(g);
 }
 
+/* Places for automata; a place is filled when a front uploads to it. */
 int guide_lane_init(struct guide_lane *l)
 {
     l->automata = mem_zalloc_array(WIRE_AUTOMATA_MAX, sizeof *l->automata);
-    return l->automata == NULL ? ERR_NO_MEMORY : ERR_OK;
+    if (l->automata == NULL)
+        return ERR_NO_MEMORY;
+    return ERR_OK;
 }
 
-/* --- what fronts upload ------------------------------------------------------------------- */
+/* --- uploads ---------------------------------------------------------------------------------- */
 
+/* NULL is allowed: an automaton may have no cache. */
 static void guide_unmap(const void *bytes, size_t len)
 {
     if (bytes != NULL)
         (void)munmap((void *)(uintptr_t)bytes, len);
 }
 
-static void guide_free_place(struct guide_automaton *p)
+/* Unmap a place. must(): a sequence that still uses it would read unmapped memory. */
+static void guide_free_place(struct guide_automaton *automaton)
 {
-    must(p->n_users == 0);
-    guide_unmap(p->a, p->bytes);
-    guide_unmap(p->cache, p->cache_bytes);
-    *p = (struct guide_automaton){0};
+    must(automaton->n_users == 0);
+    guide_unmap(automaton->a, automaton->bytes);
+    guide_unmap(automaton->cache, automaton->cache_bytes);
+    *automaton = (struct guide_automaton){0};
 }
 
+/* Late masks are stopped first, because their threads read the automata that are unmapped next. */
 void guide_lane_drop(struct guide *g, struct guide_lane *l)
 {
     guide_late_drop(g, l);
@@ -89,12 +101,16 @@ void guide_lane_drop(struct guide *g, struct guide_lane *l)
     l->vocab = NULL;
 }
 
-/* As attach_map_upload(), of what may have been lost on its way. */
+/* As attach_map_upload(), for an upload whose descriptor may have been lost on its way. */
 static int guide_map(const struct wire_upload *upload, int uploaded, const void **bytes)
 {
-    return uploaded == -1 ? ERR_NO_MEMORY : attach_map_upload(upload, uploaded, bytes);
+    if (uploaded == -1)
+        return ERR_NO_MEMORY;
+    return attach_map_upload(upload, uploaded, bytes);
 }
 
+/* The vocabulary comes once per front. It must not have more tokens than the model, or a mask would
+ * be too short for it. */
 static int guide_take_vocabulary(const struct guide *g, struct guide_lane *l,
                                  const struct wire_upload *upload, int uploaded)
 {
@@ -103,7 +119,8 @@ static int guide_take_vocabulary(const struct guide *g, struct guide_lane *l,
 
     if (rc != ERR_OK)
         return rc;
-    if (l->vocab != NULL) { /* a front cannot know whether it was this that was lost */
+    /* A front repeats it when it cannot know which of its uploads was lost. */
+    if (l->vocab != NULL) {
         guide_unmap(bytes, (size_t)upload->bytes);
         return ERR_OK;
     }
@@ -117,7 +134,7 @@ static int guide_take_vocabulary(const struct guide *g, struct guide_lane *l,
     return ERR_OK;
 }
 
-/* What can be walked, and with what. */
+/* Map an automaton and check all of it, so that a walk needs no check of its own. */
 static int guide_map_automaton(const struct guide_lane *l, const struct wire_upload *upload,
                                int uploaded, const void **bytes)
 {
@@ -127,7 +144,7 @@ static int guide_map_automaton(const struct guide_lane *l, const struct wire_upl
     if (rc == ERR_OK && automaton_check(p, (size_t)upload->bytes) != ERR_OK)
         rc = ERR_CORRUPT;
     if (rc == ERR_OK && l->vocab == NULL)
-        rc = ERR_NO_MEMORY; /* that was lost before it */
+        rc = ERR_NO_MEMORY; /* the vocabulary was lost before it */
     if (rc == ERR_OK)
         *bytes = p;
     else
@@ -135,41 +152,50 @@ static int guide_map_automaton(const struct guide_lane *l, const struct wire_upl
     return rc;
 }
 
-/* Room for what is found out about an automaton; without it masks take longer. */
-static void guide_map_cache(struct guide_automaton *p)
+/* Memory for the results of walks, which many sequences share; without it masks take longer. */
+static void guide_map_cache(struct guide_automaton *automaton)
 {
-    size_t bytes = walk_cache_bytes(p->vocab->n_vocab, GUIDE_CACHE_MASKS);
+    size_t bytes = walk_cache_bytes(automaton->vocab->n_vocab, GUIDE_CACHE_MASKS);
     void *cache;
 
-    bytes = bytes < GUIDE_CACHE_BYTES ? GUIDE_CACHE_BYTES : bytes;
+    if (bytes < GUIDE_CACHE_BYTES)
+        bytes = GUIDE_CACHE_BYTES;
     cache = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
                  -1, 0);
     if (cache == MAP_FAILED)
         return;
     walk_cache_init(cache, bytes);
-    p->cache = cache;
-    p->cache_bytes = bytes;
+    automaton->cache = cache;
+    automaton->cache_bytes = bytes;
 }
 
+/* A failed upload empties the place, so that a request cannot use the automaton that was there
+ * before under the new one's number. */
 static int guide_take_automaton(struct guide_lane *l, const struct wire_upload *upload,
                                 int uploaded)
 {
-    struct guide_automaton *p = &l->automata[upload->idx];
+    struct guide_automaton *automaton = &l->automata[upload->idx];
     const void *bytes = NULL;
-    int rc = p->n_users > 0 ? attach_refuse_upload(uploaded)
-                            : guide_map_automaton(l, upload, uploaded, &bytes);
+    int rc;
 
+    if (automaton->n_users > 0)
+        rc = attach_refuse_upload(uploaded);
+    else
+        rc = guide_map_automaton(l, upload, uploaded, &bytes);
     if (rc == ERR_CORRUPT)
         return rc;
-    guide_free_place(p); /* nobody may take the old one for what was lost */
-    p->lost = rc != ERR_OK;
-    if (p->lost)
+    /* First, so that no request takes the place's last content for the lost one. */
+    guide_free_place(automaton);
+    automaton->lost = rc != ERR_OK;
+    if (automaton->lost)
         return rc;
-    *p = (struct guide_automaton){.a = bytes, .bytes = (size_t)upload->bytes, .vocab = l->vocab};
-    guide_map_cache(p);
+    *automaton =
+        (struct guide_automaton){.a = bytes, .bytes = (size_t)upload->bytes, .vocab = l->vocab};
+    guide_map_cache(automaton);
     return ERR_OK;
 }
 
+/* Any other kind is a broken front; the descriptor must be closed in every case. */
 int guide_take_upload(const struct guide *g, struct guide_lane *l, const struct wire_upload *upload,
                       int uploaded)
 {
@@ -182,6 +208,8 @@ int guide_take_upload(const struct guide *g, struct guide_lane *l, const struct 
 
 /* --- a request -------------------------------------------------------------------------- */
 
+/* Bad words are lists of ids, each after its length: 2 17 4 1 99 is the two lists {17, 4} and
+ * {99}. */
 static bool guide_bad_words_hold(const int32_t *words, uint32_t n, int n_vocab)
 {
     uint32_t at = 0;
@@ -199,79 +227,93 @@ static bool guide_bad_words_hold(const int32_t *words, uint32_t n, int n_vocab)
     return true;
 }
 
-/* Words that there are none of may lie at NULL. */
+/* memcpy(), but with no bytes either pointer may be NULL. */
 static void guide_copy(void *dst, const void *src, size_t bytes)
 {
     if (bytes > 0)
         memcpy(dst, src, bytes);
 }
 
-int guide_begin(const struct guide *g, struct guide_lane *l, struct seq *q, const int32_t *words)
+/* The constraints follow the request's tokens in one array of words:
+ *
+ *   allowed  n_allowed words, one bit per token
+ *   biases   n_biases pairs {id, float}, by rising id
+ *   bad      n_bad words, lists with their lengths
+ *   asked    n_asked ids
+ *   stops    n_stops words, one bit per token */
+int guide_begin(const struct guide *g, struct guide_lane *l, struct seq *seq, const int32_t *words)
 {
-    const struct wire_generate *r = &q->request.generate;
-    const int32_t *biases = words + r->n_allowed;
+    const struct wire_generate *generate = &seq->request.generate;
+    const int32_t *biases = words + generate->n_allowed;
     int rc;
 
-    if ((r->n_allowed != 0 && r->n_allowed != (uint32_t)g->n_words) ||
-        r->n_biases > BATCH_BIASES_MAX || r->n_bad > WIRE_BAD_WORDS_MAX ||
-        r->automaton > WIRE_AUTOMATA_MAX ||
-        (r->automaton > 0 && l->automata[r->automaton - 1].a == NULL &&
-         !l->automata[r->automaton - 1].lost) ||
-        !guide_bad_words_hold(biases + 2 * (size_t)r->n_biases, r->n_bad, g->n_vocab))
+    if ((generate->n_allowed != 0 && generate->n_allowed != (uint32_t)g->n_words) ||
+        generate->n_biases > BATCH_BIASES_MAX || generate->n_bad > WIRE_BAD_WORDS_MAX ||
+        generate->automaton > WIRE_AUTOMATA_MAX ||
+        (generate->automaton > 0 && l->automata[generate->automaton - 1].a == NULL &&
+         !l->automata[generate->automaton - 1].lost) ||
+        !guide_bad_words_hold(biases + 2 * (size_t)generate->n_biases, generate->n_bad, g->n_vocab))
         return ERR_INVALID;
-    for (uint32_t i = 0; i < r->n_biases; i++) {
-        struct batch_bias *b = &q->biases[i];
+    for (uint32_t i = 0; i < generate->n_biases; i++) {
+        struct batch_bias *bias = &seq->biases[i];
 
-        memcpy(b, biases + 2 * (size_t)i, sizeof *b);
-        if (b->id < 0 || b->id >= g->n_vocab || !isfinite(b->value) ||
-            (i > 0 && b->id <= q->biases[i - 1].id))
+        memcpy(bias, biases + 2 * (size_t)i, sizeof *bias);
+        if (bias->id < 0 || bias->id >= g->n_vocab || !isfinite(bias->value) ||
+            (i > 0 && bias->id <= seq->biases[i - 1].id))
             return ERR_INVALID;
     }
-    guide_copy(q->allowed, words, r->n_allowed * sizeof *q->allowed);
-    guide_copy(q->bad, biases + 2 * (size_t)r->n_biases, r->n_bad * sizeof *q->bad);
-    guide_copy(q->asked, biases + 2 * (size_t)r->n_biases + r->n_bad,
-               r->n_asked * sizeof *q->asked);
-    guide_copy(q->stops, biases + 2 * (size_t)r->n_biases + r->n_bad + r->n_asked,
-               r->n_stops * sizeof *q->stops);
-    for (uint32_t i = 0; i < r->n_asked; i++) {
-        if (q->asked[i] < 0 || q->asked[i] >= g->n_vocab)
+    guide_copy(seq->allowed, words, generate->n_allowed * sizeof *seq->allowed);
+    guide_copy(seq->bad, biases + 2 * (size_t)generate->n_biases,
+               generate->n_bad * sizeof *seq->bad);
+    guide_copy(seq->asked, biases + 2 * (size_t)generate->n_biases + generate->n_bad,
+               generate->n_asked * sizeof *seq->asked);
+    guide_copy(seq->stops,
+               biases + 2 * (size_t)generate->n_biases + generate->n_bad + generate->n_asked,
+               generate->n_stops * sizeof *seq->stops);
+    for (uint32_t i = 0; i < generate->n_asked; i++) {
+        if (seq->asked[i] < 0 || seq->asked[i] >= g->n_vocab)
             return ERR_INVALID;
     }
-    rc = think_begin(q, l->vocab, g->n_vocab);
-    if (r->automaton == 0 || rc != ERR_OK)
+    /* Only now are references taken, so that an error above leaves seq as it was. */
+    rc = think_begin(seq, l->vocab, g->n_vocab);
+    if (generate->automaton == 0 || rc != ERR_OK)
         return rc;
-    if (l->automata[r->automaton - 1].lost)
+    if (l->automata[generate->automaton - 1].lost)
         return ERR_NO_FORM;
-    if (l->automata[r->automaton - 1].refused)
+    if (l->automata[generate->automaton - 1].refused)
         return ERR_LIMIT;
-    q->automaton = &l->automata[r->automaton - 1];
-    q->automaton->n_users++;
-    q->n_walked = q->n_prompt;
-    walk_init(q->walk, q->automaton->a);
+    seq->automaton = &l->automata[generate->automaton - 1];
+    seq->automaton->n_users++;
+    seq->n_walked = seq->n_prompt;
+    walk_init(seq->walk, seq->automaton->a);
     return ERR_OK;
 }
 
-void guide_end(struct seq *q)
+/* A late mask of seq goes on without it and frees its own place later. */
+void guide_end(struct seq *seq)
 {
-    if (q->automaton != NULL)
-        q->automaton->n_users--;
-    q->automaton = NULL;
-    if (q->late != NULL)
-        q->late->q = NULL;
-    q->late = NULL;
+    if (seq->automaton != NULL)
+        seq->automaton->n_users--;
+    seq->automaton = NULL;
+    if (seq->late != NULL)
+        seq->late->q = NULL;
+    seq->late = NULL;
 }
 
-bool guide_has_mask(struct seq *q)
+/* Without an automaton most sequences have no mask at all, and their rows are sampled together with
+ * the step. */
+bool guide_has_mask(struct seq *seq)
 {
-    think_follow(q);
-    return think_may_force(q, q->n_pending) || q->automaton != NULL ||
-           q->request.generate.n_allowed > 0 || q->request.generate.n_bad > 0 ||
-           seq_bans_stops(q, q->n_pending);
+    think_follow(seq);
+    return think_may_force(seq, seq->n_pending) || seq->automaton != NULL ||
+           seq->request.generate.n_allowed > 0 || seq->request.generate.n_bad > 0 ||
+           seq_bans_stops(seq, seq->n_pending);
 }
 
-bool guide_has_ended(const struct guide *g, const struct seq *q, int32_t id)
+/* Without an automaton the stop ids decide (publish_is_end()). */
+bool guide_has_ended(const struct guide *g, const struct seq *seq, int32_t id)
 {
-    for (int i = 0; i < g->n_eos && q->automaton != NULL; i++) {
+    for (int i = 0; i < g->n_eos && seq->automaton != NULL; i++) {
         if (g->eos[i] == id)
             return true;
     }
@@ -280,31 +322,33 @@ bool guide_has_ended(const struct guide *g, const struct seq *q, int32_t id)
 
 /* --- masks ------------------------------------------------------------------------------ */
 
+/* Bit id of a mask allows token id; masks are words of 32 bits. */
 static void guide_ban(uint32_t *mask, int32_t id)
 {
     mask[id / 32] &= ~(UINT32_C(1) << id % 32);
 }
 
-/* Bad words of which all but the last id has just been said. */
-static void guide_ban_words(const struct seq *q, uint32_t *mask)
+/* Forbid the last id of each bad word whose other ids are the end of the output. */
+static void guide_ban_words(const struct seq *seq, uint32_t *mask)
 {
-    for (uint32_t at = 0; at < q->request.generate.n_bad;) {
-        int32_t before = q->bad[at] - 1;
-        const int32_t *ids = &q->bad[at + 1];
+    for (uint32_t at = 0; at < seq->request.generate.n_bad;) {
+        int32_t before = seq->bad[at] - 1;
+        const int32_t *ids = &seq->bad[at + 1];
 
-        if (q->n_tokens - q->n_prompt >= before &&
-            memcmp(q->tokens + q->n_tokens - before, ids, (size_t)before * sizeof *ids) == 0)
+        if (seq->n_tokens - seq->n_prompt >= before &&
+            memcmp(seq->tokens + seq->n_tokens - before, ids, (size_t)before * sizeof *ids) == 0)
             guide_ban(mask, ids[before]);
         at += (uint32_t)before + 2;
     }
 }
 
-/* What would end the text before min_tokens, unless nothing else may come. */
-static void guide_ban_ends(const struct guide *g, const struct seq *q, uint32_t *mask)
+/* Before min_tokens, forbid the end-of-sequence tokens; but if nothing else is allowed, they are,
+ * because the form is complete and leaves no other token. */
+static void guide_ban_ends(const struct guide *g, const struct seq *seq, uint32_t *mask)
 {
     uint32_t left = 0, ends = 0;
 
-    if (q->n_tokens - q->n_prompt >= (int)q->request.generate.min_tokens)
+    if (seq->n_tokens - seq->n_prompt >= (int)seq->request.generate.min_tokens)
         return;
     for (int i = 0; i < g->n_eos; i++) {
         ends |= mask[g->eos[i] / 32] >> g->eos[i] % 32 & 1;
@@ -316,114 +360,127 @@ static void guide_ban_ends(const struct guide *g, const struct seq *q, uint32_t 
         mask[g->eos[i] / 32] |= UINT32_C(1) << g->eos[i] % 32;
 }
 
-/* The steps that q's mask may take now. */
-static uint32_t guide_budget(struct guide *g, const struct seq *q)
+/* The elementary steps that seq's mask may take now. */
+static uint32_t guide_budget(struct guide *g, const struct seq *seq)
 {
     uint32_t pass = GUIDE_PASS_STEPS * (uint32_t)pool_width(g->pool);
     uint32_t of_pass = atomic_load_explicit(&g->pass_steps, memory_order_relaxed);
     uint32_t of_tenant =
-        atomic_load_explicit(&g->tenant_steps[q->tenant_idx], memory_order_relaxed);
+        atomic_load_explicit(&g->tenant_steps[seq->tenant_idx], memory_order_relaxed);
 
     if (g->waits)
         return UINT32_MAX;
-    return of_pass >= pass || of_tenant >= GUIDE_TENANT_STEPS ? 0 : GUIDE_MASK_STEPS;
+    if (of_pass >= pass || of_tenant >= GUIDE_TENANT_STEPS)
+        return 0;
+    return GUIDE_MASK_STEPS;
 }
 
-static void guide_spend(struct guide *g, const struct seq *q, uint32_t steps)
+/* Counted after the work, so the last mask of a step may exceed the bound by its own length. */
+static void guide_spend(struct guide *g, const struct seq *seq, uint32_t steps)
 {
     (void)atomic_fetch_add_explicit(&g->pass_steps, steps, memory_order_relaxed);
-    (void)atomic_fetch_add_explicit(&g->tenant_steps[q->tenant_idx], steps, memory_order_relaxed);
+    (void)atomic_fetch_add_explicit(&g->tenant_steps[seq->tenant_idx], steps, memory_order_relaxed);
 }
 
-/* Follow what was said, then the ids that may come. ERR_AGAIN: not within the bounds of a step. */
-static int guide_walk(struct guide *g, struct seq *q, struct walk_work *work, uint32_t *mask)
+/* Walk over the tokens that seq has got since, then make the mask of the next one. ERR_AGAIN: it
+ * does not fit into the step's bounds. */
+static int guide_walk(struct guide *g, struct seq *seq, struct walk_work *work, uint32_t *mask)
 {
-    const struct guide_automaton *p = q->automaton;
-    uint32_t budget = guide_budget(g, q), steps = 0;
+    const struct guide_automaton *automaton = seq->automaton;
+    uint32_t budget = guide_budget(g, seq), steps = 0;
     int rc = ERR_OK;
 
-    while (rc == ERR_OK && q->n_walked < q->n_tokens && steps < budget) {
-        rc = walk_accept(work, p->a, p->vocab, q->walk, q->tokens[q->n_walked]);
+    /* The walk keeps the position that it has reached, so a later call continues there. */
+    while (rc == ERR_OK && seq->n_walked < seq->n_tokens && steps < budget) {
+        rc = walk_accept(work, automaton->a, automaton->vocab, seq->walk,
+                         seq->tokens[seq->n_walked]);
         steps += walk_steps(work);
-        q->n_walked += rc == ERR_OK;
+        seq->n_walked += rc == ERR_OK;
     }
-    if (rc == ERR_OK && q->n_walked == q->n_tokens && steps < budget) {
-        const struct walk_language language = {p->a, p->vocab, p->cache};
+    if (rc == ERR_OK && seq->n_walked == seq->n_tokens && steps < budget) {
+        const struct walk_language language = {automaton->a, automaton->vocab, automaton->cache};
 
-        rc = walk_mask_within(work, &language, q->walk, budget - steps, mask);
+        rc = walk_mask_within(work, &language, seq->walk, budget - steps, mask);
         steps += walk_steps(work);
     } else if (rc == ERR_OK) {
         rc = ERR_AGAIN;
     }
-    guide_spend(g, q, steps);
-    return rc == ERR_INVALID ? ERR_NO_TOKEN : rc;
-}
-
-/* The automaton's mask: one that was late, or one that is made now. */
-static int guide_mask(struct guide *g, const struct guide_job *j, int worker)
-{
-    struct seq *q = j->q;
-    const uint32_t *mask = q->made;
-    int n_words = (int)q->automaton->vocab->n_words, rc = ERR_OK;
-
-    if (q->automaton->refused)
-        return ERR_LIMIT;
-    if (q->late != NULL)
-        return ERR_AGAIN; /* it was preempted meanwhile, and is back before its mask */
-    if (q->n_made != q->n_tokens) {
-        rc = guide_walk(g, q, g->works[worker], g->scratch[worker]);
-        mask = g->scratch[worker];
-    }
-    for (int i = 0; i < g->n_words && rc == ERR_OK; i++)
-        j->mask[i] &= i < n_words ? mask[i] : 0;
+    guide_spend(g, seq, steps);
+    if (rc == ERR_INVALID)
+        return ERR_NO_TOKEN;
     return rc;
 }
 
-/* The end tag of a reasoning that is long enough, whatever else may come. Its automaton follows
- * when the next mask is made. */
-static bool guide_forces(struct guide *g, struct guide_job *j)
+/* And the automaton's mask into the job's: a finished late one, or one that is made now. */
+static int guide_mask(struct guide *g, const struct guide_job *job, int worker)
+{
+    struct seq *seq = job->q;
+    const uint32_t *mask = seq->made;
+    int n_words = (int)seq->automaton->vocab->n_words, rc = ERR_OK;
+
+    if (seq->automaton->refused)
+        return ERR_LIMIT;
+    if (seq->late != NULL)
+        return ERR_AGAIN; /* seq was preempted meanwhile and is back before its late mask is
+                           * ready */
+    if (seq->n_made != seq->n_tokens) {
+        rc = guide_walk(g, seq, g->works[worker], g->scratch[worker]);
+        mask = g->scratch[worker];
+    }
+    for (int i = 0; i < g->n_words && rc == ERR_OK; i++)
+        job->mask[i] &= i < n_words ? mask[i] : 0;
+    return rc;
+}
+
+/* The end tag of a reasoning that has reached its budget is forced, whatever else is allowed. The
+ * automaton catches up when the next mask is made. */
+static bool guide_forces(struct guide *g, struct guide_job *job)
 {
     int32_t id;
 
-    think_follow(j->q);
-    id = think_forced(j->q);
+    think_follow(job->q);
+    id = think_forced(job->q);
     if (id < 0)
         return false;
-    memset(j->mask, 0, (size_t)g->n_words * sizeof *j->mask);
-    j->mask[id / 32] |= UINT32_C(1) << id % 32;
-    j->rc = ERR_OK;
+    memset(job->mask, 0, (size_t)g->n_words * sizeof *job->mask);
+    job->mask[id / 32] |= UINT32_C(1) << id % 32;
+    job->rc = ERR_OK;
     return true;
 }
 
+/* Make the mask of one job, on any worker: all tokens but those that a constraint forbids. */
 static void guide_make(void *arg, int task, int worker)
 {
-    struct guide *g = arg;
-    struct guide_job *j = &g->jobs[task];
-    const struct seq *q = j->q;
-    size_t bytes = (size_t)g->n_words * sizeof *j->mask;
+    struct guide *guide = arg;
+    struct guide_job *job = &guide->jobs[task];
+    const struct seq *seq = job->q;
+    size_t bytes = (size_t)guide->n_words * sizeof *job->mask;
     uint32_t left = 0;
 
-    if (guide_forces(g, j))
+    if (guide_forces(guide, job))
         return;
-    memset(j->mask, 0xff, bytes);
-    if (g->n_vocab % 32 != 0)
-        j->mask[g->n_words - 1] = (UINT32_C(1) << g->n_vocab % 32) - 1;
-    for (int i = 0; i < (int)q->request.generate.n_allowed; i++)
-        j->mask[i] &= q->allowed[i];
-    for (int i = 0; i < g->n_words && seq_bans_stops(q, 0); i++)
-        j->mask[i] &= ~q->stops[i];
-    j->rc = q->automaton == NULL ? ERR_OK : guide_mask(g, j, worker);
-    guide_ban_words(q, j->mask);
-    if (q->automaton != NULL)
-        guide_ban_ends(g, q, j->mask);
-    for (int i = 0; i < g->n_words; i++)
-        left |= j->mask[i];
-    if (j->rc == ERR_OK && left == 0)
-        j->rc = ERR_NO_TOKEN;
-    if (j->rc != ERR_OK)
-        memset(j->mask, 0xff, bytes); /* its row is sampled, and nobody reads it */
+    memset(job->mask, 0xff, bytes);
+    if (guide->n_vocab % 32 != 0)
+        job->mask[guide->n_words - 1] = (UINT32_C(1) << guide->n_vocab % 32) - 1;
+    for (int i = 0; i < (int)seq->request.generate.n_allowed; i++)
+        job->mask[i] &= seq->allowed[i];
+    for (int i = 0; i < guide->n_words && seq_bans_stops(seq, 0); i++)
+        job->mask[i] &= ~seq->stops[i];
+    job->rc = ERR_OK;
+    if (seq->automaton != NULL)
+        job->rc = guide_mask(guide, job, worker);
+    guide_ban_words(seq, job->mask);
+    if (seq->automaton != NULL)
+        guide_ban_ends(guide, seq, job->mask);
+    for (int i = 0; i < guide->n_words; i++)
+        left |= job->mask[i];
+    if (job->rc == ERR_OK && left == 0)
+        job->rc = ERR_NO_TOKEN;
+    if (job->rc != ERR_OK)
+        memset(job->mask, 0xff, bytes); /* its row is sampled, but the result is dropped */
 }
 
+/* The budgets are per step. */
 void guide_clear(struct guide *g)
 {
     g->n_jobs = 0;
@@ -432,25 +489,28 @@ void guide_clear(struct guide *g)
         atomic_store_explicit(&g->tenant_steps[i], 0, memory_order_relaxed);
 }
 
-int guide_add(struct guide *g, struct seq *q)
+/* Masks are made in the model's own memory, so that no copy is needed. */
+int guide_add(struct guide *g, struct seq *seq)
 {
     int i = g->n_jobs++;
 
-    g->jobs[i] = (struct guide_job){.q = q, .mask = g->masks + (size_t)i * (size_t)g->n_words};
+    g->jobs[i] = (struct guide_job){.q = seq, .mask = g->masks + (size_t)i * (size_t)g->n_words};
     return i;
 }
 
+/* The results are looked at on the engine's thread alone: seq->is_late and `refused` need no
+ * lock. */
 void guide_run(struct guide *g)
 {
     if (g->n_jobs == 1)
-        guide_make(g, 0, 0); /* nobody is woken */
+        guide_make(g, 0, 0); /* no worker has to be woken */
     else if (g->n_jobs > 1)
         pool_run(g->pool, guide_make, g, g->n_jobs);
     for (int i = 0; i < g->n_jobs; i++) {
-        struct seq *q = g->jobs[i].q;
+        struct seq *seq = g->jobs[i].q;
 
-        q->is_late = g->jobs[i].rc == ERR_AGAIN;
+        seq->is_late = g->jobs[i].rc == ERR_AGAIN;
         if (g->jobs[i].rc == ERR_LIMIT)
-            q->automaton->refused = true;
+            seq->automaton->refused = true;
     }
 }

@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Masks that take longer than a step may wait for, made by threads beside the steps.
+ * Late masks: those that take longer than a step may wait for, made by threads of their own.
  *
- * A place holds a copy of the sequence's walk and uses its automaton, so that the sequence may
- * leave meanwhile. The engine's thread fills places and empties them, once per pass; what it found
- * out is in the automaton's cache by then as well, so its next masks are seldom late. */
+ * A place holds a copy of the sequence's walk and uses its automaton, so that the sequence may end
+ * meanwhile. The engine's thread fills and empties places once per pass. The results of the walk
+ * are in the automaton's cache by then, so the sequence's next masks are seldom late.
+ *
+ *   GUIDE_FREE -> GUIDE_WAITS -> GUIDE_RUNS -> GUIDE_DONE -> GUIDE_FREE */
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/syscall.h>
@@ -14,9 +16,9 @@
 #include "base/mem.h"
 #include "engine/guide.h"
 
-#define LATE_NICE 5 /* the loop and the threads of the device come first */
+#define LATE_NICE 5 /* the loop and the device's threads are more urgent */
 
-/* What a thread that makes late masks is given. */
+/* The argument of a thread that makes late masks. */
 struct late_thread {
     struct guide *guide;
     struct walk_work *work;
@@ -24,6 +26,7 @@ struct late_thread {
 
 /* --- the threads -------------------------------------------------------------------------- */
 
+/* A place that waits for a thread, or NULL. With the lock held. */
 static struct guide_late *late_next(struct guide *g)
 {
     for (int i = 0; i < GUIDE_LATE; i++)
@@ -32,33 +35,36 @@ static struct guide_late *late_next(struct guide *g)
     return NULL;
 }
 
-/* Lives as long as the engine. */
+/* A thread for late masks; it lives as long as the engine. The lock is released while the mask is
+ * made, so that the loop never waits for it. */
 static void *late_run(void *arg)
 {
-    struct late_thread *t = arg;
-    struct guide *g = t->guide;
+    struct late_thread *thread = arg;
+    struct guide *guide = thread->guide;
 
-    (void)setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), LATE_NICE); /* else as the others */
-    (void)pthread_mutex_lock(&g->late_lock);
+    /* On error at the priority of the others. */
+    (void)setpriority(PRIO_PROCESS, (id_t)syscall(SYS_gettid), LATE_NICE);
+    (void)pthread_mutex_lock(&guide->late_lock);
     for (;;) { /* until the process ends */
-        struct guide_late *late = late_next(g);
+        struct guide_late *late = late_next(guide);
 
         if (late == NULL) {
-            (void)pthread_cond_wait(&g->late_came, &g->late_lock);
+            (void)pthread_cond_wait(&guide->late_came, &guide->late_lock);
             continue;
         }
         late->state = GUIDE_RUNS;
-        late->work = t->work;
-        (void)pthread_mutex_unlock(&g->late_lock);
-        late->rc =
-            walk_mask(t->work, late->p->a, late->p->vocab, late->p->cache, &late->walk, late->mask);
-        late->steps = walk_steps(t->work);
-        (void)pthread_mutex_lock(&g->late_lock);
+        late->work = thread->work;
+        (void)pthread_mutex_unlock(&guide->late_lock);
+        late->rc = walk_mask(thread->work, late->p->a, late->p->vocab, late->p->cache, &late->walk,
+                             late->mask);
+        late->steps = walk_steps(thread->work);
+        (void)pthread_mutex_lock(&guide->late_lock);
         late->state = GUIDE_DONE;
     }
     return NULL;
 }
 
+/* One thread is enough on small machines, where the masks would take cores from the steps. */
 int guide_late_init(struct guide *g)
 {
     int n_threads = pool_cores() >= 8 ? GUIDE_LATE_THREADS : 1;
@@ -77,14 +83,14 @@ int guide_late_init(struct guide *g)
         threads[i] = (struct late_thread){.guide = g, .work = guide_work(g)};
         if (threads[i].work == NULL || pthread_create(&id, NULL, late_run, &threads[i]) != 0)
             return ERR_NO_MEMORY;
-        (void)pthread_detach(id); /* it was just made */
+        (void)pthread_detach(id); /* cannot fail: the thread was just made */
     }
     return ERR_OK;
 }
 
 /* --- the engine's thread; with the lock held ------------------------------------------------ */
 
-/* Its place is free again. */
+/* Free a place, whatever its state but GUIDE_RUNS. */
 static void late_free(struct guide_late *late)
 {
     if (late->q != NULL)
@@ -95,22 +101,23 @@ static void late_free(struct guide_late *late)
     late->state = GUIDE_FREE;
 }
 
-/* One that is done: to its sequence, if that is still there. */
+/* Hand a finished mask to its sequence, if that has not ended. */
 static void late_take(struct guide *g, struct guide_late *late)
 {
-    struct seq *q = late->q;
+    struct seq *seq = late->q;
 
     g->late_steps[late->tenant_idx] += late->steps;
     if (late->rc != ERR_OK)
         late->p->refused = true;
-    if (q != NULL) {
-        memcpy(q->made, late->mask, late->p->vocab->n_words * sizeof *q->made);
-        q->n_made = late->n_tokens;
-        q->is_late = false;
+    if (seq != NULL) {
+        memcpy(seq->made, late->mask, late->p->vocab->n_words * sizeof *seq->made);
+        seq->n_made = late->n_tokens;
+        seq->is_late = false;
     }
     late_free(late);
 }
 
+/* Places that a tenant uses. */
 static int late_count(const struct guide *g, int tenant_idx)
 {
     int n = 0;
@@ -120,45 +127,49 @@ static int late_count(const struct guide *g, int tenant_idx)
     return n;
 }
 
-/* Whose mask is begun next: of the tenant for which the fewest steps were made. */
+/* The sequence whose mask is begun next: of the tenant with the fewest steps spent on it. */
 static struct seq *late_choose(const struct guide *g, struct seq *const *running, int n)
 {
     struct seq *best = NULL;
 
     for (int i = 0; i < n; i++) {
-        struct seq *q = running[i];
+        struct seq *seq = running[i];
 
-        if (q->is_late && q->late == NULL && late_count(g, q->tenant_idx) < GUIDE_LATE_TENANT &&
-            (best == NULL || g->late_steps[q->tenant_idx] < g->late_steps[best->tenant_idx]))
-            best = q;
+        if (seq->is_late && seq->late == NULL &&
+            late_count(g, seq->tenant_idx) < GUIDE_LATE_TENANT &&
+            (best == NULL || g->late_steps[seq->tenant_idx] < g->late_steps[best->tenant_idx]))
+            best = seq;
     }
     return best;
 }
 
-static void late_give(struct guide *g, struct guide_late *late, struct seq *q)
+/* Give the place a job. The walk is copied, because seq's own may be freed while a thread uses
+ * it. */
+static void late_give(struct guide *g, struct guide_late *late, struct seq *seq)
 {
-    late->q = q;
-    late->p = q->automaton;
+    late->q = seq;
+    late->p = seq->automaton;
     late->p->n_users++;
-    late->tenant_idx = q->tenant_idx;
-    late->n_tokens = q->n_tokens;
-    walk_copy(&late->walk, q->walk);
-    q->late = late;
+    late->tenant_idx = seq->tenant_idx;
+    late->n_tokens = seq->n_tokens;
+    walk_copy(&late->walk, seq->walk);
+    seq->late = late;
     late->state = GUIDE_WAITS;
     g->n_late++;
     (void)pthread_cond_signal(&g->late_came);
 }
 
-/* Is there anything to do? Sequences that have tokens to follow first are due again. */
+/* Is there anything to do? A sequence that has further tokens to walk over is not late any more:
+ * its next step tries again. */
 static bool late_look(const struct guide *g, struct seq *const *running, int n_running)
 {
     bool any = false;
 
     for (int i = 0; i < n_running; i++) {
-        struct seq *q = running[i];
+        struct seq *seq = running[i];
 
-        q->is_late = q->is_late && q->n_walked == q->n_tokens;
-        any = any || q->is_late;
+        seq->is_late = seq->is_late && seq->n_walked == seq->n_tokens;
+        any = any || seq->is_late;
     }
     for (int i = 0; i < GUIDE_LATE; i++)
         any = any || g->late[i].p != NULL;
@@ -167,28 +178,32 @@ static bool late_look(const struct guide *g, struct seq *const *running, int n_r
 
 /* --- public --------------------------------------------------------------------------------- */
 
+/* The common case is that no mask is late: it takes no lock. */
 void guide_pass(struct guide *g, struct seq *const *running, int n_running)
 {
     if (!late_look(g, running, n_running)) {
         memset(g->late_steps, 0, sizeof g->late_steps);
         return;
     }
-    (void)pthread_mutex_lock(&g->late_lock); /* others hold it for some instructions */
+    (void)pthread_mutex_lock(&g->late_lock); /* threads hold it for some instructions only */
     for (int i = 0; i < GUIDE_LATE; i++) {
         struct guide_late *late = &g->late[i];
-        struct seq *q;
+        struct seq *seq;
 
         if (late->state == GUIDE_DONE)
             late_take(g, late);
         if (late->state == GUIDE_WAITS && late->q == NULL)
             late_free(late);
-        q = late->state == GUIDE_FREE ? late_choose(g, running, n_running) : NULL;
-        if (q != NULL)
-            late_give(g, late, q);
+        if (late->state != GUIDE_FREE)
+            continue;
+        seq = late_choose(g, running, n_running);
+        if (seq != NULL)
+            late_give(g, late, seq);
     }
     (void)pthread_mutex_unlock(&g->late_lock);
 }
 
+/* The automata are about to be unmapped, so threads that walk them are stopped first. */
 void guide_late_drop(struct guide *g, const struct guide_lane *l)
 {
     for (int i = 0; i < GUIDE_LATE; i++) {
@@ -197,7 +212,8 @@ void guide_late_drop(struct guide *g, const struct guide_lane *l)
         if (late->p == NULL || late->p < l->automata || late->p >= l->automata + WIRE_AUTOMATA_MAX)
             continue;
         (void)pthread_mutex_lock(&g->late_lock);
-        while (late->state == GUIDE_RUNS) { /* again: a call that just begins does not know yet */
+        /* Repeated, because a call that is just beginning does not see the request to stop. */
+        while (late->state == GUIDE_RUNS) {
             walk_stop(late->work);
             (void)pthread_mutex_unlock(&g->late_lock);
             clock_sleep_us(20);

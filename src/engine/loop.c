@@ -1,37 +1,49 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The loop. The device computes one step while the next is planned, filled and begun: that one
- * takes its tokens from the first on the device. An idle engine sleeps in epoll and wakes once a
- * second to show that it lives; a busy one never waits for anything but the device. */
+ * The loop. The device computes one step while the next one is planned, filled and begun: that one
+ * takes the previous step's tokens directly on the device. An idle engine sleeps in epoll and wakes
+ * once a second for its heartbeat; a busy one waits for nothing but the device. */
 #include "base/clock.h"
 #include "base/fault.h"
 #include "base/must.h"
 #include "base/service.h"
 #include "engine/engine.h"
 
-#define LOOP_TICK_MS    1000 /* idle: heartbeat and watchdog */
-#define LOOP_PAUSED_MS  2    /* everybody waits for a slow client or the disk: look again */
-#define LOOP_WRITE_BUSY 1    /* pages written behind per step: bounds the copies a step pays for */
+#define LOOP_TICK_MS   1000 /* idle: heartbeat and watchdog */
+#define LOOP_PAUSED_MS 2    /* every sequence waits for a slow client or the disk: look again */
+/* Pages saved per step in the background: bounds the copies that a step is charged for */
+#define LOOP_WRITE_BUSY 1
 #define LOOP_WRITE_IDLE 8
 
-/* How long intake may sleep. */
+/* The longest time that intake_events() may wait: 0 while the device computes or pages arrive, a
+ * few milliseconds while something is expected that wakes no descriptor, else until the next
+ * tick. */
 static int loop_timeout_ms(const struct engine *e)
 {
-    if (!power_is_awake(&e->power))
-        return sleep_timeout_ms(e, cache_admin_has_work(e) || e->power.n_orders > 0 ? LOOP_PAUSED_MS
-                                                                                    : LOOP_TICK_MS);
+    if (!power_is_awake(&e->power)) {
+        bool has_work = cache_admin_has_work(e) || e->power.n_orders > 0;
+
+        return sleep_timeout_ms(e, has_work ? LOOP_PAUSED_MS : LOOP_TICK_MS);
+    }
     if (e->n_begun != e->n_ended)
         return 0;
     if (e->tiers.n_loads_used > 0 && tiers_copy_in(e))
-        return 0; /* some milliseconds at most, and somebody waits for them */
-    if (e->sched.n_running + sched_n_waiting(&e->sched) == 0)
-        return tiers_have_work(e) || cache_admin_has_work(e) ? LOOP_PAUSED_MS
-               : e->draining                                 ? 0
-                                                             : sleep_timeout_ms(e, LOOP_TICK_MS);
-    return e->sched.n_planned == 0 ? LOOP_PAUSED_MS : 0;
+        return 0; /* some milliseconds at most, and a sequence waits for it */
+    if (e->sched.n_running + sched_n_waiting(&e->sched) == 0) {
+        if (tiers_have_work(e) || cache_admin_has_work(e))
+            return LOOP_PAUSED_MS;
+        if (e->draining)
+            return 0;
+        return sleep_timeout_ms(e, LOOP_TICK_MS);
+    }
+    if (e->sched.n_planned == 0)
+        return LOOP_PAUSED_MS;
+    return 0;
 }
 
-/* Sleep unless there is work. The flags are set on all lanes before the last look at any. */
+/* Sleep unless there is work. A front wakes the engine only if the lane's flag says that it sleeps.
+ * So the flags are set on all lanes first, and then each lane is looked at once more: a request
+ * that came between is seen here, a later one sees the flag. */
 static void loop_wait(struct engine *e)
 {
     int timeout_ms = loop_timeout_ms(e);
@@ -51,21 +63,24 @@ static void loop_wait(struct engine *e)
     }
 }
 
-/* The plan's copies, whether or not a step comes of it; a copy may go to a page that was evicted
- * for it. */
+/* Enqueue the plan's page copies, even if the plan has no step. Pages that a copy overwrites may
+ * have been evicted for it, so their contents are saved first. */
 static int loop_copy_pages(struct engine *e)
 {
-    struct tables *t = &e->sched.tables;
+    struct tables *tables = &e->sched.tables;
     int rc = ERR_OK;
 
-    if (t->n_copies > 0)
+    if (tables->n_copies > 0)
         tiers_save_evicted(e);
-    for (int i = 0; i < t->n_copies && rc == ERR_OK; i++)
-        rc = model_page_copy(e->model, t->copies[i].to, t->copies[i].from);
-    tables_copied(t);
+    for (int i = 0; i < tables->n_copies && rc == ERR_OK; i++)
+        rc = model_page_copy(e->model, tables->copies[i].to, tables->copies[i].from);
+    tables_copied(tables);
     return rc;
 }
 
+/* Begin the planned step. The order matters: evicted pages are saved before the step overwrites
+ * them; and a step whose rows need no further token is sampled at once, so that the device has both
+ * in its queue. */
 static int loop_begin_step(struct engine *e)
 {
     int rc;
@@ -85,25 +100,24 @@ static int loop_begin_step(struct engine *e)
     return ERR_OK;
 }
 
-/* Is there a sequence that could be computed? Clients that do not take what they have are theirs to
- * mend. */
+/* Can any sequence be computed? Paused ones do not count: their clients do not read. */
 static bool loop_has_work(struct engine *e)
 {
-    const struct seq *q;
+    const struct seq *seq;
 
     for (int i = 0; i < e->sched.n_running; i++) {
         if (!e->sched.running[i]->paused)
             return true;
     }
     tenants_begin(&e->sched.tenants);
-    while ((q = tenants_next(&e->sched.tenants)) != NULL) {
-        if (!q->paused)
+    while ((seq = tenants_next(&e->sched.tenants)) != NULL) {
+        if (!seq->paused)
             return true;
     }
     return e->n_begun != e->n_ended;
 }
 
-/* Wait for the oldest step and tell everybody. */
+/* Wait for the oldest step and publish its tokens. */
 static int loop_end_step(struct engine *e)
 {
     const struct engine_step *step = &e->steps[e->n_ended % MODEL_STEPS_MAX];
@@ -117,7 +131,8 @@ static int loop_end_step(struct engine *e)
     return ERR_OK;
 }
 
-/* The step that begins, if rows of it wait for tokens: now all are known. */
+/* Sample the step that was just begun, if its rows had to wait: now all tokens before it are
+ * known. */
 static int loop_sample_step(struct engine *e)
 {
     struct engine_step *step = &e->steps[(e->n_begun - 1) % MODEL_STEPS_MAX];
@@ -127,13 +142,20 @@ static int loop_sample_step(struct engine *e)
         return ERR_OK;
     fill_extras(e, step);
     rc = fill_rows(e, step);
-    return rc == ERR_OK ? model_step_sample(e->model, &e->batch) : rc;
+    if (rc != ERR_OK)
+        return rc;
+    return model_step_sample(e->model, &e->batch);
 }
 
-/* One step is begun and one ended in a pass: the one before, whose tokens the new one takes on the
- * device. Rows that wait for tokens (penalties, masks) are sampled behind that end, while the
- * device computes their logits. Where pages are short the old step ends first, and the device
- * stands still meanwhile. */
+/* One pass begins a step and ends the one before it, whose tokens the later step takes on the
+ * device:
+ *
+ *       host     plan n+1 | fill, begin n+1 | end n, publish | masks, sample n+1 | plan n+2 ...
+ *       device   ... step n ...............|  ... step n+1 ..................................
+ *
+ * Rows that depend on the tokens themselves (penalties, masks) are sampled after step n has ended,
+ * while the device still computes their logits. If the next plan might lack pages, step n ends
+ * first and the device is idle meanwhile: a sequence with a step in flight cannot be preempted. */
 static int loop_steps(struct engine *e)
 {
     bool ahead = e->n_begun != e->n_ended && sched_has_room(&e->sched);
@@ -144,6 +166,7 @@ static int loop_steps(struct engine *e)
         rc = loop_end_step(e);
     if (rc != ERR_OK)
         return rc;
+    /* From here on the plan is fixed. It may be empty, and still have pages to copy. */
     sched_plan(&e->sched);
     begins = e->sched.n_planned > 0 && !FAULT_HIT(engine_stall);
     rc = loop_copy_pages(e);
@@ -156,7 +179,8 @@ static int loop_steps(struct engine *e)
     return rc;
 }
 
-/* What a pass does with the device. */
+/* The part of a pass that uses the device. Loads are started before the plan, so that the pages
+ * they need are asked for while the step runs; saves come after it, because they may wait. */
 static int loop_compute(struct engine *e)
 {
     int rc;
@@ -170,6 +194,8 @@ static int loop_compute(struct engine *e)
     return ERR_OK;
 }
 
+/* One pass of the loop, from the outside in: clients first, then memory and the cache, then the
+ * device. Everything is called on this thread, so no part needs a lock. */
 int engine_run(struct engine *e)
 {
     e->now_us = clock_us();
@@ -189,12 +215,15 @@ int engine_run(struct engine *e)
             return ERR_GPU;
         if (power_is_awake(&e->power) && (rc = loop_compute(e)) != ERR_OK)
             return rc;
+        /* Progress is reported as long as steps end. With work and no step for a while, the fronts'
+         * liveness check fails. */
         if (e->n_ended != n_ended || !loop_has_work(e))
             e->progress_us = e->now_us;
         rate_pass(&e->admission.rate, e->now_us,
                   power_is_awake(&e->power) && sched_n_waiting(&e->sched) > 0);
         publish_wake(e);
         service_watchdog(e->now_us);
+        /* Drained: nothing runs, nothing waits, and the last step has been published. */
         e->stop = e->draining && e->sched.n_running + sched_n_waiting(&e->sched) == 0 &&
                   e->n_begun == e->n_ended;
     }

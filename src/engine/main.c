@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * quire-engine: start, run, end. Exit codes: 0 stopped, 1 usage or configuration, 2 resources
- * at start, 3 device error, 134 our own bug (must()). systemd starts it again after all but 0 and
- * 1: what another process holds may be free soon. */
+ * quire-engine: start, run, end.
+ *
+ * Exit codes: 0 stopped; 1 usage or configuration; 2 resources at start; 3 device error; 134 a bug
+ * of ours (must()). systemd restarts it after all but 0 and 1, because a resource that another
+ * process holds may be free soon. */
 #include <poll.h>
 #include <string.h>
 #include <unistd.h>
@@ -16,14 +18,16 @@
 #include "engine/engine.h"
 #include "ipc/attach.h"
 
-#define MAIN_HOST_WAIT_US  1000000 /* some 20 GB of the pages used last are ready then */
-#define MAIN_STAGING_BYTES ((size_t)256 << 20) /* for pages on their way to and from the disk */
-#define MAIN_QUEUE_STEPS   128                 /* full steps whose prompts may wait */
-#define MAIN_QUEUE_PROMPTS 16                  /* or so many of the longest */
+/* Some 20 GB of the most recently used pages are ready by then. */
+#define MAIN_HOST_WAIT_US 1000000
+/* Buffers for pages on their way to and from the disk. */
+#define MAIN_STAGING_BYTES ((size_t)256 << 20)
+#define MAIN_QUEUE_STEPS   128  /* the waiting prompts may fill this many full steps */
+#define MAIN_QUEUE_PROMPTS 16   /* or be this many of the longest */
 #define MAIN_AGAIN_MS      3000 /* between attempts to load a model: each may read all of it */
 
-/* Those with whom an engine that sleeps shares the device may be awake when it starts: they sleep
- * when nobody asks them. ERR_DRAINING: it is to stop. */
+/* An engine that sleeps shares the device with others, which may be awake when it starts; they fall
+ * asleep when they have no requests. ERR_DRAINING: a signal to stop came meanwhile. */
 static int main_await_model(struct engine *e, const struct model_options *o)
 {
     uint64_t end_us = clock_us() + (uint64_t)e->settings.wake_timeout_s * 1000000u;
@@ -31,9 +35,9 @@ static int main_await_model(struct engine *e, const struct model_options *o)
     int rc;
 
     while ((rc = model_open(&e->model, o)) == ERR_NO_MEMORY && o->sleeps && clock_us() < end_us) {
-        log_warn(
-            "engine: others may have the memory and sleep soon: again in %d s, for %d s in all",
-            MAIN_AGAIN_MS / 1000, e->settings.wake_timeout_s);
+        log_warn("engine: others may have the memory of the device and sleep soon: next attempt in "
+                 "%d s, for %d s in all",
+                 MAIN_AGAIN_MS / 1000, e->settings.wake_timeout_s);
         service_status("waiting for memory of the device");
         if (poll(&stop, 1, MAIN_AGAIN_MS) > 0)
             return ERR_DRAINING;
@@ -41,44 +45,47 @@ static int main_await_model(struct engine *e, const struct model_options *o)
     return rc;
 }
 
+/* Settings of the engine become options of the model. A wrong value is reported by the part that
+ * knows its range. */
 static int main_open_model(struct engine *e)
 {
-    const struct settings *s = &e->settings;
+    const struct settings *settings = &e->settings;
     struct model_options options = {
-        .dir = s->model,
-        .device = s->device,
-        .dummy_weights = strcmp(s->load_format, "dummy") == 0,
-        .quantization = s->quantization,
-        .kv_cache_dtype = s->kv_cache_dtype,
-        .gemm_table = s->gemm_table,
-        .cpu_threads = s->cpu_threads,
-        .n_ranks = s->tensor_parallel_size,
-        .page_tokens = s->page_tokens,
-        .max_num_seqs = s->max_num_seqs,
-        .max_num_batched_tokens = s->max_num_batched_tokens,
-        .max_model_len = s->max_model_len,
-        .num_pages = s->num_pages,
-        .gpu_memory_utilization = s->gpu_memory_utilization,
-        .cpu_kv_bytes = s->cpu_kv_bytes,
-        .sleeps = s->sleep_after_s > 0,
+        .dir = settings->model,
+        .device = settings->device,
+        .dummy_weights = strcmp(settings->load_format, "dummy") == 0,
+        .quantization = settings->quantization,
+        .kv_cache_dtype = settings->kv_cache_dtype,
+        .gemm_table = settings->gemm_table,
+        .cpu_threads = settings->cpu_threads,
+        .n_ranks = settings->tensor_parallel_size,
+        .page_tokens = settings->page_tokens,
+        .max_num_seqs = settings->max_num_seqs,
+        .max_num_batched_tokens = settings->max_num_batched_tokens,
+        .max_model_len = settings->max_model_len,
+        .num_pages = settings->num_pages,
+        .gpu_memory_utilization = settings->gpu_memory_utilization,
+        .cpu_kv_bytes = settings->cpu_kv_bytes,
+        .sleeps = settings->sleep_after_s > 0,
     };
     int rc;
 
-    if (s->model[0] == '\0') {
+    if (settings->model[0] == '\0') {
         log_error("engine: no model: set model to a Hugging Face folder");
         return ERR_INVALID;
     }
-    if (!options.dummy_weights && strcmp(s->load_format, "auto") != 0) {
-        log_error("engine: load_format = \"%s\" must be auto or dummy", s->load_format);
+    if (!options.dummy_weights && strcmp(settings->load_format, "auto") != 0) {
+        log_error("engine: load_format = \"%s\" must be auto or dummy", settings->load_format);
         return ERR_INVALID;
     }
-    service_status("loading %s", s->model);
+    service_status("loading %s", settings->model);
     rc = main_await_model(e, &options);
     if (rc == ERR_OK)
         e->shape = model_shape(e->model);
     return rc;
 }
 
+/* Callbacks for the host tier and the store: page-locked memory is the device's to register. */
 static int main_pin(void *engine, void *memory, size_t bytes)
 {
     const struct engine *e = engine;
@@ -86,7 +93,8 @@ static int main_pin(void *engine, void *memory, size_t bytes)
     return model_pin(e->model, memory, bytes);
 }
 
-/* A device that failed may still copy from or to this memory; it lets go when the process ends. */
+/* A device that has failed may still copy from or to this memory, so it stays pinned; the end of
+ * the process unpins it. */
 static void main_unpin(void *engine, void *memory)
 {
     const struct engine *e = engine;
@@ -95,9 +103,21 @@ static void main_unpin(void *engine, void *memory)
         model_unpin(e->model, memory);
 }
 
+/* Staging buffers of the store: 4 to 64. */
+static int main_n_buffers(size_t page_bytes)
+{
+    size_t n = MAIN_STAGING_BYTES / page_bytes;
+
+    if (n < 4)
+        return 4;
+    if (n > 64)
+        return 64;
+    return (int)n;
+}
+
+/* The store is optional: without it the engine serves, and logs the reason. */
 static int main_open_store(struct engine *e)
 {
-    size_t n_buffers = MAIN_STAGING_BYTES / e->shape->page_bytes;
     struct store_options options = {
         .dir = e->settings.kv_store_dir,
         .max_bytes = e->settings.kv_store_bytes,
@@ -105,9 +125,7 @@ static int main_open_store(struct engine *e)
         .page_bytes = e->shape->page_bytes,
         .page_tokens = e->shape->page_tokens,
         .kept_pct = e->settings.kv_retained_pct,
-        .n_buffers = n_buffers < 4    ? 4
-                     : n_buffers > 64 ? 64
-                                      : (int)n_buffers,
+        .n_buffers = main_n_buffers(e->shape->page_bytes),
         .namespace_id = e->shape->fingerprint,
         .namespace_name = e->names.at[0],
         .pin = main_pin,
@@ -121,11 +139,11 @@ static int main_open_store(struct engine *e)
     rc = store_open(&e->tiers.store, &options);
     if (rc != ERR_NO_MEMORY && rc != ERR_IO)
         return rc;
-    log_error("engine: no pages are kept on disk"); /* which is no reason not to serve */
+    log_error("engine: no pages are kept on disk");
     return ERR_OK;
 }
 
-/* A machine without the memory for it serves all the same. */
+/* Like the store, the host tier is optional: a machine with too little memory serves without it. */
 static int main_open_host(struct engine *e)
 {
     size_t bytes = e->settings.kv_host_bytes;
@@ -155,6 +173,7 @@ static int main_open_host(struct engine *e)
     return ERR_OK;
 }
 
+/* The lanes themselves are created when fronts connect; here are only the arrays for them. */
 static int main_open_lanes(struct engine *e)
 {
     size_t n = (size_t)e->settings.max_lanes;
@@ -172,15 +191,18 @@ static int main_open_lanes(struct engine *e)
     return ERR_OK;
 }
 
-/* Some 30 s of a GPU's work, and enough where steps are small. */
-static int64_t main_queued_tokens(const struct model_shape *m)
+/* The default bound of the queue: some 30 s of a GPU's work, and enough where steps are small. */
+static int64_t main_queued_tokens(const struct model_shape *shape)
 {
-    int64_t steps = (int64_t)m->max_num_batched_tokens * MAIN_QUEUE_STEPS;
-    int64_t prompts = (int64_t)m->max_model_len * MAIN_QUEUE_PROMPTS;
+    int64_t steps = (int64_t)shape->max_num_batched_tokens * MAIN_QUEUE_STEPS;
+    int64_t prompts = (int64_t)shape->max_model_len * MAIN_QUEUE_PROMPTS;
 
-    return steps > prompts ? steps : prompts;
+    if (steps > prompts)
+        return steps;
+    return prompts;
 }
 
+/* Masks are written directly into the model's pinned memory. */
 static int main_open_guide(struct engine *e)
 {
     const struct model_shape *s = model_shape(e->model);
@@ -188,16 +210,17 @@ static int main_open_guide(struct engine *e)
         .n_vocab = s->n_vocab, .max_num_seqs = s->max_num_seqs, .n_eos = s->n_eos, .eos = s->eos};
     int n_words;
 
-    /* A sequence that skips a step computes its last token twice, which a state does not take. */
-    for (int g = 0; g < s->n_groups; g++)
-        shape.waits = shape.waits || s->groups[g].kind == CACHE_STATE;
+    /* A sequence with a late mask skips a step and computes its last token twice. A recurrent state
+     * cannot take a token twice, so steps of such models wait for all masks. */
+    for (int group = 0; group < s->n_groups; group++)
+        shape.waits = shape.waits || s->groups[group].kind == CACHE_STATE;
 
     shape.masks = model_masks(e->model, &n_words);
     must(n_words == (s->n_vocab + 31) / 32);
     return guide_init(&e->guide, &shape);
 }
 
-/* A state cannot give back what a wrong draft did to it. */
+/* Drafts need a cache that can forget wrong tokens; a recurrent state cannot. */
 static int main_read_drafts(struct engine *e)
 {
     char why[160];
@@ -206,8 +229,8 @@ static int main_read_drafts(struct engine *e)
         log_error("engine: speculative_config: %s", why);
         return ERR_INVALID;
     }
-    for (int g = 0; g < e->shape->n_groups && e->drafts.method != DRAFT_NONE; g++) {
-        if (e->shape->groups[g].kind != CACHE_STATE)
+    for (int group = 0; group < e->shape->n_groups && e->drafts.method != DRAFT_NONE; group++) {
+        if (e->shape->groups[group].kind != CACHE_STATE)
             continue;
         log_warn("engine: speculative_config is not used: the model has recurrent layers");
         e->drafts.method = DRAFT_NONE;
@@ -215,34 +238,37 @@ static int main_read_drafts(struct engine *e)
     return ERR_OK;
 }
 
+/* The scheduler, the pool of sequences and everything whose size depends on the model. */
 static int main_open_queues(struct engine *e)
 {
-    const struct model_shape *m = e->shape;
+    const struct model_shape *shape = e->shape;
     int threshold = e->settings.long_prefill_token_threshold;
     struct sched_limits limits = {
-        .max_num_seqs = m->max_num_seqs,
-        .max_num_batched_tokens = m->max_num_batched_tokens,
-        .long_prefill_tokens = threshold > 0 ? threshold : (m->max_num_batched_tokens + 1) / 2,
-        .page_tokens = m->page_tokens,
+        .max_num_seqs = shape->max_num_seqs,
+        .max_num_batched_tokens = shape->max_num_batched_tokens,
+        .long_prefill_tokens = threshold > 0 ? threshold : (shape->max_num_batched_tokens + 1) / 2,
+        .page_tokens = shape->page_tokens,
         .prefix_caching = e->settings.enable_prefix_caching,
-        .n_groups = m->n_groups,
-        .groups = m->groups,
+        .n_groups = shape->n_groups,
+        .groups = shape->groups,
         .drafts = e->drafts.method == DRAFT_NONE ? NULL : &e->drafts,
     };
-    struct seq_pool_limits of_seqs = {.n_seqs = e->settings.max_num_queued_reqs + m->max_num_seqs,
-                                      .max_model_len = m->max_model_len,
-                                      .page_tokens = m->page_tokens,
-                                      .n_vocab = m->n_vocab,
-                                      .n_groups = m->n_groups,
+    struct seq_pool_limits of_seqs = {.n_seqs =
+                                          e->settings.max_num_queued_reqs + shape->max_num_seqs,
+                                      .max_model_len = shape->max_model_len,
+                                      .page_tokens = shape->page_tokens,
+                                      .n_vocab = shape->n_vocab,
+                                      .n_groups = shape->n_groups,
                                       .has_drafts = limits.drafts != NULL};
-    int rc = pages_open(&e->pages, m->n_pages, m->page_tokens);
+    int rc = pages_open(&e->pages, shape->n_pages, shape->page_tokens);
 
     e->admission.max_num_queued_tokens = e->settings.max_num_queued_tokens;
     if (e->admission.max_num_queued_tokens == 0)
-        e->admission.max_num_queued_tokens = main_queued_tokens(m);
-    e->admission.n_places = m->max_num_seqs;
+        e->admission.max_num_queued_tokens = main_queued_tokens(shape);
+    e->admission.n_places = shape->max_num_seqs;
     if (rc == ERR_OK)
-        pages_bound_kept(e->pages, (int)((int64_t)m->n_pages * e->settings.kv_retained_pct / 100));
+        pages_bound_kept(e->pages,
+                         (int)((int64_t)shape->n_pages * e->settings.kv_retained_pct / 100));
     if (rc == ERR_OK)
         rc = sched_init(&e->sched, &limits, e->pages);
     of_seqs.n_state_pages = e->sched.tables.n_state_pages;
@@ -259,20 +285,22 @@ static int main_open_queues(struct engine *e)
     return rc;
 }
 
-/* The labels that vLLM's dashboards read, of settings that have a meaning here. */
-static void main_tell_config(struct engine *e)
+/* The settings as labels that vLLM's dashboards read, as far as they apply. */
+static void main_show_config(struct engine *e)
 {
-    const struct settings *s = &e->settings;
+    const struct settings *settings = &e->settings;
 
     stats_config(&e->stats,
                  "block_size=\"%d\",cache_dtype=\"%.16s\",enable_prefix_caching=\"%s\","
                  "gpu_memory_utilization=\"%g\",num_gpu_blocks=\"%d\",num_cpu_blocks=\"%d\","
                  "sliding_window=\"None\"",
-                 e->shape->page_tokens, s->kv_cache_dtype,
-                 s->enable_prefix_caching ? "True" : "False", s->gpu_memory_utilization,
-                 e->shape->n_pages, e->tiers.host == NULL ? 0 : (int)host_n_slots(e->tiers.host));
+                 e->shape->page_tokens, settings->kv_cache_dtype,
+                 settings->enable_prefix_caching ? "True" : "False",
+                 settings->gpu_memory_utilization, e->shape->n_pages,
+                 e->tiers.host == NULL ? 0 : (int)host_n_slots(e->tiers.host));
 }
 
+/* The order matters: later parts need the model's shape, and the socket comes last. */
 static int main_open(struct engine *e)
 {
     int rc = service_signal_fd(&e->intake.signal_fd);
@@ -297,7 +325,7 @@ static int main_open(struct engine *e)
     if (rc == ERR_OK)
         rc = stats_open(&e->stats);
     if (rc == ERR_OK)
-        main_tell_config(e);
+        main_show_config(e);
     if (rc == ERR_OK && e->tiers.host != NULL)
         host_wait(e->tiers.host, MAIN_HOST_WAIT_US);
     /* Last, so that a front that connects is answered at once. */
@@ -308,6 +336,7 @@ static int main_open(struct engine *e)
     return rc;
 }
 
+/* The exit code for an error at start; see the head of this file. */
 static int main_status(int rc)
 {
     switch (rc) {
@@ -320,6 +349,7 @@ static int main_status(int rc)
     }
 }
 
+/* Save the cache, then close from the top down. pages_check() proves that no page has leaked. */
 static int main_close(struct engine *e)
 {
     int rc = tiers_save_all(e);
@@ -331,7 +361,7 @@ static int main_close(struct engine *e)
     e->tiers.host = NULL;
     (void)unlink(e->settings.engine_socket);
     if (rc != ERR_OK)
-        return rc; /* a device that failed might never let go of the model */
+        return rc; /* a device that has failed might never release the model */
     model_close(e->model);
     e->model = NULL;
     pages_check(e->pages);
@@ -340,24 +370,26 @@ static int main_close(struct engine *e)
     return ERR_OK;
 }
 
+/* Signals are blocked before any thread starts, so that all threads inherit it and only the signal
+ * descriptor receives them. */
 int main(int argc, char **argv)
 {
-    static struct engine e = {
+    static struct engine engine = {
         .intake = {.epoll_fd = -1, .signal_fd = -1, .listener = {.who = "engine", .fd = -1}}};
     bool exit_now = false;
     int rc;
 
     service_block_signals();
     fault_init();
-    if (settings_read(&e.settings, 'E', argc, argv, &exit_now) != ERR_OK)
+    if (settings_read(&engine.settings, 'E', argc, argv, &exit_now) != ERR_OK)
         return 1;
     if (exit_now)
         return 0;
-    rc = log_set_level_text(e.settings.log_level);
+    rc = log_set_level_text(engine.settings.log_level);
     if (rc == ERR_OK)
-        rc = main_open(&e);
+        rc = main_open(&engine);
     if (rc == ERR_DRAINING)
-        return 0; /* it was told to stop while it waited */
+        return 0; /* stopped while it waited for memory */
     if (rc != ERR_OK) {
         log_error("engine: cannot start: %s", err_sentence(rc));
         return main_status(rc);
@@ -365,12 +397,12 @@ int main(int argc, char **argv)
     mem_seal();
     service_ready();
     log_info("engine: ready on %s: %d pages of %d tokens, up to %d sequences and %d tokens a step",
-             e.shape->device, e.shape->n_pages, e.shape->page_tokens, e.shape->max_num_seqs,
-             e.shape->max_num_batched_tokens);
-    rc = engine_run(&e);
+             engine.shape->device, engine.shape->n_pages, engine.shape->page_tokens,
+             engine.shape->max_num_seqs, engine.shape->max_num_batched_tokens);
+    rc = engine_run(&engine);
     if (rc != ERR_OK)
-        return 3; /* nothing is saved: a device that failed may hold anything */
-    if (main_close(&e) != ERR_OK)
+        return 3; /* nothing is saved: the memory of a failed device cannot be trusted */
+    if (main_close(&engine) != ERR_OK)
         return 3;
     log_info("engine: stopped");
     return 0;

@@ -1,103 +1,113 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the fronts are told. A sequence is planned only while its output ring has room for all
- * that one step can say, so putting a record never fails. A row that is told whole has more records
- * than a ring: it is put as the front takes them, and its sequence is not planned meanwhile. */
+ * The engine's output: records of tokens and ends to the fronts, metrics, and the load of the
+ * engine. A sequence is planned only while its output ring has room for all records of one step, so
+ * writing a record never fails. A row of logits has more records than a ring: it is written as the
+ * front takes it, and its sequence is not planned meanwhile. */
 #include <string.h>
 
 #include "base/fault.h"
 #include "base/must.h"
 #include "engine/engine.h"
 
+/* 0 for times in the wrong order, which different clocks of a front can produce. */
 static double publish_seconds(uint64_t from_us, uint64_t to_us)
 {
-    return to_us > from_us ? (double)(to_us - from_us) * 1e-6 : 0.0;
+    if (to_us > from_us)
+        return (double)(to_us - from_us) * 1e-6;
+    return 0.0;
 }
 
-/* What a front asks for to see whether the engine lives is nobody's traffic. */
-static bool publish_is_probe(const struct seq *q)
+/* Probes check that the engine lives; they do not count as traffic. */
+static bool publish_is_probe(const struct seq *seq)
 {
-    return (q->request.flags & WIRE_PROBE) != 0;
+    return (seq->request.flags & WIRE_PROBE) != 0;
 }
 
 #define PUBLISH_REFUSALS \
-    (1u << 24) /* that a front may have counted since the last look: it cannot
-                                     * say no more often */
+    (1u << 24) /* refusals that a front may report per look: it cannot refuse faster */
 
-/* The client hears that its answer begins: no other choice of it is refused from here on. All of
- * them are here, since a front queues them at once, and who was told is told for all. */
-static void publish_begins_answer(struct engine *e, const struct seq *q)
+/* seq's client receives the first part of its answer: from here on no choice of that answer may be
+ * refused. All choices are in the lane, because a front queues them at once. */
+static void publish_begins_answer(struct engine *e, const struct seq *seq)
 {
-    const struct engine_lane *l = &e->lanes[q->lane_idx];
+    const struct engine_lane *lane = &e->lanes[seq->lane_idx];
 
-    if (q->request.generate.answer == 0 || q->is_awaited)
+    if (seq->request.generate.answer == 0 || seq->is_awaited)
         return;
-    for (uint32_t slot = 0; slot < l->lane.n_slots; slot++) {
-        struct seq *other = l->by_slot[slot];
+    for (uint32_t slot = 0; slot < lane->lane.n_slots; slot++) {
+        struct seq *other = lane->by_slot[slot];
 
-        if (other != NULL && other->request.generate.answer == q->request.generate.answer)
+        if (other != NULL && other->request.generate.answer == seq->request.generate.answer)
             other->is_awaited = true;
     }
 }
 
-static void publish_admitted_metrics(struct engine *e, const struct seq *q)
+/* Prompt tokens by where their keys came from: computed, found on the device, or fetched from a
+ * lower tier. */
+static void publish_admitted_metrics(struct engine *e, const struct seq *seq)
 {
-    int fetched = q->n_fetched < q->n_cached ? q->n_fetched : q->n_cached;
+    int fetched = seq->n_fetched;
 
-    stats_add(&e->stats, METRIC_prompt_tokens, (uint64_t)q->n_prompt);
-    stats_add(&e->stats, METRIC_prompt_computed, (uint64_t)(q->n_prompt - q->n_cached));
-    stats_add(&e->stats, METRIC_prompt_hits, (uint64_t)(q->n_cached - fetched));
+    if (fetched > seq->n_cached)
+        fetched = seq->n_cached;
+    stats_add(&e->stats, METRIC_prompt_tokens, (uint64_t)seq->n_prompt);
+    stats_add(&e->stats, METRIC_prompt_computed, (uint64_t)(seq->n_prompt - seq->n_cached));
+    stats_add(&e->stats, METRIC_prompt_hits, (uint64_t)(seq->n_cached - fetched));
     stats_add(&e->stats, METRIC_prompt_fetched, (uint64_t)fetched);
-    stats_add(&e->stats, METRIC_prompt_cached, (uint64_t)q->n_cached);
-    stats_observe(&e->stats, HISTOGRAM_queue, publish_seconds(q->request.arrival_us, e->now_us));
-    stats_observe(&e->stats, HISTOGRAM_req_prompt, (double)q->n_prompt);
-    stats_observe(&e->stats, HISTOGRAM_req_computed, (double)(q->n_prompt - q->n_cached));
+    stats_add(&e->stats, METRIC_prompt_cached, (uint64_t)seq->n_cached);
+    stats_observe(&e->stats, HISTOGRAM_queue, publish_seconds(seq->request.arrival_us, e->now_us));
+    stats_observe(&e->stats, HISTOGRAM_req_prompt, (double)seq->n_prompt);
+    stats_observe(&e->stats, HISTOGRAM_req_computed, (double)(seq->n_prompt - seq->n_cached));
 }
 
+/* Called between fill and the begin of the step, so that the client hears of the admission before
+ * the first token, while the device computes. */
 void publish_admitted(struct engine *e)
 {
     for (int i = 0; i < e->sched.n_planned; i++) {
-        struct seq *q = e->sched.planned[i];
+        struct seq *seq = e->sched.planned[i];
 
-        if (q->admitted)
+        if (seq->admitted)
             continue;
-        q->admitted = true;
-        q->admitted_us = e->now_us;
-        publish_begins_answer(e, q);
-        e->sched.tenants.list[q->tenant_idx].prompt_tokens += (uint64_t)q->n_prompt;
-        lane_put(&e->lanes[q->lane_idx].lane, q->slot,
+        seq->admitted = true;
+        seq->admitted_us = e->now_us;
+        publish_begins_answer(e, seq);
+        e->sched.tenants.list[seq->tenant_idx].prompt_tokens += (uint64_t)seq->n_prompt;
+        lane_put(&e->lanes[seq->lane_idx].lane, seq->slot,
                  (struct wire_out){
-                     .kind = WIRE_ADMITTED, .value = q->n_cached_told, .time_us = e->now_us});
-        cache_admin_note_admitted(e, q);
-        if (publish_is_probe(q))
+                     .kind = WIRE_ADMITTED, .value = seq->n_cached_told, .time_us = e->now_us});
+        cache_admin_note_admitted(e, seq);
+        if (publish_is_probe(seq))
             continue;
-        publish_admitted_metrics(e, q);
+        publish_admitted_metrics(e, seq);
     }
 }
 
-/* For one who comes last now. */
+/* The Retry-After for a request that would be the last in the queue. */
 static uint32_t publish_retry_after(const struct engine *e)
 {
-    const struct tenants *t = &e->sched.tenants;
+    const struct tenants *tenants = &e->sched.tenants;
 
-    return rate_retry_after_s(&e->admission.rate, t->n_waiting, t->n_waiting_tokens);
+    return rate_retry_after_s(&e->admission.rate, tenants->n_waiting, tenants->n_waiting_tokens);
 }
 
-/* What is told once of a request, when the last of its choices ends. The choices that still run
- * carry the longest of those that have ended. */
-static void publish_last_choice(struct engine *e, const struct seq *q)
+/* Metrics of a whole request, when the last of its choices ends. Until then the running choices
+ * carry the length of the longest one that has ended. */
+static void publish_last_choice(struct engine *e, const struct seq *seq)
 {
-    const struct engine_lane *l = &e->lanes[q->lane_idx];
-    int most = q->n_tokens - q->n_prompt;
+    const struct engine_lane *lane = &e->lanes[seq->lane_idx];
+    int most = seq->n_tokens - seq->n_prompt;
     bool last = true;
 
-    if (most < q->n_generated_max)
-        most = q->n_generated_max;
-    for (uint32_t slot = 0; q->request.generate.answer != 0 && slot < l->lane.n_slots; slot++) {
-        struct seq *other = l->by_slot[slot];
+    if (most < seq->n_generated_max)
+        most = seq->n_generated_max;
+    for (uint32_t slot = 0; seq->request.generate.answer != 0 && slot < lane->lane.n_slots;
+         slot++) {
+        struct seq *other = lane->by_slot[slot];
 
-        if (other == NULL || other == q ||
-            other->request.generate.answer != q->request.generate.answer)
+        if (other == NULL || other == seq ||
+            other->request.generate.answer != seq->request.generate.answer)
             continue;
         last = false;
         if (other->n_generated_max < most)
@@ -106,24 +116,28 @@ static void publish_last_choice(struct engine *e, const struct seq *q)
     if (!last)
         return;
     stats_observe(&e->stats, HISTOGRAM_req_generation_max, (double)most);
-    stats_observe(&e->stats, HISTOGRAM_params_n, (double)q->request.generate.n_choices);
+    stats_observe(&e->stats, HISTOGRAM_params_n, (double)seq->request.generate.n_choices);
 }
 
-static void publish_request_times(struct engine *e, const struct seq *q)
+/* The histograms of a request's times. seq has no time of a first token if it was cancelled
+ * before. */
+static void publish_request_times(struct engine *e, const struct seq *seq)
 {
-    int n = q->n_tokens - q->n_prompt;
+    int n = seq->n_tokens - seq->n_prompt;
 
-    stats_observe(&e->stats, HISTOGRAM_e2e, publish_seconds(q->request.arrival_us, e->now_us));
-    stats_observe(&e->stats, HISTOGRAM_inference, publish_seconds(q->admitted_us, e->now_us));
-    if (q->first_token_us == 0)
+    stats_observe(&e->stats, HISTOGRAM_e2e, publish_seconds(seq->request.arrival_us, e->now_us));
+    stats_observe(&e->stats, HISTOGRAM_inference, publish_seconds(seq->admitted_us, e->now_us));
+    if (seq->first_token_us == 0)
         return;
-    stats_observe(&e->stats, HISTOGRAM_decode, publish_seconds(q->first_token_us, e->now_us));
+    stats_observe(&e->stats, HISTOGRAM_decode, publish_seconds(seq->first_token_us, e->now_us));
     if (n > 1)
         stats_observe(&e->stats, HISTOGRAM_per_token,
-                      publish_seconds(q->first_token_us, q->last_token_us) / (n - 1));
+                      publish_seconds(seq->first_token_us, seq->last_token_us) / (n - 1));
 }
 
-static void publish_finish_metrics(struct engine *e, const struct seq *q, enum wire_finish why,
+/* Count the finish reason. A stop string is found by the front, which then cancels: that is a stop
+ * for the client. */
+static void publish_finish_metrics(struct engine *e, const struct seq *seq, enum wire_finish why,
                                    int32_t value)
 {
     enum wire_metric reason = METRIC_success_error;
@@ -136,256 +150,287 @@ static void publish_finish_metrics(struct engine *e, const struct seq *q, enum w
         break;
     case WIRE_FIN_ERROR: break;
     }
-    if (publish_is_probe(q))
+    if (publish_is_probe(seq))
         return;
     stats_add(&e->stats, reason, 1);
-    if (!q->admitted)
+    if (!seq->admitted)
         return;
-    rate_end(&e->admission.rate, q->n_prompt);
-    publish_request_times(e, q);
-    stats_observe(&e->stats, HISTOGRAM_req_generation, (double)(q->n_tokens - q->n_prompt));
-    stats_observe(&e->stats, HISTOGRAM_params_max_tokens, (double)q->request.generate.max_tokens);
-    publish_last_choice(e, q);
+    rate_end(&e->admission.rate, seq->n_prompt);
+    publish_request_times(e, seq);
+    stats_observe(&e->stats, HISTOGRAM_req_generation, (double)(seq->n_tokens - seq->n_prompt));
+    stats_observe(&e->stats, HISTOGRAM_params_max_tokens, (double)seq->request.generate.max_tokens);
+    publish_last_choice(e, seq);
 }
 
-void publish_finish(struct engine *e, struct seq *q, enum wire_finish why, int32_t value)
+/* The last record of seq. Whatever is to be reported is written before it, because the front frees
+ * the slot when it reads the end. */
+void publish_finish(struct engine *e, struct seq *seq, enum wire_finish why, int32_t value)
 {
-    struct engine_lane *l = &e->lanes[q->lane_idx];
+    struct engine_lane *lane = &e->lanes[seq->lane_idx];
 
-    publish_finish_metrics(e, q, why, value);
-    if ((q->request.flags & WIRE_TELL_KEPT) != 0)
-        cache_admin_tell(e, q);
-    lane_put(&l->lane, q->slot,
+    publish_finish_metrics(e, seq, why, value);
+    if ((seq->request.flags & WIRE_TELL_KEPT) != 0)
+        cache_admin_tell(e, seq);
+    lane_put(&lane->lane, seq->slot,
              (struct wire_out){.kind = WIRE_FINISHED,
                                .finish = (uint8_t)why,
                                .value = value,
                                .retry_after_s = (uint16_t)publish_retry_after(e),
                                .time_us = e->now_us});
-    retire(e, q);
+    retire(e, seq);
 }
 
-void publish_refuse(struct engine *e, struct seq *q, enum wire_refusal why, int err)
+/* A refusal after waiting is counted for the tenant and under its reason; a probe is not. */
+void publish_refuse(struct engine *e, struct seq *seq, enum wire_refusal why, int err)
 {
-    if (!publish_is_probe(q)) {
-        e->sched.tenants.list[q->tenant_idx].n_refused++;
+    if (!publish_is_probe(seq)) {
+        e->sched.tenants.list[seq->tenant_idx].n_refused++;
         stats_refused(&e->stats, why, 1);
     }
-    publish_finish(e, q, WIRE_FIN_ERROR, err);
+    publish_finish(e, seq, WIRE_FIN_ERROR, err);
 }
 
-static bool publish_is_end(const struct engine *e, const struct seq *q, int32_t id)
+/* Does id end the output? An end that the automaton knows counts always; stop ids and
+ * end-of-sequence tokens count from min_tokens on. */
+static bool publish_is_end(const struct engine *e, const struct seq *seq, int32_t id)
 {
-    const struct wire_request *r = &q->request;
+    const struct wire_request *request = &seq->request;
 
-    if (guide_has_ended(&e->guide, q, id))
+    if (guide_has_ended(&e->guide, seq, id))
         return true;
-    if (q->n_tokens - q->n_prompt < (int)r->generate.min_tokens)
+    if (seq->n_tokens - seq->n_prompt < (int)request->generate.min_tokens)
         return false;
-    if (seq_has_stop(q, id))
+    if (seq_has_stop(seq, id))
         return true;
-    for (uint32_t i = 0; i < r->generate.n_stop_ids; i++) {
-        if (r->generate.stop_ids[i] == id)
+    for (uint32_t i = 0; i < request->generate.n_stop_ids; i++) {
+        if (request->generate.stop_ids[i] == id)
             return true;
     }
-    for (int i = 0; i < e->shape->n_eos && (r->flags & WIRE_IGNORE_EOS) == 0; i++) {
+    for (int i = 0; i < e->shape->n_eos && (request->flags & WIRE_IGNORE_EOS) == 0; i++) {
         if (e->shape->eos[i] == id)
             return true;
     }
     return false;
 }
 
-/* Log probabilities of one token: its own, then those of the most probable. */
-static void publish_logprobs(struct engine *e, const struct seq *q, int32_t id,
-                             const struct batch_logprobs *p, enum wire_kind chosen,
+/* Log probabilities of one token: the token's own, then those of the most probable ones. */
+static void publish_logprobs(struct engine *e, const struct seq *seq, int32_t id,
+                             const struct batch_logprobs *logprobs, enum wire_kind chosen,
                              enum wire_kind top)
 {
-    struct lane *l = &e->lanes[q->lane_idx].lane;
+    struct lane *lane = &e->lanes[seq->lane_idx].lane;
 
-    lane_put(l, q->slot,
-             (struct wire_out){
-                 .kind = (uint8_t)chosen, .value = id, .logprob = p->chosen, .rank = p->rank});
-    for (int i = 0; i < p->n_top; i++)
-        lane_put(l, q->slot,
+    lane_put(lane, seq->slot,
+             (struct wire_out){.kind = (uint8_t)chosen,
+                               .value = id,
+                               .logprob = logprobs->chosen,
+                               .rank = logprobs->rank});
+    for (int i = 0; i < logprobs->n_top; i++)
+        lane_put(lane, seq->slot,
                  (struct wire_out){.kind = (uint8_t)top,
-                                   .value = p->ids[i],
-                                   .logprob = p->top[i],
+                                   .value = logprobs->ids[i],
+                                   .logprob = logprobs->top[i],
                                    .rank = (uint32_t)i + 1});
 }
 
-/* Log probabilities of the ids that were asked for, but those that were just told. */
-static void publish_asked(struct engine *e, const struct seq *q, const struct batch_logprobs *p)
+/* Log probabilities of the ids that the request asks for, unless publish_logprobs() has just
+ * written them. */
+static void publish_asked(struct engine *e, const struct seq *seq,
+                          const struct batch_logprobs *logprobs)
 {
-    for (int i = 0; i < p->n_asked; i++) {
+    for (int i = 0; i < logprobs->n_asked; i++) {
         bool told = false;
 
-        for (int k = 0; k < p->n_top; k++)
-            told = told || p->ids[k] == q->asked[i];
+        for (int part = 0; part < logprobs->n_top; part++)
+            told = told || logprobs->ids[part] == seq->asked[i];
         if (!told)
-            lane_put(
-                &e->lanes[q->lane_idx].lane, q->slot,
-                (struct wire_out){.kind = WIRE_TOP, .value = q->asked[i], .logprob = p->asked[i]});
+            lane_put(&e->lanes[seq->lane_idx].lane, seq->slot,
+                     (struct wire_out){
+                         .kind = WIRE_TOP, .value = seq->asked[i], .logprob = logprobs->asked[i]});
     }
 }
 
-/* From here on publish_row() tells q's row, which fill_rows() has read. */
-static void publish_row_begins(struct seq *q, const struct batch_logprobs *p, bool of_prompt)
+/* From here on publish_row() writes seq's row, which fill_rows() has read. */
+static void publish_row_begins(struct seq *seq, const struct batch_logprobs *logprobs,
+                               bool of_prompt)
 {
-    q->row[0] = p->log_sum;
-    q->row_at = 0;
-    q->row_is_prompts = of_prompt;
-    q->tells_row = true;
+    seq->row[0] = logprobs->log_sum;
+    seq->row_at = 0;
+    seq->row_is_prompts = of_prompt;
+    seq->tells_row = true;
 }
 
-static void publish_prompt(struct engine *e, struct seq *q, int target,
-                           const struct batch_logprobs *p)
+/* --- tokens ----------------------------------------------------------------------------------- */
+
+/* The log probability of one prompt token; the reported tokens are counted, so that a preempted
+ * sequence does not report them twice. */
+static void publish_prompt(struct engine *e, struct seq *seq, int target,
+                           const struct batch_logprobs *logprobs)
 {
-    q->n_owed -= seq_prompt_records(q);
-    q->n_told = target;
-    if (seq_prompt_has_rows(q))
-        publish_row_begins(q, p, true);
-    publish_logprobs(e, q, q->tokens[target], p, WIRE_PROMPT_CHOSEN, WIRE_PROMPT_TOP);
+    seq->n_owed -= seq_prompt_records(seq);
+    seq->n_told = target;
+    if (seq_prompt_has_rows(seq))
+        publish_row_begins(seq, logprobs, true);
+    publish_logprobs(e, seq, seq->tokens[target], logprobs, WIRE_PROMPT_CHOSEN, WIRE_PROMPT_TOP);
 }
 
-static void publish_token_metrics(struct engine *e, struct seq *q)
+/* The first token has histograms of its own, the others the time since the one before. */
+static void publish_token_metrics(struct engine *e, struct seq *seq)
 {
-    e->sched.tenants.list[q->tenant_idx].generation_tokens++;
+    e->sched.tenants.list[seq->tenant_idx].generation_tokens++;
     stats_add(&e->stats, METRIC_generation_tokens, 1);
-    if (q->first_token_us == 0) {
-        q->first_token_us = e->now_us;
-        stats_observe(&e->stats, HISTOGRAM_ttft_steps, (double)(e->n_ended - q->step_seen));
-        stats_observe(&e->stats, HISTOGRAM_ttft, publish_seconds(q->request.arrival_us, e->now_us));
-        stats_observe(&e->stats, HISTOGRAM_prefill, publish_seconds(q->admitted_us, e->now_us));
+    if (seq->first_token_us == 0) {
+        seq->first_token_us = e->now_us;
+        stats_observe(&e->stats, HISTOGRAM_ttft_steps, (double)(e->n_ended - seq->step_seen));
+        stats_observe(&e->stats, HISTOGRAM_ttft,
+                      publish_seconds(seq->request.arrival_us, e->now_us));
+        stats_observe(&e->stats, HISTOGRAM_prefill, publish_seconds(seq->admitted_us, e->now_us));
     } else {
-        stats_observe(&e->stats, HISTOGRAM_itl, publish_seconds(q->last_token_us, e->now_us));
+        stats_observe(&e->stats, HISTOGRAM_itl, publish_seconds(seq->last_token_us, e->now_us));
     }
-    q->last_token_us = e->now_us;
+    seq->last_token_us = e->now_us;
 }
 
-/* Say the token that q has last. False: it was the last. */
-static bool publish_last_token(struct engine *e, struct seq *q)
+/* Write seq's last token. False: it ended the sequence. */
+static bool publish_last_token(struct engine *e, struct seq *seq)
 {
-    int32_t id = q->tokens[q->n_tokens - 1];
-    bool ends = publish_is_end(e, q, id);
+    int32_t id = seq->tokens[seq->n_tokens - 1];
+    bool ends = publish_is_end(e, seq, id);
 
-    lane_put(&e->lanes[q->lane_idx].lane, q->slot,
+    lane_put(&e->lanes[seq->lane_idx].lane, seq->slot,
              (struct wire_out){.kind = WIRE_TOKEN,
                                .finish = ends ? WIRE_FIN_STOP : 0,
                                .value = id,
                                .time_us = e->now_us});
-    if (!publish_is_probe(q))
-        publish_token_metrics(e, q);
-    if (!ends && q->n_tokens < q->tokens_max) {
-        draft_follow(&e->drafts, q);
+    if (!publish_is_probe(seq))
+        publish_token_metrics(e, seq);
+    if (!ends && seq->n_tokens < seq->tokens_max) {
+        draft_follow(&e->drafts, seq);
         return true;
     }
+    /* A fault point: the engine dies between a token and its end, and another engine continues. */
     must(!FAULT_HIT(engine_end));
-    publish_finish(e, q, ends ? WIRE_FIN_STOP : WIRE_FIN_LENGTH, ends ? id : 0);
+    if (ends)
+        publish_finish(e, seq, WIRE_FIN_STOP, id);
+    else
+        publish_finish(e, seq, WIRE_FIN_LENGTH, 0);
     return false;
 }
 
-/* False: q has ended. */
+/* Append the token that `row` sampled. False: seq has ended. */
 static bool publish_sampled(struct engine *e, const struct engine_step *step, int row,
-                            struct seq *q)
+                            struct seq *seq)
 {
-    const struct batch_logprobs *p = step->extras[row] < 0 ? NULL : &e->logprobs[step->extras[row]];
+    const struct batch_logprobs *logprobs =
+        step->extras[row] < 0 ? NULL : &e->logprobs[step->extras[row]];
 
-    q->tokens[q->n_tokens++] = e->row_tokens[row];
-    q->n_pending--;
-    q->n_owed -= seq_token_records(q);
-    if ((q->request.flags & WIRE_LOGPROBS) != 0) {
-        publish_logprobs(e, q, e->row_tokens[row], p, WIRE_CHOSEN, WIRE_TOP);
-        publish_asked(e, q, p);
+    seq->tokens[seq->n_tokens++] = e->row_tokens[row];
+    seq->n_pending--;
+    seq->n_owed -= seq_token_records(seq);
+    if ((seq->request.flags & WIRE_LOGPROBS) != 0) {
+        publish_logprobs(e, seq, e->row_tokens[row], logprobs, WIRE_CHOSEN, WIRE_TOP);
+        publish_asked(e, seq, logprobs);
     }
-    if (!seq_has_rows(q))
-        return publish_last_token(e, q);
-    publish_row_begins(q, p, false);
+    if (!seq_has_rows(seq))
+        return publish_last_token(e, seq);
+    publish_row_begins(seq, logprobs, false);
     return true;
 }
 
 #define PUBLISH_ROW_SPARE \
-    4 /* records that a row leaves room for: a token, a fact, an end, another */
+    4 /* records that a row leaves room for: a token, a fact, an end and one to spare */
 
-int publish_row(struct engine *e, struct seq *q, int room)
+/* A record carries three floats of the row: one in `value`, two in `logits`. */
+int publish_row(struct engine *e, struct seq *seq, int room)
 {
     int n = 1 + e->shape->n_vocab;
 
-    for (; room > PUBLISH_ROW_SPARE && q->row_at < n; room--) {
-        struct wire_out o = {.kind = q->row_is_prompts ? WIRE_PROMPT_ROW : WIRE_ROW};
-        int more = n - q->row_at - 1;
+    for (; room > PUBLISH_ROW_SPARE && seq->row_at < n; room--) {
+        struct wire_out out = {.kind = seq->row_is_prompts ? WIRE_PROMPT_ROW : WIRE_ROW};
+        int more = n - seq->row_at - 1;
 
-        memcpy(&o.value, &q->row[q->row_at], sizeof o.value);
-        memcpy(o.logits, &q->row[q->row_at + 1], (size_t)(more < 2 ? more : 2) * sizeof *q->row);
-        lane_put(&e->lanes[q->lane_idx].lane, q->slot, o);
-        q->row_at += 3;
+        memcpy(&out.value, &seq->row[seq->row_at], sizeof out.value);
+        memcpy(out.logits, &seq->row[seq->row_at + 1],
+               (size_t)(more < 2 ? more : 2) * sizeof *seq->row);
+        lane_put(&e->lanes[seq->lane_idx].lane, seq->slot, out);
+        seq->row_at += 3;
     }
-    if (q->row_at < n)
+    if (seq->row_at < n)
         return room;
-    q->tells_row = false;
-    if (!q->row_is_prompts && publish_last_token(e, q))
+    seq->tells_row = false;
+    if (!seq->row_is_prompts && publish_last_token(e, seq))
         room--;
     return room;
 }
 
-/* Rows behind a token and its n drafts, from `row` on: a row counts while all drafts before it are
- * what was sampled. Each token is computed, and its page named, when it counts. */
+/* The rows of a token and of its n drafts, from `row` on. A row's token counts while all drafts
+ * before it equal the sampled tokens; the rest is thrown away. Example: drafts a b c, sampled a x
+ * .. ..: a was right, x replaces b, and two rows are dropped. Each token that counts advances the
+ * sequence by one, so that pages are named with tokens that are certain. */
 static void publish_drafted(struct engine *e, const struct engine_step *step, int row,
-                            struct seq *q, int n)
+                            struct seq *seq, int n)
 {
     int n_right = 0;
 
-    while (n_right < n && q->tokens[q->n_tokens + n_right] == e->row_tokens[row + n_right])
+    while (n_right < n && seq->tokens[seq->n_tokens + n_right] == e->row_tokens[row + n_right])
         n_right++;
     stats_add(&e->stats, METRIC_drafts, 1);
     stats_add(&e->stats, METRIC_draft_tokens, (uint64_t)n);
     stats_add(&e->stats, METRIC_draft_accepted, (uint64_t)n_right);
     for (int i = 0; i <= n_right; i++) {
-        sched_advance(&e->sched, q, 1, tiers_note_named, e);
+        sched_advance(&e->sched, seq, 1, tiers_note_named, e);
         if (i > 0)
-            tenants_charge_token(&e->sched.tenants, q);
-        if (!publish_sampled(e, step, row + i, q))
+            tenants_charge_token(&e->sched.tenants, seq);
+        if (!publish_sampled(e, step, row + i, seq))
             return;
     }
-    q->n_ahead -= n - n_right;
-    q->n_pending -= n - n_right;
-    q->n_owed -= (n - n_right) * seq_token_records(q);
-    q->draft.n_ahead = 0;
-    draft_learn(&e->drafts, q, n, n_right);
+    seq->n_ahead -= n - n_right;
+    seq->n_pending -= n - n_right;
+    seq->n_owed -= (n - n_right) * seq_token_records(seq);
+    seq->draft.n_ahead = 0;
+    draft_learn(&e->drafts, seq, n, n_right);
 }
 
+/* Publish a step that has ended: advance its sequences, then write the tokens of its rows. */
 void publish_step(struct engine *e, const struct engine_step *step)
 {
     tiers_time_step(e, step);
-    /* Pages are named before sequences end: an end gives them back to the cache. */
+    /* Pages are named before sequences end, because an end returns them to the cache. */
     for (int i = 0; i < step->n_seqs; i++) {
         if (step->seqs[i] != NULL && step->drafts[i] == 0)
             sched_advance(&e->sched, step->seqs[i], step->counts[i], tiers_note_named, e);
     }
     for (int i = 0; i < step->n_rows; i++) {
-        struct seq *q = step->rows[i];
-        int n_drafts = q == NULL ? 0 : q->draft.n_ahead;
+        struct seq *seq = step->rows[i];
+        int n_drafts;
 
-        if (q == NULL)
+        if (seq == NULL)
             continue;
+        n_drafts = seq->draft.n_ahead;
         if (step->targets[i] > 0) {
-            publish_prompt(e, q, step->targets[i], &e->logprobs[step->extras[i]]);
+            publish_prompt(e, seq, step->targets[i], &e->logprobs[step->extras[i]]);
         } else if (n_drafts > 0) {
-            publish_drafted(e, step, i, q, n_drafts);
+            publish_drafted(e, step, i, seq, n_drafts);
             i += n_drafts;
         } else {
-            (void)publish_sampled(e, step, i, q); /* it may have ended */
+            (void)publish_sampled(e, step, i, seq); /* it may have ended */
         }
     }
     stats_add(&e->stats, METRIC_steps, 1);
     stats_observe(&e->stats, HISTOGRAM_iteration, (double)step->n_tokens);
 }
 
+/* The tenants' counters, for the metrics. Names change seldom, and readers may see half of one. */
+/* --- the engine's load ------------------------------------------------------------------------ */
+
+/* Copy the counters of all tenants to the statistics page. */
 static void publish_tenants(struct engine *e)
 {
-    const struct tenants *t = &e->sched.tenants;
+    const struct tenants *tenants = &e->sched.tenants;
     struct wire_stats *page = e->stats.page;
 
-    for (int i = 0; i < t->n; i++) {
-        const struct tenant *from = &t->list[i];
+    for (int i = 0; i < tenants->n; i++) {
+        const struct tenant *from = &tenants->list[i];
         struct wire_tenant *to = &page->tenants[i];
 
         if (memcmp(to->name, from->name, sizeof to->name) != 0)
@@ -397,9 +442,10 @@ static void publish_tenants(struct engine *e)
         atomic_store_explicit(&to->n_running, (uint32_t)from->n_running, memory_order_relaxed);
         atomic_store_explicit(&to->n_waiting, (uint32_t)from->n_waiting, memory_order_relaxed);
     }
-    atomic_store_explicit(&page->n_tenants, (uint32_t)t->n, memory_order_relaxed);
+    atomic_store_explicit(&page->n_tenants, (uint32_t)tenants->n, memory_order_relaxed);
 }
 
+/* Gauges and counters that are kept elsewhere are copied to the statistics page once per pass. */
 static void publish_gauges(struct engine *e)
 {
     int n_deferred = tiers_n_deferred(e);
@@ -427,73 +473,84 @@ static void publish_gauges(struct engine *e)
     publish_tenants(e);
 }
 
-/* What the fronts may still bring: they refuse the rest without asking. Several at once could bring
- * too much; while there is plenty that does not matter, and then each gets its part, the odd places
- * in turn. What they bring in excess is refused by intake.c, a step later. nth: of the open
- * lanes. */
+/* Publish how many requests and tokens a front may still send; it refuses the rest itself. Several
+ * fronts at once could send too much. While there is plenty that does not matter; else each gets
+ * its share, and the remainder goes round. Any excess is refused by intake.c one step later. nth:
+ * the index among open lanes. */
 static void publish_room(const struct engine *e, struct wire_lane *w, int nth)
 {
-    const struct tenants *t = &e->sched.tenants;
-    int64_t reqs = (int64_t)e->settings.max_num_queued_reqs + e->admission.n_places - t->n_waiting;
-    int64_t tokens = e->admission.max_num_queued_tokens - t->n_waiting_tokens;
+    const struct tenants *tenants = &e->sched.tenants;
+    int64_t reqs =
+        (int64_t)e->settings.max_num_queued_reqs + e->admission.n_places - tenants->n_waiting;
+    int64_t tokens = e->admission.max_num_queued_tokens - tenants->n_waiting_tokens;
     int n_lanes = e->admission.n_lanes > 0 ? e->admission.n_lanes : 1;
 
-    reqs = reqs < 0 ? 0 : reqs;
-    tokens = tokens < 0 ? 0 : tokens;
+    if (reqs < 0)
+        reqs = 0;
+    if (tokens < 0)
+        tokens = 0;
     if (2 * reqs < e->settings.max_num_queued_reqs)
         reqs = reqs / n_lanes + ((nth + (int64_t)e->n_begun) % n_lanes < reqs % n_lanes);
     if (2 * tokens < e->admission.max_num_queued_tokens)
         tokens = tokens / n_lanes;
     atomic_store_explicit(&w->room_reqs, (uint32_t)reqs, memory_order_relaxed);
-    atomic_store_explicit(&w->room_tokens, tokens > UINT32_MAX ? UINT32_MAX : (uint32_t)tokens,
-                          memory_order_relaxed);
+    if (tokens > UINT32_MAX)
+        tokens = UINT32_MAX;
+    atomic_store_explicit(&w->room_tokens, (uint32_t)tokens, memory_order_relaxed);
 }
 
-/* What a front refused by itself since we looked. */
-static void publish_front_refusals(struct engine *e, struct engine_lane *l)
+/* Count the refusals that a front has made since the last look. A jump above PUBLISH_REFUSALS
+ * cannot be true: the lane's page is the front's to write. */
+static void publish_front_refusals(struct engine *e, struct engine_lane *lane)
 {
     for (int i = WIRE_NOT_REFUSED + 1; i < WIRE_REFUSALS; i++) {
-        uint32_t n = atomic_load_explicit(&l->lane.shared->refused[i], memory_order_relaxed);
+        uint32_t n = atomic_load_explicit(&lane->lane.shared->refused[i], memory_order_relaxed);
 
-        if (n == l->refused[i])
+        if (n == lane->refused[i])
             continue;
-        if (n - l->refused[i] <= PUBLISH_REFUSALS)
-            stats_refused(&e->stats, (enum wire_refusal)i, n - l->refused[i]);
+        if (n - lane->refused[i] <= PUBLISH_REFUSALS)
+            stats_refused(&e->stats, (enum wire_refusal)i, n - lane->refused[i]);
         else
             stats_add(&e->stats, METRIC_bad_entries, 1);
-        l->refused[i] = n;
+        lane->refused[i] = n;
     }
 }
 
+/* The state that fronts see: they refuse requests while the engine drains. */
 static enum wire_engine_state publish_state(const struct engine *e)
 {
     if (e->draining)
         return WIRE_DRAINING;
     if (e->power.state == POWER_WAKING)
         return WIRE_WAKING;
-    return e->power.state == POWER_ASLEEP ? WIRE_ASLEEP : WIRE_SERVING;
+    if (e->power.state == POWER_ASLEEP)
+        return WIRE_ASLEEP;
+    return WIRE_SERVING;
 }
 
-static void publish_lane_nth(struct engine *e, struct engine_lane *l, int nth)
+/* The fields of the lane that fronts read without a request: room, state, heartbeat, load. */
+static void publish_lane_nth(struct engine *e, struct engine_lane *lane, int nth)
 {
-    struct wire_lane *w = l->lane.shared;
+    struct wire_lane *wire = lane->lane.shared;
 
-    publish_room(e, w, nth);
-    publish_front_refusals(e, l);
-    atomic_store(&w->engine_state, publish_state(e));
-    atomic_store_explicit(&w->heartbeat_us, e->now_us, memory_order_relaxed);
-    atomic_store_explicit(&w->progress_us, e->progress_us, memory_order_relaxed);
-    atomic_store_explicit(&w->n_running, (uint32_t)e->sched.n_running, memory_order_relaxed);
-    atomic_store_explicit(&w->n_waiting, (uint32_t)sched_n_waiting(&e->sched),
+    publish_room(e, wire, nth);
+    publish_front_refusals(e, lane);
+    atomic_store(&wire->engine_state, publish_state(e));
+    atomic_store_explicit(&wire->heartbeat_us, e->now_us, memory_order_relaxed);
+    atomic_store_explicit(&wire->progress_us, e->progress_us, memory_order_relaxed);
+    atomic_store_explicit(&wire->n_running, (uint32_t)e->sched.n_running, memory_order_relaxed);
+    atomic_store_explicit(&wire->n_waiting, (uint32_t)sched_n_waiting(&e->sched),
                           memory_order_relaxed);
-    atomic_store_explicit(&w->retry_after_s, publish_retry_after(e), memory_order_relaxed);
+    atomic_store_explicit(&wire->retry_after_s, publish_retry_after(e), memory_order_relaxed);
 }
 
-void publish_lane(struct engine *e, struct engine_lane *l)
+/* A lane that was just opened counts as the first. */
+void publish_lane(struct engine *e, struct engine_lane *lane)
 {
-    publish_lane_nth(e, l, 0);
+    publish_lane_nth(e, lane, 0);
 }
 
+/* Only the numbers that changed by taking requests; the rest follows at the end of the pass. */
 void publish_queue(struct engine *e)
 {
     int nth = 0;
@@ -505,15 +562,16 @@ void publish_queue(struct engine *e)
     }
 }
 
+/* The last part of a pass: fronts read the lane's page whenever they wake. */
 void publish_wake(struct engine *e)
 {
     int nth = 0;
 
-    /* Whoever waits now waits for a place, or for pages: free places are of no use then. While the
-     * engine wakes he waits for that alone. */
-    e->admission.n_places = power_is_awake(&e->power) && sched_n_waiting(&e->sched) > 0
-                                ? 0
-                                : e->shape->max_num_seqs - e->sched.n_running;
+    /* A waiting sequence waits for a place or for pages, so free places are of no use to others.
+     * While the engine wakes it waits for that alone, and places count. */
+    e->admission.n_places = e->shape->max_num_seqs - e->sched.n_running;
+    if (power_is_awake(&e->power) && sched_n_waiting(&e->sched) > 0)
+        e->admission.n_places = 0;
     publish_gauges(e);
     for (int i = 0; i < e->settings.max_lanes; i++) {
         if (e->lanes[i].state != LANE_OPEN)

@@ -1,9 +1,12 @@
-/* How fast what waits is served, measured; and how long a queue takes at that rate.
+/* SPDX-License-Identifier: Apache-2.0
  *
- * Only time counts in which somebody waits: a server that is not full serves as fast as it is
- * asked, which says nothing of what it could. Ends of requests and the tokens of their prompts are
- * counted apart, because a queue of few long prompts takes as long as one of many short ones. What
- * was measured fades within RATE_MEMORY_S of such time. */
+ * The measured rate at which waiting requests are served, and the time that a queue takes at that
+ * rate.
+ *
+ * Only time with a queue counts: a server that is not full serves as fast as it is asked, which
+ * does not show how fast it could. Ended requests and the tokens of their prompts are counted
+ * separately, because few long prompts take as long as many short ones. Measurements fade within
+ * RATE_MEMORY_S of such time. */
 #ifndef QUIRE_ENGINE_RATE_H
 #define QUIRE_ENGINE_RATE_H
 
@@ -13,24 +16,24 @@
 struct rate {
     double full_s;    /* seconds with a queue, faded */
     double n_done;    /* requests that ended in them, faded */
-    double n_tokens;  /* of their prompts, faded */
-    uint64_t last_us; /* of the call before */
-    int n_ended;      /* since then */
+    double n_tokens;  /* tokens of their prompts, faded */
+    uint64_t last_us; /* time of the previous call */
+    int n_ended;      /* ends since then, and the tokens of their prompts */
     int64_t n_ended_tokens;
 };
 
-/* A request that had been admitted ended; its prompt had n_tokens. */
+/* An admitted request has ended; its prompt had n_tokens. */
 void rate_end(struct rate *r, int n_tokens);
 
-/* Once a pass: has somebody waited since the last call? */
+/* Once per pass. full: a request has waited since the last call. */
 void rate_pass(struct rate *r, uint64_t now_us, bool full);
 
-/* Seconds until so many requests with so many tokens in their prompts have been served; 0 while
- * too little was measured to say. */
+/* Seconds until n_reqs requests with n_tokens in their prompts have been served; 0 while too little
+ * was measured. */
 double rate_wait_s(const struct rate *r, int n_reqs, int64_t n_tokens);
 
-/* The same as a Retry-After: whole seconds, 1 .. 60, behind which common clients take it for a
- * mistake. */
+/* rate_wait_s() as a Retry-After: whole seconds from 1 to 60, because common clients take more for
+ * an error. */
 uint32_t rate_retry_after_s(const struct rate *r, int n_reqs, int64_t n_tokens);
 
 #endif

@@ -1,30 +1,38 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The end of a sequence: everything that holds a pointer to it lets go. It stands below the parts
- * that decide on an end (intake, fill, publish), so that none of them calls another for it. */
+ * The end of a sequence: everything that holds a pointer to it lets go. This file is below the
+ * parts that decide on an end (intake, fill, publish), so that none of them has to call another for
+ * it. */
 #include "engine/engine.h"
 
-/* Steps under way drop their results for q. */
-static void retire_from_steps(struct engine *e, const struct seq *q)
+/* Steps in flight drop their results for seq. The model computes them all the same. */
+static void retire_from_steps(struct engine *e, const struct seq *seq)
 {
     for (unsigned i = e->n_ended; i != e->n_begun; i++) {
         struct engine_step *step = &e->steps[i % MODEL_STEPS_MAX];
 
-        for (int s = 0; s < step->n_seqs; s++)
-            step->seqs[s] = step->seqs[s] == q ? NULL : step->seqs[s];
-        for (int r = 0; r < step->n_rows; r++)
-            step->rows[r] = step->rows[r] == q ? NULL : step->rows[r];
+        for (int s = 0; s < step->n_seqs; s++) {
+            if (step->seqs[s] == seq)
+                step->seqs[s] = NULL;
+        }
+        for (int r = 0; r < step->n_rows; r++) {
+            if (step->rows[r] == seq)
+                step->rows[r] = NULL;
+        }
     }
 }
 
-void retire(struct engine *e, struct seq *q)
+void retire(struct engine *e, struct seq *seq)
 {
-    if ((q->request.flags & WIRE_PROBE) == 0)
+    /* Probes keep no device awake: the time of use counts for real requests only. */
+    if ((seq->request.flags & WIRE_PROBE) == 0)
         e->power.used_us = e->now_us;
-    tiers_forget(e, q);
-    retire_from_steps(e, q);
-    e->lanes[q->lane_idx].by_slot[q->slot] = NULL;
-    guide_end(q);
-    sched_remove(&e->sched, q);
-    seq_release(&e->pool, q);
+    /* The order matters: loads and steps point to seq, the scheduler drops its pages, and only a
+     * sequence without pages may go back to the pool. */
+    tiers_forget(e, seq);
+    retire_from_steps(e, seq);
+    e->lanes[seq->lane_idx].by_slot[seq->slot] = NULL;
+    guide_end(seq);
+    sched_remove(&e->sched, seq);
+    seq_release(&e->pool, seq);
 }

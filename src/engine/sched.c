@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * See sched.h for the rule. */
+ * The scheduler's rule is in sched.h. sched_plan() walks the running sequences three times and the
+ * waiting ones up to twice, in the order of that rule; each walk hands out tokens (sched_give())
+ * until the budget, the places or the pages are used up. Costs per plan: O(running + waiting looked
+ * at), plus one hash per page of each prompt that is admitted or tried. */
 #include "engine/sched.h"
 
 #include <string.h>
@@ -8,8 +11,9 @@
 #include "base/mem.h"
 #include "base/must.h"
 
-#define SCHED_TRIES 4 /* sequences without pages that are looked at in a step: each is hashed */
+#define SCHED_TRIES 4 /* sequences without pages that one plan tries: each try hashes the prompt */
 
+/* Memory for one plan, allocated once. */
 int sched_init(struct sched *s, const struct sched_limits *limits, struct pages *pages)
 {
     size_t n = (size_t)limits->max_num_seqs;
@@ -34,253 +38,290 @@ int sched_n_waiting(const struct sched *s)
     return s->tenants.n_waiting;
 }
 
-void sched_add(struct sched *s, struct seq *q)
+/* The tenant's list decides the place; tenants_next() gives the order across tenants. */
+void sched_add(struct sched *s, struct seq *seq)
 {
-    tenants_add(&s->tenants, q);
-    q->state = SEQ_WAITING;
-    q->chain = q->root;
+    tenants_add(&s->tenants, seq);
+    seq->state = SEQ_WAITING;
+    seq->chain = seq->root;
 }
 
-static void sched_run_insert(struct sched *s, struct seq *q)
+/* The running array is sorted by seq_before(), so its last entry is the one to preempt. Its length
+ * is at most max_num_seqs, some hundreds: insertion and removal by moving entries are cheap. */
+static void sched_run_insert(struct sched *s, struct seq *seq)
 {
     int i = s->n_running++;
 
     must(s->n_running <= s->limits.max_num_seqs);
-    while (i > 0 && seq_before(q, s->running[i - 1])) {
+    while (i > 0 && seq_before(seq, s->running[i - 1])) {
         s->running[i] = s->running[i - 1];
         i--;
     }
-    s->running[i] = q;
-    q->state = SEQ_RUNNING;
+    s->running[i] = seq;
+    seq->state = SEQ_RUNNING;
 }
 
-static void sched_run_remove(struct sched *s, const struct seq *q)
+/* The order of the others does not change. */
+static void sched_run_remove(struct sched *s, const struct seq *seq)
 {
     int i = 0;
 
-    while (s->running[i] != q) {
+    while (s->running[i] != seq) {
         i++;
         must(i < s->n_running);
     }
-    tenants_stop(&s->tenants, q);
+    tenants_stop(&s->tenants, seq);
     s->n_running--;
     memmove(s->running + i, s->running + i + 1, sizeof *s->running * (size_t)(s->n_running - i));
 }
 
-static void sched_drop_pages(struct sched *s, struct seq *q)
+/* All references to pages go; the tokens stay. The sequence could be admitted again as it is. */
+static void sched_drop_pages(struct sched *s, struct seq *seq)
 {
-    tables_drop(&s->tables, q);
-    q->n_computed = 0;
-    q->n_ahead = 0;
-    q->n_pending = 0;
-    q->draft.n_ahead = 0;
+    tables_drop(&s->tables, seq);
+    seq->n_computed = 0;
+    seq->n_ahead = 0;
+    seq->n_pending = 0;
+    seq->draft.n_ahead = 0;
 }
 
-void sched_remove(struct sched *s, struct seq *q)
+/* Steps in flight may still contain the sequence: retire() removes it from them. */
+void sched_remove(struct sched *s, struct seq *seq)
 {
-    if (q->state == SEQ_WAITING)
-        tenants_remove(&s->tenants, q);
+    if (seq->state == SEQ_WAITING)
+        tenants_remove(&s->tenants, seq);
     else
-        sched_run_remove(s, q);
-    sched_drop_pages(s, q);
-    q->n_planned = 0;
-    q->state = SEQ_FREE;
+        sched_run_remove(s, seq);
+    sched_drop_pages(s, seq);
+    seq->n_planned = 0;
+    seq->state = SEQ_FREE;
 }
 
-static void sched_preempt(struct sched *s, struct seq *q)
+/* Take a running sequence's pages and let it wait again. If it is in the plan already, its tokens
+ * and rows go back to the budget, for others to take. */
+static void sched_preempt(struct sched *s, struct seq *seq)
 {
-    must(q->n_ahead == 0 && q->n_pending == 0);
-    sched_run_remove(s, q);
-    sched_drop_pages(s, q);
-    s->n_planned_tokens -= q->n_planned;
-    if (q->n_planned > 0)
-        s->n_planned_rows -= seq_tells_prompt(q) ? q->n_planned - 1 : q->draft.n;
-    q->n_planned = 0;
-    q->draft.n = 0;
-    q->searched = false; /* a lower tier may have what it loses */
-    q->n_asked = 0;
+    must(seq->n_ahead == 0 && seq->n_pending == 0);
+    sched_run_remove(s, seq);
+    sched_drop_pages(s, seq);
+    s->n_planned_tokens -= seq->n_planned;
+    if (seq->n_planned > 0)
+        s->n_planned_rows -= seq_tells_prompt(seq) ? seq->n_planned - 1 : seq->draft.n;
+    seq->n_planned = 0;
+    seq->draft.n = 0;
+    seq->searched = false; /* a lower tier may have the pages that it loses */
+    seq->n_asked = 0;
     s->n_preemptions++;
-    sched_add(s, q);
+    sched_add(s, seq);
 }
 
-/* Plan n tokens of a running sequence; preempts others until its pages are there. False when it
- * had to be preempted itself, or has to wait: whoever would have to go has a step under way, and
- * its pages are being written. */
-static bool sched_give(struct sched *s, struct seq *q, int n)
+/* --- the share of a sequence ------------------------------------------------------------------ */
+
+/* Plan n tokens of a running sequence; preempt others, from the last on, until its pages are found.
+ * False when seq itself had to be preempted, or when the victim has a step in flight: its pages are
+ * being written, so seq waits for the step's end. */
+static bool sched_give(struct sched *s, struct seq *seq, int n)
 {
-    while (!tables_grow(&s->tables, q, q->n_computed + q->n_ahead + n)) {
+    while (!tables_grow(&s->tables, seq, seq->n_computed + seq->n_ahead + n)) {
         struct seq *victim = s->running[s->n_running - 1];
 
         if (victim->n_ahead > 0 || victim->n_pending > 0)
             return false;
         sched_preempt(s, victim);
-        if (victim == q)
+        if (victim == seq)
             return false;
     }
-    q->n_planned = n;
+    seq->n_planned = n;
     s->n_planned_tokens += n;
-    s->n_planned_rows += seq_tells_prompt(q) ? n - 1 : q->draft.n;
+    s->n_planned_rows += seq_tells_prompt(seq) ? n - 1 : seq->draft.n;
     return true;
 }
 
-/* Tokens that q lacks, drafts apart; the one on its way included, unless that is its last. */
-static int sched_lacks(const struct seq *q)
+/* The tokens that seq lacks, apart from drafts. A token that a step in flight samples counts as
+ * lacking, because the next step can take it from the device; unless it is seq's last. */
+static int sched_lacks(const struct seq *seq)
 {
-    if (q->draft.n_ahead > 0 || (q->draft.is_on && q->n_pending > 0))
-        return 0; /* which tokens it will have is known after the step */
-    if (q->n_pending > 0 && q->n_tokens + q->n_pending >= q->tokens_max)
+    if (seq->draft.n_ahead > 0 || (seq->draft.is_on && seq->n_pending > 0))
+        return 0; /* the draft's outcome is known only after the step */
+    if (seq->n_pending > 0 && seq->n_tokens + seq->n_pending >= seq->tokens_max)
         return 0;
-    return q->n_tokens + q->n_pending - q->n_computed - q->n_ahead;
+    return seq->n_tokens + seq->n_pending - seq->n_computed - seq->n_ahead;
 }
 
-/* How many tokens q may compute now, of the budget that is left. */
-static int sched_share(const struct sched *s, const struct seq *q)
+/* How many tokens seq may compute now: limited by the budget that is left, by the share of a long
+ * prompt, and by the rows that are left if the log probabilities of prompt tokens are wanted. */
+static int sched_share(const struct sched *s, const struct seq *seq)
 {
-    int n = sched_lacks(q);
+    int n = sched_lacks(seq);
     int left = s->limits.max_num_batched_tokens - s->n_planned_tokens;
     bool alone = s->n_running + sched_n_waiting(s) <= 1;
 
     if (!alone && n > s->limits.long_prefill_tokens)
         n = s->limits.long_prefill_tokens;
-    if (seq_tells_prompt(q)) { /* a row each; every sequence has one anyway, and some may come */
+    /* One row per token. Each running sequence needs one row anyway, and half of the rest is left
+     * for sequences that are admitted later in this plan. */
+    if (seq_tells_prompt(seq)) {
         int rows = 1 + (s->limits.max_num_seqs - s->n_running - s->n_planned_rows) / 2;
 
-        n = n < rows ? n : rows;
-        n = n < q->chunk_max ? n : q->chunk_max;
+        if (n > rows)
+            n = rows;
+        if (n > seq->chunk_max)
+            n = seq->chunk_max;
     }
-    return tables_clip(&s->tables, q, n < left ? n : left);
+    if (n > left)
+        n = left;
+    return tables_clip(&s->tables, seq, n);
 }
 
-static bool sched_is_long(const struct sched *s, const struct seq *q)
+/* Whether a prompt is long depends on the tokens that it lacks, so its last chunk is not. */
+static bool sched_is_long(const struct sched *s, const struct seq *seq)
 {
-    return sched_lacks(q) > s->limits.long_prefill_tokens;
+    return sched_lacks(seq) > s->limits.long_prefill_tokens;
 }
 
-/* Who is planned in a pass over the running sequences. */
+/* The passes over the running sequences. */
 enum sched_pass {
     SCHED_DECODES,
-    SCHED_PROMPTS, /* and of the long ones the first */
+    SCHED_PROMPTS, /* chunks of prompts; of the long ones the first */
     SCHED_REST,
 };
 
-static bool sched_is_due(const struct sched *s, const struct seq *q, enum sched_pass pass)
+/* Each pass plans another kind; a sequence that has its tokens already is skipped. */
+static bool sched_is_due(const struct sched *s, const struct seq *seq, enum sched_pass pass)
 {
-    if (q->paused || q->is_late || q->n_planned != 0 || sched_lacks(q) == 0)
+    if (seq->paused || seq->is_late || seq->n_planned != 0 || sched_lacks(seq) == 0)
         return false;
-    if (pass == SCHED_PROMPTS && s->long_planned && sched_is_long(s, q))
+    if (pass == SCHED_PROMPTS && s->long_planned && sched_is_long(s, seq))
         return false;
-    return (sched_lacks(q) == 1) == (pass == SCHED_DECODES);
+    return (sched_lacks(seq) == 1) == (pass == SCHED_DECODES);
 }
 
-/* The drafts of q that there is room for: a row each, which others may want, and a place in the
- * budget. */
-static int sched_drafts(const struct sched *s, struct seq *q)
+/* Propose drafts for seq, as many as there is room for: each needs a row, a token of the budget and
+ * room in the output ring. Returns how many. */
+static int sched_drafts(const struct sched *s, struct seq *seq)
 {
     int rows = (s->limits.max_num_seqs - s->n_running - s->n_planned_rows) / 2;
     int left = s->limits.max_num_batched_tokens - s->n_planned_tokens - 1;
-    int room = q->room / seq_token_records(q);
-    int most = q->tokens_max - q->n_tokens - 1;
+    int room = seq->room / seq_token_records(seq);
+    int most = seq->tokens_max - seq->n_tokens - 1;
 
-    q->draft.n = 0;
-    if (s->limits.drafts == NULL || q->n_pending > 0 || q->n_ahead > 0)
+    seq->draft.n = 0;
+    /* A sequence that runs ahead gets no drafts: they continue the last token, which is not known
+     * yet. */
+    if (s->limits.drafts == NULL || seq->n_pending > 0 || seq->n_ahead > 0)
         return 0;
-    most = most < rows ? most : rows;
-    most = most < left ? most : left;
-    draft_propose(s->limits.drafts, q, most < room ? most : room);
-    return q->draft.n;
+    if (most > rows)
+        most = rows;
+    if (most > left)
+        most = left;
+    if (most > room)
+        most = room;
+    draft_propose(s->limits.drafts, seq, most);
+    return seq->draft.n;
 }
 
-/* Preemption removes from the end, so that the index stays right for everybody who comes before the
- * victim. */
+/* One pass over the running sequences. Preemption removes entries from the end of the array, so the
+ * index stays valid for all sequences before the victim. */
 static void sched_plan_running(struct sched *s, enum sched_pass pass)
 {
     for (int i = 0; i < s->n_running; i++) {
-        struct seq *q = s->running[i];
+        struct seq *seq = s->running[i];
         int n;
 
-        if (!sched_is_due(s, q, pass))
+        if (!sched_is_due(s, seq, pass))
             continue;
-        n = sched_share(s, q);
+        n = sched_share(s, seq);
+        /* The budget is used up: the sequences after it get nothing either, or they would
+         * overtake. */
         if (n <= 0)
             return;
-        s->long_planned = s->long_planned || sched_is_long(s, q);
+        s->long_planned = s->long_planned || sched_is_long(s, seq);
         if (pass == SCHED_DECODES)
-            n += sched_drafts(s, q);
-        if (!sched_give(s, q, n))
+            n += sched_drafts(s, seq);
+        if (!sched_give(s, seq, n))
             return;
         if (pass == SCHED_DECODES)
-            tenants_charge_token(&s->tenants, q);
+            tenants_charge_token(&s->tenants, seq);
     }
 }
 
-/* Move one waiting sequence to the running ones. False when its prompt finds no pages. */
-static bool sched_admit(struct sched *s, struct seq *q)
+/* Move a waiting sequence to the running array, and plan its first chunk. False when there are not
+ * enough pages for its whole prompt. */
+static bool sched_admit(struct sched *s, struct seq *seq)
 {
     int n;
 
-    tables_take_prefix(&s->tables, q);
-    if (tables_lacks(&s->tables, q) > pages_free(s->tables.pages)) {
-        sched_drop_pages(s, q);
+    /* First reference the cached prefix: only the rest needs free pages. Pages that are found in
+     * the cache may have been free, so pages_free() is asked after that. */
+    tables_take_prefix(&s->tables, seq);
+    if (tables_lacks(&s->tables, seq) > pages_free(s->tables.pages)) {
+        sched_drop_pages(s, seq);
         return false;
     }
-    tables_retain(&s->tables, q);
-    tables_begin(&s->tables, q);
-    tenants_remove(&s->tenants, q);
-    sched_run_insert(s, q);
-    /* Who was preempted has paid, if only in the plan that admitted it. */
-    tenants_run(&s->tenants, q, q->counted ? 0 : q->n_tokens - q->n_computed);
-    if (!q->counted) {
-        s->n_prefix_queries += (uint64_t)q->n_tokens;
-        s->n_prefix_hits += (uint64_t)q->n_computed;
+    tables_retain(&s->tables, seq);
+    tables_begin(&s->tables, seq);
+    tenants_remove(&s->tenants, seq);
+    sched_run_insert(s, seq);
+    /* A preempted sequence was charged for its prompt when it was first admitted: not again. */
+    tenants_run(&s->tenants, seq, seq->counted ? 0 : seq->n_tokens - seq->n_computed);
+    if (!seq->counted) {
+        s->n_prefix_queries += (uint64_t)seq->n_tokens;
+        s->n_prefix_hits += (uint64_t)seq->n_computed;
     }
-    if (!q->admitted) {
-        q->n_cached = q->n_computed < q->n_prompt ? q->n_computed : q->n_prompt;
-        q->n_cached_told = q->n_cached > q->n_foreign ? q->n_cached - q->n_foreign : 0;
+    /* The client's usage reports the cache hits of the first admission. Pages that another tenant
+     * computed are not reported, because that would reveal that the tenant's prompt exists. */
+    if (!seq->admitted) {
+        seq->n_cached = seq->n_computed < seq->n_prompt ? seq->n_computed : seq->n_prompt;
+        seq->n_cached_told = seq->n_cached > seq->n_foreign ? seq->n_cached - seq->n_foreign : 0;
     }
-    q->counted = true;
-    n = sched_share(s, q);
+    seq->counted = true;
+    n = sched_share(s, seq);
     must(n > 0);
-    s->long_planned = s->long_planned || sched_is_long(s, q);
-    must(sched_give(s, q, n));
+    s->long_planned = s->long_planned || sched_is_long(s, seq);
+    must(sched_give(s, seq, n));
     return true;
 }
 
+/* A place is a row of the next step and a token of its budget. */
 static bool sched_has_place(const struct sched *s)
 {
     return s->n_running + s->n_planned_rows < s->limits.max_num_seqs &&
            s->n_planned_tokens < s->limits.max_num_batched_tokens;
 }
 
-/* May q be admitted before blocked, which found no pages? */
-static bool sched_may_overtake(const struct sched *s, const struct seq *q,
+/* May seq be admitted before `blocked`, which found no pages? Only short ones of equal priority. */
+static bool sched_may_overtake(const struct sched *s, const struct seq *seq,
                                const struct seq *blocked)
 {
     return blocked == NULL ||
-           (!sched_is_long(s, q) && q->request.priority == blocked->request.priority);
+           (!sched_is_long(s, seq) && seq->request.priority == blocked->request.priority);
 }
 
-/* Admit while there is room. True when a long prompt was passed over because another has its chunk,
- * and everybody before it has found pages. */
+/* Admit waiting sequences while there is room. True when a long prompt was skipped because another
+ * one has a chunk, and every sequence before it found pages: then sched_plan() admits it with the
+ * rest of the budget. */
 static bool sched_plan_waiting(struct sched *s)
 {
     struct seq *blocked = NULL;
-    struct seq *q;
+    struct seq *seq;
     bool passed = false;
     int n_tries = 0;
 
     tenants_begin(&s->tenants);
-    while (sched_has_place(s) && (q = tenants_next(&s->tenants)) != NULL) {
-        if (q->n_loading > 0 || q->paused || !sched_may_overtake(s, q, blocked))
+    while (sched_has_place(s) && (seq = tenants_next(&s->tenants)) != NULL) {
+        if (seq->n_loading > 0 || seq->paused || !sched_may_overtake(s, seq, blocked))
             continue;
-        if (s->long_planned && sched_is_long(s, q)) {
+        if (s->long_planned && sched_is_long(s, seq)) {
             passed = true;
             continue;
         }
-        if (sched_admit(s, q)) {
+        /* Sequences that fail to find pages are counted, because each failure hashes a prompt. */
+        if (sched_admit(s, seq)) {
             if (blocked != NULL)
                 blocked->n_overtaken++;
         } else {
-            blocked = blocked == NULL ? q : blocked;
+            if (blocked == NULL)
+                blocked = seq;
             n_tries++;
         }
         if (n_tries == SCHED_TRIES ||
@@ -290,28 +331,33 @@ static bool sched_plan_waiting(struct sched *s)
     return passed && blocked == NULL;
 }
 
-/* The running sequence that has to give its place to one of higher priority, or NULL. */
+/* The running sequence that must give its place to a waiting one of higher priority, or NULL. */
 static struct seq *sched_displaced(const struct sched *s)
 {
-    struct seq *last = s->n_running == 0 ? NULL : s->running[s->n_running - 1];
-    const struct seq *q;
+    const struct seq *seq;
+    struct seq *last;
 
     if (s->n_running < s->limits.max_num_seqs || sched_n_waiting(s) == 0)
         return NULL;
-    q = tenants_urgent(&s->tenants);
-    return q->n_loading == 0 && !q->paused && q->request.priority < last->request.priority ? last
-                                                                                           : NULL;
+    last = s->running[s->n_running - 1];
+    seq = tenants_urgent(&s->tenants);
+    if (seq->n_loading > 0 || seq->paused || seq->request.priority >= last->request.priority)
+        return NULL;
+    return last;
 }
 
-/* Steps under way are ended first where sched_has_room() was asked; else it waits for them. */
+/* While a step of the displaced sequence is in flight, nothing happens: sched_has_room() is false
+ * then, so that the loop ends the step before it plans again. */
 static void sched_displace(struct sched *s)
 {
-    struct seq *q = sched_displaced(s);
+    struct seq *seq = sched_displaced(s);
 
-    if (q != NULL && q->n_ahead == 0 && q->n_pending == 0)
-        sched_preempt(s, q);
+    if (seq != NULL && seq->n_ahead == 0 && seq->n_pending == 0)
+        sched_preempt(s, seq);
 }
 
+/* The plan starts empty; each walk below adds to it and may preempt. A preemption ends admission
+ * for this plan, because the pages that it freed are needed by running sequences. */
 void sched_plan(struct sched *s)
 {
     uint64_t preempted;
@@ -324,6 +370,7 @@ void sched_plan(struct sched *s)
     s->n_planned_rows = 0;
     s->long_planned = false;
     must(s->tables.n_copies == 0);
+    /* States are copied before any page is given away: a snapshot needs free pages too. */
     for (int i = 0; i < s->n_running; i++)
         tables_snapshot(&s->tables, s->running[i]);
     sched_displace(s);
@@ -334,7 +381,9 @@ void sched_plan(struct sched *s)
     sched_plan_running(s, SCHED_REST);
     s->long_planned = false;
     if (passed && s->n_preemptions == preempted)
-        (void)sched_plan_waiting(s); /* once more is enough: the budget has two shares */
+        /* The budget may hold several more shares of long prompts: long_planned is cleared above,
+         * but each admitted long one sets it again, so the second walk admits at least one. */
+        (void)sched_plan_waiting(s);
     for (int i = 0; i < s->n_running; i++) {
         if (s->running[i]->n_planned > 0)
             s->planned[s->n_planned++] = s->running[i];
@@ -342,38 +391,43 @@ void sched_plan(struct sched *s)
     must(s->n_planned_tokens <= s->limits.max_num_batched_tokens);
 }
 
+/* False makes the loop end the step in flight first; then sched_plan() can preempt. */
 bool sched_has_room(const struct sched *s)
 {
     return sched_displaced(s) == NULL &&
            pages_free(s->tables.pages) > tables_margin(&s->tables, s->n_running);
 }
 
+/* From here on the tokens belong to the step, until sched_advance(). */
 void sched_begin(struct sched *s)
 {
     for (int i = 0; i < s->n_planned; i++)
         s->planned[i]->n_ahead += s->planned[i]->n_planned;
 }
 
-void sched_advance(struct sched *s, struct seq *q, int n, tables_named_fn *named, void *context)
+/* Pages become full only here, after their tokens were computed, so a name never promises more than
+ * there is. */
+void sched_advance(struct sched *s, struct seq *seq, int n, tables_named_fn *named, void *context)
 {
-    must(n <= q->n_ahead);
-    q->n_ahead -= n;
-    q->n_computed += n;
-    must(q->n_computed <= q->n_tokens);
-    tables_advance(&s->tables, q, named, context);
+    must(n <= seq->n_ahead);
+    seq->n_ahead -= n;
+    seq->n_computed += n;
+    must(seq->n_computed <= seq->n_tokens);
+    tables_advance(&s->tables, seq, named, context);
 }
 
+/* The invariants that seq.h states, for every running sequence; called after each plan in tests. */
 void sched_check(const struct sched *s)
 {
     tenants_check(&s->tenants);
     for (int i = 0; i < s->n_running; i++) {
-        const struct seq *q = s->running[i];
+        const struct seq *seq = s->running[i];
 
-        must(q->state == SEQ_RUNNING);
-        must(q->n_computed < q->n_tokens);
-        must(q->n_computed + q->n_ahead <= q->n_tokens + q->n_pending);
-        tables_check(&s->tables, q);
-        must(i == 0 || seq_before(s->running[i - 1], q));
+        must(seq->state == SEQ_RUNNING);
+        must(seq->n_computed < seq->n_tokens);
+        must(seq->n_computed + seq->n_ahead <= seq->n_tokens + seq->n_pending);
+        tables_check(&s->tables, seq);
+        must(i == 0 || seq_before(s->running[i - 1], seq));
     }
     pages_check(s->tables.pages);
 }

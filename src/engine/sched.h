@@ -1,29 +1,34 @@
-/* The scheduler: which sequences compute how many tokens in the next step.
+/* SPDX-License-Identifier: Apache-2.0
  *
- * A function of queues and budgets: no clock, no device, no I/O, so that it can be simulated.
- * There is no prefill phase and no decode phase. A sequence has n_tokens known tokens of which
- * n_computed are computed; steps that are under way have n_ahead more in hand and will give
- * n_pending tokens. A step hands out max_num_batched_tokens among all:
+ * The scheduler: how many tokens of which sequences the next step computes.
  *
- *   1. sequences that lack one token (decodes), oldest first;
- *   2. running sequences that lack more (chunks of prompts), of the long ones only the first;
- *   3. waiting sequences, by priority and turn of their tenants (tenants.h), as long as their whole
- *      prompt finds pages; a long one only if none had its chunk;
- *   4. what is left goes to the other long ones, those that run and then those that wait.
+ * A function of queues and budgets: no clock, no device, no I/O, so that it can be simulated. There
+ * is no prefill phase and no decode phase. A sequence has n_tokens known tokens, of which
+ * n_computed are computed; steps in flight compute n_ahead more and will sample n_pending tokens. A
+ * step distributes max_num_batched_tokens in this order:
  *
- * A prompt is long while it lacks more than long_prefill_tokens, and gets no more than that in a
- * step that others share. So however many long prompts there are, the rest of each step is for
- * those that are soon done.
+ *   1. running sequences that lack one token (decodes), oldest first;
+ *   2. running sequences that lack more (chunks of prompts); of the long ones only the first;
+ *   3. waiting sequences, by priority and turn of their tenants (tenants.h), as long as pages are
+ *      found for the whole prompt; a long one only if none has a chunk in this step;
+ *   4. the rest of the budget goes to the other long ones: the running ones, then the waiting ones.
  *
- * The plan's pages, evictions and copies are those of tables.h. Cached pages serve to the token: of
- * the page at which a sequence leaves what is cached, its first tokens are taken over in a copy.
+ * A prompt is long while it lacks more than long_prefill_tokens, and gets at most that many in a
+ * step that it shares. So however many long prompts there are, the rest of each step is for
+ * sequences that are soon done.
  *
- * One that finds no pages is overtaken by those that lack little, at most by max_num_seqs of them:
- * what ran when it came has ended by then, and nobody else takes its pages.
+ * The plan's pages, evictions and copies are in tables.h. A cached prefix is used to the token, not
+ * to the page: where a prompt diverges inside a cached page, a copy of that page serves its first
+ * tokens.
  *
- * Out of pages in 1, 2 or 4: the running sequence of lowest priority and latest arrival loses its
- * pages and waits again (its tokens are kept and computed anew); then nobody is admitted in
- * this step. The same happens to it when all places are taken and one of higher priority waits. */
+ * A waiting sequence that finds no pages may be overtaken by short ones, at most max_num_seqs
+ * times: all that ran when it was first overtaken have ended by then, and nothing else takes its
+ * pages.
+ *
+ * When pages run out in 1, 2 or 4, the running sequence of lowest priority and latest arrival is
+ * preempted: it loses its pages and waits again. Its tokens are kept and computed again. No
+ * sequence is admitted in such a step. The last running sequence is also preempted when all places
+ * are taken and a sequence of higher priority waits. */
 #ifndef QUIRE_ENGINE_SCHED_H
 #define QUIRE_ENGINE_SCHED_H
 
@@ -37,13 +42,13 @@
 
 struct sched_limits {
     int max_num_seqs;           /* running at once */
-    int max_num_batched_tokens; /* in a step */
-    int long_prefill_tokens;    /* of one sequence in a step that others share */
+    int max_num_batched_tokens; /* per step */
+    int long_prefill_tokens;    /* of one sequence in a step that it shares */
     int page_tokens;
     bool prefix_caching;
     int n_groups; /* of the cache (tables.h) */
     const struct cache_group *groups;
-    const struct draft_options *drafts; /* NULL: none are made */
+    const struct draft_options *drafts; /* NULL: no drafts are made */
 };
 
 struct sched {
@@ -51,14 +56,14 @@ struct sched {
     struct tables tables;
     struct seq **running; /* [max_num_seqs], by priority and arrival */
     int n_running;
-    struct tenants tenants; /* with all that wait */
+    struct tenants tenants; /* all that wait */
 
     /* The plan, until the next one. */
-    struct seq **planned; /* [max_num_seqs]; n_planned of each is set */
+    struct seq **planned; /* [max_num_seqs]; n_planned is set in each */
     int n_planned;
     int n_planned_tokens;
-    int n_planned_rows; /* that tell of prompt tokens, beside one a sequence */
-    bool long_planned;  /* a long prompt has its chunk */
+    int n_planned_rows; /* rows for prompt tokens and drafts, beyond one per sequence */
+    bool long_planned;  /* a long prompt has a chunk in this plan */
 
     /* Counters, only growing. */
     uint64_t n_preemptions;
@@ -68,31 +73,32 @@ struct sched {
 
 int sched_init(struct sched *s, const struct sched_limits *limits, struct pages *pages) ERR_CHECKED;
 
-/* Queue a new sequence; its root, tokens, n_tokens, tenant_idx, request.priority and
- * order are set. */
-void sched_add(struct sched *s, struct seq *q);
+/* Queue a new sequence; its root, tokens, n_tokens, tenant_idx, request.priority and arrival are
+ * set. */
+void sched_add(struct sched *s, struct seq *seq);
 
-/* Take a sequence out, whatever its state; its pages are unreferenced, last first. */
-void sched_remove(struct sched *s, struct seq *q);
+/* Remove a sequence in any state; its pages are unreferenced, last first. */
+void sched_remove(struct sched *s, struct seq *seq);
 
-/* The sequences that wait. */
+/* Number of waiting sequences. */
 int sched_n_waiting(const struct sched *s);
 
-/* Make the plan. Sequences that are paused, load or wait for their mask are passed over, and
- * those that end with the token that is on its way. Nobody whose step is under way is preempted:
- * where that would be needed, who lacks pages waits for the step's end. */
+/* Make the plan. Sequences that are paused, load pages or wait for their mask are skipped, and so
+ * are those that end with the token that is being sampled. A sequence with a step in flight is
+ * never preempted, because its pages are being written: the sequence that needs pages waits for the
+ * step's end. */
 void sched_plan(struct sched *s);
 
-/* Whether the next plan will hardly lack pages; without steps under way it may be made anyhow. Who
- * is admitted in it may take more than this foresees. */
+/* Will the next plan probably find enough pages? If not, steps in flight have to end first.
+ * Sequences that are admitted in that plan may take more than this estimate. */
 bool sched_has_room(const struct sched *s);
 
-/* When a step begins: its plan's tokens are in hand. */
+/* The step of the plan begins: its tokens become n_ahead. */
 void sched_begin(struct sched *s);
 
-/* After a step: n tokens of q that were in hand are computed; pages get their names. Calls named()
- * for each that is worth saving. */
-void sched_advance(struct sched *s, struct seq *q, int n, tables_named_fn *named, void *context);
+/* After a step: n tokens of seq that were ahead are computed; full pages get their names. Calls
+ * named() for each page that is worth saving in a lower tier. */
+void sched_advance(struct sched *s, struct seq *seq, int n, tables_named_fn *named, void *context);
 
 /* Prove that lists, states and pages agree. must() on failure. */
 void sched_check(const struct sched *s);

@@ -1,4 +1,11 @@
-/* A sequence: the engine's side of one request, from intake to its last record. */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A sequence: the engine's side of one request, from intake to its last record.
+ *
+ * A sequence comes from a pool that is made at start. It waits without pages (SEQ_WAITING), runs
+ * with pages (SEQ_RUNNING), may be preempted and wait again, and goes back to the pool when it is
+ * retired. Its fields are written by the engine's thread alone; each group below belongs to the
+ * file that its comment names. */
 #ifndef QUIRE_ENGINE_SEQ_H
 #define QUIRE_ENGINE_SEQ_H
 
@@ -23,28 +30,29 @@ enum seq_state {
     SEQ_RUNNING, /* has pages; in the scheduler's running array */
 };
 
-/* Where the output stands in its reasoning (think.h). */
+/* Where the output is with respect to its reasoning (think.h): after it or without one, before it,
+ * inside. */
 enum think_state { THINK_OVER, THINK_BEFORE, THINK_INSIDE };
 
 struct seq_think {
     enum think_state state;
-    int n_followed; /* tokens of the sequence that are accounted for */
-    int n_tokens;   /* of the reasoning so far */
+    int n_followed; /* tokens of the sequence that were looked at */
+    int n_tokens;   /* tokens of the reasoning so far */
     int n_matched;  /* bytes of the next tag that the output ends with */
     const struct token_trie *vocab;
 };
 
-/* Pages of one cache group, in order (tables.h). */
+/* The page table of one cache group (tables.h). */
 struct seq_table {
     int32_t *pages; /* int32 [pages_cap]; of a state: its pages */
-    int first;      /* entries before it were given back: a window has passed */
-    int n;          /* entries up to here are pages */
+    int first;      /* entries before it were given back, because the window has moved past them */
+    int n;          /* entries [first, n) hold a page */
 };
 
-/* A copy of all states behind some token. */
+/* A copy of all states of the sequence after some token. */
 struct seq_snapshot {
     int32_t *pages; /* int32 [state_pages], each with a reference; valid when at > 0 */
-    int at;         /* tokens that it has seen; 0: there is none */
+    int at;         /* tokens that are in it; 0: there is no snapshot */
 };
 
 struct seq {
@@ -52,98 +60,110 @@ struct seq {
     struct wire_request request; /* checked copy */
     int lane_idx;
     uint32_t slot;
-    int tenant_idx;   /* in tenants.h */
-    uint64_t arrival; /* its number in the order of arrival */
+    int tenant_idx;   /* index in tenants.list */
+    uint64_t arrival; /* number in the order of arrival, unique */
 
-    /* What is known and what is done. 0 <= n_computed < n_tokens <= tokens_max, and
-     * n_computed + n_ahead <= n_tokens + n_pending. */
+    /* Tokens, and how many of them are computed. Always 0 <= n_computed < n_tokens <= tokens_max,
+     * and n_computed + n_ahead <= n_tokens + n_pending: a step may compute at most the tokens that
+     * will be known when it runs. */
     int32_t *tokens; /* int32 [max_model_len], prompt then output */
     int n_tokens;
     int n_prompt;
-    int n_computed; /* tokens whose keys and values lie in pages */
-    int n_ahead;    /* more, which steps under way compute */
-    int n_pending;  /* tokens that steps under way sample: 0 or 1 whenever a plan is made, but of
-                     * drafts */
+    int n_computed; /* tokens whose keys and values are in pages */
+    int n_ahead;    /* further tokens that steps in flight compute */
+    int n_pending;  /* tokens that steps in flight sample: without drafts 0 or 1 whenever a plan is
+                     * made */
     int row_ahead;  /* the row of the last such step that samples */
     int tokens_max; /* the sequence ends when n_tokens reaches it */
 
-    /* Pages (tables.h); of the first n_named of each table the names are known. */
+    /* Pages (tables.h). The first n_named pages of each table have their names. */
     struct seq_table tables[CACHE_GROUPS_MAX];
     int n_named;
     struct hash root;           /* the name before the first page */
-    struct hash chain;          /* the name of the prefix of n_named pages, or root */
-    struct seq_snapshot taken;  /* enqueued, and not named yet */
-    struct seq_snapshot newest; /* of the output: named; or the one to begin with */
-    int n_snapped;              /* tokens behind which the last snapshot was taken or found */
+    struct hash chain;          /* the name of the prefix of n_named pages; root if there is none */
+    struct seq_snapshot taken;  /* enqueued, not named yet */
+    struct seq_snapshot newest; /* the newest named one of the output, or the one that the sequence
+                                 * began with */
+    int n_snapped;              /* tokens at which the last snapshot was taken or found */
 
-    struct retain retain; /* how long its first retain_tokens tokens are to stay */
+    struct retain retain; /* the priority of the pages of its first retain_tokens tokens */
     int retain_tokens;
 
-    uint64_t maker;    /* of its pages (pages.h), which it asks for as */
-    int n_foreign;     /* tokens of the cached prefix that other tenants computed */
-    int n_cached_told; /* of n_cached: those that its tenant may know of */
-    int n_cached;      /* prompt tokens found in the cache at the first admission */
-    int n_fetched;     /* of these, tokens whose pages came from host memory or the disk */
-    int n_loading;     /* pages on their way from the store; not admitted before 0 */
-    bool awaits_load;  /* n_loading is 1 for a place to load to, not for a page */
-    bool searched;     /* the lower tiers were asked for all that they may have */
-    int n_asked;       /* pages before which that stopped, for want of room; 0: it begins anew */
-    int n_goal;        /* pages of its prompt that all tiers together can serve */
-    struct hash asked_chain; /* of these pages */
-    int n_searched_from;     /* pages that the device had when they were first asked */
-    bool counted;            /* the scheduler's: its prompt was charged and counted */
-    bool admitted;           /* WIRE_ADMITTED was sent */
-    bool is_awaited;         /* its client has an answer already: of another choice */
-    int n_generated_max;     /* most tokens of a choice of its answer that has ended */
-    bool paused;             /* its output ring is full: the client is slow */
-    int n_planned;           /* tokens in this step's plan */
+    /* The cached part of the prompt (tiers.c, sched.c). */
+    uint64_t maker;          /* written to its pages as their maker (pages.h), to distinguish own
+                              * from foreign cache hits */
+    int n_foreign;           /* tokens of the cached prefix that other tenants computed */
+    int n_cached_told;       /* the part of n_cached that may be reported to its tenant */
+    int n_cached;            /* prompt tokens found in the cache at the first admission */
+    int n_fetched;           /* the part of n_cached whose pages came from host memory or the
+                              * disk */
+    int n_loading;           /* pages that are loading; the sequence is not admitted before this is
+                              * 0 */
+    bool awaits_load;        /* n_loading is 1 because it waits for a free load, not for a page */
+    bool searched;           /* all pages that the lower tiers have were asked for */
+    int n_asked;             /* pages up to which the search came before loads ran out; 0: it starts
+                              * anew */
+    int n_goal;              /* pages of its prompt that all tiers together can serve */
+    struct hash asked_chain; /* name of the prefix of n_asked pages */
+    int n_searched_from;     /* pages that the device had when the search began */
+    /* Where it is in its life. */
+    bool counted;        /* set by the scheduler: its prompt was charged to the tenant and
+                          * counted */
+    bool admitted;       /* WIRE_ADMITTED was sent */
+    bool is_awaited;     /* its client has received a part of the answer: of another choice */
+    int n_generated_max; /* tokens of the longest choice of its answer that has ended */
+    bool paused;         /* its output ring is full because the client is slow */
+    int n_planned;       /* tokens in this step's plan */
 
     struct draft draft;
-    int room; /* records that the lane has room for, beside those of one token */
+    int room; /* records that its output ring has room for, beyond those of one token */
 
-    /* What is said of each token, and the room for it. */
-    int n_told;    /* prompt tokens behind the first whose log probabilities were told */
-    int n_owed;    /* records that steps under way will put */
-    int chunk_max; /* prompt tokens that a step may compute, for their records; 0: any number */
-    /* A row that is told whole: of the last token, or of a prompt's token; publish_row(). */
-    float *row; /* float [1 + n_vocab], the pool's: as WIRE_ROW tells it */
-    int row_at; /* floats that were put */
+    /* Log probabilities (publish.c), and the room that their records need. */
+    int n_told;    /* prompt tokens after the first whose log probabilities were reported */
+    int n_owed;    /* records that steps in flight will write */
+    int chunk_max; /* prompt tokens that a step may compute, so that their records find room; 0: any
+                    * number */
+    /* A row of logits that is reported whole: the last token's, or a prompt token's; see
+     * publish_row(). */
+    float *row; /* float [1 + n_vocab], from the pool: in the layout of WIRE_ROW */
+    int row_at; /* floats that were written to the ring */
     bool tells_row, row_is_prompts;
 
-    /* What steers sampling (guide.h). Arrays of the pool's. */
+    /* Constraints on sampling (guide.h). The arrays are the pool's. */
     uint32_t *allowed;         /* uint32 [request.generate.n_allowed] */
     uint32_t *stops;           /* uint32 [request.generate.n_stops] */
     int32_t *bad;              /* int32 [request.generate.n_bad] */
     struct batch_bias *biases; /* [request.generate.n_biases] */
     int32_t *asked;            /* int32 [request.generate.n_asked] */
-    struct walk *walk;         /* behind n_walked tokens; with an automaton */
+    struct walk *walk;         /* state of the automaton after n_walked tokens */
     int n_walked;
-    uint32_t *made;          /* uint32 [n_words]: a mask that was late, and is there now */
-    int n_made;              /* behind so many tokens it holds; 0: for none */
-    struct guide_late *late; /* who makes one; NULL: none does */
-    bool is_late;            /* it has to wait for its mask, and is not planned meanwhile */
+    uint32_t *made;          /* uint32 [n_words]: a mask that was late and is ready */
+    int n_made;              /* the mask in `made` is for the token after this many; 0: there is
+                              * none */
+    struct guide_late *late; /* the job that makes its mask; NULL: none */
+    bool is_late;            /* it waits for its mask, and is not planned meanwhile */
     struct seq_think think;
-    bool is_masked;                    /* the row that was planned last */
-    struct guide_automaton *automaton; /* NULL: none; borrowed, and counted there */
+    bool is_masked;                    /* the row that was planned last has a mask */
+    struct guide_automaton *automaton; /* NULL: none; borrowed, and counted in its n_users */
 
-    unsigned step_seen;   /* steps that had ended when it came; wraps */
-    uint64_t admitted_us; /* clock_us() of the events that the metrics want */
+    unsigned step_seen;   /* steps that had ended when it arrived; wraps */
+    uint64_t admitted_us; /* clock_us() of events, for the metrics */
     uint64_t first_token_us;
     uint64_t last_token_us;
 
-    int n_overtaken;  /* admitted before it while it found no pages */
-    struct seq *next; /* in the free list, or in its tenant's that waits */
-    struct seq *prev; /* in the latter */
+    int n_overtaken;  /* sequences that were admitted before it while it found no pages */
+    struct seq *next; /* in the free list, or in its tenant's list of waiting sequences */
+    struct seq *prev; /* in the waiting list only */
 };
 
-/* All sequences there can be, made at start. */
+/* All sequences there can be, allocated at start. */
 struct seq_pool {
     struct seq *seqs; /* [n] */
     struct seq *free;
     int n;
-    int tokens_cap; /* room of one sequence's tokens */
-    int pages_cap;  /* and of each of its tables */
-    int row_cap;    /* and of its row, floats */
+    int tokens_cap; /* capacity of a sequence's tokens */
+    int pages_cap;  /* of each of its tables */
+    int row_cap;    /* of its row of logits, floats */
 };
 
 struct seq_pool_limits {
@@ -152,74 +172,77 @@ struct seq_pool_limits {
     int page_tokens;
     int n_vocab;
     int n_groups;
-    int n_state_pages; /* of all states of a sequence */
+    int n_state_pages; /* pages of all states of one sequence */
     bool has_drafts;
 };
 
-/* Whether tokens of the output, or of the prompt, are told with their whole rows. */
-static inline bool seq_has_rows(const struct seq *q)
+/* Do tokens of the output (of the prompt) report their whole row of logits, instead of the most
+ * probable tokens? */
+static inline bool seq_has_rows(const struct seq *seq)
 {
-    return (q->request.flags & WIRE_LOGPROBS) != 0 &&
-           q->request.generate.n_logprobs > WIRE_LOGPROBS_MAX;
+    return (seq->request.flags & WIRE_LOGPROBS) != 0 &&
+           seq->request.generate.n_logprobs > WIRE_LOGPROBS_MAX;
 }
-static inline bool seq_prompt_has_rows(const struct seq *q)
+static inline bool seq_prompt_has_rows(const struct seq *seq)
 {
-    return q->request.generate.n_prompt_logprobs > WIRE_LOGPROBS_MAX;
-}
-
-/* Records that a token of the output, or of the prompt, has in the out ring; rows come when there
- * is room. */
-static inline int seq_token_records(const struct seq *q)
-{
-    return (q->request.flags & WIRE_LOGPROBS) == 0 ? 1
-           : seq_has_rows(q)
-               ? 2
-               : 2 + (int)(q->request.generate.n_logprobs + q->request.generate.n_asked);
-}
-static inline int seq_prompt_records(const struct seq *q)
-{
-    return seq_prompt_has_rows(q) ? 1 : 1 + (int)q->request.generate.n_prompt_logprobs;
+    return seq->request.generate.n_prompt_logprobs > WIRE_LOGPROBS_MAX;
 }
 
-/* Whether id is in q's set of stop ids, and whether that set must not come behind n_pending tokens
- * that are not known yet: before min_tokens. */
-static inline bool seq_has_stop(const struct seq *q, int32_t id)
+/* Records of one token of the output (of the prompt) in the output ring. Rows of logits are not
+ * counted: they are written piece by piece as there is room. */
+static inline int seq_token_records(const struct seq *seq)
 {
-    return q->request.generate.n_stops > 0 && (q->stops[id / 32] >> id % 32 & 1) != 0;
+    if ((seq->request.flags & WIRE_LOGPROBS) == 0)
+        return 1; /* the token */
+    if (seq_has_rows(seq))
+        return 2; /* and its log probability */
+    return 2 + (int)(seq->request.generate.n_logprobs + seq->request.generate.n_asked);
 }
-static inline bool seq_bans_stops(const struct seq *q, int n_pending)
+static inline int seq_prompt_records(const struct seq *seq)
 {
-    return q->request.generate.n_stops > 0 &&
-           q->n_tokens + n_pending - q->n_prompt < (int)q->request.generate.min_tokens;
-}
-
-/* Whether log probabilities of the prompt are still to be told. */
-static inline bool seq_tells_prompt(const struct seq *q)
-{
-    return (q->request.flags & WIRE_PROMPT_LOGPROBS) != 0 && q->n_told < q->n_prompt - 1;
+    return seq_prompt_has_rows(seq) ? 1 : 1 + (int)seq->request.generate.n_prompt_logprobs;
 }
 
-/* Whether the next step has to wait for a row: there is room for one. */
-static inline bool seq_awaits_row(const struct seq *q)
+/* Is id in the request's set of stop ids? And is that set still forbidden after n_pending unknown
+ * tokens, because the output is shorter than min_tokens? */
+static inline bool seq_has_stop(const struct seq *seq, int32_t id)
 {
-    return q->tells_row || (seq_has_rows(q) && q->n_pending > 0) ||
-           (seq_prompt_has_rows(q) && seq_tells_prompt(q) && q->n_ahead > 0);
+    return seq->request.generate.n_stops > 0 && (seq->stops[id / 32] >> id % 32 & 1) != 0;
+}
+static inline bool seq_bans_stops(const struct seq *seq, int n_pending)
+{
+    return seq->request.generate.n_stops > 0 &&
+           seq->n_tokens + n_pending - seq->n_prompt < (int)seq->request.generate.min_tokens;
 }
 
-/* Whether it may still be refused because there is too much to do: nothing was said of it, nor of
- * another choice of its answer. */
-static inline bool seq_may_refuse(const struct seq *q)
+/* Are log probabilities of the prompt still to be reported? */
+static inline bool seq_tells_prompt(const struct seq *seq)
 {
-    return !q->admitted && !q->is_awaited && (q->request.flags & (WIRE_RESUMED | WIRE_PROBE)) == 0;
+    return (seq->request.flags & WIRE_PROMPT_LOGPROBS) != 0 && seq->n_told < seq->n_prompt - 1;
 }
 
-/* How long the page is to stay that ends behind its first n_tokens tokens. */
-static inline struct retain seq_retain(const struct seq *q, int n_tokens)
+/* Has the next step to wait until a row is reported? There is room for one row per sequence. */
+static inline bool seq_awaits_row(const struct seq *seq)
 {
-    return n_tokens <= q->retain_tokens ? q->retain : (struct retain){0};
+    return seq->tells_row || (seq_has_rows(seq) && seq->n_pending > 0) ||
+           (seq_prompt_has_rows(seq) && seq_tells_prompt(seq) && seq->n_ahead > 0);
 }
 
-/* The order in which sequences run: lower priority number first, then arrival. */
+/* May seq still be refused for overload? Not after its client has received a part of the answer,
+ * nor if it continues an output or is a probe. */
+static inline bool seq_may_refuse(const struct seq *seq)
+{
+    return !seq->admitted && !seq->is_awaited &&
+           (seq->request.flags & (WIRE_RESUMED | WIRE_PROBE)) == 0;
+}
+
+/* The retention of the page that ends with seq's first n_tokens tokens. */
+static inline struct retain seq_retain(const struct seq *seq, int n_tokens)
+{
+    return n_tokens <= seq->retain_tokens ? seq->retain : (struct retain){0};
+}
+
+/* The order of running sequences: smaller priority number first, then earlier arrival. */
 static inline bool seq_before(const struct seq *a, const struct seq *b)
 {
     if (a->request.priority != b->request.priority)
@@ -227,14 +250,14 @@ static inline bool seq_before(const struct seq *a, const struct seq *b)
     return a->arrival < b->arrival;
 }
 
-/* Address space for n sequences of the longest length is reserved, memory is taken as it is
- * touched. ERR_NO_MEMORY. */
+/* Reserve address space for all sequences at the greatest length; memory is taken as it is touched.
+ * ERR_NO_MEMORY. */
 int seq_pool_init(struct seq_pool *p, const struct seq_pool_limits *limits) ERR_CHECKED;
 
 /* A sequence with empty fields and its own arrays, or NULL when all are in use. */
 struct seq *seq_claim(struct seq_pool *p);
 
-/* Back to the pool; it holds no pages. Memory of long prompts goes back to the system. */
+/* Give s back; it must hold no pages. Memory of long prompts is returned to the system. */
 void seq_release(struct seq_pool *p, struct seq *s);
 
 #endif

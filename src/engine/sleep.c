@@ -1,17 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * An engine that has nothing to do gives the device's memory back, so that several models can share
- * a machine; the next request wakes it.
+ * An idle engine gives the device's memory back, so that several models can share a machine; the
+ * next request wakes it.
  *
- *   awake -> saving -> falling -> asleep -> waking -> awake
+ *   AWAKE -> SAVING -> FALLING -> ASLEEP -> WAKING -> AWAKE
  *
- * saving: pages that no lower tier has are written there, by the passes of the loop as ever.
- * falling: weights go to host memory, some milliseconds of it in a pass. Until then a request that
- * comes is served as if nothing had been; afterwards it waits. While the engine wakes the loop goes
- * on too: requests are taken in, cancelled and run out of time, the watchdog and /health are told.
+ * SAVING: pages that no lower tier has are saved by the usual passes of the loop. FALLING: weights
+ * are copied to host memory, some milliseconds of work per pass. Until then a request is served at
+ * once; afterwards it waits. While the engine wakes, the loop continues: requests are taken,
+ * cancelled and time out, and the watchdog and /health are served.
  *
- * Pages of the device lose their names with their content: what comes next finds its prefix in the
- * host tier or on the disk, and else computes it. */
+ * Pages of the device lose their names with their contents: later requests find their prefixes in
+ * the host tier or on disk, or compute them. */
 #include <string.h>
 #include <unistd.h>
 
@@ -21,20 +21,22 @@
 #include "base/service.h"
 #include "engine/engine.h"
 
-#define SLEEP_SAVE_US  30000000u /* for pages to be saved; what is not by then is lost */
+#define SLEEP_SAVE_US  30000000u /* for pages to be saved; the rest is lost */
 #define SLEEP_RETRY_US 100000u   /* between attempts to get the device's memory */
-#define SLEEP_TELL_US  10000000u /* between two lines that say it cannot be had */
-#define SLEEP_SPREAD   64        /* milliseconds between engines that try again */
+#define SLEEP_TELL_US  10000000u /* between two log lines about the lack of memory */
+#define SLEEP_SPREAD   64        /* milliseconds between the attempts of different engines */
 #define MIB            (1.0 / 1048576.0)
 
-/* When it is time to fall asleep; 0: never. */
+/* When the engine is to fall asleep; 0: never. */
 static uint64_t sleep_due_us(const struct engine *e)
 {
-    return e->settings.sleep_after_s == 0
-               ? 0
-               : e->power.used_us + (uint64_t)e->settings.sleep_after_s * 1000000u;
+    if (e->settings.sleep_after_s == 0)
+        return 0;
+    return e->power.used_us + (uint64_t)e->settings.sleep_after_s * 1000000u;
 }
 
+/* A pass is due at the next change of state that time alone causes; in FALLING every pass has
+ * work. */
 int sleep_timeout_ms(const struct engine *e, int longest_ms)
 {
     uint64_t then_us = e->now_us;
@@ -55,13 +57,15 @@ int sleep_timeout_ms(const struct engine *e, int longest_ms)
     return (int)((then_us - e->now_us) / 1000) + 1;
 }
 
+/* The time of the change is the base of all timeouts of the new state. */
 static void sleep_enter(struct engine *e, enum power_state power)
 {
     e->power.state = power;
     e->power.since_us = e->now_us;
 }
 
-static void sleep_tell(struct engine *e, bool asleep)
+/* Metrics and the service manager's status line. */
+static void sleep_show(struct engine *e, bool asleep)
 {
     size_t bytes = e->shape->device_bytes - (asleep ? e->shape->sleeping_bytes : 0);
 
@@ -74,13 +78,14 @@ static void sleep_tell(struct engine *e, bool asleep)
 
 /* --- falling asleep ------------------------------------------------------------------------- */
 
-/* Nothing is under way that knows a page of the device. */
+/* Nothing refers to a page of the device. */
 static bool sleep_is_idle(const struct engine *e)
 {
     return e->sched.n_running + sched_n_waiting(&e->sched) == 0 && e->n_begun == e->n_ended &&
            e->tiers.n_loads_used == 0 && !e->draining;
 }
 
+/* Only an idle engine may sleep: a sequence's pages would lose their content. */
 int sleep_begin(struct engine *e)
 {
     if (!e->shape->sleeps)
@@ -94,21 +99,23 @@ int sleep_begin(struct engine *e)
     return ERR_OK;
 }
 
-/* Wait for what is being saved. Copies that were started write to memory that is about to go, so
- * they are waited for; a device that ends none has failed. */
+/* Wait until everything is saved. Copies that were started write to memory that is given back next,
+ * so they are waited for; a device that completes none has failed. */
 static int sleep_save(struct engine *e)
 {
     if (tiers_have_work(e)) {
         if (e->now_us - e->power.since_us > SLEEP_SAVE_US)
             tiers_give_up(e);
-        return tiers_are_stuck(e) ? ERR_GPU : ERR_OK;
+        if (tiers_are_stuck(e))
+            return ERR_GPU;
+        return ERR_OK;
     }
     must(pages_free(e->pages) == pages_count(e->pages));
     sleep_enter(e, POWER_FALLING);
     return ERR_OK;
 }
 
-/* Every page becomes free: all can be taken, since nobody has one. */
+/* Make every page free and nameless. All can be taken, because no sequence has one. */
 static void sleep_forget_pages(struct engine *e)
 {
     struct page_label label;
@@ -124,6 +131,8 @@ static void sleep_forget_pages(struct engine *e)
     pages_check(e->pages);
 }
 
+/* One piece of copying the weights; ERR_AGAIN means that more remains. On a lack of host memory the
+ * engine stays awake. */
 static int sleep_fall(struct engine *e)
 {
     int n_cached = pages_cached(e->pages);
@@ -147,27 +156,30 @@ static int sleep_fall(struct engine *e)
              (double)e->shape->sleeping_bytes * MIB, (double)e->shape->constant_bytes * MIB,
              n_cached, (double)(e->now_us - e->power.since_us) * 1e-6);
     sleep_enter(e, POWER_ASLEEP);
-    sleep_tell(e, true);
+    sleep_show(e, true);
     return ERR_OK;
 }
 
-/* Whoever waited long enough for memory that does not come. */
+/* Refuse requests that have waited for wake_timeout_s, since their arrival or since waking
+ * began. */
 static void sleep_refuse(struct engine *e)
 {
     uint64_t longest_us = (uint64_t)e->settings.wake_timeout_s * 1000000u;
 
     for (int i = 0; i < e->pool.n; i++) {
-        struct seq *q = &e->pool.seqs[i];
-        uint64_t since_us = q->request.arrival_us;
+        struct seq *seq = &e->pool.seqs[i];
+        uint64_t since_us = seq->request.arrival_us;
 
-        since_us = since_us < e->power.since_us ? e->power.since_us : since_us;
-        if (q->state != SEQ_FREE && e->now_us > since_us + longest_us)
-            publish_refuse(e, q, WIRE_REFUSED_TIMEOUT, ERR_ASLEEP);
+        if (since_us < e->power.since_us)
+            since_us = e->power.since_us;
+        if (seq->state != SEQ_FREE && e->now_us > since_us + longest_us)
+            publish_refuse(e, seq, WIRE_REFUSED_TIMEOUT, ERR_ASLEEP);
     }
 }
 
 /* --- waking --------------------------------------------------------------------------------- */
 
+/* Saved pages stay saved: a sleep that was cancelled costs nothing but the copies. */
 void sleep_end(struct engine *e)
 {
     if (e->power.state == POWER_SAVING || e->power.state == POWER_FALLING) {
@@ -181,7 +193,8 @@ void sleep_end(struct engine *e)
     sleep_enter(e, POWER_WAKING);
 }
 
-/* Others have the memory: nothing of it is held now, and nobody is in their way. */
+/* Other processes have the memory. Everything that was obtained is given back, so that they are not
+ * in each other's way, and each tries again after its own delay. */
 static void sleep_wait(struct engine *e)
 {
     uint64_t longest_us = (uint64_t)e->settings.wake_timeout_s * 1000000u;
@@ -199,6 +212,8 @@ static void sleep_wait(struct engine *e)
         sleep_enter(e, POWER_ASLEEP);
 }
 
+/* One piece of waking. The device's memory comes first, and then the weights in pieces
+ * (ERR_AGAIN). */
 static int sleep_rise(struct engine *e)
 {
     double took_s;
@@ -222,13 +237,14 @@ static int sleep_rise(struct engine *e)
     stats_observe(&e->stats, HISTOGRAM_wake, took_s);
     e->power.used_us = e->now_us;
     sleep_enter(e, POWER_AWAKE);
-    sleep_tell(e, false);
+    sleep_show(e, false);
     return ERR_OK;
 }
 
-/* --- operators' word ------------------------------------------------------------------------ */
+/* --- commands of operators -------------------------------------------------------------------- */
 
-int sleep_ask(struct engine *e, const struct engine_lane *l, uint32_t slot,
+/* An order that is already fulfilled is answered in the next pass like any other. */
+int sleep_ask(struct engine *e, const struct engine_lane *lane, uint32_t slot,
               const struct wire_power *p)
 {
     int rc = ERR_OK;
@@ -240,8 +256,9 @@ int sleep_ask(struct engine *e, const struct engine_lane *l, uint32_t slot,
     if (e->power.n_orders == POWER_ORDERS)
         return ERR_OVERLOADED;
     for (int i = 0; i < e->power.n_orders; i++) {
-        if (e->power.orders[i].lane_idx == (int)(l - e->lanes) && e->power.orders[i].slot == slot)
-            return ERR_INVALID; /* a slot asks for one thing at a time */
+        if (e->power.orders[i].lane_idx == (int)(lane - e->lanes) &&
+            e->power.orders[i].slot == slot)
+            return ERR_INVALID; /* a slot has one command at a time */
     }
     if (p->action == WIRE_WAKE)
         sleep_end(e);
@@ -249,11 +266,14 @@ int sleep_ask(struct engine *e, const struct engine_lane *l, uint32_t slot,
         rc = sleep_begin(e);
     if (rc != ERR_OK)
         return rc == ERR_AGAIN ? ERR_BUSY : ERR_NO_SLEEP;
-    e->power.orders[e->power.n_orders++] = (struct power_order){
-        .lane_idx = (int)(l - e->lanes), .slot = slot, .action = (enum wire_power_action)p->action};
+    e->power.orders[e->power.n_orders++] =
+        (struct power_order){.lane_idx = (int)(lane - e->lanes),
+                             .slot = slot,
+                             .action = (enum wire_power_action)p->action};
     return ERR_OK;
 }
 
+/* Remove an order from the queue. */
 static void sleep_end_order(struct engine *e, int i)
 {
     e->power.n_orders--;
@@ -261,42 +281,46 @@ static void sleep_end_order(struct engine *e, int i)
             sizeof e->power.orders[0] * (size_t)(e->power.n_orders - i));
 }
 
-void sleep_forget_lane(struct engine *e, const struct engine_lane *l)
+/* A front has gone: nothing is answered to it; a sleep or wake that it asked for goes on. */
+void sleep_forget_lane(struct engine *e, const struct engine_lane *lane)
 {
     for (int i = e->power.n_orders - 1; i >= 0; i--) {
-        if (e->power.orders[i].lane_idx == l - e->lanes)
+        if (e->power.orders[i].lane_idx == lane - e->lanes)
             sleep_end_order(e, i);
     }
 }
 
-/* What has come to an end in an earlier pass, so that everybody can see it by now. */
+/* Answer the commands whose state was reached in an earlier pass, so that the lanes show it
+ * already. */
 static void sleep_answer(struct engine *e)
 {
     if (e->power.state != POWER_AWAKE && e->power.state != POWER_ASLEEP)
         return;
     while (e->power.n_orders > 0) {
-        const struct power_order *o = &e->power.orders[0];
-        bool as_asked = (o->action == WIRE_SLEEP) == (e->power.state == POWER_ASLEEP);
+        const struct power_order *order = &e->power.orders[0];
+        bool as_asked = (order->action == WIRE_SLEEP) == (e->power.state == POWER_ASLEEP);
         struct wire_out end = {
             .kind = WIRE_FINISHED, .finish = WIRE_FIN_STOP, .time_us = e->now_us};
 
         if (!as_asked) {
             end.finish = WIRE_FIN_ERROR;
-            end.value = o->action == WIRE_SLEEP ? ERR_BUSY : ERR_ASLEEP;
+            end.value = order->action == WIRE_SLEEP ? ERR_BUSY : ERR_ASLEEP;
         }
-        lane_put(&e->lanes[o->lane_idx].lane, o->slot, end);
+        lane_put(&e->lanes[order->lane_idx].lane, order->slot, end);
         sleep_end_order(e, 0);
     }
 }
 
+/* Each pass does a piece of the work of the current state. */
 int sleep_pass(struct engine *e)
 {
     uint64_t due_us = sleep_due_us(e);
 
     sleep_answer(e);
     if (e->power.state == POWER_AWAKE && due_us > 0 && e->now_us >= due_us)
-        (void)!sleep_begin(e); /* or later */
+        (void)!sleep_begin(e); /* on error it is tried in the next pass */
     switch (e->power.state) {
+    /* A request that came while the engine fell asleep ends that: nothing was given back yet. */
     case POWER_AWAKE: break;
     case POWER_SAVING:
     case POWER_FALLING:
@@ -316,8 +340,9 @@ int sleep_pass(struct engine *e)
     return ERR_OK;
 }
 
+/* The first interval without requests begins with the engine. */
 void sleep_init(struct engine *e)
 {
     e->power.used_us = e->now_us;
-    sleep_tell(e, false);
+    sleep_show(e, false);
 }

@@ -1,5 +1,7 @@
-/* Sleep: an idle engine gives the device's memory back and takes it again when a request comes.
- * sleep.c says how one state becomes the next. The engine's thread alone. */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Sleep: an idle engine gives the device's memory back and takes it again when a request comes.
+ * sleep.c has the states. The engine's thread alone. */
 #ifndef QUIRE_ENGINE_SLEEP_H
 #define QUIRE_ENGINE_SLEEP_H
 
@@ -12,6 +14,8 @@
 struct engine;
 struct engine_lane;
 
+/* AWAKE -> SAVING -> FALLING -> ASLEEP -> WAKING -> AWAKE; a request ends SAVING and FALLING
+ * early. */
 enum power_state {
     POWER_AWAKE,
     POWER_SAVING,
@@ -20,7 +24,7 @@ enum power_state {
     POWER_WAKING,
 };
 
-/* A front that is to be told when the engine sleeps, or is awake. */
+/* A front that waits for the engine to be asleep, or awake. */
 struct power_order {
     int lane_idx;
     uint32_t slot;
@@ -33,13 +37,13 @@ struct power {
     enum power_state state;
     uint64_t since_us;
     uint64_t used_us;  /* when a request ended last, or the engine began; probes do not count */
-    uint64_t retry_us; /* POWER_WAKING: when memory is asked for again */
+    uint64_t retry_us; /* POWER_WAKING: when to ask for memory again */
     uint64_t told_us;  /* POWER_WAKING: when the lack of memory was logged last */
     struct power_order orders[POWER_ORDERS];
     int n_orders;
 };
 
-/* Steps may begin, and copies of pages. */
+/* May steps and copies of pages begin? */
 static inline bool power_is_awake(const struct power *p)
 {
     return p->state < POWER_ASLEEP;
@@ -47,23 +51,23 @@ static inline bool power_is_awake(const struct power *p)
 
 void sleep_init(struct engine *e); /* before the first pass */
 
-/* A pass: fall asleep after sleep_after_s without requests, wake for one that waits. ERR_OK;
- * ERR_GPU when the device failed. */
+/* Once per pass: fall asleep after sleep_after_s without requests, wake for a waiting request.
+ * ERR_OK; ERR_GPU when the device failed. */
 int sleep_pass(struct engine *e) ERR_CHECKED;
 
-/* How long the loop may wait for something to happen, if it would wait for longest_ms. */
+/* How long the loop may wait for events, if it would wait longest_ms otherwise. */
 int sleep_timeout_ms(const struct engine *e, int longest_ms);
 
-/* Fall asleep now. ERR_AGAIN while a request is under way; ERR_UNSUPPORTED when memory was not
- * taken for it (sleep_after_s is 0, or the device cannot). Nothing happens to an engine that
+/* Begin to fall asleep. ERR_AGAIN while there is a request; ERR_UNSUPPORTED when the memory was not
+ * allocated for it (sleep_after_s is 0, or the device cannot). No effect on an engine that
  * sleeps. */
 int sleep_begin(struct engine *e) ERR_CHECKED;
 void sleep_end(struct engine *e); /* wake without a request */
 
-/* An operator's command to sleep or wake: the slot's end comes when it is so. Errors as those of
- * sleep_begin(), ERR_BUSY for ERR_AGAIN; ERR_OVERLOADED, ERR_INVALID. */
-int sleep_ask(struct engine *e, const struct engine_lane *l, uint32_t slot,
+/* An operator's command to sleep or wake: the slot ends when that is done. Errors as for
+ * sleep_begin(), but ERR_BUSY for ERR_AGAIN; ERR_OVERLOADED, ERR_INVALID. */
+int sleep_ask(struct engine *e, const struct engine_lane *lane, uint32_t slot,
               const struct wire_power *p) ERR_CHECKED;
-void sleep_forget_lane(struct engine *e, const struct engine_lane *l);
+void sleep_forget_lane(struct engine *e, const struct engine_lane *lane);
 
 #endif

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * One writer, so relaxed loads and stores are enough; readers may see counters of one step in
- * any mixture, as with every scrape of a running process. */
+ * The statistics page has one writer, so relaxed loads and stores are enough. A reader may see some
+ * counters of a step and not yet others, as with every scrape of a running process. */
 #include "engine/stats.h"
 
 #include <errno.h>
@@ -20,9 +20,11 @@
 #include "base/must.h"
 
 #ifndef F_SEAL_FUTURE_WRITE
-#define F_SEAL_FUTURE_WRITE 0x0010 /* Linux 5.1; our own mapping stays writable */
+#define F_SEAL_FUTURE_WRITE 0x0010 /* Linux 5.1; our own mapping remains writable */
 #endif
 
+/* The seals come after our own writable mapping: from then on no process can map the page for
+ * writing. */
 int stats_open(struct stats *s)
 {
     int fd = memfd_create("quire-stats", MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -44,6 +46,7 @@ int stats_open(struct stats *s)
     return ERR_OK;
 }
 
+/* There is one writer, so the counter needs no atomic addition. */
 static void stats_bump(_Atomic uint64_t *v, uint64_t n)
 {
     atomic_store_explicit(v, atomic_load_explicit(v, memory_order_relaxed) + n,
@@ -60,6 +63,7 @@ void stats_set(struct stats *s, enum wire_metric m, uint64_t value)
     atomic_store_explicit(&s->page->values[m], value, memory_order_relaxed);
 }
 
+/* The text is complete before fronts map the page, and does not change afterwards. */
 void stats_config(struct stats *s, const char *format, ...)
 {
     va_list args;
@@ -73,7 +77,8 @@ void stats_config(struct stats *s, const char *format, ...)
 
 #define STATS_PROCESS_US 1000000
 
-/* Fields of /proc/self/stat after the program's name, which may hold spaces and parentheses. */
+/* /proc/self/stat is one line: "pid (name) state ppid ...". The name may contain spaces and
+ * parentheses, so the fields are read from the last ')' on. */
 static void stats_proc_stat(struct stats *s)
 {
     unsigned long long user, system, start, vsize;
@@ -81,12 +86,16 @@ static void stats_proc_stat(struct stats *s)
     long ticks = sysconf(_SC_CLK_TCK);
     char text[1024];
     int fd = open("/proc/self/stat", O_RDONLY | O_CLOEXEC);
-    ssize_t n = fd == -1 ? -1 : read(fd, text, sizeof text - 1);
     const char *rest;
+    ssize_t n;
 
-    if (fd != -1)
-        (void)close(fd);
-    text[n < 0 ? 0 : n] = '\0';
+    if (fd == -1)
+        return;
+    n = read(fd, text, sizeof text - 1);
+    (void)close(fd);
+    if (n < 0)
+        return;
+    text[n] = '\0';
     rest = strrchr(text, ')');
     if (rest == NULL ||
         sscanf(rest,
@@ -101,10 +110,10 @@ static void stats_proc_stat(struct stats *s)
               (uint64_t)clock_unix_s() - clock_boot_s() + start / (unsigned long long)ticks);
 }
 
-/* Count the entries of /proc/self/fd without an allocation. */
+/* Count the entries of /proc/self/fd with the system call itself, because readdir() allocates. */
 static uint64_t stats_n_fds(void)
 {
-    struct entry { /* as getdents64() writes them; their length is at 16 */
+    struct entry { /* the layout of linux_dirent64; `bytes` is at offset 16 */
         uint64_t inode, offset;
         uint16_t bytes;
         char rest[];
@@ -125,9 +134,10 @@ static uint64_t stats_n_fds(void)
     }
     if (fd != -1)
         (void)close(fd);
-    return n > 3 ? n - 3 : 0; /* "." and "..", and the folder itself */
+    return n > 3 ? n - 3 : 0; /* ".", "..", and the descriptor of the folder itself */
 }
 
+/* Reading /proc takes some 20 us, so once per second is often enough. */
 void stats_process(struct stats *s, uint64_t now_us)
 {
     struct rlimit most;
@@ -143,7 +153,7 @@ void stats_process(struct stats *s, uint64_t now_us)
 
 /* --- refusals and histograms ---------------------------------------------------------------- */
 
-/* The metric of each reason. */
+/* The metric of each reason for a refusal. */
 static const enum wire_metric stats_refusals[WIRE_REFUSALS] = {
     [WIRE_REFUSED_REQUESTS] = METRIC_rejected_requests,
     [WIRE_REFUSED_TOKENS] = METRIC_rejected_tokens,
@@ -154,6 +164,7 @@ static const enum wire_metric stats_refusals[WIRE_REFUSALS] = {
     [WIRE_REFUSED_DEADLINE] = METRIC_rejected_deadline,
 };
 
+/* Each reason has a row in the metric of refusals. */
 void stats_refused(struct stats *s, enum wire_refusal why, uint64_t n)
 {
     must(why > WIRE_NOT_REFUSED);
@@ -161,16 +172,17 @@ void stats_refused(struct stats *s, enum wire_refusal why, uint64_t n)
     stats_bump(&s->page->values[stats_refusals[why]], n);
 }
 
+/* The buckets are not cumulative here; fronts add them up when they write Prometheus' text. */
 void stats_observe(struct stats *s, enum wire_histogram_id h, double value)
 {
-    struct wire_histogram *w = &s->page->histograms[h];
+    struct wire_histogram *histogram = &s->page->histograms[h];
     int n;
     const double *bounds = wire_bucket_bounds(h, &n);
     int i = 0;
 
     while (i < n && value > bounds[i])
         i++;
-    stats_bump(&w->buckets[i], 1);
-    stats_bump(&w->count, 1);
-    stats_bump(&w->sum_micro, (uint64_t)(value * 1e6));
+    stats_bump(&histogram->buckets[i], 1);
+    stats_bump(&histogram->count, 1);
+    stats_bump(&histogram->sum_micro, (uint64_t)(value * 1e6));
 }

@@ -1,18 +1,20 @@
-/* The pages that sequences hold: for each cache group of the model (struct cache_group) a table.
+/* SPDX-License-Identifier: Apache-2.0
  *
- * Pages of all groups are alike and come from one pool (kv/pages.h). They differ in their names: a
- * prefix of whole pages has one name in the chain of kv/prefix.h, and each group's page at its end
- * has a name that is made of that one. Everything below the device moves pages by their names and
- * knows nothing of groups.
+ * The pages of a sequence: one page table per cache group of the model (struct cache_group).
+ *
+ * Pages of all groups have one size and come from one pool (kv/pages.h). They differ in their
+ * names: a prefix of whole pages has one name in the chain of kv/prefix.h, and the page of each
+ * group at its end has a name that is derived from it. The lower tiers move pages by their names
+ * and know nothing of groups.
  *
  *   CACHE_FULL    a page per page_tokens tokens, all of them
- *   CACHE_WINDOW  the same, but pages that no later token sees are given back
+ *   CACHE_WINDOW  likewise, but pages that no later token attends to are given back
  *   CACHE_STATE   n_state_pages pages that every step overwrites. Copies of them, snapshots, are
- *                 taken behind whole pages and named as pages are: at the end of the prompt, at
+ *                 taken after whole pages and named like pages: at the end of the prompt, at
  *                 every TABLES_STRIDE tokens of a long one, and the newest of the output
  *
- * A cached prefix of n pages can be used when each group has what the next token needs: all n
- * pages, those of the last window, the snapshot behind page n. The longest such n counts.
+ * A cached prefix of n pages can be used if each group has the pages that the next token needs: all
+ * n pages, those of the last window, the snapshot after page n. The longest such n is taken.
  *
  * Pure memory, like pages.h. The engine's thread alone. */
 #ifndef QUIRE_ENGINE_TABLES_H
@@ -33,17 +35,17 @@ struct tables_limits {
     const struct cache_group *groups;
     int page_tokens;
     int max_num_seqs;
-    int chunk_tokens; /* most tokens of a sequence in a step */
+    int chunk_tokens; /* most tokens of one sequence per step */
     bool prefix_caching;
 };
 
-/* A page that lost its name; its content stands until the step runs. */
+/* A page that lost its name; its content is valid until the step runs. */
 struct tables_eviction {
     int32_t page;
     struct page_label label;
 };
 
-/* A page to be copied before the step; `from` is referenced until tables_copied(). */
+/* A page to be copied before the step; `from` has a reference until tables_copied(). */
 struct tables_copy {
     int32_t from, to;
 };
@@ -54,107 +56,107 @@ struct tables {
     struct pages *pages; /* borrowed */
     int n_token_groups;  /* CACHE_FULL and CACHE_WINDOW */
     int n_full_groups;
-    int n_state_pages; /* of a sequence's states together; 0: no group is CACHE_STATE */
-    int stride;        /* TABLES_STRIDE in whole pages, tokens */
+    int n_state_pages; /* pages of all states of a sequence; 0: no group is CACHE_STATE */
+    int stride;        /* TABLES_STRIDE, rounded up to whole pages; tokens */
 
-    struct tables_eviction *evictions; /* [evictions_cap]; emptied by their reader */
+    struct tables_eviction *evictions; /* [evictions_cap]; emptied by its reader */
     int n_evictions;
     int evictions_cap;
-    /* Behind the evictions and before the step, in this order. */
+    /* To be carried out in this order, after the evictions are saved and before the step. */
     struct tables_copy *copies; /* [copies_cap] */
     int n_copies;
     int copies_cap;
 
-    uint64_t n_parts;     /* pages copied for their first tokens; only growing */
-    uint64_t n_snapshots; /* taken; only growing */
+    uint64_t n_parts;     /* pages copied for their first tokens; never falls */
+    uint64_t n_snapshots; /* snapshots taken; never falls */
 };
 
 int tables_init(struct tables *t, const struct tables_limits *limits,
                 struct pages *pages) ERR_CHECKED;
 void tables_fini(struct tables *t);
 
-/* Take a page; reports an eviction. -1 when there is none. */
+/* Take a page; an eviction is added to evictions. -1 when there is none. */
 int32_t tables_take_page(struct tables *t);
 
-/* The plan's copies are enqueued. */
+/* All copies are enqueued: their sources are unreferenced. */
 void tables_copied(struct tables *t);
 
 /* --- cached prefixes --- */
 
-/* Whether a page, or a part of a snapshot, can be had. tokens: int32 [page_tokens], the last of
- * the prefix that it ends. */
+/* Is a page, or a part of a snapshot, available? tokens: int32 [page_tokens], the last ones of the
+ * prefix that it ends. */
 typedef bool tables_has_fn(void *context, const struct hash *name, const int32_t *tokens);
 
-/* The longest prefix of tokens [n_tokens], in whole pages, that could be used if `has` says which
- * pages there are; *chain is its name in the chain that begins with root. Cost: a hash per page and
- * group. */
-int tables_reach(const struct tables *t, const struct hash *root, const int32_t *tokens,
-                 int n_tokens, tables_has_fn *has, void *context, struct hash *chain);
+/* The longest prefix of seq's reusable tokens, in whole pages, that can be used if `has` reports the
+ * available pages; *chain is its name. Cost: a hash per page and group. */
+int tables_reach(const struct tables *t, const struct seq *seq, tables_has_fn *has, void *context,
+                 struct hash *chain);
 
-/* A page's name and its parent's (struct page_label). */
+/* The name of a page and of its parent (struct page_label). */
 struct tables_name {
     struct hash name, parent;
 };
 
-/* The pages that end the prefix of i + 1 pages `chain`, behind the prefix `before`: those that a
- * prefix of n pages needs, i < n; n 0: all that there may be. Fills names [n_names], which is
- * tables_names_max() long, and returns how many. */
+/* The names of the pages at the end of the prefix `chain` of i + 1 pages, which follows the prefix
+ * `before`: those that a prefix of n pages needs, i < n; with n 0, all that may exist. Fills names
+ * [tables_names_max()] and returns how many. */
 int tables_names(const struct tables *t, int i, int n, const struct hash *chain,
                  const struct hash *before, struct tables_name *names);
 int tables_names_max(const struct tables *t);
 #define TABLES_NAMES_MAX 512 /* bound of tables_names_max(): tables_init() refuses more */
 
-/* The parent that a token group's page behind the prefix `chain` has: parts of it are found by
- * that (pages_drop_parts()). */
+/* The parent of a token group's page after the prefix `chain`; partly filled pages are found by
+ * their parent (pages_drop_parts()). */
 struct hash tables_parent(const struct tables *t, int group, const struct hash *chain);
 
-/* How many of q's tokens may come from pages that others computed: not the last, which gives the
- * next, nor those whose log probabilities are to be told. */
-int tables_reusable(const struct seq *q);
+/* How many of seq's tokens may come from cached pages: not the last one, whose row samples the next
+ * token, and no token whose log probabilities are still to be reported. */
+int tables_reusable(const struct seq *seq);
 
-/* The longest prefix of q that the device's pages can serve, in pages; takes no references. */
-int tables_match(const struct tables *t, const struct seq *q, struct hash *chain);
+/* The longest prefix of seq that pages on the device can serve, in pages; takes no references. */
+int tables_match(const struct tables *t, const struct seq *seq, struct hash *chain);
 
 /* --- a sequence's tables --- */
 
-/* Reference the longest cached prefix: n_computed is its length, n_foreign the part that other
+/* Reference the longest cached prefix: n_computed becomes its length, n_foreign the part that other
  * tenants computed. */
-void tables_take_prefix(struct tables *t, struct seq *q);
+void tables_take_prefix(struct tables *t, struct seq *seq);
 
-/* Pages that q's known tokens need beside those that it holds; of windows as many as are held at a
- * time. */
-int tables_lacks(const struct tables *t, const struct seq *q);
+/* Pages that seq's known tokens need beyond those that it holds; for windows, as many as are held
+ * at a time. */
+int tables_lacks(const struct tables *t, const struct seq *seq);
 
-/* q is admitted behind tables_take_prefix(), and there are tables_lacks() pages: its states are
- * copied from the snapshot, and of the page where it leaves the cached ones the tokens that it
- * shares are taken over in a copy. */
-void tables_begin(struct tables *t, struct seq *q);
+/* seq is admitted after tables_take_prefix(), and tables_lacks() pages are free: its states are
+ * copied from the snapshot, and where it diverges inside a cached page, a copy of that page serves
+ * the tokens that they share. */
+void tables_begin(struct tables *t, struct seq *seq);
 
-/* Make room for n_tokens; false when the pool is empty. What was taken stays. */
-bool tables_grow(struct tables *t, struct seq *q, int n_tokens);
+/* Take pages for n_tokens; false when the pool is empty. Pages taken so far stay. */
+bool tables_grow(struct tables *t, struct seq *seq, int n_tokens);
 
-/* How many of n tokens a step may compute: it ends where a snapshot is due, and needs no more pages
+/* How many of n tokens a step may compute: it ends where a snapshot is due, and takes no more pages
  * of windows than are free. */
-int tables_clip(const struct tables *t, const struct seq *q, int n);
+int tables_clip(const struct tables *t, const struct seq *seq, int n);
 
-/* Before a plan: copy q's states where a snapshot is due. Skipped when pages are short. */
-void tables_snapshot(struct tables *t, struct seq *q);
+/* Before a plan: copy seq's states if a snapshot is due. Skipped when pages are short. */
+void tables_snapshot(struct tables *t, struct seq *seq);
 
 /* n_computed has grown: name pages that are full and snapshots that are computed, and give back
- * what a window has passed. Calls named() for each page that is worth saving below. */
+ * pages that a window has passed. Calls named() for each page that is worth saving in a lower
+ * tier. */
 typedef void tables_named_fn(void *context, int32_t page);
-void tables_advance(struct tables *t, struct seq *q, tables_named_fn *named, void *context);
+void tables_advance(struct tables *t, struct seq *seq, tables_named_fn *named, void *context);
 
-/* How long the cached pages that q uses are to stay. */
-void tables_retain(struct tables *t, const struct seq *q);
+/* Apply seq's retention to the cached pages that it uses. */
+void tables_retain(struct tables *t, const struct seq *seq);
 
-/* Give all pages back, the end of the prefix first, so that it is evicted first. */
-void tables_drop(struct tables *t, struct seq *q);
+/* Give all pages back, from the end of the prefix on, so that the end is evicted first. */
+void tables_drop(struct tables *t, struct seq *seq);
 
-/* Pages that a step may take beside those that its sequences hold, if n_running go on. */
+/* Pages that a step may take beyond those that its sequences hold, if n_running continue. */
 int tables_margin(const struct tables *t, int n_running);
 
-/* Prove that q's tables agree with what it has computed. must() on failure. */
-void tables_check(const struct tables *t, const struct seq *q);
+/* Check that seq's tables agree with its computed tokens. must() on failure. */
+void tables_check(const struct tables *t, const struct seq *seq);
 
 #endif

@@ -1,36 +1,43 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * See tenants.h. Service is virtual time: what counts is who has less of it. */
+ * Fair queueing by virtual time, as in start-time fair queueing of networks: each tenant has a
+ * clock that advances with its service, and the tenant whose clock is least is served next. See
+ * tenants.h. */
 #include "engine/tenants.h"
 
 #include <string.h>
 
 #include "base/must.h"
 
-/* A token of the output holds a place in a step of its own, one of the prompt shares its step with
- * hundreds; what others ask for output is three to five times the prompt's price. */
+/* A token of an output needs a place in a step of its own, a token of a prompt shares its step with
+ * hundreds. Other services charge three to five times the price of a prompt token for it. */
 #define TENANTS_OUTPUT_WEIGHT 4
 
+/* Entry 0 always exists: requests without a tenant share it. */
 void tenants_init(struct tenants *t)
 {
     *t = (struct tenants){.n = 1};
 }
 
-static bool tenants_is_idle(const struct tenant *e)
+/* An idle tenant does not count in n_active, so it takes no part of the virtual time. */
+static bool tenants_is_idle(const struct tenant *tenant)
 {
-    return e->n_waiting == 0 && e->n_running == 0;
+    return tenant->n_waiting == 0 && tenant->n_running == 0;
 }
 
+/* When all entries are used, that of the idle tenant with the least service is taken over:
+ * forgetting it does the least harm, because it would be raised to `floor` anyway. */
 int tenants_find(struct tenants *t, const char name[WIRE_TENANT_BYTES])
 {
     int i, place = -1;
 
     for (i = 0; i < t->n; i++) {
-        const struct tenant *e = &t->list[i];
+        const struct tenant *tenant = &t->list[i];
 
-        if (memcmp(e->name, name, WIRE_TENANT_BYTES) == 0)
+        if (memcmp(tenant->name, name, WIRE_TENANT_BYTES) == 0)
             return i;
-        if (i > 0 && tenants_is_idle(e) && (place == -1 || e->service < t->list[place].service))
+        if (i > 0 && tenants_is_idle(tenant) &&
+            (place == -1 || tenant->service < t->list[place].service))
             place = i;
     }
     if (t->n < WIRE_TENANTS)
@@ -42,52 +49,57 @@ int tenants_find(struct tenants *t, const char name[WIRE_TENANT_BYTES])
     return place;
 }
 
+/* An empty queue takes any request, whatever its length. */
 enum wire_refusal tenants_refuse(const struct tenants *t, int n_tokens,
                                  const struct tenants_bounds *bounds)
 {
     if (t->n_waiting == 0)
-        return WIRE_NOT_REFUSED; /* or a prompt longer than the bound would never be served */
+        return WIRE_NOT_REFUSED; /* else a prompt longer than the bound could never be served */
     if (t->n_waiting >= bounds->n_reqs + bounds->n_places)
         return WIRE_REFUSED_REQUESTS;
-    return t->n_waiting_tokens + n_tokens > bounds->n_tokens ? WIRE_REFUSED_TOKENS
-                                                             : WIRE_NOT_REFUSED;
+    if (t->n_waiting_tokens + n_tokens > bounds->n_tokens)
+        return WIRE_REFUSED_TOKENS;
+    return WIRE_NOT_REFUSED;
 }
 
-/* The last of those that wait and may be refused, or NULL. */
-static struct seq *tenants_last_new(const struct tenant *e)
+/* The last waiting sequence of the tenant that may be refused, or NULL. */
+static struct seq *tenants_last_new(const struct tenant *tenant)
 {
-    struct seq *q = e->last;
+    struct seq *seq = tenant->last;
 
-    while (q != NULL && !seq_may_refuse(q))
-        q = q->prev;
-    return q;
+    while (seq != NULL && !seq_may_refuse(seq))
+        seq = seq->prev;
+    return seq;
 }
 
+/* Only the tenant with most in the queue can lose a request, and only to one that has less: so no
+ * tenant can push out another's requests by sending more. */
 struct seq *tenants_push_out(const struct tenants *t, int tenant_idx, int n_tokens,
                              enum wire_refusal why)
 {
     const struct tenant *own = &t->list[tenant_idx], *most = own;
     bool by_tokens = why == WIRE_REFUSED_TOKENS;
-    struct seq *q;
+    struct seq *seq;
 
     for (int i = 0; i < t->n; i++) {
-        const struct tenant *e = &t->list[i];
+        const struct tenant *tenant = &t->list[i];
 
-        if ((by_tokens ? e->n_waiting_tokens > most->n_waiting_tokens
-                       : e->n_waiting > most->n_waiting) &&
-            tenants_last_new(e) != NULL)
-            most = e;
+        if ((by_tokens ? tenant->n_waiting_tokens > most->n_waiting_tokens
+                       : tenant->n_waiting > most->n_waiting) &&
+            tenants_last_new(tenant) != NULL)
+            most = tenant;
     }
     if (most == own)
         return NULL;
-    q = tenants_last_new(most);
-    /* Nobody is pushed out who would have less afterwards than the one who comes. */
-    if (by_tokens ? most->n_waiting_tokens - q->n_tokens < own->n_waiting_tokens + n_tokens
+    seq = tenants_last_new(most);
+    /* The tenant that loses a request must not end with less than the one that brings one. */
+    if (by_tokens ? most->n_waiting_tokens - seq->n_tokens < own->n_waiting_tokens + n_tokens
                   : most->n_waiting - 1 < own->n_waiting + 1)
         return NULL;
-    return q;
+    return seq;
 }
 
+/* An estimate for Retry-After: the tenant's own queue, and as much of every other tenant's. */
 void tenants_ahead(const struct tenants *t, int tenant_idx, int n_tokens, int *n_reqs,
                    int64_t *tokens)
 {
@@ -96,74 +108,83 @@ void tenants_ahead(const struct tenants *t, int tenant_idx, int n_tokens, int *n
     *n_reqs = own->n_waiting;
     *tokens = own->n_waiting_tokens;
     for (int i = 0; i < t->n; i++) {
-        const struct tenant *e = &t->list[i];
+        const struct tenant *tenant = &t->list[i];
 
         if (i == tenant_idx)
             continue;
-        /* They take turns: of the others no more is served before it than of its own. */
-        *n_reqs += e->n_waiting < own->n_waiting + 1 ? e->n_waiting : own->n_waiting + 1;
-        *tokens += e->n_waiting_tokens < own->n_waiting_tokens + n_tokens
-                       ? e->n_waiting_tokens
-                       : own->n_waiting_tokens + n_tokens;
+        /* Tenants take turns: before this request each of the others is served at most as much as
+         * its own. */
+        if (tenant->n_waiting < own->n_waiting + 1)
+            *n_reqs += tenant->n_waiting;
+        else
+            *n_reqs += own->n_waiting + 1;
+        if (tenant->n_waiting_tokens < own->n_waiting_tokens + n_tokens)
+            *tokens += tenant->n_waiting_tokens;
+        else
+            *tokens += own->n_waiting_tokens + n_tokens;
     }
 }
 
-/* Cost was spent: it is everybody's virtual time, in equal parts. */
-static void tenants_charge(struct tenants *t, struct tenant *e, uint64_t cost)
+/* Add cost to a tenant's service, and its equal share of it to the virtual time. */
+static void tenants_charge(struct tenants *t, struct tenant *tenant, uint64_t cost)
 {
     uint64_t n = t->n_active > 0 ? (uint64_t)t->n_active : 1;
 
-    e->service += cost;
+    tenant->service += cost;
     t->floor_rest += cost;
     t->floor += t->floor_rest / n;
     t->floor_rest %= n;
 }
 
-void tenants_add(struct tenants *t, struct seq *q)
+/* Insert by priority and arrival. New sequences usually belong at the end, so the search goes from
+ * there. A tenant that was idle is raised to the virtual time first. */
+void tenants_add(struct tenants *t, struct seq *seq)
 {
-    struct tenant *e = &t->list[q->tenant_idx];
-    struct seq *before = e->last;
+    struct tenant *tenant = &t->list[seq->tenant_idx];
+    struct seq *before = tenant->last;
 
-    if (e->n_waiting == 0 && e->service < t->floor)
-        e->service = t->floor;
-    t->n_active += tenants_is_idle(e);
-    while (before != NULL && seq_before(q, before))
+    if (tenant->n_waiting == 0 && tenant->service < t->floor)
+        tenant->service = t->floor;
+    t->n_active += tenants_is_idle(tenant);
+    while (before != NULL && seq_before(seq, before))
         before = before->prev;
-    q->prev = before;
-    q->next = before == NULL ? e->first : before->next;
-    if (q->prev == NULL)
-        e->first = q;
+    seq->prev = before;
+    seq->next = before == NULL ? tenant->first : before->next;
+    if (seq->prev == NULL)
+        tenant->first = seq;
     else
-        q->prev->next = q;
-    if (q->next == NULL)
-        e->last = q;
+        seq->prev->next = seq;
+    if (seq->next == NULL)
+        tenant->last = seq;
     else
-        q->next->prev = q;
-    e->n_waiting++;
+        seq->next->prev = seq;
+    tenant->n_waiting++;
     t->n_waiting++;
-    e->n_waiting_tokens += q->n_tokens;
-    t->n_waiting_tokens += q->n_tokens;
+    tenant->n_waiting_tokens += seq->n_tokens;
+    t->n_waiting_tokens += seq->n_tokens;
 }
 
-void tenants_remove(struct tenants *t, struct seq *q)
+/* The counterpart of tenants_add(); the sequence may be anywhere in the list. */
+void tenants_remove(struct tenants *t, struct seq *seq)
 {
-    struct tenant *e = &t->list[q->tenant_idx];
+    struct tenant *tenant = &t->list[seq->tenant_idx];
 
-    if (q->prev == NULL)
-        e->first = q->next;
+    if (seq->prev == NULL)
+        tenant->first = seq->next;
     else
-        q->prev->next = q->next;
-    if (q->next == NULL)
-        e->last = q->prev;
+        seq->prev->next = seq->next;
+    if (seq->next == NULL)
+        tenant->last = seq->prev;
     else
-        q->next->prev = q->prev;
-    e->n_waiting--;
+        seq->next->prev = seq->prev;
+    tenant->n_waiting--;
     t->n_waiting--;
-    e->n_waiting_tokens -= q->n_tokens;
-    t->n_waiting_tokens -= q->n_tokens;
-    t->n_active -= tenants_is_idle(e);
+    tenant->n_waiting_tokens -= seq->n_tokens;
+    t->n_waiting_tokens -= seq->n_tokens;
+    t->n_active -= tenants_is_idle(tenant);
 }
 
+/* Each tenant's walk begins with its first sequence and its real service. */
 void tenants_begin(struct tenants *t)
 {
     for (int i = 0; i < t->n; i++) {
@@ -172,6 +193,7 @@ void tenants_begin(struct tenants *t)
     }
 }
 
+/* Of two tenants' next sequences: is a's first? */
 static bool tenants_turn(const struct tenant *a, const struct tenant *b)
 {
     if (a->at->request.priority != b->at->request.priority)
@@ -181,82 +203,90 @@ static bool tenants_turn(const struct tenant *a, const struct tenant *b)
     return a->at->arrival < b->at->arrival;
 }
 
+/* A sequence that was returned counts its prompt as service in this walk only, so that the walk
+ * alternates between tenants as admission would. */
 struct seq *tenants_next(struct tenants *t)
 {
     struct tenant *best = NULL;
-    struct seq *q;
+    struct seq *seq;
 
     for (int i = 0; i < t->n; i++) {
-        struct tenant *e = &t->list[i];
+        struct tenant *tenant = &t->list[i];
 
-        if (e->at != NULL && (best == NULL || tenants_turn(e, best)))
-            best = e;
+        if (tenant->at != NULL && (best == NULL || tenants_turn(tenant, best)))
+            best = tenant;
     }
     if (best == NULL)
         return NULL;
-    q = best->at;
-    best->at = q->next;
-    best->at_service += (uint64_t)q->n_tokens;
-    return q;
+    seq = best->at;
+    best->at = seq->next;
+    best->at_service += (uint64_t)seq->n_tokens;
+    return seq;
 }
 
+/* Lists are sorted, so only the first sequence of each tenant can be the one. */
 struct seq *tenants_urgent(const struct tenants *t)
 {
     struct seq *best = NULL;
 
     for (int i = 0; i < t->n; i++) {
-        struct seq *q = t->list[i].first;
+        struct seq *seq = t->list[i].first;
 
-        if (q != NULL && (best == NULL || seq_before(q, best)))
-            best = q;
+        if (seq != NULL && (best == NULL || seq_before(seq, best)))
+            best = seq;
     }
     return best;
 }
 
-void tenants_run(struct tenants *t, const struct seq *q, int n)
+/* A prompt's tokens are charged when it is admitted, not as they are computed: a preempted sequence
+ * is not charged again. */
+void tenants_run(struct tenants *t, const struct seq *seq, int n)
 {
-    struct tenant *e = &t->list[q->tenant_idx];
+    struct tenant *tenant = &t->list[seq->tenant_idx];
 
-    t->n_active += tenants_is_idle(e);
-    e->n_running++;
-    tenants_charge(t, e, (uint64_t)n);
+    t->n_active += tenants_is_idle(tenant);
+    tenant->n_running++;
+    tenants_charge(t, tenant, (uint64_t)n);
 }
 
-void tenants_stop(struct tenants *t, const struct seq *q)
+/* The service stays; only the number of running sequences changes. */
+void tenants_stop(struct tenants *t, const struct seq *seq)
 {
-    struct tenant *e = &t->list[q->tenant_idx];
+    struct tenant *tenant = &t->list[seq->tenant_idx];
 
-    e->n_running--;
-    t->n_active -= tenants_is_idle(e);
+    tenant->n_running--;
+    t->n_active -= tenants_is_idle(tenant);
 }
 
-void tenants_charge_token(struct tenants *t, const struct seq *q)
+/* Charged when the token is planned. */
+void tenants_charge_token(struct tenants *t, const struct seq *seq)
 {
-    tenants_charge(t, &t->list[q->tenant_idx], TENANTS_OUTPUT_WEIGHT);
+    tenants_charge(t, &t->list[seq->tenant_idx], TENANTS_OUTPUT_WEIGHT);
 }
 
+/* For tests: everything that is counted is counted again. */
 void tenants_check(const struct tenants *t)
 {
     int n = 0, n_active = 0;
     int64_t n_tokens = 0;
 
     for (int i = 0; i < t->n; i++) {
-        const struct tenant *e = &t->list[i];
+        const struct tenant *tenant = &t->list[i];
         int own = 0;
 
-        for (const struct seq *q = e->first; q != NULL; q = q->next) {
-            must(q->state == SEQ_WAITING);
-            must(q->tenant_idx == i);
-            must(q->tables[0].n == 0);
-            must(q->prev == NULL ? q == e->first : seq_before(q->prev, q));
-            must(q->next != NULL || q == e->last);
-            n_tokens += q->n_tokens;
+        for (const struct seq *seq = tenant->first; seq != NULL; seq = seq->next) {
+            must(seq->state == SEQ_WAITING);
+            must(seq->tenant_idx == i);
+            must(seq->tables[0].n == 0);
+            must(seq->prev == NULL ? seq == tenant->first : seq_before(seq->prev, seq));
+            must(seq->next != NULL || seq == tenant->last);
+            n_tokens += seq->n_tokens;
             own++;
         }
-        must(own == e->n_waiting);
-        must(e->n_running >= 0);
+        must(own == tenant->n_waiting);
+        must(tenant->n_running >= 0);
         n += own;
-        n_active += !tenants_is_idle(e);
+        n_active += !tenants_is_idle(tenant);
     }
     must(n == t->n_waiting);
     must(n_active == t->n_active);

@@ -1,39 +1,44 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A state, the bytes of a tag that the output ends with, and a count. Of both tags no beginning is
- * an end of itself, so that a byte that does not fit may only begin the tag anew. */
+ * An automaton over the bytes of the output: a state, the number of bytes of a tag that the output
+ * ends with, and a count of tokens. No proper beginning of a tag is also an end of it, so a byte
+ * that does not match can only be the first byte of the tag again.
+ *
+ *   BEFORE --open tag--> INSIDE --close tag--> OVER;  BEFORE --any other text--> OVER */
 #include "engine/think.h"
 
 #include <string.h>
 
+/* A tag must end within its field, or think_byte() would read on. */
 static bool think_is_tag(const char tag[WIRE_THINK_TAG])
 {
     return tag[0] != '\0' && memchr(tag, '\0', WIRE_THINK_TAG) != NULL;
 }
 
-int think_begin(struct seq *q, const struct token_trie *v, int n_vocab)
+/* The tags and ids come from a front, so each is checked. */
+int think_begin(struct seq *seq, const struct token_trie *v, int n_vocab)
 {
-    const struct wire_generate *r = &q->request.generate;
+    const struct wire_generate *generate = &seq->request.generate;
 
-    q->think = (struct seq_think){.state = THINK_OVER};
-    if (r->think_max == 0)
+    seq->think = (struct seq_think){.state = THINK_OVER};
+    if (generate->think_max == 0)
         return ERR_OK;
-    if (r->n_think_ids < 1 || r->n_think_ids > WIRE_THINK_IDS || !think_is_tag(r->think_open) ||
-        !think_is_tag(r->think_close))
+    if (generate->n_think_ids < 1 || generate->n_think_ids > WIRE_THINK_IDS ||
+        !think_is_tag(generate->think_open) || !think_is_tag(generate->think_close))
         return ERR_INVALID;
-    for (uint32_t i = 0; i < r->n_think_ids; i++) {
-        if (r->think_ids[i] < 0 || r->think_ids[i] >= n_vocab)
+    for (uint32_t i = 0; i < generate->n_think_ids; i++) {
+        if (generate->think_ids[i] < 0 || generate->think_ids[i] >= n_vocab)
             return ERR_INVALID;
     }
     if (v == NULL)
         return ERR_NO_FORM;
-    q->think.state = (q->request.flags & WIRE_THINKS) != 0 ? THINK_INSIDE : THINK_BEFORE;
-    q->think.n_followed = q->n_prompt;
-    q->think.vocab = v;
+    seq->think.state = (seq->request.flags & WIRE_THINKS) != 0 ? THINK_INSIDE : THINK_BEFORE;
+    seq->think.n_followed = seq->n_prompt;
+    seq->think.vocab = v;
     return ERR_OK;
 }
 
-/* What a token spells; 0: nothing. */
+/* The bytes of a token; returns their number, 0 for an unknown id. */
 static size_t think_text(const struct token_trie *v, int32_t id, const unsigned char **text)
 {
     const uint32_t *at = trie_text_at(v);
@@ -44,56 +49,65 @@ static size_t think_text(const struct token_trie *v, int32_t id, const unsigned 
     return at[id + 1] - at[id];
 }
 
-static void think_byte(struct seq_think *t, const struct wire_generate *r, unsigned char byte)
+/* One byte of the output. In THINK_BEFORE only white space may come before the tag. */
+static void think_byte(struct seq_think *think, const struct wire_generate *generate,
+                       unsigned char byte)
 {
-    const char *tag = t->state == THINK_BEFORE ? r->think_open : r->think_close;
+    const char *tag = think->state == THINK_BEFORE ? generate->think_open : generate->think_close;
     bool is_space = byte == ' ' || (byte >= '\t' && byte <= '\r');
 
-    if (byte == (unsigned char)tag[t->n_matched])
-        t->n_matched++;
-    else if (t->state == THINK_INSIDE)
-        t->n_matched = byte == (unsigned char)tag[0];
-    else if (t->n_matched > 0 || !is_space)
-        t->state = THINK_OVER; /* an answer without a reasoning */
-    if (tag[t->n_matched] != '\0' || t->state == THINK_OVER)
+    if (byte == (unsigned char)tag[think->n_matched])
+        think->n_matched++;
+    else if (think->state == THINK_INSIDE)
+        think->n_matched = byte == (unsigned char)tag[0];
+    else if (think->n_matched > 0 || !is_space)
+        think->state = THINK_OVER; /* an answer without reasoning */
+    if (tag[think->n_matched] != '\0' || think->state == THINK_OVER)
         return;
-    t->state = t->state == THINK_BEFORE ? THINK_INSIDE : THINK_OVER;
-    t->n_matched = 0;
+    if (think->state == THINK_BEFORE)
+        think->state = THINK_INSIDE;
+    else
+        think->state = THINK_OVER;
+    think->n_matched = 0;
 }
 
-void think_follow(struct seq *q)
+/* Every token that begins inside the reasoning counts, also the one that closes it. */
+void think_follow(struct seq *seq)
 {
-    struct seq_think *t = &q->think;
+    struct seq_think *think = &seq->think;
 
-    for (; t->state != THINK_OVER && t->n_followed < q->n_tokens; t->n_followed++) {
+    for (; think->state != THINK_OVER && think->n_followed < seq->n_tokens; think->n_followed++) {
         const unsigned char *text = NULL;
-        size_t len = think_text(t->vocab, q->tokens[t->n_followed], &text);
+        size_t len = think_text(think->vocab, seq->tokens[think->n_followed], &text);
 
-        t->n_tokens += t->state == THINK_INSIDE;
-        for (size_t i = 0; i < len && t->state != THINK_OVER; i++)
-            think_byte(t, &q->request.generate, text[i]);
+        think->n_tokens += think->state == THINK_INSIDE;
+        for (size_t i = 0; i < len && think->state != THINK_OVER; i++)
+            think_byte(think, &seq->request.generate, text[i]);
     }
 }
 
-bool think_may_force(const struct seq *q, int n)
+/* The tokens before may still be unknown to the host, so this asks: could the budget end there? */
+bool think_may_force(const struct seq *seq, int n)
 {
-    return q->think.state != THINK_OVER &&
-           (uint32_t)(q->think.n_tokens + n) + 1 >= q->request.generate.think_max;
+    return seq->think.state != THINK_OVER &&
+           (uint32_t)(seq->think.n_tokens + n) + 1 >= seq->request.generate.think_max;
 }
 
-int32_t think_forced(const struct seq *q)
+/* The closing tag as ids, think_ids[]: if a part of it is in the output already, the rest follows.
+ * Example: ids of "</", "think", ">"; the output ends with "</": force "think". */
+int32_t think_forced(const struct seq *seq)
 {
-    const struct wire_generate *r = &q->request.generate;
-    const struct seq_think *t = &q->think;
+    const struct wire_generate *generate = &seq->request.generate;
+    const struct seq_think *think = &seq->think;
     const unsigned char *text;
     size_t len = 0;
 
-    if (t->state != THINK_INSIDE || !think_may_force(q, 0))
+    if (think->state != THINK_INSIDE || !think_may_force(seq, 0))
         return -1;
-    for (uint32_t i = 0; i < r->n_think_ids; i++) {
-        if (len == (size_t)t->n_matched)
-            return r->think_ids[i]; /* the ids before it have been written */
-        len += think_text(t->vocab, r->think_ids[i], &text);
+    for (uint32_t i = 0; i < generate->n_think_ids; i++) {
+        if (len == (size_t)think->n_matched)
+            return generate->think_ids[i]; /* the ids before it are in the output */
+        len += think_text(think->vocab, generate->think_ids[i], &text);
     }
-    return r->think_ids[0];
+    return generate->think_ids[0];
 }

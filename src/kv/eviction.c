@@ -1,8 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Three binary heaps over one array of pages, each page knowing its place in each: those that may
- * go, those above the default, those whose hint ends. Most pages have the default and were used
- * last when they come: these stand in a list instead, which is in order by itself. */
+ * Three binary heaps over one array of pages, and each page knows its place in each:
+ *
+ *   EVICTION_NEXT  pages that may be evicted, the next one on top
+ *   EVICTION_KEPT  pages above the default priority, the first to be displaced on top
+ *   EVICTION_ENDS  pages whose retention has an end, the earliest on top
+ *
+ * Most pages have the default priority and were just used when they enter: they are in a list
+ * instead of EVICTION_NEXT, which is sorted by last use because each enters at its end. The next
+ * page to evict is the lesser of the list's first and the heap's top. */
 #include "kv/eviction.h"
 
 #include "base/mem.h"
@@ -11,12 +17,12 @@
 enum eviction_heap { EVICTION_NEXT, EVICTION_KEPT, EVICTION_ENDS, EVICTION_HEAPS };
 
 struct eviction_page {
-    uint64_t used; /* counts uses in all; the highest was used last */
+    uint64_t used; /* number of its last use; the highest was used last */
     struct retain retain;
-    uint32_t depth;             /* pages before it in its prefix, as far as they are known */
+    uint32_t depth;             /* pages before it in its prefix, as far as known */
     int32_t at[EVICTION_HEAPS]; /* place in each heap, or -1 */
     int32_t prev, next;         /* in the list */
-    bool listed;                /* it may go, and stands in the list instead of the heap */
+    bool listed;                /* it may be evicted, and is in the list instead of the heap */
 };
 
 struct heap {
@@ -31,35 +37,37 @@ struct eviction {
     uint64_t n_used;
     struct eviction_page *pages; /* [n_pages] */
     struct heap heaps[EVICTION_HEAPS];
-    int32_t first, last; /* the list: pages of the default priority, by last use */
+    int32_t first, last; /* the list: pages of default priority, by last use */
     int n_listed;
 };
 
+/* Every page begins outside all heaps and the list, with the default priority. The heaps have room
+ * for all pages, so that no call allocates later. */
 int eviction_open(struct eviction **out, int n, int kept_max)
 {
-    struct eviction *o = mem_zalloc(sizeof *o);
+    struct eviction *eviction = mem_zalloc(sizeof *eviction);
     bool whole = true;
 
     must(n >= 1);
-    if (o == NULL)
+    if (eviction == NULL)
         return ERR_NO_MEMORY;
-    o->n_pages = n;
-    o->kept_max = kept_max;
-    o->first = o->last = -1;
-    o->pages = mem_zalloc_array((size_t)n, sizeof *o->pages);
+    eviction->n_pages = n;
+    eviction->kept_max = kept_max;
+    eviction->first = eviction->last = -1;
+    eviction->pages = mem_zalloc_array((size_t)n, sizeof *eviction->pages);
     for (int k = 0; k < EVICTION_HEAPS; k++) {
-        o->heaps[k].ids = mem_zalloc_array((size_t)n, sizeof(int32_t));
-        whole = whole && o->heaps[k].ids != NULL;
+        eviction->heaps[k].ids = mem_zalloc_array((size_t)n, sizeof(int32_t));
+        whole = whole && eviction->heaps[k].ids != NULL;
     }
-    if (o->pages == NULL || !whole) {
-        eviction_close(o);
+    if (eviction->pages == NULL || !whole) {
+        eviction_close(eviction);
         return ERR_NO_MEMORY;
     }
     for (int i = 0; i < n; i++) {
         for (int k = 0; k < EVICTION_HEAPS; k++)
-            o->pages[i].at[k] = -1;
+            eviction->pages[i].at[k] = -1;
     }
-    *out = o;
+    *out = eviction;
     return ERR_OK;
 }
 
@@ -80,6 +88,8 @@ void eviction_bound(struct eviction *o, int kept_max)
 
 /* --- heaps -------------------------------------------------------------------------------- */
 
+/* Is page a above page b in heap k? Equal pages are in the order of their last use, so the result
+ * is the same however the heap was built. */
 static bool eviction_before(const struct eviction *o, enum eviction_heap k, int32_t a, int32_t b)
 {
     const struct eviction_page *x = &o->pages[a], *y = &o->pages[b];
@@ -93,60 +103,66 @@ static bool eviction_before(const struct eviction *o, enum eviction_heap k, int3
     return x->used < y->used;
 }
 
+/* Write id at a place of a heap. Only here do ids[] and the page's own place change, so they cannot
+ * disagree. */
 static void eviction_put(struct eviction *o, enum eviction_heap k, int at, int32_t id)
 {
     o->heaps[k].ids[at] = id;
     o->pages[id].at[k] = at;
 }
 
-/* Up, then down, to where id belongs. */
+/* Move id up, then down, to its place. Only one of the loops moves it. */
 static void eviction_settle(struct eviction *o, enum eviction_heap k, int32_t id)
 {
-    const struct heap *h = &o->heaps[k];
+    const struct heap *heap = &o->heaps[k];
     int at = o->pages[id].at[k];
 
-    while (at > 0 && eviction_before(o, k, id, h->ids[(at - 1) / 2])) {
-        eviction_put(o, k, at, h->ids[(at - 1) / 2]);
+    while (at > 0 && eviction_before(o, k, id, heap->ids[(at - 1) / 2])) {
+        eviction_put(o, k, at, heap->ids[(at - 1) / 2]);
         at = (at - 1) / 2;
     }
-    for (int child = 2 * at + 1; child < h->n; child = 2 * at + 1) {
-        if (child + 1 < h->n && eviction_before(o, k, h->ids[child + 1], h->ids[child]))
+    for (int child = 2 * at + 1; child < heap->n; child = 2 * at + 1) {
+        if (child + 1 < heap->n && eviction_before(o, k, heap->ids[child + 1], heap->ids[child]))
             child++;
-        if (!eviction_before(o, k, h->ids[child], id))
+        if (!eviction_before(o, k, heap->ids[child], id))
             break;
-        eviction_put(o, k, at, h->ids[child]);
+        eviction_put(o, k, at, heap->ids[child]);
         at = child;
     }
     eviction_put(o, k, at, id);
 }
 
+/* Remove id from a heap: the last entry takes its place and moves to where it belongs. */
 static void eviction_take_out(struct eviction *o, enum eviction_heap k, int32_t id)
 {
-    struct heap *h = &o->heaps[k];
+    struct heap *heap = &o->heaps[k];
     int at = o->pages[id].at[k];
     int32_t last;
 
     if (at == -1)
         return;
     o->pages[id].at[k] = -1;
-    last = h->ids[--h->n];
+    last = heap->ids[--heap->n];
     if (last == id)
         return;
     eviction_put(o, k, at, last);
     eviction_settle(o, k, last);
 }
 
+/* Insert id into a heap, or move it to its place if it is there already. */
 static void eviction_put_in(struct eviction *o, enum eviction_heap k, int32_t id)
 {
-    struct heap *h = &o->heaps[k];
+    struct heap *heap = &o->heaps[k];
 
     if (o->pages[id].at[k] == -1)
-        eviction_put(o, k, h->n++, id);
+        eviction_put(o, k, heap->n++, id);
     eviction_settle(o, k, id);
 }
 
-/* --- what may go -------------------------------------------------------------------------- */
+/* --- the order -------------------------------------------------------------------------------- */
 
+/* Remove a page from the list. The ends of the list are in struct eviction, the inner links in the
+ * pages. */
 static void eviction_unlist(struct eviction *o, int32_t id)
 {
     struct eviction_page *p = &o->pages[id];
@@ -157,7 +173,7 @@ static void eviction_unlist(struct eviction *o, int32_t id)
     o->n_listed--;
 }
 
-/* Into the list where that stays in order, else into the heap. */
+/* Enter the order: in the list if it stays sorted, else in the heap. */
 static void eviction_enter(struct eviction *o, int32_t id)
 {
     struct eviction_page *p = &o->pages[id];
@@ -174,7 +190,7 @@ static void eviction_enter(struct eviction *o, int32_t id)
     o->n_listed++;
 }
 
-/* True when it stood there. */
+/* True when it was in the order. */
 static bool eviction_leave(struct eviction *o, int32_t id)
 {
     bool was = o->pages[id].listed || o->pages[id].at[EVICTION_NEXT] != -1;
@@ -185,14 +201,15 @@ static bool eviction_leave(struct eviction *o, int32_t id)
     return was;
 }
 
-/* --- hints -------------------------------------------------------------------------------- */
+/* --- retention -------------------------------------------------------------------------------- */
 
-/* Its hint, as it is: its places in the heaps follow. */
+/* Set a page's retention without regard to the limit, and its places in the heaps accordingly. */
 static void eviction_set(struct eviction *o, int32_t id, struct retain r)
 {
     struct eviction_page *p = &o->pages[id];
     bool may_go;
 
+    /* The common case: nothing is retained, and no heap changes. */
     if (p->retain.rank == 0 && r.rank == 0)
         return;
     may_go = eviction_leave(o, id);
@@ -207,7 +224,8 @@ static void eviction_set(struct eviction *o, int32_t id, struct retain r)
         eviction_enter(o, id);
 }
 
-/* Has page id with this hint more right to a place than the least of those that are kept? */
+/* Does page id with retention r have more right to a place than the least of the retained pages?
+ * Pins do not displace each other. */
 static bool eviction_outranks(const struct eviction *o, int32_t id, struct retain r)
 {
     const struct heap *kept = &o->heaps[EVICTION_KEPT];
@@ -221,7 +239,8 @@ static bool eviction_outranks(const struct eviction *o, int32_t id, struct retai
             least->depth > o->pages[id].depth);
 }
 
-/* The same where the share of those above the default allows it. */
+/* Set a page's retention if the limit allows it: the least retained page is displaced, or r becomes
+ * the default. */
 static void eviction_admit(struct eviction *o, int32_t id, struct retain r)
 {
     const struct heap *kept = &o->heaps[EVICTION_KEPT];
@@ -235,6 +254,7 @@ static void eviction_admit(struct eviction *o, int32_t id, struct retain r)
     eviction_set(o, id, r);
 }
 
+/* Only the top of EVICTION_ENDS has to be looked at, because it ends first. */
 void eviction_tick(struct eviction *o, uint32_t now_s)
 {
     const struct heap *ends = &o->heaps[EVICTION_ENDS];
@@ -243,8 +263,11 @@ void eviction_tick(struct eviction *o, uint32_t now_s)
         return;
     o->now_s = now_s;
     while (ends->n > 0 && o->pages[ends->ids[0]].retain.until <= now_s)
-        eviction_set(o, ends->ids[0], (struct retain){0}); /* one less each time */
+        /* Ends: each round removes one from the heap. */
+        eviction_set(o, ends->ids[0], (struct retain){0});
 }
+
+/* --- pages ------------------------------------------------------------------------------------ */
 
 void eviction_end(struct eviction *o, int32_t id)
 {
@@ -275,9 +298,12 @@ struct retain eviction_retained(const struct eviction *o, int32_t id)
 
 /* --- the order ---------------------------------------------------------------------------- */
 
+/* The page moves to the end of the list, and down in the heaps: its key is larger than before. */
 void eviction_use(struct eviction *o, int32_t id)
 {
     struct eviction_page *p = &o->pages[id];
+    /* Changing a key in place would break the order of the heap, so the page leaves and enters
+     * again. */
     bool may_go = eviction_leave(o, id);
 
     p->used = ++o->n_used;
@@ -300,13 +326,17 @@ void eviction_remove(struct eviction *o, int32_t id)
     (void)eviction_leave(o, id);
 }
 
+/* The list has only pages of default priority. Its first page goes before a heap's page of the same
+ * priority only if it was used earlier. */
 int32_t eviction_first(const struct eviction *o)
 {
     int32_t top = o->heaps[EVICTION_NEXT].n == 0 ? -1 : o->heaps[EVICTION_NEXT].ids[0];
 
     if (top == -1 || o->first == -1)
         return top == -1 ? o->first : top;
-    return eviction_before(o, EVICTION_NEXT, top, o->first) ? top : o->first;
+    if (eviction_before(o, EVICTION_NEXT, top, o->first))
+        return top;
+    return o->first;
 }
 
 int eviction_count(const struct eviction *o)
@@ -319,6 +349,7 @@ int eviction_n_kept(const struct eviction *o)
     return o->heaps[EVICTION_KEPT].n;
 }
 
+/* The list is doubly linked, sorted by last use, and disjoint from EVICTION_NEXT. */
 static void eviction_check_list(const struct eviction *o)
 {
     int32_t prev = -1;
@@ -352,10 +383,10 @@ void eviction_check(const struct eviction *o)
         must(p->at[EVICTION_ENDS] == -1 || p->retain.until > o->now_s);
     }
     for (int k = 0; k < EVICTION_HEAPS; k++) {
-        const struct heap *h = &o->heaps[k];
+        const struct heap *heap = &o->heaps[k];
 
-        must(h->n == n_in[k]);
-        for (int i = 1; i < h->n; i++)
-            must(!eviction_before(o, (enum eviction_heap)k, h->ids[i], h->ids[(i - 1) / 2]));
+        must(heap->n == n_in[k]);
+        for (int i = 1; i < heap->n; i++)
+            must(!eviction_before(o, (enum eviction_heap)k, heap->ids[i], heap->ids[(i - 1) / 2]));
     }
 }

@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The engine's thread owns the index (entries, table, lists); the threads of the tier get jobs
- * (memory, checksums, checks) and give back ends, which host_poll() works into the index. So
- * nothing but the two queues is shared.
+ * The engine's thread owns the index (entries, table, eviction order). The tier's threads get jobs
+ * (memory, checksums, checks) and return results, which host_poll() applies to the index. So only
+ * the two queues are shared.
  *
- * A page is FILLING while its payload comes, then a PAGE that can be had at once; its checksum is
- * made behind its back, and only then does the file say that the slot holds something. */
+ *   ENTRY_OUT -> ENTRY_FREE -> ENTRY_FILLING -> ENTRY_PAGE -> ENTRY_FREE, when evicted or dropped
+ *
+ * A page is FILLING while its payload is copied, then a PAGE that can be served at once. Its
+ * checksum is computed in the background, and only then does the file say that the slot holds a
+ * page. */
 #include "kv/host.h"
 
 #include <errno.h>
@@ -30,27 +33,30 @@
 #include "kv/table.h"
 
 #define HOST_THREADS     4
-#define HOST_CHUNK_BYTES ((size_t)64 << 20) /* pinning holds the device up for 3 ms */
-#define HOST_ASKED_MAX   2                  /* chunks on their way, where nobody is held up */
-#define HOST_AHEAD       16                 /* free chunks, below which more are asked for */
-#define HOST_FIRST       16                 /* chunks that are asked for at the start */
-#define HOST_GENTLE_US   300000             /* between two chunks: a hundredth of the time */
-#define HOST_RETRY_US    60000000           /* between attempts to get memory that there was not */
-#define HOST_SPARE_MAX   10000 /* times that nothing goes rather than what is retained */
-#define HOST_CHECKS_MAX  4096  /* under way at once */
+#define HOST_CHUNK_BYTES ((size_t)64 << 20) /* pinning one stops the device for 3 ms */
+/* Chunks requested at a time while there are no requests. */
+#define HOST_ASKED_MAX 2
+#define HOST_AHEAD     16       /* more are requested when fewer chunks are free */
+#define HOST_FIRST     16       /* chunks that are requested at the start */
+#define HOST_GENTLE_US 300000   /* between two chunks: a hundredth of the time */
+#define HOST_RETRY_US  60000000 /* between attempts to get memory */
+/* Times that nothing is evicted rather than a retained page. */
+#define HOST_SPARE_MAX  10000
+#define HOST_CHECKS_MAX 4096 /* at a time */
 
+/* In memory, per slot. */
 enum entry_state { ENTRY_OUT, ENTRY_FREE, ENTRY_FILLING, ENTRY_PAGE };
 
 struct entry {
-    enum entry_state state; /* OUT: its memory is not ready and it holds nothing */
-    bool busy;              /* a thread is at its checksum */
-    bool checked;           /* its payload is known to be whole */
-    bool bad;               /* it failed its check, or was dropped: free when nobody is at it */
+    enum entry_state state; /* OUT: its memory is not ready, and it holds nothing */
+    bool busy;              /* a thread computes its checksum */
+    bool checked;           /* its payload is known to be complete */
+    bool bad;               /* failed its check, or was dropped: free it when it is not in use */
     uint32_t n_readers;
     uint32_t n_uses;
     uint32_t n_children; /* pages that continue it and came after it */
-    uint32_t life;       /* counts pages that it has held */
-    int32_t parent;      /* slot of the page before it when it came, or -1 */
+    uint32_t life;       /* number of pages that it has held */
+    int32_t parent;      /* slot of the page before it, when it came; or -1 */
     uint32_t parent_life;
     int32_t next; /* in the list of free slots */
     struct hash name;
@@ -60,9 +66,9 @@ enum job_kind { JOB_PIN, JOB_SEAL, JOB_CHECK };
 
 struct job {
     enum job_kind kind;
-    int32_t slot; /* or chunk */
+    int32_t slot; /* slot, or chunk for JOB_PIN */
     uint64_t ticket;
-    bool good; /* when it has ended */
+    bool good; /* the result */
 };
 
 struct job_queue {
@@ -70,8 +76,10 @@ struct job_queue {
     uint32_t cap, head, tail;
 };
 
+/* The memory of a chunk of slots. */
 enum chunk_state { CHUNK_OUT, CHUNK_ASKED, CHUNK_READY, CHUNK_FAILED };
 
+/* A page that was found when the file was opened. */
 struct found {
     uint64_t used;
     int32_t slot;
@@ -80,33 +88,34 @@ struct found {
 struct host {
     struct host_options options;
     int fd;
-    char *map; /* NULL: the file cannot be used now, and nothing of it is looked at */
+    char *map; /* NULL: the file cannot be used now */
     size_t map_bytes;
-    struct host_file want;   /* what the file must say of itself */
-    struct host_file *file;  /* in the map, or want */
+    struct host_file want;   /* the head that the file must have */
+    struct host_file *file;  /* in the map, or &want */
     struct host_slot *slots; /* [n_slots] */
     char *payloads;
     int32_t n_slots;
     int32_t chunk_slots, n_chunks;
 
-    /* The engine's thread. */
+    /* For the engine's thread alone. */
     struct entry *entries;     /* [n_slots] */
-    struct table table;        /* of their names */
-    struct eviction *eviction; /* of pages that may go */
+    struct table table;        /* from names to slots */
+    struct eviction *eviction; /* of pages that may be evicted */
     int32_t free;
     enum chunk_state *chunks; /* [n_chunks] */
     int32_t n_asked;
     int32_t n_free;
     bool gentle;
-    int n_spared;       /* times in a row that no page went, because only retained ones could */
-    uint64_t grown_us;  /* when a chunk was last asked for */
-    uint64_t failed_us; /* when there was no memory for one */
+    int n_spared;       /* times in a row that nothing was evicted, because only retained pages
+                         * could be */
+    uint64_t grown_us;  /* when a chunk was last requested */
+    uint64_t failed_us; /* when memory was last lacking */
     uint64_t n_used;
-    struct found *found; /* [n_slots]: for opening; NULL when that is over */
-    uint64_t tried_us;   /* to open the file */
+    struct found *found; /* [n_slots], for opening; NULL afterwards */
+    uint64_t tried_us;   /* when opening the file was last tried */
     struct host_counters counters;
 
-    pthread_mutex_t lock; /* guards what follows */
+    pthread_mutex_t lock; /* guards the rest */
     pthread_cond_t work;
     struct job_queue todo, done;
     bool stop;
@@ -114,16 +123,16 @@ struct host {
     int n_threads;
 };
 
-uint64_t host_slot_digest(const struct host_slot *s)
+uint64_t host_slot_digest(const struct host_slot *header)
 {
-    struct hash_xxh3 h;
+    struct hash_xxh3 state;
 
-    hash_xxh3_begin(&h);
-    hash_xxh3_add(&h, &s->n_tokens, sizeof s->n_tokens);
-    hash_xxh3_add(&h, &s->payload_xxh3, sizeof s->payload_xxh3);
-    hash_xxh3_add(&h, &s->name,
+    hash_xxh3_begin(&state);
+    hash_xxh3_add(&state, &header->n_tokens, sizeof header->n_tokens);
+    hash_xxh3_add(&state, &header->payload_xxh3, sizeof header->payload_xxh3);
+    hash_xxh3_add(&state, &header->name,
                   offsetof(struct host_slot, slot_xxh3) - offsetof(struct host_slot, name));
-    return hash_xxh3_end(&h);
+    return hash_xxh3_end(&state);
 }
 
 void *host_payload(const struct host *h, int32_t slot)
@@ -131,7 +140,7 @@ void *host_payload(const struct host *h, int32_t slot)
     return h->payloads + (size_t)slot * h->file->payload_bytes;
 }
 
-/* --- queues ------------------------------------------------------------------------------ */
+/* --- queues ----------------------------------------------------------------------------------- */
 
 static void host_push(struct job_queue *q, struct job j)
 {
@@ -147,6 +156,7 @@ static bool host_pop(struct job_queue *q, struct job *j)
     return true;
 }
 
+/* Give a job to the threads. */
 static void host_ask(struct host *h, enum job_kind kind, int32_t slot, uint64_t ticket)
 {
     h->counters.jobs++;
@@ -162,12 +172,14 @@ static size_t host_chunk_bytes(const struct host *h, int32_t chunk)
 {
     int32_t first = chunk * h->chunk_slots, n = h->n_slots - first;
 
-    return (size_t)(n < h->chunk_slots ? n : h->chunk_slots) * h->file->payload_bytes;
+    if (n > h->chunk_slots)
+        n = h->chunk_slots;
+    return (size_t)n * h->file->payload_bytes;
 }
 
-/* tmpfs that is full must say so now: later it would be a signal in the middle of a copy. Pages are
- * mapped before the device's driver sees them: it would do that under locks of its own, while
- * steps wait to be launched. */
+/* A full tmpfs must report it now: later it would be a signal in the middle of a copy. The pages
+ * are mapped before the device's driver sees the memory, because the driver would map them under
+ * locks of its own, which launches of steps wait for. */
 static bool host_pin(struct host *h, int32_t chunk)
 {
     char *memory = host_payload(h, chunk * h->chunk_slots);
@@ -175,7 +187,8 @@ static bool host_pin(struct host *h, int32_t chunk)
     int e = FAULT_HIT(host_grow) ? ENOSPC : posix_fallocate(h->fd, memory - h->map, (off_t)bytes);
 
     if (e == 0)
-        (void)madvise(memory, bytes, MADV_POPULATE_WRITE); /* a kernel before 5.14 does without */
+        /* Fails before Linux 5.14, where the driver maps them. */
+        (void)madvise(memory, bytes, MADV_POPULATE_WRITE);
     if (e == 0 && h->options.pin(h->options.context, memory, bytes) == ERR_OK)
         return true;
     log_warn("host: %s does not grow beyond %zu MiB: %s; lower kv_host_bytes", h->options.path,
@@ -189,40 +202,42 @@ static uint64_t host_digest(const struct host *h, int32_t slot)
     return hash_xxh3(host_payload(h, slot), h->file->page_bytes);
 }
 
+/* A job. JOB_SEAL makes the slot valid last, and only if it was not dropped meanwhile. */
 static bool host_work(struct host *h, const struct job *j)
 {
-    struct host_slot *s = &h->slots[j->slot];
+    struct host_slot *header = &h->slots[j->slot];
     uint32_t empty = HOST_EMPTY;
 
     switch (j->kind) {
     case JOB_PIN: return host_pin(h, j->slot);
     case JOB_SEAL:
-        s->payload_xxh3 = host_digest(h, j->slot);
-        s->slot_xxh3 = host_slot_digest(s);
-        return atomic_compare_exchange_strong(&s->state, &empty,
-                                              HOST_HOLDS); /* or it was dropped */
-    case JOB_CHECK: return !FAULT_HIT(host_check) && s->payload_xxh3 == host_digest(h, j->slot);
+        header->payload_xxh3 = host_digest(h, j->slot);
+        header->slot_xxh3 = host_slot_digest(header);
+        return atomic_compare_exchange_strong(&header->state, &empty,
+                                              HOST_HOLDS); /* not if it was dropped */
+    case JOB_CHECK:
+        return !FAULT_HIT(host_check) && header->payload_xxh3 == host_digest(h, j->slot);
     }
     return false;
 }
 
 static void *host_run(void *arg)
 {
-    struct host *h = arg;
-    struct job j;
+    struct host *host = arg;
+    struct job job;
 
-    (void)pthread_mutex_lock(&h->lock);
+    (void)pthread_mutex_lock(&host->lock);
     for (;;) { /* until host_close() */
-        while (!h->stop && h->todo.head == h->todo.tail)
-            (void)pthread_cond_wait(&h->work, &h->lock);
-        if (!host_pop(&h->todo, &j))
-            break; /* it stops, and all has been done */
-        (void)pthread_mutex_unlock(&h->lock);
-        j.good = host_work(h, &j);
-        (void)pthread_mutex_lock(&h->lock);
-        host_push(&h->done, j);
+        while (!host->stop && host->todo.head == host->todo.tail)
+            (void)pthread_cond_wait(&host->work, &host->lock);
+        if (!host_pop(&host->todo, &job))
+            break; /* stopped, and all jobs are done */
+        (void)pthread_mutex_unlock(&host->lock);
+        job.good = host_work(host, &job);
+        (void)pthread_mutex_lock(&host->lock);
+        host_push(&host->done, job);
     }
-    (void)pthread_mutex_unlock(&h->lock);
+    (void)pthread_mutex_unlock(&host->lock);
     return NULL;
 }
 
@@ -233,14 +248,14 @@ static bool host_is_ready(const struct host *h, int32_t slot)
     return h->chunks[slot / h->chunk_slots] == CHUNK_READY;
 }
 
-/* Whether a page may go has changed, or its last use: only those stand in the order that nobody
- * looks at and that nothing continues. */
+/* Call when a page's last use or its right to be evicted has changed. Only pages that are not in
+ * use and that no other page continues are in the eviction order. */
 static void host_place(struct host *h, int32_t slot)
 {
-    const struct entry *e = &h->entries[slot];
+    const struct entry *entry = &h->entries[slot];
 
-    if (e->state == ENTRY_PAGE && e->n_readers == 0 && e->n_children == 0 && !e->busy && !e->bad &&
-        host_is_ready(h, slot))
+    if (entry->state == ENTRY_PAGE && entry->n_readers == 0 && entry->n_children == 0 &&
+        !entry->busy && !entry->bad && host_is_ready(h, slot))
         eviction_add(h->eviction, slot);
     else
         eviction_remove(h->eviction, slot);
@@ -252,7 +267,7 @@ static void host_note_used(struct host *h, int32_t slot)
     eviction_use(h->eviction, slot);
 }
 
-/* What counts of a page now is what the file says of it. */
+/* Write the page's retention to the file, as it is in effect. */
 static void host_note_retained(struct host *h, int32_t slot)
 {
     atomic_store_explicit(&h->slots[slot].retains,
@@ -261,27 +276,28 @@ static void host_note_retained(struct host *h, int32_t slot)
 
 static void host_add_free(struct host *h, int32_t slot)
 {
-    struct entry *e = &h->entries[slot];
+    struct entry *entry = &h->entries[slot];
 
-    e->state = ENTRY_FREE;
-    e->next = h->free;
+    entry->state = ENTRY_FREE;
+    entry->next = h->free;
     h->free = slot;
     h->n_free++;
 }
 
-/* Make a slot's page known; its name is set. */
+/* Add a slot's page to the index; its name is set. Its parent, if it is here, gets one more child,
+ * and is not evicted before it. */
 static void host_insert(struct host *h, int32_t slot, const struct hash *parent)
 {
-    struct entry *e = &h->entries[slot];
+    struct entry *entry = &h->entries[slot];
     int32_t before = table_find(&h->table, parent);
 
-    table_add(&h->table, &e->name, slot);
-    e->state = ENTRY_PAGE;
-    e->n_children = 0;
-    e->life++;
-    e->parent = before;
+    table_add(&h->table, &entry->name, slot);
+    entry->state = ENTRY_PAGE;
+    entry->n_children = 0;
+    entry->life++;
+    entry->parent = before;
     if (before != -1) {
-        e->parent_life = h->entries[before].life;
+        entry->parent_life = h->entries[before].life;
         h->entries[before].n_children++;
         host_place(h, before);
     }
@@ -293,25 +309,27 @@ static void host_insert(struct host *h, int32_t slot, const struct hash *parent)
     h->counters.pages++;
 }
 
-/* Forget a page; the slot is in no list then. */
+/* Remove a page from the index; the slot is in no list afterwards. The parent's slot may hold
+ * another page by now, which its life count shows. */
 static void host_remove(struct host *h, int32_t slot)
 {
-    struct entry *e = &h->entries[slot];
+    struct entry *entry = &h->entries[slot];
 
     atomic_store_explicit(&h->slots[slot].state, HOST_EMPTY, memory_order_release);
-    table_erase(&h->table, &e->name);
+    table_erase(&h->table, &entry->name);
     eviction_end(h->eviction, slot);
-    if (e->parent != -1 && h->entries[e->parent].life == e->parent_life) {
-        h->entries[e->parent].n_children--;
-        host_place(h, e->parent);
+    if (entry->parent != -1 && h->entries[entry->parent].life == entry->parent_life) {
+        h->entries[entry->parent].n_children--;
+        host_place(h, entry->parent);
     }
-    e->life++;
-    e->parent = -1;
-    h->counters.pages -= !e->bad;
+    entry->life++;
+    entry->parent = -1;
+    h->counters.pages -= !entry->bad;
 }
 
 /* --- opening ----------------------------------------------------------------------------- */
 
+/* Was the file written by an engine of this model, page size and version? */
 static bool host_is_ours(const struct host *h, const struct host_file *f)
 {
     const struct host_file *want = h->file;
@@ -322,7 +340,7 @@ static bool host_is_ours(const struct host *h, const struct host_file *f)
            memcmp(&f->fingerprint, &want->fingerprint, sizeof f->fingerprint) == 0;
 }
 
-/* Map the file, as it is or begun anew. */
+/* Map the file; begin it anew if it is another model's. */
 static int host_map(struct host *h)
 {
     struct host_file want = h->want, got = {0};
@@ -353,7 +371,7 @@ static int host_map(struct host *h)
     return ERR_OK;
 }
 
-/* The file's folder, made when it is missing: a user of its own has it to himself. */
+/* The folder of the file, created if it is missing, for this user alone. */
 static int host_make_folder(const char *path)
 {
     char dir[4096];
@@ -364,7 +382,7 @@ static int host_make_folder(const char *path)
     if (slash == NULL || slash == dir)
         return ERR_OK;
     *slash = '\0';
-    (void)mkdir(dir, 0700); /* is there, or own_folder() says why not */
+    (void)mkdir(dir, 0700); /* exists, or own_folder() reports why not */
     return own_folder("host", dir);
 }
 
@@ -388,6 +406,8 @@ static int host_open_file(struct host *h)
     return rc;
 }
 
+/* The queues are as long as there can be jobs at a time: one per slot and chunk, and
+ * HOST_CHECKS_MAX checks. */
 static int host_alloc(struct host *h)
 {
     size_t n = (size_t)h->n_slots, jobs = n + (size_t)h->n_chunks + HOST_CHECKS_MAX;
@@ -408,7 +428,7 @@ static int host_alloc(struct host *h)
     return ERR_OK;
 }
 
-/* At the start all chunks that hold something are asked for. */
+/* At the start, all chunks that hold pages are requested. */
 static void host_ask_chunk(struct host *h, int32_t chunk)
 {
     if (h->chunks[chunk] != CHUNK_OUT)
@@ -425,38 +445,40 @@ static int host_by_use(const void *a, const void *b)
     return (x->used > y->used) - (x->used < y->used);
 }
 
-/* The pages that the engine before left, in the order of their last use. */
+/* Take the pages that the previous engine left, in the order of their last use, so that the
+ * eviction order continues where it was. */
 static void host_take_back(struct host *h)
 {
     struct found *found = h->found;
     int n = 0;
 
-    eviction_tick(h->eviction, clock_stamp_s()); /* what ended meanwhile takes no room */
+    eviction_tick(h->eviction, clock_stamp_s()); /* retention that has ended takes no room */
     for (int32_t i = 0; i < h->n_slots; i++) {
-        struct host_slot *s = &h->slots[i];
-        bool holds = atomic_load(&s->state) == HOST_HOLDS;
+        struct host_slot *header = &h->slots[i];
+        bool holds = atomic_load(&header->state) == HOST_HOLDS;
 
-        if (holds && s->n_tokens == h->file->page_tokens && s->slot_xxh3 == host_slot_digest(s))
-            found[n++] = (struct found){.used = s->used, .slot = i};
+        if (holds && header->n_tokens == h->file->page_tokens &&
+            header->slot_xxh3 == host_slot_digest(header))
+            found[n++] = (struct found){.used = header->used, .slot = i};
         else
-            atomic_store(&s->state, HOST_EMPTY);
+            atomic_store(&header->state, HOST_EMPTY);
     }
     qsort(found, (size_t)n, sizeof *found, host_by_use);
     for (int i = 0; i < n; i++) {
-        struct entry *e = &h->entries[found[i].slot];
-        const struct host_slot *s = &h->slots[found[i].slot];
+        struct entry *entry = &h->entries[found[i].slot];
+        const struct host_slot *header = &h->slots[found[i].slot];
 
-        if (table_find(&h->table, &s->name) != -1) { /* twice: impossible, and harmless */
+        if (table_find(&h->table, &header->name) != -1) { /* impossible, but harmless */
             atomic_store(&h->slots[found[i].slot].state, HOST_EMPTY);
             continue;
         }
-        e->name = s->name;
-        e->n_uses = 1;
-        host_insert(h, found[i].slot, &s->parent);
+        entry->name = header->name;
+        entry->n_uses = 1;
+        host_insert(h, found[i].slot, &header->parent);
         host_note_retained(h, found[i].slot);
         h->n_used = found[i].used;
     }
-    for (int i = n - 1; i >= 0; i--) { /* what was used last, first */
+    for (int i = n - 1; i >= 0; i--) { /* the most recently used one first */
         if (h->entries[found[i].slot].state == ENTRY_PAGE)
             host_ask_chunk(h, found[i].slot / h->chunk_slots);
     }
@@ -465,10 +487,10 @@ static void host_take_back(struct host *h)
     mem_free(h->found);
     h->found = NULL;
     if (n > 0)
-        log_info("host: %d pages of the engine before, %s", n, h->options.path);
+        log_info("host: %d pages of the previous engine in %s", n, h->options.path);
 }
 
-/* Open the file and find what it has. Without it the tier has no pages and takes none. */
+/* Open the file and read its slots. Without it the tier has no pages and takes none. */
 static int host_attach(struct host *h)
 {
     int rc = host_open_file(h);
@@ -484,7 +506,7 @@ static int host_attach(struct host *h)
     return rc;
 }
 
-/* Is it time to try again what there was no memory for? */
+/* Is it time to try again after a lack of memory? */
 static bool host_is_time(const struct host *h, uint64_t since_us)
 {
     uint64_t wait_us = h->options.retry_us != 0 ? h->options.retry_us : HOST_RETRY_US;
@@ -504,52 +526,58 @@ static int host_start(struct host *h)
     return ERR_OK;
 }
 
+/* The sizes follow from the number of slots; everything else is allocated before memory is
+ * sealed. */
 int host_open(struct host **out, const struct host_options *o)
 {
-    struct host *h = mem_zalloc(sizeof *h);
+    struct host *host = mem_zalloc(sizeof *host);
     struct host_file *want;
     size_t n;
     int rc;
 
     must(o->page_tokens >= 1 && o->page_tokens <= HOST_TOKENS_MAX);
-    if (h == NULL)
+    if (host == NULL)
         return ERR_NO_MEMORY;
-    (void)pthread_mutex_init(&h->lock, NULL); /* cannot fail on Linux */
-    (void)pthread_cond_init(&h->work, NULL);
-    h->options = *o;
-    h->fd = -1;
-    h->free = -1;
-    h->want = (struct host_file){.magic = HOST_MAGIC,
-                                 .version = HOST_VERSION,
-                                 .page_bytes = o->page_bytes,
-                                 .page_tokens = (uint32_t)o->page_tokens,
-                                 .fingerprint = o->fingerprint};
-    want = &h->want;
+    (void)pthread_mutex_init(&host->lock, NULL); /* cannot fail on Linux */
+    (void)pthread_cond_init(&host->work, NULL);
+    host->options = *o;
+    host->fd = -1;
+    host->free = -1;
+    host->want = (struct host_file){.magic = HOST_MAGIC,
+                                    .version = HOST_VERSION,
+                                    .page_bytes = o->page_bytes,
+                                    .page_tokens = (uint32_t)o->page_tokens,
+                                    .fingerprint = o->fingerprint};
+    want = &host->want;
     want->payload_bytes = (o->page_bytes + HOST_ALIGN - 1) / HOST_ALIGN * HOST_ALIGN;
     n = o->max_bytes / want->payload_bytes;
-    n = n < 1 ? 1 : n > INT32_MAX / 2 ? INT32_MAX / 2 : n;
+    if (n < 1)
+        n = 1;
+    if (n > INT32_MAX / 2)
+        n = INT32_MAX / 2;
     want->n_slots = (uint32_t)n;
     want->payloads_at =
         (sizeof *want + n * sizeof(struct host_slot) + HOST_ALIGN - 1) / HOST_ALIGN * HOST_ALIGN;
     strncpy(want->name, o->name, sizeof want->name - 1);
-    h->n_slots = (int32_t)n;
-    h->chunk_slots = (int32_t)(HOST_CHUNK_BYTES / want->payload_bytes);
-    h->chunk_slots = h->chunk_slots < 1 ? 1 : h->chunk_slots;
-    h->n_chunks = (h->n_slots + h->chunk_slots - 1) / h->chunk_slots;
-    h->map_bytes = (size_t)want->payloads_at + n * (size_t)want->payload_bytes;
-    h->file = want;
-    rc = host_alloc(h);
-    if (rc == ERR_OK && (rc = host_attach(h)) != ERR_OK && rc != ERR_IN_USE) {
+    host->n_slots = (int32_t)n;
+    host->chunk_slots = (int32_t)(HOST_CHUNK_BYTES / want->payload_bytes);
+    if (host->chunk_slots < 1)
+        host->chunk_slots = 1;
+    host->n_chunks = (host->n_slots + host->chunk_slots - 1) / host->chunk_slots;
+    host->map_bytes = (size_t)want->payloads_at + n * (size_t)want->payload_bytes;
+    host->file = want;
+    rc = host_alloc(host);
+    if (rc == ERR_OK && (rc = host_attach(host)) != ERR_OK && rc != ERR_IN_USE) {
         log_warn("host: no pages are kept in %s until it can be used", o->path);
         rc = ERR_OK; /* host_tick() tries again */
     }
     if (rc == ERR_OK)
-        rc = host_start(h);
+        rc = host_start(host);
     if (rc != ERR_OK) {
-        host_close(h);
+        host_close(host);
         return rc;
     }
-    *out = h;
+    *out = host;
     return ERR_OK;
 }
 
@@ -583,7 +611,7 @@ void host_close(struct host *h)
     mem_free(h);
 }
 
-/* --- the engine's calls ------------------------------------------------------------------ */
+/* --- the engine's calls ----------------------------------------------------------------------- */
 
 int32_t host_find(const struct host *h, const struct hash *name, const int32_t *tokens)
 {
@@ -596,7 +624,7 @@ int32_t host_find(const struct host *h, const struct hash *name, const int32_t *
     return slot;
 }
 
-/* Ask for more memory, if there is more. True while some is on its way. */
+/* Request more memory, if the limit allows it. True while some is being prepared. */
 static bool host_grow(struct host *h)
 {
     int asked_max = h->gentle ? 1 : HOST_ASKED_MAX;
@@ -621,8 +649,8 @@ static bool host_grow(struct host *h)
     return h->n_asked > 0;
 }
 
-/* The page that goes. A retained one only when there are no others: these may be at their checksums
- * or held just now, and what wants a place can wait, though not for ever. */
+/* The page to evict. A retained one only if there are no others: those may be in use for a moment,
+ * so the new page is not saved rather; but not more than HOST_SPARE_MAX times in a row. */
 static int32_t host_choose(struct host *h)
 {
     int32_t slot = eviction_first(h->eviction);
@@ -636,18 +664,19 @@ static int32_t host_choose(struct host *h)
     return -1;
 }
 
+/* The victim's payload stays valid, because nothing is written to the slot before host_fill(). */
 static int32_t host_evict(struct host *h, struct host_victim *victim)
 {
     int32_t slot = host_choose(h);
-    const struct host_slot *s = &h->slots[slot == -1 ? 0 : slot];
+    const struct host_slot *header = &h->slots[slot == -1 ? 0 : slot];
 
     if (slot == -1)
         return -1;
     if (h->entries[slot].n_uses > 1 && h->entries[slot].checked)
-        *victim = (struct host_victim){.label = {.name = s->name,
-                                                 .parent = s->parent,
-                                                 .tokens = s->tokens,
-                                                 .space = s->space,
+        *victim = (struct host_victim){.label = {.name = header->name,
+                                                 .parent = header->parent,
+                                                 .tokens = header->tokens,
+                                                 .space = header->space,
                                                  .retain = eviction_retained(h->eviction, slot)},
                                        .payload = host_payload(h, slot),
                                        .n_uses = h->entries[slot].n_uses};
@@ -656,74 +685,78 @@ static int32_t host_evict(struct host *h, struct host_victim *victim)
     return slot;
 }
 
+/* The growth of the tier is asked for before slots run out, because pinning takes time. */
 int32_t host_take(struct host *h, const struct page_label *label, struct host_victim *victim)
 {
     int32_t slot = h->free;
-    struct entry *e;
+    struct entry *entry;
 
     *victim = (struct host_victim){0};
     if (h->map == NULL || table_find(&h->table, &label->name) != -1)
-        return -1; /* it is there, or on its way */
+        return -1; /* it is there, or being filled */
     if (h->n_free / h->chunk_slots < HOST_AHEAD)
-        (void)host_grow(h); /* ahead of the need */
+        (void)host_grow(h); /* in advance */
     if (slot != -1) {
         h->free = h->entries[slot].next;
         h->n_free--;
     } else if (host_grow(h) || (slot = host_evict(h, victim)) == -1)
         return -1;
-    e = &h->entries[slot];
-    *e = (struct entry){
-        .state = ENTRY_FILLING, .life = e->life, .parent = -1, .next = -1, .name = label->name};
+    entry = &h->entries[slot];
+    *entry = (struct entry){
+        .state = ENTRY_FILLING, .life = entry->life, .parent = -1, .next = -1, .name = label->name};
     return slot;
 }
 
+/* The slot's state stays HOST_EMPTY meanwhile: after a crash it holds nothing. */
 void host_fill(struct host *h, int32_t slot, const struct page_label *label)
 {
-    struct host_slot *s = &h->slots[slot];
+    struct host_slot *header = &h->slots[slot];
 
-    s->n_tokens = h->file->page_tokens;
-    s->name = label->name;
-    s->parent = label->parent;
-    s->space = label->space;
-    atomic_store_explicit(&s->retains, retain_pack(label->retain), memory_order_relaxed);
-    memset(s->tokens, 0, sizeof s->tokens);
-    memcpy(s->tokens, label->tokens, h->file->page_tokens * sizeof *label->tokens);
+    header->n_tokens = h->file->page_tokens;
+    header->name = label->name;
+    header->parent = label->parent;
+    header->space = label->space;
+    atomic_store_explicit(&header->retains, retain_pack(label->retain), memory_order_relaxed);
+    memset(header->tokens, 0, sizeof header->tokens);
+    memcpy(header->tokens, label->tokens, h->file->page_tokens * sizeof *label->tokens);
 }
 
 void host_filled(struct host *h, int32_t slot, bool good)
 {
-    struct entry *e = &h->entries[slot];
+    struct entry *entry = &h->entries[slot];
 
-    must(e->state == ENTRY_FILLING);
-    if (!good || table_find(&h->table, &e->name) != -1) {
+    must(entry->state == ENTRY_FILLING);
+    if (!good || table_find(&h->table, &entry->name) != -1) {
         host_add_free(h, slot);
         return;
     }
-    e->checked = true; /* we have just written it */
-    e->busy = true;
-    e->n_uses = 1;
+    entry->checked = true; /* it was just written */
+    entry->busy = true;
+    entry->n_uses = 1;
     h->slots[slot].used = ++h->n_used;
     host_insert(h, slot, &h->slots[slot].parent);
-    host_note_retained(h, slot); /* there may be no room for what it says */
+    host_note_retained(h, slot); /* the limit may not have allowed its retention */
     host_ask(h, JOB_SEAL, slot, 0);
 }
 
 int32_t host_n_slots(const struct host *h)
 {
-    return h->map == NULL ? 0 : h->n_slots;
+    if (h->map == NULL)
+        return 0;
+    return h->n_slots;
 }
 
 bool host_read_slot(const struct host *h, int32_t slot, struct page_label *label)
 {
-    const struct entry *e = &h->entries[slot];
-    const struct host_slot *s = &h->slots[slot];
+    const struct entry *entry = &h->entries[slot];
+    const struct host_slot *header = &h->slots[slot];
 
-    if (e->state != ENTRY_PAGE || e->bad)
+    if (entry->state != ENTRY_PAGE || entry->bad)
         return false;
-    *label = (struct page_label){.name = e->name,
-                                 .parent = s->parent,
-                                 .tokens = s->tokens,
-                                 .space = s->space,
+    *label = (struct page_label){.name = entry->name,
+                                 .parent = header->parent,
+                                 .tokens = header->tokens,
+                                 .space = header->space,
                                  .retain = eviction_retained(h->eviction, slot)};
     return true;
 }
@@ -731,10 +764,10 @@ bool host_read_slot(const struct host *h, int32_t slot, struct page_label *label
 bool host_label(const struct host *h, int32_t slot, const struct hash *name,
                 struct page_label *label)
 {
-    const struct entry *e = &h->entries[slot];
+    const struct entry *entry = &h->entries[slot];
 
-    if (e->state != ENTRY_PAGE || e->bad || !e->checked ||
-        memcmp(&e->name, name, sizeof *name) != 0)
+    if (entry->state != ENTRY_PAGE || entry->bad || !entry->checked ||
+        memcmp(&entry->name, name, sizeof *name) != 0)
         return false;
     return host_read_slot(h, slot, label);
 }
@@ -748,14 +781,14 @@ void host_hold(struct host *h, int32_t slot)
 
 void host_use(struct host *h, int32_t slot)
 {
-    struct entry *e = &h->entries[slot];
+    struct entry *entry = &h->entries[slot];
 
-    must(e->state == ENTRY_PAGE);
-    e->n_uses++;
+    must(entry->state == ENTRY_PAGE);
+    entry->n_uses++;
     host_note_used(h, slot);
 }
 
-/* Nobody finds it any more. */
+/* Hide a page: it is not found any more. */
 static void host_condemn(struct host *h, int32_t slot)
 {
     h->entries[slot].bad = true;
@@ -763,19 +796,19 @@ static void host_condemn(struct host *h, int32_t slot)
     atomic_store_explicit(&h->slots[slot].state, HOST_GONE, memory_order_release);
 }
 
-/* A page that failed its check or was dropped is gone when nobody is at it any more. */
+/* Free a page that failed its check or was dropped, once it is not in use. */
 static void host_let_go(struct host *h, int32_t slot)
 {
-    struct entry *e = &h->entries[slot];
+    struct entry *entry = &h->entries[slot];
 
-    if (!e->bad) {
+    if (!entry->bad) {
         host_place(h, slot);
         return;
     }
-    if (e->n_readers > 0 || e->busy)
+    if (entry->n_readers > 0 || entry->busy)
         return;
     host_remove(h, slot);
-    e->bad = false;
+    entry->bad = false;
     host_add_free(h, slot);
 }
 
@@ -797,6 +830,7 @@ void host_check(struct host *h, int32_t slot, uint64_t ticket)
     host_ask(h, JOB_CHECK, slot, ticket);
 }
 
+/* A chunk has its memory, or not. Its slots become free, or their pages can be served. */
 static void host_pinned(struct host *h, const struct job *j)
 {
     int32_t first = j->slot * h->chunk_slots, end = first + h->chunk_slots;
@@ -807,7 +841,8 @@ static void host_pinned(struct host *h, const struct job *j)
         h->failed_us = clock_us();
         return;
     }
-    end = end < h->n_slots ? end : h->n_slots;
+    if (end > h->n_slots)
+        end = h->n_slots;
     h->counters.slots += (uint64_t)(end - first);
     for (int32_t i = end - 1; i >= first; i--) {
         if (h->entries[i].state == ENTRY_OUT)
@@ -817,42 +852,45 @@ static void host_pinned(struct host *h, const struct job *j)
     }
 }
 
+/* A page that fails is not freed here, because the loader still holds it: host_release() does
+ * that. */
 static void host_note_check(struct host *h, const struct job *j)
 {
-    struct entry *e = &h->entries[j->slot];
+    struct entry *entry = &h->entries[j->slot];
 
     if (j->good)
-        e->checked = true;
-    else if (!e->bad) {
-        host_condemn(h, j->slot); /* somebody holds it */
+        entry->checked = true;
+    else if (!entry->bad) {
+        host_condemn(h, j->slot); /* the reader still holds it */
         h->counters.faults++;
-        log_warn("host: a page in %s failed its check; it is computed anew", h->options.path);
+        log_warn("host: a page in %s failed its check; it is computed again", h->options.path);
     }
 }
 
+/* Results other than checks are applied here; the caller gets checks only. */
 bool host_poll(struct host *h, uint64_t *ticket, bool *good)
 {
-    struct job j;
+    struct job job;
     bool got;
 
     do { /* ends with the queue, or with a check */
         (void)pthread_mutex_lock(&h->lock);
-        got = host_pop(&h->done, &j);
+        got = host_pop(&h->done, &job);
         (void)pthread_mutex_unlock(&h->lock);
         if (!got)
             return false;
         h->counters.jobs--;
-        switch (j.kind) {
-        case JOB_PIN: host_pinned(h, &j); break;
+        switch (job.kind) {
+        case JOB_PIN: host_pinned(h, &job); break;
         case JOB_SEAL:
-            h->entries[j.slot].busy = false;
-            host_let_go(h, j.slot);
+            h->entries[job.slot].busy = false;
+            host_let_go(h, job.slot);
             break;
-        case JOB_CHECK: host_note_check(h, &j); break;
+        case JOB_CHECK: host_note_check(h, &job); break;
         }
-    } while (j.kind != JOB_CHECK);
-    *ticket = j.ticket;
-    *good = j.good;
+    } while (job.kind != JOB_CHECK);
+    *ticket = job.ticket;
+    *good = job.good;
     return true;
 }
 
@@ -874,7 +912,7 @@ void host_wait(struct host *h, uint64_t max_us)
     bool good;
 
     while (h->n_asked > 0 && clock_us() < until_us) {
-        (void)host_poll(h, &ticket, &good); /* nobody has asked for a check */
+        (void)host_poll(h, &ticket, &good); /* no check was requested yet */
         clock_sleep_us(200);
     }
 }
@@ -926,14 +964,14 @@ void host_prove(const struct host *h)
     int n_may_go = 0;
 
     for (int32_t i = 0; i < h->n_slots; i++) {
-        const struct entry *e = &h->entries[i];
+        const struct entry *entry = &h->entries[i];
 
-        if (e->state != ENTRY_PAGE)
+        if (entry->state != ENTRY_PAGE)
             continue;
-        must(table_find(&h->table, &e->name) == i);
-        n_may_go +=
-            e->n_readers == 0 && e->n_children == 0 && !e->busy && !e->bad && host_is_ready(h, i);
-        n += !e->bad;
+        must(table_find(&h->table, &entry->name) == i);
+        n_may_go += entry->n_readers == 0 && entry->n_children == 0 && !entry->busy &&
+                    !entry->bad && host_is_ready(h, i);
+        n += !entry->bad;
         n_all++;
     }
     must(n == h->counters.pages);

@@ -1,8 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Four structures over one array: a free list (unnamed, unreferenced), the cached pages in the
- * order of eviction (eviction.h), a table from name to full page (table.h), and families: chains of
- * the pages, full or parts, whose parents' names have one place in that table, the newest first. */
+ * Four structures over one array of pages:
+ *
+ *   free      a list of unnamed, unreferenced pages
+ *   cached    named, unreferenced pages in eviction order (eviction.h)
+ *   table     from name to full page (table.h)
+ *   families  per bucket of that table a list of the pages, full or parts, whose parent's name
+ *             belongs there, newest first: a page is found by its parent and first tokens
+ *
+ * A page's life: free -> referenced -> named, referenced -> cached -> evicted, then referenced by
+ * its next owner. */
 #include "kv/pages.h"
 
 #include <string.h>
@@ -22,7 +29,7 @@ struct page {
     int32_t next;
     int32_t elder; /* neighbours in the family, or -1 */
     int32_t younger;
-    int32_t n_tokens; /* that count, 0: unnamed, page_tokens: full */
+    int32_t n_tokens; /* that count; 0: unnamed, page_tokens: full */
     bool stored;
 };
 
@@ -38,18 +45,21 @@ struct pages {
     struct page *page;  /* [n_pages] */
     int32_t *tokens;    /* int32 [n_pages][page_tokens] */
     struct table table; /* of full pages */
-    int32_t *families;  /* [table.mask + 1], id of the youngest or -1 */
+    int32_t *families;  /* [table.mask + 1], id of the newest page or -1 */
     int n_full;
     struct page_list free;
-    struct eviction *cached; /* named and unreferenced; what was said of a page, of all */
+    struct eviction *cached; /* pages that are named and unreferenced; has the retention of all */
 };
 
+/* --- the free list ---------------------------------------------------------------------------- */
+
+/* Append to the list; pages are taken from its front. */
 static void pages_list_push(struct pages *p, struct page_list *l, int32_t id)
 {
-    struct page *g = &p->page[id];
+    struct page *page = &p->page[id];
 
-    g->prev = l->last;
-    g->next = -1;
+    page->prev = l->last;
+    page->next = -1;
     if (l->last == -1)
         l->first = id;
     else
@@ -60,21 +70,22 @@ static void pages_list_push(struct pages *p, struct page_list *l, int32_t id)
 
 static void pages_list_remove(struct pages *p, struct page_list *l, int32_t id)
 {
-    struct page *g = &p->page[id];
+    struct page *page = &p->page[id];
 
-    if (g->prev == -1)
-        l->first = g->next;
+    if (page->prev == -1)
+        l->first = page->next;
     else
-        p->page[g->prev].next = g->next;
-    if (g->next == -1)
-        l->last = g->prev;
+        p->page[page->prev].next = page->next;
+    if (page->next == -1)
+        l->last = page->prev;
     else
-        p->page[g->next].prev = g->prev;
-    g->prev = -1;
-    g->next = -1;
+        p->page[page->next].prev = page->prev;
+    page->prev = -1;
+    page->next = -1;
     l->count--;
 }
 
+/* All pages begin in the free list. */
 int pages_open(struct pages **out, int n_pages, int page_tokens)
 {
     struct pages *p = mem_zalloc(sizeof *p);
@@ -119,93 +130,104 @@ void pages_close(struct pages *p)
     mem_free(p);
 }
 
+/* The tokens of a page, kept for its label and for finding parts. */
 static int32_t *pages_tokens(const struct pages *p, int32_t page)
 {
     return p->tokens + (size_t)page * (size_t)p->page_tokens;
 }
 
+/* --- families --------------------------------------------------------------------------------- */
+
+/* A family is a list through `elder` and `younger`, like the free list, but per bucket. Pages of
+ * different parents can share a bucket, so pages_best() compares the parent's name as well. */
 static void pages_family_join(struct pages *p, int32_t page)
 {
-    struct page *g = &p->page[page];
-    int32_t *youngest = &p->families[table_home(&p->table, &g->parent)];
+    struct page *pg = &p->page[page];
+    int32_t *youngest = &p->families[table_home(&p->table, &pg->parent)];
 
-    g->elder = *youngest;
-    g->younger = -1;
-    if (g->elder != -1)
-        p->page[g->elder].younger = page;
+    pg->elder = *youngest;
+    pg->younger = -1;
+    if (pg->elder != -1)
+        p->page[pg->elder].younger = page;
     *youngest = page;
 }
 
 static void pages_family_leave(struct pages *p, int32_t page)
 {
-    const struct page *g = &p->page[page];
+    const struct page *pg = &p->page[page];
 
-    if (g->elder != -1)
-        p->page[g->elder].younger = g->younger;
-    if (g->younger != -1)
-        p->page[g->younger].elder = g->elder;
+    if (pg->elder != -1)
+        p->page[pg->elder].younger = pg->younger;
+    if (pg->younger != -1)
+        p->page[pg->younger].elder = pg->elder;
     else
-        p->families[table_home(&p->table, &g->parent)] = g->elder;
+        p->families[table_home(&p->table, &pg->parent)] = pg->elder;
 }
 
-/* Erase a name, and what was said of its page. */
+/* Erase a page's name and its retention. */
 static void pages_forget(struct pages *p, int32_t id)
 {
-    struct page *g = &p->page[id];
+    struct page *page = &p->page[id];
 
-    if (g->n_tokens == p->page_tokens) {
-        table_erase(&p->table, &g->name);
+    if (page->n_tokens == p->page_tokens) {
+        table_erase(&p->table, &page->name);
         p->n_full--;
     }
     pages_family_leave(p, id);
     eviction_end(p->cached, id);
-    g->n_tokens = 0;
-    g->stored = false;
+    page->n_tokens = 0;
+    page->stored = false;
 }
+
+/* A free page if there is one, because evicting a cached page loses work. */
+/* --- taking and giving back ------------------------------------------------------------------- */
 
 int32_t pages_take(struct pages *p, bool *evicted, struct page_label *label)
 {
     bool from_cache = p->free.count == 0;
     int32_t id = from_cache ? eviction_first(p->cached) : p->free.first;
-    struct page *g;
+    struct page *page;
 
     *evicted = false;
     if (id == -1)
         return -1;
-    g = &p->page[id];
-    must(g->refs == 0);
+    page = &p->page[id];
+    /* Rule 1: only a page without references can be taken. */
+    must(page->refs == 0);
     if (from_cache) {
         *evicted = pages_label(p, id, label);
         pages_forget(p, id);
     } else {
         pages_list_remove(p, &p->free, id);
     }
-    g->refs = 1;
-    g->maker = 0;
+    page->refs = 1;
+    page->maker = 0;
     return id;
 }
 
+/* A cached page that is referenced again must not be evicted. */
 void pages_ref(struct pages *p, int32_t page)
 {
-    struct page *g = &p->page[page];
+    struct page *pg = &p->page[page];
 
     must(page >= 0 && page < p->n_pages);
-    if (g->refs == 0) {
-        must(g->n_tokens > 0);
+    if (pg->refs == 0) {
+        must(pg->n_tokens > 0);
         eviction_remove(p->cached, page);
     }
-    g->refs++;
+    pg->refs++;
 }
 
+/* The last reference makes the page free, or cached as the most recently used one. */
 void pages_unref(struct pages *p, int32_t page)
 {
-    struct page *g = &p->page[page];
+    struct page *pg = &p->page[page];
 
     must(page >= 0 && page < p->n_pages);
-    must(g->refs > 0);
-    if (--g->refs > 0)
+    must(pg->refs > 0);
+    if (--pg->refs > 0)
         return;
-    if (g->n_tokens == 0) {
+    if (pg->n_tokens == 0) {
         pages_list_push(p, &p->free, page);
         return;
     }
@@ -213,21 +235,23 @@ void pages_unref(struct pages *p, int32_t page)
     eviction_add(p->cached, page);
 }
 
-/* Its first n tokens count from now on. */
+/* The page's first n_tokens tokens count from now on. */
 static void pages_hold(struct pages *p, int32_t page, const struct hash *parent,
                        const int32_t *tokens, int n_tokens)
 {
-    struct page *g = &p->page[page];
+    struct page *pg = &p->page[page];
 
-    must(g->refs > 0);
-    must(g->n_tokens == 0);
-    g->parent = *parent;
-    g->space = 0;
-    g->n_tokens = n_tokens;
+    must(pg->refs > 0);
+    must(pg->n_tokens == 0);
+    pg->parent = *parent;
+    pg->space = 0;
+    pg->n_tokens = n_tokens;
     memcpy(pages_tokens(p, page), tokens, sizeof *tokens * (size_t)n_tokens);
     pages_family_join(p, page);
 }
 
+/* The name is checked first, so that a second page of equal tokens stays unnamed and is freed with
+ * its sequence (rule 5). */
 bool pages_name(struct pages *p, int32_t page, const struct hash *name, const struct hash *parent,
                 const int32_t *tokens)
 {
@@ -242,6 +266,10 @@ bool pages_name(struct pages *p, int32_t page, const struct hash *name, const st
     return true;
 }
 
+/* --- finding ---------------------------------------------------------------------------------- */
+
+/* A page of unknown maker (0) counts as foreign unless the caller
+ * asks for all. */
 bool pages_is_theirs(const struct pages *p, int32_t page, uint64_t maker)
 {
     uint64_t of = p->page[page].maker;
@@ -255,7 +283,8 @@ void pages_set_maker(struct pages *p, int32_t page, uint64_t maker)
     p->page[page].maker = maker;
 }
 
-/* The page after parent that begins with the most of tokens, or -1. */
+/* The page after `parent` that begins with the most of tokens, or -1. Linear in the family, but at
+ * most PAGES_SIBLINGS pages are looked at: a system prompt can have thousands of successors. */
 static int32_t pages_best(const struct pages *p, const struct hash *parent, const int32_t *tokens,
                           int n_tokens, uint64_t maker, int *n_same)
 {
@@ -265,12 +294,14 @@ static int32_t pages_best(const struct pages *p, const struct hash *parent, cons
     *n_same = 0;
     for (int32_t i = p->families[table_home(&p->table, parent)]; i != -1 && left-- > 0;
          i = p->page[i].elder) {
-        const struct page *g = &p->page[i];
+        const struct page *page = &p->page[i];
         const int32_t *has = pages_tokens(p, i);
-        int most = n_tokens < g->n_tokens ? n_tokens : g->n_tokens;
+        int most = n_tokens < page->n_tokens ? n_tokens : page->n_tokens;
         int n = 0;
 
-        if (most <= *n_same || memcmp(&g->parent, parent, sizeof *parent) != 0 ||
+        /* Pages that cannot be better than the best so far, pages of another parent in the same
+         * bucket, and pages that the maker may not know about. */
+        if (most <= *n_same || memcmp(&page->parent, parent, sizeof *parent) != 0 ||
             !pages_is_theirs(p, i, maker))
             continue;
         while (n < most && has[n] == tokens[n])
@@ -283,6 +314,7 @@ static int32_t pages_best(const struct pages *p, const struct hash *parent, cons
     return best;
 }
 
+/* A part that is a beginning of another page is of no use. */
 bool pages_name_part(struct pages *p, int32_t page, const struct hash *parent,
                      const int32_t *tokens, int n_tokens)
 {
@@ -290,6 +322,7 @@ bool pages_name_part(struct pages *p, int32_t page, const struct hash *parent,
 
     must(n_tokens >= 1 && n_tokens < p->page_tokens);
     (void)pages_best(p, parent, tokens, n_tokens, PAGES_ANYBODY, &n_same);
+    /* Another page has these tokens already: a second copy would be of no use. */
     if (n_same == n_tokens)
         return false;
     pages_hold(p, page, parent, tokens, n_tokens);
@@ -320,17 +353,18 @@ bool pages_has(const struct pages *p, const struct hash *name)
     return table_find(&p->table, name) != -1;
 }
 
+/* Parts have no label: their names would be those of pages that do not exist. */
 bool pages_label(const struct pages *p, int32_t page, struct page_label *label)
 {
-    const struct page *g = &p->page[page];
+    const struct page *pg = &p->page[page];
 
-    if (g->n_tokens != p->page_tokens)
+    if (pg->n_tokens != p->page_tokens)
         return false;
     *label = (struct page_label){
-        .name = g->name,
-        .parent = g->parent,
+        .name = pg->name,
+        .parent = pg->parent,
         .tokens = pages_tokens(p, page),
-        .space = g->space,
+        .space = pg->space,
         .retain = eviction_retained(p->cached, page),
     };
     return true;
@@ -356,6 +390,7 @@ int pages_kept(const struct pages *p)
     return eviction_n_kept(p->cached);
 }
 
+/* The depth of a page in its prefix comes from its parent, if that is here (eviction_begin()). */
 void pages_own(struct pages *p, int32_t page, uint64_t space, struct retain r)
 {
     must(p->page[page].n_tokens > 0);
@@ -369,6 +404,7 @@ void pages_retain(struct pages *p, int32_t page, struct retain r)
         eviction_retain(p->cached, page, r);
 }
 
+/* A page in use keeps its content, and becomes free with its last reference. */
 void pages_drop(struct pages *p, int32_t page)
 {
     if (p->page[page].n_tokens == 0)
@@ -378,15 +414,16 @@ void pages_drop(struct pages *p, int32_t page)
         pages_list_push(p, &p->free, page);
 }
 
+/* The next page is read before the drop, which changes the list. */
 void pages_drop_parts(struct pages *p, const struct hash *parent)
 {
     int32_t i = p->families[table_home(&p->table, parent)];
 
     while (i != -1) {
-        const struct page *g = &p->page[i];
-        int32_t elder = g->elder;
+        const struct page *page = &p->page[i];
+        int32_t elder = page->elder;
 
-        if (g->n_tokens < p->page_tokens && memcmp(&g->parent, parent, sizeof *parent) == 0)
+        if (page->n_tokens < p->page_tokens && memcmp(&page->parent, parent, sizeof *parent) == 0)
             pages_drop(p, i);
         i = elder;
     }
@@ -394,10 +431,10 @@ void pages_drop_parts(struct pages *p, const struct hash *parent)
 
 bool pages_is_part(const struct pages *p, int32_t page, uint64_t *space)
 {
-    const struct page *g = &p->page[page];
+    const struct page *pg = &p->page[page];
 
-    *space = g->space;
-    return g->n_tokens > 0 && g->n_tokens < p->page_tokens;
+    *space = pg->space;
+    return pg->n_tokens > 0 && pg->n_tokens < p->page_tokens;
 }
 
 void pages_set_stored(struct pages *p, int32_t page)
@@ -430,6 +467,9 @@ int pages_cached(const struct pages *p)
     return eviction_count(p->cached);
 }
 
+/* --- checks ----------------------------------------------------------------------------------- */
+
+/* The free list is doubly linked, and its pages have neither references nor names. */
 static int pages_walk_free(const struct pages *p)
 {
     int n = 0;
@@ -448,7 +488,7 @@ static int pages_walk_free(const struct pages *p)
     return n;
 }
 
-/* How many pages the families have; each is where its parent's name says. */
+/* The number of pages in families; each is in the bucket of its parent's name. */
 static int pages_walk_families(const struct pages *p)
 {
     int n = 0;
@@ -477,17 +517,17 @@ void pages_check(const struct pages *p)
     int n_full = 0;
 
     for (int32_t i = 0; i < p->n_pages; i++) {
-        const struct page *g = &p->page[i];
+        const struct page *page = &p->page[i];
 
-        must(g->refs >= 0);
-        n_used += g->refs > 0;
-        n_named += g->n_tokens > 0;
-        n_full += g->n_tokens == p->page_tokens;
-        n_cached += g->n_tokens > 0 && g->refs == 0;
-        if (g->n_tokens == 0)
+        must(page->refs >= 0);
+        n_used += page->refs > 0;
+        n_named += page->n_tokens > 0;
+        n_full += page->n_tokens == p->page_tokens;
+        n_cached += page->n_tokens > 0 && page->refs == 0;
+        if (page->n_tokens == 0)
             must(eviction_retained(p->cached, i).rank == 0);
-        if (g->n_tokens == p->page_tokens)
-            must(table_find(&p->table, &g->name) == i);
+        if (page->n_tokens == p->page_tokens)
+            must(table_find(&p->table, &page->name) == i);
         else
             must(eviction_retained(p->cached, i).rank == 0);
     }

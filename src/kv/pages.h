@@ -1,21 +1,24 @@
-/* The pool of KV pages: who uses a page, what it holds, which goes next.
+/* SPDX-License-Identifier: Apache-2.0
  *
- * A page is the keys and values of page_tokens consecutive tokens, all layers; here it is a
- * number. A page that is full gets a name (prefix.h): a digest of all tokens up to its end.
- * A finished page keeps its name and content until its place is needed. The last page of a
- * sequence that ends is named as a part: its first n tokens count, and no name leads to it but its
- * parent's. Who knows other tokens from some place on copies the page and goes on in the copy.
+ * The pool of KV pages: which are in use, their contents, and which is evicted next.
+ *
+ * A page is the keys and values of page_tokens consecutive tokens in all layers; here it is a
+ * number. A full page gets a name (prefix.h): a digest of all tokens up to its end. A finished page
+ * keeps its name and content until it is evicted. The last page of a sequence that ends is kept as
+ * a part: its first n tokens count, and it is found by its parent's name and these tokens only. A
+ * prompt that diverges from a page copies it and continues in the copy.
  *
  * Rules:
- *  1. Without a reference, a page's content is not touched.
- *  2. A page with a name is never written again; of a part that is true of its n tokens.
- *  3. Only the last unref makes a page cached (named) or free (unnamed).
- *  4. Only pages_take() and pages_drop() erase a name; the first reports it, so that the content
- *     can be saved before the next step overwrites it. Parts are not worth saving: it says nothing
- *     of them.
- *  5. Two pages never carry the same name; the second stays unnamed.
- *  6. Of the cached pages goes first what has the lowest priority, then what was used least
- *     recently (eviction.h).
+ *
+ *   1. The content of a page without a reference does not change.
+ *   2. A named page is never written again; in a part this holds for its first n tokens.
+ *   3. Only the last unref makes a page cached (named) or free (unnamed).
+ *   4. Only pages_take() and pages_drop() erase a name. pages_take() reports the page, so that it
+ *      can be saved before the next step overwrites it. Parts are not worth saving: they are not
+ *      reported.
+ *   5. No two pages have the same name; the second one stays unnamed.
+ *   6. Of the cached pages, the one of the lowest priority is evicted first, and among equals the
+ *      least recently used one (eviction.h).
  *
  * Pure memory: no device, no clock, no I/O. The engine's thread alone. */
 #ifndef QUIRE_KV_PAGES_H
@@ -28,13 +31,13 @@
 #include "base/hash.h"
 #include "kv/retain.h"
 
-/* What a page holds; kept beside it so that it can be stored after its sequence is gone. */
+/* The description of a page; kept with it so that it can be saved after its sequence has ended. */
 struct page_label {
     struct hash name;
-    struct hash parent;    /* name of the page before it, or the namespace's root */
+    struct hash parent;    /* name of the page before it, or the root of the namespace */
     const int32_t *tokens; /* int32 [page_tokens]; borrowed until the page is taken again */
-    uint64_t space;        /* its namespace (prefix_space()); 0: not known */
-    struct retain retain;  /* how long it is to stay */
+    uint64_t space;        /* its namespace (prefix_space()); 0: unknown */
+    struct retain retain;  /* its priority, and until when */
 };
 
 struct pages;
@@ -42,85 +45,85 @@ struct pages;
 int pages_open(struct pages **out, int n_pages, int page_tokens) ERR_CHECKED;
 void pages_close(struct pages *p); /* NULL is fine */
 
-/* Take a page with one reference: a free one, else the cached one that goes first. Returns its id,
- * or -1 when every page is referenced. When a name was erased, *evicted is true and *label is what
- * the page holds until it is written; label->tokens is valid until pages_name() for that page.
- * O(log n). */
+/* Take a page with one reference: a free one, else the cached one that is evicted next. Returns its
+ * id, or -1 when every page is referenced. If a full page was evicted, *evicted is true and *label
+ * describes the content, which is valid until the page is written; label->tokens is valid until
+ * pages_name() for that page. O(log n). */
 int32_t pages_take(struct pages *p, bool *evicted, struct page_label *label);
 
 void pages_ref(struct pages *p, int32_t page);
 void pages_unref(struct pages *p, int32_t page);
 
-/* Name a full page; tokens int32 [page_tokens] are copied. False, and nothing happens, when
- * another page has the name already. */
+/* Name a full page; tokens int32 [page_tokens] are copied. False, without effect, when another page
+ * has the name. */
 bool pages_name(struct pages *p, int32_t page, const struct hash *name, const struct hash *parent,
                 const int32_t *tokens);
 
-/* Name the page as a part of its first n_tokens, 1 to page_tokens - 1. False, and nothing happens,
- * when a page of this parent begins with them already. */
+/* Name the page as a part: its first n_tokens count, 1 to page_tokens - 1. False, without effect,
+ * when another page of this parent begins with the same tokens. */
 bool pages_name_part(struct pages *p, int32_t page, const struct hash *parent,
                      const int32_t *tokens, int n_tokens);
 
-/* Of the pages after `parent`, full or parts, the one that begins with the most of tokens,
- * int32 [n_tokens], with one more reference; *n_same, 1 to n_tokens, says with how many. -1 when
- * none begins with the first. Only those that maker may know of; looks at the newest
- * PAGES_SIBLINGS pages. */
+/* Of the pages after `parent`, full or parts, the one that begins with the most of tokens, int32
+ * [n_tokens], with one more reference; *n_same, 1 to n_tokens, is the number of equal tokens. -1
+ * when none begins with the first. Only pages that `maker` may know about; only the PAGES_SIBLINGS
+ * newest pages are compared. */
 #define PAGES_SIBLINGS 64
 int32_t pages_find_part(struct pages *p, const struct hash *parent, const int32_t *tokens,
                         int n_tokens, uint64_t maker, int *n_same);
 
-/* Who computed a page, so that others are not told of it: a number per tenant, PAGES_ANYBODY for
- * what all may know of, 0 for what is not known (a page that came from a lower tier). maker above,
- * and of pages_is_theirs(), is the one who asks; PAGES_ANYBODY: every page is theirs. */
+/* The maker of a page, so that other tenants do not learn about it: a number per tenant,
+ * PAGES_ANYBODY for pages that all may know about, 0 if unknown (a page from a lower tier). As an
+ * argument above and of pages_is_theirs(), maker is the one that asks; PAGES_ANYBODY may know about
+ * every page. */
 #define PAGES_ANYBODY UINT64_MAX
-void pages_set_maker(struct pages *p, int32_t page, uint64_t maker); /* of one just named */
+void pages_set_maker(struct pages *p, int32_t page, uint64_t maker); /* right after it was named */
 bool pages_is_theirs(const struct pages *p, int32_t page, uint64_t maker);
 
-/* The full page of that name, with one more reference, or -1. */
+/* The full page with this name, with one more reference, or -1. */
 int32_t pages_find(struct pages *p, const struct hash *name);
 
-/* The same without a reference: is it here? */
+/* Is there a full page with this name? Takes no reference. */
 bool pages_has(const struct pages *p, const struct hash *name);
 
-/* The same, and which: -1 when it is not. */
+/* The full page with this name without a new reference, or -1. */
 int32_t pages_look(const struct pages *p, const struct hash *name);
 
-/* It is now_s, unix seconds: hints that end by then count no longer. */
+/* Set the time, unix seconds: retention that ends by then has no effect any more. */
 void pages_tick(struct pages *p, uint32_t now_s);
 
-/* At most so many pages are above the default priority; half of all unless it is said. */
+/* Limit the number of pages above the default priority; initially half of all pages. */
 void pages_bound_kept(struct pages *p, int kept_max);
 
-/* What a page, or part, that was just named belongs to, and how long it is to stay. */
+/* Set the namespace and the retention of a page or part that was just named. */
 void pages_own(struct pages *p, int32_t page, uint64_t space, struct retain r);
 
-/* Something is said of a page beside what was said before; nothing for an unnamed one or a
- * part. */
+/* Add to the retention of a page (retain_join()); no effect on an unnamed page or a part. */
 void pages_retain(struct pages *p, int32_t page, struct retain r);
 
-/* A page loses its name, or is no part any more, whoever uses it: nobody finds it. The second:
- * all parts that continue the page of this name. */
+/* Erase a page's name, or its state as a part, even if it is in use: it is not found any more.
+ * pages_drop_parts(): all parts whose parent has this name. */
 void pages_drop(struct pages *p, int32_t page);
 void pages_drop_parts(struct pages *p, const struct hash *parent);
 
 /* Is it a part? *space is its namespace. */
 bool pages_is_part(const struct pages *p, int32_t page, uint64_t *space);
 
-/* What a full page holds; false for an unnamed one, and for a part. */
+/* Describe a full page; false for an unnamed one and for a part. */
 bool pages_label(const struct pages *p, int32_t page, struct page_label *label);
 
-/* A mark the store keeps per page: its content lies on disk as well. Reset by pages_take(). */
+/* A flag per page: a lower tier has its content. Cleared by pages_take(). */
 void pages_set_stored(struct pages *p, int32_t page);
 bool pages_stored(const struct pages *p, int32_t page);
 
-int pages_count(const struct pages *p);  /* all */
-int pages_free(const struct pages *p);   /* what pages_take() can hand out: free and cached */
+int pages_count(const struct pages *p);  /* all pages */
+int pages_free(const struct pages *p);   /* pages that pages_take() can return: free and cached */
 int pages_cached(const struct pages *p); /* named and unreferenced */
 int pages_named(const struct pages *p);
 int pages_kept(const struct pages *p); /* above the default priority */
 
-/* Prove the invariants: every page is free, cached or referenced, lists and table agree with
- * the marks. O(n). must() on failure. */
+/* Check the invariants: every page is free, cached or referenced; lists and table agree with the
+ * pages. O(n). must() on failure. */
 void pages_check(const struct pages *p);
 
 #endif

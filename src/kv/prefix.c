@@ -1,8 +1,13 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Digests of prefix.h. "quire-kv1" is the version of the naming scheme: another scheme must change
+ * it, or pages on disk would be found by names of different meaning. */
 #include "kv/prefix.h"
 
 #include <string.h>
 
+/* The salt separates tenants, the fingerprint separates models: pages of one root are never found
+ * under another. */
 struct hash prefix_root(const struct hash *fingerprint, const uint8_t *salt)
 {
     static const char kind[] = "quire-kv1";
@@ -18,6 +23,7 @@ struct hash prefix_name(const struct hash *parent, const int32_t *tokens, int pa
     return hash_sha256(parent->bytes, HASH_BYTES, tokens, sizeof *tokens * (size_t)page_tokens);
 }
 
+/* (group, part) takes the place of a page's tokens; pages have more than two tokens. */
 struct hash prefix_group_name(const struct hash *name, int group, int part)
 {
     int32_t which[2] = {group, part};

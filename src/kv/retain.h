@@ -1,22 +1,24 @@
-/* How long a page is to stay: what somebody said of the prefix that it belongs to.
+/* SPDX-License-Identifier: Apache-2.0
  *
- * A priority and an end. Every page has RETAIN_DEFAULT of which nothing was said; lower ones go
- * earlier, higher ones later. Said for a time, it counts as the default when that is over. It
- * stands in the host tier's slots and the store's records as one word, so that a page keeps it
- * over the engine's end. */
+ * Retention: a priority of a page over others, and its end.
+ *
+ * Pages have RETAIN_DEFAULT unless a request or an operator sets another priority; pages of lower
+ * priority are evicted earlier, those of higher priority later. A priority with an end time falls
+ * back to the default once that time has passed. Host slots and store records hold it as one word,
+ * so a page keeps it over a restart. */
 #ifndef QUIRE_KV_RETAIN_H
 #define QUIRE_KV_RETAIN_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-#define RETAIN_DEFAULT 35  /* priority of a page of which nothing was said */
-#define RETAIN_PINNED  100 /* what only an operator gives */
+#define RETAIN_DEFAULT 35  /* priority of a page without retention */
+#define RETAIN_PINNED  100 /* only an operator can set it */
 
-/* Zeros are the default. */
+/* Zero bytes are the default: no retention. */
 struct retain {
-    int32_t rank;   /* priority less RETAIN_DEFAULT */
-    uint32_t until; /* unix seconds when it ends; 0: never */
+    int32_t rank;   /* priority minus RETAIN_DEFAULT */
+    uint32_t until; /* its end in unix seconds; 0: never */
 };
 
 static inline struct retain retain_of(int priority, uint32_t until)
@@ -29,7 +31,7 @@ static inline int retain_priority(struct retain r)
     return r.rank + RETAIN_DEFAULT;
 }
 
-/* What is left of it at that time. */
+/* The part that is in effect at now_s. */
 static inline struct retain retain_now(struct retain r, uint32_t now_s)
 {
     bool over = r.rank == 0 || (r.until != 0 && r.until <= now_s);
@@ -37,9 +39,9 @@ static inline struct retain retain_now(struct retain r, uint32_t now_s)
     return over ? (struct retain){0} : r;
 }
 
-/* What holds when both were said. A default does not end what is above it, and lifts what is
- * below; of two that are above it the higher priority and the later end: so the start of a prefix
- * never has less than what continues it. */
+/* The retention of a page that got both. A default does not end a higher one, and it lifts a lower
+ * one; of two higher ones, the higher priority and the later end. So the start of a prefix never
+ * has less than its continuation. */
 static inline struct retain retain_join(struct retain a, struct retain b, uint32_t now_s)
 {
     struct retain high;
@@ -50,19 +52,21 @@ static inline struct retain retain_join(struct retain a, struct retain b, uint32
     if (a.rank > 0 && b.rank > 0)
         high.until = a.until == 0 || b.until == 0 ? 0 : a.until > b.until ? a.until : b.until;
     else if (a.rank < 0 && b.rank < 0)
+        /* 0 is "never", so the sum is the one that does end, if any does. */
         high.until = a.until == 0 || b.until == 0 ? a.until + b.until
                      : a.until < b.until          ? a.until
                                                   : b.until;
     return high;
 }
 
-/* Is what b says said by a already? */
+/* Does a include b: at least its priority, for at least its time? */
 static inline bool retain_covers(struct retain a, struct retain b)
 {
     return a.rank >= b.rank && (a.until == 0 || (b.until != 0 && a.until >= b.until));
 }
 
-/* As one word of a file; 0 is the default, and so is what cannot be. */
+/* Encode as one word of a file: until << 8 | 1 + priority. 0 is the default, and so is any word
+ * that cannot be valid. */
 static inline uint64_t retain_pack(struct retain r)
 {
     return r.rank == 0 ? 0 : (uint64_t)r.until << 8 | (uint64_t)(1 + retain_priority(r));

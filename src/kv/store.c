@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Opening, closing, and the calls of the engine's thread. */
+ * Opening and closing the store, and the calls of the engine's thread. These only move buffers
+ * between queues and look names up, under the lock; the threads in store_io.c do the I/O.
+ *
+ *   a save: idle -> filled by the engine -> writes -> I/O thread -> idle
+ *   a load: idle -> reads -> a thread -> done -> store_poll() -> store_release() -> idle */
 
 #include <errno.h>
 #include <pthread.h>
@@ -19,6 +23,8 @@
 
 /* --- open and close ------------------------------------------------------------------------ */
 
+/* All memory is allocated here. Buffers are mapped one by one, because pin() and O_DIRECT want
+ * whole memory pages. */
 static int store_alloc(struct store *st)
 {
     size_t n_buffers = (size_t)st->options.n_buffers;
@@ -41,6 +47,7 @@ static int store_alloc(struct store *st)
         eviction_open(&st->eviction, (int)st->n_slots,
                       (int)((int64_t)st->n_slots * st->options.kept_pct / 100)) != ERR_OK)
         return ERR_NO_MEMORY;
+    /* A buffer that cannot be pinned works too, but the device copies it slowly. */
     for (size_t i = 0; i < n_buffers; i++) {
         void *p = mmap(NULL, st->format.slot_bytes, PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -56,6 +63,7 @@ static int store_alloc(struct store *st)
     return ERR_OK;
 }
 
+/* If a thread cannot start, store_close() ends those that did. */
 static int store_start(struct store *st)
 {
     st->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
@@ -75,6 +83,8 @@ static int store_start(struct store *st)
     return ERR_OK;
 }
 
+/* The number of slots follows from max_bytes. Everything that can fail for a lack of memory comes
+ * first; a disk that cannot be used is no error. */
 int store_open(struct store **out, const struct store_options *options)
 {
     struct store *st = mem_zalloc(sizeof *st);
@@ -117,6 +127,7 @@ int store_open(struct store **out, const struct store_options *options)
     return ERR_OK;
 }
 
+/* The threads finish their queues before they end, so nothing that was saved is lost. */
 void store_close(struct store *st)
 {
     if (st == NULL)
@@ -156,16 +167,18 @@ void store_close(struct store *st)
 
 /* --- the engine's thread ------------------------------------------------------------------- */
 
-/* The lock is logically no part of the value. */
+/* Locking does not change the value that a const function reads. */
 static struct store *store_mutable(const struct store *st)
 {
     return (struct store *)(uintptr_t)st;
 }
 
-/* The slot of a page, or -1. While the store is away the I/O thread may be filling the index. */
+/* The slot of a page, or -1. In STORE_AWAY the I/O thread may be filling the index. */
 static int32_t store_look_up(const struct store *st, const struct hash *name)
 {
-    return st->mode == STORE_AWAY ? -1 : store_find(st, name);
+    if (st->mode == STORE_AWAY)
+        return -1;
+    return store_find(st, name);
 }
 
 enum store_mode store_mode(const struct store *st)
@@ -188,24 +201,26 @@ bool store_has(const struct store *st, const struct hash *name)
     return has;
 }
 
+/* The buffer of a payload, found by its address: there are few buffers, and no map to keep. */
 static struct store_buffer *store_buffer_of(struct store *st, const void *payload)
 {
     for (int i = 0; i < st->options.n_buffers; i++) {
         if ((const char *)st->buffers[i].header + STORE_HEADER_BYTES == (const char *)payload)
             return &st->buffers[i];
     }
-    must(payload == NULL); /* not one of ours */
+    must(payload == NULL); /* not a payload of this store */
     return NULL;
 }
 
+/* A free buffer, or NULL. Buffers are taken and returned on both sides, so the lock is needed. */
 static struct store_buffer *store_idle_buffer(struct store *st)
 {
-    struct store_buffer *b;
+    struct store_buffer *buffer;
 
     (void)pthread_mutex_lock(&st->lock);
-    b = store_pop(&st->idle_buffers);
+    buffer = store_pop(&st->idle_buffers);
     (void)pthread_mutex_unlock(&st->lock);
-    return b;
+    return buffer;
 }
 
 bool store_has_buffer(struct store *st)
@@ -220,77 +235,84 @@ bool store_has_buffer(struct store *st)
 
 void *store_buffer(struct store *st)
 {
-    struct store_buffer *b = store_idle_buffer(st);
+    struct store_buffer *buffer = store_idle_buffer(st);
 
-    return b == NULL ? NULL : (char *)b->header + STORE_HEADER_BYTES;
+    if (buffer == NULL)
+        return NULL;
+    return (char *)buffer->header + STORE_HEADER_BYTES;
 }
 
-static void store_queue_write(struct store *st, struct store_buffer *b,
+/* Readers wait on the same condition variable, so all are woken: one of them is the writer. */
+static void store_queue_write(struct store *st, struct store_buffer *buffer,
                               const struct page_label *label)
 {
-    b->name = label->name;
-    b->parent = label->parent;
-    memcpy(b->tokens, label->tokens, sizeof *b->tokens * (size_t)st->options.page_tokens);
-    b->root = label->space;
-    b->retain = label->retain;
-    b->dropped = false;
+    buffer->name = label->name;
+    buffer->parent = label->parent;
+    memcpy(buffer->tokens, label->tokens, sizeof *buffer->tokens * (size_t)st->options.page_tokens);
+    buffer->root = label->space;
+    buffer->retain = label->retain;
+    buffer->dropped = false;
     (void)pthread_mutex_lock(&st->lock);
-    b->writes = true;
-    store_push(&st->writes, b);
-    (void)pthread_cond_broadcast(&st->work); /* not all of them write */
+    buffer->writes = true;
+    store_push(&st->writes, buffer);
+    (void)pthread_cond_broadcast(&st->work); /* some of them only read */
     (void)pthread_mutex_unlock(&st->lock);
 }
 
+/* `buffer` is the payload's address in a staging buffer, where the engine has put the page. */
 void store_save(struct store *st, void *buffer, const struct page_label *label)
 {
-    struct store_buffer *b = store_buffer_of(st, buffer);
+    struct store_buffer *buf = store_buffer_of(st, buffer);
 
-    must(b != NULL);
-    b->source = NULL;
-    b->tells = false;
-    store_queue_write(st, b, label);
+    must(buf != NULL);
+    buf->source = NULL;
+    buf->tells = false;
+    store_queue_write(st, buf, label);
 }
 
 bool store_save_from(struct store *st, const void *payload, const struct page_label *label,
                      uint64_t ticket)
 {
-    struct store_buffer *b = store_idle_buffer(st);
+    struct store_buffer *buffer = store_idle_buffer(st);
 
-    if (b == NULL)
+    if (buffer == NULL)
         return false;
-    b->source = payload;
-    b->tells = true;
-    b->ticket = ticket;
-    store_queue_write(st, b, label);
+    buffer->source = payload;
+    buffer->tells = true;
+    buffer->ticket = ticket;
+    store_queue_write(st, buffer, label);
     return true;
 }
 
+/* The slot counts a reader from here on, so that it is not evicted while the read is queued. */
 int store_load(struct store *st, const struct hash *name, const int32_t *tokens, uint64_t ticket)
 {
-    struct store_buffer *b = store_idle_buffer(st);
+    struct store_buffer *buffer = store_idle_buffer(st);
     int rc = ERR_OK;
 
-    if (b == NULL)
+    if (buffer == NULL)
         return ERR_AGAIN;
-    b->tells = false;
-    b->name = *name;
-    b->ticket = ticket;
-    memcpy(b->tokens, tokens, sizeof *b->tokens * (size_t)st->options.page_tokens);
+    buffer->tells = false;
+    buffer->name = *name;
+    buffer->ticket = ticket;
+    memcpy(buffer->tokens, tokens, sizeof *buffer->tokens * (size_t)st->options.page_tokens);
     (void)pthread_mutex_lock(&st->lock);
-    b->slot = store_look_up(st, name);
-    if (b->slot == -1) {
-        store_push(&st->idle_buffers, b);
+    buffer->slot = store_look_up(st, name);
+    if (buffer->slot == -1) {
+        store_push(&st->idle_buffers, buffer);
         rc = ERR_NOT_FOUND;
     } else {
-        st->entries[b->slot].n_readers++;
-        store_place(st, b->slot);
-        store_push(&st->reads, b);
+        st->entries[buffer->slot].n_readers++;
+        store_place(st, buffer->slot);
+        store_push(&st->reads, buffer);
         (void)pthread_cond_signal(&st->work);
     }
     (void)pthread_mutex_unlock(&st->lock);
     return rc;
 }
 
+/* The record is written by the I/O thread later; until then the index in memory has the
+ * retention. */
 void store_retain(struct store *st, const struct hash *name, struct retain r)
 {
     int32_t slot;
@@ -314,15 +336,18 @@ bool store_retains(struct store *st, const struct hash *name, struct retain r)
     return covers;
 }
 
+/* A page may be in a write buffer, in the index, or both. A slot that is being read is freed by its
+ * last reader. */
 bool store_drop(struct store *st, const struct hash *name)
 {
     int32_t slot;
 
     (void)pthread_mutex_lock(&st->lock);
     for (int i = 0; i < st->options.n_buffers; i++) {
-        struct store_buffer *b = &st->buffers[i];
+        struct store_buffer *buffer = &st->buffers[i];
 
-        b->dropped = b->dropped || (b->writes && memcmp(&b->name, name, sizeof *name) == 0);
+        buffer->dropped =
+            buffer->dropped || (buffer->writes && memcmp(&buffer->name, name, sizeof *name) == 0);
     }
     slot = store_look_up(st, name);
     if (slot != -1) {
@@ -348,53 +373,56 @@ bool store_is_quiet(struct store *st)
 
 bool store_look(const struct store *st, uint32_t slot, struct page_label *label)
 {
-    const struct store_entry *e = &st->entries[slot];
+    const struct store_entry *entry = &st->entries[slot];
     bool used;
 
     (void)pthread_mutex_lock(&store_mutable(st)->lock);
-    used = st->mode != STORE_AWAY && e->used && e->record.space == st->space;
+    used = st->mode != STORE_AWAY && entry->used && entry->record.space == st->space;
     if (used)
-        *label = (struct page_label){.name = e->record.name,
-                                     .parent = e->record.parent,
-                                     .space = e->record.root,
+        *label = (struct page_label){.name = entry->record.name,
+                                     .parent = entry->record.parent,
+                                     .space = entry->record.root,
                                      .retain = eviction_retained(st->eviction, (int32_t)slot)};
     (void)pthread_mutex_unlock(&store_mutable(st)->lock);
     return used;
 }
 
+/* A finished save only returns the ticket; a finished read also lends its buffer to the caller. */
 bool store_poll(struct store *st, struct store_done *done)
 {
-    struct store_buffer *b;
+    struct store_buffer *buffer;
     uint64_t n;
 
     (void)pthread_mutex_lock(&st->lock);
-    b = store_pop(&st->done);
-    if (b == NULL)
-        (void)!read(st->event_fd, &n, sizeof n); /* nothing is left: quiet */
+    buffer = store_pop(&st->done);
+    if (buffer == NULL)
+        (void)!read(st->event_fd, &n, sizeof n); /* nothing is left: make event_fd unreadable */
     (void)pthread_mutex_unlock(&st->lock);
-    if (b == NULL)
+    if (buffer == NULL)
         return false;
-    *done = (struct store_done){
-        .ticket = b->ticket, .rc = b->rc, .saved = b->tells, .retain = b->retain};
-    if (b->tells) {
-        b->tells = false;
-        store_release(st, (const char *)b->header + STORE_HEADER_BYTES);
+    *done = (struct store_done){.ticket = buffer->ticket,
+                                .rc = buffer->rc,
+                                .saved = buffer->tells,
+                                .retain = buffer->retain};
+    if (buffer->tells) {
+        buffer->tells = false;
+        store_release(st, (const char *)buffer->header + STORE_HEADER_BYTES);
         return true;
     }
-    if (b->rc == ERR_OK)
-        done->payload = (const char *)b->header + STORE_HEADER_BYTES;
+    if (buffer->rc == ERR_OK)
+        done->payload = (const char *)buffer->header + STORE_HEADER_BYTES;
     else
-        store_release(st, (const char *)b->header + STORE_HEADER_BYTES);
+        store_release(st, (const char *)buffer->header + STORE_HEADER_BYTES);
     return true;
 }
 
 void store_release(struct store *st, const void *buffer)
 {
-    struct store_buffer *b = store_buffer_of(st, buffer);
+    struct store_buffer *buf = store_buffer_of(st, buffer);
 
-    must(b != NULL);
+    must(buf != NULL);
     (void)pthread_mutex_lock(&st->lock);
-    store_push(&st->idle_buffers, b);
+    store_push(&st->idle_buffers, buf);
     (void)pthread_mutex_unlock(&st->lock);
 }
 
@@ -403,6 +431,7 @@ int store_event_fd(const struct store *st)
     return st->event_fd;
 }
 
+/* The threads broadcast `idle` when all queues are empty and nothing is in progress. */
 void store_flush(struct store *st)
 {
     (void)pthread_mutex_lock(&st->lock);
@@ -413,6 +442,7 @@ void store_flush(struct store *st)
     (void)pthread_mutex_unlock(&st->lock);
 }
 
+/* Copied under the lock; store_write_uses() writes them with the last uses. */
 void store_set_rates(struct store *st, const struct store_rate *rates, int n)
 {
     must(n >= 0 && n <= STORE_RATES_MAX);
@@ -434,6 +464,7 @@ int store_rates(const struct store *st, struct store_rate rates[STORE_RATES_MAX]
     return n;
 }
 
+/* Retention that has ended must not be counted as kept, so the time is set first. */
 void store_read_counters(const struct store *st, struct store_counters *out)
 {
     (void)pthread_mutex_lock(&store_mutable(st)->lock);

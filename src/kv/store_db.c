@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * LMDB. Default durability: a commit is on disk when it returns. The map is virtual room only
+ * LMDB with default durability: a commit is on disk when it returns. The map is address space only,
  * and much larger than the index ever gets.
  *
- * LMDB maps lock.mdb and writes to it through the map: a block that the disk lacks then is a signal
- * and not an error. So its blocks are allocated before LMDB sees the file; without room for them
- * the index is opened without it, for reading alone. */
+ * LMDB maps lock.mdb and writes to it through the map: a block that the disk lacks is then a signal
+ * and not an error. So its blocks are allocated before LMDB opens the file; without room for them
+ * the index is opened without locks, for reading only.
+ *
+ * A damaged LMDB file can crash its reader. So a child process reads the whole index first
+ * (store_db_rebuild()), and its end shows the state of the file. */
 #include "kv/store_db.h"
 
 #include <errno.h>
@@ -24,33 +27,34 @@
 #include "base/mem.h"
 #include "base/own.h"
 
-#define STORE_DB_RENEW      10000 /* records a reader sees in one snapshot */
+#define STORE_DB_RENEW      10000 /* records that a reader sees in one snapshot */
 #define STORE_DB_READERS    64
 #define STORE_DB_LOCK_BYTES 8192 /* two blocks; 64 readers take 4,224 bytes */
-#define STORE_DB_PROBE_S    60   /* of CPU time: a disk may be slow */
+#define STORE_DB_PROBE_S    60   /* of CPU time, because a disk may be slow */
 #define STORE_DB_READ_BYTES 65536
-#define STORE_DB_NODE_MIN   8       /* bytes of LMDB's smallest record, without key and value */
-#define STORE_DB_SPARE      65536   /* bytes that a copy may be larger than what it is made of */
-#define STORE_DB_RATES      "rates" /* in meta */
+#define STORE_DB_NODE_MIN   8       /* bytes of LMDB's smallest record, apart from key and value */
+#define STORE_DB_SPARE      65536   /* a copy may be larger than its source by this many bytes */
+#define STORE_DB_RATES      "rates" /* key in meta */
 
-/* Exit statuses of the child. Any other, and a signal, are judged by its progress. */
+/* Exit statuses of the child. Any other one, and a signal, is judged by its progress. */
 enum {
     STORE_DB_PROBE_VERSION = 11,
-    STORE_DB_PROBE_NO_MEMORY = 12, /* before the old index was read to its end */
+    STORE_DB_PROBE_NO_MEMORY = 12, /* before the old index was completely read */
     STORE_DB_PROBE_UNREADABLE = 13,
-    STORE_DB_PROBE_NO_COPY = 14, /* the old index is whole, the new one cannot be written */
+    STORE_DB_PROBE_NO_COPY = 14, /* the old index is good, the new one cannot be written */
 };
 
-/* How far the child has come, in memory that it shares with its parent. */
+/* The progress of the child, in memory that it shares with its parent. */
 enum { STORE_DB_AT_OLD = 0, STORE_DB_AT_COPY = 1, STORE_DB_AT_NEW = 2 };
 
 struct store_db {
     MDB_env *env;
     MDB_dbi meta, spaces, slots, uses;
     bool read_only;
-    bool failed; /* LMDB writes no more before it is opened again */
+    bool failed; /* LMDB does not write until it is opened again */
 };
 
+/* Errors of LMDB that mean a damaged file, and not a lack of something. */
 static bool store_db_is_damage(int rc)
 {
     switch (rc) {
@@ -67,16 +71,20 @@ static bool store_db_is_damage(int rc)
     }
 }
 
+/* Log an error of LMDB and translate it: ERR_CORRUPT is the only one that speaks against the
+ * file. */
 static int store_db_error(const char *what, int rc)
 {
     log_error("store: %s: %s", what, mdb_strerror(rc));
     if (store_db_is_damage(rc))
         return ERR_CORRUPT;
-    /* This says nothing against the file. */
-    return rc == ENOMEM || rc == ENOSPC || rc == EDQUOT ? ERR_NO_MEMORY : ERR_IO;
+    /* The file may still be good. */
+    if (rc == ENOMEM || rc == ENOSPC || rc == EDQUOT)
+        return ERR_NO_MEMORY;
+    return ERR_IO;
 }
 
-/* The end of a write. */
+/* The result of a write. */
 static int store_db_wrote(struct store_db *db, const char *what, int rc)
 {
     if (rc == 0)
@@ -85,6 +93,8 @@ static int store_db_wrote(struct store_db *db, const char *what, int rc)
     return store_db_error(what, rc);
 }
 
+/* Open an environment. NORDAHEAD because the index is read at random, NOTLS because read
+ * transactions are not bound to a thread. */
 static int store_db_env(struct store_db *db, const char *dir, unsigned flags, size_t map_bytes)
 {
     int rc = mdb_env_create(&db->env);
@@ -100,6 +110,8 @@ static int store_db_env(struct store_db *db, const char *dir, unsigned flags, si
     return rc;
 }
 
+/* The four tables of store_db.h. Integer keys are compared as numbers, which keeps records of
+ * neighbouring slots on one page. */
 static int store_db_tables(struct store_db *db, MDB_txn *txn, unsigned flags)
 {
     int rc = mdb_dbi_open(txn, "meta", flags, &db->meta);
@@ -115,32 +127,35 @@ static int store_db_tables(struct store_db *db, MDB_txn *txn, unsigned flags)
 
 static MDB_val store_db_val(const void *p, size_t len)
 {
-    MDB_val v = {.mv_size = len};
+    MDB_val value = {.mv_size = len};
 
-    memcpy(&v.mv_data, &p, sizeof p); /* LMDB does not write through it */
-    return v;
+    memcpy(&value.mv_data, &p, sizeof p); /* LMDB does not write through it */
+    return value;
 }
 
+/* Read the format record. Any other size or magic is an index that this program does not know. */
 static int store_db_format(struct store_db *db, MDB_txn *txn, struct store_format *out)
 {
     MDB_val key = store_db_val("format", 6);
-    MDB_val v;
-    int rc = mdb_get(txn, db->meta, &key, &v);
+    MDB_val value;
+    int rc = mdb_get(txn, db->meta, &key, &value);
 
     if (rc != 0)
         return rc;
-    if (v.mv_size != sizeof *out)
+    if (value.mv_size != sizeof *out)
         return MDB_INCOMPATIBLE;
-    memcpy(out, v.mv_data, sizeof *out);
-    return out->magic == STORE_MAGIC ? 0 : MDB_INCOMPATIBLE;
+    memcpy(out, value.mv_data, sizeof *out);
+    if (out->magic == STORE_MAGIC)
+        return 0;
+    return MDB_INCOMPATIBLE;
 }
 
-/* A new, empty index of this format. LMDB's error. */
+/* Create an empty index of this format. LMDB's error. */
 static int store_db_create(struct store_db *db, const char *dir, const struct store_format *format,
                            size_t map_bytes)
 {
     MDB_val key = store_db_val("format", 6);
-    MDB_val v = store_db_val(format, sizeof *format);
+    MDB_val value = store_db_val(format, sizeof *format);
     MDB_txn *txn = NULL;
     int rc = store_db_env(db, dir, MDB_NOLOCK, map_bytes);
 
@@ -149,7 +164,7 @@ static int store_db_create(struct store_db *db, const char *dir, const struct st
     if (rc == 0)
         rc = store_db_tables(db, txn, MDB_CREATE);
     if (rc == 0)
-        rc = mdb_put(txn, db->meta, &key, &v, 0);
+        rc = mdb_put(txn, db->meta, &key, &value, 0);
     if (rc == 0)
         rc = mdb_txn_commit(txn);
     else if (txn != NULL)
@@ -157,7 +172,7 @@ static int store_db_create(struct store_db *db, const char *dir, const struct st
     return rc;
 }
 
-/* Open what is there for reading. LMDB's error; ENOENT: there is nothing. */
+/* Open an existing index for reading. LMDB's error; ENOENT: there is none. */
 static int store_db_read(struct store_db *db, const char *dir, unsigned flags,
                          struct store_format *format)
 {
@@ -179,8 +194,8 @@ static int store_db_read(struct store_db *db, const char *dir, unsigned flags,
     return rc;
 }
 
-/* Have the blocks of lock.mdb allocated. A reader may not be the engine's user: what it cannot
- * open is LMDB's to complain of. */
+/* Allocate the blocks of lock.mdb. makes: create the file. A reader may belong to another user; if
+ * it cannot open the file, LMDB reports that. */
 static int store_db_allocate_lock(const char *dir, bool makes)
 {
     char path[4200];
@@ -209,12 +224,15 @@ int store_db_open_read(struct store_db **out, const char *dir, struct store_form
 
     if (db == NULL)
         return ERR_NO_MEMORY;
-    /* Without an engine this process is the first that writes to lock.mdb. */
+    /* Without an engine, this process is the first that writes to lock.mdb. */
     rc = store_db_allocate_lock(dir, false);
     if (rc == ERR_OK) {
-        int e = store_db_read(db, dir, 0, format);
+        int failed = store_db_read(db, dir, 0, format);
 
-        rc = e == 0 ? ERR_OK : e == ENOENT ? ERR_NOT_FOUND : store_db_error(dir, e);
+        if (failed == ENOENT)
+            rc = ERR_NOT_FOUND;
+        else if (failed != 0)
+            rc = store_db_error(dir, failed);
     }
     if (rc != ERR_OK) {
         store_db_close(db);
@@ -249,6 +267,8 @@ bool store_db_writes(const struct store_db *db)
     return db->env != NULL && !db->read_only && !db->failed;
 }
 
+/* Look at the indices from 0 on, until the fingerprint or a free one is found. When all are used,
+ * the last one is overwritten. */
 int store_db_space(struct store_db *db, const struct store_space *space, uint32_t *index)
 {
     MDB_txn *txn = NULL;
@@ -257,14 +277,15 @@ int store_db_space(struct store_db *db, const struct store_space *space, uint32_
 
     for (; rc == 0 && i < STORE_SPACES_MAX; i++) {
         MDB_val key = store_db_val(&i, sizeof i);
-        MDB_val v;
+        MDB_val value;
 
-        rc = mdb_get(txn, db->spaces, &key, &v);
-        if (rc == 0 && v.mv_size == sizeof *space &&
-            memcmp(v.mv_data, space, sizeof space->fingerprint) == 0)
+        rc = mdb_get(txn, db->spaces, &key, &value);
+        /* The fingerprint decides; the name is for people and may change. */
+        if (rc == 0 && value.mv_size == sizeof *space &&
+            memcmp(value.mv_data, space, sizeof space->fingerprint) == 0)
             break;
         if (db->read_only && (rc == MDB_NOTFOUND || i == STORE_SPACES_MAX - 1)) {
-            i = STORE_SPACES_MAX; /* that of no record */
+            i = STORE_SPACES_MAX; /* no record has it */
             rc = 0;
             break;
         }
@@ -287,13 +308,13 @@ bool store_db_read_space(struct store_db *db, uint32_t index, struct store_space
 {
     MDB_val key = store_db_val(&index, sizeof index);
     MDB_txn *txn = NULL;
-    MDB_val v;
+    MDB_val value;
     bool found = false;
 
     if (mdb_txn_begin(db->env, NULL, MDB_RDONLY, &txn) != 0)
         return false;
-    if (mdb_get(txn, db->spaces, &key, &v) == 0 && v.mv_size == sizeof *out) {
-        memcpy(out, v.mv_data, sizeof *out);
+    if (mdb_get(txn, db->spaces, &key, &value) == 0 && value.mv_size == sizeof *out) {
+        memcpy(out, value.mv_data, sizeof *out);
         out->name[sizeof out->name - 1] = '\0';
         found = true;
     }
@@ -301,56 +322,60 @@ bool store_db_read_space(struct store_db *db, uint32_t index, struct store_space
     return found;
 }
 
+/* Last uses are stored in chunks of STORE_USES slots, because writing each on its own would cost a
+ * page of LMDB per use. */
 static struct store_use store_db_use(struct store_db *db, MDB_txn *txn, uint64_t slot)
 {
     struct store_use use = {0};
     uint32_t chunk = (uint32_t)(slot / STORE_USES);
     MDB_val key = store_db_val(&chunk, sizeof chunk);
-    MDB_val v;
+    MDB_val value;
 
-    if (mdb_get(txn, db->uses, &key, &v) == 0 && v.mv_size == sizeof use * STORE_USES)
-        memcpy(&use, (const char *)v.mv_data + sizeof use * (slot % STORE_USES), sizeof use);
+    if (mdb_get(txn, db->uses, &key, &value) == 0 && value.mv_size == sizeof use * STORE_USES)
+        memcpy(&use, (const char *)value.mv_data + sizeof use * (slot % STORE_USES), sizeof use);
     return use;
 }
 
-/* Up to STORE_DB_RENEW records from *from on, in one snapshot; *from is where to go on. */
+/* Up to STORE_DB_RENEW records from *from on, in one snapshot; *from becomes the next slot. */
 static int store_db_scan_part(struct store_db *db, MDB_txn *txn, uint64_t *from, store_db_fn *fn,
                               void *context, uint64_t *n_bad)
 {
     MDB_val key = store_db_val(from, sizeof *from);
     MDB_cursor *cursor = NULL;
-    MDB_val v;
+    MDB_val value;
     int rc = mdb_cursor_open(txn, db->slots, &cursor);
 
     if (rc == 0)
-        rc = mdb_cursor_get(cursor, &key, &v, MDB_SET_RANGE);
+        rc = mdb_cursor_get(cursor, &key, &value, MDB_SET_RANGE);
     for (int n = 0; rc == 0 && n < STORE_DB_RENEW; n++) {
-        struct store_record r = {0};
+        struct store_record record = {0};
         uint64_t slot;
 
         if (key.mv_size == sizeof slot) {
             memcpy(&slot, key.mv_data, sizeof slot);
             *from = slot + 1;
             if (*from == 0)
-                rc = MDB_NOTFOUND; /* the highest key there can be: nothing follows */
+                rc = MDB_NOTFOUND; /* the highest possible key: nothing follows */
         }
         if (key.mv_size != sizeof slot ||
-            (v.mv_size != sizeof r && v.mv_size != STORE_RECORD_OLD)) {
+            (value.mv_size != sizeof record && value.mv_size != STORE_RECORD_OLD)) {
             (*n_bad)++;
         } else {
             struct store_use use = store_db_use(db, txn, slot);
 
-            memcpy(&r, v.mv_data, v.mv_size);
-            fn(context, slot, &r, &use);
+            memcpy(&record, value.mv_data, value.mv_size);
+            fn(context, slot, &record, &use);
         }
         if (rc == 0)
-            rc = mdb_cursor_get(cursor, &key, &v, MDB_NEXT);
+            rc = mdb_cursor_get(cursor, &key, &value, MDB_NEXT);
     }
     if (cursor != NULL)
         mdb_cursor_close(cursor);
     return rc;
 }
 
+/* Between two parts the snapshot is renewed, so that the writer can reuse pages that were freed
+ * meanwhile. *n_bad counts values of wrong size. */
 int store_db_scan(struct store_db *db, store_db_fn *fn, void *context, uint64_t *n_bad)
 {
     uint64_t from = 0;
@@ -358,7 +383,7 @@ int store_db_scan(struct store_db *db, store_db_fn *fn, void *context, uint64_t 
     int rc = mdb_txn_begin(db->env, NULL, MDB_RDONLY, &txn);
 
     *n_bad = 0;
-    while (rc == 0) { /* ends with MDB_NOTFOUND: *from grows in every part */
+    while (rc == 0) { /* ends with MDB_NOTFOUND, because `from` grows in every part */
         rc = store_db_scan_part(db, txn, &from, fn, context, n_bad);
         if (rc == 0) {
             mdb_txn_reset(txn);
@@ -367,9 +392,12 @@ int store_db_scan(struct store_db *db, store_db_fn *fn, void *context, uint64_t 
     }
     if (txn != NULL)
         mdb_txn_abort(txn);
-    return rc == MDB_NOTFOUND ? ERR_OK : store_db_error("the index cannot be read", rc);
+    if (rc == MDB_NOTFOUND)
+        return ERR_OK;
+    return store_db_error("the index cannot be read", rc);
 }
 
+/* One transaction for a batch: with the default durability each costs an fdatasync() of LMDB. */
 int store_db_commit(struct store_db *db, const struct store_change *changes, int n_changes)
 {
     MDB_txn *txn = NULL;
@@ -378,21 +406,22 @@ int store_db_commit(struct store_db *db, const struct store_change *changes, int
 
     for (int i = 0; rc == 0 && i < n_changes; i++) {
         MDB_val key = store_db_val(&changes[i].slot, sizeof changes[i].slot);
-        MDB_val v = store_db_val(&changes[i].record, sizeof changes[i].record);
+        MDB_val value = store_db_val(&changes[i].record, sizeof changes[i].record);
 
-        rc = changes[i].erase ? mdb_del(txn, db->slots, &key, NULL)
-                              : mdb_put(txn, db->slots, &key, &v, 0);
-        if (changes[i].erase && rc == MDB_NOTFOUND)
+        if (!changes[i].erase)
+            rc = mdb_put(txn, db->slots, &key, &value, 0);
+        else if ((rc = mdb_del(txn, db->slots, &key, NULL)) == MDB_NOTFOUND)
             rc = 0;
     }
     if (rc == 0)
         rc = mdb_txn_commit(txn);
     else if (txn != NULL)
         mdb_txn_abort(txn);
-    (void)mdb_reader_check(db->env, &dead); /* a killed reader would hold old pages for ever */
+    (void)mdb_reader_check(db->env, &dead); /* a killed reader would hold old pages forever */
     return store_db_wrote(db, "the index cannot be written", rc);
 }
 
+/* Only chunks with a change are written: 2 KiB each. */
 int store_db_write_uses(struct store_db *db, const struct store_use *uses, const bool *marked,
                         uint32_t n_chunks)
 {
@@ -401,10 +430,10 @@ int store_db_write_uses(struct store_db *db, const struct store_use *uses, const
 
     for (uint32_t i = 0; rc == 0 && i < n_chunks; i++) {
         MDB_val key = store_db_val(&i, sizeof i);
-        MDB_val v = store_db_val(uses + (size_t)i * STORE_USES, sizeof *uses * STORE_USES);
+        MDB_val value = store_db_val(uses + (size_t)i * STORE_USES, sizeof *uses * STORE_USES);
 
         if (marked[i])
-            rc = mdb_put(txn, db->uses, &key, &v, 0);
+            rc = mdb_put(txn, db->uses, &key, &value, 0);
     }
     if (rc == 0)
         rc = mdb_txn_commit(txn);
@@ -416,12 +445,12 @@ int store_db_write_uses(struct store_db *db, const struct store_use *uses, const
 int store_db_write_rates(struct store_db *db, const struct store_rate *rates, int n)
 {
     MDB_val key = store_db_val(STORE_DB_RATES, strlen(STORE_DB_RATES));
-    MDB_val v = store_db_val(rates, sizeof *rates * (size_t)n);
+    MDB_val value = store_db_val(rates, sizeof *rates * (size_t)n);
     MDB_txn *txn = NULL;
     int rc = mdb_txn_begin(db->env, NULL, 0, &txn);
 
     if (rc == 0)
-        rc = mdb_put(txn, db->meta, &key, &v, 0);
+        rc = mdb_put(txn, db->meta, &key, &value, 0);
     if (rc == 0)
         rc = mdb_txn_commit(txn);
     else if (txn != NULL)
@@ -429,7 +458,7 @@ int store_db_write_rates(struct store_db *db, const struct store_rate *rates, in
     return store_db_wrote(db, "hit rates cannot be written", rc);
 }
 
-/* Whole rows, and no more than there may be. */
+/* The value of the rates, if it is whole rows and not too many. */
 static bool store_db_get_rates(struct store_db *db, MDB_txn *txn, MDB_val *v)
 {
     MDB_val key = store_db_val(STORE_DB_RATES, strlen(STORE_DB_RATES));
@@ -438,50 +467,55 @@ static bool store_db_get_rates(struct store_db *db, MDB_txn *txn, MDB_val *v)
            v->mv_size <= STORE_RATES_MAX * sizeof(struct store_rate);
 }
 
+/* Rates are statistics, so an error is the same as none. */
 int store_db_read_rates(struct store_db *db, struct store_rate rates[STORE_RATES_MAX])
 {
     MDB_txn *txn = NULL;
-    MDB_val v;
+    MDB_val value;
     int n = 0;
 
     if (mdb_txn_begin(db->env, NULL, MDB_RDONLY, &txn) != 0)
         return 0;
-    if (store_db_get_rates(db, txn, &v)) {
-        memcpy(rates, v.mv_data, v.mv_size);
-        n = (int)(v.mv_size / sizeof *rates);
+    if (store_db_get_rates(db, txn, &value)) {
+        memcpy(rates, value.mv_data, value.mv_size);
+        n = (int)(value.mv_size / sizeof *rates);
     }
     mdb_txn_abort(txn);
     return n;
 }
 
-/* Copies one table as it is. The new file is not in use yet: one transaction. */
+/* Copy a table. Not yet in use, the new file needs only one transaction. */
 static int store_db_copy_table(MDB_txn *from, MDB_dbi from_table, MDB_txn *to, MDB_dbi to_table)
 {
     MDB_cursor *cursor = NULL;
     MDB_val key;
-    MDB_val v;
+    MDB_val value;
     int rc = mdb_cursor_open(from, from_table, &cursor);
 
     if (rc == 0)
-        rc = mdb_cursor_get(cursor, &key, &v, MDB_FIRST);
+        rc = mdb_cursor_get(cursor, &key, &value, MDB_FIRST);
     while (rc == 0) {
-        rc = mdb_put(to, to_table, &key, &v, MDB_APPEND); /* full pages: not larger than the old */
+        rc = mdb_put(to, to_table, &key, &value,
+                     MDB_APPEND); /* full pages: not larger than the old file */
         if (rc == MDB_KEYEXIST)
-            rc = mdb_put(to, to_table, &key, &v, 0);
+            rc = mdb_put(to, to_table, &key, &value, 0);
         if (rc == 0)
-            rc = mdb_cursor_get(cursor, &key, &v, MDB_NEXT);
+            rc = mdb_cursor_get(cursor, &key, &value, MDB_NEXT);
     }
     if (cursor != NULL)
         mdb_cursor_close(cursor);
-    return rc == MDB_NOTFOUND ? 0 : rc;
+    if (rc == MDB_NOTFOUND)
+        return 0;
+    return rc;
 }
 
+/* One transaction on each side; the format is in the new index already. */
 static int store_db_copy(struct store_db *from, struct store_db *to)
 {
     MDB_val key = store_db_val(STORE_DB_RATES, strlen(STORE_DB_RATES));
     MDB_txn *a = NULL;
     MDB_txn *b = NULL;
-    MDB_val v;
+    MDB_val value;
     int rc = mdb_txn_begin(from->env, NULL, MDB_RDONLY, &a);
 
     if (rc == 0)
@@ -492,8 +526,8 @@ static int store_db_copy(struct store_db *from, struct store_db *to)
         rc = store_db_copy_table(a, from->slots, b, to->slots);
     if (rc == 0)
         rc = store_db_copy_table(a, from->uses, b, to->uses);
-    if (rc == 0 && store_db_get_rates(from, a, &v))
-        rc = mdb_put(b, to->meta, &key, &v, 0);
+    if (rc == 0 && store_db_get_rates(from, a, &value))
+        rc = mdb_put(b, to->meta, &key, &value, 0);
     if (rc == 0) {
         rc = mdb_txn_commit(b);
         b = NULL;
@@ -507,8 +541,9 @@ static int store_db_copy(struct store_db *from, struct store_db *to)
 
 /* --- the child ------------------------------------------------------------------------------ */
 
-/* Read the file as bytes: a disk that fails says so here with an error, and under LMDB's map with
- * the same signal as a damaged tree. Its length, 0 when there is none, or an error. */
+/* Read the whole file with pread(): a failing disk is an error here, but in LMDB's map it would be
+ * the same signal as a damaged tree. *len is the file's length, 0 when there is none. Returns
+ * errno. */
 static int store_db_read_bytes(const char *dir, off_t *len)
 {
     char bytes[STORE_DB_READ_BYTES];
@@ -530,30 +565,35 @@ static int store_db_read_bytes(const char *dir, off_t *len)
     return (int)n;
 }
 
-/* Touch every record of a table. A tree that leads in a circle has more of them than its file has
- * room for. */
+/* Touch every byte of a table. A tree with a cycle has more records than its file has room for. */
 static int store_db_walk_table(MDB_txn *txn, MDB_dbi table, off_t bytes)
 {
     MDB_cursor *cursor = NULL;
-    MDB_val key, v;
+    MDB_val key, value;
     volatile unsigned char sum = 0;
     off_t left = bytes / STORE_DB_NODE_MIN;
     int rc = mdb_cursor_open(txn, table, &cursor);
 
     if (rc == 0)
-        rc = mdb_cursor_get(cursor, &key, &v, MDB_FIRST);
-    while (rc == 0) { /* ends: left falls */
+        rc = mdb_cursor_get(cursor, &key, &value, MDB_FIRST);
+    while (rc == 0) { /* ends, because `left` falls */
         for (size_t i = 0; i < key.mv_size; i++)
             sum = (unsigned char)(sum + ((const unsigned char *)key.mv_data)[i]);
-        for (size_t i = 0; i < v.mv_size; i++)
-            sum = (unsigned char)(sum + ((const unsigned char *)v.mv_data)[i]);
-        rc = left-- > 0 ? mdb_cursor_get(cursor, &key, &v, MDB_NEXT) : MDB_CORRUPTED;
+        for (size_t i = 0; i < value.mv_size; i++)
+            sum = (unsigned char)(sum + ((const unsigned char *)value.mv_data)[i]);
+        if (left-- > 0)
+            rc = mdb_cursor_get(cursor, &key, &value, MDB_NEXT);
+        else
+            rc = MDB_CORRUPTED;
     }
     if (cursor != NULL)
         mdb_cursor_close(cursor);
-    return rc == MDB_NOTFOUND ? 0 : rc;
+    if (rc == MDB_NOTFOUND)
+        return 0;
+    return rc;
 }
 
+/* All four tables, so that a fault anywhere is found by the child and not by the engine. */
 static int store_db_walk(struct store_db *db, off_t bytes)
 {
     MDB_txn *txn = NULL;
@@ -572,8 +612,8 @@ static int store_db_walk(struct store_db *db, off_t bytes)
     return rc;
 }
 
-/* Read all of an old index; *len is the file's length, 0 when there is none. Does not return when
- * there is something wrong. */
+/* Read the whole old index; *len is the file's length, 0 when there is none. Returns only if all is
+ * well; else it exits with a status. */
 static void store_db_probe_old(struct store_db *from, const char *dir,
                                const struct store_format *format, off_t *len)
 {
@@ -596,8 +636,8 @@ static void store_db_probe_old(struct store_db *from, const char *dir,
     }
 }
 
-/* Take the blocks that a copy will need, behind the end of an empty file. A file system that cannot
- * do that says later that it is full. An error of errno's. */
+/* Allocate the blocks that the copy will need, beyond the end of an empty file. A file system that
+ * cannot do that reports later that it is full. Returns errno. */
 static int store_db_allocate_copy(const char *scratch, off_t bytes, int *fd)
 {
     char path[4200];
@@ -611,17 +651,19 @@ static int store_db_allocate_copy(const char *scratch, off_t bytes, int *fd)
     return 0;
 }
 
-/* Give back the blocks that it did not need. */
+/* Give back the blocks that were not needed. */
 static int store_db_trim_copy(int fd)
 {
     struct stat st;
 
-    return fstat(fd, &st) == -1 || ftruncate(fd, st.st_size) == -1 ? errno : 0;
+    if (fstat(fd, &st) == -1 || ftruncate(fd, st.st_size) == -1)
+        return errno;
+    return 0;
 }
 
-/* Everything that opening does with an old file, to be survived before it is done for real:
- * LMDB trusts its file, and a damaged tree may crash its reader. First all of the old index is
- * read; what goes wrong after that is not its fault. Exit status 0: the copy stands in scratch. */
+/* The child: do everything that opening does with an old file, where a crash does no harm. LMDB
+ * trusts its file, and a damaged tree may crash its reader. The old index is read completely first;
+ * errors after that do not speak against it. Exit status 0: the copy is in scratch. */
 static _Noreturn void store_db_probe_child(const char *dir, const char *scratch,
                                            const struct store_format *format, size_t map_bytes,
                                            _Atomic int *progress)
@@ -632,9 +674,9 @@ static _Noreturn void store_db_probe_child(const char *dir, const char *scratch,
     off_t len;
     int fd, rc;
 
-    /* The engine's lock on the store must not outlive the engine here. */
+    /* The child must not keep the engine's lock on the store. */
     (void)close_range(STDERR_FILENO + 1, ~0U, 0);
-    (void)setrlimit(RLIMIT_CPU, &cpu); /* a loop in a damaged tree ends as a crash does */
+    (void)setrlimit(RLIMIT_CPU, &cpu); /* an endless loop in a damaged tree ends by signal */
     store_db_probe_old(&from, dir, format, &len);
     *progress = len == 0 ? STORE_DB_AT_NEW : STORE_DB_AT_COPY;
     rc = store_db_allocate_copy(scratch, len + STORE_DB_SPARE, &fd);
@@ -650,7 +692,7 @@ static _Noreturn void store_db_probe_child(const char *dir, const char *scratch,
     _exit(rc == 0 ? 0 : STORE_DB_PROBE_NO_COPY);
 }
 
-/* Signals by which a process dies of what it reads. */
+/* Signals that a process gets for reading damaged data. */
 static bool store_db_is_crash(int status)
 {
     int sig = WIFSIGNALED(status) ? WTERMSIG(status) : 0;
@@ -659,7 +701,7 @@ static bool store_db_is_crash(int status)
            sig == SIGFPE || sig == SIGILL || sig == SIGXCPU || sig == SIGTRAP;
 }
 
-/* What the child's end says, with its progress. */
+/* The result of the child, from its status and progress. */
 static int store_db_judge(int status, int progress)
 {
     if (WIFEXITED(status)) {
@@ -678,9 +720,9 @@ static int store_db_judge(int status, int progress)
     }
 }
 
-/* Copy the index in dir to scratch in a child process; a new one when there is none. ERR_OK;
- * ERR_AGAIN when the old one is whole and the copy cannot be made; ERR_VERSION; ERR_CORRUPT when
- * the child did not come through the old one; ERR_IO; ERR_NO_MEMORY. */
+/* Copy the index in dir to scratch in a child process; create a new one when there is none. ERR_OK;
+ * ERR_AGAIN when the old one is good and the copy cannot be made; ERR_VERSION; ERR_CORRUPT when the
+ * child failed in reading the old one; ERR_IO; ERR_NO_MEMORY. */
 static int store_db_rebuild(const char *dir, const char *scratch, const struct store_format *format,
                             size_t map_bytes)
 {
@@ -699,9 +741,12 @@ static int store_db_rebuild(const char *dir, const char *scratch, const struct s
         continue;
     at = *progress;
     (void)munmap(progress, sizeof *progress);
-    return pid == -1 ? ERR_NO_MEMORY : store_db_judge(status, at);
+    if (pid == -1)
+        return ERR_NO_MEMORY;
+    return store_db_judge(status, at);
 }
 
+/* The scratch folder has at most the two files of an LMDB environment. */
 static void store_db_clear(const char *scratch)
 {
     static const char *const names[] = {"data.mdb", "lock.mdb"};
@@ -717,7 +762,7 @@ static void store_db_clear(const char *scratch)
 
 /* --- opening -------------------------------------------------------------------------------- */
 
-/* The copy takes the old one's place: ERR_OK. ERR_AGAIN: the old one is whole, and stays. */
+/* Replace the index by its copy: ERR_OK. ERR_AGAIN: the old one is good, and stays. */
 static int store_db_renew(const char *dir, const struct store_format *format, size_t map_bytes)
 {
     char scratch[4096];
@@ -728,8 +773,9 @@ static int store_db_renew(const char *dir, const struct store_format *format, si
     (void)snprintf(scratch, sizeof scratch, "%s/rebuild", dir);
     (void)snprintf(from, sizeof from, "%s/data.mdb", scratch);
     (void)snprintf(to, sizeof to, "%s/data.mdb", dir);
-    store_db_clear(scratch);        /* of an engine that died here */
-    if (mkdir(scratch, 0700) == -1) /* then the child has nowhere to write to */
+    store_db_clear(scratch); /* of an engine that died here */
+    /* On error the child has no place to write to, and reports it. */
+    if (mkdir(scratch, 0700) == -1)
         log_warn("store: %s: %s", scratch, strerror(errno));
     rc = store_db_rebuild(dir, scratch, format, map_bytes);
     if (rc == ERR_OK && rename(from, to) == -1) { /* readers of the old file keep it */
@@ -740,6 +786,7 @@ static int store_db_renew(const char *dir, const struct store_format *format, si
     return rc;
 }
 
+/* The tables must exist: the child has created the file. */
 static int store_db_write_env(struct store_db *db, const char *dir, size_t map_bytes)
 {
     MDB_txn *txn = NULL;
@@ -753,9 +800,13 @@ static int store_db_write_env(struct store_db *db, const char *dir, size_t map_b
         rc = mdb_txn_commit(txn);
     else if (txn != NULL)
         mdb_txn_abort(txn);
-    return rc == 0 ? ERR_OK : store_db_error(dir, rc);
+    if (rc == 0)
+        return ERR_OK;
+    return store_db_error(dir, rc);
 }
 
+/* If the copy or lock.mdb cannot be made, the old index is opened for reading only, without locks:
+ * the engine's own lock keeps other writers away. */
 int store_db_begin(struct store_db *db, const char *dir, const struct store_format *format,
                    size_t map_bytes)
 {
@@ -802,13 +853,15 @@ int store_db_open(struct store_db **out, const char *dir, const struct store_for
     return ERR_OK;
 }
 
-bool store_header_matches(const struct store_header *h, const struct store_record *r,
+/* The header repeats the record, so a slot that was reused after a lost index entry is recognised
+ * by its generation. */
+bool store_header_matches(const struct store_header *h, const struct store_record *record,
                           uint64_t page_bytes)
 {
     return h->magic == STORE_MAGIC && h->version == STORE_VERSION &&
            h->header_xxh3 == hash_xxh3(h, offsetof(struct store_header, header_xxh3)) &&
-           h->generation == r->generation && h->n_tokens == r->n_tokens &&
+           h->generation == record->generation && h->n_tokens == record->n_tokens &&
            h->n_tokens <= STORE_TOKENS_MAX && h->payload_bytes == page_bytes &&
-           memcmp(&h->name, &r->name, sizeof h->name) == 0 &&
-           memcmp(&h->parent, &r->parent, sizeof h->parent) == 0;
+           memcmp(&h->name, &record->name, sizeof h->name) == 0 &&
+           memcmp(&h->parent, &record->parent, sizeof h->parent) == 0;
 }

@@ -1,16 +1,18 @@
-/* The index of the page store on disk: LMDB, and what its values and the page file's headers
- * look like. The one file that includes lmdb.h is store_db.c; the engine's store (store.c) and
- * the operator's tool (tools/lmdb-dump.c) both come through here.
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The index of the page store on disk: LMDB, and the layout of its values and of the page file's
+ * headers. Only store_db.c includes lmdb.h; both the engine's store (store.c) and the operator's
+ * tool (tools/lmdb-dump.c) use this interface.
  *
  *   meta    "format" -> struct store_format
  *   spaces  u32 index -> struct store_space      one per model (namespace)
- *   slots   u64 slot -> struct store_record      MDB_INTEGERKEY: 170 bytes written a put,
+ *   slots   u64 slot -> struct store_record      MDB_INTEGERKEY: 170 bytes written per put,
  *                                                against 5.4 KB when keyed by random hashes;
- *                                                an older one ends before its last two fields,
- *                                                and is read as if they were 0
+ *                                                an older record ends before its last two
+ *                                                fields, which are read as 0
  *   uses    u32 chunk -> struct store_use [STORE_USES]   last use of that many slots
  *
- * All numbers are little-endian, as the machines that run this are. */
+ * All numbers are little-endian, like the machines that run this. */
 #ifndef QUIRE_KV_STORE_DB_H
 #define QUIRE_KV_STORE_DB_H
 
@@ -24,7 +26,7 @@
 
 #define STORE_MAGIC        UINT64_C(0x31736567617071)
 #define STORE_VERSION      1
-#define STORE_ALIGN        4096 /* of slots in the page file: O_DIRECT wants it */
+#define STORE_ALIGN        4096 /* alignment of slots in the page file, for O_DIRECT */
 #define STORE_HEADER_BYTES 4096
 #define STORE_TOKENS_MAX   768 /* token ids that fit into a header */
 #define STORE_USES         256 /* slots per chunk of last uses: 2 KiB values */
@@ -46,24 +48,24 @@ struct store_space {
 struct store_record {
     struct hash name;
     struct hash parent;
-    uint64_t generation; /* of the slot: grows with each reuse */
+    uint64_t generation; /* of the slot: incremented with each reuse */
     uint64_t payload_xxh3;
     uint32_t space;
     uint32_t n_tokens;
     uint32_t created; /* unix seconds */
     uint32_t unused;
-    uint64_t retains; /* how long it is to stay: retain_pack() */
-    uint64_t root;    /* prefix_space() of its namespace; 0: not known */
+    uint64_t retains; /* its retention: retain_pack() */
+    uint64_t root;    /* prefix_space() of its namespace; 0: unknown */
 };
 
-#define STORE_RECORD_OLD offsetof(struct store_record, retains) /* size of the older ones */
+#define STORE_RECORD_OLD offsetof(struct store_record, retains) /* size of older records */
 
 struct store_use {
     uint32_t last;  /* unix seconds */
     uint32_t count; /* reads since it was written */
 };
 
-/* The first STORE_HEADER_BYTES of a slot in the page file: it says itself what it is. */
+/* The first STORE_HEADER_BYTES of a slot in the page file describe its page. */
 struct store_header {
     uint64_t magic;
     uint32_t version;
@@ -75,7 +77,7 @@ struct store_header {
     struct hash parent;
     struct hash fingerprint;
     int32_t tokens[STORE_TOKENS_MAX];
-    uint64_t header_xxh3; /* of everything before it; last */
+    uint64_t header_xxh3; /* of all bytes before it */
 };
 
 _Static_assert(sizeof(struct store_header) <= STORE_HEADER_BYTES, "a header fits its place");
@@ -83,54 +85,54 @@ _Static_assert(sizeof(struct store_record) == 112, "records are part of the form
 
 struct store_db;
 
-/* Open the engine's index. What is there is read to its end in a child process first and written
- * into a file of its own, which then takes the old one's place: a tree that was damaged where no
- * record lies cannot harm the writer later, and the file has no holes. A million records take about
- * a second. Where the disk has no room for the copy or for lock.mdb the old file stays, and the
- * index is open for reading alone: store_db_writes() tells.
+/* Open the engine's index. An existing index is first read completely by a child process and
+ * written to a new file, which then replaces it: damage in a part of the tree without records
+ * cannot harm the writer later, and the file has no holes. A million records take about a second.
+ * If the disk has no room for the copy or for lock.mdb, the old file stays and the index is open
+ * for reading only: see store_db_writes().
  *
- * ERR_OK, also for an index that is begun; ERR_VERSION when the format on disk is another;
- * ERR_CORRUPT (logged) when it was read and is damaged; ERR_FOREIGN (logged) when it is not this
- * user's alone; ERR_IO (logged) when it cannot be read; ERR_NO_MEMORY, also of a disk without room
- * for a new one. With all but ERR_OK the files are as they were. */
+ * ERR_OK, also for a new index; ERR_VERSION when the format on disk is another; ERR_CORRUPT
+ * (logged) when it was read and is damaged; ERR_FOREIGN (logged) when other users have access to
+ * it; ERR_IO (logged) when it cannot be read; ERR_NO_MEMORY, also when the disk has no room for a
+ * new one. On any error the files are unchanged. */
 int store_db_open(struct store_db **out, const char *dir, const struct store_format *format,
                   size_t map_bytes) ERR_CHECKED;
 
-/* The same in two parts, so that an index can be opened again without memory of the allocator's.
- * store_db_new() returns NULL without memory; store_db_end() closes what store_db_begin() opened.
- * Any thread, but one at a time. */
+/* store_db_open() in two parts, so that an index can be opened again without allocating.
+ * store_db_new() returns NULL without memory; store_db_end() closes an index that store_db_begin()
+ * opened. Any thread, one at a time. */
 struct store_db *store_db_new(void);
 int store_db_begin(struct store_db *db, const char *dir, const struct store_format *format,
                    size_t map_bytes) ERR_CHECKED;
 void store_db_end(struct store_db *db);
 
-/* Can it be written? No longer after LMDB found a fault in what it was to change. */
+/* Can it be written? Not any more after LMDB found damage in a page that it was to change. */
 bool store_db_writes(const struct store_db *db);
 
-/* Open for reading beside a running engine; takes no lock that it could wait for. ERR_NOT_FOUND
- * when there is no store, ERR_IO, ERR_CORRUPT, ERR_NO_MEMORY also of a disk that has no room for
- * lock.mdb. */
+/* Open for reading beside a running engine; takes no lock that it would have to wait for.
+ * ERR_NOT_FOUND when there is no store, ERR_IO, ERR_CORRUPT; ERR_NO_MEMORY, also when the disk has
+ * no room for lock.mdb. */
 int store_db_open_read(struct store_db **out, const char *dir,
                        struct store_format *format) ERR_CHECKED;
 
 void store_db_close(struct store_db *db); /* NULL is fine */
 
-/* The index of a namespace, made when it is new. Writer only. In an index that is open for reading
- * alone a new one is STORE_SPACES_MAX, which no record has. */
+/* The index of a namespace, created if it is new. In an index that is open for reading only, a new
+ * one gets STORE_SPACES_MAX, which no record has. */
 int store_db_space(struct store_db *db, const struct store_space *space,
                    uint32_t *index) ERR_CHECKED;
 
-/* A namespace's description; false when there is none of this index. */
+/* The description of a namespace; false when this index is not used. */
 bool store_db_read_space(struct store_db *db, uint32_t index, struct store_space *out);
 
-/* Call for each record, in order of slots; use is zero where none was noted. Values of a wrong
- * size are passed over and counted in *n_bad. A reader renews its snapshot every 10,000
- * records, so that the writer's old pages are not held. */
-typedef void store_db_fn(void *context, uint64_t slot, const struct store_record *r,
+/* Call fn for each record, by rising slot; use is zero where none was recorded. Values of a wrong
+ * size are skipped and counted in *n_bad. A reader renews its snapshot every 10,000 records, so
+ * that the writer can reuse old pages. */
+typedef void store_db_fn(void *context, uint64_t slot, const struct store_record *record,
                          const struct store_use *use);
 int store_db_scan(struct store_db *db, store_db_fn *fn, void *context, uint64_t *n_bad) ERR_CHECKED;
 
-/* One transaction of changes. put == NULL deletes the record of the slot. */
+/* One transaction of changes. erase: delete the record of the slot. */
 struct store_change {
     uint64_t slot;
     bool erase;
@@ -139,18 +141,19 @@ struct store_change {
 int store_db_commit(struct store_db *db, const struct store_change *changes,
                     int n_changes) ERR_CHECKED;
 
-/* Write chunks of last uses: use is [n_chunks * STORE_USES], the marked ones are written. */
+/* Write chunks of last uses: uses is [n_chunks * STORE_USES]; only the marked chunks are
+ * written. */
 int store_db_write_uses(struct store_db *db, const struct store_use *uses, const bool *marked,
                         uint32_t n_chunks) ERR_CHECKED;
 
-/* All rows at once, n of them. */
+/* Write all n rows at once. */
 int store_db_write_rates(struct store_db *db, const struct store_rate *rates, int n) ERR_CHECKED;
 
-/* The rows that were written last; how many there are: 0 also when they cannot be read. */
+/* Read the rows that were written last; returns how many, 0 also when they cannot be read. */
 int store_db_read_rates(struct store_db *db, struct store_rate rates[STORE_RATES_MAX]);
 
-/* Is a header as it must be for this record? The payload's own sum is the caller's to check. */
-bool store_header_matches(const struct store_header *h, const struct store_record *r,
+/* Is the header valid for this record? The payload's checksum is left to the caller. */
+bool store_header_matches(const struct store_header *h, const struct store_record *record,
                           uint64_t page_bytes);
 
 #endif

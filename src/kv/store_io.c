@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The I/O thread takes all queued writes as one batch: payloads, fdatasync, one LMDB
- * transaction, then the pages become visible. Reads go before writes, and a few more threads read;
- * LMDB is the I/O thread's alone. */
+ * The store's threads. The I/O thread takes all queued writes as one batch: payloads, fdatasync,
+ * one LMDB transaction; then the pages become visible. Reads go before writes, and more threads
+ * help with them. Only the I/O thread uses LMDB. */
 #include <errno.h>
 #include <string.h>
 #include <time.h>
@@ -13,11 +13,12 @@
 #include "base/log.h"
 #include "kv/store_parts.h"
 
-#define STORE_USES_US     60000000u /* last uses are written this often */
-#define STORE_COMPLAIN_US 60000000u /* a failing disk is reported this often */
-#define STORE_TRIES       5         /* of changes, before they are given up */
+#define STORE_USES_US     60000000u /* between two writes of last uses */
+#define STORE_COMPLAIN_US 60000000u /* between two log lines about a failing disk */
+#define STORE_TRIES       5         /* to write changes, before they are given up */
 #define STORE_TRY_US      20000
 
+/* Log an error of the disk, with errno; at most once per STORE_COMPLAIN_US. */
 static void store_complain(struct store *st, const char *what)
 {
     uint64_t now = clock_us();
@@ -25,24 +26,28 @@ static void store_complain(struct store *st, const char *what)
     if (st->complained_us != 0 && now - st->complained_us < STORE_COMPLAIN_US)
         return;
     st->complained_us = now;
-    log_warn("store: %s in %s: %s; pages are computed anew meanwhile", what, st->options.dir,
+    log_warn("store: %s in %s: %s; pages are computed again meanwhile", what, st->options.dir,
              errno == 0 ? "short count" : strerror(errno));
 }
 
-static bool store_io(struct store *st, struct store_buffer *b, bool write)
+/* Read or write a whole slot, header and payload. False with errno; 0 means a short count. */
+static bool store_io(struct store *st, struct store_buffer *buffer, bool write)
 {
-    char *bytes = (char *)b->header;
+    char *bytes = (char *)buffer->header;
     size_t left = st->format.slot_bytes;
-    off_t at = (off_t)b->slot * (off_t)st->format.slot_bytes;
+    off_t at = (off_t)buffer->slot * (off_t)st->format.slot_bytes;
 
     if (write ? FAULT_HIT(store_write) : FAULT_HIT(store_read)) {
         errno = EIO;
         return false;
     }
     while (left > 0) {
-        ssize_t n =
-            write ? pwrite(st->file_fd, bytes, left, at) : pread(st->file_fd, bytes, left, at);
+        ssize_t n;
 
+        if (write)
+            n = pwrite(st->file_fd, bytes, left, at);
+        else
+            n = pread(st->file_fd, bytes, left, at);
         if (n == -1 && errno == EINTR)
             continue;
         if (n <= 0) {
@@ -56,39 +61,41 @@ static bool store_io(struct store *st, struct store_buffer *b, bool write)
     return true;
 }
 
-/* Fill the header of a buffer whose payload stands behind it. */
-static void store_seal(struct store *st, struct store_buffer *b, uint64_t generation)
+/* Fill in the header of a buffer that has its payload. */
+static void store_seal(struct store *st, struct store_buffer *buffer, uint64_t generation)
 {
-    struct store_header *h = b->header;
+    struct store_header *header = buffer->header;
 
-    memset(h, 0, STORE_HEADER_BYTES);
-    h->magic = STORE_MAGIC;
-    h->version = STORE_VERSION;
-    h->n_tokens = (uint32_t)st->options.page_tokens;
-    h->generation = generation;
-    h->payload_bytes = st->options.page_bytes;
-    h->payload_xxh3 = hash_xxh3((const char *)h + STORE_HEADER_BYTES, st->options.page_bytes);
-    h->name = b->name;
-    h->parent = b->parent;
-    h->fingerprint = st->options.namespace_id;
-    memcpy(h->tokens, b->tokens, sizeof *b->tokens * (size_t)st->options.page_tokens);
-    h->header_xxh3 = hash_xxh3(h, offsetof(struct store_header, header_xxh3));
+    memset(header, 0, STORE_HEADER_BYTES);
+    header->magic = STORE_MAGIC;
+    header->version = STORE_VERSION;
+    header->n_tokens = (uint32_t)st->options.page_tokens;
+    header->generation = generation;
+    header->payload_bytes = st->options.page_bytes;
+    header->payload_xxh3 =
+        hash_xxh3((const char *)header + STORE_HEADER_BYTES, st->options.page_bytes);
+    header->name = buffer->name;
+    header->parent = buffer->parent;
+    header->fingerprint = st->options.namespace_id;
+    memcpy(header->tokens, buffer->tokens,
+           sizeof *buffer->tokens * (size_t)st->options.page_tokens);
+    header->header_xxh3 = hash_xxh3(header, offsetof(struct store_header, header_xxh3));
 }
 
-/* Did this page come in the same batch already? Two records of one page would be one too many: the
- * next engine could believe the one whose slot has been used again. */
+/* Is this page in the batch already? Two records of one page would be harmful: after a restart the
+ * engine could take the one whose slot has been reused. */
 static bool store_in_batch(const struct store *st, int n_changes, const struct hash *name)
 {
     for (int i = 0; i < n_changes; i++) {
-        const struct store_change *c = &st->changes[i];
+        const struct store_change *change = &st->changes[i];
 
-        if (!c->erase && memcmp(&c->record.name, name, sizeof *name) == 0)
+        if (!change->erase && memcmp(&change->record.name, name, sizeof *name) == 0)
             return true;
     }
     return false;
 }
 
-/* The page file reaches to the end of this slot. */
+/* The page file now reaches to the end of this slot. */
 static void store_note_grown(struct store *st, int32_t slot)
 {
     uint64_t end = ((uint64_t)slot + 1) * st->format.slot_bytes;
@@ -99,58 +106,60 @@ static void store_note_grown(struct store *st, int32_t slot)
     st->file_bytes = end;
 }
 
-/* Write one payload; the change for the index goes behind the first n_changes of the batch. False
- * when there is nothing to commit. */
-static bool store_write_one(struct store *st, struct store_buffer *b, int n_changes)
+/* Write one page; its change of the index is appended to the n_changes of the batch. False when
+ * there is nothing to commit. */
+static bool store_write_one(struct store *st, struct store_buffer *buffer, int n_changes)
 {
-    struct store_change *c = &st->changes[n_changes];
+    struct store_change *change = &st->changes[n_changes];
     uint64_t generation;
     bool known;
 
-    if (store_in_batch(st, n_changes, &b->name))
+    if (store_in_batch(st, n_changes, &buffer->name))
         return false;
+    /* A page that is stored already needs no writing, only a new last use and retention. */
     (void)pthread_mutex_lock(&st->lock);
-    b->slot = b->dropped ? -1 : store_find(st, &b->name);
-    known = b->slot != -1;
+    buffer->slot = buffer->dropped ? -1 : store_find(st, &buffer->name);
+    known = buffer->slot != -1;
     if (known) {
-        store_touch(st, b->slot, false);
-        store_retain_slot(st, b->slot, b->retain);
-    } else if (!b->dropped) {
-        b->slot = store_take_slot(st);
+        store_touch(st, buffer->slot, false);
+        store_retain_slot(st, buffer->slot, buffer->retain);
+    } else if (!buffer->dropped) {
+        buffer->slot = store_take_slot(st);
     }
     (void)pthread_mutex_unlock(&st->lock);
-    if (!known && b->slot == -1 && !b->dropped) {
+    if (!known && buffer->slot == -1 && !buffer->dropped) {
         errno = ENOSPC;
         store_complain(st, "a page has no place");
     }
-    if (known || b->slot == -1)
+    if (known || buffer->slot == -1)
         return false;
-    if (b->source != NULL)
-        memcpy((char *)b->header + STORE_HEADER_BYTES, b->source, st->options.page_bytes);
-    generation = st->entries[b->slot].record.generation + 1; /* only this thread changes it */
-    store_seal(st, b, generation);
-    *c = (struct store_change){
-        .slot = (uint64_t)b->slot,
-        .record = {.name = b->name,
-                   .parent = b->parent,
+    if (buffer->source != NULL)
+        memcpy((char *)buffer->header + STORE_HEADER_BYTES, buffer->source, st->options.page_bytes);
+    generation = st->entries[buffer->slot].record.generation + 1; /* only this thread changes it */
+    store_seal(st, buffer, generation);
+    *change = (struct store_change){
+        .slot = (uint64_t)buffer->slot,
+        .record = {.name = buffer->name,
+                   .parent = buffer->parent,
                    .generation = generation,
-                   .payload_xxh3 = b->header->payload_xxh3,
+                   .payload_xxh3 = buffer->header->payload_xxh3,
                    .space = st->space,
                    .n_tokens = (uint32_t)st->options.page_tokens,
                    .created = clock_stamp_s(),
-                   .retains = retain_pack(b->retain),
-                   .root = b->root},
+                   .retains = retain_pack(buffer->retain),
+                   .root = buffer->root},
     };
-    if (store_io(st, b, true)) {
-        store_note_grown(st, b->slot);
+    if (store_io(st, buffer, true)) {
+        store_note_grown(st, buffer->slot);
         return true;
     }
     store_complain(st, "writing a page failed");
-    /* The slot's old record, if it had one, names a page that is gone. */
-    c->erase = true;
+    /* The slot's old record, if there is one, names a page that is overwritten. */
+    change->erase = true;
     return true;
 }
 
+/* Payloads must be on disk before the index names them. */
 static int store_sync(struct store *st, int n_changes)
 {
     if (n_changes == 0)
@@ -162,25 +171,26 @@ static int store_sync(struct store *st, int n_changes)
     return store_db_commit(st->db, st->changes, n_changes);
 }
 
-/* Something is in the done queue. */
+/* Wake the engine: the done queue is not empty. */
 static void store_tell(struct store *st)
 {
     uint64_t one = 1;
 
-    (void)!write(st->event_fd, &one, sizeof one); /* only fails when it is readable already */
+    (void)!write(st->event_fd, &one, sizeof one); /* fails only when it is readable already */
 }
 
-/* Was the page dropped since its batch began? The lock is held. */
+/* Was the page dropped since its batch began? With the lock held. */
 static bool store_was_dropped(const struct store_buffer *list, const struct hash *name)
 {
-    for (const struct store_buffer *b = list; b != NULL; b = b->next) {
-        if (b->dropped && memcmp(&b->name, name, sizeof *name) == 0)
+    for (const struct store_buffer *buffer = list; buffer != NULL; buffer = buffer->next) {
+        if (buffer->dropped && memcmp(&buffer->name, name, sizeof *name) == 0)
             return true;
     }
     return false;
 }
 
-/* The whole queue as one batch. */
+/* Write the whole queue as one batch. Slots were taken from the index before, so they are visible
+ * to no reader until the commit is done; if it fails, they are freed again. */
 static void store_write_batch(struct store *st, struct store_buffer *list)
 {
     bool told = false;
@@ -189,27 +199,28 @@ static void store_write_batch(struct store *st, struct store_buffer *list)
 
     if (st->mode == STORE_WRITING)
         store_measure_room(st);
-    for (struct store_buffer *b = list; b != NULL && st->mode == STORE_WRITING; b = b->next) {
-        if (store_write_one(st, b, n))
+    for (struct store_buffer *buffer = list; buffer != NULL && st->mode == STORE_WRITING;
+         buffer = buffer->next) {
+        if (store_write_one(st, buffer, n))
             n++;
     }
     rc = store_sync(st, n);
     (void)pthread_mutex_lock(&st->lock);
     for (int i = 0; i < n; i++) {
-        const struct store_change *c = &st->changes[i];
-        int32_t slot = (int32_t)c->slot;
+        const struct store_change *change = &st->changes[i];
+        int32_t slot = (int32_t)change->slot;
 
-        st->entries[slot].record.generation = c->record.generation;
-        if (rc == ERR_OK && !c->erase && store_was_dropped(list, &c->record.name)) {
+        st->entries[slot].record.generation = change->record.generation;
+        if (rc == ERR_OK && !change->erase && store_was_dropped(list, &change->record.name)) {
             store_free_slot(st, slot);
             store_note_changed(st, slot);
-        } else if (rc == ERR_OK && !c->erase) {
-            store_insert(st, slot, &c->record);
+        } else if (rc == ERR_OK && !change->erase) {
+            store_insert(st, slot, &change->record);
             store_touch(st, slot, false);
             st->counters.written++;
         } else {
             store_free_slot(st, slot);
-            st->counters.faults += rc != ERR_OK || c->erase;
+            st->counters.faults += rc != ERR_OK || change->erase;
         }
     }
     while (list != NULL) {
@@ -225,65 +236,69 @@ static void store_write_batch(struct store *st, struct store_buffer *list)
         store_tell(st);
 }
 
-/* Is what was read the page that was asked for? */
-static bool store_verify(const struct store *st, const struct store_buffer *b)
+/* Did the read return the page that was asked for? */
+static bool store_verify(const struct store *st, const struct store_buffer *buffer)
 {
-    const struct store_header *h = b->header;
-    const struct store_record *r = &st->entries[b->slot].record;
+    const struct store_header *header = buffer->header;
+    const struct store_record *record = &st->entries[buffer->slot].record;
     size_t n = (size_t)st->options.page_tokens;
 
-    return store_header_matches(h, r, st->options.page_bytes) &&
-           memcmp(h->tokens, b->tokens, sizeof *b->tokens * n) == 0 &&
-           h->payload_xxh3 ==
-               hash_xxh3((const char *)h + STORE_HEADER_BYTES, st->options.page_bytes);
+    return store_header_matches(header, record, st->options.page_bytes) &&
+           memcmp(header->tokens, buffer->tokens, sizeof *buffer->tokens * n) == 0 &&
+           header->payload_xxh3 ==
+               hash_xxh3((const char *)header + STORE_HEADER_BYTES, st->options.page_bytes);
 }
 
-/* A read has ended, b->rc says how. The lock is held. */
-static void store_end_read(struct store *st, struct store_buffer *b)
+/* Finish a read; buffer->rc is its result. With the lock held. A page that was dropped meanwhile is
+ * freed by its last reader; one that cannot be read or is damaged is removed. */
+static void store_end_read(struct store *st, struct store_buffer *buffer)
 {
-    struct store_entry *e = &st->entries[b->slot];
+    struct store_entry *entry = &st->entries[buffer->slot];
 
-    e->n_readers--;
-    if (e->gone) {
-        b->rc = ERR_NOT_FOUND;
-        e->gone = e->n_readers > 0;
-        if (!e->gone)
-            store_free_slot(st, b->slot);
+    entry->n_readers--;
+    if (entry->gone) {
+        buffer->rc = ERR_NOT_FOUND;
+        entry->gone = entry->n_readers > 0;
+        if (!entry->gone)
+            store_free_slot(st, buffer->slot);
         return;
     }
-    if (b->rc == ERR_OK) {
+    if (buffer->rc == ERR_OK) {
         st->counters.read++;
-        b->retain = eviction_retained(st->eviction, b->slot);
-        store_touch(st, b->slot, true);
-        store_place(st, b->slot);
+        buffer->retain = eviction_retained(st->eviction, buffer->slot);
+        store_touch(st, buffer->slot, true);
+        store_place(st, buffer->slot);
         return;
     }
     st->counters.faults++;
-    if (e->used && e->n_readers == 0) {
-        store_remove(st, b->slot);
-        store_free_slot(st, b->slot);
+    if (entry->used && entry->n_readers == 0) {
+        store_remove(st, buffer->slot);
+        store_free_slot(st, buffer->slot);
     }
-    if (b->rc == ERR_CORRUPT)
-        store_note_changed(st, b->slot);
+    if (buffer->rc == ERR_CORRUPT)
+        store_note_changed(st, buffer->slot);
 }
 
-static void store_read_one(struct store *st, struct store_buffer *b)
+/* A read without the lock: the slot cannot be reused while it counts a reader. */
+static void store_read_one(struct store *st, struct store_buffer *buffer)
 {
-    b->rc = ERR_OK;
-    if (!store_io(st, b, false)) {
+    buffer->rc = ERR_OK;
+    if (!store_io(st, buffer, false)) {
         store_complain(st, "reading a page failed");
-        b->rc = ERR_IO;
-    } else if (!store_verify(st, b)) {
-        log_warn("store: slot %d in %s is damaged; dropped", b->slot, st->options.dir);
-        b->rc = ERR_CORRUPT;
+        buffer->rc = ERR_IO;
+    } else if (!store_verify(st, buffer)) {
+        log_warn("store: slot %d in %s is damaged; dropped", buffer->slot, st->options.dir);
+        buffer->rc = ERR_CORRUPT;
     }
     (void)pthread_mutex_lock(&st->lock);
-    store_end_read(st, b);
-    store_push(&st->done, b);
+    store_end_read(st, buffer);
+    store_push(&st->done, buffer);
     (void)pthread_mutex_unlock(&st->lock);
     store_tell(st);
 }
 
+/* The arrays are copied under the lock and written without it, because a transaction may take long.
+ * On an error only the order of eviction suffers. */
 void store_write_uses(struct store *st)
 {
     size_t n = (size_t)st->n_chunks * STORE_USES;
@@ -303,18 +318,20 @@ void store_write_uses(struct store *st)
     memset(st->uses_marked, 0, st->n_chunks * sizeof *st->uses_marked);
     (void)pthread_mutex_unlock(&st->lock);
     if (store_db_write_uses(st->db, st->uses_copy, st->uses_copy_marked, st->n_chunks) != ERR_OK)
-        log_warn("store: last uses are lost; eviction will be less apt");
+        log_warn("store: last uses could not be written: eviction after a restart is less precise");
     if (n_rates >= 0 &&
         (FAULT_HIT(store_note) || store_db_write_rates(st->db, st->rates_copy, n_rates) != ERR_OK))
-        log_warn("store: hit rates of a minute are lost");
+        log_warn("store: hit rates of the last minute could not be written");
 }
 
+/* Wait for work, at most until the next attempt to use the disk or the next write of last uses. */
 static void store_wait(struct store *st)
 {
     uint64_t us = store_tend_in_us(st);
     struct timespec until;
 
-    us = us < STORE_USES_US ? us : STORE_USES_US;
+    if (us > STORE_USES_US)
+        us = STORE_USES_US;
     (void)clock_gettime(CLOCK_REALTIME, &until);
     until.tv_sec += (time_t)(us / 1000000u);
     until.tv_nsec += (long)(us % 1000000u) * 1000;
@@ -322,16 +339,18 @@ static void store_wait(struct store *st)
         until.tv_nsec -= 1000000000;
         until.tv_sec++;
     }
-    (void)pthread_cond_timedwait(&st->work, &st->lock, &until); /* time-outs are fine */
+    (void)pthread_cond_timedwait(&st->work, &st->lock, &until); /* a timeout is not an error */
 }
 
-/* Nothing is left to be done by anybody; the lock is held. */
+/* Wake store_flush() when nothing is left to do. With the lock held. */
 static void store_note_idle(struct store *st)
 {
     if (store_is_idle(st))
         (void)pthread_cond_broadcast(&st->idle);
 }
 
+/* A zeroed header fails every check of a later engine, so a record that still names the slot does
+ * no harm. O_DIRECT needs an aligned buffer. */
 void store_scrub(struct store *st, const int32_t *slots, int n)
 {
     static const _Alignas(STORE_ALIGN) char zeros[STORE_HEADER_BYTES];
@@ -347,13 +366,13 @@ void store_scrub(struct store *st, const int32_t *slots, int n)
         store_complain(st, "syncing dropped pages failed");
 }
 
-/* A drop must not be undone by the next start: records that could not be changed are tried again,
- * but not for ever. False when they are given up. The lock is held. */
+/* Records that could not be written are tried again, because the next start would undo a drop; but
+ * not forever. False when they are given up. With the lock held. */
 static bool store_try_again(struct store *st, int n)
 {
     if (++st->n_tries == STORE_TRIES) {
-        log_warn("store: %d records in %s could not be changed; what was said of their pages is "
-                 "lost with this engine",
+        log_warn("store: %d records in %s could not be changed; drops and retention of their pages "
+                 "end with this engine",
                  n, st->options.dir);
         st->n_tries = 0;
         return false;
@@ -363,7 +382,7 @@ static bool store_try_again(struct store *st, int n)
     return true;
 }
 
-/* The pages of records that could not be erased. */
+/* Erase the pages whose records could not be erased. */
 static void store_scrub_changes(struct store *st, int n)
 {
     for (int i = 0; i < n; i++) {
@@ -374,7 +393,7 @@ static void store_scrub_changes(struct store *st, int n)
     }
 }
 
-/* Records that changed or whose pages are gone; the lock is not held. */
+/* Write the records that changed, and delete those of dropped pages. Without the lock. */
 static void store_write_changed(struct store *st)
 {
     bool good, given_up = false;
@@ -383,13 +402,13 @@ static void store_write_changed(struct store *st)
     (void)pthread_mutex_lock(&st->lock);
     while (st->n_changed > 0 && n < STORE_CHANGES) {
         int32_t slot = st->changed[--st->n_changed];
-        struct store_entry *e = &st->entries[slot];
+        struct store_entry *entry = &st->entries[slot];
 
-        e->changed = false;
-        st->changes[n++] =
-            (struct store_change){.erase = !e->used, .slot = (uint64_t)slot, .record = e->record};
+        entry->changed = false;
+        st->changes[n++] = (struct store_change){
+            .erase = !entry->used, .slot = (uint64_t)slot, .record = entry->record};
     }
-    st->n_busy++; /* whoever asks whether it is quiet wants the commit */
+    st->n_busy++; /* store_is_quiet() must wait for the commit */
     (void)pthread_mutex_unlock(&st->lock);
     good = n == 0 || (!FAULT_HIT(store_note) && store_db_commit(st->db, st->changes, n) == ERR_OK);
     if (!good)
@@ -400,7 +419,7 @@ static void store_write_changed(struct store *st)
     else if (n > 0)
         st->n_tries = 0;
     (void)pthread_mutex_unlock(&st->lock);
-    if (given_up) /* this thread alone would use their slots */
+    if (given_up) /* no other thread uses their slots */
         store_scrub_changes(st, n);
     (void)pthread_mutex_lock(&st->lock);
     st->n_busy--;
@@ -408,7 +427,8 @@ static void store_write_changed(struct store *st)
     (void)pthread_mutex_unlock(&st->lock);
 }
 
-/* The same while the index cannot be written: the changes wait, and dropped pages go. */
+/* While the index cannot be written, changes wait; but dropped pages are erased in the page
+ * file. */
 static void store_scrub_changed(struct store *st)
 {
     int32_t slots[64];
@@ -432,23 +452,24 @@ static void store_scrub_changed(struct store *st)
     (void)pthread_mutex_unlock(&st->lock);
 }
 
+/* A plain worker: take a read, do it, look again. It ends only when no read is left. */
 void *store_run_reader(void *context)
 {
     struct store *st = context;
 
     (void)pthread_mutex_lock(&st->lock);
     for (;;) { /* until the store closes */
-        struct store_buffer *b = store_pop(&st->reads);
+        struct store_buffer *buffer = store_pop(&st->reads);
 
-        if (b == NULL && st->stop)
+        if (buffer == NULL && st->stop)
             break;
-        if (b == NULL) {
+        if (buffer == NULL) {
             (void)pthread_cond_wait(&st->work, &st->lock);
             continue;
         }
         st->n_busy++;
         (void)pthread_mutex_unlock(&st->lock);
-        store_read_one(st, b);
+        store_read_one(st, buffer);
         (void)pthread_mutex_lock(&st->lock);
         st->n_busy--;
         store_note_idle(st);
@@ -457,6 +478,8 @@ void *store_run_reader(void *context)
     return NULL;
 }
 
+/* One round: a read, or else a batch of writes; then changes, last uses, and the state of the
+ * disk. */
 void *store_run(void *context)
 {
     struct store *st = context;
@@ -474,6 +497,8 @@ void *store_run(void *context)
         }
         works = read != NULL || writes != NULL || store_has_changes(st);
         st->n_busy += works;
+        /* Nothing to do: wake store_flush(), then sleep until there is work, or until it is time to
+         * try the disk again. */
         if (!works) {
             store_note_idle(st);
             if (st->stop)

@@ -1,8 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What the disk can be used for: nothing, reading, or writing as well. Everything that tells of a
- * lack of room, or of a disk that fails, leaves the files as they are; only an index that was read
- * and is damaged, or is of another format, is moved aside. */
+ * The state of the disk: unusable, readable, or writable as well. A lack of room or a failing disk
+ * leaves the files as they are; only an index that was read and is damaged, or has another format,
+ * is moved aside.
+ *
+ *   STORE_AWAY --attach--> STORE_WRITING <--reopen-- STORE_READING
+ *        '------attach: no room for the index----------^
+ *                  STORE_WRITING --index fails--> STORE_READING */
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>
@@ -23,19 +27,21 @@
 #define ROOM_RETRY_US   10000000u
 #define ROOM_RETRY_MAX  300000000u
 #define ROOM_SWEEP_US   3600000000u
-#define ROOM_BAD_S      (7 * 86400)         /* what was set aside is kept so long */
-#define ROOM_BAD_BYTES  ((off_t)1 << 30)    /* and larger files are not */
-#define ROOM_INDEX      ((uint64_t)1 << 18) /* free bytes that opening wants beside the copy */
+#define ROOM_BAD_S      (7 * 86400)         /* files that were moved aside are kept this long */
+#define ROOM_BAD_BYTES  ((off_t)1 << 30)    /* and larger files are not kept */
+#define ROOM_INDEX      ((uint64_t)1 << 18) /* free bytes that opening needs beside the copy */
 
-/* What is set aside: always under the same names, so there is one of each. */
+/* Files that are moved aside; always to the same names, so at most one of each is kept. */
 static const char *const room_files[] = {"data.mdb", "lock.mdb", "pages.kv"};
 
+/* The path of one of the store's files. */
 static void room_path(const struct store *st, char *out, size_t cap, const char *name)
 {
     (void)snprintf(out, cap, "%s/%s", st->options.dir, name);
 }
 
-/* A process that was killed may have left a child that is about to let go. */
+/* Lock the store. A process that was killed may have left a child that still holds the lock for a
+ * moment, so this tries for half a second. */
 static bool room_lock(int fd)
 {
     for (int i = 0; i < ROOM_LOCK_TRIES; i++) {
@@ -46,7 +52,7 @@ static bool room_lock(int fd)
     return false;
 }
 
-/* Two engines must not write one store. */
+/* Create the folder and lock it: two engines must not write to one store. */
 static int room_open_lock(struct store *st)
 {
     char path[4096];
@@ -60,7 +66,7 @@ static int room_open_lock(struct store *st)
         return rc;
     room_path(st, path, sizeof path, "engine.lock");
     if ((rc = own_open("store", path, O_RDWR | O_CREAT, &st->lock_fd)) != ERR_OK)
-        return rc == ERR_NOT_FOUND ? ERR_IO : rc; /* the folder has just gone */
+        return rc == ERR_NOT_FOUND ? ERR_IO : rc; /* the folder was removed just now */
     if (!room_lock(st->lock_fd)) {
         log_error("store: another engine uses %s; stop it, or set kv_store_dir", st->options.dir);
         return ERR_IN_USE;
@@ -68,12 +74,12 @@ static int room_open_lock(struct store *st)
     return ERR_OK;
 }
 
-/* --- what is set aside ---------------------------------------------------------------------- */
+/* --- files that were moved aside -------------------------------------------------------------- */
 
-/* Move the first n files out of the way; the previous such leftovers are overwritten. */
+/* Move the first n files aside; earlier ones of those names are overwritten. */
 static void room_set_aside(const struct store *st, const char *why, size_t n)
 {
-    log_warn("store: %s in %s; it is set aside as *.bad and begun anew", why, st->options.dir);
+    log_warn("store: %s in %s; it is moved aside as *.bad and begun anew", why, st->options.dir);
     for (size_t i = 0; i < n; i++) {
         struct stat file;
         char from[4096];
@@ -83,7 +89,7 @@ static void room_set_aside(const struct store *st, const char *why, size_t n)
         (void)snprintf(to, sizeof to, "%.4000s.bad", from);
         if (stat(from, &file) == 0 && file.st_size > ROOM_BAD_BYTES) {
             log_warn("store: %s is too large to be kept; it is removed", from);
-            (void)unlink(to); /* the one before, too */
+            (void)unlink(to); /* the earlier one, too */
             (void)unlink(from);
         } else if (rename(from, to) == -1 && errno != ENOENT) {
             log_warn("store: %s: %s", from, strerror(errno));
@@ -91,7 +97,7 @@ static void room_set_aside(const struct store *st, const char *why, size_t n)
     }
 }
 
-/* Remove what was set aside before this time, seconds. */
+/* Remove files that were moved aside before this time, seconds. */
 static void room_sweep(struct store *st, int64_t before_s)
 {
     for (size_t i = 0; i < sizeof room_files / sizeof room_files[0]; i++) {
@@ -99,7 +105,7 @@ static void room_sweep(struct store *st, int64_t before_s)
         char path[4096];
 
         (void)snprintf(path, sizeof path, "%.4000s/%s.bad", st->options.dir, room_files[i]);
-        /* The time of its last rename. */
+        /* ctime is the time of the rename. */
         if (lstat(path, &file) == 0 && (int64_t)file.st_ctime <= before_s && unlink(path) == 0)
             log_info("store: %s is removed", path);
     }
@@ -108,6 +114,7 @@ static void room_sweep(struct store *st, int64_t before_s)
 
 /* --- opening -------------------------------------------------------------------------------- */
 
+/* A damaged index makes the page file useless as well, so both are moved aside. */
 static int room_open_index(struct store *st)
 {
     size_t n = sizeof room_files / sizeof room_files[0];
@@ -120,7 +127,7 @@ static int room_open_index(struct store *st)
     return rc;
 }
 
-/* The namespace of this model; an index that cannot take it serves what it has. */
+/* Find or add the namespace of this model. An index that cannot add it still serves. */
 static int room_open_space(struct store *st)
 {
     struct store_space space = {.fingerprint = st->options.namespace_id};
@@ -134,6 +141,7 @@ static int room_open_space(struct store *st)
     return rc;
 }
 
+/* The page file is opened after the index, because a damaged index makes it useless. */
 static int room_open_file(struct store *st)
 {
     struct stat file;
@@ -144,7 +152,7 @@ static int room_open_file(struct store *st)
     rc = own_open("store", path, O_RDWR | O_CREAT, &st->file_fd);
     if (rc != ERR_OK)
         return rc == ERR_NOT_FOUND ? ERR_IO : rc;
-    /* Not every file system has O_DIRECT. */
+    /* Without O_DIRECT, on file systems that lack it, writes go through the page cache. */
     (void)fcntl(st->file_fd, F_SETFL, O_DIRECT);
     if (fstat(st->file_fd, &file) == -1) {
         log_error("store: %s: %s", path, strerror(errno));
@@ -154,6 +162,8 @@ static int room_open_file(struct store *st)
     return ERR_OK;
 }
 
+/* fsync() of a folder makes its entries durable: without it a file that was just created may be
+ * missing after a power cut. */
 static void room_sync_folder(const char *path)
 {
     int fd = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
@@ -165,8 +175,8 @@ static void room_sync_folder(const char *path)
         (void)close(fd);
 }
 
-/* What opening made and renamed, its own name too, must outlive a power cut before anything is
- * written to it: with the old index's name everything that the new one is told would be lost. */
+/* The folder's entries must be on disk before anything is written to the new files: after a power
+ * cut, the old index under its old name would lack all that was written since. */
 static void room_sync_folders(const struct store *st)
 {
     char above[4096];
@@ -176,7 +186,7 @@ static void room_sync_folders(const struct store *st)
     room_sync_folder(above);
 }
 
-/* Last uses and rates as the disk has them, unless there are newer ones. */
+/* Hit rates as on disk, unless newer ones were set. */
 static void room_take_rates(struct store *st)
 {
     (void)pthread_mutex_lock(&st->lock);
@@ -185,6 +195,8 @@ static void room_take_rates(struct store *st)
     (void)pthread_mutex_unlock(&st->lock);
 }
 
+/* Each change of the mode starts the interval between attempts anew, and lets store_scrub_changed()
+ * look at all changes again. */
 static void room_set_mode(struct store *st, enum store_mode mode)
 {
     (void)pthread_mutex_lock(&st->lock);
@@ -199,6 +211,7 @@ static void room_set_mode(struct store *st, enum store_mode mode)
                  st->options.dir);
 }
 
+/* The order matters: the lock keeps other engines out before anything is read or moved aside. */
 static int room_attach(struct store *st)
 {
     int rc = room_open_lock(st);
@@ -219,6 +232,7 @@ static int room_attach(struct store *st)
     return rc;
 }
 
+/* All errors but ERR_IN_USE mean "try again later" to the caller, so they are made one. */
 int store_attach(struct store *st)
 {
     int rc = room_attach(st);
@@ -226,10 +240,14 @@ int store_attach(struct store *st)
     st->tried_us = clock_us();
     if (rc != ERR_OK) {
         store_detach(st);
-        return rc == ERR_CORRUPT || rc == ERR_VERSION || rc == ERR_NOT_FOUND ? ERR_IO : rc;
+        if (rc == ERR_CORRUPT || rc == ERR_VERSION || rc == ERR_NOT_FOUND)
+            return ERR_IO;
+        return rc;
     }
-    room_set_mode(st, store_db_writes(st->db) && st->space != STORE_SPACES_MAX ? STORE_WRITING
-                                                                               : STORE_READING);
+    if (store_db_writes(st->db) && st->space != STORE_SPACES_MAX)
+        room_set_mode(st, STORE_WRITING);
+    else
+        room_set_mode(st, STORE_READING);
     return ERR_OK;
 }
 
@@ -238,7 +256,7 @@ void store_detach(struct store *st)
     if (st->db != NULL)
         store_db_end(st->db);
     if (st->file_fd != -1)
-        (void)close(st->file_fd); /* everything that counts was synced */
+        (void)close(st->file_fd); /* everything of importance was synced */
     if (st->lock_fd != -1)
         (void)close(st->lock_fd);
     st->file_fd = -1;
@@ -247,30 +265,33 @@ void store_detach(struct store *st)
 
 /* --- while it runs -------------------------------------------------------------------------- */
 
-/* Bytes that others than root may still write; a disk that does not say has enough. */
+/* Free bytes for users other than root; a file system that reports nothing has enough. */
 static uint64_t room_free(const struct store *st)
 {
-    struct statvfs s;
+    struct statvfs fs;
 
-    if (statvfs(st->options.dir, &s) == -1)
+    if (statvfs(st->options.dir, &fs) == -1)
         return INT64_MAX;
-    return (uint64_t)s.f_bavail * s.f_frsize;
+    return (uint64_t)fs.f_bavail * fs.f_frsize;
 }
 
+/* Files that were moved aside are removed first when the disk is short. The reserve is left to
+ * other programs. */
 void store_measure_room(struct store *st)
 {
     uint64_t room = room_free(st), wants = st->options.reserve_bytes + st->format.slot_bytes;
 
     if (room < wants) {
-        room_sweep(st, INT64_MAX); /* what nothing needs goes first */
+        room_sweep(st, INT64_MAX); /* first of all, remove files that nothing needs */
         room = room_free(st);
     }
-    room = room < INT64_MAX ? room : INT64_MAX;
+    if (room > INT64_MAX)
+        room = INT64_MAX;
     st->room_bytes =
         room < st->options.reserve_bytes ? 0 : (int64_t)(room - st->options.reserve_bytes);
 }
 
-/* Is there room for a copy of the index? Opening it is some work, looking is not. */
+/* Is there room for a copy of the index? Checking costs much less than trying. */
 static bool room_has_copy(const struct store *st)
 {
     struct stat file;
@@ -280,7 +301,7 @@ static bool room_has_copy(const struct store *st)
     return stat(path, &file) == -1 || room_free(st) >= (uint64_t)file.st_size + ROOM_INDEX;
 }
 
-/* The index on disk is to say what the one in memory does. */
+/* Mark all records as changed: the new index has none of them. */
 static void room_write_all(struct store *st)
 {
     (void)pthread_mutex_lock(&st->lock);
@@ -291,7 +312,7 @@ static void room_write_all(struct store *st)
     (void)pthread_mutex_unlock(&st->lock);
 }
 
-/* Open the index again, to write to it. What is in memory stays. */
+/* Open the index again for writing. The index in memory stays as it is. */
 static void room_reopen(struct store *st)
 {
     bool anew = false;
@@ -315,7 +336,7 @@ static void room_reopen(struct store *st)
     log_info("store: %s is written to again", st->options.dir);
 }
 
-/* Now, or later and later. */
+/* Is it time for the next attempt? The interval doubles with each one. */
 static bool room_is_time(struct store *st)
 {
     uint64_t now = clock_us();
@@ -329,9 +350,10 @@ static bool room_is_time(struct store *st)
     return true;
 }
 
+/* Called by the I/O thread between batches. The cases are the modes of the picture above. */
 void store_tend(struct store *st)
 {
-    switch (st->mode) { /* this thread alone changes it */
+    switch (st->mode) { /* only this thread changes it */
     case STORE_WRITING:
         if (!store_db_writes(st->db))
             room_set_mode(st, STORE_READING);
@@ -349,11 +371,14 @@ void store_tend(struct store *st)
     }
 }
 
+/* With a working disk only the hourly sweep is due; otherwise the next attempt. */
 uint64_t store_tend_in_us(const struct store *st)
 {
     uint64_t past = clock_us() - st->tried_us;
 
     if (st->mode == STORE_WRITING)
         return ROOM_SWEEP_US;
-    return past < st->try_next_us ? st->try_next_us - past : 0;
+    if (past < st->try_next_us)
+        return st->try_next_us - past;
+    return 0;
 }

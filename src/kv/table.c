@@ -1,4 +1,6 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The table of table.h: creation, and erasing by backward shift. */
 #include "kv/table.h"
 
 #include "base/mem.h"
@@ -6,6 +8,8 @@
 
 #define TABLE_ROOM_MIN 16
 
+/* At least twice the capacity, rounded up to a power of two: probes stay short, and the remainder
+ * is a mask. */
 int table_open(struct table *t, const struct hash *names, size_t name_step, uint32_t n_max)
 {
     uint32_t room = TABLE_ROOM_MIN;
@@ -41,8 +45,9 @@ void table_add(struct table *t, const struct hash *name, int32_t id)
     *place = id;
 }
 
-/* The gap is closed: a later entry of the same run moves up unless its own place lies behind the
- * gap. */
+/* Erase without leaving a mark: entries after the gap move up, as far as that brings them no
+ * further from home than allowed. An entry may move into the gap unless its home is after the gap.
+ * Example, homes in brackets: A[2] B[2] C[3] in places 2 3 4; erasing A moves B to 2 and C to 3. */
 void table_erase(struct table *t, const struct hash *name)
 {
     uint32_t gap = (uint32_t)(table_place(t, name) - t->ids);
@@ -67,6 +72,7 @@ void table_erase(struct table *t, const struct hash *name)
     }
 }
 
+/* Only for checks; the table itself needs no count. */
 uint32_t table_count(const struct table *t)
 {
     uint32_t n = 0;

@@ -130,7 +130,7 @@ static void next(struct place *p, int depth)
 
 /* --- who orders ------------------------------------------------------------------------- */
 
-static void order_x(struct cta *k, struct place *to, int *step)
+static void load_x(struct cta *k, struct place *to, int *step)
 {
     await(&k->x_empty[to->at], to->parity);
     order(k, true, to->at, (*step)++);
@@ -138,7 +138,7 @@ static void order_x(struct cta *k, struct place *to, int *step)
 }
 
 /* Before anything else: nobody has the slots yet. */
-static void begin_slots(struct cta *k)
+static void begin_stages(struct cta *k)
 {
     for (int i = 0; i < s.first_slots; i++)
         order(k, false, i, i);
@@ -159,7 +159,7 @@ static void tell_other(struct cta *k, struct place next)
     arrive(&other->ready);
 }
 
-static void order_all(struct cta *k)
+static void load_all(struct cta *k)
 {
     struct place to = {0, 1}, x_to = {0, 1};
     int x_steps = 0, total = k->steps * s.tiles, b = s.first_slots % s.c.n_blocks;
@@ -168,7 +168,7 @@ static void order_all(struct cta *k)
         next(&to, s.c.depth);
     for (int step = s.first_slots / s.c.n_blocks; step < total; step++, b = 0) {
         while (x_steps <= step && s.fault == NULL)
-            order_x(k, &x_to, &x_steps);
+            load_x(k, &x_to, &x_steps);
         for (; b < s.c.n_blocks && s.fault == NULL; b++) {
             await(&k->empty[to.at], to.parity);
             order(k, false, to.at, step * s.c.n_blocks + b);
@@ -177,7 +177,7 @@ static void order_all(struct cta *k)
         }
     }
     while (x_steps < total && s.fault == NULL)
-        order_x(k, &x_to, &x_steps);
+        load_x(k, &x_to, &x_steps);
     if (s.n_ctas == 2)
         tell_other(k, to);
 }
@@ -288,7 +288,7 @@ static void agent_main(void)
 
     s.n_begun++;
     if (a->warp == N_WARPS)
-        order_all(a->cta);
+        load_all(a->cta);
     else
         multiply_all(a->cta, a->warp);
     while (s.n_ctas == 2 && s.n_begun < 2 * N_AGENTS && s.fault == NULL)
@@ -370,7 +370,7 @@ static void begin_cta(struct cta *k, int late)
     k->arrived = (struct bar){.need = 1, .left = 0, .pending = 2 * s.c.part * 4};
     memset(k->readers, 0, sizeof k->readers), memset(k->x_readers, 0, sizeof k->x_readers);
     k->n_copies = k->met = k->n_pushes = k->n_stored = k->n_done = 0;
-    begin_slots(k);
+    begin_stages(k);
     for (int i = 0; i < N_AGENTS; i++)
         begin_agent(k, i, late, late_group);
 }
