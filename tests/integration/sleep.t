@@ -322,7 +322,7 @@ with tap.section("copies that never end"), \
     del s.engine.env["QUIRE_FAULT"]  # the next one's device works
     tap.eq(ask(s, 0)[0], want[0], "copies are stuck: the same text")
     tap.ok(until(lambda: s.engine.exits, 15), "it does not wait for them without end", s.logs())
-    tap.ok("are given up" in s.engine.said(), "and says so")
+    tap.ok("pages are not saved" in s.engine.said(), "and says so")
     tap.eq(ask(s, 0)[0], want[0], "the next says the same")
     tap.ok(falls_asleep(s), "and sleeps")
     tap.eq(s.engine.exits, [3], "the first ended as one whose device failed")
