@@ -98,12 +98,14 @@ int pages_open(struct pages **out, int n_pages, int page_tokens)
     p->page_tokens = page_tokens;
     p->page = mem_zalloc_array((size_t)n_pages, sizeof *p->page);
     p->tokens = mem_zalloc_array((size_t)n_pages * (size_t)page_tokens, sizeof *p->tokens);
+    /* The table reads names inside the array of pages, so that must exist first. */
     if (p->page == NULL || p->tokens == NULL ||
         table_open(&p->table, &p->page->name, sizeof *p->page, (uint32_t)n_pages) != ERR_OK ||
         eviction_open(&p->cached, n_pages, n_pages / 2) != ERR_OK) {
         pages_close(p);
         return ERR_NO_MEMORY;
     }
+    /* As many families as the table has buckets: table_home() gives both. */
     p->families = mem_zalloc_array((size_t)p->table.mask + 1, sizeof *p->families);
     if (p->families == NULL) {
         pages_close(p);
@@ -169,6 +171,7 @@ static void pages_forget(struct pages *p, int32_t id)
 {
     struct page *page = &p->page[id];
 
+    /* Only full pages are in the table of names. */
     if (page->n_tokens == p->page_tokens) {
         table_erase(&p->table, &page->name);
         p->n_full--;
@@ -194,6 +197,7 @@ int32_t pages_take(struct pages *p, bool *evicted, struct page_label *label)
     page = &p->page[id];
     /* Rule 1: only a page without references can be taken. */
     must(page->refs == 0);
+    /* Evicting: the label is read before the name is erased. */
     if (from_cache) {
         *evicted = pages_label(p, id, label);
         pages_forget(p, id);
@@ -211,6 +215,7 @@ void pages_ref(struct pages *p, int32_t page)
     struct page *pg = &p->page[page];
 
     must(page >= 0 && page < p->n_pages);
+    /* It was cached: it leaves the eviction order while it is in use. */
     if (pg->refs == 0) {
         must(pg->n_tokens > 0);
         eviction_remove(p->cached, page);
@@ -227,10 +232,12 @@ void pages_unref(struct pages *p, int32_t page)
     must(pg->refs > 0);
     if (--pg->refs > 0)
         return;
+    /* Unnamed: its content is of no use to others. */
     if (pg->n_tokens == 0) {
         pages_list_push(p, &p->free, page);
         return;
     }
+    /* Its time of last use is when its last user leaves. */
     eviction_use(p->cached, page);
     eviction_add(p->cached, page);
 }
@@ -257,6 +264,7 @@ bool pages_name(struct pages *p, int32_t page, const struct hash *name, const st
 {
     int32_t *place = table_place(&p->table, name);
 
+    /* Another page has this name: rule 5. */
     if (*place != -1)
         return false;
     *place = page;
@@ -320,6 +328,7 @@ bool pages_name_part(struct pages *p, int32_t page, const struct hash *parent,
 {
     int n_same;
 
+    /* A page with all tokens has a name, and one with none is no part. */
     must(n_tokens >= 1 && n_tokens < p->page_tokens);
     (void)pages_best(p, parent, tokens, n_tokens, PAGES_ANYBODY, &n_same);
     /* Another page has these tokens already: a second copy would be of no use. */
@@ -421,6 +430,7 @@ void pages_drop_parts(struct pages *p, const struct hash *parent)
 
     while (i != -1) {
         const struct page *page = &p->page[i];
+        /* Read before the drop, which takes the page out of the list. */
         int32_t elder = page->elder;
 
         if (page->n_tokens < p->page_tokens && memcmp(&page->parent, parent, sizeof *parent) == 0)
@@ -532,6 +542,7 @@ void pages_check(const struct pages *p)
             must(eviction_retained(p->cached, i).rank == 0);
     }
     eviction_check(p->cached);
+    /* Every page is in exactly one of: free list, eviction order, in use. */
     must(n_cached == eviction_count(p->cached));
     must(n_unused + n_used == p->n_pages);
     must(n_full == (int)table_count(&p->table) && n_full == p->n_full);

@@ -101,6 +101,7 @@ int store_open(struct store **out, const struct store_options *options)
                                        .page_tokens = (uint32_t)options->page_tokens,
                                        .slot_bytes = STORE_HEADER_BYTES + payload,
                                        .page_bytes = options->page_bytes};
+    /* A slot has a header of 4 KiB and the payload, rounded up to whole blocks. */
     st->n_slots = (uint32_t)(options->max_bytes / st->format.slot_bytes);
     if (st->n_slots < 1)
         st->n_slots = 1;
@@ -111,7 +112,10 @@ int store_open(struct store **out, const struct store_options *options)
     (void)pthread_mutex_init(&st->lock, NULL); /* cannot fail on Linux */
     (void)pthread_cond_init(&st->work, NULL);
     (void)pthread_cond_init(&st->idle, NULL);
+    /* From here on an error closes everything that was opened. */
     rc = store_alloc(st);
+    /* Another engine on the same folder is the operator's mistake; any other trouble with the disk
+     * may pass. */
     if (rc == ERR_OK && (rc = store_attach(st)) != ERR_OK && rc != ERR_IN_USE) {
         log_warn("store: %s cannot be used (%s): no pages are kept on disk until it can",
                  options->dir, err_sentence(rc));
@@ -132,6 +136,7 @@ void store_close(struct store *st)
 {
     if (st == NULL)
         return;
+    /* Readers first: they fill no queue of the I/O thread. */
     if (st->thread_runs) {
         (void)pthread_mutex_lock(&st->lock);
         st->stop = true;
@@ -251,6 +256,7 @@ static void store_queue_write(struct store *st, struct store_buffer *buffer,
     memcpy(buffer->tokens, label->tokens, sizeof *buffer->tokens * (size_t)st->options.page_tokens);
     buffer->root = label->space;
     buffer->retain = label->retain;
+    /* A drop that comes while the buffer is queued sets it (store_drop()). */
     buffer->dropped = false;
     (void)pthread_mutex_lock(&st->lock);
     buffer->writes = true;
@@ -297,6 +303,7 @@ int store_load(struct store *st, const struct hash *name, const int32_t *tokens,
     buffer->ticket = ticket;
     memcpy(buffer->tokens, tokens, sizeof *buffer->tokens * (size_t)st->options.page_tokens);
     (void)pthread_mutex_lock(&st->lock);
+    /* Looked up and counted under one lock, so that the slot cannot be evicted in between. */
     buffer->slot = store_look_up(st, name);
     if (buffer->slot == -1) {
         store_push(&st->idle_buffers, buffer);
@@ -352,6 +359,7 @@ bool store_drop(struct store *st, const struct hash *name)
     slot = store_look_up(st, name);
     if (slot != -1) {
         store_remove(st, slot);
+        /* A slot that is being read is freed by its last reader. */
         st->entries[slot].gone = st->entries[slot].n_readers > 0;
         if (!st->entries[slot].gone)
             store_free_slot(st, slot);
@@ -377,6 +385,7 @@ bool store_look(const struct store *st, uint32_t slot, struct page_label *label)
     bool used;
 
     (void)pthread_mutex_lock(&store_mutable(st)->lock);
+    /* Pages of other models are kept, but not listed. */
     used = st->mode != STORE_AWAY && entry->used && entry->record.space == st->space;
     if (used)
         *label = (struct page_label){.name = entry->record.name,
@@ -435,6 +444,7 @@ int store_event_fd(const struct store *st)
 void store_flush(struct store *st)
 {
     (void)pthread_mutex_lock(&st->lock);
+    /* Each thread broadcasts `idle` when it finds nothing to do. */
     while (!store_is_idle(st)) {
         (void)pthread_cond_broadcast(&st->work);
         (void)pthread_cond_wait(&st->idle, &st->lock);
