@@ -99,6 +99,7 @@ static __device__ inline void load(float4 x[LOADS], const struct run &run, int f
     }
 }
 
+/* e^(x - top), at most 1. */
 static __device__ inline float weight(float x, float top)
 {
     return exp2_fast((x - top) * LOG2_E);
@@ -156,6 +157,7 @@ static __device__ void share_parts(struct shared_state *s, const struct part &ow
         s->warps[threadIdx.x / 32] = {top, sum, n_larger};
 }
 
+/* Combine n partial results, in order; each sum is rescaled to the common maximum. */
 static __device__ struct part merge(const struct part *parts, int n)
 {
     struct part all = {-FLT_MAX, 0.0f, 0};
@@ -235,16 +237,16 @@ static __device__ void collect(struct shared_state *s, const struct run &run, fl
 /* Send the best n candidates to the first block, each to the place of its rank. */
 static __device__ void push_best(uint64_t *front, const struct shared_state *s, int n)
 {
-    int n_candidates = s->n_candidates, c = threadIdx.x, n_better = 0;
-    uint64_t own = c < n_candidates ? s->candidates[c] : 0;
+    int n_candidates = s->n_candidates, idx = threadIdx.x, n_better = 0;
+    uint64_t own = idx < n_candidates ? s->candidates[idx] : 0;
 
 #pragma unroll 4
     for (int i = 0; i < n_candidates; i++)
         n_better += s->candidates[i] > own;
-    if (c < n_candidates && n_better < n)
+    if (idx < n_candidates && n_better < n)
         front[n_better] = own;
-    else if (c >= n_candidates && c < n)
-        front[c] = 0;
+    else if (idx >= n_candidates && idx < n)
+        front[idx] = 0;
 }
 
 /* Find and send the best n one by one, whatever the logits are. */
@@ -284,8 +286,8 @@ static __device__ void finish(struct k_logprob_row *out, const struct shared_sta
             out->chosen = target - log_sum;
     }
 #pragma unroll 1
-    for (int c = threadIdx.x; c < RANKS * n; c += THREADS) {
-        uint64_t own = s->best[c];
+    for (int idx = threadIdx.x; idx < RANKS * n; idx += THREADS) {
+        uint64_t own = s->best[idx];
         int n_better = 0;
 
 #pragma unroll 4
@@ -349,6 +351,7 @@ static __global__ void __cluster_dims__(RANKS, 1, 1) __launch_bounds__(THREADS, 
         finish(&out[blockIdx.y], &s, target, has_target, n);
 }
 
+/* Runs are multiples of four ids, so that all but the last can be read as float4. */
 int k_logprobs(struct k_logprob_row *out, const float *logits, int n_vocab,
                const struct k_logits_row *rows, int n, k_stream stream)
 {
@@ -396,6 +399,7 @@ static __device__ void ban(float *logits, int n_vocab, const uint32_t *mask)
     }
 }
 
+/* A bias of a forbidden id has no effect; its raw logit counts as -infinity. */
 static __device__ inline void add_bias(float *logits, const uint32_t *mask, struct k_bias *bias)
 {
     int id = bias->id;
@@ -424,6 +428,7 @@ static __global__ void __launch_bounds__(EDIT_THREADS)
         add_bias(logits, mask, &biases[row.biases_at + i]);
 }
 
+/* The grid covers the mask's words; the biases of a row are distributed over the same threads. */
 int k_edit(float *logits, int n_vocab, const struct k_logits_row *rows, int n,
            const uint32_t *masks, struct k_bias *biases, k_stream stream)
 {

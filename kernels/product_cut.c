@@ -16,11 +16,13 @@ static int round_up(int x, int to)
     return (x + to - 1) / to * to;
 }
 
+/* The N of a wgmma is a multiple of 8; these five are built. */
 int product_cut_columns(int n)
 {
     return n <= 8 ? 8 : n <= 16 ? 16 : n <= 32 ? 32 : n <= 48 ? 48 : 64;
 }
 
+/* A slab is always 128 bytes per row, so it has 64 columns of bfloat16 and 128 of e4m3. */
 int product_cut_slab_cols(const struct k_format *format)
 {
     return CUT_SLAB * 8 / k_type_bits(format->elem);
@@ -197,6 +199,8 @@ static bool cut_tiles(struct product_cut *c, bool tails, int n_sms)
     return false;
 }
 
+/* First the split and the rows per tile, then the layout. A second attempt with more rows per tile
+ * follows if sums do not fit into a stage. */
 bool product_cut_of(struct product_cut *c, const struct k_matrix *w, enum k_product_kind kind,
                     int n, int n_sms)
 {

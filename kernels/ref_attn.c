@@ -25,6 +25,7 @@ static size_t value_elems(const struct k_kv *kv)
     return (size_t)kv->n_kv_heads * kv->page_tokens * kv->head_dim;
 }
 
+/* GPT-NeoX's pairs: element d with element d + head_dim / 2. */
 static void rotate(float *out, const float *x, const float *turns, int head_dim)
 {
     int half = head_dim / 2;
@@ -50,6 +51,7 @@ static void norm_and_rotate(float *out, const float *x, const struct k_rotary *r
     rotate(out, x, r->turns + (size_t)pos * head_dim, head_dim);
 }
 
+/* Queries are prepared in place; keys go to their pages, values are copied beside them. */
 void ref_rope_kv(float *qkv, const struct k_kv *kv, const struct k_tokens *t,
                  const struct k_rotary *r, int n_heads, int first, int last)
 {
@@ -73,6 +75,8 @@ void ref_rope_kv(float *qkv, const struct k_kv *kv, const struct k_tokens *t,
     }
 }
 
+/* Head by head: scores of all visible keys, their softmax, and the weighted sum of values in the
+ * order of positions, in float32. */
 void ref_attn(float *out, const float *qkv, const struct k_kv *kv, const struct k_tokens *t,
               int n_heads, float scale, int token, int kv_head, float *scratch)
 {

@@ -5,6 +5,7 @@
 
 #include "kernels/kernels.h"
 
+/* An element of w with its row's scale, in float64. */
 static double weight(const struct k_matrix *w, int row, int col)
 {
     double v = (double)((const float *)w->data)[(size_t)row * (size_t)w->n_in + (size_t)col];
@@ -18,11 +19,12 @@ static double dot(const struct k_product *p, int c, int row, double inverse)
     const float *x = (const float *)p->x + (size_t)c * (size_t)p->w->n_in;
     double sum = 0.0;
 
-    for (int k = 0; k < p->w->n_in; k++)
-        sum += (double)x[k] * weight(p->w, row, k);
+    for (int elem = 0; elem < p->w->n_in; elem++)
+        sum += (double)x[elem] * weight(p->w, row, elem);
     return sum * inverse + (p->bias != NULL ? (double)((const float *)p->bias)[row] : 0.0);
 }
 
+/* The second half of RMS norm: partial sums of squares become one factor per row of x. */
 static double inverse_of(const struct k_product *p, int c)
 {
     double sum = 0.0;
@@ -47,34 +49,37 @@ static void add_residual(const struct k_product *p, int c, int row, double y)
     *part = (row % 16 == 0 ? 0.0f : *part) + sum * sum;
 }
 
+/* Row by row, output by output; no order of summation is part of the specification, because sums
+ * are float64. */
 void ref_multiply(const struct k_product *p, int n)
 {
     int n_out = p->kind == K_PRODUCT_GATED ? p->w->n_out / 2 : p->w->n_out;
 
-    for (int c = 0; c < n; c++) {
-        double inverse = inverse_of(p, c);
+    for (int col = 0; col < n; col++) {
+        double inverse = inverse_of(p, col);
 
         for (int row = 0; row < n_out; row++) {
-            double y = dot(p, c, row, inverse);
+            double y = dot(p, col, row, inverse);
 
             if (p->kind == K_PRODUCT_GATED)
-                y = y / (1.0 + exp(-y)) * dot(p, c, n_out + row, inverse);
+                y = y / (1.0 + exp(-y)) * dot(p, col, n_out + row, inverse);
             if (p->kind == K_PRODUCT_RESIDUAL)
-                add_residual(p, c, row, y);
+                add_residual(p, col, row, y);
             else
-                ((float *)p->y)[(size_t)c * (size_t)n_out + (size_t)row] = (float)y;
+                ((float *)p->y)[(size_t)col * (size_t)n_out + (size_t)row] = (float)y;
         }
     }
 }
 
+/* The first half of RMS norm at the begin of a decode. */
 void ref_embed_normed(float *x, float *normed, float *sums_out, const float *table,
                       const int32_t *ids, const float *norm, int n, int dim)
 {
-    for (int c = 0; c < n; c++) {
+    for (int col = 0; col < n; col++) {
         for (int d = 0; d < dim; d++) {
-            size_t at = (size_t)c * (size_t)dim + (size_t)d;
-            float v = table[(size_t)ids[c] * (size_t)dim + (size_t)d];
-            float *part = &sums_out[c * (dim / 16) + d / 16];
+            size_t at = (size_t)col * (size_t)dim + (size_t)d;
+            float v = table[(size_t)ids[col] * (size_t)dim + (size_t)d];
+            float *part = &sums_out[col * (dim / 16) + d / 16];
 
             x[at] = v;
             normed[at] = v * norm[d];

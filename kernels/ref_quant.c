@@ -21,6 +21,7 @@ static void round_run(k_e4m3 *out, float *scale, const float *x, const float *x_
         out[i] = k_e4m3_round(x[i] * inverse);
 }
 
+/* With one scale per row, or with one per run of K_E4M3_BLOCK elements. */
 void ref_quantise(const struct k_quantised *out, const float *x, int n, int dim)
 {
     for (int t = 0; t < n; t++) {
@@ -65,6 +66,7 @@ static void run_of(float *out, const struct k_matrix *w, size_t at, int n, const
         out[i] = (number(w->format.elem, w->data, at + (size_t)i) - zero) * scale;
 }
 
+/* 8-bit codes are decoded by a table of 256 values, because a checkpoint has billions of them. */
 void ref_dequantise(float *out, const struct k_matrix *w, int first, int n)
 {
     const struct k_format *f = &w->format;

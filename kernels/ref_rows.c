@@ -15,6 +15,7 @@ void ref_embed(float *x, const float *table, const int32_t *ids, int n, int dim)
         memcpy(x + (size_t)t * dim, table + (size_t)ids[t] * dim, (size_t)dim * sizeof *x);
 }
 
+/* The sum is float64, so that the reference's own error does not count in a kernel's limit. */
 void ref_rmsnorm(float *out, const float *x, const float *weight, float eps, int n, int dim)
 {
     for (int t = 0; t < n; t++, x += dim, out += dim) {
@@ -37,11 +38,12 @@ void ref_add_rmsnorm(float *out, float *x, const float *delta, const float *weig
     ref_rmsnorm(out, x, weight, eps, n, dim);
 }
 
+/* Only sampled rows continue after the last layer. */
 void ref_gather_add(float *out, const float *x, const float *delta, float scale,
                     const int32_t *token_idx, int n_rows, int dim)
 {
-    for (int r = 0; r < n_rows; r++, out += dim) {
-        size_t at = (size_t)token_idx[r] * dim;
+    for (int row_idx = 0; row_idx < n_rows; row_idx++, out += dim) {
+        size_t at = (size_t)token_idx[row_idx] * dim;
 
         for (int d = 0; d < dim; d++)
             out[d] = x[at + d] + scale * delta[at + d];
@@ -56,6 +58,7 @@ void ref_silu_mul(float *out, const float *in, int n, int ff_dim)
     }
 }
 
+/* The activations of kernels.h; GELU in its exact form and in its tanh approximation. */
 static float activation(float x, enum k_activation kind)
 {
     float positive = fmaxf(x, 0.0f);
@@ -84,6 +87,7 @@ void ref_gate(float *out, const float *in, enum k_activation kind, int n, int ff
     }
 }
 
+/* Two passes: the variance is a sum of squared differences from the mean. */
 static void layer_norm(float *out, const float *x, const struct k_norm *norm, int dim)
 {
     const float *weight = norm->weight, *bias = norm->bias;
@@ -103,6 +107,7 @@ static void layer_norm(float *out, const float *x, const struct k_norm *norm, in
     }
 }
 
+/* One row; K_NORM_NONE only converts. */
 static void norm_row(float *out, const float *x, const struct k_norm *norm, int dim)
 {
     switch (norm->kind) {
@@ -130,6 +135,7 @@ void ref_add(float *x, const float *delta, float scale, size_t n)
         x[i] += scale * delta[i];
 }
 
+/* Learned positions begin at row `first` of their table in some models. */
 void ref_place(float *x, float scale, const float *positions, const int32_t *pos, int first, int n,
                int dim)
 {
@@ -144,6 +150,7 @@ void ref_place(float *x, float scale, const float *positions, const int32_t *pos
     }
 }
 
+/* In this order: bias, scale, soft cap. */
 void ref_soften(float *x, const struct k_softening *how, int n, int width)
 {
     const float *bias = how->bias;

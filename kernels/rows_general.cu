@@ -29,6 +29,7 @@ static __device__ inline float activation(float x, enum k_activation kind)
     return x;
 }
 
+/* Blocks of a grid with one thread per element. */
 static unsigned blocks_of(size_t n)
 {
     return (unsigned)((n + ELEM_THREADS - 1) / ELEM_THREADS);
