@@ -113,6 +113,7 @@ int pages_open(struct pages **out, int n_pages, int page_tokens)
     }
     for (uint32_t i = 0; i <= p->table.mask; i++)
         p->families[i] = -1;
+    /* No page has a name yet. */
     p->free = (struct page_list){.first = -1, .last = -1};
     for (int32_t i = 0; i < n_pages; i++)
         pages_list_push(p, &p->free, i);
@@ -147,6 +148,7 @@ static void pages_family_join(struct pages *p, int32_t page)
     struct page *pg = &p->page[page];
     int32_t *youngest = &p->families[table_home(&p->table, &pg->parent)];
 
+    /* At the front, because pages_best() looks at the newest ones only. */
     pg->elder = *youngest;
     pg->younger = -1;
     if (pg->elder != -1)
@@ -182,9 +184,9 @@ static void pages_forget(struct pages *p, int32_t id)
     page->stored = false;
 }
 
-/* A free page if there is one, because evicting a cached page loses work. */
 /* --- taking and giving back ------------------------------------------------------------------- */
 
+/* A free page if there is one, because evicting a cached page loses work. */
 int32_t pages_take(struct pages *p, bool *evicted, struct page_label *label)
 {
     bool from_cache = p->free.count == 0;
@@ -205,6 +207,7 @@ int32_t pages_take(struct pages *p, bool *evicted, struct page_label *label)
         pages_list_remove(p, &p->free, id);
     }
     page->refs = 1;
+    /* The next owner's maker is not known yet. */
     page->maker = 0;
     return id;
 }
@@ -251,6 +254,7 @@ static void pages_hold(struct pages *p, int32_t page, const struct hash *parent,
     must(pg->refs > 0);
     must(pg->n_tokens == 0);
     pg->parent = *parent;
+    /* Unknown until pages_own(). */
     pg->space = 0;
     pg->n_tokens = n_tokens;
     memcpy(pages_tokens(p, page), tokens, sizeof *tokens * (size_t)n_tokens);
@@ -268,6 +272,7 @@ bool pages_name(struct pages *p, int32_t page, const struct hash *name, const st
     if (*place != -1)
         return false;
     *place = page;
+    /* The table compares names in the array of pages, so the name is set with its entry. */
     p->page[page].name = *name;
     p->n_full++;
     pages_hold(p, page, parent, tokens, p->page_tokens);
@@ -276,8 +281,8 @@ bool pages_name(struct pages *p, int32_t page, const struct hash *name, const st
 
 /* --- finding ---------------------------------------------------------------------------------- */
 
-/* A page of unknown maker (0) counts as foreign unless the caller
- * asks for all. */
+/* A page whose maker is PAGES_ANYBODY may be used by all; one of unknown maker (0) is foreign
+ * unless the caller asks for all. */
 bool pages_is_theirs(const struct pages *p, int32_t page, uint64_t maker)
 {
     uint64_t of = p->page[page].maker;
@@ -328,7 +333,7 @@ bool pages_name_part(struct pages *p, int32_t page, const struct hash *parent,
 {
     int n_same;
 
-    /* A page with all tokens has a name, and one with none is no part. */
+    /* A full page has a name, and one without tokens is no part. */
     must(n_tokens >= 1 && n_tokens < p->page_tokens);
     (void)pages_best(p, parent, tokens, n_tokens, PAGES_ANYBODY, &n_same);
     /* Another page has these tokens already: a second copy would be of no use. */
@@ -430,7 +435,6 @@ void pages_drop_parts(struct pages *p, const struct hash *parent)
 
     while (i != -1) {
         const struct page *page = &p->page[i];
-        /* Read before the drop, which takes the page out of the list. */
         int32_t elder = page->elder;
 
         if (page->n_tokens < p->page_tokens && memcmp(&page->parent, parent, sizeof *parent) == 0)
@@ -530,10 +534,12 @@ void pages_check(const struct pages *p)
         const struct page *page = &p->page[i];
 
         must(page->refs >= 0);
+        /* Count the pages by state. */
         n_used += page->refs > 0;
         n_named += page->n_tokens > 0;
         n_full += page->n_tokens == p->page_tokens;
         n_cached += page->n_tokens > 0 && page->refs == 0;
+        /* Only full pages have retention. */
         if (page->n_tokens == 0)
             must(eviction_retained(p->cached, i).rank == 0);
         if (page->n_tokens == p->page_tokens)

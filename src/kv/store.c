@@ -29,6 +29,7 @@ static int store_alloc(struct store *st)
 {
     size_t n_buffers = (size_t)st->options.n_buffers;
 
+    /* Last uses are written by whole chunks, so the arrays are rounded up to one. */
     st->n_chunks = (st->n_slots + STORE_USES - 1) / STORE_USES;
     st->entries = mem_zalloc_array(st->n_slots, sizeof *st->entries);
     st->uses = mem_zalloc_array((size_t)st->n_chunks * STORE_USES, sizeof *st->uses);
@@ -72,6 +73,7 @@ static int store_start(struct store *st)
         log_error("store: the I/O thread cannot start: %s", strerror(errno));
         return ERR_IO;
     }
+    /* store_close() joins only threads that were started. */
     st->thread_runs = true;
     while (st->n_readers < STORE_READERS) {
         if (pthread_create(&st->readers[st->n_readers], NULL, store_run_reader, st) != 0) {
@@ -145,6 +147,7 @@ void store_close(struct store *st)
         for (int i = 0; i < st->n_readers; i++)
             (void)pthread_join(st->readers[i], NULL);
         (void)pthread_join(st->thread, NULL);
+        /* The last uses since the last write; no thread writes them any more. */
         store_write_uses(st);
     }
     store_detach(st);
@@ -261,7 +264,7 @@ static void store_queue_write(struct store *st, struct store_buffer *buffer,
     (void)pthread_mutex_lock(&st->lock);
     buffer->writes = true;
     store_push(&st->writes, buffer);
-    (void)pthread_cond_broadcast(&st->work); /* some of them only read */
+    (void)pthread_cond_broadcast(&st->work);
     (void)pthread_mutex_unlock(&st->lock);
 }
 
@@ -312,6 +315,7 @@ int store_load(struct store *st, const struct hash *name, const int32_t *tokens,
         st->entries[buffer->slot].n_readers++;
         store_place(st, buffer->slot);
         store_push(&st->reads, buffer);
+        /* Any of the threads can read. */
         (void)pthread_cond_signal(&st->work);
     }
     (void)pthread_mutex_unlock(&st->lock);
@@ -359,10 +363,10 @@ bool store_drop(struct store *st, const struct hash *name)
     slot = store_look_up(st, name);
     if (slot != -1) {
         store_remove(st, slot);
-        /* A slot that is being read is freed by its last reader. */
         st->entries[slot].gone = st->entries[slot].n_readers > 0;
         if (!st->entries[slot].gone)
             store_free_slot(st, slot);
+        /* The I/O thread erases the record later. */
         store_note_changed(st, slot);
     }
     (void)pthread_mutex_unlock(&st->lock);
@@ -419,6 +423,7 @@ bool store_poll(struct store *st, struct store_done *done)
         return true;
     }
     if (buffer->rc == ERR_OK)
+        /* The caller reads the payload where it is, and then calls store_release(). */
         done->payload = (const char *)buffer->header + STORE_HEADER_BYTES;
     else
         store_release(st, (const char *)buffer->header + STORE_HEADER_BYTES);
@@ -444,7 +449,6 @@ int store_event_fd(const struct store *st)
 void store_flush(struct store *st)
 {
     (void)pthread_mutex_lock(&st->lock);
-    /* Each thread broadcasts `idle` when it finds nothing to do. */
     while (!store_is_idle(st)) {
         (void)pthread_cond_broadcast(&st->work);
         (void)pthread_cond_wait(&st->idle, &st->lock);
@@ -459,6 +463,7 @@ void store_set_rates(struct store *st, const struct store_rate *rates, int n)
     (void)pthread_mutex_lock(&st->lock);
     memcpy(st->rates, rates, (size_t)n * sizeof *rates);
     st->n_rates = n;
+    /* The I/O thread writes them with the next last uses. */
     st->rates_marked = true;
     (void)pthread_mutex_unlock(&st->lock);
 }
