@@ -143,6 +143,7 @@ static bool store_write_one(struct store *st, struct store_buffer *buffer, int n
         memcpy((char *)buffer->header + STORE_HEADER_BYTES, buffer->source, st->options.page_bytes);
     generation = st->entries[buffer->slot].record.generation + 1; /* only this thread changes it */
     store_seal(st, buffer, generation);
+    /* Applied by store_db_commit() with the rest of the batch. */
     *change = (struct store_change){
         .slot = (uint64_t)buffer->slot,
         .record = {.name = buffer->name,
@@ -211,6 +212,7 @@ static void store_write_batch(struct store *st, struct store_buffer *list)
         if (store_write_one(st, buffer, n))
             n++;
     }
+    /* Without the lock: the engine goes on while the disk works. */
     rc = store_sync(st, n);
     (void)pthread_mutex_lock(&st->lock);
     for (int i = 0; i < n; i++) {
@@ -234,6 +236,7 @@ static void store_write_batch(struct store *st, struct store_buffer *list)
     while (list != NULL) {
         struct store_buffer *next = list->next;
 
+        /* Saves with a ticket go to the engine, which is told below; other buffers become idle. */
         list->writes = false;
         told = told || list->tells;
         store_push(list->tells ? &st->done : &st->idle_buffers, list);
@@ -266,6 +269,7 @@ static void store_end_read(struct store *st, struct store_buffer *buffer)
     /* The reader leaves, whatever it has read. */
     entry->n_readers--;
     if (entry->gone) {
+        /* For the engine the page is gone, even if the bytes were read. */
         buffer->rc = ERR_NOT_FOUND;
         entry->gone = entry->n_readers > 0;
         if (!entry->gone)
