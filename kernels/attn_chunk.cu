@@ -181,10 +181,10 @@ static __device__ inline void soften(chunk_state<D> &st, float score[BLOCK / 8][
         for (int j = 0; j < BLOCK / 8; j++) {
 #pragma unroll
             for (int elem = 0; elem < 2; elem++) {
-                float w = exp2_fast(score[j][2 * row + elem] - top);
+                float weight = exp2_fast(score[j][2 * row + elem] - top);
 
-                score[j][2 * row + elem] = w;
-                st.sum[row] += w;
+                score[j][2 * row + elem] = weight;
+                st.sum[row] += weight;
             }
         }
     }
@@ -272,7 +272,7 @@ template <int D>
 static __global__ void __launch_bounds__(WARPS * 32) attn_chunk_kernel(const chunk_args a)
 {
     extern __shared__ __align__(16) bf16 shared[];
-    bf16 *q = shared, *k = q + ROWS * (D + PAD), *v = k + BLOCK * (D + PAD);
+    bf16 *queries = shared, *keys = queries + ROWS * (D + PAD), *values = keys + BLOCK * (D + PAD);
     int tile = blockIdx.x, kv_head = blockIdx.y, group = a.n_heads / a.kv.n_kv_heads;
     int hd = a.kv.head_dim, seq = a.plan.tile_seqs[tile], start = a.plan.tile_starts[tile];
     int n_seq = a.t.seq_start[seq + 1] - a.t.seq_start[seq];
@@ -292,28 +292,29 @@ static __global__ void __launch_bounds__(WARPS * 32) attn_chunk_kernel(const chu
             a.qkv +
             ((size_t)(token0 + row / group) * (a.n_heads + 2 * a.kv.n_kv_heads) + head) * hd;
 
-        copy_row<D>(q + row * (D + PAD), row / group < n_tokens ? from : NULL, hd, threadIdx.x % 8);
+        copy_row<D>(queries + row * (D + PAD), row / group < n_tokens ? from : NULL, hd,
+                    threadIdx.x % 8);
     }
     for (int j = 0; j < D / 8; j++)
         st.acc[j][0] = st.acc[j][1] = st.acc[j][2] = st.acc[j][3] = 0.0f;
     st.top[0] = st.top[1] = NOTHING;
     st.sum[0] = st.sum[1] = 0.0f;
-    copy_block<D>(k, a, pages, kv_head, first, lowest, last, 0);
+    copy_block<D>(keys, a, pages, kv_head, first, lowest, last, 0);
     for (int base = first; base <= last; base += BLOCK) {
         float score[BLOCK / 8][4];
         int limit[2] = {pos0 + row0 / group - base, pos0 + (row0 + 8) / group - base};
 
-        copy_block<D>(v, a, pages, kv_head, base, lowest, last, value_elems(a.kv));
+        copy_block<D>(values, a, pages, kv_head, base, lowest, last, value_elems(a.kv));
         wait_groups<1>(); /* the keys */
         __syncthreads();
-        score_block<D>(score, q + warp * 16 * (D + PAD), k);
+        score_block<D>(score, queries + warp * 16 * (D + PAD), keys);
         soften<D>(st, score, a.scale * LOG2_E, limit, window);
         __syncthreads();
         /* Past the end: zeros. */
-        copy_block<D>(k, a, pages, kv_head, base + BLOCK, lowest, last, 0);
+        copy_block<D>(keys, a, pages, kv_head, base + BLOCK, lowest, last, 0);
         wait_groups<1>(); /* the values */
         __syncthreads();
-        add_values<D>(st, score, v);
+        add_values<D>(st, score, values);
         __syncthreads();
     }
     wait_groups<0>();

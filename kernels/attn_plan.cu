@@ -53,14 +53,14 @@ static __device__ int sum_before(int x, int *shared, int *total)
         shared[warp] = upto;
     __syncthreads();
     if (warp == 0) {
-        int y = shared[lane], sum = y;
+        int count = shared[lane], sum = count;
 
         for (int i = 1; i < 32; i *= 2) {
             int below = __shfl_up_sync(~0U, sum, i);
 
             sum += lane >= i ? below : 0;
         }
-        shared[lane] = sum - y;
+        shared[lane] = sum - count;
         if (lane == 31)
             shared[PLAN_WARPS] = sum;
     }

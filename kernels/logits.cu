@@ -113,23 +113,24 @@ static __device__ struct part stream(const struct run &run, float target)
 
 #pragma unroll 1
     for (int id = run.first + (int)threadIdx.x * 4; id < run.end; id += LOADS * STRIDE) {
-        float4 x[LOADS];
+        float4 fours[LOADS];
         float top = p.top;
 
-        load(x, run, id);
+        load(fours, run, id);
 #pragma unroll
         for (int i = 0; i < LOADS; i++) {
-            x[i] = make_float4(tame(x[i].x), tame(x[i].y), tame(x[i].z), tame(x[i].w));
-            top = fmaxf(top, fmaxf(fmaxf(x[i].x, x[i].y), fmaxf(x[i].z, x[i].w)));
+            fours[i] =
+                make_float4(tame(fours[i].x), tame(fours[i].y), tame(fours[i].z), tame(fours[i].w));
+            top = fmaxf(top, fmaxf(fmaxf(fours[i].x, fours[i].y), fmaxf(fours[i].z, fours[i].w)));
         }
         p.sum *= weight(p.top, top);
         p.top = top;
 #pragma unroll
         for (int i = 0; i < LOADS; i++) {
-            p.sum += (weight(x[i].x, top) + weight(x[i].y, top)) +
-                     (weight(x[i].z, top) + weight(x[i].w, top));
-            p.n_larger +=
-                (x[i].x > target) + (x[i].y > target) + (x[i].z > target) + (x[i].w > target);
+            p.sum += (weight(fours[i].x, top) + weight(fours[i].y, top)) +
+                     (weight(fours[i].z, top) + weight(fours[i].w, top));
+            p.n_larger += (fours[i].x > target) + (fours[i].y > target) + (fours[i].z > target) +
+                          (fours[i].w > target);
         }
     }
     return p;
@@ -214,16 +215,16 @@ static __device__ void collect(struct shared_state *s, const struct run &run, fl
 {
 #pragma unroll 1
     for (int first = run.first + (int)threadIdx.x * 4; first < run.end; first += LOADS * STRIDE) {
-        float4 x[LOADS];
+        float4 fours[LOADS];
         uint32_t hits = 0;
 
-        load(x, run, first);
+        load(fours, run, first);
 #pragma unroll
         for (int i = 0; i < LOADS; i++) {
-            hits |= (uint32_t)(tame(x[i].x) >= bound) << (i * 4);
-            hits |= (uint32_t)(tame(x[i].y) >= bound) << (i * 4 + 1);
-            hits |= (uint32_t)(tame(x[i].z) >= bound) << (i * 4 + 2);
-            hits |= (uint32_t)(tame(x[i].w) >= bound) << (i * 4 + 3);
+            hits |= (uint32_t)(tame(fours[i].x) >= bound) << (i * 4);
+            hits |= (uint32_t)(tame(fours[i].y) >= bound) << (i * 4 + 1);
+            hits |= (uint32_t)(tame(fours[i].z) >= bound) << (i * 4 + 2);
+            hits |= (uint32_t)(tame(fours[i].w) >= bound) << (i * 4 + 3);
         }
         for (; hits != 0; hits &= hits - 1) {
             int i = __ffs((int)hits) - 1, id = first + i / 4 * STRIDE + i % 4, at;
@@ -448,7 +449,7 @@ static __global__ void __launch_bounds__(CHOSEN_THREADS)
 {
     int lane = threadIdx.x % 32, at = (blockIdx.x * CHOSEN_THREADS + (int)threadIdx.x) / 32, id;
     struct k_logits_row row;
-    float x;
+    float logit;
 
     if (at >= n)
         return;
@@ -456,17 +457,17 @@ static __global__ void __launch_bounds__(CHOSEN_THREADS)
     if (row.n_top < 0 || row.target != K_SAMPLED)
         return;
     id = ids[row.row];
-    x = logits[(size_t)row.row * n_vocab + id];
+    logit = logits[(size_t)row.row * n_vocab + id];
     for (int first = 0; first < row.n_biases; first += 32) {
         const struct k_bias *bias = &biases[row.biases_at + first + lane];
         bool is_it = first + lane < row.n_biases && bias->id == id;
         uint32_t hit = __ballot_sync(~0U, is_it);
 
         if (hit != 0)
-            x = biases[row.biases_at + first + __ffs((int)hit) - 1].raw;
+            logit = biases[row.biases_at + first + __ffs((int)hit) - 1].raw;
     }
     if (lane == 0)
-        out[at].chosen = tame(x) - out[at].log_sum;
+        out[at].chosen = tame(logit) - out[at].log_sum;
 }
 
 int k_chosen(struct k_logprob_row *out, const int32_t *ids, const float *logits, int n_vocab,

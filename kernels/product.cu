@@ -30,17 +30,17 @@
 #include "kernels/product.cuh"
 #include "kernels/product_cut.h"
 
-#define ROWS_FEW   3 /* for more the other kernel is faster */
-#define WARPS      8
-#define THREADS    (WARPS * 32)
-#define BOX_ROWS   16
-#define BOX_COLS   64
-#define BOX_BYTES  2048 /* 16 rows of 128 bytes */
-#define SLOT_BYTES (2 * BOX_BYTES)
-#define DEPTH_MAX  4  /* stages of a ring: 128 KB per multiprocessor */
-#define COL_STRIDE 20 /* stride of sums in shared memory: 16 rows, and no two lanes in a bank */
-#define SQUARES    8  /* partial sums of squares that a lane prefetches */
-#define SMEM_MAX   (226 * 1024)
+#define ROWS_FEW    3 /* for more the other kernel is faster */
+#define WARPS       8
+#define THREADS     (WARPS * 32)
+#define BOX_ROWS    16
+#define BOX_COLS    64
+#define BOX_BYTES   2048 /* 16 rows of 128 bytes */
+#define STAGE_BYTES (2 * BOX_BYTES)
+#define DEPTH_MAX   4  /* stages of a ring: 128 KB per multiprocessor */
+#define COL_STRIDE  20 /* stride of sums in shared memory: 16 rows, and no two lanes in a bank */
+#define SQUARES     8  /* partial sums of squares that a lane prefetches */
+#define SMEM_MAX    (226 * 1024)
 
 struct product_args {
     struct k_product p;
@@ -120,10 +120,10 @@ static __device__ inline void multiply_bf16(float acc[NT][4], const chunk &a, co
 {
 #pragma unroll
     for (int tile_idx = 0; tile_idx < NT; tile_idx++) {
-        uint4 b = *(const uint4 *)(x + x_row[tile_idx]);
+        uint4 x_words = *(const uint4 *)(x + x_row[tile_idx]);
 
-        multiply(acc[tile_idx], a.low.x, a.high.x, a.low.y, a.high.y, b.x, b.y);
-        multiply(acc[tile_idx], a.low.z, a.high.z, a.low.w, a.high.w, b.z, b.w);
+        multiply(acc[tile_idx], a.low.x, a.high.x, a.low.y, a.high.y, x_words.x, x_words.y);
+        multiply(acc[tile_idx], a.low.z, a.high.z, a.low.w, a.high.w, x_words.z, x_words.w);
     }
 }
 
@@ -147,7 +147,7 @@ static __device__ inline void multiply_box(float acc[2][NT][4], const char *box,
 struct box_ring {
     char *boxes;
     uint64_t *bars;
-    int slot, parity;         /* of the boxes to be multiplied next */
+    int stage, parity;        /* of the boxes to be multiplied next */
     int tile, last_tile, box; /* to be loaded next */
     int tile_rows;            /* rows of a part (gate or up) in a tile */
 };
@@ -156,13 +156,13 @@ struct box_ring {
  * CTA's): it is not multiplied. */
 template <int WK>
 static __device__ inline void load_boxes(box_ring &r, const CUtensorMap *map, const product_args &a,
-                                         int warp, int slot)
+                                         int warp, int stage)
 {
     if (r.tile >= r.last_tile)
         return;
     if (leads()) {
-        barrier_expect(&r.bars[slot], SLOT_BYTES);
-        copy_boxes(r.boxes + slot * SLOT_BYTES, map, r.box, r.tile * r.tile_rows, &r.bars[slot]);
+        barrier_expect(&r.bars[stage], STAGE_BYTES);
+        copy_boxes(r.boxes + stage * STAGE_BYTES, map, r.box, r.tile * r.tile_rows, &r.bars[stage]);
     }
     r.box += 2 * WK;
     if (r.box >= a.n_boxes) {
@@ -180,18 +180,18 @@ static __device__ inline void multiply_tile(float acc[2][NT][4], box_ring &r,
     const int x_bytes = 128; /* of a row of x, for a box */
 
     for (int box = warp % WK * 2; box < a.n_boxes; box += 2 * WK) {
-        const char *from = r.boxes + r.slot * SLOT_BYTES, *x = xs + box * x_bytes;
+        const char *from = r.boxes + r.stage * STAGE_BYTES, *x = xs + box * x_bytes;
 
-        bar_wait(&r.bars[r.slot], r.parity);
+        bar_wait(&r.bars[r.stage], r.parity);
         multiply_box<NT>(acc, from, x, x_row);
         if (box + 1 < a.n_boxes)
             multiply_box<NT>(acc, from + BOX_BYTES, x + x_bytes, x_row);
         __syncwarp();
-        load_boxes<WK>(r, map, a, warp, r.slot);
+        load_boxes<WK>(r, map, a, warp, r.stage);
         if (r.tile >= r.last_tile) /* repeated; only the first time counts */
             asm volatile("griddepcontrol.launch_dependents;");
-        if (++r.slot == a.depth) {
-            r.slot = 0;
+        if (++r.stage == a.depth) {
+            r.stage = 0;
             r.parity ^= 1;
         }
     }
@@ -288,21 +288,22 @@ static __device__ inline targets targets_of(const product_args &a)
 static __device__ inline void write_output(const targets &to, const output &o, float sum, float up,
                                            float inverse)
 {
-    float y = sum * inverse + load_bf16(&o.bias), square;
+    float result = sum * inverse + load_bf16(&o.bias), square;
     size_t at = (size_t)o.c * to.n_out + o.row;
 
     switch (to.kind) {
-    case K_PRODUCT_PLAIN: store_bf16((k_bf16 *)to.y + at, y); break;
-    case K_PRODUCT_FLOAT: ((float *)to.y)[at] = y; break;
+    case K_PRODUCT_PLAIN: store_bf16((k_bf16 *)to.y + at, result); break;
+    case K_PRODUCT_FLOAT: ((float *)to.y)[at] = result; break;
     case K_PRODUCT_GATED:
         store_x(to.y, (size_t)o.c * (to.n_out / 2) + o.row,
-                y / (1.0f + __expf(-y)) * (up * inverse + load_bf16(&o.bias_up)), to.is_half);
+                result / (1.0f + __expf(-result)) * (up * inverse + load_bf16(&o.bias_up)),
+                to.is_half);
         break;
     case K_PRODUCT_RESIDUAL: /* the sixteen lanes of a tile come here together */
-        y += o.residual;
-        to.residual[at] = y;
-        store_x(to.normed, at, y * load_bf16(&o.norm), to.is_half);
-        square = y * y;
+        result += o.residual;
+        to.residual[at] = result;
+        store_x(to.normed, at, result * load_bf16(&o.norm), to.is_half);
+        square = result * result;
         for (int apart = 8; apart > 0; apart /= 2)
             square += __shfl_xor_sync(0xffffU << (threadIdx.x & 16), square, apart);
         if (o.row % 16 == 0)
@@ -386,7 +387,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     extern __shared__ __align__(1024) char shared[];
     const int tiles = WARPS / WK * PT;
     int warp = warp_number(), lane_row = threadIdx.x % 32 / 4, lane_col = threadIdx.x % 4, pass = 0;
-    char *xs = shared + WARPS * a.depth * SLOT_BYTES;
+    char *xs = shared + WARPS * a.depth * STAGE_BYTES;
     float *red = (float *)(xs + a.n * a.x_stride), *red_odd = red + PT * WARPS * COL_STRIDE * a.n;
     float *inverse = red_odd + PT * WARPS * COL_STRIDE * a.n;
     uint64_t *bars = (uint64_t *)(inverse + 8 * NT), *x_bar = bars + WARPS * a.depth;
@@ -397,7 +398,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     uint32_t x_row[NT];
     float squares[SQUARES];
 
-    ring.boxes = shared + warp * a.depth * SLOT_BYTES;
+    ring.boxes = shared + warp * a.depth * STAGE_BYTES;
     ring.bars = bars + warp * a.depth;
     ring.tile = warp % WK * 2 < a.n_boxes ? first + warp / WK : last;
     ring.last_tile = last;
@@ -467,7 +468,7 @@ static size_t rest_bytes(int n_in, int n)
 static bool takes(const struct k_matrix *w, int n)
 {
     return n >= 1 && n <= ROWS_FEW && k_format_is_plain(&w->format) && w->n_in % BOX_COLS == 0 &&
-           rest_bytes(w->n_in, n) + WARPS * 2 * SLOT_BYTES <= SMEM_MAX;
+           rest_bytes(w->n_in, n) + WARPS * 2 * STAGE_BYTES <= SMEM_MAX;
 }
 
 /* Is the other kernel to be used? With a long n_in, x may not fit here. */
@@ -498,12 +499,12 @@ int k_multiply_bucket(const struct k_matrix *w, int n)
 static int launch(const CUtensorMap &map, product_args &a, int n_sms, k_stream stream)
 {
     size_t rest = rest_bytes(a.n_in, a.n), smem;
-    int depth = (int)((SMEM_MAX - rest) / (WARPS * SLOT_BYTES));
+    int depth = (int)((SMEM_MAX - rest) / (WARPS * STAGE_BYTES));
     cudaLaunchAttribute attribute = {};
     cudaLaunchConfig_t config = {};
 
     a.depth = depth < DEPTH_MAX ? depth : DEPTH_MAX;
-    smem = rest + (size_t)WARPS * a.depth * SLOT_BYTES;
+    smem = rest + (size_t)WARPS * a.depth * STAGE_BYTES;
     if (cudaFuncSetAttribute(product_kernel<1, 8, 4>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              (int)smem) != cudaSuccess)
         return -1;
@@ -555,15 +556,15 @@ static __global__ void embed_normed_kernel(float *x, void *normed, bool is_half,
 {
     int d = blockIdx.x * blockDim.x + threadIdx.x, col = blockIdx.y;
     int32_t id = ids[col];
-    float v = 0.0f, square;
+    float value = 0.0f, square;
 
     asm volatile("griddepcontrol.launch_dependents;");
     if (d < dim) {
-        v = load_bf16(table + (size_t)(id < 0 ? sampled[-1 - id] : id) * dim + d);
-        x[(size_t)col * dim + d] = v;
-        store_x(normed, (size_t)col * dim + d, v * load_bf16(norm + d), is_half);
+        value = load_bf16(table + (size_t)(id < 0 ? sampled[-1 - id] : id) * dim + d);
+        x[(size_t)col * dim + d] = value;
+        store_x(normed, (size_t)col * dim + d, value * load_bf16(norm + d), is_half);
     }
-    square = v * v;
+    square = value * value;
     for (int apart = 8; apart > 0; apart /= 2)
         square += __shfl_xor_sync(~0U, square, apart);
     if (d < dim && d % 16 == 0)

@@ -38,10 +38,10 @@ static void find_top(struct k_logprob_row *out, const float *logits, int n_vocab
     int n_found = 0;
 
     for (int32_t id = 0; id < n_vocab; id++) {
-        float x = tame(logits[id]);
+        float logit = tame(logits[id]);
         int at = n_found;
 
-        while (at > 0 && x > out->top[at - 1])
+        while (at > 0 && logit > out->top[at - 1])
             at--;
         if (at == n)
             continue;
@@ -50,7 +50,7 @@ static void find_top(struct k_logprob_row *out, const float *logits, int n_vocab
             out->top[i] = out->top[i - 1];
             out->ids[i] = out->ids[i - 1];
         }
-        out->top[at] = x;
+        out->top[at] = logit;
         out->ids[at] = id;
     }
     out->n_top = n_found;
@@ -113,16 +113,16 @@ void ref_chosen(struct k_logprob_row *out, const int32_t *ids, const float *logi
 {
     for (int row_idx = 0; row_idx < n; row_idx++) {
         int32_t id;
-        float x;
+        float logit;
 
         if (rows[row_idx].n_top < 0 || rows[row_idx].target != K_SAMPLED)
             continue;
         id = ids[rows[row_idx].row];
-        x = logits[(size_t)rows[row_idx].row * (size_t)n_vocab + (size_t)id];
+        logit = logits[(size_t)rows[row_idx].row * (size_t)n_vocab + (size_t)id];
         for (int i = 0; i < rows[row_idx].n_biases; i++) {
             if (biases[rows[row_idx].biases_at + i].id == id)
-                x = biases[rows[row_idx].biases_at + i].raw;
+                logit = biases[rows[row_idx].biases_at + i].raw;
         }
-        out[row_idx].chosen = tame(x) - out[row_idx].log_sum;
+        out[row_idx].chosen = tame(logit) - out[row_idx].log_sum;
     }
 }

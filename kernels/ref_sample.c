@@ -117,15 +117,15 @@ static void count_history(int32_t *counts, int n_vocab, const struct k_sample_ro
 /* The id in whose part of the running sum r falls, in the order of ids. */
 static int32_t draw(const struct kept *k, const struct k_sample_row *row, uint64_t sum)
 {
-    uint64_t r = k_mul_high(k_random(row->sampling.seed, row->position), sum);
+    uint64_t drawn = k_mul_high(k_random(row->sampling.seed, row->position), sum);
     uint64_t run = 0;
 
     for (int32_t i = 0; i < k->n; i++) {
         run += weight_of(k, i);
-        if (run > r)
+        if (run > drawn)
             return i;
     }
-    return 0; /* never reached, because r < sum */
+    return 0; /* never reached, because drawn < sum */
 }
 
 /* The order of the filters is vLLM's: penalties, temperature, min_p, top_k, top_p. */

@@ -47,10 +47,10 @@ static __device__ inline float silu(float x)
 
 static __device__ inline void load_chunk(float *v, const float *from)
 {
-    float4 a = ((const float4 *)from)[0], b = ((const float4 *)from)[1];
+    float4 first = ((const float4 *)from)[0], second = ((const float4 *)from)[1];
 
-    v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w;
-    v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
+    v[0] = first.x, v[1] = first.y, v[2] = first.z, v[3] = first.w;
+    v[4] = second.x, v[5] = second.y, v[6] = second.z, v[7] = second.w;
 }
 
 /* Eight consecutive float32. */
@@ -222,31 +222,31 @@ static __global__ void __launch_bounds__(CHUNKS <= 4 ? THREADS_MAX : THREADS_MAX
     row_kernel(const row_args a)
 {
     __shared__ float parts[N_PARTS], tops[32];
-    float v[CHUNKS][CHUNK];
+    float values[CHUNKS][CHUNK];
 
 #pragma unroll
     for (int chunk = 0; chunk < CHUNKS; chunk++) {
         int d = (chunk * (int)blockDim.x + (int)threadIdx.x) * CHUNK;
 
         if (d < a.dim) {
-            read_chunk<SOURCE>(v[chunk], a, d);
+            read_chunk<SOURCE>(values[chunk], a, d);
         } else {
             for (int i = 0; i < CHUNK; i++)
-                v[chunk][i] = 0.0f;
+                values[chunk][i] = 0.0f;
         }
     }
     if (SOURCE == FROM_X || SOURCE == FROM_SUM)
-        norm_row<CHUNKS>(v, a, parts);
+        norm_row<CHUNKS>(values, a, parts);
     if (RESULT == TO_ROWS)
-        round_row<CHUNKS>(v, a, tops);
+        round_row<CHUNKS>(values, a, tops);
     if (RESULT == TO_BLOCKS)
-        round_runs<CHUNKS>(v, a);
+        round_runs<CHUNKS>(values, a);
 #pragma unroll
     for (int chunk = 0; RESULT == TO_BF16 && chunk < CHUNKS; chunk++) {
         int d = (chunk * (int)blockDim.x + (int)threadIdx.x) * CHUNK;
 
         if (d < a.dim)
-            store_chunk(a.out + (size_t)blockIdx.x * a.dim + d, v[chunk]);
+            store_chunk(a.out + (size_t)blockIdx.x * a.dim + d, values[chunk]);
     }
 }
 
@@ -306,13 +306,13 @@ static __global__ void rmsnorm_kernel(k_bf16 *out, float *x, const k_bf16 *delta
     float sum = 0.0f, scale;
 
     for (int d = threadIdx.x; d < dim; d += blockDim.x) {
-        float v = x[at + d];
+        float value = x[at + d];
 
         if (delta != NULL) {
-            v += load_bf16(delta + at + d);
-            x[at + d] = v;
+            value += load_bf16(delta + at + d);
+            x[at + d] = value;
         }
-        sum += v * v;
+        sum += value * value;
     }
     scale = rsqrtf(block_sum(sum, shared) / dim + eps);
     for (int d = threadIdx.x; d < dim; d += blockDim.x)

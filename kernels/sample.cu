@@ -110,14 +110,14 @@ static __device__ inline float pick(const float4 &x, int i)
  * that weigh nothing. */
 static __device__ inline uint64_t weight_of(const struct view &v, float value)
 {
-    float z;
+    float scaled;
     uint64_t weight;
 
     if (!(value >= v.low))
         return 0;
-    z = value / v.divisor;
-    weight = k_exp_fixed(z - v.top);
-    return weight >= v.min_weight && z >= v.least ? weight : 0;
+    scaled = value / v.divisor;
+    weight = k_exp_fixed(scaled - v.top);
+    return weight >= v.min_weight && scaled >= v.least ? weight : 0;
 }
 
 /* --- values --------------------------------------------------------------------------------- */
@@ -125,15 +125,15 @@ static __device__ inline uint64_t weight_of(const struct view &v, float value)
 /* Four logits; NaN, which is never kept, after the end. */
 static __device__ inline float4 load4(const float *logits, int id, int n_vocab, bool is_aligned)
 {
-    float4 x;
+    float4 four;
 
     if (is_aligned && id < n_vocab)
         return __ldcs((const float4 *)(logits + id));
-    x.x = id < n_vocab ? logits[id] : NAN;
-    x.y = id + 1 < n_vocab ? logits[id + 1] : NAN;
-    x.z = id + 2 < n_vocab ? logits[id + 2] : NAN;
-    x.w = id + 3 < n_vocab ? logits[id + 3] : NAN;
-    return x;
+    four.x = id < n_vocab ? logits[id] : NAN;
+    four.y = id + 1 < n_vocab ? logits[id + 1] : NAN;
+    four.z = id + 2 < n_vocab ? logits[id + 2] : NAN;
+    four.w = id + 3 < n_vocab ? logits[id + 3] : NAN;
+    return four;
 }
 
 /* Count the history, and mark banned ids, in this block's slice. */
@@ -215,11 +215,11 @@ static __device__ uint64_t load_run(const struct view &v, const float *logits, i
 
 #pragma unroll 1
     for (int base = start; base < v.run_len; base += 128 * BATCH) {
-        float4 x[BATCH];
+        float4 fours[BATCH];
 
 #pragma unroll
         for (int load_idx = 0; load_idx < BATCH; load_idx++)
-            x[load_idx] =
+            fours[load_idx] =
                 load4(logits,
                       base + load_idx * 128 < v.run_len ? v.first + base + load_idx * 128 : n_vocab,
                       n_vocab, is_aligned);
@@ -234,10 +234,11 @@ static __device__ uint64_t load_run(const struct view &v, const float *logits, i
                 int4 count = *(const int4 *)&v.run[i];
 
                 if ((count.x | count.y | count.z | count.w) != 0)
-                    x[load_idx] = adjusted4(x[load_idx], count, row);
+                    fours[load_idx] = adjusted4(fours[load_idx], count, row);
             }
-            *(float4 *)&v.run[i] = x[load_idx];
-            most = fmaxf(fmaxf(x[load_idx].x, x[load_idx].y), fmaxf(x[load_idx].z, x[load_idx].w));
+            *(float4 *)&v.run[i] = fours[load_idx];
+            most = fmaxf(fmaxf(fours[load_idx].x, fours[load_idx].y),
+                         fmaxf(fours[load_idx].z, fours[load_idx].w));
             if (most > largest) {
                 largest = most;
                 at = i;
@@ -287,12 +288,12 @@ static __device__ void gather(struct shared_state *s, const struct view &v, floa
     uint64_t weight = 0, upper = 0;
 
     for (int i = threadIdx.x % 32 * 4; i < v.run_len; i += 128) {
-        float4 x = get4(&v.run[i]);
+        float4 four = get4(&v.run[i]);
 
-        if (!is_weighed && !(fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w)) >= cut))
+        if (!is_weighed && !(fmaxf(fmaxf(four.x, four.y), fmaxf(four.z, four.w)) >= cut))
             continue;
         for (int j = 0; j < 4; j++) {
-            float value = pick(x, j);
+            float value = pick(four, j);
             uint64_t own_weight = is_weighed ? weight_of(v, value) : 0;
 
             weight += own_weight;
@@ -348,12 +349,12 @@ static __device__ int line_up(struct finalists *f, const struct shared_state *s,
         int n_here = s->shares[rank].n_candidates;
 
         if ((int)threadIdx.x < n_here) {
-            struct candidate c = s->candidates[rank][threadIdx.x];
-            float z = c.value / v.divisor;
+            struct candidate candidate = s->candidates[rank][threadIdx.x];
+            float scaled = candidate.value / v.divisor;
 
-            f->key[n + threadIdx.x] = k_sort_key(z);
-            f->id[n + threadIdx.x] = c.id;
-            f->weight[n + threadIdx.x] = weight_of(v, c.value);
+            f->key[n + threadIdx.x] = k_sort_key(scaled);
+            f->id[n + threadIdx.x] = candidate.id;
+            f->weight[n + threadIdx.x] = weight_of(v, candidate.value);
         }
         n += n_here;
     }
@@ -483,15 +484,15 @@ static __device__ void weigh_cuts(uint64_t own[CUTS], const struct view &v,
         own[idx] = 0;
     }
     for (int i = threadIdx.x % 32; i < v.run_len; i += 32) {
-        float z = v.run[i];
+        float scaled = v.run[i];
         uint64_t weight;
 
-        if (!(z >= from[0] && z < end))
+        if (!(scaled >= from[0] && scaled < end))
             continue;
-        weight = is_count ? 1 : weight_of(v, z);
+        weight = is_count ? 1 : weight_of(v, scaled);
         own[0] += weight;
         for (int idx = 1; idx < CUTS; idx++)
-            own[idx] += z >= from[idx] ? weight : 0;
+            own[idx] += scaled >= from[idx] ? weight : 0;
     }
     __syncwarp();
     for (int idx = 0; idx < CUTS; idx++)
@@ -538,10 +539,10 @@ static __device__ uint64_t weigh(struct shared_state *s, const struct view &v, i
     uint64_t own[CUTS] = {0};
 
     for (int i = threadIdx.x % 32 * 4; i < v.run_len; i += 128) {
-        float4 x = get4(&v.run[i]);
+        float4 four = get4(&v.run[i]);
 
-        own[0] += weight_of(v, x.x) + weight_of(v, x.y);
-        own[0] += weight_of(v, x.z) + weight_of(v, x.w);
+        own[0] += weight_of(v, four.x) + weight_of(v, four.y);
+        own[0] += weight_of(v, four.z) + weight_of(v, four.w);
     }
     __syncwarp();
     own[0] = warp_sum(own[0]);
@@ -634,9 +635,9 @@ static __global__ void __cluster_dims__(RANKS, 1, 1) __launch_bounds__(THREADS, 
     int at = blockIdx.x / RANKS, rank = (int)cluster.block_rank(), warp = threadIdx.x / 32;
     const struct k_sample_row *row = &rows[at];
     bool is_adjusted, is_weighed;
-    struct view v = {slice + warp * run_len, (rank * WARPS + warp) * run_len, run_len};
+    struct view view = {slice + warp * run_len, (rank * WARPS + warp) * run_len, run_len};
     uint64_t best, sum;
-    int k;
+    int top_k;
 
     if (only_left) {
         asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -650,32 +651,32 @@ static __global__ void __cluster_dims__(RANKS, 1, 1) __launch_bounds__(THREADS, 
     cluster.barrier_arrive(); /* nothing is sent before all blocks have begun */
     if (is_adjusted)
         count_history((int32_t *)slice, rank * WARPS * run_len, WARPS * run_len, row, history);
-    best = load_run(v, logits + (size_t)at * n_vocab, n_vocab, row, is_adjusted);
+    best = load_run(view, logits + (size_t)at * n_vocab, n_vocab, row, is_adjusted);
     cluster.barrier_wait();
     best = share_best(&s, best);
-    v.divisor = row->sampling.temperature;
-    v.top = key_value((uint32_t)(best >> 32)) / v.divisor;
-    if (!(v.divisor > 0.0f) || !(fabsf(v.top) < INFINITY)) { /* greedy, or no weight at all */
+    view.divisor = row->sampling.temperature;
+    view.top = key_value((uint32_t)(best >> 32)) / view.divisor;
+    if (!(view.divisor > 0.0f) || !(fabsf(view.top) < INFINITY)) { /* greedy, or no weight at all */
         if (rank == 0 && threadIdx.x == 0)
             ids[at] = best_id(best);
         return;
     }
-    v.low = (v.top - 23.0f - fabsf(v.top) * 0x1p-18f) * v.divisor;
-    if (!(v.divisor > 1e-20f && v.divisor < 1e20f))
-        v.low = -INFINITY;
-    v.min_weight = k_min_weight(row->sampling.min_p);
-    v.least = -INFINITY;
+    view.low = (view.top - 23.0f - fabsf(view.top) * 0x1p-18f) * view.divisor;
+    if (!(view.divisor > 1e-20f && view.divisor < 1e20f))
+        view.low = -INFINITY;
+    view.min_weight = k_min_weight(row->sampling.min_p);
+    view.least = -INFINITY;
     is_weighed = row->sampling.top_k <= 0 || row->sampling.top_k >= n_vocab;
-    k = is_weighed ? NUCLEUS : row->sampling.top_k;
-    if (k <= ALL_WARPS && (!is_weighed || row->sampling.top_p < 1.0f)) {
-        gather(&s, v, find_bound(&s, k, v.divisor), is_weighed);
+    top_k = is_weighed ? NUCLEUS : row->sampling.top_k;
+    if (top_k <= ALL_WARPS && (!is_weighed || row->sampling.top_p < 1.0f)) {
+        gather(&s, view, find_bound(&s, top_k, view.divisor), is_weighed);
         if (suffice(&s, row, is_weighed, &sum)) {
             if (rank == 0)
-                finish(&ids[at], (struct finalists *)slice, &s, v, row, sum, best_id(best));
+                finish(&ids[at], (struct finalists *)slice, &s, view, row, sum, best_id(best));
             return;
         }
     }
-    sample_wide(&ids[at], &s, &v, row, n_vocab, best_id(best));
+    sample_wide(&ids[at], &s, &view, row, n_vocab, best_id(best));
 }
 
 /* With many rows, sample_top() goes first and marks the rows that it leaves; this kernel is

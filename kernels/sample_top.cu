@@ -194,9 +194,9 @@ static __device__ inline int place(int i, int round, int n_rounds)
 /* __ldcs: each logit is read once, so it should leave the cache first. */
 static __device__ inline float4 load4(const float *logits, int at, int n4)
 {
-    float4 x = {NAN, NAN, NAN, NAN};
+    float4 four = {NAN, NAN, NAN, NAN};
 
-    return at < n4 ? __ldcs((const float4 *)logits + at) : x;
+    return at < n4 ? __ldcs((const float4 *)logits + at) : four;
 }
 
 /* A bound that is at most the k-th largest logit: the k-th largest of the quads' maxima, less the
@@ -241,34 +241,34 @@ static __device__ void stream(struct state *s, struct seeker *k, struct touched 
                               const int32_t *history)
 {
     int n4 = n_vocab / 4, n_rounds = (n4 + THREADS * LOADS - 1) / (THREADS * LOADS);
-    float4 x[LOADS];
+    float4 fours[LOADS];
 
 #pragma unroll
     for (int i = 0; i < LOADS; i++)
-        x[i] = load4(logits, place(i, 0, n_rounds), n4);
+        fours[i] = load4(logits, place(i, 0, n_rounds), n4);
     if (row->n_history > 0 || row->n_banned > 0)
         touch_all(s, t, n_vocab, row, history);
     if (t->size > 0) {
 #pragma unroll
         for (int i = 0; i < LOADS; i++)
-            x[i] = untouched(x[i], place(i, 0, n_rounds), n4, *t);
+            fours[i] = untouched(fours[i], place(i, 0, n_rounds), n4, *t);
     }
     if (!k->is_greedy)
-        k->limit = find_bound(s, x, row->sampling.top_k, row->sampling.temperature);
+        k->limit = find_bound(s, fours, row->sampling.top_k, row->sampling.temperature);
 #pragma unroll 1
     for (int round = 0; round < n_rounds; round++) {
 #pragma unroll
         for (int half = 0; half < LOADS; half += HALF) {
 #pragma unroll
             for (int i = half; i < half + HALF; i++)
-                seek4(s, k, x[i], place(i, round, n_rounds));
+                seek4(s, k, fours[i], place(i, round, n_rounds));
 #pragma unroll
             for (int i = half; i < half + HALF; i++) {
                 int at = place(i, round + 1, n_rounds);
 
-                x[i] = load4(logits, round + 1 < n_rounds ? at : n4, n4);
+                fours[i] = load4(logits, round + 1 < n_rounds ? at : n4, n4);
                 if (t->size > 0)
-                    x[i] = untouched(x[i], at, n4, *t);
+                    fours[i] = untouched(fours[i], at, n4, *t);
             }
         }
     }
@@ -409,7 +409,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
     __shared__ __align__(16) struct state s;
     const struct k_sample_row *row = &rows[blockIdx.x];
     struct touched t = {dynamic, (int2 *)(dynamic + (n_vocab + 127) / 128 * 4), 0};
-    struct seeker k = {-INFINITY, !(row->sampling.temperature > 0.0f), 0};
+    struct seeker seeker = {-INFINITY, !(row->sampling.temperature > 0.0f), 0};
     bool is_done;
 
     asm volatile(
@@ -421,16 +421,16 @@ static __global__ void __launch_bounds__(THREADS, 2)
     is_done = takes(row, n_vocab);
     __syncthreads();
     if (is_done) {
-        stream(&s, &k, &t, logits, n_vocab, row, history);
-        seek_touched(&s, &k, t, logits, row);
+        stream(&s, &seeker, &t, logits, n_vocab, row, history);
+        seek_touched(&s, &seeker, t, logits, row);
         __syncthreads();
         is_done = s.is_full == 0;
     }
-    if (is_done && k.is_greedy) {
-        k.best = block_max<WARPS>(k.best, s.reduced[0]);
-        is_done = k.best != 0;
+    if (is_done && seeker.is_greedy) {
+        seeker.best = block_max<WARPS>(seeker.best, s.reduced[0]);
+        is_done = seeker.best != 0;
         if (is_done && threadIdx.x == 0)
-            *ids = best_id(k.best);
+            *ids = best_id(seeker.best);
     } else if (is_done) {
         is_done = choose(ids, &s, row);
     }

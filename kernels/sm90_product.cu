@@ -69,13 +69,13 @@ struct barriers {
 };
 
 /* A stage of a ring whose length is chosen at launch, and the parity of its round. */
-struct slot {
+struct stage {
     int at;
     uint32_t parity;
 };
 
 /* n stages on; the parity changes with each round of the ring. */
-static __device__ inline void next_stage(slot &s, int n, int depth)
+static __device__ inline void next_stage(stage &s, int n, int depth)
 {
     s.at += n;
     if (s.at >= depth) {
@@ -116,7 +116,7 @@ static __device__ inline int block_row(int tile, int b, const product_cut &c)
 
 /* Load the next stage of x. */
 static __device__ inline void load_x(char *shared, const barriers &bars, const CUtensorMap *map,
-                                     step &x, slot &to, const work &k, const product_cut &c)
+                                     step &x, stage &to, const work &k, const product_cut &c)
 {
     barrier_wait(&bars.x_empty[to.at], to.parity);
     barrier_expect(&bars.x_full[to.at], c.x_copied);
@@ -152,9 +152,9 @@ static __device__ inline void begin_stages(char *shared, const barriers &bars,
         }
         __syncwarp();
         if (leads()) {
-            if (i < cut.first_slots) {
-                barrier_expect(&bars.full[i], cut.slot_bytes);
-                copy_w(shared + i * cut.slot_bytes, map, block_row<MB, false>(k.tile, i % MB, cut),
+            if (i < cut.first_stages) {
+                barrier_expect(&bars.full[i], cut.stage_bytes);
+                copy_w(shared + i * cut.stage_bytes, map, block_row<MB, false>(k.tile, i % MB, cut),
                        k.first + i / MB * cut.box, cut.rows_by_eight, &bars.full[i]);
             }
             barrier_init(&bars.empty[i], WORKERS / 32);
@@ -177,7 +177,7 @@ static __device__ inline product_cut steady_cut(const product_cut &of)
     product_cut cut = of;
 
     cut.depth = steady(cut.depth);
-    cut.slot_bytes = steady(cut.slot_bytes);
+    cut.stage_bytes = steady(cut.stage_bytes);
     cut.box = steady(cut.box);
     cut.rows = steady(cut.rows);
     cut.block_rows = steady(cut.block_rows);
@@ -197,20 +197,20 @@ static __device__ inline product_cut steady_cut(const product_cut &of)
 /* By one lane: load all blocks of this CTA after the first stages, with a stage of x before each
  * step of w. Returns the stage that would be loaded next. */
 template <int MB, bool TAILS>
-static __device__ slot load_all(char *shared, const barriers &bars, const CUtensorMap *w_map,
-                                const CUtensorMap *tail_map, const CUtensorMap *x_map,
-                                const work &k, const product_cut &c)
+static __device__ stage load_all(char *shared, const barriers &bars, const CUtensorMap *w_map,
+                                 const CUtensorMap *tail_map, const CUtensorMap *x_map,
+                                 const work &k, const product_cut &c)
 {
     step w = {k.tile, k.first}, x = w;
-    slot to = {0, 1}, x_to = {0, 1};
-    int w_steps = c.first_slots / MB, x_steps = 0;
+    stage to = {0, 1}, x_to = {0, 1};
+    int w_steps = c.first_stages / MB, x_steps = 0;
 
     tensor_prefetch(x_map);
-    next_stage(to, c.first_slots, c.depth);
+    next_stage(to, c.first_stages, c.depth);
     for (int i = 0; i < w_steps; i++)
         next_step(w, k, c);
     let_next_begin();
-    for (int block = c.first_slots % MB; w.tile < c.n_tiles; block = 0, w_steps++) {
+    for (int block = c.first_stages % MB; w.tile < c.n_tiles; block = 0, w_steps++) {
         for (; x_steps <= w_steps; x_steps++)
             load_x(shared, bars, x_map, x, x_to, k, c);
         for (; block < MB; block++) {
@@ -218,8 +218,8 @@ static __device__ slot load_all(char *shared, const barriers &bars, const CUtens
 
             barrier_wait(&bars.empty[to.at], to.parity);
             barrier_expect(&bars.full[to.at],
-                           tail ? c.slot_bytes / c.rows * c.tail_rows : c.slot_bytes);
-            copy_w(shared + to.at * c.slot_bytes, tail ? tail_map : w_map,
+                           tail ? c.stage_bytes / c.rows * c.tail_rows : c.stage_bytes);
+            copy_w(shared + to.at * c.stage_bytes, tail ? tail_map : w_map,
                    block_row<MB, TAILS>(w.tile, block, c), w.slab, c.rows_by_eight,
                    &bars.full[to.at]);
             next_stage(to, 1, c.depth);
@@ -235,7 +235,7 @@ static __device__ slot load_all(char *shared, const barriers &bars, const CUtens
 
 /* The numbers of a warpgroup's mainloop, in registers. Addresses are in shared memory. */
 struct rings {
-    uint32_t slots, x_slots, slot_bytes, x_bytes;
+    uint32_t stages, x_stages, stage_bytes, x_bytes;
     uint32_t full, x_full; /* the first barriers; the empty ones are EMPTY_AT bytes further on */
     int depth, x_depth;
     int n_steps, box, last_box; /* steps per tile; slabs of one, and of the last */
@@ -253,9 +253,9 @@ static __device__ inline rings rings_of(const product_cut &c, const char *shared
     int n = k.last - k.first, steps = (n + c.box - 1) / c.box;
     rings rings_now;
 
-    rings_now.slots = steady(shared_addr(shared));
-    rings_now.x_slots = steady(shared_addr(shared + c.x_at));
-    rings_now.slot_bytes = steady((uint32_t)c.slot_bytes);
+    rings_now.stages = steady(shared_addr(shared));
+    rings_now.x_stages = steady(shared_addr(shared + c.x_at));
+    rings_now.stage_bytes = steady((uint32_t)c.stage_bytes);
     rings_now.x_bytes = steady((uint32_t)c.x_bytes);
     rings_now.full = steady(shared_addr(bars.full));
     rings_now.x_full = steady(shared_addr(bars.x_full));
@@ -275,7 +275,7 @@ static __device__ inline rings rings_of(const product_cut &c, const char *shared
  * warpgroups have seen it full. Stages fill out of order, and a parity distinguishes only two
  * consecutive rounds: a warpgroup that is ahead would take a stage for full that the other one
  * still waits for, and a slower one would wait for a round that is over. */
-static __device__ inline void pass_stages(const rings &r, slot &from, int n)
+static __device__ inline void pass_stages(const rings &r, stage &from, int n)
 {
     for (; n > 0; n--) {
         barrier_wait(r.full + from.at * 8, from.parity);
@@ -406,7 +406,7 @@ static __device__ inline uint32_t lane_at(const product_cut &c)
  * stage, with several every second block. */
 template <int N, int MB, bool FP8>
 static __device__ __forceinline__ void multiply_tile(float (&acc)[MB == 4 ? 2 : 1][SUMS(N)][N / 2],
-                                                     const rings &r, slot &from, slot &x_from,
+                                                     const rings &r, stage &from, stage &x_from,
                                                      uint32_t lane, int group)
 {
     const int OWN = MB == 4 ? 2 : 1;
@@ -430,11 +430,11 @@ static __device__ __forceinline__ void multiply_tile(float (&acc)[MB == 4 ? 2 : 
         }
 #pragma unroll
         for (int block = 0; block < OWN; block++) {
-            uint32_t w, x = (r.x_slots + (uint32_t)x_from.at * r.x_bytes) / 16;
+            uint32_t w, x = (r.x_stages + (uint32_t)x_from.at * r.x_bytes) / 16;
 
             if (MB > 1)
                 pass_stages(r, from, group);
-            w = r.slots + (uint32_t)from.at * r.slot_bytes;
+            w = r.stages + (uint32_t)from.at * r.stage_bytes;
             barrier_wait(r.full + from.at * 8, from.parity);
             if constexpr (FP8)
                 multiply_e4m3<N>(acc[block], w + lane, x, n_slabs, r);
@@ -534,12 +534,12 @@ struct places {
     uint32_t lane; /* with e4m3: offset in a stage where it begins */
     bool straight; /* K_PRODUCT_GATED of four blocks: write_gated() is its epilogue */
     exchange x_sums;
-    slot w, x;
+    stage w, x;
 };
 
 /* After a CTA's first tile: the inverse norms are ready. All threads have read the stages, which
  * the epilogue of a CTA's only tile reuses. */
-static __device__ inline void meet(const cta &own, int tile)
+static __device__ inline void join_consumers(const cta &own, int tile)
 {
     if (tile == own.k.tile)
         named_sync(1, THREADS - 32);
@@ -555,7 +555,7 @@ static __device__ inline void work_block(const cta &own, const wide_args &a, con
     first_patches<N> early = begin_patches<N, KIND, FP8>(t, s, own.warp, own.warp / DEALT(N));
 
     multiply_tile<N, 1, FP8>(acc, at.r, at.w, at.x, at.lane, group);
-    meet(own, tile);
+    join_consumers(own, tile);
     end_block<N, KIND, FP8>(acc[0][0], t, s, early, own.warp, own.rank, at.x_sums);
 }
 
@@ -576,7 +576,7 @@ static __device__ inline void work_blocks(const cta &own, const wide_args &a, co
     if (KIND == K_PRODUCT_RESIDUAL)
         fetch_first<N>(f, a, o);
     multiply_tile<N, MB, FP8>(acc, at.r, at.w, at.x, at.lane, group);
-    meet(own, tile);
+    join_consumers(own, tile);
     if (KIND == K_PRODUCT_FLOAT && t.n_split == 1) {
         write_floats<N, MB, OWN, FP8>(acc, t, tile, group);
         return;
@@ -618,8 +618,8 @@ static __device__ __forceinline__ void produce(const cta &own, const wide_args &
 {
     constexpr bool TAILS = MB != 1 && KIND == K_PRODUCT_FLOAT;
     const product_cut &c = a.c;
-    slot next = {};
-    char *slots = steady_shared(own.shared);
+    stage next = {};
+    char *stages = steady_shared(own.shared);
     uint64_t *bar = steady_shared(own.bars.full);
     const barriers bars = {bar, bar + CUT_DEPTH_MAX, bar + 2 * CUT_DEPTH_MAX,
                            bar + 3 * CUT_DEPTH_MAX};
@@ -627,7 +627,7 @@ static __device__ __forceinline__ void produce(const cta &own, const wide_args &
     product_cut cut = steady_cut(c);
 
     if (leads())
-        next = load_all<MB, TAILS>(slots, bars, w_map, tail_map, x_map, k, cut);
+        next = load_all<MB, TAILS>(stages, bars, w_map, tail_map, x_map, k, cut);
     __syncwarp();
     if (c.n_split > 1)
         cluster_wait();
