@@ -89,6 +89,9 @@ void eviction_bound(struct eviction *o, int kept_max)
 
 /* --- heaps -------------------------------------------------------------------------------- */
 
+/* The usual binary heaps: the children of place n are at 2n + 1 and 2n + 2, and no child is before
+ * its parent. A page keeps its places in `at`, so it can be removed from the middle in O(log n). */
+
 /* Is page a above page b in heap k? Equal pages are in the order of their last use, so the result
  * is the same however the heap was built. */
 static bool eviction_before(const struct eviction *o, enum eviction_heap k, int32_t a, int32_t b)

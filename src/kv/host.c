@@ -142,6 +142,8 @@ void *host_payload(const struct host *h, int32_t slot)
 
 /* --- queues ----------------------------------------------------------------------------------- */
 
+/* Rings under host.lock: `todo` from the engine to the threads, `done` back. */
+
 static void host_push(struct job_queue *q, struct job j)
 {
     must(q->tail - q->head < q->cap);

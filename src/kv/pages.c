@@ -53,6 +53,10 @@ struct pages {
 
 /* --- the free list ---------------------------------------------------------------------------- */
 
+/* Pages without a name. They are taken from the front and returned at the end, so a page that was
+ * just freed is overwritten last. A page is in this list, or in the eviction order, or it has
+ * references: pages_check() proves that each is in exactly one of the three. */
+
 /* Append to the list; pages are taken from its front. */
 static void pages_list_push(struct pages *p, struct page_list *l, int32_t id)
 {
@@ -140,6 +144,10 @@ static int32_t *pages_tokens(const struct pages *p, int32_t page)
 }
 
 /* --- families --------------------------------------------------------------------------------- */
+
+/* A sequence whose tokens end in the middle of a page finds that page by its parent: the page's own
+ * name is the digest of all its tokens, which the sequence does not have. Full pages are members,
+ * too, because a beginning of a full page is as good as a part. */
 
 /* A family is a list through `elder` and `younger`, like the free list, but per bucket. Pages of
  * different parents can share a bucket, so pages_best() compares the parent's name as well. */
@@ -280,6 +288,10 @@ bool pages_name(struct pages *p, int32_t page, const struct hash *name, const st
 }
 
 /* --- finding ---------------------------------------------------------------------------------- */
+
+/* A full page is found by its name in the table, in constant time. A part has no name: it is found
+ * in its family by the tokens that it shares with the caller's. Both take a reference for the
+ * caller. */
 
 /* A page whose maker is PAGES_ANYBODY may be used by all; one of unknown maker (0) is foreign
  * unless the caller asks for all. */

@@ -23,6 +23,9 @@
 
 /* --- open and close ------------------------------------------------------------------------ */
 
+/* Memory first, then the disk, then the threads. An engine with a disk that fails still starts: the
+ * store is then in STORE_AWAY, finds no page and saves none, and store_tend() tries again. */
+
 /* All memory is allocated here. Buffers are mapped one by one, because pin() and O_DIRECT want
  * whole memory pages. */
 static int store_alloc(struct store *st)
@@ -174,6 +177,9 @@ void store_close(struct store *st)
 }
 
 /* --- the engine's thread ------------------------------------------------------------------- */
+
+/* These functions never wait for the disk: they hold the lock only to move a buffer or to read the
+ * index, and the other threads do no I/O under it. Only store_flush() and store_close() wait. */
 
 /* Locking does not change the value that a const function reads. */
 static struct store *store_mutable(const struct store *st)

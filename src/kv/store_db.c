@@ -546,6 +546,11 @@ static int store_db_copy(struct store_db *from, struct store_db *to)
 
 /* --- the child ------------------------------------------------------------------------------ */
 
+/* fork() -> the child reads the old index and writes the copy -> its exit status and *progress are
+ * judged by the parent. While it is STORE_DB_AT_OLD a crash means a damaged index; later, the old
+ * index has been read completely and remains usable. The child never returns into the engine's
+ * code. */
+
 /* Read the whole file with pread(): a failing disk is an error here, but in LMDB's map it would be
  * the same signal as a damaged tree. *len is the file's length, 0 when there is none. Returns
  * errno. */
@@ -772,6 +777,10 @@ static void store_db_clear(const char *scratch)
 }
 
 /* --- opening -------------------------------------------------------------------------------- */
+
+/* A writer always starts with a copy: the copy is as small as its records, was written from records
+ * that were read completely, and replaces the old file by one rename(). When that is impossible,
+ * for want of room above all, the old file is used as it is, for reading. */
 
 /* Replace the index by its copy: ERR_OK. ERR_AGAIN: the old one is good, and stays. */
 static int store_db_renew(const char *dir, const struct store_format *format, size_t map_bytes)

@@ -170,9 +170,9 @@ void store_prove_index(const struct store *st)
     must(n_used + n_free == st->n_slots && table_count(&st->table) == n_used);
 }
 
-/* State of the scan that fills the index. */
 /* --- loading ---------------------------------------------------------------------------------- */
 
+/* State of the scan that fills the index. */
 struct store_scan {
     struct store *st;
     uint64_t n_dropped;

@@ -236,7 +236,7 @@ static void store_write_batch(struct store *st, struct store_buffer *list)
     while (list != NULL) {
         struct store_buffer *next = list->next;
 
-        /* Saves with a ticket go to the engine, which is told below; other buffers become idle. */
+        /* Saves with a ticket go to the engine, which is woken below; other buffers become idle. */
         list->writes = false;
         told = told || list->tells;
         store_push(list->tells ? &st->done : &st->idle_buffers, list);
@@ -312,7 +312,10 @@ static void store_read_one(struct store *st, struct store_buffer *buffer)
     store_tell(st);
 }
 
-/* The arrays are copied under the lock and written without it, because a transaction may take long.
+/* Last uses and hit rates are worth a transaction a minute, not one per use: after a crash the
+ * eviction order is a minute older, and nothing else is lost.
+ *
+ * The arrays are copied under the lock and written without it, because a transaction may take long.
  * On an error only the order of eviction suffers. */
 void store_write_uses(struct store *st)
 {
@@ -381,7 +384,11 @@ void store_scrub(struct store *st, const int32_t *slots, int n)
         store_complain(st, "syncing dropped pages failed");
 }
 
-/* Records that could not be written are tried again, because the next start would undo a drop; but
+/* Changed records: a drop or a new retention changes the index in memory at once, and notes the
+ * slot in st->changed. The I/O thread writes the records of these slots in one transaction, each as
+ * it is at that time, so several changes of a slot cost one write.
+ *
+ * Records that could not be written are tried again, because the next start would undo a drop; but
  * not forever. False when they are given up. With the lock held. */
 static bool store_try_again(struct store *st, int n)
 {

@@ -273,6 +273,9 @@ void store_detach(struct store *st)
 
 /* --- while it runs -------------------------------------------------------------------------- */
 
+/* An attempt to write again needs room for a copy of the index (store_db_begin()). Pages are
+ * written only while the reserve stays free; the reserve is left to other programs. */
+
 /* Free bytes for users other than root; a file system that reports nothing has enough. */
 static uint64_t room_free(const struct store *st)
 {
