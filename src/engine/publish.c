@@ -422,8 +422,8 @@ void publish_step(struct engine *e, const struct engine_step *step)
 
 /* --- the engine's load ------------------------------------------------------------------------ */
 
-/* Copy the counters of all tenants to the statistics page, for the metrics. Names change seldom, and
- * readers may see half of one. */
+/* Copy the counters of all tenants to the statistics page, for the metrics. Names change seldom,
+ * and readers may see half of one. */
 static void publish_tenants(struct engine *e)
 {
     const struct tenants *tenants = &e->sched.tenants;
