@@ -121,9 +121,10 @@ template <int D, int TYPE, bool WINDOWED> struct brief {
         uint32_t parity = 0;
 
 #pragma unroll 1
-        for (int t = r.first_tile + worker; t < r.n_tiles; t += WORKERS) {
+        for (int tile_idx = r.first_tile + worker; tile_idx < r.n_tiles; tile_idx += WORKERS) {
             char *at = r.ring + stage * tile::STAGE;
-            int valid = r.len - t * tile::TOKENS, before = r.lowest - t * tile::TOKENS;
+            int valid = r.len - tile_idx * tile::TOKENS,
+                before = r.lowest - tile_idx * tile::TOKENS;
 
             full_wait(r.barriers + stage * 8, parity);
             if (valid <= tile::TOKENS) {
@@ -158,13 +159,14 @@ template <int D, int TYPE, bool WINDOWED> struct brief {
 #pragma unroll 1
         for (int i = threadIdx.x; i < parts::FRAGMENTS >> idle; i += DECODE_WARPS * 32) {
             int index = parts::index_of(i, idle), step = index / 32;
-            merged m = parts::merge_load((const float *)shared, index);
+            merged total = parts::merge_load((const float *)shared, index);
 
 #pragma unroll
-            for (int w = 1; w < DECODE_WARPS; w++)
-                parts::merge_add(m, parts::merge_load((const float *)(shared + w * RING), index));
+            for (int warp_idx = 1; warp_idx < DECODE_WARPS; warp_idx++)
+                parts::merge_add(
+                    total, parts::merge_load((const float *)(shared + warp_idx * RING), index));
             *cluster.map_shared_rank(&inbox[(rank * SLOTS + step / RANKS) * 32 + index % 32],
-                                     step % RANKS) = m;
+                                     step % RANKS) = total;
         }
     }
 
@@ -174,14 +176,14 @@ template <int D, int TYPE, bool WINDOWED> struct brief {
     {
         const merged *inbox = (const merged *)(shared + INBOX_AT);
         int lane = threadIdx.x % 32, step = threadIdx.x / 32 * RANKS + rank;
-        merged m = parts::merge_begin();
+        merged total = parts::merge_begin();
 
         if (step >= warp::STEPS || !parts::has_heads(p, lane))
             return;
 #pragma unroll
-        for (int r = 0; r < RANKS; r++)
-            parts::merge_add(m, inbox[(r * SLOTS + step / RANKS) * 32 + lane]);
-        parts::write_merged(a, p, m, step * 32 + lane);
+        for (int rank_idx = 0; rank_idx < RANKS; rank_idx++)
+            parts::merge_add(total, inbox[(rank_idx * SLOTS + step / RANKS) * 32 + lane]);
+        parts::write_merged(a, p, total, step * 32 + lane);
     }
 };
 

@@ -35,6 +35,7 @@ struct chunk_args {
     float scale, out_scale; /* factor of scores, of the output */
 };
 
+/* Four 8 x 8 matrices from shared memory, in the layout of a left operand. */
 static __device__ inline void load_matrices(uint32_t r[4], const bf16 *p)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -42,6 +43,8 @@ static __device__ inline void load_matrices(uint32_t r[4], const bf16 *p)
                  : "r"((uint32_t)__cvta_generic_to_shared(p)));
 }
 
+/* Four matrices, each transposed: values are the right operand of the second product, and have a
+ * key per row. */
 static __device__ inline void load_matrices_turned(uint32_t r[4], const bf16 *p)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -58,6 +61,7 @@ static __device__ inline void multiply(float c[4], const uint32_t a[4], uint32_t
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
+/* 16 bytes without a detour through registers, and not through the L1 cache. */
 static __device__ inline void copy16(bf16 *to, const k_bf16 *from)
 {
     asm volatile(
@@ -75,8 +79,9 @@ static __device__ inline void copy_row(bf16 *to, const k_bf16 *from, int hd, int
             copy16(to + d, from + d);
             continue;
         }
-        for (int e = d; e < d + 8; e += 2)
-            *(uint32_t *)(to + e) = from != NULL && e < hd ? *(const uint32_t *)(from + e) : 0U;
+        for (int elem = d; elem < d + 8; elem += 2)
+            *(uint32_t *)(to + elem) =
+                from != NULL && elem < hd ? *(const uint32_t *)(from + elem) : 0U;
     }
 }
 
@@ -89,12 +94,13 @@ static __device__ inline void widen_row(bf16 *to, const uint8_t *from, int hd, i
             *(uint4 *)(to + d) = widen_eight(*(const uint2 *)(from + d));
             continue;
         }
-        for (int e = d; e < d + 8; e += 2)
-            *(uint32_t *)(to + e) =
-                from != NULL && e < hd ? widen_two(*(const uint16_t *)(from + e)) : 0U;
+        for (int elem = d; elem < d + 8; elem += 2)
+            *(uint32_t *)(to + elem) =
+                from != NULL && elem < hd ? widen_two(*(const uint16_t *)(from + elem)) : 0U;
     }
 }
 
+/* Close a group of copies; wait_groups() waits for groups in order. */
 static __device__ inline void end_group(void)
 {
     asm volatile("cp.async.commit_group;");
@@ -147,37 +153,38 @@ static __device__ inline void soften(chunk_state<D> &st, float score[BLOCK / 8][
     int col = threadIdx.x % 4 * 2;
 
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
-        float top = st.top[r], shrink;
+    for (int row = 0; row < 2; row++) {
+        float top = st.top[row], shrink;
 
 #pragma unroll
         for (int j = 0; j < BLOCK / 8; j++) {
 #pragma unroll
-            for (int e = 0; e < 2; e++) {
-                float *s = &score[j][2 * r + e];
+            for (int elem = 0; elem < 2; elem++) {
+                float *s = &score[j][2 * row + elem];
 
-                *s = (uint32_t)(limit[r] - (j * 8 + col + e)) < window ? *s * scale : -INFINITY;
+                *s =
+                    (uint32_t)(limit[row] - (j * 8 + col + elem)) < window ? *s * scale : -INFINITY;
                 top = fmaxf(top, *s);
             }
         }
         top = fmaxf(top, __shfl_xor_sync(~0U, top, 1));
         top = fmaxf(top, __shfl_xor_sync(~0U, top, 2));
-        shrink = exp2_fast(st.top[r] - top);
-        st.top[r] = top;
-        st.sum[r] *= shrink;
+        shrink = exp2_fast(st.top[row] - top);
+        st.top[row] = top;
+        st.sum[row] *= shrink;
 #pragma unroll
         for (int j = 0; j < D / 8; j++) {
-            st.acc[j][2 * r] *= shrink;
-            st.acc[j][2 * r + 1] *= shrink;
+            st.acc[j][2 * row] *= shrink;
+            st.acc[j][2 * row + 1] *= shrink;
         }
 #pragma unroll
         for (int j = 0; j < BLOCK / 8; j++) {
 #pragma unroll
-            for (int e = 0; e < 2; e++) {
-                float w = exp2_fast(score[j][2 * r + e] - top);
+            for (int elem = 0; elem < 2; elem++) {
+                float weight = exp2_fast(score[j][2 * row + elem] - top);
 
-                score[j][2 * r + e] = w;
-                st.sum[r] += w;
+                score[j][2 * row + elem] = weight;
+                st.sum[row] += weight;
             }
         }
     }
@@ -214,11 +221,11 @@ template <int D>
 static __device__ inline void copy_block(bf16 *to, const chunk_args &a, const int32_t *pages,
                                          int kv_head, int base, int lowest, int last, size_t offset)
 {
-    for (int r = threadIdx.x / 8; r < BLOCK; r += WARPS * 4) {
-        bool is_key = base + r >= lowest && base + r <= last;
+    for (int row_idx = threadIdx.x / 8; row_idx < BLOCK; row_idx += WARPS * 4) {
+        bool is_key = base + row_idx >= lowest && base + row_idx <= last;
         const k_bf16 *from =
-            is_key ? key_row(a.kv, pages, base + r, kv_head) + offset : (const k_bf16 *)NULL;
-        bf16 *row = to + r * (D + PAD);
+            is_key ? key_row(a.kv, pages, base + row_idx, kv_head) + offset : (const k_bf16 *)NULL;
+        bf16 *row = to + row_idx * (D + PAD);
 
         if (a.kv.type == K_BF16)
             copy_row<D>(row, from, a.kv.head_dim, threadIdx.x % 8);
@@ -231,6 +238,7 @@ static __device__ inline void copy_block(bf16 *to, const chunk_args &a, const in
     end_group();
 }
 
+/* Epilogue: add the sums of the four lanes of a row, divide, and write the heads that exist. */
 template <int D>
 static __device__ void write_rows(const chunk_state<D> &st, const chunk_args &a, int token0,
                                   int n_tokens, int kv_head)
@@ -238,9 +246,9 @@ static __device__ void write_rows(const chunk_state<D> &st, const chunk_args &a,
     int group = a.n_heads / a.kv.n_kv_heads, hd = a.kv.head_dim, lane = threadIdx.x % 32;
 
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
-        int row = threadIdx.x / 32 * 16 + lane / 4 + 8 * r, token = row / group;
-        float sum = st.sum[r], scale;
+    for (int row_idx = 0; row_idx < 2; row_idx++) {
+        int row = threadIdx.x / 32 * 16 + lane / 4 + 8 * row_idx, token = row / group;
+        float sum = st.sum[row_idx], scale;
 
         sum += __shfl_xor_sync(~0U, sum, 1);
         sum += __shfl_xor_sync(~0U, sum, 2);
@@ -254,7 +262,7 @@ static __device__ void write_rows(const chunk_state<D> &st, const chunk_args &a,
 
             if (d < hd)
                 store_x_two(a.out, ((size_t)(token0 + token) * a.n_heads + head) * hd + d,
-                            st.acc[j][2 * r] * scale, st.acc[j][2 * r + 1] * scale,
+                            st.acc[j][2 * row_idx] * scale, st.acc[j][2 * row_idx + 1] * scale,
                             a.plan.out_is_half);
         }
     }
@@ -264,7 +272,7 @@ template <int D>
 static __global__ void __launch_bounds__(WARPS * 32) attn_chunk_kernel(const chunk_args a)
 {
     extern __shared__ __align__(16) bf16 shared[];
-    bf16 *q = shared, *k = q + ROWS * (D + PAD), *v = k + BLOCK * (D + PAD);
+    bf16 *queries = shared, *keys = queries + ROWS * (D + PAD), *values = keys + BLOCK * (D + PAD);
     int tile = blockIdx.x, kv_head = blockIdx.y, group = a.n_heads / a.kv.n_kv_heads;
     int hd = a.kv.head_dim, seq = a.plan.tile_seqs[tile], start = a.plan.tile_starts[tile];
     int n_seq = a.t.seq_start[seq + 1] - a.t.seq_start[seq];
@@ -278,39 +286,42 @@ static __global__ void __launch_bounds__(WARPS * 32) attn_chunk_kernel(const chu
     const int32_t *pages = a.t.page_ids + (size_t)seq * a.t.pages_max;
     chunk_state<D> st;
 
-    for (int r = threadIdx.x / 8; r < ROWS; r += WARPS * 4) {
-        size_t head = kv_head * group + r % group;
+    for (int row = threadIdx.x / 8; row < ROWS; row += WARPS * 4) {
+        size_t head = kv_head * group + row % group;
         const k_bf16 *from =
-            a.qkv + ((size_t)(token0 + r / group) * (a.n_heads + 2 * a.kv.n_kv_heads) + head) * hd;
+            a.qkv +
+            ((size_t)(token0 + row / group) * (a.n_heads + 2 * a.kv.n_kv_heads) + head) * hd;
 
-        copy_row<D>(q + r * (D + PAD), r / group < n_tokens ? from : NULL, hd, threadIdx.x % 8);
+        copy_row<D>(queries + row * (D + PAD), row / group < n_tokens ? from : NULL, hd,
+                    threadIdx.x % 8);
     }
     for (int j = 0; j < D / 8; j++)
         st.acc[j][0] = st.acc[j][1] = st.acc[j][2] = st.acc[j][3] = 0.0f;
     st.top[0] = st.top[1] = NOTHING;
     st.sum[0] = st.sum[1] = 0.0f;
-    copy_block<D>(k, a, pages, kv_head, first, lowest, last, 0);
+    copy_block<D>(keys, a, pages, kv_head, first, lowest, last, 0);
     for (int base = first; base <= last; base += BLOCK) {
         float score[BLOCK / 8][4];
         int limit[2] = {pos0 + row0 / group - base, pos0 + (row0 + 8) / group - base};
 
-        copy_block<D>(v, a, pages, kv_head, base, lowest, last, value_elems(a.kv));
+        copy_block<D>(values, a, pages, kv_head, base, lowest, last, value_elems(a.kv));
         wait_groups<1>(); /* the keys */
         __syncthreads();
-        score_block<D>(score, q + warp * 16 * (D + PAD), k);
+        score_block<D>(score, queries + warp * 16 * (D + PAD), keys);
         soften<D>(st, score, a.scale * LOG2_E, limit, window);
         __syncthreads();
         /* Past the end: zeros. */
-        copy_block<D>(k, a, pages, kv_head, base + BLOCK, lowest, last, 0);
+        copy_block<D>(keys, a, pages, kv_head, base + BLOCK, lowest, last, 0);
         wait_groups<1>(); /* the values */
         __syncthreads();
-        add_values<D>(st, score, v);
+        add_values<D>(st, score, values);
         __syncthreads();
     }
     wait_groups<0>();
     write_rows<D>(st, a, token0, n_tokens, kv_head);
 }
 
+/* Shared memory for queries and one block each of keys and values: more than the default limit. */
 template <int D> static int launch_chunk(const chunk_args &a, k_stream stream)
 {
     size_t smem = (size_t)(ROWS + 2 * BLOCK) * (D + PAD) * sizeof(bf16);
@@ -322,27 +333,28 @@ template <int D> static int launch_chunk(const chunk_args &a, k_stream stream)
                     stream, a);
 }
 
+/* The scales of e4m3 pages are applied to scores and to the output, not to each key and value. */
 int k_attn_chunk(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv, const struct k_tokens *t,
                  const struct k_attn_plan *plan, int n_heads, float scale, k_stream stream)
 {
-    chunk_args a = {out, qkv, *kv, *t, *plan, n_heads, scale, 1.0f};
+    chunk_args args = {out, qkv, *kv, *t, *plan, n_heads, scale, 1.0f};
     int hd = kv->head_dim;
 
     if (sm90_attn_chunk_takes(kv, qkv, n_heads))
         return k_attn_chunk_sm90(out, qkv, kv, t, plan, n_heads, scale, stream);
     if (kv->type == K_E4M3) {
-        a.scale *= kv->k_scale;
-        a.out_scale = kv->v_scale;
+        args.scale *= kv->k_scale;
+        args.out_scale = kv->v_scale;
     }
     if (hd <= 16)
-        return launch_chunk<16>(a, stream);
+        return launch_chunk<16>(args, stream);
     if (hd <= 32)
-        return launch_chunk<32>(a, stream);
+        return launch_chunk<32>(args, stream);
     if (hd <= 64)
-        return launch_chunk<64>(a, stream);
+        return launch_chunk<64>(args, stream);
     if (hd <= 96)
-        return launch_chunk<96>(a, stream);
+        return launch_chunk<96>(args, stream);
     if (hd <= 128)
-        return launch_chunk<128>(a, stream);
-    return launch_chunk<256>(a, stream);
+        return launch_chunk<128>(args, stream);
+    return launch_chunk<256>(args, stream);
 }

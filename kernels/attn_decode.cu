@@ -119,6 +119,8 @@ template <int D, int TYPE, int HEADS, bool WINDOWED> struct decode {
         f.next = page_at(f, base + 32 + lane);
     }
 
+    /* Begin a new sequence: its tiles, its page table, and the item after it, whose load is hidden
+     * by the tiles of this one. */
     static __device__ __forceinline__ void feed_item(feed &f, const decode_args &a,
                                                      const decode_item &it)
     {
@@ -182,6 +184,7 @@ template <int D, int TYPE, int HEADS, bool WINDOWED> struct decode {
         return a.work + ((size_t)block * 2 + begins) * PIECE;
     }
 
+    /* Where a warp writes the piece of a row that began in another warp's share. */
     static __device__ __forceinline__ float *stash_at(const decode_args &a)
     {
         int worker = blockIdx.x * DECODE_WARPS + threadIdx.x / 32;
@@ -201,24 +204,24 @@ template <int D, int TYPE, int HEADS, bool WINDOWED> struct decode {
 #pragma unroll 1
         for (int i = threadIdx.x; i < FRAGMENTS >> idle; i += THREADS) {
             int index = parts::index_of(i, idle);
-            merged m = parts::merge_begin(), each[2 * DECODE_WARPS];
+            merged total = parts::merge_begin(), each[2 * DECODE_WARPS];
 
             if (!parts::has_heads(first, index))
                 continue;
 #pragma unroll
-            for (int k = 0; k < 2 * DECODE_WARPS; k++) {
-                if (k >= p && k < q && pieces[k].at != NULL)
-                    each[k] = parts::merge_load(pieces[k].at, index);
+            for (int idx = 0; idx < 2 * DECODE_WARPS; idx++) {
+                if (idx >= p && idx < q && pieces[idx].at != NULL)
+                    each[idx] = parts::merge_load(pieces[idx].at, index);
             }
 #pragma unroll
-            for (int k = 0; k < 2 * DECODE_WARPS; k++) {
-                if (k >= p && k < q && pieces[k].at != NULL)
-                    parts::merge_add(m, each[k]);
+            for (int idx = 0; idx < 2 * DECODE_WARPS; idx++) {
+                if (idx >= p && idx < q && pieces[idx].at != NULL)
+                    parts::merge_add(total, each[idx]);
             }
             if (whole)
-                parts::write_merged(a, first, m, index);
+                parts::write_merged(a, first, total, index);
             else
-                parts::merge_store(part, m, index);
+                parts::merge_store(part, total, index);
         }
     }
 
@@ -240,26 +243,27 @@ template <int D, int TYPE, int HEADS, bool WINDOWED> struct decode {
 #pragma unroll 1
         for (int i = threadIdx.x; i < FRAGMENTS >> idle; i += THREADS) {
             int index = parts::index_of(i, idle);
-            merged m = parts::merge_begin();
+            merged total = parts::merge_begin();
 
             if (!parts::has_heads(p, index))
                 continue;
 #pragma unroll 1
-            for (int c = span.from; c <= span.to; c += BATCH) {
+            for (int block = span.from; block <= span.to; block += BATCH) {
                 merged part[BATCH];
 
 #pragma unroll
-                for (int k = 0; k < BATCH; k++) {
-                    if (c + k <= span.to)
-                        part[k] = parts::merge_load(part_at(a, c + k, c + k == span.from), index);
+                for (int idx = 0; idx < BATCH; idx++) {
+                    if (block + idx <= span.to)
+                        part[idx] = parts::merge_load(
+                            part_at(a, block + idx, block + idx == span.from), index);
                 }
 #pragma unroll
-                for (int k = 0; k < BATCH; k++) {
-                    if (c + k <= span.to)
-                        parts::merge_add(m, part[k]);
+                for (int idx = 0; idx < BATCH; idx++) {
+                    if (block + idx <= span.to)
+                        parts::merge_add(total, part[idx]);
                 }
             }
-            parts::write_merged(a, p, m, index);
+            parts::write_merged(a, p, total, index);
         }
         if (threadIdx.x == 0)
             a.schedule->counters[span.from] = 0;
@@ -271,18 +275,18 @@ template <int D, int TYPE, int HEADS, bool WINDOWED> struct decode {
         const int n = 2 * DECODE_WARPS;
 
 #pragma unroll 1
-        for (int p = 0, q; p < n; p = q) {
+        for (int p = 0, end; p < n; p = end) {
             int last = p;
 
-            q = p + 1;
+            end = p + 1;
             if (pieces[p].at == NULL)
                 continue;
 #pragma unroll 1
-            while (q < n && (pieces[q].at == NULL || pieces[q].start == pieces[p].start)) {
-                last = pieces[q].at == NULL ? last : q;
-                q++;
+            while (end < n && (pieces[end].at == NULL || pieces[end].start == pieces[p].start)) {
+                last = pieces[end].at == NULL ? last : end;
+                end++;
             }
-            merge_pieces(a, pieces, p, q, pieces[p].begins && pieces[last].ends);
+            merge_pieces(a, pieces, p, end, pieces[p].begins && pieces[last].ends);
             if (!(pieces[p].begins && pieces[last].ends))
                 join_parts(a, pieces[p], arrived);
         }
@@ -315,33 +319,35 @@ template <int D, int TYPE, int HEADS, bool WINDOWED> struct decode {
         const float2 *turn;
     };
 
+    /* The part of a row in a share, from tile `tile` on with `left` tiles to go. */
     static __device__ __forceinline__ segment segment_at(const decode_args &a,
                                                          const decode_item &it, int row, int tile,
                                                          int left)
     {
-        segment s;
+        segment part;
         int block;
 
-        s.lowest = lowest_of(a, it.len);
-        s.first_tile = first_tile(a, it.len);
-        s.row_tiles = (it.len + tile::TOKENS - 1) / tile::TOKENS - s.first_tile;
-        s.n = min(left, s.row_tiles - tile);
-        s.kv_head = kv_head_of(a, row);
-        block = row - s.kv_head * a.blocks;
-        s.head = s.kv_head * a.group + block * HEADS;
-        s.n_heads = min(HEADS, a.group - block * HEADS);
-        s.is_first = block == 0;
-        s.begins = tile == 0;
-        s.ends = tile + s.n == s.row_tiles;
-        s.more = left > s.n;
-        s.inserts = s.ends && a.turns != NULL;
-        s.token = a.qkv + (size_t)it.token * (a.n_heads + 2 * a.kv.n_kv_heads) * a.kv.head_dim;
-        s.turn = a.turns == NULL
-                     ? NULL
-                     : (const float2 *)a.turns + (size_t)(it.len - 1) * (a.kv.head_dim / 2);
-        return s;
+        part.lowest = lowest_of(a, it.len);
+        part.first_tile = first_tile(a, it.len);
+        part.row_tiles = (it.len + tile::TOKENS - 1) / tile::TOKENS - part.first_tile;
+        part.n = min(left, part.row_tiles - tile);
+        part.kv_head = kv_head_of(a, row);
+        block = row - part.kv_head * a.blocks;
+        part.head = part.kv_head * a.group + block * HEADS;
+        part.n_heads = min(HEADS, a.group - block * HEADS);
+        part.is_first = block == 0;
+        part.begins = tile == 0;
+        part.ends = tile + part.n == part.row_tiles;
+        part.more = left > part.n;
+        part.inserts = part.ends && a.turns != NULL;
+        part.token = a.qkv + (size_t)it.token * (a.n_heads + 2 * a.kv.n_kv_heads) * a.kv.head_dim;
+        part.turn = a.turns == NULL
+                        ? NULL
+                        : (const float2 *)a.turns + (size_t)(it.len - 1) * (a.kv.head_dim / 2);
+        return part;
     }
 
+    /* Copy the queries of a segment to the desk, asynchronously. */
     static __device__ __forceinline__ void ask_segment(const walk &w, const decode_args &a,
                                                        const segment &s, int side)
     {
@@ -442,24 +448,24 @@ template <int D, int TYPE, int HEADS, bool WINDOWED> struct decode {
 
 #pragma unroll 1
         while (w.left > 0) {
-            segment s = segment_at(a, w.it, w.row, w.tile, w.left);
+            segment part = segment_at(a, w.it, w.row, w.tile, w.left);
 
             warp::clear(st);
-            walk_row<NORMED>(w, st, a, map, s);
+            walk_row<NORMED>(w, st, a, map, part);
             warp::add_sums(st);
-            if (s.begins && s.ends) {
-                parts::write_row(a, st, w.it.token, s.head, s.n_heads);
+            if (part.begins && part.ends) {
+                parts::write_row(a, st, w.it.token, part.head, part.n_heads);
             } else {
-                float *to = s.more ? stash_at(a) : (float *)w.ring;
+                float *to = part.more ? stash_at(a) : (float *)w.ring;
 
-                parts::write_piece(to, st, s.n_heads);
+                parts::write_piece(to, st, part.n_heads);
                 if (threadIdx.x % 32 == 0)
-                    pieces[s.more ? 0 : 1] = {to,         w.it.first + w.row * s.row_tiles,
-                                              w.it.token, s.head,
-                                              s.n_heads,  s.begins,
-                                              s.ends};
+                    pieces[part.more ? 0 : 1] = {to,           w.it.first + w.row * part.row_tiles,
+                                                 w.it.token,   part.head,
+                                                 part.n_heads, part.begins,
+                                                 part.ends};
             }
-            w.left -= s.n;
+            w.left -= part.n;
             w.tile = 0;
             w.side ^= 1;
             if (++w.row == a.kv.n_kv_heads * a.blocks) {
@@ -495,6 +501,7 @@ template <int D, int TYPE, int HEADS, bool WINDOWED> struct decode {
             feed_item(w.f, a, mine.first);
     }
 
+    /* Queries are the previous launch's result: wait for it before they are read. */
     static __device__ __forceinline__ void wait_and_ask(const walk &w, const decode_args &a)
     {
         wait_for_previous();
@@ -604,6 +611,7 @@ struct decode_launch {
     int n_ctas, shared;
 };
 
+/* Programmatic stream serialization lets the kernel begin while the previous one ends. */
 static int launch(const decode_launch &l, const CUtensorMap &map, const decode_args &a,
                   const struct k_attn_plan *plan, k_stream stream)
 {
@@ -624,6 +632,7 @@ static int launch(const decode_launch &l, const CUtensorMap &map, const decode_a
     return cudaLaunchKernelEx(&config, l.kernel, map, a) == cudaSuccess ? 0 : -1;
 }
 
+/* The page map is encoded per launch: its pointers and strides may have changed with the layer. */
 template <int D, int TYPE, int HEADS, bool NORMED, bool WINDOWED>
 static int launch_decode(decode_args &a, const struct k_attn_plan *plan, k_stream stream)
 {
@@ -652,6 +661,7 @@ static int choose_window(decode_args &a, const struct k_attn_plan *plan, k_strea
                            : launch_decode<D, TYPE, HEADS, NORMED, false>(a, plan, stream);
 }
 
+/* The smallest kernel that holds the group: 8 or 16 heads at a time. */
 template <int D, int TYPE, bool NORMED>
 static int choose_heads(decode_args &a, const struct k_attn_plan *plan, k_stream stream)
 {
@@ -659,6 +669,7 @@ static int choose_heads(decode_args &a, const struct k_attn_plan *plan, k_stream
                                       : choose_window<D, TYPE, 16, NORMED>(a, plan, stream);
 }
 
+/* The smallest head size that was built and is not below the model's. */
 template <int TYPE>
 static int choose_d(decode_args &a, const struct k_attn_plan *plan, k_stream stream)
 {
@@ -688,6 +699,7 @@ int k_attn_rotates(const struct k_rotary *r, const struct k_kv *kv)
     return r->q_norm == NULL || kv->head_dim == 128;
 }
 
+/* Two parts per block and one piece per warp. */
 size_t k_attn_work_bytes(int head_dim, int n_heads, int n_kv_heads)
 {
     int heads = decode_heads(n_heads / n_kv_heads);
@@ -696,33 +708,34 @@ size_t k_attn_work_bytes(int head_dim, int n_heads, int n_kv_heads)
     return (2 * DECODE_CTAS + DECODE_WORKERS) * floats * sizeof(float);
 }
 
+/* All scores are in units of log2, so that weights need exp2 only. */
 int k_attn_decode(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv, const struct k_tokens *t,
                   const struct k_attn_plan *plan, int n_heads, float scale, k_stream stream)
 {
-    decode_args a = {};
+    decode_args args = {};
 
-    a.out = out;
-    a.qkv = qkv;
+    args.out = out;
+    args.qkv = qkv;
     if (plan->rotary != NULL) {
-        a.turns = plan->rotary->turns;
-        a.q_norm = (const k_bf16 *)plan->rotary->q_norm;
-        a.k_norm = (const k_bf16 *)plan->rotary->k_norm;
-        a.eps = plan->rotary->eps;
+        args.turns = plan->rotary->turns;
+        args.q_norm = (const k_bf16 *)plan->rotary->q_norm;
+        args.k_norm = (const k_bf16 *)plan->rotary->k_norm;
+        args.eps = plan->rotary->eps;
     }
-    a.kv = *kv;
-    a.t = *t;
-    a.decode_seqs = plan->decode_seqs;
-    a.schedule = (decode_schedule *)plan->schedule;
-    a.work = (float *)plan->work;
-    a.n_heads = n_heads;
-    a.group = n_heads / kv->n_kv_heads;
-    a.blocks = decode_blocks(a.group);
-    a.is_half = plan->out_is_half;
-    a.scale = scale * LOG2_E;
-    a.weight = 1.0f;
+    args.kv = *kv;
+    args.t = *t;
+    args.decode_seqs = plan->decode_seqs;
+    args.schedule = (decode_schedule *)plan->schedule;
+    args.work = (float *)plan->work;
+    args.n_heads = n_heads;
+    args.group = n_heads / kv->n_kv_heads;
+    args.blocks = decode_blocks(args.group);
+    args.is_half = plan->out_is_half;
+    args.scale = scale * LOG2_E;
+    args.weight = 1.0f;
     if (kv->type == K_BF16)
-        return choose_d<K_BF16>(a, plan, stream);
-    a.scale *= kv->k_scale;
-    a.weight = kv->v_scale;
-    return choose_d<K_E4M3>(a, plan, stream);
+        return choose_d<K_BF16>(args, plan, stream);
+    args.scale *= kv->k_scale;
+    args.weight = kv->v_scale;
+    return choose_d<K_E4M3>(args, plan, stream);
 }

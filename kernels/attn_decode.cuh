@@ -82,6 +82,7 @@ static inline int decode_d(int head_dim)
     return head_dim <= 64 ? 64 : d;
 }
 
+/* A wider tile of heads would waste half of the product for small groups. */
 static inline int decode_heads(int group)
 {
     return group <= 8 ? 8 : 16;
@@ -123,6 +124,7 @@ static __device__ inline int share_first(int i, int n_tiles, int n_workers)
     return n_workers == 0 ? 0 : (int)((int64_t)i * n_tiles / n_workers);
 }
 
+/* The worker to whose share a tile belongs; the inverse of share_first(). */
 static __device__ inline int share_of(int tile, int n_tiles, int n_workers)
 {
     return (int)((((int64_t)tile + 1) * n_workers + n_tiles - 1) / n_tiles) - 1;
@@ -147,6 +149,7 @@ static __device__ __forceinline__ void full_expect(uint32_t barrier, uint32_t by
                  : "memory");
 }
 
+/* Spin until the stage's copies have arrived. */
 static __device__ __forceinline__ void full_wait(uint32_t barrier, uint32_t parity)
 {
     uint32_t done;
@@ -183,6 +186,7 @@ static __device__ __forceinline__ void copy_async_wait(void)
     asm volatile("cp.async.wait_all;" ::: "memory");
 }
 
+/* A TMA copy of one box, with a hint for the L2 cache. */
 static __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap *map,
                                                 uint32_t barrier, const int at[5], uint64_t policy)
 {
@@ -196,11 +200,13 @@ static __device__ __forceinline__ void copy_box(uint32_t to, const CUtensorMap *
 
 /* --- the previous and the next launch --------------------------------------------------------- */
 
+/* Until the previous launch of the stream has ended and its writes are visible. */
 static __device__ __forceinline__ void wait_for_previous(void)
 {
     asm volatile("griddepcontrol.wait;" ::: "memory");
 }
 
+/* The next launch may begin; it waits in turn for this one's end before it reads its results. */
 static __device__ __forceinline__ void let_next_begin(void)
 {
     asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -237,6 +243,7 @@ static __device__ __forceinline__ void load_matrices_turned(uint32_t r[4], uint3
                  : "memory");
 }
 
+/* Transpose an 8 x 8 matrix that is spread over the lanes of a warp. */
 static __device__ __forceinline__ uint32_t turn_matrix(uint32_t x)
 {
     uint32_t y;

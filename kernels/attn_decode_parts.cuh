@@ -64,6 +64,8 @@ template <int D, int TYPE, int HEADS> struct decode_parts {
             store_x(a.out, at + hd + FAR, o.w * weight.y, a.is_half);
     }
 
+    /* The factors that turn sums of weighted values into the output: 1 / sum, times the values'
+     * scale. */
     static __device__ __forceinline__ float2 weights(const decode_args &a, float sum0, float sum1)
     {
         return make_float2(__fdividef(a.weight, sum0), __fdividef(a.weight, sum1));
@@ -101,6 +103,7 @@ template <int D, int TYPE, int HEADS> struct decode_parts {
                    p.n_heads - n * 8 - lane % 4 * 2, left - i * 16);
     }
 
+    /* A piece has the layout of the accumulators, so that writing and merging need no shuffles. */
     static __device__ __forceinline__ void write_piece(float *to, const state &st, int n_heads)
     {
         int lane = threadIdx.x % 32, h = lane % 4 * 2;
@@ -124,6 +127,7 @@ template <int D, int TYPE, int HEADS> struct decode_parts {
         }
     }
 
+    /* The neutral element of merge_add(). */
     static __device__ __forceinline__ merged merge_begin(void)
     {
         return {make_float4(0.0f, 0.0f, 0.0f, 0.0f), make_float2(NOTHING, NOTHING),
@@ -139,6 +143,8 @@ template <int D, int TYPE, int HEADS> struct decode_parts {
                 *(const float2 *)(heads + HEADS)};
     }
 
+    /* The sums of both are rescaled to the larger maximum. The order of merging is fixed by the
+     * callers, so the bits are too. */
     static __device__ __forceinline__ void merge_add(merged &m, const merged &p)
     {
         float2 most = make_float2(fmaxf(m.top.x, p.top.x), fmaxf(m.top.y, p.top.y));
@@ -179,6 +185,7 @@ template <int D, int TYPE, int HEADS> struct decode_parts {
         return i >> busy << 2 | (i & ((1 << busy) - 1));
     }
 
+    /* Columns beyond the group's heads have no result. */
     static __device__ __forceinline__ bool has_heads(const piece &p, int index)
     {
         return index / 32 % NT * 8 + index % 4 * 2 < p.n_heads;

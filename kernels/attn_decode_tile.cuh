@@ -61,6 +61,7 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
         float top[NT][2], sum[NT][2], scale[NT][2];
     };
 
+    /* The state before the first tile of a row. */
     static __device__ __forceinline__ void clear(state &st)
     {
 #pragma unroll
@@ -79,10 +80,10 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
 #pragma unroll
         for (int n = 0; n < NT; n++) {
 #pragma unroll
-            for (int e = 0; e < 2; e++) {
+            for (int elem = 0; elem < 2; elem++) {
 #pragma unroll
                 for (int i = 4; i < 32; i *= 2)
-                    st.sum[n][e] += __shfl_xor_sync(~0U, st.sum[n][e], i);
+                    st.sum[n][elem] += __shfl_xor_sync(~0U, st.sum[n][elem], i);
             }
         }
     }
@@ -102,10 +103,10 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
         if (hd % 8 != 0 || d >= hd)
             return;
 #pragma unroll 1
-        for (int r = threadIdx.x % 32 / LANES; r < n; r += 32 / LANES) {
-            int extra = r - n_heads;
-            int from = extra < 0 ? head + r : a.n_heads + kv_head + extra * a.kv.n_kv_heads;
-            int to = extra < 0 ? r : HEADS + 2 * side + extra;
+        for (int row = threadIdx.x % 32 / LANES; row < n; row += 32 / LANES) {
+            int extra = row - n_heads;
+            int from = extra < 0 ? head + row : a.n_heads + kv_head + extra * a.kv.n_kv_heads;
+            int to = extra < 0 ? row : HEADS + 2 * side + extra;
 
             copy_async(shared_addr(desk + to * DESK_ROW + d * 2), token + from * hd + d);
         }
@@ -136,8 +137,8 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
         float2 a, b;
 
 #pragma unroll
-        for (int m = 1; m < 32; m *= 2)
-            sum = __fadd_rn(sum, __shfl_xor_sync(~0U, sum, m));
+        for (int row_tile = 1; row_tile < 32; row_tile *= 2)
+            sum = __fadd_rn(sum, __shfl_xor_sync(~0U, sum, row_tile));
         inverse = head_inverse(sum, 1.0f / 128.0f, eps);
         a = turn_pair(normed(x.x, inverse, low_half(weights.x)),
                       normed(x.z, inverse, low_half(weights.y)), make_float2(turn.x, turn.y));
@@ -206,16 +207,17 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
     static __device__ __forceinline__ void take_queries(state &st, const decode_args &a, int n,
                                                         const char *desk, int n_heads)
     {
-        int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+        int lane_row = threadIdx.x % 32 / 4, lane_col = threadIdx.x % 4;
 
 #pragma unroll
         for (int i = 0; i < STEPS; i++) {
 #pragma unroll
-            for (int b = 0; b < 2; b++) {
-                int d = 16 * i + (TYPE == K_BF16 ? 8 * b + 2 * t : 4 * t + 2 * b);
-                uint32_t x = *(const uint32_t *)(desk + g * DESK_ROW + d * 2);
+            for (int pair = 0; pair < 2; pair++) {
+                int d =
+                    16 * i + (TYPE == K_BF16 ? 8 * pair + 2 * lane_col : 4 * lane_col + 2 * pair);
+                uint32_t x = *(const uint32_t *)(desk + lane_row * DESK_ROW + d * 2);
 
-                st.q[i][n][b] = g < n_heads && d < a.kv.head_dim ? x : 0U;
+                st.q[i][n][pair] = lane_row < n_heads && d < a.kv.head_dim ? x : 0U;
             }
         }
         if (TYPE == K_BF16)
@@ -228,16 +230,16 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
      * element is below 2; the scores' scale makes up for it. */
     static __device__ __forceinline__ void halve_queries(state &st, const decode_args &a, int n)
     {
-        int t = threadIdx.x % 4;
+        int lane_col = threadIdx.x % 4;
         float largest = 0.0f, down, up;
         uint32_t exponent;
 
 #pragma unroll
         for (int i = 0; i < STEPS; i++) {
 #pragma unroll
-            for (int b = 0; b < 2; b++)
-                largest = fmaxf(largest, fmaxf(fabsf(low_half(st.q[i][n][b])),
-                                               fabsf(high_half(st.q[i][n][b]))));
+            for (int pair = 0; pair < 2; pair++)
+                largest = fmaxf(largest, fmaxf(fabsf(low_half(st.q[i][n][pair])),
+                                               fabsf(high_half(st.q[i][n][pair]))));
         }
         largest = fmaxf(largest, __shfl_xor_sync(~0U, largest, 1));
         largest = fmaxf(largest, __shfl_xor_sync(~0U, largest, 2));
@@ -247,12 +249,12 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
 #pragma unroll
         for (int i = 0; i < STEPS; i++) {
 #pragma unroll
-            for (int b = 0; b < 2; b++)
-                st.q[i][n][b] =
-                    pack_two<TYPE>(low_half(st.q[i][n][b]) * down, high_half(st.q[i][n][b]) * down);
+            for (int pair = 0; pair < 2; pair++)
+                st.q[i][n][pair] = pack_two<TYPE>(low_half(st.q[i][n][pair]) * down,
+                                                  high_half(st.q[i][n][pair]) * down);
         }
-        st.scale[n][0] = a.scale * __shfl_sync(~0U, up, 8 * t);
-        st.scale[n][1] = a.scale * __shfl_sync(~0U, up, 8 * t + 4);
+        st.scale[n][0] = a.scale * __shfl_sync(~0U, up, 8 * lane_col);
+        st.scale[n][1] = a.scale * __shfl_sync(~0U, up, 8 * lane_col + 4);
     }
 
     static __device__ __forceinline__ void put_two(void *to, uint32_t two)
@@ -371,13 +373,13 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
         size_t values = value_elems(a.kv);
 
 #pragma unroll 1
-        for (int r = 0; r < tile::TOKENS; r++) {
-            bool there = first + r < it.len && (!WINDOWED || first + r >= lowest);
-            size_t elem = there ? key_elem(a.kv, pages, first + r, kv_head) : 0;
+        for (int row = 0; row < tile::TOKENS; row++) {
+            bool there = first + row < it.len && (!WINDOWED || first + row >= lowest);
+            size_t elem = there ? key_elem(a.kv, pages, first + row, kv_head) : 0;
 
 #pragma unroll 1
             for (int d = threadIdx.x % 32 * 2; d < D; d += 64) {
-                char *word = to + tile::at(r, d * tile::ELEM / 16) + d * tile::ELEM % 16;
+                char *word = to + tile::at(row, d * tile::ELEM / 16) + d * tile::ELEM % 16;
                 bool some = there && d < a.kv.head_dim;
 
                 if (TYPE == K_BF16) {
@@ -443,33 +445,34 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
         uint32_t at = lane_at(lane % 16, lane / 16);
 
 #pragma unroll
-        for (int m = 0; m < MT; m++) {
+        for (int row_tile = 0; row_tile < MT; row_tile++) {
             float odd[NT][4] = {};
 
 #pragma unroll
             for (int n = 0; n < NT; n++)
-                s[m][n][0] = s[m][n][1] = s[m][n][2] = s[m][n][3] = 0.0f;
+                s[row_tile][n][0] = s[row_tile][n][1] = s[row_tile][n][2] = s[row_tile][n][3] =
+                    0.0f;
             if (TYPE == K_BF16) {
 #pragma unroll
                 for (int i = 0; i < STEPS; i++) {
                     uint32_t k[4];
 
-                    load_matrices(k, keys + m * 16 * tile::PANEL + pair_at(at, i));
+                    load_matrices(k, keys + row_tile * 16 * tile::PANEL + pair_at(at, i));
 #pragma unroll
                     for (int n = 0; n < NT; n++)
-                        multiply<TYPE>(i % 2 == 0 ? s[m][n] : odd[n], k, st.q[i][n]);
+                        multiply<TYPE>(i % 2 == 0 ? s[row_tile][n] : odd[n], k, st.q[i][n]);
                 }
             } else {
 #pragma unroll
                 for (int i = 0; i < STEPS; i += 2) {
                     uint32_t r[4], k[4];
 
-                    load_matrices(r, keys + m * 16 * tile::PANEL + pair_at(at, i / 2));
+                    load_matrices(r, keys + row_tile * 16 * tile::PANEL + pair_at(at, i / 2));
                     widen_e4m3(&k[0], &k[2], r[0]);
                     widen_e4m3(&k[1], &k[3], r[1]);
 #pragma unroll
                     for (int n = 0; n < NT; n++)
-                        multiply<TYPE>(s[m][n], k, st.q[i][n]);
+                        multiply<TYPE>(s[row_tile][n], k, st.q[i][n]);
                     if (i + 1 == STEPS)
                         break;
                     widen_e4m3(&k[0], &k[2], r[2]);
@@ -482,8 +485,9 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
 #pragma unroll
             for (int n = 0; n < NT; n++) {
 #pragma unroll
-                for (int e = 0; e < 4; e++)
-                    s[m][n][e] = (s[m][n][e] + odd[n][e]) * st.scale[n][e % 2];
+                for (int elem = 0; elem < 4; elem++)
+                    s[row_tile][n][elem] =
+                        (s[row_tile][n][elem] + odd[n][elem]) * st.scale[n][elem % 2];
             }
         }
     }
@@ -491,15 +495,17 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
     /* Keys from `valid` on do not exist. */
     static __device__ __forceinline__ void mask(float s[MT][NT][4], int valid)
     {
-        int g = threadIdx.x % 32 / 4;
+        int lane_row = threadIdx.x % 32 / 4;
 
 #pragma unroll
-        for (int m = 0; m < MT; m++) {
+        for (int row_tile = 0; row_tile < MT; row_tile++) {
 #pragma unroll
             for (int n = 0; n < NT; n++) {
 #pragma unroll
-                for (int e = 0; e < 4; e++)
-                    s[m][n][e] = m * 16 + g + e / 2 * 8 < valid ? s[m][n][e] : -INFINITY;
+                for (int elem = 0; elem < 4; elem++)
+                    s[row_tile][n][elem] = row_tile * 16 + lane_row + elem / 2 * 8 < valid
+                                               ? s[row_tile][n][elem]
+                                               : -INFINITY;
             }
         }
     }
@@ -507,15 +513,17 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
     /* The first `before` keys of a tile are invisible. */
     static __device__ __forceinline__ void mask_front(float s[MT][NT][4], int before)
     {
-        int g = threadIdx.x % 32 / 4;
+        int lane_row = threadIdx.x % 32 / 4;
 
 #pragma unroll
-        for (int m = 0; m < MT; m++) {
+        for (int row_tile = 0; row_tile < MT; row_tile++) {
 #pragma unroll
             for (int n = 0; n < NT; n++) {
 #pragma unroll
-                for (int e = 0; e < 4; e++)
-                    s[m][n][e] = m * 16 + g + e / 2 * 8 < before ? -INFINITY : s[m][n][e];
+                for (int elem = 0; elem < 4; elem++)
+                    s[row_tile][n][elem] = row_tile * 16 + lane_row + elem / 2 * 8 < before
+                                               ? -INFINITY
+                                               : s[row_tile][n][elem];
             }
         }
     }
@@ -526,22 +534,22 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
 #pragma unroll
         for (int n = 0; n < NT; n++) {
 #pragma unroll
-            for (int e = 0; e < 2; e++) {
-                float top = st.top[n][e], shrink;
+            for (int elem = 0; elem < 2; elem++) {
+                float top = st.top[n][elem], shrink;
 
 #pragma unroll
-                for (int m = 0; m < MT; m++)
-                    top = fmaxf(top, fmaxf(s[m][n][e], s[m][n][2 + e]));
+                for (int row_tile = 0; row_tile < MT; row_tile++)
+                    top = fmaxf(top, fmaxf(s[row_tile][n][elem], s[row_tile][n][2 + elem]));
 #pragma unroll
                 for (int i = 4; i < 32; i *= 2)
                     top = fmaxf(top, __shfl_xor_sync(~0U, top, i));
-                shrink = exp2_fast(st.top[n][e] - top);
-                st.top[n][e] = top;
-                st.sum[n][e] *= shrink;
+                shrink = exp2_fast(st.top[n][elem] - top);
+                st.top[n][elem] = top;
+                st.sum[n][elem] *= shrink;
 #pragma unroll
                 for (int i = 0; i < STEPS; i++) {
-                    st.o[i][n][e] *= shrink;
-                    st.o[i][n][2 + e] *= shrink;
+                    st.o[i][n][elem] *= shrink;
+                    st.o[i][n][2 + elem] *= shrink;
                 }
             }
         }
@@ -554,29 +562,29 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
         bool rises = false;
 
 #pragma unroll
-        for (int m = 0; m < MT; m++) {
+        for (int row_tile = 0; row_tile < MT; row_tile++) {
 #pragma unroll
             for (int n = 0; n < NT; n++) {
 #pragma unroll
-                for (int e = 0; e < 4; e++)
-                    rises = rises || s[m][n][e] > st.top[n][e % 2] + RISE;
+                for (int elem = 0; elem < 4; elem++)
+                    rises = rises || s[row_tile][n][elem] > st.top[n][elem % 2] + RISE;
             }
         }
         if (__any_sync(~0U, rises))
             raise_tops(st, s);
 #pragma unroll
-        for (int m = 0; m < MT; m++) {
+        for (int row_tile = 0; row_tile < MT; row_tile++) {
 #pragma unroll
             for (int n = 0; n < NT; n++) {
                 float p[4];
 
 #pragma unroll
-                for (int e = 0; e < 4; e++) {
-                    p[e] = exp2_fast(s[m][n][e] - st.top[n][e % 2]);
-                    st.sum[n][e % 2] += p[e];
+                for (int elem = 0; elem < 4; elem++) {
+                    p[elem] = exp2_fast(s[row_tile][n][elem] - st.top[n][elem % 2]);
+                    st.sum[n][elem % 2] += p[elem];
                 }
-                w[m][n][0] = turn_matrix(pack_two<TYPE>(p[0], p[1]));
-                w[m][n][1] = turn_matrix(pack_two<TYPE>(p[2], p[3]));
+                w[row_tile][n][0] = turn_matrix(pack_two<TYPE>(p[0], p[1]));
+                w[row_tile][n][1] = turn_matrix(pack_two<TYPE>(p[2], p[3]));
             }
         }
     }
@@ -590,28 +598,29 @@ template <int D, int TYPE, int HEADS> struct decode_warp {
                                      : lane_at(lane % 16, lane / 16);
 
 #pragma unroll
-        for (int m = 0; m < MT; m++) {
+        for (int row_tile = 0; row_tile < MT; row_tile++) {
             uint32_t v[4], r[4];
 
             if (TYPE == K_BF16) {
 #pragma unroll
                 for (int i = 0; i < STEPS; i++) {
-                    load_matrices_turned(v, values + m * 16 * tile::PANEL + pair_at(at, i));
+                    load_matrices_turned(v, values + row_tile * 16 * tile::PANEL + pair_at(at, i));
 #pragma unroll
                     for (int n = 0; n < NT; n++)
-                        multiply<TYPE>(st.o[i][n], v, w[m][n]);
+                        multiply<TYPE>(st.o[i][n], v, w[row_tile][n]);
                 }
             } else {
 #pragma unroll
                 for (int i = 0; i < STEPS; i++) {
                     if (i % 2 == 0)
-                        load_matrices_turned(r, values + m * 16 * tile::PANEL + pair_at(at, i / 2));
+                        load_matrices_turned(r, values + row_tile * 16 * tile::PANEL +
+                                                    pair_at(at, i / 2));
                     /* Tokens 2t and 2t + 1 have elements 2g and 2g + 1 each: sort by element. */
                     widen_e4m3(&v[0], &v[1], __byte_perm(r[i % 2 * 2], 0, 0x3120));
                     widen_e4m3(&v[2], &v[3], __byte_perm(r[i % 2 * 2 + 1], 0, 0x3120));
 #pragma unroll
                     for (int n = 0; n < NT; n++)
-                        multiply<TYPE>(st.o[i][n], v, w[m][n]);
+                        multiply<TYPE>(st.o[i][n], v, w[row_tile][n]);
                 }
             }
         }

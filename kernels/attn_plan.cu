@@ -53,14 +53,14 @@ static __device__ int sum_before(int x, int *shared, int *total)
         shared[warp] = upto;
     __syncthreads();
     if (warp == 0) {
-        int y = shared[lane], sum = y;
+        int count = shared[lane], sum = count;
 
         for (int i = 1; i < 32; i *= 2) {
             int below = __shfl_up_sync(~0U, sum, i);
 
             sum += lane >= i ? below : 0;
         }
-        shared[lane] = sum - y;
+        shared[lane] = sum - count;
         if (lane == 31)
             shared[PLAN_WARPS] = sum;
     }
@@ -114,18 +114,19 @@ static __device__ int item_of(const decode_item *items, int n_items, int tile)
     return low;
 }
 
+/* The share of a worker: where it begins, and how many tiles it has. */
 static __device__ decode_worker share(const plan_args &a, int n_items, int first, int last)
 {
-    decode_worker w = {};
+    decode_worker worker = {};
     int row_tiles;
 
-    w.item = item_of(a.schedule->items, n_items, first);
-    w.first = a.schedule->items[w.item];
-    row_tiles = row_tiles_of(a, w.first.len);
-    w.row = (first - w.first.first) / row_tiles;
-    w.tile = (first - w.first.first) % row_tiles;
-    w.n = last - first;
-    return w;
+    worker.item = item_of(a.schedule->items, n_items, first);
+    worker.first = a.schedule->items[worker.item];
+    row_tiles = row_tiles_of(a, worker.first.len);
+    worker.row = (first - worker.first.first) / row_tiles;
+    worker.tile = (first - worker.first.first) % row_tiles;
+    worker.n = last - first;
+    return worker;
 }
 
 /* The first and last block with tiles of the row to which a tile belongs. */
@@ -142,7 +143,7 @@ static __device__ decode_span span_of(const plan_args &a, int n_items, int tile,
 
 static __global__ void __launch_bounds__(PLAN_THREADS) attn_schedule_kernel(const plan_args a)
 {
-    decode_schedule *s = a.schedule;
+    decode_schedule *schedule = a.schedule;
     int n_items, n_tiles = list_items(a, &n_items),
                  n_workers = decode_workers(n_tiles, a.tile_tokens, a.n_workers);
 
@@ -150,9 +151,9 @@ static __global__ void __launch_bounds__(PLAN_THREADS) attn_schedule_kernel(cons
     for (int i = threadIdx.x; i < 2 * DECODE_CTAS; i += PLAN_THREADS) {
         int block = i / 2, side = i % 2 * DECODE_WARPS;
 
-        s->counters[block] = 0;
+        schedule->counters[block] = 0;
         if ((block + 1) * DECODE_WARPS <= n_workers)
-            s->spans[block][i % 2] = span_of(
+            schedule->spans[block][i % 2] = span_of(
                 a, n_items, share_first(block * DECODE_WARPS + side, n_tiles, n_workers) - i % 2,
                 n_tiles, n_workers);
     }
@@ -161,9 +162,9 @@ static __global__ void __launch_bounds__(PLAN_THREADS) attn_schedule_kernel(cons
             last = share_first(i + 1, n_tiles, n_workers);
 
         if (i < n_workers && last > first)
-            s->workers[i] = share(a, n_items, first, last);
+            schedule->workers[i] = share(a, n_items, first, last);
         else
-            s->workers[i] = {};
+            schedule->workers[i] = {};
     }
 }
 
@@ -172,23 +173,24 @@ size_t k_attn_schedule_bytes(int n_decodes)
     return sizeof(decode_schedule) + (size_t)n_decodes * sizeof(decode_item);
 }
 
+/* The plan depends on lengths and shapes only, so one serves all layers of a window and shape. */
 int k_attn_schedule(const struct k_attn_plan *plan, const struct k_kv *kv, const struct k_tokens *t,
                     int n_heads, k_stream stream)
 {
     int group = n_heads / kv->n_kv_heads;
-    plan_args a = {};
+    plan_args args = {};
 
     if (plan->n_decodes == 0)
         return 0;
-    a.schedule = (decode_schedule *)plan->schedule;
-    a.decode_seqs = plan->decode_seqs;
-    a.t = *t;
-    a.n_decodes = plan->n_decodes;
-    a.tile_tokens = decode_tile_tokens(kv);
-    a.window = kv->window;
-    a.rows = kv->n_kv_heads * decode_blocks(group);
-    a.n_workers = decode_ctas(kv, plan->n_decodes) * DECODE_WARPS;
-    return K_LAUNCH(attn_schedule_kernel, 1, PLAN_THREADS, 0, stream, a);
+    args.schedule = (decode_schedule *)plan->schedule;
+    args.decode_seqs = plan->decode_seqs;
+    args.t = *t;
+    args.n_decodes = plan->n_decodes;
+    args.tile_tokens = decode_tile_tokens(kv);
+    args.window = kv->window;
+    args.rows = kv->n_kv_heads * decode_blocks(group);
+    args.n_workers = decode_ctas(kv, plan->n_decodes) * DECODE_WARPS;
+    return K_LAUNCH(attn_schedule_kernel, 1, PLAN_THREADS, 0, stream, args);
 }
 
 /* Decodes and chunks of prompts can share a step, but not a kernel: they write different rows of

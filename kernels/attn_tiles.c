@@ -44,16 +44,16 @@ void k_attn_tiles(int32_t *tile_seqs, int32_t *tile_starts, struct k_attn_plan *
     int step = K_TILE_TOKENS(group), n_tiles = 0, n_seqs = 0;
 
     plan->tile_keys = 0;
-    for (int s = 0; s < t->n_seqs; s++) {
-        int n = t->seq_start[s + 1] - t->seq_start[s];
+    for (int seq = 0; seq < t->n_seqs; seq++) {
+        int n = t->seq_start[seq + 1] - t->seq_start[seq];
 
         if (n == 1)
             continue;
         for (int first = (n - 1) / step * step; first >= 0; first -= step) {
-            tile_seqs[n_tiles] = s;
+            tile_seqs[n_tiles] = seq;
             tile_starts[n_tiles++] = first;
         }
-        plan->tile_keys += t->kv_len[s];
+        plan->tile_keys += t->kv_len[seq];
         n_seqs++;
     }
     if (n_seqs > 1)

@@ -24,6 +24,7 @@ static __global__ void copy_rows_kernel(int32_t *dst, int stride, const int32_t 
         dst[(size_t)blockIdx.x * stride + i] = src[(size_t)blockIdx.x * width + i];
 }
 
+/* A grid of at most BLOCKS_MAX blocks: more would not make PCIe faster. */
 int k_copy(void *dst, const void *src, size_t bytes, k_stream stream)
 {
     size_t n = (bytes + 15) / 16, blocks = (n + THREADS - 1) / THREADS;
@@ -34,6 +35,7 @@ int k_copy(void *dst, const void *src, size_t bytes, k_stream stream)
                     stream, (uint4 *)dst, (const uint4 *)src, n);
 }
 
+/* For rows of the same width with a stride, such as page tables. */
 int k_copy_rows(int32_t *dst, int stride, const int32_t *src, int width, int n_rows,
                 k_stream stream)
 {

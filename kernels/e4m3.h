@@ -19,7 +19,7 @@
 K_BOTH float k_e4m3_value(k_e4m3 e)
 {
     uint32_t sign = (uint32_t)(e & 0x80) << 24, bits;
-    float f;
+    float value;
 
     if ((e & 0x7f) == K_E4M3_NAN)
         bits = 0x7fc00000U;
@@ -27,19 +27,19 @@ K_BOTH float k_e4m3_value(k_e4m3 e)
     else if ((e & 0x78) != 0)
         bits = sign | (((uint32_t)(e & 0x7f) << 20) + (120U << 23));
     else {
-        f = (float)(e & 7) * 0x1p-9f;
-        memcpy(&bits, &f, 4);
+        value = (float)(e & 7) * 0x1p-9f;
+        memcpy(&bits, &value, 4);
         bits |= sign;
     }
-    memcpy(&f, &bits, 4);
-    return f;
+    memcpy(&value, &bits, 4);
+    return value;
 }
 
 /* Round to nearest, ties to the even fraction; larger magnitudes become the largest. */
 K_BOTH k_e4m3 k_e4m3_round(float x)
 {
     uint32_t bits, sign;
-    float f;
+    float value;
 
     memcpy(&bits, &x, 4);
     sign = bits >> 24 & 0x80;
@@ -52,9 +52,9 @@ K_BOTH k_e4m3 k_e4m3_round(float x)
         bits += 0x7ffffU + (bits >> 20 & 1);
         return (k_e4m3)(sign | ((bits >> 20) - (120U << 3)));
     }
-    memcpy(&f, &bits, 4);
-    f = f * 0x1p9f + 0x1p23f; /* the addition rounds to a whole number */
-    memcpy(&bits, &f, 4);
+    memcpy(&value, &bits, 4);
+    value = value * 0x1p9f + 0x1p23f; /* the addition rounds to a whole number */
+    memcpy(&bits, &value, 4);
     return (k_e4m3)(sign | (bits & 15));
 }
 

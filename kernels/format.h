@@ -45,17 +45,17 @@ struct k_format {
 /* One float32 scale per row. */
 K_BOTH struct k_format k_format_by_row(enum k_type elem)
 {
-    struct k_format f = {elem, K_F32, 1, 0, false, false, false};
+    struct k_format format = {elem, K_F32, 1, 0, false, false, false};
 
-    return f;
+    return format;
 }
 
 /* One float32 scale per group of rows x cols. */
 K_BOTH struct k_format k_format_in_groups(enum k_type elem, int rows, int cols)
 {
-    struct k_format f = {elem, K_F32, rows, cols, false, false, false};
+    struct k_format format = {elem, K_F32, rows, cols, false, false, false};
 
-    return f;
+    return format;
 }
 
 /* --- properties ------------------------------------------------------------------------------ */

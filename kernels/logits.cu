@@ -99,6 +99,7 @@ static __device__ inline void load(float4 x[LOADS], const struct run &run, int f
     }
 }
 
+/* e^(x - top), at most 1. */
 static __device__ inline float weight(float x, float top)
 {
     return exp2_fast((x - top) * LOG2_E);
@@ -112,23 +113,24 @@ static __device__ struct part stream(const struct run &run, float target)
 
 #pragma unroll 1
     for (int id = run.first + (int)threadIdx.x * 4; id < run.end; id += LOADS * STRIDE) {
-        float4 x[LOADS];
+        float4 fours[LOADS];
         float top = p.top;
 
-        load(x, run, id);
+        load(fours, run, id);
 #pragma unroll
         for (int i = 0; i < LOADS; i++) {
-            x[i] = make_float4(tame(x[i].x), tame(x[i].y), tame(x[i].z), tame(x[i].w));
-            top = fmaxf(top, fmaxf(fmaxf(x[i].x, x[i].y), fmaxf(x[i].z, x[i].w)));
+            fours[i] =
+                make_float4(tame(fours[i].x), tame(fours[i].y), tame(fours[i].z), tame(fours[i].w));
+            top = fmaxf(top, fmaxf(fmaxf(fours[i].x, fours[i].y), fmaxf(fours[i].z, fours[i].w)));
         }
         p.sum *= weight(p.top, top);
         p.top = top;
 #pragma unroll
         for (int i = 0; i < LOADS; i++) {
-            p.sum += (weight(x[i].x, top) + weight(x[i].y, top)) +
-                     (weight(x[i].z, top) + weight(x[i].w, top));
-            p.n_larger +=
-                (x[i].x > target) + (x[i].y > target) + (x[i].z > target) + (x[i].w > target);
+            p.sum += (weight(fours[i].x, top) + weight(fours[i].y, top)) +
+                     (weight(fours[i].z, top) + weight(fours[i].w, top));
+            p.n_larger += (fours[i].x > target) + (fours[i].y > target) + (fours[i].z > target) +
+                          (fours[i].w > target);
         }
     }
     return p;
@@ -156,6 +158,7 @@ static __device__ void share_parts(struct shared_state *s, const struct part &ow
         s->warps[threadIdx.x / 32] = {top, sum, n_larger};
 }
 
+/* Combine n partial results, in order; each sum is rescaled to the common maximum. */
 static __device__ struct part merge(const struct part *parts, int n)
 {
     struct part all = {-FLT_MAX, 0.0f, 0};
@@ -212,16 +215,16 @@ static __device__ void collect(struct shared_state *s, const struct run &run, fl
 {
 #pragma unroll 1
     for (int first = run.first + (int)threadIdx.x * 4; first < run.end; first += LOADS * STRIDE) {
-        float4 x[LOADS];
+        float4 fours[LOADS];
         uint32_t hits = 0;
 
-        load(x, run, first);
+        load(fours, run, first);
 #pragma unroll
         for (int i = 0; i < LOADS; i++) {
-            hits |= (uint32_t)(tame(x[i].x) >= bound) << (i * 4);
-            hits |= (uint32_t)(tame(x[i].y) >= bound) << (i * 4 + 1);
-            hits |= (uint32_t)(tame(x[i].z) >= bound) << (i * 4 + 2);
-            hits |= (uint32_t)(tame(x[i].w) >= bound) << (i * 4 + 3);
+            hits |= (uint32_t)(tame(fours[i].x) >= bound) << (i * 4);
+            hits |= (uint32_t)(tame(fours[i].y) >= bound) << (i * 4 + 1);
+            hits |= (uint32_t)(tame(fours[i].z) >= bound) << (i * 4 + 2);
+            hits |= (uint32_t)(tame(fours[i].w) >= bound) << (i * 4 + 3);
         }
         for (; hits != 0; hits &= hits - 1) {
             int i = __ffs((int)hits) - 1, id = first + i / 4 * STRIDE + i % 4, at;
@@ -235,16 +238,16 @@ static __device__ void collect(struct shared_state *s, const struct run &run, fl
 /* Send the best n candidates to the first block, each to the place of its rank. */
 static __device__ void push_best(uint64_t *front, const struct shared_state *s, int n)
 {
-    int n_candidates = s->n_candidates, c = threadIdx.x, n_better = 0;
-    uint64_t own = c < n_candidates ? s->candidates[c] : 0;
+    int n_candidates = s->n_candidates, idx = threadIdx.x, n_better = 0;
+    uint64_t own = idx < n_candidates ? s->candidates[idx] : 0;
 
 #pragma unroll 4
     for (int i = 0; i < n_candidates; i++)
         n_better += s->candidates[i] > own;
-    if (c < n_candidates && n_better < n)
+    if (idx < n_candidates && n_better < n)
         front[n_better] = own;
-    else if (c >= n_candidates && c < n)
-        front[c] = 0;
+    else if (idx >= n_candidates && idx < n)
+        front[idx] = 0;
 }
 
 /* Find and send the best n one by one, whatever the logits are. */
@@ -284,8 +287,8 @@ static __device__ void finish(struct k_logprob_row *out, const struct shared_sta
             out->chosen = target - log_sum;
     }
 #pragma unroll 1
-    for (int c = threadIdx.x; c < RANKS * n; c += THREADS) {
-        uint64_t own = s->best[c];
+    for (int idx = threadIdx.x; idx < RANKS * n; idx += THREADS) {
+        uint64_t own = s->best[idx];
         int n_better = 0;
 
 #pragma unroll 4
@@ -349,6 +352,7 @@ static __global__ void __cluster_dims__(RANKS, 1, 1) __launch_bounds__(THREADS, 
         finish(&out[blockIdx.y], &s, target, has_target, n);
 }
 
+/* Runs are multiples of four ids, so that all but the last can be read as float4. */
 int k_logprobs(struct k_logprob_row *out, const float *logits, int n_vocab,
                const struct k_logits_row *rows, int n, k_stream stream)
 {
@@ -396,6 +400,7 @@ static __device__ void ban(float *logits, int n_vocab, const uint32_t *mask)
     }
 }
 
+/* A bias of a forbidden id has no effect; its raw logit counts as -infinity. */
 static __device__ inline void add_bias(float *logits, const uint32_t *mask, struct k_bias *bias)
 {
     int id = bias->id;
@@ -424,6 +429,7 @@ static __global__ void __launch_bounds__(EDIT_THREADS)
         add_bias(logits, mask, &biases[row.biases_at + i]);
 }
 
+/* The grid covers the mask's words; the biases of a row are distributed over the same threads. */
 int k_edit(float *logits, int n_vocab, const struct k_logits_row *rows, int n,
            const uint32_t *masks, struct k_bias *biases, k_stream stream)
 {
@@ -443,7 +449,7 @@ static __global__ void __launch_bounds__(CHOSEN_THREADS)
 {
     int lane = threadIdx.x % 32, at = (blockIdx.x * CHOSEN_THREADS + (int)threadIdx.x) / 32, id;
     struct k_logits_row row;
-    float x;
+    float logit;
 
     if (at >= n)
         return;
@@ -451,17 +457,17 @@ static __global__ void __launch_bounds__(CHOSEN_THREADS)
     if (row.n_top < 0 || row.target != K_SAMPLED)
         return;
     id = ids[row.row];
-    x = logits[(size_t)row.row * n_vocab + id];
+    logit = logits[(size_t)row.row * n_vocab + id];
     for (int first = 0; first < row.n_biases; first += 32) {
         const struct k_bias *bias = &biases[row.biases_at + first + lane];
         bool is_it = first + lane < row.n_biases && bias->id == id;
         uint32_t hit = __ballot_sync(~0U, is_it);
 
         if (hit != 0)
-            x = biases[row.biases_at + first + __ffs((int)hit) - 1].raw;
+            logit = biases[row.biases_at + first + __ffs((int)hit) - 1].raw;
     }
     if (lane == 0)
-        out[at].chosen = tame(x) - out[at].log_sum;
+        out[at].chosen = tame(logit) - out[at].log_sum;
 }
 
 int k_chosen(struct k_logprob_row *out, const int32_t *ids, const float *logits, int n_vocab,

@@ -30,17 +30,17 @@
 #include "kernels/product.cuh"
 #include "kernels/product_cut.h"
 
-#define ROWS_FEW   3 /* for more the other kernel is faster */
-#define WARPS      8
-#define THREADS    (WARPS * 32)
-#define BOX_ROWS   16
-#define BOX_COLS   64
-#define BOX_BYTES  2048 /* 16 rows of 128 bytes */
-#define SLOT_BYTES (2 * BOX_BYTES)
-#define DEPTH_MAX  4  /* stages of a ring: 128 KB per multiprocessor */
-#define COL_STRIDE 20 /* stride of sums in shared memory: 16 rows, and no two lanes in a bank */
-#define SQUARES    8  /* partial sums of squares that a lane prefetches */
-#define SMEM_MAX   (226 * 1024)
+#define ROWS_FEW    3 /* for more the other kernel is faster */
+#define WARPS       8
+#define THREADS     (WARPS * 32)
+#define BOX_ROWS    16
+#define BOX_COLS    64
+#define BOX_BYTES   2048 /* 16 rows of 128 bytes */
+#define STAGE_BYTES (2 * BOX_BYTES)
+#define DEPTH_MAX   4  /* stages of a ring: 128 KB per multiprocessor */
+#define COL_STRIDE  20 /* stride of sums in shared memory: 16 rows, and no two lanes in a bank */
+#define SQUARES     8  /* partial sums of squares that a lane prefetches */
+#define SMEM_MAX    (226 * 1024)
 
 struct product_args {
     struct k_product p;
@@ -80,6 +80,7 @@ static __device__ inline void copy_boxes(void *to, const CUtensorMap *map, int b
                  : "memory");
 }
 
+/* A copy without a tensor map, for rows of x. */
 static __device__ inline void copy_bytes(void *to, const void *from, uint32_t bytes, uint64_t *bar)
 {
     asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], "
@@ -104,6 +105,7 @@ struct chunk {
     uint4 low, high; /* rows g and g + 8 */
 };
 
+/* A lane's 16 bytes of rows g and g + 8; `at ^ g` is the engine's swizzle. */
 static __device__ inline chunk load_chunk(const char *box, int g, int at)
 {
     const char *row = box + g * 128 + (at ^ g) * 16;
@@ -117,11 +119,11 @@ static __device__ inline void multiply_bf16(float acc[NT][4], const chunk &a, co
                                             const uint32_t x_row[NT])
 {
 #pragma unroll
-    for (int t = 0; t < NT; t++) {
-        uint4 b = *(const uint4 *)(x + x_row[t]);
+    for (int tile_idx = 0; tile_idx < NT; tile_idx++) {
+        uint4 x_words = *(const uint4 *)(x + x_row[tile_idx]);
 
-        multiply(acc[t], a.low.x, a.high.x, a.low.y, a.high.y, b.x, b.y);
-        multiply(acc[t], a.low.z, a.high.z, a.low.w, a.high.w, b.z, b.w);
+        multiply(acc[tile_idx], a.low.x, a.high.x, a.low.y, a.high.y, x_words.x, x_words.y);
+        multiply(acc[tile_idx], a.low.z, a.high.z, a.low.w, a.high.w, x_words.z, x_words.w);
     }
 }
 
@@ -130,8 +132,9 @@ template <int NT>
 static __device__ inline void multiply_box(float acc[2][NT][4], const char *box, const char *x,
                                            const uint32_t x_row[NT])
 {
-    int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
-    chunk c0 = load_chunk(box, g, 2 * q), c1 = load_chunk(box, g, 2 * q + 1);
+    int lane_row = threadIdx.x % 32 / 4, lane_col = threadIdx.x % 4;
+    chunk c0 = load_chunk(box, lane_row, 2 * lane_col),
+          c1 = load_chunk(box, lane_row, 2 * lane_col + 1);
 
     multiply_bf16<NT>(acc[0], c0, x, x_row);
     multiply_bf16<NT>(acc[1], c1, x + 16, x_row);
@@ -144,7 +147,7 @@ static __device__ inline void multiply_box(float acc[2][NT][4], const char *box,
 struct box_ring {
     char *boxes;
     uint64_t *bars;
-    int slot, parity;         /* of the boxes to be multiplied next */
+    int stage, parity;        /* of the boxes to be multiplied next */
     int tile, last_tile, box; /* to be loaded next */
     int tile_rows;            /* rows of a part (gate or up) in a tile */
 };
@@ -153,13 +156,13 @@ struct box_ring {
  * CTA's): it is not multiplied. */
 template <int WK>
 static __device__ inline void load_boxes(box_ring &r, const CUtensorMap *map, const product_args &a,
-                                         int warp, int slot)
+                                         int warp, int stage)
 {
     if (r.tile >= r.last_tile)
         return;
     if (leads()) {
-        barrier_expect(&r.bars[slot], SLOT_BYTES);
-        copy_boxes(r.boxes + slot * SLOT_BYTES, map, r.box, r.tile * r.tile_rows, &r.bars[slot]);
+        barrier_expect(&r.bars[stage], STAGE_BYTES);
+        copy_boxes(r.boxes + stage * STAGE_BYTES, map, r.box, r.tile * r.tile_rows, &r.bars[stage]);
     }
     r.box += 2 * WK;
     if (r.box >= a.n_boxes) {
@@ -177,18 +180,18 @@ static __device__ inline void multiply_tile(float acc[2][NT][4], box_ring &r,
     const int x_bytes = 128; /* of a row of x, for a box */
 
     for (int box = warp % WK * 2; box < a.n_boxes; box += 2 * WK) {
-        const char *from = r.boxes + r.slot * SLOT_BYTES, *x = xs + box * x_bytes;
+        const char *from = r.boxes + r.stage * STAGE_BYTES, *x = xs + box * x_bytes;
 
-        bar_wait(&r.bars[r.slot], r.parity);
+        bar_wait(&r.bars[r.stage], r.parity);
         multiply_box<NT>(acc, from, x, x_row);
         if (box + 1 < a.n_boxes)
             multiply_box<NT>(acc, from + BOX_BYTES, x + x_bytes, x_row);
         __syncwarp();
-        load_boxes<WK>(r, map, a, warp, r.slot);
+        load_boxes<WK>(r, map, a, warp, r.stage);
         if (r.tile >= r.last_tile) /* repeated; only the first time counts */
             asm volatile("griddepcontrol.launch_dependents;");
-        if (++r.slot == a.depth) {
-            r.slot = 0;
+        if (++r.stage == a.depth) {
+            r.stage = 0;
             r.parity ^= 1;
         }
     }
@@ -198,16 +201,17 @@ static __device__ inline void multiply_tile(float acc[2][NT][4], box_ring &r,
 template <int NT>
 static __device__ inline void store_sums(float *to, const float acc[2][NT][4], int n)
 {
-    int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+    int lane_row = threadIdx.x % 32 / 4, lane_col = threadIdx.x % 4;
 
 #pragma unroll
-    for (int t = 0; t < NT; t++) {
+    for (int tile_idx = 0; tile_idx < NT; tile_idx++) {
 #pragma unroll
-        for (int e = 0; e < 4; e++) {
-            int col = t * 8 + q * 2 + e % 2;
+        for (int elem = 0; elem < 4; elem++) {
+            int col = tile_idx * 8 + lane_col * 2 + elem % 2;
 
             if (col < n)
-                to[col * COL_STRIDE + g + e / 2 * 8] = acc[0][t][e] + acc[1][t][e];
+                to[col * COL_STRIDE + lane_row + elem / 2 * 8] =
+                    acc[0][tile_idx][elem] + acc[1][tile_idx][elem];
         }
     }
 }
@@ -231,24 +235,24 @@ static __device__ inline output choose_output(const product_args &a, int tile, i
     const struct k_product &p = a.p;
     int i = (threadIdx.x + (unsigned)tile * 32) % THREADS, row = i % 16;
     bool gated = p.kind == K_PRODUCT_GATED;
-    output o = {};
+    output out = {};
 
-    o.place = i % (16 * TILES);
-    o.c = i / (16 * TILES);
-    tile += o.place / 16;
-    o.row = gated ? tile * 8 + row : tile * 16 + row;
-    o.mine =
-        o.c < a.n && tile < last && o.row < (gated ? a.n_out / 2 : a.n_out) && !(gated && row >= 8);
-    if (!o.mine)
-        return o;
-    o.bias = p.bias != NULL ? ((const k_bf16 *)p.bias)[o.row] : (k_bf16)0;
+    out.place = i % (16 * TILES);
+    out.c = i / (16 * TILES);
+    tile += out.place / 16;
+    out.row = gated ? tile * 8 + row : tile * 16 + row;
+    out.mine = out.c < a.n && tile < last && out.row < (gated ? a.n_out / 2 : a.n_out) &&
+               !(gated && row >= 8);
+    if (!out.mine)
+        return out;
+    out.bias = p.bias != NULL ? ((const k_bf16 *)p.bias)[out.row] : (k_bf16)0;
     if (gated)
-        o.bias_up = p.bias != NULL ? ((const k_bf16 *)p.bias)[o.row + a.n_out / 2] : (k_bf16)0;
+        out.bias_up = p.bias != NULL ? ((const k_bf16 *)p.bias)[out.row + a.n_out / 2] : (k_bf16)0;
     if (p.kind == K_PRODUCT_RESIDUAL) {
-        o.residual = p.residual[(size_t)o.c * a.n_out + o.row];
-        o.norm = ((const k_bf16 *)p.norm)[o.row];
+        out.residual = p.residual[(size_t)out.c * a.n_out + out.row];
+        out.norm = ((const k_bf16 *)p.norm)[out.row];
     }
-    return o;
+    return out;
 }
 
 /* Add the sums of a place and column of the warps that share a tile: [TILES][WK][n][COL_STRIDE]. */
@@ -258,8 +262,8 @@ static __device__ inline float sum_warps(const float *red, int place, int col, i
     float sum = 0.0f;
 
 #pragma unroll
-    for (int w = 0; w < WK; w++)
-        sum += red[((place / 16 * WK + w) * n + col) * COL_STRIDE + place % 16];
+    for (int warp_idx = 0; warp_idx < WK; warp_idx++)
+        sum += red[((place / 16 * WK + warp_idx) * n + col) * COL_STRIDE + place % 16];
     return sum;
 }
 
@@ -270,34 +274,36 @@ struct targets {
     float *residual, *sums_out;
 };
 
+/* Read once before the mainloop: an argument that was not read recently takes 500 cycles. */
 static __device__ inline targets targets_of(const product_args &a)
 {
-    targets t = {a.p.kind, a.n_out, a.p.y_is_half, a.p.y, a.p.normed, a.p.residual, a.p.sums_out};
+    targets to = {a.p.kind, a.n_out, a.p.y_is_half, a.p.y, a.p.normed, a.p.residual, a.p.sums_out};
 
-    pin(t.kind), pin(t.n_out), pin(t.is_half);
-    pin_global(t.y), pin_global(t.normed), pin_global(t.residual), pin_global(t.sums_out);
-    return t;
+    pin(to.kind), pin(to.n_out), pin(to.is_half);
+    pin_global(to.y), pin_global(to.normed), pin_global(to.residual), pin_global(to.sums_out);
+    return to;
 }
 
 /* Finish one output: inverse is the norm's factor of its column. */
 static __device__ inline void write_output(const targets &to, const output &o, float sum, float up,
                                            float inverse)
 {
-    float y = sum * inverse + load_bf16(&o.bias), square;
+    float result = sum * inverse + load_bf16(&o.bias), square;
     size_t at = (size_t)o.c * to.n_out + o.row;
 
     switch (to.kind) {
-    case K_PRODUCT_PLAIN: store_bf16((k_bf16 *)to.y + at, y); break;
-    case K_PRODUCT_FLOAT: ((float *)to.y)[at] = y; break;
+    case K_PRODUCT_PLAIN: store_bf16((k_bf16 *)to.y + at, result); break;
+    case K_PRODUCT_FLOAT: ((float *)to.y)[at] = result; break;
     case K_PRODUCT_GATED:
         store_x(to.y, (size_t)o.c * (to.n_out / 2) + o.row,
-                y / (1.0f + __expf(-y)) * (up * inverse + load_bf16(&o.bias_up)), to.is_half);
+                result / (1.0f + __expf(-result)) * (up * inverse + load_bf16(&o.bias_up)),
+                to.is_half);
         break;
     case K_PRODUCT_RESIDUAL: /* the sixteen lanes of a tile come here together */
-        y += o.residual;
-        to.residual[at] = y;
-        store_x(to.normed, at, y * load_bf16(&o.norm), to.is_half);
-        square = y * y;
+        result += o.residual;
+        to.residual[at] = result;
+        store_x(to.normed, at, result * load_bf16(&o.norm), to.is_half);
+        square = result * result;
         for (int apart = 8; apart > 0; apart /= 2)
             square += __shfl_xor_sync(0xffffU << (threadIdx.x & 16), square, apart);
         if (o.row % 16 == 0)
@@ -327,8 +333,8 @@ static __device__ void end_pass(const float *red, const targets &to, const outpu
 static __device__ void load_x(char *xs, const product_args &a, uint64_t *bar)
 {
     barrier_expect(bar, a.n * a.n_in * 2);
-    for (int c = 0; c < a.n; c++)
-        copy_bytes(xs + c * a.x_stride, (const k_bf16 *)a.p.x + (size_t)c * a.n_in, a.n_in * 2,
+    for (int col = 0; col < a.n; col++)
+        copy_bytes(xs + col * a.x_stride, (const k_bf16 *)a.p.x + (size_t)col * a.n_in, a.n_in * 2,
                    bar);
 }
 
@@ -352,20 +358,20 @@ static __device__ void find_inverse(float *inverse, float squares[SQUARES], int 
 {
     int lane = threadIdx.x % 32, n_sums = a.p.sums_in != NULL ? a.p.n_sums : 0;
 
-    for (int c = warp; c < a.n; c += WARPS) {
+    for (int col = warp; col < a.n; col += WARPS) {
         float sum = 0.0f;
 
-        if (c > warp)
-            fetch_squares(squares, c, a);
+        if (col > warp)
+            fetch_squares(squares, col, a);
 #pragma unroll
         for (int i = 0; i < SQUARES; i++)
             sum += squares[i];
         for (int i = 32 * SQUARES + lane; i < n_sums; i += 32)
-            sum += a.p.sums_in[(size_t)c * n_sums + i];
+            sum += a.p.sums_in[(size_t)col * n_sums + i];
         for (int i = 16; i > 0; i /= 2)
             sum += __shfl_xor_sync(~0U, sum, i);
         if (lane == 0)
-            inverse[c] = n_sums > 0 ? rsqrtf(sum / a.n_in + a.p.eps) : 1.0f;
+            inverse[col] = n_sums > 0 ? rsqrtf(sum / a.n_in + a.p.eps) : 1.0f;
     }
 }
 
@@ -380,27 +386,27 @@ static __global__ void __launch_bounds__(THREADS, 1)
      * [2][PT][WARPS][n][COL_STRIDE], inverse [8 NT], barriers [WARPS][depth] and that of x. */
     extern __shared__ __align__(1024) char shared[];
     const int tiles = WARPS / WK * PT;
-    int warp = warp_number(), g = threadIdx.x % 32 / 4, q = threadIdx.x % 4, pass = 0;
-    char *xs = shared + WARPS * a.depth * SLOT_BYTES;
+    int warp = warp_number(), lane_row = threadIdx.x % 32 / 4, lane_col = threadIdx.x % 4, pass = 0;
+    char *xs = shared + WARPS * a.depth * STAGE_BYTES;
     float *red = (float *)(xs + a.n * a.x_stride), *red_odd = red + PT * WARPS * COL_STRIDE * a.n;
     float *inverse = red_odd + PT * WARPS * COL_STRIDE * a.n;
     uint64_t *bars = (uint64_t *)(inverse + 8 * NT), *x_bar = bars + WARPS * a.depth;
     int first = blockIdx.x * a.tiles_each + min((int)blockIdx.x, a.tiles_left);
     int last = first + a.tiles_each + ((int)blockIdx.x < a.tiles_left);
     targets to = targets_of(a);
-    box_ring r = {};
+    box_ring ring = {};
     uint32_t x_row[NT];
     float squares[SQUARES];
 
-    r.boxes = shared + warp * a.depth * SLOT_BYTES;
-    r.bars = bars + warp * a.depth;
-    r.tile = warp % WK * 2 < a.n_boxes ? first + warp / WK : last;
-    r.last_tile = last;
-    r.box = warp % WK * 2;
-    r.tile_rows = a.p.kind == K_PRODUCT_GATED ? 8 : BOX_ROWS;
+    ring.boxes = shared + warp * a.depth * STAGE_BYTES;
+    ring.bars = bars + warp * a.depth;
+    ring.tile = warp % WK * 2 < a.n_boxes ? first + warp / WK : last;
+    ring.last_tile = last;
+    ring.box = warp % WK * 2;
+    ring.tile_rows = a.p.kind == K_PRODUCT_GATED ? 8 : BOX_ROWS;
     if (leads()) {
         for (int i = 0; i < a.depth; i++)
-            barrier_init(&r.bars[i], 1);
+            barrier_init(&ring.bars[i], 1);
         if (warp == 0)
             barrier_init(x_bar, 1);
         barrier_init_done();
@@ -408,9 +414,9 @@ static __global__ void __launch_bounds__(THREADS, 1)
     }
     __syncwarp();
     for (int i = 0; i < a.depth; i++)
-        load_boxes<WK>(r, &map, a, warp, i);
-    for (int t = 0; t < NT; t++)
-        x_row[t] = min(t * 8 + g, a.n - 1) * a.x_stride + q * 32;
+        load_boxes<WK>(ring, &map, a, warp, i);
+    for (int tile_idx = 0; tile_idx < NT; tile_idx++)
+        x_row[tile_idx] = min(tile_idx * 8 + lane_row, a.n - 1) * a.x_stride + lane_col * 32;
     __syncthreads();
     asm volatile("griddepcontrol.wait;" ::: "memory");
     if (warp == 0 && leads())
@@ -420,18 +426,18 @@ static __global__ void __launch_bounds__(THREADS, 1)
 
     for (int tile = first; tile < last; tile += tiles, pass++) {
         float *sums = pass & 1 ? red_odd : red;
-        output o = choose_output<tiles>(a, tile, last);
+        output out = choose_output<tiles>(a, tile, last);
 
-        for (int t = 0; t < PT; t++) {
+        for (int tile_idx = 0; tile_idx < PT; tile_idx++) {
             float acc[2][NT][4] = {};
 
-            if (tile + t * (WARPS / WK) + warp / WK < last)
-                multiply_tile<NT, WK>(acc, r, &map, a, xs, x_row, warp);
-            store_sums<NT>(sums + (t * WARPS + warp) * COL_STRIDE * a.n, acc, a.n);
+            if (tile + tile_idx * (WARPS / WK) + warp / WK < last)
+                multiply_tile<NT, WK>(acc, ring, &map, a, xs, x_row, warp);
+            store_sums<NT>(sums + (tile_idx * WARPS + warp) * COL_STRIDE * a.n, acc, a.n);
         }
         if (tile == first)
             find_inverse(inverse, squares, warp, a);
-        end_pass<WK>(sums, to, o, a.n, inverse);
+        end_pass<WK>(sums, to, out, a.n, inverse);
     }
 }
 
@@ -462,7 +468,7 @@ static size_t rest_bytes(int n_in, int n)
 static bool takes(const struct k_matrix *w, int n)
 {
     return n >= 1 && n <= ROWS_FEW && k_format_is_plain(&w->format) && w->n_in % BOX_COLS == 0 &&
-           rest_bytes(w->n_in, n) + WARPS * 2 * SLOT_BYTES <= SMEM_MAX;
+           rest_bytes(w->n_in, n) + WARPS * 2 * STAGE_BYTES <= SMEM_MAX;
 }
 
 /* Is the other kernel to be used? With a long n_in, x may not fit here. */
@@ -471,11 +477,13 @@ static bool is_wide(const struct k_matrix *w, int n)
     return product_wide_takes(w, n) && !takes(w, n);
 }
 
+/* Either kernel. */
 int k_multiply_takes(const struct k_matrix *w, int n)
 {
     return takes(w, n) || product_wide_takes(w, n);
 }
 
+/* Within a bucket the order of summation is the same, so the caller may pad its rows to it. */
 int k_multiply_bucket(const struct k_matrix *w, int n)
 {
     int bucket = ROWS_FEW;
@@ -487,15 +495,16 @@ int k_multiply_bucket(const struct k_matrix *w, int n)
     return bucket;
 }
 
+/* As many stages as fit beside the rows of x, at most DEPTH_MAX. */
 static int launch(const CUtensorMap &map, product_args &a, int n_sms, k_stream stream)
 {
     size_t rest = rest_bytes(a.n_in, a.n), smem;
-    int depth = (int)((SMEM_MAX - rest) / (WARPS * SLOT_BYTES));
+    int depth = (int)((SMEM_MAX - rest) / (WARPS * STAGE_BYTES));
     cudaLaunchAttribute attribute = {};
     cudaLaunchConfig_t config = {};
 
     a.depth = depth < DEPTH_MAX ? depth : DEPTH_MAX;
-    smem = rest + (size_t)WARPS * a.depth * SLOT_BYTES;
+    smem = rest + (size_t)WARPS * a.depth * STAGE_BYTES;
     if (cudaFuncSetAttribute(product_kernel<1, 8, 4>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              (int)smem) != cudaSuccess)
         return -1;
@@ -510,11 +519,12 @@ static int launch(const CUtensorMap &map, product_args &a, int n_sms, k_stream s
     return cudaLaunchKernelEx(&config, product_kernel<1, 8, 4>, map, a) == cudaSuccess ? 0 : -1;
 }
 
+/* Tiles are distributed evenly: the first tiles_left CTAs have one more than the others. */
 int k_multiply(const struct k_product *p, int n, int n_sms, k_stream stream)
 {
     const struct k_matrix *w = p->w;
     bool gated = p->kind == K_PRODUCT_GATED;
-    product_args a = {};
+    product_args args = {};
     CUtensorMap map;
     int n_tiles;
 
@@ -525,16 +535,16 @@ int k_multiply(const struct k_product *p, int n, int n_sms, k_stream stream)
     if (!takes(w, n) || (p->kind == K_PRODUCT_RESIDUAL && w->n_out % 16 != 0) ||
         encode_map(&map, p) != 0)
         return -1;
-    a.p = *p;
-    a.n = n;
-    a.n_in = w->n_in;
-    a.n_out = w->n_out;
+    args.p = *p;
+    args.n = n;
+    args.n_in = w->n_in;
+    args.n_out = w->n_out;
     n_tiles = gated ? (w->n_out / 2 + 7) / 8 : (w->n_out + 15) / 16;
-    a.tiles_each = n_tiles / n_sms;
-    a.tiles_left = n_tiles % n_sms;
-    a.n_boxes = w->n_in / BOX_COLS;
-    a.x_stride = w->n_in * 2 + 16;
-    return launch(map, a, n_sms, stream);
+    args.tiles_each = n_tiles / n_sms;
+    args.tiles_left = n_tiles % n_sms;
+    args.n_boxes = w->n_in / BOX_COLS;
+    args.x_stride = w->n_in * 2 + 16;
+    return launch(map, args, n_sms, stream);
 }
 
 /* --- the begin of a decode -------------------------------------------------------------------- */
@@ -544,21 +554,21 @@ static __global__ void embed_normed_kernel(float *x, void *normed, bool is_half,
                                            const k_bf16 *table, const int32_t *ids,
                                            const int32_t *sampled, const k_bf16 *norm, int dim)
 {
-    int d = blockIdx.x * blockDim.x + threadIdx.x, c = blockIdx.y;
-    int32_t id = ids[c];
-    float v = 0.0f, square;
+    int d = blockIdx.x * blockDim.x + threadIdx.x, col = blockIdx.y;
+    int32_t id = ids[col];
+    float value = 0.0f, square;
 
     asm volatile("griddepcontrol.launch_dependents;");
     if (d < dim) {
-        v = load_bf16(table + (size_t)(id < 0 ? sampled[-1 - id] : id) * dim + d);
-        x[(size_t)c * dim + d] = v;
-        store_x(normed, (size_t)c * dim + d, v * load_bf16(norm + d), is_half);
+        value = load_bf16(table + (size_t)(id < 0 ? sampled[-1 - id] : id) * dim + d);
+        x[(size_t)col * dim + d] = value;
+        store_x(normed, (size_t)col * dim + d, value * load_bf16(norm + d), is_half);
     }
-    square = v * v;
+    square = value * value;
     for (int apart = 8; apart > 0; apart /= 2)
         square += __shfl_xor_sync(~0U, square, apart);
     if (d < dim && d % 16 == 0)
-        sums_out[(size_t)c * (dim / 16) + d / 16] = square;
+        sums_out[(size_t)col * (dim / 16) + d / 16] = square;
 }
 
 int k_embed_normed(float *x, void *normed, bool normed_is_half, float *sums_out,

@@ -5,22 +5,24 @@
  * then the largest stages for which enough of them fit into shared memory. */
 #include "kernels/product_cut.h"
 
-#define SPLIT_MAX  2           /* CTAs that share a tile */
-#define SLOT_BYTES (32 * 1024) /* at most, per stage of w */
-#define PRE_BYTES  (64 * 1024) /* of w that are loaded before x, which waits in the same queue */
-#define PRE_MORE   (96 * 1024) /* when a CTA has four blocks, and much to read after it */
-#define WHOLE_ROWS 48          /* enough rows of an unshared tile, for any number of rows of x */
+#define SPLIT_MAX   2           /* CTAs that share a tile */
+#define STAGE_BYTES (32 * 1024) /* at most, per stage of w */
+#define PRE_BYTES   (64 * 1024) /* of w that are loaded before x, which waits in the same queue */
+#define PRE_MORE    (96 * 1024) /* when a CTA has four blocks, and much to read after it */
+#define WHOLE_ROWS  48          /* enough rows of an unshared tile, for any number of rows of x */
 
 static int round_up(int x, int to)
 {
     return (x + to - 1) / to * to;
 }
 
+/* The N of a wgmma is a multiple of 8; these five are built. */
 int product_cut_columns(int n)
 {
     return n <= 8 ? 8 : n <= 16 ? 16 : n <= 32 ? 32 : n <= 48 ? 48 : 64;
 }
 
+/* A slab is always 128 bytes per row, so it has 64 columns of bfloat16 and 128 of e4m3. */
 int product_cut_slab_cols(const struct k_format *format)
 {
     return CUT_SLAB * 8 / k_type_bits(format->elem);
@@ -67,7 +69,7 @@ static int rows_of(const struct product_cut *c, bool sixteens, int n_split, int 
 
 /* The least number of stages of w. Fewer and longer ones are faster when a tile has four blocks, or
  * a share of n_in many slabs. */
-static int least_slots(const struct product_cut *c)
+static int min_stages(const struct product_cut *c)
 {
     return c->n_blocks == 4 ? 5 : c->n_slabs / c->n_split > 64 ? 3 : 4;
 }
@@ -76,23 +78,23 @@ static int least_slots(const struct product_cut *c)
  * equally far ahead. */
 static void share_ring(struct product_cut *c, int bytes, int least)
 {
-    c->x_depth = bytes / (c->n_blocks * c->slot_bytes + c->x_bytes);
+    c->x_depth = bytes / (c->n_blocks * c->stage_bytes + c->x_bytes);
     for (c->x_depth = c->x_depth < least ? least : c->x_depth;; c->x_depth++) {
         if (c->x_depth > CUT_DEPTH_MAX)
             c->x_depth = CUT_DEPTH_MAX;
-        c->depth = (bytes - c->x_depth * c->x_bytes) / c->slot_bytes;
+        c->depth = (bytes - c->x_depth * c->x_bytes) / c->stage_bytes;
         if (c->depth > CUT_DEPTH_MAX)
             c->depth = CUT_DEPTH_MAX;
         if (c->x_depth == CUT_DEPTH_MAX || c->depth <= c->x_depth * c->n_blocks ||
-            bytes - (c->x_depth + 1) * c->x_bytes < least_slots(c) * c->slot_bytes)
+            bytes - (c->x_depth + 1) * c->x_bytes < min_stages(c) * c->stage_bytes)
             return;
     }
 }
 
 /* Stages that are loaded before x: as many as fit, but not more than the shorter share has. */
-static int first_slots_of(const struct product_cut *c)
+static int first_stages_of(const struct product_cut *c)
 {
-    int n = (c->n_blocks == 4 ? PRE_MORE : PRE_BYTES) / c->slot_bytes;
+    int n = (c->n_blocks == 4 ? PRE_MORE : PRE_BYTES) / c->stage_bytes;
     int steps = (c->n_slabs / c->n_split + c->box - 1) / c->box; /* of the shorter share */
 
     n = n < c->depth ? n : c->depth;
@@ -106,10 +108,10 @@ static void place_sums(struct product_cut *c)
 {
     for (int rank = 0; rank < 2; rank++) {
         int slabs = ((rank + 1) * c->n_slabs >> 1) - (rank * c->n_slabs >> 1);
-        int slot = (slabs + c->box - 1) / c->box % c->depth;
+        int stage = (slabs + c->box - 1) / c->box % c->depth;
 
-        c->sent_at[rank] = slot * c->slot_bytes;
-        c->own_at[rank] = (slot + 1) % c->depth * c->slot_bytes;
+        c->sent_at[rank] = stage * c->stage_bytes;
+        c->own_at[rank] = (stage + 1) % c->depth * c->stage_bytes;
     }
 }
 
@@ -123,7 +125,7 @@ static bool lay_out(struct product_cut *c, int box)
     c->box = box;
     c->group_bytes = c->rows_by_eight ? box * 8 * CUT_SLAB : 8 * CUT_SLAB;
     c->slab_bytes = c->rows_by_eight ? 8 * CUT_SLAB : c->block_rows * CUT_SLAB;
-    c->slot_bytes = box * c->block_rows * CUT_SLAB;
+    c->stage_bytes = box * c->block_rows * CUT_SLAB;
     c->x_bytes = box * c->x_slabs * c->columns * CUT_SLAB;
     c->x_copied = box * c->x_slabs * c->x_rows * CUT_SLAB;
     c->part = c->n_blocks == 1 ? round_up(c->rows / c->n_split, 16) * c->columns : 0;
@@ -140,8 +142,8 @@ static bool lay_out(struct product_cut *c, int box)
     share_ring(c, CUT_SMEM_MAX - rest, least);
     if (c->x_depth * c->x_bytes < slack)
         share_ring(c, CUT_SMEM_MAX - rest - slack, least);
-    c->first_slots = first_slots_of(c);
-    c->x_at = c->depth * c->slot_bytes;
+    c->first_stages = first_stages_of(c);
+    c->x_at = c->depth * c->stage_bytes;
     ring = c->x_at + c->x_depth * c->x_bytes;
     if (ring < c->x_at + slack)
         ring = c->x_at + slack;
@@ -152,9 +154,9 @@ static bool lay_out(struct product_cut *c, int box)
     if (c->depth > 0 && c->n_blocks == 1 && c->n_split == 2)
         place_sums(c);
     c->smem = c->rest_at + CUT_REST_BYTES;
-    if (c->n_blocks == 1 && c->n_split == 2 && c->slot_bytes < sums)
+    if (c->n_blocks == 1 && c->n_split == 2 && c->stage_bytes < sums)
         return false;
-    return c->depth >= least_slots(c) && c->smem <= CUT_SMEM_MAX;
+    return c->depth >= min_stages(c) && c->smem <= CUT_SMEM_MAX;
 }
 
 /* Cut the rows after the last round in which every CTA has a whole tile into one tile for each. */
@@ -185,7 +187,7 @@ static bool cut_tiles(struct product_cut *c, bool tails, int n_sms)
     c->tail_rows = 0;
     if (tails && c->n_blocks > 1 && c->n_split == 1)
         cut_tail(c);
-    box = SLOT_BYTES / (c->block_rows * CUT_SLAB);
+    box = STAGE_BYTES / (c->block_rows * CUT_SLAB);
     box = box > 8 ? 8 : box;
     share = (c->n_slabs + c->n_split - 1) / c->n_split;
     for (; box > 0; box--) {
@@ -197,6 +199,8 @@ static bool cut_tiles(struct product_cut *c, bool tails, int n_sms)
     return false;
 }
 
+/* First the split and the rows per tile, then the layout. A second attempt with more rows per tile
+ * follows if sums do not fit into a stage. */
 bool product_cut_of(struct product_cut *c, const struct k_matrix *w, enum k_product_kind kind,
                     int n, int n_sms)
 {

@@ -2,8 +2,7 @@
  *
  * How sm90_product.cu cuts a matrix into tiles and lays out shared memory: plain arithmetic on the
  * host, for any shape and any number of multiprocessors. Any thread. The picture is in
- * sm90_product.cu; in its words a slot is a stage of the ring, a box is the number of slabs in a
- * stage, a block is the M of one wgmma. */
+ * sm90_product.cu; a box is the number of slabs in a stage, a block is the M of one wgmma. */
 #ifndef QUIRE_KERNELS_PRODUCT_CUT_H
 #define QUIRE_KERNELS_PRODUCT_CUT_H
 
@@ -28,13 +27,13 @@ extern "C" {
 struct product_cut {
     /* Needed by the kernel before its first copy. The arguments of a launch are not cached: 200
      * cycles per 64 bytes, and these are the first. */
-    int n_split;     /* CTAs of a cluster (split-K): each has a share of n_in */
-    int n_slabs;     /* slabs of w along n_in */
-    int rest_at;     /* offset in shared memory of inverse norms and barriers */
-    int depth;       /* stages of w */
-    int first_slots; /* stages of the first tile that are loaded before the previous launch has
+    int n_split;      /* CTAs of a cluster (split-K): each has a share of n_in */
+    int n_slabs;      /* slabs of w along n_in */
+    int rest_at;      /* offset in shared memory of inverse norms and barriers */
+    int depth;        /* stages of w */
+    int first_stages; /* stages of the first tile that are loaded before the previous launch has
                       * ended */
-    int slot_bytes;
+    int stage_bytes;
     int n_out;
     int rows;       /* rows of w per tile */
     int block_rows; /* rows / n_blocks, at most CUT_BLOCK */

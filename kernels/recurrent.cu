@@ -18,6 +18,7 @@ struct recurrent_args {
     bool is_half;
 };
 
+/* The address of a channel's state, which may be on any page of the sequence's table. */
 static __device__ inline float *state_elem(const recurrent_args &a, int seq, int channel)
 {
     size_t at = a.state.at + channel;
@@ -30,27 +31,27 @@ static __global__ void __launch_bounds__(CHANNELS) recurrent_kernel(const recurr
 {
     int channel = blockIdx.x * CHANNELS + threadIdx.x, seq = blockIdx.y;
     int first = a.t.seq_start[seq], last = a.t.seq_start[seq + 1], len = a.t.kv_len[seq];
-    float *kept, s;
+    float *kept, state;
 
     if (len == 0 || channel >= a.width)
         return;
     kept = state_elem(a, seq, channel);
-    s = len == last - first ? 0.0f : *kept;
+    state = len == last - first ? 0.0f : *kept;
     for (int i = first; i < last; i++) {
         const k_bf16 *row = a.in + (size_t)i * 2 * a.width;
         float keep = 1.0f / (1.0f + expf(-load_bf16(row + a.width + channel)));
 
-        s = keep * s + (1.0f - keep) * load_bf16(row + channel);
-        store_x(a.out, (size_t)i * a.width + channel, s, a.is_half);
+        state = keep * state + (1.0f - keep) * load_bf16(row + channel);
+        store_x(a.out, (size_t)i * a.width + channel, state, a.is_half);
     }
-    *kept = s;
+    *kept = state;
 }
 
 int k_recurrent(void *out, bool is_half, const k_bf16 *in, const struct k_state *state,
                 const struct k_tokens *t, int width, k_stream stream)
 {
-    recurrent_args a = {out, in, *state, *t, width, is_half};
+    recurrent_args args = {out, in, *state, *t, width, is_half};
 
     return K_LAUNCH(recurrent_kernel, dim3((width + CHANNELS - 1) / CHANNELS, t->n_seqs), CHANNELS,
-                    0, stream, a);
+                    0, stream, args);
 }

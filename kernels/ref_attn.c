@@ -25,15 +25,16 @@ static size_t value_elems(const struct k_kv *kv)
     return (size_t)kv->n_kv_heads * kv->page_tokens * kv->head_dim;
 }
 
+/* GPT-NeoX's pairs: element d with element d + head_dim / 2. */
 static void rotate(float *out, const float *x, const float *turns, int head_dim)
 {
     int half = head_dim / 2;
 
     for (int d = 0; d < half; d++) {
-        float x0 = x[d], x1 = x[d + half], c = turns[2 * d], s = turns[2 * d + 1];
+        float x0 = x[d], x1 = x[d + half], cosine = turns[2 * d], sine = turns[2 * d + 1];
 
-        out[d] = x0 * c - x1 * s;
-        out[d + half] = x1 * c + x0 * s;
+        out[d] = x0 * cosine - x1 * sine;
+        out[d + half] = x1 * cosine + x0 * sine;
     }
 }
 
@@ -50,6 +51,7 @@ static void norm_and_rotate(float *out, const float *x, const struct k_rotary *r
     rotate(out, x, r->turns + (size_t)pos * head_dim, head_dim);
 }
 
+/* Queries are prepared in place; keys go to their pages, values are copied beside them. */
 void ref_rope_kv(float *qkv, const struct k_kv *kv, const struct k_tokens *t,
                  const struct k_rotary *r, int n_heads, int first, int last)
 {
@@ -61,10 +63,10 @@ void ref_rope_kv(float *qkv, const struct k_kv *kv, const struct k_tokens *t,
 
         if (t->kv_len[t->seq[i]] == 0)
             continue;
-        for (int h = 0; h < n_heads; h++, row += hd)
+        for (int head = 0; head < n_heads; head++, row += hd)
             norm_and_rotate(row, row, r, r->q_norm, t->pos[i], hd);
-        for (int h = 0; h < kv->n_kv_heads; h++, row += hd) {
-            float *key = key_row(kv, t, t->seq[i], t->pos[i], h);
+        for (int head = 0; head < kv->n_kv_heads; head++, row += hd) {
+            float *key = key_row(kv, t, t->seq[i], t->pos[i], head);
 
             norm_and_rotate(key, row, r, r->k_norm, t->pos[i], hd);
             memcpy(key + value_elems(kv), row + (size_t)kv->n_kv_heads * hd,
@@ -73,6 +75,8 @@ void ref_rope_kv(float *qkv, const struct k_kv *kv, const struct k_tokens *t,
     }
 }
 
+/* Head by head: scores of all visible keys, their softmax, and the weighted sum of values in the
+ * order of positions, in float32. */
 void ref_attn(float *out, const float *qkv, const struct k_kv *kv, const struct k_tokens *t,
               int n_heads, float scale, int token, int kv_head, float *scratch)
 {
@@ -80,9 +84,10 @@ void ref_attn(float *out, const float *qkv, const struct k_kv *kv, const struct 
     int seq = t->seq[token], n_keys = t->pos[token] + 1;
     int first = kv->window > 0 && n_keys > kv->window ? n_keys - kv->window : 0;
 
-    for (int h = kv_head * group; h < (kv_head + 1) * group; h++) {
-        const float *q = qkv + (size_t)token * (n_heads + 2 * kv->n_kv_heads) * hd + (size_t)h * hd;
-        float *o = out + ((size_t)token * n_heads + h) * hd;
+    for (int head = kv_head * group; head < (kv_head + 1) * group; head++) {
+        const float *query =
+            qkv + (size_t)token * (n_heads + 2 * kv->n_kv_heads) * hd + (size_t)head * hd;
+        float *out_row = out + ((size_t)token * n_heads + head) * hd;
         float top = -INFINITY, sum = 0.0f;
 
         for (int i = first; i < n_keys; i++) {
@@ -90,20 +95,20 @@ void ref_attn(float *out, const float *qkv, const struct k_kv *kv, const struct 
             float dot = 0.0f;
 
             for (int d = 0; d < hd; d++)
-                dot += q[d] * key[d];
+                dot += query[d] * key[d];
             scratch[i] = dot * scale;
             top = fmaxf(top, scratch[i]);
         }
-        memset(o, 0, (size_t)hd * sizeof *o);
+        memset(out_row, 0, (size_t)hd * sizeof *out_row);
         for (int i = first; i < n_keys; i++) {
             const float *value = key_row(kv, t, seq, i, kv_head) + value_elems(kv);
-            float w = expf(scratch[i] - top);
+            float weight = expf(scratch[i] - top);
 
-            sum += w;
+            sum += weight;
             for (int d = 0; d < hd; d++)
-                o[d] += w * value[d];
+                out_row[d] += weight * value[d];
         }
         for (int d = 0; d < hd; d++)
-            o[d] /= sum;
+            out_row[d] /= sum;
     }
 }

@@ -38,10 +38,10 @@ static void find_top(struct k_logprob_row *out, const float *logits, int n_vocab
     int n_found = 0;
 
     for (int32_t id = 0; id < n_vocab; id++) {
-        float x = tame(logits[id]);
+        float logit = tame(logits[id]);
         int at = n_found;
 
-        while (at > 0 && x > out->top[at - 1])
+        while (at > 0 && logit > out->top[at - 1])
             at--;
         if (at == n)
             continue;
@@ -50,52 +50,56 @@ static void find_top(struct k_logprob_row *out, const float *logits, int n_vocab
             out->top[i] = out->top[i - 1];
             out->ids[i] = out->ids[i - 1];
         }
-        out->top[at] = x;
+        out->top[at] = logit;
         out->ids[at] = id;
     }
     out->n_top = n_found;
 }
 
+/* Read before the edit, so that the model's own logits are reported. */
 void ref_read_asked(struct k_asked *asked, const float *logits, int n_vocab, int n)
 {
     for (int i = 0; i < n; i++)
         asked[i].logit = tame(logits[(size_t)asked[i].row * (size_t)n_vocab + (size_t)asked[i].id]);
 }
 
+/* A rank is one plus the number of larger logits, so equal logits share a rank. */
 void ref_logprobs(struct k_logprob_row *out, const float *logits, int n_vocab,
                   const struct k_logits_row *rows, int n)
 {
-    for (int r = 0; r < n; r++) {
-        const float *row = logits + (size_t)rows[r].row * (size_t)n_vocab;
+    for (int row_idx = 0; row_idx < n; row_idx++) {
+        const float *row = logits + (size_t)rows[row_idx].row * (size_t)n_vocab;
         float target;
 
-        if (rows[r].n_top < 0)
+        if (rows[row_idx].n_top < 0)
             continue;
-        out[r].log_sum = log_sum_of(row, n_vocab);
-        find_top(&out[r], row, n_vocab, rows[r].n_top);
-        out[r].rank = 0;
-        if (rows[r].target == K_SAMPLED)
+        out[row_idx].log_sum = log_sum_of(row, n_vocab);
+        find_top(&out[row_idx], row, n_vocab, rows[row_idx].n_top);
+        out[row_idx].rank = 0;
+        if (rows[row_idx].target == K_SAMPLED)
             continue;
-        target = tame(row[rows[r].target]);
-        out[r].chosen = target - out[r].log_sum;
-        out[r].rank = 1;
+        target = tame(row[rows[row_idx].target]);
+        out[row_idx].chosen = target - out[row_idx].log_sum;
+        out[row_idx].rank = 1;
         for (int i = 0; i < n_vocab; i++)
-            out[r].rank += tame(row[i]) > target;
+            out[row_idx].rank += tame(row[i]) > target;
     }
 }
 
+/* Masks first, then biases. The logit before a bias is kept, because log probabilities are of the
+ * model's own distribution. */
 void ref_edit(float *logits, int n_vocab, const struct k_logits_row *rows, int n,
               const uint32_t *masks, struct k_bias *biases)
 {
-    for (int r = 0; r < n; r++) {
-        float *row = logits + (size_t)rows[r].row * (size_t)n_vocab;
+    for (int row_idx = 0; row_idx < n; row_idx++) {
+        float *row = logits + (size_t)rows[row_idx].row * (size_t)n_vocab;
 
-        for (int i = 0; rows[r].mask_at >= 0 && i < n_vocab; i++) {
-            if ((masks[rows[r].mask_at + i / 32] >> i % 32 & 1) == 0)
+        for (int i = 0; rows[row_idx].mask_at >= 0 && i < n_vocab; i++) {
+            if ((masks[rows[row_idx].mask_at + i / 32] >> i % 32 & 1) == 0)
                 row[i] = -INFINITY;
         }
-        for (int i = 0; i < rows[r].n_biases; i++) {
-            struct k_bias *bias = &biases[rows[r].biases_at + i];
+        for (int i = 0; i < rows[row_idx].n_biases; i++) {
+            struct k_bias *bias = &biases[rows[row_idx].biases_at + i];
 
             bias->raw = row[bias->id];
             row[bias->id] = bias->raw + bias->value;
@@ -103,21 +107,22 @@ void ref_edit(float *logits, int n_vocab, const struct k_logits_row *rows, int n
     }
 }
 
+/* After sampling: the sampled id's own logit is found under its bias, if it has one. */
 void ref_chosen(struct k_logprob_row *out, const int32_t *ids, const float *logits, int n_vocab,
                 const struct k_logits_row *rows, int n, const struct k_bias *biases)
 {
-    for (int r = 0; r < n; r++) {
+    for (int row_idx = 0; row_idx < n; row_idx++) {
         int32_t id;
-        float x;
+        float logit;
 
-        if (rows[r].n_top < 0 || rows[r].target != K_SAMPLED)
+        if (rows[row_idx].n_top < 0 || rows[row_idx].target != K_SAMPLED)
             continue;
-        id = ids[rows[r].row];
-        x = logits[(size_t)rows[r].row * (size_t)n_vocab + (size_t)id];
-        for (int i = 0; i < rows[r].n_biases; i++) {
-            if (biases[rows[r].biases_at + i].id == id)
-                x = biases[rows[r].biases_at + i].raw;
+        id = ids[rows[row_idx].row];
+        logit = logits[(size_t)rows[row_idx].row * (size_t)n_vocab + (size_t)id];
+        for (int i = 0; i < rows[row_idx].n_biases; i++) {
+            if (biases[rows[row_idx].biases_at + i].id == id)
+                logit = biases[rows[row_idx].biases_at + i].raw;
         }
-        out[r].chosen = tame(x) - out[r].log_sum;
+        out[row_idx].chosen = tame(logit) - out[row_idx].log_sum;
     }
 }

@@ -21,17 +21,18 @@ static void round_run(k_e4m3 *out, float *scale, const float *x, const float *x_
         out[i] = k_e4m3_round(x[i] * inverse);
 }
 
+/* With one scale per row, or with one per run of K_E4M3_BLOCK elements. */
 void ref_quantise(const struct k_quantised *out, const float *x, int n, int dim)
 {
-    for (int t = 0; t < n; t++) {
-        const float *row = x + (size_t)t * dim;
-        k_e4m3 *to = out->data + (size_t)t * dim;
+    for (int token = 0; token < n; token++) {
+        const float *row = x + (size_t)token * dim;
+        k_e4m3 *to = out->data + (size_t)token * dim;
 
         if (out->stride == 0)
-            round_run(to, out->scales + t, row, out->x_scale, dim);
+            round_run(to, out->scales + token, row, out->x_scale, dim);
         for (int d = 0; out->stride != 0 && d < dim; d += K_E4M3_BLOCK)
-            round_run(to + d, out->scales + (size_t)(d / K_E4M3_BLOCK) * out->stride + t, row + d,
-                      NULL, dim - d < K_E4M3_BLOCK ? dim - d : K_E4M3_BLOCK);
+            round_run(to + d, out->scales + (size_t)(d / K_E4M3_BLOCK) * out->stride + token,
+                      row + d, NULL, dim - d < K_E4M3_BLOCK ? dim - d : K_E4M3_BLOCK);
     }
 }
 
@@ -39,14 +40,15 @@ void ref_quantise(const struct k_quantised *out, const float *x, int n, int dim)
 static float number(enum k_type type, const void *from, size_t i)
 {
     const uint8_t *bytes = from;
-    float f = 0.0f;
+    float value = 0.0f;
 
     switch (type) {
-    case K_F32: memcpy(&f, bytes + 4 * i, 4); break;
-    case K_BF16: memcpy((char *)&f + 2, bytes + 2 * i, 2); break; /* the upper half of a float32 */
-    case K_E4M3: f = k_e4m3_value(bytes[i]); break;
+    case K_F32: memcpy(&value, bytes + 4 * i, 4); break;
+    /* The upper half of a float32. */
+    case K_BF16: memcpy((char *)&value + 2, bytes + 2 * i, 2); break;
+    case K_E4M3: value = k_e4m3_value(bytes[i]); break;
     }
-    return f;
+    return value;
 }
 
 /* Dequantise n elements from `at` on that share a scale and a zero; values has the numbers of all
@@ -65,25 +67,27 @@ static void run_of(float *out, const struct k_matrix *w, size_t at, int n, const
         out[i] = (number(w->format.elem, w->data, at + (size_t)i) - zero) * scale;
 }
 
+/* 8-bit codes are decoded by a table of 256 values, because a checkpoint has billions of them. */
 void ref_dequantise(float *out, const struct k_matrix *w, int first, int n)
 {
-    const struct k_format *f = &w->format;
-    size_t scale_cols = (size_t)k_format_scale_cols(f, w->n_in);
-    int step = k_format_has_groups(f) ? f->group_cols : w->n_in;
-    float values[256], whole = f->has_global ? *w->global : 1.0f;
+    const struct k_format *format = &w->format;
+    size_t scale_cols = (size_t)k_format_scale_cols(format, w->n_in);
+    int step = k_format_has_groups(format) ? format->group_cols : w->n_in;
+    float values[256], whole = format->has_global ? *w->global : 1.0f;
 
-    for (int i = 0; i < 256 && k_type_bits(f->elem) == 8; i++)
-        values[i] = number(f->elem, &(const uint8_t){(uint8_t)i}, 0);
+    for (int i = 0; i < 256 && k_type_bits(format->elem) == 8; i++)
+        values[i] = number(format->elem, &(const uint8_t){(uint8_t)i}, 0);
     for (int row = first; row < first + n; row++) {
         for (int col = 0; col < w->n_in; col += step) {
             int some = w->n_in - col < step ? w->n_in - col : step;
             size_t group = 0;
 
-            if (f->group_rows > 0)
-                group = (size_t)(row / f->group_rows) * scale_cols + (size_t)(col / step);
+            if (format->group_rows > 0)
+                group = (size_t)(row / format->group_rows) * scale_cols + (size_t)(col / step);
             run_of(out, w, (size_t)row * (size_t)w->n_in + (size_t)col, some, values,
-                   f->has_zeros ? number(f->scale, w->zeros, group) : 0.0f,
-                   (f->group_rows > 0 ? number(f->scale, w->scales, group) : 1.0f) * whole);
+                   format->has_zeros ? number(format->scale, w->zeros, group) : 0.0f,
+                   (format->group_rows > 0 ? number(format->scale, w->scales, group) : 1.0f) *
+                       whole);
             out += some;
         }
     }

@@ -7,6 +7,7 @@
 
 #include "kernels/kernels.h"
 
+/* The address of element i of a sequence's state, which may span several pages. */
 static float *state_elem(const struct k_state *state, const struct k_tokens *t, int seq, int i)
 {
     size_t at = state->at + (size_t)i;
@@ -15,6 +16,8 @@ static float *state_elem(const struct k_state *state, const struct k_tokens *t, 
     return state->pages + (size_t)page * state->page_elems + at % state->page_elems;
 }
 
+/* A sequence whose step begins at position 0 starts with a state of zeros, whatever the page
+ * holds. */
 void ref_recurrent(float *out, const float *in, const struct k_state *state,
                    const struct k_tokens *t, int width, int seq, int first, int last)
 {
@@ -22,17 +25,17 @@ void ref_recurrent(float *out, const float *in, const struct k_state *state,
 
     if (t->kv_len[seq] == 0)
         return;
-    for (int c = first; c < last; c++) {
-        float *kept = state_elem(state, t, seq, c);
-        float s = t->kv_len[seq] == end - begin ? 0.0f : *kept;
+    for (int channel = first; channel < last; channel++) {
+        float *kept = state_elem(state, t, seq, channel);
+        float value = t->kv_len[seq] == end - begin ? 0.0f : *kept;
 
         for (int i = begin; i < end; i++) {
             const float *row = in + (size_t)i * 2 * width;
-            float keep = 1.0f / (1.0f + expf(-row[width + c]));
+            float keep = 1.0f / (1.0f + expf(-row[width + channel]));
 
-            s = keep * s + (1.0f - keep) * row[c];
-            out[(size_t)i * width + c] = s;
+            value = keep * value + (1.0f - keep) * row[channel];
+            out[(size_t)i * width + channel] = value;
         }
-        *kept = s;
+        *kept = value;
     }
 }

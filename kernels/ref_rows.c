@@ -11,13 +11,14 @@
 
 void ref_embed(float *x, const float *table, const int32_t *ids, int n, int dim)
 {
-    for (int t = 0; t < n; t++)
-        memcpy(x + (size_t)t * dim, table + (size_t)ids[t] * dim, (size_t)dim * sizeof *x);
+    for (int token = 0; token < n; token++)
+        memcpy(x + (size_t)token * dim, table + (size_t)ids[token] * dim, (size_t)dim * sizeof *x);
 }
 
+/* The sum is float64, so that the reference's own error does not count in a kernel's limit. */
 void ref_rmsnorm(float *out, const float *x, const float *weight, float eps, int n, int dim)
 {
-    for (int t = 0; t < n; t++, x += dim, out += dim) {
+    for (int token = 0; token < n; token++, x += dim, out += dim) {
         double sum = 0.0;
         float scale;
 
@@ -37,11 +38,12 @@ void ref_add_rmsnorm(float *out, float *x, const float *delta, const float *weig
     ref_rmsnorm(out, x, weight, eps, n, dim);
 }
 
+/* Only sampled rows continue after the last layer. */
 void ref_gather_add(float *out, const float *x, const float *delta, float scale,
                     const int32_t *token_idx, int n_rows, int dim)
 {
-    for (int r = 0; r < n_rows; r++, out += dim) {
-        size_t at = (size_t)token_idx[r] * dim;
+    for (int row_idx = 0; row_idx < n_rows; row_idx++, out += dim) {
+        size_t at = (size_t)token_idx[row_idx] * dim;
 
         for (int d = 0; d < dim; d++)
             out[d] = x[at + d] + scale * delta[at + d];
@@ -50,12 +52,13 @@ void ref_gather_add(float *out, const float *x, const float *delta, float scale,
 
 void ref_silu_mul(float *out, const float *in, int n, int ff_dim)
 {
-    for (int t = 0; t < n; t++, in += 2 * (size_t)ff_dim, out += ff_dim) {
+    for (int token = 0; token < n; token++, in += 2 * (size_t)ff_dim, out += ff_dim) {
         for (int d = 0; d < ff_dim; d++)
             out[d] = in[d] / (1.0f + expf(-in[d])) * in[ff_dim + d];
     }
 }
 
+/* The activations of kernels.h; GELU in its exact form and in its tanh approximation. */
 static float activation(float x, enum k_activation kind)
 {
     float positive = fmaxf(x, 0.0f);
@@ -78,31 +81,33 @@ void ref_activate(float *out, const float *in, enum k_activation kind, size_t n)
 
 void ref_gate(float *out, const float *in, enum k_activation kind, int n, int ff_dim)
 {
-    for (int t = 0; t < n; t++, in += 2 * (size_t)ff_dim, out += ff_dim) {
+    for (int token = 0; token < n; token++, in += 2 * (size_t)ff_dim, out += ff_dim) {
         for (int d = 0; d < ff_dim; d++)
             out[d] = activation(in[d], kind) * in[ff_dim + d];
     }
 }
 
+/* Two passes: the variance is a sum of squared differences from the mean. */
 static void layer_norm(float *out, const float *x, const struct k_norm *norm, int dim)
 {
     const float *weight = norm->weight, *bias = norm->bias;
     double sum = 0.0, squares = 0.0;
     float mean, scale;
 
-    for (int d = 0; d < dim; d++)
-        sum += (double)x[d];
-    for (int d = 0; d < dim; d++)
-        squares += ((double)x[d] - sum / dim) * ((double)x[d] - sum / dim);
+    for (int elem = 0; elem < dim; elem++)
+        sum += (double)x[elem];
+    for (int elem = 0; elem < dim; elem++)
+        squares += ((double)x[elem] - sum / dim) * ((double)x[elem] - sum / dim);
     mean = (float)(sum / dim);
     scale = (float)(1.0 / sqrt(squares / dim + (double)norm->eps));
-    for (int d = 0; d < dim; d++) {
-        out[d] = (x[d] - mean) * scale * weight[d];
+    for (int elem = 0; elem < dim; elem++) {
+        out[elem] = (x[elem] - mean) * scale * weight[elem];
         if (bias != NULL)
-            out[d] += bias[d];
+            out[elem] += bias[elem];
     }
 }
 
+/* One row; K_NORM_NONE only converts. */
 static void norm_row(float *out, const float *x, const struct k_norm *norm, int dim)
 {
     switch (norm->kind) {
@@ -114,13 +119,13 @@ static void norm_row(float *out, const float *x, const struct k_norm *norm, int 
 
 void ref_norm(float *out, const float *x, const struct k_norm *norm, int n, int dim)
 {
-    for (int t = 0; t < n; t++, x += dim, out += dim)
+    for (int token = 0; token < n; token++, x += dim, out += dim)
         norm_row(out, x, norm, dim);
 }
 
 void ref_norm_within(float *x, int stride, const struct k_norm *norm, int n, int dim)
 {
-    for (int t = 0; t < n; t++, x += stride)
+    for (int token = 0; token < n; token++, x += stride)
         norm_row(x, x, norm, dim);
 }
 
@@ -130,20 +135,23 @@ void ref_add(float *x, const float *delta, float scale, size_t n)
         x[i] += scale * delta[i];
 }
 
+/* Learned positions begin at row `first` of their table in some models. */
 void ref_place(float *x, float scale, const float *positions, const int32_t *pos, int first, int n,
                int dim)
 {
-    for (int t = 0; t < n; t++, x += dim) {
-        const float *row = positions == NULL ? NULL : positions + (size_t)(pos[t] + first) * dim;
+    for (int token = 0; token < n; token++, x += dim) {
+        const float *row =
+            positions == NULL ? NULL : positions + (size_t)(pos[token] + first) * dim;
 
-        for (int d = 0; d < dim; d++) {
-            x[d] *= scale;
+        for (int elem = 0; elem < dim; elem++) {
+            x[elem] *= scale;
             if (row != NULL)
-                x[d] += row[d];
+                x[elem] += row[elem];
         }
     }
 }
 
+/* In this order: bias, scale, soft cap. */
 void ref_soften(float *x, const struct k_softening *how, int n, int width)
 {
     const float *bias = how->bias;

@@ -11,6 +11,7 @@
 #include "kernels/kernels.h"
 #include "kernels/rng.h"
 
+/* The lowest id among equals; NaN is less than all. */
 static int32_t argmax(const float *z, int n)
 {
     int32_t best = 0;
@@ -31,22 +32,23 @@ struct kept {
     uint32_t least_key;  /* of top_k, then of top_p */
 };
 
+/* The weight of id i, or 0 if a filter has removed it. */
 static uint64_t weight_of(const struct kept *k, int i)
 {
-    uint64_t w = k_exp_fixed(k->z[i] - k->top);
+    uint64_t weight = k_exp_fixed(k->z[i] - k->top);
 
-    return w >= k->min_weight && k_sort_key(k->z[i]) >= k->least_key ? w : 0;
+    return weight >= k->min_weight && k_sort_key(k->z[i]) >= k->least_key ? weight : 0;
 }
 
 /* One byte of a threshold: the bin, from the top, in which the running sum reaches *need; *need
  * becomes the rest that this bin must give. */
 static uint32_t pick_bin(const uint64_t bins[256], uint64_t *need)
 {
-    uint32_t b = 255;
+    uint32_t bin = 255;
 
-    while (b > 0 && bins[b] < *need)
-        *need -= bins[b--];
-    return b;
+    while (bin > 0 && bins[bin] < *need)
+        *need -= bins[bin--];
+    return bin;
 }
 
 /* The largest key such that at least need keys are as large. */
@@ -87,6 +89,7 @@ static uint32_t key_by_weight(const struct kept *k, uint64_t need)
     return prefix;
 }
 
+/* Integers, so the order of summation does not matter. */
 static uint64_t weight_sum(const struct kept *k)
 {
     uint64_t sum = 0;
@@ -96,6 +99,7 @@ static uint64_t weight_sum(const struct kept *k)
     return sum;
 }
 
+/* counts[] as in kernels.h: bit 0 for the prompt, the rest for the output. */
 static void count_history(int32_t *counts, int n_vocab, const struct k_sample_row *row,
                           const int32_t *history)
 {
@@ -110,23 +114,25 @@ static void count_history(int32_t *counts, int n_vocab, const struct k_sample_ro
     }
 }
 
+/* The id in whose part of the running sum r falls, in the order of ids. */
 static int32_t draw(const struct kept *k, const struct k_sample_row *row, uint64_t sum)
 {
-    uint64_t r = k_mul_high(k_random(row->sampling.seed, row->position), sum);
+    uint64_t drawn = k_mul_high(k_random(row->sampling.seed, row->position), sum);
     uint64_t run = 0;
 
     for (int32_t i = 0; i < k->n; i++) {
         run += weight_of(k, i);
-        if (run > r)
+        if (run > drawn)
             return i;
     }
-    return 0; /* never reached, because r < sum */
+    return 0; /* never reached, because drawn < sum */
 }
 
+/* The order of the filters is vLLM's: penalties, temperature, min_p, top_k, top_p. */
 int32_t ref_sample(const float *logits, int n_vocab, const struct k_sample_row *row,
                    const int32_t *history, float *scratch, int32_t *counts)
 {
-    struct kept k = {.z = scratch, .n = n_vocab};
+    struct kept kept = {.z = scratch, .n = n_vocab};
     uint64_t sum;
     int32_t best;
 
@@ -147,17 +153,17 @@ int32_t ref_sample(const float *logits, int n_vocab, const struct k_sample_row *
         return best;
     for (int i = 0; i < n_vocab; i++)
         scratch[i] /= row->sampling.temperature;
-    k.top = scratch[best];
-    k.min_weight = k_min_weight(row->sampling.min_p);
+    kept.top = scratch[best];
+    kept.min_weight = k_min_weight(row->sampling.min_p);
     if (row->sampling.top_k > 0 && row->sampling.top_k < n_vocab)
-        k.least_key = key_by_count(&k, (uint64_t)row->sampling.top_k);
-    if ((sum = weight_sum(&k)) == 0)
+        kept.least_key = key_by_count(&kept, (uint64_t)row->sampling.top_k);
+    if ((sum = weight_sum(&kept)) == 0)
         return best;
     if (row->sampling.top_p < 1.0f) {
-        uint32_t key = key_by_weight(&k, k_top_weight(row->sampling.top_p, sum));
+        uint32_t key = key_by_weight(&kept, k_top_weight(row->sampling.top_p, sum));
 
-        k.least_key = key > k.least_key ? key : k.least_key;
-        sum = weight_sum(&k);
+        kept.least_key = key > kept.least_key ? key : kept.least_key;
+        sum = weight_sum(&kept);
     }
-    return draw(&k, row, sum);
+    return draw(&kept, row, sum);
 }

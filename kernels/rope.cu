@@ -57,16 +57,17 @@ static __device__ inline void norm_wide(float low[WIDE], float high[WIDE], const
         load_eight(weights[1], weight + hd / 2);
     }
 #pragma unroll
-    for (int k = 0; k < WIDE; k += 2)
-        sums[k / 2] = square_four(make_float4(low[k], low[k + 1], high[k], high[k + 1]));
+    for (int elem = 0; elem < WIDE; elem += 2)
+        sums[elem / 2] =
+            square_four(make_float4(low[elem], low[elem + 1], high[elem], high[elem + 1]));
     sum = __fadd_rn(__fadd_rn(sums[0], sums[1]), __fadd_rn(sums[2], sums[3]));
-    for (int m = 1; m < lanes; m *= 2)
-        sum = __fadd_rn(sum, __shfl_xor_sync(mask, sum, m));
+    for (int apart = 1; apart < lanes; apart *= 2)
+        sum = __fadd_rn(sum, __shfl_xor_sync(mask, sum, apart));
     inverse = head_inverse(sum, __frcp_rn((float)hd), eps);
 #pragma unroll
-    for (int k = 0; k < WIDE; k++) {
-        low[k] = normed(low[k], inverse, weights[0][k]);
-        high[k] = normed(high[k], inverse, weights[1][k]);
+    for (int elem = 0; elem < WIDE; elem++) {
+        low[elem] = normed(low[elem], inverse, weights[0][elem]);
+        high[elem] = normed(high[elem], inverse, weights[1][elem]);
     }
 }
 
@@ -142,8 +143,8 @@ static __device__ inline float warp_inverse(const k_bf16 *x, int hd, float eps)
 
     for (int d = threadIdx.x; d < hd / 2; d += 32)
         sum += square_four(make_float4(load_bf16(x + d), load_bf16(x + d + hd / 2), 0.0f, 0.0f));
-    for (int m = 1; m < 32; m *= 2)
-        sum += __shfl_xor_sync(~0U, sum, m);
+    for (int apart = 1; apart < 32; apart *= 2)
+        sum += __shfl_xor_sync(~0U, sum, apart);
     return head_inverse(sum, __frcp_rn((float)hd), eps);
 }
 
@@ -191,6 +192,7 @@ static __global__ void rope_kv_kernel(k_bf16 *qkv, struct k_kv kv, struct k_toke
     }
 }
 
+/* The wide kernel needs halves of heads in whole 16 bytes, and everything aligned to that. */
 template <bool NORMED>
 static int launch(k_bf16 *qkv, const struct k_kv *kv, const struct k_tokens *t,
                   const struct k_rotary *r, int n_heads, k_stream stream)

@@ -8,6 +8,7 @@
 
 #define ROW_THREADS 512 /* 8 elements a thread at dim 4096 */
 
+/* One row per block; a negative id is read from the previous step's result. */
 static __global__ void embed_kernel(float *x, const k_bf16 *table, const int32_t *ids,
                                     const int32_t *sampled, int dim)
 {
@@ -25,6 +26,7 @@ int k_embed(float *x, const k_bf16 *table, const int32_t *ids, const int32_t *sa
     return K_LAUNCH(embed_kernel, n, ROW_THREADS, 0, stream, x, table, ids, sampled, dim);
 }
 
+/* Only the rows that have logits leave the last layer. */
 static __global__ void gather_add_kernel(float *out, const float *x, const k_bf16 *delta,
                                          float scale, const int32_t *token_idx, int dim)
 {
@@ -41,6 +43,7 @@ int k_gather_add(float *out, const float *x, const k_bf16 *delta, float scale,
                     token_idx, dim);
 }
 
+/* Weights for tests and dummy models: a function of (seed, index), so the same on every run. */
 static __global__ void fill_random_kernel(k_bf16 *out, size_t n, float deviation, uint64_t seed)
 {
     size_t step = (size_t)gridDim.x * blockDim.x;

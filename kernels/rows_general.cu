@@ -29,6 +29,7 @@ static __device__ inline float activation(float x, enum k_activation kind)
     return x;
 }
 
+/* Blocks of a grid with one thread per element. */
 static unsigned blocks_of(size_t n)
 {
     return (unsigned)((n + ELEM_THREADS - 1) / ELEM_THREADS);
@@ -109,9 +110,9 @@ static __device__ void norm_row(k_bf16 *out, const in_type *x, const k_norm &nor
         squares += (load(x + d) - mean) * (load(x + d) - mean);
     scale = rsqrtf(block_sum(squares, shared[1]) / dim + norm.eps);
     for (int d = threadIdx.x; d < dim; d += NORM_THREADS) {
-        float y = (load(x + d) - mean) * scale * load_bf16(weight + d);
+        float result = (load(x + d) - mean) * scale * load_bf16(weight + d);
 
-        store_bf16(out + d, bias == NULL ? y : y + load_bf16(bias + d));
+        store_bf16(out + d, bias == NULL ? result : result + load_bf16(bias + d));
     }
 }
 
@@ -162,14 +163,14 @@ static __global__ void __launch_bounds__(ELEM_THREADS)
                  int dim, size_t n)
 {
     size_t i = elem_of_thread();
-    float y;
+    float result;
 
     if (i >= n)
         return;
-    y = x[i] * scale;
+    result = x[i] * scale;
     if (positions != NULL)
-        y += load_bf16(positions + (size_t)(pos[i / dim] + first) * dim + i % dim);
-    x[i] = y;
+        result += load_bf16(positions + (size_t)(pos[i / dim] + first) * dim + i % dim);
+    x[i] = result;
 }
 
 int k_place(float *x, float scale, const k_bf16 *positions, const int32_t *pos, int first, int n,
@@ -185,15 +186,15 @@ static __global__ void __launch_bounds__(ELEM_THREADS)
     soften_kernel(float *x, const k_softening how, int width, size_t n)
 {
     size_t i = elem_of_thread();
-    float y;
+    float result;
 
     if (i >= n)
         return;
-    y = x[i];
+    result = x[i];
     if (how.bias != NULL)
-        y += load_bf16((const k_bf16 *)how.bias + i % width);
-    y *= how.scale;
-    x[i] = how.cap > 0.0f ? how.cap * tanhf(y / how.cap) : y;
+        result += load_bf16((const k_bf16 *)how.bias + i % width);
+    result *= how.scale;
+    x[i] = how.cap > 0.0f ? how.cap * tanhf(result / how.cap) : result;
 }
 
 int k_soften(float *x, const struct k_softening *how, int n, int width, k_stream stream)

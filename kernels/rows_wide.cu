@@ -39,6 +39,7 @@ struct row_args {
     int dim;
 };
 
+/* x * sigmoid(x), with the fast exponential: its error is far below bfloat16's. */
 static __device__ inline float silu(float x)
 {
     return __fdividef(x, 1.0f + __expf(-x));
@@ -46,12 +47,13 @@ static __device__ inline float silu(float x)
 
 static __device__ inline void load_chunk(float *v, const float *from)
 {
-    float4 a = ((const float4 *)from)[0], b = ((const float4 *)from)[1];
+    float4 first = ((const float4 *)from)[0], second = ((const float4 *)from)[1];
 
-    v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w;
-    v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
+    v[0] = first.x, v[1] = first.y, v[2] = first.z, v[3] = first.w;
+    v[4] = second.x, v[5] = second.y, v[6] = second.z, v[7] = second.w;
 }
 
+/* Eight consecutive float32. */
 static __device__ inline void load_chunk(float *v, const k_bf16 *from)
 {
     load_eight(v, from);
@@ -68,6 +70,7 @@ static __device__ inline void store_chunk(k_bf16 *to, const float *v)
     store_eight(to, v);
 }
 
+/* Four numbers to one word, saturating at 448. */
 static __device__ inline uint32_t pack_e4m3(float a, float b, float c, float d)
 {
     uint32_t low = __nv_cvt_float2_to_fp8x2(make_float2(a, b), __NV_SATFINITE, __NV_E4M3);
@@ -121,14 +124,14 @@ static __device__ inline void norm_row(float v[][CHUNK], const row_args &a, floa
     float scale, sum;
 
 #pragma unroll
-    for (int c = 0; c < CHUNKS; c++) {
+    for (int chunk = 0; chunk < CHUNKS; chunk++) {
         sum = 0.0f;
         for (int i = 0; i < CHUNK; i++)
-            sum += v[c][i] * v[c][i];
+            sum += v[chunk][i] * v[chunk][i];
         for (int i = 16; i > 0; i /= 2)
             sum += __shfl_xor_sync(~0U, sum, i);
         if (lane == 0)
-            parts[(c * threads + tid) / 32] = sum;
+            parts[(chunk * threads + tid) / 32] = sum;
     }
     __syncthreads();
     sum = 0.0f;
@@ -138,18 +141,19 @@ static __device__ inline void norm_row(float v[][CHUNK], const row_args &a, floa
         sum += __shfl_xor_sync(~0U, sum, i);
     scale = rsqrtf(sum / a.dim + a.eps);
 #pragma unroll
-    for (int c = 0; c < CHUNKS; c++) {
-        int d = (c * threads + tid) * CHUNK;
+    for (int chunk = 0; chunk < CHUNKS; chunk++) {
+        int d = (chunk * threads + tid) * CHUNK;
         float weight[CHUNK];
 
         if (d >= a.dim)
             break;
         load_chunk(weight, a.weight + d);
         for (int i = 0; i < CHUNK; i++)
-            v[c][i] *= scale * weight[i];
+            v[chunk][i] *= scale * weight[i];
     }
 }
 
+/* The largest magnitude of a chunk. */
 static __device__ inline float chunk_amax(const float *v)
 {
     float amax = 0.0f;
@@ -170,8 +174,8 @@ static __device__ inline void round_row(float v[][CHUNK], const row_args &a, flo
         scale = *a.q.x_scale;
     } else {
 #pragma unroll
-        for (int c = 0; c < CHUNKS; c++)
-            amax = fmaxf(amax, chunk_amax(v[c]));
+        for (int chunk = 0; chunk < CHUNKS; chunk++)
+            amax = fmaxf(amax, chunk_amax(v[chunk]));
         for (int i = 16; i > 0; i /= 2)
             amax = fmaxf(amax, __shfl_xor_sync(~0U, amax, i));
         if (lane == 0)
@@ -185,11 +189,11 @@ static __device__ inline void round_row(float v[][CHUNK], const row_args &a, flo
     if (tid == 0)
         a.q.scales[blockIdx.x] = scale;
 #pragma unroll
-    for (int c = 0; c < CHUNKS; c++) {
-        int d = (c * threads + tid) * CHUNK;
+    for (int chunk = 0; chunk < CHUNKS; chunk++) {
+        int d = (chunk * threads + tid) * CHUNK;
 
         if (d < a.dim)
-            store_chunk(a.q.data + (size_t)blockIdx.x * a.dim + d, v[c], 1.0f / scale);
+            store_chunk(a.q.data + (size_t)blockIdx.x * a.dim + d, v[chunk], 1.0f / scale);
     }
 }
 
@@ -198,9 +202,9 @@ template <int CHUNKS> static __device__ inline void round_runs(float v[][CHUNK],
 {
     static_assert(K_E4M3_BLOCK == 16 * CHUNK, "half a warp holds a run");
 #pragma unroll
-    for (int c = 0; c < CHUNKS; c++) {
-        int d = (c * (int)blockDim.x + (int)threadIdx.x) * CHUNK;
-        float amax = chunk_amax(v[c]), scale;
+    for (int chunk = 0; chunk < CHUNKS; chunk++) {
+        int d = (chunk * (int)blockDim.x + (int)threadIdx.x) * CHUNK;
+        float amax = chunk_amax(v[chunk]), scale;
 
         for (int i = 8; i > 0; i /= 2)
             amax = fmaxf(amax, __shfl_xor_sync(~0U, amax, i));
@@ -209,7 +213,7 @@ template <int CHUNKS> static __device__ inline void round_runs(float v[][CHUNK],
         scale = k_e4m3_scale(amax);
         if (d % K_E4M3_BLOCK == 0)
             a.q.scales[(size_t)(d / K_E4M3_BLOCK) * a.q.stride + blockIdx.x] = scale;
-        store_chunk(a.q.data + (size_t)blockIdx.x * a.dim + d, v[c], 1.0f / scale);
+        store_chunk(a.q.data + (size_t)blockIdx.x * a.dim + d, v[chunk], 1.0f / scale);
     }
 }
 
@@ -218,31 +222,31 @@ static __global__ void __launch_bounds__(CHUNKS <= 4 ? THREADS_MAX : THREADS_MAX
     row_kernel(const row_args a)
 {
     __shared__ float parts[N_PARTS], tops[32];
-    float v[CHUNKS][CHUNK];
+    float values[CHUNKS][CHUNK];
 
 #pragma unroll
-    for (int c = 0; c < CHUNKS; c++) {
-        int d = (c * (int)blockDim.x + (int)threadIdx.x) * CHUNK;
+    for (int chunk = 0; chunk < CHUNKS; chunk++) {
+        int d = (chunk * (int)blockDim.x + (int)threadIdx.x) * CHUNK;
 
         if (d < a.dim) {
-            read_chunk<SOURCE>(v[c], a, d);
+            read_chunk<SOURCE>(values[chunk], a, d);
         } else {
             for (int i = 0; i < CHUNK; i++)
-                v[c][i] = 0.0f;
+                values[chunk][i] = 0.0f;
         }
     }
     if (SOURCE == FROM_X || SOURCE == FROM_SUM)
-        norm_row<CHUNKS>(v, a, parts);
+        norm_row<CHUNKS>(values, a, parts);
     if (RESULT == TO_ROWS)
-        round_row<CHUNKS>(v, a, tops);
+        round_row<CHUNKS>(values, a, tops);
     if (RESULT == TO_BLOCKS)
-        round_runs<CHUNKS>(v, a);
+        round_runs<CHUNKS>(values, a);
 #pragma unroll
-    for (int c = 0; RESULT == TO_BF16 && c < CHUNKS; c++) {
-        int d = (c * (int)blockDim.x + (int)threadIdx.x) * CHUNK;
+    for (int chunk = 0; RESULT == TO_BF16 && chunk < CHUNKS; chunk++) {
+        int d = (chunk * (int)blockDim.x + (int)threadIdx.x) * CHUNK;
 
         if (d < a.dim)
-            store_chunk(a.out + (size_t)blockIdx.x * a.dim + d, v[c]);
+            store_chunk(a.out + (size_t)blockIdx.x * a.dim + d, values[chunk]);
     }
 }
 
@@ -251,17 +255,18 @@ static int chunks_of(int n, int dim, int many_threads)
 {
     int n_chunks = (dim + CHUNK - 1) / CHUNK;
 
-    for (int c = 1; c < CHUNKS_MAX; c *= 2) {
-        int most = c <= 4 ? THREADS_MAX : THREADS_MAX / 2;
+    for (int chunk = 1; chunk < CHUNKS_MAX; chunk *= 2) {
+        int most = chunk <= 4 ? THREADS_MAX : THREADS_MAX / 2;
 
         if (n > FEW_ROWS && many_threads < most)
             most = many_threads;
-        if ((n_chunks + c - 1) / c <= most)
-            return c;
+        if ((n_chunks + chunk - 1) / chunk <= most)
+            return chunk;
     }
     return CHUNKS_MAX;
 }
 
+/* The number of chunks per thread is a template argument, so that chunks stay in registers. */
 template <int SOURCE, int RESULT> static int launch(const row_args &a, int n, k_stream stream)
 {
     int chunks = chunks_of(n, a.dim, SOURCE == FROM_SILU ? MANY_SILU : MANY_THREADS);
@@ -277,6 +282,7 @@ template <int SOURCE, int RESULT> static int launch(const row_args &a, int n, k_
     }
 }
 
+/* One scale per row, or one per run of 128 elements if there is a stride. */
 template <int SOURCE> static int launch_e4m3(const row_args &a, int n, k_stream stream)
 {
     if (a.dim % 16 != 0 || a.dim > K_QUANTISED_DIM_MAX)
@@ -285,6 +291,7 @@ template <int SOURCE> static int launch_e4m3(const row_args &a, int n, k_stream 
                            : launch<SOURCE, TO_BLOCKS>(a, n, stream);
 }
 
+/* Rows that fit into the registers of one block. */
 static bool is_wide(int dim)
 {
     return dim % CHUNK == 0 && dim <= WIDE_DIM_MAX;
@@ -299,19 +306,20 @@ static __global__ void rmsnorm_kernel(k_bf16 *out, float *x, const k_bf16 *delta
     float sum = 0.0f, scale;
 
     for (int d = threadIdx.x; d < dim; d += blockDim.x) {
-        float v = x[at + d];
+        float value = x[at + d];
 
         if (delta != NULL) {
-            v += load_bf16(delta + at + d);
-            x[at + d] = v;
+            value += load_bf16(delta + at + d);
+            x[at + d] = value;
         }
-        sum += v * v;
+        sum += value * value;
     }
     scale = rsqrtf(block_sum(sum, shared) / dim + eps);
     for (int d = threadIdx.x; d < dim; d += blockDim.x)
         store_bf16(out + at + d, x[at + d] * scale * load_bf16(weight + d));
 }
 
+/* The plain form, for rows that are not a multiple of 8. */
 static __global__ void silu_mul_kernel(k_bf16 *out, const k_bf16 *in, int ff_dim)
 {
     const k_bf16 *gate = in + (size_t)blockIdx.x * 2 * ff_dim;
@@ -324,15 +332,15 @@ static __global__ void silu_mul_kernel(k_bf16 *out, const k_bf16 *in, int ff_dim
 int k_rmsnorm(k_bf16 *out, const float *x, const k_bf16 *weight, float eps, int n, int dim,
               k_stream stream)
 {
-    row_args a = {};
+    row_args args = {};
 
-    a.out = out;
-    a.x = (float *)x;
-    a.weight = weight;
-    a.eps = eps;
-    a.dim = dim;
+    args.out = out;
+    args.x = (float *)x;
+    args.weight = weight;
+    args.eps = eps;
+    args.dim = dim;
     if (is_wide(dim))
-        return launch<FROM_X, TO_BF16>(a, n, stream);
+        return launch<FROM_X, TO_BF16>(args, n, stream);
     return K_LAUNCH(rmsnorm_kernel, n, PLAIN_THREADS, 0, stream, out, (float *)x, NULL, weight, eps,
                     dim);
 }
@@ -340,75 +348,76 @@ int k_rmsnorm(k_bf16 *out, const float *x, const k_bf16 *weight, float eps, int 
 int k_add_rmsnorm(k_bf16 *out, float *x, const k_bf16 *delta, const k_bf16 *weight, float eps,
                   int n, int dim, k_stream stream)
 {
-    row_args a = {};
+    row_args args = {};
 
-    a.out = out;
-    a.x = x;
-    a.in = delta;
-    a.weight = weight;
-    a.eps = eps;
-    a.dim = dim;
+    args.out = out;
+    args.x = x;
+    args.in = delta;
+    args.weight = weight;
+    args.eps = eps;
+    args.dim = dim;
     if (is_wide(dim))
-        return launch<FROM_SUM, TO_BF16>(a, n, stream);
+        return launch<FROM_SUM, TO_BF16>(args, n, stream);
     return K_LAUNCH(rmsnorm_kernel, n, PLAIN_THREADS, 0, stream, out, x, delta, weight, eps, dim);
 }
 
 int k_silu_mul(k_bf16 *out, const k_bf16 *in, int n, int ff_dim, k_stream stream)
 {
-    row_args a = {};
+    row_args args = {};
 
-    a.out = out;
-    a.in = in;
-    a.dim = ff_dim;
+    args.out = out;
+    args.in = in;
+    args.dim = ff_dim;
     if (is_wide(ff_dim))
-        return launch<FROM_SILU, TO_BF16>(a, n, stream);
+        return launch<FROM_SILU, TO_BF16>(args, n, stream);
     return K_LAUNCH(silu_mul_kernel, n, PLAIN_THREADS, 0, stream, out, in, ff_dim);
 }
 
+/* The input is bf16 already; nothing is computed but the scale. */
 int k_quantise(const struct k_quantised *out, const k_bf16 *x, int n, int dim, k_stream stream)
 {
-    row_args a = {};
+    row_args args = {};
 
-    a.q = *out;
-    a.in = x;
-    a.dim = dim;
-    return launch_e4m3<FROM_BF16>(a, n, stream);
+    args.q = *out;
+    args.in = x;
+    args.dim = dim;
+    return launch_e4m3<FROM_BF16>(args, n, stream);
 }
 
 int k_rmsnorm_e4m3(const struct k_quantised *out, const float *x, const k_bf16 *weight, float eps,
                    int n, int dim, k_stream stream)
 {
-    row_args a = {};
+    row_args args = {};
 
-    a.q = *out;
-    a.x = (float *)x;
-    a.weight = weight;
-    a.eps = eps;
-    a.dim = dim;
-    return launch_e4m3<FROM_X>(a, n, stream);
+    args.q = *out;
+    args.x = (float *)x;
+    args.weight = weight;
+    args.eps = eps;
+    args.dim = dim;
+    return launch_e4m3<FROM_X>(args, n, stream);
 }
 
 int k_add_rmsnorm_e4m3(const struct k_quantised *out, float *x, const k_bf16 *delta,
                        const k_bf16 *weight, float eps, int n, int dim, k_stream stream)
 {
-    row_args a = {};
+    row_args args = {};
 
-    a.q = *out;
-    a.x = x;
-    a.in = delta;
-    a.weight = weight;
-    a.eps = eps;
-    a.dim = dim;
-    return launch_e4m3<FROM_SUM>(a, n, stream);
+    args.q = *out;
+    args.x = x;
+    args.in = delta;
+    args.weight = weight;
+    args.eps = eps;
+    args.dim = dim;
+    return launch_e4m3<FROM_SUM>(args, n, stream);
 }
 
 int k_silu_mul_e4m3(const struct k_quantised *out, const k_bf16 *in, int n, int ff_dim,
                     k_stream stream)
 {
-    row_args a = {};
+    row_args args = {};
 
-    a.q = *out;
-    a.in = in;
-    a.dim = ff_dim;
-    return launch_e4m3<FROM_SILU>(a, n, stream);
+    args.q = *out;
+    args.in = in;
+    args.dim = ff_dim;
+    return launch_e4m3<FROM_SILU>(args, n, stream);
 }

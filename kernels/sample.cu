@@ -106,16 +106,18 @@ static __device__ inline float pick(const float4 &x, int i)
     return i == 0 ? x.x : i == 1 ? x.y : i == 2 ? x.z : x.w;
 }
 
+/* The weight of a value, or 0 if a filter has removed it. v.low saves the exponential for values
+ * that weigh nothing. */
 static __device__ inline uint64_t weight_of(const struct view &v, float value)
 {
-    float z;
-    uint64_t w;
+    float scaled;
+    uint64_t weight;
 
     if (!(value >= v.low))
         return 0;
-    z = value / v.divisor;
-    w = k_exp_fixed(z - v.top);
-    return w >= v.min_weight && z >= v.least ? w : 0;
+    scaled = value / v.divisor;
+    weight = k_exp_fixed(scaled - v.top);
+    return weight >= v.min_weight && scaled >= v.least ? weight : 0;
 }
 
 /* --- values --------------------------------------------------------------------------------- */
@@ -123,15 +125,15 @@ static __device__ inline uint64_t weight_of(const struct view &v, float value)
 /* Four logits; NaN, which is never kept, after the end. */
 static __device__ inline float4 load4(const float *logits, int id, int n_vocab, bool is_aligned)
 {
-    float4 x;
+    float4 four;
 
     if (is_aligned && id < n_vocab)
         return __ldcs((const float4 *)(logits + id));
-    x.x = id < n_vocab ? logits[id] : NAN;
-    x.y = id + 1 < n_vocab ? logits[id + 1] : NAN;
-    x.z = id + 2 < n_vocab ? logits[id + 2] : NAN;
-    x.w = id + 3 < n_vocab ? logits[id + 3] : NAN;
-    return x;
+    four.x = id < n_vocab ? logits[id] : NAN;
+    four.y = id + 1 < n_vocab ? logits[id + 1] : NAN;
+    four.z = id + 2 < n_vocab ? logits[id + 2] : NAN;
+    four.w = id + 3 < n_vocab ? logits[id + 3] : NAN;
+    return four;
 }
 
 /* Count the history, and mark banned ids, in this block's slice. */
@@ -160,6 +162,7 @@ static __device__ void count_history(int32_t *slots, int first, int n_slots,
     __syncthreads();
 }
 
+/* The logit after penalties; a banned id gets -infinity. */
 static __device__ inline float adjusted(float logit, int32_t count, const struct k_sample_row *row)
 {
     if (count == 0)
@@ -212,15 +215,17 @@ static __device__ uint64_t load_run(const struct view &v, const float *logits, i
 
 #pragma unroll 1
     for (int base = start; base < v.run_len; base += 128 * BATCH) {
-        float4 x[BATCH];
+        float4 fours[BATCH];
 
 #pragma unroll
-        for (int b = 0; b < BATCH; b++)
-            x[b] = load4(logits, base + b * 128 < v.run_len ? v.first + base + b * 128 : n_vocab,
-                         n_vocab, is_aligned);
+        for (int load_idx = 0; load_idx < BATCH; load_idx++)
+            fours[load_idx] =
+                load4(logits,
+                      base + load_idx * 128 < v.run_len ? v.first + base + load_idx * 128 : n_vocab,
+                      n_vocab, is_aligned);
 #pragma unroll
-        for (int b = 0; b < BATCH; b++) {
-            int i = base + b * 128;
+        for (int load_idx = 0; load_idx < BATCH; load_idx++) {
+            int i = base + load_idx * 128;
             float most;
 
             if (i >= v.run_len)
@@ -229,10 +234,11 @@ static __device__ uint64_t load_run(const struct view &v, const float *logits, i
                 int4 count = *(const int4 *)&v.run[i];
 
                 if ((count.x | count.y | count.z | count.w) != 0)
-                    x[b] = adjusted4(x[b], count, row);
+                    fours[load_idx] = adjusted4(fours[load_idx], count, row);
             }
-            *(float4 *)&v.run[i] = x[b];
-            most = fmaxf(fmaxf(x[b].x, x[b].y), fmaxf(x[b].z, x[b].w));
+            *(float4 *)&v.run[i] = fours[load_idx];
+            most = fmaxf(fmaxf(fours[load_idx].x, fours[load_idx].y),
+                         fmaxf(fours[load_idx].z, fours[load_idx].w));
             if (most > largest) {
                 largest = most;
                 at = i;
@@ -282,19 +288,19 @@ static __device__ void gather(struct shared_state *s, const struct view &v, floa
     uint64_t weight = 0, upper = 0;
 
     for (int i = threadIdx.x % 32 * 4; i < v.run_len; i += 128) {
-        float4 x = get4(&v.run[i]);
+        float4 four = get4(&v.run[i]);
 
-        if (!is_weighed && !(fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w)) >= cut))
+        if (!is_weighed && !(fmaxf(fmaxf(four.x, four.y), fmaxf(four.z, four.w)) >= cut))
             continue;
         for (int j = 0; j < 4; j++) {
-            float value = pick(x, j);
-            uint64_t w = is_weighed ? weight_of(v, value) : 0;
+            float value = pick(four, j);
+            uint64_t own_weight = is_weighed ? weight_of(v, value) : 0;
 
-            weight += w;
+            weight += own_weight;
             if (value >= cut) {
                 int n = atomicAdd(&s->own.n_candidates, 1);
 
-                upper += value / v.divisor > sure ? w : 0;
+                upper += value / v.divisor > sure ? own_weight : 0;
                 if (n < ROOM)
                     front->candidates[rank][n] = {value, v.first + i + j};
             }
@@ -324,10 +330,10 @@ static __device__ bool suffice(const struct shared_state *s, const struct k_samp
     bool fit = true;
 
     *sum = 0;
-    for (int r = 0; r < RANKS; r++) {
-        fit = fit && s->shares[r].n_candidates <= ROOM;
-        *sum += s->shares[r].weight;
-        upper += s->shares[r].upper;
+    for (int rank = 0; rank < RANKS; rank++) {
+        fit = fit && s->shares[rank].n_candidates <= ROOM;
+        *sum += s->shares[rank].weight;
+        upper += s->shares[rank].upper;
     }
     return fit && (!is_weighed || upper >= k_top_weight(row->sampling.top_p, *sum));
 }
@@ -339,16 +345,16 @@ static __device__ int line_up(struct finalists *f, const struct shared_state *s,
 {
     int n = 0;
 
-    for (int r = 0; r < RANKS; r++) {
-        int n_here = s->shares[r].n_candidates;
+    for (int rank = 0; rank < RANKS; rank++) {
+        int n_here = s->shares[rank].n_candidates;
 
         if ((int)threadIdx.x < n_here) {
-            struct candidate c = s->candidates[r][threadIdx.x];
-            float z = c.value / v.divisor;
+            struct candidate candidate = s->candidates[rank][threadIdx.x];
+            float scaled = candidate.value / v.divisor;
 
-            f->key[n + threadIdx.x] = k_sort_key(z);
-            f->id[n + threadIdx.x] = c.id;
-            f->weight[n + threadIdx.x] = weight_of(v, c.value);
+            f->key[n + threadIdx.x] = k_sort_key(scaled);
+            f->id[n + threadIdx.x] = candidate.id;
+            f->weight[n + threadIdx.x] = weight_of(v, candidate.value);
         }
         n += n_here;
     }
@@ -368,17 +374,17 @@ static __device__ void finish(int32_t *id, struct finalists *f, struct shared_st
     uint64_t larger[2] = {0, 0}, upto[2] = {0, 0}, kept = 0, r, need;
     bool keep[2];
 
-    for (int e = 0; e < 2; e++) {
-        int c = (int)threadIdx.x + e * THREADS, n_larger = 0;
-        uint32_t own = c < n ? f->key[c] : 0;
+    for (int nth = 0; nth < 2; nth++) {
+        int idx = (int)threadIdx.x + nth * THREADS, n_larger = 0;
+        uint32_t own = idx < n ? f->key[idx] : 0;
 
-        for (int i = 0; i < n && c < n; i++) {
+        for (int i = 0; i < n && idx < n; i++) {
             n_larger += f->key[i] > own;
-            larger[e] += f->key[i] > own ? f->weight[i] : 0;
-            upto[e] += f->key[i] >= own ? f->weight[i] : 0;
+            larger[nth] += f->key[i] > own ? f->weight[i] : 0;
+            upto[nth] += f->key[i] >= own ? f->weight[i] : 0;
         }
-        keep[e] = c < n && n_larger < k;
-        kept = max(kept, keep[e] ? upto[e] : 0);
+        keep[nth] = idx < n && n_larger < k;
+        kept = max(kept, keep[nth] ? upto[nth] : 0);
     }
     kept = block_max<WARPS>(kept, s->reduced[0]); /* and a barrier: all weights have been read */
     sum = sum == 0 ? kept : sum;
@@ -389,26 +395,26 @@ static __device__ void finish(int32_t *id, struct finalists *f, struct shared_st
     }
     need = row->sampling.top_p < 1.0f ? k_top_weight(row->sampling.top_p, sum) : ~(uint64_t)0;
     kept = 0;
-    for (int e = 0; e < 2; e++) {
-        int c = (int)threadIdx.x + e * THREADS;
+    for (int nth = 0; nth < 2; nth++) {
+        int idx = (int)threadIdx.x + nth * THREADS;
 
-        keep[e] = keep[e] && larger[e] < need;
-        kept = max(kept, keep[e] ? upto[e] : 0);
-        if (c < n && !keep[e])
-            f->weight[c] = 0;
+        keep[nth] = keep[nth] && larger[nth] < need;
+        kept = max(kept, keep[nth] ? upto[nth] : 0);
+        if (idx < n && !keep[nth])
+            f->weight[idx] = 0;
     }
     kept = block_max<WARPS>(kept, s->reduced[1]);
     r = k_mul_high(k_random(row->sampling.seed, row->position), kept);
-    for (int e = 0; e < 2; e++) {
-        int c = (int)threadIdx.x + e * THREADS;
+    for (int nth = 0; nth < 2; nth++) {
+        int idx = (int)threadIdx.x + nth * THREADS;
         uint64_t before = 0;
 
-        if (!keep[e] || f->weight[c] == 0)
+        if (!keep[nth] || f->weight[idx] == 0)
             continue;
         for (int i = 0; i < n; i++)
-            before += f->id[i] < f->id[c] ? f->weight[i] : 0;
-        if (before <= r && r - before < f->weight[c])
-            *id = f->id[c];
+            before += f->id[i] < f->id[idx] ? f->weight[i] : 0;
+        if (before <= r && r - before < f->weight[idx])
+            *id = f->id[idx];
     }
 }
 
@@ -419,13 +425,13 @@ static __device__ void finish(int32_t *id, struct finalists *f, struct shared_st
 static __device__ void push_sums(struct shared_state *s, const uint64_t own[CUTS], int turn)
 {
     cg::cluster_group cluster = cg::this_cluster();
-    int lane = threadIdx.x % 32, g = (int)cluster.block_rank() * WARPS + threadIdx.x / 32;
+    int lane = threadIdx.x % 32, warp_idx = (int)cluster.block_rank() * WARPS + threadIdx.x / 32;
 
     if (lane < RANKS) {
-        uint64_t *to = cluster.map_shared_rank(&s->sums[turn][0][g], lane);
+        uint64_t *to = cluster.map_shared_rank(&s->sums[turn][0][warp_idx], lane);
 
-        for (int c = 0; c < CUTS; c++)
-            to[c * ALL_WARPS] = own[c];
+        for (int idx = 0; idx < CUTS; idx++)
+            to[idx * ALL_WARPS] = own[idx];
     }
     __syncwarp();
     cluster.sync();
@@ -458,12 +464,12 @@ static __device__ void place_cuts(uint32_t cuts[CUTS], uint32_t low, uint32_t hi
     float from = key_value(low), to = key_value(high);
     uint32_t least = low + 1;
 
-    for (int c = 0; c < CUTS; c++) {
-        uint32_t key = low + (uint32_t)((uint64_t)(high - low) * (c + 1) / (CUTS + 1));
+    for (int idx = 0; idx < CUTS; idx++) {
+        uint32_t key = low + (uint32_t)((uint64_t)(high - low) * (idx + 1) / (CUTS + 1));
 
         if (step < LINEAR)
-            key = k_sort_key(from + (to - from) * (float)(c + 1) / (float)(CUTS + 1));
-        cuts[c] = least = min(max(key, least), high - 1);
+            key = k_sort_key(from + (to - from) * (float)(idx + 1) / (float)(CUTS + 1));
+        cuts[idx] = least = min(max(key, least), high - 1);
     }
 }
 
@@ -473,24 +479,24 @@ static __device__ void weigh_cuts(uint64_t own[CUTS], const struct view &v,
 {
     float from[CUTS], end = key_value(high);
 
-    for (int c = 0; c < CUTS; c++) {
-        from[c] = key_value(cuts[c]);
-        own[c] = 0;
+    for (int idx = 0; idx < CUTS; idx++) {
+        from[idx] = key_value(cuts[idx]);
+        own[idx] = 0;
     }
     for (int i = threadIdx.x % 32; i < v.run_len; i += 32) {
-        float z = v.run[i];
-        uint64_t w;
+        float scaled = v.run[i];
+        uint64_t weight;
 
-        if (!(z >= from[0] && z < end))
+        if (!(scaled >= from[0] && scaled < end))
             continue;
-        w = is_count ? 1 : weight_of(v, z);
-        own[0] += w;
-        for (int c = 1; c < CUTS; c++)
-            own[c] += z >= from[c] ? w : 0;
+        weight = is_count ? 1 : weight_of(v, scaled);
+        own[0] += weight;
+        for (int idx = 1; idx < CUTS; idx++)
+            own[idx] += scaled >= from[idx] ? weight : 0;
     }
     __syncwarp();
-    for (int c = 0; c < CUTS; c++)
-        own[c] = warp_sum(own[c]);
+    for (int idx = 0; idx < CUTS; idx++)
+        own[idx] = warp_sum(own[idx]);
 }
 
 /* The largest z such that the count, or the weight, of all that are as large reaches need; the
@@ -508,13 +514,13 @@ static __device__ float search(struct shared_state *s, const struct view &v, uin
         place_cuts(cuts, low, high, step);
         weigh_cuts(own, v, cuts, high, is_count);
         push_sums(s, own, *turn);
-        for (int c = CUTS - 1; c >= 0 && from == low; c--) {
-            uint64_t sum = sum_below(s->sums[*turn][c], ALL_WARPS);
+        for (int idx = CUTS - 1; idx >= 0 && from == low; idx--) {
+            uint64_t sum = sum_below(s->sums[*turn][idx], ALL_WARPS);
 
             if (sum >= need) {
-                from = cuts[c];
+                from = cuts[idx];
             } else {
-                high = cuts[c];
+                high = cuts[idx];
                 above = sum;
             }
         }
@@ -529,19 +535,19 @@ static __device__ float search(struct shared_state *s, const struct view &v, uin
 static __device__ uint64_t weigh(struct shared_state *s, const struct view &v, int *turn,
                                  uint64_t *before, uint64_t *sum)
 {
-    int g = (int)cg::this_cluster().block_rank() * WARPS + threadIdx.x / 32;
+    int warp_idx = (int)cg::this_cluster().block_rank() * WARPS + threadIdx.x / 32;
     uint64_t own[CUTS] = {0};
 
     for (int i = threadIdx.x % 32 * 4; i < v.run_len; i += 128) {
-        float4 x = get4(&v.run[i]);
+        float4 four = get4(&v.run[i]);
 
-        own[0] += weight_of(v, x.x) + weight_of(v, x.y);
-        own[0] += weight_of(v, x.z) + weight_of(v, x.w);
+        own[0] += weight_of(v, four.x) + weight_of(v, four.y);
+        own[0] += weight_of(v, four.z) + weight_of(v, four.w);
     }
     __syncwarp();
     own[0] = warp_sum(own[0]);
     push_sums(s, own, *turn);
-    *before = sum_below(s->sums[*turn][0], g);
+    *before = sum_below(s->sums[*turn][0], warp_idx);
     *sum = sum_below(s->sums[*turn][0], ALL_WARPS);
     *turn ^= 1;
     return own[0];
@@ -572,6 +578,8 @@ static __device__ void locate(int32_t *id, const struct view &v, uint64_t before
     }
 }
 
+/* Thresholds of top_k, then of top_p, then the draw. Every warp of the cluster comes to the same
+ * threshold, because all have the same sums. */
 static __device__ void sample_wide(int32_t *id, struct shared_state *s, struct view *v,
                                    const struct k_sample_row *row, int n_vocab, int32_t best)
 {
@@ -604,11 +612,11 @@ static __device__ void sample_wide(int32_t *id, struct shared_state *s, struct v
 static __device__ uint64_t share_best(struct shared_state *s, uint64_t own)
 {
     cg::cluster_group cluster = cg::this_cluster();
-    int lane = threadIdx.x % 32, g = (int)cluster.block_rank() * WARPS + threadIdx.x / 32;
+    int lane = threadIdx.x % 32, warp_idx = (int)cluster.block_rank() * WARPS + threadIdx.x / 32;
     uint64_t best = 0;
 
     if (lane < RANKS)
-        *cluster.map_shared_rank(&s->best[g], lane) = own;
+        *cluster.map_shared_rank(&s->best[warp_idx], lane) = own;
     __syncwarp();
     cluster.sync();
     for (int i = lane; i < ALL_WARPS; i += 32)
@@ -627,9 +635,9 @@ static __global__ void __cluster_dims__(RANKS, 1, 1) __launch_bounds__(THREADS, 
     int at = blockIdx.x / RANKS, rank = (int)cluster.block_rank(), warp = threadIdx.x / 32;
     const struct k_sample_row *row = &rows[at];
     bool is_adjusted, is_weighed;
-    struct view v = {slice + warp * run_len, (rank * WARPS + warp) * run_len, run_len};
+    struct view view = {slice + warp * run_len, (rank * WARPS + warp) * run_len, run_len};
     uint64_t best, sum;
-    int k;
+    int top_k;
 
     if (only_left) {
         asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -643,34 +651,36 @@ static __global__ void __cluster_dims__(RANKS, 1, 1) __launch_bounds__(THREADS, 
     cluster.barrier_arrive(); /* nothing is sent before all blocks have begun */
     if (is_adjusted)
         count_history((int32_t *)slice, rank * WARPS * run_len, WARPS * run_len, row, history);
-    best = load_run(v, logits + (size_t)at * n_vocab, n_vocab, row, is_adjusted);
+    best = load_run(view, logits + (size_t)at * n_vocab, n_vocab, row, is_adjusted);
     cluster.barrier_wait();
     best = share_best(&s, best);
-    v.divisor = row->sampling.temperature;
-    v.top = key_value((uint32_t)(best >> 32)) / v.divisor;
-    if (!(v.divisor > 0.0f) || !(fabsf(v.top) < INFINITY)) { /* greedy, or no weight at all */
+    view.divisor = row->sampling.temperature;
+    view.top = key_value((uint32_t)(best >> 32)) / view.divisor;
+    if (!(view.divisor > 0.0f) || !(fabsf(view.top) < INFINITY)) { /* greedy, or no weight at all */
         if (rank == 0 && threadIdx.x == 0)
             ids[at] = best_id(best);
         return;
     }
-    v.low = (v.top - 23.0f - fabsf(v.top) * 0x1p-18f) * v.divisor;
-    if (!(v.divisor > 1e-20f && v.divisor < 1e20f))
-        v.low = -INFINITY;
-    v.min_weight = k_min_weight(row->sampling.min_p);
-    v.least = -INFINITY;
+    view.low = (view.top - 23.0f - fabsf(view.top) * 0x1p-18f) * view.divisor;
+    if (!(view.divisor > 1e-20f && view.divisor < 1e20f))
+        view.low = -INFINITY;
+    view.min_weight = k_min_weight(row->sampling.min_p);
+    view.least = -INFINITY;
     is_weighed = row->sampling.top_k <= 0 || row->sampling.top_k >= n_vocab;
-    k = is_weighed ? NUCLEUS : row->sampling.top_k;
-    if (k <= ALL_WARPS && (!is_weighed || row->sampling.top_p < 1.0f)) {
-        gather(&s, v, find_bound(&s, k, v.divisor), is_weighed);
+    top_k = is_weighed ? NUCLEUS : row->sampling.top_k;
+    if (top_k <= ALL_WARPS && (!is_weighed || row->sampling.top_p < 1.0f)) {
+        gather(&s, view, find_bound(&s, top_k, view.divisor), is_weighed);
         if (suffice(&s, row, is_weighed, &sum)) {
             if (rank == 0)
-                finish(&ids[at], (struct finalists *)slice, &s, v, row, sum, best_id(best));
+                finish(&ids[at], (struct finalists *)slice, &s, view, row, sum, best_id(best));
             return;
         }
     }
-    sample_wide(&ids[at], &s, &v, row, n_vocab, best_id(best));
+    sample_wide(&ids[at], &s, &view, row, n_vocab, best_id(best));
 }
 
+/* With many rows, sample_top() goes first and marks the rows that it leaves; this kernel is
+ * launched in any case, since the host does not know whether any are left. */
 int k_sample(int32_t *ids, const float *logits, int n_rows, int n_vocab,
              const struct k_sample_row *rows, const int32_t *history, k_stream stream)
 {

@@ -69,6 +69,7 @@ struct seeker {
     uint64_t best; /* greedy only */
 };
 
+/* Greedy rows, and rows with a small top_k, unless their history is long. */
 static __device__ inline bool takes(const struct k_sample_row *row, int n_vocab)
 {
     bool is_greedy = !(row->sampling.temperature > 0.0f);
@@ -110,6 +111,8 @@ static __device__ void touch(struct state *s, const struct touched &t, int32_t i
     s->is_full = 1;
 }
 
+/* Clear the bitmap and the table, then enter history and bans. The table is about half full at
+ * most. */
 static __device__ void touch_all(struct state *s, struct touched *t, int n_vocab,
                                  const struct k_sample_row *row, const int32_t *history)
 {
@@ -134,6 +137,7 @@ static __device__ void touch_all(struct state *s, struct touched *t, int n_vocab
 
 /* --- the stream ------------------------------------------------------------------------- */
 
+/* A greedy search raises its limit; the other one collects every value from its limit on. */
 static __device__ inline void seek(struct state *s, struct seeker *k, float value, int32_t id)
 {
     int n;
@@ -171,6 +175,7 @@ static __device__ inline float largest(const float4 &x)
     return fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w));
 }
 
+/* Four logits at a time: nearly all are below the limit, and one comparison skips them. */
 static __device__ inline void seek4(struct state *s, struct seeker *k, const float4 &x, int at)
 {
     if (!(largest(x) >= k->limit))
@@ -186,11 +191,12 @@ static __device__ inline int place(int i, int round, int n_rounds)
     return (i * n_rounds + round) * THREADS + (int)threadIdx.x;
 }
 
+/* __ldcs: each logit is read once, so it should leave the cache first. */
 static __device__ inline float4 load4(const float *logits, int at, int n4)
 {
-    float4 x = {NAN, NAN, NAN, NAN};
+    float4 four = {NAN, NAN, NAN, NAN};
 
-    return at < n4 ? __ldcs((const float4 *)logits + at) : x;
+    return at < n4 ? __ldcs((const float4 *)logits + at) : four;
 }
 
 /* A bound that is at most the k-th largest logit: the k-th largest of the quads' maxima, less the
@@ -235,34 +241,34 @@ static __device__ void stream(struct state *s, struct seeker *k, struct touched 
                               const int32_t *history)
 {
     int n4 = n_vocab / 4, n_rounds = (n4 + THREADS * LOADS - 1) / (THREADS * LOADS);
-    float4 x[LOADS];
+    float4 fours[LOADS];
 
 #pragma unroll
     for (int i = 0; i < LOADS; i++)
-        x[i] = load4(logits, place(i, 0, n_rounds), n4);
+        fours[i] = load4(logits, place(i, 0, n_rounds), n4);
     if (row->n_history > 0 || row->n_banned > 0)
         touch_all(s, t, n_vocab, row, history);
     if (t->size > 0) {
 #pragma unroll
         for (int i = 0; i < LOADS; i++)
-            x[i] = untouched(x[i], place(i, 0, n_rounds), n4, *t);
+            fours[i] = untouched(fours[i], place(i, 0, n_rounds), n4, *t);
     }
     if (!k->is_greedy)
-        k->limit = find_bound(s, x, row->sampling.top_k, row->sampling.temperature);
+        k->limit = find_bound(s, fours, row->sampling.top_k, row->sampling.temperature);
 #pragma unroll 1
     for (int round = 0; round < n_rounds; round++) {
 #pragma unroll
         for (int half = 0; half < LOADS; half += HALF) {
 #pragma unroll
             for (int i = half; i < half + HALF; i++)
-                seek4(s, k, x[i], place(i, round, n_rounds));
+                seek4(s, k, fours[i], place(i, round, n_rounds));
 #pragma unroll
             for (int i = half; i < half + HALF; i++) {
                 int at = place(i, round + 1, n_rounds);
 
-                x[i] = load4(logits, round + 1 < n_rounds ? at : n4, n4);
+                fours[i] = load4(logits, round + 1 < n_rounds ? at : n4, n4);
                 if (t->size > 0)
-                    x[i] = untouched(x[i], at, n4, *t);
+                    fours[i] = untouched(fours[i], at, n4, *t);
             }
         }
     }
@@ -297,29 +303,29 @@ static __device__ void keep_top(struct state *s, const struct k_sample_row *row,
     uint64_t min_weight = k_min_weight(row->sampling.min_p);
 
 #pragma unroll
-    for (int e = 0; e < EACH; e++) {
-        int i = (int)threadIdx.x + e * THREADS;
+    for (int nth = 0; nth < EACH; nth++) {
+        int i = (int)threadIdx.x + nth * THREADS;
 
-        key[e] = i < n ? k_sort_key(s->value[i] / row->sampling.temperature) : 0;
+        key[nth] = i < n ? k_sort_key(s->value[i] / row->sampling.temperature) : 0;
     }
 #pragma unroll 1
     for (uint32_t bit = 1U << 31; bit != 0; bit >>= 1) {
         int n_above = 0;
 
 #pragma unroll
-        for (int e = 0; e < EACH; e++)
-            n_above += e < n_each ? __syncthreads_count(key[e] >= (least | bit)) : 0;
+        for (int nth = 0; nth < EACH; nth++)
+            n_above += nth < n_each ? __syncthreads_count(key[nth] >= (least | bit)) : 0;
         least |= n_above >= row->sampling.top_k ? bit : 0;
     }
 #pragma unroll
-    for (int e = 0; e < EACH; e++) {
-        int i = (int)threadIdx.x + e * THREADS, at;
+    for (int nth = 0; nth < EACH; nth++) {
+        int i = (int)threadIdx.x + nth * THREADS, at;
 
-        if (i >= n || key[e] < least || (at = atomicAdd(&s->n_kept, 1)) >= KEPT_MAX)
+        if (i >= n || key[nth] < least || (at = atomicAdd(&s->n_kept, 1)) >= KEPT_MAX)
             continue;
-        s->kept_key[at] = key[e];
+        s->kept_key[at] = key[nth];
         s->kept_id[at] = s->id[i];
-        s->weight[at] = k_exp_fixed(key_value(key[e]) - top);
+        s->weight[at] = k_exp_fixed(key_value(key[nth]) - top);
         if (s->weight[at] < min_weight)
             s->weight[at] = 0;
     }
@@ -331,23 +337,23 @@ static __device__ void keep_top(struct state *s, const struct k_sample_row *row,
 static __device__ uint64_t keep_nucleus(struct state *s, float top_p)
 {
     uint64_t larger = 0, upto = 0, own = 0, sum, need;
-    int c = threadIdx.x;
+    int idx = threadIdx.x;
 
-    if (c < s->n_kept) {
-        own = s->kept_key[c];
+    if (idx < s->n_kept) {
+        own = s->kept_key[idx];
         for (int i = 0; i < s->n_kept; i++) {
-            uint64_t w = s->weight[i];
+            uint64_t weight = s->weight[i];
 
-            larger += s->kept_key[i] > own ? w : 0;
-            upto += s->kept_key[i] >= own ? w : 0;
+            larger += s->kept_key[i] > own ? weight : 0;
+            upto += s->kept_key[i] >= own ? weight : 0;
         }
     }
     sum = block_max<WARPS>(upto, s->reduced[1]);
     if (sum == 0 || !(top_p < 1.0f))
         return sum;
     need = k_top_weight(top_p, sum);
-    if (c < s->n_kept && larger >= need) {
-        s->weight[c] = 0;
+    if (idx < s->n_kept && larger >= need) {
+        s->weight[idx] = 0;
         upto = 0;
     }
     return block_max<WARPS>(upto, s->reduced[2]);
@@ -356,15 +362,15 @@ static __device__ uint64_t keep_nucleus(struct state *s, float top_p)
 /* The id in whose part of the running sum of weights, in the order of ids, r falls. */
 static __device__ void draw(int32_t *id, const struct state *s, uint64_t r)
 {
-    int c = threadIdx.x;
+    int idx = threadIdx.x;
     uint64_t before = 0;
 
-    if (c >= s->n_kept)
+    if (idx >= s->n_kept)
         return;
     for (int i = 0; i < s->n_kept; i++)
-        before += s->kept_id[i] < s->kept_id[c] ? s->weight[i] : 0;
-    if (before <= r && r - before < s->weight[c])
-        *id = s->kept_id[c];
+        before += s->kept_id[i] < s->kept_id[idx] ? s->weight[i] : 0;
+    if (before <= r && r - before < s->weight[idx])
+        *id = s->kept_id[idx];
 }
 
 /* Select an id from the candidates; false when this kernel cannot. */
@@ -403,7 +409,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
     __shared__ __align__(16) struct state s;
     const struct k_sample_row *row = &rows[blockIdx.x];
     struct touched t = {dynamic, (int2 *)(dynamic + (n_vocab + 127) / 128 * 4), 0};
-    struct seeker k = {-INFINITY, !(row->sampling.temperature > 0.0f), 0};
+    struct seeker seeker = {-INFINITY, !(row->sampling.temperature > 0.0f), 0};
     bool is_done;
 
     asm volatile(
@@ -415,16 +421,16 @@ static __global__ void __launch_bounds__(THREADS, 2)
     is_done = takes(row, n_vocab);
     __syncthreads();
     if (is_done) {
-        stream(&s, &k, &t, logits, n_vocab, row, history);
-        seek_touched(&s, &k, t, logits, row);
+        stream(&s, &seeker, &t, logits, n_vocab, row, history);
+        seek_touched(&s, &seeker, t, logits, row);
         __syncthreads();
         is_done = s.is_full == 0;
     }
-    if (is_done && k.is_greedy) {
-        k.best = block_max<WARPS>(k.best, s.reduced[0]);
-        is_done = k.best != 0;
+    if (is_done && seeker.is_greedy) {
+        seeker.best = block_max<WARPS>(seeker.best, s.reduced[0]);
+        is_done = seeker.best != 0;
         if (is_done && threadIdx.x == 0)
-            *ids = best_id(k.best);
+            *ids = best_id(seeker.best);
     } else if (is_done) {
         is_done = choose(ids, &s, row);
     }
@@ -432,6 +438,7 @@ static __global__ void __launch_bounds__(THREADS, 2)
         *ids = SAMPLE_LEFT;
 }
 
+/* The table and the bitmap need more shared memory than the default limit. */
 int sample_top(int32_t *ids, const float *logits, int n_rows, int n_vocab,
                const struct k_sample_row *rows, const int32_t *history, k_stream stream)
 {

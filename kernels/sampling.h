@@ -18,22 +18,22 @@ struct sampling {
 /* The defaults of a request: sample from the softmax of the logits. */
 static inline struct sampling sampling_presets(void)
 {
-    struct sampling s;
+    struct sampling sampling;
 
-#define SAMPLING_REAL(name, bounds, preset) s.name = (preset);
-#define SAMPLING_COUNT(name, most)          s.name = 0;
+#define SAMPLING_REAL(name, bounds, preset) sampling.name = (preset);
+#define SAMPLING_COUNT(name, most)          sampling.name = 0;
 #include "kernels/sampling.def"
-    s.seed = 0;
-    return s;
+    sampling.seed = 0;
+    return sampling;
 }
 
 /* Take the token with the largest logit. */
 static inline struct sampling sampling_greedy(void)
 {
-    struct sampling s = sampling_presets();
+    struct sampling sampling = sampling_presets();
 
-    s.temperature = 0.0f;
-    return s;
+    sampling.temperature = 0.0f;
+    return sampling;
 }
 
 /* Does sampling depend on the tokens before? */

@@ -125,6 +125,7 @@ static __device__ __forceinline__ void tensor_load_3d(void *to, const CUtensorMa
                  : "memory");
 }
 
+/* A TMA copy of a 5-dimensional box; it reports its bytes to the barrier `full`. */
 static __device__ __forceinline__ void tensor_load_5d(void *to, const CUtensorMap *map,
                                                       uint64_t *full, int c0, int c3, int c4)
 {
@@ -137,6 +138,7 @@ static __device__ __forceinline__ void tensor_load_5d(void *to, const CUtensorMa
 
 /* --- registers ------------------------------------------------------------------------- */
 
+/* The warpgroup may use more registers from here on; others must have given them. */
 template <int N> static __device__ __forceinline__ void registers_take(void)
 {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(N));
@@ -149,6 +151,7 @@ template <int N> static __device__ __forceinline__ void registers_give(void)
 
 /* --- products -------------------------------------------------------------------------- */
 
+/* Orders accesses to registers and shared memory before the wgmma that follow. */
 static __device__ __forceinline__ void warpgroup_begin(void)
 {
     asm volatile("wgmma.fence.sync.aligned;" ::: "memory");

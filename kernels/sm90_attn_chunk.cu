@@ -63,11 +63,13 @@ static __device__ __forceinline__ void turn_take(int group)
     named_sync(TURN_ID + group, 128 * CONSUMERS);
 }
 
+/* The other warpgroup may issue now. */
 static __device__ __forceinline__ void turn_give(int group)
 {
     named_arrive(TURN_ID + (group ^ 1), 128 * CONSUMERS);
 }
 
+/* Four 8 x 8 matrices from shared memory. */
 static __device__ __forceinline__ void load_matrices(uint32_t (&r)[4], const void *p)
 {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -189,6 +191,7 @@ template <class S> static __device__ __forceinline__ void begin_values(consumer<
     warpgroup_commit();
 }
 
+/* Wait for the values, and release their stage. */
 template <class S> static __device__ __forceinline__ void end_values(consumer<S> &c)
 {
     warpgroup_wait<0>();
@@ -217,40 +220,40 @@ static __device__ __forceinline__ void soften(struct chunk_rows &rows, float (&s
     float base[2];
 
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
-        float top = rows.top[r];
+    for (int row = 0; row < 2; row++) {
+        float top = rows.top[row];
 
 #pragma unroll
         for (int j = 0; j < BLOCK / 8; j++) {
 #pragma unroll
-            for (int e = 0; e < 2; e++) {
-                float *s = &score[4 * j + 2 * r + e];
+            for (int elem = 0; elem < 2; elem++) {
+                float *s = &score[4 * j + 2 * row + elem];
 
-                if (MASKED && (uint32_t)(rows.pos[r] - (col + 8 * j + e)) >= a.window)
+                if (MASKED && (uint32_t)(rows.pos[row] - (col + 8 * j + elem)) >= a.window)
                     *s = -INFINITY;
                 top = fmaxf(top, *s);
             }
         }
         top = quad_max(top);
-        shrink[r] = exp2_fast((rows.top[r] - top) * a.scale);
-        rows.top[r] = top;
-        base[r] = top * a.scale;
+        shrink[row] = exp2_fast((rows.top[row] - top) * a.scale);
+        rows.top[row] = top;
+        base[row] = top * a.scale;
     }
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
+    for (int row = 0; row < 2; row++) {
         float sum[2] = {0.0f, 0.0f};
 
 #pragma unroll
         for (int j = 0; j < BLOCK / 8; j++) {
 #pragma unroll
-            for (int e = 0; e < 2; e++) {
-                float w = exp2_fast(fmaf(score[4 * j + 2 * r + e], a.scale, -base[r]));
+            for (int elem = 0; elem < 2; elem++) {
+                float w = exp2_fast(fmaf(score[4 * j + 2 * row + elem], a.scale, -base[row]));
 
-                score[4 * j + 2 * r + e] = w;
-                sum[e] += w;
+                score[4 * j + 2 * row + elem] = w;
+                sum[elem] += w;
             }
         }
-        rows.sum[r] = rows.sum[r] * shrink[r] + (sum[0] + sum[1]);
+        rows.sum[row] = rows.sum[row] * shrink[row] + (sum[0] + sum[1]);
     }
 }
 
@@ -351,6 +354,8 @@ static __device__ __forceinline__ void store_eight(k_bf16 *to, int at, uint4 v, 
     *(uint2 *)(to + K_HALF_AT(at) + 8) = make_uint2(v.y, v.w);
 }
 
+/* Epilogue: add the sums of a row's four lanes, divide, and write 16 bytes per lane: turn_quad()
+ * exchanges columns between lanes so that each has eight consecutive ones. */
 template <class S>
 static __device__ __forceinline__ void write_rows(const consumer<S> &c, const struct piece &p)
 {
@@ -358,9 +363,9 @@ static __device__ __forceinline__ void write_rows(const consumer<S> &c, const st
     int group = a.n_heads / a.kv.n_kv_heads, lane = threadIdx.x % 32;
 
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
-        int row = (threadIdx.x - 128) / 32 * 16 + lane / 4 + 8 * r, token = row / group;
-        float sum = c.rows.sum[r], scale;
+    for (int row_idx = 0; row_idx < 2; row_idx++) {
+        int row = (threadIdx.x - 128) / 32 * 16 + lane / 4 + 8 * row_idx, token = row / group;
+        float sum = c.rows.sum[row_idx], scale;
         k_bf16 *to =
             a.out +
             ((size_t)(p.token0 + token) * a.n_heads + p.kv_head * group + row % group) * S::HD;
@@ -375,7 +380,7 @@ static __device__ __forceinline__ void write_rows(const consumer<S> &c, const st
 #pragma unroll
             for (int i = 0; i < 4; i++) {
                 int at = (j + i) % (S::HD / 8); /* 80 = 2 * 32 + 16: the last half is not used */
-                const float *acc = &c.acc[at * 8 / S::PART][at * 8 % S::PART / 2 + 2 * r];
+                const float *acc = &c.acc[at * 8 / S::PART][at * 8 % S::PART / 2 + 2 * row_idx];
 
                 w[i] = a.plan.out_is_half ? pack_half(acc[0] * scale, acc[1] * scale)
                                           : pack_bf16(acc[0] * scale, acc[1] * scale);
@@ -388,6 +393,7 @@ static __device__ __forceinline__ void write_rows(const consumer<S> &c, const st
     }
 }
 
+/* The state of a thread's two rows at the begin of a tile. */
 static __device__ __forceinline__ struct chunk_rows rows_of(const struct piece &p, int group)
 {
     int row = (threadIdx.x - 128) / 32 * 16 + threadIdx.x % 32 / 4;
@@ -456,33 +462,35 @@ static __device__ __forceinline__ bool take_piece(consumer<S> &c, struct piece &
 template <class S> static __device__ void consume(chunk_shared<S> *sh, const chunk_args &a)
 {
     int group = threadIdx.x / 128 - 1;
-    consumer<S> c = {sh, a};
+    consumer<S> own = {sh, a};
     float score[S::BLOCK / 2], shrink[2];
     struct piece p, next;
     uint32_t parity = 0;
 
     if (group == 1)
         turn_give(group);
-    (void)take_piece(c, p, parity); /* the grid is not larger than the work */
-    c.rows = rows_of(p, a.n_heads / a.kv.n_kv_heads);
-    first_scores(c, score);
-    give_queries(c, p.first == p.last);
-    soften<S, true>(c.rows, score, shrink, a, p.last);
-    pack_weights(c, score);
+    (void)take_piece(own, p, parity); /* the grid is not larger than the work */
+    own.rows = rows_of(p, a.n_heads / a.kv.n_kv_heads);
+    first_scores(own, score);
+    give_queries(own, p.first == p.last);
+    soften<S, true>(own.rows, score, shrink, a, p.last);
+    pack_weights(own, score);
     for (;; p = next) {
-        step_blocks(c, p);
-        if (!take_piece(c, next, parity))
+        step_blocks(own, p);
+        if (!take_piece(own, next, parity))
             break;
-        turn_over(c, p, next);
+        turn_over(own, p, next);
     }
-    barrier_wait(&sh->full[VALUES][c.v.stage], c.v.parity);
-    begin_values(c);
-    end_values(c);
-    write_rows(c, p);
+    barrier_wait(&sh->full[VALUES][own.v.stage], own.v.parity);
+    begin_values(own);
+    end_values(own);
+    write_rows(own, p);
     if (group == 0)
         turn_take(group); /* the last turn, which no product needs */
 }
 
+/* Counts of arrivals per phase: a stage of e4m3 is filled by two converting warps, a stage of bf16
+ * by the TMA alone. */
 template <class S> static __device__ void init_barriers(chunk_shared<S> *sh)
 {
     /* Queries are released by the consumers' warps and by all warps that read the piece of work. */
@@ -534,6 +542,7 @@ static __global__ void __launch_bounds__(S::THREADS, 1)
 
 /* --- the launch ------------------------------------------------------------------------ */
 
+/* The driver's function, found at run time: the library does not link to libcuda. */
 static PFN_cuTensorMapEncodeTiled_v12000 find_encoder(void)
 {
     void *f = NULL;
@@ -620,6 +629,7 @@ static int heads_in_cache(const chunk_args &a)
     return head_bytes > L2_BYTES ? 1 : (int)(L2_BYTES / head_bytes);
 }
 
+/* At most one CTA per multiprocessor; each takes further pieces from a counter. */
 template <class S> static int launch_chunk(chunk_args a, const k_bf16 *qkv, k_stream stream)
 {
     static const int n_blocks = n_multiprocessors();
@@ -664,20 +674,22 @@ bool sm90_attn_chunk_takes(const struct k_kv *kv, const k_bf16 *qkv, int n_heads
            kv->page_elems % (size_t)(8 * hd) == 0 && kv->layer_elems % (size_t)(8 * hd) == 0;
 }
 
+/* The scales of e4m3 pages are applied to scores and to the output. */
 int k_attn_chunk_sm90(k_bf16 *out, const k_bf16 *qkv, const struct k_kv *kv,
                       const struct k_tokens *t, const struct k_attn_plan *plan, int n_heads,
                       float scale, k_stream stream)
 {
     bool is_e4m3 = kv->type == K_E4M3;
-    chunk_args a = {};
+    chunk_args args = {};
 
-    a.out = out;
-    a.kv = *kv;
-    a.t = *t;
-    a.plan = *plan;
-    a.n_heads = n_heads;
-    a.scale = scale * LOG2_E * (is_e4m3 ? kv->k_scale : 1.0f);
-    a.out_scale = is_e4m3 ? kv->v_scale : 1.0f;
-    a.window = kv->window > 0 ? (uint32_t)kv->window : 1U << 31;
-    return is_e4m3 ? choose_head_dim<true>(a, qkv, stream) : choose_head_dim<false>(a, qkv, stream);
+    args.out = out;
+    args.kv = *kv;
+    args.t = *t;
+    args.plan = *plan;
+    args.n_heads = n_heads;
+    args.scale = scale * LOG2_E * (is_e4m3 ? kv->k_scale : 1.0f);
+    args.out_scale = is_e4m3 ? kv->v_scale : 1.0f;
+    args.window = kv->window > 0 ? (uint32_t)kv->window : 1U << 31;
+    return is_e4m3 ? choose_head_dim<true>(args, qkv, stream)
+                   : choose_head_dim<false>(args, qkv, stream);
 }

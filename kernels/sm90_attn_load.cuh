@@ -186,13 +186,14 @@ static __device__ __forceinline__ void load_boxes(const CUtensorMap *map, const 
             if (S::RAW)
                 tensor_load_3d(to + j * box_bytes, map, full, 0, slab * 8, ids[j]);
 #pragma unroll
-            for (int c = 0; c < (S::RAW ? 0 : S::WHOLE ? 1 : S::COLUMNS); c++)
-                tensor_load_5d(to + j * box_bytes + c * S::COLUMNS_APART, map, full, c * 64, slab,
-                               ids[j]);
+            for (int column = 0; column < (S::RAW ? 0 : S::WHOLE ? 1 : S::COLUMNS); column++)
+                tensor_load_5d(to + j * box_bytes + column * S::COLUMNS_APART, map, full,
+                               column * 64, slab, ids[j]);
         }
     }
 }
 
+/* Load one block of keys or values into a stage, or raw into the ring that is converted. */
 template <class S>
 static __device__ __forceinline__ void load_block(chunk_shared<S> *sh, const CUtensorMap *map,
                                                   const chunk_args &a, const struct piece &p,
@@ -215,14 +216,16 @@ template <class S> static __device__ void zero_rows(unsigned char *v, int first,
     int lane = threadIdx.x % 32;
 
 #pragma unroll 1
-    for (int r = first + lane / 8; r < last; r += 4) {
-        for (int c = 0; c < S::COLUMNS; c++)
-            *(uint4 *)(v + r / 8 * S::ROWS_APART + c * S::COLUMNS_APART + r % 8 * 128 +
+    for (int row = first + lane / 8; row < last; row += 4) {
+        for (int column = 0; column < S::COLUMNS; column++)
+            *(uint4 *)(v + row / 8 * S::ROWS_APART + column * S::COLUMNS_APART + row % 8 * 128 +
                        lane % 8 * 16) = make_uint4(0, 0, 0, 0);
     }
     fence_async();
 }
 
+/* One copy per column of 64 elements; the box has the heads of the group of all tokens of a
+ * tile. */
 template <class S>
 static __device__ void load_queries(chunk_shared<S> *sh, const CUtensorMap *map,
                                     const chunk_args &a, int token0, int kv_head)
@@ -233,8 +236,9 @@ static __device__ void load_queries(chunk_shared<S> *sh, const CUtensorMap *map,
         return;
     barrier_expect(&sh->q_full, group * K_TILE_TOKENS(group) * S::COLUMNS * 128);
 #pragma unroll
-    for (int c = 0; c < S::COLUMNS; c++)
-        tensor_load_3d(sh->q + c * S::Q_COLUMN, map, &sh->q_full, c * 64, kv_head * group, token0);
+    for (int column = 0; column < S::COLUMNS; column++)
+        tensor_load_3d(sh->q + column * S::Q_COLUMN, map, &sh->q_full, column * 64, kv_head * group,
+                       token0);
 }
 
 /* The next item after a CTA's first one: lane 0 draws, and the last draw of a launch resets the
@@ -373,11 +377,11 @@ static __device__ __forceinline__ void widen_block(unsigned char *to, const unsi
 
 #pragma unroll 4
     for (int i = threadIdx.x % 64; i < S::BLOCK * PIECES; i += 64) {
-        int r = i / PIECES, c = i % PIECES;
-        uint4 x = r < left ? *(const uint4 *)(raw + i * 16) : make_uint4(0, 0, 0, 0);
+        int row = i / PIECES, column = i % PIECES;
+        uint4 x = row < left ? *(const uint4 *)(raw + i * 16) : make_uint4(0, 0, 0, 0);
         uint4 low = half_eight(make_uint2(x.x, x.y)), high = half_eight(make_uint2(x.z, x.w));
 
-        put_piece<S>(to, r, c, low, high);
+        put_piece<S>(to, row, column, low, high);
     }
 }
 

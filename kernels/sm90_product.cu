@@ -69,12 +69,13 @@ struct barriers {
 };
 
 /* A stage of a ring whose length is chosen at launch, and the parity of its round. */
-struct slot {
+struct stage {
     int at;
     uint32_t parity;
 };
 
-static __device__ inline void next_stage(slot &s, int n, int depth)
+/* n stages on; the parity changes with each round of the ring. */
+static __device__ inline void next_stage(stage &s, int n, int depth)
 {
     s.at += n;
     if (s.at >= depth) {
@@ -88,6 +89,7 @@ struct step {
     int tile, slab;
 };
 
+/* The next step of the tile, or the first of the CTA's next tile. */
 static __device__ inline void next_step(step &s, const work &k, const product_cut &c)
 {
     s.slab += c.box;
@@ -114,7 +116,7 @@ static __device__ inline int block_row(int tile, int b, const product_cut &c)
 
 /* Load the next stage of x. */
 static __device__ inline void load_x(char *shared, const barriers &bars, const CUtensorMap *map,
-                                     step &x, slot &to, const work &k, const product_cut &c)
+                                     step &x, stage &to, const work &k, const product_cut &c)
 {
     barrier_wait(&bars.x_empty[to.at], to.parity);
     barrier_expect(&bars.x_full[to.at], c.x_copied);
@@ -139,10 +141,10 @@ static __device__ inline void begin_stages(char *shared, const barriers &bars,
                                            const CUtensorMap *map, const work &k,
                                            const wide_args &a, int warp)
 {
-    const product_cut &c = a.c;
+    const product_cut &cut = a.c;
 
 #pragma unroll 1
-    for (int i = warp; i < c.depth; i += THREADS / 32) {
+    for (int i = warp; i < cut.depth; i += THREADS / 32) {
         if (leads()) {
             barrier_init(&bars.full[i], 1);
             barrier_init_done();
@@ -150,17 +152,17 @@ static __device__ inline void begin_stages(char *shared, const barriers &bars,
         }
         __syncwarp();
         if (leads()) {
-            if (i < c.first_slots) {
-                barrier_expect(&bars.full[i], c.slot_bytes);
-                copy_w(shared + i * c.slot_bytes, map, block_row<MB, false>(k.tile, i % MB, c),
-                       k.first + i / MB * c.box, c.rows_by_eight, &bars.full[i]);
+            if (i < cut.first_stages) {
+                barrier_expect(&bars.full[i], cut.stage_bytes);
+                copy_w(shared + i * cut.stage_bytes, map, block_row<MB, false>(k.tile, i % MB, cut),
+                       k.first + i / MB * cut.box, cut.rows_by_eight, &bars.full[i]);
             }
             barrier_init(&bars.empty[i], WORKERS / 32);
         }
     }
     if (leads()) {
 #pragma unroll 1
-        for (int i = warp; i < c.x_depth; i += THREADS / 32) {
+        for (int i = warp; i < cut.x_depth; i += THREADS / 32) {
             barrier_init(&bars.x_full[i], 1);
             barrier_init(&bars.x_empty[i], WORKERS / 32);
         }
@@ -172,53 +174,54 @@ static __device__ inline void begin_stages(char *shared, const barriers &bars,
 /* The fields of the cut that the producer's loop reads, in registers. */
 static __device__ inline product_cut steady_cut(const product_cut &of)
 {
-    product_cut c = of;
+    product_cut cut = of;
 
-    c.depth = steady(c.depth);
-    c.slot_bytes = steady(c.slot_bytes);
-    c.box = steady(c.box);
-    c.rows = steady(c.rows);
-    c.block_rows = steady(c.block_rows);
-    c.n_out = steady(c.n_out);
-    c.gated = steady(c.gated);
-    c.x_depth = steady(c.x_depth);
-    c.x_bytes = steady(c.x_bytes);
-    c.x_copied = steady(c.x_copied);
-    c.x_at = steady(c.x_at);
-    c.x_slabs = steady(c.x_slabs);
-    c.n_tiles = steady(c.n_tiles);
-    c.n_groups = steady(c.n_groups);
-    c.rows_by_eight = steady(c.rows_by_eight);
-    return c;
+    cut.depth = steady(cut.depth);
+    cut.stage_bytes = steady(cut.stage_bytes);
+    cut.box = steady(cut.box);
+    cut.rows = steady(cut.rows);
+    cut.block_rows = steady(cut.block_rows);
+    cut.n_out = steady(cut.n_out);
+    cut.gated = steady(cut.gated);
+    cut.x_depth = steady(cut.x_depth);
+    cut.x_bytes = steady(cut.x_bytes);
+    cut.x_copied = steady(cut.x_copied);
+    cut.x_at = steady(cut.x_at);
+    cut.x_slabs = steady(cut.x_slabs);
+    cut.n_tiles = steady(cut.n_tiles);
+    cut.n_groups = steady(cut.n_groups);
+    cut.rows_by_eight = steady(cut.rows_by_eight);
+    return cut;
 }
 
 /* By one lane: load all blocks of this CTA after the first stages, with a stage of x before each
  * step of w. Returns the stage that would be loaded next. */
 template <int MB, bool TAILS>
-static __device__ slot load_all(char *shared, const barriers &bars, const CUtensorMap *w_map,
-                                const CUtensorMap *tail_map, const CUtensorMap *x_map,
-                                const work &k, const product_cut &c)
+static __device__ stage load_all(char *shared, const barriers &bars, const CUtensorMap *w_map,
+                                 const CUtensorMap *tail_map, const CUtensorMap *x_map,
+                                 const work &k, const product_cut &c)
 {
     step w = {k.tile, k.first}, x = w;
-    slot to = {0, 1}, x_to = {0, 1};
-    int w_steps = c.first_slots / MB, x_steps = 0;
+    stage to = {0, 1}, x_to = {0, 1};
+    int w_steps = c.first_stages / MB, x_steps = 0;
 
     tensor_prefetch(x_map);
-    next_stage(to, c.first_slots, c.depth);
+    next_stage(to, c.first_stages, c.depth);
     for (int i = 0; i < w_steps; i++)
         next_step(w, k, c);
     let_next_begin();
-    for (int b = c.first_slots % MB; w.tile < c.n_tiles; b = 0, w_steps++) {
+    for (int block = c.first_stages % MB; w.tile < c.n_tiles; block = 0, w_steps++) {
         for (; x_steps <= w_steps; x_steps++)
             load_x(shared, bars, x_map, x, x_to, k, c);
-        for (; b < MB; b++) {
+        for (; block < MB; block++) {
             bool tail = TAILS && w.tile >= c.n_whole;
 
             barrier_wait(&bars.empty[to.at], to.parity);
             barrier_expect(&bars.full[to.at],
-                           tail ? c.slot_bytes / c.rows * c.tail_rows : c.slot_bytes);
-            copy_w(shared + to.at * c.slot_bytes, tail ? tail_map : w_map,
-                   block_row<MB, TAILS>(w.tile, b, c), w.slab, c.rows_by_eight, &bars.full[to.at]);
+                           tail ? c.stage_bytes / c.rows * c.tail_rows : c.stage_bytes);
+            copy_w(shared + to.at * c.stage_bytes, tail ? tail_map : w_map,
+                   block_row<MB, TAILS>(w.tile, block, c), w.slab, c.rows_by_eight,
+                   &bars.full[to.at]);
             next_stage(to, 1, c.depth);
         }
         next_step(w, k, c);
@@ -232,7 +235,7 @@ static __device__ slot load_all(char *shared, const barriers &bars, const CUtens
 
 /* The numbers of a warpgroup's mainloop, in registers. Addresses are in shared memory. */
 struct rings {
-    uint32_t slots, x_slots, slot_bytes, x_bytes;
+    uint32_t stages, x_stages, stage_bytes, x_bytes;
     uint32_t full, x_full; /* the first barriers; the empty ones are EMPTY_AT bytes further on */
     int depth, x_depth;
     int n_steps, box, last_box; /* steps per tile; slabs of one, and of the last */
@@ -243,35 +246,36 @@ struct rings {
 
 #define EMPTY_AT (CUT_DEPTH_MAX * 8)
 
+/* The numbers of the mainloop are computed once, before anything waits. */
 static __device__ inline rings rings_of(const product_cut &c, const char *shared,
                                         const barriers &bars, const work &k)
 {
     int n = k.last - k.first, steps = (n + c.box - 1) / c.box;
-    rings r;
+    rings rings_now;
 
-    r.slots = steady(shared_addr(shared));
-    r.x_slots = steady(shared_addr(shared + c.x_at));
-    r.slot_bytes = steady((uint32_t)c.slot_bytes);
-    r.x_bytes = steady((uint32_t)c.x_bytes);
-    r.full = steady(shared_addr(bars.full));
-    r.x_full = steady(shared_addr(bars.x_full));
-    r.depth = steady(c.depth);
-    r.x_depth = steady(c.x_depth);
-    r.n_steps = steady(steps);
-    r.box = steady(c.box);
-    r.last_box = steady(n - (steps - 1) * c.box);
-    r.w_rows = steady((uint32_t)(operand(NULL, c.group_bytes, 0) >> 32));
-    r.x_rows = steady((uint32_t)(operand(NULL, 8 * CUT_SLAB, 0) >> 32));
-    r.slab = steady((uint32_t)c.slab_bytes / 16);
-    r.x_slab = steady((uint32_t)(c.x_rows * CUT_SLAB / 16));
-    return r;
+    rings_now.stages = steady(shared_addr(shared));
+    rings_now.x_stages = steady(shared_addr(shared + c.x_at));
+    rings_now.stage_bytes = steady((uint32_t)c.stage_bytes);
+    rings_now.x_bytes = steady((uint32_t)c.x_bytes);
+    rings_now.full = steady(shared_addr(bars.full));
+    rings_now.x_full = steady(shared_addr(bars.x_full));
+    rings_now.depth = steady(c.depth);
+    rings_now.x_depth = steady(c.x_depth);
+    rings_now.n_steps = steady(steps);
+    rings_now.box = steady(c.box);
+    rings_now.last_box = steady(n - (steps - 1) * c.box);
+    rings_now.w_rows = steady((uint32_t)(operand(NULL, c.group_bytes, 0) >> 32));
+    rings_now.x_rows = steady((uint32_t)(operand(NULL, 8 * CUT_SLAB, 0) >> 32));
+    rings_now.slab = steady((uint32_t)c.slab_bytes / 16);
+    rings_now.x_slab = steady((uint32_t)(c.x_rows * CUT_SLAB / 16));
+    return rings_now;
 }
 
 /* Wait for stages of the other warpgroup and release them, too: a stage is loaded again when both
  * warpgroups have seen it full. Stages fill out of order, and a parity distinguishes only two
  * consecutive rounds: a warpgroup that is ahead would take a stage for full that the other one
  * still waits for, and a slower one would wait for a round that is over. */
-static __device__ inline void pass_stages(const rings &r, slot &from, int n)
+static __device__ inline void pass_stages(const rings &r, stage &from, int n)
 {
     for (; n > 0; n--) {
         barrier_wait(r.full + from.at * 8, from.parity);
@@ -402,16 +406,16 @@ static __device__ inline uint32_t lane_at(const product_cut &c)
  * stage, with several every second block. */
 template <int N, int MB, bool FP8>
 static __device__ __forceinline__ void multiply_tile(float (&acc)[MB == 4 ? 2 : 1][SUMS(N)][N / 2],
-                                                     const rings &r, slot &from, slot &x_from,
+                                                     const rings &r, stage &from, stage &x_from,
                                                      uint32_t lane, int group)
 {
     const int OWN = MB == 4 ? 2 : 1;
 
 #pragma unroll
-    for (int b = 0; b < OWN; b++) {
+    for (int block = 0; block < OWN; block++) {
 #pragma unroll
         for (int i = 0; i < N / 2; i++)
-            acc[b][0][i] = acc[b][SUMS(N) - 1][i] = 0.0f;
+            acc[block][0][i] = acc[block][SUMS(N) - 1][i] = 0.0f;
     }
     for (int left = r.n_steps, turn = 0; left > 0; left--, turn ^= 1) {
         int n_slabs = left > 1 ? r.box : r.last_box;
@@ -425,20 +429,20 @@ static __device__ __forceinline__ void multiply_tile(float (&acc)[MB == 4 ? 2 : 
             continue;
         }
 #pragma unroll
-        for (int b = 0; b < OWN; b++) {
-            uint32_t w, x = (r.x_slots + (uint32_t)x_from.at * r.x_bytes) / 16;
+        for (int block = 0; block < OWN; block++) {
+            uint32_t w, x = (r.x_stages + (uint32_t)x_from.at * r.x_bytes) / 16;
 
             if (MB > 1)
                 pass_stages(r, from, group);
-            w = r.slots + (uint32_t)from.at * r.slot_bytes;
+            w = r.stages + (uint32_t)from.at * r.stage_bytes;
             barrier_wait(r.full + from.at * 8, from.parity);
             if constexpr (FP8)
-                multiply_e4m3<N>(acc[b], w + lane, x, n_slabs, r);
+                multiply_e4m3<N>(acc[block], w + lane, x, n_slabs, r);
             else
-                multiply_bf16<N>(acc[b], w / 16, x, n_slabs, r);
+                multiply_bf16<N>(acc[block], w / 16, x, n_slabs, r);
             if (leads()) {
                 barrier_arrive(r.full + EMPTY_AT + from.at * 8);
-                if (b + 1 == OWN)
+                if (block + 1 == OWN)
                     barrier_arrive(r.x_full + EMPTY_AT + x_from.at * 8);
             }
             next_stage(from, 1, r.depth);
@@ -448,10 +452,10 @@ static __device__ __forceinline__ void multiply_tile(float (&acc)[MB == 4 ? 2 : 
         next_stage(x_from, 1, r.x_depth);
     }
 #pragma unroll
-    for (int b = 0; b < OWN && SUMS(N) == 2; b++) {
+    for (int block = 0; block < OWN && SUMS(N) == 2; block++) {
 #pragma unroll
         for (int i = 0; i < N / 2; i++)
-            acc[b][0][i] += acc[b][SUMS(N) - 1][i];
+            acc[block][0][i] += acc[block][SUMS(N) - 1][i];
     }
 }
 
@@ -490,13 +494,14 @@ static __device__ void find_inverse(float *inverse, const wide_args &a, int help
 #pragma unroll
         for (int apart = 16; apart > 0; apart /= 2) {
 #pragma unroll
-            for (int r = 0; r < ROWS; r++)
-                sum[r] += __shfl_xor_sync(~0U, sum[r], apart);
+            for (int row_idx = 0; row_idx < ROWS; row_idx++)
+                sum[row_idx] += __shfl_xor_sync(~0U, sum[row_idx], apart);
         }
 #pragma unroll
-        for (int r = 0; r < ROWS; r++) {
-            if (first + 3 * r < a.n)
-                inverse[first + 3 * r] = n_sums == 0 ? 1.0f : rsqrtf(sum[r] * share + a.p.eps);
+        for (int row_idx = 0; row_idx < ROWS; row_idx++) {
+            if (first + 3 * row_idx < a.n)
+                inverse[first + 3 * row_idx] =
+                    n_sums == 0 ? 1.0f : rsqrtf(sum[row_idx] * share + a.p.eps);
         }
     }
 }
@@ -529,12 +534,12 @@ struct places {
     uint32_t lane; /* with e4m3: offset in a stage where it begins */
     bool straight; /* K_PRODUCT_GATED of four blocks: write_gated() is its epilogue */
     exchange x_sums;
-    slot w, x;
+    stage w, x;
 };
 
 /* After a CTA's first tile: the inverse norms are ready. All threads have read the stages, which
  * the epilogue of a CTA's only tile reuses. */
-static __device__ inline void meet(const cta &own, int tile)
+static __device__ inline void join_consumers(const cta &own, int tile)
 {
     if (tile == own.k.tile)
         named_sync(1, THREADS - 32);
@@ -550,7 +555,7 @@ static __device__ inline void work_block(const cta &own, const wide_args &a, con
     first_patches<N> early = begin_patches<N, KIND, FP8>(t, s, own.warp, own.warp / DEALT(N));
 
     multiply_tile<N, 1, FP8>(acc, at.r, at.w, at.x, at.lane, group);
-    meet(own, tile);
+    join_consumers(own, tile);
     end_block<N, KIND, FP8>(acc[0][0], t, s, early, own.warp, own.rank, at.x_sums);
 }
 
@@ -560,7 +565,7 @@ static __device__ inline void work_blocks(const cta &own, const wide_args &a, co
                                           int tile, int group, places &at)
 {
     const int OWN = MB == 4 ? 2 : 1;
-    const product_cut &c = a.c;
+    const product_cut &cut = a.c;
     outputs o = outputs_of(a, tile, own.rank);
     float acc[OWN][SUMS(N)][N / 2], scale = FP8 ? scale_of(a, tile, threadIdx.x) : 1.0f;
     fetched f[TOGETHER(N)];
@@ -571,7 +576,7 @@ static __device__ inline void work_blocks(const cta &own, const wide_args &a, co
     if (KIND == K_PRODUCT_RESIDUAL)
         fetch_first<N>(f, a, o);
     multiply_tile<N, MB, FP8>(acc, at.r, at.w, at.x, at.lane, group);
-    meet(own, tile);
+    join_consumers(own, tile);
     if (KIND == K_PRODUCT_FLOAT && t.n_split == 1) {
         write_floats<N, MB, OWN, FP8>(acc, t, tile, group);
         return;
@@ -581,23 +586,24 @@ static __device__ inline void work_blocks(const cta &own, const wide_args &a, co
             write_gated<N>(acc, t, gates, group);
             named_sync(2, WORKERS);
             copy_gated<N>(t, tile);
-            if (c.n_tiles > c.n_groups)
+            if (cut.n_tiles > cut.n_groups)
                 named_sync(2, WORKERS);
             return;
         }
     }
     if (FP8)
         own.scales[threadIdx.x] = scale;
-    for (int first = 0; first < a.n; first += c.round) {
-        store_sums<N, MB, OWN>(t.red + group * c.block_rows, acc, first, c.round, c.block_rows);
-        if (c.n_split > 1)
+    for (int first = 0; first < a.n; first += cut.round) {
+        store_sums<N, MB, OWN>(t.red + group * cut.block_rows, acc, first, cut.round,
+                               cut.block_rows);
+        if (cut.n_split > 1)
             cluster_sync();
         else
             named_sync(2, WORKERS);
         finish<N, KIND, FP8>(t.red + own.rank * o.own, a, t, t.inverse,
-                             own.scales + own.rank * o.own, o, c.n_split > 1, first,
-                             min(first + c.round, a.n), f);
-        if (c.n_split == 1)
+                             own.scales + own.rank * o.own, o, cut.n_split > 1, first,
+                             min(first + cut.round, a.n), f);
+        if (cut.n_split == 1)
             named_sync(2, WORKERS);
     }
 }
@@ -612,8 +618,8 @@ static __device__ __forceinline__ void produce(const cta &own, const wide_args &
 {
     constexpr bool TAILS = MB != 1 && KIND == K_PRODUCT_FLOAT;
     const product_cut &c = a.c;
-    slot next = {};
-    char *slots = steady_shared(own.shared);
+    stage next = {};
+    char *stages = steady_shared(own.shared);
     uint64_t *bar = steady_shared(own.bars.full);
     const barriers bars = {bar, bar + CUT_DEPTH_MAX, bar + 2 * CUT_DEPTH_MAX,
                            bar + 3 * CUT_DEPTH_MAX};
@@ -621,7 +627,7 @@ static __device__ __forceinline__ void produce(const cta &own, const wide_args &
     product_cut cut = steady_cut(c);
 
     if (leads())
-        next = load_all<MB, TAILS>(slots, bars, w_map, tail_map, x_map, k, cut);
+        next = load_all<MB, TAILS>(stages, bars, w_map, tail_map, x_map, k, cut);
     __syncwarp();
     if (c.n_split > 1)
         cluster_wait();
@@ -650,8 +656,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
                 const __grid_constant__ CUtensorMap tail_map, const __grid_constant__ wide_args a)
 {
     extern __shared__ __align__(1024) char shared[];
-    const product_cut &c = a.c;
-    float *inverse = (float *)(shared + c.rest_at), *scales = inverse + 64;
+    const product_cut &cut = a.c;
+    float *inverse = (float *)(shared + cut.rest_at), *scales = inverse + 64;
     uint64_t *first_bar = (uint64_t *)(scales + CUT_ROWS_MAX);
     cta own = {shared,
                inverse,
@@ -661,15 +667,15 @@ static __global__ void __launch_bounds__(THREADS, 1)
                {first_bar + 4 * CUT_DEPTH_MAX, first_bar + 4 * CUT_DEPTH_MAX + 1},
                {},
                warp_number(),
-               c.n_split > 1 ? (int)cluster_rank() : 0};
+               cut.n_split > 1 ? (int)cluster_rank() : 0};
     int warp = own.warp;
-    bool pushes = MB == 1 && c.n_split > 1;
+    bool pushes = MB == 1 && cut.n_split > 1;
 
     if (warp == THREADS / 32 - 1 && leads())
         tensor_prefetch(&w_map);
-    own.k.tile = blockIdx.x >> (c.n_split - 1); /* 1 or 2 */
-    own.k.first = own.rank * c.n_slabs >> (c.n_split - 1);
-    own.k.last = (own.rank + 1) * c.n_slabs >> (c.n_split - 1);
+    own.k.tile = blockIdx.x >> (cut.n_split - 1); /* 1 or 2 */
+    own.k.first = own.rank * cut.n_slabs >> (cut.n_split - 1);
+    own.k.last = (own.rank + 1) * cut.n_slabs >> (cut.n_split - 1);
     begin_stages<MB>(shared, own.bars, &w_map, own.k, a, warp);
     if (pushes && warp == THREADS / 32 - 1 && leads()) {
         barrier_init(own.x.ready, 1);
@@ -678,8 +684,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
     }
     __syncthreads();
     if (pushes && warp == THREADS / 32 - 1 && leads())
-        barrier_expect(own.x.met, sent_bytes(c));
-    if (c.n_split > 1)
+        barrier_expect(own.x.met, sent_bytes(cut));
+    if (cut.n_split > 1)
         cluster_arrive_relaxed(); /* waited for before the other CTA's shared memory is written */
     if (warp == WORKERS / 32) {
         produce<MB, KIND>(own, a, &w_map, &tail_map, &x_map);
@@ -688,25 +694,25 @@ static __global__ void __launch_bounds__(THREADS, 1)
     } else {
         facts t = facts_of<KIND, FP8>(
             a, inverse,
-            (float *)(shared + (MB == 1 && c.n_split > 1 ? c.own_at[own.rank] : c.red_at)));
-        places at = {rings_of(c, shared, own.bars, own.k),
-                     lane_at(c),
-                     steady(c.n_split == 1 && c.rows_by_eight),
+            (float *)(shared + (MB == 1 && cut.n_split > 1 ? cut.own_at[own.rank] : cut.red_at)));
+        places at = {rings_of(cut, shared, own.bars, own.k),
+                     lane_at(cut),
+                     steady(cut.n_split == 1 && cut.rows_by_eight),
                      {steady_shared(own.x.ready), steady_shared(own.x.met)},
                      {},
                      {}};
 
         asm volatile("griddepcontrol.wait;" ::: "memory");
-        if (c.n_split > 1)
+        if (cut.n_split > 1)
             cluster_wait();
-        for (int tile = own.k.tile; tile < c.n_tiles; tile += c.n_groups) {
+        for (int tile = own.k.tile; tile < cut.n_tiles; tile += cut.n_groups) {
             if constexpr (MB == 1)
                 work_block<N, KIND, FP8>(own, a, t, tile, warp / 4, at);
             else
                 work_blocks<N, MB, KIND, FP8>(own, a, t, tile, warp / 4, at);
         }
     }
-    if (c.n_split == 1 || pushes) /* a CTA that sums are sent to has waited for them */
+    if (cut.n_split == 1 || pushes) /* a CTA that sums are sent to has waited for them */
         return;
     if (warp >= WORKERS / 32)
         cluster_sync();
@@ -722,35 +728,40 @@ struct maps {
     CUtensorMap w, tail, x;
 };
 
+/* One copy reads a whole stage: [8 rows][slabs] by groups of eight rows, or [rows][slabs] if the
+ * rows of w are not a multiple of eight. */
 static int encode_maps(maps *m, const wide_args &a)
 {
-    const product_cut &c = a.c;
+    const product_cut &cut = a.c;
     cuuint32_t cols = (cuuint32_t)product_cut_slab_cols(&a.p.w->format);
     bool is_bytes = k_type_bits(a.p.w->format.elem) == 8;
-    cuuint64_t row_bytes = (cuuint64_t)c.n_in * CUT_SLAB / cols;
-    cuuint64_t sizes[4] = {cols, 8, (cuuint64_t)c.n_slabs, (cuuint64_t)c.n_out / 8};
+    cuuint64_t row_bytes = (cuuint64_t)cut.n_in * CUT_SLAB / cols;
+    cuuint64_t sizes[4] = {cols, 8, (cuuint64_t)cut.n_slabs, (cuuint64_t)cut.n_out / 8};
     cuuint64_t strides[3] = {row_bytes, CUT_SLAB, 8 * row_bytes};
-    cuuint32_t box[4] = {cols, 8, (cuuint32_t)c.box, (cuuint32_t)c.block_rows / 8};
-    cuuint64_t x_sizes[3] = {CUT_SLAB_COLS, (cuuint64_t)a.n, (cuuint64_t)(c.n_slabs * c.x_slabs)};
-    cuuint64_t x_strides[2] = {(cuuint64_t)c.n_in * 2, CUT_SLAB};
-    cuuint32_t x_box[3] = {CUT_SLAB_COLS, (cuuint32_t)c.x_rows, (cuuint32_t)(c.box * c.x_slabs)};
+    cuuint32_t box[4] = {cols, 8, (cuuint32_t)cut.box, (cuuint32_t)cut.block_rows / 8};
+    cuuint64_t x_sizes[3] = {CUT_SLAB_COLS, (cuuint64_t)a.n,
+                             (cuuint64_t)(cut.n_slabs * cut.x_slabs)};
+    cuuint64_t x_strides[2] = {(cuuint64_t)cut.n_in * 2, CUT_SLAB};
+    cuuint32_t x_box[3] = {CUT_SLAB_COLS, (cuuint32_t)cut.x_rows,
+                           (cuuint32_t)(cut.box * cut.x_slabs)};
 
-    if (!c.rows_by_eight) {
-        sizes[1] = (cuuint64_t)c.n_out;
+    if (!cut.rows_by_eight) {
+        sizes[1] = (cuuint64_t)cut.n_out;
         sizes[3] = 1;
-        box[1] = (cuuint32_t)c.block_rows;
+        box[1] = (cuuint32_t)cut.block_rows;
         box[3] = 1;
     }
     if (encode_boxes(&m->w, is_bytes, a.p.w->data, 4, sizes, strides, box) != 0)
         return -1;
     m->tail = m->w;
-    box[3] = (cuuint32_t)(c.tail_rows / c.n_blocks) / 8;
-    if (c.tail_rows > 0 &&
+    box[3] = (cuuint32_t)(cut.tail_rows / cut.n_blocks) / 8;
+    if (cut.tail_rows > 0 &&
         encode_boxes(&m->tail, is_bytes, a.p.w->data, 4, sizes, strides, box) != 0)
         return -1;
     return encode_boxes(&m->x, false, (void *)a.p.x, 3, x_sizes, x_strides, x_box);
 }
 
+/* With split-K the two CTAs of a tile form a cluster. */
 template <int N, int MB, int KIND, bool FP8>
 static int launch(const maps &m, const wide_args &a, k_stream stream)
 {
@@ -793,6 +804,7 @@ static int choose_kind(const maps &m, const wide_args &a, k_stream stream)
     return -1;
 }
 
+/* One kernel per number of blocks, so that the accumulators of each are in registers. */
 template <int N, bool FP8>
 static int choose_blocks(const maps &m, const wide_args &a, k_stream stream)
 {
@@ -809,28 +821,30 @@ template <int N> static int choose(const maps &m, const wide_args &a, k_stream s
                                                : choose_blocks<N, false>(m, a, stream);
 }
 
+/* Plain bf16, and e4m3 with at most one scale per row. */
 bool product_wide_takes(const struct k_matrix *w, int n)
 {
     return (k_format_is_plain(&w->format) || k_format_is_by_row(&w->format, K_E4M3)) &&
            w->n_in % product_cut_slab_cols(&w->format) == 0 && n >= 1 && n <= K_PRODUCT_ROWS_MAX;
 }
 
+/* One kernel per bucket of rows: the N of its wgmma is a template argument. */
 int product_wide(const struct k_product *p, int n, int n_sms, k_stream stream)
 {
-    maps m;
-    wide_args a = {};
+    maps tensor_maps;
+    wide_args args = {};
 
-    a.p = *p;
-    a.scales = (const float *)p->w->scales;
-    a.n = n;
+    args.p = *p;
+    args.scales = (const float *)p->w->scales;
+    args.n = n;
     if ((p->sums_in != NULL && p->n_sums % 4 != 0) ||
-        !product_cut_of(&a.c, p->w, p->kind, n, n_sms) || encode_maps(&m, a) != 0)
+        !product_cut_of(&args.c, p->w, p->kind, n, n_sms) || encode_maps(&tensor_maps, args) != 0)
         return -1;
-    switch (a.c.columns) {
-    case 8: return choose<8>(m, a, stream);
-    case 16: return choose<16>(m, a, stream);
-    case 32: return choose<32>(m, a, stream);
-    case 48: return choose<48>(m, a, stream);
-    default: return choose<64>(m, a, stream);
+    switch (args.c.columns) {
+    case 8: return choose<8>(tensor_maps, args, stream);
+    case 16: return choose<16>(tensor_maps, args, stream);
+    case 32: return choose<32>(tensor_maps, args, stream);
+    case 48: return choose<48>(tensor_maps, args, stream);
+    default: return choose<64>(tensor_maps, args, stream);
     }
 }

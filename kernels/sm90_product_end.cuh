@@ -73,6 +73,7 @@ struct facts {
     float *red;
 };
 
+/* Everything is read once, before the mainloop, and kept in uniform registers. */
 template <int KIND, bool FP8>
 static __device__ inline facts facts_of(const wide_args &a, const float *inverse, float *red)
 {
@@ -151,16 +152,16 @@ static __device__ inline void store_sums(float *red, const float (&acc)[OWN][SUM
                                          int first, int columns, int block_rows)
 {
     const int stride = MB * CUT_BLOCK + 4;
-    int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+    int row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4, lane_col = threadIdx.x % 4;
 
 #pragma unroll
-    for (int b = 0; b < OWN; b++) {
+    for (int half = 0; half < OWN; half++) {
 #pragma unroll
-        for (int e = 0; e < N / 2; e++) {
-            int col = e / 4 * 8 + q * 2 + e % 2 - first, below = e % 4 / 2 * 8;
+        for (int elem = 0; elem < N / 2; elem++) {
+            int col = elem / 4 * 8 + lane_col * 2 + elem % 2 - first, below = elem % 4 / 2 * 8;
 
             if (col >= 0 && col < columns && row + below < block_rows)
-                red[col * stride + 2 * b * block_rows + row + below] = acc[b][0][e];
+                red[col * stride + 2 * half * block_rows + row + below] = acc[half][0][elem];
         }
     }
 }
@@ -183,6 +184,7 @@ static __device__ inline void load_four(float f[4], const void *from, size_t at,
         f[i] = i < left ? load_bf16(p + i) : 0.0f;
 }
 
+/* Four rows of a column: two words of float16 in the order of K_HALF_AT, or one store of bf16. */
 static __device__ inline void store_four(void *to, size_t at, const float f[4], bool is_half,
                                          int left, bool whole)
 {
@@ -300,9 +302,9 @@ static __device__ inline void fetch_first(fetched (&f)[TOGETHER(N)], const wide_
     item i = {o.col, o.row};
 
 #pragma unroll
-    for (int b = 0; b < TOGETHER(N); b++) {
+    for (int half = 0; half < TOGETHER(N); half++) {
         if (i.col < a.n && o.begin + i.row * 4 < o.n_out)
-            f[b] = fetch(a.p, i.col, o.begin + i.row * 4, o);
+            f[half] = fetch(a.p, i.col, o.begin + i.row * 4, o);
         next_item(i, o);
     }
 }
@@ -323,44 +325,44 @@ static __device__ void finish(const float *red, const wide_args &a, const facts 
         float y[TOGETHER(N)][4];
 
 #pragma unroll
-        for (int b = 0; b < TOGETHER(N); b++) {
-            i[b] = next;
+        for (int half = 0; half < TOGETHER(N); half++) {
+            i[half] = next;
             next_item(next, o);
-            if (i[b].col < last - first && o.begin + i[b].row * 4 < o.n_out)
-                sum_parts(y[b], red + i[b].col * o.stride + i[b].row * 4, pair);
+            if (i[half].col < last - first && o.begin + i[half].row * 4 < o.n_out)
+                sum_parts(y[half], red + i[half].col * o.stride + i[half].row * 4, pair);
         }
 #pragma unroll
-        for (int b = 0; b < TOGETHER(N); b++) {
-            int at = o.begin + i[b].row * 4, left = o.n_out - at, c = i[b].col + first;
-            const float *scale = FP8 ? scales + i[b].row * 4 : NULL;
-            size_t to = (size_t)c * o.n_out + at;
+        for (int half = 0; half < TOGETHER(N); half++) {
+            int at = o.begin + i[half].row * 4, left = o.n_out - at, col = i[half].col + first;
+            const float *scale = FP8 ? scales + i[half].row * 4 : NULL;
+            size_t to = (size_t)col * o.n_out + at;
 
-            if (left <= 0 || c >= last)
+            if (left <= 0 || col >= last)
                 continue;
-            scale_four(y[b], a, inverse[c], scale, (size_t)at, left, whole);
+            scale_four(y[half], a, inverse[col], scale, (size_t)at, left, whole);
             if (KIND == K_PRODUCT_GATED) {
                 float up[4];
 
-                sum_parts(up, red + i[b].col * o.stride + i[b].row * 4 + a.c.rows / 2, pair);
-                scale_four(up, a, inverse[c], FP8 ? scale + a.c.rows / 2 : NULL,
+                sum_parts(up, red + i[half].col * o.stride + i[half].row * 4 + a.c.rows / 2, pair);
+                scale_four(up, a, inverse[col], FP8 ? scale + a.c.rows / 2 : NULL,
                            (size_t)(at + o.n_out), left, whole);
 #pragma unroll
-                for (int k = 0; k < 4; k++)
-                    y[b][k] = silu(y[b][k]) * up[k];
+                for (int idx = 0; idx < 4; idx++)
+                    y[half][idx] = silu(y[half][idx]) * up[idx];
             }
             if (KIND == K_PRODUCT_RESIDUAL) {
-                add_residual(y[b], turn == 0 && first == 0 ? f[b] : fetch(a.p, c, at, o), t,
-                             a.p.y_is_half, to, at, c, o);
+                add_residual(y[half], turn == 0 && first == 0 ? f[half] : fetch(a.p, col, at, o), t,
+                             a.p.y_is_half, to, at, col, o);
             } else if (KIND == K_PRODUCT_FLOAT) {
                 if (whole)
-                    *(float4 *)((float *)t.y + to) = *(const float4 *)y[b];
+                    *(float4 *)((float *)t.y + to) = *(const float4 *)y[half];
 #pragma unroll
-                for (int k = 0; k < 4; k++) {
-                    if (!whole && k < left)
-                        ((float *)t.y)[to + k] = y[b][k];
+                for (int idx = 0; idx < 4; idx++) {
+                    if (!whole && idx < left)
+                        ((float *)t.y)[to + idx] = y[half][idx];
                 }
             } else {
-                store_four(t.y, to, y[b], KIND == K_PRODUCT_GATED && a.p.y_is_half, left, whole);
+                store_four(t.y, to, y[half], KIND == K_PRODUCT_GATED && a.p.y_is_half, left, whole);
             }
         }
     }
@@ -376,7 +378,7 @@ static __device__ inline void write_floats(const float (&acc)[OWN][SUMS(N)][N / 
 {
     float *y = (float *)t.y;
     int tile_row = tile * t.rows, block_rows = t.block_rows;
-    int warp_row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+    int warp_row = threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4, lane_col = threadIdx.x % 4;
 
     if (tile >= t.n_whole) {
         tile_row = t.n_whole * t.rows + (tile - t.n_whole) * t.tail_rows;
@@ -384,11 +386,11 @@ static __device__ inline void write_floats(const float (&acc)[OWN][SUMS(N)][N / 
     }
 
 #pragma unroll
-    for (int b = 0; b < OWN; b++) {
+    for (int half = 0; half < OWN; half++) {
 #pragma unroll
         for (int below = 0; below < 16; below += 8) {
             int in_block = warp_row + below;
-            int row = tile_row + (2 * b + group) * block_rows + in_block;
+            int row = tile_row + (2 * half + group) * block_rows + in_block;
             float scale, bias;
 
             if (in_block >= block_rows || row >= t.n_out)
@@ -396,12 +398,14 @@ static __device__ inline void write_floats(const float (&acc)[OWN][SUMS(N)][N / 
             scale = FP8 && t.scales != NULL ? t.scales[row] : 1.0f;
             bias = t.bias != NULL ? load_bf16(t.bias + row) : 0.0f;
 #pragma unroll
-            for (int e = 0; e < N / 4; e++) {
-                int col = e / 2 * 8 + q * 2 + e % 2;
+            for (int elem = 0; elem < N / 4; elem++) {
+                int col = elem / 2 * 8 + lane_col * 2 + elem % 2;
 
                 if (col < t.n)
                     y[(uint32_t)col * (uint32_t)t.n_out + (uint32_t)row] =
-                        acc[b][0][e / 2 * 4 + e % 2 + below / 4] * (t.inverse[col] * scale) + bias;
+                        acc[half][0][elem / 2 * 4 + elem % 2 + below / 4] *
+                            (t.inverse[col] * scale) +
+                        bias;
             }
         }
     }
@@ -426,20 +430,20 @@ static __device__ inline gate_reads read_gate(const wide_args &a, int tile, int 
 {
     const k_bf16 *bias = (const k_bf16 *)a.p.bias;
     int n_out = a.c.n_out / 2, row = gated_row(a, tile, group);
-    gate_reads r = {{1.0f, 1.0f}, {1.0f, 1.0f}, {}, {}};
+    gate_reads reads = {{1.0f, 1.0f}, {1.0f, 1.0f}, {}, {}};
 
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         if (FP8 && a.scales != NULL && row + i * 8 < n_out) {
-            r.gate[i] = a.scales[row + i * 8];
-            r.up[i] = a.scales[row + i * 8 + n_out];
+            reads.gate[i] = a.scales[row + i * 8];
+            reads.up[i] = a.scales[row + i * 8 + n_out];
         }
         if (bias != NULL && row + i * 8 < n_out) {
-            r.gate_bias[i] = bias[row + i * 8];
-            r.up_bias[i] = bias[row + i * 8 + n_out];
+            reads.gate_bias[i] = bias[row + i * 8];
+            reads.up_bias[i] = bias[row + i * 8 + n_out];
         }
     }
-    return r;
+    return reads;
 }
 
 /* Collect a tile's rows of y in shared memory, [column][CUT_GATED_STRIDE], so that stores to y are
@@ -451,7 +455,7 @@ static __device__ inline void write_gated(const float (&acc)[2][SUMS(N)][N / 2],
 {
     int block_rows = t.block_rows;
     k_bf16 *red = (k_bf16 *)t.red;
-    int q = threadIdx.x % 4, g = threadIdx.x % 32 / 4;
+    int lane_col = threadIdx.x % 4, lane_row = threadIdx.x % 32 / 4;
 
 #pragma unroll
     for (int i = 0; i < 2; i++) {
@@ -461,35 +465,36 @@ static __device__ inline void write_gated(const float (&acc)[2][SUMS(N)][N / 2],
 
         if (in_block >= block_rows) /* all eight rows, or none */
             continue;
-        place = group * block_rows + in_block + q * 2;
-        place = g * CUT_GATED_STRIDE + (t.is_half ? (int)K_HALF_AT(place) : place);
+        place = group * block_rows + in_block + lane_col * 2;
+        place = lane_row * CUT_GATED_STRIDE + (t.is_half ? (int)K_HALF_AT(place) : place);
 #pragma unroll
-        for (int m = 0; m < N / 8; m++) {
-            float2 root = *(const float2 *)(t.inverse + m * 8 + q * 2);
+        for (int eight = 0; eight < N / 8; eight++) {
+            float2 root = *(const float2 *)(t.inverse + eight * 8 + lane_col * 2);
 
 #pragma unroll
-            for (int k = 0; k < 2; k++) {
-                float r = k == 0 ? root.x : root.y;
+            for (int idx = 0; idx < 2; idx++) {
+                float r = idx == 0 ? root.x : root.y;
                 float gate =
-                    acc[0][0][m * 4 + i * 2 + k] * (r * s.gate[i]) + low_half(s.gate_bias[i]);
-                float up = acc[1][0][m * 4 + i * 2 + k] * (r * s.up[i]) + low_half(s.up_bias[i]);
+                    acc[0][0][eight * 4 + i * 2 + idx] * (r * s.gate[i]) + low_half(s.gate_bias[i]);
+                float up =
+                    acc[1][0][eight * 4 + i * 2 + idx] * (r * s.up[i]) + low_half(s.up_bias[i]);
 
-                y[m][k] = silu(gate) * up;
+                y[eight][idx] = silu(gate) * up;
             }
         }
         if (t.is_half) {
 #pragma unroll
-            for (int m = 0; m < N / 8; m++)
-                two[m] = pack_half(y[m][0], y[m][1]);
+            for (int eight = 0; eight < N / 8; eight++)
+                two[eight] = pack_half(y[eight][0], y[eight][1]);
         } else {
 #pragma unroll
-            for (int m = 0; m < N / 8; m++)
-                two[m] = pack_bf16(y[m][0], y[m][1]);
+            for (int eight = 0; eight < N / 8; eight++)
+                two[eight] = pack_bf16(y[eight][0], y[eight][1]);
         }
 #pragma unroll
-        for (int m = 0; m < N / 8; m++) {
-            transpose(two[m]); /* now rows 2 q and 2 q + 1 of column g */
-            *(uint32_t *)(red + m * 8 * CUT_GATED_STRIDE + place) = two[m];
+        for (int eight = 0; eight < N / 8; eight++) {
+            transpose(two[eight]); /* now rows 2 lane_col and 2 lane_col + 1 of column lane_row */
+            *(uint32_t *)(red + eight * 8 * CUT_GATED_STRIDE + place) = two[eight];
         }
     }
 }
@@ -546,6 +551,7 @@ struct share {
     uint32_t others;   /* the place in the other CTA; 0: they are not its */
 };
 
+/* Computed before the mainloop too: where each lane's sums go is known by then. */
 template <int N>
 static __device__ inline share share_of(const wide_args &a, const facts &t, char *shared, int tile,
                                         int rank, int warp)
@@ -628,6 +634,7 @@ struct patch {
     bool taken[2]; /* columns that exist */
 };
 
+/* The rows and columns of this lane's part of a patch, and which of them exist. */
 template <int N>
 static __device__ inline patch patch_of(const facts &t, const share &s, int warp, int sixteen)
 {
@@ -653,26 +660,27 @@ struct patch_reads {
     uint32_t norm[2], bias[2];
 };
 
+/* Requested before the first stage, so that the loads are hidden by the mainloop. */
 template <int KIND, bool FP8>
 static __device__ inline patch_reads read_patch(const facts &t, const patch &p)
 {
-    patch_reads r;
+    patch_reads reads;
 
 #pragma unroll
-    for (int b = 0; b < 2; b++) {
-        int row = p.row + b * 8;
+    for (int half = 0; half < 2; half++) {
+        int row = p.row + half * 8;
 
-        r.scale[b] = FP8 && p.there[b] && t.scales != NULL ? t.scales[row] : 1.0f;
-        r.bias[b] = p.there[b] && t.bias != NULL ? t.bias[row] : 0;
+        reads.scale[half] = FP8 && p.there[half] && t.scales != NULL ? t.scales[row] : 1.0f;
+        reads.bias[half] = p.there[half] && t.bias != NULL ? t.bias[row] : 0;
         if (KIND != K_PRODUCT_RESIDUAL)
             continue;
-        r.norm[b] = p.there[b] ? t.norm[row] : 0;
+        reads.norm[half] = p.there[half] ? t.norm[row] : 0;
 #pragma unroll
         for (int i = 0; i < 2; i++)
-            r.residual[2 * b + i] =
-                p.there[b] && p.taken[i] ? t.residual[p.at + i * t.n_out + b * 8] : 0.0f;
+            reads.residual[2 * half + i] =
+                p.there[half] && p.taken[i] ? t.residual[p.at + i * t.n_out + half * 8] : 0.0f;
     }
-    return r;
+    return reads;
 }
 
 /* Add a patch's sums of both warpgroups and, in a pair, of the other CTA's two, in a fixed order;
@@ -703,8 +711,10 @@ static __device__ inline void sum_patch(float (&y)[PATCH_SUMS], const facts &t,
 static __device__ inline void store_patch(k_bf16 *to, const float (&y)[PATCH_SUMS], bool is_half,
                                           const facts &t, const patch &p)
 {
-    int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4, row = p.row - g + q * 2;
-    int col = p.col - q * 2 + g, below = is_half ? 4 : 8; /* in the order of K_HALF_AT */
+    int lane_row = threadIdx.x % 32 / 4, lane_col = threadIdx.x % 4,
+        row = p.row - lane_row + lane_col * 2;
+    int col = p.col - lane_col * 2 + lane_row,
+        below = is_half ? 4 : 8; /* in the order of K_HALF_AT */
     uint32_t at = (uint32_t)col * (uint32_t)t.n_out;
     uint32_t two[2];
 

@@ -420,10 +420,10 @@ void publish_step(struct engine *e, const struct engine_step *step)
     stats_observe(&e->stats, HISTOGRAM_iteration, (double)step->n_tokens);
 }
 
-/* The tenants' counters, for the metrics. Names change seldom, and readers may see half of one. */
 /* --- the engine's load ------------------------------------------------------------------------ */
 
-/* Copy the counters of all tenants to the statistics page. */
+/* Copy the counters of all tenants to the statistics page, for the metrics. Names change seldom,
+ * and readers may see half of one. */
 static void publish_tenants(struct engine *e)
 {
     const struct tenants *tenants = &e->sched.tenants;

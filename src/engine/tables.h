@@ -87,8 +87,8 @@ void tables_copied(struct tables *t);
  * prefix that it ends. */
 typedef bool tables_has_fn(void *context, const struct hash *name, const int32_t *tokens);
 
-/* The longest prefix of seq's reusable tokens, in whole pages, that can be used if `has` reports the
- * available pages; *chain is its name. Cost: a hash per page and group. */
+/* The longest prefix of seq's reusable tokens, in whole pages, that can be used if `has` reports
+ * the available pages; *chain is its name. Cost: a hash per page and group. */
 int tables_reach(const struct tables *t, const struct seq *seq, tables_has_fn *has, void *context,
                  struct hash *chain);
 

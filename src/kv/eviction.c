@@ -63,6 +63,7 @@ int eviction_open(struct eviction **out, int n, int kept_max)
         eviction_close(eviction);
         return ERR_NO_MEMORY;
     }
+    /* No page is in any heap yet. */
     for (int i = 0; i < n; i++) {
         for (int k = 0; k < EVICTION_HEAPS; k++)
             eviction->pages[i].at[k] = -1;
@@ -87,6 +88,9 @@ void eviction_bound(struct eviction *o, int kept_max)
 }
 
 /* --- heaps -------------------------------------------------------------------------------- */
+
+/* The usual binary heaps: the children of place n are at 2n + 1 and 2n + 2, and no child is before
+ * its parent. A page keeps its places in `at`, so it can be removed from the middle in O(log n). */
 
 /* Is page a above page b in heap k? Equal pages are in the order of their last use, so the result
  * is the same however the heap was built. */
@@ -117,10 +121,12 @@ static void eviction_settle(struct eviction *o, enum eviction_heap k, int32_t id
     const struct heap *heap = &o->heaps[k];
     int at = o->pages[id].at[k];
 
+    /* Up: while the parent belongs below id, it moves down into the gap. */
     while (at > 0 && eviction_before(o, k, id, heap->ids[(at - 1) / 2])) {
         eviction_put(o, k, at, heap->ids[(at - 1) / 2]);
         at = (at - 1) / 2;
     }
+    /* Down: the lesser child moves up into the gap, until both belong below id. */
     for (int child = 2 * at + 1; child < heap->n; child = 2 * at + 1) {
         if (child + 1 < heap->n && eviction_before(o, k, heap->ids[child + 1], heap->ids[child]))
             child++;
@@ -142,6 +148,7 @@ static void eviction_take_out(struct eviction *o, enum eviction_heap k, int32_t 
     if (at == -1)
         return;
     o->pages[id].at[k] = -1;
+    /* The heap stays dense: its last entry fills the gap. */
     last = heap->ids[--heap->n];
     if (last == id)
         return;
@@ -231,6 +238,7 @@ static bool eviction_outranks(const struct eviction *o, int32_t id, struct retai
     const struct heap *kept = &o->heaps[EVICTION_KEPT];
     const struct eviction_page *least;
 
+    /* Nothing to displace, or no retained pages allowed at all. */
     if (kept->n == 0 || o->kept_max == 0)
         return false;
     least = &o->pages[kept->ids[0]];
@@ -246,6 +254,8 @@ static void eviction_admit(struct eviction *o, int32_t id, struct retain r)
     const struct heap *kept = &o->heaps[EVICTION_KEPT];
 
     if (r.rank > 0 && o->pages[id].at[EVICTION_KEPT] == -1 && kept->n >= o->kept_max) {
+        /* The limit is reached: either the least retained page loses its retention, or this one
+         * gets none. */
         if (eviction_outranks(o, id, r))
             eviction_set(o, kept->ids[0], (struct retain){0});
         else
@@ -259,6 +269,7 @@ void eviction_tick(struct eviction *o, uint32_t now_s)
 {
     const struct heap *ends = &o->heaps[EVICTION_ENDS];
 
+    /* At most once per second, and never backwards. */
     if (now_s <= o->now_s)
         return;
     o->now_s = now_s;
@@ -278,6 +289,7 @@ void eviction_end(struct eviction *o, int32_t id)
 void eviction_begin(struct eviction *o, int32_t id, int32_t parent, struct retain r)
 {
     eviction_set(o, id, (struct retain){0});
+    /* The depth decides among retained pages of equal priority: the start of a prefix wins. */
     o->pages[id].depth = parent == -1 ? 0 : o->pages[parent].depth + 1;
     eviction_admit(o, id, retain_now(r, o->now_s));
 }
@@ -287,6 +299,7 @@ void eviction_retain(struct eviction *o, int32_t id, struct retain r)
     struct retain was = o->pages[id].retain;
     struct retain want = retain_join(was, r, o->now_s);
 
+    /* Most calls repeat a retention that is in effect already. */
     if (want.rank != was.rank || want.until != was.until)
         eviction_admit(o, id, want);
 }
@@ -332,6 +345,7 @@ int32_t eviction_first(const struct eviction *o)
 {
     int32_t top = o->heaps[EVICTION_NEXT].n == 0 ? -1 : o->heaps[EVICTION_NEXT].ids[0];
 
+    /* If one of the two is empty, the other has the answer. */
     if (top == -1 || o->first == -1)
         return top == -1 ? o->first : top;
     if (eviction_before(o, EVICTION_NEXT, top, o->first))
@@ -378,6 +392,7 @@ void eviction_check(const struct eviction *o)
             n_in[k] += p->at[k] != -1;
             must(p->at[k] == -1 || o->heaps[k].ids[p->at[k]] == i);
         }
+        /* Exactly the retained pages are in KEPT, and exactly those with an end in ENDS. */
         must((p->retain.rank > 0) == (p->at[EVICTION_KEPT] != -1));
         must((p->retain.rank != 0 && p->retain.until != 0) == (p->at[EVICTION_ENDS] != -1));
         must(p->at[EVICTION_ENDS] == -1 || p->retain.until > o->now_s);

@@ -142,6 +142,8 @@ void *host_payload(const struct host *h, int32_t slot)
 
 /* --- queues ----------------------------------------------------------------------------------- */
 
+/* Rings under host.lock: `todo` from the engine to the threads, `done` back. */
+
 static void host_push(struct job_queue *q, struct job j)
 {
     must(q->tail - q->head < q->cap);
@@ -159,6 +161,7 @@ static bool host_pop(struct job_queue *q, struct job *j)
 /* Give a job to the threads. */
 static void host_ask(struct host *h, enum job_kind kind, int32_t slot, uint64_t ticket)
 {
+    /* Never full: the queues have a place for every job there can be (host_alloc()). */
     h->counters.jobs++;
     (void)pthread_mutex_lock(&h->lock);
     host_push(&h->todo, (struct job){.kind = kind, .slot = slot, .ticket = ticket});
@@ -172,6 +175,7 @@ static size_t host_chunk_bytes(const struct host *h, int32_t chunk)
 {
     int32_t first = chunk * h->chunk_slots, n = h->n_slots - first;
 
+    /* The last chunk may be shorter. */
     if (n > h->chunk_slots)
         n = h->chunk_slots;
     return (size_t)n * h->file->payload_bytes;
@@ -230,6 +234,7 @@ static void *host_run(void *arg)
     for (;;) { /* until host_close() */
         while (!host->stop && host->todo.head == host->todo.tail)
             (void)pthread_cond_wait(&host->work, &host->lock);
+        /* A stop ends the thread only when the queue is empty. */
         if (!host_pop(&host->todo, &job))
             break; /* stopped, and all jobs are done */
         (void)pthread_mutex_unlock(&host->lock);
@@ -279,6 +284,7 @@ static void host_add_free(struct host *h, int32_t slot)
     struct entry *entry = &h->entries[slot];
 
     entry->state = ENTRY_FREE;
+    /* Last in, first out: the slot whose memory was used last is taken first. */
     entry->next = h->free;
     h->free = slot;
     h->n_free++;
@@ -289,6 +295,7 @@ static void host_add_free(struct host *h, int32_t slot)
 static void host_insert(struct host *h, int32_t slot, const struct hash *parent)
 {
     struct entry *entry = &h->entries[slot];
+    /* -1: the parent is not here. */
     int32_t before = table_find(&h->table, parent);
 
     table_add(&h->table, &entry->name, slot);
@@ -354,6 +361,7 @@ static int host_map(struct host *h)
     if (!ours && st.st_size > 0)
         log_info("host: %s holds pages of another model or build; it is begun anew",
                  h->options.path);
+    /* Emptied first, so that the pages of the other model are freed and the rest reads as zeros. */
     if (!ours && (ftruncate(h->fd, 0) == -1 || ftruncate(h->fd, (off_t)h->map_bytes) == -1))
         return ERR_IO;
     if ((errno = posix_fallocate(h->fd, 0, (off_t)want.payloads_at)) != 0)
@@ -378,6 +386,7 @@ static int host_make_folder(const char *path)
     char *slash;
 
     (void)snprintf(dir, sizeof dir, "%s", path);
+    /* Without a folder in the path, or in "/", there is none to create. */
     slash = strrchr(dir, '/');
     if (slash == NULL || slash == dir)
         return ERR_OK;
@@ -631,6 +640,7 @@ static bool host_grow(struct host *h)
 
     if (h->map == NULL)
         return false;
+    /* Gently: a chunk at a time, with pauses, because pinning delays launches. */
     if (h->gentle && clock_us() - h->grown_us < HOST_GENTLE_US)
         return true; /* soon */
     for (int32_t i = 0; i < h->n_chunks && h->n_asked < asked_max; i++) {
@@ -702,6 +712,7 @@ int32_t host_take(struct host *h, const struct page_label *label, struct host_vi
     } else if (host_grow(h) || (slot = host_evict(h, victim)) == -1)
         return -1;
     entry = &h->entries[slot];
+    /* Everything else begins at zero; the life goes on. */
     *entry = (struct entry){
         .state = ENTRY_FILLING, .life = entry->life, .parent = -1, .next = -1, .name = label->name};
     return slot;
@@ -717,6 +728,7 @@ void host_fill(struct host *h, int32_t slot, const struct page_label *label)
     header->parent = label->parent;
     header->space = label->space;
     atomic_store_explicit(&header->retains, retain_pack(label->retain), memory_order_relaxed);
+    /* The digest covers the whole array. */
     memset(header->tokens, 0, sizeof header->tokens);
     memcpy(header->tokens, label->tokens, h->file->page_tokens * sizeof *label->tokens);
 }
@@ -734,6 +746,7 @@ void host_filled(struct host *h, int32_t slot, bool good)
     entry->busy = true;
     entry->n_uses = 1;
     h->slots[slot].used = ++h->n_used;
+    /* It is found from now on; `busy` keeps it from eviction until it is sealed. */
     host_insert(h, slot, &h->slots[slot].parent);
     host_note_retained(h, slot); /* the limit may not have allowed its retention */
     host_ask(h, JOB_SEAL, slot, 0);
@@ -844,6 +857,7 @@ static void host_pinned(struct host *h, const struct job *j)
     if (end > h->n_slots)
         end = h->n_slots;
     h->counters.slots += (uint64_t)(end - first);
+    /* Backwards, so that the first slot is the first that is taken. */
     for (int32_t i = end - 1; i >= first; i--) {
         if (h->entries[i].state == ENTRY_OUT)
             host_add_free(h, i);

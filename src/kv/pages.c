@@ -53,6 +53,10 @@ struct pages {
 
 /* --- the free list ---------------------------------------------------------------------------- */
 
+/* Pages without a name. They are taken from the front and returned at the end, so a page that was
+ * just freed is overwritten last. A page is in this list, or in the eviction order, or it has
+ * references: pages_check() proves that each is in exactly one of the three. */
+
 /* Append to the list; pages are taken from its front. */
 static void pages_list_push(struct pages *p, struct page_list *l, int32_t id)
 {
@@ -98,12 +102,14 @@ int pages_open(struct pages **out, int n_pages, int page_tokens)
     p->page_tokens = page_tokens;
     p->page = mem_zalloc_array((size_t)n_pages, sizeof *p->page);
     p->tokens = mem_zalloc_array((size_t)n_pages * (size_t)page_tokens, sizeof *p->tokens);
+    /* The table reads names inside the array of pages, so that must exist first. */
     if (p->page == NULL || p->tokens == NULL ||
         table_open(&p->table, &p->page->name, sizeof *p->page, (uint32_t)n_pages) != ERR_OK ||
         eviction_open(&p->cached, n_pages, n_pages / 2) != ERR_OK) {
         pages_close(p);
         return ERR_NO_MEMORY;
     }
+    /* As many families as the table has buckets: table_home() gives both. */
     p->families = mem_zalloc_array((size_t)p->table.mask + 1, sizeof *p->families);
     if (p->families == NULL) {
         pages_close(p);
@@ -111,6 +117,7 @@ int pages_open(struct pages **out, int n_pages, int page_tokens)
     }
     for (uint32_t i = 0; i <= p->table.mask; i++)
         p->families[i] = -1;
+    /* No page has a name yet. */
     p->free = (struct page_list){.first = -1, .last = -1};
     for (int32_t i = 0; i < n_pages; i++)
         pages_list_push(p, &p->free, i);
@@ -138,6 +145,10 @@ static int32_t *pages_tokens(const struct pages *p, int32_t page)
 
 /* --- families --------------------------------------------------------------------------------- */
 
+/* A sequence whose tokens end in the middle of a page finds that page by its parent: the page's own
+ * name is the digest of all its tokens, which the sequence does not have. Full pages are members,
+ * too, because a beginning of a full page is as good as a part. */
+
 /* A family is a list through `elder` and `younger`, like the free list, but per bucket. Pages of
  * different parents can share a bucket, so pages_best() compares the parent's name as well. */
 static void pages_family_join(struct pages *p, int32_t page)
@@ -145,6 +156,7 @@ static void pages_family_join(struct pages *p, int32_t page)
     struct page *pg = &p->page[page];
     int32_t *youngest = &p->families[table_home(&p->table, &pg->parent)];
 
+    /* At the front, because pages_best() looks at the newest ones only. */
     pg->elder = *youngest;
     pg->younger = -1;
     if (pg->elder != -1)
@@ -169,6 +181,7 @@ static void pages_forget(struct pages *p, int32_t id)
 {
     struct page *page = &p->page[id];
 
+    /* Only full pages are in the table of names. */
     if (page->n_tokens == p->page_tokens) {
         table_erase(&p->table, &page->name);
         p->n_full--;
@@ -179,9 +192,9 @@ static void pages_forget(struct pages *p, int32_t id)
     page->stored = false;
 }
 
-/* A free page if there is one, because evicting a cached page loses work. */
 /* --- taking and giving back ------------------------------------------------------------------- */
 
+/* A free page if there is one, because evicting a cached page loses work. */
 int32_t pages_take(struct pages *p, bool *evicted, struct page_label *label)
 {
     bool from_cache = p->free.count == 0;
@@ -194,6 +207,7 @@ int32_t pages_take(struct pages *p, bool *evicted, struct page_label *label)
     page = &p->page[id];
     /* Rule 1: only a page without references can be taken. */
     must(page->refs == 0);
+    /* Evicting: the label is read before the name is erased. */
     if (from_cache) {
         *evicted = pages_label(p, id, label);
         pages_forget(p, id);
@@ -201,6 +215,7 @@ int32_t pages_take(struct pages *p, bool *evicted, struct page_label *label)
         pages_list_remove(p, &p->free, id);
     }
     page->refs = 1;
+    /* The next owner's maker is not known yet. */
     page->maker = 0;
     return id;
 }
@@ -211,6 +226,7 @@ void pages_ref(struct pages *p, int32_t page)
     struct page *pg = &p->page[page];
 
     must(page >= 0 && page < p->n_pages);
+    /* It was cached: it leaves the eviction order while it is in use. */
     if (pg->refs == 0) {
         must(pg->n_tokens > 0);
         eviction_remove(p->cached, page);
@@ -227,10 +243,12 @@ void pages_unref(struct pages *p, int32_t page)
     must(pg->refs > 0);
     if (--pg->refs > 0)
         return;
+    /* Unnamed: its content is of no use to others. */
     if (pg->n_tokens == 0) {
         pages_list_push(p, &p->free, page);
         return;
     }
+    /* Its time of last use is when its last user leaves. */
     eviction_use(p->cached, page);
     eviction_add(p->cached, page);
 }
@@ -244,6 +262,7 @@ static void pages_hold(struct pages *p, int32_t page, const struct hash *parent,
     must(pg->refs > 0);
     must(pg->n_tokens == 0);
     pg->parent = *parent;
+    /* Unknown until pages_own(). */
     pg->space = 0;
     pg->n_tokens = n_tokens;
     memcpy(pages_tokens(p, page), tokens, sizeof *tokens * (size_t)n_tokens);
@@ -257,9 +276,11 @@ bool pages_name(struct pages *p, int32_t page, const struct hash *name, const st
 {
     int32_t *place = table_place(&p->table, name);
 
+    /* Another page has this name: rule 5. */
     if (*place != -1)
         return false;
     *place = page;
+    /* The table compares names in the array of pages, so the name is set with its entry. */
     p->page[page].name = *name;
     p->n_full++;
     pages_hold(p, page, parent, tokens, p->page_tokens);
@@ -268,8 +289,12 @@ bool pages_name(struct pages *p, int32_t page, const struct hash *name, const st
 
 /* --- finding ---------------------------------------------------------------------------------- */
 
-/* A page of unknown maker (0) counts as foreign unless the caller
- * asks for all. */
+/* A full page is found by its name in the table, in constant time. A part has no name: it is found
+ * in its family by the tokens that it shares with the caller's. Both take a reference for the
+ * caller. */
+
+/* A page whose maker is PAGES_ANYBODY may be used by all; one of unknown maker (0) is foreign
+ * unless the caller asks for all. */
 bool pages_is_theirs(const struct pages *p, int32_t page, uint64_t maker)
 {
     uint64_t of = p->page[page].maker;
@@ -320,6 +345,7 @@ bool pages_name_part(struct pages *p, int32_t page, const struct hash *parent,
 {
     int n_same;
 
+    /* A full page has a name, and one without tokens is no part. */
     must(n_tokens >= 1 && n_tokens < p->page_tokens);
     (void)pages_best(p, parent, tokens, n_tokens, PAGES_ANYBODY, &n_same);
     /* Another page has these tokens already: a second copy would be of no use. */
@@ -520,10 +546,12 @@ void pages_check(const struct pages *p)
         const struct page *page = &p->page[i];
 
         must(page->refs >= 0);
+        /* Count the pages by state. */
         n_used += page->refs > 0;
         n_named += page->n_tokens > 0;
         n_full += page->n_tokens == p->page_tokens;
         n_cached += page->n_tokens > 0 && page->refs == 0;
+        /* Only full pages have retention. */
         if (page->n_tokens == 0)
             must(eviction_retained(p->cached, i).rank == 0);
         if (page->n_tokens == p->page_tokens)
@@ -532,6 +560,7 @@ void pages_check(const struct pages *p)
             must(eviction_retained(p->cached, i).rank == 0);
     }
     eviction_check(p->cached);
+    /* Every page is in exactly one of: free list, eviction order, in use. */
     must(n_cached == eviction_count(p->cached));
     must(n_unused + n_used == p->n_pages);
     must(n_full == (int)table_count(&p->table) && n_full == p->n_full);

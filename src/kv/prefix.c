@@ -13,6 +13,7 @@ struct hash prefix_root(const struct hash *fingerprint, const uint8_t *salt)
     static const char kind[] = "quire-kv1";
     uint8_t text[sizeof kind - 1 + HASH_BYTES];
 
+    /* Without the terminating zero: the text is part of the digest as it is written in prefix.h. */
     memcpy(text, kind, sizeof kind - 1);
     memcpy(text + sizeof kind - 1, fingerprint->bytes, HASH_BYTES);
     return hash_sha256(text, sizeof text, salt, 16);
@@ -23,7 +24,7 @@ struct hash prefix_name(const struct hash *parent, const int32_t *tokens, int pa
     return hash_sha256(parent->bytes, HASH_BYTES, tokens, sizeof *tokens * (size_t)page_tokens);
 }
 
-/* (group, part) takes the place of a page's tokens; pages have more than two tokens. */
+/* The digest of the name and of (group, part), in the place of a page's tokens. */
 struct hash prefix_group_name(const struct hash *name, int group, int part)
 {
     int32_t which[2] = {group, part};

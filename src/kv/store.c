@@ -23,12 +23,16 @@
 
 /* --- open and close ------------------------------------------------------------------------ */
 
+/* Memory first, then the disk, then the threads. An engine with a disk that fails still starts: the
+ * store is then in STORE_AWAY, finds no page and saves none, and store_tend() tries again. */
+
 /* All memory is allocated here. Buffers are mapped one by one, because pin() and O_DIRECT want
  * whole memory pages. */
 static int store_alloc(struct store *st)
 {
     size_t n_buffers = (size_t)st->options.n_buffers;
 
+    /* Last uses are written by whole chunks, so the arrays are rounded up to one. */
     st->n_chunks = (st->n_slots + STORE_USES - 1) / STORE_USES;
     st->entries = mem_zalloc_array(st->n_slots, sizeof *st->entries);
     st->uses = mem_zalloc_array((size_t)st->n_chunks * STORE_USES, sizeof *st->uses);
@@ -72,6 +76,7 @@ static int store_start(struct store *st)
         log_error("store: the I/O thread cannot start: %s", strerror(errno));
         return ERR_IO;
     }
+    /* store_close() joins only threads that were started. */
     st->thread_runs = true;
     while (st->n_readers < STORE_READERS) {
         if (pthread_create(&st->readers[st->n_readers], NULL, store_run_reader, st) != 0) {
@@ -101,6 +106,7 @@ int store_open(struct store **out, const struct store_options *options)
                                        .page_tokens = (uint32_t)options->page_tokens,
                                        .slot_bytes = STORE_HEADER_BYTES + payload,
                                        .page_bytes = options->page_bytes};
+    /* A slot has a header of 4 KiB and the payload, rounded up to whole blocks. */
     st->n_slots = (uint32_t)(options->max_bytes / st->format.slot_bytes);
     if (st->n_slots < 1)
         st->n_slots = 1;
@@ -111,7 +117,10 @@ int store_open(struct store **out, const struct store_options *options)
     (void)pthread_mutex_init(&st->lock, NULL); /* cannot fail on Linux */
     (void)pthread_cond_init(&st->work, NULL);
     (void)pthread_cond_init(&st->idle, NULL);
+    /* From here on an error closes everything that was opened. */
     rc = store_alloc(st);
+    /* Another engine on the same folder is the operator's mistake; any other trouble with the disk
+     * may pass. */
     if (rc == ERR_OK && (rc = store_attach(st)) != ERR_OK && rc != ERR_IN_USE) {
         log_warn("store: %s cannot be used (%s): no pages are kept on disk until it can",
                  options->dir, err_sentence(rc));
@@ -132,6 +141,7 @@ void store_close(struct store *st)
 {
     if (st == NULL)
         return;
+    /* Readers first: they fill no queue of the I/O thread. */
     if (st->thread_runs) {
         (void)pthread_mutex_lock(&st->lock);
         st->stop = true;
@@ -140,6 +150,7 @@ void store_close(struct store *st)
         for (int i = 0; i < st->n_readers; i++)
             (void)pthread_join(st->readers[i], NULL);
         (void)pthread_join(st->thread, NULL);
+        /* The last uses since the last write; no thread writes them any more. */
         store_write_uses(st);
     }
     store_detach(st);
@@ -166,6 +177,9 @@ void store_close(struct store *st)
 }
 
 /* --- the engine's thread ------------------------------------------------------------------- */
+
+/* These functions never wait for the disk: they hold the lock only to move a buffer or to read the
+ * index, and the other threads do no I/O under it. Only store_flush() and store_close() wait. */
 
 /* Locking does not change the value that a const function reads. */
 static struct store *store_mutable(const struct store *st)
@@ -251,11 +265,12 @@ static void store_queue_write(struct store *st, struct store_buffer *buffer,
     memcpy(buffer->tokens, label->tokens, sizeof *buffer->tokens * (size_t)st->options.page_tokens);
     buffer->root = label->space;
     buffer->retain = label->retain;
+    /* A drop that comes while the buffer is queued sets it (store_drop()). */
     buffer->dropped = false;
     (void)pthread_mutex_lock(&st->lock);
     buffer->writes = true;
     store_push(&st->writes, buffer);
-    (void)pthread_cond_broadcast(&st->work); /* some of them only read */
+    (void)pthread_cond_broadcast(&st->work);
     (void)pthread_mutex_unlock(&st->lock);
 }
 
@@ -297,6 +312,7 @@ int store_load(struct store *st, const struct hash *name, const int32_t *tokens,
     buffer->ticket = ticket;
     memcpy(buffer->tokens, tokens, sizeof *buffer->tokens * (size_t)st->options.page_tokens);
     (void)pthread_mutex_lock(&st->lock);
+    /* Looked up and counted under one lock, so that the slot cannot be evicted in between. */
     buffer->slot = store_look_up(st, name);
     if (buffer->slot == -1) {
         store_push(&st->idle_buffers, buffer);
@@ -305,6 +321,7 @@ int store_load(struct store *st, const struct hash *name, const int32_t *tokens,
         st->entries[buffer->slot].n_readers++;
         store_place(st, buffer->slot);
         store_push(&st->reads, buffer);
+        /* Any of the threads can read. */
         (void)pthread_cond_signal(&st->work);
     }
     (void)pthread_mutex_unlock(&st->lock);
@@ -355,6 +372,7 @@ bool store_drop(struct store *st, const struct hash *name)
         st->entries[slot].gone = st->entries[slot].n_readers > 0;
         if (!st->entries[slot].gone)
             store_free_slot(st, slot);
+        /* The I/O thread erases the record later. */
         store_note_changed(st, slot);
     }
     (void)pthread_mutex_unlock(&st->lock);
@@ -377,6 +395,7 @@ bool store_look(const struct store *st, uint32_t slot, struct page_label *label)
     bool used;
 
     (void)pthread_mutex_lock(&store_mutable(st)->lock);
+    /* Pages of other models are kept, but not listed. */
     used = st->mode != STORE_AWAY && entry->used && entry->record.space == st->space;
     if (used)
         *label = (struct page_label){.name = entry->record.name,
@@ -410,6 +429,7 @@ bool store_poll(struct store *st, struct store_done *done)
         return true;
     }
     if (buffer->rc == ERR_OK)
+        /* The caller reads the payload where it is, and then calls store_release(). */
         done->payload = (const char *)buffer->header + STORE_HEADER_BYTES;
     else
         store_release(st, (const char *)buffer->header + STORE_HEADER_BYTES);
@@ -449,6 +469,7 @@ void store_set_rates(struct store *st, const struct store_rate *rates, int n)
     (void)pthread_mutex_lock(&st->lock);
     memcpy(st->rates, rates, (size_t)n * sizeof *rates);
     st->n_rates = n;
+    /* The I/O thread writes them with the next last uses. */
     st->rates_marked = true;
     (void)pthread_mutex_unlock(&st->lock);
 }

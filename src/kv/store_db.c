@@ -102,6 +102,7 @@ static int store_db_env(struct store_db *db, const char *dir, unsigned flags, si
     if (rc == 0 && map_bytes != 0)
         rc = mdb_env_set_mapsize(db->env, map_bytes);
     if (rc == 0)
+        /* Those of store_db_tables(). */
         rc = mdb_env_set_maxdbs(db->env, 4);
     if (rc == 0)
         rc = mdb_env_set_maxreaders(db->env, STORE_DB_READERS);
@@ -129,6 +130,7 @@ static MDB_val store_db_val(const void *p, size_t len)
 {
     MDB_val value = {.mv_size = len};
 
+    /* A copy of the pointer, because mv_data is not const. */
     memcpy(&value.mv_data, &p, sizeof p); /* LMDB does not write through it */
     return value;
 }
@@ -209,6 +211,7 @@ static int store_db_allocate_lock(const char *dir, bool makes)
     } else if ((fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW)) == -1) {
         return ERR_OK;
     }
+    /* It also lengthens a shorter file. */
     rc = posix_fallocate(fd, 0, STORE_DB_LOCK_BYTES);
     (void)close(fd);
     if (rc == 0)
@@ -432,6 +435,7 @@ int store_db_write_uses(struct store_db *db, const struct store_use *uses, const
         MDB_val key = store_db_val(&i, sizeof i);
         MDB_val value = store_db_val(uses + (size_t)i * STORE_USES, sizeof *uses * STORE_USES);
 
+        /* A chunk without a mark has not changed since it was last written. */
         if (marked[i])
             rc = mdb_put(txn, db->uses, &key, &value, 0);
     }
@@ -497,6 +501,7 @@ static int store_db_copy_table(MDB_txn *from, MDB_dbi from_table, MDB_txn *to, M
     while (rc == 0) {
         rc = mdb_put(to, to_table, &key, &value,
                      MDB_APPEND); /* full pages: not larger than the old file */
+        /* MDB_APPEND fails where the key is not above the last one; insert it at its place. */
         if (rc == MDB_KEYEXIST)
             rc = mdb_put(to, to_table, &key, &value, 0);
         if (rc == 0)
@@ -541,6 +546,11 @@ static int store_db_copy(struct store_db *from, struct store_db *to)
 
 /* --- the child ------------------------------------------------------------------------------ */
 
+/* fork() -> the child reads the old index and writes the copy -> its exit status and *progress are
+ * judged by the parent. While it is STORE_DB_AT_OLD a crash means a damaged index; later, the old
+ * index has been read completely and remains usable. The child never returns into the engine's
+ * code. */
+
 /* Read the whole file with pread(): a failing disk is an error here, but in LMDB's map it would be
  * the same signal as a damaged tree. *len is the file's length, 0 when there is none. Returns
  * errno. */
@@ -577,6 +587,7 @@ static int store_db_walk_table(MDB_txn *txn, MDB_dbi table, off_t bytes)
     if (rc == 0)
         rc = mdb_cursor_get(cursor, &key, &value, MDB_FIRST);
     while (rc == 0) { /* ends, because `left` falls */
+        /* `sum` is volatile, so that no read is optimised away. */
         for (size_t i = 0; i < key.mv_size; i++)
             sum = (unsigned char)(sum + ((const unsigned char *)key.mv_data)[i]);
         for (size_t i = 0; i < value.mv_size; i++)
@@ -618,12 +629,14 @@ static void store_db_probe_old(struct store_db *from, const char *dir,
                                const struct store_format *format, off_t *len)
 {
     struct store_format got;
+    /* An error of the disk ends here, before LMDB maps the file. */
     int rc = store_db_read_bytes(dir, len);
 
     if (rc == 0 && *len == 0)
         return;
     if (rc == 0)
         rc = store_db_read(from, dir, MDB_NOLOCK, &got); /* no other process writes to it */
+    /* The index of another version is not walked. */
     if (rc == 0 && memcmp(&got, format, sizeof got) != 0)
         _exit(STORE_DB_PROBE_VERSION);
     if (rc == 0)
@@ -678,10 +691,12 @@ static _Noreturn void store_db_probe_child(const char *dir, const char *scratch,
     (void)close_range(STDERR_FILENO + 1, ~0U, 0);
     (void)setrlimit(RLIMIT_CPU, &cpu); /* an endless loop in a damaged tree ends by signal */
     store_db_probe_old(&from, dir, format, &len);
+    /* From here on a crash does not mean a damaged old index. */
     *progress = len == 0 ? STORE_DB_AT_NEW : STORE_DB_AT_COPY;
     rc = store_db_allocate_copy(scratch, len + STORE_DB_SPARE, &fd);
     if (rc == 0)
         rc = store_db_create(&to, scratch, format, map_bytes);
+    /* Without an old index the new one remains empty. */
     if (rc == 0 && len > 0)
         rc = store_db_copy(&from, &to);
     if (rc == 0)
@@ -714,6 +729,7 @@ static int store_db_judge(int status, int progress)
         }
     }
     switch (progress) {
+    /* Another signal, such as SIGKILL when memory is short, says nothing about the file. */
     case STORE_DB_AT_OLD: return store_db_is_crash(status) ? ERR_CORRUPT : ERR_NO_MEMORY;
     case STORE_DB_AT_COPY: return ERR_AGAIN;
     default: return ERR_NO_MEMORY;
@@ -762,6 +778,10 @@ static void store_db_clear(const char *scratch)
 
 /* --- opening -------------------------------------------------------------------------------- */
 
+/* A writer always starts with a copy: the copy is as small as its records, was written from records
+ * that were read completely, and replaces the old file by one rename(). When that is impossible,
+ * for want of room above all, the old file is used as it is, for reading. */
+
 /* Replace the index by its copy: ERR_OK. ERR_AGAIN: the old one is good, and stays. */
 static int store_db_renew(const char *dir, const struct store_format *format, size_t map_bytes)
 {
@@ -780,6 +800,7 @@ static int store_db_renew(const char *dir, const struct store_format *format, si
     rc = store_db_rebuild(dir, scratch, format, map_bytes);
     if (rc == ERR_OK && rename(from, to) == -1) { /* readers of the old file keep it */
         log_error("store: %s: %s", to, strerror(errno));
+        /* Without an old index there is none to read from. */
         rc = access(to, F_OK) == 0 ? ERR_AGAIN : ERR_IO;
     }
     store_db_clear(scratch);

@@ -30,6 +30,7 @@ void store_place(struct store *st, int32_t slot)
 /* A slot is in `changed` at most once, so the array of n_slots entries cannot overflow. */
 void store_note_changed(struct store *st, int32_t slot)
 {
+    /* Already in the list: only look at it once more. */
     if (st->entries[slot].changed) {
         st->n_scrubbed = 0; /* it may have been skipped while it was a page */
         (void)pthread_cond_broadcast(&st->work);
@@ -50,6 +51,7 @@ void store_retain_slot(struct store *st, int32_t slot, struct retain r)
     eviction_tick(st->eviction, clock_stamp_s());
     eviction_retain(st->eviction, slot, r);
     word = retain_pack(eviction_retained(st->eviction, slot));
+    /* Nothing changed for the record: the effective retention is as before. */
     if (word == entry->record.retains)
         return;
     entry->record.retains = word;
@@ -71,6 +73,7 @@ static void store_parent_count(struct store *st, const struct hash *parent, int 
 {
     int32_t p = store_find(st, parent);
 
+    /* The parent may be gone, or may not have counted this child. */
     if (p == -1 || (by < 0 && st->entries[p].n_children == 0))
         return;
     st->entries[p].n_children = (uint32_t)((int)st->entries[p].n_children + by);
@@ -86,6 +89,7 @@ void store_insert(struct store *st, int32_t slot, const struct store_record *rec
     entry->used = true;
     entry->scrubbed = false;
     entry->n_children = 0;
+    /* First the name, then the eviction order, which looks the parent up. */
     table_add(&st->table, &record->name, slot);
     eviction_begin(st->eviction, slot, store_find(st, &record->parent),
                    retain_unpack(record->retains));
@@ -101,6 +105,7 @@ void store_remove(struct store *st, int32_t slot)
 {
     struct store_entry *entry = &st->entries[slot];
 
+    /* Only a visible page can be hidden. */
     must(entry->used);
     table_erase(&st->table, &entry->record.name);
     entry->used = false;
@@ -120,6 +125,7 @@ static bool store_has_no_room(const struct store *st, int32_t slot)
 {
     uint64_t end = ((uint64_t)slot + 1) * st->format.slot_bytes;
 
+    /* Room was measured once per batch, and shrinks with each slot that grows the file. */
     return end > st->file_bytes && st->room_bytes < (int64_t)(end - st->file_bytes);
 }
 
@@ -164,9 +170,9 @@ void store_prove_index(const struct store *st)
     must(n_used + n_free == st->n_slots && table_count(&st->table) == n_used);
 }
 
-/* State of the scan that fills the index. */
 /* --- loading ---------------------------------------------------------------------------------- */
 
+/* State of the scan that fills the index. */
 struct store_scan {
     struct store *st;
     uint64_t n_dropped;
@@ -185,6 +191,7 @@ static void store_scan_one(void *context, uint64_t slot, const struct store_reco
         scan->n_dropped++;
         return;
     }
+    /* The page enters the table only: the eviction order follows when all are known. */
     st->uses[slot] = *use;
     st->entries[slot].record = *record;
     st->entries[slot].used = true;
@@ -216,6 +223,7 @@ int store_load_index(struct store *st)
     uint32_t n = 0;
     int rc;
 
+    /* `changed` serves as scratch memory below. */
     must(st->n_changed == 0);
     memset(st->entries, 0, st->n_slots * sizeof *st->entries); /* left by a scan that failed */
     table_clear(&st->table);

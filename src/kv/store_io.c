@@ -37,6 +37,7 @@ static bool store_io(struct store *st, struct store_buffer *buffer, bool write)
     size_t left = st->format.slot_bytes;
     off_t at = (off_t)buffer->slot * (off_t)st->format.slot_bytes;
 
+    /* Fault points: a test makes the disk fail here. */
     if (write ? FAULT_HIT(store_write) : FAULT_HIT(store_read)) {
         errno = EIO;
         return false;
@@ -48,6 +49,7 @@ static bool store_io(struct store *st, struct store_buffer *buffer, bool write)
             n = pwrite(st->file_fd, bytes, left, at);
         else
             n = pread(st->file_fd, bytes, left, at);
+        /* A signal is no error; a short count is continued below. */
         if (n == -1 && errno == EINTR)
             continue;
         if (n <= 0) {
@@ -66,6 +68,7 @@ static void store_seal(struct store *st, struct store_buffer *buffer, uint64_t g
 {
     struct store_header *header = buffer->header;
 
+    /* Zeros to the end of the block: nothing of an earlier page stays on disk. */
     memset(header, 0, STORE_HEADER_BYTES);
     header->magic = STORE_MAGIC;
     header->version = STORE_VERSION;
@@ -118,6 +121,7 @@ static bool store_write_one(struct store *st, struct store_buffer *buffer, int n
         return false;
     /* A page that is stored already needs no writing, only a new last use and retention. */
     (void)pthread_mutex_lock(&st->lock);
+    /* The page may have been dropped while it waited. */
     buffer->slot = buffer->dropped ? -1 : store_find(st, &buffer->name);
     known = buffer->slot != -1;
     if (known) {
@@ -127,16 +131,19 @@ static bool store_write_one(struct store *st, struct store_buffer *buffer, int n
         buffer->slot = store_take_slot(st);
     }
     (void)pthread_mutex_unlock(&st->lock);
+    /* All slots are being read, or the disk is full: the page is not saved. */
     if (!known && buffer->slot == -1 && !buffer->dropped) {
         errno = ENOSPC;
         store_complain(st, "a page has no place");
     }
     if (known || buffer->slot == -1)
         return false;
+    /* A page of the host tier is copied here, by this thread, and not by the engine. */
     if (buffer->source != NULL)
         memcpy((char *)buffer->header + STORE_HEADER_BYTES, buffer->source, st->options.page_bytes);
     generation = st->entries[buffer->slot].record.generation + 1; /* only this thread changes it */
     store_seal(st, buffer, generation);
+    /* Applied by store_db_commit() with the rest of the batch. */
     *change = (struct store_change){
         .slot = (uint64_t)buffer->slot,
         .record = {.name = buffer->name,
@@ -162,6 +169,7 @@ static bool store_write_one(struct store *st, struct store_buffer *buffer, int n
 /* Payloads must be on disk before the index names them. */
 static int store_sync(struct store *st, int n_changes)
 {
+    /* An empty batch needs neither a sync nor a transaction. */
     if (n_changes == 0)
         return ERR_OK;
     if (FAULT_HIT(store_commit) || fdatasync(st->file_fd) == -1) {
@@ -204,12 +212,14 @@ static void store_write_batch(struct store *st, struct store_buffer *list)
         if (store_write_one(st, buffer, n))
             n++;
     }
+    /* Without the lock: the engine goes on while the disk works. */
     rc = store_sync(st, n);
     (void)pthread_mutex_lock(&st->lock);
     for (int i = 0; i < n; i++) {
         const struct store_change *change = &st->changes[i];
         int32_t slot = (int32_t)change->slot;
 
+        /* Also on an error: the slot's content has changed on disk. */
         st->entries[slot].record.generation = change->record.generation;
         if (rc == ERR_OK && !change->erase && store_was_dropped(list, &change->record.name)) {
             store_free_slot(st, slot);
@@ -226,6 +236,7 @@ static void store_write_batch(struct store *st, struct store_buffer *list)
     while (list != NULL) {
         struct store_buffer *next = list->next;
 
+        /* Saves with a ticket go to the engine, which is woken below; other buffers become idle. */
         list->writes = false;
         told = told || list->tells;
         store_push(list->tells ? &st->done : &st->idle_buffers, list);
@@ -255,8 +266,10 @@ static void store_end_read(struct store *st, struct store_buffer *buffer)
 {
     struct store_entry *entry = &st->entries[buffer->slot];
 
+    /* The reader leaves, whatever it has read. */
     entry->n_readers--;
     if (entry->gone) {
+        /* For the engine the page is gone, even if the bytes were read. */
         buffer->rc = ERR_NOT_FOUND;
         entry->gone = entry->n_readers > 0;
         if (!entry->gone)
@@ -271,6 +284,8 @@ static void store_end_read(struct store *st, struct store_buffer *buffer)
         return;
     }
     st->counters.faults++;
+    /* A page that cannot be read is hidden at once; another reader in progress would do it
+     * otherwise. */
     if (entry->used && entry->n_readers == 0) {
         store_remove(st, buffer->slot);
         store_free_slot(st, buffer->slot);
@@ -297,7 +312,10 @@ static void store_read_one(struct store *st, struct store_buffer *buffer)
     store_tell(st);
 }
 
-/* The arrays are copied under the lock and written without it, because a transaction may take long.
+/* Last uses and hit rates are worth a transaction a minute, not one per use: after a crash the
+ * eviction order is a minute older, and nothing else is lost.
+ *
+ * The arrays are copied under the lock and written without it, because a transaction may take long.
  * On an error only the order of eviction suffers. */
 void store_write_uses(struct store *st)
 {
@@ -366,10 +384,15 @@ void store_scrub(struct store *st, const int32_t *slots, int n)
         store_complain(st, "syncing dropped pages failed");
 }
 
-/* Records that could not be written are tried again, because the next start would undo a drop; but
+/* Changed records: a drop or a new retention changes the index in memory at once, and notes the
+ * slot in st->changed. The I/O thread writes the records of these slots in one transaction, each as
+ * it is at that time, so several changes of a slot cost one write.
+ *
+ * Records that could not be written are tried again, because the next start would undo a drop; but
  * not forever. False when they are given up. With the lock held. */
 static bool store_try_again(struct store *st, int n)
 {
+    /* After several attempts the drops are carried out in the page file instead. */
     if (++st->n_tries == STORE_TRIES) {
         log_warn("store: %d records in %s could not be changed; drops and retention of their pages "
                  "end with this engine",
@@ -404,6 +427,7 @@ static void store_write_changed(struct store *st)
         int32_t slot = st->changed[--st->n_changed];
         struct store_entry *entry = &st->entries[slot];
 
+        /* From here on a further change puts the slot into the list again. */
         entry->changed = false;
         st->changes[n++] = (struct store_change){
             .erase = !entry->used, .slot = (uint64_t)slot, .record = entry->record};
@@ -438,6 +462,8 @@ static void store_scrub_changed(struct store *st)
     while (st->n_scrubbed < st->n_changed && n < 64) {
         int32_t slot = st->changed[st->n_scrubbed++];
 
+        /* Changed records wait until the index can be written; only dropped pages are erased
+         * now. */
         if (st->entries[slot].used || st->entries[slot].scrubbed)
             continue;
         st->entries[slot].scrubbed = true;
@@ -491,6 +517,7 @@ void *store_run(void *context)
         struct store_buffer *writes = NULL;
         bool works;
 
+        /* Reads first: a sequence waits for each. The whole queue of writes becomes one batch. */
         if (read == NULL) {
             writes = st->writes.first;
             st->writes = (struct store_queue){0};

@@ -44,6 +44,7 @@ static void room_path(const struct store *st, char *out, size_t cap, const char 
  * moment, so this tries for half a second. */
 static bool room_lock(int fd)
 {
+    /* flock() without waiting, so that a store in use is reported and not waited for. */
     for (int i = 0; i < ROOM_LOCK_TRIES; i++) {
         if (flock(fd, LOCK_EX | LOCK_NB) == 0)
             return true;
@@ -58,6 +59,7 @@ static int room_open_lock(struct store *st)
     char path[4096];
     int rc;
 
+    /* For this user alone: pages hold prompts. */
     if (mkdir(st->options.dir, 0700) == -1 && errno != EEXIST) {
         log_error("store: %s: %s", st->options.dir, strerror(errno));
         return ERR_IO;
@@ -87,6 +89,8 @@ static void room_set_aside(const struct store *st, const char *why, size_t n)
 
         room_path(st, from, sizeof from, room_files[i]);
         (void)snprintf(to, sizeof to, "%.4000s.bad", from);
+        /* A page file can fill the disk by itself; keeping it would leave no room for the next
+         * one. */
         if (stat(from, &file) == 0 && file.st_size > ROOM_BAD_BYTES) {
             log_warn("store: %s is too large to be kept; it is removed", from);
             (void)unlink(to); /* the earlier one, too */
@@ -134,6 +138,7 @@ static int room_open_space(struct store *st)
     uint32_t index;
     int rc;
 
+    /* The name is for people; the fingerprint is the key. */
     (void)snprintf(space.name, sizeof space.name, "%s", st->options.namespace_name);
     rc = store_db_space(st->db, &space, &index);
     if (rc == ERR_OK)
@@ -190,6 +195,7 @@ static void room_sync_folders(const struct store *st)
 static void room_take_rates(struct store *st)
 {
     (void)pthread_mutex_lock(&st->lock);
+    /* Rates that the engine has set since the start are newer. */
     if (!st->rates_marked)
         st->n_rates = store_db_read_rates(st->db, st->rates);
     (void)pthread_mutex_unlock(&st->lock);
@@ -205,6 +211,7 @@ static void room_set_mode(struct store *st, enum store_mode mode)
     (void)pthread_mutex_unlock(&st->lock);
     st->tried_us = clock_us();
     st->try_next_us = st->options.retry_us != 0 ? st->options.retry_us : ROOM_RETRY_US;
+    /* Logged once per change, because the operator has to make room. */
     if (mode == STORE_READING)
         log_warn("store: %s has no room for the index, or it cannot be written: its pages are read "
                  "and none is added until that ends",
@@ -253,6 +260,7 @@ int store_attach(struct store *st)
 
 void store_detach(struct store *st)
 {
+    /* Every part accepts that it was not opened. */
     if (st->db != NULL)
         store_db_end(st->db);
     if (st->file_fd != -1)
@@ -264,6 +272,9 @@ void store_detach(struct store *st)
 }
 
 /* --- while it runs -------------------------------------------------------------------------- */
+
+/* An attempt to write again needs room for a copy of the index (store_db_begin()). Pages are
+ * written only while the reserve stays free; the reserve is left to other programs. */
 
 /* Free bytes for users other than root; a file system that reports nothing has enough. */
 static uint64_t room_free(const struct store *st)
@@ -281,6 +292,7 @@ void store_measure_room(struct store *st)
 {
     uint64_t room = room_free(st), wants = st->options.reserve_bytes + st->format.slot_bytes;
 
+    /* Short of room. */
     if (room < wants) {
         room_sweep(st, INT64_MAX); /* first of all, remove files that nothing needs */
         room = room_free(st);
@@ -327,6 +339,7 @@ static void room_reopen(struct store *st)
     }
     if (rc == ERR_OK && store_db_writes(st->db))
         rc = room_open_space(st);
+    /* Still no room: the old index is open for reading again, and the next attempt comes later. */
     if (rc != ERR_OK || !store_db_writes(st->db))
         return;
     room_sync_folders(st);

@@ -16,6 +16,7 @@ int table_open(struct table *t, const struct hash *names, size_t name_step, uint
 
     must(n_max <= INT32_MAX / 2);
     must(name_step >= sizeof *names);
+    /* At most half full. */
     while (room < 2 * n_max)
         room *= 2;
     *t = (struct table){.names = (const char *)names, .name_step = name_step, .mask = room - 1};
@@ -54,6 +55,7 @@ void table_erase(struct table *t, const struct hash *name)
     uint32_t i = gap;
 
     must(t->ids[gap] != -1);
+    /* The entry is gone; now close the gap. */
     t->ids[gap] = -1;
     for (;;) { /* ends at the first empty place */
         struct hash other;
@@ -62,6 +64,7 @@ void table_erase(struct table *t, const struct hash *name)
         i = (i + 1) & t->mask;
         if (t->ids[i] == -1)
             return;
+        /* The names are in the owner's entries. */
         memcpy(&other, t->names + (size_t)t->ids[i] * t->name_step, sizeof other);
         home = table_home(t, &other);
         if (((i - home) & t->mask) < ((i - gap) & t->mask))

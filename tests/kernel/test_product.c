@@ -248,8 +248,7 @@ static void compare_large(const struct large_case *l, enum k_type type)
 
 /* Tiles that two CTAs share. Of 48 rows the middle sixteen are both CTAs'; of two blocks, which
  * tiles of a matrix of odd rows have, the CTAs read each other's sums; the last tile of 3000 or
- * 5000 rows has none for the second CTA; of 25 slabs one CTA may have a slot more than the other.
- */
+ * 5000 rows has none for the second CTA; of 25 slabs one CTA may have one stage more. */
 struct shared_case {
     enum k_product_kind kind;
     enum k_type type;

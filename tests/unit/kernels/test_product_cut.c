@@ -32,28 +32,28 @@ static bool tail_fits(const struct product_cut *c, enum k_product_kind kind)
  * other; what lies where does not overlap, nor does a wgmma read behind it. */
 static bool has_room(const struct product_cut *c)
 {
-    int last = (c->depth - 1) * c->slot_bytes, stride = c->n_blocks * CUT_BLOCK + 4;
+    int last = (c->depth - 1) * c->stage_bytes, stride = c->n_blocks * CUT_BLOCK + 4;
     int sums = c->n_blocks == 1 ? 2 * c->part * 4 : c->round * stride * 4;
     int least = c->n_blocks == 4 ? 5 : c->n_slabs / c->n_split > 64 ? 3 : 4;
     int reach =
         c->rows_by_eight ? 8 * c->group_bytes : (c->box - 1) * c->slab_bytes + CUT_BLOCK * CUT_SLAB;
 
     return c->block_rows % 8 == 0 && c->block_rows <= CUT_BLOCK && c->box >= 1 && c->box <= 8 &&
-           c->slot_bytes == c->box * c->block_rows * CUT_SLAB && c->slot_bytes % 1024 == 0 &&
+           c->stage_bytes == c->box * c->block_rows * CUT_SLAB && c->stage_bytes % 1024 == 0 &&
            c->x_bytes % 1024 == 0 && c->x_copied == c->box * c->x_slabs * c->x_rows * CUT_SLAB &&
            c->x_copied <= c->x_bytes && c->depth >= least && c->depth <= CUT_DEPTH_MAX &&
            c->x_depth >= (c->n_blocks == 1 ? 4 : 2) && c->x_depth <= CUT_DEPTH_MAX &&
-           c->x_at == c->depth * c->slot_bytes && c->rest_at >= c->x_at + c->x_depth * c->x_bytes &&
-           c->rest_at >= c->red_at + sums &&
+           c->x_at == c->depth * c->stage_bytes &&
+           c->rest_at >= c->x_at + c->x_depth * c->x_bytes && c->rest_at >= c->red_at + sums &&
            (c->red_at == 0 ? c->n_tiles <= c->n_groups && c->round >= c->columns
                            : c->red_at >= c->x_at + c->x_depth * c->x_bytes) &&
-           c->first_slots >= 1 && c->first_slots <= c->depth &&
-           c->first_slots <= (c->n_slabs / c->n_split + c->box - 1) / c->box * c->n_blocks &&
+           c->first_stages >= 1 && c->first_stages <= c->depth &&
+           c->first_stages <= (c->n_slabs / c->n_split + c->box - 1) / c->box * c->n_blocks &&
            c->red_at % 16 == 0 && c->rest_at % 16 == 0 && c->smem == c->rest_at + CUT_REST_BYTES &&
            c->smem <= CUT_SMEM_MAX && last + reach <= c->smem;
 }
 
-/* Two CTAs with one block leave sums over two slots of w, those of the other CTA over the one that
+/* Two CTAs with one block leave sums over two stages of w, those of the other CTA over the one that
  * would be filled next. */
 static bool sums_have_slots(const struct product_cut *c)
 {
@@ -61,13 +61,13 @@ static bool sums_have_slots(const struct product_cut *c)
         return true;
     for (int rank = 0; rank < 2; rank++) {
         int slabs = (rank + 1) * c->n_slabs / 2 - rank * c->n_slabs / 2;
-        int next = (slabs + c->box - 1) / c->box % c->depth * c->slot_bytes;
+        int next = (slabs + c->box - 1) / c->box % c->depth * c->stage_bytes;
 
         if (c->sent_at[rank] != next || c->own_at[rank] == next || c->own_at[rank] < 0 ||
-            c->own_at[rank] + c->slot_bytes > c->x_at || c->own_at[rank] % c->slot_bytes != 0)
+            c->own_at[rank] + c->stage_bytes > c->x_at || c->own_at[rank] % c->stage_bytes != 0)
             return false;
     }
-    return 2 * c->part * 4 <= c->slot_bytes;
+    return 2 * c->part * 4 <= c->stage_bytes;
 }
 
 /* What the ends of tiles take four or sixteen rows at a time. */
@@ -114,10 +114,10 @@ static void cut_all(int n_sms, enum k_type type)
                            tail_fits(&c, (enum k_product_kind)kind) && sums_have_slots(&c) &&
                            ends_whole(&c, (enum k_product_kind)kind);
                     if (!good && n_bad++ < 5)
-                        printf("# kind %d, %d x %d, %d rows: tiles of %d, %d of them, slots %d and "
-                               "%d, %d bytes\n",
-                               kind, out, in, rows[i], c.rows, c.n_tiles, c.depth, c.x_depth,
-                               c.smem);
+                        printf(
+                            "# kind %d, %d x %d, %d rows: tiles of %d, %d of them, stages %d and "
+                            "%d, %d bytes\n",
+                            kind, out, in, rows[i], c.rows, c.n_tiles, c.depth, c.x_depth, c.smem);
                     n++;
                 }
             }

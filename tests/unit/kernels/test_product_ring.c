@@ -1,7 +1,7 @@
-/* Goal: the rings of sm90_product.cu neither stand still nor are filled while somebody reads,
+/* Goal: the rings of sm90_product.cu neither stop nor are filled while somebody reads,
  * whoever is late. Two CTAs that share a tile are sent what they wait for, neither over what is
  * still read nor when they have gone. Method: their protocol, played for cuts that product_cut_of()
- * makes: one who orders and eight warps as coroutines, which a seeded scheduler lets go on in any
+ * makes: a producer and eight warps as coroutines, which a seeded scheduler lets go on in any
  * order, some of them seldom; copies and sums arrive out of order. A change of who waits for or
  * gives back what is to be made in both. */
 #include <stdlib.h>
@@ -29,20 +29,20 @@ struct agent {
     ucontext_t context;
     char *stack;
     struct cta *cta;
-    int warp; /* N_WARPS: orders */
+    int warp; /* N_WARPS: the producer */
     bool seldom, done;
 };
 
 struct copy {
     bool is_x;
-    int slot, what;
+    int stage, what;
 };
 
 struct cta {
     int rank, steps; /* of its share of n_in */
     struct bar full[CUT_DEPTH_MAX], empty[CUT_DEPTH_MAX], x_full[CUT_DEPTH_MAX];
     struct bar x_empty[CUT_DEPTH_MAX], ready, arrived;
-    int w[CUT_DEPTH_MAX], x[CUT_DEPTH_MAX]; /* what is there: the number of its order */
+    int w[CUT_DEPTH_MAX], x[CUT_DEPTH_MAX]; /* what is there: the number of its load */
     int readers[CUT_DEPTH_MAX], x_readers[CUT_DEPTH_MAX];
     struct copy copies[COPIES_MAX];
     int n_copies, met;
@@ -54,7 +54,7 @@ struct cta {
 
 static struct {
     struct product_cut c;
-    int n, tiles, first_slots, n_ctas;
+    int n, tiles, first_stages, n_ctas;
     bool direct; /* ends of tiles in registers: nobody meets */
     struct cta ctas[2];
     int n_begun; /* agents that have arrived at the cluster's first barrier */
@@ -111,13 +111,13 @@ static void await(const struct bar *b, unsigned parity)
         others();
 }
 
-static void order(struct cta *k, bool is_x, int slot, int what)
+static void load(struct cta *k, bool is_x, int stage, int what)
 {
-    struct bar *full = is_x ? &k->x_full[slot] : &k->full[slot];
+    struct bar *full = is_x ? &k->x_full[stage] : &k->full[stage];
 
     full->pending++;
     arrive(full);
-    k->copies[k->n_copies++] = (struct copy){is_x, slot, what};
+    k->copies[k->n_copies++] = (struct copy){is_x, stage, what};
 }
 
 static void next(struct place *p, int depth)
@@ -133,26 +133,26 @@ static void next(struct place *p, int depth)
 static void load_x(struct cta *k, struct place *to, int *step)
 {
     await(&k->x_empty[to->at], to->parity);
-    order(k, true, to->at, (*step)++);
+    load(k, true, to->at, (*step)++);
     next(to, s.c.x_depth);
 }
 
-/* Before anything else: nobody has the slots yet. */
+/* Before anything else: nobody has the stages yet. */
 static void begin_stages(struct cta *k)
 {
-    for (int i = 0; i < s.first_slots; i++)
-        order(k, false, i, i);
+    for (int i = 0; i < s.first_stages; i++)
+        load(k, false, i, i);
 }
 
-/* Where one more slot would go nobody reads any more: the other CTA may send its sums there. */
+/* Where one more stage would go nobody reads any more: the other CTA may send its sums there. */
 static void tell_other(struct cta *k, struct place next)
 {
     struct cta *other = &s.ctas[k->rank ^ 1];
 
     while (s.n_begun < 2 * N_AGENTS && s.fault == NULL)
         others();
-    if (next.at * s.c.slot_bytes != s.c.sent_at[k->rank])
-        fail("sums are sent to another slot");
+    if (next.at * s.c.stage_bytes != s.c.sent_at[k->rank])
+        fail("sums are sent to another stage");
     await(&k->empty[next.at], next.parity);
     if (other->n_done == N_AGENTS)
         fail("who is told has gone");
@@ -162,16 +162,16 @@ static void tell_other(struct cta *k, struct place next)
 static void load_all(struct cta *k)
 {
     struct place to = {0, 1}, x_to = {0, 1};
-    int x_steps = 0, total = k->steps * s.tiles, b = s.first_slots % s.c.n_blocks;
+    int x_steps = 0, total = k->steps * s.tiles, b = s.first_stages % s.c.n_blocks;
 
-    for (int i = 0; i < s.first_slots; i++)
+    for (int i = 0; i < s.first_stages; i++)
         next(&to, s.c.depth);
-    for (int step = s.first_slots / s.c.n_blocks; step < total; step++, b = 0) {
+    for (int step = s.first_stages / s.c.n_blocks; step < total; step++, b = 0) {
         while (x_steps <= step && s.fault == NULL)
             load_x(k, &x_to, &x_steps);
         for (; b < s.c.n_blocks && s.fault == NULL; b++) {
             await(&k->empty[to.at], to.parity);
-            order(k, false, to.at, step * s.c.n_blocks + b);
+            load(k, false, to.at, step * s.c.n_blocks + b);
             next(&to, s.c.depth);
             others();
         }
@@ -194,11 +194,11 @@ static void pass(struct cta *k, struct place *from, int n)
     }
 }
 
-/* A slot of w and one of x; that of x is given back with the last block of a step. */
+/* A stage of w and one of x; that of x is given back with the last block of a step. */
 static void multiply(struct cta *k, int w, int x, bool last, int what, int step)
 {
     if (k->w[w] != what || k->x[x] != step)
-        fail("a slot holds another round");
+        fail("a stage holds another round");
     k->readers[w]++;
     k->x_readers[x]++;
     for (int i = draw(4); i >= 0; i--)
@@ -304,32 +304,32 @@ static void finish_copy(struct cta *k)
 {
     int i = draw(k->n_copies < 6 ? k->n_copies : 6);
     struct copy c = k->copies[i];
-    struct bar *full = c.is_x ? &k->x_full[c.slot] : &k->full[c.slot];
+    struct bar *full = c.is_x ? &k->x_full[c.stage] : &k->full[c.stage];
 
-    if ((c.is_x ? k->x_readers : k->readers)[c.slot] > 0)
-        fail("a slot is filled while somebody reads it");
-    (c.is_x ? k->x : k->w)[c.slot] = c.what;
+    if ((c.is_x ? k->x_readers : k->readers)[c.stage] > 0)
+        fail("a stage is filled while somebody reads it");
+    (c.is_x ? k->x : k->w)[c.stage] = c.what;
     memmove(&k->copies[i], &k->copies[i + 1], (size_t)(--k->n_copies - i) * sizeof k->copies[0]);
     full->pending--;
     look(full);
 }
 
-/* Some sums of the other CTA are there, over the slots. */
+/* Some sums of the other CTA are there, over the stages. */
 static void finish_push(struct cta *k)
 {
-    int i = draw(k->n_pushes), bytes = k->pushes[i], slot = s.c.sent_at[k->rank] / s.c.slot_bytes;
+    int i = draw(k->n_pushes), bytes = k->pushes[i], stage = s.c.sent_at[k->rank] / s.c.stage_bytes;
 
     if (k->n_done == N_AGENTS)
         fail("sums come to a CTA that has gone");
     for (int c = 0; c < k->n_copies; c++) {
-        if (!k->copies[c].is_x && k->copies[c].slot == slot)
+        if (!k->copies[c].is_x && k->copies[c].stage == stage)
             fail("sums come before a copy");
     }
-    if (k->readers[slot] > 0 || slot == s.c.own_at[k->rank] / s.c.slot_bytes)
-        fail("sums come over a slot that is read");
+    if (k->readers[stage] > 0 || stage == s.c.own_at[k->rank] / s.c.stage_bytes)
+        fail("sums come over a stage that is read");
     if (k->arrived.pending < bytes)
         fail("more bytes are sent than waited for");
-    k->w[slot] = -1;
+    k->w[stage] = -1;
     k->pushes[i] = k->pushes[--k->n_pushes];
     k->arrived.pending -= bytes;
     look(&k->arrived);
@@ -410,7 +410,7 @@ static const char *play(void)
     return s.fault;
 }
 
-/* Shares of n_in, and the slots that are ordered first: of the shorter share's first tile at most,
+/* Shares of n_in, and the stages that are loaded first: of the shorter share's first tile at most,
  * often as many as a ring has. */
 static void draw_shares(void)
 {
@@ -427,7 +427,7 @@ static void draw_shares(void)
     least = (s.c.n_slabs / s.c.n_split + s.c.box - 1) / s.c.box * s.c.n_blocks;
     if (least > s.c.depth)
         least = s.c.depth;
-    s.first_slots = draw(3) == 0 ? least : 1 + draw(least);
+    s.first_stages = draw(3) == 0 ? least : 1 + draw(least);
 }
 
 /* A cut that product_cut_of() makes, of few steps. */
@@ -451,9 +451,9 @@ static void draw_cut(void)
 
 static void say_fault(int turn, const char *fault)
 {
-    printf("# turn %d, %s: %d blocks, %d and %d slots, %d first, %d tiles of %d rows, %d steps, "
+    printf("# turn %d, %s: %d blocks, %d and %d stages, %d first, %d tiles of %d rows, %d steps, "
            "%d CTAs, %d columns\n",
-           turn, fault, s.c.n_blocks, s.c.depth, s.c.x_depth, s.first_slots, s.tiles, s.c.rows,
+           turn, fault, s.c.n_blocks, s.c.depth, s.c.x_depth, s.first_stages, s.tiles, s.c.rows,
            s.ctas[0].steps, s.n_ctas, s.n);
 }
 
@@ -474,7 +474,7 @@ int main(void)
         n_direct += s.direct && s.tiles > 1;
         n_shared += s.n_ctas == 2;
         n_uneven += s.n_ctas == 2 && s.ctas[0].steps != s.ctas[1].steps;
-        n_full += s.first_slots == s.c.depth;
+        n_full += s.first_stages == s.c.depth;
         if (fault != NULL && turn - n_good < 5)
             say_fault(turn, fault);
     }
