@@ -474,6 +474,8 @@ void build_write(struct build *build, uint32_t root, struct buf *image)
         return;
     must(root < build->states.n);
     memset(writer.number, 0xff, n * sizeof *writer.number);
+    /* The order matters: jumps are flattened before the search for states that reach an end, and
+     * only these states are numbered. */
     build_flatten_calls(build);
     build_find_good(&writer);
     if (!compile_ok(compile))

@@ -19,6 +19,9 @@ struct json_builder {
     uint32_t hex;     /* the rule for the four digits after "\u" of a control; NONE: not built */
 };
 
+/* Copy a dfa into the automaton as raw bytes. States must exist before the edges that lead to them,
+ * hence the two loops. A state with a label ends the automaton, or with `last` leads over that byte
+ * to the leaf of its label. */
 uint32_t dfa_build(struct build *build, const struct dfa *dfa, int last, const uint32_t *leaf)
 {
     uint32_t *state;
@@ -308,6 +311,8 @@ uint32_t dfa_build_json_counted(struct build *build, const struct dfa *dfa, uint
         return NONE;
     for (uint32_t s = first; s < last; s++)
         build->states.items[s].counted = true;
+    /* The entry is a copy, because only it carries the count: a state inside of the string must not
+     * restart it. */
     start = build_copy(build, start);
     if (compile_ok(build->c))
         build->states.items[start].count = (uint16_t)most;

@@ -396,6 +396,7 @@ static uint32_t ebnf_take_number(struct ebnf_parser *parser)
 
     for (; ebnf_peek_at(parser, parser->at) >= '0' && ebnf_peek_at(parser, parser->at) <= '9';
          parser->at++)
+        /* A number that is too large stays too large, so it cannot wrap around to a valid one. */
         n = n > 100000 ? n : n * 10 + (uint32_t)(parser->text[parser->at] - '0');
     if (parser->at == start || n > 100000)
         ebnf_fail(parser, ERR_SYNTAX, "a repeat without a number up to 100000");
@@ -751,6 +752,8 @@ uint32_t ebnf_build(struct build *build, const char *text, size_t len)
     if (!compile_ok(parser.c))
         return 0;
     root = ebnf_rule_of(&parser, parser.lark ? "start" : "root", parser.lark ? 5 : 4);
+    /* Rules are numbered when they are first mentioned, so a rule without a body was used but never
+     * defined. */
     for (i = 0; i < parser.rules.n; i++) {
         if (parser.rules.items[i].tree != NULL || parser.rules.items[i].schema != NULL)
             continue;
@@ -759,6 +762,8 @@ uint32_t ebnf_build(struct build *build, const char *text, size_t len)
                      parser.rules.items[i].name);
         return 0;
     }
+    /* All start states exist before any rule is built, because rules call each other in any
+     * order. */
     start = compile_alloc(parser.c, (size_t)parser.rules.n * sizeof *start);
     for (i = 0; i < parser.rules.n && compile_ok(parser.c); i++)
         start[i] = build_state(build);

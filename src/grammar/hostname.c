@@ -290,6 +290,8 @@ const struct dfa *hostname_dfa(struct compile *compile)
 
     (void)dfa_keys_find(&keys, words, HOST_WORDS, &is_new);
     dfa_maker_state(&maker, 0);
+    /* The states are explored in the order of their discovery; the key of a state is the words
+     * above. */
     for (i = 0; i < maker.states.n && compile_ok(compile); i++)
         hostname_explore_edges(&maker, &keys, i);
     if (compile_ok(compile))

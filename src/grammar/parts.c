@@ -129,6 +129,7 @@ static void parts_nodes_link(struct node *nodes, uint32_t *order)
         }
 }
 
+/* Add a text to watch for. When it has been generated, the automaton continues at `leaf`. */
 static void parts_watch_add(struct composer *composer, struct watches *watches,
                             const struct grammar_part *text, uint32_t leaf)
 {

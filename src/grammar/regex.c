@@ -419,6 +419,7 @@ const struct regular *regex_tree(struct compile *compile, const char *text, size
     if (!utf8_is_valid(text, len))
         return regex_fail(&parser, ERR_SYNTAX, "not valid UTF-8");
     regular = regex_parse_either(&parser);
+    /* The parser of alternatives stops at a ')', which is an error outside of any group. */
     if (compile_ok(compile) && parser.at < len)
         return regex_fail(&parser, ERR_SYNTAX, "a ')' without '('");
     return regular;

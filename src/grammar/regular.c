@@ -13,6 +13,8 @@
 
 /* --- trees -------------------------------------------------------------------------------- */
 
+/* A node with up to two children. Children may be NULL after an error, which is recorded, and the
+ * tree is then never used. */
 const struct regular *regular_node(struct compile *compile, enum regular_kind kind,
                                    const struct regular *left, const struct regular *right)
 {
@@ -101,6 +103,7 @@ const struct regular *regular_set(struct compile *compile, const struct regular_
     return regular;
 }
 
+/* A text as a chain of sets of one character each. Nodes are left-leaning: ((a b) c) d. */
 const struct regular *regular_text(struct compile *compile, const char *text, size_t len)
 {
     const struct regular *regular = NULL;

@@ -116,6 +116,8 @@ void schema_build_space_after(struct schema *schema, uint32_t from, uint32_t to)
         build_edge(schema->b, from, ' ', ' ', to);
 }
 
+/* The colon between a name and its value, with white space around it. It is the same for all
+ * members, so it is one rule that every member calls. */
 void schema_build_colon(struct schema *schema, uint32_t from, uint32_t to)
 {
     if (schema->colon_rule == NONE) {
@@ -305,6 +307,7 @@ uint32_t schema_part_build(struct build *build, const struct grammar_part *part,
     schema->space_rule = schema->colon_rule = schema->body = schema->more_rule = schema->number =
         NONE;
     schema->end = build_end(build);
+    /* No text means no constraint: the schema `true`. */
     if (len == 0) {
         text = "true";
         len = 4;
@@ -327,6 +330,8 @@ uint32_t schema_part_build(struct build *build, const struct grammar_part *part,
         else
             root = schema_build_goals(schema, literal);
     }
+    /* An error names the place of the schema that was compiled last, as a JSON pointer. Finding it
+     * takes a search of the document, so it is done once and only after an error. */
     if (compile->rc != 0 && compile->error != NULL && compile->at != NULL &&
         compile->error->where[0] == '\0')
         schema_index_pointer(schema->root, compile->at, compile->error->where,

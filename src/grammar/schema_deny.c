@@ -299,6 +299,11 @@ static void schema_deny_logic(struct expansion *expansion, struct options *optio
                                               schema_item_literal(expansion, no, true, NULL)));
 }
 
+/* The negation of a schema is that at least one of its keywords fails. Each keyword adds an option
+ * in which it fails; the expansion chooses among them:
+ *
+ *     not {"type": "string", "minLength": 3}  ->  no string  or  a string of at most 2
+ * characters */
 void schema_deny(struct expansion *expansion, const struct json *schema)
 {
     const struct json *to = schema_follow(expansion, schema);

@@ -83,6 +83,7 @@ const struct schema_item *schema_item_atom(struct expansion *expansion, struct a
     return schema_item_of(expansion, (struct schema_item){.kind = ITEM_ATOM, .atom = copy}, next);
 }
 
+/* Append an option, in the order of the document. */
 void schema_add_option(struct expansion *expansion, struct options *options,
                        const struct schema_item *items)
 {
@@ -181,6 +182,7 @@ static unsigned schema_type_bits(const struct json *name)
     return 0;
 }
 
+/* The value of "type" as bits: a name, or a list of names that are united. */
 unsigned schema_types_of(struct expansion *expansion, const struct json *node)
 {
     unsigned types = 0;

@@ -335,6 +335,7 @@ void schema_hold(struct expansion *expansion, const struct json *schema)
     const struct json *to = schema_follow(expansion, schema);
     const struct json *value;
 
+    /* Up to draft 7 a $ref hides all keywords beside it; later drafts apply them as well. */
     if (to != NULL && expansion->s->ref_alone) {
         schema_expand_literal(expansion, to, false);
         return;

@@ -75,6 +75,10 @@ static bool schema_decimal_place(struct decimal *decimal, const char *digits, in
     return true;
 }
 
+/* Read a JSON number exactly, without rounding to a double: the digits in a row, and the place of
+ * the point among them. An exponent moves the point:
+ *
+ *     12.5e1  ->  digits 125, point 2 + 1 = 3  ->  125 */
 bool schema_decimal_read(struct decimal *decimal, const char *text, size_t len)
 {
     char digits[DECIMAL_DIGITS + 1];
@@ -121,6 +125,8 @@ bool schema_decimal_equal(const struct decimal *a, const struct decimal *b)
            memcmp(a->digits, b->digits, (size_t)(a->n_int + a->n_frac)) == 0;
 }
 
+/* Write a decimal in its shortest form without an exponent; the number of bytes, 0 if cap is too
+ * small. */
 size_t schema_decimal_text(const struct decimal *decimal, char *out, size_t cap)
 {
     size_t n = 0;
@@ -530,6 +536,8 @@ void schema_number_build(struct schema *schema, uint32_t from,
 
     if (machine == NULL)
         return;
+    /* Numbers without constraints are by far the most frequent. Their states are built once and
+     * shared. */
     if (schema_number_is_free(alternative)) {
         if (schema->number == NONE)
             schema->number = dfa_build(

@@ -563,6 +563,8 @@ void schema_object_build(struct schema *schema, uint32_t from,
     if (compile_ok(schema->c))
         schema_open_settle(&object);
     schema_counts_settle(&object);
+    /* A place is a position among the members, the number of properties so far, and the set of
+     * needs that were met. The table has an entry per place. */
     places = ((uint64_t)object.members.n + 1) * ((uint64_t)object.count_cap + 1) << object.n_needs;
     if (places > OBJECT_PLACES_MAX)
         compile_fail(schema->c, ERR_LIMIT, "min/maxProperties on an object with too many names");
@@ -571,6 +573,7 @@ void schema_object_build(struct schema *schema, uint32_t from,
     if (!compile_ok(schema->c))
         return;
     memset(object.after, 0xff, (size_t)places * sizeof *object.after);
+    /* Each combination of count and needs met has its own layer of trees of names. */
     for (count = 0; count <= object.count_cap && compile_ok(schema->c); count++)
         for (found = 0; found < 1u << object.n_needs && compile_ok(schema->c); found++)
             schema_layer_build(&object, count, found, begin);

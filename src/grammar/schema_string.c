@@ -487,6 +487,7 @@ static bool schema_is_string_atom(const struct atom *atom)
     return atom->kind >= ATOM_LENGTH_LEAST && atom->kind <= ATOM_STRINGS;
 }
 
+/* Has the string no constraint? Unknown formats are annotations and do not count. */
 bool schema_string_is_free(const struct alternative *alternative)
 {
     const struct atom *atom;

@@ -83,6 +83,7 @@ static int nfc_compare_decomposed(const void *key, const void *entry)
     return c > e;
 }
 
+/* The order of the table of compositions: by first character, then by second. */
 static int nfc_compare_composed(const void *key, const void *entry)
 {
     const struct unicode_compose *a = key;
@@ -112,6 +113,7 @@ static uint8_t nfc_ccc_of(uint32_t c)
     return found->ccc;
 }
 
+/* Append a character to the run. A failure is recorded; the run is then not written. */
 static void nfc_add(struct nfc *nfc, uint32_t c)
 {
     if (nfc->n == nfc->cap) {
@@ -158,6 +160,8 @@ static void nfc_decompose(struct nfc *nfc, uint32_t c)
         nfc_add(nfc, unicode_parts[found->from + i]);
 }
 
+/* Sort marks by their class. `order`, the index before sorting, makes qsort() stable: marks of the
+ * same class must keep their order, because it is visible. */
 static int nfc_compare_order(const void *a, const void *b)
 {
     const struct nfc_char *x = a;

@@ -637,6 +637,7 @@ bool reply_may_be_content(const struct reply *reply)
     return reply->state == REPLY_AT_START || reply->state == REPLY_IN_TEXT;
 }
 
+/* The output has ended: steps must decide with the text that is there, and held text is emitted. */
 int reply_finish(struct reply *reply)
 {
     int rc;

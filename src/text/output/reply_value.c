@@ -445,6 +445,7 @@ bool reply_say_python(struct reply *reply, const char *text, size_t len)
     return good;
 }
 
+/* May this be the beginning of a list of calls, "[name(..."? Text that ends early may be. */
 bool reply_may_be_python(const char *text, size_t len)
 {
     struct py python = {text, text + len};

@@ -22,6 +22,9 @@ static int chat_shape_no_memory(struct chat_shaping *shaping)
     return chat_shape_fail(shaping, ERR_NO_MEMORY, "out of memory");
 }
 
+/* A part of a content list as text: a plain string, or an object such as {"type": "text", "text":
+ * "Hello"}. Parts without a type are read as text, because several clients omit it. NULL for images
+ * and other kinds. */
 const struct json *chat_part_text(const struct json *part)
 {
     static const char *const kinds[] = {"text", "input_text", "output_text"};
@@ -260,6 +263,8 @@ static int chat_put_call(struct chat_shaping *shaping, struct json_made *calls,
     return ERR_OK;
 }
 
+/* Add the member "tool_calls", each call in the form that the template reads. The first call that
+ * is malformed ends the loop with its error. */
 static int chat_put_calls(struct chat_shaping *shaping, struct json_made *made,
                           const struct json *list)
 {
@@ -422,11 +427,14 @@ int chat_shape(struct chat_shaping *shaping, const struct json *messages, struct
     must(shaping->arena != NULL && shaping->habits != NULL);
     if (messages == NULL || messages->kind != JSON_LIST || messages->n == 0)
         return chat_shape_fail(shaping, ERR_INVALID, "messages must be a list that is not empty");
+    /* Check all messages before any is shaped, so the functions below may rely on a role. */
     for (uint32_t i = 0; i < messages->n; i++)
         if (messages->items[i].kind != JSON_OBJECT ||
             json_get_kind(&messages->items[i], "role", JSON_TEXT) == NULL)
             return chat_shape_fail(shaping, ERR_INVALID,
                                    "each message must be an object with a role");
+    /* Some templates ignore or refuse a system message that is not the first. All of them are then
+     * joined into one, because instructions must not be lost. */
     if (shaping->habits->merges_system && chat_has_late_system(messages)) {
         rc = chat_merge_system(shaping, messages, &merged);
         messages = &merged;

@@ -26,6 +26,8 @@ void jinja_vars_init(struct jinja_vars *vars, struct arena *arena)
     *vars = (struct jinja_vars){.arena = arena};
 }
 
+/* Failure to allocate is recorded and reported by jinja_render(), so callers need not check each
+ * variable. */
 static void jinja_vars_add(struct jinja_vars *vars, const char *name, struct jval value)
 {
     struct jinja_var *var = arena_alloc(vars->arena, sizeof *var);
@@ -94,6 +96,8 @@ int jinja_render(const struct jinja *jinja, const struct jinja_vars *vars, struc
     render.now_unix_s = vars->now_unix_s;
     if (vars->failed)
         (void)jinja_no_memory(&render);
+    /* The list is in reverse order of addition. The first variable found under a name is therefore
+     * the latest, and earlier ones of the same name are skipped. */
     for (var = vars->first; var != NULL && render.fault.rc == ERR_OK; var = var->next)
         if (jinja_scope_find(&given, var->name, strlen(var->name), true) == NULL)
             (void)jinja_scope_set(&render, &given, var->name, strlen(var->name), var->value);
@@ -119,6 +123,8 @@ int jinja_compile(struct jinja **out, const char *source, size_t len, char *why,
     must(source != NULL || len == 0);
     if (jinja == NULL)
         return ERR_NO_MEMORY;
+    /* The tokens point into the template's arena, as do the nodes, so both are freed with the
+     * template. */
     tokens = jinja_lex(&jinja->arena, source, len, &fault);
     if (tokens != NULL)
         jinja->body = jinja_parse(jinja, tokens, &fault);

@@ -80,6 +80,7 @@ static bool jinja_eval_list(struct jrender *render, const struct jnode *node, st
     return true;
 }
 
+/* {key: value, ...}. As in Python a repeated key keeps its place and takes the later value. */
 static bool jinja_eval_dict(struct jrender *render, const struct jnode *node, struct jscope *scope,
                             struct jval *out)
 {
@@ -112,6 +113,7 @@ static bool jinja_eval_args(struct jrender *render, const struct jnode *arg, str
         return true;
     if (n > LOCALS_MAX)
         return jinja_raise(render, "more than %d arguments", LOCALS_MAX);
+    /* Both arrays have the same index: names[i] is the name of values[i]. */
     args->values = arena_alloc(render->arena, n * sizeof *args->values);
     args->names = arena_zalloc(render->arena, n * sizeof *args->names);
     if (args->values == NULL || args->names == NULL)
@@ -128,6 +130,8 @@ static bool jinja_eval_args(struct jrender *render, const struct jnode *arg, str
     return true;
 }
 
+/* Positional arguments come first in the arrays, so a place below n_placed is an index. All others
+ * can only be given by name. */
 bool jinja_arg(const struct jargs *args, size_t place, const char *name, struct jval *out)
 {
     size_t i;
@@ -217,6 +221,7 @@ static bool jinja_eval_slice(struct jrender *render, const struct jnode *node, s
         step = jv_int(1);
     if (step.kind != JV_INT || step.whole == 0 || step.whole > INT32_MAX || step.whole < -INT32_MAX)
         return jinja_raise(render, "slice step must be an integer other than zero");
+    /* A text becomes a list of its characters, so one loop serves both kinds. */
     if (!jv_iterate(render, of, &from) || (list = jlist_new(render, 0)) == NULL)
         return false;
     len = (int64_t)from->n;
@@ -226,6 +231,8 @@ static bool jinja_eval_slice(struct jrender *render, const struct jnode *node, s
         return false;
     start = jinja_clamp_bound(first, len, back, back ? len - 1 : 0);
     stop = jinja_clamp_bound(last, len, back, back ? -1 : len);
+    /* The bounds were clamped to the list, so every index in the loop is valid, and the loop ends
+     * because the step is not zero. i does not overflow: the step has 32 bits. */
     for (i = start; back ? i > stop : i < stop; i += step.whole) {
         if (of.kind == JV_TEXT)
             jbuf_add(render, &text, from->items[i]);
@@ -329,6 +336,7 @@ static bool jinja_eval_call(struct jrender *render, const struct jnode *node, st
     if (!jinja_eval(render, node->a, scope, &callee) ||
         !jinja_eval_args(render, node->b, scope, &args))
         return false;
+    /* The evaluation of the arguments may have moved the line of errors to another line. */
     render->line = node->line;
     return jinja_call(render, callee, &args, out);
 }

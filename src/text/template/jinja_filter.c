@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Filters ({{ x|upper }}): a table of names and functions. A function gets the value on the left and
- * the evaluated arguments. Names and positions of arguments are those of Jinja. A function without
- * arguments ignores `args`. */
+ * Filters ({{ x|upper }}): a table of names and functions. A function gets the value on the left
+ * and the evaluated arguments. Names and positions of arguments are those of Jinja. A function
+ * without arguments ignores `args`. */
 #include "text/template/jinja_parts.h"
 
 #include <errno.h>

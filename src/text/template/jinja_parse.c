@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The parser of expressions: recursive descent over the tokens, with Jinja's own grammar. There is a
- * function per level of precedence, which calls that of the next tighter level for its operands.
+ * The parser of expressions: recursive descent over the tokens, with Jinja's own grammar. There is
+ * a function per level of precedence, which calls that of the next tighter level for its operands.
  * Operators from loosest to tightest:
  *
  *     a if b else c   or   and   not   comparisons   + -   ~   * / // %   **   unary   . [] () | is
@@ -146,6 +146,8 @@ static struct jnode *jinja_parse_constant(struct jinja_parser *parser)
     node->value = jv_text(token->text, token->len);
     if (parser->at->kind != JT_TEXT)
         return node;
+    /* Python and Jinja join adjacent strings at compile time, which templates use to break long
+     * texts. */
     buf_add(&joined, token->text, token->len); /* adjacent strings are joined: "a" "b" is "ab" */
     for (; parser->at->kind == JT_TEXT; parser->at++)
         buf_add(&joined, parser->at->text, parser->at->len);
@@ -531,6 +533,8 @@ static struct jnode *jinja_parse_compare(struct jinja_parser *parser)
     return first;
 }
 
+/* "not" may be repeated: "not not x". Each counts as a level of nesting, because each is a
+ * recursion. */
 static struct jnode *jinja_parse_not(struct jinja_parser *parser)
 {
     struct jnode *node;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Tests: {% if x is defined %}, {{ items|select("odd") }}. A test gets the value on its left and the
- * evaluated arguments, and sets a bool. Names are those of Jinja:
+ * Tests: {% if x is defined %}, {{ items|select("odd") }}. A test gets the value on its left and
+ * the evaluated arguments, and sets a bool. Names are those of Jinja:
  *
  *     x is none             the value's kind
  *     x is eq 3, x is < 3   a comparison with the argument
@@ -73,6 +73,8 @@ static bool jinja_test_compare(struct jrender *render, const char *name, struct 
         }
         if (!jv_compare(render, in, other, &order))
             return false;
+        /* order is negative, zero or positive as with memcmp(). "<=" and ">=" also hold for
+         * zero. */
         *out = (op[0] == '<' ? order < 0 : order > 0) || (op[1] == '=' && order == 0);
         return true;
     }
@@ -147,6 +149,8 @@ bool jinja_test(struct jrender *render, const char *name, struct jval in, const 
         return false;
     if (jinja_test_kind(name, in, out))
         return true;
+    /* A failed comparison has set the fault and leaves the result unset; `known` is then true as
+     * well. */
     if (!jinja_test_compare(render, name, in, args, out, &known) || known)
         return known && render->fault.rc == ERR_OK;
     if (strcmp(name, "odd") == 0 || strcmp(name, "even") == 0 || strcmp(name, "divisibleby") == 0)

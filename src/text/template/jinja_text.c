@@ -48,6 +48,9 @@ static bool jinja_is_stripped(const char *at, size_t n, const struct jval *chars
     return jtext_find(chars->text, chars->len, at, n) != NULL;
 }
 
+/* The number of bytes at the start that strip() removes: white space, or the characters of `chars`
+ * if they are given. Whole characters are compared, because a byte of one may occur inside
+ * another. */
 size_t jtext_strip_left(const char *text, size_t len, const struct jval *chars)
 {
     size_t at = 0;
@@ -62,6 +65,8 @@ size_t jtext_strip_left(const char *text, size_t len, const struct jval *chars)
     return at;
 }
 
+/* The length that remains after the end is stripped. The loop steps back over continuation bytes to
+ * the start of the last character. */
 size_t jtext_strip_right(const char *text, size_t len, const struct jval *chars)
 {
     while (len > 0) {
@@ -516,6 +521,7 @@ static bool jinja_text_format(struct jrender *render, struct jval value, const s
     return jbuf_take(render, &buf, out);
 }
 
+/* splitlines(): unlike split("\n"), a line end at the end of the text begins no further line. */
 bool jtext_lines(struct jrender *render, struct jval value, bool keep_ends, struct jval *out)
 {
     struct jlist *list = jlist_new(render, 0);
@@ -582,6 +588,8 @@ bool jtext_method(struct jrender *render, struct jval value, const char *name,
     must(value.kind == JV_TEXT);
     if (!jinja_plain_method(render, value, name, args, out))
         return false;
+    /* A method of markup gives markup, as in Python's Markup class. Otherwise the result would be
+     * escaped again when it is printed. */
     if (!value.safe)
         return true;
     if (out->kind == JV_TEXT)

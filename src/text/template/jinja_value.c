@@ -142,6 +142,7 @@ bool jv_truth(struct jval value)
     return false;
 }
 
+/* The name of the value's type in Python, for error texts. */
 const char *jv_type_name(struct jval value)
 {
     switch (value.kind) {
@@ -169,6 +170,8 @@ const char *jv_type_name(struct jval value)
 
 static bool jinja_equal_at_depth(struct jval left, struct jval right, int depth);
 
+/* Lists are equal if their items are, at the same depth. The depth is bounded, because
+ * list.append() can put a list into itself. */
 static bool jinja_lists_equal(const struct jlist *a, const struct jlist *b, int depth)
 {
     size_t i;
@@ -309,6 +312,9 @@ struct jlist *jlist_new(struct jrender *render, size_t cap)
     return list;
 }
 
+/* Append a value. Capacity doubles, so n additions copy at most 2n values; the arena keeps the
+ * outgrown arrays until the end of the render. Each addition is a step of work, which bounds the
+ * memory of loops that build lists. */
 bool jlist_add(struct jrender *render, struct jlist *list, struct jval value)
 {
     if (list->n == list->cap) {
@@ -345,6 +351,8 @@ struct jdict *jdict_new(struct jrender *render, size_t cap)
     return dict;
 }
 
+/* Dicts are arrays that are searched from the start. Those of messages and tools have few members,
+ * so hashing would not be faster; the cost is counted by jinja_step() in the callers. */
 struct jval *jdict_get(const struct jdict *dict, struct jval key)
 {
     size_t i;
@@ -357,6 +365,8 @@ struct jval *jdict_get(const struct jdict *dict, struct jval key)
     return NULL;
 }
 
+/* Only texts can be equal to a text key. The comparison of length and bytes avoids the general
+ * one. */
 struct jval *jdict_get_text(const struct jdict *dict, const char *key, size_t len)
 {
     size_t i;
@@ -371,6 +381,7 @@ struct jval *jdict_get_text(const struct jdict *dict, const char *key, size_t le
     return NULL;
 }
 
+/* Insertion order is kept, because Python's dicts have it and tojson prints it. */
 bool jdict_set(struct jrender *render, struct jdict *dict, struct jval key, struct jval value)
 {
     struct jval *known = jdict_get(dict, key);
@@ -394,6 +405,8 @@ bool jdict_set(struct jrender *render, struct jdict *dict, struct jval key, stru
     return jinja_step(render, 1 + dict->n / 16);
 }
 
+/* The items of a value: those of a list, the characters of a text, the keys of a dict. A list is
+ * returned itself, without a copy. An undefined value is an empty list, as in Jinja. */
 bool jv_iterate(struct jrender *render, struct jval value, struct jlist **out)
 {
     struct jlist *list;
@@ -485,6 +498,8 @@ struct jval jv_from_json(struct arena *arena, const struct json *node, bool *fai
 /* The total of all texts is bounded as well as each one: a loop could otherwise fill the memory
  * with many small texts. */
 
+/* Move a buffer's text into the arena and free the buffer. All texts of a render are counted,
+ * because a template that doubles a text in a loop would otherwise fill memory within few steps. */
 bool jv_take_buf(struct jrender *render, struct buf *buf, struct jval *out)
 {
     char *copy = buf->failed
@@ -640,6 +655,7 @@ static bool jinja_repr_list(struct jrender *render, struct buf *out, struct jval
     return true;
 }
 
+/* Python's form of a dict: {'a': 1, 'b': [2, 3]}. */
 static bool jinja_repr_dict(struct jrender *render, struct buf *out, const struct jdict *dict,
                             int depth)
 {
@@ -707,6 +723,7 @@ bool jv_str(struct jrender *render, struct jbuf *out, struct jval value)
     return jv_repr(render, &out->text, value, 0);
 }
 
+/* Texts are returned as they are, so they keep their origin and are not quoted. */
 bool jv_to_text(struct jrender *render, struct jval value, struct jval *out)
 {
     struct buf buf = {0};
@@ -726,6 +743,10 @@ bool jv_to_text(struct jrender *render, struct jval value, struct jval *out)
 
 /* A string with ensure_ascii: characters beyond the BMP are surrogate pairs. */
 
+/* A text as json.dumps() writes it by default: everything above ASCII is escaped. Characters above
+ * U+FFFF become a surrogate pair:
+ *
+ *     U+1F600  ->  "\ud83d\ude00" */
 static void jinja_json_ascii(struct buf *out, struct jval value)
 {
     size_t i = 0;
@@ -769,6 +790,8 @@ static void jinja_json_line(struct buf *out, const struct jdump *how, int depth)
         buf_add_byte(out, ' ');
 }
 
+/* A list on one line, or with an item per line if an indent was given. An empty list is always
+ * "[]". */
 static bool jinja_json_list(struct jrender *render, struct buf *out, const struct jlist *list,
                             const struct jdump *how, int depth)
 {
@@ -859,6 +882,8 @@ bool jv_json(struct jrender *render, struct buf *out, struct jval value, const s
     case JV_BOOL: buf_add_text(out, value.flag ? "true" : "false"); return true;
     case JV_INT: buf_printf(out, "%lld", (long long)value.whole); return true;
     case JV_BIG: buf_add(out, value.text, value.len); return true;
+    /* JSON has no such numbers, but json.dumps() writes them, and templates see what Python
+     * writes. */
     case JV_REAL:
         if (isnan(value.real) || isinf(value.real))
             buf_add_text(out, isnan(value.real) ? "NaN"

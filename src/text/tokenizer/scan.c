@@ -230,6 +230,11 @@ static size_t scan_small_word(const struct scanner *scanner, size_t at)
 
 /* --- whole patterns ----------------------------------------------------------------------------*/
 
+/* The pattern of GPT-2:
+ *
+ *     's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
+ *
+ * A blank may precede a run; the kind of the run is that of the next character. */
 static size_t scan_gpt2(const struct scanner *scanner, size_t at)
 {
     size_t end = scan_contraction(scanner, at, false);
@@ -461,6 +466,7 @@ size_t scan_skip(const struct scanner *scanner, size_t at)
     return at;
 }
 
+/* The end of the match that begins at `at`; `at` itself if none does. */
 size_t scan_match(const struct scanner *scanner, size_t at)
 {
     switch (scanner->kind) {

@@ -24,6 +24,7 @@
 
 /* --- lines -------------------------------------------------------------------------------- */
 
+/* The six bits of a character of base64; -1 for all other characters. */
 static int load_base64_value(char c)
 {
     if (c >= 'A' && c <= 'Z')
@@ -123,6 +124,8 @@ static uint32_t load_count_ranks(const struct buf *buf)
     return n;
 }
 
+/* Lines may end with \n or \r\n, and the last one without either. Empty lines are skipped but
+ * counted, so that an error names the line of an editor. */
 static int load_read_lines(struct load *load)
 {
     const char *p = load->ranks.bytes;

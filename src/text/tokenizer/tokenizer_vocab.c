@@ -189,6 +189,7 @@ static int load_add_merge(struct load *load, struct buf *joined, struct merge_si
     return ERR_OK;
 }
 
+/* A merge as a line "left right". There must be exactly one space, because tokens contain none. */
 static int load_add_merge_line(struct load *load, struct buf *joined, const char *line, size_t len,
                                uint32_t rank)
 {
@@ -274,6 +275,7 @@ int load_merges(struct load *load)
     if (load->merges == NULL)
         return load_no_memory(load);
     load->merges_mask = slots - 1;
+    /* 0 is a valid pair, so free slots have a value of their own. */
     for (i = 0; i < slots; i++)
         load->merges[i].pair = IMAGE_MERGE_FREE;
     if (root != NULL)
