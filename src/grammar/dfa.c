@@ -262,17 +262,22 @@ static void dfa_side_edges(struct side *side, uint32_t number)
            (side->n + 2) * sizeof *from);
     dfa_side_cuts(side, from, cuts);
     for (lo = 0; lo < 256 && compile_tick(side->c); lo = hi + 1) {
+        /* Between two cuts no part distinguishes the bytes, so one of them represents all. */
         for (hi = lo; hi < 255 && !cuts[hi + 1];)
             hi++;
         to[side->n] = dfa_step(side->parts[side->n], from[side->n], (uint8_t)lo);
         if (to[side->n] == NONE)
             continue;
+        /* A part that has failed stays failed. The tuple lives on, because keep() may accept
+         * texts that the part does not match. */
         for (i = 0; i < side->n; i++) {
             if (from[i] == NONE)
                 to[i] = NONE;
             else
                 to[i] = dfa_step(side->parts[i], from[i], (uint8_t)lo);
         }
+        /* A character is counted at its first byte, which is one read in the state between
+         * characters (0). */
         to[side->n + 1] = from[side->n + 1] + (side->count_max > 0 && from[side->n] == 0);
         i = dfa_side_state(side, to);
         if (i != NONE)
@@ -376,11 +381,15 @@ static uint32_t dfa_refine_classes(struct keys *keys, const struct dfa *dfa, con
 
         if (!alive[state])
             continue;
+        /* The key is the state's class and its edges, each as a range and the target's class.
+         * Adjacent ranges with one class are joined, so the key does not depend on how the edges
+         * were cut. */
         words[n++] = class[state];
         for (i = dfa->states[state].edge_at;
              i < dfa->states[state].edge_at + dfa->states[state].n_edges; i++) {
             const struct dfa_edge *edge = &dfa->edges[i];
 
+            /* An edge to a state from which no end is reached is the same as no edge. */
             if (!alive[edge->to])
                 continue;
             if (n > 1 && words[n - 1] == class[edge->to] && words[n - 2] + 1 == edge->lo) {
@@ -411,6 +420,7 @@ static const struct dfa *dfa_build_quotient(struct compile *compile, const struc
         return NULL;
     memset(number, 0xff, (size_t)n_classes * sizeof *number);
     number[class[0]] = dfa_maker_state(&maker, dfa->states[0].label);
+    /* Breadth-first from the start, so that unreachable classes get no state. */
     for (at = 0; at < maker.states.n && compile_ok(compile); at++) {
         uint32_t state = at == 0 ? 0 : order[at];
         uint32_t first = maker.edges.n;

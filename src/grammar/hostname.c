@@ -215,8 +215,11 @@ static bool hostname_step_byte(struct hostname_state *host, uint8_t byte)
         *host = (struct hostname_state){.stage = LABEL_START};
         return may;
     }
+    /* A label has at most 63 bytes and does not begin with a hyphen (RFC 1123). */
     if (host->n_read == LABEL_MAX || (byte == '-' && host->n_read == 0))
         return false;
+    /* The last hyphen of a label separates its plain characters from the coded ones, so each hyphen
+     * begins the coded part again. */
     if (host->stage <= LABEL_PREFIX)
         hostname_plain_step(host, byte);
     else if (byte == '-')
@@ -265,6 +268,7 @@ static void hostname_explore_edges(struct dfa_maker *maker, struct keys *keys, u
         uint32_t to = hostname_explore_step(maker, keys, from, lo);
         uint8_t byte;
 
+        /* An edge ends before the first byte with another target. */
         for (byte = lo + 1; byte <= ranges[i][1]; byte++) {
             uint32_t next = hostname_explore_step(maker, keys, from, byte);
 

@@ -128,6 +128,8 @@ static void mask_cache_keep(struct walk_cache *cache, const struct walk_work *wo
     struct mask_entry *entry;
     uint32_t i;
 
+    /* Space is reserved by adding to `used`. If it is exhausted the reservation is undone; a
+     * concurrent one may then fail as well, which only means that its entry is not kept. */
     if (at + bytes > cache->bytes || at / 8 > UINT32_MAX) {
         atomic_fetch_sub(&cache->used, bytes);
         return;

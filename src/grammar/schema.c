@@ -230,11 +230,13 @@ static void schema_build_goal(struct schema *schema, uint32_t number)
     start = schema->goal_states.items[number];
     if (literals == NULL)
         return;
+    /* The literals are copied, because the array of keys may move while the goal is built. */
     if (key->n > 0)
         memcpy(literals, schema->goal_keys.words.items + key->at, key->n * sizeof *literals);
     if (key->n > 0)
         schema->c->at = schema->literals.items[literals[0]].node;
     all = schema_expand(schema, literals, key->n);
+    /* null, false and true have no constraints, so one word per type is enough. */
     for (i = 0; i < all.n; i++)
         types |= all.items[i].types;
     if ((types & TYPE_NULL) != 0)

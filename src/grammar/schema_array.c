@@ -237,12 +237,14 @@ static bool schema_item_wants(struct array *array, uint32_t at, uint32_t *list, 
         if (atom->kind != ATOM_ITEMS)
             continue;
         prefix = schema_prefix_of(atom->node);
+        /* An item has either its schema of the prefix or that of all later items. */
         if (prefix != NULL && at < prefix->n)
             schema = &prefix->items[at];
         else
             schema = schema_rest_of(atom->node);
         if (schema == NULL)
             continue;
+        /* The schema `false` allows no item at this position, so the array ends before it. */
         if (schema->kind == JSON_BOOL && !schema->flag)
             return false;
         if (schema->kind != JSON_BOOL)

@@ -128,6 +128,7 @@ static void schema_deny_array(struct expansion *expansion, struct options *optio
     if (contains != NULL) {
         atom = schema_contains_atom(expansion, schema, contains);
         most = atom.m;
+        /* At least n is violated by at most n - 1, and at most m by at least m + 1. */
         if (atom.n > 0) {
             atom.m = atom.n - 1;
             atom.n = 0;
@@ -160,6 +161,7 @@ static void schema_deny_members(struct expansion *expansion, struct options *opt
     const struct json *other = json_get(schema, "additionalProperties");
     uint32_t i;
 
+    /* A property violates its schema only if it is present, so each option also requires it. */
     for (i = 0; known != NULL && i < known->n && compile_tick(expansion->s->c); i++) {
         struct atom member = {.kind = ATOM_PROPERTY,
                               .node = &known->items[i],

@@ -137,6 +137,7 @@ static void nfc_decompose(struct nfc *nfc, uint32_t c)
     const struct unicode_decompose *found;
     uint16_t i;
 
+    /* Nothing below U+00C0 decomposes, which covers most text. */
     if (c < 0xc0) {
         nfc_add(nfc, c);
         return;
@@ -156,6 +157,7 @@ static void nfc_decompose(struct nfc *nfc, uint32_t c)
         nfc_add(nfc, c);
         return;
     }
+    /* The table holds full decompositions, so the parts are not decomposed again. */
     for (i = 0; i < found->n; i++)
         nfc_add(nfc, unicode_parts[found->from + i]);
 }
@@ -281,6 +283,8 @@ void unicode_nfc(const char *text, size_t len, struct buf *out)
                 from--;
             while (from > i && ((unsigned char)text[from] & 0xc0) == 0x80);
         buf_add(out, text + i, from - i);
+        /* The run ends before a character that NFC cannot change, but has at least the one that was
+         * found. */
         for (i = from; i < len; i += utf8_sequence(text + i, len - i)) {
             uint32_t c = utf8_decode(text + i);
 

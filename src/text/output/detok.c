@@ -134,6 +134,8 @@ static void detok_put_byte(struct detok *detok, char c, struct buf *out)
     size_t leave;
     int i;
 
+    /* All automata advance by the byte. If several stop strings end here, the first one of the
+     * request counts. */
     for (i = 0; i < detok->n_stops; i++) {
         struct detok_match *match = &detok->matches[i];
 
@@ -151,6 +153,8 @@ static void detok_put_byte(struct detok *detok, char c, struct buf *out)
         detok->held_len = 0;
         return;
     }
+    /* Only the last `longest` bytes can still be the start of a stop string; those before are
+     * output. */
     leave = detok->held_len + 1 - longest;
     buf_add(out, detok->held, leave);
     memmove(detok->held, detok->held + leave, detok->held_len - leave);

@@ -20,6 +20,8 @@ static size_t reply_scan_value(struct reply *reply, bool *ends)
     for (i = 0; i < reply_left(reply) && !*ends; i++) {
         char c = reply_in(reply)[i];
 
+        /* Inside of a string only a quote without a backslash before it matters; brackets do not
+         * count. */
         if (reply->in_text) {
             if (reply->escaped)
                 reply->escaped = false;
@@ -34,6 +36,7 @@ static size_t reply_scan_value(struct reply *reply, bool *ends)
         } else if (c == '}' || c == ']') {
             reply->depth--;
         }
+        /* Depth 0 after a bracket or quote closes the value. */
         *ends = !reply->in_text && reply->depth == 0;
     }
     return i;

@@ -216,7 +216,7 @@ static bool jinja_change_case(struct jrender *render, struct jval in, const char
 {
     if (!jv_to_text(render, in, &in) || !jtext_case(render, in, how, out))
         return false;
-    out->safe = in.safe && strcmp(how, "jinja") != 0; /* title() assembles a new string in Jinja */
+    out->safe = in.safe && strcmp(how, "jinja") != 0; /* the title filter assembles a new string */
     return true;
 }
 

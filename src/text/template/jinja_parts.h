@@ -328,11 +328,11 @@ struct jval *jdict_get_text(const struct jdict *dict, const char *key, size_t le
  * text. */
 bool jv_iterate(struct jrender *render, struct jval value, struct jlist **out);
 
-/* Append a value as Python's str() and repr() print it, bounded in depth. */
+/* Append a value as Python's str and repr print it, bounded in depth. */
 bool jv_str(struct jrender *render, struct jbuf *out, struct jval value);
 bool jv_repr(struct jrender *render, struct buf *out, struct jval value, int depth);
 bool jv_to_text(struct jrender *render, struct jval value,
-                struct jval *out); /* str() in the arena */
+                struct jval *out); /* Python's str, in the arena */
 
 /* The options of tojson. */
 struct jdump {

@@ -16,7 +16,7 @@
 
 #include "base/must.h"
 
-/* upper and lower: the text methods isupper() and islower(). */
+/* upper and lower: the text methods isupper and islower. */
 
 static bool jinja_is_upper_or_lower(struct jrender *render, struct jval in, const char *how,
                                     bool *out)

@@ -521,7 +521,8 @@ static bool jinja_text_format(struct jrender *render, struct jval value, const s
     return jbuf_take(render, &buf, out);
 }
 
-/* splitlines(): unlike split("\n"), a line end at the end of the text begins no further line. */
+/* The method splitlines: unlike split("\n"), a line end at the end of the text begins no further
+ * line. */
 bool jtext_lines(struct jrender *render, struct jval value, bool keep_ends, struct jval *out)
 {
     struct jlist *list = jlist_new(render, 0);

@@ -599,7 +599,7 @@ bool jv_concat(struct jrender *render, struct jval left, struct jval right, stru
     return jinja_with_origin(render, &own, text, len, out);
 }
 
-/* One character of repr(): escaped if it is not printable. */
+/* One character of Python's repr: escaped if it is not printable. */
 static void jinja_repr_char(struct buf *out, uint32_t c, const char *utf8, size_t n, char quote)
 {
     if (c == '\n')
@@ -620,7 +620,7 @@ static void jinja_repr_char(struct buf *out, uint32_t c, const char *utf8, size_
         buf_printf(out, "\\U%08x", c);
 }
 
-/* repr() of a text: in single quotes, unless it contains these and no double quotes. */
+/* Python's repr of a text: in single quotes, unless it contains these and no double quotes. */
 static void jinja_repr_text(struct buf *out, struct jval value)
 {
     bool single = memchr(value.text, '\'', value.len) != NULL;
@@ -675,7 +675,7 @@ static bool jinja_repr_dict(struct jrender *render, struct buf *out, const struc
     return true;
 }
 
-/* Equal to str() for all values but texts, which str() prints without quotes. */
+/* Equal to Python's str for all values but texts, which str prints without quotes. */
 bool jv_repr(struct jrender *render, struct buf *out, struct jval value, int depth)
 {
     must(depth >= 0);
