@@ -247,6 +247,7 @@ static const struct json *schema_pointer_follow(struct schema *schema, const str
             node = json_get_n(node, name, n);
             continue;
         }
+        /* At most nine digits, so the number cannot overflow; a longer one leads nowhere. */
         for (i = 0; i < n && i < 9 && name[i] >= '0' && name[i] <= '9'; i++)
             number = number * 10 + (uint32_t)(name[i] - '0');
         if (node->kind == JSON_LIST && i == n && n > 0 && number < node->n)

@@ -114,6 +114,7 @@ static int chat_compile_config(struct chat *chat, const struct json *node, char 
         return chat_compile(chat, &chat->preset,
                             &(struct chat_source){"chat_template", node->text, node->text_len}, why,
                             why_cap);
+    /* Templates with other names, such as "rag", are not used. */
     for (i = 0; node->kind == JSON_LIST && i < node->n && rc == ERR_OK; i++) {
         const char *name = json_get_text(&node->items[i], "name", "");
         const struct json *source = json_get_kind(&node->items[i], "template", JSON_TEXT);

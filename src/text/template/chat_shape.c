@@ -83,6 +83,7 @@ static int chat_shape_parts(struct chat_shaping *shaping, const struct json *con
     struct json_made parts = {.arena = shaping->arena};
     uint32_t last = 0;
 
+    /* Find the last text first, because an image may come after it. */
     for (uint32_t i = 0; i < content->n; i++)
         if (chat_part_text(&content->items[i]) != NULL)
             last = i;
@@ -212,8 +213,11 @@ static int chat_shape_arguments(struct chat_shaping *shaping, const struct json 
     }
     if (arguments->kind != JSON_TEXT)
         return ERR_OK;
+    /* Clients send "" for a call without arguments. */
     if (arguments->text_len == 0)
         arguments = &none;
+    /* The text is parsed even if the template wants text: a template that parses it would fail with
+     * an error that does not name the message. */
     rc = json_parse(&parsed, shaping->arena, arguments->text, arguments->text_len, reason,
                     sizeof reason);
     if (rc != ERR_OK) {
@@ -241,6 +245,7 @@ static int chat_put_call(struct chat_shaping *shaping, struct json_made *calls,
     struct json shaped;
     int rc;
 
+    /* Nothing to change: the call is added as it is. */
     if (arguments == NULL) {
         json_put(calls, NULL, call);
         return ERR_OK;
@@ -348,6 +353,7 @@ static int chat_shape_message(struct chat_shaping *shaping, const struct json *m
         const struct json *field = &message->items[i];
         bool calls = strcmp(field->key, "tool_calls") == 0 && field->kind == JSON_LIST;
 
+        /* Members that are null and empty lists of calls are dropped here. */
         if (field == content)
             rc = chat_put_message_content(shaping, &made, message, marked);
         else if (calls && field->n > 0)
@@ -377,6 +383,7 @@ static int chat_merge_system(struct chat_shaping *shaping, const struct json *me
     char *copy = NULL;
     int rc = ERR_OK;
 
+    /* First collect the texts of all system messages. */
     for (uint32_t i = 0; i < messages->n && rc == ERR_OK; i++) {
         const struct json *made = &messages->items[i];
         const struct json *content = json_get(made, "content");
@@ -398,6 +405,7 @@ static int chat_merge_system(struct chat_shaping *shaping, const struct json *me
             return rc;
         return chat_shape_no_memory(shaping);
     }
+    /* Then build the list: one system message, and all other messages in order. */
     json_put(&first, "role", &role);
     json_put_text(&first, "content", copy);
     json_put_made(&merged, NULL, JSON_OBJECT, &first);

@@ -97,6 +97,7 @@ static bool jinja_real_op(struct jrender *render, char op, bool twice, double a,
         else
             result = a / b;
     } else {
+        /* Python's remainder has the sign of the divisor, C's that of the dividend. */
         result = fmod(a, b);
         if (result != 0 && (result < 0) != (b < 0))
             result += b;
@@ -156,6 +157,7 @@ static bool jinja_format_text(struct jrender *render, struct jval value, struct 
             jbuf_add(render, &buf, jv_part(value, i, 1));
             continue;
         }
+        /* A tuple gives its items in turn; any other value is the argument of every format. */
         if (args.kind == JV_TUPLE && used >= args.list->n)
             good = jinja_raise(render, "not enough arguments for format string");
         else if (args.kind == JV_TUPLE)
@@ -376,6 +378,7 @@ bool jinja_get_item(struct jrender *render, struct jval value, struct jval key, 
             *out = jv_undefined("an item", 7);
         return true;
     }
+    /* value["name"] looks for an item first and an attribute second. */
     if (key.kind == JV_TEXT)
         return jinja_get_attr(render, value, key.text, key.len, true, out);
     *out = jv_undefined("an item", 7);
@@ -535,6 +538,7 @@ static bool jinja_global_range(struct jrender *render, const struct jargs *args,
         if (args->values[i].kind != JV_INT && args->values[i].kind != JV_BOOL)
             return jinja_raise(render, "'%s' object cannot be interpreted as an integer",
                                jv_type_name(args->values[i]));
+        /* A single argument is the end. */
         bounds[args->n == 1 ? 1 : i] = jv_int_of(args->values[i]);
     }
     if (bounds[2] == 0)
@@ -544,6 +548,7 @@ static bool jinja_global_range(struct jrender *render, const struct jargs *args,
             return jinja_raise(render, "range() may have at most %d items", RANGE_MAX);
         if (!jlist_add(render, list, jv_int(at)))
             return false;
+        /* The next value would be beyond any bound. */
         if (__builtin_add_overflow(at, bounds[2], &at))
             break;
     }

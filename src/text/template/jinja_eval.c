@@ -293,6 +293,8 @@ static bool jinja_compare_one(struct jrender *render, const char *op, struct jva
         *out = !*out;
         return true;
     }
+    /* The operator is one of <, <=, >, >=: its first character gives the direction, its second adds
+     * equality. */
     if (!jv_compare(render, left, right, &order))
         return false;
     if (op[0] == '<')
@@ -500,6 +502,8 @@ static bool jinja_assign_target(struct jrender *render, const struct jnode *targ
 
     if (target->kind == JN_NAME)
         return jinja_scope_set(render, scope, target->text, target->len, value);
+    /* Only namespaces can be changed through an attribute, {% set ns.found = true %}. They are the
+     * way to pass a value out of a loop, whose variables end with it. */
     if (target->kind == JN_ATTR) {
         if (!jinja_eval(render, target->a, scope, &object))
             return false;
@@ -509,6 +513,7 @@ static bool jinja_assign_target(struct jrender *render, const struct jnode *targ
     }
     if (!jv_iterate(render, value, &items))
         return false;
+    /* A tuple of targets: {% set a, (b, c) = value %}. Targets nest, hence the recursion. */
     for (t = target->a; t != NULL; t = t->next) {
         if (i == items->n)
             return jinja_raise(render, "not enough values to unpack");
@@ -659,6 +664,8 @@ static bool jinja_bind_rest(struct jrender *render, const struct jmacro *macro, 
     for (i = n_params; i < args->n_placed; i++)
         if (!jlist_add(render, varargs, args->values[i]))
             return false;
+    /* Named arguments without a parameter go to kwargs, except `caller`, which is a variable of its
+     * own. */
     for (i = args->n_placed; i < args->n; i++) {
         const struct jnode *p = macro->params;
         const char *name = args->names[i];
@@ -718,6 +725,7 @@ static enum jflow jinja_run_call_block(struct jrender *render, const struct jnod
     struct jargs with = {0};
     size_t i;
 
+    /* The node's child is the call; its own body and parameters make the macro `caller`. */
     if (!jinja_eval(render, node->a->a, scope, &callee) ||
         !jinja_eval_args(render, node->a->b, scope, &args) ||
         !jinja_define_macro(render, node, node->b, "caller", scope, &caller))
@@ -831,6 +839,7 @@ static enum jflow jinja_run_value(struct jrender *render, const struct jnode *no
     }
     if (flow == JF_FAILED)
         return flow;
+    /* Assignments print nothing; an output and a filter block print the value. */
     if (node->kind == JN_SET || node->kind == JN_SET_BLOCK)
         good = jinja_assign_target(render, node->a, scope, value);
     else if (node->kind == JN_MACRO)

@@ -370,6 +370,8 @@ static bool jinja_filter_int(struct jrender *render, struct jval in, const struc
         text[n] = '\0';
         errno = 0;
         *out = jv_int(strtoll(text, &end, 10));
+        /* strtoll() stopped early. The text may be a real number; strspn() excludes the names and
+         * hexadecimal forms that strtod() also reads. */
         if (n > 0 && *end != '\0' && strspn(text, "+-0123456789.eE") == n) {
             double real = strtod(text, &end);
 
@@ -605,6 +607,7 @@ static bool jinja_filter_unique(struct jrender *render, struct jval in, const st
 
         if (attribute.kind != JV_NONE && !jinja_attr_path(render, key, attribute, &key))
             return false;
+        /* As in Jinja, texts are compared without regard to case unless case_sensitive is set. */
         if (!exact && key.kind == JV_TEXT && !jtext_case(render, key, "lower", &key))
             return false;
         if (jdict_get(seen, key) != NULL)

@@ -220,6 +220,7 @@ static struct jnode *jinja_parse_dict(struct jinja_parser *parser)
 
         if (dict->a != NULL && !jinja_need_op(parser, ","))
             return NULL;
+        /* A comma before the closing bracket is allowed. */
         if (jinja_is_at_op(parser, "}"))
             break;
         key = jinja_parse_expr(parser);
@@ -270,6 +271,7 @@ static bool jinja_parse_args(struct jinja_parser *parser, struct jnode *call)
         arg = jinja_node_new(parser, JN_ARG);
         if (arg == NULL)
             return false;
+        /* Two tokens distinguish name=value from an expression that begins with a name. */
         if (parser->at->kind == JT_NAME && parser->at[1].kind == JT_OP &&
             strcmp(parser->at[1].text, "=") == 0) {
             arg->text = parser->at->text;
