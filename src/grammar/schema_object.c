@@ -162,6 +162,8 @@ static void schema_object_note_atom(struct object *object, const struct atom *at
     struct member *member;
     const struct dfa *dfa;
 
+    /* Names that any atom mentions become members of their own; all other names are covered by
+     * parts, the languages of patterns. */
     switch ((int)atom->kind) {
     case ATOM_MEMBERS: schema_members_note(object, atom->node); break;
     case ATOM_REQUIRED:
@@ -446,6 +448,8 @@ static void schema_object_build_place(struct object *object, struct position her
     else
         state = object->after[schema_object_place_of(object, here.at, here.count, here.found)];
 
+    /* All names are in one tree, so a position needs one edge for the quote and then follows the
+     * tree. */
     if (tree != NONE) {
         name = build_state(build);
         build_edge(build, name, '"', '"', tree);

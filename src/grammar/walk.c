@@ -36,6 +36,8 @@ uint32_t walk_frame_push(struct walk_work *work, uint32_t state, uint32_t below,
             work->frames[i].count == count)
             return i;
     }
+    /* Too deep is not a failure: only this configuration is dropped, as a language of bounded depth
+     * would do. */
     if (depth > WALK_DEPTH_MAX)
         return UINT32_MAX;
     if (work->n_frames == FRAMES_CAP) {

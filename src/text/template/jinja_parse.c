@@ -413,6 +413,7 @@ static struct jnode *jinja_parse_test(struct jinja_parser *parser, struct jnode 
     }
     if (!negated)
         return node;
+    /* "x is not none" is not (x is none). */
     not_node = jinja_node_new(parser, JN_NOT);
     if (not_node != NULL)
         not_node->a = node;
@@ -516,6 +517,8 @@ static struct jnode *jinja_parse_compare(struct jinja_parser *parser)
     while (first != NULL && (op = jinja_take_comparison(parser)) != NULL) {
         struct jnode *operand;
 
+        /* The node is only made at the first operator; without one the operand is returned as it
+         * is. */
         if (node == NULL) {
             node = jinja_node_new(parser, JN_COMPARE);
             if (node == NULL)
@@ -623,6 +626,7 @@ struct jnode *jinja_parse_tuple(struct jinja_parser *parser, bool with_ternary,
             break;
         commas = true;
     }
+    /* One expression without a comma is no tuple; "a," is one. */
     if (!commas && tuple->a != NULL)
         return tuple->a;
     if (!commas && !explicit_parens)

@@ -69,6 +69,7 @@ static struct jnode *jinja_parse_for(struct jinja_parser *parser)
         return NULL;
     if (!jinja_take_name(parser, "in"))
         return jinja_parse_fail(parser, "'in' is expected");
+    /* Without the ternary, because the "if" after the items is the loop's filter. */
     if ((node->b = jinja_parse_tuple(parser, false, false)) == NULL)
         return NULL;
     if (jinja_take_name(parser, "if") && (node->c = jinja_parse_expr(parser)) == NULL)
@@ -81,6 +82,7 @@ static struct jnode *jinja_parse_for(struct jinja_parser *parser)
     parser->loops++;
     if (!jinja_need_block_end(parser) || (node->body = jinja_parse_body(parser, ends)) == NULL)
         return NULL;
+    /* The else branch is outside of the loop: a break in it belongs to an outer one. */
     parser->loops--;
     if (jinja_take_name(parser, "else")) {
         if (!jinja_need_block_end(parser) || (node->other = jinja_parse_body(parser, end)) == NULL)
@@ -242,6 +244,7 @@ static struct jnode *jinja_parse_with(struct jinja_parser *parser)
     while (parser->at->kind != JT_BLOCK_END) {
         struct jnode *set = jinja_node_new(parser, JN_SET);
 
+        /* All but the first assignment follow a comma. */
         if (node->a != NULL && !jinja_need_op(parser, ","))
             return NULL;
         if (set == NULL || (set->a = jinja_parse_target(parser, false)) == NULL ||
@@ -268,6 +271,8 @@ static struct jnode *jinja_parse_wrapped(struct jinja_parser *parser, enum jnode
 
     if (node == NULL)
         return NULL;
+    /* The filters are applied to a node that is replaced by the text of the body
+     * (render->piped). */
     if (kind == JN_FILTER_BLOCK) {
         struct jnode *piped = jinja_node_new(parser, JN_PIPED);
 

@@ -90,6 +90,7 @@ static bool jinja_is_sequence(struct jval value)
 /* Tests of the value's kind. False when the name is none of them. */
 static bool jinja_test_kind(const char *name, struct jval in, bool *out)
 {
+    /* All results are computed, then the one with the name is taken. */
     const struct {
         const char *name;
         bool holds;

@@ -418,6 +418,7 @@ bool jv_iterate(struct jrender *render, struct jval value, struct jlist **out)
     }
     if (value.kind != JV_UNDEFINED && value.kind != JV_TEXT && value.kind != JV_DICT)
         return jinja_raise(render, "'%s' object is not iterable", jv_type_name(value));
+    /* The list of a text grows as it is filled, because the number of characters is not known. */
     list = jlist_new(render, value.kind == JV_DICT ? value.dict->n : 0);
     if (list == NULL)
         return false;
@@ -685,6 +686,7 @@ bool jv_repr(struct jrender *render, struct buf *out, struct jval value, int dep
     if (!jinja_step(render, 1))
         return false;
     switch (value.kind) {
+    /* An undefined value prints as nothing, but is visible inside of a list. */
     case JV_UNDEFINED: buf_add_text(out, depth > 0 ? "Undefined" : ""); return true;
     case JV_NONE: buf_add_text(out, "None"); return true;
     case JV_BOOL: buf_add_text(out, value.flag ? "True" : "False"); return true;
@@ -842,6 +844,7 @@ static bool jinja_json_dict(struct jrender *render, struct buf *out, const struc
 
     buf_add_byte(out, '{');
     for (i = 0; i < dict->n; i++) {
+        /* Sorting selects the next larger key each time. Dicts are small, and no copy is needed. */
         if (how->sort_keys)
             pair = jinja_next_sorted(render, dict, pair);
         else

@@ -261,6 +261,7 @@ static size_t bpe_merge_short(const struct bpe *bpe, struct bpe_symbol *symbols,
         uint32_t best = BPE_NO_RANK;
         size_t at = 0;
 
+        /* The leftmost of equal ranks is merged first, because the comparison is strict. */
         for (i = 0; i + 1 < n; i++)
             if (symbols[i].rank < best) {
                 best = symbols[i].rank;
@@ -269,6 +270,7 @@ static size_t bpe_merge_short(const struct bpe *bpe, struct bpe_symbol *symbols,
         if (best == BPE_NO_RANK)
             break;
         symbols[at].id = symbols[at].to;
+        /* Close the gap by moving: cheaper than links for at most BPE_SHORT symbols. */
         for (i = at + 1; i + 1 < n; i++)
             symbols[i] = symbols[i + 1];
         n--;

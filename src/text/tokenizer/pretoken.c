@@ -229,6 +229,8 @@ static size_t pretoken_join_cuts(const struct step_draft *step, struct cut *cuts
         struct cut cut = cuts[i];
         bool joins = false;
 
+        /* Contiguous joins equal neighbours, MergedWithPrevious a match to the gap before it,
+         * MergedWithNext a gap to the match before it. */
         if (kept > 0 && step->behavior == PRETOKEN_CONTIGUOUS)
             joins = cuts[kept - 1].is_match == cut.is_match;
         else if (kept > 0 && step->behavior == PRETOKEN_WITH_PREVIOUS)

@@ -152,6 +152,7 @@ static int pretoken_read_metaspace(struct pretoken_reading *reading, const struc
     if (by == NULL || by->text_len == 0 || utf8_sequence(by->text, by->text_len) != by->text_len)
         return pretoken_refuse_step(reading, "a Metaspace whose replacement is",
                                     "not one character");
+    /* add_prefix_space is the older member; false overrides the scheme. */
     if (prefix != NULL && !prefix->flag)
         step->behavior = METASPACE_NEVER;
     else if (strcmp(scheme, "always") == 0)

@@ -251,6 +251,7 @@ static int tokenizer_encode_valid(struct encoding *encoding, const char *text, s
     int rc = ERR_OK;
 
     while (added_next(&search, &match)) {
+        /* `gap` is the offset of the gap in the text, for the check of spans. */
         encoding->gap = search.after;
         if (match.start > search.after)
             rc = tokenizer_encode_gap(encoding, text + search.after, match.start - search.after,
@@ -502,6 +503,7 @@ static void tokenizer_decode_runs(const struct tokenizer *tokenizer, const int32
             first = false;
             continue;
         }
+        /* The run ends before this token. */
         if (run.len > 0) {
             decode_run(run.bytes, run.len, out);
             buf_clear(&run);

@@ -50,6 +50,7 @@ static size_t load_spell_base64(const char *text, size_t len, struct buf *out)
 
     if (len == 0 || len % 4 != 0)
         return 0;
+    /* Remove the padding, at most two characters. */
     while (len > 0 && text[len - 1] == '=' && len % 4 != 2)
         len--;
     if (len % 4 == 1)
@@ -59,6 +60,7 @@ static size_t load_spell_base64(const char *text, size_t len, struct buf *out)
 
         if (value < 0)
             return 0;
+        /* At most 12 bits are pending, so the mask keeps all of them. */
         bits = (bits << 6 | (uint32_t)value) & 0xffff;
         n_bits += 6;
         if (n_bits < 8)

@@ -243,6 +243,8 @@ static int load_ends(struct load *load)
     for (i = 0; i < 2; i++) {
         const struct json *node = json_get(load->files[files[i]], "eos_token_id");
 
+        /* Models that also read images keep the members of their language model in
+         * "text_config". */
         if (node == NULL || node->kind == JSON_NULL)
             node = json_get(json_get(load->files[files[i]], "text_config"), "eos_token_id");
         if (node != NULL && node->kind == JSON_INT && rc == ERR_OK)

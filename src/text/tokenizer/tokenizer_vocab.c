@@ -135,6 +135,7 @@ int load_vocab(struct load *load)
     if (rc == ERR_OK && root == NULL)
         rc = load_count_ids(load, load->files[FILE_ADDED], "added_tokens.json", &n_ids);
     if (rc == ERR_OK) {
+        /* Without a vocabulary there is a tiktoken.model, as load_model_kind() has checked. */
         if (load->vocab_json == NULL)
             rc = load_ranks(load, n_ids);
         else
