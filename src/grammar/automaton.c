@@ -70,6 +70,7 @@ int automaton_check(const void *image, size_t len)
         return ERR_INVALID;
     if (automaton->n_states > GRAMMAR_STATES_MAX || automaton->root >= automaton->n_states)
         return ERR_INVALID;
+    /* A call's start is always a state; its return may be NONE, which is a jump. */
     for (uint32_t i = 0; i < automaton->n_calls; i++) {
         const struct automaton_call *call = automaton_calls(automaton) + i;
 
@@ -91,6 +92,7 @@ int automaton_check(const void *image, size_t len)
         if (!automaton_state_is_fine(automaton, s))
             return ERR_INVALID;
     }
+    /* No edge or call may be left over, because it would belong to no state. */
     if (edges == automaton->n_edges && calls == automaton->n_calls)
         return ERR_OK;
     return ERR_INVALID;

@@ -103,6 +103,10 @@ uint32_t build_step(const struct build *build, uint32_t from, uint8_t byte)
     return build->edges.items[i].to;
 }
 
+/* Set the target of one byte. If the byte lies inside of a range, the range is cut into up to
+ * three:
+ *
+ *     a-z -> s,  set 'm' -> t:    a-l -> s   m -> t   n-z -> s */
 void build_set(struct build *build, uint32_t from, uint8_t byte, uint32_t to)
 {
     uint32_t i = build_own_edge(build, from, byte);
@@ -145,6 +149,7 @@ uint32_t build_copy(struct build *build, uint32_t from)
     return copy;
 }
 
+/* Append states for a text to `from`; the state after its last byte. */
 uint32_t build_text(struct build *build, uint32_t from, const char *bytes, size_t len)
 {
     uint32_t next;
@@ -301,6 +306,8 @@ uint32_t build_left_recursion(struct build *build)
     if (!compile_ok(build->c))
         return NONE;
     build_find_nullable(build, search.nullable);
+    /* A state that reaches itself through calls alone, without a byte in between, is left
+     * recursive. A jump (back == NONE) leaves no frame, so it cannot grow the stack. */
     for (state = 0; state < build->states.n && compile_tick(build->c); state++)
         for (i = build->states.items[state].calls; i != NONE; i = build->calls.items[i].next)
             if (build->calls.items[i].back != NONE &&

@@ -223,6 +223,8 @@ static uint32_t build_take_edges(struct writer *writer, const struct build_state
     uint32_t kept = 0;
     uint32_t i;
 
+    /* A state has at most 256 edges of its own, because they do not overlap; the check below
+     * reports a compiler that breaks this. */
     for (i = state->edges; i != NONE && n < 256; i = build->edges.items[i].next) {
         const struct build_edge *e = &build->edges.items[i];
 
@@ -236,6 +238,7 @@ static uint32_t build_take_edges(struct writer *writer, const struct build_state
         out[n].hi = e->hi;
         out[n++].unused = 0;
     }
+    /* Sorted edges allow a binary search in the walk, and joining shortens it. */
     qsort(out, n, sizeof *out, build_compare_edges);
     for (i = 0; i < n; i++) {
         if (kept > 0 && out[i].lo <= out[kept - 1].hi) {
@@ -296,6 +299,9 @@ static int build_look_plain(const struct automaton *automaton, uint32_t state)
     plain = build_min(plain, build_find_plain(automaton, state, 0x5d, 0x7f, 0));
     for (lead = 0xc2; lead <= 0xf4 && plain >= 0; lead++) {
         uint32_t to = automaton_step(automaton, state, (uint8_t)lead);
+        /* The second byte after E0, ED, F0 and F4 has a narrower range, which excludes overlong
+         * forms, surrogates and code points above U+10FFFF. `tail` is the number of bytes after the
+         * second. */
         int lo = lead == 0xe0 ? 0xa0 : lead == 0xf0 ? 0x90 : 0x80;
         int hi = lead == 0xed ? 0x9f : lead == 0xf4 ? 0x8f : 0xbf;
         int tail = lead < 0xe0 ? 0 : lead < 0xf0 ? 1 : 2;
@@ -303,6 +309,8 @@ static int build_look_plain(const struct automaton *automaton, uint32_t state)
 
         if (to == AUTOMATON_DEAD)
             return -1;
+        /* Lead bytes with one target are tested once. This is the usual case: text of any
+         * language. */
         if (to == last && kind == last_kind)
             continue;
         last = to;
@@ -363,6 +371,8 @@ static void build_write_states(struct writer *writer, struct automaton *automato
     uint32_t at, i;
 
     for (at = 0; at < writer->n_order && compile_tick(writer->c); at++) {
+        /* Edges and calls are appended in the order of states, so each state owns a run of both
+         * tables. */
         const struct build_state *state = &writer->b->states.items[writer->order[at]];
 
         out[at].edge_at = automaton->n_edges;
@@ -430,6 +440,8 @@ static void build_write_image(struct writer *writer, struct buf *image)
             memcpy((char *)whole + head, edges.bytes, edges.len);
         if (calls.len > 0)
             memcpy((char *)whole + head + edges.len, calls.bytes, calls.len);
+        /* `plain` is computed from the finished image, because it needs steps over bases as the
+         * walk does them. */
         build_fill_plain(writer->c, whole);
         if (compile_ok(writer->c))
             buf_add(image, whole, (size_t)automaton->bytes);
@@ -474,6 +486,8 @@ void build_write(struct build *build, uint32_t root, struct buf *image)
         return;
     must(root < build->states.n);
     memset(writer.number, 0xff, n * sizeof *writer.number);
+    /* The order matters: jumps are flattened before the search for states that reach an end, and
+     * only these states are numbered. */
     build_flatten_calls(build);
     build_find_good(&writer);
     if (!compile_ok(compile))

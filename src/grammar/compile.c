@@ -13,6 +13,7 @@
 
 #define TICKS_A_LOOK 512 /* ticks between two looks at the clock: about 20 us of work */
 
+/* Record an error. Only the first one is kept, because later ones are mostly its consequences. */
 int compile_fail(struct compile *compile, int rc, const char *format, ...)
 {
     va_list args;
@@ -48,6 +49,8 @@ void *compile_alloc(struct compile *compile, size_t bytes)
     return p;
 }
 
+/* Make room for one more item. The outgrown array stays in the arena; as capacity doubles, all of
+ * them together are smaller than the last. */
 bool compile_grow(struct compile *compile, void **items, uint32_t n, uint32_t *cap, size_t bytes)
 {
     void *grown;

@@ -33,6 +33,8 @@ static void dfa_keys_widen(struct keys *keys)
     keys->n_heads = want;
 }
 
+/* Number a key: the number under which the same words were found before, or the next one. The
+ * subset construction, products and minimisation all number sets of states this way. */
 uint32_t dfa_keys_find(struct keys *keys, const uint32_t *words, uint32_t n, bool *is_new)
 {
     static const uint32_t nothing;
@@ -53,6 +55,7 @@ uint32_t dfa_keys_find(struct keys *keys, const uint32_t *words, uint32_t n, boo
             return i;
     if (!compile_grow(keys->c, (void **)&keys->items, keys->n, &keys->cap, sizeof *keys->items))
         return 0;
+    /* A new key becomes the head of its chain. */
     i = keys->n++;
     keys->items[i] = (struct key){.at = keys->words.n, .n = n, .hash = hash};
     keys->items[i].next = keys->heads[hash & (keys->n_heads - 1)];
@@ -134,6 +137,7 @@ uint32_t dfa_step(const struct dfa *dfa, uint32_t state, uint8_t byte)
     return NONE;
 }
 
+/* The label of the state after all bytes; 0 when the text is not in the language. */
 uint32_t dfa_match(const struct dfa *dfa, const char *bytes, size_t len)
 {
     uint32_t state = 0;
@@ -258,17 +262,22 @@ static void dfa_side_edges(struct side *side, uint32_t number)
            (side->n + 2) * sizeof *from);
     dfa_side_cuts(side, from, cuts);
     for (lo = 0; lo < 256 && compile_tick(side->c); lo = hi + 1) {
+        /* Between two cuts no part distinguishes the bytes, so one of them represents all. */
         for (hi = lo; hi < 255 && !cuts[hi + 1];)
             hi++;
         to[side->n] = dfa_step(side->parts[side->n], from[side->n], (uint8_t)lo);
         if (to[side->n] == NONE)
             continue;
+        /* A part that has failed stays failed. The tuple lives on, because keep() may accept
+         * texts that the part does not match. */
         for (i = 0; i < side->n; i++) {
             if (from[i] == NONE)
                 to[i] = NONE;
             else
                 to[i] = dfa_step(side->parts[i], from[i], (uint8_t)lo);
         }
+        /* A character is counted at its first byte, which is one read in the state between
+         * characters (0). */
         to[side->n + 1] = from[side->n + 1] + (side->count_max > 0 && from[side->n] == 0);
         i = dfa_side_state(side, to);
         if (i != NONE)
@@ -296,7 +305,11 @@ const struct dfa *dfa_side_by_side(struct compile *compile, const struct dfa_pro
     }
     for (at = 0; at < product->n; at++)
         side.parts[at] = product->parts[at];
+    /* UTF-8 is one more factor of the product. The parts may then accept any bytes: the product
+     * cannot leave valid UTF-8. */
     side.parts[product->n] = dfa_utf8(compile);
+    /* With a maximum the count goes one beyond it, where the state is rejected. With a minimum
+     * alone it stops at the minimum, because larger counts are all alike. */
     if (product->max_len != NONE)
         side.count_max = product->max_len + 1;
     else
@@ -304,6 +317,8 @@ const struct dfa *dfa_side_by_side(struct compile *compile, const struct dfa_pro
     if (!compile_ok(compile))
         return NULL;
     dfa_side_state(&side, word);
+    /* dfa_side_edges() appends the states that it discovers, so the loop ends when none is
+     * undiscovered. */
     for (at = 0; at < side.maker.states.n && compile_ok(compile); at++) {
         dfa_maker_begin(&side.maker, at);
         dfa_side_edges(&side, at);
@@ -366,11 +381,15 @@ static uint32_t dfa_refine_classes(struct keys *keys, const struct dfa *dfa, con
 
         if (!alive[state])
             continue;
+        /* The key is the state's class and its edges, each as a range and the target's class.
+         * Adjacent ranges with one class are joined, so the key does not depend on how the edges
+         * were cut. */
         words[n++] = class[state];
         for (i = dfa->states[state].edge_at;
              i < dfa->states[state].edge_at + dfa->states[state].n_edges; i++) {
             const struct dfa_edge *edge = &dfa->edges[i];
 
+            /* An edge to a state from which no end is reached is the same as no edge. */
             if (!alive[edge->to])
                 continue;
             if (n > 1 && words[n - 1] == class[edge->to] && words[n - 2] + 1 == edge->lo) {
@@ -401,6 +420,7 @@ static const struct dfa *dfa_build_quotient(struct compile *compile, const struc
         return NULL;
     memset(number, 0xff, (size_t)n_classes * sizeof *number);
     number[class[0]] = dfa_maker_state(&maker, dfa->states[0].label);
+    /* Breadth-first from the start, so that unreachable classes get no state. */
     for (at = 0; at < maker.states.n && compile_ok(compile); at++) {
         uint32_t state = at == 0 ? 0 : order[at];
         uint32_t first = maker.edges.n;
@@ -446,10 +466,13 @@ const struct dfa *dfa_minimise(struct compile *compile, const struct dfa *dfa)
     fresh = compile_alloc(compile, (size_t)dfa->n_states * sizeof *fresh);
     if (!compile_ok(compile))
         return NULL;
+    /* The empty language: one state without edges. */
     if (!alive[0]) {
         dfa_maker_state(&none, 0);
         return dfa_maker_end(&none);
     }
+    /* Moore's algorithm: begin with classes by label, and split classes until a pass changes
+     * nothing. The number of classes only grows, so an equal number means equal classes. */
     for (state = 0; state < dfa->n_states; state++)
         class[state] = dfa->states[state].label;
     for (n = 0, before = NONE; n != before && compile_ok(compile); looks += dfa->n_states) {

@@ -19,6 +19,9 @@ struct json_builder {
     uint32_t hex;     /* the rule for the four digits after "\u" of a control; NONE: not built */
 };
 
+/* Copy a dfa into the automaton as raw bytes. States must exist before the edges that lead to them,
+ * hence the two loops. A state with a label ends the automaton, or with `last` leads over that byte
+ * to the leaf of its label. */
 uint32_t dfa_build(struct build *build, const struct dfa *dfa, int last, const uint32_t *leaf)
 {
     uint32_t *state;
@@ -114,6 +117,7 @@ static uint32_t dfa_build_escape(struct json_builder *builder, const uint32_t *t
     bool any = false;
     size_t i;
 
+    /* Short escapes: \n, \t, \" and so on, each by its letter. */
     for (i = 0; i < N_LETTERS; i++)
         if (target[letters[i][1]] != NONE && !(builder->once && letters[i][0] == '/'))
             build_edge(build, at, letters[i][0], letters[i][0], target[letters[i][1]]);
@@ -123,6 +127,8 @@ static uint32_t dfa_build_escape(struct json_builder *builder, const uint32_t *t
     }
     if (!any)
         return at;
+    /* If all controls lead to one state, the digits after \u are a rule that all such states
+     * call. */
     if (same) {
         uint32_t hex = build_state(build);
 
@@ -144,6 +150,7 @@ static uint32_t dfa_escape_of(struct json_builder *builder, uint32_t s)
     bool any = false;
     int i;
 
+    /* Collect the targets of all ASCII characters, and whether those that have an escape agree. */
     for (i = 0; i < 128; i++) {
         uint32_t to = dfa_step(builder->d, s, (uint8_t)i);
 
@@ -203,6 +210,8 @@ static uint32_t dfa_build_json_text(struct json_builder *how, const uint32_t *le
         builder.escape[idx] = NONE;
     }
     for (idx = 0; idx < dfa->n_states && compile_ok(build->c); idx++) {
+        /* Bytes that may be written as they are keep their edges; those that must not are reached
+         * through the escape alone. */
         uint32_t escape = dfa_escape_of(&builder, idx);
 
         for (i = dfa->states[idx].edge_at; i < dfa->states[idx].edge_at + dfa->states[idx].n_edges;
@@ -267,6 +276,8 @@ static bool dfa_find_least(struct build *build, uint32_t first, uint32_t last, u
         build->states.items[s].count = LEAST_MAX + 1;
     for (int pass = 0; changed && pass <= 2 * LEAST_MAX && compile_tick(build->c); pass++) {
         changed = false;
+        /* Backward, because states are made from the start on: most targets then have their value
+         * already, and few passes are needed. */
         for (uint32_t s = last; s-- > first && compile_tick(build->c);) {
             uint16_t least = build->states.items[s].count;
 
@@ -308,6 +319,8 @@ uint32_t dfa_build_json_counted(struct build *build, const struct dfa *dfa, uint
         return NONE;
     for (uint32_t s = first; s < last; s++)
         build->states.items[s].counted = true;
+    /* The entry is a copy, because only it carries the count: a state inside of the string must not
+     * restart it. */
     start = build_copy(build, start);
     if (compile_ok(build->c))
         build->states.items[start].count = (uint16_t)most;

@@ -225,6 +225,8 @@ static uint32_t ebnf_take_char(struct ebnf_parser *parser)
     case 'U': return ebnf_take_code(parser, 8);
     default: break;
     }
+    /* An escape of a letter could be one that another dialect defines, so it is refused;
+     * punctuation stands for itself. */
     if (ch >= 0x80 || (ebnf_is_name_char((int)ch) && ch != '-' && ch != '_'))
         ebnf_fail(parser, ERR_UNSUPPORTED, "an unknown escape of a letter or digit");
     return ch;
@@ -254,6 +256,7 @@ static const struct regular *ebnf_parse_text(struct ebnf_parser *parser)
         chars.items[chars.n - 1] = ebnf_take_char(parser);
     if (!ebnf_take_text(parser, "\""))
         return ebnf_fail(parser, ERR_SYNTAX, "a text without its closing quote");
+    /* "a".."z" is a range of characters, both ends included. */
     if (parser->lark && chars.n == 1 && ebnf_take_text(parser, "..")) {
         struct regular_range range = {chars.items[0], 0};
 
@@ -264,6 +267,7 @@ static const struct regular *ebnf_parse_text(struct ebnf_parser *parser)
             return ebnf_fail(parser, ERR_SYNTAX, "a range of characters that is none");
         return regular_set(parser->c, &range, 1, false);
     }
+    /* The flag i must end the word, because "a"if would be the text "a" and the rule `if`. */
     any_case = parser->lark && ebnf_peek_at(parser, parser->at) == 'i' &&
                !ebnf_is_name_char(ebnf_peek_at(parser, parser->at + 1));
     parser->at += any_case;
@@ -396,6 +400,7 @@ static uint32_t ebnf_take_number(struct ebnf_parser *parser)
 
     for (; ebnf_peek_at(parser, parser->at) >= '0' && ebnf_peek_at(parser, parser->at) <= '9';
          parser->at++)
+        /* A number that is too large stays too large, so it cannot wrap around to a valid one. */
         n = n > 100000 ? n : n * 10 + (uint32_t)(parser->text[parser->at] - '0');
     if (parser->at == start || n > 100000)
         ebnf_fail(parser, ERR_SYNTAX, "a repeat without a number up to 100000");
@@ -630,6 +635,8 @@ static void ebnf_parse_definition(struct ebnf_parser *parser)
     rule = ebnf_parse_rule(parser);
     if (!compile_ok(parser->c))
         return;
+    /* The pointer is taken after the body was parsed, because that may add rules and move the
+     * array. */
     own = &parser->rules.items[number];
     if (own->tree != NULL || own->schema != NULL) {
         ebnf_fail(parser, ERR_SYNTAX, "a rule is defined twice");
@@ -751,6 +758,8 @@ uint32_t ebnf_build(struct build *build, const char *text, size_t len)
     if (!compile_ok(parser.c))
         return 0;
     root = ebnf_rule_of(&parser, parser.lark ? "start" : "root", parser.lark ? 5 : 4);
+    /* Rules are numbered when they are first mentioned, so a rule without a body was used but never
+     * defined. */
     for (i = 0; i < parser.rules.n; i++) {
         if (parser.rules.items[i].tree != NULL || parser.rules.items[i].schema != NULL)
             continue;
@@ -759,6 +768,8 @@ uint32_t ebnf_build(struct build *build, const char *text, size_t len)
                      parser.rules.items[i].name);
         return 0;
     }
+    /* All start states exist before any rule is built, because rules call each other in any
+     * order. */
     start = compile_alloc(parser.c, (size_t)parser.rules.n * sizeof *start);
     for (i = 0; i < parser.rules.n && compile_ok(parser.c); i++)
         start[i] = build_state(build);

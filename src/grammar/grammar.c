@@ -75,6 +75,7 @@ int grammar_compile(const struct grammar_request *request, struct buf *image,
         root = 0;
     if (compile_ok(&compile))
         build_write(&build, root, image);
+    /* After an error the image may contain a part of an automaton, which is removed. */
     if (compile.rc != 0)
         image->len = before;
     arena_reset(&compile.arena);

@@ -215,8 +215,11 @@ static bool hostname_step_byte(struct hostname_state *host, uint8_t byte)
         *host = (struct hostname_state){.stage = LABEL_START};
         return may;
     }
+    /* A label has at most 63 bytes and does not begin with a hyphen (RFC 1123). */
     if (host->n_read == LABEL_MAX || (byte == '-' && host->n_read == 0))
         return false;
+    /* The last hyphen of a label separates its plain characters from the coded ones, so each hyphen
+     * begins the coded part again. */
     if (host->stage <= LABEL_PREFIX)
         hostname_plain_step(host, byte);
     else if (byte == '-')
@@ -265,6 +268,7 @@ static void hostname_explore_edges(struct dfa_maker *maker, struct keys *keys, u
         uint32_t to = hostname_explore_step(maker, keys, from, lo);
         uint8_t byte;
 
+        /* An edge ends before the first byte with another target. */
         for (byte = lo + 1; byte <= ranges[i][1]; byte++) {
             uint32_t next = hostname_explore_step(maker, keys, from, byte);
 
@@ -290,6 +294,8 @@ const struct dfa *hostname_dfa(struct compile *compile)
 
     (void)dfa_keys_find(&keys, words, HOST_WORDS, &is_new);
     dfa_maker_state(&maker, 0);
+    /* The states are explored in the order of their discovery; the key of a state is the words
+     * above. */
     for (i = 0; i < maker.states.n && compile_ok(compile); i++)
         hostname_explore_edges(&maker, &keys, i);
     if (compile_ok(compile))

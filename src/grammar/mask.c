@@ -2,10 +2,11 @@
  *
  * Makes the mask of a walk: the union of the masks of its configurations. Each has two parts.
  *
- * 1. The part that does not depend on the stack. Start in the configuration's state, with an unknown
- *    frame (a hole) below, and walk the trie. The result is an entry: the tokens that are read
- *    without leaving the rule (a bitmap), and the nodes of the trie at which the rule may end in the
- *    middle of a token (the pops). Entries that took long to find are kept in the cache, by state.
+ * 1. The part that does not depend on the stack. Start in the configuration's state, with an
+ *    unknown frame (a hole) below, and walk the trie. The result is an entry: the tokens that are
+ *    read without leaving the rule (a bitmap), and the nodes of the trie at which the rule may end
+ *    in the middle of a token (the pops). Entries that took long to find are kept in the cache, by
+ *    state.
  * 2. The part that depends on the stack. At each pop, walk the children with the real frames below.
  *    Usually these are few: after a string's closing quote about a hundred tokens go on.
  *
@@ -96,6 +97,8 @@ static const struct mask_entry *mask_entry_at(const struct walk_cache *cache, ui
     return (const struct mask_entry *)((const char *)cache + (size_t)offset * 8);
 }
 
+/* Find an entry. Slots are only filled, never emptied, so a free slot ends the probing. The acquire
+ * load pairs with the release in mask_cache_keep(): an offset is visible only after its entry. */
 static const struct mask_entry *mask_cache_find(struct walk_cache *cache,
                                                 const struct entry_key *key)
 {
@@ -125,6 +128,8 @@ static void mask_cache_keep(struct walk_cache *cache, const struct walk_work *wo
     struct mask_entry *entry;
     uint32_t i;
 
+    /* Space is reserved by adding to `used`. If it is exhausted the reservation is undone; a
+     * concurrent one may then fail as well, which only means that its entry is not kept. */
     if (at + bytes > cache->bytes || at / 8 > UINT32_MAX) {
         atomic_fetch_sub(&cache->used, bytes);
         return;
@@ -480,13 +485,18 @@ int walk_mask_within(struct walk_work *work, const struct walk_language *languag
     steps = steps < most ? steps : most;
     atomic_store_explicit(&work->steps_max, steps, memory_order_relaxed);
     masking.tops = walk_set_load(work, walk);
+    /* A token is allowed if one configuration allows it, so the masks of all are united. */
     for (i = 0; i < masking.tops.n && !work->failed; i++) /* at most ONE_SET_MAX */
         mask_top(&masking, work->pool[masking.tops.at + i]);
+    /* The caller may raise its bound and try again only if the bound was the cause. Beyond the
+     * largest bound, and for sets or stacks that are too large, trying again is of no use. */
     if (work->failed) {
         if (steps < most && work->steps > steps)
             return ERR_AGAIN;
         return ERR_LIMIT;
     }
+    /* Tokens with equal bytes have one place in the trie. The others are copies of that one's
+     * bit. */
     for (i = 0; i < trie->n_aliases; i++) {
         const struct trie_alias *alias = &trie_aliases(trie)[i];
 

@@ -92,6 +92,7 @@ static uint32_t parts_nodes_fill(struct node *nodes, const struct watch *watch, 
     for (i = 0; i < n_watch; i++) {
         uint32_t at = 0;
 
+        /* Follow the text from the root, and add the nodes that are missing. */
         for (k = 0; k < watch[i].len; k++) {
             uint32_t next = parts_child_of(nodes, at, (uint8_t)watch[i].text[k]);
 
@@ -105,6 +106,7 @@ static uint32_t parts_nodes_fill(struct node *nodes, const struct watch *watch, 
             }
             at = next;
         }
+        /* Of two equal texts the first one counts. */
         if (nodes[at].leaf == NONE)
             nodes[at].leaf = watch[i].leaf;
     }
@@ -129,6 +131,7 @@ static void parts_nodes_link(struct node *nodes, uint32_t *order)
         }
 }
 
+/* Add a text to watch for. When it has been generated, the automaton continues at `leaf`. */
 static void parts_watch_add(struct composer *composer, struct watches *watches,
                             const struct grammar_part *text, uint32_t leaf)
 {
@@ -245,6 +248,9 @@ static void parts_build_sequence(struct composer *composer, const struct grammar
     for (i = 0; i < n && compile_tick(build->c); i++) {
         uint32_t next = i + 1 < n ? build_state(build) : to;
 
+        /* Texts are states of their own; other parts are rules, which are called. Free text is
+         * neither: it must know the text that ends it, and is built together with the part after
+         * it. */
         if (parts[i].kind == PART_TEXT) {
             build_jump(build, build_text(build, from, parts[i].text, parts[i].len), next);
         } else if ((parts[i].kind == PART_FREE || parts[i].kind == PART_TRIGGERS) && i + 1 < n &&
@@ -308,6 +314,11 @@ static uint32_t parts_build_repeated(struct composer *composer, const struct gra
                      COUNT_MAX);
         return 0;
     }
+    /* Repetition i begins in the state `at`, which may be an end if enough repetitions came before.
+     * With a maximum the chain ends after it; without, the last repetition leads back to its own
+     * begin:
+     *
+     *     min 1, no maximum:   start --rule--> at --separator, rule--> at */
     for (i = 0; compile_tick(build->c); i++) {
         bool again = part->max == NONE && i >= n && i > 0;
         uint32_t begin = build_state(build);
@@ -465,6 +476,7 @@ static uint32_t parts_pattern_part(struct composer *composer, const struct gramm
                          .parts = both, .n = 2, .max_len = NONE, .keep = parts_both_match});
     else
         dfa = NULL;
+    /* The intersection is empty: its automaton is a single state that is no end. */
     if (compile_ok(compile) && dfa->states[0].label == 0 && dfa->states[0].n_edges == 0)
         compile_fail(compile, ERR_INVALID, "all that matches would be taken for a call or an end");
     if (compile_ok(compile))

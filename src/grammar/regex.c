@@ -106,6 +106,7 @@ static bool regex_class_letter(struct regex_parser *parser, struct class *class,
     case 's': range = space; break;
     default: return false;
     }
+    /* A small letter is the class itself; a capital one is its complement, built from the gaps. */
     if ((letter & 0x20) != 0) {
         for (; range->hi != 0; range++)
             regex_class_add(parser, class, range->lo, range->hi);
@@ -172,6 +173,7 @@ static uint32_t regex_take_escape(struct regex_parser *parser)
     case 'v': return '\v';
     case 'x': return regex_take_hex(parser, 2, 2);
     case 'u': return regex_take_unicode(parser);
+    /* \cJ is the control character whose code is the letter's lower five bits. */
     case 'c':
         if ((regex_peek_char(parser) | 0x20) >= 'a' && (regex_peek_char(parser) | 0x20) <= 'z')
             return regex_take_literal(parser) & 0x1f;
@@ -187,6 +189,8 @@ static uint32_t regex_take_escape(struct regex_parser *parser)
     case 'P': regex_fail(parser, ERR_UNSUPPORTED, "Unicode properties (\\p)"); return 0;
     default: break;
     }
+    /* An escape of any other letter means something in some dialect, so it is refused and not
+     * guessed. */
     if (ch >= '1' && ch <= '9')
         regex_fail(parser, ERR_UNSUPPORTED, "back references");
     else if ((ch | 0x20) >= 'a' && (ch | 0x20) <= 'z' && ch < 128)
@@ -265,6 +269,7 @@ static const struct regular *regex_parse_group(struct regex_parser *parser)
             return regex_fail(parser, ERR_UNSUPPORTED,
                               "lookaheads that are not at the very beginning, "
                               "and lookbehinds");
+        /* (?P<name>...) and (?<name>...): the name is skipped. */
         if (regex_take_char(parser, "P<") || regex_take_char(parser, "<")) {
             while (parser->at < parser->len && regex_peek_char(parser) != '>')
                 parser->at++;
@@ -281,6 +286,7 @@ static const struct regular *regex_parse_group(struct regex_parser *parser)
         return regex_fail(parser, ERR_LIMIT, "groups are nested too deeply");
     regular = regex_parse_either(parser);
     parser->depth--;
+    /* A flag holds to the end of its group. */
     parser->dot_all = dot_all;
     if (compile_ok(parser->c) && !regex_take_char(parser, ")"))
         return regex_fail(parser, ERR_SYNTAX, "a '(' without ')'");
@@ -297,6 +303,7 @@ static const struct regular *regex_parse_atom(struct regex_parser *parser)
     switch (regex_peek_char(parser)) {
     case '(': parser->at++; return regex_parse_group(parser);
     case '[': parser->at++; return regex_parse_class(parser);
+    /* The set of line ends is negated: '.' matches all other characters, or all with (?s:...). */
     case '.': parser->at++; return regular_set(parser->c, lines, parser->dot_all ? 0 : 3, true);
     case '^': parser->at++; return regular_node(parser->c, REGULAR_BEGIN, NULL, NULL);
     case '$': parser->at++; return regular_node(parser->c, REGULAR_END, NULL, NULL);
@@ -328,6 +335,8 @@ static bool regex_take_counts(struct regex_parser *parser, uint32_t *min, uint32
     uint32_t n[2] = {0, NONE};
     int i;
 
+    /* Read up to two numbers. {n} is {n,n}; {n,} has no maximum. Digits beyond the bound are read
+     * but not added, so the value cannot overflow. */
     for (i = 0; i < 2; i++) {
         size_t first = at;
         uint32_t value = 0;
@@ -419,6 +428,7 @@ const struct regular *regex_tree(struct compile *compile, const char *text, size
     if (!utf8_is_valid(text, len))
         return regex_fail(&parser, ERR_SYNTAX, "not valid UTF-8");
     regular = regex_parse_either(&parser);
+    /* The parser of alternatives stops at a ')', which is an error outside of any group. */
     if (compile_ok(compile) && parser.at < len)
         return regex_fail(&parser, ERR_SYNTAX, "a ')' without '('");
     return regular;
@@ -531,11 +541,13 @@ static const struct dfa *regex_with_looks(struct compile *compile, const char *t
         }
         if (text[2] == '!')
             looks.negative |= 1u << looks.n;
+        /* n - 4 is the length between "(?=" and ")". A lookahead may be followed by anything. */
         looks.parts[looks.n++] =
             regex_add_anchors(compile, regex_tree(compile, text + 3, n - 4), true);
         text += n;
         len -= n;
     }
+    /* The rest of the pattern is one more factor, which must match. */
     looks.parts[looks.n++] = regex_add_anchors(compile, regex_tree(compile, text, len), open);
     if (compile_ok(compile))
         return dfa_side_by_side(compile, &(struct dfa_product){.parts = looks.parts,

@@ -13,6 +13,8 @@
 
 /* --- trees -------------------------------------------------------------------------------- */
 
+/* A node with up to two children. Children may be NULL after an error, which is recorded, and the
+ * tree is then never used. */
 const struct regular *regular_node(struct compile *compile, enum regular_kind kind,
                                    const struct regular *left, const struct regular *right)
 {
@@ -61,6 +63,7 @@ static uint32_t regular_ranges_tidy(struct regular_range *ranges, uint32_t n, bo
     uint32_t i;
 
     qsort(ranges, n, sizeof *ranges, regular_range_order);
+    /* Ranges that overlap or touch become one. */
     for (i = 0; i < n; i++) {
         if (joined > 0 && ranges[i].lo <= ranges[joined - 1].hi + 1) {
             if (ranges[i].hi > ranges[joined - 1].hi)
@@ -72,6 +75,7 @@ static uint32_t regular_ranges_tidy(struct regular_range *ranges, uint32_t n, bo
         memcpy(out, ranges, joined * sizeof *out);
         return joined;
     }
+    /* The complement consists of the gaps; `next` is the first character after the last range. */
     for (i = 0; i < joined; i++) {
         if (ranges[i].lo > next)
             out[n_out++] = (struct regular_range){next, ranges[i].lo - 1};
@@ -101,6 +105,7 @@ const struct regular *regular_set(struct compile *compile, const struct regular_
     return regular;
 }
 
+/* A text as a chain of sets of one character each. Nodes are left-leaning: ((a b) c) d. */
 const struct regular *regular_text(struct compile *compile, const char *text, size_t len)
 {
     const struct regular *regular = NULL;
@@ -366,6 +371,7 @@ static bool regular_close_state(struct subsets *subsets, bool begin, bool end)
     bool final = false;
     uint32_t at, i;
 
+    /* regular_closure_add() appends states that are not marked yet, so each is visited once. */
     for (at = 0; at < nfa->stack.n && compile_tick(nfa->c); at++) {
         uint32_t state = nfa->stack.items[at];
         bool acts = state == nfa->final;
@@ -384,6 +390,7 @@ static bool regular_close_state(struct subsets *subsets, bool begin, bool end)
             subsets->set.items[subsets->set.n - 1] = state;
     }
     nfa->stack.n = 0;
+    /* A new mark clears all marks at once. */
     nfa->mark++;
     return final;
 }
@@ -463,6 +470,7 @@ static void regular_subset_edges(struct subsets *subsets, uint32_t number)
     if (set == NULL)
         return;
     memcpy(set, subsets->keys.words.items + subsets->keys.items[number].at + 1, n * sizeof *set);
+    /* Bytes between two cuts lead to the same sets, so only the first one of them is followed. */
     for (i = 0; i < n; i++)
         for (k = nfa->heads.items[set[i]]; k != NONE; k = nfa->steps.items[k].next)
             if (nfa->steps.items[k].kind == STEP_BYTES) {
@@ -510,6 +518,7 @@ static const struct dfa *regular_subsets_run(struct compile *compile, const stru
     if (!compile_ok(compile))
         return NULL;
     regular_closure_add(&nfa, first);
+    /* Nothing matches: one state without edges. */
     if (regular_subset_number(&subsets, true) == NONE)
         dfa_maker_state(&subsets.maker, 0);
     for (at = 0; at < subsets.maker.states.n && compile_ok(compile); at++) {

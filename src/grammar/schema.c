@@ -116,6 +116,8 @@ void schema_build_space_after(struct schema *schema, uint32_t from, uint32_t to)
         build_edge(schema->b, from, ' ', ' ', to);
 }
 
+/* The colon between a name and its value, with white space around it. It is the same for all
+ * members, so it is one rule that every member calls. */
 void schema_build_colon(struct schema *schema, uint32_t from, uint32_t to)
 {
     if (schema->colon_rule == NONE) {
@@ -228,11 +230,13 @@ static void schema_build_goal(struct schema *schema, uint32_t number)
     start = schema->goal_states.items[number];
     if (literals == NULL)
         return;
+    /* The literals are copied, because the array of keys may move while the goal is built. */
     if (key->n > 0)
         memcpy(literals, schema->goal_keys.words.items + key->at, key->n * sizeof *literals);
     if (key->n > 0)
         schema->c->at = schema->literals.items[literals[0]].node;
     all = schema_expand(schema, literals, key->n);
+    /* null, false and true have no constraints, so one word per type is enough. */
     for (i = 0; i < all.n; i++)
         types |= all.items[i].types;
     if ((types & TYPE_NULL) != 0)
@@ -305,6 +309,7 @@ uint32_t schema_part_build(struct build *build, const struct grammar_part *part,
     schema->space_rule = schema->colon_rule = schema->body = schema->more_rule = schema->number =
         NONE;
     schema->end = build_end(build);
+    /* No text means no constraint: the schema `true`. */
     if (len == 0) {
         text = "true";
         len = 4;
@@ -327,6 +332,8 @@ uint32_t schema_part_build(struct build *build, const struct grammar_part *part,
         else
             root = schema_build_goals(schema, literal);
     }
+    /* An error names the place of the schema that was compiled last, as a JSON pointer. Finding it
+     * takes a search of the document, so it is done once and only after an error. */
     if (compile->rc != 0 && compile->error != NULL && compile->at != NULL &&
         compile->error->where[0] == '\0')
         schema_index_pointer(schema->root, compile->at, compile->error->where,

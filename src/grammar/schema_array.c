@@ -237,12 +237,14 @@ static bool schema_item_wants(struct array *array, uint32_t at, uint32_t *list, 
         if (atom->kind != ATOM_ITEMS)
             continue;
         prefix = schema_prefix_of(atom->node);
+        /* An item has either its schema of the prefix or that of all later items. */
         if (prefix != NULL && at < prefix->n)
             schema = &prefix->items[at];
         else
             schema = schema_rest_of(atom->node);
         if (schema == NULL)
             continue;
+        /* The schema `false` allows no item at this position, so the array ends before it. */
         if (schema->kind == JSON_BOOL && !schema->flag)
             return false;
         if (schema->kind != JSON_BOOL)
@@ -392,12 +394,16 @@ void schema_array_build(struct schema *schema, uint32_t from, const struct alter
     if (array.max > ITEMS_NO_LIMIT)
         array.max = NONE;
     schema_unique_begin(&array);
+    /* `last` is the first position from which on all positions are alike. It must not be before the
+     * minimum, nor before a maximum, because positions are counted up to there. */
     if (array.max != NONE && array.max < array.last)
         array.last = array.max;
     if (array.min > array.last)
         array.last = array.min;
     if (array.max != NONE && array.max > array.last)
         array.last = array.max;
+    /* Each `contains` multiplies the layers by the number of its counts. The product is checked at
+     * each step, so it cannot overflow. */
     for (at = 0, places = ((uint64_t)array.last + 2) * array.n_layers;
          at < array.n_counts && places <= ARRAY_PLACES_MAX; at++) {
         array.n_layers *= array.counts[at].cap + 1;
@@ -410,6 +416,7 @@ void schema_array_build(struct schema *schema, uint32_t from, const struct alter
                                                sizeof *array.after);
     if (!compile_ok(schema->c))
         return;
+    /* The place after an item is built when it is first needed; NONE until then. */
     memset(array.after, 0xff, (size_t)places * sizeof *array.after);
     schema_build_space(schema, begin, gap);
     if (schema_may_close(&array, 0, 0))

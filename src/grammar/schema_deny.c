@@ -128,6 +128,7 @@ static void schema_deny_array(struct expansion *expansion, struct options *optio
     if (contains != NULL) {
         atom = schema_contains_atom(expansion, schema, contains);
         most = atom.m;
+        /* At least n is violated by at most n - 1, and at most m by at least m + 1. */
         if (atom.n > 0) {
             atom.m = atom.n - 1;
             atom.n = 0;
@@ -160,6 +161,7 @@ static void schema_deny_members(struct expansion *expansion, struct options *opt
     const struct json *other = json_get(schema, "additionalProperties");
     uint32_t i;
 
+    /* A property violates its schema only if it is present, so each option also requires it. */
     for (i = 0; known != NULL && i < known->n && compile_tick(expansion->s->c); i++) {
         struct atom member = {.kind = ATOM_PROPERTY,
                               .node = &known->items[i],
@@ -226,6 +228,7 @@ static void schema_deny_object(struct expansion *expansion, struct options *opti
     size_t k;
 
     schema_deny_members(expansion, options, schema);
+    /* A required member is missing. */
     for (i = 0; required != NULL && i < required->n && compile_tick(expansion->s->c); i++)
         if (required->items[i].kind == JSON_TEXT)
             schema_option_atom(expansion, options, TYPE_OBJECT,
@@ -236,6 +239,7 @@ static void schema_deny_object(struct expansion *expansion, struct options *opti
         for (i = 0; value != NULL && i < value->n && compile_tick(expansion->s->c); i++)
             schema_deny_dependent(expansion, options, &value->items[i]);
     }
+    /* The negations of these two would need quantifiers over all names of the object. */
     if (names != NULL && !(names->kind == JSON_BOOL && names->flag))
         (void)schema_refuse(
             expansion, names,
@@ -278,6 +282,8 @@ static void schema_deny_logic(struct expansion *expansion, struct options *optio
     const struct schema_item *none = NULL;
     uint32_t i;
 
+    /* allOf fails if one of its schemas fails: an option per schema. anyOf fails only if all of
+     * them fail: one option with all negations. */
     for (i = 0; all != NULL && i < all->n && compile_tick(expansion->s->c); i++)
         schema_add_option(expansion, options,
                           schema_item_literal(expansion, &all->items[i], true, NULL));
@@ -289,6 +295,7 @@ static void schema_deny_logic(struct expansion *expansion, struct options *optio
         schema_deny_one(expansion, options, one);
     if (value != NULL)
         schema_add_option(expansion, options, schema_item_literal(expansion, value, false, NULL));
+    /* if/then fails when the condition holds and "then" does not; "else" correspondingly. */
     if (cond != NULL && yes != NULL)
         schema_add_option(expansion, options,
                           schema_item_literal(expansion, cond, false,
@@ -299,6 +306,10 @@ static void schema_deny_logic(struct expansion *expansion, struct options *optio
                                               schema_item_literal(expansion, no, true, NULL)));
 }
 
+/* The negation of a schema is that at least one of its keywords fails. Each keyword adds an option
+ * in which it fails; the expansion chooses among them:
+ *
+ *     not {"type": "string", "minLength": 3}  ->  no string, or one of at most 2 characters */
 void schema_deny(struct expansion *expansion, const struct json *schema)
 {
     const struct json *to = schema_follow(expansion, schema);

@@ -83,6 +83,7 @@ const struct schema_item *schema_item_atom(struct expansion *expansion, struct a
     return schema_item_of(expansion, (struct schema_item){.kind = ITEM_ATOM, .atom = copy}, next);
 }
 
+/* Append an option, in the order of the document. */
 void schema_add_option(struct expansion *expansion, struct options *options,
                        const struct schema_item *items)
 {
@@ -181,6 +182,7 @@ static unsigned schema_type_bits(const struct json *name)
     return 0;
 }
 
+/* The value of "type" as bits: a name, or a list of names that are united. */
 unsigned schema_types_of(struct expansion *expansion, const struct json *node)
 {
     unsigned types = 0;
@@ -231,6 +233,7 @@ void schema_expand_values(struct expansion *expansion, const struct json *values
     must(values != NULL || n == 0);
     for (i = 0; i < n && compile_tick(expansion->s->c); i++)
         types |= schema_type_of_value(&values[i]);
+    /* The atoms of strings and numbers take the whole list and select their kind from it. */
     if (!negated) {
         all = schema_item_atom(expansion,
                                (struct atom){.kind = ATOM_STRINGS, .node = values, .n = n}, all);
@@ -286,6 +289,8 @@ static void schema_expand_list_constant(struct expansion *expansion, const struc
                                                  expansion->s, &value->items[i], true, false)});
         return;
     }
+    /* Four ways to differ: another type, more items, fewer items, or a list of at least i + 1 items
+     * whose item i is another value. */
     schema_add_option(expansion, &options,
                       schema_item_types(expansion, TYPE_ALL & ~(unsigned)TYPE_ARRAY, NULL));
     schema_add_option(
@@ -508,6 +513,8 @@ static bool schema_member_wants(struct expansion *expansion, const struct json *
             list[(*n)++] = atom->literal;
         if (atom->kind != ATOM_MEMBERS)
             continue;
+        /* As in JSON Schema: the member's own schema, else that of additionalProperties, which does
+         * not apply to names that a pattern matches. */
         known = json_get_kind(atom->node, "properties", JSON_OBJECT);
         if (known == NULL)
             own = NULL;
@@ -582,6 +589,8 @@ static void schema_branch_done(struct expansion *expansion)
     if (expansion->now.types == 0 || !compile_ok(expansion->s->c))
         return;
     schema_drop_unique(expansion);
+    /* The list is a stack. Turning it over also copies it, because branches share the atoms that
+     * they had before they split. */
     for (atom = expansion->now.atoms; atom != NULL && compile_tick(expansion->s->c);
          atom = atom->next) {
         struct atom *copy = compile_alloc(expansion->s->c, sizeof *copy);
@@ -639,6 +648,8 @@ static void schema_literal_done(struct expansion *expansion, uint32_t literal)
     struct seen *seen;
     const struct seen *seen_before;
 
+    /* A recursive schema, {"allOf": [{"$ref": "#"}]}, mentions a literal inside of itself; it adds
+     * no constraint, so the second mention is skipped and the expansion ends. */
     for (seen_before = expansion->now.seen; seen_before != NULL && compile_tick(expansion->s->c);
          seen_before = seen_before->next) {
         if (seen_before->literal == literal)

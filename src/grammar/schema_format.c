@@ -137,6 +137,8 @@ static size_t schema_leap_minutes(char *out, size_t cap)
     return n;
 }
 
+/* A time after the text `before`, for example a date and 'T'. A leap second is at 23:59:60 UTC,
+ * which is another local time for each offset, so all offsets are written out as alternatives. */
 static const struct dfa *schema_time_dfa(struct compile *compile, const char *before)
 {
     char *text = compile_alloc(compile, LEAP_BYTES);
@@ -185,6 +187,7 @@ const struct dfa *schema_format_language(struct compile *compile, const char *na
     const char *pattern = schema_format_pattern(name);
 
     must(name != NULL);
+    /* These three are computed, because as written patterns they would be very large. */
     if (strcmp(name, "hostname") == 0)
         return hostname_dfa(compile);
     if (strcmp(name, "time") == 0)

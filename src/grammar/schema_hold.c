@@ -101,6 +101,7 @@ static void schema_hold_scalars(struct expansion *expansion, const struct json *
     uint32_t n;
     size_t i;
 
+    /* minimum, maximum, exclusiveMinimum and exclusiveMaximum. */
     for (i = 0; i < 4; i++)
         if (schema_bound_of(expansion, schema, i % 2 != 0, i / 2 != 0, &atom))
             schema_expand_atom(expansion, atom);
@@ -117,6 +118,8 @@ static void schema_hold_scalars(struct expansion *expansion, const struct json *
     value = schema_get_kind(expansion, schema, "pattern", JSON_TEXT);
     if (value != NULL)
         schema_expand_atom(expansion, (struct atom){.kind = ATOM_PATTERN, .node = value});
+    /* Formats that are not known are annotations, as the standard has it. The refused ones are
+     * known but cannot be built, and ignoring them would give wrong output. */
     value = schema_get_kind(expansion, schema, "format", JSON_TEXT);
     if (value != NULL && schema_format_is_known(value->text))
         schema_expand_atom(expansion, (struct atom){.kind = ATOM_FORMAT, .node = value});
@@ -326,6 +329,7 @@ static void schema_hold_logic(struct expansion *expansion, const struct json *sc
     value = schema_get(schema, "not");
     if (value != NULL)
         schema_expand_literal(expansion, value, true);
+    /* Backward, so that the first schema is processed first. */
     for (i = all == NULL ? 0 : all->n; i-- > 0 && compile_tick(expansion->s->c);)
         schema_expand_literal(expansion, &all->items[i], false);
 }
@@ -335,6 +339,7 @@ void schema_hold(struct expansion *expansion, const struct json *schema)
     const struct json *to = schema_follow(expansion, schema);
     const struct json *value;
 
+    /* Up to draft 7 a $ref hides all keywords beside it; later drafts apply them as well. */
     if (to != NULL && expansion->s->ref_alone) {
         schema_expand_literal(expansion, to, false);
         return;

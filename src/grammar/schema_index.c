@@ -140,6 +140,7 @@ void schema_index_add(struct schema *schema)
     LIST(struct visit) stack = {0};
     const struct json *draft = json_get_kind(schema->root, "$schema", JSON_TEXT);
 
+    /* The draft decides how a $ref is read. Without $schema the latest draft is assumed. */
     schema->ref_alone =
         draft != NULL &&
         (strstr(draft->text, "draft-07") != NULL || strstr(draft->text, "draft-06") != NULL ||
@@ -159,9 +160,13 @@ void schema_index_add(struct schema *schema)
         } else if (v.node->kind != JSON_LIST) {
             continue;
         }
+        /* Children are pushed in reverse order, so they are visited in the order of the
+         * document. */
         for (i = v.node->n; i-- > 0;) {
             const struct json *child = &v.node->items[i];
 
+            /* Values of "enum", "const" and the like are data. An "$id" in them is no name of a
+             * schema. */
             if (v.node->kind == JSON_OBJECT && schema_holds_values(child->key))
                 continue;
             if (v.node->kind == JSON_OBJECT && child->kind == JSON_TEXT)
@@ -242,6 +247,7 @@ static const struct json *schema_pointer_follow(struct schema *schema, const str
             node = json_get_n(node, name, n);
             continue;
         }
+        /* At most nine digits, so the number cannot overflow; a longer one leads nowhere. */
         for (i = 0; i < n && i < 9 && name[i] >= '0' && name[i] <= '9'; i++)
             number = number * 10 + (uint32_t)(name[i] - '0');
         if (node->kind == JSON_LIST && i == n && n > 0 && number < node->n)
@@ -282,6 +288,7 @@ const struct json *schema_index_find(struct schema *schema, const struct json *f
 
 /* Append a token of a pointer, with ~ and / escaped. */
 
+/* Append a step of a JSON pointer: an index, or a name with '~' as ~0 and '/' as ~1 (RFC 6901). */
 static size_t schema_add_token(char *out, size_t at, size_t cap, const struct json *node,
                                uint32_t i)
 {

@@ -62,11 +62,15 @@ static bool schema_decimal_place(struct decimal *decimal, const char *digits, in
         return true;
     if (point > DECIMAL_DIGITS - 1 || point < -DECIMAL_DIGITS || n > DECIMAL_DIGITS)
         return false;
+    /* All digits with the zeros that the point needs: on its left, or between it and the first
+     * digit. */
     if ((point > n ? point : n) + (point < 0 ? -point : 0) > DECIMAL_DIGITS)
         return false;
+    /* Digits before the point; a large exponent adds zeros. */
     for (i = 0; i < point; i++)
         decimal->digits[at++] = i < n ? digits[i] : '0';
     decimal->n_int = at;
+    /* Digits after it; a negative exponent adds zeros in front. */
     for (i = point; i < n; i++)
         decimal->digits[at++] = i < 0 ? '0' : digits[i];
     decimal->n_frac = at - decimal->n_int;
@@ -75,6 +79,10 @@ static bool schema_decimal_place(struct decimal *decimal, const char *digits, in
     return true;
 }
 
+/* Read a JSON number exactly, without rounding to a double: the digits in a row, and the place of
+ * the point among them. An exponent moves the point:
+ *
+ *     12.5e1  ->  digits 125, point 2 + 1 = 3  ->  125 */
 bool schema_decimal_read(struct decimal *decimal, const char *text, size_t len)
 {
     char digits[DECIMAL_DIGITS + 1];
@@ -96,6 +104,7 @@ bool schema_decimal_read(struct decimal *decimal, const char *text, size_t len)
     }
     if (point < 0)
         point = n;
+    /* The exponent stops growing at a size at which the number is refused anyway. */
     if (at < len && (text[at] == 'e' || text[at] == 'E')) {
         small = at + 1 < len && text[at + 1] == '-';
         if (small || (at + 1 < len && text[at + 1] == '+'))
@@ -121,6 +130,8 @@ bool schema_decimal_equal(const struct decimal *a, const struct decimal *b)
            memcmp(a->digits, b->digits, (size_t)(a->n_int + a->n_frac)) == 0;
 }
 
+/* Write a decimal in its shortest form without an exponent; the number of bytes, 0 if cap is too
+ * small. */
 size_t schema_decimal_text(const struct decimal *decimal, char *out, size_t cap)
 {
     size_t n = 0;
@@ -323,6 +334,7 @@ static bool schema_machine_step(const struct machine *machine, uint32_t *word, c
     bool fraction = word[0] >= AT_POINT;
     uint32_t i;
 
+    /* word[0] is the place in the number, word[1] the sign, and word[2 + i] the state of rule i. */
     if (byte == '-') {
         if (word[0] != AT_START)
             return false;
@@ -333,12 +345,15 @@ static bool schema_machine_step(const struct machine *machine, uint32_t *word, c
     if (byte == '.') {
         if ((word[0] != AT_ZERO && word[0] != AT_INT) || !machine->point)
             return false;
+        /* At the point the number of integer digits is known, so comparisons of magnitude are
+         * settled. */
         word[0] = AT_POINT;
         for (i = 0; i < machine->n; i++)
             if (machine->rules[i].kind == RULE_BOUND || machine->rules[i].kind == RULE_EQUAL)
                 word[2 + i] = schema_compare_settle(&machine->rules[i].value, word[2 + i]);
         return true;
     }
+    /* No digit may follow a leading zero. */
     if (word[0] == AT_ZERO)
         return false;
     if (word[0] <= AT_MINUS) {
@@ -457,6 +472,8 @@ static void schema_rules_fill(struct schema *schema, const struct alternative *a
                 }
         }
     }
+    /* Fractions alone: whole numbers were excluded, so at least one digit after the point is not
+     * zero. */
     if ((alternative->types & TYPE_NUMBER) == TYPE_FRACTION)
         (void)schema_rule_add(schema, machine, RULE_FRACTION, false);
     machine->point = (alternative->types & TYPE_FRACTION) != 0;
@@ -505,6 +522,7 @@ static void schema_number_build_list(struct schema *schema, uint32_t from,
         if (!fits)
             continue;
         build_word(schema->b, from, text, n);
+        /* The schema's own spelling, such as 1.0, is allowed as well. */
         if ((alternative->types & TYPE_FRACTION) != 0)
             build_word(schema->b, from, node->text, node->n);
     }
@@ -530,6 +548,8 @@ void schema_number_build(struct schema *schema, uint32_t from,
 
     if (machine == NULL)
         return;
+    /* Numbers without constraints are by far the most frequent. Their states are built once and
+     * shared. */
     if (schema_number_is_free(alternative)) {
         if (schema->number == NONE)
             schema->number = dfa_build(

@@ -162,6 +162,8 @@ static void schema_object_note_atom(struct object *object, const struct atom *at
     struct member *member;
     const struct dfa *dfa;
 
+    /* Names that any atom mentions become members of their own; all other names are covered by
+     * parts, the languages of patterns. */
     switch ((int)atom->kind) {
     case ATOM_MEMBERS: schema_members_note(object, atom->node); break;
     case ATOM_REQUIRED:
@@ -446,6 +448,8 @@ static void schema_object_build_place(struct object *object, struct position her
     else
         state = object->after[schema_object_place_of(object, here.at, here.count, here.found)];
 
+    /* All names are in one tree, so a position needs one edge for the quote and then follows the
+     * tree. */
     if (tree != NONE) {
         name = build_state(build);
         build_edge(build, name, '"', '"', tree);
@@ -563,6 +567,8 @@ void schema_object_build(struct schema *schema, uint32_t from,
     if (compile_ok(schema->c))
         schema_open_settle(&object);
     schema_counts_settle(&object);
+    /* A place is a position among the members, the number of properties so far, and the set of
+     * needs that were met. The table has an entry per place. */
     places = ((uint64_t)object.members.n + 1) * ((uint64_t)object.count_cap + 1) << object.n_needs;
     if (places > OBJECT_PLACES_MAX)
         compile_fail(schema->c, ERR_LIMIT, "min/maxProperties on an object with too many names");
@@ -571,6 +577,7 @@ void schema_object_build(struct schema *schema, uint32_t from,
     if (!compile_ok(schema->c))
         return;
     memset(object.after, 0xff, (size_t)places * sizeof *object.after);
+    /* Each combination of count and needs met has its own layer of trees of names. */
     for (count = 0; count <= object.count_cap && compile_ok(schema->c); count++)
         for (found = 0; found < 1u << object.n_needs && compile_ok(schema->c); found++)
             schema_layer_build(&object, count, found, begin);

@@ -157,6 +157,8 @@ static const struct dfa *schema_string_dfa_within(struct schema *schema,
                          DFA_PARTS_MAX);
             return NULL;
         }
+        /* Bit n of the mask: part n counts. Bit n of the value: it must match; otherwise it must
+         * not. */
         parts[n] = dfa;
         wanted.mask |= 1u << n;
         if (atom->negated)
@@ -173,6 +175,7 @@ static const struct dfa *schema_string_dfa_within(struct schema *schema,
     }
     if (!compile_ok(schema->c))
         return NULL;
+    /* One part without bounds is its own product. */
     if (n == 1 && wanted.value == 1 && limits.min == 0 && limits.max == NONE)
         return parts[0];
     return dfa_side_by_side(schema->c, &(struct dfa_product){.parts = parts,
@@ -277,6 +280,7 @@ static uint32_t schema_more_rule(struct schema *schema)
     uint32_t escape, unicode;
     size_t i;
 
+    /* Built once: every position of a counted string calls it. */
     if (schema->more_rule != NONE)
         return schema->more_rule;
     for (i = 0; i < 8; i++)
@@ -487,6 +491,7 @@ static bool schema_is_string_atom(const struct atom *atom)
     return atom->kind >= ATOM_LENGTH_LEAST && atom->kind <= ATOM_STRINGS;
 }
 
+/* Has the string no constraint? Unknown formats are annotations and do not count. */
 bool schema_string_is_free(const struct alternative *alternative)
 {
     const struct atom *atom;
@@ -515,6 +520,7 @@ static uint32_t schema_string_body(struct schema *schema, const struct alternati
         language = language || atom->kind == ATOM_PATTERN || atom->kind == ATOM_STRINGS ||
                    (atom->kind == ATOM_FORMAT && schema_format_is_known(atom->node->text));
     }
+    /* A maxLength that is too large for a product with the pattern is counted in the stack. */
     if (language) {
         uint32_t counted = schema_counted_body(schema, alternative);
         const struct dfa *dfa = counted == NONE ? schema_string_dfa(schema, alternative) : NULL;
@@ -528,6 +534,7 @@ static uint32_t schema_string_body(struct schema *schema, const struct alternati
             return dfa_build_json(schema->b, dfa, leaf);
         return dfa_build_json_once(schema->b, dfa, leaf);
     }
+    /* Nothing can satisfy it: a state without edges. */
     if (limits.max != NONE && limits.min > limits.max)
         return build_state(schema->b);
     if (limits.max == NONE && limits.min > LENGTH_NO_LIMIT)

@@ -27,6 +27,8 @@ struct spelled {
     uint32_t plain; /* number of characters, if all are plain; else 0 */
 };
 
+/* By bytes, a prefix before its extensions, and equal texts by id, so that the smallest id of a
+ * text comes first and the others become its aliases. */
 static int trie_spelled_order(const void *a, const void *b)
 {
     const struct spelled *left = a;
@@ -206,6 +208,8 @@ int trie_build(const struct trie_token *tokens, uint32_t n_vocab, const int32_t 
     }
     trie.n_aliases = (uint32_t)(aliases.len / sizeof(struct trie_alias));
     trie.n_nodes = (uint32_t)(nodes.len / sizeof(struct trie_node));
+    /* The header is written twice: now for its size, and at the end with the counts that are known
+     * by then. */
     buf_add(image, &trie, sizeof trie);
     trie_text_add(image, tokens, n_vocab);
     buf_add(image, ends, n_ends * sizeof *ends);

@@ -21,6 +21,9 @@ static uint32_t walk_frame_hash(uint32_t state, uint32_t below, uint32_t count)
     return (hash ^ hash >> 15) & (FRAME_HEADS - 1);
 }
 
+/* The frame for a return to `state` above the frame `below`. Equal frames are shared, so stacks
+ * with a common lower part are a tree, and equal stacks have equal indices. UINT32_MAX when the
+ * stack is too deep or no frame is left. */
 uint32_t walk_frame_push(struct walk_work *work, uint32_t state, uint32_t below, uint32_t count)
 {
     uint32_t hash = walk_frame_hash(state, below, count);
@@ -33,6 +36,8 @@ uint32_t walk_frame_push(struct walk_work *work, uint32_t state, uint32_t below,
             work->frames[i].count == count)
             return i;
     }
+    /* Too deep is not a failure: only this configuration is dropped, as a language of bounded depth
+     * would do. */
     if (depth > WALK_DEPTH_MAX)
         return UINT32_MAX;
     if (work->n_frames == FRAMES_CAP) {
@@ -100,6 +105,8 @@ void walk_stop(struct walk_work *work)
 
 /* --- sets --------------------------------------------------------------------------------- */
 
+/* Add a configuration unless the set has it. Sets are small, so a linear search is faster than a
+ * table; its cost is counted in steps, and reaching the bound on steps fails the whole work. */
 void walk_set_add(struct walk_work *work, struct set *set, uint32_t state, uint32_t frame)
 {
     const struct walk_top *tops = work->pool + set->at;
@@ -194,6 +201,8 @@ static uint32_t walk_counted(struct walk_work *work, uint32_t state, uint32_t fr
     return walk_frame_push(work, f->state, f->below, left);
 }
 
+/* The set after a byte. Configurations without an edge for it are dropped; an empty set means that
+ * the byte is not allowed. */
 struct set walk_set_step(struct walk_work *work, const struct set *from, uint8_t byte)
 {
     struct set to = {.at = work->n_pool};
@@ -357,6 +366,8 @@ int walk_bytes(struct walk_work *work, const struct automaton *automaton, struct
     return rc;
 }
 
+/* Can the output end here? It can if, after all ends are popped, a configuration is at the bottom
+ * of its stack. */
 bool walk_can_end(struct walk_work *work, const struct automaton *automaton,
                   const struct walk *walk)
 {
@@ -388,6 +399,8 @@ int walk_accept(struct walk_work *work, const struct automaton *automaton,
 
     if (token < 0 || (uint32_t)token >= trie->n_vocab || walk->ended)
         return ERR_INVALID;
+    /* An end token ends the walk where the language allows an end. Elsewhere its text is followed
+     * like that of any other token. */
     if (walk_is_end(trie, (uint32_t)token) && walk_can_end(work, automaton, walk)) {
         walk->ended = true;
         return ERR_OK;
@@ -431,6 +444,7 @@ size_t walk_forced(struct walk_work *work, const struct automaton *automaton,
         int byte;
 
         walk_set_close(work, &set);
+        /* If the output may end here, no byte is forced. */
         if (work->failed || set.bottom)
             byte = -1;
         else

@@ -83,6 +83,7 @@ static int nfc_compare_decomposed(const void *key, const void *entry)
     return c > e;
 }
 
+/* The order of the table of compositions: by first character, then by second. */
 static int nfc_compare_composed(const void *key, const void *entry)
 {
     const struct unicode_compose *a = key;
@@ -112,6 +113,7 @@ static uint8_t nfc_ccc_of(uint32_t c)
     return found->ccc;
 }
 
+/* Append a character to the run. A failure is recorded; the run is then not written. */
 static void nfc_add(struct nfc *nfc, uint32_t c)
 {
     if (nfc->n == nfc->cap) {
@@ -135,6 +137,7 @@ static void nfc_decompose(struct nfc *nfc, uint32_t c)
     const struct unicode_decompose *found;
     uint16_t i;
 
+    /* Nothing below U+00C0 decomposes, which covers most text. */
     if (c < 0xc0) {
         nfc_add(nfc, c);
         return;
@@ -154,10 +157,13 @@ static void nfc_decompose(struct nfc *nfc, uint32_t c)
         nfc_add(nfc, c);
         return;
     }
+    /* The table holds full decompositions, so the parts are not decomposed again. */
     for (i = 0; i < found->n; i++)
         nfc_add(nfc, unicode_parts[found->from + i]);
 }
 
+/* Sort marks by their class. `order`, the index before sorting, makes qsort() stable: marks of the
+ * same class must keep their order, because it is visible. */
 static int nfc_compare_order(const void *a, const void *b)
 {
     const struct nfc_char *x = a;
@@ -277,6 +283,8 @@ void unicode_nfc(const char *text, size_t len, struct buf *out)
                 from--;
             while (from > i && ((unsigned char)text[from] & 0xc0) == 0x80);
         buf_add(out, text + i, from - i);
+        /* The run ends before a character that NFC cannot change, but has at least the one that was
+         * found. */
         for (i = from; i < len; i += utf8_sequence(text + i, len - i)) {
             uint32_t c = utf8_decode(text + i);
 

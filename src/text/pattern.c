@@ -159,6 +159,8 @@ static int pattern_read_part(struct pattern_work *work, struct class_parts *p)
     rc = pattern_read_inner(work, &inner, &negated);
     if (rc == ERR_OK && negated && !p->intersects)
         rc = pattern_refuse(work, "a negated class joined to another");
+    /* After && a class is one side of an intersection: its members are demanded, or forbidden if it
+     * is negated. */
     if (rc == ERR_OK && p->intersects) {
         if (negated)
             to = &p->forbidden;
@@ -209,6 +211,7 @@ static int pattern_translate_class(struct pattern_work *work)
     while (rc == ERR_OK && work->at < work->len && work->text[work->at] != ']') {
         if (work->text[work->at] == '&' && work->at + 1 < work->len &&
             work->text[work->at + 1] == '&') {
+            /* [a&&b&&c] would need a list of demanded classes; no tokenizer's pattern has one. */
             if (p.intersects)
                 rc = pattern_refuse(work, "a second intersection");
             p.intersects = true;

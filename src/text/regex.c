@@ -179,6 +179,7 @@ int regex_open(struct regex **out, const char *pattern, size_t len, char *why, s
     if (re == NULL)
         return rc;
     rc = pattern_translate(pattern, len, regex_add_missing, &translated, why, why_cap);
+    /* An empty pattern matches everywhere and consumes nothing; no tokenizer means that. */
     if (rc == ERR_OK && translated.len == 0)
         rc = ERR_UNSUPPORTED;
     if (rc == ERR_OK)
@@ -205,6 +206,7 @@ struct regex_work *regex_work_open(void)
 
     if (work == NULL)
         return NULL;
+    /* One pair of offsets, the whole match, is enough: groups of a pattern are never read. */
     work->match = pcre2_match_data_create(1, NULL);
     if (work->match == NULL) {
         mem_free(work);
@@ -228,6 +230,8 @@ int regex_next(const struct regex *re, struct regex_work *work, const char *text
     int n;
 
     must(from <= len);
+    /* The text is known to be UTF-8 and is not checked again, because the check would make a search
+     * from each match quadratic. */
     n = pcre2_match(re->code, (PCRE2_SPTR)text, len, from, PCRE2_NO_UTF_CHECK, work->match,
                     re->limits);
     if (n == PCRE2_ERROR_NOMATCH)

@@ -28,8 +28,8 @@ struct regex_match { /* byte offsets into the text */
     size_t end; /* >= start */
 };
 
-/* Find the first match in text[from .. len), which is valid UTF-8. Returns ERR_OK; ERR_NOT_FOUND; ERR_LIMIT when the search exceeded its step bound;
- * ERR_NO_MEMORY. */
+/* Find the first match in text[from .. len), which is valid UTF-8. Returns ERR_OK; ERR_NOT_FOUND;
+ * ERR_LIMIT when the search exceeded its step bound; ERR_NO_MEMORY. */
 int regex_next(const struct regex *re, struct regex_work *work, const char *text, size_t len,
                size_t from, struct regex_match *match) ERR_CHECKED;
 

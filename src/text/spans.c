@@ -15,6 +15,8 @@ bool spans_add(struct spans *spans, struct arena *arena, size_t start, size_t st
         return true;
     must(spans->n == 0 || start >= spans->items[spans->n - 1].stop);
     must(stop <= UINT32_MAX);
+    /* A span that begins at the end of the last one extends it, so that spans_hold() finds one span
+     * for text that was written piece by piece. */
     if (spans->n > 0 && spans->items[spans->n - 1].stop == start) {
         spans->items[spans->n - 1].stop = (uint32_t)stop;
         return true;

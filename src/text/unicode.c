@@ -48,6 +48,7 @@ void unicode_fill(uint8_t *classes, uint32_t n)
     uint32_t c;
 
     must(classes != NULL || n == 0);
+    /* Runs and code points both ascend, so one pass over both is enough. */
     for (c = 0; c < n; c++) {
         while (run + 1 < UNICODE_COUNT(unicode_runs) && unicode_runs[run + 1] >> 8 <= c)
             run++;
@@ -81,6 +82,7 @@ int unicode_to_case(uint32_t c, enum unicode_letter_case to, uint32_t out[3])
     size_t high = UNICODE_COUNT(unicode_cases);
 
     must(to <= UNICODE_TITLE);
+    /* Binary search for the first entry that is not below c. */
     while (low < high) {
         size_t mid = (low + high) / 2;
 

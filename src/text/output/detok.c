@@ -61,6 +61,7 @@ int detok_init(struct detok *detok, const struct tokenizer *tokenizer, bool skip
             return ERR_INVALID;
         if (stops[i].len > DETOK_STOP_BYTES_MAX)
             return ERR_LIMIT;
+        /* A failure function has an entry for each length from 0 to the stop string's. */
         bytes += sizeof(struct detok_match) + (stops[i].len + 1) * sizeof *fail_at + stops[i].len;
         if (stops[i].len > longest)
             longest = stops[i].len;
@@ -133,6 +134,8 @@ static void detok_put_byte(struct detok *detok, char c, struct buf *out)
     size_t leave;
     int i;
 
+    /* All automata advance by the byte. If several stop strings end here, the first one of the
+     * request counts. */
     for (i = 0; i < detok->n_stops; i++) {
         struct detok_match *match = &detok->matches[i];
 
@@ -150,6 +153,8 @@ static void detok_put_byte(struct detok *detok, char c, struct buf *out)
         detok->held_len = 0;
         return;
     }
+    /* Only the last `longest` bytes can still be the start of a stop string; those before are
+     * output. */
     leave = detok->held_len + 1 - longest;
     buf_add(out, detok->held, leave);
     memmove(detok->held, detok->held + leave, detok->held_len - leave);
@@ -287,7 +292,10 @@ enum detok_status detok_push(struct detok *detok, int32_t id, struct buf *out)
     if (detok->status == DETOK_STOPPED || bytes == NULL ||
         (detok->skip_special && tokenizer_is_skipped(detok->tokenizer, id)))
         return detok->status;
+    /* Only the first token that has a text drops its leading space. */
     detok->drops = false;
+    /* Byte tokens are collected, because only a whole run shows whether its bytes are
+     * characters. */
     if (tokenizer_is_byte(detok->tokenizer, id)) {
         detok->run[detok->run_len++] = bytes[0];
         if (detok->run_len == DETOK_RUN_MAX)
@@ -316,10 +324,12 @@ enum detok_status detok_finish(struct detok *detok, struct buf *out)
     must(out != NULL);
     if (detok->status == DETOK_GOING && detok->run_len > 0)
         detok_flush_run(detok, out);
+    /* The output ended inside of a character, which is shown as U+FFFD. */
     if (detok->status == DETOK_GOING && detok->partial_len > 0)
         detok_put_text(detok, "\xef\xbf\xbd", 3, out);
     detok->partial_len = 0;
     detok->run_len = 0;
+    /* No more text can complete a stop string, so the held bytes are output. */
     if (detok->status == DETOK_GOING)
         buf_add(out, detok->held, detok->held_len);
     detok->held_len = 0;

@@ -265,6 +265,8 @@ static bool reply_step_start(struct reply *reply)
         reply->state = REPLY_IN_HEADER;
         return true;
     }
+    /* Some templates end the prompt with the opening tag; the reply then begins inside of the
+     * reasoning. */
     if (open == NULL || reply->o.begins_inside) {
         if (open == NULL)
             reply->state = REPLY_IN_TEXT;
@@ -279,6 +281,7 @@ static bool reply_step_start(struct reply *reply)
     match = reply_match(reply, n, open);
     if (match == MATCH_MAYBE)
         return false;
+    /* White space before the tag is dropped with it; without a tag it stays and is content. */
     if (match == MATCH_YES)
         reply->at += n + strlen(open);
     if (match == MATCH_YES)
@@ -388,6 +391,7 @@ static bool reply_step_between(struct reply *reply)
     if (reply_left(reply) == 0)
         return false;
     c = *reply_in(reply);
+    /* Only after a first call: a reply that begins with '{' is decided by the step for text. */
     if (reply->o.format == REPLY_LLAMA3 && reply->n_calls > 0 && (c == ';' || c == '{')) {
         if (c == ';')
             reply->at++;
@@ -427,6 +431,8 @@ static bool reply_step_head(struct reply *reply)
         reply->state = REPLY_IN_LIST;
         return true;
     }
+    /* Some formats have a text before the name, such as "<function="; without it the tag was
+     * part of the text. */
     reply->state = REPLY_IN_NAME;
     if (shape->head[0] == NULL)
         return true;
@@ -637,6 +643,7 @@ bool reply_may_be_content(const struct reply *reply)
     return reply->state == REPLY_AT_START || reply->state == REPLY_IN_TEXT;
 }
 
+/* The output has ended: steps must decide with the text that is there, and held text is emitted. */
 int reply_finish(struct reply *reply)
 {
     int rc;
@@ -833,6 +840,7 @@ int reply_tags(enum reply_format format, enum reply_reasoning reasoning,
     int n = 0;
 
     must(format < REPLY_FORMATS && reasoning <= REPLY_THINK_BRACKETS);
+    /* Columns that a format does not use are NULL. */
     for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
         if (all[i] != NULL)
             tags[n++] = all[i];

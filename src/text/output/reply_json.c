@@ -20,6 +20,8 @@ static size_t reply_scan_value(struct reply *reply, bool *ends)
     for (i = 0; i < reply_left(reply) && !*ends; i++) {
         char c = reply_in(reply)[i];
 
+        /* Inside of a string only a quote without a backslash before it matters; brackets do not
+         * count. */
         if (reply->in_text) {
             if (reply->escaped)
                 reply->escaped = false;
@@ -34,6 +36,7 @@ static size_t reply_scan_value(struct reply *reply, bool *ends)
         } else if (c == '}' || c == ']') {
             reply->depth--;
         }
+        /* Depth 0 after a bracket or quote closes the value. */
         *ends = !reply->in_text && reply->depth == 0;
     }
     return i;
@@ -105,6 +108,8 @@ bool reply_step_close(struct reply *reply)
 
 /* --- a call as a JSON object -------------------------------------------------------------- */
 
+/* At the opening tag: the next character must be the '{' of the call's object. Otherwise the tag
+ * was part of the text. */
 bool reply_step_object(struct reply *reply)
 {
     reply_take_space(reply);
@@ -146,6 +151,9 @@ static void reply_end_object(struct reply *reply)
     reply_end_call(reply, reply->in_list ? REPLY_IN_LIST : REPLY_AT_CLOSE);
 }
 
+/* Between members: a comma, the quote of the next name, or the end of the object. Commas are not
+ * counted, because models forget or repeat them. An error in a call that was emitted ends it; one
+ * that is only suspected becomes content. */
 bool reply_step_key(struct reply *reply)
 {
     char c;
@@ -207,6 +215,7 @@ static bool reply_take_text(struct reply *reply, struct buf *to)
     return ends;
 }
 
+/* Inside of a member's name. A name that no call has shows that the object is not a call. */
 bool reply_step_in_key(struct reply *reply)
 {
     if (!reply_take_text(reply, &reply->key)) {
@@ -231,6 +240,8 @@ bool reply_step_colon(struct reply *reply)
     return true;
 }
 
+/* After the colon. "name" is kept; arguments are emitted as they come if the name is known, and
+ * kept until the name follows if not; every other value is skipped. */
 bool reply_step_value(struct reply *reply)
 {
     char c;
@@ -260,6 +271,7 @@ bool reply_step_value(struct reply *reply)
     return true;
 }
 
+/* Inside of the function's name. */
 bool reply_step_named(struct reply *reply)
 {
     if (!reply_take_text(reply, &reply->name)) {
@@ -272,6 +284,8 @@ bool reply_step_named(struct reply *reply)
     return true;
 }
 
+/* Inside of arguments that came before the name. They are kept, because the event that begins a
+ * call needs the name. */
 bool reply_step_early(struct reply *reply)
 {
     bool ends;
@@ -313,6 +327,8 @@ bool reply_step_other(struct reply *reply)
            (reply->ended && !reply->is_said && reply->state == REPLY_IN_TEXT);
 }
 
+/* Between the calls of a list such as [{"name": ...}, {"name": ...}]: the next object, or the
+ * end. */
 bool reply_step_list(struct reply *reply)
 {
     char c;

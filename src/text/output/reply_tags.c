@@ -237,6 +237,7 @@ bool reply_step_message(struct reply *reply)
     reply->at_message = reply->at_message && before == 0;
     if (found < 0)
         return false;
+    /* The first three tags end the message and belong to it. */
     if (found < 3)
         reply->at += strlen(ends[found]);
     if (reply->state == REPLY_IN_MESSAGE_REASON)

@@ -106,6 +106,8 @@ static bool reply_add_typed(struct buf *out, const struct json *schema, const ch
         buf_add_text(out, "null");
         return true;
     }
+    /* If a string is allowed, the text is one, even if it looks like a number: "007" must not
+     * become 7. */
     if (reply_has_type(schema, "string"))
         return false;
     if (reply_has_type(schema, "integer") && reply_add_number(out, text, len, true))
@@ -123,6 +125,7 @@ static bool reply_add_typed(struct buf *out, const struct json *schema, const ch
         return false;
     if (reply_add_json(out, text, len, false))
         return true;
+    /* Models trained on Python write {'a': True} where JSON is wanted. */
     good = reply_add_python(&literal, text, len) && !literal.failed;
     if (good)
         buf_add(out, literal.bytes, literal.len);
@@ -445,6 +448,7 @@ bool reply_say_python(struct reply *reply, const char *text, size_t len)
     return good;
 }
 
+/* May this be the beginning of a list of calls, "[name(..."? Text that ends early may be. */
 bool reply_may_be_python(const char *text, size_t len)
 {
     struct py python = {text, text + len};

@@ -114,6 +114,7 @@ static int chat_compile_config(struct chat *chat, const struct json *node, char 
         return chat_compile(chat, &chat->preset,
                             &(struct chat_source){"chat_template", node->text, node->text_len}, why,
                             why_cap);
+    /* Templates with other names, such as "rag", are not used. */
     for (i = 0; node->kind == JSON_LIST && i < node->n && rc == ERR_OK; i++) {
         const char *name = json_get_text(&node->items[i], "name", "");
         const struct json *source = json_get_kind(&node->items[i], "template", JSON_TEXT);
@@ -206,6 +207,8 @@ bool chat_force_content(struct chat *chat, const char *form)
     wanted = parts ? CHAT_PARTS : CHAT_TEXT;
     if (strcmp(form, "auto") == 0)
         return true;
+    /* The habits found at start are overwritten: from here on every role has the form that the
+     * operator demands, even if the experiment showed another one. */
     for (int role = 0; role < CHAT_ROLES; role++) {
         chat->preset.habits.forms[role] = wanted;
         chat->tool_use.habits.forms[role] = wanted;
@@ -272,6 +275,8 @@ int chat_render_shaped(const struct chat *chat, const struct jinja *template,
     vars.own = &out->own;
     chat_give_variables(chat, request, messages, &vars);
     rc = jinja_render(template, &vars, arena, &out->text, reason, sizeof reason);
+    /* An exception of the template (ERR_INVALID) is kept apart from other errors, because a second
+     * attempt with other messages may avoid it. */
     out->raised = rc == ERR_INVALID;
     if (rc != ERR_OK)
         (void)snprintf(out->why, sizeof out->why, "chat template%s%s",
@@ -406,6 +411,8 @@ int chat_render(const struct chat *chat, const struct chat_request *request, str
         (void)snprintf(out->why, sizeof out->why, "the model has no chat template");
         return ERR_UNSUPPORTED;
     }
+    /* The first attempt shapes the messages by the habits. If the template raises, there is a
+     * second one with the arguments of calls and the reasoning in another form. */
     rc = chat_render_as(chat, template, request, &shaping, out);
     if (rc == ERR_INVALID && out->raised)
         rc = chat_render_again(chat, template, request, &shaping, out);

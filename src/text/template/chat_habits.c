@@ -227,10 +227,14 @@ void chat_habits_find(const struct chat *chat, struct chat_template *template, c
 
     must(template->jinja != NULL && source != NULL);
     *habits = (struct chat_habits){0};
+    /* Names are searched for in the source, because an experiment cannot show which of several
+     * names a template prefers. */
     habits->reasoning =
         (chat_names_member(source, "reasoning_content") ? CHAT_REASONING_CONTENT : 0u) |
         (chat_names_member(source, "reasoning") ? CHAT_REASONING : 0u) |
         (chat_names_member(source, "thinking") ? CHAT_THINKING : 0u);
+    /* The user's form comes first. Other experiments contain a user message, which must have the
+     * right form or the template would raise for the wrong reason. */
     habits->forms[CHAT_USER] = chat_find_form(&asking, CHAT_USER);
     if (habits->forms[CHAT_USER] == CHAT_PARTS)
         asking.filler = "[{\"type\":\"text\",\"text\":\"x\"}]";

@@ -22,6 +22,9 @@ static int chat_shape_no_memory(struct chat_shaping *shaping)
     return chat_shape_fail(shaping, ERR_NO_MEMORY, "out of memory");
 }
 
+/* A part of a content list as text: a plain string, or an object such as {"type": "text", "text":
+ * "Hello"}. Parts without a type are read as text, because several clients omit it. NULL for images
+ * and other kinds. */
 const struct json *chat_part_text(const struct json *part)
 {
     static const char *const kinds[] = {"text", "input_text", "output_text"};
@@ -80,6 +83,7 @@ static int chat_shape_parts(struct chat_shaping *shaping, const struct json *con
     struct json_made parts = {.arena = shaping->arena};
     uint32_t last = 0;
 
+    /* Find the last text first, because an image may come after it. */
     for (uint32_t i = 0; i < content->n; i++)
         if (chat_part_text(&content->items[i]) != NULL)
             last = i;
@@ -209,8 +213,11 @@ static int chat_shape_arguments(struct chat_shaping *shaping, const struct json 
     }
     if (arguments->kind != JSON_TEXT)
         return ERR_OK;
+    /* Clients send "" for a call without arguments. */
     if (arguments->text_len == 0)
         arguments = &none;
+    /* The text is parsed even if the template wants text: a template that parses it would fail with
+     * an error that does not name the message. */
     rc = json_parse(&parsed, shaping->arena, arguments->text, arguments->text_len, reason,
                     sizeof reason);
     if (rc != ERR_OK) {
@@ -238,6 +245,7 @@ static int chat_put_call(struct chat_shaping *shaping, struct json_made *calls,
     struct json shaped;
     int rc;
 
+    /* Nothing to change: the call is added as it is. */
     if (arguments == NULL) {
         json_put(calls, NULL, call);
         return ERR_OK;
@@ -260,6 +268,8 @@ static int chat_put_call(struct chat_shaping *shaping, struct json_made *calls,
     return ERR_OK;
 }
 
+/* Add the member "tool_calls", each call in the form that the template reads. The first call that
+ * is malformed ends the loop with its error. */
 static int chat_put_calls(struct chat_shaping *shaping, struct json_made *made,
                           const struct json *list)
 {
@@ -343,6 +353,7 @@ static int chat_shape_message(struct chat_shaping *shaping, const struct json *m
         const struct json *field = &message->items[i];
         bool calls = strcmp(field->key, "tool_calls") == 0 && field->kind == JSON_LIST;
 
+        /* Members that are null and empty lists of calls are dropped here. */
         if (field == content)
             rc = chat_put_message_content(shaping, &made, message, marked);
         else if (calls && field->n > 0)
@@ -372,6 +383,7 @@ static int chat_merge_system(struct chat_shaping *shaping, const struct json *me
     char *copy = NULL;
     int rc = ERR_OK;
 
+    /* First collect the texts of all system messages. */
     for (uint32_t i = 0; i < messages->n && rc == ERR_OK; i++) {
         const struct json *made = &messages->items[i];
         const struct json *content = json_get(made, "content");
@@ -393,6 +405,7 @@ static int chat_merge_system(struct chat_shaping *shaping, const struct json *me
             return rc;
         return chat_shape_no_memory(shaping);
     }
+    /* Then build the list: one system message, and all other messages in order. */
     json_put(&first, "role", &role);
     json_put_text(&first, "content", copy);
     json_put_made(&merged, NULL, JSON_OBJECT, &first);
@@ -422,11 +435,14 @@ int chat_shape(struct chat_shaping *shaping, const struct json *messages, struct
     must(shaping->arena != NULL && shaping->habits != NULL);
     if (messages == NULL || messages->kind != JSON_LIST || messages->n == 0)
         return chat_shape_fail(shaping, ERR_INVALID, "messages must be a list that is not empty");
+    /* Check all messages before any is shaped, so the functions below may rely on a role. */
     for (uint32_t i = 0; i < messages->n; i++)
         if (messages->items[i].kind != JSON_OBJECT ||
             json_get_kind(&messages->items[i], "role", JSON_TEXT) == NULL)
             return chat_shape_fail(shaping, ERR_INVALID,
                                    "each message must be an object with a role");
+    /* Some templates ignore or refuse a system message that is not the first. All of them are then
+     * joined into one, because instructions must not be lost. */
     if (shaping->habits->merges_system && chat_has_late_system(messages)) {
         rc = chat_merge_system(shaping, messages, &merged);
         messages = &merged;

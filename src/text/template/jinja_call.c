@@ -97,6 +97,7 @@ static bool jinja_real_op(struct jrender *render, char op, bool twice, double a,
         else
             result = a / b;
     } else {
+        /* Python's remainder has the sign of the divisor, C's that of the dividend. */
         result = fmod(a, b);
         if (result != 0 && (result < 0) != (b < 0))
             result += b;
@@ -156,6 +157,7 @@ static bool jinja_format_text(struct jrender *render, struct jval value, struct 
             jbuf_add(render, &buf, jv_part(value, i, 1));
             continue;
         }
+        /* A tuple gives its items in turn; any other value is the argument of every format. */
         if (args.kind == JV_TUPLE && used >= args.list->n)
             good = jinja_raise(render, "not enough arguments for format string");
         else if (args.kind == JV_TUPLE)
@@ -207,6 +209,9 @@ static bool jinja_text_op(struct jrender *render, const char *op, struct jval le
     return good;
 }
 
+/* An operator of two values. "~" accepts all kinds, because it converts both sides to text. The
+ * others are tried in this order: lists, texts, numbers. The rest is a type error with Python's
+ * message. */
 bool jinja_binary(struct jrender *render, const char *op, struct jval left, struct jval right,
                   struct jval *out)
 {
@@ -233,6 +238,8 @@ bool jinja_binary(struct jrender *render, const char *op, struct jval left, stru
         return jinja_raise(render, "unsupported operand type(s) for %s: '%s' and '%s'", op,
                            jv_type_name(left), jv_type_name(right));
     }
+    /* As in Python, one real operand makes the whole operation real. `twice` distinguishes "//"
+     * from "/" and "**" from "*". */
     if (left.kind == JV_REAL || right.kind == JV_REAL)
         return jinja_real_op(render, op[0], twice, jv_real_of(left), jv_real_of(right), out);
     return jinja_whole_op(render, op[0], twice, jv_int_of(left), jv_int_of(right), out);
@@ -371,6 +378,7 @@ bool jinja_get_item(struct jrender *render, struct jval value, struct jval key, 
             *out = jv_undefined("an item", 7);
         return true;
     }
+    /* value["name"] looks for an item first and an attribute second. */
     if (key.kind == JV_TEXT)
         return jinja_get_attr(render, value, key.text, key.len, true, out);
     *out = jv_undefined("an item", 7);
@@ -402,6 +410,8 @@ bool jinja_get_item(struct jrender *render, struct jval value, struct jval key, 
 
 /* get(key, default), items(), keys() and values() of a dict. */
 
+/* get(), keys(), values() and items() of a dict. The name was checked by jinja_is_method(), so the
+ * first letter is enough to tell the last three apart. */
 static bool jinja_dict_method(struct jrender *render, const struct jdict *dict, const char *name,
                               const struct jargs *args, struct jval *out)
 {
@@ -421,6 +431,8 @@ static bool jinja_dict_method(struct jrender *render, const struct jdict *dict, 
             *out = jinja_arg_or(args, 1, "default", jv_none());
         return jinja_step(render, 1 + dict->n / 16);
     }
+    /* Lists are copies: a template that changes the dict inside a loop over items() iterates over
+     * the state before. */
     list = jlist_new(render, dict->n);
     for (i = 0; list != NULL && i < dict->n; i++) {
         struct jval item = name[0] == 'k' ? dict->pairs[i].key : dict->pairs[i].value;
@@ -526,6 +538,7 @@ static bool jinja_global_range(struct jrender *render, const struct jargs *args,
         if (args->values[i].kind != JV_INT && args->values[i].kind != JV_BOOL)
             return jinja_raise(render, "'%s' object cannot be interpreted as an integer",
                                jv_type_name(args->values[i]));
+        /* A single argument is the end. */
         bounds[args->n == 1 ? 1 : i] = jv_int_of(args->values[i]);
     }
     if (bounds[2] == 0)
@@ -535,6 +548,7 @@ static bool jinja_global_range(struct jrender *render, const struct jargs *args,
             return jinja_raise(render, "range() may have at most %d items", RANGE_MAX);
         if (!jlist_add(render, list, jv_int(at)))
             return false;
+        /* The next value would be beyond any bound. */
         if (__builtin_add_overflow(at, bounds[2], &at))
             break;
     }
@@ -627,6 +641,7 @@ bool jinja_call_global(struct jrender *render, const char *name, const struct ja
                            (int)(value.len < 480 ? value.len : 480), value.text);
 }
 
+/* Call a value. A call costs four steps, because arguments and scopes are allocated for it. */
 bool jinja_call(struct jrender *render, struct jval callee, const struct jargs *args,
                 struct jval *out)
 {
@@ -638,6 +653,11 @@ bool jinja_call(struct jrender *render, struct jval callee, const struct jargs *
         return jinja_call_method(render, callee.method, args, out);
     if (callee.kind == JV_GLOBAL)
         return jinja_call_global(render, callee.text, args, out);
+    /* A joiner gives nothing at its first call and its text at every later one, which puts
+     * separators between items:
+     *
+     *     {% set comma = joiner(", ") %}
+     *     {% for x in list %}{{ comma() }}{{ x }}{% endfor %}  ->  "a, b, c" */
     if (callee.kind == JV_JOINER) {
         *out = jv_text(callee.joiner->text, callee.joiner->used ? callee.joiner->len : 0);
         callee.joiner->used = true;

@@ -9,7 +9,6 @@
  * bufs, because all other memory is in the arena. */
 #include "text/template/jinja_parts.h"
 
-#include <stdio.h>
 #include <string.h>
 
 #include "base/must.h"
@@ -17,12 +16,9 @@
 
 #define LOCALS_MAX 64 /* arguments per call */
 
-static enum jflow jinja_run_body(struct jrender *render, const struct jnode *node,
-                                 struct jscope *scope);
-
 /* Find a variable in a scope, and unless `own` in its parents. A scope has few variables, so a list
  * is fast enough. */
-static struct jvar *jinja_scope_find(struct jscope *scope, const char *name, size_t len, bool own)
+struct jvar *jinja_scope_find(struct jscope *scope, const char *name, size_t len, bool own)
 {
     struct jvar *v;
 
@@ -34,8 +30,8 @@ static struct jvar *jinja_scope_find(struct jscope *scope, const char *name, siz
 }
 
 /* Set a variable of this scope. An outer variable of the same name is hidden, not changed. */
-static bool jinja_scope_set(struct jrender *render, struct jscope *scope, const char *name,
-                            size_t len, struct jval value)
+bool jinja_scope_set(struct jrender *render, struct jscope *scope, const char *name, size_t len,
+                     struct jval value)
 {
     struct jvar *v = jinja_scope_find(scope, name, len, true);
 
@@ -84,6 +80,7 @@ static bool jinja_eval_list(struct jrender *render, const struct jnode *node, st
     return true;
 }
 
+/* {key: value, ...}. As in Python a repeated key keeps its place and takes the later value. */
 static bool jinja_eval_dict(struct jrender *render, const struct jnode *node, struct jscope *scope,
                             struct jval *out)
 {
@@ -116,6 +113,7 @@ static bool jinja_eval_args(struct jrender *render, const struct jnode *arg, str
         return true;
     if (n > LOCALS_MAX)
         return jinja_raise(render, "more than %d arguments", LOCALS_MAX);
+    /* Both arrays have the same index: names[i] is the name of values[i]. */
     args->values = arena_alloc(render->arena, n * sizeof *args->values);
     args->names = arena_zalloc(render->arena, n * sizeof *args->names);
     if (args->values == NULL || args->names == NULL)
@@ -132,6 +130,8 @@ static bool jinja_eval_args(struct jrender *render, const struct jnode *arg, str
     return true;
 }
 
+/* Positional arguments come first in the arrays, so a place below n_placed is an index. All others
+ * can only be given by name. */
 bool jinja_arg(const struct jargs *args, size_t place, const char *name, struct jval *out)
 {
     size_t i;
@@ -221,6 +221,7 @@ static bool jinja_eval_slice(struct jrender *render, const struct jnode *node, s
         step = jv_int(1);
     if (step.kind != JV_INT || step.whole == 0 || step.whole > INT32_MAX || step.whole < -INT32_MAX)
         return jinja_raise(render, "slice step must be an integer other than zero");
+    /* A text becomes a list of its characters, so one loop serves both kinds. */
     if (!jv_iterate(render, of, &from) || (list = jlist_new(render, 0)) == NULL)
         return false;
     len = (int64_t)from->n;
@@ -230,6 +231,8 @@ static bool jinja_eval_slice(struct jrender *render, const struct jnode *node, s
         return false;
     start = jinja_clamp_bound(first, len, back, back ? len - 1 : 0);
     stop = jinja_clamp_bound(last, len, back, back ? -1 : len);
+    /* The bounds were clamped to the list, so every index in the loop is valid, and the loop ends
+     * because the step is not zero. i does not overflow: the step has 32 bits. */
     for (i = start; back ? i > stop : i < stop; i += step.whole) {
         if (of.kind == JV_TEXT)
             jbuf_add(render, &text, from->items[i]);
@@ -290,6 +293,8 @@ static bool jinja_compare_one(struct jrender *render, const char *op, struct jva
         *out = !*out;
         return true;
     }
+    /* The operator is one of <, <=, >, >=: its first character gives the direction, its second adds
+     * equality. */
     if (!jv_compare(render, left, right, &order))
         return false;
     if (op[0] == '<')
@@ -333,6 +338,7 @@ static bool jinja_eval_call(struct jrender *render, const struct jnode *node, st
     if (!jinja_eval(render, node->a, scope, &callee) ||
         !jinja_eval_args(render, node->b, scope, &args))
         return false;
+    /* The evaluation of the arguments may have moved the line of errors to another line. */
     render->line = node->line;
     return jinja_call(render, callee, &args, out);
 }
@@ -496,6 +502,8 @@ static bool jinja_assign_target(struct jrender *render, const struct jnode *targ
 
     if (target->kind == JN_NAME)
         return jinja_scope_set(render, scope, target->text, target->len, value);
+    /* Only namespaces can be changed through an attribute, {% set ns.found = true %}. They are the
+     * way to pass a value out of a loop, whose variables end with it. */
     if (target->kind == JN_ATTR) {
         if (!jinja_eval(render, target->a, scope, &object))
             return false;
@@ -505,6 +513,7 @@ static bool jinja_assign_target(struct jrender *render, const struct jnode *targ
     }
     if (!jv_iterate(render, value, &items))
         return false;
+    /* A tuple of targets: {% set a, (b, c) = value %}. Targets nest, hence the recursion. */
     for (t = target->a; t != NULL; t = t->next) {
         if (i == items->n)
             return jinja_raise(render, "not enough values to unpack");
@@ -655,6 +664,8 @@ static bool jinja_bind_rest(struct jrender *render, const struct jmacro *macro, 
     for (i = n_params; i < args->n_placed; i++)
         if (!jlist_add(render, varargs, args->values[i]))
             return false;
+    /* Named arguments without a parameter go to kwargs, except `caller`, which is a variable of its
+     * own. */
     for (i = args->n_placed; i < args->n; i++) {
         const struct jnode *p = macro->params;
         const char *name = args->names[i];
@@ -714,6 +725,7 @@ static enum jflow jinja_run_call_block(struct jrender *render, const struct jnod
     struct jargs with = {0};
     size_t i;
 
+    /* The node's child is the call; its own body and parameters make the macro `caller`. */
     if (!jinja_eval(render, node->a->a, scope, &callee) ||
         !jinja_eval_args(render, node->a->b, scope, &args) ||
         !jinja_define_macro(render, node, node->b, "caller", scope, &caller))
@@ -827,6 +839,7 @@ static enum jflow jinja_run_value(struct jrender *render, const struct jnode *no
     }
     if (flow == JF_FAILED)
         return flow;
+    /* Assignments print nothing; an output and a filter block print the value. */
     if (node->kind == JN_SET || node->kind == JN_SET_BLOCK)
         good = jinja_assign_target(render, node->a, scope, value);
     else if (node->kind == JN_MACRO)
@@ -886,8 +899,7 @@ static enum jflow jinja_run_one(struct jrender *render, const struct jnode *node
 }
 
 /* Run a list of statements until one breaks, continues or fails. */
-static enum jflow jinja_run_body(struct jrender *render, const struct jnode *node,
-                                 struct jscope *scope)
+enum jflow jinja_run_body(struct jrender *render, const struct jnode *node, struct jscope *scope)
 {
     enum jflow flow = JF_ON;
 
@@ -902,133 +914,4 @@ static enum jflow jinja_run_body(struct jrender *render, const struct jnode *nod
         flow = jinja_run_one(render, node, scope);
     }
     return flow;
-}
-
-/* --- public functions --------------------------------------------------------------------------*/
-
-/* A variable given to a render, latest first. */
-struct jinja_var {
-    struct jinja_var *next;
-    const char *name;
-    struct jval value;
-};
-
-void jinja_vars_init(struct jinja_vars *vars, struct arena *arena)
-{
-    must(arena != NULL);
-    *vars = (struct jinja_vars){.arena = arena};
-}
-
-static void jinja_vars_add(struct jinja_vars *vars, const char *name, struct jval value)
-{
-    struct jinja_var *var = arena_alloc(vars->arena, sizeof *var);
-
-    if (var == NULL) {
-        vars->failed = true;
-        return;
-    }
-    *var = (struct jinja_var){.next = vars->first, .name = name, .value = value};
-    vars->first = var;
-}
-
-void jinja_vars_json(struct jinja_vars *vars, const char *name, const struct json *node)
-{
-    must(name != NULL);
-    jinja_vars_add(vars, name, jv_from_json(vars->arena, node, &vars->failed));
-}
-
-void jinja_vars_text(struct jinja_vars *vars, const char *name, const char *text, size_t len)
-{
-    must(name != NULL && (text != NULL || len == 0));
-    jinja_vars_add(vars, name, jv_own(text, len));
-}
-
-/* Origins are marked in place: the values were made by jinja_vars_json() for this render alone. */
-void jinja_vars_trust(struct jinja_vars *vars, const char *name, const char *member,
-                      const char *const *words)
-{
-    const struct jinja_var *var = vars->first;
-
-    must(name != NULL && member != NULL && words != NULL);
-    while (var != NULL && strcmp(var->name, name) != 0)
-        var = var->next;
-    if (var == NULL || var->value.kind != JV_LIST)
-        return;
-    for (size_t i = 0; i < var->value.list->n; i++) {
-        struct jval item = var->value.list->items[i];
-        struct jval *text = NULL;
-
-        if (item.kind == JV_DICT)
-            text = jdict_get_text(item.dict, member, strlen(member));
-        for (size_t w = 0; text != NULL && words[w] != NULL; w++)
-            if (jv_is(*text, words[w]))
-                text->origin = &jorigin_own;
-    }
-}
-
-void jinja_vars_bool(struct jinja_vars *vars, const char *name, bool flag)
-{
-    must(name != NULL);
-    jinja_vars_add(vars, name, jv_bool(flag));
-}
-
-/* The given variables are the outermost scope; the template's own {% set %} goes to a scope inside,
- * so that it can hide but not change them. */
-int jinja_render(const struct jinja *jinja, const struct jinja_vars *vars, struct arena *arena,
-                 struct buf *out, char *why, size_t why_cap)
-{
-    struct jbuf text = {.text = *out};
-    struct jrender render = {.arena = arena, .out = &text, .steps = JINJA_STEPS_MAX};
-    struct jscope given = {0};
-    struct jscope top = {.parent = &given};
-    const struct jinja_var *var;
-
-    must(jinja->body != NULL && arena != NULL);
-    render.now_unix_s = vars->now_unix_s;
-    if (vars->failed)
-        (void)jinja_no_memory(&render);
-    for (var = vars->first; var != NULL && render.fault.rc == ERR_OK; var = var->next)
-        if (jinja_scope_find(&given, var->name, strlen(var->name), true) == NULL)
-            (void)jinja_scope_set(&render, &given, var->name, strlen(var->name), var->value);
-    if (render.fault.rc == ERR_OK)
-        (void)jinja_run_body(&render, jinja->body, &top);
-    *out = text.text;
-    if (render.fault.rc == ERR_OK && out->failed)
-        (void)jinja_no_memory(&render);
-    if (vars->own != NULL)
-        *vars->own = text.own;
-    if (render.fault.rc != ERR_OK && why != NULL && why_cap > 0)
-        (void)snprintf(why, why_cap, "%s", render.fault.text);
-    return render.fault.rc;
-}
-
-int jinja_compile(struct jinja **out, const char *source, size_t len, char *why, size_t why_cap)
-{
-    struct jinja *jinja = mem_zalloc(sizeof *jinja);
-    struct jfault fault = {0};
-    struct jtoken *tokens;
-
-    must(out != NULL);
-    must(source != NULL || len == 0);
-    if (jinja == NULL)
-        return ERR_NO_MEMORY;
-    tokens = jinja_lex(&jinja->arena, source, len, &fault);
-    if (tokens != NULL)
-        jinja->body = jinja_parse(jinja, tokens, &fault);
-    if (jinja->body != NULL) {
-        *out = jinja;
-        return ERR_OK;
-    }
-    jinja_close(jinja);
-    if (why != NULL && why_cap > 0)
-        (void)snprintf(why, why_cap, "%s", fault.text);
-    return fault.rc;
-}
-
-void jinja_close(struct jinja *jinja)
-{
-    if (jinja == NULL)
-        return;
-    arena_reset(&jinja->arena);
-    mem_free(jinja);
 }

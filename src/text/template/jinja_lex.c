@@ -198,6 +198,8 @@ static bool jinja_lex_raw(struct lexer *lexer, bool *found)
     if (sign == '-')
         at = jinja_skip_space(lexer, at);
     jinja_lex_move(lexer, at);
+    /* Search for the tag that ends the block, with any white space control inside: {%- endraw
+     * +%}. */
     for (end = at; end < lexer->len; end++) {
         size_t p = end + 2;
         char before = '\0';
@@ -309,6 +311,7 @@ static bool jinja_lex_number(struct lexer *lexer)
     while (at < lexer->len && n < sizeof digits - 1) {
         char c = lexer->text[at];
         bool sign = (c == '+' || c == '-') && n > 0 && (digits[n - 1] | 0x20) == 'e';
+        /* At most one point, and none after an exponent, because kind is then JT_REAL. */
         bool point = c == '.' && kind == JT_INT && jinja_is_digit(lexer->text[at + 1]);
         bool exponent = (c | 0x20) == 'e' && n > 0 &&
                         (jinja_is_digit(lexer->text[at + 1]) ||
@@ -344,6 +347,7 @@ static bool jinja_lex_operator(struct lexer *lexer, struct buf *open)
             continue;
         if (c == '(' || c == '[' || c == '{')
             buf_add_byte(open, c == '(' ? ')' : c == '[' ? ']' : '}');
+        /* A closing bracket must match the last one opened. */
         if (c == ')' || c == ']' || c == '}') {
             if (open->len == 0 || open->bytes[open->len - 1] != c)
                 return jinja_lex_fail(lexer, "a bracket closes that was not opened");
@@ -364,6 +368,7 @@ static bool jinja_lex_inside_one(struct lexer *lexer, struct buf *open, const ch
     const char *p = lexer->text + lexer->at;
     char sign = *p == '-' || *p == '+' ? *p : '\0';
 
+    /* The tag ends only outside of all brackets: {{ {"a": {}} }} has "}}" inside. */
     if (open->len == 0 && strncmp(p + (sign != '\0'), close, 2) == 0 &&
         !(sign == '+' && close[0] == '}')) {
         *done = true;
@@ -424,6 +429,7 @@ static bool jinja_lex_next(struct lexer *lexer)
     char kind;
     bool raw = false;
 
+    /* Looking one character ahead is safe at the end, because the text is followed by NUL bytes. */
     while (to < lexer->len &&
            !(lexer->text[to] == '{' && (lexer->text[to + 1] == '{' || lexer->text[to + 1] == '%' ||
                                         lexer->text[to + 1] == '#')))

@@ -1,48 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The parser: recursive descent over the tokens, with Jinja's own grammar. Nodes are allocated in
- * the template's arena. Operators from loosest to tightest:
+ * The parser of expressions: recursive descent over the tokens, with Jinja's own grammar. There is
+ * a function per level of precedence, which calls that of the next tighter level for its operands.
+ * Operators from loosest to tightest:
  *
  *     a if b else c   or   and   not   comparisons   + -   ~   * / // %   **   unary   . [] () | is
  *
- * Depth is counted for expressions and statements together and bounded, because the recursion
- * follows the source. Functions return NULL after an error, with the reason in parser->fault. */
-#include "text/template/jinja_parts.h"
+ * For example, "a or b and not c" becomes (or a (and b (not c))). Functions return NULL after an
+ * error. */
+#include "text/template/jinja_parse.h"
 
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/must.h"
-
 #define PARSE_DEPTH_MAX 200 /* a pair of brackets takes two levels */
 
-/* `at` is the next token. The last token is JT_END, so looking one token ahead is always
- * possible. */
-struct jinja_parser {
-    struct jinja *j;
-    const struct jtoken *at;
-    struct jfault *fault;
-    int depth;
-    int loops; /* loops around the current statement; break and continue need one */
-};
-
-static struct jnode *jinja_parse_expr(struct jinja_parser *parser);
 static struct jnode *jinja_parse_unary(struct jinja_parser *parser, bool with_filter);
-static struct jnode *jinja_parse_body(struct jinja_parser *parser, const char *const *ends);
-static struct jnode *jinja_parse_tuple(struct jinja_parser *parser, bool with_ternary,
-                                       bool explicit_parens);
 static struct jnode *jinja_parse_or(struct jinja_parser *parser);
 
 /* Report a syntax error: the expected construct and the token found instead. */
-static struct jnode *jinja_parse_fail(struct jinja_parser *parser, const char *what)
+struct jnode *jinja_parse_fail(struct jinja_parser *parser, const char *what)
 {
     (void)jinja_fault_set(parser->fault, ERR_SYNTAX, "line %d: %s, not \"%.40s\"", parser->at->line,
                           what, parser->at->kind == JT_END ? "the end" : parser->at->text);
     return NULL;
 }
 
-static struct jnode *jinja_node_new(struct jinja_parser *parser, enum jnode_kind kind)
+struct jnode *jinja_node_new(struct jinja_parser *parser, enum jnode_kind kind)
 {
     struct jnode *node = arena_zalloc(&parser->j->arena, sizeof *node);
 
@@ -57,17 +42,17 @@ static struct jnode *jinja_node_new(struct jinja_parser *parser, enum jnode_kind
 
 /* "is_at" looks at the next token, "take" also consumes it if it matches, "need" fails if it does
  * not. */
-static bool jinja_is_at_op(const struct jinja_parser *parser, const char *op)
+bool jinja_is_at_op(const struct jinja_parser *parser, const char *op)
 {
     return parser->at->kind == JT_OP && strcmp(parser->at->text, op) == 0;
 }
 
-static bool jinja_is_at_name(const struct jinja_parser *parser, const char *name)
+bool jinja_is_at_name(const struct jinja_parser *parser, const char *name)
 {
     return parser->at->kind == JT_NAME && strcmp(parser->at->text, name) == 0;
 }
 
-static bool jinja_take_op(struct jinja_parser *parser, const char *op)
+bool jinja_take_op(struct jinja_parser *parser, const char *op)
 {
     if (!jinja_is_at_op(parser, op))
         return false;
@@ -75,7 +60,7 @@ static bool jinja_take_op(struct jinja_parser *parser, const char *op)
     return true;
 }
 
-static bool jinja_take_name(struct jinja_parser *parser, const char *name)
+bool jinja_take_name(struct jinja_parser *parser, const char *name)
 {
     if (!jinja_is_at_name(parser, name))
         return false;
@@ -83,7 +68,7 @@ static bool jinja_take_name(struct jinja_parser *parser, const char *name)
     return true;
 }
 
-static bool jinja_need_op(struct jinja_parser *parser, const char *op)
+bool jinja_need_op(struct jinja_parser *parser, const char *op)
 {
     if (jinja_take_op(parser, op))
         return true;
@@ -91,7 +76,7 @@ static bool jinja_need_op(struct jinja_parser *parser, const char *op)
                            parser->at->line, op, parser->at->text);
 }
 
-static bool jinja_need_block_end(struct jinja_parser *parser)
+bool jinja_need_block_end(struct jinja_parser *parser)
 {
     if (parser->at->kind != JT_BLOCK_END)
         return jinja_parse_fail(parser, "the end of the tag is expected") != NULL;
@@ -99,7 +84,7 @@ static bool jinja_need_block_end(struct jinja_parser *parser)
     return true;
 }
 
-static bool jinja_enter_nesting(struct jinja_parser *parser)
+bool jinja_enter_nesting(struct jinja_parser *parser)
 {
     if (++parser->depth <= PARSE_DEPTH_MAX)
         return true;
@@ -108,8 +93,8 @@ static bool jinja_enter_nesting(struct jinja_parser *parser)
 }
 
 /* A node whose text is that of a token. */
-static struct jnode *jinja_node_text(struct jinja_parser *parser, enum jnode_kind kind,
-                                     const struct jtoken *token)
+struct jnode *jinja_node_text(struct jinja_parser *parser, enum jnode_kind kind,
+                              const struct jtoken *token)
 {
     struct jnode *node = jinja_node_new(parser, kind);
 
@@ -161,6 +146,8 @@ static struct jnode *jinja_parse_constant(struct jinja_parser *parser)
     node->value = jv_text(token->text, token->len);
     if (parser->at->kind != JT_TEXT)
         return node;
+    /* Python and Jinja join adjacent strings at compile time, which templates use to break long
+     * texts. */
     buf_add(&joined, token->text, token->len); /* adjacent strings are joined: "a" "b" is "ab" */
     for (; parser->at->kind == JT_TEXT; parser->at++)
         buf_add(&joined, parser->at->text, parser->at->len);
@@ -233,6 +220,7 @@ static struct jnode *jinja_parse_dict(struct jinja_parser *parser)
 
         if (dict->a != NULL && !jinja_need_op(parser, ","))
             return NULL;
+        /* A comma before the closing bracket is allowed. */
         if (jinja_is_at_op(parser, "}"))
             break;
         key = jinja_parse_expr(parser);
@@ -283,6 +271,7 @@ static bool jinja_parse_args(struct jinja_parser *parser, struct jnode *call)
         arg = jinja_node_new(parser, JN_ARG);
         if (arg == NULL)
             return false;
+        /* Two tokens distinguish name=value from an expression that begins with a name. */
         if (parser->at->kind == JT_NAME && parser->at[1].kind == JT_OP &&
             strcmp(parser->at[1].text, "=") == 0) {
             arg->text = parser->at->text;
@@ -340,7 +329,7 @@ static struct jnode *jinja_parse_subscript(struct jinja_parser *parser, struct j
 }
 
 /* After '.': an attribute a.b, or an item a.0. */
-static struct jnode *jinja_parse_attr(struct jinja_parser *parser, struct jnode *of)
+struct jnode *jinja_parse_attr(struct jinja_parser *parser, struct jnode *of)
 {
     struct jnode *node;
 
@@ -372,7 +361,7 @@ static struct jnode *jinja_parse_postfix(struct jinja_parser *parser, struct jno
 }
 
 /* After '|': a filter with or without arguments. */
-static struct jnode *jinja_parse_filter(struct jinja_parser *parser, struct jnode *in)
+struct jnode *jinja_parse_filter(struct jinja_parser *parser, struct jnode *in)
 {
     struct jnode *node;
 
@@ -424,6 +413,7 @@ static struct jnode *jinja_parse_test(struct jinja_parser *parser, struct jnode 
     }
     if (!negated)
         return node;
+    /* "x is not none" is not (x is none). */
     not_node = jinja_node_new(parser, JN_NOT);
     if (not_node != NULL)
         not_node->a = node;
@@ -527,6 +517,8 @@ static struct jnode *jinja_parse_compare(struct jinja_parser *parser)
     while (first != NULL && (op = jinja_take_comparison(parser)) != NULL) {
         struct jnode *operand;
 
+        /* The node is only made at the first operator; without one the operand is returned as it
+         * is. */
         if (node == NULL) {
             node = jinja_node_new(parser, JN_COMPARE);
             if (node == NULL)
@@ -546,6 +538,8 @@ static struct jnode *jinja_parse_compare(struct jinja_parser *parser)
     return first;
 }
 
+/* "not" may be repeated: "not not x". Each counts as a level of nesting, because each is a
+ * recursion. */
 static struct jnode *jinja_parse_not(struct jinja_parser *parser)
 {
     struct jnode *node;
@@ -581,7 +575,7 @@ static struct jnode *jinja_parse_or(struct jinja_parser *parser)
 }
 
 /* Any expression. `a if b else c` is the loosest operator; the else part is optional. */
-static struct jnode *jinja_parse_expr(struct jinja_parser *parser)
+struct jnode *jinja_parse_expr(struct jinja_parser *parser)
 {
     struct jnode *node;
 
@@ -610,8 +604,8 @@ static bool jinja_ends_tuple(const struct jinja_parser *parser)
 
 /* One expression, or several separated by commas, which are a tuple. Empty parentheses are an empty
  * tuple, so with explicit_parens nothing at all is allowed. */
-static struct jnode *jinja_parse_tuple(struct jinja_parser *parser, bool with_ternary,
-                                       bool explicit_parens)
+struct jnode *jinja_parse_tuple(struct jinja_parser *parser, bool with_ternary,
+                                bool explicit_parens)
 {
     struct jnode *tuple = jinja_node_new(parser, JN_TUPLE);
     struct jnode **tail;
@@ -632,400 +626,10 @@ static struct jnode *jinja_parse_tuple(struct jinja_parser *parser, bool with_te
             break;
         commas = true;
     }
+    /* One expression without a comma is no tuple; "a," is one. */
     if (!commas && tuple->a != NULL)
         return tuple->a;
     if (!commas && !explicit_parens)
         return jinja_parse_fail(parser, "an expression is expected");
     return tuple;
-}
-
-/* --- statements --------------------------------------------------------------------------------*/
-
-/* The target of an assignment: a name, a tuple of names, nested ones in parentheses, or with
- * with_attr an attribute of a namespace (ns.x). */
-static struct jnode *jinja_parse_target(struct jinja_parser *parser, bool with_attr)
-{
-    struct jnode *tuple = jinja_node_new(parser, JN_TUPLE);
-    struct jnode **tail;
-    bool commas = false;
-
-    if (tuple == NULL)
-        return NULL;
-    tail = &tuple->a;
-    do {
-        bool parens = jinja_take_op(parser, "(");
-
-        if (tuple->a != NULL && parser->at->kind != JT_NAME)
-            break; /* a trailing comma */
-        if (parser->at->kind != JT_NAME)
-            return jinja_parse_fail(parser, "a name is expected");
-        if (parens) {
-            if (jinja_enter_nesting(parser))
-                *tail = jinja_parse_target(parser, false);
-            else
-                *tail = NULL;
-            parser->depth--;
-            if (*tail == NULL || !jinja_need_op(parser, ")"))
-                return NULL;
-        } else {
-            *tail = jinja_node_text(parser, JN_NAME, parser->at++);
-            if (*tail == NULL)
-                return NULL;
-        }
-        if (with_attr && !commas && jinja_is_at_op(parser, ".")) {
-            parser->at++;
-            return jinja_parse_attr(parser, *tail);
-        }
-        tail = &(*tail)->next;
-        if (!jinja_is_at_op(parser, ","))
-            break;
-        commas = true;
-    } while (jinja_take_op(parser, ","));
-    if (commas)
-        return tuple;
-    return tuple->a;
-}
-
-/* {% for x in items if filter %} body {% else %} other {% endfor %} */
-static struct jnode *jinja_parse_for(struct jinja_parser *parser)
-{
-    static const char *const ends[] = {"else", "endfor", NULL};
-    static const char *const end[] = {"endfor", NULL};
-    struct jnode *node = jinja_node_new(parser, JN_FOR);
-
-    if (node == NULL || (node->a = jinja_parse_target(parser, false)) == NULL)
-        return NULL;
-    if (!jinja_take_name(parser, "in"))
-        return jinja_parse_fail(parser, "'in' is expected");
-    if ((node->b = jinja_parse_tuple(parser, false, false)) == NULL)
-        return NULL;
-    if (jinja_take_name(parser, "if") && (node->c = jinja_parse_expr(parser)) == NULL)
-        return NULL;
-    if (jinja_is_at_name(parser, "recursive")) {
-        (void)jinja_fault_set(parser->fault, ERR_UNSUPPORTED,
-                              "line %d: recursive loops are not supported", parser->at->line);
-        return NULL;
-    }
-    parser->loops++;
-    if (!jinja_need_block_end(parser) || (node->body = jinja_parse_body(parser, ends)) == NULL)
-        return NULL;
-    parser->loops--;
-    if (jinja_take_name(parser, "else")) {
-        if (!jinja_need_block_end(parser) || (node->other = jinja_parse_body(parser, end)) == NULL)
-            return NULL;
-    }
-    parser->at++;
-    if (jinja_need_block_end(parser))
-        return node;
-    return NULL;
-}
-
-/* {% if a %} ... {% elif b %} ... {% else %} ... {% endif %}: a chain of nodes by `other`. */
-static struct jnode *jinja_parse_if(struct jinja_parser *parser)
-{
-    static const char *const ends[] = {"elif", "else", "endif", NULL};
-    static const char *const end[] = {"endif", NULL};
-    struct jnode *first = NULL;
-    struct jnode **place = &first;
-    bool more = true;
-
-    while (more) {
-        struct jnode *node = jinja_node_new(parser, JN_IF);
-
-        if (node == NULL || (node->a = jinja_parse_tuple(parser, true, false)) == NULL ||
-            !jinja_need_block_end(parser) || (node->body = jinja_parse_body(parser, ends)) == NULL)
-            return NULL;
-        *place = node;
-        place = &node->other;
-        more = jinja_take_name(parser, "elif");
-    }
-    if (jinja_take_name(parser, "else")) {
-        if (!jinja_need_block_end(parser) || (*place = jinja_parse_body(parser, end)) == NULL)
-            return NULL;
-    }
-    parser->at++; /* endif */
-    if (jinja_need_block_end(parser))
-        return first;
-    return NULL;
-}
-
-/* Filters of a block: they apply to the block's rendered body, JN_PIPED. */
-static struct jnode *jinja_parse_piped(struct jinja_parser *parser)
-{
-    struct jnode *node = jinja_node_new(parser, JN_PIPED);
-
-    while (node != NULL && jinja_take_op(parser, "|"))
-        node = jinja_parse_filter(parser, node);
-    return node;
-}
-
-/* {% set x = value %}, or {% set x | filter %} body {% endset %}. */
-static struct jnode *jinja_parse_set(struct jinja_parser *parser)
-{
-    static const char *const end[] = {"endset", NULL};
-    struct jnode *node = jinja_node_new(parser, JN_SET);
-
-    if (node == NULL || (node->a = jinja_parse_target(parser, true)) == NULL)
-        return NULL;
-    if (jinja_take_op(parser, "=")) {
-        node->b = jinja_parse_tuple(parser, true, false);
-        if (node->b != NULL && jinja_need_block_end(parser))
-            return node;
-        return NULL;
-    }
-    node->kind = JN_SET_BLOCK;
-    if ((node->b = jinja_parse_piped(parser)) == NULL || !jinja_need_block_end(parser) ||
-        (node->body = jinja_parse_body(parser, end)) == NULL)
-        return NULL;
-    parser->at++;
-    if (jinja_need_block_end(parser))
-        return node;
-    return NULL;
-}
-
-/* Parameters of a macro, "(a, b=1)", as a list of JN_ARG. */
-static bool jinja_parse_params(struct jinja_parser *parser, struct jnode **first)
-{
-    struct jnode **tail = first;
-
-    if (!jinja_need_op(parser, "("))
-        return false;
-    while (!jinja_is_at_op(parser, ")")) {
-        struct jnode *param;
-
-        if (*first != NULL && !jinja_need_op(parser, ","))
-            return false;
-        if (parser->at->kind != JT_NAME)
-            return jinja_parse_fail(parser, "a parameter's name is expected") != NULL;
-        param = jinja_node_text(parser, JN_ARG, parser->at++);
-        if (param == NULL)
-            return false;
-        if (jinja_take_op(parser, "=") && (param->a = jinja_parse_expr(parser)) == NULL)
-            return false;
-        *tail = param;
-        tail = &param->next;
-    }
-    parser->at++;
-    return true;
-}
-
-/* {% macro name(params) %} body {% endmacro %}. A loop around it does not count: break is an
- * error. */
-static struct jnode *jinja_parse_macro(struct jinja_parser *parser)
-{
-    static const char *const end[] = {"endmacro", NULL};
-    struct jnode *node;
-    int loops = parser->loops;
-
-    if (parser->at->kind != JT_NAME)
-        return jinja_parse_fail(parser, "a macro's name is expected");
-    node = jinja_node_text(parser, JN_MACRO, parser->at++);
-    if (node == NULL || !jinja_parse_params(parser, &node->a) || !jinja_need_block_end(parser))
-        return NULL;
-    parser->loops = 0;
-    node->body = jinja_parse_body(parser, end);
-    parser->loops = loops;
-    if (node->body == NULL)
-        return NULL;
-    parser->at++;
-    if (parser->at->kind == JT_NAME)
-        parser->at++; /* endmacro may repeat the name */
-    if (jinja_need_block_end(parser))
-        return node;
-    return NULL;
-}
-
-/* {% call(params) macro(args) %} body {% endcall %}: the body is passed as the macro `caller`. */
-static struct jnode *jinja_parse_call_block(struct jinja_parser *parser)
-{
-    static const char *const end[] = {"endcall", NULL};
-    struct jnode *node = jinja_node_new(parser, JN_CALL_BLOCK);
-
-    if (node == NULL || (jinja_is_at_op(parser, "(") && !jinja_parse_params(parser, &node->b)))
-        return NULL;
-    node->a = jinja_parse_expr(parser);
-    if (node->a == NULL || node->a->kind != JN_CALL) {
-        if (node->a == NULL)
-            return NULL;
-        return jinja_parse_fail(parser, "a call is expected");
-    }
-    if (!jinja_need_block_end(parser) || (node->body = jinja_parse_body(parser, end)) == NULL)
-        return NULL;
-    parser->at++;
-    if (jinja_need_block_end(parser))
-        return node;
-    return NULL;
-}
-
-/* {% with a = 1, b = 2 %} body {% endwith %} */
-static struct jnode *jinja_parse_with(struct jinja_parser *parser)
-{
-    static const char *const end[] = {"endwith", NULL};
-    struct jnode *node = jinja_node_new(parser, JN_WITH);
-    struct jnode **tail;
-
-    if (node == NULL)
-        return NULL;
-    tail = &node->a;
-    while (parser->at->kind != JT_BLOCK_END) {
-        struct jnode *set = jinja_node_new(parser, JN_SET);
-
-        if (node->a != NULL && !jinja_need_op(parser, ","))
-            return NULL;
-        if (set == NULL || (set->a = jinja_parse_target(parser, false)) == NULL ||
-            !jinja_need_op(parser, "=") || (set->b = jinja_parse_expr(parser)) == NULL)
-            return NULL;
-        *tail = set;
-        tail = &set->next;
-    }
-    parser->at++;
-    if ((node->body = jinja_parse_body(parser, end)) == NULL)
-        return NULL;
-    parser->at++;
-    if (jinja_need_block_end(parser))
-        return node;
-    return NULL;
-}
-
-/* {% filter name %} body {% endfilter %} and {% generation %} body {% endgeneration %}. */
-static struct jnode *jinja_parse_wrapped(struct jinja_parser *parser, enum jnode_kind kind)
-{
-    static const char *const generation_end[] = {"endgeneration", NULL};
-    static const char *const filter_end[] = {"endfilter", NULL};
-    struct jnode *node = jinja_node_new(parser, kind);
-
-    if (node == NULL)
-        return NULL;
-    if (kind == JN_FILTER_BLOCK) {
-        struct jnode *piped = jinja_node_new(parser, JN_PIPED);
-
-        if (piped == NULL)
-            node->a = NULL;
-        else
-            node->a = jinja_parse_filter(parser, piped);
-        while (node->a != NULL && jinja_take_op(parser, "|"))
-            node->a = jinja_parse_filter(parser, node->a);
-        if (node->a == NULL)
-            return NULL;
-    }
-    if (!jinja_need_block_end(parser))
-        return NULL;
-    node->body = jinja_parse_body(parser, kind == JN_FILTER_BLOCK ? filter_end : generation_end);
-    if (node->body == NULL)
-        return NULL;
-    parser->at++;
-    if (jinja_need_block_end(parser))
-        return node;
-    return NULL;
-}
-
-/* {% break %} and {% continue %} */
-static struct jnode *jinja_parse_jump(struct jinja_parser *parser, enum jnode_kind kind)
-{
-    struct jnode *node = jinja_node_new(parser, kind);
-
-    if (parser->loops == 0)
-        return jinja_parse_fail(parser, "break and continue need a loop around them");
-    if (node != NULL && jinja_need_block_end(parser))
-        return node;
-    return NULL;
-}
-
-/* After "{%": a statement by its first word. */
-static struct jnode *jinja_parse_statement(struct jinja_parser *parser)
-{
-    if (jinja_take_name(parser, "for"))
-        return jinja_parse_for(parser);
-    if (jinja_take_name(parser, "if"))
-        return jinja_parse_if(parser);
-    if (jinja_take_name(parser, "set"))
-        return jinja_parse_set(parser);
-    if (jinja_take_name(parser, "macro"))
-        return jinja_parse_macro(parser);
-    if (jinja_take_name(parser, "call"))
-        return jinja_parse_call_block(parser);
-    if (jinja_take_name(parser, "with"))
-        return jinja_parse_with(parser);
-    if (jinja_take_name(parser, "filter"))
-        return jinja_parse_wrapped(parser, JN_FILTER_BLOCK);
-    if (jinja_take_name(parser, "generation"))
-        return jinja_parse_wrapped(parser, JN_GENERATION);
-    if (jinja_take_name(parser, "break"))
-        return jinja_parse_jump(parser, JN_BREAK);
-    if (jinja_take_name(parser, "continue"))
-        return jinja_parse_jump(parser, JN_CONTINUE);
-    (void)jinja_fault_set(parser->fault, parser->at->kind == JT_NAME ? ERR_UNSUPPORTED : ERR_SYNTAX,
-                          "line %d: the tag \"%.40s\" is not supported here", parser->at->line,
-                          parser->at->text);
-    return NULL;
-}
-
-/* Is the tag that begins here one of those that end the current block? */
-static bool jinja_at_end(const struct jinja_parser *parser, const char *const *ends)
-{
-    for (; ends != NULL && *ends != NULL; ends++)
-        if (parser->at[1].kind == JT_NAME && strcmp(parser->at[1].text, *ends) == 0)
-            return true;
-    return false;
-}
-
-/* One piece of a body: text, an output {{ ... }}, or a statement. */
-static struct jnode *jinja_parse_one(struct jinja_parser *parser)
-{
-    struct jnode *node;
-
-    if (parser->at->kind == JT_DATA)
-        return jinja_node_text(parser, JN_DATA, parser->at++);
-    if (parser->at->kind == JT_BLOCK_BEGIN) {
-        parser->at++;
-        return jinja_parse_statement(parser);
-    }
-    parser->at++;
-    node = jinja_node_new(parser, JN_OUTPUT);
-    if (node == NULL || (node->a = jinja_parse_tuple(parser, true, false)) == NULL)
-        return NULL;
-    if (parser->at->kind != JT_VAR_END)
-        return jinja_parse_fail(parser, "'}}' is expected");
-    parser->at++;
-    return node;
-}
-
-/* Statements up to a tag whose name is in ends (NULL: up to the end of the template). The parser is
- * then at that name. The list always begins with an empty JN_DATA, so NULL can mean failure. */
-static struct jnode *jinja_parse_body(struct jinja_parser *parser, const char *const *ends)
-{
-    struct jnode *first;
-    struct jnode **tail;
-
-    if (!jinja_enter_nesting(parser))
-        return NULL;
-    first = jinja_node_new(parser, JN_DATA);
-    if (first == NULL)
-        return NULL;
-    tail = &first->next;
-    for (;;) { /* each pass consumes a token; JT_END ends it */
-        if (parser->at->kind == JT_END) {
-            if (ends != NULL)
-                return jinja_parse_fail(parser, "the end of a block is expected");
-            break;
-        }
-        if (parser->at->kind == JT_BLOCK_BEGIN && jinja_at_end(parser, ends)) {
-            parser->at++;
-            break;
-        }
-        *tail = jinja_parse_one(parser);
-        if (*tail == NULL)
-            return NULL;
-        tail = &(*tail)->next;
-    }
-    parser->depth--;
-    return first;
-}
-
-struct jnode *jinja_parse(struct jinja *jinja, const struct jtoken *tokens, struct jfault *fault)
-{
-    struct jinja_parser parser = {.j = jinja, .at = tokens, .fault = fault};
-
-    must(tokens != NULL);
-    return jinja_parse_body(&parser, NULL);
 }

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The inside of a template; for the jinja_*.c files only. A source becomes tokens (jinja_lex.c),
- * the tokens a tree of nodes (jinja_parse.c), and the tree is evaluated to values and output
- * (jinja_eval.c and the files of operators, filters and methods). */
+ * The inside of a template; for the jinja*.c files only. A source becomes tokens (jinja_lex.c), the
+ * tokens a tree of nodes (jinja_parse.c, jinja_parse_block.c), and the tree is evaluated to values
+ * and output (jinja_eval.c and the files of operators, filters, tests and methods). */
 #ifndef QUIRE_TEXT_TEMPLATE_JINJA_PARTS_H
 #define QUIRE_TEXT_TEMPLATE_JINJA_PARTS_H
 
@@ -280,6 +280,15 @@ bool jinja_get_item(struct jrender *render, struct jval value, struct jval key, 
 bool jinja_binary(struct jrender *render, const char *op, struct jval left, struct jval right,
                   struct jval *out);
 
+/* Variables of a scope. find() also searches the parents unless `own`; NULL when there is none.
+ * set() makes or changes a variable of this scope only. */
+struct jvar *jinja_scope_find(struct jscope *scope, const char *name, size_t len, bool own);
+bool jinja_scope_set(struct jrender *render, struct jscope *scope, const char *name, size_t len,
+                     struct jval value);
+
+/* Run statements up to the end of the list, or to a break, continue or failure. */
+enum jflow jinja_run_body(struct jrender *render, const struct jnode *node, struct jscope *scope);
+
 /* A positional or named argument. False when it is not given. */
 bool jinja_arg(const struct jargs *args, size_t place, const char *name, struct jval *out);
 struct jval jinja_arg_or(const struct jargs *args, size_t place, const char *name,
@@ -319,11 +328,11 @@ struct jval *jdict_get_text(const struct jdict *dict, const char *key, size_t le
  * text. */
 bool jv_iterate(struct jrender *render, struct jval value, struct jlist **out);
 
-/* Append a value as Python's str() and repr() print it, bounded in depth. */
+/* Append a value as Python's str and repr print it, bounded in depth. */
 bool jv_str(struct jrender *render, struct jbuf *out, struct jval value);
 bool jv_repr(struct jrender *render, struct buf *out, struct jval value, int depth);
 bool jv_to_text(struct jrender *render, struct jval value,
-                struct jval *out); /* str() in the arena */
+                struct jval *out); /* Python's str, in the arena */
 
 /* The options of tojson. */
 struct jdump {

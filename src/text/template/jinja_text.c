@@ -48,6 +48,9 @@ static bool jinja_is_stripped(const char *at, size_t n, const struct jval *chars
     return jtext_find(chars->text, chars->len, at, n) != NULL;
 }
 
+/* The number of bytes at the start that strip() removes: white space, or the characters of `chars`
+ * if they are given. Whole characters are compared, because a byte of one may occur inside
+ * another. */
 size_t jtext_strip_left(const char *text, size_t len, const struct jval *chars)
 {
     size_t at = 0;
@@ -62,6 +65,8 @@ size_t jtext_strip_left(const char *text, size_t len, const struct jval *chars)
     return at;
 }
 
+/* The length that remains after the end is stripped. The loop steps back over continuation bytes to
+ * the start of the last character. */
 size_t jtext_strip_right(const char *text, size_t len, const struct jval *chars)
 {
     while (len > 0) {
@@ -110,6 +115,7 @@ bool jtext_case(struct jrender *render, struct jval value, const char *how, stru
 
             buf_add(&buf, utf8, utf8_encode(forms[k], utf8));
         }
+        /* `start` is true before the first letter of a word, by the rules of each kind. */
         if (how[0] == 'j')
             start = unicode_is_python_space(c) ||
                     (c > 0 && c < 0x80 && strchr("-({[<", (int)c) != NULL);
@@ -123,6 +129,8 @@ bool jtext_case(struct jrender *render, struct jval value, const char *how, stru
     }
     if (!jv_take_buf(render, &buf, out))
         return false;
+    /* Changing case moves bytes, so spans of mixed origin are lost; a text that is entirely the
+     * template's stays so. */
     if (value.origin == &jorigin_own)
         out->origin = value.origin;
     return true;
@@ -144,6 +152,7 @@ bool jtext_replace(struct jrender *render, struct jval value, struct jval from, 
         jbuf_add(render, &buf, jv_part(value, at, (size_t)(found - value.text) - at));
         jbuf_add(render, &buf, to);
         at = (size_t)(found - value.text) + from.len;
+        /* An empty match consumes nothing, so the character after it is copied to advance. */
         if (from.len == 0) {
             size_t n = utf8_sequence(value.text + at, value.len - at);
 
@@ -201,6 +210,7 @@ static size_t jinja_line_end(const char *text, size_t len, size_t at, size_t *ne
         const char *p = text + at;
         size_t n = 0;
 
+        /* \n, \v, \f and \r; \r\n is one line end. */
         if (*p >= '\n' && *p <= '\r') {
             if (*p == '\r' && at + 1 < len && p[1] == '\n')
                 n = 2;
@@ -291,6 +301,7 @@ static bool jinja_text_split(struct jrender *render, struct jval value, const st
     if (list == NULL)
         return false;
     *out = jv_list(list);
+    /* Without a separator runs of white space separate, and none are empty. */
     if (sep.kind == JV_NONE)
         return jinja_split_spaces(render, value, max, list);
     if (sep.kind != JV_TEXT || sep.len == 0)
@@ -390,6 +401,8 @@ static bool jinja_text_find(struct jrender *render, struct jval value, const cha
     if (!jinja_need_text(render, args, 0, "sub", &what))
         return false;
     found = jtext_find(value.text, value.len, what.text, what.len);
+    /* For rfind and count all matches are visited: those of count do not overlap, those of rfind
+     * may. */
     while (found != NULL && name[0] != 'f' && name[0] != 'i') {
         n++;
         last = found;
@@ -438,6 +451,7 @@ static bool jinja_text_is(struct jval value, const char *name)
             return false;
         if (strcmp(name, "islower") == 0 && upper)
             return false;
+        /* Letters of the other case have ended the loop before. */
         cased = cased || upper || category == UNICODE_LL;
         i += utf8_sequence(value.text + i, value.len - i);
     }
@@ -496,6 +510,7 @@ static bool jinja_text_format(struct jrender *render, struct jval value, const s
             jbuf_add(render, &buf, jv_part(value, i++, 1));
             continue;
         }
+        /* The text between the braces: nothing, a number, or a name. */
         for (i++; i < value.len && value.text[i] != '}' && n < sizeof name - 1; i++)
             name[n++] = value.text[i];
         i++;
@@ -516,6 +531,8 @@ static bool jinja_text_format(struct jrender *render, struct jval value, const s
     return jbuf_take(render, &buf, out);
 }
 
+/* The method splitlines: unlike split("\n"), a line end at the end of the text begins no further
+ * line. */
 bool jtext_lines(struct jrender *render, struct jval value, bool keep_ends, struct jval *out)
 {
     struct jlist *list = jlist_new(render, 0);
@@ -582,6 +599,8 @@ bool jtext_method(struct jrender *render, struct jval value, const char *name,
     must(value.kind == JV_TEXT);
     if (!jinja_plain_method(render, value, name, args, out))
         return false;
+    /* A method of markup gives markup, as in Python's Markup class. Otherwise the result would be
+     * escaped again when it is printed. */
     if (!value.safe)
         return true;
     if (out->kind == JV_TEXT)

@@ -142,6 +142,7 @@ bool jv_truth(struct jval value)
     return false;
 }
 
+/* The name of the value's type in Python, for error texts. */
 const char *jv_type_name(struct jval value)
 {
     switch (value.kind) {
@@ -169,6 +170,8 @@ const char *jv_type_name(struct jval value)
 
 static bool jinja_equal_at_depth(struct jval left, struct jval right, int depth);
 
+/* Lists are equal if their items are, at the same depth. The depth is bounded, because
+ * list.append() can put a list into itself. */
 static bool jinja_lists_equal(const struct jlist *a, const struct jlist *b, int depth)
 {
     size_t i;
@@ -309,6 +312,9 @@ struct jlist *jlist_new(struct jrender *render, size_t cap)
     return list;
 }
 
+/* Append a value. Capacity doubles, so n additions copy at most 2n values; the arena keeps the
+ * outgrown arrays until the end of the render. Each addition is a step of work, which bounds the
+ * memory of loops that build lists. */
 bool jlist_add(struct jrender *render, struct jlist *list, struct jval value)
 {
     if (list->n == list->cap) {
@@ -345,6 +351,8 @@ struct jdict *jdict_new(struct jrender *render, size_t cap)
     return dict;
 }
 
+/* Dicts are arrays that are searched from the start. Those of messages and tools have few members,
+ * so hashing would not be faster; the cost is counted by jinja_step() in the callers. */
 struct jval *jdict_get(const struct jdict *dict, struct jval key)
 {
     size_t i;
@@ -357,6 +365,8 @@ struct jval *jdict_get(const struct jdict *dict, struct jval key)
     return NULL;
 }
 
+/* Only texts can be equal to a text key. The comparison of length and bytes avoids the general
+ * one. */
 struct jval *jdict_get_text(const struct jdict *dict, const char *key, size_t len)
 {
     size_t i;
@@ -371,6 +381,7 @@ struct jval *jdict_get_text(const struct jdict *dict, const char *key, size_t le
     return NULL;
 }
 
+/* Insertion order is kept, because Python's dicts have it and tojson prints it. */
 bool jdict_set(struct jrender *render, struct jdict *dict, struct jval key, struct jval value)
 {
     struct jval *known = jdict_get(dict, key);
@@ -394,6 +405,8 @@ bool jdict_set(struct jrender *render, struct jdict *dict, struct jval key, stru
     return jinja_step(render, 1 + dict->n / 16);
 }
 
+/* The items of a value: those of a list, the characters of a text, the keys of a dict. A list is
+ * returned itself, without a copy. An undefined value is an empty list, as in Jinja. */
 bool jv_iterate(struct jrender *render, struct jval value, struct jlist **out)
 {
     struct jlist *list;
@@ -405,6 +418,7 @@ bool jv_iterate(struct jrender *render, struct jval value, struct jlist **out)
     }
     if (value.kind != JV_UNDEFINED && value.kind != JV_TEXT && value.kind != JV_DICT)
         return jinja_raise(render, "'%s' object is not iterable", jv_type_name(value));
+    /* The list of a text grows as it is filled, because the number of characters is not known. */
     list = jlist_new(render, value.kind == JV_DICT ? value.dict->n : 0);
     if (list == NULL)
         return false;
@@ -485,6 +499,8 @@ struct jval jv_from_json(struct arena *arena, const struct json *node, bool *fai
 /* The total of all texts is bounded as well as each one: a loop could otherwise fill the memory
  * with many small texts. */
 
+/* Move a buffer's text into the arena and free the buffer. All texts of a render are counted,
+ * because a template that doubles a text in a loop would otherwise fill memory within few steps. */
 bool jv_take_buf(struct jrender *render, struct buf *buf, struct jval *out)
 {
     char *copy = buf->failed
@@ -584,7 +600,7 @@ bool jv_concat(struct jrender *render, struct jval left, struct jval right, stru
     return jinja_with_origin(render, &own, text, len, out);
 }
 
-/* One character of repr(): escaped if it is not printable. */
+/* One character of Python's repr: escaped if it is not printable. */
 static void jinja_repr_char(struct buf *out, uint32_t c, const char *utf8, size_t n, char quote)
 {
     if (c == '\n')
@@ -605,7 +621,7 @@ static void jinja_repr_char(struct buf *out, uint32_t c, const char *utf8, size_
         buf_printf(out, "\\U%08x", c);
 }
 
-/* repr() of a text: in single quotes, unless it contains these and no double quotes. */
+/* Python's repr of a text: in single quotes, unless it contains these and no double quotes. */
 static void jinja_repr_text(struct buf *out, struct jval value)
 {
     bool single = memchr(value.text, '\'', value.len) != NULL;
@@ -640,6 +656,7 @@ static bool jinja_repr_list(struct jrender *render, struct buf *out, struct jval
     return true;
 }
 
+/* Python's form of a dict: {'a': 1, 'b': [2, 3]}. */
 static bool jinja_repr_dict(struct jrender *render, struct buf *out, const struct jdict *dict,
                             int depth)
 {
@@ -659,7 +676,7 @@ static bool jinja_repr_dict(struct jrender *render, struct buf *out, const struc
     return true;
 }
 
-/* Equal to str() for all values but texts, which str() prints without quotes. */
+/* Equal to Python's str for all values but texts, which str prints without quotes. */
 bool jv_repr(struct jrender *render, struct buf *out, struct jval value, int depth)
 {
     must(depth >= 0);
@@ -669,6 +686,7 @@ bool jv_repr(struct jrender *render, struct buf *out, struct jval value, int dep
     if (!jinja_step(render, 1))
         return false;
     switch (value.kind) {
+    /* An undefined value prints as nothing, but is visible inside of a list. */
     case JV_UNDEFINED: buf_add_text(out, depth > 0 ? "Undefined" : ""); return true;
     case JV_NONE: buf_add_text(out, "None"); return true;
     case JV_BOOL: buf_add_text(out, value.flag ? "True" : "False"); return true;
@@ -707,6 +725,7 @@ bool jv_str(struct jrender *render, struct jbuf *out, struct jval value)
     return jv_repr(render, &out->text, value, 0);
 }
 
+/* Texts are returned as they are, so they keep their origin and are not quoted. */
 bool jv_to_text(struct jrender *render, struct jval value, struct jval *out)
 {
     struct buf buf = {0};
@@ -726,6 +745,10 @@ bool jv_to_text(struct jrender *render, struct jval value, struct jval *out)
 
 /* A string with ensure_ascii: characters beyond the BMP are surrogate pairs. */
 
+/* A text as json.dumps() writes it by default: everything above ASCII is escaped. Characters above
+ * U+FFFF become a surrogate pair:
+ *
+ *     U+1F600  ->  "\ud83d\ude00" */
 static void jinja_json_ascii(struct buf *out, struct jval value)
 {
     size_t i = 0;
@@ -769,6 +792,8 @@ static void jinja_json_line(struct buf *out, const struct jdump *how, int depth)
         buf_add_byte(out, ' ');
 }
 
+/* A list on one line, or with an item per line if an indent was given. An empty list is always
+ * "[]". */
 static bool jinja_json_list(struct jrender *render, struct buf *out, const struct jlist *list,
                             const struct jdump *how, int depth)
 {
@@ -819,6 +844,7 @@ static bool jinja_json_dict(struct jrender *render, struct buf *out, const struc
 
     buf_add_byte(out, '{');
     for (i = 0; i < dict->n; i++) {
+        /* Sorting selects the next larger key each time. Dicts are small, and no copy is needed. */
         if (how->sort_keys)
             pair = jinja_next_sorted(render, dict, pair);
         else
@@ -859,6 +885,8 @@ bool jv_json(struct jrender *render, struct buf *out, struct jval value, const s
     case JV_BOOL: buf_add_text(out, value.flag ? "true" : "false"); return true;
     case JV_INT: buf_printf(out, "%lld", (long long)value.whole); return true;
     case JV_BIG: buf_add(out, value.text, value.len); return true;
+    /* JSON has no such numbers, but json.dumps() writes them, and templates see what Python
+     * writes. */
     case JV_REAL:
         if (isnan(value.real) || isinf(value.real))
             buf_add_text(out, isnan(value.real) ? "NaN"

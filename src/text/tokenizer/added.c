@@ -20,6 +20,8 @@ void added_attach(struct added_set *set, const struct image_header *image,
     *set = (struct added_set){.tokens = image_table(image, section),
                               .text = image_table(image, IMAGE_TEXT),
                               .n = image_count(image, section)};
+    /* Count the tokens by their first byte: those that begin with c are tokens[first[c] .. first[c
+     * + 1]). */
     for (c = 0; c < 256; c++) {
         set->first[c] = (uint32_t)at;
         while (at < set->n && (unsigned char)set->text[set->tokens[at].text.at] == c)
@@ -29,6 +31,7 @@ void added_attach(struct added_set *set, const struct image_header *image,
     set->first[256] = (uint32_t)set->n;
 }
 
+/* The order of the tables: by bytes, a prefix before its extensions, and equal texts by id. */
 int added_compare(const char *a, size_t a_len, int32_t a_id, const char *b, size_t b_len,
                   int32_t b_id)
 {
@@ -147,6 +150,7 @@ bool added_next(struct added_search *search, struct added_match *match)
     while (at < len) {
         const struct image_added *token;
 
+        /* Nearly all bytes of a text begin no added token, so this test is the fast path. */
         if (!set->begins[(unsigned char)text[at]]) {
             at++;
             continue;

@@ -44,6 +44,8 @@ struct bpe_memo {
     uint32_t n;
 };
 
+/* All tables have a power of two of slots, so a mask replaces the remainder. likely and joined are
+ * sets of bits in words of 64. */
 void bpe_attach(struct bpe *bpe, const struct image_header *image)
 {
     must(image_count(image, IMAGE_PIECES) > 0 && image_count(image, IMAGE_LONG_PIECES) > 0);
@@ -81,6 +83,7 @@ void bpe_work_expect(struct bpe_work *work, size_t len, const struct token_list 
     must(out != NULL);
     if (len < MEMO_BYTES || work->memos != NULL)
         return;
+    /* A slot per 32 bytes of text is enough, because most pieces of a long text are repeats. */
     while (n < MEMOS_MAX && n < len / 32)
         n *= 2;
     work->memos = mem_zalloc_array(n, sizeof *work->memos);
@@ -258,6 +261,7 @@ static size_t bpe_merge_short(const struct bpe *bpe, struct bpe_symbol *symbols,
         uint32_t best = BPE_NO_RANK;
         size_t at = 0;
 
+        /* The leftmost of equal ranks is merged first, because the comparison is strict. */
         for (i = 0; i + 1 < n; i++)
             if (symbols[i].rank < best) {
                 best = symbols[i].rank;
@@ -266,6 +270,7 @@ static size_t bpe_merge_short(const struct bpe *bpe, struct bpe_symbol *symbols,
         if (best == BPE_NO_RANK)
             break;
         symbols[at].id = symbols[at].to;
+        /* Close the gap by moving: cheaper than links for at most BPE_SHORT symbols. */
         for (i = at + 1; i + 1 < n; i++)
             symbols[i] = symbols[i + 1];
         n--;
@@ -296,6 +301,7 @@ static uint64_t bpe_heap_pop(uint64_t *heap, size_t *n)
     uint64_t last = heap[--*n];
     size_t i = 0;
 
+    /* Move the hole at the root down to the smaller child until the last item fits into it. */
     while (2 * i + 1 < *n) {
         size_t child = 2 * i + 1;
 
@@ -411,6 +417,8 @@ int bpe_merge(const struct bpe *bpe, struct bpe_work *work, const char *bytes, s
         n = bpe_symbols_of_bytes(bpe, bytes, len, work->symbols);
     else
         n = bpe_symbols_of_chars(bpe, bytes, len, work->symbols);
+    /* The search for the lowest rank is linear in short pieces, which are nearly all. The heap
+     * bounds the cost of long ones, which a client could otherwise make quadratic. */
     if (n <= BPE_SHORT) {
         /* One symbol per byte means that no byte was unknown, so the byte table applies. */
         if (n == len && (bpe->facts->flags & IMAGE_BYTE_LEVEL) != 0)

@@ -126,6 +126,7 @@ int decode_read(struct decode_draft *out, const struct json *node, char *why, si
 
     must(out != NULL);
     *out = (struct decode_draft){0};
+    /* A Sequence of one decoder is that decoder. */
     if (list != NULL && list->n == 1 && strcmp(type, "Sequence") == 0)
         type = json_get_text(&list->items[0], "type", "");
     if (strcmp(type, "ByteLevel") == 0) {
@@ -237,6 +238,7 @@ void decode_token(const struct decode_draft *draft, const char *text, size_t len
     must(is_byte != NULL);
     *is_byte = false;
     if ((draft->flags & IMAGE_DECODE_BYTES) != 0) {
+        /* An added token need not be spelled in the alphabet of bytes; it is then its own text. */
         if (!decode_spell(text, len, out))
             buf_add(out, text, len);
         return;
@@ -247,6 +249,7 @@ void decode_token(const struct decode_draft *draft, const char *text, size_t len
         buf_add(&changed, text, len);
     for (i = 0; i < draft->n_replaces; i++)
         decode_replace_all(&changed, draft->patterns[i], draft->contents[i]);
+    /* A byte token is spelled <0x0A>, which has six characters. */
     if ((draft->flags & IMAGE_DECODE_RUNS) != 0 && changed.len == 6)
         byte = decode_fallback_byte(changed.bytes, changed.len);
     else
@@ -268,6 +271,7 @@ void decode_first(const struct image_facts *facts, const char *text, size_t len,
     decode_add_dropped(facts->drop_char, "", text, len, out);
 }
 
+/* A run of byte tokens. If the bytes are not valid UTF-8, Hugging Face replaces each of them. */
 void decode_run(const char *bytes, size_t len, struct buf *out)
 {
     size_t i;
@@ -281,6 +285,7 @@ void decode_run(const char *bytes, size_t len, struct buf *out)
         buf_add(out, "\xef\xbf\xbd", 3);
 }
 
+/* Skip up to n characters at the start, and count them. */
 size_t decode_strip(const struct image_facts *facts, uint32_t n, const char *text, size_t len,
                     uint32_t *taken)
 {
@@ -297,6 +302,8 @@ size_t decode_strip(const struct image_facts *facts, uint32_t n, const char *tex
     return at;
 }
 
+/* Append text with each invalid sequence replaced by U+FFFD. Valid text, the usual case, is copied
+ * at once. */
 void decode_lossy(const char *text, size_t len, struct buf *out)
 {
     size_t from = 0;

@@ -72,6 +72,8 @@ int image_build(struct image_header **out, const struct image_facts *facts,
     int section;
 
     must(facts != NULL && sources != NULL);
+    /* Lay out first, allocate once, then copy. Each sum is compared with the bound before it can
+     * overflow. */
     for (section = 0; section < IMAGE_SECTIONS; section++) {
         if (parts[section].n > (IMAGE_BYTES_MAX - bytes) / sizes[section])
             return ERR_LIMIT;
@@ -214,6 +216,7 @@ static int image_check_pieces(const struct image_header *image, const char **why
     return image_corrupt(why, "the table of pieces is full");
 }
 
+/* The table needs a free slot, because a search ends there. */
 static int image_check_merges(const struct image_header *image, const char **why)
 {
     const struct image_merge *merge = image_table(image, IMAGE_MERGES);
@@ -308,6 +311,7 @@ static int image_check_list(const struct image_header *image, enum image_section
     return ERR_OK;
 }
 
+/* The header's facts: flags that are known, and ids that exist or are -1. */
 static int image_check_facts(const struct image_header *image, const char **why)
 {
     const struct image_facts *facts = &image->facts;
@@ -351,6 +355,7 @@ int image_check_tables(const struct image_header *image, const char **why)
     int s;
 
     must(why != NULL);
+    /* Places come first, because all later checks read the tables. */
     for (s = 0; s < IMAGE_SECTIONS; s++)
         if (!image_is_table(image, (enum image_section)s))
             return image_corrupt(why, "the place of a table");
@@ -369,6 +374,8 @@ int image_check(const void *bytes, size_t len, const struct hash *sources, const
     if (len < sizeof *image || len > IMAGE_BYTES_MAX ||
         memcmp(image->magic, magic, sizeof magic) != 0)
         return image_corrupt(why, "not an image");
+    /* The layout is compared before the length and the checksum: an image of another version is not
+     * damaged, and the caller reports it differently. */
     if (image->layout != image_layout_digest()) {
         *why = "the layout of another version";
         return ERR_VERSION;

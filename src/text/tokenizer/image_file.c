@@ -87,6 +87,8 @@ int image_map(struct image_header **out, const char *dir, const struct hash *sou
         (void)close(fd); /* the mapping stays */
     }
     if (rc == ERR_OK) {
+        /* The file is never changed in place (image_write() renames), so the checks hold for as
+         * long as the mapping exists. */
         rc = image_check(image, len, sources, &reason);
         if (rc != ERR_OK) {
             (void)snprintf(why, why_cap, "%s: %s", path.bytes, reason);
@@ -121,6 +123,8 @@ static int image_write_all(int fd, const char *bytes, size_t len)
     return ERR_OK;
 }
 
+/* Write under a temporary name and rename. Another process that opens the file sees the whole image
+ * or none, and two processes that write at the same time do not mix their bytes. */
 int image_write(const struct image_header *image, const char *dir, char *why, size_t why_cap)
 {
     struct buf path = {0};

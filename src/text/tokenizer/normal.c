@@ -84,6 +84,7 @@ int normal_read(struct steps_draft *out, const struct json *node, char *why, siz
 
     must(out != NULL);
     out->n = 0;
+    /* No normalizer is common: models that start from bytes need none. */
     if (node == NULL || node->kind == JSON_NULL)
         return ERR_OK;
     if (strcmp(json_get_text(node, "type", ""), "Sequence") != 0)
@@ -125,6 +126,7 @@ int normal_init(struct normal *normal, const struct steps_draft *steps, char *wh
     for (i = 0; rc == ERR_OK && i < steps->n; i++) {
         const struct step_draft *step = &steps->steps[i];
 
+        /* The steps may come from an image file, whose numbers can be anything. */
         if (step->kind >= NORMAL_KINDS || (step->kind >= NORMAL_REPLACE && step->pattern_len == 0))
             rc = ERR_CORRUPT;
         else if (step->kind == NORMAL_REPLACE_REGEX)

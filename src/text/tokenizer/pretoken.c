@@ -175,6 +175,8 @@ static int pretoken_cut_scanned(const struct cutting *cutting, int step, const c
 
 /* These need all matches of a text before the first piece is known. */
 
+/* Append a cut to the list of a step. Empty cuts are dropped, because an empty piece has no tokens.
+ * Each step has a list of its own, because the steps after it run while the list is read. */
 static int pretoken_cuts_add(struct pretoken_work *w, int step, size_t *n, struct cut cut)
 {
     if (cut.start == cut.end)
@@ -227,6 +229,8 @@ static size_t pretoken_join_cuts(const struct step_draft *step, struct cut *cuts
         struct cut cut = cuts[i];
         bool joins = false;
 
+        /* Contiguous joins equal neighbours, MergedWithPrevious a match to the gap before it,
+         * MergedWithNext a gap to the match before it. */
         if (kept > 0 && step->behavior == PRETOKEN_CONTIGUOUS)
             joins = cuts[kept - 1].is_match == cut.is_match;
         else if (kept > 0 && step->behavior == PRETOKEN_WITH_PREVIOUS)
@@ -281,6 +285,7 @@ static int pretoken_cut_rewritten(const struct cutting *cutting, int step, bool 
     return pretoken_cut_step(cutting, step + 1, buf->bytes, buf->len, first);
 }
 
+/* Put a space before the text, unless it begins with one, as add_prefix_space demands. */
 static int pretoken_cut_prefixed(const struct cutting *cutting, int step, const char *text,
                                  size_t len, bool first)
 {
@@ -364,6 +369,9 @@ static int pretoken_cut_runs(const struct cutting *cutting, int step, const char
     bool was_space = false;
     int rc = ERR_OK;
 
+    /* n counts the characters since the last multiple of RUNS_CHARS_MAX, run those of the current
+     * run of spaces or of other characters. A cut is made before the character that would exceed
+     * either. */
     while (len > RUNS_RUN_MAX && at < len && rc == ERR_OK) {
         bool is_space = unicode_is_python_space(utf8_decode(text + at));
 
@@ -469,6 +477,7 @@ int pretoken_init(struct pretoken *pretoken, const struct steps_draft *chain, ch
             pretoken->has_regex = true;
             rc = regex_open(&pretoken->regexes[i], step->pattern, step->pattern_len, why, why_cap);
         }
+        /* All steps after the spelling see the alphabet of bytes instead of the text. */
         pretoken->spelled = pretoken->spelled || step->kind == PRETOKEN_SPELL;
     }
     if (rc != ERR_OK)

@@ -82,8 +82,8 @@ struct pretoken_work; /* scratch memory of one call */
 struct pretoken_work *pretoken_work_open(const struct pretoken *pretoken); /* NULL: no memory */
 void pretoken_work_close(struct pretoken_work *w);
 
-/* Cut valid UTF-8 and pass the pieces to the sink in order. `first` is set when text is the start of
- * the text that is being tokenized. Returns ERR_OK, ERR_LIMIT (a regex exceeded its bound),
+/* Cut valid UTF-8 and pass the pieces to the sink in order. `first` is set when text is the start
+ * of the text that is being tokenized. Returns ERR_OK, ERR_LIMIT (a regex exceeded its bound),
  * ERR_NO_MEMORY, or the sink's error. */
 int pretoken_cut(const struct pretoken *pretoken, struct pretoken_work *w, const char *text,
                  size_t len, bool first, const struct pretoken_receiver *to) ERR_CHECKED;

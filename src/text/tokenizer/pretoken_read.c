@@ -41,6 +41,7 @@ static int pretoken_too_many(struct pretoken_reading *reading)
     return pretoken_refuse_step(reading, "a pre-tokenizer with so many steps as", "this");
 }
 
+/* Look up the member "behavior" of a Split. A missing one is read as Isolated. */
 static int pretoken_read_behavior(struct pretoken_reading *reading, const struct json *node,
                                   unsigned *out)
 {
@@ -151,6 +152,7 @@ static int pretoken_read_metaspace(struct pretoken_reading *reading, const struc
     if (by == NULL || by->text_len == 0 || utf8_sequence(by->text, by->text_len) != by->text_len)
         return pretoken_refuse_step(reading, "a Metaspace whose replacement is",
                                     "not one character");
+    /* add_prefix_space is the older member; false overrides the scheme. */
     if (prefix != NULL && !prefix->flag)
         step->behavior = METASPACE_NEVER;
     else if (strcmp(scheme, "always") == 0)
@@ -213,6 +215,8 @@ int pretoken_read(struct steps_draft *out, bool *byte_level, const struct json *
     else
         for (i = 0; i < list->n && rc == ERR_OK; i++)
             rc = pretoken_read_step(&reading, &list->items[i]);
+    /* A spelling after which nothing is cut has no effect on pieces, because bytes are merged
+     * directly. */
     if (out->n > 0 && out->steps[out->n - 1].kind == PRETOKEN_SPELL)
         out->n--;
     *byte_level = reading.spelled;
@@ -233,6 +237,7 @@ void pretoken_gpt2(struct steps_draft *out, bool add_prefix_space)
 #define KIMI_SMALL "[\\p{Ll}\\p{Lm}\\p{Lo}\\p{M}&&[^\\p{Han}]]"
 #define KIMI_SHORT "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 
+/* The pattern of Kimi's class TikTokenTokenizer, and its limits on the runs of a text. */
 void pretoken_kimi(struct steps_draft *out)
 {
     static const char pattern[] =

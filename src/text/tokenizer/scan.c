@@ -230,6 +230,11 @@ static size_t scan_small_word(const struct scanner *scanner, size_t at)
 
 /* --- whole patterns ----------------------------------------------------------------------------*/
 
+/* The pattern of GPT-2:
+ *
+ *     's|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+
+ *
+ * A blank may precede a run; the kind of the run is that of the next character. */
 static size_t scan_gpt2(const struct scanner *scanner, size_t at)
 {
     size_t end = scan_contraction(scanner, at, false);
@@ -327,6 +332,7 @@ static size_t scan_deepseek(const struct scanner *scanner, size_t at)
     size_t n_next;
     uint8_t bits = scan_bits_at(scanner, at, &n);
 
+    /* [!-/:-~][A-Za-z]+: one character of ASCII punctuation and letters. */
     if (scan_is_ascii_punctuation(scanner->text[at]) && end < scanner->len &&
         scan_is_ascii_letter(scanner->text[end])) {
         while (end < scanner->len && scan_is_ascii_letter(scanner->text[end]))
@@ -335,9 +341,11 @@ static size_t scan_deepseek(const struct scanner *scanner, size_t at)
     }
     if ((bits & SCAN_WORD_CHAR) != 0)
         return scan_run_of(scanner, at + n, SCAN_WORD_CHAR, 0);
+    /* [^\r\n\p{P}\p{S}]?[\p{L}\p{M}]+: one character of another kind before a word. */
     if ((bits & (SCAN_PUNCTUATION | SCAN_SYMBOL)) == 0 && !scan_is_newline(scanner->text[at]) &&
         at + n < scanner->len && (scan_bits_at(scanner, at + n, &n_next) & SCAN_WORD_CHAR) != 0)
         return scan_run_of(scanner, at + n + n_next, SCAN_WORD_CHAR, 0);
+    /*  ?[\p{P}\p{S}]+[\r\n]*: punctuation with a blank before it and line ends after it. */
     if (scanner->text[at] == ' ')
         end = at + 1;
     else
@@ -461,6 +469,7 @@ size_t scan_skip(const struct scanner *scanner, size_t at)
     return at;
 }
 
+/* The end of the match that begins at `at`; `at` itself if none does. */
 size_t scan_match(const struct scanner *scanner, size_t at)
 {
     switch (scanner->kind) {

@@ -30,6 +30,7 @@ int token_list_reserve(struct token_list *list, size_t n)
         return ERR_OK;
     if (n > SIZE_MAX / 16 - list->len)
         return ERR_NO_MEMORY;
+    /* The bound above keeps the sum and the doubling from overflowing. */
     while (cap < list->len + n)
         cap *= 2;
     grown = mem_realloc(list->ids, cap * sizeof *grown);
@@ -94,6 +95,8 @@ struct encoding {
 
 /* Each row: beginning and end of a name. With an empty end the name is the whole text. */
 
+/* Is a token one that controls the model? Some models do not mark all of these as special, so names
+ * in the usual brackets count as well: <|name|>, the same with full-width bars, <unused7>. */
 bool tokenizer_is_control(const struct tokenizer *tokenizer, int32_t id)
 {
     static const char *const affixes[][2] = {{"<|", "|>"},
@@ -248,6 +251,7 @@ static int tokenizer_encode_valid(struct encoding *encoding, const char *text, s
     int rc = ERR_OK;
 
     while (added_next(&search, &match)) {
+        /* `gap` is the offset of the gap in the text, for the check of spans. */
         encoding->gap = search.after;
         if (match.start > search.after)
             rc = tokenizer_encode_gap(encoding, text + search.after, match.start - search.after,
@@ -317,6 +321,7 @@ int tokenizer_encode_own(const struct tokenizer *tokenizer, const char *text, si
     must(out != NULL);
     if (encoding.cuts != NULL)
         rc = tokenizer_encode_text(&encoding, text, len, add_special);
+    /* After an error the list has the ids that it had before, not a part of the text. */
     if (rc != ERR_OK)
         out->len = n_before;
     pretoken_work_close(encoding.cuts);
@@ -342,6 +347,8 @@ int32_t tokenizer_find(const struct tokenizer *tokenizer, const char *text, size
     size_t i = (size_t)hash_xxh3(text, len) & tokenizer->by_text_mask;
 
     must(text != NULL || len == 0);
+    /* Linear probing. The table has free slots, one of which ends the search. Ids are stored plus
+     * one, because 0 marks a free slot. */
     for (; tokenizer->by_text[i] != 0; i = (i + 1) & tokenizer->by_text_mask) {
         const struct image_text *found = &tokenizer->tokens[tokenizer->by_text[i] - 1].text;
 
@@ -496,6 +503,7 @@ static void tokenizer_decode_runs(const struct tokenizer *tokenizer, const int32
             first = false;
             continue;
         }
+        /* The run ends before this token. */
         if (run.len > 0) {
             decode_run(run.bytes, run.len, out);
             buf_clear(&run);
@@ -526,6 +534,7 @@ void tokenizer_decode(const struct tokenizer *tokenizer, const int32_t *ids, siz
     } else {
         tokenizer_decode_runs(tokenizer, ids, n, skip_special, &raw);
         if (strip_n > 0)
+            /* Only the start of the whole output is stripped, hence after the runs were joined. */
             from = decode_strip(&tokenizer->image->facts, strip_n, raw.bytes, raw.len, &taken);
     }
     if (raw.failed)

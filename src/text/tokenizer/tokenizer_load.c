@@ -340,6 +340,7 @@ int tokenizer_attach(struct tokenizer *tokenizer, struct image_header *image, bo
     int rc = ERR_CORRUPT;
 
     must(image != NULL);
+    /* The chains of steps are opened again, because an image cannot hold compiled patterns. */
     if (steps_of_image(&rewrites, image, IMAGE_REWRITES) &&
         steps_of_image(&cuts, image, IMAGE_CUTS))
         rc = normal_init(&tokenizer->normal, &rewrites, why, why_cap);
@@ -435,6 +436,8 @@ int tokenizer_open_cached(struct tokenizer **out, const char *dir, const char *c
     if (tokenizer != NULL && cache_dir[0] != '\0' &&
         load_digest_folder(&load.sources, dir, reason, sizeof reason) == ERR_OK)
         rc = load_open_image(tokenizer, cache_dir, &load.sources, how);
+    /* No image, a damaged one, or one of another version: the tokenizer is built from the model's
+     * files. The error of the image is no error of the start. */
     if (rc != ERR_OK && rc != ERR_NO_MEMORY) {
         reason[0] = '\0';
         rc = load_open_files(tokenizer, &load, dir, cache_dir, how);

@@ -165,6 +165,7 @@ static int load_pack_tokens(struct packing *packing)
     packing->tokens = mem_zalloc_array((size_t)n + 1, sizeof *packing->tokens);
     if (packing->tokens == NULL)
         return ERR_NO_MEMORY;
+    /* All texts first, because the hash tables refer to their places. */
     for (id = 0; id < n; id++)
         load_pack_token(packing, id);
     if (packing->text.failed || packing->text.len > UINT32_MAX / 2)
@@ -394,6 +395,7 @@ static int load_mark_whole(struct image_header *image)
             continue;
         ids.len = 0;
         rc = bpe_merge(&bpe, &work, piece, token->piece.len, &ids);
+        /* The merges give the token itself, so a piece equal to it needs no merging at run time. */
         if (rc != ERR_OK || ids.len != 1 || ids.ids[0] != (int32_t)i)
             continue;
         token->flags |= TOKEN_WHOLE;

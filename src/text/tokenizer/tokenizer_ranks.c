@@ -24,6 +24,7 @@
 
 /* --- lines -------------------------------------------------------------------------------- */
 
+/* The six bits of a character of base64; -1 for all other characters. */
 static int load_base64_value(char c)
 {
     if (c >= 'A' && c <= 'Z')
@@ -49,6 +50,7 @@ static size_t load_spell_base64(const char *text, size_t len, struct buf *out)
 
     if (len == 0 || len % 4 != 0)
         return 0;
+    /* Remove the padding, at most two characters. */
     while (len > 0 && text[len - 1] == '=' && len % 4 != 2)
         len--;
     if (len % 4 == 1)
@@ -58,6 +60,7 @@ static size_t load_spell_base64(const char *text, size_t len, struct buf *out)
 
         if (value < 0)
             return 0;
+        /* At most 12 bits are pending, so the mask keeps all of them. */
         bits = (bits << 6 | (uint32_t)value) & 0xffff;
         n_bits += 6;
         if (n_bits < 8)
@@ -123,6 +126,8 @@ static uint32_t load_count_ranks(const struct buf *buf)
     return n;
 }
 
+/* Lines may end with \n or \r\n, and the last one without either. Empty lines are skipped but
+ * counted, so that an error names the line of an editor. */
 static int load_read_lines(struct load *load)
 {
     const char *p = load->ranks.bytes;

@@ -79,6 +79,8 @@ int load_add_token(struct load *load, const struct json *node, int64_t id, const
         item.flags |= ADDED_LSTRIP;
     if (json_get_bool(node, "rstrip", false))
         item.flags |= ADDED_RSTRIP;
+    /* A token with "normalized" is searched for in the normalized text, and so must be normalized
+     * itself. */
     if (json_get_bool(node, "normalized", false)) {
         list = &load->normalized;
         rc = load_normalize(load, &item);
@@ -241,6 +243,8 @@ static int load_ends(struct load *load)
     for (i = 0; i < 2; i++) {
         const struct json *node = json_get(load->files[files[i]], "eos_token_id");
 
+        /* Models that also read images keep the members of their language model in
+         * "text_config". */
         if (node == NULL || node->kind == JSON_NULL)
             node = json_get(json_get(load->files[files[i]], "text_config"), "eos_token_id");
         if (node != NULL && node->kind == JSON_INT && rc == ERR_OK)
@@ -405,6 +409,8 @@ static int load_apply_config(struct load *load)
     return load_no_memory(load);
 }
 
+/* The order matters, because a later source adds to the tokens of an earlier one, and names can
+ * only be resolved when all tokens are known. */
 int load_specials(struct load *load)
 {
     const struct json *root = load->files[FILE_TOKENIZER];

@@ -135,6 +135,7 @@ int load_vocab(struct load *load)
     if (rc == ERR_OK && root == NULL)
         rc = load_count_ids(load, load->files[FILE_ADDED], "added_tokens.json", &n_ids);
     if (rc == ERR_OK) {
+        /* Without a vocabulary there is a tiktoken.model, as load_model_kind() has checked. */
         if (load->vocab_json == NULL)
             rc = load_ranks(load, n_ids);
         else
@@ -189,6 +190,7 @@ static int load_add_merge(struct load *load, struct buf *joined, struct merge_si
     return ERR_OK;
 }
 
+/* A merge as a line "left right". There must be exactly one space, because tokens contain none. */
 static int load_add_merge_line(struct load *load, struct buf *joined, const char *line, size_t len,
                                uint32_t rank)
 {
@@ -274,6 +276,7 @@ int load_merges(struct load *load)
     if (load->merges == NULL)
         return load_no_memory(load);
     load->merges_mask = slots - 1;
+    /* 0 is a valid pair, so free slots have a value of their own. */
     for (i = 0; i < slots; i++)
         load->merges[i].pair = IMAGE_MERGE_FREE;
     if (root != NULL)

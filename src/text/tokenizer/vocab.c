@@ -22,6 +22,7 @@ uint32_t vocab_byte_char(uint8_t byte)
     return 0x143; /* 173, the last of the 68 */
 }
 
+/* The inverse of vocab_byte_char(); -1 for characters outside of the alphabet. */
 int vocab_char_byte(uint32_t c)
 {
     if ((c >= 33 && c <= 126) || (c >= 161 && c <= 172) || (c >= 174 && c <= 255))
@@ -44,6 +45,7 @@ int vocab_init(struct vocab *vocab, int64_t n_ids)
         return ERR_LIMIT;
     while (size < (uint32_t)n_ids * 2)
         size *= 2;
+    /* One token more than there are ids, so that the allocation is never empty. */
     vocab->tokens = mem_zalloc_array((size_t)n_ids + 1, sizeof *vocab->tokens);
     vocab->slots = mem_zalloc_array(size, sizeof *vocab->slots);
     vocab->mask = size - 1;
@@ -82,6 +84,7 @@ int vocab_add(struct vocab *vocab, int64_t id, const char *text, size_t len, boo
     uint32_t *slot;
 
     must(text != NULL && vocab->tokens != NULL);
+    /* Both directions must be unique: an id has one text and a text has one id. */
     if (id < 0 || id >= vocab->n || len > UINT32_MAX || vocab->tokens[id].text != NULL)
         return ERR_INVALID;
     slot = vocab_find_slot(vocab, text, len);
