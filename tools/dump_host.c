@@ -17,6 +17,7 @@
 #include "kv/host.h"
 #include "tools/dump.h"
 
+/* The mapped file, and the totals of the dump. */
 struct tier {
     const struct dump_wishes *wishes;
     const char *map;
@@ -41,6 +42,7 @@ static const char *host_damage(const struct tier *t, uint32_t slot)
     if (slot_head->n_tokens != t->file->page_tokens ||
         slot_head->slot_xxh3 != host_slot_digest(slot_head))
         return "header";
+    /* The payload is read while the engine may replace it; host_look() finds that out. */
     if (t->wishes->verify && slot_head->payload_xxh3 != hash_xxh3(t->map + t->file->payloads_at +
                                                                       slot * t->file->payload_bytes,
                                                                   t->file->page_bytes))
@@ -48,6 +50,7 @@ static const char *host_damage(const struct tier *t, uint32_t slot)
     return NULL;
 }
 
+/* The retention of a slot, as of now. */
 static struct retain host_retained(const struct host_slot *s)
 {
     uint64_t word = atomic_load_explicit(&s->retains, memory_order_relaxed);
@@ -55,6 +58,8 @@ static struct retain host_retained(const struct host_slot *s)
     return retain_now(retain_unpack(word), (uint32_t)time(NULL));
 }
 
+/* Print one page, as JSON or as a row of the table. "used" is a counter of the engine's, not a
+ * time: a higher value means a later use. */
 static void host_show(struct tier *t, uint32_t slot, const char *damage)
 {
     const struct host_slot *slot_head = &t->slots[slot];
@@ -79,6 +84,8 @@ static void host_show(struct tier *t, uint32_t slot, const char *damage)
     t->n_shown++;
 }
 
+/* Filter, check and print the page of one slot. The engine may change a slot at any time and no
+ * lock protects the reader, so the slot is looked at again after its check. */
 static void host_look(struct tier *t, uint32_t slot)
 {
     const struct dump_wishes *wishes = t->wishes;
@@ -102,6 +109,7 @@ static void host_look(struct tier *t, uint32_t slot)
         host_show(t, slot, damage);
 }
 
+/* Map the file and check its head. Returns -1 after an error message. */
 static int host_map(struct tier *t, const char *path)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
@@ -132,6 +140,7 @@ static int host_map(struct tier *t, const char *path)
     return -1;
 }
 
+/* The last lines, or in JSON the members after the list of pages. */
 static void host_totals(const struct tier *t)
 {
     const struct host_file *file = t->file;

@@ -8,6 +8,8 @@
 #include "base/hash.h"
 #include "tools/dump.h"
 
+/* Retention as "-" (none), "pinned", or priority and end, such as "50@2026-05-01T12:00:00Z". The
+ * caller passes a retention of now: expired ones have rank 0. */
 void dump_retain(struct retain r, char out[48])
 {
     time_t when_s = (time_t)r.until;
@@ -45,6 +47,7 @@ void dump_count(struct dump_roots *roots, uint64_t root, struct retain r, uint64
     d->uses += uses;
 }
 
+/* The namespaces, as a table or as the JSON member "salts". */
 void dump_print_roots(const struct dump_roots *roots, bool json)
 {
     bool first = true;
@@ -68,6 +71,8 @@ void dump_print_roots(const struct dump_roots *roots, bool json)
         printf("],");
 }
 
+/* The hit rates by namespace, as a table or as the JSON member "rates". Namespace 0 is that of all
+ * others, as in dump_count(). */
 void dump_print_rates(const struct store_rate *rates, int n, bool json)
 {
     bool first = true;

@@ -58,6 +58,8 @@ static const char *dump_verify(struct dump *d, uint64_t slot, const struct store
     const struct store_header *header = d->slot;
     size_t done = 0;
 
+    /* A large pread() may return less than was asked for. A slot beyond the end of the file returns
+     * 0 and counts as unreadable. */
     while (done < d->format.slot_bytes) {
         ssize_t n = pread(d->file_fd, (char *)d->slot + done, d->format.slot_bytes - done,
                           (off_t)(slot * d->format.slot_bytes + done));
@@ -68,6 +70,8 @@ static const char *dump_verify(struct dump *d, uint64_t slot, const struct store
             return "unreadable";
         done += (size_t)n;
     }
+    /* The header repeats the record, so it shows a slot that was reused for another page. The
+     * payload's sum then shows damage to the page itself. */
     if (!store_header_matches(header, r, d->format.page_bytes))
         return "header";
     if (header->payload_xxh3 != r->payload_xxh3 ||
@@ -77,6 +81,7 @@ static const char *dump_verify(struct dump *d, uint64_t slot, const struct store
     return NULL;
 }
 
+/* Format Unix seconds as ISO 8601 in UTC, "2026-05-01T12:00:00Z"; 0 means never and gives "-". */
 static void dump_time(char *out, size_t cap, uint32_t unix_s)
 {
     time_t when_s = (time_t)unix_s;
@@ -100,6 +105,7 @@ static void dump_entry(struct dump *d, uint64_t slot, const struct store_record 
     dump_retain(retain, kept);
     hash_hex(r->name.bytes, HASH_BYTES, name);
     hash_hex(r->parent.bytes, HASH_BYTES, parent);
+    /* A page that was never found has no last use; its creation is shown instead. */
     dump_time(last, sizeof last, use->last != 0 ? use->last : r->created);
     if (d->json) {
         buf_printf(&d->out,
@@ -125,7 +131,10 @@ static void dump_entry(struct dump *d, uint64_t slot, const struct store_record 
     buf_clear(&d->out);
 }
 
-/* Called by store_db_scan() for each record: filter, count, verify, print. */
+/* Called by store_db_scan() for each record: filter, count, verify, print. The scan runs inside one
+ * LMDB read transaction: it sees the store at one moment, while the engine continues to write. A
+ * slot may therefore be reused between the scan and its check, and then --verify reports a wrong
+ * header. */
 static void dump_one(void *context, uint64_t slot, const struct store_record *r,
                      const struct store_use *use)
 {
@@ -134,6 +143,7 @@ static void dump_one(void *context, uint64_t slot, const struct store_record *r,
     char name[2 * HASH_BYTES + 1];
     const char *damage = NULL;
 
+    /* Filters first: totals count only pages that match. */
     hash_hex(r->name.bytes, HASH_BYTES, name);
     if (dump->name != NULL && strncmp(name, dump->name, strlen(dump->name)) != 0)
         return;
@@ -149,6 +159,7 @@ static void dump_one(void *context, uint64_t slot, const struct store_record *r,
         damage = dump_verify(dump, slot, r);
         dump->n_damaged += damage != NULL;
     }
+    /* Totals count pages beyond the limit, too. */
     if (dump->summary || (dump->limit != 0 && dump->n_shown >= dump->limit))
         return;
     dump_entry(dump, slot, r, use, damage);
@@ -174,6 +185,7 @@ static void dump_totals(struct dump *d, uint64_t n_bad)
     if (d->json && d->verify)
         buf_printf(out, "\"damaged\":%llu,", (unsigned long long)d->n_damaged);
     buf_add_text(out, d->json ? "\"namespaces\":[" : "\nmodels\n");
+    /* Spaces are numbered from 0 without gaps, so the first missing one ends the list. */
     for (uint32_t i = 0; i < STORE_SPACES_MAX; i++) {
         struct store_space space;
         char hex[2 * HASH_BYTES + 1];
@@ -211,6 +223,8 @@ static void dump_totals(struct dump *d, uint64_t n_bad)
     buf_clear(out);
 }
 
+/* Open the store for reading. The page file is opened only for --verify, because everything else is
+ * in LMDB's records. */
 static int dump_open(struct dump *d)
 {
     char path[4096];
@@ -233,6 +247,8 @@ static int dump_open(struct dump *d)
     return ERR_OK;
 }
 
+/* The dump of a page store: head, one row for each page, totals. The JSON form is one object, whose
+ * list of pages is written as the scan finds them. */
 static int dump_run(struct dump *d)
 {
     uint64_t n_bad = 0;
@@ -252,6 +268,7 @@ static int dump_run(struct dump *d)
     return rc;
 }
 
+/* The text of --help; docs/man/lmdb-dump.1 is made from it. */
 static const char dump_usage[] =
     "usage: lmdb-dump [options] DIR\n"
     "       lmdb-dump [options] --host FILE\n"
@@ -307,6 +324,7 @@ int main(int argc, char **argv)
         (void)fputs(dump_usage, stderr);
         return 1;
     }
+    /* Warnings of the store's code would mix with the output. */
     dump.dir = argv[optind];
     log_set_level(LOG_LEVEL_ERROR);
     rc = dump_run(&dump);

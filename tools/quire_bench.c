@@ -19,11 +19,13 @@
 
 #define GAPS_MAX 4096 /* steps whose gaps are kept for the median */
 
+/* The options of the command line that are not settings of the engine. */
 struct bench_options {
     int num_prompts, max_concurrency, input_len, output_len;
     double read_limit; /* bytes per second */
 };
 
+/* The model, and the step that is being made. */
 struct bench {
     struct bench_options options;
     struct settings settings;
@@ -40,6 +42,7 @@ struct bench {
     int n_gaps;
 };
 
+/* Print an error and exit. A benchmark has nothing to clean up. */
 static void die(const char *what)
 {
     fprintf(stderr, "quire bench: %s\n", what);
@@ -51,6 +54,7 @@ static void die(const char *what)
  * clear(), then add() per sequence, then step(): this fills the same struct batch that the engine
  * fills, so that the measured code is that of the engine. */
 
+/* Begin a step without sequences. */
 static void clear(struct bench *n)
 {
     n->b.n_tokens = n->b.n_seqs = n->b.n_rows = 0;
@@ -66,6 +70,8 @@ static void add(struct bench *n, int seq, int done, int count, int pages_each, b
     struct batch *batch = &n->b;
     int i = batch->n_seqs++;
 
+    /* The ids do not matter to the speed, but they should not all be the same row of the embedding:
+     * multiples of a prime spread over the vocabulary. */
     for (int t = 0; t < count; t++)
         batch->token_ids[batch->n_tokens + t] = (int)((long)(done + t) * 7919 % n->shape->n_vocab);
     if (count == 1 && n->rows[seq] >= 0)
@@ -75,6 +81,7 @@ static void add(struct bench *n, int seq, int done, int count, int pages_each, b
     batch->seq_start[i + 1] = batch->n_tokens;
     batch->kv_len[i] = done + count;
     n->first_page[i] = seq * pages_each;
+    /* A prompt that is computed in several steps samples only in its last one. */
     if (!sampled)
         return;
     n->next[seq] = batch->n_rows;
@@ -82,6 +89,8 @@ static void add(struct bench *n, int seq, int done, int count, int pages_each, b
         (struct batch_row){.token_idx = batch->n_tokens - 1, .sampling = sampling_greedy()};
 }
 
+/* Wait for the step that runs on the device, and note its gap: the time that the device was idle
+ * before it. Does nothing if no step runs. */
 static void end_step(struct bench *n)
 {
     if (!n->under_way)
@@ -104,6 +113,8 @@ static void fill_tables(struct bench *n)
         for (int i = 0; i < batch->n_seqs; i++, row += batch->pages_max) {
             int n_pages = n->shape->groups[g].n_state_pages;
 
+            /* Groups of keys and values need one page for page_tokens tokens; a state has a fixed
+             * number of pages. */
             if (n->shape->groups[g].kind != CACHE_STATE)
                 n_pages = (batch->kv_len[i] - 1) / n->shape->page_tokens + 1;
             for (int p = 0; p < n_pages; p++)
@@ -135,6 +146,7 @@ static void settle(struct bench *n)
     n->n_gaps = 0;
 }
 
+/* For qsort(). */
 static int by_size(const void *a, const void *b)
 {
     float x = *(const float *)a, y = *(const float *)b;
@@ -144,6 +156,8 @@ static int by_size(const void *a, const void *b)
     return x > y;
 }
 
+/* The median of the gaps in microseconds. A mean would be dominated by the few steps in which the
+ * device waits for a graph to be recorded. */
 static double median_gap(struct bench *n)
 {
     if (n->n_gaps == 0)
@@ -152,6 +166,7 @@ static double median_gap(struct bench *n)
     return (double)n->gaps[n->n_gaps / 2];
 }
 
+/* The smaller of two numbers. */
 static int least(int a, int b)
 {
     if (a < b)
@@ -187,11 +202,14 @@ static double weight_bytes(const struct bench *n)
     return layer * shape->n_layers * elem + (double)shape->n_vocab * shape->dim * head;
 }
 
+/* Bytes of keys and values that a decode reads for so many tokens of context. */
 static double kv_bytes(const struct bench *n, double tokens)
 {
     return (double)n->shape->page_bytes / n->shape->page_tokens * tokens;
 }
 
+/* Print the speed as a share of the bound, so that results of different models and devices can be
+ * compared. */
 static void print_share(const struct bench *n, double bytes, double us)
 {
     printf(", %.1f%% of the time that reading these bytes takes at %.2f TB/s",
@@ -200,6 +218,7 @@ static void print_share(const struct bench *n, double bytes, double us)
 
 /* --- latency ------------------------------------------------------------------------------ */
 
+/* Compute a prompt of one sequence, in as many steps as the engine would take. */
 static void prefill(struct bench *n, int length)
 {
     for (int done = 0; done < length; done += n->shape->max_num_batched_tokens) {
@@ -211,6 +230,9 @@ static void prefill(struct bench *n, int length)
     }
 }
 
+/* Measure decodes of n_seqs sequences, while their context grows from `first` to `last`. Cases that
+ * the model's limits do not allow are skipped without a message, so that one list of cases serves
+ * all models. */
 static void bench_decode(struct bench *n, int n_seqs, int first, int last)
 {
     int pages_each = (last + n->shape->page_tokens) / n->shape->page_tokens;
@@ -228,8 +250,8 @@ static void bench_decode(struct bench *n, int n_seqs, int first, int last)
             start = clock_us();
         }
         clear(n);
-        for (int sock = 0; sock < n_seqs; sock++)
-            add(n, sock, done, 1, pages_each, true);
+        for (int seq = 0; seq < n_seqs; seq++)
+            add(n, seq, done, 1, pages_each, true);
         step(n);
     }
     end_step(n);
@@ -241,6 +263,7 @@ static void bench_decode(struct bench *n, int n_seqs, int first, int last)
     settle(n);
 }
 
+/* Measure the prefill of one prompt: the best of four runs, after one that is not counted. */
 static void bench_prefill(struct bench *n, int length)
 {
     uint64_t best = UINT64_MAX;
@@ -261,6 +284,8 @@ static void bench_prefill(struct bench *n, int length)
     settle(n);
 }
 
+/* All cases of "quire bench latency". A CPU gets fewer and smaller ones, because it would take
+ * minutes for the others. */
 static void bench_latency(struct bench *n)
 {
     bool gpu = strncmp(n->shape->device, "cpu", 3) != 0;
@@ -285,6 +310,9 @@ struct place {
     int done; /* tokens computed; -1: free */
 };
 
+/* Run num_prompts requests, at most `places` of them at once. A request that ends frees its place
+ * for the next one. This is the order of the engine's scheduler without its waiting: decodes of all
+ * running requests, then prompts while the step has room. */
 static void bench_throughput(struct bench *n)
 {
     const struct bench_options *options = &n->options;
@@ -295,6 +323,7 @@ static void bench_throughput(struct bench *n)
     uint64_t start = clock_us();
     double seconds;
 
+    /* All requests that run must fit in the pages, because nothing is preempted here. */
     if ((long)places * pages_each > n->shape->n_pages)
         places = n->shape->n_pages / pages_each;
     if (total > n->shape->max_model_len || places == 0)
@@ -309,6 +338,7 @@ static void bench_throughput(struct bench *n)
             if (place[i].done >= options->input_len)
                 add(n, i, place[i].done++, 1, pages_each, true);
         }
+        /* Prompts, each as far as the step's room goes; free places take a new request. */
         for (int i = 0; i < places && n->b.n_tokens < limit; i++) {
             int count;
 
@@ -354,6 +384,7 @@ static void bench_throughput(struct bench *n)
 #define KERNEL_COPIES   64
 #define KERNEL_SERIES_S 0.03
 
+/* The memory and the settings of one product's measurement. */
 struct product_bench {
     struct device *d;
     struct k_matrix w[KERNEL_COPIES];
@@ -365,6 +396,8 @@ struct product_bench {
     enum k_product_kind kind;
 };
 
+/* Run one product, either the library's, which needs its input quantised first, or the fused one
+ * for few rows. i chooses the copy of the matrix. */
 static void run_product(const struct product_bench *p, int i, int n, bool few)
 {
     const struct k_matrix *matrix = &p->w[i % p->n_copies];
@@ -414,6 +447,10 @@ static double time_product(const struct product_bench *p, int n, bool few)
     return seconds * 1e6;
 }
 
+/* Measure the products with one matrix, for numbers of rows from a single decode to a large
+ * prefill. The matrix is copied until the copies exceed all caches, and the copies are used in
+ * turn: each product then reads its weights from memory, as it does in a model, where other
+ * matrices come between. */
 static void bench_matrix(struct bench *n, struct device *d, const char *name, int n_out, int n_in,
                          enum k_product_kind kind)
 {
@@ -429,6 +466,7 @@ static void bench_matrix(struct bench *n, struct device *d, const char *name, in
         shape.format = k_format_by_row(K_E4M3);
     for (int i = 0; ones != NULL && i < n_out; i++)
         ones[i] = 1.0f;
+    /* The largest sizes that any row count below needs. The device frees them when it closes. */
     bench.x = d->ops->alloc(d, (size_t)KERNEL_ROWS_MAX * (size_t)n_in * 4);
     bench.y = d->ops->alloc(d, (size_t)KERNEL_ROWS_MAX * (size_t)n_out * 4);
     bench.residual = d->ops->alloc(d, (size_t)64 * (size_t)n_out * 4);
@@ -455,12 +493,15 @@ static void bench_matrix(struct bench *n, struct device *d, const char *name, in
             (fp8 && d->ops->upload(d, scales, ones, (size_t)n_out * sizeof *ones) != ERR_OK))
             die("no memory");
     }
+    /* Where the device has a fused kernel for few rows, both are shown, and the share is that of
+     * the faster one. */
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         bool few = d->ops->few(d, &bench.w[0], rows[i]);
         double us = time_product(&bench, rows[i], false);
         double own_us = few ? time_product(&bench, rows[i], true) : us;
         double best = own_us < us ? own_us : us;
 
+        /* The output matrix is only used for sampled rows, which are few. */
         if (bench.is_float && rows[i] > 512)
             break;
         printf("%-8s %4d rows: library %8.1f us", name, rows[i], us);
@@ -514,6 +555,7 @@ static void bench_kernel(struct bench *n)
 
 /* --- the command -------------------------------------------------------------------------- */
 
+/* Allocate the batch and its tables, for the largest step that the model allows. */
 static void allocate(struct bench *n)
 {
     size_t tokens = (size_t)n->shape->max_num_batched_tokens;
@@ -555,6 +597,7 @@ static int take_options(struct bench_options *o, int argc, char **argv)
     for (int i = 1; i < argc; i++) {
         bool taken = false;
 
+        /* Numbers are set by their offset in the options. */
         for (size_t k = 0; k < sizeof numbers / sizeof numbers[0] && !taken; k++) {
             if (strcmp(argv[i], numbers[k].name) != 0)
                 continue;
@@ -575,6 +618,7 @@ static int take_options(struct bench_options *o, int argc, char **argv)
     return left;
 }
 
+/* The text of --help; docs/man is made from it. */
 static void help(void)
 {
     printf(
@@ -611,6 +655,8 @@ int quire_bench(int argc, char **argv)
                                             .input_len = 1024,
                                             .output_len = 1024,
                                             .read_limit = 4.65e12};
+    /* settings_read() gets the arguments without ours, and reads the others as quire-engine
+     * does. */
     argc = take_options(&bench->options, argc - 1, argv + 1);
     if (settings_read(&bench->settings, 'E', argc, argv + 1, &exit_now) != ERR_OK ||
         log_set_level_text(bench->settings.log_level) != ERR_OK)

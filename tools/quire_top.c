@@ -33,6 +33,7 @@ struct top {
     /* the statistics at the last look */
 };
 
+/* The value of a counter or gauge. */
 static double top_value(const struct wire_stats *s, enum wire_metric m)
 {
     return (double)atomic_load_explicit(&s->values[m], memory_order_relaxed);
@@ -58,6 +59,7 @@ static double top_mean(const struct top *t, const struct wire_stats *s, enum wir
     return (double)sum / (double)n * 1e-6;
 }
 
+/* The share of one counter's growth in that of another since the last look, in percent. */
 static double top_share(const struct top *t, const struct wire_stats *s, enum wire_metric part,
                         enum wire_metric all)
 {
@@ -68,6 +70,7 @@ static double top_share(const struct top *t, const struct wire_stats *s, enum wi
     return (top_value(s, part) - top_value(&t->before, part)) / n * 100.0;
 }
 
+/* All refusals since the engine's start, for any reason. */
 static double top_refused(const struct wire_stats *s)
 {
     double n = 0.0;
@@ -77,6 +80,8 @@ static double top_refused(const struct wire_stats *s)
     return n;
 }
 
+/* The lines about the engine as a whole. TOP_LINES depends on their number. Rates and means are of
+ * the time since the last look, the other numbers are of now. */
 static void top_print(const struct top *t, const struct wire_stats *s, double passed_s)
 {
     double steps = top_rate(t, s, METRIC_steps, passed_s);
@@ -120,6 +125,7 @@ static int top_room(void)
     return TOP_SPACES;
 }
 
+/* One row of wire_stats' spaces, read once, so that sorting sees values that do not change. */
 struct top_space {
     uint64_t space, queries, hits;
 };
@@ -134,6 +140,7 @@ static int top_compare(const void *left, const void *right)
     return (one->queries < other->queries) - (one->queries > other->queries);
 }
 
+/* Print the row of a namespace that had queries. */
 static void top_print_space(const struct top_space *s)
 {
     char hex[2 * sizeof s->space + 1] = "others";
@@ -155,6 +162,7 @@ static void top_print_spaces(const struct wire_stats *s, int room)
         rows[i] = (struct top_space){.space = atomic_load(&s->spaces[i].space),
                                      .queries = atomic_load(&s->spaces[i].queries),
                                      .hits = atomic_load(&s->spaces[i].hits)};
+    /* Most of the rows may be unused; they sort to the end with 0 queries. */
     qsort(rows, WIRE_SPACES, sizeof rows[0], top_compare);
     if (room < 1 || rows[0].queries == 0)
         return;
@@ -183,6 +191,7 @@ static int top_look(struct top *t, bool shown)
     if (welcome.epoch != t->epoch) /* another engine: its counters began at 0 */
         memset(&t->before, 0, sizeof t->before);
     if (!t->once)
+        /* Cursor to the top left, clear the screen. */
         printf("\033[H\033[2J");
     if (shown) {
         top_print(t, stats, t->before_us == 0 ? 0.0 : (double)(now_us - t->before_us) * 1e-6);
@@ -196,6 +205,7 @@ static int top_look(struct top *t, bool shown)
     return ERR_OK;
 }
 
+/* The text of --help; docs/man is made from it. */
 static const char top_usage[] =
     "usage: quire top [--engine-socket PATH] [--seconds N] [--once]\n"
     "Shows the engine's work until interrupted, or once. Rates are averages over N seconds (1).\n"
@@ -226,6 +236,7 @@ int quire_top(int argc, char **argv)
         (void)fputs(top_usage, stderr);
         return 2;
     }
+    /* The first look only reads the counters: rates need two. --once prints at the second. */
     for (int n = 0; !top.once || n < 2; n++) { /* without --once until interrupted */
         int rc = top_look(&top, n > 0 || !top.once);
 

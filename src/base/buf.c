@@ -14,12 +14,14 @@
 #include "base/mem.h"
 #include "base/utf8.h"
 
+/* Free the memory. The limit remains, so that the buffer can be used again. */
 void buf_fini(struct buf *b)
 {
     mem_free(b->bytes);
     *b = (struct buf){.limit = b->limit};
 }
 
+/* Make the buffer empty but keep its memory. An error is forgotten, too. */
 void buf_clear(struct buf *b)
 {
     b->len = 0;
@@ -28,12 +30,15 @@ void buf_clear(struct buf *b)
         b->bytes[0] = '\0';
 }
 
+/* Make room for more bytes. After a failure all later calls fail as well, so that callers need to
+ * check only once, at the end. */
 bool buf_reserve(struct buf *b, size_t more)
 {
     size_t need = b->len + more + 1;
     size_t cap = b->cap == 0 ? 256 : b->cap;
     char *grown;
 
+    /* need < more: the sum has overflowed. */
     if (b->failed || need < more || (b->limit != 0 && b->len + more > b->limit)) {
         b->failed = true;
         return false;
@@ -84,6 +89,7 @@ void buf_printf(struct buf *b, const char *format, ...)
     int len;
 
     va_start(args, format);
+    /* Formatted twice: the first pass only counts. */
     len = vsnprintf(NULL, 0, format, args);
     va_end(args);
     if (len < 0 || !buf_reserve(b, (size_t)len))

@@ -11,6 +11,7 @@
 
 #include "base/log.h"
 
+/* The state of one fault point. */
 struct fault_point {
     const char *name;
     atomic_int passes_left; /* 0: not armed; n: the n-th pass from here fails */
@@ -20,6 +21,7 @@ struct fault_point {
 
 bool fault_armed;
 
+/* All points, in the order of enum fault. */
 static struct fault_point fault_points[FAULT_COUNT] = {
 #define FAULT(id, what) {.name = #id},
 #include "base/fault.def"
@@ -37,6 +39,7 @@ void fault_arm(enum fault f, int n, bool forever)
     fault_armed = true;
 }
 
+/* Arm one point from "name:n" or "name:n+". An unknown one is logged and ignored. */
 static void fault_arm_text(const char *text)
 {
     char name[64];
@@ -56,6 +59,7 @@ static void fault_arm_text(const char *text)
              text);
 }
 
+/* Read QUIRE_FAULT. Nothing happens without it. */
 void fault_init(void)
 {
     const char *env = getenv("QUIRE_FAULT");
@@ -69,6 +73,7 @@ void fault_init(void)
         fault_arm_text(p);
 }
 
+/* Must this pass of the point fail? */
 bool fault_hit(enum fault f)
 {
     struct fault_point *point = &fault_points[f];
@@ -87,6 +92,7 @@ bool fault_hit(enum fault f)
     return true;
 }
 
+/* How often has the point failed? */
 int fault_fired(enum fault f)
 {
     return atomic_load(&fault_points[f].fired);

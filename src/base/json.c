@@ -807,10 +807,10 @@ void json_put_made(struct json_made *m, const char *key, enum json_kind kind,
     json_put(m, key, &node);
 }
 
+/* --- writing ------------------------------------------------------------------------------- */
+
 /* Write the fewest digits that read back as the same double, in the form d.ddde+xx or d.ddde-xx. At
  * most 17 digits are ever needed. */
-/* --- writing
- * ----------------------------------------------------------------------------------- */
 static void shortest_digits(double value, char *out, size_t cap)
 {
     int precision;

@@ -14,11 +14,13 @@
 
 static enum log_level log_level_max = LOG_LEVEL_INFO;
 
+/* Lines of less importance than level are dropped. */
 void log_set_level(enum log_level level)
 {
     log_level_max = level;
 }
 
+/* The setting log_level. */
 int log_set_level_text(const char *text)
 {
     static const struct {
@@ -58,6 +60,7 @@ static int log_prefix(char *text, size_t cap, enum log_level level)
                     now.tv_nsec / 1000000, mark);
 }
 
+/* Write a line. One call of write() is one line, also when several threads log at once. */
 void log_line(enum log_level level, const char *format, ...)
 {
     char text[2048];

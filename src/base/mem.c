@@ -20,6 +20,7 @@
 #define ARENA_CHUNK_MAX ((size_t)1 << 20)  /* from here on doubling would only waste */
 #define ARENA_ALIGN     ((size_t)16)
 
+/* The head of a chunk; its bytes follow. */
 struct arena_chunk {
     struct arena_chunk *next;
     size_t cap;
@@ -29,6 +30,7 @@ struct arena_chunk {
 
 static bool mem_sealed;
 
+/* Memory with any content; NULL: there is none. */
 void *mem_alloc(size_t bytes)
 {
     must(!mem_sealed);
@@ -37,6 +39,7 @@ void *mem_alloc(size_t bytes)
     return malloc(bytes == 0 ? 1 : bytes);
 }
 
+/* Memory filled with zeros. */
 void *mem_zalloc(size_t bytes)
 {
     return mem_zalloc_array(1, bytes == 0 ? 1 : bytes);
@@ -53,6 +56,7 @@ void *mem_zalloc_array(size_t n, size_t bytes)
     return calloc(all == 0 ? 1 : all, 1);
 }
 
+/* Change the size. On NULL the old memory remains. */
 void *mem_realloc(void *p, size_t bytes)
 {
     must(!mem_sealed);
@@ -77,6 +81,7 @@ size_t mem_available(void)
     return (size_t)kib * 1024;
 }
 
+/* Accepts NULL. */
 void mem_free(void *p)
 {
     free(p);
@@ -86,6 +91,7 @@ void mem_free(void *p)
 int mallctl(const char *name, void *old, size_t *old_len, void *value, size_t len)
     __attribute__((weak));
 
+/* Give unused memory back to the kernel now. */
 void mem_trim(void)
 {
     if (mallctl != NULL)
@@ -95,6 +101,7 @@ void mem_trim(void)
         (void)malloc_trim(0);
 }
 
+/* Give unused memory back from now on, in a thread of jemalloc. */
 void mem_trim_always(void)
 {
     bool on = true;
@@ -103,6 +110,7 @@ void mem_trim_always(void)
         (void)mallctl("background_thread", NULL, NULL, &on, sizeof on);
 }
 
+/* From now on an allocation is a bug (must()). The engine seals before its loop begins. */
 void mem_seal(void)
 {
     mem_sealed = true;
@@ -130,6 +138,8 @@ static struct arena_chunk *arena_grow(struct arena *a, size_t bytes)
     return chunk;
 }
 
+/* Memory of 16-byte alignment that lives until arena_reset(). A chunk's rest that is too small is
+ * wasted. */
 void *arena_alloc(struct arena *a, size_t bytes)
 {
     struct arena_chunk *chunk = a->chunks;
@@ -154,6 +164,7 @@ void *arena_alloc(struct arena *a, size_t bytes)
     return p;
 }
 
+/* Likewise filled with zeros. */
 void *arena_zalloc(struct arena *a, size_t bytes)
 {
     void *p = arena_alloc(a, bytes);
@@ -163,6 +174,7 @@ void *arena_zalloc(struct arena *a, size_t bytes)
     return p;
 }
 
+/* A copy of a text, with a NUL after it. */
 char *arena_strndup(struct arena *a, const char *text, size_t len)
 {
     char *copy = len < SIZE_MAX ? arena_alloc(a, len + 1) : NULL;
@@ -174,6 +186,7 @@ char *arena_strndup(struct arena *a, const char *text, size_t len)
     return copy;
 }
 
+/* Free everything. The limit remains. */
 void arena_reset(struct arena *a)
 {
     while (a->chunks != NULL) {

@@ -18,6 +18,7 @@ static const char *names_last_part(const char *folder)
     return slash + 1;
 }
 
+/* False: there are too many. "*" is no name: it makes the server accept any name. */
 static bool names_add(struct names *out, const char *name)
 {
     if (strcmp(name, "*") == 0) {
@@ -47,6 +48,7 @@ int names_read(struct names *out, const char *list, const char *folder)
                   sizeof out->text - 1);
         return ERR_INVALID;
     }
+    /* strtok_r() puts a NUL after each name, so at[] can point into the text. */
     memcpy(out->text, list, strlen(list) + 1);
     while ((name = strtok_r(rest, between, &rest)) != NULL) {
         if (!names_add(out, name)) {
@@ -59,6 +61,7 @@ int names_read(struct names *out, const char *list, const char *folder)
     return ERR_OK;
 }
 
+/* The name need not end with NUL, since it may be a part of a path. */
 bool names_have(const struct names *names, const char *name, size_t len)
 {
     if (names->any)

@@ -42,6 +42,7 @@ static int own_failed(const char *who, const char *path, int error)
     return ERR_IO;
 }
 
+/* Open a file of ours. who is the program's part for log lines. */
 int own_open(const char *who, const char *path, int flags, int *fd)
 {
     /* O_NONBLOCK: opening a pipe of this name must not block. */
@@ -72,6 +73,8 @@ int own_open(const char *who, const char *path, int flags, int *fd)
     return ERR_OK;
 }
 
+/* Check a folder in which our files lie. Its owner may be root, as with folders that systemd makes;
+ * a sticky bit protects files in folders that all may write. */
 int own_folder(const char *who, const char *path)
 {
     struct stat st;

@@ -17,16 +17,19 @@
 
 #include "base/log.h"
 
+/* All is open: systemd may start units that wait for us. */
 void service_ready(void)
 {
     (void)sd_notify(0, "READY=1"); /* without a manager nothing happens */
 }
 
+/* Stopping has begun. */
 void service_stopping(void)
 {
     (void)sd_notify(0, "STOPPING=1");
 }
 
+/* A line for "systemctl status". */
 void service_status(const char *format, ...)
 {
     char text[256];
@@ -52,6 +55,7 @@ void service_watchdog(uint64_t now_us)
     (void)sd_notify(0, "WATCHDOG=1");
 }
 
+/* Has the program's file been replaced since this process started, as by an update? */
 bool service_was_replaced(void)
 {
     static const char gone[] = " (deleted)"; /* the kernel appends it to the path of a removed
@@ -64,6 +68,7 @@ bool service_was_replaced(void)
            memcmp(path + len - (sizeof gone - 1), gone, sizeof gone - 1) == 0;
 }
 
+/* The socket that systemd passed; -1: none. */
 int service_listen_fd(void)
 {
     if (sd_listen_fds(0) >= 1)
@@ -80,6 +85,8 @@ static void service_signals(sigset_t *set)
     (void)sigaddset(set, SIGINT);
 }
 
+/* Call before the first thread starts. SIGPIPE is ignored: writes to closed connections return
+ * errors. */
 void service_block_signals(void)
 {
     sigset_t set;
@@ -89,6 +96,7 @@ void service_block_signals(void)
     (void)pthread_sigmask(SIG_BLOCK, &set, NULL); /* cannot fail */
 }
 
+/* A descriptor that becomes readable when a stop signal has come. */
 int service_signal_fd(int *fd)
 {
     sigset_t set;

@@ -17,6 +17,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 
+/* The types of settings.def, as its first column has them. */
 enum settings_type { CONF_IS_TEXT, CONF_IS_INT, CONF_IS_BYTES, CONF_IS_REAL, CONF_IS_FLAG };
 
 struct settings_row {
@@ -51,6 +52,8 @@ static bool settings_number(const struct settings_row *row, const char *text, do
     number = strtod(text, &end);
     if (end == text || errno != 0 || isnan(number))
         return false;
+    /* The suffix's index gives the power of 1024: K is at 0, so 8K is 8 shifted by 10 bits. 1.5G
+     * works as well, because the result is a whole number of bytes. */
     if (row->type == CONF_IS_BYTES && *end != '\0') {
         static const char suffixes[] = "KMGT";
         const char *s = strchr(suffixes, toupper((unsigned char)*end));
@@ -68,6 +71,7 @@ static bool settings_number(const struct settings_row *row, const char *text, do
     return true;
 }
 
+/* Read a flag in any of the spellings that operators use. False: it is none of them. */
 static bool settings_flag(const char *text, bool *out)
 {
     static const char *const yes[] = {"1", "true", "yes", "on"};
@@ -161,6 +165,8 @@ static char *settings_trim(char *text)
     return text;
 }
 
+/* Read one line of the file. The line is split in place: the equals sign becomes the end of the
+ * name. An error names file and line. */
 static int settings_line(struct settings *out, const char *path, int number, char *line)
 {
     char *text = settings_trim(line);
@@ -177,6 +183,7 @@ static int settings_line(struct settings *out, const char *path, int number, cha
     }
     *equals = '\0';
     name = settings_trim(text);
+    /* "config" is refused in a file: files do not include other files. */
     row = settings_find(name, strlen(name));
     if (row == NULL || strcmp(row->name, "config") == 0) {
         log_error("settings: %s:%d: unknown setting \"%s\"; --help lists all", path, number, name);
@@ -188,6 +195,8 @@ static int settings_line(struct settings *out, const char *path, int number, cha
     return rc;
 }
 
+/* Read all lines, up to the first error. A line longer than the buffer would be read as two; the
+ * second has no equals sign then, and is refused. */
 static int settings_read_file(struct settings *out, const char *path)
 {
     FILE *file = fopen(path, "re");
@@ -220,6 +229,8 @@ static void settings_write_value(struct buf *out, const struct settings *s,
     }
 }
 
+/* The settings of a program as members of a JSON object, without its braces: "name":value,... Texts
+ * are quoted; numbers and flags are already JSON. */
 void settings_describe(const struct settings *s, char program, struct buf *out)
 {
     const char *comma = "";
@@ -237,11 +248,14 @@ void settings_describe(const struct settings *s, char program, struct buf *out)
             buf_add_json_string(out, buf_text(&value), value.len);
         else
             buf_add(out, value.bytes, value.len);
+        /* A value that was cut for lack of memory must not pass for a short one. */
         out->failed = out->failed || value.failed;
         buf_fini(&value);
     }
 }
 
+/* Print the settings of a program: for --help each with its explanation, otherwise in the form that
+ * settings_read_file() reads. */
 static void settings_print(const struct settings *s, char program, bool help)
 {
     for (size_t i = 0; i < SETTINGS_COUNT; i++) {
@@ -258,6 +272,7 @@ static void settings_print(const struct settings *s, char program, bool help)
     }
 }
 
+/* The beginning of --help; the list of settings follows. */
 static void settings_print_usage(char program)
 {
     printf(
@@ -277,6 +292,7 @@ static int settings_arg(struct settings *s, char program, int *i, int argc, char
 {
     const char *arg = argv[*i];
     const char *equals = strchr(arg, '=');
+    /* The name ends at the equals sign of "--name=value", or with the argument. */
     size_t len = equals == NULL ? strlen(arg) : (size_t)(equals - arg);
     const struct settings_row *row =
         strncmp(arg, "--", 2) == 0 ? settings_find(arg + 2, len - 2) : NULL;
@@ -294,6 +310,7 @@ static int settings_arg(struct settings *s, char program, int *i, int argc, char
         }
         value = argv[++*i];
     }
+    /* Pass 0 uses only --config, and pass 1 only the others. */
     is_config = strcmp(row->name, "config") == 0;
     if (is_config != (pass == 0))
         return ERR_OK;
@@ -306,6 +323,7 @@ static int settings_arg(struct settings *s, char program, int *i, int argc, char
     return settings_set(s, row, value);
 }
 
+/* Free the texts; all other values lie in the struct. */
 void settings_fini(struct settings *s)
 {
     for (size_t i = 0; i < SETTINGS_COUNT; i++) {

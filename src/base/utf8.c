@@ -52,6 +52,7 @@ static size_t utf8_good(const char *text, size_t len, size_t *want)
 
         if (c < lo || c > hi)
             break;
+        /* From the third byte on the range is 80 .. BF again. */
         lo = 0x80;
         hi = 0xbf;
         i++;
@@ -71,6 +72,7 @@ size_t utf8_sequence(const char *text, size_t len)
     return 0;
 }
 
+/* The number of bytes of a character that has begun and lacks bytes; 0: none. */
 size_t utf8_incomplete(const char *text, size_t len)
 {
     size_t want;
@@ -81,6 +83,7 @@ size_t utf8_incomplete(const char *text, size_t len)
     return 0;
 }
 
+/* The bytes that one U+FFFD replaces: at least one. */
 size_t utf8_invalid_run(const char *text, size_t len)
 {
     size_t want;
@@ -91,6 +94,7 @@ size_t utf8_invalid_run(const char *text, size_t len)
     return good;
 }
 
+/* The character at a text that is known to be valid. */
 uint32_t utf8_decode(const char *text)
 {
     const unsigned char *p = (const unsigned char *)text;
@@ -104,6 +108,7 @@ uint32_t utf8_decode(const char *text)
     return (p[0] & 0x07u) << 18 | (p[1] & 0x3fu) << 12 | (p[2] & 0x3fu) << 6 | (p[3] & 0x3fu);
 }
 
+/* Write a character as UTF-8; returns its length of 1 to 4 bytes. */
 size_t utf8_encode(uint32_t c, char *out)
 {
     if (c < 0x80) {
@@ -128,6 +133,7 @@ size_t utf8_encode(uint32_t c, char *out)
     return 4;
 }
 
+/* Most texts are ASCII, so eight bytes are checked at a time where possible. */
 bool utf8_is_valid(const char *text, size_t len)
 {
     size_t i = 0;

@@ -32,6 +32,8 @@ static int64_t main_model_time(const struct settings *s)
     return clock_unix_s();
 }
 
+/* Log how the tokenizer was opened, and a reason for which its cache could not be used. Mapping is much faster than
+ * building, so an operator should see which it was. */
 static void main_log_tokenizer(const struct tokenizer_opening *how, uint64_t us)
 {
     const char *way = "built in memory";
@@ -96,6 +98,7 @@ static int main_open_text(struct front *f)
                                sizeof why);
     if (rc == ERR_OK)
         rc = main_read_kwargs(f, why, sizeof why);
+    /* These limits are settings of the server, not of the model's folder. */
     f->defaults.max_logprobs = (int)f->settings.max_logprobs;
     f->defaults.max_stops = (int)f->settings.max_stop_strings;
     f->defaults.tokens_as_ids = f->settings.return_tokens_as_token_ids;
@@ -131,6 +134,8 @@ static int main_choose_reply(struct front *f)
     return ERR_INVALID;
 }
 
+/* Open the socket for nginx: at the path of the setting, or the one that systemd passes. With
+ * systemd's socket no connection is refused while a front restarts. */
 static int main_open_listen(struct front *f)
 {
     int flags;
@@ -197,6 +202,7 @@ static int main_open(struct front *f)
         rc = link_init(&f->link, f->settings.engine_socket);
     if (rc == ERR_OK)
         rc = compiled_cache_init(&f->compiled);
+    /* While a reader waits for the compilation of another one, a further reader may work. */
     f->compiled.before_wait = reader_step_aside;
     f->compiled.after_wait = reader_step_back;
     f->compiled.wait_arg = f;
@@ -214,6 +220,7 @@ static int main_open(struct front *f)
     return rc;
 }
 
+/* Start front_threads threads. Each reads and answers requests until the end. */
 static int main_start_readers(struct front *f)
 {
     int rc = ERR_OK;
@@ -230,6 +237,8 @@ int main(int argc, char **argv)
     bool exit_now = false;
     int rc;
 
+    /* Before any thread starts, because threads inherit the mask. The streamer reads signals from
+     * signal_fd. */
     service_block_signals();
     fault_init();
     if (settings_read(&front.settings, 'F', argc, argv, &exit_now) != ERR_OK)

@@ -26,6 +26,7 @@
 #define ATTACH_WAKES_MAX 64
 #define ATTACH_SEALS     (F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW)
 
+/* A path as a socket address. Socket paths have at most 107 bytes. */
 static int attach_address(struct sockaddr_un *a, const char *path)
 {
     *a = (struct sockaddr_un){.sun_family = AF_UNIX};
@@ -48,6 +49,7 @@ static int attach_socket(void)
 /* Messages. attach_send() and attach_receive_any() carry one message and its descriptors, whatever
  * they are; attach_receive() adds the rules for a first message. The unions give the control buffer
  * the alignment of struct cmsghdr, which the CMSG macros require. */
+
 /* Send one message with up to ATTACH_FDS descriptors. */
 static int attach_send(int fd, const void *bytes, size_t len, const int *fds, int n_fds)
 {
@@ -214,6 +216,7 @@ int attach_clear(const char *path)
     return ERR_OK;
 }
 
+/* Listen at the path. Its mode allows the group, which fronts and observers belong to. */
 int attach_listen(const char *path, int *fd)
 {
     struct sockaddr_un address;
@@ -236,6 +239,7 @@ int attach_listen(const char *path, int *fd)
     return ERR_OK;
 }
 
+/* Accept a connection, and find out which process it is. */
 int attach_accept(struct listener *listener, int *fd, pid_t *pid, uid_t *uid)
 {
     struct ucred who;
@@ -265,6 +269,7 @@ int attach_read_hello(int fd, enum wire_visitor *visitor)
         return rc == ERR_NOT_FOUND ? ERR_CORRUPT : rc;
     if (hello.magic != WIRE_MAGIC)
         return ERR_CORRUPT;
+    /* A number that is unknown counts as a front. */
     if (hello.visitor == WIRE_OBSERVER)
         *visitor = WIRE_OBSERVER;
     else
@@ -272,6 +277,8 @@ int attach_read_hello(int fd, enum wire_visitor *visitor)
     return ERR_OK;
 }
 
+/* Read messages until one is an upload. Returns 1 with it, 0 when none has come, or an error. A
+ * single byte is only a wake-up and is skipped. */
 int attach_read_upload(int fd, struct wire_upload *upload, int *uploaded)
 {
     for (int i = 0; i < ATTACH_WAKES_MAX; i++) {
@@ -298,6 +305,7 @@ int attach_read_upload(int fd, struct wire_upload *upload, int *uploaded)
     return 0; /* the rest is read next time */
 }
 
+/* Map an upload, read-only. */
 int attach_map_upload(const struct wire_upload *upload, int uploaded, const void **bytes)
 {
     /* The seals guarantee that the front can neither change nor shrink the memory that we map. */
@@ -320,6 +328,7 @@ int attach_map_upload(const struct wire_upload *upload, int uploaded, const void
     return rc;
 }
 
+/* Refuse an upload that does not fit in its place. */
 int attach_refuse_upload(int uploaded)
 {
     (void)close(uploaded);
@@ -353,6 +362,7 @@ int attach_seal(const void *bytes, size_t len, int *sealed)
     return ERR_NO_MEMORY;
 }
 
+/* Send a sealed memfd to the engine. */
 int attach_upload(int fd, const struct wire_upload *upload, int sealed)
 {
     int rc = attach_send(fd, upload, sizeof *upload, &sealed, 1);
@@ -362,6 +372,7 @@ int attach_upload(int fd, const struct wire_upload *upload, int sealed)
     return rc;
 }
 
+/* Send the welcome with the lane's descriptors; fds NULL: with an error. */
 int attach_send_welcome(int fd, const struct wire_welcome *w, const int *fds)
 {
     return attach_send(fd, w, sizeof *w, fds, fds == NULL ? 0 : ATTACH_FDS);
@@ -421,11 +432,13 @@ out:
     return rc;
 }
 
+/* Attach as a front. */
 int attach_connect(const char *path, int timeout_ms, int *fd, struct wire_welcome *w, int *fds)
 {
     return attach_visit(path, WIRE_FRONT, timeout_ms, fd, w, fds);
 }
 
+/* Read the statistics page as an observer. The connection is closed at once; the mapping stays. */
 int attach_observe(const char *path, int timeout_ms, struct wire_welcome *w,
                    const struct wire_stats **stats)
 {

@@ -7,6 +7,7 @@
 
 #include <string.h>
 
+/* All parameters. A count's range begins at 0, which means off. */
 static const struct sampling_param sampling_params[] = {
 #define SAMPLING_REAL(member, bounds, preset) \
     {.name = #member, .offset = offsetof(struct sampling, member), .range = bounds},
@@ -20,6 +21,7 @@ static const struct sampling_param sampling_params[] = {
 
 #define SAMPLING_PARAMS (sizeof sampling_params / sizeof sampling_params[0])
 
+/* The parameter of this name, or NULL. */
 const struct sampling_param *sampling_find(const char *name)
 {
     for (size_t i = 0; i < SAMPLING_PARAMS; i++) {
@@ -29,6 +31,7 @@ const struct sampling_param *sampling_find(const char *name)
     return NULL;
 }
 
+/* Set a parameter's member; value must be in its range. */
 void sampling_set(struct sampling *s, const struct sampling_param *p, double value)
 {
     char *member = (char *)s + p->offset;
@@ -39,6 +42,7 @@ void sampling_set(struct sampling *s, const struct sampling_param *p, double val
         memcpy(member, &(float){(float)value}, sizeof(float));
 }
 
+/* The value of a parameter's member. */
 double sampling_get(const struct sampling *s, const struct sampling_param *p)
 {
     const char *member = (const char *)s + p->offset;
@@ -52,6 +56,7 @@ double sampling_get(const struct sampling *s, const struct sampling_param *p)
     return (double)real;
 }
 
+/* Are all values in their ranges? The engine checks each request with it. */
 bool sampling_is_valid(const struct sampling *s)
 {
     for (size_t i = 0; i < SAMPLING_PARAMS; i++) {

@@ -19,6 +19,7 @@
 #include "front/answer/logprobs.h"
 #include "text/template/chat.h"
 
+/* The beginning of every answer and event. */
 void answer_object(const struct exchange *x, struct buf *b, const char *object)
 {
     buf_printf(b, "{\"id\":\"%s\",\"object\":\"%s\",\"created\":%lld,\"model\":", x->id, object,
@@ -32,6 +33,7 @@ static bool answer_has_blocks(const struct exchange *x)
     return x->shape == SHAPE_MESSAGES || x->shape == SHAPE_RESPONSES;
 }
 
+/* The type of an event's object. */
 static const char *answer_chunk_object(const struct exchange *x)
 {
     if (x->format == EXCHANGE_CHAT)
@@ -97,6 +99,7 @@ void answer_reasons(const struct exchange *x, struct buf *b, const struct gen *g
     }
 }
 
+/* A member with a list of token ids. */
 void answer_ids(struct buf *b, const char *name, const int32_t *ids, size_t n)
 {
     buf_printf(b, "\"%s\":[", name);
@@ -107,6 +110,7 @@ void answer_ids(struct buf *b, const char *name, const int32_t *ids, size_t n)
     buf_add_byte(b, ']');
 }
 
+/* A member with the prompt's ids, and a comma. */
 static void answer_prompt_ids(struct buf *b, const struct gen *g)
 {
     answer_ids(b, "prompt_token_ids", g->tokens.ids, g->n_prompt);
@@ -338,6 +342,7 @@ static void answer_said(void *arg, const struct reply_event *e)
         answer_said_whole(g, e);
 }
 
+/* Set up the parser of a choice's reply. */
 void answer_listen(struct gen *g, const struct reply_options *o)
 {
     reply_init(&g->speech->reply, o, answer_said, g);
@@ -440,10 +445,13 @@ static void answer_first_chunk(struct exchange *x, struct gen *g)
     answer_chunk_end(x, g);
 }
 
+/* The engine has admitted a choice: a stream sends its head. Without a stream nothing is sent
+ * before the end, because the status may still become an error. */
 void answer_begin(struct exchange *x)
 {
     if (x->head_sent || !x->stream)
         return;
+    /* X-Accel-Buffering: nginx must pass each event on at once. */
     buf_add_text(&x->out, "Status: 200 OK\r\n"
                           "Content-Type: text/event-stream; charset=utf-8\r\n"
                           "Cache-Control: no-cache\r\n"
@@ -459,6 +467,7 @@ void answer_begin(struct exchange *x)
         answer_first_chunk(x, &x->gens[i]);
 }
 
+/* New text of a choice: send it, or pass it to the parser. */
 void answer_text(struct exchange *x, struct gen *g)
 {
     if (x->shape == SHAPE_TOKENS) {
@@ -532,6 +541,7 @@ static void answer_rest(struct exchange *x, struct gen *g)
     g->finish = finish;
 }
 
+/* A choice has ended. The last one of an answer completes it. */
 void answer_end(struct exchange *x, struct gen *g)
 {
     x->n_finished++;
@@ -552,6 +562,7 @@ void answer_end(struct exchange *x, struct gen *g)
         answer_body(x);
         return;
     }
+    /* The usage is an event of its own, without choices. */
     if (x->include_usage) {
         buf_add_text(&x->out, "data: ");
         answer_object(x, &x->out, answer_chunk_object(x));
@@ -563,6 +574,7 @@ void answer_end(struct exchange *x, struct gen *g)
     x->complete = true;
 }
 
+/* Something for proxies that close connections without traffic. Clients ignore both forms. */
 void answer_keepalive(struct exchange *x)
 {
     if (x->stream && x->head_sent && x->shape == SHAPE_MESSAGES)
@@ -571,6 +583,7 @@ void answer_keepalive(struct exchange *x)
         buf_add_text(&x->out, ": keep-alive\n\n");
 }
 
+/* End with an error. In a stream whose status was sent it is an event, as in OpenAI's API. */
 void answer_fail(struct exchange *x, int err, const char *message, const char *param,
                  int retry_after_s)
 {

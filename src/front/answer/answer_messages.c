@@ -93,6 +93,7 @@ static void messages_begin(struct gen *g)
     blocks_event_end(g);
 }
 
+/* A block begins. */
 static void messages_open(struct gen *g)
 {
     const struct blocks *blocks = &g->speech->blocks;
@@ -119,6 +120,7 @@ static void messages_delta(struct gen *g, const char *type)
                g->speech->blocks.n - 1, type);
 }
 
+/* A piece of the open block's text has come. */
 static void messages_piece(struct gen *g, const char *text, size_t len)
 {
     struct buf *out = &g->exchange->out;
@@ -188,6 +190,7 @@ static void messages_close(struct gen *g, bool is_cut)
     buf_add_byte(out, '}');
 }
 
+/* The answer without a stream. */
 static void messages_body(struct gen *g, struct buf *b)
 {
     const struct buf *done = &g->speech->blocks.done;
@@ -201,6 +204,7 @@ static void messages_body(struct gen *g, struct buf *b)
     buf_add_byte(b, '}');
 }
 
+/* The last two events: the reasons for the end with the usage, and the end itself. */
 static void messages_finish(struct gen *g)
 {
     struct buf *out = &g->exchange->out;
@@ -215,6 +219,7 @@ static void messages_finish(struct gen *g)
     blocks_event_end(g);
 }
 
+/* An error in a stream is an event of its own type. */
 static void messages_fail(struct gen *g, int err, const char *message)
 {
     buf_add_text(&g->exchange->out, "event: error\ndata: ");

@@ -10,6 +10,7 @@
 #include "front/kept/kept.h"
 #include "front/request/translate.h"
 
+/* Begin an event, with the next number. */
 static void responses_event(struct gen *g, const char *name)
 {
     blocks_event(g, name);
@@ -102,6 +103,7 @@ static void responses_request(const struct gen *g, struct buf *b)
     responses_repeat(x, b, "previous_response_id", "null");
 }
 
+/* The tokens of the answer, in this API's names. */
 static void responses_usage(const struct gen *g, struct buf *b)
 {
     uint32_t n_output = blocks_output_tokens(g);
@@ -114,6 +116,7 @@ static void responses_usage(const struct gen *g, struct buf *b)
                (unsigned long long)g->n_prompt + n_output);
 }
 
+/* The status of the response for the state of its generation. */
 static const char *responses_status(const struct gen *g)
 {
     switch (g->finish) {
@@ -136,6 +139,7 @@ static void responses_object(const struct gen *g, struct buf *b, int err, const 
                "\"model\":",
                x->id, (long long)x->created, responses_status(g));
     buf_add_json_string(b, x->model, strlen(x->model));
+    /* A response that is incomplete or failed has no time of completion. */
     if (g->finish == GEN_STOP)
         buf_printf(b, ",\"completed_at\":%lld", (long long)x->completed);
     buf_add_text(b, ",\"error\":");
@@ -168,6 +172,7 @@ static struct translate_called responses_called(const struct gen *g)
     return translate_find_tool(g->exchange->request, buf_text(&blocks->name));
 }
 
+/* Is the open item a call of a custom tool? */
 static bool responses_is_custom(const struct gen *g)
 {
     return g->speech->blocks.kind == REPLY_CALL_BEGIN && responses_called(g).is_custom;
@@ -230,6 +235,7 @@ static void responses_input(const struct gen *g, struct buf *b, const char *name
     const struct json *value = NULL;
     const struct json *input = NULL;
 
+    /* In an arena of its own, as in blocks_is_object(). */
     if (text->len > 0 && json_parse(&value, &scratch, text->bytes, text->len, NULL, 0) == ERR_OK)
         input = json_get_kind(value, "input", JSON_TEXT);
     buf_printf(b, "\"%s\":", name);
@@ -303,12 +309,14 @@ static void responses_say(struct gen *g, const char *event, int err, const char 
     blocks_event_end(g);
 }
 
+/* The two events with which each stream begins. */
 static void responses_begin(struct gen *g)
 {
     responses_say(g, "response.created", ERR_OK, NULL);
     responses_say(g, "response.in_progress", ERR_OK, NULL);
 }
 
+/* An event with the open item. */
 static void responses_say_item(struct gen *g, const char *event, const char *status)
 {
     struct buf *out = &g->exchange->out;
@@ -319,6 +327,7 @@ static void responses_say_item(struct gen *g, const char *event, const char *sta
     blocks_event_end(g);
 }
 
+/* An event with the part of the open item. */
 static void responses_say_part(struct gen *g, const char *event)
 {
     struct buf *out = &g->exchange->out;
@@ -330,6 +339,7 @@ static void responses_say_part(struct gen *g, const char *event)
     blocks_event_end(g);
 }
 
+/* The events of an item that begins. A call has no parts. */
 static void responses_open(struct gen *g)
 {
     responses_say_item(g, "response.output_item.added", "in_progress");
@@ -337,6 +347,8 @@ static void responses_open(struct gen *g)
         responses_say_part(g, "response.content_part.added");
 }
 
+/* A piece of the open item's text has come: an event with the delta. Log probabilities are those of
+ * the tokens since the last delta. */
 static void responses_piece(struct gen *g, const char *text, size_t len)
 {
     struct blocks *blocks = &g->speech->blocks;
@@ -359,6 +371,7 @@ static void responses_piece(struct gen *g, const char *text, size_t len)
     blocks_event_end(g);
 }
 
+/* An event with the text of a custom tool's call. */
 static void responses_say_input(struct gen *g, const char *event, const char *name)
 {
     struct buf *out = &g->exchange->out;
@@ -421,17 +434,21 @@ static void responses_close(struct gen *g, bool is_cut)
     responses_item(g, &blocks->done, status);
 }
 
+/* The answer without a stream. */
 static void responses_body(struct gen *g, struct buf *b)
 {
     responses_object(g, b, ERR_OK, NULL);
 }
 
+/* The last event of a stream. */
 static void responses_finish(struct gen *g)
 {
     responses_say(g, g->finish == GEN_STOP ? "response.completed" : "response.incomplete", ERR_OK,
                   NULL);
 }
 
+/* The stream ends with an error. The HTTP status was sent long ago, so the event is the only place
+ * for it. */
 static void responses_fail(struct gen *g, int err, const char *message)
 {
     g->finish = GEN_FAILED;

@@ -8,6 +8,7 @@
 
 #include "front/answer/logprobs.h"
 
+/* finish_reason as JSON; null while the reply goes on. */
 static const char *tokens_reason(const struct gen *g)
 {
     if (g->finish == GEN_STOP)
@@ -30,6 +31,7 @@ static void tokens_choice(struct buf *b, struct gen *g)
     g->n_said = (uint32_t)(g->tokens.len - g->n_prompt);
 }
 
+/* One event of a stream, with the tokens of one choice. */
 static void tokens_event(struct exchange *x, struct gen *g)
 {
     struct buf *out = &x->out;
@@ -44,6 +46,8 @@ static void tokens_event(struct exchange *x, struct gen *g)
     buf_add_text(out, "}\n\n");
 }
 
+/* The body of an answer without a stream. Members that vLLM has and quire cannot fill are null, so
+ * that its clients find them. */
 static void tokens_body(struct exchange *x)
 {
     struct buf buf = {0};
@@ -66,6 +70,7 @@ static void tokens_body(struct exchange *x)
     exchange_reply_json(x, &buf);
 }
 
+/* New tokens have arrived. Their text is dropped: it is not part of this answer. */
 void answer_tokens(struct exchange *x, struct gen *g)
 {
     buf_clear(&g->text);
@@ -73,6 +78,8 @@ void answer_tokens(struct exchange *x, struct gen *g)
         tokens_event(x, g);
 }
 
+/* A choice has ended. Its last event may have no tokens but carries finish_reason. The last of the
+ * choices ends the answer. */
 void answer_tokens_end(struct exchange *x, struct gen *g)
 {
     if (x->stream)

@@ -28,8 +28,10 @@ struct extension {
     double sum;
 };
 
+/* Where a generation is in the current step: without a beam, to be submitted, or submitted. */
 enum beams_phase { PHASE_IDLE, PHASE_READY, PHASE_ASKED };
 
+/* The search for one prompt. Arrays have n elements, one for each beam. */
 struct beams_prompt {
     struct beam *live;        /* [n]; live[i] is in the prompt's generation i */
     struct beam *next;        /* [n]: the beams of the next step under construction */
@@ -51,6 +53,7 @@ struct beams {
     struct beams_prompt prompts[];
 };
 
+/* The search that g belongs to. */
 static struct beams_prompt *beams_of(const struct gen *g)
 {
     return &g->exchange->beams->prompts[g->index / g->exchange->n];
@@ -62,6 +65,7 @@ static struct gen *beams_first(const struct gen *g)
     return &g->exchange->gens[g->index - g->index % g->exchange->n];
 }
 
+/* Free a beam's memory. */
 static void beam_fini(struct beam *b)
 {
     token_list_fini(&b->out);
@@ -75,14 +79,16 @@ static void beams_free(struct exchange *x)
     struct beams *search = x->beams;
 
     for (int i = 0; i < search->n_prompts; i++) {
-        for (int fd_new = 0; fd_new < search->n; fd_new++) {
-            beam_fini(&search->prompts[i].live[fd_new]);
-            beam_fini(&search->prompts[i].next[fd_new]);
-            beam_fini(&search->prompts[i].done[fd_new]);
+        for (int k = 0; k < search->n; k++) {
+            beam_fini(&search->prompts[i].live[k]);
+            beam_fini(&search->prompts[i].next[k]);
+            beam_fini(&search->prompts[i].done[k]);
         }
     }
 }
 
+/* Set up the searches. Each begins with one beam, the prompt itself. Generations get the options
+ * that the search needs: alternatives for each token, no end by the engine. */
 int beams_init(struct exchange *x, const struct beams_options *o)
 {
     size_t n = (size_t)x->n;
@@ -117,6 +123,7 @@ int beams_init(struct exchange *x, const struct beams_options *o)
     for (int i = 0; i < x->n_gens; i++) {
         request = &x->gens[i].request;
         request->flags |= WIRE_LOGPROBS | WIRE_IGNORE_EOS;
+        /* 2n alternatives: n may end the text, and then n still remain to go on with. */
         request->generate.n_logprobs =
             2 * (uint32_t)x->n > search->n_top ? 2 * (uint32_t)x->n : search->n_top;
         request->generate.sampling.temperature =
@@ -128,6 +135,7 @@ int beams_init(struct exchange *x, const struct beams_options *o)
     return ERR_OK;
 }
 
+/* Must g be submitted in this step? True once for each step. */
 bool beams_asks(struct gen *g)
 {
     enum beams_phase *phase = &beams_of(g)->phases[g->index % g->exchange->n];
@@ -138,6 +146,7 @@ bool beams_asks(struct gen *g)
     return true;
 }
 
+/* The engine generates one more token than g has. */
 uint32_t beams_max_tokens(const struct gen *g)
 {
     return (uint32_t)g->tokens.len - g->n_prompt + 1;
@@ -145,11 +154,13 @@ uint32_t beams_max_tokens(const struct gen *g)
 
 /* --- one step ------------------------------------------------------------------------------ */
 
+/* The score of a beam: the sum of its log probabilities, divided by a power of its length. */
 static double beams_score(const struct gen *first, double sum, size_t n_out)
 {
     return sum / pow((double)(first->n_prompt + n_out), first->exchange->beams->o.length_penalty);
 }
 
+/* Does this token end the text: a stop id of the request, or the model's end of text? */
 static bool beams_is_end(const struct gen *first, int32_t id, const int32_t *ends, uint32_t n_ends)
 {
     if (token_rules_has_stop(&first->exchange->token_rules, id))
@@ -200,6 +211,7 @@ static int beams_complete(struct gen *first, int parent, const struct extension 
     int at = prompt->n_done;
     int rc;
 
+    /* The list is short, so it is kept sorted by insertion. */
     while (at > 0 && prompt->done[at - 1].score < score)
         at--;
     if (at == search->n)
@@ -326,6 +338,7 @@ static int beams_hold(struct gen *g, const struct beam *beam)
     return rc;
 }
 
+/* Prepare the generations of the live beams for the next step. */
 static int beams_ask_next(struct gen *first)
 {
     struct beams_prompt *prompt = beams_of(first);
@@ -354,6 +367,7 @@ static int beams_choose(struct gen *g, const struct beam *beam)
         g->request.flags &= ~(uint32_t)WIRE_LOGPROBS;
     g->ended = beam->ended;
     for (size_t i = 0; i < beam->out.len; i++) {
+        /* The token that ended the text is not a part of it. */
         if (!beam->ended || i + 1 < beam->out.len || g->detok.include_stop)
             (void)detok_push(&g->detok, beam->out.ids[i], &g->text);
     }
@@ -401,6 +415,8 @@ static int beams_finish(struct gen *first)
     return rc;
 }
 
+/* An answer has come. After the last one of a step the search advances, and *todo says how to go
+ * on. */
 int beams_told(struct gen *g, const int32_t *ends, uint32_t n_ends, uint32_t longest,
                enum beams_todo *todo)
 {

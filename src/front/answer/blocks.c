@@ -11,6 +11,7 @@
 #include "front/answer/logprobs.h"
 #include "front/kept/kept.h"
 
+/* Two APIs have blocks: Anthropic's messages and OpenAI's responses. */
 static const struct blocks_shape *blocks_shape_of(const struct gen *g)
 {
     if (g->exchange->shape == SHAPE_MESSAGES)
@@ -20,6 +21,8 @@ static const struct blocks_shape *blocks_shape_of(const struct gen *g)
 
 /* --- helpers of the shapes --- */
 
+/* Begin an event of a stream. The type is both in SSE's line and in the JSON, because clients read
+ * one or the other. */
 void blocks_event(struct gen *g, const char *name)
 {
     buf_printf(&g->exchange->out, "event: %s\ndata: {\"type\":\"%s\"", name, name);
@@ -58,6 +61,7 @@ void blocks_add_text(struct buf *b, const char *name, const struct buf *text)
 
 /* --- the state machine --- */
 
+/* Has a buffer of the blocks run out of memory? The answer would lack a part then. */
 static bool blocks_failed(const struct gen *g)
 {
     const struct blocks *blocks = &g->speech->blocks;
@@ -65,6 +69,9 @@ static bool blocks_failed(const struct gen *g)
     return blocks->name.failed || blocks->text.failed || blocks->told.failed || blocks->done.failed;
 }
 
+/* Close the open block, if there is one. Its final JSON is appended to `done`, the list that the
+ * complete body is made of; in a stream the shape also writes the closing event. is_cut: the token
+ * limit ended the reply inside this block. */
 static void blocks_close(struct gen *g, bool is_cut)
 {
     struct blocks *blocks = &g->speech->blocks;
@@ -78,6 +85,7 @@ static void blocks_close(struct gen *g, bool is_cut)
     blocks->is_open = false;
 }
 
+/* Open a block for a reply event, after closing the one before. */
 static void blocks_open(struct gen *g, const struct reply_event *e)
 {
     struct blocks *blocks = &g->speech->blocks;
@@ -97,11 +105,14 @@ static void blocks_open(struct gen *g, const struct reply_event *e)
         blocks_shape_of(g)->open(g);
 }
 
+/* A reply event has come: REPLY_CONTENT and REPLY_REASON are pieces of a text, the three others the
+ * begin, the arguments and the end of a call. */
 void blocks_said(struct gen *g, const struct reply_event *e)
 {
     struct blocks *blocks = &g->speech->blocks;
 
     switch (e->kind) {
+    /* A piece of the other kind of text opens a block by itself. Calls have an event for it. */
     case REPLY_CONTENT:
     case REPLY_REASON:
         if (!blocks->is_open || blocks->kind != (int)e->kind)
@@ -118,11 +129,13 @@ void blocks_said(struct gen *g, const struct reply_event *e)
         blocks_shape_of(g)->piece(g, e->bytes, e->len);
 }
 
+/* Start a stream's answer. */
 void blocks_begin(struct gen *g)
 {
     blocks_shape_of(g)->begin(g);
 }
 
+/* End the answer: in a stream with the last events, otherwise with the whole body. */
 static void blocks_finish(struct gen *g)
 {
     struct exchange *x = g->exchange;
@@ -148,6 +161,7 @@ static bool blocks_keep(struct gen *g)
     if (keeping == NULL)
         return false;
     blocks_shape_of(g)->body(g, &buf);
+    /* kept_write() copies the texts, so that the buffer may be freed below. */
     record = (struct kept_record){.name = kept_name(keeping->tenant, x->id),
                                   .created_s = x->completed,
                                   .response = buf.bytes,
@@ -164,6 +178,8 @@ static bool blocks_keep(struct gen *g)
     return !keeping->failed;
 }
 
+/* The answer of a stored response is held until the record is on disk, so that a client can name it
+ * at once in its next request. KEPT_WAIT_US bounds the delay. */
 bool blocks_wait(const struct exchange *x, uint64_t now_us)
 {
     const struct keeping *keeping = x->keeping;
@@ -172,6 +188,7 @@ bool blocks_wait(const struct exchange *x, uint64_t now_us)
            kept_state(keeping->job) == KEPT_WAITS && now_us - keeping->since_us < KEPT_WAIT_US;
 }
 
+/* The record was written or failed, or took too long: answer now. */
 void blocks_kept(struct exchange *x)
 {
     struct keeping *keeping = x->keeping;
@@ -180,6 +197,7 @@ void blocks_kept(struct exchange *x)
     blocks_finish(&x->gens[0]);
 }
 
+/* The reply has ended. */
 void blocks_end(struct gen *g)
 {
     g->exchange->completed = clock_unix_s();

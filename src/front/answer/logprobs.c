@@ -13,6 +13,7 @@
 
 #define LOGPROBS_LEAST (-9999.0) /* OpenAI's value for a token without probability */
 
+/* A record of a single token: chosen, or an alternative. */
 void logprobs_record(struct gen *g, const struct wire_out *o)
 {
     bool prompt = o->kind == WIRE_PROMPT_CHOSEN || o->kind == WIRE_PROMPT_TOP;
@@ -105,6 +106,7 @@ static void logprobs_forget(struct gen *g)
     g->told_written = 0;
 }
 
+/* A piece of a row has come. The last piece completes the row, whose best ids become records. */
 void logprobs_row(struct gen *g, const struct wire_out *o, uint32_t n_vocab)
 {
     bool prompt = o->kind == WIRE_PROMPT_ROW;
@@ -113,6 +115,7 @@ void logprobs_row(struct gen *g, const struct wire_out *o, uint32_t n_vocab)
     size_t whole = (1 + (size_t)n_vocab) * sizeof(float), left = whole - g->row.len;
     float piece[3];
 
+    /* The record's members for a token hold three floats here. */
     memcpy(piece, &o->value, sizeof o->value);
     memcpy(piece + 1, o->logits, sizeof o->logits);
     buf_add(&g->row, piece, left < sizeof piece ? left : sizeof piece);
@@ -164,6 +167,8 @@ static int logprobs_fit(const char *field, uint32_t n, uint32_t n_vocab, uint64_
     return ERR_INVALID;
 }
 
+/* Check the numbers of alternatives that the engine's vocabulary bounds. Small ones need no
+ * check. */
 int logprobs_check(const struct gen *g, uint32_t n_vocab, int most, uint32_t longest,
                    struct reason *reason)
 {
@@ -196,6 +201,7 @@ int logprobs_check(const struct gen *g, uint32_t n_vocab, int most, uint32_t lon
 
 /* --- records ---------------------------------------------------------------------------- */
 
+/* A token has come, after its records: they are now complete. */
 void logprobs_token(struct gen *g)
 {
     if (g->request.generate.n_logprobs > WIRE_LOGPROBS_MAX)
@@ -203,6 +209,8 @@ void logprobs_token(struct gen *g)
     g->told_whole = g->told.len;
 }
 
+/* The generation is submitted again: forget the records of a token that has not come. Returns the
+ * request's flags, without those for records that are already here. */
 uint32_t logprobs_restart(struct gen *g)
 {
     uint32_t flags = g->request.flags;
@@ -216,6 +224,8 @@ uint32_t logprobs_restart(struct gen *g)
     return flags;
 }
 
+/* Must the text of an echo wait? The log probabilities of its prompt belong into the first event,
+ * and come with the first choice. */
 bool logprobs_echo_waits(const struct gen *g)
 {
     const struct exchange *x = g->exchange;
@@ -228,6 +238,7 @@ bool logprobs_echo_waits(const struct gen *g)
 
 /* --- pieces ----------------------------------------------------------------------------- */
 
+/* The record at an offset, copied because the buffer does not align it. */
 static struct logprob logprobs_at(const struct buf *told, size_t at)
 {
     struct logprob entry;
@@ -245,6 +256,7 @@ static size_t logprobs_next(const struct buf *told, size_t end, size_t at)
     return at;
 }
 
+/* A log probability; JSON has no infinity. */
 static void logprobs_value(struct buf *b, float value)
 {
     buf_printf(b, "%.8g", isfinite(value) ? (double)value : LOGPROBS_LEAST);
@@ -315,6 +327,7 @@ static size_t logprobs_chat_end(const struct gen *g)
     return end;
 }
 
+/* The member "logprobs" of a chat, with the tokens since the last event. */
 void logprobs_write_chat(struct buf *b, struct gen *g)
 {
     size_t end = logprobs_chat_end(g);
@@ -334,6 +347,7 @@ void logprobs_write_chat(struct buf *b, struct gen *g)
     g->told_written = end;
 }
 
+/* Append the same objects to a list, for /v1/responses. */
 void logprobs_add_text(struct buf *b, struct gen *g)
 {
     bool mute = g->ended && !g->detok.include_stop; /* the last token adds no text */
@@ -349,6 +363,7 @@ void logprobs_add_text(struct buf *b, struct gen *g)
     g->told_written = g->told_whole;
 }
 
+/* Reasoning and calls have no log probabilities in /v1/responses. */
 void logprobs_skip(struct gen *g)
 {
     g->told_written = g->told_whole;
@@ -443,6 +458,7 @@ static uint32_t logprobs_list(struct buf *b, const struct gen *g, enum logprobs_
     size_t len;
 
     buf_add_byte(b, '[');
+    /* The first token of a prompt has no log probability, because nothing precedes it. */
     if (with_prompt) {
         if (list == LIST_OFFSETS)
             buf_add_byte(b, '0');
@@ -461,6 +477,8 @@ static uint32_t logprobs_list(struct buf *b, const struct gen *g, enum logprobs_
     return offset;
 }
 
+/* The member "logprobs" of a completion. told_chars goes on from event to event, so that offsets
+ * count from the beginning of the text. */
 void logprobs_write_text(struct buf *b, struct gen *g)
 {
     bool with_prompt = g->exchange->echo && !g->prompt_written;
@@ -497,6 +515,8 @@ static void logprobs_prompt_token(struct buf *b, const struct gen *g, const stru
     buf_add_byte(b, '}');
 }
 
+/* The member "prompt_logprobs": for each token an object by token id. The chosen one comes first
+ * and is not repeated. */
 void logprobs_write_prompt(struct buf *b, const struct gen *g)
 {
     const struct buf *told = &g->prompt_told;

@@ -14,17 +14,20 @@ struct replay {
     uint32_t item_idx, part_idx;
 };
 
+/* Begin an event; each has the next sequence number. */
 static void replay_begin(struct replay *r, const char *name)
 {
     buf_printf(r->b, "event: %s\ndata: {\"type\":\"%s\",\"sequence_number\":%u", name, name,
                r->n_events++);
 }
 
+/* End the event. */
 static void replay_end(struct replay *r)
 {
     buf_add_text(r->b, "}\n\n");
 }
 
+/* Append a member, after a comma. A missing value becomes null. */
 static void replay_member(struct buf *b, const char *name, const struct json *v)
 {
     buf_printf(b, ",\"%s\":", name);
@@ -68,6 +71,8 @@ static void replay_early(struct buf *b, const struct json *object, const struct 
     buf_add_byte(b, '}');
 }
 
+/* An event with the whole response. created and in_progress show it before it had any output; the
+ * last event shows it as it is stored. */
 static void replay_response(struct replay *r, const char *event, const struct json *response)
 {
     static const struct replay_early early[] = {{"status", "\"in_progress\""},
@@ -84,6 +89,7 @@ static void replay_response(struct replay *r, const char *event, const struct js
     replay_end(r);
 }
 
+/* An event with the whole item: empty when it is added, complete when it is done. */
 static void replay_item_event(struct replay *r, const char *event, bool ends)
 {
     static const struct replay_early early[] = {
@@ -104,6 +110,7 @@ static void replay_place(struct replay *r, bool has_part)
         buf_printf(r->b, ",\"content_index\":%u", r->part_idx);
 }
 
+/* An event with a part of a message or a reasoning item. */
 static void replay_part_event(struct replay *r, const struct json *part, const char *event,
                               bool ends)
 {
@@ -130,6 +137,7 @@ static void replay_text(struct replay *r, const char *event, const char *name,
     replay_end(r);
 }
 
+/* The four events of a part: added, its text as one delta, the text's end, done. */
 static void replay_part(struct replay *r, const struct json *part)
 {
     bool reasons = json_is_text(json_get(part, "type"), "reasoning_text");
@@ -144,6 +152,8 @@ static void replay_part(struct replay *r, const struct json *part)
     replay_part_event(r, part, "response.content_part.done", true);
 }
 
+/* The events of one item: of its parts, or of a call's arguments. Empty arguments have no delta, as
+ * in a stream. */
 static void replay_item(struct replay *r)
 {
     const struct json *content = json_get_kind(r->item, "content", JSON_LIST);
@@ -164,6 +174,7 @@ static void replay_item(struct replay *r)
     replay_item_event(r, "response.output_item.done", true);
 }
 
+/* The item and part indices are members, so that every event finds them. */
 void replay_write(struct buf *b, const struct json *response)
 {
     const struct json *output = json_get_kind(response, "output", JSON_LIST);

@@ -35,6 +35,7 @@ int cache_open(struct front *f)
         buf_fini(&text);
         return rc;
     }
+    /* An empty file has no bytes at all. */
     if (text.bytes == NULL)
         len = 0;
     else
@@ -55,6 +56,7 @@ int cache_open(struct front *f)
     return rc;
 }
 
+/* Compare the request's key. 404 without a key in the settings: the commands do not exist then. */
 bool cache_allows(const struct front *f, struct exchange *x)
 {
     const char *key = fcgi_param(x->fcgi, "QUIRE_ADMIN_KEY");
@@ -117,6 +119,7 @@ static void cache_ask_cache(struct exchange *x, enum wire_cache_action action)
     cache_ask_alone(x, &(struct wire_request){.task = WIRE_CACHE, .cache = {.action = action}});
 }
 
+/* Sleep or wake up. */
 static void cache_ask_power(struct exchange *x, enum wire_power_action action)
 {
     cache_ask_alone(x, &(struct wire_request){.task = WIRE_POWER, .power = {.action = action}});
@@ -155,6 +158,7 @@ static bool cache_is_prompt(const char *name)
     return false;
 }
 
+/* An error answer of an operator's command. */
 static void cache_refuse(struct exchange *x, const char *why, const char *param)
 {
     exchange_reply_error(x, ERR_INVALID, why, param, 0);
@@ -236,6 +240,7 @@ static bool cache_choose(const struct front *f, struct exchange *x, const struct
     return true;
 }
 
+/* GET /admin/cache: tiers, namespaces, retained prefixes. */
 void api_cache_list(struct front *f, struct exchange *x, const struct json *body)
 {
     (void)f;
@@ -243,6 +248,8 @@ void api_cache_list(struct front *f, struct exchange *x, const struct json *body
     cache_ask_cache(x, WIRE_LIST);
 }
 
+/* POST /admin/cache/pin: compute a prompt, unless it is cached, and retain its pages. It is a
+ * generation of one token whose retention is set, so that it waits its turn like any request. */
 void api_cache_pin(struct front *f, struct exchange *x, const struct json *body)
 {
     static const char *const names[] = {"priority", "seconds", "tokens", NULL};
@@ -255,6 +262,7 @@ void api_cache_pin(struct front *f, struct exchange *x, const struct json *body)
         return;
     if (json_get(body, "priority") == NULL)
         json_put(&hint, "priority", &pinned);
+    /* The other members are those of cache_retention. */
     for (const char *const *n = names; *n != NULL; n++) {
         if (json_get(body, *n) != NULL)
             json_put(&hint, *n, json_get(body, *n));
@@ -280,6 +288,8 @@ static bool cache_read_space(const struct json *v, uint64_t *space)
     return *space != 0;
 }
 
+/* POST /admin/cache/drop: drop the pages of a prompt, of a namespace, of a salt or tenant, or all.
+ * Exactly one of these is used, in this order. */
 void api_cache_drop(struct front *f, struct exchange *x, const struct json *body)
 {
     static const char *const names[] = {"namespace", "all", "tenant", NULL};
@@ -289,6 +299,7 @@ void api_cache_drop(struct front *f, struct exchange *x, const struct json *body
 
     if (!cache_knows(x, body, names))
         return;
+    /* A prompt is tokenized as for a generation, because pages have names made of its tokens. */
     if (json_get(body, "prompt") != NULL || json_get(body, "messages") != NULL) {
         if (cache_prompt(f, x, body, NULL, NULL) && cache_choose(f, x, body, &x->gens[0].request))
             cache_ask_drop(x);
@@ -313,6 +324,7 @@ void api_cache_drop(struct front *f, struct exchange *x, const struct json *body
     }
 }
 
+/* vLLM's POST /reset_prefix_cache. */
 void api_cache_reset(struct front *f, struct exchange *x, const struct json *body)
 {
     (void)f;
@@ -328,6 +340,7 @@ void api_sleep(struct front *f, struct exchange *x, const struct json *body)
     cache_ask_power(x, WIRE_SLEEP);
 }
 
+/* The counterpart of api_sleep(). */
 void api_wake_up(struct front *f, struct exchange *x, const struct json *body)
 {
     (void)f;
@@ -340,16 +353,19 @@ void api_wake_up(struct front *f, struct exchange *x, const struct json *body)
  * The facts arrive as records; a row is a fact that names its object and the facts up to the next
  * such fact. */
 
+/* A fact has come; the answer is made when all have. */
 void cache_fact(struct exchange *x, const struct wire_out *o)
 {
     buf_add(&x->facts, o, sizeof *o);
 }
 
+/* The number of facts. */
 static size_t cache_n_facts(const struct exchange *x)
 {
     return x->facts.len / sizeof(struct wire_out);
 }
 
+/* Fact i. It is copied, because the buffer does not align records. */
 static struct wire_out cache_at(const struct exchange *x, size_t i)
 {
     struct wire_out record;
@@ -358,6 +374,7 @@ static struct wire_out cache_at(const struct exchange *x, size_t i)
     return record;
 }
 
+/* Is this a fact that names an object? */
 static bool cache_begins_row(const struct wire_out *o)
 {
     return o->value == WIRE_FACT_TIER || o->value == WIRE_FACT_SPACE || o->value == WIRE_FACT_HINT;
@@ -377,6 +394,7 @@ static uint64_t cache_of(const struct exchange *x, size_t i, enum wire_fact fact
     return fallback;
 }
 
+/* A namespace as 16 hexadecimal digits, or null. */
 static void cache_add_space(struct buf *b, uint64_t space)
 {
     uint8_t bytes[sizeof space];
@@ -390,6 +408,7 @@ static void cache_add_space(struct buf *b, uint64_t space)
         buf_printf(b, "\"namespace\":\"%s\"", hex);
 }
 
+/* One tier: pages in use, all slots, retained pages and their limit. */
 static void cache_add_tier(struct buf *b, const struct exchange *x, size_t i, uint64_t tier)
 {
     static const char *const names[WIRE_TIERS] = {"device", "host", "disk"};
@@ -403,6 +422,7 @@ static void cache_add_tier(struct buf *b, const struct exchange *x, size_t i, ui
                (unsigned long long)cache_of(x, i, WIRE_FACT_KEPT_MAX, 0));
 }
 
+/* Pages of a namespace or a prefix, by tier. */
 static void cache_add_pages(struct buf *b, const struct exchange *x, size_t i)
 {
     buf_printf(b, ",\"pages\":{\"device\":%llu,\"host\":%llu,\"disk\":%llu}",
@@ -411,6 +431,7 @@ static void cache_add_pages(struct buf *b, const struct exchange *x, size_t i)
                (unsigned long long)cache_of(x, i, WIRE_FACT_STORE, 0));
 }
 
+/* One namespace, with its pages and its hit rate. */
 static void cache_add_namespace(struct buf *b, const struct exchange *x, size_t i, uint64_t space)
 {
     unsigned long long queries = cache_of(x, i, WIRE_FACT_QUERIES, 0);
@@ -425,6 +446,7 @@ static void cache_add_namespace(struct buf *b, const struct exchange *x, size_t 
                queries == 0 ? 0.0 : (double)hits / (double)queries);
 }
 
+/* One retained prefix. "pinned" means priority 100 without an end. */
 static void cache_add_hint(struct buf *b, const struct exchange *x, size_t i, uint64_t space)
 {
     unsigned long long priority = cache_of(x, i, WIRE_FACT_PRIORITY, 0); /* 0: several */
@@ -468,6 +490,7 @@ static void cache_add_rows(struct buf *b, const struct exchange *x, enum wire_fa
     }
 }
 
+/* The answer to GET /admin/cache. */
 static void cache_add_list(struct front *f, struct buf *b, const struct exchange *x)
 {
     buf_printf(b, "{\"page_tokens\":%u,\"tiers\":{", f->link.engine.page_tokens);
@@ -491,6 +514,7 @@ static unsigned long long cache_alone(const struct exchange *x, enum wire_fact f
     return 0;
 }
 
+/* The answer to a pin. retained_tokens may be below tokens: only whole pages are retained. */
 static void cache_add_pin(struct buf *b, const struct exchange *x)
 {
     const struct wire_generate *generate = &x->gens[0].request.generate;
@@ -503,6 +527,7 @@ static void cache_add_pin(struct buf *b, const struct exchange *x)
         buf_printf(b, "%u}", generate->retain_s);
 }
 
+/* Make the answer of a finished command. What was asked is in the request's task. */
 void cache_answer(struct front *f, struct exchange *x)
 {
     const struct wire_request *request = &x->gens[0].request;

@@ -19,6 +19,7 @@ static const char *api_check_messages(const struct json *messages)
 
         if (member->kind != JSON_OBJECT || json_get_kind(member, "role", JSON_TEXT) == NULL)
             return "each message must be an object with a role";
+        /* An assistant's message of calls alone has no content. */
         if (content == NULL || content->kind == JSON_NULL) {
             if (!json_is_text(json_get(member, "role"), "assistant"))
                 return "a message has no content";
@@ -93,6 +94,8 @@ static bool api_choose_split(struct front *f, struct exchange *x, const struct j
     return true;
 }
 
+/* Render the messages. The checks come in the order of their cost, and the first error is the
+ * answer. */
 bool api_render_chat(struct front *f, struct exchange *x, const struct json *body,
                      struct chat_prompt *out)
 {
@@ -131,8 +134,10 @@ bool api_render_chat(struct front *f, struct exchange *x, const struct json *bod
     }
     if (!api_choose_split(f, x, body))
         return false;
+    /* A message that is continued has no new begin after it. */
     if (request.continue_final_message)
         request.add_generation_prompt = false;
+    /* Templates ask whether tools exist, and an empty list exists. */
     if (request.tools != NULL && request.tools->n == 0)
         request.tools = NULL;
     if (request.tools != NULL && !chat_knows_tools(f->chat))
@@ -161,6 +166,7 @@ static int gen_bound_reasoning(const struct front *f, struct gen *g, int64_t mos
     if (id >= 0)
         rc = token_list_add(&ids, id);
     else
+        /* A tag that is not one token is forced token by token. */
         rc = tokenizer_encode(f->tokenizer, close, strlen(close), false, &ids);
 
     if (rc == ERR_OK && (ids.len == 0 || ids.len > WIRE_THINK_IDS))
@@ -179,6 +185,8 @@ static int gen_bound_reasoning(const struct front *f, struct gen *g, int64_t mos
     return rc;
 }
 
+/* Limit the reasoning of n generations. The engine counts its tokens, and then forces the tag that
+ * closes it. */
 bool gen_hold_reasoning(const struct front *f, struct exchange *x, struct gen *gens, int n,
                         enum form_start start)
 {
@@ -200,6 +208,8 @@ bool gen_hold_reasoning(const struct front *f, struct exchange *x, struct gen *g
     return rc == ERR_OK;
 }
 
+/* Where do the replies to this prompt begin? Templates may end a prompt with the opening tag of a
+ * reasoning, or with an empty reasoning that switches it off. */
 enum form_start gen_begin(const struct front *f, struct gen *gens, int n, const struct buf *prompt)
 {
     enum reply_reasoning reasoning = f->reply_reasoning;
@@ -257,6 +267,7 @@ static bool api_add_chat(struct front *f, struct exchange *x, struct gen *gens, 
     return fine && rc == ERR_OK && gen_hold_reasoning(f, x, gens, n, *start);
 }
 
+/* One conversation: all choices have the same prompt. */
 void api_chat(struct front *f, struct exchange *x, const struct json *body)
 {
     enum form_start start;
@@ -344,6 +355,8 @@ static bool api_add_batch(struct front *f, struct exchange *x, const struct json
     return true;
 }
 
+/* Several conversations: one choice each. Their fields are read once, with the first conversation,
+ * since all others are equal in them. */
 void api_chat_batch(struct front *f, struct exchange *x, const struct json *body)
 {
     const char *param;

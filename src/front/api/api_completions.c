@@ -9,6 +9,8 @@
 
 #define API_MAX_TOKENS_PRESET 16 /* the default of OpenAI and vLLM */
 
+/* Is this a list of token ids? The first element decides; others are checked when they are
+ * added. */
 static bool api_is_ids(const struct json *v)
 {
     return v->kind == JSON_LIST && v->n > 0 && v->items[0].kind == JSON_INT;
@@ -26,6 +28,7 @@ static int api_count_prompts(const struct front *f, const struct json *prompt)
     return (int)prompt->n;
 }
 
+/* Add one prompt's tokens to its first generation. */
 static int api_add_prompt(struct front *f, struct gen *g, const struct json *v, bool add_special,
                           char *why, size_t cap)
 {
@@ -40,6 +43,8 @@ static int api_add_prompt(struct front *f, struct gen *g, const struct json *v, 
     return rc;
 }
 
+/* Choices of prompt i are the generations from i * n on; gen_finish_prompts() copies the tokens to
+ * all of them. */
 void api_completions(struct front *f, struct exchange *x, const struct json *body)
 {
     const struct json *prompt = json_get(body, "prompt");

@@ -45,6 +45,8 @@ static bool derender_passes(const char *name)
     return true;
 }
 
+/* The body for gen_prepare(): the fields of the original request that affect the text, with the
+ * name of the response. */
 bool derender_fields(struct exchange *x, const struct json *body, const struct json *request,
                      const struct json *response, struct json *out)
 {
@@ -84,6 +86,8 @@ static bool derender_told(struct gen *g, const struct json *v, bool begins)
     return true;
 }
 
+/* Read the log probabilities of a choice into the form in which the engine's come. False: they have
+ * another form. */
 bool derender_logprobs(struct gen *g, const struct json *logprobs)
 {
     const struct json *content = json_get_kind(logprobs, "content", JSON_LIST);
@@ -146,6 +150,7 @@ static bool derender_choice(struct front *f, struct exchange *x, struct gen *g,
         exchange_reply_error(x, rc, why, "choices", 0);
         return false;
     }
+    /* A stop string may end the text before the last token. */
     for (size_t i = 0; i < g->tokens.len && g->detok.status == DETOK_GOING; i++) {
         if (!derender_ends(f, g, choice, i))
             (void)detok_push(&g->detok, g->tokens.ids[i], &g->text);
@@ -271,6 +276,8 @@ static bool derender_prompt_tokens(const struct json *v, uint32_t n, uint64_t *s
     return n_items == n;
 }
 
+/* A chat has one response of one or more choices; a completion has a list, with one response for
+ * each prompt. */
 void api_derender(struct front *f, struct exchange *x, const struct json *body)
 {
     const struct json *one = json_get_kind(body, "generate_response", JSON_OBJECT);
@@ -302,6 +309,7 @@ void api_derender(struct front *f, struct exchange *x, const struct json *body)
                              "prompt_tokens", 0);
         return;
     }
+    /* For each choice, the log probabilities of its response's prompt. */
     brought->told =
         arena_zalloc(&x->arena, sizeof *brought->told * (size_t)f->settings.max_choices);
     if (brought->told == NULL) {

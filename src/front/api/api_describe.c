@@ -12,6 +12,7 @@
 
 #define API_CONFIG_BYTES_MAX ((size_t)16 << 20)
 
+/* Answer with a description. */
 static void api_reply_described(struct exchange *x, struct buf *b)
 {
     if (b->failed)
@@ -21,6 +22,7 @@ static void api_reply_described(struct exchange *x, struct buf *b)
     buf_fini(b);
 }
 
+/* The schema of a request body, made from the table of fields. */
 static void api_add_schema(struct buf *b, const char *name, enum exchange_format format,
                            const char *required)
 {
@@ -30,6 +32,7 @@ static void api_add_schema(struct buf *b, const char *name, enum exchange_format
     buf_add_text(b, "}}");
 }
 
+/* The description in OpenAPI's form. */
 void api_openapi(struct front *f, struct exchange *x, const struct json *body)
 {
     struct buf buf = {0};
@@ -50,6 +53,7 @@ void api_openapi(struct front *f, struct exchange *x, const struct json *body)
     api_reply_described(x, &buf);
 }
 
+/* The paths alone, for a person with a browser or curl. */
 void api_index(struct front *f, struct exchange *x, const struct json *body)
 {
     struct buf buf = {0};
@@ -93,6 +97,7 @@ void api_server_info(struct front *f, struct exchange *x, const struct json *bod
     api_reply_described(x, &buf);
 }
 
+/* The route's shape is OpenAI's chat; a response has another. */
 static void api_invoke_responses(struct front *f, struct exchange *x, const struct json *body)
 {
     x->shape = SHAPE_RESPONSES; /* errors and events need the shape, too */

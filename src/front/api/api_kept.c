@@ -17,6 +17,8 @@
 #define KEPT_ITEMS_MAX  100 /* of one list, as in OpenAI's API */
 #define KEPT_ITEMS_MOST 20  /* the default */
 
+/* The tenant that nginx found for the request. It is part of a record's name, so a tenant can only
+ * find its own responses. */
 static const char *kept_tenant(const struct exchange *x)
 {
     return fcgi_param(x->fcgi, "QUIRE_TENANT");
@@ -44,6 +46,7 @@ static const struct {
     const char *prefix;
     bool has_status;
 } kept_types[] = {
+    /* The first is the default. */
     {"message", "msg", true},
     {"function_call", "fc", true},
     {"function_call_output", "fco", true},
@@ -126,6 +129,8 @@ static void kept_put_input(struct json_made *list, const struct json *input, con
 
 /* --- storing ------------------------------------------------------------------------------ */
 
+/* Append the conversation that led to the earlier response: first the stored input, which contains
+ * all that came before it, then the response's own output. */
 bool api_kept_before(struct front *f, struct exchange *x, const struct json *body,
                      struct json *earlier)
 {
@@ -145,6 +150,7 @@ bool api_kept_before(struct front *f, struct exchange *x, const struct json *bod
         return false;
     }
     name = kept_name(kept_tenant(x), id->text);
+    /* A text with a NUL would be cut at it, and could find another response. */
     if (!json_has_nul(id))
         rc = kept_read(f->kept, &name, &x->arena, &record);
     if (rc == ERR_OK)
@@ -166,6 +172,8 @@ bool api_kept_before(struct front *f, struct exchange *x, const struct json *bod
     return !list.failed;
 }
 
+/* Prepare the storing of a response that begins. The record's input is complete before generation
+ * starts; the response is added by blocks.c at its end. */
 void api_keep(struct front *f, struct exchange *x, const struct json *body,
               const struct json *earlier)
 {
@@ -178,6 +186,7 @@ void api_keep(struct front *f, struct exchange *x, const struct json *body,
 
     if (!json_get_bool(body, "store", true) || keeping == NULL)
         return;
+    /* The earlier items come first, as they did in the prompt. */
     for (uint32_t i = 0; i < earlier->n; i++)
         json_put(&list, NULL, &earlier->items[i]);
     kept_put_input(&list, input, x->request_id);
@@ -225,6 +234,7 @@ static bool kept_query(const struct exchange *x, const char *name, char *out, si
     return false;
 }
 
+/* Does the query have stream=true? */
 static bool kept_wants_stream(const struct exchange *x)
 {
     char text[8];
@@ -258,6 +268,7 @@ static void kept_replay(struct exchange *x, const struct kept_record *r)
     buf_fini(&buf);
 }
 
+/* Delete a response. Answer with OpenAI's object that confirms it. */
 static void kept_delete(struct front *f, struct exchange *x, const struct hash *name,
                         const char *id)
 {
@@ -306,6 +317,7 @@ static const struct json *kept_item(const struct json *items, bool rises, uint32
     return &items->items[rises ? i : items->n - 1 - i];
 }
 
+/* Append the id of an item as a member; an empty text if there is no item. */
 static void kept_add_id(struct buf *b, const char *name, const struct json *item)
 {
     const char *id = json_get_text(item, "id", "");
@@ -314,6 +326,8 @@ static void kept_add_id(struct buf *b, const char *name, const struct json *item
     buf_add_json_string(b, id, strlen(id));
 }
 
+/* Answer with a page of a list. A client fetches the next page with after=ID, the last id of this
+ * one. The order is newest first unless the query says order=asc. */
 static void kept_list(struct exchange *x, const struct json *items)
 {
     struct buf buf = {.limit = x->arena.limit_bytes};
@@ -327,6 +341,7 @@ static void kept_list(struct exchange *x, const struct json *items)
     for (uint32_t i = 0; after[0] != '\0' && i < items->n; i++)
         if (json_is_text(json_get(kept_item(items, rises, i), "id"), after))
             from = i + 1;
+    /* No item has that id. Starting again at the first would let a client loop forever. */
     if (after[0] != '\0' && from == 0) {
         exchange_reply_error(x, ERR_INVALID, "'after' must be the id of an item of the list",
                              "after", 0);
@@ -348,6 +363,7 @@ static void kept_list(struct exchange *x, const struct json *items)
     exchange_reply_json(x, &buf);
 }
 
+/* List the input of a stored response. */
 static void kept_list_input(struct exchange *x, const struct kept_record *r)
 {
     const struct json *items = NULL;
@@ -359,6 +375,7 @@ static void kept_list_input(struct exchange *x, const struct kept_record *r)
         exchange_reply_error(x, rc == ERR_OK ? ERR_CORRUPT : rc, NULL, NULL, 0);
 }
 
+/* Answer a request for one stored response: the path and the method choose the operation. */
 static void kept_answer(struct front *f, struct exchange *x, const char *method)
 {
     const char *rest;
@@ -369,6 +386,7 @@ static void kept_answer(struct front *f, struct exchange *x, const char *method)
 
     kept_path(x, id, sizeof id, &rest);
     name = kept_name(kept_tenant(x), id);
+    /* A record is as large as the request that made it; parsing it needs a multiple. */
     x->arena.limit_bytes = f->settings.max_body_bytes * API_KEPT_MEMORY_FACTOR;
     if (strcmp(method, "DELETE") == 0 && rest[0] == '\0') {
         kept_delete(f, x, &name, id);
@@ -377,6 +395,7 @@ static void kept_answer(struct front *f, struct exchange *x, const char *method)
     rc = kept_read(f->kept, &name, &x->arena, &record);
     if (rc != ERR_OK)
         kept_refuse(x, rc, id, NULL);
+    /* As OpenAI's server answers: background responses do not exist here. */
     else if (strcmp(method, "POST") == 0 && strncmp(rest, "cancel", 6) == 0)
         exchange_reply_error(x, ERR_INVALID,
                              "Only responses created with background=true can be cancelled.",
@@ -393,6 +412,7 @@ static void kept_answer(struct front *f, struct exchange *x, const char *method)
         exchange_reply_error(x, ERR_NOT_FOUND, NULL, NULL, 0);
 }
 
+/* All methods of /v1/responses/ID and of the paths below it. A body is read and ignored. */
 void api_kept_response(struct front *f, struct exchange *x, const struct json *body)
 {
     const char *method = fcgi_param(x->fcgi, "REQUEST_METHOD");

@@ -18,6 +18,7 @@
 
 /* --- render ------------------------------------------------------------------------------- */
 
+/* A float with nine digits, which read back as the same float. */
 static void render_real(struct buf *b, const char *name, float value)
 {
     buf_printf(b, "\"%s\":%.9g,", name, (double)value);
@@ -81,6 +82,7 @@ static void render_max_tokens(struct front *f, const struct exchange *x, struct 
         buf_add_text(b, "\"max_tokens\":null,");
 }
 
+/* The stop strings and stop ids. */
 static void render_stops(const struct exchange *x, struct buf *b)
 {
     buf_add_text(b, "\"stop\":[");
@@ -143,6 +145,7 @@ static void render_sampling(struct front *f, const struct exchange *x, struct bu
     render_given(b, body, "thinking_token_budget", "null");
     buf_add_byte(b, ',');
     render_form(b, x->form);
+    /* generate cannot find the tools in the prompt's tokens, but needs them for the grammar. */
     if (form_binds(x->form) && x->form->tools != NULL) {
         buf_add_byte(b, ',');
         render_given(b, body, "tools", "null");
@@ -184,6 +187,7 @@ static void render_one(struct front *f, const struct exchange *x, struct buf *b,
     buf_fini(&text);
 }
 
+/* Read the request as the generating endpoints do, and write it instead of submitting it. */
 void api_render(struct front *f, struct exchange *x, const struct json *body)
 {
     bool chat = json_get(body, "messages") != NULL;
@@ -281,6 +285,7 @@ static enum form_start generate_begin(struct front *f, struct exchange *x)
     return start;
 }
 
+/* A request of tokens takes the path of a chat whose messages are already tokens. */
 void api_generate(struct front *f, struct exchange *x, const struct json *body)
 {
     const char *param;
@@ -300,6 +305,7 @@ void api_generate(struct front *f, struct exchange *x, const struct json *body)
     }
     if (!gen_prepare(f, x, &fields, EXCHANGE_CHAT, 1))
         return;
+    /* The name is in the body here, and comes back in the answer. */
     gen_keep_name(x, json_get_kind(body, "request_id", JSON_TEXT));
     x->tokens_as_ids = true;
     rc = gen_add_ids(&x->gens[0], json_get(body, "token_ids"), why, sizeof why);

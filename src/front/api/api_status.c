@@ -41,6 +41,8 @@ static void api_add_model(const struct front *f, struct buf *b, const char *name
         buf_printf(b, "%u}", max_model_len);
 }
 
+/* The list of models, or one of them. The names are those of served_model_name. An engine that is
+ * away leaves max_model_len null. */
 void api_models(struct front *f, struct exchange *x, const struct json *body)
 {
     struct link_state state;
@@ -50,6 +52,7 @@ void api_models(struct front *f, struct exchange *x, const struct json *body)
     char why[512];
 
     (void)body;
+    /* The message names at most 200 bytes of the client's text. */
     if (one != NULL && !names_have(&f->names, one, len)) {
         (void)snprintf(why, sizeof why, "the model '%.*s' does not exist; this server has '%s'",
                        len > 200 ? 200 : (int)len, one, f->model_name);
@@ -86,6 +89,8 @@ void api_load(struct front *f, struct exchange *x, const struct json *body)
     exchange_reply(x, 200, "application/json", text, strlen(text));
 }
 
+/* As in vLLM. A model that is being woken still counts as asleep, because it does not answer
+ * yet. */
 void api_is_sleeping(struct front *f, struct exchange *x, const struct json *body)
 {
     struct link_state state;
@@ -104,6 +109,7 @@ void api_is_sleeping(struct front *f, struct exchange *x, const struct json *bod
     exchange_reply(x, 200, "application/json", text, strlen(text));
 }
 
+/* The version of this build. */
 void api_version(struct front *f, struct exchange *x, const struct json *body)
 {
     static const char text[] = "{\"version\":\"" PACKAGE_VERSION "\"}";
@@ -134,6 +140,7 @@ static void api_metric_head(struct buf *b, const char **last, const char *name, 
     buf_printf(b, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, type);
 }
 
+/* One line: name, labels, value. */
 static void api_metric_value(const struct front *f, struct buf *b, const struct wire_stats *s,
                              enum wire_metric id, const char *name, const char *labels)
 {
@@ -141,6 +148,7 @@ static void api_metric_value(const struct front *f, struct buf *b, const struct 
 
     buf_add_text(b, name);
     api_labels(f, b, labels);
+    /* Shared memory has whole numbers only: these two are in thousandths. */
     if (id == METRIC_kv_usage_permille || id == METRIC_process_cpu_ms)
         buf_printf(b, "} %.3f\n", (double)v / 1000.0);
     else
@@ -157,6 +165,7 @@ static void api_metric_histogram(const struct front *f, struct buf *b, const str
     int n;
     const double *bounds = wire_bucket_bounds(id, &n);
 
+    /* The last bucket has no upper bound. */
     for (int i = 0; i <= n; i++) {
         sum += atomic_load_explicit(&histogram->buckets[i], memory_order_relaxed);
         if (i < n)
@@ -174,6 +183,8 @@ static void api_metric_histogram(const struct front *f, struct buf *b, const str
     buf_printf(b, "} %llu\n", sum);
 }
 
+/* All rows of metric.def. Each macro becomes the two calls for its row, so that this function is as
+ * long as the table. */
 static void api_metrics_engine(const struct front *f, struct buf *b, const struct wire_stats *s)
 {
     const char *last = "";
@@ -218,6 +229,7 @@ enum api_tenant_column {
     TENANT_COLUMNS
 };
 
+/* The value of a column in a tenant's row. */
 static unsigned long long api_tenant_value(const struct wire_tenant *t, enum api_tenant_column c)
 {
     switch (c) {
@@ -267,6 +279,8 @@ static void api_metrics_tenants(const struct front *f, struct buf *b, const stru
     }
 }
 
+/* GET /metrics. Without an engine only engine_up is written; its value of 0 then raises an alarm.
+ * The engine's numbers are copied first, because it changes them while we write. */
 void api_metrics(struct front *f, struct exchange *x, const struct json *body)
 {
     struct wire_stats *stats = arena_alloc(&x->arena, sizeof *stats);

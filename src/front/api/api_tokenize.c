@@ -6,6 +6,7 @@
 #include "front/api/api.h"
 #include "front/request/lax.h"
 
+/* Answer with the text of a buffer, and free it. */
 void api_reply_buf(struct exchange *x, struct buf *b)
 {
     if (b->failed)
@@ -56,6 +57,9 @@ void api_tokenize(struct front *f, struct exchange *x, const struct json *body)
         chat_prompt_fini(&text);
         return;
     }
+    /* A rendered chat already has the special tokens that its template writes, so none are added
+     * unless the client asks. Spans of the prompt that came from the client may be kept from
+     * becoming control tokens. */
     if (chat)
         rc = tokenizer_encode_own(f->tokenizer, buf_text(&text.text), text.text.len,
                                   lax_get_flag(body, "add_special_tokens", false),
@@ -69,6 +73,7 @@ void api_tokenize(struct front *f, struct exchange *x, const struct json *body)
         token_list_fini(&ids);
         return;
     }
+    /* max_model_len is 0 before the first engine. */
     link_read_state(&f->link, &state, x->arrival_us);
     buf_printf(&buf, "{\"count\":%zu,\"max_model_len\":%u,\"tokens\":[", ids.len,
                state.max_model_len);
@@ -93,6 +98,7 @@ void api_detokenize(struct front *f, struct exchange *x, const struct json *body
     struct buf buf = {0};
     int rc = tokens == NULL ? ERR_INVALID : ERR_OK;
 
+    /* The detokenizer must only see ids that exist. */
     for (uint32_t i = 0; rc == ERR_OK && i < tokens->n; i++) {
         const struct json *id = &tokens->items[i];
 
@@ -109,6 +115,7 @@ void api_detokenize(struct front *f, struct exchange *x, const struct json *body
         buf_add_text(&buf, "{\"prompt\":");
         buf_add_json_string(&buf, buf_text(&text), text.len);
         buf_add_byte(&buf, '}');
+        /* A text that lacks its end must not be sent. */
         buf.failed = buf.failed || text.failed;
         api_reply_buf(x, &buf);
     }

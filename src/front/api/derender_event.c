@@ -31,6 +31,7 @@ struct piece {
  * {"index":0,"id":...,"function":{"name":...,"arguments":"..."}}. One stays open until another call
  * begins or the event ends. */
 
+/* End the JSON of the open call, if there is one. */
 static void piece_close_call(struct piece *p)
 {
     if (p->call >= 0)
@@ -38,6 +39,8 @@ static void piece_close_call(struct piece *p)
     p->call = -1;
 }
 
+/* Append a piece of a call. A call that began in an earlier event has only its index here, and no
+ * id and name: clients add the pieces up by index. */
 static void piece_call(struct piece *p, const struct reply_event *e)
 {
     char id[40];
@@ -62,6 +65,7 @@ static void piece_call(struct piece *p, const struct reply_event *e)
         buf_add_json_text(&p->calls, e->bytes, e->len);
 }
 
+/* The reply parser's callback: count calls, and add to the delta what is visible and new. */
 static void piece_said(void *arg, const struct reply_event *e)
 {
     struct piece *piece = arg;
@@ -124,6 +128,8 @@ static size_t piece_end(const struct front *f, const struct piece *p, bool by_le
     return n - 1;
 }
 
+/* Send all ids of the choice through detokenizer and parser; those from n_before on make the delta.
+ * Before it, `says` is false and the output is dropped. */
 static void piece_say(const struct front *f, struct piece *p, size_t n_before)
 {
     const struct json *why = json_get_kind(p->choice, "finish_reason", JSON_TEXT);
@@ -131,6 +137,7 @@ static void piece_say(const struct front *f, struct piece *p, size_t n_before)
     struct gen *g = p->g;
     size_t end = piece_end(f, p, by_length);
 
+    /* A client may send fewer ids than the state had counted; what was text stays text. */
     if (end < n_before)
         end = n_before;
     for (size_t i = 0; i < end && g->detok.status == DETOK_GOING; i++) {
@@ -145,6 +152,7 @@ static void piece_say(const struct front *f, struct piece *p, size_t n_before)
     p->n_now = end;
     g->told_chars =
         piece_chars(p, g->tokens.len - json_get_kind(p->choice, "token_ids", JSON_LIST)->n);
+    /* Without finish_reason more events follow, so a character that is not complete waits. */
     if (why == NULL)
         return;
     (void)detok_finish(&g->detok, &g->text);
@@ -206,6 +214,8 @@ static bool piece_read(struct front *f, struct exchange *x, struct piece *p)
 
 /* --- the answer ----------------------------------------------------------------------------- */
 
+/* The delta of a chat. The first event of a choice has the role and a content, even an empty one,
+ * as a stream has it. */
 static void piece_write_delta(struct buf *b, const struct piece *p)
 {
     const char *comma = "";
@@ -221,6 +231,7 @@ static void piece_write_delta(struct buf *b, const struct piece *p)
         buf_add_json_string(b, buf_text(&p->content), p->content.len);
         comma = ",";
     }
+    /* Under both names that clients use. */
     for (int i = 0; i < 2 && p->reasoning.len > 0; i++, comma = ",") {
         buf_printf(b, "%s\"%s\":", comma, i == 0 ? "reasoning" : "reasoning_content");
         buf_add_json_string(b, p->reasoning.bytes, p->reasoning.len);
@@ -233,6 +244,7 @@ static void piece_write_delta(struct buf *b, const struct piece *p)
     buf_add_byte(b, '}');
 }
 
+/* One choice of the answer. */
 static void piece_write(struct buf *b, struct piece *p)
 {
     struct gen *g = p->g;
@@ -283,6 +295,8 @@ static void write_state(struct buf *b, const struct exchange *x, const struct js
     buf_add_text(b, "]}}");
 }
 
+/* The answer: the event as /v1/chat/completions or /v1/completions would have sent it, and the next
+ * state. */
 static void write_answer(struct exchange *x, const struct json *event, const struct json *state,
                          struct piece *pieces, uint32_t n)
 {
@@ -309,6 +323,7 @@ static void write_answer(struct exchange *x, const struct json *event, const str
 
 /* --- requests ------------------------------------------------------------------------------- */
 
+/* The entry of a choice in the state; NULL: its first event. */
 static const struct json *find_before(const struct json *state, int idx)
 {
     const struct json *choices = json_get_kind(state, "choices", JSON_LIST);
@@ -388,6 +403,9 @@ static const char *event_check(const struct front *f, const struct json *event,
     return NULL;
 }
 
+/* An event of /inference/v1/generate with its state becomes an event with texts. Anything may be
+ * wrong in both, because they come from the client: places, ids and counts are checked before
+ * use. */
 void derender_event(struct front *f, struct exchange *x, const struct json *body)
 {
     bool chat = strncmp(fcgi_param(x->fcgi, "REQUEST_URI"), "/v1/chat/", 9) == 0;
@@ -413,6 +431,7 @@ void derender_event(struct front *f, struct exchange *x, const struct json *body
     if (!gen_prepare(f, x, &fields, chat ? EXCHANGE_CHAT : EXCHANGE_COMPLETION,
                      n == 0 ? 1 : (int)n))
         return;
+    /* Name and time must be the same in all events of a stream. */
     gen_keep_name(x, json_get_kind(event, "request_id", JSON_TEXT));
     x->created =
         json_get_int(json_get_kind(body, "stream_state", JSON_OBJECT), "created", x->created);

@@ -16,6 +16,7 @@
 #include "front/request/policy.h"
 #include "front/request/retention.h"
 
+/* A random number, for seeds and ids. */
 static uint64_t gen_random(void)
 {
     uint64_t r = 0;
@@ -25,6 +26,7 @@ static uint64_t gen_random(void)
     return r;
 }
 
+/* The prefix of the answer's id, as each API has it. */
 static const char *gen_id_prefix(const struct exchange *x)
 {
     switch (x->shape) {
@@ -38,6 +40,7 @@ static const char *gen_id_prefix(const struct exchange *x)
     return "cmpl-";
 }
 
+/* Name the exchange: the client's name if it was usable, otherwise random digits. */
 static void gen_name(struct exchange *x)
 {
     if (x->request_id[0] == '\0') {
@@ -51,6 +54,7 @@ static void gen_name(struct exchange *x)
     x->created = clock_unix_s();
 }
 
+/* Use a stored name without the prefix, which is a part of it already. */
 void gen_keep_name(struct exchange *x, const struct json *name)
 {
     if (name != NULL && strcmp(name->text, x->request_id) == 0) /* equal only if it was usable */
@@ -156,6 +160,8 @@ static int gen_make(struct front *f, struct exchange *x, int i, struct fields *f
     return rc;
 }
 
+/* From the fields to generations without tokens. A field's error is answered here, so the endpoints
+ * only go on if this returns true. */
 bool gen_prepare(struct front *f, struct exchange *x, const struct json *body,
                  enum exchange_format format, int n_prompts)
 {
@@ -169,6 +175,7 @@ bool gen_prepare(struct front *f, struct exchange *x, const struct json *body,
     x->fingerprint = f->fingerprint;
     if (!gen_read_fields(f, x, body, &fields))
         return false;
+    /* n is at most 128 and n_prompts at most max_choices, so this does not overflow. */
     n_gens = n_prompts * x->n;
     if (n_gens > f->settings.max_choices) {
         (void)snprintf(why, sizeof why, "%d prompts with %d choices each are more than %d",
@@ -220,6 +227,8 @@ static int gen_check_length(struct front *f, const struct gen *g, size_t len, ch
     return ERR_OK;
 }
 
+/* Append token ids. Whether the vocabulary has them is checked at submission, where its size is
+ * known. */
 int gen_add_ids(struct gen *g, const struct json *ids, char *why, size_t cap)
 {
     int rc = ERR_OK;
@@ -236,6 +245,7 @@ int gen_add_ids(struct gen *g, const struct json *ids, char *why, size_t cap)
     return rc;
 }
 
+/* Encode a text and append its tokens. */
 int gen_add_text(struct front *f, struct gen *g, const struct json *text, bool add_special,
                  char *why, size_t cap)
 {
@@ -246,6 +256,8 @@ int gen_add_text(struct front *f, struct gen *g, const struct json *text, bool a
     return tokenizer_encode(f->tokenizer, text->text, text->text_len, add_special, &g->tokens);
 }
 
+/* Encode a chat's prompt. Texts that come from the client's messages are encoded without control
+ * tokens if splits_special is set. */
 int gen_add_prompt(struct front *f, struct gen *g, const struct chat_prompt *prompt,
                    bool add_special, char *why, size_t cap)
 {
@@ -258,6 +270,8 @@ int gen_add_prompt(struct front *f, struct gen *g, const struct chat_prompt *pro
     return tokenizer_encode_own(f->tokenizer, text, prompt->text.len, add_special, own, &g->tokens);
 }
 
+/* Compile the form of the output, or find it compiled. The reply's automaton depends on where the
+ * reply begins, so this comes after the prompts. */
 bool gen_hold(struct front *f, struct exchange *x, enum form_start start)
 {
     struct form_model model = {.format = f->reply_format,
@@ -270,6 +284,7 @@ bool gen_hold(struct front *f, struct exchange *x, enum form_start start)
 
     if (!form_binds(x->form))
         return true;
+    /* The tenant's name shares the compilers fairly. */
     policy_tenant(fcgi_param(x->fcgi, "QUIRE_TENANT"), model.tenant);
     rc = form_compile(x->form, &model, &f->compiled, &x->arena, &x->compiled, &reason);
     if (rc != ERR_OK)
@@ -334,6 +349,7 @@ static int gen_share_prompt(struct front *f, struct exchange *x, struct gen *g)
     return ERR_OK;
 }
 
+/* The prompts are complete: cut them to length and copy them to the other choices. */
 bool gen_finish_prompts(struct front *f, struct exchange *x, const char *param)
 {
     for (int i = 0; i < x->n_gens; i += x->n) {

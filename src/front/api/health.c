@@ -28,6 +28,7 @@ static int health_look(struct front *f, char *why, size_t cap, struct link_state
         return ERR_ENGINE_GONE;
     if (s.draining)
         return ERR_DRAINING;
+    /* The loop may run while its steps do not end; the three cases have different remedies. */
     if (s.heartbeat_age_us > stall_us)
         (void)snprintf(why, cap, "the engine's loop has not run for %.1f s",
                        (double)s.heartbeat_age_us * 1e-6);
@@ -44,6 +45,7 @@ static int health_look(struct front *f, char *why, size_t cap, struct link_state
     return ERR_ENGINE_GONE;
 }
 
+/* The answer of a healthy server. */
 static void health_say(struct exchange *x, const struct link_state *s)
 {
     const char *text = "{}";
@@ -56,6 +58,7 @@ static void health_say(struct exchange *x, const struct link_state *s)
     exchange_reply(x, 200, "application/json", text, strlen(text));
 }
 
+/* Does the query contain deep=1? */
 static bool health_is_deep(const struct exchange *x)
 {
     const char *query = strchr(fcgi_param(x->fcgi, "REQUEST_URI"), '?');
@@ -81,6 +84,8 @@ static int health_ask(struct front *f, struct exchange *x)
     if (g == NULL)
         return ERR_NO_MEMORY;
     *g = (struct gen){.exchange = x, .slot = -1, .stop_id = -1, .n_prompt = 1};
+    /* The lowest priority, so that a probe never displaces a client's request; but it also is
+     * exempt from the queue's limits (WIRE_PROBE). */
     g->request = (struct wire_request){
         .deadline_us = x->arrival_us + (uint64_t)f->settings.health_stall_s * 1000000u,
         .flags = WIRE_IGNORE_EOS,
@@ -119,6 +124,7 @@ static void health_probe(struct front *f, struct exchange *x)
         exchange_reply_error(x, rc, NULL, NULL, 1);
 }
 
+/* GET /health and /ping. */
 void api_health(struct front *f, struct exchange *x, const struct json *body)
 {
     char why[160];
@@ -135,6 +141,7 @@ void api_health(struct front *f, struct exchange *x, const struct json *body)
         health_say(x, &state);
 }
 
+/* The probe's token has come. */
 void health_passed(struct front *f, struct exchange *x)
 {
     char text[64];
@@ -145,6 +152,7 @@ void health_passed(struct front *f, struct exchange *x)
     exchange_reply(x, 200, "application/json", text, strlen(text));
 }
 
+/* The probe has ended without a token. */
 void health_failed(struct front *f, struct exchange *x, int err)
 {
     struct link_state state;

@@ -76,6 +76,7 @@ static int open_list(struct references *all, const struct reference *r, const st
     int rc = ERR_OK;
 
     if (strcmp(all->response, r->response) != 0) {
+        /* Forget the last response first: reading may fail. */
         all->response[0] = '\0';
         all->lists[0] = all->lists[1] = NULL;
         name = kept_name(fcgi_param(all->x->fcgi, "QUIRE_TENANT"), r->response);
@@ -100,6 +101,8 @@ static int open_list(struct references *all, const struct reference *r, const st
     return rc;
 }
 
+/* Find the item of an id: by the id's parts, otherwise by comparing ids. The second way finds items
+ * that have ids of the client's own. */
 static int find_item(struct references *all, const struct json *id, const struct json **item)
 {
     const struct json *list = NULL;
@@ -126,6 +129,8 @@ static int find_item(struct references *all, const struct json *id, const struct
     return ERR_NOT_FOUND;
 }
 
+/* The error for input[at]. A missing item is the client's error, so its status is 400 and not 404:
+ * the path exists. */
 static void refuse_item(struct exchange *x, int rc, uint32_t at, const struct json *id)
 {
     char why[256];
@@ -171,6 +176,8 @@ static bool put_input(struct exchange *x, const struct json **body, const struct
     return true;
 }
 
+/* Replace all references of the input. The common case, an input without any, costs one look at
+ * each item and copies nothing. */
 bool api_kept_references(struct front *f, struct exchange *x, const struct json *earlier,
                          const struct json **body)
 {

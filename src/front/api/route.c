@@ -15,6 +15,7 @@
  * Texts need little; a tree of very small values takes fifty times its text, and is refused. */
 #define ROUTE_MEMORY_FACTOR 8
 
+/* A row: one path with one method. */
 struct route {
     const char *path;
     const char *method;        /* NULL: any method, and the endpoint reads the body */
@@ -106,6 +107,7 @@ static void route_path(const struct exchange *x, char *path, size_t cap)
 
     while (len > 1 && uri[len - 1] == '/')
         len--;
+    /* No route is as long as the buffer, so a path that was cut is not found. */
     if (len >= cap)
         len = cap - 1;
     memcpy(path, uri, len);
@@ -184,8 +186,7 @@ static bool route_turns_away(struct front *f, struct exchange *x)
     return true;
 }
 
-/* The OpenAPI description is written from the same table. */
-/* The schema of a route's body. */
+/* The OpenAPI description is written from the same table. Here: the schema of a route's body. */
 static void route_describe_body(struct buf *b, const struct route *r)
 {
     buf_add_text(b, ",\"requestBody\":{\"required\":true,\"content\":{\"application/json\":"
@@ -196,6 +197,8 @@ static void route_describe_body(struct buf *b, const struct route *r)
         buf_printf(b, "{\"$ref\":\"#/components/schemas/%s\"}}}}", r->schema);
 }
 
+/* One method of a path. Paths that need no key say so, because the description has a key as the
+ * default. */
 static void route_describe_one(struct buf *b, const struct route *r)
 {
     bool post = strcmp(r->method, "POST") == 0;
@@ -209,6 +212,7 @@ static void route_describe_one(struct buf *b, const struct route *r)
                     "{\"description\":\"an error\"}}}");
 }
 
+/* The paths of the description. Rows of one path are adjacent, so they become one object. */
 void route_describe(struct buf *b)
 {
     const char *last = "";
@@ -249,6 +253,7 @@ void route_exchange(struct front *f, struct exchange *x)
         if (!route_fits(route, path))
             continue;
         x->shape = route->shape;
+        /* Paths below /v1/messages/ only choose the shape of the error. */
         known = known || route->answer != NULL;
         if (route->answer == NULL)
             continue;

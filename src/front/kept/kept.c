@@ -23,6 +23,7 @@
 #define KEPT_TICK_S        60  /* seconds between checks for expired records and a broken file */
 #define KEPT_EXPIRE        256 /* maximum records removed per check */
 
+/* A record on its way to the disk. */
 struct kept_job {
     struct kept_record record; /* its texts follow the job in memory */
     struct kept_job *next;
@@ -49,11 +50,13 @@ struct kept {
     _Atomic int news;
 };
 
+/* Tenant and id are separated by the tenant's NUL, so that no two pairs give the same bytes. */
 struct hash kept_name(const char *tenant, const char *id)
 {
     return hash_sha256(tenant, strlen(tenant) + 1, id, strlen(id));
 }
 
+/* Records that were created before this time have expired. */
 static int64_t kept_before(const struct kept *k)
 {
     return clock_unix_s() - (int64_t)k->age_s;
@@ -64,22 +67,26 @@ static int64_t kept_before(const struct kept *k)
  * A job goes through a linked list from the streamer to the thread; its state is then read by the
  * streamer, after the thread has written to wake_fd. */
 
+/* The memory of a job. */
 static size_t kept_bytes(const struct kept_job *job)
 {
     return sizeof *job + job->record.response_len + job->record.input_len;
 }
 
+/* Give up one of the two references. */
 void kept_leave(struct kept_job *job)
 {
     if (job != NULL && atomic_fetch_sub(&job->refs, 1) == 1)
         mem_free(job);
 }
 
+/* How far is the job? */
 enum kept_state kept_state(const struct kept_job *job)
 {
     return (enum kept_state)atomic_load(&job->state);
 }
 
+/* The flag saves the streamer from looking at all its exchanges at each wake-up. */
 bool kept_has_news(struct kept *k)
 {
     return atomic_exchange(&k->news, 0) != 0;
@@ -125,8 +132,7 @@ struct kept_job *kept_write(struct kept *k, const struct kept_record *record)
     return job;
 }
 
-/* --- the thread
- * -------------------------------------------------------------------------------- */
+/* --- the thread ---------------------------------------------------------------------------- */
 
 /* Take up to KEPT_BATCH jobs, oldest first; wait for one at most KEPT_TICK_S. *ends: the list is
  * empty and the store is closing. */
@@ -233,9 +239,9 @@ static void *kept_run(void *arg)
     return NULL;
 }
 
-/* --- readers
- * ----------------------------------------------------------------------------------- */
+/* --- readers ------------------------------------------------------------------------------- */
 
+/* Read a response, while the thread may write others: LMDB's readers do not wait for writers. */
 int kept_read(struct kept *k, const struct hash *name, struct arena *arena, struct kept_record *out)
 {
     int rc = ERR_IO;
@@ -247,6 +253,7 @@ int kept_read(struct kept *k, const struct hash *name, struct arena *arena, stru
     return rc;
 }
 
+/* Remove a response. */
 int kept_remove(struct kept *k, const struct hash *name)
 {
     int rc = ERR_IO;
@@ -258,9 +265,10 @@ int kept_remove(struct kept *k, const struct hash *name)
     return rc;
 }
 
-/* --- opening
- * ----------------------------------------------------------------------------------- */
+/* --- opening ------------------------------------------------------------------------------- */
 
+/* Make the locks and start the thread. Its waits use the monotonic clock, so that changes of the
+ * time do not matter. */
 static int kept_start(struct kept *k)
 {
     pthread_condattr_t attr;
@@ -275,6 +283,8 @@ static int kept_start(struct kept *k)
     return ERR_NO_MEMORY;
 }
 
+/* Open the store. A file that cannot be opened does not stop the front: requests that need it get
+ * an error until it can. */
 int kept_open(struct kept **out, const char *dir, uint64_t bytes_max, double days, int wake_fd)
 {
     struct kept *kept = mem_zalloc(sizeof *kept);
@@ -301,6 +311,7 @@ int kept_open(struct kept **out, const char *dir, uint64_t bytes_max, double day
     return ERR_OK;
 }
 
+/* Write what waits, then end. */
 void kept_close(struct kept *k)
 {
     if (k == NULL)

@@ -46,8 +46,7 @@ void kept_close(struct kept *k);
 /* The name of a response: a hash of tenant and id. */
 struct hash kept_name(const char *tenant, const char *id);
 
-/* --- for the streamer
- * -------------------------------------------------------------------------- */
+/* --- for the streamer ---------------------------------------------------------------------- */
 
 /* Hand over a record; its texts are copied. NULL when it is refused: too many bytes wait, or no
  * memory. Blocks only on a short lock. */
@@ -61,8 +60,7 @@ void kept_leave(struct kept_job *job);
 /* True if jobs were done since the last call. */
 bool kept_has_news(struct kept *k);
 
-/* --- for readers
- * ------------------------------------------------------------------------------- */
+/* --- for readers --------------------------------------------------------------------------- */
 
 /* Read or remove a response. ERR_NOT_FOUND, ERR_NO_MEMORY, ERR_IO, ERR_CORRUPT. They block on the
  * disk; removal also blocks on writers. */

@@ -42,6 +42,7 @@
 /* Exit statuses of the child. A signal, or any other status, means damage. */
 enum { KEPT_PROBE_GOOD = 0, KEPT_PROBE_UNREAD = 3 };
 
+/* An open file. broken is set by any thread that finds damage. */
 struct kept_db {
     MDB_env *env;
     MDB_dbi names, records, meta;
@@ -65,8 +66,7 @@ struct kept_head {
     uint64_t sum; /* XXH3 of both texts */
 };
 
-/* --- errors
- * ------------------------------------------------------------------------------------ */
+/* --- errors -------------------------------------------------------------------------------- */
 
 /* LMDB's errors that mean a damaged file, as opposed to a full disk or a lack of memory. */
 static bool kept_is_damage(int rc)
@@ -84,6 +84,8 @@ static bool kept_is_damage(int rc)
     }
 }
 
+/* Our error for LMDB's. Damage makes the file unusable: kept.c then opens it again, which finds out
+ * how bad it is. */
 static int kept_error(struct kept_db *db, int rc)
 {
     if (rc == 0)
@@ -104,6 +106,7 @@ bool kept_db_is_broken(const struct kept_db *db)
     return db->broken != 0;
 }
 
+/* A value that points to our memory. */
 static MDB_val kept_val(const void *p, size_t len)
 {
     MDB_val value = {.mv_size = len};
@@ -112,8 +115,7 @@ static MDB_val kept_val(const void *p, size_t len)
     return value;
 }
 
-/* --- records
- * ----------------------------------------------------------------------------------- */
+/* --- records ------------------------------------------------------------------------------- */
 
 struct kept_key {
     uint8_t bytes[12]; /* number and part, high byte first, because LMDB compares bytes */
@@ -130,6 +132,7 @@ static struct kept_key kept_key(uint64_t number, uint32_t part)
     return part_key;
 }
 
+/* The number in a key; 0 for a key of another size, which no record has. */
 static uint64_t kept_number(const MDB_val *key)
 {
     const uint8_t *bytes = key->mv_data;
@@ -168,6 +171,7 @@ static int kept_totals(struct kept_db *db, MDB_txn *txn, struct kept_totals *out
     return MDB_INCOMPATIBLE;
 }
 
+/* Write the totals. */
 static int kept_set_totals(struct kept_db *db, MDB_txn *txn, const struct kept_totals *totals)
 {
     MDB_val key = kept_val("totals", 6);
@@ -201,6 +205,7 @@ static int kept_forget_name(struct kept_db *db, MDB_txn *txn, const struct hash 
 
     if (rc == 0 && value.mv_size == sizeof known)
         memcpy(&known, value.mv_data, sizeof known);
+    /* A newer record of the same name has replaced the number. */
     if (rc == 0 && known == number)
         rc = mdb_del(txn, db->names, &key, NULL);
     if (rc == MDB_NOTFOUND)
@@ -284,6 +289,7 @@ static int kept_find(struct kept_db *db, MDB_txn *txn, const struct hash *name, 
     if (rc != 0)
         return rc;
     memcpy(number, value.mv_data, sizeof *number);
+    /* The name gives the number, and the number the first part. */
     first = kept_key(*number, 0);
     key = kept_val(&first, sizeof first);
     rc = mdb_cursor_open(txn, db->records, cursor);
@@ -309,8 +315,7 @@ static int kept_remove_name(struct kept_db *db, MDB_txn *txn, const struct hash 
     return rc;
 }
 
-/* --- writing
- * ----------------------------------------------------------------------------------- */
+/* --- writing ------------------------------------------------------------------------------- */
 
 /* The contiguous bytes of a record from offset `at` on: of the head, the response or the input. */
 static size_t kept_piece(const struct kept_record *r, const struct kept_head *head, size_t at,
@@ -330,6 +335,7 @@ static size_t kept_piece(const struct kept_record *r, const struct kept_head *he
     return r->input_len - at;
 }
 
+/* The head for a record, with its sum. */
 static struct kept_head kept_head_of(const struct kept_record *r)
 {
     struct kept_head head = {.name = r->name,
@@ -362,6 +368,7 @@ static int kept_put_parts(struct kept_db *db, MDB_txn *txn, const struct kept_re
         size_t n = 0;
         MDB_val value;
 
+        /* Fill the part from as many pieces as needed. */
         while (n < sizeof part && at < len) {
             const char *piece;
             size_t more = kept_piece(r, &head, at, &piece);
@@ -413,6 +420,7 @@ static int kept_commit(struct kept_db *db, MDB_txn *txn, const struct kept_total
     return rc;
 }
 
+/* Begin a write transaction. LMDB allows one at a time, for all fronts: others wait here. */
 static int kept_begin(struct kept_db *db, MDB_txn **txn, struct kept_totals *totals)
 {
     int rc = mdb_txn_begin(db->env, NULL, 0, txn);
@@ -422,6 +430,7 @@ static int kept_begin(struct kept_db *db, MDB_txn **txn, struct kept_totals *tot
     return kept_totals(db, *txn, totals);
 }
 
+/* Write records in one transaction, so that one sync serves them all. */
 static int kept_put_all(struct kept_db *db, const struct kept_record *const *records, int n)
 {
     struct kept_totals totals;
@@ -449,6 +458,7 @@ static int kept_make_room(struct kept_db *db)
     return kept_commit(db, txn, &totals, rc);
 }
 
+/* A record larger than a quarter of the file would displace nearly all others. */
 bool kept_db_takes(const struct kept_db *db, size_t bytes)
 {
     return kept_cost(bytes) <= db->room / 4;
@@ -469,6 +479,8 @@ int kept_db_put(struct kept_db *db, const struct kept_record *const *records, in
     return kept_error(db, rc);
 }
 
+/* Remove records that are too old, at most n_max at a time, because a long transaction would make
+ * writers wait. */
 int kept_db_expire(struct kept_db *db, int64_t before_s, int n_max)
 {
     struct kept_totals totals;
@@ -486,6 +498,7 @@ int kept_db_expire(struct kept_db *db, int64_t before_s, int n_max)
     return kept_error(db, kept_commit(db, txn, &totals, rc));
 }
 
+/* Remove the record of a name. */
 int kept_db_remove(struct kept_db *db, const struct hash *name)
 {
     struct kept_totals totals;
@@ -497,8 +510,7 @@ int kept_db_remove(struct kept_db *db, const struct hash *name)
     return kept_error(db, kept_commit(db, txn, &totals, rc));
 }
 
-/* --- reading
- * ----------------------------------------------------------------------------------- */
+/* --- reading ------------------------------------------------------------------------------- */
 
 /* Copy the parts of a record, from the first on, to bytes [len]. */
 static int kept_get_parts(MDB_cursor *cursor, uint64_t number, char *bytes, size_t len)
@@ -531,8 +543,10 @@ static int kept_get_at(struct kept_db *db, MDB_cursor *cursor, uint64_t number, 
 
     if (rc != 0)
         return rc;
+    /* A record that has expired counts as missing, even before it is removed. */
     if (head.created_s < before_s || memcmp(&head.name, &out->name, sizeof head.name) != 0)
         return MDB_NOTFOUND;
+    /* Lengths from a damaged head must not become an allocation. */
     if (head.response_len > db->room || head.input_len > db->room)
         return MDB_CORRUPTED;
     len = sizeof head + head.response_len + head.input_len;
@@ -552,6 +566,7 @@ static int kept_get_at(struct kept_db *db, MDB_cursor *cursor, uint64_t number, 
     return MDB_CORRUPTED;
 }
 
+/* Find and read the record of out->name. */
 static int kept_get(struct kept_db *db, MDB_txn *txn, int64_t before_s, struct arena *arena,
                     struct kept_record *out)
 {
@@ -566,6 +581,8 @@ static int kept_get(struct kept_db *db, MDB_txn *txn, int64_t before_s, struct a
     return rc;
 }
 
+/* Read a record. The texts are copied to the arena, because the map may change after the
+ * transaction. */
 int kept_db_get(struct kept_db *db, const struct hash *name, int64_t before_s, struct arena *arena,
                 struct kept_record *out)
 {
@@ -591,9 +608,9 @@ int kept_db_get(struct kept_db *db, const struct hash *name, int64_t before_s, s
     return kept_error(db, rc);
 }
 
-/* --- opening
- * ----------------------------------------------------------------------------------- */
+/* --- opening ------------------------------------------------------------------------------- */
 
+/* Open the three tables. */
 static int kept_tables(struct kept_db *db, unsigned flags)
 {
     MDB_txn *txn = NULL;
@@ -612,6 +629,8 @@ static int kept_tables(struct kept_db *db, unsigned flags)
     return rc;
 }
 
+/* Open LMDB's environment. MDB_NOTLS: a reader belongs to its transaction and not to its thread,
+ * since requests may move between threads. bytes_max 0: as the file says. */
 static int kept_env(struct kept_db *db, const char *dir, unsigned flags, uint64_t bytes_max)
 {
     int rc = mdb_env_create(&db->env);
@@ -638,6 +657,7 @@ static int kept_probe_table(MDB_txn *txn, MDB_dbi table)
     if (rc == 0)
         rc = mdb_cursor_get(cursor, &key, &value, MDB_FIRST);
     while (rc == 0) {
+        /* One byte of each cache line is enough: damage shows by page. */
         for (size_t i = 0; i < value.mv_size; i += 64)
             seen ^= ((const uint8_t *)value.mv_data)[i];
         rc = mdb_cursor_get(cursor, &key, &value, MDB_NEXT);
@@ -698,6 +718,7 @@ static bool kept_is_damaged(const char *dir)
     return WEXITSTATUS(status) != KEPT_PROBE_GOOD && WEXITSTATUS(status) != KEPT_PROBE_UNREAD;
 }
 
+/* Remove an older folder of damaged files. */
 static void kept_remove_files(const char *dir)
 {
     static const char *const names[] = {"data.mdb", "lock.mdb"};
@@ -786,6 +807,7 @@ static int kept_lock(const char *dir, int *fd)
     return ERR_OK;
 }
 
+/* Open the file with the lock held. Damaged files are set aside and a new file begun, once. */
 static int kept_open_locked(struct kept_db *db, const char *dir, uint64_t bytes_max, bool probes)
 {
     bool is_new = false;
@@ -810,6 +832,8 @@ static int kept_open_locked(struct kept_db *db, const char *dir, uint64_t bytes_
     return kept_error(db, error);
 }
 
+/* Room for records is three quarters of the map: LMDB needs the rest for pages that readers still
+ * see, and for its trees. */
 int kept_db_open(struct kept_db **out, const char *dir, uint64_t bytes_max, bool probes)
 {
     struct kept_db *db = mem_zalloc(sizeof *db);
@@ -832,6 +856,7 @@ int kept_db_open(struct kept_db **out, const char *dir, uint64_t bytes_max, bool
     return ERR_OK;
 }
 
+/* Accepts NULL and a file that is not open. */
 void kept_db_close(struct kept_db *db)
 {
     if (db == NULL)

@@ -20,6 +20,7 @@
 #define LINK_TIMEOUT_MS 2000  /* maximum wait for the welcome */
 #define LINK_DOUBT      2     /* with so many waiting requests of a tenant the engine decides */
 
+/* No engine is searched yet; link_try() does that. */
 int link_init(struct link *l, const char *path)
 {
     *l = (struct link){.path = path, .control_fd = -1};
@@ -49,6 +50,8 @@ static int link_slots(struct link *l)
     return ERR_OK;
 }
 
+/* Map the engine's statistics page, read-only. NULL: it cannot be mapped, or is of another
+ * build. */
 static const struct wire_stats *link_map_stats(int fd)
 {
     const struct wire_stats *stats = mmap(NULL, sizeof *stats, PROT_READ, MAP_SHARED, fd, 0);
@@ -62,6 +65,8 @@ static const struct wire_stats *link_map_stats(int fd)
     return stats;
 }
 
+/* Make a new connection visible to the readers. The old statistics stay mapped until then, so that
+ * /metrics has numbers while the engine restarts. */
 static void link_publish(struct link *l, const struct wire_welcome *w,
                          const struct wire_stats *stats)
 {
@@ -96,6 +101,7 @@ static int link_open(struct link *l, const struct wire_welcome *w, const int *fd
     return ERR_OK;
 }
 
+/* Free and close everything of a connection but its statistics page. */
 static void link_close(struct link *l)
 {
     lane_detach(&l->lane);
@@ -116,6 +122,7 @@ static void link_close(struct link *l)
     l->control_fd = -1;
 }
 
+/* Try to attach, at most once per LINK_RETRY_US. True: a connection now exists. */
 bool link_try(struct link *l, uint64_t now_us)
 {
     struct wire_welcome welcome;
@@ -128,6 +135,7 @@ bool link_try(struct link *l, uint64_t now_us)
     rc = attach_connect(l->path, LINK_TIMEOUT_MS, &l->control_fd, &welcome, fds);
     if (rc != ERR_OK) {
         l->control_fd = -1;
+        /* ERR_ENGINE_GONE is not logged: the engine may simply not have started yet. */
         if (rc == ERR_LIMIT && l->open_error != rc)
             log_error("front: no file descriptor is left for the engine's lane; raise "
                       "LimitNOFILE");
@@ -156,6 +164,7 @@ bool link_try(struct link *l, uint64_t now_us)
     return true;
 }
 
+/* The streamer found the connection closed, and has ended the requests on it. */
 void link_lost(struct link *l, uint64_t now_us)
 {
     (void)pthread_mutex_lock(&l->lock); /* because link_read_state() reads from the lane */
@@ -175,6 +184,7 @@ static uint32_t link_tenant_idx(const struct link *l, const char tenant[WIRE_TEN
     for (uint32_t i = 0; i < l->n_tenants; i++) {
         const struct link_tenant *t = &l->tenants[i];
 
+        /* An index whose tenant holds nothing may be taken by another. */
         if (t->n_held > 0 && memcmp(t->name, tenant, WIRE_TENANT_BYTES) == 0)
             return i;
         if (t->n_held == 0 && place == l->n_tenants)
@@ -194,6 +204,7 @@ static uint32_t link_may_push(const struct link *l, const char tenant[WIRE_TENAN
     uint32_t waiting[WIRE_TENANTS];
     uint32_t own = 0, most = 0, n_pushed = 0;
 
+    /* The page belongs to another process: never trust an index from it. */
     if (n > WIRE_TENANTS)
         n = WIRE_TENANTS;
     for (uint32_t i = 0; i < n; i++) {
@@ -208,6 +219,8 @@ static uint32_t link_may_push(const struct link *l, const char tenant[WIRE_TENAN
     for (uint32_t i = 0; i < n; i++) {
         if (waiting[i] > most)
             most = waiting[i];
+        /* The engine balances: a tenant may displace requests of one that has more waiting than it,
+         * until both are equal. */
         if (waiting[i] > own + 1)
             n_pushed += waiting[i] - own - 1;
     }
@@ -238,6 +251,7 @@ enum wire_refusal link_refuses(struct link *l, const struct wire_request *r)
 
     if (l->n_free == 0)
         return WIRE_REFUSED_SLOTS;
+    /* A resumed request was admitted once, and a probe must measure and not be refused. */
     if ((r->flags & (WIRE_RESUMED | WIRE_PROBE)) != 0)
         return WIRE_NOT_REFUSED;
     if (!link_share_allows(held, l->n_free))
@@ -248,17 +262,22 @@ enum wire_refusal link_refuses(struct link *l, const struct wire_request *r)
     if (n_queued >= room)
         return n_queued - room < link_may_push(l, r->tenant) ? WIRE_NOT_REFUSED
                                                              : WIRE_REFUSED_REQUESTS;
+    /* An empty queue always takes one request, even one with more tokens than the room. */
     if (n_queued + atomic_load_explicit(&shared->n_waiting, memory_order_relaxed) > 0 &&
         n_tokens > atomic_load_explicit(&shared->room_tokens, memory_order_relaxed))
         return link_may_push(l, r->tenant) > 0 ? WIRE_NOT_REFUSED : WIRE_REFUSED_TOKENS;
     return WIRE_NOT_REFUSED;
 }
 
+/* The engine adds these to its own refusals. */
 void link_count_refused(struct link *l, enum wire_refusal why)
 {
     atomic_fetch_add_explicit(&l->lane.shared->refused[why], 1, memory_order_relaxed);
 }
 
+/* For a reader, before it parses a request: when the queue is full the request will be refused
+ * anyway, so parsing it would only make the overload worse. Returns the seconds for Retry-After; 0:
+ * go on. */
 int link_turns_away(struct link *l, const char tenant[WIRE_TENANT_BYTES])
 {
     int again_s = 0;
@@ -276,6 +295,7 @@ int link_turns_away(struct link *l, const char tenant[WIRE_TENANT_BYTES])
     return again_s;
 }
 
+/* Take a free slot for a request of a tenant; -1: there is none. */
 int64_t link_claim(struct link *l, const char tenant[WIRE_TENANT_BYTES])
 {
     uint32_t place = link_tenant_idx(l, tenant);
@@ -291,6 +311,7 @@ int64_t link_claim(struct link *l, const char tenant[WIRE_TENANT_BYTES])
     return (int64_t)slot;
 }
 
+/* Return a slot, and the use of its automaton. */
 void link_release(struct link *l, uint32_t slot)
 {
     must(l->n_free < l->lane.n_slots);
@@ -302,6 +323,8 @@ void link_release(struct link *l, uint32_t slot)
     l->free_slots[l->n_free++] = slot;
 }
 
+/* A request has ended with record o. An engine that does not have the request's automaton (it may
+ * have dropped it) makes the front upload it again. */
 void link_end(struct link *l, uint32_t slot, const struct wire_out *o)
 {
     if (o->finish == WIRE_FIN_ERROR && o->value == ERR_NO_FORM && l->automaton[slot] != 0)
@@ -311,6 +334,8 @@ void link_end(struct link *l, uint32_t slot, const struct wire_out *o)
     link_release(l, slot);
 }
 
+/* The connection's state, for readers. now_us may lie before the engine's time stamps, because both
+ * processes write them independently; ages are then 0. */
 void link_read_state(struct link *l, struct link_state *out, uint64_t now_us)
 {
     (void)pthread_mutex_lock(&l->lock);
@@ -341,6 +366,7 @@ void link_read_state(struct link *l, struct link_state *out, uint64_t now_us)
     (void)pthread_mutex_unlock(&l->lock);
 }
 
+/* Copy the statistics page, also that of an engine which has ended. False: there never was one. */
 bool link_copy_stats(struct link *l, struct wire_stats *out)
 {
     bool have;

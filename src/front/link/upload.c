@@ -8,6 +8,7 @@
 
 #include "base/must.h"
 
+/* Send the vocabulary, once per connection. */
 int uploads_add_vocabulary(struct uploads *o, int control_fd, int sealed, uint64_t bytes)
 {
     struct wire_upload upload = {.kind = WIRE_VOCABULARY, .bytes = bytes};
@@ -36,6 +37,8 @@ static uint32_t uploads_find(const struct uploads *o, const struct compiled *st)
     return best;
 }
 
+/* Use an automaton for a request. It is sent unless the engine has it from an earlier one; names
+ * are compared, so equal constraints of different clients share a place. */
 int uploads_claim(struct uploads *o, int control_fd, struct compiled *st, uint32_t *idx)
 {
     uint32_t i = uploads_find(o, st);
@@ -60,6 +63,7 @@ int uploads_claim(struct uploads *o, int control_fd, struct compiled *st, uint32
     return ERR_OK;
 }
 
+/* A request with this automaton has ended. */
 void uploads_release(struct uploads *o, uint32_t idx)
 {
     must(o->places[idx].n_users > 0);
@@ -75,6 +79,7 @@ void uploads_lose(struct uploads *o, uint32_t idx)
     o->vocabulary = false;
 }
 
+/* The connection is gone, and with it everything that was sent. */
 void uploads_clear(struct uploads *o)
 {
     for (uint32_t i = 0; i < WIRE_AUTOMATA_MAX; i++)

@@ -16,6 +16,7 @@
 #define DEFAULTS_FILE      "generation_config.json"
 #define DEFAULTS_BYTES_MAX ((size_t)1 << 20)
 
+/* The state of reading one source. */
 struct defaults_reader {
     const char *source; /* name of the file or setting, for error texts */
     const struct json *config;
@@ -24,6 +25,7 @@ struct defaults_reader {
     size_t why_cap;
 };
 
+/* The values without any file: those of vLLM. */
 void defaults_init(struct defaults *p)
 {
     *p = (struct defaults){.max_logprobs = 20, .max_stops = 32, .sampling = sampling_presets()};
@@ -51,6 +53,7 @@ static double defaults_number(struct defaults_reader *r, const char *name,
     return fallback;
 }
 
+/* Read one parameter of sampling, by its name in the table of sampling.def. */
 static void defaults_sampling(struct defaults_reader *r, const char *name, struct sampling *s)
 {
     const struct sampling_param *param = sampling_find(name);
@@ -79,6 +82,7 @@ static int defaults_take(struct defaults *p, struct defaults_reader *r)
     return r->rc;
 }
 
+/* Parse the text of a source and take its members. */
 static int defaults_parse(struct defaults *p, const char *source, const char *text, size_t len,
                           char *why, size_t why_cap)
 {
@@ -100,6 +104,7 @@ static int defaults_parse(struct defaults *p, const char *source, const char *te
     return rc;
 }
 
+/* The setting override_generation_config, which takes precedence because it is read later. */
 int defaults_override(struct defaults *p, const char *text, char *why, size_t why_cap)
 {
     if (text[0] == '\0')
@@ -107,6 +112,7 @@ int defaults_override(struct defaults *p, const char *text, char *why, size_t wh
     return defaults_parse(p, "override_generation_config", text, strlen(text), why, why_cap);
 }
 
+/* The model folder's file. A model without one has no defaults of its own. */
 int defaults_read(struct defaults *p, const char *dir, char *why, size_t why_cap)
 {
     struct buf text = {0};

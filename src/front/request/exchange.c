@@ -10,6 +10,7 @@
 #include "base/clock.h"
 #include "front/kept/kept.h"
 
+/* NULL: no memory. The connection is still the caller's then. */
 struct exchange *exchange_new(struct fcgi *f)
 {
     struct exchange *x = mem_zalloc(sizeof *x);
@@ -58,6 +59,8 @@ void exchange_free(struct exchange *x)
     mem_free(x);
 }
 
+/* Take the client's name of a request. False: it is empty, too long, or has characters that could
+ * break the log or a JSON text. */
 bool exchange_name(struct exchange *x, const char *name)
 {
     size_t len = strlen(name);
@@ -167,6 +170,8 @@ static const char *exchange_param(const struct exchange *x, const char *param)
     return param;
 }
 
+/* The whole answer is written at once, so an exchange that has sent its head cannot use this; its
+ * stream ends with an event instead. */
 void exchange_reply_error(struct exchange *x, int err, const char *message, const char *param,
                           int retry_after_s)
 {
@@ -196,6 +201,7 @@ void exchange_reply_error(struct exchange *x, int err, const char *message, cons
     x->complete = true;
 }
 
+/* A text that was cut for lack of memory is never sent. */
 void exchange_reply_json(struct exchange *x, struct buf *json)
 {
     if (json->failed)

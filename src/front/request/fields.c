@@ -25,6 +25,7 @@
 
 enum { FIELDS_CHAT = 1, FIELDS_TEXT = 2, FIELDS_BOTH = 3 };
 
+/* The state of reading one request's fields. */
 struct fields_read_context {
     struct fields *out;
     struct exchange *x;
@@ -60,6 +61,7 @@ struct fields_row {
     const char *harmless;      /* a list of only this text is accepted by fields_neutral() */
 };
 
+/* The address of the member that the row sets. */
 static void *fields_member(const struct fields_read_context *c, const struct fields_row *row)
 {
     must(row->place.in != FIELDS_NOWHERE);
@@ -101,6 +103,7 @@ static int fields_range(struct fields_read_context *c, const struct fields_row *
     return ERR_OK;
 }
 
+/* A real number, stored as a float. */
 static int fields_real(struct fields_read_context *c, const struct fields_row *row,
                        const struct json *v)
 {
@@ -112,6 +115,7 @@ static int fields_real(struct fields_read_context *c, const struct fields_row *r
     return rc;
 }
 
+/* A whole number within the row's range. All ranges here lie where a double is exact. */
 static int fields_whole_range(struct fields_read_context *c, const struct fields_row *row,
                               const struct json *v, double *out)
 {
@@ -125,6 +129,7 @@ static int fields_whole_range(struct fields_read_context *c, const struct fields
     return fields_type(c, row, wanted, v);
 }
 
+/* A whole number, stored as an int32_t. */
 static int fields_whole(struct fields_read_context *c, const struct fields_row *row,
                         const struct json *v)
 {
@@ -148,6 +153,7 @@ static int fields_count(struct fields_read_context *c, const struct fields_row *
     return rc;
 }
 
+/* The seed of sampling, which may be signed or unsigned: all 64 bits are used. */
 static int fields_seed(struct fields_read_context *c, const struct fields_row *row,
                        const struct json *v)
 {
@@ -162,6 +168,7 @@ static int fields_seed(struct fields_read_context *c, const struct fields_row *r
     return ERR_OK;
 }
 
+/* For beam searches. */
 static int fields_length_penalty(struct fields_read_context *c, const struct fields_row *row,
                                  const struct json *v)
 {
@@ -180,6 +187,7 @@ static int fields_timeout(struct fields_read_context *c, const struct fields_row
     return rc;
 }
 
+/* The limit of the reply's tokens. */
 static int fields_max_completion(struct fields_read_context *c, const struct fields_row *row,
                                  const struct json *v)
 {
@@ -243,6 +251,7 @@ static int fields_n_logprobs(struct fields_read_context *c, const struct fields_
     return rc;
 }
 
+/* Log probabilities of the prompt's tokens, with so many alternatives. */
 static int fields_prompt_logprobs(struct fields_read_context *c, const struct fields_row *row,
                                   const struct json *v)
 {
@@ -263,6 +272,7 @@ static int fields_biases(struct fields_read_context *c, const struct fields_row 
     return token_rules_read_biases(&c->x->token_rules, &c->x->arena, v, c->why, c->why_cap);
 }
 
+/* Tokens whose log probabilities the client wants at each position. */
 static int fields_asked(struct fields_read_context *c, const struct fields_row *row,
                         const struct json *v)
 {
@@ -274,6 +284,7 @@ static int fields_asked(struct fields_read_context *c, const struct fields_row *
     return rc;
 }
 
+/* The only tokens that may be sampled. */
 static int fields_allowed(struct fields_read_context *c, const struct fields_row *row,
                           const struct json *v)
 {
@@ -316,6 +327,7 @@ static int fields_flag_not(struct fields_read_context *c, const struct fields_ro
     return rc;
 }
 
+/* A flag whose default depends on other fields, so it is remembered that the client set it. */
 static int fields_skip_special(struct fields_read_context *c, const struct fields_row *row,
                                const struct json *v)
 {
@@ -397,6 +409,7 @@ static int fields_stop_text(struct fields_read_context *c, const struct fields_r
     return ERR_OK;
 }
 
+/* "stop": one string or a list. */
 static int fields_stop(struct fields_read_context *c, const struct fields_row *row,
                        const struct json *v)
 {
@@ -404,6 +417,7 @@ static int fields_stop(struct fields_read_context *c, const struct fields_row *r
 
     if (v->kind != JSON_LIST)
         return fields_stop_text(c, row, v);
+    /* fields_stop_text() checks the number, too, but its error lacks the list's length. */
     if (v->n > (uint32_t)c->defaults->max_stops) {
         (void)snprintf(c->why, c->why_cap, "'stop' has %u strings; at most %d are allowed", v->n,
                        c->defaults->max_stops);
@@ -414,6 +428,7 @@ static int fields_stop(struct fields_read_context *c, const struct fields_row *r
     return rc;
 }
 
+/* Token ids that end the reply. */
 static int fields_stop_ids(struct fields_read_context *c, const struct fields_row *row,
                            const struct json *v)
 {
@@ -421,6 +436,7 @@ static int fields_stop_ids(struct fields_read_context *c, const struct fields_ro
     return token_rules_read_stops(&c->x->token_rules, &c->x->arena, v, c->why, c->why_cap);
 }
 
+/* The model's name; any of the served ones is accepted. */
 static int fields_model(struct fields_read_context *c, const struct fields_row *row,
                         const struct json *v)
 {
@@ -440,6 +456,7 @@ static int fields_form(struct fields_read_context *c, const struct fields_row *r
     return row->read_form(&c->out->form, v, c->why, c->why_cap);
 }
 
+/* An older name of a constraint. */
 static int fields_guided(struct fields_read_context *c, const struct fields_row *row,
                          const struct json *v)
 {
@@ -458,6 +475,7 @@ static int fields_best_of(struct fields_read_context *c, const struct fields_row
     return rc;
 }
 
+/* Only a digest goes to the engine, of a fixed length. */
 bool fields_read_salt(const struct json *v, uint8_t salt[WIRE_SALT_BYTES])
 {
     struct hash digest;
@@ -469,6 +487,7 @@ bool fields_read_salt(const struct json *v, uint8_t salt[WIRE_SALT_BYTES])
     return true;
 }
 
+/* Requests with different salts do not share cached pages. */
 static int fields_salt(struct fields_read_context *c, const struct fields_row *row,
                        const struct json *v)
 {
@@ -477,6 +496,7 @@ static int fields_salt(struct fields_read_context *c, const struct fields_row *r
     return fields_type(c, row, "a string that is not empty", v);
 }
 
+/* How long the prompt's pages should be kept. */
 static int fields_retention(struct fields_read_context *c, const struct fields_row *row,
                             const struct json *v)
 {
@@ -504,6 +524,7 @@ static int fields_truncate(struct fields_read_context *c, const struct fields_ro
     return ERR_OK;
 }
 
+/* The limit of the reasoning's tokens; -1: none. */
 static int fields_think(struct fields_read_context *c, const struct fields_row *row,
                         const struct json *v)
 {
@@ -515,6 +536,7 @@ static int fields_think(struct fields_read_context *c, const struct fields_row *
     return rc;
 }
 
+/* The side on which truncate_prompt_tokens cuts. */
 static int fields_side(struct fields_read_context *c, const struct fields_row *row,
                        const struct json *v)
 {
@@ -524,6 +546,7 @@ static int fields_side(struct fields_read_context *c, const struct fields_row *r
     return ERR_OK;
 }
 
+/* The client's name of the request, which appears in the log and the answer. */
 static int fields_request_id(struct fields_read_context *c, const struct fields_row *row,
                              const struct json *v)
 {
@@ -534,6 +557,7 @@ static int fields_request_id(struct fields_read_context *c, const struct fields_
     return ERR_OK;
 }
 
+/* Is this one of the words for reasoning_effort? */
 bool fields_is_effort(const struct json *v)
 {
     static const char *const efforts[] = {"none", "minimal", "low", "medium",
@@ -711,6 +735,7 @@ static const struct fields_row fields_rows[] = {
     CHAT("return_assistant_tokens_mask", fields_neutral),
 };
 
+/* The row of a field for this format; NULL: unknown. */
 static const struct fields_row *fields_find(const char *name, enum exchange_format format)
 {
     int mask = format == EXCHANGE_CHAT ? FIELDS_CHAT : FIELDS_TEXT;
@@ -813,6 +838,7 @@ static int fields_check_beams(struct fields_read_context *c, const char **param)
                        "(response_format, structured_outputs, strict or forced tools)");
         return ERR_UNSUPPORTED;
     }
+    /* Each step of a search asks for alternatives itself, and they share one limit. */
     if (request->generate.n_logprobs > WIRE_LOGPROBS_MAX) {
         if (x->format == EXCHANGE_CHAT)
             *param = "top_logprobs";
@@ -876,6 +902,7 @@ int fields_read(struct fields *out, struct exchange *x, const struct json *body,
                        "'stream_options' is only allowed when 'stream' is true");
         return ERR_INVALID;
     }
+    /* The server's setting may force the usage into all streams. */
     x->include_usage = x->stream && (x->include_usage || defaults->include_usage);
     if (context.best_of != 0 && context.best_of != x->n) {
         reason->param = "best_of";
@@ -949,6 +976,8 @@ static const char *fields_schema_type(const struct fields_row *row)
     return NULL;
 }
 
+/* The fields as properties of a JSON schema, for /openapi.json. Fields that are refused are left
+ * out. */
 void fields_describe(struct buf *b, enum exchange_format format)
 {
     int wanted = format == EXCHANGE_CHAT ? FIELDS_CHAT : FIELDS_TEXT;
@@ -964,6 +993,7 @@ void fields_describe(struct buf *b, enum exchange_format format)
         comma = ",";
         if (type != NULL)
             buf_printf(b, "\"type\":\"%s\"", type);
+        /* Only numbers have a range. */
         if (type != NULL && row->range.high != 0 && (type[0] == 'n' || type[0] == 'i'))
             buf_printf(b, ",\"%s\":%.15g,\"maximum\":%.15g",
                        row->range.low_open ? "exclusiveMinimum" : "minimum", row->range.low,

@@ -39,6 +39,7 @@ struct json lax_number(const struct json *v)
 {
     struct json number = *v;
 
+    /* A text that is no number is returned as the text that it is. */
     if (v->kind == JSON_TEXT && !lax_read(v->text, v->text_len, &number))
         return *v;
     /* 2.0 counts as 2, if int64_t can hold it. */
@@ -52,6 +53,7 @@ struct json lax_number(const struct json *v)
     return number;
 }
 
+/* Words for flags that Python's clients and web forms send, and the numbers 0 and 1. */
 bool lax_flag(const struct json *v, bool *flag)
 {
     /* The first half means false, the second true. */
@@ -77,6 +79,7 @@ bool lax_flag(const struct json *v, bool *flag)
     return true;
 }
 
+/* A value that is no flag counts as missing: fields_read() has refused it before. */
 bool lax_get_flag(const struct json *obj, const char *name, bool fallback)
 {
     const struct json *value = json_get(obj, name);
@@ -87,6 +90,7 @@ bool lax_get_flag(const struct json *obj, const char *name, bool fallback)
     return fallback;
 }
 
+/* Show a value in an error text: at most 40 bytes of it. */
 const char *lax_show(const struct json *v, char out[LAX_SHOW_BYTES])
 {
     if (v->kind == JSON_TEXT)

@@ -56,6 +56,7 @@ static bool policy_priority(const char *text, int32_t *priority)
     return true;
 }
 
+/* A timeout in the header can only shorten that of the body: the shorter one counts. */
 static bool policy_timeout(const char *text, uint64_t *timeout_us)
 {
     char *end = NULL;
@@ -71,6 +72,8 @@ static bool policy_timeout(const char *text, uint64_t *timeout_us)
     return true;
 }
 
+/* The header's priority replaces the body's, and is then limited by client_priority_min: a smaller
+ * number is served earlier, and clients must not overtake others without permission. */
 bool policy_read(const struct settings *s, struct exchange *x, struct wire_request *r)
 {
     const char *priority = fcgi_param(x->fcgi, "HTTP_X_VLLM_PRIORITY");

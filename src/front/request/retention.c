@@ -19,6 +19,8 @@ static const struct retention_member retention_members[] = {
     {"tokens", 1, INT32_MAX},
 };
 
+/* Read one member of cache_retention to values, at its row's index. A name without a row is an
+ * error, because a wrong name would otherwise lose the retention without a sign. */
 static int retention_member(const struct json *m, int64_t values[3], char *why, size_t why_cap)
 {
     for (size_t i = 0; i < 3; i++) {
@@ -87,12 +89,14 @@ int retention_read_mark(const struct json *object, const char *where, uint32_t *
         (void)snprintf(why, why_cap, "'%s.cache_control.type' must be ephemeral", where);
         return ERR_INVALID;
     }
+    /* Anthropic's two lifetimes; five minutes is the default. */
     if (json_is_text(ttl, "1h")) {
         slot = 3600;
     } else if (ttl != NULL && ttl->kind != JSON_NULL && !json_is_text(ttl, "5m")) {
         (void)snprintf(why, why_cap, "'%s.cache_control.ttl' must be 5m or 1h", where);
         return ERR_INVALID;
     }
+    /* The prompt is retained as a whole, so the longest of its marks counts. */
     if (slot > *seconds)
         *seconds = slot;
     return ERR_OK;
@@ -105,6 +109,7 @@ int retention_read_marks(const struct json *messages, uint32_t *seconds, char *w
     for (uint32_t i = 0; messages->kind == JSON_LIST && i < messages->n; i++) {
         const struct json *parts = json_get_kind(&messages->items[i], "content", JSON_LIST);
 
+        /* Only parts may have a mark; a content that is a plain text has no place for one. */
         for (uint32_t k = 0; parts != NULL && k < parts->n && rc == ERR_OK; k++) {
             char where[64];
 
@@ -117,6 +122,7 @@ int retention_read_marks(const struct json *messages, uint32_t *seconds, char *w
     return ERR_OK;
 }
 
+/* cache_retention takes precedence over marks, since it says more. */
 void retention_mark(struct wire_generate *r, uint32_t seconds)
 {
     if (seconds == 0 || r->retain != 0)
@@ -125,6 +131,7 @@ void retention_mark(struct wire_generate *r, uint32_t seconds)
     r->retain_s = seconds;
 }
 
+/* retain is the priority plus 1; 0: none was asked for. */
 void retention_limit(struct wire_generate *r, int max)
 {
     if (max == 0)

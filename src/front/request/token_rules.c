@@ -12,6 +12,7 @@
 
 #include "front/request/lax.h"
 
+/* For qsort(): by token id. */
 static int token_rules_by_id(const void *a, const void *b)
 {
     const struct wire_bias *left = a, *right = b;
@@ -95,6 +96,7 @@ int token_rules_read_biases(struct token_rules *s, struct arena *arena, const st
                            bias.key, lax_show(&v->items[i], shown));
             return ERR_INVALID;
         }
+        /* OpenAI's API allows -100 to 100; larger values mean the same: always, or never. */
         if (value > TOKEN_RULES_BIAS_MAX)
             value = TOKEN_RULES_BIAS_MAX;
         if (value < -TOKEN_RULES_BIAS_MAX)
@@ -145,6 +147,7 @@ int token_rules_read_allowed(struct token_rules *s, struct arena *arena, const s
     return ERR_OK;
 }
 
+/* A token that is named twice is asked for once. */
 int token_rules_read_asked(struct token_rules *s, struct arena *arena, const struct json *v,
                            char *why, size_t why_cap)
 {
@@ -168,6 +171,7 @@ int token_rules_read_asked(struct token_rules *s, struct arena *arena, const str
                            lax_show(&v->items[i], shown));
             return ERR_INVALID;
         }
+        /* WIRE_ASKED_MAX is small, so this is not slow. */
         for (uint32_t k = 0; k < s->n_asked; k++)
             twice = twice || s->asked[k] == (int32_t)id.whole;
         if (!twice)
@@ -176,6 +180,7 @@ int token_rules_read_asked(struct token_rules *s, struct arena *arena, const str
     return ERR_OK;
 }
 
+/* For qsort() and bsearch(). */
 static int token_rules_by_value(const void *a, const void *b)
 {
     const int32_t *left = a, *right = b;
@@ -183,6 +188,7 @@ static int token_rules_by_value(const void *a, const void *b)
     return (*left > *right) - (*left < *right);
 }
 
+/* Duplicates are removed, so that short lists fit in the request itself. */
 int token_rules_read_stops(struct token_rules *s, struct arena *arena, const struct json *v,
                            char *why, size_t why_cap)
 {
@@ -215,6 +221,7 @@ int token_rules_read_stops(struct token_rules *s, struct arena *arena, const str
     return ERR_OK;
 }
 
+/* Is this one of the stop ids? */
 bool token_rules_has_stop(const struct token_rules *s, int32_t id)
 {
     return s->n_stop_ids > 0 && bsearch(&id, s->stop_ids, s->n_stop_ids, sizeof *s->stop_ids,
@@ -248,6 +255,7 @@ static int token_rules_ban_word(struct token_rules *s, struct arena *arena,
     char *text;
     int rc = ERR_NO_MEMORY;
 
+    /* Spaces before the word are removed: both forms are banned anyway. */
     while (len > 0 && *word == ' ') {
         word++;
         len--;
@@ -272,6 +280,7 @@ out:
     return rc;
 }
 
+/* Encode all words; this needs the tokenizer, so it is done after all fields are read. */
 int token_rules_read_bad_words(struct token_rules *s, struct arena *arena,
                                const struct tokenizer *t, const struct json *v, char *why,
                                size_t why_cap)
@@ -326,6 +335,9 @@ static int token_rules_write_set(const int32_t *ids, uint32_t n, uint32_t n_voca
     return ERR_OK;
 }
 
+/* Fill in the counts of r, and write the words that follow the request's tokens. A few stop ids fit
+ * in r itself; more become a set. ERR_INVALID with the field and the first id that is not in the
+ * vocabulary. */
 int token_rules_write(const struct token_rules *s, uint32_t n_vocab, struct wire_generate *r,
                       int32_t **words, const char **param, int32_t *wrong)
 {
@@ -368,6 +380,7 @@ int token_rules_write(const struct token_rules *s, uint32_t n_vocab, struct wire
             return ERR_INVALID;
         }
     }
+    /* Biases are sorted, so the last one has the largest id; so are stop ids above. */
     w = mem_zalloc_array((size_t)wire_generate_extra(r), sizeof *w);
     if (w == NULL)
         return ERR_NO_MEMORY;

@@ -22,6 +22,7 @@ int translate_fail(struct translation *t, int rc, const char *format, ...)
     return rc;
 }
 
+/* The error of a value of a wrong type; v NULL: the value is missing. */
 int translate_type(struct translation *t, const char *where, const char *wanted,
                    const struct json *v)
 {
@@ -31,6 +32,8 @@ int translate_type(struct translation *t, const char *where, const char *wanted,
                           json_kind_name(v->kind));
 }
 
+/* Begin with an empty chat. chat_template_kwargs is read first, because other fields add members to
+ * it, and the client's take precedence. */
 void translate_begin(struct translation *t, struct arena *arena, const struct json *body, char *why,
                      size_t why_cap)
 {
@@ -48,6 +51,7 @@ void translate_begin(struct translation *t, struct arena *arena, const struct js
         json_put(&t->kwargs, kwargs->items[i].key, &kwargs->items[i]);
 }
 
+/* Read a member that must be a text, as a node: it may contain NULs. */
 int translate_member_content(struct translation *t, const struct json *obj, const char *name,
                              const char *where, const struct json **out)
 {
@@ -61,6 +65,7 @@ int translate_member_content(struct translation *t, const struct json *obj, cons
     return ERR_OK;
 }
 
+/* Read a member that must be a text and is used as a C string. */
 int translate_member_text(struct translation *t, const struct json *obj, const char *name,
                           const char *where, const char **out)
 {
@@ -79,6 +84,7 @@ int translate_member_text(struct translation *t, const struct json *obj, const c
  * A table maps the fields of an API to those of a chat. Many are copied under the same or another
  * name; fields.c then checks their values as those of a chat. */
 
+/* Copy the field to the chat. Its value is checked later, by fields.c. */
 int translate_same(struct translation *t, const struct translate_row *row, const struct json *v)
 {
     const char *name = row->name;
@@ -89,6 +95,7 @@ int translate_same(struct translation *t, const struct translate_row *row, const
     return ERR_OK;
 }
 
+/* A limit that fields.c would report under the chat's name, so it is checked here. */
 int translate_max_tokens(struct translation *t, const struct translate_row *row,
                          const struct json *v)
 {
@@ -97,6 +104,7 @@ int translate_max_tokens(struct translation *t, const struct translate_row *row,
     return translate_same(t, row, v);
 }
 
+/* A field without an effect, or one that is read elsewhere. */
 int translate_ignore(struct translation *t, const struct translate_row *row, const struct json *v)
 {
     (void)t;
@@ -105,6 +113,7 @@ int translate_ignore(struct translation *t, const struct translate_row *row, con
     return ERR_OK;
 }
 
+/* A field of which only the type is checked. */
 int translate_object(struct translation *t, const struct translate_row *row, const struct json *v)
 {
     if (v->kind == JSON_OBJECT)
@@ -112,6 +121,7 @@ int translate_object(struct translation *t, const struct translate_row *row, con
     return translate_type(t, row->name, "an object", v);
 }
 
+/* Likewise a text. */
 int translate_text(struct translation *t, const struct translate_row *row, const struct json *v)
 {
     if (v->kind == JSON_TEXT)
@@ -119,6 +129,7 @@ int translate_text(struct translation *t, const struct translate_row *row, const
     return translate_type(t, row->name, "a string", v);
 }
 
+/* Likewise a flag. */
 int translate_flag(struct translation *t, const struct translate_row *row, const struct json *v)
 {
     if (v->kind == JSON_BOOL)
@@ -126,6 +137,8 @@ int translate_flag(struct translation *t, const struct translate_row *row, const
     return translate_type(t, row->name, "true or false", v);
 }
 
+/* A field that is not supported. Values that switch the feature off are accepted, because some
+ * clients send all fields. */
 int translate_refuse(struct translation *t, const struct translate_row *row, const struct json *v)
 {
     bool nothing = (v->kind == JSON_BOOL && !v->flag) || (v->kind == JSON_INT && v->whole == 0) ||
@@ -136,6 +149,8 @@ int translate_refuse(struct translation *t, const struct translate_row *row, con
     return translate_fail(t, ERR_UNSUPPORTED, "'%s' is not supported", row->name);
 }
 
+/* The walk: the table is searched for each field of the body, so errors come in the body's
+ * order. */
 int translate_fields(struct translation *t, const struct translate_row *rows, size_t n_rows,
                      const struct json *body)
 {
@@ -195,6 +210,7 @@ int translate_tool(struct translation *t, const struct json *tool, const char *s
     return ERR_OK;
 }
 
+/* Make the chat's tool_choice of one function. */
 void translate_choose(struct translation *t, const char *name)
 {
     struct json_made function = {.arena = t->arena};
@@ -206,6 +222,7 @@ void translate_choose(struct translation *t, const char *name)
     json_put_made(&t->chat, "tool_choice", JSON_OBJECT, &out);
 }
 
+/* Add a member of chat_template_kwargs, unless the client has set it. */
 void translate_kwarg(struct translation *t, const char *name, const struct json *value)
 {
     struct json has = json_made(&t->kwargs, JSON_OBJECT);
@@ -214,6 +231,8 @@ void translate_kwarg(struct translation *t, const char *name, const struct json 
         json_put(&t->kwargs, name, value);
 }
 
+/* Make the chat's response_format of a schema. The name is required there but has no effect, so a
+ * schema without one is called "answer". */
 void translate_schema(struct translation *t, const char *name, const struct json *schema,
                       const struct json *strict)
 {
@@ -259,6 +278,7 @@ static struct json translate_joined(struct translation *t, const struct json_mad
     return joined;
 }
 
+/* The texts of a list as one: several are joined with newlines. */
 struct json translate_text_of(struct translation *t, const struct json_made *texts)
 {
     t->messages.failed = t->messages.failed || texts->failed;
@@ -278,6 +298,7 @@ static void translate_flush(struct translation *t)
         return;
     }
     json_put_text(&made, "role", t->role);
+    /* A message of calls alone has null as its content, as in OpenAI's API. */
     if (t->texts.n == 0 && t->calls.n > 0) {
         json_put_null(&made, "content");
     } else {
@@ -298,6 +319,7 @@ static void translate_flush(struct translation *t)
     t->reason = t->texts;
 }
 
+/* Continue the turn of this role, or begin one. */
 void translate_role(struct translation *t, const char *role)
 {
     if (t->role != NULL && strcmp(t->role, role) == 0)
@@ -306,6 +328,7 @@ void translate_role(struct translation *t, const char *role)
     t->role = role;
 }
 
+/* Add a text to the open turn. */
 void translate_say(struct translation *t, const struct json *text)
 {
     json_put(&t->texts, NULL, text);
@@ -323,6 +346,7 @@ void translate_think(struct translation *t, const struct json *text)
     json_put(&t->reason, NULL, text);
 }
 
+/* Add a call to the open turn. */
 void translate_call(struct translation *t, const char *id, const char *name,
                     const struct json *arguments)
 {
@@ -337,6 +361,7 @@ void translate_call(struct translation *t, const char *id, const char *name,
     json_put_made(&t->calls, NULL, JSON_OBJECT, &call);
 }
 
+/* The result of a call is a message by itself, of the role "tool". */
 void translate_result(struct translation *t, const char *id, const struct json *content)
 {
     struct json_made made = {.arena = t->arena};
@@ -348,6 +373,8 @@ void translate_result(struct translation *t, const char *id, const struct json *
     json_put_made(&t->messages, NULL, JSON_OBJECT, &made);
 }
 
+/* Close the last turn and finish the chat. Memory that ran out anywhere before is found here,
+ * because the lists remember it. */
 int translate_end(struct translation *t, struct json *chat)
 {
     translate_flush(t);

@@ -14,6 +14,7 @@
  *
  * cache_control may appear on blocks, tools, and the request; the longest time counts. */
 
+/* Read the mark of an object, if it has one. t->mark_s is the longest time so far. */
 static int messages_mark(struct translation *t, const struct json *object, const char *where)
 {
     return retention_read_mark(object, where, &t->mark_s, t->why, t->why_cap);
@@ -66,26 +67,26 @@ static int messages_texts(struct translation *t, const struct json *v, const cha
     if (v->kind != JSON_LIST)
         return translate_type(t, where, "a string or a list of blocks", v);
     for (uint32_t i = 0; i < v->n; i++) {
-        const struct json *bias = &v->items[i];
+        const struct json *block = &v->items[i];
         const struct json *text = NULL;
         const char *type = NULL;
         int rc;
 
         (void)snprintf(at, sizeof at, "%s.%u", where, i);
-        if (bias->kind != JSON_OBJECT)
-            return translate_type(t, at, "an object", bias);
-        rc = translate_member_text(t, bias, "type", at, &type);
+        if (block->kind != JSON_OBJECT)
+            return translate_type(t, at, "an object", block);
+        rc = translate_member_text(t, block, "type", at, &type);
         if (rc != ERR_OK)
             return rc;
         if (strcmp(type, "text") == 0)
-            rc = translate_member_content(t, bias, "text", at, &text);
+            rc = translate_member_content(t, block, "text", at, &text);
         else if (strcmp(type, "tool_reference") == 0) /* found by the client's tool search */
-            rc = translate_member_content(t, bias, "tool_name", at, &text);
+            rc = translate_member_content(t, block, "tool_name", at, &text);
         else
             rc = translate_fail(t, ERR_UNSUPPORTED,
                                 "'%s': blocks of type '%.64s' are not supported here", at, type);
         if (rc == ERR_OK)
-            rc = messages_mark(t, bias, at);
+            rc = messages_mark(t, block, at);
         if (rc != ERR_OK)
             return rc;
         if (!is_billing(text))
@@ -97,6 +98,7 @@ static int messages_texts(struct translation *t, const struct json *v, const cha
 /* One reader per type of block; where is its path, such as messages.3.content.0. */
 typedef int messages_block_fn(struct translation *t, const struct json *b, const char *where);
 
+/* A text of any role. */
 static int messages_text(struct translation *t, const struct json *b, const char *where)
 {
     const struct json *text = NULL;
@@ -107,6 +109,7 @@ static int messages_text(struct translation *t, const struct json *b, const char
     return rc;
 }
 
+/* Reasoning of an earlier reply. An empty one comes from clients that hide it. */
 static int messages_thinking(struct translation *t, const struct json *b, const char *where)
 {
     const struct json *text = NULL;
@@ -126,6 +129,7 @@ static int messages_redacted(struct translation *t, const struct json *b, const 
     return ERR_OK;
 }
 
+/* A call of a tool. */
 static int messages_tool_use(struct translation *t, const struct json *b, const char *where)
 {
     const struct json *input = json_get(b, "input");
@@ -145,6 +149,7 @@ static int messages_tool_use(struct translation *t, const struct json *b, const 
     return ERR_OK;
 }
 
+/* A result: it becomes a message of its own, and closes the user's turn. */
 static int messages_tool_result(struct translation *t, const struct json *b, const char *where)
 {
     const struct json *content = json_get(b, "content");
@@ -176,6 +181,7 @@ static const struct messages_block {
     {"tool_result", "user", messages_tool_result},
 };
 
+/* Add one block of a message. */
 static int messages_block(struct translation *t, const char *role, const struct json *b,
                           const char *where)
 {
@@ -207,6 +213,7 @@ static int messages_block(struct translation *t, const char *role, const struct 
 
 /* --- messages ------------------------------------------------------------------------------ */
 
+/* Add one message. System messages may appear between the others. */
 static int messages_message(struct translation *t, const struct json *m, uint32_t idx)
 {
     static const char *const roles[] = {"user", "assistant", "system"};
@@ -227,6 +234,7 @@ static int messages_message(struct translation *t, const struct json *m, uint32_
     (void)snprintf(where, sizeof where, "messages.%u.content", idx);
     if (content == NULL || (content->kind != JSON_TEXT && content->kind != JSON_LIST))
         return translate_type(t, where, "a string or a list of blocks", content);
+    /* An assistant's message may be empty: a reply may have been cut before its first block. */
     if (content->kind == JSON_LIST && content->n == 0 && strcmp(role, "assistant") != 0)
         return translate_fail(t, ERR_INVALID, "'%s' must not be empty", where);
     translate_role(t, role);
@@ -271,6 +279,7 @@ static int messages_talk(struct translation *t, const struct json *body)
 
 /* --- fields -------------------------------------------------------------------------------- */
 
+/* stop_sequences. The checks are those of `stop`, but the errors name this field. */
 static int messages_stops(struct translation *t, const struct translate_row *row,
                           const struct json *v)
 {

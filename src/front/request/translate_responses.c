@@ -68,6 +68,8 @@ static int responses_content(struct translation *t, const struct json *v, const 
     return ERR_OK;
 }
 
+/* A message: its role and its content. Roles that a chat template does not know become those it
+ * does. */
 static int responses_message(struct translation *t, const struct json *item, const char *where)
 {
     static const struct {
@@ -89,6 +91,7 @@ static int responses_message(struct translation *t, const struct json *item, con
         return translate_fail(t, ERR_INVALID,
                               "'%s.role' must be user, assistant, system or developer", where);
     (void)snprintf(at, sizeof at, "%s.content", where);
+    /* An assistant's message may be empty: a reply may consist of nothing but calls. */
     if (content != NULL && content->kind == JSON_LIST && content->n == 0 &&
         strcmp(role, "assistant") != 0)
         return translate_fail(t, ERR_INVALID, "'%s' must not be empty", at);
@@ -96,6 +99,8 @@ static int responses_message(struct translation *t, const struct json *item, con
     return responses_content(t, content, at, &t->texts);
 }
 
+/* A call of a function, in an assistant's turn. A function of a namespace gets the joined name, as
+ * in the list of tools. */
 static int responses_call(struct translation *t, const struct json *item, const char *where)
 {
     const char *id = NULL;
@@ -141,6 +146,7 @@ static int responses_custom(struct translation *t, const struct json *item, cons
     return ERR_OK;
 }
 
+/* The result of a call: a message of its own, which call_id connects with the call. */
 static int responses_output(struct translation *t, const struct json *item, const char *where)
 {
     struct json_made texts = {.arena = t->arena};
@@ -182,6 +188,8 @@ static int responses_reasoning(struct translation *t, const struct json *item, c
     return ERR_OK;
 }
 
+/* A reference to an item by its id. Only whole responses are stored, so there is nothing to look
+ * up. */
 static int responses_reference(struct translation *t, const struct json *item, const char *where)
 {
     (void)item;
@@ -203,6 +211,7 @@ static const struct responses_item {
     {"item_reference", responses_reference},
 };
 
+/* Add one item to the conversation. */
 static int responses_item(struct translation *t, const struct json *item, const char *where)
 {
     const struct json *type = json_get(item, "type");
@@ -224,6 +233,7 @@ static int responses_item(struct translation *t, const struct json *item, const 
                           where, name);
 }
 
+/* Add all items of a list. name is the field for errors, and the beginning of each item's path. */
 static int responses_items_of(struct translation *t, const struct json *list, const char *name)
 {
     char where[40];
@@ -251,6 +261,8 @@ static int responses_talk(struct translation *t, const struct json *body)
         translate_role(t, "system");
         translate_say(t, instructions);
     }
+    /* Instructions are not stored with a response: as in OpenAI's API, each request sends its
+     * own. */
     rc = responses_items_of(t, t->earlier, "previous_response_id");
     if (rc != ERR_OK)
         return rc;
@@ -322,6 +334,7 @@ static int responses_allowed(struct translation *t, const struct json *v)
     return ERR_OK;
 }
 
+/* tool_choice: a word, a function, a custom tool, or a list of allowed tools. */
 static int responses_tool_choice(struct translation *t, const struct translate_row *row,
                                  const struct json *v)
 {
@@ -381,6 +394,7 @@ static int responses_format(struct translation *t, const struct json *v)
     return ERR_OK;
 }
 
+/* text: only its format has an effect. */
 static int responses_text(struct translation *t, const struct translate_row *row,
                           const struct json *v)
 {
@@ -393,6 +407,7 @@ static int responses_text(struct translation *t, const struct translate_row *row
     return responses_format(t, format);
 }
 
+/* reasoning.effort, which chats have as reasoning_effort. */
 static int responses_effort(struct translation *t, const struct translate_row *row,
                             const struct json *v)
 {
@@ -478,6 +493,7 @@ static int responses_truncation(struct translation *t, const struct translate_ro
     return ERR_OK;
 }
 
+/* A field that refers to a stored conversation. */
 static int responses_stateless(struct translation *t, const struct translate_row *row,
                                const struct json *v)
 {
@@ -488,6 +504,7 @@ static int responses_stateless(struct translation *t, const struct translate_row
                           row->name);
 }
 
+/* Refused unless responses are stored; then earlier is set, and may be empty. */
 static int responses_previous(struct translation *t, const struct translate_row *row,
                               const struct json *v)
 {
@@ -496,6 +513,8 @@ static int responses_previous(struct translation *t, const struct translate_row 
     return responses_stateless(t, row, v);
 }
 
+/* All fields that are known, in three groups: those with an effect, those without one, and those
+ * that would change the answer and are refused. Others are logged and ignored. */
 static const struct translate_row responses_rows[] = {
     {"model", translate_same, NULL},
     {"input", translate_ignore, NULL}, /* responses_talk() reads this and instructions */
@@ -534,6 +553,8 @@ static const struct translate_row responses_rows[] = {
     TRANSLATE_EXTRAS,
 };
 
+/* Fields first, then the conversation. top_logprobs depends on another field, so it is read after
+ * the table's walk. */
 int translate_responses(struct json *chat, struct arena *arena,
                         const struct translate_responses_in *in, struct reason *reason)
 {

@@ -31,6 +31,7 @@ static const char *const hosted[] = {"web_search",
                                      "apply_patch",
                                      "tool_search"};
 
+/* Is this a type of tool that is left out? */
 static bool is_hosted(const char *type)
 {
     for (size_t i = 0; i < sizeof hosted / sizeof hosted[0]; i++)
@@ -39,6 +40,7 @@ static bool is_hosted(const char *type)
     return false;
 }
 
+/* The name of a tool in a namespace. Without memory the bare name, and the chat fails later. */
 const char *translate_spaced(struct translation *t, const char *space, const char *name)
 {
     size_t n = strlen(space);
@@ -128,6 +130,7 @@ static int read_format(struct translation *t, const struct json *tool, const cha
         return rc;
     if (json_has_nul(rules))
         return translate_fail(t, ERR_INVALID, "'%s.definition' must not have \\u0000", at);
+    /* A pattern may match anywhere in a text, so it is anchored at both ends. */
     cap = rules->text_len + sizeof "^(?:)$";
     text = arena_alloc(t->arena, cap);
     if (text == NULL)
@@ -181,6 +184,7 @@ static int read_custom(struct translation *t, const struct json *tool, const cha
     return translate_tool(t, &function, "parameters", where, tools);
 }
 
+/* A function. In a namespace it is copied, to change its name. */
 static int read_function(struct translation *t, const struct json *tool, const char *space,
                          const char *where, struct json_made *tools)
 {
@@ -201,6 +205,7 @@ static int read_function(struct translation *t, const struct json *tool, const c
     return translate_tool(t, &function, "parameters", where, tools);
 }
 
+/* Any tool but a namespace. */
 static int read_one(struct translation *t, const struct json *tool, const char *space,
                     const char *where, struct json_made *tools)
 {
@@ -222,6 +227,7 @@ static int read_one(struct translation *t, const struct json *tool, const char *
                           where, type);
 }
 
+/* All tools of a namespace. Namespaces cannot contain others: read_one() refuses that type. */
 static int read_space(struct translation *t, const struct json *space, const char *where,
                       struct json_made *tools)
 {
@@ -242,6 +248,7 @@ static int read_space(struct translation *t, const struct json *space, const cha
     return rc;
 }
 
+/* The field `tools`. */
 int translate_tools(struct translation *t, const struct translate_row *row, const struct json *v)
 {
     struct json_made tools = {.arena = t->arena};
@@ -261,6 +268,7 @@ int translate_tools(struct translation *t, const struct translate_row *row, cons
         if (rc != ERR_OK)
             return rc;
     }
+    /* A list of hosted tools alone leaves no tool: the chat then has none at all. */
     if (tools.n > 0 || v->n == 0)
         json_put_made(&t->chat, "tools", JSON_LIST, &tools);
     return ERR_OK;

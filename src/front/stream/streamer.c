@@ -30,6 +30,7 @@
 
 /* --- lists -------------------------------------------------------------------------------- */
 
+/* Add an exchange to the list of the open ones. */
 static void streamer_link(struct streamer *s, struct exchange *x)
 {
     x->prev = NULL;
@@ -40,6 +41,7 @@ static void streamer_link(struct streamer *s, struct exchange *x)
     s->n_open++;
 }
 
+/* Remove it from the list. */
 static void streamer_unlink(struct streamer *s, struct exchange *x)
 {
     if (x->prev == NULL)
@@ -53,6 +55,8 @@ static void streamer_unlink(struct streamer *s, struct exchange *x)
 
 /* --- ends --------------------------------------------------------------------------------- */
 
+/* End an exchange: its generations are cancelled and its memory is freed at the end of the pass.
+ * For clients that are gone, and for answers that were sent completely. */
 void streamer_close(struct streamer *s, struct exchange *x)
 {
     for (int i = 0; i < x->n_gens; i++)
@@ -63,6 +67,7 @@ void streamer_close(struct streamer *s, struct exchange *x)
     s->dead = x;
 }
 
+/* End an exchange with an error. It stays open until the error is sent. */
 void streamer_fail(struct streamer *s, struct exchange *x, int err, const char *message,
                    const char *param)
 {
@@ -70,6 +75,7 @@ void streamer_fail(struct streamer *s, struct exchange *x, int err, const char *
 
     for (int i = 0; i < x->n_gens; i++)
         streamer_let_go(s, &x->gens[i], WIRE_CLIENT_GONE);
+    /* A client may try again: in the time that the engine estimates, or in a second. */
     if (err_http_status(err) == 429 || err_http_status(err) == 503) {
         struct link *link = &s->f->link;
 
@@ -99,6 +105,8 @@ static void streamer_watch(struct streamer *s, struct exchange *x, bool out)
         x->watching_out = out;
 }
 
+/* Send as much of the answer as the socket takes. A complete answer that was sent completely ends
+ * the exchange. */
 void streamer_flush(struct streamer *s, struct exchange *x)
 {
     size_t left = x->out.len - x->out_sent;
@@ -107,6 +115,8 @@ void streamer_flush(struct streamer *s, struct exchange *x)
 
     if (x->dead)
         return;
+    /* A part of the answer is missing for lack of memory: cut the connection, so that the client
+     * does not take it for complete. */
     if (x->out.failed) {
         streamer_close(s, x);
         return;
@@ -142,6 +152,7 @@ void streamer_flush(struct streamer *s, struct exchange *x)
  * Readers push exchanges to a list under a lock. The eventfd is written only if the streamer
  * sleeps, which saves a system call per request on a busy server. */
 
+/* Take an exchange over from a reader: watch its socket, submit it. */
 static void streamer_adopt_one(struct streamer *s, struct exchange *x)
 {
     struct epoll_event ev = {.events = EPOLLRDHUP, .data.ptr = x};
@@ -152,12 +163,14 @@ static void streamer_adopt_one(struct streamer *s, struct exchange *x)
         streamer_close(s, x);
         return;
     }
+    /* The engine keeps the choices of an answer in one group. */
     if (x->n_gens > 1)
         x->answer = ++s->n_answers;
     streamer_submit(s, x);
     streamer_flush(s, x);
 }
 
+/* Hand an exchange over to the streamer. Called by readers. */
 void streamer_adopt(struct front *f, struct exchange *x)
 {
     uint64_t one = 1;
@@ -185,6 +198,7 @@ static bool streamer_may_sleep(struct streamer *s)
     return empty;
 }
 
+/* Take over all exchanges that readers have handed over. */
 static void streamer_adopt_all(struct streamer *s)
 {
     struct exchange *list;
@@ -282,6 +296,7 @@ static void streamer_tick_one(struct streamer *s, struct exchange *x)
     streamer_flush(s, x);
 }
 
+/* Check the timeouts of all exchanges, every STREAMER_TICK_MS. */
 static void streamer_tick(struct streamer *s)
 {
     struct exchange *x = s->open;
@@ -298,6 +313,8 @@ static void streamer_tick(struct streamer *s)
     service_watchdog(s->now_us);
 }
 
+/* Stop: accept no more requests, and finish those that run, for at most drain_timeout_s. A second
+ * signal ends them at once. */
 void streamer_drain(struct streamer *s)
 {
     uint64_t one = 1;
@@ -324,6 +341,7 @@ static void streamer_take_wake(int fd)
     (void)!read(fd, &n, sizeof n); /* non-blocking */
 }
 
+/* Read all that there is. */
 static void streamer_drain_fd(int fd)
 {
     char bytes[512];
@@ -349,6 +367,8 @@ static void streamer_client(struct streamer *s, struct exchange *x, uint32_t eve
     }
 }
 
+/* Wait for events, and handle those of sockets and descriptors. The lane is read by the caller
+ * after each pass, so an event of it only ends the wait. */
 static void streamer_events(struct streamer *s, int timeout_ms)
 {
     struct front *f = s->f;
@@ -409,6 +429,7 @@ static void streamer_bury(struct streamer *s)
     }
 }
 
+/* Make the epoll set. */
 static int streamer_open(struct streamer *s)
 {
     struct front *f = s->f;
@@ -439,6 +460,7 @@ static bool streamer_goes_on(struct streamer *s)
     return s->n_open > 0 || s->dead != NULL;
 }
 
+/* The loop. Its order is that of the head comment. */
 int streamer_run(struct front *f)
 {
     struct streamer streamer = {.f = f, .epoll_fd = -1, .now_us = clock_us()};

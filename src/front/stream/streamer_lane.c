@@ -28,6 +28,8 @@ static void streamer_drain_slot(struct link *l, uint32_t slot)
     }
 }
 
+/* Take a generation off the lane: its records no longer matter. The engine needs time to notice, so
+ * the slot stays in use until its last record has come. */
 void streamer_let_go(struct streamer *s, struct gen *g, enum wire_cancel why)
 {
     struct link *link = &s->f->link;
@@ -64,6 +66,7 @@ static void streamer_beam(struct streamer *s, struct gen *g)
         answer_end(x, &first[i]);
 }
 
+/* A generation has ended, by its last record. */
 void streamer_finished(struct streamer *s, struct gen *g, const struct wire_out *o)
 {
     static const char costly[] =
@@ -78,6 +81,7 @@ void streamer_finished(struct streamer *s, struct gen *g, const struct wire_out 
         compiled_cache_refuse(&s->f->compiled, &x->compiled->name, ERR_LIMIT, costly);
         why = costly;
     }
+    /* The slot is free from here on. */
     link_end(&s->f->link, (uint32_t)g->slot, o);
     g->slot = -1;
     if (o->finish == WIRE_FIN_ERROR && o->value == ERR_DRAINING) {
@@ -106,6 +110,7 @@ void streamer_finished(struct streamer *s, struct gen *g, const struct wire_out 
         g->finish = GEN_STOP;
     else
         g->finish = GEN_LENGTH;
+    /* A stop string may have ended the text in the same step as the limit. */
     if (g->detok.status == DETOK_STOPPED)
         g->finish = GEN_STOP;
     if (o->finish == WIRE_FIN_STOP && token_rules_has_stop(&x->token_rules, o->value))
@@ -113,6 +118,8 @@ void streamer_finished(struct streamer *s, struct gen *g, const struct wire_out 
     answer_end(x, g);
 }
 
+/* A token has come. Its text may be held back by the detokenizer, because it could be the beginning
+ * of a stop string or half of a character. */
 static void streamer_token(struct streamer *s, struct gen *g, const struct wire_out *o)
 {
     struct exchange *x = g->exchange;
@@ -201,6 +208,7 @@ static void streamer_flush_later(struct streamer *s, struct exchange *x)
     s->unflushed = x;
 }
 
+/* Send the answers whose slots were read in this pass. */
 void streamer_flush_all(struct streamer *s)
 {
     while (s->unflushed != NULL) {
@@ -243,6 +251,7 @@ void streamer_slot(struct streamer *s, uint32_t slot)
     } while (behind && !x->dead && x->out.len == 0);
 }
 
+/* Read all slots that have records. A word has the ready bits of 64 slots. */
 void streamer_lane(struct streamer *s)
 {
     struct link *link = &s->f->link;

@@ -10,6 +10,8 @@
 #include "front/answer/logprobs.h"
 #include "front/stream/streamer_parts.h"
 
+/* Put a generation on the waiting list. Those whose answer has begun come first: their clients
+ * already see the stream stand still. */
 void streamer_wait_add(struct streamer *s, struct gen *g, enum gen_wants wants)
 {
     struct gen **at = &s->waiting;
@@ -26,6 +28,7 @@ void streamer_wait_add(struct streamer *s, struct gen *g, enum gen_wants wants)
     *at = g;
 }
 
+/* Take a generation off the list, if it is on it. */
 void streamer_wait_remove(struct streamer *s, struct gen *g)
 {
     struct gen **at = &s->waiting;
@@ -45,6 +48,7 @@ static bool streamer_goes_on_with(const struct gen *g)
     return g->n_submits > 0 || g->tokens.len > g->n_prompt || g->exchange->head_sent;
 }
 
+/* Count a refusal for the metrics. A generation that goes on is not refused, only delayed. */
 static void streamer_count_refused(struct streamer *s, const struct gen *g, enum wire_refusal why)
 {
     if (!streamer_goes_on_with(g))
@@ -69,6 +73,7 @@ static int streamer_check(const struct streamer *s, const struct gen *g, struct 
                        g->n_prompt, (unsigned long long)more);
         return ERR_TOO_LONG;
     }
+    /* The engine would index the embedding with these ids. */
     for (size_t i = 0; i < g->tokens.len; i++) {
         if (g->tokens.ids[i] < 0 || g->tokens.ids[i] >= (int64_t)welcome->n_vocab) {
             (void)snprintf(reason->text, sizeof reason->text,
@@ -100,6 +105,7 @@ static int streamer_upload(struct streamer *s, const struct exchange *x,
     rc = vocabulary_get(&s->f->vocabulary, &sealed, &bytes);
     if (rc != ERR_OK)
         return rc;
+    /* The engine must have the vocabulary first, because automata refer to its tokens. */
     rc = uploads_add_vocabulary(&link->uploads, link->control_fd, sealed, bytes);
     if (rc == ERR_OK && x->compiled == NULL)
         return ERR_OK;
@@ -131,6 +137,7 @@ static void streamer_fill_generate(const struct streamer *s, const struct gen *g
     r->max_tokens = s->f->link.engine.max_model_len - g->n_prompt; /* above 0: streamer_check() */
     if (x->max_tokens_given && x->max_tokens < r->max_tokens)
         r->max_tokens = x->max_tokens;
+    /* A beam asks for one token per step. */
     if (x->beams != NULL) {
         r->max_tokens = beams_max_tokens(g);
         r->answer = 0; /* the beams of a step do not wait for each other */
@@ -148,6 +155,7 @@ static int streamer_fill_slot(struct streamer *s, struct gen *g, uint32_t slot,
 
     if (rc != ERR_OK)
         return rc;
+    /* From here on link_release() returns the automaton with the slot. */
     link->automaton[slot] = automaton;
     r.flags |= logprobs_restart(g);
     r.arrival_us = g->exchange->arrival_us;
@@ -206,6 +214,7 @@ static int streamer_submit_gen(struct streamer *s, struct gen *g, struct reason 
     if (rc != ERR_OK)
         return rc;
     reason->param = NULL;
+    /* A slot without a request is given back below. */
     slot = link_claim(link, request.tenant);
     if (slot < 0)
         rc = ERR_OVERLOADED;
@@ -252,6 +261,8 @@ static void streamer_publish(struct streamer *s)
         lane_publish(&s->f->link.lane);
 }
 
+/* Submit all choices of an answer that are not waiting, then let the engine take them in one pass,
+ * so that they share the work on their prompt. */
 void streamer_submit(struct streamer *s, struct exchange *x)
 {
     for (int i = 0; i < x->n_gens && !x->complete; i++) {
@@ -300,6 +311,7 @@ void streamer_spell(struct streamer *s)
     streamer_publish(s);
 }
 
+/* There may be room again: submit waiting generations in their order, until one finds no room. */
 void streamer_submit_rest(struct streamer *s)
 {
     struct gen *g;
@@ -319,6 +331,7 @@ void streamer_submit_rest(struct streamer *s)
     streamer_publish(s);
 }
 
+/* A new engine is attached: all waiting generations may be submitted to it. */
 void streamer_resume(struct streamer *s)
 {
     for (struct gen *g = s->waiting; g != NULL; g = g->next) {

@@ -59,6 +59,7 @@ static const struct calls_shape shapes[] = {
 
 /* --- parts -------------------------------------------------------------------------------- */
 
+/* Note the first error. Later ones are mostly its consequences. */
 void calls_fail(struct calls *c, int rc, const char *format, ...)
 {
     va_list args;
@@ -71,6 +72,7 @@ void calls_fail(struct calls *c, int rc, const char *format, ...)
     va_end(args);
 }
 
+/* Append a part. Lists double in the arena, which wastes the old half but frees nothing. */
 void calls_add(struct calls *c, struct part_list *l, struct grammar_part part)
 {
     if (l->n == l->cap) {
@@ -89,6 +91,7 @@ void calls_add(struct calls *c, struct part_list *l, struct grammar_part part)
     l->items[l->n++] = part;
 }
 
+/* Append a constant text; "" adds nothing. */
 void calls_add_text(struct calls *c, struct part_list *l, const char *text)
 {
     if (text[0] != '\0')
@@ -96,6 +99,7 @@ void calls_add_text(struct calls *c, struct part_list *l, const char *text)
                   (struct grammar_part){.kind = PART_TEXT, .text = text, .len = strlen(text)});
 }
 
+/* Append a pattern; "" adds nothing. */
 void calls_add_regex(struct calls *c, struct part_list *l, const char *pattern)
 {
     if (pattern[0] != '\0')
@@ -104,6 +108,7 @@ void calls_add_regex(struct calls *c, struct part_list *l, const char *pattern)
             (struct grammar_part){.kind = PART_REGEX, .text = pattern, .len = strlen(pattern)});
 }
 
+/* Append a formatted text. NAME_MAX_LEN and KEY_MAX bound its length. */
 void calls_add_printf(struct calls *c, struct part_list *l, const char *format, ...)
 {
     char text[512]; /* longer than a name and its tags */
@@ -120,16 +125,19 @@ void calls_add_printf(struct calls *c, struct part_list *l, const char *format, 
         calls_add_text(c, l, copy);
 }
 
+/* All parts of a list, one after the other. */
 struct grammar_part calls_sequence(const struct part_list *l)
 {
     return (struct grammar_part){.kind = PART_SEQUENCE, .parts = l->items, .n_parts = l->n};
 }
 
+/* One part of a list. */
 struct grammar_part calls_choice(const struct part_list *l)
 {
     return (struct grammar_part){.kind = PART_CHOICE, .parts = l->items, .n_parts = l->n};
 }
 
+/* A list's parts, min to max times, with a text between. */
 struct grammar_part calls_repeat(const struct part_list *l, uint32_t min, uint32_t max,
                                  const char *between)
 {
@@ -264,6 +272,7 @@ static void calls_add_forced(struct calls *c, const struct form *f, uint32_t max
 
 /* --- calls in free text ------------------------------------------------------------------- */
 
+/* In these formats a call may begin with its JSON or Python, without a tag. */
 bool calls_may_begin_bare(enum reply_format format)
 {
     return format == REPLY_LLAMA3 || format == REPLY_PYTHONIC || format == REPLY_LIST;
@@ -302,6 +311,7 @@ static struct grammar_part calls_mistral_rest(struct calls *c, const struct form
     return calls_choice(&ways);
 }
 
+/* The texts that begin a call in this format, each with the part that must follow. */
 static void calls_add_triggers(struct calls *c, const struct form *f,
                                const struct calls_shape *shape, uint32_t max,
                                struct part_list *triggers)
@@ -391,6 +401,7 @@ static const char *const avoided[REPLY_FORMATS][6] = {
     [REPLY_HARMONY] = {"<|end|>", "<|call|>", "<|return|>", "<|start|>", "<|channel|>"},
 };
 
+/* Text i that begins a call in this format; NULL after the last one. */
 const char *calls_avoided(enum reply_format format, size_t i)
 {
     if (i < 6)
@@ -413,6 +424,7 @@ static void calls_write_avoided(enum reply_format format, struct buf *b)
     buf_add_text(b, "))[^\\x00]*");
 }
 
+/* Let a part exclude texts that look like a call. */
 int calls_avoid(enum reply_format format, struct arena *arena, struct grammar_part *part)
 {
     struct calls calls = {.arena = arena};
@@ -439,6 +451,7 @@ int calls_avoid(enum reply_format format, struct arena *arena, struct grammar_pa
     return calls.rc;
 }
 
+/* Compose the alternatives of the reply. */
 int calls_compose(const struct form *f, const struct form_model *m, struct arena *arena,
                   struct grammar_part *body, size_t *n, struct reason *reason)
 {
@@ -446,6 +459,7 @@ int calls_compose(const struct form *f, const struct form_model *m, struct arena
     struct calls calls = {
         .arena = arena, .format = format, .why = reason->text, .cap = sizeof reason->text};
     bool forced = form_forces(f);
+    /* A named function is called once, as in OpenAI's API. */
     uint32_t max = m->one_call || f->calls == FORM_CALLS_NAMED ? 1 : UINT32_MAX;
     struct part_list parts = {0};
 

@@ -6,11 +6,8 @@
  * text/output/reply_value.c reads them back as valid: a text without quotes where the schema says
  * "string", otherwise JSON.
  *
- *   tags    <parameter=city>\
- * Paris\
- * </parameter>
- *   pairs   <arg_key>city</arg_key>\
- * <arg_value>Paris</arg_value>
+ *   tags    <parameter=city>\nParis\n</parameter>\n        (\n: a line feed)
+ *   pairs   <arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n
  *   python  city="Paris", days=3 */
 #include <stdio.h>
 #include <string.h>
@@ -108,6 +105,7 @@ static const char *args_keep(struct calls *c, struct buf *b, size_t *len)
     return copy;
 }
 
+/* Append a member to the schema that is being written. */
 static void add_member(struct buf *b, const struct json *m)
 {
     buf_add_byte(b, ',');
@@ -184,6 +182,7 @@ static const char *args_bounds(const struct json *schema)
     return WHOLE_BOUNDS;
 }
 
+/* Does the schema say anything about the type of its values? */
 static bool is_typed(const struct json *schema)
 {
     return json_get(schema, "type") != NULL || json_get(schema, "anyOf") != NULL ||
@@ -227,11 +226,13 @@ static void add_python_value(struct calls *c, struct part_list *l, const struct 
 
 /* --- members ------------------------------------------------------------------------------ */
 
+/* A member's part, and whether it must be written. */
 struct args_member {
     struct grammar_part part;
     bool required;
 };
 
+/* Must the object have this member? */
 static bool is_required(const struct json *root, const char *name)
 {
     const struct json *required = json_get_kind(root, "required", JSON_LIST);
@@ -255,6 +256,7 @@ static bool is_writable(const struct calls *c, const char *key)
     return strpbrk(key, "<>\r\n") == NULL && strlen(key) <= KEY_MAX;
 }
 
+/* A value, in the way of the format. */
 static void add_value(struct calls *c, struct part_list *l, const struct args_style *style,
                       const struct json *schema, const struct json *root)
 {
@@ -430,6 +432,7 @@ static void add_list(struct calls *c, struct part_list *l, const struct args_mem
 
 /* --- public ------------------------------------------------------------------------------- */
 
+/* Arguments as JSON: one object with the whole schema. */
 static void add_object(struct calls *c, struct part_list *l, const struct args_style *style,
                        const struct json *schema)
 {
@@ -438,6 +441,8 @@ static void add_object(struct calls *c, struct part_list *l, const struct args_s
                           style->inside));
 }
 
+/* Append the arguments of a call. Formats without a style for members write JSON; the others write
+ * member by member, in the schema's order. */
 void calls_add_args(struct calls *c, struct part_list *l, const char *function,
                     const struct json *schema)
 {
@@ -458,6 +463,7 @@ void calls_add_args(struct calls *c, struct part_list *l, const char *function,
     n = args_members(c, style, function, schema, &members);
     if (c->rc != ERR_OK)
         return;
+    /* A schema that declares no members allows any. */
     if (n == 0 && !closed) {
         add_any(c, l, style);
     } else if (c->format == REPLY_PYTHONIC) {

@@ -13,12 +13,14 @@
 
 /* --- references ---------------------------------------------------------------------------- */
 
+/* Take a reference. */
 struct compiled *compiled_ref(struct compiled *st)
 {
     (void)atomic_fetch_add(&st->n_refs, 1);
     return st;
 }
 
+/* Give a reference back; the last one frees the automaton. */
 void compiled_unref(struct compiled *st)
 {
     if (st == NULL || atomic_fetch_sub(&st->n_refs, 1) > 1)
@@ -76,6 +78,7 @@ static int compiled_name(const struct grammar_request *r, struct hash *out)
 
 /* --- the cache ---------------------------------------------------------------------------- */
 
+/* An empty cache. */
 int compiled_cache_init(struct compiled_cache *s)
 {
     *s = (struct compiled_cache){0};
@@ -86,6 +89,7 @@ int compiled_cache_init(struct compiled_cache *s)
     return ERR_OK;
 }
 
+/* Free the cache. Only tests do; a front uses its cache until it exits. */
 void compiled_cache_fini(struct compiled_cache *s)
 {
     compiled_cache_end_compilers(s);
@@ -96,6 +100,7 @@ void compiled_cache_fini(struct compiled_cache *s)
     mem_free(s->refused);
 }
 
+/* Drop the entry that was used least recently. */
 static void compiled_cache_drop_last(struct compiled_cache *s)
 {
     struct compiled *last = s->kept[--s->n_kept];
@@ -131,6 +136,7 @@ void compiled_cache_keep(struct compiled_cache *s, struct compiled *st)
     s->bytes += st->bytes;
 }
 
+/* The refusal of this name, or NULL. */
 static const struct compiled_refusal *compiled_cache_find_refusal(const struct compiled_cache *s,
                                                                   const struct hash *name)
 {
@@ -140,6 +146,8 @@ static const struct compiled_refusal *compiled_cache_find_refusal(const struct c
     return NULL;
 }
 
+/* With the lock held: remember a refusal, in place of the oldest. A client that repeats a bad
+ * schema then costs no compilation. */
 void compiled_cache_note_refusal(struct compiled_cache *s, const struct hash *name, int rc,
                                  const struct grammar_error *error)
 {
@@ -148,6 +156,7 @@ void compiled_cache_note_refusal(struct compiled_cache *s, const struct hash *na
             (struct compiled_refusal){.name = *name, .rc = rc, .error = *error};
 }
 
+/* Remember a refusal that another part of the front has found. */
 void compiled_cache_refuse(struct compiled_cache *s, const struct hash *name, int rc,
                            const char *text)
 {

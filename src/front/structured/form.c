@@ -38,8 +38,11 @@ static bool form_is_same(const struct form *f, enum grammar_kind kind, const str
     struct buf buf = {.limit = GRAMMAR_SOURCE_MAX}, text = {.limit = GRAMMAR_SOURCE_MAX};
     bool same;
 
+    /* A JSON object without a schema has no source. */
     if (f->kind != kind || f->source == NULL || source == NULL)
         return f->kind == kind && f->source == source;
+    /* Compare the compact texts, because one may be an object and the other its text with
+     * spaces. */
     same = form_write(&buf, f->source, is_json) && form_write(&text, source, is_json) &&
            buf.len == text.len && memcmp(buf.bytes, text.bytes, buf.len) == 0;
     buf_fini(&buf);
@@ -68,6 +71,7 @@ static int form_set(struct form *f, const char *param, enum grammar_kind kind,
     return ERR_OK;
 }
 
+/* Write the error of a value of the wrong type: the field, what it should be, and what it is. */
 static int form_wrong(char *why, size_t cap, const char *name, const char *wanted,
                       const struct json *v)
 {
@@ -78,6 +82,7 @@ static int form_wrong(char *why, size_t cap, const char *name, const char *wante
     return ERR_INVALID;
 }
 
+/* Is v a name as OpenAI's API allows it for a schema? */
 static bool form_is_name(const struct json *v)
 {
     if (v == NULL || v->kind != JSON_TEXT || v->text_len == 0 || v->text_len > FORM_NAME_MAX)
@@ -113,6 +118,7 @@ static int form_read_json_schema(struct form *f, const struct json *v, char *why
     return form_set(f, "response_format", GRAMMAR_SCHEMA, schema, why, cap);
 }
 
+/* response_format, by its type. The default type "text" has no constraint. */
 int form_read_response_format(struct form *f, const struct json *v, char *why, size_t cap)
 {
     const struct json *type = json_get_kind(v, "type", JSON_TEXT);
@@ -157,6 +163,7 @@ struct form_source {
 static int form_read_kind(struct form *f, const struct form_source *from, const struct json *v,
                           char *why, size_t cap)
 {
+    /* This is not a constraint by itself; it only changes the spaces of a schema. */
     if (strcmp(from->kind, "whitespace_pattern") == 0) {
         if (v->kind != JSON_TEXT || json_has_nul(v))
             return form_wrong(why, cap, from->name, "a string", v);
@@ -185,6 +192,7 @@ static int form_read_kind(struct form *f, const struct form_source *from, const 
                     v, why, cap);
 }
 
+/* The fields of vLLM's older versions: the kind follows the prefix, as in guided_json. */
 int form_read_guided(struct form *f, const char *field, const struct json *v, char *why, size_t cap)
 {
     const struct form_source from = {field, field, field + strlen("guided_")};
@@ -217,6 +225,7 @@ static int form_read_flag(struct form *f, const struct json *m, char *why, size_
     return ERR_UNSUPPORTED;
 }
 
+/* structured_outputs: at most one of its members may be a constraint. */
 int form_read_structured(struct form *f, const struct json *v, char *why, size_t cap)
 {
     static const char *const kinds[] = {"json",    "regex",          "choice",
@@ -269,6 +278,7 @@ int form_read_tools(struct form *f, const struct json *v, char *why, size_t cap)
                            i);
             return ERR_INVALID;
         }
+        /* One strict tool is enough: the calls are then constrained by the schemas. */
         f->strict = f->strict || json_get_bool(function, "strict", false);
     }
     if (v->n > 0)
@@ -278,6 +288,7 @@ int form_read_tools(struct form *f, const struct json *v, char *why, size_t cap)
     return ERR_OK;
 }
 
+/* The name of a tool's function; "" if it lacks one. */
 static const char *form_tool_name(const struct json *tool)
 {
     return json_get_text(json_get_kind(tool, "function", JSON_OBJECT), "name", "");
@@ -344,6 +355,7 @@ int form_read_tool_choice(struct form *f, const struct json *v, char *why, size_
     return ERR_INVALID;
 }
 
+/* Must the reply be a call? */
 bool form_forces(const struct form *f)
 {
     return f->calls == FORM_CALLS_REQUIRED || f->calls == FORM_CALLS_NAMED;
@@ -359,6 +371,7 @@ static bool form_has_tool(const struct form *f, const char *name)
     return false;
 }
 
+/* May the reply call the function with this name? */
 bool form_allows(const struct form *f, const char *name)
 {
     bool allows = f->allowed == NULL;
@@ -370,6 +383,9 @@ bool form_allows(const struct form *f, const char *name)
     return allows;
 }
 
+/* Checks of fields that depend on each other, when all have been read. The functions that
+ * tool_choice names must exist; each is searched in the list of tools, which is why the number of
+ * pairs is limited. */
 int form_check(const struct form *f, const char **param, char *why, size_t cap)
 {
     const char *unknown = NULL;
@@ -381,6 +397,7 @@ int form_check(const struct form *f, const char **param, char *why, size_t cap)
         return ERR_INVALID;
     }
     *param = "tool_choice";
+    /* auto and none need no tools. */
     if (!form_forces(f) && f->allowed == NULL)
         return ERR_OK;
     if (f->tools == NULL) {
@@ -407,6 +424,7 @@ int form_check(const struct form *f, const char **param, char *why, size_t cap)
     return ERR_INVALID;
 }
 
+/* Does the form constrain the output? If not, no grammar is compiled. */
 bool form_binds(const struct form *f)
 {
     if (f->param != NULL)
@@ -416,6 +434,9 @@ bool form_binds(const struct form *f)
     return f->calls == FORM_CALLS_AUTO && (f->strict || f->allowed != NULL);
 }
 
+/* The format in which the reply is parsed. Without tools nothing is parsed, so that a text that
+ * looks like a call remains a text. A model without a format of its own can still be forced to
+ * write calls: then as a list in JSON. */
 enum reply_format form_reply_format(const struct form *f, enum reply_format of_model)
 {
     if (of_model == REPLY_HARMONY) /* its reasoning and content are messages, too */

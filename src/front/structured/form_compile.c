@@ -25,6 +25,7 @@ enum form_node {
     NODE_TAG,  /* part of a structural tag */
 };
 
+/* In a structural tag, these two members hold a schema. */
 static enum form_node form_node_in_tag(const char *key)
 {
     if (strcmp(key, "json_schema") == 0 || strcmp(key, "schema") == 0)
@@ -32,6 +33,8 @@ static enum form_node form_node_in_tag(const char *key)
     return NODE_TAG;
 }
 
+/* In a schema, some members hold schemas by name and some hold data, in which a member called
+ * "properties" means nothing. */
 static enum form_node form_node_in_schema(const char *key)
 {
     static const char *const maps[] = {"properties", "patternProperties", "$defs", "definitions",
@@ -97,6 +100,7 @@ static int form_source(const struct form *f, struct arena *arena, const char **t
     bool closes = f->closed && (f->kind == GRAMMAR_SCHEMA || f->kind == GRAMMAR_PARTS);
     char *copy;
 
+    /* A schema that is a text must be parsed first, to be changed. */
     if (closes && source->kind == JSON_TEXT &&
         json_parse(&source, arena, source->text, source->text_len, NULL, 0) != ERR_OK)
         source = f->source; /* the compiler will report the error */
@@ -129,11 +133,13 @@ static int form_source(const struct form *f, struct arena *arena, const char **t
     return ERR_OK;
 }
 
+/* May the reply contain calls? */
 static bool form_has_calls(const struct form *f)
 {
     return f->tools != NULL && f->calls != FORM_CALLS_NONE;
 }
 
+/* The parts of a structural tag, which tags.c composes. */
 static int form_tags(const struct form *f, enum reply_format format, struct arena *arena,
                      struct grammar_part *out, char *why, size_t cap)
 {
@@ -206,6 +212,7 @@ static int form_content(const struct form *f, enum reply_format format, struct a
 
 /* --- the reasoning ------------------------------------------------------------------------ */
 
+/* A constant text as a part. */
 static struct grammar_part form_text(const char *text)
 {
     return (struct grammar_part){.kind = PART_TEXT, .text = text, .len = strlen(text)};
@@ -319,6 +326,7 @@ static int form_choices(const struct form *f, struct arena *arena, struct gramma
     return ERR_OK;
 }
 
+/* Compile the form, or find it compiled. Errors name the field whose value is wrong. */
 int form_compile(const struct form *f, const struct form_model *m, struct compiled_cache *cache,
                  struct arena *arena, struct compiled **out, struct reason *reason)
 {

@@ -50,6 +50,8 @@ static tags_fn tags_format;
 static void tags_fail(struct tags *t, int rc, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
+/* Report an error with its place. calls_fail() keeps the first one, so functions may go on after an
+ * error and need no checks of their own. */
 static void tags_fail(struct tags *t, int rc, const char *format, ...)
 {
     char text[200];
@@ -74,6 +76,7 @@ static size_t tags_enter(struct tags *t, const char *name, int64_t index)
     return was;
 }
 
+/* Shorten the path to its length at tags_enter(). */
 static void tags_leave(struct tags *t, size_t was)
 {
     t->at[was] = '\0';
@@ -92,6 +95,7 @@ static const struct json *tags_member(struct tags *t, const struct json *v, cons
     return NULL;
 }
 
+/* A member that is true or false; missing means false. */
 static bool tags_flag(struct tags *t, const struct json *v, const char *name)
 {
     const struct json *member = json_get(v, name);
@@ -112,6 +116,7 @@ static void tags_refuse(struct tags *t, const struct json *v, const char *name)
         tags_fail(t, ERR_UNSUPPORTED, "'%s' is not supported", name);
 }
 
+/* Has no error been reported? */
 static bool tags_ok(const struct tags *t)
 {
     return t->c.rc == ERR_OK;
@@ -119,6 +124,7 @@ static bool tags_ok(const struct tags *t)
 
 /* --- texts -------------------------------------------------------------------------------- */
 
+/* A constant text as a part. */
 static struct grammar_part tags_text(const struct json *v)
 {
     return (struct grammar_part){.kind = PART_TEXT, .text = v->text, .len = v->text_len};
@@ -129,6 +135,7 @@ static struct grammar_part tags_text(const struct json *v)
 static size_t tags_texts(struct tags *t, const struct json *v, const char *name,
                          struct part_list *out)
 {
+    /* A single text is treated as a list of one. */
     const struct json *items = v != NULL && v->kind == JSON_LIST ? v->items : v;
     uint32_t n = v == NULL ? 0 : 1;
 
@@ -180,6 +187,7 @@ static void tags_never(struct tags *t, const struct json *v, struct grammar_part
     part->n_never = texts.n;
 }
 
+/* Does a text contain another? */
 static bool tags_holds(const struct grammar_part *text, const struct grammar_part *inner)
 {
     return memmem(text->text, text->len, inner->text, inner->len) != NULL;
@@ -224,6 +232,7 @@ static void tags_check_free(struct tags *t, const struct grammar_part *part, str
 
 /* --- formats with one part ---------------------------------------------------------------- */
 
+/* const_string: exactly this text. */
 static void tags_const(struct tags *t, struct part_list *l, const struct json *v,
                        struct tags_end end, int depth)
 {
@@ -245,6 +254,7 @@ static void tags_add_kept_apart(struct tags *t, struct part_list *l, struct gram
     calls_add(&t->c, l, part);
 }
 
+/* A part for a schema, which the grammar's compiler reads from text. NULL: any JSON value. */
 static void tags_schema_part(struct tags *t, struct part_list *l, const struct json *schema)
 {
     struct grammar_part part = {.kind = PART_SCHEMA};
@@ -264,6 +274,7 @@ static void tags_schema_part(struct tags *t, struct part_list *l, const struct j
     tags_add_kept_apart(t, l, part);
 }
 
+/* json_schema: a value that the schema allows. */
 static void tags_schema(struct tags *t, struct part_list *l, const struct json *v,
                         struct tags_end end, int depth)
 {
@@ -281,6 +292,7 @@ static void tags_schema(struct tags *t, struct part_list *l, const struct json *
     tags_add_end(t, l, end);
 }
 
+/* regex or grammar: a pattern, or an EBNF grammar. */
 static void tags_source(struct tags *t, struct part_list *l, const struct json *v,
                         struct tags_end end, int depth)
 {
@@ -300,6 +312,7 @@ static void tags_source(struct tags *t, struct part_list *l, const struct json *
     tags_add_end(t, l, end);
 }
 
+/* any_text: free text, up to the end that follows. */
 static void tags_any_text(struct tags *t, struct part_list *l, const struct json *v,
                           struct tags_end end, int depth)
 {
@@ -338,6 +351,7 @@ static bool tags_is_free(const struct json *v)
            json_is_text(type, "dispatch");
 }
 
+/* The elements of a sequence or an or; NULL and an error if there are none. */
 static const struct json *tags_elements(struct tags *t, const struct json *v)
 {
     const struct json *list = tags_member(t, v, "elements", JSON_LIST);
@@ -358,16 +372,17 @@ static void tags_sequence(struct tags *t, struct part_list *l, const struct json
 
     for (uint32_t i = 0; list != NULL && i < list->n && tags_ok(t); i++) {
         const struct json *next = i + 1 < list->n ? tags_first_text(&list->items[i + 1]) : NULL;
-        struct tags_end behind = i + 1 < list->n ? tags_other : end;
+        struct tags_end after = i + 1 < list->n ? tags_other : end;
         size_t was = tags_enter(t, "elements", i);
 
         if (next != NULL && tags_is_free(&list->items[i]))
-            behind = (struct tags_end){TAGS_NEXT, next};
-        tags_format(t, l, &list->items[i], behind, depth + 1);
+            after = (struct tags_end){TAGS_NEXT, next};
+        tags_format(t, l, &list->items[i], after, depth + 1);
         tags_leave(t, was);
     }
 }
 
+/* or: one of the elements. All of them are followed by the same end. */
 static void tags_or(struct tags *t, struct part_list *l, const struct json *v, struct tags_end end,
                     int depth)
 {
@@ -402,6 +417,8 @@ static uint32_t tags_count(struct tags *t, const struct json *v, const char *nam
     return (uint32_t)member->whole;
 }
 
+/* optional, star, plus and repeat: the content between min and max times. What follows the content
+ * may be another repetition or the end, so free text cannot be repeated. */
 static void tags_repeat(struct tags *t, struct part_list *l, const struct json *v,
                         struct tags_end end, int depth)
 {
@@ -469,6 +486,7 @@ static const struct json *tags_begin(struct tags *t, const struct json *v)
     return NULL;
 }
 
+/* tag: its begin, its content, its end. */
 static void tags_tag(struct tags *t, struct part_list *l, const struct json *v, struct tags_end end,
                      int depth)
 {
@@ -480,6 +498,7 @@ static void tags_tag(struct tags *t, struct part_list *l, const struct json *v, 
         tags_inside(t, l, v, end, depth);
 }
 
+/* The tags of a format that has several; NULL and an error if there are none. */
 static const struct json *tags_list(struct tags *t, const struct json *v)
 {
     const struct json *list = tags_member(t, v, "tags", JSON_LIST);
@@ -507,6 +526,7 @@ static struct grammar_part tags_any_tag(struct tags *t, const struct json *list,
     return calls_choice(&ways);
 }
 
+/* tags_with_separator: any number of tags with a text between them. */
 static void tags_separated(struct tags *t, struct part_list *l, const struct json *v,
                            struct tags_end end, int depth)
 {
@@ -516,6 +536,7 @@ static void tags_separated(struct tags *t, struct part_list *l, const struct jso
     struct part_list once = {0};
 
     calls_add(&t->c, &once, tags_any_tag(t, tags_list(t, v), depth));
+    /* calls_repeat() takes a C string. */
     if (tags_ok(t) && strlen(separator->text) != separator->text_len)
         tags_fail(t, ERR_INVALID, "'separator' holds a NUL");
     if (tags_ok(t))
@@ -525,12 +546,14 @@ static void tags_separated(struct tags *t, struct part_list *l, const struct jso
 
 /* --- tags in free text -------------------------------------------------------------------- */
 
+/* Does a text begin with another? */
 static bool tags_starts(const struct json *text, const struct json *start)
 {
     return text->text_len >= start->text_len &&
            memcmp(text->text, start->text, start->text_len) == 0;
 }
 
+/* A trigger that is empty would be found everywhere. */
 static void tags_check_trigger(struct tags *t, const struct json *trigger)
 {
     if (trigger->kind != JSON_TEXT || trigger->text_len == 0)
@@ -596,6 +619,8 @@ static void tags_add_free(struct tags *t, struct part_list *l, const struct json
     tags_add_end(t, l, end);
 }
 
+/* triggered_tags: free text; a trigger in it begins one of the tags that start with this trigger.
+ * at_least_one puts a first tag before the text, stop_after_first ends after one. */
 static void tags_triggered(struct tags *t, struct part_list *l, const struct json *v,
                            struct tags_end end, int depth)
 {
@@ -613,6 +638,7 @@ static void tags_triggered(struct tags *t, struct part_list *l, const struct jso
         tags_check_begins(t, list, triggers);
     if (tags_ok(t) && first) /* the first tag must come at once, without text before it */
         calls_add(&t->c, l, tags_any_tag(t, list, depth));
+    /* Exactly one tag, and no text at all. */
     if (tags_ok(t) && first && once) {
         tags_add_end(t, l, end);
         return;
@@ -683,6 +709,8 @@ static const struct {
     {"token_dispatch", NULL},
 };
 
+/* Append any format. The depth is limited because this function calls itself for the formats
+ * inside. */
 static void tags_format(struct tags *t, struct part_list *l, const struct json *v,
                         struct tags_end end, int depth)
 {
@@ -717,19 +745,19 @@ static struct json tags_older(struct tags *t, const struct json *v)
     const struct json any = {.kind = JSON_BOOL, .flag = true};
 
     for (uint32_t i = 0; tags_ok(t) && i < structures->n; i++) {
-        const struct json *json = &structures->items[i];
-        const struct json *schema = json_get(json, "schema");
+        const struct json *structure = &structures->items[i];
+        const struct json *schema = json_get(structure, "schema");
         struct json_made tag = {.arena = t->c.arena}, content = tag;
 
         json_put_text(&content, "type", "json_schema");
         json_put(&content, "json_schema",
                  schema == NULL || schema->kind == JSON_NULL ? &any : schema);
         json_put_text(&tag, "type", "tag");
-        if (json_get(json, "begin") != NULL)
-            json_put(&tag, "begin", json_get(json, "begin"));
+        if (json_get(structure, "begin") != NULL)
+            json_put(&tag, "begin", json_get(structure, "begin"));
         json_put_made(&tag, "content", JSON_OBJECT, &content);
-        if (json_get(json, "end") != NULL)
-            json_put(&tag, "end", json_get(json, "end"));
+        if (json_get(structure, "end") != NULL)
+            json_put(&tag, "end", json_get(structure, "end"));
         json_put_made(&list, NULL, JSON_OBJECT, &tag);
     }
     json_put_text(&out, "type", "triggered_tags");
@@ -741,6 +769,8 @@ static struct json tags_older(struct tags *t, const struct json *v)
     return json_made(&out, JSON_OBJECT);
 }
 
+/* A structural tag may come as an object or as the text of one. A newer one has a format; an older
+ * one has structures and triggers, and is first converted. */
 int tags_compose(const struct json *v, enum reply_format format, struct arena *arena,
                  struct grammar_part *out, char *why, size_t cap)
 {

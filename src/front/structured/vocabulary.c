@@ -14,6 +14,7 @@
 
 /* --- the bytes of tokens -------------------------------------------------------------------- */
 
+/* Is the token one of those that end a text? A model has a few at most. */
 static bool vocabulary_is_end(const int32_t *ends, uint32_t n_ends, int32_t id)
 {
     for (uint32_t i = 0; i < n_ends; i++) {
@@ -23,6 +24,10 @@ static bool vocabulary_is_end(const int32_t *ends, uint32_t n_ends, int32_t id)
     return false;
 }
 
+/* The trie holds the bytes that each token adds to a text. A token without bytes (a control token
+ * such as <|im_start|>) can never be chosen inside a structure. Exceptions are the control tokens
+ * that are part of the reply's format, such as <tool_call>: grammars contain them as texts, so they
+ * get their spelling. */
 int vocabulary_build(const struct vocabulary *v, uint32_t n_vocab, const int32_t *ends,
                      uint32_t n_ends, struct buf *image)
 {
@@ -33,6 +38,7 @@ int vocabulary_build(const struct vocabulary *v, uint32_t n_vocab, const int32_t
 
     if (tokens == NULL)
         return ERR_NO_MEMORY;
+    /* n_vocab is the number of logits, which is often padded to more than the tokenizer has. */
     for (uint32_t i = 0; i < n_vocab && i < (uint32_t)tokenizer_n_vocab(v->tokenizer); i++) {
         if (tokenizer_is_special(v->tokenizer, (int32_t)i))
             continue;
@@ -72,6 +78,8 @@ static void vocabulary_make(struct vocabulary *v, uint32_t n_vocab, const int32_
     else
         log_error("front: structured output is not available: %s", err_sentence(rc));
     (void)pthread_mutex_lock(&v->lock);
+    /* vocabulary_want() may have run during the build, for an engine with another model. Then this
+     * image is of no use, and vocabulary_run() makes the next. */
     if (v->n_vocab == n_vocab && v->n_ends == n_ends &&
         memcmp(v->ends, ends, n_ends * sizeof *ends) == 0) {
         if (rc == ERR_OK)
@@ -99,6 +107,8 @@ static void *vocabulary_run(void *arg)
         uint32_t n_vocab = vocabulary->n_vocab;
         uint32_t n_ends = vocabulary->n_ends;
 
+        /* Copy the wish under the lock, because the build must not hold it: it takes long, and
+         * vocabulary_get() is called for each request. */
         memcpy(ends, vocabulary->ends, sizeof ends);
         (void)pthread_mutex_unlock(&vocabulary->lock);
         vocabulary_make(vocabulary, n_vocab, ends, n_ends);
@@ -112,6 +122,7 @@ static void *vocabulary_run(void *arg)
 
 /* --- for the streamer --------------------------------------------------------------------- */
 
+/* No thread runs yet: the first engine's welcome starts it. */
 int vocabulary_init(struct vocabulary *v, const struct tokenizer *t, enum reply_format format,
                     enum reply_reasoning reasoning, int made_fd)
 {
@@ -122,6 +133,8 @@ int vocabulary_init(struct vocabulary *v, const struct tokenizer *t, enum reply_
     return ERR_NO_MEMORY;
 }
 
+/* Called whenever an engine attaches. An engine with the vocabulary of the one before changes
+ * nothing, so the image survives a restart of the engine. */
 void vocabulary_want(struct vocabulary *v, const struct wire_welcome *engine)
 {
     uint32_t n_ends = engine->n_eos < WIRE_EOS_MAX ? engine->n_eos : WIRE_EOS_MAX;
@@ -139,6 +152,8 @@ void vocabulary_want(struct vocabulary *v, const struct wire_welcome *engine)
         if (v->sealed != -1)
             (void)close(v->sealed);
         v->sealed = -1;
+        /* A running thread sees the new wish itself, before it ends. The thread is detached: the
+         * process never joins it. */
         if (!v->making) {
             v->making = pthread_attr_init(&attr) == 0 &&
                         pthread_attr_setdetachstate(&attr, PTHREAD_CREATE_DETACHED) == 0 &&
@@ -150,6 +165,7 @@ void vocabulary_want(struct vocabulary *v, const struct wire_welcome *engine)
     (void)pthread_mutex_unlock(&v->lock);
 }
 
+/* ERR_AGAIN while the thread works; made_fd becomes readable at its end. */
 int vocabulary_get(struct vocabulary *v, int *sealed, size_t *bytes)
 {
     int rc = ERR_AGAIN;
