@@ -2,7 +2,9 @@
  *
  * lmdb-dump --host: print the pages of the host tier's file (kv/host.h). The engine may be writing
  * to it meanwhile, so a slot is checked again after it was read, and skipped when it has
- * changed. */
+ * changed.
+ *
+ *   the file: struct host_file, slots [n_slots], then from payloads_at on payloads [n_slots] */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdatomic.h>

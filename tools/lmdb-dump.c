@@ -4,7 +4,10 @@
  *
  * It reads LMDB's snapshot and, with --verify, the page file. It writes nothing, and holds no lock
  * that the engine waits for. It needs write permission on lock.mdb (LMDB's reader table), so run it
- * as the engine's user, who owns the files. */
+ * as the engine's user, who owns the files.
+ *
+ * A row of the table: slot, first digits of the page's name and of its parent's, number of the
+ * model, tokens, tier, bytes, uses, last use, retention, and with --verify the damage. */
 #include <errno.h>
 #include <fcntl.h>
 #include <getopt.h>
@@ -44,6 +47,7 @@ static bool dump_space_matches(struct dump *d, uint32_t index, struct store_spac
 {
     char hex[2 * HASH_BYTES + 1];
 
+    /* A space without a description is shown as "?". */
     if (!store_db_read_space(d->db, index, space))
         *space = (struct store_space){.name = "?"};
     if (d->space == NULL)
@@ -263,6 +267,7 @@ static int dump_run(struct dump *d)
     else if (!d->summary)
         (void)printf("%8s  %-16s  %-16s  %5s  %6s  tier  %10s  %5s  %-20s  retained\n", "slot",
                      "name", "parent", "space", "tokens", "bytes", "uses", "last use");
+    /* Records of a wrong size are counted, not printed. */
     rc = store_db_scan(d->db, dump_one, d, &n_bad);
     dump_totals(d, n_bad);
     return rc;
@@ -314,6 +319,8 @@ int main(int argc, char **argv)
         default: (void)fputs(dump_usage, stderr); return 1;
         }
     }
+    /* A host tier's file has a command of its own; --space does not apply to it, because it holds
+     * one model. */
     if (host != NULL && optind == argc)
         return dump_host(host, &(struct dump_wishes){.json = dump.json,
                                                      .verify = dump.verify,

@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * quire top: the engine's work, live, from its statistics page. The engine does nothing for it but
- * send the page's descriptor. */
+ * send the page's descriptor.
+ *
+ * Counters only grow, so a rate is the difference of two looks, divided by the time between
+ * them. */
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -184,6 +187,7 @@ static int top_look(struct top *t, bool shown)
     const struct wire_stats *stats;
     struct wire_welcome welcome;
     uint64_t now_us = clock_us();
+    /* Each look makes a connection of its own, so a restarted engine is found by itself. */
     int rc = attach_observe(t->path, TOP_TIMEOUT_MS, &welcome, &stats);
 
     if (rc != ERR_OK)
@@ -198,6 +202,7 @@ static int top_look(struct top *t, bool shown)
         top_print_spaces(stats, top_room());
     }
     (void)fflush(stdout);
+    /* The page is copied for the next look's differences, then unmapped. */
     memcpy(&t->before, stats, sizeof t->before);
     t->before_us = now_us;
     t->epoch = welcome.epoch;

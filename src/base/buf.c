@@ -57,6 +57,7 @@ bool buf_reserve(struct buf *b, size_t more)
     return true;
 }
 
+/* Append bytes. Nothing is appended after a failure. */
 void buf_add(struct buf *b, const void *bytes, size_t len)
 {
     if (!buf_reserve(b, len))

@@ -7,6 +7,7 @@
 #include <errno.h>
 #include <time.h>
 
+/* Microseconds since some time; never goes back. */
 uint64_t clock_us(void)
 {
     struct timespec now;
@@ -15,6 +16,7 @@ uint64_t clock_us(void)
     return (uint64_t)now.tv_sec * 1000000u + (uint64_t)now.tv_nsec / 1000u;
 }
 
+/* Processor time of this thread. */
 uint64_t clock_cpu_us(void)
 {
     struct timespec used;
@@ -23,6 +25,7 @@ uint64_t clock_cpu_us(void)
     return (uint64_t)used.tv_sec * 1000000u + (uint64_t)used.tv_nsec / 1000u;
 }
 
+/* Seconds since the machine's start, sleep included. */
 uint64_t clock_boot_s(void)
 {
     struct timespec timespec;
@@ -31,6 +34,7 @@ uint64_t clock_boot_s(void)
     return (uint64_t)timespec.tv_sec;
 }
 
+/* Seconds since 1970. May jump when the time is set. */
 int64_t clock_unix_s(void)
 {
     return (int64_t)time(NULL);
@@ -48,6 +52,7 @@ uint32_t clock_stamp_s(void)
     return (uint32_t)now_s;
 }
 
+/* Sleep for the whole time, also when signals arrive. */
 void clock_sleep_us(uint64_t us)
 {
     struct timespec left = {.tv_sec = (time_t)(us / 1000000u),

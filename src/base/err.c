@@ -15,6 +15,7 @@ struct err_row {
     const char *sentence;
 };
 
+/* One row for each line of err.def. */
 static const struct err_row err_rows[] = {
 #define ERR(name, number, status, type, code, sentence) \
     {(number), (status), #name, (type), (code), (sentence)},
@@ -32,21 +33,25 @@ static const struct err_row *err_row(int err)
     return err_row(ERR_INTERNAL);
 }
 
+/* The name of an error without its prefix, such as INVALID. */
 const char *err_name(int err)
 {
     return err_row(err)->name;
 }
 
+/* The sentence for clients and logs. */
 const char *err_sentence(int err)
 {
     return err_row(err)->sentence;
 }
 
+/* The status of an error answer. */
 int err_http_status(int err)
 {
     return err_row(err)->status;
 }
 
+/* The members "type" and "code" of OpenAI's error object. */
 const char *err_openai_type(int err)
 {
     return err_row(err)->type;

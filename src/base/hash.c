@@ -17,6 +17,7 @@
 static _Thread_local EVP_MD_CTX *hash_ctx;
 static _Thread_local EVP_MD *hash_md;
 
+/* The digest of a followed by b. Two parts save callers from copying them together. */
 struct hash hash_sha256(const void *a, size_t a_len, const void *b, size_t b_len)
 {
     struct hash digest;
@@ -36,6 +37,7 @@ struct hash hash_sha256(const void *a, size_t a_len, const void *b, size_t b_len
     return digest;
 }
 
+/* Free this thread's context. */
 void hash_end_thread(void)
 {
     EVP_MD_CTX_free(hash_ctx);
@@ -44,6 +46,7 @@ void hash_end_thread(void)
     hash_md = NULL;
 }
 
+/* A fast hash of 64 bits, for tables and checks of data; never for names. */
 uint64_t hash_xxh3(const void *bytes, size_t len)
 {
     return XXH3_64bits(bytes, len);
@@ -67,6 +70,7 @@ uint64_t hash_xxh3_end(const struct hash_xxh3 *h)
     return XXH3_64bits_digest((const XXH3_state_t *)h);
 }
 
+/* Two digits for each byte, and a NUL. */
 void hash_hex(const uint8_t *bytes, size_t n, char *out)
 {
     static const char digits[] = "0123456789abcdef";

@@ -4,6 +4,7 @@
  * neither JSON escapes nor URLs allow; these functions accept digits alone. */
 #include "base/hex.h"
 
+/* The value of a digit of either case; -1: none. */
 int hex_digit(int c)
 {
     if (c >= '0' && c <= '9')
@@ -15,6 +16,7 @@ int hex_digit(int c)
     return -1;
 }
 
+/* The value of exactly n digits; -1: there are fewer, or something else between them. */
 int64_t hex_number(const char *text, size_t len, size_t n)
 {
     int64_t value = 0;

@@ -36,11 +36,13 @@
 #define NUL_MARK     "\xff\xfe\xfe\xfe\xfe\xfe" /* as long as the escape */
 #define NUL_MARK_LEN (sizeof NUL_MARK - 1)
 
+/* The place of a number in the text. */
 struct number_place {
     uint32_t at;
     uint32_t len;
 };
 
+/* The state of a scan, and what the conversion needs of it. */
 struct scan {
     const char *text;
     size_t len;
@@ -69,6 +71,7 @@ static bool scan_fail(struct scan *s, int rc, const char *reason)
     return false;
 }
 
+/* The next byte, or -1 at the end. */
 static int scan_peek(const struct scan *s)
 {
     if (s->at < s->len)
@@ -76,6 +79,7 @@ static int scan_peek(const struct scan *s)
     return -1;
 }
 
+/* Skip white space. JSON has only these four characters. */
 static void scan_space(struct scan *s)
 {
     while (s->at < s->len && (s->text[s->at] == ' ' || s->text[s->at] == '\t' ||
@@ -115,6 +119,7 @@ static bool scan_unicode_escape(struct scan *s)
     return true;
 }
 
+/* At a backslash. */
 static bool scan_escape(struct scan *s)
 {
     int c;
@@ -129,6 +134,7 @@ static bool scan_escape(struct scan *s)
     return c != 'u' || scan_unicode_escape(s);
 }
 
+/* At a quote: the string up to its closing quote. */
 static bool scan_string(struct scan *s)
 {
     s->at++;
@@ -156,6 +162,7 @@ static bool scan_string(struct scan *s)
     return scan_fail(s, ERR_SYNTAX, "the string does not end");
 }
 
+/* Skip digits; returns their number. */
 static size_t scan_digits(struct scan *s)
 {
     size_t from = s->at;
@@ -165,6 +172,7 @@ static size_t scan_digits(struct scan *s)
     return s->at - from;
 }
 
+/* Note the place of the number that ends here, for the conversion. */
 static bool scan_note_number(struct scan *s, size_t from)
 {
     if (s->n_numbers == s->numbers_cap) {
@@ -210,6 +218,7 @@ static bool scan_number(struct scan *s)
     return scan_note_number(s, from);
 }
 
+/* At a letter: true, false or null. */
 static bool scan_word(struct scan *s, const char *word)
 {
     size_t n = strlen(word);
@@ -375,6 +384,7 @@ static uint32_t *index_slot(uint32_t *index, const struct json *items, const cha
     return &index[1 + i];
 }
 
+/* An index for n members. */
 static uint32_t *index_new(struct arena *arena, uint32_t n)
 {
     uint32_t size = 16;
@@ -436,6 +446,7 @@ static size_t nuls_restored(char *text, size_t n)
     return len;
 }
 
+/* A string, with its NULs restored. */
 static int convert_text(const struct convert *c, const char *from, struct json *node)
 {
     size_t n = strlen(from);
@@ -488,6 +499,7 @@ static int convert_members(struct convert *c, const cJSON *from, struct json *no
     items = arena_zalloc(c->arena, (count + (size_t)1) * sizeof *items);
     if (items == NULL)
         return ERR_NO_MEMORY;
+    /* Only large objects are worth an index. */
     if (node->kind == JSON_OBJECT && count >= INDEX_FROM) {
         index = index_new(c->arena, count);
         if (index == NULL)
@@ -574,6 +586,7 @@ static char *blanked(const struct scan *s)
     memcpy(copy, s->text, s->len);
     copy[s->len] = '\0';
     for (i = 0; i < s->n_numbers; i++) {
+        /* The copy keeps its length, so that places in it are those of the text. */
         memset(copy + s->numbers[i].at, ' ', s->numbers[i].len);
         copy[s->numbers[i].at] = '0';
     }
@@ -582,6 +595,7 @@ static char *blanked(const struct scan *s)
     return copy;
 }
 
+/* Steps 2 and 3, for a text that the scan has accepted. */
 static int parse_scanned(const struct json **out, struct arena *arena, const struct scan *s)
 {
     struct convert convert = {.arena = arena, .scan = s};
@@ -665,11 +679,13 @@ const struct json *json_get_n(const struct json *obj, const char *name, size_t n
     return NULL;
 }
 
+/* A member by its name, or NULL. */
 const struct json *json_get(const struct json *obj, const char *name)
 {
     return json_get_n(obj, name, strlen(name));
 }
 
+/* A member of this kind, or NULL. Null itself counts as missing. */
 const struct json *json_get_kind(const struct json *obj, const char *name, enum json_kind kind)
 {
     const struct json *node = json_get(obj, name);
@@ -679,6 +695,7 @@ const struct json *json_get_kind(const struct json *obj, const char *name, enum 
     return NULL;
 }
 
+/* A flag; preset when it is missing or of another kind. Likewise the next two. */
 bool json_get_bool(const struct json *obj, const char *name, bool preset)
 {
     const struct json *node = json_get_kind(obj, name, JSON_BOOL);
@@ -706,6 +723,7 @@ const char *json_get_text(const struct json *obj, const char *name, const char *
     return node->text;
 }
 
+/* The value of a number of any kind as a double. */
 double json_real(const struct json *node)
 {
     must(json_is_number(node));
@@ -716,23 +734,27 @@ double json_real(const struct json *node)
     return node->real;
 }
 
+/* Is this a number of any kind? NULL is none. */
 bool json_is_number(const struct json *node)
 {
     return node != NULL &&
            (node->kind == JSON_INT || node->kind == JSON_UINT || node->kind == JSON_REAL);
 }
 
+/* Is this exactly the text? NULL is none, and a text with NULs never is. */
 bool json_is_text(const struct json *node, const char *text)
 {
     return node != NULL && node->kind == JSON_TEXT && strlen(text) == node->text_len &&
            memcmp(node->text, text, node->text_len) == 0;
 }
 
+/* Does the text contain a NUL? It cannot be used as a C string then. */
 bool json_has_nul(const struct json *node)
 {
     return node->kind == JSON_TEXT && strlen(node->text) != node->text_len;
 }
 
+/* The kind of a value, for errors. */
 const char *json_kind_name(enum json_kind kind)
 {
     switch (kind) {
@@ -777,6 +799,7 @@ void json_put(struct json_made *m, const char *key, const struct json *value)
     m->n++;
 }
 
+/* Append a member that is a text. The text is not copied. */
 void json_put_text(struct json_made *m, const char *key, const char *text)
 {
     json_put(m, key, &(struct json){.kind = JSON_TEXT, .text = text, .text_len = strlen(text)});
@@ -792,12 +815,14 @@ void json_put_null(struct json_made *m, const char *key)
     json_put(m, key, &(struct json){.kind = JSON_NULL});
 }
 
+/* The list or object of the members so far. */
 struct json json_made(const struct json_made *m, enum json_kind kind)
 {
     must(kind == JSON_LIST || kind == JSON_OBJECT);
     return (struct json){.kind = kind, .n = m->n, .items = m->items};
 }
 
+/* Append a list or an object of members that were made before. */
 void json_put_made(struct json_made *m, const char *key, enum json_kind kind,
                    const struct json_made *members)
 {
@@ -852,11 +877,13 @@ void json_write_real(struct buf *out, double value)
         buf_printf(out, "e%c%02ld", exponent < 0 ? '-' : '+', labs(exponent));
         return;
     }
+    /* "0.000" lends as many zeros as needed. */
     if (exponent < 0) {
         buf_add(out, "0.000", (size_t)(1 - exponent));
         buf_add(out, digits, n_digits);
         return;
     }
+    /* The digits before the point, with zeros for those that are missing: 1e3 is 1000.0. */
     for (i = 0; i <= (size_t)exponent; i++)
         buf_add_byte(out, i < n_digits ? digits[i] : '0');
     buf_add_byte(out, '.');
@@ -866,6 +893,7 @@ void json_write_real(struct buf *out, double value)
         buf_add_byte(out, '0');
 }
 
+/* A number as it was read, or in Python's spelling, which writes 1e2 as 100.0. */
 static void write_number(struct buf *out, const struct json *node, enum json_style style)
 {
     if (style == JSON_EXACT)

@@ -15,6 +15,7 @@
 
 #define LISTENER_QUIET_US 60000000u /* log again only after this long without a shortage */
 
+/* Log the shortage with its remedy. */
 static void listener_complain(const struct listener *d, int error)
 {
     struct rlimit limit = {0};
@@ -30,6 +31,7 @@ static void listener_complain(const struct listener *d, int error)
                  d->who, strerror(error));
 }
 
+/* Accept one connection. The socket is non-blocking. */
 int listener_accept(struct listener *d, int flags, int *fd)
 {
     int fd_new = accept4(d->fd, NULL, NULL, flags);

@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The list of served model names. It is split in place: names point into out->text. */
+ * The list of served model names. It is split in place: names point into out->text.
+ *
+ * For example, "qwen3, default *" means the names qwen3 and default, and that any other name is
+ * accepted as well. Without a list, the name is the last part of the model's folder. */
 #include "base/names.h"
 
 #include <stdio.h>

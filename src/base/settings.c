@@ -2,7 +2,12 @@
  *
  * The table of settings, generated from settings.def. Each row knows the offset of its member in
  * struct settings, so that reading, printing and range checks are one loop each. Defaults are texts
- * and pass the same parser as an operator's values. */
+ * and pass the same parser as an operator's values.
+ *
+ *   default < file of --config < command line
+ *
+ * For example, the line `max_num_seqs = 64` of a file and the option --max-num-seqs=64 find the
+ * same row. Its type is INT, so the text is checked against the range and stored as an int. */
 #include "base/settings.h"
 
 #include <config.h>
@@ -20,6 +25,7 @@
 /* The types of settings.def, as its first column has them. */
 enum settings_type { CONF_IS_TEXT, CONF_IS_INT, CONF_IS_BYTES, CONF_IS_REAL, CONF_IS_FLAG };
 
+/* One setting: a line of settings.def. */
 struct settings_row {
     enum settings_type type;
     const char *name;
@@ -102,6 +108,7 @@ static int settings_set(struct settings *out, const struct settings_row *row, co
         if (copy == NULL)
             return ERR_NO_MEMORY;
         memcpy(copy, text, strlen(text) + 1);
+        /* Free the value that the default or the file has set before. */
         memcpy(&old, field, sizeof old);
         mem_free(old);
         memcpy(field, &copy, sizeof copy);
@@ -337,6 +344,8 @@ void settings_fini(struct settings *s)
     *s = (struct settings){0};
 }
 
+/* Defaults first, then the file, then the command line. --help and the like are only noted in the
+ * loop, so that they show the values in effect. */
 int settings_read(struct settings *out, char program, int argc, char **argv, bool *exit_now)
 {
     struct settings settings = {0};

@@ -32,8 +32,8 @@ static int64_t main_model_time(const struct settings *s)
     return clock_unix_s();
 }
 
-/* Log how the tokenizer was opened, and a reason for which its cache could not be used. Mapping is much faster than
- * building, so an operator should see which it was. */
+/* Log how the tokenizer was opened, and a reason for which its cache could not be used. Mapping is
+ * much faster than building, so an operator should see which it was. */
 static void main_log_tokenizer(const struct tokenizer_opening *how, uint64_t us)
 {
     const char *way = "built in memory";
@@ -91,6 +91,7 @@ static int main_open_text(struct front *f)
         rc = ERR_INVALID;
     }
     defaults_init(&f->defaults);
+    /* The order of precedence: the model's file, then the setting, then the request. */
     if (rc == ERR_OK && strcmp(f->settings.generation_config, "auto") == 0)
         rc = defaults_read(&f->defaults, f->settings.model, why, sizeof why);
     if (rc == ERR_OK)
@@ -120,8 +121,10 @@ static int main_choose_reply(struct front *f)
 {
     const char *calls = f->settings.tool_call_parser, *reasoning = f->settings.reasoning_parser;
 
+    /* The template's text contains the tags of its format. */
     f->reply_format = chat_reply_format(f->chat);
     f->reply_reasoning = chat_reply_reasoning(f->chat);
+    /* A name of the settings replaces the one found in the template. */
     if (strcmp(calls, "auto") != 0)
         f->reply_format = reply_format_named(calls);
     if (strcmp(reasoning, "auto") != 0 && !reply_reasoning_named(reasoning, &f->reply_reasoning))
@@ -182,6 +185,7 @@ static int main_open(struct front *f)
     f->model_name = f->names.at[0];
     f->model_unix_s = main_model_time(&f->settings);
     main_fingerprint(f);
+    /* Two counters that wake others: stop_fd all readers, handover_fd the streamer. */
     f->stop_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     f->handover_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (rc == ERR_OK && (f->stop_fd == -1 || f->handover_fd == -1 ||
@@ -246,6 +250,7 @@ int main(int argc, char **argv)
     if (exit_now)
         return 0;
     mem_trim_always(); /* a request of 30 MB may need half a gigabyte for a moment */
+    /* Each step runs only if all before it succeeded. */
     rc = log_set_level_text(front.settings.log_level);
     if (rc == ERR_OK)
         rc = main_open(&front);

@@ -351,6 +351,7 @@ int attach_seal(const void *bytes, size_t len, int *sealed)
             break;
         done += (size_t)n;
     }
+    /* The last seal forbids further ones, so that a receiver can rely on these. */
     if (fd != -1 && done == len && fcntl(fd, F_ADD_SEALS, ATTACH_SEALS | F_SEAL_SEAL) == 0) {
         *sealed = fd;
         return ERR_OK;

@@ -44,6 +44,7 @@ uint64_t wire_layout(void)
 #include "ipc/metric.def"
 #undef HISTOGRAM
 
+/* The upper bounds of a histogram's buckets, and their number; the last bucket has none. */
 const double *wire_bucket_bounds(enum wire_histogram_id id, int *n)
 {
     switch (id) {

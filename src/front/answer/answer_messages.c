@@ -87,6 +87,7 @@ static void messages_begin(struct gen *g)
     blocks_event(g, "message_start");
     buf_add_text(out, ",\"message\":");
     messages_head(g, out);
+    /* The message without its content and end, which later events bring. */
     buf_add_text(out, "],\"stop_reason\":null,\"stop_sequence\":null,");
     messages_usage(g, out, 0);
     buf_add_byte(out, '}');

@@ -2,7 +2,15 @@
  *
  * Answers of POST /v1/responses: OpenAI's response object, and the events of a stream. A response
  * is a list of output items (message, reasoning, function_call); an item is one block. Events are
- * numbered; the numbers have no gaps. */
+ * numbered; the numbers have no gaps.
+ *
+ * The events of a response with one message:
+ *
+ *   response.created  response.in_progress
+ *   response.output_item.added  response.content_part.added
+ *   response.output_text.delta ...  response.output_text.done
+ *   response.content_part.done  response.output_item.done
+ *   response.completed */
 #include <string.h>
 
 #include "front/answer/answer.h"
@@ -78,6 +86,7 @@ static void responses_request(const struct gen *g, struct buf *b)
     responses_repeat(x, b, "max_output_tokens", "null");
     responses_repeat(x, b, "top_logprobs", "0");
     buf_add_text(b, ",\"tools\":[");
+    /* Tools as the client sent them, not as the chat's functions that were made of them. */
     for (uint32_t i = 0; tools != NULL && i < tools->n; i++) {
         if (i > 0)
             buf_add_byte(b, ',');
@@ -254,6 +263,7 @@ static void responses_call(const struct gen *g, struct buf *b)
     buf_printf(b, ",\"type\":\"%s\",\"call_id\":\"%s\",\"name\":",
                called.is_custom ? "custom_tool_call" : "function_call", id);
     buf_add_json_string(b, called.name, strlen(called.name));
+    /* The client gets its own names back: the namespace, and the name without it. */
     if (called.space != NULL) {
         buf_add_text(b, ",\"namespace\":");
         buf_add_json_string(b, called.space, strlen(called.space));

@@ -5,7 +5,13 @@
  * generation at the end.
  *
  * One step: the streamer submits a generation per live beam for one token, beams_told() is called
- * for each answer, and after the last of them the best extensions become the next live beams. */
+ * for each answer, and after the last of them the best extensions become the next live beams.
+ *
+ * With two beams, for example:
+ *
+ *   live beams       a, sum -1.0             b, sum -1.5
+ *   alternatives     x -0.2   y -0.9 ...     x -0.1   z -2.0 ...
+ *   next beams       ax, sum -1.2            bx, sum -1.6           (ay would be -1.9) */
 #include "front/answer/beams.h"
 
 #include <math.h>
@@ -266,6 +272,7 @@ static int beams_extend(struct gen *first, const int32_t *ends, uint32_t n_ends,
         for (size_t k = 1; k < n && k < most && rc == ERR_OK; k++) {
             struct extension extension = {.parent = i};
 
+            /* Record k is alternative k; buffers do not align records. */
             memcpy(&extension.token, told->bytes + k * sizeof extension.token,
                    sizeof extension.token);
             if (!isfinite(extension.token.logprob))
@@ -394,6 +401,7 @@ static int beams_finish(struct gen *first)
     int done = 0, live = 0;
     int rc = ERR_OK;
 
+    /* With early_stopping the live beams no longer count once there are n complete ones. */
     if (search->o.early_stopping && prompt->n_done == search->n)
         prompt->n_live = 0;
     for (int i = 0; i < search->n && rc == ERR_OK; i++) {

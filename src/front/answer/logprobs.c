@@ -2,7 +2,13 @@
  *
  * Log probabilities. A generation's records are one run of struct logprob: a chosen token (begins
  * is true), its alternatives, the next chosen token, and so on. Offsets into that run mark the part
- * of complete tokens (told_whole) and the part already written (told_written). */
+ * of complete tokens (told_whole) and the part already written (told_written).
+ *
+ *   chosen top top top  chosen top top top  chosen top top
+ *                       ^ told_written      ^ told_whole
+ *
+ * Here the second token is complete and waits to be written; the third one's records are still
+ * arriving. */
 #include "front/answer/logprobs.h"
 
 #include <float.h>

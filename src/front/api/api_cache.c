@@ -1,7 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Operators' commands: see cache.h. The first part checks the admin key, the second makes a request
- * to the engine, the third turns the engine's facts into JSON. */
+ * to the engine, the third turns the engine's facts into JSON.
+ *
+ * The facts of a list, one row for each object:
+ *
+ *   TIER 0    PAGES 120  SLOTS 4096  KEPT 8  KEPT_MAX 2048         the device
+ *   SPACE id  SHARED 0  DEVICE 12  HOST 40  STORE 90  HITS ...     a namespace
+ *   HINT id   PRIORITY 100  UNTIL 0  DEVICE 3 ...                  a retained prefix */
 #include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -68,6 +74,7 @@ bool cache_allows(const struct front *f, struct exchange *x)
                              NULL, 0);
         return false;
     }
+    /* As a header of any HTTP client has it. */
     if (strncmp(key, "Bearer ", 7) == 0)
         key += 7;
     digest =
@@ -234,6 +241,7 @@ static bool cache_choose(const struct front *f, struct exchange *x, const struct
                      "tenant");
         return false;
     }
+    /* As policy_read() does for that tenant's own requests, so that the namespaces are equal. */
     policy_tenant(tenant->text, r->tenant);
     policy_isolate(r);
     memset(r->tenant, 0, sizeof r->tenant); /* the tenant did not send this request */
@@ -260,6 +268,7 @@ void api_cache_pin(struct front *f, struct exchange *x, const struct json *body)
 
     if (!cache_knows(x, body, known))
         return;
+    /* Without a priority, pin for good. */
     if (json_get(body, "priority") == NULL)
         json_put(&hint, "priority", &pinned);
     /* The other members are those of cache_retention. */

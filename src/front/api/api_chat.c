@@ -49,6 +49,7 @@ static const struct json *api_kwargs(const struct front *f, struct exchange *x,
 
     if (effort == NULL && f->chat_kwargs == NULL)
         return given;
+    /* The client's own come first; each later step adds only missing ones. */
     for (uint32_t i = 0; given != NULL && i < given->n; i++)
         json_put(&kwargs, given->items[i].key, &given->items[i]);
     if (effort != NULL && json_get(given, "reasoning_effort") == NULL)
@@ -257,6 +258,7 @@ static bool api_add_chat(struct front *f, struct exchange *x, struct gen *gens, 
             echoed = NULL;
         for (int i = 0; i < n; i++)
             gens[i].echoed = echoed;
+        /* Only the first choice gets the tokens; gen_finish_prompts() copies them. */
         rc = gen_add_prompt(f, &gens[0], &prompt, lax_get_flag(body, "add_special_tokens", false),
                             why, sizeof why);
         *start = gen_begin(f, gens, n, &prompt.text);

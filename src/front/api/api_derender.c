@@ -5,7 +5,10 @@
  *
  * The ids take the path of an engine's tokens (streamer_lane.c): detokenizer, stop strings, reply
  * parser. Reasoning and calls are parsed only if the chat's request was sent along, as in vLLM,
- * because otherwise the beginning of the reply is unknown. derender_event.c handles streams. */
+ * because otherwise the beginning of the reply is unknown. derender_event.c handles streams.
+ *
+ *   chat         generate_response: one response, with its choices
+ *   completion   generate_responses: a list, one response for each prompt */
 #include <stdio.h>
 #include <string.h>
 
@@ -100,6 +103,7 @@ bool derender_logprobs(struct gen *g, const struct json *logprobs)
     for (uint32_t i = 0; i < content->n; i++) {
         const struct json *tops = json_get_kind(&content->items[i], "top_logprobs", JSON_LIST);
 
+        /* The chosen token first, then its alternatives: the order of the engine's records. */
         if (!derender_told(g, &content->items[i], true))
             return false;
         for (uint32_t k = 0; tops != NULL && k < tops->n; k++) {
@@ -217,6 +221,7 @@ static uint32_t derender_count(const struct json *const *responses, uint32_t n, 
     for (uint32_t i = 0; i < n; i++) {
         const struct json *choices = json_get_kind(responses[i], "choices", JSON_LIST);
 
+        /* Checked before adding, so that the sum cannot overflow. */
         if (choices == NULL || choices->n == 0 || choices->n > most)
             return 0;
         sum += choices->n;

@@ -3,7 +3,12 @@
  * Endpoints for stored responses: read, delete, replay as a stream, list the input, and continue
  * one with previous_response_id. A response is stored with all items that led to it, including
  * those of the responses before it. So it does not depend on whether those still exist; the price
- * is that each record holds a whole conversation. */
+ * is that each record holds a whole conversation.
+ *
+ *   GET     /v1/responses/ID               the response; with ?stream=true as a stream
+ *   GET     /v1/responses/ID/input_items   its input, in pages
+ *   DELETE  /v1/responses/ID
+ *   POST    /v1/responses/ID/cancel        always refused */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -8,7 +8,12 @@
  *   generate   continues the token ids of such a request (answer_tokens.c writes the answer)
  *
  * The output of render can be sent to generate unchanged, and gives the same tokens as the chat or
- * completion. */
+ * completion.
+ *
+ * For example, render makes of {"messages": [{"role": "user", "content": "Hi"}], "top_k": 5}
+ *
+ *   {"request_id": ..., "token_ids": [1, 22, ...],
+ *    "sampling_params": {"n": 1, "top_k": 5, ...}, ...} */
 #include <stdio.h>
 #include <string.h>
 
@@ -208,6 +213,7 @@ void api_render(struct front *f, struct exchange *x, const struct json *body)
     }
     if (!chat)
         buf_add_byte(&buf, '[');
+    /* One for each prompt: its choices differ only in their seeds. */
     for (int i = 0; i < x->n_gens; i += x->n) {
         buf_add_comma(&buf, i > 0);
         render_one(f, x, &buf, &x->gens[i], body);
@@ -233,6 +239,7 @@ static bool generate_fields(struct exchange *x, const struct json *body,
     for (uint32_t i = 0; i < sampling->n; i++) {
         const struct json *value = &sampling->items[i];
 
+        /* These members would turn the request into another one. */
         if (value != told && strcmp(value->key, "messages") != 0 && strcmp(value->key, "echo") != 0)
             json_put(&made, value->key, value);
     }

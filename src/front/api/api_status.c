@@ -83,6 +83,7 @@ void api_load(struct front *f, struct exchange *x, const struct json *body)
 
     (void)body;
     if (stats != NULL && link_copy_stats(&f->link, stats))
+        /* The engine counts the requests of all fronts. */
         n = atomic_load(&stats->values[METRIC_running]) +
             atomic_load(&stats->values[METRIC_waiting]);
     (void)snprintf(text, sizeof text, "{\"server_load\":%llu}", n);

@@ -111,6 +111,7 @@ void api_detokenize(struct front *f, struct exchange *x, const struct json *body
         exchange_reply_error(x, rc, "'tokens' must be a list of token ids of this model", "tokens",
                              0);
     } else {
+        /* Special tokens are shown. */
         tokenizer_decode(f->tokenizer, ids.ids, ids.len, false, &text);
         buf_add_text(&buf, "{\"prompt\":");
         buf_add_json_string(&buf, buf_text(&text), text.len);

@@ -3,7 +3,13 @@
  * Derendering a stream event by event. The server keeps nothing between requests: the client sends
  * the state, with the ids of each choice and the number of ids already turned into text. All of
  * them go through detokenizer and reply parser again, first the old ones without output, then the
- * others, whose output is the delta. */
+ * others, whose output is the delta.
+ *
+ *   chunk   {"choices": [{"index": 0, "token_ids": [9, 4]}]}
+ *   state   {"created": 1, "choices": [{"index": 0, "n_said": 2, "token_ids": [5, 7]}]}
+ *
+ * Here 5 and 7 are replayed, the text of 9 and 4 is the delta, and the next state has "n_said": 4
+ * and the ids 5, 7, 9 and 4. */
 #include <stdio.h>
 #include <string.h>
 
@@ -45,6 +51,7 @@ static void piece_call(struct piece *p, const struct reply_event *e)
 {
     char id[40];
 
+    /* Another call than the open one: close that, and begin this. */
     if (e->kind == REPLY_CALL_BEGIN || p->call != e->call) {
         piece_close_call(p);
         buf_printf(&p->calls, "%s{\"index\":%d,", p->calls.len == 0 ? "" : ",", e->call);
@@ -72,6 +79,7 @@ static void piece_said(void *arg, const struct reply_event *e)
     const struct exchange *x = piece->g->exchange;
     bool is_call = e->kind != REPLY_CONTENT && e->kind != REPLY_REASON;
 
+    /* The same parts are dropped as in an answer of this server. */
     if ((e->kind == REPLY_REASON && x->hides_reasoning) || (is_call && e->call > 0 && x->one_call))
         return;
     piece->g->speech->n_calls += e->kind == REPLY_CALL_BEGIN;
@@ -150,6 +158,7 @@ static void piece_say(const struct front *f, struct piece *p, size_t n_before)
     piece_hear(p); /* a text that had stopped before adds nothing */
     p->says = true;
     p->n_now = end;
+    /* Offsets of log probabilities count from the first event on. */
     g->told_chars =
         piece_chars(p, g->tokens.len - json_get_kind(p->choice, "token_ids", JSON_LIST)->n);
     /* Without finish_reason more events follow, so a character that is not complete waits. */
@@ -191,6 +200,8 @@ static bool piece_read(struct front *f, struct exchange *x, struct piece *p)
         else
             rc = gen_add_ids(p->g, ids, why, sizeof why);
     }
+    /* Without this bound, a client could make the server parse any amount of text again with each
+     * event. */
     if (rc == ERR_OK && engine.max_model_len > 0 && p->g->tokens.len > engine.max_model_len) {
         (void)snprintf(why, sizeof why, "choice %d has more token_ids than a context's %u", p->idx,
                        engine.max_model_len);

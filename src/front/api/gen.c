@@ -2,7 +2,14 @@
  *
  * From a checked request to generations that are ready for the engine. The endpoints call
  * gen_prepare(), add the prompts' tokens, and call gen_finish_prompts(); the exchange then goes to
- * the streamer. */
+ * the streamer.
+ *
+ *   gen_prepare()          the fields; generations without tokens
+ *   gen_add_text(), ...    the tokens of each prompt, in its first generation
+ *   gen_hold()             the form of the output, compiled
+ *   gen_finish_prompts()   cut the prompts, and copy them to the other generations
+ *
+ * With n choices, prompt i has the generations i * n to i * n + n - 1. */
 #include <stdio.h>
 #include <string.h>
 #include <sys/random.h>

@@ -2,7 +2,13 @@
  *
  * The health checks. A shallow one reads the engine's times in the lane; a deep one sends a
  * generation of one token through the engine. The result of the last deep one is kept in struct
- * front, where all readers see it. */
+ * front, where all readers see it.
+ *
+ *   no engine, or it drains                      503
+ *   its loop has not run for health_stall_s      503
+ *   it has ended no step for health_stall_s      503
+ *   deep, and no token has come                  503
+ *   otherwise                                    200 */
 #include "front/api/health.h"
 
 #include <limits.h>

@@ -3,7 +3,10 @@
  * References in the input of POST /v1/responses: {"type": "item_reference", "id": ...} is replaced
  * by an item of a stored response. An item's id contains its response and its index there, so one
  * read of the store finds it. If that response is gone, the item is searched among those of
- * previous_response_id's conversation. */
+ * previous_response_id's conversation.
+ *
+ * For example, msg_abc_1 is item 1 in the output of resp_abc, and msg_abc_i0 item 0 of its
+ * input. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -55,6 +58,7 @@ static bool read_reference(const char *id, struct reference *r)
         (size_t)(last - first) + sizeof API_KEPT_PREFIX > sizeof r->response)
         return false;
     r->is_input = last[1] == 'i';
+    /* Skip the '_', and the letter i of an input's item. */
     last += 1 + r->is_input;
     if (*last < '0' || *last > '9')
         return false;

@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Routing: the table of paths and methods, and the reading and parsing of bodies, which all
- * endpoints have in common. */
+ * endpoints have in common.
+ *
+ * A request takes these steps, each of which may answer with an error: path and method, the admin
+ * key, the check for a full server, reading the body, parsing it, the endpoint. */
 #include <stdio.h>
 #include <string.h>
 #include <strings.h>
@@ -132,6 +135,7 @@ static const struct json *route_body(struct front *f, struct exchange *x)
     size_t len = 0;
     int rc;
 
+    /* From here on the request's own memory is bounded. */
     x->arena.limit_bytes = f->settings.max_body_bytes * ROUTE_MEMORY_FACTOR;
     if (route_is_coded(x)) {
         rc = ERR_CODED;
@@ -222,6 +226,7 @@ void route_describe(struct buf *b)
 
         if (route->summary == NULL)
             continue;
+        /* A further method of the same path. */
         if (strcmp(route->path, last) == 0)
             buf_add_byte(b, ',');
         else
@@ -252,6 +257,7 @@ void route_exchange(struct front *f, struct exchange *x)
 
         if (!route_fits(route, path))
             continue;
+        /* Also errors below have the shape of this path. */
         x->shape = route->shape;
         /* Paths below /v1/messages/ only choose the shape of the error. */
         known = known || route->answer != NULL;

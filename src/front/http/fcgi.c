@@ -42,6 +42,7 @@
 static const char fcgi_end[] = {1, 6, 0, 1, 0, 0, 0, 0, 1, 3, 0, 1,
                                 0, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
 
+/* The state of one request on a connection. */
 struct fcgi {
     FCGX_Request r; /* its descriptor is the pipe with the parameters, or -1 */
     struct fcgi_in in;
@@ -51,6 +52,7 @@ struct fcgi {
     size_t end_left;            /* bytes of fcgi_end that were not sent yet */
 };
 
+/* Start libfcgi, once per process. */
 int fcgi_start(void)
 {
     if (FCGX_Init() != 0) {
@@ -60,6 +62,7 @@ int fcgi_start(void)
     return ERR_OK;
 }
 
+/* Listen at a path. Only the group of the socket's folder can connect: nginx. */
 int fcgi_listen(const char *path, int *fd)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -115,6 +118,7 @@ static bool fcgi_parse(struct fcgi *f, const char *records, size_t len)
     return written;
 }
 
+/* Read the beginning of a request. The descriptor is taken over, also on an error. */
 int fcgi_open(struct fcgi **out, int fd)
 {
     struct fcgi *fcgi = mem_zalloc(sizeof *fcgi);
@@ -147,11 +151,13 @@ const char *fcgi_param(const struct fcgi *f, const char *name)
     return v;
 }
 
+/* Read the body and drop it. */
 void fcgi_skip_body(struct fcgi *f)
 {
     fcgi_in_skip(&f->in);
 }
 
+/* Read the whole body into the arena, with a NUL after it. */
 int fcgi_read_body(struct fcgi *f, struct arena *arena, size_t max_bytes, const char **bytes,
                    size_t *len)
 {
@@ -173,6 +179,7 @@ int fcgi_read_body(struct fcgi *f, struct arena *arena, size_t max_bytes, const 
     return ERR_OK;
 }
 
+/* For the streamer's epoll set. */
 int fcgi_fd(const struct fcgi *f)
 {
     return f->in.fd;
@@ -229,6 +236,7 @@ static long fcgi_send(struct fcgi *f, const char *bytes, bool is_last)
     return (long)(before - f->body_left);
 }
 
+/* Send as much as the socket takes; the rest must be offered again. */
 long fcgi_write(struct fcgi *f, const char *bytes, size_t len)
 {
     size_t sent = 0;
@@ -249,6 +257,7 @@ long fcgi_write(struct fcgi *f, const char *bytes, size_t len)
     return (long)sent;
 }
 
+/* Likewise, followed by the end of the answer. */
 long fcgi_write_last(struct fcgi *f, const char *bytes, size_t len)
 {
     size_t sent = 0;
@@ -269,11 +278,14 @@ long fcgi_write_last(struct fcgi *f, const char *bytes, size_t len)
     return (long)sent;
 }
 
+/* Was the end sent? */
 bool fcgi_has_ended(const struct fcgi *f)
 {
     return f->end_left == 0;
 }
 
+/* Close the connection and free the request. An answer that was sent completely is ended properly;
+ * otherwise nginx sees the connection break. */
 void fcgi_close(struct fcgi *f)
 {
     if (fcgi_has_ended(f))

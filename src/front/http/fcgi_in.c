@@ -41,6 +41,7 @@ static bool fcgi_in_bytes(int fd, char *dst, size_t len)
     return true;
 }
 
+/* The length of a record's content, high byte first. */
 static size_t fcgi_head_length(const char *head)
 {
     const unsigned char *h = (const unsigned char *)head;
@@ -48,6 +49,7 @@ static size_t fcgi_head_length(const char *head)
     return (size_t)h[4] << 8 | h[5];
 }
 
+/* Is this the head of a record of this type, of the only request? */
 static bool fcgi_head_is(const char *head, int type)
 {
     return head[0] == FCGI_VERSION && head[1] == type && head[2] == 0 && head[3] == FCGI_ID;
@@ -111,6 +113,7 @@ static void fcgi_in_head(char *dst, int type, size_t len)
     memcpy(dst, head, sizeof head);
 }
 
+/* Read all records up to the end of the parameters, into the form in which libfcgi gets them. */
 int fcgi_in_params(struct fcgi_in *in, int fd, char *bytes, size_t *len)
 {
     const size_t first = 2 * FCGI_HEAD_BYTES + FCGI_BEGIN_BODY; /* offset of the parameters */
@@ -139,6 +142,7 @@ int fcgi_in_params(struct fcgi_in *in, int fd, char *bytes, size_t *len)
     return ERR_OK;
 }
 
+/* The length of the body, from CONTENT_LENGTH. */
 void fcgi_in_expect(struct fcgi_in *in, uint64_t body_bytes)
 {
     in->left = body_bytes;
@@ -160,6 +164,7 @@ static bool fcgi_in_next(struct fcgi_in *in)
     return in->record_left > 0;
 }
 
+/* Read len bytes of the body, across its records. */
 int fcgi_in_read(struct fcgi_in *in, char *dst, size_t len)
 {
     while (len > 0) { /* each pass reads at least one byte, or is the last */
@@ -178,6 +183,7 @@ int fcgi_in_read(struct fcgi_in *in, char *dst, size_t len)
     return ERR_OK;
 }
 
+/* Drop the rest of the body. */
 void fcgi_in_skip(struct fcgi_in *in)
 {
     char bytes[FCGI_SKIP_BYTES];
@@ -188,6 +194,8 @@ void fcgi_in_skip(struct fcgi_in *in)
         rc = fcgi_in_read(in, bytes, in->left < sizeof bytes ? (size_t)in->left : sizeof bytes);
 }
 
+/* Read what is left after the answer: a close() with unread bytes would reset the connection, and
+ * nginx could lose the answer's end. */
 void fcgi_in_end(struct fcgi_in *in)
 {
     char bytes[FCGI_SKIP_BYTES];

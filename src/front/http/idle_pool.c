@@ -2,7 +2,12 @@
  *
  * The idle pool: connections wait in an epoll set until their first byte arrives. All readers wait
  * on the same set. Every descriptor in it is EPOLLONESHOT, so that an event wakes exactly one
- * reader, which then owns the descriptor until it adds it again. */
+ * reader, which then owns the descriptor until it adds it again.
+ *
+ *   accepted, has bytes    a reader reads it
+ *   accepted, silent       becomes a guest
+ *   a guest, first byte    one reader wakes and reads it
+ *   a guest, silent for IDLE_POOL_SILENT_US, or its place is needed: it is closed */
 #include "front/http/idle_pool.h"
 
 #include <errno.h>
@@ -25,6 +30,7 @@
 /* The data of epoll events. For a guest: its index, and above 32 bits its turn. */
 enum idle_pool_source { IDLE_POOL_LISTEN, IDLE_POOL_SHUT, IDLE_POOL_STOP, IDLE_POOL_GUEST };
 
+/* Add or change a descriptor in the epoll set; how is EPOLL_CTL_ADD or EPOLL_CTL_MOD. */
 static int idle_pool_watch(const struct idle_pool *l, int how, int fd, uint32_t events,
                            uint64_t data)
 {
@@ -35,6 +41,8 @@ static int idle_pool_watch(const struct idle_pool *l, int how, int fd, uint32_t 
     return ERR_IO;
 }
 
+/* Make the set, with the listening socket, a timer, and the descriptor that ends the wait. The
+ * timer is not set yet. */
 int idle_pool_open(struct idle_pool *l, int listen_fd, int stop_fd)
 {
     *l = (struct idle_pool){.epoll_fd = epoll_create1(EPOLL_CLOEXEC),
@@ -85,6 +93,7 @@ static struct idle_pool_guest *idle_pool_place_locked(struct idle_pool *l)
     return first;
 }
 
+/* A connection without a byte becomes a guest. */
 static void idle_pool_admit(struct idle_pool *l, int fd)
 {
     struct idle_pool_guest *guest;
@@ -131,6 +140,7 @@ static void idle_pool_send_away(struct idle_pool *l)
     (void)pthread_mutex_unlock(&l->lock);
 }
 
+/* Has the connection sent a byte, or does it within the time? */
 static bool idle_pool_speaks(int fd, int timeout_ms)
 {
     struct pollfd poll_fd = {.fd = fd, .events = POLLIN};
@@ -203,6 +213,8 @@ static int idle_pool_last(struct idle_pool *l)
     return fd;
 }
 
+/* Wait for a connection that has something to say. ERR_AGAIN: call again; ERR_DRAINING: the process
+ * stops, and *fd is a last connection or -1. */
 int idle_pool_next(struct idle_pool *l, int *fd)
 {
     struct epoll_event ev;

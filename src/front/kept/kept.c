@@ -4,7 +4,12 @@
  * that on a slow disk many answers share one sync. Readers and the thread share the LMDB
  * environment; db_lock keeps it open while they use it, because the thread may open it anew.
  *
- * A job has two owners: the thread and the exchange that waits for it. The last one frees it. */
+ * A job has two owners: the thread and the exchange that waits for it. The last one frees it.
+ *
+ *   streamer   kept_write() -> list          takes the result, answers
+ *                               |              ^
+ *   thread                   one commit -> state, wake_fd
+ *   readers    kept_read(), kept_remove(): they use the file themselves */
 #include "front/kept/kept.h"
 
 #include <errno.h>
@@ -143,6 +148,7 @@ static int kept_take(struct kept *k, struct kept_job **jobs, bool *ends)
     int rc = 0;
 
     (void)clock_gettime(CLOCK_MONOTONIC, &until);
+    /* Records may expire within seconds: check as often as that. */
     until.tv_sec += k->age_s < KEPT_TICK_S ? 1 + (time_t)k->age_s : KEPT_TICK_S;
     (void)pthread_mutex_lock(&k->lock);
     while (k->first == NULL && !k->stops && rc == 0)

@@ -261,6 +261,8 @@ static int kept_trim(struct kept_db *db, MDB_txn *txn, struct kept_totals *total
         rc = mdb_cursor_get(cursor, &key, &value, MDB_FIRST);
         if (rc == 0)
             rc = kept_head_at(cursor, &head);
+        /* Records are in the order of their creation, so the first one that may stay ends the
+         * loop. */
         if (rc == 0 && totals->bytes <= room && head.created_s >= before_s)
             break;
         if (rc == 0)
@@ -401,6 +403,7 @@ static int kept_put_one(struct kept_db *db, MDB_txn *txn, const struct kept_reco
         rc = kept_put_parts(db, txn, r, number);
     if (rc == 0)
         rc = mdb_put(txn, db->names, &key, &value, 0);
+    /* Also after an error, because the transaction is then aborted as a whole. */
     totals->next++;
     totals->bytes += cost;
     return rc;
@@ -677,6 +680,7 @@ static int kept_probe_all(const char *dir)
 
     (void)signal(SIGALRM, SIG_DFL);
     (void)alarm(KEPT_PROBE_S);
+    /* Any of these calls may also end the child with a signal. */
     rc = kept_env(&db, dir, MDB_RDONLY, 0);
     if (rc == 0)
         rc = kept_tables(&db, 0);
@@ -711,6 +715,7 @@ static bool kept_is_damaged(const char *dir)
 
     if (child == 0)
         _exit(kept_probe_all(dir));
+    /* No child: go on without the check. */
     if (child == -1 || waitpid(child, &status, 0) != child)
         return false;
     if (WIFSIGNALED(status))
@@ -795,6 +800,7 @@ static int kept_lock(const char *dir, int *fd)
     rc = own_open("front", path, O_RDWR | O_CREAT, fd);
     if (rc != ERR_OK)
         return rc;
+    /* A blocking flock() could wait without end for a front that hangs. */
     while (flock(*fd, LOCK_EX | LOCK_NB) != 0) {
         if (clock_us() - from_us > KEPT_LOCK_WAIT_US) {
             log_error("front: %s: another front has been holding it for %u s", path,

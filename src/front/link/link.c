@@ -4,7 +4,10 @@
  *
  * The first part attaches and detaches. The second decides whether a request may be submitted, from
  * values that the engine publishes in the lane and on the statistics page, so that most refusals
- * cost the engine nothing. The third hands out slots. */
+ * cost the engine nothing. The third hands out slots.
+ *
+ * A request is refused, in this order, if no slot is free, if its tenant has its share of the
+ * slots, if the engine's queue is full, or if the queue holds too many prompt tokens. */
 #include "front/link/link.h"
 
 #include <string.h>

@@ -2,7 +2,9 @@
  *
  * Default values of sampling fields. vLLM reads them from the model folder's
  * generation_config.json; the same members are read here, so that a model answers alike on both
- * servers. */
+ * servers.
+ *
+ *   vLLM's values < generation_config.json < override_generation_config < the request */
 #include "front/request/defaults.h"
 
 #include <limits.h>

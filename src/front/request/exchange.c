@@ -2,7 +2,13 @@
  *
  * The life of an exchange, and answers that are complete at once: JSON texts and errors. Streams
  * and generated answers are written by answer/. An answer in `out` begins with CGI's "Status:"
- * line, which nginx turns into HTTP's status line. */
+ * line, which nginx turns into HTTP's status line.
+ *
+ *   Status: 200 OK
+ *   Content-Type: application/json
+ *   Content-Length: 21
+ *
+ *   {"is_sleeping":false} */
 #include "front/request/exchange.h"
 
 #include <string.h>
@@ -47,6 +53,7 @@ void exchange_free(struct exchange *x)
             buf_fini(&g->speech->blocks.done);
         }
     }
+    /* Memory outside the arena that a feature needed, such as a beam search. */
     if (x->on_free != NULL)
         x->on_free(x);
     if (x->keeping != NULL)
@@ -90,12 +97,14 @@ static const char *exchange_reason(int status)
     }
 }
 
+/* A header for clients, if the request has a part that was ignored. */
 void exchange_add_notice(struct exchange *x)
 {
     if (x->notice != NULL)
         buf_printf(&x->out, "X-Quire-Notice: %s\r\n", x->notice);
 }
 
+/* Write a complete answer with this status, type and body. */
 void exchange_reply(struct exchange *x, int status, const char *type, const char *body, size_t len)
 {
     buf_printf(&x->out, "Status: %d %s\r\nContent-Type: %s\r\n", status, exchange_reason(status),
@@ -107,6 +116,7 @@ void exchange_reply(struct exchange *x, int status, const char *type, const char
     x->complete = true;
 }
 
+/* Append OpenAI's error object; param NULL: no field is named. */
 void exchange_add_error(struct buf *b, int err, const char *message, const char *param)
 {
     const char *code = err_openai_code(err);
@@ -139,6 +149,7 @@ static const char *exchange_messages_type(int status)
     }
 }
 
+/* Append Anthropic's error object. */
 void exchange_add_error_messages(struct buf *b, const struct exchange *x, int err,
                                  const char *message)
 {

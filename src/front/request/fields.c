@@ -6,7 +6,14 @@
  * stores its value, and the function's parameters: the member it sets, a range, a flag. A field
  * that would change the answer and is not supported is refused by name, so that no client believes
  * it was applied. A field without a row is ignored, as in vLLM, because clients send fields of
- * other servers too. */
+ * other servers too.
+ *
+ * For example, the row
+ *
+ *   BOTH("n", fields_whole, .place = EXCHANGE_MEMBER(n), .range = RANGE_FROM(1, 128))
+ *
+ * makes a chat or completion with "n": 3 set exchange.n to 3, and one with "n": 0 an error:
+ * "'n' must be at least 1 and at most 128, not 0". */
 #include "front/request/fields.h"
 
 #include <limits.h>
@@ -392,12 +399,14 @@ static int fields_stop_text(struct fields_read_context *c, const struct fields_r
                        c->defaults->max_stops, DETOK_STOP_BYTES_MAX);
         return ERR_INVALID;
     }
+    /* The sum is bounded because each choice keeps its own matching state of all strings. */
     c->stop_bytes += v->text_len;
     if (c->stop_bytes > FIELDS_STOP_BYTES_MAX) {
         (void)snprintf(c->why, c->why_cap, "'stop' takes at most %d bytes in all its strings",
                        FIELDS_STOP_BYTES_MAX);
         return ERR_INVALID;
     }
+    /* The arrays are made for the maximum at once, when the first string comes. */
     if (c->out->n_stops == 0) {
         c->out->stops = arena_alloc(&c->x->arena, n * sizeof *c->out->stops);
         c->x->stop_texts = arena_alloc(&c->x->arena, n * sizeof *c->x->stop_texts);
@@ -482,6 +491,7 @@ bool fields_read_salt(const struct json *v, uint8_t salt[WIRE_SALT_BYTES])
 
     if (v->kind != JSON_TEXT || v->text_len == 0)
         return false;
+    /* The prefix keeps these digests apart from those of other uses. */
     digest = hash_sha256("cache_salt", sizeof "cache_salt", v->text, v->text_len);
     memcpy(salt, &digest, WIRE_SALT_BYTES);
     return true;
@@ -644,6 +654,7 @@ static int fields_neutral(struct fields_read_context *c, const struct fields_row
 #define EXCHANGE_MEMBER(m) {.in = FIELDS_EXCHANGE, .offset = offsetof(struct exchange, m)}
 /* clang-format on */
 
+/* All fields that a chat or a completion may have. */
 static const struct fields_row fields_rows[] = {
     BOTH("model", fields_model),
     CHAT("messages", fields_messages),
@@ -831,6 +842,7 @@ static int fields_check_beams(struct fields_read_context *c, const char **param)
                        others[i].name);
         return ERR_UNSUPPORTED;
     }
+    /* The engine would have to walk the automaton for each beam. */
     if (form_binds(&out->form)) {
         *param = "use_beam_search";
         (void)snprintf(c->why, c->why_cap,
@@ -888,6 +900,7 @@ int fields_read(struct fields *out, struct exchange *x, const struct json *body,
             log_debug("front: a request has an unknown field '%.64s'; it is ignored", value->key);
             continue;
         }
+        /* A field that is null counts as missing. */
         if (value->kind == JSON_NULL)
             rc = ERR_OK;
         else
@@ -895,6 +908,7 @@ int fields_read(struct fields *out, struct exchange *x, const struct json *body,
         if (rc != ERR_OK)
             return rc;
     }
+    /* After the loop, because cache_retention may follow the messages. */
     retention_mark(&out->request.generate, out->mark_s);
     if (x->include_usage && !x->stream) {
         reason->param = "stream_options";
@@ -904,6 +918,7 @@ int fields_read(struct fields *out, struct exchange *x, const struct json *body,
     }
     /* The server's setting may force the usage into all streams. */
     x->include_usage = x->stream && (x->include_usage || defaults->include_usage);
+    /* vLLM has dropped best_of; OpenAI's clients still send it equal to n. */
     if (context.best_of != 0 && context.best_of != x->n) {
         reason->param = "best_of";
         (void)snprintf(reason->text, sizeof reason->text,
@@ -918,6 +933,7 @@ int fields_read(struct fields *out, struct exchange *x, const struct json *body,
     rc = form_check(&out->form, &reason->param, reason->text, sizeof reason->text);
     if (rc != ERR_OK)
         return rc;
+    /* The model's default applies only if the client sets no limit. */
     if (!x->max_tokens_given && defaults->max_tokens > 0) {
         x->max_tokens_given = true;
         x->max_tokens = defaults->max_tokens;

@@ -1,7 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Reading cache_retention and cache_control. Errors name the exact member, such as
- * 'messages.0.content.2.cache_control.ttl', because clients generate these objects. */
+ * 'messages.0.content.2.cache_control.ttl', because clients generate these objects.
+ *
+ *   "cache_retention": {"priority": 80, "seconds": 3600, "tokens": 1000}
+ *   "cache_control": {"type": "ephemeral", "ttl": "1h"}
+ *
+ * The first is quire's own field, of a request. The second is Anthropic's mark, on parts of
+ * messages. */
 #include "front/request/retention.h"
 
 #include <stdio.h>
@@ -41,6 +47,7 @@ static int retention_member(const struct json *m, int64_t values[3], char *why, 
     return ERR_INVALID;
 }
 
+/* Members that are null count as missing. Only the priority is required. */
 int retention_read(struct wire_generate *r, const struct json *v, char *why, size_t why_cap)
 {
     int64_t values[3] = {-1, 0, 0}; /* in the order of retention_members */
@@ -62,12 +69,14 @@ int retention_read(struct wire_generate *r, const struct json *v, char *why, siz
         (void)snprintf(why, why_cap, "'cache_retention.priority' is required");
         return ERR_INVALID;
     }
+    /* Priorities begin at 0, and 0 here means that none was asked for. */
     r->retain = 1 + (uint32_t)values[0];
     r->retain_s = (uint32_t)values[1];
     r->retain_tokens = (uint32_t)values[2];
     return ERR_OK;
 }
 
+/* A mark on an object of the request: {"cache_control": {"type": "ephemeral", "ttl": "1h"}}. */
 int retention_read_mark(const struct json *object, const char *where, uint32_t *seconds, char *why,
                         size_t why_cap)
 {
@@ -102,6 +111,7 @@ int retention_read_mark(const struct json *object, const char *where, uint32_t *
     return ERR_OK;
 }
 
+/* The marks on the parts of all messages. */
 int retention_read_marks(const struct json *messages, uint32_t *seconds, char *why, size_t why_cap)
 {
     int rc = ERR_OK;

@@ -2,7 +2,13 @@
  *
  * Rules on single tokens: reading them from a request, and writing them in the form of
  * wire_request.h. Ids are checked against the size of the vocabulary only when written, because a
- * front learns that size from the engine. */
+ * front learns that size from the engine.
+ *
+ * The words after a request's tokens:
+ *
+ *   allowed     biases         bad words          asked    stops
+ *   n_allowed   2 * n_biases   n_bad              n_asked  n_stops words
+ *   (bits)      (id, value)    (length, ids ...)  (ids)    (bits) */
 #include "front/request/token_rules.h"
 
 #include <errno.h>
@@ -271,6 +277,8 @@ static int token_rules_ban_word(struct token_rules *s, struct arena *arena,
         (rc = tokenizer_encode(t, text, len + 1, false, &spaced)) != ERR_OK ||
         (rc = token_rules_add_word(s, &bare)) != ERR_OK)
         goto out;
+    /* Compare the ends: with a tokenizer that writes the space as a token of its own, both forms
+     * end alike. */
     if (spaced.len < bare.len ||
         memcmp(spaced.ids + (spaced.len - bare.len), bare.ids, bare.len * sizeof *bare.ids) != 0)
         rc = token_rules_add_word(s, &spaced);
@@ -366,6 +374,7 @@ int token_rules_write(const struct token_rules *s, uint32_t n_vocab, struct wire
     r->n_biases = s->n_biases;
     r->n_bad = s->n_bad;
     r->n_asked = s->n_asked;
+    /* The usual case: no words at all. */
     if (wire_generate_extra(r) == 0)
         return ERR_OK;
     if (s->n_biases > 0 && (uint32_t)s->biases[s->n_biases - 1].id >= n_vocab) {

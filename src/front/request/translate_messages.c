@@ -2,7 +2,15 @@
  *
  * Anthropic's POST /v1/messages as a chat. Blocks become parts of turns: text the content, thinking
  * the reasoning, tool_use a tool call. A tool_result, which Anthropic puts inside the user's
- * message, becomes a message of its own. A last message of the assistant is to be continued. */
+ * message, becomes a message of its own. A last message of the assistant is to be continued.
+ *
+ *   {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "4"},
+ *                                {"type": "text", "text": "Thanks"}]}
+ *
+ * becomes
+ *
+ *   {"role": "tool", "tool_call_id": "t1", "content": "4"}
+ *   {"role": "user", "content": "Thanks"} */
 #include <stdio.h>
 #include <string.h>
 
@@ -33,6 +41,7 @@ static void messages_retain(struct translation *t, const struct json *body)
     number.text = "60";
     number.n = 2;
     json_put(&hint, "priority", &number);
+    /* A mark's time is 300 or 3600 seconds, so its text is known. */
     number.whole = t->mark_s;
     if (t->mark_s == 300)
         number.text = "300";
@@ -240,6 +249,7 @@ static int messages_message(struct translation *t, const struct json *m, uint32_
     translate_role(t, role);
     if (content->kind == JSON_TEXT)
         translate_say(t, content);
+    /* Blocks in their order; a tool's result among them closes the turn. */
     for (uint32_t i = 0; content->kind == JSON_LIST && i < content->n && rc == ERR_OK; i++) {
         (void)snprintf(where, sizeof where, "messages.%u.content.%u", idx, i);
         rc = messages_block(t, role, &content->items[i], where);
@@ -271,6 +281,8 @@ static int messages_talk(struct translation *t, const struct json *body)
         return translate_fail(t, ERR_INVALID, "'messages' must not be empty");
     for (uint32_t i = 0; i < messages->n && rc == ERR_OK; i++)
         rc = messages_message(t, &messages->items[i], i);
+    /* The turn is still open here, so its texts are those of the last message. A call cannot be
+     * continued. */
     if (rc == ERR_OK && t->role != NULL && strcmp(t->role, "assistant") == 0 && t->texts.n > 0 &&
         t->calls.n == 0)
         json_put_flag(&t->chat, "continue_final_message", true);
@@ -321,6 +333,7 @@ static int messages_tools(struct translation *t, const struct translate_row *row
             return translate_fail(
                 t, ERR_UNSUPPORTED, "'%s': tools of type '%.64s' are not supported", where,
                 type->kind == JSON_TEXT ? type->text : json_kind_name(type->kind));
+        /* Anthropic's API requires the schema; translate_tool() would not. */
         if (schema == NULL || schema->kind != JSON_OBJECT)
             return translate_fail(t, ERR_INVALID, "'%s.input_schema' must be an object", where);
         rc = translate_tool(t, tool, "input_schema", where, &tools);
@@ -349,6 +362,7 @@ static int messages_tool_choice(struct translation *t, const struct translate_ro
         return rc;
     if (alone != NULL && alone->kind != JSON_BOOL && alone->kind != JSON_NULL)
         return translate_type(t, "tool_choice.disable_parallel_tool_use", "true or false", alone);
+    /* The flag has the opposite meaning in a chat. */
     if (alone != NULL && alone->kind == JSON_BOOL)
         json_put_flag(&t->chat, "parallel_tool_calls", !alone->flag);
     if (strcmp(type, "auto") == 0 || strcmp(type, "none") == 0) {
@@ -380,6 +394,7 @@ static int messages_think(struct translation *t, const struct translate_row *row
     rc = translate_member_text(t, v, "type", row->name, &type);
     if (rc != ERR_OK)
         return rc;
+    /* "adaptive" lets the model decide how much it thinks, so it must be able to. */
     on.flag = strcmp(type, "enabled") == 0 || strcmp(type, "adaptive") == 0;
     if (!on.flag && strcmp(type, "disabled") != 0)
         return translate_fail(t, ERR_INVALID,
@@ -439,6 +454,7 @@ static int messages_mark_all(struct translation *t, const struct translate_row *
     return messages_mark(t, &all, "body");
 }
 
+/* All fields that are known; others are logged and ignored. */
 static const struct translate_row messages_rows[] = {
     {"model", translate_same, NULL},
     {"messages", translate_ignore, NULL}, /* messages_talk() reads this and system */
@@ -471,6 +487,7 @@ static const struct translate_row messages_rows[] = {
     TRANSLATE_EXTRAS,
 };
 
+/* Fields first, then the conversation, then the marks that were found in both. */
 int translate_messages(struct json *chat, struct arena *arena, const struct json *body,
                        bool is_count, struct reason *reason)
 {

@@ -3,7 +3,17 @@
  * OpenAI's POST /v1/responses as a chat. Items of the input become parts of turns: message the
  * content, reasoning the reasoning, function_call a tool call; function_call_output becomes a
  * message of its own. The items of an earlier response (kept.h) precede the input; when responses
- * are not stored, previous_response_id is refused. */
+ * are not stored, previous_response_id is refused.
+ *
+ *   {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "R"}]}
+ *   {"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{}"}
+ *   {"type": "function_call_output", "call_id": "c1", "output": "4"}
+ *
+ * become
+ *
+ *   {"role": "assistant", "content": null, "reasoning_content": "R", "tool_calls": [{"id": "c1",
+ *    "type": "function", "function": {"name": "f", "arguments": "{}"}}]}
+ *   {"role": "tool", "tool_call_id": "c1", "content": "4"} */
 #include <stdio.h>
 #include <string.h>
 
@@ -35,6 +45,7 @@ static int responses_part(struct translation *t, const struct json *part, const 
     rc = translate_member_text(t, part, "type", where, &type);
     if (rc != ERR_OK)
         return rc;
+    /* Each type of part has its text in one member. */
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         if (strcmp(rows[i].type, type) == 0)
             return translate_member_content(t, part, rows[i].member, where, text);
@@ -59,6 +70,7 @@ static int responses_content(struct translation *t, const struct json *v, const 
         const struct json *text = NULL;
         int rc;
 
+        /* The path of this part, for errors inside it. */
         (void)snprintf(at, sizeof at, "%s[%u]", where, i);
         rc = responses_part(t, &v->items[i], at, &text);
         if (rc != ERR_OK)
@@ -137,6 +149,7 @@ static int responses_custom(struct translation *t, const struct json *item, cons
         rc = translate_member_content(t, item, "input", where, &input);
     if (rc != ERR_OK)
         return rc;
+    /* As the model writes such a call: {"input": TEXT}. */
     json_put(&inner, "input", input);
     arguments = json_made(&inner, JSON_OBJECT);
     t->chat.failed = t->chat.failed || inner.failed;
@@ -288,6 +301,7 @@ static int responses_chosen(struct translation *t, const struct json *v, const c
     const char *type = NULL;
     int rc = translate_member_text(t, v, "type", where, &type);
 
+    /* Hosted tools cannot be chosen, because they are not in the prompt. */
     if (rc == ERR_OK && strcmp(type, "function") != 0 && strcmp(type, "custom") != 0)
         rc = translate_fail(t, ERR_UNSUPPORTED, "'%s': tools of type '%.64s' are not supported",
                             where, type);
@@ -377,6 +391,7 @@ static int responses_format(struct translation *t, const struct json *v)
     rc = translate_member_text(t, v, "type", "text.format", &type);
     if (rc != ERR_OK || strcmp(type, "text") == 0)
         return rc;
+    /* A chat has the same two formats, one level deeper. */
     if (strcmp(type, "json_object") == 0) {
         json_put_text(&out, "type", type);
         json_put_made(&t->chat, "response_format", JSON_OBJECT, &out);
@@ -470,6 +485,7 @@ static int responses_top_logprobs(struct translation *t, const struct json *body
         return translate_fail(t, ERR_INVALID,
                               "'top_logprobs' must be a whole number, at least 0 and at most %d",
                               RESPONSES_TOP_MAX);
+    /* The number alone does not ask for log probabilities in this API. */
     for (uint32_t i = 0; include != NULL && i < include->n; i++)
         asked = asked || json_is_text(&include->items[i], RESPONSES_LOGPROBS);
     if (asked)

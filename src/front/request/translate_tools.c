@@ -6,7 +6,15 @@
  * becomes a function with one argument, `input`; a regular expression in its format becomes the
  * argument's pattern, while a grammar in Lark is only described to the model. Hosted tools, which
  * OpenAI runs itself, are left out of the prompt. To find the tool of a called function, the
- * request's tools are searched, because names may contain "__" themselves. */
+ * request's tools are searched, because names may contain "__" themselves.
+ *
+ *   {"type": "custom", "name": "sql",
+ *    "format": {"type": "grammar", "syntax": "regex", "definition": "SELECT .*"}}
+ *
+ * becomes the function sql with the parameters
+ *
+ *   {"type": "object", "properties": {"input": {"type": "string", "pattern": "^(?:SELECT .*)$"}},
+ *    "required": ["input"], "additionalProperties": false} */
 #include "front/request/translate.h"
 
 #include <stdio.h>
@@ -117,6 +125,7 @@ static int read_format(struct translation *t, const struct json *tool, const cha
     rc = translate_member_text(t, format, "type", at, &type);
     if (rc != ERR_OK || strcmp(type, "text") == 0)
         return rc;
+    /* A grammar is either in Lark or a regular expression. */
     if (strcmp(type, "grammar") != 0)
         return translate_fail(t, ERR_INVALID, "'%s.type' must be text or grammar, not '%.64s'", at,
                               type);
@@ -173,6 +182,7 @@ static int read_custom(struct translation *t, const struct json *tool, const cha
     if (rc != ERR_OK)
         return rc;
     json_put_text(&made, "name", name[0] == '\0' ? "" : translate_spaced(t, space, name));
+    /* The description is the only place where a grammar in Lark can go. */
     described = describe(t, tool);
     json_put(&made, "description", &described);
     put_input_schema(&made, pattern);
@@ -221,6 +231,7 @@ static int read_one(struct translation *t, const struct json *tool, const char *
         return read_function(t, tool, space, where, tools);
     if (strcmp(type, "custom") == 0)
         return read_custom(t, tool, space, where, tools);
+    /* In a namespace only functions and custom tools make sense. */
     if (space[0] == '\0' && is_hosted(type))
         return ERR_OK;
     return translate_fail(t, ERR_UNSUPPORTED, "'%s': tools of type '%.64s' are not supported",

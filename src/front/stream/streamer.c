@@ -126,6 +126,7 @@ void streamer_flush(struct streamer *s, struct exchange *x)
             n = fcgi_write_last(x->fcgi, from, left);
         else
             n = fcgi_write(x->fcgi, from, left);
+        /* The client is gone. */
         if (n < 0) {
             streamer_close(s, x);
             return;
@@ -134,6 +135,7 @@ void streamer_flush(struct streamer *s, struct exchange *x)
             x->progress_us = s->now_us;
         x->out_sent += (size_t)n;
     }
+    /* The socket is full: go on when it accepts bytes again. */
     if (x->out_sent < x->out.len || (x->complete && !fcgi_has_ended(x->fcgi))) {
         streamer_watch(s, x, true);
         return;
@@ -380,6 +382,8 @@ static void streamer_events(struct streamer *s, int timeout_ms)
     for (int i = 0; i < n; i++) {
         void *p = ev[i].data.ptr;
 
+        /* The data of a descriptor's event is the address of its variable; all others are
+         * exchanges. */
         if (p == &f->link.control_fd) {
             if ((ev[i].events & (EPOLLRDHUP | EPOLLHUP)) != 0 ||
                 lane_take_wakes(f->link.control_fd) != ERR_OK)

@@ -31,6 +31,8 @@ static bool streamer_said_all(const struct streamer *s, const struct gen *g, str
     return g->ended || n_out >= longest;
 }
 
+/* The connection to the engine is gone: read the rest of the lane, then let all unfinished
+ * generations wait for the next engine. */
 void streamer_engine_lost(struct streamer *s)
 {
     struct link *link = &s->f->link;
@@ -101,6 +103,7 @@ static void streamer_yield(struct streamer *s)
     }
 }
 
+/* Once per pass: attach if there is an engine, and submit what waits. */
 void streamer_engine(struct streamer *s)
 {
     struct link *link = &s->f->link;

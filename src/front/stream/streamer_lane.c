@@ -124,6 +124,7 @@ static void streamer_token(struct streamer *s, struct gen *g, const struct wire_
 {
     struct exchange *x = g->exchange;
 
+    /* Health checks and commands have no use for the token. */
     if (x->only_echo)
         return;
     logprobs_token(g);
@@ -181,6 +182,8 @@ static void streamer_record(struct streamer *s, struct gen *g, const struct wire
             break;
         if (!g->admitted)
             g->n_cached = (uint32_t)o->value < g->n_prompt ? (uint32_t)o->value : g->n_prompt;
+        /* Only the first engine's number is kept: a later one finds also the output in its
+         * cache. */
         g->admitted = true;
         answer_begin(x);
         break;

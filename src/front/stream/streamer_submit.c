@@ -1,7 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Submission: generations are checked, get a slot and are written to the lane; or they wait in a
- * list until there is an engine, a vocabulary, or room. */
+ * list until there is an engine, a vocabulary, or room.
+ *
+ * The result of a submission:
+ *
+ *   ERR_OK            submitted
+ *   ERR_AGAIN         waits for the vocabulary
+ *   ERR_ENGINE_GONE   waits for an engine
+ *   ERR_OVERLOADED    waits for room if its answer has begun; otherwise it is refused
+ *   others            the answer is an error */
 #include <stdatomic.h>
 #include <stdio.h>
 
@@ -204,6 +212,7 @@ static int streamer_submit_gen(struct streamer *s, struct gen *g, struct reason 
     request.flags = (streamer_goes_on_with(g) ? WIRE_RESUMED : 0) |
                     (g->exchange->probe || g->exchange->asks ? WIRE_PROBE : 0);
     request.n_tokens = (uint32_t)g->tokens.len;
+    /* Refuse before a slot is taken and anything is copied. */
     refusal = link_refuses(link, &request);
     if (refusal != WIRE_NOT_REFUSED) {
         streamer_count_refused(s, g, refusal);

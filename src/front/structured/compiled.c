@@ -1,7 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * The cache of compiled constraints: references, names, and the lists of results and refusals. Both
- * lists are searched linearly, because they are short and a compilation takes milliseconds. */
+ * lists are searched linearly, because they are short and a compilation takes milliseconds.
+ *
+ *   kept       automata, the last used first; the last ones make room
+ *   refused    errors of the constraints that were refused last
+ *   making     constraints that are being compiled (compiled_make.c)
+ *
+ * A request is looked up in this order; if it is in none of the three, it is compiled. */
 #include "front/structured/compiled.h"
 
 #include <stdio.h>

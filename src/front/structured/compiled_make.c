@@ -21,6 +21,7 @@
 #define MAKE_NICE        5
 #define MAKE_STACK_BYTES ((size_t)8 << 20) /* for grammars, whose recursion is deep but bounded */
 
+/* An entry of the list: a constraint that is being compiled, or waits for it. */
 struct compiled_making {
     struct compiled_making *next;
     const struct grammar_request *request;
@@ -56,6 +57,7 @@ static struct compiled_turn *make_turn(struct compiled_cache *s, const char *ten
     return oldest;
 }
 
+/* Is a compiler working for this tenant? A tenant has at most one at a time. */
 static bool make_is_busy(const struct compiled_cache *s, const char *tenant)
 {
     for (const struct compiled_making *making = s->making; making != NULL; making = making->next)
@@ -77,6 +79,7 @@ static struct compiled_making *make_choose(struct compiled_cache *s)
 
         if (making->begun || make_is_busy(s, making->tenant))
             continue;
+        /* The tenant whose last turn is the longest ago comes first. */
         turn_row = make_turn(s, making->tenant, &known);
         if (known)
             turn = turn_row->turn;
@@ -90,6 +93,7 @@ static struct compiled_making *make_choose(struct compiled_cache *s)
     return best;
 }
 
+/* A compiler takes the entry: note the turn of its tenant. */
 static void make_begin(struct compiled_cache *s, struct compiled_making *m)
 {
     bool known;
@@ -100,6 +104,7 @@ static void make_begin(struct compiled_cache *s, struct compiled_making *m)
     turn_row->turn = ++s->n_compiled;
 }
 
+/* Take the entry off the list. */
 static void make_remove(struct compiled_cache *s, const struct compiled_making *m)
 {
     struct compiled_making **at = &s->making;
@@ -170,6 +175,7 @@ static void make_one(struct compiled_cache *s, struct compiled_making *m)
     (void)pthread_cond_broadcast(&s->changed);
 }
 
+/* The thread of a compiler: take entries until the cache ends. */
 static void *make_run(void *arg)
 {
     struct compiled_cache *cache = arg;
@@ -202,6 +208,7 @@ static bool make_start(struct compiled_cache *s)
     return s->n_compilers > 0;
 }
 
+/* End all compilers, after their current entries. */
 void compiled_cache_end_compilers(struct compiled_cache *s)
 {
     (void)pthread_mutex_lock(&s->lock);
@@ -214,6 +221,7 @@ void compiled_cache_end_compilers(struct compiled_cache *s)
 
 /* --- the threads that ask -------------------------------------------------------------------- */
 
+/* The entry of a name, or NULL. */
 static struct compiled_making *make_find(const struct compiled_cache *s, const struct hash *name)
 {
     struct compiled_making *making = s->making;

@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Reading the fields that constrain an output. Only their form is checked here; the grammar's
- * compiler finds errors inside schemas and patterns. */
+ * compiler finds errors inside schemas and patterns.
+ *
+ *   content   response_format, structured_outputs, guided_...: one constraint in all
+ *   calls     tools, tool_choice */
 #include "front/structured/form.h"
 
 #include <stdio.h>
@@ -111,6 +114,7 @@ static int form_read_json_schema(struct form *f, const struct json *v, char *why
     }
     if (strict != NULL && strict->kind != JSON_BOOL && strict->kind != JSON_NULL)
         return form_wrong(why, cap, "response_format.json_schema.strict", "true or false", strict);
+    /* A schema may also be true or false. */
     if (schema == NULL || (schema->kind != JSON_OBJECT && schema->kind != JSON_BOOL)) {
         (void)snprintf(why, cap, "'response_format.json_schema.schema' is required, an object");
         return ERR_INVALID;
@@ -170,6 +174,7 @@ static int form_read_kind(struct form *f, const struct form_source *from, const 
         f->spacing = v;
         return ERR_OK;
     }
+    /* A text is parsed by the compiler, which reports its errors with their place. */
     if (strcmp(from->kind, "json") == 0) {
         if (v->kind != JSON_OBJECT && v->kind != JSON_TEXT && v->kind != JSON_BOOL)
             return form_wrong(why, cap, from->name, "a JSON schema, or the text of one", v);

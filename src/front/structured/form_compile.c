@@ -5,7 +5,14 @@
  *   [ reasoning ]  ( content | calls )
  *
  * The content's part comes from the client's schema, pattern and so on; the calls' part from the
- * tools' parameters and the model's format of calls (calls.c). */
+ * tools' parameters and the model's format of calls (calls.c).
+ *
+ * Examples, for a model whose reasoning is between <think> and </think>:
+ *
+ *   a schema                         ( <think> free text </think> )?  schema
+ *   tool_choice "required"           ( <think> free text </think> )?  calls
+ *   a strict tool, not required      ( <think> free text </think> )?  free text with calls
+ *   a schema, the prompt ends with <think>:    free text </think>  schema */
 #include <stdio.h>
 #include <string.h>
 

@@ -4,7 +4,16 @@
  *
  * The difficulty is free text (any_text, and the text around triggered tags): a grammar can only
  * stop it at a known text. Therefore each function also gets the end that follows its format, and
- * passes it down to the last format inside, which appends it after itself. */
+ * passes it down to the last format inside, which appends it after itself.
+ *
+ * For example, the format
+ *
+ *   {"type": "triggered_tags", "triggers": ["<f"],
+ *    "tags": [{"type": "tag", "begin": "<f>", "content": {"type": "any_text"}, "end": "</f>"}]}
+ *
+ * becomes free text with one trigger:
+ *
+ *   "<f", then a choice of: ">", free text, "</f>" */
 #include "front/structured/tags.h"
 
 #include <stdarg.h>
@@ -216,8 +225,10 @@ static void tags_check_free(struct tags *t, const struct grammar_part *part, str
                   "free text is supported only at the end of an output, before the end of a tag, "
                   "or before a const_string or tag of the same sequence");
     (void)tags_texts(t, end.texts, "end", &ends);
+    /* The end of the text must stay reachable. */
     for (size_t i = 0; i < ends.n && tags_ok(t); i++)
         tags_check_inside(t, part->never, part->n_never, &ends.items[i], "which ends it");
+    /* So must each trigger; and an end that contains a trigger could never be completed. */
     for (size_t i = 0; i < part->n_parts && tags_ok(t); i++) {
         const struct grammar_part *trigger = &part->parts[i].parts[0];
 
@@ -590,6 +601,7 @@ static struct grammar_part tags_of_trigger(struct tags *t, const struct json *li
         if (tags_starts(begin, trigger)) {
             struct grammar_part rest = tags_text(begin);
 
+            /* The trigger itself comes first, outside of the choice. */
             rest.text += trigger->text_len;
             rest.len -= trigger->text_len;
             if (rest.len > 0)
@@ -655,6 +667,7 @@ static void tags_dispatch(struct tags *t, struct part_list *l, const struct json
 {
     const struct json *rules = tags_member(t, v, "rules", JSON_LIST);
     const struct json *loop = json_get(v, "loop");
+    /* The default is to go on after a rule. */
     bool again = loop == NULL || loop->kind == JSON_NULL || tags_flag(t, v, "loop");
     struct part_list sequences = {0};
 
@@ -749,6 +762,8 @@ static struct json tags_older(struct tags *t, const struct json *v)
         const struct json *schema = json_get(structure, "schema");
         struct json_made tag = {.arena = t->c.arena}, content = tag;
 
+        /* {"begin": B, "schema": S, "end": E} becomes {"type": "tag", "begin": B, "content":
+         * {"type": "json_schema", "json_schema": S}, "end": E}. */
         json_put_text(&content, "type", "json_schema");
         json_put(&content, "json_schema",
                  schema == NULL || schema->kind == JSON_NULL ? &any : schema);

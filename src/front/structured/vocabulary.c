@@ -1,6 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Making the vocabulary's image: the bytes of all tokens, sorted into a trie by grammar/trie.c. */
+ * Making the vocabulary's image: the bytes of all tokens, sorted into a trie by grammar/trie.c.
+ *
+ *   VOCABULARY_NONE     the thread works, for the engine that attached last
+ *   VOCABULARY_MADE     the image is in a sealed memfd
+ *   VOCABULARY_FAILED   no memory or no thread; tried again for the next engine */
 #include "front/structured/vocabulary.h"
 
 #include <string.h>
