@@ -40,9 +40,8 @@ void blocks_kept(struct exchange *x);
 
 /* --- helpers of the shapes --- */
 
-/* Write "event: NAME\
- * data: {"type":"NAME""; the caller adds further members and ends the event with
- * blocks_event_end(). */
+/* Write "event: NAME", a line feed and `data: {"type":"NAME"`; the caller adds further members and
+ * ends the event with blocks_event_end(). */
 void blocks_event(struct gen *g, const char *name);
 void blocks_event_end(struct gen *g); /* `}` and the empty line */
 
