@@ -390,6 +390,7 @@ static uint32_t *index_new(struct arena *arena, uint32_t n)
     uint32_t size = 16;
     uint32_t *index;
 
+    must(n >= INDEX_FROM);
     while (size < n * 2)
         size *= 2;
     index = arena_zalloc(arena, ((size_t)size + 1) * sizeof *index);
@@ -776,6 +777,7 @@ const char *json_kind_name(enum json_kind kind)
  * allocation, and the old one is wasted until the arena ends. */
 void json_put(struct json_made *m, const char *key, const struct json *value)
 {
+    must(m->n <= m->cap);
     if (m->n == m->cap && !m->failed) {
         uint32_t cap = m->cap == 0 ? 4 : 2 * m->cap;
         struct json *items = arena_alloc(m->arena, cap * sizeof *items);

@@ -17,6 +17,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/must.h"
+
 #define LOGPROBS_LEAST (-9999.0) /* OpenAI's value for a token without probability */
 
 /* A record of a single token: chosen, or an alternative. */
@@ -162,6 +164,7 @@ static int logprobs_fit(const char *field, uint32_t n, uint32_t n_vocab, uint64_
     uint64_t each = n < n_vocab ? n : n_vocab;
     uint64_t most = LOGPROBS_HELD_BYTES / LOGPROBS_ENTRY_BYTES / each;
 
+    must(n > 0);
     if (n_tokens <= most)
         return ERR_OK;
     (void)snprintf(
@@ -210,6 +213,7 @@ int logprobs_check(const struct gen *g, uint32_t n_vocab, int most, uint32_t lon
 /* A token has come, after its records: they are now complete. */
 void logprobs_token(struct gen *g)
 {
+    must(g->told_whole <= g->told.len);
     if (g->request.generate.n_logprobs > WIRE_LOGPROBS_MAX)
         logprobs_forget(g);
     g->told_whole = g->told.len;
@@ -221,6 +225,7 @@ uint32_t logprobs_restart(struct gen *g)
 {
     uint32_t flags = g->request.flags;
 
+    must(g->told_whole <= g->told.len);
     buf_clear(&g->row);
     g->told.len = g->told_whole;
     if (g->tokens.len > g->n_prompt)
@@ -307,6 +312,7 @@ static void logprobs_chat_entry(struct buf *b, const struct gen *g, size_t at, s
 {
     struct logprob entry = logprobs_at(&g->told, at);
 
+    must(at < next);
     buf_add_byte(b, '{');
     logprobs_chat_token(b, g, &entry);
     buf_add_text(b, ",\"top_logprobs\":[");
@@ -400,6 +406,7 @@ static void logprobs_tops(struct buf *b, const struct gen *g, const struct buf *
     struct logprob came = logprobs_at(told, at);
     bool listed = false, first = true;
 
+    must(at < next);
     buf_add_byte(b, '{');
     for (size_t top = at + sizeof came; top < next; top += sizeof came)
         listed = listed || logprobs_at(told, top).id == came.id;

@@ -14,6 +14,7 @@
 
 #include "base/hex.h"
 #include "base/log.h"
+#include "base/must.h"
 #include "front/api/api.h"
 #include "front/api/cache.h"
 #include "front/request/fields.h"
@@ -379,6 +380,7 @@ static struct wire_out cache_at(const struct exchange *x, size_t i)
 {
     struct wire_out record;
 
+    must(i < cache_n_facts(x));
     memcpy(&record, x->facts.bytes + i * sizeof record, sizeof record);
     return record;
 }
@@ -542,6 +544,8 @@ void cache_answer(struct front *f, struct exchange *x)
     const struct wire_request *request = &x->gens[0].request;
     struct buf buf = {0};
 
+    must(x->asks);
+    must(x->n_gens == 1);
     switch ((enum wire_task)request->task) {
     case WIRE_GENERATE: cache_add_pin(&buf, x); break;
     case WIRE_CACHE:

@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/must.h"
 #include "front/answer/replay.h"
 #include "front/api/api.h"
 #include "front/api/api_kept.h"
@@ -189,6 +190,7 @@ void api_keep(struct front *f, struct exchange *x, const struct json *body,
     char *text = NULL;
     struct json all;
 
+    must(earlier->kind == JSON_LIST);
     if (!json_get_bool(body, "store", true) || keeping == NULL)
         return;
     /* The earlier items come first, as they did in the prompt. */
@@ -319,6 +321,7 @@ static bool kept_list_query(struct exchange *x, long *limit, bool *rises, char *
 /* Item i of a list in ascending or descending order. */
 static const struct json *kept_item(const struct json *items, bool rises, uint32_t i)
 {
+    must(i < items->n);
     return &items->items[rises ? i : items->n - 1 - i];
 }
 

@@ -16,6 +16,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/must.h"
 #include "front/api/api.h"
 
 #define HEALTH_PROBE_EVERY_US 1000000u
@@ -152,6 +153,7 @@ void health_passed(struct front *f, struct exchange *x)
 {
     char text[64];
 
+    must(x->probe);
     atomic_store(&f->probe_failed, false);
     (void)snprintf(text, sizeof text, "{\"token_ms\":%.1f}",
                    (double)(clock_us() - x->arrival_us) * 1e-3);
@@ -164,6 +166,7 @@ void health_failed(struct front *f, struct exchange *x, int err)
     struct link_state state;
     char why[160];
 
+    must(x->probe);
     /* No slot was free, so the server is full but alive: the shallow check decides. */
     if (err == ERR_OVERLOADED && health_look(f, why, sizeof why, &state) == ERR_OK) {
         health_say(x, &state);

@@ -22,6 +22,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/must.h"
 
 #define KEPT_WAITING_BYTES ((size_t)64 << 20) /* limit of records that wait for the disk */
 #define KEPT_BATCH         64                 /* maximum records per commit */
@@ -170,6 +171,7 @@ static void kept_done(struct kept *k, struct kept_job **jobs, int n, enum kept_s
 {
     uint64_t one = 1;
 
+    must(state != KEPT_WAITS);
     for (int i = 0; i < n; i++) {
         atomic_store(&jobs[i]->state, (int)state);
         kept_leave(jobs[i]);
@@ -186,6 +188,7 @@ static void kept_put(struct kept *k, struct kept_job **jobs, int n)
     int n_good = 0;
     int rc = ERR_IO;
 
+    must(n <= KEPT_BATCH);
     for (int i = 0; i < n; i++) {
         const struct kept_record *record = &jobs[i]->record;
 

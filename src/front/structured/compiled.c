@@ -16,12 +16,14 @@
 
 #include "base/buf.h"
 #include "base/mem.h"
+#include "base/must.h"
 
 /* --- references ---------------------------------------------------------------------------- */
 
 /* Take a reference. */
 struct compiled *compiled_ref(struct compiled *st)
 {
+    must(st != NULL);
     (void)atomic_fetch_add(&st->n_refs, 1);
     return st;
 }
@@ -111,6 +113,7 @@ static void compiled_cache_drop_last(struct compiled_cache *s)
 {
     struct compiled *last = s->kept[--s->n_kept];
 
+    must(s->n_kept > 0);
     s->bytes -= last->bytes;
     compiled_unref(last);
 }
@@ -136,6 +139,7 @@ void compiled_cache_keep(struct compiled_cache *s, struct compiled *st)
     while (s->n_kept > 0 &&
            (s->n_kept == COMPILED_MAX || s->bytes + st->bytes > COMPILED_BYTES_MAX))
         compiled_cache_drop_last(s);
+    must(s->n_kept < COMPILED_MAX);
     memmove(s->kept + 1, s->kept, s->n_kept * sizeof *s->kept);
     s->kept[0] = compiled_ref(st);
     s->n_kept++;

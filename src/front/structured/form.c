@@ -10,6 +10,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/must.h"
+
 #define FORM_NAME_MAX  64      /* characters of a schema's name, as in OpenAI's API */
 #define FORM_PAIRS_MAX 1000000 /* pairs of names compared: 0.1 s */
 
@@ -369,6 +371,7 @@ bool form_forces(const struct form *f)
 /* Is there a tool with this name? */
 static bool form_has_tool(const struct form *f, const char *name)
 {
+    must(f->tools != NULL);
     for (uint32_t i = 0; i < f->tools->n; i++) {
         if (strcmp(form_tool_name(&f->tools->items[i]), name) == 0)
             return true;
@@ -381,6 +384,7 @@ bool form_allows(const struct form *f, const char *name)
 {
     bool allows = f->allowed == NULL;
 
+    must(f->calls != FORM_CALLS_NAMED || f->function != NULL);
     if (f->calls == FORM_CALLS_NAMED)
         return strcmp(name, f->function) == 0;
     for (uint32_t i = 0; !allows && i < f->allowed->n; i++)

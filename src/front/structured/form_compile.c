@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/must.h"
 #include "front/structured/calls.h"
 #include "front/structured/form.h"
 #include "front/structured/tags.h"
@@ -191,6 +192,7 @@ static int form_content(const struct form *f, enum reply_format format, struct a
     struct grammar_part *choices;
     int rc;
 
+    must(f->param != NULL);
     *out = (struct grammar_part){.kind = kinds[f->kind]};
     if (f->kind == GRAMMAR_PARTS)
         return form_keep_apart(f, format, arena, out, why, cap);
@@ -324,6 +326,7 @@ static int form_choices(const struct form *f, struct arena *arena, struct gramma
 {
     const char **choices = arena_alloc(arena, f->source->n * sizeof *choices);
 
+    must(f->kind == GRAMMAR_CHOICE);
     if (choices == NULL)
         return ERR_NO_MEMORY;
     for (uint32_t i = 0; i < f->source->n; i++)
