@@ -42,7 +42,7 @@ struct number_place {
     uint32_t len;
 };
 
-/* The state of a scan, and what the conversion needs of it. */
+/* The state of a scan; the conversion uses it, too. */
 struct scan {
     const char *text;
     size_t len;

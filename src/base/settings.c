@@ -203,8 +203,8 @@ static int settings_line(struct settings *out, const char *path, int number, cha
     return rc;
 }
 
-/* Read all lines, up to the first error. A line longer than the buffer would be read as two; the
- * second has no equals sign then, and is refused. */
+/* Read all lines, up to the first error. A line longer than the buffer is read as two, of which the
+ * second is refused, unless it happens to look like a setting. */
 static int settings_read_file(struct settings *out, const char *path)
 {
     FILE *file = fopen(path, "re");

@@ -184,8 +184,8 @@ static bool beams_is_end(const struct gen *first, int32_t id, const int32_t *end
     return false;
 }
 
-/* Make *to of *from and the token of e. told has the records of the step, of which the client gets
- * the first n_top alternatives. */
+/* Make *to of *from and the token of e. `told` has the records of the step, of which the client
+ * gets the first n_top alternatives. */
 static int beam_extend(struct beam *to, const struct beam *from, const struct extension *e,
                        const struct buf *told, const struct beams *b)
 {

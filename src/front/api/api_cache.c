@@ -269,7 +269,7 @@ void api_cache_pin(struct front *f, struct exchange *x, const struct json *body)
 
     if (!cache_knows(x, body, known))
         return;
-    /* Without a priority, pin for good. */
+    /* Without a priority, pin for ever. */
     if (json_get(body, "priority") == NULL)
         json_put(&hint, "priority", &pinned);
     /* The other members are those of cache_retention. */
@@ -538,7 +538,7 @@ static void cache_add_pin(struct buf *b, const struct exchange *x)
         buf_printf(b, "%u}", generate->retain_s);
 }
 
-/* Make the answer of a finished command. What was asked is in the request's task. */
+/* Make the answer of a finished command. The request's task shows which command it was. */
 void cache_answer(struct front *f, struct exchange *x)
 {
     const struct wire_request *request = &x->gens[0].request;

@@ -62,7 +62,8 @@ static void gen_name(struct exchange *x)
     x->created = clock_unix_s();
 }
 
-/* Use a stored name without the prefix, which is a part of it already. */
+/* The client repeats the name of an earlier answer: use it unchanged, since it has a prefix
+ * already. */
 void gen_keep_name(struct exchange *x, const struct json *name)
 {
     must(name == NULL || name->kind == JSON_TEXT);

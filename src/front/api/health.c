@@ -91,8 +91,8 @@ static int health_ask(struct front *f, struct exchange *x)
     if (g == NULL)
         return ERR_NO_MEMORY;
     *g = (struct gen){.exchange = x, .slot = -1, .stop_id = -1, .n_prompt = 1};
-    /* The lowest priority, so that a probe never displaces a client's request; but it also is
-     * exempt from the queue's limits (WIRE_PROBE). */
+    /* The most urgent priority: the probe must not wait in a long queue. It is also exempt from the
+     * queue's limits (WIRE_PROBE). */
     g->request = (struct wire_request){
         .deadline_us = x->arrival_us + (uint64_t)f->settings.health_stall_s * 1000000u,
         .flags = WIRE_IGNORE_EOS,

@@ -62,7 +62,7 @@ int fcgi_start(void)
     return ERR_OK;
 }
 
-/* Listen at a path. Only the group of the socket's folder can connect: nginx. */
+/* Listen at a path. The socket's mode lets its user and group connect; nginx is in the group. */
 int fcgi_listen(const char *path, int *fd)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};

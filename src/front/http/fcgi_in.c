@@ -198,8 +198,8 @@ void fcgi_in_skip(struct fcgi_in *in)
         rc = fcgi_in_read(in, bytes, in->left < sizeof bytes ? (size_t)in->left : sizeof bytes);
 }
 
-/* Read what is left after the answer: a close() with unread bytes would reset the connection, and
- * nginx could lose the answer's end. */
+/* Read the bytes that are left after the answer: a close() with unread bytes would reset the
+ * connection, and nginx could lose the answer's end. */
 void fcgi_in_end(struct fcgi_in *in)
 {
     char bytes[FCGI_SKIP_BYTES];

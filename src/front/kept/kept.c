@@ -6,10 +6,8 @@
  *
  * A job has two owners: the thread and the exchange that waits for it. The last one frees it.
  *
- *   streamer   kept_write() -> list          takes the result, answers
- *                               |              ^
- *   thread                   one commit -> state, wake_fd
- *   readers    kept_read(), kept_remove(): they use the file themselves */
+ *   streamer: kept_write() -> list -> thread: one commit -> state, wake_fd -> streamer: the answer
+ *   readers:  kept_read(), kept_remove(), which use the file themselves */
 #include "front/kept/kept.h"
 
 #include <errno.h>
@@ -320,7 +318,7 @@ int kept_open(struct kept **out, const char *dir, uint64_t bytes_max, double day
     return ERR_OK;
 }
 
-/* Write what waits, then end. */
+/* Write all waiting jobs, then end. */
 void kept_close(struct kept *k)
 {
     if (k == NULL)

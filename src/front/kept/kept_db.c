@@ -85,8 +85,7 @@ static bool kept_is_damage(int rc)
     }
 }
 
-/* Our error for LMDB's. Damage makes the file unusable: kept.c then opens it again, which finds out
- * how bad it is. */
+/* Our error for LMDB's. Damage makes the file unusable: kept.c then opens it again. */
 static int kept_error(struct kept_db *db, int rc)
 {
     if (rc == 0)

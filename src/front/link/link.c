@@ -86,7 +86,7 @@ static void link_publish(struct link *l, const struct wire_welcome *w,
         (void)munmap((void *)(uintptr_t)old, sizeof *old);
 }
 
-/* Everything after the welcome. On an error the caller closes what was opened. */
+/* Everything after the welcome. On an error the caller calls link_close(). */
 static int link_open(struct link *l, const struct wire_welcome *w, const int *fds)
 {
     const struct wire_stats *stats;

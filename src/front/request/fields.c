@@ -884,7 +884,6 @@ int fields_read(struct fields *out, struct exchange *x, const struct json *body,
     int rc;
 
     must(body->kind == JSON_OBJECT);
-    must(defaults->max_stops >= 0);
     *out = (struct fields){
         .request = {.generate = {.sampling = defaults->sampling}},
         .skip_special = true,

@@ -106,7 +106,7 @@ static void streamer_yield(struct streamer *s)
     }
 }
 
-/* Once per pass: attach if there is an engine, and submit what waits. */
+/* In each pass: attach if there is an engine, and submit waiting generations. */
 void streamer_engine(struct streamer *s)
 {
     struct link *link = &s->f->link;

@@ -184,10 +184,9 @@ static void streamer_record(struct streamer *s, struct gen *g, const struct wire
     case WIRE_ADMITTED:
         if (x->n_gens > 1 && streamer_was_refused(s, x))
             break;
+        /* Only the first number is kept: a later engine finds the output in its cache, too. */
         if (!g->admitted)
             g->n_cached = (uint32_t)o->value < g->n_prompt ? (uint32_t)o->value : g->n_prompt;
-        /* Only the first engine's number is kept: a later one finds also the output in its
-         * cache. */
         g->admitted = true;
         answer_begin(x);
         break;
@@ -243,7 +242,7 @@ void streamer_slot(struct streamer *s, uint32_t slot)
         return;
     }
     x = g->exchange;
-    do { /* at most twice: with nothing unsent, behind is false */
+    do { /* at most twice: then nothing is unsent */
         behind = x->out.len - x->out_sent >= STREAMER_BACKLOG;
         while (!behind && g->slot == (int64_t)slot && lane_record(&link->lane, slot, &record))
             streamer_record(s, g, &record);

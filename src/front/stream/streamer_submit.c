@@ -20,7 +20,7 @@
 #include "front/stream/streamer_parts.h"
 
 /* Put a generation on the waiting list. Those whose answer has begun come first: their clients
- * already see the stream stand still. */
+ * already see a stream that has stopped. */
 void streamer_wait_add(struct streamer *s, struct gen *g, enum gen_wants wants)
 {
     struct gen **at = &s->waiting;

@@ -7,7 +7,8 @@
  *   refused    errors of the constraints that were refused last
  *   making     constraints that are being compiled (compiled_make.c)
  *
- * A request is looked up in this order; if it is in none of the three, it is compiled. */
+ * A request is searched among the refused and then the kept ones; if it is in neither, it is
+ * compiled, unless a compilation is under way already. */
 #include "front/structured/compiled.h"
 
 #include <stdio.h>

@@ -76,7 +76,8 @@ static int form_set(struct form *f, const char *param, enum grammar_kind kind,
     return ERR_OK;
 }
 
-/* Write the error of a value of the wrong type: the field, what it should be, and what it is. */
+/* Write the error of a value of the wrong type: the field, the expected type, and the type that it
+ * has. */
 static int form_wrong(char *why, size_t cap, const char *name, const char *wanted,
                       const struct json *v)
 {

@@ -428,8 +428,8 @@ static uint32_t tags_count(struct tags *t, const struct json *v, const char *nam
     return (uint32_t)member->whole;
 }
 
-/* optional, star, plus and repeat: the content between min and max times. What follows the content
- * may be another repetition or the end, so free text cannot be repeated. */
+/* optional, star, plus and repeat: the content between min and max times. The content is followed
+ * by another repetition or by the end, so free text cannot be repeated. */
 static void tags_repeat(struct tags *t, struct part_list *l, const struct json *v,
                         struct tags_end end, int depth)
 {
