@@ -438,10 +438,12 @@ static size_t nuls_restored(char *text, size_t n)
     size_t i = 0;
 
     while (i < n) {
-        bool mark = text[i] == NUL_MARK[0];
-
-        text[len++] = mark ? '\0' : text[i];
-        i += mark ? NUL_MARK_LEN : 1;
+        if (text[i] == NUL_MARK[0]) {
+            text[len++] = '\0';
+            i += NUL_MARK_LEN;
+        } else {
+            text[len++] = text[i++];
+        }
     }
     text[len] = '\0';
     return len;

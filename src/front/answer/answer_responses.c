@@ -250,7 +250,10 @@ static void responses_input(const struct gen *g, struct buf *b, const char *name
     if (text->len > 0 && json_parse(&value, &scratch, text->bytes, text->len, NULL, 0) == ERR_OK)
         input = json_get_kind(value, "input", JSON_TEXT);
     buf_printf(b, "\"%s\":", name);
-    buf_add_json_string(b, input == NULL ? "" : input->text, input == NULL ? 0 : input->text_len);
+    if (input != NULL)
+        buf_add_json_string(b, input->text, input->text_len);
+    else
+        buf_add_text(b, "\"\"");
     arena_reset(&scratch);
 }
 

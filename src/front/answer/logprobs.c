@@ -21,11 +21,19 @@
 
 #define LOGPROBS_LEAST (-9999.0) /* OpenAI's value for a token without probability */
 
+/* The run to which a record belongs. */
+static struct buf *logprobs_run_of(struct gen *g, bool prompt)
+{
+    if (prompt)
+        return &g->prompt_told;
+    return &g->told;
+}
+
 /* A record of a single token: chosen, or an alternative. */
 void logprobs_record(struct gen *g, const struct wire_out *o)
 {
     bool prompt = o->kind == WIRE_PROMPT_CHOSEN || o->kind == WIRE_PROMPT_TOP;
-    struct buf *to = prompt ? &g->prompt_told : &g->told;
+    struct buf *to = logprobs_run_of(g, prompt);
     struct logprob entry = {.id = o->value,
                             .logprob = o->logprob,
                             .rank = o->rank,
@@ -46,8 +54,10 @@ static int logprobs_order(const void *a, const void *b)
 {
     const struct logprob *left = a, *right = b;
 
-    if (left->logprob != right->logprob)
-        return left->logprob < right->logprob ? 1 : -1;
+    if (left->logprob < right->logprob)
+        return 1;
+    if (left->logprob > right->logprob)
+        return -1;
     return (left->id > right->id) - (left->id < right->id);
 }
 
@@ -118,8 +128,8 @@ static void logprobs_forget(struct gen *g)
 void logprobs_row(struct gen *g, const struct wire_out *o, uint32_t n_vocab)
 {
     bool prompt = o->kind == WIRE_PROMPT_ROW;
-    struct buf *to = prompt ? &g->prompt_told : &g->told;
-    const struct wire_generate *generate = &g->request.generate;
+    struct buf *to = logprobs_run_of(g, prompt);
+    uint32_t n_best = g->request.generate.n_logprobs;
     size_t whole = (1 + (size_t)n_vocab) * sizeof(float), left = whole - g->row.len;
     float piece[3];
 
@@ -128,8 +138,9 @@ void logprobs_row(struct gen *g, const struct wire_out *o, uint32_t n_vocab)
     memcpy(piece + 1, o->logits, sizeof o->logits);
     buf_add(&g->row, piece, left < sizeof piece ? left : sizeof piece);
     if (g->row.len == whole) {
-        logprobs_add_row(g, to, prompt ? generate->n_prompt_logprobs : generate->n_logprobs,
-                         n_vocab);
+        if (prompt)
+            n_best = g->request.generate.n_prompt_logprobs;
+        logprobs_add_row(g, to, n_best, n_vocab);
         buf_clear(&g->row);
     }
     /* Bounds the memory of text that is being held back. */

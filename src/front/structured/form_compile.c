@@ -61,10 +61,12 @@ static enum form_node form_node_in_schema(const char *key)
 /* The meaning of a member, from that of the node around it. */
 static enum form_node form_node_of(const struct json *m, enum form_node node, bool is_object)
 {
-    if (!is_object)
-        return node == NODE_TAG ? NODE_TAG : NODE_SCHEMA;
-    if (node == NODE_TAG)
+    if (node == NODE_TAG && is_object)
         return form_node_in_tag(m->key);
+    if (node == NODE_TAG)
+        return NODE_TAG;
+    if (!is_object)
+        return NODE_SCHEMA;
     if (node == NODE_SCHEMA)
         return form_node_in_schema(m->key);
     return NODE_SCHEMA;
@@ -152,11 +154,14 @@ static int form_tags(const struct form *f, enum reply_format format, struct aren
                      struct grammar_part *out, char *why, size_t cap)
 {
     struct json text = {.kind = JSON_TEXT};
-    int rc = f->closed ? form_source(f, arena, &text.text, &text.text_len) : ERR_OK;
+    int rc;
 
+    if (!f->closed)
+        return tags_compose(f->source, format, arena, out, why, cap);
+    rc = form_source(f, arena, &text.text, &text.text_len);
     if (rc != ERR_OK)
         return rc;
-    return tags_compose(f->closed ? &text : f->source, format, arena, out, why, cap);
+    return tags_compose(&text, format, arena, out, why, cap);
 }
 
 /* Keep content and calls apart: content next to constrained calls must not look like a call. Where
