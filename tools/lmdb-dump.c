@@ -4,7 +4,7 @@
  *
  * It reads LMDB's snapshot and, with --verify, the page file. It writes nothing, and holds no lock
  * that the engine waits for. It needs write permission on lock.mdb (LMDB's reader table), so run it
- * as the engine's user, who owns the files.
+ * as the engine's user, the owner of the files.
  *
  * A row of the table: slot, first digits of the page's name and of its parent's, number of the
  * model, tokens, tier, bytes, uses, last use, retention, and with --verify the damage. */

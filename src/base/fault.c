@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "base/must.h"
 
 /* The state of one fault point. */
 struct fault_point {
@@ -33,6 +34,8 @@ static struct fault_point fault_points[FAULT_COUNT] = {
  * fault_arm() instead. */
 void fault_arm(enum fault f, int n, bool forever)
 {
+    must(f < FAULT_COUNT);
+    must(n >= 0);
     fault_points[f].forever = forever;
     atomic_store(&fault_points[f].fired, 0);
     atomic_store(&fault_points[f].passes_left, n);

@@ -46,7 +46,7 @@ void hash_end_thread(void)
     hash_md = NULL;
 }
 
-/* A fast hash of 64 bits, for tables and checks of data; never for names. */
+/* A fast hash of 64 bits, for tables and checks of data; never for the names of pages. */
 uint64_t hash_xxh3(const void *bytes, size_t len)
 {
     return XXH3_64bits(bytes, len);

@@ -4,6 +4,8 @@
  * neither JSON escapes nor URLs allow; these functions accept digits alone. */
 #include "base/hex.h"
 
+#include "base/must.h"
+
 /* The value of a digit of either case; -1: none. */
 int hex_digit(int c)
 {
@@ -22,6 +24,7 @@ int64_t hex_number(const char *text, size_t len, size_t n)
     int64_t value = 0;
     size_t i;
 
+    must(n <= 15);
     if (len < n)
         return -1;
     for (i = 0; i < n; i++) {

@@ -42,7 +42,7 @@ struct number_place {
     uint32_t len;
 };
 
-/* The state of a scan, and what the conversion needs of it. */
+/* The state of a scan; the conversion uses it, too. */
 struct scan {
     const char *text;
     size_t len;
@@ -390,6 +390,7 @@ static uint32_t *index_new(struct arena *arena, uint32_t n)
     uint32_t size = 16;
     uint32_t *index;
 
+    must(n >= INDEX_FROM);
     while (size < n * 2)
         size *= 2;
     index = arena_zalloc(arena, ((size_t)size + 1) * sizeof *index);
@@ -437,10 +438,12 @@ static size_t nuls_restored(char *text, size_t n)
     size_t i = 0;
 
     while (i < n) {
-        bool mark = text[i] == NUL_MARK[0];
-
-        text[len++] = mark ? '\0' : text[i];
-        i += mark ? NUL_MARK_LEN : 1;
+        if (text[i] == NUL_MARK[0]) {
+            text[len++] = '\0';
+            i += NUL_MARK_LEN;
+        } else {
+            text[len++] = text[i++];
+        }
     }
     text[len] = '\0';
     return len;
@@ -776,6 +779,7 @@ const char *json_kind_name(enum json_kind kind)
  * allocation, and the old one is wasted until the arena ends. */
 void json_put(struct json_made *m, const char *key, const struct json *value)
 {
+    must(m->n <= m->cap);
     if (m->n == m->cap && !m->failed) {
         uint32_t cap = m->cap == 0 ? 4 : 2 * m->cap;
         struct json *items = arena_alloc(m->arena, cap * sizeof *items);

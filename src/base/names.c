@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "base/must.h"
 
 /* "/models/Qwen3-8B" gives "Qwen3-8B"; a trailing slash is not expected. */
 static const char *names_last_part(const char *folder)
@@ -24,6 +25,7 @@ static const char *names_last_part(const char *folder)
 /* False: there are too many. "*" is no name: it makes the server accept any name. */
 static bool names_add(struct names *out, const char *name)
 {
+    must(out->n <= NAMES_MAX);
     if (strcmp(name, "*") == 0) {
         out->any = true;
         return true;
@@ -44,6 +46,7 @@ int names_read(struct names *out, const char *list, const char *folder)
     char *rest = out->text;
     char *name;
 
+    must(list != NULL && folder != NULL);
     out->n = 0;
     out->any = false;
     if (strlen(list) >= sizeof out->text) {

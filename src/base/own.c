@@ -42,7 +42,7 @@ static int own_failed(const char *who, const char *path, int error)
     return ERR_IO;
 }
 
-/* Open a file of ours. who is the program's part for log lines. */
+/* Open a file of ours. `who` is the name for log lines, such as "front". */
 int own_open(const char *who, const char *path, int flags, int *fd)
 {
     /* O_NONBLOCK: opening a pipe of this name must not block. */

@@ -21,6 +21,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/must.h"
 
 /* The types of settings.def, as its first column has them. */
 enum settings_type { CONF_IS_TEXT, CONF_IS_INT, CONF_IS_BYTES, CONF_IS_REAL, CONF_IS_FLAG };
@@ -202,8 +203,8 @@ static int settings_line(struct settings *out, const char *path, int number, cha
     return rc;
 }
 
-/* Read all lines, up to the first error. A line longer than the buffer would be read as two; the
- * second has no equals sign then, and is refused. */
+/* Read all lines, up to the first error. A line longer than the buffer is read as two, of which the
+ * second is refused, unless it happens to look like a setting. */
 static int settings_read_file(struct settings *out, const char *path)
 {
     FILE *file = fopen(path, "re");
@@ -354,6 +355,7 @@ int settings_read(struct settings *out, char program, int argc, char **argv, boo
     bool version = false;
     int rc = ERR_OK;
 
+    must(program == 'E' || program == 'F');
     for (size_t i = 0; i < SETTINGS_COUNT && rc == ERR_OK; i++) {
         const char *preset = settings_rows[i].preset;
         char text[256];

@@ -5,6 +5,9 @@
  *   reader threads  accept, read, parse, tokenize      idle_pool.c, reader.c -> route.c -> api_*.c
  *   streamer        the lane, every answer's bytes     streamer.c -> link.c, answer.c
  *
+ * Letters that always mean the same in this folder: f front, x exchange (one HTTP request), g gen
+ * (one choice of its answer), s streamer, b output buffer, v JSON value.
+ *
  * struct front holds everything that both sides use. It is constant after the start, except for the
  * hand-over list, the atomic members, and the members that link.h marks. */
 #ifndef QUIRE_FRONT_FRONT_H

@@ -19,6 +19,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/must.h"
 
 #define ATTACH_BACKLOG     64
 #define ATTACH_MESSAGE_MAX 512 /* bytes; larger than the first message of any build */
@@ -61,6 +62,7 @@ static int attach_send(int fd, const void *bytes, size_t len, const int *fds, in
     struct msghdr message = {.msg_iov = &iov, .msg_iovlen = 1};
     ssize_t n;
 
+    must(n_fds >= 0 && n_fds <= ATTACH_FDS);
     memcpy(&iov.iov_base, &bytes, sizeof bytes); /* msghdr wants a pointer that is not const;
                                                   * sendmsg() only reads */
     if (n_fds > 0) {
@@ -162,6 +164,8 @@ static int attach_receive(int fd, void *bytes, size_t len, int *fds, int n_fds)
     int n_got;
     int n = attach_receive_any(fd, message, sizeof message, got, &n_got);
 
+    must(len <= ATTACH_MESSAGE_MAX);
+    must(n_fds >= 0 && n_fds <= ATTACH_FDS);
     if (n < 0)
         return n;
     foreign = attach_is_foreign(message, (size_t)n);

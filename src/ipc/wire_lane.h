@@ -6,24 +6,20 @@
  * engine's control socket. It is never repaired: a dead peer ends the lane, and the next connection
  * makes another one.
  *
- *            front writes                                              engine writes
- *   +------------+   +--------------------+   +---------------------------+
- *   | wire_lane  |   | queue [queue_cap]  |   | heartbeat, engine_state,  |
- *   | (header)   |   | slot | slot | .... |   | n_waiting, room_reqs, ... |
- *   +------------+   +--------------------+   +---------------------------+
- *                       |          queue_tail: put, W front
- *                       |          queue_head: taken, W engine
- *                       v
- *   +----------------------------------------+   +------------------------------------------+
- *   | slots [n_slots], W front                |   | out [n_slots][WIRE_OUT_CAP], W engine    |
- *   |   request: parameters, arena_offset ----+-+ |   one ring of records per slot:          |
- *   |   cancel                                | | |   ADMITTED TOKEN TOKEN ... FINISHED      |
- *   |   out_tail (W engine), out_head (front) | | +------------------------------------------+
- *   +----------------------------------------+ |    ready: one bit per slot with records,
- *   +----------------------------------------+ |    set by the engine, taken by the front
- *   | arena, W front: a ring of token ids     |<+
- *   | [prompt + extra][prompt + extra] free   |
- *   +----------------------------------------+
+ *   the front writes                              the engine writes
+ *   +-----------------------------------------+   +---------------------------------------+
+ *   | queue [queue_cap]: slot, slot, ...      |   | queue_head: how far it was taken      |
+ *   | queue_tail: how far it is filled        |   | heartbeat_us, engine_state,           |
+ *   |                                         |   | n_waiting, room_reqs, ...             |
+ *   +-----------------------------------------+   +---------------------------------------+
+ *   | slots [n_slots], in each:               |   | out [n_slots][WIRE_OUT_CAP]:          |
+ *   |   request: parameters, arena_offset --+ |   |   a ring of records for each slot,    |
+ *   |   cancel                              | |   |   ADMITTED TOKEN TOKEN ... FINISHED   |
+ *   |   out_head: how far records were read | |   | out_tail of each slot                 |
+ *   +---------------------------------------|-+   | ready: a bit for each slot that has   |
+ *   | arena, a ring of token ids:           v |   |   records; the engine sets it, the    |
+ *   |   [prompt, extra] [prompt, extra] free  |   |   front clears it                     |
+ *   +-----------------------------------------+   +---------------------------------------+
  *
  * In memory, in this order (lane_layout() in lane.c computes the offsets):
  *

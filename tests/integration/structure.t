@@ -432,7 +432,7 @@ def slow(s):
     tap.eq(crowd(8, one), [True] * 8, "four of them beside four others")
     for _ in range(6):  # each front learns it
         r = s.post(CHAT, dict(wild(s, 1, guided_grammar=endless), max_tokens=12))
-        tap.ok(r.status == 400 and "masks" in r.text, "beyond all bounds: refused", r.text)
+        tap.ok(r.status == 400 and "per mask" in r.text, "beyond all bounds: refused", r.text)
     tap.ok("guided_grammar" in r.text, "in the end by the field's name, without the engine", r.text)
     tap.eq(said(s, plain)[0], hello, "and others are served")
 

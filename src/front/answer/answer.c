@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "base/hash.h"
+#include "base/must.h"
 #include "front/answer/blocks.h"
 #include "front/answer/logprobs.h"
 #include "text/template/chat.h"
@@ -52,6 +53,7 @@ void answer_usage(const struct exchange *x, struct buf *b)
     unsigned long long reasoning = 0;
     bool reasons = false;
 
+    must(x->n >= 1);
     if (x->brought != NULL)
         prompt = x->brought->prompt_tokens;
     for (int i = 0; i < x->n_gens; i++) {
@@ -102,6 +104,7 @@ void answer_reasons(const struct exchange *x, struct buf *b, const struct gen *g
 /* A member with a list of token ids. */
 void answer_ids(struct buf *b, const char *name, const int32_t *ids, size_t n)
 {
+    must(n == 0 || ids != NULL);
     buf_printf(b, "\"%s\":[", name);
     for (size_t i = 0; i < n; i++) {
         buf_add_comma(b, i > 0);
@@ -245,6 +248,8 @@ void answer_call_id(const struct gen *g, int call, char id[40])
     bool is_mistral = g->speech->reply.o.format == REPLY_MISTRAL;
     const char *prefix = g->exchange->shape == SHAPE_MESSAGES ? "toolu_" : "call_";
 
+    must(g->speech != NULL);
+    must(call >= 0);
     hash_hex(digest.bytes, sizeof digest.bytes, hex);
     (void)snprintf(id, 40, is_mistral ? "%s%.9s" : "%s%.24s", is_mistral ? "" : prefix, hex);
 }
@@ -345,6 +350,7 @@ static void answer_said(void *arg, const struct reply_event *e)
 /* Set up the parser of a choice's reply. */
 void answer_listen(struct gen *g, const struct reply_options *o)
 {
+    must(g->speech != NULL);
     reply_init(&g->speech->reply, o, answer_said, g);
 }
 
@@ -354,6 +360,7 @@ static void answer_hear(struct gen *g, bool ended)
     struct speech *speech = g->speech;
     int rc = reply_push(&speech->reply, g->text.bytes, g->text.len);
 
+    must(g->speech != NULL);
     buf_clear(&g->text);
     if (rc == ERR_OK && ended)
         rc = reply_finish(&speech->reply);
@@ -431,6 +438,7 @@ static void answer_message(struct buf *b, const struct gen *g)
 /* A chat's stream begins with a chunk that has the role and empty content, then the echo. */
 static void answer_first_chunk(struct exchange *x, struct gen *g)
 {
+    must(x->stream);
     answer_chunk_begin(x, g, true);
     buf_add_text(&x->out, "\"delta\":{\"role\":");
     buf_add_json_string(&x->out, x->role, strlen(x->role));
@@ -470,6 +478,7 @@ void answer_begin(struct exchange *x)
 /* New text of a choice: send it, or pass it to the parser. */
 void answer_text(struct exchange *x, struct gen *g)
 {
+    must(g->exchange == x);
     if (x->shape == SHAPE_TOKENS) {
         answer_tokens(x, g);
         return;
@@ -489,6 +498,7 @@ static void answer_body(struct exchange *x)
 {
     struct buf buf = {0};
 
+    must(!x->stream);
     answer_object(x, &buf, x->format == EXCHANGE_CHAT ? "chat.completion" : "text_completion");
     buf_add_text(&buf, ",\"choices\":[");
     for (int i = 0; i < x->n_gens; i++) {
@@ -544,6 +554,8 @@ static void answer_rest(struct exchange *x, struct gen *g)
 /* A choice has ended. The last one of an answer completes it. */
 void answer_end(struct exchange *x, struct gen *g)
 {
+    must(g->exchange == x);
+    must(x->n_finished < x->n_gens);
     x->n_finished++;
     answer_rest(x, g);
     if (x->shape == SHAPE_TOKENS) {

@@ -7,12 +7,14 @@
 #include <string.h>
 
 #include "base/hash.h"
+#include "base/must.h"
 #include "front/answer/answer.h"
 #include "front/answer/blocks.h"
 
 /* Anthropic's API counts cached prompt tokens separately from the rest of the prompt. */
 static void messages_usage(const struct gen *g, struct buf *b, uint32_t n_output)
 {
+    must(g->n_cached <= g->n_prompt);
     buf_printf(b,
                "\"usage\":{\"input_tokens\":%u,\"cache_creation_input_tokens\":0,"
                "\"cache_read_input_tokens\":%u,\"output_tokens\":%u,"
@@ -100,6 +102,7 @@ static void messages_open(struct gen *g)
     const struct blocks *blocks = &g->speech->blocks;
     struct buf *out = &g->exchange->out;
 
+    must(g->speech->blocks.n > 0);
     blocks_event(g, "content_block_start");
     buf_printf(out, ",\"index\":%d,\"content_block\":", blocks->n - 1);
     if (blocks->kind == REPLY_CALL_BEGIN) {
@@ -116,6 +119,7 @@ static void messages_open(struct gen *g)
 /* The beginning of a content_block_delta, up to the delta's own member, which the caller adds. */
 static void messages_delta(struct gen *g, const char *type)
 {
+    must(g->speech->blocks.is_open);
     blocks_event(g, "content_block_delta");
     buf_printf(&g->exchange->out, ",\"index\":%d,\"delta\":{\"type\":\"%s\",",
                g->speech->blocks.n - 1, type);

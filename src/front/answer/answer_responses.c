@@ -13,6 +13,7 @@
  *   response.completed */
 #include <string.h>
 
+#include "base/must.h"
 #include "front/answer/answer.h"
 #include "front/answer/blocks.h"
 #include "front/kept/kept.h"
@@ -204,6 +205,7 @@ static void responses_item_id(const struct gen *g, struct buf *b, const char *na
 {
     const struct blocks *blocks = &g->speech->blocks;
 
+    must(blocks->n > 0);
     buf_printf(b, "\"%s\":\"%s_%s_%d\"", name, responses_item_prefix(g), g->exchange->request_id,
                blocks->n - 1);
 }
@@ -248,7 +250,10 @@ static void responses_input(const struct gen *g, struct buf *b, const char *name
     if (text->len > 0 && json_parse(&value, &scratch, text->bytes, text->len, NULL, 0) == ERR_OK)
         input = json_get_kind(value, "input", JSON_TEXT);
     buf_printf(b, "\"%s\":", name);
-    buf_add_json_string(b, input == NULL ? "" : input->text, input == NULL ? 0 : input->text_len);
+    if (input != NULL)
+        buf_add_json_string(b, input->text, input->text_len);
+    else
+        buf_add_text(b, "\"\"");
     arena_reset(&scratch);
 }
 
@@ -352,6 +357,7 @@ static void responses_say_part(struct gen *g, const char *event)
 /* The events of an item that begins. A call has no parts. */
 static void responses_open(struct gen *g)
 {
+    must(g->exchange->stream);
     responses_say_item(g, "response.output_item.added", "in_progress");
     if (g->speech->blocks.kind != REPLY_CALL_BEGIN)
         responses_say_part(g, "response.content_part.added");
@@ -364,6 +370,7 @@ static void responses_piece(struct gen *g, const char *text, size_t len)
     struct blocks *blocks = &g->speech->blocks;
     struct buf *out = &g->exchange->out;
 
+    must(g->exchange->stream);
     if (responses_is_custom(g))
         return; /* its text is inside JSON; it is sent when the call is complete */
     if (blocks->kind == REPLY_CONTENT)

@@ -6,6 +6,7 @@
 
 #include <string.h>
 
+#include "base/must.h"
 #include "front/answer/logprobs.h"
 
 /* finish_reason as JSON; null while the reply goes on. */
@@ -23,6 +24,7 @@ static void tokens_choice(struct buf *b, struct gen *g)
 {
     size_t from = g->n_prompt + g->n_said;
 
+    must(g->tokens.len >= g->n_prompt + g->n_said);
     buf_printf(b, "{\"index\":%d,", g->index);
     logprobs_write_chat(b, g);
     buf_printf(b, ",\"finish_reason\":%s,", tokens_reason(g));
@@ -73,6 +75,7 @@ static void tokens_body(struct exchange *x)
 /* New tokens have arrived. Their text is dropped: it is not part of this answer. */
 void answer_tokens(struct exchange *x, struct gen *g)
 {
+    must(x->shape == SHAPE_TOKENS);
     buf_clear(&g->text);
     if (x->stream && g->tokens.len > g->n_prompt + g->n_said)
         tokens_event(x, g);
@@ -82,6 +85,7 @@ void answer_tokens(struct exchange *x, struct gen *g)
  * choices ends the answer. */
 void answer_tokens_end(struct exchange *x, struct gen *g)
 {
+    must(x->shape == SHAPE_TOKENS);
     if (x->stream)
         tokens_event(x, g);
     if (x->n_finished < x->n_gens)

@@ -17,6 +17,7 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/must.h"
 #include "front/answer/logprobs.h"
 
 struct beam {
@@ -62,6 +63,7 @@ struct beams {
 /* The search that g belongs to. */
 static struct beams_prompt *beams_of(const struct gen *g)
 {
+    must(g->exchange->beams != NULL);
     return &g->exchange->beams->prompts[g->index / g->exchange->n];
 }
 
@@ -103,6 +105,9 @@ int beams_init(struct exchange *x, const struct beams_options *o)
         arena_zalloc(&x->arena, sizeof *search + (size_t)n_prompts * sizeof search->prompts[0]);
     struct wire_request *request = &x->gens[0].request;
 
+    must(x->beams == NULL);
+    must(x->n >= 1 && x->n <= BEAMS_WIDTH_MAX);
+    must(x->n_gens % x->n == 0);
     if (search == NULL)
         return ERR_NO_MEMORY;
     search->o = *o;
@@ -155,6 +160,7 @@ bool beams_asks(struct gen *g)
 /* The engine generates one more token than g has. */
 uint32_t beams_max_tokens(const struct gen *g)
 {
+    must(g->tokens.len >= g->n_prompt);
     return (uint32_t)g->tokens.len - g->n_prompt + 1;
 }
 
@@ -178,8 +184,8 @@ static bool beams_is_end(const struct gen *first, int32_t id, const int32_t *end
     return false;
 }
 
-/* Make *to of *from and the token of e. told has the records of the step, of which the client gets
- * the first n_top alternatives. */
+/* Make *to of *from and the token of e. `told` has the records of the step, of which the client
+ * gets the first n_top alternatives. */
 static int beam_extend(struct beam *to, const struct beam *from, const struct extension *e,
                        const struct buf *told, const struct beams *b)
 {
@@ -217,6 +223,7 @@ static int beams_complete(struct gen *first, int parent, const struct extension 
     int at = prompt->n_done;
     int rc;
 
+    must(parent < prompt->n_live);
     /* The list is short, so it is kept sorted by insertion. */
     while (at > 0 && prompt->done[at - 1].score < score)
         at--;
@@ -244,6 +251,7 @@ static void beams_consider(const struct beams *b, struct beams_prompt *p, int *n
 {
     int at = *n_best;
 
+    must(*n_best <= b->n);
     while (at > 0 && p->best[at - 1].sum < e->sum)
         at--;
     if (at == b->n)
@@ -296,6 +304,7 @@ static int beams_advance(struct gen *first, int n_best)
     struct beam *swap = prompt->live;
     int rc = ERR_OK;
 
+    must(n_best <= search->n);
     for (int i = 0; i < n_best && rc == ERR_OK; i++) {
         const struct extension *extension = &prompt->best[i];
 
@@ -336,6 +345,7 @@ static int beams_hold(struct gen *g, const struct beam *beam)
 {
     int rc = ERR_OK;
 
+    must(g->tokens.len >= g->n_prompt);
     g->tokens.len = g->n_prompt;
     for (size_t i = 0; i < beam->out.len && rc == ERR_OK; i++)
         rc = token_list_add(&g->tokens, beam->out.ids[i]);
@@ -433,6 +443,7 @@ int beams_told(struct gen *g, const int32_t *ends, uint32_t n_ends, uint32_t lon
     int n_best;
     int rc;
 
+    must(prompt->n_asked > 0);
     *todo = BEAMS_NOTHING;
     prompt->phases[g->index % g->exchange->n] = PHASE_IDLE;
     if (--prompt->n_asked > 0)

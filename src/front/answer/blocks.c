@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/must.h"
 #include "front/answer/answer.h"
 #include "front/answer/logprobs.h"
 #include "front/kept/kept.h"
@@ -14,6 +15,7 @@
 /* Two APIs have blocks: Anthropic's messages and OpenAI's responses. */
 static const struct blocks_shape *blocks_shape_of(const struct gen *g)
 {
+    must(g->exchange->shape == SHAPE_MESSAGES || g->exchange->shape == SHAPE_RESPONSES);
     if (g->exchange->shape == SHAPE_MESSAGES)
         return &blocks_messages;
     return &blocks_responses;
@@ -35,6 +37,7 @@ void blocks_event_end(struct gen *g)
 
 uint32_t blocks_output_tokens(const struct gen *g)
 {
+    must(g->tokens.len >= g->n_prompt);
     return (uint32_t)g->tokens.len - g->n_prompt;
 }
 
@@ -49,6 +52,7 @@ bool blocks_is_object(struct gen *g)
               json_parse(&value, &scratch, text->bytes, text->len, NULL, 0) == ERR_OK &&
               value->kind == JSON_OBJECT;
 
+    must(g->speech != NULL);
     arena_reset(&scratch);
     return is;
 }
@@ -91,6 +95,7 @@ static void blocks_open(struct gen *g, const struct reply_event *e)
     struct blocks *blocks = &g->speech->blocks;
 
     blocks_close(g, false);
+    must(!blocks->is_open);
     buf_clear(&blocks->text);
     buf_clear(&blocks->name);
     buf_clear(&blocks->told);
@@ -111,6 +116,7 @@ void blocks_said(struct gen *g, const struct reply_event *e)
 {
     struct blocks *blocks = &g->speech->blocks;
 
+    must(g->speech != NULL);
     switch (e->kind) {
     /* A piece of the other kind of text opens a block by itself. Calls have an event for it. */
     case REPLY_CONTENT:
@@ -193,6 +199,8 @@ void blocks_kept(struct exchange *x)
 {
     struct keeping *keeping = x->keeping;
 
+    must(keeping != NULL);
+    must(x->n_gens > 0);
     keeping->failed = kept_state(keeping->job) != KEPT_WRITTEN;
     blocks_finish(&x->gens[0]);
 }

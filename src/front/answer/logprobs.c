@@ -17,13 +17,23 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/must.h"
+
 #define LOGPROBS_LEAST (-9999.0) /* OpenAI's value for a token without probability */
+
+/* The run to which a record belongs. */
+static struct buf *logprobs_run_of(struct gen *g, bool prompt)
+{
+    if (prompt)
+        return &g->prompt_told;
+    return &g->told;
+}
 
 /* A record of a single token: chosen, or an alternative. */
 void logprobs_record(struct gen *g, const struct wire_out *o)
 {
     bool prompt = o->kind == WIRE_PROMPT_CHOSEN || o->kind == WIRE_PROMPT_TOP;
-    struct buf *to = prompt ? &g->prompt_told : &g->told;
+    struct buf *to = logprobs_run_of(g, prompt);
     struct logprob entry = {.id = o->value,
                             .logprob = o->logprob,
                             .rank = o->rank,
@@ -44,8 +54,10 @@ static int logprobs_order(const void *a, const void *b)
 {
     const struct logprob *left = a, *right = b;
 
-    if (left->logprob != right->logprob)
-        return left->logprob < right->logprob ? 1 : -1;
+    if (left->logprob < right->logprob)
+        return 1;
+    if (left->logprob > right->logprob)
+        return -1;
     return (left->id > right->id) - (left->id < right->id);
 }
 
@@ -116,8 +128,8 @@ static void logprobs_forget(struct gen *g)
 void logprobs_row(struct gen *g, const struct wire_out *o, uint32_t n_vocab)
 {
     bool prompt = o->kind == WIRE_PROMPT_ROW;
-    struct buf *to = prompt ? &g->prompt_told : &g->told;
-    const struct wire_generate *generate = &g->request.generate;
+    struct buf *to = logprobs_run_of(g, prompt);
+    uint32_t n_best = g->request.generate.n_logprobs;
     size_t whole = (1 + (size_t)n_vocab) * sizeof(float), left = whole - g->row.len;
     float piece[3];
 
@@ -126,8 +138,9 @@ void logprobs_row(struct gen *g, const struct wire_out *o, uint32_t n_vocab)
     memcpy(piece + 1, o->logits, sizeof o->logits);
     buf_add(&g->row, piece, left < sizeof piece ? left : sizeof piece);
     if (g->row.len == whole) {
-        logprobs_add_row(g, to, prompt ? generate->n_prompt_logprobs : generate->n_logprobs,
-                         n_vocab);
+        if (prompt)
+            n_best = g->request.generate.n_prompt_logprobs;
+        logprobs_add_row(g, to, n_best, n_vocab);
         buf_clear(&g->row);
     }
     /* Bounds the memory of text that is being held back. */
@@ -162,6 +175,7 @@ static int logprobs_fit(const char *field, uint32_t n, uint32_t n_vocab, uint64_
     uint64_t each = n < n_vocab ? n : n_vocab;
     uint64_t most = LOGPROBS_HELD_BYTES / LOGPROBS_ENTRY_BYTES / each;
 
+    must(n > 0);
     if (n_tokens <= most)
         return ERR_OK;
     (void)snprintf(
@@ -210,6 +224,7 @@ int logprobs_check(const struct gen *g, uint32_t n_vocab, int most, uint32_t lon
 /* A token has come, after its records: they are now complete. */
 void logprobs_token(struct gen *g)
 {
+    must(g->told_whole <= g->told.len);
     if (g->request.generate.n_logprobs > WIRE_LOGPROBS_MAX)
         logprobs_forget(g);
     g->told_whole = g->told.len;
@@ -221,6 +236,7 @@ uint32_t logprobs_restart(struct gen *g)
 {
     uint32_t flags = g->request.flags;
 
+    must(g->told_whole <= g->told.len);
     buf_clear(&g->row);
     g->told.len = g->told_whole;
     if (g->tokens.len > g->n_prompt)
@@ -307,6 +323,7 @@ static void logprobs_chat_entry(struct buf *b, const struct gen *g, size_t at, s
 {
     struct logprob entry = logprobs_at(&g->told, at);
 
+    must(at < next);
     buf_add_byte(b, '{');
     logprobs_chat_token(b, g, &entry);
     buf_add_text(b, ",\"top_logprobs\":[");
@@ -400,6 +417,7 @@ static void logprobs_tops(struct buf *b, const struct gen *g, const struct buf *
     struct logprob came = logprobs_at(told, at);
     bool listed = false, first = true;
 
+    must(at < next);
     buf_add_byte(b, '{');
     for (size_t top = at + sizeof came; top < next; top += sizeof came)
         listed = listed || logprobs_at(told, top).id == came.id;

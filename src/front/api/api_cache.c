@@ -14,6 +14,7 @@
 
 #include "base/hex.h"
 #include "base/log.h"
+#include "base/must.h"
 #include "front/api/api.h"
 #include "front/api/cache.h"
 #include "front/request/fields.h"
@@ -268,7 +269,7 @@ void api_cache_pin(struct front *f, struct exchange *x, const struct json *body)
 
     if (!cache_knows(x, body, known))
         return;
-    /* Without a priority, pin for good. */
+    /* Without a priority, pin for ever. */
     if (json_get(body, "priority") == NULL)
         json_put(&hint, "priority", &pinned);
     /* The other members are those of cache_retention. */
@@ -379,6 +380,7 @@ static struct wire_out cache_at(const struct exchange *x, size_t i)
 {
     struct wire_out record;
 
+    must(i < cache_n_facts(x));
     memcpy(&record, x->facts.bytes + i * sizeof record, sizeof record);
     return record;
 }
@@ -536,12 +538,14 @@ static void cache_add_pin(struct buf *b, const struct exchange *x)
         buf_printf(b, "%u}", generate->retain_s);
 }
 
-/* Make the answer of a finished command. What was asked is in the request's task. */
+/* Make the answer of a finished command. The request's task shows which command it was. */
 void cache_answer(struct front *f, struct exchange *x)
 {
     const struct wire_request *request = &x->gens[0].request;
     struct buf buf = {0};
 
+    must(x->asks);
+    must(x->n_gens == 1);
     switch ((enum wire_task)request->task) {
     case WIRE_GENERATE: cache_add_pin(&buf, x); break;
     case WIRE_CACHE:

@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/must.h"
 #include "front/answer/replay.h"
 #include "front/api/api.h"
 #include "front/api/api_kept.h"
@@ -34,14 +35,16 @@ static void kept_refuse(struct exchange *x, int rc, const char *id, const char *
 {
     char why[200];
 
-    if (rc == ERR_NOT_FOUND)
-        (void)snprintf(why, sizeof why, "%s with id '%.100s' not found.",
-                       param == NULL ? "Response" : "Previous response", id);
-    else
+    if (rc == ERR_NOT_FOUND && param == NULL) {
+        (void)snprintf(why, sizeof why, "Response with id '%.100s' not found.", id);
+    } else if (rc == ERR_NOT_FOUND) {
+        (void)snprintf(why, sizeof why, "Previous response with id '%.100s' not found.", id);
+        rc = ERR_NO_PREVIOUS;
+    } else {
         (void)snprintf(why, sizeof why, "stored responses cannot be read at present: %s",
                        err_sentence(rc));
-    exchange_reply_error(x, rc == ERR_NOT_FOUND && param != NULL ? ERR_NO_PREVIOUS : rc, why, param,
-                         0);
+    }
+    exchange_reply_error(x, rc, why, param, 0);
 }
 
 /* --- items -------------------------------------------------------------------------------- */
@@ -189,6 +192,7 @@ void api_keep(struct front *f, struct exchange *x, const struct json *body,
     char *text = NULL;
     struct json all;
 
+    must(earlier->kind == JSON_LIST);
     if (!json_get_bool(body, "store", true) || keeping == NULL)
         return;
     /* The earlier items come first, as they did in the prompt. */
@@ -266,8 +270,10 @@ static void kept_replay(struct exchange *x, const struct kept_record *r)
     rc = json_parse(&response, &x->arena, r->response, r->response_len, NULL, 0);
     if (rc == ERR_OK)
         replay_write(&buf, response);
-    if (rc != ERR_OK || buf.failed)
-        exchange_reply_error(x, rc == ERR_OK ? ERR_NO_MEMORY : rc, NULL, NULL, 0);
+    if (rc == ERR_OK && buf.failed)
+        rc = ERR_NO_MEMORY;
+    if (rc != ERR_OK)
+        exchange_reply_error(x, rc, NULL, NULL, 0);
     else
         exchange_reply(x, 200, "text/event-stream; charset=utf-8", buf.bytes, buf.len);
     buf_fini(&buf);
@@ -319,6 +325,7 @@ static bool kept_list_query(struct exchange *x, long *limit, bool *rises, char *
 /* Item i of a list in ascending or descending order. */
 static const struct json *kept_item(const struct json *items, bool rises, uint32_t i)
 {
+    must(i < items->n);
     return &items->items[rises ? i : items->n - 1 - i];
 }
 
@@ -358,7 +365,7 @@ static void kept_list(struct exchange *x, const struct json *items)
         to = items->n;
     buf_add_text(&buf, "{\"object\":\"list\",\"data\":[");
     for (uint32_t i = from; i < to; i++) {
-        buf_add_text(&buf, i == from ? "" : ",");
+        buf_add_comma(&buf, i > from);
         json_write(&buf, kept_item(items, rises, i), JSON_EXACT);
     }
     buf_add_byte(&buf, ']');
@@ -374,10 +381,12 @@ static void kept_list_input(struct exchange *x, const struct kept_record *r)
     const struct json *items = NULL;
     int rc = json_parse(&items, &x->arena, r->input, r->input_len, NULL, 0);
 
-    if (rc == ERR_OK && items->kind == JSON_LIST)
+    if (rc == ERR_OK && items->kind != JSON_LIST)
+        rc = ERR_CORRUPT;
+    if (rc == ERR_OK)
         kept_list(x, items);
     else
-        exchange_reply_error(x, rc == ERR_OK ? ERR_CORRUPT : rc, NULL, NULL, 0);
+        exchange_reply_error(x, rc, NULL, NULL, 0);
 }
 
 /* Answer a request for one stored response: the path and the method choose the operation. */

@@ -41,8 +41,8 @@ static void api_add_model(const struct front *f, struct buf *b, const char *name
         buf_printf(b, "%u}", max_model_len);
 }
 
-/* The list of models, or one of them. The names are those of served_model_name. An engine that is
- * away leaves max_model_len null. */
+/* The list of models, or one of them. The names are those of served_model_name. Before the first
+ * engine, max_model_len is null. */
 void api_models(struct front *f, struct exchange *x, const struct json *body)
 {
     struct link_state state;
@@ -280,7 +280,7 @@ static void api_metrics_tenants(const struct front *f, struct buf *b, const stru
     }
 }
 
-/* GET /metrics. Without an engine only engine_up is written; its value of 0 then raises an alarm.
+/* GET /metrics. Before the first engine only engine_up is written.
  * The engine's numbers are copied first, because it changes them while we write. */
 void api_metrics(struct front *f, struct exchange *x, const struct json *body)
 {

@@ -72,14 +72,14 @@ static void piece_call(struct piece *p, const struct reply_event *e)
         buf_add_json_text(&p->calls, e->bytes, e->len);
 }
 
-/* The reply parser's callback: count calls, and add to the delta what is visible and new. */
+/* The reply parser's callback: count calls, and add visible, new text to the delta. */
 static void piece_said(void *arg, const struct reply_event *e)
 {
     struct piece *piece = arg;
     const struct exchange *x = piece->g->exchange;
     bool is_call = e->kind != REPLY_CONTENT && e->kind != REPLY_REASON;
 
-    /* The same parts are dropped as in an answer of this server. */
+    /* As in an answer of this server. */
     if ((e->kind == REPLY_REASON && x->hides_reasoning) || (is_call && e->call > 0 && x->one_call))
         return;
     piece->g->speech->n_calls += e->kind == REPLY_CALL_BEGIN;
@@ -145,7 +145,7 @@ static void piece_say(const struct front *f, struct piece *p, size_t n_before)
     struct gen *g = p->g;
     size_t end = piece_end(f, p, by_length);
 
-    /* A client may send fewer ids than the state had counted; what was text stays text. */
+    /* A client may send fewer ids than the state had counted, but text that was sent stays sent. */
     if (end < n_before)
         end = n_before;
     for (size_t i = 0; i < end && g->detok.status == DETOK_GOING; i++) {

@@ -16,6 +16,7 @@
 
 #include "base/clock.h"
 #include "base/hash.h"
+#include "base/must.h"
 #include "front/answer/answer.h"
 #include "front/answer/beams.h"
 #include "front/api/api.h"
@@ -61,9 +62,11 @@ static void gen_name(struct exchange *x)
     x->created = clock_unix_s();
 }
 
-/* Use a stored name without the prefix, which is a part of it already. */
+/* The client repeats the name of an earlier answer: use it unchanged, since it has a prefix
+ * already. */
 void gen_keep_name(struct exchange *x, const struct json *name)
 {
+    must(name == NULL || name->kind == JSON_TEXT);
     if (name != NULL && strcmp(name->text, x->request_id) == 0) /* equal only if it was usable */
         (void)snprintf(x->id, sizeof x->id, "%s", x->request_id);
 }
@@ -148,6 +151,7 @@ static int gen_make(struct front *f, struct exchange *x, int i, struct fields *f
     struct gen *g = &x->gens[i];
     int rc;
 
+    must(i == x->n_gens);
     *g = (struct gen){
         .exchange = x, .index = i, .slot = -1, .stop_id = -1, .request = fields->request};
     if (!fields->seed_given)
@@ -176,6 +180,7 @@ bool gen_prepare(struct front *f, struct exchange *x, const struct json *body,
     char why[128];
     int n_gens;
 
+    must(n_prompts > 0);
     x->format = format;
     x->model = f->model_name;
     x->role = f->settings.response_role;
@@ -359,6 +364,7 @@ static int gen_share_prompt(struct front *f, struct exchange *x, struct gen *g)
 /* The prompts are complete: cut them to length and copy them to the other choices. */
 bool gen_finish_prompts(struct front *f, struct exchange *x, const char *param)
 {
+    must(x->n >= 1);
     for (int i = 0; i < x->n_gens; i += x->n) {
         struct gen *g = &x->gens[i];
         int rc = ERR_OK;

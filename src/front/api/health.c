@@ -16,6 +16,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/must.h"
 #include "front/api/api.h"
 
 #define HEALTH_PROBE_EVERY_US 1000000u
@@ -90,8 +91,8 @@ static int health_ask(struct front *f, struct exchange *x)
     if (g == NULL)
         return ERR_NO_MEMORY;
     *g = (struct gen){.exchange = x, .slot = -1, .stop_id = -1, .n_prompt = 1};
-    /* The lowest priority, so that a probe never displaces a client's request; but it also is
-     * exempt from the queue's limits (WIRE_PROBE). */
+    /* The most urgent priority: the probe must not wait in a long queue. It is also exempt from the
+     * queue's limits (WIRE_PROBE). */
     g->request = (struct wire_request){
         .deadline_us = x->arrival_us + (uint64_t)f->settings.health_stall_s * 1000000u,
         .flags = WIRE_IGNORE_EOS,
@@ -152,6 +153,7 @@ void health_passed(struct front *f, struct exchange *x)
 {
     char text[64];
 
+    must(x->probe);
     atomic_store(&f->probe_failed, false);
     (void)snprintf(text, sizeof text, "{\"token_ms\":%.1f}",
                    (double)(clock_us() - x->arrival_us) * 1e-3);
@@ -164,6 +166,7 @@ void health_failed(struct front *f, struct exchange *x, int err)
     struct link_state state;
     char why[160];
 
+    must(x->probe);
     /* No slot was free, so the server is full but alive: the shallow check decides. */
     if (err == ERR_OVERLOADED && health_look(f, why, sizeof why, &state) == ERR_OK) {
         health_say(x, &state);

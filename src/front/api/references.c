@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/must.h"
 #include "front/api/api_kept.h"
 #include "front/kept/kept.h"
 
@@ -163,6 +164,7 @@ static bool put_input(struct exchange *x, const struct json **body, const struct
     struct json_made made = {.arena = &x->arena};
     struct json *out = arena_alloc(&x->arena, sizeof *out);
 
+    must((*body)->kind == JSON_OBJECT);
     for (uint32_t i = 0; i < (*body)->n; i++) {
         const struct json *member = &(*body)->items[i];
 

@@ -62,7 +62,7 @@ int fcgi_start(void)
     return ERR_OK;
 }
 
-/* Listen at a path. Only the group of the socket's folder can connect: nginx. */
+/* Listen at a path. The socket's mode lets its user and group connect; nginx is in the group. */
 int fcgi_listen(const char *path, int *fd)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -193,6 +193,8 @@ static void fcgi_begin_record(struct fcgi *f, size_t len)
     size_t n = len < FCGI_RECORD_MAX ? len : FCGI_RECORD_MAX;
     const char head[FCGI_HEAD_BYTES] = {1, 6, 0, 1, (char)(n >> 8), (char)(n & 0xff), 0, 0};
 
+    must(f->head_left == 0);
+    must(len > 0);
     memcpy(f->head, head, sizeof head);
     f->head_left = sizeof head;
     f->body_left = n;
@@ -288,6 +290,7 @@ bool fcgi_has_ended(const struct fcgi *f)
  * otherwise nginx sees the connection break. */
 void fcgi_close(struct fcgi *f)
 {
+    must(f != NULL);
     if (fcgi_has_ended(f))
         fcgi_in_end(&f->in);
     FCGX_Free(&f->r, 0); /* it writes nothing, because its descriptor is -1 */

@@ -14,6 +14,8 @@
 #include <string.h>
 #include <sys/socket.h>
 
+#include "base/must.h"
+
 #define FCGI_VERSION    1
 #define FCGI_ID         1 /* nginx uses one request per connection */
 #define FCGI_BEGIN      1
@@ -110,6 +112,7 @@ static void fcgi_in_head(char *dst, int type, size_t len)
         FCGI_VERSION, (char)type, 0, FCGI_ID, (char)(len >> 8), (char)(len & 0xff), 0, 0,
     };
 
+    must(len <= UINT16_MAX);
     memcpy(dst, head, sizeof head);
 }
 
@@ -167,6 +170,7 @@ static bool fcgi_in_next(struct fcgi_in *in)
 /* Read len bytes of the body, across its records. */
 int fcgi_in_read(struct fcgi_in *in, char *dst, size_t len)
 {
+    must(len <= in->left);
     while (len > 0) { /* each pass reads at least one byte, or is the last */
         bool good = in->record_left > 0 || fcgi_in_next(in);
         size_t n = len < in->record_left ? len : in->record_left;
@@ -194,8 +198,8 @@ void fcgi_in_skip(struct fcgi_in *in)
         rc = fcgi_in_read(in, bytes, in->left < sizeof bytes ? (size_t)in->left : sizeof bytes);
 }
 
-/* Read what is left after the answer: a close() with unread bytes would reset the connection, and
- * nginx could lose the answer's end. */
+/* Read the bytes that are left after the answer: a close() with unread bytes would reset the
+ * connection, and nginx could lose the answer's end. */
 void fcgi_in_end(struct fcgi_in *in)
 {
     char bytes[FCGI_SKIP_BYTES];

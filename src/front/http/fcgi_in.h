@@ -21,8 +21,8 @@
 #include "base/err.h"
 
 #define FCGI_HEAD_BYTES 8 /* of the head of a record */
-#define FCGI_PARAMS_BYTES \
-    61440 /* maximum bytes of parameters; nginx sends at most 33 KB. Fits a pipe */
+/* maximum bytes of parameters, which must fit in a pipe; nginx sends at most 33 KB */
+#define FCGI_PARAMS_BYTES 61440
 
 struct fcgi_in {
     int fd;

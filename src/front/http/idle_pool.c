@@ -22,6 +22,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/must.h"
 
 #define IDLE_POOL_TICK_MS 1000
 /* time that idle connections get for a first byte when the process stops */
@@ -69,6 +70,7 @@ static int idle_pool_vacate_locked(struct idle_pool *l, struct idle_pool_guest *
 {
     int fd = g->fd;
 
+    must(g->fd != 0);
     (void)epoll_ctl(l->epoll_fd, EPOLL_CTL_DEL, fd, NULL); /* cannot fail: it is in the set */
     g->fd = 0;
     atomic_fetch_sub(&l->n_guests, 1);
@@ -117,6 +119,7 @@ static int idle_pool_call(struct idle_pool *l, uint64_t data)
     struct idle_pool_guest *guest = &l->guests[(data & UINT32_MAX) - IDLE_POOL_GUEST];
     int fd = -1;
 
+    must((data & UINT32_MAX) >= IDLE_POOL_GUEST);
     (void)pthread_mutex_lock(&l->lock);
     if (guest->fd != 0 && guest->turn == data >> 32)
         fd = idle_pool_vacate_locked(l, guest);

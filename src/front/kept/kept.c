@@ -6,10 +6,8 @@
  *
  * A job has two owners: the thread and the exchange that waits for it. The last one frees it.
  *
- *   streamer   kept_write() -> list          takes the result, answers
- *                               |              ^
- *   thread                   one commit -> state, wake_fd
- *   readers    kept_read(), kept_remove(): they use the file themselves */
+ *   streamer: kept_write() -> list -> thread: one commit -> state, wake_fd -> streamer: the answer
+ *   readers:  kept_read(), kept_remove(), which use the file themselves */
 #include "front/kept/kept.h"
 
 #include <errno.h>
@@ -22,6 +20,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/must.h"
 
 #define KEPT_WAITING_BYTES ((size_t)64 << 20) /* limit of records that wait for the disk */
 #define KEPT_BATCH         64                 /* maximum records per commit */
@@ -170,6 +169,7 @@ static void kept_done(struct kept *k, struct kept_job **jobs, int n, enum kept_s
 {
     uint64_t one = 1;
 
+    must(state != KEPT_WAITS);
     for (int i = 0; i < n; i++) {
         atomic_store(&jobs[i]->state, (int)state);
         kept_leave(jobs[i]);
@@ -186,6 +186,7 @@ static void kept_put(struct kept *k, struct kept_job **jobs, int n)
     int n_good = 0;
     int rc = ERR_IO;
 
+    must(n <= KEPT_BATCH);
     for (int i = 0; i < n; i++) {
         const struct kept_record *record = &jobs[i]->record;
 
@@ -317,7 +318,7 @@ int kept_open(struct kept **out, const char *dir, uint64_t bytes_max, double day
     return ERR_OK;
 }
 
-/* Write what waits, then end. */
+/* Write all waiting jobs, then end. */
 void kept_close(struct kept *k)
 {
     if (k == NULL)

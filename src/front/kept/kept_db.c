@@ -26,6 +26,7 @@
 #include "base/clock.h"
 #include "base/fault.h"
 #include "base/log.h"
+#include "base/must.h"
 #include "base/own.h"
 
 #define KEPT_MAGIC      0x31746b71u /* "qkt1" */
@@ -84,8 +85,7 @@ static bool kept_is_damage(int rc)
     }
 }
 
-/* Our error for LMDB's. Damage makes the file unusable: kept.c then opens it again, which finds out
- * how bad it is. */
+/* Our error for LMDB's. Damage makes the file unusable: kept.c then opens it again. */
 static int kept_error(struct kept_db *db, int rc)
 {
     if (rc == 0)
@@ -323,6 +323,7 @@ static int kept_remove_name(struct kept_db *db, MDB_txn *txn, const struct hash 
 static size_t kept_piece(const struct kept_record *r, const struct kept_head *head, size_t at,
                          const char **piece)
 {
+    must(at < sizeof *head + r->response_len + r->input_len);
     if (at < sizeof *head) {
         *piece = (const char *)head + at;
         return sizeof *head - at;
@@ -397,6 +398,7 @@ static int kept_put_one(struct kept_db *db, MDB_txn *txn, const struct kept_reco
     MDB_val value = kept_val(&number, sizeof number);
     int rc = kept_remove_name(db, txn, &r->name, totals);
 
+    must(cost <= db->room);
     if (rc == 0 || rc == MDB_NOTFOUND)
         rc = kept_trim(db, txn, totals, db->room - cost, INT64_MIN, INT32_MAX);
     if (rc == 0)
@@ -472,6 +474,7 @@ int kept_db_put(struct kept_db *db, const struct kept_record *const *records, in
 {
     int rc = kept_put_all(db, records, n);
 
+    must(n > 0);
     if (rc == MDB_MAP_FULL) {
         rc = kept_make_room(db);
         if (rc == 0)

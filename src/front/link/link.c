@@ -26,6 +26,7 @@
 /* No engine is searched yet; link_try() does that. */
 int link_init(struct link *l, const char *path)
 {
+    must(path != NULL);
     *l = (struct link){.path = path, .control_fd = -1};
     l->lane.wake_fd = -1;
     if (pthread_mutex_init(&l->lock, NULL) == 0)
@@ -85,12 +86,13 @@ static void link_publish(struct link *l, const struct wire_welcome *w,
         (void)munmap((void *)(uintptr_t)old, sizeof *old);
 }
 
-/* Everything after the welcome. On an error the caller closes what was opened. */
+/* Everything after the welcome. On an error the caller calls link_close(). */
 static int link_open(struct link *l, const struct wire_welcome *w, const int *fds)
 {
     const struct wire_stats *stats;
     int rc = lane_attach(&l->lane, fds[ATTACH_LANE], w->lane_bytes);
 
+    must(l->control_fd != -1);
     if (rc != ERR_OK)
         return rc;
     l->lane.wake_fd = l->control_fd;
@@ -170,6 +172,7 @@ bool link_try(struct link *l, uint64_t now_us)
 /* The streamer found the connection closed, and has ended the requests on it. */
 void link_lost(struct link *l, uint64_t now_us)
 {
+    must(l->control_fd != -1);
     (void)pthread_mutex_lock(&l->lock); /* because link_read_state() reads from the lane */
     l->attached = false;
     link_close(l);
@@ -252,6 +255,7 @@ enum wire_refusal link_refuses(struct link *l, const struct wire_request *r)
     uint32_t room;
     uint64_t n_tokens;
 
+    must(shared != NULL);
     if (l->n_free == 0)
         return WIRE_REFUSED_SLOTS;
     /* A resumed request was admitted once, and a probe must measure and not be refused. */
@@ -275,6 +279,8 @@ enum wire_refusal link_refuses(struct link *l, const struct wire_request *r)
 /* The engine adds these to its own refusals. */
 void link_count_refused(struct link *l, enum wire_refusal why)
 {
+    must(l->lane.shared != NULL);
+    must(why > WIRE_NOT_REFUSED && why < WIRE_REFUSALS);
     atomic_fetch_add_explicit(&l->lane.shared->refused[why], 1, memory_order_relaxed);
 }
 
@@ -306,6 +312,7 @@ int64_t link_claim(struct link *l, const char tenant[WIRE_TENANT_BYTES])
 
     if (l->n_free == 0)
         return -1;
+    must(place < l->lane.n_slots);
     slot = l->free_slots[--l->n_free];
     memcpy(l->tenants[place].name, tenant, WIRE_TENANT_BYTES);
     l->tenants[place].n_held++;
@@ -317,6 +324,8 @@ int64_t link_claim(struct link *l, const char tenant[WIRE_TENANT_BYTES])
 /* Return a slot, and the use of its automaton. */
 void link_release(struct link *l, uint32_t slot)
 {
+    must(slot < l->lane.n_slots);
+    must(l->tenants[l->tenant_idx[slot]].n_held > 0);
     must(l->n_free < l->lane.n_slots);
     if (l->automaton[slot] != 0)
         uploads_release(&l->uploads, l->automaton[slot] - 1);
@@ -330,6 +339,7 @@ void link_release(struct link *l, uint32_t slot)
  * have dropped it) makes the front upload it again. */
 void link_end(struct link *l, uint32_t slot, const struct wire_out *o)
 {
+    must(slot < l->lane.n_slots);
     if (o->finish == WIRE_FIN_ERROR && o->value == ERR_NO_FORM && l->automaton[slot] != 0)
         uploads_lose(&l->uploads, l->automaton[slot] - 1);
     else if (o->finish == WIRE_FIN_ERROR && o->value == ERR_NO_FORM)

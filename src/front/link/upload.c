@@ -46,6 +46,7 @@ int uploads_claim(struct uploads *o, int control_fd, struct compiled *st, uint32
     struct upload_place *place;
     int rc;
 
+    must(st != NULL);
     if (i == WIRE_AUTOMATA_MAX)
         return ERR_OVERLOADED;
     place = &o->places[i];
@@ -66,6 +67,7 @@ int uploads_claim(struct uploads *o, int control_fd, struct compiled *st, uint32
 /* A request with this automaton has ended. */
 void uploads_release(struct uploads *o, uint32_t idx)
 {
+    must(idx < WIRE_AUTOMATA_MAX);
     must(o->places[idx].n_users > 0);
     o->places[idx].n_users--;
 }
@@ -73,6 +75,7 @@ void uploads_release(struct uploads *o, uint32_t idx)
 /* The engine had no memory for the upload: forget it, so that the next request uploads it again. */
 void uploads_lose(struct uploads *o, uint32_t idx)
 {
+    must(idx < WIRE_AUTOMATA_MAX);
     must(o->places[idx].n_users > 0);
     compiled_unref(o->places[idx].compiled);
     o->places[idx].compiled = NULL;

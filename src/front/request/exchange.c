@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "base/clock.h"
+#include "base/must.h"
 #include "front/kept/kept.h"
 
 /* NULL: no memory. The connection is still the caller's then. */
@@ -21,6 +22,7 @@ struct exchange *exchange_new(struct fcgi *f)
 {
     struct exchange *x = mem_zalloc(sizeof *x);
 
+    must(f != NULL);
     if (x == NULL)
         return NULL;
     x->fcgi = f;

@@ -883,6 +883,7 @@ int fields_read(struct fields *out, struct exchange *x, const struct json *body,
                                           .why_cap = sizeof reason->text};
     int rc;
 
+    must(body->kind == JSON_OBJECT);
     *out = (struct fields){
         .request = {.generate = {.sampling = defaults->sampling}},
         .skip_special = true,

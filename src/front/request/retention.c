@@ -13,6 +13,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/must.h"
+
 struct retention_member {
     const char *name;
     int64_t low, high;
@@ -144,6 +146,7 @@ void retention_mark(struct wire_generate *r, uint32_t seconds)
 /* retain is the priority plus 1; 0: none was asked for. */
 void retention_limit(struct wire_generate *r, int max)
 {
+    must(max >= 0 && max <= RETENTION_PRIORITY_MAX);
     if (max == 0)
         r->retain = 0;
     else if (r->retain > 1 + (uint32_t)max)

@@ -102,7 +102,7 @@ int token_rules_read_biases(struct token_rules *s, struct arena *arena, const st
                            bias.key, lax_show(&v->items[i], shown));
             return ERR_INVALID;
         }
-        /* OpenAI's API allows -100 to 100; larger values mean the same: always, or never. */
+        /* Clamped, as in vLLM. */
         if (value > TOKEN_RULES_BIAS_MAX)
             value = TOKEN_RULES_BIAS_MAX;
         if (value < -TOKEN_RULES_BIAS_MAX)

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "base/must.h"
 
 /* Errors, and members that must be texts. */
 int translate_fail(struct translation *t, int rc, const char *format, ...)
@@ -40,6 +41,7 @@ void translate_begin(struct translation *t, struct arena *arena, const struct js
     const struct json_made none = {.arena = arena};
     const struct json *kwargs = json_get_kind(body, "chat_template_kwargs", JSON_OBJECT);
 
+    must(why_cap > 0);
     *t = (struct translation){.arena = arena, .why = why, .why_cap = why_cap};
     t->chat = none;
     t->messages = none;
@@ -154,6 +156,7 @@ int translate_refuse(struct translation *t, const struct translate_row *row, con
 int translate_fields(struct translation *t, const struct translate_row *rows, size_t n_rows,
                      const struct json *body)
 {
+    must(body->kind == JSON_OBJECT);
     for (uint32_t i = 0; i < body->n; i++) {
         const struct json *value = &body->items[i];
         const struct translate_row *row = NULL;
@@ -322,6 +325,7 @@ static void translate_flush(struct translation *t)
 /* Continue the turn of this role, or begin one. */
 void translate_role(struct translation *t, const char *role)
 {
+    must(role != NULL);
     if (t->role != NULL && strcmp(t->role, role) == 0)
         return;
     translate_flush(t);
@@ -331,12 +335,16 @@ void translate_role(struct translation *t, const char *role)
 /* Add a text to the open turn. */
 void translate_say(struct translation *t, const struct json *text)
 {
+    must(t->role != NULL);
+    must(text->kind == JSON_TEXT);
     json_put(&t->texts, NULL, text);
 }
 
 /* Reasoning precedes the text or call it led to; after those it begins another message. */
 void translate_think(struct translation *t, const struct json *text)
 {
+    must(t->role != NULL);
+    must(text->kind == JSON_TEXT);
     if (t->texts.n > 0 || t->calls.n > 0) {
         const char *role = t->role;
 
@@ -353,6 +361,8 @@ void translate_call(struct translation *t, const char *id, const char *name,
     struct json_made function = {.arena = t->arena};
     struct json_made call = {.arena = t->arena};
 
+    must(t->role != NULL);
+    must(id != NULL && name != NULL && arguments != NULL);
     json_put_text(&function, "name", name);
     json_put(&function, "arguments", arguments);
     json_put_text(&call, "id", id);
@@ -366,6 +376,8 @@ void translate_result(struct translation *t, const char *id, const struct json *
 {
     struct json_made made = {.arena = t->arena};
 
+    must(id != NULL);
+    must(content != NULL);
     translate_flush(t);
     json_put_text(&made, "role", "tool");
     json_put_text(&made, "tool_call_id", id);

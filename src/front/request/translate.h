@@ -127,7 +127,7 @@ translate_fn translate_tools;
  * "". */
 const char *translate_spaced(struct translation *t, const char *space, const char *name);
 
-/* The tool of /v1/responses that a called function stands for. */
+/* The tool of /v1/responses from which a called function was made. */
 struct translate_called {
     const char *space; /* its namespace, or NULL */
     const char *name;  /* within the namespace; the function's name when no tool has it */

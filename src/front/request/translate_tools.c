@@ -287,7 +287,7 @@ int translate_tools(struct translation *t, const struct translate_row *row, cons
 
 /* --- looking up ---------------------------------------------------------------------------- */
 
-/* Does the function `name` stand for this tool in this namespace? */
+/* Is `name` the name of the function that this tool of this namespace became? */
 static bool is_named(const struct json *tool, const char *space, const char *name)
 {
     const char *own = json_get_text(tool, "name", NULL);

@@ -19,6 +19,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/must.h"
 #include "base/service.h"
 #include "front/answer/answer.h"
 #include "front/api/health.h"
@@ -44,6 +45,7 @@ static void streamer_link(struct streamer *s, struct exchange *x)
 /* Remove it from the list. */
 static void streamer_unlink(struct streamer *s, struct exchange *x)
 {
+    must(s->n_open > 0);
     if (x->prev == NULL)
         s->open = x->next;
     else
@@ -59,6 +61,7 @@ static void streamer_unlink(struct streamer *s, struct exchange *x)
  * For clients that are gone, and for answers that were sent completely. */
 void streamer_close(struct streamer *s, struct exchange *x)
 {
+    must(!x->dead);
     for (int i = 0; i < x->n_gens; i++)
         streamer_let_go(s, &x->gens[i], WIRE_CLIENT_GONE);
     streamer_unlink(s, x);
@@ -113,6 +116,7 @@ void streamer_flush(struct streamer *s, struct exchange *x)
     const char *from = left == 0 ? "" : x->out.bytes + x->out_sent;
     long n;
 
+    must(x->out_sent <= x->out.len);
     if (x->dead)
         return;
     /* A part of the answer is missing for lack of memory: cut the connection, so that the client
@@ -178,6 +182,7 @@ void streamer_adopt(struct front *f, struct exchange *x)
     uint64_t one = 1;
     bool sleeps;
 
+    must(x != NULL);
     (void)pthread_mutex_lock(&f->handover_lock);
     x->next = f->handover;
     f->handover = x;

@@ -7,6 +7,7 @@
 #include <sys/epoll.h>
 
 #include "base/log.h"
+#include "base/must.h"
 #include "base/service.h"
 #include "front/stream/streamer_parts.h"
 
@@ -21,6 +22,7 @@ static bool streamer_said_all(const struct streamer *s, const struct gen *g, str
     size_t n_out = g->tokens.len - g->n_prompt;
     size_t longest = s->f->link.engine.max_model_len - g->n_prompt;
 
+    must(g->tokens.len >= g->n_prompt);
     if (x->max_tokens_given && x->max_tokens < longest)
         longest = x->max_tokens;
     *o = (struct wire_out){.kind = WIRE_FINISHED, .finish = WIRE_FIN_LENGTH};
@@ -37,6 +39,7 @@ void streamer_engine_lost(struct streamer *s)
 {
     struct link *link = &s->f->link;
 
+    must(link->control_fd != -1);
     /* The records that the engine wrote before it died are still in the lane. */
     streamer_lane(s);
     for (uint32_t i = 0; i < link->lane.n_slots; i++) {
@@ -103,7 +106,7 @@ static void streamer_yield(struct streamer *s)
     }
 }
 
-/* Once per pass: attach if there is an engine, and submit what waits. */
+/* In each pass: attach if there is an engine, and submit waiting generations. */
 void streamer_engine(struct streamer *s)
 {
     struct link *link = &s->f->link;

@@ -5,6 +5,7 @@
  * a sequence whose ring is full, so a slow client slows only its own generation. */
 #include <string.h>
 
+#include "base/must.h"
 #include "front/answer/answer.h"
 #include "front/answer/beams.h"
 #include "front/answer/logprobs.h"
@@ -20,6 +21,7 @@ static void streamer_drain_slot(struct link *l, uint32_t slot)
 {
     struct wire_out record;
 
+    must(slot < l->lane.n_slots);
     while (lane_record(&l->lane, slot, &record)) {
         if (record.kind == WIRE_FINISHED) {
             link_end(l, slot, &record);
@@ -54,6 +56,7 @@ static void streamer_beam(struct streamer *s, struct gen *g)
     uint32_t longest = welcome->max_model_len - g->n_prompt; /* above 0: streamer_check() */
     enum beams_todo todo;
 
+    must(g->exchange->beams != NULL);
     if (x->max_tokens_given && x->max_tokens < longest)
         longest = x->max_tokens;
     if (beams_told(g, welcome->eos, n_ends, longest, &todo) != ERR_OK) {
@@ -75,6 +78,7 @@ void streamer_finished(struct streamer *s, struct gen *g, const struct wire_out 
     struct exchange *x = g->exchange;
     const char *why = NULL;
 
+    must(g->slot >= 0);
     /* The engine found the automaton too expensive: remember that, so that the next request with it
      * is refused at once. */
     if (o->finish == WIRE_FIN_ERROR && o->value == ERR_LIMIT && x->compiled != NULL) {
@@ -180,6 +184,7 @@ static void streamer_record(struct streamer *s, struct gen *g, const struct wire
     case WIRE_ADMITTED:
         if (x->n_gens > 1 && streamer_was_refused(s, x))
             break;
+        /* Only the first number is kept: a later engine finds the output in its cache, too. */
         if (!g->admitted)
             g->n_cached = (uint32_t)o->value < g->n_prompt ? (uint32_t)o->value : g->n_prompt;
         /* Only the first engine's number is kept: a later one finds also the output in its
@@ -233,12 +238,13 @@ void streamer_slot(struct streamer *s, uint32_t slot)
     struct wire_out record;
     bool behind;
 
+    must(slot < link->lane.n_slots);
     if (g == NULL) {
         streamer_drain_slot(link, slot);
         return;
     }
     x = g->exchange;
-    do { /* at most twice: with nothing unsent, behind is false */
+    do { /* at most twice: then nothing is unsent */
         behind = x->out.len - x->out_sent >= STREAMER_BACKLOG;
         while (!behind && g->slot == (int64_t)slot && lane_record(&link->lane, slot, &record))
             streamer_record(s, g, &record);

@@ -13,18 +13,20 @@
 #include <stdatomic.h>
 #include <stdio.h>
 
+#include "base/must.h"
 #include "front/answer/answer.h"
 #include "front/answer/beams.h"
 #include "front/answer/logprobs.h"
 #include "front/stream/streamer_parts.h"
 
 /* Put a generation on the waiting list. Those whose answer has begun come first: their clients
- * already see the stream stand still. */
+ * already see a stream that has stopped. */
 void streamer_wait_add(struct streamer *s, struct gen *g, enum gen_wants wants)
 {
     struct gen **at = &s->waiting;
     bool begun = g->exchange->head_sent;
 
+    must(g->slot < 0);
     if (g->waiting)
         return;
     while (*at != NULL && (!begun || (*at)->exchange->head_sent))
@@ -72,6 +74,7 @@ static int streamer_check(const struct streamer *s, const struct gen *g, struct 
     uint64_t longest = welcome->max_model_len;
     uint64_t more = exchange_least_answer(x);
 
+    must(g->tokens.len >= g->n_prompt);
     reason->param = x->format == EXCHANGE_CHAT ? "messages" : "prompt";
     if (g->n_prompt + more > longest) {
         (void)snprintf(reason->text, sizeof reason->text,
@@ -132,6 +135,7 @@ static void streamer_fill_generate(const struct streamer *s, const struct gen *g
 {
     const struct exchange *x = g->exchange;
 
+    must(g->n_prompt < s->f->link.engine.max_model_len);
     uint32_t n_vocab = s->f->link.engine.n_vocab;
 
     if (r->n_logprobs > WIRE_LOGPROBS_MAX && r->n_logprobs > n_vocab)
@@ -161,6 +165,7 @@ static int streamer_fill_slot(struct streamer *s, struct gen *g, uint32_t slot,
     uint32_t automaton;
     int rc = streamer_upload(s, g->exchange, &r, &automaton);
 
+    must(slot < link->lane.n_slots);
     if (rc != ERR_OK)
         return rc;
     /* From here on link_release() returns the automaton with the slot. */
@@ -207,6 +212,8 @@ static int streamer_submit_gen(struct streamer *s, struct gen *g, struct reason 
     int32_t *extra;
     int64_t slot;
 
+    must(g->slot < 0);
+    must(link->control_fd != -1);
     if (rc != ERR_OK)
         return rc;
     request.flags = (streamer_goes_on_with(g) ? WIRE_RESUMED : 0) |

@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/must.h"
 #include "front/structured/calls_parts.h"
 
 #define NAME_MAX_LEN   64 /* characters of a function's name, as in OpenAI's API */
@@ -62,6 +63,7 @@ static const struct calls_shape shapes[] = {
 /* Note the first error. Later ones are mostly its consequences. */
 void calls_fail(struct calls *c, int rc, const char *format, ...)
 {
+    must(rc != ERR_OK);
     va_list args;
 
     if (c->rc != ERR_OK)
@@ -404,6 +406,7 @@ static const char *const avoided[REPLY_FORMATS][6] = {
 /* Text i that begins a call in this format; NULL after the last one. */
 const char *calls_avoided(enum reply_format format, size_t i)
 {
+    must((size_t)format < REPLY_FORMATS);
     if (i < 6)
         return avoided[format][i];
     return NULL;
@@ -463,6 +466,7 @@ int calls_compose(const struct form *f, const struct form_model *m, struct arena
     uint32_t max = m->one_call || f->calls == FORM_CALLS_NAMED ? 1 : UINT32_MAX;
     struct part_list parts = {0};
 
+    must(*n <= 1);
     if (format == REPLY_HARMONY) {
         struct grammar_part all = calls_harmony(&calls, f, *n > 0 ? &body[0] : NULL,
                                                 f->tools != NULL && f->calls != FORM_CALLS_NONE);

@@ -7,7 +7,8 @@
  *   refused    errors of the constraints that were refused last
  *   making     constraints that are being compiled (compiled_make.c)
  *
- * A request is looked up in this order; if it is in none of the three, it is compiled. */
+ * A request is searched among the refused and then the kept ones; if it is in neither, it is
+ * compiled, unless a compilation is under way already. */
 #include "front/structured/compiled.h"
 
 #include <stdio.h>
@@ -16,12 +17,14 @@
 
 #include "base/buf.h"
 #include "base/mem.h"
+#include "base/must.h"
 
 /* --- references ---------------------------------------------------------------------------- */
 
 /* Take a reference. */
 struct compiled *compiled_ref(struct compiled *st)
 {
+    must(st != NULL);
     (void)atomic_fetch_add(&st->n_refs, 1);
     return st;
 }
@@ -111,6 +114,7 @@ static void compiled_cache_drop_last(struct compiled_cache *s)
 {
     struct compiled *last = s->kept[--s->n_kept];
 
+    must(s->n_kept > 0);
     s->bytes -= last->bytes;
     compiled_unref(last);
 }
@@ -136,6 +140,7 @@ void compiled_cache_keep(struct compiled_cache *s, struct compiled *st)
     while (s->n_kept > 0 &&
            (s->n_kept == COMPILED_MAX || s->bytes + st->bytes > COMPILED_BYTES_MAX))
         compiled_cache_drop_last(s);
+    must(s->n_kept < COMPILED_MAX);
     memmove(s->kept + 1, s->kept, s->n_kept * sizeof *s->kept);
     s->kept[0] = compiled_ref(st);
     s->n_kept++;

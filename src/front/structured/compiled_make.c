@@ -15,6 +15,7 @@
 #include "base/buf.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/must.h"
 #include "front/structured/compiled.h"
 #include "ipc/attach.h"
 
@@ -99,6 +100,7 @@ static void make_begin(struct compiled_cache *s, struct compiled_making *m)
     bool known;
     struct compiled_turn *turn_row = make_turn(s, m->tenant, &known);
 
+    must(!m->begun);
     m->begun = true;
     memcpy(turn_row->tenant, m->tenant, sizeof turn_row->tenant);
     turn_row->turn = ++s->n_compiled;
@@ -157,6 +159,7 @@ static void make_one(struct compiled_cache *s, struct compiled_making *m)
     struct compiled *st = NULL;
     int rc;
 
+    must(!m->done);
     make_begin(s, m);
     (void)pthread_mutex_unlock(&s->lock);
     rc = make_structure(m, &st, &error);

@@ -10,6 +10,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/must.h"
+
 #define FORM_NAME_MAX  64      /* characters of a schema's name, as in OpenAI's API */
 #define FORM_PAIRS_MAX 1000000 /* pairs of names compared: 0.1 s */
 
@@ -74,7 +76,8 @@ static int form_set(struct form *f, const char *param, enum grammar_kind kind,
     return ERR_OK;
 }
 
-/* Write the error of a value of the wrong type: the field, what it should be, and what it is. */
+/* Write the error of a value of the wrong type: the field, the expected type, and the type that it
+ * has. */
 static int form_wrong(char *why, size_t cap, const char *name, const char *wanted,
                       const struct json *v)
 {
@@ -369,6 +372,7 @@ bool form_forces(const struct form *f)
 /* Is there a tool with this name? */
 static bool form_has_tool(const struct form *f, const char *name)
 {
+    must(f->tools != NULL);
     for (uint32_t i = 0; i < f->tools->n; i++) {
         if (strcmp(form_tool_name(&f->tools->items[i]), name) == 0)
             return true;
@@ -381,6 +385,7 @@ bool form_allows(const struct form *f, const char *name)
 {
     bool allows = f->allowed == NULL;
 
+    must(f->calls != FORM_CALLS_NAMED || f->function != NULL);
     if (f->calls == FORM_CALLS_NAMED)
         return strcmp(name, f->function) == 0;
     for (uint32_t i = 0; !allows && i < f->allowed->n; i++)

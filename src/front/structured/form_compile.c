@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/must.h"
 #include "front/structured/calls.h"
 #include "front/structured/form.h"
 #include "front/structured/tags.h"
@@ -60,10 +61,12 @@ static enum form_node form_node_in_schema(const char *key)
 /* The meaning of a member, from that of the node around it. */
 static enum form_node form_node_of(const struct json *m, enum form_node node, bool is_object)
 {
-    if (!is_object)
-        return node == NODE_TAG ? NODE_TAG : NODE_SCHEMA;
-    if (node == NODE_TAG)
+    if (node == NODE_TAG && is_object)
         return form_node_in_tag(m->key);
+    if (node == NODE_TAG)
+        return NODE_TAG;
+    if (!is_object)
+        return NODE_SCHEMA;
     if (node == NODE_SCHEMA)
         return form_node_in_schema(m->key);
     return NODE_SCHEMA;
@@ -151,11 +154,14 @@ static int form_tags(const struct form *f, enum reply_format format, struct aren
                      struct grammar_part *out, char *why, size_t cap)
 {
     struct json text = {.kind = JSON_TEXT};
-    int rc = f->closed ? form_source(f, arena, &text.text, &text.text_len) : ERR_OK;
+    int rc;
 
+    if (!f->closed)
+        return tags_compose(f->source, format, arena, out, why, cap);
+    rc = form_source(f, arena, &text.text, &text.text_len);
     if (rc != ERR_OK)
         return rc;
-    return tags_compose(f->closed ? &text : f->source, format, arena, out, why, cap);
+    return tags_compose(&text, format, arena, out, why, cap);
 }
 
 /* Keep content and calls apart: content next to constrained calls must not look like a call. Where
@@ -191,6 +197,7 @@ static int form_content(const struct form *f, enum reply_format format, struct a
     struct grammar_part *choices;
     int rc;
 
+    must(f->param != NULL);
     *out = (struct grammar_part){.kind = kinds[f->kind]};
     if (f->kind == GRAMMAR_PARTS)
         return form_keep_apart(f, format, arena, out, why, cap);
@@ -324,6 +331,7 @@ static int form_choices(const struct form *f, struct arena *arena, struct gramma
 {
     const char **choices = arena_alloc(arena, f->source->n * sizeof *choices);
 
+    must(f->kind == GRAMMAR_CHOICE);
     if (choices == NULL)
         return ERR_NO_MEMORY;
     for (uint32_t i = 0; i < f->source->n; i++)

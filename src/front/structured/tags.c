@@ -144,13 +144,15 @@ static struct grammar_part tags_text(const struct json *v)
 static size_t tags_texts(struct tags *t, const struct json *v, const char *name,
                          struct part_list *out)
 {
-    /* A single text is treated as a list of one. */
-    const struct json *items = v != NULL && v->kind == JSON_LIST ? v->items : v;
-    uint32_t n = v == NULL ? 0 : 1;
+    const struct json *items = v; /* a single text is treated as a list of one */
+    uint32_t n = 1;
 
-    if (v != NULL && v->kind == JSON_LIST)
+    if (v == NULL) {
+        n = 0;
+    } else if (v->kind == JSON_LIST) {
+        items = v->items;
         n = v->n;
-
+    }
     if (n > TAGS_TEXTS_MAX)
         tags_fail(t, ERR_LIMIT, "'%s' has more than %d texts", name, TAGS_TEXTS_MAX);
     for (uint32_t i = 0; i < n && tags_ok(t); i++) {
@@ -171,8 +173,10 @@ static size_t tags_texts(struct tags *t, const struct json *v, const char *name,
 static void tags_add_end(struct tags *t, struct part_list *l, struct tags_end end)
 {
     struct part_list texts = {0};
-    size_t n = end.after != TAGS_TEXT ? 0 : tags_texts(t, end.texts, "end", &texts);
+    size_t n = 0;
 
+    if (end.after == TAGS_TEXT)
+        n = tags_texts(t, end.texts, "end", &texts);
     if (n == 1)
         calls_add(&t->c, l, texts.items[0]);
     else if (n > 1)
@@ -382,10 +386,14 @@ static void tags_sequence(struct tags *t, struct part_list *l, const struct json
     const struct json *list = tags_elements(t, v);
 
     for (uint32_t i = 0; list != NULL && i < list->n && tags_ok(t); i++) {
-        const struct json *next = i + 1 < list->n ? tags_first_text(&list->items[i + 1]) : NULL;
-        struct tags_end after = i + 1 < list->n ? tags_other : end;
+        const struct json *next = NULL;
+        struct tags_end after = end;
         size_t was = tags_enter(t, "elements", i);
 
+        if (i + 1 < list->n) {
+            next = tags_first_text(&list->items[i + 1]);
+            after = tags_other;
+        }
         if (next != NULL && tags_is_free(&list->items[i]))
             after = (struct tags_end){TAGS_NEXT, next};
         tags_format(t, l, &list->items[i], after, depth + 1);
@@ -428,8 +436,8 @@ static uint32_t tags_count(struct tags *t, const struct json *v, const char *nam
     return (uint32_t)member->whole;
 }
 
-/* optional, star, plus and repeat: the content between min and max times. What follows the content
- * may be another repetition or the end, so free text cannot be repeated. */
+/* optional, star, plus and repeat: the content between min and max times. The content is followed
+ * by another repetition or by the end, so free text cannot be repeated. */
 static void tags_repeat(struct tags *t, struct part_list *l, const struct json *v,
                         struct tags_end end, int depth)
 {
@@ -765,8 +773,9 @@ static struct json tags_older(struct tags *t, const struct json *v)
         /* {"begin": B, "schema": S, "end": E} becomes {"type": "tag", "begin": B, "content":
          * {"type": "json_schema", "json_schema": S}, "end": E}. */
         json_put_text(&content, "type", "json_schema");
-        json_put(&content, "json_schema",
-                 schema == NULL || schema->kind == JSON_NULL ? &any : schema);
+        if (schema == NULL || schema->kind == JSON_NULL)
+            schema = &any;
+        json_put(&content, "json_schema", schema);
         json_put_text(&tag, "type", "tag");
         if (json_get(structure, "begin") != NULL)
             json_put(&tag, "begin", json_get(structure, "begin"));

@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/must.h"
 #include "grammar/trie.h"
 #include "ipc/attach.h"
 
@@ -40,6 +41,7 @@ int vocabulary_build(const struct vocabulary *v, uint32_t n_vocab, const int32_t
     int n_tags = reply_tags(v->format, v->reasoning, tags);
     int rc;
 
+    must(n_ends == 0 || ends != NULL);
     if (tokens == NULL)
         return ERR_NO_MEMORY;
     /* n_vocab is the number of logits, which is often padded to more than the tokenizer has. */
