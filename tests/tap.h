@@ -1,4 +1,6 @@
-/* TAP for tests in C: a test is a program; each check prints one line; the plan comes last.
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * TAP for tests in C: a test is a program; each check prints one line; the plan comes last.
  *
  *   int main(void) { ok(1 + 1 == 2, "sums"); is_int(f(), 3, "f gives 3"); return tap_done(); }
  */

@@ -4,7 +4,7 @@
 PACKAGES_BUILD="autoconf automake gcc g++ make pkgconf libc6-dev libfcgi-dev liblmdb-dev
     libcjson-dev libjemalloc-dev libssl-dev libxxhash-dev libsystemd-dev libpcre2-dev"
 PACKAGES_RUN="nginx openssl curl ca-certificates"
-PACKAGES_CHECK="python3 python3-venv clang clang-format clang-tidy binutils systemd"
+PACKAGES_CHECK="python3 python3-venv clang clang-format clang-tidy universal-ctags binutils systemd"
 
 # Those of the named packages that are not installed.
 packages_missing() {

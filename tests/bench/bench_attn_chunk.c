@@ -1,4 +1,6 @@
-/* How fast attention of chunks is by itself, over pages of random data.
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * How fast attention of chunks is by itself, over pages of random data.
  *
  *   bench_attn_chunk [CASE...]
  *

@@ -1,4 +1,6 @@
-/* How fast decode attention reads: random keys and values, pages in random order, several layers
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * How fast decode attention reads: random keys and values, pages in random order, several layers
  * in turn so that nothing is in the L2 cache.
  *
  *   bench_attn_decode [ROUNDS [SHAPES]]

@@ -1,4 +1,6 @@
-/* What copies of pages beside them cost steps of decodes, and what pinning memory costs.
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What copies of pages beside them cost steps of decodes, and what pinning memory costs.
  *
  *   bench_copies MODEL-FOLDER [TABLE [DEVICE [QUANTIZATION]]]
  *

@@ -1,4 +1,6 @@
-/* Matrix products of a model's shapes on the GPU: cuBLASLt's guess against the best that measuring
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Matrix products of a model's shapes on the GPU: cuBLASLt's guess against the best that measuring
  * finds, and the table of what was found.
  *
  *   bench_gemm FOLDER TABLE KINDS ROWS...

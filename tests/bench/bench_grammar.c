@@ -1,4 +1,6 @@
-/* The time of masks: tests/bench/bench_grammar DATA, a folder with maskbench/ and tokenizers/.
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The time of masks: tests/bench/bench_grammar DATA, a folder with maskbench/ and tokenizers/.
  *
  * The vocabulary: the tokens of phi-2, those of llama2 (SentencePiece, as bytes), and pairs of
  * letters' tokens that follow each other in the schemas or in the list of tokens, 128,000 in all.

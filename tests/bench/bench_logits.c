@@ -1,4 +1,6 @@
-/* How fast masks, biases and log probabilities are by themselves, over rows of random logits.
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * How fast masks, biases and log probabilities are by themselves, over rows of random logits.
  *
  *   bench_logits [N_VOCAB]
  *

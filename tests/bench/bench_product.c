@@ -1,4 +1,6 @@
-/* Products of few rows, as a decode has them: the four of each layer of Llama-3.1-8B, 32 layers as
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Products of few rows, as a decode has them: the four of each layer of Llama-3.1-8B, 32 layers as
  * one graph with overlapping launches; beside cuBLASLt's in the same run.
  *
  *   bench_product bf16|e4m3 ROWS[,ROWS...] [TABLE]

@@ -1,4 +1,6 @@
-/* The same decodes again and again: the same bits each time?
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The same decodes again and again: the same bits each time?
  *
  *   bench_repeat MODEL-FOLDER TURNS [TABLE [DEVICE [QUANTIZATION]]]
  *

@@ -1,4 +1,6 @@
-/* How fast sampling is by itself, over rows of random logits.
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * How fast sampling is by itself, over rows of random logits.
  *
  *   bench_sample [N_VOCAB]
  *

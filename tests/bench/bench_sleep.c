@@ -1,4 +1,6 @@
-/* A sleep of a model on a GPU: how long it takes to give memory back and to have it again, and what
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A sleep of a model on a GPU: how long it takes to give memory back and to have it again, and what
  * a step takes from memory that can be given back, beside memory of cudaMalloc().
  *
  *   bench_sleep MODEL-FOLDER [TABLE [DEVICE [QUANTIZATION]]]

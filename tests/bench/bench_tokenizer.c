@@ -1,4 +1,6 @@
-/* How fast is the tokenizer of a folder: opening, encoding, decoding, on one core.
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * How fast is the tokenizer of a folder: opening, encoding, decoding, on one core.
  *
  *   make bench_tokenizer
  *   ./bench_tokenizer [--cache DIR] FOLDER [FILE ...]

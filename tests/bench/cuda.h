@@ -1,4 +1,6 @@
-/* What benches of single kernels share: memory of the GPU, random numbers for it, a median. What
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What benches of single kernels share: memory of the GPU, random numbers for it, a median. What
  * fails ends the program. Tests of kernels have kernel/gpu.h, which guards its arrays. */
 #ifndef QUIRE_TESTS_BENCH_CUDA_H
 #define QUIRE_TESTS_BENCH_CUDA_H

@@ -1,4 +1,6 @@
-/* What the mock engine and the load generator tell each other beside requests and answers: how
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the mock engine and the load generator tell each other beside requests and answers: how
  * fast tokens are to come, and when each was said.
  *
  * A file that both map. A request names its row by its seed, so that the answers themselves carry

@@ -1,4 +1,6 @@
-/* What benches of whole models share: a model with random weights from the command line, prompts
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What benches of whole models share: a model with random weights from the command line, prompts
  * for it, and the end of the program when something fails. Steps are golden/run.h's. */
 #ifndef QUIRE_TESTS_BENCH_MODEL_H
 #define QUIRE_TESTS_BENCH_MODEL_H

@@ -1,4 +1,6 @@
-/* Any bytes as an automaton: the check answers, and what it takes is walked within bounds. So that
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Any bytes as an automaton: the check answers, and what it takes is walked within bounds. So that
  * more gets through, the head's sizes are made to fit the length first. */
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,6 @@
-/* Any bytes as config.json: refused, or numbers within their bounds. */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Any bytes as config.json: refused, or numbers within their bounds. */
 #include <stdint.h>
 
 #include "base/log.h"

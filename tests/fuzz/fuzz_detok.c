@@ -1,4 +1,6 @@
-/* The input: one byte of flags, stop strings to the first 0xff, then ids of a model in which
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The input: one byte of flags, stop strings to the first 0xff, then ids of a model in which
  * every byte is a token: byte-level, or with byte fallback, where ids above 255 come as pairs of
  * letters. Streamed text equals the whole text up to the stop, unless a run of bytes is longer
  * than the detokenizer holds. */

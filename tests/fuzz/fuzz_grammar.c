@@ -1,4 +1,6 @@
-/* Any bytes: the first says what the others are (a schema, a pattern, a grammar). What compiles is
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Any bytes: the first says what the others are (a schema, a pattern, a grammar). What compiles is
  * an automaton that the check takes, and can be walked by the same bytes and with masks. */
 #include <stdlib.h>
 #include <string.h>

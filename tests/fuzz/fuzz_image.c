@@ -1,4 +1,6 @@
-/* The input: a byte that picks an image, then changes of it, each an offset of three bytes and
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The input: a byte that picks an image, then changes of it, each an offset of three bytes and
  * a byte to write. Under a right checksum an image is refused, or its readers stay inside it. */
 #include <stdio.h>
 #include <string.h>

@@ -1,4 +1,6 @@
-/* The input is a template, rendered over a small conversation within the bounds. The spans that are
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The input is a template, rendered over a small conversation within the bounds. The spans that are
  * said to be the template's are in order, and hold nothing that only the conversation has. */
 #include <string.h>
 

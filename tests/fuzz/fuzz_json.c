@@ -1,4 +1,6 @@
-/* Any bytes: json_parse() answers; what it took is written and read again to the same text. */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Any bytes: json_parse() answers; what it took is written and read again to the same text. */
 #include <string.h>
 
 #include "base/json.h"

@@ -1,4 +1,6 @@
-/* What the engine reads of a lane: any bytes in the shared part of it. The input is laid over
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the engine reads of a lane: any bytes in the shared part of it. The input is laid over
  * the lane from its first engine-or-front-written field on; then the engine's calls are made. */
 #include <stddef.h>
 #include <stdint.h>

@@ -1,4 +1,6 @@
-/* The input: vocab.json, merges.txt and tokenizer_config.json, each ended by a zero byte. The
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The input: vocab.json, merges.txt and tokenizer_config.json, each ended by a zero byte. The
  * folder opens or is refused with a reason; what opens encodes. */
 #include <stdio.h>
 #include <string.h>

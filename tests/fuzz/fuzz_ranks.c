@@ -1,4 +1,6 @@
-/* The input: lines of tiktoken.model, a zero byte, tokenizer_config.json. A first byte that is even
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The input: lines of tiktoken.model, a zero byte, tokenizer_config.json. A first byte that is even
  * puts lines of the 256 bytes in front of them. The folder opens or is refused with a reason; what
  * opens encodes, and decodes to what it was. */
 #include <stdio.h>

@@ -1,4 +1,6 @@
-/* The input: a byte that chooses format and reasoning, a byte that says how far apart cuts are,
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The input: a byte that chooses format and reasoning, a byte that says how far apart cuts are,
  * then a reply. Whatever it is: in one piece and in pieces the same is said, calls begin and end in
  * turn, and what is not said of it is tags and white space. */
 #include <string.h>

@@ -1,4 +1,6 @@
-/* The first byte chooses chat or completion, the format of replies and where they begin; the rest
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The first byte chooses chat or completion, the format of replies and where they begin; the rest
  * is a request's body, parsed and read as a front does before it renders. What it wants of the
  * output is compiled. */
 #include <string.h>

@@ -1,4 +1,6 @@
-/* Any bytes as a safetensors file: refused, or tensors that lie inside. */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Any bytes as a safetensors file: refused, or tensors that lie inside. */
 #include <stdlib.h>
 
 #include "base/must.h"

@@ -1,4 +1,6 @@
-/* The first byte chooses the format of replies; the rest is a structural tag. What is taken
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The first byte chooses the format of replies; the rest is a structural tag. What is taken
  * compiles to an automaton that the check takes, or is refused with a reason. */
 #include <string.h>
 

@@ -1,4 +1,6 @@
-/* The input is a tokenizer.json: it opens or is refused with a reason; what opens encodes. */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The input is a tokenizer.json: it opens or is refused with a reason; what opens encodes. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>

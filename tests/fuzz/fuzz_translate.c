@@ -1,4 +1,6 @@
-/* The first byte chooses Anthropic's API (its lowest bit: the count) or responses; the rest is a
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The first byte chooses Anthropic's API (its lowest bit: the count) or responses; the rest is a
  * request's body, said as a chat and read as one, as a front does before it renders. */
 #include <string.h>
 

@@ -1,4 +1,6 @@
-/* Runs a fuzz target over the files and folders named as arguments: the corpus as a test.
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Runs a fuzz target over the files and folders named as arguments: the corpus as a test.
  * Without arguments it takes tests/fuzz/corpus/<the program's name behind "fuzz_">. */
 #include <dirent.h>
 #include <stdint.h>

@@ -1,4 +1,6 @@
-/* Logits of a prompt's last token, three times: with the whole prompt in one step, as a decode
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Logits of a prompt's last token, three times: with the whole prompt in one step, as a decode
  * behind the rest of it, and behind decodes alone. For live.py.
  *
  *   dump_logits FOLDER DEVICE QUANTIZATION IDS OUT

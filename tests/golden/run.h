@@ -1,4 +1,6 @@
-/* Drives a model for tests: sequences with pages of their own, steps in chunks of any size. */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Drives a model for tests: sequences with pages of their own, steps in chunks of any size. */
 #ifndef QUIRE_TESTS_GOLDEN_RUN_H
 #define QUIRE_TESTS_GOLDEN_RUN_H
 

@@ -1,4 +1,6 @@
-/* The promise of model.h on the cpu device: a sequence has the same logits, bit for bit, alone and
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The promise of model.h on the cpu device: a sequence has the same logits, bit for bit, alone and
  * in a crowd, prefilled whole or in chunks of any size, and after its pages were copied out and
  * in: attention over all tokens, over windows, and states; on one rank and on several, whose
  * logits are one rank's up to the order of sums. Pages behind a window are spoilt, and

@@ -1,4 +1,6 @@
-/* The whole model against transformers: logits and greedy continuations of the golden files
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The whole model against transformers: logits and greedy continuations of the golden files
  * (README.md says how they are made and what they hold).
  *
  * QUIRE_TEST_DEVICE=cuda runs it on the GPU, whose weights and activations are bfloat16: logits

@@ -1,4 +1,6 @@
-/* e4m3 checkpoints: the demo model, written in each format that is read, must give what its twin
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * e4m3 checkpoints: the demo model, written in each format that is read, must give what its twin
  * gives, whose tensors hold the same numbers as float32; rounding while loading must give what the
  * checkpoint rounded the same way gives; and the rounded model must still say the golden texts.
  *

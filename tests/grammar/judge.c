@@ -1,4 +1,6 @@
-/* Says what the grammar of each schema makes of each instance, for scripts that compare it with
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Says what the grammar of each schema makes of each instance, for scripts that compare it with
  * what should be. One request a line on standard input, one answer a line on standard output:
  *
  *   {"schema": ..., "values": [...]}   or "regex", "ebnf": "text", and "texts": ["...", ...]

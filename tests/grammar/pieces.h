@@ -1,4 +1,6 @@
-/* A vocabulary of any size as models have them, made of generated pieces: all bytes, words of one
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A vocabulary of any size as models have them, made of generated pieces: all bytes, words of one
  * to four syllables with and without a space before them and in three cases, numbers of up to
  * three digits, Cyrillic and Chinese, runs of spaces and signs, pieces of JSON and of programs.
  * Nothing is drawn from a clock or a file, so it is the same everywhere. tests/integration/twin.py

@@ -1,4 +1,6 @@
-/* Goal: a front that writes anything it likes into its lane harms nobody: the engine refuses or
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Goal: a front that writes anything it likes into its lane harms nobody: the engine refuses or
  * drops it, lives, and serves a well-behaved front beside it. Method: a real quire-engine with
  * the demo model; hostile fronts attach one after another and scribble; an honest one asks. */
 #include <fcntl.h>

@@ -1,4 +1,6 @@
-/* Memory and comparison for tests of kernels: arrays between guard bands, inputs rounded to
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Memory and comparison for tests of kernels: arrays between guard bands, inputs rounded to
  * bfloat16 on the host so that kernel and reference see the same numbers. */
 #ifndef QUIRE_TESTS_KERNEL_GPU_H
 #define QUIRE_TESTS_KERNEL_GPU_H

@@ -1,4 +1,6 @@
-/* A block of a kernel's threads on the host, for kernels that keep to plain CUDA: coroutines that
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A block of a kernel's threads on the host, for kernels that keep to plain CUDA: coroutines that
  * a round-robin scheduler lets go on until they wait for each other. Include this before the
  * kernel's source, compiled as C++ for the host; launches by K_LAUNCH() then run here.
  *

@@ -1,4 +1,6 @@
-/* rope.cu and the beginning of decode attention, compiled for the host. What the included sources
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * rope.cu and the beginning of decode attention, compiled for the host. What the included sources
  * have beside that is not emitted. */
 #include "tests/kernel/play.h"
 

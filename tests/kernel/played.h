@@ -1,4 +1,6 @@
-/* Kernels that are played on the host (play.h), as C sees them: k_rope_kv() of kernels.h, and: */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Kernels that are played on the host (play.h), as C sees them: k_rope_kv() of kernels.h, and: */
 #ifndef QUIRE_TESTS_KERNEL_PLAYED_H
 #define QUIRE_TESTS_KERNEL_PLAYED_H
 

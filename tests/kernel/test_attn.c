@@ -1,4 +1,6 @@
-/* Norms of heads, rotation, pages and attention against their references: every head size class,
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Norms of heads, rotation, pages and attention against their references: every head size class,
  * groups, pages, chunks and decodes mixed, bf16 and fp8 pages, lengths around the limits of tiles,
  * pages, shares and windows. What stands in pages behind a sequence's end, and in front of a
  * window, is NaN; tables name pages of NaN where no key is in view. Steps that are all decodes

@@ -1,4 +1,6 @@
-/* Attention of chunks against its reference: head sizes, groups, pages, windows, prefixes and
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Attention of chunks against its reference: head sizes, groups, pages, windows, prefixes and
  * lengths around the limits of tiles and blocks; a table and random cases.
  *
  * All that is nobody's is NaN: the rest of a last page, free pages, the other layer, pages in front

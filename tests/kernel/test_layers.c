@@ -1,4 +1,6 @@
-/* The kernels of rows_general.cu against their references: activations, norms, multipliers.
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The kernels of rows_general.cu against their references: activations, norms, multipliers.
  * Results are rounded to bfloat16 once, 2^-9 relative: NMSE about 3e-6, worst 4e-3 of the largest;
  * those in float32 are nearer. */
 #include "tests/kernel/gpu.h"

@@ -1,4 +1,6 @@
-/* k_logprobs(), k_edit() and k_chosen() against their references, in the order in which a step has
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * k_logprobs(), k_edit() and k_chosen() against their references, in the order in which a step has
  * them: for every kind of row, of logits, and of vocabulary. A row's log probabilities are the same
  * bits when computed again and alone. With an argument: small vocabularies alone, for
  * compute-sanitizer. */

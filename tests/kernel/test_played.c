@@ -1,4 +1,6 @@
-/* Goal: norms of heads, rotation and pages as the GPU does them, without one. Method: rope.cu and
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Goal: norms of heads, rotation and pages as the GPU does them, without one. Method: rope.cu and
  * the beginning of decode attention played on the host (play.h), against the reference and
  * against each other: with and without norms, head sizes of each path, groups, pages of any size,
  * bf16 and e4m3, a sequence that is only padding. Queries and pages are rounded once: 2^-8 of the

@@ -1,4 +1,6 @@
-/* k_multiply() and k_embed_normed() against their references: every kind, both types of weights,
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * k_multiply() and k_embed_normed() against their references: every kind, both types of weights,
  * numbers of rows from all buckets (all numbers for one shape), shapes with a last tile that is not
  * full and boxes that are odd in number. Results are poisoned before each call. The same call gives
  * the same bits, and a row's bits do not depend on the other rows' values nor, within a bucket, on

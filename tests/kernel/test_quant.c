@@ -1,4 +1,6 @@
-/* Results in e4m3 against the references. What is rounded from bfloat16 has the same bits; what
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Results in e4m3 against the references. What is rounded from bfloat16 has the same bits; what
  * is computed first may round to a neighbour now and then, so there the limit is the mean. */
 #include "kernels/e4m3.h"
 #include "tests/kernel/gpu.h"

@@ -1,4 +1,6 @@
-/* The recurrent mixer against its reference: widths, chunks and decodes, states
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The recurrent mixer against its reference: widths, chunks and decodes, states
  * across pages, padding sequences. Results are rounded to bfloat16 once; states are float32. */
 #include "tests/kernel/gpu.h"
 

@@ -1,4 +1,6 @@
-/* k_op against ref_op for the operations on rows, over a table of shapes; and the products of
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * k_op against ref_op for the operations on rows, over a table of shapes; and the products of
  * the cuda device against float64. Limits: results are rounded to bfloat16 once, 2^-9 relative:
  * NMSE about 3e-6, worst 4e-3 of the largest. */
 #include "tests/kernel/gpu.h"

@@ -1,4 +1,6 @@
-/* k_sample() against ref_sample(): the same ids, for every kind of row, of logits, and of
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * k_sample() against ref_sample(): the same ids, for every kind of row, of logits, and of
  * vocabulary. With an argument: small vocabularies alone, for compute-sanitizer. */
 #include "tests/kernel/gpu.h"
 

@@ -1,4 +1,6 @@
-/* Goal: a GPU's memory is given back for a sleep and taken again, equal, at the same addresses,
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Goal: a GPU's memory is given back for a sleep and taken again, equal, at the same addresses,
  * also when another process has had it meanwhile. Method: the driver's own count of free memory,
  * and a process that takes it all. */
 #include <sys/wait.h>

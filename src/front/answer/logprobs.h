@@ -13,8 +13,8 @@
 #ifndef QUIRE_FRONT_ANSWER_LOGPROBS_H
 #define QUIRE_FRONT_ANSWER_LOGPROBS_H
 
+#include "base/reason.h"
 #include "front/request/exchange.h"
-#include "front/request/reason.h"
 
 #define LOGPROBS_ALL         UINT32_MAX            /* value of n_logprobs: the whole vocabulary */
 #define LOGPROBS_HELD_BYTES  ((uint64_t)512 << 20) /* approximate limit per answer */

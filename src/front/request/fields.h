@@ -14,9 +14,9 @@
 #include "base/err.h"
 #include "base/json.h"
 #include "base/names.h"
+#include "base/reason.h"
 #include "front/request/defaults.h"
 #include "front/request/exchange.h"
-#include "front/request/reason.h"
 #include "front/structured/form.h"
 
 /* The values of sampling and answer fields. The callers read `prompt` and `messages`. */

@@ -16,7 +16,7 @@
 #include "base/err.h"
 #include "base/json.h"
 #include "base/mem.h"
-#include "front/request/reason.h"
+#include "base/reason.h"
 
 /* The state of a translation, and its result. */
 struct translation {

@@ -187,8 +187,6 @@ static void streamer_record(struct streamer *s, struct gen *g, const struct wire
         /* Only the first number is kept: a later engine finds the output in its cache, too. */
         if (!g->admitted)
             g->n_cached = (uint32_t)o->value < g->n_prompt ? (uint32_t)o->value : g->n_prompt;
-        /* Only the first engine's number is kept: a later one finds also the output in its
-         * cache. */
         g->admitted = true;
         answer_begin(x);
         break;

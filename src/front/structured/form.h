@@ -12,7 +12,7 @@
 #include "base/err.h"
 #include "base/json.h"
 #include "base/mem.h"
-#include "front/request/reason.h"
+#include "base/reason.h"
 #include "front/structured/compiled.h"
 #include "text/output/reply.h"
 

@@ -1,4 +1,6 @@
-/* Renders chats for templates.py, which knows what jinja2 with Hugging Face's settings makes of
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Renders chats for templates.py, which knows what jinja2 with Hugging Face's settings makes of
  * them.
  *
  *   render_records FOLDER TEMPLATE-FILE < records > answers

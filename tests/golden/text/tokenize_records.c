@@ -1,4 +1,6 @@
-/* Tokenizes records for compare.py, which knows what Hugging Face makes of them.
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Tokenizes records for compare.py, which knows what Hugging Face makes of them.
  *
  *   tokenize_records FOLDER CACHE-FOLDER-OR-"" < records > answers
  *

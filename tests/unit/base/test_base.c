@@ -1,4 +1,6 @@
-/* Goal: the foundation does what its headers say. Method: known answers, and limits hit on
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Goal: the foundation does what its headers say. Method: known answers, and limits hit on
  * purpose. */
 #include <time.h>
 

@@ -1,4 +1,6 @@
-/* Goal: what json.h promises. Method: a table of texts that must be refused, with a part of the
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Goal: what json.h promises. Method: a table of texts that must be refused, with a part of the
  * reason; trees read member by member; numbers and texts written back as Python writes them. */
 #include "base/json.h"
 

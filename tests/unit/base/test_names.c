@@ -1,4 +1,6 @@
-/* Goal: what names.h promises. Method: lists and what they read as. */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Goal: what names.h promises. Method: lists and what they read as. */
 #include "base/names.h"
 
 #include <string.h>

@@ -1,4 +1,6 @@
-/* What a sleep of a device must do, whichever device: memory really goes, addresses stay, constant
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What a sleep of a device must do, whichever device: memory really goes, addresses stay, constant
  * memory comes back as it was, scratch memory zero, plain memory never goes; and what fails leaves
  * a device that can be used, or woken later. */
 #ifndef QUIRE_TESTS_UNIT_DEVICE_SLEEP_CHECKS_H

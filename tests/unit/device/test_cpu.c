@@ -1,4 +1,6 @@
-/* The cpu device against the references in float64, the same bits whatever is computed beside,
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The cpu device against the references in float64, the same bits whatever is computed beside,
  * and a pool that does each task once. */
 #include <math.h>
 #include <stdatomic.h>

@@ -1,4 +1,6 @@
-/* The file of measured products: what was written is read again, a file of another GPU or version
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The file of measured products: what was written is read again, a file of another GPU or version
  * is left alone, and a broken one is refused as a whole. */
 #include <unistd.h>
 

@@ -1,4 +1,6 @@
-/* Goal: the cpu device gives memory back for a sleep and has it again, equal, at the same
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Goal: the cpu device gives memory back for a sleep and has it again, equal, at the same
  * addresses; a lack of memory is an answer. Method: the resident memory of this process, and a real
  * limit on it; tests/kernel/test_sleep does the same to a GPU. */
 #include <sys/resource.h>

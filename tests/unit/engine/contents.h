@@ -1,4 +1,6 @@
-/* A device whose pages have contents that tell what they stand for, for simulations of the
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A device whose pages have contents that tell what they stand for, for simulations of the
  * scheduler over cache groups. Word t of a page of tokens is a digest of the sequence's tokens up
  * to there; the first two words of a page of a state are the digest up to the last token that the
  * state has seen, and how many there were. */

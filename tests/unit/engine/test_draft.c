@@ -1,4 +1,6 @@
-/* Drafts over texts that are known beforehand: how many steps a text takes, and how many drafts are
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Drafts over texts that are known beforehand: how many steps a text takes, and how many drafts are
  * wasted. A step has one token that is sampled, and the drafts before it that are right; the texts
  * are a copy, a copy with single tokens replaced, one with tokens inserted, nothing to copy, and a
  * prompt whose continuations are all wrong. Drafts never change what is said: each is compared with

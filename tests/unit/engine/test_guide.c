@@ -1,4 +1,6 @@
-/* Goal: no step waits for slow masks longer than the bounds of guide.h say, one tenant's do not use
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Goal: no step waits for slow masks longer than the bounds of guide.h say, one tenant's do not use
  * up what others may, and a slow mask comes all the same: right, and in its turn. Method: a guide
  * without an engine, a vocabulary of 131,072 tokens, forms that are quick, slow and beyond all
  * bounds; elementary steps are counted, and masks compared with those made at leisure. */

@@ -1,4 +1,6 @@
-/* Goal: Retry-After is about the time that a queue takes. Method: a server of known speed is
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Goal: Retry-After is about the time that a queue takes. Method: a server of known speed is
  * simulated, with queues of many short and of few long prompts, with pauses, with ends that come in
  * bursts; what is said is compared with the time that it takes. */
 #include "engine/rate.h"

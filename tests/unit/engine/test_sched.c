@@ -1,4 +1,6 @@
-/* Goal: the scheduler never exceeds a budget, starves nobody, loses no page, and preemption
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Goal: the scheduler never exceeds a budget, starves nobody, loses no page, and preemption
  * and prefix sharing do not change what a sequence computes. Method: simulation of many
  * thousand steps with random arrivals over a small pool, invariants checked on the way. Pages have
  * contents there: a digest of all tokens up to each place, which who computes on must find. */

@@ -1,4 +1,6 @@
-/* Bounds of a reasoning: any cut of its tags into tokens, beginnings with and without a reasoning,
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Bounds of a reasoning: any cut of its tags into tokens, beginnings with and without a reasoning,
  * tags that are begun and not ended, and the same state however often the tokens are followed. */
 #include <string.h>
 

@@ -1,4 +1,6 @@
-/* Goal: scheduler and tiers together lose no page that they could keep, and nobody computes on
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Goal: scheduler and tiers together lose no page that they could keep, and nobody computes on
  * from a wrong one. Method: agents (conversations of many turns behind a few long prefixes, with
  * time to think) served for STEPS steps (a million) by the real sched.c, pages.c, tiers.c and
  * host.c. The device is simulated: its pages hold digests of all tokens up to each place, its

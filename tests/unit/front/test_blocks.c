@@ -1,4 +1,6 @@
-/* Goal: a reply's events become the blocks and events of Anthropic's API and of responses, as a
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Goal: a reply's events become the blocks and events of Anthropic's API and of responses, as a
  * stream and as a whole. Method: replies that the demo model does not give (reasoning, two calls,
  * one that is cut) said to an exchange without a client; what it would send is compared. */
 #include "front/answer/blocks.h"

@@ -1,4 +1,6 @@
-/* Goal: whatever a model says under the structure of a request is taken apart into what the request
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Goal: whatever a model says under the structure of a request is taken apart into what the request
  * demanded: calls of its tools with valid arguments, or content of its form, behind a reasoning or
  * not. Method: for each format of replies random walks through the structure, with a vocabulary of
  * characters, tags and words; their texts go through the reply's machine, whole and in pieces, and

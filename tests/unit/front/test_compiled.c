@@ -1,4 +1,6 @@
-/* Goal: what is asked for again is compiled once, and the engine has what a request names before it
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Goal: what is asked for again is compiled once, and the engine has what a request names before it
  * has the request. Method: the cache by itself; a vocabulary of the demo model's tokenizer; uploads
  * read at the other end of a socket, as an engine does. */
 #include <dirent.h>

@@ -1,4 +1,6 @@
-/* Goal: defaults are what generation_config.json says, or what they were. Method: files with good
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Goal: defaults are what generation_config.json says, or what they were. Method: files with good
  * and bad members. */
 #include "front/request/defaults.h"
 

@@ -1,4 +1,6 @@
-/* Goal: each field of a request is taken, passed over or refused by its name. Method: tables of
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Goal: each field of a request is taken, passed over or refused by its name. Method: tables of
  * JSON bodies, read as a chat and as a completion; what was taken is looked at field by field. */
 #include "front/request/fields.h"
 #include "front/request/retention.h"

@@ -1,4 +1,6 @@
-/* Goal: what kept.h and kept_db.h promise: records come back to the byte, the oldest go first, the
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Goal: what kept.h and kept_db.h promise: records come back to the byte, the oldest go first, the
  * file keeps its bound, a writer that is killed loses nothing that it said was written, damage is
  * set aside. Method: a file in a folder of its own, records made of their number, children that are
  * killed, bytes overwritten. */

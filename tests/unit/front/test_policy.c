@@ -1,4 +1,6 @@
-/* Goal: tenants of different names stay different, however long the names are, and so do their
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Goal: tenants of different names stay different, however long the names are, and so do their
  * namespaces. Method: names at the border of what a request has room for. */
 #include "front/request/policy.h"
 #include "tests/tap.h"

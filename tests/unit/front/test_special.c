@@ -1,4 +1,6 @@
-/* Goal: nothing that a request says becomes a control token, whichever API it came by. Method:
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Goal: nothing that a request says becomes a control token, whichever API it came by. Method:
  * bodies of chats, of POST /v1/messages and of /v1/responses with a place in every field that
  * reaches a prompt; each place gets a control token, and the prompt's ids have no more of these
  * than without it. */

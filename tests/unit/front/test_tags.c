@@ -1,4 +1,6 @@
-/* Goal: structural tags hold outputs to what xgrammar says that they mean; what is not uploaded is
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Goal: structural tags hold outputs to what xgrammar says that they mean; what is not uploaded is
  * refused by its name and place. Method: a table of tags, each compiled, with texts that it takes
  * and texts that it does not. */
 #include "front/structured/tags.h"

@@ -1,4 +1,6 @@
-/* Goal: requests of Anthropic's API and for responses become the chat that they mean, or are
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Goal: requests of Anthropic's API and for responses become the chat that they mean, or are
  * refused by the field's name. Method: tables of bodies with the chat's body as text, and of
  * refusals. */
 #include "front/request/translate.h"

@@ -1,4 +1,6 @@
-/* What the tests of grammars share: compile, and ask whether a text is accepted: as bytes, and by
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the tests of grammars share: compile, and ask whether a text is accepted: as bytes, and by
  * the tokens of a vocabulary of the size that models have, whose masks must say the same. */
 #ifndef QUIRE_TESTS_GRAMMAR_ACCEPT_H
 #define QUIRE_TESTS_GRAMMAR_ACCEPT_H

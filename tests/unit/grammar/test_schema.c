@@ -1,4 +1,6 @@
-/* Goal: each keyword means what JSON Schema says, or is refused by name and place.
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Goal: each keyword means what JSON Schema says, or is refused by name and place.
  * Method: small schemas, texts that they accept and texts that they do not. */
 #include "accept.h"
 

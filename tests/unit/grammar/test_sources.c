@@ -1,4 +1,6 @@
-/* Goal: patterns, choices, grammars and compositions accept what they say; what is too large is
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Goal: patterns, choices, grammars and compositions accept what they say; what is too large is
  * refused in time. Method: texts on both sides; hostile sources with a clock beside them. */
 #include "accept.h"
 

@@ -1,4 +1,6 @@
-/* Goal: a mask allows exactly the tokens that can be accepted, whatever was cached; copies go back;
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Goal: a mask allows exactly the tokens that can be accepted, whatever was cached; copies go back;
  * damaged images and vocabularies do no harm.
  * Method: random automata, honest and damaged, with small random vocabularies; each token of each
  * mask against walk_accept() and against a plain interpreter of the image written for this test. */

@@ -1,4 +1,6 @@
-/* Goal: nothing is lost, nothing is seen half, no wake-up is missed, and no content of the
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Goal: nothing is lost, nothing is seen half, no wake-up is missed, and no content of the
  * shared memory harms the engine. Method: both ends as threads of one process, then as two
  * processes of which one is killed, then with random bytes in the lane. */
 #include <pthread.h>

@@ -1,4 +1,6 @@
-/* Goal: one table of bounds holds for clients and for what a front submits. Method: each parameter
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Goal: one table of bounds holds for clients and for what a front submits. Method: each parameter
  * at the ends of its range, beyond them, and as a number that is none. */
 #include <float.h>
 #include <math.h>

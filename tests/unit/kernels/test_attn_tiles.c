@@ -1,4 +1,6 @@
-/* The tiles of a step: every token of a chunk in one tile, longest first; and the window of
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The tiles of a step: every token of a chunk in one tile, longest first; and the window of
  * attention's reference against a plain softmax in float64. */
 #include <math.h>
 

@@ -1,4 +1,6 @@
-/* e4m3 on the host: every value, what lies between two of them, what is too large, and rows that
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * e4m3 on the host: every value, what lies between two of them, what is too large, and rows that
  * are scaled into its range. */
 #include <math.h>
 

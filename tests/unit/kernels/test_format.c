@@ -1,4 +1,6 @@
-/* Goal: the questions of format.h have the answers that devices and kernels rely on. Method: the
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Goal: the questions of format.h have the answers that devices and kernels rely on. Method: the
  * formats that are, and some that no device takes yet, each asked everything; sizes by hand. And
  * ref_dequantise() gives the weights of a format as the formula does. */
 #include <string.h>

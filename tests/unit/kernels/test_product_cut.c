@@ -1,4 +1,6 @@
-/* Goal: product_cut_of() cuts every shape so that the kernel can rely on it. Method: shapes of all
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Goal: product_cut_of() cuts every shape so that the kernel can rely on it. Method: shapes of all
  * sizes, kinds and buckets, on GPUs with few and many multiprocessors; each is looked at for what
  * sm90_product.cu takes for granted. Llama-3.1-8B's are cut as kernels/README.md says. */
 #include "kernels/product_cut.h"

@@ -1,4 +1,6 @@
-/* Goal: the rings of sm90_product.cu neither stop nor are filled while somebody reads,
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Goal: the rings of sm90_product.cu neither stop nor are filled while somebody reads,
  * whoever is late. Two CTAs that share a tile are sent what they wait for, neither over what is
  * still read nor when they have gone. Method: their protocol, played for cuts that product_cut_of()
  * makes: a producer and eight warps as coroutines, which a seeded scheduler lets go on in any

@@ -1,4 +1,6 @@
-/* The references of row operations of layers in general, against float64 formulas written here:
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The references of row operations of layers in general, against float64 formulas written here:
  * activations with and without a gate, norms with and without a mean, multipliers, learned
  * positions, the cap of logits. */
 #include <math.h>

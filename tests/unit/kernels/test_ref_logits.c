@@ -1,4 +1,6 @@
-/* Log probabilities, masks and biases by their rules, against a plain softmax in float64 and a
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Log probabilities, masks and biases by their rules, against a plain softmax in float64 and a
  * plain sort, and at the edges: equal logits, NaN, infinities, the first and the last id. */
 #include <float.h>
 #include <math.h>

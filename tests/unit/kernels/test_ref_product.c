@@ -1,4 +1,6 @@
-/* Goal: ref_multiply() is the product that kernels.h describes, in each of its kinds. Method: small
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Goal: ref_multiply() is the product that kernels.h describes, in each of its kinds. Method: small
  * cases whose result is written down by other means: unit matrices, sums in closed form, and the
  * long way round (product, then norm by its definition). */
 #include <math.h>

@@ -1,4 +1,6 @@
-/* The recurrent mixer's reference in float64, over states that lie across pages, in chunks and as a
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The recurrent mixer's reference in float64, over states that lie across pages, in chunks and as a
  * whole; and both GELUs. */
 #include <math.h>
 

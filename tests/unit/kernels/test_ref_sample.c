@@ -1,4 +1,6 @@
-/* Sampling by its rules: greedy, filters against a plain sort, penalties, the generator's shape,
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Sampling by its rules: greedy, filters against a plain sort, penalties, the generator's shape,
  * and the frequency of draws against the softmax in float64. */
 #include <math.h>
 

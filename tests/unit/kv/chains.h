@@ -1,4 +1,6 @@
-/* Pages in chains of N_DEEP, each with a payload of its own, for tests of the lower tiers. Who
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Pages in chains of N_DEEP, each with a payload of its own, for tests of the lower tiers. Who
  * includes it has defined BLOCK (tokens of a page), PAGE_BYTES and N_DEEP. */
 #ifndef QUIRE_TESTS_UNIT_KV_CHAINS_H
 #define QUIRE_TESTS_UNIT_KV_CHAINS_H

@@ -1,4 +1,6 @@
-/* Goal: after a power cut at any moment of its life the store opens, gives no wrong page, still has
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Goal: after a power cut at any moment of its life the store opens, gives no wrong page, still has
  * what it said was written, and goes on. Method: this program stands between the store (and LMDB)
  * and the kernel: every write, sync, rename and unlink is recorded. Then a moment is drawn, and the
  * files are built as a disk may hold them then: all of a file that was synced, of later writes any

@@ -1,4 +1,6 @@
-/* Goal: the page that goes is the one of lowest priority and least recent use, hints end when they
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Goal: the page that goes is the one of lowest priority and least recent use, hints end when they
  * say, and those above the default never take more than their share. Method: random calls beside a
  * naive model that searches all pages, eviction_check() on the way; then named cases, and the pool
  * of pages with hints. */

@@ -1,4 +1,6 @@
-/* Goal: whichever pass of whichever fault point of the two lower tiers fails, no page comes back
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Goal: whichever pass of whichever fault point of the two lower tiers fails, no page comes back
  * wrong, lists and tables agree, nothing that lay there before is lost by an opening that failed,
  * and afterwards the tier works. Method: more than 10,000 short lives of a real store and a real
  * host file, each with one point armed at its n-th pass, once or from there on. */

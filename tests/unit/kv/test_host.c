@@ -1,4 +1,6 @@
-/* Goal: the host tier gives a page back as it was filled or not at all: over restarts, kill -9 at
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Goal: the host tier gives a page back as it was filled or not at all: over restarts, kill -9 at
  * any moment, damage of every part of the file, and a bound on its size. Method: a real file in a
  * temporary folder, payloads that can be recomputed from their number. */
 #include <fcntl.h>

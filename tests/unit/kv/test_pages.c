@@ -1,4 +1,6 @@
-/* Goal: the pool keeps its five rules under any order of calls. Method: a random walk beside a
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Goal: the pool keeps its five rules under any order of calls. Method: a random walk beside a
  * naive model (arrays and linear search), pages_check() on the way, then named cases. */
 #include "kv/pages.h"
 #include "kv/prefix.h"

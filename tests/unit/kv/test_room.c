@@ -1,4 +1,6 @@
-/* Goal: a full disk costs neither the store nor the process that uses it: nothing is set aside,
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Goal: a full disk costs neither the store nor the process that uses it: nothing is set aside,
  * no page is lost, and when there is room again the store goes on. Method: a real store on a tmpfs
  * of its own, filled so that 0 to 128 KB are free in steps of one block; each life is a process of
  * its own, so that a signal counts as a failure and not as the end of the test. */

@@ -1,4 +1,6 @@
-/* Goal: a page comes back as it was written or not at all: over restarts, kill -9, damage of
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Goal: a page comes back as it was written or not at all: over restarts, kill -9, damage of
  * every file, full disks and a bound on its size. Method: a real store in a temporary folder,
  * payloads that can be recomputed from their number. */
 #include <fcntl.h>

@@ -1,4 +1,6 @@
-/* Goal: every name that was added and not erased is found, and no other. Method: random calls on
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Goal: every name that was added and not erased is found, and no other. Method: random calls on
  * names that fall together beside a naive model; then names of one place in a row around the
  * table's end, where each is erased in turn. */
 #include <string.h>

@@ -1,4 +1,6 @@
-/* How layers become groups of pages: the rule on plans of all sorts, and what must hold of any. */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * How layers become groups of pages: the rule on plans of all sorts, and what must hold of any. */
 #include "base/log.h"
 #include "model/cache.h"
 #include "tests/tap.h"

@@ -1,4 +1,6 @@
-/* config.json: both spellings, defaults, what is refused and how. */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * config.json: both spellings, defaults, what is refused and how. */
 #include <math.h>
 
 #include "base/log.h"

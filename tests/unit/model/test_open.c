@@ -1,4 +1,6 @@
-/* model_open() over folders that are damaged in one way each, over options that cannot be met, and
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * model_open() over folders that are damaged in one way each, over options that cannot be met, and
  * with the first, second, ... allocation failing until one run finds memory: each time the right
  * error, and nothing left behind (the sanitized build sees leaks). */
 #include "config.h"

@@ -1,4 +1,6 @@
-/* Goal: a checkpoint's formats are found, checked and converted as their rows say. Method: small
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Goal: a checkpoint's formats are found, checked and converted as their rows say. Method: small
  * checkpoints written here. Each row of quant.c with every arrangement of its scales, and with one
  * damage each, whose message must name the tensor; then a row of the test's own with zero points, a
  * global scale, packed numbers and unpack(), which no format has so far, through quant_find() and

@@ -1,4 +1,6 @@
-/* The reader over a checkpoint of three files with tensors of odd sizes, the largest larger than
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The reader over a checkpoint of three files with tensors of odd sizes, the largest larger than
  * all pipes together: every byte is placed once, in steps, and summed, by one thread and by many;
  * and every way in which it can fail, with nothing left behind. QUIRE_TEST_DEVICE=cuda places
  * into a GPU's memory. */

@@ -1,4 +1,6 @@
-/* Safetensors headers, true and false: every rule broken once, then thousands of random cuts and
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Safetensors headers, true and false: every rule broken once, then thousands of random cuts and
  * flips, which must be refused or read, never crash. */
 #include "model/safetensors.h"
 #include "tests/tap.h"

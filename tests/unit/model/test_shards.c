@@ -1,4 +1,6 @@
-/* What ranks get of a checkpoint in e4m3 with a scale for each 128 x 128, on a device that takes
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What ranks get of a checkpoint in e4m3 with a scale for each 128 x 128, on a device that takes
  * the format as it is: bytes and scales of each slice stand where they should. Where slices would
  * cut a block, the numbers are those that the whole blocks mean. */
 #include <sys/stat.h>

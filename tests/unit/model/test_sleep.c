@@ -1,4 +1,6 @@
-/* A model says the same before and after sleeps, from recorded steps too (a GPU records those of
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A model says the same before and after sleeps, from recorded steps too (a GPU records those of
  * decodes), and gives back what it says it does. QUIRE_TEST_DEVICE=cuda runs it on a GPU. */
 #include "tests/golden/run.h"
 #include "tests/tap.h"

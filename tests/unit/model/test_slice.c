@@ -1,4 +1,6 @@
-/* Slices of tensors: all ranks' together are the tensor, each row is where slice_row() and
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Slices of tensors: all ranks' together are the tensor, each row is where slice_row() and
  * slice_to() say, in whatever runs the tensor comes; groups that an edge would cut are seen. Pieces
  * of fused tensors, in chunks, and heads in another order are shapes among the others. */
 #include "model/slice.h"

@@ -1,4 +1,6 @@
-/* Goal: merging is what its definition says, long or short, cut or not. Method: random models of
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Goal: merging is what its definition says, long or short, cut or not. Method: random models of
  * few letters are built through tokenizer.json; texts of all lengths are merged by the definition
  * (find the pair of lowest rank, leftmost, join it, begin again) and by the tokenizer. */
 #include <sys/stat.h>

@@ -1,4 +1,6 @@
-/* Goal: every template gets messages in the form that it wants, a continued message ends the prompt
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Goal: every template gets messages in the form that it wants, a continued message ends the prompt
  * where Hugging Face ends it, and nothing that a request says becomes a control token.
  * Method: small templates; and, when QUIRE_TEST_DATA names a folder with templates/, each of these
  * over conversations without content, over the prefills of tests/golden/text/make_prefills.py, and

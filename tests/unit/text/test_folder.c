@@ -1,4 +1,6 @@
-/* Goal: the files beside tokenizer.json count as they do for transformers. Method: folders of a
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Goal: the files beside tokenizer.json count as they do for transformers. Method: folders of a
  * few tokens, written here, and the ids of one text in them. */
 #include <sys/stat.h>
 #include <time.h>

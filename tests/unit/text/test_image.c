@@ -1,4 +1,6 @@
-/* Goal: a compiled tokenizer is the tokenizer, or it is not used. Method: it is opened from its
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Goal: a compiled tokenizer is the tokenizer, or it is not used. Method: it is opened from its
  * files, written, mapped; every 97th bit of the file is turned, the file is cut, taken by others,
  * made for other files; each table's checks meet what they guard against under a right checksum;
  * folders that cannot be written; no memory at every allocation. */

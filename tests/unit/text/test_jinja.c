@@ -1,4 +1,6 @@
-/* Goal: templates render byte for byte as jinja2 with Hugging Face's settings renders them.
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Goal: templates render byte for byte as jinja2 with Hugging Face's settings renders them.
  * Method: the cases of tests/golden/text/make_jinja.py; more of them from the file that
  * QUIRE_JINJA_CASES names; bounds; chats. */
 #include "text/template/jinja.h"

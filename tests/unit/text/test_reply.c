@@ -1,4 +1,6 @@
-/* Goal: replies are taken apart as their formats want, whatever the cut into pieces. Method: a
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Goal: replies are taken apart as their formats want, whatever the cut into pieces. Method: a
  * table of replies with what is to be said; each in one piece, in two at every place, and byte by
  * byte, with like events joined. What is no call must come out as it went in. */
 #include "text/output/reply.h"

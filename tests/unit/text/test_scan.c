@@ -1,4 +1,6 @@
-/* Goal: scanners match what their patterns match. Method: random texts of all kinds of characters
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Goal: scanners match what their patterns match. Method: random texts of all kinds of characters
  * against PCRE2 with the same pattern and Unicode 16.0; and what pattern_translate() makes of the
  * parts that the two libraries read differently. */
 #include "text/tokenizer/scan.h"

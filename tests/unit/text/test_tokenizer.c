@@ -1,4 +1,6 @@
-/* Goal: ids and texts equal Hugging Face's tokenizers. Method: the goldens of
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Goal: ids and texts equal Hugging Face's tokenizers. Method: the goldens of
  * tests/golden/text/make_tokenizers.py; every ids list also streamed through the detokenizer;
  * damaged files; hostile texts; phi-2's real tokenizer when QUIRE_TEST_DATA names a folder that
  * has it. */

@@ -2,8 +2,8 @@
  *
  * The reason for which a request is refused, as the client gets it. The function that refuses
  * writes it; its caller makes it the answer. */
-#ifndef QUIRE_FRONT_REQUEST_REASON_H
-#define QUIRE_FRONT_REQUEST_REASON_H
+#ifndef QUIRE_BASE_REASON_H
+#define QUIRE_BASE_REASON_H
 
 #define REASON_BYTES 640
 
