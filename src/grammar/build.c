@@ -138,6 +138,7 @@ uint32_t build_copy(struct build *build, uint32_t from)
     must(from < build->states.n);
     build->states.items[copy].end = build->states.items[from].end;
     build->states.items[copy].plain = 0;
+    /* The usual case costs no edges: the copy inherits all of them and overrides a few. */
     if (build->states.items[from].base == NONE) {
         build->states.items[copy].base = from;
         return copy;

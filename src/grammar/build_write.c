@@ -78,6 +78,7 @@ static bool build_state_is_good(const struct writer *writer, uint32_t state)
         if (writer->good[build->calls.items[i].start] &&
             (build->calls.items[i].back == NONE || writer->good[build->calls.items[i].back]))
             return true;
+    /* Edges of the base count unless the state's own edges hide them. */
     if (s->base == NONE)
         return false;
     for (i = build->states.items[s->base].edges; i != NONE; i = build->edges.items[i].next)
@@ -105,6 +106,7 @@ static void build_fill_sources(struct writer *writer, struct sources *to, struct
             if (build->calls.items[i].back != NONE)
                 build_add_source(to, build->calls.items[i].back, state);
         }
+        /* When a base becomes good, its heirs must be looked at again. */
         if (build->states.items[state].base != NONE)
             build_add_source(heirs, build->states.items[state].base, state);
     }
@@ -200,6 +202,7 @@ static void build_find_reached(struct writer *writer, uint32_t root)
                 if (build->calls.items[i].back != NONE)
                     build_reach_state(writer, build->calls.items[i].back);
             }
+        /* A base is needed for its edges even if no edge or call leads to it. */
         if (state->base != NONE)
             build_reach_state(writer, state->base);
     }

@@ -165,6 +165,7 @@ const struct dfa *dfa_utf8(struct compile *compile)
     struct dfa_maker maker = {.c = compile};
     uint32_t state, i;
 
+    /* State 0 is between characters and the only one with a label. */
     for (state = 0; state < 8; state++)
         dfa_maker_state(&maker, state == 0);
     for (state = 0; state < 8; state++) {

@@ -129,6 +129,7 @@ static size_t ebnf_bracket_len(const struct ebnf_parser *parser, size_t start)
     for (at = start; at < parser->len; at++) {
         int ch = ebnf_peek_at(parser, at);
 
+        /* A backslash hides the next character, a quote for example. */
         if (ch == '\\')
             at++;
         else if (ch == '"')
@@ -295,6 +296,7 @@ static const struct regular *ebnf_parse_class(struct ebnf_parser *parser)
         struct regular_range *r = &ranges.items[ranges.n - 1];
 
         r->lo = r->hi = ebnf_take_char(parser);
+        /* A '-' before the closing bracket is a member: [a-] has two. */
         if (ebnf_peek_at(parser, parser->at) == '-' &&
             ebnf_peek_at(parser, parser->at + 1) != ']') {
             parser->at++;
@@ -321,6 +323,7 @@ static const struct regular *ebnf_parse_regex(struct ebnf_parser *parser)
     for (; parser->at < parser->len && (in_class || parser->text[parser->at] != '/') &&
            parser->text[parser->at] != '\n';
          parser->at++) {
+        /* "\/" does not end the pattern, and neither does a '/' in a class. */
         if (parser->text[parser->at] == '\\')
             parser->at++;
         else if (parser->text[parser->at] == '[' || parser->text[parser->at] == ']')
@@ -364,6 +367,7 @@ static const struct regular *ebnf_parse_call(struct ebnf_parser *parser)
     regular->kind = REGULAR_CALL;
     regular->min = ebnf_rule_of(parser, parser->text + parser->at, n);
     parser->at += n;
+    /* name{arg} is a template of Lark, name{2} a repeat. */
     if (parser->lark && ebnf_peek_at(parser, parser->at) == '{' &&
         ebnf_is_name_char(ebnf_peek_at(parser, parser->at + 1)) &&
         !ebnf_is_digit(ebnf_peek_at(parser, parser->at + 1)))
@@ -427,6 +431,7 @@ static const struct regular *ebnf_parse_counts(struct ebnf_parser *parser,
     ebnf_skip_space(parser);
     if (ebnf_peek_at(parser, parser->at) != ',')
         min = ebnf_take_number(parser);
+    /* Without a comma the count is exact. */
     max = min;
     ebnf_skip_space(parser);
     if (ebnf_take_text(parser, ",")) {

@@ -98,6 +98,8 @@ static enum stage hostname_number_stage(const struct hostname_state *host)
     uint32_t place = host->value % n_places;
     size_t i;
 
+    /* `place` is where the character is inserted among the plain ones: 0 is the start of the
+     * label. */
     for (i = 0; i < N_ODD; i++) {
         if (c < odd_chars[i].lo || c > odd_chars[i].hi)
             continue;
@@ -125,6 +127,8 @@ static bool hostname_number_may_be_odd(const struct hostname_state *host)
         bool first = odd_chars[i].verdict == CHAR_NOT_FIRST;
         uint32_t c;
 
+        /* The numbers of c are lo to hi, one per place. More digits add multiples of `weight` to
+         * the value. */
         for (c = odd_chars[i].lo; c <= odd_chars[i].hi; c++) {
             uint32_t lo = (c - FIRST_CHAR) * n_places;
             uint32_t hi = first ? lo : lo + host->n_ascii;
@@ -162,6 +166,7 @@ static void hostname_number_step(struct hostname_state *host, uint32_t digit)
         host->stage = PUNY_UNSEEN;
     if (host->stage == PUNY_NUMBER)
         return;
+    /* Beyond this point only the stage and the next threshold matter. */
     host->value = host->n_ascii = 0;
     if (host->stage != PUNY_UNSEEN)
         host->n_digits = 0;

@@ -440,12 +440,16 @@ static void mask_top(struct masking *masking, struct walk_top top)
     struct entry_head head = {.n_pops = POPS_MANY};
     bool more = depth + DEPTH_RESERVE <= WALK_NEST_MAX;
 
+    /* One frame more is taken as known each time, until the entry has few pops or the stack
+     * ends. */
     while (more && !work->failed) {
         head = mask_entry(masking, &key, below);
         more = head.n_pops == POPS_MANY && mask_key_deepen(work, &key, &below);
     }
     if (work->failed)
         return;
+    /* No depth gave an entry that is worth keeping, so the tokens are walked with the real
+     * stack. */
     if (head.n_pops == POPS_MANY)
         mask_directly(masking, top);
     walk_work_rewind(work, n_frames,

@@ -483,6 +483,7 @@ static size_t regex_group_len(const char *text, size_t len)
     bool in_class = false;
 
     for (at = 0; at < len; at++) {
+        /* Escapes and classes may contain brackets that do not count. */
         if (text[at] == '\\')
             at++;
         else if (text[at] == '[' && !in_class)
@@ -505,6 +506,7 @@ static bool regex_has_either(const char *text, size_t len)
     for (at = 0; at < len; at++) {
         if (text[at] == '|')
             return true;
+        /* Skip escapes, classes and groups, in which a '|' does not count. */
         if (text[at] == '\\') {
             at++;
         } else if (text[at] == '[') {

@@ -275,6 +275,7 @@ static void regular_nfa_repeat(struct nfa *nfa, const struct regular *regular, u
         regular_nfa_build(nfa, regular->left, from, next, depth);
         from = next;
     }
+    /* The loop has a state of its own, so that no path through it can enter the copies again. */
     if (regular->max == NONE) {
         next = regular_nfa_state(nfa);
         regular_nfa_empty(nfa, from, next);
@@ -282,6 +283,7 @@ static void regular_nfa_repeat(struct nfa *nfa, const struct regular *regular, u
         regular_nfa_empty(nfa, next, to);
         return;
     }
+    /* Before each optional copy the repeat may end. */
     for (; i < regular->max && compile_ok(nfa->c); i++) {
         next = regular_nfa_state(nfa);
         regular_nfa_empty(nfa, from, to);

@@ -167,6 +167,8 @@ uint32_t schema_goal_state(struct schema *schema, uint32_t *literals, uint32_t n
 
     must(literals != NULL || n == 0);
     qsort(literals, n, sizeof *literals, schema_number_order);
+    /* Equal sets of literals must have equal keys: sorted, without duplicates, and without literals
+     * that are always true. */
     for (i = 0; i < n && compile_ok(schema->c); i++)
         if (!schema_is_idle(&schema->literals.items[literals[i]]) &&
             (kept == 0 || literals[kept - 1] != literals[i]))

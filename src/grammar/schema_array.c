@@ -112,6 +112,7 @@ static bool schema_values_of(struct schema *s, const struct json *schema, struct
         return schema_values_of(s, schema_index_find(s, schema, ref), values, depth + 1);
     if (value != NULL)
         return schema_values_add(values, value);
+    /* The values of an enum, or those of all options of an anyOf. */
     for (uint32_t i = 0; list != NULL && i < list->n && known; i++)
         known = schema_values_add(values, &list->items[i]);
     for (uint32_t i = 0; list == NULL && any != NULL && i < any->n && known; i++)
@@ -201,6 +202,7 @@ static void schema_array_note_atom(struct array *array, const struct atom *atom)
 {
     const struct json *prefix;
 
+    /* Each atom moves `last` beyond the positions that it treats specially. */
     switch ((int)atom->kind) {
     case ATOM_ITEMS:
         prefix = schema_prefix_of(atom->node);

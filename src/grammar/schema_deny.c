@@ -196,6 +196,7 @@ static void schema_deny_dependent(struct expansion *expansion, struct options *o
     const struct json *text = schema_name_text(expansion, member);
     uint32_t i;
 
+    /* dependentSchemas: the demand is a schema, which must fail. */
     if (member->kind != JSON_LIST) {
         schema_add_option(
             expansion, options,
@@ -205,6 +206,7 @@ static void schema_deny_dependent(struct expansion *expansion, struct options *o
                                      schema_item_literal(expansion, member, true, NULL))));
         return;
     }
+    /* dependentRequired: the demand is a list of names, one of which must be missing. */
     for (i = 0; i < member->n && compile_tick(expansion->s->c); i++)
         schema_add_option(
             expansion, options,

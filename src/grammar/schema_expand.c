@@ -440,6 +440,7 @@ static bool schema_value_left(struct expansion *expansion, const struct atom *li
             listed = schema_text_listed(atom, value);
         else
             listed = schema_number_listed(atom, value);
+        /* An inexact comparison must not exclude a number. */
         if (atom->kind == ATOM_NUMBERS && atom->negated)
             continue;
         if (listed == atom->negated)
@@ -482,6 +483,7 @@ static void schema_drop_empty_ranges(struct expansion *expansion)
     const struct atom *other;
     size_t i;
 
+    /* Atoms are few, so all pairs are compared. */
     for (atom = expansion->now.atoms; atom != NULL; atom = atom->next)
         for (other = expansion->now.atoms; other != NULL && compile_tick(expansion->s->c);
              other = other->next) {
@@ -559,6 +561,7 @@ static void schema_drop_unique(struct expansion *expansion)
     const struct atom *unique = NULL;
     uint32_t most = NONE;
 
+    /* Find the keyword and the least maximum of items. */
     for (atom = expansion->now.atoms; atom != NULL; atom = atom->next) {
         if (atom->kind == ATOM_UNIQUE)
             unique = atom;

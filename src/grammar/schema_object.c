@@ -417,6 +417,8 @@ static uint32_t schema_open_tree(struct object *object, uint32_t count, uint32_t
             continue;
         leaf[label] = schema_leaf_of(object, NULL, label - 1, object->members.n, count, found);
     }
+    /* First the language of all open names, then a dead end for each known name, which has its own
+     * value. */
     root = dfa_build_json_once(object->s->b, object->open, leaf);
     for (i = 0; i < object->members.n && compile_ok(object->s->c); i++) {
         schema_escaped(object, &object->members.items[i], text);
@@ -517,6 +519,7 @@ static void schema_counts_settle(struct object *object)
 
     for (i = 0; i < object->members.n; i++)
         required += object->members.items[i].required;
+    /* Without open names there cannot be more members than known names. */
     if (object->open == NULL && object->max != NONE && object->max >= object->members.n)
         object->max = NONE;
     if (object->max != NONE) {

@@ -202,6 +202,7 @@ static uint32_t schema_counted_body(struct schema *schema, const struct alternat
 
     if (schema->holds != NULL || most == NONE || most <= COUNT_LEAST || most > COUNT_MOST)
         return NONE;
+    /* Build the language without the maximum, and count only if the product would be large. */
     limits.max = NONE;
     dfa = schema_string_dfa_within(schema, alternative, limits);
     if (!compile_ok(schema->c) || (uint64_t)dfa->n_states * most <= COUNT_PRODUCT)
@@ -252,6 +253,8 @@ static void schema_unicode_escape(struct build *build, uint32_t from, uint32_t t
     uint32_t pair = build_state(build);
     uint32_t second;
 
+    /* 0000 to cfff and e000 to ffff are characters; d000 to d7ff as well; d800 to dbff begin a
+     * pair. */
     schema_edge_either(build, from, "0123456789abcefABCEF", rest);
     schema_edge_either(build, from, "dD", surrogate);
     schema_hex_digits(build, rest, 3, to);
@@ -444,6 +447,7 @@ static bool schema_text_fits(struct schema *schema, const struct alternative *al
         return false;
     if (schema->holds != NULL && dfa_match(schema->holds, text->text, text->text_len) == 0)
         return false;
+    /* Each atom is tested on its own; a product is not needed for a single text. */
     for (atom = alternative->atoms; atom != NULL && compile_tick(schema->c); atom = atom->next) {
         dfa = NULL;
         if (atom->kind == ATOM_STRINGS && schema_in_texts(atom, text) == atom->negated)

@@ -248,6 +248,7 @@ static bool trie_fine(const struct token_trie *trie, const struct trie_part *par
     uint32_t depth = 0;
     uint32_t i;
 
+    /* end[] is the stack of the enclosing subtrees: a node must end within its parent. */
     for (i = 0; i < part->n_nodes; i++) {
         while (depth > 0 && i >= end[depth - 1])
             depth--;

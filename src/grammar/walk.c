@@ -215,6 +215,7 @@ struct set walk_set_step(struct walk_work *work, const struct set *from, uint8_t
         state = automaton_step(work->a, top.state, byte);
         if (state == AUTOMATON_DEAD || walk_too_deep(work, state, top.frame))
             continue;
+        /* A counted state reads one character more of its string's maximum. */
         if ((automaton_states(work->a)[state].flags & AUTOMATON_COUNTED) != 0)
             top.frame = walk_counted(work, state, top.frame);
         if (top.frame != UINT32_MAX)

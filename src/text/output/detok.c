@@ -191,6 +191,7 @@ static void detok_put_bytes(struct detok *detok, const char *bytes, size_t len, 
         }
         detok_put_text(detok, bytes + from, i - from, out);
         n = utf8_incomplete(bytes + i, len - i);
+        /* The rest is the beginning of a character that the next token may complete. */
         if (n != 0 && n == len - i) {
             memcpy(detok->partial, bytes + i, n);
             detok->partial_len = n;

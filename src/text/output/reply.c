@@ -123,6 +123,7 @@ int reply_find(const struct reply *reply, const char *const *tags, int n, size_t
 
             if (m == MATCH_NO)
                 continue;
+            /* A tag that might match is reported like none, but the text from here on is kept. */
             *before = i;
             if (m == MATCH_YES)
                 return t;
@@ -369,6 +370,7 @@ static bool reply_step_text(struct reply *reply)
         return false;
     if (reply_begins_bare(reply, shape))
         return true;
+    /* Text before the tag is certain and emitted at once, even if the tag is not complete. */
     found = reply_find(reply, tags, 4, &before);
     reply_say_content(reply, reply_in(reply), before);
     reply->at += before;
@@ -457,6 +459,7 @@ static void reply_trim_name(struct reply *reply)
         buf->bytes[--buf->len] = '\0';
     while (from < buf->len && reply_is_space(buf->bytes[from]))
         from++;
+    /* functions.get_weather:0 is the function get_weather. */
     if (reply->o.format == REPLY_KIMI_K2 && buf->len > 0) {
         colon = strrchr(buf->bytes, ':');
         if (colon != NULL && strspn(colon + 1, "0123456789") == strlen(colon + 1)) {

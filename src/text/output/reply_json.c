@@ -92,6 +92,7 @@ bool reply_step_close(struct reply *reply)
 
     while (reply_left(reply) > 0 && (reply_is_space(*reply_in(reply)) || *reply_in(reply) == '`'))
         reply->at++;
+    /* At the end of the reply nothing is left to skip, and the call is complete already. */
     if (reply_left(reply) == 0)
         return false;
     if (close == NULL)
@@ -306,6 +307,7 @@ bool reply_step_other(struct reply *reply)
     bool ends = false;
     size_t n = 0;
 
+    /* Outside of strings and brackets a value is a word, which a separator ends. */
     while (n < reply_left(reply) && !ends) {
         char c = reply_in(reply)[n];
 

@@ -56,6 +56,7 @@ bool reply_step_param(struct reply *reply)
         match = reply_match(reply, 0, call_end);
     if (match == MATCH_MAYBE)
         return false;
+    /* GLM's closing tag is that of the call, which the next state consumes. */
     if (match == MATCH_YES && reply->o.format != REPLY_GLM45)
         reply_take(reply, strlen(call_end));
     reply_say(reply, REPLY_CALL_ARGS, "}", 1);
@@ -116,6 +117,7 @@ bool reply_step_in_value(struct reply *reply)
     if (found < 0)
         return false;
     reply_take(reply, strlen(end));
+    /* The member is emitted whole, because its type is only known when its value is complete. */
     buf_add_text(&member, reply->has_args ? ", " : "");
     buf_add_json_string(&member, reply->key.len == 0 ? "" : reply->key.bytes, reply->key.len);
     buf_add_text(&member, ": ");

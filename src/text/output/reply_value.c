@@ -227,6 +227,7 @@ static bool reply_py_text(struct py *python, struct buf *out)
     char quote = *python->at++;
     bool good = true;
 
+    /* Up to the quote that began the string; the other kind of quote may occur inside. */
     while (good && python->at < python->end && *python->at != quote) {
         if (*python->at == '\\') {
             python->at++;

@@ -322,6 +322,7 @@ static int chat_cut_at_mark(struct chat_prompt *out)
                        "the last message");
         return ERR_INVALID;
     }
+    /* The mark ends with a space to detect this. */
     if (len - at < n || out->text.bytes[at + n - 1] != CHAT_MARK[n - 1])
         at = chat_strip_end(out->text.bytes, at);
     out->text.len = at;

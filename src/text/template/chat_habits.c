@@ -116,6 +116,7 @@ static enum chat_form chat_find_form(const struct asking *asking, enum chat_role
     chat_habits_render(asking, role, AS_PARTS, messages);
     parts = chat_prints_text(&as_parts, chat_habits_ask(asking, messages, NULL, &as_parts),
                              HABITS_WORD);
+    /* A template that knows lists prints the marker alone. */
     if (parts && chat_count_text(&as_parts, "type") == chat_count_text(&as_text, "type")) {
         if (text)
             form = CHAT_EITHER;
@@ -157,6 +158,7 @@ static void chat_find_calls(const struct asking *asking, struct chat_habits *hab
     static const char text[] = "\"{\\\"" KEY "\\\": \\\"" VALUE "\\\"}\"";
     static const char *const contents[] = {"\"\"", "null"};
 
+    /* Some templates print calls only if content is null, so both contents are tried. */
     for (int i = 0; i < 2; i++) {
         bool raw_object;
         bool raw_text;

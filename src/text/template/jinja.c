@@ -69,6 +69,7 @@ void jinja_vars_trust(struct jinja_vars *vars, const char *name, const char *mem
 
         if (item.kind == JV_DICT)
             text = jdict_get_text(item.dict, member, strlen(member));
+        /* Only the given words: any other text of this member came from a request. */
         for (size_t w = 0; text != NULL && words[w] != NULL; w++)
             if (jv_is(*text, words[w]))
                 text->origin = &jorigin_own;

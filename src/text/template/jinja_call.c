@@ -344,6 +344,8 @@ bool jinja_get_attr(struct jrender *render, struct jval value, const char *name,
         return jinja_raise(render, "'%.100s' is undefined", value.text);
     if (value.kind == JV_DICT || value.kind == JV_NAMESPACE)
         member = jdict_get_text(value.dict, name, len);
+    /* A dict's member named like a method, such as "items", is hidden by the method in value.items
+     * but not in value["items"]. */
     if (member != NULL && (item_first || !jinja_is_method(value, name))) {
         *out = *member;
         return jinja_step(render, 1 + value.dict->n / 16);
