@@ -32,7 +32,7 @@ struct exchange *exchange_new(struct fcgi *f)
     return x;
 }
 
-/* Buffers are freed one by one because they grow by realloc(); all else lies in the arena. */
+/* Buffers are freed one by one because they grow with mem_realloc(); all else lies in the arena. */
 void exchange_free(struct exchange *x)
 {
     for (int i = 0; i < x->n_gens; i++) {

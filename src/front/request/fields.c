@@ -20,7 +20,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/hash.h"
 #include "base/log.h"
 #include "base/must.h"
 #include "base/range.h"
@@ -484,19 +483,6 @@ static int fields_best_of(struct fields_read_context *c, const struct fields_row
     return rc;
 }
 
-/* Only a digest goes to the engine, of a fixed length. */
-bool fields_read_salt(const struct json *v, uint8_t salt[WIRE_SALT_BYTES])
-{
-    struct hash digest;
-
-    if (v->kind != JSON_TEXT || v->text_len == 0)
-        return false;
-    /* The prefix keeps these digests apart from those of other uses. */
-    digest = hash_sha256("cache_salt", sizeof "cache_salt", v->text, v->text_len);
-    memcpy(salt, &digest, WIRE_SALT_BYTES);
-    return true;
-}
-
 /* Requests with different salts do not share cached pages. */
 static int fields_salt(struct fields_read_context *c, const struct fields_row *row,
                        const struct json *v)
@@ -565,18 +551,6 @@ static int fields_request_id(struct fields_read_context *c, const struct fields_
     if (!json_has_nul(v))
         (void)exchange_name(c->x, v->text); /* an unusable name is ignored */
     return ERR_OK;
-}
-
-/* Is this one of the words for reasoning_effort? */
-bool fields_is_effort(const struct json *v)
-{
-    static const char *const efforts[] = {"none", "minimal", "low", "medium",
-                                          "high", "xhigh",   "max"};
-    bool is = false;
-
-    for (size_t i = 0; i < sizeof efforts / sizeof efforts[0]; i++)
-        is = is || json_is_text(v, efforts[i]);
-    return is;
 }
 
 /* Only checked here: the chat template gets the value. */
