@@ -24,10 +24,11 @@ struct hash prefix_name(const struct hash *parent, const int32_t *tokens, int pa
     return hash_sha256(parent->bytes, HASH_BYTES, tokens, sizeof *tokens * (size_t)page_tokens);
 }
 
-/* The digest of the name and of (group, part), in the place of a page's tokens. */
+/* The digest of the name and of (group, part), in the place of a page's tokens. The first number is
+ * below 0, because no token id is: with two tokens per page these would be a page's name. */
 struct hash prefix_group_name(const struct hash *name, int group, int part)
 {
-    int32_t which[2] = {group, part};
+    int32_t which[2] = {-1 - group, part};
 
     if (group == 0 && part == 0)
         return *name;

@@ -212,11 +212,29 @@ static void test_names(void)
     ok(memcmp(&a, &c, sizeof a) != 0, "another tenant too");
 }
 
+/* With two tokens per page a page's name is a digest of as many bytes as a group's. */
+static void test_group_names(void)
+{
+    struct hash name = {.bytes = {1, 2, 3}};
+    int n_equal = 0;
+
+    for (int32_t group = 0; group < 4; group++) {
+        for (int32_t part = group == 0; part < 4; part++) {
+            struct hash page = prefix_name(&name, (const int32_t[]){group, part}, 2);
+            struct hash other = prefix_group_name(&name, group, part);
+
+            n_equal += memcmp(&page, &other, sizeof page) == 0;
+        }
+    }
+    is_int(n_equal, 0, "no page of tokens has the name of a group's page");
+}
+
 int main(void)
 {
     test_walk(tap_seed(1));
     test_parts(tap_seed(2));
     test_order();
     test_names();
+    test_group_names();
     return tap_done();
 }
