@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Goal: functions and files stay as short as docs/CONTRIBUTING.md says. Method: universal-ctags
+"""Goal: functions stay as short as docs/CONTRIBUTING.md says (files: tidy.sh). Method: universal-ctags
 gives each function's first and last line and its parameters; braces give the nesting."""
 import os
 import re
