@@ -55,7 +55,7 @@ struct engine_step {
 
 enum engine_lane_state { LANE_FREE, LANE_GREETING, LANE_OPEN };
 
-/* The engine's end of a front's connection. Lanes are a fixed array; a slot of it is used again
+/* The engine's end of a front's connection. Lanes are a fixed array; an element is used again
  * after LANE_FREE. */
 struct engine_lane {
     enum engine_lane_state state;

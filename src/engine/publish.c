@@ -500,7 +500,7 @@ static void publish_room(const struct engine *e, struct wire_lane *w, int nth)
 }
 
 /* Count the refusals that a front has made since the last look. A jump above PUBLISH_REFUSALS
- * cannot be true: the lane's page is the front's to write. */
+ * cannot be true: these counters are the front's to write. */
 static void publish_front_refusals(struct engine *e, struct engine_lane *lane)
 {
     for (int i = WIRE_NOT_REFUSED + 1; i < WIRE_REFUSALS; i++) {
@@ -562,7 +562,7 @@ void publish_queue(struct engine *e)
     }
 }
 
-/* The last part of a pass: fronts read the lane's page whenever they wake. */
+/* The last part of a pass: fronts read the lane's state whenever they wake. */
 void publish_wake(struct engine *e)
 {
     int nth = 0;

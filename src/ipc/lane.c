@@ -99,8 +99,8 @@ static void *lane_private(size_t bytes)
 }
 
 /* Making and mapping a lane. The engine creates the memfd when a front attaches, and sends its
- * descriptor; the front maps it. All constants in front of heartbeat_us are written once, before
- * the descriptor is sent. */
+ * descriptor; the front maps it. All members before heartbeat_us are written once, before the
+ * descriptor is sent. */
 static int lane_memfd(size_t bytes)
 {
     int fd = memfd_create("quire-lane", MFD_CLOEXEC | MFD_ALLOW_SEALING);
