@@ -199,7 +199,7 @@ static int settings_line(struct settings *out, const char *path, int number, cha
     }
     rc = settings_set(out, row, settings_trim(equals + 1));
     if (rc == ERR_INVALID)
-        log_error("settings: the bad value is in %s, line %d", path, number);
+        log_error("settings: the bad value is in %s:%d", path, number);
     return rc;
 }
 

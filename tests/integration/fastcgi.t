@@ -109,7 +109,7 @@ def paths(s):
             return False
     with start(first) as one:
         tap.ok(until(lambda: os.path.exists(first)), "a front by itself")
-        for path, word in ((first, "another process"), (plain, "no socket"),
+        for path, word in ((first, "another process"), (plain, "not a socket"),
                            ("127.0.0.1:9000", "'/'")):
             with start(path) as other:
                 try:
@@ -138,7 +138,7 @@ def settings(s):
                               text=True, timeout=20)
     for program in ("quire-engine", "quire-front"):
         r = said(program, "--config", conf)
-        tap.ok(r.returncode == 1 and "bad.conf:2" in r.stderr and "K, M, G or T" in r.stderr,
+        tap.ok(r.returncode == 1 and "bad.conf:2" in r.stderr and "K, M, G, T" in r.stderr,
                program + " says where a bad value stands, and what it may be", r.stderr)
         r = said(program, "--help")
         tap.ok(r.returncode == 0 and r.stdout.startswith("usage: " + program), "a usage", r.stdout)
