@@ -179,6 +179,15 @@ void compiled_cache_refuse(struct compiled_cache *s, const struct hash *name, in
     (void)pthread_mutex_unlock(&s->lock);
 }
 
+/* With the lock held: is the name in one of the two lists? */
+bool compiled_cache_has(const struct compiled_cache *s, const struct hash *name)
+{
+    for (size_t i = 0; i < s->n_kept; i++)
+        if (memcmp(&s->kept[i]->name, name, sizeof *name) == 0)
+            return true;
+    return compiled_cache_find_refusal(s, name) != NULL;
+}
+
 /* With the lock held: look the name up in both lists. ERR_AGAIN: unknown. */
 static int compiled_cache_know(struct compiled_cache *s, const struct hash *name,
                                struct compiled **out, struct grammar_error *error)

@@ -109,6 +109,7 @@ void compiled_cache_end_compilers(struct compiled_cache *s);
 
 /* With the lock held: store the result of a compilation. */
 void compiled_cache_keep(struct compiled_cache *s, struct compiled *st);
+bool compiled_cache_has(const struct compiled_cache *s, const struct hash *name);
 void compiled_cache_note_refusal(struct compiled_cache *s, const struct hash *name, int rc,
                                  const struct grammar_error *error);
 

@@ -275,7 +275,8 @@ static void make_call(struct compiled_cache *s, void (*call)(void *arg))
 }
 
 /* before_wait lets another reader take this one's place. The lock is released there, so the list is
- * searched only after it. */
+ * searched only after it, and so is the cache once more: a compilation of this name may have ended
+ * meanwhile. */
 int compiled_cache_make(struct compiled_cache *s, const struct grammar_request *request,
                         const struct hash *name, const char *tenant)
 {
@@ -287,10 +288,10 @@ int compiled_cache_make(struct compiled_cache *s, const struct grammar_request *
     s->n_waiting++;
     make_call(s, s->before_wait);
     making = make_find(s, name);
-    if (making == NULL)
-        rc = make_own(s, request, name, tenant);
-    else
+    if (making != NULL)
         making->n_waiting++;
+    else if (!compiled_cache_has(s, name))
+        rc = make_own(s, request, name, tenant);
     while (making != NULL && make_find(s, name) == making)
         (void)pthread_cond_wait(&s->changed, &s->lock);
     s->n_waiting--;

@@ -154,6 +154,42 @@ static void step_back(void *arg)
     (void)atomic_fetch_add(&n_back, 1);
 }
 
+/* The first to step aside comes back when another's compilation has been kept. */
+static void step_aside_long(void *arg)
+{
+    struct compiled_cache *s = arg;
+    bool is_kept = atomic_fetch_add(&n_aside, 1) > 0;
+
+    while (!is_kept) {
+        (void)usleep(1000);
+        (void)pthread_mutex_lock(&s->lock);
+        is_kept = s->n_kept > 0;
+        (void)pthread_mutex_unlock(&s->lock);
+    }
+}
+
+/* A form is not compiled again when its compilation ends between a lookup and the wait. */
+static void test_ended_meanwhile(void)
+{
+    static struct compiled_cache s;
+    static struct asking a[2];
+
+    must_ok(compiled_cache_init(&s));
+    atomic_store(&n_aside, 0);
+    s.before_wait = step_aside_long;
+    s.wait_arg = &s;
+    asking_begin(&a[0], &s, "a", 1);
+    while (atomic_load(&n_aside) == 0)
+        (void)usleep(1000);
+    asking_begin(&a[1], &s, "b", 1);
+    asking_end(&a[1]);
+    asking_end(&a[0]);
+    is_int((int)s.n_compiled, 1, "a compilation that ended meanwhile is used");
+    ok(a[0].rc == ERR_OK && a[1].rc == ERR_OK, "by both");
+    atomic_store(&n_aside, 0);
+    compiled_cache_fini(&s);
+}
+
 /* Equal forms at once, and one that is refused again and again, are compiled once. */
 static void test_single(void)
 {
@@ -413,6 +449,7 @@ int main(void)
 
     (void)snprintf(dir, sizeof dir, "%s/tools/demo-model/model", srcdir == NULL ? "." : srcdir);
     test_cache();
+    test_ended_meanwhile();
     test_single();
     test_turns();
     test_uploads();
