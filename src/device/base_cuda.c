@@ -39,7 +39,7 @@ void cuda_leave(int before)
     (void)cudaSetDevice(before); /* as above */
 }
 
-static void *alloc_cleared(struct cuda *c, size_t bytes)
+static void *cuda_alloc_cleared(struct cuda *c, size_t bytes)
 {
     void *p = NULL;
     cudaError_t e = cudaMalloc(&p, bytes == 0 ? 1 : bytes);
@@ -64,7 +64,7 @@ void *cuda_alloc(struct device *d, size_t bytes)
 
     must(c->n_allocs < CUDA_ALLOCS_MAX);
     before = cuda_enter(c);
-    p = alloc_cleared(c, bytes);
+    p = cuda_alloc_cleared(c, bytes);
     cuda_leave(before);
     return p;
 }

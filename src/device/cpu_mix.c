@@ -24,12 +24,12 @@ struct attn_job {
     float scale;
 };
 
-static int least(int a, int b)
+static int cpu_least(int a, int b)
 {
     return a < b ? a : b;
 }
 
-static const float *page_keys(const struct k_kv *kv, int32_t page, int kv_head)
+static const float *cpu_page_keys(const struct k_kv *kv, int32_t page, int kv_head)
 {
     return (const float *)kv->pages + (size_t)page * kv->page_elems + kv->layer_elems +
            (size_t)kv_head * kv->page_tokens * kv->head_dim;
@@ -37,7 +37,7 @@ static const float *page_keys(const struct k_kv *kv, int32_t page, int kv_head)
 
 /* One token and one kv head: all query heads of its group. Sums as ref_attn() does, by pages; the
  * weights' in lanes that begin with the first key that is seen. */
-static void attn_task(void *arg, int task, int worker)
+static void cpu_attn_task(void *arg, int task, int worker)
 {
     const struct attn_job *j = arg;
     const struct k_kv *kv = j->kv;
@@ -57,17 +57,17 @@ static void attn_task(void *arg, int task, int worker)
         float top = -INFINITY, sum;
 
         for (int i = first, n; i < n_keys; i += n) {
-            n = least(n_keys - i, bt - i % bt);
+            n = cpu_least(n_keys - i, bt - i % bt);
             top = fmaxf(top, math->scores(scores + i - first, q,
-                                          page_keys(kv, pages[i / bt], kv_head) + i % bt * hd, n,
-                                          hd, j->scale));
+                                          cpu_page_keys(kv, pages[i / bt], kv_head) + i % bt * hd,
+                                          n, hd, j->scale));
         }
         sum = math->weights(scores, n_keys - first, top);
         memset(out, 0, (size_t)hd * sizeof *out);
         for (int i = first, n; i < n_keys; i += n) {
-            n = least(n_keys - i, bt - i % bt);
+            n = cpu_least(n_keys - i, bt - i % bt);
             math->mix(out, scores + i - first,
-                      page_keys(kv, pages[i / bt], kv_head) + values + i % bt * hd, n, hd);
+                      cpu_page_keys(kv, pages[i / bt], kv_head) + values + i % bt * hd, n, hd);
         }
         for (int e = 0; e < hd; e++)
             out[e] /= sum;
@@ -93,11 +93,11 @@ void cpu_attn(struct device *d, void *out, const void *qkv, const struct k_kv *k
     for (int i = 0; i < t->n_tokens; i++)
         work += ((size_t)t->pos[i] + 1) * (size_t)n_heads * (size_t)kv->head_dim * 2;
     if (work >= CPU_INLINE_WORK) {
-        pool_run(c->pool, attn_task, &j, n_tasks);
+        pool_run(c->pool, cpu_attn_task, &j, n_tasks);
         return;
     }
     for (int i = 0; i < n_tasks; i++)
-        attn_task(&j, i, 0);
+        cpu_attn_task(&j, i, 0);
 }
 
 /* --- states ---------------------------------------------------------------------------- */
@@ -110,14 +110,14 @@ struct state_job {
     int width, n_parts;     /* n_parts: tasks of a sequence */
 };
 
-static void state_task(void *arg, int task, int worker)
+static void cpu_state_task(void *arg, int task, int worker)
 {
     const struct state_job *j = arg;
     int first = task % j->n_parts * CHANNELS_A_TASK;
 
     (void)worker;
     ref_recurrent(j->out, j->in, j->state, &j->tokens, j->width, task / j->n_parts, first,
-                  least(first + CHANNELS_A_TASK, j->width));
+                  cpu_least(first + CHANNELS_A_TASK, j->width));
 }
 
 void cpu_recurrent(struct device *d, void *out, const void *in, const struct k_state *state,
@@ -132,5 +132,5 @@ void cpu_recurrent(struct device *d, void *out, const void *in, const struct k_s
                           .n_parts = (width + CHANNELS_A_TASK - 1) / CHANNELS_A_TASK};
 
     (void)to; /* all is float32 */
-    pool_run(c->pool, state_task, &j, j.tokens.n_seqs * j.n_parts);
+    pool_run(c->pool, cpu_state_task, &j, j.tokens.n_seqs * j.n_parts);
 }

@@ -72,7 +72,7 @@ bool cpu_ranks_ended(struct cpu_ranks *r)
 }
 
 /* Wait until all ranks are here; false when they will not come. */
-static bool meet(struct cpu_ranks *r)
+static bool cpu_ranks_meet(struct cpu_ranks *r)
 {
     struct timespec end;
     unsigned meeting;
@@ -106,7 +106,7 @@ void cpu_ranks_sum(struct cpu_ranks *r, int rank, float *rows, size_t n)
     if (FAULT_HIT(rank_lost))
         cpu_ranks_end(r);
     r->rows[rank] = rows;
-    if (!meet(r))
+    if (!cpu_ranks_meet(r))
         return;
     for (size_t i = first; i < last; i++) {
         float sum = r->rows[0][i];
@@ -116,5 +116,5 @@ void cpu_ranks_sum(struct cpu_ranks *r, int rank, float *rows, size_t n)
         for (int k = 0; k < r->n; k++)
             r->rows[k][i] = sum;
     }
-    (void)meet(r); /* an end is seen by the next sum, or by the step's */
+    (void)cpu_ranks_meet(r); /* an end is seen by the next sum, or by the step's */
 }

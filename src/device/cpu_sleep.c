@@ -19,17 +19,17 @@
 #define COPY_BYTES  ((size_t)4 << 20)
 #define SPARE_TIMES 4 /* addresses cost nothing: so many times the machine's memory */
 
-static size_t page_bytes(void)
+static size_t cpu_sleep_page_bytes(void)
 {
     return (size_t)sysconf(_SC_PAGESIZE);
 }
 
-static size_t rounded(size_t bytes, size_t to)
+static size_t cpu_sleep_round_up(size_t bytes, size_t to)
 {
     return (bytes + to - 1) / to * to;
 }
 
-static int region_reserve(struct cpu_region *r, size_t cap)
+static int cpu_region_reserve(struct cpu_region *r, size_t cap)
 {
     void *p = mmap(NULL, cap, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
@@ -41,12 +41,12 @@ static int region_reserve(struct cpu_region *r, size_t cap)
 
 int cpu_sleep_init(struct cpu_sleep *s)
 {
-    size_t cap = (size_t)sysconf(_SC_PHYS_PAGES) * page_bytes() * SPARE_TIMES;
+    size_t cap = (size_t)sysconf(_SC_PHYS_PAGES) * cpu_sleep_page_bytes() * SPARE_TIMES;
 
     must(s->constant.base == NULL);
     *s = (struct cpu_sleep){.fd = memfd_create("quire-weights", MFD_CLOEXEC)};
-    if (s->fd != -1 && region_reserve(&s->constant, cap) == ERR_OK &&
-        region_reserve(&s->scratch, cap) == ERR_OK)
+    if (s->fd != -1 && cpu_region_reserve(&s->constant, cap) == ERR_OK &&
+        cpu_region_reserve(&s->scratch, cap) == ERR_OK)
         return ERR_OK;
     log_error("device: no addresses for memory that can be given back: %s", strerror(errno));
     cpu_sleep_fini(s);
@@ -66,12 +66,12 @@ void cpu_sleep_fini(struct cpu_sleep *s)
 
 void *cpu_sleep_alloc(struct cpu_region *r, size_t bytes)
 {
-    size_t at = rounded(r->used, ALIGN), page = page_bytes();
-    size_t have = rounded(r->used, page), want;
+    size_t at = cpu_sleep_round_up(r->used, ALIGN), page = cpu_sleep_page_bytes();
+    size_t have = cpu_sleep_round_up(r->used, page), want;
 
     if (bytes > r->cap - at)
         return NULL;
-    want = rounded(at + bytes, page);
+    want = cpu_sleep_round_up(at + bytes, page);
     if (want > have && mprotect(r->base + have, want - have, PROT_READ | PROT_WRITE) != 0)
         return NULL;
     r->used = at + bytes;
@@ -79,9 +79,9 @@ void *cpu_sleep_alloc(struct cpu_region *r, size_t bytes)
 }
 
 /* New pages in place of the old: the memory goes back at once, the addresses stay taken. */
-static int region_drop(struct cpu_region *r)
+static int cpu_region_drop(struct cpu_region *r)
 {
-    size_t bytes = rounded(r->used, page_bytes());
+    size_t bytes = cpu_sleep_round_up(r->used, cpu_sleep_page_bytes());
 
     if (bytes == 0 ||
         mmap(r->base, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == r->base)
@@ -90,16 +90,16 @@ static int region_drop(struct cpu_region *r)
     return ERR_NO_MEMORY;
 }
 
-static int region_take(struct cpu_region *r)
+static int cpu_region_take(struct cpu_region *r)
 {
-    size_t bytes = rounded(r->used, page_bytes());
+    size_t bytes = cpu_sleep_round_up(r->used, cpu_sleep_page_bytes());
 
     return bytes == 0 || mprotect(r->base, bytes, PROT_READ | PROT_WRITE) == 0 ? ERR_OK
                                                                                : ERR_NO_MEMORY;
 }
 
 /* One way, for some milliseconds. ERR_IO: the copy cannot be written or read. */
-static int sleep_copy(struct cpu_sleep *s, bool out)
+static int cpu_sleep_copy(struct cpu_sleep *s, bool out)
 {
     uint64_t end_us = clock_us() + DEVICE_SLICE_US;
 
@@ -128,14 +128,14 @@ int cpu_sleep_out(struct cpu_sleep *s)
     must(s->constant.base != NULL && !s->is_asleep);
     if (s->n_copied == 0 && !device_host_has_room(s->constant.used))
         return ERR_NO_MEMORY;
-    rc = sleep_copy(s, true);
+    rc = cpu_sleep_copy(s, true);
     if (rc == ERR_IO) {
         log_error("device: weights cannot be copied out: %s", strerror(errno));
         rc = ERR_NO_MEMORY;
     }
-    if (rc != ERR_OK || (rc = region_drop(&s->constant)) != ERR_OK)
+    if (rc != ERR_OK || (rc = cpu_region_drop(&s->constant)) != ERR_OK)
         return rc;
-    if (region_drop(&s->scratch) != ERR_OK)
+    if (cpu_region_drop(&s->scratch) != ERR_OK)
         return ERR_GPU; /* neither asleep nor awake */
     s->is_asleep = true;
     s->has_memory = false;
@@ -144,14 +144,14 @@ int cpu_sleep_out(struct cpu_sleep *s)
 }
 
 /* All or nothing. */
-static int sleep_take(struct cpu_sleep *s)
+static int cpu_sleep_take(struct cpu_sleep *s)
 {
-    if (!FAULT_HIT(device_wake) && region_take(&s->constant) == ERR_OK &&
-        region_take(&s->scratch) == ERR_OK) {
+    if (!FAULT_HIT(device_wake) && cpu_region_take(&s->constant) == ERR_OK &&
+        cpu_region_take(&s->scratch) == ERR_OK) {
         s->has_memory = true;
         return ERR_OK;
     }
-    return region_drop(&s->constant) == ERR_OK && region_drop(&s->scratch) == ERR_OK
+    return cpu_region_drop(&s->constant) == ERR_OK && cpu_region_drop(&s->scratch) == ERR_OK
                ? ERR_NO_MEMORY
                : ERR_GPU; /* it was logged; nothing can be relied on */
 }
@@ -162,9 +162,9 @@ int cpu_sleep_in(struct cpu_sleep *s)
 
     if (!s->is_asleep)
         return ERR_OK; /* it had not fallen asleep yet */
-    if (!s->has_memory && (rc = sleep_take(s)) != ERR_OK)
+    if (!s->has_memory && (rc = cpu_sleep_take(s)) != ERR_OK)
         return rc;
-    rc = sleep_copy(s, false);
+    rc = cpu_sleep_copy(s, false);
     if (rc == ERR_IO) {
         log_error("device: weights cannot be copied back: %s", strerror(errno));
         return ERR_GPU;

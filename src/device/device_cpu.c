@@ -146,7 +146,7 @@ static int cpu_copy_fence(struct device *d)
     return ERR_OK;
 }
 
-static float float_of_half(uint16_t h)
+static float cpu_float_of_half(uint16_t h)
 {
     uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = h >> 10 & 31, fraction = h & 1023;
     uint32_t bits;
@@ -183,7 +183,7 @@ static int cpu_weights(struct device *d, void *dst, size_t at, const void *src,
     case DEVICE_F16:
         for (size_t i = 0; i < n; i++) {
             memcpy(&half, bytes + 2 * i, 2);
-            out[i] = float_of_half(half);
+            out[i] = cpu_float_of_half(half);
         }
         break;
     }
@@ -288,7 +288,7 @@ struct row_job {
     int pos_first;                /* ROW_PLACE */
 };
 
-static void silu_rows(const struct row_job *j, int first, int n)
+static void cpu_silu_rows(const struct row_job *j, int first, int n)
 {
     size_t width = (size_t)j->width;
 
@@ -299,7 +299,7 @@ static void silu_rows(const struct row_job *j, int first, int n)
     }
 }
 
-static void row_task(void *arg, int task, int worker)
+static void cpu_row_task(void *arg, int task, int worker)
 {
     const struct row_job *j = arg;
     const struct device_limits *lim = &j->c->base.limits;
@@ -323,7 +323,7 @@ static void row_task(void *arg, int task, int worker)
         ref_place(j->x + at, j->scale, j->a, j->c->batch->tokens.pos + first, j->pos_first, n,
                   lim->dim);
         break;
-    case ROW_SILU: silu_rows(j, first, n); break;
+    case ROW_SILU: cpu_silu_rows(j, first, n); break;
     case ROW_ACTIVATE:
         ref_activate(j->out + wide, j->a + wide, j->activation, (size_t)n * (size_t)j->width);
         break;
@@ -334,13 +334,13 @@ static void row_task(void *arg, int task, int worker)
     }
 }
 
-static void row_run(struct row_job *j, int width)
+static void cpu_run_rows(struct row_job *j, int width)
 {
     int n_tasks = (size_t)j->n * width < CPU_INLINE_WORK / 4 ? 1 : 4 * pool_width(j->c->pool);
 
     j->rows_a_task = (j->n + n_tasks - 1) / n_tasks;
     if (j->rows_a_task > 0)
-        pool_run(j->c->pool, row_task, j, (j->n + j->rows_a_task - 1) / j->rows_a_task);
+        pool_run(j->c->pool, cpu_row_task, j, (j->n + j->rows_a_task - 1) / j->rows_a_task);
 }
 
 static void cpu_embed(struct device *d, float *x, const void *table)
@@ -351,7 +351,7 @@ static void cpu_embed(struct device *d, float *x, const void *table)
                         .b = table,
                         .n = cpu_of(d)->batch->tokens.n_tokens};
 
-    row_run(&j, d->limits.dim);
+    cpu_run_rows(&j, d->limits.dim);
 }
 
 static void cpu_rmsnorm(struct device *d, struct device_rows *out, const float *x,
@@ -362,7 +362,7 @@ static void cpu_rmsnorm(struct device *d, struct device_rows *out, const float *
 
     (void)to;
     memcpy(&j.x, &x, sizeof x); /* only read by ROW_RMSNORM */
-    row_run(&j, d->limits.dim);
+    cpu_run_rows(&j, d->limits.dim);
 }
 
 static void cpu_add_rmsnorm(struct device *d, struct device_rows *out, float *x, const void *delta,
@@ -378,7 +378,7 @@ static void cpu_add_rmsnorm(struct device *d, struct device_rows *out, float *x,
                         .n = n};
 
     (void)to;
-    row_run(&j, d->limits.dim);
+    cpu_run_rows(&j, d->limits.dim);
 }
 
 static void cpu_rope_kv(struct device *d, void *qkv, const struct k_kv *kv,
@@ -393,7 +393,7 @@ static void cpu_rope_kv(struct device *d, void *qkv, const struct k_kv *kv,
                         .n_heads = n_heads,
                         .n = cpu_of(d)->batch->tokens.n_tokens};
 
-    row_run(&j, (n_heads + 2 * kv->n_kv_heads) * kv->head_dim);
+    cpu_run_rows(&j, (n_heads + 2 * kv->n_kv_heads) * kv->head_dim);
 }
 
 static void cpu_silu_mul(struct device *d, struct device_rows *out, const void *in, int ff_dim,
@@ -403,7 +403,7 @@ static void cpu_silu_mul(struct device *d, struct device_rows *out, const void *
         .c = cpu_of(d), .op = ROW_SILU, .out = out->data, .a = in, .n = n, .width = ff_dim};
 
     (void)to;
-    row_run(&j, ff_dim);
+    cpu_run_rows(&j, ff_dim);
 }
 
 static void cpu_activate(struct device *d, void *out, const void *in, enum k_activation kind,
@@ -418,7 +418,7 @@ static void cpu_activate(struct device *d, void *out, const void *in, enum k_act
                         .width = width};
 
     (void)to;
-    row_run(&j, width);
+    cpu_run_rows(&j, width);
 }
 
 static void cpu_gate(struct device *d, struct device_rows *out, const void *in,
@@ -433,7 +433,7 @@ static void cpu_gate(struct device *d, struct device_rows *out, const void *in,
                         .width = ff_dim};
 
     (void)to;
-    row_run(&j, ff_dim);
+    cpu_run_rows(&j, ff_dim);
 }
 
 static void cpu_norm(struct device *d, struct device_rows *out, const float *x,
@@ -443,7 +443,7 @@ static void cpu_norm(struct device *d, struct device_rows *out, const float *x,
 
     (void)to;
     memcpy(&j.x, &x, sizeof x); /* only read by ROW_NORM */
-    row_run(&j, d->limits.dim);
+    cpu_run_rows(&j, d->limits.dim);
 }
 
 static void cpu_norm_within(struct device *d, void *x, int stride, const struct k_norm *norm,
@@ -457,7 +457,7 @@ static void cpu_norm_within(struct device *d, void *x, int stride, const struct 
                         .width = width,
                         .stride = stride};
 
-    row_run(&j, width);
+    cpu_run_rows(&j, width);
 }
 
 static void cpu_place(struct device *d, float *x, float scale, const void *positions, int first)
@@ -470,14 +470,14 @@ static void cpu_place(struct device *d, float *x, float scale, const void *posit
                         .n = cpu_of(d)->batch->tokens.n_tokens,
                         .pos_first = first};
 
-    row_run(&j, d->limits.dim);
+    cpu_run_rows(&j, d->limits.dim);
 }
 
 static void cpu_add(struct device *d, float *x, const void *delta, float scale, int n)
 {
     struct row_job j = {.c = cpu_of(d), .op = ROW_ADD, .x = x, .a = delta, .scale = scale, .n = n};
 
-    row_run(&j, d->limits.dim);
+    cpu_run_rows(&j, d->limits.dim);
 }
 
 static void cpu_soften(struct device *d, float *logits, const struct k_softening *how, int n)
@@ -508,7 +508,7 @@ struct matmul_job {
     int n, n_out_tasks;
 };
 
-static void matmul_task(void *arg, int task, int worker)
+static void cpu_matmul_task(void *arg, int task, int worker)
 {
     const struct matmul_job *j = arg;
     struct cpu_matmul m = j->m;
@@ -541,7 +541,7 @@ static void cpu_matmul(struct device *d, void *y, const struct device_rows *x,
         return;
     }
     j.n_out_tasks = (w->n_out + OUTS_A_TASK - 1) / OUTS_A_TASK;
-    pool_run(c->pool, matmul_task, &j, j.n_out_tasks * ((n + ROWS_A_TASK - 1) / ROWS_A_TASK));
+    pool_run(c->pool, cpu_matmul_task, &j, j.n_out_tasks * ((n + ROWS_A_TASK - 1) / ROWS_A_TASK));
 }
 
 static void cpu_matmul_float(struct device *d, float *y, const struct device_rows *x,
@@ -586,7 +586,7 @@ struct sample_job {
     const float *logits;
 };
 
-static void sample_task(void *arg, int task, int worker)
+static void cpu_sample_task(void *arg, int task, int worker)
 {
     const struct sample_job *j = arg;
     const struct device_batch *b = j->c->batch;
@@ -611,7 +611,7 @@ static void cpu_sample(struct device *d, float *logits)
     ref_read_asked(x->asked, logits, n_vocab, x->n_asked);
     ref_logprobs(j.c->logprobs[step], logits, n_vocab, x->rows, x->n_rows);
     ref_edit(logits, n_vocab, x->rows, x->n_rows, x->masks, x->biases);
-    pool_run(j.c->pool, sample_task, &j, j.c->batch->n_rows);
+    pool_run(j.c->pool, cpu_sample_task, &j, j.c->batch->n_rows);
     ref_chosen(j.c->logprobs[step], j.c->ids[step], logits, n_vocab, x->rows, x->n_rows, x->biases);
 }
 

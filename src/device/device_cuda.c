@@ -65,14 +65,14 @@ static int cuda_fetch(struct device *d, void *dst, const void *src, size_t bytes
 }
 
 /* Rounds to nearest, ties to even; NaN stays NaN. */
-static k_bf16 bf16_of_bits(uint32_t bits)
+static k_bf16 cuda_bf16_of_bits(uint32_t bits)
 {
     if ((bits & 0x7fffffffU) > 0x7f800000U)
         return (k_bf16)(bits >> 16 | 64);
     return (k_bf16)((bits + 0x7fffU + (bits >> 16 & 1)) >> 16);
 }
 
-static uint32_t float_bits_of_half(uint16_t h)
+static uint32_t cuda_float_bits_of_half(uint16_t h)
 {
     uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = h >> 10 & 31, fraction = h & 1023;
     uint32_t bits;
@@ -85,7 +85,7 @@ static uint32_t float_bits_of_half(uint16_t h)
     return sign | bits;
 }
 
-static void convert(k_bf16 *out, const char *src, enum device_type type, size_t n)
+static void cuda_convert_weights(k_bf16 *out, const char *src, enum device_type type, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
         uint32_t bits;
@@ -95,9 +95,9 @@ static void convert(k_bf16 *out, const char *src, enum device_type type, size_t 
             memcpy(&bits, src + 4 * i, 4);
         } else {
             memcpy(&half, src + 2 * i, 2);
-            bits = float_bits_of_half(half);
+            bits = cuda_float_bits_of_half(half);
         }
-        out[i] = bf16_of_bits(bits);
+        out[i] = cuda_bf16_of_bits(bits);
     }
 }
 
@@ -113,7 +113,7 @@ static int cuda_weights(struct device *d, void *dst, size_t at, const void *src,
     for (size_t i = 0; i < n && rc == ERR_OK; i += CONVERT_ELEMS) {
         size_t part = n - i < CONVERT_ELEMS ? n - i : CONVERT_ELEMS;
 
-        convert(c->convert, (const char *)src + i * elem_bytes, type, part);
+        cuda_convert_weights(c->convert, (const char *)src + i * elem_bytes, type, part);
         rc = cuda_upload(d, (k_bf16 *)dst + at + i, c->convert, part * sizeof(k_bf16));
     }
     return rc;
@@ -145,7 +145,7 @@ static bool cuda_takes(struct device *d, const struct k_matrix *m)
 /* A pipe has a stream for each rank, of the rank's GPU: what the pipe holds may go to all of them.
  * Memory was cleared on the devices' own streams when it was allocated, which must have ended
  * before anything is sent there. */
-static int open_streams(struct cuda *c, struct cuda_pipe *p)
+static int cuda_pipe_open_streams(struct cuda *c, struct cuda_pipe *p)
 {
     struct cuda *all[K_RANKS_MAX];
 
@@ -190,7 +190,7 @@ static int cuda_pipe_open(struct device *d, struct device_pipe *pipe, size_t byt
     p->bytes = cuda_pinned(bytes);
     p->cap = bytes;
     if (p->bytes != NULL)
-        rc = open_streams(cuda_of(d), p);
+        rc = cuda_pipe_open_streams(cuda_of(d), p);
     pipe->bytes = p->bytes;
     if (rc != ERR_OK)
         cuda_pipe_close(d, pipe);
@@ -208,8 +208,8 @@ static int cuda_pipe_wait(struct device *d, struct device_pipe *pipe)
     return rc;
 }
 
-static int send_bytes(const struct cuda *c, const struct cuda_pipe *p, void *dst, const void *src,
-                      size_t bytes)
+static int cuda_pipe_send(const struct cuda *c, const struct cuda_pipe *p, void *dst,
+                          const void *src, size_t bytes)
 {
     return cuda_check(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyHostToDevice, p->streams[c->rank]),
                       "copying weights");
@@ -217,14 +217,14 @@ static int send_bytes(const struct cuda *c, const struct cuda_pipe *p, void *dst
 
 static int cuda_pipe_bytes(struct device *d, struct device_pipe *pipe, void *dst, size_t bytes)
 {
-    return send_bytes(cuda_of(d), pipe->stream, dst, pipe->bytes, bytes);
+    return cuda_pipe_send(cuda_of(d), pipe->stream, dst, pipe->bytes, bytes);
 }
 
 /* The first n numbers of a pipe as bf16. Without ranks they are converted in the pipe, since none
  * becomes longer. What goes to several ranks is converted for each of them into memory of its own,
  * at the same place, because an earlier copy may still read the pipe. NULL: no memory. */
-static k_bf16 *as_bf16(const struct cuda *c, struct device_pipe *pipe, enum device_type type,
-                       size_t n)
+static k_bf16 *cuda_pipe_as_bf16(const struct cuda *c, struct device_pipe *pipe,
+                                 enum device_type type, size_t n)
 {
     struct cuda_pipe *p = pipe->stream;
     k_bf16 **own = &p->converted[c->rank], *to;
@@ -238,18 +238,18 @@ static k_bf16 *as_bf16(const struct cuda *c, struct device_pipe *pipe, enum devi
             return NULL;
         to = (k_bf16 *)(void *)((char *)*own + (pipe->bytes - p->bytes));
     }
-    convert(to, (const char *)pipe->bytes, type, n);
+    cuda_convert_weights(to, (const char *)pipe->bytes, type, n);
     return to;
 }
 
 static int cuda_pipe_weights(struct device *d, struct device_pipe *pipe, void *dst, size_t at,
                              enum device_type type, size_t n)
 {
-    const k_bf16 *from = as_bf16(cuda_of(d), pipe, type, n);
+    const k_bf16 *from = cuda_pipe_as_bf16(cuda_of(d), pipe, type, n);
 
     if (from == NULL)
         return ERR_NO_MEMORY;
-    return send_bytes(cuda_of(d), pipe->stream, (k_bf16 *)dst + at, from, n * sizeof *from);
+    return cuda_pipe_send(cuda_of(d), pipe->stream, (k_bf16 *)dst + at, from, n * sizeof *from);
 }
 
 /* The kernel reads the pinned memory itself. */
@@ -259,7 +259,7 @@ static int cuda_pipe_quantise(struct device *d, struct device_pipe *pipe,
 {
     struct cuda *c = cuda_of(d);
     const struct cuda_pipe *p = pipe->stream;
-    const k_bf16 *from = as_bf16(c, pipe, type, (size_t)n_rows * (size_t)n_in);
+    const k_bf16 *from = cuda_pipe_as_bf16(c, pipe, type, (size_t)n_rows * (size_t)n_in);
     int before, rc;
 
     if (from == NULL)
@@ -290,8 +290,8 @@ static void cuda_embed(struct device *d, float *x, const void *table)
 }
 
 /* Where n rows for the product with w are to be put as codes. */
-static const struct k_quantised *codes_for(struct device_rows *rows, const struct k_matrix *w,
-                                           int n)
+static const struct k_quantised *cuda_codes_for(struct device_rows *rows, const struct k_matrix *w,
+                                                int n)
 {
     must(rows->codes.data != NULL);
     rows->codes.x_scale = w->format.has_x_scale ? w->x_scale : NULL;
@@ -307,7 +307,7 @@ static void cuda_rmsnorm(struct device *d, struct device_rows *out, const float 
 
     cuda_keep(c,
               k_format_reads_codes(&to->format)
-                  ? k_rmsnorm_e4m3(codes_for(out, to, n), x, weight, eps, n, dim, c->stream)
+                  ? k_rmsnorm_e4m3(cuda_codes_for(out, to, n), x, weight, eps, n, dim, c->stream)
                   : k_rmsnorm(out->data, x, weight, eps, n, dim, c->stream),
               "rmsnorm");
 }
@@ -318,12 +318,12 @@ static void cuda_add_rmsnorm(struct device *d, struct device_rows *out, float *x
     struct cuda *c = cuda_of(d);
     int dim = d->limits.dim;
 
-    cuda_keep(
-        c,
-        k_format_reads_codes(&to->format)
-            ? k_add_rmsnorm_e4m3(codes_for(out, to, n), x, delta, weight, eps, n, dim, c->stream)
-            : k_add_rmsnorm(out->data, x, delta, weight, eps, n, dim, c->stream),
-        "add_rmsnorm");
+    cuda_keep(c,
+              k_format_reads_codes(&to->format)
+                  ? k_add_rmsnorm_e4m3(cuda_codes_for(out, to, n), x, delta, weight, eps, n, dim,
+                                       c->stream)
+                  : k_add_rmsnorm(out->data, x, delta, weight, eps, n, dim, c->stream),
+              "add_rmsnorm");
 }
 
 static void cuda_quantise(struct device *d, struct device_rows *rows, int n,
@@ -332,7 +332,7 @@ static void cuda_quantise(struct device *d, struct device_rows *rows, int n,
     struct cuda *c = cuda_of(d);
 
     if (k_format_reads_codes(&to->format))
-        cuda_keep(c, k_quantise(codes_for(rows, to, n), rows->data, n, to->n_in, c->stream),
+        cuda_keep(c, k_quantise(cuda_codes_for(rows, to, n), rows->data, n, to->n_in, c->stream),
                   "quantise");
 }
 
@@ -359,7 +359,7 @@ static void cuda_matmul_float(struct device *d, float *y, const struct device_ro
 }
 
 /* The plan of the step's decodes for layers with this window; false: it is to be made. */
-static bool find_schedule(struct cuda *c, int window)
+static bool cuda_find_schedule(struct cuda *c, int window)
 {
     int i = 0;
 
@@ -382,7 +382,7 @@ static void cuda_rope_kv(struct device *d, void *qkv, const struct k_kv *kv,
     must(n_heads / kv->n_kv_heads == d->limits.n_heads / d->limits.n_kv_heads);
     /* Behind the scheduling kernel attention must wait; later it may begin with the pages of
      * earlier steps while the product in front still runs. */
-    c->plan.overlap = k_attn_is_brief(&c->plan, kv, n_heads) || find_schedule(c, kv->window);
+    c->plan.overlap = k_attn_is_brief(&c->plan, kv, n_heads) || cuda_find_schedule(c, kv->window);
     if (!c->plan.overlap)
         cuda_keep(c, k_attn_schedule(&c->plan, kv, &t, n_heads, c->stream), "attn");
     /* Where all are decodes, attention itself rotates. Tokens of a chunk read the keys of those
@@ -483,7 +483,7 @@ static void cuda_silu_mul(struct device *d, struct device_rows *out, const void 
 
     cuda_keep(c,
               k_format_reads_codes(&to->format)
-                  ? k_silu_mul_e4m3(codes_for(out, to, n), in, n, ff_dim, c->stream)
+                  ? k_silu_mul_e4m3(cuda_codes_for(out, to, n), in, n, ff_dim, c->stream)
                   : k_silu_mul(out->data, in, n, ff_dim, c->stream),
               "silu_mul");
 }
@@ -524,7 +524,7 @@ static void cuda_product(struct device *d, const struct k_product *p, int n)
 
 /* --- open and close -------------------------------------------------------------------- */
 
-static int reserve_attention(struct cuda *c)
+static int cuda_reserve_attention(struct cuda *c)
 {
     const struct device_limits *lim = &c->base.limits;
 
@@ -558,7 +558,7 @@ static int cuda_reserve(struct device *d, const struct device_limits *lim)
     d->limits = *lim;
     if ((rc = step_reserve(c)) != ERR_OK || (rc = peers_reserve(c)) != ERR_OK)
         return rc;
-    return lim->n_heads > 0 ? reserve_attention(c) : ERR_OK;
+    return lim->n_heads > 0 ? cuda_reserve_attention(c) : ERR_OK;
 }
 
 /* Errors while closing are of no account: the process ends, or never used the device. */
@@ -664,7 +664,7 @@ k_stream device_cuda_stream(struct device *d)
     return cuda_of(d)->stream;
 }
 
-static int open_streams_of(struct cuda *c)
+static int cuda_open_streams(struct cuda *c)
 {
     if (cuda_check(cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking), "a stream") !=
             ERR_OK ||
@@ -679,7 +679,7 @@ static int open_streams_of(struct cuda *c)
     return gemm_open(&c->gemm, c->workspace, WORKSPACE_BYTES, c->base.name);
 }
 
-static int start(struct cuda *c)
+static int cuda_start(struct cuda *c)
 {
     struct cudaDeviceProp prop;
     int before, rc;
@@ -696,7 +696,7 @@ static int start(struct cuda *c)
     if (cuda_check(cudaGetDevice(&before), "asking for the GPU") != ERR_OK ||
         cuda_check(cudaSetDevice(c->ordinal), "choosing the GPU") != ERR_OK)
         return ERR_GPU;
-    rc = open_streams_of(c);
+    rc = cuda_open_streams(c);
     cuda_leave(before);
     return rc;
 }
@@ -723,7 +723,7 @@ int device_cuda_open(struct device **out, int idx)
     c->base.elem_bytes = sizeof(k_bf16);
     c->base.is_gpu = true;
     c->base.rows_multiple = ROWS_MULTIPLE;
-    if ((rc = start(c)) != ERR_OK) {
+    if ((rc = cuda_start(c)) != ERR_OK) {
         cuda_close(&c->base);
         return rc;
     }

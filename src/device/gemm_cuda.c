@@ -125,7 +125,7 @@ int gemm_write(const struct gemm *g, const char *path)
 
 /* --- plans ----------------------------------------------------------------------------- */
 
-static enum gemm_kind kind_of(const struct gemm_product *p)
+static enum gemm_kind gemm_kind_of(const struct gemm_product *p)
 {
     if (k_format_is_plain(&p->w->format))
         return p->y_is_float ? GEMM_BF16_FLOAT : GEMM_BF16;
@@ -134,14 +134,14 @@ static enum gemm_kind kind_of(const struct gemm_product *p)
     return p->y_is_float ? GEMM_E4M3_FLOAT : GEMM_E4M3;
 }
 
-static cublasStatus_t set(struct gemm_plan *p, cublasLtMatmulDescAttributes_t what, const void *to,
-                          size_t bytes)
+static cublasStatus_t gemm_set(struct gemm_plan *p, cublasLtMatmulDescAttributes_t what,
+                               const void *to, size_t bytes)
 {
     return cublasLtMatmulDescSetAttribute(&p->op, what, to, bytes);
 }
 
 /* How the scales of an e4m3 product lie. */
-static cublasStatus_t describe_scales(struct gemm_plan *p)
+static cublasStatus_t gemm_describe_scales(struct gemm_plan *p)
 {
     bool blocks = p->kind == GEMM_E4M3_BLOCK;
     int32_t w = blocks ? CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F
@@ -151,13 +151,13 @@ static cublasStatus_t describe_scales(struct gemm_plan *p)
     int8_t fast = !blocks;
     cublasStatus_t s;
 
-    if ((s = set(p, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &w, sizeof w)) != 0 ||
-        (s = set(p, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &x, sizeof x)) != 0)
+    if ((s = gemm_set(p, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &w, sizeof w)) != 0 ||
+        (s = gemm_set(p, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &x, sizeof x)) != 0)
         return s;
-    return set(p, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast);
+    return gemm_set(p, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast);
 }
 
-static cublasStatus_t describe(struct gemm_plan *p)
+static cublasStatus_t gemm_describe(struct gemm_plan *p)
 {
     cublasOperation_t turned = CUBLAS_OP_T;
     cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
@@ -169,11 +169,12 @@ static cublasStatus_t describe(struct gemm_plan *p)
     cublasStatus_t s;
 
     if ((s = cublasLtMatmulDescInit(&p->op, CUBLAS_COMPUTE_32F, CUDA_R_32F)) != 0 ||
-        (s = set(p, CUBLASLT_MATMUL_DESC_TRANSA, &turned, sizeof turned)) != 0)
+        (s = gemm_set(p, CUBLASLT_MATMUL_DESC_TRANSA, &turned, sizeof turned)) != 0)
         return s;
-    if (p->has_bias && (s = set(p, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue)) != 0)
+    if (p->has_bias &&
+        (s = gemm_set(p, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue)) != 0)
         return s;
-    if (!is_bf16 && (s = describe_scales(p)) != 0)
+    if (!is_bf16 && (s = gemm_describe_scales(p)) != 0)
         return s;
     if ((s = cublasLtMatrixLayoutInit(&p->w, type, n_in, n_out, (int64_t)n_in)) != 0 ||
         (s = cublasLtMatrixLayoutInit(&p->x, type, n_in, n, (int64_t)n_in)) != 0)
@@ -182,8 +183,8 @@ static cublasStatus_t describe(struct gemm_plan *p)
 }
 
 /* cuBLASLt's candidates, what it thinks best first. */
-static cublasStatus_t guess(const struct gemm *g, struct gemm_plan *p, cublasLtMatmulAlgo_t *algos,
-                            int cap, int *n)
+static cublasStatus_t gemm_guess(const struct gemm *g, struct gemm_plan *p,
+                                 cublasLtMatmulAlgo_t *algos, int cap, int *n)
 {
     cublasLtMatmulPreferenceOpaque_t wish;
     cublasLtMatmulHeuristicResult_t found[CANDIDATES_MAX];
@@ -206,7 +207,7 @@ static cublasStatus_t guess(const struct gemm *g, struct gemm_plan *p, cublasLtM
 }
 
 /* The algorithm of the table; false when it has none that fits. */
-static bool remembered(const struct gemm *g, struct gemm_plan *p)
+static bool gemm_take_measured(const struct gemm *g, struct gemm_plan *p)
 {
     const struct gemm_entry *e = gemm_table_find(&g->table, p->kind, p->n, p->n_out, p->n_in);
     cublasLtMatmulHeuristicResult_t found;
@@ -223,14 +224,14 @@ static bool remembered(const struct gemm *g, struct gemm_plan *p)
     return true;
 }
 
-static bool is_same(const struct gemm_plan *a, const struct gemm_plan *b)
+static bool gemm_is_same(const struct gemm_plan *a, const struct gemm_plan *b)
 {
     return a->n == b->n && a->n_out == b->n_out && a->n_in == b->n_in && a->kind == b->kind &&
            a->has_bias == b->has_bias;
 }
 
 /* The slot of a shape; else an empty one near its place, else its place. */
-static struct gemm_plan *slot_of(struct gemm *g, const struct gemm_plan *want)
+static struct gemm_plan *gemm_slot_of(struct gemm *g, const struct gemm_plan *want)
 {
     uint64_t mixed = ((uint64_t)want->n * 0x9e3779b97f4a7c15U) ^
                      ((uint64_t)want->n_out * 0xbf58476d1ce4e5b9U) ^
@@ -240,48 +241,49 @@ static struct gemm_plan *slot_of(struct gemm *g, const struct gemm_plan *want)
     for (size_t i = 0; i < GEMM_PROBES; i++) {
         struct gemm_plan *plan = &g->plans[(first + i) % GEMM_SLOTS];
 
-        if (plan->n == 0 || is_same(plan, want))
+        if (plan->n == 0 || gemm_is_same(plan, want))
             return plan;
     }
     return &g->plans[first % GEMM_SLOTS];
 }
 
-static struct gemm_plan plan_of(const struct gemm_product *p)
+static struct gemm_plan gemm_plan_of(const struct gemm_product *p)
 {
     return (struct gemm_plan){.n = gemm_rows(p->n),
                               .n_out = p->w->n_out,
                               .n_in = p->w->n_in,
-                              .kind = kind_of(p),
+                              .kind = gemm_kind_of(p),
                               .has_bias = p->bias != NULL};
 }
 
 /* What differs from call to call. cuBLASLt looks for no algorithm before scales have a place. */
-static cublasStatus_t point(struct gemm_plan *plan, const struct gemm_product *p)
+static cublasStatus_t gemm_point(struct gemm_plan *plan, const struct gemm_product *p)
 {
     cublasStatus_t s = CUBLAS_STATUS_SUCCESS;
 
     if (p->bias != NULL)
-        s = set(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p->bias, sizeof p->bias);
+        s = gemm_set(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p->bias, sizeof p->bias);
     if (s == 0 && k_format_reads_codes(&p->w->format))
-        s = set(plan, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &p->w->scales, sizeof p->w->scales);
+        s = gemm_set(plan, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &p->w->scales,
+                     sizeof p->w->scales);
     if (s == 0 && k_format_reads_codes(&p->w->format))
-        s = set(plan, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &p->x_scales, sizeof p->x_scales);
+        s = gemm_set(plan, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &p->x_scales, sizeof p->x_scales);
     return s;
 }
 
-static cublasStatus_t find_plan(struct gemm *g, struct gemm_plan **out,
-                                const struct gemm_product *p)
+static cublasStatus_t gemm_find_plan(struct gemm *g, struct gemm_plan **out,
+                                     const struct gemm_product *p)
 {
-    struct gemm_plan want = plan_of(p), *plan = slot_of(g, &want);
+    struct gemm_plan want = gemm_plan_of(p), *plan = gemm_slot_of(g, &want);
     cublasStatus_t s;
     int n = 0;
 
     *out = plan;
-    if (is_same(plan, &want))
+    if (gemm_is_same(plan, &want))
         return CUBLAS_STATUS_SUCCESS;
-    if ((s = describe(&want)) != 0 || (s = point(&want, p)) != 0)
+    if ((s = gemm_describe(&want)) != 0 || (s = gemm_point(&want, p)) != 0)
         return s;
-    if (!remembered(g, &want) && (s = guess(g, &want, &want.algo, 1, &n)) != 0)
+    if (!gemm_take_measured(g, &want) && (s = gemm_guess(g, &want, &want.algo, 1, &n)) != 0)
         return s;
     *plan = want;
     return CUBLAS_STATUS_SUCCESS;
@@ -289,9 +291,9 @@ static cublasStatus_t find_plan(struct gemm *g, struct gemm_plan **out,
 
 /* --- products -------------------------------------------------------------------------- */
 
-static cublasStatus_t multiply(const struct gemm *g, struct gemm_plan *plan,
-                               const struct gemm_product *p, const void *w,
-                               const cublasLtMatmulAlgo_t *algo, k_stream stream)
+static cublasStatus_t gemm_multiply(const struct gemm *g, struct gemm_plan *plan,
+                                    const struct gemm_product *p, const void *w,
+                                    const cublasLtMatmulAlgo_t *algo, k_stream stream)
 {
     const float one = 1.0f, zero = 0.0f;
 
@@ -299,9 +301,9 @@ static cublasStatus_t multiply(const struct gemm *g, struct gemm_plan *plan,
                           &plan->y, p->y, &plan->y, algo, g->workspace, g->workspace_bytes, stream);
 }
 
-static int fail(const struct gemm_product *p, const char *why)
+static int gemm_fail(const struct gemm_product *p, const char *why)
 {
-    log_error("device: %s product of %d x %d x %d: %s", gemm_kind_name(kind_of(p)), p->n,
+    log_error("device: %s product of %d x %d x %d: %s", gemm_kind_name(gemm_kind_of(p)), p->n,
               p->w->n_out, p->w->n_in, why);
     return ERR_GPU;
 }
@@ -309,13 +311,13 @@ static int fail(const struct gemm_product *p, const char *why)
 int gemm_run(struct gemm *g, const struct gemm_product *p, k_stream stream)
 {
     struct gemm_plan *plan = NULL;
-    cublasStatus_t s = find_plan(g, &plan, p);
+    cublasStatus_t s = gemm_find_plan(g, &plan, p);
 
     if (s == 0)
-        s = point(plan, p);
+        s = gemm_point(plan, p);
     if (s == 0)
-        s = multiply(g, plan, p, p->w->data, &plan->algo, stream);
-    return s == 0 ? ERR_OK : fail(p, cublasLtGetStatusString(s));
+        s = gemm_multiply(g, plan, p, p->w->data, &plan->algo, stream);
+    return s == 0 ? ERR_OK : gemm_fail(p, cublasLtGetStatusString(s));
 }
 
 /* --- measuring ------------------------------------------------------------------------- */
@@ -339,7 +341,7 @@ struct contest {
 };
 
 /* Microseconds of one product of a train of `length`; negative when it failed. */
-static float drive(struct train *t, const cublasLtMatmulAlgo_t *algo, int length)
+static float gemm_train_run(struct train *t, const cublasLtMatmulAlgo_t *algo, int length)
 {
     float ms = 0.0f;
 
@@ -349,7 +351,7 @@ static float drive(struct train *t, const cublasLtMatmulAlgo_t *algo, int length
         const char *w = (const char *)t->p->w->data + (size_t)t->at * t->w_bytes;
 
         t->at = (t->at + 1) % t->n_copies;
-        if (multiply(t->g, t->plan, t->p, w, algo, t->stream) != 0)
+        if (gemm_multiply(t->g, t->plan, t->p, w, algo, t->stream) != 0)
             return -1.0f;
     }
     if (cudaEventRecord(t->end, t->stream) != cudaSuccess ||
@@ -360,7 +362,8 @@ static float drive(struct train *t, const cublasLtMatmulAlgo_t *algo, int length
 }
 
 /* Put a time in its place among the first `cap`. */
-static void enter(struct contest *c, const cublasLtMatmulAlgo_t *algo, float us, int cap)
+static void gemm_contest_enter(struct contest *c, const cublasLtMatmulAlgo_t *algo, float us,
+                               int cap)
 {
     int i = c->n < cap ? c->n++ : cap;
 
@@ -377,8 +380,8 @@ static void enter(struct contest *c, const cublasLtMatmulAlgo_t *algo, float us,
 }
 
 /* The algorithm with another tile, cluster and variant; false when cuBLASLt refuses it. */
-static bool vary(const struct gemm *g, struct gemm_plan *p, cublasLtMatmulAlgo_t *algo,
-                 uint32_t tile, uint16_t cluster, uint32_t variant)
+static bool gemm_vary(const struct gemm *g, struct gemm_plan *p, cublasLtMatmulAlgo_t *algo,
+                      uint32_t tile, uint16_t cluster, uint32_t variant)
 {
     const uint32_t no_reduction = CUBLASLT_REDUCTION_SCHEME_NONE;
     const int32_t one_part = 1;
@@ -406,26 +409,26 @@ static bool vary(const struct gemm *g, struct gemm_plan *p, cublasLtMatmulAlgo_t
 }
 
 /* Time one varied algorithm roughly. */
-static void try_variant(struct train *t, const cublasLtMatmulAlgo_t *base, uint32_t tile,
-                        uint16_t cluster, uint32_t variant, struct contest *out)
+static void gemm_try_variant(struct train *t, const cublasLtMatmulAlgo_t *base, uint32_t tile,
+                             uint16_t cluster, uint32_t variant, struct contest *out)
 {
     cublasLtMatmulAlgo_t algo = *base;
     float us;
 
-    if (!vary(t->g, t->plan, &algo, tile, cluster, variant))
+    if (!gemm_vary(t->g, t->plan, &algo, tile, cluster, variant))
         return;
-    (void)drive(t, &algo, 1); /* the first is slower: its code is loaded */
-    us = drive(t, &algo, 1);
+    (void)gemm_train_run(t, &algo, 1); /* the first is slower: its code is loaded */
+    us = gemm_train_run(t, &algo, 1);
     if (us >= 0.0f && us < 100.0f)
-        us = drive(t, &algo, 4);
+        us = gemm_train_run(t, &algo, 4);
     if (us >= 0.0f)
-        enter(out, &algo, us, GUESSES_MAX);
+        gemm_contest_enter(out, &algo, us, GUESSES_MAX);
 }
 
 /* Look beyond cuBLASLt's own candidates: for e4m3 with vectors of scales it uploads a single tile,
  * 128 x 128, which takes up to twice as long as others at 64 to 256 rows (H200). First tiles and
  * clusters, then the variants of the best of these. */
-static void explore(struct train *t, const cublasLtMatmulAlgo_t *base, struct contest *out)
+static void gemm_explore(struct train *t, const cublasLtMatmulAlgo_t *base, struct contest *out)
 {
     /* What won for some shape when all of the library's 634 were tried. */
     static const uint16_t tiles[] = {
@@ -446,14 +449,14 @@ static void explore(struct train *t, const cublasLtMatmulAlgo_t *base, struct co
 
     for (size_t i = 0; i < sizeof tiles / sizeof tiles[0]; i++) {
         for (size_t j = 0; j < sizeof clusters / sizeof clusters[0]; j++)
-            try_variant(t, base, tiles[i], clusters[j], 0, &first);
+            gemm_try_variant(t, base, tiles[i], clusters[j], 0, &first);
     }
     for (int i = 0; i < first.n; i++) {
         uint32_t tile = 0;
         uint16_t cluster = 0;
         size_t n;
 
-        enter(out, &first.algos[i], first.us[i], GUESSES_MAX);
+        gemm_contest_enter(out, &first.algos[i], first.us[i], GUESSES_MAX);
         if (cublasLtMatmulAlgoConfigGetAttribute(&first.algos[i], CUBLASLT_ALGO_CONFIG_TILE_ID,
                                                  &tile, sizeof tile, &n) != 0 ||
             cublasLtMatmulAlgoConfigGetAttribute(&first.algos[i],
@@ -461,12 +464,12 @@ static void explore(struct train *t, const cublasLtMatmulAlgo_t *base, struct co
                                                  sizeof cluster, &n) != 0)
             continue;
         for (uint32_t variant = 1; variant < VARIANTS; variant++)
-            try_variant(t, base, tile, cluster, variant, out);
+            gemm_try_variant(t, base, tile, cluster, variant, out);
     }
 }
 
 /* Some of y, from all over it. */
-static bool sample_y(const struct train *t, unsigned char *out)
+static bool gemm_sample_y(const struct train *t, unsigned char *out)
 {
     size_t bytes = (size_t)t->plan->n * (size_t)t->plan->n_out * (t->p->y_is_float ? 4 : 2);
     size_t each = (bytes < SAMPLE_BYTES ? bytes : SAMPLE_BYTES) / SAMPLES / 4 * 4;
@@ -482,7 +485,7 @@ static bool sample_y(const struct train *t, unsigned char *out)
     return cudaStreamSynchronize(t->stream) == cudaSuccess;
 }
 
-static double sampled(const struct train *t, const unsigned char *bytes, size_t i)
+static double gemm_sampled(const struct train *t, const unsigned char *bytes, size_t i)
 {
     uint32_t bits = 0;
     float f;
@@ -496,7 +499,8 @@ static double sampled(const struct train *t, const unsigned char *bytes, size_t 
 }
 
 /* Whether a found algorithm computes what cuBLASLt's own choice does, up to the order of sums. */
-static bool agrees(struct train *t, const cublasLtMatmulAlgo_t *a, const cublasLtMatmulAlgo_t *b)
+static bool gemm_agrees(struct train *t, const cublasLtMatmulAlgo_t *a,
+                        const cublasLtMatmulAlgo_t *b)
 {
     static const double limit = 1e-4; /* of the mean square: rounding to bf16 makes 3e-6 */
     unsigned char x[SAMPLE_BYTES], y[SAMPLE_BYTES];
@@ -504,13 +508,13 @@ static bool agrees(struct train *t, const cublasLtMatmulAlgo_t *a, const cublasL
     double error = 0.0, square = 0.0;
 
     t->at = 0; /* the same copy for both */
-    if (drive(t, a, 1) < 0.0f || !sample_y(t, x))
+    if (gemm_train_run(t, a, 1) < 0.0f || !gemm_sample_y(t, x))
         return false;
     t->at = 0;
-    if (drive(t, b, 1) < 0.0f || !sample_y(t, y))
+    if (gemm_train_run(t, b, 1) < 0.0f || !gemm_sample_y(t, y))
         return false;
     for (size_t i = 0; i < n; i++) {
-        double want = sampled(t, x, i), diff = sampled(t, y, i) - want;
+        double want = gemm_sampled(t, x, i), diff = gemm_sampled(t, y, i) - want;
 
         error += diff * diff;
         square += want * want;
@@ -518,7 +522,7 @@ static bool agrees(struct train *t, const cublasLtMatmulAlgo_t *a, const cublasL
     return error <= limit * square;
 }
 
-static int by_value(const void *a, const void *b)
+static int gemm_by_value(const void *a, const void *b)
 {
     float x = *(const float *)a, y = *(const float *)b;
 
@@ -527,41 +531,41 @@ static int by_value(const void *a, const void *b)
 
 /* The median of each candidate, measured in turns, so that a clock that falls with the heat falls
  * for all. A candidate that does not run gets a negative time. */
-static void measure(struct train *t, struct contest *c)
+static void gemm_measure(struct train *t, struct contest *c)
 {
     float times[CANDIDATES_MAX][TUNE_ROUNDS];
     int lengths[CANDIDATES_MAX];
 
     for (int i = 0; i < c->n; i++) {
-        (void)drive(t, &c->algos[i], 1);
-        c->us[i] = drive(t, &c->algos[i], 1);
+        (void)gemm_train_run(t, &c->algos[i], 1);
+        c->us[i] = gemm_train_run(t, &c->algos[i], 1);
         lengths[i] = c->us[i] * TRAIN_MAX < TRAIN_US ? TRAIN_MAX : (int)(TRAIN_US / c->us[i]) + 1;
     }
     for (int r = 0; r < TUNE_ROUNDS; r++) {
         for (int i = 0; i < c->n; i++)
-            times[i][r] = c->us[i] < 0.0f ? -1.0f : drive(t, &c->algos[i], lengths[i]);
+            times[i][r] = c->us[i] < 0.0f ? -1.0f : gemm_train_run(t, &c->algos[i], lengths[i]);
     }
     for (int i = 0; i < c->n; i++) {
-        qsort(times[i], TUNE_ROUNDS, sizeof times[i][0], by_value);
+        qsort(times[i], TUNE_ROUNDS, sizeof times[i][0], gemm_by_value);
         c->us[i] = times[i][0] < 0.0f ? -1.0f : times[i][TUNE_ROUNDS / 2];
     }
 }
 
-static int train_open(struct train *t, const struct gemm *g, struct gemm_plan *plan,
-                      const struct gemm_product *p, int n_copies, k_stream stream)
+static int gemm_train_open(struct train *t, const struct gemm *g, struct gemm_plan *plan,
+                           const struct gemm_product *p, int n_copies, k_stream stream)
 {
     *t = (struct train){.g = g, .plan = plan, .p = p, .stream = stream, .n_copies = n_copies};
     t->w_bytes = (size_t)plan->n_out * k_format_row_bytes(&p->w->format, plan->n_in);
-    if (point(plan, p) != 0 || cudaEventCreate(&t->begin) != cudaSuccess)
-        return fail(p, "cannot be measured");
+    if (gemm_point(plan, p) != 0 || cudaEventCreate(&t->begin) != cudaSuccess)
+        return gemm_fail(p, "cannot be measured");
     if (cudaEventCreate(&t->end) != cudaSuccess) {
         (void)cudaEventDestroy(t->begin); /* nothing to be done about it */
-        return fail(p, "cannot be measured");
+        return gemm_fail(p, "cannot be measured");
     }
     return ERR_OK;
 }
 
-static void train_close(struct train *t)
+static void gemm_train_close(struct train *t)
 {
     (void)cudaEventDestroy(t->begin); /* nothing to be done about it */
     (void)cudaEventDestroy(t->end);
@@ -573,30 +577,30 @@ int gemm_time(struct gemm *g, const struct gemm_product *p, int n_copies, k_stre
     struct gemm_plan *plan = NULL;
     struct contest c = {.n = 1};
     struct train t;
-    cublasStatus_t s = find_plan(g, &plan, p);
+    cublasStatus_t s = gemm_find_plan(g, &plan, p);
     int rc;
 
     if (s != 0)
-        return fail(p, cublasLtGetStatusString(s));
-    if ((rc = train_open(&t, g, plan, p, n_copies, stream)) != ERR_OK)
+        return gemm_fail(p, cublasLtGetStatusString(s));
+    if ((rc = gemm_train_open(&t, g, plan, p, n_copies, stream)) != ERR_OK)
         return rc;
     c.algos[0] = plan->algo;
-    measure(&t, &c);
-    train_close(&t);
+    gemm_measure(&t, &c);
+    gemm_train_close(&t);
     if (c.us[0] < 0.0f)
-        return fail(p, "does not run");
+        return gemm_fail(p, "does not run");
     *us = c.us[0];
     return ERR_OK;
 }
 
 /* The candidates of a product: cuBLASLt's, then those found by trying. */
-static void gather(struct train *t, struct contest *c)
+static void gemm_gather_candidates(struct train *t, struct contest *c)
 {
     struct contest found = {.n = 0};
 
-    explore(t, &c->algos[0], &found);
+    gemm_explore(t, &c->algos[0], &found);
     for (int i = 0; i < found.n; i++) {
-        if (agrees(t, &c->algos[0], &found.algos[i]))
+        if (gemm_agrees(t, &c->algos[0], &found.algos[i]))
             c->algos[c->n++] = found.algos[i];
     }
 }
@@ -604,31 +608,31 @@ static void gather(struct train *t, struct contest *c)
 int gemm_tune(struct gemm *g, const struct gemm_product *p, int n_copies, k_stream stream,
               struct gemm_timing *out)
 {
-    struct gemm_plan plan = plan_of(p);
+    struct gemm_plan plan = gemm_plan_of(p);
     struct gemm_entry entry = {
         .kind = plan.kind, .n = plan.n, .n_out = plan.n_out, .n_in = plan.n_in};
     struct contest c = {.n = 0};
     struct train t;
-    cublasStatus_t s = describe(&plan);
+    cublasStatus_t s = gemm_describe(&plan);
     int best = 0, rc;
 
     if (s == 0)
-        s = point(&plan, p);
+        s = gemm_point(&plan, p);
     if (s == 0)
-        s = guess(g, &plan, c.algos, GUESSES_MAX, &c.n);
+        s = gemm_guess(g, &plan, c.algos, GUESSES_MAX, &c.n);
     if (s != 0)
-        return fail(p, cublasLtGetStatusString(s));
-    if ((rc = train_open(&t, g, &plan, p, n_copies, stream)) != ERR_OK)
+        return gemm_fail(p, cublasLtGetStatusString(s));
+    if ((rc = gemm_train_open(&t, g, &plan, p, n_copies, stream)) != ERR_OK)
         return rc;
-    gather(&t, &c);
-    measure(&t, &c);
-    train_close(&t);
+    gemm_gather_candidates(&t, &c);
+    gemm_measure(&t, &c);
+    gemm_train_close(&t);
     for (int i = 1; i < c.n; i++) {
         if (c.us[i] >= 0.0f && (c.us[best] < 0.0f || c.us[i] < c.us[best]))
             best = i;
     }
     if (c.us[best] < 0.0f)
-        return fail(p, "no candidate runs");
+        return gemm_fail(p, "no candidate runs");
     entry.us = c.us[best];
     memcpy(entry.algo, &c.algos[best], sizeof entry.algo);
     *out = (struct gemm_timing){c.us[0], c.us[best], c.n, best};

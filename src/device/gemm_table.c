@@ -29,7 +29,8 @@ const char *gemm_kind_name(enum gemm_kind kind)
     return kind_names[kind];
 }
 
-static int find(const struct gemm_table *t, enum gemm_kind kind, int n, int n_out, int n_in)
+static int gemm_table_index(const struct gemm_table *t, enum gemm_kind kind, int n, int n_out,
+                            int n_in)
 {
     for (int i = 0; i < t->n_entries; i++) {
         const struct gemm_entry *e = &t->entries[i];
@@ -43,14 +44,14 @@ static int find(const struct gemm_table *t, enum gemm_kind kind, int n, int n_ou
 const struct gemm_entry *gemm_table_find(const struct gemm_table *t, enum gemm_kind kind, int n,
                                          int n_out, int n_in)
 {
-    int i = find(t, kind, n, n_out, n_in);
+    int i = gemm_table_index(t, kind, n, n_out, n_in);
 
     return i < 0 ? NULL : &t->entries[i];
 }
 
 int gemm_table_put(struct gemm_table *t, const struct gemm_entry *entry)
 {
-    int i = find(t, entry->kind, entry->n, entry->n_out, entry->n_in);
+    int i = gemm_table_index(t, entry->kind, entry->n, entry->n_out, entry->n_in);
 
     if (i < 0 && t->n_entries == GEMM_ENTRIES_MAX)
         return ERR_LIMIT;
@@ -58,7 +59,7 @@ int gemm_table_put(struct gemm_table *t, const struct gemm_entry *entry)
     return ERR_OK;
 }
 
-static int parse_entry(struct gemm_entry *e, const char *line)
+static int gemm_table_parse_entry(struct gemm_entry *e, const char *line)
 {
     char kind[20];
     int at = 0, used = 0;
@@ -79,12 +80,12 @@ static int parse_entry(struct gemm_entry *e, const char *line)
 }
 
 /* The two lines of the head; false for other lines. gpu: char [64]. */
-static bool parse_head(const char *line, long *version, char *gpu)
+static bool gemm_table_parse_head(const char *line, long *version, char *gpu)
 {
     return sscanf(line, "cublaslt %ld", version) == 1 || sscanf(line, "gpu %63[^\r\n]", gpu) == 1;
 }
 
-static int read_lines(struct gemm_table *t, FILE *f, const char *path)
+static int gemm_table_read_lines(struct gemm_table *t, FILE *f, const char *path)
 {
     char line[LINE_CAP], gpu[64] = "";
     long version = 0;
@@ -92,7 +93,7 @@ static int read_lines(struct gemm_table *t, FILE *f, const char *path)
     for (int number = 1; fgets(line, sizeof line, f) != NULL; number++) {
         struct gemm_entry e = {.n = 0};
 
-        if (line[0] == '#' || line[0] == '\n' || parse_head(line, &version, gpu))
+        if (line[0] == '#' || line[0] == '\n' || gemm_table_parse_head(line, &version, gpu))
             continue;
         if (version != t->version || strcmp(gpu, t->gpu) != 0) {
             log_info("device: %s is of cuBLASLt %ld on %s; here are %ld and %s, so products are "
@@ -100,7 +101,7 @@ static int read_lines(struct gemm_table *t, FILE *f, const char *path)
                      path, version, gpu, t->version, t->gpu);
             return ERR_UNSUPPORTED;
         }
-        if (parse_entry(&e, line) != ERR_OK || gemm_table_put(t, &e) != ERR_OK) {
+        if (gemm_table_parse_entry(&e, line) != ERR_OK || gemm_table_put(t, &e) != ERR_OK) {
             log_error("device: %s: line %d is no measured product", path, number);
             return ERR_SYNTAX;
         }
@@ -120,7 +121,7 @@ int gemm_table_read(struct gemm_table *t, const char *path)
         log_error("device: %s: %s", path, strerror(errno));
         return ERR_IO;
     }
-    rc = read_lines(t, f, path);
+    rc = gemm_table_read_lines(t, f, path);
     (void)fclose(f); /* was only read */
     if (rc != ERR_OK)
         t->n_entries = 0;

@@ -43,7 +43,7 @@ struct peers {
 /* --- joining ------------------------------------------------------------------------------ */
 
 /* Let GPU `from` reach memory of GPU `to`. */
-static int open_way(const struct cuda *from, const struct cuda *to)
+static int peers_open_way(const struct cuda *from, const struct cuda *to)
 {
     int can = 0, before, rc = ERR_OK;
     cudaError_t e;
@@ -69,11 +69,11 @@ static int open_way(const struct cuda *from, const struct cuda *to)
     return rc;
 }
 
-static int open_ways(struct device *const *all, int n)
+static int peers_open_ways(struct device *const *all, int n)
 {
     for (int i = 0; i < n; i++) {
         for (int j = 0; j < n; j++) {
-            int rc = open_way(cuda_of(all[i]), cuda_of(all[j]));
+            int rc = peers_open_way(cuda_of(all[i]), cuda_of(all[j]));
 
             if (rc != ERR_OK)
                 return rc;
@@ -91,7 +91,7 @@ int peers_join(struct device *const *all, int n)
         log_error("device: %d ranks, the kernels take %d", n, K_RANKS_MAX);
         return ERR_UNSUPPORTED;
     }
-    if ((rc = open_ways(all, n)) != ERR_OK)
+    if ((rc = peers_open_ways(all, n)) != ERR_OK)
         return rc;
     if ((r = mem_zalloc(sizeof *r)) == NULL)
         return ERR_NO_MEMORY;
@@ -178,7 +178,7 @@ int peers_reserve(struct cuda *c)
     return cuda_check(cudaStreamSynchronize(c->stream), "clearing memory");
 }
 
-static const struct k_links *links_of(struct cuda *c)
+static const struct k_links *peers_links(struct cuda *c)
 {
     const struct peers *r = c->peers;
     struct k_links *l = &c->links;
@@ -203,7 +203,7 @@ void peers_sum(struct device *d, void *rows, int n, int width)
 {
     struct cuda *c = cuda_of(d);
 
-    cuda_keep(c, k_sum_ranks(rows, (size_t)n * (size_t)width, links_of(c), c->stream),
+    cuda_keep(c, k_sum_ranks(rows, (size_t)n * (size_t)width, peers_links(c), c->stream),
               "a sum of ranks");
 }
 
@@ -211,5 +211,5 @@ void peers_sum_residual(struct device *d, const struct k_product *p, int n)
 {
     struct cuda *c = cuda_of(d);
 
-    cuda_keep(c, k_sum_residual(p, n, links_of(c), c->stream), "a sum of ranks");
+    cuda_keep(c, k_sum_residual(p, n, peers_links(c), c->stream), "a sum of ranks");
 }

@@ -47,7 +47,7 @@ struct pool {
     struct pool_worker workers[POOL_THREADS_MAX];
 };
 
-static void pause_cpu(void)
+static void pool_pause_cpu(void)
 {
 #ifdef __x86_64__
     __builtin_ia32_pause();
@@ -55,7 +55,7 @@ static void pause_cpu(void)
 }
 
 /* Claim and run tasks of the current job until none is left. */
-static void work(struct pool *p, int worker)
+static void pool_work(struct pool *p, int worker)
 {
     for (;;) { /* ends when the ticket's tasks are used up */
         uint64_t ticket = atomic_load_explicit(&p->ticket, memory_order_acquire);
@@ -74,7 +74,7 @@ static void work(struct pool *p, int worker)
 }
 
 /* True when a job after `seen` has begun within the time to spin. */
-static bool spin(struct pool *p, uint32_t seen)
+static bool pool_spin(struct pool *p, uint32_t seen)
 {
     uint64_t start = clock_us();
 
@@ -84,13 +84,13 @@ static bool spin(struct pool *p, uint32_t seen)
 
             if ((uint32_t)(ticket >> 32) != seen)
                 return true;
-            pause_cpu();
+            pool_pause_cpu();
         }
     } while (clock_us() - start < POOL_SPIN_US);
     return false;
 }
 
-static void sleep_until_job(struct pool *p, uint32_t seen)
+static void pool_sleep_until_job(struct pool *p, uint32_t seen)
 {
     (void)pthread_mutex_lock(&p->lock); /* cannot fail: initialised, not held by us */
     atomic_fetch_add(&p->n_asleep, 1);
@@ -100,17 +100,17 @@ static void sleep_until_job(struct pool *p, uint32_t seen)
     (void)pthread_mutex_unlock(&p->lock);
 }
 
-static void *worker_main(void *arg)
+static void *pool_worker_main(void *arg)
 {
     struct pool_worker *w = arg;
     struct pool *p = w->pool;
     uint32_t seen = 0;
 
     while (!atomic_load(&p->stop)) {
-        if (!spin(p, seen))
-            sleep_until_job(p, seen);
+        if (!pool_spin(p, seen))
+            pool_sleep_until_job(p, seen);
         seen = (uint32_t)(atomic_load(&p->ticket) >> 32);
-        work(p, w->idx);
+        pool_work(p, w->idx);
     }
     return NULL;
 }
@@ -137,11 +137,11 @@ void pool_run(struct pool *p, pool_task *task, void *job, int n_tasks)
         (void)pthread_cond_broadcast(&p->wake);
         (void)pthread_mutex_unlock(&p->lock);
     }
-    work(p, 0);
+    pool_work(p, 0);
     for (int laps = 0; atomic_load_explicit(&p->n_done, memory_order_acquire) < n_tasks; laps++) {
         if (laps % 256 == 255)
             (void)sched_yield(); /* the last task's thread may want this core */
-        pause_cpu();
+        pool_pause_cpu();
     }
 }
 
@@ -176,7 +176,7 @@ int pool_open(struct pool **out, int n_threads)
 
         w->pool = p;
         w->idx = i;
-        if (pthread_create(&w->thread, NULL, worker_main, w) != 0) {
+        if (pthread_create(&w->thread, NULL, pool_worker_main, w) != 0) {
             log_error("device: thread %d of %d cannot be started; lower cpu_threads", i, p->width);
             goto out;
         }

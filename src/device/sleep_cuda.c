@@ -44,7 +44,7 @@ struct sleep_calls {
     PFN_cuMemGetAllocationGranularity_v10020 granularity;
 };
 
-static size_t rounded_up(size_t bytes, size_t to)
+static size_t sleep_round_up(size_t bytes, size_t to)
 {
     return (bytes + to - 1) / to * to;
 }
@@ -130,7 +130,7 @@ int sleep_prepare(struct device *d)
         s->granularity == 0 || SLEEP_PIECE_MIN % s->granularity != 0 ||
         d->ops->free(d, &free_bytes, &total) != ERR_OK)
         goto out;
-    total = rounded_up(total, SLEEP_PIECE_MAX);
+    total = sleep_round_up(total, SLEEP_PIECE_MAX);
     s->calls = f; /* for sleep_close(), when the second cannot be had */
     f = NULL;
     if (sleep_reserve(s->calls, &s->constant, total) == ERR_OK &&
@@ -147,7 +147,7 @@ out:
 
 /* Memory behind a piece's addresses. ERR_NO_MEMORY, unlogged: the GPU has none; what is_mapped by
  * then is to be given back. */
-static int piece_take(struct cuda *c, const struct sleep_region *r, struct sleep_piece *p)
+static int sleep_piece_take(struct cuda *c, const struct sleep_region *r, struct sleep_piece *p)
 {
     const struct sleep_calls *f = c->sleep.calls;
     CUdeviceptr at = (CUdeviceptr)(uintptr_t)(r->base + p->at);
@@ -171,7 +171,7 @@ static int piece_take(struct cuda *c, const struct sleep_region *r, struct sleep
     return sleep_taken(f->set_access(at, p->bytes, &access, 1), "opening memory for the GPU");
 }
 
-static int piece_give(struct cuda *c, const struct sleep_region *r, struct sleep_piece *p)
+static int sleep_piece_give(struct cuda *c, const struct sleep_region *r, struct sleep_piece *p)
 {
     const struct sleep_calls *f = c->sleep.calls;
     int rc;
@@ -186,12 +186,12 @@ static int piece_give(struct cuda *c, const struct sleep_region *r, struct sleep
     return rc;
 }
 
-static int region_give(struct cuda *c, struct sleep_region *r)
+static int sleep_region_give(struct cuda *c, struct sleep_region *r)
 {
     int rc = ERR_OK;
 
     for (int i = 0; i < r->n_pieces; i++) {
-        int one = piece_give(c, r, &r->pieces[i]);
+        int one = sleep_piece_give(c, r, &r->pieces[i]);
 
         rc = rc == ERR_OK ? one : rc;
     }
@@ -201,11 +201,11 @@ static int region_give(struct cuda *c, struct sleep_region *r)
 /* --- allocating ----------------------------------------------------------------------------- */
 
 /* Pieces behind the first `want` bytes. */
-static int region_grow(struct cuda *c, struct sleep_region *r, size_t want)
+static int sleep_region_grow(struct cuda *c, struct sleep_region *r, size_t want)
 {
     while (r->taken < want) {
         struct sleep_piece *p = &r->pieces[r->n_pieces];
-        size_t bytes = rounded_up(want - r->taken, c->sleep.granularity);
+        size_t bytes = sleep_round_up(want - r->taken, c->sleep.granularity);
         int rc;
 
         bytes = bytes < SLEEP_PIECE_MIN ? SLEEP_PIECE_MIN : bytes;
@@ -213,7 +213,7 @@ static int region_grow(struct cuda *c, struct sleep_region *r, size_t want)
         if (r->n_pieces == CUDA_PIECES_MAX || bytes > r->cap - r->taken)
             return ERR_NO_MEMORY;
         *p = (struct sleep_piece){.at = r->taken, .bytes = bytes};
-        rc = piece_take(c, r, p);
+        rc = sleep_piece_take(c, r, p);
         r->n_pieces += p->is_mapped; /* so that it is given back, whatever failed */
         if (rc != ERR_OK)
             return rc;
@@ -222,14 +222,14 @@ static int region_grow(struct cuda *c, struct sleep_region *r, size_t want)
     return ERR_OK;
 }
 
-static void *region_alloc(struct device *d, struct sleep_region *r, size_t bytes)
+static void *sleep_region_alloc(struct device *d, struct sleep_region *r, size_t bytes)
 {
     struct cuda *c = cuda_of(d);
-    size_t at = rounded_up(r->used, ALIGN);
+    size_t at = sleep_round_up(r->used, ALIGN);
     int before, rc;
 
     must(!c->sleep.is_asleep);
-    if (bytes > r->cap - at || region_grow(c, r, at + bytes) != ERR_OK) {
+    if (bytes > r->cap - at || sleep_region_grow(c, r, at + bytes) != ERR_OK) {
         log_error("device: no GPU memory for %zu bytes", bytes);
         return NULL;
     }
@@ -250,7 +250,7 @@ void *sleep_alloc_constant(struct device *d, size_t bytes)
     if (s->calls == NULL)
         return cuda_alloc(d, bytes);
     must(s->copy == NULL); /* it would have no room */
-    p = region_alloc(d, &s->constant, bytes);
+    p = sleep_region_alloc(d, &s->constant, bytes);
     d->constant_bytes += p == NULL ? 0 : bytes;
     return p;
 }
@@ -259,13 +259,13 @@ void *sleep_alloc_scratch(struct device *d, size_t bytes)
 {
     struct sleep_state *s = &cuda_of(d)->sleep;
 
-    return s->calls == NULL ? cuda_alloc(d, bytes) : region_alloc(d, &s->scratch, bytes);
+    return s->calls == NULL ? cuda_alloc(d, bytes) : sleep_region_alloc(d, &s->scratch, bytes);
 }
 
 /* --- falling asleep ------------------------------------------------------------------------- */
 
 /* Addresses for the copy; their memory comes as it is pinned or written. */
-static int copy_begin(struct sleep_state *s)
+static int sleep_copy_begin(struct sleep_state *s)
 {
     size_t room = s->constant.taken + HUGE_BYTES;
     void *p;
@@ -279,7 +279,7 @@ static int copy_begin(struct sleep_state *s)
     }
     (void)madvise(p, room, MADV_HUGEPAGE); /* pinning is quicker then, where the kernel has them */
     s->copy_map = p;
-    s->copy = (char *)rounded_up((uintptr_t)p, HUGE_BYTES);
+    s->copy = (char *)sleep_round_up((uintptr_t)p, HUGE_BYTES);
     s->copy_room = room;
     s->n_pinned = 0;
     s->n_copied = 0;
@@ -287,7 +287,7 @@ static int copy_begin(struct sleep_state *s)
 }
 
 /* Of the first piece on. Memory that is not pinned is copied all the same, only slowly. */
-static void copy_pin_next(struct sleep_state *s, const struct sleep_piece *p)
+static void sleep_copy_pin_next(struct sleep_state *s, const struct sleep_piece *p)
 {
     if (s->n_pinned < s->n_copied)
         return; /* one failed before */
@@ -301,13 +301,13 @@ static void copy_pin_next(struct sleep_state *s, const struct sleep_piece *p)
 }
 
 /* The bytes of a piece that were given out. */
-static size_t piece_used(const struct sleep_region *r, const struct sleep_piece *p)
+static size_t sleep_piece_used(const struct sleep_region *r, const struct sleep_piece *p)
 {
     return r->used - p->at < p->bytes ? r->used - p->at : p->bytes;
 }
 
 /* Copies wait for each other within a slice only: a loop that waits for them must look around. */
-static int copy_some(struct cuda *c, enum cudaMemcpyKind kind)
+static int sleep_copy_some(struct cuda *c, enum cudaMemcpyKind kind)
 {
     struct sleep_state *s = &c->sleep;
     uint64_t end_us = clock_us() + DEVICE_SLICE_US;
@@ -319,10 +319,10 @@ static int copy_some(struct cuda *c, enum cudaMemcpyKind kind)
         bool out = kind == cudaMemcpyDeviceToHost;
 
         if (out)
-            copy_pin_next(s, p);
+            sleep_copy_pin_next(s, p);
         if (p->at < s->constant.used) /* else nothing of it was given out */
             rc = cuda_check(cudaMemcpyAsync(out ? host : gpu, out ? gpu : host,
-                                            piece_used(&s->constant, p), kind, c->stream),
+                                            sleep_piece_used(&s->constant, p), kind, c->stream),
                             "copying weights");
         if (rc == ERR_OK)
             rc = cuda_check(cudaStreamSynchronize(c->stream), "copying weights");
@@ -341,17 +341,17 @@ int sleep_out(struct device *d)
 
     must(s->calls != NULL && !s->is_asleep);
     if (s->copy == NULL)
-        rc = copy_begin(s);
+        rc = sleep_copy_begin(s);
     if (rc == ERR_OK && !s->is_whole)
-        rc = copy_some(c, cudaMemcpyDeviceToHost);
+        rc = sleep_copy_some(c, cudaMemcpyDeviceToHost);
     if (rc != ERR_OK)
         return rc;
     s->is_whole = true;
     if (cuda_check(cudaDeviceSynchronize(), "falling asleep") != ERR_OK)
         return ERR_GPU;
-    rc = region_give(c, &s->scratch);
+    rc = sleep_region_give(c, &s->scratch);
     if (rc == ERR_OK)
-        rc = region_give(c, &s->constant);
+        rc = sleep_region_give(c, &s->constant);
     s->is_asleep = true;
     s->n_copied = 0;
     return rc;
@@ -360,7 +360,7 @@ int sleep_out(struct device *d)
 /* --- waking --------------------------------------------------------------------------------- */
 
 /* Take what is missing of a region, for some milliseconds. */
-static int region_take(struct cuda *c, struct sleep_region *r)
+static int sleep_region_take(struct cuda *c, struct sleep_region *r)
 {
     uint64_t end_us = clock_us() + DEVICE_SLICE_US;
 
@@ -371,14 +371,14 @@ static int region_take(struct cuda *c, struct sleep_region *r)
             continue;
         if (clock_us() > end_us)
             return ERR_AGAIN;
-        rc = FAULT_HIT(device_wake) ? ERR_NO_MEMORY : piece_take(c, r, &r->pieces[i]);
+        rc = FAULT_HIT(device_wake) ? ERR_NO_MEMORY : sleep_piece_take(c, r, &r->pieces[i]);
         if (rc != ERR_OK)
             return rc;
     }
     return ERR_OK;
 }
 
-static int clear_scratch(struct cuda *c)
+static int sleep_clear_scratch(struct cuda *c)
 {
     const struct sleep_region *r = &c->sleep.scratch;
     int rc = r->used == 0
@@ -397,20 +397,20 @@ int sleep_in(struct device *d)
     must(s->calls != NULL);
     if (!s->is_asleep)
         return ERR_OK; /* it had not fallen asleep yet */
-    rc = region_take(c, &s->constant);
+    rc = sleep_region_take(c, &s->constant);
     if (rc == ERR_OK)
-        rc = region_take(c, &s->scratch);
+        rc = sleep_region_take(c, &s->scratch);
     if (rc == ERR_NO_MEMORY) {
-        int given = region_give(c, &s->constant);
+        int given = sleep_region_give(c, &s->constant);
 
         if (given == ERR_OK)
-            given = region_give(c, &s->scratch);
+            given = sleep_region_give(c, &s->scratch);
         return given == ERR_OK ? ERR_NO_MEMORY : given;
     }
     if (rc == ERR_OK)
-        rc = copy_some(c, cudaMemcpyHostToDevice);
+        rc = sleep_copy_some(c, cudaMemcpyHostToDevice);
     if (rc == ERR_OK)
-        rc = clear_scratch(c);
+        rc = sleep_clear_scratch(c);
     if (rc != ERR_OK)
         return rc;
     s->is_asleep = false;
@@ -426,7 +426,7 @@ void sleep_close(struct cuda *c)
     if (s->calls == NULL)
         return;
     for (int i = 0; i < 2; i++) {
-        (void)region_give(c, regions[i]);
+        (void)sleep_region_give(c, regions[i]);
         if (regions[i]->base != NULL)
             (void)s->calls->unreserve((CUdeviceptr)(uintptr_t)regions[i]->base, regions[i]->cap);
         regions[i]->base = NULL;

@@ -30,7 +30,7 @@
 
 /* --- arrays ------------------------------------------------------------------------------- */
 
-static void *lay(char *base, size_t *at, size_t n, size_t bytes)
+static void *step_lay_array(char *base, size_t *at, size_t n, size_t bytes)
 {
     void *p = base == NULL ? NULL : base + *at;
 
@@ -39,27 +39,28 @@ static void *lay(char *base, size_t *at, size_t n, size_t bytes)
 }
 
 /* Tiles are at most one a sequence and one for every full tile of tokens. */
-static struct step_arrays lay_out(char *base, int n_tokens, int n_seqs, int n_rows)
+static struct step_arrays step_lay_out(char *base, int n_tokens, int n_seqs, int n_rows)
 {
     struct step_arrays a;
     size_t at = 0, tokens = (size_t)n_tokens, seqs = (size_t)n_seqs, rows = (size_t)n_rows;
 
-    a.ids = lay(base, &at, tokens, 4);
-    a.seq = lay(base, &at, tokens, 4);
-    a.pos = lay(base, &at, tokens, 4);
-    a.seq_start = lay(base, &at, seqs + 1, 4);
-    a.kv_len = lay(base, &at, seqs, 4);
-    a.row_tokens = lay(base, &at, rows, 4);
-    a.decode_seqs = lay(base, &at, seqs, 4);
-    a.tile_seqs = lay(base, &at, tokens, 4);
-    a.tile_starts = lay(base, &at, tokens, 4);
-    a.rows = lay(base, &at, rows, sizeof *a.rows);
+    a.ids = step_lay_array(base, &at, tokens, 4);
+    a.seq = step_lay_array(base, &at, tokens, 4);
+    a.pos = step_lay_array(base, &at, tokens, 4);
+    a.seq_start = step_lay_array(base, &at, seqs + 1, 4);
+    a.kv_len = step_lay_array(base, &at, seqs, 4);
+    a.row_tokens = step_lay_array(base, &at, rows, 4);
+    a.decode_seqs = step_lay_array(base, &at, seqs, 4);
+    a.tile_seqs = step_lay_array(base, &at, tokens, 4);
+    a.tile_starts = step_lay_array(base, &at, tokens, 4);
+    a.rows = step_lay_array(base, &at, rows, sizeof *a.rows);
     a.bytes = at;
     return a;
 }
 
 /* Which kernel takes which tokens: fills the lists in a, and the counts of the plan. */
-static void plan_attention(struct cuda *c, const struct step_arrays *a, const struct k_tokens *t)
+static void step_plan_attention(struct cuda *c, const struct step_arrays *a,
+                                const struct k_tokens *t)
 {
     const struct device_limits *lim = &c->base.limits;
     struct k_attn_plan *p = &c->plan;
@@ -74,7 +75,7 @@ static void plan_attention(struct cuda *c, const struct step_arrays *a, const st
     }
 }
 
-static int pages_needed(const struct cuda *c, const struct device_batch *b)
+static int step_pages_needed(const struct cuda *c, const struct device_batch *b)
 {
     const struct device_limits *lim = &c->base.limits;
     int len = 1;
@@ -86,7 +87,7 @@ static int pages_needed(const struct cuda *c, const struct device_batch *b)
 }
 
 /* Entries of a row of a table in a slot. */
-static int row_pages(const struct cuda *c, const struct step_slot *slot, int table)
+static int step_row_pages(const struct cuda *c, const struct step_slot *slot, int table)
 {
     int fixed = c->base.limits.table_pages[table];
 
@@ -94,31 +95,32 @@ static int row_pages(const struct cuda *c, const struct step_slot *slot, int tab
 }
 
 /* Room of a table, here and there. */
-static size_t table_room(const struct cuda *c)
+static size_t step_table_room(const struct cuda *c)
 {
     return (size_t)c->base.limits.n_seqs * (size_t)c->base.limits.pages_max;
 }
 
-static int32_t *table_of(const struct cuda *c, const struct step_slot *slot, int table)
+static int32_t *step_table_of(const struct cuda *c, const struct step_slot *slot, int table)
 {
-    return slot->pages + (size_t)table * table_room(c);
+    return slot->pages + (size_t)table * step_table_room(c);
 }
 
 /* The rows of a sequence of the batch, to be those of sequence `to`. */
-static void copy_rows(const struct cuda *c, const struct step_slot *slot, int to,
-                      const struct k_tokens *t, int seq)
+static void step_copy_page_rows(const struct cuda *c, const struct step_slot *slot, int to,
+                                const struct k_tokens *t, int seq)
 {
     for (int g = 0; g < c->base.limits.n_tables; g++) {
-        size_t n = (size_t)row_pages(c, slot, g);
+        size_t n = (size_t)step_row_pages(c, slot, g);
         const struct k_tokens own = k_tokens_of(t, g);
 
-        memcpy(table_of(c, slot, g) + (size_t)to * n,
+        memcpy(step_table_of(c, slot, g) + (size_t)to * n,
                own.page_ids + (size_t)seq * (size_t)t->pages_max, n * 4);
     }
 }
 
-/* Rows of sampling, and where each one's history will stand (copy_histories()). */
-static void fill_rows(struct cuda *c, const struct step_arrays *a, const struct device_batch *b)
+/* Rows of sampling, and where each one's history will stand (step_copy_histories()). */
+static void step_fill_rows(struct cuda *c, const struct step_arrays *a,
+                           const struct device_batch *b)
 {
     size_t at = 0;
 
@@ -135,8 +137,8 @@ static void fill_rows(struct cuda *c, const struct step_arrays *a, const struct 
 
 /* The tokens of a step that may be recorded: sequence i has token i alone. The first are those of
  * rows. */
-static void spread(const struct cuda *c, const struct step_arrays *a, const struct step_slot *slot,
-                   const struct device_batch *b)
+static void step_spread_tokens(const struct cuda *c, const struct step_arrays *a,
+                               const struct step_slot *slot, const struct device_batch *b)
 {
     const struct k_tokens *t = &b->tokens;
     int row = 0, other = b->n_rows;
@@ -148,13 +150,13 @@ static void spread(const struct cuda *c, const struct step_arrays *a, const stru
         a->seq[at] = a->seq_start[at] = a->row_tokens[at] = at;
         a->pos[at] = t->pos[k];
         a->kv_len[at] = t->pos[k] + 1;
-        copy_rows(c, slot, at, t, t->seq[k]);
+        step_copy_page_rows(c, slot, at, t, t->seq[k]);
     }
     a->seq_start[t->n_tokens] = t->n_tokens;
 }
 
 /* Sequences n .. n_padded - 1 of such a step: without keys. */
-static void pad(const struct step_arrays *a, int n, int n_padded)
+static void step_pad_tokens(const struct step_arrays *a, int n, int n_padded)
 {
     for (int i = n; i < n_padded; i++) {
         a->ids[i] = 0;
@@ -167,8 +169,8 @@ static void pad(const struct step_arrays *a, int n, int n_padded)
 }
 
 /* The tokens of any other step, as they are. */
-static void copy_tokens(const struct cuda *c, const struct step_arrays *a,
-                        const struct step_slot *slot, const struct device_batch *b)
+static void step_copy_tokens(const struct cuda *c, const struct step_arrays *a,
+                             const struct step_slot *slot, const struct device_batch *b)
 {
     const struct k_tokens *t = &b->tokens;
     size_t token_bytes = (size_t)t->n_tokens * 4, seq_bytes = (size_t)t->n_seqs * 4;
@@ -180,13 +182,13 @@ static void copy_tokens(const struct cuda *c, const struct step_arrays *a,
     memcpy(a->kv_len, t->kv_len, seq_bytes);
     memcpy(a->row_tokens, b->row_tokens, (size_t)b->n_rows * 4);
     for (int s = 0; s < t->n_seqs; s++)
-        copy_rows(c, slot, s, t, s);
+        step_copy_page_rows(c, slot, s, t, s);
 }
 
 /* --- buckets ---------------------------------------------------------------------------- */
 
 /* Tokens that a recorded step of bucket i has. */
-static int bucket_rows(const struct cuda *c, int i)
+static int step_bucket_rows(const struct cuda *c, int i)
 {
     int n = i < 8 ? i + 1 : i == 8 ? 16 : i == 9 ? 24 : i == 10 ? 32 : i == 11 ? 48 : (i - 11) * 64;
 
@@ -195,7 +197,7 @@ static int bucket_rows(const struct cuda *c, int i)
 
 /* Whether each row has a token of its own, and no sequence too many of them: with states, which a
  * token takes from the one before it, one. */
-static bool can_spread(const struct cuda *c, const struct device_batch *b)
+static bool step_can_spread(const struct cuda *c, const struct device_batch *b)
 {
     const struct k_tokens *t = &b->tokens;
     int most = c->base.limits.has_states ? 1 : SPREAD_MAX;
@@ -214,20 +216,20 @@ static bool can_spread(const struct cuda *c, const struct device_batch *b)
 }
 
 /* The bucket of a step that may be recorded, else -1. */
-static int choose_bucket(const struct cuda *c, const struct device_batch *b)
+static int step_choose_bucket(const struct cuda *c, const struct device_batch *b)
 {
     int i = 0;
 
-    if (!can_spread(c, b))
+    if (!step_can_spread(c, b))
         return -1;
-    while (i < CUDA_GRAPHS_MAX && bucket_rows(c, i) < b->tokens.n_tokens)
+    while (i < CUDA_GRAPHS_MAX && step_bucket_rows(c, i) < b->tokens.n_tokens)
         i++;
     return i < CUDA_GRAPHS_MAX ? i : -1;
 }
 
 /* --- ranks ------------------------------------------------------------------------------ */
 
-static int mark_done(struct cuda *c)
+static int step_mark_done(struct cuda *c)
 {
     unsigned step = c->n_begun - 1;
 
@@ -239,7 +241,7 @@ static int mark_done(struct cuda *c)
 /* Ids that the step before samples are on rank 0's GPU: another rank's step waits for them. They
  * are not overwritten before it has read them, because the next step that samples has sums to wait
  * for after this step's first operation. */
-static int wait_for_ids(struct cuda *c, const struct device_batch *b)
+static int step_wait_for_ids(struct cuda *c, const struct device_batch *b)
 {
     const struct cuda *first = peers_first(c);
 
@@ -258,24 +260,25 @@ static int wait_for_ids(struct cuda *c, const struct device_batch *b)
 /* --- a step ----------------------------------------------------------------------------- */
 
 /* Whether the step before had the same table: decodes change them once a page. */
-static bool has_pages(const struct cuda *c, const struct step_slot *slot, int table)
+static bool step_has_pages(const struct cuda *c, const struct step_slot *slot, int table)
 {
     const struct step_slot *before = &c->slots[(c->n_begun - 2) % DEVICE_STEPS_MAX];
-    size_t n = (size_t)slot->n_seqs * (size_t)row_pages(c, slot, table);
+    size_t n = (size_t)slot->n_seqs * (size_t)step_row_pages(c, slot, table);
 
     return c->n_begun >= 2 && before->n_seqs == slot->n_seqs && before->n_pages == slot->n_pages &&
-           memcmp(table_of(c, before, table), table_of(c, slot, table), n * sizeof *slot->pages) ==
-               0;
+           memcmp(step_table_of(c, before, table), step_table_of(c, slot, table),
+                  n * sizeof *slot->pages) == 0;
 }
 
-static int copy_arrays(struct cuda *c, const struct step_slot *slot, size_t bytes)
+static int step_copy_arrays(struct cuda *c, const struct step_slot *slot, size_t bytes)
 {
     int rc = k_copy(c->mirror, slot->staging, bytes, c->stream);
 
     for (int g = 0; g < c->base.limits.n_tables; g++) {
-        if (rc == 0 && !has_pages(c, slot, g))
-            rc = k_copy_rows(c->page_mirror + (size_t)g * table_room(c), c->base.limits.pages_max,
-                             table_of(c, slot, g), row_pages(c, slot, g), slot->n_seqs, c->stream);
+        if (rc == 0 && !step_has_pages(c, slot, g))
+            rc = k_copy_rows(c->page_mirror + (size_t)g * step_table_room(c),
+                             c->base.limits.pages_max, step_table_of(c, slot, g),
+                             step_row_pages(c, slot, g), slot->n_seqs, c->stream);
     }
     return rc == 0 ? ERR_OK : cuda_check(cudaGetLastError(), "copying a batch");
 }
@@ -287,31 +290,32 @@ int step_begin(struct device *d, const struct device_batch *b)
     struct cuda *c = cuda_of(d);
     struct step_slot *slot = &c->slots[c->n_begun % DEVICE_STEPS_MAX];
     const struct k_tokens *t = &b->tokens;
-    int bucket = choose_bucket(c, b), n_seqs_max = d->limits.n_seqs, n_pages = pages_needed(c, b);
+    int bucket = step_choose_bucket(c, b), n_seqs_max = d->limits.n_seqs,
+        n_pages = step_pages_needed(c, b);
     int n_tokens = bucket < 0 ? t->n_tokens : n_seqs_max,
         n_seqs = bucket < 0 ? t->n_seqs : n_seqs_max;
     int n_rows = bucket < 0 ? b->n_rows : n_seqs_max;
-    struct step_arrays a = lay_out(slot->staging, n_tokens, n_seqs, n_rows);
+    struct step_arrays a = step_lay_out(slot->staging, n_tokens, n_seqs, n_rows);
     int rc;
 
     must(c->n_begun - c->n_ended < DEVICE_STEPS_MAX && a.bytes <= c->staging_bytes);
     if (c->peers != NULL && FAULT_HIT(rank_lost))
         peers_leave(d);
-    if ((rc = wait_for_ids(c, b)) != ERR_OK)
+    if ((rc = step_wait_for_ids(c, b)) != ERR_OK)
         return rc;
-    fill_rows(c, &a, b);
+    step_fill_rows(c, &a, b);
     d->step_tokens = t->n_tokens;
     d->step_rows = b->n_rows;
     slot->n_seqs = t->n_seqs;
     slot->n_pages = n_pages;
     if (bucket < 0) {
-        copy_tokens(c, &a, slot, b);
-        plan_attention(c, &a, t);
+        step_copy_tokens(c, &a, slot, b);
+        step_plan_attention(c, &a, t);
     } else {
-        spread(c, &a, slot, b);
-        d->step_tokens = d->step_rows = bucket_rows(c, bucket);
+        step_spread_tokens(c, &a, slot, b);
+        d->step_tokens = d->step_rows = step_bucket_rows(c, bucket);
         slot->n_seqs = t->n_tokens;
-        pad(&a, t->n_tokens, d->step_rows);
+        step_pad_tokens(&a, t->n_tokens, d->step_rows);
         a.bytes = (size_t)((char *)(a.rows + b->n_rows) - slot->staging);
         c->plan.n_decodes = d->step_rows;
         c->plan.n_tiles = 0;
@@ -324,7 +328,7 @@ int step_begin(struct device *d, const struct device_batch *b)
     c->bucket = bucket;
     c->batch = b;
     c->n_begun++;
-    c->arrays = lay_out(c->mirror, n_tokens, n_seqs, n_rows);
+    c->arrays = step_lay_out(c->mirror, n_tokens, n_seqs, n_rows);
     c->tokens = (struct k_tokens){
         .ids = c->arrays.ids,
         .seq = c->arrays.seq,
@@ -343,34 +347,34 @@ int step_begin(struct device *d, const struct device_batch *b)
     c->plan.is_short = c->is_short;
     c->plan.work = c->attn_work;
     c->n_schedules = 0;
-    rc = copy_arrays(c, slot, a.bytes);
+    rc = step_copy_arrays(c, slot, a.bytes);
     return rc != ERR_OK ? rc
                         : cuda_check(cudaEventRecord(c->marks[(c->n_begun - 1) % CUDA_MARKS].begun,
                                                      c->stream),
                                      "marking a step");
 }
 
-static struct step_graph *graph_of(struct cuda *c)
+static struct step_graph *step_graph_of(struct cuda *c)
 {
     return &c->graphs[c->has_chunks][c->is_short][c->bucket];
 }
 
-static void play(struct cuda *c, struct step_graph *g)
+static void step_play_graph(struct cuda *c, struct step_graph *g)
 {
     cuda_keep(c, cuda_check(cudaGraphLaunch(g->exec, c->stream), "playing a step"), "a step");
     if (!cuda_samples(c))
-        cuda_keep(c, mark_done(c), "a step");
+        cuda_keep(c, step_mark_done(c), "a step");
 }
 
 bool step_replay(struct device *d)
 {
     struct cuda *c = cuda_of(d);
-    struct step_graph *g = c->bucket < 0 ? NULL : graph_of(c);
+    struct step_graph *g = c->bucket < 0 ? NULL : step_graph_of(c);
 
     if (g == NULL || g->failed)
         return false;
     if (g->exec != NULL) {
-        play(c, g);
+        step_play_graph(c, g);
         return true;
     }
     if (g->is_warm)
@@ -391,10 +395,10 @@ void step_launch(struct device *d)
 
     if (!c->is_recording) {
         if (!cuda_samples(c))
-            cuda_keep(c, mark_done(c), "a step");
+            cuda_keep(c, step_mark_done(c), "a step");
         return;
     }
-    g = graph_of(c);
+    g = step_graph_of(c);
     c->is_recording = false;
     rc = cuda_check(cudaStreamEndCapture(c->stream, &graph), "recording a step");
     if (rc == ERR_OK)
@@ -405,19 +409,19 @@ void step_launch(struct device *d)
     cuda_keep(c, rc, "recording a step");
     if (rc != ERR_OK)
         return;
-    log_debug("device: recorded steps of %d tokens%s", bucket_rows(c, c->bucket),
+    log_debug("device: recorded steps of %d tokens%s", step_bucket_rows(c, c->bucket),
               c->has_chunks ? ", chunks among them" : "");
-    play(c, g);
+    step_play_graph(c, g);
 }
 
 /* --- sampling --------------------------------------------------------------------------- */
 
-static void copy_up(struct cuda *c, void *to, const void *from, size_t bytes)
+static void step_copy_up(struct cuda *c, void *to, const void *from, size_t bytes)
 {
     cuda_keep(c, k_copy(to, from, bytes, c->stream), "what rows want");
 }
 
-static bool tells_logprobs(const struct device_extras *x)
+static bool step_wants_logprobs(const struct device_extras *x)
 {
     for (int i = 0; i < x->n_rows; i++) {
         if (x->rows[i].n_top >= 0)
@@ -427,19 +431,19 @@ static bool tells_logprobs(const struct device_extras *x)
 }
 
 /* Before sampling: log probabilities of the logits as they are, then masks and biases. */
-static void enqueue_extras(struct cuda *c, float *logits, bool tells)
+static void step_enqueue_extras(struct cuda *c, float *logits, bool tells)
 {
     const struct device_extras *x = &c->base.extras;
     int n_vocab = c->base.limits.n_vocab;
 
-    copy_up(c, c->extras.rows, x->rows, (size_t)x->n_rows * sizeof *x->rows);
-    copy_up(c, c->extras.biases, x->biases, (size_t)x->n_biases * sizeof *x->biases);
-    copy_up(c, c->extras.masks, x->masks,
-            (size_t)x->n_masks * (size_t)x->mask_words * sizeof *x->masks);
+    step_copy_up(c, c->extras.rows, x->rows, (size_t)x->n_rows * sizeof *x->rows);
+    step_copy_up(c, c->extras.biases, x->biases, (size_t)x->n_biases * sizeof *x->biases);
+    step_copy_up(c, c->extras.masks, x->masks,
+                 (size_t)x->n_masks * (size_t)x->mask_words * sizeof *x->masks);
     if (x->n_asked > 0) {
         size_t bytes = (size_t)x->n_asked * sizeof *x->asked;
 
-        copy_up(c, c->extras.asked, x->asked, bytes);
+        step_copy_up(c, c->extras.asked, x->asked, bytes);
         cuda_keep(c, k_read_asked(c->extras.asked, logits, n_vocab, x->n_asked, c->stream),
                   "logits that are asked for");
         cuda_keep(c, k_copy(x->asked, c->extras.asked, bytes, c->stream),
@@ -456,7 +460,7 @@ static void enqueue_extras(struct cuda *c, float *logits, bool tells)
 }
 
 /* Behind sampling. */
-static void enqueue_chosen(struct cuda *c, const float *logits, struct step_slot *slot)
+static void step_enqueue_chosen(struct cuda *c, const float *logits, struct step_slot *slot)
 {
     const struct device_extras *x = &c->base.extras;
 
@@ -472,21 +476,21 @@ static void enqueue_chosen(struct cuda *c, const float *logits, struct step_slot
 }
 
 /* Rows first .. last - 1, whose histories are n tokens. */
-static void sample_rows(struct cuda *c, const float *logits, int first, int last, size_t n)
+static void step_sample_rows(struct cuda *c, const float *logits, int first, int last, size_t n)
 {
     size_t n_vocab = (size_t)c->base.limits.n_vocab;
 
-    copy_up(c, c->history_mirror, c->history, n * sizeof *c->history);
+    step_copy_up(c, c->history_mirror, c->history, n * sizeof *c->history);
     cuda_keep(c,
               k_sample(c->sampled + first, logits + (size_t)first * n_vocab, last - first,
                        (int)n_vocab, c->arrays.rows + first, c->history_mirror, c->stream),
               "sample");
 }
 
-/* Sample the rows of a batch with their histories, which stand where fill_rows() said. When the
+/* Sample the rows of a batch with their histories, which stand where step_fill_rows() said. When the
  * room is used up the stream is waited for; the step before, which had it, has ended. Rows from
  * the returned one on are left, with *n tokens of history. */
-static int copy_histories(struct cuda *c, const float *logits, size_t *n)
+static int step_copy_histories(struct cuda *c, const float *logits, size_t *n)
 {
     const struct device_batch *b = c->batch;
     size_t at = 0;
@@ -496,7 +500,7 @@ static int copy_histories(struct cuda *c, const float *logits, size_t *n)
         size_t len = (size_t)b->rows[r].n_history;
 
         if (at + len > c->history_cap) {
-            sample_rows(c, logits, first, r, at);
+            step_sample_rows(c, logits, first, r, at);
             first = r;
             cuda_keep(c, cuda_check(cudaStreamSynchronize(c->stream), "reading histories"),
                       "histories");
@@ -514,23 +518,23 @@ void step_sample(struct device *d, float *logits)
 {
     struct cuda *c = cuda_of(d);
     struct step_slot *slot = &c->slots[(c->n_begun - 1) % DEVICE_STEPS_MAX];
-    bool tells = tells_logprobs(&d->extras);
+    bool tells = step_wants_logprobs(&d->extras);
     size_t n = 0;
     int first;
 
     if (d->extras.n_rows > 0)
-        enqueue_extras(c, logits, tells);
-    first = copy_histories(c, logits, &n);
-    sample_rows(c, logits, first, c->batch->n_rows, n);
+        step_enqueue_extras(c, logits, tells);
+    first = step_copy_histories(c, logits, &n);
+    step_sample_rows(c, logits, first, c->batch->n_rows, n);
     if (tells)
-        enqueue_chosen(c, logits, slot);
+        step_enqueue_chosen(c, logits, slot);
     cuda_keep(c, k_copy(slot->ids, c->sampled, (size_t)slot->n_rows * sizeof *slot->ids, c->stream),
               "sample");
-    cuda_keep(c, mark_done(c), "sample");
+    cuda_keep(c, step_mark_done(c), "sample");
 }
 
 /* The time in which the stream stood still before this step, copies of its arrays included. */
-static void measure_gap(struct cuda *c, unsigned step)
+static void step_measure_gap(struct cuda *c, unsigned step)
 {
     const struct step_marks *before = &c->marks[(step - 1) % CUDA_MARKS];
     float ms = 0.0f;
@@ -553,7 +557,7 @@ int step_end(struct device *d, int32_t *ids, struct k_logprob_row *logprobs, int
     else
         cuda_keep(c, cuda_check(cudaEventSynchronize(c->marks[step % CUDA_MARKS].done), "a step"),
                   "a step");
-    measure_gap(c, step);
+    step_measure_gap(c, step);
     if (peers_failed(c) && c->rc == ERR_OK) {
         log_error("device: rank %d: another rank did not come to a sum", c->rank);
         c->rc = ERR_GPU;
@@ -570,7 +574,7 @@ int step_end(struct device *d, int32_t *ids, struct k_logprob_row *logprobs, int
 /* --- room ------------------------------------------------------------------------------- */
 
 /* On both sides. */
-static int reserve_extras(struct cuda *c)
+static int step_reserve_extras(struct cuda *c)
 {
     struct device_extras *x = &c->base.extras, *y = &c->extras;
     size_t rows = (size_t)c->base.limits.n_seqs, biases = rows * DEVICE_BIASES_MAX;
@@ -597,10 +601,10 @@ static int reserve_extras(struct cuda *c)
 int step_reserve(struct cuda *c)
 {
     const struct device_limits *lim = &c->base.limits;
-    size_t rows = (size_t)lim->n_seqs, pages = table_room(c) * (size_t)lim->n_tables;
+    size_t rows = (size_t)lim->n_seqs, pages = step_table_room(c) * (size_t)lim->n_tables;
     size_t history = rows * (size_t)lim->len_max;
 
-    c->staging_bytes = lay_out(NULL, lim->n_tokens, lim->n_seqs, lim->n_seqs).bytes;
+    c->staging_bytes = step_lay_out(NULL, lim->n_tokens, lim->n_seqs, lim->n_seqs).bytes;
     c->history_cap = history < HISTORY_MAX                ? history
                      : HISTORY_MAX > (size_t)lim->len_max ? HISTORY_MAX
                                                           : (size_t)lim->len_max;
@@ -628,7 +632,7 @@ int step_reserve(struct cuda *c)
     if (c->history == NULL || c->mirror == NULL || c->page_mirror == NULL ||
         c->history_mirror == NULL || c->sampled == NULL)
         return ERR_NO_MEMORY;
-    return reserve_extras(c);
+    return step_reserve_extras(c);
 }
 
 void step_close(struct cuda *c)

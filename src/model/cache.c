@@ -25,7 +25,7 @@ struct cache_maker {
     size_t pages[HF_CONFIG_LAYERS_MAX];
 };
 
-static struct cache_set set_of(const struct cache_maker *m, int layer)
+static struct cache_set cache_set_of(const struct cache_maker *m, int layer)
 {
     const struct layer_plan *l = &m->plan->layers[layer];
     const struct attn_plan *a = &l->attn;
@@ -39,21 +39,21 @@ static struct cache_set set_of(const struct cache_maker *m, int layer)
                                        (size_t)a->head_dim * m->elem_bytes};
 }
 
-static bool is_in(const struct cache_set *set, const struct cache_set *layer)
+static bool cache_is_in_set(const struct cache_set *set, const struct cache_set *layer)
 {
     return set->kind == layer->kind && set->window == layer->window;
 }
 
 /* The sets of one kind, in the order of their first layers. */
-static int find_sets(struct cache_maker *m, enum cache_kind kind)
+static int cache_find_sets(struct cache_maker *m, enum cache_kind kind)
 {
     for (int i = 0; i < m->plan->n_layers; i++) {
-        struct cache_set layer = set_of(m, i);
+        struct cache_set layer = cache_set_of(m, i);
         int s = 0;
 
         if (layer.kind != kind)
             continue;
-        while (s < m->n_sets && !is_in(&m->sets[s], &layer))
+        while (s < m->n_sets && !cache_is_in_set(&m->sets[s], &layer))
             s++;
         if (s == CACHE_GROUPS_MAX) {
             log_error("model: layers with more than %d different windows are not supported",
@@ -70,16 +70,16 @@ static int find_sets(struct cache_maker *m, enum cache_kind kind)
 
 /* The groups that a set becomes in pages of so many bytes, 0 when a layer has no room in one.
  * places (NULL: none) are filled in for groups from `first` on. */
-static int fill_set(const struct cache_maker *m, const struct cache_set *set, size_t page_bytes,
-                    int first, struct cache_place *places)
+static int cache_fill_set(const struct cache_maker *m, const struct cache_set *set,
+                          size_t page_bytes, int first, struct cache_place *places)
 {
     size_t at = 0;
     int n = 0;
 
     for (int i = 0; i < m->plan->n_layers; i++) {
-        struct cache_set layer = set_of(m, i);
+        struct cache_set layer = cache_set_of(m, i);
 
-        if (!is_in(set, &layer))
+        if (!cache_is_in_set(set, &layer))
             continue;
         if (layer.bytes > page_bytes)
             return 0;
@@ -95,7 +95,7 @@ static int fill_set(const struct cache_maker *m, const struct cache_set *set, si
 }
 
 /* Bytes of a page of each group, but states'; SIZE_MAX: pages of so many bytes will not do. */
-static size_t bytes_of_all(const struct cache_maker *m, size_t page_bytes)
+static size_t cache_bytes_of_all(const struct cache_maker *m, size_t page_bytes)
 {
     int n = 0, n_groups = 0;
 
@@ -103,7 +103,7 @@ static size_t bytes_of_all(const struct cache_maker *m, size_t page_bytes)
         int some = 1; /* of states */
 
         if (m->sets[s].kind != CACHE_STATE) {
-            some = fill_set(m, &m->sets[s], page_bytes, 0, NULL);
+            some = cache_fill_set(m, &m->sets[s], page_bytes, 0, NULL);
             n += some;
         }
         if (some == 0)
@@ -114,17 +114,17 @@ static size_t bytes_of_all(const struct cache_maker *m, size_t page_bytes)
 }
 
 /* Sizes of pages to choose from: those of the first layers of each set. */
-static void list_pages(struct cache_maker *m)
+static void cache_list_page_sizes(struct cache_maker *m)
 {
     size_t bytes[CACHE_GROUPS_MAX] = {0};
 
     for (int i = 0; i < m->plan->n_layers; i++) {
-        struct cache_set layer = set_of(m, i);
+        struct cache_set layer = cache_set_of(m, i);
         int s = 0;
 
         if (layer.kind == CACHE_STATE)
             continue;
-        while (!is_in(&m->sets[s], &layer))
+        while (!cache_is_in_set(&m->sets[s], &layer))
             s++;
         bytes[s] += layer.bytes;
         m->pages[m->n_pages++] = bytes[s];
@@ -133,25 +133,25 @@ static void list_pages(struct cache_maker *m)
 
 /* The size that wastes least, of those up to bytes_max; 0: none will do. A larger one may waste an
  * eighth more, since with fewer groups tables are shorter and copies longer. */
-static size_t best_page(const struct cache_maker *m, size_t bytes_max)
+static size_t cache_best_page(const struct cache_maker *m, size_t bytes_max)
 {
     size_t least = SIZE_MAX, best = 0;
 
     for (int i = 0; i < m->n_pages; i++) {
-        size_t all = bytes_of_all(m, m->pages[i]);
+        size_t all = cache_bytes_of_all(m, m->pages[i]);
 
         if (m->pages[i] <= bytes_max && all < least)
             least = all;
     }
     for (int i = 0; i < m->n_pages && least < SIZE_MAX; i++) {
         if (m->pages[i] <= bytes_max && m->pages[i] > best &&
-            bytes_of_all(m, m->pages[i]) <= least + least / 8)
+            cache_bytes_of_all(m, m->pages[i]) <= least + least / 8)
             best = m->pages[i];
     }
     return best;
 }
 
-static size_t choose_page(const struct cache_maker *m)
+static size_t cache_choose_page(const struct cache_maker *m)
 {
     size_t smallest = SIZE_MAX, states = 0, best;
 
@@ -163,17 +163,17 @@ static size_t choose_page(const struct cache_maker *m)
     }
     if (smallest == SIZE_MAX) /* states alone */
         return (states + 15) / 16 * 16;
-    best = best_page(m, smallest);
-    return best > 0 ? best : best_page(m, SIZE_MAX);
+    best = cache_best_page(m, smallest);
+    return best > 0 ? best : cache_best_page(m, SIZE_MAX);
 }
 
 /* The group of states, all layers' one behind the other. */
-static void place_states(struct cache *c, const struct cache_maker *m, size_t bytes)
+static void cache_place_states(struct cache *c, const struct cache_maker *m, size_t bytes)
 {
     size_t at = 0;
 
     for (int i = 0; i < c->n_layers; i++) {
-        struct cache_set layer = set_of(m, i);
+        struct cache_set layer = cache_set_of(m, i);
 
         if (layer.kind != CACHE_STATE)
             continue;
@@ -185,17 +185,17 @@ static void place_states(struct cache *c, const struct cache_maker *m, size_t by
 }
 
 /* Groups and places, in pages that will do. */
-static void make_groups(struct cache *c, const struct cache_maker *m)
+static void cache_make_groups(struct cache *c, const struct cache_maker *m)
 {
     for (int s = 0; s < m->n_sets; s++) {
         const struct cache_set *set = &m->sets[s];
         int n;
 
         if (set->kind == CACHE_STATE) {
-            place_states(c, m, set->bytes);
+            cache_place_states(c, m, set->bytes);
             continue;
         }
-        n = fill_set(m, set, c->page_bytes, c->n_groups, c->layers);
+        n = cache_fill_set(m, set, c->page_bytes, c->n_groups, c->layers);
 
         for (int g = 0; g < n; g++)
             c->groups[c->n_groups++] =
@@ -209,11 +209,11 @@ int cache_make(struct cache *out, const struct plan *plan, int page_tokens, size
     struct cache c = {.page_tokens = page_tokens, .n_layers = plan->n_layers};
 
     for (int kind = CACHE_FULL; kind <= CACHE_STATE; kind++) {
-        if (find_sets(&m, (enum cache_kind)kind) != ERR_OK)
+        if (cache_find_sets(&m, (enum cache_kind)kind) != ERR_OK)
             return ERR_UNSUPPORTED;
     }
-    list_pages(&m);
-    c.page_bytes = choose_page(&m);
+    cache_list_page_sizes(&m);
+    c.page_bytes = cache_choose_page(&m);
     if (c.page_bytes == 0) {
         log_error("model: its layers make more than %d groups of pages", CACHE_GROUPS_MAX);
         return ERR_UNSUPPORTED;
@@ -221,7 +221,7 @@ int cache_make(struct cache *out, const struct plan *plan, int page_tokens, size
     c.layers = mem_zalloc_array((size_t)plan->n_layers, sizeof *c.layers);
     if (c.layers == NULL)
         return ERR_NO_MEMORY;
-    make_groups(&c, &m);
+    cache_make_groups(&c, &m);
     *out = c;
     return ERR_OK;
 }

@@ -41,12 +41,12 @@ struct checkpoint {
     size_t n_tensors;
 };
 
-static int by_name(const void *a, const void *b)
+static int checkpoint_by_name(const void *a, const void *b)
 {
     return strcmp(((const struct tensor *)a)->name, ((const struct tensor *)b)->name);
 }
 
-static int map_file(struct checkpoint_file *f)
+static int checkpoint_map_file(struct checkpoint_file *f)
 {
     int fd = open(f->path, O_RDONLY | O_CLOEXEC), rc = ERR_IO;
     struct stat st;
@@ -77,11 +77,11 @@ out:
     return rc;
 }
 
-static int open_file(struct checkpoint *c, int file)
+static int checkpoint_open_file(struct checkpoint *c, int file)
 {
     struct checkpoint_file *f = &c->files[file];
     char why[300];
-    int rc = map_file(f);
+    int rc = checkpoint_map_file(f);
 
     if (rc != ERR_OK)
         return rc;
@@ -96,7 +96,7 @@ static int open_file(struct checkpoint *c, int file)
 }
 
 /* Put all files' tensors into one list, sorted by name. */
-static int gather(struct checkpoint *c)
+static int checkpoint_gather_tensors(struct checkpoint *c)
 {
     size_t n = 0;
 
@@ -112,9 +112,9 @@ static int gather(struct checkpoint *c)
                c->files[i].n_tensors * sizeof *c->tensors);
         c->n_tensors += c->files[i].n_tensors;
     }
-    qsort(c->tensors, c->n_tensors, sizeof *c->tensors, by_name);
+    qsort(c->tensors, c->n_tensors, sizeof *c->tensors, checkpoint_by_name);
     for (size_t i = 1; i < c->n_tensors; i++) {
-        if (by_name(&c->tensors[i - 1], &c->tensors[i]) == 0) {
+        if (checkpoint_by_name(&c->tensors[i - 1], &c->tensors[i]) == 0) {
             log_error("model: tensor %.100s stands in two places", c->tensors[i].name);
             return ERR_CORRUPT;
         }
@@ -123,7 +123,7 @@ static int gather(struct checkpoint *c)
 }
 
 /* The file with this name, added when it is new; negative on error. */
-static int add_file(struct checkpoint *c, const char *dir, const char *name)
+static int checkpoint_add_file(struct checkpoint *c, const char *dir, const char *name)
 {
     size_t room = strlen(dir) + strlen(name) + 2;
     char *path;
@@ -145,8 +145,8 @@ static int add_file(struct checkpoint *c, const char *dir, const char *name)
     return c->n_files++;
 }
 
-static int read_index(struct checkpoint *c, const struct json **map, const char *path,
-                      const char *text, size_t len)
+static int checkpoint_read_index(struct checkpoint *c, const struct json **map, const char *path,
+                                 const char *text, size_t len)
 {
     const struct json *index;
     char why[200];
@@ -171,7 +171,7 @@ static int read_index(struct checkpoint *c, const struct json **map, const char 
 }
 
 /* Every name of the index stands in the file that the index says. */
-static int check_index(const struct checkpoint *c, const struct json *map)
+static int checkpoint_check_index(const struct checkpoint *c, const struct json *map)
 {
     for (uint32_t i = 0; i < map->n; i++) {
         const struct tensor *t = checkpoint_find(c, map->items[i].key);
@@ -185,23 +185,23 @@ static int check_index(const struct checkpoint *c, const struct json *map)
     return ERR_OK;
 }
 
-static int open_all(struct checkpoint *c, const char *dir, const struct json *map)
+static int checkpoint_open_files(struct checkpoint *c, const char *dir, const struct json *map)
 {
     int rc;
 
-    if (map == NULL && (rc = add_file(c, dir, "model.safetensors")) < 0)
+    if (map == NULL && (rc = checkpoint_add_file(c, dir, "model.safetensors")) < 0)
         return rc;
     for (uint32_t i = 0; map != NULL && i < map->n; i++) {
-        if ((rc = add_file(c, dir, map->items[i].text)) < 0)
+        if ((rc = checkpoint_add_file(c, dir, map->items[i].text)) < 0)
             return rc;
     }
     for (int i = 0; i < c->n_files; i++) {
-        if ((rc = open_file(c, i)) != ERR_OK)
+        if ((rc = checkpoint_open_file(c, i)) != ERR_OK)
             return rc;
     }
-    if ((rc = gather(c)) != ERR_OK)
+    if ((rc = checkpoint_gather_tensors(c)) != ERR_OK)
         return rc;
-    return map == NULL ? ERR_OK : check_index(c, map);
+    return map == NULL ? ERR_OK : checkpoint_check_index(c, map);
 }
 
 int checkpoint_open(struct checkpoint **out, const char *dir)
@@ -221,11 +221,11 @@ int checkpoint_open(struct checkpoint **out, const char *dir)
     (void)snprintf(path, sizeof path, "%s/model.safetensors.index.json", dir); /* cut: not found */
     rc = config_file(&text, &len, path, INDEX_BYTES_MAX);
     if (rc == ERR_OK)
-        rc = read_index(c, &map, path, text, len);
+        rc = checkpoint_read_index(c, &map, path, text, len);
     else if (rc == ERR_NOT_FOUND)
         rc = ERR_OK;
     if (rc == ERR_OK)
-        rc = open_all(c, dir, map);
+        rc = checkpoint_open_files(c, dir, map);
     if (rc != ERR_OK)
         goto out;
     *out = c;
@@ -254,7 +254,7 @@ const struct tensor *checkpoint_find(const struct checkpoint *c, const char *nam
 {
     struct tensor key = {.name = name};
 
-    return bsearch(&key, c->tensors, c->n_tensors, sizeof *c->tensors, by_name);
+    return bsearch(&key, c->tensors, c->n_tensors, sizeof *c->tensors, checkpoint_by_name);
 }
 
 int checkpoint_read(const struct checkpoint *c, const struct tensor *t, size_t at, void *to,

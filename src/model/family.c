@@ -8,7 +8,8 @@
 #include "base/log.h"
 
 /* A switch whose other position changes the result and is not computed. */
-static void require(struct config_source *s, const struct json *obj, const char *field, bool value)
+static void family_require_flag(struct config_source *s, const struct json *obj, const char *field,
+                                bool value)
 {
     if (source_flag(s, obj, field, value) != value) {
         log_error("model: %s: %s must be %s", s->name, field, value ? "true" : "false");
@@ -17,7 +18,7 @@ static void require(struct config_source *s, const struct json *obj, const char 
 }
 
 /* Layers of one kind take another rope. */
-static void give_rope(struct hf_config *c, enum layer_kind kind, int rope)
+static void family_give_rope(struct hf_config *c, enum layer_kind kind, int rope)
 {
     for (int i = 0; i < c->n_layers; i++) {
         if (c->layer_kinds[i] == kind)
@@ -26,7 +27,7 @@ static void give_rope(struct hf_config *c, enum layer_kind kind, int rope)
 }
 
 /* A cap of scores inside attention, which no kernel computes. */
-static void refuse_score_cap(struct config_source *s, const struct json *obj)
+static void family_refuse_score_cap(struct config_source *s, const struct json *obj)
 {
     const struct json *cap = json_get(obj, "attn_logit_softcapping");
 
@@ -38,7 +39,7 @@ static void refuse_score_cap(struct config_source *s, const struct json *obj)
 
 void family_cohere(struct hf_config *c, struct config_source *s, const struct json *obj)
 {
-    require(s, obj, "use_qk_norm", false);
+    family_require_flag(s, obj, "use_qk_norm", false);
     c->by.logits = (float)source_positive(s, obj, "logit_scale", 0.0625);
 }
 
@@ -46,14 +47,14 @@ void family_cohere(struct hf_config *c, struct config_source *s, const struct js
 void family_cohere2(struct hf_config *c, struct config_source *s, const struct json *obj)
 {
     c->by.logits = (float)source_positive(s, obj, "logit_scale", 0.0625);
-    give_rope(c, LAYER_FULL, config_add_no_rope(c));
+    family_give_rope(c, LAYER_FULL, config_add_no_rope(c));
 }
 
 void family_exaone4(struct hf_config *c, struct config_source *s, const struct json *obj)
 {
     (void)s, (void)obj;
     if (c->window > 0)
-        give_rope(c, LAYER_FULL, config_add_no_rope(c));
+        family_give_rope(c, LAYER_FULL, config_add_no_rope(c));
 }
 
 /* "gelu" of the first checkpoints meant the form by tanh. */
@@ -75,9 +76,9 @@ void family_gemma3(struct hf_config *c, struct config_source *s, const struct js
 
     if (local == NULL)
         c->ropes[rope].theta = source_positive(s, obj, "rope_local_base_freq", 10000.0);
-    give_rope(c, LAYER_WINDOW, rope);
-    refuse_score_cap(s, obj);
-    require(s, obj, "use_bidirectional_attention", false);
+    family_give_rope(c, LAYER_WINDOW, rope);
+    family_refuse_score_cap(s, obj);
+    family_require_flag(s, obj, "use_bidirectional_attention", false);
     c->by.embedding = sqrtf((float)c->dim);
     c->attn_scale = (float)(1.0 / sqrt(source_positive(s, obj, "query_pre_attn_scalar", 256.0)));
     if (cap != NULL && cap->kind != JSON_NULL)
@@ -92,8 +93,8 @@ void family_glm(struct hf_config *c, struct config_source *s, const struct json 
 
 void family_gpt2(struct hf_config *c, struct config_source *s, const struct json *obj)
 {
-    require(s, obj, "scale_attn_weights", true);
-    require(s, obj, "scale_attn_by_inverse_layer_idx", false);
+    family_require_flag(s, obj, "scale_attn_weights", true);
+    family_require_flag(s, obj, "scale_attn_by_inverse_layer_idx", false);
     c->positions = (struct learned_positions){.is_used = true, .first = 0, .n_rows = c->len_max};
     c->n_ropes = 0;
     (void)config_add_no_rope(c);
@@ -122,16 +123,16 @@ void family_olmo3(struct hf_config *c, struct config_source *s, const struct jso
 
     if (local == NULL)
         c->ropes[rope].theta = c->ropes[0].theta;
-    give_rope(c, LAYER_WINDOW, rope);
+    family_give_rope(c, LAYER_WINDOW, rope);
 }
 
 /* Position p has row p + 2 of the table. */
 void family_opt(struct hf_config *c, struct config_source *s, const struct json *obj)
 {
-    require(s, obj, "do_layer_norm_before", true);
-    require(s, obj, "enable_bias", true);
-    require(s, obj, "layer_norm_elementwise_affine", true);
-    require(s, obj, "_remove_final_layer_norm", false);
+    family_require_flag(s, obj, "do_layer_norm_before", true);
+    family_require_flag(s, obj, "enable_bias", true);
+    family_require_flag(s, obj, "layer_norm_elementwise_affine", true);
+    family_require_flag(s, obj, "_remove_final_layer_norm", false);
     if (source_whole(s, obj, "word_embed_proj_dim", c->dim, 1, 65536) != c->dim) {
         log_error("model: %s: word_embed_proj_dim must be hidden_size", s->name);
         source_fail(s, ERR_UNSUPPORTED);
@@ -145,7 +146,7 @@ void family_opt(struct hf_config *c, struct config_source *s, const struct json 
 void family_phi(struct hf_config *c, struct config_source *s, const struct json *obj)
 {
     (void)c;
-    require(s, obj, "qk_layernorm", false);
+    family_require_flag(s, obj, "qk_layernorm", false);
 }
 
 void family_seed_oss(struct hf_config *c, struct config_source *s, const struct json *obj)
@@ -162,7 +163,7 @@ void family_smollm3(struct hf_config *c, struct config_source *s, const struct j
     int interval = source_whole(s, obj, "no_rope_layer_interval", 4, 1, HF_CONFIG_LAYERS_MAX);
     int none = config_add_no_rope(c);
 
-    require(s, obj, "use_sliding_window", false);
+    family_require_flag(s, obj, "use_sliding_window", false);
     if (list != NULL && list->n != (uint32_t)c->n_layers) {
         log_error("model: %s: no_rope_layers must be a list of %d", s->name, c->n_layers);
         source_fail(s, ERR_INVALID);
@@ -179,8 +180,8 @@ void family_smollm3(struct hf_config *c, struct config_source *s, const struct j
 
 void family_stablelm(struct hf_config *c, struct config_source *s, const struct json *obj)
 {
-    require(s, obj, "use_parallel_residual", false);
-    require(s, obj, "qk_layernorm", false);
+    family_require_flag(s, obj, "use_parallel_residual", false);
+    family_require_flag(s, obj, "qk_layernorm", false);
     c->qkv_bias = source_flag(s, obj, "use_qkv_bias", false);
 }
 

@@ -11,7 +11,7 @@
 #include "model/forward.h"
 
 /* Layer i's view of the pages. */
-static struct k_kv kv_of(const struct forward *f, int i)
+static struct k_kv forward_kv_of(const struct forward *f, int i)
 {
     const struct attn_plan *attn = &f->plan->layers[i].attn;
     const struct layer_weights *l = &f->weights->layers[i];
@@ -32,7 +32,7 @@ static struct k_kv kv_of(const struct forward *f, int i)
 }
 
 /* Layer i's view of the states. */
-static struct k_state state_of(const struct forward *f, int i)
+static struct k_state forward_state_of(const struct forward *f, int i)
 {
     return (struct k_state){.pages = f->pages,
                             .page_elems = f->cache->page_bytes / sizeof(float),
@@ -40,7 +40,7 @@ static struct k_state state_of(const struct forward *f, int i)
                             .group = f->cache->layers[i].group};
 }
 
-static void mix(const struct forward *f, const struct pass *p, int i)
+static void forward_run_mixer(const struct forward *f, const struct pass *p, int i)
 {
     const struct layer_plan *plan = &f->plan->layers[i];
     const struct layer_weights *l = &f->weights->layers[i];
@@ -55,13 +55,13 @@ static void mix(const struct forward *f, const struct pass *p, int i)
     pass_project(p, p->a->mixer_in, &l->mixer_in, l->mixer_in_bias);
     switch (plan->mixer) {
     case MIXER_ATTENTION:
-        kv = kv_of(f, i);
+        kv = forward_kv_of(f, i);
         if (plan->attn.qk_norm == QK_NORM_WHOLE)
             pass_norm_whole(p, &plan->attn, l->q_norm, l->k_norm);
         pass_attend(p, &plan->attn, &kv, &rotary, &l->mixer_out);
         break;
     case MIXER_RECURRENT:
-        state = state_of(f, i);
+        state = forward_state_of(f, i);
         pass_recur(p, &plan->recurrent, &state, &l->mixer_out);
         break;
     }
@@ -71,7 +71,7 @@ static void mix(const struct forward *f, const struct pass *p, int i)
              (struct pass_next){.norm = &l->norm_ffn, .reader = &l->ffn_in}, plan->is_parallel);
 }
 
-static void feed(const struct forward *f, const struct pass *p, int i)
+static void forward_run_ffn(const struct forward *f, const struct pass *p, int i)
 {
     const struct layer_plan *plan = &f->plan->layers[i];
     const struct layer_weights *l = &f->weights->layers[i], *next = l + 1;
@@ -95,7 +95,7 @@ void forward(const struct forward *f)
 
     pass_embed(&p, (struct pass_next){.norm = &first->norm_mixer, .reader = &first->mixer_in});
     for (int i = 0; i < f->plan->n_layers; i++) {
-        mix(f, &p, i);
-        feed(f, &p, i);
+        forward_run_mixer(f, &p, i);
+        forward_run_ffn(f, &p, i);
     }
 }

@@ -90,7 +90,8 @@ const char *source_alias(const struct json *obj, const char *const *names)
     return names[0];
 }
 
-static void read_activation(struct config_source *s, struct hf_config *c, const struct json *obj)
+static void hf_config_read_activation(struct config_source *s, struct hf_config *c,
+                                      const struct json *obj)
 {
     static const char *const fields[] = {"hidden_act", "hidden_activation", "activation_function",
                                          NULL};
@@ -115,7 +116,8 @@ static void read_activation(struct config_source *s, struct hf_config *c, const 
     source_fail(s, ERR_UNSUPPORTED);
 }
 
-static void read_quant(struct config_source *s, struct hf_config *c, const struct json *obj)
+static void hf_config_read_quant(struct config_source *s, struct hf_config *c,
+                                 const struct json *obj)
 {
     const struct json *quant = json_get(obj, "quantization_config");
     char why[QUANT_WHY_CAP];
@@ -130,7 +132,8 @@ static void read_quant(struct config_source *s, struct hf_config *c, const struc
     }
 }
 
-static void read_arch(struct config_source *s, struct hf_config *c, const struct json *obj)
+static void hf_config_read_arch(struct config_source *s, struct hf_config *c,
+                                const struct json *obj)
 {
     const struct json *list = json_get_kind(obj, "architectures", JSON_LIST);
     const char *name = list != NULL && list->n > 0 && list->items[0].kind == JSON_TEXT
@@ -154,7 +157,8 @@ static void read_arch(struct config_source *s, struct hf_config *c, const struct
 }
 
 /* Families have names of their own for the same numbers. */
-static void read_counts(struct config_source *s, struct hf_config *c, const struct json *obj)
+static void hf_config_read_counts(struct config_source *s, struct hf_config *c,
+                                  const struct json *obj)
 {
     static const char *const dims[] = {"hidden_size", "n_embd", NULL};
     static const char *const layers[] = {"num_hidden_layers", "n_layer", NULL};
@@ -181,9 +185,10 @@ static void read_counts(struct config_source *s, struct hf_config *c, const stru
     c->tied = source_flag(s, obj, "tie_word_embeddings", c->arch->is_tied);
 }
 
-static void read_shape(struct config_source *s, struct hf_config *c, const struct json *obj)
+static void hf_config_read_shape(struct config_source *s, struct hf_config *c,
+                                 const struct json *obj)
 {
-    read_counts(s, c, obj);
+    hf_config_read_counts(s, c, obj);
     if (s->rc != ERR_OK)
         return;
     c->head_dim = c->arch->head_dim > 0 ? c->arch->head_dim : c->dim / c->n_heads;
@@ -204,7 +209,7 @@ static void read_shape(struct config_source *s, struct hf_config *c, const struc
 }
 
 /* What the architecture's row says, and one rope for all layers; its own fields come later. */
-static void read_row(struct config_source *s, struct hf_config *c, const struct json *obj)
+static void hf_config_read_row(struct config_source *s, struct hf_config *c, const struct json *obj)
 {
     const struct arch *a = c->arch;
 
@@ -230,7 +235,8 @@ static void read_row(struct config_source *s, struct hf_config *c, const struct 
 
 /* The window of layers that have one; 0: they see all. A field that is missing has transformers'
  * preset. */
-static int read_window(struct config_source *s, const struct hf_config *c, const struct json *obj)
+static int hf_config_read_window(struct config_source *s, const struct hf_config *c,
+                                 const struct json *obj)
 {
     const struct json *v = json_get(obj, "sliding_window");
 
@@ -244,8 +250,8 @@ static int read_window(struct config_source *s, const struct hf_config *c, const
 }
 
 /* One of layer_types. */
-static enum layer_kind layer_kind_of(struct config_source *s, const struct hf_config *c,
-                                     const struct json *type)
+static enum layer_kind hf_config_layer_kind(struct config_source *s, const struct hf_config *c,
+                                            const struct json *type)
 {
     const char *name = type->kind == JSON_TEXT ? type->text : "";
 
@@ -267,7 +273,8 @@ static enum layer_kind layer_kind_of(struct config_source *s, const struct hf_co
     return LAYER_FULL;
 }
 
-static void read_layer_types(struct config_source *s, struct hf_config *c, const struct json *types)
+static void hf_config_read_layer_types(struct config_source *s, struct hf_config *c,
+                                       const struct json *types)
 {
     if (types->kind != JSON_LIST || types->n != (uint32_t)c->n_layers) {
         log_error("model: %s: layer_types must be a list of %d", s->name, c->n_layers);
@@ -275,19 +282,20 @@ static void read_layer_types(struct config_source *s, struct hf_config *c, const
         return;
     }
     for (int i = 0; i < c->n_layers && s->rc == ERR_OK; i++)
-        c->layer_kinds[i] = (uint8_t)layer_kind_of(s, c, &types->items[i]);
+        c->layer_kinds[i] = (uint8_t)hf_config_layer_kind(s, c, &types->items[i]);
 }
 
 /* What each layer mixes tokens by, as transformers' classes read it. A window that no text fills is
  * none. */
-static void read_layers(struct config_source *s, struct hf_config *c, const struct json *obj)
+static void hf_config_read_layers(struct config_source *s, struct hf_config *c,
+                                  const struct json *obj)
 {
     const struct json *types = json_get(obj, "layer_types");
     int first = 0, pattern = 0;
 
     if (s->rc != ERR_OK)
         return;
-    c->window = read_window(s, c, obj);
+    c->window = hf_config_read_window(s, c, obj);
     if (c->arch->window == ARCH_WINDOW_LAYERS)
         first = source_whole(s, obj, "max_window_layers", WINDOW_FIRST_PRESET, 0, 1 << 24);
     if (c->arch->window_pattern > 0)
@@ -295,7 +303,7 @@ static void read_layers(struct config_source *s, struct hf_config *c, const stru
     for (int i = first; i < c->n_layers && c->window > 0; i++)
         c->layer_kinds[i] = pattern > 0 && (i + 1) % pattern == 0 ? LAYER_FULL : LAYER_WINDOW;
     if (c->arch->window >= ARCH_WINDOW_LAYERS && types != NULL && types->kind != JSON_NULL)
-        read_layer_types(s, c, types);
+        hf_config_read_layer_types(s, c, types);
     for (int i = 0; i < c->n_layers && c->window >= c->len_max; i++)
         c->layer_kinds[i] =
             c->layer_kinds[i] == LAYER_WINDOW ? (uint8_t)LAYER_FULL : c->layer_kinds[i];
@@ -304,7 +312,7 @@ static void read_layers(struct config_source *s, struct hf_config *c, const stru
 }
 
 /* eos_token_id: a number or a list of them. Ids that the vocabulary lacks end nothing. */
-static void read_eos(struct config_source *s, struct hf_config *c, const struct json *obj)
+static void hf_config_read_eos(struct config_source *s, struct hf_config *c, const struct json *obj)
 {
     const struct json *v = json_get(obj, "eos_token_id");
     const struct json *items = v;
@@ -329,8 +337,8 @@ static void read_eos(struct config_source *s, struct hf_config *c, const struct 
     }
 }
 
-static int parse(const struct json **out, struct arena *arena, const char *name, const char *text,
-                 size_t len)
+static int hf_config_parse_json(const struct json **out, struct arena *arena, const char *name,
+                                const char *text, size_t len)
 {
     char why[200];
     int rc = json_parse(out, arena, text, len, why, sizeof why);
@@ -354,34 +362,34 @@ int hf_config_parse(struct hf_config *out, const char *name, const char *bytes, 
     struct hf_config c = {.n_eos = 0};
     const struct json *obj, *root;
 
-    if ((s.rc = parse(&obj, &arena, name, bytes, len)) != ERR_OK)
+    if ((s.rc = hf_config_parse_json(&obj, &arena, name, bytes, len)) != ERR_OK)
         goto out;
-    read_arch(&s, &c, obj);
+    hf_config_read_arch(&s, &c, obj);
     if (s.rc != ERR_OK)
         goto out;
-    read_quant(&s, &c, obj);
+    hf_config_read_quant(&s, &c, obj);
     root = obj;
     if (c.arch->is_wrapped && json_get_kind(obj, "text_config", JSON_OBJECT) != NULL) {
         obj = json_get_kind(obj, "text_config", JSON_OBJECT);
-        read_quant(&s, &c, obj);
+        hf_config_read_quant(&s, &c, obj);
     }
-    read_activation(&s, &c, obj);
-    read_shape(&s, &c, obj);
-    read_row(&s, &c, obj);
-    read_layers(&s, &c, obj);
+    hf_config_read_activation(&s, &c, obj);
+    hf_config_read_shape(&s, &c, obj);
+    hf_config_read_row(&s, &c, obj);
+    hf_config_read_layers(&s, &c, obj);
     if (s.rc == ERR_OK && c.arch->read != NULL)
         c.arch->read(&c, &s, obj);
-    read_eos(&s, &c, obj);
+    hf_config_read_eos(&s, &c, obj);
     if (root != obj) { /* the outer fields are those of the whole model */
-        read_eos(&s, &c, root);
+        hf_config_read_eos(&s, &c, root);
         c.tied = source_flag(&s, root, "tie_word_embeddings", c.tied);
     }
     c.digest = hash_sha256(bytes, len, NULL, 0);
     if (s.rc == ERR_OK && generation != NULL) {
         s.name = "generation_config.json";
-        s.rc = parse(&obj, &arena, s.name, generation, generation_len);
+        s.rc = hf_config_parse_json(&obj, &arena, s.name, generation, generation_len);
         if (s.rc == ERR_OK)
-            read_eos(&s, &c, obj);
+            hf_config_read_eos(&s, &c, obj);
     }
     if (s.rc == ERR_OK)
         *out = c;

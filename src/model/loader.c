@@ -54,7 +54,7 @@ struct target {
 static const struct k_format plain = {.elem = K_BF16};
 
 /* The format that a plain matrix is rounded to. */
-static struct k_format rounded(const struct loader *l, enum loader_use use)
+static struct k_format loader_rounded_format(const struct loader *l, enum loader_use use)
 {
     return use == USE_LAYER ? l->from->layers : use == USE_HEAD ? l->from->head : plain;
 }
@@ -83,7 +83,7 @@ void loader_add(struct loader_tensors *all, const char *pattern, struct slice_sh
 
 /* --- the list --------------------------------------------------------------------------- */
 
-static void *allocate(struct loader *l, size_t bytes)
+static void *loader_allocate(struct loader *l, size_t bytes)
 {
     void *p;
 
@@ -96,7 +96,7 @@ static void *allocate(struct loader *l, size_t bytes)
     return p;
 }
 
-static int type_of(const struct tensor *t, enum device_type *out)
+static int loader_type_of(const struct tensor *t, enum device_type *out)
 {
     static const struct {
         const char *name;
@@ -112,12 +112,12 @@ static int type_of(const struct tensor *t, enum device_type *out)
     return ERR_UNSUPPORTED;
 }
 
-static struct target *target_of(const struct loader *l, size_t item, int rank)
+static struct target *loader_target_of(const struct loader *l, size_t item, int rank)
 {
     return &l->targets[item * (size_t)l->n_ranks + (size_t)rank];
 }
 
-static void grow_list(struct loader *l)
+static void loader_grow_list(struct loader *l)
 {
     size_t cap = l->items_cap == 0 ? 64 : 2 * l->items_cap;
     struct reader_item *items = mem_realloc(l->items, cap * sizeof *items);
@@ -134,9 +134,9 @@ static void grow_list(struct loader *l)
         l->items_cap = cap;
 }
 
-/* Put a tensor on the list, to be summed alone; list_target() says otherwise. Rank 0 makes the
+/* Put a tensor on the list, to be summed alone; loader_list_target() says otherwise. Rank 0 makes the
  * list, the others come by in the same order. */
-static void list(struct loader *l, const struct tensor *t)
+static void loader_list_tensor(struct loader *l, const struct tensor *t)
 {
     if (l->rank > 0) {
         must(l->n_listed < l->n_items && l->items[l->n_listed].t == t);
@@ -144,43 +144,43 @@ static void list(struct loader *l, const struct tensor *t)
         return;
     }
     if (l->n_items == l->items_cap)
-        grow_list(l);
+        loader_grow_list(l);
     if (l->rc != ERR_OK)
         return;
     l->items[l->n_items] = (struct reader_item){.t = t, .step = 1};
     for (int i = 0; i < l->n_ranks; i++)
-        *target_of(l, l->n_items, i) = (struct target){.use = BYTES_SUMMED};
+        *loader_target_of(l, l->n_items, i) = (struct target){.use = BYTES_SUMMED};
     l->n_listed = ++l->n_items;
 }
 
 /* Bytes of a number in a file. */
-static size_t file_bytes(enum device_type type)
+static size_t loader_file_bytes(enum device_type type)
 {
     return type == DEVICE_F32 ? 4 : 2;
 }
 
 /* Bytes of n elements of a row in a file. */
-static size_t bytes_of(const struct target *to, int n)
+static size_t loader_elem_bytes(const struct target *to, int n)
 {
     return to->part.kind != NULL ? k_format_row_bytes(&to->part.format, n)
-                                 : (size_t)n * file_bytes(to->type);
+                                 : (size_t)n * loader_file_bytes(to->type);
 }
 
-static size_t row_bytes(const struct target *to)
+static size_t loader_row_bytes(const struct target *to)
 {
-    return bytes_of(to, to->slice.cols);
+    return loader_elem_bytes(to, to->slice.cols);
 }
 
 /* Where the current rank has its slice of a tensor, whose rows must not be torn. */
-static void list_target(struct loader *l, size_t item, const struct target *to)
+static void loader_list_target(struct loader *l, size_t item, const struct target *to)
 {
-    l->items[item].step = row_bytes(to);
+    l->items[item].step = loader_row_bytes(to);
     if (to->use == BYTES_TURNED)
-        l->items[item].step = bytes_of(to, to->slice.rows);
-    *target_of(l, item, l->rank) = *to;
+        l->items[item].step = loader_elem_bytes(to, to->slice.rows);
+    *loader_target_of(l, item, l->rank) = *to;
 }
 
-static void digest(struct loader *l)
+static void loader_make_digest(struct loader *l)
 {
     struct hash *sum = &l->ranks[0].weights->digest;
 
@@ -217,7 +217,7 @@ void loader_name(const struct loader *l, char *out, size_t cap, const char *patt
 }
 
 /* The tensor of a name with n numbers. */
-static const struct tensor *find_vector(struct loader *l, const char *name, int n)
+static const struct tensor *loader_find_vector(struct loader *l, const char *name, int n)
 {
     const struct tensor *t = checkpoint_find(l->files, name);
 
@@ -233,13 +233,13 @@ static const struct tensor *find_vector(struct loader *l, const char *name, int 
         l->rc = ERR_INVALID;
         return NULL;
     }
-    list(l, t);
+    loader_list_tensor(l, t);
     return l->rc == ERR_OK ? t : NULL;
 }
 
-static void check_type(struct loader *l, const struct tensor *t, enum device_type *type)
+static void loader_check_type(struct loader *l, const struct tensor *t, enum device_type *type)
 {
-    if (type_of(t, type) == ERR_OK)
+    if (loader_type_of(t, type) == ERR_OK)
         return;
     log_error("model: %s: tensor %s has type %.20s; BF16, F16 and F32 are read, and for matrices "
               "the format of quantization_config",
@@ -249,8 +249,8 @@ static void check_type(struct loader *l, const struct tensor *t, enum device_typ
 
 /* Fill a vector, or a part of it, with a slice of the tensor of this name; dst NULL: this rank has
  * none of it. */
-static void fill_vector(struct loader *l, void *dst, size_t at, const char *name,
-                        const struct slice *s, bool plus_one)
+static void loader_fill_vector(struct loader *l, void *dst, size_t at, const char *name,
+                               const struct slice *s, bool plus_one)
 {
     struct target to = {.use = plus_one ? BYTES_RAISED : BYTES_FILLED,
                         .type = DEVICE_F32,
@@ -259,17 +259,18 @@ static void fill_vector(struct loader *l, void *dst, size_t at, const char *name
                         .at = at};
     const struct tensor *t;
 
-    if (l->rc != ERR_OK || (t = find_vector(l, name, s->rows)) == NULL)
+    if (l->rc != ERR_OK || (t = loader_find_vector(l, name, s->rows)) == NULL)
         return;
-    check_type(l, t, &to.type);
+    loader_check_type(l, t, &to.type);
     if (l->rc == ERR_OK && dst != NULL)
-        list_target(l, l->n_listed - 1, &to);
+        loader_list_target(l, l->n_listed - 1, &to);
 }
 
 /* --- formats ---------------------------------------------------------------------------- */
 
 /* The tensor beside a weight, by its ending; NULL when there is none. */
-static const struct tensor *beside(struct loader *l, const char *pattern, const char *ending)
+static const struct tensor *loader_tensor_beside(struct loader *l, const char *pattern,
+                                                 const char *ending)
 {
     char stem[400], name[440];
     const struct tensor *t;
@@ -280,24 +281,24 @@ static const struct tensor *beside(struct loader *l, const char *pattern, const 
     (void)snprintf(name, sizeof name, "%s.%s", stem, ending);
     t = checkpoint_find(l->files, name);
     if (t != NULL)
-        list(l, t);
+        loader_list_tensor(l, t);
     return l->rc == ERR_OK ? t : NULL;
 }
 
 /* List the tensors of a part, in the digest's order. */
-static void list_part(struct loader *l, struct part *p)
+static void loader_list_part(struct loader *l, struct part *p)
 {
     const struct tensor *const more[] = {p->q.scales.t, p->q.zeros.t, p->q.global.t};
 
-    list(l, p->q.data);
+    loader_list_tensor(l, p->q.data);
     p->item = l->n_listed - 1;
     for (int i = 0; i < 3 && l->rc == ERR_OK; i++) {
         if (more[i] != NULL)
-            list(l, more[i]);
+            loader_list_tensor(l, more[i]);
     }
 }
 
-static void find_part(struct loader *l, struct part *p)
+static void loader_find_part(struct loader *l, struct part *p)
 {
     int rows = p->is_turned ? p->slice.cols : p->slice.rows;
     int cols = p->is_turned ? p->slice.rows : p->slice.cols;
@@ -311,13 +312,13 @@ static void find_part(struct loader *l, struct part *p)
         log_error("model: %s", why);
         return;
     }
-    list_part(l, p);
+    loader_list_part(l, p);
     if (p->q.kind == NULL)
-        check_type(l, p->q.data, &p->type);
+        loader_check_type(l, p->q.data, &p->type);
 }
 
 /* Whether the parts can stand as they are in one matrix. */
-static bool fit_together(const struct part *parts, int n_parts)
+static bool loader_parts_fit(const struct part *parts, int n_parts)
 {
     const struct quant_part *first = &parts[0].q;
 
@@ -340,24 +341,25 @@ static bool fit_together(const struct part *parts, int n_parts)
 
 /* The format that the checkpoint, or the setting, has for a matrix; that of a part when not all
  * have it, which has_all says. */
-static struct k_format wanted_format(const struct loader *l, const struct part *parts, int n_parts,
-                                     enum loader_use use, bool *has_all)
+static struct k_format loader_wanted_format(const struct loader *l, const struct part *parts,
+                                            int n_parts, enum loader_use use, bool *has_all)
 {
     *has_all = true;
     if (parts[0].is_turned)
         return plain; /* rounding works on rows of the file */
     for (int i = 0; i < n_parts; i++) {
         if (parts[i].q.kind != NULL) {
-            *has_all = fit_together(parts, n_parts);
+            *has_all = loader_parts_fit(parts, n_parts);
             return parts[i].q.format;
         }
     }
     if (l->files == NULL && use == USE_LAYER && l->c->quant.kind != NULL)
         return l->c->quant.format;
-    return rounded(l, use);
+    return loader_rounded_format(l, use);
 }
 
-static void count_converted(struct loader *l, const struct k_matrix *m, const struct k_format *f)
+static void loader_count_converted(struct loader *l, const struct k_matrix *m,
+                                   const struct k_format *f)
 {
     struct loader_converted *c = &l->converted;
 
@@ -370,26 +372,27 @@ static void count_converted(struct loader *l, const struct k_matrix *m, const st
 }
 
 /* The format of a matrix on the device. */
-static void choose_format(struct loader *l, struct k_matrix *m, const struct part *parts,
-                          int n_parts, enum loader_use use)
+static void loader_choose_format(struct loader *l, struct k_matrix *m, const struct part *parts,
+                                 int n_parts, enum loader_use use)
 {
     bool has_all;
-    const struct k_format wanted = wanted_format(l, parts, n_parts, use, &has_all);
+    const struct k_format wanted = loader_wanted_format(l, parts, n_parts, use, &has_all);
 
     m->format = wanted;
     if (has_all && l->d->ops->takes(l->d, m))
         return;
     m->format = plain;
-    count_converted(l, m, &wanted);
+    loader_count_converted(l, m, &wanted);
 }
 
-static size_t n_scales_of(const struct k_matrix *m)
+static size_t loader_n_scales(const struct k_matrix *m)
 {
     return k_format_n_scales(&m->format, m->n_out, m->n_in);
 }
 
 /* Put a part's scales where rows from `row` on of a matrix have theirs. */
-static void place_scales(const struct k_matrix *m, float *scales, int row, const struct part *p)
+static void loader_place_scales(const struct k_matrix *m, float *scales, int row,
+                                const struct part *p)
 {
     size_t cols = (size_t)k_format_scale_cols(&m->format, m->n_in);
     int high = m->format.group_rows;
@@ -403,29 +406,30 @@ static void place_scales(const struct k_matrix *m, float *scales, int row, const
 }
 
 /* The largest of the parts' input scales, on the device; NULL when one has none. */
-static const float *input_scale(struct loader *l, const struct part *parts, int n_parts)
+static const float *loader_input_scale(struct loader *l, const struct part *parts, int n_parts)
 {
     float largest = 0.0f, *at;
 
     for (int i = 0; i < n_parts; i++) {
-        const struct tensor *t = beside(l, parts[i].pattern, parts[i].q.kind->x_scale);
+        const struct tensor *t =
+            loader_tensor_beside(l, parts[i].pattern, parts[i].q.kind->x_scale);
         float scale;
 
         if (t == NULL || quant_single(&scale, t) != ERR_OK)
             return NULL;
         largest = scale > largest ? scale : largest;
     }
-    at = allocate(l, sizeof *at);
+    at = loader_allocate(l, sizeof *at);
     if (l->rc == ERR_OK)
         l->rc = l->d->ops->upload(l->d, at, &largest, sizeof largest);
     return largest > 0.0f ? at : NULL;
 }
 
 /* The scales of a matrix in the format of its parts. */
-static void fill_scales(struct loader *l, struct k_matrix *m, float *dev_scales,
-                        const struct part *parts, int n_parts)
+static void loader_fill_scales(struct loader *l, struct k_matrix *m, float *dev_scales,
+                               const struct part *parts, int n_parts)
 {
-    size_t n_scales = n_scales_of(m);
+    size_t n_scales = loader_n_scales(m);
     float *scales = mem_zalloc_array(n_scales, sizeof *scales);
     int row = 0;
 
@@ -435,19 +439,19 @@ static void fill_scales(struct loader *l, struct k_matrix *m, float *dev_scales,
         return;
     }
     for (int i = 0; i < n_parts; row += parts[i++].slice.n_rows)
-        place_scales(m, scales, row, &parts[i]);
+        loader_place_scales(m, scales, row, &parts[i]);
     l->rc = l->d->ops->upload(l->d, dev_scales, scales, n_scales * sizeof *scales);
     mem_free(scales);
     if (!k_format_has_groups(&m->format) && l->rc == ERR_OK)
-        m->x_scale = input_scale(l, parts, n_parts);
+        m->x_scale = loader_input_scale(l, parts, n_parts);
     m->format.has_x_scale = m->x_scale != NULL;
 }
 
 /* What becomes of the parts of a matrix; its scales are those of the first row. */
-static void list_parts(struct loader *l, const struct k_matrix *m, float *dev_scales,
-                       const struct part *parts, int n_parts, enum loader_use use)
+static void loader_list_parts(struct loader *l, const struct k_matrix *m, float *dev_scales,
+                              const struct part *parts, int n_parts, enum loader_use use)
 {
-    const struct k_format to_round = rounded(l, use);
+    const struct k_format to_round = loader_rounded_format(l, use);
     bool is_plain = k_format_is_plain(&m->format), rounds = !k_format_is_plain(&to_round);
     size_t row = 0;
 
@@ -470,13 +474,13 @@ static void list_parts(struct loader *l, const struct k_matrix *m, float *dev_sc
         } else if (to.part.kind != NULL || rounds) {
             to.use = BYTES_CONVERTED;
         }
-        list_target(l, parts[i].item, &to);
+        loader_list_target(l, parts[i].item, &to);
     }
 }
 
 /* Rows first .. first + n - 1 of a tensor as float32: a rank's slice of them. */
-static int store_floats(struct loader *l, int rank, const struct target *to, const float *floats,
-                        int first, int n)
+static int loader_store_floats(struct loader *l, int rank, const struct target *to,
+                               const float *floats, int first, int n)
 {
     struct device *d = l->ranks[rank].device;
     const struct slice *s = &to->slice;
@@ -495,12 +499,12 @@ static int store_floats(struct loader *l, int rank, const struct target *to, con
 }
 
 /* The host computes the numbers. */
-static bool is_converted(const struct target *to)
+static bool loader_is_converted(const struct target *to)
 {
     return to->use == BYTES_CONVERTED || to->use == BYTES_RAISED;
 }
 
-static void raise_numbers(float *out, const struct tensor *t, size_t n)
+static void loader_raise_numbers(float *out, const struct tensor *t, size_t n)
 {
     for (size_t i = 0; i < n; i++)
         out[i] = quant_number(t, i) + 1.0f;
@@ -508,9 +512,10 @@ static void raise_numbers(float *out, const struct tensor *t, size_t n)
 
 /* n_rows rows from `first` on, of a tensor in a format or one that is rounded as if it were, to
  * numbers of the device's type. */
-static int convert_rows(struct loader *l, size_t idx, unsigned char *bytes, int first, int n_rows)
+static int loader_convert_rows(struct loader *l, size_t idx, unsigned char *bytes, int first,
+                               int n_rows)
 {
-    const struct target *to = target_of(l, idx, 0); /* of all ranks but for where it goes */
+    const struct target *to = loader_target_of(l, idx, 0); /* of all ranks but for where it goes */
     size_t cols = (size_t)to->slice.cols;
     int step = (int)(FLOATS / cols) + 1, rc = ERR_OK;
     float *floats = mem_zalloc_array((size_t)step * cols, sizeof *floats);
@@ -518,19 +523,21 @@ static int convert_rows(struct loader *l, size_t idx, unsigned char *bytes, int 
 
     if (floats == NULL)
         return ERR_NO_MEMORY;
-    for (int r = 0; r < n_rows && rc == ERR_OK; r += step, bytes += (size_t)step * row_bytes(to)) {
+    for (int r = 0; r < n_rows && rc == ERR_OK;
+         r += step, bytes += (size_t)step * loader_row_bytes(to)) {
         int some = n_rows - r < step ? n_rows - r : step;
 
         part.data = bytes;
         if (to->use == BYTES_RAISED)
-            raise_numbers(floats, &part, (size_t)some * cols);
+            loader_raise_numbers(floats, &part, (size_t)some * cols);
         else
             rc = to->part.kind != NULL ? quant_dequantise(floats, &to->part, bytes, first + r, some)
                                        : quant_round(floats, &part, 0, some, (int)cols);
         (void)pthread_mutex_lock(&l->turn); /* cannot fail: initialised, not held by us */
         for (int i = 0; i < l->n_ranks && rc == ERR_OK; i++) {
-            if (is_converted(target_of(l, idx, i)))
-                rc = store_floats(l, i, target_of(l, idx, i), floats, first + r, some);
+            if (loader_is_converted(loader_target_of(l, idx, i)))
+                rc =
+                    loader_store_floats(l, i, loader_target_of(l, idx, i), floats, first + r, some);
         }
         (void)pthread_mutex_unlock(&l->turn);
     }
@@ -541,9 +548,10 @@ static int convert_rows(struct loader *l, size_t idx, unsigned char *bytes, int 
 /* n_rows rows from `first` on of a tensor that is the transpose of its matrix: they are columns of
  * all rows of that, so the matrix is gathered on the host and stored with the tensor's last row.
  * One thread reads a tensor, in the order of its rows. */
-static int turn_rows(struct loader *l, size_t idx, unsigned char *bytes, int first, int n_rows)
+static int loader_turn_rows(struct loader *l, size_t idx, unsigned char *bytes, int first,
+                            int n_rows)
 {
-    struct target *to = target_of(l, idx, 0);
+    struct target *to = loader_target_of(l, idx, 0);
     struct tensor part = *l->items[idx].t;
     int rows = to->slice.rows, cols = to->slice.cols, rc = ERR_OK;
 
@@ -560,7 +568,7 @@ static int turn_rows(struct loader *l, size_t idx, unsigned char *bytes, int fir
         return ERR_OK;
     (void)pthread_mutex_lock(&l->turn); /* cannot fail: initialised, not held by us */
     for (int i = 0; i < l->n_ranks && rc == ERR_OK; i++)
-        rc = store_floats(l, i, target_of(l, idx, i), to->turned, 0, rows);
+        rc = loader_store_floats(l, i, loader_target_of(l, idx, i), to->turned, 0, rows);
     (void)pthread_mutex_unlock(&l->turn);
     mem_free(to->turned);
     to->turned = NULL;
@@ -568,15 +576,15 @@ static int turn_rows(struct loader *l, size_t idx, unsigned char *bytes, int fir
 }
 
 /* n rows of a slice, from row `to_row` of it on: they begin in the pipe with row `row`. */
-static int send(struct device *d, const struct target *to, const struct device_pipe *pipe, int row,
-                int to_row, int n)
+static int loader_send_rows(struct device *d, const struct target *to,
+                            const struct device_pipe *pipe, int row, int to_row, int n)
 {
     int cols = to->slice.n_cols;
     size_t elems = (size_t)n * (size_t)cols, at = to->at + (size_t)to_row * (size_t)cols;
     struct device_pipe some = *pipe;
     struct k_quantised out;
 
-    some.bytes += (size_t)row * row_bytes(to) + bytes_of(to, to->slice.col);
+    some.bytes += (size_t)row * loader_row_bytes(to) + loader_elem_bytes(to, to->slice.col);
     switch (to->use) {
     case BYTES_SUMMED:
     case BYTES_CONVERTED:
@@ -584,9 +592,9 @@ static int send(struct device *d, const struct target *to, const struct device_p
     case BYTES_TURNED: break;
     case BYTES_FILLED: return d->ops->pipe_weights(d, &some, to->dst, at, to->type, elems);
     case BYTES_COPIED:
-        return d->ops->pipe_bytes(d, &some,
-                                  (char *)to->dst + to->at + (size_t)to_row * bytes_of(to, cols),
-                                  (size_t)n * bytes_of(to, cols));
+        return d->ops->pipe_bytes(
+            d, &some, (char *)to->dst + to->at + (size_t)to_row * loader_elem_bytes(to, cols),
+            (size_t)n * loader_elem_bytes(to, cols));
     case BYTES_ROUNDED:
         out = (struct k_quantised){.data = (k_e4m3 *)to->dst + at, .scales = to->scales + to_row};
         return d->ops->pipe_quantise(d, &some, &out, to->type, n, cols);
@@ -596,8 +604,8 @@ static int send(struct device *d, const struct target *to, const struct device_p
 
 /* Rows first .. first + n - 1 of a tensor are in the pipe: a rank's slice of them. What several
  * ranks have is sent several times, so with ranks a device must not convert it in the pipe. */
-static int send_slice(struct device *d, const struct target *to, const struct device_pipe *pipe,
-                      int first, int n)
+static int loader_send_slice(struct device *d, const struct target *to,
+                             const struct device_pipe *pipe, int first, int n)
 {
     const struct slice *s = &to->slice;
     struct slice_run run = slice_next(s, first, first + n);
@@ -607,16 +615,17 @@ static int send_slice(struct device *d, const struct target *to, const struct de
         int step = s->n_cols < s->cols ? 1 : run.n;
 
         for (int i = 0; i < run.n && rc == ERR_OK; i += step)
-            rc = send(d, to, pipe, run.from + i - first, run.to + i, step);
+            rc = loader_send_rows(d, to, pipe, run.from + i - first, run.to + i, step);
     }
     return rc;
 }
 
 /* The reader's: bytes from `at` on of an item are in the pipe. */
-static int place(void *context, size_t idx, struct device_pipe *pipe, size_t at, size_t bytes)
+static int loader_place_bytes(void *context, size_t idx, struct device_pipe *pipe, size_t at,
+                              size_t bytes)
 {
     struct loader *l = context;
-    const struct target *to = target_of(l, idx, 0);
+    const struct target *to = loader_target_of(l, idx, 0);
     size_t step = l->items[idx].step;
     int rc = ERR_OK;
 
@@ -625,20 +634,21 @@ static int place(void *context, size_t idx, struct device_pipe *pipe, size_t at,
     if (to->part.kind != NULL && to->part.kind->unpack != NULL)
         to->part.kind->unpack(pipe->bytes, bytes);
     if (to->use == BYTES_TURNED)
-        return turn_rows(l, idx, pipe->bytes, (int)(at / step), (int)(bytes / step));
-    if (is_converted(to))
-        return convert_rows(l, idx, pipe->bytes, (int)(at / step), (int)(bytes / step));
+        return loader_turn_rows(l, idx, pipe->bytes, (int)(at / step), (int)(bytes / step));
+    if (loader_is_converted(to))
+        return loader_convert_rows(l, idx, pipe->bytes, (int)(at / step), (int)(bytes / step));
     for (int i = 0; i < l->n_ranks && rc == ERR_OK; i++) {
-        to = target_of(l, idx, i);
+        to = loader_target_of(l, idx, i);
         if (to->use != BYTES_SUMMED)
-            rc = send_slice(l->ranks[i].device, to, pipe, (int)(at / step), (int)(bytes / step));
+            rc = loader_send_slice(l->ranks[i].device, to, pipe, (int)(at / step),
+                                   (int)(bytes / step));
     }
     return rc;
 }
 
 /* The rank's part of the noise that a whole matrix has, plain. */
-static int fill_random_slices(struct loader *l, const struct k_matrix *m, const struct part *parts,
-                              int n_parts, uint64_t seed)
+static int loader_fill_random_slices(struct loader *l, const struct k_matrix *m,
+                                     const struct part *parts, int n_parts, uint64_t seed)
 {
     float *row = mem_zalloc_array((size_t)m->n_in, sizeof *row);
     size_t above = 0, at = 0;
@@ -661,10 +671,10 @@ static int fill_random_slices(struct loader *l, const struct k_matrix *m, const 
 }
 
 /* Random elements, and scales that make them as large as others' weights. */
-static void fill_random(struct loader *l, const struct k_matrix *m, float *dev_scales,
-                        const struct part *parts, int n_parts)
+static void loader_fill_random(struct loader *l, const struct k_matrix *m, float *dev_scales,
+                               const struct part *parts, int n_parts)
 {
-    size_t n_scales = n_scales_of(m);
+    size_t n_scales = loader_n_scales(m);
     const struct slice *s = &parts[0].slice;
     bool is_split = s->n_rows < s->rows || s->n_cols < s->cols;
     uint64_t seed = l->seed++;
@@ -674,7 +684,7 @@ static void fill_random(struct loader *l, const struct k_matrix *m, float *dev_s
      * minutes for that of a whole model. On the cpu device ranks compute what one rank would, which
      * tests compare. */
     if (l->n_ranks > 1 && n_scales == 0 && !l->d->is_gpu)
-        l->rc = fill_random_slices(l, m, parts, n_parts, seed);
+        l->rc = loader_fill_random_slices(l, m, parts, n_parts, seed);
     else
         l->rc = l->d->ops->fill_random(l->d, m, n_scales > 0 ? RANDOM_CODES : RANDOM_SCALE,
                                        is_split ? seed + ((uint64_t)l->rank << 32) : seed);
@@ -706,30 +716,31 @@ struct k_matrix loader_matrix(struct loader *l, const struct loader_tensors *all
                                  .is_turned = use == USE_LAYER && l->c->arch->is_turned};
         m.n_out += parts[i].slice.n_rows;
         if (l->files != NULL)
-            find_part(l, &parts[i]);
+            loader_find_part(l, &parts[i]);
     }
     if (l->rc != ERR_OK)
         return m;
-    choose_format(l, &m, parts, all->n, use);
+    loader_choose_format(l, &m, parts, all->n, use);
     is_plain = k_format_is_plain(&m.format);
-    m.data = allocate(l, (size_t)m.n_out * (is_plain ? (size_t)m.n_in * l->d->elem_bytes
-                                                     : k_format_row_bytes(&m.format, m.n_in)));
+    m.data =
+        loader_allocate(l, (size_t)m.n_out * (is_plain ? (size_t)m.n_in * l->d->elem_bytes
+                                                       : k_format_row_bytes(&m.format, m.n_in)));
     if (!is_plain)
-        m.scales = scales = allocate(l, n_scales_of(&m) * sizeof *scales);
+        m.scales = scales = loader_allocate(l, loader_n_scales(&m) * sizeof *scales);
     l->w->reads_codes = l->w->reads_codes || k_format_reads_codes(&m.format);
     if (l->rc != ERR_OK)
         return m;
     if (l->files == NULL)
-        fill_random(l, &m, scales, parts, all->n);
+        loader_fill_random(l, &m, scales, parts, all->n);
     else
-        list_parts(l, &m, scales, parts, all->n, use);
+        loader_list_parts(l, &m, scales, parts, all->n, use);
     if (l->files != NULL && !is_plain && parts[0].q.kind != NULL)
-        fill_scales(l, &m, scales, parts, all->n);
+        loader_fill_scales(l, &m, scales, parts, all->n);
     return m;
 }
 
 /* The shape of what stands beside each row of a tensor: one number. */
-static struct slice_shape of_rows(const struct slice_shape *shape)
+static struct slice_shape loader_row_shape(const struct slice_shape *shape)
 {
     struct slice_shape s = *shape;
 
@@ -744,18 +755,18 @@ void *loader_bias(struct loader *l, const struct loader_tensors *all, enum plan_
     void *dst = NULL;
 
     for (int i = 0; i < all->n; i++) {
-        const struct slice_shape shape = of_rows(&all->shapes[i]);
+        const struct slice_shape shape = loader_row_shape(&all->shapes[i]);
 
         slices[i] = slice_make(&shape, l->rank, l->n_ranks);
         n += (size_t)slices[i].n_rows;
     }
     if (l->rank == 0 || split != SPLIT_COLUMNS)
-        dst = allocate(l, n * l->d->elem_bytes);
+        dst = loader_allocate(l, n * l->d->elem_bytes);
     for (int i = 0; i < all->n && l->files != NULL; i++) {
         char name[400];
 
         loader_name(l, name, sizeof name, all->patterns[i], ".bias");
-        fill_vector(l, dst, at, name, &slices[i], false);
+        loader_fill_vector(l, dst, at, name, &slices[i], false);
         at += (size_t)slices[i].n_rows;
     }
     return dst;
@@ -765,13 +776,13 @@ void *loader_vector(struct loader *l, const char *pattern, const struct slice_sh
                     bool plus_one)
 {
     const struct slice s = slice_make(shape, l->rank, l->n_ranks);
-    void *dst = allocate(l, (size_t)s.n_rows * l->d->elem_bytes);
+    void *dst = loader_allocate(l, (size_t)s.n_rows * l->d->elem_bytes);
     char name[400];
     float ones[256];
 
     if (l->files != NULL) {
         loader_name(l, name, sizeof name, pattern, ".weight");
-        fill_vector(l, dst, 0, name, &s, plus_one);
+        loader_fill_vector(l, dst, 0, name, &s, plus_one);
         return dst;
     }
     for (int i = 0; i < 256; i++)
@@ -785,13 +796,13 @@ void *loader_vector(struct loader *l, const char *pattern, const struct slice_sh
 /* Whichever of the scale's names is there. */
 float loader_kv_scale(struct loader *l, const char *own, const char *pattern, const char *ending)
 {
-    const struct tensor *t = beside(l, own, ending);
+    const struct tensor *t = loader_tensor_beside(l, own, ending);
     float scale = 1.0f;
 
     if (t == NULL)
-        t = beside(l, pattern, ending);
+        t = loader_tensor_beside(l, pattern, ending);
     if (t == NULL)
-        t = beside(l, pattern, "output_scale");
+        t = loader_tensor_beside(l, pattern, "output_scale");
     if (t != NULL && quant_single(&scale, t) != ERR_OK) {
         log_error("model: %s: tensor %s is not one number of F32, BF16, F16 or F8_E8M0",
                   checkpoint_path(l->files, t), t->name);
@@ -806,7 +817,7 @@ int loader_read(struct loader *l)
                              .device = l->ranks[0].device,
                              .items = l->items,
                              .n_items = l->n_items,
-                             .place = place,
+                             .place = loader_place_bytes,
                              .context = l};
     int rc;
 
@@ -814,14 +825,14 @@ int loader_read(struct loader *l)
     rc = reader_run(&r);
     (void)pthread_mutex_destroy(&l->turn);
     if (rc == ERR_OK)
-        digest(l);
+        loader_make_digest(l);
     return rc;
 }
 
 void loader_fini(struct loader *l)
 {
     for (size_t i = 0; i < l->n_items; i++)
-        mem_free(target_of(l, i, 0)->turned); /* where reading failed half-way */
+        mem_free(loader_target_of(l, i, 0)->turned); /* where reading failed half-way */
     mem_free(l->targets);
     mem_free(l->items);
     checkpoint_close(l->files);

@@ -60,21 +60,21 @@ struct model {
 
 /* --- opening --------------------------------------------------------------------------- */
 
-static int least(int a, int b)
+static int model_least(int a, int b)
 {
     return a < b ? a : b;
 }
 
-static bool is_set(const char *option)
+static bool model_is_set(const char *option)
 {
     return option != NULL && option[0] != '\0';
 }
 
 /* The types of weights and pages. */
-static int choose_types(struct model *m, const struct model_options *o)
+static int model_choose_types(struct model *m, const struct model_options *o)
 {
-    const char *kv = is_set(o->kv_cache_dtype) ? o->kv_cache_dtype : "auto";
-    bool rounds = is_set(o->quantization);
+    const char *kv = model_is_set(o->kv_cache_dtype) ? o->kv_cache_dtype : "auto";
+    bool rounds = model_is_set(o->quantization);
     bool rounds_head = rounds && strcmp(o->quantization, "fp8_all") == 0;
 
     if (rounds && !rounds_head && strcmp(o->quantization, "fp8") != 0) {
@@ -102,12 +102,12 @@ static int choose_types(struct model *m, const struct model_options *o)
     return ERR_OK;
 }
 
-static size_t kv_elem_bytes(const struct model *m)
+static size_t model_kv_elem_bytes(const struct model *m)
 {
     return m->kv_type == K_E4M3 ? sizeof(k_e4m3) : m->device->elem_bytes;
 }
 
-static void name_device(struct model *m)
+static void model_name_device(struct model *m)
 {
     char *out = m->shape.device;
 
@@ -119,7 +119,7 @@ static void name_device(struct model *m)
 }
 
 /* Options and presets become the shape; all but the pages. */
-static int choose_shape(struct model *m, const struct model_options *o)
+static int model_choose_shape(struct model *m, const struct model_options *o)
 {
     struct model_shape *s = &m->shape;
     const struct hf_config *c = &m->config;
@@ -148,7 +148,7 @@ static int choose_shape(struct model *m, const struct model_options *o)
     s->max_model_len = o->max_model_len > 0 ? o->max_model_len : c->len_max;
     s->n_eos = c->n_eos;
     memcpy(s->eos, c->eos, sizeof s->eos);
-    name_device(m);
+    model_name_device(m);
     if (s->page_tokens < 1 || s->page_tokens > 256) {
         log_error("model: page_tokens %d must be 1 to 256", s->page_tokens);
         return ERR_INVALID;
@@ -166,10 +166,10 @@ static int choose_shape(struct model *m, const struct model_options *o)
     return ERR_OK;
 }
 
-static int choose_groups(struct model *m)
+static int model_choose_groups(struct model *m)
 {
     struct model_shape *s = &m->shape;
-    int rc = cache_make(&m->cache, &m->plan, s->page_tokens, kv_elem_bytes(m));
+    int rc = cache_make(&m->cache, &m->plan, s->page_tokens, model_kv_elem_bytes(m));
 
     if (rc != ERR_OK)
         return rc;
@@ -179,7 +179,7 @@ static int choose_groups(struct model *m)
     return ERR_OK;
 }
 
-static int alloc_host(struct model *m)
+static int model_alloc_host(struct model *m)
 {
     size_t tokens = (size_t)m->shape.max_num_batched_tokens, seqs = (size_t)m->shape.max_num_seqs;
 
@@ -204,17 +204,17 @@ struct turning {
     float *turns;
 };
 
-static void turn_some(void *job, int task, int worker)
+static void model_turn_positions(void *job, int task, int worker)
 {
     const struct turning *t = job;
     int first = task * TURNS_A_TASK, left = t->len - first;
 
     (void)worker;
     rope_turns(t->rope, t->turns + (size_t)first * (size_t)t->rope->head_dim, first,
-               least(left, TURNS_A_TASK), t->len);
+               model_least(left, TURNS_A_TASK), t->len);
 }
 
-static int place_turns(struct rank *r, void *context)
+static int model_place_turns(struct rank *r, void *context)
 {
     const struct turning *job = context;
     struct device *d = r->device;
@@ -226,7 +226,7 @@ static int place_turns(struct rank *r, void *context)
 }
 
 /* The tables of turns, one per rope: 80 ms of sines for 131072 positions if one thread did it. */
-static int fill_turns(struct model *m)
+static int model_fill_turns(struct model *m)
 {
     int len = m->shape.max_model_len, n_tasks = (len + TURNS_A_TASK - 1) / TURNS_A_TASK;
     struct turning job = {.len = len};
@@ -236,11 +236,11 @@ static int fill_turns(struct model *m)
     job.turns = mem_alloc((size_t)len * (size_t)m->shape.head_dim * sizeof(float));
     if (job.turns == NULL)
         return rc;
-    rc = pool_open(&pool, least(n_tasks, least(pool_cores(), TURNS_THREADS)));
+    rc = pool_open(&pool, model_least(n_tasks, model_least(pool_cores(), TURNS_THREADS)));
     for (job.idx = 0; job.idx < m->plan.n_ropes && rc == ERR_OK; job.idx++) {
         job.rope = &m->plan.ropes[job.idx];
-        pool_run(pool, turn_some, &job, n_tasks);
-        rc = rank_run(&m->ranks, place_turns, &job);
+        pool_run(pool, model_turn_positions, &job, n_tasks);
+        rc = rank_run(&m->ranks, model_place_turns, &job);
     }
     pool_close(pool);
     mem_free(job.turns);
@@ -248,7 +248,7 @@ static int fill_turns(struct model *m)
 }
 
 /* Rank 0 alone has rows of logits, and samples them. */
-static struct device_limits limits_of(const struct model *m, const struct rank *r)
+static struct device_limits model_rank_limits(const struct model *m, const struct rank *r)
 {
     const struct model_shape *s = &m->shape;
     const struct plan_widths widest = plan_widest(&m->plan);
@@ -275,27 +275,27 @@ static struct device_limits limits_of(const struct model *m, const struct rank *
     return limits;
 }
 
-static int alloc_rank(struct rank *r, void *model)
+static int model_alloc_rank(struct rank *r, void *model)
 {
     const struct model *m = model;
-    const struct device_limits limits = limits_of(m, r);
+    const struct device_limits limits = model_rank_limits(m, r);
     int rc = r->device->ops->reserve(r->device, &limits);
 
     return rc != ERR_OK ? rc : activations_alloc(&r->act, r->device, &m->plan, &limits);
 }
 
 /* Activations, work areas and the table of turns: everything but weights and pages. */
-static int alloc_work(struct model *m)
+static int model_alloc_work(struct model *m)
 {
-    int rc = rank_run(&m->ranks, alloc_rank, m);
+    int rc = rank_run(&m->ranks, model_alloc_rank, m);
 
-    if (rc != ERR_OK || (rc = alloc_host(m)) != ERR_OK)
+    if (rc != ERR_OK || (rc = model_alloc_host(m)) != ERR_OK)
         return rc;
-    return fill_turns(m);
+    return model_fill_turns(m);
 }
 
 /* What a rank's GPU has left for pages. */
-static int rank_budget(struct device *d, double utilization, size_t *out)
+static int model_rank_budget(struct device *d, double utilization, size_t *out)
 {
     size_t free_bytes = 0, total_bytes = 0, used, allowed;
     int rc = d->ops->free(d, &free_bytes, &total_bytes);
@@ -310,7 +310,7 @@ static int rank_budget(struct device *d, double utilization, size_t *out)
 
 /* Bytes that the KV pages of all ranks may take. Every page has a part on each GPU, so the fullest
  * GPU decides. */
-static int kv_budget(struct model *m, const struct model_options *o, size_t *out)
+static int model_kv_budget(struct model *m, const struct model_options *o, size_t *out)
 {
     size_t least_bytes = SIZE_MAX;
 
@@ -320,7 +320,7 @@ static int kv_budget(struct model *m, const struct model_options *o, size_t *out
     }
     for (int i = 0; i < m->ranks.n; i++) {
         size_t bytes;
-        int rc = rank_budget(m->ranks.at[i].device, o->gpu_memory_utilization, &bytes);
+        int rc = model_rank_budget(m->ranks.at[i].device, o->gpu_memory_utilization, &bytes);
 
         if (rc != ERR_OK)
             return rc;
@@ -330,7 +330,7 @@ static int kv_budget(struct model *m, const struct model_options *o, size_t *out
     return ERR_OK;
 }
 
-static const char *pages_setting(const struct model *m, const struct model_options *o)
+static const char *model_pages_setting(const struct model *m, const struct model_options *o)
 {
     if (o->num_pages > 0)
         return "num_pages";
@@ -338,11 +338,11 @@ static const char *pages_setting(const struct model *m, const struct model_optio
 }
 
 /* Settle n_pages, and max_model_len where the memory is short and nobody asked for a length. */
-static int choose_pages(struct model *m, const struct model_options *o)
+static int model_choose_pages(struct model *m, const struct model_options *o)
 {
     struct model_shape *s = &m->shape;
     size_t budget = 0, n;
-    int rc = kv_budget(m, o, &budget), len;
+    int rc = model_kv_budget(m, o, &budget), len;
 
     if (rc != ERR_OK)
         return rc;
@@ -352,20 +352,20 @@ static int choose_pages(struct model *m, const struct model_options *o)
     if (len == 0 || (len < s->max_model_len && o->max_model_len > 0)) {
         log_error("model: KV memory holds a text of %d tokens (%zu pages), max_model_len is %d; "
                   "lower max_model_len or give more memory (%s)",
-                  len, n, s->max_model_len, pages_setting(m, o));
+                  len, n, s->max_model_len, model_pages_setting(m, o));
         return ERR_NO_MEMORY;
     }
     s->n_pages = (int)n;
     if (len < s->max_model_len) {
         log_warn("model: KV memory holds a text of %d tokens (%zu pages), the model could take %d: "
                  "max_model_len is %d; raise %s for more",
-                 len, n, s->max_model_len, len, pages_setting(m, o));
+                 len, n, s->max_model_len, len, model_pages_setting(m, o));
         s->max_model_len = len;
     }
     return ERR_OK;
 }
 
-static int alloc_rank_pages(struct rank *r, void *model)
+static int model_alloc_rank_pages(struct rank *r, void *model)
 {
     const struct model *m = model;
 
@@ -374,7 +374,7 @@ static int alloc_rank_pages(struct rank *r, void *model)
     return r->pages == NULL ? ERR_NO_MEMORY : ERR_OK;
 }
 
-static void set_fingerprint(struct model *m)
+static void model_set_fingerprint(struct model *m)
 {
     const char *kv = m->kv_type == K_E4M3 ? "e4m3" : m->device->elem_bytes == 2 ? "bf16" : "f32";
     char text[400];
@@ -393,7 +393,7 @@ static void set_fingerprint(struct model *m)
         m->shape.fingerprint = cache_digest(&m->cache, m->shape.fingerprint);
 }
 
-static void log_groups(const struct model *m)
+static void model_log_groups(const struct model *m)
 {
     for (int g = 0; g < m->cache.n_groups; g++) {
         const struct cache_group *group = &m->cache.groups[g];
@@ -415,7 +415,7 @@ static void log_groups(const struct model *m)
     }
 }
 
-static size_t weights_bytes(const struct model *m)
+static size_t model_weights_bytes(const struct model *m)
 {
     size_t sum = 0;
 
@@ -424,7 +424,7 @@ static size_t weights_bytes(const struct model *m)
     return sum;
 }
 
-static void log_table(const struct model *m, const char *dir, uint64_t start_us)
+static void model_log_table(const struct model *m, const char *dir, uint64_t start_us)
 {
     const struct model_shape *s = &m->shape;
     char hex[17];
@@ -435,24 +435,26 @@ static void log_table(const struct model *m, const char *dir, uint64_t start_us)
              s->n_vocab);
     log_info("model: memory in MiB on %s: weights %.0f, KV pages %.0f (%d of %d tokens, %zu bytes "
              "each), activations and workspace %.0f",
-             s->device, (double)weights_bytes(m) * MIB, (double)s->page_bytes * s->n_pages * MIB,
-             s->n_pages, s->page_tokens, s->page_bytes, (double)m->work_bytes * MIB);
+             s->device, (double)model_weights_bytes(m) * MIB,
+             (double)s->page_bytes * s->n_pages * MIB, s->n_pages, s->page_tokens, s->page_bytes,
+             (double)m->work_bytes * MIB);
     if (!cache_is_simple(&m->cache))
-        log_groups(m);
+        model_log_groups(m);
     log_info("model: ready after %.1f s; max_model_len %d, max_num_seqs %d, "
              "max_num_batched_tokens %d, fingerprint %s",
              (double)(clock_us() - start_us) * 1e-6, s->max_model_len, s->max_num_seqs,
              s->max_num_batched_tokens, hex);
 }
 
-static int load_weights(struct model *m, const struct model_options *o, const struct plan *whole)
+static int model_load_weights(struct model *m, const struct model_options *o,
+                              const struct plan *whole)
 {
     const struct weights_source from = {.dir = o->dummy_weights ? NULL : o->dir,
                                         .layers = m->layers,
                                         .head = m->head,
                                         .kv_scales = m->kv_type == K_E4M3};
     struct weights_rank ranks[RANKS_MAX];
-    bool given = is_set(o->gemm_table);
+    bool given = model_is_set(o->gemm_table);
 
     for (int i = 0; i < m->ranks.n; i++) {
         struct rank *r = &m->ranks.at[i];
@@ -464,7 +466,7 @@ static int load_weights(struct model *m, const struct model_options *o, const st
 }
 
 /* All ranks run a step the same way, since their sums must meet. */
-static void fuse(struct model *m)
+static void model_fuse_ranks(struct model *m)
 {
     int most = 0;
 
@@ -472,33 +474,34 @@ static void fuse(struct model *m)
         struct rank *r = &m->ranks.at[i];
 
         activations_fuse(&r->act, r->device, &m->plan, &r->weights);
-        most = i == 0 ? r->act.fused_max : least(most, r->act.fused_max);
+        most = i == 0 ? r->act.fused_max : model_least(most, r->act.fused_max);
     }
     for (int i = 0; i < m->ranks.n; i++)
         m->ranks.at[i].act.fused_max = most;
 }
 
-static int load(struct model *m, const struct model_options *o, const struct plan *whole)
+static int model_load(struct model *m, const struct model_options *o, const struct plan *whole)
 {
     size_t before;
-    int rc = load_weights(m, o, whole);
+    int rc = model_load_weights(m, o, whole);
 
     if (rc != ERR_OK)
         return rc;
     log_debug("model: weights are loaded");
     before = ranks_allocated_bytes(&m->ranks);
-    if ((rc = alloc_work(m)) != ERR_OK)
+    if ((rc = model_alloc_work(m)) != ERR_OK)
         return rc;
-    fuse(m);
+    model_fuse_ranks(m);
     m->work_bytes = ranks_allocated_bytes(&m->ranks) - before;
     log_debug("model: work memory is allocated");
-    if ((rc = choose_pages(m, o)) != ERR_OK)
+    if ((rc = model_choose_pages(m, o)) != ERR_OK)
         return rc;
-    return rank_run(&m->ranks, alloc_rank_pages, m);
+    return rank_run(&m->ranks, model_alloc_rank_pages, m);
 }
 
 /* Open the devices and settle what they are to do together. */
-static int open_ranks(struct model *m, const struct model_options *o, const struct plan *whole)
+static int model_open_ranks(struct model *m, const struct model_options *o,
+                            const struct plan *whole)
 {
     int n = o->n_ranks > 0 ? o->n_ranks : 1, rc;
 
@@ -535,21 +538,21 @@ int model_open(struct model **out, const struct model_options *o)
         goto out;
     if ((rc = plan_make(&whole, &m->config)) != ERR_OK)
         goto out;
-    if ((rc = open_ranks(m, o, &whole)) != ERR_OK)
+    if ((rc = model_open_ranks(m, o, &whole)) != ERR_OK)
         goto out;
-    if ((rc = choose_types(m, o)) != ERR_OK)
+    if ((rc = model_choose_types(m, o)) != ERR_OK)
         goto out;
-    if ((rc = choose_shape(m, o)) != ERR_OK || (rc = choose_groups(m)) != ERR_OK)
+    if ((rc = model_choose_shape(m, o)) != ERR_OK || (rc = model_choose_groups(m)) != ERR_OK)
         goto out;
-    if ((rc = load(m, o, &whole)) != ERR_OK)
+    if ((rc = model_load(m, o, &whole)) != ERR_OK)
         goto out;
-    set_fingerprint(m);
+    model_set_fingerprint(m);
     m->shape.device_bytes = ranks_allocated_bytes(&m->ranks);
-    m->shape.weight_bytes = weights_bytes(m);
+    m->shape.weight_bytes = model_weights_bytes(m);
     m->shape.work_bytes = m->work_bytes;
     m->shape.sleeping_bytes = ranks_sleeping_bytes(&m->ranks);
     m->shape.constant_bytes = ranks_constant_bytes(&m->ranks);
-    log_table(m, o->dir, start_us);
+    model_log_table(m, o->dir, start_us);
     *out = m;
     m = NULL;
 out:
@@ -590,7 +593,7 @@ int model_pages_of(const struct model *m, int n_tokens)
 /* --- steps ----------------------------------------------------------------------------- */
 
 /* Check the ids of pages that sequence i's tokens, from position first_pos on, read and write. */
-static void check_pages(const struct model *m, const struct batch *b, int i, int first_pos)
+static void model_check_pages(const struct model *m, const struct batch *b, int i, int first_pos)
 {
     const struct cache *c = &m->cache;
 
@@ -607,7 +610,7 @@ static void check_pages(const struct model *m, const struct batch *b, int i, int
 }
 
 /* Sequence and position of each token; the batch's ranges on the way. */
-static void place_tokens(struct model *m, const struct batch *b)
+static void model_place_tokens(struct model *m, const struct batch *b)
 {
     const struct model_shape *s = &m->shape;
 
@@ -621,7 +624,7 @@ static void place_tokens(struct model *m, const struct batch *b)
 
         must(first < last);
         must(len >= last - first && len <= s->max_model_len);
-        check_pages(m, b, i, len - (last - first));
+        model_check_pages(m, b, i, len - (last - first));
         for (int t = first; t < last; t++) {
             must(
                 b->token_ids[t] < s->n_vocab &&
@@ -632,7 +635,7 @@ static void place_tokens(struct model *m, const struct batch *b)
     }
 }
 
-static void place_row(struct model *m, const struct batch *b, int i)
+static void model_place_row(struct model *m, const struct batch *b, int i)
 {
     const struct batch_row *r = &b->rows[i];
     struct k_sample_row *k = &m->rows[i];
@@ -655,7 +658,7 @@ static void place_row(struct model *m, const struct batch *b, int i)
     }
 }
 
-static void place_extra(struct model *m, const struct batch *b, int i)
+static void model_place_extra(struct model *m, const struct batch *b, int i)
 {
     const struct batch_extra *e = &b->extras[i];
     struct device_extras *x = &m->device->extras;
@@ -689,7 +692,7 @@ static void place_extra(struct model *m, const struct batch *b, int i)
 
 /* A rank's part of a step. Rank 0 computes the logits; the others get its rows because a step is
  * laid out by them. */
-static int begin_rank(struct rank *r, void *model)
+static int model_begin_rank(struct rank *r, void *model)
 {
     const struct model *m = model;
     struct device *d = r->device;
@@ -720,9 +723,9 @@ int model_step_begin(struct model *m, const struct batch *b)
     int rc;
 
     must(m->n_under_way < MODEL_STEPS_MAX && m->is_sampled);
-    place_tokens(m, b);
+    model_place_tokens(m, b);
     for (int i = 0; i < b->n_rows; i++)
-        place_row(m, b, i);
+        model_place_row(m, b, i);
     m->device_batch = (struct device_batch){
         .tokens = {.ids = b->token_ids,
                    .seq = m->token_seq,
@@ -739,7 +742,7 @@ int model_step_begin(struct model *m, const struct batch *b)
         .histories = m->histories,
         .n_rows = b->n_rows,
     };
-    if ((rc = rank_run(&m->ranks, begin_rank, m)) != ERR_OK)
+    if ((rc = rank_run(&m->ranks, model_begin_rank, m)) != ERR_OK)
         return rc;
     m->n_under_way++;
     m->n_rows = b->n_rows;
@@ -764,7 +767,7 @@ int model_step_sample(struct model *m, const struct batch *b)
     x->n_biases = 0;
     x->n_asked = 0;
     for (int i = 0; i < b->n_extras; i++)
-        place_extra(m, b, i);
+        model_place_extra(m, b, i);
     if (b->n_rows > 0)
         m->device->ops->sample(m->device, m->ranks.at[0].act.logits);
     m->is_sampled = true;
@@ -778,7 +781,7 @@ uint32_t *model_masks(struct model *m, int *n_words)
 }
 
 /* Wait for all ranks' step; what it gave is rank 0's. */
-static int end_ranks(struct model *m, int32_t *token_ids, int *n_extras)
+static int model_end_ranks(struct model *m, int32_t *token_ids, int *n_extras)
 {
     int first = m->device->ops->end(m->device, token_ids, m->logprobs, n_extras);
 
@@ -799,7 +802,7 @@ int model_step_end(struct model *m, int32_t *token_ids, struct batch_logprobs *l
 
     must(m->n_under_way > 0);
     m->n_under_way--;
-    rc = end_ranks(m, token_ids, &n_extras);
+    rc = model_end_ranks(m, token_ids, &n_extras);
     if (rc != ERR_OK || logprobs == NULL)
         return rc;
     for (int i = 0; i < n_extras; i++) {
@@ -842,18 +845,19 @@ int model_row_logits(struct model *m, int row, float *logits)
 
 /* --- pages: the ranks' parts one after the other ------------------------------------------ */
 
-static char *page_at(const struct model *m, const struct rank *r, int32_t page_id)
+static char *model_page_at(const struct model *m, const struct rank *r, int32_t page_id)
 {
     must(page_id >= 0 && page_id < m->shape.n_pages);
     return r->pages + (size_t)page_id * m->cache.page_bytes;
 }
 
-static char *part_at(const struct model *m, const struct rank *r, void *host)
+static char *model_part_at(const struct model *m, const struct rank *r, void *host)
 {
     return (char *)host + (size_t)r->idx * m->cache.page_bytes;
 }
 
-static const char *const_part_at(const struct model *m, const struct rank *r, const void *host)
+static const char *model_const_part_at(const struct model *m, const struct rank *r,
+                                       const void *host)
 {
     return (const char *)host + (size_t)r->idx * m->cache.page_bytes;
 }
@@ -865,8 +869,8 @@ int model_page_read(struct model *m, int32_t page_id, void *host)
     for (int i = 0; i < m->ranks.n && rc == ERR_OK; i++) {
         const struct rank *r = &m->ranks.at[i];
 
-        rc = r->device->ops->fetch(r->device, part_at(m, r, host), page_at(m, r, page_id),
-                                   m->cache.page_bytes);
+        rc = r->device->ops->fetch(r->device, model_part_at(m, r, host),
+                                   model_page_at(m, r, page_id), m->cache.page_bytes);
     }
     return rc;
 }
@@ -878,8 +882,8 @@ int model_page_write(struct model *m, int32_t page_id, const void *host)
     for (int i = 0; i < m->ranks.n && rc == ERR_OK; i++) {
         const struct rank *r = &m->ranks.at[i];
 
-        rc = r->device->ops->upload(r->device, page_at(m, r, page_id), const_part_at(m, r, host),
-                                    m->cache.page_bytes);
+        rc = r->device->ops->upload(r->device, model_page_at(m, r, page_id),
+                                    model_const_part_at(m, r, host), m->cache.page_bytes);
     }
     return rc;
 }
@@ -891,8 +895,8 @@ int model_page_copy(struct model *m, int32_t to, int32_t from)
     for (int i = 0; i < m->ranks.n && rc == ERR_OK; i++) {
         const struct rank *r = &m->ranks.at[i];
 
-        rc = r->device->ops->copy_within(r->device, page_at(m, r, to), page_at(m, r, from),
-                                         m->cache.page_bytes);
+        rc = r->device->ops->copy_within(r->device, model_page_at(m, r, to),
+                                         model_page_at(m, r, from), m->cache.page_bytes);
     }
     return rc;
 }
@@ -904,8 +908,8 @@ int model_page_in(struct model *m, int32_t page_id, const void *host)
     for (int i = 0; i < m->ranks.n && rc == ERR_OK; i++) {
         const struct rank *r = &m->ranks.at[i];
 
-        rc = r->device->ops->copy_start(r->device, DEVICE_IN, page_at(m, r, page_id),
-                                        const_part_at(m, r, host), m->cache.page_bytes);
+        rc = r->device->ops->copy_start(r->device, DEVICE_IN, model_page_at(m, r, page_id),
+                                        model_const_part_at(m, r, host), m->cache.page_bytes);
     }
     return rc;
 }
@@ -917,20 +921,20 @@ int model_page_out(struct model *m, int32_t page_id, void *host)
     for (int i = 0; i < m->ranks.n && rc == ERR_OK; i++) {
         const struct rank *r = &m->ranks.at[i];
 
-        rc = r->device->ops->copy_start(r->device, DEVICE_OUT, part_at(m, r, host),
-                                        page_at(m, r, page_id), m->cache.page_bytes);
+        rc = r->device->ops->copy_start(r->device, DEVICE_OUT, model_part_at(m, r, host),
+                                        model_page_at(m, r, page_id), m->cache.page_bytes);
     }
     return rc;
 }
 
-static enum device_way device_way_of(enum model_way way)
+static enum device_way model_device_way(enum model_way way)
 {
     return way == MODEL_IN ? DEVICE_IN : DEVICE_OUT;
 }
 
 int model_copy_mark(struct model *m, enum model_way way, uint64_t *ticket)
 {
-    return ranks_copy_mark(&m->ranks, device_way_of(way), ticket);
+    return ranks_copy_mark(&m->ranks, model_device_way(way), ticket);
 }
 
 int model_copy_done(struct model *m, enum model_way way, uint64_t ticket)
@@ -939,7 +943,7 @@ int model_copy_done(struct model *m, enum model_way way, uint64_t ticket)
         return 0;
     if (FAULT_HIT(copy_failed))
         return ERR_GPU;
-    return ranks_copy_done(&m->ranks, device_way_of(way), ticket);
+    return ranks_copy_done(&m->ranks, model_device_way(way), ticket);
 }
 
 int model_copy_fence(struct model *m)

@@ -4,23 +4,23 @@
 /* --- memory ------------------------------------------------------------------------------- */
 
 /* n rows and room for those that a product may touch beyond them. */
-static size_t padded(const struct device *d, int n)
+static size_t activations_padded_rows(const struct device *d, int n)
 {
     return (size_t)((n + d->rows_multiple - 1) / d->rows_multiple * d->rows_multiple);
 }
 
-static int widest(int a, int b)
+static int activations_wider(int a, int b)
 {
     return a > b ? a : b;
 }
 
 /* The memory of codes: rows of any product, and their scales. */
-static int alloc_codes(struct activations *a, struct device *d, const struct plan *plan,
-                       const struct device_limits *limits)
+static int activations_alloc_codes(struct activations *a, struct device *d, const struct plan *plan,
+                                   const struct device_limits *limits)
 {
     const struct plan_widths w = plan_widest(plan);
-    size_t rows = padded(d, widest(limits->n_tokens, limits->n_seqs));
-    size_t width = (size_t)widest(plan->dim, widest(w.mixer_out, w.ff));
+    size_t rows = activations_padded_rows(d, activations_wider(limits->n_tokens, limits->n_seqs));
+    size_t width = (size_t)activations_wider(plan->dim, activations_wider(w.mixer_out, w.ff));
     struct device_rows *all[] = {&a->normed, &a->mixed, &a->ff, &a->rows_normed};
     struct k_quantised codes = {
         .data = d->ops->alloc_scratch(d, rows * width),
@@ -37,7 +37,8 @@ int activations_alloc(struct activations *a, struct device *d, const struct plan
                       const struct device_limits *limits)
 {
     const struct plan_widths w = plan_widest(plan);
-    size_t tokens = padded(d, limits->n_tokens), rows = padded(d, limits->n_seqs);
+    size_t tokens = activations_padded_rows(d, limits->n_tokens),
+           rows = activations_padded_rows(d, limits->n_seqs);
     size_t dim = (size_t)plan->dim, elem = d->elem_bytes;
     void **acts[] = {&a->normed.data, &a->mixer_in, &a->mixed.data,
                      &a->delta,       &a->ffn_in,   &a->ff.data};
@@ -56,7 +57,7 @@ int activations_alloc(struct activations *a, struct device *d, const struct plan
     if (a->x == NULL || a->rows == NULL || a->rows_normed.data == NULL || a->logits == NULL ||
         a->sums == NULL)
         return ERR_NO_MEMORY;
-    return limits->codes ? alloc_codes(a, d, plan, limits) : ERR_OK;
+    return limits->codes ? activations_alloc_codes(a, d, plan, limits) : ERR_OK;
 }
 
 void activations_fuse(struct activations *a, struct device *d, const struct plan *plan,
@@ -95,8 +96,8 @@ struct pass pass_of(struct device *d, const struct plan *plan, const struct weig
 /* --- fused -------------------------------------------------------------------------------- */
 
 /* A product of the normed residual. */
-static struct k_product fused_of_normed(const struct pass *p, enum k_product_kind kind, void *y,
-                                        const struct k_matrix *w, const void *bias)
+static struct k_product pass_fused_product(const struct pass *p, enum k_product_kind kind, void *y,
+                                           const struct k_matrix *w, const void *bias)
 {
     return (struct k_product){.kind = kind,
                               .x = p->a->normed.data,
@@ -108,14 +109,14 @@ static struct k_product fused_of_normed(const struct pass *p, enum k_product_kin
                               .y = y};
 }
 
-static void fused_run(const struct pass *p, struct k_product product)
+static void pass_fused_run(const struct pass *p, struct k_product product)
 {
     p->d->ops->product(p->d, &product, p->n);
 }
 
 /* With ranks the product gives a part, which is summed and then treated likewise. */
-static void fused_add(const struct pass *p, const struct device_rows *rows, struct pass_sum sum,
-                      struct pass_next next)
+static void pass_fused_add(const struct pass *p, const struct device_rows *rows,
+                           struct pass_sum sum, struct pass_next next)
 {
     struct k_product product = {.kind = K_PRODUCT_RESIDUAL,
                                 .x = rows->data,
@@ -128,14 +129,14 @@ static void fused_add(const struct pass *p, const struct device_rows *rows, stru
                                 .sums_out = p->a->sums};
 
     if (p->plan->n_ranks == 1 || sum.split != SPLIT_COLUMNS) {
-        fused_run(p, product);
+        pass_fused_run(p, product);
         return;
     }
-    fused_run(p, (struct k_product){.kind = K_PRODUCT_PLAIN,
-                                    .x = rows->data,
-                                    .w = sum.w,
-                                    .bias = sum.bias,
-                                    .y = p->a->delta});
+    pass_fused_run(p, (struct k_product){.kind = K_PRODUCT_PLAIN,
+                                         .x = rows->data,
+                                         .w = sum.w,
+                                         .bias = sum.bias,
+                                         .y = p->a->delta});
     product.y = p->a->delta;
     p->d->ops->sum_residual(p->d, &product, p->n);
 }
@@ -143,7 +144,7 @@ static void fused_add(const struct pass *p, const struct device_rows *rows, stru
 /* --- in parts ----------------------------------------------------------------------------- */
 
 /* An RMS norm of the residual has an operation of its own, with one for the sum before it. */
-static void norm_residual(const struct pass *p, struct pass_next next)
+static void pass_norm_residual(const struct pass *p, struct pass_next next)
 {
     const struct device_ops *op = p->d->ops;
     struct activations *a = p->a;
@@ -154,13 +155,14 @@ static void norm_residual(const struct pass *p, struct pass_next next)
         op->norm(p->d, &a->normed, a->x, next.norm, p->n, next.reader);
 }
 
-static void add_delta(const struct pass *p)
+static void pass_add_delta(const struct pass *p)
 {
     p->d->ops->add(p->d, p->a->x, p->a->delta, p->plan->by.residual, p->n);
 }
 
 /* delta = after(rows * w + bias), of all ranks together. */
-static void sum_up(const struct pass *p, const struct device_rows *rows, struct pass_sum sum)
+static void pass_sum_delta(const struct pass *p, const struct device_rows *rows,
+                           struct pass_sum sum)
 {
     const struct device_ops *op = p->d->ops;
 
@@ -186,13 +188,13 @@ void pass_embed(const struct pass *p, struct pass_next next)
     op->embed(p->d, a->x, p->w->embed.data);
     if (p->plan->by.embedding != 1.0f || p->w->positions != NULL)
         op->place(p->d, a->x, p->plan->by.embedding, p->w->positions, p->plan->positions.first);
-    norm_residual(p, next);
+    pass_norm_residual(p, next);
 }
 
 void pass_project(const struct pass *p, void *y, const struct k_matrix *w, const void *bias)
 {
     if (p->fused)
-        fused_run(p, fused_of_normed(p, K_PRODUCT_PLAIN, y, w, bias));
+        pass_fused_run(p, pass_fused_product(p, K_PRODUCT_PLAIN, y, w, bias));
     else
         p->d->ops->matmul(p->d, y, &p->a->normed, w, bias, p->n);
 }
@@ -241,10 +243,11 @@ void pass_gate(const struct pass *p, const struct ffn_plan *ffn, const struct k_
     struct activations *a = p->a;
 
     if (p->fused) {
-        struct k_product product = fused_of_normed(p, K_PRODUCT_GATED, a->ff.data, gate_up, bias);
+        struct k_product product =
+            pass_fused_product(p, K_PRODUCT_GATED, a->ff.data, gate_up, bias);
 
         product.y_is_half = k_format_reads_half(&reader->format);
-        fused_run(p, product);
+        pass_fused_run(p, product);
         return;
     }
     p->d->ops->matmul(p->d, a->ffn_in, &a->normed, gate_up, bias, p->n);
@@ -272,24 +275,24 @@ void pass_add(const struct pass *p, const struct device_rows *rows, struct pass_
     struct activations *a = p->a;
 
     if (p->fused) {
-        fused_add(p, rows, sum, next);
+        pass_fused_add(p, rows, sum, next);
         return;
     }
-    sum_up(p, rows, sum);
+    pass_sum_delta(p, rows, sum);
     if (is_parallel) {
-        norm_residual(p, next);
-        add_delta(p);
+        pass_norm_residual(p, next);
+        pass_add_delta(p);
     } else if (next.norm->kind == K_NORM_RMS && p->plan->by.residual == 1.0f) {
         p->d->ops->add_rmsnorm(p->d, &a->normed, a->x, a->delta, next.norm->weight, next.norm->eps,
                                p->n, next.reader);
     } else {
-        add_delta(p);
-        norm_residual(p, next);
+        pass_add_delta(p);
+        pass_norm_residual(p, next);
     }
 }
 
 /* The last norm and the logits of the sampled rows, whose residual is in rows. */
-static void finish_rows(const struct pass *p)
+static void pass_finish_rows(const struct pass *p)
 {
     const struct device_ops *op = p->d->ops;
     const struct k_norm *norm = &p->w->norm;
@@ -314,14 +317,14 @@ void pass_finish(const struct pass *p, const struct device_rows *rows, struct pa
     struct activations *a = p->a;
 
     if (p->fused) {
-        fused_add(p, rows, sum, next);
+        pass_fused_add(p, rows, sum, next);
         if (p->d->limits.n_vocab > 0)
-            fused_run(p, fused_of_normed(p, K_PRODUCT_FLOAT, a->logits, &p->w->head, NULL));
+            pass_fused_run(p, pass_fused_product(p, K_PRODUCT_FLOAT, a->logits, &p->w->head, NULL));
         return;
     }
-    sum_up(p, rows, sum);
+    pass_sum_delta(p, rows, sum);
     if (p->d->step_rows == 0 || p->d->limits.n_vocab == 0)
         return;
     p->d->ops->gather_add(p->d, a->rows, a->x, a->delta, p->plan->by.residual);
-    finish_rows(p);
+    pass_finish_rows(p);
 }

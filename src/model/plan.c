@@ -48,7 +48,7 @@ static struct layer_plan plan_layer(const struct hf_config *c, int layer)
     return l;
 }
 
-static bool has_multipliers(const struct multipliers *by)
+static bool plan_has_multipliers(const struct multipliers *by)
 {
     return by->embedding != 1.0f || by->residual != 1.0f || by->logits != 1.0f ||
            by->logits_cap > 0.0f;
@@ -60,7 +60,7 @@ static bool plan_fuses(const struct hf_config *c)
 {
     return c->norm.kind == K_NORM_RMS && c->norms == NORMS_BEFORE && !c->is_parallel &&
            c->qk_norm != QK_NORM_WHOLE && (c->ffn == FFN_PLAIN || c->activation == K_SILU) &&
-           !has_multipliers(&c->by) && !c->positions.is_used && !c->head_bias;
+           !plan_has_multipliers(&c->by) && !c->positions.is_used && !c->head_bias;
 }
 
 int plan_make(struct plan *out, const struct hf_config *c)
@@ -86,7 +86,7 @@ int plan_make(struct plan *out, const struct hf_config *c)
     return ERR_OK;
 }
 
-static int refuse(int n_ranks, int layer, const char *counted, int n)
+static int plan_refuse_split(int n_ranks, int layer, const char *counted, int n)
 {
     log_error("model: tensor_parallel_size %d does not divide the %d %s of layer %d", n_ranks, n,
               counted, layer);
@@ -94,7 +94,7 @@ static int refuse(int n_ranks, int layer, const char *counted, int n)
 }
 
 /* The sum of squares is over the heads of all ranks, which no rank has. */
-static int refuse_whole_norms(int n_ranks, int layer)
+static int plan_refuse_whole_norms(int n_ranks, int layer)
 {
     log_error("model: tensor_parallel_size %d: the norm of layer %d's queries is over all heads, "
               "which is not shared between ranks; set it to 1",
@@ -103,29 +103,29 @@ static int refuse_whole_norms(int n_ranks, int layer)
 }
 
 /* Ranks share a kv head where all of their queries are of its group. */
-static int split_layer(struct layer_plan *l, int layer, int n_ranks)
+static int plan_split_layer(struct layer_plan *l, int layer, int n_ranks)
 {
     struct attn_plan *a = &l->attn;
 
     switch (l->mixer) {
     case MIXER_ATTENTION:
         if (a->qk_norm == QK_NORM_WHOLE && n_ranks > 1)
-            return refuse_whole_norms(n_ranks, layer);
+            return plan_refuse_whole_norms(n_ranks, layer);
         if (a->n_heads % n_ranks != 0)
-            return refuse(n_ranks, layer, "heads", a->n_heads);
+            return plan_refuse_split(n_ranks, layer, "heads", a->n_heads);
         if (a->n_kv_heads % n_ranks != 0 && n_ranks % a->n_kv_heads != 0)
-            return refuse(n_ranks, layer, "kv heads", a->n_kv_heads);
+            return plan_refuse_split(n_ranks, layer, "kv heads", a->n_kv_heads);
         a->n_heads /= n_ranks;
         a->n_kv_heads = a->n_kv_heads > n_ranks ? a->n_kv_heads / n_ranks : 1;
         break;
     case MIXER_RECURRENT:
         if (l->recurrent.width % n_ranks != 0)
-            return refuse(n_ranks, layer, "channels", l->recurrent.width);
+            return plan_refuse_split(n_ranks, layer, "channels", l->recurrent.width);
         l->recurrent.width /= n_ranks;
         break;
     }
     if (l->ffn.ff_dim % n_ranks != 0)
-        return refuse(n_ranks, layer, "columns of the FFN", l->ffn.ff_dim);
+        return plan_refuse_split(n_ranks, layer, "columns of the FFN", l->ffn.ff_dim);
     l->ffn.ff_dim /= n_ranks;
     return ERR_OK;
 }
@@ -141,7 +141,7 @@ int plan_split(struct plan *out, const struct plan *whole, int n_ranks)
         return ERR_NO_MEMORY;
     memcpy(p.layers, whole->layers, (size_t)p.n_layers * sizeof *p.layers);
     for (int i = 0; i < p.n_layers && rc == ERR_OK; i++)
-        rc = split_layer(&p.layers[i], i, n_ranks);
+        rc = plan_split_layer(&p.layers[i], i, n_ranks);
     if (rc == ERR_OK)
         *out = p;
     else
@@ -178,13 +178,13 @@ int plan_ffn_in(const struct layer_plan *l)
     return l->ffn.kind == FFN_GATED ? 2 * l->ffn.ff_dim : l->ffn.ff_dim;
 }
 
-static int widest(int a, int b)
+static int plan_wider(int a, int b)
 {
     return a > b ? a : b;
 }
 
 /* Whether layer i is the first with its window. */
-static bool is_first_of_window(const struct plan *p, int i)
+static bool plan_is_first_of_window(const struct plan *p, int i)
 {
     for (int j = 0; j < i; j++) {
         if (p->layers[j].mixer == MIXER_ATTENTION &&
@@ -201,15 +201,15 @@ struct plan_widths plan_widest(const struct plan *p)
     for (int i = 0; i < p->n_layers; i++) {
         const struct layer_plan *l = &p->layers[i];
 
-        w.mixer_in = widest(w.mixer_in, plan_mixer_in(l));
-        w.mixer_out = widest(w.mixer_out, plan_mixer_out(l));
-        w.ffn_in = widest(w.ffn_in, plan_ffn_in(l));
-        w.ff = widest(w.ff, l->ffn.ff_dim);
-        w.n_heads = widest(w.n_heads, l->attn.n_heads);
-        w.n_kv_heads = widest(w.n_kv_heads, l->attn.n_kv_heads);
-        w.head_dim = widest(w.head_dim, l->attn.head_dim);
+        w.mixer_in = plan_wider(w.mixer_in, plan_mixer_in(l));
+        w.mixer_out = plan_wider(w.mixer_out, plan_mixer_out(l));
+        w.ffn_in = plan_wider(w.ffn_in, plan_ffn_in(l));
+        w.ff = plan_wider(w.ff, l->ffn.ff_dim);
+        w.n_heads = plan_wider(w.n_heads, l->attn.n_heads);
+        w.n_kv_heads = plan_wider(w.n_kv_heads, l->attn.n_kv_heads);
+        w.head_dim = plan_wider(w.head_dim, l->attn.head_dim);
         w.has_states = w.has_states || l->mixer == MIXER_RECURRENT;
-        w.n_windows += is_first_of_window(p, i);
+        w.n_windows += plan_is_first_of_window(p, i);
     }
     return w;
 }

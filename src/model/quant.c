@@ -19,8 +19,8 @@ struct quant_reading {
     int rc; /* the first error; later ones are not told */
 };
 
-__attribute__((format(printf, 2, 3))) static void refuse(struct quant_reading *r,
-                                                         const char *format, ...)
+__attribute__((format(printf, 2, 3))) static void quant_refuse(struct quant_reading *r,
+                                                               const char *format, ...)
 {
     va_list args;
 
@@ -33,7 +33,8 @@ __attribute__((format(printf, 2, 3))) static void refuse(struct quant_reading *r
 }
 
 /* e4m3 in the blocks of this member, which is [128, 128]; by row where it is missing. */
-static struct k_format e4m3_of(struct quant_reading *r, const struct json *obj, const char *field)
+static struct k_format quant_e4m3_format(struct quant_reading *r, const struct json *obj,
+                                         const char *field)
 {
     const struct json *v = json_get(obj, field);
 
@@ -42,11 +43,11 @@ static struct k_format e4m3_of(struct quant_reading *r, const struct json *obj, 
     if (v->kind != JSON_LIST || v->n != 2 || v->items[0].kind != JSON_INT ||
         v->items[1].kind != JSON_INT || v->items[0].whole != K_E4M3_BLOCK ||
         v->items[1].whole != K_E4M3_BLOCK)
-        refuse(r, "%s is supported as [128, 128] only", field);
+        quant_refuse(r, "%s is supported as [128, 128] only", field);
     return k_format_in_groups(K_E4M3, K_E4M3_BLOCK, K_E4M3_BLOCK);
 }
 
-static bool is_empty(const struct json *obj, const char *field)
+static bool quant_is_empty(const struct json *obj, const char *field)
 {
     const struct json *v = json_get(obj, field);
 
@@ -54,20 +55,20 @@ static bool is_empty(const struct json *obj, const char *field)
 }
 
 /* {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]} */
-static void read_fp8(struct quant_reading *r, const struct json *config)
+static void quant_read_fp8(struct quant_reading *r, const struct json *config)
 {
     const char *scheme = json_get_text(config, "activation_scheme", "dynamic");
 
     if (strcmp(scheme, "dynamic") != 0 && strcmp(scheme, "static") != 0)
-        refuse(r, "activation_scheme \"%.40s\" is neither dynamic nor static", scheme);
+        quant_refuse(r, "activation_scheme \"%.40s\" is neither dynamic nor static", scheme);
     if (strcmp(json_get_text(config, "fmt", "e4m3"), "e4m3") != 0)
-        refuse(r, "fmt is supported as e4m3 only");
-    r->format = e4m3_of(r, config, "weight_block_size");
+        quant_refuse(r, "fmt is supported as e4m3 only");
+    r->format = quant_e4m3_format(r, config, "weight_block_size");
 }
 
 /* Numbers of 8 bits and kind float; strategy is one of the three that are given. */
-static void check_numbers(struct quant_reading *r, const struct json *obj, const char *what,
-                          const char *const strategies[3])
+static void quant_check_numbers(struct quant_reading *r, const struct json *obj, const char *what,
+                                const char *const strategies[3])
 {
     const char *strategy = json_get_text(obj, "strategy", "tensor");
     const struct json *bits = json_get(obj, "num_bits");
@@ -77,13 +78,13 @@ static void check_numbers(struct quant_reading *r, const struct json *obj, const
         known = known || strcmp(strategy, strategies[i]) == 0;
     if (bits == NULL || bits->kind != JSON_INT || bits->whole != 8 ||
         strcmp(json_get_text(obj, "type", "float"), "float") != 0)
-        refuse(r, "%s are supported as float of 8 bits only", what);
+        quant_refuse(r, "%s are supported as float of 8 bits only", what);
     if (!known)
-        refuse(r, "%s of strategy \"%.40s\" are not supported", what, strategy);
+        quant_refuse(r, "%s of strategy \"%.40s\" are not supported", what, strategy);
 }
 
 /* A group of compressed-tensors: the format of its modules' weights and inputs. */
-static void read_group(struct quant_reading *r, const struct json *group, bool first)
+static void quant_read_group(struct quant_reading *r, const struct json *group, bool first)
 {
     static const char *const of_weights[] = {"tensor", "channel", "block"};
     static const char *const of_inputs[] = {"tensor", "token", "group"};
@@ -92,33 +93,34 @@ static void read_group(struct quant_reading *r, const struct json *group, bool f
     struct k_format format = k_format_by_row(K_E4M3);
 
     if (weights == NULL || inputs == NULL) {
-        refuse(r,
-               "group %.60s needs weights and input_activations: 8-bit weights with other inputs "
-               "are not supported",
-               group->key);
+        quant_refuse(
+            r,
+            "group %.60s needs weights and input_activations: 8-bit weights with other inputs "
+            "are not supported",
+            group->key);
         return;
     }
-    check_numbers(r, weights, "weights", of_weights);
-    check_numbers(r, inputs, "input_activations", of_inputs);
+    quant_check_numbers(r, weights, "weights", of_weights);
+    quant_check_numbers(r, inputs, "input_activations", of_inputs);
     if (strcmp(json_get_text(weights, "strategy", "tensor"), "block") == 0)
-        format = e4m3_of(r, weights, "block_structure");
+        format = quant_e4m3_format(r, weights, "block_structure");
     if (!first && !k_format_is_like(&format, &r->format))
-        refuse(r, "groups with and without blocks are not supported together");
+        quant_refuse(r, "groups with and without blocks are not supported together");
     r->format = format;
 }
 
-static void read_compressed(struct quant_reading *r, const struct json *config)
+static void quant_read_compressed(struct quant_reading *r, const struct json *config)
 {
     const struct json *groups = json_get_kind(config, "config_groups", JSON_OBJECT);
 
-    if (!is_empty(config, "sparsity_config") || !is_empty(config, "transform_config"))
-        refuse(r, "sparsity_config and transform_config are not supported");
+    if (!quant_is_empty(config, "sparsity_config") || !quant_is_empty(config, "transform_config"))
+        quant_refuse(r, "sparsity_config and transform_config are not supported");
     if (groups == NULL || groups->n == 0) {
-        refuse(r, "config_groups must name a group");
+        quant_refuse(r, "config_groups must name a group");
         return;
     }
     for (uint32_t i = 0; i < groups->n; i++)
-        read_group(r, &groups->items[i], i == 0);
+        quant_read_group(r, &groups->items[i], i == 0);
 }
 
 /* --- the formats ------------------------------------------------------------------------- */
@@ -126,7 +128,7 @@ static void read_compressed(struct quant_reading *r, const struct json *config)
 /* In spite of its name weight_scale_inv multiplies. */
 static const struct quant_format formats[] = {
     {.method = "fp8",
-     .read = read_fp8,
+     .read = quant_read_fp8,
      .data = "weight",
      .dtype = "F8_E4M3",
      .scales = {"weight_scale", "weight_scale_inv"},
@@ -135,7 +137,7 @@ static const struct quant_format formats[] = {
      .elem = K_E4M3},
     {.method = "compressed-tensors",
      .names = {"float-quantized", "naive-quantized"},
-     .read = read_compressed,
+     .read = quant_read_compressed,
      .data = "weight",
      .dtype = "F8_E4M3",
      .scales = {"weight_scale", "weight_scale_inv"},
@@ -146,7 +148,7 @@ static const struct quant_format formats[] = {
 
 #define N_FORMATS (sizeof formats / sizeof formats[0])
 
-static bool is_named(const struct quant_format *f, const char *name)
+static bool quant_is_named(const struct quant_format *f, const char *name)
 {
     for (int i = 0; i < QUANT_NAMES_MAX && f->names[i] != NULL; i++) {
         if (name == NULL || strcmp(f->names[i], name) == 0)
@@ -156,8 +158,8 @@ static bool is_named(const struct quant_format *f, const char *name)
 }
 
 /* The row of a quant_method and a `format`. */
-static const struct quant_format *find_format(struct quant_reading *r, const char *method,
-                                              const char *name)
+static const struct quant_format *quant_find_format(struct quant_reading *r, const char *method,
+                                                    const char *name)
 {
     char known[200] = "";
     bool has_method = false;
@@ -166,24 +168,25 @@ static const struct quant_format *find_format(struct quant_reading *r, const cha
         const struct quant_format *f = &formats[i];
         size_t len = strlen(known);
 
-        if (strcmp(f->method, method) == 0 && is_named(f, name))
+        if (strcmp(f->method, method) == 0 && quant_is_named(f, name))
             return f;
         has_method = has_method || strcmp(f->method, method) == 0;
         (void)snprintf(known + len, sizeof known - len, "%s%s", i == 0 ? "" : ", ", f->method);
     }
     if (has_method)
-        refuse(r, "format \"%.40s\" of %s is not supported", name, method);
+        quant_refuse(r, "format \"%.40s\" of %s is not supported", name, method);
     else
-        refuse(r, "quant_method \"%.40s\" is not supported; use one of %s, or a bf16 checkpoint",
-               method, known);
+        quant_refuse(r,
+                     "quant_method \"%.40s\" is not supported; use one of %s, or a bf16 checkpoint",
+                     method, known);
     return NULL;
 }
 
 int quant_read(struct quant_config *out, const struct json *config, char *why, size_t why_cap)
 {
     struct quant_reading r = {.why = why, .why_cap = why_cap};
-    const struct quant_format *kind = find_format(&r, json_get_text(config, "quant_method", "?"),
-                                                  json_get_text(config, "format", NULL));
+    const struct quant_format *kind = quant_find_format(
+        &r, json_get_text(config, "quant_method", "?"), json_get_text(config, "format", NULL));
 
     if (kind != NULL)
         kind->read(&r, config);
@@ -194,7 +197,7 @@ int quant_read(struct quant_config *out, const struct json *config, char *why, s
 
 /* --- numbers ------------------------------------------------------------------------------ */
 
-static float float_of_bits(uint32_t bits)
+static float quant_float_of_bits(uint32_t bits)
 {
     float f;
 
@@ -202,14 +205,15 @@ static float float_of_bits(uint32_t bits)
     return f;
 }
 
-static float float_of_half(uint32_t h)
+static float quant_float_of_half(uint32_t h)
 {
     uint32_t sign = (h & 0x8000) << 16, exponent = h >> 10 & 31, fraction = h & 1023;
     float small = (float)fraction * 0x1p-24f;
 
     if (exponent == 0)
         return sign == 0 ? small : -small;
-    return float_of_bits(sign | (exponent == 31 ? 255U : exponent + 112) << 23 | fraction << 13);
+    return quant_float_of_bits(sign | (exponent == 31 ? 255U : exponent + 112) << 23 |
+                               fraction << 13);
 }
 
 /* The types differ in the second letter of their names. */
@@ -221,12 +225,12 @@ float quant_number(const struct tensor *t, size_t i)
     case '3': memcpy(&bits, t->data + 4 * i, 4); break;             /* F32 */
     case '8': bits = (uint32_t)t->data[i] << 23; break;             /* F8_E8M0: an exponent alone */
     case 'F': memcpy((char *)&bits + 2, t->data + 2 * i, 2); break; /* BF16: the upper half */
-    default: memcpy(&bits, t->data + 2 * i, 2); return float_of_half(bits);
+    default: memcpy(&bits, t->data + 2 * i, 2); return quant_float_of_half(bits);
     }
-    return float_of_bits(bits);
+    return quant_float_of_bits(bits);
 }
 
-static bool is_number(const struct tensor *t)
+static bool quant_is_number(const struct tensor *t)
 {
     static const char *const types[] = {"F32", "BF16", "F16", "F8_E8M0"};
 
@@ -239,7 +243,7 @@ static bool is_number(const struct tensor *t)
 
 int quant_single(float *out, const struct tensor *t)
 {
-    if (!is_number(t))
+    if (!quant_is_number(t))
         return ERR_UNSUPPORTED;
     for (int i = 0; i < t->n_dims; i++) {
         if (t->dims[i] != 1)
@@ -268,7 +272,7 @@ struct search {
     size_t why_cap;
 };
 
-static const struct tensor *beside(const struct search *s, const char *ending)
+static const struct tensor *quant_tensor_beside(const struct search *s, const char *ending)
 {
     char name[400];
 
@@ -278,9 +282,9 @@ static const struct tensor *beside(const struct search *s, const char *ending)
     return checkpoint_find(s->files, name);
 }
 
-__attribute__((format(printf, 4, 5))) static int wrong(const struct search *s, int rc,
-                                                       const struct tensor *t, const char *format,
-                                                       ...)
+__attribute__((format(printf, 4, 5))) static int quant_fail(const struct search *s, int rc,
+                                                            const struct tensor *t,
+                                                            const char *format, ...)
 {
     int n = snprintf(s->why, s->why_cap, "%s: tensor %s ", checkpoint_path(s->files, t), t->name);
     va_list args;
@@ -293,16 +297,16 @@ __attribute__((format(printf, 4, 5))) static int wrong(const struct search *s, i
 }
 
 /* How t scales the matrix: in the groups of f, or as a whole. */
-static int scales_of(const struct search *s, struct quant_scales *out, const struct tensor *t,
-                     const struct k_format *f)
+static int quant_read_scales(const struct search *s, struct quant_scales *out,
+                             const struct tensor *t, const struct k_format *f)
 {
     int64_t n_rows = t->n_dims > 0 ? t->dims[0] : 1, n_cols = t->n_dims > 1 ? t->dims[1] : 1;
     int high = f->group_rows, wide = k_format_has_groups(f) ? f->group_cols : s->cols;
     int rows = (s->rows + high - 1) / high, cols = (s->cols + wide - 1) / wide;
 
-    if (!is_number(t))
-        return wrong(s, ERR_UNSUPPORTED, t, "has type %.20s; F32, BF16, F16 and F8_E8M0 are read",
-                     t->dtype);
+    if (!quant_is_number(t))
+        return quant_fail(s, ERR_UNSUPPORTED, t,
+                          "has type %.20s; F32, BF16, F16 and F8_E8M0 are read", t->dtype);
     *out = (struct quant_scales){.t = t,
                                  .n_rows = (int)n_rows,
                                  .n_cols = (int)n_cols,
@@ -310,71 +314,73 @@ static int scales_of(const struct search *s, struct quant_scales *out, const str
                                  .group_cols = wide};
     if (t->n_dims <= 2 && ((n_rows == rows && n_cols == cols) || (n_rows == 1 && n_cols == 1)))
         return ERR_OK;
-    return wrong(s, ERR_INVALID, t, "has %lld x %lld numbers, where %d x %d or one are expected",
-                 (long long)n_rows, (long long)n_cols, rows, cols);
+    return quant_fail(s, ERR_INVALID, t,
+                      "has %lld x %lld numbers, where %d x %d or one are expected",
+                      (long long)n_rows, (long long)n_cols, rows, cols);
 }
 
-static bool is_whole(const struct quant_scales *s)
+static bool quant_is_single(const struct quant_scales *s)
 {
     return s->n_rows == 1 && s->n_cols == 1;
 }
 
 /* The tensors beside the elements. */
-static int find_scales(const struct search *s, struct quant_part *p)
+static int quant_find_scales(const struct search *s, struct quant_part *p)
 {
     const struct quant_format *kind = p->kind;
     const struct tensor *t = NULL;
     int rc;
 
     for (int i = 0; t == NULL && i < QUANT_NAMES_MAX; i++)
-        t = beside(s, kind->scales[i]);
+        t = quant_tensor_beside(s, kind->scales[i]);
     if (t == NULL)
-        return wrong(s, ERR_NOT_FOUND, p->data, "is %s and has no %s", kind->dtype,
-                     kind->scales[0]);
-    if ((rc = scales_of(s, &p->scales, t, &p->format)) != ERR_OK)
+        return quant_fail(s, ERR_NOT_FOUND, p->data, "is %s and has no %s", kind->dtype,
+                          kind->scales[0]);
+    if ((rc = quant_read_scales(s, &p->scales, t, &p->format)) != ERR_OK)
         return rc;
-    if ((t = beside(s, kind->zeros)) != NULL &&
-        (rc = scales_of(s, &p->zeros, t, &p->format)) != ERR_OK)
+    if ((t = quant_tensor_beside(s, kind->zeros)) != NULL &&
+        (rc = quant_read_scales(s, &p->zeros, t, &p->format)) != ERR_OK)
         return rc;
     p->format.has_zeros = t != NULL;
-    if ((t = beside(s, kind->global)) != NULL &&
-        (rc = scales_of(s, &p->global, t, &p->format)) != ERR_OK)
+    if ((t = quant_tensor_beside(s, kind->global)) != NULL &&
+        (rc = quant_read_scales(s, &p->global, t, &p->format)) != ERR_OK)
         return rc;
     p->format.has_global = t != NULL;
-    if (p->format.has_global && !is_whole(&p->global))
-        return wrong(s, ERR_INVALID, t, "has more than one number");
-    if (is_whole(&p->scales) && (!p->format.has_zeros || is_whole(&p->zeros))) {
+    if (p->format.has_global && !quant_is_single(&p->global))
+        return quant_fail(s, ERR_INVALID, t, "has more than one number");
+    if (quant_is_single(&p->scales) && (!p->format.has_zeros || quant_is_single(&p->zeros))) {
         p->format.group_rows = 1;
         p->format.group_cols = 0;
     }
     return ERR_OK;
 }
 
-static bool has_data(const struct search *s, const struct quant_format *f)
+static bool quant_has_data(const struct search *s, const struct quant_format *f)
 {
-    const struct tensor *t = beside(s, f->data);
+    const struct tensor *t = quant_tensor_beside(s, f->data);
 
     return t != NULL && strcmp(t->dtype, f->dtype) == 0;
 }
 
-static const struct quant_format *known_by_type(const struct search *s)
+static const struct quant_format *quant_format_by_type(const struct search *s)
 {
     for (size_t i = 0; i < N_FORMATS; i++) {
-        if (has_data(s, &formats[i]))
+        if (quant_has_data(s, &formats[i]))
             return &formats[i];
     }
     return NULL;
 }
 
-static int check_shape(const struct search *s, const struct quant_part *p)
+static int quant_check_shape(const struct search *s, const struct quant_part *p)
 {
     const struct tensor *t = p->data;
     int packed = p->kind != NULL ? p->kind->packed : 1;
 
     if (t->n_dims == 2 && t->dims[0] == s->rows && t->dims[1] * packed == s->cols)
         return ERR_OK;
-    return wrong(s, ERR_INVALID, t, "has %d dimensions, the first %lld; config.json says [%d][%d]",
-                 t->n_dims, t->n_dims > 0 ? (long long)t->dims[0] : 0LL, s->rows, s->cols / packed);
+    return quant_fail(s, ERR_INVALID, t,
+                      "has %d dimensions, the first %lld; config.json says [%d][%d]", t->n_dims,
+                      t->n_dims > 0 ? (long long)t->dims[0] : 0LL, s->rows, s->cols / packed);
 }
 
 int quant_find(struct quant_part *out, const struct checkpoint *files,
@@ -386,18 +392,18 @@ int quant_find(struct quant_part *out, const struct checkpoint *files,
     int rc;
 
     if (config->kind == NULL)
-        p.kind = known_by_type(&s);
-    else if (has_data(&s, config->kind))
+        p.kind = quant_format_by_type(&s);
+    else if (quant_has_data(&s, config->kind))
         p.kind = config->kind;
     if (p.kind != NULL)
         p.format = config->kind != NULL ? config->format : k_format_by_row(p.kind->elem);
-    p.data = beside(&s, p.kind != NULL ? p.kind->data : "weight");
+    p.data = quant_tensor_beside(&s, p.kind != NULL ? p.kind->data : "weight");
     if (p.data == NULL) {
         (void)snprintf(why, why_cap, "tensor %s.weight is missing", stem); /* cut is fine */
         return ERR_NOT_FOUND;
     }
-    if ((rc = check_shape(&s, &p)) == ERR_OK && p.kind != NULL)
-        rc = find_scales(&s, &p);
+    if ((rc = quant_check_shape(&s, &p)) == ERR_OK && p.kind != NULL)
+        rc = quant_find_scales(&s, &p);
     if (rc == ERR_OK)
         *out = p;
     return rc;
@@ -406,8 +412,8 @@ int quant_find(struct quant_part *out, const struct checkpoint *files,
 /* --- weights ------------------------------------------------------------------------------ */
 
 /* The scales of n rows from `first` on, as k_format_scale_cols() has them, a row for each. */
-static void scales_of_rows(float *out, const struct quant_scales *s, const struct k_format *f,
-                           int cols, int first, int n)
+static void quant_row_scales(float *out, const struct quant_scales *s, const struct k_format *f,
+                             int cols, int first, int n)
 {
     int wide = k_format_has_groups(f) ? f->group_cols : cols;
 
@@ -430,9 +436,9 @@ int quant_dequantise(float *out, const struct quant_part *p, void *bytes, int fi
     rows.scales = numbers;
     rows.zeros = numbers + n_scales;
     rows.global = &global;
-    scales_of_rows(numbers, &p->scales, &rows.format, p->cols, first, n);
+    quant_row_scales(numbers, &p->scales, &rows.format, p->cols, first, n);
     if (p->format.has_zeros)
-        scales_of_rows(numbers + n_scales, &p->zeros, &rows.format, p->cols, first, n);
+        quant_row_scales(numbers + n_scales, &p->zeros, &rows.format, p->cols, first, n);
     if (p->format.has_global)
         global = quant_scale(&p->global, 0, 0);
     ref_dequantise(out, &rows, 0, n);

@@ -62,7 +62,7 @@ int rank_run(struct ranks *r, rank_fn *fn, void *context)
     return ERR_OK;
 }
 
-static int start_threads(struct ranks *r)
+static int ranks_start_threads(struct ranks *r)
 {
     (void)pthread_mutex_init(&r->lock, NULL); /* default attributes: cannot fail on Linux */
     (void)pthread_cond_init(&r->begins, NULL);
@@ -78,7 +78,7 @@ static int start_threads(struct ranks *r)
     return ERR_OK;
 }
 
-static void stop_threads(struct ranks *r)
+static void ranks_stop_threads(struct ranks *r)
 {
     if (!r->has_lock)
         return;
@@ -96,7 +96,7 @@ static void stop_threads(struct ranks *r)
 /* --- opening ---------------------------------------------------------------------------- */
 
 /* Threads of a rank's device; 0: one per core. */
-static int threads_of_rank(int n_ranks, int cpu_threads)
+static int ranks_threads_each(int n_ranks, int cpu_threads)
 {
     int n = (cpu_threads > 0 ? cpu_threads : pool_cores()) / n_ranks;
 
@@ -113,7 +113,7 @@ int ranks_open(struct ranks *r, const char *device, int n, int cpu_threads)
     for (int i = 0; i < n; i++) {
         r->at[i].idx = i;
         r->at[i].ranks = r;
-        rc = device_open(&r->at[i].device, device, i, threads_of_rank(n, cpu_threads));
+        rc = device_open(&r->at[i].device, device, i, ranks_threads_each(n, cpu_threads));
         if (rc != ERR_OK)
             return rc;
         all[i] = r->at[i].device;
@@ -128,12 +128,12 @@ int ranks_open(struct ranks *r, const char *device, int n, int cpu_threads)
         return ERR_OK;
     if ((rc = all[0]->ops->join_ranks(all, n)) != ERR_OK)
         return rc;
-    return start_threads(r);
+    return ranks_start_threads(r);
 }
 
 void ranks_close(struct ranks *r)
 {
-    stop_threads(r);
+    ranks_stop_threads(r);
     for (int i = 0; i < r->n; i++) {
         device_close(r->at[i].device);
         weights_fini(&r->at[i].weights);
@@ -171,7 +171,7 @@ size_t ranks_constant_bytes(const struct ranks *r)
 /* --- sleep ------------------------------------------------------------------------------ */
 
 /* What the ranks' results mean together: the worst. */
-static int worst_of(const struct ranks *r)
+static int ranks_worst_result(const struct ranks *r)
 {
     int worst = ERR_OK;
 
@@ -186,7 +186,7 @@ static int worst_of(const struct ranks *r)
     return worst;
 }
 
-static int n_asleep(const struct ranks *r)
+static int ranks_n_asleep(const struct ranks *r)
 {
     int n = 0;
 
@@ -195,7 +195,7 @@ static int n_asleep(const struct ranks *r)
     return n;
 }
 
-static int sleep_some(struct rank *r, void *context)
+static int rank_sleep(struct rank *r, void *context)
 {
     int rc = r->is_asleep ? ERR_OK : r->device->ops->sleep(r->device);
 
@@ -204,7 +204,7 @@ static int sleep_some(struct rank *r, void *context)
     return rc;
 }
 
-static int wake_some(struct rank *r, void *context)
+static int rank_wake(struct rank *r, void *context)
 {
     int rc = r->is_asleep ? r->device->ops->wake(r->device) : ERR_OK;
 
@@ -219,31 +219,31 @@ int ranks_sleep(struct ranks *r)
     int rc;
 
     do { /* as long as it takes to copy the weights, once one rank has given its memory back */
-        (void)!rank_run(r, sleep_some, NULL); /* worst_of() says it */
-        rc = worst_of(r);
-    } while (rc == ERR_AGAIN && n_asleep(r) > 0);
-    if (rc != ERR_NO_MEMORY || n_asleep(r) == 0)
+        (void)!rank_run(r, rank_sleep, NULL); /* ranks_worst_result() says it */
+        rc = ranks_worst_result(r);
+    } while (rc == ERR_AGAIN && ranks_n_asleep(r) > 0);
+    if (rc != ERR_NO_MEMORY || ranks_n_asleep(r) == 0)
         return rc;
     do {
-        (void)!rank_run(r, wake_some, NULL);
-        rc = worst_of(r);
+        (void)!rank_run(r, rank_wake, NULL);
+        rc = ranks_worst_result(r);
     } while (rc == ERR_AGAIN);
     return rc == ERR_OK ? ERR_NO_MEMORY : ERR_GPU; /* neither asleep nor awake */
 }
 
 /* A rank that wakes cannot turn round: it wakes, then it sleeps again. One that cannot sleep, since
  * the host has no room, keeps its memory and need not wake next time. */
-static int give_back_some(struct rank *r, void *context)
+static int rank_give_back(struct rank *r, void *context)
 {
     int rc;
 
     if (r->is_asleep && !r->is_waking)
         return ERR_OK;
     if (r->is_waking) {
-        rc = wake_some(r, context);
+        rc = rank_wake(r, context);
         return rc == ERR_OK ? ERR_AGAIN : rc == ERR_NO_MEMORY ? ERR_OK : rc;
     }
-    rc = sleep_some(r, context);
+    rc = rank_sleep(r, context);
     return rc == ERR_NO_MEMORY ? ERR_OK : rc;
 }
 
@@ -252,14 +252,14 @@ int ranks_wake(struct ranks *r)
     int rc;
 
     if (!r->gives_back) {
-        (void)!rank_run(r, wake_some, NULL); /* worst_of() says it */
-        rc = worst_of(r);
+        (void)!rank_run(r, rank_wake, NULL); /* ranks_worst_result() says it */
+        rc = ranks_worst_result(r);
         if (rc != ERR_NO_MEMORY || r->n == 1)
             return rc;
         r->gives_back = true;
     }
-    (void)!rank_run(r, give_back_some, NULL);
-    rc = worst_of(r);
+    (void)!rank_run(r, rank_give_back, NULL);
+    rc = ranks_worst_result(r);
     if (rc == ERR_AGAIN)
         return rc;
     r->gives_back = false;

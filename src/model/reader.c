@@ -39,12 +39,12 @@ struct reading {
     _Atomic uint64_t logged_us;
 };
 
-static bool has_failed(struct reading *g)
+static bool reader_has_failed(struct reading *g)
 {
     return atomic_load(&g->rc) != ERR_OK;
 }
 
-static void keep(struct reading *g, int rc)
+static void reader_keep_error(struct reading *g, int rc)
 {
     int none = ERR_OK;
 
@@ -52,7 +52,7 @@ static void keep(struct reading *g, int rc)
         (void)atomic_compare_exchange_strong(&g->rc, &none, rc);
 }
 
-static void progress(struct reading *g, size_t bytes)
+static void reader_log_progress(struct reading *g, size_t bytes)
 {
     size_t read_bytes = atomic_fetch_add(&g->read_bytes, bytes) + bytes;
     uint64_t now_us = clock_us(), logged_us = atomic_load(&g->logged_us);
@@ -64,7 +64,7 @@ static void progress(struct reading *g, size_t bytes)
 
 /* The thread's next pipe, free to be written; NULL on error. Pipes are opened by their thread, so
  * that this too is done side by side. */
-static struct device_pipe *next_pipe(struct reading *g, struct reader_thread *t)
+static struct device_pipe *reader_next_pipe(struct reading *g, struct reader_thread *t)
 {
     struct device *d = g->r->device;
     struct device_pipe *p = &t->pipes[t->turn++ % PIPES];
@@ -76,12 +76,12 @@ static struct device_pipe *next_pipe(struct reading *g, struct reader_thread *t)
     } else {
         rc = d->ops->pipe_wait(d, p);
     }
-    keep(g, rc);
+    reader_keep_error(g, rc);
     return rc == ERR_OK ? p : NULL;
 }
 
-static int read_piece(struct reading *g, const struct reader_item *it, struct device_pipe *p,
-                      size_t at, size_t bytes, struct hash_xxh3 *sum)
+static int reader_read_piece(struct reading *g, const struct reader_item *it, struct device_pipe *p,
+                             size_t at, size_t bytes, struct hash_xxh3 *sum)
 {
     int rc = ERR_OK;
 
@@ -95,7 +95,7 @@ static int read_piece(struct reading *g, const struct reader_item *it, struct de
     return rc != ERR_OK ? rc : g->r->place(g->r->context, (size_t)(it - g->r->items), p, at, bytes);
 }
 
-static void read_item(void *job, int task, int worker)
+static void reader_read_item(void *job, int task, int worker)
 {
     struct reading *g = job;
     size_t idx = (size_t)(g->order[task] - g->r->items);
@@ -104,19 +104,19 @@ static void read_item(void *job, int task, int worker)
     struct hash_xxh3 sum;
 
     hash_xxh3_begin(&sum);
-    for (size_t at = 0; at < bytes && !has_failed(g); at += piece) {
-        struct device_pipe *p = next_pipe(g, &g->threads[worker]);
+    for (size_t at = 0; at < bytes && !reader_has_failed(g); at += piece) {
+        struct device_pipe *p = reader_next_pipe(g, &g->threads[worker]);
         size_t some = bytes - at < piece ? bytes - at : piece;
 
         if (p == NULL)
             return;
-        keep(g, read_piece(g, it, p, at, some, &sum));
-        progress(g, some);
+        reader_keep_error(g, reader_read_piece(g, it, p, at, some, &sum));
+        reader_log_progress(g, some);
     }
     it->xxh3 = hash_xxh3_end(&sum);
 }
 
-static int by_bytes(const void *a, const void *b)
+static int reader_by_bytes(const void *a, const void *b)
 {
     const struct reader_item *x = *(const struct reader_item *const *)a;
     const struct reader_item *y = *(const struct reader_item *const *)b;
@@ -128,7 +128,7 @@ static int by_bytes(const void *a, const void *b)
 
 /* The order, and the size of pipes: no more than the largest tensor needs, and room for any
  * item's step. */
-static void plan(struct reading *g)
+static void reader_plan_items(struct reading *g)
 {
     size_t most = g->r->n_items > 0 ? 0 : 1;
 
@@ -141,10 +141,10 @@ static void plan(struct reading *g)
     }
     most = most < PIECE_BYTES ? most : PIECE_BYTES;
     g->pipe_bytes = most > g->pipe_bytes ? most : g->pipe_bytes;
-    qsort(g->order, g->r->n_items, sizeof(struct reader_item *), by_bytes);
+    qsort(g->order, g->r->n_items, sizeof(struct reader_item *), reader_by_bytes);
 }
 
-static int choose_threads(const struct reader *r)
+static int reader_choose_threads(const struct reader *r)
 {
     int n = r->n_threads > 0 ? r->n_threads : pool_cores();
     size_t bytes = 0;
@@ -156,7 +156,7 @@ static int choose_threads(const struct reader *r)
     return n < 1 ? 1 : n > THREADS_MAX ? THREADS_MAX : n;
 }
 
-static void close_pipes(struct reading *g)
+static void reader_close_pipes(struct reading *g)
 {
     struct device *d = g->r->device;
 
@@ -164,7 +164,7 @@ static void close_pipes(struct reading *g)
         struct reader_thread *t = &g->threads[i];
 
         for (int j = 0; j < t->n_open; j++)
-            keep(g, d->ops->pipe_wait(d, &t->pipes[j]));
+            reader_keep_error(g, d->ops->pipe_wait(d, &t->pipes[j]));
         for (int j = 0; j < t->n_open; j++)
             d->ops->pipe_close(d, &t->pipes[j]);
     }
@@ -185,11 +185,11 @@ int reader_run(const struct reader *r)
     g->order = mem_zalloc_array(r->n_items, sizeof(struct reader_item *));
     if (g->order == NULL)
         goto out;
-    plan(g);
-    if ((rc = pool_open(&pool, choose_threads(r))) != ERR_OK)
+    reader_plan_items(g);
+    if ((rc = pool_open(&pool, reader_choose_threads(r))) != ERR_OK)
         goto out;
-    pool_run(pool, read_item, g, (int)r->n_items);
-    close_pipes(g);
+    pool_run(pool, reader_read_item, g, (int)r->n_items);
+    reader_close_pipes(g);
     if ((rc = atomic_load(&g->rc)) != ERR_OK)
         goto out;
     seconds = (double)(clock_us() - start_us + 1) * 1e-6;

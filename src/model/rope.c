@@ -9,7 +9,7 @@
 /* --- frequencies -------------------------------------------------------------------------- */
 
 /* A smooth mix between the wave and the one that is factor times longer. */
-static double llama3_frequency(const struct rope *r, double frequency)
+static double rope_llama3_frequency(const struct rope *r, double frequency)
 {
     double wave = 2.0 * M_PI / frequency, smooth;
 
@@ -22,15 +22,15 @@ static double llama3_frequency(const struct rope *r, double frequency)
 }
 
 /* The pair that turns `turns` times over the original length, as a real number. */
-static double yarn_pair(const struct rope *r, double turns)
+static double rope_yarn_pair(const struct rope *r, double turns)
 {
     return r->rotary_dim * log(r->original_len / (turns * 2.0 * M_PI)) / (2.0 * log(r->theta));
 }
 
 /* Fast pairs keep their frequency, slow ones are divided by factor, with a ramp between. */
-static double yarn_frequency(const struct rope *r, int pair, double frequency)
+static double rope_yarn_frequency(const struct rope *r, int pair, double frequency)
 {
-    double low = yarn_pair(r, r->beta_fast), high = yarn_pair(r, r->beta_slow), ramp;
+    double low = rope_yarn_pair(r, r->beta_fast), high = rope_yarn_pair(r, r->beta_slow), ramp;
 
     if (r->truncates) {
         low = floor(low);
@@ -46,7 +46,7 @@ static double yarn_frequency(const struct rope *r, int pair, double frequency)
 
 /* theta for sequences that are longer than the training's, so that the slowest pair makes as many
  * turns as it did. */
-static double dynamic_theta(const struct rope *r, int len_max)
+static double rope_dynamic_theta(const struct rope *r, int len_max)
 {
     double stretch =
         r->factor * fmax(len_max, r->original_len) / r->original_len - (r->factor - 1.0);
@@ -54,9 +54,9 @@ static double dynamic_theta(const struct rope *r, int len_max)
     return r->theta * pow(stretch, r->rotary_dim / (r->rotary_dim - 2.0));
 }
 
-static double frequency_of(const struct rope *r, int pair, int len_max)
+static double rope_frequency(const struct rope *r, int pair, int len_max)
 {
-    double theta = r->kind == ROPE_DYNAMIC ? dynamic_theta(r, len_max) : r->theta;
+    double theta = r->kind == ROPE_DYNAMIC ? rope_dynamic_theta(r, len_max) : r->theta;
     int dim = r->kind == ROPE_PROPORTIONAL ? r->head_dim : r->rotary_dim;
     double plain = (double)(1.0f / powf((float)theta, (float)(2 * pair) / (float)dim));
     const float *factors = len_max > r->original_len ? r->long_factors : r->short_factors;
@@ -66,8 +66,8 @@ static double frequency_of(const struct rope *r, int pair, int len_max)
     case ROPE_DYNAMIC:
     case ROPE_PROPORTIONAL: return plain;
     case ROPE_LINEAR: return plain / r->factor;
-    case ROPE_LLAMA3: return llama3_frequency(r, plain);
-    case ROPE_YARN: return yarn_frequency(r, pair, plain);
+    case ROPE_LLAMA3: return rope_llama3_frequency(r, plain);
+    case ROPE_YARN: return rope_yarn_frequency(r, pair, plain);
     case ROPE_LONG: return plain / (double)factors[pair];
     }
     return plain;
@@ -79,7 +79,7 @@ void rope_turns(const struct rope *r, float *out, int first, int n, int len_max)
     float frequency[K_HEAD_DIM_MAX / 2];
 
     for (int i = 0; i < r->rotary_dim / 2; i++)
-        frequency[i] = (float)frequency_of(r, i, len_max);
+        frequency[i] = (float)rope_frequency(r, i, len_max);
     for (int p = first; p < first + n; p++) {
         for (int i = 0; i < half; i++, out += 2) {
             float angle;

@@ -10,7 +10,7 @@
 #include "base/must.h"
 #include "model/config_source.h"
 
-static void read_llama3(struct rope *r, struct config_source *s, const struct json *p)
+static void rope_config_read_llama3(struct rope *r, struct config_source *s, const struct json *p)
 {
     r->low_factor = source_positive(s, p, "low_freq_factor", 0.0);
     r->high_factor = source_positive(s, p, "high_freq_factor", 0.0);
@@ -22,15 +22,16 @@ static void read_llama3(struct rope *r, struct config_source *s, const struct js
 }
 
 /* How much yarn raises cosines and sines for a factor. */
-static double yarn_scale(double factor, double by)
+static double rope_config_yarn_scale(double factor, double by)
 {
     return factor <= 1.0 ? 1.0 : 0.1 * by * log(factor) + 1.0;
 }
 
-static void read_yarn(struct rope *r, struct config_source *s, const struct json *p, int len_max)
+static void rope_config_read_yarn(struct rope *r, struct config_source *s, const struct json *p,
+                                  int len_max)
 {
     const struct json *mscale = json_get(p, "mscale"), *all = json_get(p, "mscale_all_dim");
-    double scale = yarn_scale(r->factor, 1.0);
+    double scale = rope_config_yarn_scale(r->factor, 1.0);
 
     r->original_len = source_positive(s, p, "original_max_position_embeddings", len_max);
     r->beta_fast = source_positive(s, p, "beta_fast", 32.0);
@@ -38,12 +39,13 @@ static void read_yarn(struct rope *r, struct config_source *s, const struct json
     r->truncates = source_flag(s, p, "truncate", true);
     if (json_is_number(mscale) && json_is_number(all) && json_real(mscale) != 0.0 &&
         json_real(all) != 0.0)
-        scale = yarn_scale(r->factor, json_real(mscale)) / yarn_scale(r->factor, json_real(all));
+        scale = rope_config_yarn_scale(r->factor, json_real(mscale)) /
+                rope_config_yarn_scale(r->factor, json_real(all));
     r->scale = source_positive(s, p, "attention_factor", scale);
 }
 
-static void read_factors(float *out, int n, struct config_source *s, const struct json *p,
-                         const char *field)
+static void rope_config_read_factors(float *out, int n, struct config_source *s,
+                                     const struct json *p, const char *field)
 {
     const struct json *list = json_get_kind(p, field, JSON_LIST);
 
@@ -60,8 +62,8 @@ static void read_factors(float *out, int n, struct config_source *s, const struc
 }
 
 /* The factor is the ratio of the lengths, where the file does not have it. */
-static void read_long(struct rope *r, struct config_source *s, const struct json *obj,
-                      const struct json *p, int len_max)
+static void rope_config_read_long(struct rope *r, struct config_source *s, const struct json *obj,
+                                  const struct json *p, int len_max)
 {
     double preset = source_positive(s, obj, "original_max_position_embeddings", len_max);
 
@@ -71,12 +73,13 @@ static void read_long(struct rope *r, struct config_source *s, const struct json
     if (r->factor > 1.0)
         r->scale = sqrt(1.0 + log(r->factor) / log(r->original_len));
     r->scale = source_positive(s, p, "attention_factor", r->scale);
-    read_factors(r->short_factors, r->rotary_dim / 2, s, p, "short_factor");
-    read_factors(r->long_factors, r->rotary_dim / 2, s, p, "long_factor");
+    rope_config_read_factors(r->short_factors, r->rotary_dim / 2, s, p, "short_factor");
+    rope_config_read_factors(r->long_factors, r->rotary_dim / 2, s, p, "long_factor");
 }
 
-static void read_kind(struct rope *r, const struct hf_config *c, struct config_source *s,
-                      const struct json *obj, const struct json *p)
+static void rope_config_read_kind(struct rope *r, const struct hf_config *c,
+                                  struct config_source *s, const struct json *obj,
+                                  const struct json *p)
 {
     static const struct {
         const char *name;
@@ -108,9 +111,9 @@ static void read_kind(struct rope *r, const struct hf_config *c, struct config_s
     if (r->kind != ROPE_PLAIN && r->kind != ROPE_PROPORTIONAL && r->kind != ROPE_LONG)
         r->factor = source_positive(s, p, "factor", 0.0);
     switch (r->kind) {
-    case ROPE_LLAMA3: read_llama3(r, s, p); break;
-    case ROPE_YARN: read_yarn(r, s, p, c->len_max); break;
-    case ROPE_LONG: read_long(r, s, obj, p, c->len_max); break;
+    case ROPE_LLAMA3: rope_config_read_llama3(r, s, p); break;
+    case ROPE_YARN: rope_config_read_yarn(r, s, p, c->len_max); break;
+    case ROPE_LONG: rope_config_read_long(r, s, obj, p, c->len_max); break;
     case ROPE_DYNAMIC: r->original_len = c->len_max; break;
     case ROPE_PLAIN:
     case ROPE_LINEAR:
@@ -120,8 +123,8 @@ static void read_kind(struct rope *r, const struct hf_config *c, struct config_s
 
 /* How much of a head rotates. Families without a preset rotate all, whatever transformers reads
  * besides: another part in their files is a mistake, or a model of another kind. */
-static double rotary_part(const struct hf_config *c, struct config_source *s,
-                          const struct json *obj, const struct json *p)
+static double rope_config_rotary_part(const struct hf_config *c, struct config_source *s,
+                                      const struct json *obj, const struct json *p)
 {
     static const char *const names[] = {"partial_rotary_factor", "rotary_pct", NULL};
     double preset = c->arch->rotary_part > 0.0 ? c->arch->rotary_part : 1.0, part;
@@ -144,7 +147,7 @@ int config_add_rope(struct hf_config *c, struct config_source *s, const struct j
     static const char *const thetas[] = {"rope_theta", "rotary_emb_base", NULL};
     struct rope r = {
         .head_dim = c->head_dim, .interleaved = c->arch->interleaved, .factor = 1.0, .scale = 1.0};
-    double part = rotary_part(c, s, obj, parameters);
+    double part = rope_config_rotary_part(c, s, obj, parameters);
 
     r.theta = source_positive(s, obj, source_alias(obj, thetas),
                               c->arch->theta > 0.0 ? c->arch->theta : 10000.0);
@@ -159,7 +162,7 @@ int config_add_rope(struct hf_config *c, struct config_source *s, const struct j
         r.rotary_dim = c->head_dim;
     }
     if (parameters != NULL)
-        read_kind(&r, c, s, obj, parameters);
+        rope_config_read_kind(&r, c, s, obj, parameters);
     must(c->n_ropes < HF_CONFIG_ROPES_MAX);
     c->ropes[c->n_ropes] = r;
     return c->n_ropes++;

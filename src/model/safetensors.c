@@ -30,8 +30,8 @@ struct parse {
     size_t data_bytes; /* behind the header */
 };
 
-__attribute__((format(printf, 3, 4))) static int refuse(const struct parse *p, int rc,
-                                                        const char *format, ...)
+__attribute__((format(printf, 3, 4))) static int safetensors_refuse(const struct parse *p, int rc,
+                                                                    const char *format, ...)
 {
     va_list args;
 
@@ -43,7 +43,7 @@ __attribute__((format(printf, 3, 4))) static int refuse(const struct parse *p, i
 
 /* Elements times type size; ERR_UNSUPPORTED for an unknown type, ERR_CORRUPT for a product that
  * no file can hold. */
-static int tensor_bytes(const struct parse *p, const struct tensor *t, size_t *out)
+static int safetensors_tensor_bytes(const struct parse *p, const struct tensor *t, size_t *out)
 {
     size_t bytes = 0;
 
@@ -52,20 +52,21 @@ static int tensor_bytes(const struct parse *p, const struct tensor *t, size_t *o
             bytes = dtypes[i].bytes;
     }
     if (bytes == 0)
-        return refuse(p, ERR_UNSUPPORTED, "tensor %.100s has type \"%.20s\", which is not read",
-                      t->name, t->dtype);
+        return safetensors_refuse(p, ERR_UNSUPPORTED,
+                                  "tensor %.100s has type \"%.20s\", which is not read", t->name,
+                                  t->dtype);
     for (int i = 0; i < t->n_dims; i++) {
         if (__builtin_mul_overflow(bytes, (size_t)t->dims[i], &bytes))
-            return refuse(p, ERR_CORRUPT, "tensor %.100s: the product of its shape overflows",
-                          t->name);
+            return safetensors_refuse(p, ERR_CORRUPT,
+                                      "tensor %.100s: the product of its shape overflows", t->name);
     }
     *out = bytes;
     return ERR_OK;
 }
 
 /* One entry of the header: {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}. */
-static int read_tensor(const struct parse *p, struct tensor *t, const struct json *entry,
-                       const uint8_t *data)
+static int safetensors_read_tensor(const struct parse *p, struct tensor *t,
+                                   const struct json *entry, const uint8_t *data)
 {
     const struct json *shape = json_get_kind(entry, "shape", JSON_LIST);
     const struct json *span = json_get_kind(entry, "data_offsets", JSON_LIST);
@@ -76,36 +77,37 @@ static int read_tensor(const struct parse *p, struct tensor *t, const struct jso
     t->dtype = json_get_text(entry, "dtype", NULL);
     if (entry->kind != JSON_OBJECT || t->dtype == NULL || shape == NULL || span == NULL ||
         span->n != 2 || span->items[0].kind != JSON_INT || span->items[1].kind != JSON_INT)
-        return refuse(p, ERR_CORRUPT, "tensor %.100s needs dtype, shape and two data_offsets",
-                      t->name);
+        return safetensors_refuse(p, ERR_CORRUPT,
+                                  "tensor %.100s needs dtype, shape and two data_offsets", t->name);
     if (shape->n > TENSOR_DIMS_MAX)
-        return refuse(p, ERR_UNSUPPORTED, "tensor %.100s has %u dimensions", t->name, shape->n);
+        return safetensors_refuse(p, ERR_UNSUPPORTED, "tensor %.100s has %u dimensions", t->name,
+                                  shape->n);
     t->n_dims = (int)shape->n;
     for (int i = 0; i < t->n_dims; i++) {
         if (shape->items[i].kind != JSON_INT || shape->items[i].whole < 0)
-            return refuse(p, ERR_CORRUPT, "tensor %.100s: its shape must be whole numbers",
-                          t->name);
+            return safetensors_refuse(p, ERR_CORRUPT,
+                                      "tensor %.100s: its shape must be whole numbers", t->name);
         t->dims[i] = shape->items[i].whole;
     }
     if (span->items[0].whole < 0 || span->items[1].whole < span->items[0].whole ||
         (uint64_t)span->items[1].whole > p->data_bytes)
-        return refuse(p, ERR_CORRUPT,
-                      "tensor %.100s: data_offsets lie outside the file's %zu bytes"
-                      " of data (is it cut short?)",
-                      t->name, p->data_bytes);
+        return safetensors_refuse(p, ERR_CORRUPT,
+                                  "tensor %.100s: data_offsets lie outside the file's %zu bytes"
+                                  " of data (is it cut short?)",
+                                  t->name, p->data_bytes);
     t->data = data + span->items[0].whole;
     t->bytes = (size_t)(span->items[1].whole - span->items[0].whole);
-    if ((rc = tensor_bytes(p, t, &want)) != ERR_OK)
+    if ((rc = safetensors_tensor_bytes(p, t, &want)) != ERR_OK)
         return rc;
     if (want != t->bytes)
-        return refuse(p, ERR_CORRUPT,
-                      "tensor %.100s has %zu bytes where its shape and type say "
-                      "%zu",
-                      t->name, t->bytes, want);
+        return safetensors_refuse(p, ERR_CORRUPT,
+                                  "tensor %.100s has %zu bytes where its shape and type say "
+                                  "%zu",
+                                  t->name, t->bytes, want);
     return ERR_OK;
 }
 
-static int by_data(const void *a, const void *b)
+static int safetensors_by_data(const void *a, const void *b)
 {
     const struct tensor *x = a, *y = b;
 
@@ -115,20 +117,21 @@ static int by_data(const void *a, const void *b)
 }
 
 /* No hole, no overlap, nothing behind the last. tensors are sorted by their data. */
-static int check_cover(const struct parse *p, const struct tensor *tensors, size_t n,
-                       const uint8_t *data)
+static int safetensors_check_cover(const struct parse *p, const struct tensor *tensors, size_t n,
+                                   const uint8_t *data)
 {
     const uint8_t *at = data;
 
     for (size_t i = 0; i < n; i++) {
         if (tensors[i].data != at)
-            return refuse(p, ERR_CORRUPT, "tensor %.100s %s the one before it", tensors[i].name,
-                          tensors[i].data < at ? "overlaps" : "leaves a hole behind");
+            return safetensors_refuse(p, ERR_CORRUPT, "tensor %.100s %s the one before it",
+                                      tensors[i].name,
+                                      tensors[i].data < at ? "overlaps" : "leaves a hole behind");
         at += tensors[i].bytes;
     }
     if ((size_t)(at - data) != p->data_bytes)
-        return refuse(p, ERR_CORRUPT, "%zu bytes behind the last tensor belong to none",
-                      p->data_bytes - (size_t)(at - data));
+        return safetensors_refuse(p, ERR_CORRUPT, "%zu bytes behind the last tensor belong to none",
+                                  p->data_bytes - (size_t)(at - data));
     return ERR_OK;
 }
 
@@ -145,30 +148,31 @@ int safetensors_parse(struct tensor **out, size_t *n, struct arena *arena, const
     for (size_t i = 0; i < 8 && i < len; i++)
         header_len |= (uint64_t)bytes[i] << (8 * i);
     if (len < 8 || header_len > HEADER_BYTES_MAX || header_len > len - 8)
-        return refuse(&p, ERR_CORRUPT,
-                      "the header has %llu bytes, the file %zu: it is cut short "
-                      "or no safetensors file",
-                      (unsigned long long)header_len, len);
+        return safetensors_refuse(&p, ERR_CORRUPT,
+                                  "the header has %llu bytes, the file %zu: it is cut short "
+                                  "or no safetensors file",
+                                  (unsigned long long)header_len, len);
     if (header_len == 0 || bytes[8] != '{')
-        return refuse(&p, ERR_CORRUPT, "the header does not begin with '{'");
+        return safetensors_refuse(&p, ERR_CORRUPT, "the header does not begin with '{'");
     p.data_bytes = len - 8 - (size_t)header_len;
     rc = json_parse(&header, arena, (const char *)bytes + 8, (size_t)header_len, why, why_cap);
     if (rc != ERR_OK)
         return rc == ERR_NO_MEMORY ? rc : ERR_CORRUPT;
     if (header->kind != JSON_OBJECT)
-        return refuse(&p, ERR_CORRUPT, "the header is no object");
+        return safetensors_refuse(&p, ERR_CORRUPT, "the header is no object");
     tensors = arena_zalloc(arena, (size_t)header->n * sizeof *tensors);
     if (tensors == NULL)
-        return refuse(&p, ERR_NO_MEMORY, "no memory for %u tensors", header->n);
+        return safetensors_refuse(&p, ERR_NO_MEMORY, "no memory for %u tensors", header->n);
     for (uint32_t i = 0; i < header->n; i++) {
         if (strcmp(header->items[i].key, "__metadata__") == 0)
             continue;
-        rc = read_tensor(&p, &tensors[n_tensors++], &header->items[i], bytes + 8 + header_len);
+        rc = safetensors_read_tensor(&p, &tensors[n_tensors++], &header->items[i],
+                                     bytes + 8 + header_len);
         if (rc != ERR_OK)
             return rc;
     }
-    qsort(tensors, n_tensors, sizeof *tensors, by_data);
-    if ((rc = check_cover(&p, tensors, n_tensors, bytes + 8 + header_len)) != ERR_OK)
+    qsort(tensors, n_tensors, sizeof *tensors, safetensors_by_data);
+    if ((rc = safetensors_check_cover(&p, tensors, n_tensors, bytes + 8 + header_len)) != ERR_OK)
         return rc;
     *out = tensors;
     *n = n_tensors;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A piece has rows 0 .. rows - 1 of its own; piece_row() and its inverse convert between them and
+ * A piece has rows 0 .. rows - 1 of its own; slice_piece_row() and its inverse convert between them and
  * the tensor's rows. Everything else is built on the two. */
 #include "model/slice.h"
 
@@ -27,7 +27,7 @@ void slice_stack(struct slice_shape *s, int rows, int own_rows, const struct hea
 }
 
 /* Where a rank's `own` of `whole` rows or columns begin. */
-static int own_first(int whole, int own, int rank, int n_ranks)
+static int slice_own_first(int whole, int own, int rank, int n_ranks)
 {
     return rank / (n_ranks / (whole / own)) * own;
 }
@@ -37,26 +37,26 @@ struct slice slice_make(const struct slice_shape *shape, int rank, int n_ranks)
     struct slice s = {.shape = *shape,
                       .rows = shape->rows,
                       .cols = shape->cols,
-                      .col = own_first(shape->cols, shape->own_cols, rank, n_ranks),
+                      .col = slice_own_first(shape->cols, shape->own_cols, rank, n_ranks),
                       .n_cols = shape->own_cols};
 
     for (int i = 0; i < shape->n_pieces; i++) {
         const struct slice_piece *p = &shape->pieces[i];
 
-        s.first[i] = own_first(p->rows, p->own_rows, rank, n_ranks);
+        s.first[i] = slice_own_first(p->rows, p->own_rows, rank, n_ranks);
         s.n_rows += p->own_rows;
     }
     return s;
 }
 
 /* The tensor's row of row i of a piece. */
-static int piece_row(const struct slice_piece *p, int i)
+static int slice_piece_row(const struct slice_piece *p, int i)
 {
     return p->from + i / p->chunk * p->stride + i % p->chunk;
 }
 
 /* Row i of a piece whose row in the tensor is `row`; -1: the row is not of this piece. */
-static int row_of_piece(const struct slice_piece *p, int row)
+static int slice_row_of_piece(const struct slice_piece *p, int row)
 {
     int at = row - p->from, i;
 
@@ -66,7 +66,7 @@ static int row_of_piece(const struct slice_piece *p, int row)
     return i < p->rows ? i : -1;
 }
 
-static int reorder(const int16_t *order, int head_dim, int row)
+static int slice_reorder(const int16_t *order, int head_dim, int row)
 {
     return row / head_dim * head_dim + order[row % head_dim];
 }
@@ -78,8 +78,8 @@ int slice_row(const struct slice *s, int row)
 
         if (row < p->own_rows) {
             if (p->order != NULL)
-                row = reorder(p->order->from, p->order->head_dim, row);
-            return piece_row(p, s->first[i] + row);
+                row = slice_reorder(p->order->from, p->order->head_dim, row);
+            return slice_piece_row(p, s->first[i] + row);
         }
         row -= p->own_rows;
     }
@@ -93,11 +93,11 @@ int slice_to(const struct slice *s, int row)
 
     for (int i = 0; i < s->shape.n_pieces; i++) {
         const struct slice_piece *p = &s->shape.pieces[i];
-        int own = row_of_piece(p, row) - s->first[i];
+        int own = slice_row_of_piece(p, row) - s->first[i];
 
         if (own >= 0 && own < p->own_rows) {
             if (p->order != NULL)
-                own = reorder(p->order->to, p->order->head_dim, own);
+                own = slice_reorder(p->order->to, p->order->head_dim, own);
             return above + own;
         }
         above += p->own_rows;
@@ -106,7 +106,7 @@ int slice_to(const struct slice *s, int row)
 }
 
 /* Groups of `high` rows of the tensor lie whole in a piece's part, in the same places. */
-static bool piece_cuts(const struct slice *s, int i, int high)
+static bool slice_piece_cuts(const struct slice *s, int i, int high)
 {
     const struct slice_piece *p = &s->shape.pieces[i];
     bool is_last = i + 1 == s->shape.n_pieces, is_all = p->own_rows == p->rows;
@@ -123,7 +123,7 @@ static bool piece_cuts(const struct slice *s, int i, int high)
 bool slice_cuts(const struct slice *s, const struct k_format *f)
 {
     for (int i = 0; i < s->shape.n_pieces && f->group_rows > 1; i++) {
-        if (piece_cuts(s, i, f->group_rows))
+        if (slice_piece_cuts(s, i, f->group_rows))
             return true;
     }
     return f->group_cols > 0 && s->n_cols < s->cols && s->n_cols % f->group_cols != 0;

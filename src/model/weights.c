@@ -24,7 +24,7 @@ struct loading {
 
 /* --- norms ------------------------------------------------------------------------------ */
 
-static struct k_norm load_norm(const struct loading *in, const char *pattern, bool has)
+static struct k_norm weights_load_norm(const struct loading *in, const char *pattern, bool has)
 {
     const struct norm_config *c = &in->l->whole->norm;
     const struct slice_shape shape = slice_whole(in->dim, in->dim, 1, 1);
@@ -40,8 +40,8 @@ static struct k_norm load_norm(const struct loading *in, const char *pattern, bo
 }
 
 /* Norms of heads: one vector for all of them, or one over all heads of a token. */
-static void load_head_norms(const struct loading *in, const struct attn_plan *a,
-                            const struct head_order *order, struct layer_weights *w)
+static void weights_load_head_norms(const struct loading *in, const struct attn_plan *a,
+                                    const struct head_order *order, struct layer_weights *w)
 {
     bool plus_one = in->l->whole->norm.plus_one;
     int q = a->qk_norm == QK_NORM_WHOLE ? a->n_heads * a->head_dim : a->head_dim;
@@ -59,14 +59,16 @@ static void load_head_norms(const struct loading *in, const struct attn_plan *a,
 /* --- layers ----------------------------------------------------------------------------- */
 
 /* The order of heads under a rope; NULL when it is the checkpoint's. */
-static const struct head_order *order_of(const struct loading *in, int rope)
+static const struct head_order *weights_head_order(const struct loading *in, int rope)
 {
     return rope_is_in_order(&in->l->whole->ropes[rope]) ? NULL : &in->l->orders[rope];
 }
 
 /* q, k and v in one tensor: one below the other, or of each head in turn. */
-static struct slice_shape fused_shape(const struct loading *in, const struct attn_plan *whole,
-                                      const struct attn_plan *own, const struct head_order *order)
+static struct slice_shape weights_fused_shape(const struct loading *in,
+                                              const struct attn_plan *whole,
+                                              const struct attn_plan *own,
+                                              const struct head_order *order)
 {
     const int heads[] = {whole->n_heads, whole->n_kv_heads, whole->n_kv_heads};
     const int own_heads[] = {own->n_heads, own->n_kv_heads, own->n_kv_heads};
@@ -85,13 +87,14 @@ static struct slice_shape fused_shape(const struct loading *in, const struct att
 }
 
 /* The tensors of q, k and v, which are one where the architecture has a name for it. */
-static struct loader_tensors qkv_tensors(const struct loading *in, const struct attn_plan *whole,
-                                         const struct attn_plan *own)
+static struct loader_tensors weights_qkv_tensors(const struct loading *in,
+                                                 const struct attn_plan *whole,
+                                                 const struct attn_plan *own)
 {
     const struct arch_names *names = in->names;
     const char *const patterns[] = {names->q, names->k, names->v};
-    const struct head_order *order = order_of(in, whole->rope);
-    struct slice_shape shape = fused_shape(in, whole, own, order);
+    const struct head_order *order = weights_head_order(in, whole->rope);
+    struct slice_shape shape = weights_fused_shape(in, whole, own, order);
     struct loader_tensors all = {.n = 0};
 
     if (names->qkv != NULL)
@@ -105,13 +108,13 @@ static struct loader_tensors qkv_tensors(const struct loading *in, const struct 
     return all;
 }
 
-static void load_attention(const struct loading *in, const struct layer_plan *whole,
-                           const struct layer_plan *part, struct layer_weights *w)
+static void weights_load_attention(const struct loading *in, const struct layer_plan *whole,
+                                   const struct layer_plan *part, struct layer_weights *w)
 {
     struct loader *l = in->l;
     const struct arch_names *names = in->names;
     const struct attn_plan *a = &whole->attn;
-    const struct loader_tensors qkv = qkv_tensors(in, a, &part->attn);
+    const struct loader_tensors qkv = weights_qkv_tensors(in, a, &part->attn);
     const struct loader_tensors o = loader_tensor(
         names->o, slice_whole(in->dim, in->dim, plan_mixer_out(whole), plan_mixer_out(part)));
 
@@ -120,20 +123,20 @@ static void load_attention(const struct loading *in, const struct layer_plan *wh
         w->k_scale = loader_kv_scale(l, names->attn, names->k, "k_scale");
         w->v_scale = loader_kv_scale(l, names->attn, names->v, "v_scale");
     }
-    w->norm_mixer = load_norm(in, names->norm_attn, whole->norms.before_mixer);
+    w->norm_mixer = weights_load_norm(in, names->norm_attn, whole->norms.before_mixer);
     w->mixer_in = loader_matrix(l, &qkv, USE_LAYER);
     if (a->qkv_bias)
         w->mixer_in_bias = loader_bias(l, &qkv, part->splits.mixer_in);
-    load_head_norms(in, a, order_of(in, a->rope), w);
+    weights_load_head_norms(in, a, weights_head_order(in, a->rope), w);
     w->mixer_out = loader_matrix(l, &o, USE_LAYER);
     if (a->o_bias)
         w->mixer_out_bias = loader_bias(l, &o, part->splits.mixer_out);
-    w->norm_mixer_after = load_norm(in, names->norm_attn_after, whole->norms.after_mixer);
+    w->norm_mixer_after = weights_load_norm(in, names->norm_attn_after, whole->norms.after_mixer);
 }
 
 /* Value and gate are halves of one tensor: a rank has the same channels of both. */
-static void load_recurrent(const struct loading *in, const struct layer_plan *whole,
-                           const struct layer_plan *part, struct layer_weights *w)
+static void weights_load_recurrent(const struct loading *in, const struct layer_plan *whole,
+                                   const struct layer_plan *part, struct layer_weights *w)
 {
     const struct arch_names *names = in->names;
     int width = whole->recurrent.width, own = part->recurrent.width;
@@ -144,15 +147,16 @@ static void load_recurrent(const struct loading *in, const struct layer_plan *wh
     slice_stack(&both, width, own, NULL);
     first = loader_tensor(names->mixer_in, both);
     last = loader_tensor(names->mixer_out, slice_whole(in->dim, in->dim, width, own));
-    w->norm_mixer = load_norm(in, names->norm_attn, whole->norms.before_mixer);
+    w->norm_mixer = weights_load_norm(in, names->norm_attn, whole->norms.before_mixer);
     w->mixer_in = loader_matrix(in->l, &first, USE_LAYER);
     w->mixer_out = loader_matrix(in->l, &last, USE_LAYER);
-    w->norm_mixer_after = load_norm(in, names->norm_attn_after, whole->norms.after_mixer);
+    w->norm_mixer_after = weights_load_norm(in, names->norm_attn_after, whole->norms.after_mixer);
 }
 
 /* Gate and up, in one tensor or two; a plain FFN has no gate. */
-static struct loader_tensors ffn_tensors(const struct loading *in, const struct ffn_plan *whole,
-                                         const struct ffn_plan *own)
+static struct loader_tensors weights_ffn_tensors(const struct loading *in,
+                                                 const struct ffn_plan *whole,
+                                                 const struct ffn_plan *own)
 {
     const struct slice_shape one = slice_whole(whole->ff_dim, own->ff_dim, in->dim, in->dim);
     struct slice_shape both = one;
@@ -169,43 +173,43 @@ static struct loader_tensors ffn_tensors(const struct loading *in, const struct 
     return all;
 }
 
-static void load_ffn(const struct loading *in, const struct layer_plan *whole,
-                     const struct layer_plan *part, struct layer_weights *w)
+static void weights_load_ffn(const struct loading *in, const struct layer_plan *whole,
+                             const struct layer_plan *part, struct layer_weights *w)
 {
     const struct arch_names *names = in->names;
-    const struct loader_tensors first = ffn_tensors(in, &whole->ffn, &part->ffn);
+    const struct loader_tensors first = weights_ffn_tensors(in, &whole->ffn, &part->ffn);
     const struct loader_tensors down = loader_tensor(
         names->down, slice_whole(in->dim, in->dim, whole->ffn.ff_dim, part->ffn.ff_dim));
 
     if (whole->is_parallel && names->norm_mlp == NULL)
         w->norm_ffn = w->norm_mixer;
     else
-        w->norm_ffn = load_norm(in, names->norm_mlp, whole->norms.before_ffn);
+        w->norm_ffn = weights_load_norm(in, names->norm_mlp, whole->norms.before_ffn);
     w->ffn_in = loader_matrix(in->l, &first, USE_LAYER);
     if (whole->ffn.bias)
         w->ffn_in_bias = loader_bias(in->l, &first, part->splits.ffn_in);
     w->down = loader_matrix(in->l, &down, USE_LAYER);
     if (whole->ffn.bias)
         w->down_bias = loader_bias(in->l, &down, part->splits.down);
-    w->norm_ffn_after = load_norm(in, names->norm_mlp_after, whole->norms.after_ffn);
+    w->norm_ffn_after = weights_load_norm(in, names->norm_mlp_after, whole->norms.after_ffn);
 }
 
-static void load_layer(const struct loading *in, int layer)
+static void weights_load_layer(const struct loading *in, int layer)
 {
     const struct layer_plan *whole = &in->l->whole->layers[layer];
     const struct layer_plan *part = &in->l->part->layers[layer];
     struct layer_weights *w = &in->l->w->layers[layer];
 
     switch (whole->mixer) {
-    case MIXER_ATTENTION: load_attention(in, whole, part, w); break;
-    case MIXER_RECURRENT: load_recurrent(in, whole, part, w); break;
+    case MIXER_ATTENTION: weights_load_attention(in, whole, part, w); break;
+    case MIXER_RECURRENT: weights_load_recurrent(in, whole, part, w); break;
     }
-    load_ffn(in, whole, part, w);
+    weights_load_ffn(in, whole, part, w);
 }
 
 /* --- the model -------------------------------------------------------------------------- */
 
-static void fill_orders(struct loader *l, const struct plan *p)
+static void weights_fill_orders(struct loader *l, const struct plan *p)
 {
     for (int i = 0; i < p->n_ropes; i++) {
         struct head_order *o = &l->orders[i];
@@ -219,7 +223,7 @@ static void fill_orders(struct loader *l, const struct plan *p)
 }
 
 /* Names that the output matrix has beside the family's own. */
-static const char *head_name(const struct loader *l, const char *own)
+static const char *weights_head_name(const struct loader *l, const char *own)
 {
     static const char *const others[] = {"lm_head.weight", "language_model.lm_head.weight"};
 
@@ -231,7 +235,7 @@ static const char *head_name(const struct loader *l, const char *own)
 }
 
 /* The output matrix of a rank: rank 0 computes the logits, unless it has the embedding for it. */
-static void load_head(struct loader *l, const struct loader_tensors *tensor)
+static void weights_load_head(struct loader *l, const struct loader_tensors *tensor)
 {
     if (l->c->tied && k_format_is_plain(&l->from->head))
         l->w->head = l->w->embed;
@@ -242,7 +246,7 @@ static void load_head(struct loader *l, const struct loader_tensors *tensor)
 }
 
 /* Allocate everything of a rank, and list what is to be read. */
-static int lay_out(struct loader *l, int rank)
+static int weights_lay_out(struct loader *l, int rank)
 {
     const struct hf_config *c = l->c;
     const struct arch_names *names = c->arch->names;
@@ -250,7 +254,7 @@ static int lay_out(struct loader *l, int rank)
     const struct slice_shape words = slice_whole(c->n_vocab, c->n_vocab, c->dim, c->dim);
     const struct loader_tensors embed = loader_tensor(names->embed, words);
     const struct loader_tensors head =
-        loader_tensor(c->tied ? names->embed : head_name(l, names->head), words);
+        loader_tensor(c->tied ? names->embed : weights_head_name(l, names->head), words);
     const struct loader_tensors positions = loader_tensor(
         names->positions, slice_whole(c->positions.n_rows, c->positions.n_rows, c->dim, c->dim));
 
@@ -268,15 +272,15 @@ static int lay_out(struct loader *l, int rank)
     if (c->positions.is_used)
         l->w->positions = loader_matrix(l, &positions, USE_TABLE).data;
     for (l->layer = 0; l->layer < c->n_layers && l->rc == ERR_OK; l->layer++)
-        load_layer(&in, l->layer);
-    l->w->norm = load_norm(&in, names->norm, true);
-    load_head(l, &head);
+        weights_load_layer(&in, l->layer);
+    l->w->norm = weights_load_norm(&in, names->norm, true);
+    weights_load_head(l, &head);
     return l->rc;
 }
 
 /* Names of the text model in checkpoints that also hold other models, or that were saved without
  * the head: the first under which the embedding is found. */
-static const char *find_prefix(const struct loader *l, const char *embed)
+static const char *weights_find_prefix(const struct loader *l, const char *embed)
 {
     static const char *const prefixes[] = {"model.", "model.language_model.",
                                            "language_model.model.", "transformer.", ""};
@@ -292,7 +296,7 @@ static const char *find_prefix(const struct loader *l, const char *embed)
     return prefixes[0];
 }
 
-static void log_converted(const struct loader_converted *c, const struct device *d)
+static void weights_log_converted(const struct loader_converted *c, const struct device *d)
 {
     log_info("model: %d matrices are %s, which %s does not multiply with; they are held as %s: "
              "%.1f MiB in place of %.1f",
@@ -314,16 +318,16 @@ int weights_load(const struct weights_rank *ranks, const struct hf_config *c,
 
     if (rc != ERR_OK)
         return rc;
-    fill_orders(&l, whole);
+    weights_fill_orders(&l, whole);
     if (l.files != NULL)
-        l.prefix = find_prefix(&l, c->arch->names->embed);
+        l.prefix = weights_find_prefix(&l, c->arch->names->embed);
     for (int i = 0; i < l.n_ranks && rc == ERR_OK; i++)
-        rc = lay_out(&l, i);
+        rc = weights_lay_out(&l, i);
     log_debug("model: weights are laid out");
     if (rc == ERR_OK && from->dir != NULL)
         rc = loader_read(&l);
     if (rc == ERR_OK && l.converted.n > 0)
-        log_converted(&l.converted, ranks[0].device);
+        weights_log_converted(&l.converted, ranks[0].device);
     if (from->dir == NULL)
         ranks[0].weights->digest = hash_sha256("dummy", 5, NULL, 0);
     loader_fini(&l);
