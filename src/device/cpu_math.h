@@ -1,4 +1,6 @@
-/* The cpu device's inner loops, built for several instruction sets and chosen at start.
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The cpu device's inner loops, built for several instruction sets and chosen at start.
  *
  * Sums run over 16 lanes, lane i adding the elements i, i + 16, ... in their order; the lanes
  * are folded in halves at the end. So every result is a function of its inputs alone: neither

@@ -1,4 +1,6 @@
-/* Ranks of the cpu device: devices of one process that sum what each has computed.
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Ranks of the cpu device: devices of one process that sum what each has computed.
  *
  * Each comes with its own thread. They meet twice for a sum: when all rows are there, each adds up
  * a share of them in the order of the ranks and writes it to all; when all shares are done, each

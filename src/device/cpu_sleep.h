@@ -1,4 +1,6 @@
-/* Memory of the cpu device that can be given back and taken again at the same addresses.
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Memory of the cpu device that can be given back and taken again at the same addresses.
  *
  * Two runs of addresses, reserved at once and given memory as they grow: constant and scratch. The
  * constant part is copied to a memfd, which is not mapped: that is what "the host" is here, so that

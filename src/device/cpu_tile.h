@@ -1,4 +1,6 @@
-/* Inner loops for one instruction set; included by cpu_math.c alone, several times.
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Inner loops for one instruction set; included by cpu_math.c alone, several times.
  *
  * TILE(name) names what is defined; WIDTH floats fill a register, so that LANES (16) are PARTS of
  * them; TILE_ROWS x TILE_OUTS sums of so many lanes are kept in registers, and TILE_MIX registers

@@ -1,4 +1,6 @@
-/* What a model may ask of a device: one table of operations, chosen at start.
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What a model may ask of a device: one table of operations, chosen at start.
  *
  * The cpu device holds weights, activations and KV in float32, the cuda device in bfloat16; the
  * residual and the logits are float32 on both. Memory is got at start from device_alloc() and

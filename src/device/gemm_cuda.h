@@ -1,4 +1,6 @@
-/* Matrix products on the GPU, by cuBLASLt. */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Matrix products on the GPU, by cuBLASLt. */
 #ifndef QUIRE_DEVICE_GEMM_CUDA_H
 #define QUIRE_DEVICE_GEMM_CUDA_H
 

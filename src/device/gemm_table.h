@@ -1,4 +1,6 @@
-/* What was measured of matrix products on one kind of GPU: the algorithm of each shape.
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What was measured of matrix products on one kind of GPU: the algorithm of each shape.
  *
  * The file is text. Its head names the library's version and the GPU, since an algorithm is
  * good for these alone:

@@ -1,4 +1,6 @@
-/* What the files of the cpu device share: device_cpu.c (memory, operations on rows, products,
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the files of the cpu device share: device_cpu.c (memory, operations on rows, products,
  * steps, opening) and cpu_mix.c (what mixes a sequence's tokens: attention and states). */
 #ifndef QUIRE_DEVICE_PARTS_CPU_H
 #define QUIRE_DEVICE_PARTS_CPU_H

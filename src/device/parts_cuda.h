@@ -1,4 +1,6 @@
-/* What the files of the cuda device share: base_cuda.c (errors, memory) at the bottom, and above it
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * What the files of the cuda device share: base_cuda.c (errors, memory) at the bottom, and above it
  * device_cuda.c (operations, opening), step_cuda.c (a step's arrays, recording and playing steps),
  * copy_cuda.c (copies beside the steps) and sleep_cuda.c (memory that is given back for a
  * while). */

@@ -1,4 +1,6 @@
-/* A few threads that share the tasks of one job at a time. */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A few threads that share the tasks of one job at a time. */
 #ifndef QUIRE_DEVICE_POOL_H
 #define QUIRE_DEVICE_POOL_H
 

@@ -11,6 +11,11 @@
 
 /* --- names of tensors --------------------------------------------------------------------- */
 
+/* Names as Hugging Face writes them; %d is replaced by the layer's number. The parts that most
+ * families share are macros, so that a table shows only how its family differs. Bias names are
+ * derived (".bias" in place of ".weight"), and a name that is missing here is a tensor that the
+ * family does not have. */
+
 #define LAYER "model.layers.%d."
 #define LLAMA_ALL                                                                                \
     .embed = "model.embed_tokens.weight", .norm = "model.norm.weight", .head = "lm_head.weight", \
@@ -36,7 +41,7 @@ static const struct arch_names llama_names = {LLAMA_ALL,
                                               .mixer_in = LAYER "mixer.in_proj.weight",
                                               .mixer_out = LAYER "mixer.o_proj.weight"};
 
-/* Norms after mixer and FFN alone. */
+/* This family has no norm before the mixer and the FFN, only after them. */
 static const struct arch_names olmo2_names = {
     LLAMA_ALL,
     LLAMA_QKV,
@@ -57,6 +62,7 @@ static const struct arch_names gemma3_names = {
     .norm_mlp = LAYER "pre_feedforward_layernorm.weight",
     .norm_mlp_after = LAYER "post_feedforward_layernorm.weight"};
 
+/* q, k and v are one tensor here, and so are gate and up. */
 static const struct arch_names phi3_names = {LLAMA_ALL,
                                              LLAMA_NORMS,
                                              LLAMA_O,
@@ -74,7 +80,7 @@ static const struct arch_names glm_names = {LLAMA_ALL,
                                             .gate_up = LAYER "mlp.gate_up_proj.weight",
                                             .down = LAYER "mlp.down_proj.weight"};
 
-/* One norm for mixer and FFN. */
+/* A layer is parallel: the mixer and the FFN read the same norm of the residual. */
 static const struct arch_names cohere_names = {LLAMA_ALL, LLAMA_QKV, LLAMA_O, LLAMA_FFN,
                                                .norm_attn = LAYER "input_layernorm.weight"};
 
@@ -95,6 +101,8 @@ static const struct arch_names starcoder2_names = {LLAMA_ALL,
                                                    .up = LAYER "mlp.c_fc.weight",
                                                    .down = LAYER "mlp.c_proj.weight"};
 
+/* The prefix is "transformer." in most files; loader_name() replaces "model." by the prefix
+ * found. */
 static const struct arch_names gpt2_names = {.embed = "model.wte.weight",
                                              .positions = "model.wpe.weight",
                                              .norm = "model.ln_f.weight",
@@ -135,6 +143,9 @@ static const struct arch_names opt_names = {.embed = "model.decoder.embed_tokens
                                             .down = OPT_LAYER "fc2.weight"};
 
 /* --- architectures ------------------------------------------------------------------------ */
+
+/* Fields that are absent are 0, false or NULL, and that is Llama's choice. hf_config.h explains
+ * each. */
 
 #define LAYER_NORM                             \
     {                                          \
@@ -362,6 +373,7 @@ static const struct arch arch_table[] = {
      .names = &llama_names},
 };
 
+/* Linear: the table has some thirty rows and is searched once per start. */
 const struct arch *arch_find(const char *name)
 {
     for (size_t i = 0; i < sizeof arch_table / sizeof arch_table[0]; i++) {
@@ -371,6 +383,7 @@ const struct arch *arch_find(const char *name)
     return NULL;
 }
 
+/* For the error message on an unknown architecture. Toys exist for tests only and are not named. */
 void arch_list(char *out, size_t cap)
 {
     size_t used = 0;

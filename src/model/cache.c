@@ -1,4 +1,14 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Choose the size of a page, and place each layer in it.
+ *
+ * Layers that keep the same tokens are collected in sets. A set is then cut into groups: as many
+ * consecutive layers as fit one page. The page size is the one that wastes the fewest bytes over
+ * all groups; candidates are the sizes of the first k layers of each set, because any other size
+ * would leave a gap after some layer. States come last, since they fit pages of any size.
+ *
+ * Example: 24 layers with a window and 8 without, each 2 units per page. A page of 16 units gives
+ * one group of full layers and three groups of window layers, without waste. */
 #include "model/cache.h"
 
 #include <stdint.h>
@@ -14,7 +24,7 @@ struct cache_set {
     size_t bytes; /* of all its layers in a page, or of the states */
 };
 
-/* What a cache is made from. */
+/* The input of cache_make(), with the sets and candidate page sizes found so far. */
 struct cache_maker {
     const struct plan *plan;
     int page_tokens;
@@ -25,6 +35,7 @@ struct cache_maker {
     size_t pages[HF_CONFIG_LAYERS_MAX];
 };
 
+/* The set that a layer belongs to; bytes are those of this layer alone. */
 static struct cache_set cache_set_of(const struct cache_maker *m, int layer)
 {
     const struct layer_plan *l = &m->plan->layers[layer];
@@ -39,6 +50,7 @@ static struct cache_set cache_set_of(const struct cache_maker *m, int layer)
                                        (size_t)a->head_dim * m->elem_bytes};
 }
 
+/* Bytes are not compared: layers of one set may differ in their heads. */
 static bool cache_is_in_set(const struct cache_set *set, const struct cache_set *layer)
 {
     return set->kind == layer->kind && set->window == layer->window;
@@ -68,8 +80,10 @@ static int cache_find_sets(struct cache_maker *m, enum cache_kind kind)
     return ERR_OK;
 }
 
-/* The groups that a set becomes in pages of so many bytes, 0 when a layer has no room in one.
- * places (NULL: none) are filled in for groups from `first` on. */
+/* Cut a set into groups for pages of page_bytes. Returns the number of groups, or 0 when a layer
+ * alone is larger than a page. `places` (NULL: only count) receives the positions, with groups
+ * numbered from `first`. The inner rule is first fit in layer order: a layer that does not fit
+ * opens the next group. */
 static int cache_fill_set(const struct cache_maker *m, const struct cache_set *set,
                           size_t page_bytes, int first, struct cache_place *places)
 {
@@ -94,13 +108,14 @@ static int cache_fill_set(const struct cache_maker *m, const struct cache_set *s
     return n;
 }
 
-/* Bytes of a page of each group, but states'; SIZE_MAX: pages of so many bytes will not do. */
+/* The bytes of one page of every group, states excluded: the memory that a page's worth of tokens
+ * takes. SIZE_MAX when this page size is impossible (a layer does not fit, or too many groups). */
 static size_t cache_bytes_of_all(const struct cache_maker *m, size_t page_bytes)
 {
     int n = 0, n_groups = 0;
 
     for (int s = 0; s < m->n_sets && n_groups <= CACHE_GROUPS_MAX; s++) {
-        int some = 1; /* of states */
+        int some = 1; /* states are always one group */
 
         if (m->sets[s].kind != CACHE_STATE) {
             some = cache_fill_set(m, &m->sets[s], page_bytes, 0, NULL);
@@ -113,7 +128,7 @@ static size_t cache_bytes_of_all(const struct cache_maker *m, size_t page_bytes)
     return n_groups <= CACHE_GROUPS_MAX ? (size_t)n * page_bytes : SIZE_MAX;
 }
 
-/* Sizes of pages to choose from: those of the first layers of each set. */
+/* Candidates for the page size: the sums of the first 1, 2, 3 ... layers of each set. */
 static void cache_list_page_sizes(struct cache_maker *m)
 {
     size_t bytes[CACHE_GROUPS_MAX] = {0};
@@ -131,8 +146,8 @@ static void cache_list_page_sizes(struct cache_maker *m)
     }
 }
 
-/* The size that wastes least, of those up to bytes_max; 0: none will do. A larger one may waste an
- * eighth more, since with fewer groups tables are shorter and copies longer. */
+/* The best candidate up to bytes_max; 0 if none works. The second loop prefers larger pages within
+ * an eighth of the least waste, because fewer groups mean shorter tables and longer copies. */
 static size_t cache_best_page(const struct cache_maker *m, size_t bytes_max)
 {
     size_t least = SIZE_MAX, best = 0;
@@ -151,6 +166,8 @@ static size_t cache_best_page(const struct cache_maker *m, size_t bytes_max)
     return best;
 }
 
+/* First try pages that the smallest set fills alone; only when that makes too many groups, allow
+ * any size. */
 static size_t cache_choose_page(const struct cache_maker *m)
 {
     size_t smallest = SIZE_MAX, states = 0, best;
@@ -161,13 +178,15 @@ static size_t cache_choose_page(const struct cache_maker *m)
         else if (m->sets[s].bytes < smallest)
             smallest = m->sets[s].bytes;
     }
-    if (smallest == SIZE_MAX) /* states alone */
+    if (smallest == SIZE_MAX) /* there are only states: one page holds a whole state, 16-byte
+                               * aligned */
         return (states + 15) / 16 * 16;
     best = cache_best_page(m, smallest);
     return best > 0 ? best : cache_best_page(m, SIZE_MAX);
 }
 
-/* The group of states, all layers' one behind the other. */
+/* Place the states of all recurrent layers one after another, as one group. `at` counts floats
+ * here, because a state is float32 whatever the type of keys and values is. */
 static void cache_place_states(struct cache *c, const struct cache_maker *m, size_t bytes)
 {
     size_t at = 0;
@@ -184,7 +203,8 @@ static void cache_place_states(struct cache *c, const struct cache_maker *m, siz
         .kind = CACHE_STATE, .n_state_pages = (int)((bytes + c->page_bytes - 1) / c->page_bytes)};
 }
 
-/* Groups and places, in pages that will do. */
+/* Fill in groups and places for the chosen page size. Sets are in order (full, window, state), so
+ * groups are too. */
 static void cache_make_groups(struct cache *c, const struct cache_maker *m)
 {
     for (int s = 0; s < m->n_sets; s++) {
@@ -203,6 +223,8 @@ static void cache_make_groups(struct cache *c, const struct cache_maker *m)
     }
 }
 
+/* Sets are found kind by kind, so that full groups get the lowest numbers; users of group 0 rely on
+ * it. */
 int cache_make(struct cache *out, const struct plan *plan, int page_tokens, size_t elem_bytes)
 {
     struct cache_maker m = {.plan = plan, .page_tokens = page_tokens, .elem_bytes = elem_bytes};
@@ -237,6 +259,7 @@ int cache_pages(const struct cache *c, int n_tokens)
     return (n_tokens + c->page_tokens - 1) / c->page_tokens;
 }
 
+/* A token at pos sees pos - window + 1 .. pos. */
 int cache_first_page(const struct cache *c, const struct cache_group *g, int pos)
 {
     if (g->kind != CACHE_WINDOW || pos < g->window)
@@ -244,6 +267,9 @@ int cache_first_page(const struct cache *c, const struct cache_group *g, int pos
     return (pos - g->window + 1) / c->page_tokens;
 }
 
+/* A window of w tokens touches at most w / page_tokens + 2 pages: it may begin and end in the
+ * middle of one. States count twice, because a step reads the old state while a snapshot is
+ * kept. */
 int cache_need(const struct cache *c, int n_tokens)
 {
     int all = cache_pages(c, n_tokens), n = 0;
@@ -264,7 +290,7 @@ int cache_tokens(const struct cache *c, int n_pages, int n_tokens)
 {
     int enough = 0, tokens = n_tokens;
 
-    /* enough: tokens that do; tokens: the most that may. */
+    /* Invariant: `enough` tokens fit, and more than `tokens` do not. */
     while (enough < tokens) {
         int middle = enough + (tokens - enough + 1) / 2;
 
@@ -276,6 +302,7 @@ int cache_tokens(const struct cache *c, int n_pages, int n_tokens)
     return enough;
 }
 
+/* A state may have more pages than a short sequence has pages of tokens. */
 int cache_row(const struct cache *c, int n_tokens)
 {
     int n = cache_pages(c, n_tokens);
@@ -292,6 +319,8 @@ bool cache_is_simple(const struct cache *c)
     return c->n_groups == 1 && c->groups[0].kind == CACHE_FULL;
 }
 
+/* The text that is hashed describes every layer, so that stores written with another layout are
+ * refused. */
 struct hash cache_digest(const struct cache *c, struct hash before)
 {
     char line[120];

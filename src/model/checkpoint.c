@@ -1,8 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The tensors of a folder. Where there is an index, only the files it names are opened (folders
- * often hold a second copy of the weights in another arrangement), and every name must stand in
- * the file that the index gives. */
+ * The tensors of a checkpoint folder, found by name.
+ *
+ * With model.safetensors.index.json, only the files that it names are opened, because folders often
+ * hold a second copy of the weights in another arrangement, and each name must be in the file that
+ * the index gives. Without it, the one file is model.safetensors.
+ *
+ * Files are mapped to parse their headers; tensor data is read by pread() (checkpoint_read()),
+ * because an I/O error is then a return value and not a signal. */
 #include "config.h"
 
 #include <errno.h>
@@ -20,16 +25,17 @@
 #include "model/hf_config.h"
 #include "model/safetensors.h"
 
+/* Bounds against hostile folders; the largest known index names 200 files. */
 #define FILES_MAX       4096
 #define INDEX_BYTES_MAX ((size_t)256 << 20)
 #define ARENA_MAX       ((size_t)4 << 30)
 
 struct checkpoint_file {
     const char *path;
-    int fd;    /* while map is not NULL */
+    int fd;    /* open while map is not NULL */
     void *map; /* NULL until mapped */
     size_t len;
-    struct tensor *tensors; /* sorted by data, then moved to the checkpoint's list */
+    struct tensor *tensors; /* sorted by address of data; copied to the checkpoint's list later */
     size_t n_tensors;
 };
 
@@ -37,7 +43,7 @@ struct checkpoint {
     struct arena arena;
     struct checkpoint_file *files;
     int n_files;
-    struct tensor *tensors; /* all files', sorted by name */
+    struct tensor *tensors; /* of all files, sorted by name for bsearch() */
     size_t n_tensors;
 };
 
@@ -46,6 +52,7 @@ static int checkpoint_by_name(const void *a, const void *b)
     return strcmp(((const struct tensor *)a)->name, ((const struct tensor *)b)->name);
 }
 
+/* 8 bytes is the least that a safetensors file can have: the length of its header. */
 static int checkpoint_map_file(struct checkpoint_file *f)
 {
     int fd = open(f->path, O_RDONLY | O_CLOEXEC), rc = ERR_IO;
@@ -69,7 +76,8 @@ static int checkpoint_map_file(struct checkpoint_file *f)
     }
     f->fd = fd;
     fd = -1;
-    (void)posix_fadvise(f->fd, 0, 0, POSIX_FADV_SEQUENTIAL); /* advice: reads ahead twice as far */
+    (void)posix_fadvise(f->fd, 0, 0, POSIX_FADV_SEQUENTIAL); /* a hint: doubles the kernel's
+                                                              * readahead */
     rc = ERR_OK;
 out:
     if (fd != -1)
@@ -77,6 +85,8 @@ out:
     return rc;
 }
 
+/* Tensors of a file note its number, so that their data can be read and their path reported
+ * later. */
 static int checkpoint_open_file(struct checkpoint *c, int file)
 {
     struct checkpoint_file *f = &c->files[file];
@@ -95,7 +105,8 @@ static int checkpoint_open_file(struct checkpoint *c, int file)
     return ERR_OK;
 }
 
-/* Put all files' tensors into one list, sorted by name. */
+/* Collect the tensors of all files in one list, sorted by name. A name in two files is an error,
+ * because bsearch() would return either of them. */
 static int checkpoint_gather_tensors(struct checkpoint *c)
 {
     size_t n = 0;
@@ -115,14 +126,15 @@ static int checkpoint_gather_tensors(struct checkpoint *c)
     qsort(c->tensors, c->n_tensors, sizeof *c->tensors, checkpoint_by_name);
     for (size_t i = 1; i < c->n_tensors; i++) {
         if (checkpoint_by_name(&c->tensors[i - 1], &c->tensors[i]) == 0) {
-            log_error("model: tensor %.100s stands in two places", c->tensors[i].name);
+            log_error("model: tensor %.100s is in two places", c->tensors[i].name);
             return ERR_CORRUPT;
         }
     }
     return ERR_OK;
 }
 
-/* The file with this name, added when it is new; negative on error. */
+/* The index of the file with this name, which is added if it is not there yet; negative on error. A
+ * name with a slash could leave the folder and is refused. */
 static int checkpoint_add_file(struct checkpoint *c, const char *dir, const char *name)
 {
     size_t room = strlen(dir) + strlen(name) + 2;
@@ -145,6 +157,8 @@ static int checkpoint_add_file(struct checkpoint *c, const char *dir, const char
     return c->n_files++;
 }
 
+/* The index looks like {"metadata": {...}, "weight_map": {"lm_head.weight":
+ * "model-00002.safetensors"}}. Only weight_map is read. */
 static int checkpoint_read_index(struct checkpoint *c, const struct json **map, const char *path,
                                  const char *text, size_t len)
 {
@@ -170,7 +184,7 @@ static int checkpoint_read_index(struct checkpoint *c, const struct json **map, 
     return ERR_OK;
 }
 
-/* Every name of the index stands in the file that the index says. */
+/* Verify that each tensor of the index is in the file that the index gives for it. */
 static int checkpoint_check_index(const struct checkpoint *c, const struct json *map)
 {
     for (uint32_t i = 0; i < map->n; i++) {
@@ -185,6 +199,7 @@ static int checkpoint_check_index(const struct checkpoint *c, const struct json 
     return ERR_OK;
 }
 
+/* map is the index's weight_map, NULL without an index. */
 static int checkpoint_open_files(struct checkpoint *c, const char *dir, const struct json *map)
 {
     int rc;
@@ -204,6 +219,8 @@ static int checkpoint_open_files(struct checkpoint *c, const char *dir, const st
     return map == NULL ? ERR_OK : checkpoint_check_index(c, map);
 }
 
+/* The array of files has its final size from the start, so that pointers to its members stay
+ * valid. */
 int checkpoint_open(struct checkpoint **out, const char *dir)
 {
     struct checkpoint *c = mem_zalloc(sizeof *c);
@@ -218,7 +235,9 @@ int checkpoint_open(struct checkpoint **out, const char *dir)
     c->files = arena_zalloc(&c->arena, FILES_MAX * sizeof *c->files);
     if (c->files == NULL)
         goto out;
-    (void)snprintf(path, sizeof path, "%s/model.safetensors.index.json", dir); /* cut: not found */
+    (void)snprintf(path, sizeof path, "%s/model.safetensors.index.json",
+                   dir); /* a path that is cut does not
+                                                                                * exist */
     rc = config_file(&text, &len, path, INDEX_BYTES_MAX);
     if (rc == ERR_OK)
         rc = checkpoint_read_index(c, &map, path, text, len);
@@ -263,9 +282,10 @@ int checkpoint_read(const struct checkpoint *c, const struct tensor *t, size_t a
     const struct checkpoint_file *f = &c->files[t->file];
     size_t offset = (size_t)(t->data - (const uint8_t *)f->map) + at;
 
-    for (size_t done = 0; done < n;) { /* ends: each pass reads something or returns */
+    for (size_t done = 0; done < n;) { /* ends: each pass reads at least one byte or returns */
         ssize_t got = -1;
 
+        /* The fault point makes the call fail as pread() would. */
         errno = EIO;
         if (!FAULT_HIT(model_read))
             got = pread(f->fd, (char *)to + done, n - done, (off_t)(offset + done));

@@ -1,16 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * ids -> x [n_tokens][dim] -> normed
- * each layer:  normed -> mixer_in -> mixed;  x += mixed * mixer_out -> normed
- *              normed -> ffn_in -> ff;       x += ff * down -> normed
- * sampled rows: normed -> logits [n_rows][n_vocab]
+ * The order of a forward pass:
  *
- * plan.h has the layer in general, with norms after the products, parallel FFNs and multipliers.
+ *   ids -> x [n_tokens][dim] -> normed
+ *   each layer:   normed -> mixer_in -> mixed;  x += mixed * mixer_out -> normed
+ *                 normed -> ffn_in -> ff;       x += ff * down -> normed
+ *   sampled rows: normed -> logits [n_rows][n_vocab]
  *
- * pass.h says how each of these runs. */
+ * plan.h shows the general layer, with norms after the products, parallel FFNs and multipliers.
+ * pass.h explains how each operation runs; this file does not know whether operations are fused.
+ *
+ * Each addition to the residual also computes the norm that the next product reads, so the loop
+ * always passes the next norm and its reader along. */
 #include "model/forward.h"
 
-/* Layer i's view of the pages. */
+/* The kernels' view of layer i's keys and values: base pointer, offsets and scales. */
 static struct k_kv forward_kv_of(const struct forward *f, int i)
 {
     const struct attn_plan *attn = &f->plan->layers[i].attn;
@@ -31,7 +35,7 @@ static struct k_kv forward_kv_of(const struct forward *f, int i)
                          .group = at->group};
 }
 
-/* Layer i's view of the states. */
+/* The kernels' view of layer i's states, which are float32 on every device. */
 static struct k_state forward_state_of(const struct forward *f, int i)
 {
     return (struct k_state){.pages = f->pages,
@@ -40,6 +44,8 @@ static struct k_state forward_state_of(const struct forward *f, int i)
                             .group = f->cache->layers[i].group};
 }
 
+/* One mixer: its input product, attention or the recurrence, and its output product with the sum.
+ * Norms of single heads are part of the rotary step; a norm over all heads runs before it. */
 static void forward_run_mixer(const struct forward *f, const struct pass *p, int i)
 {
     const struct layer_plan *plan = &f->plan->layers[i];
@@ -71,6 +77,7 @@ static void forward_run_mixer(const struct forward *f, const struct pass *p, int
              (struct pass_next){.norm = &l->norm_ffn, .reader = &l->ffn_in}, plan->is_parallel);
 }
 
+/* One FFN. After the last layer the sum ends in the logits instead of another layer's norm. */
 static void forward_run_ffn(const struct forward *f, const struct pass *p, int i)
 {
     const struct layer_plan *plan = &f->plan->layers[i];

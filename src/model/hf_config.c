@@ -1,8 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * config.json as transformers writes it, in its older spelling (rope_theta, rope_scaling) and
- * its newer one (rope_parameters). Numbers are bounded here, once, so that later products of
- * shapes fit a size_t and nobody else checks them. */
+ * Reads config.json as transformers writes it, in its older spelling (rope_theta, rope_scaling) and
+ * its newer one (rope_parameters).
+ *
+ * The architecture's row (arch.c) is found first, because it decides the defaults of the other
+ * fields. Then come the common fields, the row's switches, the kinds of layers, and last the
+ * family's own function. Numbers are bounded here, once, so that products of shapes fit a size_t
+ * everywhere else. */
 #include "model/hf_config.h"
 
 #include <errno.h>
@@ -19,9 +23,10 @@
 
 #define CONFIG_BYTES_MAX    ((size_t)4 << 20) /* the largest known config.json has 200 KiB */
 #define CONFIG_ARENA_MAX    ((size_t)64 << 20)
-#define WINDOW_PRESET       4096 /* transformers' sliding_window of Mistral and Qwen */
-#define WINDOW_FIRST_PRESET 28   /* and max_window_layers of Qwen */
+#define WINDOW_PRESET       4096 /* default of sliding_window in transformers (Mistral, Qwen) */
+#define WINDOW_FIRST_PRESET 28   /* default of max_window_layers (Qwen) */
 
+/* Only the first error is kept, because later ones often follow from it. */
 void source_fail(struct config_source *s, int rc)
 {
     if (s->rc == ERR_OK)
@@ -48,6 +53,7 @@ int source_whole(struct config_source *s, const struct json *obj, const char *fi
     return (int)v->whole;
 }
 
+/* The upper bound keeps later arithmetic finite; NaN fails both comparisons. */
 double source_positive(struct config_source *s, const struct json *obj, const char *field,
                        double preset)
 {
@@ -90,6 +96,7 @@ const char *source_alias(const struct json *obj, const char *const *names)
     return names[0];
 }
 
+/* Families that take silu only still name it; any other name is refused for them. */
 static void hf_config_read_activation(struct config_source *s, struct hf_config *c,
                                       const struct json *obj)
 {
@@ -116,6 +123,7 @@ static void hf_config_read_activation(struct config_source *s, struct hf_config 
     source_fail(s, ERR_UNSUPPORTED);
 }
 
+/* Quantised checkpoints describe their format in quantization_config (quant.c). */
 static void hf_config_read_quant(struct config_source *s, struct hf_config *c,
                                  const struct json *obj)
 {
@@ -123,7 +131,7 @@ static void hf_config_read_quant(struct config_source *s, struct hf_config *c,
     char why[QUANT_WHY_CAP];
 
     if (quant == NULL || quant->kind == JSON_NULL)
-        quant = json_get(obj, "compression_config"); /* its name once */
+        quant = json_get(obj, "compression_config"); /* the older name of the field */
     if (quant == NULL || quant->kind == JSON_NULL)
         return;
     if (quant_read(&c->quant, quant, why, sizeof why) != ERR_OK) {
@@ -132,6 +140,7 @@ static void hf_config_read_quant(struct config_source *s, struct hf_config *c,
     }
 }
 
+/* The first entry of `architectures`, such as "LlamaForCausalLM", selects the row. */
 static void hf_config_read_arch(struct config_source *s, struct hf_config *c,
                                 const struct json *obj)
 {
@@ -156,7 +165,8 @@ static void hf_config_read_arch(struct config_source *s, struct hf_config *c,
     }
 }
 
-/* Families have names of their own for the same numbers. */
+/* Read the counts. Families use different names for the same numbers, so each has a list of
+ * aliases. Layer norms (has_mean) come with other defaults than RMS norms. */
 static void hf_config_read_counts(struct config_source *s, struct hf_config *c,
                                   const struct json *obj)
 {
@@ -185,6 +195,7 @@ static void hf_config_read_counts(struct config_source *s, struct hf_config *c,
     c->tied = source_flag(s, obj, "tie_word_embeddings", c->arch->is_tied);
 }
 
+/* Heads must divide into groups of equal size, and rotary positions need an even head. */
 static void hf_config_read_shape(struct config_source *s, struct hf_config *c,
                                  const struct json *obj)
 {
@@ -208,7 +219,8 @@ static void hf_config_read_shape(struct config_source *s, struct hf_config *c,
     c->attn_scale = 1.0f / sqrtf((float)c->head_dim);
 }
 
-/* What the architecture's row says, and one rope for all layers; its own fields come later. */
+/* Apply the architecture's row, and add the rope that all layers use at first. family.c may change
+ * both later. */
 static void hf_config_read_row(struct config_source *s, struct hf_config *c, const struct json *obj)
 {
     const struct arch *a = c->arch;
@@ -233,8 +245,8 @@ static void hf_config_read_row(struct config_source *s, struct hf_config *c, con
         (void)config_add_rope(c, s, obj, config_rope_object(obj, "full_attention"));
 }
 
-/* The window of layers that have one; 0: they see all. A field that is missing has transformers'
- * preset. */
+/* The window of layers that have one; 0: all layers see all tokens. A missing field has
+ * transformers' default, which differs by architecture. */
 static int hf_config_read_window(struct config_source *s, const struct hf_config *c,
                                  const struct json *obj)
 {
@@ -249,7 +261,7 @@ static int hf_config_read_window(struct config_source *s, const struct hf_config
     return source_whole(s, obj, "sliding_window", WINDOW_PRESET, 1, 1 << 24);
 }
 
-/* One of layer_types. */
+/* The kind of one entry of layer_types. */
 static enum layer_kind hf_config_layer_kind(struct config_source *s, const struct hf_config *c,
                                             const struct json *type)
 {
@@ -285,8 +297,9 @@ static void hf_config_read_layer_types(struct config_source *s, struct hf_config
         c->layer_kinds[i] = (uint8_t)hf_config_layer_kind(s, c, &types->items[i]);
 }
 
-/* What each layer mixes tokens by, as transformers' classes read it. A window that no text fills is
- * none. */
+/* Set the kind of each layer, as transformers' classes decide it: by layer_types, by a pattern
+ * (every n-th layer is full), or by the first layer with a window. A window at least as long as the
+ * longest text has no effect, so such layers count as full. */
 static void hf_config_read_layers(struct config_source *s, struct hf_config *c,
                                   const struct json *obj)
 {
@@ -311,7 +324,8 @@ static void hf_config_read_layers(struct config_source *s, struct hf_config *c,
         c->mixer_width = source_whole(s, obj, "mixer_width", c->dim, 1, 65536);
 }
 
-/* eos_token_id: a number or a list of them. Ids that the vocabulary lacks end nothing. */
+/* eos_token_id is a number or a list of numbers. Ids outside the vocabulary are skipped, because
+ * they can never be sampled. */
 static void hf_config_read_eos(struct config_source *s, struct hf_config *c, const struct json *obj)
 {
     const struct json *v = json_get(obj, "eos_token_id");
@@ -337,6 +351,7 @@ static void hf_config_read_eos(struct config_source *s, struct hf_config *c, con
     }
 }
 
+/* The document must be an object. */
 static int hf_config_parse_json(const struct json **out, struct arena *arena, const char *name,
                                 const char *text, size_t len)
 {
@@ -354,6 +369,9 @@ static int hf_config_parse_json(const struct json **out, struct arena *arena, co
     return ERR_OK;
 }
 
+/* Multimodal checkpoints wrap the text model's fields in text_config; all fields are read from
+ * there, except those of the whole model. generation_config.json has the last word on the ids that
+ * end a text. */
 int hf_config_parse(struct hf_config *out, const char *name, const char *bytes, size_t len,
                     const char *generation, size_t generation_len)
 {
@@ -380,7 +398,7 @@ int hf_config_parse(struct hf_config *out, const char *name, const char *bytes, 
     if (s.rc == ERR_OK && c.arch->read != NULL)
         c.arch->read(&c, &s, obj);
     hf_config_read_eos(&s, &c, obj);
-    if (root != obj) { /* the outer fields are those of the whole model */
+    if (root != obj) { /* the outer object has the ids and the tie of the whole model */
         hf_config_read_eos(&s, &c, root);
         c.tied = source_flag(&s, root, "tie_word_embeddings", c.tied);
     }
@@ -398,6 +416,8 @@ out:
     return s.rc;
 }
 
+/* The size is taken once: a file that grows meanwhile is read up to that size, one that shrinks is
+ * an error. */
 int config_file(char **out, size_t *len, const char *path, size_t bytes_max)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC), rc = ERR_IO;
@@ -440,6 +460,7 @@ out:
     return rc;
 }
 
+/* generation_config.json is optional. */
 int hf_config_read(struct hf_config *out, const char *dir)
 {
     char path[4096], generation_path[4096];

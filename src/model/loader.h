@@ -1,4 +1,6 @@
-/* Tensors of a checkpoint brought to the ranks of a model, which is what weights.c is made of.
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Tensors of a checkpoint brought to the ranks of a model, which is what weights.c is made of.
  *
  * A matrix of the model is made of one tensor or of several, one below the other; a tensor may hold
  * several pieces of it (slice.h). loader_matrix() and its kin look tensors up, check them, allocate

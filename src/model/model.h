@@ -1,4 +1,6 @@
-/* A model on a device: weights, KV pages and the forward pass behind a handful of calls.
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A model on a device: weights, KV pages and the forward pass behind a handful of calls.
  *
  * The engine's thread is the only caller. Nothing is allocated after model_open() but by
  * model_sleep(), for the weights. An error of the device is returned as ERR_GPU and is final: the

@@ -1,4 +1,6 @@
-/* Operations of a forward pass. Each is one line of the transformer and runs in one of two ways:
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Operations of a forward pass. Each is one line of the transformer and runs in one of two ways:
  *
  *   fused     steps of few tokens, all of them sampled, of models of the common form (fuses of
  *             struct plan): norms, gate and residual are parts of the

@@ -1,4 +1,6 @@
-/* The plan of a model's layers: for each a mixer and an FFN with their shapes, norms and positions.
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The plan of a model's layers: for each a mixer and an FFN with their shapes, norms and positions.
  * Made once from config.json by plan_make(); the loader and the forward pass read it and nothing of
  * the architecture's row.
  *

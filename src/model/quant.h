@@ -1,4 +1,6 @@
-/* Matrices in formats of their own: how config.json names a format, which tensors of a checkpoint
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Matrices in formats of their own: how config.json names a format, which tensors of a checkpoint
  * belong to it, and how their bytes become weights. quant.c has a row for each; the loader knows
  * none of them by name.
  *

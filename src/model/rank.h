@@ -1,4 +1,6 @@
-/* The ranks of a model: devices that compute parts of it side by side.
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The ranks of a model: devices that compute parts of it side by side.
  *
  * A rank is a device with its part of the weights, its pages and a thread of its own; rank 0's is
  * the caller's. All do the same steps at the same time, so what one waits for in another

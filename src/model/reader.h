@@ -1,4 +1,6 @@
-/* The bytes of many tensors, each read once, by a few threads.
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The bytes of many tensors, each read once, by a few threads.
  *
  * A thread takes a tensor, reads it piece by piece into one of its two pipes, sums it, and has
  * each piece placed; while the device still copies out of one pipe, the other is filled. Tensors

@@ -1,4 +1,6 @@
-/* Rotary positions: the angle of each pair of a head's elements by position, in the forms that
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Rotary positions: the angle of each pair of a head's elements by position, in the forms that
  * config.json knows.
  *
  * Kernels rotate pairs (i, i + head_dim / 2) of whole heads by a table of cosines and sines. Models

@@ -1,4 +1,6 @@
-/* Safetensors files: names, types, shapes and bytes of a checkpoint's tensors.
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Safetensors files: names, types, shapes and bytes of a checkpoint's tensors.
  *
  * A file is hostile until its header has been checked: every tensor lies inside the file, has the
  * bytes its shape says, overlaps no other, and none leaves a hole. */

@@ -1,4 +1,6 @@
-/* A rank's part of a tensor of rows: which rows of the tensor it has, in which order, and of these
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * A rank's part of a tensor of rows: which rows of the tensor it has, in which order, and of these
  * which columns.
  *
  * A tensor holds one or several pieces, such as q, k and v of a fused projection, or a gate and its

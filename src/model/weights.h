@@ -1,4 +1,6 @@
-/* The weights of a model on its device. */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The weights of a model on its device. */
 #ifndef QUIRE_MODEL_WEIGHTS_H
 #define QUIRE_MODEL_WEIGHTS_H
 
