@@ -1,11 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Copies between the device and host memory beside the steps: a stream for each way, so that both
- * copy engines work while the multiprocessors compute. A mark is an event; tickets count marks. */
+ * Copies between the device and host memory beside the steps: one stream per direction, so that
+ * both copy engines work while the multiprocessors compute. A mark is a CUDA event, and a ticket is
+ * the number of a mark.
+ *
+ * Order with steps: copies in wait for the steps that have begun, because their pages may still be
+ * in use by those; the next step waits for copies out only after copy_fence(). */
 #include "config.h"
 
 #include "device/parts_cuda.h"
 
+/* Events without timing are cheaper to record. */
 int copy_open(struct cuda *c)
 {
     for (int way = 0; way < DEVICE_WAYS; way++) {
@@ -25,7 +30,7 @@ int copy_open(struct cuda *c)
     return ERR_OK;
 }
 
-/* At the end, when nothing can be done about errors. */
+/* Errors are ignored at the end. */
 void copy_close(struct cuda *c)
 {
     for (int way = 0; way < DEVICE_WAYS; way++) {
@@ -44,6 +49,7 @@ void copy_close(struct cuda *c)
     }
 }
 
+/* Portable: pinned for all GPUs of the process. */
 int copy_pin(struct device *d, void *memory, size_t bytes)
 {
     (void)d;
@@ -53,10 +59,10 @@ int copy_pin(struct device *d, void *memory, size_t bytes)
 void copy_unpin(struct device *d, void *memory)
 {
     (void)d;
-    (void)cudaHostUnregister(memory); /* the memory goes anyway */
+    (void)cudaHostUnregister(memory); /* the memory is freed next */
 }
 
-/* Where one stream's work goes on behind what is in the other now. */
+/* Make `behind` wait for all work that is now in `stream`. */
 static int copy_follow(struct copy_way *w, cudaStream_t behind, cudaStream_t stream)
 {
     int rc = cuda_check(cudaEventRecord(w->fence, stream), "a fence");
@@ -64,8 +70,8 @@ static int copy_follow(struct copy_way *w, cudaStream_t behind, cudaStream_t str
     return rc != ERR_OK ? rc : cuda_check(cudaStreamWaitEvent(behind, w->fence, 0), "a fence");
 }
 
-/* What a step under way reads or writes may be a page that was given away since: copies in wait
- * for it. Pages that go out are not written by anybody. */
+/* The first copy in after a mark waits for the steps so far: a step in flight may still use the
+ * page, which was given away since. Copies out need no wait, because nothing writes their pages. */
 int copy_start(struct device *d, enum device_way way, void *dst, const void *src, size_t bytes)
 {
     struct cuda *c = cuda_of(d);
@@ -96,7 +102,7 @@ int copy_mark(struct device *d, enum device_way way, uint64_t *ticket)
     struct copy_way *w = &cuda_of(d)->ways[way];
     int rc;
 
-    w->is_open = false; /* without a mark too: what comes next follows the steps of its time */
+    w->is_open = false; /* even without a mark: later copies wait for the steps of their own time */
     if (w->n_marks - w->n_done == DEVICE_MARKS_MAX)
         return ERR_AGAIN;
     rc = cuda_check(cudaEventRecord(w->marks[w->n_marks % DEVICE_MARKS_MAX], w->stream), "a mark");
@@ -106,6 +112,7 @@ int copy_mark(struct device *d, enum device_way way, uint64_t *ticket)
     return ERR_OK;
 }
 
+/* Marks complete in order, so n_done of them can be counted. */
 int copy_done(struct device *d, enum device_way way, uint64_t ticket)
 {
     struct copy_way *w = &cuda_of(d)->ways[way];
@@ -114,7 +121,7 @@ int copy_done(struct device *d, enum device_way way, uint64_t ticket)
         cudaError_t e = cudaEventQuery(w->marks[w->n_done % DEVICE_MARKS_MAX]);
 
         if (e == cudaErrorNotReady) {
-            (void)cudaGetLastError(); /* that is no error */
+            (void)cudaGetLastError(); /* "not ready" is not an error */
             return 0;
         }
         if (cuda_check(e, "copying pages") != ERR_OK)
@@ -124,8 +131,8 @@ int copy_done(struct device *d, enum device_way way, uint64_t ticket)
     return 1;
 }
 
-/* Copies in that come next follow the steps anew, and so what goes out before them: it may be what
- * stood in their pages. */
+/* The next step waits for all copies out. Later copies in wait for the steps again, and so for
+ * these copies out: they may replace the very pages that go out. */
 int copy_fence(struct device *d)
 {
     struct cuda *c = cuda_of(d);

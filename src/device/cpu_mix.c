@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What mixes a sequence's tokens on the cpu device: attention over pages, and states. A task is a
- * token and kv head, or some channels of a sequence; one thread computes it, in the order of its
- * own inputs (device_cpu.c). */
+ * Mixers of the cpu device: attention over pages, and recurrent states.
+ *
+ * A task is one token and one kv head, or some channels of one sequence. One thread computes it
+ * alone, in an order that depends on its own inputs only (device_cpu.c), so results do not depend
+ * on the number of threads. */
 #include "config.h"
 
 #include "device/parts_cpu.h"
@@ -29,14 +31,16 @@ static int cpu_least(int a, int b)
     return a < b ? a : b;
 }
 
+/* A page holds keys, then values, of all kv heads: [K|V][kv_head][page_tokens][head_dim]. This is
+ * the address of one head's keys. */
 static const float *cpu_page_keys(const struct k_kv *kv, int32_t page, int kv_head)
 {
     return (const float *)kv->pages + (size_t)page * kv->page_elems + kv->layer_elems +
            (size_t)kv_head * kv->page_tokens * kv->head_dim;
 }
 
-/* One token and one kv head: all query heads of its group. Sums as ref_attn() does, by pages; the
- * weights' in lanes that begin with the first key that is seen. */
+/* Attention of one token and one kv head: all query heads of its group. Scores and sums go page by
+ * page as in ref_attn(); the lanes of the weights' sum begin with the first key that is seen. */
 static void cpu_attn_task(void *arg, int task, int worker)
 {
     const struct attn_job *j = arg;
@@ -58,6 +62,7 @@ static void cpu_attn_task(void *arg, int task, int worker)
 
         for (int i = first, n; i < n_keys; i += n) {
             n = cpu_least(n_keys - i, bt - i % bt);
+            /* First loop: scores of all keys, and the largest, which keeps exp() in range. */
             top = fmaxf(top, math->scores(scores + i - first, q,
                                           cpu_page_keys(kv, pages[i / bt], kv_head) + i % bt * hd,
                                           n, hd, j->scale));
@@ -66,6 +71,7 @@ static void cpu_attn_task(void *arg, int task, int worker)
         memset(out, 0, (size_t)hd * sizeof *out);
         for (int i = first, n; i < n_keys; i += n) {
             n = cpu_least(n_keys - i, bt - i % bt);
+            /* Second loop: values, weighted by the scores. */
             math->mix(out, scores + i - first,
                       cpu_page_keys(kv, pages[i / bt], kv_head) + values + i % bt * hd, n, hd);
         }
@@ -74,6 +80,7 @@ static void cpu_attn_task(void *arg, int task, int worker)
     }
 }
 
+/* Little work is done by the caller alone, because waking threads costs more than it saves. */
 void cpu_attn(struct device *d, void *out, const void *qkv, const struct k_kv *kv, int n_heads,
               float scale, const struct k_matrix *to)
 {
@@ -110,6 +117,8 @@ struct state_job {
     int width, n_parts;     /* n_parts: tasks of a sequence */
 };
 
+/* Channels of a state are independent of each other; tokens are not, so a task takes all tokens of
+ * its sequence in order. */
 static void cpu_state_task(void *arg, int task, int worker)
 {
     const struct state_job *j = arg;

@@ -1,4 +1,10 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Sums over ranks on the cpu device, where ranks are threads of one process.
+ *
+ * A sum is two meetings around an addition: at the first all ranks have published their rows; then
+ * rank r adds the r-th share of all rows, in the order of the ranks, and writes the result into
+ * everyone's rows; at the second meeting all shares are complete. */
 #include "config.h"
 
 #include "device/cpu_ranks.h"
@@ -12,19 +18,22 @@
 #include "base/must.h"
 
 #define CPU_RANKS_MAX 64
-#define WAIT_S        600 /* the longest product of a large model takes less by far */
+#define WAIT_S \
+    600 /* seconds to wait for a rank; the longest product of a large model
+                           * takes far less */
 
 struct cpu_ranks {
     int n;
-    float *rows[CPU_RANKS_MAX]; /* of the sum under way, by rank */
+    float *rows[CPU_RANKS_MAX]; /* of the current sum, by rank */
     pthread_mutex_t lock;
     pthread_cond_t all_here;
-    int n_here; /* ranks that wait for the others */
+    int n_here; /* ranks that have come to the current meeting */
     unsigned n_meetings;
     int n_refs;
     bool ended;
 };
 
+/* The condition uses the monotonic clock, so that setting the system's time ends no wait. */
 int cpu_ranks_make(struct cpu_ranks **out, int n)
 {
     struct cpu_ranks *r = mem_zalloc(sizeof *r);
@@ -44,6 +53,7 @@ int cpu_ranks_make(struct cpu_ranks **out, int n)
     return ERR_OK;
 }
 
+/* Devices are closed one after another by one thread, so the count needs no lock. */
 void cpu_ranks_unref(struct cpu_ranks *r)
 {
     if (r == NULL || --r->n_refs > 0)
@@ -53,6 +63,7 @@ void cpu_ranks_unref(struct cpu_ranks *r)
     mem_free(r);
 }
 
+/* Wakes all ranks that wait; later sums return at once. */
 void cpu_ranks_end(struct cpu_ranks *r)
 {
     (void)pthread_mutex_lock(&r->lock);
@@ -71,7 +82,8 @@ bool cpu_ranks_ended(struct cpu_ranks *r)
     return ended;
 }
 
-/* Wait until all ranks are here; false when they will not come. */
+/* Wait until all ranks have come; false if they will not. n_meetings counts the meetings that were
+ * complete, so a fast rank may come to the next one before a slow rank has woken from this one. */
 static bool cpu_ranks_meet(struct cpu_ranks *r)
 {
     struct timespec end;
@@ -89,7 +101,7 @@ static bool cpu_ranks_meet(struct cpu_ranks *r)
     }
     while (!r->ended && r->n_meetings == meeting) {
         if (pthread_cond_timedwait(&r->all_here, &r->lock, &end) != 0 && r->n_meetings == meeting) {
-            log_error("device: a rank did not come to a sum within %d s", WAIT_S);
+            log_error("device: a rank did not take part in a sum within %d s", WAIT_S);
             r->ended = true;
             (void)pthread_cond_broadcast(&r->all_here);
         }
@@ -99,6 +111,7 @@ static bool cpu_ranks_meet(struct cpu_ranks *r)
     return !ended;
 }
 
+/* Each rank adds its own share, so the work is divided evenly. */
 void cpu_ranks_sum(struct cpu_ranks *r, int rank, float *rows, size_t n)
 {
     size_t first = n * (size_t)rank / (size_t)r->n, last = n * ((size_t)rank + 1) / (size_t)r->n;
@@ -116,5 +129,5 @@ void cpu_ranks_sum(struct cpu_ranks *r, int rank, float *rows, size_t n)
         for (int k = 0; k < r->n; k++)
             r->rows[k][i] = sum;
     }
-    (void)cpu_ranks_meet(r); /* an end is seen by the next sum, or by the step's */
+    (void)cpu_ranks_meet(r); /* an end is noticed by the next sum, or by cpu_end() */
 }

@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Reserved addresses have no access rights and no memory: what is used by mistake while the device
- * sleeps stops the process. Memory comes by mprotect(), which unlike a mapping over an old one
- * counts against the process's limits, so a lack of it is seen here and not by the first touch. */
+ * Memory of the cpu device that can be given back and taken again at the same addresses.
+ *
+ * A region is a run of reserved addresses without access rights and without memory, so any use
+ * while the device sleeps stops the process. Memory comes by mprotect(): unlike a mapping over an
+ * old one, it counts against the process's limits, so a lack of memory is an error here and not a
+ * fault at first touch. */
 #include "device/cpu_sleep.h"
 
 #include <errno.h>
@@ -15,9 +18,11 @@
 #include "base/log.h"
 #include "base/must.h"
 
-#define ALIGN       64
-#define COPY_BYTES  ((size_t)4 << 20)
-#define SPARE_TIMES 4 /* addresses cost nothing: so many times the machine's memory */
+#define ALIGN      64
+#define COPY_BYTES ((size_t)4 << 20)
+#define SPARE_TIMES \
+    4 /* reserved addresses, in multiples of the machine's memory: they cost
+                       * nothing */
 
 static size_t cpu_sleep_page_bytes(void)
 {
@@ -39,6 +44,7 @@ static int cpu_region_reserve(struct cpu_region *r, size_t cap)
     return ERR_OK;
 }
 
+/* The copy of constant memory goes to a memfd, which plays the part of host memory. */
 int cpu_sleep_init(struct cpu_sleep *s)
 {
     size_t cap = (size_t)sysconf(_SC_PHYS_PAGES) * cpu_sleep_page_bytes() * SPARE_TIMES;
@@ -56,7 +62,7 @@ int cpu_sleep_init(struct cpu_sleep *s)
 void cpu_sleep_fini(struct cpu_sleep *s)
 {
     if (s->constant.base != NULL)
-        (void)munmap(s->constant.base, s->constant.cap); /* at the end */
+        (void)munmap(s->constant.base, s->constant.cap); /* errors are ignored at the end */
     if (s->scratch.base != NULL)
         (void)munmap(s->scratch.base, s->scratch.cap);
     if (s->fd != -1)
@@ -64,6 +70,7 @@ void cpu_sleep_fini(struct cpu_sleep *s)
     *s = (struct cpu_sleep){.fd = -1};
 }
 
+/* Access rights are extended page by page as the region grows; fresh pages are zero. */
 void *cpu_sleep_alloc(struct cpu_region *r, size_t bytes)
 {
     size_t at = cpu_sleep_round_up(r->used, ALIGN), page = cpu_sleep_page_bytes();
@@ -78,7 +85,8 @@ void *cpu_sleep_alloc(struct cpu_region *r, size_t bytes)
     return r->base + at;
 }
 
-/* New pages in place of the old: the memory goes back at once, the addresses stay taken. */
+/* Map fresh pages without rights over the region: its memory goes back at once, its addresses stay
+ * reserved. */
 static int cpu_region_drop(struct cpu_region *r)
 {
     size_t bytes = cpu_sleep_round_up(r->used, cpu_sleep_page_bytes());
@@ -90,6 +98,7 @@ static int cpu_region_drop(struct cpu_region *r)
     return ERR_NO_MEMORY;
 }
 
+/* The reverse of cpu_region_drop(); the pages are zero. */
 static int cpu_region_take(struct cpu_region *r)
 {
     size_t bytes = cpu_sleep_round_up(r->used, cpu_sleep_page_bytes());
@@ -98,7 +107,8 @@ static int cpu_region_take(struct cpu_region *r)
                                                                                : ERR_NO_MEMORY;
 }
 
-/* One way, for some milliseconds. ERR_IO: the copy cannot be written or read. */
+/* Copy constant memory to the memfd or back, for one slice. ERR_AGAIN: more is left. ERR_IO: the
+ * copy cannot be written or read. */
 static int cpu_sleep_copy(struct cpu_sleep *s, bool out)
 {
     uint64_t end_us = clock_us() + DEVICE_SLICE_US;
@@ -121,6 +131,8 @@ static int cpu_sleep_copy(struct cpu_sleep *s, bool out)
     return ERR_OK;
 }
 
+/* Memory is dropped only after the whole copy has been written, so the device stays usable until
+ * then. */
 int cpu_sleep_out(struct cpu_sleep *s)
 {
     int rc;
@@ -136,14 +148,14 @@ int cpu_sleep_out(struct cpu_sleep *s)
     if (rc != ERR_OK || (rc = cpu_region_drop(&s->constant)) != ERR_OK)
         return rc;
     if (cpu_region_drop(&s->scratch) != ERR_OK)
-        return ERR_GPU; /* neither asleep nor awake */
+        return ERR_GPU; /* one region is gone and one is not: unusable */
     s->is_asleep = true;
     s->has_memory = false;
     s->n_copied = 0;
     return ERR_OK;
 }
 
-/* All or nothing. */
+/* Take the memory of both regions, or of neither. */
 static int cpu_sleep_take(struct cpu_sleep *s)
 {
     if (!FAULT_HIT(device_wake) && cpu_region_take(&s->constant) == ERR_OK &&
@@ -153,15 +165,16 @@ static int cpu_sleep_take(struct cpu_sleep *s)
     }
     return cpu_region_drop(&s->constant) == ERR_OK && cpu_region_drop(&s->scratch) == ERR_OK
                ? ERR_NO_MEMORY
-               : ERR_GPU; /* it was logged; nothing can be relied on */
+               : ERR_GPU; /* logged already; the regions are in an unknown state */
 }
 
+/* Called repeatedly until all is copied; has_memory marks that the first part is done. */
 int cpu_sleep_in(struct cpu_sleep *s)
 {
     int rc;
 
     if (!s->is_asleep)
-        return ERR_OK; /* it had not fallen asleep yet */
+        return ERR_OK; /* sleep() was not complete */
     if (!s->has_memory && (rc = cpu_sleep_take(s)) != ERR_OK)
         return rc;
     rc = cpu_sleep_copy(s, false);
@@ -171,7 +184,7 @@ int cpu_sleep_in(struct cpu_sleep *s)
     }
     if (rc != ERR_OK)
         return rc;
-    (void)!ftruncate(s->fd, 0); /* the memory is wanted; the next sleep writes it anew */
+    (void)!ftruncate(s->fd, 0); /* frees the copy's memory; the next sleep writes it again */
     s->is_asleep = false;
     s->n_copied = 0;
     return ERR_OK;

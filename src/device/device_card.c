@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A card that is not there: counts the memory that a model takes on a GPU and computes nothing.
+ * A card that does not exist: it counts the memory that a model would take on a GPU, and computes
+ * nothing.
  *
- * `quire plan` opens a model on it, so that weights, pages and activations are what the engine
- * itself would allocate: the same code asks for them. Work areas that the cuda device takes by
- * itself are added up in card_reserve(), and what CUDA and its libraries keep is a constant that
- * was measured. Pointers are numbers that are never read or written. */
+ * `quire plan` opens a model on it, so that weights, pages and activations are exactly those that
+ * the engine would allocate, because the same code asks for them. Work areas that the cuda device
+ * allocates by itself are added up in card_reserve(), and the memory that CUDA and its libraries
+ * keep is a measured constant. Pointers are numbers that are never dereferenced. */
 #include "config.h"
 
 #include "device/device.h"
@@ -48,6 +49,9 @@ static void card_close(struct device *d)
 
 /* --- memory ---------------------------------------------------------------------------- */
 
+/* Allocation fails as on a GPU of that size, so a model that does not fit gives the engine's own
+ * messages. Copies and conversions have nothing to do. */
+
 static int card_free(struct device *d, size_t *free_bytes, size_t *total_bytes)
 {
     size_t used = CARD_KEPT_BYTES + d->allocated_bytes;
@@ -57,6 +61,7 @@ static int card_free(struct device *d, size_t *free_bytes, size_t *total_bytes)
     return ERR_OK;
 }
 
+/* Addresses grow by at least CARD_ALIGN, so that no two allocations have the same. */
 static void *card_alloc(struct device *d, size_t bytes)
 {
     struct card *c = card_of(d);
@@ -91,6 +96,8 @@ static int card_fill_random(struct device *d, const struct k_matrix *m, float de
 
 /* --- choices that the cuda device would make --------------------------------------------- */
 
+/* Formats decide the bytes of weights, so these answers must equal those of device_cuda.c. */
+
 static bool card_takes(struct device *d, const struct k_matrix *m)
 {
     (void)d;
@@ -106,6 +113,7 @@ static void card_read_products(struct device *d, const char *path, bool expected
     (void)d, (void)path, (void)expected;
 }
 
+/* Fused steps need no more memory than others. */
 static bool card_few(struct device *d, const struct k_matrix *w, int n)
 {
     (void)d, (void)w, (void)n;
@@ -124,8 +132,8 @@ static void card_leave_ranks(struct device *d)
     (void)d;
 }
 
-/* The arrays of a step, tables of pages, what rows want beside an id, and areas for products and
- * sums. */
+/* Add up the arrays of a step, page tables, extras, and areas for products and sums. Sizes follow
+ * step_cuda.c and peers_cuda.c. */
 static int card_reserve(struct device *d, const struct device_limits *limits)
 {
     const size_t tokens = (size_t)limits->n_tokens, seqs = (size_t)limits->n_seqs;
@@ -161,7 +169,7 @@ static const struct device_ops card_ops = {
 
 /* --- opening --------------------------------------------------------------------------- */
 
-/* A card's memory in MiB: of a name, or a number of GiB. 0: neither. */
+/* A card's memory in MiB, by its name or by a number of GiB; 0 if the text is neither. */
 static size_t card_mib(const char *card)
 {
     char *end;

@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The cpu device: float32 throughout, work shared by a pool of threads.
+ * The cpu device: float32 throughout, work divided among a pool of threads.
  *
- * Every number is computed by one thread in an order that depends on nothing but its own inputs
- * (cpu_math.h), so a token's result is the same alone and in a crowd, in one chunk and in many.
- * Rows of the simple operations are those of the references; products and attention (cpu_mix.c)
- * use the inner loops of cpu_math.c. */
+ * Each number is computed by one thread in an order that depends only on its own inputs
+ * (cpu_math.h), so a token's result is the same alone and in a full batch, in one chunk and in
+ * many. Operations on rows call the references of kernels/; products and attention (cpu_mix.c) use
+ * the inner loops of cpu_math.c.
+ *
+ * Operations run when they are called. So "launch", "fence" and "wait" have nothing to do here, and
+ * the results of a step are complete before end(). */
 #include "config.h"
 
 #include "device/parts_cpu.h"
@@ -20,10 +23,11 @@
 #include "base/must.h"
 #include "kernels/rng.h"
 
-#define OUTS_A_TASK 32 /* outputs of a product's task: its weights stay in the L1/L2 cache */
+#define OUTS_A_TASK 32 /* outputs of a product's task, whose weights stay in the L1/L2 cache */
 #define ROWS_A_TASK 128
 #define ALIGN       64
 
+/* The ids of a step, by its number. */
 static int32_t *cpu_ids_of(struct cpu *c, unsigned step)
 {
     return c->ids[step % DEVICE_STEPS_MAX];
@@ -31,6 +35,10 @@ static int32_t *cpu_ids_of(struct cpu *c, unsigned step)
 
 /* --- memory ---------------------------------------------------------------------------- */
 
+/* Memory is aligned to a cache line. With may_sleep(), constant and scratch memory come from
+ * regions that can be given back (cpu_sleep.c). */
+
+/* All of the machine's memory counts as free: the size of the KV cache on cpu is a setting. */
 static int cpu_free(struct device *d, size_t *free_bytes, size_t *total_bytes)
 {
     long pages = sysconf(_SC_PHYS_PAGES), page_bytes = sysconf(_SC_PAGESIZE);
@@ -61,7 +69,7 @@ static int cpu_may_sleep(struct device *d)
     return cpu_sleep_init(&cpu_of(d)->sleep);
 }
 
-/* Of a region, which is there when the device may sleep. */
+/* Allocate from a region. Without may_sleep() the regions do not exist, and this is cpu_alloc(). */
 static void *cpu_alloc_in(struct device *d, struct cpu_region *r, size_t bytes)
 {
     void *p;
@@ -119,7 +127,7 @@ static void cpu_unpin(struct device *d, void *memory)
     (void)d, (void)memory;
 }
 
-/* Copies are done as they are started. */
+/* A copy is complete when it has been started, so marks and fences are trivial. */
 static int cpu_copy_start(struct device *d, enum device_way way, void *dst, const void *src,
                           size_t bytes)
 {
@@ -146,6 +154,7 @@ static int cpu_copy_fence(struct device *d)
     return ERR_OK;
 }
 
+/* F16 to float32; exponent 31 is infinity or NaN. */
 static float cpu_float_of_half(uint16_t h)
 {
     uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = h >> 10 & 31, fraction = h & 1023;
@@ -161,6 +170,7 @@ static float cpu_float_of_half(uint16_t h)
     return f;
 }
 
+/* BF16 is the upper half of a float32. */
 static int cpu_weights(struct device *d, void *dst, size_t at, const void *src,
                        enum device_type type, size_t n)
 {
@@ -190,6 +200,7 @@ static int cpu_weights(struct device *d, void *dst, size_t at, const void *src,
     return ERR_OK;
 }
 
+/* Element i depends on seed and i alone, so tests can compare models. */
 static int cpu_fill_random(struct device *d, const struct k_matrix *m, float deviation,
                            uint64_t seed)
 {
@@ -202,14 +213,14 @@ static int cpu_fill_random(struct device *d, const struct k_matrix *m, float dev
     return ERR_OK;
 }
 
-/* Its own type alone, which is float32. */
+/* Only float32; other formats are converted while they are loaded. */
 static bool cpu_takes(struct device *d, const struct k_matrix *m)
 {
     (void)d;
     return k_format_is_plain(&m->format);
 }
 
-/* Pipes are plain memory, and nothing is under way on return. */
+/* Pipes are plain memory, and each send is complete on return. */
 static int cpu_pipe_open(struct device *d, struct device_pipe *p, size_t bytes)
 {
     (void)d;
@@ -251,11 +262,13 @@ static int cpu_pipe_quantise(struct device *d, struct device_pipe *p, const stru
 
 static void cpu_read_products(struct device *d, const char *path, bool expected)
 {
-    (void)d, (void)path, (void)expected; /* products are its own */
+    (void)d, (void)path, (void)expected; /* products of this device are not tuned */
 }
 
-/* --- rows: shared out in runs of rows -------------------------------------------------- */
+/* --- rows: divided into runs of rows ---------------------------------------------------- */
 
+/* Operations that treat each row by itself share one job type: a task takes a run of rows and calls
+ * the reference for them. */
 enum row_op {
     ROW_EMBED,
     ROW_RMSNORM,
@@ -299,6 +312,7 @@ static void cpu_silu_rows(const struct row_job *j, int first, int n)
     }
 }
 
+/* `at` and `wide` are the offsets of the task's first row in rows of dim and of width elements. */
 static void cpu_row_task(void *arg, int task, int worker)
 {
     const struct row_job *j = arg;
@@ -334,6 +348,7 @@ static void cpu_row_task(void *arg, int task, int worker)
     }
 }
 
+/* Small jobs are one task; larger ones four per thread, so that a slow thread delays little. */
 static void cpu_run_rows(struct row_job *j, int width)
 {
     int n_tasks = (size_t)j->n * width < CPU_INLINE_WORK / 4 ? 1 : 4 * pool_width(j->c->pool);
@@ -361,7 +376,7 @@ static void cpu_rmsnorm(struct device *d, struct device_rows *out, const float *
         .c = cpu_of(d), .op = ROW_RMSNORM, .out = out->data, .b = weight, .eps = eps, .n = n};
 
     (void)to;
-    memcpy(&j.x, &x, sizeof x); /* only read by ROW_RMSNORM */
+    memcpy(&j.x, &x, sizeof x); /* removes const; ROW_RMSNORM only reads x */
     cpu_run_rows(&j, d->limits.dim);
 }
 
@@ -381,6 +396,7 @@ static void cpu_add_rmsnorm(struct device *d, struct device_rows *out, float *x,
     cpu_run_rows(&j, d->limits.dim);
 }
 
+/* Also writes keys and values to their pages. */
 static void cpu_rope_kv(struct device *d, void *qkv, const struct k_kv *kv,
                         const struct k_rotary *r, int n_heads)
 {
@@ -442,7 +458,7 @@ static void cpu_norm(struct device *d, struct device_rows *out, const float *x,
     struct row_job j = {.c = cpu_of(d), .op = ROW_NORM, .out = out->data, .norm = norm, .n = n};
 
     (void)to;
-    memcpy(&j.x, &x, sizeof x); /* only read by ROW_NORM */
+    memcpy(&j.x, &x, sizeof x); /* removes const; ROW_NORM only reads x */
     cpu_run_rows(&j, d->limits.dim);
 }
 
@@ -485,7 +501,7 @@ static void cpu_soften(struct device *d, float *logits, const struct k_softening
     ref_soften(logits, how, n, d->limits.n_vocab);
 }
 
-/* No product here reads codes: cpu_takes() was false. */
+/* No product of this device reads codes, because cpu_takes() was false. */
 static void cpu_quantise(struct device *d, struct device_rows *rows, int n,
                          const struct k_matrix *to)
 {
@@ -501,6 +517,9 @@ static void cpu_gather_add(struct device *d, float *out, const float *x, const v
 }
 
 /* --- products -------------------------------------------------------------------------- */
+
+/* A task computes ROWS_A_TASK rows of OUTS_A_TASK outputs: the weights of a task fit the cache and
+ * are used for all of its rows. */
 
 struct matmul_job {
     const struct cpu_math *math;
@@ -522,6 +541,7 @@ static void cpu_matmul_task(void *arg, int task, int worker)
     j->math->matmul(&m);
 }
 
+/* A small product is computed by the caller, because waking threads costs more. */
 static void cpu_matmul(struct device *d, void *y, const struct device_rows *x,
                        const struct k_matrix *w, const void *bias, int n)
 {
@@ -552,6 +572,8 @@ static void cpu_matmul_float(struct device *d, float *y, const struct device_row
 
 /* --- ranks ----------------------------------------------------------------------------- */
 
+/* With ranks, each rank's device runs on a thread of its own and has a pool of its own. */
+
 static int cpu_join_ranks(struct device *const *all, int n)
 {
     struct cpu_ranks *ranks = NULL;
@@ -581,11 +603,15 @@ static void cpu_sum_ranks(struct device *d, void *rows, int n, int width)
 
 /* --- a step ---------------------------------------------------------------------------- */
 
+/* Results of a step are kept by its number modulo DEVICE_STEPS_MAX until it ends, because the next
+ * step may begin before. */
+
 struct sample_job {
     struct cpu *c;
     const float *logits;
 };
 
+/* One row. Scratch memory and counts are the worker's. */
 static void cpu_sample_task(void *arg, int task, int worker)
 {
     const struct sample_job *j = arg;
@@ -600,6 +626,8 @@ static void cpu_sample_task(void *arg, int task, int worker)
                    j->c->counts + (size_t)worker * n_vocab);
 }
 
+/* Log probabilities are computed from unmodified logits, then masks and biases are applied, then
+ * rows are sampled. */
 static void cpu_sample(struct device *d, float *logits)
 {
     struct sample_job j = {.c = cpu_of(d), .logits = logits};
@@ -615,7 +643,8 @@ static void cpu_sample(struct device *d, float *logits)
     ref_chosen(j.c->logprobs[step], j.c->ids[step], logits, n_vocab, x->rows, x->n_rows, x->biases);
 }
 
-/* Operations run as they come, so the step before has sampled. */
+/* Operations run at once, so the previous step has been sampled, and negative ids can be resolved
+ * here. They refer to rank 0's samples. */
 static int cpu_begin(struct device *d, const struct device_batch *b)
 {
     struct cpu *c = cpu_of(d);
@@ -644,15 +673,16 @@ static bool cpu_replay(struct device *d)
 
 static void cpu_launch(struct device *d)
 {
-    (void)d; /* all has run */
+    (void)d; /* everything has run already */
 }
 
 static bool cpu_few(struct device *d, const struct k_matrix *w, int n)
 {
     (void)d, (void)w, (void)n;
-    return false; /* products of few rows gain nothing here: matmul() is as good */
+    return false; /* products of few rows gain nothing here */
 }
 
+/* A sum that was ended makes all later results invalid. */
 static int cpu_end(struct device *d, int32_t *ids, struct k_logprob_row *logprobs, int *n_extras)
 {
     struct cpu *c = cpu_of(d);
@@ -687,6 +717,8 @@ static int cpu_reserve_extras(struct device *d, size_t n_seqs)
                : ERR_OK;
 }
 
+/* Scratch memory of a thread holds the scores of one head or the logits of one row, rounded up
+ * because cpu_math writes whole lanes. */
 static int cpu_reserve(struct device *d, const struct device_limits *limits)
 {
     struct cpu *c = cpu_of(d);
@@ -774,6 +806,7 @@ static const struct device_ops cpu_ops = {
     .end = cpu_end,
 };
 
+/* All members that cpu_close() reads are valid from the start. */
 int device_cpu_open(struct device **out, int n_threads)
 {
     struct cpu *c = mem_zalloc(sizeof *c);

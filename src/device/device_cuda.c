@@ -2,10 +2,14 @@
  *
  * The cuda device: one GPU, one stream, bfloat16 weights, activations and KV.
  *
- * Bits: row operations and attention of chunks treat every sequence by itself; attention of
- * decodes cuts keys by the lengths of all of them. Products are cuBLASLt's, or k_multiply()'s for
- * few rows, whose order of adding may change with the number of rows, in buckets. So on this
- * device a row's bits depend on the step it was in. */
+ * This file has memory, pipes, one function per operation of a step, and opening. Other parts are
+ * in files of their own (parts_cuda.h). An operation only enqueues kernels; its error is kept in
+ * c->rc.
+ *
+ * Bits: row operations and attention of chunks treat every sequence by itself. Attention of decodes
+ * divides keys by the lengths of all sequences, and products (cuBLASLt's, or k_multiply()'s for few
+ * rows) add in an order that may change with the number of rows, in buckets. So on this device the
+ * bits of a row depend on the other rows of its step. */
 #include "config.h"
 
 #include "device/parts_cuda.h"
@@ -17,17 +21,21 @@
 #include "base/mem.h"
 #include "base/must.h"
 
-#define WORKSPACE_BYTES ((size_t)32 << 20) /* what NVIDIA advises for Hopper */
-#define CONVERT_ELEMS   ((size_t)1 << 20)  /* weights converted at a time */
+#define WORKSPACE_BYTES ((size_t)32 << 20) /* NVIDIA's recommendation for Hopper */
+#define CONVERT_ELEMS   ((size_t)1 << 20)  /* weights that are converted at a time */
 #define ROWS_MULTIPLE   256                /* gemm_rows() rounds up to a divisor of it */
 
 /* --- memory ---------------------------------------------------------------------------- */
+
+/* upload() and download() wait for the device's stream, and so for steps in flight; fetch() uses a
+ * stream of its own and does not. */
 
 static int cuda_use(struct device *d)
 {
     return cuda_check(cudaSetDevice(cuda_of(d)->ordinal), "choosing the GPU");
 }
 
+/* Memory that other processes use is not free. */
 static int cuda_free_bytes(struct device *d, size_t *free_bytes, size_t *total_bytes)
 {
     int before = cuda_enter(cuda_of(d));
@@ -72,6 +80,7 @@ static k_bf16 cuda_bf16_of_bits(uint32_t bits)
     return (k_bf16)((bits + 0x7fffU + (bits >> 16 & 1)) >> 16);
 }
 
+/* F16 to the bits of a float32; subnormals are computed as fraction * 2^-24. */
 static uint32_t cuda_float_bits_of_half(uint16_t h)
 {
     uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = h >> 10 & 31, fraction = h & 1023;
@@ -85,6 +94,8 @@ static uint32_t cuda_float_bits_of_half(uint16_t h)
     return sign | bits;
 }
 
+/* F32 or F16 to bf16, on the host. In place is allowed, because no output is longer than its
+ * input. */
 static void cuda_convert_weights(k_bf16 *out, const char *src, enum device_type type, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
@@ -101,6 +112,7 @@ static void cuda_convert_weights(k_bf16 *out, const char *src, enum device_type 
     }
 }
 
+/* BF16 needs no conversion; other types go through pinned memory in parts. */
 static int cuda_weights(struct device *d, void *dst, size_t at, const void *src,
                         enum device_type type, size_t n)
 {
@@ -119,6 +131,7 @@ static int cuda_weights(struct device *d, void *dst, size_t at, const void *src,
     return rc;
 }
 
+/* Noise is computed on the GPU: a host thread would take minutes for a large model. */
 static int cuda_fill_random(struct device *d, const struct k_matrix *m, float deviation,
                             uint64_t seed)
 {
@@ -142,9 +155,9 @@ static bool cuda_takes(struct device *d, const struct k_matrix *m)
 
 /* --- pipes ------------------------------------------------------------------------------ */
 
-/* A pipe has a stream for each rank, of the rank's GPU: what the pipe holds may go to all of them.
- * Memory was cleared on the devices' own streams when it was allocated, which must have ended
- * before anything is sent there. */
+/* Open a pipe's streams: one per rank, on the rank's GPU, because the bytes of a pipe may go to
+ * every rank. Memory was cleared on the devices' own streams when it was allocated, and that must
+ * have ended before anything is sent there. */
 static int cuda_pipe_open_streams(struct cuda *c, struct cuda_pipe *p)
 {
     struct cuda *all[K_RANKS_MAX];
@@ -171,7 +184,7 @@ static void cuda_pipe_close(struct device *d, struct device_pipe *pipe)
     (void)d;
     for (int i = 0; i < p->n; i++) {
         if (p->streams[i] != NULL)
-            (void)cudaStreamDestroy(p->streams[i]); /* as in cuda_close() */
+            (void)cudaStreamDestroy(p->streams[i]); /* errors are ignored, as in cuda_close() */
         (void)cudaFreeHost(p->converted[i]);
     }
     (void)cudaFreeHost(p->bytes);
@@ -179,6 +192,7 @@ static void cuda_pipe_close(struct device *d, struct device_pipe *pipe)
     *pipe = (struct device_pipe){.bytes = NULL};
 }
 
+/* p is attached first, so that cuda_pipe_close() can release a pipe that is half open. */
 static int cuda_pipe_open(struct device *d, struct device_pipe *pipe, size_t bytes)
 {
     struct cuda_pipe *p = mem_zalloc(sizeof *p);
@@ -208,6 +222,7 @@ static int cuda_pipe_wait(struct device *d, struct device_pipe *pipe)
     return rc;
 }
 
+/* Enqueue a copy to rank c's GPU, on the pipe's stream for that rank. */
 static int cuda_pipe_send(const struct cuda *c, const struct cuda_pipe *p, void *dst,
                           const void *src, size_t bytes)
 {
@@ -220,9 +235,10 @@ static int cuda_pipe_bytes(struct device *d, struct device_pipe *pipe, void *dst
     return cuda_pipe_send(cuda_of(d), pipe->stream, dst, pipe->bytes, bytes);
 }
 
-/* The first n numbers of a pipe as bf16. Without ranks they are converted in the pipe, since none
- * becomes longer. What goes to several ranks is converted for each of them into memory of its own,
- * at the same place, because an earlier copy may still read the pipe. NULL: no memory. */
+/* The first n numbers of a pipe as bf16. Without ranks they are converted inside the pipe, because
+ * none becomes longer. Numbers for several ranks are converted for each of them into memory of its
+ * own, at the same offset, because an earlier copy may still be reading the pipe. NULL: no
+ * memory. */
 static k_bf16 *cuda_pipe_as_bf16(const struct cuda *c, struct device_pipe *pipe,
                                  enum device_type type, size_t n)
 {
@@ -252,7 +268,7 @@ static int cuda_pipe_weights(struct device *d, struct device_pipe *pipe, void *d
     return cuda_pipe_send(cuda_of(d), pipe->stream, (k_bf16 *)dst + at, from, n * sizeof *from);
 }
 
-/* The kernel reads the pinned memory itself. */
+/* The kernel reads pinned memory over the link, so the codes need no copy. */
 static int cuda_pipe_quantise(struct device *d, struct device_pipe *pipe,
                               const struct k_quantised *out, enum device_type type, int n_rows,
                               int n_in)
@@ -279,6 +295,9 @@ static void cuda_read_products(struct device *d, const char *path, bool expected
 
 /* --- operations ------------------------------------------------------------------------ */
 
+/* Each enqueues one kernel or two. Where the next product reads codes, the operation writes them
+ * directly, which saves a pass over the rows. */
+
 static void cuda_embed(struct device *d, float *x, const void *table)
 {
     struct cuda *c = cuda_of(d);
@@ -289,7 +308,8 @@ static void cuda_embed(struct device *d, float *x, const void *table)
         "embed");
 }
 
-/* Where n rows for the product with w are to be put as codes. */
+/* The destination of n rows of codes for the product with w: by row, or with a stride of scales for
+ * blocks. */
 static const struct k_quantised *cuda_codes_for(struct device_rows *rows, const struct k_matrix *w,
                                                 int n)
 {
@@ -336,6 +356,7 @@ static void cuda_quantise(struct device *d, struct device_rows *rows, int n,
                   "quantise");
 }
 
+/* Selects codes or plain rows by the format of w. */
 static void cuda_run_product(struct device *d, struct gemm_product p, const struct device_rows *x)
 {
     struct cuda *c = cuda_of(d);
@@ -358,7 +379,8 @@ static void cuda_matmul_float(struct device *d, float *y, const struct device_ro
     cuda_run_product(d, (struct gemm_product){.y = y, .w = w, .n = n, .y_is_float = true}, x);
 }
 
-/* The plan of the step's decodes for layers with this window; false: it is to be made. */
+/* Point c->plan at the schedule for layers with this window. False if this step has none yet: then
+ * it is to be made. */
 static bool cuda_find_schedule(struct cuda *c, int window)
 {
     int i = 0;
@@ -380,18 +402,19 @@ static void cuda_rope_kv(struct device *d, void *qkv, const struct k_kv *kv,
     const struct k_tokens t = k_tokens_of(&c->tokens, kv->group);
 
     must(n_heads / kv->n_kv_heads == d->limits.n_heads / d->limits.n_kv_heads);
-    /* Behind the scheduling kernel attention must wait; later it may begin with the pages of
-     * earlier steps while the product in front still runs. */
+    /* Attention that follows the scheduling kernel must wait for it. Otherwise it may start early,
+     * with the pages of earlier steps, while the product before it still runs. */
     c->plan.overlap = k_attn_is_brief(&c->plan, kv, n_heads) || cuda_find_schedule(c, kv->window);
     if (!c->plan.overlap)
         cuda_keep(c, k_attn_schedule(&c->plan, kv, &t, n_heads, c->stream), "attn");
-    /* Where all are decodes, attention itself rotates. Tokens of a chunk read the keys of those
-     * before them. */
+    /* If all sequences are decodes, the attention kernel rotates by itself and saves a launch.
+     * Tokens of a chunk read keys of tokens before them, so those are written first. */
     c->plan.rotary = c->plan.n_tiles == 0 && !c->has_chunks && k_attn_rotates(r, kv) ? r : NULL;
     if (c->plan.rotary == NULL)
         cuda_keep(c, k_rope_kv(qkv, kv, &t, r, n_heads, c->stream), "rope_kv");
 }
 
+/* out is half precision if the fused product reads that. */
 static void cuda_attn(struct device *d, void *out, const void *qkv, const struct k_kv *kv,
                       int n_heads, float scale, const struct k_matrix *to)
 {
@@ -402,6 +425,7 @@ static void cuda_attn(struct device *d, void *out, const void *qkv, const struct
     cuda_keep(c, k_attn(out, qkv, kv, &t, &c->plan, n_heads, scale, c->stream), "attn");
 }
 
+/* Each channel runs through its sequence's tokens in order. */
 static void cuda_recurrent(struct device *d, void *out, const void *in, const struct k_state *state,
                            int width, const struct k_matrix *to)
 {
@@ -425,7 +449,7 @@ static void cuda_activate(struct device *d, void *out, const void *in, enum k_ac
               "activate");
 }
 
-/* The kernels of layers in general write bf16; codes are made of that by a pass of its own. */
+/* The kernels of general layers write bf16; codes take a second pass. */
 static void cuda_norm(struct device *d, struct device_rows *out, const float *x,
                       const struct k_norm *norm, int n, const struct k_matrix *to)
 {
@@ -499,6 +523,7 @@ static void cuda_gather_add(struct device *d, float *out, const float *x, const 
               "gather_add");
 }
 
+/* Products for few rows are kernels of quire's own. */
 static bool cuda_few(struct device *d, const struct k_matrix *w, int n)
 {
     (void)d;
@@ -524,6 +549,7 @@ static void cuda_product(struct device *d, const struct k_product *p, int n)
 
 /* --- open and close -------------------------------------------------------------------- */
 
+/* One schedule per window, because windows change how many keys each sequence has. */
 static int cuda_reserve_attention(struct cuda *c)
 {
     const struct device_limits *lim = &c->base.limits;
@@ -540,6 +566,7 @@ static int cuda_reserve_attention(struct cuda *c)
     return c->attn_work == NULL || c->plan.drawn == NULL ? ERR_NO_MEMORY : ERR_OK;
 }
 
+/* Limits of the kernels are checked here, before memory is taken. */
 static int cuda_reserve(struct device *d, const struct device_limits *lim)
 {
     struct cuda *c = cuda_of(d);
@@ -561,7 +588,7 @@ static int cuda_reserve(struct device *d, const struct device_limits *lim)
     return lim->n_heads > 0 ? cuda_reserve_attention(c) : ERR_OK;
 }
 
-/* Errors while closing are of no account: the process ends, or never used the device. */
+/* Errors while closing are ignored: the process ends, or never used the device. */
 static void cuda_close(struct device *d)
 {
     struct cuda *c = cuda_of(d);
@@ -655,15 +682,17 @@ int device_cuda_count(void)
 
     if (cudaGetDeviceCount(&n) == cudaSuccess)
         return n;
-    (void)cudaGetLastError(); /* no driver or no GPU is an answer, not an error */
+    (void)cudaGetLastError(); /* no driver or no GPU means 0, it is not an error */
     return 0;
 }
 
+/* For tests. */
 k_stream device_cuda_stream(struct device *d)
 {
     return cuda_of(d)->stream;
 }
 
+/* Non-blocking streams, so that the default stream of a library never orders them. */
 static int cuda_open_streams(struct cuda *c)
 {
     if (cuda_check(cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking), "a stream") !=
@@ -679,6 +708,8 @@ static int cuda_open_streams(struct cuda *c)
     return gemm_open(&c->gemm, c->workspace, WORKSPACE_BYTES, c->base.name);
 }
 
+/* Kernels use Hopper's instructions (wgmma, TMA), so other GPUs are refused. The caller's current
+ * GPU is restored. */
 static int cuda_start(struct cuda *c)
 {
     struct cudaDeviceProp prop;

@@ -1,15 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * cuBLASLt thinks in columns: what is y [n][n_out] for us is a matrix of n_out rows and n columns
- * for it, y' = w x', where w is read turned. A plan holds the descriptors and the algorithm of a
- * shape; where too many meet one is overwritten, which costs time, not correctness.
+ * Matrix products by cuBLASLt, with algorithms from a table of measurements.
  *
- * Where the table of measured products knows a shape, its algorithm is taken as it was stored
- * (cuBLASLt allows that within one version) and checked; otherwise cuBLASLt's own guess.
+ * cuBLASLt is column-major: y [n][n_out] is for it a matrix of n_out rows and n columns, y' = w x',
+ * where w is read transposed. A plan holds the descriptors and the algorithm of a shape. Plans are
+ * found by hashing; where too many collide, one is overwritten, which costs time but not
+ * correctness.
  *
- * e4m3 with a scale a row and a column: the sums are taken in the tensor cores' short way, which
- * is up to 15% faster and adds an error of 1e-5 of the mean square where rounding to e4m3 has
- * made one of 1e-3. With scales in blocks the library promotes its sums to float32 anyway. */
+ * If the table has the shape, its algorithm is used as it was stored (cuBLASLt allows that within
+ * one version) after a check; otherwise cuBLASLt's heuristic chooses.
+ *
+ * e4m3 with a scale per row and per column uses the tensor cores' short accumulation, which is up
+ * to 15% faster and adds an error of 1e-5 of the mean square, where rounding to e4m3 has made one
+ * of 1e-3. With scales in blocks the library promotes sums to float32 anyway. */
 #include "config.h"
 
 #include "device/gemm_cuda.h"
@@ -27,14 +30,16 @@
 #define GEMM_SLOTS     1024 /* a model has 5 products and some 50 buckets */
 #define GEMM_PROBES    8
 #define CANDIDATES_MAX 16
-#define GUESSES_MAX    8 /* of the candidates are cuBLASLt's; the others are found by trying */
+#define GUESSES_MAX    8 /* candidates from cuBLASLt; the others are found by trying */
 #define TUNE_ROUNDS    7
-#define TRAIN_US       400.0f /* long enough that the events' own time does not count */
-#define TRAIN_MAX      24
-#define VARIANTS       8  /* the library's "custom options" of an algorithm */
-#define SAMPLES        16 /* places of a result that are compared, SAMPLE_BYTES together */
-#define SAMPLE_BYTES   ((size_t)16384)
-#define BLOCK          128 /* the one size of blocks that has a kernel */
+#define TRAIN_US \
+    400.0f /* long enough that the time of the events themselves does not
+                               * matter */
+#define TRAIN_MAX    24
+#define VARIANTS     8  /* values of the library's "custom option" of an algorithm */
+#define SAMPLES      16 /* places of a result that are compared, SAMPLE_BYTES in all */
+#define SAMPLE_BYTES ((size_t)16384)
+#define BLOCK        128 /* the only size of blocks that is supported */
 
 _Static_assert(sizeof(cublasLtMatmulAlgo_t) == GEMM_ALGO_WORDS * sizeof(uint64_t),
                "the table stores algorithms whole");
@@ -56,6 +61,8 @@ struct gemm {
     struct gemm_table table;
 };
 
+/* Rounding up limits the number of shapes to some 50 per matrix; at most a quarter of the rows are
+ * wasted above 32. */
 int gemm_rows(int n)
 {
     if (n <= 8)
@@ -69,6 +76,7 @@ int gemm_rows(int n)
     return n <= 2048 ? (n + 127) / 128 * 128 : (n + 255) / 256 * 256;
 }
 
+/* The multiples of 16 are cuBLASLt's demand for e4m3. */
 bool gemm_takes(const struct k_matrix *w)
 {
     if (k_format_is_plain(&w->format))
@@ -94,7 +102,8 @@ int gemm_open(struct gemm **out, void *workspace, size_t workspace_bytes, const 
     g->workspace = workspace;
     g->workspace_bytes = workspace_bytes;
     g->table.version = (long)cublasLtGetVersion();
-    (void)snprintf(g->table.gpu, sizeof g->table.gpu, "%s", gpu); /* cut on both sides alike */
+    (void)snprintf(g->table.gpu, sizeof g->table.gpu, "%s", gpu); /* cut like the name in the
+                                                                   * table */
     *out = g;
     return ERR_OK;
 }
@@ -103,10 +112,11 @@ void gemm_close(struct gemm *g)
 {
     if (g == NULL)
         return;
-    (void)cublasLtDestroy(g->handle); /* at the end: nothing to be done about it */
+    (void)cublasLtDestroy(g->handle); /* errors are ignored at the end */
     mem_free(g);
 }
 
+/* Plans made before are dropped, so that the table counts from the next product on. */
 void gemm_read(struct gemm *g, const char *path, bool expected)
 {
     int rc = gemm_table_read(&g->table, path);
@@ -125,6 +135,8 @@ int gemm_write(const struct gemm *g, const char *path)
 
 /* --- plans ----------------------------------------------------------------------------- */
 
+/* A cuBLASLt status of 0 is success. Functions return at the first error; gemm_fail() logs it. */
+
 static enum gemm_kind gemm_kind_of(const struct gemm_product *p)
 {
     if (k_format_is_plain(&p->w->format))
@@ -140,7 +152,7 @@ static cublasStatus_t gemm_set(struct gemm_plan *p, cublasLtMatmulDescAttributes
     return cublasLtMatmulDescSetAttribute(&p->op, what, to, bytes);
 }
 
-/* How the scales of an e4m3 product lie. */
+/* Describe the scales of an e4m3 product. Operand A is w, and B is x. */
 static cublasStatus_t gemm_describe_scales(struct gemm_plan *p)
 {
     bool blocks = p->kind == GEMM_E4M3_BLOCK;
@@ -157,6 +169,7 @@ static cublasStatus_t gemm_describe_scales(struct gemm_plan *p)
     return gemm_set(p, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast);
 }
 
+/* Fill in the descriptors of a plan's shape. */
 static cublasStatus_t gemm_describe(struct gemm_plan *p)
 {
     cublasOperation_t turned = CUBLAS_OP_T;
@@ -182,7 +195,7 @@ static cublasStatus_t gemm_describe(struct gemm_plan *p)
     return cublasLtMatrixLayoutInit(&p->y, y_type, n_out, n, (int64_t)n_out);
 }
 
-/* cuBLASLt's candidates, what it thinks best first. */
+/* Ask cuBLASLt for up to cap algorithms, best guess first. */
 static cublasStatus_t gemm_guess(const struct gemm *g, struct gemm_plan *p,
                                  cublasLtMatmulAlgo_t *algos, int cap, int *n)
 {
@@ -206,7 +219,8 @@ static cublasStatus_t gemm_guess(const struct gemm *g, struct gemm_plan *p,
     return s == 0 && *n == 0 ? CUBLAS_STATUS_NOT_SUPPORTED : s;
 }
 
-/* The algorithm of the table; false when it has none that fits. */
+/* Take the algorithm from the table. False if it has none for the shape, or one that this library
+ * rejects. */
 static bool gemm_take_measured(const struct gemm *g, struct gemm_plan *p)
 {
     const struct gemm_entry *e = gemm_table_find(&g->table, p->kind, p->n, p->n_out, p->n_in);
@@ -230,7 +244,8 @@ static bool gemm_is_same(const struct gemm_plan *a, const struct gemm_plan *b)
            a->has_bias == b->has_bias;
 }
 
-/* The slot of a shape; else an empty one near its place, else its place. */
+/* The slot of a plan: the one with this shape, else an empty one among GEMM_PROBES, else the first,
+ * which is overwritten. */
 static struct gemm_plan *gemm_slot_of(struct gemm *g, const struct gemm_plan *want)
 {
     uint64_t mixed = ((uint64_t)want->n * 0x9e3779b97f4a7c15U) ^
@@ -256,7 +271,8 @@ static struct gemm_plan gemm_plan_of(const struct gemm_product *p)
                               .has_bias = p->bias != NULL};
 }
 
-/* What differs from call to call. cuBLASLt looks for no algorithm before scales have a place. */
+/* Set the pointers that differ between calls. The heuristic needs them too, because cuBLASLt finds
+ * no algorithm before scales have an address. */
 static cublasStatus_t gemm_point(struct gemm_plan *plan, const struct gemm_product *p)
 {
     cublasStatus_t s = CUBLAS_STATUS_SUCCESS;
@@ -271,6 +287,7 @@ static cublasStatus_t gemm_point(struct gemm_plan *plan, const struct gemm_produ
     return s;
 }
 
+/* Returns a plan that is ready; makes it if this is the shape's first product. */
 static cublasStatus_t gemm_find_plan(struct gemm *g, struct gemm_plan **out,
                                      const struct gemm_product *p)
 {
@@ -290,6 +307,8 @@ static cublasStatus_t gemm_find_plan(struct gemm *g, struct gemm_plan **out,
 }
 
 /* --- products -------------------------------------------------------------------------- */
+
+/* x and y have gemm_rows(n) rows, so the plan of the rounded shape fits. */
 
 static cublasStatus_t gemm_multiply(const struct gemm *g, struct gemm_plan *plan,
                                     const struct gemm_product *p, const void *w,
@@ -322,7 +341,10 @@ int gemm_run(struct gemm *g, const struct gemm_product *p, k_stream stream)
 
 /* --- measuring ------------------------------------------------------------------------- */
 
-/* A run of products between two events. */
+/* Used by the tuning tool only. Each candidate runs in "trains": several products between two
+ * events, over changing copies of the weights, so that they come from memory as in a real step. */
+
+/* The state of measuring one product. */
 struct train {
     const struct gemm *g;
     struct gemm_plan *plan;
@@ -330,17 +352,17 @@ struct train {
     k_stream stream;
     cudaEvent_t begin, end;
     size_t w_bytes;
-    int n_copies, at; /* the copy of the weights that is next */
+    int n_copies, at; /* at: the copy of the weights to use next */
 };
 
-/* Algorithms and their times, the fastest first. */
+/* The best algorithms so far with their times, fastest first. */
 struct contest {
     cublasLtMatmulAlgo_t algos[CANDIDATES_MAX];
     float us[CANDIDATES_MAX];
     int n;
 };
 
-/* Microseconds of one product of a train of `length`; negative when it failed. */
+/* Microseconds per product of a train of `length`; negative if it failed. */
 static float gemm_train_run(struct train *t, const cublasLtMatmulAlgo_t *algo, int length)
 {
     float ms = 0.0f;
@@ -361,7 +383,7 @@ static float gemm_train_run(struct train *t, const cublasLtMatmulAlgo_t *algo, i
     return ms * 1e3f / (float)length;
 }
 
-/* Put a time in its place among the first `cap`. */
+/* Insert an algorithm by its time; only the fastest `cap` are kept. */
 static void gemm_contest_enter(struct contest *c, const cublasLtMatmulAlgo_t *algo, float us,
                                int cap)
 {
@@ -379,7 +401,8 @@ static void gemm_contest_enter(struct contest *c, const cublasLtMatmulAlgo_t *al
     }
 }
 
-/* The algorithm with another tile, cluster and variant; false when cuBLASLt refuses it. */
+/* Change tile, cluster and variant of an algorithm, with a single split. False if cuBLASLt rejects
+ * the result. */
 static bool gemm_vary(const struct gemm *g, struct gemm_plan *p, cublasLtMatmulAlgo_t *algo,
                       uint32_t tile, uint16_t cluster, uint32_t variant)
 {
@@ -408,7 +431,7 @@ static bool gemm_vary(const struct gemm *g, struct gemm_plan *p, cublasLtMatmulA
            found.workspaceSize <= g->workspace_bytes;
 }
 
-/* Time one varied algorithm roughly. */
+/* Time a changed algorithm roughly, and enter it. Slow ones are timed once only. */
 static void gemm_try_variant(struct train *t, const cublasLtMatmulAlgo_t *base, uint32_t tile,
                              uint16_t cluster, uint32_t variant, struct contest *out)
 {
@@ -417,7 +440,7 @@ static void gemm_try_variant(struct train *t, const cublasLtMatmulAlgo_t *base, 
 
     if (!gemm_vary(t->g, t->plan, &algo, tile, cluster, variant))
         return;
-    (void)gemm_train_run(t, &algo, 1); /* the first is slower: its code is loaded */
+    (void)gemm_train_run(t, &algo, 1); /* the first run loads code, so it does not count */
     us = gemm_train_run(t, &algo, 1);
     if (us >= 0.0f && us < 100.0f)
         us = gemm_train_run(t, &algo, 4);
@@ -425,12 +448,12 @@ static void gemm_try_variant(struct train *t, const cublasLtMatmulAlgo_t *base, 
         gemm_contest_enter(out, &algo, us, GUESSES_MAX);
 }
 
-/* Look beyond cuBLASLt's own candidates: for e4m3 with vectors of scales it uploads a single tile,
+/* Search beyond cuBLASLt's own candidates: for e4m3 with vectors of scales it offers a single tile,
  * 128 x 128, which takes up to twice as long as others at 64 to 256 rows (H200). First tiles and
- * clusters, then the variants of the best of these. */
+ * clusters are tried, then the variants of the best of these. */
 static void gemm_explore(struct train *t, const cublasLtMatmulAlgo_t *base, struct contest *out)
 {
-    /* What won for some shape when all of the library's 634 were tried. */
+    /* The tiles that were fastest for some shape when all 634 of the library were tried. */
     static const uint16_t tiles[] = {
         CUBLASLT_MATMUL_TILE_64x32,   CUBLASLT_MATMUL_TILE_64x64,   CUBLASLT_MATMUL_TILE_128x32,
         CUBLASLT_MATMUL_TILE_64x128,  CUBLASLT_MATMUL_TILE_128x64,  CUBLASLT_MATMUL_TILE_64x256,
@@ -468,7 +491,7 @@ static void gemm_explore(struct train *t, const cublasLtMatmulAlgo_t *base, stru
     }
 }
 
-/* Some of y, from all over it. */
+/* Copy samples from SAMPLES places of y to the host. */
 static bool gemm_sample_y(const struct train *t, unsigned char *out)
 {
     size_t bytes = (size_t)t->plan->n * (size_t)t->plan->n_out * (t->p->y_is_float ? 4 : 2);
@@ -485,6 +508,7 @@ static bool gemm_sample_y(const struct train *t, unsigned char *out)
     return cudaStreamSynchronize(t->stream) == cudaSuccess;
 }
 
+/* Element i of a sample, as a number. */
 static double gemm_sampled(const struct train *t, const unsigned char *bytes, size_t i)
 {
     uint32_t bits = 0;
@@ -498,16 +522,17 @@ static double gemm_sampled(const struct train *t, const unsigned char *bytes, si
     return (double)f;
 }
 
-/* Whether a found algorithm computes what cuBLASLt's own choice does, up to the order of sums. */
+/* True if algorithm b computes the same as a, cuBLASLt's own choice, up to the order of sums. A
+ * wrong algorithm in the table would corrupt every answer. */
 static bool gemm_agrees(struct train *t, const cublasLtMatmulAlgo_t *a,
                         const cublasLtMatmulAlgo_t *b)
 {
-    static const double limit = 1e-4; /* of the mean square: rounding to bf16 makes 3e-6 */
+    static const double limit = 1e-4; /* of the mean square; rounding to bf16 alone makes 3e-6 */
     unsigned char x[SAMPLE_BYTES], y[SAMPLE_BYTES];
     size_t n = SAMPLE_BYTES / (t->p->y_is_float ? 4 : 2);
     double error = 0.0, square = 0.0;
 
-    t->at = 0; /* the same copy for both */
+    t->at = 0; /* the same copy of the weights for both */
     if (gemm_train_run(t, a, 1) < 0.0f || !gemm_sample_y(t, x))
         return false;
     t->at = 0;
@@ -529,8 +554,8 @@ static int gemm_by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-/* The median of each candidate, measured in turns, so that a clock that falls with the heat falls
- * for all. A candidate that does not run gets a negative time. */
+/* Measure the median time of each candidate. Candidates take turns, so that a clock that drops with
+ * heat slows all of them alike. A candidate that fails gets a negative time. */
 static void gemm_measure(struct train *t, struct contest *c)
 {
     float times[CANDIDATES_MAX][TUNE_ROUNDS];
@@ -551,6 +576,7 @@ static void gemm_measure(struct train *t, struct contest *c)
     }
 }
 
+/* Events are created here and destroyed by gemm_train_close(). */
 static int gemm_train_open(struct train *t, const struct gemm *g, struct gemm_plan *plan,
                            const struct gemm_product *p, int n_copies, k_stream stream)
 {
@@ -559,7 +585,7 @@ static int gemm_train_open(struct train *t, const struct gemm *g, struct gemm_pl
     if (gemm_point(plan, p) != 0 || cudaEventCreate(&t->begin) != cudaSuccess)
         return gemm_fail(p, "cannot be measured");
     if (cudaEventCreate(&t->end) != cudaSuccess) {
-        (void)cudaEventDestroy(t->begin); /* nothing to be done about it */
+        (void)cudaEventDestroy(t->begin); /* the error is returned */
         return gemm_fail(p, "cannot be measured");
     }
     return ERR_OK;
@@ -567,10 +593,11 @@ static int gemm_train_open(struct train *t, const struct gemm *g, struct gemm_pl
 
 static void gemm_train_close(struct train *t)
 {
-    (void)cudaEventDestroy(t->begin); /* nothing to be done about it */
+    (void)cudaEventDestroy(t->begin); /* errors are ignored at the end */
     (void)cudaEventDestroy(t->end);
 }
 
+/* Measures the plan that gemm_run() would use. */
 int gemm_time(struct gemm *g, const struct gemm_product *p, int n_copies, k_stream stream,
               float *us)
 {
@@ -593,7 +620,7 @@ int gemm_time(struct gemm *g, const struct gemm_product *p, int n_copies, k_stre
     return ERR_OK;
 }
 
-/* The candidates of a product: cuBLASLt's, then those found by trying. */
+/* Append algorithms found by trying to cuBLASLt's candidates, if their results agree. */
 static void gemm_gather_candidates(struct train *t, struct contest *c)
 {
     struct contest found = {.n = 0};
@@ -605,6 +632,7 @@ static void gemm_gather_candidates(struct train *t, struct contest *c)
     }
 }
 
+/* The winner goes into the table. */
 int gemm_tune(struct gemm *g, const struct gemm_product *p, int n_copies, k_stream stream,
               struct gemm_timing *out)
 {
@@ -636,6 +664,6 @@ int gemm_tune(struct gemm *g, const struct gemm_product *p, int n_copies, k_stre
     entry.us = c.us[best];
     memcpy(entry.algo, &c.algos[best], sizeof entry.algo);
     *out = (struct gemm_timing){c.us[0], c.us[best], c.n, best};
-    memset(g->plans, 0, sizeof g->plans); /* the next products look into the table */
+    memset(g->plans, 0, sizeof g->plans); /* later products look into the table again */
     return gemm_table_put(&g->table, &entry);
 }

@@ -1,7 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A table is read once at start and looked at when a product of a new shape comes up, so a plain
- * search is enough. */
+ * The table of measured products: searching, reading and writing (gemm_table.h shows a file).
+ *
+ * A table is read once at start and searched when a product of an unknown shape comes up, so a
+ * linear search is enough. */
 #include "config.h"
 
 #include "device/gemm_table.h"
@@ -29,6 +31,7 @@ const char *gemm_kind_name(enum gemm_kind kind)
     return kind_names[kind];
 }
 
+/* -1 if the product was not measured. */
 static int gemm_table_index(const struct gemm_table *t, enum gemm_kind kind, int n, int n_out,
                             int n_in)
 {
@@ -59,6 +62,8 @@ int gemm_table_put(struct gemm_table *t, const struct gemm_entry *entry)
     return ERR_OK;
 }
 
+/* "bf16 256 6144 4096 22.9 42 0 0 0 0 0 0 0": kind, rows, outputs, inputs, microseconds,
+ * algorithm. */
 static int gemm_table_parse_entry(struct gemm_entry *e, const char *line)
 {
     char kind[20];
@@ -79,12 +84,14 @@ static int gemm_table_parse_entry(struct gemm_entry *e, const char *line)
     return ERR_OK;
 }
 
-/* The two lines of the head; false for other lines. gpu: char [64]. */
+/* Parse a line of the head: "cublaslt 130100" or "gpu NVIDIA H200". False for other lines. gpu:
+ * char [64]. */
 static bool gemm_table_parse_head(const char *line, long *version, char *gpu)
 {
     return sscanf(line, "cublaslt %ld", version) == 1 || sscanf(line, "gpu %63[^\r\n]", gpu) == 1;
 }
 
+/* The head comes first, so version and GPU are checked at the first entry. */
 static int gemm_table_read_lines(struct gemm_table *t, FILE *f, const char *path)
 {
     char line[LINE_CAP], gpu[64] = "";
@@ -102,7 +109,7 @@ static int gemm_table_read_lines(struct gemm_table *t, FILE *f, const char *path
             return ERR_UNSUPPORTED;
         }
         if (gemm_table_parse_entry(&e, line) != ERR_OK || gemm_table_put(t, &e) != ERR_OK) {
-            log_error("device: %s: line %d is no measured product", path, number);
+            log_error("device: %s: line %d is not a measured product", path, number);
             return ERR_SYNTAX;
         }
     }
@@ -122,12 +129,13 @@ int gemm_table_read(struct gemm_table *t, const char *path)
         return ERR_IO;
     }
     rc = gemm_table_read_lines(t, f, path);
-    (void)fclose(f); /* was only read */
+    (void)fclose(f); /* nothing was written: no error to report */
     if (rc != ERR_OK)
         t->n_entries = 0;
     return rc;
 }
 
+/* Errors of fprintf() stay in the stream until ferror() reads them. */
 int gemm_table_write(const struct gemm_table *t, const char *path)
 {
     FILE *f = fopen(path, "we");

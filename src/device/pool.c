@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A job is handed out through one 64-bit ticket: its number in the upper half, the next task in
- * the lower. A worker claims a task by compare-and-swap on the whole ticket, so one that wakes
- * late, with the words of an earlier job in hand, claims nothing: the number has changed. The job
- * cannot end while a claimed task runs, because pool_run() waits for as many ends as tasks.
+ * A pool of threads for short jobs.
  *
- * A step is a burst of some hundred jobs with microseconds between them, so a worker looks for
- * the next job for POOL_SPIN_US before it sleeps on a condition; idle workers use no CPU. */
+ * A job is handed out through one 64-bit ticket: the job's number in the upper half, its next task
+ * in the lower. A worker claims a task by compare-and-swap of the whole ticket. So a worker that
+ * wakes late, and still holds the words of an earlier job, claims nothing, because the number has
+ * changed. A job cannot end while a claimed task runs, because pool_run() waits for as many ends as
+ * there are tasks.
+ *
+ * A step is a burst of some hundred jobs with microseconds between them, so a worker polls for the
+ * next job for POOL_SPIN_US before it sleeps on a condition; idle workers use no CPU. */
 #include "config.h"
 
 #include "device/pool.h"
@@ -24,7 +27,7 @@
 #include "base/must.h"
 
 #define POOL_SPIN_US   60 /* longer than the gap between two jobs of a step, shorter than a tick */
-#define POOL_SPIN_LAPS 64 /* looks at the ticket between two looks at the clock */
+#define POOL_SPIN_LAPS 64 /* reads of the ticket between two reads of the clock */
 
 struct pool_worker {
     struct pool *pool;
@@ -90,6 +93,8 @@ static bool pool_spin(struct pool *p, uint32_t seen)
     return false;
 }
 
+/* n_asleep is raised before the ticket is read again. pool_run() stores the ticket before it reads
+ * n_asleep, so one of them sees the other, and no wake-up is lost. */
 static void pool_sleep_until_job(struct pool *p, uint32_t seen)
 {
     (void)pthread_mutex_lock(&p->lock); /* cannot fail: initialised, not held by us */
@@ -100,6 +105,7 @@ static void pool_sleep_until_job(struct pool *p, uint32_t seen)
     (void)pthread_mutex_unlock(&p->lock);
 }
 
+/* Spin, sleep, work, until the pool closes. */
 static void *pool_worker_main(void *arg)
 {
     struct pool_worker *w = arg;
@@ -115,6 +121,7 @@ static void *pool_worker_main(void *arg)
     return NULL;
 }
 
+/* The caller works too. A job of one task runs at once, without touching the ticket. */
 void pool_run(struct pool *p, pool_task *task, void *job, int n_tasks)
 {
     uint64_t number = atomic_load_explicit(&p->ticket, memory_order_relaxed) >> 32;
@@ -124,8 +131,8 @@ void pool_run(struct pool *p, pool_task *task, void *job, int n_tasks)
             task(job, i, 0);
         return;
     }
-    /* Closed to claims while its words change: a worker that reads the new n_tasks with the old
-     * ticket fails at the swap. */
+    /* The ticket is closed to claims while the job's words change: a worker that reads the next
+     * n_tasks with an earlier ticket fails at the compare-and-swap. */
     atomic_store(&p->ticket, (number + 1) << 32 | INT32_MAX);
     atomic_store(&p->n_done, 0);
     atomic_store(&p->task, task);
@@ -140,7 +147,7 @@ void pool_run(struct pool *p, pool_task *task, void *job, int n_tasks)
     pool_work(p, 0);
     for (int laps = 0; atomic_load_explicit(&p->n_done, memory_order_acquire) < n_tasks; laps++) {
         if (laps % 256 == 255)
-            (void)sched_yield(); /* the last task's thread may want this core */
+            (void)sched_yield(); /* the thread with the last task may need this core */
         pool_pause_cpu();
     }
 }
@@ -150,6 +157,7 @@ int pool_width(const struct pool *p)
     return p->width;
 }
 
+/* The affinity mask counts, because containers and taskset limit it. */
 int pool_cores(void)
 {
     cpu_set_t set;

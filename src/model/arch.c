@@ -1,8 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * One row per architecture, and one table of names per family of checkpoints. An architecture that
- * is another but for the fields of struct arch is a row here; one with fields of its own in
- * config.json also has a function in family.c. */
+ * The supported architectures: one row each in arch_table, and one table of tensor names per family
+ * of checkpoints.
+ *
+ * A row is found by the name in `architectures` of config.json. It holds the differences from
+ * Llama: which biases and norms exist, which layers have a window, and the defaults of fields that
+ * config.json may omit. An architecture that differs only in fields of struct arch needs a row here
+ * and no code; one with fields of its own in config.json also has a function in family.c. */
 #include <stdio.h>
 #include <string.h>
 
@@ -101,8 +105,8 @@ static const struct arch_names starcoder2_names = {LLAMA_ALL,
                                                    .up = LAYER "mlp.c_fc.weight",
                                                    .down = LAYER "mlp.c_proj.weight"};
 
-/* The prefix is "transformer." in most files; loader_name() replaces "model." by the prefix
- * found. */
+/* Most files have "transformer." or nothing in place of "model."; loader_name() puts in the prefix
+ * that was found. */
 static const struct arch_names gpt2_names = {.embed = "model.wte.weight",
                                              .positions = "model.wpe.weight",
                                              .norm = "model.ln_f.weight",

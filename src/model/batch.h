@@ -64,7 +64,7 @@ struct batch_extra {
     int32_t n_biases; /* 0 .. BATCH_BIASES_MAX */
     const struct batch_bias *biases; /* each id once */
     int32_t n_asked;                 /* 0 .. BATCH_ASKED_MAX; above 0 only with n_top >= 0 */
-    const int32_t *asked;            /* ids */
+    const int32_t *asked;            /* ids whose log probabilities are returned too */
     int32_t mask; /* index in model_masks() of the mask of allowed ids; -1: all are allowed */
 };
 

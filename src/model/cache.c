@@ -166,8 +166,8 @@ static size_t cache_best_page(const struct cache_maker *m, size_t bytes_max)
     return best;
 }
 
-/* First try pages that the smallest set fills alone; only when that makes too many groups, allow
- * any size. */
+/* First try page sizes up to the bytes of the smallest set, so that no page is mostly empty; only
+ * if that makes too many groups, allow any size. */
 static size_t cache_choose_page(const struct cache_maker *m)
 {
     size_t smallest = SIZE_MAX, states = 0, best;
@@ -223,8 +223,7 @@ static void cache_make_groups(struct cache *c, const struct cache_maker *m)
     }
 }
 
-/* Sets are found kind by kind, so that full groups get the lowest numbers; users of group 0 rely on
- * it. */
+/* Sets are found kind by kind, so that groups get the order that cache.h promises. */
 int cache_make(struct cache *out, const struct plan *plan, int page_tokens, size_t elem_bytes)
 {
     struct cache_maker m = {.plan = plan, .page_tokens = page_tokens, .elem_bytes = elem_bytes};
@@ -267,9 +266,8 @@ int cache_first_page(const struct cache *c, const struct cache_group *g, int pos
     return (pos - g->window + 1) / c->page_tokens;
 }
 
-/* A window of w tokens touches at most w / page_tokens + 2 pages: it may begin and end in the
- * middle of one. States count twice, because a step reads the old state while a snapshot is
- * kept. */
+/* A window of w tokens touches at most w / page_tokens + 2 pages, because it may begin and end in
+ * the middle of one. States count twice: the running state and a snapshot of it. */
 int cache_need(const struct cache *c, int n_tokens)
 {
     int all = cache_pages(c, n_tokens), n = 0;

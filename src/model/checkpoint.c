@@ -25,7 +25,7 @@
 #include "model/hf_config.h"
 #include "model/safetensors.h"
 
-/* Bounds against hostile folders; the largest known index names 200 files. */
+/* Bounds against damaged or hostile folders; real ones are far below. */
 #define FILES_MAX       4096
 #define INDEX_BYTES_MAX ((size_t)256 << 20)
 #define ARENA_MAX       ((size_t)4 << 30)

@@ -1,17 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * First everything is looked up, checked and allocated, in the order of the layers: that gives a
- * list of tensors, each with where it is to go. Then the reader (reader.h) brings the bytes. With
- * several ranks the looking up is done for each, and finds the same list: a tensor then has a
- * place, and a slice that belongs there, for every rank.
+ * From tensors in files to matrices on devices, in two passes.
  *
- * Whether a tensor is in a format of its own is seen by its type, not by lists of module names in
- * config.json; a matrix has that format when all its tensors do, with scales that fit together, and
- * the device takes it. Otherwise it is converted while it is read.
+ * First everything is looked up, checked and allocated, in the order of the layers. That makes a
+ * list of tensors, each with its destination (struct target). Then the reader (reader.h) brings the
+ * bytes. With several ranks the first pass runs once per rank and finds the same list: a tensor
+ * then has one target, with the slice that belongs there, for every rank.
  *
- * The digest chains, over the list, SHA-256 of (digest so far, name, type, XXH3 of the bytes):
- * cheap enough to be taken on every start. Its value names stores on disk, so the list keeps its
- * order. */
+ * The format of a tensor is recognised by its type, not by lists of module names in config.json. A
+ * matrix keeps its format if all its tensors have it, their scales fit together, and the device
+ * multiplies with it. Otherwise it is converted while it is read.
+ *
+ * The digest chains SHA-256 over the list: digest so far, name, type and XXH3 of the bytes, which
+ * is cheap enough for every start. Stores on disk are named by it, so the order of the list must
+ * not change. */
 #include "model/loader.h"
 
 #include <stdio.h>
@@ -24,36 +26,41 @@
 #include "model/quant.h"
 #include "model/safetensors.h"
 
-#define RANDOM_SCALE 0.02f             /* of random matrices: what models are initialised with */
-#define RANDOM_CODES 64.0f             /* the same before a scale */
-#define FLOATS       ((size_t)1 << 20) /* of a tensor that the host converts at a time */
+#define RANDOM_SCALE \
+    0.02f                              /* deviation of random matrices; models are initialised
+                                        * with it */
+#define RANDOM_CODES 64.0f             /* deviation of random codes, before their scale */
+#define FLOATS       ((size_t)1 << 20) /* numbers of a tensor that the host converts at a time */
 
-/* What becomes of a tensor's bytes. */
+/* The treatment of a tensor's bytes. All but the first end in device memory. */
 enum use_of_bytes {
-    BYTES_SUMMED,    /* nothing: the host has looked at them, if they are wanted */
-    BYTES_FILLED,    /* numbers of a file's type, to the device's */
-    BYTES_COPIED,    /* elements of a format that the device takes */
-    BYTES_ROUNDED,   /* numbers of a file's type, rounded to a format on the device */
-    BYTES_CONVERTED, /* numbers of the device's type that mean, or are rounded to, a format */
-    BYTES_RAISED,    /* numbers of a file's type, plus 1, to the device's */
-    BYTES_TURNED,    /* numbers of a tensor that is the transpose of the matrix */
+    BYTES_SUMMED,    /* only hashed: the host has used them already, or this rank has no part */
+    BYTES_FILLED,    /* numbers of a file's type, converted to the device's by the pipe */
+    BYTES_COPIED,    /* elements of a format that the device takes, copied as they are */
+    BYTES_ROUNDED,   /* numbers of a file's type, rounded on the device to a format */
+    BYTES_CONVERTED, /* dequantised, or rounded as if quantised, by the host; stored in the
+                      * device's type */
+    BYTES_RAISED,    /* numbers of a file's type plus 1, in the device's type */
+    BYTES_TURNED,    /* the tensor is the transpose of the matrix */
 };
 
-/* Where a tensor goes on a rank. */
+/* The destination of a tensor on one rank. */
 struct target {
     enum use_of_bytes use;
     enum device_type type;  /* of plain numbers */
     struct quant_part part; /* of a matrix */
     struct slice slice;     /* of a vector: rows of one number */
     void *dst;
-    size_t at;     /* element of dst; of BYTES_COPIED byte */
-    float *scales; /* BYTES_ROUNDED: the first row's */
-    float *turned; /* BYTES_TURNED, rank 0's: the matrix of all ranks while its tensor is read */
+    size_t at;     /* element of dst; for BYTES_COPIED a byte */
+    float *scales; /* BYTES_ROUNDED: scales of the rows, from the target's first */
+    float *turned; /* BYTES_TURNED, rank 0 only: the whole matrix, gathered while its tensor is
+                    * read */
 };
 
 static const struct k_format plain = {.elem = K_BF16};
 
-/* The format that a plain matrix is rounded to. */
+/* The format that plain matrices are rounded to by the setting `quantization`; plain: none. Tables
+ * that are looked up in are never rounded. */
 static struct k_format loader_rounded_format(const struct loader *l, enum loader_use use)
 {
     return use == USE_LAYER ? l->from->layers : use == USE_HEAD ? l->from->head : plain;
@@ -83,6 +90,11 @@ void loader_add(struct loader_tensors *all, const char *pattern, struct slice_sh
 
 /* --- the list --------------------------------------------------------------------------- */
 
+/* The list is made by rank 0. Other ranks walk it in the same order and only fill in their targets,
+ * so an assertion checks that they meet the same tensors. Errors are kept in l->rc, and every
+ * function returns at once after one. */
+
+/* Constant memory: it survives a sleep of the device. */
 static void *loader_allocate(struct loader *l, size_t bytes)
 {
     void *p;
@@ -117,6 +129,8 @@ static struct target *loader_target_of(const struct loader *l, size_t item, int 
     return &l->targets[item * (size_t)l->n_ranks + (size_t)rank];
 }
 
+/* Both arrays grow together. An array that could be grown is kept even if the other failed, because
+ * the old pointer is no longer valid. */
 static void loader_grow_list(struct loader *l)
 {
     size_t cap = l->items_cap == 0 ? 64 : 2 * l->items_cap;
@@ -134,8 +148,8 @@ static void loader_grow_list(struct loader *l)
         l->items_cap = cap;
 }
 
-/* Put a tensor on the list, to be summed alone; loader_list_target() says otherwise. Rank 0 makes the
- * list, the others come by in the same order. */
+/* Append a tensor to the list, at first only to be hashed; loader_list_target() sets its
+ * destination. Rank 0 makes the list, later ranks advance along it. */
 static void loader_list_tensor(struct loader *l, const struct tensor *t)
 {
     if (l->rank > 0) {
@@ -153,13 +167,13 @@ static void loader_list_tensor(struct loader *l, const struct tensor *t)
     l->n_listed = ++l->n_items;
 }
 
-/* Bytes of a number in a file. */
+/* Bytes of one number in a file. */
 static size_t loader_file_bytes(enum device_type type)
 {
     return type == DEVICE_F32 ? 4 : 2;
 }
 
-/* Bytes of n elements of a row in a file. */
+/* Bytes of n elements of one row in a file, packed formats included. */
 static size_t loader_elem_bytes(const struct target *to, int n)
 {
     return to->part.kind != NULL ? k_format_row_bytes(&to->part.format, n)
@@ -171,7 +185,8 @@ static size_t loader_row_bytes(const struct target *to)
     return loader_elem_bytes(to, to->slice.cols);
 }
 
-/* Where the current rank has its slice of a tensor, whose rows must not be torn. */
+/* Set the current rank's target of a tensor. step makes the reader deliver whole rows, because
+ * conversion and slicing work on rows; of a transposed tensor, whole columns of the matrix. */
 static void loader_list_target(struct loader *l, size_t item, const struct target *to)
 {
     l->items[item].step = loader_row_bytes(to);
@@ -180,6 +195,7 @@ static void loader_list_target(struct loader *l, size_t item, const struct targe
     *loader_target_of(l, item, l->rank) = *to;
 }
 
+/* Runs after the reader, which has set xxh3 of each item. */
 static void loader_make_digest(struct loader *l)
 {
     struct hash *sum = &l->ranks[0].weights->digest;
@@ -194,7 +210,9 @@ static void loader_make_digest(struct loader *l)
     }
 }
 
-/* Patterns begin with "model." where the checkpoint may have another prefix. */
+/* "model.layers.%d.mlp.up_proj.weight" with ending ".bias" becomes, in layer 3,
+ * "model.layers.3.mlp.up_proj.bias". The leading "model." is replaced by the prefix that the
+ * checkpoint uses. */
 void loader_name(const struct loader *l, char *out, size_t cap, const char *pattern,
                  const char *ending)
 {
@@ -216,7 +234,8 @@ void loader_name(const struct loader *l, char *out, size_t cap, const char *patt
                        ending);
 }
 
-/* The tensor of a name with n numbers. */
+/* Find a vector of n numbers by its full name, and list it; NULL (logged) if it is missing or has
+ * another shape. */
 static const struct tensor *loader_find_vector(struct loader *l, const char *name, int n)
 {
     const struct tensor *t = checkpoint_find(l->files, name);
@@ -237,6 +256,7 @@ static const struct tensor *loader_find_vector(struct loader *l, const char *nam
     return l->rc == ERR_OK ? t : NULL;
 }
 
+/* Plain numbers must be of a type that the pipes convert. */
 static void loader_check_type(struct loader *l, const struct tensor *t, enum device_type *type)
 {
     if (loader_type_of(t, type) == ERR_OK)
@@ -247,8 +267,8 @@ static void loader_check_type(struct loader *l, const struct tensor *t, enum dev
     l->rc = ERR_UNSUPPORTED;
 }
 
-/* Fill a vector, or a part of it, with a slice of the tensor of this name; dst NULL: this rank has
- * none of it. */
+/* List a vector whose slice is to be stored at element `at` of dst; dst NULL: this rank has no part
+ * of it, and the tensor is only hashed. */
 static void loader_fill_vector(struct loader *l, void *dst, size_t at, const char *name,
                                const struct slice *s, bool plus_one)
 {
@@ -268,7 +288,12 @@ static void loader_fill_vector(struct loader *l, void *dst, size_t at, const cha
 
 /* --- formats ---------------------------------------------------------------------------- */
 
-/* The tensor beside a weight, by its ending; NULL when there is none. */
+/* A matrix may consist of several tensors (q, k, v), and each may be quantised in its own way.
+ * loader_choose_format() settles one format for the whole matrix; loader_list_parts() then decides
+ * per tensor whether its bytes are copied, rounded or converted. */
+
+/* The tensor whose name is the weight's stem and this ending, such as "input_scale"; NULL if there
+ * is none. */
 static const struct tensor *loader_tensor_beside(struct loader *l, const char *pattern,
                                                  const char *ending)
 {
@@ -285,7 +310,8 @@ static const struct tensor *loader_tensor_beside(struct loader *l, const char *p
     return l->rc == ERR_OK ? t : NULL;
 }
 
-/* List the tensors of a part, in the digest's order. */
+/* List the tensors of a part. The order is part of the digest: data, scales, zero points, global
+ * scale. */
 static void loader_list_part(struct loader *l, struct part *p)
 {
     const struct tensor *const more[] = {p->q.scales.t, p->q.zeros.t, p->q.global.t};
@@ -298,6 +324,7 @@ static void loader_list_part(struct loader *l, struct part *p)
     }
 }
 
+/* A transposed tensor is looked up with rows and columns exchanged. */
 static void loader_find_part(struct loader *l, struct part *p)
 {
     int rows = p->is_turned ? p->slice.cols : p->slice.rows;
@@ -317,7 +344,9 @@ static void loader_find_part(struct loader *l, struct part *p)
         loader_check_type(l, p->q.data, &p->type);
 }
 
-/* Whether the parts can stand as they are in one matrix. */
+/* True if the parts can form one matrix without conversion: one format for all, no scale that spans
+ * a whole part while there are several, and no group of elements that crosses a seam between parts
+ * or an edge of the rank's slice. */
 static bool loader_parts_fit(const struct part *parts, int n_parts)
 {
     const struct quant_part *first = &parts[0].q;
@@ -329,18 +358,18 @@ static bool loader_parts_fit(const struct part *parts, int n_parts)
             !k_format_is_like(&q->format, &first->format))
             return false;
         if (q->format.has_global && n_parts > 1)
-            return false; /* each part has its own */
+            return false; /* each part has a global scale of its own, the matrix can have one */
         if (i + 1 < n_parts && q->format.group_rows > 0 &&
             parts[i].slice.n_rows % q->format.group_rows != 0)
-            return false; /* a group would reach over the seam */
+            return false; /* a group would cross the seam to the next part */
         if (slice_cuts(&parts[i].slice, &q->format))
             return false;
     }
     return true;
 }
 
-/* The format that the checkpoint, or the setting, has for a matrix; that of a part when not all
- * have it, which has_all says. */
+/* The format that the checkpoint has, or the setting asks for. *has_all is false if only some parts
+ * have it, or if they do not fit together: then the matrix must be converted. */
 static struct k_format loader_wanted_format(const struct loader *l, const struct part *parts,
                                             int n_parts, enum loader_use use, bool *has_all)
 {
@@ -358,6 +387,8 @@ static struct k_format loader_wanted_format(const struct loader *l, const struct
     return loader_rounded_format(l, use);
 }
 
+/* For one log line after loading: how many matrices were converted, and how much larger they
+ * became. The count is rank 0's; bytes are summed over ranks. */
 static void loader_count_converted(struct loader *l, const struct k_matrix *m,
                                    const struct k_format *f)
 {
@@ -371,7 +402,8 @@ static void loader_count_converted(struct loader *l, const struct k_matrix *m,
     c->bytes += (size_t)m->n_out * (size_t)m->n_in * l->d->elem_bytes;
 }
 
-/* The format of a matrix on the device. */
+/* Choose the format of a matrix on the device: the wanted one if the device multiplies with it,
+ * else plain numbers. */
 static void loader_choose_format(struct loader *l, struct k_matrix *m, const struct part *parts,
                                  int n_parts, enum loader_use use)
 {
@@ -390,7 +422,8 @@ static size_t loader_n_scales(const struct k_matrix *m)
     return k_format_n_scales(&m->format, m->n_out, m->n_in);
 }
 
-/* Put a part's scales where rows from `row` on of a matrix have theirs. */
+/* Write a part's scales into the matrix's array of scales, from row `row` of the matrix on. One
+ * scale covers `high` rows and `wide` columns; scales of a whole tensor are repeated. */
 static void loader_place_scales(const struct k_matrix *m, float *scales, int row,
                                 const struct part *p)
 {
@@ -405,7 +438,8 @@ static void loader_place_scales(const struct k_matrix *m, float *scales, int row
     }
 }
 
-/* The largest of the parts' input scales, on the device; NULL when one has none. */
+/* Upload the largest of the parts' input scales; NULL if a part has none. The largest is safe,
+ * because a product reads one input for all parts and must not clip any. */
 static const float *loader_input_scale(struct loader *l, const struct part *parts, int n_parts)
 {
     float largest = 0.0f, *at;
@@ -425,7 +459,7 @@ static const float *loader_input_scale(struct loader *l, const struct part *part
     return largest > 0.0f ? at : NULL;
 }
 
-/* The scales of a matrix in the format of its parts. */
+/* Compute the scales of a quantised matrix on the host, and upload them. */
 static void loader_fill_scales(struct loader *l, struct k_matrix *m, float *dev_scales,
                                const struct part *parts, int n_parts)
 {
@@ -433,7 +467,9 @@ static void loader_fill_scales(struct loader *l, struct k_matrix *m, float *dev_
     float *scales = mem_zalloc_array(n_scales, sizeof *scales);
     int row = 0;
 
-    must(!m->format.has_zeros && !m->format.has_global); /* no device takes them yet */
+    must(!m->format.has_zeros && !m->format.has_global); /* no device multiplies with such
+                                                          * formats, so loader_choose_format()
+                                                          * never chose one */
     if (scales == NULL) {
         l->rc = ERR_NO_MEMORY;
         return;
@@ -447,7 +483,8 @@ static void loader_fill_scales(struct loader *l, struct k_matrix *m, float *dev_
     m->format.has_x_scale = m->x_scale != NULL;
 }
 
-/* What becomes of the parts of a matrix; its scales are those of the first row. */
+/* Set the targets of a matrix's parts, which follow one another in m->data. dev_scales belongs to
+ * the first row of the matrix. */
 static void loader_list_parts(struct loader *l, const struct k_matrix *m, float *dev_scales,
                               const struct part *parts, int n_parts, enum loader_use use)
 {
@@ -478,7 +515,8 @@ static void loader_list_parts(struct loader *l, const struct k_matrix *m, float 
     }
 }
 
-/* Rows first .. first + n - 1 of a tensor as float32: a rank's slice of them. */
+/* Store a rank's slice of rows first .. first + n - 1 of a tensor, which are float32. Rows that are
+ * whole in the slice go in one call, others one by one. */
 static int loader_store_floats(struct loader *l, int rank, const struct target *to,
                                const float *floats, int first, int n)
 {
@@ -498,24 +536,28 @@ static int loader_store_floats(struct loader *l, int rank, const struct target *
     return rc;
 }
 
-/* The host computes the numbers. */
+/* True if the host computes the numbers before they are stored. */
 static bool loader_is_converted(const struct target *to)
 {
     return to->use == BYTES_CONVERTED || to->use == BYTES_RAISED;
 }
 
+/* Gemma stores weights of norms minus one. Adding in float32, before rounding to the device's type,
+ * keeps the small digits. */
 static void loader_raise_numbers(float *out, const struct tensor *t, size_t n)
 {
     for (size_t i = 0; i < n; i++)
         out[i] = quant_number(t, i) + 1.0f;
 }
 
-/* n_rows rows from `first` on, of a tensor in a format or one that is rounded as if it were, to
- * numbers of the device's type. */
+/* Convert n_rows rows from `first` on to float32 and store each rank's slice. Rank 0's target
+ * describes the tensor for all ranks. The mutex is held while storing, because the device's own
+ * operations are not thread-safe as pipes are. */
 static int loader_convert_rows(struct loader *l, size_t idx, unsigned char *bytes, int first,
                                int n_rows)
 {
-    const struct target *to = loader_target_of(l, idx, 0); /* of all ranks but for where it goes */
+    const struct target *to = loader_target_of(l, idx, 0); /* the same for all ranks except for
+                                                            * dst, at and slice */
     size_t cols = (size_t)to->slice.cols;
     int step = (int)(FLOATS / cols) + 1, rc = ERR_OK;
     float *floats = mem_zalloc_array((size_t)step * cols, sizeof *floats);
@@ -545,9 +587,9 @@ static int loader_convert_rows(struct loader *l, size_t idx, unsigned char *byte
     return rc;
 }
 
-/* n_rows rows from `first` on of a tensor that is the transpose of its matrix: they are columns of
- * all rows of that, so the matrix is gathered on the host and stored with the tensor's last row.
- * One thread reads a tensor, in the order of its rows. */
+/* Take n_rows rows from `first` on of a tensor that is the transpose of its matrix. They are
+ * columns of the matrix, so the matrix is gathered on the host and stored when the last row has
+ * come. One thread reads a tensor, in the order of its rows, so no lock is needed until then. */
 static int loader_turn_rows(struct loader *l, size_t idx, unsigned char *bytes, int first,
                             int n_rows)
 {
@@ -575,7 +617,7 @@ static int loader_turn_rows(struct loader *l, size_t idx, unsigned char *bytes, 
     return rc;
 }
 
-/* n rows of a slice, from row `to_row` of it on: they begin in the pipe with row `row`. */
+/* Send n rows to the slice, from its row `to_row` on; in the pipe they begin at row `row`. */
 static int loader_send_rows(struct device *d, const struct target *to,
                             const struct device_pipe *pipe, int row, int to_row, int n)
 {
@@ -602,8 +644,9 @@ static int loader_send_rows(struct device *d, const struct target *to,
     return ERR_OK;
 }
 
-/* Rows first .. first + n - 1 of a tensor are in the pipe: a rank's slice of them. What several
- * ranks have is sent several times, so with ranks a device must not convert it in the pipe. */
+/* Send a rank's slice of rows first .. first + n - 1 of a tensor, which are in the pipe. A row that
+ * several ranks have is sent several times; so a device with ranks must not convert it inside the
+ * pipe. */
 static int loader_send_slice(struct device *d, const struct target *to,
                              const struct device_pipe *pipe, int first, int n)
 {
@@ -620,7 +663,7 @@ static int loader_send_slice(struct device *d, const struct target *to,
     return rc;
 }
 
-/* The reader's: bytes from `at` on of an item are in the pipe. */
+/* Called by the reader's threads: `bytes` bytes from `at` on of item idx are in the pipe. */
 static int loader_place_bytes(void *context, size_t idx, struct device_pipe *pipe, size_t at,
                               size_t bytes)
 {
@@ -630,7 +673,7 @@ static int loader_place_bytes(void *context, size_t idx, struct device_pipe *pip
     int rc = ERR_OK;
 
     if (to->use == BYTES_SUMMED)
-        return ERR_OK; /* of other ranks too */
+        return ERR_OK; /* and so do the other ranks */
     if (to->part.kind != NULL && to->part.kind->unpack != NULL)
         to->part.kind->unpack(pipe->bytes, bytes);
     if (to->use == BYTES_TURNED)
@@ -646,7 +689,8 @@ static int loader_place_bytes(void *context, size_t idx, struct device_pipe *pip
     return rc;
 }
 
-/* The rank's part of the noise that a whole matrix has, plain. */
+/* Fill a rank's part of a random plain matrix with the numbers that one rank alone would have
+ * there. */
 static int loader_fill_random_slices(struct loader *l, const struct k_matrix *m,
                                      const struct part *parts, int n_parts, uint64_t seed)
 {
@@ -670,7 +714,7 @@ static int loader_fill_random_slices(struct loader *l, const struct k_matrix *m,
     return rc;
 }
 
-/* Random elements, and scales that make them as large as others' weights. */
+/* Fill a matrix with random elements; scales make quantised ones as large as plain ones. */
 static void loader_fill_random(struct loader *l, const struct k_matrix *m, float *dev_scales,
                                const struct part *parts, int n_parts)
 {
@@ -680,9 +724,9 @@ static void loader_fill_random(struct loader *l, const struct k_matrix *m, float
     uint64_t seed = l->seed++;
     float *scales;
 
-    /* A GPU's ranks have noise of their own in split matrices, because a host thread would take
-     * minutes for that of a whole model. On the cpu device ranks compute what one rank would, which
-     * tests compare. */
+    /* On GPUs each rank's split matrix has noise of its own, because computing a whole model's
+     * noise by one host thread would take minutes. The cpu device gives all ranks one rank's
+     * numbers, which lets tests compare results. */
     if (l->n_ranks > 1 && n_scales == 0 && !l->d->is_gpu)
         l->rc = loader_fill_random_slices(l, m, parts, n_parts, seed);
     else
@@ -702,6 +746,10 @@ static void loader_fill_random(struct loader *l, const struct k_matrix *m, float
 
 /* --- matrices and vectors -------------------------------------------------------------- */
 
+/* These are called by weights.c in the order of the layers. Without files (dummy weights) they fill
+ * memory at once instead of listing tensors. */
+
+/* Look up all parts first, because the format of the matrix depends on all of them. */
 struct k_matrix loader_matrix(struct loader *l, const struct loader_tensors *all,
                               enum loader_use use)
 {
@@ -739,7 +787,7 @@ struct k_matrix loader_matrix(struct loader *l, const struct loader_tensors *all
     return m;
 }
 
-/* The shape of what stands beside each row of a tensor: one number. */
+/* The shape of a vector with one number per row of a tensor: its bias. */
 static struct slice_shape loader_row_shape(const struct slice_shape *shape)
 {
     struct slice_shape s = *shape;
@@ -748,6 +796,7 @@ static struct slice_shape loader_row_shape(const struct slice_shape *shape)
     return s;
 }
 
+/* A bias added to a sum over ranks must be added once: only rank 0 has it. */
 void *loader_bias(struct loader *l, const struct loader_tensors *all, enum plan_split split)
 {
     struct slice slices[LOADER_TENSORS_MAX];
@@ -772,6 +821,7 @@ void *loader_bias(struct loader *l, const struct loader_tensors *all, enum plan_
     return dst;
 }
 
+/* Random models have ones, the neutral weight of a norm. */
 void *loader_vector(struct loader *l, const char *pattern, const struct slice_shape *shape,
                     bool plus_one)
 {
@@ -793,7 +843,7 @@ void *loader_vector(struct loader *l, const char *pattern, const struct slice_sh
     return dst;
 }
 
-/* Whichever of the scale's names is there. */
+/* Writers of checkpoints disagree about the name: three are tried. */
 float loader_kv_scale(struct loader *l, const char *own, const char *pattern, const char *ending)
 {
     const struct tensor *t = loader_tensor_beside(l, own, ending);
@@ -832,7 +882,7 @@ int loader_read(struct loader *l)
 void loader_fini(struct loader *l)
 {
     for (size_t i = 0; i < l->n_items; i++)
-        mem_free(loader_target_of(l, i, 0)->turned); /* where reading failed half-way */
+        mem_free(loader_target_of(l, i, 0)->turned); /* not NULL only if reading failed half-way */
     mem_free(l->targets);
     mem_free(l->items);
     checkpoint_close(l->files);

@@ -1,7 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Opens a model: config.json, device, weights, work memory, and KV pages from what is left; then
- * turns the engine's batches into steps of the device. */
+ * Opening a model, and its steps.
+ *
+ * Opening goes from config.json to the layer plan, the devices, weights, work memory, and last the
+ * KV pages, which get the memory that is left. A step turns the engine's batch into a batch of the
+ * device on every rank, runs the forward pass, and samples on rank 0.
+ *
+ * All functions run on the engine's thread; rank_run() hands the work of the other ranks to their
+ * threads and waits for them. Copies of pages are in model_pages.c. */
 #include "model/model.h"
 
 #include <math.h>
@@ -9,20 +15,15 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "base/fault.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/must.h"
-#include "device/device.h"
 #include "device/pool.h"
-#include "model/cache.h"
 #include "model/forward.h"
-#include "model/hf_config.h"
-#include "model/plan.h"
-#include "model/rank.h"
+#include "model/model_parts.h"
 #include "model/weights.h"
 
-#define LAYOUT_VERSION 1 /* of a page; part of the fingerprint */
+#define LAYOUT_VERSION 1 /* of the page layout; part of the fingerprint */
 #define GEMM_TABLE     QUIRE_DATADIR "/gemm-h200.txt"
 #define PAGES_MAX      16777216
 #define TURNS_A_TASK   4096
@@ -35,30 +36,11 @@ _Static_assert(BATCH_BANNED_MAX == K_BANNED_MAX, "a row's banned ids are copied 
 _Static_assert(sizeof(((struct model_shape *)0)->eos) == sizeof(((struct hf_config *)0)->eos),
                "the ids that end a text are copied whole");
 
-struct model {
-    struct ranks ranks;
-    struct device *device; /* rank 0's: it samples, and speaks for the others */
-    struct hf_config config;
-    struct model_shape shape;
-    struct plan plan;             /* of a rank's part */
-    struct cache cache;           /* the same on all ranks */
-    int n_under_way;              /* steps begun and not ended */
-    int n_rows;                   /* of the last step */
-    enum k_type kv_type;          /* K_BF16: the device's own */
-    struct k_format layers, head; /* formats that plain ones are rounded to; plain: none */
-    size_t work_bytes;            /* activations, tables and work areas, for the log */
-    /* What begin() derives from a batch. */
-    int32_t *token_seq, *token_pos; /* int32 [max_num_batched_tokens] */
-    int32_t *row_tokens;            /* int32 [max_num_seqs] */
-    struct k_sample_row *rows;      /* [max_num_seqs] */
-    const int32_t **histories;      /* [max_num_seqs] */
-    struct device_batch device_batch;
-    struct k_logprob_row *logprobs; /* [max_num_seqs] */
-    int *n_asked;                   /* [max_num_seqs], of the step's extras */
-    bool is_sampled;                /* the step that was last begun */
-};
-
 /* --- opening --------------------------------------------------------------------------- */
+
+/* Options that are absent get defaults of the device or of the model. Options that contradict each
+ * other or the model are refused with a message that names the setting, before weights are
+ * loaded. */
 
 static int model_least(int a, int b)
 {
@@ -70,7 +52,7 @@ static bool model_is_set(const char *option)
     return option != NULL && option[0] != '\0';
 }
 
-/* The types of weights and pages. */
+/* Choose the formats of weights and pages from the settings quantization and kv_cache_dtype. */
 static int model_choose_types(struct model *m, const struct model_options *o)
 {
     const char *kv = model_is_set(o->kv_cache_dtype) ? o->kv_cache_dtype : "auto";
@@ -102,11 +84,13 @@ static int model_choose_types(struct model *m, const struct model_options *o)
     return ERR_OK;
 }
 
+/* Bytes of one key or value element in a page. */
 static size_t model_kv_elem_bytes(const struct model *m)
 {
     return m->kv_type == K_E4M3 ? sizeof(k_e4m3) : m->device->elem_bytes;
 }
 
+/* The name in logs and /metrics: "NVIDIA H200" or "2 ranks of NVIDIA H200". */
 static void model_name_device(struct model *m)
 {
     char *out = m->shape.device;
@@ -118,7 +102,7 @@ static void model_name_device(struct model *m)
                        m->device->name);
 }
 
-/* Options and presets become the shape; all but the pages. */
+/* Fill in the shape, except for pages, and check the options against each other. */
 static int model_choose_shape(struct model *m, const struct model_options *o)
 {
     struct model_shape *s = &m->shape;
@@ -138,7 +122,8 @@ static int model_choose_shape(struct model *m, const struct model_options *o)
     s->max_num_batched_tokens = gpu ? 8192 : 512;
     if (o->max_num_batched_tokens > 0)
         s->max_num_batched_tokens = o->max_num_batched_tokens;
-    /* A preset gives way to what was asked for; two wishes must agree. */
+    /* A default is lowered to fit a number that was asked for; two numbers that were both asked for
+     * must agree, or the message below reports it. */
     if (o->max_num_seqs > 0)
         s->max_num_seqs = o->max_num_seqs;
     else if (s->max_num_seqs > s->max_num_batched_tokens)
@@ -166,6 +151,7 @@ static int model_choose_shape(struct model *m, const struct model_options *o)
     return ERR_OK;
 }
 
+/* A page of the engine is the pages of all ranks, one after another. */
 static int model_choose_groups(struct model *m)
 {
     struct model_shape *s = &m->shape;
@@ -197,7 +183,7 @@ static int model_alloc_host(struct model *m)
     return ERR_OK;
 }
 
-/* The table of one rope while it is computed. */
+/* The table of one rope while threads compute it. */
 struct turning {
     const struct rope *rope;
     int idx, len;
@@ -214,6 +200,7 @@ static void model_turn_positions(void *job, int task, int worker)
                model_least(left, TURNS_A_TASK), t->len);
 }
 
+/* Runs per rank: upload the computed table. */
 static int model_place_turns(struct rank *r, void *context)
 {
     const struct turning *job = context;
@@ -225,7 +212,8 @@ static int model_place_turns(struct rank *r, void *context)
     return turns == NULL ? ERR_NO_MEMORY : d->ops->upload(d, turns, job->turns, bytes);
 }
 
-/* The tables of turns, one per rope: 80 ms of sines for 131072 positions if one thread did it. */
+/* Compute the tables of rotations, one per rope, and upload them to all ranks. By one thread it
+ * would take 80 ms for 131,072 positions, hence the pool. */
 static int model_fill_turns(struct model *m)
 {
     int len = m->shape.max_model_len, n_tasks = (len + TURNS_A_TASK - 1) / TURNS_A_TASK;
@@ -247,7 +235,7 @@ static int model_fill_turns(struct model *m)
     return rc;
 }
 
-/* Rank 0 alone has rows of logits, and samples them. */
+/* The limits of one rank. Only rank 0 computes logits, so the vocabulary of the others is 0. */
 static struct device_limits model_rank_limits(const struct model *m, const struct rank *r)
 {
     const struct model_shape *s = &m->shape;
@@ -284,7 +272,7 @@ static int model_alloc_rank(struct rank *r, void *model)
     return rc != ERR_OK ? rc : activations_alloc(&r->act, r->device, &m->plan, &limits);
 }
 
-/* Activations, work areas and the table of turns: everything but weights and pages. */
+/* Allocate activations, work areas and rotation tables: all memory but weights and pages. */
 static int model_alloc_work(struct model *m)
 {
     int rc = rank_run(&m->ranks, model_alloc_rank, m);
@@ -294,7 +282,8 @@ static int model_alloc_work(struct model *m)
     return model_fill_turns(m);
 }
 
-/* What a rank's GPU has left for pages. */
+/* The bytes that a rank's GPU has left for pages: its share by gpu_memory_utilization, less the
+ * memory in use, that of other processes included. */
 static int model_rank_budget(struct device *d, double utilization, size_t *out)
 {
     size_t free_bytes = 0, total_bytes = 0, used, allowed;
@@ -308,8 +297,8 @@ static int model_rank_budget(struct device *d, double utilization, size_t *out)
     return ERR_OK;
 }
 
-/* Bytes that the KV pages of all ranks may take. Every page has a part on each GPU, so the fullest
- * GPU decides. */
+/* The bytes that KV pages of all ranks may take together. Every page has a part on each GPU, so the
+ * GPU with the least room decides. */
 static int model_kv_budget(struct model *m, const struct model_options *o, size_t *out)
 {
     size_t least_bytes = SIZE_MAX;
@@ -330,6 +319,7 @@ static int model_kv_budget(struct model *m, const struct model_options *o, size_
     return ERR_OK;
 }
 
+/* The setting to name in a message on too few pages. */
 static const char *model_pages_setting(const struct model *m, const struct model_options *o)
 {
     if (o->num_pages > 0)
@@ -337,7 +327,8 @@ static const char *model_pages_setting(const struct model *m, const struct model
     return m->device->is_gpu ? "gpu_memory_utilization" : "cpu_kv_bytes";
 }
 
-/* Settle n_pages, and max_model_len where the memory is short and nobody asked for a length. */
+/* Choose n_pages. If the memory is too small for a text of max_model_len tokens, lower that length,
+ * unless it was asked for: then it is an error. */
 static int model_choose_pages(struct model *m, const struct model_options *o)
 {
     struct model_shape *s = &m->shape;
@@ -374,6 +365,9 @@ static int model_alloc_rank_pages(struct rank *r, void *model)
     return r->pages == NULL ? ERR_NO_MEMORY : ERR_OK;
 }
 
+/* Everything that decides the bits of a page: layout, config, KV type, page size, rounding of
+ * weights, number of ranks, and the weights' digest. Pages in the host tier and the store are used
+ * again only under an equal fingerprint. */
 static void model_set_fingerprint(struct model *m)
 {
     const char *kv = m->kv_type == K_E4M3 ? "e4m3" : m->device->elem_bytes == 2 ? "bf16" : "f32";
@@ -446,6 +440,7 @@ static void model_log_table(const struct model *m, const char *dir, uint64_t sta
              s->max_num_batched_tokens, hex);
 }
 
+/* The table of measured products is read for each device before its first product runs. */
 static int model_load_weights(struct model *m, const struct model_options *o,
                               const struct plan *whole)
 {
@@ -465,7 +460,8 @@ static int model_load_weights(struct model *m, const struct model_options *o,
     return weights_load(ranks, &m->config, whole, &m->plan, &from);
 }
 
-/* All ranks run a step the same way, since their sums must meet. */
+/* All ranks must fuse the same steps, because their sums over ranks must correspond: the smallest
+ * limit of any rank holds for all. */
 static void model_fuse_ranks(struct model *m)
 {
     int most = 0;
@@ -480,6 +476,7 @@ static void model_fuse_ranks(struct model *m)
         m->ranks.at[i].act.fused_max = most;
 }
 
+/* Pages come last: they get all memory that weights and work areas leave. */
 static int model_load(struct model *m, const struct model_options *o, const struct plan *whole)
 {
     size_t before;
@@ -499,7 +496,8 @@ static int model_load(struct model *m, const struct model_options *o, const stru
     return rank_run(&m->ranks, model_alloc_rank_pages, m);
 }
 
-/* Open the devices and settle what they are to do together. */
+/* Split the plan over the ranks and open a device for each. Sleeping is all or nothing: if one
+ * device cannot give memory back, none does. */
 static int model_open_ranks(struct model *m, const struct model_options *o,
                             const struct plan *whole)
 {
@@ -519,7 +517,7 @@ static int model_open_ranks(struct model *m, const struct model_options *o,
     for (int i = 0; i < n && m->shape.sleeps; i++) {
         struct device *d = m->ranks.at[i].device;
 
-        m->shape.sleeps = d->ops->may_sleep(d) == ERR_OK; /* else awake for good */
+        m->shape.sleeps = d->ops->may_sleep(d) == ERR_OK; /* if not, memory is allocated for good */
     }
     return ERR_OK;
 }
@@ -563,6 +561,7 @@ out:
     return rc;
 }
 
+/* The devices go first: a step may still read the host arrays. */
 void model_close(struct model *m)
 {
     if (m == NULL)
@@ -592,7 +591,12 @@ int model_pages_of(const struct model *m, int n_tokens)
 
 /* --- steps ----------------------------------------------------------------------------- */
 
-/* Check the ids of pages that sequence i's tokens, from position first_pos on, read and write. */
+/* A batch is checked completely before the device sees it, because a wrong page id or token would
+ * corrupt another sequence's memory silently. All checks are must(): the engine makes batches, no
+ * client does. */
+
+/* Check the page ids that sequence i's tokens, from position first_pos on, read and write. Entries
+ * before a window are not read and may hold anything. */
 static void model_check_pages(const struct model *m, const struct batch *b, int i, int first_pos)
 {
     const struct cache *c = &m->cache;
@@ -609,7 +613,8 @@ static void model_check_pages(const struct model *m, const struct batch *b, int 
     }
 }
 
-/* Sequence and position of each token; the batch's ranges on the way. */
+/* Derive the sequence and the position of each token, checking the batch's ranges on the way. A
+ * negative id refers to a row of the previous step, which must not have ended. */
 static void model_place_tokens(struct model *m, const struct batch *b)
 {
     const struct model_shape *s = &m->shape;
@@ -635,6 +640,7 @@ static void model_place_tokens(struct model *m, const struct batch *b)
     }
 }
 
+/* The sampling parameters of row i. History is read only under a penalty. */
 static void model_place_row(struct model *m, const struct batch *b, int i)
 {
     const struct batch_row *r = &b->rows[i];
@@ -658,6 +664,7 @@ static void model_place_row(struct model *m, const struct batch *b, int i)
     }
 }
 
+/* The extra requests of one row; biases and asked ids of all rows share one array each. */
 static void model_place_extra(struct model *m, const struct batch *b, int i)
 {
     const struct batch_extra *e = &b->extras[i];
@@ -690,8 +697,9 @@ static void model_place_extra(struct model *m, const struct batch *b, int i)
     }
 }
 
-/* A rank's part of a step. Rank 0 computes the logits; the others get its rows because a step is
- * laid out by them. */
+/* Begin a step on one rank. Only rank 0 computes logits; the other ranks get its rows too, because
+ * the layout of a step depends on them. A rank that fails leaves, so that the others do not wait
+ * for it in a sum. */
 static int model_begin_rank(struct rank *r, void *model)
 {
     const struct model *m = model;
@@ -718,6 +726,7 @@ static int model_begin_rank(struct rank *r, void *model)
     return ERR_OK;
 }
 
+/* Nothing here waits for the device, except a full queue. */
 int model_step_begin(struct model *m, const struct batch *b)
 {
     int rc;
@@ -750,6 +759,8 @@ int model_step_begin(struct model *m, const struct batch *b)
     return ERR_OK;
 }
 
+/* Histories and extras are copied from memory that the previous step's end has changed, so that
+ * step must have ended (the second must()). */
 int model_step_sample(struct model *m, const struct batch *b)
 {
     struct device_extras *x = &m->device->extras;
@@ -780,7 +791,8 @@ uint32_t *model_masks(struct model *m, int *n_words)
     return m->device->extras.masks;
 }
 
-/* Wait for all ranks' step; what it gave is rank 0's. */
+/* Wait for the step of all ranks. Ids and log probabilities are rank 0's; the first error is
+ * returned. */
 static int model_end_ranks(struct model *m, int32_t *token_ids, int *n_extras)
 {
     int first = m->device->ops->end(m->device, token_ids, m->logprobs, n_extras);
@@ -795,6 +807,7 @@ static int model_end_ranks(struct model *m, int32_t *token_ids, int *n_extras)
     return first;
 }
 
+/* The device returns logits and their log-sum; differences are the log probabilities, at most 0. */
 int model_step_end(struct model *m, int32_t *token_ids, struct batch_logprobs *logprobs)
 {
     const struct k_asked *asked = m->device->extras.asked;
@@ -841,138 +854,4 @@ int model_row_logits(struct model *m, int row, float *logits)
     return m->device->ops->download(m->device, logits,
                                     m->ranks.at[0].act.logits + (size_t)row * n_vocab,
                                     n_vocab * sizeof *logits);
-}
-
-/* --- pages: the ranks' parts one after the other ------------------------------------------ */
-
-static char *model_page_at(const struct model *m, const struct rank *r, int32_t page_id)
-{
-    must(page_id >= 0 && page_id < m->shape.n_pages);
-    return r->pages + (size_t)page_id * m->cache.page_bytes;
-}
-
-static char *model_part_at(const struct model *m, const struct rank *r, void *host)
-{
-    return (char *)host + (size_t)r->idx * m->cache.page_bytes;
-}
-
-static const char *model_const_part_at(const struct model *m, const struct rank *r,
-                                       const void *host)
-{
-    return (const char *)host + (size_t)r->idx * m->cache.page_bytes;
-}
-
-int model_page_read(struct model *m, int32_t page_id, void *host)
-{
-    int rc = ERR_OK;
-
-    for (int i = 0; i < m->ranks.n && rc == ERR_OK; i++) {
-        const struct rank *r = &m->ranks.at[i];
-
-        rc = r->device->ops->fetch(r->device, model_part_at(m, r, host),
-                                   model_page_at(m, r, page_id), m->cache.page_bytes);
-    }
-    return rc;
-}
-
-int model_page_write(struct model *m, int32_t page_id, const void *host)
-{
-    int rc = ERR_OK;
-
-    for (int i = 0; i < m->ranks.n && rc == ERR_OK; i++) {
-        const struct rank *r = &m->ranks.at[i];
-
-        rc = r->device->ops->upload(r->device, model_page_at(m, r, page_id),
-                                    model_const_part_at(m, r, host), m->cache.page_bytes);
-    }
-    return rc;
-}
-
-int model_page_copy(struct model *m, int32_t to, int32_t from)
-{
-    int rc = ERR_OK;
-
-    for (int i = 0; i < m->ranks.n && rc == ERR_OK; i++) {
-        const struct rank *r = &m->ranks.at[i];
-
-        rc = r->device->ops->copy_within(r->device, model_page_at(m, r, to),
-                                         model_page_at(m, r, from), m->cache.page_bytes);
-    }
-    return rc;
-}
-
-int model_page_in(struct model *m, int32_t page_id, const void *host)
-{
-    int rc = ERR_OK;
-
-    for (int i = 0; i < m->ranks.n && rc == ERR_OK; i++) {
-        const struct rank *r = &m->ranks.at[i];
-
-        rc = r->device->ops->copy_start(r->device, DEVICE_IN, model_page_at(m, r, page_id),
-                                        model_const_part_at(m, r, host), m->cache.page_bytes);
-    }
-    return rc;
-}
-
-int model_page_out(struct model *m, int32_t page_id, void *host)
-{
-    int rc = ERR_OK;
-
-    for (int i = 0; i < m->ranks.n && rc == ERR_OK; i++) {
-        const struct rank *r = &m->ranks.at[i];
-
-        rc = r->device->ops->copy_start(r->device, DEVICE_OUT, model_part_at(m, r, host),
-                                        model_page_at(m, r, page_id), m->cache.page_bytes);
-    }
-    return rc;
-}
-
-static enum device_way model_device_way(enum model_way way)
-{
-    return way == MODEL_IN ? DEVICE_IN : DEVICE_OUT;
-}
-
-int model_copy_mark(struct model *m, enum model_way way, uint64_t *ticket)
-{
-    return ranks_copy_mark(&m->ranks, model_device_way(way), ticket);
-}
-
-int model_copy_done(struct model *m, enum model_way way, uint64_t ticket)
-{
-    if (FAULT_HIT(copy_stuck))
-        return 0;
-    if (FAULT_HIT(copy_failed))
-        return ERR_GPU;
-    return ranks_copy_done(&m->ranks, model_device_way(way), ticket);
-}
-
-int model_copy_fence(struct model *m)
-{
-    int rc = ERR_OK;
-
-    for (int i = 0; i < m->ranks.n && rc == ERR_OK; i++)
-        rc = m->ranks.at[i].device->ops->copy_fence(m->ranks.at[i].device);
-    return rc;
-}
-
-int model_sleep(struct model *m)
-{
-    must(m->shape.sleeps && m->n_under_way == 0);
-    return ranks_sleep(&m->ranks);
-}
-
-int model_wake(struct model *m)
-{
-    must(m->shape.sleeps);
-    return ranks_wake(&m->ranks);
-}
-
-int model_pin(struct model *m, void *memory, size_t bytes)
-{
-    return m->device->ops->pin(m->device, memory, bytes);
-}
-
-void model_unpin(struct model *m, void *memory)
-{
-    m->device->ops->unpin(m->device, memory);
 }

@@ -1,9 +1,17 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The operations of a forward pass, in their two ways (pass.h): fused, as k_product kernels that
+ * include norms and sums, or in parts, one device operation per line of the formula.
+ *
+ * The intermediate results (struct activations) are allocated once for the largest step. In a fused
+ * step the RMS norm is split: the operation that writes the residual also writes sums of squares,
+ * and the product that reads the normed rows divides by their root. So no operation reads the
+ * residual twice. */
 #include "model/pass.h"
 
 /* --- memory ------------------------------------------------------------------------------- */
 
-/* n rows and room for those that a product may touch beyond them. */
+/* The number of rows to allocate for n: a product may touch rows up to the next multiple. */
 static size_t activations_padded_rows(const struct device *d, int n)
 {
     return (size_t)((n + d->rows_multiple - 1) / d->rows_multiple * d->rows_multiple);
@@ -14,7 +22,8 @@ static int activations_wider(int a, int b)
     return a > b ? a : b;
 }
 
-/* The memory of codes: rows of any product, and their scales. */
+/* Allocate memory for codes (8-bit elements with scales) of the widest rows of any product. All
+ * four users share it, because the codes of one are read before those of the next are written. */
 static int activations_alloc_codes(struct activations *a, struct device *d, const struct plan *plan,
                                    const struct device_limits *limits)
 {
@@ -33,6 +42,7 @@ static int activations_alloc_codes(struct activations *a, struct device *d, cons
     return ERR_OK;
 }
 
+/* Widths are the maxima over all layers: layers differ, but run one after another. */
 int activations_alloc(struct activations *a, struct device *d, const struct plan *plan,
                       const struct device_limits *limits)
 {
@@ -60,10 +70,12 @@ int activations_alloc(struct activations *a, struct device *d, const struct plan
     return limits->codes ? activations_alloc_codes(a, d, plan, limits) : ERR_OK;
 }
 
+/* Start from the most and lower the limit until the device takes every matrix for so many rows.
+ * With ranks, the residual's sum over ranks must fit the short protocol as well. */
 void activations_fuse(struct activations *a, struct device *d, const struct plan *plan,
                       const struct weights *w)
 {
-    size_t n_all = d->limits.n_vocab > 0 ? 5 : 4; /* rank 0 alone has the head */
+    size_t n_all = d->limits.n_vocab > 0 ? 5 : 4; /* only rank 0 has the head */
 
     a->fused_max = plan->fuses && plan->dim % 16 == 0 ? PASS_FUSED_MAX : 0;
     if (plan->n_ranks > 1 && d->ops->sum_residual == NULL)
@@ -82,6 +94,8 @@ void activations_fuse(struct activations *a, struct device *d, const struct plan
     }
 }
 
+/* A step is fused if it is small and all of its tokens are sampled, because the fused final product
+ * reads every row. */
 struct pass pass_of(struct device *d, const struct plan *plan, const struct weights *w,
                     struct activations *a)
 {
@@ -95,7 +109,9 @@ struct pass pass_of(struct device *d, const struct plan *plan, const struct weig
 
 /* --- fused -------------------------------------------------------------------------------- */
 
-/* A product of the normed residual. */
+/* Only models of the common form come here: RMS norms before mixer and FFN, no multipliers. */
+
+/* A product whose input is the normed residual; sums_in completes the norm. */
 static struct k_product pass_fused_product(const struct pass *p, enum k_product_kind kind, void *y,
                                            const struct k_matrix *w, const void *bias)
 {
@@ -114,7 +130,8 @@ static void pass_fused_run(const struct pass *p, struct k_product product)
     p->d->ops->product(p->d, &product, p->n);
 }
 
-/* With ranks the product gives a part, which is summed and then treated likewise. */
+/* Add a product to the residual and begin the next norm. With ranks the product gives a part only:
+ * the sum over ranks runs next, and then does the rest of the work. */
 static void pass_fused_add(const struct pass *p, const struct device_rows *rows,
                            struct pass_sum sum, struct pass_next next)
 {
@@ -143,7 +160,10 @@ static void pass_fused_add(const struct pass *p, const struct device_rows *rows,
 
 /* --- in parts ----------------------------------------------------------------------------- */
 
-/* An RMS norm of the residual has an operation of its own, with one for the sum before it. */
+/* Any model, any step. The order of operations is the formula's; only the sum and the following RMS
+ * norm are combined where the device has one operation for both. */
+
+/* normed = norm(x). RMS norms have an operation of their own, which can also add. */
 static void pass_norm_residual(const struct pass *p, struct pass_next next)
 {
     const struct device_ops *op = p->d->ops;
@@ -155,6 +175,7 @@ static void pass_norm_residual(const struct pass *p, struct pass_next next)
         op->norm(p->d, &a->normed, a->x, next.norm, p->n, next.reader);
 }
 
+/* x += residual multiplier * delta. */
 static void pass_add_delta(const struct pass *p)
 {
     p->d->ops->add(p->d, p->a->x, p->a->delta, p->plan->by.residual, p->n);
@@ -175,6 +196,9 @@ static void pass_sum_delta(const struct pass *p, const struct device_rows *rows,
 
 /* --- either way --------------------------------------------------------------------------- */
 
+/* Each function chooses its way by p->fused, which is fixed for a step. */
+
+/* Multipliers and learned positions are applied by a second operation, which most models skip. */
 void pass_embed(const struct pass *p, struct pass_next next)
 {
     const struct device_ops *op = p->d->ops;
@@ -199,7 +223,7 @@ void pass_project(const struct pass *p, void *y, const struct k_matrix *w, const
         p->d->ops->matmul(p->d, y, &p->a->normed, w, bias, p->n);
 }
 
-/* Keys follow the queries in a token's row. */
+/* Norm queries and keys, each over all heads of a token. Keys follow the queries in a row. */
 void pass_norm_whole(const struct pass *p, const struct attn_plan *attn, const void *q_norm,
                      const void *k_norm)
 {
@@ -213,6 +237,8 @@ void pass_norm_whole(const struct pass *p, const struct attn_plan *attn, const v
     op->norm_within(p->d, rows + (size_t)q * p->d->elem_bytes, q + 2 * kv, &of_k, kv, p->n);
 }
 
+/* Rotary positions are applied to the queries, and keys and values are stored in the pages, before
+ * attention reads them. */
 void pass_attend(const struct pass *p, const struct attn_plan *attn, const struct k_kv *kv,
                  const struct k_rotary *rotary, const struct k_matrix *reader)
 {
@@ -237,6 +263,7 @@ void pass_recur(const struct pass *p, const struct recurrent_plan *recurrent,
         p->d->ops->quantise(p->d, &a->mixed, p->n, reader);
 }
 
+/* SiLU has an operation of its own; other activations share the general one. */
 void pass_gate(const struct pass *p, const struct ffn_plan *ffn, const struct k_matrix *gate_up,
                const void *bias, const struct k_matrix *reader)
 {
@@ -269,6 +296,7 @@ void pass_activate(const struct pass *p, const struct ffn_plan *ffn, const struc
         p->d->ops->quantise(p->d, &a->ff, p->n, reader);
 }
 
+/* In a parallel layer the FFN reads the norm of x from before the sum, so the norm comes first. */
 void pass_add(const struct pass *p, const struct device_rows *rows, struct pass_sum sum,
               struct pass_next next, bool is_parallel)
 {
@@ -291,7 +319,7 @@ void pass_add(const struct pass *p, const struct device_rows *rows, struct pass_
     }
 }
 
-/* The last norm and the logits of the sampled rows, whose residual is in rows. */
+/* The last norm and the logits of the sampled rows; a->rows holds their residual. */
 static void pass_finish_rows(const struct pass *p)
 {
     const struct device_ops *op = p->d->ops;
@@ -310,7 +338,8 @@ static void pass_finish_rows(const struct pass *p)
         op->soften(p->d, a->logits, &how, n);
 }
 
-/* In parts, the last addition is made to the sampled rows alone. */
+/* In parts, the last sum is computed for the sampled rows only, because no later layer reads the
+ * others. */
 void pass_finish(const struct pass *p, const struct device_rows *rows, struct pass_sum sum)
 {
     const struct pass_next next = {.norm = &p->w->norm, .reader = &p->w->head};

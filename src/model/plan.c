@@ -1,4 +1,10 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Makes the layer plan of config.json, and divides it among ranks.
+ *
+ * The plan repeats facts of the config per layer, so that the loader and the forward pass need no
+ * knowledge of architectures. Dividing refuses what no rank could compute alone: heads, channels or
+ * columns that do not divide, and norms over the heads of all ranks. */
 #include "model/plan.h"
 
 #include <string.h>
@@ -19,6 +25,8 @@ static struct attn_plan plan_attention(const struct hf_config *c, int window, in
                               .o_bias = c->o_bias};
 }
 
+/* The splits are Megatron's: input products by rows (outputs), output products by columns, so that
+ * each half of a layer needs one sum over the ranks. */
 static struct layer_plan plan_layer(const struct hf_config *c, int layer)
 {
     bool before = c->norms != NORMS_AFTER, after = c->norms != NORMS_BEFORE;
@@ -54,8 +62,8 @@ static bool plan_has_multipliers(const struct multipliers *by)
            by->logits_cap > 0.0f;
 }
 
-/* Fused operations norm by sums of squares of the residual alone, so a mean, a norm of a product's
- * result and a scaled sum are not theirs. */
+/* True if fused operations can compute all layers. They norm by sums of squares of the residual, so
+ * a mean, a norm of a product's result and a scaled sum are beyond them. */
 static bool plan_fuses(const struct hf_config *c)
 {
     return c->norm.kind == K_NORM_RMS && c->norms == NORMS_BEFORE && !c->is_parallel &&
@@ -86,6 +94,7 @@ int plan_make(struct plan *out, const struct hf_config *c)
     return ERR_OK;
 }
 
+/* Log that n of something in a layer does not divide by the number of ranks. */
 static int plan_refuse_split(int n_ranks, int layer, const char *counted, int n)
 {
     log_error("model: tensor_parallel_size %d does not divide the %d %s of layer %d", n_ranks, n,
@@ -93,7 +102,7 @@ static int plan_refuse_split(int n_ranks, int layer, const char *counted, int n)
     return ERR_UNSUPPORTED;
 }
 
-/* The sum of squares is over the heads of all ranks, which no rank has. */
+/* A norm over all heads needs the sum of squares of all ranks, which no rank has. */
 static int plan_refuse_whole_norms(int n_ranks, int layer)
 {
     log_error("model: tensor_parallel_size %d: the norm of layer %d's queries is over all heads, "
@@ -102,7 +111,8 @@ static int plan_refuse_whole_norms(int n_ranks, int layer)
     return ERR_UNSUPPORTED;
 }
 
-/* Ranks share a kv head where all of their queries are of its group. */
+/* Divide one layer's numbers in place. Where there are fewer kv heads than ranks, several ranks
+ * hold the same kv head, and all of their queries belong to its group. */
 static int plan_split_layer(struct layer_plan *l, int layer, int n_ranks)
 {
     struct attn_plan *a = &l->attn;
@@ -130,6 +140,7 @@ static int plan_split_layer(struct layer_plan *l, int layer, int n_ranks)
     return ERR_OK;
 }
 
+/* *out is set only if all layers divide. */
 int plan_split(struct plan *out, const struct plan *whole, int n_ranks)
 {
     struct plan p = *whole;
@@ -183,7 +194,7 @@ static int plan_wider(int a, int b)
     return a > b ? a : b;
 }
 
-/* Whether layer i is the first with its window. */
+/* True if no layer before i has attention with the same window. */
 static bool plan_is_first_of_window(const struct plan *p, int i)
 {
     for (int j = 0; j < i; j++) {
@@ -194,6 +205,7 @@ static bool plan_is_first_of_window(const struct plan *p, int i)
     return p->layers[i].mixer == MIXER_ATTENTION;
 }
 
+/* Fields of other mixers are 0 in a layer, so the maxima may include them. */
 struct plan_widths plan_widest(const struct plan *p)
 {
     struct plan_widths w = {0};

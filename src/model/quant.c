@@ -1,6 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Data of a file need not be aligned, so every number is copied out of it. */
+ * Quantised checkpoints: the formats that quire reads, how they are found, and their conversion to
+ * float32.
+ *
+ * The first part reads quantization_config of config.json; the table `formats` has a row per
+ * format; the second part finds the tensors of one matrix and checks that scales fit its shape; the
+ * last part computes numbers on the host. Data of a file need not be aligned, so every number is
+ * copied out by memcpy(). */
 #include "model/quant.h"
 
 #include <stdarg.h>
@@ -12,13 +18,17 @@
 
 /* --- quantization_config ---------------------------------------------------------------- */
 
+/* Only settings that change the numbers are checked. Errors collect in quant_reading, of which the
+ * first is reported. */
+
 struct quant_reading {
     struct k_format format;
     char *why;
     size_t why_cap;
-    int rc; /* the first error; later ones are not told */
+    int rc; /* the first error; later ones are ignored */
 };
 
+/* Note an error with its sentence, unless there is one already. */
 __attribute__((format(printf, 2, 3))) static void quant_refuse(struct quant_reading *r,
                                                                const char *format, ...)
 {
@@ -32,7 +42,8 @@ __attribute__((format(printf, 2, 3))) static void quant_refuse(struct quant_read
     r->rc = ERR_UNSUPPORTED;
 }
 
-/* e4m3 in the blocks of this member, which is [128, 128]; by row where it is missing. */
+/* The format that a member like weight_block_size asks for: e4m3 in blocks of [128, 128], or by row
+ * where it is missing. */
 static struct k_format quant_e4m3_format(struct quant_reading *r, const struct json *obj,
                                          const char *field)
 {
@@ -47,6 +58,7 @@ static struct k_format quant_e4m3_format(struct quant_reading *r, const struct j
     return k_format_in_groups(K_E4M3, K_E4M3_BLOCK, K_E4M3_BLOCK);
 }
 
+/* Missing, null and {} all mean "not used". */
 static bool quant_is_empty(const struct json *obj, const char *field)
 {
     const struct json *v = json_get(obj, field);
@@ -66,7 +78,8 @@ static void quant_read_fp8(struct quant_reading *r, const struct json *config)
     r->format = quant_e4m3_format(r, config, "weight_block_size");
 }
 
-/* Numbers of 8 bits and kind float; strategy is one of the three that are given. */
+/* Check a description of numbers: they must be 8-bit floats, and their strategy (the scope of a
+ * scale) one of three. */
 static void quant_check_numbers(struct quant_reading *r, const struct json *obj, const char *what,
                                 const char *const strategies[3])
 {
@@ -83,7 +96,9 @@ static void quant_check_numbers(struct quant_reading *r, const struct json *obj,
         quant_refuse(r, "%s of strategy \"%.40s\" are not supported", what, strategy);
 }
 
-/* A group of compressed-tensors: the format of its modules' weights and inputs. */
+/* One entry of config_groups: {"weights": {"num_bits": 8, "type": "float", "strategy": "block",
+ * "block_structure": [128, 128]}, "input_activations": {...}, "targets": ["Linear"]}. Targets are
+ * not read, because the type of each tensor shows whether it belongs to the group. */
 static void quant_read_group(struct quant_reading *r, const struct json *group, bool first)
 {
     static const char *const of_weights[] = {"tensor", "channel", "block"};
@@ -109,6 +124,7 @@ static void quant_read_group(struct quant_reading *r, const struct json *group, 
     r->format = format;
 }
 
+/* {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {...}} */
 static void quant_read_compressed(struct quant_reading *r, const struct json *config)
 {
     const struct json *groups = json_get_kind(config, "config_groups", JSON_OBJECT);
@@ -125,7 +141,8 @@ static void quant_read_compressed(struct quant_reading *r, const struct json *co
 
 /* --- the formats ------------------------------------------------------------------------- */
 
-/* In spite of its name weight_scale_inv multiplies. */
+/* A new format is a row here and, if elements are packed, an unpack function. Despite its name,
+ * weight_scale_inv is multiplied with, as weight_scale is. */
 static const struct quant_format formats[] = {
     {.method = "fp8",
      .read = quant_read_fp8,
@@ -148,6 +165,7 @@ static const struct quant_format formats[] = {
 
 #define N_FORMATS (sizeof formats / sizeof formats[0])
 
+/* A row without names fits any `format`. */
 static bool quant_is_named(const struct quant_format *f, const char *name)
 {
     for (int i = 0; i < QUANT_NAMES_MAX && f->names[i] != NULL; i++) {
@@ -157,7 +175,7 @@ static bool quant_is_named(const struct quant_format *f, const char *name)
     return f->names[0] == NULL;
 }
 
-/* The row of a quant_method and a `format`. */
+/* The row of a quant_method and a `format`; NULL with a sentence that lists the known methods. */
 static const struct quant_format *quant_find_format(struct quant_reading *r, const char *method,
                                                     const char *name)
 {
@@ -205,6 +223,8 @@ static float quant_float_of_bits(uint32_t bits)
     return f;
 }
 
+/* An F16 number as float32. Exponent 31 is infinity or NaN; exponent 0 is a subnormal, a multiple
+ * of 2^-24. */
 static float quant_float_of_half(uint32_t h)
 {
     uint32_t sign = (h & 0x8000) << 16, exponent = h >> 10 & 31, fraction = h & 1023;
@@ -216,7 +236,8 @@ static float quant_float_of_half(uint32_t h)
                                fraction << 13);
 }
 
-/* The types differ in the second letter of their names. */
+/* The types differ in the second letter of their names, which is faster to test than the whole
+ * name, millions of times. */
 float quant_number(const struct tensor *t, size_t i)
 {
     uint32_t bits = 0;
@@ -230,6 +251,7 @@ float quant_number(const struct tensor *t, size_t i)
     return quant_float_of_bits(bits);
 }
 
+/* The types that quant_number() reads. */
 static bool quant_is_number(const struct tensor *t)
 {
     static const char *const types[] = {"F32", "BF16", "F16", "F8_E8M0"};
@@ -253,6 +275,7 @@ int quant_single(float *out, const struct tensor *t)
     return ERR_OK;
 }
 
+/* With one row or column of scales, all elements share it. */
 float quant_scale(const struct quant_scales *s, int row, int col)
 {
     size_t r = s->n_rows > 1 ? (size_t)(row / s->group_rows) : 0;
@@ -263,7 +286,7 @@ float quant_scale(const struct quant_scales *s, int row, int col)
 
 /* --- tensors of a matrix ------------------------------------------------------------------ */
 
-/* The matrix that quant_find() looks for. */
+/* The matrix that quant_find() looks for, and the buffer for its error message. */
 struct search {
     const struct checkpoint *files;
     const char *stem;
@@ -272,6 +295,7 @@ struct search {
     size_t why_cap;
 };
 
+/* The tensor named stem.ending, or NULL. */
 static const struct tensor *quant_tensor_beside(const struct search *s, const char *ending)
 {
     char name[400];
@@ -282,6 +306,7 @@ static const struct tensor *quant_tensor_beside(const struct search *s, const ch
     return checkpoint_find(s->files, name);
 }
 
+/* Write the error message, which starts with the file and the tensor. Returns rc. */
 __attribute__((format(printf, 4, 5))) static int quant_fail(const struct search *s, int rc,
                                                             const struct tensor *t,
                                                             const char *format, ...)
@@ -296,7 +321,8 @@ __attribute__((format(printf, 4, 5))) static int quant_fail(const struct search 
     return rc;
 }
 
-/* How t scales the matrix: in the groups of f, or as a whole. */
+/* Check that t has one scale per group of f, or one for the whole matrix, and describe it in
+ * *out. */
 static int quant_read_scales(const struct search *s, struct quant_scales *out,
                              const struct tensor *t, const struct k_format *f)
 {
@@ -319,12 +345,14 @@ static int quant_read_scales(const struct search *s, struct quant_scales *out,
                       (long long)n_rows, (long long)n_cols, rows, cols);
 }
 
+/* One number for the whole matrix. */
 static bool quant_is_single(const struct quant_scales *s)
 {
     return s->n_rows == 1 && s->n_cols == 1;
 }
 
-/* The tensors beside the elements. */
+/* Find the scales, zero points and global scale of a matrix. If all of them are single numbers, the
+ * format becomes "by row", whose kernels are faster than those for groups. */
 static int quant_find_scales(const struct search *s, struct quant_part *p)
 {
     const struct quant_format *kind = p->kind;
@@ -355,6 +383,7 @@ static int quant_find_scales(const struct search *s, struct quant_part *p)
     return ERR_OK;
 }
 
+/* True if the matrix is stored in this format. */
 static bool quant_has_data(const struct search *s, const struct quant_format *f)
 {
     const struct tensor *t = quant_tensor_beside(s, f->data);
@@ -362,6 +391,7 @@ static bool quant_has_data(const struct search *s, const struct quant_format *f)
     return t != NULL && strcmp(t->dtype, f->dtype) == 0;
 }
 
+/* Checkpoints without quantization_config are recognised by the type of their tensors. */
 static const struct quant_format *quant_format_by_type(const struct search *s)
 {
     for (size_t i = 0; i < N_FORMATS; i++) {
@@ -371,6 +401,7 @@ static const struct quant_format *quant_format_by_type(const struct search *s)
     return NULL;
 }
 
+/* With packed elements a file's row is shorter than the matrix's. */
 static int quant_check_shape(const struct search *s, const struct quant_part *p)
 {
     const struct tensor *t = p->data;
@@ -383,6 +414,8 @@ static int quant_check_shape(const struct search *s, const struct quant_part *p)
                       t->n_dims > 0 ? (long long)t->dims[0] : 0LL, s->rows, s->cols / packed);
 }
 
+/* Three cases: the config names a format and this matrix has it; the config is silent and the
+ * tensor's type decides; or the matrix is plain. */
 int quant_find(struct quant_part *out, const struct checkpoint *files,
                const struct quant_config *config, const char *stem, int rows, int cols, char *why,
                size_t why_cap)
@@ -411,7 +444,8 @@ int quant_find(struct quant_part *out, const struct checkpoint *files,
 
 /* --- weights ------------------------------------------------------------------------------ */
 
-/* The scales of n rows from `first` on, as k_format_scale_cols() has them, a row for each. */
+/* Expand the scales of n rows from `first` on, so that each row has its own, in the layout of
+ * k_format_scale_cols(). */
 static void quant_row_scales(float *out, const struct quant_scales *s, const struct k_format *f,
                              int cols, int first, int n)
 {
@@ -423,6 +457,8 @@ static void quant_row_scales(float *out, const struct quant_scales *s, const str
     }
 }
 
+/* Uses the kernels' reference, so that converted weights equal the numbers that a kernel would
+ * multiply with. */
 int quant_dequantise(float *out, const struct quant_part *p, void *bytes, int first, int n)
 {
     struct k_matrix rows = {.data = bytes, .format = p->format, .n_out = n, .n_in = p->cols};
@@ -446,6 +482,8 @@ int quant_dequantise(float *out, const struct quant_part *p, void *bytes, int fi
     return ERR_OK;
 }
 
+/* Row by row: round to codes, then take the codes' values. A device that does not multiply with
+ * e4m3 computes the same model that way. */
 int quant_round(float *out, const struct tensor *weight, int first, int n, int cols)
 {
     size_t at = (size_t)first * (size_t)cols;

@@ -1,7 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Ranks sleep and wake together: each keeps weights of its own, so one may be done, or find no
- * memory, while others are under way; a caller sees one device. A rank that has given its memory
+ * Ranks of a model: their threads, and operations that treat all devices as one.
+ *
+ * ranks_open() starts a thread for each rank but the first, which runs on the caller's. rank_run()
+ * hands all of them one function and waits.
+ *
+ * Sleeping needs care because each rank copies its own weights: one may be done, or find no memory,
+ * while others are in progress, and the caller sees one device. A rank that has given its memory
  * back cannot be used, so from then on ranks_sleep() does not return before all have. */
 #include "model/rank.h"
 
@@ -14,6 +19,10 @@
 
 /* --- threads ---------------------------------------------------------------------------- */
 
+/* n_runs counts the functions that were handed out; a thread runs one when the count differs from
+ * the count it has seen. fn, context, n_busy and stop are guarded by the lock. */
+
+/* A CUDA call acts on the calling thread's current GPU, so the thread selects its GPU first. */
 static void *rank_main(void *arg)
 {
     struct rank *r = arg;
@@ -21,7 +30,8 @@ static void *rank_main(void *arg)
     uint64_t n_seen = 0;
 
     if (r->device->ops->use != NULL)
-        (void)!r->device->ops->use(r->device); /* it was the thread's that opened it: cannot fail */
+        (void)!r->device->ops->use(r->device); /* the device was selected once when it was
+                                                * opened: cannot fail */
     (void)pthread_mutex_lock(&all->lock);      /* cannot fail: initialised, not held by us */
     for (;;) {                                 /* until ranks_close() */
         while (!all->stop && all->n_runs == n_seen)
@@ -39,6 +49,7 @@ static void *rank_main(void *arg)
     return NULL;
 }
 
+/* The caller runs rank 0's part itself meanwhile. All ranks finish before an error is returned. */
 int rank_run(struct ranks *r, rank_fn *fn, void *context)
 {
     if (r->n == 1)
@@ -78,6 +89,7 @@ static int ranks_start_threads(struct ranks *r)
     return ERR_OK;
 }
 
+/* Also after a failed start: only n_started threads are joined. */
 static void ranks_stop_threads(struct ranks *r)
 {
     if (!r->has_lock)
@@ -95,7 +107,7 @@ static void ranks_stop_threads(struct ranks *r)
 
 /* --- opening ---------------------------------------------------------------------------- */
 
-/* Threads of a rank's device; 0: one per core. */
+/* The number of threads of one rank's cpu device; 0: one per core. */
 static int ranks_threads_each(int n_ranks, int cpu_threads)
 {
     int n = (cpu_threads > 0 ? cpu_threads : pool_cores()) / n_ranks;
@@ -103,6 +115,7 @@ static int ranks_threads_each(int n_ranks, int cpu_threads)
     return n_ranks == 1 ? cpu_threads : n > 0 ? n : 1;
 }
 
+/* r->n is set first, so that ranks_close() works after any error. */
 int ranks_open(struct ranks *r, const char *device, int n, int cpu_threads)
 {
     struct device *all[RANKS_MAX];
@@ -170,7 +183,10 @@ size_t ranks_constant_bytes(const struct ranks *r)
 
 /* --- sleep ------------------------------------------------------------------------------ */
 
-/* What the ranks' results mean together: the worst. */
+/* rank.rc of each rank holds its last result, so results of rank_run() are combined by
+ * ranks_worst_result() and rank_run()'s own return value is ignored. */
+
+/* Combine the results of all ranks: ERR_GPU is worst, then other errors, then ERR_AGAIN. */
 static int ranks_worst_result(const struct ranks *r)
 {
     int worst = ERR_OK;
@@ -195,6 +211,7 @@ static int ranks_n_asleep(const struct ranks *r)
     return n;
 }
 
+/* Ranks that are asleep already have nothing to do. */
 static int rank_sleep(struct rank *r, void *context)
 {
     int rc = r->is_asleep ? ERR_OK : r->device->ops->sleep(r->device);
@@ -204,6 +221,7 @@ static int rank_sleep(struct rank *r, void *context)
     return rc;
 }
 
+/* ERR_AGAIN means that this rank has begun to take memory. */
 static int rank_wake(struct rank *r, void *context)
 {
     int rc = r->is_asleep ? r->device->ops->wake(r->device) : ERR_OK;
@@ -214,12 +232,14 @@ static int rank_wake(struct rank *r, void *context)
     return rc;
 }
 
+/* If the host has no room for some rank's copy, ranks that are asleep wake again, and the caller
+ * gets ERR_NO_MEMORY with all ranks awake. */
 int ranks_sleep(struct ranks *r)
 {
     int rc;
 
-    do { /* as long as it takes to copy the weights, once one rank has given its memory back */
-        (void)!rank_run(r, rank_sleep, NULL); /* ranks_worst_result() says it */
+    do { /* no slices once a rank has given its memory back: all must get there */
+        (void)!rank_run(r, rank_sleep, NULL); /* the results are combined below */
         rc = ranks_worst_result(r);
     } while (rc == ERR_AGAIN && ranks_n_asleep(r) > 0);
     if (rc != ERR_NO_MEMORY || ranks_n_asleep(r) == 0)
@@ -228,11 +248,12 @@ int ranks_sleep(struct ranks *r)
         (void)!rank_run(r, rank_wake, NULL);
         rc = ranks_worst_result(r);
     } while (rc == ERR_AGAIN);
-    return rc == ERR_OK ? ERR_NO_MEMORY : ERR_GPU; /* neither asleep nor awake */
+    return rc == ERR_OK ? ERR_NO_MEMORY : ERR_GPU; /* some are asleep and cannot wake */
 }
 
-/* A rank that wakes cannot turn round: it wakes, then it sleeps again. One that cannot sleep, since
- * the host has no room, keeps its memory and need not wake next time. */
+/* Make one rank sleep again after another found no memory to wake with. A rank in the middle of
+ * waking finishes that first. A rank that cannot sleep, because the host has no room, keeps its
+ * memory and need not wake next time. */
 static int rank_give_back(struct rank *r, void *context)
 {
     int rc;
@@ -247,12 +268,14 @@ static int rank_give_back(struct rank *r, void *context)
     return rc == ERR_NO_MEMORY ? ERR_OK : rc;
 }
 
+/* Two processes that wake at once could each hold half of the memory forever; so if one rank finds
+ * none, all give theirs back before ERR_NO_MEMORY is returned. */
 int ranks_wake(struct ranks *r)
 {
     int rc;
 
     if (!r->gives_back) {
-        (void)!rank_run(r, rank_wake, NULL); /* ranks_worst_result() says it */
+        (void)!rank_run(r, rank_wake, NULL); /* the results are combined below */
         rc = ranks_worst_result(r);
         if (rc != ERR_NO_MEMORY || r->n == 1)
             return rc;
@@ -268,7 +291,8 @@ int ranks_wake(struct ranks *r)
 
 /* --- copies ----------------------------------------------------------------------------- */
 
-/* No more marks are open than a device takes, so all ranks give one or none does. */
+/* The tickets of all ranks' devices are kept in a ring, by the number of the common mark. Fewer
+ * marks are open than a device takes, so either all ranks get one or the device has failed. */
 int ranks_copy_mark(struct ranks *r, enum device_way way, uint64_t *ticket)
 {
     size_t at = r->n_marks[way] % DEVICE_MARKS_MAX;
@@ -286,6 +310,7 @@ int ranks_copy_mark(struct ranks *r, enum device_way way, uint64_t *ticket)
     return ERR_OK;
 }
 
+/* A common mark is done when it is done on every rank; marks complete in order. */
 int ranks_copy_done(struct ranks *r, enum device_way way, uint64_t ticket)
 {
     if (r->n == 1)

@@ -1,10 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Sizes were measured beside an H200 with 16 cores, 16 GB in the page cache: 8 threads read
- * 39 GB/s, 12 threads 45, 16 threads 42; without the sums 8 threads read 48, the link takes 55.
- * What is read at a time is summed while it stands in the core's own cache. Pinning costs 0.3 ms
- * a MB, so pipes are small (of 16 MB, filled 4 MB at a time: 27 GB/s); yet a copy of 4 MB takes
- * the link 75 us, ten times what it costs to start. */
+ * Reads tensors by several threads and hands their bytes on in pieces.
+ *
+ * Each thread has two pipes (pinned memory of the device), so that one is filled while the device
+ * still copies from the other. A piece is read in parts of READ_BYTES, and each part is hashed
+ * while it is in the core's cache.
+ *
+ * The sizes were measured on an H200 machine with 16 cores and 16 GB in the page cache: 8 threads
+ * read 39 GB/s, 12 threads 45, 16 threads 42; without hashing 8 threads read 48; the link takes 55.
+ * Pinning costs 0.3 ms per MB, so pipes are small (of 16 MB, filled 4 MB at a time: 27 GB/s); yet a
+ * copy of 4 MB takes the link 75 us, ten times the cost of starting it. */
 #include "model/reader.h"
 
 #include <stdatomic.h>
@@ -16,12 +21,14 @@
 #include "base/mem.h"
 #include "device/pool.h"
 
-#define THREADS_MAX      12
-#define BYTES_FOR_THREAD ((size_t)32 << 20) /* below that, starting one costs more */
-#define PIPES            2                  /* of a thread */
-#define PIECE_BYTES      ((size_t)4 << 20)
-#define READ_BYTES       ((size_t)1 << 20)
-#define PROGRESS_US      5000000 /* between two lines of progress */
+#define THREADS_MAX 12
+#define BYTES_FOR_THREAD \
+    ((size_t)32 << 20) /* bytes below which a thread costs more than it
+                                             * saves */
+#define PIPES       2  /* per thread */
+#define PIECE_BYTES ((size_t)4 << 20)
+#define READ_BYTES  ((size_t)1 << 20)
+#define PROGRESS_US 5000000 /* between two lines of progress */
 
 struct reader_thread {
     struct device_pipe pipes[PIPES];
@@ -34,7 +41,7 @@ struct reading {
     const struct reader_item **order; /* [n_items]: largest first */
     size_t pipe_bytes;
     struct reader_thread threads[THREADS_MAX];
-    atomic_int rc; /* the first error; nothing is read after it */
+    atomic_int rc; /* the first error; threads stop at it */
     atomic_size_t read_bytes;
     _Atomic uint64_t logged_us;
 };
@@ -44,14 +51,16 @@ static bool reader_has_failed(struct reading *g)
     return atomic_load(&g->rc) != ERR_OK;
 }
 
+/* Of errors in several threads, the first is reported. */
 static void reader_keep_error(struct reading *g, int rc)
 {
     int none = ERR_OK;
 
-    if (rc != ERR_OK) /* a later one is not kept */
+    if (rc != ERR_OK) /* only the first error replaces ERR_OK */
         (void)atomic_compare_exchange_strong(&g->rc, &none, rc);
 }
 
+/* The thread that replaces logged_us writes the line, so there is one per interval. */
 static void reader_log_progress(struct reading *g, size_t bytes)
 {
     size_t read_bytes = atomic_fetch_add(&g->read_bytes, bytes) + bytes;
@@ -62,8 +71,8 @@ static void reader_log_progress(struct reading *g, size_t bytes)
         log_info("model: loading weights, %.1f GB read", (double)read_bytes * 1e-9);
 }
 
-/* The thread's next pipe, free to be written; NULL on error. Pipes are opened by their thread, so
- * that this too is done side by side. */
+/* The thread's next pipe, ready to be filled; NULL on error. Each thread opens its own pipes, so
+ * that pinning runs in parallel too. */
 static struct device_pipe *reader_next_pipe(struct reading *g, struct reader_thread *t)
 {
     struct device *d = g->r->device;
@@ -80,6 +89,7 @@ static struct device_pipe *reader_next_pipe(struct reading *g, struct reader_thr
     return rc == ERR_OK ? p : NULL;
 }
 
+/* One piece of a tensor: read, hash, place. */
 static int reader_read_piece(struct reading *g, const struct reader_item *it, struct device_pipe *p,
                              size_t at, size_t bytes, struct hash_xxh3 *sum)
 {
@@ -95,6 +105,8 @@ static int reader_read_piece(struct reading *g, const struct reader_item *it, st
     return rc != ERR_OK ? rc : g->r->place(g->r->context, (size_t)(it - g->r->items), p, at, bytes);
 }
 
+/* A pool task: one tensor, in the order of its bytes, because the hash needs that order and so may
+ * place(). */
 static void reader_read_item(void *job, int task, int worker)
 {
     struct reading *g = job;
@@ -116,6 +128,7 @@ static void reader_read_item(void *job, int task, int worker)
     it->xxh3 = hash_xxh3_end(&sum);
 }
 
+/* Largest first; equal sizes in list order, so that runs are reproducible. */
 static int reader_by_bytes(const void *a, const void *b)
 {
     const struct reader_item *x = *(const struct reader_item *const *)a;
@@ -126,8 +139,8 @@ static int reader_by_bytes(const void *a, const void *b)
     return x < y ? -1 : x > y;
 }
 
-/* The order, and the size of pipes: no more than the largest tensor needs, and room for any
- * item's step. */
+/* Sort the items, and choose the size of pipes: at most PIECE_BYTES or the largest tensor, but at
+ * least any item's step. */
 static void reader_plan_items(struct reading *g)
 {
     size_t most = g->r->n_items > 0 ? 0 : 1;
@@ -144,6 +157,7 @@ static void reader_plan_items(struct reading *g)
     qsort(g->order, g->r->n_items, sizeof(struct reader_item *), reader_by_bytes);
 }
 
+/* As many as there are cores, but each must have enough to read. */
 static int reader_choose_threads(const struct reader *r)
 {
     int n = r->n_threads > 0 ? r->n_threads : pool_cores();
@@ -156,6 +170,8 @@ static int reader_choose_threads(const struct reader *r)
     return n < 1 ? 1 : n > THREADS_MAX ? THREADS_MAX : n;
 }
 
+/* Copies in flight read the pipes, so all are waited for first; a failed copy counts as an error of
+ * reading. */
 static void reader_close_pipes(struct reading *g)
 {
     struct device *d = g->r->device;
@@ -170,6 +186,7 @@ static void reader_close_pipes(struct reading *g)
     }
 }
 
+/* The calling thread reads as well: it is worker 0 of the pool. */
 int reader_run(const struct reader *r)
 {
     struct reading *g = mem_zalloc(sizeof *g);

@@ -1,8 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Read rotary positions from config.json: rope_parameters in the newer spelling, which may be an
- * object per type of layer, or rope_scaling beside rope_theta in the older one. Field names and
- * defaults are those of transformers. */
+ * Reads rotary positions from config.json: rope_parameters in the newer spelling, which may be one
+ * object per type of layer, or rope_scaling with rope_theta in the older one. Field names and
+ * defaults are those of transformers.
+ *
+ * Examples: {"rope_theta": 500000.0, "rope_scaling": {"rope_type": "llama3", "factor": 8.0, ...}}
+ * and {"rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 10000},
+ * ...}}. */
 #include <math.h>
 #include <string.h>
 
@@ -10,6 +14,7 @@
 #include "base/must.h"
 #include "model/config_source.h"
 
+/* The factors bound the ramp of wave lengths, so they must differ. */
 static void rope_config_read_llama3(struct rope *r, struct config_source *s, const struct json *p)
 {
     r->low_factor = source_positive(s, p, "low_freq_factor", 0.0);
@@ -21,12 +26,13 @@ static void rope_config_read_llama3(struct rope *r, struct config_source *s, con
     }
 }
 
-/* How much yarn raises cosines and sines for a factor. */
+/* YaRN's correction of cosines and sines for a factor. */
 static double rope_config_yarn_scale(double factor, double by)
 {
     return factor <= 1.0 ? 1.0 : 0.1 * by * log(factor) + 1.0;
 }
 
+/* mscale and mscale_all_dim are DeepSeek's variant: the ratio of two corrections. */
 static void rope_config_read_yarn(struct rope *r, struct config_source *s, const struct json *p,
                                   int len_max)
 {
@@ -44,6 +50,7 @@ static void rope_config_read_yarn(struct rope *r, struct config_source *s, const
     r->scale = source_positive(s, p, "attention_factor", scale);
 }
 
+/* One factor per rotating pair. */
 static void rope_config_read_factors(float *out, int n, struct config_source *s,
                                      const struct json *p, const char *field)
 {
@@ -61,7 +68,8 @@ static void rope_config_read_factors(float *out, int n, struct config_source *s,
     }
 }
 
-/* The factor is the ratio of the lengths, where the file does not have it. */
+/* Phi-3's longrope: two lists of factors. Without a factor in the file, it is the ratio of the
+ * lengths. */
 static void rope_config_read_long(struct rope *r, struct config_source *s, const struct json *obj,
                                   const struct json *p, int len_max)
 {
@@ -77,6 +85,7 @@ static void rope_config_read_long(struct rope *r, struct config_source *s, const
     rope_config_read_factors(r->long_factors, r->rotary_dim / 2, s, p, "long_factor");
 }
 
+/* "type" is the older name of "rope_type". */
 static void rope_config_read_kind(struct rope *r, const struct hf_config *c,
                                   struct config_source *s, const struct json *obj,
                                   const struct json *p)
@@ -85,7 +94,7 @@ static void rope_config_read_kind(struct rope *r, const struct hf_config *c,
         const char *name;
         enum rope_kind kind;
     } kinds[] = {{"default", ROPE_PLAIN},
-                 {"mrope", ROPE_PLAIN}, /* text: all rows alike */
+                 {"mrope", ROPE_PLAIN}, /* multimodal positions: for text all sections are equal */
                  {"linear", ROPE_LINEAR},
                  {"llama3", ROPE_LLAMA3},
                  {"yarn", ROPE_YARN},
@@ -121,8 +130,8 @@ static void rope_config_read_kind(struct rope *r, const struct hf_config *c,
     }
 }
 
-/* How much of a head rotates. Families without a preset rotate all, whatever transformers reads
- * besides: another part in their files is a mistake, or a model of another kind. */
+/* The part of a head that rotates. For families without a default it must be 1, although
+ * transformers would read the field: another value is a mistake, or a model of another kind. */
 static double rope_config_rotary_part(const struct hf_config *c, struct config_source *s,
                                       const struct json *obj, const struct json *p)
 {
@@ -141,6 +150,7 @@ static double rope_config_rotary_part(const struct hf_config *c, struct config_s
     return part;
 }
 
+/* A value in rope_parameters has precedence over one in the outer object. */
 int config_add_rope(struct hf_config *c, struct config_source *s, const struct json *obj,
                     const struct json *parameters)
 {
@@ -168,6 +178,7 @@ int config_add_rope(struct hf_config *c, struct config_source *s, const struct j
     return c->n_ropes++;
 }
 
+/* rotary_dim 0 makes rope_turns() write cosine 1 and sine 0 everywhere. */
 int config_add_no_rope(struct hf_config *c)
 {
     must(c->n_ropes < HF_CONFIG_ROPES_MAX);

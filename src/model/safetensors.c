@@ -1,8 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
+ * Parses the header of a safetensors file, and checks all of it.
+ *
  * The format: u64 little-endian header length N, N bytes of JSON that begin with '{' (spaces may
- * follow it), then data. Offsets count from the data's start. Source: the format's README at
- * github.com/huggingface/safetensors. */
+ * follow it), then data. Offsets count from the start of the data. Source: the format's README at
+ * github.com/huggingface/safetensors.
+ *
+ * Example header: {"lm_head.weight": {"dtype": "BF16", "shape": [4, 8], "data_offsets": [0, 64]},
+ * "__metadata__": {"format": "pt"}}. */
 #include "model/safetensors.h"
 
 #include <stdarg.h>
@@ -27,9 +32,10 @@ static const struct {
 struct parse {
     char *why;
     size_t why_cap;
-    size_t data_bytes; /* behind the header */
+    size_t data_bytes; /* bytes after the header */
 };
 
+/* Write the reason for an error. Returns rc. */
 __attribute__((format(printf, 3, 4))) static int safetensors_refuse(const struct parse *p, int rc,
                                                                     const char *format, ...)
 {
@@ -41,8 +47,8 @@ __attribute__((format(printf, 3, 4))) static int safetensors_refuse(const struct
     return rc;
 }
 
-/* Elements times type size; ERR_UNSUPPORTED for an unknown type, ERR_CORRUPT for a product that
- * no file can hold. */
+/* The bytes that shape and type imply. ERR_UNSUPPORTED for an unknown type, ERR_CORRUPT for a
+ * product that overflows. */
 static int safetensors_tensor_bytes(const struct parse *p, const struct tensor *t, size_t *out)
 {
     size_t bytes = 0;
@@ -107,6 +113,8 @@ static int safetensors_read_tensor(const struct parse *p, struct tensor *t,
     return ERR_OK;
 }
 
+/* By address, so that holes and overlaps show between neighbours. Empty tensors come before others
+ * at the same address. */
 static int safetensors_by_data(const void *a, const void *b)
 {
     const struct tensor *x = a, *y = b;
@@ -116,7 +124,8 @@ static int safetensors_by_data(const void *a, const void *b)
     return x->bytes < y->bytes ? -1 : x->bytes > y->bytes;
 }
 
-/* No hole, no overlap, nothing behind the last. tensors are sorted by their data. */
+/* Verify that the tensors, sorted by address, cover the data exactly: no hole, no overlap, no bytes
+ * after the last. */
 static int safetensors_check_cover(const struct parse *p, const struct tensor *tensors, size_t n,
                                    const uint8_t *data)
 {
@@ -126,15 +135,17 @@ static int safetensors_check_cover(const struct parse *p, const struct tensor *t
         if (tensors[i].data != at)
             return safetensors_refuse(p, ERR_CORRUPT, "tensor %.100s %s the one before it",
                                       tensors[i].name,
-                                      tensors[i].data < at ? "overlaps" : "leaves a hole behind");
+                                      tensors[i].data < at ? "overlaps" : "leaves a hole after");
         at += tensors[i].bytes;
     }
     if ((size_t)(at - data) != p->data_bytes)
-        return safetensors_refuse(p, ERR_CORRUPT, "%zu bytes behind the last tensor belong to none",
+        return safetensors_refuse(p, ERR_CORRUPT,
+                                  "%zu bytes after the last tensor belong to no tensor",
                                   p->data_bytes - (size_t)(at - data));
     return ERR_OK;
 }
 
+/* The length is assembled byte by byte, because the format is little-endian on every machine. */
 int safetensors_parse(struct tensor **out, size_t *n, struct arena *arena, const uint8_t *bytes,
                       size_t len, char *why, size_t why_cap)
 {

@@ -1,11 +1,17 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A piece has rows 0 .. rows - 1 of its own; slice_piece_row() and its inverse convert between them and
- * the tensor's rows. Everything else is built on the two. */
+ * Which rows and columns of a tensor a rank has, and where each goes.
+ *
+ * A piece has rows 0 .. rows - 1 of its own. slice_piece_row() and its inverse slice_row_of_piece()
+ * convert between them and the rows of the tensor; everything else is built on these two.
+ *
+ * Example: q, k, v by head, 2 heads of 64 rows. Piece k has from 64, chunk 64, stride 192: its row
+ * 70 is in head 1, and is row 64 + 192 + 6 = 262 of the tensor. */
 #include "model/slice.h"
 
 #include "base/must.h"
 
+/* One piece in the tensor's order is the common case. */
 struct slice_shape slice_whole(int rows, int own_rows, int cols, int own_cols)
 {
     struct slice_shape s = {.rows = 0, .cols = cols, .own_cols = own_cols};
@@ -14,6 +20,7 @@ struct slice_shape slice_whole(int rows, int own_rows, int cols, int own_cols)
     return s;
 }
 
+/* The caller may change from, chunk and stride afterwards, for pieces in chunks. */
 void slice_stack(struct slice_shape *s, int rows, int own_rows, const struct head_order *order)
 {
     must(s->n_pieces < SLICE_PIECES_MAX);
@@ -26,7 +33,8 @@ void slice_stack(struct slice_shape *s, int rows, int own_rows, const struct hea
     s->rows += rows;
 }
 
-/* Where a rank's `own` of `whole` rows or columns begin. */
+/* The first of a rank's `own` rows (or columns) out of `whole`. With fewer parts than ranks,
+ * n_ranks / (whole / own) ranks share each part: 8 ranks and 2 kv heads give 0 0 0 0 1 1 1 1. */
 static int slice_own_first(int whole, int own, int rank, int n_ranks)
 {
     return rank / (n_ranks / (whole / own)) * own;
@@ -49,13 +57,13 @@ struct slice slice_make(const struct slice_shape *shape, int rank, int n_ranks)
     return s;
 }
 
-/* The tensor's row of row i of a piece. */
+/* The row of the tensor that is row i of a piece. */
 static int slice_piece_row(const struct slice_piece *p, int i)
 {
     return p->from + i / p->chunk * p->stride + i % p->chunk;
 }
 
-/* Row i of a piece whose row in the tensor is `row`; -1: the row is not of this piece. */
+/* The row of a piece that is row `row` of the tensor; -1 if that row belongs to another piece. */
 static int slice_row_of_piece(const struct slice_piece *p, int row)
 {
     int at = row - p->from, i;
@@ -66,6 +74,7 @@ static int slice_row_of_piece(const struct slice_piece *p, int row)
     return i < p->rows ? i : -1;
 }
 
+/* Reorder within a head; the head itself stays. */
 static int slice_reorder(const int16_t *order, int head_dim, int row)
 {
     return row / head_dim * head_dim + order[row % head_dim];
@@ -83,10 +92,11 @@ int slice_row(const struct slice *s, int row)
         }
         row -= p->own_rows;
     }
-    must(false); /* the slice has fewer rows */
+    must(false); /* row is beyond the slice */
     return 0;
 }
 
+/* The inverse of slice_row(). */
 int slice_to(const struct slice *s, int row)
 {
     int above = 0;
@@ -105,7 +115,9 @@ int slice_to(const struct slice *s, int row)
     return -1;
 }
 
-/* Groups of `high` rows of the tensor lie whole in a piece's part, in the same places. */
+/* True if a group of `high` rows that share a scale would not lie whole, and in its place, in the
+ * rank's part of piece i. The last piece may end with an incomplete group if the rank has all of
+ * it. */
 static bool slice_piece_cuts(const struct slice *s, int i, int high)
 {
     const struct slice_piece *p = &s->shape.pieces[i];
@@ -120,6 +132,7 @@ static bool slice_piece_cuts(const struct slice *s, int i, int high)
     return p->order != NULL && high % p->order->head_dim != 0;
 }
 
+/* Columns are split at multiples of n_cols. */
 bool slice_cuts(const struct slice *s, const struct k_format *f)
 {
     for (int i = 0; i < s->shape.n_pieces && f->group_rows > 1; i++) {
@@ -129,6 +142,7 @@ bool slice_cuts(const struct slice *s, const struct k_format *f)
     return f->group_cols > 0 && s->n_cols < s->cols && s->n_cols % f->group_cols != 0;
 }
 
+/* Longest run of rows that are consecutive in both, so that one copy moves them. */
 struct slice_run slice_next(const struct slice *s, int from, int end)
 {
     struct slice_run run = {.from = from};

@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Matrices that read the same input are stored as one: q, k, v one below the other, then gate and
- * up. So a layer is four products. Some checkpoints have them so, others as tensors of their own;
- * the names of the architecture say which. Rows of queries and keys take the order of the layer's
+ * Lays out the weights of a model, layer by layer, through the loader.
+ *
+ * Matrices that read the same input are stored as one: q, k, v one below the other, and gate and
+ * up. So a layer is four products. Some checkpoints store them that way, others as separate
+ * tensors; the architecture's names decide. Rows of queries and keys are reordered for the layer's
  * rope (rope.h).
  *
- * The order of the calls below is the order of the tensors in the digest. */
+ * The order of the calls below is the order of tensors in the digest, which names stores on disk:
+ * it must not change. */
 #include "model/weights.h"
 
 #include <string.h>
@@ -15,7 +18,7 @@
 #include "model/loader.h"
 #include "model/safetensors.h"
 
-/* What the layers share while they are loaded. */
+/* Constant while the layers are laid out. */
 struct loading {
     struct loader *l;
     const struct arch_names *names;
@@ -23,6 +26,8 @@ struct loading {
 };
 
 /* --- norms ------------------------------------------------------------------------------ */
+
+/* A norm that the layer does not have gets K_NORM_NONE and reads nothing. */
 
 static struct k_norm weights_load_norm(const struct loading *in, const char *pattern, bool has)
 {
@@ -39,7 +44,8 @@ static struct k_norm weights_load_norm(const struct loading *in, const char *pat
     return norm;
 }
 
-/* Norms of heads: one vector for all of them, or one over all heads of a token. */
+/* Norms of queries and keys: one vector for every head, or one over all heads of a token. They are
+ * reordered like the rows of q and k. */
 static void weights_load_head_norms(const struct loading *in, const struct attn_plan *a,
                                     const struct head_order *order, struct layer_weights *w)
 {
@@ -58,13 +64,14 @@ static void weights_load_head_norms(const struct loading *in, const struct attn_
 
 /* --- layers ----------------------------------------------------------------------------- */
 
-/* The order of heads under a rope; NULL when it is the checkpoint's. */
+/* The order of heads under a rope; NULL if it is the checkpoint's own. */
 static const struct head_order *weights_head_order(const struct loading *in, int rope)
 {
     return rope_is_in_order(&in->l->whole->ropes[rope]) ? NULL : &in->l->orders[rope];
 }
 
-/* q, k and v in one tensor: one below the other, or of each head in turn. */
+/* The shape of q, k and v in one tensor: one below the other, or q, k, v of each head in turn.
+ * Values are not rotated, so they keep their order. */
 static struct slice_shape weights_fused_shape(const struct loading *in,
                                               const struct attn_plan *whole,
                                               const struct attn_plan *own,
@@ -86,7 +93,7 @@ static struct slice_shape weights_fused_shape(const struct loading *in,
     return s;
 }
 
-/* The tensors of q, k and v, which are one where the architecture has a name for it. */
+/* The tensors of q, k and v, or the single tensor if the architecture has a name for it. */
 static struct loader_tensors weights_qkv_tensors(const struct loading *in,
                                                  const struct attn_plan *whole,
                                                  const struct attn_plan *own)
@@ -108,6 +115,7 @@ static struct loader_tensors weights_qkv_tensors(const struct loading *in,
     return all;
 }
 
+/* KV scales come first in the digest. */
 static void weights_load_attention(const struct loading *in, const struct layer_plan *whole,
                                    const struct layer_plan *part, struct layer_weights *w)
 {
@@ -134,7 +142,7 @@ static void weights_load_attention(const struct loading *in, const struct layer_
     w->norm_mixer_after = weights_load_norm(in, names->norm_attn_after, whole->norms.after_mixer);
 }
 
-/* Value and gate are halves of one tensor: a rank has the same channels of both. */
+/* Value and gate are halves of one tensor; a rank has the same channels of both. */
 static void weights_load_recurrent(const struct loading *in, const struct layer_plan *whole,
                                    const struct layer_plan *part, struct layer_weights *w)
 {
@@ -173,6 +181,7 @@ static struct loader_tensors weights_ffn_tensors(const struct loading *in,
     return all;
 }
 
+/* In a parallel layer without a norm of its own the FFN shares the mixer's. */
 static void weights_load_ffn(const struct loading *in, const struct layer_plan *whole,
                              const struct layer_plan *part, struct layer_weights *w)
 {
@@ -209,6 +218,7 @@ static void weights_load_layer(const struct loading *in, int layer)
 
 /* --- the model -------------------------------------------------------------------------- */
 
+/* `to` and `from` are inverse permutations. */
 static void weights_fill_orders(struct loader *l, const struct plan *p)
 {
     for (int i = 0; i < p->n_ropes; i++) {
@@ -222,7 +232,7 @@ static void weights_fill_orders(struct loader *l, const struct plan *p)
     }
 }
 
-/* Names that the output matrix has beside the family's own. */
+/* Checkpoints of multimodal models may name the output matrix differently from the family. */
 static const char *weights_head_name(const struct loader *l, const char *own)
 {
     static const char *const others[] = {"lm_head.weight", "language_model.lm_head.weight"};
@@ -234,7 +244,8 @@ static const char *weights_head_name(const struct loader *l, const char *own)
     return own;
 }
 
-/* The output matrix of a rank: rank 0 computes the logits, unless it has the embedding for it. */
+/* The output matrix is rank 0's, which computes the logits. A tied one is the embedding itself,
+ * unless it is to be rounded: a table must stay plain. */
 static void weights_load_head(struct loader *l, const struct loader_tensors *tensor)
 {
     if (l->c->tied && k_format_is_plain(&l->from->head))
@@ -245,7 +256,7 @@ static void weights_load_head(struct loader *l, const struct loader_tensors *ten
         l->w->head_bias = loader_bias(l, tensor, SPLIT_NONE);
 }
 
-/* Allocate everything of a rank, and list what is to be read. */
+/* Allocate all weights of one rank, and list the tensors to be read. */
 static int weights_lay_out(struct loader *l, int rank)
 {
     const struct hf_config *c = l->c;
@@ -278,8 +289,8 @@ static int weights_lay_out(struct loader *l, int rank)
     return l->rc;
 }
 
-/* Names of the text model in checkpoints that also hold other models, or that were saved without
- * the head: the first under which the embedding is found. */
+/* The prefix of the text model's names. Checkpoints that hold several models, or were saved without
+ * the head, use others than "model."; the first under which the embedding exists is taken. */
 static const char *weights_find_prefix(const struct loader *l, const char *embed)
 {
     static const char *const prefixes[] = {"model.", "model.language_model.",
@@ -304,6 +315,8 @@ static void weights_log_converted(const struct loader_converted *c, const struct
              (double)c->bytes / 0x1p20, (double)c->as_they_are / 0x1p20);
 }
 
+/* Dummy weights have a constant digest, so that stores of two dummy models differ by their config
+ * only. */
 int weights_load(const struct weights_rank *ranks, const struct hf_config *c,
                  const struct plan *whole, const struct plan *part,
                  const struct weights_source *from)
