@@ -2,40 +2,41 @@
  *
  * Sums over ranks: each GPU has a part of the same rows, and all get the sum of the parts.
  *
- * GPUs write into each other's memory through peer pointers. Two protocols, chosen by size:
+ * GPUs write into each other's memory through peer pointers. There are two protocols, chosen by
+ * size:
  *
- *   small  Each rank pushes its rows into every peer's inbox, four bytes of data beside four bytes
+ *   small  Each rank pushes its rows into every peer's inbox: four bytes of data, then four bytes
  *          of the call's number, which are stored together. The receiver polls its own memory until
- *          the number is right. So data needs no fence and no flag of its own: the latency is one
- *          trip over the link.
+ *          the number is right. So data needs neither a fence nor a flag of its own, and the latency
+ *          is one trip over the link.
  *
  *            rank 0                      rank 1
  *            rows -> {d0,k,d1,k} ======> inbox[from 0]: poll until both are k, add
  *            inbox[from 1]       <====== {d0,k,d1,k} <- rows
  *
  *   large  Each rank copies its rows into its staging area, sets a flag per block at the peers, and
- *          reads their staging areas. With two ranks every rank adds all rows ("one shot"). With
- *          more, it adds one slice of the rows, and reads the other slices' sums from the ranks
- *          that added them ("two shots"): 2 (n - 1) / n of the bytes per link, not n - 1.
+ *          reads their staging areas. With two ranks each rank adds all rows ("one shot"). With
+ *          more, each adds one slice of the rows, and reads the sums of the other slices from the
+ *          ranks that added them ("two shots"): 2 (n - 1) / n of the bytes per link, not n - 1.
  *
- * Parts are added in float32 in the order of the ranks, on every rank, so all have the same bits,
- * and a repeated sum has them again.
+ * Parts are added in float32 in the order of the ranks, on every rank, so all ranks have the same
+ * bits, and a repeated sum gives the same bits again.
  *
  * Inbox and staging area have two halves, used in turn. A rank that writes a half for call k + 2
- * has passed call k + 1, for which each peer's kernel had to run, and that ran after the peer's
- * kernel of call k had ended: so nothing of call k is read any more.
+ * has completed call k + 1. For that, each peer's kernel of call k + 1 had to run, and it ran after
+ * the peer's kernel of call k had ended. So no rank reads data of call k any more.
  *
- * A rank whose peer does not come gives up after WAIT_NS or as soon as the host says that a rank
- * has left, and sets *failed, which the host checks at the end of each step. */
+ * If a peer does not take part, a rank gives up after WAIT_NS, or as soon as the host reports that
+ * a rank has left. It then sets *failed, which the host checks at the end of each step. */
 #include "kernels/common.cuh"
 
 #include <algorithm>
 
 #define SMALL_THREADS 256
 #define LARGE_THREADS 512
-#define LARGE_BLOCKS  128 /* a flag each; all are resident at once (132 multiprocessors) */
+#define LARGE_BLOCKS  128 /* one flag each; all are resident at once (132 multiprocessors) */
 #define SMALL_MAX     ((size_t)512 << 10) /* bytes of rows; pushed data is twice as long */
-#define AT_ONCE       4                   /* groups that a thread has under way over a link */
+#define AT_ONCE       4                   /* groups that a thread has in flight over a link */
 #define POLLS         4096
 #define WAIT_NS       10000000000ULL
 
@@ -51,7 +52,7 @@ static __device__ inline uint64_t ranks_now_ns()
     return ns;
 }
 
-/* Counts polls of one wait; the clock and the host's word are looked at now and then. */
+/* Counts the polls of one wait; the clock and the host's words are read only every POLLS polls. */
 struct patience {
     uint32_t n_polls;
     uint64_t since;
@@ -70,13 +71,13 @@ static __device__ bool ranks_gives_up(struct patience *p, const struct k_links &
     return true;
 }
 
-/* The number of this call, from 1. It is the same on all ranks, which make the same calls. */
+/* The number of this call, from 1. It is equal on all ranks, because they make the same calls. */
 static __device__ inline uint64_t ranks_call_number(const struct k_links &links)
 {
     return *(volatile uint64_t *)links.calls + 1;
 }
 
-/* The last block to end counts the call: all have read the number by then. */
+/* The last block to end advances the call counter, because all blocks have read it by then. */
 static __device__ void ranks_end_call(const struct k_links &links, uint64_t call)
 {
     unsigned long long *ended = (unsigned long long *)links.calls + 1;
@@ -88,9 +89,9 @@ static __device__ void ranks_end_call(const struct k_links &links, uint64_t call
     }
 }
 
-/* A call's number beside data in an inbox: never 0, which is there before the first call. A half
- * sees it again after 2^32 calls of that half, days later, and then only where nothing was written
- * in between. */
+/* The call's number as it is stored with data in an inbox. It is never 0, the content before the
+ * first call. A half would accept the number of 2^32 calls ago, days earlier, but only where
+ * nothing was written in between. */
 static __device__ inline uint32_t ranks_mark_of(uint64_t call)
 {
     uint32_t mark = (uint32_t)(call >> 1) + 1;
@@ -100,7 +101,7 @@ static __device__ inline uint32_t ranks_mark_of(uint64_t call)
 
 /* --- small -------------------------------------------------------------------------------- */
 
-/* Where a rank's group of eight elements lies in an inbox: 32 bytes of data and numbers. */
+/* The place of a rank's group of eight elements in an inbox: 32 bytes of data and numbers. */
 static __device__ inline uint4 *ranks_inbox_at(const struct k_links &links, int owner, int from,
                                                uint64_t call, size_t group)
 {
@@ -162,7 +163,7 @@ static __device__ inline void ranks_add_group(float *sum, uint4 v)
     sum[6] += low_half(v.w), sum[7] += high_half(v.w);
 }
 
-/* The sum of all ranks' group; own is this rank's part, which was pushed. */
+/* The sum of all ranks' parts of a group; own is this rank's part. */
 static __device__ inline void ranks_sum_group(float *sum, const struct k_links &links,
                                               uint64_t call, size_t group, uint4 own,
                                               struct patience *patience)
@@ -202,7 +203,7 @@ static __device__ inline void ranks_store_part(k_bf16 *rows, size_t at, size_t n
     }
 }
 
-/* Everything is pushed before anything is received. */
+/* All groups are pushed before any is received, so that the trips over the link overlap. */
 static __global__ void __launch_bounds__(SMALL_THREADS)
     sum_small_kernel(k_bf16 *rows, size_t n, const __grid_constant__ struct k_links links)
 {
@@ -224,8 +225,8 @@ static __global__ void __launch_bounds__(SMALL_THREADS)
 
 /* --- small, with the residual and the first half of the next RMS norm ---------------------- */
 
-/* A block per row, eight elements a thread at a time. dim is a multiple of 16, so that two
- * neighbours have the 16 elements of a part of sums_out; threads are whole warps. */
+/* One block per row, eight elements per thread at a time. dim is a multiple of 16, so that two
+ * neighbouring threads have the 16 elements of a part of sums_out; threads are whole warps. */
 static __global__ void sum_residual_kernel(const k_bf16 *rows, float *residual, const k_bf16 *norm,
                                            void *normed, bool is_half, float *sums_out, int dim,
                                            const __grid_constant__ struct k_links links)
@@ -234,7 +235,8 @@ static __global__ void sum_residual_kernel(const k_bf16 *rows, float *residual, 
     struct patience patience = {0, 0};
     uint64_t call;
 
-    /* The next product may fetch its weights meanwhile: all blocks of this kernel are resident. */
+    /* The next product may fetch its weights meanwhile, because all blocks of this kernel are
+     * resident. */
     asm volatile("griddepcontrol.launch_dependents;");
     asm volatile("griddepcontrol.wait;" ::: "memory");
     call = ranks_call_number(links);
@@ -275,8 +277,8 @@ static __device__ inline uint4 *ranks_stage_of(const struct k_links &links, int 
     return (uint4 *)((char *)links.stage[rank] + (call & 1) * links.stage_bytes);
 }
 
-/* Tell all peers that this block is at a phase of the call, and wait until theirs are. What the
- * block wrote before is visible to the peers' blocks of the same number after it. */
+/* Signal to all peers that this block is at a phase of the call, and wait for theirs. Writes of the
+ * block before the meeting are visible afterwards to the peers' blocks of equal number. */
 static __device__ void ranks_meet(const struct k_links &links, uint64_t call, int phase)
 {
     size_t at = ((size_t)phase * K_SUM_BLOCKS_MAX + blockIdx.x) * K_RANKS_MAX;
@@ -297,7 +299,8 @@ static __device__ void ranks_meet(const struct k_links &links, uint64_t call, in
     __syncthreads();
 }
 
-/* Groups first .. last - 1 of the stages, added, to rows and, for peers, to the own stage. */
+/* Add groups first .. last - 1 of all stages into rows, and, for peers to read, into the own
+ * stage. */
 static __device__ void ranks_sum_stages(k_bf16 *rows, size_t n, const struct k_links &links,
                                         uint64_t call, size_t first, size_t last, bool is_shared)
 {
@@ -356,7 +359,7 @@ static __device__ void ranks_copy_sums(k_bf16 *rows, size_t n, const uint4 *stag
     }
 }
 
-/* A block's part of a rank's slice: slices are equal but for a group, and so are parts. */
+/* A block's part of a rank's slice. Slices differ by at most a group, and so do parts. */
 struct chunk {
     size_t first, last;
 };

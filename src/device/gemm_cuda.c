@@ -61,8 +61,7 @@ struct gemm {
     struct gemm_table table;
 };
 
-/* Rounding up limits the number of shapes to some 50 per matrix; at most a quarter of the rows are
- * wasted above 32. */
+/* Rounding up limits the shapes to some 50 per matrix, so that their plans fit the slots. */
 int gemm_rows(int n)
 {
     if (n <= 8)

@@ -2,15 +2,15 @@
  *
  * Ranks of the cuda device: GPUs of one host that write into each other's memory.
  *
- * join makes every GPU's memory of cudaMalloc() accessible to every other one, and a board that all
- * of them share. Each rank allocates an inbox, a staging area and flags when it reserves its
- * memory, and puts their addresses on the board; the first sum copies all addresses into the struct
- * that kernels take. By then all ranks have reserved, because the model does so with all of them
- * before its first step.
+ * peers_join() makes every GPU's memory of cudaMalloc() accessible to every other GPU, and makes a
+ * board that all ranks share. Each rank allocates an inbox, a staging area and flags when it
+ * reserves its memory, and puts their addresses on the board; the first sum copies all addresses
+ * into the struct that kernels take. By then all ranks have reserved, because the model makes all
+ * of them reserve before its first step.
  *
- * kernels/ranks.cu has the protocols. A kernel that waits for a peer polls two words of the board:
- * whether a rank has left, and whether a sum was given up. Both make all sums end at once, and the
- * steps with ERR_GPU. */
+ * kernels/ranks.cu describes the protocols. A kernel that waits for a peer polls two words of the
+ * board: a rank has left, and a sum was given up. Either ends all sums at once, and the steps with
+ * ERR_GPU. */
 #include "config.h"
 
 #include "device/parts_cuda.h"
@@ -24,7 +24,8 @@
 
 #define STAGE_BYTES_MAX ((size_t)32 << 20) /* larger rows are summed in pieces */
 
-/* Words that kernels poll: pinned memory, a cache line each. */
+/* Words that kernels poll: pinned memory, one cache line each, so that writing one does not slow
+ * readers of the other. */
 struct board_words {
     uint32_t left, unused[31];
     uint32_t failed, unused_too[31];
@@ -42,7 +43,7 @@ struct peers {
 
 /* --- joining ------------------------------------------------------------------------------ */
 
-/* Let GPU `from` reach memory of GPU `to`. */
+/* Let GPU `from` access the memory of GPU `to`. */
 static int peers_open_way(const struct cuda *from, const struct cuda *to)
 {
     int can = 0, before, rc = ERR_OK;
@@ -62,13 +63,14 @@ static int peers_open_way(const struct cuda *from, const struct cuda *to)
     before = cuda_enter(from);
     e = cudaDeviceEnablePeerAccess(to->ordinal, 0);
     if (e == cudaErrorPeerAccessAlreadyEnabled)
-        (void)cudaGetLastError(); /* another model of this process did it */
+        (void)cudaGetLastError(); /* another model of this process has opened it */
     else
         rc = cuda_check(e, "opening peer access");
     cuda_leave(before);
     return rc;
 }
 
+/* Access is opened per direction, so all ordered pairs are needed. */
 static int peers_open_ways(struct device *const *all, int n)
 {
     for (int i = 0; i < n; i++) {
@@ -82,6 +84,7 @@ static int peers_open_ways(struct device *const *all, int n)
     return ERR_OK;
 }
 
+/* Each device holds one reference to the board. */
 int peers_join(struct device *const *all, int n)
 {
     struct peers *r;
@@ -113,6 +116,7 @@ int peers_join(struct device *const *all, int n)
     return ERR_OK;
 }
 
+/* A device without ranks counts as its own only rank. */
 int peers_all(struct cuda *c, struct cuda **all)
 {
     if (c->peers == NULL) {
@@ -128,6 +132,7 @@ struct cuda *peers_first(struct cuda *c)
     return c->peers == NULL ? c : c->peers->all[0];
 }
 
+/* Kernels of other ranks see the word while they wait. */
 void peers_leave(struct device *d)
 {
     const struct cuda *c = cuda_of(d);
@@ -136,6 +141,7 @@ void peers_leave(struct device *d)
         ((volatile struct board_words *)c->peers->words)->left = 1;
 }
 
+/* Read after each step; the kernels write `failed`. */
 bool peers_failed(const struct cuda *c)
 {
     const volatile struct board_words *words = c->peers == NULL ? NULL : c->peers->words;
@@ -143,7 +149,7 @@ bool peers_failed(const struct cuda *c)
     return words != NULL && (words->failed != 0 || words->left != 0);
 }
 
-/* The board goes with the last rank. Ranks are closed one after the other. */
+/* The last rank frees the board. Ranks are closed one after another. */
 void peers_close(struct cuda *c)
 {
     struct peers *r = c->peers;
@@ -157,6 +163,10 @@ void peers_close(struct cuda *c)
 
 /* --- sums --------------------------------------------------------------------------------- */
 
+/* The memory of a sum is per rank: an inbox for small sums, a staging area of two halves for large
+ * ones, flags of blocks, and a counter of calls. Peers write to the first three. */
+
+/* Rows are bf16; more than STAGE_BYTES_MAX of them are summed in pieces. */
 int peers_reserve(struct cuda *c)
 {
     const struct device_limits *lim = &c->base.limits;
@@ -174,10 +184,13 @@ int peers_reserve(struct cuda *c)
     if (r->inbox[c->rank] == NULL || r->stage[c->rank] == NULL || r->flags[c->rank] == NULL ||
         c->links.calls == NULL)
         return ERR_NO_MEMORY;
-    /* A peer may write as soon as its own memory is there. */
+    /* Clearing must be complete before a peer writes, which it may do as soon as its own memory is
+     * ready. */
     return cuda_check(cudaStreamSynchronize(c->stream), "clearing memory");
 }
 
+/* The addresses of all ranks' memory; collected by the first sum and constant afterwards, so that
+ * recorded steps may contain them. */
 static const struct k_links *peers_links(struct cuda *c)
 {
     const struct peers *r = c->peers;

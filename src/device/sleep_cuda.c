@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Memory of the cuda device that can be given back and taken again at the same addresses: addresses
- * are reserved once, pieces of memory are mapped behind them and unmapped. So no pointer changes,
- * nor a recorded step, nor a tensor map in it.
+ * Memory of the cuda device that can be given back and taken again at the same addresses. Addresses
+ * are reserved once; pieces of memory are mapped to them and unmapped. So no pointer changes, nor a
+ * recorded step, nor a tensor map in it.
  *
- * Two regions. Constant (weights, tables) is copied to host memory by the first sleep and from
- * there by each wake; the copy is kept, since the host must have room for it whenever everybody
- * sleeps, and so later sleeps copy nothing. Scratch (KV pages, activations) comes back zero. What
- * stays while the device sleeps: the context, work areas and the mirrors of a step's arrays, whose
- * content a step may take from the one before.
+ * There are two regions. Constant (weights, tables) is copied to host memory by the first sleep,
+ * and back by each wake; the copy is kept, because the host needs room for it whenever the device
+ * sleeps, and so later sleeps copy nothing. Scratch (KV pages, activations) comes back zeroed. The
+ * context, work areas and the mirrors of a step's arrays stay while the device sleeps, because a
+ * step may take content of a mirror from the previous one.
  *
- * Who never sleeps has cudaMalloc()'s memory as ever: nothing that was measured with it can change.
+ * A device that never sleeps allocates by cudaMalloc(), so its speed is not affected.
  *
- * The driver's functions are asked for by name, because quire is not linked with it. */
+ * The driver's functions are looked up by name, because quire is not linked with the driver. */
 #include "config.h"
 
 #include "device/parts_cuda.h"
@@ -28,9 +28,9 @@
 #include "base/mem.h"
 #include "base/must.h"
 
-#define ALIGN           512                 /* as cudaMalloc() aligns */
+#define ALIGN           512                 /* the alignment of cudaMalloc() */
 #define SLEEP_PIECE_MAX ((size_t)128 << 20) /* 2.4 ms of copying: a bounded part of a slice */
-#define SLEEP_PIECE_MIN ((size_t)32 << 20)  /* small arrays share one */
+#define SLEEP_PIECE_MIN ((size_t)32 << 20)  /* small allocations share a piece */
 #define HUGE_BYTES      ((size_t)2 << 20)
 
 struct sleep_calls {
@@ -57,7 +57,8 @@ static int sleep_check(CUresult r, const char *what)
     return ERR_GPU;
 }
 
-/* Of what takes memory: that others have it is no error of the device. */
+/* Check a call that takes memory: lack of it is not an error of the device, because other processes
+ * may have it. */
 static int sleep_taken(CUresult r, const char *what)
 {
     return r == CUDA_ERROR_OUT_OF_MEMORY ? ERR_NO_MEMORY : sleep_check(r, what);
@@ -65,7 +66,10 @@ static int sleep_taken(CUresult r, const char *what)
 
 /* --- preparing ---------------------------------------------------------------------------- */
 
-/* All functions have existed in this form since 10.2. */
+/* Everything that can fail without harm is done at start: looking up functions, and reserving
+ * addresses. */
+
+/* Look up a function of the driver. All of those below have had this form since CUDA 10.2. */
 static bool sleep_find(const char *name, void *function)
 {
     enum cudaDriverEntryPointQueryResult found;
@@ -74,11 +78,12 @@ static bool sleep_find(const char *name, void *function)
     if (cudaGetDriverEntryPointByVersion(name, &p, 12000, cudaEnableDefault, &found) !=
             cudaSuccess ||
         found != cudaDriverEntryPointSuccess || p == NULL) {
-        (void)cudaGetLastError(); /* a driver that lacks it is no error of the device */
+        (void)cudaGetLastError(); /* clears CUDA's last error: a missing function is not an error
+                                   * of the device */
         log_warn("device: the driver has no %s", name);
         return false;
     }
-    memcpy(function, &p, sizeof p); /* ISO C converts no data pointer into one of functions */
+    memcpy(function, &p, sizeof p); /* ISO C does not convert data pointers to function pointers */
     return true;
 }
 
@@ -91,6 +96,7 @@ static bool sleep_find_all(struct sleep_calls *f)
            sleep_find("cuMemGetAllocationGranularity", &f->granularity);
 }
 
+/* Plain device memory of this GPU. */
 static CUmemAllocationProp sleep_properties(const struct cuda *c)
 {
     CUmemAllocationProp p;
@@ -102,6 +108,7 @@ static CUmemAllocationProp sleep_properties(const struct cuda *c)
     return p;
 }
 
+/* Addresses cost nothing, so each region gets as many as the GPU has memory. */
 static int sleep_reserve(const struct sleep_calls *f, struct sleep_region *r, size_t cap)
 {
     CUdeviceptr base = 0;
@@ -131,7 +138,7 @@ int sleep_prepare(struct device *d)
         d->ops->free(d, &free_bytes, &total) != ERR_OK)
         goto out;
     total = sleep_round_up(total, SLEEP_PIECE_MAX);
-    s->calls = f; /* for sleep_close(), when the second cannot be had */
+    s->calls = f; /* set now, so that sleep_close() releases the first region if the second fails */
     f = NULL;
     if (sleep_reserve(s->calls, &s->constant, total) == ERR_OK &&
         sleep_reserve(s->calls, &s->scratch, total) == ERR_OK)
@@ -145,8 +152,11 @@ out:
 
 /* --- pieces --------------------------------------------------------------------------------- */
 
-/* Memory behind a piece's addresses. ERR_NO_MEMORY, unlogged: the GPU has none; what is_mapped by
- * then is to be given back. */
+/* Memory is created, mapped and made accessible in pieces. A piece keeps its place in the region
+ * for good; only its memory comes and goes. */
+
+/* Map memory to a piece's addresses. ERR_NO_MEMORY (not logged): the GPU has none. After an error,
+ * pieces with is_mapped must be given back. */
 static int sleep_piece_take(struct cuda *c, const struct sleep_region *r, struct sleep_piece *p)
 {
     const struct sleep_calls *f = c->sleep.calls;
@@ -163,7 +173,7 @@ static int sleep_piece_take(struct cuda *c, const struct sleep_region *r, struct
         return rc;
     rc = sleep_taken(f->map(at, p->bytes, 0, handle, 0), "mapping memory");
     if (rc != ERR_OK) {
-        (void)f->release(handle); /* the error has been kept */
+        (void)f->release(handle); /* rc has the first error */
         return rc;
     }
     p->handle = handle;
@@ -171,6 +181,7 @@ static int sleep_piece_take(struct cuda *c, const struct sleep_region *r, struct
     return sleep_taken(f->set_access(at, p->bytes, &access, 1), "opening memory for the GPU");
 }
 
+/* Both calls are made even if the first fails. */
 static int sleep_piece_give(struct cuda *c, const struct sleep_region *r, struct sleep_piece *p)
 {
     const struct sleep_calls *f = c->sleep.calls;
@@ -186,6 +197,7 @@ static int sleep_piece_give(struct cuda *c, const struct sleep_region *r, struct
     return rc;
 }
 
+/* All pieces are tried; the first error is returned. */
 static int sleep_region_give(struct cuda *c, struct sleep_region *r)
 {
     int rc = ERR_OK;
@@ -200,7 +212,7 @@ static int sleep_region_give(struct cuda *c, struct sleep_region *r)
 
 /* --- allocating ----------------------------------------------------------------------------- */
 
-/* Pieces behind the first `want` bytes. */
+/* Append pieces until the first `want` bytes of a region have memory. */
 static int sleep_region_grow(struct cuda *c, struct sleep_region *r, size_t want)
 {
     while (r->taken < want) {
@@ -214,7 +226,7 @@ static int sleep_region_grow(struct cuda *c, struct sleep_region *r, size_t want
             return ERR_NO_MEMORY;
         *p = (struct sleep_piece){.at = r->taken, .bytes = bytes};
         rc = sleep_piece_take(c, r, p);
-        r->n_pieces += p->is_mapped; /* so that it is given back, whatever failed */
+        r->n_pieces += p->is_mapped; /* counted even on error, so that it is given back */
         if (rc != ERR_OK)
             return rc;
         r->taken += bytes;
@@ -222,6 +234,7 @@ static int sleep_region_grow(struct cuda *c, struct sleep_region *r, size_t want
     return ERR_OK;
 }
 
+/* Allocations follow one another; memory is never freed singly. */
 static void *sleep_region_alloc(struct device *d, struct sleep_region *r, size_t bytes)
 {
     struct cuda *c = cuda_of(d);
@@ -249,7 +262,7 @@ void *sleep_alloc_constant(struct device *d, size_t bytes)
 
     if (s->calls == NULL)
         return cuda_alloc(d, bytes);
-    must(s->copy == NULL); /* it would have no room */
+    must(s->copy == NULL); /* the copy would have no room for more */
     p = sleep_region_alloc(d, &s->constant, bytes);
     d->constant_bytes += p == NULL ? 0 : bytes;
     return p;
@@ -264,7 +277,11 @@ void *sleep_alloc_scratch(struct device *d, size_t bytes)
 
 /* --- falling asleep ------------------------------------------------------------------------- */
 
-/* Addresses for the copy; their memory comes as it is pinned or written. */
+/* The copy is made piece by piece in slices of DEVICE_SLICE_US, between which the engine answers
+ * its sockets. The GPU's memory is given back only after the copy is complete. */
+
+/* Reserve host addresses for the copy. Their memory comes as pieces are pinned or written. Aligned
+ * to huge pages. */
 static int sleep_copy_begin(struct sleep_state *s)
 {
     size_t room = s->constant.taken + HUGE_BYTES;
@@ -277,7 +294,7 @@ static int sleep_copy_begin(struct sleep_state *s)
         log_error("device: no host memory for %zu MiB of weights", room >> 20);
         return ERR_NO_MEMORY;
     }
-    (void)madvise(p, room, MADV_HUGEPAGE); /* pinning is quicker then, where the kernel has them */
+    (void)madvise(p, room, MADV_HUGEPAGE); /* a hint: pinning huge pages is faster */
     s->copy_map = p;
     s->copy = (char *)sleep_round_up((uintptr_t)p, HUGE_BYTES);
     s->copy_room = room;
@@ -286,27 +303,29 @@ static int sleep_copy_begin(struct sleep_state *s)
     return ERR_OK;
 }
 
-/* Of the first piece on. Memory that is not pinned is copied all the same, only slowly. */
+/* Pin the host memory of a piece. After one failure no more are tried, so that the pinned pieces
+ * are the first n_pinned. Memory that is not pinned is copied too, only slowly. */
 static void sleep_copy_pin_next(struct sleep_state *s, const struct sleep_piece *p)
 {
     if (s->n_pinned < s->n_copied)
-        return; /* one failed before */
+        return; /* an earlier one failed */
     if (cudaHostRegister(s->copy + p->at, p->bytes, cudaHostRegisterPortable) == cudaSuccess) {
         s->n_pinned++;
         return;
     }
-    log_warn("device: weights in host memory are not pinned behind %zu MiB; waking takes longer",
+    log_warn("device: weights in host memory are not pinned beyond %zu MiB; waking takes longer",
              p->at >> 20);
-    (void)cudaGetLastError(); /* that was all it means */
+    (void)cudaGetLastError(); /* clears CUDA's last error */
 }
 
-/* The bytes of a piece that were given out. */
+/* The bytes of a piece that belong to allocations. */
 static size_t sleep_piece_used(const struct sleep_region *r, const struct sleep_piece *p)
 {
     return r->used - p->at < p->bytes ? r->used - p->at : p->bytes;
 }
 
-/* Copies wait for each other within a slice only: a loop that waits for them must look around. */
+/* Copy pieces of constant memory, out or in, for one slice. Each copy is waited for, because the
+ * caller must look at its sockets between slices. */
 static int sleep_copy_some(struct cuda *c, enum cudaMemcpyKind kind)
 {
     struct sleep_state *s = &c->sleep;
@@ -320,7 +339,7 @@ static int sleep_copy_some(struct cuda *c, enum cudaMemcpyKind kind)
 
         if (out)
             sleep_copy_pin_next(s, p);
-        if (p->at < s->constant.used) /* else nothing of it was given out */
+        if (p->at < s->constant.used) /* else no allocation uses it */
             rc = cuda_check(cudaMemcpyAsync(out ? host : gpu, out ? gpu : host,
                                             sleep_piece_used(&s->constant, p), kind, c->stream),
                             "copying weights");
@@ -333,6 +352,7 @@ static int sleep_copy_some(struct cuda *c, enum cudaMemcpyKind kind)
     return rc;
 }
 
+/* Steps and copies must have ended; the synchronisation covers work that only the driver knows. */
 int sleep_out(struct device *d)
 {
     struct cuda *c = cuda_of(d);
@@ -359,7 +379,10 @@ int sleep_out(struct device *d)
 
 /* --- waking --------------------------------------------------------------------------------- */
 
-/* Take what is missing of a region, for some milliseconds. */
+/* Memory is taken piece by piece, constant first. If it runs out, all of it is given back, so that
+ * two processes that wake at once do not block each other. */
+
+/* Take the missing pieces of a region, for one slice. */
 static int sleep_region_take(struct cuda *c, struct sleep_region *r)
 {
     uint64_t end_us = clock_us() + DEVICE_SLICE_US;
@@ -378,6 +401,7 @@ static int sleep_region_take(struct cuda *c, struct sleep_region *r)
     return ERR_OK;
 }
 
+/* Pages of a GPU's memory may hold another process's data. */
 static int sleep_clear_scratch(struct cuda *c)
 {
     const struct sleep_region *r = &c->sleep.scratch;
@@ -396,7 +420,7 @@ int sleep_in(struct device *d)
 
     must(s->calls != NULL);
     if (!s->is_asleep)
-        return ERR_OK; /* it had not fallen asleep yet */
+        return ERR_OK; /* sleep_out() was not complete */
     rc = sleep_region_take(c, &s->constant);
     if (rc == ERR_OK)
         rc = sleep_region_take(c, &s->scratch);
@@ -417,7 +441,7 @@ int sleep_in(struct device *d)
     return ERR_OK;
 }
 
-/* Errors are of no account: the process ends, or the device is not used. */
+/* Errors are ignored: the process ends, or the device is not used. */
 void sleep_close(struct cuda *c)
 {
     struct sleep_state *s = &c->sleep;

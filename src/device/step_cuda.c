@@ -3,17 +3,17 @@
  * A step of the cuda device, from its arrays to its ids.
  *
  * Arrays travel in two copies, small ones and page tables: step_begin() lays them out in pinned
- * memory, mirrored on the device, so that a pointer is the same offset on both sides. Ids come
- * back the same way. A kernel copies: a step does not wait behind pages on the copy engines. Two
- * slots of pinned memory take turns, so that a step is prepared and enqueued while the one before
- * computes; the mirrors need no turns, since the stream is in order.
+ * memory, which has a mirror on the device, so that a pointer is the same offset on both sides. Ids
+ * come back the same way. A kernel makes these copies, so a step does not queue after pages on the
+ * copy engines. Two slots of pinned memory are used in turn, so that a step is prepared and
+ * enqueued while the previous one computes; one mirror is enough, because the stream runs in order.
  *
- * Steps of few tokens, decodes and what is left of a prompt behind a cached prefix, are padded to a
- * bucket and recorded as a graph up to their logits: nothing differs between them but what stands
- * in the mirrors. Each token is a sequence of its own there, those that are sampled first, so that
- * a row's logits stand where its number says. Padding sequences have no keys, and nobody reads
- * their rows. Sampling is enqueued behind the graph; what it needs of the host beside parameters
- * comes while that plays. */
+ * Steps of few tokens (decodes, and the rest of a prompt after a cached prefix) are padded to a
+ * bucket and recorded as a CUDA graph up to their logits; such steps differ only in the content of
+ * the mirrors. In them each token is a sequence of its own, sampled ones first, so that the logits
+ * of a row are at the row's own number. Padding sequences have no keys, and their rows are never
+ * read. Sampling is enqueued after the graph; its inputs from the host, except for parameters, are
+ * copied while the graph runs. */
 #include "config.h"
 
 #include "device/parts_cuda.h"
@@ -24,12 +24,18 @@
 #include "base/log.h"
 #include "base/must.h"
 
-#define ALIGN       256
-#define SPREAD_MAX  8 /* tokens of a sequence that may be recorded: each reads all keys before it */
-#define HISTORY_MAX ((size_t)2 << 20) /* tokens of histories copied at a time: pinning is slow */
+#define ALIGN      256
+#define SPREAD_MAX 8 /* tokens of a sequence in a recorded step: each reads all keys before it */
+#define HISTORY_MAX \
+    ((size_t)2 << 20) /* tokens of histories copied at a time: pinning more would
+                                       * be slow */
 
 /* --- arrays ------------------------------------------------------------------------------- */
 
+/* Laying out is done twice with one function: in pinned memory, where the arrays are filled, and on
+ * the mirror, where kernels read them. With base NULL it only measures. */
+
+/* Place an array of n elements at *at, and advance *at to the next aligned offset. */
 static void *step_lay_array(char *base, size_t *at, size_t n, size_t bytes)
 {
     void *p = base == NULL ? NULL : base + *at;
@@ -38,7 +44,8 @@ static void *step_lay_array(char *base, size_t *at, size_t n, size_t bytes)
     return p;
 }
 
-/* Tiles are at most one a sequence and one for every full tile of tokens. */
+/* The list of tiles has room for one per token: there is at most one per sequence and one per full
+ * tile of tokens. */
 static struct step_arrays step_lay_out(char *base, int n_tokens, int n_seqs, int n_rows)
 {
     struct step_arrays a;
@@ -58,7 +65,8 @@ static struct step_arrays step_lay_out(char *base, int n_tokens, int n_seqs, int
     return a;
 }
 
-/* Which kernel takes which tokens: fills the lists in a, and the counts of the plan. */
+/* Divide the tokens between the kernels for decodes and for chunks: fills the lists in a, and the
+ * counts in the plan. */
 static void step_plan_attention(struct cuda *c, const struct step_arrays *a,
                                 const struct k_tokens *t)
 {
@@ -75,6 +83,7 @@ static void step_plan_attention(struct cuda *c, const struct step_arrays *a,
     }
 }
 
+/* The longest sequence decides how many entries of each table row are copied. */
 static int step_pages_needed(const struct cuda *c, const struct device_batch *b)
 {
     const struct device_limits *lim = &c->base.limits;
@@ -86,7 +95,7 @@ static int step_pages_needed(const struct cuda *c, const struct device_batch *b)
     return len < b->tokens.pages_max ? len : b->tokens.pages_max;
 }
 
-/* Entries of a row of a table in a slot. */
+/* The number of entries in a row of a table. Rows of states have a fixed length. */
 static int step_row_pages(const struct cuda *c, const struct step_slot *slot, int table)
 {
     int fixed = c->base.limits.table_pages[table];
@@ -94,7 +103,7 @@ static int step_row_pages(const struct cuda *c, const struct step_slot *slot, in
     return fixed > 0 ? fixed : slot->n_pages;
 }
 
-/* Room of a table, here and there. */
+/* Entries that a table has room for, in a slot and in the mirror. */
 static size_t step_table_room(const struct cuda *c)
 {
     return (size_t)c->base.limits.n_seqs * (size_t)c->base.limits.pages_max;
@@ -105,7 +114,7 @@ static int32_t *step_table_of(const struct cuda *c, const struct step_slot *slot
     return slot->pages + (size_t)table * step_table_room(c);
 }
 
-/* The rows of a sequence of the batch, to be those of sequence `to`. */
+/* Copy the table rows of sequence `seq` of the batch to those of sequence `to` in the slot. */
 static void step_copy_page_rows(const struct cuda *c, const struct step_slot *slot, int to,
                                 const struct k_tokens *t, int seq)
 {
@@ -118,7 +127,8 @@ static void step_copy_page_rows(const struct cuda *c, const struct step_slot *sl
     }
 }
 
-/* Rows of sampling, and where each one's history will stand (step_copy_histories()). */
+/* Copy the rows' sampling parameters, and assign each history its place; step_copy_histories()
+ * follows the same rule. */
 static void step_fill_rows(struct cuda *c, const struct step_arrays *a,
                            const struct device_batch *b)
 {
@@ -135,8 +145,8 @@ static void step_fill_rows(struct cuda *c, const struct step_arrays *a,
     }
 }
 
-/* The tokens of a step that may be recorded: sequence i has token i alone. The first are those of
- * rows. */
+/* Lay out a recorded step: each token is a sequence of its own, with all keys before it. Sampled
+ * tokens come first, in the order of rows. */
 static void step_spread_tokens(const struct cuda *c, const struct step_arrays *a,
                                const struct step_slot *slot, const struct device_batch *b)
 {
@@ -155,7 +165,7 @@ static void step_spread_tokens(const struct cuda *c, const struct step_arrays *a
     a->seq_start[t->n_tokens] = t->n_tokens;
 }
 
-/* Sequences n .. n_padded - 1 of such a step: without keys. */
+/* Append padding: sequences n .. n_padded - 1 have one token and no keys. */
 static void step_pad_tokens(const struct step_arrays *a, int n, int n_padded)
 {
     for (int i = n; i < n_padded; i++) {
@@ -168,7 +178,7 @@ static void step_pad_tokens(const struct step_arrays *a, int n, int n_padded)
     }
 }
 
-/* The tokens of any other step, as they are. */
+/* Lay out any other step: tokens and sequences as in the batch. */
 static void step_copy_tokens(const struct cuda *c, const struct step_arrays *a,
                              const struct step_slot *slot, const struct device_batch *b)
 {
@@ -187,7 +197,10 @@ static void step_copy_tokens(const struct cuda *c, const struct step_arrays *a,
 
 /* --- buckets ---------------------------------------------------------------------------- */
 
-/* Tokens that a recorded step of bucket i has. */
+/* A graph has fixed numbers of rows. Buckets are dense for few rows, where padding costs most, and
+ * 64 apart from 64 rows on. */
+
+/* The number of tokens in a recorded step of bucket i: 1 .. 8, 16, 24, 32, 48, 64, 128, ... */
 static int step_bucket_rows(const struct cuda *c, int i)
 {
     int n = i < 8 ? i + 1 : i == 8 ? 16 : i == 9 ? 24 : i == 10 ? 32 : i == 11 ? 48 : (i - 11) * 64;
@@ -195,8 +208,9 @@ static int step_bucket_rows(const struct cuda *c, int i)
     return n < c->base.limits.n_seqs ? n : c->base.limits.n_seqs;
 }
 
-/* Whether each row has a token of its own, and no sequence too many of them: with states, which a
- * token takes from the one before it, one. */
+/* True if the step may be recorded: it is small, each row has a token of its own, and no sequence
+ * has too many tokens. With states a sequence may have only one, because a token takes the state
+ * from the one before it. */
 static bool step_can_spread(const struct cuda *c, const struct device_batch *b)
 {
     const struct k_tokens *t = &b->tokens;
@@ -215,7 +229,7 @@ static bool step_can_spread(const struct cuda *c, const struct device_batch *b)
     return true;
 }
 
-/* The bucket of a step that may be recorded, else -1. */
+/* The smallest bucket that holds the step; -1 if it cannot be recorded. */
 static int step_choose_bucket(const struct cuda *c, const struct device_batch *b)
 {
     int i = 0;
@@ -229,6 +243,10 @@ static int step_choose_bucket(const struct cuda *c, const struct device_batch *b
 
 /* --- ranks ------------------------------------------------------------------------------ */
 
+/* Only rank 0 samples. Other ranks read its ids over the link, so their steps wait for the event at
+ * the end of rank 0's previous step. */
+
+/* The event that step_end() waits for, and other ranks' next steps. */
 static int step_mark_done(struct cuda *c)
 {
     unsigned step = c->n_begun - 1;
@@ -238,9 +256,9 @@ static int step_mark_done(struct cuda *c)
                       "marking a step");
 }
 
-/* Ids that the step before samples are on rank 0's GPU: another rank's step waits for them. They
- * are not overwritten before it has read them, because the next step that samples has sums to wait
- * for after this step's first operation. */
+/* If this step uses ids that the previous step samples, make a rank above 0 wait for them: they are
+ * on rank 0's GPU. Rank 0 does not overwrite them too early, because its next step that samples
+ * waits in sums for this rank, after this rank's first operation has read them. */
 static int step_wait_for_ids(struct cuda *c, const struct device_batch *b)
 {
     const struct cuda *first = peers_first(c);
@@ -259,7 +277,12 @@ static int step_wait_for_ids(struct cuda *c, const struct device_batch *b)
 
 /* --- a step ----------------------------------------------------------------------------- */
 
-/* Whether the step before had the same table: decodes change them once a page. */
+/* step_begin() fills a slot and copies it to the mirrors; step_replay() launches a graph if the
+ * bucket has one; otherwise the model enqueues operations, and step_launch() ends the capture if
+ * the stream is being captured. */
+
+/* True if the previous step had the same table, so the mirror is up to date. Decodes change their
+ * tables only when a page is full. */
 static bool step_has_pages(const struct cuda *c, const struct step_slot *slot, int table)
 {
     const struct step_slot *before = &c->slots[(c->n_begun - 2) % DEVICE_STEPS_MAX];
@@ -270,6 +293,7 @@ static bool step_has_pages(const struct cuda *c, const struct step_slot *slot, i
                   n * sizeof *slot->pages) == 0;
 }
 
+/* One kernel for all small arrays, and one per table that has changed. */
 static int step_copy_arrays(struct cuda *c, const struct step_slot *slot, size_t bytes)
 {
     int rc = k_copy(c->mirror, slot->staging, bytes, c->stream);
@@ -283,8 +307,8 @@ static int step_copy_arrays(struct cuda *c, const struct step_slot *slot, size_t
     return rc == 0 ? ERR_OK : cuda_check(cudaGetLastError(), "copying a batch");
 }
 
-/* The arrays of steps that are recorded stand where the largest such step would have them, so
- * that a graph finds them whatever its bucket. */
+/* Arrays of recorded steps are laid out as for the largest recorded step, so that all graphs find
+ * them at the same addresses. */
 int step_begin(struct device *d, const struct device_batch *b)
 {
     struct cuda *c = cuda_of(d);
@@ -354,11 +378,14 @@ int step_begin(struct device *d, const struct device_batch *b)
                                      "marking a step");
 }
 
+/* Attention of chunks and of short contexts are different kernels, so each has graphs of its
+ * own. */
 static struct step_graph *step_graph_of(struct cuda *c)
 {
     return &c->graphs[c->has_chunks][c->is_short][c->bucket];
 }
 
+/* Rank 0's end is marked after sampling instead. */
 static void step_play_graph(struct cuda *c, struct step_graph *g)
 {
     cuda_keep(c, cuda_check(cudaGraphLaunch(g->exec, c->stream), "playing a step"), "a step");
@@ -366,6 +393,8 @@ static void step_play_graph(struct cuda *c, struct step_graph *g)
         cuda_keep(c, step_mark_done(c), "a step");
 }
 
+/* First step of a bucket: false, and operations run normally. Second: false, but the stream is
+ * captured. Later: the graph runs. */
 bool step_replay(struct device *d)
 {
     struct cuda *c = cuda_of(d);
@@ -384,8 +413,8 @@ bool step_replay(struct device *d)
     return false;
 }
 
-/* What was enqueued since step_replay() becomes a graph, and is played. A step that cannot be
- * recorded has not run: that is an error of the device, not of the step. */
+/* Make a graph of the captured operations, and run it. A step whose capture fails has not run, so
+ * that is an error of the device. */
 void step_launch(struct device *d)
 {
     struct cuda *c = cuda_of(d);
@@ -404,7 +433,7 @@ void step_launch(struct device *d)
     if (rc == ERR_OK)
         rc = cuda_check(cudaGraphInstantiate(&g->exec, graph, 0), "recording a step");
     if (graph != NULL)
-        (void)cudaGraphDestroy(graph); /* the executable one is its own */
+        (void)cudaGraphDestroy(graph); /* the executable graph does not need it */
     g->failed = rc != ERR_OK;
     cuda_keep(c, rc, "recording a step");
     if (rc != ERR_OK)
@@ -416,11 +445,16 @@ void step_launch(struct device *d)
 
 /* --- sampling --------------------------------------------------------------------------- */
 
+/* Log probabilities are computed from the model's logits, then masks and biases change them, then
+ * rows are sampled. Rows under a penalty need their history on the device. */
+
+/* From pinned memory to the device, by a kernel. */
 static void step_copy_up(struct cuda *c, void *to, const void *from, size_t bytes)
 {
-    cuda_keep(c, k_copy(to, from, bytes, c->stream), "what rows want");
+    cuda_keep(c, k_copy(to, from, bytes, c->stream), "copying requests of rows");
 }
 
+/* True if some row wants log probabilities. */
 static bool step_wants_logprobs(const struct device_extras *x)
 {
     for (int i = 0; i < x->n_rows; i++) {
@@ -430,7 +464,7 @@ static bool step_wants_logprobs(const struct device_extras *x)
     return false;
 }
 
-/* Before sampling: log probabilities of the logits as they are, then masks and biases. */
+/* Before sampling: log probabilities of the unmodified logits, then masks and biases. */
 static void step_enqueue_extras(struct cuda *c, float *logits, bool tells)
 {
     const struct device_extras *x = &c->base.extras;
@@ -459,7 +493,7 @@ static void step_enqueue_extras(struct cuda *c, float *logits, bool tells)
                   "masks and biases");
 }
 
-/* Behind sampling. */
+/* After sampling: the log probabilities of the sampled ids, and their copy to the host. */
 static void step_enqueue_chosen(struct cuda *c, const float *logits, struct step_slot *slot)
 {
     const struct device_extras *x = &c->base.extras;
@@ -475,7 +509,7 @@ static void step_enqueue_chosen(struct cuda *c, const float *logits, struct step
         "log probabilities");
 }
 
-/* Rows first .. last - 1, whose histories are n tokens. */
+/* Sample rows first .. last - 1, whose histories are n tokens in all. */
 static void step_sample_rows(struct cuda *c, const float *logits, int first, int last, size_t n)
 {
     size_t n_vocab = (size_t)c->base.limits.n_vocab;
@@ -487,9 +521,10 @@ static void step_sample_rows(struct cuda *c, const float *logits, int first, int
               "sample");
 }
 
-/* Sample the rows of a batch with their histories, which stand where step_fill_rows() said. When the
- * room is used up the stream is waited for; the step before, which had it, has ended. Rows from
- * the returned one on are left, with *n tokens of history. */
+/* Copy histories to where step_fill_rows() has placed them, and sample full batches of rows on the
+ * way. When the room is used up, the stream must have read it before it is filled again. (The
+ * previous step, which used it before, has ended.) Returns the first row that is not sampled yet;
+ * *n is the number of its and later rows' tokens of history. */
 static int step_copy_histories(struct cuda *c, const float *logits, size_t *n)
 {
     const struct device_batch *b = c->batch;
@@ -533,7 +568,7 @@ void step_sample(struct device *d, float *logits)
     cuda_keep(c, step_mark_done(c), "sample");
 }
 
-/* The time in which the stream stood still before this step, copies of its arrays included. */
+/* Measure how long the stream was idle before this step, including the copies of its arrays. */
 static void step_measure_gap(struct cuda *c, unsigned step)
 {
     const struct step_marks *before = &c->marks[(step - 1) % CUDA_MARKS];
@@ -542,7 +577,7 @@ static void step_measure_gap(struct cuda *c, unsigned step)
     if (step > 0 &&
         cudaEventElapsedTime(&ms, before->done, c->marks[step % CUDA_MARKS].begun) == cudaSuccess)
         c->base.step_gap_us = ms * 1e3f;
-    (void)cudaGetLastError(); /* a step that sampled nothing has no mark: no error */
+    (void)cudaGetLastError(); /* a step without samples has no mark: not an error */
 }
 
 int step_end(struct device *d, int32_t *ids, struct k_logprob_row *logprobs, int *n_extras)
@@ -552,14 +587,14 @@ int step_end(struct device *d, int32_t *ids, struct k_logprob_row *logprobs, int
     struct step_slot *slot = &c->slots[step % DEVICE_STEPS_MAX];
 
     must(step != c->n_begun);
-    if (!slot->is_marked) /* nothing was sampled, so nothing marks its end */
+    if (!slot->is_marked) /* without samples there is no event */
         cuda_keep(c, cuda_check(cudaStreamSynchronize(c->stream), "a step"), "a step");
     else
         cuda_keep(c, cuda_check(cudaEventSynchronize(c->marks[step % CUDA_MARKS].done), "a step"),
                   "a step");
     step_measure_gap(c, step);
     if (peers_failed(c) && c->rc == ERR_OK) {
-        log_error("device: rank %d: another rank did not come to a sum", c->rank);
+        log_error("device: rank %d: another rank did not take part in a sum", c->rank);
         c->rc = ERR_GPU;
     }
     if (c->rc != ERR_OK)
@@ -573,7 +608,10 @@ int step_end(struct device *d, int32_t *ids, struct k_logprob_row *logprobs, int
 
 /* --- room ------------------------------------------------------------------------------- */
 
-/* On both sides. */
+/* All memory of steps is allocated once. Copies by kernels move 16 bytes at a time, so pinned and
+ * device arrays have 16 bytes to spare. */
+
+/* Allocate the extras' arrays, pinned and on the device. */
 static int step_reserve_extras(struct cuda *c)
 {
     struct device_extras *x = &c->base.extras, *y = &c->extras;
@@ -598,6 +636,8 @@ static int step_reserve_extras(struct cuda *c)
                : ERR_OK;
 }
 
+/* Histories of all sequences may be too many for pinned memory, so their room is limited, but at
+ * least one sequence fits. */
 int step_reserve(struct cuda *c)
 {
     const struct device_limits *lim = &c->base.limits;
@@ -642,7 +682,7 @@ void step_close(struct cuda *c)
             &c->graphs[i / (2 * CUDA_GRAPHS_MAX)][i / CUDA_GRAPHS_MAX % 2][i % CUDA_GRAPHS_MAX];
 
         if (g->exec != NULL)
-            (void)cudaGraphExecDestroy(g->exec); /* at the end: nothing to be done */
+            (void)cudaGraphExecDestroy(g->exec); /* errors are ignored at the end */
     }
     for (int i = 0; i < DEVICE_STEPS_MAX; i++) {
         (void)cudaFreeHost(c->slots[i].staging);
