@@ -50,39 +50,39 @@ void cuda_leave(int before)
  * the device's stream, before any step. */
 static void *cuda_alloc_cleared(struct cuda *c, size_t bytes)
 {
-    void *p = NULL;
-    cudaError_t e = cudaMalloc(&p, bytes == 0 ? 1 : bytes);
+    void *memory = NULL;
+    cudaError_t error = cudaMalloc(&memory, bytes == 0 ? 1 : bytes);
 
-    if (e != cudaSuccess) {
+    if (error != cudaSuccess) {
         (void)cudaGetLastError(); /* clears CUDA's last error: a failed allocation is not an
                                    * error of the device */
-        log_error("device: no GPU memory for %zu bytes: %s", bytes, cudaGetErrorString(e));
+        log_error("device: no GPU memory for %zu bytes: %s", bytes, cudaGetErrorString(error));
         return NULL;
     }
-    c->allocs[c->n_allocs++] = p;
+    c->allocs[c->n_allocs++] = memory;
     c->base.allocated_bytes += bytes;
-    if (cuda_check(cudaMemsetAsync(p, 0, bytes, c->stream), "clearing memory") != ERR_OK)
+    if (cuda_check(cudaMemsetAsync(memory, 0, bytes, c->stream), "clearing memory") != ERR_OK)
         return NULL;
-    return p;
+    return memory;
 }
 
 void *cuda_alloc(struct device *d, size_t bytes)
 {
-    struct cuda *c = cuda_of(d);
+    struct cuda *gpu = cuda_of(d);
     int before;
-    void *p;
+    void *memory;
 
-    must(c->n_allocs < CUDA_ALLOCS_MAX);
-    before = cuda_enter(c);
-    p = cuda_alloc_cleared(c, bytes);
+    must(gpu->n_allocs < CUDA_ALLOCS_MAX);
+    before = cuda_enter(gpu);
+    memory = cuda_alloc_cleared(gpu, bytes);
     cuda_leave(before);
-    return p;
+    return memory;
 }
 
 /* Host memory that the GPU reads at full speed. NULL (logged) if there is none. */
 void *cuda_pinned(size_t bytes)
 {
-    void *p = NULL;
+    void *memory = NULL;
 
-    return cuda_check(cudaMallocHost(&p, bytes), "pinned memory") == ERR_OK ? p : NULL;
+    return cuda_check(cudaMallocHost(&memory, bytes), "pinned memory") == ERR_OK ? memory : NULL;
 }

@@ -36,20 +36,20 @@ struct cpu_ranks {
 /* The condition uses the monotonic clock, so that setting the system's time ends no wait. */
 int cpu_ranks_make(struct cpu_ranks **out, int n)
 {
-    struct cpu_ranks *r = mem_zalloc(sizeof *r);
+    struct cpu_ranks *ranks = mem_zalloc(sizeof *ranks);
     pthread_condattr_t clock;
 
     must(n >= 1 && n <= CPU_RANKS_MAX);
-    if (r == NULL)
+    if (ranks == NULL)
         return ERR_NO_MEMORY;
-    r->n = n;
-    r->n_refs = n;
-    (void)pthread_mutex_init(&r->lock, NULL); /* these cannot fail on Linux */
+    ranks->n = n;
+    ranks->n_refs = n;
+    (void)pthread_mutex_init(&ranks->lock, NULL); /* these cannot fail on Linux */
     (void)pthread_condattr_init(&clock);
     (void)pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
-    (void)pthread_cond_init(&r->all_here, &clock);
+    (void)pthread_cond_init(&ranks->all_here, &clock);
     (void)pthread_condattr_destroy(&clock);
-    *out = r;
+    *out = ranks;
     return ERR_OK;
 }
 

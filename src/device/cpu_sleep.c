@@ -36,11 +36,11 @@ static size_t cpu_sleep_round_up(size_t bytes, size_t to)
 
 static int cpu_region_reserve(struct cpu_region *r, size_t cap)
 {
-    void *p = mmap(NULL, cap, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void *memory = mmap(NULL, cap, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
-    if (p == MAP_FAILED)
+    if (memory == MAP_FAILED)
         return ERR_NO_MEMORY;
-    *r = (struct cpu_region){.base = p, .cap = cap};
+    *r = (struct cpu_region){.base = memory, .cap = cap};
     return ERR_OK;
 }
 
@@ -116,9 +116,9 @@ static int cpu_sleep_copy(struct cpu_sleep *s, bool out)
     while (s->n_copied < s->constant.used) {
         size_t left = s->constant.used - s->n_copied;
         size_t n = left < COPY_BYTES ? left : COPY_BYTES;
-        char *p = s->constant.base + s->n_copied;
-        ssize_t did =
-            out ? pwrite(s->fd, p, n, (off_t)s->n_copied) : pread(s->fd, p, n, (off_t)s->n_copied);
+        char *memory = s->constant.base + s->n_copied;
+        ssize_t did = out ? pwrite(s->fd, memory, n, (off_t)s->n_copied)
+                          : pread(s->fd, memory, n, (off_t)s->n_copied);
 
         if (did == -1 && errno == EINTR)
             continue;

@@ -64,12 +64,13 @@ static int card_free(struct device *d, size_t *free_bytes, size_t *total_bytes)
 /* Addresses grow by at least CARD_ALIGN, so that no two allocations have the same. */
 static void *card_alloc(struct device *d, size_t bytes)
 {
-    struct card *c = card_of(d);
-    size_t at = c->next;
+    struct card *card = card_of(d);
+    size_t at = card->next;
 
-    if (bytes > c->total_bytes || CARD_KEPT_BYTES + d->allocated_bytes + bytes > c->total_bytes)
+    if (bytes > card->total_bytes ||
+        CARD_KEPT_BYTES + d->allocated_bytes + bytes > card->total_bytes)
         return NULL;
-    c->next += (bytes + CARD_ALIGN - 1) / CARD_ALIGN * CARD_ALIGN + CARD_ALIGN;
+    card->next += (bytes + CARD_ALIGN - 1) / CARD_ALIGN * CARD_ALIGN + CARD_ALIGN;
     d->allocated_bytes += bytes;
     return (void *)(uintptr_t)at; /* never dereferenced */
 }

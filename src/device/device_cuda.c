@@ -65,11 +65,11 @@ static int cuda_download(struct device *d, void *dst, const void *src, size_t by
 
 static int cuda_fetch(struct device *d, void *dst, const void *src, size_t bytes)
 {
-    struct cuda *c = cuda_of(d);
+    struct cuda *gpu = cuda_of(d);
     int rc =
-        cuda_check(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToHost, c->side), "copying");
+        cuda_check(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToHost, gpu->side), "copying");
 
-    return rc != ERR_OK ? rc : cuda_check(cudaStreamSynchronize(c->side), "copying");
+    return rc != ERR_OK ? rc : cuda_check(cudaStreamSynchronize(gpu->side), "copying");
 }
 
 /* Rounds to nearest, ties to even; NaN stays NaN. */
@@ -85,12 +85,12 @@ static uint32_t cuda_float_bits_of_half(uint16_t h)
 {
     uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = h >> 10 & 31, fraction = h & 1023;
     uint32_t bits;
-    float f;
+    float value;
 
     if (exponent != 0)
         return sign | (exponent == 31 ? 255U : exponent + 112) << 23 | fraction << 13;
-    f = (float)fraction * 0x1p-24f;
-    memcpy(&bits, &f, sizeof bits);
+    value = (float)fraction * 0x1p-24f;
+    memcpy(&bits, &value, sizeof bits);
     return sign | bits;
 }
 
@@ -116,7 +116,7 @@ static void cuda_convert_weights(k_bf16 *out, const char *src, enum device_type 
 static int cuda_weights(struct device *d, void *dst, size_t at, const void *src,
                         enum device_type type, size_t n)
 {
-    struct cuda *c = cuda_of(d);
+    struct cuda *gpu = cuda_of(d);
     size_t elem_bytes = type == DEVICE_F32 ? 4 : 2;
     int rc = ERR_OK;
 
@@ -125,8 +125,8 @@ static int cuda_weights(struct device *d, void *dst, size_t at, const void *src,
     for (size_t i = 0; i < n && rc == ERR_OK; i += CONVERT_ELEMS) {
         size_t part = n - i < CONVERT_ELEMS ? n - i : CONVERT_ELEMS;
 
-        cuda_convert_weights(c->convert, (const char *)src + i * elem_bytes, type, part);
-        rc = cuda_upload(d, (k_bf16 *)dst + at + i, c->convert, part * sizeof(k_bf16));
+        cuda_convert_weights(gpu->convert, (const char *)src + i * elem_bytes, type, part);
+        rc = cuda_upload(d, (k_bf16 *)dst + at + i, gpu->convert, part * sizeof(k_bf16));
     }
     return rc;
 }
@@ -179,33 +179,33 @@ static int cuda_pipe_open_streams(struct cuda *c, struct cuda_pipe *p)
 
 static void cuda_pipe_close(struct device *d, struct device_pipe *pipe)
 {
-    struct cuda_pipe *p = pipe->stream;
+    struct cuda_pipe *state = pipe->stream;
 
     (void)d;
-    for (int i = 0; i < p->n; i++) {
-        if (p->streams[i] != NULL)
-            (void)cudaStreamDestroy(p->streams[i]); /* errors are ignored, as in cuda_close() */
-        (void)cudaFreeHost(p->converted[i]);
+    for (int i = 0; i < state->n; i++) {
+        if (state->streams[i] != NULL)
+            (void)cudaStreamDestroy(state->streams[i]); /* errors are ignored, as in cuda_close() */
+        (void)cudaFreeHost(state->converted[i]);
     }
-    (void)cudaFreeHost(p->bytes);
-    mem_free(p);
+    (void)cudaFreeHost(state->bytes);
+    mem_free(state);
     *pipe = (struct device_pipe){.bytes = NULL};
 }
 
 /* p is attached first, so that cuda_pipe_close() can release a pipe that is half open. */
 static int cuda_pipe_open(struct device *d, struct device_pipe *pipe, size_t bytes)
 {
-    struct cuda_pipe *p = mem_zalloc(sizeof *p);
+    struct cuda_pipe *state = mem_zalloc(sizeof *state);
     int rc = ERR_NO_MEMORY;
 
-    if (p == NULL)
+    if (state == NULL)
         return rc;
-    pipe->stream = p;
-    p->bytes = cuda_pinned(bytes);
-    p->cap = bytes;
-    if (p->bytes != NULL)
-        rc = cuda_pipe_open_streams(cuda_of(d), p);
-    pipe->bytes = p->bytes;
+    pipe->stream = state;
+    state->bytes = cuda_pinned(bytes);
+    state->cap = bytes;
+    if (state->bytes != NULL)
+        rc = cuda_pipe_open_streams(cuda_of(d), state);
+    pipe->bytes = state->bytes;
     if (rc != ERR_OK)
         cuda_pipe_close(d, pipe);
     return rc;
@@ -213,12 +213,12 @@ static int cuda_pipe_open(struct device *d, struct device_pipe *pipe, size_t byt
 
 static int cuda_pipe_wait(struct device *d, struct device_pipe *pipe)
 {
-    struct cuda_pipe *p = pipe->stream;
+    struct cuda_pipe *state = pipe->stream;
     int rc = ERR_OK;
 
     (void)d;
-    for (int i = 0; i < p->n && rc == ERR_OK; i++)
-        rc = cuda_check(cudaStreamSynchronize(p->streams[i]), "copying weights");
+    for (int i = 0; i < state->n && rc == ERR_OK; i++)
+        rc = cuda_check(cudaStreamSynchronize(state->streams[i]), "copying weights");
     return rc;
 }
 
@@ -242,17 +242,17 @@ static int cuda_pipe_bytes(struct device *d, struct device_pipe *pipe, void *dst
 static k_bf16 *cuda_pipe_as_bf16(const struct cuda *c, struct device_pipe *pipe,
                                  enum device_type type, size_t n)
 {
-    struct cuda_pipe *p = pipe->stream;
-    k_bf16 **own = &p->converted[c->rank], *to;
+    struct cuda_pipe *state = pipe->stream;
+    k_bf16 **own = &state->converted[c->rank], *to;
 
     if (type == DEVICE_BF16)
         return (k_bf16 *)(void *)pipe->bytes;
-    if (p->n == 1) {
+    if (state->n == 1) {
         to = (k_bf16 *)(void *)pipe->bytes;
     } else {
-        if (*own == NULL && (*own = cuda_pinned(p->cap)) == NULL)
+        if (*own == NULL && (*own = cuda_pinned(state->cap)) == NULL)
             return NULL;
-        to = (k_bf16 *)(void *)((char *)*own + (pipe->bytes - p->bytes));
+        to = (k_bf16 *)(void *)((char *)*own + (pipe->bytes - state->bytes));
     }
     cuda_convert_weights(to, (const char *)pipe->bytes, type, n);
     return to;
@@ -273,15 +273,15 @@ static int cuda_pipe_quantise(struct device *d, struct device_pipe *pipe,
                               const struct k_quantised *out, enum device_type type, int n_rows,
                               int n_in)
 {
-    struct cuda *c = cuda_of(d);
-    const struct cuda_pipe *p = pipe->stream;
-    const k_bf16 *from = cuda_pipe_as_bf16(c, pipe, type, (size_t)n_rows * (size_t)n_in);
+    struct cuda *gpu = cuda_of(d);
+    const struct cuda_pipe *state = pipe->stream;
+    const k_bf16 *from = cuda_pipe_as_bf16(gpu, pipe, type, (size_t)n_rows * (size_t)n_in);
     int before, rc;
 
     if (from == NULL)
         return ERR_NO_MEMORY;
-    before = cuda_enter(c);
-    rc = k_quantise(out, from, n_rows, n_in, p->streams[c->rank]);
+    before = cuda_enter(gpu);
+    rc = k_quantise(out, from, n_rows, n_in, state->streams[gpu->rank]);
     if (rc != 0)
         rc = cuda_check(cudaGetLastError(), "rounding weights to e4m3");
     cuda_leave(before);
@@ -300,12 +300,12 @@ static void cuda_read_products(struct device *d, const char *path, bool expected
 
 static void cuda_embed(struct device *d, float *x, const void *table)
 {
-    struct cuda *c = cuda_of(d);
+    struct cuda *gpu = cuda_of(d);
 
-    cuda_keep(
-        c,
-        k_embed(x, table, c->tokens.ids, c->sampled, c->tokens.n_tokens, d->limits.dim, c->stream),
-        "embed");
+    cuda_keep(gpu,
+              k_embed(x, table, gpu->tokens.ids, gpu->sampled, gpu->tokens.n_tokens, d->limits.dim,
+                      gpu->stream),
+              "embed");
 }
 
 /* The destination of n rows of codes for the product with w: by row, or with a stride of scales for
@@ -322,49 +322,50 @@ static const struct k_quantised *cuda_codes_for(struct device_rows *rows, const 
 static void cuda_rmsnorm(struct device *d, struct device_rows *out, const float *x,
                          const void *weight, float eps, int n, const struct k_matrix *to)
 {
-    struct cuda *c = cuda_of(d);
+    struct cuda *gpu = cuda_of(d);
     int dim = d->limits.dim;
 
-    cuda_keep(c,
+    cuda_keep(gpu,
               k_format_reads_codes(&to->format)
-                  ? k_rmsnorm_e4m3(cuda_codes_for(out, to, n), x, weight, eps, n, dim, c->stream)
-                  : k_rmsnorm(out->data, x, weight, eps, n, dim, c->stream),
+                  ? k_rmsnorm_e4m3(cuda_codes_for(out, to, n), x, weight, eps, n, dim, gpu->stream)
+                  : k_rmsnorm(out->data, x, weight, eps, n, dim, gpu->stream),
               "rmsnorm");
 }
 
 static void cuda_add_rmsnorm(struct device *d, struct device_rows *out, float *x, const void *delta,
                              const void *weight, float eps, int n, const struct k_matrix *to)
 {
-    struct cuda *c = cuda_of(d);
+    struct cuda *gpu = cuda_of(d);
     int dim = d->limits.dim;
 
-    cuda_keep(c,
+    cuda_keep(gpu,
               k_format_reads_codes(&to->format)
                   ? k_add_rmsnorm_e4m3(cuda_codes_for(out, to, n), x, delta, weight, eps, n, dim,
-                                       c->stream)
-                  : k_add_rmsnorm(out->data, x, delta, weight, eps, n, dim, c->stream),
+                                       gpu->stream)
+                  : k_add_rmsnorm(out->data, x, delta, weight, eps, n, dim, gpu->stream),
               "add_rmsnorm");
 }
 
 static void cuda_quantise(struct device *d, struct device_rows *rows, int n,
                           const struct k_matrix *to)
 {
-    struct cuda *c = cuda_of(d);
+    struct cuda *gpu = cuda_of(d);
 
     if (k_format_reads_codes(&to->format))
-        cuda_keep(c, k_quantise(cuda_codes_for(rows, to, n), rows->data, n, to->n_in, c->stream),
+        cuda_keep(gpu,
+                  k_quantise(cuda_codes_for(rows, to, n), rows->data, n, to->n_in, gpu->stream),
                   "quantise");
 }
 
 /* Selects codes or plain rows by the format of w. */
 static void cuda_run_product(struct device *d, struct gemm_product p, const struct device_rows *x)
 {
-    struct cuda *c = cuda_of(d);
+    struct cuda *gpu = cuda_of(d);
     bool is_coded = k_format_reads_codes(&p.w->format);
 
     p.x = is_coded ? x->codes.data : x->data;
     p.x_scales = is_coded ? x->codes.scales : NULL;
-    cuda_keep(c, gemm_run(c->gemm, &p, c->stream), "matmul");
+    cuda_keep(gpu, gemm_run(gpu->gemm, &p, gpu->stream), "matmul");
 }
 
 static void cuda_matmul(struct device *d, void *y, const struct device_rows *x,
@@ -398,54 +399,56 @@ static bool cuda_find_schedule(struct cuda *c, int window)
 static void cuda_rope_kv(struct device *d, void *qkv, const struct k_kv *kv,
                          const struct k_rotary *r, int n_heads)
 {
-    struct cuda *c = cuda_of(d);
-    const struct k_tokens t = k_tokens_of(&c->tokens, kv->group);
+    struct cuda *gpu = cuda_of(d);
+    const struct k_tokens tokens = k_tokens_of(&gpu->tokens, kv->group);
 
     must(n_heads / kv->n_kv_heads == d->limits.n_heads / d->limits.n_kv_heads);
     /* Attention that follows the scheduling kernel must wait for it. Otherwise it may start early,
      * with the pages of earlier steps, while the product before it still runs. */
-    c->plan.overlap = k_attn_is_brief(&c->plan, kv, n_heads) || cuda_find_schedule(c, kv->window);
-    if (!c->plan.overlap)
-        cuda_keep(c, k_attn_schedule(&c->plan, kv, &t, n_heads, c->stream), "attn");
+    gpu->plan.overlap =
+        k_attn_is_brief(&gpu->plan, kv, n_heads) || cuda_find_schedule(gpu, kv->window);
+    if (!gpu->plan.overlap)
+        cuda_keep(gpu, k_attn_schedule(&gpu->plan, kv, &tokens, n_heads, gpu->stream), "attn");
     /* If all sequences are decodes, the attention kernel rotates by itself and saves a launch.
      * Tokens of a chunk read keys of tokens before them, so those are written first. */
-    c->plan.rotary = c->plan.n_tiles == 0 && !c->has_chunks && k_attn_rotates(r, kv) ? r : NULL;
-    if (c->plan.rotary == NULL)
-        cuda_keep(c, k_rope_kv(qkv, kv, &t, r, n_heads, c->stream), "rope_kv");
+    gpu->plan.rotary =
+        gpu->plan.n_tiles == 0 && !gpu->has_chunks && k_attn_rotates(r, kv) ? r : NULL;
+    if (gpu->plan.rotary == NULL)
+        cuda_keep(gpu, k_rope_kv(qkv, kv, &tokens, r, n_heads, gpu->stream), "rope_kv");
 }
 
 /* out is half precision if the fused product reads that. */
 static void cuda_attn(struct device *d, void *out, const void *qkv, const struct k_kv *kv,
                       int n_heads, float scale, const struct k_matrix *to)
 {
-    struct cuda *c = cuda_of(d);
-    const struct k_tokens t = k_tokens_of(&c->tokens, kv->group);
+    struct cuda *gpu = cuda_of(d);
+    const struct k_tokens tokens = k_tokens_of(&gpu->tokens, kv->group);
 
-    c->plan.out_is_half = to != NULL && k_format_reads_half(&to->format);
-    cuda_keep(c, k_attn(out, qkv, kv, &t, &c->plan, n_heads, scale, c->stream), "attn");
+    gpu->plan.out_is_half = to != NULL && k_format_reads_half(&to->format);
+    cuda_keep(gpu, k_attn(out, qkv, kv, &tokens, &gpu->plan, n_heads, scale, gpu->stream), "attn");
 }
 
 /* Each channel runs through its sequence's tokens in order. */
 static void cuda_recurrent(struct device *d, void *out, const void *in, const struct k_state *state,
                            int width, const struct k_matrix *to)
 {
-    struct cuda *c = cuda_of(d);
-    const struct k_tokens t = k_tokens_of(&c->tokens, state->group);
+    struct cuda *gpu = cuda_of(d);
+    const struct k_tokens tokens = k_tokens_of(&gpu->tokens, state->group);
 
-    cuda_keep(c,
-              k_recurrent(out, to != NULL && k_format_reads_half(&to->format), in, state, &t, width,
-                          c->stream),
+    cuda_keep(gpu,
+              k_recurrent(out, to != NULL && k_format_reads_half(&to->format), in, state, &tokens,
+                          width, gpu->stream),
               "recurrent");
 }
 
 static void cuda_activate(struct device *d, void *out, const void *in, enum k_activation kind,
                           int width, int n, const struct k_matrix *to)
 {
-    struct cuda *c = cuda_of(d);
+    struct cuda *gpu = cuda_of(d);
 
-    cuda_keep(c,
+    cuda_keep(gpu,
               k_activate(out, to != NULL && k_format_reads_half(&to->format), in, kind,
-                         (size_t)n * (size_t)width, c->stream),
+                         (size_t)n * (size_t)width, gpu->stream),
               "activate");
 }
 
@@ -453,73 +456,73 @@ static void cuda_activate(struct device *d, void *out, const void *in, enum k_ac
 static void cuda_norm(struct device *d, struct device_rows *out, const float *x,
                       const struct k_norm *norm, int n, const struct k_matrix *to)
 {
-    struct cuda *c = cuda_of(d);
+    struct cuda *gpu = cuda_of(d);
 
-    cuda_keep(c, k_norm_rows(out->data, x, norm, n, d->limits.dim, c->stream), "norm");
+    cuda_keep(gpu, k_norm_rows(out->data, x, norm, n, d->limits.dim, gpu->stream), "norm");
     cuda_quantise(d, out, n, to);
 }
 
 static void cuda_norm_within(struct device *d, void *x, int stride, const struct k_norm *norm,
                              int width, int n)
 {
-    struct cuda *c = cuda_of(d);
+    struct cuda *gpu = cuda_of(d);
 
-    cuda_keep(c, k_norm_within(x, stride, norm, n, width, c->stream), "norm_within");
+    cuda_keep(gpu, k_norm_within(x, stride, norm, n, width, gpu->stream), "norm_within");
 }
 
 static void cuda_gate(struct device *d, struct device_rows *out, const void *in,
                       enum k_activation kind, int ff_dim, int n, const struct k_matrix *to)
 {
-    struct cuda *c = cuda_of(d);
+    struct cuda *gpu = cuda_of(d);
 
-    cuda_keep(c, k_gate(out->data, in, kind, n, ff_dim, c->stream), "gate");
+    cuda_keep(gpu, k_gate(out->data, in, kind, n, ff_dim, gpu->stream), "gate");
     cuda_quantise(d, out, n, to);
 }
 
 static void cuda_place(struct device *d, float *x, float scale, const void *positions, int first)
 {
-    struct cuda *c = cuda_of(d);
+    struct cuda *gpu = cuda_of(d);
 
-    cuda_keep(c,
-              k_place(x, scale, positions, c->tokens.pos, first, c->tokens.n_tokens, d->limits.dim,
-                      c->stream),
+    cuda_keep(gpu,
+              k_place(x, scale, positions, gpu->tokens.pos, first, gpu->tokens.n_tokens,
+                      d->limits.dim, gpu->stream),
               "place");
 }
 
 static void cuda_add(struct device *d, float *x, const void *delta, float scale, int n)
 {
-    struct cuda *c = cuda_of(d);
+    struct cuda *gpu = cuda_of(d);
 
-    cuda_keep(c, k_add(x, delta, scale, (size_t)n * (size_t)d->limits.dim, c->stream), "add");
+    cuda_keep(gpu, k_add(x, delta, scale, (size_t)n * (size_t)d->limits.dim, gpu->stream), "add");
 }
 
 static void cuda_soften(struct device *d, float *logits, const struct k_softening *how, int n)
 {
-    struct cuda *c = cuda_of(d);
+    struct cuda *gpu = cuda_of(d);
 
-    cuda_keep(c, k_soften(logits, how, n, d->limits.n_vocab, c->stream), "soften");
+    cuda_keep(gpu, k_soften(logits, how, n, d->limits.n_vocab, gpu->stream), "soften");
 }
 
 static void cuda_silu_mul(struct device *d, struct device_rows *out, const void *in, int ff_dim,
                           int n, const struct k_matrix *to)
 {
-    struct cuda *c = cuda_of(d);
+    struct cuda *gpu = cuda_of(d);
 
-    cuda_keep(c,
+    cuda_keep(gpu,
               k_format_reads_codes(&to->format)
-                  ? k_silu_mul_e4m3(cuda_codes_for(out, to, n), in, n, ff_dim, c->stream)
-                  : k_silu_mul(out->data, in, n, ff_dim, c->stream),
+                  ? k_silu_mul_e4m3(cuda_codes_for(out, to, n), in, n, ff_dim, gpu->stream)
+                  : k_silu_mul(out->data, in, n, ff_dim, gpu->stream),
               "silu_mul");
 }
 
 static void cuda_gather_add(struct device *d, float *out, const float *x, const void *delta,
                             float scale)
 {
-    struct cuda *c = cuda_of(d);
+    struct cuda *gpu = cuda_of(d);
 
-    cuda_keep(c,
-              k_gather_add(out, x, delta, scale, c->arrays.row_tokens, d->step_rows, d->limits.dim,
-                           c->stream),
+    cuda_keep(gpu,
+              k_gather_add(out, x, delta, scale, gpu->arrays.row_tokens, d->step_rows,
+                           d->limits.dim, gpu->stream),
               "gather_add");
 }
 
@@ -533,12 +536,12 @@ static bool cuda_few(struct device *d, const struct k_matrix *w, int n)
 static void cuda_embed_normed(struct device *d, float *x, void *normed, float *sums,
                               const void *table, const void *norm, const struct k_matrix *to)
 {
-    struct cuda *c = cuda_of(d);
+    struct cuda *gpu = cuda_of(d);
 
-    cuda_keep(c,
+    cuda_keep(gpu,
               k_embed_normed(x, normed, k_format_reads_half(&to->format), sums, table,
-                             c->tokens.ids, c->sampled, norm, c->tokens.n_tokens, d->limits.dim,
-                             c->stream),
+                             gpu->tokens.ids, gpu->sampled, norm, gpu->tokens.n_tokens,
+                             d->limits.dim, gpu->stream),
               "embed");
 }
 
@@ -569,7 +572,7 @@ static int cuda_reserve_attention(struct cuda *c)
 /* Limits of the kernels are checked here, before memory is taken. */
 static int cuda_reserve(struct device *d, const struct device_limits *lim)
 {
-    struct cuda *c = cuda_of(d);
+    struct cuda *gpu = cuda_of(d);
     int rc;
 
     if (lim->n_vocab > K_SAMPLE_VOCAB_MAX) {
@@ -583,34 +586,34 @@ static int cuda_reserve(struct device *d, const struct device_limits *lim)
         return ERR_UNSUPPORTED;
     }
     d->limits = *lim;
-    if ((rc = step_reserve(c)) != ERR_OK || (rc = peers_reserve(c)) != ERR_OK)
+    if ((rc = step_reserve(gpu)) != ERR_OK || (rc = peers_reserve(gpu)) != ERR_OK)
         return rc;
-    return lim->n_heads > 0 ? cuda_reserve_attention(c) : ERR_OK;
+    return lim->n_heads > 0 ? cuda_reserve_attention(gpu) : ERR_OK;
 }
 
 /* Errors while closing are ignored: the process ends, or never used the device. */
 static void cuda_close(struct device *d)
 {
-    struct cuda *c = cuda_of(d);
-    int before = cuda_enter(c);
+    struct cuda *gpu = cuda_of(d);
+    int before = cuda_enter(gpu);
 
     peers_leave(d);
-    if (c->stream != NULL)
-        (void)cudaStreamSynchronize(c->stream);
-    step_close(c);
-    copy_close(c);
-    gemm_close(c->gemm);
-    for (int i = 0; i < c->n_allocs; i++)
-        (void)cudaFree(c->allocs[i]);
-    sleep_close(c);
-    (void)cudaFreeHost(c->convert);
-    if (c->stream != NULL)
-        (void)cudaStreamDestroy(c->stream);
-    if (c->side != NULL)
-        (void)cudaStreamDestroy(c->side);
-    peers_close(c);
+    if (gpu->stream != NULL)
+        (void)cudaStreamSynchronize(gpu->stream);
+    step_close(gpu);
+    copy_close(gpu);
+    gemm_close(gpu->gemm);
+    for (int i = 0; i < gpu->n_allocs; i++)
+        (void)cudaFree(gpu->allocs[i]);
+    sleep_close(gpu);
+    (void)cudaFreeHost(gpu->convert);
+    if (gpu->stream != NULL)
+        (void)cudaStreamDestroy(gpu->stream);
+    if (gpu->side != NULL)
+        (void)cudaStreamDestroy(gpu->side);
+    peers_close(gpu);
     cuda_leave(before);
-    mem_free(c);
+    mem_free(gpu);
 }
 
 static const struct device_ops cuda_ops = {
@@ -735,7 +738,7 @@ static int cuda_start(struct cuda *c)
 int device_cuda_open(struct device **out, int idx)
 {
     int n = device_cuda_count(), rc;
-    struct cuda *c;
+    struct cuda *gpu;
 
     if (n == 0) {
         log_error("device: there is no usable GPU; use --device cpu, or look at nvidia-smi");
@@ -747,17 +750,17 @@ int device_cuda_open(struct device **out, int idx)
                   idx, n);
         return ERR_INVALID;
     }
-    if ((c = mem_zalloc(sizeof *c)) == NULL)
+    if ((gpu = mem_zalloc(sizeof *gpu)) == NULL)
         return ERR_NO_MEMORY;
-    c->ordinal = idx;
-    c->base.ops = &cuda_ops;
-    c->base.elem_bytes = sizeof(k_bf16);
-    c->base.is_gpu = true;
-    c->base.rows_multiple = ROWS_MULTIPLE;
-    if ((rc = cuda_start(c)) != ERR_OK) {
-        cuda_close(&c->base);
+    gpu->ordinal = idx;
+    gpu->base.ops = &cuda_ops;
+    gpu->base.elem_bytes = sizeof(k_bf16);
+    gpu->base.is_gpu = true;
+    gpu->base.rows_multiple = ROWS_MULTIPLE;
+    if ((rc = cuda_start(gpu)) != ERR_OK) {
+        cuda_close(&gpu->base);
         return rc;
     }
-    *out = &c->base;
+    *out = &gpu->base;
     return ERR_OK;
 }

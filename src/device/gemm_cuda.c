@@ -87,23 +87,23 @@ bool gemm_takes(const struct k_matrix *w)
 
 int gemm_open(struct gemm **out, void *workspace, size_t workspace_bytes, const char *gpu)
 {
-    struct gemm *g = mem_zalloc(sizeof *g);
+    struct gemm *gemm = mem_zalloc(sizeof *gemm);
     cublasStatus_t status;
 
-    if (g == NULL)
+    if (gemm == NULL)
         return ERR_NO_MEMORY;
-    status = cublasLtCreate(&g->handle);
+    status = cublasLtCreate(&gemm->handle);
     if (status != CUBLAS_STATUS_SUCCESS) {
         log_error("device: cuBLASLt does not start: %s", cublasLtGetStatusString(status));
-        mem_free(g);
+        mem_free(gemm);
         return ERR_GPU;
     }
-    g->workspace = workspace;
-    g->workspace_bytes = workspace_bytes;
-    g->table.version = (long)cublasLtGetVersion();
-    (void)snprintf(g->table.gpu, sizeof g->table.gpu, "%s", gpu); /* cut like the name in the
+    gemm->workspace = workspace;
+    gemm->workspace_bytes = workspace_bytes;
+    gemm->table.version = (long)cublasLtGetVersion();
+    (void)snprintf(gemm->table.gpu, sizeof gemm->table.gpu, "%s", gpu); /* cut like the name in the
                                                                    * table */
-    *out = g;
+    *out = gemm;
     return ERR_OK;
 }
 
@@ -160,11 +160,11 @@ static cublasStatus_t gemm_describe_scales(struct gemm_plan *p)
     int32_t x = blocks ? CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F
                        : CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
     int8_t fast = !blocks;
-    cublasStatus_t s;
+    cublasStatus_t status;
 
-    if ((s = gemm_set(p, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &w, sizeof w)) != 0 ||
-        (s = gemm_set(p, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &x, sizeof x)) != 0)
-        return s;
+    if ((status = gemm_set(p, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &w, sizeof w)) != 0 ||
+        (status = gemm_set(p, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &x, sizeof x)) != 0)
+        return status;
     return gemm_set(p, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast);
 }
 
@@ -178,19 +178,19 @@ static cublasStatus_t gemm_describe(struct gemm_plan *p)
     cudaDataType_t y_type = is_float ? CUDA_R_32F : CUDA_R_16BF;
     cudaDataType_t type = is_bf16 ? CUDA_R_16BF : CUDA_R_8F_E4M3;
     uint64_t n = (uint64_t)p->n, n_out = (uint64_t)p->n_out, n_in = (uint64_t)p->n_in;
-    cublasStatus_t s;
+    cublasStatus_t status;
 
-    if ((s = cublasLtMatmulDescInit(&p->op, CUBLAS_COMPUTE_32F, CUDA_R_32F)) != 0 ||
-        (s = gemm_set(p, CUBLASLT_MATMUL_DESC_TRANSA, &turned, sizeof turned)) != 0)
-        return s;
+    if ((status = cublasLtMatmulDescInit(&p->op, CUBLAS_COMPUTE_32F, CUDA_R_32F)) != 0 ||
+        (status = gemm_set(p, CUBLASLT_MATMUL_DESC_TRANSA, &turned, sizeof turned)) != 0)
+        return status;
     if (p->has_bias &&
-        (s = gemm_set(p, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue)) != 0)
-        return s;
-    if (!is_bf16 && (s = gemm_describe_scales(p)) != 0)
-        return s;
-    if ((s = cublasLtMatrixLayoutInit(&p->w, type, n_in, n_out, (int64_t)n_in)) != 0 ||
-        (s = cublasLtMatrixLayoutInit(&p->x, type, n_in, n, (int64_t)n_in)) != 0)
-        return s;
+        (status = gemm_set(p, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue)) != 0)
+        return status;
+    if (!is_bf16 && (status = gemm_describe_scales(p)) != 0)
+        return status;
+    if ((status = cublasLtMatrixLayoutInit(&p->w, type, n_in, n_out, (int64_t)n_in)) != 0 ||
+        (status = cublasLtMatrixLayoutInit(&p->x, type, n_in, n, (int64_t)n_in)) != 0)
+        return status;
     return cublasLtMatrixLayoutInit(&p->y, y_type, n_out, n, (int64_t)n_out);
 }
 
@@ -200,35 +200,35 @@ static cublasStatus_t gemm_guess(const struct gemm *g, struct gemm_plan *p,
 {
     cublasLtMatmulPreferenceOpaque_t wish;
     cublasLtMatmulHeuristicResult_t found[CANDIDATES_MAX];
-    cublasStatus_t s;
+    cublasStatus_t status;
     int n_found = 0;
 
     *n = 0;
-    if ((s = cublasLtMatmulPreferenceInit(&wish)) != 0)
-        return s;
-    s = cublasLtMatmulPreferenceSetAttribute(&wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                             &g->workspace_bytes, sizeof g->workspace_bytes);
-    if (s == 0)
-        s = cublasLtMatmulAlgoGetHeuristic(g->handle, &p->op, &p->w, &p->x, &p->y, &p->y, &wish,
-                                           cap, found, &n_found);
-    for (int i = 0; s == 0 && i < n_found; i++) {
+    if ((status = cublasLtMatmulPreferenceInit(&wish)) != 0)
+        return status;
+    status = cublasLtMatmulPreferenceSetAttribute(&wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                                  &g->workspace_bytes, sizeof g->workspace_bytes);
+    if (status == 0)
+        status = cublasLtMatmulAlgoGetHeuristic(g->handle, &p->op, &p->w, &p->x, &p->y, &p->y,
+                                                &wish, cap, found, &n_found);
+    for (int i = 0; status == 0 && i < n_found; i++) {
         if (found[i].state == CUBLAS_STATUS_SUCCESS)
             algos[(*n)++] = found[i].algo;
     }
-    return s == 0 && *n == 0 ? CUBLAS_STATUS_NOT_SUPPORTED : s;
+    return status == 0 && *n == 0 ? CUBLAS_STATUS_NOT_SUPPORTED : status;
 }
 
 /* Take the algorithm from the table. False if it has none for the shape, or one that this library
  * rejects. */
 static bool gemm_take_measured(const struct gemm *g, struct gemm_plan *p)
 {
-    const struct gemm_entry *e = gemm_table_find(&g->table, p->kind, p->n, p->n_out, p->n_in);
+    const struct gemm_entry *entry = gemm_table_find(&g->table, p->kind, p->n, p->n_out, p->n_in);
     cublasLtMatmulHeuristicResult_t found;
     cublasLtMatmulAlgo_t algo;
 
-    if (e == NULL)
+    if (entry == NULL)
         return false;
-    memcpy(&algo, e->algo, sizeof algo);
+    memcpy(&algo, entry->algo, sizeof algo);
     if (cublasLtMatmulAlgoCheck(g->handle, &p->op, &p->w, &p->x, &p->y, &p->y, &algo, &found) !=
             0 ||
         found.workspaceSize > g->workspace_bytes)
@@ -274,16 +274,17 @@ static struct gemm_plan gemm_plan_of(const struct gemm_product *p)
  * no algorithm before scales have an address. */
 static cublasStatus_t gemm_point(struct gemm_plan *plan, const struct gemm_product *p)
 {
-    cublasStatus_t s = CUBLAS_STATUS_SUCCESS;
+    cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
 
     if (p->bias != NULL)
-        s = gemm_set(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p->bias, sizeof p->bias);
-    if (s == 0 && k_format_reads_codes(&p->w->format))
-        s = gemm_set(plan, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &p->w->scales,
-                     sizeof p->w->scales);
-    if (s == 0 && k_format_reads_codes(&p->w->format))
-        s = gemm_set(plan, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &p->x_scales, sizeof p->x_scales);
-    return s;
+        status = gemm_set(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p->bias, sizeof p->bias);
+    if (status == 0 && k_format_reads_codes(&p->w->format))
+        status = gemm_set(plan, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &p->w->scales,
+                          sizeof p->w->scales);
+    if (status == 0 && k_format_reads_codes(&p->w->format))
+        status =
+            gemm_set(plan, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &p->x_scales, sizeof p->x_scales);
+    return status;
 }
 
 /* Returns a plan that is ready; makes it if this is the shape's first product. */
@@ -291,16 +292,16 @@ static cublasStatus_t gemm_find_plan(struct gemm *g, struct gemm_plan **out,
                                      const struct gemm_product *p)
 {
     struct gemm_plan want = gemm_plan_of(p), *plan = gemm_slot_of(g, &want);
-    cublasStatus_t s;
+    cublasStatus_t status;
     int n = 0;
 
     *out = plan;
     if (gemm_is_same(plan, &want))
         return CUBLAS_STATUS_SUCCESS;
-    if ((s = gemm_describe(&want)) != 0 || (s = gemm_point(&want, p)) != 0)
-        return s;
-    if (!gemm_take_measured(g, &want) && (s = gemm_guess(g, &want, &want.algo, 1, &n)) != 0)
-        return s;
+    if ((status = gemm_describe(&want)) != 0 || (status = gemm_point(&want, p)) != 0)
+        return status;
+    if (!gemm_take_measured(g, &want) && (status = gemm_guess(g, &want, &want.algo, 1, &n)) != 0)
+        return status;
     *plan = want;
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -329,13 +330,13 @@ static int gemm_fail(const struct gemm_product *p, const char *why)
 int gemm_run(struct gemm *g, const struct gemm_product *p, k_stream stream)
 {
     struct gemm_plan *plan = NULL;
-    cublasStatus_t s = gemm_find_plan(g, &plan, p);
+    cublasStatus_t status = gemm_find_plan(g, &plan, p);
 
-    if (s == 0)
-        s = gemm_point(plan, p);
-    if (s == 0)
-        s = gemm_multiply(g, plan, p, p->w->data, &plan->algo, stream);
-    return s == 0 ? ERR_OK : gemm_fail(p, cublasLtGetStatusString(s));
+    if (status == 0)
+        status = gemm_point(plan, p);
+    if (status == 0)
+        status = gemm_multiply(g, plan, p, p->w->data, &plan->algo, stream);
+    return status == 0 ? ERR_OK : gemm_fail(p, cublasLtGetStatusString(status));
 }
 
 /* --- measuring ------------------------------------------------------------------------- */
@@ -369,10 +370,10 @@ static float gemm_train_run(struct train *t, const cublasLtMatmulAlgo_t *algo, i
     if (cudaEventRecord(t->begin, t->stream) != cudaSuccess)
         return -1.0f;
     for (int i = 0; i < length; i++) {
-        const char *w = (const char *)t->p->w->data + (size_t)t->at * t->w_bytes;
+        const char *memory = (const char *)t->p->w->data + (size_t)t->at * t->w_bytes;
 
         t->at = (t->at + 1) % t->n_copies;
-        if (gemm_multiply(t->g, t->plan, t->p, w, algo, t->stream) != 0)
+        if (gemm_multiply(t->g, t->plan, t->p, memory, algo, t->stream) != 0)
             return -1.0f;
     }
     if (cudaEventRecord(t->end, t->stream) != cudaSuccess ||
@@ -511,14 +512,14 @@ static bool gemm_sample_y(const struct train *t, unsigned char *out)
 static double gemm_sampled(const struct train *t, const unsigned char *bytes, size_t i)
 {
     uint32_t bits = 0;
-    float f;
+    float value;
 
     if (t->p->y_is_float)
         memcpy(&bits, bytes + 4 * i, 4);
     else
         memcpy((char *)&bits + 2, bytes + 2 * i, 2); /* bf16 is the upper half */
-    memcpy(&f, &bits, 4);
-    return (double)f;
+    memcpy(&value, &bits, 4);
+    return (double)value;
 }
 
 /* True if algorithm b computes the same as a, cuBLASLt's own choice, up to the order of sums. A
@@ -565,9 +566,9 @@ static void gemm_measure(struct train *t, struct contest *c)
         c->us[i] = gemm_train_run(t, &c->algos[i], 1);
         lengths[i] = c->us[i] * TRAIN_MAX < TRAIN_US ? TRAIN_MAX : (int)(TRAIN_US / c->us[i]) + 1;
     }
-    for (int r = 0; r < TUNE_ROUNDS; r++) {
+    for (int row = 0; row < TUNE_ROUNDS; row++) {
         for (int i = 0; i < c->n; i++)
-            times[i][r] = c->us[i] < 0.0f ? -1.0f : gemm_train_run(t, &c->algos[i], lengths[i]);
+            times[i][row] = c->us[i] < 0.0f ? -1.0f : gemm_train_run(t, &c->algos[i], lengths[i]);
     }
     for (int i = 0; i < c->n; i++) {
         qsort(times[i], TUNE_ROUNDS, sizeof times[i][0], gemm_by_value);
@@ -601,21 +602,21 @@ int gemm_time(struct gemm *g, const struct gemm_product *p, int n_copies, k_stre
               float *us)
 {
     struct gemm_plan *plan = NULL;
-    struct contest c = {.n = 1};
-    struct train t;
-    cublasStatus_t s = gemm_find_plan(g, &plan, p);
+    struct contest contest = {.n = 1};
+    struct train train;
+    cublasStatus_t status = gemm_find_plan(g, &plan, p);
     int rc;
 
-    if (s != 0)
-        return gemm_fail(p, cublasLtGetStatusString(s));
-    if ((rc = gemm_train_open(&t, g, plan, p, n_copies, stream)) != ERR_OK)
+    if (status != 0)
+        return gemm_fail(p, cublasLtGetStatusString(status));
+    if ((rc = gemm_train_open(&train, g, plan, p, n_copies, stream)) != ERR_OK)
         return rc;
-    c.algos[0] = plan->algo;
-    gemm_measure(&t, &c);
-    gemm_train_close(&t);
-    if (c.us[0] < 0.0f)
+    contest.algos[0] = plan->algo;
+    gemm_measure(&train, &contest);
+    gemm_train_close(&train);
+    if (contest.us[0] < 0.0f)
         return gemm_fail(p, "does not run");
-    *us = c.us[0];
+    *us = contest.us[0];
     return ERR_OK;
 }
 
@@ -638,31 +639,31 @@ int gemm_tune(struct gemm *g, const struct gemm_product *p, int n_copies, k_stre
     struct gemm_plan plan = gemm_plan_of(p);
     struct gemm_entry entry = {
         .kind = plan.kind, .n = plan.n, .n_out = plan.n_out, .n_in = plan.n_in};
-    struct contest c = {.n = 0};
-    struct train t;
-    cublasStatus_t s = gemm_describe(&plan);
+    struct contest contest = {.n = 0};
+    struct train train;
+    cublasStatus_t status = gemm_describe(&plan);
     int best = 0, rc;
 
-    if (s == 0)
-        s = gemm_point(&plan, p);
-    if (s == 0)
-        s = gemm_guess(g, &plan, c.algos, GUESSES_MAX, &c.n);
-    if (s != 0)
-        return gemm_fail(p, cublasLtGetStatusString(s));
-    if ((rc = gemm_train_open(&t, g, &plan, p, n_copies, stream)) != ERR_OK)
+    if (status == 0)
+        status = gemm_point(&plan, p);
+    if (status == 0)
+        status = gemm_guess(g, &plan, contest.algos, GUESSES_MAX, &contest.n);
+    if (status != 0)
+        return gemm_fail(p, cublasLtGetStatusString(status));
+    if ((rc = gemm_train_open(&train, g, &plan, p, n_copies, stream)) != ERR_OK)
         return rc;
-    gemm_gather_candidates(&t, &c);
-    gemm_measure(&t, &c);
-    gemm_train_close(&t);
-    for (int i = 1; i < c.n; i++) {
-        if (c.us[i] >= 0.0f && (c.us[best] < 0.0f || c.us[i] < c.us[best]))
+    gemm_gather_candidates(&train, &contest);
+    gemm_measure(&train, &contest);
+    gemm_train_close(&train);
+    for (int i = 1; i < contest.n; i++) {
+        if (contest.us[i] >= 0.0f && (contest.us[best] < 0.0f || contest.us[i] < contest.us[best]))
             best = i;
     }
-    if (c.us[best] < 0.0f)
+    if (contest.us[best] < 0.0f)
         return gemm_fail(p, "no candidate runs");
-    entry.us = c.us[best];
-    memcpy(entry.algo, &c.algos[best], sizeof entry.algo);
-    *out = (struct gemm_timing){c.us[0], c.us[best], c.n, best};
+    entry.us = contest.us[best];
+    memcpy(entry.algo, &contest.algos[best], sizeof entry.algo);
+    *out = (struct gemm_timing){contest.us[0], contest.us[best], contest.n, best};
     memset(g->plans, 0, sizeof g->plans); /* later products look into the table again */
     return gemm_table_put(&g->table, &entry);
 }

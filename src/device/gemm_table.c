@@ -36,9 +36,9 @@ static int gemm_table_index(const struct gemm_table *t, enum gemm_kind kind, int
                             int n_in)
 {
     for (int i = 0; i < t->n_entries; i++) {
-        const struct gemm_entry *e = &t->entries[i];
+        const struct gemm_entry *entry = &t->entries[i];
 
-        if (e->kind == kind && e->n == n && e->n_out == n_out && e->n_in == n_in)
+        if (entry->kind == kind && entry->n == n && entry->n_out == n_out && entry->n_in == n_in)
             return i;
     }
     return -1;
@@ -98,7 +98,7 @@ static int gemm_table_read_lines(struct gemm_table *t, FILE *f, const char *path
     long version = 0;
 
     for (int number = 1; fgets(line, sizeof line, f) != NULL; number++) {
-        struct gemm_entry e = {.n = 0};
+        struct gemm_entry entry = {.n = 0};
 
         if (line[0] == '#' || line[0] == '\n' || gemm_table_parse_head(line, &version, gpu))
             continue;
@@ -108,7 +108,7 @@ static int gemm_table_read_lines(struct gemm_table *t, FILE *f, const char *path
                      path, version, gpu, t->version, t->gpu);
             return ERR_UNSUPPORTED;
         }
-        if (gemm_table_parse_entry(&e, line) != ERR_OK || gemm_table_put(t, &e) != ERR_OK) {
+        if (gemm_table_parse_entry(&entry, line) != ERR_OK || gemm_table_put(t, &entry) != ERR_OK) {
             log_error("device: %s: line %d is not a measured product", path, number);
             return ERR_SYNTAX;
         }
@@ -118,18 +118,18 @@ static int gemm_table_read_lines(struct gemm_table *t, FILE *f, const char *path
 
 int gemm_table_read(struct gemm_table *t, const char *path)
 {
-    FILE *f = fopen(path, "re");
+    FILE *file = fopen(path, "re");
     int rc;
 
     t->n_entries = 0;
-    if (f == NULL && errno == ENOENT)
+    if (file == NULL && errno == ENOENT)
         return ERR_NOT_FOUND;
-    if (f == NULL) {
+    if (file == NULL) {
         log_error("device: %s: %s", path, strerror(errno));
         return ERR_IO;
     }
-    rc = gemm_table_read_lines(t, f, path);
-    (void)fclose(f); /* nothing was written: no error to report */
+    rc = gemm_table_read_lines(t, file, path);
+    (void)fclose(file); /* nothing was written: no error to report */
     if (rc != ERR_OK)
         t->n_entries = 0;
     return rc;
@@ -138,27 +138,28 @@ int gemm_table_read(struct gemm_table *t, const char *path)
 /* Errors of fprintf() stay in the stream until ferror() reads them. */
 int gemm_table_write(const struct gemm_table *t, const char *path)
 {
-    FILE *f = fopen(path, "we");
+    FILE *file = fopen(path, "we");
     bool written;
 
-    if (f == NULL) {
+    if (file == NULL) {
         log_error("device: %s: %s", path, strerror(errno));
         return ERR_IO;
     }
-    fprintf(f,
+    fprintf(file,
             "# Matrix products as they were measured: kind, rows, outputs, inputs, microseconds,"
             " algorithm.\ncublaslt %ld\ngpu %s\n",
             t->version, t->gpu);
     for (int i = 0; i < t->n_entries; i++) {
-        const struct gemm_entry *e = &t->entries[i];
+        const struct gemm_entry *entry = &t->entries[i];
 
-        fprintf(f, "%s %d %d %d %.1f", kind_names[e->kind], e->n, e->n_out, e->n_in, (double)e->us);
+        fprintf(file, "%s %d %d %d %.1f", kind_names[entry->kind], entry->n, entry->n_out,
+                entry->n_in, (double)entry->us);
         for (int w = 0; w < GEMM_ALGO_WORDS; w++)
-            fprintf(f, " %" PRIx64, e->algo[w]);
-        fputc('\n', f);
+            fprintf(file, " %" PRIx64, entry->algo[w]);
+        fputc('\n', file);
     }
-    written = ferror(f) == 0;
-    if (fclose(f) != 0 || !written) {
+    written = ferror(file) == 0;
+    if (fclose(file) != 0 || !written) {
         log_error("device: %s cannot be written: %s", path, strerror(errno));
         return ERR_IO;
     }

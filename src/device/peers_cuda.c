@@ -47,7 +47,7 @@ struct peers {
 static int peers_open_way(const struct cuda *from, const struct cuda *to)
 {
     int can = 0, before, rc = ERR_OK;
-    cudaError_t e;
+    cudaError_t error;
 
     if (from->ordinal == to->ordinal)
         return ERR_OK;
@@ -61,11 +61,11 @@ static int peers_open_way(const struct cuda *from, const struct cuda *to)
         return ERR_UNSUPPORTED;
     }
     before = cuda_enter(from);
-    e = cudaDeviceEnablePeerAccess(to->ordinal, 0);
-    if (e == cudaErrorPeerAccessAlreadyEnabled)
+    error = cudaDeviceEnablePeerAccess(to->ordinal, 0);
+    if (error == cudaErrorPeerAccessAlreadyEnabled)
         (void)cudaGetLastError(); /* another model of this process has opened it */
     else
-        rc = cuda_check(e, "opening peer access");
+        rc = cuda_check(error, "opening peer access");
     cuda_leave(before);
     return rc;
 }
@@ -87,7 +87,7 @@ static int peers_open_ways(struct device *const *all, int n)
 /* Each device holds one reference to the board. */
 int peers_join(struct device *const *all, int n)
 {
-    struct peers *r;
+    struct peers *peers;
     int rc;
 
     if (n > K_RANKS_MAX) {
@@ -96,22 +96,22 @@ int peers_join(struct device *const *all, int n)
     }
     if ((rc = peers_open_ways(all, n)) != ERR_OK)
         return rc;
-    if ((r = mem_zalloc(sizeof *r)) == NULL)
+    if ((peers = mem_zalloc(sizeof *peers)) == NULL)
         return ERR_NO_MEMORY;
-    if ((r->words = cuda_pinned(sizeof *r->words)) == NULL) {
-        mem_free(r);
+    if ((peers->words = cuda_pinned(sizeof *peers->words)) == NULL) {
+        mem_free(peers);
         return ERR_NO_MEMORY;
     }
-    memset(r->words, 0, sizeof *r->words);
-    r->n = n;
-    atomic_store(&r->n_refs, n);
+    memset(peers->words, 0, sizeof *peers->words);
+    peers->n = n;
+    atomic_store(&peers->n_refs, n);
     for (int i = 0; i < n; i++) {
-        struct cuda *c = cuda_of(all[i]);
+        struct cuda *gpu = cuda_of(all[i]);
 
-        must(c->peers == NULL);
-        r->all[i] = c;
-        c->rank = i;
-        c->peers = r;
+        must(gpu->peers == NULL);
+        peers->all[i] = gpu;
+        gpu->rank = i;
+        gpu->peers = peers;
     }
     return ERR_OK;
 }
@@ -135,10 +135,10 @@ struct cuda *peers_first(struct cuda *c)
 /* Kernels of other ranks see the word while they wait. */
 void peers_leave(struct device *d)
 {
-    const struct cuda *c = cuda_of(d);
+    const struct cuda *gpu = cuda_of(d);
 
-    if (c->peers != NULL)
-        ((volatile struct board_words *)c->peers->words)->left = 1;
+    if (gpu->peers != NULL)
+        ((volatile struct board_words *)gpu->peers->words)->left = 1;
 }
 
 /* Read after each step; the kernels write `failed`. */
@@ -152,13 +152,13 @@ bool peers_failed(const struct cuda *c)
 /* The last rank frees the board. Ranks are closed one after another. */
 void peers_close(struct cuda *c)
 {
-    struct peers *r = c->peers;
+    struct peers *peers = c->peers;
 
     c->peers = NULL;
-    if (r == NULL || atomic_fetch_sub(&r->n_refs, 1) > 1)
+    if (peers == NULL || atomic_fetch_sub(&peers->n_refs, 1) > 1)
         return;
-    (void)cudaFreeHost(r->words);
-    mem_free(r);
+    (void)cudaFreeHost(peers->words);
+    mem_free(peers);
 }
 
 /* --- sums --------------------------------------------------------------------------------- */
@@ -170,19 +170,19 @@ void peers_close(struct cuda *c)
 int peers_reserve(struct cuda *c)
 {
     const struct device_limits *lim = &c->base.limits;
-    struct peers *r = c->peers;
+    struct peers *peers = c->peers;
     size_t bytes = (size_t)lim->n_tokens * (size_t)lim->dim * sizeof(k_bf16);
 
-    if (r == NULL)
+    if (peers == NULL)
         return ERR_OK;
     bytes = (bytes + 15) / 16 * 16;
     c->links.stage_bytes = bytes < STAGE_BYTES_MAX ? bytes : STAGE_BYTES_MAX;
-    r->inbox[c->rank] = cuda_alloc(&c->base, K_SUM_INBOX_BYTES(r->n));
-    r->stage[c->rank] = cuda_alloc(&c->base, 2 * c->links.stage_bytes);
-    r->flags[c->rank] = cuda_alloc(&c->base, K_SUM_FLAGS * sizeof(uint64_t));
+    peers->inbox[c->rank] = cuda_alloc(&c->base, K_SUM_INBOX_BYTES(peers->n));
+    peers->stage[c->rank] = cuda_alloc(&c->base, 2 * c->links.stage_bytes);
+    peers->flags[c->rank] = cuda_alloc(&c->base, K_SUM_FLAGS * sizeof(uint64_t));
     c->links.calls = cuda_alloc(&c->base, 2 * sizeof(uint64_t));
-    if (r->inbox[c->rank] == NULL || r->stage[c->rank] == NULL || r->flags[c->rank] == NULL ||
-        c->links.calls == NULL)
+    if (peers->inbox[c->rank] == NULL || peers->stage[c->rank] == NULL ||
+        peers->flags[c->rank] == NULL || c->links.calls == NULL)
         return ERR_NO_MEMORY;
     /* Clearing must be complete before a peer writes, which it may do as soon as its own memory is
      * ready. */
@@ -193,36 +193,36 @@ int peers_reserve(struct cuda *c)
  * recorded steps may contain them. */
 static const struct k_links *peers_links(struct cuda *c)
 {
-    const struct peers *r = c->peers;
-    struct k_links *l = &c->links;
+    const struct peers *peers = c->peers;
+    struct k_links *links = &c->links;
 
-    must(r != NULL);
-    if (l->n > 0)
-        return l;
-    for (int i = 0; i < r->n; i++) {
-        must(r->inbox[i] != NULL && r->stage[i] != NULL && r->flags[i] != NULL);
-        l->inbox[i] = r->inbox[i];
-        l->stage[i] = r->stage[i];
-        l->flags[i] = r->flags[i];
+    must(peers != NULL);
+    if (links->n > 0)
+        return links;
+    for (int i = 0; i < peers->n; i++) {
+        must(peers->inbox[i] != NULL && peers->stage[i] != NULL && peers->flags[i] != NULL);
+        links->inbox[i] = peers->inbox[i];
+        links->stage[i] = peers->stage[i];
+        links->flags[i] = peers->flags[i];
     }
-    l->rank = c->rank;
-    l->left = &r->words->left;
-    l->failed = &r->words->failed;
-    l->n = r->n;
-    return l;
+    links->rank = c->rank;
+    links->left = &peers->words->left;
+    links->failed = &peers->words->failed;
+    links->n = peers->n;
+    return links;
 }
 
 void peers_sum(struct device *d, void *rows, int n, int width)
 {
-    struct cuda *c = cuda_of(d);
+    struct cuda *gpu = cuda_of(d);
 
-    cuda_keep(c, k_sum_ranks(rows, (size_t)n * (size_t)width, peers_links(c), c->stream),
+    cuda_keep(gpu, k_sum_ranks(rows, (size_t)n * (size_t)width, peers_links(gpu), gpu->stream),
               "a sum of ranks");
 }
 
 void peers_sum_residual(struct device *d, const struct k_product *p, int n)
 {
-    struct cuda *c = cuda_of(d);
+    struct cuda *gpu = cuda_of(d);
 
-    cuda_keep(c, k_sum_residual(p, n, peers_links(c), c->stream), "a sum of ranks");
+    cuda_keep(gpu, k_sum_residual(p, n, peers_links(gpu), gpu->stream), "a sum of ranks");
 }

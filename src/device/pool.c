@@ -108,15 +108,15 @@ static void pool_sleep_until_job(struct pool *p, uint32_t seen)
 /* Spin, sleep, work, until the pool closes. */
 static void *pool_worker_main(void *arg)
 {
-    struct pool_worker *w = arg;
-    struct pool *p = w->pool;
+    struct pool_worker *worker = arg;
+    struct pool *pool = worker->pool;
     uint32_t seen = 0;
 
-    while (!atomic_load(&p->stop)) {
-        if (!pool_spin(p, seen))
-            pool_sleep_until_job(p, seen);
-        seen = (uint32_t)(atomic_load(&p->ticket) >> 32);
-        pool_work(p, w->idx);
+    while (!atomic_load(&pool->stop)) {
+        if (!pool_spin(pool, seen))
+            pool_sleep_until_job(pool, seen);
+        seen = (uint32_t)(atomic_load(&pool->ticket) >> 32);
+        pool_work(pool, worker->idx);
     }
     return NULL;
 }
@@ -169,32 +169,33 @@ int pool_cores(void)
 
 int pool_open(struct pool **out, int n_threads)
 {
-    struct pool *p = mem_zalloc(sizeof *p);
+    struct pool *pool = mem_zalloc(sizeof *pool);
     int rc = ERR_NO_MEMORY;
 
-    if (p == NULL)
+    if (pool == NULL)
         goto out;
     if (n_threads <= 0)
         n_threads = pool_cores();
-    p->width = n_threads < 1 ? 1 : n_threads > POOL_THREADS_MAX ? POOL_THREADS_MAX : n_threads;
-    (void)pthread_mutex_init(&p->lock, NULL); /* default attributes: cannot fail on Linux */
-    (void)pthread_cond_init(&p->wake, NULL);
-    for (int i = 1; i < p->width; i++) {
-        struct pool_worker *w = &p->workers[i];
+    pool->width = n_threads < 1 ? 1 : n_threads > POOL_THREADS_MAX ? POOL_THREADS_MAX : n_threads;
+    (void)pthread_mutex_init(&pool->lock, NULL); /* default attributes: cannot fail on Linux */
+    (void)pthread_cond_init(&pool->wake, NULL);
+    for (int i = 1; i < pool->width; i++) {
+        struct pool_worker *worker = &pool->workers[i];
 
-        w->pool = p;
-        w->idx = i;
-        if (pthread_create(&w->thread, NULL, pool_worker_main, w) != 0) {
-            log_error("device: thread %d of %d cannot be started; lower cpu_threads", i, p->width);
+        worker->pool = pool;
+        worker->idx = i;
+        if (pthread_create(&worker->thread, NULL, pool_worker_main, worker) != 0) {
+            log_error("device: thread %d of %d cannot be started; lower cpu_threads", i,
+                      pool->width);
             goto out;
         }
-        p->n_started++;
+        pool->n_started++;
     }
-    *out = p;
-    p = NULL;
+    *out = pool;
+    pool = NULL;
     rc = ERR_OK;
 out:
-    pool_close(p);
+    pool_close(pool);
     return rc;
 }
 

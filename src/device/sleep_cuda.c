@@ -73,17 +73,18 @@ static int sleep_taken(CUresult r, const char *what)
 static bool sleep_find(const char *name, void *function)
 {
     enum cudaDriverEntryPointQueryResult found;
-    void *p = NULL;
+    void *memory = NULL;
 
-    if (cudaGetDriverEntryPointByVersion(name, &p, 12000, cudaEnableDefault, &found) !=
+    if (cudaGetDriverEntryPointByVersion(name, &memory, 12000, cudaEnableDefault, &found) !=
             cudaSuccess ||
-        found != cudaDriverEntryPointSuccess || p == NULL) {
+        found != cudaDriverEntryPointSuccess || memory == NULL) {
         (void)cudaGetLastError(); /* clears CUDA's last error: a missing function is not an error
                                    * of the device */
         log_warn("device: the driver has no %s", name);
         return false;
     }
-    memcpy(function, &p, sizeof p); /* ISO C does not convert data pointers to function pointers */
+    memcpy(function, &memory,
+           sizeof memory); /* ISO C does not convert data pointers to function pointers */
     return true;
 }
 
@@ -99,13 +100,13 @@ static bool sleep_find_all(struct sleep_calls *f)
 /* Plain device memory of this GPU. */
 static CUmemAllocationProp sleep_properties(const struct cuda *c)
 {
-    CUmemAllocationProp p;
+    CUmemAllocationProp prop;
 
-    memset(&p, 0, sizeof p);
-    p.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-    p.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-    p.location.id = c->ordinal;
-    return p;
+    memset(&prop, 0, sizeof prop);
+    prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    prop.location.id = c->ordinal;
+    return prop;
 }
 
 /* Addresses cost nothing, so each region gets as many as the GPU has memory. */
@@ -122,30 +123,32 @@ static int sleep_reserve(const struct sleep_calls *f, struct sleep_region *r, si
 
 int sleep_prepare(struct device *d)
 {
-    struct cuda *c = cuda_of(d);
-    struct sleep_state *s = &c->sleep;
-    struct sleep_calls *f = mem_zalloc(sizeof *f);
-    const CUmemAllocationProp prop = sleep_properties(c);
+    struct cuda *gpu = cuda_of(d);
+    struct sleep_state *state = &gpu->sleep;
+    struct sleep_calls *calls = mem_zalloc(sizeof *calls);
+    const CUmemAllocationProp prop = sleep_properties(gpu);
     size_t free_bytes = 0, total = 0;
 
-    must(s->calls == NULL);
-    if (f == NULL)
+    must(state->calls == NULL);
+    if (calls == NULL)
         return ERR_NO_MEMORY;
-    if (!sleep_find_all(f) ||
-        sleep_check(f->granularity(&s->granularity, &prop, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
-                    "asking for the granularity of memory") != ERR_OK ||
-        s->granularity == 0 || SLEEP_PIECE_MIN % s->granularity != 0 ||
+    if (!sleep_find_all(calls) ||
+        sleep_check(
+            calls->granularity(&state->granularity, &prop, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
+            "asking for the granularity of memory") != ERR_OK ||
+        state->granularity == 0 || SLEEP_PIECE_MIN % state->granularity != 0 ||
         d->ops->free(d, &free_bytes, &total) != ERR_OK)
         goto out;
     total = sleep_round_up(total, SLEEP_PIECE_MAX);
-    s->calls = f; /* set now, so that sleep_close() releases the first region if the second fails */
-    f = NULL;
-    if (sleep_reserve(s->calls, &s->constant, total) == ERR_OK &&
-        sleep_reserve(s->calls, &s->scratch, total) == ERR_OK)
+    state->calls =
+        calls; /* set now, so that sleep_close() releases the first region if the second fails */
+    calls = NULL;
+    if (sleep_reserve(state->calls, &state->constant, total) == ERR_OK &&
+        sleep_reserve(state->calls, &state->scratch, total) == ERR_OK)
         return ERR_OK;
-    sleep_close(c);
+    sleep_close(gpu);
 out:
-    mem_free(f);
+    mem_free(calls);
     log_warn("device: memory cannot be given back for a sleep; it is taken for good");
     return ERR_UNSUPPORTED;
 }
@@ -159,7 +162,7 @@ out:
  * pieces with is_mapped must be given back. */
 static int sleep_piece_take(struct cuda *c, const struct sleep_region *r, struct sleep_piece *p)
 {
-    const struct sleep_calls *f = c->sleep.calls;
+    const struct sleep_calls *calls = c->sleep.calls;
     CUdeviceptr at = (CUdeviceptr)(uintptr_t)(r->base + p->at);
     const CUmemAllocationProp prop = sleep_properties(c);
     CUmemAccessDesc access = {.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
@@ -168,31 +171,31 @@ static int sleep_piece_take(struct cuda *c, const struct sleep_region *r, struct
     int rc;
 
     must(!p->is_mapped);
-    rc = sleep_taken(f->create(&handle, p->bytes, &prop, 0), "taking memory");
+    rc = sleep_taken(calls->create(&handle, p->bytes, &prop, 0), "taking memory");
     if (rc != ERR_OK)
         return rc;
-    rc = sleep_taken(f->map(at, p->bytes, 0, handle, 0), "mapping memory");
+    rc = sleep_taken(calls->map(at, p->bytes, 0, handle, 0), "mapping memory");
     if (rc != ERR_OK) {
-        (void)f->release(handle); /* rc has the first error */
+        (void)calls->release(handle); /* rc has the first error */
         return rc;
     }
     p->handle = handle;
     p->is_mapped = true;
-    return sleep_taken(f->set_access(at, p->bytes, &access, 1), "opening memory for the GPU");
+    return sleep_taken(calls->set_access(at, p->bytes, &access, 1), "opening memory for the GPU");
 }
 
 /* Both calls are made even if the first fails. */
 static int sleep_piece_give(struct cuda *c, const struct sleep_region *r, struct sleep_piece *p)
 {
-    const struct sleep_calls *f = c->sleep.calls;
+    const struct sleep_calls *calls = c->sleep.calls;
     int rc;
 
     if (!p->is_mapped)
         return ERR_OK;
     p->is_mapped = false;
-    rc = sleep_check(f->unmap((CUdeviceptr)(uintptr_t)(r->base + p->at), p->bytes),
+    rc = sleep_check(calls->unmap((CUdeviceptr)(uintptr_t)(r->base + p->at), p->bytes),
                      "unmapping memory");
-    if (sleep_check(f->release(p->handle), "giving memory back") != ERR_OK)
+    if (sleep_check(calls->release(p->handle), "giving memory back") != ERR_OK)
         rc = ERR_GPU;
     return rc;
 }
@@ -216,7 +219,7 @@ static int sleep_region_give(struct cuda *c, struct sleep_region *r)
 static int sleep_region_grow(struct cuda *c, struct sleep_region *r, size_t want)
 {
     while (r->taken < want) {
-        struct sleep_piece *p = &r->pieces[r->n_pieces];
+        struct sleep_piece *piece = &r->pieces[r->n_pieces];
         size_t bytes = sleep_round_up(want - r->taken, c->sleep.granularity);
         int rc;
 
@@ -224,9 +227,9 @@ static int sleep_region_grow(struct cuda *c, struct sleep_region *r, size_t want
         bytes = bytes > SLEEP_PIECE_MAX ? SLEEP_PIECE_MAX : bytes;
         if (r->n_pieces == CUDA_PIECES_MAX || bytes > r->cap - r->taken)
             return ERR_NO_MEMORY;
-        *p = (struct sleep_piece){.at = r->taken, .bytes = bytes};
-        rc = sleep_piece_take(c, r, p);
-        r->n_pieces += p->is_mapped; /* counted even on error, so that it is given back */
+        *piece = (struct sleep_piece){.at = r->taken, .bytes = bytes};
+        rc = sleep_piece_take(c, r, piece);
+        r->n_pieces += piece->is_mapped; /* counted even on error, so that it is given back */
         if (rc != ERR_OK)
             return rc;
         r->taken += bytes;
@@ -237,42 +240,43 @@ static int sleep_region_grow(struct cuda *c, struct sleep_region *r, size_t want
 /* Allocations follow one another; memory is never freed singly. */
 static void *sleep_region_alloc(struct device *d, struct sleep_region *r, size_t bytes)
 {
-    struct cuda *c = cuda_of(d);
+    struct cuda *gpu = cuda_of(d);
     size_t at = sleep_round_up(r->used, ALIGN);
     int before, rc;
 
-    must(!c->sleep.is_asleep);
-    if (bytes > r->cap - at || sleep_region_grow(c, r, at + bytes) != ERR_OK) {
+    must(!gpu->sleep.is_asleep);
+    if (bytes > r->cap - at || sleep_region_grow(gpu, r, at + bytes) != ERR_OK) {
         log_error("device: no GPU memory for %zu bytes", bytes);
         return NULL;
     }
     r->used = at + bytes;
     d->allocated_bytes += bytes;
     d->sleeping_bytes += bytes;
-    before = cuda_enter(c);
-    rc = cuda_check(cudaMemsetAsync(r->base + at, 0, bytes, c->stream), "clearing memory");
+    before = cuda_enter(gpu);
+    rc = cuda_check(cudaMemsetAsync(r->base + at, 0, bytes, gpu->stream), "clearing memory");
     cuda_leave(before);
     return rc == ERR_OK ? r->base + at : NULL;
 }
 
 void *sleep_alloc_constant(struct device *d, size_t bytes)
 {
-    struct sleep_state *s = &cuda_of(d)->sleep;
-    void *p;
+    struct sleep_state *state = &cuda_of(d)->sleep;
+    void *memory;
 
-    if (s->calls == NULL)
+    if (state->calls == NULL)
         return cuda_alloc(d, bytes);
-    must(s->copy == NULL); /* the copy would have no room for more */
-    p = sleep_region_alloc(d, &s->constant, bytes);
-    d->constant_bytes += p == NULL ? 0 : bytes;
-    return p;
+    must(state->copy == NULL); /* the copy would have no room for more */
+    memory = sleep_region_alloc(d, &state->constant, bytes);
+    d->constant_bytes += memory == NULL ? 0 : bytes;
+    return memory;
 }
 
 void *sleep_alloc_scratch(struct device *d, size_t bytes)
 {
-    struct sleep_state *s = &cuda_of(d)->sleep;
+    struct sleep_state *state = &cuda_of(d)->sleep;
 
-    return s->calls == NULL ? cuda_alloc(d, bytes) : sleep_region_alloc(d, &s->scratch, bytes);
+    return state->calls == NULL ? cuda_alloc(d, bytes)
+                                : sleep_region_alloc(d, &state->scratch, bytes);
 }
 
 /* --- falling asleep ------------------------------------------------------------------------- */
@@ -285,18 +289,18 @@ void *sleep_alloc_scratch(struct device *d, size_t bytes)
 static int sleep_copy_begin(struct sleep_state *s)
 {
     size_t room = s->constant.taken + HUGE_BYTES;
-    void *p;
+    void *memory;
 
     if (!device_host_has_room(s->constant.taken))
         return ERR_NO_MEMORY;
-    p = mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (p == MAP_FAILED) {
+    memory = mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) {
         log_error("device: no host memory for %zu MiB of weights", room >> 20);
         return ERR_NO_MEMORY;
     }
-    (void)madvise(p, room, MADV_HUGEPAGE); /* a hint: pinning huge pages is faster */
-    s->copy_map = p;
-    s->copy = (char *)sleep_round_up((uintptr_t)p, HUGE_BYTES);
+    (void)madvise(memory, room, MADV_HUGEPAGE); /* a hint: pinning huge pages is faster */
+    s->copy_map = memory;
+    s->copy = (char *)sleep_round_up((uintptr_t)memory, HUGE_BYTES);
     s->copy_room = room;
     s->n_pinned = 0;
     s->n_copied = 0;
@@ -328,25 +332,26 @@ static size_t sleep_piece_used(const struct sleep_region *r, const struct sleep_
  * caller must look at its sockets between slices. */
 static int sleep_copy_some(struct cuda *c, enum cudaMemcpyKind kind)
 {
-    struct sleep_state *s = &c->sleep;
+    struct sleep_state *state = &c->sleep;
     uint64_t end_us = clock_us() + DEVICE_SLICE_US;
     int rc = ERR_OK;
 
-    while (rc == ERR_OK && s->n_copied < s->constant.n_pieces) {
-        const struct sleep_piece *p = &s->constant.pieces[s->n_copied];
-        char *host = s->copy + p->at, *gpu = s->constant.base + p->at;
+    while (rc == ERR_OK && state->n_copied < state->constant.n_pieces) {
+        const struct sleep_piece *piece = &state->constant.pieces[state->n_copied];
+        char *host = state->copy + piece->at, *gpu = state->constant.base + piece->at;
         bool out = kind == cudaMemcpyDeviceToHost;
 
         if (out)
-            sleep_copy_pin_next(s, p);
-        if (p->at < s->constant.used) /* else no allocation uses it */
+            sleep_copy_pin_next(state, piece);
+        if (piece->at < state->constant.used) /* else no allocation uses it */
             rc = cuda_check(cudaMemcpyAsync(out ? host : gpu, out ? gpu : host,
-                                            sleep_piece_used(&s->constant, p), kind, c->stream),
+                                            sleep_piece_used(&state->constant, piece), kind,
+                                            c->stream),
                             "copying weights");
         if (rc == ERR_OK)
             rc = cuda_check(cudaStreamSynchronize(c->stream), "copying weights");
-        s->n_copied++;
-        if (rc == ERR_OK && clock_us() > end_us && s->n_copied < s->constant.n_pieces)
+        state->n_copied++;
+        if (rc == ERR_OK && clock_us() > end_us && state->n_copied < state->constant.n_pieces)
             return ERR_AGAIN;
     }
     return rc;
@@ -355,25 +360,25 @@ static int sleep_copy_some(struct cuda *c, enum cudaMemcpyKind kind)
 /* Steps and copies must have ended; the synchronisation covers work that only the driver knows. */
 int sleep_out(struct device *d)
 {
-    struct cuda *c = cuda_of(d);
-    struct sleep_state *s = &c->sleep;
+    struct cuda *gpu = cuda_of(d);
+    struct sleep_state *state = &gpu->sleep;
     int rc = ERR_OK;
 
-    must(s->calls != NULL && !s->is_asleep);
-    if (s->copy == NULL)
-        rc = sleep_copy_begin(s);
-    if (rc == ERR_OK && !s->is_whole)
-        rc = sleep_copy_some(c, cudaMemcpyDeviceToHost);
+    must(state->calls != NULL && !state->is_asleep);
+    if (state->copy == NULL)
+        rc = sleep_copy_begin(state);
+    if (rc == ERR_OK && !state->is_whole)
+        rc = sleep_copy_some(gpu, cudaMemcpyDeviceToHost);
     if (rc != ERR_OK)
         return rc;
-    s->is_whole = true;
+    state->is_whole = true;
     if (cuda_check(cudaDeviceSynchronize(), "falling asleep") != ERR_OK)
         return ERR_GPU;
-    rc = sleep_region_give(c, &s->scratch);
+    rc = sleep_region_give(gpu, &state->scratch);
     if (rc == ERR_OK)
-        rc = sleep_region_give(c, &s->constant);
-    s->is_asleep = true;
-    s->n_copied = 0;
+        rc = sleep_region_give(gpu, &state->constant);
+    state->is_asleep = true;
+    state->n_copied = 0;
     return rc;
 }
 
@@ -404,62 +409,64 @@ static int sleep_region_take(struct cuda *c, struct sleep_region *r)
 /* Pages of a GPU's memory may hold another process's data. */
 static int sleep_clear_scratch(struct cuda *c)
 {
-    const struct sleep_region *r = &c->sleep.scratch;
-    int rc = r->used == 0
+    const struct sleep_region *region = &c->sleep.scratch;
+    int rc = region->used == 0
                  ? ERR_OK
-                 : cuda_check(cudaMemsetAsync(r->base, 0, r->used, c->stream), "clearing memory");
+                 : cuda_check(cudaMemsetAsync(region->base, 0, region->used, c->stream),
+                              "clearing memory");
 
     return rc != ERR_OK ? rc : cuda_check(cudaStreamSynchronize(c->stream), "clearing memory");
 }
 
 int sleep_in(struct device *d)
 {
-    struct cuda *c = cuda_of(d);
-    struct sleep_state *s = &c->sleep;
+    struct cuda *gpu = cuda_of(d);
+    struct sleep_state *state = &gpu->sleep;
     int rc;
 
-    must(s->calls != NULL);
-    if (!s->is_asleep)
+    must(state->calls != NULL);
+    if (!state->is_asleep)
         return ERR_OK; /* sleep_out() was not complete */
-    rc = sleep_region_take(c, &s->constant);
+    rc = sleep_region_take(gpu, &state->constant);
     if (rc == ERR_OK)
-        rc = sleep_region_take(c, &s->scratch);
+        rc = sleep_region_take(gpu, &state->scratch);
     if (rc == ERR_NO_MEMORY) {
-        int given = sleep_region_give(c, &s->constant);
+        int given = sleep_region_give(gpu, &state->constant);
 
         if (given == ERR_OK)
-            given = sleep_region_give(c, &s->scratch);
+            given = sleep_region_give(gpu, &state->scratch);
         return given == ERR_OK ? ERR_NO_MEMORY : given;
     }
     if (rc == ERR_OK)
-        rc = sleep_copy_some(c, cudaMemcpyHostToDevice);
+        rc = sleep_copy_some(gpu, cudaMemcpyHostToDevice);
     if (rc == ERR_OK)
-        rc = sleep_clear_scratch(c);
+        rc = sleep_clear_scratch(gpu);
     if (rc != ERR_OK)
         return rc;
-    s->is_asleep = false;
+    state->is_asleep = false;
     return ERR_OK;
 }
 
 /* Errors are ignored: the process ends, or the device is not used. */
 void sleep_close(struct cuda *c)
 {
-    struct sleep_state *s = &c->sleep;
-    struct sleep_region *regions[] = {&s->constant, &s->scratch};
+    struct sleep_state *state = &c->sleep;
+    struct sleep_region *regions[] = {&state->constant, &state->scratch};
 
-    if (s->calls == NULL)
+    if (state->calls == NULL)
         return;
     for (int i = 0; i < 2; i++) {
         (void)sleep_region_give(c, regions[i]);
         if (regions[i]->base != NULL)
-            (void)s->calls->unreserve((CUdeviceptr)(uintptr_t)regions[i]->base, regions[i]->cap);
+            (void)state->calls->unreserve((CUdeviceptr)(uintptr_t)regions[i]->base,
+                                          regions[i]->cap);
         regions[i]->base = NULL;
     }
-    for (int i = 0; i < s->n_pinned; i++)
-        (void)cudaHostUnregister(s->copy + s->constant.pieces[i].at);
-    if (s->copy != NULL)
-        (void)munmap(s->copy_map, s->copy_room);
-    s->copy = NULL;
-    mem_free(s->calls);
-    s->calls = NULL;
+    for (int i = 0; i < state->n_pinned; i++)
+        (void)cudaHostUnregister(state->copy + state->constant.pieces[i].at);
+    if (state->copy != NULL)
+        (void)munmap(state->copy_map, state->copy_room);
+    state->copy = NULL;
+    mem_free(state->calls);
+    state->calls = NULL;
 }

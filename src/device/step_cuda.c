@@ -38,31 +38,31 @@
 /* Place an array of n elements at *at, and advance *at to the next aligned offset. */
 static void *step_lay_array(char *base, size_t *at, size_t n, size_t bytes)
 {
-    void *p = base == NULL ? NULL : base + *at;
+    void *memory = base == NULL ? NULL : base + *at;
 
     *at = (*at + n * bytes + ALIGN - 1) / ALIGN * ALIGN;
-    return p;
+    return memory;
 }
 
 /* The list of tiles has room for one per token: there is at most one per sequence and one per full
  * tile of tokens. */
 static struct step_arrays step_lay_out(char *base, int n_tokens, int n_seqs, int n_rows)
 {
-    struct step_arrays a;
+    struct step_arrays arrays;
     size_t at = 0, tokens = (size_t)n_tokens, seqs = (size_t)n_seqs, rows = (size_t)n_rows;
 
-    a.ids = step_lay_array(base, &at, tokens, 4);
-    a.seq = step_lay_array(base, &at, tokens, 4);
-    a.pos = step_lay_array(base, &at, tokens, 4);
-    a.seq_start = step_lay_array(base, &at, seqs + 1, 4);
-    a.kv_len = step_lay_array(base, &at, seqs, 4);
-    a.row_tokens = step_lay_array(base, &at, rows, 4);
-    a.decode_seqs = step_lay_array(base, &at, seqs, 4);
-    a.tile_seqs = step_lay_array(base, &at, tokens, 4);
-    a.tile_starts = step_lay_array(base, &at, tokens, 4);
-    a.rows = step_lay_array(base, &at, rows, sizeof *a.rows);
-    a.bytes = at;
-    return a;
+    arrays.ids = step_lay_array(base, &at, tokens, 4);
+    arrays.seq = step_lay_array(base, &at, tokens, 4);
+    arrays.pos = step_lay_array(base, &at, tokens, 4);
+    arrays.seq_start = step_lay_array(base, &at, seqs + 1, 4);
+    arrays.kv_len = step_lay_array(base, &at, seqs, 4);
+    arrays.row_tokens = step_lay_array(base, &at, rows, 4);
+    arrays.decode_seqs = step_lay_array(base, &at, seqs, 4);
+    arrays.tile_seqs = step_lay_array(base, &at, tokens, 4);
+    arrays.tile_starts = step_lay_array(base, &at, tokens, 4);
+    arrays.rows = step_lay_array(base, &at, rows, sizeof *arrays.rows);
+    arrays.bytes = at;
+    return arrays;
 }
 
 /* Divide the tokens between the kernels for decodes and for chunks: fills the lists in a, and the
@@ -71,15 +71,15 @@ static void step_plan_attention(struct cuda *c, const struct step_arrays *a,
                                 const struct k_tokens *t)
 {
     const struct device_limits *lim = &c->base.limits;
-    struct k_attn_plan *p = &c->plan;
+    struct k_attn_plan *plan = &c->plan;
 
-    p->n_decodes = p->n_tiles = 0;
+    plan->n_decodes = plan->n_tiles = 0;
     if (lim->n_heads == 0)
         return; /* no layer has attention */
-    k_attn_tiles(a->tile_seqs, a->tile_starts, p, t, lim->n_heads / lim->n_kv_heads);
-    for (int s = 0; s < t->n_seqs; s++) {
-        if (t->seq_start[s + 1] - t->seq_start[s] == 1)
-            a->decode_seqs[p->n_decodes++] = s;
+    k_attn_tiles(a->tile_seqs, a->tile_starts, plan, t, lim->n_heads / lim->n_kv_heads);
+    for (int seq = 0; seq < t->n_seqs; seq++) {
+        if (t->seq_start[seq + 1] - t->seq_start[seq] == 1)
+            a->decode_seqs[plan->n_decodes++] = seq;
     }
 }
 
@@ -89,8 +89,8 @@ static int step_pages_needed(const struct cuda *c, const struct device_batch *b)
     const struct device_limits *lim = &c->base.limits;
     int len = 1;
 
-    for (int s = 0; s < b->tokens.n_seqs; s++)
-        len = b->tokens.kv_len[s] > len ? b->tokens.kv_len[s] : len;
+    for (int seq = 0; seq < b->tokens.n_seqs; seq++)
+        len = b->tokens.kv_len[seq] > len ? b->tokens.kv_len[seq] : len;
     len = (len + lim->page_tokens - 1) / lim->page_tokens;
     return len < b->tokens.pages_max ? len : b->tokens.pages_max;
 }
@@ -118,11 +118,11 @@ static int32_t *step_table_of(const struct cuda *c, const struct step_slot *slot
 static void step_copy_page_rows(const struct cuda *c, const struct step_slot *slot, int to,
                                 const struct k_tokens *t, int seq)
 {
-    for (int g = 0; g < c->base.limits.n_tables; g++) {
-        size_t n = (size_t)step_row_pages(c, slot, g);
-        const struct k_tokens own = k_tokens_of(t, g);
+    for (int group = 0; group < c->base.limits.n_tables; group++) {
+        size_t n = (size_t)step_row_pages(c, slot, group);
+        const struct k_tokens own = k_tokens_of(t, group);
 
-        memcpy(step_table_of(c, slot, g) + (size_t)to * n,
+        memcpy(step_table_of(c, slot, group) + (size_t)to * n,
                own.page_ids + (size_t)seq * (size_t)t->pages_max, n * 4);
     }
 }
@@ -134,13 +134,13 @@ static void step_fill_rows(struct cuda *c, const struct step_arrays *a,
 {
     size_t at = 0;
 
-    for (int r = 0; r < b->n_rows; r++) {
-        size_t n = (size_t)b->rows[r].n_history;
+    for (int row = 0; row < b->n_rows; row++) {
+        size_t n = (size_t)b->rows[row].n_history;
 
-        a->rows[r] = b->rows[r];
+        a->rows[row] = b->rows[row];
         if (at + n > c->history_cap)
             at = 0;
-        a->rows[r].history_at = (int64_t)at;
+        a->rows[row].history_at = (int64_t)at;
         at += n;
     }
 }
@@ -150,19 +150,19 @@ static void step_fill_rows(struct cuda *c, const struct step_arrays *a,
 static void step_spread_tokens(const struct cuda *c, const struct step_arrays *a,
                                const struct step_slot *slot, const struct device_batch *b)
 {
-    const struct k_tokens *t = &b->tokens;
+    const struct k_tokens *tokens = &b->tokens;
     int row = 0, other = b->n_rows;
 
-    for (int k = 0; k < t->n_tokens; k++) {
+    for (int k = 0; k < tokens->n_tokens; k++) {
         int at = row < b->n_rows && b->row_tokens[row] == k ? row++ : other++;
 
-        a->ids[at] = t->ids[k];
+        a->ids[at] = tokens->ids[k];
         a->seq[at] = a->seq_start[at] = a->row_tokens[at] = at;
-        a->pos[at] = t->pos[k];
-        a->kv_len[at] = t->pos[k] + 1;
-        step_copy_page_rows(c, slot, at, t, t->seq[k]);
+        a->pos[at] = tokens->pos[k];
+        a->kv_len[at] = tokens->pos[k] + 1;
+        step_copy_page_rows(c, slot, at, tokens, tokens->seq[k]);
     }
-    a->seq_start[t->n_tokens] = t->n_tokens;
+    a->seq_start[tokens->n_tokens] = tokens->n_tokens;
 }
 
 /* Append padding: sequences n .. n_padded - 1 have one token and no keys. */
@@ -182,17 +182,17 @@ static void step_pad_tokens(const struct step_arrays *a, int n, int n_padded)
 static void step_copy_tokens(const struct cuda *c, const struct step_arrays *a,
                              const struct step_slot *slot, const struct device_batch *b)
 {
-    const struct k_tokens *t = &b->tokens;
-    size_t token_bytes = (size_t)t->n_tokens * 4, seq_bytes = (size_t)t->n_seqs * 4;
+    const struct k_tokens *tokens = &b->tokens;
+    size_t token_bytes = (size_t)tokens->n_tokens * 4, seq_bytes = (size_t)tokens->n_seqs * 4;
 
-    memcpy(a->ids, t->ids, token_bytes);
-    memcpy(a->seq, t->seq, token_bytes);
-    memcpy(a->pos, t->pos, token_bytes);
-    memcpy(a->seq_start, t->seq_start, seq_bytes + 4);
-    memcpy(a->kv_len, t->kv_len, seq_bytes);
+    memcpy(a->ids, tokens->ids, token_bytes);
+    memcpy(a->seq, tokens->seq, token_bytes);
+    memcpy(a->pos, tokens->pos, token_bytes);
+    memcpy(a->seq_start, tokens->seq_start, seq_bytes + 4);
+    memcpy(a->kv_len, tokens->kv_len, seq_bytes);
     memcpy(a->row_tokens, b->row_tokens, (size_t)b->n_rows * 4);
-    for (int s = 0; s < t->n_seqs; s++)
-        step_copy_page_rows(c, slot, s, t, s);
+    for (int seq = 0; seq < tokens->n_seqs; seq++)
+        step_copy_page_rows(c, slot, seq, tokens, seq);
 }
 
 /* --- buckets ---------------------------------------------------------------------------- */
@@ -213,17 +213,17 @@ static int step_bucket_rows(const struct cuda *c, int i)
  * from the one before it. */
 static bool step_can_spread(const struct cuda *c, const struct device_batch *b)
 {
-    const struct k_tokens *t = &b->tokens;
+    const struct k_tokens *tokens = &b->tokens;
     int most = c->base.limits.has_states ? 1 : SPREAD_MAX;
 
-    if (t->n_tokens > c->base.limits.n_seqs || b->n_rows == 0)
+    if (tokens->n_tokens > c->base.limits.n_seqs || b->n_rows == 0)
         return false;
-    for (int s = 0; s < t->n_seqs; s++) {
-        if (t->seq_start[s + 1] - t->seq_start[s] > most)
+    for (int seq = 0; seq < tokens->n_seqs; seq++) {
+        if (tokens->seq_start[seq + 1] - tokens->seq_start[seq] > most)
             return false;
     }
-    for (int r = 1; r < b->n_rows; r++) {
-        if (b->row_tokens[r] <= b->row_tokens[r - 1])
+    for (int row = 1; row < b->n_rows; row++) {
+        if (b->row_tokens[row] <= b->row_tokens[row - 1])
             return false;
     }
     return true;
@@ -298,11 +298,11 @@ static int step_copy_arrays(struct cuda *c, const struct step_slot *slot, size_t
 {
     int rc = k_copy(c->mirror, slot->staging, bytes, c->stream);
 
-    for (int g = 0; g < c->base.limits.n_tables; g++) {
-        if (rc == 0 && !step_has_pages(c, slot, g))
-            rc = k_copy_rows(c->page_mirror + (size_t)g * step_table_room(c),
-                             c->base.limits.pages_max, step_table_of(c, slot, g),
-                             step_row_pages(c, slot, g), slot->n_seqs, c->stream);
+    for (int group = 0; group < c->base.limits.n_tables; group++) {
+        if (rc == 0 && !step_has_pages(c, slot, group))
+            rc = k_copy_rows(c->page_mirror + (size_t)group * step_table_room(c),
+                             c->base.limits.pages_max, step_table_of(c, slot, group),
+                             step_row_pages(c, slot, group), slot->n_seqs, c->stream);
     }
     return rc == 0 ? ERR_OK : cuda_check(cudaGetLastError(), "copying a batch");
 }
@@ -311,71 +311,72 @@ static int step_copy_arrays(struct cuda *c, const struct step_slot *slot, size_t
  * them at the same addresses. */
 int step_begin(struct device *d, const struct device_batch *b)
 {
-    struct cuda *c = cuda_of(d);
-    struct step_slot *slot = &c->slots[c->n_begun % DEVICE_STEPS_MAX];
-    const struct k_tokens *t = &b->tokens;
-    int bucket = step_choose_bucket(c, b), n_seqs_max = d->limits.n_seqs,
-        n_pages = step_pages_needed(c, b);
-    int n_tokens = bucket < 0 ? t->n_tokens : n_seqs_max,
-        n_seqs = bucket < 0 ? t->n_seqs : n_seqs_max;
+    struct cuda *gpu = cuda_of(d);
+    struct step_slot *slot = &gpu->slots[gpu->n_begun % DEVICE_STEPS_MAX];
+    const struct k_tokens *tokens = &b->tokens;
+    int bucket = step_choose_bucket(gpu, b), n_seqs_max = d->limits.n_seqs,
+        n_pages = step_pages_needed(gpu, b);
+    int n_tokens = bucket < 0 ? tokens->n_tokens : n_seqs_max,
+        n_seqs = bucket < 0 ? tokens->n_seqs : n_seqs_max;
     int n_rows = bucket < 0 ? b->n_rows : n_seqs_max;
-    struct step_arrays a = step_lay_out(slot->staging, n_tokens, n_seqs, n_rows);
+    struct step_arrays arrays = step_lay_out(slot->staging, n_tokens, n_seqs, n_rows);
     int rc;
 
-    must(c->n_begun - c->n_ended < DEVICE_STEPS_MAX && a.bytes <= c->staging_bytes);
-    if (c->peers != NULL && FAULT_HIT(rank_lost))
+    must(gpu->n_begun - gpu->n_ended < DEVICE_STEPS_MAX && arrays.bytes <= gpu->staging_bytes);
+    if (gpu->peers != NULL && FAULT_HIT(rank_lost))
         peers_leave(d);
-    if ((rc = step_wait_for_ids(c, b)) != ERR_OK)
+    if ((rc = step_wait_for_ids(gpu, b)) != ERR_OK)
         return rc;
-    step_fill_rows(c, &a, b);
-    d->step_tokens = t->n_tokens;
+    step_fill_rows(gpu, &arrays, b);
+    d->step_tokens = tokens->n_tokens;
     d->step_rows = b->n_rows;
-    slot->n_seqs = t->n_seqs;
+    slot->n_seqs = tokens->n_seqs;
     slot->n_pages = n_pages;
     if (bucket < 0) {
-        step_copy_tokens(c, &a, slot, b);
-        step_plan_attention(c, &a, t);
+        step_copy_tokens(gpu, &arrays, slot, b);
+        step_plan_attention(gpu, &arrays, tokens);
     } else {
-        step_spread_tokens(c, &a, slot, b);
-        d->step_tokens = d->step_rows = step_bucket_rows(c, bucket);
-        slot->n_seqs = t->n_tokens;
-        step_pad_tokens(&a, t->n_tokens, d->step_rows);
-        a.bytes = (size_t)((char *)(a.rows + b->n_rows) - slot->staging);
-        c->plan.n_decodes = d->step_rows;
-        c->plan.n_tiles = 0;
+        step_spread_tokens(gpu, &arrays, slot, b);
+        d->step_tokens = d->step_rows = step_bucket_rows(gpu, bucket);
+        slot->n_seqs = tokens->n_tokens;
+        step_pad_tokens(&arrays, tokens->n_tokens, d->step_rows);
+        arrays.bytes = (size_t)((char *)(arrays.rows + b->n_rows) - slot->staging);
+        gpu->plan.n_decodes = d->step_rows;
+        gpu->plan.n_tiles = 0;
     }
-    slot->n_rows = cuda_samples(c) ? b->n_rows : 0;
+    slot->n_rows = cuda_samples(gpu) ? b->n_rows : 0;
     slot->n_extras = 0;
     slot->is_marked = false;
-    c->is_short = n_pages * d->limits.page_tokens <= K_ATTN_SHORT;
-    c->has_chunks = t->n_tokens != t->n_seqs;
-    c->bucket = bucket;
-    c->batch = b;
-    c->n_begun++;
-    c->arrays = step_lay_out(c->mirror, n_tokens, n_seqs, n_rows);
-    c->tokens = (struct k_tokens){
-        .ids = c->arrays.ids,
-        .seq = c->arrays.seq,
-        .pos = c->arrays.pos,
-        .seq_start = c->arrays.seq_start,
-        .kv_len = c->arrays.kv_len,
-        .page_ids = c->page_mirror,
+    gpu->is_short = n_pages * d->limits.page_tokens <= K_ATTN_SHORT;
+    gpu->has_chunks = tokens->n_tokens != tokens->n_seqs;
+    gpu->bucket = bucket;
+    gpu->batch = b;
+    gpu->n_begun++;
+    gpu->arrays = step_lay_out(gpu->mirror, n_tokens, n_seqs, n_rows);
+    gpu->tokens = (struct k_tokens){
+        .ids = gpu->arrays.ids,
+        .seq = gpu->arrays.seq,
+        .pos = gpu->arrays.pos,
+        .seq_start = gpu->arrays.seq_start,
+        .kv_len = gpu->arrays.kv_len,
+        .page_ids = gpu->page_mirror,
         .n_tokens = d->step_tokens,
-        .n_seqs = bucket < 0 ? t->n_seqs : d->step_rows,
+        .n_seqs = bucket < 0 ? tokens->n_seqs : d->step_rows,
         .pages_max = d->limits.pages_max,
         .table_seqs = d->limits.n_seqs,
     };
-    c->plan.decode_seqs = bucket < 0 ? c->arrays.decode_seqs : NULL;
-    c->plan.tile_seqs = c->arrays.tile_seqs;
-    c->plan.tile_starts = c->arrays.tile_starts;
-    c->plan.is_short = c->is_short;
-    c->plan.work = c->attn_work;
-    c->n_schedules = 0;
-    rc = step_copy_arrays(c, slot, a.bytes);
-    return rc != ERR_OK ? rc
-                        : cuda_check(cudaEventRecord(c->marks[(c->n_begun - 1) % CUDA_MARKS].begun,
-                                                     c->stream),
-                                     "marking a step");
+    gpu->plan.decode_seqs = bucket < 0 ? gpu->arrays.decode_seqs : NULL;
+    gpu->plan.tile_seqs = gpu->arrays.tile_seqs;
+    gpu->plan.tile_starts = gpu->arrays.tile_starts;
+    gpu->plan.is_short = gpu->is_short;
+    gpu->plan.work = gpu->attn_work;
+    gpu->n_schedules = 0;
+    rc = step_copy_arrays(gpu, slot, arrays.bytes);
+    return rc != ERR_OK
+               ? rc
+               : cuda_check(cudaEventRecord(gpu->marks[(gpu->n_begun - 1) % CUDA_MARKS].begun,
+                                            gpu->stream),
+                            "marking a step");
 }
 
 /* Attention of chunks and of short contexts are different kernels, so each has graphs of its
@@ -397,19 +398,19 @@ static void step_play_graph(struct cuda *c, struct step_graph *g)
  * captured. Later: the graph runs. */
 bool step_replay(struct device *d)
 {
-    struct cuda *c = cuda_of(d);
-    struct step_graph *g = c->bucket < 0 ? NULL : step_graph_of(c);
+    struct cuda *gpu = cuda_of(d);
+    struct step_graph *recorded = gpu->bucket < 0 ? NULL : step_graph_of(gpu);
 
-    if (g == NULL || g->failed)
+    if (recorded == NULL || recorded->failed)
         return false;
-    if (g->exec != NULL) {
-        step_play_graph(c, g);
+    if (recorded->exec != NULL) {
+        step_play_graph(gpu, recorded);
         return true;
     }
-    if (g->is_warm)
-        c->is_recording =
-            cudaStreamBeginCapture(c->stream, cudaStreamCaptureModeRelaxed) == cudaSuccess;
-    g->is_warm = true;
+    if (recorded->is_warm)
+        gpu->is_recording =
+            cudaStreamBeginCapture(gpu->stream, cudaStreamCaptureModeRelaxed) == cudaSuccess;
+    recorded->is_warm = true;
     return false;
 }
 
@@ -417,30 +418,30 @@ bool step_replay(struct device *d)
  * that is an error of the device. */
 void step_launch(struct device *d)
 {
-    struct cuda *c = cuda_of(d);
+    struct cuda *gpu = cuda_of(d);
     cudaGraph_t graph = NULL;
-    struct step_graph *g;
+    struct step_graph *recorded;
     int rc;
 
-    if (!c->is_recording) {
-        if (!cuda_samples(c))
-            cuda_keep(c, step_mark_done(c), "a step");
+    if (!gpu->is_recording) {
+        if (!cuda_samples(gpu))
+            cuda_keep(gpu, step_mark_done(gpu), "a step");
         return;
     }
-    g = step_graph_of(c);
-    c->is_recording = false;
-    rc = cuda_check(cudaStreamEndCapture(c->stream, &graph), "recording a step");
+    recorded = step_graph_of(gpu);
+    gpu->is_recording = false;
+    rc = cuda_check(cudaStreamEndCapture(gpu->stream, &graph), "recording a step");
     if (rc == ERR_OK)
-        rc = cuda_check(cudaGraphInstantiate(&g->exec, graph, 0), "recording a step");
+        rc = cuda_check(cudaGraphInstantiate(&recorded->exec, graph, 0), "recording a step");
     if (graph != NULL)
         (void)cudaGraphDestroy(graph); /* the executable graph does not need it */
-    g->failed = rc != ERR_OK;
-    cuda_keep(c, rc, "recording a step");
+    recorded->failed = rc != ERR_OK;
+    cuda_keep(gpu, rc, "recording a step");
     if (rc != ERR_OK)
         return;
-    log_debug("device: recorded steps of %d tokens%s", step_bucket_rows(c, c->bucket),
-              c->has_chunks ? ", chunks among them" : "");
-    step_play_graph(c, g);
+    log_debug("device: recorded steps of %d tokens%s", step_bucket_rows(gpu, gpu->bucket),
+              gpu->has_chunks ? ", chunks among them" : "");
+    step_play_graph(gpu, recorded);
 }
 
 /* --- sampling --------------------------------------------------------------------------- */
@@ -467,28 +468,30 @@ static bool step_wants_logprobs(const struct device_extras *x)
 /* Before sampling: log probabilities of the unmodified logits, then masks and biases. */
 static void step_enqueue_extras(struct cuda *c, float *logits, bool tells)
 {
-    const struct device_extras *x = &c->base.extras;
+    const struct device_extras *extras = &c->base.extras;
     int n_vocab = c->base.limits.n_vocab;
 
-    step_copy_up(c, c->extras.rows, x->rows, (size_t)x->n_rows * sizeof *x->rows);
-    step_copy_up(c, c->extras.biases, x->biases, (size_t)x->n_biases * sizeof *x->biases);
-    step_copy_up(c, c->extras.masks, x->masks,
-                 (size_t)x->n_masks * (size_t)x->mask_words * sizeof *x->masks);
-    if (x->n_asked > 0) {
-        size_t bytes = (size_t)x->n_asked * sizeof *x->asked;
+    step_copy_up(c, c->extras.rows, extras->rows, (size_t)extras->n_rows * sizeof *extras->rows);
+    step_copy_up(c, c->extras.biases, extras->biases,
+                 (size_t)extras->n_biases * sizeof *extras->biases);
+    step_copy_up(c, c->extras.masks, extras->masks,
+                 (size_t)extras->n_masks * (size_t)extras->mask_words * sizeof *extras->masks);
+    if (extras->n_asked > 0) {
+        size_t bytes = (size_t)extras->n_asked * sizeof *extras->asked;
 
-        step_copy_up(c, c->extras.asked, x->asked, bytes);
-        cuda_keep(c, k_read_asked(c->extras.asked, logits, n_vocab, x->n_asked, c->stream),
+        step_copy_up(c, c->extras.asked, extras->asked, bytes);
+        cuda_keep(c, k_read_asked(c->extras.asked, logits, n_vocab, extras->n_asked, c->stream),
                   "logits that are asked for");
-        cuda_keep(c, k_copy(x->asked, c->extras.asked, bytes, c->stream),
+        cuda_keep(c, k_copy(extras->asked, c->extras.asked, bytes, c->stream),
                   "logits that are asked for");
     }
     if (tells)
-        cuda_keep(c, k_logprobs(c->logprobs, logits, n_vocab, c->extras.rows, x->n_rows, c->stream),
-                  "log probabilities");
-    if (x->n_biases > 0 || x->n_masks > 0)
+        cuda_keep(
+            c, k_logprobs(c->logprobs, logits, n_vocab, c->extras.rows, extras->n_rows, c->stream),
+            "log probabilities");
+    if (extras->n_biases > 0 || extras->n_masks > 0)
         cuda_keep(c,
-                  k_edit(logits, n_vocab, c->extras.rows, x->n_rows, c->extras.masks,
+                  k_edit(logits, n_vocab, c->extras.rows, extras->n_rows, c->extras.masks,
                          c->extras.biases, c->stream),
                   "masks and biases");
 }
@@ -496,17 +499,17 @@ static void step_enqueue_extras(struct cuda *c, float *logits, bool tells)
 /* After sampling: the log probabilities of the sampled ids, and their copy to the host. */
 static void step_enqueue_chosen(struct cuda *c, const float *logits, struct step_slot *slot)
 {
-    const struct device_extras *x = &c->base.extras;
+    const struct device_extras *extras = &c->base.extras;
 
-    slot->n_extras = x->n_rows;
+    slot->n_extras = extras->n_rows;
     cuda_keep(c,
               k_chosen(c->logprobs, c->sampled, logits, c->base.limits.n_vocab, c->extras.rows,
-                       x->n_rows, c->extras.biases, c->stream),
+                       extras->n_rows, c->extras.biases, c->stream),
               "log probabilities");
-    cuda_keep(
-        c,
-        k_copy(slot->logprobs, c->logprobs, (size_t)x->n_rows * sizeof *slot->logprobs, c->stream),
-        "log probabilities");
+    cuda_keep(c,
+              k_copy(slot->logprobs, c->logprobs, (size_t)extras->n_rows * sizeof *slot->logprobs,
+                     c->stream),
+              "log probabilities");
 }
 
 /* Sample rows first .. last - 1, whose histories are n tokens in all. */
@@ -527,22 +530,22 @@ static void step_sample_rows(struct cuda *c, const float *logits, int first, int
  * *n is the number of its and later rows' tokens of history. */
 static int step_copy_histories(struct cuda *c, const float *logits, size_t *n)
 {
-    const struct device_batch *b = c->batch;
+    const struct device_batch *batch = c->batch;
     size_t at = 0;
     int first = 0;
 
-    for (int r = 0; r < b->n_rows; r++) {
-        size_t len = (size_t)b->rows[r].n_history;
+    for (int row = 0; row < batch->n_rows; row++) {
+        size_t len = (size_t)batch->rows[row].n_history;
 
         if (at + len > c->history_cap) {
-            step_sample_rows(c, logits, first, r, at);
-            first = r;
+            step_sample_rows(c, logits, first, row, at);
+            first = row;
             cuda_keep(c, cuda_check(cudaStreamSynchronize(c->stream), "reading histories"),
                       "histories");
             at = 0;
         }
         if (len > 0)
-            memcpy(c->history + at, b->histories[r], len * sizeof *c->history);
+            memcpy(c->history + at, batch->histories[row], len * sizeof *c->history);
         at += len;
     }
     *n = at;
@@ -551,21 +554,22 @@ static int step_copy_histories(struct cuda *c, const float *logits, size_t *n)
 
 void step_sample(struct device *d, float *logits)
 {
-    struct cuda *c = cuda_of(d);
-    struct step_slot *slot = &c->slots[(c->n_begun - 1) % DEVICE_STEPS_MAX];
+    struct cuda *gpu = cuda_of(d);
+    struct step_slot *slot = &gpu->slots[(gpu->n_begun - 1) % DEVICE_STEPS_MAX];
     bool tells = step_wants_logprobs(&d->extras);
     size_t n = 0;
     int first;
 
     if (d->extras.n_rows > 0)
-        step_enqueue_extras(c, logits, tells);
-    first = step_copy_histories(c, logits, &n);
-    step_sample_rows(c, logits, first, c->batch->n_rows, n);
+        step_enqueue_extras(gpu, logits, tells);
+    first = step_copy_histories(gpu, logits, &n);
+    step_sample_rows(gpu, logits, first, gpu->batch->n_rows, n);
     if (tells)
-        step_enqueue_chosen(c, logits, slot);
-    cuda_keep(c, k_copy(slot->ids, c->sampled, (size_t)slot->n_rows * sizeof *slot->ids, c->stream),
-              "sample");
-    cuda_keep(c, step_mark_done(c), "sample");
+        step_enqueue_chosen(gpu, logits, slot);
+    cuda_keep(
+        gpu, k_copy(slot->ids, gpu->sampled, (size_t)slot->n_rows * sizeof *slot->ids, gpu->stream),
+        "sample");
+    cuda_keep(gpu, step_mark_done(gpu), "sample");
 }
 
 /* Measure how long the stream was idle before this step, including the copies of its arrays. */
@@ -582,23 +586,24 @@ static void step_measure_gap(struct cuda *c, unsigned step)
 
 int step_end(struct device *d, int32_t *ids, struct k_logprob_row *logprobs, int *n_extras)
 {
-    struct cuda *c = cuda_of(d);
-    unsigned step = c->n_ended++;
-    struct step_slot *slot = &c->slots[step % DEVICE_STEPS_MAX];
+    struct cuda *gpu = cuda_of(d);
+    unsigned step = gpu->n_ended++;
+    struct step_slot *slot = &gpu->slots[step % DEVICE_STEPS_MAX];
 
-    must(step != c->n_begun);
+    must(step != gpu->n_begun);
     if (!slot->is_marked) /* without samples there is no event */
-        cuda_keep(c, cuda_check(cudaStreamSynchronize(c->stream), "a step"), "a step");
+        cuda_keep(gpu, cuda_check(cudaStreamSynchronize(gpu->stream), "a step"), "a step");
     else
-        cuda_keep(c, cuda_check(cudaEventSynchronize(c->marks[step % CUDA_MARKS].done), "a step"),
+        cuda_keep(gpu,
+                  cuda_check(cudaEventSynchronize(gpu->marks[step % CUDA_MARKS].done), "a step"),
                   "a step");
-    step_measure_gap(c, step);
-    if (peers_failed(c) && c->rc == ERR_OK) {
-        log_error("device: rank %d: another rank did not take part in a sum", c->rank);
-        c->rc = ERR_GPU;
+    step_measure_gap(gpu, step);
+    if (peers_failed(gpu) && gpu->rc == ERR_OK) {
+        log_error("device: rank %d: another rank did not take part in a sum", gpu->rank);
+        gpu->rc = ERR_GPU;
     }
-    if (c->rc != ERR_OK)
-        return c->rc;
+    if (gpu->rc != ERR_OK)
+        return gpu->rc;
     if (slot->n_rows > 0)
         memcpy(ids, slot->ids, (size_t)slot->n_rows * sizeof *ids);
     memcpy(logprobs, slot->logprobs, (size_t)slot->n_extras * sizeof *logprobs);
@@ -614,24 +619,24 @@ int step_end(struct device *d, int32_t *ids, struct k_logprob_row *logprobs, int
 /* Allocate the extras' arrays, pinned and on the device. */
 static int step_reserve_extras(struct cuda *c)
 {
-    struct device_extras *x = &c->base.extras, *y = &c->extras;
+    struct device_extras *extras = &c->base.extras, *wanted = &c->extras;
     size_t rows = (size_t)c->base.limits.n_seqs, biases = rows * DEVICE_BIASES_MAX;
     size_t words;
 
-    x->mask_words = (c->base.limits.n_vocab + 31) / 32;
-    words = rows * (size_t)x->mask_words;
-    x->rows = cuda_pinned(rows * sizeof *x->rows + 16); /* copies are rounded up */
-    x->biases = cuda_pinned(biases * sizeof *x->biases + 16);
-    x->masks = cuda_pinned(words * sizeof *x->masks + 16);
-    x->asked = cuda_pinned(rows * DEVICE_ASKED_MAX * sizeof *x->asked + 16);
-    y->asked = cuda_alloc(&c->base, rows * DEVICE_ASKED_MAX * sizeof *y->asked + 16);
-    y->rows = cuda_alloc(&c->base, rows * sizeof *y->rows + 16);
-    y->biases = cuda_alloc(&c->base, biases * sizeof *y->biases + 16);
-    y->masks = cuda_alloc(&c->base, words * sizeof *y->masks + 16);
+    extras->mask_words = (c->base.limits.n_vocab + 31) / 32;
+    words = rows * (size_t)extras->mask_words;
+    extras->rows = cuda_pinned(rows * sizeof *extras->rows + 16); /* copies are rounded up */
+    extras->biases = cuda_pinned(biases * sizeof *extras->biases + 16);
+    extras->masks = cuda_pinned(words * sizeof *extras->masks + 16);
+    extras->asked = cuda_pinned(rows * DEVICE_ASKED_MAX * sizeof *extras->asked + 16);
+    wanted->asked = cuda_alloc(&c->base, rows * DEVICE_ASKED_MAX * sizeof *wanted->asked + 16);
+    wanted->rows = cuda_alloc(&c->base, rows * sizeof *wanted->rows + 16);
+    wanted->biases = cuda_alloc(&c->base, biases * sizeof *wanted->biases + 16);
+    wanted->masks = cuda_alloc(&c->base, words * sizeof *wanted->masks + 16);
     c->logprobs = cuda_alloc(&c->base, rows * sizeof *c->logprobs + 16);
-    return x->rows == NULL || x->biases == NULL || x->masks == NULL || y->rows == NULL ||
-                   y->biases == NULL || y->masks == NULL || c->logprobs == NULL ||
-                   x->asked == NULL || y->asked == NULL
+    return extras->rows == NULL || extras->biases == NULL || extras->masks == NULL ||
+                   wanted->rows == NULL || wanted->biases == NULL || wanted->masks == NULL ||
+                   c->logprobs == NULL || extras->asked == NULL || wanted->asked == NULL
                ? ERR_NO_MEMORY
                : ERR_OK;
 }
@@ -678,11 +683,11 @@ int step_reserve(struct cuda *c)
 void step_close(struct cuda *c)
 {
     for (int i = 0; i < 4 * CUDA_GRAPHS_MAX; i++) {
-        struct step_graph *g =
+        struct step_graph *recorded =
             &c->graphs[i / (2 * CUDA_GRAPHS_MAX)][i / CUDA_GRAPHS_MAX % 2][i % CUDA_GRAPHS_MAX];
 
-        if (g->exec != NULL)
-            (void)cudaGraphExecDestroy(g->exec); /* errors are ignored at the end */
+        if (recorded->exec != NULL)
+            (void)cudaGraphExecDestroy(recorded->exec); /* errors are ignored at the end */
     }
     for (int i = 0; i < DEVICE_STEPS_MAX; i++) {
         (void)cudaFreeHost(c->slots[i].staging);

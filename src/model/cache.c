@@ -38,16 +38,16 @@ struct cache_maker {
 /* The set that a layer belongs to; bytes are those of this layer alone. */
 static struct cache_set cache_set_of(const struct cache_maker *m, int layer)
 {
-    const struct layer_plan *l = &m->plan->layers[layer];
-    const struct attn_plan *a = &l->attn;
+    const struct layer_plan *planned = &m->plan->layers[layer];
+    const struct attn_plan *attn = &planned->attn;
 
-    if (l->mixer == MIXER_RECURRENT)
+    if (planned->mixer == MIXER_RECURRENT)
         return (struct cache_set){.kind = CACHE_STATE,
-                                  .bytes = (size_t)l->recurrent.width * sizeof(float)};
-    return (struct cache_set){.kind = a->window > 0 ? CACHE_WINDOW : CACHE_FULL,
-                              .window = a->window,
-                              .bytes = (size_t)m->page_tokens * 2 * (size_t)a->n_kv_heads *
-                                       (size_t)a->head_dim * m->elem_bytes};
+                                  .bytes = (size_t)planned->recurrent.width * sizeof(float)};
+    return (struct cache_set){.kind = attn->window > 0 ? CACHE_WINDOW : CACHE_FULL,
+                              .window = attn->window,
+                              .bytes = (size_t)m->page_tokens * 2 * (size_t)attn->n_kv_heads *
+                                       (size_t)attn->head_dim * m->elem_bytes};
 }
 
 /* Bytes are not compared: layers of one set may differ in their heads. */
@@ -61,21 +61,21 @@ static int cache_find_sets(struct cache_maker *m, enum cache_kind kind)
 {
     for (int i = 0; i < m->plan->n_layers; i++) {
         struct cache_set layer = cache_set_of(m, i);
-        int s = 0;
+        int seq = 0;
 
         if (layer.kind != kind)
             continue;
-        while (s < m->n_sets && !cache_is_in_set(&m->sets[s], &layer))
-            s++;
-        if (s == CACHE_GROUPS_MAX) {
+        while (seq < m->n_sets && !cache_is_in_set(&m->sets[seq], &layer))
+            seq++;
+        if (seq == CACHE_GROUPS_MAX) {
             log_error("model: layers with more than %d different windows are not supported",
                       CACHE_GROUPS_MAX);
             return ERR_UNSUPPORTED;
         }
-        if (s == m->n_sets)
+        if (seq == m->n_sets)
             m->sets[m->n_sets++] = layer;
         else
-            m->sets[s].bytes += layer.bytes;
+            m->sets[seq].bytes += layer.bytes;
     }
     return ERR_OK;
 }
@@ -114,11 +114,11 @@ static size_t cache_bytes_of_all(const struct cache_maker *m, size_t page_bytes)
 {
     int n = 0, n_groups = 0;
 
-    for (int s = 0; s < m->n_sets && n_groups <= CACHE_GROUPS_MAX; s++) {
+    for (int seq = 0; seq < m->n_sets && n_groups <= CACHE_GROUPS_MAX; seq++) {
         int some = 1; /* states are always one group */
 
-        if (m->sets[s].kind != CACHE_STATE) {
-            some = cache_fill_set(m, &m->sets[s], page_bytes, 0, NULL);
+        if (m->sets[seq].kind != CACHE_STATE) {
+            some = cache_fill_set(m, &m->sets[seq], page_bytes, 0, NULL);
             n += some;
         }
         if (some == 0)
@@ -135,14 +135,14 @@ static void cache_list_page_sizes(struct cache_maker *m)
 
     for (int i = 0; i < m->plan->n_layers; i++) {
         struct cache_set layer = cache_set_of(m, i);
-        int s = 0;
+        int seq = 0;
 
         if (layer.kind == CACHE_STATE)
             continue;
-        while (!cache_is_in_set(&m->sets[s], &layer))
-            s++;
-        bytes[s] += layer.bytes;
-        m->pages[m->n_pages++] = bytes[s];
+        while (!cache_is_in_set(&m->sets[seq], &layer))
+            seq++;
+        bytes[seq] += layer.bytes;
+        m->pages[m->n_pages++] = bytes[seq];
     }
 }
 
@@ -172,11 +172,11 @@ static size_t cache_choose_page(const struct cache_maker *m)
 {
     size_t smallest = SIZE_MAX, states = 0, best;
 
-    for (int s = 0; s < m->n_sets; s++) {
-        if (m->sets[s].kind == CACHE_STATE)
-            states = m->sets[s].bytes;
-        else if (m->sets[s].bytes < smallest)
-            smallest = m->sets[s].bytes;
+    for (int seq = 0; seq < m->n_sets; seq++) {
+        if (m->sets[seq].kind == CACHE_STATE)
+            states = m->sets[seq].bytes;
+        else if (m->sets[seq].bytes < smallest)
+            smallest = m->sets[seq].bytes;
     }
     if (smallest == SIZE_MAX) /* there are only states: one page holds a whole state, 16-byte
                                * aligned */
@@ -207,8 +207,8 @@ static void cache_place_states(struct cache *c, const struct cache_maker *m, siz
  * groups are too. */
 static void cache_make_groups(struct cache *c, const struct cache_maker *m)
 {
-    for (int s = 0; s < m->n_sets; s++) {
-        const struct cache_set *set = &m->sets[s];
+    for (int seq = 0; seq < m->n_sets; seq++) {
+        const struct cache_set *set = &m->sets[seq];
         int n;
 
         if (set->kind == CACHE_STATE) {
@@ -217,7 +217,7 @@ static void cache_make_groups(struct cache *c, const struct cache_maker *m)
         }
         n = cache_fill_set(m, set, c->page_bytes, c->n_groups, c->layers);
 
-        for (int g = 0; g < n; g++)
+        for (int group = 0; group < n; group++)
             c->groups[c->n_groups++] =
                 (struct cache_group){.kind = set->kind, .window = set->window};
     }
@@ -226,24 +226,24 @@ static void cache_make_groups(struct cache *c, const struct cache_maker *m)
 /* Sets are found kind by kind, so that groups get the order that cache.h promises. */
 int cache_make(struct cache *out, const struct plan *plan, int page_tokens, size_t elem_bytes)
 {
-    struct cache_maker m = {.plan = plan, .page_tokens = page_tokens, .elem_bytes = elem_bytes};
-    struct cache c = {.page_tokens = page_tokens, .n_layers = plan->n_layers};
+    struct cache_maker maker = {.plan = plan, .page_tokens = page_tokens, .elem_bytes = elem_bytes};
+    struct cache cache = {.page_tokens = page_tokens, .n_layers = plan->n_layers};
 
     for (int kind = CACHE_FULL; kind <= CACHE_STATE; kind++) {
-        if (cache_find_sets(&m, (enum cache_kind)kind) != ERR_OK)
+        if (cache_find_sets(&maker, (enum cache_kind)kind) != ERR_OK)
             return ERR_UNSUPPORTED;
     }
-    cache_list_page_sizes(&m);
-    c.page_bytes = cache_choose_page(&m);
-    if (c.page_bytes == 0) {
+    cache_list_page_sizes(&maker);
+    cache.page_bytes = cache_choose_page(&maker);
+    if (cache.page_bytes == 0) {
         log_error("model: its layers make more than %d groups of pages", CACHE_GROUPS_MAX);
         return ERR_UNSUPPORTED;
     }
-    c.layers = mem_zalloc_array((size_t)plan->n_layers, sizeof *c.layers);
-    if (c.layers == NULL)
+    cache.layers = mem_zalloc_array((size_t)plan->n_layers, sizeof *cache.layers);
+    if (cache.layers == NULL)
         return ERR_NO_MEMORY;
-    cache_make_groups(&c, &m);
-    *out = c;
+    cache_make_groups(&cache, &maker);
+    *out = cache;
     return ERR_OK;
 }
 
@@ -272,13 +272,13 @@ int cache_need(const struct cache *c, int n_tokens)
 {
     int all = cache_pages(c, n_tokens), n = 0;
 
-    for (int g = 0; g < c->n_groups; g++) {
-        int seen = c->groups[g].window / c->page_tokens + 2;
+    for (int group = 0; group < c->n_groups; group++) {
+        int seen = c->groups[group].window / c->page_tokens + 2;
 
-        switch (c->groups[g].kind) {
+        switch (c->groups[group].kind) {
         case CACHE_FULL: n += all; break;
         case CACHE_WINDOW: n += seen < all ? seen : all; break;
-        case CACHE_STATE: n += 2 * c->groups[g].n_state_pages; break;
+        case CACHE_STATE: n += 2 * c->groups[group].n_state_pages; break;
         }
     }
     return n;
@@ -305,9 +305,9 @@ int cache_row(const struct cache *c, int n_tokens)
 {
     int n = cache_pages(c, n_tokens);
 
-    for (int g = 0; g < c->n_groups; g++) {
-        if (c->groups[g].n_state_pages > n)
-            n = c->groups[g].n_state_pages;
+    for (int group = 0; group < c->n_groups; group++) {
+        if (c->groups[group].n_state_pages > n)
+            n = c->groups[group].n_state_pages;
     }
     return n;
 }
@@ -325,11 +325,11 @@ struct hash cache_digest(const struct cache *c, struct hash before)
     int n;
 
     for (int i = 0; i < c->n_layers; i++) {
-        const struct cache_place *p = &c->layers[i];
-        const struct cache_group *g = &c->groups[p->group];
+        const struct cache_place *place = &c->layers[i];
+        const struct cache_group *group = &c->groups[place->group];
 
         n = snprintf(line, sizeof line, "layer %d: page %zu, group %d, kind %d, window %d, at %zu",
-                     i, c->page_bytes, p->group, (int)g->kind, g->window, p->at);
+                     i, c->page_bytes, place->group, (int)group->kind, group->window, place->at);
         before = hash_sha256(&before, sizeof before, line, (size_t)n);
     }
     return before;

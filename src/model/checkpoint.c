@@ -2,7 +2,7 @@
  *
  * The tensors of a checkpoint folder, found by name.
  *
- * With model.safetensors.index.json, only the files that it names are opened, because folders often
+ * With model.safetensors.index.json, only the files that it names are entry, because folders often
  * hold a second copy of the weights in another arrangement, and each name must be in the file that
  * the index gives. Without it, the one file is model.safetensors.
  *
@@ -89,19 +89,20 @@ out:
  * later. */
 static int checkpoint_open_file(struct checkpoint *c, int file)
 {
-    struct checkpoint_file *f = &c->files[file];
+    struct checkpoint_file *entry = &c->files[file];
     char why[300];
-    int rc = checkpoint_map_file(f);
+    int rc = checkpoint_map_file(entry);
 
     if (rc != ERR_OK)
         return rc;
-    rc = safetensors_parse(&f->tensors, &f->n_tensors, &c->arena, f->map, f->len, why, sizeof why);
+    rc = safetensors_parse(&entry->tensors, &entry->n_tensors, &c->arena, entry->map, entry->len,
+                           why, sizeof why);
     if (rc != ERR_OK) {
-        log_error("model: %s: %s", f->path, rc == ERR_NO_MEMORY ? err_sentence(rc) : why);
+        log_error("model: %s: %s", entry->path, rc == ERR_NO_MEMORY ? err_sentence(rc) : why);
         return rc;
     }
-    for (size_t i = 0; i < f->n_tensors; i++)
-        f->tensors[i].file = file;
+    for (size_t i = 0; i < entry->n_tensors; i++)
+        entry->tensors[i].file = file;
     return ERR_OK;
 }
 
@@ -188,9 +189,10 @@ static int checkpoint_read_index(struct checkpoint *c, const struct json **map, 
 static int checkpoint_check_index(const struct checkpoint *c, const struct json *map)
 {
     for (uint32_t i = 0; i < map->n; i++) {
-        const struct tensor *t = checkpoint_find(c, map->items[i].key);
+        const struct tensor *tensor = checkpoint_find(c, map->items[i].key);
 
-        if (t == NULL || !json_is_text(&map->items[i], strrchr(c->files[t->file].path, '/') + 1)) {
+        if (tensor == NULL ||
+            !json_is_text(&map->items[i], strrchr(c->files[tensor->file].path, '/') + 1)) {
             log_error("model: the index says that %.100s holds %.100s; it does not",
                       map->items[i].text, map->items[i].key);
             return ERR_CORRUPT;
@@ -223,35 +225,35 @@ static int checkpoint_open_files(struct checkpoint *c, const char *dir, const st
  * valid. */
 int checkpoint_open(struct checkpoint **out, const char *dir)
 {
-    struct checkpoint *c = mem_zalloc(sizeof *c);
+    struct checkpoint *checkpoint = mem_zalloc(sizeof *checkpoint);
     const struct json *map = NULL;
     char path[4096], *text = NULL;
     size_t len = 0;
     int rc = ERR_NO_MEMORY;
 
-    if (c == NULL)
+    if (checkpoint == NULL)
         goto out;
-    c->arena.limit_bytes = ARENA_MAX;
-    c->files = arena_zalloc(&c->arena, FILES_MAX * sizeof *c->files);
-    if (c->files == NULL)
+    checkpoint->arena.limit_bytes = ARENA_MAX;
+    checkpoint->files = arena_zalloc(&checkpoint->arena, FILES_MAX * sizeof *checkpoint->files);
+    if (checkpoint->files == NULL)
         goto out;
     (void)snprintf(path, sizeof path, "%s/model.safetensors.index.json",
                    dir); /* a path that is cut does not
                                                                                 * exist */
     rc = config_file(&text, &len, path, INDEX_BYTES_MAX);
     if (rc == ERR_OK)
-        rc = checkpoint_read_index(c, &map, path, text, len);
+        rc = checkpoint_read_index(checkpoint, &map, path, text, len);
     else if (rc == ERR_NOT_FOUND)
         rc = ERR_OK;
     if (rc == ERR_OK)
-        rc = checkpoint_open_files(c, dir, map);
+        rc = checkpoint_open_files(checkpoint, dir, map);
     if (rc != ERR_OK)
         goto out;
-    *out = c;
-    c = NULL;
+    *out = checkpoint;
+    checkpoint = NULL;
 out:
     mem_free(text);
-    checkpoint_close(c);
+    checkpoint_close(checkpoint);
     return rc;
 }
 
@@ -279,8 +281,8 @@ const struct tensor *checkpoint_find(const struct checkpoint *c, const char *nam
 int checkpoint_read(const struct checkpoint *c, const struct tensor *t, size_t at, void *to,
                     size_t n)
 {
-    const struct checkpoint_file *f = &c->files[t->file];
-    size_t offset = (size_t)(t->data - (const uint8_t *)f->map) + at;
+    const struct checkpoint_file *file = &c->files[t->file];
+    size_t offset = (size_t)(t->data - (const uint8_t *)file->map) + at;
 
     for (size_t done = 0; done < n;) { /* ends: each pass reads at least one byte or returns */
         ssize_t got = -1;
@@ -288,16 +290,16 @@ int checkpoint_read(const struct checkpoint *c, const struct tensor *t, size_t a
         /* The fault point makes the call fail as pread() would. */
         errno = EIO;
         if (!FAULT_HIT(model_read))
-            got = pread(f->fd, (char *)to + done, n - done, (off_t)(offset + done));
+            got = pread(file->fd, (char *)to + done, n - done, (off_t)(offset + done));
         if (got == -1 && errno == EINTR)
             continue;
         if (got == -1) {
-            log_error("model: %s: reading tensor %.100s: %s", f->path, t->name, strerror(errno));
+            log_error("model: %s: reading tensor %.100s: %s", file->path, t->name, strerror(errno));
             return ERR_IO;
         }
         if (got == 0) {
             log_error("model: %s: ends at byte %zu, where it had %zu: it was cut while it was read",
-                      f->path, offset + done, f->len);
+                      file->path, offset + done, file->len);
             return ERR_CORRUPT;
         }
         done += (size_t)got;

@@ -36,33 +36,33 @@ void source_fail(struct config_source *s, int rc)
 int source_whole(struct config_source *s, const struct json *obj, const char *field, int preset,
                  int low, int high)
 {
-    const struct json *v = json_get(obj, field);
+    const struct json *value = json_get(obj, field);
 
-    if (v == NULL || v->kind == JSON_NULL) {
+    if (value == NULL || value->kind == JSON_NULL) {
         if (preset != 0)
             return preset;
         log_error("model: %s: %s is missing", s->name, field);
         source_fail(s, ERR_INVALID);
         return low;
     }
-    if (v->kind != JSON_INT || v->whole < low || v->whole > high) {
+    if (value->kind != JSON_INT || value->whole < low || value->whole > high) {
         log_error("model: %s: %s must be a whole number from %d to %d", s->name, field, low, high);
         source_fail(s, ERR_INVALID);
         return low;
     }
-    return (int)v->whole;
+    return (int)value->whole;
 }
 
 /* The upper bound keeps later arithmetic finite; NaN fails both comparisons. */
 double source_positive(struct config_source *s, const struct json *obj, const char *field,
                        double preset)
 {
-    const struct json *v = json_get(obj, field);
+    const struct json *value = json_get(obj, field);
     double x;
 
-    if ((v == NULL || v->kind == JSON_NULL) && preset > 0.0)
+    if ((value == NULL || value->kind == JSON_NULL) && preset > 0.0)
         return preset;
-    x = json_is_number(v) ? json_real(v) : 0.0;
+    x = json_is_number(value) ? json_real(value) : 0.0;
     if (!(x > 0.0 && x < 1e30)) {
         log_error("model: %s: %s must be a positive number", s->name, field);
         source_fail(s, ERR_INVALID);
@@ -73,24 +73,24 @@ double source_positive(struct config_source *s, const struct json *obj, const ch
 
 bool source_flag(struct config_source *s, const struct json *obj, const char *field, bool preset)
 {
-    const struct json *v = json_get(obj, field);
+    const struct json *value = json_get(obj, field);
 
-    if (v == NULL || v->kind == JSON_NULL)
+    if (value == NULL || value->kind == JSON_NULL)
         return preset;
-    if (v->kind != JSON_BOOL) {
+    if (value->kind != JSON_BOOL) {
         log_error("model: %s: %s must be true or false", s->name, field);
         source_fail(s, ERR_INVALID);
         return preset;
     }
-    return v->flag;
+    return value->flag;
 }
 
 const char *source_alias(const struct json *obj, const char *const *names)
 {
     for (int i = 0; names[i] != NULL; i++) {
-        const struct json *v = json_get(obj, names[i]);
+        const struct json *value = json_get(obj, names[i]);
 
-        if (v != NULL && v->kind != JSON_NULL)
+        if (value != NULL && value->kind != JSON_NULL)
             return names[i];
     }
     return names[0];
@@ -223,23 +223,23 @@ static void hf_config_read_shape(struct config_source *s, struct hf_config *c,
  * both later. */
 static void hf_config_read_row(struct config_source *s, struct hf_config *c, const struct json *obj)
 {
-    const struct arch *a = c->arch;
+    const struct arch *arch = c->arch;
 
-    c->qk_norm = a->qk_norm;
-    c->ffn = a->ffn;
-    if (a->is_toy && c->activation != K_SILU)
+    c->qk_norm = arch->qk_norm;
+    c->ffn = arch->ffn;
+    if (arch->is_toy && c->activation != K_SILU)
         c->ffn = FFN_PLAIN;
-    c->norms = a->norms;
-    c->is_parallel = a->is_parallel;
+    c->norms = arch->norms;
+    c->is_parallel = arch->is_parallel;
     c->by = (struct multipliers){1.0f, 1.0f, 1.0f, 0.0f};
-    c->qkv_bias = a->qkv_bias;
-    c->o_bias = a->o_bias;
-    c->mlp_bias = a->mlp_bias;
-    c->head_bias = a->head_bias;
-    if (a->reads_bias_switches) {
-        c->qkv_bias = source_flag(s, obj, "attention_bias", a->qkv_bias);
-        c->o_bias = source_flag(s, obj, "attention_bias", a->o_bias);
-        c->mlp_bias = source_flag(s, obj, "mlp_bias", a->mlp_bias);
+    c->qkv_bias = arch->qkv_bias;
+    c->o_bias = arch->o_bias;
+    c->mlp_bias = arch->mlp_bias;
+    c->head_bias = arch->head_bias;
+    if (arch->reads_bias_switches) {
+        c->qkv_bias = source_flag(s, obj, "attention_bias", arch->qkv_bias);
+        c->o_bias = source_flag(s, obj, "attention_bias", arch->o_bias);
+        c->mlp_bias = source_flag(s, obj, "mlp_bias", arch->mlp_bias);
     }
     if (s->rc == ERR_OK)
         (void)config_add_rope(c, s, obj, config_rope_object(obj, "full_attention"));
@@ -250,13 +250,13 @@ static void hf_config_read_row(struct config_source *s, struct hf_config *c, con
 static int hf_config_read_window(struct config_source *s, const struct hf_config *c,
                                  const struct json *obj)
 {
-    const struct json *v = json_get(obj, "sliding_window");
+    const struct json *value = json_get(obj, "sliding_window");
 
-    if (c->arch->window == ARCH_WINDOW_NONE || (v != NULL && v->kind == JSON_NULL))
+    if (c->arch->window == ARCH_WINDOW_NONE || (value != NULL && value->kind == JSON_NULL))
         return 0;
     if (c->arch->window == ARCH_WINDOW_LAYERS && !source_flag(s, obj, "use_sliding_window", false))
         return 0;
-    if (c->arch->window == ARCH_WINDOW_TYPES && v == NULL)
+    if (c->arch->window == ARCH_WINDOW_TYPES && value == NULL)
         return c->arch->window_preset;
     return source_whole(s, obj, "sliding_window", WINDOW_PRESET, 1, 1 << 24);
 }
@@ -328,15 +328,15 @@ static void hf_config_read_layers(struct config_source *s, struct hf_config *c,
  * they can never be sampled. */
 static void hf_config_read_eos(struct config_source *s, struct hf_config *c, const struct json *obj)
 {
-    const struct json *v = json_get(obj, "eos_token_id");
-    const struct json *items = v;
+    const struct json *value = json_get(obj, "eos_token_id");
+    const struct json *items = value;
     uint32_t n = 1;
 
-    if (v == NULL || v->kind == JSON_NULL)
+    if (value == NULL || value->kind == JSON_NULL)
         return;
-    if (v->kind == JSON_LIST) {
-        items = v->items;
-        n = v->n;
+    if (value->kind == JSON_LIST) {
+        items = value->items;
+        n = value->n;
     }
     c->n_eos = 0;
     for (uint32_t i = 0; i < n; i++) {
@@ -376,44 +376,44 @@ int hf_config_parse(struct hf_config *out, const char *name, const char *bytes, 
                     const char *generation, size_t generation_len)
 {
     struct arena arena = {.limit_bytes = CONFIG_ARENA_MAX};
-    struct config_source s = {.name = name};
-    struct hf_config c = {.n_eos = 0};
+    struct config_source source = {.name = name};
+    struct hf_config config = {.n_eos = 0};
     const struct json *obj, *root;
 
-    if ((s.rc = hf_config_parse_json(&obj, &arena, name, bytes, len)) != ERR_OK)
+    if ((source.rc = hf_config_parse_json(&obj, &arena, name, bytes, len)) != ERR_OK)
         goto out;
-    hf_config_read_arch(&s, &c, obj);
-    if (s.rc != ERR_OK)
+    hf_config_read_arch(&source, &config, obj);
+    if (source.rc != ERR_OK)
         goto out;
-    hf_config_read_quant(&s, &c, obj);
+    hf_config_read_quant(&source, &config, obj);
     root = obj;
-    if (c.arch->is_wrapped && json_get_kind(obj, "text_config", JSON_OBJECT) != NULL) {
+    if (config.arch->is_wrapped && json_get_kind(obj, "text_config", JSON_OBJECT) != NULL) {
         obj = json_get_kind(obj, "text_config", JSON_OBJECT);
-        hf_config_read_quant(&s, &c, obj);
+        hf_config_read_quant(&source, &config, obj);
     }
-    hf_config_read_activation(&s, &c, obj);
-    hf_config_read_shape(&s, &c, obj);
-    hf_config_read_row(&s, &c, obj);
-    hf_config_read_layers(&s, &c, obj);
-    if (s.rc == ERR_OK && c.arch->read != NULL)
-        c.arch->read(&c, &s, obj);
-    hf_config_read_eos(&s, &c, obj);
+    hf_config_read_activation(&source, &config, obj);
+    hf_config_read_shape(&source, &config, obj);
+    hf_config_read_row(&source, &config, obj);
+    hf_config_read_layers(&source, &config, obj);
+    if (source.rc == ERR_OK && config.arch->read != NULL)
+        config.arch->read(&config, &source, obj);
+    hf_config_read_eos(&source, &config, obj);
     if (root != obj) { /* the outer object has the ids and the tie of the whole model */
-        hf_config_read_eos(&s, &c, root);
-        c.tied = source_flag(&s, root, "tie_word_embeddings", c.tied);
+        hf_config_read_eos(&source, &config, root);
+        config.tied = source_flag(&source, root, "tie_word_embeddings", config.tied);
     }
-    c.digest = hash_sha256(bytes, len, NULL, 0);
-    if (s.rc == ERR_OK && generation != NULL) {
-        s.name = "generation_config.json";
-        s.rc = hf_config_parse_json(&obj, &arena, s.name, generation, generation_len);
-        if (s.rc == ERR_OK)
-            hf_config_read_eos(&s, &c, obj);
+    config.digest = hash_sha256(bytes, len, NULL, 0);
+    if (source.rc == ERR_OK && generation != NULL) {
+        source.name = "generation_config.json";
+        source.rc = hf_config_parse_json(&obj, &arena, source.name, generation, generation_len);
+        if (source.rc == ERR_OK)
+            hf_config_read_eos(&source, &config, obj);
     }
-    if (s.rc == ERR_OK)
-        *out = c;
+    if (source.rc == ERR_OK)
+        *out = config;
 out:
     arena_reset(&arena);
-    return s.rc;
+    return source.rc;
 }
 
 /* The size is taken once: a file that grows meanwhile is read up to that size, one that shrinks is

@@ -97,15 +97,15 @@ void loader_add(struct loader_tensors *all, const char *pattern, struct slice_sh
 /* Constant memory: it survives a sleep of the device. */
 static void *loader_allocate(struct loader *l, size_t bytes)
 {
-    void *p;
+    void *memory;
 
     if (l->rc != ERR_OK)
         return NULL;
-    p = l->d->ops->alloc_constant(l->d, bytes);
-    if (p == NULL)
+    memory = l->d->ops->alloc_constant(l->d, bytes);
+    if (memory == NULL)
         l->rc = ERR_NO_MEMORY;
     l->w->bytes += bytes;
-    return p;
+    return memory;
 }
 
 static int loader_type_of(const struct tensor *t, enum device_type *out)
@@ -201,9 +201,9 @@ static void loader_make_digest(struct loader *l)
     struct hash *sum = &l->ranks[0].weights->digest;
 
     for (size_t i = 0; i < l->n_items; i++) {
-        const struct tensor *t = l->items[i].t;
+        const struct tensor *tensor = l->items[i].t;
         char line[400];
-        int n = snprintf(line, sizeof line, "%.300s %.20s %016llx", t->name, t->dtype,
+        int n = snprintf(line, sizeof line, "%.300s %.20s %016llx", tensor->name, tensor->dtype,
                          (unsigned long long)l->items[i].xxh3);
 
         *sum = hash_sha256(sum, sizeof *sum, line, (size_t)n);
@@ -238,22 +238,22 @@ void loader_name(const struct loader *l, char *out, size_t cap, const char *patt
  * another shape. */
 static const struct tensor *loader_find_vector(struct loader *l, const char *name, int n)
 {
-    const struct tensor *t = checkpoint_find(l->files, name);
+    const struct tensor *tensor = checkpoint_find(l->files, name);
 
-    if (t == NULL) {
+    if (tensor == NULL) {
         log_error("model: tensor %s is missing", name);
         l->rc = ERR_NOT_FOUND;
         return NULL;
     }
-    if (t->n_dims != 1 || t->dims[0] != n) {
+    if (tensor->n_dims != 1 || tensor->dims[0] != n) {
         log_error("model: %s: tensor %s has %d dimensions, the first %lld; config.json says [%d]",
-                  checkpoint_path(l->files, t), name, t->n_dims,
-                  t->n_dims > 0 ? (long long)t->dims[0] : 0LL, n);
+                  checkpoint_path(l->files, tensor), name, tensor->n_dims,
+                  tensor->n_dims > 0 ? (long long)tensor->dims[0] : 0LL, n);
         l->rc = ERR_INVALID;
         return NULL;
     }
-    loader_list_tensor(l, t);
-    return l->rc == ERR_OK ? t : NULL;
+    loader_list_tensor(l, tensor);
+    return l->rc == ERR_OK ? tensor : NULL;
 }
 
 /* Plain numbers must be of a type that the pipes convert. */
@@ -277,11 +277,11 @@ static void loader_fill_vector(struct loader *l, void *dst, size_t at, const cha
                         .slice = *s,
                         .dst = dst,
                         .at = at};
-    const struct tensor *t;
+    const struct tensor *tensor;
 
-    if (l->rc != ERR_OK || (t = loader_find_vector(l, name, s->rows)) == NULL)
+    if (l->rc != ERR_OK || (tensor = loader_find_vector(l, name, s->rows)) == NULL)
         return;
-    loader_check_type(l, t, &to.type);
+    loader_check_type(l, tensor, &to.type);
     if (l->rc == ERR_OK && dst != NULL)
         loader_list_target(l, l->n_listed - 1, &to);
 }
@@ -298,16 +298,16 @@ static const struct tensor *loader_tensor_beside(struct loader *l, const char *p
                                                  const char *ending)
 {
     char stem[400], name[440];
-    const struct tensor *t;
+    const struct tensor *tensor;
 
     if (ending == NULL)
         return NULL;
     loader_name(l, stem, sizeof stem, pattern, "");
     (void)snprintf(name, sizeof name, "%s.%s", stem, ending);
-    t = checkpoint_find(l->files, name);
-    if (t != NULL)
-        loader_list_tensor(l, t);
-    return l->rc == ERR_OK ? t : NULL;
+    tensor = checkpoint_find(l->files, name);
+    if (tensor != NULL)
+        loader_list_tensor(l, tensor);
+    return l->rc == ERR_OK ? tensor : NULL;
 }
 
 /* List the tensors of a part. The order is part of the digest: data, scales, zero points, global
@@ -352,17 +352,17 @@ static bool loader_parts_fit(const struct part *parts, int n_parts)
     const struct quant_part *first = &parts[0].q;
 
     for (int i = 0; i < n_parts; i++) {
-        const struct quant_part *q = &parts[i].q;
+        const struct quant_part *part = &parts[i].q;
 
-        if (q->kind == NULL || q->kind != first->kind ||
-            !k_format_is_like(&q->format, &first->format))
+        if (part->kind == NULL || part->kind != first->kind ||
+            !k_format_is_like(&part->format, &first->format))
             return false;
-        if (q->format.has_global && n_parts > 1)
+        if (part->format.has_global && n_parts > 1)
             return false; /* each part has a global scale of its own, the matrix can have one */
-        if (i + 1 < n_parts && q->format.group_rows > 0 &&
-            parts[i].slice.n_rows % q->format.group_rows != 0)
+        if (i + 1 < n_parts && part->format.group_rows > 0 &&
+            parts[i].slice.n_rows % part->format.group_rows != 0)
             return false; /* a group would cross the seam to the next part */
-        if (slice_cuts(&parts[i].slice, &q->format))
+        if (slice_cuts(&parts[i].slice, &part->format))
             return false;
     }
     return true;
@@ -392,14 +392,14 @@ static struct k_format loader_wanted_format(const struct loader *l, const struct
 static void loader_count_converted(struct loader *l, const struct k_matrix *m,
                                    const struct k_format *f)
 {
-    struct loader_converted *c = &l->converted;
+    struct loader_converted *count = &l->converted;
 
-    if (c->n == 0)
-        quant_text(c->text, sizeof c->text, f);
-    c->n += l->rank == 0;
-    c->as_they_are += (size_t)m->n_out * k_format_row_bytes(f, m->n_in) +
-                      k_format_n_scales(f, m->n_out, m->n_in) * sizeof(float);
-    c->bytes += (size_t)m->n_out * (size_t)m->n_in * l->d->elem_bytes;
+    if (count->n == 0)
+        quant_text(count->text, sizeof count->text, f);
+    count->n += l->rank == 0;
+    count->as_they_are += (size_t)m->n_out * k_format_row_bytes(f, m->n_in) +
+                          k_format_n_scales(f, m->n_out, m->n_in) * sizeof(float);
+    count->bytes += (size_t)m->n_out * (size_t)m->n_in * l->d->elem_bytes;
 }
 
 /* Choose the format of a matrix on the device: the wanted one if the device multiplies with it,
@@ -432,9 +432,9 @@ static void loader_place_scales(const struct k_matrix *m, float *scales, int row
     int wide = k_format_has_groups(&m->format) ? m->format.group_cols : m->n_in;
 
     for (int r = 0; r < p->slice.n_rows; r += high) {
-        for (int c = 0; c < m->n_in; c += wide)
-            scales[(size_t)((row + r) / high) * cols + (size_t)(c / wide)] =
-                quant_scale(&p->q.scales, slice_row(&p->slice, r), p->slice.col + c);
+        for (int col = 0; col < m->n_in; col += wide)
+            scales[(size_t)((row + r) / high) * cols + (size_t)(col / wide)] =
+                quant_scale(&p->q.scales, slice_row(&p->slice, r), p->slice.col + col);
     }
 }
 
@@ -445,11 +445,11 @@ static const float *loader_input_scale(struct loader *l, const struct part *part
     float largest = 0.0f, *at;
 
     for (int i = 0; i < n_parts; i++) {
-        const struct tensor *t =
+        const struct tensor *tensor =
             loader_tensor_beside(l, parts[i].pattern, parts[i].q.kind->x_scale);
         float scale;
 
-        if (t == NULL || quant_single(&scale, t) != ERR_OK)
+        if (tensor == NULL || quant_single(&scale, tensor) != ERR_OK)
             return NULL;
         largest = scale > largest ? scale : largest;
     }
@@ -520,18 +520,19 @@ static void loader_list_parts(struct loader *l, const struct k_matrix *m, float 
 static int loader_store_floats(struct loader *l, int rank, const struct target *to,
                                const float *floats, int first, int n)
 {
-    struct device *d = l->ranks[rank].device;
-    const struct slice *s = &to->slice;
-    struct slice_run run = slice_next(s, first, first + n);
+    struct device *device = l->ranks[rank].device;
+    const struct slice *slice = &to->slice;
+    struct slice_run run = slice_next(slice, first, first + n);
     int rc = ERR_OK;
 
-    for (; run.n > 0 && rc == ERR_OK; run = slice_next(s, run.from + run.n, first + n)) {
-        int step = s->n_cols < s->cols ? 1 : run.n;
+    for (; run.n > 0 && rc == ERR_OK; run = slice_next(slice, run.from + run.n, first + n)) {
+        int step = slice->n_cols < slice->cols ? 1 : run.n;
 
         for (int i = 0; i < run.n && rc == ERR_OK; i += step)
-            rc = d->ops->weights(d, to->dst, to->at + (size_t)(run.to + i) * (size_t)s->n_cols,
-                                 floats + (size_t)(run.from + i - first) * (size_t)s->cols + s->col,
-                                 DEVICE_F32, (size_t)step * (size_t)s->n_cols);
+            rc = device->ops->weights(
+                device, to->dst, to->at + (size_t)(run.to + i) * (size_t)slice->n_cols,
+                floats + (size_t)(run.from + i - first) * (size_t)slice->cols + slice->col,
+                DEVICE_F32, (size_t)step * (size_t)slice->n_cols);
     }
     return rc;
 }
@@ -565,21 +566,22 @@ static int loader_convert_rows(struct loader *l, size_t idx, unsigned char *byte
 
     if (floats == NULL)
         return ERR_NO_MEMORY;
-    for (int r = 0; r < n_rows && rc == ERR_OK;
-         r += step, bytes += (size_t)step * loader_row_bytes(to)) {
-        int some = n_rows - r < step ? n_rows - r : step;
+    for (int row = 0; row < n_rows && rc == ERR_OK;
+         row += step, bytes += (size_t)step * loader_row_bytes(to)) {
+        int some = n_rows - row < step ? n_rows - row : step;
 
         part.data = bytes;
         if (to->use == BYTES_RAISED)
             loader_raise_numbers(floats, &part, (size_t)some * cols);
         else
-            rc = to->part.kind != NULL ? quant_dequantise(floats, &to->part, bytes, first + r, some)
-                                       : quant_round(floats, &part, 0, some, (int)cols);
+            rc = to->part.kind != NULL
+                     ? quant_dequantise(floats, &to->part, bytes, first + row, some)
+                     : quant_round(floats, &part, 0, some, (int)cols);
         (void)pthread_mutex_lock(&l->turn); /* cannot fail: initialised, not held by us */
         for (int i = 0; i < l->n_ranks && rc == ERR_OK; i++) {
             if (loader_is_converted(loader_target_of(l, idx, i)))
-                rc =
-                    loader_store_floats(l, i, loader_target_of(l, idx, i), floats, first + r, some);
+                rc = loader_store_floats(l, i, loader_target_of(l, idx, i), floats, first + row,
+                                         some);
         }
         (void)pthread_mutex_unlock(&l->turn);
     }
@@ -601,10 +603,10 @@ static int loader_turn_rows(struct loader *l, size_t idx, unsigned char *bytes, 
         (to->turned = mem_zalloc_array((size_t)rows * (size_t)cols, sizeof(float))) == NULL)
         return ERR_NO_MEMORY;
     part.data = bytes;
-    for (int c = 0; c < n_rows; c++) {
-        for (int r = 0; r < rows; r++)
-            to->turned[(size_t)r * (size_t)cols + (size_t)(first + c)] =
-                quant_number(&part, (size_t)c * (size_t)rows + (size_t)r);
+    for (int col = 0; col < n_rows; col++) {
+        for (int row = 0; row < rows; row++)
+            to->turned[(size_t)row * (size_t)cols + (size_t)(first + col)] =
+                quant_number(&part, (size_t)col * (size_t)rows + (size_t)row);
     }
     if (first + n_rows < cols)
         return ERR_OK;
@@ -650,12 +652,12 @@ static int loader_send_rows(struct device *d, const struct target *to,
 static int loader_send_slice(struct device *d, const struct target *to,
                              const struct device_pipe *pipe, int first, int n)
 {
-    const struct slice *s = &to->slice;
-    struct slice_run run = slice_next(s, first, first + n);
+    const struct slice *slice = &to->slice;
+    struct slice_run run = slice_next(slice, first, first + n);
     int rc = ERR_OK;
 
-    for (; run.n > 0 && rc == ERR_OK; run = slice_next(s, run.from + run.n, first + n)) {
-        int step = s->n_cols < s->cols ? 1 : run.n;
+    for (; run.n > 0 && rc == ERR_OK; run = slice_next(slice, run.from + run.n, first + n)) {
+        int step = slice->n_cols < slice->cols ? 1 : run.n;
 
         for (int i = 0; i < run.n && rc == ERR_OK; i += step)
             rc = loader_send_rows(d, to, pipe, run.from + i - first, run.to + i, step);
@@ -667,9 +669,9 @@ static int loader_send_slice(struct device *d, const struct target *to,
 static int loader_place_bytes(void *context, size_t idx, struct device_pipe *pipe, size_t at,
                               size_t bytes)
 {
-    struct loader *l = context;
-    const struct target *to = loader_target_of(l, idx, 0);
-    size_t step = l->items[idx].step;
+    struct loader *loader = context;
+    const struct target *to = loader_target_of(loader, idx, 0);
+    size_t step = loader->items[idx].step;
     int rc = ERR_OK;
 
     if (to->use == BYTES_SUMMED)
@@ -677,13 +679,13 @@ static int loader_place_bytes(void *context, size_t idx, struct device_pipe *pip
     if (to->part.kind != NULL && to->part.kind->unpack != NULL)
         to->part.kind->unpack(pipe->bytes, bytes);
     if (to->use == BYTES_TURNED)
-        return loader_turn_rows(l, idx, pipe->bytes, (int)(at / step), (int)(bytes / step));
+        return loader_turn_rows(loader, idx, pipe->bytes, (int)(at / step), (int)(bytes / step));
     if (loader_is_converted(to))
-        return loader_convert_rows(l, idx, pipe->bytes, (int)(at / step), (int)(bytes / step));
-    for (int i = 0; i < l->n_ranks && rc == ERR_OK; i++) {
-        to = loader_target_of(l, idx, i);
+        return loader_convert_rows(loader, idx, pipe->bytes, (int)(at / step), (int)(bytes / step));
+    for (int i = 0; i < loader->n_ranks && rc == ERR_OK; i++) {
+        to = loader_target_of(loader, idx, i);
         if (to->use != BYTES_SUMMED)
-            rc = loader_send_slice(l->ranks[i].device, to, pipe, (int)(at / step),
+            rc = loader_send_slice(loader->ranks[i].device, to, pipe, (int)(at / step),
                                    (int)(bytes / step));
     }
     return rc;
@@ -699,16 +701,17 @@ static int loader_fill_random_slices(struct loader *l, const struct k_matrix *m,
     int rc = row == NULL ? ERR_NO_MEMORY : ERR_OK;
 
     for (int i = 0; i < n_parts && rc == ERR_OK; i++) {
-        const struct slice *s = &parts[i].slice;
+        const struct slice *slice = &parts[i].slice;
 
-        for (int r = 0; r < s->n_rows && rc == ERR_OK; r++, at += (size_t)m->n_in) {
-            size_t first = (above + (size_t)slice_row(s, r)) * (size_t)s->cols + (size_t)s->col;
+        for (int r = 0; r < slice->n_rows && rc == ERR_OK; r++, at += (size_t)m->n_in) {
+            size_t first =
+                (above + (size_t)slice_row(slice, r)) * (size_t)slice->cols + (size_t)slice->col;
 
-            for (int c = 0; c < s->n_cols; c++)
-                row[c] = k_noise(seed, first + (size_t)c) * RANDOM_SCALE;
+            for (int col = 0; col < slice->n_cols; col++)
+                row[col] = k_noise(seed, first + (size_t)col) * RANDOM_SCALE;
             rc = l->d->ops->weights(l->d, m->data, at, row, DEVICE_F32, (size_t)m->n_in);
         }
-        above += (size_t)s->rows;
+        above += (size_t)slice->rows;
     }
     mem_free(row);
     return rc;
@@ -719,8 +722,8 @@ static void loader_fill_random(struct loader *l, const struct k_matrix *m, float
                                const struct part *parts, int n_parts)
 {
     size_t n_scales = loader_n_scales(m);
-    const struct slice *s = &parts[0].slice;
-    bool is_split = s->n_rows < s->rows || s->n_cols < s->cols;
+    const struct slice *slice = &parts[0].slice;
+    bool is_split = slice->n_rows < slice->rows || slice->n_cols < slice->cols;
     uint64_t seed = l->seed++;
     float *scales;
 
@@ -754,7 +757,7 @@ struct k_matrix loader_matrix(struct loader *l, const struct loader_tensors *all
                               enum loader_use use)
 {
     struct part parts[LOADER_TENSORS_MAX] = {{.item = 0}};
-    struct k_matrix m = {.n_in = all->shapes[0].own_cols};
+    struct k_matrix matrix = {.n_in = all->shapes[0].own_cols};
     float *scales = NULL;
     bool is_plain;
 
@@ -762,38 +765,38 @@ struct k_matrix loader_matrix(struct loader *l, const struct loader_tensors *all
         parts[i] = (struct part){.pattern = all->patterns[i],
                                  .slice = slice_make(&all->shapes[i], l->rank, l->n_ranks),
                                  .is_turned = use == USE_LAYER && l->c->arch->is_turned};
-        m.n_out += parts[i].slice.n_rows;
+        matrix.n_out += parts[i].slice.n_rows;
         if (l->files != NULL)
             loader_find_part(l, &parts[i]);
     }
     if (l->rc != ERR_OK)
-        return m;
-    loader_choose_format(l, &m, parts, all->n, use);
-    is_plain = k_format_is_plain(&m.format);
-    m.data =
-        loader_allocate(l, (size_t)m.n_out * (is_plain ? (size_t)m.n_in * l->d->elem_bytes
-                                                       : k_format_row_bytes(&m.format, m.n_in)));
+        return matrix;
+    loader_choose_format(l, &matrix, parts, all->n, use);
+    is_plain = k_format_is_plain(&matrix.format);
+    matrix.data = loader_allocate(
+        l, (size_t)matrix.n_out * (is_plain ? (size_t)matrix.n_in * l->d->elem_bytes
+                                            : k_format_row_bytes(&matrix.format, matrix.n_in)));
     if (!is_plain)
-        m.scales = scales = loader_allocate(l, loader_n_scales(&m) * sizeof *scales);
-    l->w->reads_codes = l->w->reads_codes || k_format_reads_codes(&m.format);
+        matrix.scales = scales = loader_allocate(l, loader_n_scales(&matrix) * sizeof *scales);
+    l->w->reads_codes = l->w->reads_codes || k_format_reads_codes(&matrix.format);
     if (l->rc != ERR_OK)
-        return m;
+        return matrix;
     if (l->files == NULL)
-        loader_fill_random(l, &m, scales, parts, all->n);
+        loader_fill_random(l, &matrix, scales, parts, all->n);
     else
-        loader_list_parts(l, &m, scales, parts, all->n, use);
+        loader_list_parts(l, &matrix, scales, parts, all->n, use);
     if (l->files != NULL && !is_plain && parts[0].q.kind != NULL)
-        loader_fill_scales(l, &m, scales, parts, all->n);
-    return m;
+        loader_fill_scales(l, &matrix, scales, parts, all->n);
+    return matrix;
 }
 
 /* The shape of a vector with one number per row of a tensor: its bias. */
 static struct slice_shape loader_row_shape(const struct slice_shape *shape)
 {
-    struct slice_shape s = *shape;
+    struct slice_shape row_shape = *shape;
 
-    s.cols = s.own_cols = 1;
-    return s;
+    row_shape.cols = row_shape.own_cols = 1;
+    return row_shape;
 }
 
 /* A bias added to a sum over ranks must be added once: only rank 0 has it. */
@@ -825,37 +828,37 @@ void *loader_bias(struct loader *l, const struct loader_tensors *all, enum plan_
 void *loader_vector(struct loader *l, const char *pattern, const struct slice_shape *shape,
                     bool plus_one)
 {
-    const struct slice s = slice_make(shape, l->rank, l->n_ranks);
-    void *dst = loader_allocate(l, (size_t)s.n_rows * l->d->elem_bytes);
+    const struct slice slice = slice_make(shape, l->rank, l->n_ranks);
+    void *dst = loader_allocate(l, (size_t)slice.n_rows * l->d->elem_bytes);
     char name[400];
     float ones[256];
 
     if (l->files != NULL) {
         loader_name(l, name, sizeof name, pattern, ".weight");
-        loader_fill_vector(l, dst, 0, name, &s, plus_one);
+        loader_fill_vector(l, dst, 0, name, &slice, plus_one);
         return dst;
     }
     for (int i = 0; i < 256; i++)
         ones[i] = 1.0f;
-    for (int i = 0; i < s.n_rows && l->rc == ERR_OK; i += 256)
+    for (int i = 0; i < slice.n_rows && l->rc == ERR_OK; i += 256)
         l->rc = l->d->ops->weights(l->d, dst, (size_t)i, ones, DEVICE_F32,
-                                   (size_t)(s.n_rows - i < 256 ? s.n_rows - i : 256));
+                                   (size_t)(slice.n_rows - i < 256 ? slice.n_rows - i : 256));
     return dst;
 }
 
 /* Writers of checkpoints disagree about the name: three are tried. */
 float loader_kv_scale(struct loader *l, const char *own, const char *pattern, const char *ending)
 {
-    const struct tensor *t = loader_tensor_beside(l, own, ending);
+    const struct tensor *tensor = loader_tensor_beside(l, own, ending);
     float scale = 1.0f;
 
-    if (t == NULL)
-        t = loader_tensor_beside(l, pattern, ending);
-    if (t == NULL)
-        t = loader_tensor_beside(l, pattern, "output_scale");
-    if (t != NULL && quant_single(&scale, t) != ERR_OK) {
+    if (tensor == NULL)
+        tensor = loader_tensor_beside(l, pattern, ending);
+    if (tensor == NULL)
+        tensor = loader_tensor_beside(l, pattern, "output_scale");
+    if (tensor != NULL && quant_single(&scale, tensor) != ERR_OK) {
         log_error("model: %s: tensor %s is not one number of F32, BF16, F16 or F8_E8M0",
-                  checkpoint_path(l->files, t), t->name);
+                  checkpoint_path(l->files, tensor), tensor->name);
         l->rc = ERR_UNSUPPORTED;
     }
     return scale;
@@ -863,16 +866,16 @@ float loader_kv_scale(struct loader *l, const char *own, const char *pattern, co
 
 int loader_read(struct loader *l)
 {
-    const struct reader r = {.files = l->files,
-                             .device = l->ranks[0].device,
-                             .items = l->items,
-                             .n_items = l->n_items,
-                             .place = loader_place_bytes,
-                             .context = l};
+    const struct reader reader = {.files = l->files,
+                                  .device = l->ranks[0].device,
+                                  .items = l->items,
+                                  .n_items = l->n_items,
+                                  .place = loader_place_bytes,
+                                  .context = l};
     int rc;
 
     (void)pthread_mutex_init(&l->turn, NULL); /* default attributes: cannot fail on Linux */
-    rc = reader_run(&r);
+    rc = reader_run(&reader);
     (void)pthread_mutex_destroy(&l->turn);
     if (rc == ERR_OK)
         loader_make_digest(l);

@@ -105,47 +105,47 @@ static void model_name_device(struct model *m)
 /* Fill in the shape, except for pages, and check the options against each other. */
 static int model_choose_shape(struct model *m, const struct model_options *o)
 {
-    struct model_shape *s = &m->shape;
-    const struct hf_config *c = &m->config;
+    struct model_shape *shape = &m->shape;
+    const struct hf_config *config = &m->config;
     bool gpu = m->device->is_gpu;
 
-    s->is_gpu = gpu;
-    s->n_layers = c->n_layers;
-    s->dim = c->dim;
-    s->n_heads = c->n_heads;
-    s->n_kv_heads = c->n_kv_heads;
-    s->head_dim = c->head_dim;
-    s->ff_dim = c->ff_dim;
-    s->n_vocab = c->n_vocab;
-    s->page_tokens = o->page_tokens;
-    s->max_num_seqs = gpu ? 256 : 64;
-    s->max_num_batched_tokens = gpu ? 8192 : 512;
+    shape->is_gpu = gpu;
+    shape->n_layers = config->n_layers;
+    shape->dim = config->dim;
+    shape->n_heads = config->n_heads;
+    shape->n_kv_heads = config->n_kv_heads;
+    shape->head_dim = config->head_dim;
+    shape->ff_dim = config->ff_dim;
+    shape->n_vocab = config->n_vocab;
+    shape->page_tokens = o->page_tokens;
+    shape->max_num_seqs = gpu ? 256 : 64;
+    shape->max_num_batched_tokens = gpu ? 8192 : 512;
     if (o->max_num_batched_tokens > 0)
-        s->max_num_batched_tokens = o->max_num_batched_tokens;
+        shape->max_num_batched_tokens = o->max_num_batched_tokens;
     /* A default is lowered to fit a number that was asked for; two numbers that were both asked for
      * must agree, or the message below reports it. */
     if (o->max_num_seqs > 0)
-        s->max_num_seqs = o->max_num_seqs;
-    else if (s->max_num_seqs > s->max_num_batched_tokens)
-        s->max_num_seqs = s->max_num_batched_tokens;
-    if (o->max_num_batched_tokens <= 0 && s->max_num_batched_tokens < s->max_num_seqs)
-        s->max_num_batched_tokens = s->max_num_seqs;
-    s->max_model_len = o->max_model_len > 0 ? o->max_model_len : c->len_max;
-    s->n_eos = c->n_eos;
-    memcpy(s->eos, c->eos, sizeof s->eos);
+        shape->max_num_seqs = o->max_num_seqs;
+    else if (shape->max_num_seqs > shape->max_num_batched_tokens)
+        shape->max_num_seqs = shape->max_num_batched_tokens;
+    if (o->max_num_batched_tokens <= 0 && shape->max_num_batched_tokens < shape->max_num_seqs)
+        shape->max_num_batched_tokens = shape->max_num_seqs;
+    shape->max_model_len = o->max_model_len > 0 ? o->max_model_len : config->len_max;
+    shape->n_eos = config->n_eos;
+    memcpy(shape->eos, config->eos, sizeof shape->eos);
     model_name_device(m);
-    if (s->page_tokens < 1 || s->page_tokens > 256) {
-        log_error("model: page_tokens %d must be 1 to 256", s->page_tokens);
+    if (shape->page_tokens < 1 || shape->page_tokens > 256) {
+        log_error("model: page_tokens %d must be 1 to 256", shape->page_tokens);
         return ERR_INVALID;
     }
-    if (s->max_model_len > c->len_max) {
-        log_error("model: max_model_len %d is more than the model's %d", s->max_model_len,
-                  c->len_max);
+    if (shape->max_model_len > config->len_max) {
+        log_error("model: max_model_len %d is more than the model's %d", shape->max_model_len,
+                  config->len_max);
         return ERR_INVALID;
     }
-    if (s->max_num_batched_tokens < s->max_num_seqs) {
+    if (shape->max_num_batched_tokens < shape->max_num_seqs) {
         log_error("model: max_num_batched_tokens %d must be at least max_num_seqs %d",
-                  s->max_num_batched_tokens, s->max_num_seqs);
+                  shape->max_num_batched_tokens, shape->max_num_seqs);
         return ERR_INVALID;
     }
     return ERR_OK;
@@ -154,14 +154,14 @@ static int model_choose_shape(struct model *m, const struct model_options *o)
 /* A page of the engine is the pages of all ranks, one after another. */
 static int model_choose_groups(struct model *m)
 {
-    struct model_shape *s = &m->shape;
-    int rc = cache_make(&m->cache, &m->plan, s->page_tokens, model_kv_elem_bytes(m));
+    struct model_shape *shape = &m->shape;
+    int rc = cache_make(&m->cache, &m->plan, shape->page_tokens, model_kv_elem_bytes(m));
 
     if (rc != ERR_OK)
         return rc;
-    s->page_bytes = (size_t)m->ranks.n * m->cache.page_bytes;
-    s->n_groups = m->cache.n_groups;
-    memcpy(s->groups, m->cache.groups, sizeof s->groups);
+    shape->page_bytes = (size_t)m->ranks.n * m->cache.page_bytes;
+    shape->n_groups = m->cache.n_groups;
+    memcpy(shape->groups, m->cache.groups, sizeof shape->groups);
     return ERR_OK;
 }
 
@@ -192,24 +192,24 @@ struct turning {
 
 static void model_turn_positions(void *job, int task, int worker)
 {
-    const struct turning *t = job;
-    int first = task * TURNS_A_TASK, left = t->len - first;
+    const struct turning *table = job;
+    int first = task * TURNS_A_TASK, left = table->len - first;
 
     (void)worker;
-    rope_turns(t->rope, t->turns + (size_t)first * (size_t)t->rope->head_dim, first,
-               model_least(left, TURNS_A_TASK), t->len);
+    rope_turns(table->rope, table->turns + (size_t)first * (size_t)table->rope->head_dim, first,
+               model_least(left, TURNS_A_TASK), table->len);
 }
 
 /* Runs per rank: upload the computed table. */
 static int model_place_turns(struct rank *r, void *context)
 {
     const struct turning *job = context;
-    struct device *d = r->device;
+    struct device *device = r->device;
     size_t bytes = (size_t)job->len * (size_t)job->rope->head_dim * sizeof(float);
-    float *turns = d->ops->alloc_constant(d, bytes);
+    float *turns = device->ops->alloc_constant(device, bytes);
 
     r->turns[job->idx] = turns;
-    return turns == NULL ? ERR_NO_MEMORY : d->ops->upload(d, turns, job->turns, bytes);
+    return turns == NULL ? ERR_NO_MEMORY : device->ops->upload(device, turns, job->turns, bytes);
 }
 
 /* Compute the tables of rotations, one per rope, and upload them to all ranks. By one thread it
@@ -238,38 +238,38 @@ static int model_fill_turns(struct model *m)
 /* The limits of one rank. Only rank 0 computes logits, so the vocabulary of the others is 0. */
 static struct device_limits model_rank_limits(const struct model *m, const struct rank *r)
 {
-    const struct model_shape *s = &m->shape;
+    const struct model_shape *shape = &m->shape;
     const struct plan_widths widest = plan_widest(&m->plan);
     struct device_limits limits = {
-        .n_tokens = s->max_num_batched_tokens,
-        .n_seqs = s->max_num_seqs,
-        .pages_max = cache_row(&m->cache, s->max_model_len),
-        .len_max = s->max_model_len,
-        .page_tokens = s->page_tokens,
-        .n_tables = s->n_groups,
+        .n_tokens = shape->max_num_batched_tokens,
+        .n_seqs = shape->max_num_seqs,
+        .pages_max = cache_row(&m->cache, shape->max_model_len),
+        .len_max = shape->max_model_len,
+        .page_tokens = shape->page_tokens,
+        .n_tables = shape->n_groups,
         .n_heads = widest.n_heads,
         .n_kv_heads = widest.n_kv_heads,
         .head_dim = widest.head_dim,
         .n_windows = widest.n_windows,
-        .dim = s->dim,
+        .dim = shape->dim,
         .ff_dim = widest.ff,
-        .n_vocab = r->idx == 0 ? s->n_vocab : 0,
+        .n_vocab = r->idx == 0 ? shape->n_vocab : 0,
         .codes = r->weights.reads_codes,
         .has_states = widest.has_states,
     };
 
-    for (int g = 0; g < s->n_groups; g++)
-        limits.table_pages[g] = s->groups[g].n_state_pages;
+    for (int group = 0; group < shape->n_groups; group++)
+        limits.table_pages[group] = shape->groups[group].n_state_pages;
     return limits;
 }
 
-static int model_alloc_rank(struct rank *r, void *model)
+static int model_alloc_rank(struct rank *r, void *context)
 {
-    const struct model *m = model;
-    const struct device_limits limits = model_rank_limits(m, r);
+    const struct model *model = context;
+    const struct device_limits limits = model_rank_limits(model, r);
     int rc = r->device->ops->reserve(r->device, &limits);
 
-    return rc != ERR_OK ? rc : activations_alloc(&r->act, r->device, &m->plan, &limits);
+    return rc != ERR_OK ? rc : activations_alloc(&r->act, r->device, &model->plan, &limits);
 }
 
 /* Allocate activations, work areas and rotation tables: all memory but weights and pages. */
@@ -331,37 +331,37 @@ static const char *model_pages_setting(const struct model *m, const struct model
  * unless it was asked for: then it is an error. */
 static int model_choose_pages(struct model *m, const struct model_options *o)
 {
-    struct model_shape *s = &m->shape;
+    struct model_shape *shape = &m->shape;
     size_t budget = 0, n;
     int rc = model_kv_budget(m, o, &budget), len;
 
     if (rc != ERR_OK)
         return rc;
-    n = o->num_pages > 0 ? (size_t)o->num_pages : budget / s->page_bytes;
+    n = o->num_pages > 0 ? (size_t)o->num_pages : budget / shape->page_bytes;
     n = n > PAGES_MAX ? PAGES_MAX : n;
-    len = cache_tokens(&m->cache, (int)n, s->max_model_len);
-    if (len == 0 || (len < s->max_model_len && o->max_model_len > 0)) {
+    len = cache_tokens(&m->cache, (int)n, shape->max_model_len);
+    if (len == 0 || (len < shape->max_model_len && o->max_model_len > 0)) {
         log_error("model: KV memory holds a text of %d tokens (%zu pages), max_model_len is %d; "
                   "lower max_model_len or give more memory (%s)",
-                  len, n, s->max_model_len, model_pages_setting(m, o));
+                  len, n, shape->max_model_len, model_pages_setting(m, o));
         return ERR_NO_MEMORY;
     }
-    s->n_pages = (int)n;
-    if (len < s->max_model_len) {
+    shape->n_pages = (int)n;
+    if (len < shape->max_model_len) {
         log_warn("model: KV memory holds a text of %d tokens (%zu pages), the model could take %d: "
                  "max_model_len is %d; raise %s for more",
-                 len, n, s->max_model_len, len, model_pages_setting(m, o));
-        s->max_model_len = len;
+                 len, n, shape->max_model_len, len, model_pages_setting(m, o));
+        shape->max_model_len = len;
     }
     return ERR_OK;
 }
 
-static int model_alloc_rank_pages(struct rank *r, void *model)
+static int model_alloc_rank_pages(struct rank *r, void *context)
 {
-    const struct model *m = model;
+    const struct model *model = context;
 
-    r->pages =
-        r->device->ops->alloc_scratch(r->device, (size_t)m->shape.n_pages * m->cache.page_bytes);
+    r->pages = r->device->ops->alloc_scratch(r->device, (size_t)model->shape.n_pages *
+                                                            model->cache.page_bytes);
     return r->pages == NULL ? ERR_NO_MEMORY : ERR_OK;
 }
 
@@ -420,24 +420,24 @@ static size_t model_weights_bytes(const struct model *m)
 
 static void model_log_table(const struct model *m, const char *dir, uint64_t start_us)
 {
-    const struct model_shape *s = &m->shape;
+    const struct model_shape *shape = &m->shape;
     char hex[17];
 
-    hash_hex(s->fingerprint.bytes, 8, hex);
+    hash_hex(shape->fingerprint.bytes, 8, hex);
     log_info("model: %s, %s: %d layers, dim %d, %d/%d heads of %d, vocabulary %d", dir,
-             m->config.arch->name, s->n_layers, s->dim, s->n_heads, s->n_kv_heads, s->head_dim,
-             s->n_vocab);
+             m->config.arch->name, shape->n_layers, shape->dim, shape->n_heads, shape->n_kv_heads,
+             shape->head_dim, shape->n_vocab);
     log_info("model: memory in MiB on %s: weights %.0f, KV pages %.0f (%d of %d tokens, %zu bytes "
              "each), activations and workspace %.0f",
-             s->device, (double)model_weights_bytes(m) * MIB,
-             (double)s->page_bytes * s->n_pages * MIB, s->n_pages, s->page_tokens, s->page_bytes,
-             (double)m->work_bytes * MIB);
+             shape->device, (double)model_weights_bytes(m) * MIB,
+             (double)shape->page_bytes * shape->n_pages * MIB, shape->n_pages, shape->page_tokens,
+             shape->page_bytes, (double)m->work_bytes * MIB);
     if (!cache_is_simple(&m->cache))
         model_log_groups(m);
     log_info("model: ready after %.1f s; max_model_len %d, max_num_seqs %d, "
              "max_num_batched_tokens %d, fingerprint %s",
-             (double)(clock_us() - start_us) * 1e-6, s->max_model_len, s->max_num_seqs,
-             s->max_num_batched_tokens, hex);
+             (double)(clock_us() - start_us) * 1e-6, shape->max_model_len, shape->max_num_seqs,
+             shape->max_num_batched_tokens, hex);
 }
 
 /* The table of measured products is read for each device before its first product runs. */
@@ -452,10 +452,10 @@ static int model_load_weights(struct model *m, const struct model_options *o,
     bool given = model_is_set(o->gemm_table);
 
     for (int i = 0; i < m->ranks.n; i++) {
-        struct rank *r = &m->ranks.at[i];
+        struct rank *rank = &m->ranks.at[i];
 
-        r->device->ops->read_products(r->device, given ? o->gemm_table : GEMM_TABLE, given);
-        ranks[i] = (struct weights_rank){.weights = &r->weights, .device = r->device};
+        rank->device->ops->read_products(rank->device, given ? o->gemm_table : GEMM_TABLE, given);
+        ranks[i] = (struct weights_rank){.weights = &rank->weights, .device = rank->device};
     }
     return weights_load(ranks, &m->config, whole, &m->plan, &from);
 }
@@ -467,10 +467,10 @@ static void model_fuse_ranks(struct model *m)
     int most = 0;
 
     for (int i = 0; i < m->ranks.n; i++) {
-        struct rank *r = &m->ranks.at[i];
+        struct rank *rank = &m->ranks.at[i];
 
-        activations_fuse(&r->act, r->device, &m->plan, &r->weights);
-        most = i == 0 ? r->act.fused_max : model_least(most, r->act.fused_max);
+        activations_fuse(&rank->act, rank->device, &m->plan, &rank->weights);
+        most = i == 0 ? rank->act.fused_max : model_least(most, rank->act.fused_max);
     }
     for (int i = 0; i < m->ranks.n; i++)
         m->ranks.at[i].act.fused_max = most;
@@ -515,49 +515,51 @@ static int model_open_ranks(struct model *m, const struct model_options *o,
     log_debug("model: %s is open", m->device->name);
     m->shape.sleeps = o->sleeps;
     for (int i = 0; i < n && m->shape.sleeps; i++) {
-        struct device *d = m->ranks.at[i].device;
+        struct device *device = m->ranks.at[i].device;
 
-        m->shape.sleeps = d->ops->may_sleep(d) == ERR_OK; /* if not, memory is allocated for good */
+        m->shape.sleeps =
+            device->ops->may_sleep(device) == ERR_OK; /* if not, memory is allocated for good */
     }
     return ERR_OK;
 }
 
 int model_open(struct model **out, const struct model_options *o)
 {
-    struct model *m = mem_zalloc(sizeof *m);
+    struct model *model = mem_zalloc(sizeof *model);
     struct plan whole = {.n_layers = 0};
     uint64_t start_us = clock_us();
     int rc = ERR_NO_MEMORY;
 
-    if (m == NULL)
+    if (model == NULL)
         goto out;
     log_debug("model: opening %s", o->dir);
-    if ((rc = hf_config_read(&m->config, o->dir)) != ERR_OK)
+    if ((rc = hf_config_read(&model->config, o->dir)) != ERR_OK)
         goto out;
-    if ((rc = plan_make(&whole, &m->config)) != ERR_OK)
+    if ((rc = plan_make(&whole, &model->config)) != ERR_OK)
         goto out;
-    if ((rc = model_open_ranks(m, o, &whole)) != ERR_OK)
+    if ((rc = model_open_ranks(model, o, &whole)) != ERR_OK)
         goto out;
-    if ((rc = model_choose_types(m, o)) != ERR_OK)
+    if ((rc = model_choose_types(model, o)) != ERR_OK)
         goto out;
-    if ((rc = model_choose_shape(m, o)) != ERR_OK || (rc = model_choose_groups(m)) != ERR_OK)
+    if ((rc = model_choose_shape(model, o)) != ERR_OK ||
+        (rc = model_choose_groups(model)) != ERR_OK)
         goto out;
-    if ((rc = model_load(m, o, &whole)) != ERR_OK)
+    if ((rc = model_load(model, o, &whole)) != ERR_OK)
         goto out;
-    model_set_fingerprint(m);
-    m->shape.device_bytes = ranks_allocated_bytes(&m->ranks);
-    m->shape.weight_bytes = model_weights_bytes(m);
-    m->shape.work_bytes = m->work_bytes;
-    m->shape.sleeping_bytes = ranks_sleeping_bytes(&m->ranks);
-    m->shape.constant_bytes = ranks_constant_bytes(&m->ranks);
-    model_log_table(m, o->dir, start_us);
-    *out = m;
-    m = NULL;
+    model_set_fingerprint(model);
+    model->shape.device_bytes = ranks_allocated_bytes(&model->ranks);
+    model->shape.weight_bytes = model_weights_bytes(model);
+    model->shape.work_bytes = model->work_bytes;
+    model->shape.sleeping_bytes = ranks_sleeping_bytes(&model->ranks);
+    model->shape.constant_bytes = ranks_constant_bytes(&model->ranks);
+    model_log_table(model, o->dir, start_us);
+    *out = model;
+    model = NULL;
 out:
     if (rc == ERR_NO_MEMORY)
         log_error("model: %s does not fit the memory", o->dir);
     plan_fini(&whole);
-    model_close(m);
+    model_close(model);
     return rc;
 }
 
@@ -599,16 +601,17 @@ int model_pages_of(const struct model *m, int n_tokens)
  * before a window are not read and may hold anything. */
 static void model_check_pages(const struct model *m, const struct batch *b, int i, int first_pos)
 {
-    const struct cache *c = &m->cache;
+    const struct cache *cache = &m->cache;
 
-    for (int g = 0; g < c->n_groups; g++) {
-        const struct cache_group *group = &c->groups[g];
+    for (int g = 0; g < cache->n_groups; g++) {
+        const struct cache_group *group = &cache->groups[g];
         const int32_t *row =
             b->page_ids + ((size_t)g * (size_t)b->n_seqs + (size_t)i) * (size_t)b->pages_max;
-        int last = group->kind == CACHE_STATE ? group->n_state_pages : cache_pages(c, b->kv_len[i]);
+        int last =
+            group->kind == CACHE_STATE ? group->n_state_pages : cache_pages(cache, b->kv_len[i]);
 
         must(last <= b->pages_max);
-        for (int p = cache_first_page(c, group, first_pos); p < last; p++)
+        for (int p = cache_first_page(cache, group, first_pos); p < last; p++)
             must(row[p] >= 0 && row[p] < m->shape.n_pages);
     }
 }
@@ -617,22 +620,22 @@ static void model_check_pages(const struct model *m, const struct batch *b, int 
  * negative id refers to a row of the previous step, which must not have ended. */
 static void model_place_tokens(struct model *m, const struct batch *b)
 {
-    const struct model_shape *s = &m->shape;
+    const struct model_shape *shape = &m->shape;
 
-    must(b->n_tokens >= 1 && b->n_tokens <= s->max_num_batched_tokens);
-    must(b->n_seqs >= 1 && b->n_seqs <= s->max_num_seqs);
-    must(b->n_rows >= 0 && b->n_rows <= s->max_num_seqs);
+    must(b->n_tokens >= 1 && b->n_tokens <= shape->max_num_batched_tokens);
+    must(b->n_seqs >= 1 && b->n_seqs <= shape->max_num_seqs);
+    must(b->n_rows >= 0 && b->n_rows <= shape->max_num_seqs);
     must(b->seq_start[0] == 0);
     must(b->seq_start[b->n_seqs] == b->n_tokens);
     for (int i = 0; i < b->n_seqs; i++) {
         int first = b->seq_start[i], last = b->seq_start[i + 1], len = b->kv_len[i];
 
         must(first < last);
-        must(len >= last - first && len <= s->max_model_len);
+        must(len >= last - first && len <= shape->max_model_len);
         model_check_pages(m, b, i, len - (last - first));
         for (int t = first; t < last; t++) {
             must(
-                b->token_ids[t] < s->n_vocab &&
+                b->token_ids[t] < shape->n_vocab &&
                 (b->token_ids[t] >= 0 || (m->n_under_way > 0 && -1 - b->token_ids[t] < m->n_rows)));
             m->token_seq[t] = i;
             m->token_pos[t] = len - (last - first) + (t - first);
@@ -643,86 +646,89 @@ static void model_place_tokens(struct model *m, const struct batch *b)
 /* The sampling parameters of row i. History is read only under a penalty. */
 static void model_place_row(struct model *m, const struct batch *b, int i)
 {
-    const struct batch_row *r = &b->rows[i];
-    struct k_sample_row *k = &m->rows[i];
+    const struct batch_row *row = &b->rows[i];
+    struct k_sample_row *sampled = &m->rows[i];
 
-    must(r->token_idx >= 0 && r->token_idx < b->n_tokens);
-    must(i == 0 || r->token_idx >= b->rows[i - 1].token_idx);
-    must(r->n_banned >= 0 && r->n_banned <= BATCH_BANNED_MAX);
-    m->row_tokens[i] = r->token_idx;
-    m->histories[i] = r->history;
-    *k = (struct k_sample_row){
-        .sampling = r->sampling,
-        .position = r->position,
-        .n_banned = r->n_banned,
-        .n_history = sampling_has_penalty(&r->sampling) ? r->n_history : 0,
-        .n_prompt = r->n_prompt,
+    must(row->token_idx >= 0 && row->token_idx < b->n_tokens);
+    must(i == 0 || row->token_idx >= b->rows[i - 1].token_idx);
+    must(row->n_banned >= 0 && row->n_banned <= BATCH_BANNED_MAX);
+    m->row_tokens[i] = row->token_idx;
+    m->histories[i] = row->history;
+    *sampled = (struct k_sample_row){
+        .sampling = row->sampling,
+        .position = row->position,
+        .n_banned = row->n_banned,
+        .n_history = sampling_has_penalty(&row->sampling) ? row->n_history : 0,
+        .n_prompt = row->n_prompt,
     };
-    for (int j = 0; j < r->n_banned; j++) {
-        must(r->banned[j] >= 0 && r->banned[j] < m->shape.n_vocab);
-        k->banned[j] = r->banned[j];
+    for (int j = 0; j < row->n_banned; j++) {
+        must(row->banned[j] >= 0 && row->banned[j] < m->shape.n_vocab);
+        sampled->banned[j] = row->banned[j];
     }
 }
 
 /* The extra requests of one row; biases and asked ids of all rows share one array each. */
 static void model_place_extra(struct model *m, const struct batch *b, int i)
 {
-    const struct batch_extra *e = &b->extras[i];
-    struct device_extras *x = &m->device->extras;
+    const struct batch_extra *extra = &b->extras[i];
+    struct device_extras *extras = &m->device->extras;
     int n_vocab = m->shape.n_vocab;
 
-    must(e->row >= 0 && e->row < b->n_rows && (i == 0 || e->row > b->extras[i - 1].row));
-    must(e->target >= -1 && e->target < n_vocab);
-    must(e->n_top >= -1 && e->n_top <= BATCH_LOGPROBS_MAX);
-    must(e->n_biases >= 0 && e->n_biases <= BATCH_BIASES_MAX);
-    must(e->mask >= -1 && e->mask < b->n_masks);
-    x->rows[i] = (struct k_logits_row){
-        .row = e->row,
-        .target = e->target < 0 ? K_SAMPLED : e->target,
-        .n_top = e->n_top,
-        .n_biases = e->n_biases,
-        .biases_at = x->n_biases,
-        .mask_at = e->mask < 0 ? -1 : (int64_t)e->mask * x->mask_words,
+    must(extra->row >= 0 && extra->row < b->n_rows &&
+         (i == 0 || extra->row > b->extras[i - 1].row));
+    must(extra->target >= -1 && extra->target < n_vocab);
+    must(extra->n_top >= -1 && extra->n_top <= BATCH_LOGPROBS_MAX);
+    must(extra->n_biases >= 0 && extra->n_biases <= BATCH_BIASES_MAX);
+    must(extra->mask >= -1 && extra->mask < b->n_masks);
+    extras->rows[i] = (struct k_logits_row){
+        .row = extra->row,
+        .target = extra->target < 0 ? K_SAMPLED : extra->target,
+        .n_top = extra->n_top,
+        .n_biases = extra->n_biases,
+        .biases_at = extras->n_biases,
+        .mask_at = extra->mask < 0 ? -1 : (int64_t)extra->mask * extras->mask_words,
     };
-    must(e->n_asked >= 0 && e->n_asked <= BATCH_ASKED_MAX && (e->n_asked == 0 || e->n_top >= 0));
-    for (int j = 0; j < e->n_asked; j++) {
-        must(e->asked[j] >= 0 && e->asked[j] < n_vocab);
-        x->asked[x->n_asked++] = (struct k_asked){.row = e->row, .id = e->asked[j]};
+    must(extra->n_asked >= 0 && extra->n_asked <= BATCH_ASKED_MAX &&
+         (extra->n_asked == 0 || extra->n_top >= 0));
+    for (int j = 0; j < extra->n_asked; j++) {
+        must(extra->asked[j] >= 0 && extra->asked[j] < n_vocab);
+        extras->asked[extras->n_asked++] =
+            (struct k_asked){.row = extra->row, .id = extra->asked[j]};
     }
-    m->n_asked[i] = e->n_asked;
-    for (int j = 0; j < e->n_biases; j++) {
-        must(e->biases[j].id >= 0 && e->biases[j].id < n_vocab);
-        x->biases[x->n_biases++] =
-            (struct k_bias){.id = e->biases[j].id, .value = e->biases[j].value};
+    m->n_asked[i] = extra->n_asked;
+    for (int j = 0; j < extra->n_biases; j++) {
+        must(extra->biases[j].id >= 0 && extra->biases[j].id < n_vocab);
+        extras->biases[extras->n_biases++] =
+            (struct k_bias){.id = extra->biases[j].id, .value = extra->biases[j].value};
     }
 }
 
 /* Begin a step on one rank. Only rank 0 computes logits; the other ranks get its rows too, because
  * the layout of a step depends on them. A rank that fails leaves, so that the others do not wait
  * for it in a sum. */
-static int model_begin_rank(struct rank *r, void *model)
+static int model_begin_rank(struct rank *r, void *context)
 {
-    const struct model *m = model;
-    struct device *d = r->device;
+    const struct model *model = context;
+    struct device *device = r->device;
     int rc;
 
-    r->batch = m->device_batch;
-    if ((rc = d->ops->begin(d, &r->batch)) != ERR_OK) {
-        if (m->ranks.n > 1)
-            d->ops->leave_ranks(d);
+    r->batch = model->device_batch;
+    if ((rc = device->ops->begin(device, &r->batch)) != ERR_OK) {
+        if (model->ranks.n > 1)
+            device->ops->leave_ranks(device);
         return rc;
     }
-    if (d->ops->replay(d))
+    if (device->ops->replay(device))
         return ERR_OK;
-    forward(&(struct forward){.device = d,
-                              .plan = &m->plan,
+    forward(&(struct forward){.device = device,
+                              .plan = &model->plan,
                               .weights = &r->weights,
-                              .cache = &m->cache,
+                              .cache = &model->cache,
                               .act = &r->act,
                               .pages = r->pages,
-                              .kv_type = m->kv_type,
+                              .kv_type = model->kv_type,
                               .turns = (const float *const *)r->turns});
-    d->ops->launch(d);
+    device->ops->launch(device);
     return ERR_OK;
 }
 
@@ -763,7 +769,7 @@ int model_step_begin(struct model *m, const struct batch *b)
  * step must have ended (the second must()). */
 int model_step_sample(struct model *m, const struct batch *b)
 {
-    struct device_extras *x = &m->device->extras;
+    struct device_extras *extras = &m->device->extras;
     bool waits = b->n_extras > 0;
 
     must(!m->is_sampled && b->n_rows == m->n_rows && b->n_extras <= b->n_rows);
@@ -773,10 +779,10 @@ int model_step_sample(struct model *m, const struct batch *b)
             must(b->rows[i].history[j] >= 0 && b->rows[i].history[j] < m->shape.n_vocab);
     }
     must(!waits || m->n_under_way == 1);
-    x->n_rows = b->n_extras;
-    x->n_masks = b->n_masks;
-    x->n_biases = 0;
-    x->n_asked = 0;
+    extras->n_rows = b->n_extras;
+    extras->n_masks = b->n_masks;
+    extras->n_biases = 0;
+    extras->n_asked = 0;
     for (int i = 0; i < b->n_extras; i++)
         model_place_extra(m, b, i);
     if (b->n_rows > 0)
@@ -798,9 +804,9 @@ static int model_end_ranks(struct model *m, int32_t *token_ids, int *n_extras)
     int first = m->device->ops->end(m->device, token_ids, m->logprobs, n_extras);
 
     for (int i = 1; i < m->ranks.n; i++) {
-        struct device *d = m->ranks.at[i].device;
+        struct device *device = m->ranks.at[i].device;
         struct k_logprob_row none;
-        int n_none = 0, rc = d->ops->end(d, NULL, &none, &n_none);
+        int n_none = 0, rc = device->ops->end(device, NULL, &none, &n_none);
 
         first = first == ERR_OK ? rc : first;
     }
@@ -819,18 +825,18 @@ int model_step_end(struct model *m, int32_t *token_ids, struct batch_logprobs *l
     if (rc != ERR_OK || logprobs == NULL)
         return rc;
     for (int i = 0; i < n_extras; i++) {
-        const struct k_logprob_row *k = &m->logprobs[i];
+        const struct k_logprob_row *row = &m->logprobs[i];
 
-        logprobs[i] = (struct batch_logprobs){.log_sum = k->log_sum,
-                                              .chosen = fminf(k->chosen, 0.0f),
-                                              .rank = (uint32_t)k->rank,
-                                              .n_top = k->n_top};
-        memcpy(logprobs[i].ids, k->ids, sizeof k->ids);
-        for (int j = 0; j < k->n_top; j++)
-            logprobs[i].top[j] = fminf(k->top[j] - k->log_sum, 0.0f);
+        logprobs[i] = (struct batch_logprobs){.log_sum = row->log_sum,
+                                              .chosen = fminf(row->chosen, 0.0f),
+                                              .rank = (uint32_t)row->rank,
+                                              .n_top = row->n_top};
+        memcpy(logprobs[i].ids, row->ids, sizeof row->ids);
+        for (int j = 0; j < row->n_top; j++)
+            logprobs[i].top[j] = fminf(row->top[j] - row->log_sum, 0.0f);
         logprobs[i].n_asked = m->n_asked[i];
         for (int j = 0; j < m->n_asked[i]; j++)
-            logprobs[i].asked[j] = fminf(asked++->logit - k->log_sum, 0.0f);
+            logprobs[i].asked[j] = fminf(asked++->logit - row->log_sum, 0.0f);
     }
     return ERR_OK;
 }

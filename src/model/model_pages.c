@@ -39,10 +39,10 @@ int model_page_read(struct model *m, int32_t page_id, void *host)
     int rc = ERR_OK;
 
     for (int i = 0; i < m->ranks.n && rc == ERR_OK; i++) {
-        const struct rank *r = &m->ranks.at[i];
+        const struct rank *rank = &m->ranks.at[i];
 
-        rc = r->device->ops->fetch(r->device, model_part_at(m, r, host),
-                                   model_page_at(m, r, page_id), m->cache.page_bytes);
+        rc = rank->device->ops->fetch(rank->device, model_part_at(m, rank, host),
+                                      model_page_at(m, rank, page_id), m->cache.page_bytes);
     }
     return rc;
 }
@@ -52,10 +52,10 @@ int model_page_write(struct model *m, int32_t page_id, const void *host)
     int rc = ERR_OK;
 
     for (int i = 0; i < m->ranks.n && rc == ERR_OK; i++) {
-        const struct rank *r = &m->ranks.at[i];
+        const struct rank *rank = &m->ranks.at[i];
 
-        rc = r->device->ops->upload(r->device, model_page_at(m, r, page_id),
-                                    model_const_part_at(m, r, host), m->cache.page_bytes);
+        rc = rank->device->ops->upload(rank->device, model_page_at(m, rank, page_id),
+                                       model_const_part_at(m, rank, host), m->cache.page_bytes);
     }
     return rc;
 }
@@ -65,10 +65,10 @@ int model_page_copy(struct model *m, int32_t to, int32_t from)
     int rc = ERR_OK;
 
     for (int i = 0; i < m->ranks.n && rc == ERR_OK; i++) {
-        const struct rank *r = &m->ranks.at[i];
+        const struct rank *rank = &m->ranks.at[i];
 
-        rc = r->device->ops->copy_within(r->device, model_page_at(m, r, to),
-                                         model_page_at(m, r, from), m->cache.page_bytes);
+        rc = rank->device->ops->copy_within(rank->device, model_page_at(m, rank, to),
+                                            model_page_at(m, rank, from), m->cache.page_bytes);
     }
     return rc;
 }
@@ -80,10 +80,10 @@ int model_page_in(struct model *m, int32_t page_id, const void *host)
     int rc = ERR_OK;
 
     for (int i = 0; i < m->ranks.n && rc == ERR_OK; i++) {
-        const struct rank *r = &m->ranks.at[i];
+        const struct rank *rank = &m->ranks.at[i];
 
-        rc = r->device->ops->copy_start(r->device, DEVICE_IN, model_page_at(m, r, page_id),
-                                        model_const_part_at(m, r, host), m->cache.page_bytes);
+        rc = rank->device->ops->copy_start(rank->device, DEVICE_IN, model_page_at(m, rank, page_id),
+                                           model_const_part_at(m, rank, host), m->cache.page_bytes);
     }
     return rc;
 }
@@ -93,10 +93,10 @@ int model_page_out(struct model *m, int32_t page_id, void *host)
     int rc = ERR_OK;
 
     for (int i = 0; i < m->ranks.n && rc == ERR_OK; i++) {
-        const struct rank *r = &m->ranks.at[i];
+        const struct rank *rank = &m->ranks.at[i];
 
-        rc = r->device->ops->copy_start(r->device, DEVICE_OUT, model_part_at(m, r, host),
-                                        model_page_at(m, r, page_id), m->cache.page_bytes);
+        rc = rank->device->ops->copy_start(rank->device, DEVICE_OUT, model_part_at(m, rank, host),
+                                           model_page_at(m, rank, page_id), m->cache.page_bytes);
     }
     return rc;
 }

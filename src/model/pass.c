@@ -27,9 +27,10 @@ static int activations_wider(int a, int b)
 static int activations_alloc_codes(struct activations *a, struct device *d, const struct plan *plan,
                                    const struct device_limits *limits)
 {
-    const struct plan_widths w = plan_widest(plan);
+    const struct plan_widths widest = plan_widest(plan);
     size_t rows = activations_padded_rows(d, activations_wider(limits->n_tokens, limits->n_seqs));
-    size_t width = (size_t)activations_wider(plan->dim, activations_wider(w.mixer_out, w.ff));
+    size_t width =
+        (size_t)activations_wider(plan->dim, activations_wider(widest.mixer_out, widest.ff));
     struct device_rows *all[] = {&a->normed, &a->mixed, &a->ff, &a->rows_normed};
     struct k_quantised codes = {
         .data = d->ops->alloc_scratch(d, rows * width),
@@ -46,14 +47,14 @@ static int activations_alloc_codes(struct activations *a, struct device *d, cons
 int activations_alloc(struct activations *a, struct device *d, const struct plan *plan,
                       const struct device_limits *limits)
 {
-    const struct plan_widths w = plan_widest(plan);
+    const struct plan_widths widest = plan_widest(plan);
     size_t tokens = activations_padded_rows(d, limits->n_tokens),
            rows = activations_padded_rows(d, limits->n_seqs);
     size_t dim = (size_t)plan->dim, elem = d->elem_bytes;
     void **acts[] = {&a->normed.data, &a->mixer_in, &a->mixed.data,
                      &a->delta,       &a->ffn_in,   &a->ff.data};
-    size_t widths[] = {dim, (size_t)w.mixer_in, (size_t)w.mixer_out,
-                       dim, (size_t)w.ffn_in,   (size_t)w.ff};
+    size_t widths[] = {dim, (size_t)widest.mixer_in, (size_t)widest.mixer_out,
+                       dim, (size_t)widest.ffn_in,   (size_t)widest.ff};
 
     for (size_t i = 0; i < sizeof acts / sizeof acts[0]; i++) {
         if ((*acts[i] = d->ops->alloc_scratch(d, tokens * widths[i] * elem)) == NULL)
@@ -167,12 +168,13 @@ static void pass_fused_add(const struct pass *p, const struct device_rows *rows,
 static void pass_norm_residual(const struct pass *p, struct pass_next next)
 {
     const struct device_ops *op = p->d->ops;
-    struct activations *a = p->a;
+    struct activations *acts = p->a;
 
     if (next.norm->kind == K_NORM_RMS)
-        op->rmsnorm(p->d, &a->normed, a->x, next.norm->weight, next.norm->eps, p->n, next.reader);
+        op->rmsnorm(p->d, &acts->normed, acts->x, next.norm->weight, next.norm->eps, p->n,
+                    next.reader);
     else
-        op->norm(p->d, &a->normed, a->x, next.norm, p->n, next.reader);
+        op->norm(p->d, &acts->normed, acts->x, next.norm, p->n, next.reader);
 }
 
 /* x += residual multiplier * delta. */
@@ -202,16 +204,16 @@ static void pass_sum_delta(const struct pass *p, const struct device_rows *rows,
 void pass_embed(const struct pass *p, struct pass_next next)
 {
     const struct device_ops *op = p->d->ops;
-    struct activations *a = p->a;
+    struct activations *acts = p->a;
 
     if (p->fused) {
-        op->embed_normed(p->d, a->x, a->normed.data, a->sums, p->w->embed.data, next.norm->weight,
-                         next.reader);
+        op->embed_normed(p->d, acts->x, acts->normed.data, acts->sums, p->w->embed.data,
+                         next.norm->weight, next.reader);
         return;
     }
-    op->embed(p->d, a->x, p->w->embed.data);
+    op->embed(p->d, acts->x, p->w->embed.data);
     if (p->plan->by.embedding != 1.0f || p->w->positions != NULL)
-        op->place(p->d, a->x, p->plan->by.embedding, p->w->positions, p->plan->positions.first);
+        op->place(p->d, acts->x, p->plan->by.embedding, p->w->positions, p->plan->positions.first);
     pass_norm_residual(p, next);
 }
 
@@ -243,64 +245,64 @@ void pass_attend(const struct pass *p, const struct attn_plan *attn, const struc
                  const struct k_rotary *rotary, const struct k_matrix *reader)
 {
     const struct device_ops *op = p->d->ops;
-    struct activations *a = p->a;
+    struct activations *acts = p->a;
 
-    op->rope_kv(p->d, a->mixer_in, kv, rotary, attn->n_heads);
-    op->attn(p->d, a->mixed.data, a->mixer_in, kv, attn->n_heads, attn->scale,
+    op->rope_kv(p->d, acts->mixer_in, kv, rotary, attn->n_heads);
+    op->attn(p->d, acts->mixed.data, acts->mixer_in, kv, attn->n_heads, attn->scale,
              p->fused ? reader : NULL);
     if (!p->fused)
-        op->quantise(p->d, &a->mixed, p->n, reader);
+        op->quantise(p->d, &acts->mixed, p->n, reader);
 }
 
 void pass_recur(const struct pass *p, const struct recurrent_plan *recurrent,
                 const struct k_state *state, const struct k_matrix *reader)
 {
-    struct activations *a = p->a;
+    struct activations *acts = p->a;
 
-    p->d->ops->recurrent(p->d, a->mixed.data, a->mixer_in, state, recurrent->width,
+    p->d->ops->recurrent(p->d, acts->mixed.data, acts->mixer_in, state, recurrent->width,
                          p->fused ? reader : NULL);
     if (!p->fused)
-        p->d->ops->quantise(p->d, &a->mixed, p->n, reader);
+        p->d->ops->quantise(p->d, &acts->mixed, p->n, reader);
 }
 
 /* SiLU has an operation of its own; other activations share the general one. */
 void pass_gate(const struct pass *p, const struct ffn_plan *ffn, const struct k_matrix *gate_up,
                const void *bias, const struct k_matrix *reader)
 {
-    struct activations *a = p->a;
+    struct activations *acts = p->a;
 
     if (p->fused) {
         struct k_product product =
-            pass_fused_product(p, K_PRODUCT_GATED, a->ff.data, gate_up, bias);
+            pass_fused_product(p, K_PRODUCT_GATED, acts->ff.data, gate_up, bias);
 
         product.y_is_half = k_format_reads_half(&reader->format);
         pass_fused_run(p, product);
         return;
     }
-    p->d->ops->matmul(p->d, a->ffn_in, &a->normed, gate_up, bias, p->n);
+    p->d->ops->matmul(p->d, acts->ffn_in, &acts->normed, gate_up, bias, p->n);
     if (ffn->activation == K_SILU)
-        p->d->ops->silu_mul(p->d, &a->ff, a->ffn_in, ffn->ff_dim, p->n, reader);
+        p->d->ops->silu_mul(p->d, &acts->ff, acts->ffn_in, ffn->ff_dim, p->n, reader);
     else
-        p->d->ops->gate(p->d, &a->ff, a->ffn_in, ffn->activation, ffn->ff_dim, p->n, reader);
+        p->d->ops->gate(p->d, &acts->ff, acts->ffn_in, ffn->activation, ffn->ff_dim, p->n, reader);
 }
 
 void pass_activate(const struct pass *p, const struct ffn_plan *ffn, const struct k_matrix *up,
                    const void *bias, const struct k_matrix *reader)
 {
-    struct activations *a = p->a;
+    struct activations *acts = p->a;
 
-    pass_project(p, a->ffn_in, up, bias);
-    p->d->ops->activate(p->d, a->ff.data, a->ffn_in, ffn->activation, ffn->ff_dim, p->n,
+    pass_project(p, acts->ffn_in, up, bias);
+    p->d->ops->activate(p->d, acts->ff.data, acts->ffn_in, ffn->activation, ffn->ff_dim, p->n,
                         p->fused ? reader : NULL);
     if (!p->fused)
-        p->d->ops->quantise(p->d, &a->ff, p->n, reader);
+        p->d->ops->quantise(p->d, &acts->ff, p->n, reader);
 }
 
 /* In a parallel layer the FFN reads the norm of x from before the sum, so the norm comes first. */
 void pass_add(const struct pass *p, const struct device_rows *rows, struct pass_sum sum,
               struct pass_next next, bool is_parallel)
 {
-    struct activations *a = p->a;
+    struct activations *acts = p->a;
 
     if (p->fused) {
         pass_fused_add(p, rows, sum, next);
@@ -311,8 +313,8 @@ void pass_add(const struct pass *p, const struct device_rows *rows, struct pass_
         pass_norm_residual(p, next);
         pass_add_delta(p);
     } else if (next.norm->kind == K_NORM_RMS && p->plan->by.residual == 1.0f) {
-        p->d->ops->add_rmsnorm(p->d, &a->normed, a->x, a->delta, next.norm->weight, next.norm->eps,
-                               p->n, next.reader);
+        p->d->ops->add_rmsnorm(p->d, &acts->normed, acts->x, acts->delta, next.norm->weight,
+                               next.norm->eps, p->n, next.reader);
     } else {
         pass_add_delta(p);
         pass_norm_residual(p, next);
@@ -326,16 +328,16 @@ static void pass_finish_rows(const struct pass *p)
     const struct k_norm *norm = &p->w->norm;
     const struct multipliers *by = &p->plan->by;
     const struct k_softening how = {p->w->head_bias, by->logits, by->logits_cap};
-    struct activations *a = p->a;
+    struct activations *acts = p->a;
     int n = p->d->step_rows;
 
     if (norm->kind == K_NORM_RMS)
-        op->rmsnorm(p->d, &a->rows_normed, a->rows, norm->weight, norm->eps, n, &p->w->head);
+        op->rmsnorm(p->d, &acts->rows_normed, acts->rows, norm->weight, norm->eps, n, &p->w->head);
     else
-        op->norm(p->d, &a->rows_normed, a->rows, norm, n, &p->w->head);
-    op->matmul_float(p->d, a->logits, &a->rows_normed, &p->w->head, n);
+        op->norm(p->d, &acts->rows_normed, acts->rows, norm, n, &p->w->head);
+    op->matmul_float(p->d, acts->logits, &acts->rows_normed, &p->w->head, n);
     if (how.bias != NULL || how.scale != 1.0f || how.cap > 0.0f)
-        op->soften(p->d, a->logits, &how, n);
+        op->soften(p->d, acts->logits, &how, n);
 }
 
 /* In parts, the last sum is computed for the sampled rows only, because no later layer reads the
@@ -343,17 +345,18 @@ static void pass_finish_rows(const struct pass *p)
 void pass_finish(const struct pass *p, const struct device_rows *rows, struct pass_sum sum)
 {
     const struct pass_next next = {.norm = &p->w->norm, .reader = &p->w->head};
-    struct activations *a = p->a;
+    struct activations *acts = p->a;
 
     if (p->fused) {
         pass_fused_add(p, rows, sum, next);
         if (p->d->limits.n_vocab > 0)
-            pass_fused_run(p, pass_fused_product(p, K_PRODUCT_FLOAT, a->logits, &p->w->head, NULL));
+            pass_fused_run(p,
+                           pass_fused_product(p, K_PRODUCT_FLOAT, acts->logits, &p->w->head, NULL));
         return;
     }
     pass_sum_delta(p, rows, sum);
     if (p->d->step_rows == 0 || p->d->limits.n_vocab == 0)
         return;
-    p->d->ops->gather_add(p->d, a->rows, a->x, a->delta, p->plan->by.residual);
+    p->d->ops->gather_add(p->d, acts->rows, acts->x, acts->delta, p->plan->by.residual);
     pass_finish_rows(p);
 }

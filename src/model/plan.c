@@ -31,29 +31,29 @@ static struct layer_plan plan_layer(const struct hf_config *c, int layer)
 {
     bool before = c->norms != NORMS_AFTER, after = c->norms != NORMS_BEFORE;
     int rope = c->layer_ropes[layer];
-    struct layer_plan l = {.ffn = {.kind = c->ffn,
-                                   .ff_dim = c->ff_dim,
-                                   .activation = c->activation,
-                                   .bias = c->mlp_bias},
-                           .norms = {.before_mixer = before,
-                                     .after_mixer = after,
-                                     .before_ffn = before,
-                                     .after_ffn = after},
-                           .is_parallel = c->is_parallel,
-                           .splits = {.mixer_in = SPLIT_ROWS,
-                                      .mixer_out = SPLIT_COLUMNS,
-                                      .ffn_in = SPLIT_ROWS,
-                                      .down = SPLIT_COLUMNS}};
+    struct layer_plan planned = {.ffn = {.kind = c->ffn,
+                                         .ff_dim = c->ff_dim,
+                                         .activation = c->activation,
+                                         .bias = c->mlp_bias},
+                                 .norms = {.before_mixer = before,
+                                           .after_mixer = after,
+                                           .before_ffn = before,
+                                           .after_ffn = after},
+                                 .is_parallel = c->is_parallel,
+                                 .splits = {.mixer_in = SPLIT_ROWS,
+                                            .mixer_out = SPLIT_COLUMNS,
+                                            .ffn_in = SPLIT_ROWS,
+                                            .down = SPLIT_COLUMNS}};
 
     switch ((enum layer_kind)c->layer_kinds[layer]) {
-    case LAYER_FULL: l.attn = plan_attention(c, 0, rope); break;
-    case LAYER_WINDOW: l.attn = plan_attention(c, c->window, rope); break;
+    case LAYER_FULL: planned.attn = plan_attention(c, 0, rope); break;
+    case LAYER_WINDOW: planned.attn = plan_attention(c, c->window, rope); break;
     case LAYER_RECURRENT:
-        l.mixer = MIXER_RECURRENT;
-        l.recurrent = (struct recurrent_plan){.width = c->mixer_width};
+        planned.mixer = MIXER_RECURRENT;
+        planned.recurrent = (struct recurrent_plan){.width = c->mixer_width};
         break;
     }
-    return l;
+    return planned;
 }
 
 static bool plan_has_multipliers(const struct multipliers *by)
@@ -73,24 +73,24 @@ static bool plan_fuses(const struct hf_config *c)
 
 int plan_make(struct plan *out, const struct hf_config *c)
 {
-    struct plan p = {.n_ranks = 1,
-                     .n_layers = c->n_layers,
-                     .dim = c->dim,
-                     .n_vocab = c->n_vocab,
-                     .norm = c->norm,
-                     .by = c->by,
-                     .positions = c->positions,
-                     .head_bias = c->head_bias,
-                     .fuses = plan_fuses(c),
-                     .n_ropes = c->n_ropes,
-                     .ropes = c->ropes};
+    struct plan plan = {.n_ranks = 1,
+                        .n_layers = c->n_layers,
+                        .dim = c->dim,
+                        .n_vocab = c->n_vocab,
+                        .norm = c->norm,
+                        .by = c->by,
+                        .positions = c->positions,
+                        .head_bias = c->head_bias,
+                        .fuses = plan_fuses(c),
+                        .n_ropes = c->n_ropes,
+                        .ropes = c->ropes};
 
-    p.layers = mem_zalloc_array((size_t)c->n_layers, sizeof *p.layers);
-    if (p.layers == NULL)
+    plan.layers = mem_zalloc_array((size_t)c->n_layers, sizeof *plan.layers);
+    if (plan.layers == NULL)
         return ERR_NO_MEMORY;
     for (int i = 0; i < c->n_layers; i++)
-        p.layers[i] = plan_layer(c, i);
-    *out = p;
+        plan.layers[i] = plan_layer(c, i);
+    *out = plan;
     return ERR_OK;
 }
 
@@ -115,18 +115,18 @@ static int plan_refuse_whole_norms(int n_ranks, int layer)
  * hold the same kv head, and all of their queries belong to its group. */
 static int plan_split_layer(struct layer_plan *l, int layer, int n_ranks)
 {
-    struct attn_plan *a = &l->attn;
+    struct attn_plan *attn = &l->attn;
 
     switch (l->mixer) {
     case MIXER_ATTENTION:
-        if (a->qk_norm == QK_NORM_WHOLE && n_ranks > 1)
+        if (attn->qk_norm == QK_NORM_WHOLE && n_ranks > 1)
             return plan_refuse_whole_norms(n_ranks, layer);
-        if (a->n_heads % n_ranks != 0)
-            return plan_refuse_split(n_ranks, layer, "heads", a->n_heads);
-        if (a->n_kv_heads % n_ranks != 0 && n_ranks % a->n_kv_heads != 0)
-            return plan_refuse_split(n_ranks, layer, "kv heads", a->n_kv_heads);
-        a->n_heads /= n_ranks;
-        a->n_kv_heads = a->n_kv_heads > n_ranks ? a->n_kv_heads / n_ranks : 1;
+        if (attn->n_heads % n_ranks != 0)
+            return plan_refuse_split(n_ranks, layer, "heads", attn->n_heads);
+        if (attn->n_kv_heads % n_ranks != 0 && n_ranks % attn->n_kv_heads != 0)
+            return plan_refuse_split(n_ranks, layer, "kv heads", attn->n_kv_heads);
+        attn->n_heads /= n_ranks;
+        attn->n_kv_heads = attn->n_kv_heads > n_ranks ? attn->n_kv_heads / n_ranks : 1;
         break;
     case MIXER_RECURRENT:
         if (l->recurrent.width % n_ranks != 0)
@@ -143,20 +143,20 @@ static int plan_split_layer(struct layer_plan *l, int layer, int n_ranks)
 /* *out is set only if all layers divide. */
 int plan_split(struct plan *out, const struct plan *whole, int n_ranks)
 {
-    struct plan p = *whole;
+    struct plan plan = *whole;
     int rc = ERR_OK;
 
-    p.n_ranks = n_ranks;
-    p.layers = mem_zalloc_array((size_t)p.n_layers, sizeof *p.layers);
-    if (p.layers == NULL)
+    plan.n_ranks = n_ranks;
+    plan.layers = mem_zalloc_array((size_t)plan.n_layers, sizeof *plan.layers);
+    if (plan.layers == NULL)
         return ERR_NO_MEMORY;
-    memcpy(p.layers, whole->layers, (size_t)p.n_layers * sizeof *p.layers);
-    for (int i = 0; i < p.n_layers && rc == ERR_OK; i++)
-        rc = plan_split_layer(&p.layers[i], i, n_ranks);
+    memcpy(plan.layers, whole->layers, (size_t)plan.n_layers * sizeof *plan.layers);
+    for (int i = 0; i < plan.n_layers && rc == ERR_OK; i++)
+        rc = plan_split_layer(&plan.layers[i], i, n_ranks);
     if (rc == ERR_OK)
-        *out = p;
+        *out = plan;
     else
-        plan_fini(&p);
+        plan_fini(&plan);
     return rc;
 }
 
@@ -208,20 +208,20 @@ static bool plan_is_first_of_window(const struct plan *p, int i)
 /* Fields of other mixers are 0 in a layer, so the maxima may include them. */
 struct plan_widths plan_widest(const struct plan *p)
 {
-    struct plan_widths w = {0};
+    struct plan_widths widest = {0};
 
     for (int i = 0; i < p->n_layers; i++) {
-        const struct layer_plan *l = &p->layers[i];
+        const struct layer_plan *layer = &p->layers[i];
 
-        w.mixer_in = plan_wider(w.mixer_in, plan_mixer_in(l));
-        w.mixer_out = plan_wider(w.mixer_out, plan_mixer_out(l));
-        w.ffn_in = plan_wider(w.ffn_in, plan_ffn_in(l));
-        w.ff = plan_wider(w.ff, l->ffn.ff_dim);
-        w.n_heads = plan_wider(w.n_heads, l->attn.n_heads);
-        w.n_kv_heads = plan_wider(w.n_kv_heads, l->attn.n_kv_heads);
-        w.head_dim = plan_wider(w.head_dim, l->attn.head_dim);
-        w.has_states = w.has_states || l->mixer == MIXER_RECURRENT;
-        w.n_windows += plan_is_first_of_window(p, i);
+        widest.mixer_in = plan_wider(widest.mixer_in, plan_mixer_in(layer));
+        widest.mixer_out = plan_wider(widest.mixer_out, plan_mixer_out(layer));
+        widest.ffn_in = plan_wider(widest.ffn_in, plan_ffn_in(layer));
+        widest.ff = plan_wider(widest.ff, layer->ffn.ff_dim);
+        widest.n_heads = plan_wider(widest.n_heads, layer->attn.n_heads);
+        widest.n_kv_heads = plan_wider(widest.n_kv_heads, layer->attn.n_kv_heads);
+        widest.head_dim = plan_wider(widest.head_dim, layer->attn.head_dim);
+        widest.has_states = widest.has_states || layer->mixer == MIXER_RECURRENT;
+        widest.n_windows += plan_is_first_of_window(p, i);
     }
-    return w;
+    return widest;
 }

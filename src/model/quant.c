@@ -47,13 +47,13 @@ __attribute__((format(printf, 2, 3))) static void quant_refuse(struct quant_read
 static struct k_format quant_e4m3_format(struct quant_reading *r, const struct json *obj,
                                          const char *field)
 {
-    const struct json *v = json_get(obj, field);
+    const struct json *value = json_get(obj, field);
 
-    if (v == NULL || v->kind == JSON_NULL)
+    if (value == NULL || value->kind == JSON_NULL)
         return k_format_by_row(K_E4M3);
-    if (v->kind != JSON_LIST || v->n != 2 || v->items[0].kind != JSON_INT ||
-        v->items[1].kind != JSON_INT || v->items[0].whole != K_E4M3_BLOCK ||
-        v->items[1].whole != K_E4M3_BLOCK)
+    if (value->kind != JSON_LIST || value->n != 2 || value->items[0].kind != JSON_INT ||
+        value->items[1].kind != JSON_INT || value->items[0].whole != K_E4M3_BLOCK ||
+        value->items[1].whole != K_E4M3_BLOCK)
         quant_refuse(r, "%s is supported as [128, 128] only", field);
     return k_format_in_groups(K_E4M3, K_E4M3_BLOCK, K_E4M3_BLOCK);
 }
@@ -61,9 +61,10 @@ static struct k_format quant_e4m3_format(struct quant_reading *r, const struct j
 /* Missing, null and {} all mean "not used". */
 static bool quant_is_empty(const struct json *obj, const char *field)
 {
-    const struct json *v = json_get(obj, field);
+    const struct json *value = json_get(obj, field);
 
-    return v == NULL || v->kind == JSON_NULL || (v->kind == JSON_OBJECT && v->n == 0);
+    return value == NULL || value->kind == JSON_NULL ||
+           (value->kind == JSON_OBJECT && value->n == 0);
 }
 
 /* {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]} */
@@ -183,13 +184,13 @@ static const struct quant_format *quant_find_format(struct quant_reading *r, con
     bool has_method = false;
 
     for (size_t i = 0; i < N_FORMATS; i++) {
-        const struct quant_format *f = &formats[i];
+        const struct quant_format *format = &formats[i];
         size_t len = strlen(known);
 
-        if (strcmp(f->method, method) == 0 && quant_is_named(f, name))
-            return f;
-        has_method = has_method || strcmp(f->method, method) == 0;
-        (void)snprintf(known + len, sizeof known - len, "%s%s", i == 0 ? "" : ", ", f->method);
+        if (strcmp(format->method, method) == 0 && quant_is_named(format, name))
+            return format;
+        has_method = has_method || strcmp(format->method, method) == 0;
+        (void)snprintf(known + len, sizeof known - len, "%s%s", i == 0 ? "" : ", ", format->method);
     }
     if (has_method)
         quant_refuse(r, "format \"%.40s\" of %s is not supported", name, method);
@@ -202,25 +203,26 @@ static const struct quant_format *quant_find_format(struct quant_reading *r, con
 
 int quant_read(struct quant_config *out, const struct json *config, char *why, size_t why_cap)
 {
-    struct quant_reading r = {.why = why, .why_cap = why_cap};
-    const struct quant_format *kind = quant_find_format(
-        &r, json_get_text(config, "quant_method", "?"), json_get_text(config, "format", NULL));
+    struct quant_reading reading = {.why = why, .why_cap = why_cap};
+    const struct quant_format *kind =
+        quant_find_format(&reading, json_get_text(config, "quant_method", "?"),
+                          json_get_text(config, "format", NULL));
 
     if (kind != NULL)
-        kind->read(&r, config);
-    if (r.rc == ERR_OK)
-        *out = (struct quant_config){.kind = kind, .format = r.format};
-    return r.rc;
+        kind->read(&reading, config);
+    if (reading.rc == ERR_OK)
+        *out = (struct quant_config){.kind = kind, .format = reading.format};
+    return reading.rc;
 }
 
 /* --- numbers ------------------------------------------------------------------------------ */
 
 static float quant_float_of_bits(uint32_t bits)
 {
-    float f;
+    float value;
 
-    memcpy(&f, &bits, sizeof f);
-    return f;
+    memcpy(&value, &bits, sizeof value);
+    return value;
 }
 
 /* An F16 number as float32. Exponent 31 is infinity or NaN; exponent 0 is a subnormal, a multiple
@@ -356,26 +358,26 @@ static bool quant_is_single(const struct quant_scales *s)
 static int quant_find_scales(const struct search *s, struct quant_part *p)
 {
     const struct quant_format *kind = p->kind;
-    const struct tensor *t = NULL;
+    const struct tensor *tensor = NULL;
     int rc;
 
-    for (int i = 0; t == NULL && i < QUANT_NAMES_MAX; i++)
-        t = quant_tensor_beside(s, kind->scales[i]);
-    if (t == NULL)
+    for (int i = 0; tensor == NULL && i < QUANT_NAMES_MAX; i++)
+        tensor = quant_tensor_beside(s, kind->scales[i]);
+    if (tensor == NULL)
         return quant_fail(s, ERR_NOT_FOUND, p->data, "is %s and has no %s", kind->dtype,
                           kind->scales[0]);
-    if ((rc = quant_read_scales(s, &p->scales, t, &p->format)) != ERR_OK)
+    if ((rc = quant_read_scales(s, &p->scales, tensor, &p->format)) != ERR_OK)
         return rc;
-    if ((t = quant_tensor_beside(s, kind->zeros)) != NULL &&
-        (rc = quant_read_scales(s, &p->zeros, t, &p->format)) != ERR_OK)
+    if ((tensor = quant_tensor_beside(s, kind->zeros)) != NULL &&
+        (rc = quant_read_scales(s, &p->zeros, tensor, &p->format)) != ERR_OK)
         return rc;
-    p->format.has_zeros = t != NULL;
-    if ((t = quant_tensor_beside(s, kind->global)) != NULL &&
-        (rc = quant_read_scales(s, &p->global, t, &p->format)) != ERR_OK)
+    p->format.has_zeros = tensor != NULL;
+    if ((tensor = quant_tensor_beside(s, kind->global)) != NULL &&
+        (rc = quant_read_scales(s, &p->global, tensor, &p->format)) != ERR_OK)
         return rc;
-    p->format.has_global = t != NULL;
+    p->format.has_global = tensor != NULL;
     if (p->format.has_global && !quant_is_single(&p->global))
-        return quant_fail(s, ERR_INVALID, t, "has more than one number");
+        return quant_fail(s, ERR_INVALID, tensor, "has more than one number");
     if (quant_is_single(&p->scales) && (!p->format.has_zeros || quant_is_single(&p->zeros))) {
         p->format.group_rows = 1;
         p->format.group_cols = 0;
@@ -386,9 +388,9 @@ static int quant_find_scales(const struct search *s, struct quant_part *p)
 /* True if the matrix is stored in this format. */
 static bool quant_has_data(const struct search *s, const struct quant_format *f)
 {
-    const struct tensor *t = quant_tensor_beside(s, f->data);
+    const struct tensor *tensor = quant_tensor_beside(s, f->data);
 
-    return t != NULL && strcmp(t->dtype, f->dtype) == 0;
+    return tensor != NULL && strcmp(tensor->dtype, f->dtype) == 0;
 }
 
 /* Checkpoints without quantization_config are recognised by the type of their tensors. */
@@ -404,14 +406,15 @@ static const struct quant_format *quant_format_by_type(const struct search *s)
 /* With packed elements a file's row is shorter than the matrix's. */
 static int quant_check_shape(const struct search *s, const struct quant_part *p)
 {
-    const struct tensor *t = p->data;
+    const struct tensor *tensor = p->data;
     int packed = p->kind != NULL ? p->kind->packed : 1;
 
-    if (t->n_dims == 2 && t->dims[0] == s->rows && t->dims[1] * packed == s->cols)
+    if (tensor->n_dims == 2 && tensor->dims[0] == s->rows && tensor->dims[1] * packed == s->cols)
         return ERR_OK;
-    return quant_fail(s, ERR_INVALID, t,
-                      "has %d dimensions, the first %lld; config.json says [%d][%d]", t->n_dims,
-                      t->n_dims > 0 ? (long long)t->dims[0] : 0LL, s->rows, s->cols / packed);
+    return quant_fail(s, ERR_INVALID, tensor,
+                      "has %d dimensions, the first %lld; config.json says [%d][%d]",
+                      tensor->n_dims, tensor->n_dims > 0 ? (long long)tensor->dims[0] : 0LL,
+                      s->rows, s->cols / packed);
 }
 
 /* Three cases: the config names a format and this matrix has it; the config is silent and the
@@ -420,25 +423,25 @@ int quant_find(struct quant_part *out, const struct checkpoint *files,
                const struct quant_config *config, const char *stem, int rows, int cols, char *why,
                size_t why_cap)
 {
-    const struct search s = {files, stem, rows, cols, why, why_cap};
-    struct quant_part p = {.cols = cols};
+    const struct search search = {files, stem, rows, cols, why, why_cap};
+    struct quant_part part = {.cols = cols};
     int rc;
 
     if (config->kind == NULL)
-        p.kind = quant_format_by_type(&s);
-    else if (quant_has_data(&s, config->kind))
-        p.kind = config->kind;
-    if (p.kind != NULL)
-        p.format = config->kind != NULL ? config->format : k_format_by_row(p.kind->elem);
-    p.data = quant_tensor_beside(&s, p.kind != NULL ? p.kind->data : "weight");
-    if (p.data == NULL) {
+        part.kind = quant_format_by_type(&search);
+    else if (quant_has_data(&search, config->kind))
+        part.kind = config->kind;
+    if (part.kind != NULL)
+        part.format = config->kind != NULL ? config->format : k_format_by_row(part.kind->elem);
+    part.data = quant_tensor_beside(&search, part.kind != NULL ? part.kind->data : "weight");
+    if (part.data == NULL) {
         (void)snprintf(why, why_cap, "tensor %s.weight is missing", stem); /* cut is fine */
         return ERR_NOT_FOUND;
     }
-    if ((rc = quant_check_shape(&s, &p)) == ERR_OK && p.kind != NULL)
-        rc = quant_find_scales(&s, &p);
+    if ((rc = quant_check_shape(&search, &part)) == ERR_OK && part.kind != NULL)
+        rc = quant_find_scales(&search, &part);
     if (rc == ERR_OK)
-        *out = p;
+        *out = part;
     return rc;
 }
 
@@ -452,8 +455,8 @@ static void quant_row_scales(float *out, const struct quant_scales *s, const str
     int wide = k_format_has_groups(f) ? f->group_cols : cols;
 
     for (int row = first; row < first + n; row++, out += k_format_scale_cols(f, cols)) {
-        for (int c = 0; c < cols; c += wide)
-            out[c / wide] = quant_scale(s, row, c);
+        for (int col = 0; col < cols; col += wide)
+            out[col / wide] = quant_scale(s, row, col);
     }
 }
 
@@ -493,13 +496,13 @@ int quant_round(float *out, const struct tensor *weight, int first, int n, int c
         return ERR_NO_MEMORY;
     for (size_t i = 0; i < (size_t)n * (size_t)cols; i++)
         out[i] = quant_number(weight, at + i);
-    for (int r = 0; r < n; r++, out += cols) {
+    for (int row = 0; row < n; row++, out += cols) {
         float scale;
-        struct k_quantised q = {.data = codes, .scales = &scale};
+        struct k_quantised rounded = {.data = codes, .scales = &scale};
 
-        ref_quantise(&q, out, 1, cols);
-        for (int c = 0; c < cols; c++)
-            out[c] = k_e4m3_value(codes[c]) * scale;
+        ref_quantise(&rounded, out, 1, cols);
+        for (int col = 0; col < cols; col++)
+            out[col] = k_e4m3_value(codes[col]) * scale;
     }
     mem_free(codes);
     return ERR_OK;

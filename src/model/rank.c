@@ -25,22 +25,22 @@
 /* A CUDA call acts on the calling thread's current GPU, so the thread selects its GPU first. */
 static void *rank_main(void *arg)
 {
-    struct rank *r = arg;
-    struct ranks *all = r->ranks;
+    struct rank *rank = arg;
+    struct ranks *all = rank->ranks;
     uint64_t n_seen = 0;
 
-    if (r->device->ops->use != NULL)
-        (void)!r->device->ops->use(r->device); /* the device was selected once when it was
+    if (rank->device->ops->use != NULL)
+        (void)!rank->device->ops->use(rank->device); /* the device was selected once when it was
                                                 * opened: cannot fail */
-    (void)pthread_mutex_lock(&all->lock);      /* cannot fail: initialised, not held by us */
-    for (;;) {                                 /* until ranks_close() */
+    (void)pthread_mutex_lock(&all->lock);            /* cannot fail: initialised, not held by us */
+    for (;;) {                                       /* until ranks_close() */
         while (!all->stop && all->n_runs == n_seen)
             (void)pthread_cond_wait(&all->begins, &all->lock);
         if (all->stop)
             break;
         n_seen = all->n_runs;
         (void)pthread_mutex_unlock(&all->lock);
-        r->rc = all->fn(r, all->context);
+        rank->rc = all->fn(rank, all->context);
         (void)pthread_mutex_lock(&all->lock);
         if (--all->n_busy == 0)
             (void)pthread_cond_signal(&all->ends);
@@ -319,8 +319,8 @@ int ranks_copy_done(struct ranks *r, enum device_way way, uint64_t ticket)
         size_t at = r->n_done[way] % DEVICE_MARKS_MAX;
 
         for (int i = 0; i < r->n; i++) {
-            struct device *d = r->at[i].device;
-            int done = d->ops->copy_done(d, way, r->at[i].tickets[way][at]);
+            struct device *device = r->at[i].device;
+            int done = device->ops->copy_done(device, way, r->at[i].tickets[way][at]);
 
             if (done != 1)
                 return done;

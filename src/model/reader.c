@@ -75,18 +75,18 @@ static void reader_log_progress(struct reading *g, size_t bytes)
  * that pinning runs in parallel too. */
 static struct device_pipe *reader_next_pipe(struct reading *g, struct reader_thread *t)
 {
-    struct device *d = g->r->device;
-    struct device_pipe *p = &t->pipes[t->turn++ % PIPES];
+    struct device *device = g->r->device;
+    struct device_pipe *pipe = &t->pipes[t->turn++ % PIPES];
     int rc;
 
     if (t->n_open < PIPES) {
-        rc = d->ops->pipe_open(d, p, g->pipe_bytes);
+        rc = device->ops->pipe_open(device, pipe, g->pipe_bytes);
         t->n_open += rc == ERR_OK;
     } else {
-        rc = d->ops->pipe_wait(d, p);
+        rc = device->ops->pipe_wait(device, pipe);
     }
     reader_keep_error(g, rc);
-    return rc == ERR_OK ? p : NULL;
+    return rc == ERR_OK ? pipe : NULL;
 }
 
 /* One piece of a tensor: read, hash, place. */
@@ -109,21 +109,21 @@ static int reader_read_piece(struct reading *g, const struct reader_item *it, st
  * place(). */
 static void reader_read_item(void *job, int task, int worker)
 {
-    struct reading *g = job;
-    size_t idx = (size_t)(g->order[task] - g->r->items);
-    struct reader_item *it = &g->r->items[idx];
-    size_t piece = g->pipe_bytes / it->step * it->step, bytes = it->t->bytes;
+    struct reading *reading = job;
+    size_t idx = (size_t)(reading->order[task] - reading->r->items);
+    struct reader_item *it = &reading->r->items[idx];
+    size_t piece = reading->pipe_bytes / it->step * it->step, bytes = it->t->bytes;
     struct hash_xxh3 sum;
 
     hash_xxh3_begin(&sum);
-    for (size_t at = 0; at < bytes && !reader_has_failed(g); at += piece) {
-        struct device_pipe *p = reader_next_pipe(g, &g->threads[worker]);
+    for (size_t at = 0; at < bytes && !reader_has_failed(reading); at += piece) {
+        struct device_pipe *pipe = reader_next_pipe(reading, &reading->threads[worker]);
         size_t some = bytes - at < piece ? bytes - at : piece;
 
-        if (p == NULL)
+        if (pipe == NULL)
             return;
-        reader_keep_error(g, reader_read_piece(g, it, p, at, some, &sum));
-        reader_log_progress(g, some);
+        reader_keep_error(reading, reader_read_piece(reading, it, pipe, at, some, &sum));
+        reader_log_progress(reading, some);
     }
     it->xxh3 = hash_xxh3_end(&sum);
 }
@@ -174,49 +174,49 @@ static int reader_choose_threads(const struct reader *r)
  * reading. */
 static void reader_close_pipes(struct reading *g)
 {
-    struct device *d = g->r->device;
+    struct device *device = g->r->device;
 
     for (int i = 0; i < THREADS_MAX; i++) {
-        struct reader_thread *t = &g->threads[i];
+        struct reader_thread *thread = &g->threads[i];
 
-        for (int j = 0; j < t->n_open; j++)
-            reader_keep_error(g, d->ops->pipe_wait(d, &t->pipes[j]));
-        for (int j = 0; j < t->n_open; j++)
-            d->ops->pipe_close(d, &t->pipes[j]);
+        for (int j = 0; j < thread->n_open; j++)
+            reader_keep_error(g, device->ops->pipe_wait(device, &thread->pipes[j]));
+        for (int j = 0; j < thread->n_open; j++)
+            device->ops->pipe_close(device, &thread->pipes[j]);
     }
 }
 
 /* The calling thread reads as well: it is worker 0 of the pool. */
 int reader_run(const struct reader *r)
 {
-    struct reading *g = mem_zalloc(sizeof *g);
+    struct reading *reading = mem_zalloc(sizeof *reading);
     struct pool *pool = NULL;
     uint64_t start_us = clock_us();
     int rc = ERR_NO_MEMORY;
     double seconds;
 
-    if (g == NULL)
+    if (reading == NULL)
         goto out;
-    g->r = r;
-    atomic_store(&g->logged_us, start_us);
-    g->order = mem_zalloc_array(r->n_items, sizeof(struct reader_item *));
-    if (g->order == NULL)
+    reading->r = r;
+    atomic_store(&reading->logged_us, start_us);
+    reading->order = mem_zalloc_array(r->n_items, sizeof(struct reader_item *));
+    if (reading->order == NULL)
         goto out;
-    reader_plan_items(g);
+    reader_plan_items(reading);
     if ((rc = pool_open(&pool, reader_choose_threads(r))) != ERR_OK)
         goto out;
-    pool_run(pool, reader_read_item, g, (int)r->n_items);
-    reader_close_pipes(g);
-    if ((rc = atomic_load(&g->rc)) != ERR_OK)
+    pool_run(pool, reader_read_item, reading, (int)r->n_items);
+    reader_close_pipes(reading);
+    if ((rc = atomic_load(&reading->rc)) != ERR_OK)
         goto out;
     seconds = (double)(clock_us() - start_us + 1) * 1e-6;
     log_info("model: read %.2f GB of weights in %.2f s, %.1f GB/s, threads: %d",
-             (double)atomic_load(&g->read_bytes) * 1e-9, seconds,
-             (double)atomic_load(&g->read_bytes) * 1e-9 / seconds, pool_width(pool));
+             (double)atomic_load(&reading->read_bytes) * 1e-9, seconds,
+             (double)atomic_load(&reading->read_bytes) * 1e-9 / seconds, pool_width(pool));
 out:
     pool_close(pool);
-    if (g != NULL)
-        mem_free(g->order);
-    mem_free(g);
+    if (reading != NULL)
+        mem_free(reading->order);
+    mem_free(reading);
     return rc;
 }

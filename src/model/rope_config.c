@@ -155,26 +155,26 @@ int config_add_rope(struct hf_config *c, struct config_source *s, const struct j
                     const struct json *parameters)
 {
     static const char *const thetas[] = {"rope_theta", "rotary_emb_base", NULL};
-    struct rope r = {
+    struct rope rope = {
         .head_dim = c->head_dim, .interleaved = c->arch->interleaved, .factor = 1.0, .scale = 1.0};
     double part = rope_config_rotary_part(c, s, obj, parameters);
 
-    r.theta = source_positive(s, obj, source_alias(obj, thetas),
-                              c->arch->theta > 0.0 ? c->arch->theta : 10000.0);
+    rope.theta = source_positive(s, obj, source_alias(obj, thetas),
+                                 c->arch->theta > 0.0 ? c->arch->theta : 10000.0);
     if (parameters != NULL)
-        r.theta = source_positive(s, parameters, "rope_theta", r.theta);
-    r.rotary_dim = (int)(c->head_dim * part);
-    if (part > 1.0 || r.rotary_dim < 2 || r.rotary_dim % 2 != 0) {
+        rope.theta = source_positive(s, parameters, "rope_theta", rope.theta);
+    rope.rotary_dim = (int)(c->head_dim * part);
+    if (part > 1.0 || rope.rotary_dim < 2 || rope.rotary_dim % 2 != 0) {
         log_error("model: %s: partial_rotary_factor must give an even number of 2 to %d elements "
                   "of a head",
                   s->name, c->head_dim);
         source_fail(s, ERR_INVALID);
-        r.rotary_dim = c->head_dim;
+        rope.rotary_dim = c->head_dim;
     }
     if (parameters != NULL)
-        rope_config_read_kind(&r, c, s, obj, parameters);
+        rope_config_read_kind(&rope, c, s, obj, parameters);
     must(c->n_ropes < HF_CONFIG_ROPES_MAX);
-    c->ropes[c->n_ropes] = r;
+    c->ropes[c->n_ropes] = rope;
     return c->n_ropes++;
 }
 
@@ -189,10 +189,11 @@ int config_add_no_rope(struct hf_config *c)
 
 const struct json *config_rope_object(const struct json *obj, const char *type)
 {
-    const struct json *p = json_get_kind(obj, "rope_parameters", JSON_OBJECT);
-    const struct json *own = p == NULL || type == NULL ? NULL : json_get_kind(p, type, JSON_OBJECT);
+    const struct json *value = json_get_kind(obj, "rope_parameters", JSON_OBJECT);
+    const struct json *own =
+        value == NULL || type == NULL ? NULL : json_get_kind(value, type, JSON_OBJECT);
 
     if (own != NULL)
         return own;
-    return p != NULL ? p : json_get_kind(obj, "rope_scaling", JSON_OBJECT);
+    return value != NULL ? value : json_get_kind(obj, "rope_scaling", JSON_OBJECT);
 }

@@ -117,11 +117,11 @@ static int safetensors_read_tensor(const struct parse *p, struct tensor *t,
  * at the same address. */
 static int safetensors_by_data(const void *a, const void *b)
 {
-    const struct tensor *x = a, *y = b;
+    const struct tensor *first = a, *second = b;
 
-    if (x->data != y->data)
-        return x->data < y->data ? -1 : 1;
-    return x->bytes < y->bytes ? -1 : x->bytes > y->bytes;
+    if (first->data != second->data)
+        return first->data < second->data ? -1 : 1;
+    return first->bytes < second->bytes ? -1 : first->bytes > second->bytes;
 }
 
 /* Verify that the tensors, sorted by address, cover the data exactly: no hole, no overlap, no bytes
@@ -149,7 +149,7 @@ static int safetensors_check_cover(const struct parse *p, const struct tensor *t
 int safetensors_parse(struct tensor **out, size_t *n, struct arena *arena, const uint8_t *bytes,
                       size_t len, char *why, size_t why_cap)
 {
-    struct parse p = {.why = why, .why_cap = why_cap};
+    struct parse parse = {.why = why, .why_cap = why_cap};
     const struct json *header;
     struct tensor *tensors;
     uint64_t header_len = 0;
@@ -159,31 +159,32 @@ int safetensors_parse(struct tensor **out, size_t *n, struct arena *arena, const
     for (size_t i = 0; i < 8 && i < len; i++)
         header_len |= (uint64_t)bytes[i] << (8 * i);
     if (len < 8 || header_len > HEADER_BYTES_MAX || header_len > len - 8)
-        return safetensors_refuse(&p, ERR_CORRUPT,
+        return safetensors_refuse(&parse, ERR_CORRUPT,
                                   "the header has %llu bytes, the file %zu: it is cut short "
                                   "or no safetensors file",
                                   (unsigned long long)header_len, len);
     if (header_len == 0 || bytes[8] != '{')
-        return safetensors_refuse(&p, ERR_CORRUPT, "the header does not begin with '{'");
-    p.data_bytes = len - 8 - (size_t)header_len;
+        return safetensors_refuse(&parse, ERR_CORRUPT, "the header does not begin with '{'");
+    parse.data_bytes = len - 8 - (size_t)header_len;
     rc = json_parse(&header, arena, (const char *)bytes + 8, (size_t)header_len, why, why_cap);
     if (rc != ERR_OK)
         return rc == ERR_NO_MEMORY ? rc : ERR_CORRUPT;
     if (header->kind != JSON_OBJECT)
-        return safetensors_refuse(&p, ERR_CORRUPT, "the header is no object");
+        return safetensors_refuse(&parse, ERR_CORRUPT, "the header is no object");
     tensors = arena_zalloc(arena, (size_t)header->n * sizeof *tensors);
     if (tensors == NULL)
-        return safetensors_refuse(&p, ERR_NO_MEMORY, "no memory for %u tensors", header->n);
+        return safetensors_refuse(&parse, ERR_NO_MEMORY, "no memory for %u tensors", header->n);
     for (uint32_t i = 0; i < header->n; i++) {
         if (strcmp(header->items[i].key, "__metadata__") == 0)
             continue;
-        rc = safetensors_read_tensor(&p, &tensors[n_tensors++], &header->items[i],
+        rc = safetensors_read_tensor(&parse, &tensors[n_tensors++], &header->items[i],
                                      bytes + 8 + header_len);
         if (rc != ERR_OK)
             return rc;
     }
     qsort(tensors, n_tensors, sizeof *tensors, safetensors_by_data);
-    if ((rc = safetensors_check_cover(&p, tensors, n_tensors, bytes + 8 + header_len)) != ERR_OK)
+    if ((rc = safetensors_check_cover(&parse, tensors, n_tensors, bytes + 8 + header_len)) !=
+        ERR_OK)
         return rc;
     *out = tensors;
     *n = n_tensors;

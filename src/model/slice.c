@@ -14,10 +14,10 @@
 /* One piece in the tensor's order is the common case. */
 struct slice_shape slice_whole(int rows, int own_rows, int cols, int own_cols)
 {
-    struct slice_shape s = {.rows = 0, .cols = cols, .own_cols = own_cols};
+    struct slice_shape shape = {.rows = 0, .cols = cols, .own_cols = own_cols};
 
-    slice_stack(&s, rows, own_rows, NULL);
-    return s;
+    slice_stack(&shape, rows, own_rows, NULL);
+    return shape;
 }
 
 /* The caller may change from, chunk and stride afterwards, for pieces in chunks. */
@@ -42,19 +42,19 @@ static int slice_own_first(int whole, int own, int rank, int n_ranks)
 
 struct slice slice_make(const struct slice_shape *shape, int rank, int n_ranks)
 {
-    struct slice s = {.shape = *shape,
-                      .rows = shape->rows,
-                      .cols = shape->cols,
-                      .col = slice_own_first(shape->cols, shape->own_cols, rank, n_ranks),
-                      .n_cols = shape->own_cols};
+    struct slice slice = {.shape = *shape,
+                          .rows = shape->rows,
+                          .cols = shape->cols,
+                          .col = slice_own_first(shape->cols, shape->own_cols, rank, n_ranks),
+                          .n_cols = shape->own_cols};
 
     for (int i = 0; i < shape->n_pieces; i++) {
-        const struct slice_piece *p = &shape->pieces[i];
+        const struct slice_piece *piece = &shape->pieces[i];
 
-        s.first[i] = slice_own_first(p->rows, p->own_rows, rank, n_ranks);
-        s.n_rows += p->own_rows;
+        slice.first[i] = slice_own_first(piece->rows, piece->own_rows, rank, n_ranks);
+        slice.n_rows += piece->own_rows;
     }
-    return s;
+    return slice;
 }
 
 /* The row of the tensor that is row i of a piece. */
@@ -83,14 +83,14 @@ static int slice_reorder(const int16_t *order, int head_dim, int row)
 int slice_row(const struct slice *s, int row)
 {
     for (int i = 0; i < s->shape.n_pieces; i++) {
-        const struct slice_piece *p = &s->shape.pieces[i];
+        const struct slice_piece *piece = &s->shape.pieces[i];
 
-        if (row < p->own_rows) {
-            if (p->order != NULL)
-                row = slice_reorder(p->order->from, p->order->head_dim, row);
-            return slice_piece_row(p, s->first[i] + row);
+        if (row < piece->own_rows) {
+            if (piece->order != NULL)
+                row = slice_reorder(piece->order->from, piece->order->head_dim, row);
+            return slice_piece_row(piece, s->first[i] + row);
         }
-        row -= p->own_rows;
+        row -= piece->own_rows;
     }
     must(false); /* row is beyond the slice */
     return 0;
@@ -102,15 +102,15 @@ int slice_to(const struct slice *s, int row)
     int above = 0;
 
     for (int i = 0; i < s->shape.n_pieces; i++) {
-        const struct slice_piece *p = &s->shape.pieces[i];
-        int own = slice_row_of_piece(p, row) - s->first[i];
+        const struct slice_piece *piece = &s->shape.pieces[i];
+        int own = slice_row_of_piece(piece, row) - s->first[i];
 
-        if (own >= 0 && own < p->own_rows) {
-            if (p->order != NULL)
-                own = slice_reorder(p->order->to, p->order->head_dim, own);
+        if (own >= 0 && own < piece->own_rows) {
+            if (piece->order != NULL)
+                own = slice_reorder(piece->order->to, piece->order->head_dim, own);
             return above + own;
         }
-        above += p->own_rows;
+        above += piece->own_rows;
     }
     return -1;
 }
@@ -120,16 +120,16 @@ int slice_to(const struct slice *s, int row)
  * it. */
 static bool slice_piece_cuts(const struct slice *s, int i, int high)
 {
-    const struct slice_piece *p = &s->shape.pieces[i];
-    bool is_last = i + 1 == s->shape.n_pieces, is_all = p->own_rows == p->rows;
+    const struct slice_piece *piece = &s->shape.pieces[i];
+    bool is_last = i + 1 == s->shape.n_pieces, is_all = piece->own_rows == piece->rows;
 
-    if (p->from % high != 0 || s->first[i] % high != 0)
+    if (piece->from % high != 0 || s->first[i] % high != 0)
         return true;
-    if ((!is_last || !is_all) && p->own_rows % high != 0)
+    if ((!is_last || !is_all) && piece->own_rows % high != 0)
         return true;
-    if (p->chunk < p->rows && (p->chunk % high != 0 || p->stride % high != 0))
+    if (piece->chunk < piece->rows && (piece->chunk % high != 0 || piece->stride % high != 0))
         return true;
-    return p->order != NULL && high % p->order->head_dim != 0;
+    return piece->order != NULL && high % piece->order->head_dim != 0;
 }
 
 /* Columns are split at multiples of n_cols. */

@@ -31,15 +31,15 @@ struct loading {
 
 static struct k_norm weights_load_norm(const struct loading *in, const char *pattern, bool has)
 {
-    const struct norm_config *c = &in->l->whole->norm;
+    const struct norm_config *norms = &in->l->whole->norm;
     const struct slice_shape shape = slice_whole(in->dim, in->dim, 1, 1);
     const struct loader_tensors tensor = loader_tensor(pattern, shape);
-    struct k_norm norm = {.kind = c->kind, .eps = c->eps};
+    struct k_norm norm = {.kind = norms->kind, .eps = norms->eps};
 
     if (!has)
         return (struct k_norm){.kind = K_NORM_NONE};
-    norm.weight = loader_vector(in->l, pattern, &shape, c->plus_one);
-    if (c->has_bias)
+    norm.weight = loader_vector(in->l, pattern, &shape, norms->plus_one);
+    if (norms->has_bias)
         norm.bias = loader_bias(in->l, &tensor, SPLIT_NONE);
     return norm;
 }
@@ -79,18 +79,18 @@ static struct slice_shape weights_fused_shape(const struct loading *in,
 {
     const int heads[] = {whole->n_heads, whole->n_kv_heads, whole->n_kv_heads};
     const int own_heads[] = {own->n_heads, own->n_kv_heads, own->n_kv_heads};
-    struct slice_shape s = {.cols = in->dim, .own_cols = in->dim};
+    struct slice_shape shape = {.cols = in->dim, .own_cols = in->dim};
     int hd = whole->head_dim;
 
     for (int i = 0; i < 3; i++) {
-        slice_stack(&s, heads[i] * hd, own_heads[i] * hd, i < 2 ? order : NULL);
+        slice_stack(&shape, heads[i] * hd, own_heads[i] * hd, i < 2 ? order : NULL);
         if (in->l->c->arch->fused == ARCH_BY_HEAD) {
-            s.pieces[i].from = i * hd;
-            s.pieces[i].chunk = hd;
-            s.pieces[i].stride = 3 * hd;
+            shape.pieces[i].from = i * hd;
+            shape.pieces[i].chunk = hd;
+            shape.pieces[i].stride = 3 * hd;
         }
     }
-    return s;
+    return shape;
 }
 
 /* The tensors of q, k and v, or the single tensor if the architecture has a name for it. */
@@ -119,26 +119,26 @@ static struct loader_tensors weights_qkv_tensors(const struct loading *in,
 static void weights_load_attention(const struct loading *in, const struct layer_plan *whole,
                                    const struct layer_plan *part, struct layer_weights *w)
 {
-    struct loader *l = in->l;
+    struct loader *loader = in->l;
     const struct arch_names *names = in->names;
-    const struct attn_plan *a = &whole->attn;
-    const struct loader_tensors qkv = weights_qkv_tensors(in, a, &part->attn);
-    const struct loader_tensors o = loader_tensor(
+    const struct attn_plan *attn = &whole->attn;
+    const struct loader_tensors qkv = weights_qkv_tensors(in, attn, &part->attn);
+    const struct loader_tensors out_proj = loader_tensor(
         names->o, slice_whole(in->dim, in->dim, plan_mixer_out(whole), plan_mixer_out(part)));
 
     w->k_scale = w->v_scale = 1.0f;
-    if (l->files != NULL && l->from->kv_scales) {
-        w->k_scale = loader_kv_scale(l, names->attn, names->k, "k_scale");
-        w->v_scale = loader_kv_scale(l, names->attn, names->v, "v_scale");
+    if (loader->files != NULL && loader->from->kv_scales) {
+        w->k_scale = loader_kv_scale(loader, names->attn, names->k, "k_scale");
+        w->v_scale = loader_kv_scale(loader, names->attn, names->v, "v_scale");
     }
     w->norm_mixer = weights_load_norm(in, names->norm_attn, whole->norms.before_mixer);
-    w->mixer_in = loader_matrix(l, &qkv, USE_LAYER);
-    if (a->qkv_bias)
-        w->mixer_in_bias = loader_bias(l, &qkv, part->splits.mixer_in);
-    weights_load_head_norms(in, a, weights_head_order(in, a->rope), w);
-    w->mixer_out = loader_matrix(l, &o, USE_LAYER);
-    if (a->o_bias)
-        w->mixer_out_bias = loader_bias(l, &o, part->splits.mixer_out);
+    w->mixer_in = loader_matrix(loader, &qkv, USE_LAYER);
+    if (attn->qkv_bias)
+        w->mixer_in_bias = loader_bias(loader, &qkv, part->splits.mixer_in);
+    weights_load_head_norms(in, attn, weights_head_order(in, attn->rope), w);
+    w->mixer_out = loader_matrix(loader, &out_proj, USE_LAYER);
+    if (attn->o_bias)
+        w->mixer_out_bias = loader_bias(loader, &out_proj, part->splits.mixer_out);
     w->norm_mixer_after = weights_load_norm(in, names->norm_attn_after, whole->norms.after_mixer);
 }
 
@@ -207,13 +207,13 @@ static void weights_load_layer(const struct loading *in, int layer)
 {
     const struct layer_plan *whole = &in->l->whole->layers[layer];
     const struct layer_plan *part = &in->l->part->layers[layer];
-    struct layer_weights *w = &in->l->w->layers[layer];
+    struct layer_weights *weights = &in->l->w->layers[layer];
 
     switch (whole->mixer) {
-    case MIXER_ATTENTION: weights_load_attention(in, whole, part, w); break;
-    case MIXER_RECURRENT: weights_load_recurrent(in, whole, part, w); break;
+    case MIXER_ATTENTION: weights_load_attention(in, whole, part, weights); break;
+    case MIXER_RECURRENT: weights_load_recurrent(in, whole, part, weights); break;
     }
-    weights_load_ffn(in, whole, part, w);
+    weights_load_ffn(in, whole, part, weights);
 }
 
 /* --- the model -------------------------------------------------------------------------- */
@@ -222,12 +222,12 @@ static void weights_load_layer(const struct loading *in, int layer)
 static void weights_fill_orders(struct loader *l, const struct plan *p)
 {
     for (int i = 0; i < p->n_ropes; i++) {
-        struct head_order *o = &l->orders[i];
+        struct head_order *order = &l->orders[i];
 
-        o->head_dim = p->ropes[i].head_dim;
-        for (int d = 0; d < o->head_dim; d++) {
-            o->to[d] = (int16_t)rope_place(&p->ropes[i], d);
-            o->from[o->to[d]] = (int16_t)d;
+        order->head_dim = p->ropes[i].head_dim;
+        for (int d = 0; d < order->head_dim; d++) {
+            order->to[d] = (int16_t)rope_place(&p->ropes[i], d);
+            order->from[order->to[d]] = (int16_t)d;
         }
     }
 }
@@ -259,15 +259,17 @@ static void weights_load_head(struct loader *l, const struct loader_tensors *ten
 /* Allocate all weights of one rank, and list the tensors to be read. */
 static int weights_lay_out(struct loader *l, int rank)
 {
-    const struct hf_config *c = l->c;
-    const struct arch_names *names = c->arch->names;
-    struct loading in = {.l = l, .names = names, .dim = c->dim};
-    const struct slice_shape words = slice_whole(c->n_vocab, c->n_vocab, c->dim, c->dim);
+    const struct hf_config *config = l->c;
+    const struct arch_names *names = config->arch->names;
+    struct loading in = {.l = l, .names = names, .dim = config->dim};
+    const struct slice_shape words =
+        slice_whole(config->n_vocab, config->n_vocab, config->dim, config->dim);
     const struct loader_tensors embed = loader_tensor(names->embed, words);
     const struct loader_tensors head =
-        loader_tensor(c->tied ? names->embed : weights_head_name(l, names->head), words);
+        loader_tensor(config->tied ? names->embed : weights_head_name(l, names->head), words);
     const struct loader_tensors positions = loader_tensor(
-        names->positions, slice_whole(c->positions.n_rows, c->positions.n_rows, c->dim, c->dim));
+        names->positions,
+        slice_whole(config->positions.n_rows, config->positions.n_rows, config->dim, config->dim));
 
     l->rank = rank;
     l->w = l->ranks[rank].weights;
@@ -275,14 +277,14 @@ static int weights_lay_out(struct loader *l, int rank)
     l->n_listed = 0;
     l->seed = 1;
     memset(l->w, 0, sizeof *l->w);
-    l->w->layers = mem_zalloc_array((size_t)c->n_layers, sizeof *l->w->layers);
+    l->w->layers = mem_zalloc_array((size_t)config->n_layers, sizeof *l->w->layers);
     if (l->w->layers == NULL)
         return ERR_NO_MEMORY;
     l->layer = -1;
     l->w->embed = loader_matrix(l, &embed, USE_TABLE);
-    if (c->positions.is_used)
+    if (config->positions.is_used)
         l->w->positions = loader_matrix(l, &positions, USE_TABLE).data;
-    for (l->layer = 0; l->layer < c->n_layers && l->rc == ERR_OK; l->layer++)
+    for (l->layer = 0; l->layer < config->n_layers && l->rc == ERR_OK; l->layer++)
         weights_load_layer(&in, l->layer);
     l->w->norm = weights_load_norm(&in, names->norm, true);
     weights_load_head(l, &head);
@@ -321,29 +323,29 @@ int weights_load(const struct weights_rank *ranks, const struct hf_config *c,
                  const struct plan *whole, const struct plan *part,
                  const struct weights_source *from)
 {
-    struct loader l = {.ranks = ranks,
-                       .n_ranks = part->n_ranks,
-                       .c = c,
-                       .whole = whole,
-                       .part = part,
-                       .from = from};
-    int rc = from->dir == NULL ? ERR_OK : checkpoint_open(&l.files, from->dir);
+    struct loader loader = {.ranks = ranks,
+                            .n_ranks = part->n_ranks,
+                            .c = c,
+                            .whole = whole,
+                            .part = part,
+                            .from = from};
+    int rc = from->dir == NULL ? ERR_OK : checkpoint_open(&loader.files, from->dir);
 
     if (rc != ERR_OK)
         return rc;
-    weights_fill_orders(&l, whole);
-    if (l.files != NULL)
-        l.prefix = weights_find_prefix(&l, c->arch->names->embed);
-    for (int i = 0; i < l.n_ranks && rc == ERR_OK; i++)
-        rc = weights_lay_out(&l, i);
+    weights_fill_orders(&loader, whole);
+    if (loader.files != NULL)
+        loader.prefix = weights_find_prefix(&loader, c->arch->names->embed);
+    for (int i = 0; i < loader.n_ranks && rc == ERR_OK; i++)
+        rc = weights_lay_out(&loader, i);
     log_debug("model: weights are laid out");
     if (rc == ERR_OK && from->dir != NULL)
-        rc = loader_read(&l);
-    if (rc == ERR_OK && l.converted.n > 0)
-        weights_log_converted(&l.converted, ranks[0].device);
+        rc = loader_read(&loader);
+    if (rc == ERR_OK && loader.converted.n > 0)
+        weights_log_converted(&loader.converted, ranks[0].device);
     if (from->dir == NULL)
         ranks[0].weights->digest = hash_sha256("dummy", 5, NULL, 0);
-    loader_fini(&l);
+    loader_fini(&loader);
     return rc;
 }
 
