@@ -84,5 +84,7 @@ void *cuda_pinned(size_t bytes)
 {
     void *memory = NULL;
 
-    return cuda_check(cudaMallocHost(&memory, bytes), "pinned memory") == ERR_OK ? memory : NULL;
+    if (cuda_check(cudaMallocHost(&memory, bytes), "pinned memory") == ERR_OK)
+        return memory;
+    return NULL;
 }

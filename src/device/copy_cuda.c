@@ -67,7 +67,9 @@ static int copy_follow(struct copy_way *w, cudaStream_t behind, cudaStream_t str
 {
     int rc = cuda_check(cudaEventRecord(w->fence, stream), "a fence");
 
-    return rc != ERR_OK ? rc : cuda_check(cudaStreamWaitEvent(behind, w->fence, 0), "a fence");
+    if (rc != ERR_OK)
+        return rc;
+    return cuda_check(cudaStreamWaitEvent(behind, w->fence, 0), "a fence");
 }
 
 /* The first copy in after a mark waits for the steps so far: a step in flight may still use the
@@ -81,12 +83,13 @@ int copy_start(struct device *d, enum device_way way, void *dst, const void *src
     if (way == DEVICE_IN && !queue->is_open)
         rc = copy_follow(queue, queue->stream, gpu->stream);
     queue->is_open = true;
-    return rc != ERR_OK ? rc
-                        : cuda_check(cudaMemcpyAsync(dst, src, bytes,
-                                                     way == DEVICE_IN ? cudaMemcpyHostToDevice
-                                                                      : cudaMemcpyDeviceToHost,
-                                                     queue->stream),
-                                     "copying a page");
+    if (rc != ERR_OK)
+        return rc;
+    return cuda_check(
+        cudaMemcpyAsync(dst, src, bytes,
+                        way == DEVICE_IN ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost,
+                        queue->stream),
+        "copying a page");
 }
 
 int copy_within(struct device *d, void *dst, const void *src, size_t bytes)

@@ -103,8 +103,9 @@ static int cpu_region_take(struct cpu_region *r)
 {
     size_t bytes = cpu_sleep_round_up(r->used, cpu_sleep_page_bytes());
 
-    return bytes == 0 || mprotect(r->base, bytes, PROT_READ | PROT_WRITE) == 0 ? ERR_OK
-                                                                               : ERR_NO_MEMORY;
+    if (bytes == 0 || mprotect(r->base, bytes, PROT_READ | PROT_WRITE) == 0)
+        return ERR_OK;
+    return ERR_NO_MEMORY;
 }
 
 /* Copy constant memory to the memfd or back, for one slice. ERR_AGAIN: more is left. ERR_IO: the
@@ -163,9 +164,9 @@ static int cpu_sleep_take(struct cpu_sleep *s)
         s->has_memory = true;
         return ERR_OK;
     }
-    return cpu_region_drop(&s->constant) == ERR_OK && cpu_region_drop(&s->scratch) == ERR_OK
-               ? ERR_NO_MEMORY
-               : ERR_GPU; /* logged already; the regions are in an unknown state */
+    if (cpu_region_drop(&s->constant) == ERR_OK && cpu_region_drop(&s->scratch) == ERR_OK)
+        return ERR_NO_MEMORY;
+    return ERR_GPU; /* logged already; the regions are in an unknown state */
 }
 
 /* Called repeatedly until all is copied; has_memory marks that the first part is done. */

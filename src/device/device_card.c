@@ -148,7 +148,9 @@ static int card_reserve(struct device *d, const struct device_limits *limits)
                      DEVICE_ASKED_MAX * sizeof(struct k_asked) + sizeof(struct k_logprob_row));
     if (n_ranks > 1)
         bytes += CARD_STAGE_BYTES + K_SUM_INBOX_BYTES(n_ranks);
-    return card_alloc(d, bytes) != NULL ? ERR_OK : ERR_NO_MEMORY;
+    if (card_alloc(d, bytes) != NULL)
+        return ERR_OK;
+    return ERR_NO_MEMORY;
 }
 
 static const struct device_ops card_ops = {
@@ -181,9 +183,9 @@ static size_t card_mib(const char *card)
             return cards[i].mib;
     }
     gib = strtol(card, &end, 10);
-    return *card != '\0' && *end == '\0' && gib > 0 && gib <= CARD_MIB_MAX / 1024
-               ? (size_t)gib * 1024
-               : 0;
+    if (*card != '\0' && *end == '\0' && gib > 0 && gib <= CARD_MIB_MAX / 1024)
+        return (size_t)gib * 1024;
+    return 0;
 }
 
 int device_card_open(struct device **out, const char *card)

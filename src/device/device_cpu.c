@@ -163,7 +163,9 @@ static float cpu_float_of_half(uint16_t h)
 
     if (exponent == 0) { /* zero or subnormal: fraction * 2^-24 */
         value = (float)fraction * 0x1p-24f;
-        return sign == 0 ? value : -value;
+        if (sign == 0)
+            return value;
+        return -value;
     }
     bits = sign | (exponent == 31 ? 255U : exponent + 112) << 23 | fraction << 13;
     memcpy(&value, &bits, sizeof value);
@@ -225,7 +227,9 @@ static int cpu_pipe_open(struct device *d, struct device_pipe *p, size_t bytes)
 {
     (void)d;
     p->bytes = mem_alloc(bytes);
-    return p->bytes == NULL ? ERR_NO_MEMORY : ERR_OK;
+    if (p->bytes == NULL)
+        return ERR_NO_MEMORY;
+    return ERR_OK;
 }
 
 static void cpu_pipe_close(struct device *d, struct device_pipe *p)
@@ -705,7 +709,9 @@ static int cpu_end(struct device *d, int32_t *ids, struct k_logprob_row *logprob
         memcpy(ids, cpu->ids[at], (size_t)cpu->n_rows[at] * sizeof *ids);
     memcpy(logprobs, cpu->logprobs[at], (size_t)cpu->n_extras[at] * sizeof *logprobs);
     *n_extras = cpu->n_extras[at];
-    return cpu->ranks != NULL && cpu_ranks_ended(cpu->ranks) ? ERR_GPU : ERR_OK;
+    if (cpu->ranks != NULL && cpu_ranks_ended(cpu->ranks))
+        return ERR_GPU;
+    return ERR_OK;
 }
 
 static int cpu_reserve_extras(struct device *d, size_t n_seqs)
@@ -724,10 +730,10 @@ static int cpu_reserve_extras(struct device *d, size_t n_seqs)
         if (cpu->ids[i] == NULL || cpu->logprobs[i] == NULL)
             return ERR_NO_MEMORY;
     }
-    return extras->rows == NULL || extras->biases == NULL || extras->masks == NULL ||
-                   extras->asked == NULL
-               ? ERR_NO_MEMORY
-               : ERR_OK;
+    if (extras->rows == NULL || extras->biases == NULL || extras->masks == NULL ||
+        extras->asked == NULL)
+        return ERR_NO_MEMORY;
+    return ERR_OK;
 }
 
 /* Scratch memory of a thread holds the scores of one head or the logits of one row, rounded up

@@ -50,7 +50,9 @@ static int cuda_copy(struct cuda *c, void *dst, const void *src, size_t bytes,
 {
     int rc = cuda_check(cudaMemcpyAsync(dst, src, bytes, kind, c->stream), "copying");
 
-    return rc != ERR_OK ? rc : cuda_check(cudaStreamSynchronize(c->stream), "copying");
+    if (rc != ERR_OK)
+        return rc;
+    return cuda_check(cudaStreamSynchronize(c->stream), "copying");
 }
 
 static int cuda_upload(struct device *d, void *dst, const void *src, size_t bytes)
@@ -69,7 +71,9 @@ static int cuda_fetch(struct device *d, void *dst, const void *src, size_t bytes
     int rc =
         cuda_check(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToHost, gpu->side), "copying");
 
-    return rc != ERR_OK ? rc : cuda_check(cudaStreamSynchronize(gpu->side), "copying");
+    if (rc != ERR_OK)
+        return rc;
+    return cuda_check(cudaStreamSynchronize(gpu->side), "copying");
 }
 
 /* Rounds to nearest, ties to even; NaN stays NaN. */
@@ -144,7 +148,9 @@ static int cuda_fill_random(struct device *d, const struct k_matrix *m, float de
     else
         rc = k_fill_random(m->data, n, deviation, seed, stream);
     cuda_leave(before);
-    return rc == 0 ? ERR_OK : cuda_check(cudaGetLastError(), "random weights");
+    if (rc == 0)
+        return ERR_OK;
+    return cuda_check(cudaGetLastError(), "random weights");
 }
 
 static bool cuda_takes(struct device *d, const struct k_matrix *m)
@@ -566,7 +572,9 @@ static int cuda_reserve_attention(struct cuda *c)
     c->attn_work =
         cuda_alloc(&c->base, k_attn_work_bytes(lim->head_dim, lim->n_heads, lim->n_kv_heads));
     c->plan.drawn = cuda_alloc(&c->base, sizeof *c->plan.drawn);
-    return c->attn_work == NULL || c->plan.drawn == NULL ? ERR_NO_MEMORY : ERR_OK;
+    if (c->attn_work == NULL || c->plan.drawn == NULL)
+        return ERR_NO_MEMORY;
+    return ERR_OK;
 }
 
 /* Limits of the kernels are checked here, before memory is taken. */
@@ -588,7 +596,9 @@ static int cuda_reserve(struct device *d, const struct device_limits *lim)
     d->limits = *lim;
     if ((rc = step_reserve(gpu)) != ERR_OK || (rc = peers_reserve(gpu)) != ERR_OK)
         return rc;
-    return lim->n_heads > 0 ? cuda_reserve_attention(gpu) : ERR_OK;
+    if (lim->n_heads > 0)
+        return cuda_reserve_attention(gpu);
+    return ERR_OK;
 }
 
 /* Errors while closing are ignored: the process ends, or never used the device. */

@@ -72,7 +72,9 @@ int gemm_rows(int n)
         return 32;
     if (n <= 1024)
         return (n + 63) / 64 * 64;
-    return n <= 2048 ? (n + 127) / 128 * 128 : (n + 255) / 256 * 256;
+    if (n <= 2048)
+        return (n + 127) / 128 * 128;
+    return (n + 255) / 256 * 256;
 }
 
 /* The multiples of 16 are cuBLASLt's demand for e4m3. */
@@ -142,7 +144,9 @@ static enum gemm_kind gemm_kind_of(const struct gemm_product *p)
         return p->y_is_float ? GEMM_BF16_FLOAT : GEMM_BF16;
     if (k_format_has_groups(&p->w->format))
         return GEMM_E4M3_BLOCK;
-    return p->y_is_float ? GEMM_E4M3_FLOAT : GEMM_E4M3;
+    if (p->y_is_float)
+        return GEMM_E4M3_FLOAT;
+    return GEMM_E4M3;
 }
 
 static cublasStatus_t gemm_set(struct gemm_plan *p, cublasLtMatmulDescAttributes_t what,
@@ -215,7 +219,9 @@ static cublasStatus_t gemm_guess(const struct gemm *g, struct gemm_plan *p,
         if (found[i].state == CUBLAS_STATUS_SUCCESS)
             algos[(*n)++] = found[i].algo;
     }
-    return status == 0 && *n == 0 ? CUBLAS_STATUS_NOT_SUPPORTED : status;
+    if (status == 0 && *n == 0)
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    return status;
 }
 
 /* Take the algorithm from the table. False if it has none for the shape, or one that this library
@@ -336,7 +342,9 @@ int gemm_run(struct gemm *g, const struct gemm_product *p, k_stream stream)
         status = gemm_point(plan, p);
     if (status == 0)
         status = gemm_multiply(g, plan, p, p->w->data, &plan->algo, stream);
-    return status == 0 ? ERR_OK : gemm_fail(p, cublasLtGetStatusString(status));
+    if (status == 0)
+        return ERR_OK;
+    return gemm_fail(p, cublasLtGetStatusString(status));
 }
 
 /* --- measuring ------------------------------------------------------------------------- */

@@ -49,7 +49,9 @@ const struct gemm_entry *gemm_table_find(const struct gemm_table *t, enum gemm_k
 {
     int i = gemm_table_index(t, kind, n, n_out, n_in);
 
-    return i < 0 ? NULL : &t->entries[i];
+    if (i < 0)
+        return NULL;
+    return &t->entries[i];
 }
 
 int gemm_table_put(struct gemm_table *t, const struct gemm_entry *entry)
@@ -113,7 +115,9 @@ static int gemm_table_read_lines(struct gemm_table *t, FILE *f, const char *path
             return ERR_SYNTAX;
         }
     }
-    return ferror(f) != 0 ? ERR_IO : ERR_OK;
+    if (ferror(f) != 0)
+        return ERR_IO;
+    return ERR_OK;
 }
 
 int gemm_table_read(struct gemm_table *t, const char *path)

@@ -129,7 +129,9 @@ int peers_all(struct cuda *c, struct cuda **all)
 
 struct cuda *peers_first(struct cuda *c)
 {
-    return c->peers == NULL ? c : c->peers->all[0];
+    if (c->peers == NULL)
+        return c;
+    return c->peers->all[0];
 }
 
 /* Kernels of other ranks see the word while they wait. */

@@ -61,7 +61,9 @@ static int sleep_check(CUresult r, const char *what)
  * may have it. */
 static int sleep_taken(CUresult r, const char *what)
 {
-    return r == CUDA_ERROR_OUT_OF_MEMORY ? ERR_NO_MEMORY : sleep_check(r, what);
+    if (r == CUDA_ERROR_OUT_OF_MEMORY)
+        return ERR_NO_MEMORY;
+    return sleep_check(r, what);
 }
 
 /* --- preparing ---------------------------------------------------------------------------- */
@@ -255,7 +257,9 @@ static void *sleep_region_alloc(struct device *d, struct sleep_region *r, size_t
     before = cuda_enter(gpu);
     rc = cuda_check(cudaMemsetAsync(r->base + at, 0, bytes, gpu->stream), "clearing memory");
     cuda_leave(before);
-    return rc == ERR_OK ? r->base + at : NULL;
+    if (rc == ERR_OK)
+        return r->base + at;
+    return NULL;
 }
 
 void *sleep_alloc_constant(struct device *d, size_t bytes)
@@ -275,8 +279,9 @@ void *sleep_alloc_scratch(struct device *d, size_t bytes)
 {
     struct sleep_state *state = &cuda_of(d)->sleep;
 
-    return state->calls == NULL ? cuda_alloc(d, bytes)
-                                : sleep_region_alloc(d, &state->scratch, bytes);
+    if (state->calls == NULL)
+        return cuda_alloc(d, bytes);
+    return sleep_region_alloc(d, &state->scratch, bytes);
 }
 
 /* --- falling asleep ------------------------------------------------------------------------- */
@@ -325,7 +330,9 @@ static void sleep_copy_pin_next(struct sleep_state *s, const struct sleep_piece 
 /* The bytes of a piece that belong to allocations. */
 static size_t sleep_piece_used(const struct sleep_region *r, const struct sleep_piece *p)
 {
-    return r->used - p->at < p->bytes ? r->used - p->at : p->bytes;
+    if (r->used - p->at < p->bytes)
+        return r->used - p->at;
+    return p->bytes;
 }
 
 /* Copy pieces of constant memory, out or in, for one slice. Each copy is waited for, because the
@@ -415,7 +422,9 @@ static int sleep_clear_scratch(struct cuda *c)
                  : cuda_check(cudaMemsetAsync(region->base, 0, region->used, c->stream),
                               "clearing memory");
 
-    return rc != ERR_OK ? rc : cuda_check(cudaStreamSynchronize(c->stream), "clearing memory");
+    if (rc != ERR_OK)
+        return rc;
+    return cuda_check(cudaStreamSynchronize(c->stream), "clearing memory");
 }
 
 int sleep_in(struct device *d)
@@ -435,7 +444,9 @@ int sleep_in(struct device *d)
 
         if (given == ERR_OK)
             given = sleep_region_give(gpu, &state->scratch);
-        return given == ERR_OK ? ERR_NO_MEMORY : given;
+        if (given == ERR_OK)
+            return ERR_NO_MEMORY;
+        return given;
     }
     if (rc == ERR_OK)
         rc = sleep_copy_some(gpu, cudaMemcpyHostToDevice);

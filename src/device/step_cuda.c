@@ -92,7 +92,9 @@ static int step_pages_needed(const struct cuda *c, const struct device_batch *b)
     for (int seq = 0; seq < b->tokens.n_seqs; seq++)
         len = b->tokens.kv_len[seq] > len ? b->tokens.kv_len[seq] : len;
     len = (len + lim->page_tokens - 1) / lim->page_tokens;
-    return len < b->tokens.pages_max ? len : b->tokens.pages_max;
+    if (len < b->tokens.pages_max)
+        return len;
+    return b->tokens.pages_max;
 }
 
 /* The number of entries in a row of a table. Rows of states have a fixed length. */
@@ -100,7 +102,9 @@ static int step_row_pages(const struct cuda *c, const struct step_slot *slot, in
 {
     int fixed = c->base.limits.table_pages[table];
 
-    return fixed > 0 ? fixed : slot->n_pages;
+    if (fixed > 0)
+        return fixed;
+    return slot->n_pages;
 }
 
 /* Entries that a table has room for, in a slot and in the mirror. */
@@ -205,7 +209,9 @@ static int step_bucket_rows(const struct cuda *c, int i)
 {
     int n = i < 8 ? i + 1 : i == 8 ? 16 : i == 9 ? 24 : i == 10 ? 32 : i == 11 ? 48 : (i - 11) * 64;
 
-    return n < c->base.limits.n_seqs ? n : c->base.limits.n_seqs;
+    if (n < c->base.limits.n_seqs)
+        return n;
+    return c->base.limits.n_seqs;
 }
 
 /* True if the step may be recorded: it is small, each row has a token of its own, and no sequence
@@ -238,7 +244,9 @@ static int step_choose_bucket(const struct cuda *c, const struct device_batch *b
         return -1;
     while (i < CUDA_GRAPHS_MAX && step_bucket_rows(c, i) < b->tokens.n_tokens)
         i++;
-    return i < CUDA_GRAPHS_MAX ? i : -1;
+    if (i < CUDA_GRAPHS_MAX)
+        return i;
+    return -1;
 }
 
 /* --- ranks ------------------------------------------------------------------------------ */
@@ -304,7 +312,9 @@ static int step_copy_arrays(struct cuda *c, const struct step_slot *slot, size_t
                              c->base.limits.pages_max, step_table_of(c, slot, group),
                              step_row_pages(c, slot, group), slot->n_seqs, c->stream);
     }
-    return rc == 0 ? ERR_OK : cuda_check(cudaGetLastError(), "copying a batch");
+    if (rc == 0)
+        return ERR_OK;
+    return cuda_check(cudaGetLastError(), "copying a batch");
 }
 
 /* Arrays of recorded steps are laid out as for the largest recorded step, so that all graphs find
@@ -372,11 +382,11 @@ int step_begin(struct device *d, const struct device_batch *b)
     gpu->plan.work = gpu->attn_work;
     gpu->n_schedules = 0;
     rc = step_copy_arrays(gpu, slot, arrays.bytes);
-    return rc != ERR_OK
-               ? rc
-               : cuda_check(cudaEventRecord(gpu->marks[(gpu->n_begun - 1) % CUDA_MARKS].begun,
-                                            gpu->stream),
-                            "marking a step");
+    if (rc != ERR_OK)
+        return rc;
+    return cuda_check(
+        cudaEventRecord(gpu->marks[(gpu->n_begun - 1) % CUDA_MARKS].begun, gpu->stream),
+        "marking a step");
 }
 
 /* Attention of chunks and of short contexts are different kernels, so each has graphs of its
@@ -634,11 +644,11 @@ static int step_reserve_extras(struct cuda *c)
     wanted->biases = cuda_alloc(&c->base, biases * sizeof *wanted->biases + 16);
     wanted->masks = cuda_alloc(&c->base, words * sizeof *wanted->masks + 16);
     c->logprobs = cuda_alloc(&c->base, rows * sizeof *c->logprobs + 16);
-    return extras->rows == NULL || extras->biases == NULL || extras->masks == NULL ||
-                   wanted->rows == NULL || wanted->biases == NULL || wanted->masks == NULL ||
-                   c->logprobs == NULL || extras->asked == NULL || wanted->asked == NULL
-               ? ERR_NO_MEMORY
-               : ERR_OK;
+    if (extras->rows == NULL || extras->biases == NULL || extras->masks == NULL ||
+        wanted->rows == NULL || wanted->biases == NULL || wanted->masks == NULL ||
+        c->logprobs == NULL || extras->asked == NULL || wanted->asked == NULL)
+        return ERR_NO_MEMORY;
+    return ERR_OK;
 }
 
 /* Histories of all sequences may be too many for pinned memory, so their room is limited, but at

@@ -125,7 +125,9 @@ static size_t cache_bytes_of_all(const struct cache_maker *m, size_t page_bytes)
             return SIZE_MAX;
         n_groups += some;
     }
-    return n_groups <= CACHE_GROUPS_MAX ? (size_t)n * page_bytes : SIZE_MAX;
+    if (n_groups <= CACHE_GROUPS_MAX)
+        return (size_t)n * page_bytes;
+    return SIZE_MAX;
 }
 
 /* Candidates for the page size: the sums of the first 1, 2, 3 ... layers of each set. */
@@ -182,7 +184,9 @@ static size_t cache_choose_page(const struct cache_maker *m)
                                * aligned */
         return (states + 15) / 16 * 16;
     best = cache_best_page(m, smallest);
-    return best > 0 ? best : cache_best_page(m, SIZE_MAX);
+    if (best > 0)
+        return best;
+    return cache_best_page(m, SIZE_MAX);
 }
 
 /* Place the states of all recurrent layers one after another, as one group. `at` counts floats

@@ -60,7 +60,9 @@ static int checkpoint_map_file(struct checkpoint_file *f)
 
     if (fd == -1) {
         log_error("model: %s: %s", f->path, strerror(errno));
-        return errno == ENOENT ? ERR_NOT_FOUND : ERR_IO;
+        if (errno == ENOENT)
+            return ERR_NOT_FOUND;
+        return ERR_IO;
     }
     if (fstat(fd, &st) == -1 || !S_ISREG(st.st_mode) || st.st_size < 8) {
         log_error("model: %s: not a file of at least 8 bytes", f->path);
@@ -218,7 +220,9 @@ static int checkpoint_open_files(struct checkpoint *c, const char *dir, const st
     }
     if ((rc = checkpoint_gather_tensors(c)) != ERR_OK)
         return rc;
-    return map == NULL ? ERR_OK : checkpoint_check_index(c, map);
+    if (map == NULL)
+        return ERR_OK;
+    return checkpoint_check_index(c, map);
 }
 
 /* The array of files has its final size from the start, so that pointers to its members stay

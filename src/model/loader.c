@@ -63,7 +63,11 @@ static const struct k_format plain = {.elem = K_BF16};
  * that are looked up in are never rounded. */
 static struct k_format loader_rounded_format(const struct loader *l, enum loader_use use)
 {
-    return use == USE_LAYER ? l->from->layers : use == USE_HEAD ? l->from->head : plain;
+    if (use == USE_LAYER)
+        return l->from->layers;
+    if (use == USE_HEAD)
+        return l->from->head;
+    return plain;
 }
 
 /* A tensor that is a matrix, or the part of one. */
@@ -170,14 +174,17 @@ static void loader_list_tensor(struct loader *l, const struct tensor *t)
 /* Bytes of one number in a file. */
 static size_t loader_file_bytes(enum device_type type)
 {
-    return type == DEVICE_F32 ? 4 : 2;
+    if (type == DEVICE_F32)
+        return 4;
+    return 2;
 }
 
 /* Bytes of n elements of one row in a file, packed formats included. */
 static size_t loader_elem_bytes(const struct target *to, int n)
 {
-    return to->part.kind != NULL ? k_format_row_bytes(&to->part.format, n)
-                                 : (size_t)n * loader_file_bytes(to->type);
+    if (to->part.kind != NULL)
+        return k_format_row_bytes(&to->part.format, n);
+    return (size_t)n * loader_file_bytes(to->type);
 }
 
 static size_t loader_row_bytes(const struct target *to)
@@ -253,7 +260,9 @@ static const struct tensor *loader_find_vector(struct loader *l, const char *nam
         return NULL;
     }
     loader_list_tensor(l, tensor);
-    return l->rc == ERR_OK ? tensor : NULL;
+    if (l->rc == ERR_OK)
+        return tensor;
+    return NULL;
 }
 
 /* Plain numbers must be of a type that the pipes convert. */
@@ -307,7 +316,9 @@ static const struct tensor *loader_tensor_beside(struct loader *l, const char *p
     tensor = checkpoint_find(l->files, name);
     if (tensor != NULL)
         loader_list_tensor(l, tensor);
-    return l->rc == ERR_OK ? tensor : NULL;
+    if (l->rc == ERR_OK)
+        return tensor;
+    return NULL;
 }
 
 /* List the tensors of a part. The order is part of the digest: data, scales, zero points, global
@@ -456,7 +467,9 @@ static const float *loader_input_scale(struct loader *l, const struct part *part
     at = loader_allocate(l, sizeof *at);
     if (l->rc == ERR_OK)
         l->rc = l->d->ops->upload(l->d, at, &largest, sizeof largest);
-    return largest > 0.0f ? at : NULL;
+    if (largest > 0.0f)
+        return at;
+    return NULL;
 }
 
 /* Compute the scales of a quantised matrix on the host, and upload them. */

@@ -87,7 +87,9 @@ static int model_choose_types(struct model *m, const struct model_options *o)
 /* Bytes of one key or value element in a page. */
 static size_t model_kv_elem_bytes(const struct model *m)
 {
-    return m->kv_type == K_E4M3 ? sizeof(k_e4m3) : m->device->elem_bytes;
+    if (m->kv_type == K_E4M3)
+        return sizeof(k_e4m3);
+    return m->device->elem_bytes;
 }
 
 /* The name in logs and /metrics: "NVIDIA H200" or "2 ranks of NVIDIA H200". */
@@ -209,7 +211,9 @@ static int model_place_turns(struct rank *r, void *context)
     float *turns = device->ops->alloc_constant(device, bytes);
 
     r->turns[job->idx] = turns;
-    return turns == NULL ? ERR_NO_MEMORY : device->ops->upload(device, turns, job->turns, bytes);
+    if (turns == NULL)
+        return ERR_NO_MEMORY;
+    return device->ops->upload(device, turns, job->turns, bytes);
 }
 
 /* Compute the tables of rotations, one per rope, and upload them to all ranks. By one thread it
@@ -269,7 +273,9 @@ static int model_alloc_rank(struct rank *r, void *context)
     const struct device_limits limits = model_rank_limits(model, r);
     int rc = r->device->ops->reserve(r->device, &limits);
 
-    return rc != ERR_OK ? rc : activations_alloc(&r->act, r->device, &model->plan, &limits);
+    if (rc != ERR_OK)
+        return rc;
+    return activations_alloc(&r->act, r->device, &model->plan, &limits);
 }
 
 /* Allocate activations, work areas and rotation tables: all memory but weights and pages. */
@@ -324,7 +330,9 @@ static const char *model_pages_setting(const struct model *m, const struct model
 {
     if (o->num_pages > 0)
         return "num_pages";
-    return m->device->is_gpu ? "gpu_memory_utilization" : "cpu_kv_bytes";
+    if (m->device->is_gpu)
+        return "gpu_memory_utilization";
+    return "cpu_kv_bytes";
 }
 
 /* Choose n_pages. If the memory is too small for a text of max_model_len tokens, lower that length,
@@ -362,7 +370,9 @@ static int model_alloc_rank_pages(struct rank *r, void *context)
 
     r->pages = r->device->ops->alloc_scratch(r->device, (size_t)model->shape.n_pages *
                                                             model->cache.page_bytes);
-    return r->pages == NULL ? ERR_NO_MEMORY : ERR_OK;
+    if (r->pages == NULL)
+        return ERR_NO_MEMORY;
+    return ERR_OK;
 }
 
 /* Everything that decides the bits of a page: layout, config, KV type, page size, rounding of

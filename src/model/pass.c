@@ -68,7 +68,9 @@ int activations_alloc(struct activations *a, struct device *d, const struct plan
     if (a->x == NULL || a->rows == NULL || a->rows_normed.data == NULL || a->logits == NULL ||
         a->sums == NULL)
         return ERR_NO_MEMORY;
-    return limits->codes ? activations_alloc_codes(a, d, plan, limits) : ERR_OK;
+    if (limits->codes)
+        return activations_alloc_codes(a, d, plan, limits);
+    return ERR_OK;
 }
 
 /* Start from the most and lower the limit until the device takes every matrix for so many rows.

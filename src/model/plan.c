@@ -186,7 +186,9 @@ int plan_mixer_out(const struct layer_plan *l)
 
 int plan_ffn_in(const struct layer_plan *l)
 {
-    return l->ffn.kind == FFN_GATED ? 2 * l->ffn.ff_dim : l->ffn.ff_dim;
+    if (l->ffn.kind == FFN_GATED)
+        return 2 * l->ffn.ff_dim;
+    return l->ffn.ff_dim;
 }
 
 static int plan_wider(int a, int b)

@@ -112,7 +112,11 @@ static int ranks_threads_each(int n_ranks, int cpu_threads)
 {
     int n = (cpu_threads > 0 ? cpu_threads : pool_cores()) / n_ranks;
 
-    return n_ranks == 1 ? cpu_threads : n > 0 ? n : 1;
+    if (n_ranks == 1)
+        return cpu_threads;
+    if (n > 0)
+        return n;
+    return 1;
 }
 
 /* r->n is set first, so that ranks_close() works after any error. */
@@ -248,7 +252,9 @@ int ranks_sleep(struct ranks *r)
         (void)!rank_run(r, rank_wake, NULL);
         rc = ranks_worst_result(r);
     } while (rc == ERR_AGAIN);
-    return rc == ERR_OK ? ERR_NO_MEMORY : ERR_GPU; /* some are asleep and cannot wake */
+    if (rc == ERR_OK)
+        return ERR_NO_MEMORY;
+    return ERR_GPU; /* some are asleep and cannot wake */
 }
 
 /* Make one rank sleep again after another found no memory to wake with. A rank in the middle of
@@ -262,10 +268,16 @@ static int rank_give_back(struct rank *r, void *context)
         return ERR_OK;
     if (r->is_waking) {
         rc = rank_wake(r, context);
-        return rc == ERR_OK ? ERR_AGAIN : rc == ERR_NO_MEMORY ? ERR_OK : rc;
+        if (rc == ERR_OK)
+            return ERR_AGAIN;
+        if (rc == ERR_NO_MEMORY)
+            return ERR_OK;
+        return rc;
     }
     rc = rank_sleep(r, context);
-    return rc == ERR_NO_MEMORY ? ERR_OK : rc;
+    if (rc == ERR_NO_MEMORY)
+        return ERR_OK;
+    return rc;
 }
 
 /* Two processes that wake at once could each hold half of the memory forever; so if one rank finds
@@ -286,7 +298,9 @@ int ranks_wake(struct ranks *r)
     if (rc == ERR_AGAIN)
         return rc;
     r->gives_back = false;
-    return rc == ERR_OK ? ERR_NO_MEMORY : rc;
+    if (rc == ERR_OK)
+        return ERR_NO_MEMORY;
+    return rc;
 }
 
 /* --- copies ----------------------------------------------------------------------------- */

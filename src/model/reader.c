@@ -86,7 +86,9 @@ static struct device_pipe *reader_next_pipe(struct reading *g, struct reader_thr
         rc = device->ops->pipe_wait(device, pipe);
     }
     reader_keep_error(g, rc);
-    return rc == ERR_OK ? pipe : NULL;
+    if (rc == ERR_OK)
+        return pipe;
+    return NULL;
 }
 
 /* One piece of a tensor: read, hash, place. */
@@ -102,7 +104,9 @@ static int reader_read_piece(struct reading *g, const struct reader_item *it, st
         if (rc == ERR_OK)
             hash_xxh3_add(sum, p->bytes + i, some);
     }
-    return rc != ERR_OK ? rc : g->r->place(g->r->context, (size_t)(it - g->r->items), p, at, bytes);
+    if (rc != ERR_OK)
+        return rc;
+    return g->r->place(g->r->context, (size_t)(it - g->r->items), p, at, bytes);
 }
 
 /* A pool task: one tensor, in the order of its bytes, because the hash needs that order and so may
@@ -167,7 +171,11 @@ static int reader_choose_threads(const struct reader *r)
         bytes += r->items[i].t->bytes;
     if (r->n_threads == 0 && (size_t)n > bytes / BYTES_FOR_THREAD)
         n = (int)(bytes / BYTES_FOR_THREAD);
-    return n < 1 ? 1 : n > THREADS_MAX ? THREADS_MAX : n;
+    if (n < 1)
+        return 1;
+    if (n > THREADS_MAX)
+        return THREADS_MAX;
+    return n;
 }
 
 /* Copies in flight read the pipes, so all are waited for first; a failed copy counts as an error of

@@ -133,5 +133,7 @@ int rope_place(const struct rope *r, int d)
         return pair + is_second * half;
     }
     d -= r->rotary_dim;
-    return d < half - pairs ? pairs + d : half + pairs + (d - (half - pairs));
+    if (d < half - pairs)
+        return pairs + d;
+    return half + pairs + (d - (half - pairs));
 }

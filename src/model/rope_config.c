@@ -29,7 +29,9 @@ static void rope_config_read_llama3(struct rope *r, struct config_source *s, con
 /* YaRN's correction of cosines and sines for a factor. */
 static double rope_config_yarn_scale(double factor, double by)
 {
-    return factor <= 1.0 ? 1.0 : 0.1 * by * log(factor) + 1.0;
+    if (factor <= 1.0)
+        return 1.0;
+    return 0.1 * by * log(factor) + 1.0;
 }
 
 /* mscale and mscale_all_dim are DeepSeek's variant: the ratio of two corrections. */
@@ -195,5 +197,7 @@ const struct json *config_rope_object(const struct json *obj, const char *type)
 
     if (own != NULL)
         return own;
-    return value != NULL ? value : json_get_kind(obj, "rope_scaling", JSON_OBJECT);
+    if (value != NULL)
+        return value;
+    return json_get_kind(obj, "rope_scaling", JSON_OBJECT);
 }

@@ -121,7 +121,9 @@ static int safetensors_by_data(const void *a, const void *b)
 
     if (first->data != second->data)
         return first->data < second->data ? -1 : 1;
-    return first->bytes < second->bytes ? -1 : first->bytes > second->bytes;
+    if (first->bytes < second->bytes)
+        return -1;
+    return first->bytes > second->bytes;
 }
 
 /* Verify that the tensors, sorted by address, cover the data exactly: no hole, no overlap, no bytes

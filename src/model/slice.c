@@ -71,7 +71,9 @@ static int slice_row_of_piece(const struct slice_piece *p, int row)
     if (at < 0 || at % p->stride >= p->chunk)
         return -1;
     i = at / p->stride * p->chunk + at % p->stride;
-    return i < p->rows ? i : -1;
+    if (i < p->rows)
+        return i;
+    return -1;
 }
 
 /* Reorder within a head; the head itself stays. */

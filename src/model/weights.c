@@ -67,7 +67,9 @@ static void weights_load_head_norms(const struct loading *in, const struct attn_
 /* The order of heads under a rope; NULL if it is the checkpoint's own. */
 static const struct head_order *weights_head_order(const struct loading *in, int rope)
 {
-    return rope_is_in_order(&in->l->whole->ropes[rope]) ? NULL : &in->l->orders[rope];
+    if (rope_is_in_order(&in->l->whole->ropes[rope]))
+        return NULL;
+    return &in->l->orders[rope];
 }
 
 /* The shape of q, k and v in one tensor: one below the other, or q, k, v of each head in turn.
