@@ -50,11 +50,13 @@ static void cpu_attn_task(void *arg, int task, int worker)
     int n_heads = job->n_heads, hd = kv->head_dim, bt = kv->page_tokens;
     int token = task / kv->n_kv_heads, kv_head = task % kv->n_kv_heads;
     int group = n_heads / kv->n_kv_heads, n_keys = tokens->pos[token] + 1;
-    int first = kv->window > 0 && n_keys > kv->window ? n_keys - kv->window : 0;
+    int first = 0;
     const int32_t *pages = tokens->page_ids + (size_t)tokens->seq[token] * tokens->pages_max;
     size_t values = (size_t)kv->n_kv_heads * bt * hd;
     float *scores = job->c->scratch + (size_t)worker * job->c->scratch_len;
 
+    if (kv->window > 0 && n_keys > kv->window)
+        first = n_keys - kv->window;
     for (int head = kv_head * group; head < (kv_head + 1) * group; head++) {
         const float *q = job->qkv + ((size_t)token * (n_heads + 2 * kv->n_kv_heads) + head) * hd;
         float *out = job->out + ((size_t)token * n_heads + head) * hd;

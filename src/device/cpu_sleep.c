@@ -118,9 +118,12 @@ static int cpu_sleep_copy(struct cpu_sleep *s, bool out)
         size_t left = s->constant.used - s->n_copied;
         size_t n = left < COPY_BYTES ? left : COPY_BYTES;
         char *memory = s->constant.base + s->n_copied;
-        ssize_t did = out ? pwrite(s->fd, memory, n, (off_t)s->n_copied)
-                          : pread(s->fd, memory, n, (off_t)s->n_copied);
+        ssize_t did;
 
+        if (out)
+            did = pwrite(s->fd, memory, n, (off_t)s->n_copied);
+        else
+            did = pread(s->fd, memory, n, (off_t)s->n_copied);
         if (did == -1 && errno == EINTR)
             continue;
         if (did <= 0)

@@ -322,9 +322,11 @@ static void cpu_row_task(void *arg, int task, int worker)
     const struct row_job *job = arg;
     const struct device_limits *lim = &job->c->base.limits;
     int first = task * job->rows_a_task;
-    int n = job->n - first < job->rows_a_task ? job->n - first : job->rows_a_task;
+    int n = job->rows_a_task;
     size_t at = (size_t)first * lim->dim, wide = (size_t)first * (size_t)job->width;
 
+    if (job->n - first < job->rows_a_task)
+        n = job->n - first;
     (void)worker;
     switch (job->op) {
     case ROW_EMBED: ref_embed(job->x + at, job->b, job->c->token_ids + first, n, lim->dim); break;

@@ -127,8 +127,10 @@ static int cuda_weights(struct device *d, void *dst, size_t at, const void *src,
     if (type == DEVICE_BF16)
         return cuda_upload(d, (k_bf16 *)dst + at, src, n * sizeof(k_bf16));
     for (size_t i = 0; i < n && rc == ERR_OK; i += CONVERT_ELEMS) {
-        size_t part = n - i < CONVERT_ELEMS ? n - i : CONVERT_ELEMS;
+        size_t part = CONVERT_ELEMS;
 
+        if (n - i < CONVERT_ELEMS)
+            part = n - i;
         cuda_convert_weights(gpu->convert, (const char *)src + i * elem_bytes, type, part);
         rc = cuda_upload(d, (k_bf16 *)dst + at + i, gpu->convert, part * sizeof(k_bf16));
     }
@@ -320,8 +322,12 @@ static const struct k_quantised *cuda_codes_for(struct device_rows *rows, const 
                                                 int n)
 {
     must(rows->codes.data != NULL);
-    rows->codes.x_scale = w->format.has_x_scale ? w->x_scale : NULL;
-    rows->codes.stride = k_format_has_groups(&w->format) ? gemm_rows(n) : 0;
+    rows->codes.x_scale = NULL;
+    if (w->format.has_x_scale)
+        rows->codes.x_scale = w->x_scale;
+    rows->codes.stride = 0;
+    if (k_format_has_groups(&w->format))
+        rows->codes.stride = gemm_rows(n);
     return &rows->codes;
 }
 
@@ -329,27 +335,27 @@ static void cuda_rmsnorm(struct device *d, struct device_rows *out, const float 
                          const void *weight, float eps, int n, const struct k_matrix *to)
 {
     struct cuda *gpu = cuda_of(d);
-    int dim = d->limits.dim;
+    int dim = d->limits.dim, rc;
 
-    cuda_keep(gpu,
-              k_format_reads_codes(&to->format)
-                  ? k_rmsnorm_e4m3(cuda_codes_for(out, to, n), x, weight, eps, n, dim, gpu->stream)
-                  : k_rmsnorm(out->data, x, weight, eps, n, dim, gpu->stream),
-              "rmsnorm");
+    if (k_format_reads_codes(&to->format))
+        rc = k_rmsnorm_e4m3(cuda_codes_for(out, to, n), x, weight, eps, n, dim, gpu->stream);
+    else
+        rc = k_rmsnorm(out->data, x, weight, eps, n, dim, gpu->stream);
+    cuda_keep(gpu, rc, "rmsnorm");
 }
 
 static void cuda_add_rmsnorm(struct device *d, struct device_rows *out, float *x, const void *delta,
                              const void *weight, float eps, int n, const struct k_matrix *to)
 {
     struct cuda *gpu = cuda_of(d);
-    int dim = d->limits.dim;
+    int dim = d->limits.dim, rc;
 
-    cuda_keep(gpu,
-              k_format_reads_codes(&to->format)
-                  ? k_add_rmsnorm_e4m3(cuda_codes_for(out, to, n), x, delta, weight, eps, n, dim,
-                                       gpu->stream)
-                  : k_add_rmsnorm(out->data, x, delta, weight, eps, n, dim, gpu->stream),
-              "add_rmsnorm");
+    if (k_format_reads_codes(&to->format))
+        rc = k_add_rmsnorm_e4m3(cuda_codes_for(out, to, n), x, delta, weight, eps, n, dim,
+                                gpu->stream);
+    else
+        rc = k_add_rmsnorm(out->data, x, delta, weight, eps, n, dim, gpu->stream);
+    cuda_keep(gpu, rc, "add_rmsnorm");
 }
 
 static void cuda_quantise(struct device *d, struct device_rows *rows, int n,
@@ -367,10 +373,13 @@ static void cuda_quantise(struct device *d, struct device_rows *rows, int n,
 static void cuda_run_product(struct device *d, struct gemm_product p, const struct device_rows *x)
 {
     struct cuda *gpu = cuda_of(d);
-    bool is_coded = k_format_reads_codes(&p.w->format);
 
-    p.x = is_coded ? x->codes.data : x->data;
-    p.x_scales = is_coded ? x->codes.scales : NULL;
+    p.x = x->data;
+    p.x_scales = NULL;
+    if (k_format_reads_codes(&p.w->format)) {
+        p.x = x->codes.data;
+        p.x_scales = x->codes.scales;
+    }
     cuda_keep(gpu, gemm_run(gpu->gemm, &p, gpu->stream), "matmul");
 }
 
@@ -513,12 +522,13 @@ static void cuda_silu_mul(struct device *d, struct device_rows *out, const void 
                           int n, const struct k_matrix *to)
 {
     struct cuda *gpu = cuda_of(d);
+    int rc;
 
-    cuda_keep(gpu,
-              k_format_reads_codes(&to->format)
-                  ? k_silu_mul_e4m3(cuda_codes_for(out, to, n), in, n, ff_dim, gpu->stream)
-                  : k_silu_mul(out->data, in, n, ff_dim, gpu->stream),
-              "silu_mul");
+    if (k_format_reads_codes(&to->format))
+        rc = k_silu_mul_e4m3(cuda_codes_for(out, to, n), in, n, ff_dim, gpu->stream);
+    else
+        rc = k_silu_mul(out->data, in, n, ff_dim, gpu->stream);
+    cuda_keep(gpu, rc, "silu_mul");
 }
 
 static void cuda_gather_add(struct device *d, float *out, const float *x, const void *delta,

@@ -159,13 +159,15 @@ static cublasStatus_t gemm_set(struct gemm_plan *p, cublasLtMatmulDescAttributes
 static cublasStatus_t gemm_describe_scales(struct gemm_plan *p)
 {
     bool blocks = p->kind == GEMM_E4M3_BLOCK;
-    int32_t w = blocks ? CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F
-                       : CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
-    int32_t x = blocks ? CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F
-                       : CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
+    int32_t w = CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
+    int32_t x = CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
     int8_t fast = !blocks;
     cublasStatus_t status;
 
+    if (blocks) {
+        w = CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
+        x = CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
+    }
     if ((status = gemm_set(p, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &w, sizeof w)) != 0 ||
         (status = gemm_set(p, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &x, sizeof x)) != 0)
         return status;
@@ -179,11 +181,14 @@ static cublasStatus_t gemm_describe(struct gemm_plan *p)
     cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
     bool is_float = p->kind == GEMM_BF16_FLOAT || p->kind == GEMM_E4M3_FLOAT;
     bool is_bf16 = p->kind == GEMM_BF16 || p->kind == GEMM_BF16_FLOAT;
-    cudaDataType_t y_type = is_float ? CUDA_R_32F : CUDA_R_16BF;
-    cudaDataType_t type = is_bf16 ? CUDA_R_16BF : CUDA_R_8F_E4M3;
+    cudaDataType_t y_type = CUDA_R_16BF, type = CUDA_R_16BF;
     uint64_t n = (uint64_t)p->n, n_out = (uint64_t)p->n_out, n_in = (uint64_t)p->n_in;
     cublasStatus_t status;
 
+    if (is_float)
+        y_type = CUDA_R_32F;
+    if (!is_bf16)
+        type = CUDA_R_8F_E4M3;
     if ((status = cublasLtMatmulDescInit(&p->op, CUBLAS_COMPUTE_32F, CUDA_R_32F)) != 0 ||
         (status = gemm_set(p, CUBLASLT_MATMUL_DESC_TRANSA, &turned, sizeof turned)) != 0)
         return status;
@@ -395,8 +400,10 @@ static float gemm_train_run(struct train *t, const cublasLtMatmulAlgo_t *algo, i
 static void gemm_contest_enter(struct contest *c, const cublasLtMatmulAlgo_t *algo, float us,
                                int cap)
 {
-    int i = c->n < cap ? c->n++ : cap;
+    int i = cap;
 
+    if (c->n < cap)
+        i = c->n++;
     for (; i > 0 && us < c->us[i - 1]; i--) {
         if (i == cap)
             continue;
@@ -572,7 +579,9 @@ static void gemm_measure(struct train *t, struct contest *c)
     for (int i = 0; i < c->n; i++) {
         (void)gemm_train_run(t, &c->algos[i], 1);
         c->us[i] = gemm_train_run(t, &c->algos[i], 1);
-        lengths[i] = c->us[i] * TRAIN_MAX < TRAIN_US ? TRAIN_MAX : (int)(TRAIN_US / c->us[i]) + 1;
+        lengths[i] = TRAIN_MAX;
+        if (c->us[i] * TRAIN_MAX >= TRAIN_US)
+            lengths[i] = (int)(TRAIN_US / c->us[i]) + 1;
     }
     for (int row = 0; row < TUNE_ROUNDS; row++) {
         for (int i = 0; i < c->n; i++)

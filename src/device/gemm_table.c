@@ -60,7 +60,9 @@ int gemm_table_put(struct gemm_table *t, const struct gemm_entry *entry)
 
     if (i < 0 && t->n_entries == GEMM_ENTRIES_MAX)
         return ERR_LIMIT;
-    t->entries[i < 0 ? t->n_entries++ : i] = *entry;
+    if (i < 0)
+        i = t->n_entries++;
+    t->entries[i] = *entry;
     return ERR_OK;
 }
 

@@ -178,7 +178,9 @@ int peers_reserve(struct cuda *c)
     if (peers == NULL)
         return ERR_OK;
     bytes = (bytes + 15) / 16 * 16;
-    c->links.stage_bytes = bytes < STAGE_BYTES_MAX ? bytes : STAGE_BYTES_MAX;
+    c->links.stage_bytes = bytes;
+    if (bytes > STAGE_BYTES_MAX)
+        c->links.stage_bytes = STAGE_BYTES_MAX;
     peers->inbox[c->rank] = cuda_alloc(&c->base, K_SUM_INBOX_BYTES(peers->n));
     peers->stage[c->rank] = cuda_alloc(&c->base, 2 * c->links.stage_bytes);
     peers->flags[c->rank] = cuda_alloc(&c->base, K_SUM_FLAGS * sizeof(uint64_t));

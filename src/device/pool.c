@@ -176,7 +176,11 @@ int pool_open(struct pool **out, int n_threads)
         goto out;
     if (n_threads <= 0)
         n_threads = pool_cores();
-    pool->width = n_threads < 1 ? 1 : n_threads > POOL_THREADS_MAX ? POOL_THREADS_MAX : n_threads;
+    if (n_threads < 1)
+        n_threads = 1;
+    if (n_threads > POOL_THREADS_MAX)
+        n_threads = POOL_THREADS_MAX;
+    pool->width = n_threads;
     (void)pthread_mutex_init(&pool->lock, NULL); /* default attributes: cannot fail on Linux */
     (void)pthread_cond_init(&pool->wake, NULL);
     for (int i = 1; i < pool->width; i++) {

@@ -210,7 +210,8 @@ static int sleep_region_give(struct cuda *c, struct sleep_region *r)
     for (int i = 0; i < r->n_pieces; i++) {
         int one = sleep_piece_give(c, r, &r->pieces[i]);
 
-        rc = rc == ERR_OK ? one : rc;
+        if (rc == ERR_OK)
+            rc = one;
     }
     return rc;
 }
@@ -225,8 +226,10 @@ static int sleep_region_grow(struct cuda *c, struct sleep_region *r, size_t want
         size_t bytes = sleep_round_up(want - r->taken, c->sleep.granularity);
         int rc;
 
-        bytes = bytes < SLEEP_PIECE_MIN ? SLEEP_PIECE_MIN : bytes;
-        bytes = bytes > SLEEP_PIECE_MAX ? SLEEP_PIECE_MAX : bytes;
+        if (bytes < SLEEP_PIECE_MIN)
+            bytes = SLEEP_PIECE_MIN;
+        if (bytes > SLEEP_PIECE_MAX)
+            bytes = SLEEP_PIECE_MAX;
         if (r->n_pieces == CUDA_PIECES_MAX || bytes > r->cap - r->taken)
             return ERR_NO_MEMORY;
         *piece = (struct sleep_piece){.at = r->taken, .bytes = bytes};
@@ -271,7 +274,8 @@ void *sleep_alloc_constant(struct device *d, size_t bytes)
         return cuda_alloc(d, bytes);
     must(state->copy == NULL); /* the copy would have no room for more */
     memory = sleep_region_alloc(d, &state->constant, bytes);
-    d->constant_bytes += memory == NULL ? 0 : bytes;
+    if (memory != NULL)
+        d->constant_bytes += bytes;
     return memory;
 }
 

@@ -89,8 +89,10 @@ static int step_pages_needed(const struct cuda *c, const struct device_batch *b)
     const struct device_limits *lim = &c->base.limits;
     int len = 1;
 
-    for (int seq = 0; seq < b->tokens.n_seqs; seq++)
-        len = b->tokens.kv_len[seq] > len ? b->tokens.kv_len[seq] : len;
+    for (int seq = 0; seq < b->tokens.n_seqs; seq++) {
+        if (b->tokens.kv_len[seq] > len)
+            len = b->tokens.kv_len[seq];
+    }
     len = (len + lim->page_tokens - 1) / lim->page_tokens;
     if (len < b->tokens.pages_max)
         return len;
@@ -158,8 +160,12 @@ static void step_spread_tokens(const struct cuda *c, const struct step_arrays *a
     int row = 0, other = b->n_rows;
 
     for (int k = 0; k < tokens->n_tokens; k++) {
-        int at = row < b->n_rows && b->row_tokens[row] == k ? row++ : other++;
+        int at;
 
+        if (row < b->n_rows && b->row_tokens[row] == k)
+            at = row++;
+        else
+            at = other++;
         a->ids[at] = tokens->ids[k];
         a->seq[at] = a->seq_start[at] = a->row_tokens[at] = at;
         a->pos[at] = tokens->pos[k];
@@ -207,8 +213,11 @@ static void step_copy_tokens(const struct cuda *c, const struct step_arrays *a,
 /* The number of tokens in a recorded step of bucket i: 1 .. 8, 16, 24, 32, 48, 64, 128, ... */
 static int step_bucket_rows(const struct cuda *c, int i)
 {
-    int n = i < 8 ? i + 1 : i == 8 ? 16 : i == 9 ? 24 : i == 10 ? 32 : i == 11 ? 48 : (i - 11) * 64;
+    static const int small[] = {1, 2, 3, 4, 5, 6, 7, 8, 16, 24, 32, 48};
+    int n = (i - 11) * 64;
 
+    if (i < 12)
+        n = small[i];
     if (n < c->base.limits.n_seqs)
         return n;
     return c->base.limits.n_seqs;
@@ -220,8 +229,10 @@ static int step_bucket_rows(const struct cuda *c, int i)
 static bool step_can_spread(const struct cuda *c, const struct device_batch *b)
 {
     const struct k_tokens *tokens = &b->tokens;
-    int most = c->base.limits.has_states ? 1 : SPREAD_MAX;
+    int most = SPREAD_MAX;
 
+    if (c->base.limits.has_states)
+        most = 1;
     if (tokens->n_tokens > c->base.limits.n_seqs || b->n_rows == 0)
         return false;
     for (int seq = 0; seq < tokens->n_seqs; seq++) {
@@ -317,6 +328,36 @@ static int step_copy_arrays(struct cuda *c, const struct step_slot *slot, size_t
     return cuda_check(cudaGetLastError(), "copying a batch");
 }
 
+/* Point the kernels' structs at the mirrors. In a recorded step each token is a sequence, so the
+ * list of decodes is not needed: it would be 0, 1, 2, ... */
+static void step_point_kernels(struct cuda *c)
+{
+    const struct device *d = &c->base;
+
+    c->tokens = (struct k_tokens){
+        .ids = c->arrays.ids,
+        .seq = c->arrays.seq,
+        .pos = c->arrays.pos,
+        .seq_start = c->arrays.seq_start,
+        .kv_len = c->arrays.kv_len,
+        .page_ids = c->page_mirror,
+        .n_tokens = d->step_tokens,
+        .n_seqs = c->batch->tokens.n_seqs,
+        .pages_max = d->limits.pages_max,
+        .table_seqs = d->limits.n_seqs,
+    };
+    c->plan.decode_seqs = c->arrays.decode_seqs;
+    if (c->bucket >= 0) {
+        c->tokens.n_seqs = d->step_rows;
+        c->plan.decode_seqs = NULL;
+    }
+    c->plan.tile_seqs = c->arrays.tile_seqs;
+    c->plan.tile_starts = c->arrays.tile_starts;
+    c->plan.is_short = c->is_short;
+    c->plan.work = c->attn_work;
+    c->n_schedules = 0;
+}
+
 /* Arrays of recorded steps are laid out as for the largest recorded step, so that all graphs find
  * them at the same addresses. */
 int step_begin(struct device *d, const struct device_batch *b)
@@ -324,14 +365,13 @@ int step_begin(struct device *d, const struct device_batch *b)
     struct cuda *gpu = cuda_of(d);
     struct step_slot *slot = &gpu->slots[gpu->n_begun % DEVICE_STEPS_MAX];
     const struct k_tokens *tokens = &b->tokens;
-    int bucket = step_choose_bucket(gpu, b), n_seqs_max = d->limits.n_seqs,
-        n_pages = step_pages_needed(gpu, b);
-    int n_tokens = bucket < 0 ? tokens->n_tokens : n_seqs_max,
-        n_seqs = bucket < 0 ? tokens->n_seqs : n_seqs_max;
-    int n_rows = bucket < 0 ? b->n_rows : n_seqs_max;
-    struct step_arrays arrays = step_lay_out(slot->staging, n_tokens, n_seqs, n_rows);
-    int rc;
+    int bucket = step_choose_bucket(gpu, b), n_pages = step_pages_needed(gpu, b), rc;
+    int n_tokens = tokens->n_tokens, n_seqs = tokens->n_seqs, n_rows = b->n_rows;
+    struct step_arrays arrays;
 
+    if (bucket >= 0)
+        n_tokens = n_seqs = n_rows = d->limits.n_seqs;
+    arrays = step_lay_out(slot->staging, n_tokens, n_seqs, n_rows);
     must(gpu->n_begun - gpu->n_ended < DEVICE_STEPS_MAX && arrays.bytes <= gpu->staging_bytes);
     if (gpu->peers != NULL && FAULT_HIT(rank_lost))
         peers_leave(d);
@@ -354,7 +394,9 @@ int step_begin(struct device *d, const struct device_batch *b)
         gpu->plan.n_decodes = d->step_rows;
         gpu->plan.n_tiles = 0;
     }
-    slot->n_rows = cuda_samples(gpu) ? b->n_rows : 0;
+    slot->n_rows = 0;
+    if (cuda_samples(gpu))
+        slot->n_rows = b->n_rows;
     slot->n_extras = 0;
     slot->is_marked = false;
     gpu->is_short = n_pages * d->limits.page_tokens <= K_ATTN_SHORT;
@@ -363,24 +405,7 @@ int step_begin(struct device *d, const struct device_batch *b)
     gpu->batch = b;
     gpu->n_begun++;
     gpu->arrays = step_lay_out(gpu->mirror, n_tokens, n_seqs, n_rows);
-    gpu->tokens = (struct k_tokens){
-        .ids = gpu->arrays.ids,
-        .seq = gpu->arrays.seq,
-        .pos = gpu->arrays.pos,
-        .seq_start = gpu->arrays.seq_start,
-        .kv_len = gpu->arrays.kv_len,
-        .page_ids = gpu->page_mirror,
-        .n_tokens = d->step_tokens,
-        .n_seqs = bucket < 0 ? tokens->n_seqs : d->step_rows,
-        .pages_max = d->limits.pages_max,
-        .table_seqs = d->limits.n_seqs,
-    };
-    gpu->plan.decode_seqs = bucket < 0 ? gpu->arrays.decode_seqs : NULL;
-    gpu->plan.tile_seqs = gpu->arrays.tile_seqs;
-    gpu->plan.tile_starts = gpu->arrays.tile_starts;
-    gpu->plan.is_short = gpu->is_short;
-    gpu->plan.work = gpu->attn_work;
-    gpu->n_schedules = 0;
+    step_point_kernels(gpu);
     rc = step_copy_arrays(gpu, slot, arrays.bytes);
     if (rc != ERR_OK)
         return rc;
@@ -660,9 +685,11 @@ int step_reserve(struct cuda *c)
     size_t history = rows * (size_t)lim->len_max;
 
     c->staging_bytes = step_lay_out(NULL, lim->n_tokens, lim->n_seqs, lim->n_seqs).bytes;
-    c->history_cap = history < HISTORY_MAX                ? history
-                     : HISTORY_MAX > (size_t)lim->len_max ? HISTORY_MAX
-                                                          : (size_t)lim->len_max;
+    c->history_cap = HISTORY_MAX;
+    if (c->history_cap < (size_t)lim->len_max)
+        c->history_cap = (size_t)lim->len_max;
+    if (history < HISTORY_MAX)
+        c->history_cap = history;
     for (int i = 0; i < DEVICE_STEPS_MAX; i++) {
         struct step_slot *slot = &c->slots[i];
 

@@ -178,8 +178,10 @@ static void hf_config_read_counts(struct config_source *s, struct hf_config *c,
     static const char *const epsilons[] = {"rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon",
                                            "norm_epsilon", "norm_eps",       NULL};
     bool has_mean = c->arch->norm.kind == K_NORM_LAYER;
-    double eps = has_mean ? 1e-5 : 1e-6;
+    double eps = 1e-6;
 
+    if (has_mean)
+        eps = 1e-5;
     c->dim = source_whole(s, obj, source_alias(obj, dims), 0, 1, 65536);
     c->n_layers = source_whole(s, obj, source_alias(obj, layers), 0, 1, HF_CONFIG_LAYERS_MAX);
     c->n_heads = source_whole(s, obj, source_alias(obj, heads), 0, 1, 1024);
@@ -313,13 +315,17 @@ static void hf_config_read_layers(struct config_source *s, struct hf_config *c,
         first = source_whole(s, obj, "max_window_layers", WINDOW_FIRST_PRESET, 0, 1 << 24);
     if (c->arch->window_pattern > 0)
         pattern = source_whole(s, obj, "sliding_window_pattern", c->arch->window_pattern, 1, 1024);
-    for (int i = first; i < c->n_layers && c->window > 0; i++)
-        c->layer_kinds[i] = pattern > 0 && (i + 1) % pattern == 0 ? LAYER_FULL : LAYER_WINDOW;
+    for (int i = first; i < c->n_layers && c->window > 0; i++) {
+        c->layer_kinds[i] = LAYER_WINDOW;
+        if (pattern > 0 && (i + 1) % pattern == 0)
+            c->layer_kinds[i] = LAYER_FULL;
+    }
     if (c->arch->window >= ARCH_WINDOW_LAYERS && types != NULL && types->kind != JSON_NULL)
         hf_config_read_layer_types(s, c, types);
-    for (int i = 0; i < c->n_layers && c->window >= c->len_max; i++)
-        c->layer_kinds[i] =
-            c->layer_kinds[i] == LAYER_WINDOW ? (uint8_t)LAYER_FULL : c->layer_kinds[i];
+    for (int i = 0; i < c->n_layers && c->window >= c->len_max; i++) {
+        if (c->layer_kinds[i] == LAYER_WINDOW)
+            c->layer_kinds[i] = LAYER_FULL;
+    }
     if (c->arch->recurrent)
         c->mixer_width = source_whole(s, obj, "mixer_width", c->dim, 1, 65536);
 }

@@ -338,10 +338,14 @@ static void loader_list_part(struct loader *l, struct part *p)
 /* A transposed tensor is looked up with rows and columns exchanged. */
 static void loader_find_part(struct loader *l, struct part *p)
 {
-    int rows = p->is_turned ? p->slice.cols : p->slice.rows;
-    int cols = p->is_turned ? p->slice.rows : p->slice.cols;
+    int rows = p->slice.rows;
+    int cols = p->slice.cols;
     char stem[400], why[QUANT_WHY_CAP];
 
+    if (p->is_turned) {
+        rows = p->slice.cols;
+        cols = p->slice.rows;
+    }
     if (l->rc != ERR_OK)
         return;
     loader_name(l, stem, sizeof stem, p->pattern, "");
@@ -440,8 +444,10 @@ static void loader_place_scales(const struct k_matrix *m, float *scales, int row
 {
     size_t cols = (size_t)k_format_scale_cols(&m->format, m->n_in);
     int high = m->format.group_rows;
-    int wide = k_format_has_groups(&m->format) ? m->format.group_cols : m->n_in;
+    int wide = m->n_in;
 
+    if (k_format_has_groups(&m->format))
+        wide = m->format.group_cols;
     for (int r = 0; r < p->slice.n_rows; r += high) {
         for (int col = 0; col < m->n_in; col += wide)
             scales[(size_t)((row + r) / high) * cols + (size_t)(col / wide)] =
@@ -462,7 +468,8 @@ static const float *loader_input_scale(struct loader *l, const struct part *part
 
         if (tensor == NULL || quant_single(&scale, tensor) != ERR_OK)
             return NULL;
-        largest = scale > largest ? scale : largest;
+        if (scale > largest)
+            largest = scale;
     }
     at = loader_allocate(l, sizeof *at);
     if (l->rc == ERR_OK)
@@ -539,8 +546,10 @@ static int loader_store_floats(struct loader *l, int rank, const struct target *
     int rc = ERR_OK;
 
     for (; run.n > 0 && rc == ERR_OK; run = slice_next(slice, run.from + run.n, first + n)) {
-        int step = slice->n_cols < slice->cols ? 1 : run.n;
+        int step = run.n;
 
+        if (slice->n_cols < slice->cols)
+            step = 1;
         for (int i = 0; i < run.n && rc == ERR_OK; i += step)
             rc = device->ops->weights(
                 device, to->dst, to->at + (size_t)(run.to + i) * (size_t)slice->n_cols,
@@ -581,8 +590,10 @@ static int loader_convert_rows(struct loader *l, size_t idx, unsigned char *byte
         return ERR_NO_MEMORY;
     for (int row = 0; row < n_rows && rc == ERR_OK;
          row += step, bytes += (size_t)step * loader_row_bytes(to)) {
-        int some = n_rows - row < step ? n_rows - row : step;
+        int some = step;
 
+        if (n_rows - row < step)
+            some = n_rows - row;
         part.data = bytes;
         if (to->use == BYTES_RAISED)
             loader_raise_numbers(floats, &part, (size_t)some * cols);

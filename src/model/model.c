@@ -319,7 +319,8 @@ static int model_kv_budget(struct model *m, const struct model_options *o, size_
 
         if (rc != ERR_OK)
             return rc;
-        least_bytes = bytes < least_bytes ? bytes : least_bytes;
+        if (bytes < least_bytes)
+            least_bytes = bytes;
     }
     *out = least_bytes * (size_t)m->ranks.n;
     return ERR_OK;
@@ -346,7 +347,8 @@ static int model_choose_pages(struct model *m, const struct model_options *o)
     if (rc != ERR_OK)
         return rc;
     n = o->num_pages > 0 ? (size_t)o->num_pages : budget / shape->page_bytes;
-    n = n > PAGES_MAX ? PAGES_MAX : n;
+    if (n > PAGES_MAX)
+        n = PAGES_MAX;
     len = cache_tokens(&m->cache, (int)n, shape->max_model_len);
     if (len == 0 || (len < shape->max_model_len && o->max_model_len > 0)) {
         log_error("model: KV memory holds a text of %d tokens (%zu pages), max_model_len is %d; "
@@ -818,7 +820,8 @@ static int model_end_ranks(struct model *m, int32_t *token_ids, int *n_extras)
         struct k_logprob_row none;
         int n_none = 0, rc = device->ops->end(device, NULL, &none, &n_none);
 
-        first = first == ERR_OK ? rc : first;
+        if (first == ERR_OK)
+            first = rc;
     }
     return first;
 }

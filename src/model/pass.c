@@ -78,9 +78,13 @@ int activations_alloc(struct activations *a, struct device *d, const struct plan
 void activations_fuse(struct activations *a, struct device *d, const struct plan *plan,
                       const struct weights *w)
 {
-    size_t n_all = d->limits.n_vocab > 0 ? 5 : 4; /* only rank 0 has the head */
+    size_t n_all = 4;
 
-    a->fused_max = plan->fuses && plan->dim % 16 == 0 ? PASS_FUSED_MAX : 0;
+    if (d->limits.n_vocab > 0)
+        n_all = 5; /* only rank 0 has the head */
+    a->fused_max = 0;
+    if (plan->fuses && plan->dim % 16 == 0)
+        a->fused_max = PASS_FUSED_MAX;
     if (plan->n_ranks > 1 && d->ops->sum_residual == NULL)
         a->fused_max = 0;
     while (plan->n_ranks > 1 &&

@@ -280,10 +280,13 @@ int quant_single(float *out, const struct tensor *t)
 /* With one row or column of scales, all elements share it. */
 float quant_scale(const struct quant_scales *s, int row, int col)
 {
-    size_t r = s->n_rows > 1 ? (size_t)(row / s->group_rows) : 0;
-    size_t c = s->n_cols > 1 ? (size_t)(col / s->group_cols) : 0;
+    size_t at = 0;
 
-    return quant_number(s->t, r * (size_t)s->n_cols + c);
+    if (s->n_rows > 1)
+        at = (size_t)(row / s->group_rows) * (size_t)s->n_cols;
+    if (s->n_cols > 1)
+        at += (size_t)(col / s->group_cols);
+    return quant_number(s->t, at);
 }
 
 /* --- tensors of a matrix ------------------------------------------------------------------ */
@@ -452,8 +455,10 @@ int quant_find(struct quant_part *out, const struct checkpoint *files,
 static void quant_row_scales(float *out, const struct quant_scales *s, const struct k_format *f,
                              int cols, int first, int n)
 {
-    int wide = k_format_has_groups(f) ? f->group_cols : cols;
+    int wide = cols;
 
+    if (k_format_has_groups(f))
+        wide = f->group_cols;
     for (int row = first; row < first + n; row++, out += k_format_scale_cols(f, cols)) {
         for (int col = 0; col < cols; col += wide)
             out[col / wide] = quant_scale(s, row, col);

@@ -218,9 +218,11 @@ static int ranks_n_asleep(const struct ranks *r)
 /* Ranks that are asleep already have nothing to do. */
 static int rank_sleep(struct rank *r, void *context)
 {
-    int rc = r->is_asleep ? ERR_OK : r->device->ops->sleep(r->device);
+    int rc = ERR_OK;
 
     (void)context;
+    if (!r->is_asleep)
+        rc = r->device->ops->sleep(r->device);
     r->is_asleep = r->is_asleep || rc == ERR_OK;
     return rc;
 }
@@ -228,9 +230,11 @@ static int rank_sleep(struct rank *r, void *context)
 /* ERR_AGAIN means that this rank has begun to take memory. */
 static int rank_wake(struct rank *r, void *context)
 {
-    int rc = r->is_asleep ? r->device->ops->wake(r->device) : ERR_OK;
+    int rc = ERR_OK;
 
     (void)context;
+    if (r->is_asleep)
+        rc = r->device->ops->wake(r->device);
     r->is_waking = rc == ERR_AGAIN;
     r->is_asleep = r->is_asleep && rc != ERR_OK;
     return rc;

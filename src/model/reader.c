@@ -98,8 +98,10 @@ static int reader_read_piece(struct reading *g, const struct reader_item *it, st
     int rc = ERR_OK;
 
     for (size_t i = 0; i < bytes && rc == ERR_OK; i += READ_BYTES) {
-        size_t some = bytes - i < READ_BYTES ? bytes - i : READ_BYTES;
+        size_t some = READ_BYTES;
 
+        if (bytes - i < READ_BYTES)
+            some = bytes - i;
         rc = checkpoint_read(g->r->files, it->t, at + i, p->bytes + i, some);
         if (rc == ERR_OK)
             hash_xxh3_add(sum, p->bytes + i, some);
@@ -122,8 +124,10 @@ static void reader_read_item(void *job, int task, int worker)
     hash_xxh3_begin(&sum);
     for (size_t at = 0; at < bytes && !reader_has_failed(reading); at += piece) {
         struct device_pipe *pipe = reader_next_pipe(reading, &reading->threads[worker]);
-        size_t some = bytes - at < piece ? bytes - at : piece;
+        size_t some = piece;
 
+        if (bytes - at < piece)
+            some = bytes - at;
         if (pipe == NULL)
             return;
         reader_keep_error(reading, reader_read_piece(reading, it, pipe, at, some, &sum));
@@ -147,26 +151,34 @@ static int reader_by_bytes(const void *a, const void *b)
  * least any item's step. */
 static void reader_plan_items(struct reading *g)
 {
-    size_t most = g->r->n_items > 0 ? 0 : 1;
+    size_t most = 1;
 
+    if (g->r->n_items > 0)
+        most = 0;
     for (size_t i = 0; i < g->r->n_items; i++) {
         const struct reader_item *it = &g->r->items[i];
 
         g->order[i] = it;
-        most = it->t->bytes > most ? it->t->bytes : most;
-        g->pipe_bytes = it->step > g->pipe_bytes ? it->step : g->pipe_bytes;
+        if (it->t->bytes > most)
+            most = it->t->bytes;
+        if (it->step > g->pipe_bytes)
+            g->pipe_bytes = it->step;
     }
-    most = most < PIECE_BYTES ? most : PIECE_BYTES;
-    g->pipe_bytes = most > g->pipe_bytes ? most : g->pipe_bytes;
+    if (most > PIECE_BYTES)
+        most = PIECE_BYTES;
+    if (most > g->pipe_bytes)
+        g->pipe_bytes = most;
     qsort(g->order, g->r->n_items, sizeof(struct reader_item *), reader_by_bytes);
 }
 
 /* As many as there are cores, but each must have enough to read. */
 static int reader_choose_threads(const struct reader *r)
 {
-    int n = r->n_threads > 0 ? r->n_threads : pool_cores();
+    int n = r->n_threads;
     size_t bytes = 0;
 
+    if (n <= 0)
+        n = pool_cores();
     for (size_t i = 0; i < r->n_items; i++)
         bytes += r->items[i].t->bytes;
     if (r->n_threads == 0 && (size_t)n > bytes / BYTES_FOR_THREAD)

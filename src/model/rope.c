@@ -127,9 +127,13 @@ int rope_place(const struct rope *r, int d)
     if (rope_is_in_order(r))
         return d;
     if (d < r->rotary_dim) {
-        int pair = r->interleaved ? d / 2 : d % pairs;
-        int is_second = r->interleaved ? d % 2 : d / pairs;
+        int pair = d % pairs;
+        int is_second = d / pairs;
 
+        if (r->interleaved) {
+            pair = d / 2;
+            is_second = d % 2;
+        }
         return pair + is_second * half;
     }
     d -= r->rotary_dim;
