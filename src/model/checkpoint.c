@@ -35,8 +35,7 @@ struct checkpoint_file {
     int fd;    /* open while map is not NULL */
     void *map; /* NULL until mapped */
     size_t len;
-    struct tensor *tensors; /* sorted by address of data; copied to the checkpoint's list later */
-    size_t n_tensors;
+    struct tensor_list list; /* sorted by address of data; copied to the checkpoint's list later */
 };
 
 struct checkpoint {
@@ -97,14 +96,13 @@ static int checkpoint_open_file(struct checkpoint *c, int file)
 
     if (rc != ERR_OK)
         return rc;
-    rc = safetensors_parse(&entry->tensors, &entry->n_tensors, &c->arena, entry->map, entry->len,
-                           why, sizeof why);
+    rc = safetensors_parse(&entry->list, &c->arena, entry->map, entry->len, why, sizeof why);
     if (rc != ERR_OK) {
         log_error("model: %s: %s", entry->path, rc == ERR_NO_MEMORY ? err_sentence(rc) : why);
         return rc;
     }
-    for (size_t i = 0; i < entry->n_tensors; i++)
-        entry->tensors[i].file = file;
+    for (size_t i = 0; i < entry->list.n; i++)
+        entry->list.tensors[i].file = file;
     return ERR_OK;
 }
 
@@ -115,16 +113,16 @@ static int checkpoint_gather_tensors(struct checkpoint *c)
     size_t n = 0;
 
     for (int i = 0; i < c->n_files; i++)
-        n += c->files[i].n_tensors;
+        n += c->files[i].list.n;
     c->tensors = arena_alloc(&c->arena, (n + 1) * sizeof *c->tensors);
     if (c->tensors == NULL)
         return ERR_NO_MEMORY;
     for (int i = 0; i < c->n_files; i++) {
-        if (c->files[i].n_tensors == 0)
+        if (c->files[i].list.n == 0)
             continue;
-        memcpy(c->tensors + c->n_tensors, c->files[i].tensors,
-               c->files[i].n_tensors * sizeof *c->tensors);
-        c->n_tensors += c->files[i].n_tensors;
+        memcpy(c->tensors + c->n_tensors, c->files[i].list.tensors,
+               c->files[i].list.n * sizeof *c->tensors);
+        c->n_tensors += c->files[i].list.n;
     }
     qsort(c->tensors, c->n_tensors, sizeof *c->tensors, checkpoint_by_name);
     for (size_t i = 1; i < c->n_tensors; i++) {

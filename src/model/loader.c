@@ -338,18 +338,17 @@ static void loader_list_part(struct loader *l, struct part *p)
 /* A transposed tensor is looked up with rows and columns exchanged. */
 static void loader_find_part(struct loader *l, struct part *p)
 {
-    int rows = p->slice.rows;
-    int cols = p->slice.cols;
     char stem[400], why[QUANT_WHY_CAP];
+    struct quant_matrix matrix = {stem, p->slice.rows, p->slice.cols};
 
     if (p->is_turned) {
-        rows = p->slice.cols;
-        cols = p->slice.rows;
+        matrix.rows = p->slice.cols;
+        matrix.cols = p->slice.rows;
     }
     if (l->rc != ERR_OK)
         return;
     loader_name(l, stem, sizeof stem, p->pattern, "");
-    l->rc = quant_find(&p->q, l->files, &l->c->quant, stem, rows, cols, why, sizeof why);
+    l->rc = quant_find(&p->q, l->files, &l->c->quant, &matrix, why, sizeof why);
     if (l->rc != ERR_OK) {
         log_error("model: %s", why);
         return;

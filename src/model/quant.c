@@ -423,11 +423,11 @@ static int quant_check_shape(const struct search *s, const struct quant_part *p)
 /* Three cases: the config names a format and this matrix has it; the config is silent and the
  * tensor's type decides; or the matrix is plain. */
 int quant_find(struct quant_part *out, const struct checkpoint *files,
-               const struct quant_config *config, const char *stem, int rows, int cols, char *why,
+               const struct quant_config *config, const struct quant_matrix *matrix, char *why,
                size_t why_cap)
 {
-    const struct search search = {files, stem, rows, cols, why, why_cap};
-    struct quant_part part = {.cols = cols};
+    const struct search search = {files, matrix->stem, matrix->rows, matrix->cols, why, why_cap};
+    struct quant_part part = {.cols = matrix->cols};
     int rc;
 
     if (config->kind == NULL)
@@ -438,7 +438,7 @@ int quant_find(struct quant_part *out, const struct checkpoint *files,
         part.format = config->kind != NULL ? config->format : k_format_by_row(part.kind->elem);
     part.data = quant_tensor_beside(&search, part.kind != NULL ? part.kind->data : "weight");
     if (part.data == NULL) {
-        (void)snprintf(why, why_cap, "tensor %s.weight is missing", stem); /* cut is fine */
+        (void)snprintf(why, why_cap, "tensor %s.weight is missing", matrix->stem); /* cut is fine */
         return ERR_NOT_FOUND;
     }
     if ((rc = quant_check_shape(&search, &part)) == ERR_OK && part.kind != NULL)

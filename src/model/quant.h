@@ -67,12 +67,17 @@ struct quant_part {
 int quant_read(struct quant_config *out, const struct json *config, char *why,
                size_t why_cap) ERR_CHECKED;
 
-/* Find the tensors of a matrix [rows][cols], whose names begin with stem and a dot. If config names
- * no format, the tensor's type decides. ERR_NOT_FOUND for a missing tensor, ERR_INVALID for another
- * shape, ERR_UNSUPPORTED for another type of scales; `why` receives the reason, with the tensor's
- * file and name. */
+/* A matrix to look for: its tensors' names begin with stem and a dot. */
+struct quant_matrix {
+    const char *stem;
+    int rows, cols;
+};
+
+/* Find the tensors of a matrix. If config names no format, the tensor's type decides.
+ * ERR_NOT_FOUND for a missing tensor, ERR_INVALID for another shape, ERR_UNSUPPORTED for another
+ * type of scales; `why` receives the reason, with the tensor's file and name. */
 int quant_find(struct quant_part *out, const struct checkpoint *files,
-               const struct quant_config *config, const char *stem, int rows, int cols, char *why,
+               const struct quant_config *config, const struct quant_matrix *matrix, char *why,
                size_t why_cap) ERR_CHECKED;
 
 /* The scale of an element, without the global one. */

@@ -148,7 +148,7 @@ static int safetensors_check_cover(const struct parse *p, const struct tensor *t
 }
 
 /* The length is assembled byte by byte, because the format is little-endian on every machine. */
-int safetensors_parse(struct tensor **out, size_t *n, struct arena *arena, const uint8_t *bytes,
+int safetensors_parse(struct tensor_list *out, struct arena *arena, const uint8_t *bytes,
                       size_t len, char *why, size_t why_cap)
 {
     struct parse parse = {.why = why, .why_cap = why_cap};
@@ -188,7 +188,6 @@ int safetensors_parse(struct tensor **out, size_t *n, struct arena *arena, const
     if ((rc = safetensors_check_cover(&parse, tensors, n_tensors, bytes + 8 + header_len)) !=
         ERR_OK)
         return rc;
-    *out = tensors;
-    *n = n_tensors;
+    *out = (struct tensor_list){tensors, n_tensors};
     return ERR_OK;
 }

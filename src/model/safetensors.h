@@ -25,12 +25,18 @@ struct tensor {
     int file; /* index of the file in the checkpoint */
 };
 
+/* The tensors of one file. */
+struct tensor_list {
+    struct tensor *tensors; /* [n] */
+    size_t n;
+};
+
 /* Check a whole file's bytes and list its tensors in the order of their data.
  *
  * Returns ERR_OK; ERR_CORRUPT if the file breaks a rule, ERR_UNSUPPORTED for a tensor of sub-byte
  * type or more than TENSOR_DIMS_MAX dimensions (`why` receives the rule and the tensor),
- * ERR_NO_MEMORY. *out lives in the arena, data points into bytes. */
-int safetensors_parse(struct tensor **out, size_t *n, struct arena *arena, const uint8_t *bytes,
+ * ERR_NO_MEMORY. out->tensors is in the arena, data points into bytes. */
+int safetensors_parse(struct tensor_list *out, struct arena *arena, const uint8_t *bytes,
                       size_t len, char *why, size_t why_cap) ERR_CHECKED;
 
 /* All tensors of a folder: the files named in model.safetensors.index.json, or model.safetensors
