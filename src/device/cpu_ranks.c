@@ -72,6 +72,7 @@ void cpu_ranks_end(struct cpu_ranks *r)
     (void)pthread_mutex_unlock(&r->lock);
 }
 
+/* Read by cpu_end() after each step. */
 bool cpu_ranks_ended(struct cpu_ranks *r)
 {
     bool ended;

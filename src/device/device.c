@@ -27,6 +27,8 @@ int device_cuda_open(struct device **out, int idx)
 }
 #endif
 
+/* Errors of the kinds are logged by them. "auto" warns if a GPU was expected, since running on the
+ * CPU by accident is slow, not wrong. */
 int device_open(struct device **out, const char *kind, int idx, int cpu_threads)
 {
     if (strcmp(kind, "cpu") == 0)
@@ -62,6 +64,7 @@ bool device_host_has_room(size_t bytes)
     return false;
 }
 
+/* NULL is allowed, so that callers can close what they have not opened. */
 void device_close(struct device *d)
 {
     if (d != NULL)

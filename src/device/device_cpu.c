@@ -49,6 +49,7 @@ static int cpu_free(struct device *d, size_t *free_bytes, size_t *total_bytes)
     return ERR_OK;
 }
 
+/* mem_zalloc() aligns less, so there is room to move up to ALIGN. */
 static void *cpu_alloc(struct device *d, size_t bytes)
 {
     struct cpu *cpu = cpu_of(d);
@@ -64,6 +65,7 @@ static void *cpu_alloc(struct device *d, size_t bytes)
     return memory + (ALIGN - (uintptr_t)memory % ALIGN);
 }
 
+/* Reserves addresses; later allocations come from them. */
 static int cpu_may_sleep(struct device *d)
 {
     return cpu_sleep_init(&cpu_of(d)->sleep);
@@ -85,6 +87,7 @@ static void *cpu_alloc_in(struct device *d, struct cpu_region *r, size_t bytes)
     return memory;
 }
 
+/* constant_bytes counts only memory that sleep() gives back. */
 static void *cpu_alloc_constant(struct device *d, size_t bytes)
 {
     size_t before = d->sleeping_bytes;
@@ -99,16 +102,19 @@ static void *cpu_alloc_scratch(struct device *d, size_t bytes)
     return cpu_alloc_in(d, &cpu_of(d)->sleep.scratch, bytes);
 }
 
+/* In slices, as device.h describes. */
 static int cpu_fall_asleep(struct device *d)
 {
     return cpu_sleep_out(&cpu_of(d)->sleep);
 }
 
+/* Scratch memory comes back zeroed. */
 static int cpu_wake(struct device *d)
 {
     return cpu_sleep_in(&cpu_of(d)->sleep);
 }
 
+/* upload(), download(), fetch() and copy_within() are all this. */
 static int cpu_copy(struct device *d, void *dst, const void *src, size_t bytes)
 {
     (void)d;
@@ -116,6 +122,7 @@ static int cpu_copy(struct device *d, void *dst, const void *src, size_t bytes)
     return ERR_OK;
 }
 
+/* All host memory is equally fast here. */
 static int cpu_pin(struct device *d, void *memory, size_t bytes)
 {
     (void)d, (void)memory, (void)bytes;
@@ -305,6 +312,7 @@ struct row_job {
     int pos_first;                /* ROW_PLACE */
 };
 
+/* A run of rows for ROW_SILU. */
 static void cpu_silu_rows(const struct row_job *j, int first, int n)
 {
     size_t width = (size_t)j->width;
@@ -370,6 +378,7 @@ static void cpu_run_rows(struct row_job *j, int width)
         pool_run(j->c->pool, cpu_row_task, j, (j->n + j->rows_a_task - 1) / j->rows_a_task);
 }
 
+/* One job for all tokens of the step. */
 static void cpu_embed(struct device *d, float *x, const void *table)
 {
     struct row_job job = {.c = cpu_of(d),
@@ -381,6 +390,7 @@ static void cpu_embed(struct device *d, float *x, const void *table)
     cpu_run_rows(&job, d->limits.dim);
 }
 
+/* The norm of the residual. */
 static void cpu_rmsnorm(struct device *d, struct device_rows *out, const float *x,
                         const void *weight, float eps, int n, const struct k_matrix *to)
 {
@@ -392,6 +402,7 @@ static void cpu_rmsnorm(struct device *d, struct device_rows *out, const float *
     cpu_run_rows(&job, d->limits.dim);
 }
 
+/* x is updated, and its norm written to out. */
 static void cpu_add_rmsnorm(struct device *d, struct device_rows *out, float *x, const void *delta,
                             const void *weight, float eps, int n, const struct k_matrix *to)
 {
@@ -424,6 +435,7 @@ static void cpu_rope_kv(struct device *d, void *qkv, const struct k_kv *kv,
     cpu_run_rows(&job, (n_heads + 2 * kv->n_kv_heads) * kv->head_dim);
 }
 
+/* Gate and up are halves of each input row. */
 static void cpu_silu_mul(struct device *d, struct device_rows *out, const void *in, int ff_dim,
                          int n, const struct k_matrix *to)
 {
@@ -434,6 +446,7 @@ static void cpu_silu_mul(struct device *d, struct device_rows *out, const void *
     cpu_run_rows(&job, ff_dim);
 }
 
+/* In and out have the same width. */
 static void cpu_activate(struct device *d, void *out, const void *in, enum k_activation kind,
                          int width, int n, const struct k_matrix *to)
 {
@@ -449,6 +462,7 @@ static void cpu_activate(struct device *d, void *out, const void *in, enum k_act
     cpu_run_rows(&job, width);
 }
 
+/* Any activation; SiLU has the faster cpu_silu_mul(). */
 static void cpu_gate(struct device *d, struct device_rows *out, const void *in,
                      enum k_activation kind, int ff_dim, int n, const struct k_matrix *to)
 {
@@ -464,6 +478,7 @@ static void cpu_gate(struct device *d, struct device_rows *out, const void *in,
     cpu_run_rows(&job, ff_dim);
 }
 
+/* General norms, with mean and bias if the kind has them. */
 static void cpu_norm(struct device *d, struct device_rows *out, const float *x,
                      const struct k_norm *norm, int n, const struct k_matrix *to)
 {
@@ -474,6 +489,7 @@ static void cpu_norm(struct device *d, struct device_rows *out, const float *x,
     cpu_run_rows(&job, d->limits.dim);
 }
 
+/* Norms part of each row in place, such as the query heads. */
 static void cpu_norm_within(struct device *d, void *x, int stride, const struct k_norm *norm,
                             int width, int n)
 {
@@ -488,6 +504,7 @@ static void cpu_norm_within(struct device *d, void *x, int stride, const struct 
     cpu_run_rows(&job, width);
 }
 
+/* Scales embeddings and adds learned positions, if there are any. */
 static void cpu_place(struct device *d, float *x, float scale, const void *positions, int first)
 {
     struct row_job job = {.c = cpu_of(d),
@@ -501,6 +518,7 @@ static void cpu_place(struct device *d, float *x, float scale, const void *posit
     cpu_run_rows(&job, d->limits.dim);
 }
 
+/* x += scale * delta. */
 static void cpu_add(struct device *d, float *x, const void *delta, float scale, int n)
 {
     struct row_job job = {
@@ -509,6 +527,7 @@ static void cpu_add(struct device *d, float *x, const void *delta, float scale, 
     cpu_run_rows(&job, d->limits.dim);
 }
 
+/* Logits of few rows: not worth a job. */
 static void cpu_soften(struct device *d, float *logits, const struct k_softening *how, int n)
 {
     ref_soften(logits, how, n, d->limits.n_vocab);
@@ -521,6 +540,7 @@ static void cpu_quantise(struct device *d, struct device_rows *rows, int n,
     (void)d, (void)rows, (void)n, (void)to;
 }
 
+/* Only the sampled rows continue to the head. */
 static void cpu_gather_add(struct device *d, float *out, const float *x, const void *delta,
                            float scale)
 {
@@ -540,6 +560,7 @@ struct matmul_job {
     int n, n_out_tasks;
 };
 
+/* Neighbouring tasks have the same rows and the next outputs. */
 static void cpu_matmul_task(void *arg, int task, int worker)
 {
     const struct matmul_job *job = arg;
@@ -581,6 +602,7 @@ static void cpu_matmul(struct device *d, void *y, const struct device_rows *x,
              job.n_out_tasks * ((n + ROWS_A_TASK - 1) / ROWS_A_TASK));
 }
 
+/* All results are float32 anyway. */
 static void cpu_matmul_float(struct device *d, float *y, const struct device_rows *x,
                              const struct k_matrix *w, int n)
 {
@@ -591,6 +613,7 @@ static void cpu_matmul_float(struct device *d, float *y, const struct device_row
 
 /* With ranks, each rank's device runs on a thread of its own and has a pool of its own. */
 
+/* All devices belong to one process, so an object in memory joins them. */
 static int cpu_join_ranks(struct device *const *all, int n)
 {
     struct cpu_ranks *ranks = NULL;
@@ -606,11 +629,13 @@ static int cpu_join_ranks(struct device *const *all, int n)
     return rc;
 }
 
+/* Other ranks stop waiting, and their steps end with ERR_GPU. */
 static void cpu_leave_ranks(struct device *d)
 {
     cpu_ranks_end(cpu_of(d)->ranks);
 }
 
+/* Blocks until all ranks have called it. */
 static void cpu_sum_ranks(struct device *d, void *rows, int n, int width)
 {
     struct cpu *cpu = cpu_of(d);
@@ -683,6 +708,7 @@ static int cpu_begin(struct device *d, const struct device_batch *b)
     return ERR_OK;
 }
 
+/* Nothing is recorded on this device. */
 static bool cpu_replay(struct device *d)
 {
     (void)d;
@@ -716,6 +742,7 @@ static int cpu_end(struct device *d, int32_t *ids, struct k_logprob_row *logprob
     return ERR_OK;
 }
 
+/* Arrays for extras, and per-step results. */
 static int cpu_reserve_extras(struct device *d, size_t n_seqs)
 {
     struct device_extras *extras = &d->extras;
@@ -756,6 +783,7 @@ static int cpu_reserve(struct device *d, const struct device_limits *limits)
     return cpu_reserve_extras(d, (size_t)limits->n_seqs);
 }
 
+/* Accepts a device that was opened half-way. */
 static void cpu_close(struct device *d)
 {
     struct cpu *cpu = cpu_of(d);

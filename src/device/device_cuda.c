@@ -30,6 +30,7 @@
 /* upload() and download() wait for the device's stream, and so for steps in flight; fetch() uses a
  * stream of its own and does not. */
 
+/* Makes this GPU current for the calling thread. */
 static int cuda_use(struct device *d)
 {
     return cuda_check(cudaSetDevice(cuda_of(d)->ordinal), "choosing the GPU");
@@ -45,6 +46,7 @@ static int cuda_free_bytes(struct device *d, size_t *free_bytes, size_t *total_b
     return rc;
 }
 
+/* Waits, so the caller may reuse src at once. */
 static int cuda_copy(struct cuda *c, void *dst, const void *src, size_t bytes,
                      enum cudaMemcpyKind kind)
 {
@@ -65,6 +67,7 @@ static int cuda_download(struct device *d, void *dst, const void *src, size_t by
     return cuda_copy(cuda_of(d), dst, src, bytes, cudaMemcpyDeviceToHost);
 }
 
+/* Does not wait for steps, so it must not read memory that a step writes. */
 static int cuda_fetch(struct device *d, void *dst, const void *src, size_t bytes)
 {
     struct cuda *gpu = cuda_of(d);
@@ -155,6 +158,8 @@ static int cuda_fill_random(struct device *d, const struct k_matrix *m, float de
     return cuda_check(cudaGetLastError(), "random weights");
 }
 
+/* The general path decides, because every matrix must be able to take it; k_multiply() is faster
+ * for few rows only. */
 static bool cuda_takes(struct device *d, const struct k_matrix *m)
 {
     (void)d;
@@ -185,6 +190,7 @@ static int cuda_pipe_open_streams(struct cuda *c, struct cuda_pipe *p)
     return ERR_OK;
 }
 
+/* Also used on a pipe that could not be opened completely. */
 static void cuda_pipe_close(struct device *d, struct device_pipe *pipe)
 {
     struct cuda_pipe *state = pipe->stream;
@@ -219,6 +225,7 @@ static int cuda_pipe_open(struct device *d, struct device_pipe *pipe, size_t byt
     return rc;
 }
 
+/* A pipe may be filled again when its copies on all ranks are complete. */
 static int cuda_pipe_wait(struct device *d, struct device_pipe *pipe)
 {
     struct cuda_pipe *state = pipe->stream;
@@ -266,6 +273,7 @@ static k_bf16 *cuda_pipe_as_bf16(const struct cuda *c, struct device_pipe *pipe,
     return to;
 }
 
+/* Conversion to bf16 happens on the host, before the copy. */
 static int cuda_pipe_weights(struct device *d, struct device_pipe *pipe, void *dst, size_t at,
                              enum device_type type, size_t n)
 {
@@ -306,6 +314,7 @@ static void cuda_read_products(struct device *d, const char *path, bool expected
 /* Each enqueues one kernel or two. Where the next product reads codes, the operation writes them
  * directly, which saves a pass over the rows. */
 
+/* Negative ids are looked up in c->sampled by the kernel. */
 static void cuda_embed(struct device *d, float *x, const void *table)
 {
     struct cuda *gpu = cuda_of(d);
@@ -331,6 +340,7 @@ static const struct k_quantised *cuda_codes_for(struct device_rows *rows, const 
     return &rows->codes;
 }
 
+/* Writes bf16, or codes directly. */
 static void cuda_rmsnorm(struct device *d, struct device_rows *out, const float *x,
                          const void *weight, float eps, int n, const struct k_matrix *to)
 {
@@ -344,6 +354,7 @@ static void cuda_rmsnorm(struct device *d, struct device_rows *out, const float 
     cuda_keep(gpu, rc, "rmsnorm");
 }
 
+/* One pass over the residual for sum and norm. */
 static void cuda_add_rmsnorm(struct device *d, struct device_rows *out, float *x, const void *delta,
                              const void *weight, float eps, int n, const struct k_matrix *to)
 {
@@ -358,6 +369,7 @@ static void cuda_add_rmsnorm(struct device *d, struct device_rows *out, float *x
     cuda_keep(gpu, rc, "add_rmsnorm");
 }
 
+/* For producers that cannot write codes themselves. */
 static void cuda_quantise(struct device *d, struct device_rows *rows, int n,
                           const struct k_matrix *to)
 {
@@ -383,12 +395,14 @@ static void cuda_run_product(struct device *d, struct gemm_product p, const stru
     cuda_keep(gpu, gemm_run(gpu->gemm, &p, gpu->stream), "matmul");
 }
 
+/* Results are bf16. */
 static void cuda_matmul(struct device *d, void *y, const struct device_rows *x,
                         const struct k_matrix *w, const void *bias, int n)
 {
     cuda_run_product(d, (struct gemm_product){.y = y, .w = w, .bias = bias, .n = n}, x);
 }
 
+/* The logits are float32, because sampling and log probabilities need the precision. */
 static void cuda_matmul_float(struct device *d, float *y, const struct device_rows *x,
                               const struct k_matrix *w, int n)
 {
@@ -456,6 +470,7 @@ static void cuda_recurrent(struct device *d, void *out, const void *in, const st
               "recurrent");
 }
 
+/* An FFN without a gate. */
 static void cuda_activate(struct device *d, void *out, const void *in, enum k_activation kind,
                           int width, int n, const struct k_matrix *to)
 {
@@ -477,6 +492,7 @@ static void cuda_norm(struct device *d, struct device_rows *out, const float *x,
     cuda_quantise(d, out, n, to);
 }
 
+/* In place, on part of each row. */
 static void cuda_norm_within(struct device *d, void *x, int stride, const struct k_norm *norm,
                              int width, int n)
 {
@@ -485,6 +501,7 @@ static void cuda_norm_within(struct device *d, void *x, int stride, const struct
     cuda_keep(gpu, k_norm_within(x, stride, norm, n, width, gpu->stream), "norm_within");
 }
 
+/* Activations other than SiLU. */
 static void cuda_gate(struct device *d, struct device_rows *out, const void *in,
                       enum k_activation kind, int ff_dim, int n, const struct k_matrix *to)
 {
@@ -494,6 +511,7 @@ static void cuda_gate(struct device *d, struct device_rows *out, const void *in,
     cuda_quantise(d, out, n, to);
 }
 
+/* Positions come from the mirror, so a recorded step can be replayed. */
 static void cuda_place(struct device *d, float *x, float scale, const void *positions, int first)
 {
     struct cuda *gpu = cuda_of(d);
@@ -504,6 +522,7 @@ static void cuda_place(struct device *d, float *x, float scale, const void *posi
               "place");
 }
 
+/* x += scale * delta. */
 static void cuda_add(struct device *d, float *x, const void *delta, float scale, int n)
 {
     struct cuda *gpu = cuda_of(d);
@@ -511,6 +530,7 @@ static void cuda_add(struct device *d, float *x, const void *delta, float scale,
     cuda_keep(gpu, k_add(x, delta, scale, (size_t)n * (size_t)d->limits.dim, gpu->stream), "add");
 }
 
+/* Bias, scale and cap of logits, for the families that have them. */
 static void cuda_soften(struct device *d, float *logits, const struct k_softening *how, int n)
 {
     struct cuda *gpu = cuda_of(d);
@@ -518,6 +538,7 @@ static void cuda_soften(struct device *d, float *logits, const struct k_softenin
     cuda_keep(gpu, k_soften(logits, how, n, d->limits.n_vocab, gpu->stream), "soften");
 }
 
+/* The common gate, which can write codes. */
 static void cuda_silu_mul(struct device *d, struct device_rows *out, const void *in, int ff_dim,
                           int n, const struct k_matrix *to)
 {
@@ -531,6 +552,7 @@ static void cuda_silu_mul(struct device *d, struct device_rows *out, const void 
     cuda_keep(gpu, rc, "silu_mul");
 }
 
+/* The residual of the sampled rows only. */
 static void cuda_gather_add(struct device *d, float *out, const float *x, const void *delta,
                             float scale)
 {
@@ -549,6 +571,7 @@ static bool cuda_few(struct device *d, const struct k_matrix *w, int n)
     return k_multiply_takes(w, n) != 0;
 }
 
+/* The fused start of a step: embedding, and the sums of squares for the first norm. */
 static void cuda_embed_normed(struct device *d, float *x, void *normed, float *sums,
                               const void *table, const void *norm, const struct k_matrix *to)
 {
@@ -561,6 +584,7 @@ static void cuda_embed_normed(struct device *d, float *x, void *normed, float *s
               "embed");
 }
 
+/* One fused product for few rows. */
 static void cuda_product(struct device *d, const struct k_product *p, int n)
 {
     cuda_keep(cuda_of(d), k_multiply(p, n, cuda_of(d)->n_sms, cuda_of(d)->stream), "product");
@@ -755,6 +779,8 @@ static int cuda_start(struct cuda *c)
     return rc;
 }
 
+/* The struct is large (it notes every allocation) and zeroed, so that cuda_close() can release a
+ * device at any stage. */
 int device_cuda_open(struct device **out, int idx)
 {
     int n = device_cuda_count(), rc;

@@ -26,6 +26,7 @@ static const char *const kind_names[GEMM_KINDS] = {
     [GEMM_E4M3_BLOCK] = "e4m3-block",
 };
 
+/* The name in the file and in messages. */
 const char *gemm_kind_name(enum gemm_kind kind)
 {
     return kind_names[kind];
@@ -44,6 +45,7 @@ static int gemm_table_index(const struct gemm_table *t, enum gemm_kind kind, int
     return -1;
 }
 
+/* Exact shapes only: an algorithm for another number of rows may be invalid or slow. */
 const struct gemm_entry *gemm_table_find(const struct gemm_table *t, enum gemm_kind kind, int n,
                                          int n_out, int n_in)
 {
@@ -54,6 +56,7 @@ const struct gemm_entry *gemm_table_find(const struct gemm_table *t, enum gemm_k
     return &t->entries[i];
 }
 
+/* Measuring a product again replaces its entry. */
 int gemm_table_put(struct gemm_table *t, const struct gemm_entry *entry)
 {
     int i = gemm_table_index(t, entry->kind, entry->n, entry->n_out, entry->n_in);
@@ -107,6 +110,7 @@ static int gemm_table_read_lines(struct gemm_table *t, FILE *f, const char *path
         if (line[0] == '#' || line[0] == '\n' || gemm_table_parse_head(line, &version, gpu))
             continue;
         if (version != t->version || strcmp(gpu, t->gpu) != 0) {
+            /* Not an error: the installed table fits one kind of GPU. */
             log_info("device: %s is of cuBLASLt %ld on %s; here are %ld and %s, so products are "
                      "chosen without it",
                      path, version, gpu, t->version, t->gpu);
@@ -122,6 +126,8 @@ static int gemm_table_read_lines(struct gemm_table *t, FILE *f, const char *path
     return ERR_OK;
 }
 
+/* A table that is broken in the middle counts as empty, so that behaviour does not depend on where
+ * it broke. */
 int gemm_table_read(struct gemm_table *t, const char *path)
 {
     FILE *file = fopen(path, "re");

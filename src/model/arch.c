@@ -158,15 +158,18 @@ static const struct arch_names opt_names = {.embed = "model.decoder.embed_tokens
 
 static const struct arch arch_table[] = {
     {.name = "LlamaForCausalLM", .reads_bias_switches = true, .names = &llama_names},
+    /* Mistral: all layers have the window, if the file sets one. */
     {.name = "MistralForCausalLM", .window = ARCH_WINDOW_ALL, .names = &llama_names},
     {.name = "Mistral3ForConditionalGeneration",
      .window = ARCH_WINDOW_ALL,
      .is_wrapped = true,
      .names = &llama_names},
+    /* Qwen 2: biases of q, k and v although the file has no switch for them. */
     {.name = "Qwen2ForCausalLM",
      .qkv_bias = true,
      .window = ARCH_WINDOW_LAYERS,
      .names = &llama_names},
+    /* Vision models: only the text model is run, whose fields are in text_config. */
     {.name = "Qwen2VLForConditionalGeneration",
      .qkv_bias = true,
      .is_wrapped = true,
@@ -175,6 +178,7 @@ static const struct arch arch_table[] = {
      .qkv_bias = true,
      .is_wrapped = true,
      .names = &llama_names},
+    /* Qwen 3 norms each head of queries and keys instead of adding biases. */
     {.name = "Qwen3ForCausalLM",
      .reads_bias_switches = true,
      .qk_norm = QK_NORM_HEADS,
@@ -188,6 +192,7 @@ static const struct arch arch_table[] = {
      .theta = 500000.0,
      .is_wrapped = true,
      .names = &llama_names},
+    /* Cohere: parallel layers with one norm, layer norms without bias, interleaved rope. */
     {.name = "CohereForCausalLM",
      .reads_bias_switches = true,
      .is_parallel = true,
@@ -207,6 +212,7 @@ static const struct arch arch_table[] = {
      .window_preset = 4096,
      .read = family_cohere2,
      .names = &cohere_names},
+    /* EXAONE 4: norms only after mixer and FFN, as in OLMo 2. */
     {.name = "Exaone4ForCausalLM",
      .qk_norm = QK_NORM_HEADS,
      .norms = NORMS_AFTER,
@@ -216,6 +222,7 @@ static const struct arch arch_table[] = {
      .window_preset = 4096,
      .read = family_exaone4,
      .names = &olmo2_names},
+    /* Gemma: weights of norms are stored minus one, and embeddings are tied and scaled. */
     {.name = "GemmaForCausalLM",
      .any_activation = true,
      .activation = "gelu_pytorch_tanh",
@@ -224,6 +231,7 @@ static const struct arch arch_table[] = {
      .norm = {.plus_one = true},
      .read = family_gemma,
      .names = &llama_names},
+    /* Gemma 3: norms on both sides, and every sixth layer sees all tokens. */
     {.name = "Gemma3ForCausalLM",
      .any_activation = true,
      .activation = "gelu_pytorch_tanh",
@@ -253,6 +261,7 @@ static const struct arch arch_table[] = {
      .window_preset = 4096,
      .read = family_gemma3,
      .names = &gemma3_names},
+    /* GLM: half of each head rotates, in neighbouring pairs. */
     {.name = "GlmForCausalLM",
      .head_dim = 128,
      .rotary_part = 0.5,
@@ -266,6 +275,7 @@ static const struct arch arch_table[] = {
      .interleaved = true,
      .read = family_glm,
      .names = &glm_names},
+    /* GPT-2: learned positions; matrices are stored transposed (Conv1D). */
     {.name = "GPT2LMHeadModel",
      .qkv_bias = true,
      .o_bias = true,
@@ -278,6 +288,7 @@ static const struct arch arch_table[] = {
      .norm = LAYER_NORM,
      .read = family_gpt2,
      .names = &gpt2_names},
+    /* GPT-NeoX, Pythia: q, k, v of each head in turn in one tensor. */
     {.name = "GPTNeoXForCausalLM",
      .mlp_bias = true,
      .any_activation = true,
@@ -292,6 +303,7 @@ static const struct arch arch_table[] = {
      .reads_bias_switches = true,
      .read = family_granite,
      .names = &llama_names},
+    /* Nemotron: squared ReLU without a gate; layer norms stored minus one. */
     {.name = "NemotronForCausalLM",
      .reads_bias_switches = true,
      .any_activation = true,
@@ -300,6 +312,7 @@ static const struct arch arch_table[] = {
      .norm = {.kind = K_NORM_LAYER, .has_bias = true, .plus_one = true},
      .rotary_part = 0.5,
      .names = &llama_names},
+    /* OLMo 2: one norm over all heads of queries, and one over those of keys. */
     {.name = "Olmo2ForCausalLM",
      .reads_bias_switches = true,
      .qk_norm = QK_NORM_WHOLE,
@@ -329,6 +342,7 @@ static const struct arch arch_table[] = {
      .norm = LAYER_NORM,
      .read = family_opt,
      .names = &opt_names},
+    /* Phi 1 and 2: parallel layers, biases everywhere, even of the logits. */
     {.name = "PhiForCausalLM",
      .qkv_bias = true,
      .o_bias = true,
@@ -342,6 +356,7 @@ static const struct arch arch_table[] = {
      .rotary_part = 0.5,
      .read = family_phi,
      .names = &phi_names},
+    /* Phi 3 and 4: as Llama, with fused q, k, v and fused gate and up. */
     {.name = "Phi3ForCausalLM",
      .norm = {.eps = 1e-5f},
      .rotary_part = 1.0,
@@ -368,6 +383,7 @@ static const struct arch arch_table[] = {
      .window = ARCH_WINDOW_TYPES,
      .read = family_starcoder2,
      .names = &starcoder2_names},
+    /* The only architecture with recurrent layers; for tests. */
     {.name = "ToyRecurrentForCausalLM",
      .reads_bias_switches = true,
      .recurrent = true,

@@ -46,6 +46,7 @@ struct checkpoint {
     size_t n_tensors;
 };
 
+/* Order of the checkpoint's list, for qsort() and bsearch(). */
 static int checkpoint_by_name(const void *a, const void *b)
 {
     return strcmp(((const struct tensor *)a)->name, ((const struct tensor *)b)->name);
@@ -114,6 +115,7 @@ static int checkpoint_gather_tensors(struct checkpoint *c)
 
     for (int i = 0; i < c->n_files; i++)
         n += c->files[i].list.n;
+    /* One more than needed, so that an empty checkpoint allocates something. */
     c->tensors = arena_alloc(&c->arena, (n + 1) * sizeof *c->tensors);
     if (c->tensors == NULL)
         return ERR_NO_MEMORY;
@@ -171,6 +173,7 @@ static int checkpoint_read_index(struct checkpoint *c, const struct json **map, 
         log_error("model: %s: %s", path, rc == ERR_NO_MEMORY ? err_sentence(rc) : why);
         return rc;
     }
+    /* "metadata" has the total size, which is not needed. */
     *map = json_get_kind(index, "weight_map", JSON_OBJECT);
     if (*map == NULL) {
         log_error("model: %s: weight_map is missing", path);
@@ -259,6 +262,7 @@ out:
     return rc;
 }
 
+/* Accepts a checkpoint that was opened half-way: files without a map were not opened. */
 void checkpoint_close(struct checkpoint *c)
 {
     if (c == NULL)
@@ -273,6 +277,7 @@ void checkpoint_close(struct checkpoint *c)
     mem_free(c);
 }
 
+/* Names are unique, as checkpoint_gather_tensors() has verified. */
 const struct tensor *checkpoint_find(const struct checkpoint *c, const char *name)
 {
     struct tensor key = {.name = name};
@@ -280,6 +285,7 @@ const struct tensor *checkpoint_find(const struct checkpoint *c, const char *nam
     return bsearch(&key, c->tensors, c->n_tensors, sizeof *c->tensors, checkpoint_by_name);
 }
 
+/* Large reads return in parts, and a signal may interrupt them. */
 int checkpoint_read(const struct checkpoint *c, const struct tensor *t, size_t at, void *to,
                     size_t n)
 {
@@ -309,6 +315,7 @@ int checkpoint_read(const struct checkpoint *c, const struct tensor *t, size_t a
     return ERR_OK;
 }
 
+/* For messages. */
 const char *checkpoint_path(const struct checkpoint *c, const struct tensor *t)
 {
     return c->files[t->file].path;

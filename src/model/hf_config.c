@@ -33,6 +33,7 @@ void source_fail(struct config_source *s, int rc)
         s->rc = rc;
 }
 
+/* Floats that happen to be whole are refused too: no writer of config.json makes them. */
 int source_whole(struct config_source *s, const struct json *obj, const char *field, int preset,
                  int low, int high)
 {
@@ -71,6 +72,7 @@ double source_positive(struct config_source *s, const struct json *obj, const ch
     return x;
 }
 
+/* JSON true and false only; numbers are refused. */
 bool source_flag(struct config_source *s, const struct json *obj, const char *field, bool preset)
 {
     const struct json *value = json_get(obj, field);
@@ -85,6 +87,7 @@ bool source_flag(struct config_source *s, const struct json *obj, const char *fi
     return value->flag;
 }
 
+/* The first name is the fallback, so that an error message shows the usual name. */
 const char *source_alias(const struct json *obj, const char *const *names)
 {
     for (int i = 0; names[i] != NULL; i++) {
@@ -113,6 +116,7 @@ static void hf_config_read_activation(struct config_source *s, struct hf_config 
     const char *field = source_alias(obj, fields), *name = json_get_text(obj, field, preset);
 
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+        /* Entry 0 is silu, which every family takes. */
         if (strcmp(name, known[i].name) == 0 && (i == 0 || c->arch->any_activation)) {
             c->activation = known[i].activation;
             return;
@@ -131,6 +135,7 @@ static void hf_config_read_quant(struct config_source *s, struct hf_config *c,
     char why[QUANT_WHY_CAP];
 
     if (quant == NULL || quant->kind == JSON_NULL)
+        /* An older field of compressed-tensors. */
         quant = json_get(obj, "compression_config"); /* the older name of the field */
     if (quant == NULL || quant->kind == JSON_NULL)
         return;
@@ -158,6 +163,7 @@ static void hf_config_read_arch(struct config_source *s, struct hf_config *c,
     if (c->arch == NULL) {
         char known[1024];
 
+        /* Name the alternatives: often a checkpoint of a supported family is close. */
         arch_list(known, sizeof known);
         log_error("model: %s: architecture \"%.80s\" is not supported; these are: %s", s->name,
                   name, known);
@@ -190,6 +196,7 @@ static void hf_config_read_counts(struct config_source *s, struct hf_config *c,
         source_whole(s, obj, source_alias(obj, widths), has_mean ? 4 * c->dim : 0, 1, 1 << 20);
     c->n_vocab = source_whole(s, obj, "vocab_size", 0, 1, 1 << 22);
     c->len_max = source_whole(s, obj, source_alias(obj, lengths), 0, 1, 1 << 24);
+    /* The family decides the kind of norm, the file its epsilon. */
     c->norm = c->arch->norm;
     if (c->norm.eps > 0.0f)
         eps = (double)c->norm.eps;
@@ -204,6 +211,7 @@ static void hf_config_read_shape(struct config_source *s, struct hf_config *c,
     hf_config_read_counts(s, c, obj);
     if (s->rc != ERR_OK)
         return;
+    /* hidden_size / heads is only the default: many families have a larger head_dim. */
     c->head_dim = c->arch->head_dim > 0 ? c->arch->head_dim : c->dim / c->n_heads;
     if (c->head_dim == 0)
         c->head_dim = 1;
@@ -254,8 +262,10 @@ static int hf_config_read_window(struct config_source *s, const struct hf_config
 {
     const struct json *value = json_get(obj, "sliding_window");
 
+    /* null switches the window off in every family. */
     if (c->arch->window == ARCH_WINDOW_NONE || (value != NULL && value->kind == JSON_NULL))
         return 0;
+    /* Qwen files carry a window that is switched off. */
     if (c->arch->window == ARCH_WINDOW_LAYERS && !source_flag(s, obj, "use_sliding_window", false))
         return 0;
     if (c->arch->window == ARCH_WINDOW_TYPES && value == NULL)
@@ -287,6 +297,7 @@ static enum layer_kind hf_config_layer_kind(struct config_source *s, const struc
     return LAYER_FULL;
 }
 
+/* The list must have an entry per layer. */
 static void hf_config_read_layer_types(struct config_source *s, struct hf_config *c,
                                        const struct json *types)
 {
@@ -315,6 +326,7 @@ static void hf_config_read_layers(struct config_source *s, struct hf_config *c,
         first = source_whole(s, obj, "max_window_layers", WINDOW_FIRST_PRESET, 0, 1 << 24);
     if (c->arch->window_pattern > 0)
         pattern = source_whole(s, obj, "sliding_window_pattern", c->arch->window_pattern, 1, 1024);
+    /* Layers before `first` stay full. An explicit list overrides this below. */
     for (int i = first; i < c->n_layers && c->window > 0; i++) {
         c->layer_kinds[i] = LAYER_WINDOW;
         if (pattern > 0 && (i + 1) % pattern == 0)
@@ -340,6 +352,7 @@ static void hf_config_read_eos(struct config_source *s, struct hf_config *c, con
 
     if (value == NULL || value->kind == JSON_NULL)
         return;
+    /* Treat a single number as a list of one. */
     if (value->kind == JSON_LIST) {
         items = value->items;
         n = value->n;
@@ -388,6 +401,7 @@ int hf_config_parse(struct hf_config *out, const char *name, const char *bytes, 
 
     if ((source.rc = hf_config_parse_json(&obj, &arena, name, bytes, len)) != ERR_OK)
         goto out;
+    /* Without the architecture nothing else can be read, so return at once. */
     hf_config_read_arch(&source, &config, obj);
     if (source.rc != ERR_OK)
         goto out;
@@ -397,6 +411,7 @@ int hf_config_parse(struct hf_config *out, const char *name, const char *bytes, 
         obj = json_get_kind(obj, "text_config", JSON_OBJECT);
         hf_config_read_quant(&source, &config, obj);
     }
+    /* From here on errors collect in source.rc, so that one run can log several. */
     hf_config_read_activation(&source, &config, obj);
     hf_config_read_shape(&source, &config, obj);
     hf_config_read_row(&source, &config, obj);
@@ -408,6 +423,8 @@ int hf_config_parse(struct hf_config *out, const char *name, const char *bytes, 
         hf_config_read_eos(&source, &config, root);
         config.tied = source_flag(&source, root, "tie_word_embeddings", config.tied);
     }
+    /* The digest of the file's bytes: any edit, even of an ignored field, makes another
+     * fingerprint. */
     config.digest = hash_sha256(bytes, len, NULL, 0);
     if (source.rc == ERR_OK && generation != NULL) {
         source.name = "generation_config.json";
@@ -431,6 +448,7 @@ int config_file(char **out, size_t *len, const char *path, size_t bytes_max)
     char *text = NULL;
     size_t n = 0, want;
 
+    /* A missing file is the caller's decision: often the file is optional. */
     if (fd == -1 && (errno == ENOENT || errno == ENOTDIR))
         return ERR_NOT_FOUND;
     if (fd == -1 || fstat(fd, &st) == -1 || !S_ISREG(st.st_mode)) {
@@ -454,6 +472,7 @@ int config_file(char **out, size_t *len, const char *path, size_t bytes_max)
         }
         n += (size_t)got;
     }
+    /* For callers that treat the text as a string. */
     text[n] = '\0';
     *out = text;
     *len = n;

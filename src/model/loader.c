@@ -80,6 +80,7 @@ struct part {
     bool is_turned;        /* the tensor is [columns][rows] */
 };
 
+/* Most matrices are one tensor. */
 struct loader_tensors loader_tensor(const char *pattern, struct slice_shape shape)
 {
     return (struct loader_tensors){.patterns = {pattern}, .shapes = {shape}, .n = 1};
@@ -112,6 +113,7 @@ static void *loader_allocate(struct loader *l, size_t bytes)
     return memory;
 }
 
+/* Only these three types count as plain numbers. */
 static int loader_type_of(const struct tensor *t, enum device_type *out)
 {
     static const struct {
@@ -128,6 +130,7 @@ static int loader_type_of(const struct tensor *t, enum device_type *out)
     return ERR_UNSUPPORTED;
 }
 
+/* targets is [n_items][n_ranks]. */
 static struct target *loader_target_of(const struct loader *l, size_t item, int rank)
 {
     return &l->targets[item * (size_t)l->n_ranks + (size_t)rank];
@@ -187,6 +190,7 @@ static size_t loader_elem_bytes(const struct target *to, int n)
     return (size_t)n * loader_file_bytes(to->type);
 }
 
+/* Of one row of the tensor in the file. */
 static size_t loader_row_bytes(const struct target *to)
 {
     return loader_elem_bytes(to, to->slice.cols);
@@ -424,6 +428,7 @@ static void loader_choose_format(struct loader *l, struct k_matrix *m, const str
     bool has_all;
     const struct k_format wanted = loader_wanted_format(l, parts, n_parts, use, &has_all);
 
+    /* takes() looks at the shape too: a quantised matrix of odd size is converted. */
     m->format = wanted;
     if (has_all && l->d->ops->takes(l->d, m))
         return;
@@ -520,9 +525,11 @@ static void loader_list_parts(struct loader *l, const struct k_matrix *m, float 
                             .at = row * (size_t)m->n_in};
 
         if (!is_plain && to.part.kind != NULL) {
+            /* The file's elements are the device's. */
             to.use = BYTES_COPIED;
             to.at = row * k_format_row_bytes(&m->format, m->n_in);
         } else if (!is_plain) {
+            /* Plain in the file, rounded by the setting `quantization`. */
             to.use = BYTES_ROUNDED;
             to.scales = dev_scales + row;
         } else if (parts[i].is_turned) {
@@ -795,6 +802,7 @@ struct k_matrix loader_matrix(struct loader *l, const struct loader_tensors *all
     if (l->rc != ERR_OK)
         return matrix;
     loader_choose_format(l, &matrix, parts, all->n, use);
+    /* Quantised rows have their own length and need scales besides. */
     is_plain = k_format_is_plain(&matrix.format);
     matrix.data = loader_allocate(
         l, (size_t)matrix.n_out * (is_plain ? (size_t)matrix.n_in * l->d->elem_bytes
@@ -887,6 +895,7 @@ float loader_kv_scale(struct loader *l, const char *own, const char *pattern, co
     return scale;
 }
 
+/* The digest covers every listed tensor, whichever ranks use it. */
 int loader_read(struct loader *l)
 {
     const struct reader reader = {.files = l->files,
@@ -905,6 +914,7 @@ int loader_read(struct loader *l)
     return rc;
 }
 
+/* Also after errors, at any point. */
 void loader_fini(struct loader *l)
 {
     for (size_t i = 0; i < l->n_items; i++)

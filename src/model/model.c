@@ -120,6 +120,7 @@ static int model_choose_shape(struct model *m, const struct model_options *o)
     shape->ff_dim = config->ff_dim;
     shape->n_vocab = config->n_vocab;
     shape->page_tokens = o->page_tokens;
+    /* Large batches on a GPU; on a CPU they would only add latency. */
     shape->max_num_seqs = gpu ? 256 : 64;
     shape->max_num_batched_tokens = gpu ? 8192 : 512;
     if (o->max_num_batched_tokens > 0)
@@ -136,6 +137,7 @@ static int model_choose_shape(struct model *m, const struct model_options *o)
     shape->n_eos = config->n_eos;
     memcpy(shape->eos, config->eos, sizeof shape->eos);
     model_name_device(m);
+    /* Checks come last, because they compare numbers that are complete only now. */
     if (shape->page_tokens < 1 || shape->page_tokens > 256) {
         log_error("model: page_tokens %d must be 1 to 256", shape->page_tokens);
         return ERR_INVALID;
@@ -167,6 +169,8 @@ static int model_choose_groups(struct model *m)
     return ERR_OK;
 }
 
+/* Host arrays of one step, allocated for the largest. is_sampled starts true, as if a step had
+ * ended, so that the first may begin. */
 static int model_alloc_host(struct model *m)
 {
     size_t tokens = (size_t)m->shape.max_num_batched_tokens, seqs = (size_t)m->shape.max_num_seqs;
@@ -192,6 +196,7 @@ struct turning {
     float *turns;
 };
 
+/* A pool task: positions first .. first + TURNS_A_TASK - 1 of one table. */
 static void model_turn_positions(void *job, int task, int worker)
 {
     const struct turning *table = job;
@@ -229,6 +234,7 @@ static int model_fill_turns(struct model *m)
     if (job.turns == NULL)
         return rc;
     rc = pool_open(&pool, model_least(n_tasks, model_least(pool_cores(), TURNS_THREADS)));
+    /* One buffer serves all ropes in turn, because the upload blocks. */
     for (job.idx = 0; job.idx < m->plan.n_ropes && rc == ERR_OK; job.idx++) {
         job.rope = &m->plan.ropes[job.idx];
         pool_run(pool, model_turn_positions, &job, n_tasks);
@@ -267,6 +273,7 @@ static struct device_limits model_rank_limits(const struct model *m, const struc
     return limits;
 }
 
+/* Runs per rank: the device's own work memory, then activations. */
 static int model_alloc_rank(struct rank *r, void *context)
 {
     const struct model *model = context;
@@ -297,6 +304,7 @@ static int model_rank_budget(struct device *d, double utilization, size_t *out)
 
     if (rc != ERR_OK)
         return rc;
+    /* The setting is a share of the whole GPU, as in vLLM. */
     used = total_bytes - free_bytes;
     allowed = (size_t)((double)total_bytes * utilization);
     *out = allowed > used ? allowed - used : 0;
@@ -366,6 +374,8 @@ static int model_choose_pages(struct model *m, const struct model_options *o)
     return ERR_OK;
 }
 
+/* Runs per rank: the pages of all sequences, in one allocation. They are scratch memory, so a sleep
+ * loses their content. */
 static int model_alloc_rank_pages(struct rank *r, void *context)
 {
     const struct model *model = context;
@@ -399,6 +409,7 @@ static void model_set_fingerprint(struct model *m)
         m->shape.fingerprint = cache_digest(&m->cache, m->shape.fingerprint);
 }
 
+/* One line per group; models with a single group of all tokens have nothing to log. */
 static void model_log_groups(const struct model *m)
 {
     for (int g = 0; g < m->cache.n_groups; g++) {
@@ -421,6 +432,7 @@ static void model_log_groups(const struct model *m)
     }
 }
 
+/* Of all ranks. */
 static size_t model_weights_bytes(const struct model *m)
 {
     size_t sum = 0;
@@ -430,6 +442,7 @@ static size_t model_weights_bytes(const struct model *m)
     return sum;
 }
 
+/* Two lines: the table of memory, and the settings in force. */
 static void model_log_table(const struct model *m, const char *dir, uint64_t start_us)
 {
     const struct model_shape *shape = &m->shape;
@@ -529,8 +542,7 @@ static int model_open_ranks(struct model *m, const struct model_options *o,
     for (int i = 0; i < n && m->shape.sleeps; i++) {
         struct device *device = m->ranks.at[i].device;
 
-        m->shape.sleeps =
-            device->ops->may_sleep(device) == ERR_OK; /* if not, memory is allocated for good */
+        m->shape.sleeps = device->ops->may_sleep(device) == ERR_OK;
     }
     return ERR_OK;
 }
@@ -545,12 +557,14 @@ int model_open(struct model **out, const struct model_options *o)
     if (model == NULL)
         goto out;
     log_debug("model: opening %s", o->dir);
+    /* Cheap checks first: a wrong folder or setting is reported before a GPU is touched. */
     if ((rc = hf_config_read(&model->config, o->dir)) != ERR_OK)
         goto out;
     if ((rc = plan_make(&whole, &model->config)) != ERR_OK)
         goto out;
     if ((rc = model_open_ranks(model, o, &whole)) != ERR_OK)
         goto out;
+    /* Types depend on the device, and groups of pages on the types. */
     if ((rc = model_choose_types(model, o)) != ERR_OK)
         goto out;
     if ((rc = model_choose_shape(model, o)) != ERR_OK ||
@@ -569,6 +583,7 @@ int model_open(struct model **out, const struct model_options *o)
     model = NULL;
 out:
     if (rc == ERR_NO_MEMORY)
+        /* The allocation that failed has logged its size. */
         log_error("model: %s does not fit the memory", o->dir);
     plan_fini(&whole);
     model_close(model);
@@ -593,6 +608,7 @@ void model_close(struct model *m)
     mem_free(m);
 }
 
+/* Constant after model_open(). */
 const struct model_shape *model_shape(const struct model *m)
 {
     return &m->shape;
@@ -623,6 +639,7 @@ static void model_check_pages(const struct model *m, const struct batch *b, int 
             group->kind == CACHE_STATE ? group->n_state_pages : cache_pages(cache, b->kv_len[i]);
 
         must(last <= b->pages_max);
+        /* A state is one piece, so it has no window. */
         for (int p = cache_first_page(cache, group, first_pos); p < last; p++)
             must(row[p] >= 0 && row[p] < m->shape.n_pages);
     }
@@ -642,6 +659,7 @@ static void model_place_tokens(struct model *m, const struct batch *b)
     for (int i = 0; i < b->n_seqs; i++) {
         int first = b->seq_start[i], last = b->seq_start[i + 1], len = b->kv_len[i];
 
+        /* Every sequence of a step has at least one token. */
         must(first < last);
         must(len >= last - first && len <= shape->max_model_len);
         model_check_pages(m, b, i, len - (last - first));
@@ -730,6 +748,7 @@ static int model_begin_rank(struct rank *r, void *context)
             device->ops->leave_ranks(device);
         return rc;
     }
+    /* A recorded step needs no further call. */
     if (device->ops->replay(device))
         return ERR_OK;
     forward(&(struct forward){.device = device,
@@ -753,6 +772,7 @@ int model_step_begin(struct model *m, const struct batch *b)
     model_place_tokens(m, b);
     for (int i = 0; i < b->n_rows; i++)
         model_place_row(m, b, i);
+    /* Every rank gets a copy of this, because a device may change its batch. */
     m->device_batch = (struct device_batch){
         .tokens = {.ids = b->token_ids,
                    .seq = m->token_seq,
@@ -777,8 +797,8 @@ int model_step_begin(struct model *m, const struct batch *b)
     return ERR_OK;
 }
 
-/* Histories and extras are copied from memory that the previous step's end has changed, so that
- * step must have ended (the second must()). */
+/* Histories and masks depend on tokens of the previous step, so that step must have ended when a
+ * row has any (the second must()). */
 int model_step_sample(struct model *m, const struct batch *b)
 {
     struct device_extras *extras = &m->device->extras;
@@ -803,6 +823,7 @@ int model_step_sample(struct model *m, const struct batch *b)
     return ERR_OK;
 }
 
+/* Memory of the device's choice: pinned on a GPU. */
 uint32_t *model_masks(struct model *m, int *n_words)
 {
     *n_words = m->device->extras.mask_words;
@@ -854,17 +875,21 @@ int model_step_end(struct model *m, int32_t *token_ids, struct batch_logprobs *l
     return ERR_OK;
 }
 
+/* Measured by the device between its own events. */
 float model_gap_us(const struct model *m)
 {
     return m->device->step_gap_us;
 }
 
+/* For tests. Sampling applies penalties without changing logits; only biases and masks change
+ * them. */
 int model_logits(struct model *m, float *logits)
 {
     return m->device->ops->download(m->device, logits, m->ranks.at[0].act.logits,
                                     (size_t)m->n_rows * (size_t)m->shape.n_vocab * sizeof *logits);
 }
 
+/* Between begin and sample, because masks and biases change logits in place. */
 int model_row_logits(struct model *m, int row, float *logits)
 {
     size_t n_vocab = (size_t)m->shape.n_vocab;

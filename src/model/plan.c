@@ -12,6 +12,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 
+/* window 0 means that a token sees all tokens before it. */
 static struct attn_plan plan_attention(const struct hf_config *c, int window, int rope)
 {
     return (struct attn_plan){.n_heads = c->n_heads,
@@ -125,6 +126,7 @@ static int plan_split_layer(struct layer_plan *l, int layer, int n_ranks)
             return plan_refuse_split(n_ranks, layer, "heads", attn->n_heads);
         if (attn->n_kv_heads % n_ranks != 0 && n_ranks % attn->n_kv_heads != 0)
             return plan_refuse_split(n_ranks, layer, "kv heads", attn->n_kv_heads);
+        /* Query heads are divided evenly; a rank has at least one kv head for them. */
         attn->n_heads /= n_ranks;
         attn->n_kv_heads = attn->n_kv_heads > n_ranks ? attn->n_kv_heads / n_ranks : 1;
         break;
@@ -150,6 +152,7 @@ int plan_split(struct plan *out, const struct plan *whole, int n_ranks)
     plan.layers = mem_zalloc_array((size_t)plan.n_layers, sizeof *plan.layers);
     if (plan.layers == NULL)
         return ERR_NO_MEMORY;
+    /* The copy is divided in place; `whole` keeps the shapes of the tensors. */
     memcpy(plan.layers, whole->layers, (size_t)plan.n_layers * sizeof *plan.layers);
     for (int i = 0; i < plan.n_layers && rc == ERR_OK; i++)
         rc = plan_split_layer(&plan.layers[i], i, n_ranks);
@@ -166,6 +169,7 @@ void plan_fini(struct plan *p)
     p->layers = NULL;
 }
 
+/* The width of the mixer's input product. */
 int plan_mixer_in(const struct layer_plan *l)
 {
     switch (l->mixer) {
@@ -175,6 +179,7 @@ int plan_mixer_in(const struct layer_plan *l)
     return 0;
 }
 
+/* The width of the rows that the output product reads. */
 int plan_mixer_out(const struct layer_plan *l)
 {
     switch (l->mixer) {
@@ -184,6 +189,7 @@ int plan_mixer_out(const struct layer_plan *l)
     return 0;
 }
 
+/* A gate has its own half of the rows. */
 int plan_ffn_in(const struct layer_plan *l)
 {
     if (l->ffn.kind == FFN_GATED)

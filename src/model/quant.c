@@ -217,6 +217,7 @@ int quant_read(struct quant_config *out, const struct json *config, char *why, s
 
 /* --- numbers ------------------------------------------------------------------------------ */
 
+/* memcpy() is the portable way to reinterpret bits. */
 static float quant_float_of_bits(uint32_t bits)
 {
     float value;
@@ -513,6 +514,7 @@ int quant_round(float *out, const struct tensor *weight, int first, int n, int c
     return ERR_OK;
 }
 
+/* Used in the log line on converted matrices. */
 void quant_text(char *out, size_t cap, const struct k_format *f)
 {
     static const char *const types[] = {[K_BF16] = "bf16", [K_E4M3] = "e4m3", [K_F32] = "float32"};

@@ -73,6 +73,7 @@ int rank_run(struct ranks *r, rank_fn *fn, void *context)
     return ERR_OK;
 }
 
+/* Rank 0 has no thread of its own. */
 static int ranks_start_threads(struct ranks *r)
 {
     (void)pthread_mutex_init(&r->lock, NULL); /* default attributes: cannot fail on Linux */
@@ -134,6 +135,7 @@ int ranks_open(struct ranks *r, const char *device, int n, int cpu_threads)
         if (rc != ERR_OK)
             return rc;
         all[i] = r->at[i].device;
+        /* Refused after opening the device, because only then its name is known. */
         if (n > 1 && all[i]->ops->join_ranks == NULL) {
             log_error("model: tensor_parallel_size %d: more than one rank on %s is not built yet; "
                       "set it to 1",
@@ -158,6 +160,7 @@ void ranks_close(struct ranks *r)
     *r = (struct ranks){.n = 0};
 }
 
+/* Sums over the devices of all ranks, for the memory table. */
 size_t ranks_allocated_bytes(const struct ranks *r)
 {
     size_t sum = 0;
@@ -206,6 +209,7 @@ static int ranks_worst_result(const struct ranks *r)
     return worst;
 }
 
+/* Ranks whose memory is with the system. */
 static int ranks_n_asleep(const struct ranks *r)
 {
     int n = 0;

@@ -46,6 +46,7 @@ struct reading {
     _Atomic uint64_t logged_us;
 };
 
+/* Checked once per piece. */
 static bool reader_has_failed(struct reading *g)
 {
     return atomic_load(&g->rc) != ERR_OK;

@@ -165,6 +165,7 @@ int safetensors_parse(struct tensor_list *out, struct arena *arena, const uint8_
                                   "the header has %llu bytes, the file %zu: it is cut short "
                                   "or no safetensors file",
                                   (unsigned long long)header_len, len);
+    /* The format demands '{' at once, so that no other JSON or padding can come before. */
     if (header_len == 0 || bytes[8] != '{')
         return safetensors_refuse(&parse, ERR_CORRUPT, "the header does not begin with '{'");
     parse.data_bytes = len - 8 - (size_t)header_len;
@@ -173,6 +174,7 @@ int safetensors_parse(struct tensor_list *out, struct arena *arena, const uint8_
         return rc == ERR_NO_MEMORY ? rc : ERR_CORRUPT;
     if (header->kind != JSON_OBJECT)
         return safetensors_refuse(&parse, ERR_CORRUPT, "the header is no object");
+    /* One entry may be metadata, so this is enough. */
     tensors = arena_zalloc(arena, (size_t)header->n * sizeof *tensors);
     if (tensors == NULL)
         return safetensors_refuse(&parse, ERR_NO_MEMORY, "no memory for %u tensors", header->n);

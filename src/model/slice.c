@@ -40,6 +40,7 @@ static int slice_own_first(int whole, int own, int rank, int n_ranks)
     return rank / (n_ranks / (whole / own)) * own;
 }
 
+/* Columns and each piece are divided in the same way. */
 struct slice slice_make(const struct slice_shape *shape, int rank, int n_ranks)
 {
     struct slice slice = {.shape = *shape,
@@ -82,6 +83,7 @@ static int slice_reorder(const int16_t *order, int head_dim, int row)
     return row / head_dim * head_dim + order[row % head_dim];
 }
 
+/* The slice's rows are the parts of all pieces, one after another. */
 int slice_row(const struct slice *s, int row)
 {
     for (int i = 0; i < s->shape.n_pieces; i++) {
