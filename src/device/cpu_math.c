@@ -26,6 +26,7 @@ typedef float lanes8 __attribute__((vector_size(32)));
 typedef float lanes4 __attribute__((vector_size(16)));
 typedef float lanes4_at __attribute__((vector_size(16), aligned(4), may_alias)); /* in arrays */
 
+/* Two steps, because ## does not expand its operands. */
 #define JOIN2(a, b) a##b
 #define JOIN(a, b)  JOIN2(a, b)
 

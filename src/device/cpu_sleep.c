@@ -24,6 +24,7 @@
     4 /* reserved addresses, in multiples of the machine's memory: they cost
                        * nothing */
 
+/* The system's page, not a KV page. */
 static size_t cpu_sleep_page_bytes(void)
 {
     return (size_t)sysconf(_SC_PAGESIZE);
@@ -34,6 +35,7 @@ static size_t cpu_sleep_round_up(size_t bytes, size_t to)
     return (bytes + to - 1) / to * to;
 }
 
+/* PROT_NONE memory is not counted by the system's overcommit limits. */
 static int cpu_region_reserve(struct cpu_region *r, size_t cap)
 {
     void *memory = mmap(NULL, cap, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -59,6 +61,7 @@ int cpu_sleep_init(struct cpu_sleep *s)
     return ERR_UNSUPPORTED;
 }
 
+/* Also after cpu_sleep_init() failed half-way. */
 void cpu_sleep_fini(struct cpu_sleep *s)
 {
     if (s->constant.base != NULL)
@@ -142,6 +145,7 @@ int cpu_sleep_out(struct cpu_sleep *s)
     int rc;
 
     must(s->constant.base != NULL && !s->is_asleep);
+    /* Checked once, before the first slice. */
     if (s->n_copied == 0 && !device_host_has_room(s->constant.used))
         return ERR_NO_MEMORY;
     rc = cpu_sleep_copy(s, true);

@@ -37,6 +37,7 @@ static const struct {
     size_t mib; /* as the driver reports */
 } cards[] = {{"h200", 143771}, {"h100", 81559}, {"h100-nvl", 95830}, {"gh200", 97871}};
 
+/* base is the first member. */
 static struct card *card_of(struct device *d)
 {
     return (struct card *)d;
@@ -52,6 +53,7 @@ static void card_close(struct device *d)
 /* Allocation fails as on a GPU of that size, so a model that does not fit gives the engine's own
  * messages. Copies and conversions have nothing to do. */
 
+/* Free memory is the card's, less the constant part, less the allocations. */
 static int card_free(struct device *d, size_t *free_bytes, size_t *total_bytes)
 {
     size_t used = CARD_KEPT_BYTES + d->allocated_bytes;
@@ -99,6 +101,7 @@ static int card_fill_random(struct device *d, const struct k_matrix *m, float de
 
 /* Formats decide the bytes of weights, so these answers must equal those of device_cuda.c. */
 
+/* The formats and shapes of gemm_takes(). */
 static bool card_takes(struct device *d, const struct k_matrix *m)
 {
     (void)d;
@@ -121,6 +124,7 @@ static bool card_few(struct device *d, const struct k_matrix *w, int n)
     return false;
 }
 
+/* Ranks change the sizes in card_reserve() only. */
 static int card_join_ranks(struct device *const *all, int n)
 {
     for (int i = 0; i < n; i++)
@@ -142,6 +146,7 @@ static int card_reserve(struct device *d, const struct device_limits *limits)
     size_t bytes = CARD_WORKSPACE_BYTES + CARD_HISTORY_TOKENS * sizeof(int32_t);
 
     d->limits = *limits;
+    /* Five arrays per token: ids, sequences, positions, and the two lists of tiles. */
     bytes += tokens * 5 * sizeof(int32_t) + seqs * sizeof(struct k_sample_row);
     bytes += (size_t)limits->n_tables * seqs * (size_t)limits->pages_max * sizeof(int32_t);
     bytes += seqs * (vocab / 8 + DEVICE_BIASES_MAX * sizeof(struct k_bias) +
@@ -153,6 +158,7 @@ static int card_reserve(struct device *d, const struct device_limits *limits)
     return ERR_NO_MEMORY;
 }
 
+/* Operations of steps are NULL: a plan never begins one. */
 static const struct device_ops card_ops = {
     .close = card_close,
     .free = card_free,
@@ -205,6 +211,7 @@ int device_card_open(struct device **out, const char *card)
     c->base.ops = &card_ops;
     c->base.elem_bytes = sizeof(k_bf16);
     c->base.is_gpu = true;
+    /* As device_cuda.c, because it rounds up the rows of activations. */
     c->base.rows_multiple = 256;
     c->total_bytes = mib << 20;
     c->next = CARD_ALIGN;

@@ -35,6 +35,9 @@ static int32_t *cpu_ids_of(struct cpu *c, unsigned step)
 
 /* --- memory ---------------------------------------------------------------------------- */
 
+/* Sizes in bytes everywhere; nothing is freed before cpu_close(), which keeps allocation a matter
+ * of start-up alone. */
+
 /* Memory is aligned to a cache line. With may_sleep(), constant and scratch memory come from
  * regions that can be given back (cpu_sleep.c). */
 
@@ -336,6 +339,7 @@ static void cpu_row_task(void *arg, int task, int worker)
     if (job->n - first < job->rows_a_task)
         n = job->n - first;
     (void)worker;
+    /* Each reference takes the first row and the number of rows. */
     switch (job->op) {
     case ROW_EMBED: ref_embed(job->x + at, job->b, job->c->token_ids + first, n, lim->dim); break;
     case ROW_RMSNORM: ref_rmsnorm(job->out + at, job->x + at, job->b, job->eps, n, lim->dim); break;
@@ -593,6 +597,7 @@ static void cpu_matmul(struct device *d, void *y, const struct device_rows *x,
                                 .n_out = w->n_out,
                                 .row_last = n,
                                 .out_last = w->n_out};
+    /* Waking threads takes longer than such a product. */
     if ((size_t)n * w->n_out * w->n_in < CPU_INLINE_WORK) {
         cpu->math->matmul(&job.m);
         return;
@@ -699,6 +704,7 @@ static int cpu_begin(struct device *d, const struct device_batch *b)
 
         cpu->token_ids[t] = id < 0 ? before[-1 - id] : id;
     }
+    /* Borrowed until the step is sampled. */
     cpu->batch = b;
     cpu->n_rows[cpu->n_begun % DEVICE_STEPS_MAX] = d->limits.n_vocab > 0 ? b->n_rows : 0;
     cpu->n_extras[cpu->n_begun % DEVICE_STEPS_MAX] = 0;
@@ -732,8 +738,10 @@ static int cpu_end(struct device *d, int32_t *ids, struct k_logprob_row *logprob
     struct cpu *cpu = cpu_of(d);
     unsigned step = cpu->n_ended++, at = step % DEVICE_STEPS_MAX;
 
+    /* A step must have begun for each end. */
     must(step != cpu->n_begun);
     if (cpu->n_rows[at] > 0)
+        /* Ranks above 0 have no rows and leave ids alone. */
         memcpy(ids, cpu->ids[at], (size_t)cpu->n_rows[at] * sizeof *ids);
     memcpy(logprobs, cpu->logprobs[at], (size_t)cpu->n_extras[at] * sizeof *logprobs);
     *n_extras = cpu->n_extras[at];
@@ -796,6 +804,8 @@ static void cpu_close(struct device *d)
     mem_free(cpu);
 }
 
+/* Operations that are NULL here: use() (any thread may call), and the fused ones, because cpu_few()
+ * is false. */
 static const struct device_ops cpu_ops = {
     .close = cpu_close,
     .free = cpu_free,

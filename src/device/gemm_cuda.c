@@ -109,6 +109,7 @@ int gemm_open(struct gemm **out, void *workspace, size_t workspace_bytes, const 
     return ERR_OK;
 }
 
+/* Accepts NULL. */
 void gemm_close(struct gemm *g)
 {
     if (g == NULL)
@@ -129,6 +130,7 @@ void gemm_read(struct gemm *g, const char *path, bool expected)
     memset(g->plans, 0, sizeof g->plans);
 }
 
+/* Called by the tuning tool when it is done. */
 int gemm_write(const struct gemm *g, const char *path)
 {
     return gemm_table_write(&g->table, path);
@@ -138,6 +140,7 @@ int gemm_write(const struct gemm *g, const char *path)
 
 /* A cuBLASLt status of 0 is success. Functions return at the first error; gemm_fail() logs it. */
 
+/* Products with blocks of scales give bf16 only. */
 static enum gemm_kind gemm_kind_of(const struct gemm_product *p)
 {
     if (k_format_is_plain(&p->w->format))
@@ -149,6 +152,7 @@ static enum gemm_kind gemm_kind_of(const struct gemm_product *p)
     return GEMM_E4M3;
 }
 
+/* Shorter to call than the library's function. */
 static cublasStatus_t gemm_set(struct gemm_plan *p, cublasLtMatmulDescAttributes_t what,
                                const void *to, size_t bytes)
 {
@@ -222,6 +226,7 @@ static cublasStatus_t gemm_guess(const struct gemm *g, struct gemm_plan *p,
                                                 &wish, cap, found, &n_found);
     for (int i = 0; status == 0 && i < n_found; i++) {
         if (found[i].state == CUBLAS_STATUS_SUCCESS)
+            /* Each result has a state of its own, which may be a failure. */
             algos[(*n)++] = found[i].algo;
     }
     if (status == 0 && *n == 0)
@@ -248,6 +253,7 @@ static bool gemm_take_measured(const struct gemm *g, struct gemm_plan *p)
     return true;
 }
 
+/* Plans with and without bias differ in their epilogue. */
 static bool gemm_is_same(const struct gemm_plan *a, const struct gemm_plan *b)
 {
     return a->n == b->n && a->n_out == b->n_out && a->n_in == b->n_in && a->kind == b->kind &&
@@ -258,6 +264,7 @@ static bool gemm_is_same(const struct gemm_plan *a, const struct gemm_plan *b)
  * which is overwritten. */
 static struct gemm_plan *gemm_slot_of(struct gemm *g, const struct gemm_plan *want)
 {
+    /* Odd constants spread shapes, which are often multiples of powers of two. */
     uint64_t mixed = ((uint64_t)want->n * 0x9e3779b97f4a7c15U) ^
                      ((uint64_t)want->n_out * 0xbf58476d1ce4e5b9U) ^
                      ((uint64_t)want->n_in * 0x94d049bb133111ebU) ^ (uint64_t)want->kind;
@@ -272,6 +279,7 @@ static struct gemm_plan *gemm_slot_of(struct gemm *g, const struct gemm_plan *wa
     return &g->plans[first % GEMM_SLOTS];
 }
 
+/* An empty plan with the product's rounded shape. */
 static struct gemm_plan gemm_plan_of(const struct gemm_product *p)
 {
     return (struct gemm_plan){.n = gemm_rows(p->n),
@@ -313,6 +321,7 @@ static cublasStatus_t gemm_find_plan(struct gemm *g, struct gemm_plan **out,
         return status;
     if (!gemm_take_measured(g, &want) && (status = gemm_guess(g, &want, &want.algo, 1, &n)) != 0)
         return status;
+    /* The slot is written only when the plan is complete. */
     *plan = want;
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -321,6 +330,7 @@ static cublasStatus_t gemm_find_plan(struct gemm *g, struct gemm_plan **out,
 
 /* x and y have gemm_rows(n) rows, so the plan of the rounded shape fits. */
 
+/* w is separate, because measurements multiply with copies of the weights. */
 static cublasStatus_t gemm_multiply(const struct gemm *g, struct gemm_plan *plan,
                                     const struct gemm_product *p, const void *w,
                                     const cublasLtMatmulAlgo_t *algo, k_stream stream)
@@ -331,6 +341,7 @@ static cublasStatus_t gemm_multiply(const struct gemm *g, struct gemm_plan *plan
                           &plan->y, p->y, &plan->y, algo, g->workspace, g->workspace_bytes, stream);
 }
 
+/* Log a product that failed, with its shape. Returns ERR_GPU. */
 static int gemm_fail(const struct gemm_product *p, const char *why)
 {
     log_error("device: %s product of %d x %d x %d: %s", gemm_kind_name(gemm_kind_of(p)), p->n,
@@ -556,12 +567,14 @@ static bool gemm_agrees(struct train *t, const cublasLtMatmulAlgo_t *a,
     for (size_t i = 0; i < n; i++) {
         double want = gemm_sampled(t, x, i), diff = gemm_sampled(t, y, i) - want;
 
+        /* Relative to the square of all samples, because single values may be near 0. */
         error += diff * diff;
         square += want * want;
     }
     return error <= limit * square;
 }
 
+/* For qsort(). */
 static int gemm_by_value(const void *a, const void *b)
 {
     float x = *(const float *)a, y = *(const float *)b;
@@ -577,12 +590,14 @@ static void gemm_measure(struct train *t, struct contest *c)
     int lengths[CANDIDATES_MAX];
 
     for (int i = 0; i < c->n; i++) {
+        /* One product to load its code, and one to choose the length of trains. */
         (void)gemm_train_run(t, &c->algos[i], 1);
         c->us[i] = gemm_train_run(t, &c->algos[i], 1);
         lengths[i] = TRAIN_MAX;
         if (c->us[i] * TRAIN_MAX >= TRAIN_US)
             lengths[i] = (int)(TRAIN_US / c->us[i]) + 1;
     }
+    /* Rounds are the outer loop, so that candidates alternate. */
     for (int row = 0; row < TUNE_ROUNDS; row++) {
         for (int i = 0; i < c->n; i++)
             times[i][row] = c->us[i] < 0.0f ? -1.0f : gemm_train_run(t, &c->algos[i], lengths[i]);

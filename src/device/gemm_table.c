@@ -18,6 +18,7 @@
 
 #define LINE_CAP 400
 
+/* Names in the file; a new kind needs one. */
 static const char *const kind_names[GEMM_KINDS] = {
     [GEMM_BF16] = "bf16",
     [GEMM_BF16_FLOAT] = "bf16-float",
@@ -82,6 +83,7 @@ static int gemm_table_parse_entry(struct gemm_entry *e, const char *line)
         if (strcmp(kind, kind_names[e->kind]) == 0)
             break;
     }
+    /* An unknown kind may come from a later build. */
     if (e->kind == GEMM_KINDS || e->n < 1 || e->n_out < 1 || e->n_in < 1)
         return ERR_SYNTAX;
     for (int i = 0; i < GEMM_ALGO_WORDS; i++, at += used) {

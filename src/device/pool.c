@@ -50,6 +50,7 @@ struct pool {
     struct pool_worker workers[POOL_THREADS_MAX];
 };
 
+/* Tells a core with two threads that this one is only waiting. */
 static void pool_pause_cpu(void)
 {
 #ifdef __x86_64__
@@ -71,7 +72,9 @@ static void pool_work(struct pool *p, int worker)
         if (!atomic_compare_exchange_weak_explicit(&p->ticket, &ticket, ticket + 1,
                                                    memory_order_acq_rel, memory_order_relaxed))
             continue;
+        /* The claim succeeded, so the job cannot end before this task does. */
         task(job, (int)(uint32_t)ticket, worker);
+        /* Release: the task's writes are visible to the caller that counts it. */
         atomic_fetch_add_explicit(&p->n_done, 1, memory_order_release);
     }
 }
@@ -152,6 +155,7 @@ void pool_run(struct pool *p, pool_task *task, void *job, int n_tasks)
     }
 }
 
+/* Workers including the caller. */
 int pool_width(const struct pool *p)
 {
     return p->width;
@@ -167,6 +171,7 @@ int pool_cores(void)
     return (int)sysconf(_SC_NPROCESSORS_ONLN);
 }
 
+/* Worker 0 is the thread that calls pool_run(), so width - 1 threads are started. */
 int pool_open(struct pool **out, int n_threads)
 {
     struct pool *pool = mem_zalloc(sizeof *pool);
@@ -203,6 +208,7 @@ out:
     return rc;
 }
 
+/* Nothing may be running. Sleeping workers are woken to see `stop`. */
 void pool_close(struct pool *p)
 {
     if (p == NULL)

@@ -44,11 +44,13 @@ struct sleep_calls {
     PFN_cuMemGetAllocationGranularity_v10020 granularity;
 };
 
+/* `to` is any positive number. */
 static size_t sleep_round_up(size_t bytes, size_t to)
 {
     return (bytes + to - 1) / to * to;
 }
 
+/* The driver's errors have no text here; the number is in cuda.h. */
 static int sleep_check(CUresult r, const char *what)
 {
     if (r == CUDA_SUCCESS)
@@ -90,6 +92,7 @@ static bool sleep_find(const char *name, void *function)
     return true;
 }
 
+/* All are needed: without one of them the device cannot sleep at all. */
 static bool sleep_find_all(struct sleep_calls *f)
 {
     return sleep_find("cuMemAddressReserve", &f->reserve) &&
@@ -123,6 +126,7 @@ static int sleep_reserve(const struct sleep_calls *f, struct sleep_region *r, si
     return ERR_OK;
 }
 
+/* After a failure the device works as if it had never been asked. */
 int sleep_prepare(struct device *d)
 {
     struct cuda *gpu = cuda_of(d);
@@ -265,6 +269,7 @@ static void *sleep_region_alloc(struct device *d, struct sleep_region *r, size_t
     return NULL;
 }
 
+/* Weights and tables. Not after the first sleep, because the copy has a fixed size. */
 void *sleep_alloc_constant(struct device *d, size_t bytes)
 {
     struct sleep_state *state = &cuda_of(d)->sleep;
@@ -279,6 +284,7 @@ void *sleep_alloc_constant(struct device *d, size_t bytes)
     return memory;
 }
 
+/* Pages and activations. */
 void *sleep_alloc_scratch(struct device *d, size_t bytes)
 {
     struct sleep_state *state = &cuda_of(d)->sleep;
@@ -431,6 +437,8 @@ static int sleep_clear_scratch(struct cuda *c)
     return cuda_check(cudaStreamSynchronize(c->stream), "clearing memory");
 }
 
+/* Repeated until everything is mapped and copied; each call continues where the last one
+ * stopped. */
 int sleep_in(struct device *d)
 {
     struct cuda *gpu = cuda_of(d);

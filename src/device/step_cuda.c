@@ -115,6 +115,7 @@ static size_t step_table_room(const struct cuda *c)
     return (size_t)c->base.limits.n_seqs * (size_t)c->base.limits.pages_max;
 }
 
+/* Tables follow one another in the slot. */
 static int32_t *step_table_of(const struct cuda *c, const struct step_slot *slot, int table)
 {
     return slot->pages + (size_t)table * step_table_room(c);
@@ -587,6 +588,7 @@ static int step_copy_histories(struct cuda *c, const float *logits, size_t *n)
     return first;
 }
 
+/* Enqueues everything; nothing waits here unless histories exceed their room. */
 void step_sample(struct device *d, float *logits)
 {
     struct cuda *gpu = cuda_of(d);
@@ -619,6 +621,7 @@ static void step_measure_gap(struct cuda *c, unsigned step)
     (void)cudaGetLastError(); /* a step without samples has no mark: not an error */
 }
 
+/* Ids and log probabilities are in pinned memory once the event has passed. */
 int step_end(struct device *d, int32_t *ids, struct k_logprob_row *logprobs, int *n_extras)
 {
     struct cuda *gpu = cuda_of(d);
@@ -717,6 +720,7 @@ int step_reserve(struct cuda *c)
     return step_reserve_extras(c);
 }
 
+/* Graphs are destroyed before the memory that they contain pointers to. */
 void step_close(struct cuda *c)
 {
     for (int i = 0; i < 4 * CUDA_GRAPHS_MAX; i++) {

@@ -156,6 +156,7 @@ static int checkpoint_add_file(struct checkpoint *c, const char *dir, const char
     if ((path = arena_alloc(&c->arena, room)) == NULL)
         return ERR_NO_MEMORY;
     (void)snprintf(path, room, "%s/%s", dir, name);
+    /* Opened later by checkpoint_open_files(), when all names are known. */
     c->files[c->n_files].path = path;
     return c->n_files++;
 }

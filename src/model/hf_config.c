@@ -226,6 +226,7 @@ static void hf_config_read_shape(struct config_source *s, struct hf_config *c,
                   K_HEAD_DIM_MAX);
         source_fail(s, ERR_INVALID);
     }
+    /* Families with another scale replace it in family.c. */
     c->attn_scale = 1.0f / sqrtf((float)c->head_dim);
 }
 
@@ -241,6 +242,7 @@ static void hf_config_read_row(struct config_source *s, struct hf_config *c, con
         c->ffn = FFN_PLAIN;
     c->norms = arch->norms;
     c->is_parallel = arch->is_parallel;
+    /* Neutral values; family.c sets others. */
     c->by = (struct multipliers){1.0f, 1.0f, 1.0f, 0.0f};
     c->qkv_bias = arch->qkv_bias;
     c->o_bias = arch->o_bias;
@@ -493,6 +495,7 @@ int hf_config_read(struct hf_config *out, const char *dir)
     size_t len = 0, generation_len = 0;
     int rc;
 
+    /* A path that is cut would name another file. */
     if (snprintf(path, sizeof path, "%s/config.json", dir) >= (int)sizeof path ||
         snprintf(generation_path, sizeof generation_path, "%s/generation_config.json", dir) >=
             (int)sizeof generation_path) {

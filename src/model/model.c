@@ -68,6 +68,7 @@ static int model_choose_types(struct model *m, const struct model_options *o)
         m->layers = k_format_by_row(K_E4M3);
     if (rounds_head)
         m->head = k_format_by_row(K_E4M3);
+    /* K_BF16 means plain: float32 on the cpu device. */
     m->kv_type = K_BF16;
     if (strcmp(kv, "auto") == 0)
         return ERR_OK;
@@ -398,6 +399,8 @@ static void model_set_fingerprint(struct model *m)
     int n;
 
     hash_hex(m->config.digest.bytes, HASH_BYTES, config);
+    /* Readable text, hashed below. Unusual parts are appended only where they apply, so that models
+     * without them keep their fingerprints. */
     n = snprintf(text, sizeof text, "layout %d, config %s, kv %s, page_tokens %d%s", LAYOUT_VERSION,
                  config, kv, m->shape.page_tokens,
                  !k_format_is_plain(&m->layers) ? ", weights rounded to e4m3" : "");
@@ -573,6 +576,7 @@ int model_open(struct model **out, const struct model_options *o)
     if ((rc = model_load(model, o, &whole)) != ERR_OK)
         goto out;
     model_set_fingerprint(model);
+    /* Sums for /metrics; they do not change any more. */
     model->shape.device_bytes = ranks_allocated_bytes(&model->ranks);
     model->shape.weight_bytes = model_weights_bytes(model);
     model->shape.work_bytes = model->work_bytes;
@@ -614,6 +618,7 @@ const struct model_shape *model_shape(const struct model *m)
     return &m->shape;
 }
 
+/* As the engine's scheduler counts them. */
 int model_pages_of(const struct model *m, int n_tokens)
 {
     return cache_need(&m->cache, n_tokens);
@@ -651,6 +656,7 @@ static void model_place_tokens(struct model *m, const struct batch *b)
 {
     const struct model_shape *shape = &m->shape;
 
+    /* Ranges of batch.h. */
     must(b->n_tokens >= 1 && b->n_tokens <= shape->max_num_batched_tokens);
     must(b->n_seqs >= 1 && b->n_seqs <= shape->max_num_seqs);
     must(b->n_rows >= 0 && b->n_rows <= shape->max_num_seqs);

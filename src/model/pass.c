@@ -60,6 +60,7 @@ int activations_alloc(struct activations *a, struct device *d, const struct plan
         if ((*acts[i] = d->ops->alloc_scratch(d, tokens * widths[i] * elem)) == NULL)
             return ERR_NO_MEMORY;
     }
+    /* Sums exist only for fused steps, hence the small number of rows. */
     a->sums = d->ops->alloc_scratch(d, PASS_FUSED_MAX * (dim / 16 + 1) * sizeof(float));
     a->x = d->ops->alloc_scratch(d, tokens * dim * sizeof(float));
     a->rows = d->ops->alloc_scratch(d, rows * dim * sizeof(float));
@@ -95,6 +96,7 @@ void activations_fuse(struct activations *a, struct device *d, const struct plan
                                               &w->layers[i].ffn_in, &w->layers[i].down, &w->head};
 
         for (size_t k = 0; k < n_all; k++) {
+            /* Support may end at some number of rows, differently for each shape. */
             while (a->fused_max > 0 && !d->ops->few(d, all[k], a->fused_max))
                 a->fused_max--;
         }
@@ -132,6 +134,7 @@ static struct k_product pass_fused_product(const struct pass *p, enum k_product_
                               .y = y};
 }
 
+/* All of the step's tokens at once. */
 static void pass_fused_run(const struct pass *p, struct k_product product)
 {
     p->d->ops->product(p->d, &product, p->n);
@@ -223,6 +226,7 @@ void pass_embed(const struct pass *p, struct pass_next next)
     pass_norm_residual(p, next);
 }
 
+/* A plain product; in a fused step it also completes the norm of its input. */
 void pass_project(const struct pass *p, void *y, const struct k_matrix *w, const void *bias)
 {
     if (p->fused)
@@ -260,6 +264,7 @@ void pass_attend(const struct pass *p, const struct attn_plan *attn, const struc
         op->quantise(p->d, &acts->mixed, p->n, reader);
 }
 
+/* States are read and replaced in the pages of the state group. */
 void pass_recur(const struct pass *p, const struct recurrent_plan *recurrent,
                 const struct k_state *state, const struct k_matrix *reader)
 {
@@ -292,6 +297,7 @@ void pass_gate(const struct pass *p, const struct ffn_plan *ffn, const struct k_
         p->d->ops->gate(p->d, &acts->ff, acts->ffn_in, ffn->activation, ffn->ff_dim, p->n, reader);
 }
 
+/* An FFN without a gate has no fused form of its own; only its first product is fused. */
 void pass_activate(const struct pass *p, const struct ffn_plan *ffn, const struct k_matrix *up,
                    const void *bias, const struct k_matrix *reader)
 {

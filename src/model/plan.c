@@ -57,6 +57,7 @@ static struct layer_plan plan_layer(const struct hf_config *c, int layer)
     return planned;
 }
 
+/* True if the family scales embeddings, results or logits. */
 static bool plan_has_multipliers(const struct multipliers *by)
 {
     return by->embedding != 1.0f || by->residual != 1.0f || by->logits != 1.0f ||
@@ -72,6 +73,7 @@ static bool plan_fuses(const struct hf_config *c)
            !plan_has_multipliers(&c->by) && !c->positions.is_used && !c->head_bias;
 }
 
+/* The plan points to the config's ropes, so the config must live longer. */
 int plan_make(struct plan *out, const struct hf_config *c)
 {
     struct plan plan = {.n_ranks = 1,
@@ -163,6 +165,7 @@ int plan_split(struct plan *out, const struct plan *whole, int n_ranks)
     return rc;
 }
 
+/* The layers are the only memory of a plan. */
 void plan_fini(struct plan *p)
 {
     mem_free(p->layers);

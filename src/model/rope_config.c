@@ -109,6 +109,7 @@ static void rope_config_read_kind(struct rope *r, const struct hf_config *c,
 
     while (i < n && strcmp(name, kinds[i].name) != 0)
         i++;
+    /* It would scale queries by position, which no kernel does. */
     if (json_get(p, "llama_4_scaling_beta") != NULL) {
         log_error("model: %s: llama_4_scaling_beta is not supported", s->name);
         source_fail(s, ERR_UNSUPPORTED);
@@ -118,6 +119,7 @@ static void rope_config_read_kind(struct rope *r, const struct hf_config *c,
         source_fail(s, ERR_UNSUPPORTED);
         return;
     }
+    /* Only these kinds have a factor of their own; longrope may derive it. */
     r->kind = kinds[i].kind;
     if (r->kind != ROPE_PLAIN && r->kind != ROPE_PROPORTIONAL && r->kind != ROPE_LONG)
         r->factor = source_positive(s, p, "factor", 0.0);
@@ -165,6 +167,7 @@ int config_add_rope(struct hf_config *c, struct config_source *s, const struct j
                                  c->arch->theta > 0.0 ? c->arch->theta : 10000.0);
     if (parameters != NULL)
         rope.theta = source_positive(s, parameters, "rope_theta", rope.theta);
+    /* Rounded down, as transformers does. */
     rope.rotary_dim = (int)(c->head_dim * part);
     if (part > 1.0 || rope.rotary_dim < 2 || rope.rotary_dim % 2 != 0) {
         log_error("model: %s: partial_rotary_factor must give an even number of 2 to %d elements "
@@ -189,6 +192,7 @@ int config_add_no_rope(struct hf_config *c)
     return c->n_ropes++;
 }
 
+/* With type NULL, or without an object for the type, the outer object counts for all layers. */
 const struct json *config_rope_object(const struct json *obj, const char *type)
 {
     const struct json *value = json_get_kind(obj, "rope_parameters", JSON_OBJECT);

@@ -101,6 +101,7 @@ static int safetensors_read_tensor(const struct parse *p, struct tensor *t,
                                   "tensor %.100s: data_offsets lie outside the file's %zu bytes"
                                   " of data (is it cut short?)",
                                   t->name, p->data_bytes);
+    /* Inside the file, as checked above. */
     t->data = data + span->items[0].whole;
     t->bytes = (size_t)(span->items[1].whole - span->items[0].whole);
     if ((rc = safetensors_tensor_bytes(p, t, &want)) != ERR_OK)
@@ -138,6 +139,7 @@ static int safetensors_check_cover(const struct parse *p, const struct tensor *t
             return safetensors_refuse(p, ERR_CORRUPT, "tensor %.100s %s the one before it",
                                       tensors[i].name,
                                       tensors[i].data < at ? "overlaps" : "leaves a hole after");
+        /* `at` is where the next tensor must begin. */
         at += tensors[i].bytes;
     }
     if ((size_t)(at - data) != p->data_bytes)

@@ -29,6 +29,7 @@ struct loading {
 
 /* A norm that the layer does not have gets K_NORM_NONE and reads nothing. */
 
+/* The weight comes before the bias in the digest. */
 static struct k_norm weights_load_norm(const struct loading *in, const char *pattern, bool has)
 {
     const struct norm_config *norms = &in->l->whole->norm;
@@ -205,6 +206,7 @@ static void weights_load_ffn(const struct loading *in, const struct layer_plan *
     w->norm_ffn_after = weights_load_norm(in, names->norm_mlp_after, whole->norms.after_ffn);
 }
 
+/* The mixer comes before the FFN in the digest. */
 static void weights_load_layer(const struct loading *in, int layer)
 {
     const struct layer_plan *whole = &in->l->whole->layers[layer];
@@ -276,6 +278,7 @@ static int weights_lay_out(struct loader *l, int rank)
     l->rank = rank;
     l->w = l->ranks[rank].weights;
     l->d = l->ranks[rank].device;
+    /* Each rank starts at the beginning of the list, and of the random seeds. */
     l->n_listed = 0;
     l->seed = 1;
     memset(l->w, 0, sizeof *l->w);
@@ -284,6 +287,7 @@ static int weights_lay_out(struct loader *l, int rank)
         return ERR_NO_MEMORY;
     l->layer = -1;
     l->w->embed = loader_matrix(l, &embed, USE_TABLE);
+    /* Only families with learned positions have this table. */
     if (config->positions.is_used)
         l->w->positions = loader_matrix(l, &positions, USE_TABLE).data;
     for (l->layer = 0; l->layer < config->n_layers && l->rc == ERR_OK; l->layer++)
@@ -311,6 +315,7 @@ static const char *weights_find_prefix(const struct loader *l, const char *embed
     return prefixes[0];
 }
 
+/* One line for the whole model, because a checkpoint is usually in one format. */
 static void weights_log_converted(const struct loader_converted *c, const struct device *d)
 {
     log_info("model: %d matrices are %s, which %s does not multiply with; they are held as %s: "
@@ -339,6 +344,7 @@ int weights_load(const struct weights_rank *ranks, const struct hf_config *c,
     if (loader.files != NULL)
         loader.prefix = weights_find_prefix(&loader, c->arch->names->embed);
     for (int i = 0; i < loader.n_ranks && rc == ERR_OK; i++)
+        /* Rank 0 makes the list; the others must find the same one. */
         rc = weights_lay_out(&loader, i);
     log_debug("model: weights are laid out");
     if (rc == ERR_OK && from->dir != NULL)
@@ -351,6 +357,7 @@ int weights_load(const struct weights_rank *ranks, const struct hf_config *c,
     return rc;
 }
 
+/* Device memory is freed with the device. */
 void weights_fini(struct weights *w)
 {
     mem_free(w->layers);
