@@ -10,6 +10,8 @@
 
 #include "device/parts_cuda.h"
 
+#include "base/must.h"
+
 /* Events without timing are cheaper to record. */
 int copy_open(struct cuda *c)
 {
@@ -122,6 +124,7 @@ int copy_done(struct device *d, enum device_way way, uint64_t ticket)
 {
     struct copy_way *queue = &cuda_of(d)->ways[way];
 
+    must(ticket <= queue->n_marks);
     while (queue->n_done < ticket) {
         cudaError_t error = cudaEventQuery(queue->marks[queue->n_done % DEVICE_MARKS_MAX]);
 

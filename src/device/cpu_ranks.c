@@ -117,6 +117,7 @@ void cpu_ranks_sum(struct cpu_ranks *r, int rank, float *rows, size_t n)
 {
     size_t first = n * (size_t)rank / (size_t)r->n, last = n * ((size_t)rank + 1) / (size_t)r->n;
 
+    must(rank >= 0 && rank < r->n);
     if (FAULT_HIT(rank_lost))
         cpu_ranks_end(r);
     r->rows[rank] = rows;

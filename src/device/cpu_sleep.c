@@ -79,6 +79,7 @@ void *cpu_sleep_alloc(struct cpu_region *r, size_t bytes)
     size_t at = cpu_sleep_round_up(r->used, ALIGN), page = cpu_sleep_page_bytes();
     size_t have = cpu_sleep_round_up(r->used, page), want;
 
+    must(r->base != NULL);
     if (bytes > r->cap - at)
         return NULL;
     want = cpu_sleep_round_up(at + bytes, page);

@@ -682,6 +682,7 @@ static void cpu_sample(struct device *d, float *logits)
     const struct device_extras *extras = &d->extras;
     int n_vocab = d->limits.n_vocab;
 
+    must(extras->n_rows <= job.c->batch->n_rows);
     job.c->n_extras[step] = extras->n_rows;
     ref_read_asked(extras->asked, logits, n_vocab, extras->n_asked);
     ref_logprobs(job.c->logprobs[step], logits, n_vocab, extras->rows, extras->n_rows);
@@ -781,6 +782,7 @@ static int cpu_reserve(struct device *d, const struct device_limits *limits)
     size_t len = (size_t)(limits->len_max > limits->n_vocab ? limits->len_max : limits->n_vocab);
     size_t width = (size_t)pool_width(cpu->pool);
 
+    must(limits->n_tokens >= 1 && limits->n_seqs >= 1);
     d->limits = *limits;
     cpu->scratch_len = (len + 31) / 16 * 16;
     cpu->scratch = cpu_alloc(d, width * cpu->scratch_len * sizeof *cpu->scratch);

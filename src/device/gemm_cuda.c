@@ -25,6 +25,7 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/must.h"
 #include "device/gemm_table.h"
 
 #define GEMM_SLOTS     1024 /* a model has 5 products and some 50 buckets */
@@ -80,6 +81,7 @@ int gemm_rows(int n)
 /* The multiples of 16 are cuBLASLt's demand for e4m3. */
 bool gemm_takes(const struct k_matrix *w)
 {
+    must(w->n_in >= 1 && w->n_out >= 1);
     if (k_format_is_plain(&w->format))
         return true;
     return w->n_in % 16 == 0 && w->n_out % 16 == 0 && w->n_in <= K_QUANTISED_DIM_MAX &&
@@ -92,6 +94,7 @@ int gemm_open(struct gemm **out, void *workspace, size_t workspace_bytes, const 
     struct gemm *gemm = mem_zalloc(sizeof *gemm);
     cublasStatus_t status;
 
+    must(workspace != NULL);
     if (gemm == NULL)
         return ERR_NO_MEMORY;
     status = cublasLtCreate(&gemm->handle);

@@ -15,6 +15,7 @@
 #include <string.h>
 
 #include "base/log.h"
+#include "base/must.h"
 
 #define LINE_CAP 400
 
@@ -30,6 +31,7 @@ static const char *const kind_names[GEMM_KINDS] = {
 /* The name in the file and in messages. */
 const char *gemm_kind_name(enum gemm_kind kind)
 {
+    must(kind < GEMM_KINDS);
     return kind_names[kind];
 }
 
@@ -62,6 +64,7 @@ int gemm_table_put(struct gemm_table *t, const struct gemm_entry *entry)
 {
     int i = gemm_table_index(t, entry->kind, entry->n, entry->n_out, entry->n_in);
 
+    must(entry->kind < GEMM_KINDS && entry->n >= 1);
     if (i < 0 && t->n_entries == GEMM_ENTRIES_MAX)
         return ERR_LIMIT;
     if (i < 0)

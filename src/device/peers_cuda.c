@@ -90,6 +90,7 @@ int peers_join(struct device *const *all, int n)
     struct peers *peers;
     int rc;
 
+    must(n >= 1);
     if (n > K_RANKS_MAX) {
         log_error("device: %d ranks, the kernels take %d", n, K_RANKS_MAX);
         return ERR_UNSUPPORTED;

@@ -129,6 +129,7 @@ void pool_run(struct pool *p, pool_task *task, void *job, int n_tasks)
 {
     uint64_t number = atomic_load_explicit(&p->ticket, memory_order_relaxed) >> 32;
 
+    must(n_tasks >= 0);
     if (n_tasks <= 1 || p->width == 1) {
         for (int i = 0; i < n_tasks; i++)
             task(job, i, 0);

@@ -597,6 +597,7 @@ void step_sample(struct device *d, float *logits)
     size_t n = 0;
     int first;
 
+    must(d->extras.n_rows <= gpu->batch->n_rows);
     if (d->extras.n_rows > 0)
         step_enqueue_extras(gpu, logits, tells);
     first = step_copy_histories(gpu, logits, &n);

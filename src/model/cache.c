@@ -16,6 +16,7 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/must.h"
 
 /* Layers that keep the same tokens. */
 struct cache_set {
@@ -233,6 +234,7 @@ int cache_make(struct cache *out, const struct plan *plan, int page_tokens, size
     struct cache_maker maker = {.plan = plan, .page_tokens = page_tokens, .elem_bytes = elem_bytes};
     struct cache cache = {.page_tokens = page_tokens, .n_layers = plan->n_layers};
 
+    must(page_tokens >= 1 && elem_bytes > 0);
     for (int kind = CACHE_FULL; kind <= CACHE_STATE; kind++) {
         if (cache_find_sets(&maker, (enum cache_kind)kind) != ERR_OK)
             return ERR_UNSUPPORTED;
@@ -259,12 +261,14 @@ void cache_fini(struct cache *c)
 
 int cache_pages(const struct cache *c, int n_tokens)
 {
+    must(n_tokens >= 0);
     return (n_tokens + c->page_tokens - 1) / c->page_tokens;
 }
 
 /* A token at pos sees pos - window + 1 .. pos. */
 int cache_first_page(const struct cache *c, const struct cache_group *g, int pos)
 {
+    must(pos >= 0);
     if (g->kind != CACHE_WINDOW || pos < g->window)
         return 0;
     return (pos - g->window + 1) / c->page_tokens;
@@ -292,6 +296,7 @@ int cache_tokens(const struct cache *c, int n_pages, int n_tokens)
 {
     int enough = 0, tokens = n_tokens;
 
+    must(n_pages >= 0 && n_tokens >= 0);
     /* Invariant: `enough` tokens fit, and more than `tokens` do not. */
     while (enough < tokens) {
         int middle = enough + (tokens - enough + 1) / 2;

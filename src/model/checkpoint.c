@@ -22,6 +22,7 @@
 #include "base/fault.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "base/must.h"
 #include "model/hf_config.h"
 #include "model/safetensors.h"
 
@@ -293,6 +294,7 @@ int checkpoint_read(const struct checkpoint *c, const struct tensor *t, size_t a
     const struct checkpoint_file *file = &c->files[t->file];
     size_t offset = (size_t)(t->data - (const uint8_t *)file->map) + at;
 
+    must(at <= t->bytes && n <= t->bytes - at);
     for (size_t done = 0; done < n;) { /* ends: each pass reads at least one byte or returns */
         ssize_t got = -1;
 

@@ -14,6 +14,8 @@
  * always passes the next norm and its reader along. */
 #include "model/forward.h"
 
+#include "base/must.h"
+
 /* The kernels' view of layer i's keys and values: base pointer, offsets and scales. */
 static struct k_kv forward_kv_of(const struct forward *f, int i)
 {
@@ -106,6 +108,7 @@ void forward(const struct forward *f)
     const struct pass pass = pass_of(f->device, f->plan, f->weights, f->act);
     const struct layer_weights *first = &f->weights->layers[0];
 
+    must(f->plan->n_layers >= 1);
     pass_embed(&pass, (struct pass_next){.norm = &first->norm_mixer, .reader = &first->mixer_in});
     for (int i = 0; i < f->plan->n_layers; i++) {
         forward_run_mixer(f, &pass, i);

@@ -791,6 +791,7 @@ struct k_matrix loader_matrix(struct loader *l, const struct loader_tensors *all
     float *scales = NULL;
     bool is_plain;
 
+    must(all->n >= 1 && all->n <= LOADER_TENSORS_MAX);
     for (int i = 0; i < all->n; i++) {
         parts[i] = (struct part){.pattern = all->patterns[i],
                                  .slice = slice_make(&all->shapes[i], l->rank, l->n_ranks),

@@ -9,6 +9,8 @@
  * residual twice. */
 #include "model/pass.h"
 
+#include "base/must.h"
+
 /* --- memory ------------------------------------------------------------------------------- */
 
 /* The number of rows to allocate for n: a product may touch rows up to the next multiple. */
@@ -56,6 +58,7 @@ int activations_alloc(struct activations *a, struct device *d, const struct plan
     size_t widths[] = {dim, (size_t)widest.mixer_in, (size_t)widest.mixer_out,
                        dim, (size_t)widest.ffn_in,   (size_t)widest.ff};
 
+    must(limits->n_tokens >= 1 && limits->n_seqs >= 1);
     for (size_t i = 0; i < sizeof acts / sizeof acts[0]; i++) {
         if ((*acts[i] = d->ops->alloc_scratch(d, tokens * widths[i] * elem)) == NULL)
             return ERR_NO_MEMORY;

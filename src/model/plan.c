@@ -11,6 +11,7 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/must.h"
 
 /* window 0 means that a token sees all tokens before it. */
 static struct attn_plan plan_attention(const struct hf_config *c, int window, int rope)
@@ -150,6 +151,7 @@ int plan_split(struct plan *out, const struct plan *whole, int n_ranks)
     struct plan plan = *whole;
     int rc = ERR_OK;
 
+    must(n_ranks >= 1 && whole->n_ranks == 1);
     plan.n_ranks = n_ranks;
     plan.layers = mem_zalloc_array((size_t)plan.n_layers, sizeof *plan.layers);
     if (plan.layers == NULL)

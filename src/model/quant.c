@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/must.h"
 #include "kernels/e4m3.h"
 
 /* --- quantization_config ---------------------------------------------------------------- */
@@ -431,6 +432,7 @@ int quant_find(struct quant_part *out, const struct checkpoint *files,
     struct quant_part part = {.cols = matrix->cols};
     int rc;
 
+    must(matrix->rows >= 1 && matrix->cols >= 1);
     if (config->kind == NULL)
         part.kind = quant_format_by_type(&search);
     else if (quant_has_data(&search, config->kind))
@@ -474,6 +476,7 @@ int quant_dequantise(float *out, const struct quant_part *p, void *bytes, int fi
     float *numbers, global = 1.0f;
     size_t n_scales;
 
+    must(p->kind != NULL);
     rows.format.group_rows = 1;
     n_scales = k_format_n_scales(&rows.format, n, p->cols);
     if ((numbers = mem_zalloc_array(2 * n_scales, sizeof *numbers)) == NULL)

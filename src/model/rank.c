@@ -52,6 +52,7 @@ static void *rank_main(void *arg)
 /* The caller runs rank 0's part itself meanwhile. All ranks finish before an error is returned. */
 int rank_run(struct ranks *r, rank_fn *fn, void *context)
 {
+    must(r->n >= 1);
     if (r->n == 1)
         return r->at[0].rc = fn(&r->at[0], context);
     (void)pthread_mutex_lock(&r->lock);
@@ -337,6 +338,7 @@ int ranks_copy_done(struct ranks *r, enum device_way way, uint64_t ticket)
 {
     if (r->n == 1)
         return r->at[0].device->ops->copy_done(r->at[0].device, way, ticket);
+    must(ticket <= r->n_marks[way]);
     while (r->n_done[way] < ticket) {
         size_t at = r->n_done[way] % DEVICE_MARKS_MAX;
 

@@ -19,6 +19,7 @@
 #include "base/hash.h"
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/must.h"
 #include "device/pool.h"
 
 #define THREADS_MAX 12
@@ -158,6 +159,7 @@ static void reader_plan_items(struct reading *g)
         most = 0;
     for (size_t i = 0; i < g->r->n_items; i++) {
         const struct reader_item *it = &g->r->items[i];
+        must(it->step >= 1);
 
         g->order[i] = it;
         if (it->t->bytes > most)

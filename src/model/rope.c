@@ -9,6 +9,8 @@
 
 #include <math.h>
 
+#include "base/must.h"
+
 /* --- frequencies -------------------------------------------------------------------------- */
 
 /* Pair i of a head turns by position * theta^(-2 i / dim). The scalings below change that frequency
@@ -88,6 +90,7 @@ void rope_turns(const struct rope *r, float *out, int first, int n, int len_max)
     int half = r->head_dim / 2;
     float frequency[K_HEAD_DIM_MAX / 2];
 
+    must(r->head_dim <= K_HEAD_DIM_MAX && r->rotary_dim <= r->head_dim);
     for (int i = 0; i < r->rotary_dim / 2; i++)
         frequency[i] = (float)rope_frequency(r, i, len_max);
     for (int p = first; p < first + n; p++) {
@@ -124,6 +127,7 @@ int rope_place(const struct rope *r, int d)
 {
     int half = r->head_dim / 2, pairs = r->rotary_dim / 2;
 
+    must(d >= 0 && d < r->head_dim);
     if (rope_is_in_order(r))
         return d;
     if (d < r->rotary_dim) {

@@ -16,6 +16,7 @@ struct slice_shape slice_whole(int rows, int own_rows, int cols, int own_cols)
 {
     struct slice_shape shape = {.rows = 0, .cols = cols, .own_cols = own_cols};
 
+    must(own_rows <= rows && own_cols <= cols);
     slice_stack(&shape, rows, own_rows, NULL);
     return shape;
 }
@@ -49,6 +50,7 @@ struct slice slice_make(const struct slice_shape *shape, int rank, int n_ranks)
                           .col = slice_own_first(shape->cols, shape->own_cols, rank, n_ranks),
                           .n_cols = shape->own_cols};
 
+    must(rank >= 0 && rank < n_ranks);
     for (int i = 0; i < shape->n_pieces; i++) {
         const struct slice_piece *piece = &shape->pieces[i];
 

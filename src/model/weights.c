@@ -15,6 +15,7 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/must.h"
 #include "model/loader.h"
 #include "model/safetensors.h"
 
@@ -338,6 +339,7 @@ int weights_load(const struct weights_rank *ranks, const struct hf_config *c,
                             .from = from};
     int rc = from->dir == NULL ? ERR_OK : checkpoint_open(&loader.files, from->dir);
 
+    must(whole->n_ranks == 1 && part->n_ranks >= 1);
     if (rc != ERR_OK)
         return rc;
     weights_fill_orders(&loader, whole);
