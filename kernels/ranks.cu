@@ -7,8 +7,8 @@
  *
  *   small  Each rank pushes its rows into every peer's inbox: four bytes of data, then four bytes
  *          of the call's number, which are stored together. The receiver polls its own memory until
- *          the number is right. So data needs neither a fence nor a flag of its own, and the latency
- *          is one trip over the link.
+ *          the number is right. So data needs neither a fence nor a flag of its own, and the
+ *          latency is one trip over the link.
  *
  *            rank 0                      rank 1
  *            rows -> {d0,k,d1,k} ======> inbox[from 0]: poll until both are k, add

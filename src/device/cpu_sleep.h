@@ -2,9 +2,10 @@
  *
  * Memory of the cpu device that can be given back and taken again at the same addresses.
  *
- * There are two regions of addresses, reserved at once and given memory as they grow: constant and
- * scratch. The constant part is copied to a memfd, which is not mapped. It stands for host memory,
- * so that tests can go through a whole sleep without a GPU. device.h defines the functions. */
+ * There are two regions of addresses, reserved at once and given memory as they grow: constant
+ * and scratch. The constant part is copied to a memfd, which is not mapped. It plays the part of
+ * host memory, so that tests can go through a whole sleep without a GPU. device.h defines the
+ * functions. */
 #ifndef QUIRE_DEVICE_CPU_SLEEP_H
 #define QUIRE_DEVICE_CPU_SLEEP_H
 

@@ -59,7 +59,7 @@ bool device_host_has_room(size_t bytes)
         available = 1;
     if (available == 0 || available >= bytes + bytes / 16) /* 0: the system does not report it */
         return true;
-    log_error("device: %zu MiB of host memory are wanted for weights, %zu are free", bytes >> 20,
+    log_error("device: weights need %zu MiB of host memory, %zu are free", bytes >> 20,
               available >> 20);
     return false;
 }

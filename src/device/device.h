@@ -48,7 +48,7 @@ struct device_limits {
 #define DEVICE_STEPS_MAX 2
 
 /* One step as host arrays; borrowed until sample() or, with n_rows 0, until launch(). An id of
- * tokens.ids below 0 stands for the token that row -1 - id of the previous step samples. Memory
+ * tokens.ids below 0 refers to the token that row -1 - id of the previous step samples. Memory
  * that histories point to is not read before sample(). */
 struct device_batch {
     struct k_tokens tokens;

@@ -618,12 +618,12 @@ static int cuda_reserve(struct device *d, const struct device_limits *lim)
     int rc;
 
     if (lim->n_vocab > K_SAMPLE_VOCAB_MAX) {
-        log_error("device: a vocabulary of %d tokens, the kernels take %d", lim->n_vocab,
+        log_error("device: a vocabulary of %d tokens, the kernels take at most %d", lim->n_vocab,
                   K_SAMPLE_VOCAB_MAX);
         return ERR_UNSUPPORTED;
     }
     if (lim->n_heads > 0 && lim->n_heads / lim->n_kv_heads > K_TILE_ROWS) {
-        log_error("device: %d query heads a kv head are more than the kernels' %d",
+        log_error("device: %d query heads per kv head, the kernels take at most %d",
                   lim->n_heads / lim->n_kv_heads, K_TILE_ROWS);
         return ERR_UNSUPPORTED;
     }
@@ -791,7 +791,7 @@ int device_cuda_open(struct device **out, int idx)
         return ERR_GPU;
     }
     if (idx >= n) {
-        log_error("device: GPU %d is wanted, and this process sees %d (CUDA_VISIBLE_DEVICES, "
+        log_error("device: GPU %d was requested, but this process sees %d (CUDA_VISIBLE_DEVICES, "
                   "nvidia-smi); tensor_parallel_size may be at most their number",
                   idx, n);
         return ERR_INVALID;

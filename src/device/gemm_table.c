@@ -116,9 +116,10 @@ static int gemm_table_read_lines(struct gemm_table *t, FILE *f, const char *path
             continue;
         if (version != t->version || strcmp(gpu, t->gpu) != 0) {
             /* Not an error: the installed table fits one kind of GPU. */
-            log_info("device: %s is of cuBLASLt %ld on %s; here are %ld and %s, so products are "
-                     "chosen without it",
-                     path, version, gpu, t->version, t->gpu);
+            log_info(
+                "device: %s was measured with cuBLASLt %ld on %s; this is %ld on %s, so products "
+                "chosen without it",
+                path, version, gpu, t->version, t->gpu);
             return ERR_UNSUPPORTED;
         }
         if (gemm_table_parse_entry(&entry, line) != ERR_OK || gemm_table_put(t, &entry) != ERR_OK) {

@@ -92,7 +92,7 @@ int peers_join(struct device *const *all, int n)
 
     must(n >= 1);
     if (n > K_RANKS_MAX) {
-        log_error("device: %d ranks, the kernels take %d", n, K_RANKS_MAX);
+        log_error("device: %d ranks, the kernels take at most %d", n, K_RANKS_MAX);
         return ERR_UNSUPPORTED;
     }
     if ((rc = peers_open_ways(all, n)) != ERR_OK)

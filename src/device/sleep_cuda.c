@@ -146,8 +146,8 @@ int sleep_prepare(struct device *d)
         d->ops->free(d, &free_bytes, &total) != ERR_OK)
         goto out;
     total = sleep_round_up(total, SLEEP_PIECE_MAX);
-    state->calls =
-        calls; /* set now, so that sleep_close() releases the first region if the second fails */
+    /* Set first, so that sleep_close() releases the first region if the second fails. */
+    state->calls = calls;
     calls = NULL;
     if (sleep_reserve(state->calls, &state->constant, total) == ERR_OK &&
         sleep_reserve(state->calls, &state->scratch, total) == ERR_OK)

@@ -502,7 +502,7 @@ static bool step_wants_logprobs(const struct device_extras *x)
 }
 
 /* Before sampling: log probabilities of the unmodified logits, then masks and biases. */
-static void step_enqueue_extras(struct cuda *c, float *logits, bool tells)
+static void step_enqueue_extras(struct cuda *c, float *logits, bool logprobs)
 {
     const struct device_extras *extras = &c->base.extras;
     int n_vocab = c->base.limits.n_vocab;
@@ -521,7 +521,7 @@ static void step_enqueue_extras(struct cuda *c, float *logits, bool tells)
         cuda_keep(c, k_copy(extras->asked, c->extras.asked, bytes, c->stream),
                   "logits that are asked for");
     }
-    if (tells)
+    if (logprobs)
         cuda_keep(
             c, k_logprobs(c->logprobs, logits, n_vocab, c->extras.rows, extras->n_rows, c->stream),
             "log probabilities");
@@ -593,16 +593,16 @@ void step_sample(struct device *d, float *logits)
 {
     struct cuda *gpu = cuda_of(d);
     struct step_slot *slot = &gpu->slots[(gpu->n_begun - 1) % DEVICE_STEPS_MAX];
-    bool tells = step_wants_logprobs(&d->extras);
+    bool logprobs = step_wants_logprobs(&d->extras);
     size_t n = 0;
     int first;
 
     must(d->extras.n_rows <= gpu->batch->n_rows);
     if (d->extras.n_rows > 0)
-        step_enqueue_extras(gpu, logits, tells);
+        step_enqueue_extras(gpu, logits, logprobs);
     first = step_copy_histories(gpu, logits, &n);
     step_sample_rows(gpu, logits, first, gpu->batch->n_rows, n);
-    if (tells)
+    if (logprobs)
         step_enqueue_chosen(gpu, logits, slot);
     cuda_keep(
         gpu, k_copy(slot->ids, gpu->sampled, (size_t)slot->n_rows * sizeof *slot->ids, gpu->stream),

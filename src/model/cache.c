@@ -242,7 +242,8 @@ int cache_make(struct cache *out, const struct plan *plan, int page_tokens, size
     cache_list_page_sizes(&maker);
     cache.page_bytes = cache_choose_page(&maker);
     if (cache.page_bytes == 0) {
-        log_error("model: its layers make more than %d groups of pages", CACHE_GROUPS_MAX);
+        log_error("model: its layers need more than %d groups of pages, which is not supported",
+                  CACHE_GROUPS_MAX);
         return ERR_UNSUPPORTED;
     }
     cache.layers = mem_zalloc_array((size_t)plan->n_layers, sizeof *cache.layers);

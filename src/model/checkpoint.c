@@ -130,7 +130,7 @@ static int checkpoint_gather_tensors(struct checkpoint *c)
     qsort(c->tensors, c->n_tensors, sizeof *c->tensors, checkpoint_by_name);
     for (size_t i = 1; i < c->n_tensors; i++) {
         if (checkpoint_by_name(&c->tensors[i - 1], &c->tensors[i]) == 0) {
-            log_error("model: tensor %.100s is in two places", c->tensors[i].name);
+            log_error("model: tensor %.100s appears twice", c->tensors[i].name);
             return ERR_CORRUPT;
         }
     }
@@ -145,7 +145,7 @@ static int checkpoint_add_file(struct checkpoint *c, const char *dir, const char
     char *path;
 
     if (name[0] == '\0' || strchr(name, '/') != NULL || strcmp(name, "..") == 0) {
-        log_error("model: %s: the index names a file outside: \"%.100s\"", dir, name);
+        log_error("model: %s: the index names a file outside the folder: \"%.100s\"", dir, name);
         return ERR_CORRUPT;
     }
     for (int i = 0; i < c->n_files; i++) {
@@ -198,7 +198,7 @@ static int checkpoint_check_index(const struct checkpoint *c, const struct json 
 
         if (tensor == NULL ||
             !json_is_text(&map->items[i], strrchr(c->files[tensor->file].path, '/') + 1)) {
-            log_error("model: the index says that %.100s holds %.100s; it does not",
+            log_error("model: by the index %.100s holds %.100s, but it does not",
                       map->items[i].text, map->items[i].key);
             return ERR_CORRUPT;
         }
@@ -309,7 +309,7 @@ int checkpoint_read(const struct checkpoint *c, const struct tensor *t, size_t a
             return ERR_IO;
         }
         if (got == 0) {
-            log_error("model: %s: ends at byte %zu, where it had %zu: it was cut while it was read",
+            log_error("model: %s: ends at byte %zu of %zu: it was truncated while it was read",
                       file->path, offset + done, file->len);
             return ERR_CORRUPT;
         }

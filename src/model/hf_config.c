@@ -135,8 +135,7 @@ static void hf_config_read_quant(struct config_source *s, struct hf_config *c,
     char why[QUANT_WHY_CAP];
 
     if (quant == NULL || quant->kind == JSON_NULL)
-        /* An older field of compressed-tensors. */
-        quant = json_get(obj, "compression_config"); /* the older name of the field */
+        quant = json_get(obj, "compression_config"); /* an older name of the field */
     if (quant == NULL || quant->kind == JSON_NULL)
         return;
     if (quant_read(&c->quant, quant, why, sizeof why) != ERR_OK) {
@@ -155,7 +154,7 @@ static void hf_config_read_arch(struct config_source *s, struct hf_config *c,
                            : NULL;
 
     if (name == NULL) {
-        log_error("model: %s: architectures must be a list with a name", s->name);
+        log_error("model: %s: architectures must be a list of at least one name", s->name);
         source_fail(s, ERR_INVALID);
         return;
     }
@@ -217,7 +216,7 @@ static void hf_config_read_shape(struct config_source *s, struct hf_config *c,
         c->head_dim = 1;
     c->head_dim = source_whole(s, obj, "head_dim", c->head_dim, 1, K_HEAD_DIM_MAX);
     if (c->n_heads % c->n_kv_heads != 0) {
-        log_error("model: %s: num_attention_heads %d is no multiple of num_key_value_heads %d",
+        log_error("model: %s: num_attention_heads %d is not a multiple of num_key_value_heads %d",
                   s->name, c->n_heads, c->n_kv_heads);
         source_fail(s, ERR_INVALID);
     }
@@ -384,7 +383,7 @@ static int hf_config_parse_json(const struct json **out, struct arena *arena, co
         return rc;
     }
     if ((*out)->kind != JSON_OBJECT) {
-        log_error("model: %s: an object was expected", name);
+        log_error("model: %s: the document must be an object", name);
         return ERR_SYNTAX;
     }
     return ERR_OK;
@@ -469,7 +468,8 @@ int config_file(char **out, size_t *len, const char *path, size_t bytes_max)
         if (got == -1 && errno == EINTR)
             continue;
         if (got <= 0) {
-            log_error("model: %s: %s", path, got == 0 ? "it became shorter" : strerror(errno));
+            log_error("model: %s: %s", path,
+                      got == 0 ? "it was truncated while it was read" : strerror(errno));
             goto out;
         }
         n += (size_t)got;

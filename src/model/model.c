@@ -77,7 +77,7 @@ static int model_choose_types(struct model *m, const struct model_options *o)
         return ERR_INVALID;
     }
     if (!m->device->is_gpu) {
-        log_error("model: kv_cache_dtype fp8 is for the cuda device; on %s it is auto",
+        log_error("model: kv_cache_dtype fp8 needs the cuda device; use auto on %s",
                   m->device->name);
         return ERR_UNSUPPORTED;
     }
@@ -138,7 +138,7 @@ static int model_choose_shape(struct model *m, const struct model_options *o)
     shape->n_eos = config->n_eos;
     memcpy(shape->eos, config->eos, sizeof shape->eos);
     model_name_device(m);
-    /* Checks come last, because they compare numbers that are complete only now. */
+    /* Checks come last, because they compare the final numbers. */
     if (shape->page_tokens < 1 || shape->page_tokens > 256) {
         log_error("model: page_tokens %d must be 1 to 256", shape->page_tokens);
         return ERR_INVALID;
@@ -576,7 +576,7 @@ int model_open(struct model **out, const struct model_options *o)
     if ((rc = model_load(model, o, &whole)) != ERR_OK)
         goto out;
     model_set_fingerprint(model);
-    /* Sums for /metrics; they do not change any more. */
+    /* Sums for /metrics; constant from here on. */
     model->shape.device_bytes = ranks_allocated_bytes(&model->ranks);
     model->shape.weight_bytes = model_weights_bytes(model);
     model->shape.work_bytes = model->work_bytes;
@@ -588,7 +588,7 @@ int model_open(struct model **out, const struct model_options *o)
 out:
     if (rc == ERR_NO_MEMORY)
         /* The allocation that failed has logged its size. */
-        log_error("model: %s does not fit the memory", o->dir);
+        log_error("model: not enough memory for %s", o->dir);
     plan_fini(&whole);
     model_close(model);
     return rc;

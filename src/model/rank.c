@@ -138,7 +138,7 @@ int ranks_open(struct ranks *r, const char *device, int n, int cpu_threads)
         all[i] = r->at[i].device;
         /* Refused after opening the device, because only then its name is known. */
         if (n > 1 && all[i]->ops->join_ranks == NULL) {
-            log_error("model: tensor_parallel_size %d: more than one rank on %s is not built yet; "
+            log_error("model: tensor_parallel_size %d: more than one rank on %s is not supported; "
                       "set it to 1",
                       n, all[i]->name);
             return ERR_UNSUPPORTED;

@@ -165,7 +165,7 @@ int safetensors_parse(struct tensor_list *out, struct arena *arena, const uint8_
     if (len < 8 || header_len > HEADER_BYTES_MAX || header_len > len - 8)
         return safetensors_refuse(&parse, ERR_CORRUPT,
                                   "the header has %llu bytes, the file %zu: it is cut short "
-                                  "or no safetensors file",
+                                  "or not a safetensors file",
                                   (unsigned long long)header_len, len);
     /* The format demands '{' at once, so that no other JSON or padding can come before. */
     if (header_len == 0 || bytes[8] != '{')
@@ -175,7 +175,7 @@ int safetensors_parse(struct tensor_list *out, struct arena *arena, const uint8_
     if (rc != ERR_OK)
         return rc == ERR_NO_MEMORY ? rc : ERR_CORRUPT;
     if (header->kind != JSON_OBJECT)
-        return safetensors_refuse(&parse, ERR_CORRUPT, "the header is no object");
+        return safetensors_refuse(&parse, ERR_CORRUPT, "the header is not an object");
     /* One entry may be metadata, so this is enough. */
     tensors = arena_zalloc(arena, (size_t)header->n * sizeof *tensors);
     if (tensors == NULL)

@@ -320,7 +320,7 @@ static const char *weights_find_prefix(const struct loader *l, const char *embed
 static void weights_log_converted(const struct loader_converted *c, const struct device *d)
 {
     log_info("model: %d matrices are %s, which %s does not multiply with; they are held as %s: "
-             "%.1f MiB in place of %.1f",
+             "%.1f MiB instead of %.1f",
              c->n, c->text, d->name, d->elem_bytes == sizeof(float) ? "float32" : "bf16",
              (double)c->bytes / 0x1p20, (double)c->as_they_are / 0x1p20);
 }
