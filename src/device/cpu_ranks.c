@@ -20,7 +20,7 @@
 #define CPU_RANKS_MAX 64
 #define WAIT_S \
     600 /* seconds to wait for a rank; the longest product of a large model
-                           * takes far less */
+         * takes far less */
 
 struct cpu_ranks {
     int n;

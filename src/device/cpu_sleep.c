@@ -22,7 +22,7 @@
 #define COPY_BYTES ((size_t)4 << 20)
 #define SPARE_TIMES \
     4 /* reserved addresses, in multiples of the machine's memory: they cost
-                       * nothing */
+       * nothing */
 
 /* The system's page, not a KV page. */
 static size_t cpu_sleep_page_bytes(void)

@@ -73,7 +73,7 @@ enum device_way {
     DEVICE_OUT,
     DEVICE_WAYS
 }; /* directions of copies: to the device,
-                                                         * and back */
+    * and back */
 #define DEVICE_MARKS_MAX  64
 
 #define DEVICE_BIASES_MAX 1024 /* of one row */
@@ -303,7 +303,7 @@ int device_cuda_count(void); /* usable GPUs; 0 when there is no driver */
 bool device_host_has_room(size_t bytes);
 #define DEVICE_SLICE_US \
     5000 /* time of one call of sleep() or wake(): one tick of the engine's
-                              * loop */
+          * loop */
 
 /* The stream of a cuda device: for tests that launch kernels themselves. */
 k_stream device_cuda_stream(struct device *d);

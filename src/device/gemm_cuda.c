@@ -35,7 +35,7 @@
 #define TUNE_ROUNDS    7
 #define TRAIN_US \
     400.0f /* long enough that the time of the events themselves does not
-                               * matter */
+            * matter */
 #define TRAIN_MAX    24
 #define VARIANTS     8  /* values of the library's "custom option" of an algorithm */
 #define SAMPLES      16 /* places of a result that are compared, SAMPLE_BYTES in all */
@@ -107,7 +107,7 @@ int gemm_open(struct gemm **out, void *workspace, size_t workspace_bytes, const 
     gemm->workspace_bytes = workspace_bytes;
     gemm->table.version = (long)cublasLtGetVersion();
     (void)snprintf(gemm->table.gpu, sizeof gemm->table.gpu, "%s", gpu); /* cut like the name in the
-                                                                   * table */
+                                                                         * table */
     *out = gemm;
     return ERR_OK;
 }

@@ -118,7 +118,7 @@ static int gemm_table_read_lines(struct gemm_table *t, FILE *f, const char *path
             /* Not an error: the installed table fits one kind of GPU. */
             log_info(
                 "device: %s was measured with cuBLASLt %ld on %s; this is %ld on %s, so products "
-                "chosen without it",
+                "are chosen without it",
                 path, version, gpu, t->version, t->gpu);
             return ERR_UNSUPPORTED;
         }

@@ -28,7 +28,7 @@
 #define SPREAD_MAX 8 /* tokens of a sequence in a recorded step: each reads all keys before it */
 #define HISTORY_MAX \
     ((size_t)2 << 20) /* tokens of histories copied at a time: pinning more would
-                                       * be slow */
+                       * be slow */
 
 /* --- arrays ------------------------------------------------------------------------------- */
 

@@ -60,7 +60,7 @@ struct batch_extra {
     int32_t row;
     int32_t target;   /* the id whose log probability is returned; -1: that of the sampled id */
     int32_t n_top;    /* 0 .. BATCH_LOGPROBS_MAX: how many of the most probable ids are returned;
-                    * -1: no log probabilities at all */
+                       * -1: no log probabilities at all */
     int32_t n_biases; /* 0 .. BATCH_BIASES_MAX */
     const struct batch_bias *biases; /* each id once */
     int32_t n_asked;                 /* 0 .. BATCH_ASKED_MAX; above 0 only with n_top >= 0 */

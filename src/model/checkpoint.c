@@ -246,7 +246,7 @@ int checkpoint_open(struct checkpoint **out, const char *dir)
         goto out;
     (void)snprintf(path, sizeof path, "%s/model.safetensors.index.json",
                    dir); /* a path that is cut does not
-                                                                                * exist */
+                          * exist */
     rc = config_file(&text, &len, path, INDEX_BYTES_MAX);
     if (rc == ERR_OK)
         rc = checkpoint_read_index(checkpoint, &map, path, text, len);

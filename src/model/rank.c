@@ -31,7 +31,7 @@ static void *rank_main(void *arg)
 
     if (rank->device->ops->use != NULL)
         (void)!rank->device->ops->use(rank->device); /* the device was selected once when it was
-                                                * opened: cannot fail */
+                                                      * opened: cannot fail */
     (void)pthread_mutex_lock(&all->lock);            /* cannot fail: initialised, not held by us */
     for (;;) {                                       /* until ranks_close() */
         while (!all->stop && all->n_runs == n_seen)

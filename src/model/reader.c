@@ -25,7 +25,7 @@
 #define THREADS_MAX 12
 #define BYTES_FOR_THREAD \
     ((size_t)32 << 20) /* bytes below which a thread costs more than it
-                                             * saves */
+                        * saves */
 #define PIPES       2  /* per thread */
 #define PIECE_BYTES ((size_t)4 << 20)
 #define READ_BYTES  ((size_t)1 << 20)
