@@ -2,40 +2,41 @@
  *
  * Sums over ranks: each GPU has a part of the same rows, and all get the sum of the parts.
  *
- * GPUs write into each other's memory through peer pointers. Two protocols, chosen by size:
+ * GPUs write into each other's memory through peer pointers. There are two protocols, chosen by
+ * size:
  *
- *   small  Each rank pushes its rows into every peer's inbox, four bytes of data beside four bytes
+ *   small  Each rank pushes its rows into every peer's inbox: four bytes of data, then four bytes
  *          of the call's number, which are stored together. The receiver polls its own memory until
- *          the number is right. So data needs no fence and no flag of its own: the latency is one
- *          trip over the link.
+ *          the number is right. So data needs neither a fence nor a flag of its own, and the
+ *          latency is one trip over the link.
  *
  *            rank 0                      rank 1
  *            rows -> {d0,k,d1,k} ======> inbox[from 0]: poll until both are k, add
  *            inbox[from 1]       <====== {d0,k,d1,k} <- rows
  *
  *   large  Each rank copies its rows into its staging area, sets a flag per block at the peers, and
- *          reads their staging areas. With two ranks every rank adds all rows ("one shot"). With
- *          more, it adds one slice of the rows, and reads the other slices' sums from the ranks
- *          that added them ("two shots"): 2 (n - 1) / n of the bytes per link, not n - 1.
+ *          reads their staging areas. With two ranks each rank adds all rows ("one shot"). With
+ *          more, each adds one slice of the rows, and reads the sums of the other slices from the
+ *          ranks that added them ("two shots"): 2 (n - 1) / n of the bytes per link, not n - 1.
  *
- * Parts are added in float32 in the order of the ranks, on every rank, so all have the same bits,
- * and a repeated sum has them again.
+ * Parts are added in float32 in the order of the ranks, on every rank, so all ranks have the same
+ * bits, and a repeated sum gives the same bits again.
  *
  * Inbox and staging area have two halves, used in turn. A rank that writes a half for call k + 2
- * has passed call k + 1, for which each peer's kernel had to run, and that ran after the peer's
- * kernel of call k had ended: so nothing of call k is read any more.
+ * has completed call k + 1. For that, each peer's kernel of call k + 1 had to run, and it ran after
+ * the peer's kernel of call k had ended. So no rank reads data of call k any more.
  *
- * A rank whose peer does not come gives up after WAIT_NS or as soon as the host says that a rank
- * has left, and sets *failed, which the host checks at the end of each step. */
+ * If a peer does not take part, a rank gives up after WAIT_NS, or as soon as the host reports that
+ * a rank has left. It then sets *failed, which the host checks at the end of each step. */
 #include "kernels/common.cuh"
 
 #include <algorithm>
 
 #define SMALL_THREADS 256
 #define LARGE_THREADS 512
-#define LARGE_BLOCKS  128 /* a flag each; all are resident at once (132 multiprocessors) */
+#define LARGE_BLOCKS  128 /* one flag each; all are resident at once (132 multiprocessors) */
 #define SMALL_MAX     ((size_t)512 << 10) /* bytes of rows; pushed data is twice as long */
-#define AT_ONCE       4                   /* groups that a thread has under way over a link */
+#define AT_ONCE       4                   /* groups that a thread has in flight over a link */
 #define POLLS         4096
 #define WAIT_NS       10000000000ULL
 
@@ -43,7 +44,7 @@ static_assert(K_SUM_BLOCKS_MAX >= LARGE_BLOCKS, "a flag for each block");
 
 /* --- waiting ------------------------------------------------------------------------------ */
 
-static __device__ inline uint64_t now_ns()
+static __device__ inline uint64_t ranks_now_ns()
 {
     uint64_t ns;
 
@@ -51,33 +52,33 @@ static __device__ inline uint64_t now_ns()
     return ns;
 }
 
-/* Counts polls of one wait; the clock and the host's word are looked at now and then. */
+/* Counts the polls of one wait; the clock and the host's words are read only every POLLS polls. */
 struct patience {
     uint32_t n_polls;
     uint64_t since;
 };
 
-static __device__ bool gives_up(struct patience *p, const struct k_links &links)
+static __device__ bool ranks_gives_up(struct patience *p, const struct k_links &links)
 {
     if (++p->n_polls % POLLS != 0)
         return false;
     if (p->since == 0)
-        p->since = now_ns();
+        p->since = ranks_now_ns();
     if (*(volatile uint32_t *)links.left == 0 && *(volatile uint32_t *)links.failed == 0 &&
-        now_ns() - p->since < WAIT_NS)
+        ranks_now_ns() - p->since < WAIT_NS)
         return false;
     *(volatile uint32_t *)links.failed = 1;
     return true;
 }
 
-/* The number of this call, from 1. It is the same on all ranks, which make the same calls. */
-static __device__ inline uint64_t call_number(const struct k_links &links)
+/* The number of this call, from 1. It is equal on all ranks, because they make the same calls. */
+static __device__ inline uint64_t ranks_call_number(const struct k_links &links)
 {
     return *(volatile uint64_t *)links.calls + 1;
 }
 
-/* The last block to end counts the call: all have read the number by then. */
-static __device__ void end_call(const struct k_links &links, uint64_t call)
+/* The last block to end advances the call counter, because all blocks have read it by then. */
+static __device__ void ranks_end_call(const struct k_links &links, uint64_t call)
 {
     unsigned long long *ended = (unsigned long long *)links.calls + 1;
 
@@ -88,10 +89,10 @@ static __device__ void end_call(const struct k_links &links, uint64_t call)
     }
 }
 
-/* A call's number beside data in an inbox: never 0, which is there before the first call. A half
- * sees it again after 2^32 calls of that half, days later, and then only where nothing was written
- * in between. */
-static __device__ inline uint32_t mark_of(uint64_t call)
+/* The call's number as it is stored with data in an inbox. It is never 0, the content before the
+ * first call. A half would accept the number of 2^32 calls ago, days earlier, but only where
+ * nothing was written in between. */
+static __device__ inline uint32_t ranks_mark_of(uint64_t call)
 {
     uint32_t mark = (uint32_t)(call >> 1) + 1;
 
@@ -100,22 +101,22 @@ static __device__ inline uint32_t mark_of(uint64_t call)
 
 /* --- small -------------------------------------------------------------------------------- */
 
-/* Where a rank's group of eight elements lies in an inbox: 32 bytes of data and numbers. */
-static __device__ inline uint4 *inbox_at(const struct k_links &links, int owner, int from,
-                                         uint64_t call, size_t group)
+/* The place of a rank's group of eight elements in an inbox: 32 bytes of data and numbers. */
+static __device__ inline uint4 *ranks_inbox_at(const struct k_links &links, int owner, int from,
+                                               uint64_t call, size_t group)
 {
     size_t half = (call & 1) * links.n + from;
 
     return (uint4 *)links.inbox[owner] + (half * (K_SUM_SMALL_BYTES / 16) + group) * 2;
 }
 
-static __device__ inline void push_group(const struct k_links &links, uint64_t call, size_t group,
-                                         uint4 v)
+static __device__ inline void ranks_push_group(const struct k_links &links, uint64_t call,
+                                               size_t group, uint4 v)
 {
-    uint32_t mark = mark_of(call);
+    uint32_t mark = ranks_mark_of(call);
 
     for (int peer = 0; peer < links.n; peer++) {
-        uint4 *to = inbox_at(links, peer, links.rank, call, group);
+        uint4 *to = ranks_inbox_at(links, peer, links.rank, call, group);
 
         if (peer == links.rank)
             continue;
@@ -128,7 +129,7 @@ static __device__ inline void push_group(const struct k_links &links, uint64_t c
     }
 }
 
-static __device__ inline uint4 load_volatile(const uint4 *from)
+static __device__ inline uint4 ranks_load_volatile(const uint4 *from)
 {
     uint4 v;
 
@@ -139,41 +140,44 @@ static __device__ inline uint4 load_volatile(const uint4 *from)
     return v;
 }
 
-static __device__ inline uint4 receive_group(const struct k_links &links, int from, uint64_t call,
-                                             size_t group, struct patience *patience)
+static __device__ inline uint4 ranks_receive_group(const struct k_links &links, int from,
+                                                   uint64_t call, size_t group,
+                                                   struct patience *patience)
 {
-    const uint4 *at = inbox_at(links, links.rank, from, call, group);
-    uint32_t mark = mark_of(call);
+    const uint4 *at = ranks_inbox_at(links, links.rank, from, call, group);
+    uint32_t mark = ranks_mark_of(call);
     uint4 low, high;
 
     do {
-        low = load_volatile(at);
-        high = load_volatile(at + 1);
+        low = ranks_load_volatile(at);
+        high = ranks_load_volatile(at + 1);
     } while ((low.y != mark || low.w != mark || high.y != mark || high.w != mark) &&
-             !gives_up(patience, links));
+             !ranks_gives_up(patience, links));
     return make_uint4(low.x, low.z, high.x, high.z);
 }
 
-static __device__ inline void add_group(float *sum, uint4 v)
+static __device__ inline void ranks_add_group(float *sum, uint4 v)
 {
     sum[0] += low_half(v.x), sum[1] += high_half(v.x), sum[2] += low_half(v.y);
     sum[3] += high_half(v.y), sum[4] += low_half(v.z), sum[5] += high_half(v.z);
     sum[6] += low_half(v.w), sum[7] += high_half(v.w);
 }
 
-/* The sum of all ranks' group; own is this rank's part, which was pushed. */
-static __device__ inline void sum_group(float *sum, const struct k_links &links, uint64_t call,
-                                        size_t group, uint4 own, struct patience *patience)
+/* The sum of all ranks' parts of a group; own is this rank's part. */
+static __device__ inline void ranks_sum_group(float *sum, const struct k_links &links,
+                                              uint64_t call, size_t group, uint4 own,
+                                              struct patience *patience)
 {
     for (int i = 0; i < 8; i++)
         sum[i] = 0.0f;
     for (int from = 0; from < links.n; from++)
-        add_group(sum,
-                  from == links.rank ? own : receive_group(links, from, call, group, patience));
+        ranks_add_group(sum, from == links.rank
+                                 ? own
+                                 : ranks_receive_group(links, from, call, group, patience));
 }
 
 /* Eight elements from `at` on, zeros after n. */
-static __device__ inline uint4 load_part(const k_bf16 *rows, size_t at, size_t n)
+static __device__ inline uint4 ranks_load_part(const k_bf16 *rows, size_t at, size_t n)
 {
     uint16_t part[8] = {0};
     uint4 v;
@@ -187,7 +191,7 @@ static __device__ inline uint4 load_part(const k_bf16 *rows, size_t at, size_t n
     return v;
 }
 
-static __device__ inline void store_part(k_bf16 *rows, size_t at, size_t n, const float *v)
+static __device__ inline void ranks_store_part(k_bf16 *rows, size_t at, size_t n, const float *v)
 {
     if (at + 8 <= n) {
         store_eight(rows + at, v);
@@ -199,30 +203,30 @@ static __device__ inline void store_part(k_bf16 *rows, size_t at, size_t n, cons
     }
 }
 
-/* Everything is pushed before anything is received. */
+/* All groups are pushed before any is received, so that the trips over the link overlap. */
 static __global__ void __launch_bounds__(SMALL_THREADS)
     sum_small_kernel(k_bf16 *rows, size_t n, const __grid_constant__ struct k_links links)
 {
     size_t first = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     size_t step = (size_t)gridDim.x * blockDim.x, n_groups = (n + 7) / 8;
     struct patience patience = {0, 0};
-    uint64_t call = call_number(links);
+    uint64_t call = ranks_call_number(links);
 
     for (size_t g = first; g < n_groups; g += step)
-        push_group(links, call, g, load_part(rows, g * 8, n));
+        ranks_push_group(links, call, g, ranks_load_part(rows, g * 8, n));
     for (size_t g = first; g < n_groups; g += step) {
         float sum[8];
 
-        sum_group(sum, links, call, g, load_part(rows, g * 8, n), &patience);
-        store_part(rows, g * 8, n, sum);
+        ranks_sum_group(sum, links, call, g, ranks_load_part(rows, g * 8, n), &patience);
+        ranks_store_part(rows, g * 8, n, sum);
     }
-    end_call(links, call);
+    ranks_end_call(links, call);
 }
 
 /* --- small, with the residual and the first half of the next RMS norm ---------------------- */
 
-/* A block per row, eight elements a thread at a time. dim is a multiple of 16, so that two
- * neighbours have the 16 elements of a part of sums_out; threads are whole warps. */
+/* One block per row, eight elements per thread at a time. dim is a multiple of 16, so that two
+ * neighbouring threads have the 16 elements of a part of sums_out; threads are whole warps. */
 static __global__ void sum_residual_kernel(const k_bf16 *rows, float *residual, const k_bf16 *norm,
                                            void *normed, bool is_half, float *sums_out, int dim,
                                            const __grid_constant__ struct k_links links)
@@ -231,12 +235,14 @@ static __global__ void sum_residual_kernel(const k_bf16 *rows, float *residual, 
     struct patience patience = {0, 0};
     uint64_t call;
 
-    /* The next product may fetch its weights meanwhile: all blocks of this kernel are resident. */
+    /* The next product may fetch its weights meanwhile, because all blocks of this kernel are
+     * resident. */
     asm volatile("griddepcontrol.launch_dependents;");
     asm volatile("griddepcontrol.wait;" ::: "memory");
-    call = call_number(links);
+    call = ranks_call_number(links);
     for (int g = threadIdx.x; g < dim / 8; g += blockDim.x)
-        push_group(links, call, first_group + g, *(const uint4 *)(rows + (first_group + g) * 8));
+        ranks_push_group(links, call, first_group + g,
+                         *(const uint4 *)(rows + (first_group + g) * 8));
     for (int base = 0; base < dim / 8; base += blockDim.x) {
         int g = base + threadIdx.x;
         bool is_mine = g < dim / 8;
@@ -246,7 +252,7 @@ static __global__ void sum_residual_kernel(const k_bf16 *rows, float *residual, 
         if (is_mine) {
             uint4 own = *(const uint4 *)(rows + at);
 
-            sum_group(sum, links, call, first_group + g, own, &patience);
+            ranks_sum_group(sum, links, call, first_group + g, own, &patience);
             for (int i = 0; i < 8; i++) {
                 float x = residual[at + i] + sum[i];
 
@@ -261,19 +267,19 @@ static __global__ void sum_residual_kernel(const k_bf16 *rows, float *residual, 
         if (is_mine && g % 2 == 0)
             sums_out[row * (dim / 16) + g / 2] = square;
     }
-    end_call(links, call);
+    ranks_end_call(links, call);
 }
 
 /* --- large -------------------------------------------------------------------------------- */
 
-static __device__ inline uint4 *stage_of(const struct k_links &links, int rank, uint64_t call)
+static __device__ inline uint4 *ranks_stage_of(const struct k_links &links, int rank, uint64_t call)
 {
     return (uint4 *)((char *)links.stage[rank] + (call & 1) * links.stage_bytes);
 }
 
-/* Tell all peers that this block is at a phase of the call, and wait until theirs are. What the
- * block wrote before is visible to the peers' blocks of the same number after it. */
-static __device__ void meet(const struct k_links &links, uint64_t call, int phase)
+/* Signal to all peers that this block is at a phase of the call, and wait for theirs. Writes of the
+ * block before the meeting are visible afterwards to the peers' blocks of equal number. */
+static __device__ void ranks_meet(const struct k_links &links, uint64_t call, int phase)
 {
     size_t at = ((size_t)phase * K_SUM_BLOCKS_MAX + blockIdx.x) * K_RANKS_MAX;
 
@@ -288,31 +294,32 @@ static __device__ void meet(const struct k_links &links, uint64_t call, int phas
         asm volatile("st.release.sys.global.u64 [%0], %1;" ::"l"(theirs), "l"(call) : "memory");
         do
             asm volatile("ld.acquire.sys.global.u64 %0, [%1];" : "=l"(seen) : "l"(mine) : "memory");
-        while (seen < call && !gives_up(&patience, links));
+        while (seen < call && !ranks_gives_up(&patience, links));
     }
     __syncthreads();
 }
 
-/* Groups first .. last - 1 of the stages, added, to rows and, for peers, to the own stage. */
-static __device__ void sum_stages(k_bf16 *rows, size_t n, const struct k_links &links,
-                                  uint64_t call, size_t first, size_t last, bool is_shared)
+/* Add groups first .. last - 1 of all stages into rows, and, for peers to read, into the own
+ * stage. */
+static __device__ void ranks_sum_stages(k_bf16 *rows, size_t n, const struct k_links &links,
+                                        uint64_t call, size_t first, size_t last, bool is_shared)
 {
     for (size_t base = first; base < last; base += (size_t)AT_ONCE * blockDim.x) {
         float sum[AT_ONCE][8] = {};
 
         for (int from = 0; from < links.n; from++) {
-            const uint4 *stage = stage_of(links, from, call);
+            const uint4 *stage = ranks_stage_of(links, from, call);
             uint4 v[AT_ONCE];
 
 #pragma unroll
             for (int i = 0; i < AT_ONCE; i++) {
                 size_t g = base + (size_t)i * blockDim.x + threadIdx.x;
 
-                v[i] = g < last ? load_volatile(stage + g) : make_uint4(0, 0, 0, 0);
+                v[i] = g < last ? ranks_load_volatile(stage + g) : make_uint4(0, 0, 0, 0);
             }
 #pragma unroll
             for (int i = 0; i < AT_ONCE; i++)
-                add_group(sum[i], v[i]);
+                ranks_add_group(sum[i], v[i]);
         }
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
@@ -320,15 +327,15 @@ static __device__ void sum_stages(k_bf16 *rows, size_t n, const struct k_links &
 
             if (g >= last)
                 continue;
-            store_part(rows, g * 8, n, sum[i]);
+            ranks_store_part(rows, g * 8, n, sum[i]);
             if (is_shared)
-                store_eight((k_bf16 *)(stage_of(links, links.rank, call) + g), sum[i]);
+                store_eight((k_bf16 *)(ranks_stage_of(links, links.rank, call) + g), sum[i]);
         }
     }
 }
 
-static __device__ void copy_in(k_bf16 *rows, size_t n, const uint4 *stage, size_t first,
-                               size_t last)
+static __device__ void ranks_copy_sums(k_bf16 *rows, size_t n, const uint4 *stage, size_t first,
+                                       size_t last)
 {
     for (size_t base = first; base < last; base += (size_t)AT_ONCE * blockDim.x) {
         uint4 v[AT_ONCE];
@@ -337,7 +344,7 @@ static __device__ void copy_in(k_bf16 *rows, size_t n, const uint4 *stage, size_
         for (int i = 0; i < AT_ONCE; i++) {
             size_t g = base + (size_t)i * blockDim.x + threadIdx.x;
 
-            v[i] = g < last ? load_volatile(stage + g) : make_uint4(0, 0, 0, 0);
+            v[i] = g < last ? ranks_load_volatile(stage + g) : make_uint4(0, 0, 0, 0);
         }
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
@@ -346,18 +353,18 @@ static __device__ void copy_in(k_bf16 *rows, size_t n, const uint4 *stage, size_
 
             if (g >= last)
                 continue;
-            add_group(sum, v[i]);
-            store_part(rows, g * 8, n, sum);
+            ranks_add_group(sum, v[i]);
+            ranks_store_part(rows, g * 8, n, sum);
         }
     }
 }
 
-/* A block's part of a rank's slice: slices are equal but for a group, and so are parts. */
+/* A block's part of a rank's slice. Slices differ by at most a group, and so do parts. */
 struct chunk {
     size_t first, last;
 };
 
-static __device__ inline struct chunk chunk_of(size_t n_groups, int slice, int n_slices)
+static __device__ inline struct chunk ranks_chunk_of(size_t n_groups, int slice, int n_slices)
 {
     size_t from = n_groups * slice / n_slices, to = n_groups * (slice + 1) / n_slices;
     size_t n = to - from;
@@ -369,29 +376,29 @@ static __global__ void __launch_bounds__(LARGE_THREADS)
     sum_large_kernel(k_bf16 *rows, size_t n, const __grid_constant__ struct k_links links)
 {
     size_t n_groups = (n + 7) / 8;
-    uint64_t call = call_number(links);
-    uint4 *own = stage_of(links, links.rank, call);
+    uint64_t call = ranks_call_number(links);
+    uint4 *own = ranks_stage_of(links, links.rank, call);
     int n_slices = links.n == 2 ? 1 : links.n;
-    struct chunk mine = chunk_of(n_groups, links.n == 2 ? 0 : links.rank, n_slices);
+    struct chunk mine = ranks_chunk_of(n_groups, links.n == 2 ? 0 : links.rank, n_slices);
 
     for (int s = 0; s < n_slices; s++) {
-        struct chunk c = chunk_of(n_groups, s, n_slices);
+        struct chunk c = ranks_chunk_of(n_groups, s, n_slices);
 
         for (size_t g = c.first + threadIdx.x; g < c.last; g += blockDim.x)
-            own[g] = load_part(rows, g * 8, n);
+            own[g] = ranks_load_part(rows, g * 8, n);
     }
-    meet(links, call, 0);
-    sum_stages(rows, n, links, call, mine.first, mine.last, n_slices > 1);
+    ranks_meet(links, call, 0);
+    ranks_sum_stages(rows, n, links, call, mine.first, mine.last, n_slices > 1);
     if (n_slices > 1) {
-        meet(links, call, 1);
+        ranks_meet(links, call, 1);
         for (int s = 0; s < n_slices; s++) {
-            struct chunk c = chunk_of(n_groups, s, n_slices);
+            struct chunk c = ranks_chunk_of(n_groups, s, n_slices);
 
             if (s != links.rank)
-                copy_in(rows, n, stage_of(links, s, call), c.first, c.last);
+                ranks_copy_sums(rows, n, ranks_stage_of(links, s, call), c.first, c.last);
         }
     }
-    end_call(links, call);
+    ranks_end_call(links, call);
 }
 
 /* --- launchers ---------------------------------------------------------------------------- */

@@ -1,6 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * cpu_tile.h, compiled once for each instruction set, with GCC's vector extension. */
+ * Compiles the inner loops of cpu_tile.h once per instruction set, with GCC's vector extension, and
+ * chooses among them at start.
+ *
+ * Each inclusion sets four numbers: floats per register, and how many sums are kept in registers at
+ * once. They were chosen so that the sums of a tile just fit the registers of the set. The compiler
+ * is told the target by a pragma, so one binary runs on every x86-64 machine. */
 #ifndef __clang__
 #pragma GCC optimize("O3") /* keeps the tiles of sums in registers */
 #endif
@@ -21,6 +26,7 @@ typedef float lanes8 __attribute__((vector_size(32)));
 typedef float lanes4 __attribute__((vector_size(16)));
 typedef float lanes4_at __attribute__((vector_size(16), aligned(4), may_alias)); /* in arrays */
 
+/* Two steps, because ## does not expand its operands. */
 #define JOIN2(a, b) a##b
 #define JOIN(a, b)  JOIN2(a, b)
 
@@ -68,6 +74,7 @@ typedef float lanes4_at __attribute__((vector_size(16), aligned(4), may_alias));
 #pragma GCC pop_options
 #endif
 
+/* 0 is plain C with vectors of 4 floats, which every machine can run. */
 const struct cpu_math *cpu_math_at(int n)
 {
     if (n == 0)
@@ -82,6 +89,8 @@ const struct cpu_math *cpu_math_at(int n)
     return NULL;
 }
 
+/* Stops at the first set that the machine lacks: sets are ordered, and each machine has a
+ * prefix. */
 const struct cpu_math *cpu_math_choose(void)
 {
     const struct cpu_math *best = cpu_math_at(0);

@@ -1,9 +1,11 @@
-/* The cpu device's inner loops, built for several instruction sets and chosen at start.
+/* SPDX-License-Identifier: Apache-2.0
  *
- * Sums run over 16 lanes, lane i adding the elements i, i + 16, ... in their order; the lanes
- * are folded in halves at the end. So every result is a function of its inputs alone: neither
- * the number of rows nor the part of the work a thread got changes a bit. Between instruction
- * sets results may differ in the last bit (fused or separate multiply and add). */
+ * The cpu device's inner loops, built for several instruction sets and chosen at start.
+ *
+ * Sums run over 16 lanes, lane i adding the elements i, i + 16, ... in their order; the lanes are
+ * folded in halves at the end. So every result depends on its inputs alone: neither the number of
+ * rows nor the division of work among threads changes a bit. Between instruction sets results may
+ * differ in the last bit (fused or separate multiply and add). */
 #ifndef QUIRE_DEVICE_CPU_MATH_H
 #define QUIRE_DEVICE_CPU_MATH_H
 
@@ -24,7 +26,7 @@ struct cpu_math {
     void (*matmul)(const struct cpu_matmul *m);
     /* scores [n] = scale * keys [n][dim] . q [dim]; returns their maximum. */
     float (*scores)(float *scores, const float *q, const float *keys, int n, int dim, float scale);
-    /* scores [n] = exp(scores - top), their sum returned; room up to a multiple of 16. */
+    /* scores [n] = exp(scores - top); returns their sum. Writes up to the next multiple of 16. */
     float (*weights)(float *scores, int n, float top);
     /* out [dim] += sum of weights [n] * values [n][dim]. */
     void (*mix)(float *out, const float *weights, const float *values, int n, int dim);
@@ -32,10 +34,10 @@ struct cpu_math {
     void (*silu_mul)(float *out, const float *gate, const float *up, int n);
 };
 
-/* The best set that this machine has. */
+/* The widest instruction set that this machine has. */
 const struct cpu_math *cpu_math_choose(void);
 
-/* The sets that this machine can run, worst first; NULL from some n on. For tests. */
+/* The sets that this machine can run, slowest first; NULL from some n on. For tests. */
 const struct cpu_math *cpu_math_at(int n);
 
 #endif

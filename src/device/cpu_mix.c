@@ -1,8 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * What mixes a sequence's tokens on the cpu device: attention over pages, and states. A task is a
- * token and kv head, or some channels of a sequence; one thread computes it, in the order of its
- * own inputs (device_cpu.c). */
+ * Mixers of the cpu device: attention over pages, and recurrent states.
+ *
+ * A task is one token and one kv head, or some channels of one sequence. One thread computes it
+ * alone, in an order that depends on its own inputs only (device_cpu.c), so results do not depend
+ * on the number of threads. */
 #include "config.h"
 
 #include "device/parts_cpu.h"
@@ -24,80 +26,87 @@ struct attn_job {
     float scale;
 };
 
-static int least(int a, int b)
+static int cpu_least(int a, int b)
 {
     return a < b ? a : b;
 }
 
-static const float *page_keys(const struct k_kv *kv, int32_t page, int kv_head)
+/* A page holds keys, then values, of all kv heads: [K|V][kv_head][page_tokens][head_dim]. This is
+ * the address of one head's keys. */
+static const float *cpu_page_keys(const struct k_kv *kv, int32_t page, int kv_head)
 {
     return (const float *)kv->pages + (size_t)page * kv->page_elems + kv->layer_elems +
            (size_t)kv_head * kv->page_tokens * kv->head_dim;
 }
 
-/* One token and one kv head: all query heads of its group. Sums as ref_attn() does, by pages; the
- * weights' in lanes that begin with the first key that is seen. */
-static void attn_task(void *arg, int task, int worker)
+/* Attention of one token and one kv head: all query heads of its group. Scores and sums go page by
+ * page as in ref_attn(); the lanes of the weights' sum begin with the first key that is seen. */
+static void cpu_attn_task(void *arg, int task, int worker)
 {
-    const struct attn_job *j = arg;
-    const struct k_kv *kv = j->kv;
-    const struct k_tokens *t = &j->tokens;
-    const struct cpu_math *math = j->c->math;
-    int n_heads = j->n_heads, hd = kv->head_dim, bt = kv->page_tokens;
+    const struct attn_job *job = arg;
+    const struct k_kv *kv = job->kv;
+    const struct k_tokens *tokens = &job->tokens;
+    const struct cpu_math *math = job->c->math;
+    int n_heads = job->n_heads, hd = kv->head_dim, bt = kv->page_tokens;
     int token = task / kv->n_kv_heads, kv_head = task % kv->n_kv_heads;
-    int group = n_heads / kv->n_kv_heads, n_keys = t->pos[token] + 1;
-    int first = kv->window > 0 && n_keys > kv->window ? n_keys - kv->window : 0;
-    const int32_t *pages = t->page_ids + (size_t)t->seq[token] * t->pages_max;
+    int group = n_heads / kv->n_kv_heads, n_keys = tokens->pos[token] + 1;
+    int first = 0;
+    const int32_t *pages = tokens->page_ids + (size_t)tokens->seq[token] * tokens->pages_max;
     size_t values = (size_t)kv->n_kv_heads * bt * hd;
-    float *scores = j->c->scratch + (size_t)worker * j->c->scratch_len;
+    float *scores = job->c->scratch + (size_t)worker * job->c->scratch_len;
 
-    for (int h = kv_head * group; h < (kv_head + 1) * group; h++) {
-        const float *q = j->qkv + ((size_t)token * (n_heads + 2 * kv->n_kv_heads) + h) * hd;
-        float *out = j->out + ((size_t)token * n_heads + h) * hd;
+    if (kv->window > 0 && n_keys > kv->window)
+        first = n_keys - kv->window;
+    for (int head = kv_head * group; head < (kv_head + 1) * group; head++) {
+        const float *q = job->qkv + ((size_t)token * (n_heads + 2 * kv->n_kv_heads) + head) * hd;
+        float *out = job->out + ((size_t)token * n_heads + head) * hd;
         float top = -INFINITY, sum;
 
         for (int i = first, n; i < n_keys; i += n) {
-            n = least(n_keys - i, bt - i % bt);
+            n = cpu_least(n_keys - i, bt - i % bt);
+            /* First loop: scores of all keys, and the largest, which keeps exp() in range. */
             top = fmaxf(top, math->scores(scores + i - first, q,
-                                          page_keys(kv, pages[i / bt], kv_head) + i % bt * hd, n,
-                                          hd, j->scale));
+                                          cpu_page_keys(kv, pages[i / bt], kv_head) + i % bt * hd,
+                                          n, hd, job->scale));
         }
         sum = math->weights(scores, n_keys - first, top);
         memset(out, 0, (size_t)hd * sizeof *out);
         for (int i = first, n; i < n_keys; i += n) {
-            n = least(n_keys - i, bt - i % bt);
+            n = cpu_least(n_keys - i, bt - i % bt);
+            /* Second loop: values, weighted by the scores. */
             math->mix(out, scores + i - first,
-                      page_keys(kv, pages[i / bt], kv_head) + values + i % bt * hd, n, hd);
+                      cpu_page_keys(kv, pages[i / bt], kv_head) + values + i % bt * hd, n, hd);
         }
         for (int e = 0; e < hd; e++)
             out[e] /= sum;
     }
 }
 
+/* Little work is done by the caller alone, because waking threads costs more than it saves. */
 void cpu_attn(struct device *d, void *out, const void *qkv, const struct k_kv *kv, int n_heads,
               float scale, const struct k_matrix *to)
 {
-    struct cpu *c = cpu_of(d);
-    const struct k_tokens *t = &c->batch->tokens;
-    struct attn_job j = {.c = c,
-                         .out = out,
-                         .qkv = qkv,
-                         .kv = kv,
-                         .tokens = k_tokens_of(t, kv->group),
-                         .n_heads = n_heads,
-                         .scale = scale};
-    int n_tasks = t->n_tokens * kv->n_kv_heads;
+    struct cpu *cpu = cpu_of(d);
+    const struct k_tokens *tokens = &cpu->batch->tokens;
+    struct attn_job job = {.c = cpu,
+                           .out = out,
+                           .qkv = qkv,
+                           .kv = kv,
+                           .tokens = k_tokens_of(tokens, kv->group),
+                           .n_heads = n_heads,
+                           .scale = scale};
+    int n_tasks = tokens->n_tokens * kv->n_kv_heads;
     size_t work = 0;
 
     (void)to; /* all is float32 */
-    for (int i = 0; i < t->n_tokens; i++)
-        work += ((size_t)t->pos[i] + 1) * (size_t)n_heads * (size_t)kv->head_dim * 2;
+    for (int i = 0; i < tokens->n_tokens; i++)
+        work += ((size_t)tokens->pos[i] + 1) * (size_t)n_heads * (size_t)kv->head_dim * 2;
     if (work >= CPU_INLINE_WORK) {
-        pool_run(c->pool, attn_task, &j, n_tasks);
+        pool_run(cpu->pool, cpu_attn_task, &job, n_tasks);
         return;
     }
     for (int i = 0; i < n_tasks; i++)
-        attn_task(&j, i, 0);
+        cpu_attn_task(&job, i, 0);
 }
 
 /* --- states ---------------------------------------------------------------------------- */
@@ -110,27 +119,29 @@ struct state_job {
     int width, n_parts;     /* n_parts: tasks of a sequence */
 };
 
-static void state_task(void *arg, int task, int worker)
+/* Channels of a state are independent of each other; tokens are not, so a task takes all tokens of
+ * its sequence in order. */
+static void cpu_state_task(void *arg, int task, int worker)
 {
-    const struct state_job *j = arg;
-    int first = task % j->n_parts * CHANNELS_A_TASK;
+    const struct state_job *job = arg;
+    int first = task % job->n_parts * CHANNELS_A_TASK;
 
     (void)worker;
-    ref_recurrent(j->out, j->in, j->state, &j->tokens, j->width, task / j->n_parts, first,
-                  least(first + CHANNELS_A_TASK, j->width));
+    ref_recurrent(job->out, job->in, job->state, &job->tokens, job->width, task / job->n_parts,
+                  first, cpu_least(first + CHANNELS_A_TASK, job->width));
 }
 
 void cpu_recurrent(struct device *d, void *out, const void *in, const struct k_state *state,
                    int width, const struct k_matrix *to)
 {
-    struct cpu *c = cpu_of(d);
-    struct state_job j = {.out = out,
-                          .in = in,
-                          .state = state,
-                          .tokens = k_tokens_of(&c->batch->tokens, state->group),
-                          .width = width,
-                          .n_parts = (width + CHANNELS_A_TASK - 1) / CHANNELS_A_TASK};
+    struct cpu *cpu = cpu_of(d);
+    struct state_job job = {.out = out,
+                            .in = in,
+                            .state = state,
+                            .tokens = k_tokens_of(&cpu->batch->tokens, state->group),
+                            .width = width,
+                            .n_parts = (width + CHANNELS_A_TASK - 1) / CHANNELS_A_TASK};
 
     (void)to; /* all is float32 */
-    pool_run(c->pool, state_task, &j, j.tokens.n_seqs * j.n_parts);
+    pool_run(cpu->pool, cpu_state_task, &job, job.tokens.n_seqs * job.n_parts);
 }

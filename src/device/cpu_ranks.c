@@ -1,4 +1,10 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Sums over ranks on the cpu device, where ranks are threads of one process.
+ *
+ * A sum is two meetings around an addition: at the first all ranks have published their rows; then
+ * rank r adds the r-th share of all rows, in the order of the ranks, and writes the result into
+ * everyone's rows; at the second meeting all shares are complete. */
 #include "config.h"
 
 #include "device/cpu_ranks.h"
@@ -12,38 +18,42 @@
 #include "base/must.h"
 
 #define CPU_RANKS_MAX 64
-#define WAIT_S        600 /* the longest product of a large model takes less by far */
+#define WAIT_S \
+    600 /* seconds to wait for a rank; the longest product of a large model
+         * takes far less */
 
 struct cpu_ranks {
     int n;
-    float *rows[CPU_RANKS_MAX]; /* of the sum under way, by rank */
+    float *rows[CPU_RANKS_MAX]; /* of the current sum, by rank */
     pthread_mutex_t lock;
     pthread_cond_t all_here;
-    int n_here; /* ranks that wait for the others */
+    int n_here; /* ranks that have come to the current meeting */
     unsigned n_meetings;
     int n_refs;
     bool ended;
 };
 
+/* The condition uses the monotonic clock, so that setting the system's time ends no wait. */
 int cpu_ranks_make(struct cpu_ranks **out, int n)
 {
-    struct cpu_ranks *r = mem_zalloc(sizeof *r);
+    struct cpu_ranks *ranks = mem_zalloc(sizeof *ranks);
     pthread_condattr_t clock;
 
     must(n >= 1 && n <= CPU_RANKS_MAX);
-    if (r == NULL)
+    if (ranks == NULL)
         return ERR_NO_MEMORY;
-    r->n = n;
-    r->n_refs = n;
-    (void)pthread_mutex_init(&r->lock, NULL); /* these cannot fail on Linux */
+    ranks->n = n;
+    ranks->n_refs = n;
+    (void)pthread_mutex_init(&ranks->lock, NULL); /* these cannot fail on Linux */
     (void)pthread_condattr_init(&clock);
     (void)pthread_condattr_setclock(&clock, CLOCK_MONOTONIC);
-    (void)pthread_cond_init(&r->all_here, &clock);
+    (void)pthread_cond_init(&ranks->all_here, &clock);
     (void)pthread_condattr_destroy(&clock);
-    *out = r;
+    *out = ranks;
     return ERR_OK;
 }
 
+/* Devices are closed one after another by one thread, so the count needs no lock. */
 void cpu_ranks_unref(struct cpu_ranks *r)
 {
     if (r == NULL || --r->n_refs > 0)
@@ -53,6 +63,7 @@ void cpu_ranks_unref(struct cpu_ranks *r)
     mem_free(r);
 }
 
+/* Wakes all ranks that wait; later sums return at once. */
 void cpu_ranks_end(struct cpu_ranks *r)
 {
     (void)pthread_mutex_lock(&r->lock);
@@ -61,6 +72,7 @@ void cpu_ranks_end(struct cpu_ranks *r)
     (void)pthread_mutex_unlock(&r->lock);
 }
 
+/* Read by cpu_end() after each step. */
 bool cpu_ranks_ended(struct cpu_ranks *r)
 {
     bool ended;
@@ -71,8 +83,9 @@ bool cpu_ranks_ended(struct cpu_ranks *r)
     return ended;
 }
 
-/* Wait until all ranks are here; false when they will not come. */
-static bool meet(struct cpu_ranks *r)
+/* Wait until all ranks have come; false if they will not. n_meetings counts the meetings that were
+ * complete, so a fast rank may come to the next one before a slow rank has woken from this one. */
+static bool cpu_ranks_meet(struct cpu_ranks *r)
 {
     struct timespec end;
     unsigned meeting;
@@ -89,7 +102,7 @@ static bool meet(struct cpu_ranks *r)
     }
     while (!r->ended && r->n_meetings == meeting) {
         if (pthread_cond_timedwait(&r->all_here, &r->lock, &end) != 0 && r->n_meetings == meeting) {
-            log_error("device: a rank did not come to a sum within %d s", WAIT_S);
+            log_error("device: a rank did not take part in a sum within %d s", WAIT_S);
             r->ended = true;
             (void)pthread_cond_broadcast(&r->all_here);
         }
@@ -99,14 +112,16 @@ static bool meet(struct cpu_ranks *r)
     return !ended;
 }
 
+/* Each rank adds its own share, so the work is divided evenly. */
 void cpu_ranks_sum(struct cpu_ranks *r, int rank, float *rows, size_t n)
 {
     size_t first = n * (size_t)rank / (size_t)r->n, last = n * ((size_t)rank + 1) / (size_t)r->n;
 
+    must(rank >= 0 && rank < r->n);
     if (FAULT_HIT(rank_lost))
         cpu_ranks_end(r);
     r->rows[rank] = rows;
-    if (!meet(r))
+    if (!cpu_ranks_meet(r))
         return;
     for (size_t i = first; i < last; i++) {
         float sum = r->rows[0][i];
@@ -116,5 +131,5 @@ void cpu_ranks_sum(struct cpu_ranks *r, int rank, float *rows, size_t n)
         for (int k = 0; k < r->n; k++)
             r->rows[k][i] = sum;
     }
-    (void)meet(r); /* an end is seen by the next sum, or by the step's */
+    (void)cpu_ranks_meet(r); /* an end is noticed by the next sum, or by cpu_end() */
 }

@@ -1,8 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Reserved addresses have no access rights and no memory: what is used by mistake while the device
- * sleeps stops the process. Memory comes by mprotect(), which unlike a mapping over an old one
- * counts against the process's limits, so a lack of it is seen here and not by the first touch. */
+ * Memory of the cpu device that can be given back and taken again at the same addresses.
+ *
+ * A region is a run of reserved addresses without access rights and without memory, so any use
+ * while the device sleeps stops the process. Memory comes by mprotect(): unlike a mapping over an
+ * old one, it counts against the process's limits, so a lack of memory is an error here and not a
+ * fault at first touch. */
 #include "device/cpu_sleep.h"
 
 #include <errno.h>
@@ -15,48 +18,54 @@
 #include "base/log.h"
 #include "base/must.h"
 
-#define ALIGN       64
-#define COPY_BYTES  ((size_t)4 << 20)
-#define SPARE_TIMES 4 /* addresses cost nothing: so many times the machine's memory */
+#define ALIGN      64
+#define COPY_BYTES ((size_t)4 << 20)
+#define SPARE_TIMES \
+    4 /* reserved addresses, in multiples of the machine's memory: they cost
+       * nothing */
 
-static size_t page_bytes(void)
+/* The system's page, not a KV page. */
+static size_t cpu_sleep_page_bytes(void)
 {
     return (size_t)sysconf(_SC_PAGESIZE);
 }
 
-static size_t rounded(size_t bytes, size_t to)
+static size_t cpu_sleep_round_up(size_t bytes, size_t to)
 {
     return (bytes + to - 1) / to * to;
 }
 
-static int region_reserve(struct cpu_region *r, size_t cap)
+/* PROT_NONE memory is not counted by the system's overcommit limits. */
+static int cpu_region_reserve(struct cpu_region *r, size_t cap)
 {
-    void *p = mmap(NULL, cap, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void *memory = mmap(NULL, cap, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
-    if (p == MAP_FAILED)
+    if (memory == MAP_FAILED)
         return ERR_NO_MEMORY;
-    *r = (struct cpu_region){.base = p, .cap = cap};
+    *r = (struct cpu_region){.base = memory, .cap = cap};
     return ERR_OK;
 }
 
+/* The copy of constant memory goes to a memfd, which plays the part of host memory. */
 int cpu_sleep_init(struct cpu_sleep *s)
 {
-    size_t cap = (size_t)sysconf(_SC_PHYS_PAGES) * page_bytes() * SPARE_TIMES;
+    size_t cap = (size_t)sysconf(_SC_PHYS_PAGES) * cpu_sleep_page_bytes() * SPARE_TIMES;
 
     must(s->constant.base == NULL);
     *s = (struct cpu_sleep){.fd = memfd_create("quire-weights", MFD_CLOEXEC)};
-    if (s->fd != -1 && region_reserve(&s->constant, cap) == ERR_OK &&
-        region_reserve(&s->scratch, cap) == ERR_OK)
+    if (s->fd != -1 && cpu_region_reserve(&s->constant, cap) == ERR_OK &&
+        cpu_region_reserve(&s->scratch, cap) == ERR_OK)
         return ERR_OK;
     log_error("device: no addresses for memory that can be given back: %s", strerror(errno));
     cpu_sleep_fini(s);
     return ERR_UNSUPPORTED;
 }
 
+/* Also after cpu_sleep_init() failed half-way. */
 void cpu_sleep_fini(struct cpu_sleep *s)
 {
     if (s->constant.base != NULL)
-        (void)munmap(s->constant.base, s->constant.cap); /* at the end */
+        (void)munmap(s->constant.base, s->constant.cap); /* errors are ignored at the end */
     if (s->scratch.base != NULL)
         (void)munmap(s->scratch.base, s->scratch.cap);
     if (s->fd != -1)
@@ -64,24 +73,27 @@ void cpu_sleep_fini(struct cpu_sleep *s)
     *s = (struct cpu_sleep){.fd = -1};
 }
 
+/* Access rights are extended page by page as the region grows; fresh pages are zero. */
 void *cpu_sleep_alloc(struct cpu_region *r, size_t bytes)
 {
-    size_t at = rounded(r->used, ALIGN), page = page_bytes();
-    size_t have = rounded(r->used, page), want;
+    size_t at = cpu_sleep_round_up(r->used, ALIGN), page = cpu_sleep_page_bytes();
+    size_t have = cpu_sleep_round_up(r->used, page), want;
 
+    must(r->base != NULL);
     if (bytes > r->cap - at)
         return NULL;
-    want = rounded(at + bytes, page);
+    want = cpu_sleep_round_up(at + bytes, page);
     if (want > have && mprotect(r->base + have, want - have, PROT_READ | PROT_WRITE) != 0)
         return NULL;
     r->used = at + bytes;
     return r->base + at;
 }
 
-/* New pages in place of the old: the memory goes back at once, the addresses stay taken. */
-static int region_drop(struct cpu_region *r)
+/* Map fresh pages without rights over the region: its memory goes back at once, its addresses stay
+ * reserved. */
+static int cpu_region_drop(struct cpu_region *r)
 {
-    size_t bytes = rounded(r->used, page_bytes());
+    size_t bytes = cpu_sleep_round_up(r->used, cpu_sleep_page_bytes());
 
     if (bytes == 0 ||
         mmap(r->base, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == r->base)
@@ -90,26 +102,32 @@ static int region_drop(struct cpu_region *r)
     return ERR_NO_MEMORY;
 }
 
-static int region_take(struct cpu_region *r)
+/* The reverse of cpu_region_drop(); the pages are zero. */
+static int cpu_region_take(struct cpu_region *r)
 {
-    size_t bytes = rounded(r->used, page_bytes());
+    size_t bytes = cpu_sleep_round_up(r->used, cpu_sleep_page_bytes());
 
-    return bytes == 0 || mprotect(r->base, bytes, PROT_READ | PROT_WRITE) == 0 ? ERR_OK
-                                                                               : ERR_NO_MEMORY;
+    if (bytes == 0 || mprotect(r->base, bytes, PROT_READ | PROT_WRITE) == 0)
+        return ERR_OK;
+    return ERR_NO_MEMORY;
 }
 
-/* One way, for some milliseconds. ERR_IO: the copy cannot be written or read. */
-static int sleep_copy(struct cpu_sleep *s, bool out)
+/* Copy constant memory to the memfd or back, for one slice. ERR_AGAIN: more is left. ERR_IO: the
+ * copy cannot be written or read. */
+static int cpu_sleep_copy(struct cpu_sleep *s, bool out)
 {
     uint64_t end_us = clock_us() + DEVICE_SLICE_US;
 
     while (s->n_copied < s->constant.used) {
         size_t left = s->constant.used - s->n_copied;
         size_t n = left < COPY_BYTES ? left : COPY_BYTES;
-        char *p = s->constant.base + s->n_copied;
-        ssize_t did =
-            out ? pwrite(s->fd, p, n, (off_t)s->n_copied) : pread(s->fd, p, n, (off_t)s->n_copied);
+        char *memory = s->constant.base + s->n_copied;
+        ssize_t did;
 
+        if (out)
+            did = pwrite(s->fd, memory, n, (off_t)s->n_copied);
+        else
+            did = pread(s->fd, memory, n, (off_t)s->n_copied);
         if (did == -1 && errno == EINTR)
             continue;
         if (did <= 0)
@@ -121,57 +139,61 @@ static int sleep_copy(struct cpu_sleep *s, bool out)
     return ERR_OK;
 }
 
+/* Memory is dropped only after the whole copy has been written, so the device stays usable until
+ * then. */
 int cpu_sleep_out(struct cpu_sleep *s)
 {
     int rc;
 
     must(s->constant.base != NULL && !s->is_asleep);
+    /* Checked once, before the first slice. */
     if (s->n_copied == 0 && !device_host_has_room(s->constant.used))
         return ERR_NO_MEMORY;
-    rc = sleep_copy(s, true);
+    rc = cpu_sleep_copy(s, true);
     if (rc == ERR_IO) {
         log_error("device: weights cannot be copied out: %s", strerror(errno));
         rc = ERR_NO_MEMORY;
     }
-    if (rc != ERR_OK || (rc = region_drop(&s->constant)) != ERR_OK)
+    if (rc != ERR_OK || (rc = cpu_region_drop(&s->constant)) != ERR_OK)
         return rc;
-    if (region_drop(&s->scratch) != ERR_OK)
-        return ERR_GPU; /* neither asleep nor awake */
+    if (cpu_region_drop(&s->scratch) != ERR_OK)
+        return ERR_GPU; /* one region is gone and one is not: unusable */
     s->is_asleep = true;
     s->has_memory = false;
     s->n_copied = 0;
     return ERR_OK;
 }
 
-/* All or nothing. */
-static int sleep_take(struct cpu_sleep *s)
+/* Take the memory of both regions, or of neither. */
+static int cpu_sleep_take(struct cpu_sleep *s)
 {
-    if (!FAULT_HIT(device_wake) && region_take(&s->constant) == ERR_OK &&
-        region_take(&s->scratch) == ERR_OK) {
+    if (!FAULT_HIT(device_wake) && cpu_region_take(&s->constant) == ERR_OK &&
+        cpu_region_take(&s->scratch) == ERR_OK) {
         s->has_memory = true;
         return ERR_OK;
     }
-    return region_drop(&s->constant) == ERR_OK && region_drop(&s->scratch) == ERR_OK
-               ? ERR_NO_MEMORY
-               : ERR_GPU; /* it was logged; nothing can be relied on */
+    if (cpu_region_drop(&s->constant) == ERR_OK && cpu_region_drop(&s->scratch) == ERR_OK)
+        return ERR_NO_MEMORY;
+    return ERR_GPU; /* logged already; the regions are in an unknown state */
 }
 
+/* Called repeatedly until all is copied; has_memory marks that the first part is done. */
 int cpu_sleep_in(struct cpu_sleep *s)
 {
     int rc;
 
     if (!s->is_asleep)
-        return ERR_OK; /* it had not fallen asleep yet */
-    if (!s->has_memory && (rc = sleep_take(s)) != ERR_OK)
+        return ERR_OK; /* sleep() was not complete */
+    if (!s->has_memory && (rc = cpu_sleep_take(s)) != ERR_OK)
         return rc;
-    rc = sleep_copy(s, false);
+    rc = cpu_sleep_copy(s, false);
     if (rc == ERR_IO) {
         log_error("device: weights cannot be copied back: %s", strerror(errno));
         return ERR_GPU;
     }
     if (rc != ERR_OK)
         return rc;
-    (void)!ftruncate(s->fd, 0); /* the memory is wanted; the next sleep writes it anew */
+    (void)!ftruncate(s->fd, 0); /* frees the copy's memory; the next sleep writes it again */
     s->is_asleep = false;
     s->n_copied = 0;
     return ERR_OK;

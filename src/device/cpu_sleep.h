@@ -1,8 +1,11 @@
-/* Memory of the cpu device that can be given back and taken again at the same addresses.
+/* SPDX-License-Identifier: Apache-2.0
  *
- * Two runs of addresses, reserved at once and given memory as they grow: constant and scratch. The
- * constant part is copied to a memfd, which is not mapped: that is what "the host" is here, so that
- * the whole way of a sleep can be tried without a GPU. device.h says what the functions do. */
+ * Memory of the cpu device that can be given back and taken again at the same addresses.
+ *
+ * There are two regions of addresses, reserved at once and given memory as they grow: constant
+ * and scratch. The constant part is copied to a memfd, which is not mapped. It plays the part of
+ * host memory, so that tests can go through a whole sleep without a GPU. device.h defines the
+ * functions. */
 #ifndef QUIRE_DEVICE_CPU_SLEEP_H
 #define QUIRE_DEVICE_CPU_SLEEP_H
 
@@ -10,21 +13,21 @@
 
 struct cpu_region {
     char *base;       /* NULL: not reserved */
-    size_t cap, used; /* bytes; memory stands behind the first `used`, rounded up to pages */
+    size_t cap, used; /* bytes; the first `used`, rounded up to pages, have memory */
 };
 
 struct cpu_sleep {
     struct cpu_region constant, scratch;
-    int fd;          /* the copy; -1 */
-    size_t n_copied; /* bytes, out while it falls asleep, in while it wakes */
+    int fd;          /* the copy; -1 without */
+    size_t n_copied; /* bytes copied so far: out while falling asleep, in while waking */
     bool is_asleep;  /* from the end of sleep() to that of wake() */
-    bool has_memory; /* and wake() has taken it again */
+    bool has_memory; /* while asleep: wake() has taken the memory again */
 };
 
 int cpu_sleep_init(struct cpu_sleep *s) ERR_CHECKED;
-void cpu_sleep_fini(struct cpu_sleep *s); /* of one that is zero but for fd -1: nothing */
+void cpu_sleep_fini(struct cpu_sleep *s); /* does nothing if all is zero except fd -1 */
 
-/* 64-byte aligned, zero; NULL when there is none (logged). */
+/* Zeroed memory, 64-byte aligned; NULL (logged) if there is none. */
 void *cpu_sleep_alloc(struct cpu_region *r, size_t bytes);
 
 int cpu_sleep_out(struct cpu_sleep *s) ERR_CHECKED; /* sleep() */

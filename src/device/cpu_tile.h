@@ -1,9 +1,12 @@
-/* Inner loops for one instruction set; included by cpu_math.c alone, several times.
+/* SPDX-License-Identifier: Apache-2.0
  *
- * TILE(name) names what is defined; WIDTH floats fill a register, so that LANES (16) are PARTS of
- * them; TILE_ROWS x TILE_OUTS sums of so many lanes are kept in registers, and TILE_MIX registers
- * of an output. INLINED functions have constants for their last arguments. No vector is wider than
- * a register: GCC takes such apart by way of memory, which is several times as slow. */
+ * Inner loops for one instruction set; included by cpu_math.c only, once per set.
+ *
+ * TILE(name) makes the names of this inclusion. WIDTH floats fill a register, so LANES (16) floats
+ * are PARTS registers. TILE_ROWS x TILE_OUTS sums of LANES lanes are kept in registers, and
+ * TILE_MIX registers of an output. The last arguments of INLINED functions are constants. No vector
+ * is wider than a register, because GCC splits wider ones through memory, which is several times
+ * slower. */
 
 #define PARTS (LANES / WIDTH)
 
@@ -17,7 +20,7 @@ typedef struct {
 
 #define part         TILE(part)
 #define part_int     TILE(part_int)
-#define part_at      TILE(part_at) /* in arrays */
+#define part_at      TILE(part_at) /* for loads from arrays, unaligned */
 #define lanes        TILE(lanes)
 
 #define fold_to_four TILE(fold_to_four)
@@ -32,7 +35,7 @@ typedef struct {
 
 /* --- sums over lanes ------------------------------------------------------------------------- */
 
-/* Lane i + lane i + 8, of these lane i + lane i + 4. */
+/* Fold 16 lanes into 4: lane i + lane i + 8, then lane i + lane i + 4. */
 static inline lanes4 fold_to_four(const lanes *v)
 {
 #if WIDTH == 16
@@ -51,7 +54,7 @@ static inline lanes4 fold_to_four(const lanes *v)
 #endif
 }
 
-/* Lane i + lane i + width, for width 8, 4, 2, 1. */
+/* Fold 16 lanes into one number: lane i + lane i + width, for width 8, 4, 2, 1. */
 static inline float fold(const lanes *v)
 {
     lanes4 b = fold_to_four(v);
@@ -59,7 +62,7 @@ static inline float fold(const lanes *v)
     return (b[0] + b[2]) + (b[1] + b[3]);
 }
 
-/* The same of each of v [n], four at a time: to [n]. */
+/* fold() of each of v [n], four at a time, into to [n]. */
 static inline void fold_all(float *to, const lanes *v, int n)
 {
     int at = 0;
@@ -90,7 +93,7 @@ static inline lanes load_rest(const float *p, int n)
     return v;
 }
 
-/* *sum += a * b of so many elements that are left. */
+/* *sum += a * b, for the last n elements of a row. */
 static inline void add_rest(lanes *sum, const float *a, const float *b, int n)
 {
     lanes x = load_rest(a, n), y = load_rest(b, n);
@@ -99,7 +102,8 @@ static inline void add_rest(lanes *sum, const float *a, const float *b, int n)
         sum->of[p] += x.of[p] * y.of[p];
 }
 
-/* rows x outs results; rows and outs are constants wherever this is inlined. */
+/* A tile of a product: rows x outs results. rows and outs are constants wherever this is
+ * inlined. */
 INLINED void block(float *y, const float *x, const float *w, const float *bias, int n_in, int n_out,
                    const int rows, const int outs)
 {
@@ -155,7 +159,7 @@ static void TILE(matmul)(const struct cpu_matmul *m)
 
 /* --- attention ------------------------------------------------------------------------------- */
 
-/* The scores of n_keys, a constant, before they are scaled. */
+/* The scores of n_keys keys (a constant), not scaled yet. */
 INLINED void dots(float *scores, const float *q, const float *keys, int dim, const int n_keys)
 {
     lanes sum[4] = {0};
@@ -191,7 +195,8 @@ static float TILE(scores)(float *scores, const float *q, const float *keys, int 
     return top;
 }
 
-/* e^x within 2e-7 relative; x is held within +-87. */
+/* e^x with a relative error of 2e-7; x is clamped to +-87. 2^whole comes from the exponent bits,
+ * the rest from a polynomial. */
 static inline part exp_part(part x)
 {
     part whole, y, p;
@@ -220,7 +225,7 @@ static float TILE(weights)(float *scores, int n, float top)
     lanes sum = {0};
 
     for (int i = n; i % LANES != 0; i++)
-        scores[i] = -INFINITY; /* becomes 1e-38: adds nothing */
+        scores[i] = -INFINITY; /* becomes 1e-38, which adds nothing */
     for (int i = 0; i < n; i += LANES) {
         for (int p = 0; p < PARTS; p++) {
             part_at *at = (part_at *)(scores + i + p * WIDTH);
@@ -232,7 +237,7 @@ static float TILE(weights)(float *scores, int n, float top)
     return fold(&sum);
 }
 
-/* So many registers, a constant, of out. */
+/* Add weighted values to `registers` registers of out (a constant). */
 INLINED void mix_some(float *out, const float *weights, const float *values, int n, int dim,
                       const int registers)
 {

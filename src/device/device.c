@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Chooses the device by name. */
+ * Opens a device by its name: cpu, cuda, auto (a GPU if there is one), or card:NAME for planning.
+ * Built without CUDA, the two functions of the cuda device are stubs here, so that no caller needs
+ * an #ifdef. */
 #include "config.h"
 
 #include "device/device.h"
@@ -19,12 +21,14 @@ int device_cuda_count(void)
 
 int device_cuda_open(struct device **out, int idx)
 {
-    (void)out, (void)idx; /* *out stays as it is on error */
+    (void)out, (void)idx; /* *out is unchanged on error */
     log_error("device: cuda was not built in; use --device cpu or build with the CUDA toolkit");
     return ERR_UNSUPPORTED;
 }
 #endif
 
+/* Errors of the kinds are logged by them. "auto" warns if a GPU was expected, since running on the
+ * CPU by accident is slow, not wrong. */
 int device_open(struct device **out, const char *kind, int idx, int cpu_threads)
 {
     if (strcmp(kind, "cpu") == 0)
@@ -46,20 +50,21 @@ int device_open(struct device **out, const char *kind, int idx, int cpu_threads)
     return ERR_INVALID;
 }
 
-/* A sixteenth more, since others want some meanwhile. */
+/* Demand a sixteenth more than needed, because other processes allocate meanwhile. */
 bool device_host_has_room(size_t bytes)
 {
     size_t available = mem_available();
 
     if (FAULT_HIT(device_sleep))
         available = 1;
-    if (available == 0 || available >= bytes + bytes / 16) /* 0: the system does not say */
+    if (available == 0 || available >= bytes + bytes / 16) /* 0: the system does not report it */
         return true;
-    log_error("device: %zu MiB of host memory are wanted for weights, %zu are free", bytes >> 20,
+    log_error("device: weights need %zu MiB of host memory, %zu are free", bytes >> 20,
               available >> 20);
     return false;
 }
 
+/* NULL is allowed, so that callers can close what they have not opened. */
 void device_close(struct device *d)
 {
     if (d != NULL)

@@ -1,12 +1,15 @@
-/* What a model may ask of a device: one table of operations, chosen at start.
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The interface of a device: one table of operations, chosen at start.
  *
  * The cpu device holds weights, activations and KV in float32, the cuda device in bfloat16; the
- * residual and the logits are float32 on both. Memory is got at start from device_alloc() and
- * given back as a whole by close(), or for a while by sleep(). Operations of a step are enqueued in
- * order on one stream; an error sticks and is returned by end(). One thread calls, but for pipes.
+ * residual and the logits are float32 on both. Memory is allocated at start by alloc() and its
+ * variants, and given back as a whole by close(), or for a while by sleep(). Operations of a step
+ * are enqueued in order on one stream; an error sticks and is returned by end(). All calls come
+ * from one thread, except for pipes.
  *
- * The operations are those of kernels/kernels.h, which says what they compute. Pointers to
- * device memory are void * or float *; the cpu device's are plain memory. */
+ * The operations are those of kernels/kernels.h, which defines their results. Pointers to device
+ * memory are void * or float *; the cpu device's are plain memory. */
 #ifndef QUIRE_DEVICE_DEVICE_H
 #define QUIRE_DEVICE_DEVICE_H
 
@@ -19,7 +22,7 @@
 
 enum device_type { DEVICE_BF16, DEVICE_F16, DEVICE_F32 }; /* of weights in a file */
 
-/* Host memory that the device copies from while the next pipe is filled. */
+/* A pipe: host memory from which the device copies while the next pipe is filled. */
 struct device_pipe {
     unsigned char *bytes;
     void *stream; /* the device's own */
@@ -27,25 +30,26 @@ struct device_pipe {
 
 #define DEVICE_TABLES_MAX 16
 
-/* The most that a step may hold; what work memory is sized by. */
+/* The largest step; work memory is sized by it. */
 struct device_limits {
     int n_tokens, n_seqs, pages_max, len_max; /* len_max: tokens of a sequence */
-    int n_tables;                             /* of pages, for groups of layers */
-    int table_pages[DEVICE_TABLES_MAX]; /* entries of a row; 0: as many as the tokens have pages */
+    int n_tables;                             /* tables of pages, one per group of layers */
+    int table_pages[DEVICE_TABLES_MAX];       /* entries of a row; 0: one per page of tokens */
     int page_tokens;
-    int n_heads, n_kv_heads, head_dim; /* the most of any layer; n_heads / n_kv_heads of all */
-    int n_windows;                     /* different ones of layers, "all" among them */
+    int n_heads, n_kv_heads, head_dim; /* maxima over all layers; the ratio n_heads / n_kv_heads
+                                        * is that of all */
+    int n_windows;                     /* different windows of layers; "all tokens" counts as one */
     int dim, ff_dim, n_vocab;
-    bool codes;      /* some matrices read them (k_format_reads_codes()) */
+    bool codes;      /* some matrices multiply codes (k_format_reads_codes()) */
     bool has_states; /* some layers are recurrent */
 };
 
-/* Steps that may be under way: the next may begin before the one before has ended. */
+/* Steps that may be in flight: one may begin before the previous one has ended. */
 #define DEVICE_STEPS_MAX 2
 
-/* One step as host arrays; borrowed until sample() or, with n_rows 0, the last operation. An id of
- * tokens.ids below 0 stands for the token that row -1 - id of the step before samples. What
- * histories point to is not read before sample(). */
+/* One step as host arrays; borrowed until sample() or, with n_rows 0, until launch(). An id of
+ * tokens.ids below 0 refers to the token that row -1 - id of the previous step samples. Memory
+ * that histories point to is not read before sample(). */
 struct device_batch {
     struct k_tokens tokens;
     const int32_t *row_tokens;       /* int32 [n_rows]: token of each row */
@@ -54,31 +58,36 @@ struct device_batch {
     int n_rows;
 };
 
-/* Rows of activations. The operation that makes them writes the form that the product which reads
- * them next takes, so that rounding costs no pass of its own; quantise() makes codes of data. Who
- * wants both forms asks for data, and for codes by quantise(). */
+/* Rows of activations. The operation that computes them writes the form that the next product
+ * reads, so that rounding needs no pass of its own; quantise() makes codes of data. A caller that
+ * needs both forms asks for data, then calls quantise(). */
 struct device_rows {
     void *data;               /* the device's type, [n][width] */
-    struct k_quantised codes; /* data and scales are the caller's memory, NULL where no product of
-                               * the model reads codes (k_format_reads_codes()); the rest is set by
-                               * the operation that writes */
+    struct k_quantised codes; /* data and scales are the caller's memory, NULL where no product
+                               * of the model reads codes (k_format_reads_codes()); other members
+                               * are set by the operation that writes the rows */
 };
 
-enum device_way { DEVICE_IN, DEVICE_OUT, DEVICE_WAYS }; /* of copies: to the device, and back */
+enum device_way {
+    DEVICE_IN,
+    DEVICE_OUT,
+    DEVICE_WAYS
+}; /* directions of copies: to the device,
+    * and back */
 #define DEVICE_MARKS_MAX  64
 
 #define DEVICE_BIASES_MAX 1024 /* of one row */
 #define DEVICE_ASKED_MAX  128
 
-/* What is wanted of some rows beside an id (kernels.h: logits beside sampling). Memory of the
- * device's, made by reserve(); the caller's between the end of the step before and sample(). */
+/* Requests of rows beyond a sampled id (kernels.h, "logits beside sampling"). The device's memory,
+ * made by reserve(); the caller may write it between the end of the previous step and sample(). */
 struct device_extras {
     struct k_logits_row *rows;     /* [n_seqs] */
     struct k_bias *biases;         /* [n_seqs * DEVICE_BIASES_MAX] */
     uint32_t *masks;               /* [n_seqs][mask_words] */
     struct k_asked *asked;         /* [n_seqs * DEVICE_ASKED_MAX]; end() fills in the logits */
     int mask_words;                /* ceil(n_vocab / 32) */
-    int n_rows, n_biases, n_masks; /* used; set before sample() */
+    int n_rows, n_biases, n_masks; /* numbers in use; set before sample() */
     int n_asked;
 };
 
@@ -87,45 +96,46 @@ struct device;
 struct device_ops {
     void (*close)(struct device *d);
 
-    /* The calling thread begins steps of this device from now on. Threads that do not call it may
-     * begin those of the first device of a kind. NULL: any thread may begin any device's. */
+    /* Make this device's GPU current for the calling thread, which begins steps of it from then on.
+     * Threads that do not call it may begin steps of the first device of a kind. NULL: any thread
+     * may begin steps of any device. */
     int (*use)(struct device *d);
 
-    /* Memory. free() tells what device_alloc() may still give, in bytes. upload() and download()
-     * block; ERR_GPU. */
+    /* Memory. free() returns the bytes that alloc() can still give. upload() and download() block;
+     * ERR_GPU. */
     int (*free)(struct device *d, size_t *free_bytes, size_t *total_bytes);
     void *(*alloc)(struct device *d, size_t bytes);
     int (*upload)(struct device *d, void *dst, const void *src, size_t bytes);
     int (*download)(struct device *d, void *dst, const void *src, size_t bytes);
-    /* download() of memory that no step under way writes: does not wait for one. */
+    /* download() of memory that no step in flight writes; does not wait for steps. */
     int (*fetch)(struct device *d, void *dst, const void *src, size_t bytes);
 
     /* A copy on the device, in the order of the steps. Memory does not overlap. */
     int (*copy_within)(struct device *d, void *dst, const void *src, size_t bytes);
 
-    /* Sleep: most of the memory goes back to the system and comes again where it was, so that no
-     * pointer and no recorded step changes. may_sleep(): alloc_constant() and alloc_scratch() give
-     * such memory from now on; else they are alloc(), whose memory always stays. Constant memory
-     * comes back as it was, and is not written any more once sleep() was called; scratch memory
-     * comes back zero. ERR_UNSUPPORTED (logged).
+    /* Sleep: most of the memory goes back to the system, and later returns at the same addresses,
+     * so that no pointer and no recorded step changes. may_sleep(): from now on alloc_constant()
+     * and alloc_scratch() give such memory; without it they are alloc(), whose memory always stays.
+     * Constant memory is restored, and must not be written once sleep() was called; scratch memory
+     * returns zeroed. ERR_UNSUPPORTED (logged).
      *
-     * sleep() and wake() do some milliseconds' worth and return ERR_AGAIN while more is to be done.
-     * Nothing may be under way. Until sleep() returns ERR_OK the device is awake and can be used;
-     * from then until wake() does, only memory of alloc() can. ERR_NO_MEMORY (logged) of sleep():
-     * the host has no room for the content. ERR_NO_MEMORY of wake(): others have the memory; what
-     * was taken again is given back, so that two that wake do not hold each other up. Both:
-     * ERR_GPU. close() is fine at any time. */
+     * sleep() and wake() each do some milliseconds of work and return ERR_AGAIN while more is left.
+     * Nothing may be in flight. Until sleep() returns ERR_OK the device is awake and can be used;
+     * from then until wake() returns ERR_OK, only memory of alloc() can. ERR_NO_MEMORY (logged) of
+     * sleep(): the host has no room for the content. ERR_NO_MEMORY of wake(): other processes have
+     * the memory; everything taken so far is given back, so that two waking processes do not block
+     * each other. Both: ERR_GPU. close() is allowed at any time. */
     int (*may_sleep)(struct device *d);
     void *(*alloc_constant)(struct device *d, size_t bytes);
     void *(*alloc_scratch)(struct device *d, size_t bytes);
     int (*sleep)(struct device *d);
     int (*wake)(struct device *d);
 
-    /* Copies beside the steps, on copy engines. pin() makes host memory ready for them (any
-     * thread); memory that is not is copied slowly. copy_start() enqueues one; copies in begin when
-     * the steps that were begun before have ended. copy_mark() gives a ticket for all of a way so
-     * far, and ERR_AGAIN when DEVICE_MARKS_MAX are open; copy_done(): 1, 0 when it is not, ERR_GPU.
-     * After copy_fence() the next step, and copies in, wait for the copies out. */
+    /* Copies beside the steps, on copy engines. pin() prepares host memory for them (any thread);
+     * other memory is copied slowly. copy_start() enqueues a copy; copies in begin after the steps
+     * that have begun have ended. copy_mark() returns a ticket for all copies of a direction so
+     * far, and ERR_AGAIN while DEVICE_MARKS_MAX are open; copy_done(): 1 if they are done, 0 if
+     * not, ERR_GPU. After copy_fence() the next step, and copies in, wait for the copies out. */
     int (*pin)(struct device *d, void *memory, size_t bytes);
     void (*unpin)(struct device *d, void *memory);
     int (*copy_start)(struct device *d, enum device_way way, void *dst, const void *src,
@@ -134,16 +144,16 @@ struct device_ops {
     int (*copy_done)(struct device *d, enum device_way way, uint64_t ticket);
     int (*copy_fence)(struct device *d);
 
-    /* n weights from a file's type into the device's, to element at of dst. Borrowed for the
+    /* Convert n weights of a file's type, and store them at element `at` of dst. Borrowed for the
      * call. */
     int (*weights)(struct device *d, void *dst, size_t at, const void *src, enum device_type type,
                    size_t n);
 
     /* Pipes: for many bytes from several threads. A thread fills a pipe's bytes and sends them;
-     * then it must wait before it fills the pipe again. What is sent may be overwritten by being
-     * converted, but not where join_ranks() is. Memory that was allocated after pipe_open() must
-     * not be sent to. Any thread, each with pipes of its own. ERR_GPU; pipe_open() ERR_NO_MEMORY
-     * too. */
+     * then it must wait before it fills the pipe again. Conversion may overwrite the pipe's bytes,
+     * but not on devices with join_ranks(). Memory that was allocated after pipe_open() must not be
+     * a destination. Any thread, each with its own pipes. ERR_GPU; pipe_open() also
+     * ERR_NO_MEMORY. */
     int (*pipe_open)(struct device *d, struct device_pipe *p, size_t bytes);
     void (*pipe_close)(struct device *d, struct device_pipe *p);
     int (*pipe_wait)(struct device *d, struct device_pipe *p);
@@ -152,51 +162,54 @@ struct device_ops {
     /* As weights(). */
     int (*pipe_weights)(struct device *d, struct device_pipe *p, void *dst, size_t at,
                         enum device_type type, size_t n);
-    /* Round rows [n_rows][n_in] of a file's type to e4m3, with a scale a row. Where takes() is true
-     * of such a matrix. */
+    /* Round rows [n_rows][n_in] of a file's type to e4m3, with one scale per row. Only if takes()
+     * is true for such a matrix. */
     int (*pipe_quantise)(struct device *d, struct device_pipe *p, const struct k_quantised *out,
                          enum device_type type, int n_rows, int n_in);
 
-    /* Noise into a matrix's elements, whatever their scales are. */
+    /* Fill a matrix's elements with noise, whatever their scales are. */
     int (*fill_random)(struct device *d, const struct k_matrix *m, float deviation, uint64_t seed);
 
-    /* True when matmul() takes a matrix of this format and shape, which need not have memory yet.
-     * All take the plain format (k_format_is_plain()). */
+    /* True if matmul() multiplies with a matrix of this format and shape, which need not have
+     * memory yet. All devices take the plain format (k_format_is_plain()). */
     bool (*takes)(struct device *d, const struct k_matrix *m);
-    /* Read what was measured of products on a GPU like this one; a file that is of no use here
-     * is logged and ignored, and so is a missing one, without a word unless it is expected. */
+    /* Read a table of measured products for GPUs like this one. A file for other hardware or
+     * versions is logged and ignored; a missing one is ignored, and logged only if it is
+     * expected. */
     void (*read_products)(struct device *d, const char *path, bool expected);
 
-    /* Ranks: n devices that compute parts of one model, each with a thread of its own, and do the
-     * same steps. join_ranks() before reserve(), all by rank; NULL where the kind has no ranks,
-     * and then so are the two below. Rank 0 alone has logits and samples them (the limits of the
-     * others have n_vocab 0); on the others too, ids of a step that stand for sampled ones are rank
-     * 0's. leave_ranks(): this rank does not go on, so the others' sums, and a rank that fails, end
-     * their steps with ERR_GPU. ERR_NO_MEMORY, ERR_UNSUPPORTED (logged): they cannot be joined. */
+    /* Ranks: n devices that compute parts of one model, each on a thread of its own, and run the
+     * same steps. join_ranks() is called before reserve(), with all devices in order of rank; NULL
+     * where the kind has no ranks, and then the two operations below are NULL too. Only rank 0 has
+     * logits and samples (the limits of the others have n_vocab 0); on all ranks, negative ids of a
+     * step refer to rank 0's samples. leave_ranks(): this rank drops out, so sums of the others,
+     * and their steps, end with ERR_GPU. ERR_NO_MEMORY, ERR_UNSUPPORTED (logged): they cannot be
+     * joined. */
     int (*join_ranks)(struct device *const *all, int n);
     void (*leave_ranks)(struct device *d);
 
-    /* Allocate what steps within the limits need. */
+    /* Allocate the work memory of steps within the limits. */
     int (*reserve)(struct device *d, const struct device_limits *limits);
 
-    /* A step: begin, then replay or, where that gives false, operations up to the logits and
-     * launch; then sample, if there are rows, and end. begin() sets step_tokens and step_rows: how
-     * many tokens and rows the operations are for, which may be a few more than the batch has.
-     * replay(): steps that are alike but for their arrays need not be enqueued operation by
-     * operation; true when this one was enqueued as a whole. */
+    /* A step: begin, then replay or, if that returns false, operations up to the logits and launch;
+     * then sample, if there are rows, and end. begin() sets step_tokens and step_rows, the numbers
+     * that operations work on, which may exceed those of the batch. replay(): steps that differ
+     * only in their arrays need not be enqueued operation by operation; true if this one was
+     * enqueued as a whole. */
     int (*begin)(struct device *d, const struct device_batch *b);
     bool (*replay)(struct device *d);
     void (*embed)(struct device *d, float *x, const void *table);
-    /* `to` is the matrix that the result is multiplied with next: it is written to out->codes where
+    /* `to` is the matrix that the result is multiplied with next: the result goes to out->codes if
      * that product reads codes, else to out->data. */
     void (*rmsnorm)(struct device *d, struct device_rows *out, const float *x, const void *weight,
                     float eps, int n, const struct k_matrix *to);
     void (*add_rmsnorm)(struct device *d, struct device_rows *out, float *x, const void *delta,
                         const void *weight, float eps, int n, const struct k_matrix *to);
-    /* Codes of rows->data [n][to->n_in], where a product with `to` reads them; else nothing. */
+    /* Make codes of rows->data [n][to->n_in] if the product with `to` reads codes; else do
+     * nothing. */
     void (*quantise)(struct device *d, struct device_rows *rows, int n, const struct k_matrix *to);
-    /* y [n][n_out] = x [n][n_in] * transpose(w [n_out][n_in]) + bias (NULL: none), of x->codes
-     * where w reads them. The second gives float32 on every device. */
+    /* y [n][n_out] = x [n][n_in] * transpose(w [n_out][n_in]) + bias (NULL: none), of x->codes if w
+     * reads codes. matmul_float() gives float32 on every device. */
     void (*matmul)(struct device *d, void *y, const struct device_rows *x, const struct k_matrix *w,
                    const void *bias, int n);
     void (*matmul_float)(struct device *d, float *y, const struct device_rows *x,
@@ -204,7 +217,7 @@ struct device_ops {
     /* r is borrowed until attn(), its memory until the step has ended. */
     void (*rope_kv)(struct device *d, void *qkv, const struct k_kv *kv, const struct k_rotary *r,
                     int n_heads);
-    /* `to` is what product() multiplies out with next; NULL: matmul() does. */
+    /* `to` is the matrix of the product() that reads out next; NULL: matmul() reads it. */
     void (*attn)(struct device *d, void *out, const void *qkv, const struct k_kv *kv, int n_heads,
                  float scale, const struct k_matrix *to);
     /* in [n_tokens][2 * width], out [n_tokens][width]; `to` as above. */
@@ -216,10 +229,10 @@ struct device_ops {
     /* in and out [n][width]; `to` as of attn(). */
     void (*activate)(struct device *d, void *out, const void *in, enum k_activation kind, int width,
                      int n, const struct k_matrix *to);
-    /* Layers in general: any norm, any activation before a gate, multipliers. Shapes and `to` as of
+    /* General layers: any norm, any activation before a gate, multipliers. Shapes and `to` as in
      * rmsnorm() and silu_mul(); norm points to this device's memory. norm_within(): the first
-     * `width` elements of each row of x [n][stride], of the device's type. place() and add() are
-     * for all tokens of the step; positions [][dim] is of the device's type. */
+     * `width` elements of each row of x [n][stride], of the device's type. place() and add() act on
+     * all tokens of the step; positions [][dim] is of the device's type. */
     void (*norm)(struct device *d, struct device_rows *out, const float *x,
                  const struct k_norm *norm, int n, const struct k_matrix *to);
     void (*norm_within)(struct device *d, void *x, int stride, const struct k_norm *norm, int width,
@@ -233,25 +246,25 @@ struct device_ops {
     void (*gather_add)(struct device *d, float *out, const float *x, const void *delta,
                        float scale);
     /* rows [n][width] of the device's type become the sum of all ranks' rows, added in the order of
-     * the ranks: the same bits on each of them, every time. Waits for the others, and all must come
-     * with the same n and width. */
+     * the ranks, so that every rank has the same bits every time. Waits for the other ranks, which
+     * must call with the same n and width. */
     void (*sum_ranks)(struct device *d, void *rows, int n, int width);
     /* sum_ranks() of the plain product y of p, then the rest of K_PRODUCT_RESIDUAL
      * (k_sum_residual()). NULL where product() takes no matrix. */
     void (*sum_residual)(struct device *d, const struct k_product *p, int n);
     void (*launch)(struct device *d);
-    /* Sample the rows of the step that was last begun; extras may change logits. With histories or
-     * extras only when no other step is under way. */
+    /* Sample the rows of the step that began last; extras may change logits. With histories or
+     * extras only while no other step is in flight. */
     void (*sample)(struct device *d, float *logits);
-    /* For steps of few tokens, all of them sampled: products that bring what stands around them
-     * (struct k_product, with pointers to this device's memory). few(): whether product() takes
-     * such a matrix for n rows; a device may take none. */
+    /* For steps of few tokens, all of them sampled: products that include the operations around
+     * them (struct k_product, with pointers to this device's memory). few(): true if product()
+     * takes such a matrix for n rows; a device may take none. */
     bool (*few)(struct device *d, const struct k_matrix *w, int n);
     void (*embed_normed)(struct device *d, float *x, void *normed, float *sums, const void *table,
                          const void *norm, const struct k_matrix *to);
     void (*product)(struct device *d, const struct k_product *p, int n);
-    /* Wait for the oldest step; ids out: int32 [n_rows]; logprobs out: [*n_extras], as many as
-     * there were extras of the step, those with n_top >= 0. ERR_GPU when anything of it failed. */
+    /* Wait for the oldest step; ids out: int32 [n_rows]; logprobs out: [*n_extras], one per extra
+     * of the step, valid for those with n_top >= 0. ERR_GPU if any operation of it failed. */
     int (*end)(struct device *d, int32_t *ids, struct k_logprob_row *logprobs, int *n_extras);
 };
 
@@ -263,20 +276,20 @@ struct device {
     size_t elem_bytes;      /* of plain weights, activations and KV: 4 cpu, 2 cuda */
     int rows_multiple;      /* matmul() may touch rows up to the next multiple of this: x and y
                              * must have room for them */
-    size_t allocated_bytes; /* by alloc() and its kin so far */
-    size_t sleeping_bytes;  /* of them, what sleep() gives back */
-    size_t constant_bytes;  /* of them, what the host keeps meanwhile */
+    size_t allocated_bytes; /* allocated so far, by alloc() and its variants */
+    size_t sleeping_bytes;  /* the part of them that sleep() gives back */
+    size_t constant_bytes;  /* the part of those that the host keeps a copy of */
     bool is_gpu;
     int step_tokens, step_rows; /* set by begin() */
-    float step_gap_us;          /* set by end(): how long the device stood still before the step */
+    float step_gap_us;          /* set by end(): how long the device was idle before the step */
     char name[64];              /* for the log */
 };
 
-/* Open "cpu", "cuda" or "auto" (cuda where there is a GPU, else cpu). idx: which GPU, from 0, of
- * those that CUDA_VISIBLE_DEVICES leaves. "card:NAME" counts the memory that a GPU of this name
- * (or of so many GiB) would give, and computes nothing (device_card.c). cpu_threads: 0 means one
- * per core. ERR_INVALID for another name, ERR_UNSUPPORTED for a kind that was not built in,
- * ERR_GPU, ERR_NO_MEMORY; all logged. */
+/* Open "cpu", "cuda" or "auto" (cuda if there is a GPU, else cpu). idx: which GPU, from 0, among
+ * those that CUDA_VISIBLE_DEVICES leaves. "card:NAME" counts the memory that a GPU of this name (or
+ * of so many GiB) would give, and computes nothing (device_card.c). cpu_threads: 0 means one per
+ * core. ERR_INVALID for another name, ERR_UNSUPPORTED for a kind that was not built in, ERR_GPU,
+ * ERR_NO_MEMORY; all logged. */
 int device_open(struct device **out, const char *kind, int idx, int cpu_threads) ERR_CHECKED;
 void device_close(struct device *d); /* NULL is fine */
 
@@ -286,9 +299,11 @@ int device_cuda_open(struct device **out, int idx) ERR_CHECKED;
 int device_card_open(struct device **out, const char *card) ERR_CHECKED;
 int device_cuda_count(void); /* usable GPUs; 0 when there is no driver */
 
-/* Whether the host could take so many bytes of a device that goes to sleep; logged when not. */
+/* True if the host has room for so many bytes of a sleeping device; logged if not. */
 bool device_host_has_room(size_t bytes);
-#define DEVICE_SLICE_US 5000 /* what sleep() and wake() take at a time: a tick of the loop's */
+#define DEVICE_SLICE_US \
+    5000 /* time of one call of sleep() or wake(): one tick of the engine's
+          * loop */
 
 /* The stream of a cuda device: for tests that launch kernels themselves. */
 k_stream device_cuda_stream(struct device *d);

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A card that is not there: counts the memory that a model takes on a GPU and computes nothing.
+ * A card that does not exist: it counts the memory that a model would take on a GPU, and computes
+ * nothing.
  *
- * `quire plan` opens a model on it, so that weights, pages and activations are what the engine
- * itself would allocate: the same code asks for them. Work areas that the cuda device takes by
- * itself are added up in card_reserve(), and what CUDA and its libraries keep is a constant that
- * was measured. Pointers are numbers that are never read or written. */
+ * `quire plan` opens a model on it, so that weights, pages and activations are exactly those that
+ * the engine would allocate, because the same code asks for them. Work areas that the cuda device
+ * allocates by itself are added up in card_reserve(), and the memory that CUDA and its libraries
+ * keep is a measured constant. Pointers are numbers that are never dereferenced. */
 #include "config.h"
 
 #include "device/device.h"
@@ -36,6 +37,7 @@ static const struct {
     size_t mib; /* as the driver reports */
 } cards[] = {{"h200", 143771}, {"h100", 81559}, {"h100-nvl", 95830}, {"gh200", 97871}};
 
+/* base is the first member. */
 static struct card *card_of(struct device *d)
 {
     return (struct card *)d;
@@ -48,6 +50,10 @@ static void card_close(struct device *d)
 
 /* --- memory ---------------------------------------------------------------------------- */
 
+/* Allocation fails as on a GPU of that size, so a model that does not fit gives the engine's own
+ * messages. Copies and conversions have nothing to do. */
+
+/* Free memory is the card's, less the constant part, less the allocations. */
 static int card_free(struct device *d, size_t *free_bytes, size_t *total_bytes)
 {
     size_t used = CARD_KEPT_BYTES + d->allocated_bytes;
@@ -57,14 +63,16 @@ static int card_free(struct device *d, size_t *free_bytes, size_t *total_bytes)
     return ERR_OK;
 }
 
+/* Addresses grow by at least CARD_ALIGN, so that no two allocations have the same. */
 static void *card_alloc(struct device *d, size_t bytes)
 {
-    struct card *c = card_of(d);
-    size_t at = c->next;
+    struct card *card = card_of(d);
+    size_t at = card->next;
 
-    if (bytes > c->total_bytes || CARD_KEPT_BYTES + d->allocated_bytes + bytes > c->total_bytes)
+    if (bytes > card->total_bytes ||
+        CARD_KEPT_BYTES + d->allocated_bytes + bytes > card->total_bytes)
         return NULL;
-    c->next += (bytes + CARD_ALIGN - 1) / CARD_ALIGN * CARD_ALIGN + CARD_ALIGN;
+    card->next += (bytes + CARD_ALIGN - 1) / CARD_ALIGN * CARD_ALIGN + CARD_ALIGN;
     d->allocated_bytes += bytes;
     return (void *)(uintptr_t)at; /* never dereferenced */
 }
@@ -91,6 +99,9 @@ static int card_fill_random(struct device *d, const struct k_matrix *m, float de
 
 /* --- choices that the cuda device would make --------------------------------------------- */
 
+/* Formats decide the bytes of weights, so these answers must equal those of device_cuda.c. */
+
+/* The formats and shapes of gemm_takes(). */
 static bool card_takes(struct device *d, const struct k_matrix *m)
 {
     (void)d;
@@ -106,12 +117,14 @@ static void card_read_products(struct device *d, const char *path, bool expected
     (void)d, (void)path, (void)expected;
 }
 
+/* Fused steps need no more memory than others. */
 static bool card_few(struct device *d, const struct k_matrix *w, int n)
 {
     (void)d, (void)w, (void)n;
     return false;
 }
 
+/* Ranks change the sizes in card_reserve() only. */
 static int card_join_ranks(struct device *const *all, int n)
 {
     for (int i = 0; i < n; i++)
@@ -124,8 +137,8 @@ static void card_leave_ranks(struct device *d)
     (void)d;
 }
 
-/* The arrays of a step, tables of pages, what rows want beside an id, and areas for products and
- * sums. */
+/* Add up the arrays of a step, page tables, extras, and areas for products and sums. Sizes follow
+ * step_cuda.c and peers_cuda.c. */
 static int card_reserve(struct device *d, const struct device_limits *limits)
 {
     const size_t tokens = (size_t)limits->n_tokens, seqs = (size_t)limits->n_seqs;
@@ -133,15 +146,19 @@ static int card_reserve(struct device *d, const struct device_limits *limits)
     size_t bytes = CARD_WORKSPACE_BYTES + CARD_HISTORY_TOKENS * sizeof(int32_t);
 
     d->limits = *limits;
+    /* Five arrays per token: ids, sequences, positions, and the two lists of tiles. */
     bytes += tokens * 5 * sizeof(int32_t) + seqs * sizeof(struct k_sample_row);
     bytes += (size_t)limits->n_tables * seqs * (size_t)limits->pages_max * sizeof(int32_t);
     bytes += seqs * (vocab / 8 + DEVICE_BIASES_MAX * sizeof(struct k_bias) +
                      DEVICE_ASKED_MAX * sizeof(struct k_asked) + sizeof(struct k_logprob_row));
     if (n_ranks > 1)
         bytes += CARD_STAGE_BYTES + K_SUM_INBOX_BYTES(n_ranks);
-    return card_alloc(d, bytes) != NULL ? ERR_OK : ERR_NO_MEMORY;
+    if (card_alloc(d, bytes) != NULL)
+        return ERR_OK;
+    return ERR_NO_MEMORY;
 }
 
+/* Operations of steps are NULL: a plan never begins one. */
 static const struct device_ops card_ops = {
     .close = card_close,
     .free = card_free,
@@ -161,7 +178,7 @@ static const struct device_ops card_ops = {
 
 /* --- opening --------------------------------------------------------------------------- */
 
-/* A card's memory in MiB: of a name, or a number of GiB. 0: neither. */
+/* A card's memory in MiB, by its name or by a number of GiB; 0 if the text is neither. */
 static size_t card_mib(const char *card)
 {
     char *end;
@@ -172,9 +189,9 @@ static size_t card_mib(const char *card)
             return cards[i].mib;
     }
     gib = strtol(card, &end, 10);
-    return *card != '\0' && *end == '\0' && gib > 0 && gib <= CARD_MIB_MAX / 1024
-               ? (size_t)gib * 1024
-               : 0;
+    if (*card != '\0' && *end == '\0' && gib > 0 && gib <= CARD_MIB_MAX / 1024)
+        return (size_t)gib * 1024;
+    return 0;
 }
 
 int device_card_open(struct device **out, const char *card)
@@ -194,6 +211,7 @@ int device_card_open(struct device **out, const char *card)
     c->base.ops = &card_ops;
     c->base.elem_bytes = sizeof(k_bf16);
     c->base.is_gpu = true;
+    /* As device_cuda.c, because it rounds up the rows of activations. */
     c->base.rows_multiple = 256;
     c->total_bytes = mib << 20;
     c->next = CARD_ALIGN;

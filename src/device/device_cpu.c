@@ -1,11 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The cpu device: float32 throughout, work shared by a pool of threads.
+ * The cpu device: float32 throughout, work divided among a pool of threads.
  *
- * Every number is computed by one thread in an order that depends on nothing but its own inputs
- * (cpu_math.h), so a token's result is the same alone and in a crowd, in one chunk and in many.
- * Rows of the simple operations are those of the references; products and attention (cpu_mix.c)
- * use the inner loops of cpu_math.c. */
+ * Each number is computed by one thread in an order that depends only on its own inputs
+ * (cpu_math.h), so a token's result is the same alone and in a full batch, in one chunk and in
+ * many. Operations on rows call the references of kernels/; products and attention (cpu_mix.c) use
+ * the inner loops of cpu_math.c.
+ *
+ * Operations run when they are called. So "launch", "fence" and "wait" have nothing to do here, and
+ * the results of a step are complete before end(). */
 #include "config.h"
 
 #include "device/parts_cpu.h"
@@ -20,10 +23,11 @@
 #include "base/must.h"
 #include "kernels/rng.h"
 
-#define OUTS_A_TASK 32 /* outputs of a product's task: its weights stay in the L1/L2 cache */
+#define OUTS_A_TASK 32 /* outputs of a product's task, whose weights stay in the L1/L2 cache */
 #define ROWS_A_TASK 128
 #define ALIGN       64
 
+/* The ids of a step, by its number. */
 static int32_t *cpu_ids_of(struct cpu *c, unsigned step)
 {
     return c->ids[step % DEVICE_STEPS_MAX];
@@ -31,6 +35,13 @@ static int32_t *cpu_ids_of(struct cpu *c, unsigned step)
 
 /* --- memory ---------------------------------------------------------------------------- */
 
+/* Sizes in bytes everywhere; nothing is freed before cpu_close(), which keeps allocation a matter
+ * of start-up alone. */
+
+/* Memory is aligned to a cache line. With may_sleep(), constant and scratch memory come from
+ * regions that can be given back (cpu_sleep.c). */
+
+/* All of the machine's memory counts as free: the size of the KV cache on cpu is a setting. */
 static int cpu_free(struct device *d, size_t *free_bytes, size_t *total_bytes)
 {
     long pages = sysconf(_SC_PHYS_PAGES), page_bytes = sysconf(_SC_PAGESIZE);
@@ -41,49 +52,52 @@ static int cpu_free(struct device *d, size_t *free_bytes, size_t *total_bytes)
     return ERR_OK;
 }
 
+/* mem_zalloc() aligns less, so there is room to move up to ALIGN. */
 static void *cpu_alloc(struct device *d, size_t bytes)
 {
-    struct cpu *c = cpu_of(d);
-    char *p;
+    struct cpu *cpu = cpu_of(d);
+    char *memory;
 
-    must(c->n_allocs < CPU_ALLOCS_MAX);
-    if (bytes > SIZE_MAX - ALIGN || (p = mem_zalloc(bytes + ALIGN)) == NULL) {
+    must(cpu->n_allocs < CPU_ALLOCS_MAX);
+    if (bytes > SIZE_MAX - ALIGN || (memory = mem_zalloc(bytes + ALIGN)) == NULL) {
         log_error("device: no memory for %zu bytes", bytes);
         return NULL;
     }
-    c->allocs[c->n_allocs++] = p;
+    cpu->allocs[cpu->n_allocs++] = memory;
     d->allocated_bytes += bytes;
-    return p + (ALIGN - (uintptr_t)p % ALIGN);
+    return memory + (ALIGN - (uintptr_t)memory % ALIGN);
 }
 
+/* Reserves addresses; later allocations come from them. */
 static int cpu_may_sleep(struct device *d)
 {
     return cpu_sleep_init(&cpu_of(d)->sleep);
 }
 
-/* Of a region, which is there when the device may sleep. */
+/* Allocate from a region. Without may_sleep() the regions do not exist, and this is cpu_alloc(). */
 static void *cpu_alloc_in(struct device *d, struct cpu_region *r, size_t bytes)
 {
-    void *p;
+    void *memory;
 
     if (r->base == NULL)
         return cpu_alloc(d, bytes);
-    if ((p = cpu_sleep_alloc(r, bytes)) == NULL) {
+    if ((memory = cpu_sleep_alloc(r, bytes)) == NULL) {
         log_error("device: no memory for %zu bytes", bytes);
         return NULL;
     }
     d->allocated_bytes += bytes;
     d->sleeping_bytes += bytes;
-    return p;
+    return memory;
 }
 
+/* constant_bytes counts only memory that sleep() gives back. */
 static void *cpu_alloc_constant(struct device *d, size_t bytes)
 {
     size_t before = d->sleeping_bytes;
-    void *p = cpu_alloc_in(d, &cpu_of(d)->sleep.constant, bytes);
+    void *memory = cpu_alloc_in(d, &cpu_of(d)->sleep.constant, bytes);
 
     d->constant_bytes += d->sleeping_bytes - before;
-    return p;
+    return memory;
 }
 
 static void *cpu_alloc_scratch(struct device *d, size_t bytes)
@@ -91,16 +105,19 @@ static void *cpu_alloc_scratch(struct device *d, size_t bytes)
     return cpu_alloc_in(d, &cpu_of(d)->sleep.scratch, bytes);
 }
 
+/* In slices, as device.h describes. */
 static int cpu_fall_asleep(struct device *d)
 {
     return cpu_sleep_out(&cpu_of(d)->sleep);
 }
 
+/* Scratch memory comes back zeroed. */
 static int cpu_wake(struct device *d)
 {
     return cpu_sleep_in(&cpu_of(d)->sleep);
 }
 
+/* upload(), download(), fetch() and copy_within() are all this. */
 static int cpu_copy(struct device *d, void *dst, const void *src, size_t bytes)
 {
     (void)d;
@@ -108,6 +125,7 @@ static int cpu_copy(struct device *d, void *dst, const void *src, size_t bytes)
     return ERR_OK;
 }
 
+/* All host memory is equally fast here. */
 static int cpu_pin(struct device *d, void *memory, size_t bytes)
 {
     (void)d, (void)memory, (void)bytes;
@@ -119,7 +137,7 @@ static void cpu_unpin(struct device *d, void *memory)
     (void)d, (void)memory;
 }
 
-/* Copies are done as they are started. */
+/* A copy is complete when it has been started, so marks and fences are trivial. */
 static int cpu_copy_start(struct device *d, enum device_way way, void *dst, const void *src,
                           size_t bytes)
 {
@@ -146,21 +164,25 @@ static int cpu_copy_fence(struct device *d)
     return ERR_OK;
 }
 
-static float float_of_half(uint16_t h)
+/* F16 to float32; exponent 31 is infinity or NaN. */
+static float cpu_float_of_half(uint16_t h)
 {
     uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = h >> 10 & 31, fraction = h & 1023;
     uint32_t bits;
-    float f;
+    float value;
 
     if (exponent == 0) { /* zero or subnormal: fraction * 2^-24 */
-        f = (float)fraction * 0x1p-24f;
-        return sign == 0 ? f : -f;
+        value = (float)fraction * 0x1p-24f;
+        if (sign == 0)
+            return value;
+        return -value;
     }
     bits = sign | (exponent == 31 ? 255U : exponent + 112) << 23 | fraction << 13;
-    memcpy(&f, &bits, sizeof f);
-    return f;
+    memcpy(&value, &bits, sizeof value);
+    return value;
 }
 
+/* BF16 is the upper half of a float32. */
 static int cpu_weights(struct device *d, void *dst, size_t at, const void *src,
                        enum device_type type, size_t n)
 {
@@ -183,13 +205,14 @@ static int cpu_weights(struct device *d, void *dst, size_t at, const void *src,
     case DEVICE_F16:
         for (size_t i = 0; i < n; i++) {
             memcpy(&half, bytes + 2 * i, 2);
-            out[i] = float_of_half(half);
+            out[i] = cpu_float_of_half(half);
         }
         break;
     }
     return ERR_OK;
 }
 
+/* Element i depends on seed and i alone, so tests can compare models. */
 static int cpu_fill_random(struct device *d, const struct k_matrix *m, float deviation,
                            uint64_t seed)
 {
@@ -202,19 +225,21 @@ static int cpu_fill_random(struct device *d, const struct k_matrix *m, float dev
     return ERR_OK;
 }
 
-/* Its own type alone, which is float32. */
+/* Only float32; other formats are converted while they are loaded. */
 static bool cpu_takes(struct device *d, const struct k_matrix *m)
 {
     (void)d;
     return k_format_is_plain(&m->format);
 }
 
-/* Pipes are plain memory, and nothing is under way on return. */
+/* Pipes are plain memory, and each send is complete on return. */
 static int cpu_pipe_open(struct device *d, struct device_pipe *p, size_t bytes)
 {
     (void)d;
     p->bytes = mem_alloc(bytes);
-    return p->bytes == NULL ? ERR_NO_MEMORY : ERR_OK;
+    if (p->bytes == NULL)
+        return ERR_NO_MEMORY;
+    return ERR_OK;
 }
 
 static void cpu_pipe_close(struct device *d, struct device_pipe *p)
@@ -251,11 +276,13 @@ static int cpu_pipe_quantise(struct device *d, struct device_pipe *p, const stru
 
 static void cpu_read_products(struct device *d, const char *path, bool expected)
 {
-    (void)d, (void)path, (void)expected; /* products are its own */
+    (void)d, (void)path, (void)expected; /* products of this device are not tuned */
 }
 
-/* --- rows: shared out in runs of rows -------------------------------------------------- */
+/* --- rows: divided into runs of rows ---------------------------------------------------- */
 
+/* Operations that treat each row by itself share one job type: a task takes a run of rows and calls
+ * the reference for them. */
 enum row_op {
     ROW_EMBED,
     ROW_RMSNORM,
@@ -288,219 +315,248 @@ struct row_job {
     int pos_first;                /* ROW_PLACE */
 };
 
-static void silu_rows(const struct row_job *j, int first, int n)
+/* A run of rows for ROW_SILU. */
+static void cpu_silu_rows(const struct row_job *j, int first, int n)
 {
     size_t width = (size_t)j->width;
 
-    for (int r = first; r < first + n; r++) {
-        const float *in = j->a + (size_t)r * 2 * width;
+    for (int row = first; row < first + n; row++) {
+        const float *in = j->a + (size_t)row * 2 * width;
 
-        j->c->math->silu_mul(j->out + (size_t)r * width, in, in + width, j->width);
+        j->c->math->silu_mul(j->out + (size_t)row * width, in, in + width, j->width);
     }
 }
 
-static void row_task(void *arg, int task, int worker)
+/* `at` and `wide` are the offsets of the task's first row in rows of dim and of width elements. */
+static void cpu_row_task(void *arg, int task, int worker)
 {
-    const struct row_job *j = arg;
-    const struct device_limits *lim = &j->c->base.limits;
-    int first = task * j->rows_a_task;
-    int n = j->n - first < j->rows_a_task ? j->n - first : j->rows_a_task;
-    size_t at = (size_t)first * lim->dim, wide = (size_t)first * (size_t)j->width;
+    const struct row_job *job = arg;
+    const struct device_limits *lim = &job->c->base.limits;
+    int first = task * job->rows_a_task;
+    int n = job->rows_a_task;
+    size_t at = (size_t)first * lim->dim, wide = (size_t)first * (size_t)job->width;
 
+    if (job->n - first < job->rows_a_task)
+        n = job->n - first;
     (void)worker;
-    switch (j->op) {
-    case ROW_EMBED: ref_embed(j->x + at, j->b, j->c->token_ids + first, n, lim->dim); break;
-    case ROW_RMSNORM: ref_rmsnorm(j->out + at, j->x + at, j->b, j->eps, n, lim->dim); break;
+    /* Each reference takes the first row and the number of rows. */
+    switch (job->op) {
+    case ROW_EMBED: ref_embed(job->x + at, job->b, job->c->token_ids + first, n, lim->dim); break;
+    case ROW_RMSNORM: ref_rmsnorm(job->out + at, job->x + at, job->b, job->eps, n, lim->dim); break;
     case ROW_ADD_RMSNORM:
-        ref_add_rmsnorm(j->out + at, j->x + at, j->a + at, j->b, j->eps, n, lim->dim);
+        ref_add_rmsnorm(job->out + at, job->x + at, job->a + at, job->b, job->eps, n, lim->dim);
         break;
     case ROW_ROPE:
-        ref_rope_kv(j->out, j->kv, &j->tokens, j->rotary, j->n_heads, first, first + n);
+        ref_rope_kv(job->out, job->kv, &job->tokens, job->rotary, job->n_heads, first, first + n);
         break;
-    case ROW_NORM: ref_norm(j->out + at, j->x + at, j->norm, n, lim->dim); break;
-    case ROW_ADD: ref_add(j->x + at, j->a + at, j->scale, (size_t)n * (size_t)lim->dim); break;
+    case ROW_NORM: ref_norm(job->out + at, job->x + at, job->norm, n, lim->dim); break;
+    case ROW_ADD:
+        ref_add(job->x + at, job->a + at, job->scale, (size_t)n * (size_t)lim->dim);
+        break;
     case ROW_PLACE:
-        ref_place(j->x + at, j->scale, j->a, j->c->batch->tokens.pos + first, j->pos_first, n,
-                  lim->dim);
+        ref_place(job->x + at, job->scale, job->a, job->c->batch->tokens.pos + first,
+                  job->pos_first, n, lim->dim);
         break;
-    case ROW_SILU: silu_rows(j, first, n); break;
+    case ROW_SILU: cpu_silu_rows(job, first, n); break;
     case ROW_ACTIVATE:
-        ref_activate(j->out + wide, j->a + wide, j->activation, (size_t)n * (size_t)j->width);
+        ref_activate(job->out + wide, job->a + wide, job->activation,
+                     (size_t)n * (size_t)job->width);
         break;
-    case ROW_GATE: ref_gate(j->out + wide, j->a + 2 * wide, j->activation, n, j->width); break;
+    case ROW_GATE:
+        ref_gate(job->out + wide, job->a + 2 * wide, job->activation, n, job->width);
+        break;
     case ROW_NORM_WITHIN:
-        ref_norm_within(j->x + (size_t)first * (size_t)j->stride, j->stride, j->norm, n, j->width);
+        ref_norm_within(job->x + (size_t)first * (size_t)job->stride, job->stride, job->norm, n,
+                        job->width);
         break;
     }
 }
 
-static void row_run(struct row_job *j, int width)
+/* Small jobs are one task; larger ones four per thread, so that a slow thread delays little. */
+static void cpu_run_rows(struct row_job *j, int width)
 {
     int n_tasks = (size_t)j->n * width < CPU_INLINE_WORK / 4 ? 1 : 4 * pool_width(j->c->pool);
 
     j->rows_a_task = (j->n + n_tasks - 1) / n_tasks;
     if (j->rows_a_task > 0)
-        pool_run(j->c->pool, row_task, j, (j->n + j->rows_a_task - 1) / j->rows_a_task);
+        pool_run(j->c->pool, cpu_row_task, j, (j->n + j->rows_a_task - 1) / j->rows_a_task);
 }
 
+/* One job for all tokens of the step. */
 static void cpu_embed(struct device *d, float *x, const void *table)
 {
-    struct row_job j = {.c = cpu_of(d),
-                        .op = ROW_EMBED,
-                        .x = x,
-                        .b = table,
-                        .n = cpu_of(d)->batch->tokens.n_tokens};
+    struct row_job job = {.c = cpu_of(d),
+                          .op = ROW_EMBED,
+                          .x = x,
+                          .b = table,
+                          .n = cpu_of(d)->batch->tokens.n_tokens};
 
-    row_run(&j, d->limits.dim);
+    cpu_run_rows(&job, d->limits.dim);
 }
 
+/* The norm of the residual. */
 static void cpu_rmsnorm(struct device *d, struct device_rows *out, const float *x,
                         const void *weight, float eps, int n, const struct k_matrix *to)
 {
-    struct row_job j = {
+    struct row_job job = {
         .c = cpu_of(d), .op = ROW_RMSNORM, .out = out->data, .b = weight, .eps = eps, .n = n};
 
     (void)to;
-    memcpy(&j.x, &x, sizeof x); /* only read by ROW_RMSNORM */
-    row_run(&j, d->limits.dim);
+    memcpy(&job.x, &x, sizeof x); /* removes const; ROW_RMSNORM only reads x */
+    cpu_run_rows(&job, d->limits.dim);
 }
 
+/* x is updated, and its norm written to out. */
 static void cpu_add_rmsnorm(struct device *d, struct device_rows *out, float *x, const void *delta,
                             const void *weight, float eps, int n, const struct k_matrix *to)
 {
-    struct row_job j = {.c = cpu_of(d),
-                        .op = ROW_ADD_RMSNORM,
-                        .out = out->data,
-                        .x = x,
-                        .a = delta,
-                        .b = weight,
-                        .eps = eps,
-                        .n = n};
+    struct row_job job = {.c = cpu_of(d),
+                          .op = ROW_ADD_RMSNORM,
+                          .out = out->data,
+                          .x = x,
+                          .a = delta,
+                          .b = weight,
+                          .eps = eps,
+                          .n = n};
 
     (void)to;
-    row_run(&j, d->limits.dim);
+    cpu_run_rows(&job, d->limits.dim);
 }
 
+/* Also writes keys and values to their pages. */
 static void cpu_rope_kv(struct device *d, void *qkv, const struct k_kv *kv,
                         const struct k_rotary *r, int n_heads)
 {
-    struct row_job j = {.c = cpu_of(d),
-                        .op = ROW_ROPE,
-                        .out = qkv,
-                        .kv = kv,
-                        .rotary = r,
-                        .tokens = k_tokens_of(&cpu_of(d)->batch->tokens, kv->group),
-                        .n_heads = n_heads,
-                        .n = cpu_of(d)->batch->tokens.n_tokens};
+    struct row_job job = {.c = cpu_of(d),
+                          .op = ROW_ROPE,
+                          .out = qkv,
+                          .kv = kv,
+                          .rotary = r,
+                          .tokens = k_tokens_of(&cpu_of(d)->batch->tokens, kv->group),
+                          .n_heads = n_heads,
+                          .n = cpu_of(d)->batch->tokens.n_tokens};
 
-    row_run(&j, (n_heads + 2 * kv->n_kv_heads) * kv->head_dim);
+    cpu_run_rows(&job, (n_heads + 2 * kv->n_kv_heads) * kv->head_dim);
 }
 
+/* Gate and up are halves of each input row. */
 static void cpu_silu_mul(struct device *d, struct device_rows *out, const void *in, int ff_dim,
                          int n, const struct k_matrix *to)
 {
-    struct row_job j = {
+    struct row_job job = {
         .c = cpu_of(d), .op = ROW_SILU, .out = out->data, .a = in, .n = n, .width = ff_dim};
 
     (void)to;
-    row_run(&j, ff_dim);
+    cpu_run_rows(&job, ff_dim);
 }
 
+/* In and out have the same width. */
 static void cpu_activate(struct device *d, void *out, const void *in, enum k_activation kind,
                          int width, int n, const struct k_matrix *to)
 {
-    struct row_job j = {.c = cpu_of(d),
-                        .op = ROW_ACTIVATE,
-                        .out = out,
-                        .a = in,
-                        .n = n,
-                        .activation = kind,
-                        .width = width};
+    struct row_job job = {.c = cpu_of(d),
+                          .op = ROW_ACTIVATE,
+                          .out = out,
+                          .a = in,
+                          .n = n,
+                          .activation = kind,
+                          .width = width};
 
     (void)to;
-    row_run(&j, width);
+    cpu_run_rows(&job, width);
 }
 
+/* Any activation; SiLU has the faster cpu_silu_mul(). */
 static void cpu_gate(struct device *d, struct device_rows *out, const void *in,
                      enum k_activation kind, int ff_dim, int n, const struct k_matrix *to)
 {
-    struct row_job j = {.c = cpu_of(d),
-                        .op = ROW_GATE,
-                        .out = out->data,
-                        .a = in,
-                        .n = n,
-                        .activation = kind,
-                        .width = ff_dim};
+    struct row_job job = {.c = cpu_of(d),
+                          .op = ROW_GATE,
+                          .out = out->data,
+                          .a = in,
+                          .n = n,
+                          .activation = kind,
+                          .width = ff_dim};
 
     (void)to;
-    row_run(&j, ff_dim);
+    cpu_run_rows(&job, ff_dim);
 }
 
+/* General norms, with mean and bias if the kind has them. */
 static void cpu_norm(struct device *d, struct device_rows *out, const float *x,
                      const struct k_norm *norm, int n, const struct k_matrix *to)
 {
-    struct row_job j = {.c = cpu_of(d), .op = ROW_NORM, .out = out->data, .norm = norm, .n = n};
+    struct row_job job = {.c = cpu_of(d), .op = ROW_NORM, .out = out->data, .norm = norm, .n = n};
 
     (void)to;
-    memcpy(&j.x, &x, sizeof x); /* only read by ROW_NORM */
-    row_run(&j, d->limits.dim);
+    memcpy(&job.x, &x, sizeof x); /* removes const; ROW_NORM only reads x */
+    cpu_run_rows(&job, d->limits.dim);
 }
 
+/* Norms part of each row in place, such as the query heads. */
 static void cpu_norm_within(struct device *d, void *x, int stride, const struct k_norm *norm,
                             int width, int n)
 {
-    struct row_job j = {.c = cpu_of(d),
-                        .op = ROW_NORM_WITHIN,
-                        .x = x,
-                        .norm = norm,
-                        .n = n,
-                        .width = width,
-                        .stride = stride};
+    struct row_job job = {.c = cpu_of(d),
+                          .op = ROW_NORM_WITHIN,
+                          .x = x,
+                          .norm = norm,
+                          .n = n,
+                          .width = width,
+                          .stride = stride};
 
-    row_run(&j, width);
+    cpu_run_rows(&job, width);
 }
 
+/* Scales embeddings and adds learned positions, if there are any. */
 static void cpu_place(struct device *d, float *x, float scale, const void *positions, int first)
 {
-    struct row_job j = {.c = cpu_of(d),
-                        .op = ROW_PLACE,
-                        .x = x,
-                        .a = positions,
-                        .scale = scale,
-                        .n = cpu_of(d)->batch->tokens.n_tokens,
-                        .pos_first = first};
+    struct row_job job = {.c = cpu_of(d),
+                          .op = ROW_PLACE,
+                          .x = x,
+                          .a = positions,
+                          .scale = scale,
+                          .n = cpu_of(d)->batch->tokens.n_tokens,
+                          .pos_first = first};
 
-    row_run(&j, d->limits.dim);
+    cpu_run_rows(&job, d->limits.dim);
 }
 
+/* x += scale * delta. */
 static void cpu_add(struct device *d, float *x, const void *delta, float scale, int n)
 {
-    struct row_job j = {.c = cpu_of(d), .op = ROW_ADD, .x = x, .a = delta, .scale = scale, .n = n};
+    struct row_job job = {
+        .c = cpu_of(d), .op = ROW_ADD, .x = x, .a = delta, .scale = scale, .n = n};
 
-    row_run(&j, d->limits.dim);
+    cpu_run_rows(&job, d->limits.dim);
 }
 
+/* Logits of few rows: not worth a job. */
 static void cpu_soften(struct device *d, float *logits, const struct k_softening *how, int n)
 {
     ref_soften(logits, how, n, d->limits.n_vocab);
 }
 
-/* No product here reads codes: cpu_takes() was false. */
+/* No product of this device reads codes, because cpu_takes() was false. */
 static void cpu_quantise(struct device *d, struct device_rows *rows, int n,
                          const struct k_matrix *to)
 {
     (void)d, (void)rows, (void)n, (void)to;
 }
 
+/* Only the sampled rows continue to the head. */
 static void cpu_gather_add(struct device *d, float *out, const float *x, const void *delta,
                            float scale)
 {
-    const struct device_batch *b = cpu_of(d)->batch;
+    const struct device_batch *batch = cpu_of(d)->batch;
 
-    ref_gather_add(out, x, delta, scale, b->row_tokens, b->n_rows, d->limits.dim);
+    ref_gather_add(out, x, delta, scale, batch->row_tokens, batch->n_rows, d->limits.dim);
 }
 
 /* --- products -------------------------------------------------------------------------- */
+
+/* A task computes ROWS_A_TASK rows of OUTS_A_TASK outputs: the weights of a task fit the cache and
+ * are used for all of its rows. */
 
 struct matmul_job {
     const struct cpu_math *math;
@@ -508,42 +564,50 @@ struct matmul_job {
     int n, n_out_tasks;
 };
 
-static void matmul_task(void *arg, int task, int worker)
+/* Neighbouring tasks have the same rows and the next outputs. */
+static void cpu_matmul_task(void *arg, int task, int worker)
 {
-    const struct matmul_job *j = arg;
-    struct cpu_matmul m = j->m;
-    int out = task % j->n_out_tasks, row = task / j->n_out_tasks;
+    const struct matmul_job *job = arg;
+    struct cpu_matmul product = job->m;
+    int out = task % job->n_out_tasks, row = task / job->n_out_tasks;
 
     (void)worker;
-    m.out_first = out * OUTS_A_TASK;
-    m.out_last = m.out_first + OUTS_A_TASK < m.n_out ? m.out_first + OUTS_A_TASK : m.n_out;
-    m.row_first = row * ROWS_A_TASK;
-    m.row_last = m.row_first + ROWS_A_TASK < j->n ? m.row_first + ROWS_A_TASK : j->n;
-    j->math->matmul(&m);
+    product.out_first = out * OUTS_A_TASK;
+    product.out_last = product.out_first + OUTS_A_TASK < product.n_out
+                           ? product.out_first + OUTS_A_TASK
+                           : product.n_out;
+    product.row_first = row * ROWS_A_TASK;
+    product.row_last =
+        product.row_first + ROWS_A_TASK < job->n ? product.row_first + ROWS_A_TASK : job->n;
+    job->math->matmul(&product);
 }
 
+/* A small product is computed by the caller, because waking threads costs more. */
 static void cpu_matmul(struct device *d, void *y, const struct device_rows *x,
                        const struct k_matrix *w, const void *bias, int n)
 {
-    struct cpu *c = cpu_of(d);
-    struct matmul_job j = {.math = c->math, .n = n};
+    struct cpu *cpu = cpu_of(d);
+    struct matmul_job job = {.math = cpu->math, .n = n};
 
-    j.m = (struct cpu_matmul){.y = y,
-                              .x = x->data,
-                              .w = w->data,
-                              .bias = bias,
-                              .n_in = w->n_in,
-                              .n_out = w->n_out,
-                              .row_last = n,
-                              .out_last = w->n_out};
+    job.m = (struct cpu_matmul){.y = y,
+                                .x = x->data,
+                                .w = w->data,
+                                .bias = bias,
+                                .n_in = w->n_in,
+                                .n_out = w->n_out,
+                                .row_last = n,
+                                .out_last = w->n_out};
+    /* Waking threads takes longer than such a product. */
     if ((size_t)n * w->n_out * w->n_in < CPU_INLINE_WORK) {
-        c->math->matmul(&j.m);
+        cpu->math->matmul(&job.m);
         return;
     }
-    j.n_out_tasks = (w->n_out + OUTS_A_TASK - 1) / OUTS_A_TASK;
-    pool_run(c->pool, matmul_task, &j, j.n_out_tasks * ((n + ROWS_A_TASK - 1) / ROWS_A_TASK));
+    job.n_out_tasks = (w->n_out + OUTS_A_TASK - 1) / OUTS_A_TASK;
+    pool_run(cpu->pool, cpu_matmul_task, &job,
+             job.n_out_tasks * ((n + ROWS_A_TASK - 1) / ROWS_A_TASK));
 }
 
+/* All results are float32 anyway. */
 static void cpu_matmul_float(struct device *d, float *y, const struct device_rows *x,
                              const struct k_matrix *w, int n)
 {
@@ -552,90 +616,106 @@ static void cpu_matmul_float(struct device *d, float *y, const struct device_row
 
 /* --- ranks ----------------------------------------------------------------------------- */
 
+/* With ranks, each rank's device runs on a thread of its own and has a pool of its own. */
+
+/* All devices belong to one process, so an object in memory joins them. */
 static int cpu_join_ranks(struct device *const *all, int n)
 {
     struct cpu_ranks *ranks = NULL;
     int rc = cpu_ranks_make(&ranks, n);
 
     for (int i = 0; i < n && rc == ERR_OK; i++) {
-        struct cpu *c = cpu_of(all[i]);
+        struct cpu *cpu = cpu_of(all[i]);
 
-        c->ranks = ranks;
-        c->first = cpu_of(all[0]);
-        c->rank = i;
+        cpu->ranks = ranks;
+        cpu->first = cpu_of(all[0]);
+        cpu->rank = i;
     }
     return rc;
 }
 
+/* Other ranks stop waiting, and their steps end with ERR_GPU. */
 static void cpu_leave_ranks(struct device *d)
 {
     cpu_ranks_end(cpu_of(d)->ranks);
 }
 
+/* Blocks until all ranks have called it. */
 static void cpu_sum_ranks(struct device *d, void *rows, int n, int width)
 {
-    struct cpu *c = cpu_of(d);
+    struct cpu *cpu = cpu_of(d);
 
-    cpu_ranks_sum(c->ranks, c->rank, rows, (size_t)n * (size_t)width);
+    cpu_ranks_sum(cpu->ranks, cpu->rank, rows, (size_t)n * (size_t)width);
 }
 
 /* --- a step ---------------------------------------------------------------------------- */
+
+/* Results of a step are kept by its number modulo DEVICE_STEPS_MAX until it ends, because the next
+ * step may begin before. */
 
 struct sample_job {
     struct cpu *c;
     const float *logits;
 };
 
-static void sample_task(void *arg, int task, int worker)
+/* One row. Scratch memory and counts are the worker's. */
+static void cpu_sample_task(void *arg, int task, int worker)
 {
     const struct sample_job *j = arg;
-    const struct device_batch *b = j->c->batch;
-    struct k_sample_row row = b->rows[task];
+    const struct device_batch *batch = j->c->batch;
+    struct k_sample_row row = batch->rows[task];
     int n_vocab = j->c->base.limits.n_vocab;
 
     row.history_at = 0;
     cpu_ids_of(j->c, j->c->n_begun - 1)[task] =
-        ref_sample(j->logits + (size_t)task * n_vocab, n_vocab, &row, b->histories[task],
+        ref_sample(j->logits + (size_t)task * n_vocab, n_vocab, &row, batch->histories[task],
                    j->c->scratch + (size_t)worker * j->c->scratch_len,
                    j->c->counts + (size_t)worker * n_vocab);
 }
 
+/* Log probabilities are computed from unmodified logits, then masks and biases are applied, then
+ * rows are sampled. */
 static void cpu_sample(struct device *d, float *logits)
 {
-    struct sample_job j = {.c = cpu_of(d), .logits = logits};
-    unsigned step = (j.c->n_begun - 1) % DEVICE_STEPS_MAX;
-    const struct device_extras *x = &d->extras;
+    struct sample_job job = {.c = cpu_of(d), .logits = logits};
+    unsigned step = (job.c->n_begun - 1) % DEVICE_STEPS_MAX;
+    const struct device_extras *extras = &d->extras;
     int n_vocab = d->limits.n_vocab;
 
-    j.c->n_extras[step] = x->n_rows;
-    ref_read_asked(x->asked, logits, n_vocab, x->n_asked);
-    ref_logprobs(j.c->logprobs[step], logits, n_vocab, x->rows, x->n_rows);
-    ref_edit(logits, n_vocab, x->rows, x->n_rows, x->masks, x->biases);
-    pool_run(j.c->pool, sample_task, &j, j.c->batch->n_rows);
-    ref_chosen(j.c->logprobs[step], j.c->ids[step], logits, n_vocab, x->rows, x->n_rows, x->biases);
+    must(extras->n_rows <= job.c->batch->n_rows);
+    job.c->n_extras[step] = extras->n_rows;
+    ref_read_asked(extras->asked, logits, n_vocab, extras->n_asked);
+    ref_logprobs(job.c->logprobs[step], logits, n_vocab, extras->rows, extras->n_rows);
+    ref_edit(logits, n_vocab, extras->rows, extras->n_rows, extras->masks, extras->biases);
+    pool_run(job.c->pool, cpu_sample_task, &job, job.c->batch->n_rows);
+    ref_chosen(job.c->logprobs[step], job.c->ids[step], logits, n_vocab, extras->rows,
+               extras->n_rows, extras->biases);
 }
 
-/* Operations run as they come, so the step before has sampled. */
+/* Operations run at once, so the previous step has been sampled, and negative ids can be resolved
+ * here. They refer to rank 0's samples. */
 static int cpu_begin(struct device *d, const struct device_batch *b)
 {
-    struct cpu *c = cpu_of(d);
-    const int32_t *before = cpu_ids_of(c->first, c->n_begun - 1);
+    struct cpu *cpu = cpu_of(d);
+    const int32_t *before = cpu_ids_of(cpu->first, cpu->n_begun - 1);
 
-    must(c->n_begun - c->n_ended < DEVICE_STEPS_MAX);
+    must(cpu->n_begun - cpu->n_ended < DEVICE_STEPS_MAX);
     for (int t = 0; t < b->tokens.n_tokens; t++) {
         int32_t id = b->tokens.ids[t];
 
-        c->token_ids[t] = id < 0 ? before[-1 - id] : id;
+        cpu->token_ids[t] = id < 0 ? before[-1 - id] : id;
     }
-    c->batch = b;
-    c->n_rows[c->n_begun % DEVICE_STEPS_MAX] = d->limits.n_vocab > 0 ? b->n_rows : 0;
-    c->n_extras[c->n_begun % DEVICE_STEPS_MAX] = 0;
-    c->n_begun++;
+    /* Borrowed until the step is sampled. */
+    cpu->batch = b;
+    cpu->n_rows[cpu->n_begun % DEVICE_STEPS_MAX] = d->limits.n_vocab > 0 ? b->n_rows : 0;
+    cpu->n_extras[cpu->n_begun % DEVICE_STEPS_MAX] = 0;
+    cpu->n_begun++;
     d->step_tokens = b->tokens.n_tokens;
     d->step_rows = b->n_rows;
     return ERR_OK;
 }
 
+/* Nothing is recorded on this device. */
 static bool cpu_replay(struct device *d)
 {
     (void)d;
@@ -644,77 +724,90 @@ static bool cpu_replay(struct device *d)
 
 static void cpu_launch(struct device *d)
 {
-    (void)d; /* all has run */
+    (void)d; /* everything has run already */
 }
 
 static bool cpu_few(struct device *d, const struct k_matrix *w, int n)
 {
     (void)d, (void)w, (void)n;
-    return false; /* products of few rows gain nothing here: matmul() is as good */
+    return false; /* products of few rows gain nothing here */
 }
 
+/* A sum that was ended makes all later results invalid. */
 static int cpu_end(struct device *d, int32_t *ids, struct k_logprob_row *logprobs, int *n_extras)
 {
-    struct cpu *c = cpu_of(d);
-    unsigned step = c->n_ended++, at = step % DEVICE_STEPS_MAX;
+    struct cpu *cpu = cpu_of(d);
+    unsigned step = cpu->n_ended++, at = step % DEVICE_STEPS_MAX;
 
-    must(step != c->n_begun);
-    if (c->n_rows[at] > 0)
-        memcpy(ids, c->ids[at], (size_t)c->n_rows[at] * sizeof *ids);
-    memcpy(logprobs, c->logprobs[at], (size_t)c->n_extras[at] * sizeof *logprobs);
-    *n_extras = c->n_extras[at];
-    return c->ranks != NULL && cpu_ranks_ended(c->ranks) ? ERR_GPU : ERR_OK;
+    /* A step must have begun for each end. */
+    must(step != cpu->n_begun);
+    if (cpu->n_rows[at] > 0)
+        /* Ranks above 0 have no rows and leave ids alone. */
+        memcpy(ids, cpu->ids[at], (size_t)cpu->n_rows[at] * sizeof *ids);
+    memcpy(logprobs, cpu->logprobs[at], (size_t)cpu->n_extras[at] * sizeof *logprobs);
+    *n_extras = cpu->n_extras[at];
+    if (cpu->ranks != NULL && cpu_ranks_ended(cpu->ranks))
+        return ERR_GPU;
+    return ERR_OK;
 }
 
+/* Arrays for extras, and per-step results. */
 static int cpu_reserve_extras(struct device *d, size_t n_seqs)
 {
-    struct device_extras *x = &d->extras;
-    struct cpu *c = cpu_of(d);
+    struct device_extras *extras = &d->extras;
+    struct cpu *cpu = cpu_of(d);
 
-    x->mask_words = (d->limits.n_vocab + 31) / 32;
-    x->rows = cpu_alloc(d, n_seqs * sizeof *x->rows);
-    x->biases = cpu_alloc(d, n_seqs * DEVICE_BIASES_MAX * sizeof *x->biases);
-    x->masks = cpu_alloc(d, n_seqs * (size_t)x->mask_words * sizeof *x->masks);
-    x->asked = cpu_alloc(d, n_seqs * DEVICE_ASKED_MAX * sizeof *x->asked);
+    extras->mask_words = (d->limits.n_vocab + 31) / 32;
+    extras->rows = cpu_alloc(d, n_seqs * sizeof *extras->rows);
+    extras->biases = cpu_alloc(d, n_seqs * DEVICE_BIASES_MAX * sizeof *extras->biases);
+    extras->masks = cpu_alloc(d, n_seqs * (size_t)extras->mask_words * sizeof *extras->masks);
+    extras->asked = cpu_alloc(d, n_seqs * DEVICE_ASKED_MAX * sizeof *extras->asked);
     for (int i = 0; i < DEVICE_STEPS_MAX; i++) {
-        c->ids[i] = cpu_alloc(d, n_seqs * sizeof *c->ids[i]);
-        c->logprobs[i] = cpu_alloc(d, n_seqs * sizeof *c->logprobs[i]);
-        if (c->ids[i] == NULL || c->logprobs[i] == NULL)
+        cpu->ids[i] = cpu_alloc(d, n_seqs * sizeof *cpu->ids[i]);
+        cpu->logprobs[i] = cpu_alloc(d, n_seqs * sizeof *cpu->logprobs[i]);
+        if (cpu->ids[i] == NULL || cpu->logprobs[i] == NULL)
             return ERR_NO_MEMORY;
     }
-    return x->rows == NULL || x->biases == NULL || x->masks == NULL || x->asked == NULL
-               ? ERR_NO_MEMORY
-               : ERR_OK;
+    if (extras->rows == NULL || extras->biases == NULL || extras->masks == NULL ||
+        extras->asked == NULL)
+        return ERR_NO_MEMORY;
+    return ERR_OK;
 }
 
+/* Scratch memory of a thread holds the scores of one head or the logits of one row, rounded up
+ * because cpu_math writes whole lanes. */
 static int cpu_reserve(struct device *d, const struct device_limits *limits)
 {
-    struct cpu *c = cpu_of(d);
+    struct cpu *cpu = cpu_of(d);
     size_t len = (size_t)(limits->len_max > limits->n_vocab ? limits->len_max : limits->n_vocab);
-    size_t width = (size_t)pool_width(c->pool);
+    size_t width = (size_t)pool_width(cpu->pool);
 
+    must(limits->n_tokens >= 1 && limits->n_seqs >= 1);
     d->limits = *limits;
-    c->scratch_len = (len + 31) / 16 * 16;
-    c->scratch = cpu_alloc(d, width * c->scratch_len * sizeof *c->scratch);
-    c->counts = cpu_alloc(d, width * (size_t)limits->n_vocab * sizeof *c->counts);
-    c->token_ids = cpu_alloc(d, (size_t)limits->n_tokens * sizeof *c->token_ids);
-    if (c->scratch == NULL || c->counts == NULL || c->token_ids == NULL)
+    cpu->scratch_len = (len + 31) / 16 * 16;
+    cpu->scratch = cpu_alloc(d, width * cpu->scratch_len * sizeof *cpu->scratch);
+    cpu->counts = cpu_alloc(d, width * (size_t)limits->n_vocab * sizeof *cpu->counts);
+    cpu->token_ids = cpu_alloc(d, (size_t)limits->n_tokens * sizeof *cpu->token_ids);
+    if (cpu->scratch == NULL || cpu->counts == NULL || cpu->token_ids == NULL)
         return ERR_NO_MEMORY;
     return cpu_reserve_extras(d, (size_t)limits->n_seqs);
 }
 
+/* Accepts a device that was opened half-way. */
 static void cpu_close(struct device *d)
 {
-    struct cpu *c = cpu_of(d);
+    struct cpu *cpu = cpu_of(d);
 
-    pool_close(c->pool);
-    cpu_ranks_unref(c->ranks);
-    for (int i = 0; i < c->n_allocs; i++)
-        mem_free(c->allocs[i]);
-    cpu_sleep_fini(&c->sleep);
-    mem_free(c);
+    pool_close(cpu->pool);
+    cpu_ranks_unref(cpu->ranks);
+    for (int i = 0; i < cpu->n_allocs; i++)
+        mem_free(cpu->allocs[i]);
+    cpu_sleep_fini(&cpu->sleep);
+    mem_free(cpu);
 }
 
+/* Operations that are NULL here: use() (any thread may call), and the fused ones, because cpu_few()
+ * is false. */
 static const struct device_ops cpu_ops = {
     .close = cpu_close,
     .free = cpu_free,
@@ -774,27 +867,28 @@ static const struct device_ops cpu_ops = {
     .end = cpu_end,
 };
 
+/* All members that cpu_close() reads are valid from the start. */
 int device_cpu_open(struct device **out, int n_threads)
 {
-    struct cpu *c = mem_zalloc(sizeof *c);
+    struct cpu *cpu = mem_zalloc(sizeof *cpu);
     int rc = ERR_NO_MEMORY;
 
-    if (c == NULL)
+    if (cpu == NULL)
         goto out;
-    c->base.ops = &cpu_ops;
-    c->base.elem_bytes = sizeof(float);
-    c->base.rows_multiple = 1;
-    c->first = c;
-    c->sleep.fd = -1;
-    c->math = cpu_math_choose();
-    if ((rc = pool_open(&c->pool, n_threads)) != ERR_OK)
+    cpu->base.ops = &cpu_ops;
+    cpu->base.elem_bytes = sizeof(float);
+    cpu->base.rows_multiple = 1;
+    cpu->first = cpu;
+    cpu->sleep.fd = -1;
+    cpu->math = cpu_math_choose();
+    if ((rc = pool_open(&cpu->pool, n_threads)) != ERR_OK)
         goto out;
-    (void)snprintf(c->base.name, sizeof c->base.name, "cpu, %d threads, %s", pool_width(c->pool),
-                   c->math->name);
-    *out = &c->base;
-    c = NULL;
+    (void)snprintf(cpu->base.name, sizeof cpu->base.name, "cpu, %d threads, %s",
+                   pool_width(cpu->pool), cpu->math->name);
+    *out = &cpu->base;
+    cpu = NULL;
 out:
-    if (c != NULL)
-        cpu_close(&c->base);
+    if (cpu != NULL)
+        cpu_close(&cpu->base);
     return rc;
 }

@@ -2,10 +2,14 @@
  *
  * The cuda device: one GPU, one stream, bfloat16 weights, activations and KV.
  *
- * Bits: row operations and attention of chunks treat every sequence by itself; attention of
- * decodes cuts keys by the lengths of all of them. Products are cuBLASLt's, or k_multiply()'s for
- * few rows, whose order of adding may change with the number of rows, in buckets. So on this
- * device a row's bits depend on the step it was in. */
+ * This file has memory, pipes, one function per operation of a step, and opening. Other parts are
+ * in files of their own (parts_cuda.h). An operation only enqueues kernels; its error is kept in
+ * c->rc.
+ *
+ * Bits: row operations and attention of chunks treat every sequence by itself. Attention of decodes
+ * divides keys by the lengths of all sequences, and products (cuBLASLt's, or k_multiply()'s for few
+ * rows) add in an order that may change with the number of rows, in buckets. So on this device the
+ * bits of a row depend on the other rows of its step. */
 #include "config.h"
 
 #include "device/parts_cuda.h"
@@ -17,17 +21,22 @@
 #include "base/mem.h"
 #include "base/must.h"
 
-#define WORKSPACE_BYTES ((size_t)32 << 20) /* what NVIDIA advises for Hopper */
-#define CONVERT_ELEMS   ((size_t)1 << 20)  /* weights converted at a time */
+#define WORKSPACE_BYTES ((size_t)32 << 20) /* NVIDIA's recommendation for Hopper */
+#define CONVERT_ELEMS   ((size_t)1 << 20)  /* weights that are converted at a time */
 #define ROWS_MULTIPLE   256                /* gemm_rows() rounds up to a divisor of it */
 
 /* --- memory ---------------------------------------------------------------------------- */
 
+/* upload() and download() wait for the device's stream, and so for steps in flight; fetch() uses a
+ * stream of its own and does not. */
+
+/* Makes this GPU current for the calling thread. */
 static int cuda_use(struct device *d)
 {
     return cuda_check(cudaSetDevice(cuda_of(d)->ordinal), "choosing the GPU");
 }
 
+/* Memory that other processes use is not free. */
 static int cuda_free_bytes(struct device *d, size_t *free_bytes, size_t *total_bytes)
 {
     int before = cuda_enter(cuda_of(d));
@@ -37,12 +46,15 @@ static int cuda_free_bytes(struct device *d, size_t *free_bytes, size_t *total_b
     return rc;
 }
 
+/* Waits, so the caller may reuse src at once. */
 static int cuda_copy(struct cuda *c, void *dst, const void *src, size_t bytes,
                      enum cudaMemcpyKind kind)
 {
     int rc = cuda_check(cudaMemcpyAsync(dst, src, bytes, kind, c->stream), "copying");
 
-    return rc != ERR_OK ? rc : cuda_check(cudaStreamSynchronize(c->stream), "copying");
+    if (rc != ERR_OK)
+        return rc;
+    return cuda_check(cudaStreamSynchronize(c->stream), "copying");
 }
 
 static int cuda_upload(struct device *d, void *dst, const void *src, size_t bytes)
@@ -55,37 +67,43 @@ static int cuda_download(struct device *d, void *dst, const void *src, size_t by
     return cuda_copy(cuda_of(d), dst, src, bytes, cudaMemcpyDeviceToHost);
 }
 
+/* Does not wait for steps, so it must not read memory that a step writes. */
 static int cuda_fetch(struct device *d, void *dst, const void *src, size_t bytes)
 {
-    struct cuda *c = cuda_of(d);
+    struct cuda *gpu = cuda_of(d);
     int rc =
-        cuda_check(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToHost, c->side), "copying");
+        cuda_check(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToHost, gpu->side), "copying");
 
-    return rc != ERR_OK ? rc : cuda_check(cudaStreamSynchronize(c->side), "copying");
+    if (rc != ERR_OK)
+        return rc;
+    return cuda_check(cudaStreamSynchronize(gpu->side), "copying");
 }
 
 /* Rounds to nearest, ties to even; NaN stays NaN. */
-static k_bf16 bf16_of_bits(uint32_t bits)
+static k_bf16 cuda_bf16_of_bits(uint32_t bits)
 {
     if ((bits & 0x7fffffffU) > 0x7f800000U)
         return (k_bf16)(bits >> 16 | 64);
     return (k_bf16)((bits + 0x7fffU + (bits >> 16 & 1)) >> 16);
 }
 
-static uint32_t float_bits_of_half(uint16_t h)
+/* F16 to the bits of a float32; subnormals are computed as fraction * 2^-24. */
+static uint32_t cuda_float_bits_of_half(uint16_t h)
 {
     uint32_t sign = (uint32_t)(h & 0x8000) << 16, exponent = h >> 10 & 31, fraction = h & 1023;
     uint32_t bits;
-    float f;
+    float value;
 
     if (exponent != 0)
         return sign | (exponent == 31 ? 255U : exponent + 112) << 23 | fraction << 13;
-    f = (float)fraction * 0x1p-24f;
-    memcpy(&bits, &f, sizeof bits);
+    value = (float)fraction * 0x1p-24f;
+    memcpy(&bits, &value, sizeof bits);
     return sign | bits;
 }
 
-static void convert(k_bf16 *out, const char *src, enum device_type type, size_t n)
+/* F32 or F16 to bf16, on the host. In place is allowed, because no output is longer than its
+ * input. */
+static void cuda_convert_weights(k_bf16 *out, const char *src, enum device_type type, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
         uint32_t bits;
@@ -95,30 +113,34 @@ static void convert(k_bf16 *out, const char *src, enum device_type type, size_t 
             memcpy(&bits, src + 4 * i, 4);
         } else {
             memcpy(&half, src + 2 * i, 2);
-            bits = float_bits_of_half(half);
+            bits = cuda_float_bits_of_half(half);
         }
-        out[i] = bf16_of_bits(bits);
+        out[i] = cuda_bf16_of_bits(bits);
     }
 }
 
+/* BF16 needs no conversion; other types go through pinned memory in parts. */
 static int cuda_weights(struct device *d, void *dst, size_t at, const void *src,
                         enum device_type type, size_t n)
 {
-    struct cuda *c = cuda_of(d);
+    struct cuda *gpu = cuda_of(d);
     size_t elem_bytes = type == DEVICE_F32 ? 4 : 2;
     int rc = ERR_OK;
 
     if (type == DEVICE_BF16)
         return cuda_upload(d, (k_bf16 *)dst + at, src, n * sizeof(k_bf16));
     for (size_t i = 0; i < n && rc == ERR_OK; i += CONVERT_ELEMS) {
-        size_t part = n - i < CONVERT_ELEMS ? n - i : CONVERT_ELEMS;
+        size_t part = CONVERT_ELEMS;
 
-        convert(c->convert, (const char *)src + i * elem_bytes, type, part);
-        rc = cuda_upload(d, (k_bf16 *)dst + at + i, c->convert, part * sizeof(k_bf16));
+        if (n - i < CONVERT_ELEMS)
+            part = n - i;
+        cuda_convert_weights(gpu->convert, (const char *)src + i * elem_bytes, type, part);
+        rc = cuda_upload(d, (k_bf16 *)dst + at + i, gpu->convert, part * sizeof(k_bf16));
     }
     return rc;
 }
 
+/* Noise is computed on the GPU: a host thread would take minutes for a large model. */
 static int cuda_fill_random(struct device *d, const struct k_matrix *m, float deviation,
                             uint64_t seed)
 {
@@ -131,9 +153,13 @@ static int cuda_fill_random(struct device *d, const struct k_matrix *m, float de
     else
         rc = k_fill_random(m->data, n, deviation, seed, stream);
     cuda_leave(before);
-    return rc == 0 ? ERR_OK : cuda_check(cudaGetLastError(), "random weights");
+    if (rc == 0)
+        return ERR_OK;
+    return cuda_check(cudaGetLastError(), "random weights");
 }
 
+/* The general path decides, because every matrix must be able to take it; k_multiply() is faster
+ * for few rows only. */
 static bool cuda_takes(struct device *d, const struct k_matrix *m)
 {
     (void)d;
@@ -142,10 +168,10 @@ static bool cuda_takes(struct device *d, const struct k_matrix *m)
 
 /* --- pipes ------------------------------------------------------------------------------ */
 
-/* A pipe has a stream for each rank, of the rank's GPU: what the pipe holds may go to all of them.
- * Memory was cleared on the devices' own streams when it was allocated, which must have ended
- * before anything is sent there. */
-static int open_streams(struct cuda *c, struct cuda_pipe *p)
+/* Open a pipe's streams: one per rank, on the rank's GPU, because the bytes of a pipe may go to
+ * every rank. Memory was cleared on the devices' own streams when it was allocated, and that must
+ * have ended before anything is sent there. */
+static int cuda_pipe_open_streams(struct cuda *c, struct cuda_pipe *p)
 {
     struct cuda *all[K_RANKS_MAX];
 
@@ -164,52 +190,56 @@ static int open_streams(struct cuda *c, struct cuda_pipe *p)
     return ERR_OK;
 }
 
+/* Also used on a pipe that could not be opened completely. */
 static void cuda_pipe_close(struct device *d, struct device_pipe *pipe)
 {
-    struct cuda_pipe *p = pipe->stream;
+    struct cuda_pipe *state = pipe->stream;
 
     (void)d;
-    for (int i = 0; i < p->n; i++) {
-        if (p->streams[i] != NULL)
-            (void)cudaStreamDestroy(p->streams[i]); /* as in cuda_close() */
-        (void)cudaFreeHost(p->converted[i]);
+    for (int i = 0; i < state->n; i++) {
+        if (state->streams[i] != NULL)
+            (void)cudaStreamDestroy(state->streams[i]); /* errors are ignored, as in cuda_close() */
+        (void)cudaFreeHost(state->converted[i]);
     }
-    (void)cudaFreeHost(p->bytes);
-    mem_free(p);
+    (void)cudaFreeHost(state->bytes);
+    mem_free(state);
     *pipe = (struct device_pipe){.bytes = NULL};
 }
 
+/* p is attached first, so that cuda_pipe_close() can release a pipe that is half open. */
 static int cuda_pipe_open(struct device *d, struct device_pipe *pipe, size_t bytes)
 {
-    struct cuda_pipe *p = mem_zalloc(sizeof *p);
+    struct cuda_pipe *state = mem_zalloc(sizeof *state);
     int rc = ERR_NO_MEMORY;
 
-    if (p == NULL)
+    if (state == NULL)
         return rc;
-    pipe->stream = p;
-    p->bytes = cuda_pinned(bytes);
-    p->cap = bytes;
-    if (p->bytes != NULL)
-        rc = open_streams(cuda_of(d), p);
-    pipe->bytes = p->bytes;
+    pipe->stream = state;
+    state->bytes = cuda_pinned(bytes);
+    state->cap = bytes;
+    if (state->bytes != NULL)
+        rc = cuda_pipe_open_streams(cuda_of(d), state);
+    pipe->bytes = state->bytes;
     if (rc != ERR_OK)
         cuda_pipe_close(d, pipe);
     return rc;
 }
 
+/* A pipe may be filled again when its copies on all ranks are complete. */
 static int cuda_pipe_wait(struct device *d, struct device_pipe *pipe)
 {
-    struct cuda_pipe *p = pipe->stream;
+    struct cuda_pipe *state = pipe->stream;
     int rc = ERR_OK;
 
     (void)d;
-    for (int i = 0; i < p->n && rc == ERR_OK; i++)
-        rc = cuda_check(cudaStreamSynchronize(p->streams[i]), "copying weights");
+    for (int i = 0; i < state->n && rc == ERR_OK; i++)
+        rc = cuda_check(cudaStreamSynchronize(state->streams[i]), "copying weights");
     return rc;
 }
 
-static int send_bytes(const struct cuda *c, const struct cuda_pipe *p, void *dst, const void *src,
-                      size_t bytes)
+/* Enqueue a copy to rank c's GPU, on the pipe's stream for that rank. */
+static int cuda_pipe_send(const struct cuda *c, const struct cuda_pipe *p, void *dst,
+                          const void *src, size_t bytes)
 {
     return cuda_check(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyHostToDevice, p->streams[c->rank]),
                       "copying weights");
@@ -217,55 +247,57 @@ static int send_bytes(const struct cuda *c, const struct cuda_pipe *p, void *dst
 
 static int cuda_pipe_bytes(struct device *d, struct device_pipe *pipe, void *dst, size_t bytes)
 {
-    return send_bytes(cuda_of(d), pipe->stream, dst, pipe->bytes, bytes);
+    return cuda_pipe_send(cuda_of(d), pipe->stream, dst, pipe->bytes, bytes);
 }
 
-/* The first n numbers of a pipe as bf16. Without ranks they are converted in the pipe, since none
- * becomes longer. What goes to several ranks is converted for each of them into memory of its own,
- * at the same place, because an earlier copy may still read the pipe. NULL: no memory. */
-static k_bf16 *as_bf16(const struct cuda *c, struct device_pipe *pipe, enum device_type type,
-                       size_t n)
+/* The first n numbers of a pipe as bf16. Without ranks they are converted inside the pipe, because
+ * none becomes longer. Numbers for several ranks are converted for each of them into memory of its
+ * own, at the same offset, because an earlier copy may still be reading the pipe. NULL: no
+ * memory. */
+static k_bf16 *cuda_pipe_as_bf16(const struct cuda *c, struct device_pipe *pipe,
+                                 enum device_type type, size_t n)
 {
-    struct cuda_pipe *p = pipe->stream;
-    k_bf16 **own = &p->converted[c->rank], *to;
+    struct cuda_pipe *state = pipe->stream;
+    k_bf16 **own = &state->converted[c->rank], *to;
 
     if (type == DEVICE_BF16)
         return (k_bf16 *)(void *)pipe->bytes;
-    if (p->n == 1) {
+    if (state->n == 1) {
         to = (k_bf16 *)(void *)pipe->bytes;
     } else {
-        if (*own == NULL && (*own = cuda_pinned(p->cap)) == NULL)
+        if (*own == NULL && (*own = cuda_pinned(state->cap)) == NULL)
             return NULL;
-        to = (k_bf16 *)(void *)((char *)*own + (pipe->bytes - p->bytes));
+        to = (k_bf16 *)(void *)((char *)*own + (pipe->bytes - state->bytes));
     }
-    convert(to, (const char *)pipe->bytes, type, n);
+    cuda_convert_weights(to, (const char *)pipe->bytes, type, n);
     return to;
 }
 
+/* Conversion to bf16 happens on the host, before the copy. */
 static int cuda_pipe_weights(struct device *d, struct device_pipe *pipe, void *dst, size_t at,
                              enum device_type type, size_t n)
 {
-    const k_bf16 *from = as_bf16(cuda_of(d), pipe, type, n);
+    const k_bf16 *from = cuda_pipe_as_bf16(cuda_of(d), pipe, type, n);
 
     if (from == NULL)
         return ERR_NO_MEMORY;
-    return send_bytes(cuda_of(d), pipe->stream, (k_bf16 *)dst + at, from, n * sizeof *from);
+    return cuda_pipe_send(cuda_of(d), pipe->stream, (k_bf16 *)dst + at, from, n * sizeof *from);
 }
 
-/* The kernel reads the pinned memory itself. */
+/* The kernel reads pinned memory over the link, so the codes need no copy. */
 static int cuda_pipe_quantise(struct device *d, struct device_pipe *pipe,
                               const struct k_quantised *out, enum device_type type, int n_rows,
                               int n_in)
 {
-    struct cuda *c = cuda_of(d);
-    const struct cuda_pipe *p = pipe->stream;
-    const k_bf16 *from = as_bf16(c, pipe, type, (size_t)n_rows * (size_t)n_in);
+    struct cuda *gpu = cuda_of(d);
+    const struct cuda_pipe *state = pipe->stream;
+    const k_bf16 *from = cuda_pipe_as_bf16(gpu, pipe, type, (size_t)n_rows * (size_t)n_in);
     int before, rc;
 
     if (from == NULL)
         return ERR_NO_MEMORY;
-    before = cuda_enter(c);
-    rc = k_quantise(out, from, n_rows, n_in, p->streams[c->rank]);
+    before = cuda_enter(gpu);
+    rc = k_quantise(out, from, n_rows, n_in, state->streams[gpu->rank]);
     if (rc != 0)
         rc = cuda_check(cudaGetLastError(), "rounding weights to e4m3");
     cuda_leave(before);
@@ -279,87 +311,107 @@ static void cuda_read_products(struct device *d, const char *path, bool expected
 
 /* --- operations ------------------------------------------------------------------------ */
 
+/* Each enqueues one kernel or two. Where the next product reads codes, the operation writes them
+ * directly, which saves a pass over the rows. */
+
+/* Negative ids are looked up in c->sampled by the kernel. */
 static void cuda_embed(struct device *d, float *x, const void *table)
 {
-    struct cuda *c = cuda_of(d);
+    struct cuda *gpu = cuda_of(d);
 
-    cuda_keep(
-        c,
-        k_embed(x, table, c->tokens.ids, c->sampled, c->tokens.n_tokens, d->limits.dim, c->stream),
-        "embed");
+    cuda_keep(gpu,
+              k_embed(x, table, gpu->tokens.ids, gpu->sampled, gpu->tokens.n_tokens, d->limits.dim,
+                      gpu->stream),
+              "embed");
 }
 
-/* Where n rows for the product with w are to be put as codes. */
-static const struct k_quantised *codes_for(struct device_rows *rows, const struct k_matrix *w,
-                                           int n)
+/* The destination of n rows of codes for the product with w: by row, or with a stride of scales for
+ * blocks. */
+static const struct k_quantised *cuda_codes_for(struct device_rows *rows, const struct k_matrix *w,
+                                                int n)
 {
     must(rows->codes.data != NULL);
-    rows->codes.x_scale = w->format.has_x_scale ? w->x_scale : NULL;
-    rows->codes.stride = k_format_has_groups(&w->format) ? gemm_rows(n) : 0;
+    rows->codes.x_scale = NULL;
+    if (w->format.has_x_scale)
+        rows->codes.x_scale = w->x_scale;
+    rows->codes.stride = 0;
+    if (k_format_has_groups(&w->format))
+        rows->codes.stride = gemm_rows(n);
     return &rows->codes;
 }
 
+/* Writes bf16, or codes directly. */
 static void cuda_rmsnorm(struct device *d, struct device_rows *out, const float *x,
                          const void *weight, float eps, int n, const struct k_matrix *to)
 {
-    struct cuda *c = cuda_of(d);
-    int dim = d->limits.dim;
+    struct cuda *gpu = cuda_of(d);
+    int dim = d->limits.dim, rc;
 
-    cuda_keep(c,
-              k_format_reads_codes(&to->format)
-                  ? k_rmsnorm_e4m3(codes_for(out, to, n), x, weight, eps, n, dim, c->stream)
-                  : k_rmsnorm(out->data, x, weight, eps, n, dim, c->stream),
-              "rmsnorm");
+    if (k_format_reads_codes(&to->format))
+        rc = k_rmsnorm_e4m3(cuda_codes_for(out, to, n), x, weight, eps, n, dim, gpu->stream);
+    else
+        rc = k_rmsnorm(out->data, x, weight, eps, n, dim, gpu->stream);
+    cuda_keep(gpu, rc, "rmsnorm");
 }
 
+/* One pass over the residual for sum and norm. */
 static void cuda_add_rmsnorm(struct device *d, struct device_rows *out, float *x, const void *delta,
                              const void *weight, float eps, int n, const struct k_matrix *to)
 {
-    struct cuda *c = cuda_of(d);
-    int dim = d->limits.dim;
+    struct cuda *gpu = cuda_of(d);
+    int dim = d->limits.dim, rc;
 
-    cuda_keep(
-        c,
-        k_format_reads_codes(&to->format)
-            ? k_add_rmsnorm_e4m3(codes_for(out, to, n), x, delta, weight, eps, n, dim, c->stream)
-            : k_add_rmsnorm(out->data, x, delta, weight, eps, n, dim, c->stream),
-        "add_rmsnorm");
+    if (k_format_reads_codes(&to->format))
+        rc = k_add_rmsnorm_e4m3(cuda_codes_for(out, to, n), x, delta, weight, eps, n, dim,
+                                gpu->stream);
+    else
+        rc = k_add_rmsnorm(out->data, x, delta, weight, eps, n, dim, gpu->stream);
+    cuda_keep(gpu, rc, "add_rmsnorm");
 }
 
+/* For producers that cannot write codes themselves. */
 static void cuda_quantise(struct device *d, struct device_rows *rows, int n,
                           const struct k_matrix *to)
 {
-    struct cuda *c = cuda_of(d);
+    struct cuda *gpu = cuda_of(d);
 
     if (k_format_reads_codes(&to->format))
-        cuda_keep(c, k_quantise(codes_for(rows, to, n), rows->data, n, to->n_in, c->stream),
+        cuda_keep(gpu,
+                  k_quantise(cuda_codes_for(rows, to, n), rows->data, n, to->n_in, gpu->stream),
                   "quantise");
 }
 
+/* Selects codes or plain rows by the format of w. */
 static void cuda_run_product(struct device *d, struct gemm_product p, const struct device_rows *x)
 {
-    struct cuda *c = cuda_of(d);
-    bool is_coded = k_format_reads_codes(&p.w->format);
+    struct cuda *gpu = cuda_of(d);
 
-    p.x = is_coded ? x->codes.data : x->data;
-    p.x_scales = is_coded ? x->codes.scales : NULL;
-    cuda_keep(c, gemm_run(c->gemm, &p, c->stream), "matmul");
+    p.x = x->data;
+    p.x_scales = NULL;
+    if (k_format_reads_codes(&p.w->format)) {
+        p.x = x->codes.data;
+        p.x_scales = x->codes.scales;
+    }
+    cuda_keep(gpu, gemm_run(gpu->gemm, &p, gpu->stream), "matmul");
 }
 
+/* Results are bf16. */
 static void cuda_matmul(struct device *d, void *y, const struct device_rows *x,
                         const struct k_matrix *w, const void *bias, int n)
 {
     cuda_run_product(d, (struct gemm_product){.y = y, .w = w, .bias = bias, .n = n}, x);
 }
 
+/* The logits are float32, because sampling and log probabilities need the precision. */
 static void cuda_matmul_float(struct device *d, float *y, const struct device_rows *x,
                               const struct k_matrix *w, int n)
 {
     cuda_run_product(d, (struct gemm_product){.y = y, .w = w, .n = n, .y_is_float = true}, x);
 }
 
-/* The plan of the step's decodes for layers with this window; false: it is to be made. */
-static bool find_schedule(struct cuda *c, int window)
+/* Point c->plan at the schedule for layers with this window. False if this step has none yet: then
+ * it is to be made. */
+static bool cuda_find_schedule(struct cuda *c, int window)
 {
     int i = 0;
 
@@ -376,147 +428,163 @@ static bool find_schedule(struct cuda *c, int window)
 static void cuda_rope_kv(struct device *d, void *qkv, const struct k_kv *kv,
                          const struct k_rotary *r, int n_heads)
 {
-    struct cuda *c = cuda_of(d);
-    const struct k_tokens t = k_tokens_of(&c->tokens, kv->group);
+    struct cuda *gpu = cuda_of(d);
+    const struct k_tokens tokens = k_tokens_of(&gpu->tokens, kv->group);
 
     must(n_heads / kv->n_kv_heads == d->limits.n_heads / d->limits.n_kv_heads);
-    /* Behind the scheduling kernel attention must wait; later it may begin with the pages of
-     * earlier steps while the product in front still runs. */
-    c->plan.overlap = k_attn_is_brief(&c->plan, kv, n_heads) || find_schedule(c, kv->window);
-    if (!c->plan.overlap)
-        cuda_keep(c, k_attn_schedule(&c->plan, kv, &t, n_heads, c->stream), "attn");
-    /* Where all are decodes, attention itself rotates. Tokens of a chunk read the keys of those
-     * before them. */
-    c->plan.rotary = c->plan.n_tiles == 0 && !c->has_chunks && k_attn_rotates(r, kv) ? r : NULL;
-    if (c->plan.rotary == NULL)
-        cuda_keep(c, k_rope_kv(qkv, kv, &t, r, n_heads, c->stream), "rope_kv");
+    /* Attention that follows the scheduling kernel must wait for it. Otherwise it may start early,
+     * with the pages of earlier steps, while the product before it still runs. */
+    gpu->plan.overlap =
+        k_attn_is_brief(&gpu->plan, kv, n_heads) || cuda_find_schedule(gpu, kv->window);
+    if (!gpu->plan.overlap)
+        cuda_keep(gpu, k_attn_schedule(&gpu->plan, kv, &tokens, n_heads, gpu->stream), "attn");
+    /* If all sequences are decodes, the attention kernel rotates by itself and saves a launch.
+     * Tokens of a chunk read keys of tokens before them, so those are written first. */
+    gpu->plan.rotary =
+        gpu->plan.n_tiles == 0 && !gpu->has_chunks && k_attn_rotates(r, kv) ? r : NULL;
+    if (gpu->plan.rotary == NULL)
+        cuda_keep(gpu, k_rope_kv(qkv, kv, &tokens, r, n_heads, gpu->stream), "rope_kv");
 }
 
+/* out is half precision if the fused product reads that. */
 static void cuda_attn(struct device *d, void *out, const void *qkv, const struct k_kv *kv,
                       int n_heads, float scale, const struct k_matrix *to)
 {
-    struct cuda *c = cuda_of(d);
-    const struct k_tokens t = k_tokens_of(&c->tokens, kv->group);
+    struct cuda *gpu = cuda_of(d);
+    const struct k_tokens tokens = k_tokens_of(&gpu->tokens, kv->group);
 
-    c->plan.out_is_half = to != NULL && k_format_reads_half(&to->format);
-    cuda_keep(c, k_attn(out, qkv, kv, &t, &c->plan, n_heads, scale, c->stream), "attn");
+    gpu->plan.out_is_half = to != NULL && k_format_reads_half(&to->format);
+    cuda_keep(gpu, k_attn(out, qkv, kv, &tokens, &gpu->plan, n_heads, scale, gpu->stream), "attn");
 }
 
+/* Each channel runs through its sequence's tokens in order. */
 static void cuda_recurrent(struct device *d, void *out, const void *in, const struct k_state *state,
                            int width, const struct k_matrix *to)
 {
-    struct cuda *c = cuda_of(d);
-    const struct k_tokens t = k_tokens_of(&c->tokens, state->group);
+    struct cuda *gpu = cuda_of(d);
+    const struct k_tokens tokens = k_tokens_of(&gpu->tokens, state->group);
 
-    cuda_keep(c,
-              k_recurrent(out, to != NULL && k_format_reads_half(&to->format), in, state, &t, width,
-                          c->stream),
+    cuda_keep(gpu,
+              k_recurrent(out, to != NULL && k_format_reads_half(&to->format), in, state, &tokens,
+                          width, gpu->stream),
               "recurrent");
 }
 
+/* An FFN without a gate. */
 static void cuda_activate(struct device *d, void *out, const void *in, enum k_activation kind,
                           int width, int n, const struct k_matrix *to)
 {
-    struct cuda *c = cuda_of(d);
+    struct cuda *gpu = cuda_of(d);
 
-    cuda_keep(c,
+    cuda_keep(gpu,
               k_activate(out, to != NULL && k_format_reads_half(&to->format), in, kind,
-                         (size_t)n * (size_t)width, c->stream),
+                         (size_t)n * (size_t)width, gpu->stream),
               "activate");
 }
 
-/* The kernels of layers in general write bf16; codes are made of that by a pass of its own. */
+/* The kernels of general layers write bf16; codes take a second pass. */
 static void cuda_norm(struct device *d, struct device_rows *out, const float *x,
                       const struct k_norm *norm, int n, const struct k_matrix *to)
 {
-    struct cuda *c = cuda_of(d);
+    struct cuda *gpu = cuda_of(d);
 
-    cuda_keep(c, k_norm_rows(out->data, x, norm, n, d->limits.dim, c->stream), "norm");
+    cuda_keep(gpu, k_norm_rows(out->data, x, norm, n, d->limits.dim, gpu->stream), "norm");
     cuda_quantise(d, out, n, to);
 }
 
+/* In place, on part of each row. */
 static void cuda_norm_within(struct device *d, void *x, int stride, const struct k_norm *norm,
                              int width, int n)
 {
-    struct cuda *c = cuda_of(d);
+    struct cuda *gpu = cuda_of(d);
 
-    cuda_keep(c, k_norm_within(x, stride, norm, n, width, c->stream), "norm_within");
+    cuda_keep(gpu, k_norm_within(x, stride, norm, n, width, gpu->stream), "norm_within");
 }
 
+/* Activations other than SiLU. */
 static void cuda_gate(struct device *d, struct device_rows *out, const void *in,
                       enum k_activation kind, int ff_dim, int n, const struct k_matrix *to)
 {
-    struct cuda *c = cuda_of(d);
+    struct cuda *gpu = cuda_of(d);
 
-    cuda_keep(c, k_gate(out->data, in, kind, n, ff_dim, c->stream), "gate");
+    cuda_keep(gpu, k_gate(out->data, in, kind, n, ff_dim, gpu->stream), "gate");
     cuda_quantise(d, out, n, to);
 }
 
+/* Positions come from the mirror, so a recorded step can be replayed. */
 static void cuda_place(struct device *d, float *x, float scale, const void *positions, int first)
 {
-    struct cuda *c = cuda_of(d);
+    struct cuda *gpu = cuda_of(d);
 
-    cuda_keep(c,
-              k_place(x, scale, positions, c->tokens.pos, first, c->tokens.n_tokens, d->limits.dim,
-                      c->stream),
+    cuda_keep(gpu,
+              k_place(x, scale, positions, gpu->tokens.pos, first, gpu->tokens.n_tokens,
+                      d->limits.dim, gpu->stream),
               "place");
 }
 
+/* x += scale * delta. */
 static void cuda_add(struct device *d, float *x, const void *delta, float scale, int n)
 {
-    struct cuda *c = cuda_of(d);
+    struct cuda *gpu = cuda_of(d);
 
-    cuda_keep(c, k_add(x, delta, scale, (size_t)n * (size_t)d->limits.dim, c->stream), "add");
+    cuda_keep(gpu, k_add(x, delta, scale, (size_t)n * (size_t)d->limits.dim, gpu->stream), "add");
 }
 
+/* Bias, scale and cap of logits, for the families that have them. */
 static void cuda_soften(struct device *d, float *logits, const struct k_softening *how, int n)
 {
-    struct cuda *c = cuda_of(d);
+    struct cuda *gpu = cuda_of(d);
 
-    cuda_keep(c, k_soften(logits, how, n, d->limits.n_vocab, c->stream), "soften");
+    cuda_keep(gpu, k_soften(logits, how, n, d->limits.n_vocab, gpu->stream), "soften");
 }
 
+/* The common gate, which can write codes. */
 static void cuda_silu_mul(struct device *d, struct device_rows *out, const void *in, int ff_dim,
                           int n, const struct k_matrix *to)
 {
-    struct cuda *c = cuda_of(d);
+    struct cuda *gpu = cuda_of(d);
+    int rc;
 
-    cuda_keep(c,
-              k_format_reads_codes(&to->format)
-                  ? k_silu_mul_e4m3(codes_for(out, to, n), in, n, ff_dim, c->stream)
-                  : k_silu_mul(out->data, in, n, ff_dim, c->stream),
-              "silu_mul");
+    if (k_format_reads_codes(&to->format))
+        rc = k_silu_mul_e4m3(cuda_codes_for(out, to, n), in, n, ff_dim, gpu->stream);
+    else
+        rc = k_silu_mul(out->data, in, n, ff_dim, gpu->stream);
+    cuda_keep(gpu, rc, "silu_mul");
 }
 
+/* The residual of the sampled rows only. */
 static void cuda_gather_add(struct device *d, float *out, const float *x, const void *delta,
                             float scale)
 {
-    struct cuda *c = cuda_of(d);
+    struct cuda *gpu = cuda_of(d);
 
-    cuda_keep(c,
-              k_gather_add(out, x, delta, scale, c->arrays.row_tokens, d->step_rows, d->limits.dim,
-                           c->stream),
+    cuda_keep(gpu,
+              k_gather_add(out, x, delta, scale, gpu->arrays.row_tokens, d->step_rows,
+                           d->limits.dim, gpu->stream),
               "gather_add");
 }
 
+/* Products for few rows are kernels of quire's own. */
 static bool cuda_few(struct device *d, const struct k_matrix *w, int n)
 {
     (void)d;
     return k_multiply_takes(w, n) != 0;
 }
 
+/* The fused start of a step: embedding, and the sums of squares for the first norm. */
 static void cuda_embed_normed(struct device *d, float *x, void *normed, float *sums,
                               const void *table, const void *norm, const struct k_matrix *to)
 {
-    struct cuda *c = cuda_of(d);
+    struct cuda *gpu = cuda_of(d);
 
-    cuda_keep(c,
+    cuda_keep(gpu,
               k_embed_normed(x, normed, k_format_reads_half(&to->format), sums, table,
-                             c->tokens.ids, c->sampled, norm, c->tokens.n_tokens, d->limits.dim,
-                             c->stream),
+                             gpu->tokens.ids, gpu->sampled, norm, gpu->tokens.n_tokens,
+                             d->limits.dim, gpu->stream),
               "embed");
 }
 
+/* One fused product for few rows. */
 static void cuda_product(struct device *d, const struct k_product *p, int n)
 {
     cuda_keep(cuda_of(d), k_multiply(p, n, cuda_of(d)->n_sms, cuda_of(d)->stream), "product");
@@ -524,7 +592,8 @@ static void cuda_product(struct device *d, const struct k_product *p, int n)
 
 /* --- open and close -------------------------------------------------------------------- */
 
-static int reserve_attention(struct cuda *c)
+/* One schedule per window, because windows change how many keys each sequence has. */
+static int cuda_reserve_attention(struct cuda *c)
 {
     const struct device_limits *lim = &c->base.limits;
 
@@ -537,53 +606,58 @@ static int reserve_attention(struct cuda *c)
     c->attn_work =
         cuda_alloc(&c->base, k_attn_work_bytes(lim->head_dim, lim->n_heads, lim->n_kv_heads));
     c->plan.drawn = cuda_alloc(&c->base, sizeof *c->plan.drawn);
-    return c->attn_work == NULL || c->plan.drawn == NULL ? ERR_NO_MEMORY : ERR_OK;
+    if (c->attn_work == NULL || c->plan.drawn == NULL)
+        return ERR_NO_MEMORY;
+    return ERR_OK;
 }
 
+/* Limits of the kernels are checked here, before memory is taken. */
 static int cuda_reserve(struct device *d, const struct device_limits *lim)
 {
-    struct cuda *c = cuda_of(d);
+    struct cuda *gpu = cuda_of(d);
     int rc;
 
     if (lim->n_vocab > K_SAMPLE_VOCAB_MAX) {
-        log_error("device: a vocabulary of %d tokens, the kernels take %d", lim->n_vocab,
+        log_error("device: a vocabulary of %d tokens, the kernels take at most %d", lim->n_vocab,
                   K_SAMPLE_VOCAB_MAX);
         return ERR_UNSUPPORTED;
     }
     if (lim->n_heads > 0 && lim->n_heads / lim->n_kv_heads > K_TILE_ROWS) {
-        log_error("device: %d query heads a kv head are more than the kernels' %d",
+        log_error("device: %d query heads per kv head, the kernels take at most %d",
                   lim->n_heads / lim->n_kv_heads, K_TILE_ROWS);
         return ERR_UNSUPPORTED;
     }
     d->limits = *lim;
-    if ((rc = step_reserve(c)) != ERR_OK || (rc = peers_reserve(c)) != ERR_OK)
+    if ((rc = step_reserve(gpu)) != ERR_OK || (rc = peers_reserve(gpu)) != ERR_OK)
         return rc;
-    return lim->n_heads > 0 ? reserve_attention(c) : ERR_OK;
+    if (lim->n_heads > 0)
+        return cuda_reserve_attention(gpu);
+    return ERR_OK;
 }
 
-/* Errors while closing are of no account: the process ends, or never used the device. */
+/* Errors while closing are ignored: the process ends, or never used the device. */
 static void cuda_close(struct device *d)
 {
-    struct cuda *c = cuda_of(d);
-    int before = cuda_enter(c);
+    struct cuda *gpu = cuda_of(d);
+    int before = cuda_enter(gpu);
 
     peers_leave(d);
-    if (c->stream != NULL)
-        (void)cudaStreamSynchronize(c->stream);
-    step_close(c);
-    copy_close(c);
-    gemm_close(c->gemm);
-    for (int i = 0; i < c->n_allocs; i++)
-        (void)cudaFree(c->allocs[i]);
-    sleep_close(c);
-    (void)cudaFreeHost(c->convert);
-    if (c->stream != NULL)
-        (void)cudaStreamDestroy(c->stream);
-    if (c->side != NULL)
-        (void)cudaStreamDestroy(c->side);
-    peers_close(c);
+    if (gpu->stream != NULL)
+        (void)cudaStreamSynchronize(gpu->stream);
+    step_close(gpu);
+    copy_close(gpu);
+    gemm_close(gpu->gemm);
+    for (int i = 0; i < gpu->n_allocs; i++)
+        (void)cudaFree(gpu->allocs[i]);
+    sleep_close(gpu);
+    (void)cudaFreeHost(gpu->convert);
+    if (gpu->stream != NULL)
+        (void)cudaStreamDestroy(gpu->stream);
+    if (gpu->side != NULL)
+        (void)cudaStreamDestroy(gpu->side);
+    peers_close(gpu);
     cuda_leave(before);
-    mem_free(c);
+    mem_free(gpu);
 }
 
 static const struct device_ops cuda_ops = {
@@ -655,16 +729,18 @@ int device_cuda_count(void)
 
     if (cudaGetDeviceCount(&n) == cudaSuccess)
         return n;
-    (void)cudaGetLastError(); /* no driver or no GPU is an answer, not an error */
+    (void)cudaGetLastError(); /* no driver or no GPU means 0, it is not an error */
     return 0;
 }
 
+/* For tests. */
 k_stream device_cuda_stream(struct device *d)
 {
     return cuda_of(d)->stream;
 }
 
-static int open_streams_of(struct cuda *c)
+/* Non-blocking streams, so that the default stream of a library never orders them. */
+static int cuda_open_streams(struct cuda *c)
 {
     if (cuda_check(cudaStreamCreateWithFlags(&c->stream, cudaStreamNonBlocking), "a stream") !=
             ERR_OK ||
@@ -679,7 +755,9 @@ static int open_streams_of(struct cuda *c)
     return gemm_open(&c->gemm, c->workspace, WORKSPACE_BYTES, c->base.name);
 }
 
-static int start(struct cuda *c)
+/* Kernels use Hopper's instructions (wgmma, TMA), so other GPUs are refused. The caller's current
+ * GPU is restored. */
+static int cuda_start(struct cuda *c)
 {
     struct cudaDeviceProp prop;
     int before, rc;
@@ -696,37 +774,39 @@ static int start(struct cuda *c)
     if (cuda_check(cudaGetDevice(&before), "asking for the GPU") != ERR_OK ||
         cuda_check(cudaSetDevice(c->ordinal), "choosing the GPU") != ERR_OK)
         return ERR_GPU;
-    rc = open_streams_of(c);
+    rc = cuda_open_streams(c);
     cuda_leave(before);
     return rc;
 }
 
+/* The struct is large (it notes every allocation) and zeroed, so that cuda_close() can release a
+ * device at any stage. */
 int device_cuda_open(struct device **out, int idx)
 {
     int n = device_cuda_count(), rc;
-    struct cuda *c;
+    struct cuda *gpu;
 
     if (n == 0) {
         log_error("device: there is no usable GPU; use --device cpu, or look at nvidia-smi");
         return ERR_GPU;
     }
     if (idx >= n) {
-        log_error("device: GPU %d is wanted, and this process sees %d (CUDA_VISIBLE_DEVICES, "
+        log_error("device: GPU %d was requested, but this process sees %d (CUDA_VISIBLE_DEVICES, "
                   "nvidia-smi); tensor_parallel_size may be at most their number",
                   idx, n);
         return ERR_INVALID;
     }
-    if ((c = mem_zalloc(sizeof *c)) == NULL)
+    if ((gpu = mem_zalloc(sizeof *gpu)) == NULL)
         return ERR_NO_MEMORY;
-    c->ordinal = idx;
-    c->base.ops = &cuda_ops;
-    c->base.elem_bytes = sizeof(k_bf16);
-    c->base.is_gpu = true;
-    c->base.rows_multiple = ROWS_MULTIPLE;
-    if ((rc = start(c)) != ERR_OK) {
-        cuda_close(&c->base);
+    gpu->ordinal = idx;
+    gpu->base.ops = &cuda_ops;
+    gpu->base.elem_bytes = sizeof(k_bf16);
+    gpu->base.is_gpu = true;
+    gpu->base.rows_multiple = ROWS_MULTIPLE;
+    if ((rc = cuda_start(gpu)) != ERR_OK) {
+        cuda_close(&gpu->base);
         return rc;
     }
-    *out = &c->base;
+    *out = &gpu->base;
     return ERR_OK;
 }

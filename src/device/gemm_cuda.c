@@ -1,15 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * cuBLASLt thinks in columns: what is y [n][n_out] for us is a matrix of n_out rows and n columns
- * for it, y' = w x', where w is read turned. A plan holds the descriptors and the algorithm of a
- * shape; where too many meet one is overwritten, which costs time, not correctness.
+ * Matrix products by cuBLASLt, with algorithms from a table of measurements.
  *
- * Where the table of measured products knows a shape, its algorithm is taken as it was stored
- * (cuBLASLt allows that within one version) and checked; otherwise cuBLASLt's own guess.
+ * cuBLASLt is column-major: y [n][n_out] is for it a matrix of n_out rows and n columns, y' = w x',
+ * where w is read transposed. A plan holds the descriptors and the algorithm of a shape. Plans are
+ * found by hashing; where too many collide, one is overwritten, which costs time but not
+ * correctness.
  *
- * e4m3 with a scale a row and a column: the sums are taken in the tensor cores' short way, which
- * is up to 15% faster and adds an error of 1e-5 of the mean square where rounding to e4m3 has
- * made one of 1e-3. With scales in blocks the library promotes its sums to float32 anyway. */
+ * If the table has the shape, its algorithm is used as it was stored (cuBLASLt allows that within
+ * one version) after a check; otherwise cuBLASLt's heuristic chooses.
+ *
+ * e4m3 with a scale per row and per column uses the tensor cores' short accumulation, which is up
+ * to 15% faster and adds an error of 1e-5 of the mean square, where rounding to e4m3 has made one
+ * of 1e-3. With scales in blocks the library promotes sums to float32 anyway. */
 #include "config.h"
 
 #include "device/gemm_cuda.h"
@@ -22,19 +25,22 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/must.h"
 #include "device/gemm_table.h"
 
 #define GEMM_SLOTS     1024 /* a model has 5 products and some 50 buckets */
 #define GEMM_PROBES    8
 #define CANDIDATES_MAX 16
-#define GUESSES_MAX    8 /* of the candidates are cuBLASLt's; the others are found by trying */
+#define GUESSES_MAX    8 /* candidates from cuBLASLt; the others are found by trying */
 #define TUNE_ROUNDS    7
-#define TRAIN_US       400.0f /* long enough that the events' own time does not count */
-#define TRAIN_MAX      24
-#define VARIANTS       8  /* the library's "custom options" of an algorithm */
-#define SAMPLES        16 /* places of a result that are compared, SAMPLE_BYTES together */
-#define SAMPLE_BYTES   ((size_t)16384)
-#define BLOCK          128 /* the one size of blocks that has a kernel */
+#define TRAIN_US \
+    400.0f /* long enough that the time of the events themselves does not
+            * matter */
+#define TRAIN_MAX    24
+#define VARIANTS     8  /* values of the library's "custom option" of an algorithm */
+#define SAMPLES      16 /* places of a result that are compared, SAMPLE_BYTES in all */
+#define SAMPLE_BYTES ((size_t)16384)
+#define BLOCK        128 /* the only size of blocks that is supported */
 
 _Static_assert(sizeof(cublasLtMatmulAlgo_t) == GEMM_ALGO_WORDS * sizeof(uint64_t),
                "the table stores algorithms whole");
@@ -56,6 +62,7 @@ struct gemm {
     struct gemm_table table;
 };
 
+/* Rounding up limits the shapes to some 50 per matrix, so that their plans fit the slots. */
 int gemm_rows(int n)
 {
     if (n <= 8)
@@ -66,11 +73,15 @@ int gemm_rows(int n)
         return 32;
     if (n <= 1024)
         return (n + 63) / 64 * 64;
-    return n <= 2048 ? (n + 127) / 128 * 128 : (n + 255) / 256 * 256;
+    if (n <= 2048)
+        return (n + 127) / 128 * 128;
+    return (n + 255) / 256 * 256;
 }
 
+/* The multiples of 16 are cuBLASLt's demand for e4m3. */
 bool gemm_takes(const struct k_matrix *w)
 {
+    must(w->n_in >= 1 && w->n_out >= 1);
     if (k_format_is_plain(&w->format))
         return true;
     return w->n_in % 16 == 0 && w->n_out % 16 == 0 && w->n_in <= K_QUANTISED_DIM_MAX &&
@@ -80,33 +91,37 @@ bool gemm_takes(const struct k_matrix *w)
 
 int gemm_open(struct gemm **out, void *workspace, size_t workspace_bytes, const char *gpu)
 {
-    struct gemm *g = mem_zalloc(sizeof *g);
+    struct gemm *gemm = mem_zalloc(sizeof *gemm);
     cublasStatus_t status;
 
-    if (g == NULL)
+    must(workspace != NULL);
+    if (gemm == NULL)
         return ERR_NO_MEMORY;
-    status = cublasLtCreate(&g->handle);
+    status = cublasLtCreate(&gemm->handle);
     if (status != CUBLAS_STATUS_SUCCESS) {
         log_error("device: cuBLASLt does not start: %s", cublasLtGetStatusString(status));
-        mem_free(g);
+        mem_free(gemm);
         return ERR_GPU;
     }
-    g->workspace = workspace;
-    g->workspace_bytes = workspace_bytes;
-    g->table.version = (long)cublasLtGetVersion();
-    (void)snprintf(g->table.gpu, sizeof g->table.gpu, "%s", gpu); /* cut on both sides alike */
-    *out = g;
+    gemm->workspace = workspace;
+    gemm->workspace_bytes = workspace_bytes;
+    gemm->table.version = (long)cublasLtGetVersion();
+    (void)snprintf(gemm->table.gpu, sizeof gemm->table.gpu, "%s", gpu); /* cut like the name in the
+                                                                         * table */
+    *out = gemm;
     return ERR_OK;
 }
 
+/* Accepts NULL. */
 void gemm_close(struct gemm *g)
 {
     if (g == NULL)
         return;
-    (void)cublasLtDestroy(g->handle); /* at the end: nothing to be done about it */
+    (void)cublasLtDestroy(g->handle); /* errors are ignored at the end */
     mem_free(g);
 }
 
+/* Plans made before are dropped, so that the table counts from the next product on. */
 void gemm_read(struct gemm *g, const char *path, bool expected)
 {
     int rc = gemm_table_read(&g->table, path);
@@ -118,6 +133,7 @@ void gemm_read(struct gemm *g, const char *path, bool expected)
     memset(g->plans, 0, sizeof g->plans);
 }
 
+/* Called by the tuning tool when it is done. */
 int gemm_write(const struct gemm *g, const char *path)
 {
     return gemm_table_write(&g->table, path);
@@ -125,96 +141,113 @@ int gemm_write(const struct gemm *g, const char *path)
 
 /* --- plans ----------------------------------------------------------------------------- */
 
-static enum gemm_kind kind_of(const struct gemm_product *p)
+/* A cuBLASLt status of 0 is success. Functions return at the first error; gemm_fail() logs it. */
+
+/* Products with blocks of scales give bf16 only. */
+static enum gemm_kind gemm_kind_of(const struct gemm_product *p)
 {
     if (k_format_is_plain(&p->w->format))
         return p->y_is_float ? GEMM_BF16_FLOAT : GEMM_BF16;
     if (k_format_has_groups(&p->w->format))
         return GEMM_E4M3_BLOCK;
-    return p->y_is_float ? GEMM_E4M3_FLOAT : GEMM_E4M3;
+    if (p->y_is_float)
+        return GEMM_E4M3_FLOAT;
+    return GEMM_E4M3;
 }
 
-static cublasStatus_t set(struct gemm_plan *p, cublasLtMatmulDescAttributes_t what, const void *to,
-                          size_t bytes)
+/* Shorter to call than the library's function. */
+static cublasStatus_t gemm_set(struct gemm_plan *p, cublasLtMatmulDescAttributes_t what,
+                               const void *to, size_t bytes)
 {
     return cublasLtMatmulDescSetAttribute(&p->op, what, to, bytes);
 }
 
-/* How the scales of an e4m3 product lie. */
-static cublasStatus_t describe_scales(struct gemm_plan *p)
+/* Describe the scales of an e4m3 product. Operand A is w, and B is x. */
+static cublasStatus_t gemm_describe_scales(struct gemm_plan *p)
 {
     bool blocks = p->kind == GEMM_E4M3_BLOCK;
-    int32_t w = blocks ? CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F
-                       : CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
-    int32_t x = blocks ? CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F
-                       : CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
+    int32_t w = CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
+    int32_t x = CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
     int8_t fast = !blocks;
-    cublasStatus_t s;
+    cublasStatus_t status;
 
-    if ((s = set(p, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &w, sizeof w)) != 0 ||
-        (s = set(p, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &x, sizeof x)) != 0)
-        return s;
-    return set(p, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast);
+    if (blocks) {
+        w = CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F;
+        x = CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F;
+    }
+    if ((status = gemm_set(p, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, &w, sizeof w)) != 0 ||
+        (status = gemm_set(p, CUBLASLT_MATMUL_DESC_B_SCALE_MODE, &x, sizeof x)) != 0)
+        return status;
+    return gemm_set(p, CUBLASLT_MATMUL_DESC_FAST_ACCUM, &fast, sizeof fast);
 }
 
-static cublasStatus_t describe(struct gemm_plan *p)
+/* Fill in the descriptors of a plan's shape. */
+static cublasStatus_t gemm_describe(struct gemm_plan *p)
 {
     cublasOperation_t turned = CUBLAS_OP_T;
     cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
     bool is_float = p->kind == GEMM_BF16_FLOAT || p->kind == GEMM_E4M3_FLOAT;
     bool is_bf16 = p->kind == GEMM_BF16 || p->kind == GEMM_BF16_FLOAT;
-    cudaDataType_t y_type = is_float ? CUDA_R_32F : CUDA_R_16BF;
-    cudaDataType_t type = is_bf16 ? CUDA_R_16BF : CUDA_R_8F_E4M3;
+    cudaDataType_t y_type = CUDA_R_16BF, type = CUDA_R_16BF;
     uint64_t n = (uint64_t)p->n, n_out = (uint64_t)p->n_out, n_in = (uint64_t)p->n_in;
-    cublasStatus_t s;
+    cublasStatus_t status;
 
-    if ((s = cublasLtMatmulDescInit(&p->op, CUBLAS_COMPUTE_32F, CUDA_R_32F)) != 0 ||
-        (s = set(p, CUBLASLT_MATMUL_DESC_TRANSA, &turned, sizeof turned)) != 0)
-        return s;
-    if (p->has_bias && (s = set(p, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue)) != 0)
-        return s;
-    if (!is_bf16 && (s = describe_scales(p)) != 0)
-        return s;
-    if ((s = cublasLtMatrixLayoutInit(&p->w, type, n_in, n_out, (int64_t)n_in)) != 0 ||
-        (s = cublasLtMatrixLayoutInit(&p->x, type, n_in, n, (int64_t)n_in)) != 0)
-        return s;
+    if (is_float)
+        y_type = CUDA_R_32F;
+    if (!is_bf16)
+        type = CUDA_R_8F_E4M3;
+    if ((status = cublasLtMatmulDescInit(&p->op, CUBLAS_COMPUTE_32F, CUDA_R_32F)) != 0 ||
+        (status = gemm_set(p, CUBLASLT_MATMUL_DESC_TRANSA, &turned, sizeof turned)) != 0)
+        return status;
+    if (p->has_bias &&
+        (status = gemm_set(p, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue)) != 0)
+        return status;
+    if (!is_bf16 && (status = gemm_describe_scales(p)) != 0)
+        return status;
+    if ((status = cublasLtMatrixLayoutInit(&p->w, type, n_in, n_out, (int64_t)n_in)) != 0 ||
+        (status = cublasLtMatrixLayoutInit(&p->x, type, n_in, n, (int64_t)n_in)) != 0)
+        return status;
     return cublasLtMatrixLayoutInit(&p->y, y_type, n_out, n, (int64_t)n_out);
 }
 
-/* cuBLASLt's candidates, what it thinks best first. */
-static cublasStatus_t guess(const struct gemm *g, struct gemm_plan *p, cublasLtMatmulAlgo_t *algos,
-                            int cap, int *n)
+/* Ask cuBLASLt for up to cap algorithms, best guess first. */
+static cublasStatus_t gemm_guess(const struct gemm *g, struct gemm_plan *p,
+                                 cublasLtMatmulAlgo_t *algos, int cap, int *n)
 {
     cublasLtMatmulPreferenceOpaque_t wish;
     cublasLtMatmulHeuristicResult_t found[CANDIDATES_MAX];
-    cublasStatus_t s;
+    cublasStatus_t status;
     int n_found = 0;
 
     *n = 0;
-    if ((s = cublasLtMatmulPreferenceInit(&wish)) != 0)
-        return s;
-    s = cublasLtMatmulPreferenceSetAttribute(&wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                             &g->workspace_bytes, sizeof g->workspace_bytes);
-    if (s == 0)
-        s = cublasLtMatmulAlgoGetHeuristic(g->handle, &p->op, &p->w, &p->x, &p->y, &p->y, &wish,
-                                           cap, found, &n_found);
-    for (int i = 0; s == 0 && i < n_found; i++) {
+    if ((status = cublasLtMatmulPreferenceInit(&wish)) != 0)
+        return status;
+    status = cublasLtMatmulPreferenceSetAttribute(&wish, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                                  &g->workspace_bytes, sizeof g->workspace_bytes);
+    if (status == 0)
+        status = cublasLtMatmulAlgoGetHeuristic(g->handle, &p->op, &p->w, &p->x, &p->y, &p->y,
+                                                &wish, cap, found, &n_found);
+    for (int i = 0; status == 0 && i < n_found; i++) {
         if (found[i].state == CUBLAS_STATUS_SUCCESS)
+            /* Each result has a state of its own, which may be a failure. */
             algos[(*n)++] = found[i].algo;
     }
-    return s == 0 && *n == 0 ? CUBLAS_STATUS_NOT_SUPPORTED : s;
+    if (status == 0 && *n == 0)
+        return CUBLAS_STATUS_NOT_SUPPORTED;
+    return status;
 }
 
-/* The algorithm of the table; false when it has none that fits. */
-static bool remembered(const struct gemm *g, struct gemm_plan *p)
+/* Take the algorithm from the table. False if it has none for the shape, or one that this library
+ * rejects. */
+static bool gemm_take_measured(const struct gemm *g, struct gemm_plan *p)
 {
-    const struct gemm_entry *e = gemm_table_find(&g->table, p->kind, p->n, p->n_out, p->n_in);
+    const struct gemm_entry *entry = gemm_table_find(&g->table, p->kind, p->n, p->n_out, p->n_in);
     cublasLtMatmulHeuristicResult_t found;
     cublasLtMatmulAlgo_t algo;
 
-    if (e == NULL)
+    if (entry == NULL)
         return false;
-    memcpy(&algo, e->algo, sizeof algo);
+    memcpy(&algo, entry->algo, sizeof algo);
     if (cublasLtMatmulAlgoCheck(g->handle, &p->op, &p->w, &p->x, &p->y, &p->y, &algo, &found) !=
             0 ||
         found.workspaceSize > g->workspace_bytes)
@@ -223,15 +256,18 @@ static bool remembered(const struct gemm *g, struct gemm_plan *p)
     return true;
 }
 
-static bool is_same(const struct gemm_plan *a, const struct gemm_plan *b)
+/* Plans with and without bias differ in their epilogue. */
+static bool gemm_is_same(const struct gemm_plan *a, const struct gemm_plan *b)
 {
     return a->n == b->n && a->n_out == b->n_out && a->n_in == b->n_in && a->kind == b->kind &&
            a->has_bias == b->has_bias;
 }
 
-/* The slot of a shape; else an empty one near its place, else its place. */
-static struct gemm_plan *slot_of(struct gemm *g, const struct gemm_plan *want)
+/* The slot of a plan: the one with this shape, else an empty one among GEMM_PROBES, else the first,
+ * which is overwritten. */
+static struct gemm_plan *gemm_slot_of(struct gemm *g, const struct gemm_plan *want)
 {
+    /* Odd constants spread shapes, which are often multiples of powers of two. */
     uint64_t mixed = ((uint64_t)want->n * 0x9e3779b97f4a7c15U) ^
                      ((uint64_t)want->n_out * 0xbf58476d1ce4e5b9U) ^
                      ((uint64_t)want->n_in * 0x94d049bb133111ebU) ^ (uint64_t)want->kind;
@@ -240,58 +276,67 @@ static struct gemm_plan *slot_of(struct gemm *g, const struct gemm_plan *want)
     for (size_t i = 0; i < GEMM_PROBES; i++) {
         struct gemm_plan *plan = &g->plans[(first + i) % GEMM_SLOTS];
 
-        if (plan->n == 0 || is_same(plan, want))
+        if (plan->n == 0 || gemm_is_same(plan, want))
             return plan;
     }
     return &g->plans[first % GEMM_SLOTS];
 }
 
-static struct gemm_plan plan_of(const struct gemm_product *p)
+/* An empty plan with the product's rounded shape. */
+static struct gemm_plan gemm_plan_of(const struct gemm_product *p)
 {
     return (struct gemm_plan){.n = gemm_rows(p->n),
                               .n_out = p->w->n_out,
                               .n_in = p->w->n_in,
-                              .kind = kind_of(p),
+                              .kind = gemm_kind_of(p),
                               .has_bias = p->bias != NULL};
 }
 
-/* What differs from call to call. cuBLASLt looks for no algorithm before scales have a place. */
-static cublasStatus_t point(struct gemm_plan *plan, const struct gemm_product *p)
+/* Set the pointers that differ between calls. The heuristic needs them too, because cuBLASLt finds
+ * no algorithm before scales have an address. */
+static cublasStatus_t gemm_point(struct gemm_plan *plan, const struct gemm_product *p)
 {
-    cublasStatus_t s = CUBLAS_STATUS_SUCCESS;
+    cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
 
     if (p->bias != NULL)
-        s = set(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p->bias, sizeof p->bias);
-    if (s == 0 && k_format_reads_codes(&p->w->format))
-        s = set(plan, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &p->w->scales, sizeof p->w->scales);
-    if (s == 0 && k_format_reads_codes(&p->w->format))
-        s = set(plan, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &p->x_scales, sizeof p->x_scales);
-    return s;
+        status = gemm_set(plan, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p->bias, sizeof p->bias);
+    if (status == 0 && k_format_reads_codes(&p->w->format))
+        status = gemm_set(plan, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &p->w->scales,
+                          sizeof p->w->scales);
+    if (status == 0 && k_format_reads_codes(&p->w->format))
+        status =
+            gemm_set(plan, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, &p->x_scales, sizeof p->x_scales);
+    return status;
 }
 
-static cublasStatus_t find_plan(struct gemm *g, struct gemm_plan **out,
-                                const struct gemm_product *p)
+/* Returns a plan that is ready; makes it if this is the shape's first product. */
+static cublasStatus_t gemm_find_plan(struct gemm *g, struct gemm_plan **out,
+                                     const struct gemm_product *p)
 {
-    struct gemm_plan want = plan_of(p), *plan = slot_of(g, &want);
-    cublasStatus_t s;
+    struct gemm_plan want = gemm_plan_of(p), *plan = gemm_slot_of(g, &want);
+    cublasStatus_t status;
     int n = 0;
 
     *out = plan;
-    if (is_same(plan, &want))
+    if (gemm_is_same(plan, &want))
         return CUBLAS_STATUS_SUCCESS;
-    if ((s = describe(&want)) != 0 || (s = point(&want, p)) != 0)
-        return s;
-    if (!remembered(g, &want) && (s = guess(g, &want, &want.algo, 1, &n)) != 0)
-        return s;
+    if ((status = gemm_describe(&want)) != 0 || (status = gemm_point(&want, p)) != 0)
+        return status;
+    if (!gemm_take_measured(g, &want) && (status = gemm_guess(g, &want, &want.algo, 1, &n)) != 0)
+        return status;
+    /* The slot is written only when the plan is complete. */
     *plan = want;
     return CUBLAS_STATUS_SUCCESS;
 }
 
 /* --- products -------------------------------------------------------------------------- */
 
-static cublasStatus_t multiply(const struct gemm *g, struct gemm_plan *plan,
-                               const struct gemm_product *p, const void *w,
-                               const cublasLtMatmulAlgo_t *algo, k_stream stream)
+/* x and y have gemm_rows(n) rows, so the plan of the rounded shape fits. */
+
+/* w is separate, because measurements multiply with copies of the weights. */
+static cublasStatus_t gemm_multiply(const struct gemm *g, struct gemm_plan *plan,
+                                    const struct gemm_product *p, const void *w,
+                                    const cublasLtMatmulAlgo_t *algo, k_stream stream)
 {
     const float one = 1.0f, zero = 0.0f;
 
@@ -299,9 +344,10 @@ static cublasStatus_t multiply(const struct gemm *g, struct gemm_plan *plan,
                           &plan->y, p->y, &plan->y, algo, g->workspace, g->workspace_bytes, stream);
 }
 
-static int fail(const struct gemm_product *p, const char *why)
+/* Log a product that failed, with its shape. Returns ERR_GPU. */
+static int gemm_fail(const struct gemm_product *p, const char *why)
 {
-    log_error("device: %s product of %d x %d x %d: %s", gemm_kind_name(kind_of(p)), p->n,
+    log_error("device: %s product of %d x %d x %d: %s", gemm_kind_name(gemm_kind_of(p)), p->n,
               p->w->n_out, p->w->n_in, why);
     return ERR_GPU;
 }
@@ -309,18 +355,23 @@ static int fail(const struct gemm_product *p, const char *why)
 int gemm_run(struct gemm *g, const struct gemm_product *p, k_stream stream)
 {
     struct gemm_plan *plan = NULL;
-    cublasStatus_t s = find_plan(g, &plan, p);
+    cublasStatus_t status = gemm_find_plan(g, &plan, p);
 
-    if (s == 0)
-        s = point(plan, p);
-    if (s == 0)
-        s = multiply(g, plan, p, p->w->data, &plan->algo, stream);
-    return s == 0 ? ERR_OK : fail(p, cublasLtGetStatusString(s));
+    if (status == 0)
+        status = gemm_point(plan, p);
+    if (status == 0)
+        status = gemm_multiply(g, plan, p, p->w->data, &plan->algo, stream);
+    if (status == 0)
+        return ERR_OK;
+    return gemm_fail(p, cublasLtGetStatusString(status));
 }
 
 /* --- measuring ------------------------------------------------------------------------- */
 
-/* A run of products between two events. */
+/* Used by the tuning tool only. Each candidate runs in "trains": several products between two
+ * events, over changing copies of the weights, so that they come from memory as in a real step. */
+
+/* The state of measuring one product. */
 struct train {
     const struct gemm *g;
     struct gemm_plan *plan;
@@ -328,28 +379,28 @@ struct train {
     k_stream stream;
     cudaEvent_t begin, end;
     size_t w_bytes;
-    int n_copies, at; /* the copy of the weights that is next */
+    int n_copies, at; /* at: the copy of the weights to use next */
 };
 
-/* Algorithms and their times, the fastest first. */
+/* The best algorithms so far with their times, fastest first. */
 struct contest {
     cublasLtMatmulAlgo_t algos[CANDIDATES_MAX];
     float us[CANDIDATES_MAX];
     int n;
 };
 
-/* Microseconds of one product of a train of `length`; negative when it failed. */
-static float drive(struct train *t, const cublasLtMatmulAlgo_t *algo, int length)
+/* Microseconds per product of a train of `length`; negative if it failed. */
+static float gemm_train_run(struct train *t, const cublasLtMatmulAlgo_t *algo, int length)
 {
     float ms = 0.0f;
 
     if (cudaEventRecord(t->begin, t->stream) != cudaSuccess)
         return -1.0f;
     for (int i = 0; i < length; i++) {
-        const char *w = (const char *)t->p->w->data + (size_t)t->at * t->w_bytes;
+        const char *memory = (const char *)t->p->w->data + (size_t)t->at * t->w_bytes;
 
         t->at = (t->at + 1) % t->n_copies;
-        if (multiply(t->g, t->plan, t->p, w, algo, t->stream) != 0)
+        if (gemm_multiply(t->g, t->plan, t->p, memory, algo, t->stream) != 0)
             return -1.0f;
     }
     if (cudaEventRecord(t->end, t->stream) != cudaSuccess ||
@@ -359,11 +410,14 @@ static float drive(struct train *t, const cublasLtMatmulAlgo_t *algo, int length
     return ms * 1e3f / (float)length;
 }
 
-/* Put a time in its place among the first `cap`. */
-static void enter(struct contest *c, const cublasLtMatmulAlgo_t *algo, float us, int cap)
+/* Insert an algorithm by its time; only the fastest `cap` are kept. */
+static void gemm_contest_enter(struct contest *c, const cublasLtMatmulAlgo_t *algo, float us,
+                               int cap)
 {
-    int i = c->n < cap ? c->n++ : cap;
+    int i = cap;
 
+    if (c->n < cap)
+        i = c->n++;
     for (; i > 0 && us < c->us[i - 1]; i--) {
         if (i == cap)
             continue;
@@ -376,9 +430,10 @@ static void enter(struct contest *c, const cublasLtMatmulAlgo_t *algo, float us,
     }
 }
 
-/* The algorithm with another tile, cluster and variant; false when cuBLASLt refuses it. */
-static bool vary(const struct gemm *g, struct gemm_plan *p, cublasLtMatmulAlgo_t *algo,
-                 uint32_t tile, uint16_t cluster, uint32_t variant)
+/* Change tile, cluster and variant of an algorithm, with a single split. False if cuBLASLt rejects
+ * the result. */
+static bool gemm_vary(const struct gemm *g, struct gemm_plan *p, cublasLtMatmulAlgo_t *algo,
+                      uint32_t tile, uint16_t cluster, uint32_t variant)
 {
     const uint32_t no_reduction = CUBLASLT_REDUCTION_SCHEME_NONE;
     const int32_t one_part = 1;
@@ -405,29 +460,29 @@ static bool vary(const struct gemm *g, struct gemm_plan *p, cublasLtMatmulAlgo_t
            found.workspaceSize <= g->workspace_bytes;
 }
 
-/* Time one varied algorithm roughly. */
-static void try_variant(struct train *t, const cublasLtMatmulAlgo_t *base, uint32_t tile,
-                        uint16_t cluster, uint32_t variant, struct contest *out)
+/* Time a changed algorithm roughly, and enter it. Slow ones are timed once only. */
+static void gemm_try_variant(struct train *t, const cublasLtMatmulAlgo_t *base, uint32_t tile,
+                             uint16_t cluster, uint32_t variant, struct contest *out)
 {
     cublasLtMatmulAlgo_t algo = *base;
     float us;
 
-    if (!vary(t->g, t->plan, &algo, tile, cluster, variant))
+    if (!gemm_vary(t->g, t->plan, &algo, tile, cluster, variant))
         return;
-    (void)drive(t, &algo, 1); /* the first is slower: its code is loaded */
-    us = drive(t, &algo, 1);
+    (void)gemm_train_run(t, &algo, 1); /* the first run loads code, so it does not count */
+    us = gemm_train_run(t, &algo, 1);
     if (us >= 0.0f && us < 100.0f)
-        us = drive(t, &algo, 4);
+        us = gemm_train_run(t, &algo, 4);
     if (us >= 0.0f)
-        enter(out, &algo, us, GUESSES_MAX);
+        gemm_contest_enter(out, &algo, us, GUESSES_MAX);
 }
 
-/* Look beyond cuBLASLt's own candidates: for e4m3 with vectors of scales it uploads a single tile,
+/* Search beyond cuBLASLt's own candidates: for e4m3 with vectors of scales it offers a single tile,
  * 128 x 128, which takes up to twice as long as others at 64 to 256 rows (H200). First tiles and
- * clusters, then the variants of the best of these. */
-static void explore(struct train *t, const cublasLtMatmulAlgo_t *base, struct contest *out)
+ * clusters are tried, then the variants of the best of these. */
+static void gemm_explore(struct train *t, const cublasLtMatmulAlgo_t *base, struct contest *out)
 {
-    /* What won for some shape when all of the library's 634 were tried. */
+    /* The tiles that were fastest for some shape when all 634 of the library were tried. */
     static const uint16_t tiles[] = {
         CUBLASLT_MATMUL_TILE_64x32,   CUBLASLT_MATMUL_TILE_64x64,   CUBLASLT_MATMUL_TILE_128x32,
         CUBLASLT_MATMUL_TILE_64x128,  CUBLASLT_MATMUL_TILE_128x64,  CUBLASLT_MATMUL_TILE_64x256,
@@ -446,14 +501,14 @@ static void explore(struct train *t, const cublasLtMatmulAlgo_t *base, struct co
 
     for (size_t i = 0; i < sizeof tiles / sizeof tiles[0]; i++) {
         for (size_t j = 0; j < sizeof clusters / sizeof clusters[0]; j++)
-            try_variant(t, base, tiles[i], clusters[j], 0, &first);
+            gemm_try_variant(t, base, tiles[i], clusters[j], 0, &first);
     }
     for (int i = 0; i < first.n; i++) {
         uint32_t tile = 0;
         uint16_t cluster = 0;
         size_t n;
 
-        enter(out, &first.algos[i], first.us[i], GUESSES_MAX);
+        gemm_contest_enter(out, &first.algos[i], first.us[i], GUESSES_MAX);
         if (cublasLtMatmulAlgoConfigGetAttribute(&first.algos[i], CUBLASLT_ALGO_CONFIG_TILE_ID,
                                                  &tile, sizeof tile, &n) != 0 ||
             cublasLtMatmulAlgoConfigGetAttribute(&first.algos[i],
@@ -461,12 +516,12 @@ static void explore(struct train *t, const cublasLtMatmulAlgo_t *base, struct co
                                                  sizeof cluster, &n) != 0)
             continue;
         for (uint32_t variant = 1; variant < VARIANTS; variant++)
-            try_variant(t, base, tile, cluster, variant, out);
+            gemm_try_variant(t, base, tile, cluster, variant, out);
     }
 }
 
-/* Some of y, from all over it. */
-static bool sample_y(const struct train *t, unsigned char *out)
+/* Copy samples from SAMPLES places of y to the host. */
+static bool gemm_sample_y(const struct train *t, unsigned char *out)
 {
     size_t bytes = (size_t)t->plan->n * (size_t)t->plan->n_out * (t->p->y_is_float ? 4 : 2);
     size_t each = (bytes < SAMPLE_BYTES ? bytes : SAMPLE_BYTES) / SAMPLES / 4 * 4;
@@ -482,156 +537,168 @@ static bool sample_y(const struct train *t, unsigned char *out)
     return cudaStreamSynchronize(t->stream) == cudaSuccess;
 }
 
-static double sampled(const struct train *t, const unsigned char *bytes, size_t i)
+/* Element i of a sample, as a number. */
+static double gemm_sampled(const struct train *t, const unsigned char *bytes, size_t i)
 {
     uint32_t bits = 0;
-    float f;
+    float value;
 
     if (t->p->y_is_float)
         memcpy(&bits, bytes + 4 * i, 4);
     else
         memcpy((char *)&bits + 2, bytes + 2 * i, 2); /* bf16 is the upper half */
-    memcpy(&f, &bits, 4);
-    return (double)f;
+    memcpy(&value, &bits, 4);
+    return (double)value;
 }
 
-/* Whether a found algorithm computes what cuBLASLt's own choice does, up to the order of sums. */
-static bool agrees(struct train *t, const cublasLtMatmulAlgo_t *a, const cublasLtMatmulAlgo_t *b)
+/* True if algorithm b computes the same as a, cuBLASLt's own choice, up to the order of sums. A
+ * wrong algorithm in the table would corrupt every answer. */
+static bool gemm_agrees(struct train *t, const cublasLtMatmulAlgo_t *a,
+                        const cublasLtMatmulAlgo_t *b)
 {
-    static const double limit = 1e-4; /* of the mean square: rounding to bf16 makes 3e-6 */
+    static const double limit = 1e-4; /* of the mean square; rounding to bf16 alone makes 3e-6 */
     unsigned char x[SAMPLE_BYTES], y[SAMPLE_BYTES];
     size_t n = SAMPLE_BYTES / (t->p->y_is_float ? 4 : 2);
     double error = 0.0, square = 0.0;
 
-    t->at = 0; /* the same copy for both */
-    if (drive(t, a, 1) < 0.0f || !sample_y(t, x))
+    t->at = 0; /* the same copy of the weights for both */
+    if (gemm_train_run(t, a, 1) < 0.0f || !gemm_sample_y(t, x))
         return false;
     t->at = 0;
-    if (drive(t, b, 1) < 0.0f || !sample_y(t, y))
+    if (gemm_train_run(t, b, 1) < 0.0f || !gemm_sample_y(t, y))
         return false;
     for (size_t i = 0; i < n; i++) {
-        double want = sampled(t, x, i), diff = sampled(t, y, i) - want;
+        double want = gemm_sampled(t, x, i), diff = gemm_sampled(t, y, i) - want;
 
+        /* Relative to the square of all samples, because single values may be near 0. */
         error += diff * diff;
         square += want * want;
     }
     return error <= limit * square;
 }
 
-static int by_value(const void *a, const void *b)
+/* For qsort(). */
+static int gemm_by_value(const void *a, const void *b)
 {
     float x = *(const float *)a, y = *(const float *)b;
 
     return (x > y) - (x < y);
 }
 
-/* The median of each candidate, measured in turns, so that a clock that falls with the heat falls
- * for all. A candidate that does not run gets a negative time. */
-static void measure(struct train *t, struct contest *c)
+/* Measure the median time of each candidate. Candidates take turns, so that a clock that drops with
+ * heat slows all of them alike. A candidate that fails gets a negative time. */
+static void gemm_measure(struct train *t, struct contest *c)
 {
     float times[CANDIDATES_MAX][TUNE_ROUNDS];
     int lengths[CANDIDATES_MAX];
 
     for (int i = 0; i < c->n; i++) {
-        (void)drive(t, &c->algos[i], 1);
-        c->us[i] = drive(t, &c->algos[i], 1);
-        lengths[i] = c->us[i] * TRAIN_MAX < TRAIN_US ? TRAIN_MAX : (int)(TRAIN_US / c->us[i]) + 1;
+        /* One product to load its code, and one to choose the length of trains. */
+        (void)gemm_train_run(t, &c->algos[i], 1);
+        c->us[i] = gemm_train_run(t, &c->algos[i], 1);
+        lengths[i] = TRAIN_MAX;
+        if (c->us[i] * TRAIN_MAX >= TRAIN_US)
+            lengths[i] = (int)(TRAIN_US / c->us[i]) + 1;
     }
-    for (int r = 0; r < TUNE_ROUNDS; r++) {
+    /* Rounds are the outer loop, so that candidates alternate. */
+    for (int row = 0; row < TUNE_ROUNDS; row++) {
         for (int i = 0; i < c->n; i++)
-            times[i][r] = c->us[i] < 0.0f ? -1.0f : drive(t, &c->algos[i], lengths[i]);
+            times[i][row] = c->us[i] < 0.0f ? -1.0f : gemm_train_run(t, &c->algos[i], lengths[i]);
     }
     for (int i = 0; i < c->n; i++) {
-        qsort(times[i], TUNE_ROUNDS, sizeof times[i][0], by_value);
+        qsort(times[i], TUNE_ROUNDS, sizeof times[i][0], gemm_by_value);
         c->us[i] = times[i][0] < 0.0f ? -1.0f : times[i][TUNE_ROUNDS / 2];
     }
 }
 
-static int train_open(struct train *t, const struct gemm *g, struct gemm_plan *plan,
-                      const struct gemm_product *p, int n_copies, k_stream stream)
+/* Events are created here and destroyed by gemm_train_close(). */
+static int gemm_train_open(struct train *t, const struct gemm *g, struct gemm_plan *plan,
+                           const struct gemm_product *p, int n_copies, k_stream stream)
 {
     *t = (struct train){.g = g, .plan = plan, .p = p, .stream = stream, .n_copies = n_copies};
     t->w_bytes = (size_t)plan->n_out * k_format_row_bytes(&p->w->format, plan->n_in);
-    if (point(plan, p) != 0 || cudaEventCreate(&t->begin) != cudaSuccess)
-        return fail(p, "cannot be measured");
+    if (gemm_point(plan, p) != 0 || cudaEventCreate(&t->begin) != cudaSuccess)
+        return gemm_fail(p, "cannot be measured");
     if (cudaEventCreate(&t->end) != cudaSuccess) {
-        (void)cudaEventDestroy(t->begin); /* nothing to be done about it */
-        return fail(p, "cannot be measured");
+        (void)cudaEventDestroy(t->begin); /* the error is returned */
+        return gemm_fail(p, "cannot be measured");
     }
     return ERR_OK;
 }
 
-static void train_close(struct train *t)
+static void gemm_train_close(struct train *t)
 {
-    (void)cudaEventDestroy(t->begin); /* nothing to be done about it */
+    (void)cudaEventDestroy(t->begin); /* errors are ignored at the end */
     (void)cudaEventDestroy(t->end);
 }
 
+/* Measures the plan that gemm_run() would use. */
 int gemm_time(struct gemm *g, const struct gemm_product *p, int n_copies, k_stream stream,
               float *us)
 {
     struct gemm_plan *plan = NULL;
-    struct contest c = {.n = 1};
-    struct train t;
-    cublasStatus_t s = find_plan(g, &plan, p);
+    struct contest contest = {.n = 1};
+    struct train train;
+    cublasStatus_t status = gemm_find_plan(g, &plan, p);
     int rc;
 
-    if (s != 0)
-        return fail(p, cublasLtGetStatusString(s));
-    if ((rc = train_open(&t, g, plan, p, n_copies, stream)) != ERR_OK)
+    if (status != 0)
+        return gemm_fail(p, cublasLtGetStatusString(status));
+    if ((rc = gemm_train_open(&train, g, plan, p, n_copies, stream)) != ERR_OK)
         return rc;
-    c.algos[0] = plan->algo;
-    measure(&t, &c);
-    train_close(&t);
-    if (c.us[0] < 0.0f)
-        return fail(p, "does not run");
-    *us = c.us[0];
+    contest.algos[0] = plan->algo;
+    gemm_measure(&train, &contest);
+    gemm_train_close(&train);
+    if (contest.us[0] < 0.0f)
+        return gemm_fail(p, "does not run");
+    *us = contest.us[0];
     return ERR_OK;
 }
 
-/* The candidates of a product: cuBLASLt's, then those found by trying. */
-static void gather(struct train *t, struct contest *c)
+/* Append algorithms found by trying to cuBLASLt's candidates, if their results agree. */
+static void gemm_gather_candidates(struct train *t, struct contest *c)
 {
     struct contest found = {.n = 0};
 
-    explore(t, &c->algos[0], &found);
+    gemm_explore(t, &c->algos[0], &found);
     for (int i = 0; i < found.n; i++) {
-        if (agrees(t, &c->algos[0], &found.algos[i]))
+        if (gemm_agrees(t, &c->algos[0], &found.algos[i]))
             c->algos[c->n++] = found.algos[i];
     }
 }
 
+/* The winner goes into the table. */
 int gemm_tune(struct gemm *g, const struct gemm_product *p, int n_copies, k_stream stream,
               struct gemm_timing *out)
 {
-    struct gemm_plan plan = plan_of(p);
+    struct gemm_plan plan = gemm_plan_of(p);
     struct gemm_entry entry = {
         .kind = plan.kind, .n = plan.n, .n_out = plan.n_out, .n_in = plan.n_in};
-    struct contest c = {.n = 0};
-    struct train t;
-    cublasStatus_t s = describe(&plan);
+    struct contest contest = {.n = 0};
+    struct train train;
+    cublasStatus_t status = gemm_describe(&plan);
     int best = 0, rc;
 
-    if (s == 0)
-        s = point(&plan, p);
-    if (s == 0)
-        s = guess(g, &plan, c.algos, GUESSES_MAX, &c.n);
-    if (s != 0)
-        return fail(p, cublasLtGetStatusString(s));
-    if ((rc = train_open(&t, g, &plan, p, n_copies, stream)) != ERR_OK)
+    if (status == 0)
+        status = gemm_point(&plan, p);
+    if (status == 0)
+        status = gemm_guess(g, &plan, contest.algos, GUESSES_MAX, &contest.n);
+    if (status != 0)
+        return gemm_fail(p, cublasLtGetStatusString(status));
+    if ((rc = gemm_train_open(&train, g, &plan, p, n_copies, stream)) != ERR_OK)
         return rc;
-    gather(&t, &c);
-    measure(&t, &c);
-    train_close(&t);
-    for (int i = 1; i < c.n; i++) {
-        if (c.us[i] >= 0.0f && (c.us[best] < 0.0f || c.us[i] < c.us[best]))
+    gemm_gather_candidates(&train, &contest);
+    gemm_measure(&train, &contest);
+    gemm_train_close(&train);
+    for (int i = 1; i < contest.n; i++) {
+        if (contest.us[i] >= 0.0f && (contest.us[best] < 0.0f || contest.us[i] < contest.us[best]))
             best = i;
     }
-    if (c.us[best] < 0.0f)
-        return fail(p, "no candidate runs");
-    entry.us = c.us[best];
-    memcpy(entry.algo, &c.algos[best], sizeof entry.algo);
-    *out = (struct gemm_timing){c.us[0], c.us[best], c.n, best};
-    memset(g->plans, 0, sizeof g->plans); /* the next products look into the table */
+    if (contest.us[best] < 0.0f)
+        return gemm_fail(p, "no candidate runs");
+    entry.us = contest.us[best];
+    memcpy(entry.algo, &contest.algos[best], sizeof entry.algo);
+    *out = (struct gemm_timing){contest.us[0], contest.us[best], contest.n, best};
+    memset(g->plans, 0, sizeof g->plans); /* later products look into the table again */
     return gemm_table_put(&g->table, &entry);
 }

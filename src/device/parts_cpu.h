@@ -1,5 +1,7 @@
-/* What the files of the cpu device share: device_cpu.c (memory, operations on rows, products,
- * steps, opening) and cpu_mix.c (what mixes a sequence's tokens: attention and states). */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Shared by the files of the cpu device: device_cpu.c (memory, operations on rows, products, steps,
+ * opening) and cpu_mix.c (attention and states). */
 #ifndef QUIRE_DEVICE_PARTS_CPU_H
 #define QUIRE_DEVICE_PARTS_CPU_H
 
@@ -9,25 +11,26 @@
 #include "device/device.h"
 #include "device/pool.h"
 
-#define CPU_ALLOCS_MAX  16384  /* device_alloc() calls of one model */
+#define CPU_ALLOCS_MAX  16384  /* allocations of one model */
 #define CPU_INLINE_WORK 100000 /* multiply-adds below which a thread costs more than it saves */
 
 struct cpu {
     struct device base; /* first */
     struct pool *pool;
     const struct cpu_math *math;
-    const struct device_batch *batch; /* of the step under way */
+    const struct device_batch *batch; /* of the step that began last */
     float *scratch;                   /* float [threads][scratch_len]: scores, a row of logits */
     int32_t *counts;                  /* int32 [threads][n_vocab] */
     size_t scratch_len;
-    int32_t *token_ids;             /* int32 [n_tokens]: the step's, none below 0 */
+    int32_t *token_ids;             /* int32 [n_tokens]: ids of the step, with negative ones
+                                     * resolved */
     int32_t *ids[DEVICE_STEPS_MAX]; /* int32 [n_seqs]: sampled, by step */
     int n_rows[DEVICE_STEPS_MAX];
     struct k_logprob_row *logprobs[DEVICE_STEPS_MAX]; /* [n_seqs], of the step's extras */
     int n_extras[DEVICE_STEPS_MAX];
     unsigned n_begun, n_ended;
     struct cpu_sleep sleep;
-    struct cpu_ranks *ranks; /* NULL: it is alone */
+    struct cpu_ranks *ranks; /* NULL: this is the only rank */
     struct cpu *first;       /* rank 0 */
     int rank;
     int n_allocs;

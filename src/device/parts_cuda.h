@@ -1,7 +1,9 @@
-/* What the files of the cuda device share: base_cuda.c (errors, memory) at the bottom, and above it
- * device_cuda.c (operations, opening), step_cuda.c (a step's arrays, recording and playing steps),
- * copy_cuda.c (copies beside the steps) and sleep_cuda.c (memory that is given back for a
- * while). */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Shared by the files of the cuda device: base_cuda.c (errors, memory) at the bottom, and above it
+ * device_cuda.c (operations, opening), step_cuda.c (the arrays of a step, recording and replaying
+ * steps), copy_cuda.c (copies beside the steps), peers_cuda.c (ranks) and sleep_cuda.c (memory that
+ * is given back for a while). */
 #ifndef QUIRE_DEVICE_PARTS_CUDA_H
 #define QUIRE_DEVICE_PARTS_CUDA_H
 
@@ -12,9 +14,9 @@
 #include "device/gemm_cuda.h"
 
 #define CUDA_ALLOCS_MAX 65536
-#define CUDA_GRAPHS_MAX 64 /* buckets of decodes: step_bucket() */
+#define CUDA_GRAPHS_MAX 64 /* buckets of recorded steps: step_bucket_rows() */
 
-/* The arrays of a step, as pointers into the pinned block or its mirror. */
+/* The arrays of a step, as pointers into the pinned block or into its mirror on the device. */
 struct step_arrays {
     int32_t *ids, *seq, *pos, *seq_start, *kv_len;
     int32_t *row_tokens, *decode_seqs, *tile_seqs, *tile_starts;
@@ -22,20 +24,20 @@ struct step_arrays {
     size_t bytes; /* used */
 };
 
-/* One of the steps that may be under way. */
+/* A step in flight: its pinned memory, and facts for its end. */
 struct step_slot {
     char *staging;                  /* pinned: the arrays */
     int32_t *pages;                 /* pinned: int32 [n_tables][table][pages needed] */
-    int32_t *ids;                   /* pinned: int32 [n_seqs], what was sampled */
+    int32_t *ids;                   /* pinned: int32 [n_seqs], sampled ids */
     struct k_logprob_row *logprobs; /* pinned: [n_seqs] */
     int n_rows;                     /* of the batch */
     int n_extras;
-    bool is_marked;      /* the step's end is an event: marks[].done */
-    int n_seqs, n_pages; /* of pages */
+    bool is_marked;      /* the end of the step has an event: marks[].done */
+    int n_seqs, n_pages; /* shape of the page tables */
 };
 
-/* When a step's first operation could begin, and when its ids had arrived. Those of the step
- * before must outlive the begin of the next, so there are more of them than slots. */
+/* Events at the time when a step's first operation could begin, and when its ids had arrived. Those
+ * of the previous step must outlive the begin of the next, so there are more of them than slots. */
 struct step_marks {
     cudaEvent_t begun, done;
 };
@@ -47,47 +49,47 @@ struct cuda_pipe {
     unsigned char *bytes;
     size_t cap;                        /* of bytes */
     cudaStream_t streams[K_RANKS_MAX]; /* by rank, of its GPU */
-    k_bf16 *converted[K_RANKS_MAX]; /* pinned: what was converted for a rank; NULL: nothing yet */
+    k_bf16 *converted[K_RANKS_MAX];    /* pinned: bytes converted for a rank; NULL: none yet */
 };
 
 struct peers; /* peers_cuda.c */
 
-/* A recorded step of one bucket. The second step of a bucket is recorded: the first loads modules
- * and chooses algorithms, which must not happen while the stream is being recorded. */
+/* A recorded step of one bucket. The second step of a bucket is recorded, because the first loads
+ * modules and chooses algorithms, which must not happen while the stream is captured. */
 struct step_graph {
-    cudaGraphExec_t exec; /* NULL: not yet */
+    cudaGraphExec_t exec; /* NULL: not recorded yet */
     bool is_warm;         /* a step of this bucket has been enqueued operation by operation */
-    bool failed;          /* it cannot be recorded */
+    bool failed;          /* recording failed: never try again */
 };
 
-/* Copies one way. */
+/* Copies in one direction. */
 struct copy_way {
     cudaStream_t stream;
     cudaEvent_t fence;
-    cudaEvent_t marks[DEVICE_MARKS_MAX]; /* mark n stands at n % DEVICE_MARKS_MAX */
+    cudaEvent_t marks[DEVICE_MARKS_MAX]; /* mark n is at n % DEVICE_MARKS_MAX */
     uint64_t n_marks, n_done;
-    bool is_open; /* copies in: follow all that was begun before */
+    bool is_open; /* copies in: the stream follows all steps begun before; no need to wait again */
 };
 
-/* Memory behind a part of a region's addresses. */
+/* The memory of one part of a region's addresses. */
 struct sleep_piece {
-    unsigned long long handle; /* the driver's; of no meaning while is_mapped is false */
-    size_t at, bytes;          /* of the region; multiples of the granularity */
+    unsigned long long handle; /* the driver's; undefined while is_mapped is false */
+    size_t at, bytes;          /* offset and size in the region; multiples of the granularity */
     bool is_mapped;
 };
-#define CUDA_PIECES_MAX 8192 /* of SLEEP_PIECE_MAX bytes each, but for a few: 1 TiB */
+#define CUDA_PIECES_MAX 8192 /* mostly of SLEEP_PIECE_MAX bytes: 1 TiB */
 
-/* Addresses that stay while the memory behind them goes and comes. */
+/* Reserved addresses, whose memory can be given back and taken again. */
 struct sleep_region {
     char *base;   /* NULL: not reserved */
     size_t cap;   /* bytes, of addresses */
     size_t used;  /* given out */
-    size_t taken; /* with pieces behind them, in order and without gaps */
+    size_t taken; /* bytes that have pieces, in order and without gaps */
     int n_pieces;
     struct sleep_piece pieces[CUDA_PIECES_MAX];
 };
 
-/* The plan of a step's decodes for layers with one window. */
+/* The work plan of a step's decodes for layers with one window. */
 struct attn_schedule {
     void *memory; /* k_attn_schedule() fills it */
     int window;
@@ -95,17 +97,18 @@ struct attn_schedule {
 
 struct sleep_calls; /* the driver's functions, sleep_cuda.c */
 
-/* Where a sleep stands. */
+/* The state of a sleep. */
 struct sleep_state {
-    struct sleep_calls *calls; /* NULL: the device was not asked whether it may sleep */
+    struct sleep_calls *calls; /* NULL: sleep_prepare() was not called, or failed */
     struct sleep_region constant, scratch;
     size_t granularity;
     char *copy;       /* host memory, bytes of constant; NULL before the first sleep */
-    void *copy_map;   /* what it lies in */
-    size_t copy_room; /* bytes of that */
-    int n_pinned;     /* pieces of the copy, from the first on, that are */
-    int n_copied;     /* pieces of constant, out while falling asleep, and in while waking */
-    bool is_whole;    /* the copy is: later sleeps copy nothing */
+    void *copy_map;   /* the mapping that contains it */
+    size_t copy_room; /* bytes of the mapping */
+    int n_pinned;     /* number of pinned pieces of the copy, from the first on */
+    int n_copied;     /* pieces of constant copied so far: out while falling asleep, in while
+                       * waking */
+    bool is_whole;    /* the copy is complete: later sleeps copy nothing */
     bool is_asleep;   /* from the end of sleep() to that of wake() */
 };
 
@@ -114,7 +117,7 @@ struct cuda {
     int ordinal;        /* CUDA's number of the GPU */
     int rank;
     struct peers *peers;  /* NULL: no other ranks */
-    struct k_links links; /* set by the first sum, when all have reserved their memory */
+    struct k_links links; /* set by the first sum, after all ranks have reserved their memory */
     cudaStream_t stream;
     cudaStream_t side; /* for copies that need not wait for a step */
     struct copy_way ways[DEVICE_WAYS];
@@ -132,19 +135,20 @@ struct cuda {
     size_t staging_bytes;
     bool is_short;   /* no sequence of the step has more than K_ATTN_SHORT keys */
     bool has_chunks; /* sequences with several tokens: keys are written before attention */
-    struct step_graph graphs[2][2][CUDA_GRAPHS_MAX]; /* by has_chunks and is_short */
-    int bucket;                        /* of the step being enqueued; -1: it cannot be recorded */
-    bool is_recording;                 /* the stream is */
+    struct step_graph graphs[2][2][CUDA_GRAPHS_MAX]; /* [has_chunks][is_short][bucket] */
+    int bucket;                        /* bucket of the current step; -1: it cannot be recorded */
+    bool is_recording;                 /* the stream is being captured */
     struct device_extras extras;       /* on the device */
     struct k_logprob_row *logprobs;    /* [n_seqs] on the device */
     int32_t *history, *history_mirror; /* int32 [history_cap] */
     size_t history_cap;
-    int32_t *sampled; /* int32 [n_seqs] on rank 0's device: of the last step */
+    int32_t *sampled; /* int32 [n_seqs] on rank 0's device: ids of the last sampled step */
     void *attn_work;
     struct attn_schedule schedules[DEVICE_TABLES_MAX]; /* n_windows of them have memory */
-    int n_schedules;                                   /* of this step, the first */
+    int n_schedules;                                   /* number of them that this step has made
+                                                        * so far */
     k_bf16 *convert;                                   /* pinned, [CONVERT_ELEMS] */
-    void *workspace;                                   /* WORKSPACE_BYTES; of products */
+    void *workspace;                                   /* WORKSPACE_BYTES, for products */
     int rc;                                            /* the first error of a step */
     struct sleep_state sleep;
     int n_allocs;
@@ -161,11 +165,12 @@ int cuda_check(cudaError_t e, const char *what);          /* ERR_GPU, logged */
 void cuda_keep(struct cuda *c, int rc, const char *what); /* the first error of a step */
 void *cuda_alloc(struct device *d, size_t bytes);
 void *cuda_pinned(size_t bytes);
-/* Make a device's GPU the calling thread's for a while: returns the one to leave to. Calls that
- * allocate, launch or create need it; copies and events know their GPU by their stream. */
+/* Make a device's GPU current for the calling thread; returns the ordinal to pass to cuda_leave().
+ * Calls that allocate, launch or create need it; copies and events know their GPU by their
+ * stream. */
 int cuda_enter(const struct cuda *c);
 void cuda_leave(int before);
-/* Whether this rank has the logits. */
+/* True if this rank has the logits. */
 static inline bool cuda_samples(const struct cuda *c)
 {
     return c->rank == 0;
@@ -177,8 +182,9 @@ void peers_leave(struct device *d);
 int peers_reserve(struct cuda *c) ERR_CHECKED; /* the memory that sums need */
 void peers_close(struct cuda *c);
 bool peers_failed(const struct cuda *c);
-struct cuda *peers_first(struct cuda *c);         /* rank 0; c itself without ranks */
-int peers_all(struct cuda *c, struct cuda **all); /* all ranks, [K_RANKS_MAX]; returns how many */
+struct cuda *peers_first(struct cuda *c);         /* rank 0's device; c itself without ranks */
+int peers_all(struct cuda *c, struct cuda **all); /* fills all [K_RANKS_MAX]; returns the number
+                                                   * of ranks */
 void peers_sum(struct device *d, void *rows, int n, int width);
 void peers_sum_residual(struct device *d, const struct k_product *p, int n);
 

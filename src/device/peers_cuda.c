@@ -2,15 +2,15 @@
  *
  * Ranks of the cuda device: GPUs of one host that write into each other's memory.
  *
- * join makes every GPU's memory of cudaMalloc() accessible to every other one, and a board that all
- * of them share. Each rank allocates an inbox, a staging area and flags when it reserves its
- * memory, and puts their addresses on the board; the first sum copies all addresses into the struct
- * that kernels take. By then all ranks have reserved, because the model does so with all of them
- * before its first step.
+ * peers_join() makes every GPU's memory of cudaMalloc() accessible to every other GPU, and makes a
+ * board that all ranks share. Each rank allocates an inbox, a staging area and flags when it
+ * reserves its memory, and puts their addresses on the board; the first sum copies all addresses
+ * into the struct that kernels take. By then all ranks have reserved, because the model makes all
+ * of them reserve before its first step.
  *
- * kernels/ranks.cu has the protocols. A kernel that waits for a peer polls two words of the board:
- * whether a rank has left, and whether a sum was given up. Both make all sums end at once, and the
- * steps with ERR_GPU. */
+ * kernels/ranks.cu describes the protocols. A kernel that waits for a peer polls two words of the
+ * board: a rank has left, and a sum was given up. Either ends all sums at once, and the steps with
+ * ERR_GPU. */
 #include "config.h"
 
 #include "device/parts_cuda.h"
@@ -24,7 +24,8 @@
 
 #define STAGE_BYTES_MAX ((size_t)32 << 20) /* larger rows are summed in pieces */
 
-/* Words that kernels poll: pinned memory, a cache line each. */
+/* Words that kernels poll: pinned memory, one cache line each, so that writing one does not slow
+ * readers of the other. */
 struct board_words {
     uint32_t left, unused[31];
     uint32_t failed, unused_too[31];
@@ -42,11 +43,11 @@ struct peers {
 
 /* --- joining ------------------------------------------------------------------------------ */
 
-/* Let GPU `from` reach memory of GPU `to`. */
-static int open_way(const struct cuda *from, const struct cuda *to)
+/* Let GPU `from` access the memory of GPU `to`. */
+static int peers_open_way(const struct cuda *from, const struct cuda *to)
 {
     int can = 0, before, rc = ERR_OK;
-    cudaError_t e;
+    cudaError_t error;
 
     if (from->ordinal == to->ordinal)
         return ERR_OK;
@@ -60,20 +61,21 @@ static int open_way(const struct cuda *from, const struct cuda *to)
         return ERR_UNSUPPORTED;
     }
     before = cuda_enter(from);
-    e = cudaDeviceEnablePeerAccess(to->ordinal, 0);
-    if (e == cudaErrorPeerAccessAlreadyEnabled)
-        (void)cudaGetLastError(); /* another model of this process did it */
+    error = cudaDeviceEnablePeerAccess(to->ordinal, 0);
+    if (error == cudaErrorPeerAccessAlreadyEnabled)
+        (void)cudaGetLastError(); /* another model of this process has opened it */
     else
-        rc = cuda_check(e, "opening peer access");
+        rc = cuda_check(error, "opening peer access");
     cuda_leave(before);
     return rc;
 }
 
-static int open_ways(struct device *const *all, int n)
+/* Access is opened per direction, so all ordered pairs are needed. */
+static int peers_open_ways(struct device *const *all, int n)
 {
     for (int i = 0; i < n; i++) {
         for (int j = 0; j < n; j++) {
-            int rc = open_way(cuda_of(all[i]), cuda_of(all[j]));
+            int rc = peers_open_way(cuda_of(all[i]), cuda_of(all[j]));
 
             if (rc != ERR_OK)
                 return rc;
@@ -82,37 +84,40 @@ static int open_ways(struct device *const *all, int n)
     return ERR_OK;
 }
 
+/* Each device holds one reference to the board. */
 int peers_join(struct device *const *all, int n)
 {
-    struct peers *r;
+    struct peers *peers;
     int rc;
 
+    must(n >= 1);
     if (n > K_RANKS_MAX) {
-        log_error("device: %d ranks, the kernels take %d", n, K_RANKS_MAX);
+        log_error("device: %d ranks, the kernels take at most %d", n, K_RANKS_MAX);
         return ERR_UNSUPPORTED;
     }
-    if ((rc = open_ways(all, n)) != ERR_OK)
+    if ((rc = peers_open_ways(all, n)) != ERR_OK)
         return rc;
-    if ((r = mem_zalloc(sizeof *r)) == NULL)
+    if ((peers = mem_zalloc(sizeof *peers)) == NULL)
         return ERR_NO_MEMORY;
-    if ((r->words = cuda_pinned(sizeof *r->words)) == NULL) {
-        mem_free(r);
+    if ((peers->words = cuda_pinned(sizeof *peers->words)) == NULL) {
+        mem_free(peers);
         return ERR_NO_MEMORY;
     }
-    memset(r->words, 0, sizeof *r->words);
-    r->n = n;
-    atomic_store(&r->n_refs, n);
+    memset(peers->words, 0, sizeof *peers->words);
+    peers->n = n;
+    atomic_store(&peers->n_refs, n);
     for (int i = 0; i < n; i++) {
-        struct cuda *c = cuda_of(all[i]);
+        struct cuda *gpu = cuda_of(all[i]);
 
-        must(c->peers == NULL);
-        r->all[i] = c;
-        c->rank = i;
-        c->peers = r;
+        must(gpu->peers == NULL);
+        peers->all[i] = gpu;
+        gpu->rank = i;
+        gpu->peers = peers;
     }
     return ERR_OK;
 }
 
+/* A device without ranks counts as its own only rank. */
 int peers_all(struct cuda *c, struct cuda **all)
 {
     if (c->peers == NULL) {
@@ -125,17 +130,21 @@ int peers_all(struct cuda *c, struct cuda **all)
 
 struct cuda *peers_first(struct cuda *c)
 {
-    return c->peers == NULL ? c : c->peers->all[0];
+    if (c->peers == NULL)
+        return c;
+    return c->peers->all[0];
 }
 
+/* Kernels of other ranks see the word while they wait. */
 void peers_leave(struct device *d)
 {
-    const struct cuda *c = cuda_of(d);
+    const struct cuda *gpu = cuda_of(d);
 
-    if (c->peers != NULL)
-        ((volatile struct board_words *)c->peers->words)->left = 1;
+    if (gpu->peers != NULL)
+        ((volatile struct board_words *)gpu->peers->words)->left = 1;
 }
 
+/* Read after each step; the kernels write `failed`. */
 bool peers_failed(const struct cuda *c)
 {
     const volatile struct board_words *words = c->peers == NULL ? NULL : c->peers->words;
@@ -143,73 +152,82 @@ bool peers_failed(const struct cuda *c)
     return words != NULL && (words->failed != 0 || words->left != 0);
 }
 
-/* The board goes with the last rank. Ranks are closed one after the other. */
+/* The last rank frees the board. Ranks are closed one after another. */
 void peers_close(struct cuda *c)
 {
-    struct peers *r = c->peers;
+    struct peers *peers = c->peers;
 
     c->peers = NULL;
-    if (r == NULL || atomic_fetch_sub(&r->n_refs, 1) > 1)
+    if (peers == NULL || atomic_fetch_sub(&peers->n_refs, 1) > 1)
         return;
-    (void)cudaFreeHost(r->words);
-    mem_free(r);
+    (void)cudaFreeHost(peers->words);
+    mem_free(peers);
 }
 
 /* --- sums --------------------------------------------------------------------------------- */
 
+/* The memory of a sum is per rank: an inbox for small sums, a staging area of two halves for large
+ * ones, flags of blocks, and a counter of calls. Peers write to the first three. */
+
+/* Rows are bf16; more than STAGE_BYTES_MAX of them are summed in pieces. */
 int peers_reserve(struct cuda *c)
 {
     const struct device_limits *lim = &c->base.limits;
-    struct peers *r = c->peers;
+    struct peers *peers = c->peers;
     size_t bytes = (size_t)lim->n_tokens * (size_t)lim->dim * sizeof(k_bf16);
 
-    if (r == NULL)
+    if (peers == NULL)
         return ERR_OK;
     bytes = (bytes + 15) / 16 * 16;
-    c->links.stage_bytes = bytes < STAGE_BYTES_MAX ? bytes : STAGE_BYTES_MAX;
-    r->inbox[c->rank] = cuda_alloc(&c->base, K_SUM_INBOX_BYTES(r->n));
-    r->stage[c->rank] = cuda_alloc(&c->base, 2 * c->links.stage_bytes);
-    r->flags[c->rank] = cuda_alloc(&c->base, K_SUM_FLAGS * sizeof(uint64_t));
+    c->links.stage_bytes = bytes;
+    if (bytes > STAGE_BYTES_MAX)
+        c->links.stage_bytes = STAGE_BYTES_MAX;
+    peers->inbox[c->rank] = cuda_alloc(&c->base, K_SUM_INBOX_BYTES(peers->n));
+    peers->stage[c->rank] = cuda_alloc(&c->base, 2 * c->links.stage_bytes);
+    peers->flags[c->rank] = cuda_alloc(&c->base, K_SUM_FLAGS * sizeof(uint64_t));
     c->links.calls = cuda_alloc(&c->base, 2 * sizeof(uint64_t));
-    if (r->inbox[c->rank] == NULL || r->stage[c->rank] == NULL || r->flags[c->rank] == NULL ||
-        c->links.calls == NULL)
+    if (peers->inbox[c->rank] == NULL || peers->stage[c->rank] == NULL ||
+        peers->flags[c->rank] == NULL || c->links.calls == NULL)
         return ERR_NO_MEMORY;
-    /* A peer may write as soon as its own memory is there. */
+    /* Clearing must be complete before a peer writes, which it may do as soon as its own memory is
+     * ready. */
     return cuda_check(cudaStreamSynchronize(c->stream), "clearing memory");
 }
 
-static const struct k_links *links_of(struct cuda *c)
+/* The addresses of all ranks' memory; collected by the first sum and constant afterwards, so that
+ * recorded steps may contain them. */
+static const struct k_links *peers_links(struct cuda *c)
 {
-    const struct peers *r = c->peers;
-    struct k_links *l = &c->links;
+    const struct peers *peers = c->peers;
+    struct k_links *links = &c->links;
 
-    must(r != NULL);
-    if (l->n > 0)
-        return l;
-    for (int i = 0; i < r->n; i++) {
-        must(r->inbox[i] != NULL && r->stage[i] != NULL && r->flags[i] != NULL);
-        l->inbox[i] = r->inbox[i];
-        l->stage[i] = r->stage[i];
-        l->flags[i] = r->flags[i];
+    must(peers != NULL);
+    if (links->n > 0)
+        return links;
+    for (int i = 0; i < peers->n; i++) {
+        must(peers->inbox[i] != NULL && peers->stage[i] != NULL && peers->flags[i] != NULL);
+        links->inbox[i] = peers->inbox[i];
+        links->stage[i] = peers->stage[i];
+        links->flags[i] = peers->flags[i];
     }
-    l->rank = c->rank;
-    l->left = &r->words->left;
-    l->failed = &r->words->failed;
-    l->n = r->n;
-    return l;
+    links->rank = c->rank;
+    links->left = &peers->words->left;
+    links->failed = &peers->words->failed;
+    links->n = peers->n;
+    return links;
 }
 
 void peers_sum(struct device *d, void *rows, int n, int width)
 {
-    struct cuda *c = cuda_of(d);
+    struct cuda *gpu = cuda_of(d);
 
-    cuda_keep(c, k_sum_ranks(rows, (size_t)n * (size_t)width, links_of(c), c->stream),
+    cuda_keep(gpu, k_sum_ranks(rows, (size_t)n * (size_t)width, peers_links(gpu), gpu->stream),
               "a sum of ranks");
 }
 
 void peers_sum_residual(struct device *d, const struct k_product *p, int n)
 {
-    struct cuda *c = cuda_of(d);
+    struct cuda *gpu = cuda_of(d);
 
-    cuda_keep(c, k_sum_residual(p, n, links_of(c), c->stream), "a sum of ranks");
+    cuda_keep(gpu, k_sum_residual(p, n, peers_links(gpu), gpu->stream), "a sum of ranks");
 }

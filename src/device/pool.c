@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A job is handed out through one 64-bit ticket: its number in the upper half, the next task in
- * the lower. A worker claims a task by compare-and-swap on the whole ticket, so one that wakes
- * late, with the words of an earlier job in hand, claims nothing: the number has changed. The job
- * cannot end while a claimed task runs, because pool_run() waits for as many ends as tasks.
+ * A pool of threads for short jobs.
  *
- * A step is a burst of some hundred jobs with microseconds between them, so a worker looks for
- * the next job for POOL_SPIN_US before it sleeps on a condition; idle workers use no CPU. */
+ * A job is handed out through one 64-bit ticket: the job's number in the upper half, its next task
+ * in the lower. A worker claims a task by compare-and-swap of the whole ticket. So a worker that
+ * wakes late, and still holds the words of an earlier job, claims nothing, because the number has
+ * changed. A job cannot end while a claimed task runs, because pool_run() waits for as many ends as
+ * there are tasks.
+ *
+ * A step is a burst of some hundred jobs with microseconds between them, so a worker polls for the
+ * next job for POOL_SPIN_US before it sleeps on a condition; idle workers use no CPU. */
 #include "config.h"
 
 #include "device/pool.h"
@@ -24,7 +27,7 @@
 #include "base/must.h"
 
 #define POOL_SPIN_US   60 /* longer than the gap between two jobs of a step, shorter than a tick */
-#define POOL_SPIN_LAPS 64 /* looks at the ticket between two looks at the clock */
+#define POOL_SPIN_LAPS 64 /* reads of the ticket between two reads of the clock */
 
 struct pool_worker {
     struct pool *pool;
@@ -47,7 +50,8 @@ struct pool {
     struct pool_worker workers[POOL_THREADS_MAX];
 };
 
-static void pause_cpu(void)
+/* Tells a core with two threads that this one is only waiting. */
+static void pool_pause_cpu(void)
 {
 #ifdef __x86_64__
     __builtin_ia32_pause();
@@ -55,7 +59,7 @@ static void pause_cpu(void)
 }
 
 /* Claim and run tasks of the current job until none is left. */
-static void work(struct pool *p, int worker)
+static void pool_work(struct pool *p, int worker)
 {
     for (;;) { /* ends when the ticket's tasks are used up */
         uint64_t ticket = atomic_load_explicit(&p->ticket, memory_order_acquire);
@@ -68,13 +72,15 @@ static void work(struct pool *p, int worker)
         if (!atomic_compare_exchange_weak_explicit(&p->ticket, &ticket, ticket + 1,
                                                    memory_order_acq_rel, memory_order_relaxed))
             continue;
+        /* The claim succeeded, so the job cannot end before this task does. */
         task(job, (int)(uint32_t)ticket, worker);
+        /* Release: the task's writes are visible to the caller that counts it. */
         atomic_fetch_add_explicit(&p->n_done, 1, memory_order_release);
     }
 }
 
 /* True when a job after `seen` has begun within the time to spin. */
-static bool spin(struct pool *p, uint32_t seen)
+static bool pool_spin(struct pool *p, uint32_t seen)
 {
     uint64_t start = clock_us();
 
@@ -84,13 +90,15 @@ static bool spin(struct pool *p, uint32_t seen)
 
             if ((uint32_t)(ticket >> 32) != seen)
                 return true;
-            pause_cpu();
+            pool_pause_cpu();
         }
     } while (clock_us() - start < POOL_SPIN_US);
     return false;
 }
 
-static void sleep_until_job(struct pool *p, uint32_t seen)
+/* n_asleep is raised before the ticket is read again. pool_run() stores the ticket before it reads
+ * n_asleep, so one of them sees the other, and no wake-up is lost. */
+static void pool_sleep_until_job(struct pool *p, uint32_t seen)
 {
     (void)pthread_mutex_lock(&p->lock); /* cannot fail: initialised, not held by us */
     atomic_fetch_add(&p->n_asleep, 1);
@@ -100,32 +108,35 @@ static void sleep_until_job(struct pool *p, uint32_t seen)
     (void)pthread_mutex_unlock(&p->lock);
 }
 
-static void *worker_main(void *arg)
+/* Spin, sleep, work, until the pool closes. */
+static void *pool_worker_main(void *arg)
 {
-    struct pool_worker *w = arg;
-    struct pool *p = w->pool;
+    struct pool_worker *worker = arg;
+    struct pool *pool = worker->pool;
     uint32_t seen = 0;
 
-    while (!atomic_load(&p->stop)) {
-        if (!spin(p, seen))
-            sleep_until_job(p, seen);
-        seen = (uint32_t)(atomic_load(&p->ticket) >> 32);
-        work(p, w->idx);
+    while (!atomic_load(&pool->stop)) {
+        if (!pool_spin(pool, seen))
+            pool_sleep_until_job(pool, seen);
+        seen = (uint32_t)(atomic_load(&pool->ticket) >> 32);
+        pool_work(pool, worker->idx);
     }
     return NULL;
 }
 
+/* The caller works too. A job of one task runs at once, without touching the ticket. */
 void pool_run(struct pool *p, pool_task *task, void *job, int n_tasks)
 {
     uint64_t number = atomic_load_explicit(&p->ticket, memory_order_relaxed) >> 32;
 
+    must(n_tasks >= 0);
     if (n_tasks <= 1 || p->width == 1) {
         for (int i = 0; i < n_tasks; i++)
             task(job, i, 0);
         return;
     }
-    /* Closed to claims while its words change: a worker that reads the new n_tasks with the old
-     * ticket fails at the swap. */
+    /* The ticket is closed to claims while the job's words change: a worker that reads the next
+     * n_tasks with an earlier ticket fails at the compare-and-swap. */
     atomic_store(&p->ticket, (number + 1) << 32 | INT32_MAX);
     atomic_store(&p->n_done, 0);
     atomic_store(&p->task, task);
@@ -137,19 +148,21 @@ void pool_run(struct pool *p, pool_task *task, void *job, int n_tasks)
         (void)pthread_cond_broadcast(&p->wake);
         (void)pthread_mutex_unlock(&p->lock);
     }
-    work(p, 0);
+    pool_work(p, 0);
     for (int laps = 0; atomic_load_explicit(&p->n_done, memory_order_acquire) < n_tasks; laps++) {
         if (laps % 256 == 255)
-            (void)sched_yield(); /* the last task's thread may want this core */
-        pause_cpu();
+            (void)sched_yield(); /* the thread with the last task may need this core */
+        pool_pause_cpu();
     }
 }
 
+/* Workers including the caller. */
 int pool_width(const struct pool *p)
 {
     return p->width;
 }
 
+/* The affinity mask counts, because containers and taskset limit it. */
 int pool_cores(void)
 {
     cpu_set_t set;
@@ -159,37 +172,44 @@ int pool_cores(void)
     return (int)sysconf(_SC_NPROCESSORS_ONLN);
 }
 
+/* Worker 0 is the thread that calls pool_run(), so width - 1 threads are started. */
 int pool_open(struct pool **out, int n_threads)
 {
-    struct pool *p = mem_zalloc(sizeof *p);
+    struct pool *pool = mem_zalloc(sizeof *pool);
     int rc = ERR_NO_MEMORY;
 
-    if (p == NULL)
+    if (pool == NULL)
         goto out;
     if (n_threads <= 0)
         n_threads = pool_cores();
-    p->width = n_threads < 1 ? 1 : n_threads > POOL_THREADS_MAX ? POOL_THREADS_MAX : n_threads;
-    (void)pthread_mutex_init(&p->lock, NULL); /* default attributes: cannot fail on Linux */
-    (void)pthread_cond_init(&p->wake, NULL);
-    for (int i = 1; i < p->width; i++) {
-        struct pool_worker *w = &p->workers[i];
+    if (n_threads < 1)
+        n_threads = 1;
+    if (n_threads > POOL_THREADS_MAX)
+        n_threads = POOL_THREADS_MAX;
+    pool->width = n_threads;
+    (void)pthread_mutex_init(&pool->lock, NULL); /* default attributes: cannot fail on Linux */
+    (void)pthread_cond_init(&pool->wake, NULL);
+    for (int i = 1; i < pool->width; i++) {
+        struct pool_worker *worker = &pool->workers[i];
 
-        w->pool = p;
-        w->idx = i;
-        if (pthread_create(&w->thread, NULL, worker_main, w) != 0) {
-            log_error("device: thread %d of %d cannot be started; lower cpu_threads", i, p->width);
+        worker->pool = pool;
+        worker->idx = i;
+        if (pthread_create(&worker->thread, NULL, pool_worker_main, worker) != 0) {
+            log_error("device: thread %d of %d cannot be started; lower cpu_threads", i,
+                      pool->width);
             goto out;
         }
-        p->n_started++;
+        pool->n_started++;
     }
-    *out = p;
-    p = NULL;
+    *out = pool;
+    pool = NULL;
     rc = ERR_OK;
 out:
-    pool_close(p);
+    pool_close(pool);
     return rc;
 }
 
+/* Nothing may be running. Sleeping workers are woken to see `stop`. */
 void pool_close(struct pool *p)
 {
     if (p == NULL)

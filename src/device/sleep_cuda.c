@@ -1,18 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Memory of the cuda device that can be given back and taken again at the same addresses: addresses
- * are reserved once, pieces of memory are mapped behind them and unmapped. So no pointer changes,
- * nor a recorded step, nor a tensor map in it.
+ * Memory of the cuda device that can be given back and taken again at the same addresses. Addresses
+ * are reserved once; pieces of memory are mapped to them and unmapped. So no pointer changes, nor a
+ * recorded step, nor a tensor map in it.
  *
- * Two regions. Constant (weights, tables) is copied to host memory by the first sleep and from
- * there by each wake; the copy is kept, since the host must have room for it whenever everybody
- * sleeps, and so later sleeps copy nothing. Scratch (KV pages, activations) comes back zero. What
- * stays while the device sleeps: the context, work areas and the mirrors of a step's arrays, whose
- * content a step may take from the one before.
+ * There are two regions. Constant (weights, tables) is copied to host memory by the first sleep,
+ * and back by each wake; the copy is kept, because the host needs room for it whenever the device
+ * sleeps, and so later sleeps copy nothing. Scratch (KV pages, activations) comes back zeroed. The
+ * context, work areas and the mirrors of a step's arrays stay while the device sleeps, because a
+ * step may take content of a mirror from the previous one.
  *
- * Who never sleeps has cudaMalloc()'s memory as ever: nothing that was measured with it can change.
+ * A device that never sleeps allocates by cudaMalloc(), so its speed is not affected.
  *
- * The driver's functions are asked for by name, because quire is not linked with it. */
+ * The driver's functions are looked up by name, because quire is not linked with the driver. */
 #include "config.h"
 
 #include "device/parts_cuda.h"
@@ -28,9 +28,9 @@
 #include "base/mem.h"
 #include "base/must.h"
 
-#define ALIGN           512                 /* as cudaMalloc() aligns */
+#define ALIGN           512                 /* the alignment of cudaMalloc() */
 #define SLEEP_PIECE_MAX ((size_t)128 << 20) /* 2.4 ms of copying: a bounded part of a slice */
-#define SLEEP_PIECE_MIN ((size_t)32 << 20)  /* small arrays share one */
+#define SLEEP_PIECE_MIN ((size_t)32 << 20)  /* small allocations share a piece */
 #define HUGE_BYTES      ((size_t)2 << 20)
 
 struct sleep_calls {
@@ -44,11 +44,13 @@ struct sleep_calls {
     PFN_cuMemGetAllocationGranularity_v10020 granularity;
 };
 
-static size_t rounded_up(size_t bytes, size_t to)
+/* `to` is any positive number. */
+static size_t sleep_round_up(size_t bytes, size_t to)
 {
     return (bytes + to - 1) / to * to;
 }
 
+/* The driver's errors have no text here; the number is in cuda.h. */
 static int sleep_check(CUresult r, const char *what)
 {
     if (r == CUDA_SUCCESS)
@@ -57,31 +59,40 @@ static int sleep_check(CUresult r, const char *what)
     return ERR_GPU;
 }
 
-/* Of what takes memory: that others have it is no error of the device. */
+/* Check a call that takes memory: lack of it is not an error of the device, because other processes
+ * may have it. */
 static int sleep_taken(CUresult r, const char *what)
 {
-    return r == CUDA_ERROR_OUT_OF_MEMORY ? ERR_NO_MEMORY : sleep_check(r, what);
+    if (r == CUDA_ERROR_OUT_OF_MEMORY)
+        return ERR_NO_MEMORY;
+    return sleep_check(r, what);
 }
 
 /* --- preparing ---------------------------------------------------------------------------- */
 
-/* All functions have existed in this form since 10.2. */
+/* Everything that can fail without harm is done at start: looking up functions, and reserving
+ * addresses. */
+
+/* Look up a function of the driver. All of those below have had this form since CUDA 10.2. */
 static bool sleep_find(const char *name, void *function)
 {
     enum cudaDriverEntryPointQueryResult found;
-    void *p = NULL;
+    void *memory = NULL;
 
-    if (cudaGetDriverEntryPointByVersion(name, &p, 12000, cudaEnableDefault, &found) !=
+    if (cudaGetDriverEntryPointByVersion(name, &memory, 12000, cudaEnableDefault, &found) !=
             cudaSuccess ||
-        found != cudaDriverEntryPointSuccess || p == NULL) {
-        (void)cudaGetLastError(); /* a driver that lacks it is no error of the device */
+        found != cudaDriverEntryPointSuccess || memory == NULL) {
+        (void)cudaGetLastError(); /* clears CUDA's last error: a missing function is not an error
+                                   * of the device */
         log_warn("device: the driver has no %s", name);
         return false;
     }
-    memcpy(function, &p, sizeof p); /* ISO C converts no data pointer into one of functions */
+    memcpy(function, &memory,
+           sizeof memory); /* ISO C does not convert data pointers to function pointers */
     return true;
 }
 
+/* All are needed: without one of them the device cannot sleep at all. */
 static bool sleep_find_all(struct sleep_calls *f)
 {
     return sleep_find("cuMemAddressReserve", &f->reserve) &&
@@ -91,17 +102,19 @@ static bool sleep_find_all(struct sleep_calls *f)
            sleep_find("cuMemGetAllocationGranularity", &f->granularity);
 }
 
+/* Plain device memory of this GPU. */
 static CUmemAllocationProp sleep_properties(const struct cuda *c)
 {
-    CUmemAllocationProp p;
+    CUmemAllocationProp prop;
 
-    memset(&p, 0, sizeof p);
-    p.type = CU_MEM_ALLOCATION_TYPE_PINNED;
-    p.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
-    p.location.id = c->ordinal;
-    return p;
+    memset(&prop, 0, sizeof prop);
+    prop.type = CU_MEM_ALLOCATION_TYPE_PINNED;
+    prop.location.type = CU_MEM_LOCATION_TYPE_DEVICE;
+    prop.location.id = c->ordinal;
+    return prop;
 }
 
+/* Addresses cost nothing, so each region gets as many as the GPU has memory. */
 static int sleep_reserve(const struct sleep_calls *f, struct sleep_region *r, size_t cap)
 {
     CUdeviceptr base = 0;
@@ -113,43 +126,49 @@ static int sleep_reserve(const struct sleep_calls *f, struct sleep_region *r, si
     return ERR_OK;
 }
 
+/* After a failure the device works as if it had never been asked. */
 int sleep_prepare(struct device *d)
 {
-    struct cuda *c = cuda_of(d);
-    struct sleep_state *s = &c->sleep;
-    struct sleep_calls *f = mem_zalloc(sizeof *f);
-    const CUmemAllocationProp prop = sleep_properties(c);
+    struct cuda *gpu = cuda_of(d);
+    struct sleep_state *state = &gpu->sleep;
+    struct sleep_calls *calls = mem_zalloc(sizeof *calls);
+    const CUmemAllocationProp prop = sleep_properties(gpu);
     size_t free_bytes = 0, total = 0;
 
-    must(s->calls == NULL);
-    if (f == NULL)
+    must(state->calls == NULL);
+    if (calls == NULL)
         return ERR_NO_MEMORY;
-    if (!sleep_find_all(f) ||
-        sleep_check(f->granularity(&s->granularity, &prop, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
-                    "asking for the granularity of memory") != ERR_OK ||
-        s->granularity == 0 || SLEEP_PIECE_MIN % s->granularity != 0 ||
+    if (!sleep_find_all(calls) ||
+        sleep_check(
+            calls->granularity(&state->granularity, &prop, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED),
+            "asking for the granularity of memory") != ERR_OK ||
+        state->granularity == 0 || SLEEP_PIECE_MIN % state->granularity != 0 ||
         d->ops->free(d, &free_bytes, &total) != ERR_OK)
         goto out;
-    total = rounded_up(total, SLEEP_PIECE_MAX);
-    s->calls = f; /* for sleep_close(), when the second cannot be had */
-    f = NULL;
-    if (sleep_reserve(s->calls, &s->constant, total) == ERR_OK &&
-        sleep_reserve(s->calls, &s->scratch, total) == ERR_OK)
+    total = sleep_round_up(total, SLEEP_PIECE_MAX);
+    /* Set first, so that sleep_close() releases the first region if the second fails. */
+    state->calls = calls;
+    calls = NULL;
+    if (sleep_reserve(state->calls, &state->constant, total) == ERR_OK &&
+        sleep_reserve(state->calls, &state->scratch, total) == ERR_OK)
         return ERR_OK;
-    sleep_close(c);
+    sleep_close(gpu);
 out:
-    mem_free(f);
+    mem_free(calls);
     log_warn("device: memory cannot be given back for a sleep; it is taken for good");
     return ERR_UNSUPPORTED;
 }
 
 /* --- pieces --------------------------------------------------------------------------------- */
 
-/* Memory behind a piece's addresses. ERR_NO_MEMORY, unlogged: the GPU has none; what is_mapped by
- * then is to be given back. */
-static int piece_take(struct cuda *c, const struct sleep_region *r, struct sleep_piece *p)
+/* Memory is created, mapped and made accessible in pieces. A piece keeps its place in the region
+ * for good; only its memory comes and goes. */
+
+/* Map memory to a piece's addresses. ERR_NO_MEMORY (not logged): the GPU has none. After an error,
+ * pieces with is_mapped must be given back. */
+static int sleep_piece_take(struct cuda *c, const struct sleep_region *r, struct sleep_piece *p)
 {
-    const struct sleep_calls *f = c->sleep.calls;
+    const struct sleep_calls *calls = c->sleep.calls;
     CUdeviceptr at = (CUdeviceptr)(uintptr_t)(r->base + p->at);
     const CUmemAllocationProp prop = sleep_properties(c);
     CUmemAccessDesc access = {.flags = CU_MEM_ACCESS_FLAGS_PROT_READWRITE,
@@ -158,63 +177,68 @@ static int piece_take(struct cuda *c, const struct sleep_region *r, struct sleep
     int rc;
 
     must(!p->is_mapped);
-    rc = sleep_taken(f->create(&handle, p->bytes, &prop, 0), "taking memory");
+    rc = sleep_taken(calls->create(&handle, p->bytes, &prop, 0), "taking memory");
     if (rc != ERR_OK)
         return rc;
-    rc = sleep_taken(f->map(at, p->bytes, 0, handle, 0), "mapping memory");
+    rc = sleep_taken(calls->map(at, p->bytes, 0, handle, 0), "mapping memory");
     if (rc != ERR_OK) {
-        (void)f->release(handle); /* the error has been kept */
+        (void)calls->release(handle); /* rc has the first error */
         return rc;
     }
     p->handle = handle;
     p->is_mapped = true;
-    return sleep_taken(f->set_access(at, p->bytes, &access, 1), "opening memory for the GPU");
+    return sleep_taken(calls->set_access(at, p->bytes, &access, 1), "opening memory for the GPU");
 }
 
-static int piece_give(struct cuda *c, const struct sleep_region *r, struct sleep_piece *p)
+/* Both calls are made even if the first fails. */
+static int sleep_piece_give(struct cuda *c, const struct sleep_region *r, struct sleep_piece *p)
 {
-    const struct sleep_calls *f = c->sleep.calls;
+    const struct sleep_calls *calls = c->sleep.calls;
     int rc;
 
     if (!p->is_mapped)
         return ERR_OK;
     p->is_mapped = false;
-    rc = sleep_check(f->unmap((CUdeviceptr)(uintptr_t)(r->base + p->at), p->bytes),
+    rc = sleep_check(calls->unmap((CUdeviceptr)(uintptr_t)(r->base + p->at), p->bytes),
                      "unmapping memory");
-    if (sleep_check(f->release(p->handle), "giving memory back") != ERR_OK)
+    if (sleep_check(calls->release(p->handle), "giving memory back") != ERR_OK)
         rc = ERR_GPU;
     return rc;
 }
 
-static int region_give(struct cuda *c, struct sleep_region *r)
+/* All pieces are tried; the first error is returned. */
+static int sleep_region_give(struct cuda *c, struct sleep_region *r)
 {
     int rc = ERR_OK;
 
     for (int i = 0; i < r->n_pieces; i++) {
-        int one = piece_give(c, r, &r->pieces[i]);
+        int one = sleep_piece_give(c, r, &r->pieces[i]);
 
-        rc = rc == ERR_OK ? one : rc;
+        if (rc == ERR_OK)
+            rc = one;
     }
     return rc;
 }
 
 /* --- allocating ----------------------------------------------------------------------------- */
 
-/* Pieces behind the first `want` bytes. */
-static int region_grow(struct cuda *c, struct sleep_region *r, size_t want)
+/* Append pieces until the first `want` bytes of a region have memory. */
+static int sleep_region_grow(struct cuda *c, struct sleep_region *r, size_t want)
 {
     while (r->taken < want) {
-        struct sleep_piece *p = &r->pieces[r->n_pieces];
-        size_t bytes = rounded_up(want - r->taken, c->sleep.granularity);
+        struct sleep_piece *piece = &r->pieces[r->n_pieces];
+        size_t bytes = sleep_round_up(want - r->taken, c->sleep.granularity);
         int rc;
 
-        bytes = bytes < SLEEP_PIECE_MIN ? SLEEP_PIECE_MIN : bytes;
-        bytes = bytes > SLEEP_PIECE_MAX ? SLEEP_PIECE_MAX : bytes;
+        if (bytes < SLEEP_PIECE_MIN)
+            bytes = SLEEP_PIECE_MIN;
+        if (bytes > SLEEP_PIECE_MAX)
+            bytes = SLEEP_PIECE_MAX;
         if (r->n_pieces == CUDA_PIECES_MAX || bytes > r->cap - r->taken)
             return ERR_NO_MEMORY;
-        *p = (struct sleep_piece){.at = r->taken, .bytes = bytes};
-        rc = piece_take(c, r, p);
-        r->n_pieces += p->is_mapped; /* so that it is given back, whatever failed */
+        *piece = (struct sleep_piece){.at = r->taken, .bytes = bytes};
+        rc = sleep_piece_take(c, r, piece);
+        r->n_pieces += piece->is_mapped; /* counted even on error, so that it is given back */
         if (rc != ERR_OK)
             return rc;
         r->taken += bytes;
@@ -222,145 +246,166 @@ static int region_grow(struct cuda *c, struct sleep_region *r, size_t want)
     return ERR_OK;
 }
 
-static void *region_alloc(struct device *d, struct sleep_region *r, size_t bytes)
+/* Allocations follow one another; memory is never freed singly. */
+static void *sleep_region_alloc(struct device *d, struct sleep_region *r, size_t bytes)
 {
-    struct cuda *c = cuda_of(d);
-    size_t at = rounded_up(r->used, ALIGN);
+    struct cuda *gpu = cuda_of(d);
+    size_t at = sleep_round_up(r->used, ALIGN);
     int before, rc;
 
-    must(!c->sleep.is_asleep);
-    if (bytes > r->cap - at || region_grow(c, r, at + bytes) != ERR_OK) {
+    must(!gpu->sleep.is_asleep);
+    if (bytes > r->cap - at || sleep_region_grow(gpu, r, at + bytes) != ERR_OK) {
         log_error("device: no GPU memory for %zu bytes", bytes);
         return NULL;
     }
     r->used = at + bytes;
     d->allocated_bytes += bytes;
     d->sleeping_bytes += bytes;
-    before = cuda_enter(c);
-    rc = cuda_check(cudaMemsetAsync(r->base + at, 0, bytes, c->stream), "clearing memory");
+    before = cuda_enter(gpu);
+    rc = cuda_check(cudaMemsetAsync(r->base + at, 0, bytes, gpu->stream), "clearing memory");
     cuda_leave(before);
-    return rc == ERR_OK ? r->base + at : NULL;
+    if (rc == ERR_OK)
+        return r->base + at;
+    return NULL;
 }
 
+/* Weights and tables. Not after the first sleep, because the copy has a fixed size. */
 void *sleep_alloc_constant(struct device *d, size_t bytes)
 {
-    struct sleep_state *s = &cuda_of(d)->sleep;
-    void *p;
+    struct sleep_state *state = &cuda_of(d)->sleep;
+    void *memory;
 
-    if (s->calls == NULL)
+    if (state->calls == NULL)
         return cuda_alloc(d, bytes);
-    must(s->copy == NULL); /* it would have no room */
-    p = region_alloc(d, &s->constant, bytes);
-    d->constant_bytes += p == NULL ? 0 : bytes;
-    return p;
+    must(state->copy == NULL); /* the copy would have no room for more */
+    memory = sleep_region_alloc(d, &state->constant, bytes);
+    if (memory != NULL)
+        d->constant_bytes += bytes;
+    return memory;
 }
 
+/* Pages and activations. */
 void *sleep_alloc_scratch(struct device *d, size_t bytes)
 {
-    struct sleep_state *s = &cuda_of(d)->sleep;
+    struct sleep_state *state = &cuda_of(d)->sleep;
 
-    return s->calls == NULL ? cuda_alloc(d, bytes) : region_alloc(d, &s->scratch, bytes);
+    if (state->calls == NULL)
+        return cuda_alloc(d, bytes);
+    return sleep_region_alloc(d, &state->scratch, bytes);
 }
 
 /* --- falling asleep ------------------------------------------------------------------------- */
 
-/* Addresses for the copy; their memory comes as it is pinned or written. */
-static int copy_begin(struct sleep_state *s)
+/* The copy is made piece by piece in slices of DEVICE_SLICE_US, between which the engine answers
+ * its sockets. The GPU's memory is given back only after the copy is complete. */
+
+/* Reserve host addresses for the copy. Their memory comes as pieces are pinned or written. Aligned
+ * to huge pages. */
+static int sleep_copy_begin(struct sleep_state *s)
 {
     size_t room = s->constant.taken + HUGE_BYTES;
-    void *p;
+    void *memory;
 
     if (!device_host_has_room(s->constant.taken))
         return ERR_NO_MEMORY;
-    p = mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (p == MAP_FAILED) {
+    memory = mmap(NULL, room, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) {
         log_error("device: no host memory for %zu MiB of weights", room >> 20);
         return ERR_NO_MEMORY;
     }
-    (void)madvise(p, room, MADV_HUGEPAGE); /* pinning is quicker then, where the kernel has them */
-    s->copy_map = p;
-    s->copy = (char *)rounded_up((uintptr_t)p, HUGE_BYTES);
+    (void)madvise(memory, room, MADV_HUGEPAGE); /* a hint: pinning huge pages is faster */
+    s->copy_map = memory;
+    s->copy = (char *)sleep_round_up((uintptr_t)memory, HUGE_BYTES);
     s->copy_room = room;
     s->n_pinned = 0;
     s->n_copied = 0;
     return ERR_OK;
 }
 
-/* Of the first piece on. Memory that is not pinned is copied all the same, only slowly. */
-static void copy_pin_next(struct sleep_state *s, const struct sleep_piece *p)
+/* Pin the host memory of a piece. After one failure no more are tried, so that the pinned pieces
+ * are the first n_pinned. Memory that is not pinned is copied too, only slowly. */
+static void sleep_copy_pin_next(struct sleep_state *s, const struct sleep_piece *p)
 {
     if (s->n_pinned < s->n_copied)
-        return; /* one failed before */
+        return; /* an earlier one failed */
     if (cudaHostRegister(s->copy + p->at, p->bytes, cudaHostRegisterPortable) == cudaSuccess) {
         s->n_pinned++;
         return;
     }
-    log_warn("device: weights in host memory are not pinned behind %zu MiB; waking takes longer",
+    log_warn("device: weights in host memory are not pinned beyond %zu MiB; waking takes longer",
              p->at >> 20);
-    (void)cudaGetLastError(); /* that was all it means */
+    (void)cudaGetLastError(); /* clears CUDA's last error */
 }
 
-/* The bytes of a piece that were given out. */
-static size_t piece_used(const struct sleep_region *r, const struct sleep_piece *p)
+/* The bytes of a piece that belong to allocations. */
+static size_t sleep_piece_used(const struct sleep_region *r, const struct sleep_piece *p)
 {
-    return r->used - p->at < p->bytes ? r->used - p->at : p->bytes;
+    if (r->used - p->at < p->bytes)
+        return r->used - p->at;
+    return p->bytes;
 }
 
-/* Copies wait for each other within a slice only: a loop that waits for them must look around. */
-static int copy_some(struct cuda *c, enum cudaMemcpyKind kind)
+/* Copy pieces of constant memory, out or in, for one slice. Each copy is waited for, because the
+ * caller must look at its sockets between slices. */
+static int sleep_copy_some(struct cuda *c, enum cudaMemcpyKind kind)
 {
-    struct sleep_state *s = &c->sleep;
+    struct sleep_state *state = &c->sleep;
     uint64_t end_us = clock_us() + DEVICE_SLICE_US;
     int rc = ERR_OK;
 
-    while (rc == ERR_OK && s->n_copied < s->constant.n_pieces) {
-        const struct sleep_piece *p = &s->constant.pieces[s->n_copied];
-        char *host = s->copy + p->at, *gpu = s->constant.base + p->at;
+    while (rc == ERR_OK && state->n_copied < state->constant.n_pieces) {
+        const struct sleep_piece *piece = &state->constant.pieces[state->n_copied];
+        char *host = state->copy + piece->at, *gpu = state->constant.base + piece->at;
         bool out = kind == cudaMemcpyDeviceToHost;
 
         if (out)
-            copy_pin_next(s, p);
-        if (p->at < s->constant.used) /* else nothing of it was given out */
+            sleep_copy_pin_next(state, piece);
+        if (piece->at < state->constant.used) /* else no allocation uses it */
             rc = cuda_check(cudaMemcpyAsync(out ? host : gpu, out ? gpu : host,
-                                            piece_used(&s->constant, p), kind, c->stream),
+                                            sleep_piece_used(&state->constant, piece), kind,
+                                            c->stream),
                             "copying weights");
         if (rc == ERR_OK)
             rc = cuda_check(cudaStreamSynchronize(c->stream), "copying weights");
-        s->n_copied++;
-        if (rc == ERR_OK && clock_us() > end_us && s->n_copied < s->constant.n_pieces)
+        state->n_copied++;
+        if (rc == ERR_OK && clock_us() > end_us && state->n_copied < state->constant.n_pieces)
             return ERR_AGAIN;
     }
     return rc;
 }
 
+/* Steps and copies must have ended; the synchronisation covers work that only the driver knows. */
 int sleep_out(struct device *d)
 {
-    struct cuda *c = cuda_of(d);
-    struct sleep_state *s = &c->sleep;
+    struct cuda *gpu = cuda_of(d);
+    struct sleep_state *state = &gpu->sleep;
     int rc = ERR_OK;
 
-    must(s->calls != NULL && !s->is_asleep);
-    if (s->copy == NULL)
-        rc = copy_begin(s);
-    if (rc == ERR_OK && !s->is_whole)
-        rc = copy_some(c, cudaMemcpyDeviceToHost);
+    must(state->calls != NULL && !state->is_asleep);
+    if (state->copy == NULL)
+        rc = sleep_copy_begin(state);
+    if (rc == ERR_OK && !state->is_whole)
+        rc = sleep_copy_some(gpu, cudaMemcpyDeviceToHost);
     if (rc != ERR_OK)
         return rc;
-    s->is_whole = true;
+    state->is_whole = true;
     if (cuda_check(cudaDeviceSynchronize(), "falling asleep") != ERR_OK)
         return ERR_GPU;
-    rc = region_give(c, &s->scratch);
+    rc = sleep_region_give(gpu, &state->scratch);
     if (rc == ERR_OK)
-        rc = region_give(c, &s->constant);
-    s->is_asleep = true;
-    s->n_copied = 0;
+        rc = sleep_region_give(gpu, &state->constant);
+    state->is_asleep = true;
+    state->n_copied = 0;
     return rc;
 }
 
 /* --- waking --------------------------------------------------------------------------------- */
 
-/* Take what is missing of a region, for some milliseconds. */
-static int region_take(struct cuda *c, struct sleep_region *r)
+/* Memory is taken piece by piece, constant first. If it runs out, all of it is given back, so that
+ * two processes that wake at once do not block each other. */
+
+/* Take the missing pieces of a region, for one slice. */
+static int sleep_region_take(struct cuda *c, struct sleep_region *r)
 {
     uint64_t end_us = clock_us() + DEVICE_SLICE_US;
 
@@ -371,71 +416,80 @@ static int region_take(struct cuda *c, struct sleep_region *r)
             continue;
         if (clock_us() > end_us)
             return ERR_AGAIN;
-        rc = FAULT_HIT(device_wake) ? ERR_NO_MEMORY : piece_take(c, r, &r->pieces[i]);
+        rc = FAULT_HIT(device_wake) ? ERR_NO_MEMORY : sleep_piece_take(c, r, &r->pieces[i]);
         if (rc != ERR_OK)
             return rc;
     }
     return ERR_OK;
 }
 
-static int clear_scratch(struct cuda *c)
+/* Pages of a GPU's memory may hold another process's data. */
+static int sleep_clear_scratch(struct cuda *c)
 {
-    const struct sleep_region *r = &c->sleep.scratch;
-    int rc = r->used == 0
+    const struct sleep_region *region = &c->sleep.scratch;
+    int rc = region->used == 0
                  ? ERR_OK
-                 : cuda_check(cudaMemsetAsync(r->base, 0, r->used, c->stream), "clearing memory");
+                 : cuda_check(cudaMemsetAsync(region->base, 0, region->used, c->stream),
+                              "clearing memory");
 
-    return rc != ERR_OK ? rc : cuda_check(cudaStreamSynchronize(c->stream), "clearing memory");
-}
-
-int sleep_in(struct device *d)
-{
-    struct cuda *c = cuda_of(d);
-    struct sleep_state *s = &c->sleep;
-    int rc;
-
-    must(s->calls != NULL);
-    if (!s->is_asleep)
-        return ERR_OK; /* it had not fallen asleep yet */
-    rc = region_take(c, &s->constant);
-    if (rc == ERR_OK)
-        rc = region_take(c, &s->scratch);
-    if (rc == ERR_NO_MEMORY) {
-        int given = region_give(c, &s->constant);
-
-        if (given == ERR_OK)
-            given = region_give(c, &s->scratch);
-        return given == ERR_OK ? ERR_NO_MEMORY : given;
-    }
-    if (rc == ERR_OK)
-        rc = copy_some(c, cudaMemcpyHostToDevice);
-    if (rc == ERR_OK)
-        rc = clear_scratch(c);
     if (rc != ERR_OK)
         return rc;
-    s->is_asleep = false;
+    return cuda_check(cudaStreamSynchronize(c->stream), "clearing memory");
+}
+
+/* Repeated until everything is mapped and copied; each call continues where the last one
+ * stopped. */
+int sleep_in(struct device *d)
+{
+    struct cuda *gpu = cuda_of(d);
+    struct sleep_state *state = &gpu->sleep;
+    int rc;
+
+    must(state->calls != NULL);
+    if (!state->is_asleep)
+        return ERR_OK; /* sleep_out() was not complete */
+    rc = sleep_region_take(gpu, &state->constant);
+    if (rc == ERR_OK)
+        rc = sleep_region_take(gpu, &state->scratch);
+    if (rc == ERR_NO_MEMORY) {
+        int given = sleep_region_give(gpu, &state->constant);
+
+        if (given == ERR_OK)
+            given = sleep_region_give(gpu, &state->scratch);
+        if (given == ERR_OK)
+            return ERR_NO_MEMORY;
+        return given;
+    }
+    if (rc == ERR_OK)
+        rc = sleep_copy_some(gpu, cudaMemcpyHostToDevice);
+    if (rc == ERR_OK)
+        rc = sleep_clear_scratch(gpu);
+    if (rc != ERR_OK)
+        return rc;
+    state->is_asleep = false;
     return ERR_OK;
 }
 
-/* Errors are of no account: the process ends, or the device is not used. */
+/* Errors are ignored: the process ends, or the device is not used. */
 void sleep_close(struct cuda *c)
 {
-    struct sleep_state *s = &c->sleep;
-    struct sleep_region *regions[] = {&s->constant, &s->scratch};
+    struct sleep_state *state = &c->sleep;
+    struct sleep_region *regions[] = {&state->constant, &state->scratch};
 
-    if (s->calls == NULL)
+    if (state->calls == NULL)
         return;
     for (int i = 0; i < 2; i++) {
-        (void)region_give(c, regions[i]);
+        (void)sleep_region_give(c, regions[i]);
         if (regions[i]->base != NULL)
-            (void)s->calls->unreserve((CUdeviceptr)(uintptr_t)regions[i]->base, regions[i]->cap);
+            (void)state->calls->unreserve((CUdeviceptr)(uintptr_t)regions[i]->base,
+                                          regions[i]->cap);
         regions[i]->base = NULL;
     }
-    for (int i = 0; i < s->n_pinned; i++)
-        (void)cudaHostUnregister(s->copy + s->constant.pieces[i].at);
-    if (s->copy != NULL)
-        (void)munmap(s->copy_map, s->copy_room);
-    s->copy = NULL;
-    mem_free(s->calls);
-    s->calls = NULL;
+    for (int i = 0; i < state->n_pinned; i++)
+        (void)cudaHostUnregister(state->copy + state->constant.pieces[i].at);
+    if (state->copy != NULL)
+        (void)munmap(state->copy_map, state->copy_room);
+    state->copy = NULL;
+    mem_free(state->calls);
+    state->calls = NULL;
 }

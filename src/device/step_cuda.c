@@ -3,17 +3,17 @@
  * A step of the cuda device, from its arrays to its ids.
  *
  * Arrays travel in two copies, small ones and page tables: step_begin() lays them out in pinned
- * memory, mirrored on the device, so that a pointer is the same offset on both sides. Ids come
- * back the same way. A kernel copies: a step does not wait behind pages on the copy engines. Two
- * slots of pinned memory take turns, so that a step is prepared and enqueued while the one before
- * computes; the mirrors need no turns, since the stream is in order.
+ * memory, which has a mirror on the device, so that a pointer is the same offset on both sides. Ids
+ * come back the same way. A kernel makes these copies, so a step does not queue after pages on the
+ * copy engines. Two slots of pinned memory are used in turn, so that a step is prepared and
+ * enqueued while the previous one computes; one mirror is enough, because the stream runs in order.
  *
- * Steps of few tokens, decodes and what is left of a prompt behind a cached prefix, are padded to a
- * bucket and recorded as a graph up to their logits: nothing differs between them but what stands
- * in the mirrors. Each token is a sequence of its own there, those that are sampled first, so that
- * a row's logits stand where its number says. Padding sequences have no keys, and nobody reads
- * their rows. Sampling is enqueued behind the graph; what it needs of the host beside parameters
- * comes while that plays. */
+ * Steps of few tokens (decodes, and the rest of a prompt after a cached prefix) are padded to a
+ * bucket and recorded as a CUDA graph up to their logits; such steps differ only in the content of
+ * the mirrors. In them each token is a sequence of its own, sampled ones first, so that the logits
+ * of a row are at the row's own number. Padding sequences have no keys, and their rows are never
+ * read. Sampling is enqueued after the graph; its inputs from the host, except for parameters, are
+ * copied while the graph runs. */
 #include "config.h"
 
 #include "device/parts_cuda.h"
@@ -24,137 +24,160 @@
 #include "base/log.h"
 #include "base/must.h"
 
-#define ALIGN       256
-#define SPREAD_MAX  8 /* tokens of a sequence that may be recorded: each reads all keys before it */
-#define HISTORY_MAX ((size_t)2 << 20) /* tokens of histories copied at a time: pinning is slow */
+#define ALIGN      256
+#define SPREAD_MAX 8 /* tokens of a sequence in a recorded step: each reads all keys before it */
+#define HISTORY_MAX \
+    ((size_t)2 << 20) /* tokens of histories copied at a time: pinning more would
+                       * be slow */
 
 /* --- arrays ------------------------------------------------------------------------------- */
 
-static void *lay(char *base, size_t *at, size_t n, size_t bytes)
+/* Laying out is done twice with one function: in pinned memory, where the arrays are filled, and on
+ * the mirror, where kernels read them. With base NULL it only measures. */
+
+/* Place an array of n elements at *at, and advance *at to the next aligned offset. */
+static void *step_lay_array(char *base, size_t *at, size_t n, size_t bytes)
 {
-    void *p = base == NULL ? NULL : base + *at;
+    void *memory = base == NULL ? NULL : base + *at;
 
     *at = (*at + n * bytes + ALIGN - 1) / ALIGN * ALIGN;
-    return p;
+    return memory;
 }
 
-/* Tiles are at most one a sequence and one for every full tile of tokens. */
-static struct step_arrays lay_out(char *base, int n_tokens, int n_seqs, int n_rows)
+/* The list of tiles has room for one per token: there is at most one per sequence and one per full
+ * tile of tokens. */
+static struct step_arrays step_lay_out(char *base, int n_tokens, int n_seqs, int n_rows)
 {
-    struct step_arrays a;
+    struct step_arrays arrays;
     size_t at = 0, tokens = (size_t)n_tokens, seqs = (size_t)n_seqs, rows = (size_t)n_rows;
 
-    a.ids = lay(base, &at, tokens, 4);
-    a.seq = lay(base, &at, tokens, 4);
-    a.pos = lay(base, &at, tokens, 4);
-    a.seq_start = lay(base, &at, seqs + 1, 4);
-    a.kv_len = lay(base, &at, seqs, 4);
-    a.row_tokens = lay(base, &at, rows, 4);
-    a.decode_seqs = lay(base, &at, seqs, 4);
-    a.tile_seqs = lay(base, &at, tokens, 4);
-    a.tile_starts = lay(base, &at, tokens, 4);
-    a.rows = lay(base, &at, rows, sizeof *a.rows);
-    a.bytes = at;
-    return a;
+    arrays.ids = step_lay_array(base, &at, tokens, 4);
+    arrays.seq = step_lay_array(base, &at, tokens, 4);
+    arrays.pos = step_lay_array(base, &at, tokens, 4);
+    arrays.seq_start = step_lay_array(base, &at, seqs + 1, 4);
+    arrays.kv_len = step_lay_array(base, &at, seqs, 4);
+    arrays.row_tokens = step_lay_array(base, &at, rows, 4);
+    arrays.decode_seqs = step_lay_array(base, &at, seqs, 4);
+    arrays.tile_seqs = step_lay_array(base, &at, tokens, 4);
+    arrays.tile_starts = step_lay_array(base, &at, tokens, 4);
+    arrays.rows = step_lay_array(base, &at, rows, sizeof *arrays.rows);
+    arrays.bytes = at;
+    return arrays;
 }
 
-/* Which kernel takes which tokens: fills the lists in a, and the counts of the plan. */
-static void plan_attention(struct cuda *c, const struct step_arrays *a, const struct k_tokens *t)
+/* Divide the tokens between the kernels for decodes and for chunks: fills the lists in a, and the
+ * counts in the plan. */
+static void step_plan_attention(struct cuda *c, const struct step_arrays *a,
+                                const struct k_tokens *t)
 {
     const struct device_limits *lim = &c->base.limits;
-    struct k_attn_plan *p = &c->plan;
+    struct k_attn_plan *plan = &c->plan;
 
-    p->n_decodes = p->n_tiles = 0;
+    plan->n_decodes = plan->n_tiles = 0;
     if (lim->n_heads == 0)
         return; /* no layer has attention */
-    k_attn_tiles(a->tile_seqs, a->tile_starts, p, t, lim->n_heads / lim->n_kv_heads);
-    for (int s = 0; s < t->n_seqs; s++) {
-        if (t->seq_start[s + 1] - t->seq_start[s] == 1)
-            a->decode_seqs[p->n_decodes++] = s;
+    k_attn_tiles(a->tile_seqs, a->tile_starts, plan, t, lim->n_heads / lim->n_kv_heads);
+    for (int seq = 0; seq < t->n_seqs; seq++) {
+        if (t->seq_start[seq + 1] - t->seq_start[seq] == 1)
+            a->decode_seqs[plan->n_decodes++] = seq;
     }
 }
 
-static int pages_needed(const struct cuda *c, const struct device_batch *b)
+/* The longest sequence decides how many entries of each table row are copied. */
+static int step_pages_needed(const struct cuda *c, const struct device_batch *b)
 {
     const struct device_limits *lim = &c->base.limits;
     int len = 1;
 
-    for (int s = 0; s < b->tokens.n_seqs; s++)
-        len = b->tokens.kv_len[s] > len ? b->tokens.kv_len[s] : len;
+    for (int seq = 0; seq < b->tokens.n_seqs; seq++) {
+        if (b->tokens.kv_len[seq] > len)
+            len = b->tokens.kv_len[seq];
+    }
     len = (len + lim->page_tokens - 1) / lim->page_tokens;
-    return len < b->tokens.pages_max ? len : b->tokens.pages_max;
+    if (len < b->tokens.pages_max)
+        return len;
+    return b->tokens.pages_max;
 }
 
-/* Entries of a row of a table in a slot. */
-static int row_pages(const struct cuda *c, const struct step_slot *slot, int table)
+/* The number of entries in a row of a table. Rows of states have a fixed length. */
+static int step_row_pages(const struct cuda *c, const struct step_slot *slot, int table)
 {
     int fixed = c->base.limits.table_pages[table];
 
-    return fixed > 0 ? fixed : slot->n_pages;
+    if (fixed > 0)
+        return fixed;
+    return slot->n_pages;
 }
 
-/* Room of a table, here and there. */
-static size_t table_room(const struct cuda *c)
+/* Entries that a table has room for, in a slot and in the mirror. */
+static size_t step_table_room(const struct cuda *c)
 {
     return (size_t)c->base.limits.n_seqs * (size_t)c->base.limits.pages_max;
 }
 
-static int32_t *table_of(const struct cuda *c, const struct step_slot *slot, int table)
+/* Tables follow one another in the slot. */
+static int32_t *step_table_of(const struct cuda *c, const struct step_slot *slot, int table)
 {
-    return slot->pages + (size_t)table * table_room(c);
+    return slot->pages + (size_t)table * step_table_room(c);
 }
 
-/* The rows of a sequence of the batch, to be those of sequence `to`. */
-static void copy_rows(const struct cuda *c, const struct step_slot *slot, int to,
-                      const struct k_tokens *t, int seq)
+/* Copy the table rows of sequence `seq` of the batch to those of sequence `to` in the slot. */
+static void step_copy_page_rows(const struct cuda *c, const struct step_slot *slot, int to,
+                                const struct k_tokens *t, int seq)
 {
-    for (int g = 0; g < c->base.limits.n_tables; g++) {
-        size_t n = (size_t)row_pages(c, slot, g);
-        const struct k_tokens own = k_tokens_of(t, g);
+    for (int group = 0; group < c->base.limits.n_tables; group++) {
+        size_t n = (size_t)step_row_pages(c, slot, group);
+        const struct k_tokens own = k_tokens_of(t, group);
 
-        memcpy(table_of(c, slot, g) + (size_t)to * n,
+        memcpy(step_table_of(c, slot, group) + (size_t)to * n,
                own.page_ids + (size_t)seq * (size_t)t->pages_max, n * 4);
     }
 }
 
-/* Rows of sampling, and where each one's history will stand (copy_histories()). */
-static void fill_rows(struct cuda *c, const struct step_arrays *a, const struct device_batch *b)
+/* Copy the rows' sampling parameters, and assign each history its place; step_copy_histories()
+ * follows the same rule. */
+static void step_fill_rows(struct cuda *c, const struct step_arrays *a,
+                           const struct device_batch *b)
 {
     size_t at = 0;
 
-    for (int r = 0; r < b->n_rows; r++) {
-        size_t n = (size_t)b->rows[r].n_history;
+    for (int row = 0; row < b->n_rows; row++) {
+        size_t n = (size_t)b->rows[row].n_history;
 
-        a->rows[r] = b->rows[r];
+        a->rows[row] = b->rows[row];
         if (at + n > c->history_cap)
             at = 0;
-        a->rows[r].history_at = (int64_t)at;
+        a->rows[row].history_at = (int64_t)at;
         at += n;
     }
 }
 
-/* The tokens of a step that may be recorded: sequence i has token i alone. The first are those of
- * rows. */
-static void spread(const struct cuda *c, const struct step_arrays *a, const struct step_slot *slot,
-                   const struct device_batch *b)
+/* Lay out a recorded step: each token is a sequence of its own, with all keys before it. Sampled
+ * tokens come first, in the order of rows. */
+static void step_spread_tokens(const struct cuda *c, const struct step_arrays *a,
+                               const struct step_slot *slot, const struct device_batch *b)
 {
-    const struct k_tokens *t = &b->tokens;
+    const struct k_tokens *tokens = &b->tokens;
     int row = 0, other = b->n_rows;
 
-    for (int k = 0; k < t->n_tokens; k++) {
-        int at = row < b->n_rows && b->row_tokens[row] == k ? row++ : other++;
+    for (int k = 0; k < tokens->n_tokens; k++) {
+        int at;
 
-        a->ids[at] = t->ids[k];
+        if (row < b->n_rows && b->row_tokens[row] == k)
+            at = row++;
+        else
+            at = other++;
+        a->ids[at] = tokens->ids[k];
         a->seq[at] = a->seq_start[at] = a->row_tokens[at] = at;
-        a->pos[at] = t->pos[k];
-        a->kv_len[at] = t->pos[k] + 1;
-        copy_rows(c, slot, at, t, t->seq[k]);
+        a->pos[at] = tokens->pos[k];
+        a->kv_len[at] = tokens->pos[k] + 1;
+        step_copy_page_rows(c, slot, at, tokens, tokens->seq[k]);
     }
-    a->seq_start[t->n_tokens] = t->n_tokens;
+    a->seq_start[tokens->n_tokens] = tokens->n_tokens;
 }
 
-/* Sequences n .. n_padded - 1 of such a step: without keys. */
-static void pad(const struct step_arrays *a, int n, int n_padded)
+/* Append padding: sequences n .. n_padded - 1 have one token and no keys. */
+static void step_pad_tokens(const struct step_arrays *a, int n, int n_padded)
 {
     for (int i = n; i < n_padded; i++) {
         a->ids[i] = 0;
@@ -166,68 +189,85 @@ static void pad(const struct step_arrays *a, int n, int n_padded)
     }
 }
 
-/* The tokens of any other step, as they are. */
-static void copy_tokens(const struct cuda *c, const struct step_arrays *a,
-                        const struct step_slot *slot, const struct device_batch *b)
+/* Lay out any other step: tokens and sequences as in the batch. */
+static void step_copy_tokens(const struct cuda *c, const struct step_arrays *a,
+                             const struct step_slot *slot, const struct device_batch *b)
 {
-    const struct k_tokens *t = &b->tokens;
-    size_t token_bytes = (size_t)t->n_tokens * 4, seq_bytes = (size_t)t->n_seqs * 4;
+    const struct k_tokens *tokens = &b->tokens;
+    size_t token_bytes = (size_t)tokens->n_tokens * 4, seq_bytes = (size_t)tokens->n_seqs * 4;
 
-    memcpy(a->ids, t->ids, token_bytes);
-    memcpy(a->seq, t->seq, token_bytes);
-    memcpy(a->pos, t->pos, token_bytes);
-    memcpy(a->seq_start, t->seq_start, seq_bytes + 4);
-    memcpy(a->kv_len, t->kv_len, seq_bytes);
+    memcpy(a->ids, tokens->ids, token_bytes);
+    memcpy(a->seq, tokens->seq, token_bytes);
+    memcpy(a->pos, tokens->pos, token_bytes);
+    memcpy(a->seq_start, tokens->seq_start, seq_bytes + 4);
+    memcpy(a->kv_len, tokens->kv_len, seq_bytes);
     memcpy(a->row_tokens, b->row_tokens, (size_t)b->n_rows * 4);
-    for (int s = 0; s < t->n_seqs; s++)
-        copy_rows(c, slot, s, t, s);
+    for (int seq = 0; seq < tokens->n_seqs; seq++)
+        step_copy_page_rows(c, slot, seq, tokens, seq);
 }
 
 /* --- buckets ---------------------------------------------------------------------------- */
 
-/* Tokens that a recorded step of bucket i has. */
-static int bucket_rows(const struct cuda *c, int i)
-{
-    int n = i < 8 ? i + 1 : i == 8 ? 16 : i == 9 ? 24 : i == 10 ? 32 : i == 11 ? 48 : (i - 11) * 64;
+/* A graph has fixed numbers of rows. Buckets are dense for few rows, where padding costs most, and
+ * 64 apart from 64 rows on. */
 
-    return n < c->base.limits.n_seqs ? n : c->base.limits.n_seqs;
+/* The number of tokens in a recorded step of bucket i: 1 .. 8, 16, 24, 32, 48, 64, 128, ... */
+static int step_bucket_rows(const struct cuda *c, int i)
+{
+    static const int small[] = {1, 2, 3, 4, 5, 6, 7, 8, 16, 24, 32, 48};
+    int n = (i - 11) * 64;
+
+    if (i < 12)
+        n = small[i];
+    if (n < c->base.limits.n_seqs)
+        return n;
+    return c->base.limits.n_seqs;
 }
 
-/* Whether each row has a token of its own, and no sequence too many of them: with states, which a
- * token takes from the one before it, one. */
-static bool can_spread(const struct cuda *c, const struct device_batch *b)
+/* True if the step may be recorded: it is small, each row has a token of its own, and no sequence
+ * has too many tokens. With states a sequence may have only one, because a token takes the state
+ * from the one before it. */
+static bool step_can_spread(const struct cuda *c, const struct device_batch *b)
 {
-    const struct k_tokens *t = &b->tokens;
-    int most = c->base.limits.has_states ? 1 : SPREAD_MAX;
+    const struct k_tokens *tokens = &b->tokens;
+    int most = SPREAD_MAX;
 
-    if (t->n_tokens > c->base.limits.n_seqs || b->n_rows == 0)
+    if (c->base.limits.has_states)
+        most = 1;
+    if (tokens->n_tokens > c->base.limits.n_seqs || b->n_rows == 0)
         return false;
-    for (int s = 0; s < t->n_seqs; s++) {
-        if (t->seq_start[s + 1] - t->seq_start[s] > most)
+    for (int seq = 0; seq < tokens->n_seqs; seq++) {
+        if (tokens->seq_start[seq + 1] - tokens->seq_start[seq] > most)
             return false;
     }
-    for (int r = 1; r < b->n_rows; r++) {
-        if (b->row_tokens[r] <= b->row_tokens[r - 1])
+    for (int row = 1; row < b->n_rows; row++) {
+        if (b->row_tokens[row] <= b->row_tokens[row - 1])
             return false;
     }
     return true;
 }
 
-/* The bucket of a step that may be recorded, else -1. */
-static int choose_bucket(const struct cuda *c, const struct device_batch *b)
+/* The smallest bucket that holds the step; -1 if it cannot be recorded. */
+static int step_choose_bucket(const struct cuda *c, const struct device_batch *b)
 {
     int i = 0;
 
-    if (!can_spread(c, b))
+    if (!step_can_spread(c, b))
         return -1;
-    while (i < CUDA_GRAPHS_MAX && bucket_rows(c, i) < b->tokens.n_tokens)
+    while (i < CUDA_GRAPHS_MAX && step_bucket_rows(c, i) < b->tokens.n_tokens)
         i++;
-    return i < CUDA_GRAPHS_MAX ? i : -1;
+    if (i < CUDA_GRAPHS_MAX)
+        return i;
+    return -1;
 }
 
 /* --- ranks ------------------------------------------------------------------------------ */
 
-static int mark_done(struct cuda *c)
+/* Only rank 0 samples. Other ranks read its ids over the link, so their steps wait for the event at
+ * the end of rank 0's previous step. */
+
+/* The event that step_end() waits for, and other ranks' next steps. */
+static int step_mark_done(struct cuda *c)
 {
     unsigned step = c->n_begun - 1;
 
@@ -236,10 +276,10 @@ static int mark_done(struct cuda *c)
                       "marking a step");
 }
 
-/* Ids that the step before samples are on rank 0's GPU: another rank's step waits for them. They
- * are not overwritten before it has read them, because the next step that samples has sums to wait
- * for after this step's first operation. */
-static int wait_for_ids(struct cuda *c, const struct device_batch *b)
+/* If this step uses ids that the previous step samples, make a rank above 0 wait for them: they are
+ * on rank 0's GPU. Rank 0 does not overwrite them too early, because its next step that samples
+ * waits in sums for this rank, after this rank's first operation has read them. */
+static int step_wait_for_ids(struct cuda *c, const struct device_batch *b)
 {
     const struct cuda *first = peers_first(c);
 
@@ -257,74 +297,44 @@ static int wait_for_ids(struct cuda *c, const struct device_batch *b)
 
 /* --- a step ----------------------------------------------------------------------------- */
 
-/* Whether the step before had the same table: decodes change them once a page. */
-static bool has_pages(const struct cuda *c, const struct step_slot *slot, int table)
+/* step_begin() fills a slot and copies it to the mirrors; step_replay() launches a graph if the
+ * bucket has one; otherwise the model enqueues operations, and step_launch() ends the capture if
+ * the stream is being captured. */
+
+/* True if the previous step had the same table, so the mirror is up to date. Decodes change their
+ * tables only when a page is full. */
+static bool step_has_pages(const struct cuda *c, const struct step_slot *slot, int table)
 {
     const struct step_slot *before = &c->slots[(c->n_begun - 2) % DEVICE_STEPS_MAX];
-    size_t n = (size_t)slot->n_seqs * (size_t)row_pages(c, slot, table);
+    size_t n = (size_t)slot->n_seqs * (size_t)step_row_pages(c, slot, table);
 
     return c->n_begun >= 2 && before->n_seqs == slot->n_seqs && before->n_pages == slot->n_pages &&
-           memcmp(table_of(c, before, table), table_of(c, slot, table), n * sizeof *slot->pages) ==
-               0;
+           memcmp(step_table_of(c, before, table), step_table_of(c, slot, table),
+                  n * sizeof *slot->pages) == 0;
 }
 
-static int copy_arrays(struct cuda *c, const struct step_slot *slot, size_t bytes)
+/* One kernel for all small arrays, and one per table that has changed. */
+static int step_copy_arrays(struct cuda *c, const struct step_slot *slot, size_t bytes)
 {
     int rc = k_copy(c->mirror, slot->staging, bytes, c->stream);
 
-    for (int g = 0; g < c->base.limits.n_tables; g++) {
-        if (rc == 0 && !has_pages(c, slot, g))
-            rc = k_copy_rows(c->page_mirror + (size_t)g * table_room(c), c->base.limits.pages_max,
-                             table_of(c, slot, g), row_pages(c, slot, g), slot->n_seqs, c->stream);
+    for (int group = 0; group < c->base.limits.n_tables; group++) {
+        if (rc == 0 && !step_has_pages(c, slot, group))
+            rc = k_copy_rows(c->page_mirror + (size_t)group * step_table_room(c),
+                             c->base.limits.pages_max, step_table_of(c, slot, group),
+                             step_row_pages(c, slot, group), slot->n_seqs, c->stream);
     }
-    return rc == 0 ? ERR_OK : cuda_check(cudaGetLastError(), "copying a batch");
+    if (rc == 0)
+        return ERR_OK;
+    return cuda_check(cudaGetLastError(), "copying a batch");
 }
 
-/* The arrays of steps that are recorded stand where the largest such step would have them, so
- * that a graph finds them whatever its bucket. */
-int step_begin(struct device *d, const struct device_batch *b)
+/* Point the kernels' structs at the mirrors. In a recorded step each token is a sequence, so the
+ * list of decodes is not needed: it would be 0, 1, 2, ... */
+static void step_point_kernels(struct cuda *c)
 {
-    struct cuda *c = cuda_of(d);
-    struct step_slot *slot = &c->slots[c->n_begun % DEVICE_STEPS_MAX];
-    const struct k_tokens *t = &b->tokens;
-    int bucket = choose_bucket(c, b), n_seqs_max = d->limits.n_seqs, n_pages = pages_needed(c, b);
-    int n_tokens = bucket < 0 ? t->n_tokens : n_seqs_max,
-        n_seqs = bucket < 0 ? t->n_seqs : n_seqs_max;
-    int n_rows = bucket < 0 ? b->n_rows : n_seqs_max;
-    struct step_arrays a = lay_out(slot->staging, n_tokens, n_seqs, n_rows);
-    int rc;
+    const struct device *d = &c->base;
 
-    must(c->n_begun - c->n_ended < DEVICE_STEPS_MAX && a.bytes <= c->staging_bytes);
-    if (c->peers != NULL && FAULT_HIT(rank_lost))
-        peers_leave(d);
-    if ((rc = wait_for_ids(c, b)) != ERR_OK)
-        return rc;
-    fill_rows(c, &a, b);
-    d->step_tokens = t->n_tokens;
-    d->step_rows = b->n_rows;
-    slot->n_seqs = t->n_seqs;
-    slot->n_pages = n_pages;
-    if (bucket < 0) {
-        copy_tokens(c, &a, slot, b);
-        plan_attention(c, &a, t);
-    } else {
-        spread(c, &a, slot, b);
-        d->step_tokens = d->step_rows = bucket_rows(c, bucket);
-        slot->n_seqs = t->n_tokens;
-        pad(&a, t->n_tokens, d->step_rows);
-        a.bytes = (size_t)((char *)(a.rows + b->n_rows) - slot->staging);
-        c->plan.n_decodes = d->step_rows;
-        c->plan.n_tiles = 0;
-    }
-    slot->n_rows = cuda_samples(c) ? b->n_rows : 0;
-    slot->n_extras = 0;
-    slot->is_marked = false;
-    c->is_short = n_pages * d->limits.page_tokens <= K_ATTN_SHORT;
-    c->has_chunks = t->n_tokens != t->n_seqs;
-    c->bucket = bucket;
-    c->batch = b;
-    c->n_begun++;
-    c->arrays = lay_out(c->mirror, n_tokens, n_seqs, n_rows);
     c->tokens = (struct k_tokens){
         .ids = c->arrays.ids,
         .seq = c->arrays.seq,
@@ -333,91 +343,156 @@ int step_begin(struct device *d, const struct device_batch *b)
         .kv_len = c->arrays.kv_len,
         .page_ids = c->page_mirror,
         .n_tokens = d->step_tokens,
-        .n_seqs = bucket < 0 ? t->n_seqs : d->step_rows,
+        .n_seqs = c->batch->tokens.n_seqs,
         .pages_max = d->limits.pages_max,
         .table_seqs = d->limits.n_seqs,
     };
-    c->plan.decode_seqs = bucket < 0 ? c->arrays.decode_seqs : NULL;
+    c->plan.decode_seqs = c->arrays.decode_seqs;
+    if (c->bucket >= 0) {
+        c->tokens.n_seqs = d->step_rows;
+        c->plan.decode_seqs = NULL;
+    }
     c->plan.tile_seqs = c->arrays.tile_seqs;
     c->plan.tile_starts = c->arrays.tile_starts;
     c->plan.is_short = c->is_short;
     c->plan.work = c->attn_work;
     c->n_schedules = 0;
-    rc = copy_arrays(c, slot, a.bytes);
-    return rc != ERR_OK ? rc
-                        : cuda_check(cudaEventRecord(c->marks[(c->n_begun - 1) % CUDA_MARKS].begun,
-                                                     c->stream),
-                                     "marking a step");
 }
 
-static struct step_graph *graph_of(struct cuda *c)
+/* Arrays of recorded steps are laid out as for the largest recorded step, so that all graphs find
+ * them at the same addresses. */
+int step_begin(struct device *d, const struct device_batch *b)
+{
+    struct cuda *gpu = cuda_of(d);
+    struct step_slot *slot = &gpu->slots[gpu->n_begun % DEVICE_STEPS_MAX];
+    const struct k_tokens *tokens = &b->tokens;
+    int bucket = step_choose_bucket(gpu, b), n_pages = step_pages_needed(gpu, b), rc;
+    int n_tokens = tokens->n_tokens, n_seqs = tokens->n_seqs, n_rows = b->n_rows;
+    struct step_arrays arrays;
+
+    if (bucket >= 0)
+        n_tokens = n_seqs = n_rows = d->limits.n_seqs;
+    arrays = step_lay_out(slot->staging, n_tokens, n_seqs, n_rows);
+    must(gpu->n_begun - gpu->n_ended < DEVICE_STEPS_MAX && arrays.bytes <= gpu->staging_bytes);
+    if (gpu->peers != NULL && FAULT_HIT(rank_lost))
+        peers_leave(d);
+    if ((rc = step_wait_for_ids(gpu, b)) != ERR_OK)
+        return rc;
+    step_fill_rows(gpu, &arrays, b);
+    d->step_tokens = tokens->n_tokens;
+    d->step_rows = b->n_rows;
+    slot->n_seqs = tokens->n_seqs;
+    slot->n_pages = n_pages;
+    if (bucket < 0) {
+        step_copy_tokens(gpu, &arrays, slot, b);
+        step_plan_attention(gpu, &arrays, tokens);
+    } else {
+        step_spread_tokens(gpu, &arrays, slot, b);
+        d->step_tokens = d->step_rows = step_bucket_rows(gpu, bucket);
+        slot->n_seqs = tokens->n_tokens;
+        step_pad_tokens(&arrays, tokens->n_tokens, d->step_rows);
+        arrays.bytes = (size_t)((char *)(arrays.rows + b->n_rows) - slot->staging);
+        gpu->plan.n_decodes = d->step_rows;
+        gpu->plan.n_tiles = 0;
+    }
+    slot->n_rows = 0;
+    if (cuda_samples(gpu))
+        slot->n_rows = b->n_rows;
+    slot->n_extras = 0;
+    slot->is_marked = false;
+    gpu->is_short = n_pages * d->limits.page_tokens <= K_ATTN_SHORT;
+    gpu->has_chunks = tokens->n_tokens != tokens->n_seqs;
+    gpu->bucket = bucket;
+    gpu->batch = b;
+    gpu->n_begun++;
+    gpu->arrays = step_lay_out(gpu->mirror, n_tokens, n_seqs, n_rows);
+    step_point_kernels(gpu);
+    rc = step_copy_arrays(gpu, slot, arrays.bytes);
+    if (rc != ERR_OK)
+        return rc;
+    return cuda_check(
+        cudaEventRecord(gpu->marks[(gpu->n_begun - 1) % CUDA_MARKS].begun, gpu->stream),
+        "marking a step");
+}
+
+/* Attention of chunks and of short contexts are different kernels, so each has graphs of its
+ * own. */
+static struct step_graph *step_graph_of(struct cuda *c)
 {
     return &c->graphs[c->has_chunks][c->is_short][c->bucket];
 }
 
-static void play(struct cuda *c, struct step_graph *g)
+/* Rank 0's end is marked after sampling instead. */
+static void step_play_graph(struct cuda *c, struct step_graph *g)
 {
     cuda_keep(c, cuda_check(cudaGraphLaunch(g->exec, c->stream), "playing a step"), "a step");
     if (!cuda_samples(c))
-        cuda_keep(c, mark_done(c), "a step");
+        cuda_keep(c, step_mark_done(c), "a step");
 }
 
+/* First step of a bucket: false, and operations run normally. Second: false, but the stream is
+ * captured. Later: the graph runs. */
 bool step_replay(struct device *d)
 {
-    struct cuda *c = cuda_of(d);
-    struct step_graph *g = c->bucket < 0 ? NULL : graph_of(c);
+    struct cuda *gpu = cuda_of(d);
+    struct step_graph *recorded = gpu->bucket < 0 ? NULL : step_graph_of(gpu);
 
-    if (g == NULL || g->failed)
+    if (recorded == NULL || recorded->failed)
         return false;
-    if (g->exec != NULL) {
-        play(c, g);
+    if (recorded->exec != NULL) {
+        step_play_graph(gpu, recorded);
         return true;
     }
-    if (g->is_warm)
-        c->is_recording =
-            cudaStreamBeginCapture(c->stream, cudaStreamCaptureModeRelaxed) == cudaSuccess;
-    g->is_warm = true;
+    if (recorded->is_warm)
+        gpu->is_recording =
+            cudaStreamBeginCapture(gpu->stream, cudaStreamCaptureModeRelaxed) == cudaSuccess;
+    recorded->is_warm = true;
     return false;
 }
 
-/* What was enqueued since step_replay() becomes a graph, and is played. A step that cannot be
- * recorded has not run: that is an error of the device, not of the step. */
+/* Make a graph of the captured operations, and run it. A step whose capture fails has not run, so
+ * that is an error of the device. */
 void step_launch(struct device *d)
 {
-    struct cuda *c = cuda_of(d);
+    struct cuda *gpu = cuda_of(d);
     cudaGraph_t graph = NULL;
-    struct step_graph *g;
+    struct step_graph *recorded;
     int rc;
 
-    if (!c->is_recording) {
-        if (!cuda_samples(c))
-            cuda_keep(c, mark_done(c), "a step");
+    if (!gpu->is_recording) {
+        if (!cuda_samples(gpu))
+            cuda_keep(gpu, step_mark_done(gpu), "a step");
         return;
     }
-    g = graph_of(c);
-    c->is_recording = false;
-    rc = cuda_check(cudaStreamEndCapture(c->stream, &graph), "recording a step");
+    recorded = step_graph_of(gpu);
+    gpu->is_recording = false;
+    rc = cuda_check(cudaStreamEndCapture(gpu->stream, &graph), "recording a step");
     if (rc == ERR_OK)
-        rc = cuda_check(cudaGraphInstantiate(&g->exec, graph, 0), "recording a step");
+        rc = cuda_check(cudaGraphInstantiate(&recorded->exec, graph, 0), "recording a step");
     if (graph != NULL)
-        (void)cudaGraphDestroy(graph); /* the executable one is its own */
-    g->failed = rc != ERR_OK;
-    cuda_keep(c, rc, "recording a step");
+        (void)cudaGraphDestroy(graph); /* the executable graph does not need it */
+    recorded->failed = rc != ERR_OK;
+    cuda_keep(gpu, rc, "recording a step");
     if (rc != ERR_OK)
         return;
-    log_debug("device: recorded steps of %d tokens%s", bucket_rows(c, c->bucket),
-              c->has_chunks ? ", chunks among them" : "");
-    play(c, g);
+    log_debug("device: recorded steps of %d tokens%s", step_bucket_rows(gpu, gpu->bucket),
+              gpu->has_chunks ? ", chunks among them" : "");
+    step_play_graph(gpu, recorded);
 }
 
 /* --- sampling --------------------------------------------------------------------------- */
 
-static void copy_up(struct cuda *c, void *to, const void *from, size_t bytes)
+/* Log probabilities are computed from the model's logits, then masks and biases change them, then
+ * rows are sampled. Rows under a penalty need their history on the device. */
+
+/* From pinned memory to the device, by a kernel. */
+static void step_copy_up(struct cuda *c, void *to, const void *from, size_t bytes)
 {
-    cuda_keep(c, k_copy(to, from, bytes, c->stream), "what rows want");
+    cuda_keep(c, k_copy(to, from, bytes, c->stream), "copying requests of rows");
 }
 
-static bool tells_logprobs(const struct device_extras *x)
+/* True if some row wants log probabilities. */
+static bool step_wants_logprobs(const struct device_extras *x)
 {
     for (int i = 0; i < x->n_rows; i++) {
         if (x->rows[i].n_top >= 0)
@@ -426,111 +501,117 @@ static bool tells_logprobs(const struct device_extras *x)
     return false;
 }
 
-/* Before sampling: log probabilities of the logits as they are, then masks and biases. */
-static void enqueue_extras(struct cuda *c, float *logits, bool tells)
+/* Before sampling: log probabilities of the unmodified logits, then masks and biases. */
+static void step_enqueue_extras(struct cuda *c, float *logits, bool logprobs)
 {
-    const struct device_extras *x = &c->base.extras;
+    const struct device_extras *extras = &c->base.extras;
     int n_vocab = c->base.limits.n_vocab;
 
-    copy_up(c, c->extras.rows, x->rows, (size_t)x->n_rows * sizeof *x->rows);
-    copy_up(c, c->extras.biases, x->biases, (size_t)x->n_biases * sizeof *x->biases);
-    copy_up(c, c->extras.masks, x->masks,
-            (size_t)x->n_masks * (size_t)x->mask_words * sizeof *x->masks);
-    if (x->n_asked > 0) {
-        size_t bytes = (size_t)x->n_asked * sizeof *x->asked;
+    step_copy_up(c, c->extras.rows, extras->rows, (size_t)extras->n_rows * sizeof *extras->rows);
+    step_copy_up(c, c->extras.biases, extras->biases,
+                 (size_t)extras->n_biases * sizeof *extras->biases);
+    step_copy_up(c, c->extras.masks, extras->masks,
+                 (size_t)extras->n_masks * (size_t)extras->mask_words * sizeof *extras->masks);
+    if (extras->n_asked > 0) {
+        size_t bytes = (size_t)extras->n_asked * sizeof *extras->asked;
 
-        copy_up(c, c->extras.asked, x->asked, bytes);
-        cuda_keep(c, k_read_asked(c->extras.asked, logits, n_vocab, x->n_asked, c->stream),
+        step_copy_up(c, c->extras.asked, extras->asked, bytes);
+        cuda_keep(c, k_read_asked(c->extras.asked, logits, n_vocab, extras->n_asked, c->stream),
                   "logits that are asked for");
-        cuda_keep(c, k_copy(x->asked, c->extras.asked, bytes, c->stream),
+        cuda_keep(c, k_copy(extras->asked, c->extras.asked, bytes, c->stream),
                   "logits that are asked for");
     }
-    if (tells)
-        cuda_keep(c, k_logprobs(c->logprobs, logits, n_vocab, c->extras.rows, x->n_rows, c->stream),
-                  "log probabilities");
-    if (x->n_biases > 0 || x->n_masks > 0)
+    if (logprobs)
+        cuda_keep(
+            c, k_logprobs(c->logprobs, logits, n_vocab, c->extras.rows, extras->n_rows, c->stream),
+            "log probabilities");
+    if (extras->n_biases > 0 || extras->n_masks > 0)
         cuda_keep(c,
-                  k_edit(logits, n_vocab, c->extras.rows, x->n_rows, c->extras.masks,
+                  k_edit(logits, n_vocab, c->extras.rows, extras->n_rows, c->extras.masks,
                          c->extras.biases, c->stream),
                   "masks and biases");
 }
 
-/* Behind sampling. */
-static void enqueue_chosen(struct cuda *c, const float *logits, struct step_slot *slot)
+/* After sampling: the log probabilities of the sampled ids, and their copy to the host. */
+static void step_enqueue_chosen(struct cuda *c, const float *logits, struct step_slot *slot)
 {
-    const struct device_extras *x = &c->base.extras;
+    const struct device_extras *extras = &c->base.extras;
 
-    slot->n_extras = x->n_rows;
+    slot->n_extras = extras->n_rows;
     cuda_keep(c,
               k_chosen(c->logprobs, c->sampled, logits, c->base.limits.n_vocab, c->extras.rows,
-                       x->n_rows, c->extras.biases, c->stream),
+                       extras->n_rows, c->extras.biases, c->stream),
               "log probabilities");
-    cuda_keep(
-        c,
-        k_copy(slot->logprobs, c->logprobs, (size_t)x->n_rows * sizeof *slot->logprobs, c->stream),
-        "log probabilities");
+    cuda_keep(c,
+              k_copy(slot->logprobs, c->logprobs, (size_t)extras->n_rows * sizeof *slot->logprobs,
+                     c->stream),
+              "log probabilities");
 }
 
-/* Rows first .. last - 1, whose histories are n tokens. */
-static void sample_rows(struct cuda *c, const float *logits, int first, int last, size_t n)
+/* Sample rows first .. last - 1, whose histories are n tokens in all. */
+static void step_sample_rows(struct cuda *c, const float *logits, int first, int last, size_t n)
 {
     size_t n_vocab = (size_t)c->base.limits.n_vocab;
 
-    copy_up(c, c->history_mirror, c->history, n * sizeof *c->history);
+    step_copy_up(c, c->history_mirror, c->history, n * sizeof *c->history);
     cuda_keep(c,
               k_sample(c->sampled + first, logits + (size_t)first * n_vocab, last - first,
                        (int)n_vocab, c->arrays.rows + first, c->history_mirror, c->stream),
               "sample");
 }
 
-/* Sample the rows of a batch with their histories, which stand where fill_rows() said. When the
- * room is used up the stream is waited for; the step before, which had it, has ended. Rows from
- * the returned one on are left, with *n tokens of history. */
-static int copy_histories(struct cuda *c, const float *logits, size_t *n)
+/* Copy histories to where step_fill_rows() has placed them, and sample full batches of rows on the
+ * way. When the room is used up, the stream must have read it before it is filled again. (The
+ * previous step, which used it before, has ended.) Returns the first row that is not sampled yet;
+ * *n is the number of its and later rows' tokens of history. */
+static int step_copy_histories(struct cuda *c, const float *logits, size_t *n)
 {
-    const struct device_batch *b = c->batch;
+    const struct device_batch *batch = c->batch;
     size_t at = 0;
     int first = 0;
 
-    for (int r = 0; r < b->n_rows; r++) {
-        size_t len = (size_t)b->rows[r].n_history;
+    for (int row = 0; row < batch->n_rows; row++) {
+        size_t len = (size_t)batch->rows[row].n_history;
 
         if (at + len > c->history_cap) {
-            sample_rows(c, logits, first, r, at);
-            first = r;
+            step_sample_rows(c, logits, first, row, at);
+            first = row;
             cuda_keep(c, cuda_check(cudaStreamSynchronize(c->stream), "reading histories"),
                       "histories");
             at = 0;
         }
         if (len > 0)
-            memcpy(c->history + at, b->histories[r], len * sizeof *c->history);
+            memcpy(c->history + at, batch->histories[row], len * sizeof *c->history);
         at += len;
     }
     *n = at;
     return first;
 }
 
+/* Enqueues everything; nothing waits here unless histories exceed their room. */
 void step_sample(struct device *d, float *logits)
 {
-    struct cuda *c = cuda_of(d);
-    struct step_slot *slot = &c->slots[(c->n_begun - 1) % DEVICE_STEPS_MAX];
-    bool tells = tells_logprobs(&d->extras);
+    struct cuda *gpu = cuda_of(d);
+    struct step_slot *slot = &gpu->slots[(gpu->n_begun - 1) % DEVICE_STEPS_MAX];
+    bool logprobs = step_wants_logprobs(&d->extras);
     size_t n = 0;
     int first;
 
+    must(d->extras.n_rows <= gpu->batch->n_rows);
     if (d->extras.n_rows > 0)
-        enqueue_extras(c, logits, tells);
-    first = copy_histories(c, logits, &n);
-    sample_rows(c, logits, first, c->batch->n_rows, n);
-    if (tells)
-        enqueue_chosen(c, logits, slot);
-    cuda_keep(c, k_copy(slot->ids, c->sampled, (size_t)slot->n_rows * sizeof *slot->ids, c->stream),
-              "sample");
-    cuda_keep(c, mark_done(c), "sample");
+        step_enqueue_extras(gpu, logits, logprobs);
+    first = step_copy_histories(gpu, logits, &n);
+    step_sample_rows(gpu, logits, first, gpu->batch->n_rows, n);
+    if (logprobs)
+        step_enqueue_chosen(gpu, logits, slot);
+    cuda_keep(
+        gpu, k_copy(slot->ids, gpu->sampled, (size_t)slot->n_rows * sizeof *slot->ids, gpu->stream),
+        "sample");
+    cuda_keep(gpu, step_mark_done(gpu), "sample");
 }
 
-/* The time in which the stream stood still before this step, copies of its arrays included. */
-static void measure_gap(struct cuda *c, unsigned step)
+/* Measure how long the stream was idle before this step, including the copies of its arrays. */
+static void step_measure_gap(struct cuda *c, unsigned step)
 {
     const struct step_marks *before = &c->marks[(step - 1) % CUDA_MARKS];
     float ms = 0.0f;
@@ -538,28 +619,30 @@ static void measure_gap(struct cuda *c, unsigned step)
     if (step > 0 &&
         cudaEventElapsedTime(&ms, before->done, c->marks[step % CUDA_MARKS].begun) == cudaSuccess)
         c->base.step_gap_us = ms * 1e3f;
-    (void)cudaGetLastError(); /* a step that sampled nothing has no mark: no error */
+    (void)cudaGetLastError(); /* a step without samples has no mark: not an error */
 }
 
+/* Ids and log probabilities are in pinned memory once the event has passed. */
 int step_end(struct device *d, int32_t *ids, struct k_logprob_row *logprobs, int *n_extras)
 {
-    struct cuda *c = cuda_of(d);
-    unsigned step = c->n_ended++;
-    struct step_slot *slot = &c->slots[step % DEVICE_STEPS_MAX];
+    struct cuda *gpu = cuda_of(d);
+    unsigned step = gpu->n_ended++;
+    struct step_slot *slot = &gpu->slots[step % DEVICE_STEPS_MAX];
 
-    must(step != c->n_begun);
-    if (!slot->is_marked) /* nothing was sampled, so nothing marks its end */
-        cuda_keep(c, cuda_check(cudaStreamSynchronize(c->stream), "a step"), "a step");
+    must(step != gpu->n_begun);
+    if (!slot->is_marked) /* without samples there is no event */
+        cuda_keep(gpu, cuda_check(cudaStreamSynchronize(gpu->stream), "a step"), "a step");
     else
-        cuda_keep(c, cuda_check(cudaEventSynchronize(c->marks[step % CUDA_MARKS].done), "a step"),
+        cuda_keep(gpu,
+                  cuda_check(cudaEventSynchronize(gpu->marks[step % CUDA_MARKS].done), "a step"),
                   "a step");
-    measure_gap(c, step);
-    if (peers_failed(c) && c->rc == ERR_OK) {
-        log_error("device: rank %d: another rank did not come to a sum", c->rank);
-        c->rc = ERR_GPU;
+    step_measure_gap(gpu, step);
+    if (peers_failed(gpu) && gpu->rc == ERR_OK) {
+        log_error("device: rank %d: another rank did not take part in a sum", gpu->rank);
+        gpu->rc = ERR_GPU;
     }
-    if (c->rc != ERR_OK)
-        return c->rc;
+    if (gpu->rc != ERR_OK)
+        return gpu->rc;
     if (slot->n_rows > 0)
         memcpy(ids, slot->ids, (size_t)slot->n_rows * sizeof *ids);
     memcpy(logprobs, slot->logprobs, (size_t)slot->n_extras * sizeof *logprobs);
@@ -569,41 +652,48 @@ int step_end(struct device *d, int32_t *ids, struct k_logprob_row *logprobs, int
 
 /* --- room ------------------------------------------------------------------------------- */
 
-/* On both sides. */
-static int reserve_extras(struct cuda *c)
+/* All memory of steps is allocated once. Copies by kernels move 16 bytes at a time, so pinned and
+ * device arrays have 16 bytes to spare. */
+
+/* Allocate the extras' arrays, pinned and on the device. */
+static int step_reserve_extras(struct cuda *c)
 {
-    struct device_extras *x = &c->base.extras, *y = &c->extras;
+    struct device_extras *extras = &c->base.extras, *wanted = &c->extras;
     size_t rows = (size_t)c->base.limits.n_seqs, biases = rows * DEVICE_BIASES_MAX;
     size_t words;
 
-    x->mask_words = (c->base.limits.n_vocab + 31) / 32;
-    words = rows * (size_t)x->mask_words;
-    x->rows = cuda_pinned(rows * sizeof *x->rows + 16); /* copies are rounded up */
-    x->biases = cuda_pinned(biases * sizeof *x->biases + 16);
-    x->masks = cuda_pinned(words * sizeof *x->masks + 16);
-    x->asked = cuda_pinned(rows * DEVICE_ASKED_MAX * sizeof *x->asked + 16);
-    y->asked = cuda_alloc(&c->base, rows * DEVICE_ASKED_MAX * sizeof *y->asked + 16);
-    y->rows = cuda_alloc(&c->base, rows * sizeof *y->rows + 16);
-    y->biases = cuda_alloc(&c->base, biases * sizeof *y->biases + 16);
-    y->masks = cuda_alloc(&c->base, words * sizeof *y->masks + 16);
+    extras->mask_words = (c->base.limits.n_vocab + 31) / 32;
+    words = rows * (size_t)extras->mask_words;
+    extras->rows = cuda_pinned(rows * sizeof *extras->rows + 16); /* copies are rounded up */
+    extras->biases = cuda_pinned(biases * sizeof *extras->biases + 16);
+    extras->masks = cuda_pinned(words * sizeof *extras->masks + 16);
+    extras->asked = cuda_pinned(rows * DEVICE_ASKED_MAX * sizeof *extras->asked + 16);
+    wanted->asked = cuda_alloc(&c->base, rows * DEVICE_ASKED_MAX * sizeof *wanted->asked + 16);
+    wanted->rows = cuda_alloc(&c->base, rows * sizeof *wanted->rows + 16);
+    wanted->biases = cuda_alloc(&c->base, biases * sizeof *wanted->biases + 16);
+    wanted->masks = cuda_alloc(&c->base, words * sizeof *wanted->masks + 16);
     c->logprobs = cuda_alloc(&c->base, rows * sizeof *c->logprobs + 16);
-    return x->rows == NULL || x->biases == NULL || x->masks == NULL || y->rows == NULL ||
-                   y->biases == NULL || y->masks == NULL || c->logprobs == NULL ||
-                   x->asked == NULL || y->asked == NULL
-               ? ERR_NO_MEMORY
-               : ERR_OK;
+    if (extras->rows == NULL || extras->biases == NULL || extras->masks == NULL ||
+        wanted->rows == NULL || wanted->biases == NULL || wanted->masks == NULL ||
+        c->logprobs == NULL || extras->asked == NULL || wanted->asked == NULL)
+        return ERR_NO_MEMORY;
+    return ERR_OK;
 }
 
+/* Histories of all sequences may be too many for pinned memory, so their room is limited, but at
+ * least one sequence fits. */
 int step_reserve(struct cuda *c)
 {
     const struct device_limits *lim = &c->base.limits;
-    size_t rows = (size_t)lim->n_seqs, pages = table_room(c) * (size_t)lim->n_tables;
+    size_t rows = (size_t)lim->n_seqs, pages = step_table_room(c) * (size_t)lim->n_tables;
     size_t history = rows * (size_t)lim->len_max;
 
-    c->staging_bytes = lay_out(NULL, lim->n_tokens, lim->n_seqs, lim->n_seqs).bytes;
-    c->history_cap = history < HISTORY_MAX                ? history
-                     : HISTORY_MAX > (size_t)lim->len_max ? HISTORY_MAX
-                                                          : (size_t)lim->len_max;
+    c->staging_bytes = step_lay_out(NULL, lim->n_tokens, lim->n_seqs, lim->n_seqs).bytes;
+    c->history_cap = HISTORY_MAX;
+    if (c->history_cap < (size_t)lim->len_max)
+        c->history_cap = (size_t)lim->len_max;
+    if (history < HISTORY_MAX)
+        c->history_cap = history;
     for (int i = 0; i < DEVICE_STEPS_MAX; i++) {
         struct step_slot *slot = &c->slots[i];
 
@@ -628,17 +718,18 @@ int step_reserve(struct cuda *c)
     if (c->history == NULL || c->mirror == NULL || c->page_mirror == NULL ||
         c->history_mirror == NULL || c->sampled == NULL)
         return ERR_NO_MEMORY;
-    return reserve_extras(c);
+    return step_reserve_extras(c);
 }
 
+/* Graphs are destroyed before the memory that they contain pointers to. */
 void step_close(struct cuda *c)
 {
     for (int i = 0; i < 4 * CUDA_GRAPHS_MAX; i++) {
-        struct step_graph *g =
+        struct step_graph *recorded =
             &c->graphs[i / (2 * CUDA_GRAPHS_MAX)][i / CUDA_GRAPHS_MAX % 2][i % CUDA_GRAPHS_MAX];
 
-        if (g->exec != NULL)
-            (void)cudaGraphExecDestroy(g->exec); /* at the end: nothing to be done */
+        if (recorded->exec != NULL)
+            (void)cudaGraphExecDestroy(recorded->exec); /* errors are ignored at the end */
     }
     for (int i = 0; i < DEVICE_STEPS_MAX; i++) {
         (void)cudaFreeHost(c->slots[i].staging);

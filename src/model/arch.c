@@ -1,8 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * One row per architecture, and one table of names per family of checkpoints. An architecture that
- * is another but for the fields of struct arch is a row here; one with fields of its own in
- * config.json also has a function in family.c. */
+ * The supported architectures: one row each in arch_table, and one table of tensor names per family
+ * of checkpoints.
+ *
+ * A row is found by the name in `architectures` of config.json. It holds the differences from
+ * Llama: which biases and norms exist, which layers have a window, and the defaults of fields that
+ * config.json may omit. An architecture that differs only in fields of struct arch needs a row here
+ * and no code; one with fields of its own in config.json also has a function in family.c. */
 #include <stdio.h>
 #include <string.h>
 
@@ -10,6 +14,11 @@
 #include "model/hf_config.h"
 
 /* --- names of tensors --------------------------------------------------------------------- */
+
+/* Names as Hugging Face writes them; %d is replaced by the layer's number. The parts that most
+ * families share are macros, so that a table shows only how its family differs. Bias names are
+ * derived (".bias" in place of ".weight"), and a name that is missing here is a tensor that the
+ * family does not have. */
 
 #define LAYER "model.layers.%d."
 #define LLAMA_ALL                                                                                \
@@ -36,7 +45,7 @@ static const struct arch_names llama_names = {LLAMA_ALL,
                                               .mixer_in = LAYER "mixer.in_proj.weight",
                                               .mixer_out = LAYER "mixer.o_proj.weight"};
 
-/* Norms after mixer and FFN alone. */
+/* This family has no norm before the mixer and the FFN, only after them. */
 static const struct arch_names olmo2_names = {
     LLAMA_ALL,
     LLAMA_QKV,
@@ -57,6 +66,7 @@ static const struct arch_names gemma3_names = {
     .norm_mlp = LAYER "pre_feedforward_layernorm.weight",
     .norm_mlp_after = LAYER "post_feedforward_layernorm.weight"};
 
+/* q, k and v are one tensor here, and so are gate and up. */
 static const struct arch_names phi3_names = {LLAMA_ALL,
                                              LLAMA_NORMS,
                                              LLAMA_O,
@@ -74,7 +84,7 @@ static const struct arch_names glm_names = {LLAMA_ALL,
                                             .gate_up = LAYER "mlp.gate_up_proj.weight",
                                             .down = LAYER "mlp.down_proj.weight"};
 
-/* One norm for mixer and FFN. */
+/* A layer is parallel: the mixer and the FFN read the same norm of the residual. */
 static const struct arch_names cohere_names = {LLAMA_ALL, LLAMA_QKV, LLAMA_O, LLAMA_FFN,
                                                .norm_attn = LAYER "input_layernorm.weight"};
 
@@ -95,6 +105,8 @@ static const struct arch_names starcoder2_names = {LLAMA_ALL,
                                                    .up = LAYER "mlp.c_fc.weight",
                                                    .down = LAYER "mlp.c_proj.weight"};
 
+/* Most files have "transformer." or nothing in place of "model."; loader_name() puts in the prefix
+ * that was found. */
 static const struct arch_names gpt2_names = {.embed = "model.wte.weight",
                                              .positions = "model.wpe.weight",
                                              .norm = "model.ln_f.weight",
@@ -136,6 +148,9 @@ static const struct arch_names opt_names = {.embed = "model.decoder.embed_tokens
 
 /* --- architectures ------------------------------------------------------------------------ */
 
+/* Fields that are absent are 0, false or NULL, and that is Llama's choice. hf_config.h explains
+ * each. */
+
 #define LAYER_NORM                             \
     {                                          \
         .kind = K_NORM_LAYER, .has_bias = true \
@@ -143,15 +158,18 @@ static const struct arch_names opt_names = {.embed = "model.decoder.embed_tokens
 
 static const struct arch arch_table[] = {
     {.name = "LlamaForCausalLM", .reads_bias_switches = true, .names = &llama_names},
+    /* Mistral: all layers have the window, if the file sets one. */
     {.name = "MistralForCausalLM", .window = ARCH_WINDOW_ALL, .names = &llama_names},
     {.name = "Mistral3ForConditionalGeneration",
      .window = ARCH_WINDOW_ALL,
      .is_wrapped = true,
      .names = &llama_names},
+    /* Qwen 2: biases of q, k and v although the file has no switch for them. */
     {.name = "Qwen2ForCausalLM",
      .qkv_bias = true,
      .window = ARCH_WINDOW_LAYERS,
      .names = &llama_names},
+    /* Vision models: only the text model is run, whose fields are in text_config. */
     {.name = "Qwen2VLForConditionalGeneration",
      .qkv_bias = true,
      .is_wrapped = true,
@@ -160,6 +178,7 @@ static const struct arch arch_table[] = {
      .qkv_bias = true,
      .is_wrapped = true,
      .names = &llama_names},
+    /* Qwen 3 norms each head of queries and keys instead of adding biases. */
     {.name = "Qwen3ForCausalLM",
      .reads_bias_switches = true,
      .qk_norm = QK_NORM_HEADS,
@@ -173,6 +192,7 @@ static const struct arch arch_table[] = {
      .theta = 500000.0,
      .is_wrapped = true,
      .names = &llama_names},
+    /* Cohere: parallel layers with one norm, layer norms without bias, interleaved rope. */
     {.name = "CohereForCausalLM",
      .reads_bias_switches = true,
      .is_parallel = true,
@@ -192,6 +212,7 @@ static const struct arch arch_table[] = {
      .window_preset = 4096,
      .read = family_cohere2,
      .names = &cohere_names},
+    /* EXAONE 4: norms only after mixer and FFN, as in OLMo 2. */
     {.name = "Exaone4ForCausalLM",
      .qk_norm = QK_NORM_HEADS,
      .norms = NORMS_AFTER,
@@ -201,6 +222,7 @@ static const struct arch arch_table[] = {
      .window_preset = 4096,
      .read = family_exaone4,
      .names = &olmo2_names},
+    /* Gemma: weights of norms are stored minus one, and embeddings are tied and scaled. */
     {.name = "GemmaForCausalLM",
      .any_activation = true,
      .activation = "gelu_pytorch_tanh",
@@ -209,6 +231,7 @@ static const struct arch arch_table[] = {
      .norm = {.plus_one = true},
      .read = family_gemma,
      .names = &llama_names},
+    /* Gemma 3: norms on both sides, and every sixth layer sees all tokens. */
     {.name = "Gemma3ForCausalLM",
      .any_activation = true,
      .activation = "gelu_pytorch_tanh",
@@ -238,6 +261,7 @@ static const struct arch arch_table[] = {
      .window_preset = 4096,
      .read = family_gemma3,
      .names = &gemma3_names},
+    /* GLM: half of each head rotates, in neighbouring pairs. */
     {.name = "GlmForCausalLM",
      .head_dim = 128,
      .rotary_part = 0.5,
@@ -251,6 +275,7 @@ static const struct arch arch_table[] = {
      .interleaved = true,
      .read = family_glm,
      .names = &glm_names},
+    /* GPT-2: learned positions; matrices are stored transposed (Conv1D). */
     {.name = "GPT2LMHeadModel",
      .qkv_bias = true,
      .o_bias = true,
@@ -263,6 +288,7 @@ static const struct arch arch_table[] = {
      .norm = LAYER_NORM,
      .read = family_gpt2,
      .names = &gpt2_names},
+    /* GPT-NeoX, Pythia: q, k, v of each head in turn in one tensor. */
     {.name = "GPTNeoXForCausalLM",
      .mlp_bias = true,
      .any_activation = true,
@@ -277,6 +303,7 @@ static const struct arch arch_table[] = {
      .reads_bias_switches = true,
      .read = family_granite,
      .names = &llama_names},
+    /* Nemotron: squared ReLU without a gate; layer norms stored minus one. */
     {.name = "NemotronForCausalLM",
      .reads_bias_switches = true,
      .any_activation = true,
@@ -285,6 +312,7 @@ static const struct arch arch_table[] = {
      .norm = {.kind = K_NORM_LAYER, .has_bias = true, .plus_one = true},
      .rotary_part = 0.5,
      .names = &llama_names},
+    /* OLMo 2: one norm over all heads of queries, and one over those of keys. */
     {.name = "Olmo2ForCausalLM",
      .reads_bias_switches = true,
      .qk_norm = QK_NORM_WHOLE,
@@ -314,6 +342,7 @@ static const struct arch arch_table[] = {
      .norm = LAYER_NORM,
      .read = family_opt,
      .names = &opt_names},
+    /* Phi 1 and 2: parallel layers, biases everywhere, even of the logits. */
     {.name = "PhiForCausalLM",
      .qkv_bias = true,
      .o_bias = true,
@@ -327,6 +356,7 @@ static const struct arch arch_table[] = {
      .rotary_part = 0.5,
      .read = family_phi,
      .names = &phi_names},
+    /* Phi 3 and 4: as Llama, with fused q, k, v and fused gate and up. */
     {.name = "Phi3ForCausalLM",
      .norm = {.eps = 1e-5f},
      .rotary_part = 1.0,
@@ -353,6 +383,7 @@ static const struct arch arch_table[] = {
      .window = ARCH_WINDOW_TYPES,
      .read = family_starcoder2,
      .names = &starcoder2_names},
+    /* The only architecture with recurrent layers; for tests. */
     {.name = "ToyRecurrentForCausalLM",
      .reads_bias_switches = true,
      .recurrent = true,
@@ -362,6 +393,7 @@ static const struct arch arch_table[] = {
      .names = &llama_names},
 };
 
+/* Linear: the table has some thirty rows and is searched once per start. */
 const struct arch *arch_find(const char *name)
 {
     for (size_t i = 0; i < sizeof arch_table / sizeof arch_table[0]; i++) {
@@ -371,6 +403,7 @@ const struct arch *arch_find(const char *name)
     return NULL;
 }
 
+/* For the error message on an unknown architecture. Toys exist for tests only and are not named. */
 void arch_list(char *out, size_t cap)
 {
     size_t used = 0;

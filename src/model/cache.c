@@ -1,4 +1,14 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Choose the size of a page, and place each layer in it.
+ *
+ * Layers that keep the same tokens are collected in sets. A set is then cut into groups: as many
+ * consecutive layers as fit one page. The page size is the one that wastes the fewest bytes over
+ * all groups; candidates are the sizes of the first k layers of each set, because any other size
+ * would leave a gap after some layer. States come last, since they fit pages of any size.
+ *
+ * Example: 24 layers with a window and 8 without, each 2 units per page. A page of 16 units gives
+ * one group of full layers and three groups of window layers, without waste. */
 #include "model/cache.h"
 
 #include <stdint.h>
@@ -6,6 +16,7 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/must.h"
 
 /* Layers that keep the same tokens. */
 struct cache_set {
@@ -14,7 +25,7 @@ struct cache_set {
     size_t bytes; /* of all its layers in a page, or of the states */
 };
 
-/* What a cache is made from. */
+/* The input of cache_make(), with the sets and candidate page sizes found so far. */
 struct cache_maker {
     const struct plan *plan;
     int page_tokens;
@@ -25,61 +36,65 @@ struct cache_maker {
     size_t pages[HF_CONFIG_LAYERS_MAX];
 };
 
-static struct cache_set set_of(const struct cache_maker *m, int layer)
+/* The set that a layer belongs to; bytes are those of this layer alone. */
+static struct cache_set cache_set_of(const struct cache_maker *m, int layer)
 {
-    const struct layer_plan *l = &m->plan->layers[layer];
-    const struct attn_plan *a = &l->attn;
+    const struct layer_plan *planned = &m->plan->layers[layer];
+    const struct attn_plan *attn = &planned->attn;
 
-    if (l->mixer == MIXER_RECURRENT)
+    if (planned->mixer == MIXER_RECURRENT)
         return (struct cache_set){.kind = CACHE_STATE,
-                                  .bytes = (size_t)l->recurrent.width * sizeof(float)};
-    return (struct cache_set){.kind = a->window > 0 ? CACHE_WINDOW : CACHE_FULL,
-                              .window = a->window,
-                              .bytes = (size_t)m->page_tokens * 2 * (size_t)a->n_kv_heads *
-                                       (size_t)a->head_dim * m->elem_bytes};
+                                  .bytes = (size_t)planned->recurrent.width * sizeof(float)};
+    return (struct cache_set){.kind = attn->window > 0 ? CACHE_WINDOW : CACHE_FULL,
+                              .window = attn->window,
+                              .bytes = (size_t)m->page_tokens * 2 * (size_t)attn->n_kv_heads *
+                                       (size_t)attn->head_dim * m->elem_bytes};
 }
 
-static bool is_in(const struct cache_set *set, const struct cache_set *layer)
+/* Bytes are not compared: layers of one set may differ in their heads. */
+static bool cache_is_in_set(const struct cache_set *set, const struct cache_set *layer)
 {
     return set->kind == layer->kind && set->window == layer->window;
 }
 
 /* The sets of one kind, in the order of their first layers. */
-static int find_sets(struct cache_maker *m, enum cache_kind kind)
+static int cache_find_sets(struct cache_maker *m, enum cache_kind kind)
 {
     for (int i = 0; i < m->plan->n_layers; i++) {
-        struct cache_set layer = set_of(m, i);
-        int s = 0;
+        struct cache_set layer = cache_set_of(m, i);
+        int seq = 0;
 
         if (layer.kind != kind)
             continue;
-        while (s < m->n_sets && !is_in(&m->sets[s], &layer))
-            s++;
-        if (s == CACHE_GROUPS_MAX) {
+        while (seq < m->n_sets && !cache_is_in_set(&m->sets[seq], &layer))
+            seq++;
+        if (seq == CACHE_GROUPS_MAX) {
             log_error("model: layers with more than %d different windows are not supported",
                       CACHE_GROUPS_MAX);
             return ERR_UNSUPPORTED;
         }
-        if (s == m->n_sets)
+        if (seq == m->n_sets)
             m->sets[m->n_sets++] = layer;
         else
-            m->sets[s].bytes += layer.bytes;
+            m->sets[seq].bytes += layer.bytes;
     }
     return ERR_OK;
 }
 
-/* The groups that a set becomes in pages of so many bytes, 0 when a layer has no room in one.
- * places (NULL: none) are filled in for groups from `first` on. */
-static int fill_set(const struct cache_maker *m, const struct cache_set *set, size_t page_bytes,
-                    int first, struct cache_place *places)
+/* Cut a set into groups for pages of page_bytes. Returns the number of groups, or 0 when a layer
+ * alone is larger than a page. `places` (NULL: only count) receives the positions, with groups
+ * numbered from `first`. The inner rule is first fit in layer order: a layer that does not fit
+ * opens the next group. */
+static int cache_fill_set(const struct cache_maker *m, const struct cache_set *set,
+                          size_t page_bytes, int first, struct cache_place *places)
 {
     size_t at = 0;
     int n = 0;
 
     for (int i = 0; i < m->plan->n_layers; i++) {
-        struct cache_set layer = set_of(m, i);
+        struct cache_set layer = cache_set_of(m, i);
 
-        if (!is_in(set, &layer))
+        if (!cache_is_in_set(set, &layer))
             continue;
         if (layer.bytes > page_bytes)
             return 0;
@@ -94,86 +109,95 @@ static int fill_set(const struct cache_maker *m, const struct cache_set *set, si
     return n;
 }
 
-/* Bytes of a page of each group, but states'; SIZE_MAX: pages of so many bytes will not do. */
-static size_t bytes_of_all(const struct cache_maker *m, size_t page_bytes)
+/* The bytes of one page of every group, states excluded: the memory that a page's worth of tokens
+ * takes. SIZE_MAX when this page size is impossible (a layer does not fit, or too many groups). */
+static size_t cache_bytes_of_all(const struct cache_maker *m, size_t page_bytes)
 {
     int n = 0, n_groups = 0;
 
-    for (int s = 0; s < m->n_sets && n_groups <= CACHE_GROUPS_MAX; s++) {
-        int some = 1; /* of states */
+    for (int seq = 0; seq < m->n_sets && n_groups <= CACHE_GROUPS_MAX; seq++) {
+        int some = 1; /* states are always one group */
 
-        if (m->sets[s].kind != CACHE_STATE) {
-            some = fill_set(m, &m->sets[s], page_bytes, 0, NULL);
+        if (m->sets[seq].kind != CACHE_STATE) {
+            some = cache_fill_set(m, &m->sets[seq], page_bytes, 0, NULL);
             n += some;
         }
         if (some == 0)
             return SIZE_MAX;
         n_groups += some;
     }
-    return n_groups <= CACHE_GROUPS_MAX ? (size_t)n * page_bytes : SIZE_MAX;
+    if (n_groups <= CACHE_GROUPS_MAX)
+        return (size_t)n * page_bytes;
+    return SIZE_MAX;
 }
 
-/* Sizes of pages to choose from: those of the first layers of each set. */
-static void list_pages(struct cache_maker *m)
+/* Candidates for the page size: the sums of the first 1, 2, 3 ... layers of each set. */
+static void cache_list_page_sizes(struct cache_maker *m)
 {
     size_t bytes[CACHE_GROUPS_MAX] = {0};
 
     for (int i = 0; i < m->plan->n_layers; i++) {
-        struct cache_set layer = set_of(m, i);
-        int s = 0;
+        struct cache_set layer = cache_set_of(m, i);
+        int seq = 0;
 
         if (layer.kind == CACHE_STATE)
             continue;
-        while (!is_in(&m->sets[s], &layer))
-            s++;
-        bytes[s] += layer.bytes;
-        m->pages[m->n_pages++] = bytes[s];
+        while (!cache_is_in_set(&m->sets[seq], &layer))
+            seq++;
+        bytes[seq] += layer.bytes;
+        m->pages[m->n_pages++] = bytes[seq];
     }
 }
 
-/* The size that wastes least, of those up to bytes_max; 0: none will do. A larger one may waste an
- * eighth more, since with fewer groups tables are shorter and copies longer. */
-static size_t best_page(const struct cache_maker *m, size_t bytes_max)
+/* The best candidate up to bytes_max; 0 if none works. The second loop prefers larger pages within
+ * an eighth of the least waste, because fewer groups mean shorter tables and longer copies. */
+static size_t cache_best_page(const struct cache_maker *m, size_t bytes_max)
 {
     size_t least = SIZE_MAX, best = 0;
 
     for (int i = 0; i < m->n_pages; i++) {
-        size_t all = bytes_of_all(m, m->pages[i]);
+        size_t all = cache_bytes_of_all(m, m->pages[i]);
 
         if (m->pages[i] <= bytes_max && all < least)
             least = all;
     }
     for (int i = 0; i < m->n_pages && least < SIZE_MAX; i++) {
         if (m->pages[i] <= bytes_max && m->pages[i] > best &&
-            bytes_of_all(m, m->pages[i]) <= least + least / 8)
+            cache_bytes_of_all(m, m->pages[i]) <= least + least / 8)
             best = m->pages[i];
     }
     return best;
 }
 
-static size_t choose_page(const struct cache_maker *m)
+/* First try page sizes up to the bytes of the smallest set, so that no page is mostly empty; only
+ * if that makes too many groups, allow any size. */
+static size_t cache_choose_page(const struct cache_maker *m)
 {
     size_t smallest = SIZE_MAX, states = 0, best;
 
-    for (int s = 0; s < m->n_sets; s++) {
-        if (m->sets[s].kind == CACHE_STATE)
-            states = m->sets[s].bytes;
-        else if (m->sets[s].bytes < smallest)
-            smallest = m->sets[s].bytes;
+    for (int seq = 0; seq < m->n_sets; seq++) {
+        if (m->sets[seq].kind == CACHE_STATE)
+            states = m->sets[seq].bytes;
+        else if (m->sets[seq].bytes < smallest)
+            smallest = m->sets[seq].bytes;
     }
-    if (smallest == SIZE_MAX) /* states alone */
+    if (smallest == SIZE_MAX) /* there are only states: one page holds a whole state, 16-byte
+                               * aligned */
         return (states + 15) / 16 * 16;
-    best = best_page(m, smallest);
-    return best > 0 ? best : best_page(m, SIZE_MAX);
+    best = cache_best_page(m, smallest);
+    if (best > 0)
+        return best;
+    return cache_best_page(m, SIZE_MAX);
 }
 
-/* The group of states, all layers' one behind the other. */
-static void place_states(struct cache *c, const struct cache_maker *m, size_t bytes)
+/* Place the states of all recurrent layers one after another, as one group. `at` counts floats
+ * here, because a state is float32 whatever the type of keys and values is. */
+static void cache_place_states(struct cache *c, const struct cache_maker *m, size_t bytes)
 {
     size_t at = 0;
 
     for (int i = 0; i < c->n_layers; i++) {
-        struct cache_set layer = set_of(m, i);
+        struct cache_set layer = cache_set_of(m, i);
 
         if (layer.kind != CACHE_STATE)
             continue;
@@ -184,45 +208,49 @@ static void place_states(struct cache *c, const struct cache_maker *m, size_t by
         .kind = CACHE_STATE, .n_state_pages = (int)((bytes + c->page_bytes - 1) / c->page_bytes)};
 }
 
-/* Groups and places, in pages that will do. */
-static void make_groups(struct cache *c, const struct cache_maker *m)
+/* Fill in groups and places for the chosen page size. Sets are in order (full, window, state), so
+ * groups are too. */
+static void cache_make_groups(struct cache *c, const struct cache_maker *m)
 {
-    for (int s = 0; s < m->n_sets; s++) {
-        const struct cache_set *set = &m->sets[s];
+    for (int seq = 0; seq < m->n_sets; seq++) {
+        const struct cache_set *set = &m->sets[seq];
         int n;
 
         if (set->kind == CACHE_STATE) {
-            place_states(c, m, set->bytes);
+            cache_place_states(c, m, set->bytes);
             continue;
         }
-        n = fill_set(m, set, c->page_bytes, c->n_groups, c->layers);
+        n = cache_fill_set(m, set, c->page_bytes, c->n_groups, c->layers);
 
-        for (int g = 0; g < n; g++)
+        for (int group = 0; group < n; group++)
             c->groups[c->n_groups++] =
                 (struct cache_group){.kind = set->kind, .window = set->window};
     }
 }
 
+/* Sets are found kind by kind, so that groups get the order that cache.h promises. */
 int cache_make(struct cache *out, const struct plan *plan, int page_tokens, size_t elem_bytes)
 {
-    struct cache_maker m = {.plan = plan, .page_tokens = page_tokens, .elem_bytes = elem_bytes};
-    struct cache c = {.page_tokens = page_tokens, .n_layers = plan->n_layers};
+    struct cache_maker maker = {.plan = plan, .page_tokens = page_tokens, .elem_bytes = elem_bytes};
+    struct cache cache = {.page_tokens = page_tokens, .n_layers = plan->n_layers};
 
+    must(page_tokens >= 1 && elem_bytes > 0);
     for (int kind = CACHE_FULL; kind <= CACHE_STATE; kind++) {
-        if (find_sets(&m, (enum cache_kind)kind) != ERR_OK)
+        if (cache_find_sets(&maker, (enum cache_kind)kind) != ERR_OK)
             return ERR_UNSUPPORTED;
     }
-    list_pages(&m);
-    c.page_bytes = choose_page(&m);
-    if (c.page_bytes == 0) {
-        log_error("model: its layers make more than %d groups of pages", CACHE_GROUPS_MAX);
+    cache_list_page_sizes(&maker);
+    cache.page_bytes = cache_choose_page(&maker);
+    if (cache.page_bytes == 0) {
+        log_error("model: its layers need more than %d groups of pages, which is not supported",
+                  CACHE_GROUPS_MAX);
         return ERR_UNSUPPORTED;
     }
-    c.layers = mem_zalloc_array((size_t)plan->n_layers, sizeof *c.layers);
-    if (c.layers == NULL)
+    cache.layers = mem_zalloc_array((size_t)plan->n_layers, sizeof *cache.layers);
+    if (cache.layers == NULL)
         return ERR_NO_MEMORY;
-    make_groups(&c, &m);
-    *out = c;
+    cache_make_groups(&cache, &maker);
+    *out = cache;
     return ERR_OK;
 }
 
@@ -234,27 +262,32 @@ void cache_fini(struct cache *c)
 
 int cache_pages(const struct cache *c, int n_tokens)
 {
+    must(n_tokens >= 0);
     return (n_tokens + c->page_tokens - 1) / c->page_tokens;
 }
 
+/* A token at pos sees pos - window + 1 .. pos. */
 int cache_first_page(const struct cache *c, const struct cache_group *g, int pos)
 {
+    must(pos >= 0);
     if (g->kind != CACHE_WINDOW || pos < g->window)
         return 0;
     return (pos - g->window + 1) / c->page_tokens;
 }
 
+/* A window of w tokens touches at most w / page_tokens + 2 pages, because it may begin and end in
+ * the middle of one. States count twice: the running state and a snapshot of it. */
 int cache_need(const struct cache *c, int n_tokens)
 {
     int all = cache_pages(c, n_tokens), n = 0;
 
-    for (int g = 0; g < c->n_groups; g++) {
-        int seen = c->groups[g].window / c->page_tokens + 2;
+    for (int group = 0; group < c->n_groups; group++) {
+        int seen = c->groups[group].window / c->page_tokens + 2;
 
-        switch (c->groups[g].kind) {
+        switch (c->groups[group].kind) {
         case CACHE_FULL: n += all; break;
         case CACHE_WINDOW: n += seen < all ? seen : all; break;
-        case CACHE_STATE: n += 2 * c->groups[g].n_state_pages; break;
+        case CACHE_STATE: n += 2 * c->groups[group].n_state_pages; break;
         }
     }
     return n;
@@ -264,7 +297,8 @@ int cache_tokens(const struct cache *c, int n_pages, int n_tokens)
 {
     int enough = 0, tokens = n_tokens;
 
-    /* enough: tokens that do; tokens: the most that may. */
+    must(n_pages >= 0 && n_tokens >= 0);
+    /* Invariant: `enough` tokens fit, and more than `tokens` do not. */
     while (enough < tokens) {
         int middle = enough + (tokens - enough + 1) / 2;
 
@@ -276,13 +310,14 @@ int cache_tokens(const struct cache *c, int n_pages, int n_tokens)
     return enough;
 }
 
+/* A state may have more pages than a short sequence has pages of tokens. */
 int cache_row(const struct cache *c, int n_tokens)
 {
     int n = cache_pages(c, n_tokens);
 
-    for (int g = 0; g < c->n_groups; g++) {
-        if (c->groups[g].n_state_pages > n)
-            n = c->groups[g].n_state_pages;
+    for (int group = 0; group < c->n_groups; group++) {
+        if (c->groups[group].n_state_pages > n)
+            n = c->groups[group].n_state_pages;
     }
     return n;
 }
@@ -292,17 +327,19 @@ bool cache_is_simple(const struct cache *c)
     return c->n_groups == 1 && c->groups[0].kind == CACHE_FULL;
 }
 
+/* The text that is hashed describes every layer, so that stores written with another layout are
+ * refused. */
 struct hash cache_digest(const struct cache *c, struct hash before)
 {
     char line[120];
     int n;
 
     for (int i = 0; i < c->n_layers; i++) {
-        const struct cache_place *p = &c->layers[i];
-        const struct cache_group *g = &c->groups[p->group];
+        const struct cache_place *place = &c->layers[i];
+        const struct cache_group *group = &c->groups[place->group];
 
         n = snprintf(line, sizeof line, "layer %d: page %zu, group %d, kind %d, window %d, at %zu",
-                     i, c->page_bytes, p->group, (int)g->kind, g->window, p->at);
+                     i, c->page_bytes, place->group, (int)group->kind, group->window, place->at);
         before = hash_sha256(&before, sizeof before, line, (size_t)n);
     }
     return before;

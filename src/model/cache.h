@@ -1,11 +1,13 @@
-/* What the layers of a model keep of a sequence, and where: the one place that knows a page's
- * inside.
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The layout of a page: which layers keep their keys, values and states in it, and at which offset.
+ * This is the only module that knows the inside of a page.
  *
  * All pages have the same bytes. Layers that keep the same tokens are a set; a set whose layers do
- * not fit one page together is cut into several groups, each with a table of its own. A page of a
- * group holds page_tokens tokens of its layers, one layer behind the other, each [K|V][kv_head]
- * [page_tokens][head_dim]. States are one group: those of its layers stand one behind the other
- * in n_state_pages pages, read as if they were one piece. */
+ * not fit one page together is cut into several groups, each with a page table of its own. A page
+ * of a group holds page_tokens tokens of its layers, one layer after another, each [K|V][kv_head]
+ * [page_tokens][head_dim]. States form one group: the states of its layers follow one another in
+ * n_state_pages pages, which are read as one piece. */
 #ifndef QUIRE_MODEL_CACHE_H
 #define QUIRE_MODEL_CACHE_H
 
@@ -17,10 +19,10 @@
 #include "model/batch.h"
 #include "model/plan.h"
 
-/* Where a layer has its part. */
+/* The position of a layer's part. */
 struct cache_place {
     int group;
-    size_t at; /* elements from a page's start; of a state, floats from the state's */
+    size_t at; /* elements from the page's start; for a state, floats from the state's start */
 };
 
 struct cache {
@@ -32,36 +34,37 @@ struct cache {
     struct cache_place *layers; /* [n_layers] */
 };
 
-/* Full groups first, then windows, then states. Pages have the size that wastes least in all groups
- * together or, within an eighth of that, a larger one, but not a larger one than all layers of the
- * smallest set need, unless there would be more than CACHE_GROUPS_MAX groups. elem_bytes: of keys
- * and values.
+/* Choose groups and the page size. Groups are ordered: full, window, state. The page size is the
+ * one that wastes the fewest bytes over all groups, or a larger one within an eighth of that; it is
+ * at most the size that all layers of the smallest set need, unless that would make more than
+ * CACHE_GROUPS_MAX groups. elem_bytes: size of a key or value element.
  *
  * ERR_NO_MEMORY; ERR_UNSUPPORTED (logged) for layers with too many different windows. */
 int cache_make(struct cache *out, const struct plan *plan, int page_tokens,
                size_t elem_bytes) ERR_CHECKED;
 void cache_fini(struct cache *c); /* accepts {0} */
 
-/* Pages of a table for n_tokens tokens, which all groups but states have. */
+/* The pages of n_tokens tokens in a table of any group but a state's. */
 int cache_pages(const struct cache *c, int n_tokens);
 
-/* The first of these whose tokens one at position pos or behind it sees. */
+/* The index of the first of these pages that a token at position pos or later sees. */
 int cache_first_page(const struct cache *c, const struct cache_group *g, int pos);
 
-/* The least number of pages with which a sequence of n_tokens tokens can be computed: all of full
- * groups, of a window those that a token sees and one more, of states two. */
+/* The smallest number of pages with which a sequence of n_tokens tokens can be computed: all pages
+ * of full groups; of a window the pages that a token sees and one more; two copies of states. */
 int cache_need(const struct cache *c, int n_tokens);
 
-/* The most tokens for which n_pages are enough, up to n_tokens; 0: none. */
+/* The largest number of tokens, up to n_tokens, for which n_pages pages suffice; 0: not even
+ * one. */
 int cache_tokens(const struct cache *c, int n_pages, int n_tokens);
 
-/* Entries that a row of a table must have room for, of sequences of n_tokens tokens. */
+/* The number of entries that a row of a page table needs for sequences of n_tokens tokens. */
 int cache_row(const struct cache *c, int n_tokens);
 
-/* Whether all layers keep all tokens, in one group. */
+/* True if all layers keep all tokens, in one group. */
 bool cache_is_simple(const struct cache *c);
 
-/* The hash before, and what is in which page. */
+/* Extend the digest `before` by the layout: page size, groups, and the place of each layer. */
 struct hash cache_digest(const struct cache *c, struct hash before);
 
 #endif

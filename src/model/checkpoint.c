@@ -1,8 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The tensors of a folder. Where there is an index, only the files it names are opened (folders
- * often hold a second copy of the weights in another arrangement), and every name must stand in
- * the file that the index gives. */
+ * The tensors of a checkpoint folder, found by name.
+ *
+ * With model.safetensors.index.json, only the files that it names are entry, because folders often
+ * hold a second copy of the weights in another arrangement, and each name must be in the file that
+ * the index gives. Without it, the one file is model.safetensors.
+ *
+ * Files are mapped to parse their headers; tensor data is read by pread() (checkpoint_read()),
+ * because an I/O error is then a return value and not a signal. */
 #include "config.h"
 
 #include <errno.h>
@@ -17,43 +22,48 @@
 #include "base/fault.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "base/must.h"
 #include "model/hf_config.h"
 #include "model/safetensors.h"
 
+/* Bounds against damaged or hostile folders; real ones are far below. */
 #define FILES_MAX       4096
 #define INDEX_BYTES_MAX ((size_t)256 << 20)
 #define ARENA_MAX       ((size_t)4 << 30)
 
 struct checkpoint_file {
     const char *path;
-    int fd;    /* while map is not NULL */
+    int fd;    /* open while map is not NULL */
     void *map; /* NULL until mapped */
     size_t len;
-    struct tensor *tensors; /* sorted by data, then moved to the checkpoint's list */
-    size_t n_tensors;
+    struct tensor_list list; /* sorted by address of data; copied to the checkpoint's list later */
 };
 
 struct checkpoint {
     struct arena arena;
     struct checkpoint_file *files;
     int n_files;
-    struct tensor *tensors; /* all files', sorted by name */
+    struct tensor *tensors; /* of all files, sorted by name for bsearch() */
     size_t n_tensors;
 };
 
-static int by_name(const void *a, const void *b)
+/* Order of the checkpoint's list, for qsort() and bsearch(). */
+static int checkpoint_by_name(const void *a, const void *b)
 {
     return strcmp(((const struct tensor *)a)->name, ((const struct tensor *)b)->name);
 }
 
-static int map_file(struct checkpoint_file *f)
+/* 8 bytes is the least that a safetensors file can have: the length of its header. */
+static int checkpoint_map_file(struct checkpoint_file *f)
 {
     int fd = open(f->path, O_RDONLY | O_CLOEXEC), rc = ERR_IO;
     struct stat st;
 
     if (fd == -1) {
         log_error("model: %s: %s", f->path, strerror(errno));
-        return errno == ENOENT ? ERR_NOT_FOUND : ERR_IO;
+        if (errno == ENOENT)
+            return ERR_NOT_FOUND;
+        return ERR_IO;
     }
     if (fstat(fd, &st) == -1 || !S_ISREG(st.st_mode) || st.st_size < 8) {
         log_error("model: %s: not a file of at least 8 bytes", f->path);
@@ -69,7 +79,8 @@ static int map_file(struct checkpoint_file *f)
     }
     f->fd = fd;
     fd = -1;
-    (void)posix_fadvise(f->fd, 0, 0, POSIX_FADV_SEQUENTIAL); /* advice: reads ahead twice as far */
+    (void)posix_fadvise(f->fd, 0, 0, POSIX_FADV_SEQUENTIAL); /* a hint: doubles the kernel's
+                                                              * readahead */
     rc = ERR_OK;
 out:
     if (fd != -1)
@@ -77,59 +88,64 @@ out:
     return rc;
 }
 
-static int open_file(struct checkpoint *c, int file)
+/* Tensors of a file note its number, so that their data can be read and their path reported
+ * later. */
+static int checkpoint_open_file(struct checkpoint *c, int file)
 {
-    struct checkpoint_file *f = &c->files[file];
+    struct checkpoint_file *entry = &c->files[file];
     char why[300];
-    int rc = map_file(f);
+    int rc = checkpoint_map_file(entry);
 
     if (rc != ERR_OK)
         return rc;
-    rc = safetensors_parse(&f->tensors, &f->n_tensors, &c->arena, f->map, f->len, why, sizeof why);
+    rc = safetensors_parse(&entry->list, &c->arena, entry->map, entry->len, why, sizeof why);
     if (rc != ERR_OK) {
-        log_error("model: %s: %s", f->path, rc == ERR_NO_MEMORY ? err_sentence(rc) : why);
+        log_error("model: %s: %s", entry->path, rc == ERR_NO_MEMORY ? err_sentence(rc) : why);
         return rc;
     }
-    for (size_t i = 0; i < f->n_tensors; i++)
-        f->tensors[i].file = file;
+    for (size_t i = 0; i < entry->list.n; i++)
+        entry->list.tensors[i].file = file;
     return ERR_OK;
 }
 
-/* Put all files' tensors into one list, sorted by name. */
-static int gather(struct checkpoint *c)
+/* Collect the tensors of all files in one list, sorted by name. A name in two files is an error,
+ * because bsearch() would return either of them. */
+static int checkpoint_gather_tensors(struct checkpoint *c)
 {
     size_t n = 0;
 
     for (int i = 0; i < c->n_files; i++)
-        n += c->files[i].n_tensors;
+        n += c->files[i].list.n;
+    /* One more than needed, so that an empty checkpoint allocates something. */
     c->tensors = arena_alloc(&c->arena, (n + 1) * sizeof *c->tensors);
     if (c->tensors == NULL)
         return ERR_NO_MEMORY;
     for (int i = 0; i < c->n_files; i++) {
-        if (c->files[i].n_tensors == 0)
+        if (c->files[i].list.n == 0)
             continue;
-        memcpy(c->tensors + c->n_tensors, c->files[i].tensors,
-               c->files[i].n_tensors * sizeof *c->tensors);
-        c->n_tensors += c->files[i].n_tensors;
+        memcpy(c->tensors + c->n_tensors, c->files[i].list.tensors,
+               c->files[i].list.n * sizeof *c->tensors);
+        c->n_tensors += c->files[i].list.n;
     }
-    qsort(c->tensors, c->n_tensors, sizeof *c->tensors, by_name);
+    qsort(c->tensors, c->n_tensors, sizeof *c->tensors, checkpoint_by_name);
     for (size_t i = 1; i < c->n_tensors; i++) {
-        if (by_name(&c->tensors[i - 1], &c->tensors[i]) == 0) {
-            log_error("model: tensor %.100s stands in two places", c->tensors[i].name);
+        if (checkpoint_by_name(&c->tensors[i - 1], &c->tensors[i]) == 0) {
+            log_error("model: tensor %.100s appears twice", c->tensors[i].name);
             return ERR_CORRUPT;
         }
     }
     return ERR_OK;
 }
 
-/* The file with this name, added when it is new; negative on error. */
-static int add_file(struct checkpoint *c, const char *dir, const char *name)
+/* The index of the file with this name, which is added if it is not there yet; negative on error. A
+ * name with a slash could leave the folder and is refused. */
+static int checkpoint_add_file(struct checkpoint *c, const char *dir, const char *name)
 {
     size_t room = strlen(dir) + strlen(name) + 2;
     char *path;
 
     if (name[0] == '\0' || strchr(name, '/') != NULL || strcmp(name, "..") == 0) {
-        log_error("model: %s: the index names a file outside: \"%.100s\"", dir, name);
+        log_error("model: %s: the index names a file outside the folder: \"%.100s\"", dir, name);
         return ERR_CORRUPT;
     }
     for (int i = 0; i < c->n_files; i++) {
@@ -141,12 +157,15 @@ static int add_file(struct checkpoint *c, const char *dir, const char *name)
     if ((path = arena_alloc(&c->arena, room)) == NULL)
         return ERR_NO_MEMORY;
     (void)snprintf(path, room, "%s/%s", dir, name);
+    /* Opened later by checkpoint_open_files(), when all names are known. */
     c->files[c->n_files].path = path;
     return c->n_files++;
 }
 
-static int read_index(struct checkpoint *c, const struct json **map, const char *path,
-                      const char *text, size_t len)
+/* The index looks like {"metadata": {...}, "weight_map": {"lm_head.weight":
+ * "model-00002.safetensors"}}. Only weight_map is read. */
+static int checkpoint_read_index(struct checkpoint *c, const struct json **map, const char *path,
+                                 const char *text, size_t len)
 {
     const struct json *index;
     char why[200];
@@ -156,6 +175,7 @@ static int read_index(struct checkpoint *c, const struct json **map, const char 
         log_error("model: %s: %s", path, rc == ERR_NO_MEMORY ? err_sentence(rc) : why);
         return rc;
     }
+    /* "metadata" has the total size, which is not needed. */
     *map = json_get_kind(index, "weight_map", JSON_OBJECT);
     if (*map == NULL) {
         log_error("model: %s: weight_map is missing", path);
@@ -170,14 +190,15 @@ static int read_index(struct checkpoint *c, const struct json **map, const char 
     return ERR_OK;
 }
 
-/* Every name of the index stands in the file that the index says. */
-static int check_index(const struct checkpoint *c, const struct json *map)
+/* Verify that each tensor of the index is in the file that the index gives for it. */
+static int checkpoint_check_index(const struct checkpoint *c, const struct json *map)
 {
     for (uint32_t i = 0; i < map->n; i++) {
-        const struct tensor *t = checkpoint_find(c, map->items[i].key);
+        const struct tensor *tensor = checkpoint_find(c, map->items[i].key);
 
-        if (t == NULL || !json_is_text(&map->items[i], strrchr(c->files[t->file].path, '/') + 1)) {
-            log_error("model: the index says that %.100s holds %.100s; it does not",
+        if (tensor == NULL ||
+            !json_is_text(&map->items[i], strrchr(c->files[tensor->file].path, '/') + 1)) {
+            log_error("model: by the index %.100s holds %.100s, but it does not",
                       map->items[i].text, map->items[i].key);
             return ERR_CORRUPT;
         }
@@ -185,57 +206,65 @@ static int check_index(const struct checkpoint *c, const struct json *map)
     return ERR_OK;
 }
 
-static int open_all(struct checkpoint *c, const char *dir, const struct json *map)
+/* map is the index's weight_map, NULL without an index. */
+static int checkpoint_open_files(struct checkpoint *c, const char *dir, const struct json *map)
 {
     int rc;
 
-    if (map == NULL && (rc = add_file(c, dir, "model.safetensors")) < 0)
+    if (map == NULL && (rc = checkpoint_add_file(c, dir, "model.safetensors")) < 0)
         return rc;
     for (uint32_t i = 0; map != NULL && i < map->n; i++) {
-        if ((rc = add_file(c, dir, map->items[i].text)) < 0)
+        if ((rc = checkpoint_add_file(c, dir, map->items[i].text)) < 0)
             return rc;
     }
     for (int i = 0; i < c->n_files; i++) {
-        if ((rc = open_file(c, i)) != ERR_OK)
+        if ((rc = checkpoint_open_file(c, i)) != ERR_OK)
             return rc;
     }
-    if ((rc = gather(c)) != ERR_OK)
+    if ((rc = checkpoint_gather_tensors(c)) != ERR_OK)
         return rc;
-    return map == NULL ? ERR_OK : check_index(c, map);
+    if (map == NULL)
+        return ERR_OK;
+    return checkpoint_check_index(c, map);
 }
 
+/* The array of files has its final size from the start, so that pointers to its members stay
+ * valid. */
 int checkpoint_open(struct checkpoint **out, const char *dir)
 {
-    struct checkpoint *c = mem_zalloc(sizeof *c);
+    struct checkpoint *checkpoint = mem_zalloc(sizeof *checkpoint);
     const struct json *map = NULL;
     char path[4096], *text = NULL;
     size_t len = 0;
     int rc = ERR_NO_MEMORY;
 
-    if (c == NULL)
+    if (checkpoint == NULL)
         goto out;
-    c->arena.limit_bytes = ARENA_MAX;
-    c->files = arena_zalloc(&c->arena, FILES_MAX * sizeof *c->files);
-    if (c->files == NULL)
+    checkpoint->arena.limit_bytes = ARENA_MAX;
+    checkpoint->files = arena_zalloc(&checkpoint->arena, FILES_MAX * sizeof *checkpoint->files);
+    if (checkpoint->files == NULL)
         goto out;
-    (void)snprintf(path, sizeof path, "%s/model.safetensors.index.json", dir); /* cut: not found */
+    (void)snprintf(path, sizeof path, "%s/model.safetensors.index.json",
+                   dir); /* a path that is cut does not
+                          * exist */
     rc = config_file(&text, &len, path, INDEX_BYTES_MAX);
     if (rc == ERR_OK)
-        rc = read_index(c, &map, path, text, len);
+        rc = checkpoint_read_index(checkpoint, &map, path, text, len);
     else if (rc == ERR_NOT_FOUND)
         rc = ERR_OK;
     if (rc == ERR_OK)
-        rc = open_all(c, dir, map);
+        rc = checkpoint_open_files(checkpoint, dir, map);
     if (rc != ERR_OK)
         goto out;
-    *out = c;
-    c = NULL;
+    *out = checkpoint;
+    checkpoint = NULL;
 out:
     mem_free(text);
-    checkpoint_close(c);
+    checkpoint_close(checkpoint);
     return rc;
 }
 
+/* Accepts a checkpoint that was opened half-way: files without a map were not opened. */
 void checkpoint_close(struct checkpoint *c)
 {
     if (c == NULL)
@@ -250,34 +279,38 @@ void checkpoint_close(struct checkpoint *c)
     mem_free(c);
 }
 
+/* Names are unique, as checkpoint_gather_tensors() has verified. */
 const struct tensor *checkpoint_find(const struct checkpoint *c, const char *name)
 {
     struct tensor key = {.name = name};
 
-    return bsearch(&key, c->tensors, c->n_tensors, sizeof *c->tensors, by_name);
+    return bsearch(&key, c->tensors, c->n_tensors, sizeof *c->tensors, checkpoint_by_name);
 }
 
+/* Large reads return in parts, and a signal may interrupt them. */
 int checkpoint_read(const struct checkpoint *c, const struct tensor *t, size_t at, void *to,
                     size_t n)
 {
-    const struct checkpoint_file *f = &c->files[t->file];
-    size_t offset = (size_t)(t->data - (const uint8_t *)f->map) + at;
+    const struct checkpoint_file *file = &c->files[t->file];
+    size_t offset = (size_t)(t->data - (const uint8_t *)file->map) + at;
 
-    for (size_t done = 0; done < n;) { /* ends: each pass reads something or returns */
+    must(at <= t->bytes && n <= t->bytes - at);
+    for (size_t done = 0; done < n;) { /* ends: each pass reads at least one byte or returns */
         ssize_t got = -1;
 
+        /* The fault point makes the call fail as pread() would. */
         errno = EIO;
         if (!FAULT_HIT(model_read))
-            got = pread(f->fd, (char *)to + done, n - done, (off_t)(offset + done));
+            got = pread(file->fd, (char *)to + done, n - done, (off_t)(offset + done));
         if (got == -1 && errno == EINTR)
             continue;
         if (got == -1) {
-            log_error("model: %s: reading tensor %.100s: %s", f->path, t->name, strerror(errno));
+            log_error("model: %s: reading tensor %.100s: %s", file->path, t->name, strerror(errno));
             return ERR_IO;
         }
         if (got == 0) {
-            log_error("model: %s: ends at byte %zu, where it had %zu: it was cut while it was read",
-                      f->path, offset + done, f->len);
+            log_error("model: %s: ends at byte %zu of %zu: it was truncated while it was read",
+                      file->path, offset + done, file->len);
             return ERR_CORRUPT;
         }
         done += (size_t)got;
@@ -285,6 +318,7 @@ int checkpoint_read(const struct checkpoint *c, const struct tensor *t, size_t a
     return ERR_OK;
 }
 
+/* For messages. */
 const char *checkpoint_path(const struct checkpoint *c, const struct tensor *t)
 {
     return c->files[t->file].path;

@@ -1,7 +1,9 @@
-/* Fields of config.json, read with bounds: what config.c, rope_config.c and family.c share.
+/* SPDX-License-Identifier: Apache-2.0
  *
- * An error is logged with file and field and kept in rc; later calls still return a value in
- * range, so a caller looks once. */
+ * Reading fields of config.json with bounds: shared by hf_config.c, rope_config.c and family.c.
+ *
+ * An error is logged with file and field and kept in rc. After an error, calls still return a value
+ * in range, so a caller may read many fields and check rc once. */
 #ifndef QUIRE_MODEL_CONFIG_SOURCE_H
 #define QUIRE_MODEL_CONFIG_SOURCE_H
 
@@ -15,30 +17,33 @@ struct config_source {
 
 void source_fail(struct config_source *s, int rc);
 
-/* A whole number from low to high; preset where it is missing or null, 0 meaning "required". */
+/* A whole number from low to high. `preset` is returned where the field is missing or null; preset
+ * 0 means that the field is required. */
 int source_whole(struct config_source *s, const struct json *obj, const char *field, int preset,
                  int low, int high);
 
-/* A positive number; preset where it is missing or null, 0 meaning "required". */
+/* A positive number. `preset` is returned where the field is missing or null; preset 0 means that
+ * the field is required. */
 double source_positive(struct config_source *s, const struct json *obj, const char *field,
                        double preset);
 
 bool source_flag(struct config_source *s, const struct json *obj, const char *field, bool preset);
 
-/* The first of these names that the object has with another value than null; else the first. */
+/* The first of these names (NULL-terminated) whose value is present and not null; else the first
+ * name. */
 const char *source_alias(const struct json *obj, const char *const *names);
 
-/* rope_config.c: the forms of rotary positions in config.json. Adds a rope to the config, from an
- * object like rope_parameters (NULL: the plain form) and the older fields around it in obj.
- * Returns its index. */
+/* rope_config.c. Add a rope to the config, read from an object like rope_parameters (NULL: plain
+ * rope) and the older fields in obj. Returns its index in c->ropes. */
 int config_add_rope(struct hf_config *c, struct config_source *s, const struct json *obj,
                     const struct json *parameters);
 
-/* A rope that rotates nothing, for layers without positions. Returns its index. */
+/* Add a rope that rotates nothing, for layers without positions. Returns its index. */
 int config_add_no_rope(struct hf_config *c);
 
-/* The object with rotary positions of all layers, of one type of layer (the new spelling may have
- * one for each) or of the older rope_scaling; NULL without. type may be NULL. */
+/* The JSON object that holds the rotary parameters: rope_parameters[type] where it has one object
+ * per type of layer, else rope_parameters, else the older rope_scaling; NULL without any. type may
+ * be NULL. */
 const struct json *config_rope_object(const struct json *obj, const char *type);
 
 #endif

@@ -1,14 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Presets and meanings are those of the configuration classes in transformers. */
+ * Fields of config.json that only one family of models has. Meanings and defaults are those of the
+ * configuration classes in transformers.
+ *
+ * Each function runs after the common fields were read (hf_config.c) and changes the config. A
+ * field whose other value would change the result in a way that no kernel computes is refused,
+ * because computing something else silently would be worse. */
 #include "model/family.h"
 
 #include <math.h>
 
 #include "base/log.h"
 
-/* A switch whose other position changes the result and is not computed. */
-static void require(struct config_source *s, const struct json *obj, const char *field, bool value)
+/* Refuse a switch whose other value would change the result in a way that is not computed. */
+static void family_require_flag(struct config_source *s, const struct json *obj, const char *field,
+                                bool value)
 {
     if (source_flag(s, obj, field, value) != value) {
         log_error("model: %s: %s must be %s", s->name, field, value ? "true" : "false");
@@ -16,8 +22,8 @@ static void require(struct config_source *s, const struct json *obj, const char 
     }
 }
 
-/* Layers of one kind take another rope. */
-static void give_rope(struct hf_config *c, enum layer_kind kind, int rope)
+/* Let all layers of one kind use another rope. */
+static void family_give_rope(struct hf_config *c, enum layer_kind kind, int rope)
 {
     for (int i = 0; i < c->n_layers; i++) {
         if (c->layer_kinds[i] == kind)
@@ -25,8 +31,8 @@ static void give_rope(struct hf_config *c, enum layer_kind kind, int rope)
     }
 }
 
-/* A cap of scores inside attention, which no kernel computes. */
-static void refuse_score_cap(struct config_source *s, const struct json *obj)
+/* Refuse a cap of attention scores, because no kernel applies one. */
+static void family_refuse_score_cap(struct config_source *s, const struct json *obj)
 {
     const struct json *cap = json_get(obj, "attn_logit_softcapping");
 
@@ -38,25 +44,26 @@ static void refuse_score_cap(struct config_source *s, const struct json *obj)
 
 void family_cohere(struct hf_config *c, struct config_source *s, const struct json *obj)
 {
-    require(s, obj, "use_qk_norm", false);
+    family_require_flag(s, obj, "use_qk_norm", false);
     c->by.logits = (float)source_positive(s, obj, "logit_scale", 0.0625);
 }
 
-/* Layers that see all tokens have no positions. */
+/* Full-attention layers have no positions; those with a window use the rope. */
 void family_cohere2(struct hf_config *c, struct config_source *s, const struct json *obj)
 {
     c->by.logits = (float)source_positive(s, obj, "logit_scale", 0.0625);
-    give_rope(c, LAYER_FULL, config_add_no_rope(c));
+    family_give_rope(c, LAYER_FULL, config_add_no_rope(c));
 }
 
 void family_exaone4(struct hf_config *c, struct config_source *s, const struct json *obj)
 {
     (void)s, (void)obj;
     if (c->window > 0)
-        give_rope(c, LAYER_FULL, config_add_no_rope(c));
+        family_give_rope(c, LAYER_FULL, config_add_no_rope(c));
 }
 
-/* "gelu" of the first checkpoints meant the form by tanh. */
+/* The first Gemma checkpoints say "gelu" but mean its tanh form. Embeddings are scaled by
+ * sqrt(dim). */
 void family_gemma(struct hf_config *c, struct config_source *s, const struct json *obj)
 {
     (void)s, (void)obj;
@@ -65,7 +72,8 @@ void family_gemma(struct hf_config *c, struct config_source *s, const struct jso
     c->by.embedding = sqrtf((float)c->dim);
 }
 
-/* Layers with a window turn faster, and their rope is never scaled. */
+/* Window layers have a rope of their own with a smaller theta, which is never scaled. The full
+ * layers keep the rope that the common fields gave. */
 void family_gemma3(struct hf_config *c, struct config_source *s, const struct json *obj)
 {
     const struct json *parameters = json_get_kind(obj, "rope_parameters", JSON_OBJECT);
@@ -75,25 +83,26 @@ void family_gemma3(struct hf_config *c, struct config_source *s, const struct js
 
     if (local == NULL)
         c->ropes[rope].theta = source_positive(s, obj, "rope_local_base_freq", 10000.0);
-    give_rope(c, LAYER_WINDOW, rope);
-    refuse_score_cap(s, obj);
-    require(s, obj, "use_bidirectional_attention", false);
+    family_give_rope(c, LAYER_WINDOW, rope);
+    family_refuse_score_cap(s, obj);
+    family_require_flag(s, obj, "use_bidirectional_attention", false);
     c->by.embedding = sqrtf((float)c->dim);
     c->attn_scale = (float)(1.0 / sqrt(source_positive(s, obj, "query_pre_attn_scalar", 256.0)));
     if (cap != NULL && cap->kind != JSON_NULL)
         c->by.logits_cap = (float)source_positive(s, obj, "final_logit_softcapping", 0.0);
 }
 
-/* attention_bias is of q, k and v alone. */
+/* attention_bias means q, k and v only; the output projection has no bias. */
 void family_glm(struct hf_config *c, struct config_source *s, const struct json *obj)
 {
     c->qkv_bias = source_flag(s, obj, "attention_bias", true);
 }
 
+/* Positions are a learned table that is added to the embedding, so no layer has a rope. */
 void family_gpt2(struct hf_config *c, struct config_source *s, const struct json *obj)
 {
-    require(s, obj, "scale_attn_weights", true);
-    require(s, obj, "scale_attn_by_inverse_layer_idx", false);
+    family_require_flag(s, obj, "scale_attn_weights", true);
+    family_require_flag(s, obj, "scale_attn_by_inverse_layer_idx", false);
     c->positions = (struct learned_positions){.is_used = true, .first = 0, .n_rows = c->len_max};
     c->n_ropes = 0;
     (void)config_add_no_rope(c);
@@ -105,6 +114,7 @@ void family_gpt_neox(struct hf_config *c, struct config_source *s, const struct 
     c->qkv_bias = c->o_bias = source_flag(s, obj, "attention_bias", true);
 }
 
+/* Granite divides logits by logits_scaling, where other families multiply. */
 void family_granite(struct hf_config *c, struct config_source *s, const struct json *obj)
 {
     c->by.embedding = (float)source_positive(s, obj, "embedding_multiplier", 1.0);
@@ -113,7 +123,7 @@ void family_granite(struct hf_config *c, struct config_source *s, const struct j
     c->attn_scale = (float)source_positive(s, obj, "attention_multiplier", 1.0);
 }
 
-/* Layers with a window have the plain rope, whatever scales the others'. */
+/* Window layers use the plain rope, even where the full layers' rope is scaled. */
 void family_olmo3(struct hf_config *c, struct config_source *s, const struct json *obj)
 {
     const struct json *parameters = json_get_kind(obj, "rope_parameters", JSON_OBJECT);
@@ -122,16 +132,17 @@ void family_olmo3(struct hf_config *c, struct config_source *s, const struct jso
 
     if (local == NULL)
         c->ropes[rope].theta = c->ropes[0].theta;
-    give_rope(c, LAYER_WINDOW, rope);
+    family_give_rope(c, LAYER_WINDOW, rope);
 }
 
-/* Position p has row p + 2 of the table. */
+/* As GPT-2, with learned positions; position p has row p + 2 of the table. Variants with norms
+ * after the layers or a narrower embedding (OPT-350m) are not computed. */
 void family_opt(struct hf_config *c, struct config_source *s, const struct json *obj)
 {
-    require(s, obj, "do_layer_norm_before", true);
-    require(s, obj, "enable_bias", true);
-    require(s, obj, "layer_norm_elementwise_affine", true);
-    require(s, obj, "_remove_final_layer_norm", false);
+    family_require_flag(s, obj, "do_layer_norm_before", true);
+    family_require_flag(s, obj, "enable_bias", true);
+    family_require_flag(s, obj, "layer_norm_elementwise_affine", true);
+    family_require_flag(s, obj, "_remove_final_layer_norm", false);
     if (source_whole(s, obj, "word_embed_proj_dim", c->dim, 1, 65536) != c->dim) {
         log_error("model: %s: word_embed_proj_dim must be hidden_size", s->name);
         source_fail(s, ERR_UNSUPPORTED);
@@ -145,7 +156,7 @@ void family_opt(struct hf_config *c, struct config_source *s, const struct json 
 void family_phi(struct hf_config *c, struct config_source *s, const struct json *obj)
 {
     (void)c;
-    require(s, obj, "qk_layernorm", false);
+    family_require_flag(s, obj, "qk_layernorm", false);
 }
 
 void family_seed_oss(struct hf_config *c, struct config_source *s, const struct json *obj)
@@ -155,14 +166,15 @@ void family_seed_oss(struct hf_config *c, struct config_source *s, const struct 
     c->mlp_bias = source_flag(s, obj, "mlp_bias", false);
 }
 
-/* no_rope_layers: 1 where a layer has positions; by default each fourth has none. */
+/* no_rope_layers has one number per layer, 1 for a layer with positions. Without the list every
+ * no_rope_layer_interval-th layer has none. */
 void family_smollm3(struct hf_config *c, struct config_source *s, const struct json *obj)
 {
     const struct json *list = json_get_kind(obj, "no_rope_layers", JSON_LIST);
     int interval = source_whole(s, obj, "no_rope_layer_interval", 4, 1, HF_CONFIG_LAYERS_MAX);
     int none = config_add_no_rope(c);
 
-    require(s, obj, "use_sliding_window", false);
+    family_require_flag(s, obj, "use_sliding_window", false);
     if (list != NULL && list->n != (uint32_t)c->n_layers) {
         log_error("model: %s: no_rope_layers must be a list of %d", s->name, c->n_layers);
         source_fail(s, ERR_INVALID);
@@ -179,8 +191,8 @@ void family_smollm3(struct hf_config *c, struct config_source *s, const struct j
 
 void family_stablelm(struct hf_config *c, struct config_source *s, const struct json *obj)
 {
-    require(s, obj, "use_parallel_residual", false);
-    require(s, obj, "qk_layernorm", false);
+    family_require_flag(s, obj, "use_parallel_residual", false);
+    family_require_flag(s, obj, "qk_layernorm", false);
     c->qkv_bias = source_flag(s, obj, "use_qkv_bias", false);
 }
 

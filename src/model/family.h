@@ -1,6 +1,8 @@
-/* Fields of config.json that one family has and others do not: what rows of arch.c name as `read`.
- * Each is called after the common fields are read, with the text model's object, and changes the
- * config. Errors are kept in s. */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Fields of config.json that one family has and others do not: the functions that rows of arch.c
+ * name as `read`. Each is called after the common fields are read, with the text model's JSON
+ * object, and changes the config. Errors are logged and kept in s. */
 #ifndef QUIRE_MODEL_FAMILY_H
 #define QUIRE_MODEL_FAMILY_H
 

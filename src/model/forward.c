@@ -1,20 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * ids -> x [n_tokens][dim] -> normed
- * each layer:  normed -> mixer_in -> mixed;  x += mixed * mixer_out -> normed
- *              normed -> ffn_in -> ff;       x += ff * down -> normed
- * sampled rows: normed -> logits [n_rows][n_vocab]
+ * The order of a forward pass:
  *
- * plan.h has the layer in general, with norms after the products, parallel FFNs and multipliers.
+ *   ids -> x [n_tokens][dim] -> normed
+ *   each layer:   normed -> mixer_in -> mixed;  x += mixed * mixer_out -> normed
+ *                 normed -> ffn_in -> ff;       x += ff * down -> normed
+ *   sampled rows: normed -> logits [n_rows][n_vocab]
  *
- * pass.h says how each of these runs. */
+ * plan.h shows the general layer, with norms after the products, parallel FFNs and multipliers.
+ * pass.h explains how each operation runs; this file does not know whether operations are fused.
+ *
+ * Each addition to the residual also computes the norm that the next product reads, so the loop
+ * always passes the next norm and its reader along. */
 #include "model/forward.h"
 
-/* Layer i's view of the pages. */
-static struct k_kv kv_of(const struct forward *f, int i)
+#include "base/must.h"
+
+/* The kernels' view of layer i's keys and values: base pointer, offsets and scales. */
+static struct k_kv forward_kv_of(const struct forward *f, int i)
 {
     const struct attn_plan *attn = &f->plan->layers[i].attn;
-    const struct layer_weights *l = &f->weights->layers[i];
+    const struct layer_weights *weights = &f->weights->layers[i];
     const struct cache_place *at = &f->cache->layers[i];
     size_t elem_bytes = f->kv_type == K_E4M3 ? sizeof(k_e4m3) : f->device->elem_bytes;
 
@@ -26,13 +32,13 @@ static struct k_kv kv_of(const struct forward *f, int i)
                          .page_tokens = f->cache->page_tokens,
                          .window = attn->window,
                          .type = f->kv_type,
-                         .k_scale = l->k_scale,
-                         .v_scale = l->v_scale,
+                         .k_scale = weights->k_scale,
+                         .v_scale = weights->v_scale,
                          .group = at->group};
 }
 
-/* Layer i's view of the states. */
-static struct k_state state_of(const struct forward *f, int i)
+/* The kernels' view of layer i's states, which are float32 on every device. */
+static struct k_state forward_state_of(const struct forward *f, int i)
 {
     return (struct k_state){.pages = f->pages,
                             .page_elems = f->cache->page_bytes / sizeof(float),
@@ -40,46 +46,55 @@ static struct k_state state_of(const struct forward *f, int i)
                             .group = f->cache->layers[i].group};
 }
 
-static void mix(const struct forward *f, const struct pass *p, int i)
+/* One mixer: its input product, attention or the recurrence, and its output product with the sum.
+ * Norms of single heads are part of the rotary step; a norm over all heads runs before it. */
+static void forward_run_mixer(const struct forward *f, const struct pass *p, int i)
 {
     const struct layer_plan *plan = &f->plan->layers[i];
-    const struct layer_weights *l = &f->weights->layers[i];
+    const struct layer_weights *weights = &f->weights->layers[i];
     bool by_head = plan->attn.qk_norm == QK_NORM_HEADS;
     const struct k_rotary rotary = {.turns = f->turns[plan->attn.rope],
-                                    .q_norm = by_head ? l->q_norm : NULL,
-                                    .k_norm = by_head ? l->k_norm : NULL,
+                                    .q_norm = by_head ? weights->q_norm : NULL,
+                                    .k_norm = by_head ? weights->k_norm : NULL,
                                     .eps = f->plan->norm.eps};
     struct k_state state;
     struct k_kv kv;
 
-    pass_project(p, p->a->mixer_in, &l->mixer_in, l->mixer_in_bias);
+    pass_project(p, p->a->mixer_in, &weights->mixer_in, weights->mixer_in_bias);
     switch (plan->mixer) {
     case MIXER_ATTENTION:
-        kv = kv_of(f, i);
+        kv = forward_kv_of(f, i);
         if (plan->attn.qk_norm == QK_NORM_WHOLE)
-            pass_norm_whole(p, &plan->attn, l->q_norm, l->k_norm);
-        pass_attend(p, &plan->attn, &kv, &rotary, &l->mixer_out);
+            pass_norm_whole(p, &plan->attn, weights->q_norm, weights->k_norm);
+        pass_attend(p, &plan->attn, &kv, &rotary, &weights->mixer_out);
         break;
     case MIXER_RECURRENT:
-        state = state_of(f, i);
-        pass_recur(p, &plan->recurrent, &state, &l->mixer_out);
+        state = forward_state_of(f, i);
+        pass_recur(p, &plan->recurrent, &state, &weights->mixer_out);
         break;
     }
     pass_add(p, &p->a->mixed,
-             (struct pass_sum){&l->mixer_out, l->mixer_out_bias, plan->splits.mixer_out,
-                               &l->norm_mixer_after},
-             (struct pass_next){.norm = &l->norm_ffn, .reader = &l->ffn_in}, plan->is_parallel);
+             (struct pass_sum){&weights->mixer_out, weights->mixer_out_bias, plan->splits.mixer_out,
+                               &weights->norm_mixer_after},
+             (struct pass_next){.norm = &weights->norm_ffn, .reader = &weights->ffn_in},
+             plan->is_parallel);
 }
 
-static void feed(const struct forward *f, const struct pass *p, int i)
+/* One FFN. After the last layer the sum ends in the logits instead of another layer's norm. */
+static void forward_run_ffn(const struct forward *f, const struct pass *p, int i)
 {
     const struct layer_plan *plan = &f->plan->layers[i];
-    const struct layer_weights *l = &f->weights->layers[i], *next = l + 1;
-    const struct pass_sum down = {&l->down, l->down_bias, plan->splits.down, &l->norm_ffn_after};
+    const struct layer_weights *weights = &f->weights->layers[i], *next = weights + 1;
+    const struct pass_sum down = {&weights->down, weights->down_bias, plan->splits.down,
+                                  &weights->norm_ffn_after};
 
     switch (plan->ffn.kind) {
-    case FFN_GATED: pass_gate(p, &plan->ffn, &l->ffn_in, l->ffn_in_bias, &l->down); break;
-    case FFN_PLAIN: pass_activate(p, &plan->ffn, &l->ffn_in, l->ffn_in_bias, &l->down); break;
+    case FFN_GATED:
+        pass_gate(p, &plan->ffn, &weights->ffn_in, weights->ffn_in_bias, &weights->down);
+        break;
+    case FFN_PLAIN:
+        pass_activate(p, &plan->ffn, &weights->ffn_in, weights->ffn_in_bias, &weights->down);
+        break;
     }
     if (i + 1 == f->plan->n_layers)
         pass_finish(p, &p->a->ff, down);
@@ -90,12 +105,13 @@ static void feed(const struct forward *f, const struct pass *p, int i)
 
 void forward(const struct forward *f)
 {
-    const struct pass p = pass_of(f->device, f->plan, f->weights, f->act);
+    const struct pass pass = pass_of(f->device, f->plan, f->weights, f->act);
     const struct layer_weights *first = &f->weights->layers[0];
 
-    pass_embed(&p, (struct pass_next){.norm = &first->norm_mixer, .reader = &first->mixer_in});
+    must(f->plan->n_layers >= 1);
+    pass_embed(&pass, (struct pass_next){.norm = &first->norm_mixer, .reader = &first->mixer_in});
     for (int i = 0; i < f->plan->n_layers; i++) {
-        mix(f, &p, i);
-        feed(f, &p, i);
+        forward_run_mixer(f, &pass, i);
+        forward_run_ffn(f, &pass, i);
     }
 }

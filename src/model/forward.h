@@ -1,11 +1,13 @@
-/* The forward pass: a model's operations in their order. */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The forward pass: the operations of a model in their order. */
 #ifndef QUIRE_MODEL_FORWARD_H
 #define QUIRE_MODEL_FORWARD_H
 
 #include "model/cache.h"
 #include "model/pass.h"
 
-/* A model that is loaded. */
+/* A loaded model on one rank. All pointers are borrowed. */
 struct forward {
     struct device *device;
     const struct plan *plan;
@@ -14,11 +16,11 @@ struct forward {
     struct activations *act;
     void *pages;
     enum k_type kv_type;
-    const float *const *turns; /* of each of the plan's ropes */
+    const float *const *turns; /* rotation tables, one per rope of the plan; device memory */
 };
 
-/* Enqueue one step between the device's begin() and end(), of as many tokens and rows as begin()
- * said, up to the logits of the rows. */
+/* Enqueue the operations of one step, up to the logits of its rows. Called between the device's
+ * begin() and launch(); the numbers of tokens and rows are those that begin() has set. */
 void forward(const struct forward *f);
 
 #endif

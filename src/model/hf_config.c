@@ -1,8 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * config.json as transformers writes it, in its older spelling (rope_theta, rope_scaling) and
- * its newer one (rope_parameters). Numbers are bounded here, once, so that later products of
- * shapes fit a size_t and nobody else checks them. */
+ * Reads config.json as transformers writes it, in its older spelling (rope_theta, rope_scaling) and
+ * its newer one (rope_parameters).
+ *
+ * The architecture's row (arch.c) is found first, because it decides the defaults of the other
+ * fields. Then come the common fields, the row's switches, the kinds of layers, and last the
+ * family's own function. Numbers are bounded here, once, so that products of shapes fit a size_t
+ * everywhere else. */
 #include "model/hf_config.h"
 
 #include <errno.h>
@@ -19,44 +23,47 @@
 
 #define CONFIG_BYTES_MAX    ((size_t)4 << 20) /* the largest known config.json has 200 KiB */
 #define CONFIG_ARENA_MAX    ((size_t)64 << 20)
-#define WINDOW_PRESET       4096 /* transformers' sliding_window of Mistral and Qwen */
-#define WINDOW_FIRST_PRESET 28   /* and max_window_layers of Qwen */
+#define WINDOW_PRESET       4096 /* default of sliding_window in transformers (Mistral, Qwen) */
+#define WINDOW_FIRST_PRESET 28   /* default of max_window_layers (Qwen) */
 
+/* Only the first error is kept, because later ones often follow from it. */
 void source_fail(struct config_source *s, int rc)
 {
     if (s->rc == ERR_OK)
         s->rc = rc;
 }
 
+/* Floats that happen to be whole are refused too: no writer of config.json makes them. */
 int source_whole(struct config_source *s, const struct json *obj, const char *field, int preset,
                  int low, int high)
 {
-    const struct json *v = json_get(obj, field);
+    const struct json *value = json_get(obj, field);
 
-    if (v == NULL || v->kind == JSON_NULL) {
+    if (value == NULL || value->kind == JSON_NULL) {
         if (preset != 0)
             return preset;
         log_error("model: %s: %s is missing", s->name, field);
         source_fail(s, ERR_INVALID);
         return low;
     }
-    if (v->kind != JSON_INT || v->whole < low || v->whole > high) {
+    if (value->kind != JSON_INT || value->whole < low || value->whole > high) {
         log_error("model: %s: %s must be a whole number from %d to %d", s->name, field, low, high);
         source_fail(s, ERR_INVALID);
         return low;
     }
-    return (int)v->whole;
+    return (int)value->whole;
 }
 
+/* The upper bound keeps later arithmetic finite; NaN fails both comparisons. */
 double source_positive(struct config_source *s, const struct json *obj, const char *field,
                        double preset)
 {
-    const struct json *v = json_get(obj, field);
+    const struct json *value = json_get(obj, field);
     double x;
 
-    if ((v == NULL || v->kind == JSON_NULL) && preset > 0.0)
+    if ((value == NULL || value->kind == JSON_NULL) && preset > 0.0)
         return preset;
-    x = json_is_number(v) ? json_real(v) : 0.0;
+    x = json_is_number(value) ? json_real(value) : 0.0;
     if (!(x > 0.0 && x < 1e30)) {
         log_error("model: %s: %s must be a positive number", s->name, field);
         source_fail(s, ERR_INVALID);
@@ -65,32 +72,36 @@ double source_positive(struct config_source *s, const struct json *obj, const ch
     return x;
 }
 
+/* JSON true and false only; numbers are refused. */
 bool source_flag(struct config_source *s, const struct json *obj, const char *field, bool preset)
 {
-    const struct json *v = json_get(obj, field);
+    const struct json *value = json_get(obj, field);
 
-    if (v == NULL || v->kind == JSON_NULL)
+    if (value == NULL || value->kind == JSON_NULL)
         return preset;
-    if (v->kind != JSON_BOOL) {
+    if (value->kind != JSON_BOOL) {
         log_error("model: %s: %s must be true or false", s->name, field);
         source_fail(s, ERR_INVALID);
         return preset;
     }
-    return v->flag;
+    return value->flag;
 }
 
+/* The first name is the fallback, so that an error message shows the usual name. */
 const char *source_alias(const struct json *obj, const char *const *names)
 {
     for (int i = 0; names[i] != NULL; i++) {
-        const struct json *v = json_get(obj, names[i]);
+        const struct json *value = json_get(obj, names[i]);
 
-        if (v != NULL && v->kind != JSON_NULL)
+        if (value != NULL && value->kind != JSON_NULL)
             return names[i];
     }
     return names[0];
 }
 
-static void read_activation(struct config_source *s, struct hf_config *c, const struct json *obj)
+/* Families that take silu only still name it; any other name is refused for them. */
+static void hf_config_read_activation(struct config_source *s, struct hf_config *c,
+                                      const struct json *obj)
 {
     static const char *const fields[] = {"hidden_act", "hidden_activation", "activation_function",
                                          NULL};
@@ -105,6 +116,7 @@ static void read_activation(struct config_source *s, struct hf_config *c, const 
     const char *field = source_alias(obj, fields), *name = json_get_text(obj, field, preset);
 
     for (size_t i = 0; i < sizeof known / sizeof known[0]; i++) {
+        /* Entry 0 is silu, which every family takes. */
         if (strcmp(name, known[i].name) == 0 && (i == 0 || c->arch->any_activation)) {
             c->activation = known[i].activation;
             return;
@@ -115,13 +127,15 @@ static void read_activation(struct config_source *s, struct hf_config *c, const 
     source_fail(s, ERR_UNSUPPORTED);
 }
 
-static void read_quant(struct config_source *s, struct hf_config *c, const struct json *obj)
+/* Quantised checkpoints describe their format in quantization_config (quant.c). */
+static void hf_config_read_quant(struct config_source *s, struct hf_config *c,
+                                 const struct json *obj)
 {
     const struct json *quant = json_get(obj, "quantization_config");
     char why[QUANT_WHY_CAP];
 
     if (quant == NULL || quant->kind == JSON_NULL)
-        quant = json_get(obj, "compression_config"); /* its name once */
+        quant = json_get(obj, "compression_config"); /* an older name of the field */
     if (quant == NULL || quant->kind == JSON_NULL)
         return;
     if (quant_read(&c->quant, quant, why, sizeof why) != ERR_OK) {
@@ -130,7 +144,9 @@ static void read_quant(struct config_source *s, struct hf_config *c, const struc
     }
 }
 
-static void read_arch(struct config_source *s, struct hf_config *c, const struct json *obj)
+/* The first entry of `architectures`, such as "LlamaForCausalLM", selects the row. */
+static void hf_config_read_arch(struct config_source *s, struct hf_config *c,
+                                const struct json *obj)
 {
     const struct json *list = json_get_kind(obj, "architectures", JSON_LIST);
     const char *name = list != NULL && list->n > 0 && list->items[0].kind == JSON_TEXT
@@ -138,7 +154,7 @@ static void read_arch(struct config_source *s, struct hf_config *c, const struct
                            : NULL;
 
     if (name == NULL) {
-        log_error("model: %s: architectures must be a list with a name", s->name);
+        log_error("model: %s: architectures must be a list of at least one name", s->name);
         source_fail(s, ERR_INVALID);
         return;
     }
@@ -146,6 +162,7 @@ static void read_arch(struct config_source *s, struct hf_config *c, const struct
     if (c->arch == NULL) {
         char known[1024];
 
+        /* Name the alternatives: often a checkpoint of a supported family is close. */
         arch_list(known, sizeof known);
         log_error("model: %s: architecture \"%.80s\" is not supported; these are: %s", s->name,
                   name, known);
@@ -153,8 +170,10 @@ static void read_arch(struct config_source *s, struct hf_config *c, const struct
     }
 }
 
-/* Families have names of their own for the same numbers. */
-static void read_counts(struct config_source *s, struct hf_config *c, const struct json *obj)
+/* Read the counts. Families use different names for the same numbers, so each has a list of
+ * aliases. Layer norms (has_mean) come with other defaults than RMS norms. */
+static void hf_config_read_counts(struct config_source *s, struct hf_config *c,
+                                  const struct json *obj)
 {
     static const char *const dims[] = {"hidden_size", "n_embd", NULL};
     static const char *const layers[] = {"num_hidden_layers", "n_layer", NULL};
@@ -164,8 +183,10 @@ static void read_counts(struct config_source *s, struct hf_config *c, const stru
     static const char *const epsilons[] = {"rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon",
                                            "norm_epsilon", "norm_eps",       NULL};
     bool has_mean = c->arch->norm.kind == K_NORM_LAYER;
-    double eps = has_mean ? 1e-5 : 1e-6;
+    double eps = 1e-6;
 
+    if (has_mean)
+        eps = 1e-5;
     c->dim = source_whole(s, obj, source_alias(obj, dims), 0, 1, 65536);
     c->n_layers = source_whole(s, obj, source_alias(obj, layers), 0, 1, HF_CONFIG_LAYERS_MAX);
     c->n_heads = source_whole(s, obj, source_alias(obj, heads), 0, 1, 1024);
@@ -174,6 +195,7 @@ static void read_counts(struct config_source *s, struct hf_config *c, const stru
         source_whole(s, obj, source_alias(obj, widths), has_mean ? 4 * c->dim : 0, 1, 1 << 20);
     c->n_vocab = source_whole(s, obj, "vocab_size", 0, 1, 1 << 22);
     c->len_max = source_whole(s, obj, source_alias(obj, lengths), 0, 1, 1 << 24);
+    /* The family decides the kind of norm, the file its epsilon. */
     c->norm = c->arch->norm;
     if (c->norm.eps > 0.0f)
         eps = (double)c->norm.eps;
@@ -181,17 +203,20 @@ static void read_counts(struct config_source *s, struct hf_config *c, const stru
     c->tied = source_flag(s, obj, "tie_word_embeddings", c->arch->is_tied);
 }
 
-static void read_shape(struct config_source *s, struct hf_config *c, const struct json *obj)
+/* Heads must divide into groups of equal size, and rotary positions need an even head. */
+static void hf_config_read_shape(struct config_source *s, struct hf_config *c,
+                                 const struct json *obj)
 {
-    read_counts(s, c, obj);
+    hf_config_read_counts(s, c, obj);
     if (s->rc != ERR_OK)
         return;
+    /* hidden_size / heads is only the default: many families have a larger head_dim. */
     c->head_dim = c->arch->head_dim > 0 ? c->arch->head_dim : c->dim / c->n_heads;
     if (c->head_dim == 0)
         c->head_dim = 1;
     c->head_dim = source_whole(s, obj, "head_dim", c->head_dim, 1, K_HEAD_DIM_MAX);
     if (c->n_heads % c->n_kv_heads != 0) {
-        log_error("model: %s: num_attention_heads %d is no multiple of num_key_value_heads %d",
+        log_error("model: %s: num_attention_heads %d is not a multiple of num_key_value_heads %d",
                   s->name, c->n_heads, c->n_kv_heads);
         source_fail(s, ERR_INVALID);
     }
@@ -200,52 +225,58 @@ static void read_shape(struct config_source *s, struct hf_config *c, const struc
                   K_HEAD_DIM_MAX);
         source_fail(s, ERR_INVALID);
     }
+    /* Families with another scale replace it in family.c. */
     c->attn_scale = 1.0f / sqrtf((float)c->head_dim);
 }
 
-/* What the architecture's row says, and one rope for all layers; its own fields come later. */
-static void read_row(struct config_source *s, struct hf_config *c, const struct json *obj)
+/* Apply the architecture's row, and add the rope that all layers use at first. family.c may change
+ * both later. */
+static void hf_config_read_row(struct config_source *s, struct hf_config *c, const struct json *obj)
 {
-    const struct arch *a = c->arch;
+    const struct arch *arch = c->arch;
 
-    c->qk_norm = a->qk_norm;
-    c->ffn = a->ffn;
-    if (a->is_toy && c->activation != K_SILU)
+    c->qk_norm = arch->qk_norm;
+    c->ffn = arch->ffn;
+    if (arch->is_toy && c->activation != K_SILU)
         c->ffn = FFN_PLAIN;
-    c->norms = a->norms;
-    c->is_parallel = a->is_parallel;
+    c->norms = arch->norms;
+    c->is_parallel = arch->is_parallel;
+    /* Neutral values; family.c sets others. */
     c->by = (struct multipliers){1.0f, 1.0f, 1.0f, 0.0f};
-    c->qkv_bias = a->qkv_bias;
-    c->o_bias = a->o_bias;
-    c->mlp_bias = a->mlp_bias;
-    c->head_bias = a->head_bias;
-    if (a->reads_bias_switches) {
-        c->qkv_bias = source_flag(s, obj, "attention_bias", a->qkv_bias);
-        c->o_bias = source_flag(s, obj, "attention_bias", a->o_bias);
-        c->mlp_bias = source_flag(s, obj, "mlp_bias", a->mlp_bias);
+    c->qkv_bias = arch->qkv_bias;
+    c->o_bias = arch->o_bias;
+    c->mlp_bias = arch->mlp_bias;
+    c->head_bias = arch->head_bias;
+    if (arch->reads_bias_switches) {
+        c->qkv_bias = source_flag(s, obj, "attention_bias", arch->qkv_bias);
+        c->o_bias = source_flag(s, obj, "attention_bias", arch->o_bias);
+        c->mlp_bias = source_flag(s, obj, "mlp_bias", arch->mlp_bias);
     }
     if (s->rc == ERR_OK)
         (void)config_add_rope(c, s, obj, config_rope_object(obj, "full_attention"));
 }
 
-/* The window of layers that have one; 0: they see all. A field that is missing has transformers'
- * preset. */
-static int read_window(struct config_source *s, const struct hf_config *c, const struct json *obj)
+/* The window of layers that have one; 0: all layers see all tokens. A missing field has
+ * transformers' default, which differs by architecture. */
+static int hf_config_read_window(struct config_source *s, const struct hf_config *c,
+                                 const struct json *obj)
 {
-    const struct json *v = json_get(obj, "sliding_window");
+    const struct json *value = json_get(obj, "sliding_window");
 
-    if (c->arch->window == ARCH_WINDOW_NONE || (v != NULL && v->kind == JSON_NULL))
+    /* null switches the window off in every family. */
+    if (c->arch->window == ARCH_WINDOW_NONE || (value != NULL && value->kind == JSON_NULL))
         return 0;
+    /* Qwen files carry a window that is switched off. */
     if (c->arch->window == ARCH_WINDOW_LAYERS && !source_flag(s, obj, "use_sliding_window", false))
         return 0;
-    if (c->arch->window == ARCH_WINDOW_TYPES && v == NULL)
+    if (c->arch->window == ARCH_WINDOW_TYPES && value == NULL)
         return c->arch->window_preset;
     return source_whole(s, obj, "sliding_window", WINDOW_PRESET, 1, 1 << 24);
 }
 
-/* One of layer_types. */
-static enum layer_kind layer_kind_of(struct config_source *s, const struct hf_config *c,
-                                     const struct json *type)
+/* The kind of one entry of layer_types. */
+static enum layer_kind hf_config_layer_kind(struct config_source *s, const struct hf_config *c,
+                                            const struct json *type)
 {
     const char *name = type->kind == JSON_TEXT ? type->text : "";
 
@@ -267,7 +298,9 @@ static enum layer_kind layer_kind_of(struct config_source *s, const struct hf_co
     return LAYER_FULL;
 }
 
-static void read_layer_types(struct config_source *s, struct hf_config *c, const struct json *types)
+/* The list must have an entry per layer. */
+static void hf_config_read_layer_types(struct config_source *s, struct hf_config *c,
+                                       const struct json *types)
 {
     if (types->kind != JSON_LIST || types->n != (uint32_t)c->n_layers) {
         log_error("model: %s: layer_types must be a list of %d", s->name, c->n_layers);
@@ -275,46 +308,55 @@ static void read_layer_types(struct config_source *s, struct hf_config *c, const
         return;
     }
     for (int i = 0; i < c->n_layers && s->rc == ERR_OK; i++)
-        c->layer_kinds[i] = (uint8_t)layer_kind_of(s, c, &types->items[i]);
+        c->layer_kinds[i] = (uint8_t)hf_config_layer_kind(s, c, &types->items[i]);
 }
 
-/* What each layer mixes tokens by, as transformers' classes read it. A window that no text fills is
- * none. */
-static void read_layers(struct config_source *s, struct hf_config *c, const struct json *obj)
+/* Set the kind of each layer, as transformers' classes decide it: by layer_types, by a pattern
+ * (every n-th layer is full), or by the first layer with a window. A window at least as long as the
+ * longest text has no effect, so such layers count as full. */
+static void hf_config_read_layers(struct config_source *s, struct hf_config *c,
+                                  const struct json *obj)
 {
     const struct json *types = json_get(obj, "layer_types");
     int first = 0, pattern = 0;
 
     if (s->rc != ERR_OK)
         return;
-    c->window = read_window(s, c, obj);
+    c->window = hf_config_read_window(s, c, obj);
     if (c->arch->window == ARCH_WINDOW_LAYERS)
         first = source_whole(s, obj, "max_window_layers", WINDOW_FIRST_PRESET, 0, 1 << 24);
     if (c->arch->window_pattern > 0)
         pattern = source_whole(s, obj, "sliding_window_pattern", c->arch->window_pattern, 1, 1024);
-    for (int i = first; i < c->n_layers && c->window > 0; i++)
-        c->layer_kinds[i] = pattern > 0 && (i + 1) % pattern == 0 ? LAYER_FULL : LAYER_WINDOW;
+    /* Layers before `first` stay full. An explicit list overrides this below. */
+    for (int i = first; i < c->n_layers && c->window > 0; i++) {
+        c->layer_kinds[i] = LAYER_WINDOW;
+        if (pattern > 0 && (i + 1) % pattern == 0)
+            c->layer_kinds[i] = LAYER_FULL;
+    }
     if (c->arch->window >= ARCH_WINDOW_LAYERS && types != NULL && types->kind != JSON_NULL)
-        read_layer_types(s, c, types);
-    for (int i = 0; i < c->n_layers && c->window >= c->len_max; i++)
-        c->layer_kinds[i] =
-            c->layer_kinds[i] == LAYER_WINDOW ? (uint8_t)LAYER_FULL : c->layer_kinds[i];
+        hf_config_read_layer_types(s, c, types);
+    for (int i = 0; i < c->n_layers && c->window >= c->len_max; i++) {
+        if (c->layer_kinds[i] == LAYER_WINDOW)
+            c->layer_kinds[i] = LAYER_FULL;
+    }
     if (c->arch->recurrent)
         c->mixer_width = source_whole(s, obj, "mixer_width", c->dim, 1, 65536);
 }
 
-/* eos_token_id: a number or a list of them. Ids that the vocabulary lacks end nothing. */
-static void read_eos(struct config_source *s, struct hf_config *c, const struct json *obj)
+/* eos_token_id is a number or a list of numbers. Ids outside the vocabulary are skipped, because
+ * they can never be sampled. */
+static void hf_config_read_eos(struct config_source *s, struct hf_config *c, const struct json *obj)
 {
-    const struct json *v = json_get(obj, "eos_token_id");
-    const struct json *items = v;
+    const struct json *value = json_get(obj, "eos_token_id");
+    const struct json *items = value;
     uint32_t n = 1;
 
-    if (v == NULL || v->kind == JSON_NULL)
+    if (value == NULL || value->kind == JSON_NULL)
         return;
-    if (v->kind == JSON_LIST) {
-        items = v->items;
-        n = v->n;
+    /* Treat a single number as a list of one. */
+    if (value->kind == JSON_LIST) {
+        items = value->items;
+        n = value->n;
     }
     c->n_eos = 0;
     for (uint32_t i = 0; i < n; i++) {
@@ -329,8 +371,9 @@ static void read_eos(struct config_source *s, struct hf_config *c, const struct 
     }
 }
 
-static int parse(const struct json **out, struct arena *arena, const char *name, const char *text,
-                 size_t len)
+/* The document must be an object. */
+static int hf_config_parse_json(const struct json **out, struct arena *arena, const char *name,
+                                const char *text, size_t len)
 {
     char why[200];
     int rc = json_parse(out, arena, text, len, why, sizeof why);
@@ -340,56 +383,65 @@ static int parse(const struct json **out, struct arena *arena, const char *name,
         return rc;
     }
     if ((*out)->kind != JSON_OBJECT) {
-        log_error("model: %s: an object was expected", name);
+        log_error("model: %s: the document must be an object", name);
         return ERR_SYNTAX;
     }
     return ERR_OK;
 }
 
+/* Multimodal checkpoints wrap the text model's fields in text_config; all fields are read from
+ * there, except those of the whole model. generation_config.json has the last word on the ids that
+ * end a text. */
 int hf_config_parse(struct hf_config *out, const char *name, const char *bytes, size_t len,
                     const char *generation, size_t generation_len)
 {
     struct arena arena = {.limit_bytes = CONFIG_ARENA_MAX};
-    struct config_source s = {.name = name};
-    struct hf_config c = {.n_eos = 0};
+    struct config_source source = {.name = name};
+    struct hf_config config = {.n_eos = 0};
     const struct json *obj, *root;
 
-    if ((s.rc = parse(&obj, &arena, name, bytes, len)) != ERR_OK)
+    if ((source.rc = hf_config_parse_json(&obj, &arena, name, bytes, len)) != ERR_OK)
         goto out;
-    read_arch(&s, &c, obj);
-    if (s.rc != ERR_OK)
+    /* Without the architecture nothing else can be read, so return at once. */
+    hf_config_read_arch(&source, &config, obj);
+    if (source.rc != ERR_OK)
         goto out;
-    read_quant(&s, &c, obj);
+    hf_config_read_quant(&source, &config, obj);
     root = obj;
-    if (c.arch->is_wrapped && json_get_kind(obj, "text_config", JSON_OBJECT) != NULL) {
+    if (config.arch->is_wrapped && json_get_kind(obj, "text_config", JSON_OBJECT) != NULL) {
         obj = json_get_kind(obj, "text_config", JSON_OBJECT);
-        read_quant(&s, &c, obj);
+        hf_config_read_quant(&source, &config, obj);
     }
-    read_activation(&s, &c, obj);
-    read_shape(&s, &c, obj);
-    read_row(&s, &c, obj);
-    read_layers(&s, &c, obj);
-    if (s.rc == ERR_OK && c.arch->read != NULL)
-        c.arch->read(&c, &s, obj);
-    read_eos(&s, &c, obj);
-    if (root != obj) { /* the outer fields are those of the whole model */
-        read_eos(&s, &c, root);
-        c.tied = source_flag(&s, root, "tie_word_embeddings", c.tied);
+    /* From here on errors collect in source.rc, so that one run can log several. */
+    hf_config_read_activation(&source, &config, obj);
+    hf_config_read_shape(&source, &config, obj);
+    hf_config_read_row(&source, &config, obj);
+    hf_config_read_layers(&source, &config, obj);
+    if (source.rc == ERR_OK && config.arch->read != NULL)
+        config.arch->read(&config, &source, obj);
+    hf_config_read_eos(&source, &config, obj);
+    if (root != obj) { /* the outer object has the ids and the tie of the whole model */
+        hf_config_read_eos(&source, &config, root);
+        config.tied = source_flag(&source, root, "tie_word_embeddings", config.tied);
     }
-    c.digest = hash_sha256(bytes, len, NULL, 0);
-    if (s.rc == ERR_OK && generation != NULL) {
-        s.name = "generation_config.json";
-        s.rc = parse(&obj, &arena, s.name, generation, generation_len);
-        if (s.rc == ERR_OK)
-            read_eos(&s, &c, obj);
+    /* The digest of the file's bytes: any edit, even of an ignored field, makes another
+     * fingerprint. */
+    config.digest = hash_sha256(bytes, len, NULL, 0);
+    if (source.rc == ERR_OK && generation != NULL) {
+        source.name = "generation_config.json";
+        source.rc = hf_config_parse_json(&obj, &arena, source.name, generation, generation_len);
+        if (source.rc == ERR_OK)
+            hf_config_read_eos(&source, &config, obj);
     }
-    if (s.rc == ERR_OK)
-        *out = c;
+    if (source.rc == ERR_OK)
+        *out = config;
 out:
     arena_reset(&arena);
-    return s.rc;
+    return source.rc;
 }
 
+/* The size is taken once: a file that grows meanwhile is read up to that size, one that shrinks is
+ * an error. */
 int config_file(char **out, size_t *len, const char *path, size_t bytes_max)
 {
     int fd = open(path, O_RDONLY | O_CLOEXEC), rc = ERR_IO;
@@ -397,6 +449,7 @@ int config_file(char **out, size_t *len, const char *path, size_t bytes_max)
     char *text = NULL;
     size_t n = 0, want;
 
+    /* A missing file is the caller's decision: often the file is optional. */
     if (fd == -1 && (errno == ENOENT || errno == ENOTDIR))
         return ERR_NOT_FOUND;
     if (fd == -1 || fstat(fd, &st) == -1 || !S_ISREG(st.st_mode)) {
@@ -415,11 +468,13 @@ int config_file(char **out, size_t *len, const char *path, size_t bytes_max)
         if (got == -1 && errno == EINTR)
             continue;
         if (got <= 0) {
-            log_error("model: %s: %s", path, got == 0 ? "it became shorter" : strerror(errno));
+            log_error("model: %s: %s", path,
+                      got == 0 ? "it was truncated while it was read" : strerror(errno));
             goto out;
         }
         n += (size_t)got;
     }
+    /* For callers that treat the text as a string. */
     text[n] = '\0';
     *out = text;
     *len = n;
@@ -432,6 +487,7 @@ out:
     return rc;
 }
 
+/* generation_config.json is optional. */
 int hf_config_read(struct hf_config *out, const char *dir)
 {
     char path[4096], generation_path[4096];
@@ -439,6 +495,7 @@ int hf_config_read(struct hf_config *out, const char *dir)
     size_t len = 0, generation_len = 0;
     int rc;
 
+    /* A path that is cut would name another file. */
     if (snprintf(path, sizeof path, "%s/config.json", dir) >= (int)sizeof path ||
         snprintf(generation_path, sizeof generation_path, "%s/generation_config.json", dir) >=
             (int)sizeof generation_path) {

@@ -1,4 +1,8 @@
-/* config.json of a Hugging Face folder: the numbers of a model, checked. */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * config.json of a Hugging Face folder: the shapes and switches of a model, checked. Everything
+ * that differs between architectures is data here (struct arch); the layer plan (plan.h) is made
+ * from it. */
 #ifndef QUIRE_MODEL_HF_CONFIG_H
 #define QUIRE_MODEL_HF_CONFIG_H
 
@@ -20,7 +24,7 @@
 enum qk_norm {
     QK_NORM_NONE,
     QK_NORM_HEADS, /* each head of queries and of keys is normed */
-    QK_NORM_WHOLE, /* all heads of a token's queries together, and those of its keys */
+    QK_NORM_WHOLE, /* one norm over all heads of a token's queries, one over its keys */
 };
 
 enum ffn_kind { FFN_GATED, FFN_PLAIN };
@@ -28,23 +32,25 @@ enum ffn_kind { FFN_GATED, FFN_PLAIN };
 /* Where layers have norms: before the mixer and the FFN, after them, or both. */
 enum norm_scheme { NORMS_BEFORE, NORMS_AFTER, NORMS_BOTH };
 
-/* Norms of rows. */
+/* The form of the norms of rows. */
 struct norm_config {
     enum k_norm_kind kind;
     bool has_bias;
-    bool plus_one; /* the checkpoint's weights are what is added to 1 */
+    bool plus_one; /* the checkpoint stores weight - 1 */
     float eps;
 };
 
 /* Which layers see a window of tokens. */
 enum arch_window {
-    ARCH_WINDOW_NONE,   /* none, whatever config.json says */
-    ARCH_WINDOW_ALL,    /* all, by sliding_window alone */
-    ARCH_WINDOW_LAYERS, /* with use_sliding_window those of layer_types, or of max_window_layers */
-    ARCH_WINDOW_TYPES,  /* those of layer_types, or of the family's pattern (window_pattern) */
+    ARCH_WINDOW_NONE,   /* no layer, whatever config.json has */
+    ARCH_WINDOW_ALL,    /* all layers, if sliding_window is set */
+    ARCH_WINDOW_LAYERS, /* with use_sliding_window: by layer_types, else layers from
+                         * max_window_layers on */
+    ARCH_WINDOW_TYPES,  /* by layer_types, else by the family's pattern (window_pattern) */
 };
 
-/* How q, k and v of a fused projection follow one another. */
+/* The order of rows in a fused q, k, v projection: all of q, k, v one below the other, or q, k, v
+ * of each head in turn. */
 enum arch_fused { ARCH_STACKED, ARCH_BY_HEAD };
 
 struct hf_config;
@@ -54,51 +60,52 @@ struct json;
 /* The differences between architectures; arch.c has a row for each. */
 struct arch {
     const char *name;         /* architectures[0] of config.json */
-    bool qkv_bias;            /* always; else attention_bias says */
-    bool reads_bias_switches; /* attention_bias (q, k, v, o) and mlp_bias have a meaning */
-    bool mlp_bias;            /* always; else mlp_bias */
+    bool qkv_bias;            /* true: always; false: see reads_bias_switches */
+    bool reads_bias_switches; /* attention_bias (q, k, v, o) and mlp_bias of config.json are read */
+    bool mlp_bias;            /* likewise, of the FFN */
     bool o_bias;              /* likewise, of the output projection */
     bool head_bias;
-    bool recurrent;      /* layer_types may say "recurrent" */
-    bool any_activation; /* hidden_act may be another than silu */
-    bool is_toy;         /* for tests; not listed */
+    bool recurrent;      /* layer_types may contain "recurrent" */
+    bool any_activation; /* hidden_act may differ from silu */
+    bool is_toy;         /* for tests only; arch_list() omits it */
     bool is_parallel;
-    bool is_tied;    /* where config.json does not say */
+    bool is_tied;    /* default of tie_word_embeddings */
     bool is_wrapped; /* config.json may have the text model's fields in text_config */
     enum qk_norm qk_norm;
     enum ffn_kind ffn;
     enum norm_scheme norms;
     struct norm_config norm; /* eps where config.json has none; 0: 1e-6, with a mean 1e-5 */
     enum arch_window window;
-    int window_pattern;     /* ARCH_WINDOW_TYPES without layer_types: each so many-th layer sees
-                               * all tokens; 0: none does */
-    int window_preset;      /* ARCH_WINDOW_TYPES without sliding_window; 0: there is none */
-    enum arch_fused fused;  /* where names->qkv is used */
-    int head_dim;           /* where config.json has none; 0: hidden_size / heads */
-    double rotary_part;     /* of a head, where config.json does not say; 0: all, and it
-                               * must not say otherwise */
-    double theta;           /* of rope, likewise; 0: 10000 */
-    const char *activation; /* likewise; NULL: silu */
-    bool interleaved;       /* rope rotates neighbours */
-    bool is_turned;         /* matrices of layers are [n_in][n_out] in checkpoints */
-    /* Fields with names of the family's own, and multipliers; NULL: none. Called last. */
+    int window_pattern;     /* ARCH_WINDOW_TYPES without layer_types: every window_pattern-th
+                             * layer sees all tokens; 0: none does */
+    int window_preset;      /* ARCH_WINDOW_TYPES: default of sliding_window; 0: none */
+    enum arch_fused fused;  /* for names->qkv */
+    int head_dim;           /* default of head_dim; 0: hidden_size / heads */
+    double rotary_part;     /* default of the rotating part of a head; 0: all of it, and another
+                             * value is refused */
+    double theta;           /* default of rope_theta; 0: 10000 */
+    const char *activation; /* default of hidden_act; NULL: silu */
+    bool interleaved;       /* rope rotates pairs (2 i, 2 i + 1) */
+    bool is_turned;         /* checkpoints hold layer matrices as [n_in][n_out] */
+    /* Reads the fields that only this family has; NULL: none. Called after all others. */
     void (*read)(struct hf_config *c, struct config_source *s, const struct json *obj);
     const struct arch_names *names;
 };
 
-/* Tensor names; %d is the layer. A bias ends in .bias in place of .weight, and so on. attn is no
- * tensor itself: scales of keys and values may be there. A fused projection takes the place of its
- * parts where it has a name. */
+/* Tensor names; %d is the layer. A bias has .bias in place of .weight. attn is not a tensor itself
+ * but the stem of the scales of keys and values. Where a fused name (qkv, gate_up) is set, it
+ * replaces the names of its parts. */
 struct arch_names {
     const char *embed, *positions, *norm, *head;
     const char *norm_attn, *norm_attn_after, *attn, *q, *k, *v, *qkv, *o;
     const char *q_norm, *k_norm;
-    const char *norm_mlp, *norm_mlp_after; /* norm_mlp NULL in a parallel layer: norm_attn */
+    const char *norm_mlp, *norm_mlp_after; /* norm_mlp NULL in a parallel layer: it shares
+                                            * norm_attn */
     const char *gate, *up, *gate_up, *down;
     const char *mixer_in, *mixer_out; /* of recurrent layers */
 };
 
-/* The row of an architecture; NULL when it is unknown. */
+/* The row of an architecture by its name in config.json; NULL if it is unknown. */
 const struct arch *arch_find(const char *name);
 
 /* The names that arch_find() knows, separated by commas. */
@@ -106,14 +113,14 @@ void arch_list(char *out, size_t cap);
 
 enum layer_kind { LAYER_FULL, LAYER_WINDOW, LAYER_RECURRENT };
 
-/* Numbers by which a model scales; 1 and a cap of 0 do nothing. */
+/* Constant factors of some families; 1, and a cap of 0, have no effect. */
 struct multipliers {
     float embedding; /* of embedded tokens */
-    float residual;  /* of what a mixer or an FFN adds */
+    float residual;  /* of the results that a mixer and an FFN add to the residual */
     float logits, logits_cap;
 };
 
-/* A table that is added to embedded tokens. */
+/* Learned positions: a table whose rows are added to the embedded tokens. */
 struct learned_positions {
     bool is_used;
     int first; /* row of position 0 */
@@ -123,10 +130,12 @@ struct learned_positions {
 struct hf_config {
     const struct arch *arch;
     int n_layers, dim, n_heads, n_kv_heads, head_dim, ff_dim, n_vocab;
-    int len_max;                               /* positions that the model was made for */
+    int len_max;                               /* the longest text that the model was trained
+                                                * for, in tokens */
     uint8_t layer_kinds[HF_CONFIG_LAYERS_MAX]; /* enum layer_kind, [n_layers] */
     uint8_t layer_ropes[HF_CONFIG_LAYERS_MAX]; /* index in ropes, [n_layers] */
-    int window;      /* tokens that a token of LAYER_WINDOW sees, itself the last; below len_max */
+    int window;      /* tokens that a token of a LAYER_WINDOW layer sees, including itself; below
+                      * len_max */
     int mixer_width; /* of LAYER_RECURRENT */
     enum qk_norm qk_norm;
     enum ffn_kind ffn;
@@ -141,7 +150,7 @@ struct hf_config {
     struct rope ropes[HF_CONFIG_ROPES_MAX];
     bool tied; /* the output matrix is the embedding */
     bool qkv_bias, o_bias, mlp_bias, head_bias;
-    struct quant_config quant; /* of matrices of layers */
+    struct quant_config quant; /* format of the layers' matrices */
     int n_eos;
     int32_t eos[HF_CONFIG_EOS_MAX];
     struct hash digest; /* SHA-256 of config.json's bytes */
@@ -150,11 +159,12 @@ struct hf_config {
 /* Read dir/config.json and, for the ids that end a text, dir/generation_config.json.
  *
  * Returns ERR_OK; ERR_NOT_FOUND without config.json; ERR_SYNTAX; ERR_INVALID for a field that is
- * missing or absurd; ERR_UNSUPPORTED for an architecture, position scaling or quantisation that
- * quire does not compute; ERR_NO_MEMORY. All logged with file and field. */
+ * missing or out of range; ERR_UNSUPPORTED for an architecture, position scaling or quantisation
+ * that quire does not compute; ERR_NO_MEMORY. All are logged with file and field. */
 int hf_config_read(struct hf_config *out, const char *dir) ERR_CHECKED;
 
-/* The same from texts; name is for the log; generation may be NULL. */
+/* Parse the texts of the two files. name appears in the log; generation may be NULL. Errors as
+ * hf_config_read(). */
 int hf_config_parse(struct hf_config *out, const char *name, const char *bytes, size_t len,
                     const char *generation, size_t generation_len) ERR_CHECKED;
 

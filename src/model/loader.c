@@ -1,17 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * First everything is looked up, checked and allocated, in the order of the layers: that gives a
- * list of tensors, each with where it is to go. Then the reader (reader.h) brings the bytes. With
- * several ranks the looking up is done for each, and finds the same list: a tensor then has a
- * place, and a slice that belongs there, for every rank.
+ * From tensors in files to matrices on devices, in two passes.
  *
- * Whether a tensor is in a format of its own is seen by its type, not by lists of module names in
- * config.json; a matrix has that format when all its tensors do, with scales that fit together, and
- * the device takes it. Otherwise it is converted while it is read.
+ * First everything is looked up, checked and allocated, in the order of the layers. That makes a
+ * list of tensors, each with its destination (struct target). Then the reader (reader.h) brings the
+ * bytes. With several ranks the first pass runs once per rank and finds the same list: a tensor
+ * then has one target, with the slice that belongs there, for every rank.
  *
- * The digest chains, over the list, SHA-256 of (digest so far, name, type, XXH3 of the bytes):
- * cheap enough to be taken on every start. Its value names stores on disk, so the list keeps its
- * order. */
+ * The format of a tensor is recognised by its type, not by lists of module names in config.json. A
+ * matrix keeps its format if all its tensors have it, their scales fit together, and the device
+ * multiplies with it. Otherwise it is converted while it is read.
+ *
+ * The digest chains SHA-256 over the list: digest so far, name, type and XXH3 of the bytes, which
+ * is cheap enough for every start. Stores on disk are named by it, so the order of the list must
+ * not change. */
 #include "model/loader.h"
 
 #include <stdio.h>
@@ -24,39 +26,48 @@
 #include "model/quant.h"
 #include "model/safetensors.h"
 
-#define RANDOM_SCALE 0.02f             /* of random matrices: what models are initialised with */
-#define RANDOM_CODES 64.0f             /* the same before a scale */
-#define FLOATS       ((size_t)1 << 20) /* of a tensor that the host converts at a time */
+#define RANDOM_SCALE \
+    0.02f                              /* deviation of random matrices; models are initialised
+                                        * with it */
+#define RANDOM_CODES 64.0f             /* deviation of random codes, before their scale */
+#define FLOATS       ((size_t)1 << 20) /* numbers of a tensor that the host converts at a time */
 
-/* What becomes of a tensor's bytes. */
+/* The treatment of a tensor's bytes. All but the first end in device memory. */
 enum use_of_bytes {
-    BYTES_SUMMED,    /* nothing: the host has looked at them, if they are wanted */
-    BYTES_FILLED,    /* numbers of a file's type, to the device's */
-    BYTES_COPIED,    /* elements of a format that the device takes */
-    BYTES_ROUNDED,   /* numbers of a file's type, rounded to a format on the device */
-    BYTES_CONVERTED, /* numbers of the device's type that mean, or are rounded to, a format */
-    BYTES_RAISED,    /* numbers of a file's type, plus 1, to the device's */
-    BYTES_TURNED,    /* numbers of a tensor that is the transpose of the matrix */
+    BYTES_SUMMED,    /* only hashed: the host has used them already, or this rank has no part */
+    BYTES_FILLED,    /* numbers of a file's type, converted to the device's by the pipe */
+    BYTES_COPIED,    /* elements of a format that the device takes, copied as they are */
+    BYTES_ROUNDED,   /* numbers of a file's type, rounded on the device to a format */
+    BYTES_CONVERTED, /* dequantised, or rounded as if quantised, by the host; stored in the
+                      * device's type */
+    BYTES_RAISED,    /* numbers of a file's type plus 1, in the device's type */
+    BYTES_TURNED,    /* the tensor is the transpose of the matrix */
 };
 
-/* Where a tensor goes on a rank. */
+/* The destination of a tensor on one rank. */
 struct target {
     enum use_of_bytes use;
     enum device_type type;  /* of plain numbers */
     struct quant_part part; /* of a matrix */
     struct slice slice;     /* of a vector: rows of one number */
     void *dst;
-    size_t at;     /* element of dst; of BYTES_COPIED byte */
-    float *scales; /* BYTES_ROUNDED: the first row's */
-    float *turned; /* BYTES_TURNED, rank 0's: the matrix of all ranks while its tensor is read */
+    size_t at;     /* element of dst; for BYTES_COPIED a byte */
+    float *scales; /* BYTES_ROUNDED: scales of the rows, from the target's first */
+    float *turned; /* BYTES_TURNED, rank 0 only: the whole matrix, gathered while its tensor is
+                    * read */
 };
 
 static const struct k_format plain = {.elem = K_BF16};
 
-/* The format that a plain matrix is rounded to. */
-static struct k_format rounded(const struct loader *l, enum loader_use use)
+/* The format that plain matrices are rounded to by the setting `quantization`; plain: none. Tables
+ * that are looked up in are never rounded. */
+static struct k_format loader_rounded_format(const struct loader *l, enum loader_use use)
 {
-    return use == USE_LAYER ? l->from->layers : use == USE_HEAD ? l->from->head : plain;
+    if (use == USE_LAYER)
+        return l->from->layers;
+    if (use == USE_HEAD)
+        return l->from->head;
+    return plain;
 }
 
 /* A tensor that is a matrix, or the part of one. */
@@ -69,6 +80,7 @@ struct part {
     bool is_turned;        /* the tensor is [columns][rows] */
 };
 
+/* Most matrices are one tensor. */
 struct loader_tensors loader_tensor(const char *pattern, struct slice_shape shape)
 {
     return (struct loader_tensors){.patterns = {pattern}, .shapes = {shape}, .n = 1};
@@ -83,20 +95,26 @@ void loader_add(struct loader_tensors *all, const char *pattern, struct slice_sh
 
 /* --- the list --------------------------------------------------------------------------- */
 
-static void *allocate(struct loader *l, size_t bytes)
+/* The list is made by rank 0. Other ranks walk it in the same order and only fill in their targets,
+ * so an assertion checks that they meet the same tensors. Errors are kept in l->rc, and every
+ * function returns at once after one. */
+
+/* Constant memory: it survives a sleep of the device. */
+static void *loader_allocate(struct loader *l, size_t bytes)
 {
-    void *p;
+    void *memory;
 
     if (l->rc != ERR_OK)
         return NULL;
-    p = l->d->ops->alloc_constant(l->d, bytes);
-    if (p == NULL)
+    memory = l->d->ops->alloc_constant(l->d, bytes);
+    if (memory == NULL)
         l->rc = ERR_NO_MEMORY;
     l->w->bytes += bytes;
-    return p;
+    return memory;
 }
 
-static int type_of(const struct tensor *t, enum device_type *out)
+/* Only these three types count as plain numbers. */
+static int loader_type_of(const struct tensor *t, enum device_type *out)
 {
     static const struct {
         const char *name;
@@ -112,12 +130,15 @@ static int type_of(const struct tensor *t, enum device_type *out)
     return ERR_UNSUPPORTED;
 }
 
-static struct target *target_of(const struct loader *l, size_t item, int rank)
+/* targets is [n_items][n_ranks]. */
+static struct target *loader_target_of(const struct loader *l, size_t item, int rank)
 {
     return &l->targets[item * (size_t)l->n_ranks + (size_t)rank];
 }
 
-static void grow_list(struct loader *l)
+/* Both arrays grow together. An array that could be grown is kept even if the other failed, because
+ * the old pointer is no longer valid. */
+static void loader_grow_list(struct loader *l)
 {
     size_t cap = l->items_cap == 0 ? 64 : 2 * l->items_cap;
     struct reader_item *items = mem_realloc(l->items, cap * sizeof *items);
@@ -134,9 +155,9 @@ static void grow_list(struct loader *l)
         l->items_cap = cap;
 }
 
-/* Put a tensor on the list, to be summed alone; list_target() says otherwise. Rank 0 makes the
- * list, the others come by in the same order. */
-static void list(struct loader *l, const struct tensor *t)
+/* Append a tensor to the list, at first only to be hashed; loader_list_target() sets its
+ * destination. Rank 0 makes the list, later ranks advance along it. */
+static void loader_list_tensor(struct loader *l, const struct tensor *t)
 {
     if (l->rank > 0) {
         must(l->n_listed < l->n_items && l->items[l->n_listed].t == t);
@@ -144,57 +165,65 @@ static void list(struct loader *l, const struct tensor *t)
         return;
     }
     if (l->n_items == l->items_cap)
-        grow_list(l);
+        loader_grow_list(l);
     if (l->rc != ERR_OK)
         return;
     l->items[l->n_items] = (struct reader_item){.t = t, .step = 1};
     for (int i = 0; i < l->n_ranks; i++)
-        *target_of(l, l->n_items, i) = (struct target){.use = BYTES_SUMMED};
+        *loader_target_of(l, l->n_items, i) = (struct target){.use = BYTES_SUMMED};
     l->n_listed = ++l->n_items;
 }
 
-/* Bytes of a number in a file. */
-static size_t file_bytes(enum device_type type)
+/* Bytes of one number in a file. */
+static size_t loader_file_bytes(enum device_type type)
 {
-    return type == DEVICE_F32 ? 4 : 2;
+    if (type == DEVICE_F32)
+        return 4;
+    return 2;
 }
 
-/* Bytes of n elements of a row in a file. */
-static size_t bytes_of(const struct target *to, int n)
+/* Bytes of n elements of one row in a file, packed formats included. */
+static size_t loader_elem_bytes(const struct target *to, int n)
 {
-    return to->part.kind != NULL ? k_format_row_bytes(&to->part.format, n)
-                                 : (size_t)n * file_bytes(to->type);
+    if (to->part.kind != NULL)
+        return k_format_row_bytes(&to->part.format, n);
+    return (size_t)n * loader_file_bytes(to->type);
 }
 
-static size_t row_bytes(const struct target *to)
+/* Of one row of the tensor in the file. */
+static size_t loader_row_bytes(const struct target *to)
 {
-    return bytes_of(to, to->slice.cols);
+    return loader_elem_bytes(to, to->slice.cols);
 }
 
-/* Where the current rank has its slice of a tensor, whose rows must not be torn. */
-static void list_target(struct loader *l, size_t item, const struct target *to)
+/* Set the current rank's target of a tensor. step makes the reader deliver whole rows, because
+ * conversion and slicing work on rows; of a transposed tensor, whole columns of the matrix. */
+static void loader_list_target(struct loader *l, size_t item, const struct target *to)
 {
-    l->items[item].step = row_bytes(to);
+    l->items[item].step = loader_row_bytes(to);
     if (to->use == BYTES_TURNED)
-        l->items[item].step = bytes_of(to, to->slice.rows);
-    *target_of(l, item, l->rank) = *to;
+        l->items[item].step = loader_elem_bytes(to, to->slice.rows);
+    *loader_target_of(l, item, l->rank) = *to;
 }
 
-static void digest(struct loader *l)
+/* Runs after the reader, which has set xxh3 of each item. */
+static void loader_make_digest(struct loader *l)
 {
     struct hash *sum = &l->ranks[0].weights->digest;
 
     for (size_t i = 0; i < l->n_items; i++) {
-        const struct tensor *t = l->items[i].t;
+        const struct tensor *tensor = l->items[i].t;
         char line[400];
-        int n = snprintf(line, sizeof line, "%.300s %.20s %016llx", t->name, t->dtype,
+        int n = snprintf(line, sizeof line, "%.300s %.20s %016llx", tensor->name, tensor->dtype,
                          (unsigned long long)l->items[i].xxh3);
 
         *sum = hash_sha256(sum, sizeof *sum, line, (size_t)n);
     }
 }
 
-/* Patterns begin with "model." where the checkpoint may have another prefix. */
+/* "model.layers.%d.mlp.up_proj.weight" with ending ".bias" becomes, in layer 3,
+ * "model.layers.3.mlp.up_proj.bias". The leading "model." is replaced by the prefix that the
+ * checkpoint uses. */
 void loader_name(const struct loader *l, char *out, size_t cap, const char *pattern,
                  const char *ending)
 {
@@ -216,30 +245,34 @@ void loader_name(const struct loader *l, char *out, size_t cap, const char *patt
                        ending);
 }
 
-/* The tensor of a name with n numbers. */
-static const struct tensor *find_vector(struct loader *l, const char *name, int n)
+/* Find a vector of n numbers by its full name, and list it; NULL (logged) if it is missing or has
+ * another shape. */
+static const struct tensor *loader_find_vector(struct loader *l, const char *name, int n)
 {
-    const struct tensor *t = checkpoint_find(l->files, name);
+    const struct tensor *tensor = checkpoint_find(l->files, name);
 
-    if (t == NULL) {
+    if (tensor == NULL) {
         log_error("model: tensor %s is missing", name);
         l->rc = ERR_NOT_FOUND;
         return NULL;
     }
-    if (t->n_dims != 1 || t->dims[0] != n) {
+    if (tensor->n_dims != 1 || tensor->dims[0] != n) {
         log_error("model: %s: tensor %s has %d dimensions, the first %lld; config.json says [%d]",
-                  checkpoint_path(l->files, t), name, t->n_dims,
-                  t->n_dims > 0 ? (long long)t->dims[0] : 0LL, n);
+                  checkpoint_path(l->files, tensor), name, tensor->n_dims,
+                  tensor->n_dims > 0 ? (long long)tensor->dims[0] : 0LL, n);
         l->rc = ERR_INVALID;
         return NULL;
     }
-    list(l, t);
-    return l->rc == ERR_OK ? t : NULL;
+    loader_list_tensor(l, tensor);
+    if (l->rc == ERR_OK)
+        return tensor;
+    return NULL;
 }
 
-static void check_type(struct loader *l, const struct tensor *t, enum device_type *type)
+/* Plain numbers must be of a type that the pipes convert. */
+static void loader_check_type(struct loader *l, const struct tensor *t, enum device_type *type)
 {
-    if (type_of(t, type) == ERR_OK)
+    if (loader_type_of(t, type) == ERR_OK)
         return;
     log_error("model: %s: tensor %s has type %.20s; BF16, F16 and F32 are read, and for matrices "
               "the format of quantization_config",
@@ -247,207 +280,239 @@ static void check_type(struct loader *l, const struct tensor *t, enum device_typ
     l->rc = ERR_UNSUPPORTED;
 }
 
-/* Fill a vector, or a part of it, with a slice of the tensor of this name; dst NULL: this rank has
- * none of it. */
-static void fill_vector(struct loader *l, void *dst, size_t at, const char *name,
-                        const struct slice *s, bool plus_one)
+/* List a vector whose slice is to be stored at element `at` of dst; dst NULL: this rank has no part
+ * of it, and the tensor is only hashed. */
+static void loader_fill_vector(struct loader *l, void *dst, size_t at, const char *name,
+                               const struct slice *s, bool plus_one)
 {
     struct target to = {.use = plus_one ? BYTES_RAISED : BYTES_FILLED,
                         .type = DEVICE_F32,
                         .slice = *s,
                         .dst = dst,
                         .at = at};
-    const struct tensor *t;
+    const struct tensor *tensor;
 
-    if (l->rc != ERR_OK || (t = find_vector(l, name, s->rows)) == NULL)
+    if (l->rc != ERR_OK || (tensor = loader_find_vector(l, name, s->rows)) == NULL)
         return;
-    check_type(l, t, &to.type);
+    loader_check_type(l, tensor, &to.type);
     if (l->rc == ERR_OK && dst != NULL)
-        list_target(l, l->n_listed - 1, &to);
+        loader_list_target(l, l->n_listed - 1, &to);
 }
 
 /* --- formats ---------------------------------------------------------------------------- */
 
-/* The tensor beside a weight, by its ending; NULL when there is none. */
-static const struct tensor *beside(struct loader *l, const char *pattern, const char *ending)
+/* A matrix may consist of several tensors (q, k, v), and each may be quantised in its own way.
+ * loader_choose_format() settles one format for the whole matrix; loader_list_parts() then decides
+ * per tensor whether its bytes are copied, rounded or converted. */
+
+/* The tensor whose name is the weight's stem and this ending, such as "input_scale"; NULL if there
+ * is none. */
+static const struct tensor *loader_tensor_beside(struct loader *l, const char *pattern,
+                                                 const char *ending)
 {
     char stem[400], name[440];
-    const struct tensor *t;
+    const struct tensor *tensor;
 
     if (ending == NULL)
         return NULL;
     loader_name(l, stem, sizeof stem, pattern, "");
     (void)snprintf(name, sizeof name, "%s.%s", stem, ending);
-    t = checkpoint_find(l->files, name);
-    if (t != NULL)
-        list(l, t);
-    return l->rc == ERR_OK ? t : NULL;
+    tensor = checkpoint_find(l->files, name);
+    if (tensor != NULL)
+        loader_list_tensor(l, tensor);
+    if (l->rc == ERR_OK)
+        return tensor;
+    return NULL;
 }
 
-/* List the tensors of a part, in the digest's order. */
-static void list_part(struct loader *l, struct part *p)
+/* List the tensors of a part. The order is part of the digest: data, scales, zero points, global
+ * scale. */
+static void loader_list_part(struct loader *l, struct part *p)
 {
     const struct tensor *const more[] = {p->q.scales.t, p->q.zeros.t, p->q.global.t};
 
-    list(l, p->q.data);
+    loader_list_tensor(l, p->q.data);
     p->item = l->n_listed - 1;
     for (int i = 0; i < 3 && l->rc == ERR_OK; i++) {
         if (more[i] != NULL)
-            list(l, more[i]);
+            loader_list_tensor(l, more[i]);
     }
 }
 
-static void find_part(struct loader *l, struct part *p)
+/* A transposed tensor is looked up with rows and columns exchanged. */
+static void loader_find_part(struct loader *l, struct part *p)
 {
-    int rows = p->is_turned ? p->slice.cols : p->slice.rows;
-    int cols = p->is_turned ? p->slice.rows : p->slice.cols;
     char stem[400], why[QUANT_WHY_CAP];
+    struct quant_matrix matrix = {stem, p->slice.rows, p->slice.cols};
 
+    if (p->is_turned) {
+        matrix.rows = p->slice.cols;
+        matrix.cols = p->slice.rows;
+    }
     if (l->rc != ERR_OK)
         return;
     loader_name(l, stem, sizeof stem, p->pattern, "");
-    l->rc = quant_find(&p->q, l->files, &l->c->quant, stem, rows, cols, why, sizeof why);
+    l->rc = quant_find(&p->q, l->files, &l->c->quant, &matrix, why, sizeof why);
     if (l->rc != ERR_OK) {
         log_error("model: %s", why);
         return;
     }
-    list_part(l, p);
+    loader_list_part(l, p);
     if (p->q.kind == NULL)
-        check_type(l, p->q.data, &p->type);
+        loader_check_type(l, p->q.data, &p->type);
 }
 
-/* Whether the parts can stand as they are in one matrix. */
-static bool fit_together(const struct part *parts, int n_parts)
+/* True if the parts can form one matrix without conversion: one format for all, no scale that spans
+ * a whole part while there are several, and no group of elements that crosses a seam between parts
+ * or an edge of the rank's slice. */
+static bool loader_parts_fit(const struct part *parts, int n_parts)
 {
     const struct quant_part *first = &parts[0].q;
 
     for (int i = 0; i < n_parts; i++) {
-        const struct quant_part *q = &parts[i].q;
+        const struct quant_part *part = &parts[i].q;
 
-        if (q->kind == NULL || q->kind != first->kind ||
-            !k_format_is_like(&q->format, &first->format))
+        if (part->kind == NULL || part->kind != first->kind ||
+            !k_format_is_like(&part->format, &first->format))
             return false;
-        if (q->format.has_global && n_parts > 1)
-            return false; /* each part has its own */
-        if (i + 1 < n_parts && q->format.group_rows > 0 &&
-            parts[i].slice.n_rows % q->format.group_rows != 0)
-            return false; /* a group would reach over the seam */
-        if (slice_cuts(&parts[i].slice, &q->format))
+        if (part->format.has_global && n_parts > 1)
+            return false; /* each part has a global scale of its own, the matrix can have one */
+        if (i + 1 < n_parts && part->format.group_rows > 0 &&
+            parts[i].slice.n_rows % part->format.group_rows != 0)
+            return false; /* a group would cross the seam to the next part */
+        if (slice_cuts(&parts[i].slice, &part->format))
             return false;
     }
     return true;
 }
 
-/* The format that the checkpoint, or the setting, has for a matrix; that of a part when not all
- * have it, which has_all says. */
-static struct k_format wanted_format(const struct loader *l, const struct part *parts, int n_parts,
-                                     enum loader_use use, bool *has_all)
+/* The format that the checkpoint has, or the setting asks for. *has_all is false if only some parts
+ * have it, or if they do not fit together: then the matrix must be converted. */
+static struct k_format loader_wanted_format(const struct loader *l, const struct part *parts,
+                                            int n_parts, enum loader_use use, bool *has_all)
 {
     *has_all = true;
     if (parts[0].is_turned)
         return plain; /* rounding works on rows of the file */
     for (int i = 0; i < n_parts; i++) {
         if (parts[i].q.kind != NULL) {
-            *has_all = fit_together(parts, n_parts);
+            *has_all = loader_parts_fit(parts, n_parts);
             return parts[i].q.format;
         }
     }
     if (l->files == NULL && use == USE_LAYER && l->c->quant.kind != NULL)
         return l->c->quant.format;
-    return rounded(l, use);
+    return loader_rounded_format(l, use);
 }
 
-static void count_converted(struct loader *l, const struct k_matrix *m, const struct k_format *f)
+/* For one log line after loading: how many matrices were converted, and how much larger they
+ * became. The count is rank 0's; bytes are summed over ranks. */
+static void loader_count_converted(struct loader *l, const struct k_matrix *m,
+                                   const struct k_format *f)
 {
-    struct loader_converted *c = &l->converted;
+    struct loader_converted *count = &l->converted;
 
-    if (c->n == 0)
-        quant_text(c->text, sizeof c->text, f);
-    c->n += l->rank == 0;
-    c->as_they_are += (size_t)m->n_out * k_format_row_bytes(f, m->n_in) +
-                      k_format_n_scales(f, m->n_out, m->n_in) * sizeof(float);
-    c->bytes += (size_t)m->n_out * (size_t)m->n_in * l->d->elem_bytes;
+    if (count->n == 0)
+        quant_text(count->text, sizeof count->text, f);
+    count->n += l->rank == 0;
+    count->as_they_are += (size_t)m->n_out * k_format_row_bytes(f, m->n_in) +
+                          k_format_n_scales(f, m->n_out, m->n_in) * sizeof(float);
+    count->bytes += (size_t)m->n_out * (size_t)m->n_in * l->d->elem_bytes;
 }
 
-/* The format of a matrix on the device. */
-static void choose_format(struct loader *l, struct k_matrix *m, const struct part *parts,
-                          int n_parts, enum loader_use use)
+/* Choose the format of a matrix on the device: the wanted one if the device multiplies with it,
+ * else plain numbers. */
+static void loader_choose_format(struct loader *l, struct k_matrix *m, const struct part *parts,
+                                 int n_parts, enum loader_use use)
 {
     bool has_all;
-    const struct k_format wanted = wanted_format(l, parts, n_parts, use, &has_all);
+    const struct k_format wanted = loader_wanted_format(l, parts, n_parts, use, &has_all);
 
+    /* takes() looks at the shape too: a quantised matrix of odd size is converted. */
     m->format = wanted;
     if (has_all && l->d->ops->takes(l->d, m))
         return;
     m->format = plain;
-    count_converted(l, m, &wanted);
+    loader_count_converted(l, m, &wanted);
 }
 
-static size_t n_scales_of(const struct k_matrix *m)
+static size_t loader_n_scales(const struct k_matrix *m)
 {
     return k_format_n_scales(&m->format, m->n_out, m->n_in);
 }
 
-/* Put a part's scales where rows from `row` on of a matrix have theirs. */
-static void place_scales(const struct k_matrix *m, float *scales, int row, const struct part *p)
+/* Write a part's scales into the matrix's array of scales, from row `row` of the matrix on. One
+ * scale covers `high` rows and `wide` columns; scales of a whole tensor are repeated. */
+static void loader_place_scales(const struct k_matrix *m, float *scales, int row,
+                                const struct part *p)
 {
     size_t cols = (size_t)k_format_scale_cols(&m->format, m->n_in);
     int high = m->format.group_rows;
-    int wide = k_format_has_groups(&m->format) ? m->format.group_cols : m->n_in;
+    int wide = m->n_in;
 
+    if (k_format_has_groups(&m->format))
+        wide = m->format.group_cols;
     for (int r = 0; r < p->slice.n_rows; r += high) {
-        for (int c = 0; c < m->n_in; c += wide)
-            scales[(size_t)((row + r) / high) * cols + (size_t)(c / wide)] =
-                quant_scale(&p->q.scales, slice_row(&p->slice, r), p->slice.col + c);
+        for (int col = 0; col < m->n_in; col += wide)
+            scales[(size_t)((row + r) / high) * cols + (size_t)(col / wide)] =
+                quant_scale(&p->q.scales, slice_row(&p->slice, r), p->slice.col + col);
     }
 }
 
-/* The largest of the parts' input scales, on the device; NULL when one has none. */
-static const float *input_scale(struct loader *l, const struct part *parts, int n_parts)
+/* Upload the largest of the parts' input scales; NULL if a part has none. The largest is safe,
+ * because a product reads one input for all parts and must not clip any. */
+static const float *loader_input_scale(struct loader *l, const struct part *parts, int n_parts)
 {
     float largest = 0.0f, *at;
 
     for (int i = 0; i < n_parts; i++) {
-        const struct tensor *t = beside(l, parts[i].pattern, parts[i].q.kind->x_scale);
+        const struct tensor *tensor =
+            loader_tensor_beside(l, parts[i].pattern, parts[i].q.kind->x_scale);
         float scale;
 
-        if (t == NULL || quant_single(&scale, t) != ERR_OK)
+        if (tensor == NULL || quant_single(&scale, tensor) != ERR_OK)
             return NULL;
-        largest = scale > largest ? scale : largest;
+        if (scale > largest)
+            largest = scale;
     }
-    at = allocate(l, sizeof *at);
+    at = loader_allocate(l, sizeof *at);
     if (l->rc == ERR_OK)
         l->rc = l->d->ops->upload(l->d, at, &largest, sizeof largest);
-    return largest > 0.0f ? at : NULL;
+    if (largest > 0.0f)
+        return at;
+    return NULL;
 }
 
-/* The scales of a matrix in the format of its parts. */
-static void fill_scales(struct loader *l, struct k_matrix *m, float *dev_scales,
-                        const struct part *parts, int n_parts)
+/* Compute the scales of a quantised matrix on the host, and upload them. */
+static void loader_fill_scales(struct loader *l, struct k_matrix *m, float *dev_scales,
+                               const struct part *parts, int n_parts)
 {
-    size_t n_scales = n_scales_of(m);
+    size_t n_scales = loader_n_scales(m);
     float *scales = mem_zalloc_array(n_scales, sizeof *scales);
     int row = 0;
 
-    must(!m->format.has_zeros && !m->format.has_global); /* no device takes them yet */
+    must(!m->format.has_zeros && !m->format.has_global); /* no device multiplies with such
+                                                          * formats, so loader_choose_format()
+                                                          * never chose one */
     if (scales == NULL) {
         l->rc = ERR_NO_MEMORY;
         return;
     }
     for (int i = 0; i < n_parts; row += parts[i++].slice.n_rows)
-        place_scales(m, scales, row, &parts[i]);
+        loader_place_scales(m, scales, row, &parts[i]);
     l->rc = l->d->ops->upload(l->d, dev_scales, scales, n_scales * sizeof *scales);
     mem_free(scales);
     if (!k_format_has_groups(&m->format) && l->rc == ERR_OK)
-        m->x_scale = input_scale(l, parts, n_parts);
+        m->x_scale = loader_input_scale(l, parts, n_parts);
     m->format.has_x_scale = m->x_scale != NULL;
 }
 
-/* What becomes of the parts of a matrix; its scales are those of the first row. */
-static void list_parts(struct loader *l, const struct k_matrix *m, float *dev_scales,
-                       const struct part *parts, int n_parts, enum loader_use use)
+/* Set the targets of a matrix's parts, which follow one another in m->data. dev_scales belongs to
+ * the first row of the matrix. */
+static void loader_list_parts(struct loader *l, const struct k_matrix *m, float *dev_scales,
+                              const struct part *parts, int n_parts, enum loader_use use)
 {
-    const struct k_format to_round = rounded(l, use);
+    const struct k_format to_round = loader_rounded_format(l, use);
     bool is_plain = k_format_is_plain(&m->format), rounds = !k_format_is_plain(&to_round);
     size_t row = 0;
 
@@ -460,9 +525,11 @@ static void list_parts(struct loader *l, const struct k_matrix *m, float *dev_sc
                             .at = row * (size_t)m->n_in};
 
         if (!is_plain && to.part.kind != NULL) {
+            /* The file's elements are the device's. */
             to.use = BYTES_COPIED;
             to.at = row * k_format_row_bytes(&m->format, m->n_in);
         } else if (!is_plain) {
+            /* Plain in the file, rounded by the setting `quantization`. */
             to.use = BYTES_ROUNDED;
             to.scales = dev_scales + row;
         } else if (parts[i].is_turned) {
@@ -470,47 +537,56 @@ static void list_parts(struct loader *l, const struct k_matrix *m, float *dev_sc
         } else if (to.part.kind != NULL || rounds) {
             to.use = BYTES_CONVERTED;
         }
-        list_target(l, parts[i].item, &to);
+        loader_list_target(l, parts[i].item, &to);
     }
 }
 
-/* Rows first .. first + n - 1 of a tensor as float32: a rank's slice of them. */
-static int store_floats(struct loader *l, int rank, const struct target *to, const float *floats,
-                        int first, int n)
+/* Store a rank's slice of rows first .. first + n - 1 of a tensor, which are float32. Rows that are
+ * whole in the slice go in one call, others one by one. */
+static int loader_store_floats(struct loader *l, int rank, const struct target *to,
+                               const float *floats, int first, int n)
 {
-    struct device *d = l->ranks[rank].device;
-    const struct slice *s = &to->slice;
-    struct slice_run run = slice_next(s, first, first + n);
+    struct device *device = l->ranks[rank].device;
+    const struct slice *slice = &to->slice;
+    struct slice_run run = slice_next(slice, first, first + n);
     int rc = ERR_OK;
 
-    for (; run.n > 0 && rc == ERR_OK; run = slice_next(s, run.from + run.n, first + n)) {
-        int step = s->n_cols < s->cols ? 1 : run.n;
+    for (; run.n > 0 && rc == ERR_OK; run = slice_next(slice, run.from + run.n, first + n)) {
+        int step = run.n;
 
+        if (slice->n_cols < slice->cols)
+            step = 1;
         for (int i = 0; i < run.n && rc == ERR_OK; i += step)
-            rc = d->ops->weights(d, to->dst, to->at + (size_t)(run.to + i) * (size_t)s->n_cols,
-                                 floats + (size_t)(run.from + i - first) * (size_t)s->cols + s->col,
-                                 DEVICE_F32, (size_t)step * (size_t)s->n_cols);
+            rc = device->ops->weights(
+                device, to->dst, to->at + (size_t)(run.to + i) * (size_t)slice->n_cols,
+                floats + (size_t)(run.from + i - first) * (size_t)slice->cols + slice->col,
+                DEVICE_F32, (size_t)step * (size_t)slice->n_cols);
     }
     return rc;
 }
 
-/* The host computes the numbers. */
-static bool is_converted(const struct target *to)
+/* True if the host computes the numbers before they are stored. */
+static bool loader_is_converted(const struct target *to)
 {
     return to->use == BYTES_CONVERTED || to->use == BYTES_RAISED;
 }
 
-static void raise_numbers(float *out, const struct tensor *t, size_t n)
+/* Gemma stores weights of norms minus one. Adding in float32, before rounding to the device's type,
+ * keeps the small digits. */
+static void loader_raise_numbers(float *out, const struct tensor *t, size_t n)
 {
     for (size_t i = 0; i < n; i++)
         out[i] = quant_number(t, i) + 1.0f;
 }
 
-/* n_rows rows from `first` on, of a tensor in a format or one that is rounded as if it were, to
- * numbers of the device's type. */
-static int convert_rows(struct loader *l, size_t idx, unsigned char *bytes, int first, int n_rows)
+/* Convert n_rows rows from `first` on to float32 and store each rank's slice. Rank 0's target
+ * describes the tensor for all ranks. The mutex is held while storing, because the device's own
+ * operations are not thread-safe as pipes are. */
+static int loader_convert_rows(struct loader *l, size_t idx, unsigned char *bytes, int first,
+                               int n_rows)
 {
-    const struct target *to = target_of(l, idx, 0); /* of all ranks but for where it goes */
+    const struct target *to = loader_target_of(l, idx, 0); /* the same for all ranks except for
+                                                            * dst, at and slice */
     size_t cols = (size_t)to->slice.cols;
     int step = (int)(FLOATS / cols) + 1, rc = ERR_OK;
     float *floats = mem_zalloc_array((size_t)step * cols, sizeof *floats);
@@ -518,19 +594,24 @@ static int convert_rows(struct loader *l, size_t idx, unsigned char *bytes, int 
 
     if (floats == NULL)
         return ERR_NO_MEMORY;
-    for (int r = 0; r < n_rows && rc == ERR_OK; r += step, bytes += (size_t)step * row_bytes(to)) {
-        int some = n_rows - r < step ? n_rows - r : step;
+    for (int row = 0; row < n_rows && rc == ERR_OK;
+         row += step, bytes += (size_t)step * loader_row_bytes(to)) {
+        int some = step;
 
+        if (n_rows - row < step)
+            some = n_rows - row;
         part.data = bytes;
         if (to->use == BYTES_RAISED)
-            raise_numbers(floats, &part, (size_t)some * cols);
+            loader_raise_numbers(floats, &part, (size_t)some * cols);
         else
-            rc = to->part.kind != NULL ? quant_dequantise(floats, &to->part, bytes, first + r, some)
-                                       : quant_round(floats, &part, 0, some, (int)cols);
+            rc = to->part.kind != NULL
+                     ? quant_dequantise(floats, &to->part, bytes, first + row, some)
+                     : quant_round(floats, &part, 0, some, (int)cols);
         (void)pthread_mutex_lock(&l->turn); /* cannot fail: initialised, not held by us */
         for (int i = 0; i < l->n_ranks && rc == ERR_OK; i++) {
-            if (is_converted(target_of(l, idx, i)))
-                rc = store_floats(l, i, target_of(l, idx, i), floats, first + r, some);
+            if (loader_is_converted(loader_target_of(l, idx, i)))
+                rc = loader_store_floats(l, i, loader_target_of(l, idx, i), floats, first + row,
+                                         some);
         }
         (void)pthread_mutex_unlock(&l->turn);
     }
@@ -538,12 +619,13 @@ static int convert_rows(struct loader *l, size_t idx, unsigned char *bytes, int 
     return rc;
 }
 
-/* n_rows rows from `first` on of a tensor that is the transpose of its matrix: they are columns of
- * all rows of that, so the matrix is gathered on the host and stored with the tensor's last row.
- * One thread reads a tensor, in the order of its rows. */
-static int turn_rows(struct loader *l, size_t idx, unsigned char *bytes, int first, int n_rows)
+/* Take n_rows rows from `first` on of a tensor that is the transpose of its matrix. They are
+ * columns of the matrix, so the matrix is gathered on the host and stored when the last row has
+ * come. One thread reads a tensor, in the order of its rows, so no lock is needed until then. */
+static int loader_turn_rows(struct loader *l, size_t idx, unsigned char *bytes, int first,
+                            int n_rows)
 {
-    struct target *to = target_of(l, idx, 0);
+    struct target *to = loader_target_of(l, idx, 0);
     struct tensor part = *l->items[idx].t;
     int rows = to->slice.rows, cols = to->slice.cols, rc = ERR_OK;
 
@@ -551,32 +633,32 @@ static int turn_rows(struct loader *l, size_t idx, unsigned char *bytes, int fir
         (to->turned = mem_zalloc_array((size_t)rows * (size_t)cols, sizeof(float))) == NULL)
         return ERR_NO_MEMORY;
     part.data = bytes;
-    for (int c = 0; c < n_rows; c++) {
-        for (int r = 0; r < rows; r++)
-            to->turned[(size_t)r * (size_t)cols + (size_t)(first + c)] =
-                quant_number(&part, (size_t)c * (size_t)rows + (size_t)r);
+    for (int col = 0; col < n_rows; col++) {
+        for (int row = 0; row < rows; row++)
+            to->turned[(size_t)row * (size_t)cols + (size_t)(first + col)] =
+                quant_number(&part, (size_t)col * (size_t)rows + (size_t)row);
     }
     if (first + n_rows < cols)
         return ERR_OK;
     (void)pthread_mutex_lock(&l->turn); /* cannot fail: initialised, not held by us */
     for (int i = 0; i < l->n_ranks && rc == ERR_OK; i++)
-        rc = store_floats(l, i, target_of(l, idx, i), to->turned, 0, rows);
+        rc = loader_store_floats(l, i, loader_target_of(l, idx, i), to->turned, 0, rows);
     (void)pthread_mutex_unlock(&l->turn);
     mem_free(to->turned);
     to->turned = NULL;
     return rc;
 }
 
-/* n rows of a slice, from row `to_row` of it on: they begin in the pipe with row `row`. */
-static int send(struct device *d, const struct target *to, const struct device_pipe *pipe, int row,
-                int to_row, int n)
+/* Send n rows to the slice, from its row `to_row` on; in the pipe they begin at row `row`. */
+static int loader_send_rows(struct device *d, const struct target *to,
+                            const struct device_pipe *pipe, int row, int to_row, int n)
 {
     int cols = to->slice.n_cols;
     size_t elems = (size_t)n * (size_t)cols, at = to->at + (size_t)to_row * (size_t)cols;
     struct device_pipe some = *pipe;
     struct k_quantised out;
 
-    some.bytes += (size_t)row * row_bytes(to) + bytes_of(to, to->slice.col);
+    some.bytes += (size_t)row * loader_row_bytes(to) + loader_elem_bytes(to, to->slice.col);
     switch (to->use) {
     case BYTES_SUMMED:
     case BYTES_CONVERTED:
@@ -584,9 +666,9 @@ static int send(struct device *d, const struct target *to, const struct device_p
     case BYTES_TURNED: break;
     case BYTES_FILLED: return d->ops->pipe_weights(d, &some, to->dst, at, to->type, elems);
     case BYTES_COPIED:
-        return d->ops->pipe_bytes(d, &some,
-                                  (char *)to->dst + to->at + (size_t)to_row * bytes_of(to, cols),
-                                  (size_t)n * bytes_of(to, cols));
+        return d->ops->pipe_bytes(
+            d, &some, (char *)to->dst + to->at + (size_t)to_row * loader_elem_bytes(to, cols),
+            (size_t)n * loader_elem_bytes(to, cols));
     case BYTES_ROUNDED:
         out = (struct k_quantised){.data = (k_e4m3 *)to->dst + at, .scales = to->scales + to_row};
         return d->ops->pipe_quantise(d, &some, &out, to->type, n, cols);
@@ -594,87 +676,92 @@ static int send(struct device *d, const struct target *to, const struct device_p
     return ERR_OK;
 }
 
-/* Rows first .. first + n - 1 of a tensor are in the pipe: a rank's slice of them. What several
- * ranks have is sent several times, so with ranks a device must not convert it in the pipe. */
-static int send_slice(struct device *d, const struct target *to, const struct device_pipe *pipe,
-                      int first, int n)
+/* Send a rank's slice of rows first .. first + n - 1 of a tensor, which are in the pipe. A row that
+ * several ranks have is sent several times; so a device with ranks must not convert it inside the
+ * pipe. */
+static int loader_send_slice(struct device *d, const struct target *to,
+                             const struct device_pipe *pipe, int first, int n)
 {
-    const struct slice *s = &to->slice;
-    struct slice_run run = slice_next(s, first, first + n);
+    const struct slice *slice = &to->slice;
+    struct slice_run run = slice_next(slice, first, first + n);
     int rc = ERR_OK;
 
-    for (; run.n > 0 && rc == ERR_OK; run = slice_next(s, run.from + run.n, first + n)) {
-        int step = s->n_cols < s->cols ? 1 : run.n;
+    for (; run.n > 0 && rc == ERR_OK; run = slice_next(slice, run.from + run.n, first + n)) {
+        int step = slice->n_cols < slice->cols ? 1 : run.n;
 
         for (int i = 0; i < run.n && rc == ERR_OK; i += step)
-            rc = send(d, to, pipe, run.from + i - first, run.to + i, step);
+            rc = loader_send_rows(d, to, pipe, run.from + i - first, run.to + i, step);
     }
     return rc;
 }
 
-/* The reader's: bytes from `at` on of an item are in the pipe. */
-static int place(void *context, size_t idx, struct device_pipe *pipe, size_t at, size_t bytes)
+/* Called by the reader's threads: `bytes` bytes from `at` on of item idx are in the pipe. */
+static int loader_place_bytes(void *context, size_t idx, struct device_pipe *pipe, size_t at,
+                              size_t bytes)
 {
-    struct loader *l = context;
-    const struct target *to = target_of(l, idx, 0);
-    size_t step = l->items[idx].step;
+    struct loader *loader = context;
+    const struct target *to = loader_target_of(loader, idx, 0);
+    size_t step = loader->items[idx].step;
     int rc = ERR_OK;
 
     if (to->use == BYTES_SUMMED)
-        return ERR_OK; /* of other ranks too */
+        return ERR_OK; /* and so do the other ranks */
     if (to->part.kind != NULL && to->part.kind->unpack != NULL)
         to->part.kind->unpack(pipe->bytes, bytes);
     if (to->use == BYTES_TURNED)
-        return turn_rows(l, idx, pipe->bytes, (int)(at / step), (int)(bytes / step));
-    if (is_converted(to))
-        return convert_rows(l, idx, pipe->bytes, (int)(at / step), (int)(bytes / step));
-    for (int i = 0; i < l->n_ranks && rc == ERR_OK; i++) {
-        to = target_of(l, idx, i);
+        return loader_turn_rows(loader, idx, pipe->bytes, (int)(at / step), (int)(bytes / step));
+    if (loader_is_converted(to))
+        return loader_convert_rows(loader, idx, pipe->bytes, (int)(at / step), (int)(bytes / step));
+    for (int i = 0; i < loader->n_ranks && rc == ERR_OK; i++) {
+        to = loader_target_of(loader, idx, i);
         if (to->use != BYTES_SUMMED)
-            rc = send_slice(l->ranks[i].device, to, pipe, (int)(at / step), (int)(bytes / step));
+            rc = loader_send_slice(loader->ranks[i].device, to, pipe, (int)(at / step),
+                                   (int)(bytes / step));
     }
     return rc;
 }
 
-/* The rank's part of the noise that a whole matrix has, plain. */
-static int fill_random_slices(struct loader *l, const struct k_matrix *m, const struct part *parts,
-                              int n_parts, uint64_t seed)
+/* Fill a rank's part of a random plain matrix with the numbers that one rank alone would have
+ * there. */
+static int loader_fill_random_slices(struct loader *l, const struct k_matrix *m,
+                                     const struct part *parts, int n_parts, uint64_t seed)
 {
     float *row = mem_zalloc_array((size_t)m->n_in, sizeof *row);
     size_t above = 0, at = 0;
     int rc = row == NULL ? ERR_NO_MEMORY : ERR_OK;
 
     for (int i = 0; i < n_parts && rc == ERR_OK; i++) {
-        const struct slice *s = &parts[i].slice;
+        const struct slice *slice = &parts[i].slice;
 
-        for (int r = 0; r < s->n_rows && rc == ERR_OK; r++, at += (size_t)m->n_in) {
-            size_t first = (above + (size_t)slice_row(s, r)) * (size_t)s->cols + (size_t)s->col;
+        for (int r = 0; r < slice->n_rows && rc == ERR_OK; r++, at += (size_t)m->n_in) {
+            size_t first =
+                (above + (size_t)slice_row(slice, r)) * (size_t)slice->cols + (size_t)slice->col;
 
-            for (int c = 0; c < s->n_cols; c++)
-                row[c] = k_noise(seed, first + (size_t)c) * RANDOM_SCALE;
+            for (int col = 0; col < slice->n_cols; col++)
+                row[col] = k_noise(seed, first + (size_t)col) * RANDOM_SCALE;
             rc = l->d->ops->weights(l->d, m->data, at, row, DEVICE_F32, (size_t)m->n_in);
         }
-        above += (size_t)s->rows;
+        above += (size_t)slice->rows;
     }
     mem_free(row);
     return rc;
 }
 
-/* Random elements, and scales that make them as large as others' weights. */
-static void fill_random(struct loader *l, const struct k_matrix *m, float *dev_scales,
-                        const struct part *parts, int n_parts)
+/* Fill a matrix with random elements; scales make quantised ones as large as plain ones. */
+static void loader_fill_random(struct loader *l, const struct k_matrix *m, float *dev_scales,
+                               const struct part *parts, int n_parts)
 {
-    size_t n_scales = n_scales_of(m);
-    const struct slice *s = &parts[0].slice;
-    bool is_split = s->n_rows < s->rows || s->n_cols < s->cols;
+    size_t n_scales = loader_n_scales(m);
+    const struct slice *slice = &parts[0].slice;
+    bool is_split = slice->n_rows < slice->rows || slice->n_cols < slice->cols;
     uint64_t seed = l->seed++;
     float *scales;
 
-    /* A GPU's ranks have noise of their own in split matrices, because a host thread would take
-     * minutes for that of a whole model. On the cpu device ranks compute what one rank would, which
-     * tests compare. */
+    /* On GPUs each rank's split matrix has noise of its own, because computing a whole model's
+     * noise by one host thread would take minutes. The cpu device gives all ranks one rank's
+     * numbers, which lets tests compare results. */
     if (l->n_ranks > 1 && n_scales == 0 && !l->d->is_gpu)
-        l->rc = fill_random_slices(l, m, parts, n_parts, seed);
+        l->rc = loader_fill_random_slices(l, m, parts, n_parts, seed);
     else
         l->rc = l->d->ops->fill_random(l->d, m, n_scales > 0 ? RANDOM_CODES : RANDOM_SCALE,
                                        is_split ? seed + ((uint64_t)l->rank << 32) : seed);
@@ -692,51 +779,59 @@ static void fill_random(struct loader *l, const struct k_matrix *m, float *dev_s
 
 /* --- matrices and vectors -------------------------------------------------------------- */
 
+/* These are called by weights.c in the order of the layers. Without files (dummy weights) they fill
+ * memory at once instead of listing tensors. */
+
+/* Look up all parts first, because the format of the matrix depends on all of them. */
 struct k_matrix loader_matrix(struct loader *l, const struct loader_tensors *all,
                               enum loader_use use)
 {
     struct part parts[LOADER_TENSORS_MAX] = {{.item = 0}};
-    struct k_matrix m = {.n_in = all->shapes[0].own_cols};
+    struct k_matrix matrix = {.n_in = all->shapes[0].own_cols};
     float *scales = NULL;
     bool is_plain;
 
+    must(all->n >= 1 && all->n <= LOADER_TENSORS_MAX);
     for (int i = 0; i < all->n; i++) {
         parts[i] = (struct part){.pattern = all->patterns[i],
                                  .slice = slice_make(&all->shapes[i], l->rank, l->n_ranks),
                                  .is_turned = use == USE_LAYER && l->c->arch->is_turned};
-        m.n_out += parts[i].slice.n_rows;
+        matrix.n_out += parts[i].slice.n_rows;
         if (l->files != NULL)
-            find_part(l, &parts[i]);
+            loader_find_part(l, &parts[i]);
     }
     if (l->rc != ERR_OK)
-        return m;
-    choose_format(l, &m, parts, all->n, use);
-    is_plain = k_format_is_plain(&m.format);
-    m.data = allocate(l, (size_t)m.n_out * (is_plain ? (size_t)m.n_in * l->d->elem_bytes
-                                                     : k_format_row_bytes(&m.format, m.n_in)));
+        return matrix;
+    loader_choose_format(l, &matrix, parts, all->n, use);
+    /* Quantised rows have their own length and need scales besides. */
+    is_plain = k_format_is_plain(&matrix.format);
+    matrix.data = loader_allocate(
+        l, (size_t)matrix.n_out * (is_plain ? (size_t)matrix.n_in * l->d->elem_bytes
+                                            : k_format_row_bytes(&matrix.format, matrix.n_in)));
     if (!is_plain)
-        m.scales = scales = allocate(l, n_scales_of(&m) * sizeof *scales);
-    l->w->reads_codes = l->w->reads_codes || k_format_reads_codes(&m.format);
+        matrix.scales = scales = loader_allocate(l, loader_n_scales(&matrix) * sizeof *scales);
+    l->w->reads_codes = l->w->reads_codes || k_format_reads_codes(&matrix.format);
     if (l->rc != ERR_OK)
-        return m;
+        return matrix;
     if (l->files == NULL)
-        fill_random(l, &m, scales, parts, all->n);
+        loader_fill_random(l, &matrix, scales, parts, all->n);
     else
-        list_parts(l, &m, scales, parts, all->n, use);
+        loader_list_parts(l, &matrix, scales, parts, all->n, use);
     if (l->files != NULL && !is_plain && parts[0].q.kind != NULL)
-        fill_scales(l, &m, scales, parts, all->n);
-    return m;
+        loader_fill_scales(l, &matrix, scales, parts, all->n);
+    return matrix;
 }
 
-/* The shape of what stands beside each row of a tensor: one number. */
-static struct slice_shape of_rows(const struct slice_shape *shape)
+/* The shape of a vector with one number per row of a tensor: its bias. */
+static struct slice_shape loader_row_shape(const struct slice_shape *shape)
 {
-    struct slice_shape s = *shape;
+    struct slice_shape row_shape = *shape;
 
-    s.cols = s.own_cols = 1;
-    return s;
+    row_shape.cols = row_shape.own_cols = 1;
+    return row_shape;
 }
 
+/* A bias added to a sum over ranks must be added once: only rank 0 has it. */
 void *loader_bias(struct loader *l, const struct loader_tensors *all, enum plan_split split)
 {
     struct slice slices[LOADER_TENSORS_MAX];
@@ -744,84 +839,87 @@ void *loader_bias(struct loader *l, const struct loader_tensors *all, enum plan_
     void *dst = NULL;
 
     for (int i = 0; i < all->n; i++) {
-        const struct slice_shape shape = of_rows(&all->shapes[i]);
+        const struct slice_shape shape = loader_row_shape(&all->shapes[i]);
 
         slices[i] = slice_make(&shape, l->rank, l->n_ranks);
         n += (size_t)slices[i].n_rows;
     }
     if (l->rank == 0 || split != SPLIT_COLUMNS)
-        dst = allocate(l, n * l->d->elem_bytes);
+        dst = loader_allocate(l, n * l->d->elem_bytes);
     for (int i = 0; i < all->n && l->files != NULL; i++) {
         char name[400];
 
         loader_name(l, name, sizeof name, all->patterns[i], ".bias");
-        fill_vector(l, dst, at, name, &slices[i], false);
+        loader_fill_vector(l, dst, at, name, &slices[i], false);
         at += (size_t)slices[i].n_rows;
     }
     return dst;
 }
 
+/* Random models have ones, the neutral weight of a norm. */
 void *loader_vector(struct loader *l, const char *pattern, const struct slice_shape *shape,
                     bool plus_one)
 {
-    const struct slice s = slice_make(shape, l->rank, l->n_ranks);
-    void *dst = allocate(l, (size_t)s.n_rows * l->d->elem_bytes);
+    const struct slice slice = slice_make(shape, l->rank, l->n_ranks);
+    void *dst = loader_allocate(l, (size_t)slice.n_rows * l->d->elem_bytes);
     char name[400];
     float ones[256];
 
     if (l->files != NULL) {
         loader_name(l, name, sizeof name, pattern, ".weight");
-        fill_vector(l, dst, 0, name, &s, plus_one);
+        loader_fill_vector(l, dst, 0, name, &slice, plus_one);
         return dst;
     }
     for (int i = 0; i < 256; i++)
         ones[i] = 1.0f;
-    for (int i = 0; i < s.n_rows && l->rc == ERR_OK; i += 256)
+    for (int i = 0; i < slice.n_rows && l->rc == ERR_OK; i += 256)
         l->rc = l->d->ops->weights(l->d, dst, (size_t)i, ones, DEVICE_F32,
-                                   (size_t)(s.n_rows - i < 256 ? s.n_rows - i : 256));
+                                   (size_t)(slice.n_rows - i < 256 ? slice.n_rows - i : 256));
     return dst;
 }
 
-/* Whichever of the scale's names is there. */
+/* Writers of checkpoints disagree about the name: three are tried. */
 float loader_kv_scale(struct loader *l, const char *own, const char *pattern, const char *ending)
 {
-    const struct tensor *t = beside(l, own, ending);
+    const struct tensor *tensor = loader_tensor_beside(l, own, ending);
     float scale = 1.0f;
 
-    if (t == NULL)
-        t = beside(l, pattern, ending);
-    if (t == NULL)
-        t = beside(l, pattern, "output_scale");
-    if (t != NULL && quant_single(&scale, t) != ERR_OK) {
+    if (tensor == NULL)
+        tensor = loader_tensor_beside(l, pattern, ending);
+    if (tensor == NULL)
+        tensor = loader_tensor_beside(l, pattern, "output_scale");
+    if (tensor != NULL && quant_single(&scale, tensor) != ERR_OK) {
         log_error("model: %s: tensor %s is not one number of F32, BF16, F16 or F8_E8M0",
-                  checkpoint_path(l->files, t), t->name);
+                  checkpoint_path(l->files, tensor), tensor->name);
         l->rc = ERR_UNSUPPORTED;
     }
     return scale;
 }
 
+/* The digest covers every listed tensor, whichever ranks use it. */
 int loader_read(struct loader *l)
 {
-    const struct reader r = {.files = l->files,
-                             .device = l->ranks[0].device,
-                             .items = l->items,
-                             .n_items = l->n_items,
-                             .place = place,
-                             .context = l};
+    const struct reader reader = {.files = l->files,
+                                  .device = l->ranks[0].device,
+                                  .items = l->items,
+                                  .n_items = l->n_items,
+                                  .place = loader_place_bytes,
+                                  .context = l};
     int rc;
 
     (void)pthread_mutex_init(&l->turn, NULL); /* default attributes: cannot fail on Linux */
-    rc = reader_run(&r);
+    rc = reader_run(&reader);
     (void)pthread_mutex_destroy(&l->turn);
     if (rc == ERR_OK)
-        digest(l);
+        loader_make_digest(l);
     return rc;
 }
 
+/* Also after errors, at any point. */
 void loader_fini(struct loader *l)
 {
     for (size_t i = 0; i < l->n_items; i++)
-        mem_free(target_of(l, i, 0)->turned); /* where reading failed half-way */
+        mem_free(loader_target_of(l, i, 0)->turned); /* not NULL only if reading failed half-way */
     mem_free(l->targets);
     mem_free(l->items);
     checkpoint_close(l->files);

@@ -1,7 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Opens a model: config.json, device, weights, work memory, and KV pages from what is left; then
- * turns the engine's batches into steps of the device. */
+ * Opening a model, and its steps.
+ *
+ * Opening goes from config.json to the layer plan, the devices, weights, work memory, and last the
+ * KV pages, which get the memory that is left. A step turns the engine's batch into a batch of the
+ * device on every rank, runs the forward pass, and samples on rank 0.
+ *
+ * All functions run on the engine's thread; rank_run() hands the work of the other ranks to their
+ * threads and waits for them. Copies of pages are in model_pages.c. */
 #include "model/model.h"
 
 #include <math.h>
@@ -9,20 +15,15 @@
 #include <string.h>
 
 #include "base/clock.h"
-#include "base/fault.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/must.h"
-#include "device/device.h"
 #include "device/pool.h"
-#include "model/cache.h"
 #include "model/forward.h"
-#include "model/hf_config.h"
-#include "model/plan.h"
-#include "model/rank.h"
+#include "model/model_parts.h"
 #include "model/weights.h"
 
-#define LAYOUT_VERSION 1 /* of a page; part of the fingerprint */
+#define LAYOUT_VERSION 1 /* of the page layout; part of the fingerprint */
 #define GEMM_TABLE     QUIRE_DATADIR "/gemm-h200.txt"
 #define PAGES_MAX      16777216
 #define TURNS_A_TASK   4096
@@ -35,46 +36,27 @@ _Static_assert(BATCH_BANNED_MAX == K_BANNED_MAX, "a row's banned ids are copied 
 _Static_assert(sizeof(((struct model_shape *)0)->eos) == sizeof(((struct hf_config *)0)->eos),
                "the ids that end a text are copied whole");
 
-struct model {
-    struct ranks ranks;
-    struct device *device; /* rank 0's: it samples, and speaks for the others */
-    struct hf_config config;
-    struct model_shape shape;
-    struct plan plan;             /* of a rank's part */
-    struct cache cache;           /* the same on all ranks */
-    int n_under_way;              /* steps begun and not ended */
-    int n_rows;                   /* of the last step */
-    enum k_type kv_type;          /* K_BF16: the device's own */
-    struct k_format layers, head; /* formats that plain ones are rounded to; plain: none */
-    size_t work_bytes;            /* activations, tables and work areas, for the log */
-    /* What begin() derives from a batch. */
-    int32_t *token_seq, *token_pos; /* int32 [max_num_batched_tokens] */
-    int32_t *row_tokens;            /* int32 [max_num_seqs] */
-    struct k_sample_row *rows;      /* [max_num_seqs] */
-    const int32_t **histories;      /* [max_num_seqs] */
-    struct device_batch device_batch;
-    struct k_logprob_row *logprobs; /* [max_num_seqs] */
-    int *n_asked;                   /* [max_num_seqs], of the step's extras */
-    bool is_sampled;                /* the step that was last begun */
-};
-
 /* --- opening --------------------------------------------------------------------------- */
 
-static int least(int a, int b)
+/* Options that are absent get defaults of the device or of the model. Options that contradict each
+ * other or the model are refused with a message that names the setting, before weights are
+ * loaded. */
+
+static int model_least(int a, int b)
 {
     return a < b ? a : b;
 }
 
-static bool is_set(const char *option)
+static bool model_is_set(const char *option)
 {
     return option != NULL && option[0] != '\0';
 }
 
-/* The types of weights and pages. */
-static int choose_types(struct model *m, const struct model_options *o)
+/* Choose the formats of weights and pages from the settings quantization and kv_cache_dtype. */
+static int model_choose_types(struct model *m, const struct model_options *o)
 {
-    const char *kv = is_set(o->kv_cache_dtype) ? o->kv_cache_dtype : "auto";
-    bool rounds = is_set(o->quantization);
+    const char *kv = model_is_set(o->kv_cache_dtype) ? o->kv_cache_dtype : "auto";
+    bool rounds = model_is_set(o->quantization);
     bool rounds_head = rounds && strcmp(o->quantization, "fp8_all") == 0;
 
     if (rounds && !rounds_head && strcmp(o->quantization, "fp8") != 0) {
@@ -86,6 +68,7 @@ static int choose_types(struct model *m, const struct model_options *o)
         m->layers = k_format_by_row(K_E4M3);
     if (rounds_head)
         m->head = k_format_by_row(K_E4M3);
+    /* K_BF16 means plain: float32 on the cpu device. */
     m->kv_type = K_BF16;
     if (strcmp(kv, "auto") == 0)
         return ERR_OK;
@@ -94,7 +77,7 @@ static int choose_types(struct model *m, const struct model_options *o)
         return ERR_INVALID;
     }
     if (!m->device->is_gpu) {
-        log_error("model: kv_cache_dtype fp8 is for the cuda device; on %s it is auto",
+        log_error("model: kv_cache_dtype fp8 needs the cuda device; use auto on %s",
                   m->device->name);
         return ERR_UNSUPPORTED;
     }
@@ -102,12 +85,16 @@ static int choose_types(struct model *m, const struct model_options *o)
     return ERR_OK;
 }
 
-static size_t kv_elem_bytes(const struct model *m)
+/* Bytes of one key or value element in a page. */
+static size_t model_kv_elem_bytes(const struct model *m)
 {
-    return m->kv_type == K_E4M3 ? sizeof(k_e4m3) : m->device->elem_bytes;
+    if (m->kv_type == K_E4M3)
+        return sizeof(k_e4m3);
+    return m->device->elem_bytes;
 }
 
-static void name_device(struct model *m)
+/* The name in logs and /metrics: "NVIDIA H200" or "2 ranks of NVIDIA H200". */
+static void model_name_device(struct model *m)
 {
     char *out = m->shape.device;
 
@@ -118,68 +105,74 @@ static void name_device(struct model *m)
                        m->device->name);
 }
 
-/* Options and presets become the shape; all but the pages. */
-static int choose_shape(struct model *m, const struct model_options *o)
+/* Fill in the shape, except for pages, and check the options against each other. */
+static int model_choose_shape(struct model *m, const struct model_options *o)
 {
-    struct model_shape *s = &m->shape;
-    const struct hf_config *c = &m->config;
+    struct model_shape *shape = &m->shape;
+    const struct hf_config *config = &m->config;
     bool gpu = m->device->is_gpu;
 
-    s->is_gpu = gpu;
-    s->n_layers = c->n_layers;
-    s->dim = c->dim;
-    s->n_heads = c->n_heads;
-    s->n_kv_heads = c->n_kv_heads;
-    s->head_dim = c->head_dim;
-    s->ff_dim = c->ff_dim;
-    s->n_vocab = c->n_vocab;
-    s->page_tokens = o->page_tokens;
-    s->max_num_seqs = gpu ? 256 : 64;
-    s->max_num_batched_tokens = gpu ? 8192 : 512;
+    shape->is_gpu = gpu;
+    shape->n_layers = config->n_layers;
+    shape->dim = config->dim;
+    shape->n_heads = config->n_heads;
+    shape->n_kv_heads = config->n_kv_heads;
+    shape->head_dim = config->head_dim;
+    shape->ff_dim = config->ff_dim;
+    shape->n_vocab = config->n_vocab;
+    shape->page_tokens = o->page_tokens;
+    /* Large batches on a GPU; on a CPU they would only add latency. */
+    shape->max_num_seqs = gpu ? 256 : 64;
+    shape->max_num_batched_tokens = gpu ? 8192 : 512;
     if (o->max_num_batched_tokens > 0)
-        s->max_num_batched_tokens = o->max_num_batched_tokens;
-    /* A preset gives way to what was asked for; two wishes must agree. */
+        shape->max_num_batched_tokens = o->max_num_batched_tokens;
+    /* A default is lowered to fit a number that was asked for; two numbers that were both asked for
+     * must agree, or the message below reports it. */
     if (o->max_num_seqs > 0)
-        s->max_num_seqs = o->max_num_seqs;
-    else if (s->max_num_seqs > s->max_num_batched_tokens)
-        s->max_num_seqs = s->max_num_batched_tokens;
-    if (o->max_num_batched_tokens <= 0 && s->max_num_batched_tokens < s->max_num_seqs)
-        s->max_num_batched_tokens = s->max_num_seqs;
-    s->max_model_len = o->max_model_len > 0 ? o->max_model_len : c->len_max;
-    s->n_eos = c->n_eos;
-    memcpy(s->eos, c->eos, sizeof s->eos);
-    name_device(m);
-    if (s->page_tokens < 1 || s->page_tokens > 256) {
-        log_error("model: page_tokens %d must be 1 to 256", s->page_tokens);
+        shape->max_num_seqs = o->max_num_seqs;
+    else if (shape->max_num_seqs > shape->max_num_batched_tokens)
+        shape->max_num_seqs = shape->max_num_batched_tokens;
+    if (o->max_num_batched_tokens <= 0 && shape->max_num_batched_tokens < shape->max_num_seqs)
+        shape->max_num_batched_tokens = shape->max_num_seqs;
+    shape->max_model_len = o->max_model_len > 0 ? o->max_model_len : config->len_max;
+    shape->n_eos = config->n_eos;
+    memcpy(shape->eos, config->eos, sizeof shape->eos);
+    model_name_device(m);
+    /* Checks come last, because they compare the final numbers. */
+    if (shape->page_tokens < 1 || shape->page_tokens > 256) {
+        log_error("model: page_tokens %d must be 1 to 256", shape->page_tokens);
         return ERR_INVALID;
     }
-    if (s->max_model_len > c->len_max) {
-        log_error("model: max_model_len %d is more than the model's %d", s->max_model_len,
-                  c->len_max);
+    if (shape->max_model_len > config->len_max) {
+        log_error("model: max_model_len %d is more than the model's %d", shape->max_model_len,
+                  config->len_max);
         return ERR_INVALID;
     }
-    if (s->max_num_batched_tokens < s->max_num_seqs) {
+    if (shape->max_num_batched_tokens < shape->max_num_seqs) {
         log_error("model: max_num_batched_tokens %d must be at least max_num_seqs %d",
-                  s->max_num_batched_tokens, s->max_num_seqs);
+                  shape->max_num_batched_tokens, shape->max_num_seqs);
         return ERR_INVALID;
     }
     return ERR_OK;
 }
 
-static int choose_groups(struct model *m)
+/* A page of the engine is the pages of all ranks, one after another. */
+static int model_choose_groups(struct model *m)
 {
-    struct model_shape *s = &m->shape;
-    int rc = cache_make(&m->cache, &m->plan, s->page_tokens, kv_elem_bytes(m));
+    struct model_shape *shape = &m->shape;
+    int rc = cache_make(&m->cache, &m->plan, shape->page_tokens, model_kv_elem_bytes(m));
 
     if (rc != ERR_OK)
         return rc;
-    s->page_bytes = (size_t)m->ranks.n * m->cache.page_bytes;
-    s->n_groups = m->cache.n_groups;
-    memcpy(s->groups, m->cache.groups, sizeof s->groups);
+    shape->page_bytes = (size_t)m->ranks.n * m->cache.page_bytes;
+    shape->n_groups = m->cache.n_groups;
+    memcpy(shape->groups, m->cache.groups, sizeof shape->groups);
     return ERR_OK;
 }
 
-static int alloc_host(struct model *m)
+/* Host arrays of one step, allocated for the largest. is_sampled starts true, as if a step had
+ * ended, so that the first may begin. */
+static int model_alloc_host(struct model *m)
 {
     size_t tokens = (size_t)m->shape.max_num_batched_tokens, seqs = (size_t)m->shape.max_num_seqs;
 
@@ -197,36 +190,41 @@ static int alloc_host(struct model *m)
     return ERR_OK;
 }
 
-/* The table of one rope while it is computed. */
+/* The table of one rope while threads compute it. */
 struct turning {
     const struct rope *rope;
     int idx, len;
     float *turns;
 };
 
-static void turn_some(void *job, int task, int worker)
+/* A pool task: positions first .. first + TURNS_A_TASK - 1 of one table. */
+static void model_turn_positions(void *job, int task, int worker)
 {
-    const struct turning *t = job;
-    int first = task * TURNS_A_TASK, left = t->len - first;
+    const struct turning *table = job;
+    int first = task * TURNS_A_TASK, left = table->len - first;
 
     (void)worker;
-    rope_turns(t->rope, t->turns + (size_t)first * (size_t)t->rope->head_dim, first,
-               least(left, TURNS_A_TASK), t->len);
+    rope_turns(table->rope, table->turns + (size_t)first * (size_t)table->rope->head_dim, first,
+               model_least(left, TURNS_A_TASK), table->len);
 }
 
-static int place_turns(struct rank *r, void *context)
+/* Runs per rank: upload the computed table. */
+static int model_place_turns(struct rank *r, void *context)
 {
     const struct turning *job = context;
-    struct device *d = r->device;
+    struct device *device = r->device;
     size_t bytes = (size_t)job->len * (size_t)job->rope->head_dim * sizeof(float);
-    float *turns = d->ops->alloc_constant(d, bytes);
+    float *turns = device->ops->alloc_constant(device, bytes);
 
     r->turns[job->idx] = turns;
-    return turns == NULL ? ERR_NO_MEMORY : d->ops->upload(d, turns, job->turns, bytes);
+    if (turns == NULL)
+        return ERR_NO_MEMORY;
+    return device->ops->upload(device, turns, job->turns, bytes);
 }
 
-/* The tables of turns, one per rope: 80 ms of sines for 131072 positions if one thread did it. */
-static int fill_turns(struct model *m)
+/* Compute the tables of rotations, one per rope, and upload them to all ranks. By one thread it
+ * would take 80 ms for 131,072 positions, hence the pool. */
+static int model_fill_turns(struct model *m)
 {
     int len = m->shape.max_model_len, n_tasks = (len + TURNS_A_TASK - 1) / TURNS_A_TASK;
     struct turning job = {.len = len};
@@ -236,81 +234,87 @@ static int fill_turns(struct model *m)
     job.turns = mem_alloc((size_t)len * (size_t)m->shape.head_dim * sizeof(float));
     if (job.turns == NULL)
         return rc;
-    rc = pool_open(&pool, least(n_tasks, least(pool_cores(), TURNS_THREADS)));
+    rc = pool_open(&pool, model_least(n_tasks, model_least(pool_cores(), TURNS_THREADS)));
+    /* One buffer serves all ropes in turn, because the upload blocks. */
     for (job.idx = 0; job.idx < m->plan.n_ropes && rc == ERR_OK; job.idx++) {
         job.rope = &m->plan.ropes[job.idx];
-        pool_run(pool, turn_some, &job, n_tasks);
-        rc = rank_run(&m->ranks, place_turns, &job);
+        pool_run(pool, model_turn_positions, &job, n_tasks);
+        rc = rank_run(&m->ranks, model_place_turns, &job);
     }
     pool_close(pool);
     mem_free(job.turns);
     return rc;
 }
 
-/* Rank 0 alone has rows of logits, and samples them. */
-static struct device_limits limits_of(const struct model *m, const struct rank *r)
+/* The limits of one rank. Only rank 0 computes logits, so the vocabulary of the others is 0. */
+static struct device_limits model_rank_limits(const struct model *m, const struct rank *r)
 {
-    const struct model_shape *s = &m->shape;
+    const struct model_shape *shape = &m->shape;
     const struct plan_widths widest = plan_widest(&m->plan);
     struct device_limits limits = {
-        .n_tokens = s->max_num_batched_tokens,
-        .n_seqs = s->max_num_seqs,
-        .pages_max = cache_row(&m->cache, s->max_model_len),
-        .len_max = s->max_model_len,
-        .page_tokens = s->page_tokens,
-        .n_tables = s->n_groups,
+        .n_tokens = shape->max_num_batched_tokens,
+        .n_seqs = shape->max_num_seqs,
+        .pages_max = cache_row(&m->cache, shape->max_model_len),
+        .len_max = shape->max_model_len,
+        .page_tokens = shape->page_tokens,
+        .n_tables = shape->n_groups,
         .n_heads = widest.n_heads,
         .n_kv_heads = widest.n_kv_heads,
         .head_dim = widest.head_dim,
         .n_windows = widest.n_windows,
-        .dim = s->dim,
+        .dim = shape->dim,
         .ff_dim = widest.ff,
-        .n_vocab = r->idx == 0 ? s->n_vocab : 0,
+        .n_vocab = r->idx == 0 ? shape->n_vocab : 0,
         .codes = r->weights.reads_codes,
         .has_states = widest.has_states,
     };
 
-    for (int g = 0; g < s->n_groups; g++)
-        limits.table_pages[g] = s->groups[g].n_state_pages;
+    for (int group = 0; group < shape->n_groups; group++)
+        limits.table_pages[group] = shape->groups[group].n_state_pages;
     return limits;
 }
 
-static int alloc_rank(struct rank *r, void *model)
+/* Runs per rank: the device's own work memory, then activations. */
+static int model_alloc_rank(struct rank *r, void *context)
 {
-    const struct model *m = model;
-    const struct device_limits limits = limits_of(m, r);
+    const struct model *model = context;
+    const struct device_limits limits = model_rank_limits(model, r);
     int rc = r->device->ops->reserve(r->device, &limits);
 
-    return rc != ERR_OK ? rc : activations_alloc(&r->act, r->device, &m->plan, &limits);
-}
-
-/* Activations, work areas and the table of turns: everything but weights and pages. */
-static int alloc_work(struct model *m)
-{
-    int rc = rank_run(&m->ranks, alloc_rank, m);
-
-    if (rc != ERR_OK || (rc = alloc_host(m)) != ERR_OK)
+    if (rc != ERR_OK)
         return rc;
-    return fill_turns(m);
+    return activations_alloc(&r->act, r->device, &model->plan, &limits);
 }
 
-/* What a rank's GPU has left for pages. */
-static int rank_budget(struct device *d, double utilization, size_t *out)
+/* Allocate activations, work areas and rotation tables: all memory but weights and pages. */
+static int model_alloc_work(struct model *m)
+{
+    int rc = rank_run(&m->ranks, model_alloc_rank, m);
+
+    if (rc != ERR_OK || (rc = model_alloc_host(m)) != ERR_OK)
+        return rc;
+    return model_fill_turns(m);
+}
+
+/* The bytes that a rank's GPU has left for pages: its share by gpu_memory_utilization, less the
+ * memory in use, that of other processes included. */
+static int model_rank_budget(struct device *d, double utilization, size_t *out)
 {
     size_t free_bytes = 0, total_bytes = 0, used, allowed;
     int rc = d->ops->free(d, &free_bytes, &total_bytes);
 
     if (rc != ERR_OK)
         return rc;
+    /* The setting is a share of the whole GPU, as in vLLM. */
     used = total_bytes - free_bytes;
     allowed = (size_t)((double)total_bytes * utilization);
     *out = allowed > used ? allowed - used : 0;
     return ERR_OK;
 }
 
-/* Bytes that the KV pages of all ranks may take. Every page has a part on each GPU, so the fullest
- * GPU decides. */
-static int kv_budget(struct model *m, const struct model_options *o, size_t *out)
+/* The bytes that KV pages of all ranks may take together. Every page has a part on each GPU, so the
+ * GPU with the least room decides. */
+static int model_kv_budget(struct model *m, const struct model_options *o, size_t *out)
 {
     size_t least_bytes = SIZE_MAX;
 
@@ -320,61 +324,74 @@ static int kv_budget(struct model *m, const struct model_options *o, size_t *out
     }
     for (int i = 0; i < m->ranks.n; i++) {
         size_t bytes;
-        int rc = rank_budget(m->ranks.at[i].device, o->gpu_memory_utilization, &bytes);
+        int rc = model_rank_budget(m->ranks.at[i].device, o->gpu_memory_utilization, &bytes);
 
         if (rc != ERR_OK)
             return rc;
-        least_bytes = bytes < least_bytes ? bytes : least_bytes;
+        if (bytes < least_bytes)
+            least_bytes = bytes;
     }
     *out = least_bytes * (size_t)m->ranks.n;
     return ERR_OK;
 }
 
-static const char *pages_setting(const struct model *m, const struct model_options *o)
+/* The setting to name in a message on too few pages. */
+static const char *model_pages_setting(const struct model *m, const struct model_options *o)
 {
     if (o->num_pages > 0)
         return "num_pages";
-    return m->device->is_gpu ? "gpu_memory_utilization" : "cpu_kv_bytes";
+    if (m->device->is_gpu)
+        return "gpu_memory_utilization";
+    return "cpu_kv_bytes";
 }
 
-/* Settle n_pages, and max_model_len where the memory is short and nobody asked for a length. */
-static int choose_pages(struct model *m, const struct model_options *o)
+/* Choose n_pages. If the memory is too small for a text of max_model_len tokens, lower that length,
+ * unless it was asked for: then it is an error. */
+static int model_choose_pages(struct model *m, const struct model_options *o)
 {
-    struct model_shape *s = &m->shape;
+    struct model_shape *shape = &m->shape;
     size_t budget = 0, n;
-    int rc = kv_budget(m, o, &budget), len;
+    int rc = model_kv_budget(m, o, &budget), len;
 
     if (rc != ERR_OK)
         return rc;
-    n = o->num_pages > 0 ? (size_t)o->num_pages : budget / s->page_bytes;
-    n = n > PAGES_MAX ? PAGES_MAX : n;
-    len = cache_tokens(&m->cache, (int)n, s->max_model_len);
-    if (len == 0 || (len < s->max_model_len && o->max_model_len > 0)) {
+    n = o->num_pages > 0 ? (size_t)o->num_pages : budget / shape->page_bytes;
+    if (n > PAGES_MAX)
+        n = PAGES_MAX;
+    len = cache_tokens(&m->cache, (int)n, shape->max_model_len);
+    if (len == 0 || (len < shape->max_model_len && o->max_model_len > 0)) {
         log_error("model: KV memory holds a text of %d tokens (%zu pages), max_model_len is %d; "
                   "lower max_model_len or give more memory (%s)",
-                  len, n, s->max_model_len, pages_setting(m, o));
+                  len, n, shape->max_model_len, model_pages_setting(m, o));
         return ERR_NO_MEMORY;
     }
-    s->n_pages = (int)n;
-    if (len < s->max_model_len) {
+    shape->n_pages = (int)n;
+    if (len < shape->max_model_len) {
         log_warn("model: KV memory holds a text of %d tokens (%zu pages), the model could take %d: "
                  "max_model_len is %d; raise %s for more",
-                 len, n, s->max_model_len, len, pages_setting(m, o));
-        s->max_model_len = len;
+                 len, n, shape->max_model_len, len, model_pages_setting(m, o));
+        shape->max_model_len = len;
     }
     return ERR_OK;
 }
 
-static int alloc_rank_pages(struct rank *r, void *model)
+/* Runs per rank: the pages of all sequences, in one allocation. They are scratch memory, so a sleep
+ * loses their content. */
+static int model_alloc_rank_pages(struct rank *r, void *context)
 {
-    const struct model *m = model;
+    const struct model *model = context;
 
-    r->pages =
-        r->device->ops->alloc_scratch(r->device, (size_t)m->shape.n_pages * m->cache.page_bytes);
-    return r->pages == NULL ? ERR_NO_MEMORY : ERR_OK;
+    r->pages = r->device->ops->alloc_scratch(r->device, (size_t)model->shape.n_pages *
+                                                            model->cache.page_bytes);
+    if (r->pages == NULL)
+        return ERR_NO_MEMORY;
+    return ERR_OK;
 }
 
-static void set_fingerprint(struct model *m)
+/* Everything that decides the bits of a page: layout, config, KV type, page size, rounding of
+ * weights, number of ranks, and the weights' digest. Pages in the host tier and the store are used
+ * again only under an equal fingerprint. */
+static void model_set_fingerprint(struct model *m)
 {
     const char *kv = m->kv_type == K_E4M3 ? "e4m3" : m->device->elem_bytes == 2 ? "bf16" : "f32";
     char text[400];
@@ -382,6 +399,8 @@ static void set_fingerprint(struct model *m)
     int n;
 
     hash_hex(m->config.digest.bytes, HASH_BYTES, config);
+    /* Readable text, hashed below. Unusual parts are appended only where they apply, so that models
+     * without them keep their fingerprints. */
     n = snprintf(text, sizeof text, "layout %d, config %s, kv %s, page_tokens %d%s", LAYOUT_VERSION,
                  config, kv, m->shape.page_tokens,
                  !k_format_is_plain(&m->layers) ? ", weights rounded to e4m3" : "");
@@ -393,7 +412,8 @@ static void set_fingerprint(struct model *m)
         m->shape.fingerprint = cache_digest(&m->cache, m->shape.fingerprint);
 }
 
-static void log_groups(const struct model *m)
+/* One line per group; models with a single group of all tokens have nothing to log. */
+static void model_log_groups(const struct model *m)
 {
     for (int g = 0; g < m->cache.n_groups; g++) {
         const struct cache_group *group = &m->cache.groups[g];
@@ -415,7 +435,8 @@ static void log_groups(const struct model *m)
     }
 }
 
-static size_t weights_bytes(const struct model *m)
+/* Of all ranks. */
+static size_t model_weights_bytes(const struct model *m)
 {
     size_t sum = 0;
 
@@ -424,81 +445,89 @@ static size_t weights_bytes(const struct model *m)
     return sum;
 }
 
-static void log_table(const struct model *m, const char *dir, uint64_t start_us)
+/* Two lines: the table of memory, and the settings in force. */
+static void model_log_table(const struct model *m, const char *dir, uint64_t start_us)
 {
-    const struct model_shape *s = &m->shape;
+    const struct model_shape *shape = &m->shape;
     char hex[17];
 
-    hash_hex(s->fingerprint.bytes, 8, hex);
+    hash_hex(shape->fingerprint.bytes, 8, hex);
     log_info("model: %s, %s: %d layers, dim %d, %d/%d heads of %d, vocabulary %d", dir,
-             m->config.arch->name, s->n_layers, s->dim, s->n_heads, s->n_kv_heads, s->head_dim,
-             s->n_vocab);
+             m->config.arch->name, shape->n_layers, shape->dim, shape->n_heads, shape->n_kv_heads,
+             shape->head_dim, shape->n_vocab);
     log_info("model: memory in MiB on %s: weights %.0f, KV pages %.0f (%d of %d tokens, %zu bytes "
              "each), activations and workspace %.0f",
-             s->device, (double)weights_bytes(m) * MIB, (double)s->page_bytes * s->n_pages * MIB,
-             s->n_pages, s->page_tokens, s->page_bytes, (double)m->work_bytes * MIB);
+             shape->device, (double)model_weights_bytes(m) * MIB,
+             (double)shape->page_bytes * shape->n_pages * MIB, shape->n_pages, shape->page_tokens,
+             shape->page_bytes, (double)m->work_bytes * MIB);
     if (!cache_is_simple(&m->cache))
-        log_groups(m);
+        model_log_groups(m);
     log_info("model: ready after %.1f s; max_model_len %d, max_num_seqs %d, "
              "max_num_batched_tokens %d, fingerprint %s",
-             (double)(clock_us() - start_us) * 1e-6, s->max_model_len, s->max_num_seqs,
-             s->max_num_batched_tokens, hex);
+             (double)(clock_us() - start_us) * 1e-6, shape->max_model_len, shape->max_num_seqs,
+             shape->max_num_batched_tokens, hex);
 }
 
-static int load_weights(struct model *m, const struct model_options *o, const struct plan *whole)
+/* The table of measured products is read for each device before its first product runs. */
+static int model_load_weights(struct model *m, const struct model_options *o,
+                              const struct plan *whole)
 {
     const struct weights_source from = {.dir = o->dummy_weights ? NULL : o->dir,
                                         .layers = m->layers,
                                         .head = m->head,
                                         .kv_scales = m->kv_type == K_E4M3};
     struct weights_rank ranks[RANKS_MAX];
-    bool given = is_set(o->gemm_table);
+    bool given = model_is_set(o->gemm_table);
 
     for (int i = 0; i < m->ranks.n; i++) {
-        struct rank *r = &m->ranks.at[i];
+        struct rank *rank = &m->ranks.at[i];
 
-        r->device->ops->read_products(r->device, given ? o->gemm_table : GEMM_TABLE, given);
-        ranks[i] = (struct weights_rank){.weights = &r->weights, .device = r->device};
+        rank->device->ops->read_products(rank->device, given ? o->gemm_table : GEMM_TABLE, given);
+        ranks[i] = (struct weights_rank){.weights = &rank->weights, .device = rank->device};
     }
     return weights_load(ranks, &m->config, whole, &m->plan, &from);
 }
 
-/* All ranks run a step the same way, since their sums must meet. */
-static void fuse(struct model *m)
+/* All ranks must fuse the same steps, because their sums over ranks must correspond: the smallest
+ * limit of any rank holds for all. */
+static void model_fuse_ranks(struct model *m)
 {
     int most = 0;
 
     for (int i = 0; i < m->ranks.n; i++) {
-        struct rank *r = &m->ranks.at[i];
+        struct rank *rank = &m->ranks.at[i];
 
-        activations_fuse(&r->act, r->device, &m->plan, &r->weights);
-        most = i == 0 ? r->act.fused_max : least(most, r->act.fused_max);
+        activations_fuse(&rank->act, rank->device, &m->plan, &rank->weights);
+        most = i == 0 ? rank->act.fused_max : model_least(most, rank->act.fused_max);
     }
     for (int i = 0; i < m->ranks.n; i++)
         m->ranks.at[i].act.fused_max = most;
 }
 
-static int load(struct model *m, const struct model_options *o, const struct plan *whole)
+/* Pages come last: they get all memory that weights and work areas leave. */
+static int model_load(struct model *m, const struct model_options *o, const struct plan *whole)
 {
     size_t before;
-    int rc = load_weights(m, o, whole);
+    int rc = model_load_weights(m, o, whole);
 
     if (rc != ERR_OK)
         return rc;
     log_debug("model: weights are loaded");
     before = ranks_allocated_bytes(&m->ranks);
-    if ((rc = alloc_work(m)) != ERR_OK)
+    if ((rc = model_alloc_work(m)) != ERR_OK)
         return rc;
-    fuse(m);
+    model_fuse_ranks(m);
     m->work_bytes = ranks_allocated_bytes(&m->ranks) - before;
     log_debug("model: work memory is allocated");
-    if ((rc = choose_pages(m, o)) != ERR_OK)
+    if ((rc = model_choose_pages(m, o)) != ERR_OK)
         return rc;
-    return rank_run(&m->ranks, alloc_rank_pages, m);
+    return rank_run(&m->ranks, model_alloc_rank_pages, m);
 }
 
-/* Open the devices and settle what they are to do together. */
-static int open_ranks(struct model *m, const struct model_options *o, const struct plan *whole)
+/* Split the plan over the ranks and open a device for each. Sleeping is all or nothing: if one
+ * device cannot give memory back, none does. */
+static int model_open_ranks(struct model *m, const struct model_options *o,
+                            const struct plan *whole)
 {
     int n = o->n_ranks > 0 ? o->n_ranks : 1, rc;
 
@@ -514,52 +543,58 @@ static int open_ranks(struct model *m, const struct model_options *o, const stru
     log_debug("model: %s is open", m->device->name);
     m->shape.sleeps = o->sleeps;
     for (int i = 0; i < n && m->shape.sleeps; i++) {
-        struct device *d = m->ranks.at[i].device;
+        struct device *device = m->ranks.at[i].device;
 
-        m->shape.sleeps = d->ops->may_sleep(d) == ERR_OK; /* else awake for good */
+        m->shape.sleeps = device->ops->may_sleep(device) == ERR_OK;
     }
     return ERR_OK;
 }
 
 int model_open(struct model **out, const struct model_options *o)
 {
-    struct model *m = mem_zalloc(sizeof *m);
+    struct model *model = mem_zalloc(sizeof *model);
     struct plan whole = {.n_layers = 0};
     uint64_t start_us = clock_us();
     int rc = ERR_NO_MEMORY;
 
-    if (m == NULL)
+    if (model == NULL)
         goto out;
     log_debug("model: opening %s", o->dir);
-    if ((rc = hf_config_read(&m->config, o->dir)) != ERR_OK)
+    /* Cheap checks first: a wrong folder or setting is reported before a GPU is touched. */
+    if ((rc = hf_config_read(&model->config, o->dir)) != ERR_OK)
         goto out;
-    if ((rc = plan_make(&whole, &m->config)) != ERR_OK)
+    if ((rc = plan_make(&whole, &model->config)) != ERR_OK)
         goto out;
-    if ((rc = open_ranks(m, o, &whole)) != ERR_OK)
+    if ((rc = model_open_ranks(model, o, &whole)) != ERR_OK)
         goto out;
-    if ((rc = choose_types(m, o)) != ERR_OK)
+    /* Types depend on the device, and groups of pages on the types. */
+    if ((rc = model_choose_types(model, o)) != ERR_OK)
         goto out;
-    if ((rc = choose_shape(m, o)) != ERR_OK || (rc = choose_groups(m)) != ERR_OK)
+    if ((rc = model_choose_shape(model, o)) != ERR_OK ||
+        (rc = model_choose_groups(model)) != ERR_OK)
         goto out;
-    if ((rc = load(m, o, &whole)) != ERR_OK)
+    if ((rc = model_load(model, o, &whole)) != ERR_OK)
         goto out;
-    set_fingerprint(m);
-    m->shape.device_bytes = ranks_allocated_bytes(&m->ranks);
-    m->shape.weight_bytes = weights_bytes(m);
-    m->shape.work_bytes = m->work_bytes;
-    m->shape.sleeping_bytes = ranks_sleeping_bytes(&m->ranks);
-    m->shape.constant_bytes = ranks_constant_bytes(&m->ranks);
-    log_table(m, o->dir, start_us);
-    *out = m;
-    m = NULL;
+    model_set_fingerprint(model);
+    /* Sums for /metrics; constant from here on. */
+    model->shape.device_bytes = ranks_allocated_bytes(&model->ranks);
+    model->shape.weight_bytes = model_weights_bytes(model);
+    model->shape.work_bytes = model->work_bytes;
+    model->shape.sleeping_bytes = ranks_sleeping_bytes(&model->ranks);
+    model->shape.constant_bytes = ranks_constant_bytes(&model->ranks);
+    model_log_table(model, o->dir, start_us);
+    *out = model;
+    model = NULL;
 out:
     if (rc == ERR_NO_MEMORY)
-        log_error("model: %s does not fit the memory", o->dir);
+        /* The allocation that failed has logged its size. */
+        log_error("model: not enough memory for %s", o->dir);
     plan_fini(&whole);
-    model_close(m);
+    model_close(model);
     return rc;
 }
 
+/* The devices go first: a step may still read the host arrays. */
 void model_close(struct model *m)
 {
     if (m == NULL)
@@ -577,11 +612,13 @@ void model_close(struct model *m)
     mem_free(m);
 }
 
+/* Constant after model_open(). */
 const struct model_shape *model_shape(const struct model *m)
 {
     return &m->shape;
 }
 
+/* As the engine's scheduler counts them. */
 int model_pages_of(const struct model *m, int n_tokens)
 {
     return cache_need(&m->cache, n_tokens);
@@ -589,42 +626,52 @@ int model_pages_of(const struct model *m, int n_tokens)
 
 /* --- steps ----------------------------------------------------------------------------- */
 
-/* Check the ids of pages that sequence i's tokens, from position first_pos on, read and write. */
-static void check_pages(const struct model *m, const struct batch *b, int i, int first_pos)
-{
-    const struct cache *c = &m->cache;
+/* A batch is checked completely before the device sees it, because a wrong page id or token would
+ * corrupt another sequence's memory silently. All checks are must(): the engine makes batches, no
+ * client does. */
 
-    for (int g = 0; g < c->n_groups; g++) {
-        const struct cache_group *group = &c->groups[g];
+/* Check the page ids that sequence i's tokens, from position first_pos on, read and write. Entries
+ * before a window are not read and may hold anything. */
+static void model_check_pages(const struct model *m, const struct batch *b, int i, int first_pos)
+{
+    const struct cache *cache = &m->cache;
+
+    for (int g = 0; g < cache->n_groups; g++) {
+        const struct cache_group *group = &cache->groups[g];
         const int32_t *row =
             b->page_ids + ((size_t)g * (size_t)b->n_seqs + (size_t)i) * (size_t)b->pages_max;
-        int last = group->kind == CACHE_STATE ? group->n_state_pages : cache_pages(c, b->kv_len[i]);
+        int last =
+            group->kind == CACHE_STATE ? group->n_state_pages : cache_pages(cache, b->kv_len[i]);
 
         must(last <= b->pages_max);
-        for (int p = cache_first_page(c, group, first_pos); p < last; p++)
+        /* A state is one piece, so it has no window. */
+        for (int p = cache_first_page(cache, group, first_pos); p < last; p++)
             must(row[p] >= 0 && row[p] < m->shape.n_pages);
     }
 }
 
-/* Sequence and position of each token; the batch's ranges on the way. */
-static void place_tokens(struct model *m, const struct batch *b)
+/* Derive the sequence and the position of each token, checking the batch's ranges on the way. A
+ * negative id refers to a row of the previous step, which must not have ended. */
+static void model_place_tokens(struct model *m, const struct batch *b)
 {
-    const struct model_shape *s = &m->shape;
+    const struct model_shape *shape = &m->shape;
 
-    must(b->n_tokens >= 1 && b->n_tokens <= s->max_num_batched_tokens);
-    must(b->n_seqs >= 1 && b->n_seqs <= s->max_num_seqs);
-    must(b->n_rows >= 0 && b->n_rows <= s->max_num_seqs);
+    /* Ranges of batch.h. */
+    must(b->n_tokens >= 1 && b->n_tokens <= shape->max_num_batched_tokens);
+    must(b->n_seqs >= 1 && b->n_seqs <= shape->max_num_seqs);
+    must(b->n_rows >= 0 && b->n_rows <= shape->max_num_seqs);
     must(b->seq_start[0] == 0);
     must(b->seq_start[b->n_seqs] == b->n_tokens);
     for (int i = 0; i < b->n_seqs; i++) {
         int first = b->seq_start[i], last = b->seq_start[i + 1], len = b->kv_len[i];
 
+        /* Every sequence of a step has at least one token. */
         must(first < last);
-        must(len >= last - first && len <= s->max_model_len);
-        check_pages(m, b, i, len - (last - first));
+        must(len >= last - first && len <= shape->max_model_len);
+        model_check_pages(m, b, i, len - (last - first));
         for (int t = first; t < last; t++) {
             must(
-                b->token_ids[t] < s->n_vocab &&
+                b->token_ids[t] < shape->n_vocab &&
                 (b->token_ids[t] >= 0 || (m->n_under_way > 0 && -1 - b->token_ids[t] < m->n_rows)));
             m->token_seq[t] = i;
             m->token_pos[t] = len - (last - first) + (t - first);
@@ -632,97 +679,106 @@ static void place_tokens(struct model *m, const struct batch *b)
     }
 }
 
-static void place_row(struct model *m, const struct batch *b, int i)
+/* The sampling parameters of row i. History is read only under a penalty. */
+static void model_place_row(struct model *m, const struct batch *b, int i)
 {
-    const struct batch_row *r = &b->rows[i];
-    struct k_sample_row *k = &m->rows[i];
+    const struct batch_row *row = &b->rows[i];
+    struct k_sample_row *sampled = &m->rows[i];
 
-    must(r->token_idx >= 0 && r->token_idx < b->n_tokens);
-    must(i == 0 || r->token_idx >= b->rows[i - 1].token_idx);
-    must(r->n_banned >= 0 && r->n_banned <= BATCH_BANNED_MAX);
-    m->row_tokens[i] = r->token_idx;
-    m->histories[i] = r->history;
-    *k = (struct k_sample_row){
-        .sampling = r->sampling,
-        .position = r->position,
-        .n_banned = r->n_banned,
-        .n_history = sampling_has_penalty(&r->sampling) ? r->n_history : 0,
-        .n_prompt = r->n_prompt,
+    must(row->token_idx >= 0 && row->token_idx < b->n_tokens);
+    must(i == 0 || row->token_idx >= b->rows[i - 1].token_idx);
+    must(row->n_banned >= 0 && row->n_banned <= BATCH_BANNED_MAX);
+    m->row_tokens[i] = row->token_idx;
+    m->histories[i] = row->history;
+    *sampled = (struct k_sample_row){
+        .sampling = row->sampling,
+        .position = row->position,
+        .n_banned = row->n_banned,
+        .n_history = sampling_has_penalty(&row->sampling) ? row->n_history : 0,
+        .n_prompt = row->n_prompt,
     };
-    for (int j = 0; j < r->n_banned; j++) {
-        must(r->banned[j] >= 0 && r->banned[j] < m->shape.n_vocab);
-        k->banned[j] = r->banned[j];
+    for (int j = 0; j < row->n_banned; j++) {
+        must(row->banned[j] >= 0 && row->banned[j] < m->shape.n_vocab);
+        sampled->banned[j] = row->banned[j];
     }
 }
 
-static void place_extra(struct model *m, const struct batch *b, int i)
+/* The extra requests of one row; biases and asked ids of all rows share one array each. */
+static void model_place_extra(struct model *m, const struct batch *b, int i)
 {
-    const struct batch_extra *e = &b->extras[i];
-    struct device_extras *x = &m->device->extras;
+    const struct batch_extra *extra = &b->extras[i];
+    struct device_extras *extras = &m->device->extras;
     int n_vocab = m->shape.n_vocab;
 
-    must(e->row >= 0 && e->row < b->n_rows && (i == 0 || e->row > b->extras[i - 1].row));
-    must(e->target >= -1 && e->target < n_vocab);
-    must(e->n_top >= -1 && e->n_top <= BATCH_LOGPROBS_MAX);
-    must(e->n_biases >= 0 && e->n_biases <= BATCH_BIASES_MAX);
-    must(e->mask >= -1 && e->mask < b->n_masks);
-    x->rows[i] = (struct k_logits_row){
-        .row = e->row,
-        .target = e->target < 0 ? K_SAMPLED : e->target,
-        .n_top = e->n_top,
-        .n_biases = e->n_biases,
-        .biases_at = x->n_biases,
-        .mask_at = e->mask < 0 ? -1 : (int64_t)e->mask * x->mask_words,
+    must(extra->row >= 0 && extra->row < b->n_rows &&
+         (i == 0 || extra->row > b->extras[i - 1].row));
+    must(extra->target >= -1 && extra->target < n_vocab);
+    must(extra->n_top >= -1 && extra->n_top <= BATCH_LOGPROBS_MAX);
+    must(extra->n_biases >= 0 && extra->n_biases <= BATCH_BIASES_MAX);
+    must(extra->mask >= -1 && extra->mask < b->n_masks);
+    extras->rows[i] = (struct k_logits_row){
+        .row = extra->row,
+        .target = extra->target < 0 ? K_SAMPLED : extra->target,
+        .n_top = extra->n_top,
+        .n_biases = extra->n_biases,
+        .biases_at = extras->n_biases,
+        .mask_at = extra->mask < 0 ? -1 : (int64_t)extra->mask * extras->mask_words,
     };
-    must(e->n_asked >= 0 && e->n_asked <= BATCH_ASKED_MAX && (e->n_asked == 0 || e->n_top >= 0));
-    for (int j = 0; j < e->n_asked; j++) {
-        must(e->asked[j] >= 0 && e->asked[j] < n_vocab);
-        x->asked[x->n_asked++] = (struct k_asked){.row = e->row, .id = e->asked[j]};
+    must(extra->n_asked >= 0 && extra->n_asked <= BATCH_ASKED_MAX &&
+         (extra->n_asked == 0 || extra->n_top >= 0));
+    for (int j = 0; j < extra->n_asked; j++) {
+        must(extra->asked[j] >= 0 && extra->asked[j] < n_vocab);
+        extras->asked[extras->n_asked++] =
+            (struct k_asked){.row = extra->row, .id = extra->asked[j]};
     }
-    m->n_asked[i] = e->n_asked;
-    for (int j = 0; j < e->n_biases; j++) {
-        must(e->biases[j].id >= 0 && e->biases[j].id < n_vocab);
-        x->biases[x->n_biases++] =
-            (struct k_bias){.id = e->biases[j].id, .value = e->biases[j].value};
+    m->n_asked[i] = extra->n_asked;
+    for (int j = 0; j < extra->n_biases; j++) {
+        must(extra->biases[j].id >= 0 && extra->biases[j].id < n_vocab);
+        extras->biases[extras->n_biases++] =
+            (struct k_bias){.id = extra->biases[j].id, .value = extra->biases[j].value};
     }
 }
 
-/* A rank's part of a step. Rank 0 computes the logits; the others get its rows because a step is
- * laid out by them. */
-static int begin_rank(struct rank *r, void *model)
+/* Begin a step on one rank. Only rank 0 computes logits; the other ranks get its rows too, because
+ * the layout of a step depends on them. A rank that fails leaves, so that the others do not wait
+ * for it in a sum. */
+static int model_begin_rank(struct rank *r, void *context)
 {
-    const struct model *m = model;
-    struct device *d = r->device;
+    const struct model *model = context;
+    struct device *device = r->device;
     int rc;
 
-    r->batch = m->device_batch;
-    if ((rc = d->ops->begin(d, &r->batch)) != ERR_OK) {
-        if (m->ranks.n > 1)
-            d->ops->leave_ranks(d);
+    r->batch = model->device_batch;
+    if ((rc = device->ops->begin(device, &r->batch)) != ERR_OK) {
+        if (model->ranks.n > 1)
+            device->ops->leave_ranks(device);
         return rc;
     }
-    if (d->ops->replay(d))
+    /* A recorded step needs no further call. */
+    if (device->ops->replay(device))
         return ERR_OK;
-    forward(&(struct forward){.device = d,
-                              .plan = &m->plan,
+    forward(&(struct forward){.device = device,
+                              .plan = &model->plan,
                               .weights = &r->weights,
-                              .cache = &m->cache,
+                              .cache = &model->cache,
                               .act = &r->act,
                               .pages = r->pages,
-                              .kv_type = m->kv_type,
+                              .kv_type = model->kv_type,
                               .turns = (const float *const *)r->turns});
-    d->ops->launch(d);
+    device->ops->launch(device);
     return ERR_OK;
 }
 
+/* Nothing here waits for the device, except a full queue. */
 int model_step_begin(struct model *m, const struct batch *b)
 {
     int rc;
 
     must(m->n_under_way < MODEL_STEPS_MAX && m->is_sampled);
-    place_tokens(m, b);
+    model_place_tokens(m, b);
     for (int i = 0; i < b->n_rows; i++)
-        place_row(m, b, i);
+        model_place_row(m, b, i);
+    /* Every rank gets a copy of this, because a device may change its batch. */
     m->device_batch = (struct device_batch){
         .tokens = {.ids = b->token_ids,
                    .seq = m->token_seq,
@@ -739,7 +795,7 @@ int model_step_begin(struct model *m, const struct batch *b)
         .histories = m->histories,
         .n_rows = b->n_rows,
     };
-    if ((rc = rank_run(&m->ranks, begin_rank, m)) != ERR_OK)
+    if ((rc = rank_run(&m->ranks, model_begin_rank, m)) != ERR_OK)
         return rc;
     m->n_under_way++;
     m->n_rows = b->n_rows;
@@ -747,9 +803,11 @@ int model_step_begin(struct model *m, const struct batch *b)
     return ERR_OK;
 }
 
+/* Histories and masks depend on tokens of the previous step, so that step must have ended when a
+ * row has any (the second must()). */
 int model_step_sample(struct model *m, const struct batch *b)
 {
-    struct device_extras *x = &m->device->extras;
+    struct device_extras *extras = &m->device->extras;
     bool waits = b->n_extras > 0;
 
     must(!m->is_sampled && b->n_rows == m->n_rows && b->n_extras <= b->n_rows);
@@ -759,39 +817,43 @@ int model_step_sample(struct model *m, const struct batch *b)
             must(b->rows[i].history[j] >= 0 && b->rows[i].history[j] < m->shape.n_vocab);
     }
     must(!waits || m->n_under_way == 1);
-    x->n_rows = b->n_extras;
-    x->n_masks = b->n_masks;
-    x->n_biases = 0;
-    x->n_asked = 0;
+    extras->n_rows = b->n_extras;
+    extras->n_masks = b->n_masks;
+    extras->n_biases = 0;
+    extras->n_asked = 0;
     for (int i = 0; i < b->n_extras; i++)
-        place_extra(m, b, i);
+        model_place_extra(m, b, i);
     if (b->n_rows > 0)
         m->device->ops->sample(m->device, m->ranks.at[0].act.logits);
     m->is_sampled = true;
     return ERR_OK;
 }
 
+/* Memory of the device's choice: pinned on a GPU. */
 uint32_t *model_masks(struct model *m, int *n_words)
 {
     *n_words = m->device->extras.mask_words;
     return m->device->extras.masks;
 }
 
-/* Wait for all ranks' step; what it gave is rank 0's. */
-static int end_ranks(struct model *m, int32_t *token_ids, int *n_extras)
+/* Wait for the step of all ranks. Ids and log probabilities are rank 0's; the first error is
+ * returned. */
+static int model_end_ranks(struct model *m, int32_t *token_ids, int *n_extras)
 {
     int first = m->device->ops->end(m->device, token_ids, m->logprobs, n_extras);
 
     for (int i = 1; i < m->ranks.n; i++) {
-        struct device *d = m->ranks.at[i].device;
+        struct device *device = m->ranks.at[i].device;
         struct k_logprob_row none;
-        int n_none = 0, rc = d->ops->end(d, NULL, &none, &n_none);
+        int n_none = 0, rc = device->ops->end(device, NULL, &none, &n_none);
 
-        first = first == ERR_OK ? rc : first;
+        if (first == ERR_OK)
+            first = rc;
     }
     return first;
 }
 
+/* The device returns logits and their log-sum; differences are the log probabilities, at most 0. */
 int model_step_end(struct model *m, int32_t *token_ids, struct batch_logprobs *logprobs)
 {
     const struct k_asked *asked = m->device->extras.asked;
@@ -799,37 +861,41 @@ int model_step_end(struct model *m, int32_t *token_ids, struct batch_logprobs *l
 
     must(m->n_under_way > 0);
     m->n_under_way--;
-    rc = end_ranks(m, token_ids, &n_extras);
+    rc = model_end_ranks(m, token_ids, &n_extras);
     if (rc != ERR_OK || logprobs == NULL)
         return rc;
     for (int i = 0; i < n_extras; i++) {
-        const struct k_logprob_row *k = &m->logprobs[i];
+        const struct k_logprob_row *row = &m->logprobs[i];
 
-        logprobs[i] = (struct batch_logprobs){.log_sum = k->log_sum,
-                                              .chosen = fminf(k->chosen, 0.0f),
-                                              .rank = (uint32_t)k->rank,
-                                              .n_top = k->n_top};
-        memcpy(logprobs[i].ids, k->ids, sizeof k->ids);
-        for (int j = 0; j < k->n_top; j++)
-            logprobs[i].top[j] = fminf(k->top[j] - k->log_sum, 0.0f);
+        logprobs[i] = (struct batch_logprobs){.log_sum = row->log_sum,
+                                              .chosen = fminf(row->chosen, 0.0f),
+                                              .rank = (uint32_t)row->rank,
+                                              .n_top = row->n_top};
+        memcpy(logprobs[i].ids, row->ids, sizeof row->ids);
+        for (int j = 0; j < row->n_top; j++)
+            logprobs[i].top[j] = fminf(row->top[j] - row->log_sum, 0.0f);
         logprobs[i].n_asked = m->n_asked[i];
         for (int j = 0; j < m->n_asked[i]; j++)
-            logprobs[i].asked[j] = fminf(asked++->logit - k->log_sum, 0.0f);
+            logprobs[i].asked[j] = fminf(asked++->logit - row->log_sum, 0.0f);
     }
     return ERR_OK;
 }
 
+/* Measured by the device between its own events. */
 float model_gap_us(const struct model *m)
 {
     return m->device->step_gap_us;
 }
 
+/* For tests. Sampling applies penalties without changing logits; only biases and masks change
+ * them. */
 int model_logits(struct model *m, float *logits)
 {
     return m->device->ops->download(m->device, logits, m->ranks.at[0].act.logits,
                                     (size_t)m->n_rows * (size_t)m->shape.n_vocab * sizeof *logits);
 }
 
+/* Between begin and sample, because masks and biases change logits in place. */
 int model_row_logits(struct model *m, int row, float *logits)
 {
     size_t n_vocab = (size_t)m->shape.n_vocab;
@@ -838,137 +904,4 @@ int model_row_logits(struct model *m, int row, float *logits)
     return m->device->ops->download(m->device, logits,
                                     m->ranks.at[0].act.logits + (size_t)row * n_vocab,
                                     n_vocab * sizeof *logits);
-}
-
-/* --- pages: the ranks' parts one after the other ------------------------------------------ */
-
-static char *page_at(const struct model *m, const struct rank *r, int32_t page_id)
-{
-    must(page_id >= 0 && page_id < m->shape.n_pages);
-    return r->pages + (size_t)page_id * m->cache.page_bytes;
-}
-
-static char *part_at(const struct model *m, const struct rank *r, void *host)
-{
-    return (char *)host + (size_t)r->idx * m->cache.page_bytes;
-}
-
-static const char *const_part_at(const struct model *m, const struct rank *r, const void *host)
-{
-    return (const char *)host + (size_t)r->idx * m->cache.page_bytes;
-}
-
-int model_page_read(struct model *m, int32_t page_id, void *host)
-{
-    int rc = ERR_OK;
-
-    for (int i = 0; i < m->ranks.n && rc == ERR_OK; i++) {
-        const struct rank *r = &m->ranks.at[i];
-
-        rc = r->device->ops->fetch(r->device, part_at(m, r, host), page_at(m, r, page_id),
-                                   m->cache.page_bytes);
-    }
-    return rc;
-}
-
-int model_page_write(struct model *m, int32_t page_id, const void *host)
-{
-    int rc = ERR_OK;
-
-    for (int i = 0; i < m->ranks.n && rc == ERR_OK; i++) {
-        const struct rank *r = &m->ranks.at[i];
-
-        rc = r->device->ops->upload(r->device, page_at(m, r, page_id), const_part_at(m, r, host),
-                                    m->cache.page_bytes);
-    }
-    return rc;
-}
-
-int model_page_copy(struct model *m, int32_t to, int32_t from)
-{
-    int rc = ERR_OK;
-
-    for (int i = 0; i < m->ranks.n && rc == ERR_OK; i++) {
-        const struct rank *r = &m->ranks.at[i];
-
-        rc = r->device->ops->copy_within(r->device, page_at(m, r, to), page_at(m, r, from),
-                                         m->cache.page_bytes);
-    }
-    return rc;
-}
-
-int model_page_in(struct model *m, int32_t page_id, const void *host)
-{
-    int rc = ERR_OK;
-
-    for (int i = 0; i < m->ranks.n && rc == ERR_OK; i++) {
-        const struct rank *r = &m->ranks.at[i];
-
-        rc = r->device->ops->copy_start(r->device, DEVICE_IN, page_at(m, r, page_id),
-                                        const_part_at(m, r, host), m->cache.page_bytes);
-    }
-    return rc;
-}
-
-int model_page_out(struct model *m, int32_t page_id, void *host)
-{
-    int rc = ERR_OK;
-
-    for (int i = 0; i < m->ranks.n && rc == ERR_OK; i++) {
-        const struct rank *r = &m->ranks.at[i];
-
-        rc = r->device->ops->copy_start(r->device, DEVICE_OUT, part_at(m, r, host),
-                                        page_at(m, r, page_id), m->cache.page_bytes);
-    }
-    return rc;
-}
-
-static enum device_way device_way_of(enum model_way way)
-{
-    return way == MODEL_IN ? DEVICE_IN : DEVICE_OUT;
-}
-
-int model_copy_mark(struct model *m, enum model_way way, uint64_t *ticket)
-{
-    return ranks_copy_mark(&m->ranks, device_way_of(way), ticket);
-}
-
-int model_copy_done(struct model *m, enum model_way way, uint64_t ticket)
-{
-    if (FAULT_HIT(copy_stuck))
-        return 0;
-    if (FAULT_HIT(copy_failed))
-        return ERR_GPU;
-    return ranks_copy_done(&m->ranks, device_way_of(way), ticket);
-}
-
-int model_copy_fence(struct model *m)
-{
-    int rc = ERR_OK;
-
-    for (int i = 0; i < m->ranks.n && rc == ERR_OK; i++)
-        rc = m->ranks.at[i].device->ops->copy_fence(m->ranks.at[i].device);
-    return rc;
-}
-
-int model_sleep(struct model *m)
-{
-    must(m->shape.sleeps && m->n_under_way == 0);
-    return ranks_sleep(&m->ranks);
-}
-
-int model_wake(struct model *m)
-{
-    must(m->shape.sleeps);
-    return ranks_wake(&m->ranks);
-}
-
-int model_pin(struct model *m, void *memory, size_t bytes)
-{
-    return m->device->ops->pin(m->device, memory, bytes);
-}
-
-void model_unpin(struct model *m, void *memory)
-{
-    m->device->ops->unpin(m->device, memory);
 }

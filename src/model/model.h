@@ -1,8 +1,10 @@
-/* A model on a device: weights, KV pages and the forward pass behind a handful of calls.
+/* SPDX-License-Identifier: Apache-2.0
  *
- * The engine's thread is the only caller. Nothing is allocated after model_open() but by
- * model_sleep(), for the weights. An error of the device is returned as ERR_GPU and is final: the
- * engine exits and is started again. */
+ * A model on a device: weights, KV pages and the forward pass, used through a handful of calls.
+ *
+ * The engine's thread is the only caller. After model_open() only model_sleep() allocates memory,
+ * for a copy of the weights. A device error is returned as ERR_GPU and is final: the engine exits
+ * and is restarted. */
 #ifndef QUIRE_MODEL_MODEL_H
 #define QUIRE_MODEL_MODEL_H
 
@@ -20,24 +22,24 @@ struct model_options {
     const char *dir;    /* Hugging Face folder: config.json, *.safetensors */
     const char *device; /* "auto", "cuda", "cpu" */
     bool dummy_weights; /* random weights in the shapes of config.json; no files read */
-    /* NULL or "": as the folder says; "fp8": matrices of layers that are not e4m3 are rounded to
-     * it, a scale a row; "fp8_all": the output matrix too. */
+    /* NULL or "": as in the folder; "fp8": matrices of layers that are not e4m3 are rounded to it,
+     * with one scale per row; "fp8_all": the output matrix too. */
     const char *quantization;
     const char *kv_cache_dtype; /* NULL or "auto": the device's type; "fp8", "fp8_e4m3": e4m3 */
-    const char *gemm_table; /* measured matrix products; NULL or "": those that quire installs */
+    const char *gemm_table; /* table of measured matrix products; NULL or "": the installed one */
     int cpu_threads;        /* 0: one per core; shared among the ranks */
     int n_ranks;            /* devices that share the model, 1 .. 16 (rank.h); 0: one */
     int page_tokens;        /* tokens of a page */
     int max_num_seqs;       /* 0: the device's default (256 cuda, 64 cpu) */
     int max_num_batched_tokens; /* 0: the device's default (8192 cuda, 512 cpu) */
-    int max_model_len;          /* 0: as the model says */
+    int max_model_len;          /* 0: the model's own */
     int num_pages;              /* 0: as many as fit */
     double gpu_memory_utilization;
     size_t cpu_kv_bytes;
-    bool sleeps; /* memory is taken so that model_sleep() can give it back */
+    bool sleeps; /* allocate memory in such a way that model_sleep() can give it back */
 };
 
-/* What became of the options and of config.json. */
+/* The result of the options and config.json. */
 struct model_shape {
     int n_layers, dim, n_heads, n_kv_heads, head_dim, ff_dim, n_vocab;
     int max_model_len;
@@ -45,13 +47,13 @@ struct model_shape {
     int max_num_batched_tokens;
     int page_tokens;
     size_t device_bytes;                   /* taken on the device, pages included */
-    size_t weight_bytes, work_bytes;       /* of all ranks; activations, tables, work areas */
-    bool sleeps;                           /* it was asked for, and the device can */
-    size_t sleeping_bytes, constant_bytes; /* of device_bytes: what goes in a sleep, and what the
-                                            * host keeps of it */
+    size_t weight_bytes, work_bytes;       /* of all ranks; work: activations, tables, work areas */
+    bool sleeps;                           /* sleeping was asked for, and the device can do it */
+    size_t sleeping_bytes, constant_bytes; /* of device_bytes: the part that a sleep gives back,
+                                            * and the part of that which the host keeps a copy of */
     int n_pages;                           /* KV pages on the device, ids 0 .. n_pages - 1 */
-    size_t page_bytes;                     /* one page, all layers of a group, in the KV type;
-                                            * of several ranks their parts one after the other */
+    size_t page_bytes;                     /* one page: all layers of a group, in the KV type;
+                                            * with several ranks the sum of their parts */
     int n_groups;                          /* 1 .. CACHE_GROUPS_MAX */
     struct cache_group groups[CACHE_GROUPS_MAX];
     int n_eos; /* ids that end a text: generation_config.json, else config.json */
@@ -73,47 +75,47 @@ void model_close(struct model *m); /* NULL is fine */
 
 const struct model_shape *model_shape(const struct model *m);
 
-/* KV pages that a sequence of n_tokens tokens needs, at least. */
+/* The least number of KV pages that a sequence of n_tokens tokens needs. */
 int model_pages_of(const struct model *m, int n_tokens);
 
-/* Give the device's memory back, and take it again with the weights in it, while the content of
- * pages is lost: sleep() and wake() of device/device.h, which says what the results mean. No step
- * and no copy may be under way. Only where shape.sleeps. */
+/* Give the device's memory back, and take it again. Weights are restored, the content of pages is
+ * lost. Results and repetition as sleep() and wake() of device/device.h. No step and no copy may be
+ * in flight. Only if shape.sleeps. */
 int model_sleep(struct model *m) ERR_CHECKED;
 int model_wake(struct model *m) ERR_CHECKED;
 
-/* Steps that may be under way at once: the next may begin before the one before has ended. */
+/* Steps that may be in flight at once: one may begin before the previous one has ended. */
 #define MODEL_STEPS_MAX 2
 
-/* Start one step: writes K and V of the batch's tokens into their pages, computes logits of the
- * rows. May return before the device is done. Steps run in the order in which they begin, and so do
- * page reads and writes between them.
- * A batch that breaks batch.h's ranges is the caller's bug (must()).
- * On the cpu device: same tokens, same bits, whatever else is in the batch; with another number of
- * ranks nearly the same. On cuda the order of a product's sums depends on the number of rows, in
- * buckets of which the first is 1 to 3 (2 or 1 where a product sums over more than 25,000), so that
- * logits that are nearly equal may change places. */
+/* Start one step: write K and V of the batch's tokens into their pages, and compute the logits of
+ * the rows. May return before the device is done. Steps run in the order in which they begin, and
+ * so do page reads and writes between them.
+ * A batch that breaks batch.h's ranges is a bug of the caller (must()).
+ * On the cpu device results are bit-identical whatever else is in the batch; with another number of
+ * ranks nearly so. On cuda the order of a product's sums depends on the number of rows, in buckets
+ * of which the first is 1 to 3 (2 or 1 where a product sums over more than 25,000), so nearly equal
+ * logits may change their order. */
 int model_step_begin(struct model *m, const struct batch *b) ERR_CHECKED;
 
-/* Sample the rows of the step that was last begun, with the same batch; once for every step, and
- * before the next begins. A batch with histories or extras: after the step before has ended, which
- * is what they may wait for while the device computes. */
+/* Sample the rows of the step that began last, with the same batch; once per step, and before the
+ * next begins. If the batch has histories or extras, only after the previous step has ended: the
+ * caller fills them in meanwhile, while the device computes. */
 int model_step_sample(struct model *m, const struct batch *b) ERR_CHECKED;
 
 /* Masks for extras: uint32 [max_num_seqs][ceil(n_vocab / 32)], id i is bit i % 32 of word i / 32.
- * The caller's between the end of the step before and model_step_sample(). */
+ * The caller may write them between the end of the previous step and model_step_sample(). */
 uint32_t *model_masks(struct model *m, int *n_words);
 
-/* Wait for the oldest step under way; token_ids out: int32 [n_rows]; logprobs out: [n_extras],
- * those with n_top >= 0; may be NULL. */
+/* Wait for the oldest step in flight; token_ids out: int32 [n_rows]; logprobs out: [n_extras],
+ * valid for those with n_top >= 0; may be NULL. */
 int model_step_end(struct model *m, int32_t *token_ids,
                    struct batch_logprobs *logprobs) ERR_CHECKED;
 
-/* How long the device stood still before the last step that ended, in microseconds; 0 on cpu. */
+/* How long the device was idle before the step that ended last, in microseconds; 0 on cpu. */
 float model_gap_us(const struct model *m);
 
-/* The logits of a row of the step that was last begun and is not sampled yet, as the model gives
- * them: float32 [n_vocab]. Waits for the device; 0.5 MB for a vocabulary of 128k. */
+/* The unmodified logits of a row of the step that began last and has not been sampled: float32
+ * [n_vocab]. Waits for the device; copies 0.5 MB for a vocabulary of 128k. */
 int model_row_logits(struct model *m, int row, float *logits) ERR_CHECKED;
 
 /* Logits of the last step's rows before penalties, float32 [n_rows][n_vocab]; for tests. */
@@ -124,13 +126,13 @@ int model_logits(struct model *m, float *logits) ERR_CHECKED;
 int model_page_read(struct model *m, int32_t page_id, void *host) ERR_CHECKED;
 int model_page_write(struct model *m, int32_t page_id, const void *host) ERR_CHECKED;
 
-/* Copy a page to another, behind the steps that were begun and before the next. */
+/* Copy a page to another, after the steps that have begun and before the next one. */
 int model_page_copy(struct model *m, int32_t to, int32_t from) ERR_CHECKED;
 
-/* The same beside the steps, without waiting: device/device.h says how copies are started, marked
- * and done. A page that comes in must not be used before it is done, one that goes out not be
- * written; model_copy_fence() makes the next step wait for those that go out. model_pin() prepares
- * host memory; any thread. */
+/* Copies that run beside the steps, without waiting; device/device.h describes starting, marks and
+ * completion. A page that is copied in must not be used before its copy is done, and one that is
+ * copied out must not be written; model_copy_fence() makes the next step wait for the copies out.
+ * model_pin() prepares host memory (any thread). */
 enum model_way { MODEL_IN, MODEL_OUT };
 int model_page_in(struct model *m, int32_t page_id, const void *host) ERR_CHECKED;
 int model_page_out(struct model *m, int32_t page_id, void *host) ERR_CHECKED;

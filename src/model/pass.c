@@ -1,26 +1,38 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The operations of a forward pass, in their two ways (pass.h): fused, as k_product kernels that
+ * include norms and sums, or in parts, one device operation per line of the formula.
+ *
+ * The intermediate results (struct activations) are allocated once for the largest step. In a fused
+ * step the RMS norm is split: the operation that writes the residual also writes sums of squares,
+ * and the product that reads the normed rows divides by their root. So no operation reads the
+ * residual twice. */
 #include "model/pass.h"
+
+#include "base/must.h"
 
 /* --- memory ------------------------------------------------------------------------------- */
 
-/* n rows and room for those that a product may touch beyond them. */
-static size_t padded(const struct device *d, int n)
+/* The number of rows to allocate for n: a product may touch rows up to the next multiple. */
+static size_t activations_padded_rows(const struct device *d, int n)
 {
     return (size_t)((n + d->rows_multiple - 1) / d->rows_multiple * d->rows_multiple);
 }
 
-static int widest(int a, int b)
+static int activations_wider(int a, int b)
 {
     return a > b ? a : b;
 }
 
-/* The memory of codes: rows of any product, and their scales. */
-static int alloc_codes(struct activations *a, struct device *d, const struct plan *plan,
-                       const struct device_limits *limits)
+/* Allocate memory for codes (8-bit elements with scales) of the widest rows of any product. All
+ * four users share it, because the codes of one are read before those of the next are written. */
+static int activations_alloc_codes(struct activations *a, struct device *d, const struct plan *plan,
+                                   const struct device_limits *limits)
 {
-    const struct plan_widths w = plan_widest(plan);
-    size_t rows = padded(d, widest(limits->n_tokens, limits->n_seqs));
-    size_t width = (size_t)widest(plan->dim, widest(w.mixer_out, w.ff));
+    const struct plan_widths widest = plan_widest(plan);
+    size_t rows = activations_padded_rows(d, activations_wider(limits->n_tokens, limits->n_seqs));
+    size_t width =
+        (size_t)activations_wider(plan->dim, activations_wider(widest.mixer_out, widest.ff));
     struct device_rows *all[] = {&a->normed, &a->mixed, &a->ff, &a->rows_normed};
     struct k_quantised codes = {
         .data = d->ops->alloc_scratch(d, rows * width),
@@ -33,21 +45,25 @@ static int alloc_codes(struct activations *a, struct device *d, const struct pla
     return ERR_OK;
 }
 
+/* Widths are the maxima over all layers: layers differ, but run one after another. */
 int activations_alloc(struct activations *a, struct device *d, const struct plan *plan,
                       const struct device_limits *limits)
 {
-    const struct plan_widths w = plan_widest(plan);
-    size_t tokens = padded(d, limits->n_tokens), rows = padded(d, limits->n_seqs);
+    const struct plan_widths widest = plan_widest(plan);
+    size_t tokens = activations_padded_rows(d, limits->n_tokens),
+           rows = activations_padded_rows(d, limits->n_seqs);
     size_t dim = (size_t)plan->dim, elem = d->elem_bytes;
     void **acts[] = {&a->normed.data, &a->mixer_in, &a->mixed.data,
                      &a->delta,       &a->ffn_in,   &a->ff.data};
-    size_t widths[] = {dim, (size_t)w.mixer_in, (size_t)w.mixer_out,
-                       dim, (size_t)w.ffn_in,   (size_t)w.ff};
+    size_t widths[] = {dim, (size_t)widest.mixer_in, (size_t)widest.mixer_out,
+                       dim, (size_t)widest.ffn_in,   (size_t)widest.ff};
 
+    must(limits->n_tokens >= 1 && limits->n_seqs >= 1);
     for (size_t i = 0; i < sizeof acts / sizeof acts[0]; i++) {
         if ((*acts[i] = d->ops->alloc_scratch(d, tokens * widths[i] * elem)) == NULL)
             return ERR_NO_MEMORY;
     }
+    /* Sums exist only for fused steps, hence the small number of rows. */
     a->sums = d->ops->alloc_scratch(d, PASS_FUSED_MAX * (dim / 16 + 1) * sizeof(float));
     a->x = d->ops->alloc_scratch(d, tokens * dim * sizeof(float));
     a->rows = d->ops->alloc_scratch(d, rows * dim * sizeof(float));
@@ -56,15 +72,23 @@ int activations_alloc(struct activations *a, struct device *d, const struct plan
     if (a->x == NULL || a->rows == NULL || a->rows_normed.data == NULL || a->logits == NULL ||
         a->sums == NULL)
         return ERR_NO_MEMORY;
-    return limits->codes ? alloc_codes(a, d, plan, limits) : ERR_OK;
+    if (limits->codes)
+        return activations_alloc_codes(a, d, plan, limits);
+    return ERR_OK;
 }
 
+/* Start from the most and lower the limit until the device takes every matrix for so many rows.
+ * With ranks, the residual's sum over ranks must fit the short protocol as well. */
 void activations_fuse(struct activations *a, struct device *d, const struct plan *plan,
                       const struct weights *w)
 {
-    size_t n_all = d->limits.n_vocab > 0 ? 5 : 4; /* rank 0 alone has the head */
+    size_t n_all = 4;
 
-    a->fused_max = plan->fuses && plan->dim % 16 == 0 ? PASS_FUSED_MAX : 0;
+    if (d->limits.n_vocab > 0)
+        n_all = 5; /* only rank 0 has the head */
+    a->fused_max = 0;
+    if (plan->fuses && plan->dim % 16 == 0)
+        a->fused_max = PASS_FUSED_MAX;
     if (plan->n_ranks > 1 && d->ops->sum_residual == NULL)
         a->fused_max = 0;
     while (plan->n_ranks > 1 &&
@@ -75,12 +99,15 @@ void activations_fuse(struct activations *a, struct device *d, const struct plan
                                               &w->layers[i].ffn_in, &w->layers[i].down, &w->head};
 
         for (size_t k = 0; k < n_all; k++) {
+            /* Support may end at some number of rows, differently for each shape. */
             while (a->fused_max > 0 && !d->ops->few(d, all[k], a->fused_max))
                 a->fused_max--;
         }
     }
 }
 
+/* A step is fused if it is small and all of its tokens are sampled, because the fused final product
+ * reads every row. */
 struct pass pass_of(struct device *d, const struct plan *plan, const struct weights *w,
                     struct activations *a)
 {
@@ -94,9 +121,11 @@ struct pass pass_of(struct device *d, const struct plan *plan, const struct weig
 
 /* --- fused -------------------------------------------------------------------------------- */
 
-/* A product of the normed residual. */
-static struct k_product fused_of_normed(const struct pass *p, enum k_product_kind kind, void *y,
-                                        const struct k_matrix *w, const void *bias)
+/* Only models of the common form come here: RMS norms before mixer and FFN, no multipliers. */
+
+/* A product whose input is the normed residual; sums_in completes the norm. */
+static struct k_product pass_fused_product(const struct pass *p, enum k_product_kind kind, void *y,
+                                           const struct k_matrix *w, const void *bias)
 {
     return (struct k_product){.kind = kind,
                               .x = p->a->normed.data,
@@ -108,14 +137,16 @@ static struct k_product fused_of_normed(const struct pass *p, enum k_product_kin
                               .y = y};
 }
 
-static void fused_run(const struct pass *p, struct k_product product)
+/* All of the step's tokens at once. */
+static void pass_fused_run(const struct pass *p, struct k_product product)
 {
     p->d->ops->product(p->d, &product, p->n);
 }
 
-/* With ranks the product gives a part, which is summed and then treated likewise. */
-static void fused_add(const struct pass *p, const struct device_rows *rows, struct pass_sum sum,
-                      struct pass_next next)
+/* Add a product to the residual and begin the next norm. With ranks the product gives a part only:
+ * the sum over ranks runs next, and then does the rest of the work. */
+static void pass_fused_add(const struct pass *p, const struct device_rows *rows,
+                           struct pass_sum sum, struct pass_next next)
 {
     struct k_product product = {.kind = K_PRODUCT_RESIDUAL,
                                 .x = rows->data,
@@ -128,39 +159,45 @@ static void fused_add(const struct pass *p, const struct device_rows *rows, stru
                                 .sums_out = p->a->sums};
 
     if (p->plan->n_ranks == 1 || sum.split != SPLIT_COLUMNS) {
-        fused_run(p, product);
+        pass_fused_run(p, product);
         return;
     }
-    fused_run(p, (struct k_product){.kind = K_PRODUCT_PLAIN,
-                                    .x = rows->data,
-                                    .w = sum.w,
-                                    .bias = sum.bias,
-                                    .y = p->a->delta});
+    pass_fused_run(p, (struct k_product){.kind = K_PRODUCT_PLAIN,
+                                         .x = rows->data,
+                                         .w = sum.w,
+                                         .bias = sum.bias,
+                                         .y = p->a->delta});
     product.y = p->a->delta;
     p->d->ops->sum_residual(p->d, &product, p->n);
 }
 
 /* --- in parts ----------------------------------------------------------------------------- */
 
-/* An RMS norm of the residual has an operation of its own, with one for the sum before it. */
-static void norm_residual(const struct pass *p, struct pass_next next)
+/* Any model, any step. The order of operations is the formula's; only the sum and the following RMS
+ * norm are combined where the device has one operation for both. */
+
+/* normed = norm(x). RMS norms have an operation of their own, which can also add. */
+static void pass_norm_residual(const struct pass *p, struct pass_next next)
 {
     const struct device_ops *op = p->d->ops;
-    struct activations *a = p->a;
+    struct activations *acts = p->a;
 
     if (next.norm->kind == K_NORM_RMS)
-        op->rmsnorm(p->d, &a->normed, a->x, next.norm->weight, next.norm->eps, p->n, next.reader);
+        op->rmsnorm(p->d, &acts->normed, acts->x, next.norm->weight, next.norm->eps, p->n,
+                    next.reader);
     else
-        op->norm(p->d, &a->normed, a->x, next.norm, p->n, next.reader);
+        op->norm(p->d, &acts->normed, acts->x, next.norm, p->n, next.reader);
 }
 
-static void add_delta(const struct pass *p)
+/* x += residual multiplier * delta. */
+static void pass_add_delta(const struct pass *p)
 {
     p->d->ops->add(p->d, p->a->x, p->a->delta, p->plan->by.residual, p->n);
 }
 
 /* delta = after(rows * w + bias), of all ranks together. */
-static void sum_up(const struct pass *p, const struct device_rows *rows, struct pass_sum sum)
+static void pass_sum_delta(const struct pass *p, const struct device_rows *rows,
+                           struct pass_sum sum)
 {
     const struct device_ops *op = p->d->ops;
 
@@ -173,31 +210,35 @@ static void sum_up(const struct pass *p, const struct device_rows *rows, struct 
 
 /* --- either way --------------------------------------------------------------------------- */
 
+/* Each function chooses its way by p->fused, which is fixed for a step. */
+
+/* Multipliers and learned positions are applied by a second operation, which most models skip. */
 void pass_embed(const struct pass *p, struct pass_next next)
 {
     const struct device_ops *op = p->d->ops;
-    struct activations *a = p->a;
+    struct activations *acts = p->a;
 
     if (p->fused) {
-        op->embed_normed(p->d, a->x, a->normed.data, a->sums, p->w->embed.data, next.norm->weight,
-                         next.reader);
+        op->embed_normed(p->d, acts->x, acts->normed.data, acts->sums, p->w->embed.data,
+                         next.norm->weight, next.reader);
         return;
     }
-    op->embed(p->d, a->x, p->w->embed.data);
+    op->embed(p->d, acts->x, p->w->embed.data);
     if (p->plan->by.embedding != 1.0f || p->w->positions != NULL)
-        op->place(p->d, a->x, p->plan->by.embedding, p->w->positions, p->plan->positions.first);
-    norm_residual(p, next);
+        op->place(p->d, acts->x, p->plan->by.embedding, p->w->positions, p->plan->positions.first);
+    pass_norm_residual(p, next);
 }
 
+/* A plain product; in a fused step it also completes the norm of its input. */
 void pass_project(const struct pass *p, void *y, const struct k_matrix *w, const void *bias)
 {
     if (p->fused)
-        fused_run(p, fused_of_normed(p, K_PRODUCT_PLAIN, y, w, bias));
+        pass_fused_run(p, pass_fused_product(p, K_PRODUCT_PLAIN, y, w, bias));
     else
         p->d->ops->matmul(p->d, y, &p->a->normed, w, bias, p->n);
 }
 
-/* Keys follow the queries in a token's row. */
+/* Norm queries and keys, each over all heads of a token. Keys follow the queries in a row. */
 void pass_norm_whole(const struct pass *p, const struct attn_plan *attn, const void *q_norm,
                      const void *k_norm)
 {
@@ -211,117 +252,126 @@ void pass_norm_whole(const struct pass *p, const struct attn_plan *attn, const v
     op->norm_within(p->d, rows + (size_t)q * p->d->elem_bytes, q + 2 * kv, &of_k, kv, p->n);
 }
 
+/* Rotary positions are applied to the queries, and keys and values are stored in the pages, before
+ * attention reads them. */
 void pass_attend(const struct pass *p, const struct attn_plan *attn, const struct k_kv *kv,
                  const struct k_rotary *rotary, const struct k_matrix *reader)
 {
     const struct device_ops *op = p->d->ops;
-    struct activations *a = p->a;
+    struct activations *acts = p->a;
 
-    op->rope_kv(p->d, a->mixer_in, kv, rotary, attn->n_heads);
-    op->attn(p->d, a->mixed.data, a->mixer_in, kv, attn->n_heads, attn->scale,
+    op->rope_kv(p->d, acts->mixer_in, kv, rotary, attn->n_heads);
+    op->attn(p->d, acts->mixed.data, acts->mixer_in, kv, attn->n_heads, attn->scale,
              p->fused ? reader : NULL);
     if (!p->fused)
-        op->quantise(p->d, &a->mixed, p->n, reader);
+        op->quantise(p->d, &acts->mixed, p->n, reader);
 }
 
+/* States are read and replaced in the pages of the state group. */
 void pass_recur(const struct pass *p, const struct recurrent_plan *recurrent,
                 const struct k_state *state, const struct k_matrix *reader)
 {
-    struct activations *a = p->a;
+    struct activations *acts = p->a;
 
-    p->d->ops->recurrent(p->d, a->mixed.data, a->mixer_in, state, recurrent->width,
+    p->d->ops->recurrent(p->d, acts->mixed.data, acts->mixer_in, state, recurrent->width,
                          p->fused ? reader : NULL);
     if (!p->fused)
-        p->d->ops->quantise(p->d, &a->mixed, p->n, reader);
+        p->d->ops->quantise(p->d, &acts->mixed, p->n, reader);
 }
 
+/* SiLU has an operation of its own; other activations share the general one. */
 void pass_gate(const struct pass *p, const struct ffn_plan *ffn, const struct k_matrix *gate_up,
                const void *bias, const struct k_matrix *reader)
 {
-    struct activations *a = p->a;
+    struct activations *acts = p->a;
 
     if (p->fused) {
-        struct k_product product = fused_of_normed(p, K_PRODUCT_GATED, a->ff.data, gate_up, bias);
+        struct k_product product =
+            pass_fused_product(p, K_PRODUCT_GATED, acts->ff.data, gate_up, bias);
 
         product.y_is_half = k_format_reads_half(&reader->format);
-        fused_run(p, product);
+        pass_fused_run(p, product);
         return;
     }
-    p->d->ops->matmul(p->d, a->ffn_in, &a->normed, gate_up, bias, p->n);
+    p->d->ops->matmul(p->d, acts->ffn_in, &acts->normed, gate_up, bias, p->n);
     if (ffn->activation == K_SILU)
-        p->d->ops->silu_mul(p->d, &a->ff, a->ffn_in, ffn->ff_dim, p->n, reader);
+        p->d->ops->silu_mul(p->d, &acts->ff, acts->ffn_in, ffn->ff_dim, p->n, reader);
     else
-        p->d->ops->gate(p->d, &a->ff, a->ffn_in, ffn->activation, ffn->ff_dim, p->n, reader);
+        p->d->ops->gate(p->d, &acts->ff, acts->ffn_in, ffn->activation, ffn->ff_dim, p->n, reader);
 }
 
+/* An FFN without a gate has no fused form of its own; only its first product is fused. */
 void pass_activate(const struct pass *p, const struct ffn_plan *ffn, const struct k_matrix *up,
                    const void *bias, const struct k_matrix *reader)
 {
-    struct activations *a = p->a;
+    struct activations *acts = p->a;
 
-    pass_project(p, a->ffn_in, up, bias);
-    p->d->ops->activate(p->d, a->ff.data, a->ffn_in, ffn->activation, ffn->ff_dim, p->n,
+    pass_project(p, acts->ffn_in, up, bias);
+    p->d->ops->activate(p->d, acts->ff.data, acts->ffn_in, ffn->activation, ffn->ff_dim, p->n,
                         p->fused ? reader : NULL);
     if (!p->fused)
-        p->d->ops->quantise(p->d, &a->ff, p->n, reader);
+        p->d->ops->quantise(p->d, &acts->ff, p->n, reader);
 }
 
+/* In a parallel layer the FFN reads the norm of x from before the sum, so the norm comes first. */
 void pass_add(const struct pass *p, const struct device_rows *rows, struct pass_sum sum,
               struct pass_next next, bool is_parallel)
 {
-    struct activations *a = p->a;
+    struct activations *acts = p->a;
 
     if (p->fused) {
-        fused_add(p, rows, sum, next);
+        pass_fused_add(p, rows, sum, next);
         return;
     }
-    sum_up(p, rows, sum);
+    pass_sum_delta(p, rows, sum);
     if (is_parallel) {
-        norm_residual(p, next);
-        add_delta(p);
+        pass_norm_residual(p, next);
+        pass_add_delta(p);
     } else if (next.norm->kind == K_NORM_RMS && p->plan->by.residual == 1.0f) {
-        p->d->ops->add_rmsnorm(p->d, &a->normed, a->x, a->delta, next.norm->weight, next.norm->eps,
-                               p->n, next.reader);
+        p->d->ops->add_rmsnorm(p->d, &acts->normed, acts->x, acts->delta, next.norm->weight,
+                               next.norm->eps, p->n, next.reader);
     } else {
-        add_delta(p);
-        norm_residual(p, next);
+        pass_add_delta(p);
+        pass_norm_residual(p, next);
     }
 }
 
-/* The last norm and the logits of the sampled rows, whose residual is in rows. */
-static void finish_rows(const struct pass *p)
+/* The last norm and the logits of the sampled rows; a->rows holds their residual. */
+static void pass_finish_rows(const struct pass *p)
 {
     const struct device_ops *op = p->d->ops;
     const struct k_norm *norm = &p->w->norm;
     const struct multipliers *by = &p->plan->by;
     const struct k_softening how = {p->w->head_bias, by->logits, by->logits_cap};
-    struct activations *a = p->a;
+    struct activations *acts = p->a;
     int n = p->d->step_rows;
 
     if (norm->kind == K_NORM_RMS)
-        op->rmsnorm(p->d, &a->rows_normed, a->rows, norm->weight, norm->eps, n, &p->w->head);
+        op->rmsnorm(p->d, &acts->rows_normed, acts->rows, norm->weight, norm->eps, n, &p->w->head);
     else
-        op->norm(p->d, &a->rows_normed, a->rows, norm, n, &p->w->head);
-    op->matmul_float(p->d, a->logits, &a->rows_normed, &p->w->head, n);
+        op->norm(p->d, &acts->rows_normed, acts->rows, norm, n, &p->w->head);
+    op->matmul_float(p->d, acts->logits, &acts->rows_normed, &p->w->head, n);
     if (how.bias != NULL || how.scale != 1.0f || how.cap > 0.0f)
-        op->soften(p->d, a->logits, &how, n);
+        op->soften(p->d, acts->logits, &how, n);
 }
 
-/* In parts, the last addition is made to the sampled rows alone. */
+/* In parts, the last sum is computed for the sampled rows only, because no later layer reads the
+ * others. */
 void pass_finish(const struct pass *p, const struct device_rows *rows, struct pass_sum sum)
 {
     const struct pass_next next = {.norm = &p->w->norm, .reader = &p->w->head};
-    struct activations *a = p->a;
+    struct activations *acts = p->a;
 
     if (p->fused) {
-        fused_add(p, rows, sum, next);
+        pass_fused_add(p, rows, sum, next);
         if (p->d->limits.n_vocab > 0)
-            fused_run(p, fused_of_normed(p, K_PRODUCT_FLOAT, a->logits, &p->w->head, NULL));
+            pass_fused_run(p,
+                           pass_fused_product(p, K_PRODUCT_FLOAT, acts->logits, &p->w->head, NULL));
         return;
     }
-    sum_up(p, rows, sum);
+    pass_sum_delta(p, rows, sum);
     if (p->d->step_rows == 0 || p->d->limits.n_vocab == 0)
         return;
-    p->d->ops->gather_add(p->d, a->rows, a->x, a->delta, p->plan->by.residual);
-    finish_rows(p);
+    p->d->ops->gather_add(p->d, acts->rows, acts->x, acts->delta, p->plan->by.residual);
+    pass_finish_rows(p);
 }

@@ -1,14 +1,18 @@
-/* Operations of a forward pass. Each is one line of the transformer and runs in one of two ways:
+/* SPDX-License-Identifier: Apache-2.0
  *
- *   fused     steps of few tokens, all of them sampled, of models of the common form (fuses of
- *             struct plan): norms, gate and residual are parts of the
- *             products (struct k_product), so the residual's norm is known only as sums of squares
- *             and the product that reads it divides by their root
- *   in parts  any step: a product, then an operation of its own for what stands around it
+ * Operations of a forward pass. Each is one line of the transformer and runs in one of two ways:
  *
- * Ranks take the second way: between a product and the residual stands the sum of all ranks'.
+ *   fused     steps of few tokens, all of them sampled, of models of the common form (`fuses` of
+ *             struct plan): norms, gate and residual are parts of the products (struct k_product).
+ *             The residual's norm is then known only as sums of squares, and the product that reads
+ *             it divides by their root
+ *   in parts  any step: a product, then one operation each for the norm, gate or sum around it
  *
- * The same numbers up to the order of sums. forward.c does not know which way is taken. */
+ * With ranks, a product that is split by columns is summed over them before it reaches the
+ * residual.
+ *
+ * Both ways give the same numbers up to the order of sums. forward.c does not know which is
+ * taken. */
 #ifndef QUIRE_MODEL_PASS_H
 #define QUIRE_MODEL_PASS_H
 
@@ -16,16 +20,17 @@
 #include "model/plan.h"
 #include "model/weights.h"
 
-#define PASS_FUSED_MAX 64 /* tokens of a fused step at most */
+#define PASS_FUSED_MAX 64 /* largest fused step, in tokens */
 
-/* Intermediate results, allocated once for the largest step. "act" is the device's type. The codes
- * of all rows share one memory: of these at most one is read later than the next is written. */
+/* Intermediate results, allocated once for the largest step. "act" is the device's type. Codes of
+ * all rows share one memory: at most one of them is read later than the next is written. */
 struct activations {
     float *x;                       /* residual, float [n_tokens][dim] */
     struct device_rows normed;      /* [n_tokens][dim] */
     void *mixer_in;                 /* act [n_tokens][widest]: q, k, v; value, gate */
     struct device_rows mixed;       /* [n_tokens][widest]: a mixer's result, the heads */
-    void *delta;                    /* act [n_tokens][dim]: what is added to the residual next */
+    void *delta;                    /* act [n_tokens][dim]: result that is added to the residual
+                                     * next */
     void *ffn_in;                   /* act [n_tokens][widest]: gate, up */
     struct device_rows ff;          /* [n_tokens][widest ff] */
     float *rows;                    /* float [n_rows][dim]: the sampled rows' residual */
@@ -39,7 +44,7 @@ struct activations {
 int activations_alloc(struct activations *a, struct device *d, const struct plan *plan,
                       const struct device_limits *limits) ERR_CHECKED;
 
-/* Find out up to how many tokens a step may be fused: the device must take all matrices. */
+/* Set fused_max: the largest step for which the device's fused product takes all matrices. */
 void activations_fuse(struct activations *a, struct device *d, const struct plan *plan,
                       const struct weights *w);
 
@@ -55,7 +60,7 @@ struct pass {
 struct pass pass_of(struct device *d, const struct plan *plan, const struct weights *w,
                     struct activations *a);
 
-/* What the residual is normed for next: the norm and the matrix that reads the result. */
+/* The next reader of the residual: its norm, and the matrix that is multiplied with the result. */
 struct pass_next {
     const struct k_norm *norm;
     const struct k_matrix *reader;
@@ -87,8 +92,8 @@ void pass_gate(const struct pass *p, const struct ffn_plan *ffn, const struct k_
 void pass_activate(const struct pass *p, const struct ffn_plan *ffn, const struct k_matrix *up,
                    const void *bias, const struct k_matrix *reader);
 
-/* What is added to the residual: a product with w, and its bias, normed by `after`; the ranks'
- * products are summed where w is split by columns. */
+/* A result to be added to the residual: a product with w, plus bias, normed by `after`; summed over
+ * the ranks if w is split by columns. */
 struct pass_sum {
     const struct k_matrix *w;
     const void *bias;
@@ -96,12 +101,12 @@ struct pass_sum {
     const struct k_norm *after;
 };
 
-/* x += r * after(rows * w + bias), with the model's multiplier r; normed = norm(x), or, where next
- * is parallel to the mixer, the norm of x from before the sum. */
+/* x += r * after(rows * w + bias), with the model's residual multiplier r; then normed = norm(x),
+ * or, if next is parallel to the mixer, the norm of x from before the sum. */
 void pass_add(const struct pass *p, const struct device_rows *rows, struct pass_sum sum,
               struct pass_next next, bool is_parallel);
 
-/* The same for the last time, and the logits of the step's rows, if it has any. */
+/* pass_add() for the last layer, followed by the logits of the step's rows, if it has any. */
 void pass_finish(const struct pass *p, const struct device_rows *rows, struct pass_sum sum);
 
 #endif

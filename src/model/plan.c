@@ -1,11 +1,19 @@
-/* SPDX-License-Identifier: Apache-2.0 */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Makes the layer plan of config.json, and divides it among ranks.
+ *
+ * The plan repeats facts of the config per layer, so that the loader and the forward pass need no
+ * knowledge of architectures. Dividing refuses what no rank could compute alone: heads, channels or
+ * columns that do not divide, and norms over the heads of all ranks. */
 #include "model/plan.h"
 
 #include <string.h>
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/must.h"
 
+/* window 0 means that a token sees all tokens before it. */
 static struct attn_plan plan_attention(const struct hf_config *c, int window, int rope)
 {
     return (struct attn_plan){.n_heads = c->n_heads,
@@ -19,82 +27,87 @@ static struct attn_plan plan_attention(const struct hf_config *c, int window, in
                               .o_bias = c->o_bias};
 }
 
+/* The splits are Megatron's: input products by rows (outputs), output products by columns, so that
+ * each half of a layer needs one sum over the ranks. */
 static struct layer_plan plan_layer(const struct hf_config *c, int layer)
 {
     bool before = c->norms != NORMS_AFTER, after = c->norms != NORMS_BEFORE;
     int rope = c->layer_ropes[layer];
-    struct layer_plan l = {.ffn = {.kind = c->ffn,
-                                   .ff_dim = c->ff_dim,
-                                   .activation = c->activation,
-                                   .bias = c->mlp_bias},
-                           .norms = {.before_mixer = before,
-                                     .after_mixer = after,
-                                     .before_ffn = before,
-                                     .after_ffn = after},
-                           .is_parallel = c->is_parallel,
-                           .splits = {.mixer_in = SPLIT_ROWS,
-                                      .mixer_out = SPLIT_COLUMNS,
-                                      .ffn_in = SPLIT_ROWS,
-                                      .down = SPLIT_COLUMNS}};
+    struct layer_plan planned = {.ffn = {.kind = c->ffn,
+                                         .ff_dim = c->ff_dim,
+                                         .activation = c->activation,
+                                         .bias = c->mlp_bias},
+                                 .norms = {.before_mixer = before,
+                                           .after_mixer = after,
+                                           .before_ffn = before,
+                                           .after_ffn = after},
+                                 .is_parallel = c->is_parallel,
+                                 .splits = {.mixer_in = SPLIT_ROWS,
+                                            .mixer_out = SPLIT_COLUMNS,
+                                            .ffn_in = SPLIT_ROWS,
+                                            .down = SPLIT_COLUMNS}};
 
     switch ((enum layer_kind)c->layer_kinds[layer]) {
-    case LAYER_FULL: l.attn = plan_attention(c, 0, rope); break;
-    case LAYER_WINDOW: l.attn = plan_attention(c, c->window, rope); break;
+    case LAYER_FULL: planned.attn = plan_attention(c, 0, rope); break;
+    case LAYER_WINDOW: planned.attn = plan_attention(c, c->window, rope); break;
     case LAYER_RECURRENT:
-        l.mixer = MIXER_RECURRENT;
-        l.recurrent = (struct recurrent_plan){.width = c->mixer_width};
+        planned.mixer = MIXER_RECURRENT;
+        planned.recurrent = (struct recurrent_plan){.width = c->mixer_width};
         break;
     }
-    return l;
+    return planned;
 }
 
-static bool has_multipliers(const struct multipliers *by)
+/* True if the family scales embeddings, results or logits. */
+static bool plan_has_multipliers(const struct multipliers *by)
 {
     return by->embedding != 1.0f || by->residual != 1.0f || by->logits != 1.0f ||
            by->logits_cap > 0.0f;
 }
 
-/* Fused operations norm by sums of squares of the residual alone, so a mean, a norm of a product's
- * result and a scaled sum are not theirs. */
+/* True if fused operations can compute all layers. They norm by sums of squares of the residual, so
+ * a mean, a norm of a product's result and a scaled sum are beyond them. */
 static bool plan_fuses(const struct hf_config *c)
 {
     return c->norm.kind == K_NORM_RMS && c->norms == NORMS_BEFORE && !c->is_parallel &&
            c->qk_norm != QK_NORM_WHOLE && (c->ffn == FFN_PLAIN || c->activation == K_SILU) &&
-           !has_multipliers(&c->by) && !c->positions.is_used && !c->head_bias;
+           !plan_has_multipliers(&c->by) && !c->positions.is_used && !c->head_bias;
 }
 
+/* The plan points to the config's ropes, so the config must live longer. */
 int plan_make(struct plan *out, const struct hf_config *c)
 {
-    struct plan p = {.n_ranks = 1,
-                     .n_layers = c->n_layers,
-                     .dim = c->dim,
-                     .n_vocab = c->n_vocab,
-                     .norm = c->norm,
-                     .by = c->by,
-                     .positions = c->positions,
-                     .head_bias = c->head_bias,
-                     .fuses = plan_fuses(c),
-                     .n_ropes = c->n_ropes,
-                     .ropes = c->ropes};
+    struct plan plan = {.n_ranks = 1,
+                        .n_layers = c->n_layers,
+                        .dim = c->dim,
+                        .n_vocab = c->n_vocab,
+                        .norm = c->norm,
+                        .by = c->by,
+                        .positions = c->positions,
+                        .head_bias = c->head_bias,
+                        .fuses = plan_fuses(c),
+                        .n_ropes = c->n_ropes,
+                        .ropes = c->ropes};
 
-    p.layers = mem_zalloc_array((size_t)c->n_layers, sizeof *p.layers);
-    if (p.layers == NULL)
+    plan.layers = mem_zalloc_array((size_t)c->n_layers, sizeof *plan.layers);
+    if (plan.layers == NULL)
         return ERR_NO_MEMORY;
     for (int i = 0; i < c->n_layers; i++)
-        p.layers[i] = plan_layer(c, i);
-    *out = p;
+        plan.layers[i] = plan_layer(c, i);
+    *out = plan;
     return ERR_OK;
 }
 
-static int refuse(int n_ranks, int layer, const char *counted, int n)
+/* Log that n of something in a layer does not divide by the number of ranks. */
+static int plan_refuse_split(int n_ranks, int layer, const char *counted, int n)
 {
     log_error("model: tensor_parallel_size %d does not divide the %d %s of layer %d", n_ranks, n,
               counted, layer);
     return ERR_UNSUPPORTED;
 }
 
-/* The sum of squares is over the heads of all ranks, which no rank has. */
-static int refuse_whole_norms(int n_ranks, int layer)
+/* A norm over all heads needs the sum of squares of all ranks, which no rank has. */
+static int plan_refuse_whole_norms(int n_ranks, int layer)
 {
     log_error("model: tensor_parallel_size %d: the norm of layer %d's queries is over all heads, "
               "which is not shared between ranks; set it to 1",
@@ -102,59 +115,66 @@ static int refuse_whole_norms(int n_ranks, int layer)
     return ERR_UNSUPPORTED;
 }
 
-/* Ranks share a kv head where all of their queries are of its group. */
-static int split_layer(struct layer_plan *l, int layer, int n_ranks)
+/* Divide one layer's numbers in place. Where there are fewer kv heads than ranks, several ranks
+ * hold the same kv head, and all of their queries belong to its group. */
+static int plan_split_layer(struct layer_plan *l, int layer, int n_ranks)
 {
-    struct attn_plan *a = &l->attn;
+    struct attn_plan *attn = &l->attn;
 
     switch (l->mixer) {
     case MIXER_ATTENTION:
-        if (a->qk_norm == QK_NORM_WHOLE && n_ranks > 1)
-            return refuse_whole_norms(n_ranks, layer);
-        if (a->n_heads % n_ranks != 0)
-            return refuse(n_ranks, layer, "heads", a->n_heads);
-        if (a->n_kv_heads % n_ranks != 0 && n_ranks % a->n_kv_heads != 0)
-            return refuse(n_ranks, layer, "kv heads", a->n_kv_heads);
-        a->n_heads /= n_ranks;
-        a->n_kv_heads = a->n_kv_heads > n_ranks ? a->n_kv_heads / n_ranks : 1;
+        if (attn->qk_norm == QK_NORM_WHOLE && n_ranks > 1)
+            return plan_refuse_whole_norms(n_ranks, layer);
+        if (attn->n_heads % n_ranks != 0)
+            return plan_refuse_split(n_ranks, layer, "heads", attn->n_heads);
+        if (attn->n_kv_heads % n_ranks != 0 && n_ranks % attn->n_kv_heads != 0)
+            return plan_refuse_split(n_ranks, layer, "kv heads", attn->n_kv_heads);
+        /* Query heads are divided evenly; a rank has at least one kv head for them. */
+        attn->n_heads /= n_ranks;
+        attn->n_kv_heads = attn->n_kv_heads > n_ranks ? attn->n_kv_heads / n_ranks : 1;
         break;
     case MIXER_RECURRENT:
         if (l->recurrent.width % n_ranks != 0)
-            return refuse(n_ranks, layer, "channels", l->recurrent.width);
+            return plan_refuse_split(n_ranks, layer, "channels", l->recurrent.width);
         l->recurrent.width /= n_ranks;
         break;
     }
     if (l->ffn.ff_dim % n_ranks != 0)
-        return refuse(n_ranks, layer, "columns of the FFN", l->ffn.ff_dim);
+        return plan_refuse_split(n_ranks, layer, "columns of the FFN", l->ffn.ff_dim);
     l->ffn.ff_dim /= n_ranks;
     return ERR_OK;
 }
 
+/* *out is set only if all layers divide. */
 int plan_split(struct plan *out, const struct plan *whole, int n_ranks)
 {
-    struct plan p = *whole;
+    struct plan plan = *whole;
     int rc = ERR_OK;
 
-    p.n_ranks = n_ranks;
-    p.layers = mem_zalloc_array((size_t)p.n_layers, sizeof *p.layers);
-    if (p.layers == NULL)
+    must(n_ranks >= 1 && whole->n_ranks == 1);
+    plan.n_ranks = n_ranks;
+    plan.layers = mem_zalloc_array((size_t)plan.n_layers, sizeof *plan.layers);
+    if (plan.layers == NULL)
         return ERR_NO_MEMORY;
-    memcpy(p.layers, whole->layers, (size_t)p.n_layers * sizeof *p.layers);
-    for (int i = 0; i < p.n_layers && rc == ERR_OK; i++)
-        rc = split_layer(&p.layers[i], i, n_ranks);
+    /* The copy is divided in place; `whole` keeps the shapes of the tensors. */
+    memcpy(plan.layers, whole->layers, (size_t)plan.n_layers * sizeof *plan.layers);
+    for (int i = 0; i < plan.n_layers && rc == ERR_OK; i++)
+        rc = plan_split_layer(&plan.layers[i], i, n_ranks);
     if (rc == ERR_OK)
-        *out = p;
+        *out = plan;
     else
-        plan_fini(&p);
+        plan_fini(&plan);
     return rc;
 }
 
+/* The layers are the only memory of a plan. */
 void plan_fini(struct plan *p)
 {
     mem_free(p->layers);
     p->layers = NULL;
 }
 
+/* The width of the mixer's input product. */
 int plan_mixer_in(const struct layer_plan *l)
 {
     switch (l->mixer) {
@@ -164,6 +184,7 @@ int plan_mixer_in(const struct layer_plan *l)
     return 0;
 }
 
+/* The width of the rows that the output product reads. */
 int plan_mixer_out(const struct layer_plan *l)
 {
     switch (l->mixer) {
@@ -173,18 +194,21 @@ int plan_mixer_out(const struct layer_plan *l)
     return 0;
 }
 
+/* A gate has its own half of the rows. */
 int plan_ffn_in(const struct layer_plan *l)
 {
-    return l->ffn.kind == FFN_GATED ? 2 * l->ffn.ff_dim : l->ffn.ff_dim;
+    if (l->ffn.kind == FFN_GATED)
+        return 2 * l->ffn.ff_dim;
+    return l->ffn.ff_dim;
 }
 
-static int widest(int a, int b)
+static int plan_wider(int a, int b)
 {
     return a > b ? a : b;
 }
 
-/* Whether layer i is the first with its window. */
-static bool is_first_of_window(const struct plan *p, int i)
+/* True if no layer before i has attention with the same window. */
+static bool plan_is_first_of_window(const struct plan *p, int i)
 {
     for (int j = 0; j < i; j++) {
         if (p->layers[j].mixer == MIXER_ATTENTION &&
@@ -194,22 +218,23 @@ static bool is_first_of_window(const struct plan *p, int i)
     return p->layers[i].mixer == MIXER_ATTENTION;
 }
 
+/* Fields of other mixers are 0 in a layer, so the maxima may include them. */
 struct plan_widths plan_widest(const struct plan *p)
 {
-    struct plan_widths w = {0};
+    struct plan_widths widest = {0};
 
     for (int i = 0; i < p->n_layers; i++) {
-        const struct layer_plan *l = &p->layers[i];
+        const struct layer_plan *layer = &p->layers[i];
 
-        w.mixer_in = widest(w.mixer_in, plan_mixer_in(l));
-        w.mixer_out = widest(w.mixer_out, plan_mixer_out(l));
-        w.ffn_in = widest(w.ffn_in, plan_ffn_in(l));
-        w.ff = widest(w.ff, l->ffn.ff_dim);
-        w.n_heads = widest(w.n_heads, l->attn.n_heads);
-        w.n_kv_heads = widest(w.n_kv_heads, l->attn.n_kv_heads);
-        w.head_dim = widest(w.head_dim, l->attn.head_dim);
-        w.has_states = w.has_states || l->mixer == MIXER_RECURRENT;
-        w.n_windows += is_first_of_window(p, i);
+        widest.mixer_in = plan_wider(widest.mixer_in, plan_mixer_in(layer));
+        widest.mixer_out = plan_wider(widest.mixer_out, plan_mixer_out(layer));
+        widest.ffn_in = plan_wider(widest.ffn_in, plan_ffn_in(layer));
+        widest.ff = plan_wider(widest.ff, layer->ffn.ff_dim);
+        widest.n_heads = plan_wider(widest.n_heads, layer->attn.n_heads);
+        widest.n_kv_heads = plan_wider(widest.n_kv_heads, layer->attn.n_kv_heads);
+        widest.head_dim = plan_wider(widest.head_dim, layer->attn.head_dim);
+        widest.has_states = widest.has_states || layer->mixer == MIXER_RECURRENT;
+        widest.n_windows += plan_is_first_of_window(p, i);
     }
-    return w;
+    return widest;
 }

@@ -1,14 +1,16 @@
-/* The plan of a model's layers: for each a mixer and an FFN with their shapes, norms and positions.
- * Made once from config.json by plan_make(); the loader and the forward pass read it and nothing of
- * the architecture's row.
+/* SPDX-License-Identifier: Apache-2.0
  *
- * A layer in general, where norms that it does not have leave their input as it is, and r is the
+ * The layer plan of a model: for each layer a mixer and an FFN with their shapes, norms and
+ * positions. Made once from config.json by plan_make(); the loader and the forward pass read it and
+ * nothing of the architecture's row.
+ *
+ * The general layer, where a norm that it lacks passes its input on unchanged, and r is the
  * residual multiplier:
  *
  *   x += r * after_mixer(mixer(before_mixer(x)))
  *   x += r * after_ffn(ffn(before_ffn(x)))
  *
- * In a parallel layer both read the x from before the first line. */
+ * In a parallel layer both lines read the x from before the first. */
 #ifndef QUIRE_MODEL_PLAN_H
 #define QUIRE_MODEL_PLAN_H
 
@@ -22,7 +24,7 @@ enum mixer_kind { MIXER_ATTENTION, MIXER_RECURRENT };
 /* Attention with keys and values of n_kv_heads heads, each for n_heads / n_kv_heads queries. */
 struct attn_plan {
     int n_heads, n_kv_heads, head_dim;
-    int window;  /* tokens that a token sees, itself the last; 0: all before it */
+    int window;  /* tokens that a token sees, including itself; 0: all before it */
     int rope;    /* index in the plan's ropes */
     float scale; /* of scores */
     enum qk_norm qk_norm;
@@ -43,13 +45,14 @@ struct ffn_plan {
     bool bias; /* of all products */
 };
 
-/* Which norms a layer has. */
+/* The norms that a layer has. */
 struct norm_places {
     bool before_mixer, after_mixer, before_ffn, after_ffn;
 };
 
-/* How ranks share a matrix [out][in]: each has some of the rows and makes those outputs; or each
- * has some of the columns, reads those inputs, and the ranks' results are to be summed. */
+/* How ranks share a matrix [out][in]. By rows: each rank has some rows and computes those outputs.
+ * By columns: each rank has some columns, reads those inputs, and the results of all ranks are
+ * summed. */
 enum plan_split { SPLIT_NONE, SPLIT_ROWS, SPLIT_COLUMNS };
 
 struct plan_splits {
@@ -67,14 +70,14 @@ struct layer_plan {
 };
 
 struct plan {
-    int n_ranks; /* layers are what each of so many has; 1: they are whole */
+    int n_ranks; /* layers describe the part of one of n_ranks ranks; 1: whole layers */
     int n_layers, dim, n_vocab;
-    struct norm_config norm; /* all norms of rows, and those of heads but for a mean and a bias */
-    struct multipliers by;   /* 1 where the model has none */
+    struct norm_config norm; /* of all norms of rows; norms of heads have neither mean nor bias */
+    struct multipliers by;   /* 1 where the model has no multiplier */
     struct learned_positions positions;
-    bool head_bias; /* logits have one */
-    bool fuses;     /* all layers have the form that fused operations compute: RMS norms
-                                * before, silu with a gate or a plain FFN, no multipliers */
+    bool head_bias; /* logits have a bias */
+    bool fuses;     /* all layers have the form that fused operations compute: RMS norms before,
+                     * silu with a gate or a plain FFN, no multipliers */
     int n_ropes;
     const struct rope *ropes;  /* [n_ropes], the config's */
     struct layer_plan *layers; /* [n_layers] */
@@ -83,27 +86,27 @@ struct plan {
 /* c must outlive the plan. ERR_NO_MEMORY. */
 int plan_make(struct plan *out, const struct hf_config *c) ERR_CHECKED;
 
-/* The plan of a rank's part, the same for each: heads, columns of an FFN and channels of a state
- * are divided, and kv heads where there are enough; where there are fewer kv heads than ranks,
- * several ranks have the same one. Norms and the embedding are whole on all ranks, the output
- * matrix is whole on rank 0, which computes the logits.
+/* The plan of one rank's part, equal for all ranks. Heads, columns of an FFN and channels of a
+ * state are divided, and kv heads if there are enough; with fewer kv heads than ranks, several
+ * ranks have the same one. Norms and the embedding are whole on all ranks; the output matrix is
+ * whole on rank 0, which computes the logits.
  *
- * ERR_UNSUPPORTED (logged) for what does not divide; ERR_NO_MEMORY. */
+ * ERR_UNSUPPORTED (logged) for numbers that do not divide; ERR_NO_MEMORY. */
 int plan_split(struct plan *out, const struct plan *whole, int n_ranks) ERR_CHECKED;
 void plan_fini(struct plan *p); /* accepts {0} */
 
-/* Elements of a token's row: what a mixer takes (q, k and v; value and gate) and what it gives (the
- * heads; the state); what an FFN's first product makes. */
+/* Elements of a token's row: input of a mixer (q, k and v; or value and gate), output of a mixer
+ * (the heads; or the state), output of an FFN's first product. */
 int plan_mixer_in(const struct layer_plan *l);
 int plan_mixer_out(const struct layer_plan *l);
 int plan_ffn_in(const struct layer_plan *l);
 
-/* The most of any layer, for the memory of activations and the device's. */
+/* The maxima over all layers, by which activations and the device's work areas are sized. */
 struct plan_widths {
     int mixer_in, mixer_out, ffn_in, ff;
     int n_heads, n_kv_heads, head_dim; /* of attention; 0 without any */
     bool has_states;
-    int n_windows; /* different ones of attention, "all tokens" among them */
+    int n_windows; /* different windows of attention layers; "all tokens" counts as one */
 };
 struct plan_widths plan_widest(const struct plan *p);
 

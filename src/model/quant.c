@@ -1,6 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Data of a file need not be aligned, so every number is copied out of it. */
+ * Quantised checkpoints: the formats that quire reads, how they are found, and their conversion to
+ * float32.
+ *
+ * The first part reads quantization_config of config.json; the table `formats` has a row per
+ * format; the second part finds the tensors of one matrix and checks that scales fit its shape; the
+ * last part computes numbers on the host. Data of a file need not be aligned, so every number is
+ * copied out by memcpy(). */
 #include "model/quant.h"
 
 #include <stdarg.h>
@@ -8,19 +14,24 @@
 #include <string.h>
 
 #include "base/mem.h"
+#include "base/must.h"
 #include "kernels/e4m3.h"
 
 /* --- quantization_config ---------------------------------------------------------------- */
+
+/* Only settings that change the numbers are checked. Errors collect in quant_reading, of which the
+ * first is reported. */
 
 struct quant_reading {
     struct k_format format;
     char *why;
     size_t why_cap;
-    int rc; /* the first error; later ones are not told */
+    int rc; /* the first error; later ones are ignored */
 };
 
-__attribute__((format(printf, 2, 3))) static void refuse(struct quant_reading *r,
-                                                         const char *format, ...)
+/* Note an error with its sentence, unless there is one already. */
+__attribute__((format(printf, 2, 3))) static void quant_refuse(struct quant_reading *r,
+                                                               const char *format, ...)
 {
     va_list args;
 
@@ -32,42 +43,47 @@ __attribute__((format(printf, 2, 3))) static void refuse(struct quant_reading *r
     r->rc = ERR_UNSUPPORTED;
 }
 
-/* e4m3 in the blocks of this member, which is [128, 128]; by row where it is missing. */
-static struct k_format e4m3_of(struct quant_reading *r, const struct json *obj, const char *field)
+/* The format that a member like weight_block_size asks for: e4m3 in blocks of [128, 128], or by row
+ * where it is missing. */
+static struct k_format quant_e4m3_format(struct quant_reading *r, const struct json *obj,
+                                         const char *field)
 {
-    const struct json *v = json_get(obj, field);
+    const struct json *value = json_get(obj, field);
 
-    if (v == NULL || v->kind == JSON_NULL)
+    if (value == NULL || value->kind == JSON_NULL)
         return k_format_by_row(K_E4M3);
-    if (v->kind != JSON_LIST || v->n != 2 || v->items[0].kind != JSON_INT ||
-        v->items[1].kind != JSON_INT || v->items[0].whole != K_E4M3_BLOCK ||
-        v->items[1].whole != K_E4M3_BLOCK)
-        refuse(r, "%s is supported as [128, 128] only", field);
+    if (value->kind != JSON_LIST || value->n != 2 || value->items[0].kind != JSON_INT ||
+        value->items[1].kind != JSON_INT || value->items[0].whole != K_E4M3_BLOCK ||
+        value->items[1].whole != K_E4M3_BLOCK)
+        quant_refuse(r, "%s is supported as [128, 128] only", field);
     return k_format_in_groups(K_E4M3, K_E4M3_BLOCK, K_E4M3_BLOCK);
 }
 
-static bool is_empty(const struct json *obj, const char *field)
+/* Missing, null and {} all mean "not used". */
+static bool quant_is_empty(const struct json *obj, const char *field)
 {
-    const struct json *v = json_get(obj, field);
+    const struct json *value = json_get(obj, field);
 
-    return v == NULL || v->kind == JSON_NULL || (v->kind == JSON_OBJECT && v->n == 0);
+    return value == NULL || value->kind == JSON_NULL ||
+           (value->kind == JSON_OBJECT && value->n == 0);
 }
 
 /* {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]} */
-static void read_fp8(struct quant_reading *r, const struct json *config)
+static void quant_read_fp8(struct quant_reading *r, const struct json *config)
 {
     const char *scheme = json_get_text(config, "activation_scheme", "dynamic");
 
     if (strcmp(scheme, "dynamic") != 0 && strcmp(scheme, "static") != 0)
-        refuse(r, "activation_scheme \"%.40s\" is neither dynamic nor static", scheme);
+        quant_refuse(r, "activation_scheme \"%.40s\" is neither dynamic nor static", scheme);
     if (strcmp(json_get_text(config, "fmt", "e4m3"), "e4m3") != 0)
-        refuse(r, "fmt is supported as e4m3 only");
-    r->format = e4m3_of(r, config, "weight_block_size");
+        quant_refuse(r, "fmt is supported as e4m3 only");
+    r->format = quant_e4m3_format(r, config, "weight_block_size");
 }
 
-/* Numbers of 8 bits and kind float; strategy is one of the three that are given. */
-static void check_numbers(struct quant_reading *r, const struct json *obj, const char *what,
-                          const char *const strategies[3])
+/* Check a description of numbers: they must be 8-bit floats, and their strategy (the scope of a
+ * scale) one of three. */
+static void quant_check_numbers(struct quant_reading *r, const struct json *obj, const char *what,
+                                const char *const strategies[3])
 {
     const char *strategy = json_get_text(obj, "strategy", "tensor");
     const struct json *bits = json_get(obj, "num_bits");
@@ -77,13 +93,15 @@ static void check_numbers(struct quant_reading *r, const struct json *obj, const
         known = known || strcmp(strategy, strategies[i]) == 0;
     if (bits == NULL || bits->kind != JSON_INT || bits->whole != 8 ||
         strcmp(json_get_text(obj, "type", "float"), "float") != 0)
-        refuse(r, "%s are supported as float of 8 bits only", what);
+        quant_refuse(r, "%s are supported as float of 8 bits only", what);
     if (!known)
-        refuse(r, "%s of strategy \"%.40s\" are not supported", what, strategy);
+        quant_refuse(r, "%s of strategy \"%.40s\" are not supported", what, strategy);
 }
 
-/* A group of compressed-tensors: the format of its modules' weights and inputs. */
-static void read_group(struct quant_reading *r, const struct json *group, bool first)
+/* One entry of config_groups: {"weights": {"num_bits": 8, "type": "float", "strategy": "block",
+ * "block_structure": [128, 128]}, "input_activations": {...}, "targets": ["Linear"]}. Targets are
+ * not read, because the type of each tensor shows whether it belongs to the group. */
+static void quant_read_group(struct quant_reading *r, const struct json *group, bool first)
 {
     static const char *const of_weights[] = {"tensor", "channel", "block"};
     static const char *const of_inputs[] = {"tensor", "token", "group"};
@@ -92,41 +110,44 @@ static void read_group(struct quant_reading *r, const struct json *group, bool f
     struct k_format format = k_format_by_row(K_E4M3);
 
     if (weights == NULL || inputs == NULL) {
-        refuse(r,
-               "group %.60s needs weights and input_activations: 8-bit weights with other inputs "
-               "are not supported",
-               group->key);
+        quant_refuse(
+            r,
+            "group %.60s needs weights and input_activations: 8-bit weights with other inputs "
+            "are not supported",
+            group->key);
         return;
     }
-    check_numbers(r, weights, "weights", of_weights);
-    check_numbers(r, inputs, "input_activations", of_inputs);
+    quant_check_numbers(r, weights, "weights", of_weights);
+    quant_check_numbers(r, inputs, "input_activations", of_inputs);
     if (strcmp(json_get_text(weights, "strategy", "tensor"), "block") == 0)
-        format = e4m3_of(r, weights, "block_structure");
+        format = quant_e4m3_format(r, weights, "block_structure");
     if (!first && !k_format_is_like(&format, &r->format))
-        refuse(r, "groups with and without blocks are not supported together");
+        quant_refuse(r, "groups with and without blocks are not supported together");
     r->format = format;
 }
 
-static void read_compressed(struct quant_reading *r, const struct json *config)
+/* {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": {...}} */
+static void quant_read_compressed(struct quant_reading *r, const struct json *config)
 {
     const struct json *groups = json_get_kind(config, "config_groups", JSON_OBJECT);
 
-    if (!is_empty(config, "sparsity_config") || !is_empty(config, "transform_config"))
-        refuse(r, "sparsity_config and transform_config are not supported");
+    if (!quant_is_empty(config, "sparsity_config") || !quant_is_empty(config, "transform_config"))
+        quant_refuse(r, "sparsity_config and transform_config are not supported");
     if (groups == NULL || groups->n == 0) {
-        refuse(r, "config_groups must name a group");
+        quant_refuse(r, "config_groups must name a group");
         return;
     }
     for (uint32_t i = 0; i < groups->n; i++)
-        read_group(r, &groups->items[i], i == 0);
+        quant_read_group(r, &groups->items[i], i == 0);
 }
 
 /* --- the formats ------------------------------------------------------------------------- */
 
-/* In spite of its name weight_scale_inv multiplies. */
+/* A new format is a row here and, if elements are packed, an unpack function. Despite its name,
+ * weight_scale_inv is multiplied with, as weight_scale is. */
 static const struct quant_format formats[] = {
     {.method = "fp8",
-     .read = read_fp8,
+     .read = quant_read_fp8,
      .data = "weight",
      .dtype = "F8_E4M3",
      .scales = {"weight_scale", "weight_scale_inv"},
@@ -135,7 +156,7 @@ static const struct quant_format formats[] = {
      .elem = K_E4M3},
     {.method = "compressed-tensors",
      .names = {"float-quantized", "naive-quantized"},
-     .read = read_compressed,
+     .read = quant_read_compressed,
      .data = "weight",
      .dtype = "F8_E4M3",
      .scales = {"weight_scale", "weight_scale_inv"},
@@ -146,7 +167,8 @@ static const struct quant_format formats[] = {
 
 #define N_FORMATS (sizeof formats / sizeof formats[0])
 
-static bool is_named(const struct quant_format *f, const char *name)
+/* A row without names fits any `format`. */
+static bool quant_is_named(const struct quant_format *f, const char *name)
 {
     for (int i = 0; i < QUANT_NAMES_MAX && f->names[i] != NULL; i++) {
         if (name == NULL || strcmp(f->names[i], name) == 0)
@@ -155,64 +177,71 @@ static bool is_named(const struct quant_format *f, const char *name)
     return f->names[0] == NULL;
 }
 
-/* The row of a quant_method and a `format`. */
-static const struct quant_format *find_format(struct quant_reading *r, const char *method,
-                                              const char *name)
+/* The row of a quant_method and a `format`; NULL with a sentence that lists the known methods. */
+static const struct quant_format *quant_find_format(struct quant_reading *r, const char *method,
+                                                    const char *name)
 {
     char known[200] = "";
     bool has_method = false;
 
     for (size_t i = 0; i < N_FORMATS; i++) {
-        const struct quant_format *f = &formats[i];
+        const struct quant_format *format = &formats[i];
         size_t len = strlen(known);
 
-        if (strcmp(f->method, method) == 0 && is_named(f, name))
-            return f;
-        has_method = has_method || strcmp(f->method, method) == 0;
-        (void)snprintf(known + len, sizeof known - len, "%s%s", i == 0 ? "" : ", ", f->method);
+        if (strcmp(format->method, method) == 0 && quant_is_named(format, name))
+            return format;
+        has_method = has_method || strcmp(format->method, method) == 0;
+        (void)snprintf(known + len, sizeof known - len, "%s%s", i == 0 ? "" : ", ", format->method);
     }
     if (has_method)
-        refuse(r, "format \"%.40s\" of %s is not supported", name, method);
+        quant_refuse(r, "format \"%.40s\" of %s is not supported", name, method);
     else
-        refuse(r, "quant_method \"%.40s\" is not supported; use one of %s, or a bf16 checkpoint",
-               method, known);
+        quant_refuse(r,
+                     "quant_method \"%.40s\" is not supported; use one of %s, or a bf16 checkpoint",
+                     method, known);
     return NULL;
 }
 
 int quant_read(struct quant_config *out, const struct json *config, char *why, size_t why_cap)
 {
-    struct quant_reading r = {.why = why, .why_cap = why_cap};
-    const struct quant_format *kind = find_format(&r, json_get_text(config, "quant_method", "?"),
-                                                  json_get_text(config, "format", NULL));
+    struct quant_reading reading = {.why = why, .why_cap = why_cap};
+    const struct quant_format *kind =
+        quant_find_format(&reading, json_get_text(config, "quant_method", "?"),
+                          json_get_text(config, "format", NULL));
 
     if (kind != NULL)
-        kind->read(&r, config);
-    if (r.rc == ERR_OK)
-        *out = (struct quant_config){.kind = kind, .format = r.format};
-    return r.rc;
+        kind->read(&reading, config);
+    if (reading.rc == ERR_OK)
+        *out = (struct quant_config){.kind = kind, .format = reading.format};
+    return reading.rc;
 }
 
 /* --- numbers ------------------------------------------------------------------------------ */
 
-static float float_of_bits(uint32_t bits)
+/* memcpy() is the portable way to reinterpret bits. */
+static float quant_float_of_bits(uint32_t bits)
 {
-    float f;
+    float value;
 
-    memcpy(&f, &bits, sizeof f);
-    return f;
+    memcpy(&value, &bits, sizeof value);
+    return value;
 }
 
-static float float_of_half(uint32_t h)
+/* An F16 number as float32. Exponent 31 is infinity or NaN; exponent 0 is a subnormal, a multiple
+ * of 2^-24. */
+static float quant_float_of_half(uint32_t h)
 {
     uint32_t sign = (h & 0x8000) << 16, exponent = h >> 10 & 31, fraction = h & 1023;
     float small = (float)fraction * 0x1p-24f;
 
     if (exponent == 0)
         return sign == 0 ? small : -small;
-    return float_of_bits(sign | (exponent == 31 ? 255U : exponent + 112) << 23 | fraction << 13);
+    return quant_float_of_bits(sign | (exponent == 31 ? 255U : exponent + 112) << 23 |
+                               fraction << 13);
 }
 
-/* The types differ in the second letter of their names. */
+/* The types differ in the second letter of their names, which is faster to test than the whole
+ * name, millions of times. */
 float quant_number(const struct tensor *t, size_t i)
 {
     uint32_t bits = 0;
@@ -221,12 +250,13 @@ float quant_number(const struct tensor *t, size_t i)
     case '3': memcpy(&bits, t->data + 4 * i, 4); break;             /* F32 */
     case '8': bits = (uint32_t)t->data[i] << 23; break;             /* F8_E8M0: an exponent alone */
     case 'F': memcpy((char *)&bits + 2, t->data + 2 * i, 2); break; /* BF16: the upper half */
-    default: memcpy(&bits, t->data + 2 * i, 2); return float_of_half(bits);
+    default: memcpy(&bits, t->data + 2 * i, 2); return quant_float_of_half(bits);
     }
-    return float_of_bits(bits);
+    return quant_float_of_bits(bits);
 }
 
-static bool is_number(const struct tensor *t)
+/* The types that quant_number() reads. */
+static bool quant_is_number(const struct tensor *t)
 {
     static const char *const types[] = {"F32", "BF16", "F16", "F8_E8M0"};
 
@@ -239,7 +269,7 @@ static bool is_number(const struct tensor *t)
 
 int quant_single(float *out, const struct tensor *t)
 {
-    if (!is_number(t))
+    if (!quant_is_number(t))
         return ERR_UNSUPPORTED;
     for (int i = 0; i < t->n_dims; i++) {
         if (t->dims[i] != 1)
@@ -249,17 +279,21 @@ int quant_single(float *out, const struct tensor *t)
     return ERR_OK;
 }
 
+/* With one row or column of scales, all elements share it. */
 float quant_scale(const struct quant_scales *s, int row, int col)
 {
-    size_t r = s->n_rows > 1 ? (size_t)(row / s->group_rows) : 0;
-    size_t c = s->n_cols > 1 ? (size_t)(col / s->group_cols) : 0;
+    size_t at = 0;
 
-    return quant_number(s->t, r * (size_t)s->n_cols + c);
+    if (s->n_rows > 1)
+        at = (size_t)(row / s->group_rows) * (size_t)s->n_cols;
+    if (s->n_cols > 1)
+        at += (size_t)(col / s->group_cols);
+    return quant_number(s->t, at);
 }
 
 /* --- tensors of a matrix ------------------------------------------------------------------ */
 
-/* The matrix that quant_find() looks for. */
+/* The matrix that quant_find() looks for, and the buffer for its error message. */
 struct search {
     const struct checkpoint *files;
     const char *stem;
@@ -268,7 +302,8 @@ struct search {
     size_t why_cap;
 };
 
-static const struct tensor *beside(const struct search *s, const char *ending)
+/* The tensor named stem.ending, or NULL. */
+static const struct tensor *quant_tensor_beside(const struct search *s, const char *ending)
 {
     char name[400];
 
@@ -278,9 +313,10 @@ static const struct tensor *beside(const struct search *s, const char *ending)
     return checkpoint_find(s->files, name);
 }
 
-__attribute__((format(printf, 4, 5))) static int wrong(const struct search *s, int rc,
-                                                       const struct tensor *t, const char *format,
-                                                       ...)
+/* Write the error message, which starts with the file and the tensor. Returns rc. */
+__attribute__((format(printf, 4, 5))) static int quant_fail(const struct search *s, int rc,
+                                                            const struct tensor *t,
+                                                            const char *format, ...)
 {
     int n = snprintf(s->why, s->why_cap, "%s: tensor %s ", checkpoint_path(s->files, t), t->name);
     va_list args;
@@ -292,17 +328,18 @@ __attribute__((format(printf, 4, 5))) static int wrong(const struct search *s, i
     return rc;
 }
 
-/* How t scales the matrix: in the groups of f, or as a whole. */
-static int scales_of(const struct search *s, struct quant_scales *out, const struct tensor *t,
-                     const struct k_format *f)
+/* Check that t has one scale per group of f, or one for the whole matrix, and describe it in
+ * *out. */
+static int quant_read_scales(const struct search *s, struct quant_scales *out,
+                             const struct tensor *t, const struct k_format *f)
 {
     int64_t n_rows = t->n_dims > 0 ? t->dims[0] : 1, n_cols = t->n_dims > 1 ? t->dims[1] : 1;
     int high = f->group_rows, wide = k_format_has_groups(f) ? f->group_cols : s->cols;
     int rows = (s->rows + high - 1) / high, cols = (s->cols + wide - 1) / wide;
 
-    if (!is_number(t))
-        return wrong(s, ERR_UNSUPPORTED, t, "has type %.20s; F32, BF16, F16 and F8_E8M0 are read",
-                     t->dtype);
+    if (!quant_is_number(t))
+        return quant_fail(s, ERR_UNSUPPORTED, t,
+                          "has type %.20s; F32, BF16, F16 and F8_E8M0 are read", t->dtype);
     *out = (struct quant_scales){.t = t,
                                  .n_rows = (int)n_rows,
                                  .n_cols = (int)n_cols,
@@ -310,119 +347,136 @@ static int scales_of(const struct search *s, struct quant_scales *out, const str
                                  .group_cols = wide};
     if (t->n_dims <= 2 && ((n_rows == rows && n_cols == cols) || (n_rows == 1 && n_cols == 1)))
         return ERR_OK;
-    return wrong(s, ERR_INVALID, t, "has %lld x %lld numbers, where %d x %d or one are expected",
-                 (long long)n_rows, (long long)n_cols, rows, cols);
+    return quant_fail(s, ERR_INVALID, t,
+                      "has %lld x %lld numbers, where %d x %d or one are expected",
+                      (long long)n_rows, (long long)n_cols, rows, cols);
 }
 
-static bool is_whole(const struct quant_scales *s)
+/* One number for the whole matrix. */
+static bool quant_is_single(const struct quant_scales *s)
 {
     return s->n_rows == 1 && s->n_cols == 1;
 }
 
-/* The tensors beside the elements. */
-static int find_scales(const struct search *s, struct quant_part *p)
+/* Find the scales, zero points and global scale of a matrix. If all of them are single numbers, the
+ * format becomes "by row", whose kernels are faster than those for groups. */
+static int quant_find_scales(const struct search *s, struct quant_part *p)
 {
     const struct quant_format *kind = p->kind;
-    const struct tensor *t = NULL;
+    const struct tensor *tensor = NULL;
     int rc;
 
-    for (int i = 0; t == NULL && i < QUANT_NAMES_MAX; i++)
-        t = beside(s, kind->scales[i]);
-    if (t == NULL)
-        return wrong(s, ERR_NOT_FOUND, p->data, "is %s and has no %s", kind->dtype,
-                     kind->scales[0]);
-    if ((rc = scales_of(s, &p->scales, t, &p->format)) != ERR_OK)
+    for (int i = 0; tensor == NULL && i < QUANT_NAMES_MAX; i++)
+        tensor = quant_tensor_beside(s, kind->scales[i]);
+    if (tensor == NULL)
+        return quant_fail(s, ERR_NOT_FOUND, p->data, "is %s and has no %s", kind->dtype,
+                          kind->scales[0]);
+    if ((rc = quant_read_scales(s, &p->scales, tensor, &p->format)) != ERR_OK)
         return rc;
-    if ((t = beside(s, kind->zeros)) != NULL &&
-        (rc = scales_of(s, &p->zeros, t, &p->format)) != ERR_OK)
+    if ((tensor = quant_tensor_beside(s, kind->zeros)) != NULL &&
+        (rc = quant_read_scales(s, &p->zeros, tensor, &p->format)) != ERR_OK)
         return rc;
-    p->format.has_zeros = t != NULL;
-    if ((t = beside(s, kind->global)) != NULL &&
-        (rc = scales_of(s, &p->global, t, &p->format)) != ERR_OK)
+    p->format.has_zeros = tensor != NULL;
+    if ((tensor = quant_tensor_beside(s, kind->global)) != NULL &&
+        (rc = quant_read_scales(s, &p->global, tensor, &p->format)) != ERR_OK)
         return rc;
-    p->format.has_global = t != NULL;
-    if (p->format.has_global && !is_whole(&p->global))
-        return wrong(s, ERR_INVALID, t, "has more than one number");
-    if (is_whole(&p->scales) && (!p->format.has_zeros || is_whole(&p->zeros))) {
+    p->format.has_global = tensor != NULL;
+    if (p->format.has_global && !quant_is_single(&p->global))
+        return quant_fail(s, ERR_INVALID, tensor, "has more than one number");
+    if (quant_is_single(&p->scales) && (!p->format.has_zeros || quant_is_single(&p->zeros))) {
         p->format.group_rows = 1;
         p->format.group_cols = 0;
     }
     return ERR_OK;
 }
 
-static bool has_data(const struct search *s, const struct quant_format *f)
+/* True if the matrix is stored in this format. */
+static bool quant_has_data(const struct search *s, const struct quant_format *f)
 {
-    const struct tensor *t = beside(s, f->data);
+    const struct tensor *tensor = quant_tensor_beside(s, f->data);
 
-    return t != NULL && strcmp(t->dtype, f->dtype) == 0;
+    return tensor != NULL && strcmp(tensor->dtype, f->dtype) == 0;
 }
 
-static const struct quant_format *known_by_type(const struct search *s)
+/* Checkpoints without quantization_config are recognised by the type of their tensors. */
+static const struct quant_format *quant_format_by_type(const struct search *s)
 {
     for (size_t i = 0; i < N_FORMATS; i++) {
-        if (has_data(s, &formats[i]))
+        if (quant_has_data(s, &formats[i]))
             return &formats[i];
     }
     return NULL;
 }
 
-static int check_shape(const struct search *s, const struct quant_part *p)
+/* With packed elements a file's row is shorter than the matrix's. */
+static int quant_check_shape(const struct search *s, const struct quant_part *p)
 {
-    const struct tensor *t = p->data;
+    const struct tensor *tensor = p->data;
     int packed = p->kind != NULL ? p->kind->packed : 1;
 
-    if (t->n_dims == 2 && t->dims[0] == s->rows && t->dims[1] * packed == s->cols)
+    if (tensor->n_dims == 2 && tensor->dims[0] == s->rows && tensor->dims[1] * packed == s->cols)
         return ERR_OK;
-    return wrong(s, ERR_INVALID, t, "has %d dimensions, the first %lld; config.json says [%d][%d]",
-                 t->n_dims, t->n_dims > 0 ? (long long)t->dims[0] : 0LL, s->rows, s->cols / packed);
+    return quant_fail(s, ERR_INVALID, tensor,
+                      "has %d dimensions, the first %lld; config.json says [%d][%d]",
+                      tensor->n_dims, tensor->n_dims > 0 ? (long long)tensor->dims[0] : 0LL,
+                      s->rows, s->cols / packed);
 }
 
+/* Three cases: the config names a format and this matrix has it; the config is silent and the
+ * tensor's type decides; or the matrix is plain. */
 int quant_find(struct quant_part *out, const struct checkpoint *files,
-               const struct quant_config *config, const char *stem, int rows, int cols, char *why,
+               const struct quant_config *config, const struct quant_matrix *matrix, char *why,
                size_t why_cap)
 {
-    const struct search s = {files, stem, rows, cols, why, why_cap};
-    struct quant_part p = {.cols = cols};
+    const struct search search = {files, matrix->stem, matrix->rows, matrix->cols, why, why_cap};
+    struct quant_part part = {.cols = matrix->cols};
     int rc;
 
+    must(matrix->rows >= 1 && matrix->cols >= 1);
     if (config->kind == NULL)
-        p.kind = known_by_type(&s);
-    else if (has_data(&s, config->kind))
-        p.kind = config->kind;
-    if (p.kind != NULL)
-        p.format = config->kind != NULL ? config->format : k_format_by_row(p.kind->elem);
-    p.data = beside(&s, p.kind != NULL ? p.kind->data : "weight");
-    if (p.data == NULL) {
-        (void)snprintf(why, why_cap, "tensor %s.weight is missing", stem); /* cut is fine */
+        part.kind = quant_format_by_type(&search);
+    else if (quant_has_data(&search, config->kind))
+        part.kind = config->kind;
+    if (part.kind != NULL)
+        part.format = config->kind != NULL ? config->format : k_format_by_row(part.kind->elem);
+    part.data = quant_tensor_beside(&search, part.kind != NULL ? part.kind->data : "weight");
+    if (part.data == NULL) {
+        (void)snprintf(why, why_cap, "tensor %s.weight is missing", matrix->stem); /* cut is fine */
         return ERR_NOT_FOUND;
     }
-    if ((rc = check_shape(&s, &p)) == ERR_OK && p.kind != NULL)
-        rc = find_scales(&s, &p);
+    if ((rc = quant_check_shape(&search, &part)) == ERR_OK && part.kind != NULL)
+        rc = quant_find_scales(&search, &part);
     if (rc == ERR_OK)
-        *out = p;
+        *out = part;
     return rc;
 }
 
 /* --- weights ------------------------------------------------------------------------------ */
 
-/* The scales of n rows from `first` on, as k_format_scale_cols() has them, a row for each. */
-static void scales_of_rows(float *out, const struct quant_scales *s, const struct k_format *f,
-                           int cols, int first, int n)
+/* Expand the scales of n rows from `first` on, so that each row has its own, in the layout of
+ * k_format_scale_cols(). */
+static void quant_row_scales(float *out, const struct quant_scales *s, const struct k_format *f,
+                             int cols, int first, int n)
 {
-    int wide = k_format_has_groups(f) ? f->group_cols : cols;
+    int wide = cols;
 
+    if (k_format_has_groups(f))
+        wide = f->group_cols;
     for (int row = first; row < first + n; row++, out += k_format_scale_cols(f, cols)) {
-        for (int c = 0; c < cols; c += wide)
-            out[c / wide] = quant_scale(s, row, c);
+        for (int col = 0; col < cols; col += wide)
+            out[col / wide] = quant_scale(s, row, col);
     }
 }
 
+/* Uses the kernels' reference, so that converted weights equal the numbers that a kernel would
+ * multiply with. */
 int quant_dequantise(float *out, const struct quant_part *p, void *bytes, int first, int n)
 {
     struct k_matrix rows = {.data = bytes, .format = p->format, .n_out = n, .n_in = p->cols};
     float *numbers, global = 1.0f;
     size_t n_scales;
 
+    must(p->kind != NULL);
     rows.format.group_rows = 1;
     n_scales = k_format_n_scales(&rows.format, n, p->cols);
     if ((numbers = mem_zalloc_array(2 * n_scales, sizeof *numbers)) == NULL)
@@ -430,9 +484,9 @@ int quant_dequantise(float *out, const struct quant_part *p, void *bytes, int fi
     rows.scales = numbers;
     rows.zeros = numbers + n_scales;
     rows.global = &global;
-    scales_of_rows(numbers, &p->scales, &rows.format, p->cols, first, n);
+    quant_row_scales(numbers, &p->scales, &rows.format, p->cols, first, n);
     if (p->format.has_zeros)
-        scales_of_rows(numbers + n_scales, &p->zeros, &rows.format, p->cols, first, n);
+        quant_row_scales(numbers + n_scales, &p->zeros, &rows.format, p->cols, first, n);
     if (p->format.has_global)
         global = quant_scale(&p->global, 0, 0);
     ref_dequantise(out, &rows, 0, n);
@@ -440,6 +494,8 @@ int quant_dequantise(float *out, const struct quant_part *p, void *bytes, int fi
     return ERR_OK;
 }
 
+/* Row by row: round to codes, then take the codes' values. A device that does not multiply with
+ * e4m3 computes the same model that way. */
 int quant_round(float *out, const struct tensor *weight, int first, int n, int cols)
 {
     size_t at = (size_t)first * (size_t)cols;
@@ -449,18 +505,19 @@ int quant_round(float *out, const struct tensor *weight, int first, int n, int c
         return ERR_NO_MEMORY;
     for (size_t i = 0; i < (size_t)n * (size_t)cols; i++)
         out[i] = quant_number(weight, at + i);
-    for (int r = 0; r < n; r++, out += cols) {
+    for (int row = 0; row < n; row++, out += cols) {
         float scale;
-        struct k_quantised q = {.data = codes, .scales = &scale};
+        struct k_quantised rounded = {.data = codes, .scales = &scale};
 
-        ref_quantise(&q, out, 1, cols);
-        for (int c = 0; c < cols; c++)
-            out[c] = k_e4m3_value(codes[c]) * scale;
+        ref_quantise(&rounded, out, 1, cols);
+        for (int col = 0; col < cols; col++)
+            out[col] = k_e4m3_value(codes[col]) * scale;
     }
     mem_free(codes);
     return ERR_OK;
 }
 
+/* Used in the log line on converted matrices. */
 void quant_text(char *out, size_t cap, const struct k_format *f)
 {
     static const char *const types[] = {[K_BF16] = "bf16", [K_E4M3] = "e4m3", [K_F32] = "float32"};

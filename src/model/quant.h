@@ -1,8 +1,10 @@
-/* Matrices in formats of their own: how config.json names a format, which tensors of a checkpoint
- * belong to it, and how their bytes become weights. quant.c has a row for each; the loader knows
- * none of them by name.
+/* SPDX-License-Identifier: Apache-2.0
  *
- * Computing is done on the host, in float32: for devices, or shapes, that do not multiply with a
+ * Matrices in quantised formats: how config.json names a format, which tensors of a checkpoint
+ * belong to a matrix, and how their bytes become weights. quant.c has a row per format; the loader
+ * knows none of them by name.
+ *
+ * Conversions run on the host, in float32, for devices or shapes that do not multiply with a
  * format. */
 #ifndef QUIRE_MODEL_QUANT_H
 #define QUIRE_MODEL_QUANT_H
@@ -17,40 +19,40 @@
 
 struct quant_reading; /* quant.c */
 
-/* A format in checkpoints. Names of tensors are endings, in place of "weight". Scales, zero points
- * and the global scale are F32, BF16, F16 or F8_E8M0, and multiply as k_format says. */
+/* A format in checkpoints. Names of tensors are endings that replace "weight". Scales, zero points
+ * and the global scale are F32, BF16, F16 or F8_E8M0, and are applied as k_format describes. */
 struct quant_format {
     const char *method;                 /* quant_method of quantization_config */
-    const char *names[QUANT_NAMES_MAX]; /* its `format` is one of these, the first where there is
-                                         * none; empty: it is not read */
+    const char *names[QUANT_NAMES_MAX]; /* accepted values of `format`; the first is meant where
+                                         * it is missing; empty: it is not read */
     /* Read the rest of quantization_config. */
     void (*read)(struct quant_reading *r, const struct json *config);
     const char *data;                    /* [rows][columns / packed] */
-    const char *dtype;                   /* of data, by which the format is known */
-    const char *scales[QUANT_NAMES_MAX]; /* the first of these that is there */
-    const char *zeros;                   /* of the scales' shape; NULL: there are none */
-    const char *global;                  /* one number; NULL: there is none */
-    const char *x_scale;                 /* one number, for inputs; it may be missing */
-    int packed;                          /* elements in a number of data */
-    enum k_type elem;                    /* in memory */
-    /* Make n bytes of whole rows elements, in place; NULL: they are elements. Any thread. */
+    const char *dtype;                   /* type of data, by which the format is recognised */
+    const char *scales[QUANT_NAMES_MAX]; /* names of the scales; the first that exists is used */
+    const char *zeros;                   /* zero points, in the shape of the scales; NULL: none */
+    const char *global;                  /* one number; NULL: none */
+    const char *x_scale;                 /* one number, for inputs; may be missing */
+    int packed;                          /* elements per number of data */
+    enum k_type elem;                    /* type of an element in memory */
+    /* Unpack n bytes of whole rows into elements, in place; NULL: nothing to unpack. Any thread. */
     void (*unpack)(void *bytes, size_t n);
 };
 
-/* The format of layers' matrices by quantization_config. */
+/* The format of layers' matrices, from quantization_config. */
 struct quant_config {
-    const struct quant_format *kind; /* NULL: nothing */
-    struct k_format format;          /* unless a tensor has one scale for all */
+    const struct quant_format *kind; /* NULL: none was named */
+    struct k_format format;          /* unless a tensor has a single scale */
 };
 
-/* Numbers beside a tensor of weights, one for each group of its elements. */
+/* The scales of a tensor of weights: one number per group of its elements. */
 struct quant_scales {
     const struct tensor *t; /* F32, BF16, F16 or F8_E8M0 */
     int n_rows, n_cols;     /* 1 x 1: one for all */
     int group_rows, group_cols;
 };
 
-/* A matrix, or a part of one, as a checkpoint has it. */
+/* A matrix, or a part of one, as stored in a checkpoint. */
 struct quant_part {
     const struct tensor *data;
     const struct quant_format *kind; /* NULL: plain numbers; nothing below is set */
@@ -60,24 +62,29 @@ struct quant_part {
     int cols;
 };
 
-/* Read a quantization_config. Modules that it leaves as they were need no reading: their tensors'
- * types say it. ERR_UNSUPPORTED, and why. */
+/* Read a quantization_config. Its list of modules that are not quantised is ignored, because their
+ * tensors' types show it. ERR_UNSUPPORTED, with the reason in `why`. */
 int quant_read(struct quant_config *out, const struct json *config, char *why,
                size_t why_cap) ERR_CHECKED;
 
-/* Find the tensors of a matrix [rows][cols], whose names begin with stem and a dot. A tensor whose
- * format config does not name is known by its type. ERR_NOT_FOUND for a missing tensor, ERR_INVALID
- * for another shape, ERR_UNSUPPORTED for another type of scales; why says it, with the tensor's
- * file and name. */
+/* A matrix to look for: its tensors' names begin with stem and a dot. */
+struct quant_matrix {
+    const char *stem;
+    int rows, cols;
+};
+
+/* Find the tensors of a matrix. If config names no format, the tensor's type decides.
+ * ERR_NOT_FOUND for a missing tensor, ERR_INVALID for another shape, ERR_UNSUPPORTED for another
+ * type of scales; `why` receives the reason, with the tensor's file and name. */
 int quant_find(struct quant_part *out, const struct checkpoint *files,
-               const struct quant_config *config, const char *stem, int rows, int cols, char *why,
+               const struct quant_config *config, const struct quant_matrix *matrix, char *why,
                size_t why_cap) ERR_CHECKED;
 
 /* The scale of an element, without the global one. */
 float quant_scale(const struct quant_scales *s, int row, int col);
 
-/* The number of a tensor that has one. ERR_INVALID for another shape, ERR_UNSUPPORTED for a type
- * that scales do not have. */
+/* The value of a tensor with a single number. ERR_INVALID for another shape, ERR_UNSUPPORTED for a
+ * type that scales do not have. */
 int quant_single(float *out, const struct tensor *t) ERR_CHECKED;
 
 /* Element i of a tensor of one of the types above. */
@@ -88,8 +95,8 @@ float quant_number(const struct tensor *t, size_t i);
 int quant_dequantise(float *out, const struct quant_part *p, void *bytes, int first,
                      int n) ERR_CHECKED;
 
-/* out [n][cols] = rows first .. first + n - 1 of a BF16, F16 or F32 tensor as they are after
- * rounding to e4m3 with a scale a row. ERR_NO_MEMORY. Any thread. */
+/* out [n][cols] = rows first .. first + n - 1 of a BF16, F16 or F32 tensor, rounded to e4m3 with
+ * one scale per row and back. ERR_NO_MEMORY. Any thread. */
 int quant_round(float *out, const struct tensor *weight, int first, int n, int cols) ERR_CHECKED;
 
 /* A format in words, for the log: "e4m3 with a scale for each 128 x 128". */

@@ -1,7 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Ranks sleep and wake together: each keeps weights of its own, so one may be done, or find no
- * memory, while others are under way; a caller sees one device. A rank that has given its memory
+ * Ranks of a model: their threads, and operations that treat all devices as one.
+ *
+ * ranks_open() starts a thread for each rank but the first, which runs on the caller's. rank_run()
+ * hands all of them one function and waits.
+ *
+ * Sleeping needs care because each rank copies its own weights: one may be done, or find no memory,
+ * while others are in progress, and the caller sees one device. A rank that has given its memory
  * back cannot be used, so from then on ranks_sleep() does not return before all have. */
 #include "model/rank.h"
 
@@ -14,23 +19,28 @@
 
 /* --- threads ---------------------------------------------------------------------------- */
 
+/* n_runs counts the functions that were handed out; a thread runs one when the count differs from
+ * the count it has seen. fn, context, n_busy and stop are guarded by the lock. */
+
+/* A CUDA call acts on the calling thread's current GPU, so the thread selects its GPU first. */
 static void *rank_main(void *arg)
 {
-    struct rank *r = arg;
-    struct ranks *all = r->ranks;
+    struct rank *rank = arg;
+    struct ranks *all = rank->ranks;
     uint64_t n_seen = 0;
 
-    if (r->device->ops->use != NULL)
-        (void)!r->device->ops->use(r->device); /* it was the thread's that opened it: cannot fail */
-    (void)pthread_mutex_lock(&all->lock);      /* cannot fail: initialised, not held by us */
-    for (;;) {                                 /* until ranks_close() */
+    if (rank->device->ops->use != NULL)
+        (void)!rank->device->ops->use(rank->device); /* the device was selected once when it was
+                                                      * opened: cannot fail */
+    (void)pthread_mutex_lock(&all->lock);            /* cannot fail: initialised, not held by us */
+    for (;;) {                                       /* until ranks_close() */
         while (!all->stop && all->n_runs == n_seen)
             (void)pthread_cond_wait(&all->begins, &all->lock);
         if (all->stop)
             break;
         n_seen = all->n_runs;
         (void)pthread_mutex_unlock(&all->lock);
-        r->rc = all->fn(r, all->context);
+        rank->rc = all->fn(rank, all->context);
         (void)pthread_mutex_lock(&all->lock);
         if (--all->n_busy == 0)
             (void)pthread_cond_signal(&all->ends);
@@ -39,8 +49,10 @@ static void *rank_main(void *arg)
     return NULL;
 }
 
+/* The caller runs rank 0's part itself meanwhile. All ranks finish before an error is returned. */
 int rank_run(struct ranks *r, rank_fn *fn, void *context)
 {
+    must(r->n >= 1);
     if (r->n == 1)
         return r->at[0].rc = fn(&r->at[0], context);
     (void)pthread_mutex_lock(&r->lock);
@@ -62,7 +74,8 @@ int rank_run(struct ranks *r, rank_fn *fn, void *context)
     return ERR_OK;
 }
 
-static int start_threads(struct ranks *r)
+/* Rank 0 has no thread of its own. */
+static int ranks_start_threads(struct ranks *r)
 {
     (void)pthread_mutex_init(&r->lock, NULL); /* default attributes: cannot fail on Linux */
     (void)pthread_cond_init(&r->begins, NULL);
@@ -78,7 +91,8 @@ static int start_threads(struct ranks *r)
     return ERR_OK;
 }
 
-static void stop_threads(struct ranks *r)
+/* Also after a failed start: only n_started threads are joined. */
+static void ranks_stop_threads(struct ranks *r)
 {
     if (!r->has_lock)
         return;
@@ -95,14 +109,19 @@ static void stop_threads(struct ranks *r)
 
 /* --- opening ---------------------------------------------------------------------------- */
 
-/* Threads of a rank's device; 0: one per core. */
-static int threads_of_rank(int n_ranks, int cpu_threads)
+/* The number of threads of one rank's cpu device; 0: one per core. */
+static int ranks_threads_each(int n_ranks, int cpu_threads)
 {
     int n = (cpu_threads > 0 ? cpu_threads : pool_cores()) / n_ranks;
 
-    return n_ranks == 1 ? cpu_threads : n > 0 ? n : 1;
+    if (n_ranks == 1)
+        return cpu_threads;
+    if (n > 0)
+        return n;
+    return 1;
 }
 
+/* r->n is set first, so that ranks_close() works after any error. */
 int ranks_open(struct ranks *r, const char *device, int n, int cpu_threads)
 {
     struct device *all[RANKS_MAX];
@@ -113,12 +132,13 @@ int ranks_open(struct ranks *r, const char *device, int n, int cpu_threads)
     for (int i = 0; i < n; i++) {
         r->at[i].idx = i;
         r->at[i].ranks = r;
-        rc = device_open(&r->at[i].device, device, i, threads_of_rank(n, cpu_threads));
+        rc = device_open(&r->at[i].device, device, i, ranks_threads_each(n, cpu_threads));
         if (rc != ERR_OK)
             return rc;
         all[i] = r->at[i].device;
+        /* Refused after opening the device, because only then its name is known. */
         if (n > 1 && all[i]->ops->join_ranks == NULL) {
-            log_error("model: tensor_parallel_size %d: more than one rank on %s is not built yet; "
+            log_error("model: tensor_parallel_size %d: more than one rank on %s is not supported; "
                       "set it to 1",
                       n, all[i]->name);
             return ERR_UNSUPPORTED;
@@ -128,12 +148,12 @@ int ranks_open(struct ranks *r, const char *device, int n, int cpu_threads)
         return ERR_OK;
     if ((rc = all[0]->ops->join_ranks(all, n)) != ERR_OK)
         return rc;
-    return start_threads(r);
+    return ranks_start_threads(r);
 }
 
 void ranks_close(struct ranks *r)
 {
-    stop_threads(r);
+    ranks_stop_threads(r);
     for (int i = 0; i < r->n; i++) {
         device_close(r->at[i].device);
         weights_fini(&r->at[i].weights);
@@ -141,6 +161,7 @@ void ranks_close(struct ranks *r)
     *r = (struct ranks){.n = 0};
 }
 
+/* Sums over the devices of all ranks, for the memory table. */
 size_t ranks_allocated_bytes(const struct ranks *r)
 {
     size_t sum = 0;
@@ -170,8 +191,11 @@ size_t ranks_constant_bytes(const struct ranks *r)
 
 /* --- sleep ------------------------------------------------------------------------------ */
 
-/* What the ranks' results mean together: the worst. */
-static int worst_of(const struct ranks *r)
+/* rank.rc of each rank holds its last result, so results of rank_run() are combined by
+ * ranks_worst_result() and rank_run()'s own return value is ignored. */
+
+/* Combine the results of all ranks: ERR_GPU is worst, then other errors, then ERR_AGAIN. */
+static int ranks_worst_result(const struct ranks *r)
 {
     int worst = ERR_OK;
 
@@ -186,7 +210,8 @@ static int worst_of(const struct ranks *r)
     return worst;
 }
 
-static int n_asleep(const struct ranks *r)
+/* Ranks whose memory is with the system. */
+static int ranks_n_asleep(const struct ranks *r)
 {
     int n = 0;
 
@@ -195,80 +220,102 @@ static int n_asleep(const struct ranks *r)
     return n;
 }
 
-static int sleep_some(struct rank *r, void *context)
+/* Ranks that are asleep already have nothing to do. */
+static int rank_sleep(struct rank *r, void *context)
 {
-    int rc = r->is_asleep ? ERR_OK : r->device->ops->sleep(r->device);
+    int rc = ERR_OK;
 
     (void)context;
+    if (!r->is_asleep)
+        rc = r->device->ops->sleep(r->device);
     r->is_asleep = r->is_asleep || rc == ERR_OK;
     return rc;
 }
 
-static int wake_some(struct rank *r, void *context)
+/* ERR_AGAIN means that this rank has begun to take memory. */
+static int rank_wake(struct rank *r, void *context)
 {
-    int rc = r->is_asleep ? r->device->ops->wake(r->device) : ERR_OK;
+    int rc = ERR_OK;
 
     (void)context;
+    if (r->is_asleep)
+        rc = r->device->ops->wake(r->device);
     r->is_waking = rc == ERR_AGAIN;
     r->is_asleep = r->is_asleep && rc != ERR_OK;
     return rc;
 }
 
+/* If the host has no room for some rank's copy, ranks that are asleep wake again, and the caller
+ * gets ERR_NO_MEMORY with all ranks awake. */
 int ranks_sleep(struct ranks *r)
 {
     int rc;
 
-    do { /* as long as it takes to copy the weights, once one rank has given its memory back */
-        (void)!rank_run(r, sleep_some, NULL); /* worst_of() says it */
-        rc = worst_of(r);
-    } while (rc == ERR_AGAIN && n_asleep(r) > 0);
-    if (rc != ERR_NO_MEMORY || n_asleep(r) == 0)
+    do { /* no slices once a rank has given its memory back: all must get there */
+        (void)!rank_run(r, rank_sleep, NULL); /* the results are combined below */
+        rc = ranks_worst_result(r);
+    } while (rc == ERR_AGAIN && ranks_n_asleep(r) > 0);
+    if (rc != ERR_NO_MEMORY || ranks_n_asleep(r) == 0)
         return rc;
     do {
-        (void)!rank_run(r, wake_some, NULL);
-        rc = worst_of(r);
+        (void)!rank_run(r, rank_wake, NULL);
+        rc = ranks_worst_result(r);
     } while (rc == ERR_AGAIN);
-    return rc == ERR_OK ? ERR_NO_MEMORY : ERR_GPU; /* neither asleep nor awake */
+    if (rc == ERR_OK)
+        return ERR_NO_MEMORY;
+    return ERR_GPU; /* some are asleep and cannot wake */
 }
 
-/* A rank that wakes cannot turn round: it wakes, then it sleeps again. One that cannot sleep, since
- * the host has no room, keeps its memory and need not wake next time. */
-static int give_back_some(struct rank *r, void *context)
+/* Make one rank sleep again after another found no memory to wake with. A rank in the middle of
+ * waking finishes that first. A rank that cannot sleep, because the host has no room, keeps its
+ * memory and need not wake next time. */
+static int rank_give_back(struct rank *r, void *context)
 {
     int rc;
 
     if (r->is_asleep && !r->is_waking)
         return ERR_OK;
     if (r->is_waking) {
-        rc = wake_some(r, context);
-        return rc == ERR_OK ? ERR_AGAIN : rc == ERR_NO_MEMORY ? ERR_OK : rc;
+        rc = rank_wake(r, context);
+        if (rc == ERR_OK)
+            return ERR_AGAIN;
+        if (rc == ERR_NO_MEMORY)
+            return ERR_OK;
+        return rc;
     }
-    rc = sleep_some(r, context);
-    return rc == ERR_NO_MEMORY ? ERR_OK : rc;
+    rc = rank_sleep(r, context);
+    if (rc == ERR_NO_MEMORY)
+        return ERR_OK;
+    return rc;
 }
 
+/* Two processes that wake at once could each hold half of the memory forever; so if one rank finds
+ * none, all give theirs back before ERR_NO_MEMORY is returned. */
 int ranks_wake(struct ranks *r)
 {
     int rc;
 
     if (!r->gives_back) {
-        (void)!rank_run(r, wake_some, NULL); /* worst_of() says it */
-        rc = worst_of(r);
+        (void)!rank_run(r, rank_wake, NULL); /* the results are combined below */
+        rc = ranks_worst_result(r);
         if (rc != ERR_NO_MEMORY || r->n == 1)
             return rc;
         r->gives_back = true;
     }
-    (void)!rank_run(r, give_back_some, NULL);
-    rc = worst_of(r);
+    (void)!rank_run(r, rank_give_back, NULL);
+    rc = ranks_worst_result(r);
     if (rc == ERR_AGAIN)
         return rc;
     r->gives_back = false;
-    return rc == ERR_OK ? ERR_NO_MEMORY : rc;
+    if (rc == ERR_OK)
+        return ERR_NO_MEMORY;
+    return rc;
 }
 
 /* --- copies ----------------------------------------------------------------------------- */
 
-/* No more marks are open than a device takes, so all ranks give one or none does. */
+/* The tickets of all ranks' devices are kept in a ring, by the number of the common mark. Fewer
+ * marks are open than a device takes, so either all ranks get one or the device has failed. */
 int ranks_copy_mark(struct ranks *r, enum device_way way, uint64_t *ticket)
 {
     size_t at = r->n_marks[way] % DEVICE_MARKS_MAX;
@@ -286,16 +333,18 @@ int ranks_copy_mark(struct ranks *r, enum device_way way, uint64_t *ticket)
     return ERR_OK;
 }
 
+/* A common mark is done when it is done on every rank; marks complete in order. */
 int ranks_copy_done(struct ranks *r, enum device_way way, uint64_t ticket)
 {
     if (r->n == 1)
         return r->at[0].device->ops->copy_done(r->at[0].device, way, ticket);
+    must(ticket <= r->n_marks[way]);
     while (r->n_done[way] < ticket) {
         size_t at = r->n_done[way] % DEVICE_MARKS_MAX;
 
         for (int i = 0; i < r->n; i++) {
-            struct device *d = r->at[i].device;
-            int done = d->ops->copy_done(d, way, r->at[i].tickets[way][at]);
+            struct device *device = r->at[i].device;
+            int done = device->ops->copy_done(device, way, r->at[i].tickets[way][at]);
 
             if (done != 1)
                 return done;

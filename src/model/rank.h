@@ -1,9 +1,11 @@
-/* The ranks of a model: devices that compute parts of it side by side.
+/* SPDX-License-Identifier: Apache-2.0
  *
- * A rank is a device with its part of the weights, its pages and a thread of its own; rank 0's is
- * the caller's. All do the same steps at the same time, so what one waits for in another
- * (sum_ranks() of device/device.h) comes. With one rank there are no threads and nothing to wait
- * for. */
+ * The ranks of a model: devices that compute parts of it in parallel.
+ *
+ * A rank is a device with its part of the weights, its pages and a thread of its own; rank 0 runs
+ * on the caller's thread. All ranks run the same steps at the same time, so a wait for another
+ * rank's part of a sum (sum_ranks() of device/device.h) always ends. With one rank there are no
+ * threads. */
 #ifndef QUIRE_MODEL_RANK_H
 #define QUIRE_MODEL_RANK_H
 
@@ -26,21 +28,22 @@ struct rank {
     char *pages; /* device */
     float *turns
         [HF_CONFIG_ROPES_MAX]; /* device, of each rope: float [max_model_len][head_dim / 2][2] */
-    struct device_batch batch; /* of the step that was last begun */
+    struct device_batch batch; /* of the step that began last */
     bool is_asleep, is_waking;
-    int rc; /* of the function that was last run */
+    int rc; /* result of the function that ran last */
     pthread_t thread;
     struct ranks *ranks;
-    uint64_t tickets[DEVICE_WAYS][DEVICE_MARKS_MAX]; /* the device's, by the marks of all ranks */
+    uint64_t tickets[DEVICE_WAYS][DEVICE_MARKS_MAX]; /* the device's tickets, in a ring by common
+                                                      * mark */
 };
 
 struct ranks {
     int n;
     struct rank at[RANKS_MAX];
     int n_started;   /* threads */
-    bool gives_back; /* a rank found no memory to wake with: the others sleep again */
+    bool gives_back; /* a rank found no memory to wake with: the others are going back to sleep */
     uint64_t n_marks[DEVICE_WAYS], n_done[DEVICE_WAYS];
-    pthread_mutex_t lock; /* of what stands below */
+    pthread_mutex_t lock; /* guards the members below */
     pthread_cond_t begins, ends;
     bool has_lock, stop;
     uint64_t n_runs;
@@ -49,18 +52,18 @@ struct ranks {
     void *context;
 };
 
-/* Open n devices of a kind, and start the threads. cpu_threads are shared among the ranks.
+/* Open n devices of a kind, and start the threads. cpu_threads are divided among the ranks.
  *
- * Errors as device_open(); ERR_UNSUPPORTED (logged) for several ranks on a device that has no way
- * to sum them. After an error too, ranks_close() is called; {0} is fine. */
+ * Errors as device_open(); ERR_UNSUPPORTED (logged) for several ranks on a device that cannot sum
+ * them. ranks_close() must be called after an error too; it accepts {0}. */
 int ranks_open(struct ranks *r, const char *device, int n, int cpu_threads) ERR_CHECKED;
 void ranks_close(struct ranks *r);
 
-/* A rank's part of a task, on its thread. */
+/* A rank's part of a task; runs on the rank's thread. */
 typedef int rank_fn(struct rank *r, void *context);
 
-/* Run fn for every rank, each on its own thread, and wait for all. Returns the first rank's error;
- * each rank's own is in its rc. */
+/* Run fn for every rank, each on its own thread, and wait for all. Returns the error of the lowest
+ * rank that has one; each rank's own result is in its rc. */
 int rank_run(struct ranks *r, rank_fn *fn, void *context) ERR_CHECKED;
 
 /* Sums over the ranks' devices. */
@@ -68,11 +71,11 @@ size_t ranks_allocated_bytes(const struct ranks *r);
 size_t ranks_sleeping_bytes(const struct ranks *r);
 size_t ranks_constant_bytes(const struct ranks *r);
 
-/* sleep() and wake() of device/device.h for all ranks as if they were one. */
+/* sleep() and wake() of device/device.h for all ranks, as if they were one device. */
 int ranks_sleep(struct ranks *r) ERR_CHECKED;
 int ranks_wake(struct ranks *r) ERR_CHECKED;
 
-/* copy_mark() and copy_done() likewise: done is what all ranks have done. */
+/* copy_mark() and copy_done() for all ranks: done means done on every rank. */
 int ranks_copy_mark(struct ranks *r, enum device_way way, uint64_t *ticket) ERR_CHECKED;
 int ranks_copy_done(struct ranks *r, enum device_way way, uint64_t ticket) ERR_CHECKED;
 

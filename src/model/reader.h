@@ -1,9 +1,11 @@
-/* The bytes of many tensors, each read once, by a few threads.
+/* SPDX-License-Identifier: Apache-2.0
  *
- * A thread takes a tensor, reads it piece by piece into one of its two pipes, sums it, and has
- * each piece placed; while the device still copies out of one pipe, the other is filled. Tensors
- * are taken largest first, so that no thread is left alone with a large one at the end: in which
- * order pieces are placed is open. */
+ * Reads the bytes of many tensors, each once, by a few threads.
+ *
+ * A thread takes a tensor, reads it piece by piece into one of its two pipes, hashes it, and has
+ * each piece placed; while the device still copies from one pipe, the other is filled. Tensors are
+ * taken largest first, so that no thread is left alone with a large one at the end. Pieces of one
+ * tensor are placed in order; the order of tensors is not defined. */
 #ifndef QUIRE_MODEL_READER_H
 #define QUIRE_MODEL_READER_H
 
@@ -17,8 +19,8 @@ struct reader_item {
     uint64_t xxh3; /* of the tensor's bytes; set by reader_run() */
 };
 
-/* Bytes at .. at + bytes - 1 of item idx stand at the start of the pipe. What is sent from there
- * need not have been copied on return. Called by several threads. */
+/* Place bytes at .. at + bytes - 1 of item idx, which are at the start of the pipe. Copies that are
+ * sent from the pipe need not be complete on return. Called by several threads. */
 typedef int reader_place(void *context, size_t idx, struct device_pipe *pipe, size_t at,
                          size_t bytes);
 
@@ -29,11 +31,11 @@ struct reader {
     size_t n_items;
     reader_place *place;
     void *context;
-    int n_threads; /* the caller's included; 0: as many as cores and bytes are worth */
+    int n_threads; /* including the caller's; 0: chosen by cores and bytes */
 };
 
-/* Read all. Memory that was allocated on the device before may be placed into, and holds
- * everything on return. Logs progress every few seconds, and how fast it was.
+/* Read all items. place() may write to device memory that was allocated before the call; everything
+ * is there on return. Logs progress every few seconds, and the speed at the end.
  *
  * Returns ERR_OK, or the first error: of checkpoint_read(), of place(), ERR_NO_MEMORY, ERR_GPU. */
 int reader_run(const struct reader *r) ERR_CHECKED;

@@ -1,15 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
+ * Tables of rotations, and the order of a head's elements.
+ *
  * The formulas are those of transformers' modeling_rope_utils, in its precision: a frequency is
- * computed in float32 from theta, scaled in float64, and rounded to float32 once more. */
+ * computed in float32 from theta, scaled in float64, and rounded to float32 again. Any other order
+ * of rounding would change angles at long positions visibly. */
 #include "model/rope.h"
 
 #include <math.h>
 
+#include "base/must.h"
+
 /* --- frequencies -------------------------------------------------------------------------- */
 
-/* A smooth mix between the wave and the one that is factor times longer. */
-static double llama3_frequency(const struct rope *r, double frequency)
+/* Pair i of a head turns by position * theta^(-2 i / dim). The scalings below change that frequency
+ * so that a model can read longer texts than it was trained with. */
+
+/* Llama 3: short waves stay, long ones become `factor` times longer, and between them the two are
+ * mixed smoothly. */
+static double rope_llama3_frequency(const struct rope *r, double frequency)
 {
     double wave = 2.0 * M_PI / frequency, smooth;
 
@@ -21,16 +30,17 @@ static double llama3_frequency(const struct rope *r, double frequency)
     return (1.0 - smooth) * frequency / r->factor + smooth * frequency;
 }
 
-/* The pair that turns `turns` times over the original length, as a real number. */
-static double yarn_pair(const struct rope *r, double turns)
+/* The (fractional) index of the pair that makes `turns` turns over the original length. */
+static double rope_yarn_pair(const struct rope *r, double turns)
 {
     return r->rotary_dim * log(r->original_len / (turns * 2.0 * M_PI)) / (2.0 * log(r->theta));
 }
 
-/* Fast pairs keep their frequency, slow ones are divided by factor, with a ramp between. */
-static double yarn_frequency(const struct rope *r, int pair, double frequency)
+/* YaRN: fast pairs keep their frequency, slow ones are divided by factor, with a linear ramp
+ * between. */
+static double rope_yarn_frequency(const struct rope *r, int pair, double frequency)
 {
-    double low = yarn_pair(r, r->beta_fast), high = yarn_pair(r, r->beta_slow), ramp;
+    double low = rope_yarn_pair(r, r->beta_fast), high = rope_yarn_pair(r, r->beta_slow), ramp;
 
     if (r->truncates) {
         low = floor(low);
@@ -44,9 +54,9 @@ static double yarn_frequency(const struct rope *r, int pair, double frequency)
     return frequency / r->factor * ramp + frequency * (1.0 - ramp);
 }
 
-/* theta for sequences that are longer than the training's, so that the slowest pair makes as many
- * turns as it did. */
-static double dynamic_theta(const struct rope *r, int len_max)
+/* Dynamic scaling: a larger theta for texts longer than the training's, chosen so that the slowest
+ * pair makes as many turns as before. */
+static double rope_dynamic_theta(const struct rope *r, int len_max)
 {
     double stretch =
         r->factor * fmax(len_max, r->original_len) / r->original_len - (r->factor - 1.0);
@@ -54,9 +64,10 @@ static double dynamic_theta(const struct rope *r, int len_max)
     return r->theta * pow(stretch, r->rotary_dim / (r->rotary_dim - 2.0));
 }
 
-static double frequency_of(const struct rope *r, int pair, int len_max)
+/* The frequency of one pair, in radians per position. */
+static double rope_frequency(const struct rope *r, int pair, int len_max)
 {
-    double theta = r->kind == ROPE_DYNAMIC ? dynamic_theta(r, len_max) : r->theta;
+    double theta = r->kind == ROPE_DYNAMIC ? rope_dynamic_theta(r, len_max) : r->theta;
     int dim = r->kind == ROPE_PROPORTIONAL ? r->head_dim : r->rotary_dim;
     double plain = (double)(1.0f / powf((float)theta, (float)(2 * pair) / (float)dim));
     const float *factors = len_max > r->original_len ? r->long_factors : r->short_factors;
@@ -66,20 +77,22 @@ static double frequency_of(const struct rope *r, int pair, int len_max)
     case ROPE_DYNAMIC:
     case ROPE_PROPORTIONAL: return plain;
     case ROPE_LINEAR: return plain / r->factor;
-    case ROPE_LLAMA3: return llama3_frequency(r, plain);
-    case ROPE_YARN: return yarn_frequency(r, pair, plain);
+    case ROPE_LLAMA3: return rope_llama3_frequency(r, plain);
+    case ROPE_YARN: return rope_yarn_frequency(r, pair, plain);
     case ROPE_LONG: return plain / (double)factors[pair];
     }
     return plain;
 }
 
+/* Pairs beyond rotary_dim do not turn: cosine 1, sine 0. */
 void rope_turns(const struct rope *r, float *out, int first, int n, int len_max)
 {
     int half = r->head_dim / 2;
     float frequency[K_HEAD_DIM_MAX / 2];
 
+    must(r->head_dim <= K_HEAD_DIM_MAX && r->rotary_dim <= r->head_dim);
     for (int i = 0; i < r->rotary_dim / 2; i++)
-        frequency[i] = (float)frequency_of(r, i, len_max);
+        frequency[i] = (float)rope_frequency(r, i, len_max);
     for (int p = first; p < first + n; p++) {
         for (int i = 0; i < half; i++, out += 2) {
             float angle;
@@ -98,25 +111,37 @@ void rope_turns(const struct rope *r, float *out, int first, int n, int len_max)
 
 /* --- the order of a head ------------------------------------------------------------------ */
 
+/* Checkpoints pair elements as (i, i + rotary_dim / 2) or (2 i, 2 i + 1); kernels always pair (i, i
+ * + head_dim / 2). The loader moves rows of q and k accordingly; scores do not change, because both
+ * are permuted alike. */
+
 bool rope_is_in_order(const struct rope *r)
 {
     return r->rotary_dim == 0 || r->kind == ROPE_PROPORTIONAL ||
            (r->rotary_dim == r->head_dim && !r->interleaved);
 }
 
-/* Pairs that rotate come first in both halves of the head, the rest fills up behind them. */
+/* Rotating pairs come first in both halves of the head; the others fill the rest of each half.
+ * Example: head_dim 8, rotary_dim 4, interleaved: 0 1 2 3 go to 0 4 1 5, and 4 5 6 7 to 2 3 6 7. */
 int rope_place(const struct rope *r, int d)
 {
     int half = r->head_dim / 2, pairs = r->rotary_dim / 2;
 
+    must(d >= 0 && d < r->head_dim);
     if (rope_is_in_order(r))
         return d;
     if (d < r->rotary_dim) {
-        int pair = r->interleaved ? d / 2 : d % pairs;
-        int is_second = r->interleaved ? d % 2 : d / pairs;
+        int pair = d % pairs;
+        int is_second = d / pairs;
 
+        if (r->interleaved) {
+            pair = d / 2;
+            is_second = d % 2;
+        }
         return pair + is_second * half;
     }
     d -= r->rotary_dim;
-    return d < half - pairs ? pairs + d : half + pairs + (d - (half - pairs));
+    if (d < half - pairs)
+        return pairs + d;
+    return half + pairs + (d - (half - pairs));
 }

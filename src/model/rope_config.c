@@ -1,8 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Read rotary positions from config.json: rope_parameters in the newer spelling, which may be an
- * object per type of layer, or rope_scaling beside rope_theta in the older one. Field names and
- * defaults are those of transformers. */
+ * Reads rotary positions from config.json: rope_parameters in the newer spelling, which may be one
+ * object per type of layer, or rope_scaling with rope_theta in the older one. Field names and
+ * defaults are those of transformers.
+ *
+ * Examples: {"rope_theta": 500000.0, "rope_scaling": {"rope_type": "llama3", "factor": 8.0, ...}}
+ * and {"rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 10000},
+ * ...}}. */
 #include <math.h>
 #include <string.h>
 
@@ -10,7 +14,8 @@
 #include "base/must.h"
 #include "model/config_source.h"
 
-static void read_llama3(struct rope *r, struct config_source *s, const struct json *p)
+/* The factors bound the ramp of wave lengths, so they must differ. */
+static void rope_config_read_llama3(struct rope *r, struct config_source *s, const struct json *p)
 {
     r->low_factor = source_positive(s, p, "low_freq_factor", 0.0);
     r->high_factor = source_positive(s, p, "high_freq_factor", 0.0);
@@ -21,16 +26,20 @@ static void read_llama3(struct rope *r, struct config_source *s, const struct js
     }
 }
 
-/* How much yarn raises cosines and sines for a factor. */
-static double yarn_scale(double factor, double by)
+/* YaRN's correction of cosines and sines for a factor. */
+static double rope_config_yarn_scale(double factor, double by)
 {
-    return factor <= 1.0 ? 1.0 : 0.1 * by * log(factor) + 1.0;
+    if (factor <= 1.0)
+        return 1.0;
+    return 0.1 * by * log(factor) + 1.0;
 }
 
-static void read_yarn(struct rope *r, struct config_source *s, const struct json *p, int len_max)
+/* mscale and mscale_all_dim are DeepSeek's variant: the ratio of two corrections. */
+static void rope_config_read_yarn(struct rope *r, struct config_source *s, const struct json *p,
+                                  int len_max)
 {
     const struct json *mscale = json_get(p, "mscale"), *all = json_get(p, "mscale_all_dim");
-    double scale = yarn_scale(r->factor, 1.0);
+    double scale = rope_config_yarn_scale(r->factor, 1.0);
 
     r->original_len = source_positive(s, p, "original_max_position_embeddings", len_max);
     r->beta_fast = source_positive(s, p, "beta_fast", 32.0);
@@ -38,12 +47,14 @@ static void read_yarn(struct rope *r, struct config_source *s, const struct json
     r->truncates = source_flag(s, p, "truncate", true);
     if (json_is_number(mscale) && json_is_number(all) && json_real(mscale) != 0.0 &&
         json_real(all) != 0.0)
-        scale = yarn_scale(r->factor, json_real(mscale)) / yarn_scale(r->factor, json_real(all));
+        scale = rope_config_yarn_scale(r->factor, json_real(mscale)) /
+                rope_config_yarn_scale(r->factor, json_real(all));
     r->scale = source_positive(s, p, "attention_factor", scale);
 }
 
-static void read_factors(float *out, int n, struct config_source *s, const struct json *p,
-                         const char *field)
+/* One factor per rotating pair. */
+static void rope_config_read_factors(float *out, int n, struct config_source *s,
+                                     const struct json *p, const char *field)
 {
     const struct json *list = json_get_kind(p, field, JSON_LIST);
 
@@ -59,9 +70,10 @@ static void read_factors(float *out, int n, struct config_source *s, const struc
     }
 }
 
-/* The factor is the ratio of the lengths, where the file does not have it. */
-static void read_long(struct rope *r, struct config_source *s, const struct json *obj,
-                      const struct json *p, int len_max)
+/* Phi-3's longrope: two lists of factors. Without a factor in the file, it is the ratio of the
+ * lengths. */
+static void rope_config_read_long(struct rope *r, struct config_source *s, const struct json *obj,
+                                  const struct json *p, int len_max)
 {
     double preset = source_positive(s, obj, "original_max_position_embeddings", len_max);
 
@@ -71,18 +83,20 @@ static void read_long(struct rope *r, struct config_source *s, const struct json
     if (r->factor > 1.0)
         r->scale = sqrt(1.0 + log(r->factor) / log(r->original_len));
     r->scale = source_positive(s, p, "attention_factor", r->scale);
-    read_factors(r->short_factors, r->rotary_dim / 2, s, p, "short_factor");
-    read_factors(r->long_factors, r->rotary_dim / 2, s, p, "long_factor");
+    rope_config_read_factors(r->short_factors, r->rotary_dim / 2, s, p, "short_factor");
+    rope_config_read_factors(r->long_factors, r->rotary_dim / 2, s, p, "long_factor");
 }
 
-static void read_kind(struct rope *r, const struct hf_config *c, struct config_source *s,
-                      const struct json *obj, const struct json *p)
+/* "type" is the older name of "rope_type". */
+static void rope_config_read_kind(struct rope *r, const struct hf_config *c,
+                                  struct config_source *s, const struct json *obj,
+                                  const struct json *p)
 {
     static const struct {
         const char *name;
         enum rope_kind kind;
     } kinds[] = {{"default", ROPE_PLAIN},
-                 {"mrope", ROPE_PLAIN}, /* text: all rows alike */
+                 {"mrope", ROPE_PLAIN}, /* multimodal positions: for text all sections are equal */
                  {"linear", ROPE_LINEAR},
                  {"llama3", ROPE_LLAMA3},
                  {"yarn", ROPE_YARN},
@@ -95,6 +109,7 @@ static void read_kind(struct rope *r, const struct hf_config *c, struct config_s
 
     while (i < n && strcmp(name, kinds[i].name) != 0)
         i++;
+    /* It would scale queries by position, which no kernel does. */
     if (json_get(p, "llama_4_scaling_beta") != NULL) {
         log_error("model: %s: llama_4_scaling_beta is not supported", s->name);
         source_fail(s, ERR_UNSUPPORTED);
@@ -104,13 +119,14 @@ static void read_kind(struct rope *r, const struct hf_config *c, struct config_s
         source_fail(s, ERR_UNSUPPORTED);
         return;
     }
+    /* Only these kinds have a factor of their own; longrope may derive it. */
     r->kind = kinds[i].kind;
     if (r->kind != ROPE_PLAIN && r->kind != ROPE_PROPORTIONAL && r->kind != ROPE_LONG)
         r->factor = source_positive(s, p, "factor", 0.0);
     switch (r->kind) {
-    case ROPE_LLAMA3: read_llama3(r, s, p); break;
-    case ROPE_YARN: read_yarn(r, s, p, c->len_max); break;
-    case ROPE_LONG: read_long(r, s, obj, p, c->len_max); break;
+    case ROPE_LLAMA3: rope_config_read_llama3(r, s, p); break;
+    case ROPE_YARN: rope_config_read_yarn(r, s, p, c->len_max); break;
+    case ROPE_LONG: rope_config_read_long(r, s, obj, p, c->len_max); break;
     case ROPE_DYNAMIC: r->original_len = c->len_max; break;
     case ROPE_PLAIN:
     case ROPE_LINEAR:
@@ -118,10 +134,10 @@ static void read_kind(struct rope *r, const struct hf_config *c, struct config_s
     }
 }
 
-/* How much of a head rotates. Families without a preset rotate all, whatever transformers reads
- * besides: another part in their files is a mistake, or a model of another kind. */
-static double rotary_part(const struct hf_config *c, struct config_source *s,
-                          const struct json *obj, const struct json *p)
+/* The part of a head that rotates. For families without a default it must be 1, although
+ * transformers would read the field: another value is a mistake, or a model of another kind. */
+static double rope_config_rotary_part(const struct hf_config *c, struct config_source *s,
+                                      const struct json *obj, const struct json *p)
 {
     static const char *const names[] = {"partial_rotary_factor", "rotary_pct", NULL};
     double preset = c->arch->rotary_part > 0.0 ? c->arch->rotary_part : 1.0, part;
@@ -138,33 +154,36 @@ static double rotary_part(const struct hf_config *c, struct config_source *s,
     return part;
 }
 
+/* A value in rope_parameters has precedence over one in the outer object. */
 int config_add_rope(struct hf_config *c, struct config_source *s, const struct json *obj,
                     const struct json *parameters)
 {
     static const char *const thetas[] = {"rope_theta", "rotary_emb_base", NULL};
-    struct rope r = {
+    struct rope rope = {
         .head_dim = c->head_dim, .interleaved = c->arch->interleaved, .factor = 1.0, .scale = 1.0};
-    double part = rotary_part(c, s, obj, parameters);
+    double part = rope_config_rotary_part(c, s, obj, parameters);
 
-    r.theta = source_positive(s, obj, source_alias(obj, thetas),
-                              c->arch->theta > 0.0 ? c->arch->theta : 10000.0);
+    rope.theta = source_positive(s, obj, source_alias(obj, thetas),
+                                 c->arch->theta > 0.0 ? c->arch->theta : 10000.0);
     if (parameters != NULL)
-        r.theta = source_positive(s, parameters, "rope_theta", r.theta);
-    r.rotary_dim = (int)(c->head_dim * part);
-    if (part > 1.0 || r.rotary_dim < 2 || r.rotary_dim % 2 != 0) {
+        rope.theta = source_positive(s, parameters, "rope_theta", rope.theta);
+    /* Rounded down, as transformers does. */
+    rope.rotary_dim = (int)(c->head_dim * part);
+    if (part > 1.0 || rope.rotary_dim < 2 || rope.rotary_dim % 2 != 0) {
         log_error("model: %s: partial_rotary_factor must give an even number of 2 to %d elements "
                   "of a head",
                   s->name, c->head_dim);
         source_fail(s, ERR_INVALID);
-        r.rotary_dim = c->head_dim;
+        rope.rotary_dim = c->head_dim;
     }
     if (parameters != NULL)
-        read_kind(&r, c, s, obj, parameters);
+        rope_config_read_kind(&rope, c, s, obj, parameters);
     must(c->n_ropes < HF_CONFIG_ROPES_MAX);
-    c->ropes[c->n_ropes] = r;
+    c->ropes[c->n_ropes] = rope;
     return c->n_ropes++;
 }
 
+/* rotary_dim 0 makes rope_turns() write cosine 1 and sine 0 everywhere. */
 int config_add_no_rope(struct hf_config *c)
 {
     must(c->n_ropes < HF_CONFIG_ROPES_MAX);
@@ -173,12 +192,16 @@ int config_add_no_rope(struct hf_config *c)
     return c->n_ropes++;
 }
 
+/* With type NULL, or without an object for the type, the outer object counts for all layers. */
 const struct json *config_rope_object(const struct json *obj, const char *type)
 {
-    const struct json *p = json_get_kind(obj, "rope_parameters", JSON_OBJECT);
-    const struct json *own = p == NULL || type == NULL ? NULL : json_get_kind(p, type, JSON_OBJECT);
+    const struct json *value = json_get_kind(obj, "rope_parameters", JSON_OBJECT);
+    const struct json *own =
+        value == NULL || type == NULL ? NULL : json_get_kind(value, type, JSON_OBJECT);
 
     if (own != NULL)
         return own;
-    return p != NULL ? p : json_get_kind(obj, "rope_scaling", JSON_OBJECT);
+    if (value != NULL)
+        return value;
+    return json_get_kind(obj, "rope_scaling", JSON_OBJECT);
 }

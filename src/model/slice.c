@@ -1,19 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * A piece has rows 0 .. rows - 1 of its own; piece_row() and its inverse convert between them and
- * the tensor's rows. Everything else is built on the two. */
+ * Which rows and columns of a tensor a rank has, and where each goes.
+ *
+ * A piece has rows 0 .. rows - 1 of its own. slice_piece_row() and its inverse slice_row_of_piece()
+ * convert between them and the rows of the tensor; everything else is built on these two.
+ *
+ * Example: q, k, v by head, 2 heads of 64 rows. Piece k has from 64, chunk 64, stride 192: its row
+ * 70 is in head 1, and is row 64 + 192 + 6 = 262 of the tensor. */
 #include "model/slice.h"
 
 #include "base/must.h"
 
+/* One piece in the tensor's order is the common case. */
 struct slice_shape slice_whole(int rows, int own_rows, int cols, int own_cols)
 {
-    struct slice_shape s = {.rows = 0, .cols = cols, .own_cols = own_cols};
+    struct slice_shape shape = {.rows = 0, .cols = cols, .own_cols = own_cols};
 
-    slice_stack(&s, rows, own_rows, NULL);
-    return s;
+    must(own_rows <= rows && own_cols <= cols);
+    slice_stack(&shape, rows, own_rows, NULL);
+    return shape;
 }
 
+/* The caller may change from, chunk and stride afterwards, for pieces in chunks. */
 void slice_stack(struct slice_shape *s, int rows, int own_rows, const struct head_order *order)
 {
     must(s->n_pieces < SLICE_PIECES_MAX);
@@ -26,109 +34,121 @@ void slice_stack(struct slice_shape *s, int rows, int own_rows, const struct hea
     s->rows += rows;
 }
 
-/* Where a rank's `own` of `whole` rows or columns begin. */
-static int own_first(int whole, int own, int rank, int n_ranks)
+/* The first of a rank's `own` rows (or columns) out of `whole`. With fewer parts than ranks,
+ * n_ranks / (whole / own) ranks share each part: 8 ranks and 2 kv heads give 0 0 0 0 1 1 1 1. */
+static int slice_own_first(int whole, int own, int rank, int n_ranks)
 {
     return rank / (n_ranks / (whole / own)) * own;
 }
 
+/* Columns and each piece are divided in the same way. */
 struct slice slice_make(const struct slice_shape *shape, int rank, int n_ranks)
 {
-    struct slice s = {.shape = *shape,
-                      .rows = shape->rows,
-                      .cols = shape->cols,
-                      .col = own_first(shape->cols, shape->own_cols, rank, n_ranks),
-                      .n_cols = shape->own_cols};
+    struct slice slice = {.shape = *shape,
+                          .rows = shape->rows,
+                          .cols = shape->cols,
+                          .col = slice_own_first(shape->cols, shape->own_cols, rank, n_ranks),
+                          .n_cols = shape->own_cols};
 
+    must(rank >= 0 && rank < n_ranks);
     for (int i = 0; i < shape->n_pieces; i++) {
-        const struct slice_piece *p = &shape->pieces[i];
+        const struct slice_piece *piece = &shape->pieces[i];
 
-        s.first[i] = own_first(p->rows, p->own_rows, rank, n_ranks);
-        s.n_rows += p->own_rows;
+        slice.first[i] = slice_own_first(piece->rows, piece->own_rows, rank, n_ranks);
+        slice.n_rows += piece->own_rows;
     }
-    return s;
+    return slice;
 }
 
-/* The tensor's row of row i of a piece. */
-static int piece_row(const struct slice_piece *p, int i)
+/* The row of the tensor that is row i of a piece. */
+static int slice_piece_row(const struct slice_piece *p, int i)
 {
     return p->from + i / p->chunk * p->stride + i % p->chunk;
 }
 
-/* Row i of a piece whose row in the tensor is `row`; -1: the row is not of this piece. */
-static int row_of_piece(const struct slice_piece *p, int row)
+/* The row of a piece that is row `row` of the tensor; -1 if that row belongs to another piece. */
+static int slice_row_of_piece(const struct slice_piece *p, int row)
 {
     int at = row - p->from, i;
 
     if (at < 0 || at % p->stride >= p->chunk)
         return -1;
     i = at / p->stride * p->chunk + at % p->stride;
-    return i < p->rows ? i : -1;
+    if (i < p->rows)
+        return i;
+    return -1;
 }
 
-static int reorder(const int16_t *order, int head_dim, int row)
+/* Reorder within a head; the head itself stays. */
+static int slice_reorder(const int16_t *order, int head_dim, int row)
 {
     return row / head_dim * head_dim + order[row % head_dim];
 }
 
+/* The slice's rows are the parts of all pieces, one after another. */
 int slice_row(const struct slice *s, int row)
 {
     for (int i = 0; i < s->shape.n_pieces; i++) {
-        const struct slice_piece *p = &s->shape.pieces[i];
+        const struct slice_piece *piece = &s->shape.pieces[i];
 
-        if (row < p->own_rows) {
-            if (p->order != NULL)
-                row = reorder(p->order->from, p->order->head_dim, row);
-            return piece_row(p, s->first[i] + row);
+        if (row < piece->own_rows) {
+            if (piece->order != NULL)
+                row = slice_reorder(piece->order->from, piece->order->head_dim, row);
+            return slice_piece_row(piece, s->first[i] + row);
         }
-        row -= p->own_rows;
+        row -= piece->own_rows;
     }
-    must(false); /* the slice has fewer rows */
+    must(false); /* row is beyond the slice */
     return 0;
 }
 
+/* The inverse of slice_row(). */
 int slice_to(const struct slice *s, int row)
 {
     int above = 0;
 
     for (int i = 0; i < s->shape.n_pieces; i++) {
-        const struct slice_piece *p = &s->shape.pieces[i];
-        int own = row_of_piece(p, row) - s->first[i];
+        const struct slice_piece *piece = &s->shape.pieces[i];
+        int own = slice_row_of_piece(piece, row) - s->first[i];
 
-        if (own >= 0 && own < p->own_rows) {
-            if (p->order != NULL)
-                own = reorder(p->order->to, p->order->head_dim, own);
+        if (own >= 0 && own < piece->own_rows) {
+            if (piece->order != NULL)
+                own = slice_reorder(piece->order->to, piece->order->head_dim, own);
             return above + own;
         }
-        above += p->own_rows;
+        above += piece->own_rows;
     }
     return -1;
 }
 
-/* Groups of `high` rows of the tensor lie whole in a piece's part, in the same places. */
-static bool piece_cuts(const struct slice *s, int i, int high)
+/* True if a group of `high` rows that share a scale would not lie whole, and in its place, in the
+ * rank's part of piece i. The last piece may end with an incomplete group if the rank has all of
+ * it. */
+static bool slice_piece_cuts(const struct slice *s, int i, int high)
 {
-    const struct slice_piece *p = &s->shape.pieces[i];
-    bool is_last = i + 1 == s->shape.n_pieces, is_all = p->own_rows == p->rows;
+    const struct slice_piece *piece = &s->shape.pieces[i];
+    bool is_last = i + 1 == s->shape.n_pieces, is_all = piece->own_rows == piece->rows;
 
-    if (p->from % high != 0 || s->first[i] % high != 0)
+    if (piece->from % high != 0 || s->first[i] % high != 0)
         return true;
-    if ((!is_last || !is_all) && p->own_rows % high != 0)
+    if ((!is_last || !is_all) && piece->own_rows % high != 0)
         return true;
-    if (p->chunk < p->rows && (p->chunk % high != 0 || p->stride % high != 0))
+    if (piece->chunk < piece->rows && (piece->chunk % high != 0 || piece->stride % high != 0))
         return true;
-    return p->order != NULL && high % p->order->head_dim != 0;
+    return piece->order != NULL && high % piece->order->head_dim != 0;
 }
 
+/* Columns are split at multiples of n_cols. */
 bool slice_cuts(const struct slice *s, const struct k_format *f)
 {
     for (int i = 0; i < s->shape.n_pieces && f->group_rows > 1; i++) {
-        if (piece_cuts(s, i, f->group_rows))
+        if (slice_piece_cuts(s, i, f->group_rows))
             return true;
     }
     return f->group_cols > 0 && s->n_cols < s->cols && s->n_cols % f->group_cols != 0;
 }
 
+/* Longest run of rows that are consecutive in both, so that one copy moves them. */
 struct slice_run slice_next(const struct slice *s, int from, int end)
 {
     struct slice_run run = {.from = from};

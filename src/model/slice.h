@@ -1,10 +1,11 @@
-/* A rank's part of a tensor of rows: which rows of the tensor it has, in which order, and of these
- * which columns.
+/* SPDX-License-Identifier: Apache-2.0
  *
- * A tensor holds one or several pieces, such as q, k and v of a fused projection, or a gate and its
- * up; a rank has a part of each piece, and the parts follow one another in its matrix. The rows of
- * a piece may come in chunks (the heads of one of q, k, v between those of the others), and the
- * rows of each head may take another order (rope.h). */
+ * A rank's part of a tensor: which of its rows, in which order, and which columns of these.
+ *
+ * A tensor holds one or several pieces, such as q, k and v of a fused projection, or gate and up; a
+ * rank has a part of each piece, and the parts follow one another in its matrix. The rows of a
+ * piece may come in chunks (heads of q, k and v in turn), and the rows within each head may be
+ * reordered (rope.h). */
 #ifndef QUIRE_MODEL_SLICE_H
 #define QUIRE_MODEL_SLICE_H
 
@@ -22,16 +23,16 @@ struct head_order {
     int16_t to[K_HEAD_DIM_MAX], from[K_HEAD_DIM_MAX];
 };
 
-/* A piece of a tensor, and what a rank has of it. */
+/* A piece of a tensor, and the size of a rank's part. */
 struct slice_piece {
     int rows, own_rows; /* own_rows divides rows, or the ranks share parts (slice_make()) */
     int from;           /* the piece's first row in the tensor */
-    int chunk, stride;  /* each `chunk` rows of the piece begin `stride` rows after the last; a
-                         * piece in one is one chunk */
-    const struct head_order *order; /* NULL: as they are; else rows are whole heads */
+    int chunk, stride;  /* chunks of `chunk` rows begin `stride` rows apart; a piece in one run
+                         * is one chunk */
+    const struct head_order *order; /* NULL: unchanged; else rows are whole heads */
 };
 
-/* All of a tensor, before it is shared out. */
+/* A whole tensor, before it is divided among ranks. */
 struct slice_shape {
     int rows; /* of the tensor, all pieces */
     int n_pieces;
@@ -53,24 +54,26 @@ struct slice_shape slice_whole(int rows, int own_rows, int cols, int own_cols);
 /* Append a piece below those that the shape has, in one chunk. */
 void slice_stack(struct slice_shape *s, int rows, int own_rows, const struct head_order *order);
 
-/* A rank's slice. Where there are fewer different parts of a piece than ranks, ranks next to each
- * other have the same. */
+/* A rank's slice. If a piece has fewer parts than there are ranks, neighbouring ranks have the same
+ * part. */
 struct slice slice_make(const struct slice_shape *shape, int rank, int n_ranks);
 
-int slice_row(const struct slice *s, int row); /* the tensor's row that is row `row` of the slice */
-int slice_to(const struct slice *s, int row);  /* where the tensor's row is in the slice, or -1 */
+int slice_row(const struct slice *s, int row); /* the row of the tensor that is row `row` of the
+                                                * slice */
+int slice_to(const struct slice *s, int row);  /* the row of the slice for a row of the tensor,
+                                                * or -1 */
 
-/* A group of elements that share a scale would reach over an edge of the slice, of a piece or of a
- * head that is put into another order. */
+/* True if a group of elements that share a scale would cross an edge of the slice, of a piece, or
+ * of a head that is reordered. */
 bool slice_cuts(const struct slice *s, const struct k_format *f);
 
-/* Rows of a tensor that follow one another in a slice too. */
+/* Rows that are consecutive both in the tensor and in the slice. */
 struct slice_run {
     int from, to; /* the first, in the tensor and in the slice */
     int n;        /* 0: there are none */
 };
 
-/* The first such among rows from .. end - 1 of the tensor. */
+/* The first such run among rows from .. end - 1 of the tensor. */
 struct slice_run slice_next(const struct slice *s, int from, int end);
 
 #endif

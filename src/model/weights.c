@@ -1,21 +1,25 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Matrices that read the same input are stored as one: q, k, v one below the other, then gate and
- * up. So a layer is four products. Some checkpoints have them so, others as tensors of their own;
- * the names of the architecture say which. Rows of queries and keys take the order of the layer's
+ * Lays out the weights of a model, layer by layer, through the loader.
+ *
+ * Matrices that read the same input are stored as one: q, k, v one below the other, and gate and
+ * up. So a layer is four products. Some checkpoints store them that way, others as separate
+ * tensors; the architecture's names decide. Rows of queries and keys are reordered for the layer's
  * rope (rope.h).
  *
- * The order of the calls below is the order of the tensors in the digest. */
+ * The order of the calls below is the order of tensors in the digest, which names stores on disk:
+ * it must not change. */
 #include "model/weights.h"
 
 #include <string.h>
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "base/must.h"
 #include "model/loader.h"
 #include "model/safetensors.h"
 
-/* What the layers share while they are loaded. */
+/* Constant while the layers are laid out. */
 struct loading {
     struct loader *l;
     const struct arch_names *names;
@@ -24,24 +28,28 @@ struct loading {
 
 /* --- norms ------------------------------------------------------------------------------ */
 
-static struct k_norm load_norm(const struct loading *in, const char *pattern, bool has)
+/* A norm that the layer does not have gets K_NORM_NONE and reads nothing. */
+
+/* The weight comes before the bias in the digest. */
+static struct k_norm weights_load_norm(const struct loading *in, const char *pattern, bool has)
 {
-    const struct norm_config *c = &in->l->whole->norm;
+    const struct norm_config *norms = &in->l->whole->norm;
     const struct slice_shape shape = slice_whole(in->dim, in->dim, 1, 1);
     const struct loader_tensors tensor = loader_tensor(pattern, shape);
-    struct k_norm norm = {.kind = c->kind, .eps = c->eps};
+    struct k_norm norm = {.kind = norms->kind, .eps = norms->eps};
 
     if (!has)
         return (struct k_norm){.kind = K_NORM_NONE};
-    norm.weight = loader_vector(in->l, pattern, &shape, c->plus_one);
-    if (c->has_bias)
+    norm.weight = loader_vector(in->l, pattern, &shape, norms->plus_one);
+    if (norms->has_bias)
         norm.bias = loader_bias(in->l, &tensor, SPLIT_NONE);
     return norm;
 }
 
-/* Norms of heads: one vector for all of them, or one over all heads of a token. */
-static void load_head_norms(const struct loading *in, const struct attn_plan *a,
-                            const struct head_order *order, struct layer_weights *w)
+/* Norms of queries and keys: one vector for every head, or one over all heads of a token. They are
+ * reordered like the rows of q and k. */
+static void weights_load_head_norms(const struct loading *in, const struct attn_plan *a,
+                                    const struct head_order *order, struct layer_weights *w)
 {
     bool plus_one = in->l->whole->norm.plus_one;
     int q = a->qk_norm == QK_NORM_WHOLE ? a->n_heads * a->head_dim : a->head_dim;
@@ -58,40 +66,46 @@ static void load_head_norms(const struct loading *in, const struct attn_plan *a,
 
 /* --- layers ----------------------------------------------------------------------------- */
 
-/* The order of heads under a rope; NULL when it is the checkpoint's. */
-static const struct head_order *order_of(const struct loading *in, int rope)
+/* The order of heads under a rope; NULL if it is the checkpoint's own. */
+static const struct head_order *weights_head_order(const struct loading *in, int rope)
 {
-    return rope_is_in_order(&in->l->whole->ropes[rope]) ? NULL : &in->l->orders[rope];
+    if (rope_is_in_order(&in->l->whole->ropes[rope]))
+        return NULL;
+    return &in->l->orders[rope];
 }
 
-/* q, k and v in one tensor: one below the other, or of each head in turn. */
-static struct slice_shape fused_shape(const struct loading *in, const struct attn_plan *whole,
-                                      const struct attn_plan *own, const struct head_order *order)
+/* The shape of q, k and v in one tensor: one below the other, or q, k, v of each head in turn.
+ * Values are not rotated, so they keep their order. */
+static struct slice_shape weights_fused_shape(const struct loading *in,
+                                              const struct attn_plan *whole,
+                                              const struct attn_plan *own,
+                                              const struct head_order *order)
 {
     const int heads[] = {whole->n_heads, whole->n_kv_heads, whole->n_kv_heads};
     const int own_heads[] = {own->n_heads, own->n_kv_heads, own->n_kv_heads};
-    struct slice_shape s = {.cols = in->dim, .own_cols = in->dim};
+    struct slice_shape shape = {.cols = in->dim, .own_cols = in->dim};
     int hd = whole->head_dim;
 
     for (int i = 0; i < 3; i++) {
-        slice_stack(&s, heads[i] * hd, own_heads[i] * hd, i < 2 ? order : NULL);
+        slice_stack(&shape, heads[i] * hd, own_heads[i] * hd, i < 2 ? order : NULL);
         if (in->l->c->arch->fused == ARCH_BY_HEAD) {
-            s.pieces[i].from = i * hd;
-            s.pieces[i].chunk = hd;
-            s.pieces[i].stride = 3 * hd;
+            shape.pieces[i].from = i * hd;
+            shape.pieces[i].chunk = hd;
+            shape.pieces[i].stride = 3 * hd;
         }
     }
-    return s;
+    return shape;
 }
 
-/* The tensors of q, k and v, which are one where the architecture has a name for it. */
-static struct loader_tensors qkv_tensors(const struct loading *in, const struct attn_plan *whole,
-                                         const struct attn_plan *own)
+/* The tensors of q, k and v, or the single tensor if the architecture has a name for it. */
+static struct loader_tensors weights_qkv_tensors(const struct loading *in,
+                                                 const struct attn_plan *whole,
+                                                 const struct attn_plan *own)
 {
     const struct arch_names *names = in->names;
     const char *const patterns[] = {names->q, names->k, names->v};
-    const struct head_order *order = order_of(in, whole->rope);
-    struct slice_shape shape = fused_shape(in, whole, own, order);
+    const struct head_order *order = weights_head_order(in, whole->rope);
+    struct slice_shape shape = weights_fused_shape(in, whole, own, order);
     struct loader_tensors all = {.n = 0};
 
     if (names->qkv != NULL)
@@ -105,35 +119,36 @@ static struct loader_tensors qkv_tensors(const struct loading *in, const struct 
     return all;
 }
 
-static void load_attention(const struct loading *in, const struct layer_plan *whole,
-                           const struct layer_plan *part, struct layer_weights *w)
+/* KV scales come first in the digest. */
+static void weights_load_attention(const struct loading *in, const struct layer_plan *whole,
+                                   const struct layer_plan *part, struct layer_weights *w)
 {
-    struct loader *l = in->l;
+    struct loader *loader = in->l;
     const struct arch_names *names = in->names;
-    const struct attn_plan *a = &whole->attn;
-    const struct loader_tensors qkv = qkv_tensors(in, a, &part->attn);
-    const struct loader_tensors o = loader_tensor(
+    const struct attn_plan *attn = &whole->attn;
+    const struct loader_tensors qkv = weights_qkv_tensors(in, attn, &part->attn);
+    const struct loader_tensors out_proj = loader_tensor(
         names->o, slice_whole(in->dim, in->dim, plan_mixer_out(whole), plan_mixer_out(part)));
 
     w->k_scale = w->v_scale = 1.0f;
-    if (l->files != NULL && l->from->kv_scales) {
-        w->k_scale = loader_kv_scale(l, names->attn, names->k, "k_scale");
-        w->v_scale = loader_kv_scale(l, names->attn, names->v, "v_scale");
+    if (loader->files != NULL && loader->from->kv_scales) {
+        w->k_scale = loader_kv_scale(loader, names->attn, names->k, "k_scale");
+        w->v_scale = loader_kv_scale(loader, names->attn, names->v, "v_scale");
     }
-    w->norm_mixer = load_norm(in, names->norm_attn, whole->norms.before_mixer);
-    w->mixer_in = loader_matrix(l, &qkv, USE_LAYER);
-    if (a->qkv_bias)
-        w->mixer_in_bias = loader_bias(l, &qkv, part->splits.mixer_in);
-    load_head_norms(in, a, order_of(in, a->rope), w);
-    w->mixer_out = loader_matrix(l, &o, USE_LAYER);
-    if (a->o_bias)
-        w->mixer_out_bias = loader_bias(l, &o, part->splits.mixer_out);
-    w->norm_mixer_after = load_norm(in, names->norm_attn_after, whole->norms.after_mixer);
+    w->norm_mixer = weights_load_norm(in, names->norm_attn, whole->norms.before_mixer);
+    w->mixer_in = loader_matrix(loader, &qkv, USE_LAYER);
+    if (attn->qkv_bias)
+        w->mixer_in_bias = loader_bias(loader, &qkv, part->splits.mixer_in);
+    weights_load_head_norms(in, attn, weights_head_order(in, attn->rope), w);
+    w->mixer_out = loader_matrix(loader, &out_proj, USE_LAYER);
+    if (attn->o_bias)
+        w->mixer_out_bias = loader_bias(loader, &out_proj, part->splits.mixer_out);
+    w->norm_mixer_after = weights_load_norm(in, names->norm_attn_after, whole->norms.after_mixer);
 }
 
-/* Value and gate are halves of one tensor: a rank has the same channels of both. */
-static void load_recurrent(const struct loading *in, const struct layer_plan *whole,
-                           const struct layer_plan *part, struct layer_weights *w)
+/* Value and gate are halves of one tensor; a rank has the same channels of both. */
+static void weights_load_recurrent(const struct loading *in, const struct layer_plan *whole,
+                                   const struct layer_plan *part, struct layer_weights *w)
 {
     const struct arch_names *names = in->names;
     int width = whole->recurrent.width, own = part->recurrent.width;
@@ -144,15 +159,16 @@ static void load_recurrent(const struct loading *in, const struct layer_plan *wh
     slice_stack(&both, width, own, NULL);
     first = loader_tensor(names->mixer_in, both);
     last = loader_tensor(names->mixer_out, slice_whole(in->dim, in->dim, width, own));
-    w->norm_mixer = load_norm(in, names->norm_attn, whole->norms.before_mixer);
+    w->norm_mixer = weights_load_norm(in, names->norm_attn, whole->norms.before_mixer);
     w->mixer_in = loader_matrix(in->l, &first, USE_LAYER);
     w->mixer_out = loader_matrix(in->l, &last, USE_LAYER);
-    w->norm_mixer_after = load_norm(in, names->norm_attn_after, whole->norms.after_mixer);
+    w->norm_mixer_after = weights_load_norm(in, names->norm_attn_after, whole->norms.after_mixer);
 }
 
 /* Gate and up, in one tensor or two; a plain FFN has no gate. */
-static struct loader_tensors ffn_tensors(const struct loading *in, const struct ffn_plan *whole,
-                                         const struct ffn_plan *own)
+static struct loader_tensors weights_ffn_tensors(const struct loading *in,
+                                                 const struct ffn_plan *whole,
+                                                 const struct ffn_plan *own)
 {
     const struct slice_shape one = slice_whole(whole->ff_dim, own->ff_dim, in->dim, in->dim);
     struct slice_shape both = one;
@@ -169,57 +185,60 @@ static struct loader_tensors ffn_tensors(const struct loading *in, const struct 
     return all;
 }
 
-static void load_ffn(const struct loading *in, const struct layer_plan *whole,
-                     const struct layer_plan *part, struct layer_weights *w)
+/* In a parallel layer without a norm of its own the FFN shares the mixer's. */
+static void weights_load_ffn(const struct loading *in, const struct layer_plan *whole,
+                             const struct layer_plan *part, struct layer_weights *w)
 {
     const struct arch_names *names = in->names;
-    const struct loader_tensors first = ffn_tensors(in, &whole->ffn, &part->ffn);
+    const struct loader_tensors first = weights_ffn_tensors(in, &whole->ffn, &part->ffn);
     const struct loader_tensors down = loader_tensor(
         names->down, slice_whole(in->dim, in->dim, whole->ffn.ff_dim, part->ffn.ff_dim));
 
     if (whole->is_parallel && names->norm_mlp == NULL)
         w->norm_ffn = w->norm_mixer;
     else
-        w->norm_ffn = load_norm(in, names->norm_mlp, whole->norms.before_ffn);
+        w->norm_ffn = weights_load_norm(in, names->norm_mlp, whole->norms.before_ffn);
     w->ffn_in = loader_matrix(in->l, &first, USE_LAYER);
     if (whole->ffn.bias)
         w->ffn_in_bias = loader_bias(in->l, &first, part->splits.ffn_in);
     w->down = loader_matrix(in->l, &down, USE_LAYER);
     if (whole->ffn.bias)
         w->down_bias = loader_bias(in->l, &down, part->splits.down);
-    w->norm_ffn_after = load_norm(in, names->norm_mlp_after, whole->norms.after_ffn);
+    w->norm_ffn_after = weights_load_norm(in, names->norm_mlp_after, whole->norms.after_ffn);
 }
 
-static void load_layer(const struct loading *in, int layer)
+/* The mixer comes before the FFN in the digest. */
+static void weights_load_layer(const struct loading *in, int layer)
 {
     const struct layer_plan *whole = &in->l->whole->layers[layer];
     const struct layer_plan *part = &in->l->part->layers[layer];
-    struct layer_weights *w = &in->l->w->layers[layer];
+    struct layer_weights *weights = &in->l->w->layers[layer];
 
     switch (whole->mixer) {
-    case MIXER_ATTENTION: load_attention(in, whole, part, w); break;
-    case MIXER_RECURRENT: load_recurrent(in, whole, part, w); break;
+    case MIXER_ATTENTION: weights_load_attention(in, whole, part, weights); break;
+    case MIXER_RECURRENT: weights_load_recurrent(in, whole, part, weights); break;
     }
-    load_ffn(in, whole, part, w);
+    weights_load_ffn(in, whole, part, weights);
 }
 
 /* --- the model -------------------------------------------------------------------------- */
 
-static void fill_orders(struct loader *l, const struct plan *p)
+/* `to` and `from` are inverse permutations. */
+static void weights_fill_orders(struct loader *l, const struct plan *p)
 {
     for (int i = 0; i < p->n_ropes; i++) {
-        struct head_order *o = &l->orders[i];
+        struct head_order *order = &l->orders[i];
 
-        o->head_dim = p->ropes[i].head_dim;
-        for (int d = 0; d < o->head_dim; d++) {
-            o->to[d] = (int16_t)rope_place(&p->ropes[i], d);
-            o->from[o->to[d]] = (int16_t)d;
+        order->head_dim = p->ropes[i].head_dim;
+        for (int d = 0; d < order->head_dim; d++) {
+            order->to[d] = (int16_t)rope_place(&p->ropes[i], d);
+            order->from[order->to[d]] = (int16_t)d;
         }
     }
 }
 
-/* Names that the output matrix has beside the family's own. */
-static const char *head_name(const struct loader *l, const char *own)
+/* Checkpoints of multimodal models may name the output matrix differently from the family. */
+static const char *weights_head_name(const struct loader *l, const char *own)
 {
     static const char *const others[] = {"lm_head.weight", "language_model.lm_head.weight"};
 
@@ -230,8 +249,9 @@ static const char *head_name(const struct loader *l, const char *own)
     return own;
 }
 
-/* The output matrix of a rank: rank 0 computes the logits, unless it has the embedding for it. */
-static void load_head(struct loader *l, const struct loader_tensors *tensor)
+/* The output matrix is rank 0's, which computes the logits. A tied one is the embedding itself,
+ * unless it is to be rounded: a table must stay plain. */
+static void weights_load_head(struct loader *l, const struct loader_tensors *tensor)
 {
     if (l->c->tied && k_format_is_plain(&l->from->head))
         l->w->head = l->w->embed;
@@ -241,42 +261,46 @@ static void load_head(struct loader *l, const struct loader_tensors *tensor)
         l->w->head_bias = loader_bias(l, tensor, SPLIT_NONE);
 }
 
-/* Allocate everything of a rank, and list what is to be read. */
-static int lay_out(struct loader *l, int rank)
+/* Allocate all weights of one rank, and list the tensors to be read. */
+static int weights_lay_out(struct loader *l, int rank)
 {
-    const struct hf_config *c = l->c;
-    const struct arch_names *names = c->arch->names;
-    struct loading in = {.l = l, .names = names, .dim = c->dim};
-    const struct slice_shape words = slice_whole(c->n_vocab, c->n_vocab, c->dim, c->dim);
+    const struct hf_config *config = l->c;
+    const struct arch_names *names = config->arch->names;
+    struct loading in = {.l = l, .names = names, .dim = config->dim};
+    const struct slice_shape words =
+        slice_whole(config->n_vocab, config->n_vocab, config->dim, config->dim);
     const struct loader_tensors embed = loader_tensor(names->embed, words);
     const struct loader_tensors head =
-        loader_tensor(c->tied ? names->embed : head_name(l, names->head), words);
+        loader_tensor(config->tied ? names->embed : weights_head_name(l, names->head), words);
     const struct loader_tensors positions = loader_tensor(
-        names->positions, slice_whole(c->positions.n_rows, c->positions.n_rows, c->dim, c->dim));
+        names->positions,
+        slice_whole(config->positions.n_rows, config->positions.n_rows, config->dim, config->dim));
 
     l->rank = rank;
     l->w = l->ranks[rank].weights;
     l->d = l->ranks[rank].device;
+    /* Each rank starts at the beginning of the list, and of the random seeds. */
     l->n_listed = 0;
     l->seed = 1;
     memset(l->w, 0, sizeof *l->w);
-    l->w->layers = mem_zalloc_array((size_t)c->n_layers, sizeof *l->w->layers);
+    l->w->layers = mem_zalloc_array((size_t)config->n_layers, sizeof *l->w->layers);
     if (l->w->layers == NULL)
         return ERR_NO_MEMORY;
     l->layer = -1;
     l->w->embed = loader_matrix(l, &embed, USE_TABLE);
-    if (c->positions.is_used)
+    /* Only families with learned positions have this table. */
+    if (config->positions.is_used)
         l->w->positions = loader_matrix(l, &positions, USE_TABLE).data;
-    for (l->layer = 0; l->layer < c->n_layers && l->rc == ERR_OK; l->layer++)
-        load_layer(&in, l->layer);
-    l->w->norm = load_norm(&in, names->norm, true);
-    load_head(l, &head);
+    for (l->layer = 0; l->layer < config->n_layers && l->rc == ERR_OK; l->layer++)
+        weights_load_layer(&in, l->layer);
+    l->w->norm = weights_load_norm(&in, names->norm, true);
+    weights_load_head(l, &head);
     return l->rc;
 }
 
-/* Names of the text model in checkpoints that also hold other models, or that were saved without
- * the head: the first under which the embedding is found. */
-static const char *find_prefix(const struct loader *l, const char *embed)
+/* The prefix of the text model's names. Checkpoints that hold several models, or were saved without
+ * the head, use others than "model."; the first under which the embedding exists is taken. */
+static const char *weights_find_prefix(const struct loader *l, const char *embed)
 {
     static const char *const prefixes[] = {"model.", "model.language_model.",
                                            "language_model.model.", "transformer.", ""};
@@ -292,44 +316,50 @@ static const char *find_prefix(const struct loader *l, const char *embed)
     return prefixes[0];
 }
 
-static void log_converted(const struct loader_converted *c, const struct device *d)
+/* One line for the whole model, because a checkpoint is usually in one format. */
+static void weights_log_converted(const struct loader_converted *c, const struct device *d)
 {
     log_info("model: %d matrices are %s, which %s does not multiply with; they are held as %s: "
-             "%.1f MiB in place of %.1f",
+             "%.1f MiB instead of %.1f",
              c->n, c->text, d->name, d->elem_bytes == sizeof(float) ? "float32" : "bf16",
              (double)c->bytes / 0x1p20, (double)c->as_they_are / 0x1p20);
 }
 
+/* Dummy weights have a constant digest, so that stores of two dummy models differ by their config
+ * only. */
 int weights_load(const struct weights_rank *ranks, const struct hf_config *c,
                  const struct plan *whole, const struct plan *part,
                  const struct weights_source *from)
 {
-    struct loader l = {.ranks = ranks,
-                       .n_ranks = part->n_ranks,
-                       .c = c,
-                       .whole = whole,
-                       .part = part,
-                       .from = from};
-    int rc = from->dir == NULL ? ERR_OK : checkpoint_open(&l.files, from->dir);
+    struct loader loader = {.ranks = ranks,
+                            .n_ranks = part->n_ranks,
+                            .c = c,
+                            .whole = whole,
+                            .part = part,
+                            .from = from};
+    int rc = from->dir == NULL ? ERR_OK : checkpoint_open(&loader.files, from->dir);
 
+    must(whole->n_ranks == 1 && part->n_ranks >= 1);
     if (rc != ERR_OK)
         return rc;
-    fill_orders(&l, whole);
-    if (l.files != NULL)
-        l.prefix = find_prefix(&l, c->arch->names->embed);
-    for (int i = 0; i < l.n_ranks && rc == ERR_OK; i++)
-        rc = lay_out(&l, i);
+    weights_fill_orders(&loader, whole);
+    if (loader.files != NULL)
+        loader.prefix = weights_find_prefix(&loader, c->arch->names->embed);
+    for (int i = 0; i < loader.n_ranks && rc == ERR_OK; i++)
+        /* Rank 0 makes the list; the others must find the same one. */
+        rc = weights_lay_out(&loader, i);
     log_debug("model: weights are laid out");
     if (rc == ERR_OK && from->dir != NULL)
-        rc = loader_read(&l);
-    if (rc == ERR_OK && l.converted.n > 0)
-        log_converted(&l.converted, ranks[0].device);
+        rc = loader_read(&loader);
+    if (rc == ERR_OK && loader.converted.n > 0)
+        weights_log_converted(&loader.converted, ranks[0].device);
     if (from->dir == NULL)
         ranks[0].weights->digest = hash_sha256("dummy", 5, NULL, 0);
-    loader_fini(&l);
+    loader_fini(&loader);
     return rc;
 }
 
+/* Device memory is freed with the device. */
 void weights_fini(struct weights *w)
 {
     mem_free(w->layers);

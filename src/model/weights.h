@@ -1,4 +1,6 @@
-/* The weights of a model on its device. */
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The weights of a model on its devices, and their loading from a folder. */
 #ifndef QUIRE_MODEL_WEIGHTS_H
 #define QUIRE_MODEL_WEIGHTS_H
 
@@ -8,8 +10,8 @@
 #include "model/hf_config.h"
 #include "model/plan.h"
 
-/* One layer, or a rank's part of it; vectors in the device's type, biases NULL where there are
- * none. Norms that the layer does not have are K_NORM_NONE. */
+/* One layer, or a rank's part of it; vectors in the device's type, biases NULL where absent. Norms
+ * that the layer does not have are K_NORM_NONE. */
 struct layer_weights {
     struct k_norm norm_mixer, norm_mixer_after; /* [dim] */
     /* Attention: q, k, v: [(n_heads + 2 * n_kv_heads) * head_dim][dim]. Recurrent: value, gate:
@@ -25,7 +27,7 @@ struct layer_weights {
     void *ffn_in_bias;
     struct k_matrix down; /* [dim][ff_dim] */
     void *down_bias;
-    float k_scale, v_scale; /* of e4m3 KV pages, by the checkpoint; else 1 */
+    float k_scale, v_scale; /* scales of e4m3 KV pages from the checkpoint; else 1 */
 };
 
 struct weights {
@@ -35,37 +37,37 @@ struct weights {
     struct k_norm norm;           /* [dim] */
     struct k_matrix head;         /* [n_vocab][dim]; embed itself when tied */
     void *head_bias;              /* [n_vocab] or NULL */
-    bool reads_codes;             /* some matrices do (k_format_reads_codes()) */
+    bool reads_codes;             /* some matrix does */
     size_t bytes;                 /* on the device */
-    struct hash digest; /* rank 0's: of every tensor's name, type and bytes, as they were read */
+    struct hash digest; /* rank 0 only: of every tensor's name, type and bytes in the file */
 };
 
-/* Where a rank's part goes. */
+/* The destination of a rank's part. */
 struct weights_rank {
     struct weights *weights;
     struct device *device;
 };
 
-/* Where weights come from, and what is made of them. */
+/* The source of weights, and the formats to round them to. */
 struct weights_source {
     const char *dir; /* the folder; NULL: random numbers */
     /* Formats that plain matrices of layers, and a plain output matrix, are rounded to: e4m3 by
-     * row, or the plain format, which leaves them alone. A tied output matrix becomes a second
+     * row, or the plain format, which leaves them unchanged. A tied output matrix becomes a second
      * matrix. */
     struct k_format layers, head;
-    bool kv_scales; /* k_scale and v_scale are wanted */
+    bool kv_scales; /* read k_scale and v_scale */
 };
 
-/* Allocate on the devices and fill. whole: the shapes of the tensors; part: those of what each of
- * part->n_ranks ranks has of them. A tensor is read once. A bias of what is summed over ranks, and
- * the output matrix, are rank 0's alone; a format whose groups a split would cut is converted like
- * one that the device does not take. Logs progress every few seconds. A matrix has the format of
- * its parts in the folder, or that which they are rounded to, where the device takes it; else it
- * holds the same numbers in the plain format.
+/* Allocate weights on the devices and fill them. whole: the shapes of the tensors; part: the shapes
+ * of each of part->n_ranks ranks' parts. Every tensor is read once. Only rank 0 has the output
+ * matrix and the biases of results that are summed over ranks. A matrix keeps the format of its
+ * tensors, or gets the one it is rounded to, if the device multiplies with it; else it holds the
+ * same numbers in the plain format. A format whose groups a split would cut is converted too. Logs
+ * progress every few seconds.
  *
  * Errors as checkpoint_open(), and ERR_INVALID for a tensor of another shape than config.json
  * implies, ERR_NOT_FOUND for a missing one, ERR_UNSUPPORTED for a type, ERR_GPU; all logged. The
- * layers' array is released by weights_fini(), device memory with the device. */
+ * array of layers is released by weights_fini(), device memory with the device. */
 int weights_load(const struct weights_rank *ranks, const struct hf_config *c,
                  const struct plan *whole, const struct plan *part,
                  const struct weights_source *from) ERR_CHECKED;

@@ -11,14 +11,13 @@ int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t len);
 int LLVMFuzzerTestOneInput(const uint8_t *bytes, size_t len)
 {
     struct arena arena = {.limit_bytes = (size_t)64 << 20};
-    struct tensor *tensors = NULL;
+    struct tensor_list list = {NULL, 0};
     char why[200];
-    size_t n = 0;
 
-    if (safetensors_parse(&tensors, &n, &arena, bytes, len, why, sizeof why) == ERR_OK) {
-        for (size_t i = 0; i < n; i++) {
-            must(tensors[i].data >= bytes);
-            must(tensors[i].bytes <= len - (size_t)(tensors[i].data - bytes));
+    if (safetensors_parse(&list, &arena, bytes, len, why, sizeof why) == ERR_OK) {
+        for (size_t i = 0; i < list.n; i++) {
+            must(list.tensors[i].data >= bytes);
+            must(list.tensors[i].bytes <= len - (size_t)(list.tensors[i].data - bytes));
         }
     }
     arena_reset(&arena);

@@ -166,7 +166,8 @@ static void test_tensors(const struct tensors *t)
     files = finish();
     why[0] = '\0';
     if (rc == ERR_OK)
-        rc = quant_find(&p, files, &config, "x.proj", ROWS, COLS, why, sizeof why);
+        rc = quant_find(&p, files, &config, &(struct quant_matrix){"x.proj", ROWS, COLS}, why,
+                        sizeof why);
     ok(rc == t->rc && strstr(why, t->named) != NULL && (rc == ERR_OK) == (p.data != NULL) &&
            (rc != ERR_OK || (k_format_is_in_blocks(&p.format, K_E4M3, 128) == t->has_blocks &&
                              k_format_is_by_row(&p.format, K_E4M3) == !t->has_blocks)),
@@ -188,13 +189,16 @@ static void test_plain(void)
     add("x.proj.weight", "BF16", "130,136", bytes, sizeof bytes);
     files = finish();
     ok(rc == ERR_OK &&
-           quant_find(&p, files, &fp8, "x.proj", ROWS, COLS, why, sizeof why) == ERR_OK &&
+           quant_find(&p, files, &fp8, &(struct quant_matrix){"x.proj", ROWS, COLS}, why,
+                      sizeof why) == ERR_OK &&
            p.kind == NULL && p.cols == COLS,
        "a module that was left alone has plain numbers");
-    is_int(quant_find(&p, files, &none, "x.proj", COLS, ROWS, why, sizeof why), ERR_INVALID,
-           "of another shape: refused");
-    is_int(quant_find(&p, files, &none, "y.proj", ROWS, COLS, why, sizeof why), ERR_NOT_FOUND,
-           "not there: refused");
+    is_int(
+        quant_find(&p, files, &none, &(struct quant_matrix){"x.proj", COLS, ROWS}, why, sizeof why),
+        ERR_INVALID, "of another shape: refused");
+    is_int(
+        quant_find(&p, files, &none, &(struct quant_matrix){"y.proj", ROWS, COLS}, why, sizeof why),
+        ERR_NOT_FOUND, "not there: refused");
     ok(strstr(why, "y.proj.weight") != NULL, "by name: %s", why);
     checkpoint_close(files);
 }
@@ -309,7 +313,7 @@ static void test_damage(const struct quant_config *config, const char *points, c
     add("x.points", "F32", points, bytes, strcmp(points, "32,4") == 0 ? 512 : 128);
     add("x.whole", "F32", whole, bytes, strcmp(whole, "1") == 0 ? 4 : 512);
     files = finish();
-    rc = quant_find(&p, files, config, "x", DIM, DIM, why, sizeof why);
+    rc = quant_find(&p, files, config, &(struct quant_matrix){"x", DIM, DIM}, why, sizeof why);
     ok(rc == ERR_INVALID && strstr(why, named) != NULL, "refused: %s", why);
     checkpoint_close(files);
 }

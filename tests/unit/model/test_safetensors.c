@@ -24,16 +24,16 @@ static size_t make(const char *header, size_t n_data)
 static int parse(size_t len)
 {
     struct arena arena = {.limit_bytes = 1 << 20};
-    struct tensor *tensors = NULL;
-    size_t n = 0;
+    struct tensor_list list = {NULL, 0};
     int rc;
 
     why[0] = '\0';
-    rc = safetensors_parse(&tensors, &n, &arena, file, len, why, sizeof why);
-    n_read = n;
+    rc = safetensors_parse(&list, &arena, file, len, why, sizeof why);
+    n_read = list.n;
     if (rc == ERR_OK) {
-        for (size_t i = 0; i < n; i++) {
-            if (tensors[i].data < file || tensors[i].data + tensors[i].bytes > file + len)
+        for (size_t i = 0; i < list.n; i++) {
+            if (list.tensors[i].data < file ||
+                list.tensors[i].data + list.tensors[i].bytes > file + len)
                 rc = ERR_INTERNAL;
         }
     }
