@@ -21,12 +21,16 @@ static int file_drain(struct buf *out, FILE *f, size_t limit)
     size_t n = 1;
 
     while (n != 0) {
+        /* buf_reserve() leaves room for a NUL after the piece, so that the content of a file may
+         * be read as a C string. */
         if (!buf_reserve(out, PIECE))
             return ERR_NO_MEMORY;
         n = fread(out->bytes + out->len, 1, PIECE, f);
         out->len += n;
         out->bytes[out->len] = '\0';
         if (out->len > limit)
+            /* A pipe or a file that grows has no size to ask for in advance, hence a limit on
+             * the bytes read. */
             return ERR_LIMIT;
     }
     if (ferror(f))
@@ -42,6 +46,8 @@ static int file_open(FILE **out, struct buf *path, const char *dir, const char *
     int rc;
 
     if (dir != NULL)
+        /* `dir` is NULL for a path that an operator has set; a name from a model's folder is
+         * joined to it. */
         buf_printf(path, "%s/", dir);
     buf_add_text(path, name);
     if (path->failed)
@@ -50,6 +56,8 @@ static int file_open(FILE **out, struct buf *path, const char *dir, const char *
     if (*out != NULL)
         return ERR_OK;
     if (errno == ENOENT || errno == ENOTDIR)
+        /* A missing file is often no error, because most files of a model are optional. The
+         * caller decides. */
         rc = ERR_NOT_FOUND;
     else
         rc = ERR_IO;

@@ -171,6 +171,8 @@ void reply_say_content(struct reply *reply, const char *bytes, size_t len)
 {
     size_t solid = len;
 
+    /* Without any format there is nothing that the white space could belong to: all of it is
+     * content. */
     if (reply->o.format == REPLY_PLAIN && reply->o.reasoning == REPLY_NO_REASONING) {
         reply_say(reply, REPLY_CONTENT, bytes, len);
         return;
@@ -179,6 +181,8 @@ void reply_say_content(struct reply *reply, const char *bytes, size_t len)
         solid--;
     if (solid > 0) {
         reply_say(reply, REPLY_CONTENT, reply->space.bytes, reply->space.len);
+        /* `space` is the white space that earlier pieces ended in. It comes before this piece
+         * and is no longer at the end. */
         buf_clear(&reply->space);
         reply_say(reply, REPLY_CONTENT, bytes, solid);
         reply->any_content = true;
@@ -193,6 +197,7 @@ void reply_say_reason(struct reply *reply, const char *bytes, size_t len)
 
     while (solid > 0 && reply_is_space(bytes[solid - 1]))
         solid--;
+    /* Leading white space is dropped until the first character, which may be in a later piece. */
     while (!reply->has_reasoned && from < solid && reply_is_space(bytes[from]))
         from++;
     if (solid > from) {
@@ -315,10 +320,14 @@ static bool reply_begins_bare(struct reply *reply, const struct reply_shape *sha
 
     if (shape->first == 0 || reply->any_content || reply->space.len > 0)
         return false;
+    /* White space before the call is skipped here but not consumed: it remains content if no
+     * call begins. */
     while (n < reply_left(reply) && reply_is_space(reply_in(reply)[n]))
         n++;
     if (n == reply_left(reply) || reply_in(reply)[n] != shape->first)
         return false;
+    /* The next state depends on the format: a JSON object that holds the name as a member, a
+     * head, or a list in Python's syntax such as [name(key="value")]. */
     reply_begin_call(reply,
                      shape->first == '{'        ? REPLY_AT_OBJECT
                      : shape->args == ARGS_JSON ? REPLY_AT_HEAD
@@ -546,6 +555,8 @@ static bool reply_step_name(struct reply *reply)
 /* Run the step of the current state. False when it needs more text. */
 static bool reply_step(struct reply *reply)
 {
+    /* AT: the next character decides. IN: everything up to an end belongs to one thing. The
+     * states of one format follow each other in the order of its text; see reply_parts.h. */
     switch ((enum reply_state)reply->state) {
     case REPLY_AT_START: return reply_step_start(reply);
     case REPLY_IN_REASON: return reply_step_reason(reply);
@@ -589,6 +600,8 @@ static bool reply_has_failed(const struct reply *reply)
 static int reply_run_step(struct reply *reply)
 {
     must(reply->at <= reply->in.len);
+    /* At the end of the reply a step runs even without text, so that each state can close its
+     * call. */
     while (!reply_has_failed(reply) && (reply_left(reply) > 0 || reply->ended) && reply_step(reply))
         continue;
     if (reply->at == reply->in.len) {

@@ -20,10 +20,15 @@
 static const struct json *reply_schema_of(const struct json *tools, const struct buf *name,
                                           const struct buf *key)
 {
+    /* A tool of a request has this form:
+     *
+     *     {"function": {"name": "f", "parameters": {"properties": {"key": SCHEMA}}}} */
     for (uint32_t i = 0; tools != NULL && i < tools->n; i++) {
         const struct json *function = json_get(&tools->items[i], "function");
         const struct json *given = json_get(function, "name");
 
+        /* Names are compared with their lengths, because `name` is not a C string while it is
+         * empty. */
         if (given == NULL || given->kind != JSON_TEXT || given->text_len != name->len ||
             memcmp(given->text, name->bytes, name->len) != 0)
             continue;
@@ -149,8 +154,12 @@ void reply_add_value(struct buf *out, const struct json *tools, const struct buf
     }
     if (!guess && len > 0 && text[len - 1] == '\n')
         len--;
+    /* The schema decides first: "5" is a number for {"type": "integer"} and a string for
+     * {"type": "string"}. */
     if (schema != NULL && reply_add_typed(out, schema, text, len))
         return;
+    /* Without a useful schema the text itself is the only hint: with `guess` a value that parses
+     * as JSON is taken as such, and all other text is a string. */
     if (guess && !reply_has_type(schema, "string") && reply_add_json(out, text, len, true))
         return;
     buf_add_json_string(out, text, len);
@@ -259,6 +268,7 @@ static bool reply_py_number(struct py *python, struct buf *out)
 /* Append the JSON of True, False or None; JSON's own spellings are accepted. */
 static bool reply_py_constant(struct py *python, struct buf *out)
 {
+    /* The model mixes both spellings even within one call. */
     static const char *const words[][2] = {{"True", "true"}, {"False", "false"}, {"None", "null"},
                                            {"true", "true"}, {"false", "false"}, {"null", "null"}};
     const char *from = python->at;
@@ -452,6 +462,8 @@ bool reply_say_python(struct reply *reply, const char *text, size_t len)
 /* May this be the beginning of a list of calls, "[name(..."? Text that ends early may be. */
 bool reply_may_be_python(const char *text, size_t len)
 {
+    /* Each check follows the order of the text: "[", a name, "(". Text that ends before one of
+     * them may still become a call, so the answer is yes until a byte contradicts. */
     struct py python = {text, text + len};
 
     must(text != NULL || len == 0);

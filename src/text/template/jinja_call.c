@@ -125,6 +125,8 @@ static bool jinja_join_lists(struct jrender *render, struct jval left, struct jv
                              struct jval *out)
 {
     struct jlist *list = jlist_new(render, left.list->n + right.list->n);
+    /* Both operands are copied: a value of a template is never changed by an operator, as other
+     * variables may refer to it. */
     size_t i;
 
     for (i = 0; list != NULL && i < left.list->n; i++)
@@ -191,6 +193,8 @@ static bool jinja_is_text_op(const char *op, struct jval left, struct jval right
 static bool jinja_text_op(struct jrender *render, const char *op, struct jval left,
                           struct jval right, struct jval *out)
 {
+    /* `safe` means markup, text that needs no escape any more. With % only the left operand
+     * decides, because the format escapes its arguments itself. */
     bool safe = (left.kind == JV_TEXT && left.safe) ||
                 (right.kind == JV_TEXT && right.safe && op[0] != '%');
     bool good;
@@ -466,6 +470,7 @@ static bool jinja_list_method(struct jrender *render, const struct jlist *list, 
         return jinja_raise(render, "access to attribute '%s' of 'list' object is unsafe.", name);
     if (!jinja_arg(args, 0, "value", &what))
         return jinja_raise(render, "%s() takes exactly one argument", name);
+    /* One loop serves both: index returns at the first match, count goes on. */
     for (i = 0; i < list->n; i++) {
         if (!jv_equal(list->items[i], what))
             continue;
@@ -478,6 +483,8 @@ static bool jinja_list_method(struct jrender *render, const struct jlist *list, 
     if (name[0] == 'i')
         return jinja_raise(render, "value is not in list");
     *out = jv_int(n);
+    /* The cost of the comparisons is charged after the search, in proportion to the length of
+     * the list. */
     return jinja_step(render, 1 + list->n);
 }
 
@@ -487,6 +494,8 @@ static bool jinja_loop_method(struct jrender *render, struct jloop *loop, const 
 {
     struct jval value = jinja_arg_or(args, 0, "value", jv_none());
 
+    /* changed() compares with the value of the last call, which was in an earlier pass of the
+     * loop. */
     if (strcmp(name, "changed") == 0) {
         *out = jv_bool(!loop->changed_once || !jv_equal(loop->last_changed, value));
         loop->changed_once = true;
@@ -495,6 +504,7 @@ static bool jinja_loop_method(struct jrender *render, struct jloop *loop, const 
     }
     if (args->n_placed == 0)
         return jinja_raise(render, "no items for cycling given");
+    /* cycle() takes one argument after the other, one per pass. */
     *out = args->values[loop->at % args->n_placed];
     return true;
 }
@@ -568,6 +578,8 @@ static bool jinja_global_dict(struct jrender *render, const struct jargs *args, 
 
     if (dict == NULL)
         return false;
+    /* Positional arguments are dicts to copy. Named ones come later, so they override members of
+     * the same name. */
     for (i = 0; i < args->n_placed; i++) {
         const struct jdict *from = args->values[i].dict;
 
@@ -622,6 +634,7 @@ bool jinja_call_global(struct jrender *render, const char *name, const struct ja
     case 'n': return jinja_global_dict(render, args, JV_NAMESPACE, out);
     case 'd': return jinja_global_dict(render, args, JV_DICT, out);
     case 's': return jinja_global_now(render, args, out);
+    /* joiner(", ") makes a value that is empty the first time it is called and ", " later on. */
     case 'j':
         value = jinja_arg_or(args, 0, "sep", jv_text(", ", 2));
         joiner = arena_zalloc(render->arena, sizeof *joiner);
@@ -634,11 +647,14 @@ bool jinja_call_global(struct jrender *render, const char *name, const struct ja
         return true;
     default: break;
     }
+    /* range and raise_exception are left, both with an 'r'. */
     if (strncmp(name, "range", 5) == 0)
         return jinja_global_range(render, args, out);
     value = jinja_arg_or(args, 0, "message", jv_text("the template raised an exception", 32));
     if (!jv_to_text(render, value, &value))
         return false;
+    /* Messages of raise_exception are written for the client, such as "roles must alternate", so
+     * they are reported as an invalid request. At most 480 bytes are kept. */
     return jinja_fault_set(&render->fault, ERR_INVALID, "line %d: %.*s", render->line,
                            (int)(value.len < 480 ? value.len : 480), value.text);
 }

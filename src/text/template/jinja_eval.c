@@ -33,6 +33,8 @@ struct jvar *jinja_scope_find(struct jscope *scope, const char *name, size_t len
 bool jinja_scope_set(struct jrender *render, struct jscope *scope, const char *name, size_t len,
                      struct jval value)
 {
+    /* `true`: search this scope only. A for loop must not change a variable outside of it, as in
+     * Jinja. */
     struct jvar *v = jinja_scope_find(scope, name, len, true);
 
     if (v == NULL) {
@@ -71,6 +73,8 @@ static bool jinja_eval_list(struct jrender *render, const struct jnode *node, st
 
     if (list == NULL)
         return false;
+    /* Items are evaluated from left to right. Their order is visible: an item may call a macro
+     * or change a namespace. */
     for (item = node->a; item != NULL; item = item->next)
         if (!jinja_eval(render, item, scope, &value) || !jlist_add(render, list, value))
             return false;
@@ -136,6 +140,7 @@ bool jinja_arg(const struct jargs *args, size_t place, const char *name, struct 
 {
     size_t i;
 
+    /* A positional argument has priority, and the name then has no meaning. */
     if (place < args->n_placed) {
         *out = args->values[place];
         return true;
@@ -177,9 +182,13 @@ static int64_t jinja_clamp_bound(struct jval bound, int64_t len, bool backward, 
     int64_t high = backward ? len - 1 : len;
     int64_t at;
 
+    /* A missing bound gets the end at which the slice begins or stops, which depends on its
+     * direction. */
     if (bound.kind == JV_NONE)
         return preset;
     at = jv_int_of(bound);
+    /* Far negative bounds are tested before len is added: the sum of both is then always in
+     * range. */
     if (at < -len)
         return low;
     if (at < 0)
@@ -257,6 +266,8 @@ static bool jinja_eval_contains(struct jrender *render, struct jval of, struct j
     size_t i;
 
     *out = false;
+    /* The cost of each kind of search is charged in steps, so that a template with many long
+     * searches reaches its limit. */
     if (of.kind == JV_TEXT) {
         if (value.kind != JV_TEXT)
             return jinja_raise(render, "'in <string>' requires string as left operand, not %s",
@@ -268,6 +279,8 @@ static bool jinja_eval_contains(struct jrender *render, struct jval of, struct j
         *out = jdict_get(of.dict, value) != NULL;
         return jinja_step(render, 1 + of.dict->n / 16);
     }
+    /* Anything else that can be iterated is searched item by item, and something that cannot be
+     * raises. */
     if (!jv_iterate(render, of, &list))
         return false;
     for (i = 0; i < list->n && !*out; i++)
@@ -317,6 +330,7 @@ static bool jinja_eval_compare(struct jrender *render, const struct jnode *node,
 
     if (!jinja_eval(render, node->a, scope, &left))
         return false;
+    /* The right operand of one comparison is the left one of the next and is evaluated once. */
     for (operand = node->b; operand != NULL && holds; operand = operand->next) {
         struct jval right;
 
@@ -353,6 +367,8 @@ static bool jinja_eval_filter(struct jrender *render, const struct jnode *node,
 
     if (!jinja_eval(render, node->a, scope, &in) || !jinja_eval_args(render, node->b, scope, &args))
         return false;
+    /* Evaluating the arguments may have moved the line; errors should name the line of the
+     * filter. */
     render->line = node->line;
     if (node->kind == JN_FILTER)
         return jinja_filter(render, node->text, in, &args, out);
@@ -373,6 +389,8 @@ static bool jinja_eval_sign(struct jrender *render, const struct jnode *node, st
     if (!jv_is_number(value))
         return jinja_raise(render, "bad operand type for unary %c: '%s'",
                            node->kind == JN_PLUS ? '+' : '-', jv_type_name(value));
+    /* -INT64_MIN has no representation. Python's numbers have no limit, so this is an error and
+     * not a wrap. */
     if (value.kind == JV_REAL)
         *out = jv_real(node->kind == JN_PLUS ? value.real : -value.real);
     else if (jv_int_of(value) == INT64_MIN)
@@ -395,9 +413,12 @@ static bool jinja_eval_logic(struct jrender *render, const struct jnode *node, s
     if (node->kind == JN_TERNARY) {
         if (jv_truth(*out))
             return jinja_eval(render, node->b, scope, out);
+        /* Without an else the value is undefined: it prints as nothing. */
         *out = jv_undefined("the inline if-expression", 24);
         return node->c == NULL || jinja_eval(render, node->c, scope, out);
     }
+    /* `or` returns a left operand that is true, `and` one that is false; the right one is then
+     * not evaluated, which templates use to guard accesses: `x and x.y`. */
     if (jv_truth(*out) == (node->kind == JN_OR))
         return true;
     return jinja_eval(render, node->b, scope, out);
@@ -413,6 +434,7 @@ static bool jinja_eval_two(struct jrender *render, const struct jnode *node, str
     if (!jinja_eval(render, node->a, scope, &left))
         return false;
     render->line = node->line;
+    /* An attribute's name is part of the node. All others have a second expression. */
     if (node->kind == JN_ATTR)
         return jinja_get_attr(render, left, node->text, node->len, false, out);
     if (!jinja_eval(render, node->b, scope, &right))
@@ -426,6 +448,7 @@ static bool jinja_eval_two(struct jrender *render, const struct jnode *node, str
 static bool jinja_eval_kind(struct jrender *render, const struct jnode *node, struct jscope *scope,
                             struct jval *out)
 {
+    /* The parser guarantees that each kind has the members its function reads. */
     switch (node->kind) {
     case JN_CONST:
         *out = node->value;
@@ -450,6 +473,8 @@ static bool jinja_eval_kind(struct jrender *render, const struct jnode *node, st
     case JN_AND:
     case JN_OR:
     case JN_TERNARY: return jinja_eval_logic(render, node, scope, out);
+    /* Statements and parts of other nodes. All kinds are listed, so that the compiler reports a
+     * new one that is missing here. */
     case JN_DATA:
     case JN_OUTPUT:
     case JN_FOR:
@@ -479,6 +504,8 @@ bool jinja_eval(struct jrender *render, const struct jnode *node, struct jscope 
 
     if (!jinja_step(render, 1))
         return false;
+    /* The depth counts all levels of evaluation, of which one level of nesting in the source
+     * needs several, hence the factor. */
     if (render->depth >= JINJA_DEPTH_MAX * 20)
         return jinja_fault_set(&render->fault, ERR_LIMIT, "line %d: the template nests too deep",
                                node->line);
@@ -531,6 +558,8 @@ static enum jflow jinja_capture_body(struct jrender *render, const struct jnode 
     struct jbuf *outer = render->out;
     enum jflow flow;
 
+    /* Output of the body goes to `text`. The outer buffer is set again even after a failure,
+     * because it belongs to the caller. */
     render->out = &text;
     flow = jinja_run_body(render, body, scope);
     render->out = outer;
@@ -554,6 +583,8 @@ static bool jinja_loop_items(struct jrender *render, const struct jnode *node, s
     if (kept == NULL)
         return false;
     for (i = 0; i < (*items)->n; i++) {
+        /* Each item has a scope of its own, so that a variable of one pass is not seen in the
+         * next. */
         struct jscope inner = {.parent = scope};
         struct jval holds;
 
@@ -561,6 +592,8 @@ static bool jinja_loop_items(struct jrender *render, const struct jnode *node, s
             !jinja_eval(render, node->c, &inner, &holds))
             return false;
         if (jv_truth(holds) && !jlist_add(render, kept, (*items)->items[i]))
+            /* The item is kept, and not the values that the target was unpacked to: the loop
+             * unpacks it again. */
             return false;
     }
     *items = kept;
@@ -613,6 +646,7 @@ static enum jflow jinja_run_for(struct jrender *render, const struct jnode *node
 
     if (!jinja_eval(render, node->b, scope, &list) || !jv_iterate(render, list, &items))
         return JF_FAILED;
+    /* The filter must run before the loop, because loop.length and loop.last depend on it. */
     if (node->c != NULL && !jinja_loop_items(render, node, scope, &items))
         return JF_FAILED;
     if (items->n == 0) {
@@ -764,10 +798,14 @@ static enum jflow jinja_run_filtered(struct jrender *render, const struct jnode 
         (void)jinja_no_memory(render);
         return JF_FAILED;
     }
+    /* The body runs in an inner scope: variables set within a filter block are not seen after
+     * it. */
     inner->parent = scope;
     flow = jinja_capture_body(render, body, inner, &text);
     if (flow == JF_FAILED)
         return flow;
+    /* Filters may be nested, for example by a macro that a filter calls, so the outer value is
+     * kept. */
     render->piped = text;
     good = jinja_eval(render, filters, scope, out);
     render->piped = outer;
@@ -789,6 +827,8 @@ static enum jflow jinja_run_with(struct jrender *render, const struct jnode *nod
         return JF_FAILED;
     }
     inner->parent = scope;
+    /* Values are evaluated in the outer scope: `with a = 1, b = a` takes the a from before the
+     * block. */
     for (set = node->a; set != NULL; set = set->next)
         if (!jinja_eval(render, set->b, scope, &value) ||
             !jinja_assign_target(render, set->a, inner, value))
@@ -800,6 +840,8 @@ static enum jflow jinja_run_with(struct jrender *render, const struct jnode *nod
 static enum jflow jinja_run_if(struct jrender *render, const struct jnode *node,
                                struct jscope *scope)
 {
+    /* elif is an if in the else part of another one; they are followed in a loop instead of a
+     * recursion, because a chain may be long. */
     while (node != NULL && node->kind == JN_IF) {
         struct jval holds;
 
@@ -855,6 +897,8 @@ static enum jflow jinja_run_value(struct jrender *render, const struct jnode *no
 static enum jflow jinja_run_one(struct jrender *render, const struct jnode *node,
                                 struct jscope *scope)
 {
+    /* break and continue are no errors but reasons to stop: each loop on the way out handles
+     * them. */
     switch (node->kind) {
     case JN_DATA: jbuf_add(render, render->out, jv_own(node->text, node->len)); return JF_ON;
     case JN_OUTPUT:
@@ -907,6 +951,8 @@ enum jflow jinja_run_body(struct jrender *render, const struct jnode *node, stru
         render->line = node->line;
         if (!jinja_step(render, 1))
             return JF_FAILED;
+        /* The limit is checked per statement: one statement can add only as much as the limit of
+         * a buffer allows. */
         if (render->out->text.failed || render->out->text.len > JINJA_OUTPUT_MAX) {
             (void)jinja_fault_set(&render->fault, ERR_LIMIT, "the template's output is too long");
             return JF_FAILED;

@@ -41,10 +41,13 @@ static bool jinja_attr_path(struct jrender *render, struct jval value, struct jv
     size_t at = 0;
 
     *out = value;
+    /* map(attribute=0) is an index of each item. */
     if (path.kind == JV_INT)
         return jinja_get_item(render, value, path, out);
     if (path.kind != JV_TEXT)
         return jinja_raise(render, "an attribute's name is expected");
+    /* One part of the path per pass: "a.b.0" is a, then b of that, then item 0. A part of digits
+     * only is an index. The last part has no dot after it, so `at` ends above the length. */
     while (at <= path.len) {
         const char *dot = memchr(path.text + at, '.', path.len - at);
         size_t end = dot == NULL ? path.len : (size_t)(dot - path.text);
@@ -55,6 +58,8 @@ static bool jinja_attr_path(struct jrender *render, struct jval value, struct jv
             return jinja_no_memory(render);
         if (end > at && strspn(name, "0123456789") == end - at)
             key = jv_int(strtoll(name, NULL, 10));
+        /* A missing member gives an undefined value and no error; its own members are then an
+         * error. */
         if (!jinja_get_item(render, *out, key, out))
             return false;
         at = end + 1;
@@ -101,12 +106,15 @@ static bool jinja_filter_tojson(struct jrender *render, struct jval in, const st
     struct jval sort = jinja_arg_or(args, 3, "sort_keys", jv_bool(false));
     struct buf buf = {0};
 
+    /* Python writes {"a": 1, "b": 2} without an indent. With one, each item is on a line of its
+     * own and the comma has no space after it. */
     how.ascii = jv_truth(ascii);
     how.sort_keys = jv_truth(sort);
     if (indent.kind == JV_INT && indent.whole >= 0 && indent.whole <= 64) {
         how.indent = (int)indent.whole;
         how.item = ",";
     }
+    /* separators=(",", ":") removes the spaces; models that were trained with such text need it. */
     if ((separators.kind == JV_TUPLE || separators.kind == JV_LIST) && separators.list->n == 2 &&
         (!jinja_text_name(render, separators.list->items[0], &how.item) ||
          !jinja_text_name(render, separators.list->items[1], &how.key)))
@@ -184,12 +192,14 @@ static bool jinja_filter_join(struct jrender *render, struct jval in, const stru
     for (i = 0; good && i < list->n; i++) {
         struct jval item = list->items[i];
 
+        /* An attribute that is missing makes an item undefined, which prints as nothing. */
         if (attribute.kind != JV_NONE)
             good = jinja_attr_path(render, item, attribute, &item);
         if (i > 0)
             jbuf_add(render, &buf, between);
         good = good && jv_str(render, &buf, item);
     }
+    /* The buffer is not part of the arena, so it is freed on each way out. */
     if (!good) {
         buf_fini(&buf.text);
         return false;
@@ -395,6 +405,8 @@ static bool jinja_filter_float(struct jrender *render, struct jval in, const str
 
     (void)render;
     *out = jinja_arg_or(args, 0, "default", jv_real(0));
+    /* A text must be a number as a whole, up to its NUL; otherwise the default is returned, and
+     * no error is raised. */
     if (jv_is_number(in)) {
         *out = jv_real(jv_real_of(in));
     } else if (in.kind == JV_TEXT && in.len > 0 && in.len < sizeof text) {
@@ -449,6 +461,8 @@ static bool jinja_filter_sum(struct jrender *render, struct jval in, const struc
     *out = jinja_arg_or(args, 1, "start", jv_int(0));
     if (!jv_iterate(render, in, &list))
         return false;
+    /* The items are added with the operator + of templates, so a list of texts or lists works
+     * too, if `start` is of its kind. */
     for (i = 0; i < list->n; i++) {
         struct jval item = list->items[i];
 
@@ -472,6 +486,7 @@ static bool jinja_filter_reverse(struct jrender *render, struct jval in, const s
     (void)args;
     if (!jv_iterate(render, in, &from) || (list = jlist_new(render, from->n)) == NULL)
         return false;
+    /* jv_iterate() has split a text into its characters, so UTF-8 sequences stay intact. */
     for (i = from->n; i > 0; i--) {
         if (in.kind == JV_TEXT)
             buf_add(&buf, from->items[i - 1].text, from->items[i - 1].len);
@@ -483,6 +498,7 @@ static bool jinja_filter_reverse(struct jrender *render, struct jval in, const s
         return true;
     if (!jv_take_buf(render, &buf, out))
         return false;
+    /* Escapes of markup such as &lt; are turned around as well; Jinja does it too. */
     out->safe = in.safe;
     return true;
 }
@@ -537,12 +553,14 @@ static bool jinja_merge_sort(struct jrender *render, struct sort_item *items,
 static bool jinja_sort_list(struct jrender *render, const struct jlist *list, struct jval attribute,
                             bool case_sensitive, bool reverse, struct jval *out)
 {
+    /* One allocation holds the items and the room that a merge sort needs. */
     struct sort_item *items = arena_alloc(render->arena, (list->n + 1) * sizeof *items * 2);
     struct jlist *sorted = jlist_new(render, list->n);
     size_t i;
 
     if (items == NULL || sorted == NULL)
         return jinja_no_memory(render);
+    /* Keys are computed once per item and not in each comparison. */
     for (i = 0; i < list->n; i++) {
         items[i] = (struct sort_item){list->items[i], list->items[i]};
         if (attribute.kind != JV_NONE &&
@@ -552,6 +570,7 @@ static bool jinja_sort_list(struct jrender *render, const struct jlist *list, st
             !jtext_case(render, items[i].key, "lower", &items[i].key))
             return false;
     }
+    /* The sort is stable, as Python's: items with equal keys keep their order. */
     if (!jinja_merge_sort(render, items, items + list->n, list->n, reverse))
         return false;
     for (i = 0; i < list->n; i++)
@@ -630,6 +649,7 @@ static bool jinja_filter_extreme(struct jrender *render, struct jval in, const s
     if (!jv_iterate(render, in, &list) ||
         !jinja_sort_list(render, list, attribute, false, sign < 0, &sorted))
         return false;
+    /* Stability matters here: of several equal items the first is returned, as in Jinja. */
     if (list->n > 0)
         *out = sorted.list->items[0];
     else
@@ -856,9 +876,12 @@ bool jinja_filter(struct jrender *render, const char *name, struct jval in,
     if (render->depth >= JINJA_DEPTH_MAX * 20)
         return jinja_fault_set(&render->fault, ERR_LIMIT, "line %d: filters nest too deep",
                                render->line);
+    /* The names are few and templates short, so the table is searched in its order. */
     for (i = 0; i < sizeof filters / sizeof filters[0]; i++) {
         if (strcmp(filters[i].name, name) != 0)
             continue;
+        /* A filter that calls filters is a recursion: map("map", "map", ...) must not exhaust
+         * the stack. */
         render->depth++;
         good = filters[i].run(render, in, args, out);
         render->depth--;
