@@ -181,9 +181,9 @@ bool reply_step_key(struct reply *reply)
         reply_take(reply, 1);
         buf_clear(&reply->key);
         reply->state = REPLY_IN_KEY;
-        /* Only a call with a name can end well. An object without one is content that looks like a
-     * call. */
     } else if (c == '}' && (reply->is_said || reply->has_name)) {
+        /* Only a call with a name can end well. An object without one is content that looks like a
+         * call. */
         reply_end_object(reply);
     } else if (reply->is_said) {
         reply_end_call(reply, REPLY_AT_CLOSE);
@@ -370,9 +370,9 @@ bool reply_step_list(struct reply *reply)
     } else if (c == ']' && reply->n_calls > 0) {
         reply->at++;
         reply->state = REPLY_BETWEEN;
-        /* Text other than an object: as long as the call is only suspected, the bracket was an
-     * ordinary one and all of it is content. */
     } else if (reply->raw.len > 0) {
+        /* Text other than an object: as long as the call is only suspected, the bracket was an
+         * ordinary one and all of it is content. */
         reply_fail_call(reply);
     } else {
         reply->state = REPLY_BETWEEN;

@@ -63,6 +63,7 @@ static bool jinja_lex_memory(struct lexer *lexer)
 /* Append a token. An outgrown array stays in the arena until the template is closed. */
 static bool jinja_lex_add(struct lexer *lexer, enum jtoken_kind kind, const char *text, size_t len)
 {
+    /* Capacity doubles, so all outgrown arrays together are smaller than the last one. */
     if (lexer->n == lexer->cap) {
         size_t cap = lexer->cap == 0 ? 256 : lexer->cap * 2;
         struct jtoken *grown = arena_alloc(lexer->arena, cap * sizeof *grown);
@@ -270,17 +271,22 @@ static bool jinja_lex_string(struct lexer *lexer)
     size_t at = lexer->at + 1;
     bool good;
 
+    /* A backslash hides the character after it, so a quote after one does not end the string.
+     * The tokens hold the value of the literal, not its spelling: 'a\'b' becomes a'b. */
     while (at < lexer->len && lexer->text[at] != quote) {
         if (lexer->text[at] == '\\' && at + 1 < lexer->len)
             at += 1 + jinja_unescape(lexer->text + at + 1, lexer->len - at - 1, &value);
         else
             buf_add_byte(&value, lexer->text[at++]);
     }
+    /* An unclosed string would swallow the rest of the template, so it is reported and not
+     * closed here. */
     if (at >= lexer->len)
         good = jinja_lex_fail(lexer, "a string does not end");
     else if (value.failed)
         good = jinja_lex_memory(lexer);
     else
+        /* buf.bytes is NULL while nothing was added: '' is a valid string. */
         good = jinja_lex_add_copy(lexer, JT_TEXT, value.len == 0 ? "" : value.bytes, value.len);
     buf_fini(&value);
     if (good)
@@ -404,9 +410,13 @@ static bool jinja_lex_inside(struct lexer *lexer, bool is_var)
     bool done = false;
     bool good = jinja_lex_add(lexer, is_var ? JT_VAR_BEGIN : JT_BLOCK_BEGIN, "", 0);
 
+    /* Go past "{{" or "{%", and past the sign of white space control: {%- removes the white
+     * space before the tag, {%+ keeps it. The text before the tag was already cut by it. */
     lexer->at += 2;
     if (lexer->at < lexer->len && (lexer->text[lexer->at] == '-' || lexer->text[lexer->at] == '+'))
         lexer->at++;
+    /* One token per pass. `open` is the stack of brackets that are open, because a tag does not
+     * end within them. */
     while (good && !done) {
         jinja_lex_move(lexer, jinja_skip_space(lexer, lexer->at));
         if (lexer->at >= lexer->len)

@@ -35,6 +35,7 @@ void added_attach(struct added_set *set, const struct image_header *image,
 int added_compare(const char *a, size_t a_len, int32_t a_id, const char *b, size_t b_len,
                   int32_t b_id)
 {
+    /* memcmp() compares unsigned bytes, so the order does not depend on whether char is signed. */
     int order = memcmp(a, b, a_len < b_len ? a_len : b_len);
 
     if (order != 0)

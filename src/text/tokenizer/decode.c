@@ -58,6 +58,7 @@ static int decode_read_replace(struct decode_draft *draft, const struct json *no
 static int decode_read_metaspace(struct decode_draft *draft, const struct json *node, char *why,
                                  size_t why_cap)
 {
+    /* Older files have add_prefix_space in place of the scheme. */
     const struct json *prefix = json_get_kind(node, "add_prefix_space", JSON_BOOL);
     bool never = strcmp(json_get_text(node, "prepend_scheme", "always"), "never") == 0 ||
                  (prefix != NULL && !prefix->flag);
@@ -154,6 +155,7 @@ static bool decode_spell(const char *text, size_t len, struct buf *out)
     while (i < len) {
         int byte = vocab_char_byte(utf8_decode(text + i));
 
+        /* The plain text is then used, so bytes that were written are taken back. */
         if (byte < 0) {
             out->len = from;
             return false;
@@ -172,12 +174,16 @@ static void decode_replace_all(struct buf *text, const struct json *pattern,
     size_t from = 0;
 
     *text = (struct buf){.limit = old.limit};
+    /* The search goes on after each replacement, so a content that contains the pattern is not
+     * replaced again. */
     while (from <= old.len) {
         const char *found = old.len == 0 ? NULL
                                          : memmem(old.bytes + from, old.len - from, pattern->text,
                                                   pattern->text_len);
         size_t at = found == NULL ? old.len : (size_t)(found - old.bytes);
 
+        /* At the end of the old text there is nothing to find, but the part after the last match
+         * is still to be copied. */
         buf_add(text, old.bytes + from, at - from);
         if (found == NULL)
             break;
@@ -201,6 +207,8 @@ static int decode_fallback_byte(const char *text, size_t len)
         char c = text[i];
         int digit = hex_digit((unsigned char)c);
 
+        /* A '+' is accepted in the first place only, where a sign of a number can be, and counts
+         * as 0. */
         if (digit < 0 && !(i == 3 && c == '+'))
             return -1;
         value = value * 16 + (digit < 0 ? 0 : digit);
@@ -295,6 +303,7 @@ size_t decode_strip(const struct image_facts *facts, uint32_t n, const char *tex
 
     must(taken != NULL);
     *taken = 0;
+    /* Only whole characters are skipped: strip_char may have several bytes. */
     while (*taken < n && len - at >= n_bytes && memcmp(text + at, utf8, n_bytes) == 0) {
         at += n_bytes;
         ++*taken;

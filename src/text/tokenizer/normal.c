@@ -40,8 +40,10 @@ static int normal_read_replace(struct step_draft *step, const struct json *node,
     const struct json *text = regex != NULL ? regex : json_get_kind(pattern, "String", JSON_TEXT);
     const struct json *by = json_get_kind(node, "content", JSON_TEXT);
 
+    /* A pattern without length would match between all characters. */
     if (text == NULL || text->text_len == 0 || by == NULL)
         return normal_refuse_step(why, why_cap, "normalizer Replace without", "pattern or content");
+    /* Literal patterns have their own kind, because they need no regex engine. */
     if (regex != NULL)
         step->kind = NORMAL_REPLACE_REGEX;
     else
@@ -59,6 +61,7 @@ static int normal_read_step(struct steps_draft *out, const struct json *node, ch
 {
     const char *type = json_get_text(node, "type", "");
     const struct json *text = json_get_kind(node, "prepend", JSON_TEXT);
+    /* A new step is an NFC; the other kinds change it. */
     struct step_draft *step = steps_add(out, NORMAL_NFC);
 
     if (step == NULL)
@@ -67,6 +70,7 @@ static int normal_read_step(struct steps_draft *out, const struct json *node, ch
         return ERR_OK;
     if (strcmp(type, "Replace") == 0)
         return normal_read_replace(step, node, why, why_cap);
+    /* Prepend puts a text before a text that is not empty, such as "▁" for a first word. */
     if (strcmp(type, "Prepend") == 0 && text != NULL) {
         step->kind = NORMAL_PREPEND;
         step->by = text->text;
@@ -160,6 +164,7 @@ static void normal_replace_text(const struct step_draft *step, const char *text,
                                 : memmem(text + from, len - from, step->pattern, step->pattern_len);
         size_t at = found == NULL ? len : (size_t)(found - text);
 
+        /* The text up to the match is copied, then the replacement in place of the match. */
         buf_add(out, text + from, at - from);
         if (found == NULL)
             return;
