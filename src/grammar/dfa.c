@@ -22,14 +22,13 @@ static void dfa_keys_widen(struct keys *keys)
     uint32_t *heads = compile_alloc(keys->c, (size_t)want * sizeof *heads);
     uint32_t i;
 
+    /* No room for a wider table: the narrow one remains, and the error is recorded. */
     if (heads == NULL)
         return;
-    /* No room for a wider table: the narrow one remains and the error is recorded in the
-     * compile. */
+    /* 0xff bytes make each head NONE. All keys are entered again, because their chain depends on
+     * the size. */
     memset(heads, 0xff, (size_t)want * sizeof *heads);
     for (i = 0; i < keys->n; i++) {
-        /* All keys are entered again, because their chain depends on the size. 0xff bytes make
-         * each head NONE. */
         keys->items[i].next = heads[keys->items[i].hash & (want - 1)];
         heads[keys->items[i].hash & (want - 1)] = i;
     }

@@ -380,8 +380,6 @@ static void schema_expand_object_constant(struct expansion *expansion, const str
     for (i = 0; i < value->n && compile_tick(expansion->s->c); i++) {
         const struct json *text = schema_name_text(expansion, &value->items[i]);
         struct atom member = {.kind = ATOM_PROPERTY,
-                              /* The literal says "equals this value", or for the negation
-                               * "differs from it". */
                               .node = &value->items[i],
                               .literal =
                                   schema_literal_of(expansion->s, &value->items[i], true, negated)};

@@ -311,8 +311,7 @@ static bool schema_rule_holds(const struct number_rule *rule, uint32_t word, boo
     bool holds = false;
     int order;
 
-    /* The order of the complete number is that of its digits, with the sign, unless a bound is
-     * still longer. */
+    /* schema_compare_end() also decides numbers that ended before the digits of the bound did. */
     switch (rule->kind) {
     case RULE_BOUND:
         order = schema_compare_end(&rule->value, word, minus, fraction);
