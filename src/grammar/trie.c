@@ -136,9 +136,9 @@ static uint32_t trie_list_fill(struct spelled *list, const struct trie_token *to
     uint32_t n = 0;
     uint32_t i;
 
+    /* Tokens without a text, such as special ones, cannot be part of an output that follows
+     * a grammar; tokens that are too long are never allowed. */
     for (i = 0; i < n_vocab; i++)
-        /* Tokens without a text, such as special ones, cannot be part of an output that follows
-         * a grammar; tokens that are too long are never allowed. */
         if (tokens[i].len > 0 && tokens[i].len <= TRIE_TOKEN_MAX) {
             list[n].bytes = tokens[i].bytes;
             list[n].len = (uint32_t)tokens[i].len;
@@ -177,8 +177,8 @@ static void trie_slices_add(struct buf *out, const struct spelled *list, uint32_
      * mask. */
     for (t = 1; t < TRIE_TRIES; t++) {
         memset(words, 0, n_words * sizeof *words);
+        /* A token's bit is at its id, as in the mask that is the result. */
         for (i = 0; i < n; i++)
-            /* A token's bit is at its id, as in the mask that is the result. */
             if (trie_in_slice(&list[i], t))
                 words[list[i].id / 32] |= 1u << list[i].id % 32;
         buf_add(out, words, n_words * sizeof *words);

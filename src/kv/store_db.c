@@ -170,13 +170,13 @@ static int store_db_create(struct store_db *db, const char *dir, const struct st
         rc = mdb_txn_begin(db->env, NULL, 0, &txn);
     if (rc == 0)
         rc = store_db_tables(db, txn, MDB_CREATE);
+    /* The format is written in the transaction that creates the tables: an index without one
+     * cannot exist after a crash. */
     if (rc == 0)
-        /* The format is written in the transaction that creates the tables: an index without one
-         * cannot exist after a crash. */
         rc = mdb_put(txn, db->meta, &key, &value, 0);
+    /* LMDB frees a transaction in a commit, even if the commit fails, so it must not be
+     * aborted after one. */
     if (rc == 0)
-        /* LMDB frees a transaction in a commit, even if the commit fails, so it must not be
-         * aborted after one. */
         rc = mdb_txn_commit(txn);
     else if (txn != NULL)
         mdb_txn_abort(txn);

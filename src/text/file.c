@@ -28,9 +28,9 @@ static int file_drain(struct buf *out, FILE *f, size_t limit)
         n = fread(out->bytes + out->len, 1, PIECE, f);
         out->len += n;
         out->bytes[out->len] = '\0';
+        /* A pipe or a file that grows has no size to ask for in advance, hence a limit on
+         * the bytes read. */
         if (out->len > limit)
-            /* A pipe or a file that grows has no size to ask for in advance, hence a limit on
-             * the bytes read. */
             return ERR_LIMIT;
     }
     if (ferror(f))
@@ -45,9 +45,9 @@ static int file_open(FILE **out, struct buf *path, const char *dir, const char *
 {
     int rc;
 
+    /* `dir` is NULL for a path that an operator has set; a name from a model's folder is
+     * joined to it. */
     if (dir != NULL)
-        /* `dir` is NULL for a path that an operator has set; a name from a model's folder is
-         * joined to it. */
         buf_printf(path, "%s/", dir);
     buf_add_text(path, name);
     if (path->failed)
@@ -55,9 +55,9 @@ static int file_open(FILE **out, struct buf *path, const char *dir, const char *
     *out = fopen(path->bytes, "rb");
     if (*out != NULL)
         return ERR_OK;
+    /* A missing file is often no error, because most files of a model are optional. The
+     * caller decides. */
     if (errno == ENOENT || errno == ENOTDIR)
-        /* A missing file is often no error, because most files of a model are optional. The
-         * caller decides. */
         rc = ERR_NOT_FOUND;
     else
         rc = ERR_IO;

@@ -80,6 +80,7 @@ static bool jinja_real_op(struct jrender *render, char op, bool twice, double a,
 {
     double result = 0;
 
+    /* C would give infinity or NaN, where Python raises. */
     if ((op == '/' || op == '%') && b == 0)
         return jinja_raise(render, "float division by zero");
     if (op == '+')
@@ -113,6 +114,8 @@ static bool jinja_repeat_text(struct jrender *render, struct jval value, int64_t
     struct jbuf buf = {.text = {.limit = JINJA_OUTPUT_MAX}};
     int64_t i;
 
+    /* The size is checked before the loop: "a" * 10000000000 would otherwise run for minutes
+     * before the buffer is full. */
     if (n > 0 && value.len > 0 && n > (int64_t)(JINJA_OUTPUT_MAX / value.len))
         return jinja_fault_set(&render->fault, ERR_LIMIT, "the template makes too much text");
     for (i = 0; value.len > 0 && i < n; i++)

@@ -95,6 +95,7 @@ static bool jinja_eval_dict(struct jrender *render, const struct jnode *node, st
 
     if (dict == NULL)
         return false;
+    /* Keys are expressions as well: {name: 1} uses the value of the variable name. */
     for (pair = node->a; pair != NULL; pair = pair->next)
         if (!jinja_eval(render, pair->a, scope, &key) ||
             !jinja_eval(render, pair->b, scope, &value) || !jdict_set(render, dict, key, value))
@@ -591,9 +592,9 @@ static bool jinja_loop_items(struct jrender *render, const struct jnode *node, s
         if (!jinja_assign_target(render, node->a, &inner, (*items)->items[i]) ||
             !jinja_eval(render, node->c, &inner, &holds))
             return false;
+        /* The item is kept, and not the values that the target was unpacked to: the loop
+         * unpacks it again. */
         if (jv_truth(holds) && !jlist_add(render, kept, (*items)->items[i]))
-            /* The item is kept, and not the values that the target was unpacked to: the loop
-             * unpacks it again. */
             return false;
     }
     *items = kept;
@@ -649,6 +650,7 @@ static enum jflow jinja_run_for(struct jrender *render, const struct jnode *node
     /* The filter must run before the loop, because loop.length and loop.last depend on it. */
     if (node->c != NULL && !jinja_loop_items(render, node, scope, &items))
         return JF_FAILED;
+    /* The else part runs if the loop has no pass, also if its filter has dropped all items. */
     if (items->n == 0) {
         if (node->other == NULL)
             return JF_ON;
@@ -678,6 +680,8 @@ static bool jinja_bind_param(struct jrender *render, const struct jnode *param, 
     struct jval value;
 
     if (!jinja_arg(args, place, param->text, &value)) {
+        /* A parameter without an argument and without a default is undefined; using it is an
+         * error only where an undefined value is. */
         value = jv_undefined(param->text, param->len);
         if (param->a != NULL && !jinja_eval(render, param->a, scope, &value))
             return false;
@@ -695,6 +699,7 @@ static bool jinja_bind_rest(struct jrender *render, const struct jmacro *macro, 
 
     if (kwargs == NULL || varargs == NULL)
         return false;
+    /* Positional arguments beyond the parameters are kept for templates that read varargs. */
     for (i = n_params; i < args->n_placed; i++)
         if (!jlist_add(render, varargs, args->values[i]))
             return false;
@@ -733,10 +738,13 @@ bool jinja_call_macro(struct jrender *render, const struct jmacro *macro, const 
     must(macro->node != NULL && args != NULL);
     if (scope == NULL)
         return jinja_no_memory(render);
+    /* Macros may call themselves. The limit is below that of expressions, so that the error
+     * names the macro. */
     if (render->depth >= JINJA_DEPTH_MAX * 16)
         return jinja_fault_set(&render->fault, ERR_LIMIT,
                                "line %d: macros call each other too deep", render->line);
     scope->parent = macro->scope;
+    /* Parameters are bound in order, so the default of one may refer to an earlier one. */
     for (p = macro->params; p != NULL; p = p->next)
         if (!jinja_bind_param(render, p, place++, args, scope))
             return false;
@@ -770,6 +778,8 @@ static enum jflow jinja_run_call_block(struct jrender *render, const struct jnod
         (void)jinja_no_memory(render);
         return JF_FAILED;
     }
+    /* The arguments of the call, and after them `caller` by name. Positional ones remain first,
+     * as struct jargs demands. */
     for (i = 0; i < args.n; i++) {
         with.values[i] = args.values[i];
         with.names[i] = args.names[i];
@@ -778,6 +788,7 @@ static enum jflow jinja_run_call_block(struct jrender *render, const struct jnod
     with.names[args.n] = "caller";
     with.n = args.n + 1;
     with.n_placed = args.n_placed;
+    /* The macro's text is printed here, in place of the block. */
     if (!jinja_call(render, callee, &with, &text) || !jv_str(render, render->out, text))
         return JF_FAILED;
     return JF_ON;

@@ -106,8 +106,6 @@ static bool jinja_filter_tojson(struct jrender *render, struct jval in, const st
     struct jval sort = jinja_arg_or(args, 3, "sort_keys", jv_bool(false));
     struct buf buf = {0};
 
-    /* Python writes {"a": 1, "b": 2} without an indent. With one, each item is on a line of its
-     * own and the comma has no space after it. */
     how.ascii = jv_truth(ascii);
     how.sort_keys = jv_truth(sort);
     if (indent.kind == JV_INT && indent.whole >= 0 && indent.whole <= 64) {
@@ -213,6 +211,8 @@ static bool jinja_filter_items(struct jrender *render, struct jval in, const str
 {
     struct jmethod method = {.self = in, .name = "items"};
 
+    /* An undefined value can be iterated and has no items, so a loop over x|items needs no test
+     * of x. */
     if (in.kind == JV_UNDEFINED)
         return jinja_filter_list(render, in, args, out);
     if (in.kind != JV_DICT)
@@ -297,6 +297,7 @@ static bool jinja_filter_default(struct jrender *render, struct jval in, const s
 
     (void)render;
     *out = in;
+    /* None and "" are values: only with boolean=true do they get the default. */
     if (in.kind == JV_UNDEFINED || (falsy && !jv_truth(in)))
         *out = jinja_arg_or(args, 0, "default_value", jv_text("", 0));
     return true;
@@ -332,6 +333,7 @@ static bool jinja_filter_indent(struct jrender *render, struct jval in, const st
 
     if (in.kind != JV_TEXT)
         return jinja_raise(render, "indent needs a text");
+    /* A number is that many spaces; a text, such as a tab, is the indent itself. */
     if (width.kind == JV_INT && !jinja_binary(render, "*", jv_text(" ", 1), width, &unit))
         return false;
     if (unit.kind != JV_TEXT)
@@ -345,6 +347,8 @@ static bool jinja_filter_indent(struct jrender *render, struct jval in, const st
 
         if (i > 0)
             jbuf_add(render, &buf, jv_own("\n", 1));
+        /* The first line continues the one that the filter is used in, so it is indented only on
+         * demand. */
         if (i == 0 ? first : blank || line.len > 0)
             jbuf_add(render, &buf, unit);
         jbuf_add(render, &buf, line);
@@ -373,6 +377,7 @@ static bool jinja_filter_int(struct jrender *render, struct jval in, const struc
     } else if (in.kind == JV_REAL && fabs(in.real) < 9e18) {
         *out = jv_int((int64_t)in.real);
     } else if (in.kind == JV_TEXT && in.len < sizeof text) {
+        /* White space around the number is accepted, as Python does: int(" 7 ") is 7. */
         size_t from = jtext_strip_left(in.text, in.len, NULL);
         size_t n = jtext_strip_right(in.text + from, in.len - from, NULL);
 
@@ -390,6 +395,7 @@ static bool jinja_filter_int(struct jrender *render, struct jval in, const struc
             else
                 *out = preset;
         }
+        /* Empty text, text after the number, or a number that does not fit: the default. */
         if (n == 0 || *end != '\0' || errno != 0)
             *out = preset;
     }
@@ -605,6 +611,7 @@ static bool jinja_filter_dictsort(struct jrender *render, struct jval in, const 
 
     if (!jinja_filter_items(render, in, &none, &items))
         return false;
+    /* The pairs are tuples (key, value), so the sort is by an attribute again: the item 0 or 1. */
     return jinja_sort_list(render, items.list, jv_int(jv_is(by, "value")), exact, reverse, out);
 }
 
@@ -629,6 +636,8 @@ static bool jinja_filter_unique(struct jrender *render, struct jval in, const st
         /* As in Jinja, texts are compared without regard to case unless case_sensitive is set. */
         if (!exact && key.kind == JV_TEXT && !jtext_case(render, key, "lower", &key))
             return false;
+        /* A dict serves as the set of keys that have been seen. The item that is kept is the
+         * original one, not the key. */
         if (jdict_get(seen, key) != NULL)
             continue;
         if (!jdict_set(render, seen, key, jv_none()) || !jlist_add(render, kept, list->items[i]))
@@ -675,6 +684,7 @@ static bool jinja_filter_map(struct jrender *render, struct jval in, const struc
 {
     struct jval attribute = jv_none();
     struct jval preset = jinja_arg_or(args, SIZE_MAX, "default", jv_undefined("default", 7));
+    /* SIZE_MAX is no position: these two can only be given by name. */
     bool by_attr = args->n_placed == 0 && jinja_arg(args, SIZE_MAX, "attribute", &attribute);
     struct jargs rest = jinja_rest_of(args, 1);
     const char *name = NULL;
@@ -692,9 +702,12 @@ static bool jinja_filter_map(struct jrender *render, struct jval in, const struc
     for (i = 0; i < list->n; i++) {
         struct jval value = list->items[i];
 
+        /* `rest` are the arguments after the filter's name: map("replace", "a", "b") calls
+         * replace("a", "b") for each item. */
         if (by_attr ? !jinja_attr_path(render, value, attribute, &value)
                     : !jinja_filter(render, name, value, &rest, &value))
             return false;
+        /* The default replaces members that are missing, and not those that are false. */
         if (by_attr && value.kind == JV_UNDEFINED && preset.kind != JV_UNDEFINED)
             value = preset;
         if (!jlist_add(render, mapped, value))
@@ -709,6 +722,8 @@ static bool jinja_filter_map(struct jrender *render, struct jval in, const struc
 static bool jinja_filter_choose(struct jrender *render, struct jval in, const struct jargs *args,
                                 bool keep, bool by_attr, struct jval *out)
 {
+    /* With by_attr the test's name comes after that of the attribute: selectattr("role",
+     * "equalto", "user"). */
     size_t at = by_attr ? 1 : 0;
     struct jargs rest = jinja_rest_of(args, at + 1);
     const char *name = NULL;
@@ -731,9 +746,11 @@ static bool jinja_filter_choose(struct jrender *render, struct jval in, const st
 
         if (by_attr && !jinja_attr_path(render, value, args->values[0], &value))
             return false;
+        /* Without a test: selectattr("tool_calls") keeps messages whose tool_calls is not empty. */
         holds = jv_truth(value);
         if (name != NULL && !jinja_test(render, name, value, &rest, &holds))
             return false;
+        /* The item itself is kept, and not the attribute that was tested. */
         if (holds == keep && !jlist_add(render, kept, list->items[i]))
             return false;
     }
@@ -783,6 +800,7 @@ static bool jinja_filter_wordcount(struct jrender *render, struct jval in, const
     struct jargs none = {0};
 
     (void)args;
+    /* Words are the items of split() without arguments, so runs of white space count once. */
     if (!jv_to_text(render, in, &method.self) || !jinja_call_method(render, &method, &none, out))
         return false;
     *out = jv_int((int64_t)out->list->n);
@@ -889,3 +907,5 @@ bool jinja_filter(struct jrender *render, const char *name, struct jval in,
     }
     return jinja_raise(render, "No filter named '%.60s'.", name);
 }
+/* Python writes {"a": 1, "b": 2} without an indent. With one, each item is on a line of its
+     * own and the comma has no space after it. */

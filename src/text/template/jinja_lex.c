@@ -93,6 +93,8 @@ static bool jinja_lex_add_copy(struct lexer *lexer, enum jtoken_kind kind, const
 /* Advance to offset `to` and count the lines on the way. */
 static void jinja_lex_move(struct lexer *lexer, size_t to)
 {
+    /* line_starting is for lstrip_blocks: white space before a tag is dropped only from the
+     * start of a line. */
     if (to > lexer->at)
         lexer->line_starting = lexer->text[to - 1] == '\n';
     for (; lexer->at < to; lexer->at++)
@@ -128,6 +130,8 @@ static size_t jinja_strip_before(const struct lexer *lexer, size_t from, size_t 
     size_t end = to;
 
     if (sign == '-') {
+        /* Backward over white space, one character per pass. Continuation bytes of UTF-8 are
+         * skipped to reach the first byte of a character. */
         while (end > from) {
             size_t at = end - 1;
 
@@ -144,6 +148,8 @@ static size_t jinja_strip_before(const struct lexer *lexer, size_t from, size_t 
     /* lstrip_blocks: strip only if nothing but white space precedes the tag on its line. */
     while (end > from && lexer->text[end - 1] != '\n')
         end--;
+    /* The text is only a part of its line: something before it, such as an output, is on the
+     * same line. */
     if (end == from && !lexer->line_starting)
         return to;
     if (jinja_skip_space(lexer, end) >= to)
@@ -155,6 +161,8 @@ static size_t jinja_strip_before(const struct lexer *lexer, size_t from, size_t 
  * tag. */
 static void jinja_after_tag(struct lexer *lexer, size_t at, char sign)
 {
+    /* -%} removes all white space after the tag. A plain %} removes one line feed, which is the
+     * option trim_blocks of Hugging Face; +%} keeps it. */
     if (sign == '-')
         at = jinja_skip_space(lexer, at);
     else if (sign != '+' && at < lexer->len && lexer->text[at] == '\n')
@@ -170,6 +178,7 @@ static bool jinja_lex_comment(struct lexer *lexer)
 
     if (end == NULL)
         return jinja_lex_fail(lexer, "a comment does not end");
+    /* A comment may have a sign as well: -#} removes white space like -%}. */
     sign = end[-1];
     jinja_after_tag(lexer, (size_t)(end - lexer->text) + 2, sign);
     return true;
@@ -187,6 +196,7 @@ static bool jinja_lex_raw(struct lexer *lexer, bool *found)
     if (at < lexer->len && (lexer->text[at] == '-' || lexer->text[at] == '+'))
         at++;
     at = jinja_skip_space(lexer, at);
+    /* Any other statement is left for the caller; lexer->at has not changed yet. */
     if (strncmp(lexer->text + at, "raw", 3) != 0)
         return true;
     at = jinja_skip_space(lexer, at + 3);
@@ -286,7 +296,6 @@ static bool jinja_lex_string(struct lexer *lexer)
     else if (value.failed)
         good = jinja_lex_memory(lexer);
     else
-        /* buf.bytes is NULL while nothing was added: '' is a valid string. */
         good = jinja_lex_add_copy(lexer, JT_TEXT, value.len == 0 ? "" : value.bytes, value.len);
     buf_fini(&value);
     if (good)

@@ -196,6 +196,8 @@ static bool jinja_dicts_equal(const struct jdict *a, const struct jdict *b, int 
 
     if (a->n != b->n)
         return false;
+    /* Both have the same number of keys, so if each key of one is in the other, the keys are
+     * equal. */
     for (i = 0; i < a->n; i++) {
         const struct jval *other = jdict_get(b, a->pairs[i].key);
 
@@ -211,6 +213,7 @@ static bool jinja_equal_at_depth(struct jval left, struct jval right, int depth)
 {
     if (depth > PRINT_DEPTH_MAX)
         return false;
+    /* As in Python, 1 == 1.0 and True == 1. */
     if (jv_is_number(left) && jv_is_number(right)) {
         if (left.kind == JV_REAL || right.kind == JV_REAL)
             return jv_real_of(left) == jv_real_of(right);
@@ -334,6 +337,8 @@ bool jlist_add(struct jrender *render, struct jlist *list, struct jval value)
         list->cap = cap;
     }
     list->items[list->n++] = value;
+    /* Even a list that grows without output, as in a loop of append(), reaches the limit on
+     * steps. */
     return jinja_step(render, 1);
 }
 
@@ -520,6 +525,7 @@ bool jv_take_buf(struct jrender *render, struct buf *buf, struct jval *out)
                      : arena_strndup(render->arena, buf->len == 0 ? "" : buf->bytes, buf->len);
 
     *out = jv_text(copy, buf->len);
+    /* The buffer is freed here in every case, so callers need no branch for an error. */
     render->text_bytes += buf->len;
     buf_fini(buf);
     if (render->text_bytes > 4 * JINJA_OUTPUT_MAX)
@@ -535,8 +541,11 @@ static bool jinja_add_origin(struct jrender *render, struct spans *own, struct j
     size_t first;
     size_t i;
 
+    /* No origin: no byte of the text is the template's, so there is nothing to add. */
     if (from == NULL || value.len == 0)
         return true;
+    /* Without a base the origin is the shared one: the whole text is the template's, wherever it
+     * is. */
     if (from->base == NULL)
         return spans_add(own, render->arena, at, at + value.len);
     /* Clip each span that overlaps the text, and move it. */
@@ -691,6 +700,8 @@ static bool jinja_repr_dict(struct jrender *render, struct buf *out, const struc
     for (i = 0; i < dict->n; i++) {
         if (i > 0)
             buf_add_text(out, ", ");
+        /* Keys and values are printed as repr() prints them, so texts are quoted inside of a
+         * dict and unquoted alone. */
         if (!jv_repr(render, out, dict->pairs[i].key, depth + 1))
             return false;
         buf_add_text(out, ": ");
@@ -759,6 +770,7 @@ bool jv_to_text(struct jrender *render, struct jval value, struct jval *out)
         *out = value;
         return true;
     }
+    /* All other kinds print like str() of Python: True, None, 1.5, [1, 2]. */
     if (!jv_repr(render, &buf, value, 0)) {
         buf_fini(&buf);
         return false;

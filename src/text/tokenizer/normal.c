@@ -112,6 +112,8 @@ static int normal_open_regex(struct regex **out, const struct step_draft *step, 
     int rc = work == NULL ? ERR_NO_MEMORY
                           : regex_open(out, step->pattern, step->pattern_len, why, why_cap);
 
+    /* The empty text is the only input on which the test is made; empty matches in other
+     * contexts are found when a text is normalized. */
     if (rc == ERR_OK && regex_next(*out, work, "", 0, 0, &match) == ERR_OK) {
         (void)snprintf(why, why_cap, "a normalizer whose regex matches \"\" is not supported");
         rc = ERR_UNSUPPORTED;
@@ -136,6 +138,7 @@ int normal_init(struct normal *normal, const struct steps_draft *steps, char *wh
         else if (step->kind == NORMAL_REPLACE_REGEX)
             rc = normal_open_regex(&normal->regexes[i], step, why, why_cap);
     }
+    /* Regexes that were compiled before the error are freed. */
     if (rc != ERR_OK)
         normal_fini(normal);
     return rc;
@@ -181,6 +184,7 @@ static int normal_replace_regex(const struct step_draft *step, const struct rege
     size_t from = 0;
     int rc = ERR_OK;
 
+    /* The work area is made at the first use and kept for further texts. */
     if (work->regex == NULL)
         work->regex = regex_work_open();
     if (work->regex == NULL)
@@ -192,6 +196,7 @@ static int normal_replace_regex(const struct step_draft *step, const struct rege
         buf_add(out, step->by, step->by_len);
         from = match.end;
     }
+    /* The rest after the last match. */
     buf_add(out, text + from, len - from);
     if (rc == ERR_NOT_FOUND)
         return ERR_OK;
@@ -208,6 +213,7 @@ int normal_apply(const struct normal *normal, struct normal_work *work, const ch
 
     must(text != NULL || len == 0);
     must(out != NULL && out_len != NULL);
+    /* The steps alternate between two buffers: each reads the text of the one before. */
     for (i = 0; i < normal->steps.n && rc == ERR_OK && len > 0; i++) {
         const struct step_draft *step = &normal->steps.steps[i];
         struct buf *buf = &work->texts[turn];

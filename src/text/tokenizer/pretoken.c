@@ -144,9 +144,9 @@ static int pretoken_cut_isolated(const struct cutting *cutting, int step, const 
         covered = match.end;
         from = pretoken_next_from(&match, text, len);
     }
+    /* ERR_NOT_FOUND ends the loop: no further match. Then the rest of the text is the last
+     * gap. */
     if (rc != ERR_OK && rc != ERR_NOT_FOUND)
-        /* ERR_NOT_FOUND ends the loop: no further match. Then the rest of the text is the last
-         * gap. */
         return rc;
     return pretoken_cut_step(cutting, step + 1, text + covered, len - covered,
                              first && covered == 0);

@@ -242,6 +242,8 @@ static int tokenizer_encode_gap(struct encoding *encoding, const char *text, siz
     int rc = normal_apply(&encoding->t->normal, &encoding->normal, text, len, &normal, &normal_len);
 
     encoding->map = (struct encoding_map){0};
+    /* A map is needed only if the normalizer changed the text. Positions in both are equal
+     * otherwise. */
     if (rc == ERR_OK && (normal_len != len || memcmp(normal, text, len) != 0))
         encoding->map = (struct encoding_map){
             .raw = text, .raw_len = len, .normal = normal, .normal_len = normal_len};
@@ -303,9 +305,11 @@ static int tokenizer_encode_text(struct encoding *encoding, const char *text, si
         if (encoding->own != NULL)
             encoding->own = &none; /* the spans count the bytes of the original text */
     }
+    /* The expected length decides whether memos of pieces are worth their memory. */
     bpe_work_expect(&encoding->bpe, len, encoding->out);
     if (rc == ERR_OK && add_special)
         rc = tokenizer_add_section(encoding, IMAGE_BEFORE);
+    /* The ids around the text are those of the post-processor, such as bos before it. */
     if (rc == ERR_OK)
         rc = tokenizer_encode_valid(encoding, text, len);
     if (rc == ERR_OK && add_special)

@@ -207,7 +207,6 @@ static int load_chains(struct load *load)
             pretoken_kimi(&load->cuts);
         else
             pretoken_gpt2(&load->cuts,
-                          /* GPT-2's class reads its option from tokenizer_config.json. */
                           json_get_bool(load->files[FILE_CONFIG], "add_prefix_space", false));
         load->facts.flags |= IMAGE_BYTE_LEVEL;
         load->decode.flags = IMAGE_DECODE_BYTES;

@@ -378,6 +378,8 @@ static void load_pack_steps(struct packing *packing, const struct steps_draft *d
 {
     int i;
 
+    /* Texts of the steps are moved into the image's text, since the files they came from are
+     * freed. */
     for (i = 0; i < draft->n; i++)
         out[i] = (struct image_step){
             .kind = draft->steps[i].kind,
