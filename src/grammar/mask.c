@@ -102,10 +102,10 @@ static const struct mask_entry *mask_entry_at(const struct walk_cache *cache, ui
 static const struct mask_entry *mask_cache_find(struct walk_cache *cache,
                                                 const struct entry_key *key)
 {
-    /* At most CACHE_PROBES slots are read. An entry that found none free was not kept, so it
-     * cannot be farther away. */
     uint32_t i;
 
+    /* At most CACHE_PROBES slots are read. An entry that found none free was not kept, so it
+     * cannot be farther away. */
     for (i = 0; i < CACHE_PROBES; i++) {
         uint32_t offset =
             atomic_load_explicit(&cache->slots[mask_find_slot(key, i)], memory_order_acquire);

@@ -208,9 +208,9 @@ static unsigned schema_type_of_value(const struct json *value)
     switch (value->kind) {
     case JSON_NULL: return TYPE_NULL;
     case JSON_BOOL: return value->flag ? TYPE_TRUE : TYPE_FALSE;
-    case JSON_INT:
     /* Numbers that were parsed as integers are whole; a real one is whole if its fraction is
      * zero, such as 2.0 or 1e3. */
+    case JSON_INT:
     case JSON_UINT: return TYPE_WHOLE;
     case JSON_REAL: break;
     case JSON_TEXT: return TYPE_STRING;

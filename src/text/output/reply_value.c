@@ -43,6 +43,7 @@ static bool reply_has_type(const struct json *schema, const char *type)
 {
     const struct json *types = json_get(schema, "type");
 
+    /* {"type": ["integer", "null"]} names two types. */
     if (types != NULL && types->kind == JSON_LIST) {
         for (uint32_t i = 0; i < types->n; i++) {
             if (json_is_text(&types->items[i], type))
@@ -59,6 +60,7 @@ static void reply_add_typed_value(struct buf *out, const struct json *value, con
 {
     size_t from = out->len;
 
+    /* The value is written anew, in the spacing of Python's json.dumps(). */
     json_write(out, value, JSON_PYTHON);
     if (out->failed || strstr(out->bytes + from, "Infinity") == NULL)
         return;
@@ -71,6 +73,7 @@ static bool reply_add_json(struct buf *out, const char *text, size_t len, bool n
 {
     struct arena arena = {.limit_bytes = VALUE_BYTES_MAX};
     const struct json *value = NULL;
+    /* The text must be JSON as a whole. {"a": 1} is an object, while {"a": 1}; is a string. */
     bool good = json_parse(&value, &arena, text, len, NULL, 0) == ERR_OK &&
                 !(no_text && value->kind == JSON_TEXT);
 
@@ -85,6 +88,7 @@ static bool reply_add_number(struct buf *out, const char *text, size_t len, bool
 {
     struct arena arena = {.limit_bytes = VALUE_BYTES_MAX};
     const struct json *value = NULL;
+    /* "007" and "1." are no numbers of JSON, so they remain strings. */
     bool good = json_parse(&value, &arena, text, len, NULL, 0) == ERR_OK && json_is_number(value) &&
                 (!whole || value->kind != JSON_REAL);
 
@@ -291,6 +295,7 @@ static bool reply_py_atom(struct py *python, struct buf *out)
 {
     char c = *python->at;
 
+    /* The first byte decides: a quote, a letter of True, False or None, or a number. */
     if (c == '"' || c == '\'')
         return reply_py_text(python, out);
     if (reply_py_is_word(c, true))

@@ -128,10 +128,10 @@ static bool jinja_join_lists(struct jrender *render, struct jval left, struct jv
                              struct jval *out)
 {
     struct jlist *list = jlist_new(render, left.list->n + right.list->n);
-    /* Both operands are copied: a value of a template is never changed by an operator, as other
-     * variables may refer to it. */
     size_t i;
 
+    /* Both operands are copied: a value of a template is never changed by an operator, as other
+     * variables may refer to it. */
     for (i = 0; list != NULL && i < left.list->n; i++)
         if (!jlist_add(render, list, left.list->items[i]))
             return false;
@@ -334,6 +334,7 @@ static bool jinja_method_value(struct jrender *render, struct jval self, const c
 
     if (method == NULL)
         return jinja_no_memory(render);
+    /* x.strip is a value of its own: a template may test it or pass it on before it calls it. */
     *method = (struct jmethod){.self = self, .name = name};
     *out = (struct jval){.kind = JV_METHOD, .method = method};
     return true;
@@ -516,6 +517,8 @@ bool jinja_call_method(struct jrender *render, const struct jmethod *method,
                        const struct jargs *args, struct jval *out)
 {
     must(method->name != NULL && args != NULL);
+    /* jinja_is_method() has checked that the kind has a method of this name, so lists and tuples
+     * are left at the end. */
     if (method->self.kind == JV_TEXT)
         return jtext_method(render, method->self, method->name, args, out);
     if (method->self.kind == JV_DICT)

@@ -75,6 +75,7 @@ static struct jargs jinja_rest_of(const struct jargs *args, size_t skip)
     skip = skip < args->n_placed ? skip : args->n_placed;
     if (skip == 0)
         return rest;
+    /* Named arguments stay: they follow the positional ones in the same arrays. */
     rest.values += skip;
     rest.names += skip;
     rest.n -= skip;
@@ -158,6 +159,7 @@ static bool jinja_filter_trim(struct jrender *render, struct jval in, const stru
 
     if (!jv_to_text(render, in, &in))
         return false;
+    /* The result is a part of the text, so it keeps the origin of its bytes. */
     from = jtext_strip_left(in.text, in.len, set);
     *out = jv_part(in, from, jtext_strip_right(in.text + from, in.len - from, set));
     out->safe = in.safe;
@@ -313,6 +315,8 @@ static bool jinja_filter_replace(struct jrender *render, struct jval in, const s
 
     if (!jinja_arg(args, 0, "old", &from) || !jinja_arg(args, 1, "new", &to))
         return jinja_raise(render, "replace needs two strings");
+    /* A count below 0 means all occurrences. Other kinds than texts are converted, so
+     * 10|replace(0, "x") works as in Jinja. */
     return jv_to_text(render, in, &in) && jv_to_text(render, from, &from) &&
            jv_to_text(render, to, &to) &&
            jtext_replace(render, in, from, to, count.kind == JV_INT ? count.whole : -1, out);
@@ -433,6 +437,7 @@ static bool jinja_filter_abs(struct jrender *render, struct jval in, const struc
     (void)args;
     if (!jv_is_number(in))
         return jinja_raise(render, "bad operand type for abs(): '%s'", jv_type_name(in));
+    /* The least whole number has no positive counterpart in 64 bits, as for the unary minus. */
     if (in.kind == JV_REAL)
         *out = jv_real(fabs(in.real));
     else if (jv_int_of(in) == INT64_MIN)
@@ -451,6 +456,8 @@ static bool jinja_filter_round(struct jrender *render, struct jval in, const str
 
     if (!jv_is_number(in) || digits.kind != JV_INT || digits.whole < 0 || digits.whole > 30)
         return jinja_raise(render, "round needs a number and a precision of 0 .. 30");
+    /* The largest double has 309 digits before the point, so the text has room for it and 30
+     * digits more. */
     (void)snprintf(text, sizeof text, "%.*f", (int)digits.whole, jv_real_of(in));
     *out = jv_real(strtod(text, NULL));
     return true;

@@ -41,6 +41,7 @@ bool jinja_fault_set(struct jfault *fault, int rc, const char *format, ...)
     va_list args;
 
     must(rc < 0);
+    /* The first error is the cause; those after it are its consequences. */
     if (fault->rc != ERR_OK)
         return false;
     fault->rc = rc;
@@ -108,6 +109,8 @@ static size_t jinja_space_at(const char *text, size_t at, size_t len)
 
     if (at >= len)
         return 0;
+    /* Python's strip() removes all of Unicode's white space, so the templates' engine does as
+     * well. */
     c = utf8_decode(text + at);
     if (unicode_is_python_space(c))
         return utf8_sequence(text + at, len - at);

@@ -36,6 +36,7 @@ struct jnode *jinja_node_new(struct jinja_parser *parser, enum jnode_kind kind)
         return NULL;
     }
     node->kind = kind;
+    /* The line is that of the current token, for errors while the template is rendered. */
     node->line = parser->at->line;
     return node;
 }
@@ -111,6 +112,8 @@ static struct jnode *jinja_node_binary(struct jinja_parser *parser, enum jnode_k
 {
     struct jnode *node = a == NULL || b == NULL ? NULL : jinja_node_new(parser, kind);
 
+    /* Both children are parsed before the call, so an error in either one is passed on here and
+     * not at each caller. */
     if (node != NULL) {
         node->a = a;
         node->b = b;
@@ -342,6 +345,7 @@ struct jnode *jinja_parse_attr(struct jinja_parser *parser, struct jnode *of)
 {
     struct jnode *node;
 
+    /* The name is a constant of the node and no expression: in a.b, b is not a variable. */
     if (parser->at->kind == JT_NAME) {
         node = jinja_node_text(parser, JN_ATTR, parser->at++);
         if (node != NULL)
@@ -356,6 +360,7 @@ struct jnode *jinja_parse_attr(struct jinja_parser *parser, struct jnode *of)
 /* Everything that may follow an expression without white space: a.b[c](d). */
 static struct jnode *jinja_parse_postfix(struct jinja_parser *parser, struct jnode *node)
 {
+    /* From left to right: a.b[c] is the item c of a.b. */
     while (node != NULL) {
         if (jinja_take_op(parser, "."))
             node = jinja_parse_attr(parser, node);
@@ -380,6 +385,7 @@ struct jnode *jinja_parse_filter(struct jinja_parser *parser, struct jnode *in)
     if (node == NULL)
         return NULL;
     node->a = in;
+    /* Parentheses are optional: x|trim is x|trim(). */
     if (jinja_take_op(parser, "(") && !jinja_parse_args(parser, node))
         return NULL;
     return node;
@@ -388,6 +394,8 @@ struct jnode *jinja_parse_filter(struct jinja_parser *parser, struct jnode *in)
 /* May a test's argument without parentheses begin here? As in `x is divisibleby 3`. */
 static bool jinja_begins_test_argument(const struct jinja_parser *parser)
 {
+    /* These words continue the expression after a test without an argument: `x is defined and
+     * y`. Any other name is an argument. */
     if (parser->at->kind == JT_NAME)
         return !jinja_is_at_name(parser, "else") && !jinja_is_at_name(parser, "or") &&
                !jinja_is_at_name(parser, "and") && !jinja_is_at_name(parser, "is") &&
@@ -432,6 +440,8 @@ static struct jnode *jinja_parse_test(struct jinja_parser *parser, struct jnode 
 /* Filters, tests and calls bind tighter than all binary operators. */
 static struct jnode *jinja_parse_filters(struct jinja_parser *parser, struct jnode *node)
 {
+    /* Each one applies to the result so far: x|f|g is g(f(x)), and `x|f is t` tests the filtered
+     * value. */
     while (node != NULL) {
         if (jinja_take_op(parser, "|"))
             node = jinja_parse_filter(parser, node);
@@ -567,6 +577,7 @@ static struct jnode *jinja_parse_not(struct jinja_parser *parser)
     if (!jinja_enter_nesting(parser))
         return NULL;
     parser->at++;
+    /* The operand is a comparison: not a == b is not (a == b), as in Python. */
     node = jinja_node_new(parser, JN_NOT);
     if (node != NULL && (node->a = jinja_parse_not(parser)) == NULL)
         node = NULL;

@@ -74,6 +74,7 @@ size_t jtext_strip_right(const char *text, size_t len, const struct jval *chars)
 
         while (at > 0 && ((unsigned char)text[at] & 0xc0) == 0x80)
             at--;
+        /* The first character that stays ends the search. */
         if (!jinja_is_stripped(text + at, len - at, chars))
             break;
         len = at;
@@ -391,6 +392,7 @@ static bool jinja_text_remove(struct jrender *render, struct jval value, bool en
     if (!jinja_need_text(render, args, 0, "prefix", &affix))
         return false;
     *out = value;
+    /* Without the affix the text is returned as it is, and no error is raised. */
     if (jinja_affix_matches(value, affix, end))
         *out = jv_part(value, end ? 0 : affix.len, value.len - affix.len);
     return true;

@@ -26,6 +26,7 @@ bool jinja_raise(struct jrender *render, const char *format, ...)
     va_start(args, format);
     (void)vsnprintf(text, sizeof text, format, args);
     va_end(args);
+    /* The line is the one that is being rendered, in the template's source. */
     return jinja_fault_set(&render->fault, ERR_INVALID, "line %d: %s", render->line, text);
 }
 
@@ -337,8 +338,7 @@ bool jlist_add(struct jrender *render, struct jlist *list, struct jval value)
         list->cap = cap;
     }
     list->items[list->n++] = value;
-    /* Even a list that grows without output, as in a loop of append(), reaches the limit on
-     * steps. */
+    /* Even a list that grows without any output reaches the limit on steps. */
     return jinja_step(render, 1);
 }
 
@@ -351,6 +351,7 @@ struct jdict *jdict_new(struct jrender *render, size_t cap)
 {
     struct jdict *dict = arena_zalloc(render->arena, sizeof *dict);
 
+    /* With cap 0 the array is made by the first jdict_set(). */
     if (dict != NULL && cap > 0)
         dict->pairs = arena_alloc(render->arena, cap * sizeof *dict->pairs);
     if (dict == NULL || (cap > 0 && dict->pairs == NULL)) {
@@ -367,6 +368,7 @@ struct jval *jdict_get(const struct jdict *dict, struct jval key)
 {
     size_t i;
 
+    /* Keys of JSON are texts, so this is the usual case. */
     if (key.kind == JV_TEXT)
         return jdict_get_text(dict, key.text, key.len);
     for (i = 0; i < dict->n; i++)
@@ -822,6 +824,7 @@ static void jinja_json_line(struct buf *out, const struct jdump *how, int depth)
 {
     int i;
 
+    /* Without an indent everything is on one line. */
     if (how->indent < 0)
         return;
     buf_add_byte(out, '\n');

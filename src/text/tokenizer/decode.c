@@ -45,6 +45,7 @@ static int decode_read_replace(struct decode_draft *draft, const struct json *no
     const struct json *pattern = json_get_kind(json_get(node, "pattern"), "String", JSON_TEXT);
     const struct json *content = json_get_kind(node, "content", JSON_TEXT);
 
+    /* Replacing the empty text would insert between all characters. */
     if (pattern == NULL || pattern->text_len == 0 || content == NULL ||
         draft->n_replaces == DECODE_REPLACES_MAX)
         return decode_refuse_step(why, why_cap, " Replace of", "anything but a text");
@@ -81,6 +82,8 @@ static int decode_read_strip(struct decode_draft *draft, const struct json *node
     int64_t start = json_get_int(node, "start", 0);
 
     draft->strip_char = decode_read_char(node, "content");
+    /* Strip at the end would need the end of the text, which a stream does not have until the
+     * reply is finished. */
     if (draft->strip_char == 0 || start < 0 || start > 1000 || json_get_int(node, "stop", 0) != 0)
         return decode_refuse_step(why, why_cap, " Strip", "at the end");
     draft->strip_n = (uint32_t)start;
@@ -285,6 +288,8 @@ void decode_run(const char *bytes, size_t len, struct buf *out)
     size_t i;
 
     must(bytes != NULL || len == 0);
+    /* <0xE2><0x96><0x81> is one character. A run that ends in the middle of one has a
+     * replacement character per byte. */
     if (utf8_is_valid(bytes, len)) {
         buf_add(out, bytes, len);
         return;

@@ -272,6 +272,7 @@ static bool image_is_before(const struct image_header *image, const struct image
     size_t n = a->text.len < b->text.len ? a->text.len : b->text.len;
     int order = memcmp(text + a->text.at, text + b->text.at, n);
 
+    /* The order must be that of added_compare(), by which the table was sorted. */
     if (order != 0)
         return order < 0;
     if (a->text.len != b->text.len)
@@ -304,6 +305,8 @@ static int image_check_steps(const struct image_header *image, enum image_sectio
     const struct image_step *step = image_table(image, section);
     size_t i;
 
+    /* Patterns go to the regex engine, which demands valid UTF-8. Kinds and behaviors are
+     * checked where the steps are prepared. */
     for (i = 0; i < image_count(image, section); i++)
         if (!image_is_utf8(image, step[i].pattern) || !image_is_utf8(image, step[i].by))
             return image_corrupt(why, "a step's text");
@@ -316,6 +319,7 @@ static int image_check_list(const struct image_header *image, enum image_section
     const int32_t *ids = image_table(image, section);
     size_t i;
 
+    /* Ids of these lists are put into outputs without a further check. */
     for (i = 0; i < image_count(image, section); i++)
         if (!image_is_id(image, ids[i]))
             return image_corrupt(why, "a list of tokens");

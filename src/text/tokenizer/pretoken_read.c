@@ -48,6 +48,8 @@ static int pretoken_read_behavior(struct pretoken_reading *reading, const struct
     const char *name = json_get_text(node, "behavior", "Isolated");
     size_t i;
 
+    /* An unknown behavior is refused and not read as Isolated, because it would cut texts at
+     * other places. */
     for (i = 0; i < sizeof behaviors / sizeof behaviors[0]; i++)
         if (strcmp(behaviors[i].name, name) == 0) {
             *out = behaviors[i].behavior;

@@ -43,6 +43,7 @@ int token_list_reserve(struct token_list *list, size_t n)
 
 int token_list_add(struct token_list *list, int32_t id)
 {
+    /* This runs once per token, so the usual case is one comparison. */
     if (list->len == list->cap) {
         int rc = token_list_reserve(list, 1);
 
@@ -58,6 +59,7 @@ int token_list_add_all(struct token_list *list, const int32_t *ids, size_t n)
     int rc = token_list_reserve(list, n);
 
     must(ids != NULL || n == 0);
+    /* memcpy() must not get a NULL list, even for no ids. */
     if (rc != ERR_OK || n == 0)
         return rc;
     memcpy(list->ids + list->len, ids, n * sizeof *ids);
@@ -567,6 +569,7 @@ void tokenizer_close(struct tokenizer *tokenizer)
         return;
     pretoken_fini(&tokenizer->pretoken);
     normal_fini(&tokenizer->normal);
+    /* An image is either a file that is mapped or memory in which it was built. */
     if (tokenizer->mapped)
         image_unmap(tokenizer->image);
     else

@@ -398,7 +398,7 @@ static int load_open_image(struct tokenizer *tokenizer, const char *cache_dir,
     if (rc != ERR_OK)
         return rc;
     rc = tokenizer_attach(tokenizer, image, true, how->cache_why, sizeof how->cache_why);
-    /* cache_why says why the image was not used; the caller then builds one from the files. */
+    /* cache_why has the reason; the caller then builds one from the files. */
     if (rc != ERR_OK)
         image_unmap(image);
     else

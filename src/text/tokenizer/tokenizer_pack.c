@@ -52,6 +52,8 @@ static bool load_is_spelled(const char *text, size_t len)
 {
     size_t i = 0;
 
+    /* One character outside of the alphabet is enough: the token's text is then a plain one,
+     * such as that of an added token. */
     while (i < len) {
         if (vocab_char_byte(utf8_decode(text + i)) < 0)
             return false;
@@ -255,7 +257,7 @@ static int load_pack_merges(struct packing *packing)
     packing->byte_pairs = mem_zalloc_array(packing->byte_pairs_n + 1, sizeof *packing->byte_pairs);
     if (packing->likely == NULL || packing->byte_pairs == NULL)
         return ERR_NO_MEMORY;
-    /* A bit that is set says "maybe", one that is not set "surely no merge". */
+    /* A bit that is set means "perhaps a merge", one that is not set "surely none". */
     for (i = 0; i <= load->merges_mask; i++) {
         uint64_t bit = bpe_likely_bit(load->merges[i].pair, packing->likely_n * 64 - 1);
 

@@ -306,7 +306,7 @@ static int load_link_cuts(struct load *load, struct cuts *cuts)
                                      (int32_t)id};
     qsort(sorted, load->n_ranks, sizeof *sorted, load_compare_forward);
     load_link_tokens(&load->vocab, sorted, load->n_ranks, load_is_begin_of, cuts->begins);
-    /* Sorted from the last byte on, a text's endings are its neighbors, as its beginnings are in
+    /* Sorted from the last byte on, a text's endings are its neighbours, as its beginnings are in
      * forward order. */
     qsort(sorted, load->n_ranks, sizeof *sorted, load_compare_backward);
     load_link_tokens(&load->vocab, sorted, load->n_ranks, load_is_end_of, cuts->ends);

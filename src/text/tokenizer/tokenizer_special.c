@@ -413,7 +413,7 @@ static int load_apply_config(struct load *load)
     /* The configuration replaces the post-processor's ids and does not add to them. */
     load->before.len = 0;
     load->after.len = 0;
-    /* The presets differ: classes with a tokenizer.json add bos unless told otherwise. */
+    /* The presets differ: classes with a tokenizer.json add bos unless it is switched off. */
     if (json_get_bool(config, "add_bos_token", load->files[FILE_TOKENIZER] != NULL) &&
         load->facts.bos >= 0)
         rc = token_list_add(&load->before, load->facts.bos);
