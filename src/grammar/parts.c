@@ -173,7 +173,7 @@ static void parts_node_build(struct build *build, const struct node *nodes, uint
 
         if (byte < 256 && parts_node_step(nodes, at, (uint8_t)byte) == to)
             continue;
-        /* At a leaf the watched text is complete, and the automaton goes on with what follows
+        /* At a leaf the watched text is complete, and the automaton goes on with the text after
          * it. DEAD: the text is forbidden. */
         if (leaf != DEAD)
             build_edge(build, nodes[at].state, (uint8_t)first, (uint8_t)(byte - 1),

@@ -202,7 +202,7 @@ static void schema_build_type(struct schema *schema, uint32_t start, const struc
     uint32_t n = 0;
     uint32_t i, own;
 
-    /* A free alternative allows every value of the type. What the others demand makes no
+    /* A free alternative allows every value of the type. The demands of the others make no
      * difference then. */
     for (i = 0; i < all->n && compile_tick(schema->c); i++) {
         if ((all->items[i].types & type) == 0)

@@ -307,7 +307,8 @@ static size_t schema_add_token(char *out, size_t at, size_t cap, const struct js
         return at + (size_t)snprintf(out + at, cap - at, "/%u", i);
     if (at + 1 < cap)
         out[at++] = '/';
-    /* The loop stops two bytes before the end: a character may become two, and the NUL needs one. */
+    /* The loop stops two bytes before the end: a character may become two, and the NUL needs
+     * one. */
     for (k = 0; k < node->items[i].key_len && at + 2 < cap; k++) {
         char ch = node->items[i].key[k];
 

@@ -44,7 +44,7 @@ static int image_map_file(int fd, const char *path, struct image_header **out, s
 
     if (fstat(fd, &st) == -1)
         return image_io_failed("cannot be examined", path, why, why_cap);
-    /* The image is used without parsing it, and tokens decide what a model reads. A file that
+    /* The image is used without parsing it, and tokens decide the input of a model. A file that
      * another user could have changed after the check is as good as none. */
     if (!S_ISREG(st.st_mode) || (st.st_uid != geteuid() && st.st_uid != 0) ||
         (st.st_mode & (S_IWGRP | S_IWOTH)) != 0) {

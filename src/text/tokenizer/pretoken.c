@@ -271,7 +271,7 @@ static int pretoken_cut_joined(const struct cutting *cutting, int step, const ch
 
     if (rc != ERR_OK)
         return rc;
-    /* With invert the pattern describes the words, and not what separates them. */
+    /* With invert the pattern describes the words, and not their separators. */
     for (i = 0; st->invert && i < n; i++)
         cutting->w->cuts[step][i].is_match = !cutting->w->cuts[step][i].is_match;
     n = pretoken_join_cuts(st, cutting->w->cuts[step], n);
