@@ -23,6 +23,8 @@ static bool automaton_edges_are_fine(const struct automaton *automaton,
     const struct automaton_edge *edge = automaton_edges(automaton) + s->edge_at;
     int next = 0;
 
+    /* Ascending and disjoint edges let a step stop at the first range above the byte, and give
+     * at most one target. */
     for (uint32_t i = 0; i < s->n_edges; i++) {
         if (edge[i].lo < next || edge[i].hi < edge[i].lo)
             return false;
@@ -39,13 +41,17 @@ static bool automaton_state_is_fine(const struct automaton *automaton,
 {
     const struct automaton_state *base;
 
+    /* Flags that are not known, and more edges than bytes, cannot come from the compiler. */
     if (s->flags > (AUTOMATON_END | AUTOMATON_NESTS | AUTOMATON_COUNTED | AUTOMATON_CHAR) ||
         s->n_edges > 256)
         return false;
+    /* Without a base the own edges are all there is. */
     if (s->base == AUTOMATON_NONE)
         return automaton_edges_are_fine(automaton, s);
     if (s->base >= automaton->n_states)
         return false;
+    /* A base has no base of its own, so a step looks at two states at most. A base with calls
+     * would add continuations that the state does not list. */
     base = automaton_states(automaton) + s->base;
     return base->base == AUTOMATON_NONE && base->n_calls == 0 &&
            automaton_edges_are_fine(automaton, s);

@@ -66,11 +66,13 @@ void build_call(struct build *build, uint32_t from, uint32_t start, uint32_t bac
         return;
     must(from < build->states.n && start < build->states.n);
     must(back == NONE || back < build->states.n);
+    /* Equal calls would double the configurations of each walk without a new continuation. */
     for (i = build->states.items[from].calls; i != NONE; i = build->calls.items[i].next)
         if (build->calls.items[i].start == start && build->calls.items[i].back == back)
             return;
     if (!LIST_ADD(build->c, &build->calls))
         return;
+    /* The list of a state's calls is unordered: all of them are followed at once. */
     build->calls.items[build->calls.n - 1] =
         (struct build_call){.start = start, .back = back, .next = build->states.items[from].calls};
     build->states.items[from].calls = build->calls.n - 1;
@@ -182,13 +184,19 @@ uint32_t build_insert(struct build *build, uint32_t root, const char *bytes, siz
     size_t i;
 
     must(bytes != NULL || len == 0);
+    /* One state of the path per byte. `at` is a state that belongs to the copy already, so it
+     * may be changed. */
     for (i = 0; i < len && compile_ok(build->c); i++) {
         uint32_t old = build_step(build, at, (uint8_t)bytes[i]);
+        /* A byte that leads nowhere gets a fresh state. An inherited edge counts as one that
+         * leads somewhere. */
         uint32_t next = build_leads(old) ? build_copy(build, old) : build_state(build);
 
         build_set(build, at, (uint8_t)bytes[i], next);
         at = next;
     }
+    /* `last` is the byte after the text, such as the closing quote of a name. It separates a
+     * text from longer ones that begin with it. */
     if (compile_ok(build->c))
         build_set(build, at, last, leaf);
     return copy;

@@ -51,9 +51,11 @@ static bool build_edge_is_seen(const struct build *build, const struct build_sta
     uint32_t i;
     int byte;
 
+    /* A state's own edge hides that of its base for the same byte. */
     for (i = state->edges; i != NONE; i = build->edges.items[i].next)
         for (byte = build->edges.items[i].lo; byte <= build->edges.items[i].hi; byte++)
             hidden[byte] = true;
+    /* One byte that is not hidden is enough: the base's edge can then be taken. */
     for (byte = e->lo; byte <= e->hi; byte++)
         if (!hidden[byte])
             return true;
@@ -118,10 +120,14 @@ static void build_look_good(struct writer *writer, const struct sources *heirs, 
 {
     uint32_t i;
 
+    /* A state is good if it can reach an end. Its own status may have changed because the target
+     * of one of its edges or calls became good. */
     if (!writer->good[state] && build_state_is_good(writer, state)) {
         writer->good[state] = true;
         work[(*n_work)++] = state;
     }
+    /* A state that inherits edges from this one may have become good as well, so each heir is
+     * tested. */
     for (i = heirs->head[state]; i != NONE && compile_tick(writer->c); i = heirs->items[i].next)
         if (!writer->good[heirs->items[i].from] &&
             build_state_is_good(writer, heirs->items[i].from)) {

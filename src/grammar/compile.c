@@ -56,11 +56,14 @@ bool compile_grow(struct compile *compile, void **items, uint32_t n, uint32_t *c
     void *grown;
     uint32_t want;
 
+    /* After an error nothing is allocated any more; callers test compile_ok() at their next
+     * loop. */
     if (compile->rc != 0)
         return false;
     must(n <= *cap && bytes > 0);
     if (n < *cap)
         return true;
+    /* Doubling keeps the total cost of n additions in proportion to n. */
     want = *cap == 0 ? 8 : *cap * 2;
     grown = compile_alloc(compile, (size_t)want * bytes);
     if (grown == NULL)

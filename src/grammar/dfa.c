@@ -22,8 +22,11 @@ static void dfa_keys_widen(struct keys *keys)
     uint32_t *heads = compile_alloc(keys->c, (size_t)want * sizeof *heads);
     uint32_t i;
 
+    /* No room for a wider table: the narrow one remains, and the error is recorded. */
     if (heads == NULL)
         return;
+    /* 0xff bytes make each head NONE. All keys are entered again, because their chain depends on
+     * the size. */
     memset(heads, 0xff, (size_t)want * sizeof *heads);
     for (i = 0; i < keys->n; i++) {
         keys->items[i].next = heads[keys->items[i].hash & (want - 1)];
@@ -115,6 +118,8 @@ const struct dfa *dfa_maker_end(struct dfa_maker *maker)
     dfa->edges = maker->edges.items;
     dfa->n_states = maker->states.n;
     dfa->n_edges = maker->edges.n;
+    /* The edges of a state are stored one after the other, so their number follows from the next
+     * state's beginning. */
     for (i = 0; i < dfa->n_states; i++)
         dfa->states[i].n_edges =
             (i + 1 < dfa->n_states ? dfa->states[i + 1].edge_at : dfa->n_edges) -
@@ -219,11 +224,14 @@ static uint32_t dfa_side_state(struct side *side, uint32_t *word)
     uint32_t number;
     bool is_new;
 
+    /* Above the cap the exact count makes no difference, and equal tuples are found again. */
     if (side->count_max > 0 && *count > side->count_max)
         *count = side->count_max;
+    /* A text above max_len has no state, so nothing that begins with it is accepted. */
     if (side->count_max > 0 && *count > side->max_len)
         return NONE;
     number = dfa_keys_find(&side->keys, word, side->n + 2, &is_new);
+    /* States are numbered in the order of the keys, so the number of a key is that of its state. */
     if (is_new)
         dfa_maker_state(&side->maker, dfa_side_label(side, word));
     return number;
@@ -235,14 +243,18 @@ static void dfa_side_cuts(const struct side *side, const uint32_t *word, bool *c
 {
     uint32_t i, j;
 
+    /* cuts[b] is set if byte b begins a range. There are 257, because a range may end at byte
+     * 255. */
     memset(cuts, 0, 257);
     cuts[0] = true;
     for (i = 0; i <= side->n; i++) {
         const struct dfa_state *state;
 
+        /* A part that is in no state rejects all bytes alike and has no borders. */
         if (word[i] == NONE)
             continue;
         state = &side->parts[i]->states[word[i]];
+        /* An edge for lo .. hi begins a range at lo, and another one after hi. */
         for (j = 0; j < state->n_edges; j++) {
             cuts[side->parts[i]->edges[state->edge_at + j].lo] = true;
             cuts[side->parts[i]->edges[state->edge_at + j].hi + 1] = true;

@@ -31,15 +31,20 @@ uint32_t dfa_build(struct build *build, const struct dfa *dfa, int last, const u
     if (dfa == NULL || !compile_ok(build->c))
         return 0;
     state = compile_alloc(build->c, (size_t)dfa->n_states * sizeof *state);
+    /* All states first, because an edge may lead to a later one. */
     for (state_idx = 0; state_idx < dfa->n_states && compile_ok(build->c); state_idx++)
         state[state_idx] = build_state(build);
+    /* Edges keep their ranges, and their targets are looked up in the array of new states. */
     for (state_idx = 0; state_idx < dfa->n_states && compile_ok(build->c); state_idx++) {
         for (i = dfa->states[state_idx].edge_at;
              i < dfa->states[state_idx].edge_at + dfa->states[state_idx].n_edges; i++)
             build_edge(build, state[state_idx], dfa->edges[i].lo, dfa->edges[i].hi,
                        state[dfa->edges[i].to]);
+        /* Label 0: a text that ends here is not in the language. */
         if (dfa->states[state_idx].label == 0)
             continue;
+        /* Without `last` the end of the text is the end of the automaton. With it, for example
+         * the closing quote of a string, the text goes on after it. */
         if (last < 0)
             build->states.items[state[state_idx]].end = true;
         else if (leaf[dfa->states[state_idx].label] != NONE)
@@ -92,6 +97,8 @@ static uint32_t dfa_shared_hex(struct json_builder *builder)
     uint32_t end;
     int i;
 
+    /* The rule is made at its first use, and all later states call it: the digits after \u00 are
+     * the same for each control character. */
     if (builder->hex == NONE) {
         end = build_end(builder->b);
         for (i = 0; i < 32; i++)

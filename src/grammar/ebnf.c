@@ -174,10 +174,14 @@ static uint32_t ebnf_rule_of(struct ebnf_parser *parser, const char *name, size_
 {
     uint32_t i;
 
+    /* Grammars have few rules, so the names are compared one after the other; compile_tick()
+     * bounds the time for a grammar of the maximal size. */
     for (i = 0; i < parser->rules.n && compile_tick(parser->c); i++)
         if (parser->rules.items[i].len == len &&
             memcmp(parser->rules.items[i].name, name, len) == 0)
             return i;
+    /* `at` is the place of the first mention, for the error about a rule that is mentioned but
+     * not defined. */
     if (parser->rules.n == EBNF_RULES_MAX)
         ebnf_fail(parser, ERR_LIMIT, "more than 2000 rules");
     if (!LIST_ADD(parser->c, &parser->rules))
@@ -380,6 +384,10 @@ static const struct regular *ebnf_parse_atom(struct ebnf_parser *parser)
 {
     static const struct regular_range line = {'\n', '\n'};
 
+    /* The first byte decides. The two dialects differ in brackets and slashes:
+     *
+     *     GBNF:  "text"  ( group )  [a-z]       .        rule
+     *     Lark:  "text"  ( group )  [optional]  /regex/  rule */
     if (ebnf_take_text(parser, "\""))
         return ebnf_parse_text(parser);
     if (ebnf_take_text(parser, "("))
@@ -390,8 +398,10 @@ static const struct regular *ebnf_parse_atom(struct ebnf_parser *parser)
         return ebnf_parse_class(parser);
     if (parser->lark && ebnf_take_text(parser, "/"))
         return ebnf_parse_regex(parser);
+    /* A dot is any character but the line feed. */
     if (!parser->lark && ebnf_take_text(parser, "."))
         return regular_set(parser->c, &line, 1, true);
+    /* Anything else must be the name of a rule or terminal. */
     return ebnf_parse_call(parser);
 }
 
@@ -511,6 +521,7 @@ static const struct regular *ebnf_parse_sequence(struct ebnf_parser *parser)
 {
     const struct regular *regular = NULL;
 
+    /* The nodes lean to the left, ((a b) c), which the search for left recursion relies on. */
     while (!ebnf_sequence_ends(parser) && compile_tick(parser->c)) {
         const struct regular *next = ebnf_parse_repeated(parser);
 
@@ -519,6 +530,7 @@ static const struct regular *ebnf_parse_sequence(struct ebnf_parser *parser)
         else
             regular = regular_node(parser->c, REGULAR_CAT, regular, next);
     }
+    /* An empty alternative, as in `a: "x" |`, is the empty text. */
     if (regular == NULL)
         return regular_node(parser->c, REGULAR_EMPTY, NULL, NULL);
     return regular;
@@ -541,6 +553,8 @@ static bool ebnf_take_value(struct ebnf_parser *parser)
 {
     size_t start = parser->at;
 
+    /* A backslash hides the byte after it, such as a quote. A string that is not closed ends
+     * with the text, where the closing quote is then missing. */
     if (ebnf_take_text(parser, "\"")) {
         while (parser->at < parser->len && ebnf_peek_at(parser, parser->at) != '"') {
             if (ebnf_peek_at(parser, parser->at) == '\\')
@@ -550,6 +564,7 @@ static bool ebnf_take_value(struct ebnf_parser *parser)
         }
         return ebnf_take_text(parser, "\"");
     }
+    /* A number such as 0.7, or a name. */
     while (ebnf_is_name_char(ebnf_peek_at(parser, parser->at)) ||
            ebnf_peek_at(parser, parser->at) == '.')
         parser->at++;
@@ -561,11 +576,15 @@ static void ebnf_parse_attributes(struct ebnf_parser *parser)
 {
     static const char *const passed[] = {"capture", "max_tokens", "temperature"};
 
+    /* These attributes concern the sampling of llguidance's rules and do not change the
+     * language, so they are accepted and ignored. Others, such as `stop` or `suffix`, do change
+     * it. */
     do {
         size_t i, n;
 
         ebnf_skip_space(parser);
         n = ebnf_name_len(parser, parser->at);
+        /* The name must be equal as a whole, hence the comparison of lengths. */
         for (i = 0; i < 3; i++)
             if (strlen(passed[i]) == n && memcmp(parser->text + parser->at, passed[i], n) == 0)
                 break;
@@ -675,14 +694,18 @@ static const struct regular *ebnf_follow_itself(struct compile *compile,
 {
     const struct regular *rest = NULL;
 
+    /* Walk down the left side of the chain. The last left node is the first element: for ((r b)
+     * c), the call of r, and the rest is (b c). */
     for (; regular != NULL && regular->kind == REGULAR_CAT; regular = regular->left) {
         if (rest == NULL)
             rest = regular->right;
         else
             rest = regular_node(compile, REGULAR_CAT, regular->right, rest);
     }
+    /* `min` is the number of the called rule in a node of this kind. */
     if (regular == NULL || regular->kind != REGULAR_CALL || regular->min != rule)
         return NULL;
+    /* The rule consists of the call alone: the rest is empty. */
     if (rest == NULL)
         return regular_node(compile, REGULAR_EMPTY, NULL, NULL);
     return rest;

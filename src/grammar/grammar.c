@@ -36,6 +36,8 @@ static uint32_t grammar_build_request(struct build *build, const struct grammar_
 {
     static const char object[] = "{\"type\":\"object\"}";
 
+    /* All kinds are built into the same automaton. json_object is a schema that allows any
+     * object. */
     switch (request->kind) {
     case GRAMMAR_SCHEMA:
         return schema_build(build, request->source, request->source_len, request->space);
@@ -45,6 +47,7 @@ static uint32_t grammar_build_request(struct build *build, const struct grammar_
     case GRAMMAR_EBNF: return ebnf_build(build, request->source, request->source_len);
     case GRAMMAR_PARTS: return parts_build(build, request->parts, request->n_parts, request->space);
     }
+    /* Only for the compiler: all kinds are handled above. */
     return 0;
 }
 

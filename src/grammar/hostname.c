@@ -250,8 +250,10 @@ static uint32_t hostname_explore_step(struct dfa_maker *maker, struct keys *keys
     uint32_t number;
     bool is_new;
 
+    /* host is a copy, so the caller's state stays as it is for the next byte. */
     if (!hostname_step_byte(&host, byte))
         return NONE;
+    /* The structure has no padding, so its words are a key. */
     memcpy(words, &host, sizeof words);
     number = dfa_keys_find(keys, words, HOST_WORDS, &is_new);
     if (is_new)

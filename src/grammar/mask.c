@@ -104,12 +104,15 @@ static const struct mask_entry *mask_cache_find(struct walk_cache *cache,
 {
     uint32_t i;
 
+    /* At most CACHE_PROBES slots are read. An entry that found none free was not kept, so it
+     * cannot be farther away. */
     for (i = 0; i < CACHE_PROBES; i++) {
         uint32_t offset =
             atomic_load_explicit(&cache->slots[mask_find_slot(key, i)], memory_order_acquire);
 
         if (offset == 0)
             return NULL;
+        /* The whole key is compared: a slot may hold another entry with an equal hash. */
         if (memcmp(&mask_entry_at(cache, offset)->head.key, key, sizeof *key) == 0)
             return mask_entry_at(cache, offset);
     }
@@ -339,11 +342,17 @@ static void mask_pops(struct masking *masking, const uint32_t *pops, uint32_t n_
     struct mask_start start = {.set.at = work->n_pool};
     uint32_t i;
 
+    /* At the bottom the end of the rule is the end of the output, and no byte may follow. */
     if (frame == FRAME_BOTTOM || n_pops == 0)
         return;
+    /* The set after the return: the state that the frame holds, on the stack below it. */
     walk_set_add(work, &start.set, work->frames[frame].state, work->frames[frame].below);
     walk_set_close(work, &start.set);
+    /* Most tokens fail at their first byte, so the bytes that can begin are computed once for
+     * all pops. */
     mask_first_bytes(work, &start);
+    /* A pop is a node at which the rule has ended inside of a token. The rest of that token is
+     * its subtree, which is walked from the set after the return. */
     for (i = 0; i < n_pops && !work->failed; i++) {
         work->steps++;
         mask_walk_nodes(work, nodes, pops[i] + 1, pops[i] + nodes[pops[i]].skip, &start,

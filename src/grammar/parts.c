@@ -120,11 +120,17 @@ static void parts_nodes_link(struct node *nodes, uint32_t *order)
     uint32_t n = 0;
     uint32_t at, i;
 
+    /* Breadth first: the link of a node leads to a shorter text, whose own link is known by
+     * then. */
     order[n++] = 0;
     for (at = 0; at < n; at++)
         for (i = nodes[order[at]].child; i != NONE; i = nodes[i].sibling) {
+            /* Children of the root have the root as their link, which they were made with. All
+             * others follow their parent's link by their byte. */
             if (order[at] != 0)
                 nodes[i].fail = parts_node_step(nodes, nodes[order[at]].fail, nodes[i].byte);
+            /* A shorter watched text that ends here ends inside of the longer one. "ab" is found
+             * within "xabc" before the longer text is complete. */
             if (nodes[i].leaf == NONE)
                 nodes[i].leaf = nodes[nodes[i].fail].leaf;
             order[n++] = i;
@@ -159,12 +165,16 @@ static void parts_node_build(struct build *build, const struct node *nodes, uint
 {
     int first = 0;
 
+    /* One pass more than there are bytes closes the last range. [first, byte) are bytes with the
+     * same target. */
     for (int byte = 1; byte <= 256; byte++) {
         uint32_t to = parts_node_step(nodes, at, (uint8_t)first);
         uint32_t leaf = nodes[to].leaf;
 
         if (byte < 256 && parts_node_step(nodes, at, (uint8_t)byte) == to)
             continue;
+        /* At a leaf the watched text is complete, and the automaton goes on with the text after
+         * it. DEAD: the text is forbidden. */
         if (leaf != DEAD)
             build_edge(build, nodes[at].state, (uint8_t)first, (uint8_t)(byte - 1),
                        leaf != NONE ? leaf : nodes[to].state);
@@ -349,9 +359,12 @@ static uint32_t parts_stop_build(struct composer *composer, const struct grammar
     struct watches watches = {.n = 0};
 
     parts_watch_stop(composer, &watches, stop, leaf);
+    /* The alternatives may begin with the same bytes, so each has a state of its own, reached by
+     * a call. */
     for (uint32_t i = 0; i < watches.n && compile_ok(build->c); i++) {
         uint32_t own = build_state(build);
 
+        /* After its bytes each alternative continues at the leaf. */
         build_jump(build, build_text(build, own, watches.items[i].text, watches.items[i].len),
                    leaf);
         build_jump(build, start, own);
@@ -436,9 +449,12 @@ static uint32_t parts_schema_once(struct composer *composer, const struct gramma
 {
     uint32_t start, i;
 
+    /* A linear search: requests have tens of tools, not thousands. */
     for (i = 0; i < composer->built.n; i++) {
         const struct grammar_part *other = composer->built.items[i].part;
 
+        /* Schemas are compared as text, with the part within them if there is one. Equal ones
+         * that are written differently are built twice, which is harmless. */
         if (parts_same_text(part, other) && part->n_parts == other->n_parts &&
             (part->n_parts == 0 || parts_same_text(&part->parts[0], &other->parts[0])))
             return composer->built.items[i].start;
@@ -490,11 +506,14 @@ static uint32_t parts_part_build(struct composer *composer, const struct grammar
 {
     static const char object[] = "{\"type\":\"object\"}";
 
+    /* The depth is the client's: without a limit, nested parts could exhaust the stack. */
     if (depth > PARTS_DEPTH_MAX)
         compile_fail(composer->b->c, ERR_LIMIT, "parts are nested more than %d deep",
                      PARTS_DEPTH_MAX);
     if (!compile_tick(composer->b->c))
         return 0;
+    /* Parts that are texts of grammars are compiled by the front end of their kind; the others
+     * are composed here from their own parts. */
     switch (part->kind) {
     case PART_TEXT: return parts_text_rule(composer, part);
     case PART_SCHEMA:

@@ -124,6 +124,7 @@ static uint32_t regex_take_hex(struct regex_parser *parser, int min, int max)
     uint32_t value = 0;
     int n;
 
+    /* At most max digits: \x412 is \x41 and a 2. */
     for (n = 0; n < max; n++, parser->at++) {
         int digit = hex_digit(regex_peek_char(parser));
 
@@ -131,6 +132,8 @@ static uint32_t regex_take_hex(struct regex_parser *parser, int min, int max)
             break;
         value = value * 16 + (uint32_t)digit;
     }
+    /* Fewer than min: the position is at the character that is no digit, which the error
+     * reports. */
     if (n < min)
         regex_fail(parser, ERR_SYNTAX, "hexadecimal digits are missing");
     return value;
@@ -141,6 +144,7 @@ static uint32_t regex_take_unicode(struct regex_parser *parser)
 {
     uint32_t code;
 
+    /* \u{1F600} has one to six digits and needs no pairs. */
     if (regex_take_char(parser, "{")) {
         code = regex_take_hex(parser, 1, 6);
         if (!regex_take_char(parser, "}") || code > CODE_MAX)
@@ -148,8 +152,11 @@ static uint32_t regex_take_unicode(struct regex_parser *parser)
         return code;
     }
     code = regex_take_hex(parser, 4, 4);
+    /* \ud83d\ude00 is U+1F600: the first half gives the upper ten bits, the second one the lower
+     * ten. */
     if (code >= 0xd800 && code < 0xdc00 && regex_take_char(parser, "\\u"))
         code = 0x10000 + ((code - 0xd800) << 10) + (regex_take_hex(parser, 4, 4) & 0x3ff);
+    /* A half alone is no character and has no form in UTF-8. */
     if (code >= 0xd800 && code < 0xe000)
         regex_fail(parser, ERR_UNSUPPORTED, "half of a surrogate pair");
     return code;
@@ -204,13 +211,16 @@ static uint32_t regex_parse_class_atom(struct regex_parser *parser, struct class
                                        bool *single)
 {
     *single = true;
+    /* Most characters of a class are themselves. Only a backslash begins something else. */
     if (!regex_take_char(parser, "\\"))
         return regex_take_literal(parser);
+    /* A class such as \d has no single character, so it cannot be an end of a range. */
     if (regex_class_letter(parser, class, regex_peek_char(parser))) {
         parser->at++;
         *single = false;
         return 0;
     }
+    /* Inside a class \b is the backspace, and outside a word boundary. */
     if (regex_take_char(parser, "b"))
         return '\b';
     return regex_take_escape(parser);
@@ -395,6 +405,8 @@ static const struct regular *regex_parse_sequence(struct regex_parser *parser)
 {
     const struct regular *regular = NULL;
 
+    /* A sequence ends at '|', at the end of its group, or at the end of the pattern. A ')'
+     * without its '(' is left for the caller to report. */
     while (parser->at < parser->len && regex_peek_char(parser) != '|' &&
            regex_peek_char(parser) != ')' && compile_tick(parser->c)) {
         const struct regular *next = regex_parse_repeated(parser);
@@ -404,6 +416,7 @@ static const struct regular *regex_parse_sequence(struct regex_parser *parser)
         else
             regular = regular_node(parser->c, REGULAR_CAT, regular, next);
     }
+    /* Nothing between two '|': the empty text matches. */
     if (regular == NULL)
         return regular_node(parser->c, REGULAR_EMPTY, NULL, NULL);
     return regular;

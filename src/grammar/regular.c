@@ -94,9 +94,11 @@ const struct regular *regular_set(struct compile *compile, const struct regular_
     struct regular_range *copy = compile_alloc(compile, (n + 1) * sizeof *copy);
     struct regular_range *out = compile_alloc(compile, (n + 1) * sizeof *out);
 
+    /* A negated set of n ranges has up to n + 1 ranges: the gaps between them and at both ends. */
     must(ranges != NULL || n == 0);
     if (!compile_ok(compile))
         return NULL;
+    /* The ranges are sorted in place, so a copy is needed: the caller's may be constant. */
     if (n > 0)
         memcpy(copy, ranges, n * sizeof *copy);
     regular->kind = REGULAR_SET;
@@ -116,6 +118,7 @@ const struct regular *regular_text(struct compile *compile, const char *text, si
         struct regular_range one;
         const struct regular *set;
 
+        /* n is the length of one character; invalid bytes have none. */
         n = utf8_sequence(text + at, len - at);
         if (n == 0) {
             compile_fail(compile, ERR_SYNTAX, "a text is not valid UTF-8");
@@ -128,6 +131,7 @@ const struct regular *regular_text(struct compile *compile, const char *text, si
         else
             regular = regular_node(compile, REGULAR_CAT, regular, set);
     }
+    /* The empty text has no characters and is a node of its own. */
     if (regular == NULL)
         return regular_node(compile, REGULAR_EMPTY, NULL, NULL);
     return regular;
@@ -249,6 +253,8 @@ static void regular_nfa_set(struct nfa *nfa, const struct regular *regular, uint
     uint32_t i;
     size_t k;
 
+    /* A range is cut into up to five pieces, each with one length of UTF-8. U+0041 to U+0101,
+     * for example, becomes 41 to 7f with one byte, and 80 to 101 with two. */
     for (i = 0; i < regular->n_ranges && compile_ok(nfa->c); i++)
         for (k = 0; k < sizeof lengths / sizeof lengths[0]; k++) {
             uint32_t lo =

@@ -72,6 +72,8 @@ static bool schema_both_match(const void *arg, uint32_t mask)
 /* The texts that match the client's pattern and are white space in JSON. */
 static uint32_t schema_spaces_of_pattern(struct schema *schema)
 {
+    /* A client's pattern could match other text than white space. The intersection with JSON's
+     * own white space keeps the output valid. */
     static const char json[] = "[ \\t\\n\\r]*";
     const struct dfa *parts[2] = {
         regex_whole(schema->c, schema->c->spacing, schema->c->spacing_len),
@@ -82,6 +84,8 @@ static uint32_t schema_spaces_of_pattern(struct schema *schema)
         dfa = dfa_side_by_side(
             schema->c, &(struct dfa_product){
                            .parts = parts, .n = 2, .max_len = NONE, .keep = schema_both_match});
+    /* A start state without an end and without edges: the intersection is empty, and no white
+     * space could ever be written. */
     if (compile_ok(schema->c) && dfa->states[0].label == 0 && dfa->states[0].n_edges == 0)
         compile_fail(schema->c, ERR_INVALID, "whitespace_pattern matches no white space of JSON");
     if (compile_ok(schema->c))
@@ -198,6 +202,8 @@ static void schema_build_type(struct schema *schema, uint32_t start, const struc
     uint32_t n = 0;
     uint32_t i, own;
 
+    /* A free alternative allows every value of the type. The demands of the others make no
+     * difference then. */
     for (i = 0; i < all->n && compile_tick(schema->c); i++) {
         if ((all->items[i].types & type) == 0)
             continue;
@@ -208,8 +214,11 @@ static void schema_build_type(struct schema *schema, uint32_t start, const struc
         if (n++ == 0)
             first = &all->items[i];
     }
+    /* A single alternative is built at `start` itself, which saves a call in each walk. */
     if (n == 1)
         build(schema, start, first);
+    /* Several: their first bytes are usually equal, such as the quote of a string, and a state
+     * may have only one edge per byte. */
     for (i = 0; i < all->n && n > 1 && compile_tick(schema->c); i++)
         if ((all->items[i].types & type) != 0) {
             own = build_state(schema->b);

@@ -165,12 +165,19 @@ static void schema_unique_begin(struct array *array)
 
     for (const struct atom *atom = array->a->atoms; atom != NULL; atom = atom->next)
         unique = unique || (atom->kind == ATOM_UNIQUE && !atom->negated);
+    /* An array of at most one item has no two equal items. */
     if (!unique || array->max <= 1)
         return;
+    /* uniqueItems needs the items to come from a finite list, because the automaton has to
+     * remember which ones were used. The list is that of `enum` or `const` of the items. */
     array->n_unique = schema_array_values(array->s, array->a->atoms, array->unique);
     if (array->n_unique == 0)
         return;
+    /* Each value can be used once, so there cannot be more items than values. */
     array->max = array->max < array->n_unique ? array->max : array->n_unique;
+    /* A layer is a set of used values, one bit each, as long as there are few. With more values,
+     * the items must come in the order of the list, and a layer is the first value that is still
+     * allowed. */
     if (array->n_unique > UNIQUE_SETS)
         array->n_layers = array->n_unique + 1;
     else
@@ -188,10 +195,13 @@ static void schema_count_add(struct array *array, const struct atom *atom)
     }
     *count = (struct count){
         .literal = atom->literal, .min = atom->n, .max = atom->m, .from = atom->from};
+    /* Counting stops at the cap. With a maximum, one more is an error; without one, the minimum
+     * is all that matters. */
     if (count->max != NONE)
         count->cap = count->max;
     else
         count->cap = count->min;
+    /* Each count multiplies the number of states. */
     if (count->cap > 1000)
         compile_fail(array->s->c, ERR_LIMIT, "minContains or maxContains above 1000");
     array->n_counts++;
@@ -333,6 +343,8 @@ static void schema_item_build(struct array *array, uint32_t from, uint32_t at, u
 {
     uint32_t ways;
 
+    /* With uniqueItems: one way per value that is left. The value joins the other demands as a
+     * literal, since it must satisfy them too. */
     for (uint32_t i = 0; i < array->n_unique && compile_ok(array->s->c); i++) {
         uint32_t next = schema_unique_next(array, layer, i), list[96], n = 0;
 
@@ -344,6 +356,8 @@ static void schema_item_build(struct array *array, uint32_t from, uint32_t at, u
     }
     if (array->n_unique > 0)
         return;
+    /* `ways` is a set of bits: which of the `contains` this item satisfies. Where a maximum
+     * counts, it must violate the other ones, so that no item is left out of the count. */
     for (ways = 0; ways < 1u << array->n_counts && compile_ok(array->s->c); ways++)
         schema_item_way(array, from, at, layer, ways);
 }
@@ -368,15 +382,19 @@ static void schema_array_build_place(struct array *array, uint32_t at, uint32_t 
     uint32_t state = array->after[at * array->n_layers + layer];
     uint32_t gap, next;
 
+    /* No item can lead here: the place cannot be reached. */
     if (state == NONE)
         return;
+    /* White space comes before a comma and before the bracket, so both share the state after it. */
     gap = build_state(build);
     schema_build_space(array->s, state, gap);
+    /* Room for another item. */
     if (array->max == NONE || at < array->max) {
         next = build_state(build);
         schema_build_space_after(array->s, build_text(build, gap, ",", 1), next);
         schema_item_build(array, next, at, layer);
     }
+    /* The bracket is allowed only if the number of items and all counts are within their limits. */
     if (schema_may_close(array, at, layer))
         build_edge(build, gap, ']', ']', array->s->end);
 }

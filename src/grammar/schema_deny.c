@@ -259,9 +259,12 @@ static void schema_deny_one(struct expansion *expansion, struct options *options
     const struct schema_item *none = NULL;
     uint32_t i, j;
 
+    /* First way: all of the schemas fail. The literals are one conjunction. */
     for (i = 0; i < list->n && compile_tick(expansion->s->c); i++)
         none = schema_item_literal(expansion, &list->items[i], true, none);
     schema_add_option(expansion, options, none);
+    /* Second way: two of the schemas hold. Every pair is an option; more than two holding is
+     * covered by any pair of them. */
     for (i = 0; i < list->n; i++)
         for (j = i + 1; j < list->n && compile_tick(expansion->s->c); j++)
             schema_add_option(
@@ -321,13 +324,18 @@ void schema_deny(struct expansion *expansion, const struct json *schema)
     struct options options = {0};
     struct atom values = {.negated = true};
 
+    /* $ref is a keyword like others: it fails if the schema that it refers to fails. */
     if (to != NULL)
         schema_add_option(expansion, &options, schema_item_literal(expansion, to, true, NULL));
+    /* In old drafts the keywords beside $ref are ignored, so they cannot fail either. */
     if (to == NULL || !expansion->s->ref_alone) {
+        /* `type` fails for all types that it does not list. */
         if (type != NULL)
             schema_add_option(
                 expansion, &options,
                 schema_item_types(expansion, TYPE_ALL & ~schema_types_of(expansion, type), NULL));
+        /* `enum` and `const` are lists of values. They fail for every value that is not in the
+         * list. */
         if (list == NULL)
             values.node = NULL;
         else
@@ -342,10 +350,12 @@ void schema_deny(struct expansion *expansion, const struct json *schema)
         values.n = 1;
         if (constant != NULL)
             schema_add_option(expansion, &options, schema_item_values(expansion, values));
+        /* The remaining keywords, by the type of value that they concern. */
         schema_deny_scalars(expansion, &options, schema);
         schema_deny_array(expansion, &options, schema);
         schema_deny_object(expansion, &options, schema);
         schema_deny_logic(expansion, &options, schema);
     }
+    /* An empty list of options means that nothing can fail: no value satisfies the negation. */
     schema_expand_either(expansion, &options);
 }

@@ -151,12 +151,15 @@ bool schema_count_of(struct expansion *expansion, const struct json *node, uint3
     double value = json_is_number(node) ? json_real(node) : -1;
 
     must(node != NULL && n != NULL);
+    /* The comparison with its own truncation finds fractions. Values from 1e15 on are whole in
+     * any case as far as limits are concerned. */
     if (value < 0 || value != (double)(uint64_t)(value < 1e15 ? value : 1)) {
         if (!(value >= 1e15)) {
             schema_is_invalid(expansion, node, "a whole number, 0 or more");
             return false;
         }
     }
+    /* No string or array of a reply is that long, so larger counts are all the same. */
     if (value > 4e9)
         *n = 4000000000u;
     else
@@ -176,6 +179,7 @@ static unsigned schema_type_bits(const struct json *name)
                  {"object", TYPE_OBJECT}, {"any", TYPE_ALL}};
     size_t i;
 
+    /* A name that is unknown gives 0, which the caller reports with its place. */
     for (i = 0; i < sizeof types / sizeof types[0]; i++)
         if (json_is_text(name, types[i].name))
             return types[i].bits;
@@ -204,6 +208,8 @@ static unsigned schema_type_of_value(const struct json *value)
     switch (value->kind) {
     case JSON_NULL: return TYPE_NULL;
     case JSON_BOOL: return value->flag ? TYPE_TRUE : TYPE_FALSE;
+    /* Numbers that were parsed as integers are whole; a real one is whole if its fraction is
+     * zero, such as 2.0 or 1e3. */
     case JSON_INT:
     case JSON_UINT: return TYPE_WHOLE;
     case JSON_REAL: break;
@@ -213,6 +219,8 @@ static unsigned schema_type_of_value(const struct json *value)
     }
     struct decimal decimal;
 
+    /* Decimal digits are used and not a double, which would round 1.00000000000000000001 to a
+     * whole number. */
     if (schema_decimal_read(&decimal, value->text, value->n) && decimal.n_frac == 0)
         return TYPE_WHOLE;
     return TYPE_FRACTION;
@@ -350,11 +358,15 @@ static void schema_expand_object_constant(struct expansion *expansion, const str
     struct options options = {0};
     uint32_t i;
 
+    /* Exactly these members: an object, with at most as many members as the constant has, and
+     * below each of them is demanded. Names are unique, so no other member has room. */
     if (!negated) {
         schema_expand_item(expansion,
                            (struct schema_item){.kind = ITEM_TYPES, .types = TYPE_OBJECT});
         schema_expand_atom(expansion, (struct atom){.kind = ATOM_MEMBERS_MOST, .n = value->n});
     } else {
+        /* The negation needs one of these: no object at all, more members, or for some member
+         * that it is missing or differs. */
         schema_add_option(expansion, &options,
                           schema_item_types(expansion, TYPE_ALL & ~(unsigned)TYPE_OBJECT, NULL));
         schema_add_option(
@@ -377,18 +389,21 @@ static void schema_expand_object_constant(struct expansion *expansion, const str
             schema_expand_atom(expansion, member);
             continue;
         }
+        /* The member is missing. */
         schema_add_option(
             expansion, &options,
             schema_item_types(expansion, TYPE_OBJECT,
                               schema_item_atom(expansion,
                                                (struct atom){.kind = ATOM_ABSENT, .node = text},
                                                NULL)));
+        /* The member exists and differs. */
         schema_add_option(
             expansion, &options,
             schema_item_types(
                 expansion, TYPE_OBJECT,
                 schema_item_required(expansion, text, schema_item_atom(expansion, member, NULL))));
     }
+    /* The options were collected in the loop; one of them must hold. */
     if (negated)
         schema_expand_either(expansion, &options);
 }
@@ -455,16 +470,23 @@ static void schema_drop_empty_lists(struct expansion *expansion)
     const struct atom *atom;
     uint32_t i;
 
+    /* Only lists of strings and of numbers are looked at: other constants have become types or
+     * members. */
     for (atom = expansion->now.atoms; atom != NULL && compile_tick(expansion->s->c);
          atom = atom->next) {
         bool text = atom->kind == ATOM_STRINGS;
         bool left = false;
 
+        /* A negated list excludes values and never leaves the type empty, since there are always
+         * others. */
         if ((!text && atom->kind != ATOM_NUMBERS) || atom->negated)
             continue;
+        /* A value remains if it satisfies all other constraints of the branch; one is enough. */
         for (i = 0; i < atom->n && !left && compile_tick(expansion->s->c); i++)
             if (text ? atom->node[i].kind == JSON_TEXT : json_is_number(&atom->node[i]))
                 left = schema_value_left(expansion, atom, &atom->node[i]);
+        /* With no value left, the type cannot occur in this branch. Dropping it here avoids
+         * states that cannot reach an end. */
         if (!left)
             expansion->now.types &= ~(unsigned)(text ? TYPE_STRING : TYPE_NUMBER);
     }
@@ -538,13 +560,19 @@ static void schema_drop_empty_objects(struct expansion *expansion)
 {
     const struct atom *atom;
 
+    /* As soon as objects are excluded there is nothing left to find. */
     for (atom = expansion->now.atoms; atom != NULL && (expansion->now.types & TYPE_OBJECT) != 0;
          atom = atom->next) {
         uint32_t list[32];
         uint32_t n = 0;
 
+        /* Only required members matter: an optional one that cannot exist is left out of the
+         * object. */
         if (atom->kind != ATOM_REQUIRED || !compile_tick(expansion->s->c))
             continue;
+        /* The member's demands contradict each other at once, for example by
+         * additionalProperties: false. A deeper contradiction takes a search of its own, limited
+         * in depth, because schemas may be recursive. */
         if (!schema_member_wants(expansion, atom->node, list, &n, 32))
             expansion->now.types &= ~(unsigned)TYPE_OBJECT;
         else if (expansion->depth > 0 && n > 1 &&
@@ -692,21 +720,26 @@ static void schema_literal_done(struct expansion *expansion, uint32_t literal)
 /* Work off one branch. */
 static void schema_branch_run(struct expansion *expansion)
 {
+    /* The work list grows while it is processed, as literals turn into items. It ends when no
+     * item is left or no type is possible. */
     while (expansion->now.work != NULL && expansion->now.types != 0 &&
            compile_tick(expansion->s->c)) {
         const struct schema_item *item = expansion->now.work;
 
         expansion->now.work = item->next;
         switch (item->kind) {
+        /* A literal is replaced by the items of its schema's keywords. */
         case ITEM_LITERAL: schema_literal_done(expansion, item->literal); break;
         case ITEM_TYPES: expansion->now.types &= item->types; break;
         case ITEM_ATOM: schema_expand_atom(expansion, *item->atom); break;
         case ITEM_VALUES:
             schema_expand_values(expansion, item->atom->node, item->atom->n, item->atom->negated);
             break;
+        /* A choice: copies of the branch, one per option, go to the stack, and this one ends. */
         case ITEM_EITHER: schema_expand_split(expansion, item->either); break;
         }
     }
+    /* All items were processed: the branch is an alternative. */
     if (expansion->now.types != 0 && compile_ok(expansion->s->c))
         schema_branch_done(expansion);
 }
@@ -719,11 +752,15 @@ static void schema_expand_run(struct expansion *expansion, const uint32_t *liter
     if (!LIST_ADD(expansion->s->c, &expansion->stack))
         return;
     expansion->now = (struct branch){.types = TYPE_ALL};
+    /* In reverse, because each one is put at the front of the work list. */
     for (i = n; i-- > 0;)
         schema_expand_item(expansion,
                            (struct schema_item){.kind = ITEM_LITERAL, .literal = literals[i]});
     expansion->stack.items[0] = expansion->now;
     while (expansion->stack.n > 0 && compile_ok(expansion->s->c)) {
+        /* The number of branches can be exponential in the size of the schema, hence the bound.
+         * A question about emptiness (`asking`) may give up, and then counts as "not surely
+         * empty". */
         if (++expansion->n_branches > (expansion->asking ? BRANCHES_ASKED : BRANCHES_MAX)) {
             expansion->gave_up = true;
             if (!expansion->asking)
@@ -731,8 +768,10 @@ static void schema_expand_run(struct expansion *expansion, const uint32_t *liter
                              "its alternatives are too many: simplify it");
             return;
         }
+        /* Depth first: the stack stays small, and the first alternative is found early. */
         expansion->now = expansion->stack.items[--expansion->stack.n];
         schema_branch_run(expansion);
+        /* A question is answered by the first alternative. */
         if (expansion->asking && expansion->found.n > 0)
             return;
     }

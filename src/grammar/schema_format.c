@@ -111,10 +111,15 @@ static size_t schema_leap_quarters(char *out, size_t cap)
     size_t n = 0;
     int local;
 
+    /* For 23:59:60 in UTC the local time is, with an offset east by `east` minutes, east - 1
+     * minutes past midnight. The steps of 15 begin at 14, so that east is a whole quarter:
+     * 00:14:60 is +00:15. */
     for (local = 14; local < DAY; local += 15) {
         int east = (local + 1) % DAY;
         int west = DAY - 1 - local;
 
+        /* Each local time occurs with one offset to the east and with one to the west:
+         * 00:14:60+00:15 and 00:14:60-23:45. */
         n += (size_t)snprintf(out + n, cap - n,
                               "|%02d:%02d:60" FRACTION "([+]%02d:%02d|-%02d:%02d%s)", local / 60,
                               local % 60, east / 60, east % 60, west / 60, west % 60,

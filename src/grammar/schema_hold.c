@@ -18,6 +18,8 @@ const struct json *schema_get_kind(struct expansion *expansion, const struct jso
     const struct json *value = json_get(schema, name);
 
     must(name != NULL);
+    /* The caller goes on as if the keyword were missing; the error is recorded with the place of
+     * the value. */
     if (value != NULL && value->kind != kind) {
         schema_is_invalid(expansion, value,
                           kind == JSON_LIST   ? "a list"
@@ -73,10 +75,13 @@ bool schema_bound_of(struct expansion *expansion, const struct json *schema, boo
     const struct json *e = schema_get(schema, most ? "exclusiveMaximum" : "exclusiveMinimum");
     bool old = e != NULL && e->kind == JSON_BOOL && e->flag;
 
+    /* With `strict` only a number counts: a boolean of draft-04 is handled with the bound that
+     * it changes. */
     if (strict ? e == NULL || e->kind == JSON_BOOL : value == NULL)
         return false;
     *atom = (struct atom){
         .kind = most ? ATOM_MOST : ATOM_LEAST, .strict = strict || old, .node = strict ? e : value};
+    /* For example "minimum": "3". */
     if (!json_is_number(atom->node))
         schema_is_invalid(expansion, atom->node, "a number");
     return compile_ok(expansion->s->c);
@@ -153,16 +158,21 @@ static void schema_hold_array(struct expansion *expansion, const struct json *sc
     const struct json *rest = schema_get(schema, "unevaluatedItems");
     uint32_t i;
 
+    /* In old drafts `items` may be a list of schemas, one per position, as prefixItems is later. */
     if (items != NULL && items->kind != JSON_LIST)
         schema_check_schema(expansion, items);
     for (i = 0; items != NULL && items->kind == JSON_LIST && i < items->n; i++)
         schema_check_schema(expansion, &items->items[i]);
+    /* The schemas of items are not expanded here. The atom refers to the schema, and each
+     * position of the array looks up its own. */
     if (items != NULL || schema_get_kind(expansion, schema, "prefixItems", JSON_LIST) != NULL)
         schema_expand_atom(expansion, (struct atom){.kind = ATOM_ITEMS, .node = schema});
     if (contains != NULL)
         schema_expand_atom(expansion, schema_contains_atom(expansion, schema, contains));
     if (unique != NULL && unique->kind == JSON_BOOL && unique->flag)
         schema_expand_atom(expansion, (struct atom){.kind = ATOM_UNIQUE, .node = unique});
+    /* With `items` every item is evaluated, so unevaluatedItems has nothing to refuse. `true`
+     * demands nothing. */
     if (rest != NULL && !(rest->kind == JSON_BOOL && rest->flag) && items == NULL)
         (void)schema_refuse(expansion, rest, "\"unevaluatedItems\" is not supported");
 }
@@ -226,12 +236,17 @@ static void schema_hold_dependent(struct expansion *expansion, const struct json
 {
     struct options options = {0};
     const struct json *text = schema_name_text(expansion, member);
+    /* `more` is the list of demands on an object that has the member, beginning with the member
+     * itself. */
     const struct schema_item *more = schema_item_required(expansion, text, NULL);
     uint32_t i;
 
+    /* First option: the member is missing, and nothing is demanded. */
     schema_add_option(
         expansion, &options,
         schema_item_atom(expansion, (struct atom){.kind = ATOM_ABSENT, .node = text}, NULL));
+    /* A list of names (dependentRequired), or a schema (dependentSchemas). `dependencies` of old
+     * drafts is one of both. */
     if (member->kind == JSON_LIST) {
         for (i = 0; i < member->n; i++)
             if (member->items[i].kind == JSON_TEXT)
@@ -257,10 +272,15 @@ static void schema_hold_one(struct expansion *expansion, const struct json *list
     for (i = 0; i < list->n && compile_tick(expansion->s->c); i++) {
         const struct schema_item *items = NULL;
 
+        /* From the last to the first, because each literal is put in front of the list: the
+         * negations are in the order of the document. */
         for (j = list->n; j-- > 0 && compile_tick(expansion->s->c);) {
+            /* Literals are numbered once per schema, so asking again costs little. */
             uint32_t both[2] = {schema_literal_of(expansion->s, &list->items[i], false, false),
                                 schema_literal_of(expansion->s, &list->items[j], false, false)};
 
+            /* Two schemas that exclude each other need no negation: the second cannot hold if
+             * the first does. */
             if (j != i && !schema_is_surely_empty(expansion->s, both, 2, 2))
                 items = schema_item_literal(expansion, &list->items[j], true, items);
         }
@@ -290,12 +310,15 @@ static void schema_hold_if(struct expansion *expansion, const struct json *schem
     const struct json *no = schema_get(schema, "else");
     struct options options = {0};
 
+    /* `if` alone demands nothing. */
     if (yes == NULL && no == NULL)
         return;
+    /* Condition and then; without a `then`, the condition alone. */
     schema_add_option(
         expansion, &options,
         schema_item_literal(expansion, cond, false,
                             yes == NULL ? NULL : schema_item_literal(expansion, yes, false, NULL)));
+    /* No condition, and else. */
     schema_add_option(
         expansion, &options,
         schema_item_literal(expansion, cond, true,

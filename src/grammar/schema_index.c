@@ -208,6 +208,7 @@ static size_t schema_token_read(const char *text, size_t len, char *out)
     size_t n = 0;
     size_t i;
 
+    /* First pass: "%7E1" is the URI form of "~1". */
     for (i = 0; i < len; i++) {
         char ch = text[i];
 
@@ -219,6 +220,8 @@ static size_t schema_token_read(const char *text, size_t len, char *out)
         }
         out[n++] = ch;
     }
+    /* Second pass, because the result of %XX may be part of a ~0 or ~1. "~01" is "~1" and not
+     * "/". */
     for (i = 0, len = n, n = 0; i < len; i++) {
         if (out[i] == '~' && i + 1 < len && (out[i + 1] == '0' || out[i + 1] == '1'))
             out[n++] = out[++i] == '0' ? '~' : '/';
@@ -271,12 +274,17 @@ const struct json *schema_index_find(struct schema *schema, const struct json *f
     char *whole;
 
     must(ref->kind == JSON_TEXT);
+    /* A reference without a URI, "#/...", is one within the document, even if its base is
+     * unknown. */
     if (node == NULL && len == 0)
         node = schema->root;
+    /* The whole document, or no such document. */
     if (hash == NULL || hash[1] == '\0' || node == NULL || !compile_ok(schema->c))
         return node;
+    /* "#/$defs/name" is a pointer: steps from the root of the document. */
     if (hash[1] == '/')
         return schema_pointer_follow(schema, node, hash + 1);
+    /* "#name" is an anchor, which is entered in the table under its full URI. */
     whole = compile_alloc(schema->c, strlen(uri) + strlen(hash) + 1);
     if (whole == NULL)
         return NULL;
@@ -294,13 +302,17 @@ static size_t schema_add_token(char *out, size_t at, size_t cap, const struct js
 {
     size_t k;
 
+    /* An item of a list has its index as the step. */
     if (node->kind == JSON_LIST)
         return at + (size_t)snprintf(out + at, cap - at, "/%u", i);
     if (at + 1 < cap)
         out[at++] = '/';
+    /* The loop stops two bytes before the end: a character may become two, and the NUL needs
+     * one. */
     for (k = 0; k < node->items[i].key_len && at + 2 < cap; k++) {
         char ch = node->items[i].key[k];
 
+        /* ~ becomes ~0, and / becomes ~1. */
         if (ch == '~' || ch == '/') {
             out[at++] = '~';
             if (ch == '~')
@@ -327,6 +339,8 @@ void schema_index_pointer(const struct json *root, const void *node, char *out, 
     out[0] = '\0';
     path[0] = root;
     next[0] = 0;
+    /* path[] is the way from the root to the current node, and next[] the child to visit next at
+     * each level. */
     while (depth >= 0 && path[depth] != node) {
         const struct json *here = path[depth];
 
@@ -337,6 +351,8 @@ void schema_index_pointer(const struct json *root, const void *node, char *out, 
             depth--;
         }
     }
+    /* next[i] is one more than the child that was taken. The path is cut where the room ends,
+     * since it is for an error text only. */
     for (i = 0; i < depth && at + 16 < cap; i++)
         at = schema_add_token(out, at, cap, path[i], next[i] - 1);
 }

@@ -137,10 +137,12 @@ size_t schema_decimal_text(const struct decimal *decimal, char *out, size_t cap)
     size_t n = 0;
 
     must(out != NULL && cap > 0);
+    /* The sign, a zero before the point, the point, and one byte to spare. */
     if (cap < (size_t)(decimal->n_int + decimal->n_frac) + 4)
         return 0;
     if (decimal->minus)
         out[n++] = '-';
+    /* The digits have no leading zeros, so 0.5 has none before the point. */
     if (decimal->n_int == 0)
         out[n++] = '0';
     memcpy(out + n, decimal->digits, (size_t)decimal->n_int);
@@ -166,10 +168,15 @@ static uint32_t schema_compare_int(const struct decimal *value, uint32_t word, i
     uint32_t n = READ(word);
     uint32_t order = ORDER(word);
 
+    /* Leading zeros have no place in the number's value. */
     if (n == 0 && digit == 0)
         return word;
+    /* More digits than the bound's: the number is larger, whatever its digits are. The count
+     * stops at one more than n_int, so that the states stay finite. */
     if (n >= (uint32_t)value->n_int)
         return 2 | ((uint32_t)value->n_int + 1) << 2;
+    /* The first digit that differs decides, as long as both numbers turn out to have the same
+     * length. */
     if (order == 0 && digit != value->digits[n] - '0') {
         if (digit < value->digits[n] - '0')
             order = 1;
@@ -195,6 +202,7 @@ static uint32_t schema_compare_frac(const struct decimal *value, uint32_t word, 
     uint32_t n = READ(word);
     int want = n < (uint32_t)value->n_frac ? value->digits[value->n_int + (int)n] - '0' : 0;
 
+    /* Decided before: further digits of the fraction change nothing. */
     if (ORDER(word) != 0)
         return word;
     if (digit != want) {
@@ -202,6 +210,7 @@ static uint32_t schema_compare_frac(const struct decimal *value, uint32_t word, 
             return 1;
         return 2;
     }
+    /* Only the digits that the bound has are counted. Beyond them, equal means zeros. */
     if (n < (uint32_t)value->n_frac)
         return (n + 1) << 2;
     return word;
@@ -250,13 +259,17 @@ static uint32_t schema_multiple_digit(const struct number_rule *rule, uint32_t w
     uint32_t rest = word & 0xffffff;
     uint32_t read = word >> 24;
 
+    /* LOST is final: the fraction has a digit that no multiple has. */
     if (word == LOST)
         return LOST;
+    /* With scale 2 (as for 0.25) only two digits of the fraction count; all further ones must be
+     * 0. */
     if (fraction && read == rule->scale) {
         if (digit == 0)
             return word;
         return LOST;
     }
+    /* For 0.25: 1.75 is read as 175, and 175 % 25 is 0. */
     rest = (uint32_t)(((uint64_t)rest * 10 + (uint32_t)digit) % rule->modulus);
     return rest | (read + fraction) << 24;
 }
@@ -298,6 +311,7 @@ static bool schema_rule_holds(const struct number_rule *rule, uint32_t word, boo
     bool holds = false;
     int order;
 
+    /* schema_compare_end() also decides numbers that ended before the digits of the bound did. */
     switch (rule->kind) {
     case RULE_BOUND:
         order = schema_compare_end(&rule->value, word, minus, fraction);
@@ -310,6 +324,7 @@ static bool schema_rule_holds(const struct number_rule *rule, uint32_t word, boo
     case RULE_MULTIPLE: holds = schema_multiple_end(rule, word); break;
     case RULE_FRACTION: holds = word != 0; break;
     }
+    /* A negated rule holds if the rule does not. */
     return holds != rule->negated;
 }
 
@@ -431,6 +446,7 @@ static void schema_multiple_add(struct schema *schema, struct machine *machine,
     int i;
 
     schema_value_read(schema, atom->node, &decimal);
+    /* The digits without the point are the divisor: 0.25 is 25, with a scale of 2. */
     for (i = 0; i < decimal.n_int + decimal.n_frac && value <= MULTIPLE_MAX; i++)
         value = value * 10 + (uint64_t)(decimal.digits[i] - '0');
     if (decimal.minus || value == 0)
@@ -440,6 +456,7 @@ static void schema_multiple_add(struct schema *schema, struct machine *machine,
                      MULTIPLE_MAX);
     if (rule == NULL || !compile_ok(schema->c))
         return;
+    /* The remainder is kept in 24 bits of a word, hence MULTIPLE_MAX. */
     rule->modulus = (uint32_t)value;
     rule->scale = (uint32_t)decimal.n_frac;
 }

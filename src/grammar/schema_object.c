@@ -68,9 +68,12 @@ static uint32_t schema_part_of(struct object *object, const struct json *text,
 {
     uint32_t i;
 
+    /* Equal patterns share one number, since schema_pattern_dfa() returns the same dfa for the
+     * same text. */
     for (i = 0; i < object->n_parts && text != NULL; i++)
         if (object->parts[i] == dfa && object->texts[i] != NULL)
             return i;
+    /* The parts that a name matches are a mask in one word. */
     if (object->n_parts == DFA_PARTS_MAX) {
         compile_fail(object->s->c, ERR_LIMIT, "more than %d patterns of names meet", DFA_PARTS_MAX);
         return 0;
@@ -87,12 +90,15 @@ static const struct dfa *schema_key_dfa(struct schema *schema, const struct json
     struct json *text = compile_alloc(schema->c, sizeof *text);
     const struct dfa *dfa;
 
+    /* compile_alloc() zeroes the memory, so all other members of the node are empty. */
     if (text == NULL)
         return NULL;
     text->kind = JSON_TEXT;
     text->text = member->key;
     text->text_len = member->key_len;
     dfa = schema_pattern_dfa(schema, text);
+    /* An error within the pattern was reported at the text node, which is not in the document;
+     * the member is. */
     if (schema->c->at == text)
         schema->c->at = member;
     return dfa;
@@ -113,9 +119,12 @@ static const struct dfa *schema_names_dfa(struct schema *schema, uint32_t litera
     uint32_t n = 0;
     uint32_t i;
 
+    /* Every alternative is a way for a name to be valid, so the result is their union. */
     for (i = 0; i < all.n && compile_ok(schema->c); i++) {
+        /* A name is a string: other types cannot occur. */
         if ((all.items[i].types & TYPE_STRING) == 0)
             continue;
+        /* One alternative without any constraint allows all names. */
         if (schema_string_is_free(&all.items[i]))
             return NULL;
         if (n == DFA_PARTS_MAX) {
@@ -230,6 +239,8 @@ static bool schema_own_patterns(struct object *object, const struct json *schema
     bool any = false;
     uint32_t i;
 
+    /* The numbers of the patterns are those of the whole object, since several schemas may share
+     * patterns. */
     for (i = 0; patterns != NULL && i < patterns->n && compile_ok(object->s->c); i++) {
         const struct json *pattern = &patterns->items[i];
 
@@ -252,11 +263,14 @@ static void schema_wants_of_members(struct object *object, const struct json *sc
     const struct json *own = NULL;
     bool matched;
 
+    /* The schema of the property and those of the patterns apply together. */
     if (member != NULL && known != NULL)
         own = json_get_n(known, member->name, member->len);
     if (own != NULL)
         schema_object_want(object, wants, own);
     matched = schema_own_patterns(object, schema, mask, wants);
+    /* additionalProperties is for names that neither of the others covers, within this one
+     * schema. */
     if (own == NULL && !matched && other != NULL)
         schema_object_want(object, wants, other);
 }
@@ -302,17 +316,22 @@ static uint32_t schema_needs_met(struct object *object, const struct member *mem
     uint32_t met = 0;
     uint32_t i;
 
+    /* A need is a demand for some member, whichever it is: one that matches a pattern, or one
+     * that is additional in its owner. */
     for (i = 0; i < object->n_needs; i++) {
         const struct need *need = &object->needs[i];
         const struct json *known;
 
+        /* By pattern: the name is in its language. */
         if (need->owner == NULL) {
             met |= (mask >> schema_part_of(object, need->text, need->pattern) & 1) << i;
             continue;
         }
+        /* By owner: a name that is known there is not additional. */
         known = json_get_kind(need->owner, "properties", JSON_OBJECT);
         if (member != NULL && known != NULL && json_get_n(known, member->name, member->len) != NULL)
             continue;
+        /* Neither is one that matches a pattern of the owner. */
         if (!schema_own_patterns(object, need->owner, mask, NULL))
             met |= 1u << i;
     }

@@ -33,10 +33,12 @@ static const struct dfa *schema_named(struct schema *schema, const struct json *
     const struct dfa *dfa = NULL;
     uint32_t i;
 
+    /* Patterns occur repeatedly, for example in a list of tools, and a dfa is expensive. */
     for (i = 0; i < schema->dfas.n; i++)
         if (schema->dfas.items[i].kind == kind && schema->dfas.items[i].len == len &&
             memcmp(schema->dfas.items[i].text, text->text, len) == 0)
             return schema->dfas.items[i].dfa;
+    /* Errors in the pattern are reported at its place. */
     schema->c->at = text;
     switch (kind) {
     case LANGUAGE_PATTERN: dfa = regex_search(schema->c, text->text, len); break;
@@ -44,6 +46,7 @@ static const struct dfa *schema_named(struct schema *schema, const struct json *
     case LANGUAGE_WIDE: dfa = schema_format_wide(schema->c, text->text); break;
     case LANGUAGE_NARROW: dfa = schema_format_narrow(schema->c, text->text); break;
     }
+    /* An error leaves NULL in the list, which is harmless: nothing is built after an error. */
     if (LIST_ADD(schema->c, &schema->dfas))
         schema->dfas.items[schema->dfas.n - 1] = (struct named_dfa){text->text, len, kind, dfa};
     return dfa;
@@ -65,12 +68,14 @@ static struct limits schema_limits_of(const struct alternative *alternative)
     struct limits limits = {0, NONE};
     const struct atom *atom;
 
+    /* The narrowest of all bounds applies. */
     for (atom = alternative->atoms; atom != NULL; atom = atom->next) {
         if (atom->kind == ATOM_LENGTH_LEAST && atom->n > limits.min)
             limits.min = atom->n;
         if (atom->kind == ATOM_LENGTH_MOST && atom->n < limits.max)
             limits.max = atom->n;
     }
+    /* No output is that long, so such a bound needs no states. */
     if (limits.max > LENGTH_NO_LIMIT)
         limits.max = NONE;
     return limits;
@@ -226,9 +231,11 @@ static uint32_t schema_hex_digits(struct build *build, uint32_t from, int n, uin
     size_t k;
 
     must(n > 0);
+    /* Each digit leads from one state to the next; the last one leads to `to`. */
     for (i = 0; i < n && compile_ok(build->c); i++) {
         uint32_t next = i + 1 < n ? build_state(build) : to;
 
+        /* A digit is one of three ranges: 0-9, A-F, a-f. */
         for (k = 0; k < 3; k++)
             build_edge(build, from, (uint8_t)hex_ranges[k][0], (uint8_t)hex_ranges[k][1], next);
         from = next;
@@ -339,14 +346,19 @@ static uint32_t schema_counted_line(struct schema *schema, uint32_t min, uint32_
     uint32_t i;
 
     must(min <= max);
+    /* From the end to the start, because each state needs its successor. State i is the one
+     * after i characters. */
     for (i = last + 1; i-- > 0 && compile_ok(schema->c);) {
         uint32_t state =
             max == NONE && i == last ? schema_free_body(schema) : build_state(schema->b);
 
         if (at != NONE)
             schema_one_char(schema, state, at);
+        /* The quote may follow once there are `min` characters. */
         if (i >= min && !(max == NONE && i == last))
             build_edge(schema->b, state, '"', '"', schema->end);
+        /* "Plain" is the number of ordinary characters that may follow without leaving the
+         * string. The mask uses it to allow whole slices of tokens without walking them. */
         if (max == NONE && i < last)
             schema_set_plain(schema, state, 254);
         else if (max != NONE)
@@ -471,15 +483,18 @@ static uint32_t schema_string_build_list(struct schema *schema,
     struct buf text = {.limit = GRAMMAR_SOURCE_MAX};
     uint32_t i;
 
+    /* Each text is tested alone against the other constraints, such as a pattern beside an enum. */
     for (i = 0; i < list->n && compile_tick(schema->c); i++) {
         const struct json *node = &list->node[i];
 
         if (node->kind != JSON_TEXT || !schema_text_fits(schema, alternative, node))
             continue;
         buf_clear(&text);
+        /* The tree holds the text as JSON, with its escapes, up to the closing quote. */
         buf_add_json_text(&text, node->text, node->text_len);
         if (text.failed)
             compile_fail(schema->c, ERR_NO_MEMORY, "out of memory");
+        /* The values share a tree, so a walk has one configuration, however long the list is. */
         build_insert_here(schema->b, root, text.bytes == NULL ? "" : text.bytes, text.len, '"',
                           schema->end);
     }

@@ -35,6 +35,7 @@ static int trie_spelled_order(const void *a, const void *b)
     const struct spelled *right = b;
     int order = memcmp(left->bytes, right->bytes, left->len < right->len ? left->len : right->len);
 
+    /* memcmp() compares unsigned bytes, as the trie's nodes are ordered. */
     if (order != 0)
         return order;
     if (left->len != right->len) {
@@ -113,8 +114,11 @@ static uint32_t trie_aliases_take(struct spelled *list, uint32_t n, struct buf *
     uint32_t i;
 
     for (i = 0; i < n; i++) {
+        /* The list is sorted, so equal texts are neighbours. */
         if (kept > 0 && list[kept - 1].len == list[i].len &&
             memcmp(list[kept - 1].bytes, list[i].bytes, list[i].len) == 0) {
+            /* Aliases are not part of the trie. They get the bit of their token when the mask is
+             * complete. */
             struct trie_alias alias = {list[kept - 1].id, list[i].id};
 
             buf_add(aliases, &alias, sizeof alias);
@@ -132,6 +136,8 @@ static uint32_t trie_list_fill(struct spelled *list, const struct trie_token *to
     uint32_t n = 0;
     uint32_t i;
 
+    /* Tokens without a text, such as special ones, cannot be part of an output that follows
+     * a grammar; tokens that are too long are never allowed. */
     for (i = 0; i < n_vocab; i++)
         if (tokens[i].len > 0 && tokens[i].len <= TRIE_TOKEN_MAX) {
             list[n].bytes = tokens[i].bytes;
@@ -167,8 +173,11 @@ static void trie_slices_add(struct buf *out, const struct spelled *list, uint32_
         out->failed = true;
         return;
     }
+    /* Trie 0 has all tokens. Each other one lacks the tokens of a slice, and the words are their
+     * mask. */
     for (t = 1; t < TRIE_TRIES; t++) {
         memset(words, 0, n_words * sizeof *words);
+        /* A token's bit is at its id, as in the mask that is the result. */
         for (i = 0; i < n; i++)
             if (trie_in_slice(&list[i], t))
                 words[list[i].id / 32] |= 1u << list[i].id % 32;
@@ -269,11 +278,13 @@ static bool trie_lists_fine(const struct token_trie *trie)
     const uint32_t *at = trie_text_at(trie);
     uint32_t i;
 
+    /* Offsets ascend, and the last one is the length of all texts, so every text is inside. */
     for (i = 0; i < trie->n_vocab; i++)
         if (at[i + 1] < at[i] || at[i + 1] - at[i] > TRIE_TOKEN_MAX)
             return false;
     if (at[0] != 0 || at[trie->n_vocab] != trie->text_bytes)
         return false;
+    /* Ids index the mask, so one out of range would write beside it. */
     for (i = 0; i < trie->n_ends; i++)
         if (trie_ends(trie)[i] >= trie->n_vocab)
             return false;
@@ -291,18 +302,23 @@ int trie_check(const void *image, size_t len)
     uint32_t i;
 
     must(image != NULL || len == 0);
+    /* The image is used in place, hence the alignment. */
     if (len < sizeof *trie || len > TRIE_BYTES_MAX || (uintptr_t)image % 8 != 0)
         return ERR_INVALID;
     if (trie->magic != TRIE_MAGIC || trie->bytes != len || trie->n_vocab == 0 ||
         trie->n_vocab > TRIE_IDS_MAX || trie->n_words != (trie->n_vocab + 31) / 32 ||
         trie->n_ends > TRIE_ENDS_MAX)
         return ERR_INVALID;
+    /* The tables follow one another; their sizes must add up to the length of the image, with no
+     * gap. 64 bits cannot overflow here. */
     bytes += ((uint64_t)trie->n_vocab + 1 + trie->n_ends) * sizeof(uint32_t);
     bytes += (uint64_t)trie->n_aliases * sizeof(struct trie_alias);
     bytes += (uint64_t)trie->n_words * sizeof(uint32_t) * (TRIE_TRIES - 1);
     bytes += (uint64_t)trie->n_nodes * sizeof(struct trie_node) + trie->text_bytes;
     if (bytes != len || !trie_lists_fine(trie))
         return ERR_INVALID;
+    /* Each trie's nodes must be within the table, and each subtree within its trie: skipping
+     * over a subtree must not leave it. */
     for (i = 0; i < TRIE_TRIES; i++) {
         const struct trie_part *part = &trie->tries[i];
 

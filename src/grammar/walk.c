@@ -116,11 +116,14 @@ void walk_set_add(struct walk_work *work, struct set *set, uint32_t state, uint3
     for (i = 0; i < set->n; i++)
         if (tops[i].state == state && tops[i].frame == frame)
             return;
+    /* Bounds on one set, on all sets together, and on the work. walk_stop() sets the last one to
+     * 0, which ends a walk from another thread. */
     if (set->n == ONE_SET_MAX || work->n_pool == SET_CAP ||
         work->steps > atomic_load_explicit(&work->steps_max, memory_order_relaxed)) {
         work->failed = true;
         return;
     }
+    /* The set is the last one of the pool, so it grows in place. */
     work->pool[work->n_pool].state = state;
     work->pool[work->n_pool++].frame = frame;
     set->n++;
@@ -254,6 +257,8 @@ struct set walk_set_load(struct walk_work *work, const struct walk *walk)
     uint32_t i;
 
     must(walk->n_tops <= WALK_TOPS_MAX && walk->n_frames <= WALK_FRAMES_MAX);
+    /* A frame's `below` is always one that was created before, so its new number is known. 0 is
+     * the bottom in a walk, and the work has two reserved numbers, hence the distance of one. */
     for (i = 1; i < walk->n_frames; i++) {
         uint32_t below = walk->frames[i].below;
 
@@ -420,6 +425,8 @@ static int walk_only_byte(const struct walk_work *work, const struct set *set)
     uint32_t i;
     int byte;
 
+    /* With a single byte that can follow, a token is forced and needs no mask. The search ends
+     * at the second byte found. */
     for (byte = 0; byte < 256; byte++)
         for (i = 0; i < set->n; i++)
             if (automaton_step(work->a, work->pool[set->at + i].state, (uint8_t)byte) !=
@@ -427,6 +434,8 @@ static int walk_only_byte(const struct walk_work *work, const struct set *set)
                 if (only >= 0)
                     return -1;
                 only = byte;
+                /* Several configurations may share a byte; one is enough to know that it can
+                 * follow. */
                 break;
             }
     return only;

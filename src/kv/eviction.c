@@ -185,6 +185,9 @@ static void eviction_enter(struct eviction *o, int32_t id)
 {
     struct eviction_page *p = &o->pages[id];
 
+    /* The list is sorted by last use, so a page may be appended only if it was used after all
+     * others. Pages with a rank are never in the list, because their order does not depend on
+     * their use alone. */
     if (p->retain.rank != 0 || (o->last != -1 && o->pages[o->last].used >= p->used)) {
         eviction_put_in(o, EVICTION_NEXT, id);
         return;
@@ -369,6 +372,7 @@ static void eviction_check_list(const struct eviction *o)
     int32_t prev = -1;
     int n = 0;
 
+    /* Each page is in the list or in the heap, never in both. */
     for (int32_t i = o->first; i != -1; i = o->pages[i].next) {
         const struct eviction_page *p = &o->pages[i];
 

@@ -76,6 +76,7 @@ static void pages_list_remove(struct pages *p, struct page_list *l, int32_t id)
 {
     struct page *page = &p->page[id];
 
+    /* A neighbour that is missing means that the page is at that end of the list. */
     if (page->prev == -1)
         l->first = page->next;
     else
@@ -384,6 +385,7 @@ bool pages_label(const struct pages *p, int32_t page, struct page_label *label)
 {
     const struct page *pg = &p->page[page];
 
+    /* A part is a page with fewer tokens than a full one. */
     if (pg->n_tokens != p->page_tokens)
         return false;
     *label = (struct page_label){
@@ -501,6 +503,8 @@ static int pages_walk_free(const struct pages *p)
     int n = 0;
     int32_t prev = -1;
 
+    /* The bound on n is tested first, so a list that became a ring ends in a failure and not in
+     * an endless loop. */
     for (int32_t i = p->free.first; i != -1; i = p->page[i].next) {
         must(n < p->n_pages);
         must(p->page[i].refs == 0);
@@ -519,12 +523,14 @@ static int pages_walk_families(const struct pages *p)
 {
     int n = 0;
 
+    /* One slot per bucket of the table, with its pages from the youngest to the eldest. */
     for (uint32_t slot = 0; slot <= p->table.mask; slot++) {
         int32_t younger = -1;
 
         for (int32_t i = p->families[slot]; i != -1; i = p->page[i].elder) {
             must(n < p->n_pages);
             must(p->page[i].n_tokens > 0);
+            /* A page in the wrong bucket would never be found by the name of its parent. */
             must(table_home(&p->table, &p->page[i].parent) == slot);
             must(p->page[i].younger == younger);
             younger = i;

@@ -57,6 +57,8 @@ struct store_db {
 /* Errors of LMDB that mean a damaged file, and not a lack of something. */
 static bool store_db_is_damage(int rc)
 {
+    /* In these cases the file itself is bad. Any other error, such as a full disk or missing
+     * memory, is no reason to give up the index. */
     switch (rc) {
     case MDB_CORRUPTED:
     case MDB_INVALID:
@@ -144,6 +146,8 @@ static int store_db_format(struct store_db *db, MDB_txn *txn, struct store_forma
 
     if (rc != 0)
         return rc;
+    /* The size is compared first: a record of another version may be shorter than this
+     * structure. */
     if (value.mv_size != sizeof *out)
         return MDB_INCOMPATIBLE;
     memcpy(out, value.mv_data, sizeof *out);
@@ -159,14 +163,19 @@ static int store_db_create(struct store_db *db, const char *dir, const struct st
     MDB_val key = store_db_val("format", 6);
     MDB_val value = store_db_val(format, sizeof *format);
     MDB_txn *txn = NULL;
+    /* The child process is alone with the file, so no lock is needed. */
     int rc = store_db_env(db, dir, MDB_NOLOCK, map_bytes);
 
     if (rc == 0)
         rc = mdb_txn_begin(db->env, NULL, 0, &txn);
     if (rc == 0)
         rc = store_db_tables(db, txn, MDB_CREATE);
+    /* The format is written in the transaction that creates the tables: an index without one
+     * cannot exist after a crash. */
     if (rc == 0)
         rc = mdb_put(txn, db->meta, &key, &value, 0);
+    /* LMDB frees a transaction in a commit, even if the commit fails, so it must not be
+     * aborted after one. */
     if (rc == 0)
         rc = mdb_txn_commit(txn);
     else if (txn != NULL)
@@ -316,8 +325,10 @@ bool store_db_read_space(struct store_db *db, uint32_t index, struct store_space
 
     if (mdb_txn_begin(db->env, NULL, MDB_RDONLY, &txn) != 0)
         return false;
+    /* A record of another size is from another version and counts as missing. */
     if (mdb_get(txn, db->spaces, &key, &value) == 0 && value.mv_size == sizeof *out) {
         memcpy(out, value.mv_data, sizeof *out);
+        /* The name comes from a file and may lack its NUL. */
         out->name[sizeof out->name - 1] = '\0';
         found = true;
     }
@@ -453,6 +464,7 @@ int store_db_write_rates(struct store_db *db, const struct store_rate *rates, in
     MDB_txn *txn = NULL;
     int rc = mdb_txn_begin(db->env, NULL, 0, &txn);
 
+    /* Only a transaction that was not committed is aborted, see store_db_create(). */
     if (rc == 0)
         rc = mdb_put(txn, db->meta, &key, &value, 0);
     if (rc == 0)
@@ -478,6 +490,8 @@ int store_db_read_rates(struct store_db *db, struct store_rate rates[STORE_RATES
     MDB_val value;
     int n = 0;
 
+    /* Reading needs a transaction, too: the value points into the map and is valid until its
+     * end. */
     if (mdb_txn_begin(db->env, NULL, MDB_RDONLY, &txn) != 0)
         return 0;
     if (store_db_get_rates(db, txn, &value)) {
@@ -531,12 +545,15 @@ static int store_db_copy(struct store_db *from, struct store_db *to)
         rc = store_db_copy_table(a, from->slots, b, to->slots);
     if (rc == 0)
         rc = store_db_copy_table(a, from->uses, b, to->uses);
+    /* Rates are optional: an index without any is complete. */
     if (rc == 0 && store_db_get_rates(from, a, &value))
         rc = mdb_put(b, to->meta, &key, &value, 0);
+    /* After a commit `b` is gone, even if the commit failed. */
     if (rc == 0) {
         rc = mdb_txn_commit(b);
         b = NULL;
     }
+    /* A read transaction is always ended by an abort; it has nothing to lose. */
     if (b != NULL)
         mdb_txn_abort(b);
     if (a != NULL)
@@ -566,10 +583,12 @@ static int store_db_read_bytes(const char *dir, off_t *len)
     fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
     if (fd == -1)
         return errno == ENOENT ? 0 : errno;
+    /* A signal may interrupt the read before the first byte, which is no error. */
     while (n > 0 || (n == -1 && errno == EINTR)) {
         n = pread(fd, bytes, sizeof bytes, *len);
         *len += n > 0 ? n : 0;
     }
+    /* The sign of n is read before close() may change errno. */
     n = n == -1 ? errno : 0;
     (void)close(fd);
     return (int)n;
@@ -610,6 +629,8 @@ static int store_db_walk(struct store_db *db, off_t bytes)
     MDB_txn *txn = NULL;
     int rc = mdb_txn_begin(db->env, NULL, MDB_RDONLY, &txn);
 
+    /* The walk reads every page of every tree. A damaged page makes LMDB fail or the process end
+     * by a signal; both are found by the parent. */
     if (rc == 0)
         rc = store_db_walk_table(txn, db->meta, bytes);
     if (rc == 0)
@@ -748,13 +769,18 @@ static int store_db_rebuild(const char *dir, const char *scratch, const struct s
     int at;
     pid_t pid;
 
+    /* The child reports its progress in shared memory, since its exit status alone does not show
+     * which of both indexes it was working on. */
     if (progress == MAP_FAILED)
         return ERR_NO_MEMORY;
     pid = fork();
+    /* The child ends in store_db_probe_child() and does not return. */
     if (pid == 0)
         store_db_probe_child(dir, scratch, format, map_bytes, progress);
+    /* Other signals of the engine may interrupt the wait. */
     while (pid != -1 && waitpid(pid, &status, 0) == -1 && errno == EINTR)
         continue;
+    /* The child has ended, so the word does not change any more. */
     at = *progress;
     (void)munmap(progress, sizeof *progress);
     if (pid == -1)
@@ -813,6 +839,7 @@ static int store_db_write_env(struct store_db *db, const char *dir, size_t map_b
     MDB_txn *txn = NULL;
     int rc = store_db_env(db, dir, 0, map_bytes);
 
+    /* Opening tables needs a transaction, whose commit makes the handles valid for later ones. */
     if (rc == 0)
         rc = mdb_txn_begin(db->env, NULL, 0, &txn);
     if (rc == 0)
@@ -866,6 +893,7 @@ int store_db_open(struct store_db **out, const char *dir, const struct store_for
     if (db == NULL)
         return ERR_NO_MEMORY;
     rc = store_db_begin(db, dir, format, map_bytes);
+    /* store_db_close() accepts a database that was opened in part. */
     if (rc != ERR_OK) {
         store_db_close(db);
         return rc;

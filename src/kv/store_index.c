@@ -156,6 +156,8 @@ void store_prove_index(const struct store *st)
     for (uint32_t i = 0; i < st->n_slots; i++) {
         const struct store_entry *entry = &st->entries[i];
 
+        /* Nothing is in progress, so no used slot has readers or waits for its last one to
+         * leave. */
         must(!entry->used || (entry->n_readers == 0 && !entry->gone));
         must(!entry->used || store_find(st, &entry->record.name) == (int32_t)i);
         n_used += entry->used;
@@ -163,10 +165,12 @@ void store_prove_index(const struct store *st)
     }
     must(n_may_go == eviction_count(st->eviction));
     eviction_check(st->eviction);
+    /* The free list has each free slot once. The bound ends a list that became a ring. */
     for (int32_t i = st->free; i != -1; i = st->entries[i].next) {
         must(!st->entries[i].used);
         must(++n_free <= st->n_slots);
     }
+    /* No slot is lost: each is used or free. */
     must(n_used + n_free == st->n_slots && table_count(&st->table) == n_used);
 }
 

@@ -298,6 +298,8 @@ static void store_end_read(struct store *st, struct store_buffer *buffer)
 static void store_read_one(struct store *st, struct store_buffer *buffer)
 {
     buffer->rc = ERR_OK;
+    /* In both cases the engine computes the page, and store_end_read() takes the slot out of the
+     * index. */
     if (!store_io(st, buffer, false)) {
         store_complain(st, "reading a page failed");
         buffer->rc = ERR_IO;
@@ -305,6 +307,8 @@ static void store_read_one(struct store *st, struct store_buffer *buffer)
         log_warn("store: slot %d in %s is damaged; dropped", buffer->slot, st->options.dir);
         buffer->rc = ERR_CORRUPT;
     }
+    /* The result is handed over under the lock, and the engine is woken after it, so that it
+     * need not wait for the lock. */
     (void)pthread_mutex_lock(&st->lock);
     store_end_read(st, buffer);
     store_push(&st->done, buffer);

@@ -244,13 +244,17 @@ int store_attach(struct store *st)
 {
     int rc = room_attach(st);
 
+    /* The time of the attempt, whether or not it succeeds: attempts are made at intervals. */
     st->tried_us = clock_us();
     if (rc != ERR_OK) {
+        /* room_attach() may have opened some of the files, which store_detach() closes. */
         store_detach(st);
         if (rc == ERR_CORRUPT || rc == ERR_VERSION || rc == ERR_NOT_FOUND)
             return ERR_IO;
         return rc;
     }
+    /* Without a number in the table of spaces, pages of this model cannot be labelled and so not
+     * be written. */
     if (store_db_writes(st->db) && st->space != STORE_SPACES_MAX)
         room_set_mode(st, STORE_WRITING);
     else

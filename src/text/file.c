@@ -21,11 +21,15 @@ static int file_drain(struct buf *out, FILE *f, size_t limit)
     size_t n = 1;
 
     while (n != 0) {
+        /* buf_reserve() leaves room for a NUL after the piece, so that the content of a file may
+         * be read as a C string. */
         if (!buf_reserve(out, PIECE))
             return ERR_NO_MEMORY;
         n = fread(out->bytes + out->len, 1, PIECE, f);
         out->len += n;
         out->bytes[out->len] = '\0';
+        /* A pipe or a file that grows has no size to ask for in advance, hence a limit on
+         * the bytes read. */
         if (out->len > limit)
             return ERR_LIMIT;
     }
@@ -41,6 +45,8 @@ static int file_open(FILE **out, struct buf *path, const char *dir, const char *
 {
     int rc;
 
+    /* `dir` is NULL for a path that an operator has set; a name from a model's folder is
+     * joined to it. */
     if (dir != NULL)
         buf_printf(path, "%s/", dir);
     buf_add_text(path, name);
@@ -49,6 +55,8 @@ static int file_open(FILE **out, struct buf *path, const char *dir, const char *
     *out = fopen(path->bytes, "rb");
     if (*out != NULL)
         return ERR_OK;
+    /* A missing file is often no error, because most files of a model are optional. The
+     * caller decides. */
     if (errno == ENOENT || errno == ENOTDIR)
         rc = ERR_NOT_FOUND;
     else

@@ -188,6 +188,7 @@ static void nfc_order(struct nfc *nfc)
     while (i < nfc->n) {
         size_t end = i + 1;
 
+        /* A character of class 0 is a letter: no mark may move past it. */
         if (nfc->chars[i].ccc == 0) {
             i++;
             continue;
@@ -205,6 +206,8 @@ static uint32_t nfc_find_composed(uint32_t a, uint32_t b)
     struct unicode_compose key = {.first = a, .second = b};
     const struct unicode_compose *found;
 
+    /* Hangul syllables are not in the table, because their numbers follow from those of their
+     * parts: L + V, then LV + T. */
     if (a >= HANGUL_L && a < HANGUL_L + HANGUL_L_COUNT && b >= HANGUL_V &&
         b < HANGUL_V + HANGUL_V_COUNT)
         return HANGUL_S + ((a - HANGUL_L) * HANGUL_V_COUNT + (b - HANGUL_V)) * HANGUL_T_COUNT;

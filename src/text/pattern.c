@@ -50,6 +50,7 @@ static bool pattern_read_property(struct pattern_work *work, const char **name, 
     end = memchr(from, '}', work->len - work->at);
     if (end == NULL)
         return false;
+    /* Go past the name, its closing brace and the opening one. */
     *name = from + 1;
     *len = (size_t)(end - from) - 1;
     work->at += *len + 2;
@@ -79,6 +80,8 @@ static int pattern_add_member_escape(struct pattern_work *work, struct buf *out)
     const char *name;
     size_t len;
 
+    /* PCRE2's \s and \p{...} differ from those of the tokenizers' library in a few characters,
+     * so both are written out. */
     if (c == 's') {
         buf_add_text(out, SPACE_MEMBERS);
         return ERR_OK;
@@ -89,6 +92,7 @@ static int pattern_add_member_escape(struct pattern_work *work, struct buf *out)
         pattern_add_property(work, name, len, out);
         return ERR_OK;
     }
+    /* All other escapes mean the same to both libraries. */
     buf_add_byte(out, '\\');
     buf_add_byte(out, c);
     return ERR_OK;
@@ -102,6 +106,7 @@ static int pattern_add_members(struct pattern_work *work, struct buf *out)
     while (work->at < work->len && rc == ERR_OK) {
         char c = work->text[work->at];
 
+        /* A nested class and an intersection are for the caller to read: PCRE2 has neither. */
         if (c == '[' || c == ']')
             return ERR_OK;
         if (c == '&' && work->at + 1 < work->len && work->text[work->at + 1] == '&')

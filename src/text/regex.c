@@ -46,6 +46,7 @@ static int regex_compile(struct regex *re, const struct buf *pattern, char *why,
     if (re->code == NULL) {
         PCRE2_UCHAR reason[128] = {0};
 
+        /* The offset and the reason are for the operator: the pattern came from a model's file. */
         (void)pcre2_get_error_message(error, reason, sizeof reason);
         (void)snprintf(why, why_cap, "a regex is not understood at byte %zu: %s", (size_t)at,
                        (const char *)reason);
@@ -104,6 +105,7 @@ static void regex_add_all(uint32_t categories, struct buf *out)
     for (c = 0x80; c < CODE_POINTS; c++) {
         char utf8[4];
 
+        /* Surrogates are skipped as a block, from the first to the character after the last. */
         if (c == 0xd800)
             c = 0xe000;
         if ((categories >> (classes[c] & UNICODE_CATEGORY) & 1) != 0)

@@ -31,6 +31,8 @@ uint8_t unicode_class(uint32_t c)
     size_t low = 0;
     size_t high = UNICODE_COUNT(unicode_runs);
 
+    /* Runs are sorted by their first character, which is in the upper 24 bits; the class is in
+     * the lower 8. */
     while (high - low > 1) {
         size_t mid = (low + high) / 2;
 
@@ -66,8 +68,10 @@ static int unicode_special_case(uint32_t c, enum unicode_letter_case to, uint32_
     for (i = 0; i < UNICODE_COUNT(unicode_special_cases); i++) {
         const struct unicode_special_case *s = &unicode_special_cases[i];
 
+        /* A character has an entry for each form: to upper, to lower, and to title case. */
         if (s->c != c || s->form != (int)to)
             continue;
+        /* Unused places of the three are 0. */
         while (n < 3 && s->out[n] != 0) {
             out[n] = s->out[n];
             n++;

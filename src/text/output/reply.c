@@ -171,6 +171,8 @@ void reply_say_content(struct reply *reply, const char *bytes, size_t len)
 {
     size_t solid = len;
 
+    /* Without any format there is nothing that the white space could belong to: all of it is
+     * content. */
     if (reply->o.format == REPLY_PLAIN && reply->o.reasoning == REPLY_NO_REASONING) {
         reply_say(reply, REPLY_CONTENT, bytes, len);
         return;
@@ -178,6 +180,8 @@ void reply_say_content(struct reply *reply, const char *bytes, size_t len)
     while (solid > 0 && reply_is_space(bytes[solid - 1]))
         solid--;
     if (solid > 0) {
+        /* `space` is the white space that earlier pieces ended in. It comes before this piece
+         * and is no longer at the end. */
         reply_say(reply, REPLY_CONTENT, reply->space.bytes, reply->space.len);
         buf_clear(&reply->space);
         reply_say(reply, REPLY_CONTENT, bytes, solid);
@@ -193,6 +197,7 @@ void reply_say_reason(struct reply *reply, const char *bytes, size_t len)
 
     while (solid > 0 && reply_is_space(bytes[solid - 1]))
         solid--;
+    /* Leading white space is dropped until the first character, which may be in a later piece. */
     while (!reply->has_reasoned && from < solid && reply_is_space(bytes[from]))
         from++;
     if (solid > from) {
@@ -298,6 +303,7 @@ static bool reply_step_reason(struct reply *reply)
     size_t before;
     int found = reply_find(reply, &think_close[reply->o.reasoning], 1, &before);
 
+    /* Text before a tag, or before a piece that may become one, is certain to be reasoning. */
     reply_say_reason(reply, reply_in(reply), before);
     reply->at += before;
     if (found < 0)
@@ -315,10 +321,14 @@ static bool reply_begins_bare(struct reply *reply, const struct reply_shape *sha
 
     if (shape->first == 0 || reply->any_content || reply->space.len > 0)
         return false;
+    /* White space before the call is skipped here but not consumed: it remains content if no
+     * call begins. */
     while (n < reply_left(reply) && reply_is_space(reply_in(reply)[n]))
         n++;
     if (n == reply_left(reply) || reply_in(reply)[n] != shape->first)
         return false;
+    /* The next state depends on the format: a JSON object that holds the name as a member, a
+     * head, or a list in Python's syntax such as [name(key="value")]. */
     reply_begin_call(reply,
                      shape->first == '{'        ? REPLY_AT_OBJECT
                      : shape->args == ARGS_JSON ? REPLY_AT_HEAD
@@ -351,6 +361,7 @@ static void reply_open_call(struct reply *reply, const struct reply_shape *shape
     }
     if (reply->o.format == REPLY_PYTHONIC)
         state = REPLY_IN_PYTHON;
+    /* An empty head: the name follows the opening tag directly. */
     if (shape->head[which] != NULL && shape->head[which][0] == '\0')
         state = REPLY_IN_NAME;
     reply_begin_call(reply, state, strlen(shape->open[which]));
@@ -401,6 +412,8 @@ static bool reply_step_between(struct reply *reply)
             reply_begin_call(reply, REPLY_AT_OBJECT, 0);
         return true;
     }
+    /* All tags are tried at this position. If one may still become complete, the others are not
+     * decided before. */
     for (int t = 0; t < 4; t++) {
         enum match m = tags[t] == NULL ? MATCH_NO : reply_match(reply, 0, tags[t]);
 
@@ -426,6 +439,7 @@ static bool reply_step_head(struct reply *reply)
     reply_take_space(reply);
     if (reply_left(reply) == 0 && !reply->ended)
         return false;
+    /* [TOOL_CALLS][{"name": ...}] is the older form; in newer ones the name follows the tag. */
     if ((reply->o.format == REPLY_MISTRAL || reply->o.format == REPLY_LIST) &&
         reply_left(reply) > 0 && *reply_in(reply) == '[') {
         reply_take(reply, 1);
@@ -455,6 +469,7 @@ static void reply_trim_name(struct reply *reply)
     size_t from = 0;
     char *colon;
 
+    /* Templates and models put line feeds around names. */
     while (buf->len > 0 && reply_is_space(buf->bytes[buf->len - 1]))
         buf->bytes[--buf->len] = '\0';
     while (from < buf->len && reply_is_space(buf->bytes[from]))
@@ -496,6 +511,7 @@ static void reply_begin_args(struct reply *reply, enum args_kind args)
         reply->state = REPLY_AT_ARGS;
         return;
     }
+    /* The call is announced before its first parameter, so that a client can show it early. */
     reply_say_call(reply, reply->name.bytes, reply->name.len);
     reply_say(reply, REPLY_CALL_ARGS, "{", 1);
     reply->state = REPLY_AT_PARAM;
@@ -522,11 +538,13 @@ static bool reply_step_name(struct reply *reply)
         buf_add(&reply->name, reply_in(reply), before);
     }
     reply_take(reply, before);
+    /* Wait for the end tag, unless the text is already too long for a name. */
     if (found < 0 && !reply->ended && reply->name.len <= NAME_READ_MAX)
         return false;
     if (!reply->has_name)
         reply_trim_name(reply);
     reply->has_name = reply_is_name(&reply->name);
+    /* Without a name in it, the text that looked like a call is content. */
     if (found < 0 || !reply->has_name) {
         reply_fail_call(reply);
         return true;
@@ -546,6 +564,8 @@ static bool reply_step_name(struct reply *reply)
 /* Run the step of the current state. False when it needs more text. */
 static bool reply_step(struct reply *reply)
 {
+    /* AT: the next character decides. IN: everything up to an end belongs to one thing. The
+     * states of one format follow each other in the order of its text; see reply_parts.h. */
     switch ((enum reply_state)reply->state) {
     case REPLY_AT_START: return reply_step_start(reply);
     case REPLY_IN_REASON: return reply_step_reason(reply);
@@ -589,8 +609,11 @@ static bool reply_has_failed(const struct reply *reply)
 static int reply_run_step(struct reply *reply)
 {
     must(reply->at <= reply->in.len);
+    /* At the end of the reply a step runs even without text, so that each state can close its
+     * call. */
     while (!reply_has_failed(reply) && (reply_left(reply) > 0 || reply->ended) && reply_step(reply))
         continue;
+    /* The usual case: all text was consumed, and nothing has to be moved. */
     if (reply->at == reply->in.len) {
         buf_clear(&reply->in);
         reply->at = 0;
@@ -639,6 +662,7 @@ bool reply_may_be_content(const struct reply *reply)
 {
     if (reply->state == REPLY_BETWEEN)
         return reply_left(reply) > 0; /* possibly the beginning of a tag */
+    /* The states of a call are contiguous in the enum. */
     if (reply->state >= REPLY_AT_HEAD && reply->state < REPLY_IN_HEADER)
         return !reply->is_said; /* a suspected call may become content */
     if (reply->state == REPLY_IN_MESSAGE_TEXT)
@@ -661,6 +685,7 @@ int reply_finish(struct reply *reply)
     if (!reply->is_said && reply->raw.len > 0 && reply->state >= REPLY_AT_HEAD &&
         reply->state < REPLY_IN_HEADER)
         reply_fail_call(reply);
+    /* White space at the very end is content only if nothing but content was there. */
     if (!reply_is_reasoning(reply) && reply->any_content && reply->n_calls == 0)
         reply_say(reply, REPLY_CONTENT, reply->space.bytes, reply->space.len);
     buf_clear(&reply->space);
@@ -695,6 +720,7 @@ enum reply_format reply_format_of(const char *source)
     };
 
     must(source != NULL);
+    /* The first row whose word occurs decides, apart from the two exceptions below. */
     for (size_t i = 0; i < sizeof words / sizeof words[0]; i++) {
         if (strstr(source, words[i].word) == NULL)
             continue;
@@ -710,6 +736,8 @@ enum reply_format reply_format_of(const char *source)
 enum reply_reasoning reply_reasoning_of(const char *source)
 {
     must(source != NULL);
+    /* The closing tag is the surer sign: templates that remove the reasoning of earlier turns split
+     * the text at it, and not all of them write the opening one. */
     if (strstr(source, "</think>") != NULL)
         return REPLY_THINK;
     if (strstr(source, "[/THINK]") != NULL)

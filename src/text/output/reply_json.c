@@ -71,11 +71,15 @@ bool reply_step_args(struct reply *reply)
     bool is_object = reply_formats[reply->o.format].args == ARGS_OBJECT || reply->in_list, ends;
     size_t n = reply_scan_value(reply, &ends);
 
+    /* Arguments are emitted byte by byte as the model writes them: they are JSON already, so
+     * nothing has to be converted, and the client sees them at once. */
     reply_say(reply, REPLY_CALL_ARGS, reply_in(reply), n);
     reply->at += n;
     if (!ends)
         return false;
     reply->has_args = true;
+    /* In {"name": ..., "arguments": {...}} the object of the call is still open after its
+     * arguments. In other formats the call ends with them. */
     if (is_object)
         reply->state = REPLY_AT_KEY;
     else
@@ -131,6 +135,9 @@ static void reply_say_early_args(struct reply *reply)
     const struct json *value = NULL;
     struct arena arena = {.limit_bytes = (size_t)64 << 20};
 
+    /* Arguments as an object are emitted as they were written. Arguments as a JSON string hold
+     * JSON once more, quoted: "{\"city\": \"Oslo\"}", so their quotes are removed. Anything
+     * else, as in a call without arguments, becomes the empty object. */
     if (reply->value.len > 0 && reply->value.bytes[0] != '"') {
         reply_say(reply, REPLY_CALL_ARGS, reply->value.bytes, reply->value.len);
     } else if (reply->value.len > 0 && json_parse(&value, &arena, reply->value.bytes,
@@ -162,6 +169,8 @@ bool reply_step_key(struct reply *reply)
     reply_take_space(reply);
     if (reply_left(reply) == 0 && !reply->ended)
         return false;
+    /* The end of the reply is treated as a NUL, which begins nothing: the call then ends or
+     * fails below. */
     if (reply_left(reply) == 0)
         c = '\0';
     else
@@ -173,6 +182,8 @@ bool reply_step_key(struct reply *reply)
         buf_clear(&reply->key);
         reply->state = REPLY_IN_KEY;
     } else if (c == '}' && (reply->is_said || reply->has_name)) {
+        /* Only a call with a name can end well. An object without one is content that looks like a
+         * call. */
         reply_end_object(reply);
     } else if (reply->is_said) {
         reply_end_call(reply, REPLY_AT_CLOSE);
@@ -205,6 +216,8 @@ static bool reply_take_text(struct reply *reply, struct buf *to)
     size_t n = 0;
     bool ends = false;
 
+    /* The quote that ends the text may be in a later piece, hence `escaped` is kept in the
+     * reply: a piece may end between a backslash and the character after it. */
     for (; n < reply_left(reply) && !ends; n++) {
         char c = reply_in(reply)[n];
 
@@ -250,6 +263,7 @@ bool reply_step_value(struct reply *reply)
     reply_take_space(reply);
     if (reply_left(reply) == 0 && !reply->ended)
         return false;
+    /* As in reply_step_key(), a NUL is the end of the reply. */
     if (reply_left(reply) == 0)
         c = '\0';
     else
@@ -262,6 +276,8 @@ bool reply_step_value(struct reply *reply)
         reply->escaped = false;
         reply->state = REPLY_IN_NAMED;
     } else if (reply_is_args_key(reply) && !reply->is_said && (c == '{' || c == '"')) {
+        /* Without the name, the call cannot be announced yet, and arguments before it would be
+         * of no use to a client: they are collected in `value`. */
         if (c == '{' && reply->has_name)
             reply_say_call(reply, reply->name.bytes, reply->name.len);
         buf_clear(&reply->value);
@@ -343,6 +359,8 @@ bool reply_step_list(struct reply *reply)
         c = '\0';
     else
         c = *reply_in(reply);
+    /* The first object belongs to the call that the bracket began; a call is begun for each
+     * later one. */
     if (c == '{') {
         if (reply->n_calls > 0 && reply->raw.len == 0)
             reply_begin_call(reply, REPLY_AT_OBJECT, 0);
@@ -353,6 +371,8 @@ bool reply_step_list(struct reply *reply)
         reply->at++;
         reply->state = REPLY_BETWEEN;
     } else if (reply->raw.len > 0) {
+        /* Text other than an object: as long as the call is only suspected, the bracket was an
+         * ordinary one and all of it is content. */
         reply_fail_call(reply);
     } else {
         reply->state = REPLY_BETWEEN;

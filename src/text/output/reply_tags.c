@@ -71,12 +71,15 @@ bool reply_step_in_param(struct reply *reply)
     size_t before;
     int found = reply_find(reply, &end, 1, &before);
 
+    /* The name may come in several pieces; `key` collects them up to the end of the tag. */
     buf_add(&reply->key, reply_in(reply), before);
     reply_take(reply, before);
     if (found < 0)
         return false;
     reply_take(reply, strlen(end));
     buf_clear(&reply->value);
+    /* GLM writes <arg_key>name</arg_key><arg_value>value</arg_value>; the other formats write
+     * the value directly after the name. */
     if (reply->o.format == REPLY_GLM45)
         reply->state = REPLY_BEFORE_VALUE;
     else
@@ -95,6 +98,8 @@ bool reply_step_before_value(struct reply *reply)
     match = reply_match(reply, 0, "<arg_value>");
     if (match == MATCH_MAYBE)
         return false;
+    /* Without the opening tag the parameter has no value and is skipped; the next one may be
+     * good. */
     if (match == MATCH_YES)
         reply_take(reply, strlen("<arg_value>"));
     if (match == MATCH_YES)

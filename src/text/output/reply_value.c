@@ -20,10 +20,15 @@
 static const struct json *reply_schema_of(const struct json *tools, const struct buf *name,
                                           const struct buf *key)
 {
+    /* A tool of a request has this form:
+     *
+     *     {"function": {"name": "f", "parameters": {"properties": {"key": SCHEMA}}}} */
     for (uint32_t i = 0; tools != NULL && i < tools->n; i++) {
         const struct json *function = json_get(&tools->items[i], "function");
         const struct json *given = json_get(function, "name");
 
+        /* Names are compared with their lengths, because `name` is not a C string while it is
+         * empty. */
         if (given == NULL || given->kind != JSON_TEXT || given->text_len != name->len ||
             memcmp(given->text, name->bytes, name->len) != 0)
             continue;
@@ -38,6 +43,7 @@ static bool reply_has_type(const struct json *schema, const char *type)
 {
     const struct json *types = json_get(schema, "type");
 
+    /* {"type": ["integer", "null"]} names two types. */
     if (types != NULL && types->kind == JSON_LIST) {
         for (uint32_t i = 0; i < types->n; i++) {
             if (json_is_text(&types->items[i], type))
@@ -54,6 +60,7 @@ static void reply_add_typed_value(struct buf *out, const struct json *value, con
 {
     size_t from = out->len;
 
+    /* The value is written anew, in the spacing of Python's json.dumps(). */
     json_write(out, value, JSON_PYTHON);
     if (out->failed || strstr(out->bytes + from, "Infinity") == NULL)
         return;
@@ -66,6 +73,7 @@ static bool reply_add_json(struct buf *out, const char *text, size_t len, bool n
 {
     struct arena arena = {.limit_bytes = VALUE_BYTES_MAX};
     const struct json *value = NULL;
+    /* The text must be JSON as a whole. {"a": 1} is an object, while {"a": 1}; is a string. */
     bool good = json_parse(&value, &arena, text, len, NULL, 0) == ERR_OK &&
                 !(no_text && value->kind == JSON_TEXT);
 
@@ -80,6 +88,7 @@ static bool reply_add_number(struct buf *out, const char *text, size_t len, bool
 {
     struct arena arena = {.limit_bytes = VALUE_BYTES_MAX};
     const struct json *value = NULL;
+    /* "007" and "1." are no numbers of JSON, so they remain strings. */
     bool good = json_parse(&value, &arena, text, len, NULL, 0) == ERR_OK && json_is_number(value) &&
                 (!whole || value->kind != JSON_REAL);
 
@@ -149,8 +158,12 @@ void reply_add_value(struct buf *out, const struct json *tools, const struct buf
     }
     if (!guess && len > 0 && text[len - 1] == '\n')
         len--;
+    /* The schema decides first: "5" is a number for {"type": "integer"} and a string for
+     * {"type": "string"}. */
     if (schema != NULL && reply_add_typed(out, schema, text, len))
         return;
+    /* Without a useful schema the text itself is the only hint: with `guess` a value that parses
+     * as JSON is taken as such, and all other text is a string. */
     if (guess && !reply_has_type(schema, "string") && reply_add_json(out, text, len, true))
         return;
     buf_add_json_string(out, text, len);
@@ -259,6 +272,7 @@ static bool reply_py_number(struct py *python, struct buf *out)
 /* Append the JSON of True, False or None; JSON's own spellings are accepted. */
 static bool reply_py_constant(struct py *python, struct buf *out)
 {
+    /* The model mixes both spellings even within one call. */
     static const char *const words[][2] = {{"True", "true"}, {"False", "false"}, {"None", "null"},
                                            {"true", "true"}, {"false", "false"}, {"null", "null"}};
     const char *from = python->at;
@@ -281,6 +295,7 @@ static bool reply_py_atom(struct py *python, struct buf *out)
 {
     char c = *python->at;
 
+    /* The first byte decides: a quote, a letter of True, False or None, or a number. */
     if (c == '"' || c == '\'')
         return reply_py_text(python, out);
     if (reply_py_is_word(c, true))
@@ -452,6 +467,8 @@ bool reply_say_python(struct reply *reply, const char *text, size_t len)
 /* May this be the beginning of a list of calls, "[name(..."? Text that ends early may be. */
 bool reply_may_be_python(const char *text, size_t len)
 {
+    /* Each check follows the order of the text: "[", a name, "(". Text that ends before one of
+     * them may still become a call, so the answer is yes until a byte contradicts. */
     struct py python = {text, text + len};
 
     must(text != NULL || len == 0);

@@ -44,6 +44,8 @@ static int chat_compile(struct chat *chat, struct chat_template *out,
         (void)snprintf(why, why_cap, "%s: %s", source->name, reason);
     else
         chat_habits_find(chat, out, source->text);
+    /* A model may have several templates, such as one for tools. The first that shows a format
+     * wins, and later ones do not change it, because a model writes only one. */
     if (chat->format == REPLY_PLAIN)
         chat->format = reply_format_of(source->text);
     if (chat->reasoning == REPLY_NO_REASONING)
@@ -73,6 +75,7 @@ static int chat_read_config(struct chat *chat, const char *dir, const char *name
 {
     struct buf text = {0};
     char reason[200] = "";
+    /* The text is only needed during the parse: the values of the tree are copied to the arena. */
     int rc = file_read(&text, dir, name, CHAT_CONFIG_BYTES_MAX, why, why_cap);
 
     if (rc == ERR_OK) {
@@ -81,6 +84,8 @@ static int chat_read_config(struct chat *chat, const char *dir, const char *name
             (void)snprintf(why, why_cap, "%s: %s", name, reason);
     }
     buf_fini(&text);
+    /* All configuration files are optional. Errors other than a missing file are reported: they
+     * would otherwise change the prompts without a trace. */
     if (rc == ERR_NOT_FOUND)
         return ERR_OK;
     return rc;
@@ -142,7 +147,9 @@ static int chat_open_all(struct chat *chat, const char *dir, const char *path, c
 
     if (rc != ERR_OK)
         return rc;
+    /* The special tokens are read in any case: a template of the operator uses them as well. */
     chat_read_tokens(chat, config);
+    /* A template named by the operator has priority over those of the model, and must exist. */
     if (path != NULL && path[0] != '\0')
         return chat_compile_file(chat, &chat->preset, NULL, path, why, why_cap);
     rc = chat_compile_file(chat, &chat->preset, dir, "chat_template.jinja", why, why_cap);
@@ -151,6 +158,7 @@ static int chat_open_all(struct chat *chat, const char *dir, const char *path, c
     rc = chat_compile_config(chat, json_get(config, "chat_template"), why, why_cap);
     if (rc != ERR_OK || chat->preset.jinja != NULL)
         return rc;
+    /* An older layout has the template in a file of its own. */
     rc = chat_read_config(chat, dir, "chat_template.json", &old, why, why_cap);
     if (rc != ERR_OK)
         return rc;
@@ -165,6 +173,7 @@ int chat_open(struct chat **out, const char *dir, const char *template_path, cha
     int rc = ERR_NO_MEMORY;
 
     must(out != NULL && dir != NULL);
+    /* chat_close() accepts NULL and a chat that was opened in part. */
     if (chat != NULL)
         rc = chat_open_all(chat, dir, template_path, reason, sizeof reason);
     if (rc == ERR_OK) {
@@ -245,14 +254,18 @@ static void chat_give_variables(const struct chat *chat, const struct chat_reque
     size_t i;
 
     vars->now_unix_s = request->now_unix_s;
+    /* Templates print special tokens by their names: {{ bos_token }}. */
     for (i = 0; i < N_TOKEN_NAMES; i++)
         if (chat->tokens[i] != NULL)
             jinja_vars_text(vars, token_names[i], chat->tokens[i], strlen(chat->tokens[i]));
     jinja_vars_json(vars, "messages", messages);
+    /* Roles that the server has checked are trusted: they are part of the format, and not text
+     * of a client in which special tokens would have to be ignored. */
     jinja_vars_trust(vars, "messages", "role", roles);
     jinja_vars_json(vars, "tools", request->tools);
     jinja_vars_json(vars, "documents", request->documents);
     jinja_vars_bool(vars, "add_generation_prompt", request->add_generation_prompt);
+    /* chat_template_kwargs of the request, such as {"enable_thinking": false}. */
     for (i = 0;
          request->kwargs != NULL && request->kwargs->kind == JSON_OBJECT && i < request->kwargs->n;
          i++)

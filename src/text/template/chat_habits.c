@@ -43,6 +43,8 @@ static bool chat_habits_ask(const struct asking *asking, const char *messages, c
                 (tools == NULL || json_parse(&request.tools, &arena, tools, strlen(tools), why,
                                              sizeof why) == ERR_OK);
 
+    /* A template that raises for this conversation is not an error but the answer: it does not
+     * support the form that was asked about. */
     good = good &&
            chat_render_shaped(asking->c, asking->t->jinja, &request, list, &arena, out) == ERR_OK &&
            out->text.len > 0;
@@ -79,6 +81,8 @@ static void chat_habits_render(const struct asking *asking, enum chat_role role,
 {
     const char *filler = asking->filler;
 
+    /* Templates often demand that roles alternate and that a user is first, so a conversation
+     * has such messages around the one in question. */
     switch (role) {
     case CHAT_SYSTEM:
         (void)snprintf(out, ASK_BYTES_MAX, "[" SAID("system") "," SAID("user") "]", content,
@@ -143,6 +147,8 @@ static bool chat_prints_call(const struct asking *asking, const char *content,
                    "\"name\":\"" TOOL "\",\"arguments\":%s}}]},{\"role\":\"tool\","
                    "\"tool_call_id\":\"abcdef123\",\"name\":\"" TOOL "\",\"content\":\"y\"}]",
                    asking->filler, content, arguments);
+    /* Both marks must be in the output: a template that ignores tool calls renders without an
+     * error as well. */
     good = chat_habits_ask(asking, messages, NULL, &out);
     good = chat_prints_text(&out, good, VALUE);
     *raw = chat_prints_text(&out, good, JSON_TEXT_OF_ARGUMENTS);
@@ -200,6 +206,8 @@ static void chat_find_system(const struct asking *asking, struct chat_habits *ha
                    "\"content\":%s},{\"role\":\"assistant\",\"content\":\"y\"},{\"role\":"
                    "\"system\",\"content\":" AS_TEXT "},{\"role\":\"user\",\"content\":%s}]",
                    asking->filler, asking->filler);
+    /* Some templates print only the first message and take every later system message for
+     * something else. Such messages have to be merged into the first by the server. */
     habits->merges_system = chat_prints_all(asking, early, NULL, HABITS_WORD, HABITS_WORD) &&
                             !chat_prints_all(asking, late, NULL, HABITS_WORD, VALUE);
 }
@@ -209,6 +217,7 @@ static bool chat_names_member(const char *source, const char *name)
 {
     size_t n = strlen(name);
 
+    /* A name in a longer word does not count: "content" is also in "reasoning_content". */
     for (const char *at = strstr(source, name); at != NULL; at = strstr(at + 1, name)) {
         char before = at == source ? ' ' : at[-1];
         char after = at[n];

@@ -33,8 +33,11 @@ const struct json *chat_part_text(const struct json *part)
     must(part != NULL);
     if (part->kind == JSON_TEXT)
         return part;
+    /* These two kinds carry their text in a member that is named like the kind: {"type":
+     * "refusal", "refusal": "No."}. */
     if (json_is_text(type, "refusal") || json_is_text(type, "thinking"))
         return json_get_kind(part, type->text, JSON_TEXT);
+    /* A known kind is handled as if there were no type. */
     for (size_t i = 0; type != NULL && i < sizeof kinds / sizeof kinds[0]; i++)
         if (json_is_text(type, kinds[i]))
             type = NULL;
@@ -65,6 +68,8 @@ static int chat_put_joined(struct chat_shaping *shaping, const struct json *text
     size_t more_len = strlen(more);
     char *joined = arena_alloc(shaping->arena, text->text_len + more_len + 1);
 
+    /* `joined` has room for both and the NUL. The text stays valid until the arena is reset,
+     * which is after the render. */
     if (joined == NULL)
         return chat_shape_no_memory(shaping);
     memcpy(joined, text->text, text->text_len);
@@ -116,6 +121,7 @@ static int chat_join_content(struct chat_shaping *shaping, const struct json *co
     struct buf joined = {0};
     char *copy = NULL;
 
+    /* The common case needs no copy: a single text with nothing to append. */
     if (content->kind == JSON_TEXT) {
         if (more[0] == '\0')
             return (*out = *content, ERR_OK);
@@ -124,6 +130,7 @@ static int chat_join_content(struct chat_shaping *shaping, const struct json *co
     for (uint32_t i = 0; i < content->n; i++) {
         const struct json *text = chat_part_text(&content->items[i]);
 
+        /* Images and the like cannot be printed by a template that reads content as a text. */
         if (text == NULL) {
             buf_fini(&joined);
             return chat_shape_fail(shaping, ERR_INVALID,
@@ -186,6 +193,8 @@ static int chat_text_of_object(struct chat_shaping *shaping, const struct json *
     struct buf buf = {0};
     char *copy = NULL;
 
+    /* The spacing of Python's json.dumps(), {"a": 1}, is the one that models have seen in
+     * training. */
     json_write(&buf, object, JSON_PYTHON);
     if (!buf.failed)
         copy = arena_strndup(shaping->arena, buf.bytes, buf.len);
@@ -300,8 +309,11 @@ static void chat_put_reasoning(struct chat_shaping *shaping, struct json_made *m
                  {"thinking", CHAT_THINKING}};
     const struct json *said = NULL;
 
+    /* The client's reasoning is in the first of the names that it used. */
     for (size_t i = 0; i < 3 && said == NULL; i++)
         said = json_get_kind(message, names[i].name, JSON_TEXT);
+    /* A template reads one or several of the names. Those that it reads and the client did not
+     * use get the text. */
     for (size_t i = 0; i < 3 && said != NULL && shaping->names_reasoning; i++)
         if ((shaping->habits->reasoning & names[i].bit) != 0 &&
             json_get_kind(message, names[i].name, JSON_TEXT) == NULL)
@@ -333,6 +345,9 @@ static int chat_put_message_content(struct chat_shaping *shaping, struct json_ma
     bool none = content == NULL || content->kind == JSON_NULL;
     bool silent = none || (content->kind == JSON_TEXT && content->text_len == 0);
 
+    /* Null has two uses. A message without content keeps it, except that of an assistant, for
+     * which templates expect a text. And some templates print tool calls only below a content of
+     * null, so an empty text is given to them as null. */
     if ((none && role != CHAT_ASSISTANT) || (silent && calls != NULL && calls->n > 0 && !marked &&
                                              shaping->habits->calls_without_text)) {
         json_put_null(made, "content");

@@ -80,6 +80,7 @@ static bool jinja_real_op(struct jrender *render, char op, bool twice, double a,
 {
     double result = 0;
 
+    /* C would give infinity or NaN, where Python raises. */
     if ((op == '/' || op == '%') && b == 0)
         return jinja_raise(render, "float division by zero");
     if (op == '+')
@@ -113,6 +114,8 @@ static bool jinja_repeat_text(struct jrender *render, struct jval value, int64_t
     struct jbuf buf = {.text = {.limit = JINJA_OUTPUT_MAX}};
     int64_t i;
 
+    /* The size is checked before the loop: "a" * 10000000000 would otherwise run for minutes
+     * before the buffer is full. */
     if (n > 0 && value.len > 0 && n > (int64_t)(JINJA_OUTPUT_MAX / value.len))
         return jinja_fault_set(&render->fault, ERR_LIMIT, "the template makes too much text");
     for (i = 0; value.len > 0 && i < n; i++)
@@ -127,6 +130,8 @@ static bool jinja_join_lists(struct jrender *render, struct jval left, struct jv
     struct jlist *list = jlist_new(render, left.list->n + right.list->n);
     size_t i;
 
+    /* Both operands are copied: a value of a template is never changed by an operator, as other
+     * variables may refer to it. */
     for (i = 0; list != NULL && i < left.list->n; i++)
         if (!jlist_add(render, list, left.list->items[i]))
             return false;
@@ -191,6 +196,8 @@ static bool jinja_is_text_op(const char *op, struct jval left, struct jval right
 static bool jinja_text_op(struct jrender *render, const char *op, struct jval left,
                           struct jval right, struct jval *out)
 {
+    /* `safe` means markup, text that needs no escape any more. With % only the left operand
+     * decides, because the format escapes its arguments itself. */
     bool safe = (left.kind == JV_TEXT && left.safe) ||
                 (right.kind == JV_TEXT && right.safe && op[0] != '%');
     bool good;
@@ -327,6 +334,7 @@ static bool jinja_method_value(struct jrender *render, struct jval self, const c
 
     if (method == NULL)
         return jinja_no_memory(render);
+    /* x.strip is a value of its own: a template may test it or pass it on before it calls it. */
     *method = (struct jmethod){.self = self, .name = name};
     *out = (struct jval){.kind = JV_METHOD, .method = method};
     return true;
@@ -466,6 +474,7 @@ static bool jinja_list_method(struct jrender *render, const struct jlist *list, 
         return jinja_raise(render, "access to attribute '%s' of 'list' object is unsafe.", name);
     if (!jinja_arg(args, 0, "value", &what))
         return jinja_raise(render, "%s() takes exactly one argument", name);
+    /* One loop serves both: index returns at the first match, count goes on. */
     for (i = 0; i < list->n; i++) {
         if (!jv_equal(list->items[i], what))
             continue;
@@ -478,6 +487,8 @@ static bool jinja_list_method(struct jrender *render, const struct jlist *list, 
     if (name[0] == 'i')
         return jinja_raise(render, "value is not in list");
     *out = jv_int(n);
+    /* The cost of the comparisons is charged after the search, in proportion to the length of
+     * the list. */
     return jinja_step(render, 1 + list->n);
 }
 
@@ -487,6 +498,8 @@ static bool jinja_loop_method(struct jrender *render, struct jloop *loop, const 
 {
     struct jval value = jinja_arg_or(args, 0, "value", jv_none());
 
+    /* changed() compares with the value of the last call, which was in an earlier pass of the
+     * loop. */
     if (strcmp(name, "changed") == 0) {
         *out = jv_bool(!loop->changed_once || !jv_equal(loop->last_changed, value));
         loop->changed_once = true;
@@ -495,6 +508,7 @@ static bool jinja_loop_method(struct jrender *render, struct jloop *loop, const 
     }
     if (args->n_placed == 0)
         return jinja_raise(render, "no items for cycling given");
+    /* cycle() takes one argument after the other, one per pass. */
     *out = args->values[loop->at % args->n_placed];
     return true;
 }
@@ -503,6 +517,8 @@ bool jinja_call_method(struct jrender *render, const struct jmethod *method,
                        const struct jargs *args, struct jval *out)
 {
     must(method->name != NULL && args != NULL);
+    /* jinja_is_method() has checked that the kind has a method of this name, so lists and tuples
+     * are left at the end. */
     if (method->self.kind == JV_TEXT)
         return jtext_method(render, method->self, method->name, args, out);
     if (method->self.kind == JV_DICT)
@@ -568,6 +584,8 @@ static bool jinja_global_dict(struct jrender *render, const struct jargs *args, 
 
     if (dict == NULL)
         return false;
+    /* Positional arguments are dicts to copy. Named ones come later, so they override members of
+     * the same name. */
     for (i = 0; i < args->n_placed; i++) {
         const struct jdict *from = args->values[i].dict;
 
@@ -622,6 +640,7 @@ bool jinja_call_global(struct jrender *render, const char *name, const struct ja
     case 'n': return jinja_global_dict(render, args, JV_NAMESPACE, out);
     case 'd': return jinja_global_dict(render, args, JV_DICT, out);
     case 's': return jinja_global_now(render, args, out);
+    /* joiner(", ") makes a value that is empty the first time it is called and ", " later on. */
     case 'j':
         value = jinja_arg_or(args, 0, "sep", jv_text(", ", 2));
         joiner = arena_zalloc(render->arena, sizeof *joiner);
@@ -634,11 +653,14 @@ bool jinja_call_global(struct jrender *render, const char *name, const struct ja
         return true;
     default: break;
     }
+    /* range and raise_exception are left, both with an 'r'. */
     if (strncmp(name, "range", 5) == 0)
         return jinja_global_range(render, args, out);
     value = jinja_arg_or(args, 0, "message", jv_text("the template raised an exception", 32));
     if (!jv_to_text(render, value, &value))
         return false;
+    /* Messages of raise_exception are written for the client, such as "roles must alternate", so
+     * they are reported as an invalid request. At most 480 bytes are kept. */
     return jinja_fault_set(&render->fault, ERR_INVALID, "line %d: %.*s", render->line,
                            (int)(value.len < 480 ? value.len : 480), value.text);
 }

@@ -33,6 +33,8 @@ struct jvar *jinja_scope_find(struct jscope *scope, const char *name, size_t len
 bool jinja_scope_set(struct jrender *render, struct jscope *scope, const char *name, size_t len,
                      struct jval value)
 {
+    /* `true`: search this scope only. A for loop must not change a variable outside of it, as in
+     * Jinja. */
     struct jvar *v = jinja_scope_find(scope, name, len, true);
 
     if (v == NULL) {
@@ -71,6 +73,8 @@ static bool jinja_eval_list(struct jrender *render, const struct jnode *node, st
 
     if (list == NULL)
         return false;
+    /* Items are evaluated from left to right. Their order is visible: an item may call a macro
+     * or change a namespace. */
     for (item = node->a; item != NULL; item = item->next)
         if (!jinja_eval(render, item, scope, &value) || !jlist_add(render, list, value))
             return false;
@@ -91,6 +95,7 @@ static bool jinja_eval_dict(struct jrender *render, const struct jnode *node, st
 
     if (dict == NULL)
         return false;
+    /* Keys are expressions as well: {name: 1} uses the value of the variable name. */
     for (pair = node->a; pair != NULL; pair = pair->next)
         if (!jinja_eval(render, pair->a, scope, &key) ||
             !jinja_eval(render, pair->b, scope, &value) || !jdict_set(render, dict, key, value))
@@ -136,6 +141,7 @@ bool jinja_arg(const struct jargs *args, size_t place, const char *name, struct 
 {
     size_t i;
 
+    /* A positional argument has priority, and the name then has no meaning. */
     if (place < args->n_placed) {
         *out = args->values[place];
         return true;
@@ -177,9 +183,13 @@ static int64_t jinja_clamp_bound(struct jval bound, int64_t len, bool backward, 
     int64_t high = backward ? len - 1 : len;
     int64_t at;
 
+    /* A missing bound gets the end at which the slice begins or stops, which depends on its
+     * direction. */
     if (bound.kind == JV_NONE)
         return preset;
     at = jv_int_of(bound);
+    /* Far negative bounds are tested before len is added: the sum of both is then always in
+     * range. */
     if (at < -len)
         return low;
     if (at < 0)
@@ -257,6 +267,8 @@ static bool jinja_eval_contains(struct jrender *render, struct jval of, struct j
     size_t i;
 
     *out = false;
+    /* The cost of each kind of search is charged in steps, so that a template with many long
+     * searches reaches its limit. */
     if (of.kind == JV_TEXT) {
         if (value.kind != JV_TEXT)
             return jinja_raise(render, "'in <string>' requires string as left operand, not %s",
@@ -268,6 +280,8 @@ static bool jinja_eval_contains(struct jrender *render, struct jval of, struct j
         *out = jdict_get(of.dict, value) != NULL;
         return jinja_step(render, 1 + of.dict->n / 16);
     }
+    /* Anything else that can be iterated is searched item by item, and something that cannot be
+     * raises. */
     if (!jv_iterate(render, of, &list))
         return false;
     for (i = 0; i < list->n && !*out; i++)
@@ -317,6 +331,7 @@ static bool jinja_eval_compare(struct jrender *render, const struct jnode *node,
 
     if (!jinja_eval(render, node->a, scope, &left))
         return false;
+    /* The right operand of one comparison is the left one of the next and is evaluated once. */
     for (operand = node->b; operand != NULL && holds; operand = operand->next) {
         struct jval right;
 
@@ -353,6 +368,8 @@ static bool jinja_eval_filter(struct jrender *render, const struct jnode *node,
 
     if (!jinja_eval(render, node->a, scope, &in) || !jinja_eval_args(render, node->b, scope, &args))
         return false;
+    /* Evaluating the arguments may have moved the line; errors should name the line of the
+     * filter. */
     render->line = node->line;
     if (node->kind == JN_FILTER)
         return jinja_filter(render, node->text, in, &args, out);
@@ -373,6 +390,8 @@ static bool jinja_eval_sign(struct jrender *render, const struct jnode *node, st
     if (!jv_is_number(value))
         return jinja_raise(render, "bad operand type for unary %c: '%s'",
                            node->kind == JN_PLUS ? '+' : '-', jv_type_name(value));
+    /* -INT64_MIN has no representation. Python's numbers have no limit, so this is an error and
+     * not a wrap. */
     if (value.kind == JV_REAL)
         *out = jv_real(node->kind == JN_PLUS ? value.real : -value.real);
     else if (jv_int_of(value) == INT64_MIN)
@@ -395,9 +414,12 @@ static bool jinja_eval_logic(struct jrender *render, const struct jnode *node, s
     if (node->kind == JN_TERNARY) {
         if (jv_truth(*out))
             return jinja_eval(render, node->b, scope, out);
+        /* Without an else the value is undefined: it prints as nothing. */
         *out = jv_undefined("the inline if-expression", 24);
         return node->c == NULL || jinja_eval(render, node->c, scope, out);
     }
+    /* `or` returns a left operand that is true, `and` one that is false; the right one is then
+     * not evaluated, which templates use to guard accesses: `x and x.y`. */
     if (jv_truth(*out) == (node->kind == JN_OR))
         return true;
     return jinja_eval(render, node->b, scope, out);
@@ -413,6 +435,7 @@ static bool jinja_eval_two(struct jrender *render, const struct jnode *node, str
     if (!jinja_eval(render, node->a, scope, &left))
         return false;
     render->line = node->line;
+    /* An attribute's name is part of the node. All others have a second expression. */
     if (node->kind == JN_ATTR)
         return jinja_get_attr(render, left, node->text, node->len, false, out);
     if (!jinja_eval(render, node->b, scope, &right))
@@ -426,6 +449,7 @@ static bool jinja_eval_two(struct jrender *render, const struct jnode *node, str
 static bool jinja_eval_kind(struct jrender *render, const struct jnode *node, struct jscope *scope,
                             struct jval *out)
 {
+    /* The parser guarantees that each kind has the members its function reads. */
     switch (node->kind) {
     case JN_CONST:
         *out = node->value;
@@ -450,6 +474,8 @@ static bool jinja_eval_kind(struct jrender *render, const struct jnode *node, st
     case JN_AND:
     case JN_OR:
     case JN_TERNARY: return jinja_eval_logic(render, node, scope, out);
+    /* Statements and parts of other nodes. All kinds are listed, so that the compiler reports a
+     * new one that is missing here. */
     case JN_DATA:
     case JN_OUTPUT:
     case JN_FOR:
@@ -479,6 +505,8 @@ bool jinja_eval(struct jrender *render, const struct jnode *node, struct jscope 
 
     if (!jinja_step(render, 1))
         return false;
+    /* The depth counts all levels of evaluation, of which one level of nesting in the source
+     * needs several, hence the factor. */
     if (render->depth >= JINJA_DEPTH_MAX * 20)
         return jinja_fault_set(&render->fault, ERR_LIMIT, "line %d: the template nests too deep",
                                node->line);
@@ -531,6 +559,8 @@ static enum jflow jinja_capture_body(struct jrender *render, const struct jnode 
     struct jbuf *outer = render->out;
     enum jflow flow;
 
+    /* Output of the body goes to `text`. The outer buffer is set again even after a failure,
+     * because it belongs to the caller. */
     render->out = &text;
     flow = jinja_run_body(render, body, scope);
     render->out = outer;
@@ -554,12 +584,16 @@ static bool jinja_loop_items(struct jrender *render, const struct jnode *node, s
     if (kept == NULL)
         return false;
     for (i = 0; i < (*items)->n; i++) {
+        /* Each item has a scope of its own, so that a variable of one pass is not seen in the
+         * next. */
         struct jscope inner = {.parent = scope};
         struct jval holds;
 
         if (!jinja_assign_target(render, node->a, &inner, (*items)->items[i]) ||
             !jinja_eval(render, node->c, &inner, &holds))
             return false;
+        /* The item is kept, and not the values that the target was unpacked to: the loop
+         * unpacks it again. */
         if (jv_truth(holds) && !jlist_add(render, kept, (*items)->items[i]))
             return false;
     }
@@ -613,8 +647,10 @@ static enum jflow jinja_run_for(struct jrender *render, const struct jnode *node
 
     if (!jinja_eval(render, node->b, scope, &list) || !jv_iterate(render, list, &items))
         return JF_FAILED;
+    /* The filter must run before the loop, because loop.length and loop.last depend on it. */
     if (node->c != NULL && !jinja_loop_items(render, node, scope, &items))
         return JF_FAILED;
+    /* The else part runs if the loop has no pass, also if its filter has dropped all items. */
     if (items->n == 0) {
         if (node->other == NULL)
             return JF_ON;
@@ -644,6 +680,8 @@ static bool jinja_bind_param(struct jrender *render, const struct jnode *param, 
     struct jval value;
 
     if (!jinja_arg(args, place, param->text, &value)) {
+        /* A parameter without an argument and without a default is undefined; using it is an
+         * error only where an undefined value is. */
         value = jv_undefined(param->text, param->len);
         if (param->a != NULL && !jinja_eval(render, param->a, scope, &value))
             return false;
@@ -661,6 +699,7 @@ static bool jinja_bind_rest(struct jrender *render, const struct jmacro *macro, 
 
     if (kwargs == NULL || varargs == NULL)
         return false;
+    /* Positional arguments beyond the parameters are kept for templates that read varargs. */
     for (i = n_params; i < args->n_placed; i++)
         if (!jlist_add(render, varargs, args->values[i]))
             return false;
@@ -699,10 +738,13 @@ bool jinja_call_macro(struct jrender *render, const struct jmacro *macro, const 
     must(macro->node != NULL && args != NULL);
     if (scope == NULL)
         return jinja_no_memory(render);
+    /* Macros may call themselves. The limit is below that of expressions, so that the error
+     * names the macro. */
     if (render->depth >= JINJA_DEPTH_MAX * 16)
         return jinja_fault_set(&render->fault, ERR_LIMIT,
                                "line %d: macros call each other too deep", render->line);
     scope->parent = macro->scope;
+    /* Parameters are bound in order, so the default of one may refer to an earlier one. */
     for (p = macro->params; p != NULL; p = p->next)
         if (!jinja_bind_param(render, p, place++, args, scope))
             return false;
@@ -736,6 +778,8 @@ static enum jflow jinja_run_call_block(struct jrender *render, const struct jnod
         (void)jinja_no_memory(render);
         return JF_FAILED;
     }
+    /* The arguments of the call, and after them `caller` by name. Positional ones remain first,
+     * as struct jargs demands. */
     for (i = 0; i < args.n; i++) {
         with.values[i] = args.values[i];
         with.names[i] = args.names[i];
@@ -744,6 +788,7 @@ static enum jflow jinja_run_call_block(struct jrender *render, const struct jnod
     with.names[args.n] = "caller";
     with.n = args.n + 1;
     with.n_placed = args.n_placed;
+    /* The macro's text is printed here, in place of the block. */
     if (!jinja_call(render, callee, &with, &text) || !jv_str(render, render->out, text))
         return JF_FAILED;
     return JF_ON;
@@ -764,10 +809,14 @@ static enum jflow jinja_run_filtered(struct jrender *render, const struct jnode 
         (void)jinja_no_memory(render);
         return JF_FAILED;
     }
+    /* The body runs in an inner scope: variables set within a filter block are not seen after
+     * it. */
     inner->parent = scope;
     flow = jinja_capture_body(render, body, inner, &text);
     if (flow == JF_FAILED)
         return flow;
+    /* Filters may be nested, for example by a macro that a filter calls, so the outer value is
+     * kept. */
     render->piped = text;
     good = jinja_eval(render, filters, scope, out);
     render->piped = outer;
@@ -789,6 +838,8 @@ static enum jflow jinja_run_with(struct jrender *render, const struct jnode *nod
         return JF_FAILED;
     }
     inner->parent = scope;
+    /* Values are evaluated in the outer scope: `with a = 1, b = a` takes the a from before the
+     * block. */
     for (set = node->a; set != NULL; set = set->next)
         if (!jinja_eval(render, set->b, scope, &value) ||
             !jinja_assign_target(render, set->a, inner, value))
@@ -800,6 +851,8 @@ static enum jflow jinja_run_with(struct jrender *render, const struct jnode *nod
 static enum jflow jinja_run_if(struct jrender *render, const struct jnode *node,
                                struct jscope *scope)
 {
+    /* elif is an if in the else part of another one; they are followed in a loop instead of a
+     * recursion, because a chain may be long. */
     while (node != NULL && node->kind == JN_IF) {
         struct jval holds;
 
@@ -855,6 +908,8 @@ static enum jflow jinja_run_value(struct jrender *render, const struct jnode *no
 static enum jflow jinja_run_one(struct jrender *render, const struct jnode *node,
                                 struct jscope *scope)
 {
+    /* break and continue are no errors but reasons to stop: each loop on the way out handles
+     * them. */
     switch (node->kind) {
     case JN_DATA: jbuf_add(render, render->out, jv_own(node->text, node->len)); return JF_ON;
     case JN_OUTPUT:
@@ -907,6 +962,8 @@ enum jflow jinja_run_body(struct jrender *render, const struct jnode *node, stru
         render->line = node->line;
         if (!jinja_step(render, 1))
             return JF_FAILED;
+        /* The limit is checked per statement: one statement can add only as much as the limit of
+         * a buffer allows. */
         if (render->out->text.failed || render->out->text.len > JINJA_OUTPUT_MAX) {
             (void)jinja_fault_set(&render->fault, ERR_LIMIT, "the template's output is too long");
             return JF_FAILED;

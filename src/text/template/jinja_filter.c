@@ -41,10 +41,13 @@ static bool jinja_attr_path(struct jrender *render, struct jval value, struct jv
     size_t at = 0;
 
     *out = value;
+    /* map(attribute=0) is an index of each item. */
     if (path.kind == JV_INT)
         return jinja_get_item(render, value, path, out);
     if (path.kind != JV_TEXT)
         return jinja_raise(render, "an attribute's name is expected");
+    /* One part of the path per pass: "a.b.0" is a, then b of that, then item 0. A part of digits
+     * only is an index. The last part has no dot after it, so `at` ends above the length. */
     while (at <= path.len) {
         const char *dot = memchr(path.text + at, '.', path.len - at);
         size_t end = dot == NULL ? path.len : (size_t)(dot - path.text);
@@ -55,6 +58,8 @@ static bool jinja_attr_path(struct jrender *render, struct jval value, struct jv
             return jinja_no_memory(render);
         if (end > at && strspn(name, "0123456789") == end - at)
             key = jv_int(strtoll(name, NULL, 10));
+        /* A missing member gives an undefined value and no error; its own members are then an
+         * error. */
         if (!jinja_get_item(render, *out, key, out))
             return false;
         at = end + 1;
@@ -70,6 +75,7 @@ static struct jargs jinja_rest_of(const struct jargs *args, size_t skip)
     skip = skip < args->n_placed ? skip : args->n_placed;
     if (skip == 0)
         return rest;
+    /* Named arguments stay: they follow the positional ones in the same arrays. */
     rest.values += skip;
     rest.names += skip;
     rest.n -= skip;
@@ -107,6 +113,7 @@ static bool jinja_filter_tojson(struct jrender *render, struct jval in, const st
         how.indent = (int)indent.whole;
         how.item = ",";
     }
+    /* separators=(",", ":") removes the spaces; models that were trained with such text need it. */
     if ((separators.kind == JV_TUPLE || separators.kind == JV_LIST) && separators.list->n == 2 &&
         (!jinja_text_name(render, separators.list->items[0], &how.item) ||
          !jinja_text_name(render, separators.list->items[1], &how.key)))
@@ -152,6 +159,7 @@ static bool jinja_filter_trim(struct jrender *render, struct jval in, const stru
 
     if (!jv_to_text(render, in, &in))
         return false;
+    /* The result is a part of the text, so it keeps the origin of its bytes. */
     from = jtext_strip_left(in.text, in.len, set);
     *out = jv_part(in, from, jtext_strip_right(in.text + from, in.len - from, set));
     out->safe = in.safe;
@@ -184,12 +192,14 @@ static bool jinja_filter_join(struct jrender *render, struct jval in, const stru
     for (i = 0; good && i < list->n; i++) {
         struct jval item = list->items[i];
 
+        /* An attribute that is missing makes an item undefined, which prints as nothing. */
         if (attribute.kind != JV_NONE)
             good = jinja_attr_path(render, item, attribute, &item);
         if (i > 0)
             jbuf_add(render, &buf, between);
         good = good && jv_str(render, &buf, item);
     }
+    /* The buffer is not part of the arena, so it is freed on each way out. */
     if (!good) {
         buf_fini(&buf.text);
         return false;
@@ -203,6 +213,8 @@ static bool jinja_filter_items(struct jrender *render, struct jval in, const str
 {
     struct jmethod method = {.self = in, .name = "items"};
 
+    /* An undefined value can be iterated and has no items, so a loop over x|items needs no test
+     * of x. */
     if (in.kind == JV_UNDEFINED)
         return jinja_filter_list(render, in, args, out);
     if (in.kind != JV_DICT)
@@ -287,6 +299,7 @@ static bool jinja_filter_default(struct jrender *render, struct jval in, const s
 
     (void)render;
     *out = in;
+    /* None and "" are values: only with boolean=true do they get the default. */
     if (in.kind == JV_UNDEFINED || (falsy && !jv_truth(in)))
         *out = jinja_arg_or(args, 0, "default_value", jv_text("", 0));
     return true;
@@ -302,6 +315,8 @@ static bool jinja_filter_replace(struct jrender *render, struct jval in, const s
 
     if (!jinja_arg(args, 0, "old", &from) || !jinja_arg(args, 1, "new", &to))
         return jinja_raise(render, "replace needs two strings");
+    /* A count below 0 means all occurrences. Other kinds than texts are converted, so
+     * 10|replace(0, "x") works as in Jinja. */
     return jv_to_text(render, in, &in) && jv_to_text(render, from, &from) &&
            jv_to_text(render, to, &to) &&
            jtext_replace(render, in, from, to, count.kind == JV_INT ? count.whole : -1, out);
@@ -322,6 +337,7 @@ static bool jinja_filter_indent(struct jrender *render, struct jval in, const st
 
     if (in.kind != JV_TEXT)
         return jinja_raise(render, "indent needs a text");
+    /* A number is that many spaces; a text, such as a tab, is the indent itself. */
     if (width.kind == JV_INT && !jinja_binary(render, "*", jv_text(" ", 1), width, &unit))
         return false;
     if (unit.kind != JV_TEXT)
@@ -335,6 +351,8 @@ static bool jinja_filter_indent(struct jrender *render, struct jval in, const st
 
         if (i > 0)
             jbuf_add(render, &buf, jv_own("\n", 1));
+        /* The first line continues the one that the filter is used in, so it is indented only on
+         * demand. */
         if (i == 0 ? first : blank || line.len > 0)
             jbuf_add(render, &buf, unit);
         jbuf_add(render, &buf, line);
@@ -363,6 +381,7 @@ static bool jinja_filter_int(struct jrender *render, struct jval in, const struc
     } else if (in.kind == JV_REAL && fabs(in.real) < 9e18) {
         *out = jv_int((int64_t)in.real);
     } else if (in.kind == JV_TEXT && in.len < sizeof text) {
+        /* White space around the number is accepted, as Python does: int(" 7 ") is 7. */
         size_t from = jtext_strip_left(in.text, in.len, NULL);
         size_t n = jtext_strip_right(in.text + from, in.len - from, NULL);
 
@@ -380,6 +399,7 @@ static bool jinja_filter_int(struct jrender *render, struct jval in, const struc
             else
                 *out = preset;
         }
+        /* Empty text, text after the number, or a number that does not fit: the default. */
         if (n == 0 || *end != '\0' || errno != 0)
             *out = preset;
     }
@@ -395,6 +415,8 @@ static bool jinja_filter_float(struct jrender *render, struct jval in, const str
 
     (void)render;
     *out = jinja_arg_or(args, 0, "default", jv_real(0));
+    /* A text must be a number as a whole, up to its NUL; otherwise the default is returned, and
+     * no error is raised. */
     if (jv_is_number(in)) {
         *out = jv_real(jv_real_of(in));
     } else if (in.kind == JV_TEXT && in.len > 0 && in.len < sizeof text) {
@@ -415,6 +437,7 @@ static bool jinja_filter_abs(struct jrender *render, struct jval in, const struc
     (void)args;
     if (!jv_is_number(in))
         return jinja_raise(render, "bad operand type for abs(): '%s'", jv_type_name(in));
+    /* The least whole number has no positive counterpart in 64 bits, as for the unary minus. */
     if (in.kind == JV_REAL)
         *out = jv_real(fabs(in.real));
     else if (jv_int_of(in) == INT64_MIN)
@@ -433,6 +456,8 @@ static bool jinja_filter_round(struct jrender *render, struct jval in, const str
 
     if (!jv_is_number(in) || digits.kind != JV_INT || digits.whole < 0 || digits.whole > 30)
         return jinja_raise(render, "round needs a number and a precision of 0 .. 30");
+    /* The largest double has 309 digits before the point, so the text has room for it and 30
+     * digits more. */
     (void)snprintf(text, sizeof text, "%.*f", (int)digits.whole, jv_real_of(in));
     *out = jv_real(strtod(text, NULL));
     return true;
@@ -449,6 +474,8 @@ static bool jinja_filter_sum(struct jrender *render, struct jval in, const struc
     *out = jinja_arg_or(args, 1, "start", jv_int(0));
     if (!jv_iterate(render, in, &list))
         return false;
+    /* The items are added with the operator + of templates, so a list of texts or lists works
+     * too, if `start` is of its kind. */
     for (i = 0; i < list->n; i++) {
         struct jval item = list->items[i];
 
@@ -472,6 +499,7 @@ static bool jinja_filter_reverse(struct jrender *render, struct jval in, const s
     (void)args;
     if (!jv_iterate(render, in, &from) || (list = jlist_new(render, from->n)) == NULL)
         return false;
+    /* jv_iterate() has split a text into its characters, so UTF-8 sequences stay intact. */
     for (i = from->n; i > 0; i--) {
         if (in.kind == JV_TEXT)
             buf_add(&buf, from->items[i - 1].text, from->items[i - 1].len);
@@ -483,6 +511,7 @@ static bool jinja_filter_reverse(struct jrender *render, struct jval in, const s
         return true;
     if (!jv_take_buf(render, &buf, out))
         return false;
+    /* Escapes of markup such as &lt; are turned around as well; Jinja does it too. */
     out->safe = in.safe;
     return true;
 }
@@ -537,12 +566,14 @@ static bool jinja_merge_sort(struct jrender *render, struct sort_item *items,
 static bool jinja_sort_list(struct jrender *render, const struct jlist *list, struct jval attribute,
                             bool case_sensitive, bool reverse, struct jval *out)
 {
+    /* One allocation holds the items and the room that a merge sort needs. */
     struct sort_item *items = arena_alloc(render->arena, (list->n + 1) * sizeof *items * 2);
     struct jlist *sorted = jlist_new(render, list->n);
     size_t i;
 
     if (items == NULL || sorted == NULL)
         return jinja_no_memory(render);
+    /* Keys are computed once per item and not in each comparison. */
     for (i = 0; i < list->n; i++) {
         items[i] = (struct sort_item){list->items[i], list->items[i]};
         if (attribute.kind != JV_NONE &&
@@ -552,6 +583,7 @@ static bool jinja_sort_list(struct jrender *render, const struct jlist *list, st
             !jtext_case(render, items[i].key, "lower", &items[i].key))
             return false;
     }
+    /* The sort is stable, as Python's: items with equal keys keep their order. */
     if (!jinja_merge_sort(render, items, items + list->n, list->n, reverse))
         return false;
     for (i = 0; i < list->n; i++)
@@ -586,6 +618,7 @@ static bool jinja_filter_dictsort(struct jrender *render, struct jval in, const 
 
     if (!jinja_filter_items(render, in, &none, &items))
         return false;
+    /* The pairs are tuples (key, value), so the sort is by an attribute again: the item 0 or 1. */
     return jinja_sort_list(render, items.list, jv_int(jv_is(by, "value")), exact, reverse, out);
 }
 
@@ -610,6 +643,8 @@ static bool jinja_filter_unique(struct jrender *render, struct jval in, const st
         /* As in Jinja, texts are compared without regard to case unless case_sensitive is set. */
         if (!exact && key.kind == JV_TEXT && !jtext_case(render, key, "lower", &key))
             return false;
+        /* A dict serves as the set of keys that have been seen. The item that is kept is the
+         * original one, not the key. */
         if (jdict_get(seen, key) != NULL)
             continue;
         if (!jdict_set(render, seen, key, jv_none()) || !jlist_add(render, kept, list->items[i]))
@@ -630,6 +665,7 @@ static bool jinja_filter_extreme(struct jrender *render, struct jval in, const s
     if (!jv_iterate(render, in, &list) ||
         !jinja_sort_list(render, list, attribute, false, sign < 0, &sorted))
         return false;
+    /* Stability matters here: of several equal items the first is returned, as in Jinja. */
     if (list->n > 0)
         *out = sorted.list->items[0];
     else
@@ -655,6 +691,7 @@ static bool jinja_filter_map(struct jrender *render, struct jval in, const struc
 {
     struct jval attribute = jv_none();
     struct jval preset = jinja_arg_or(args, SIZE_MAX, "default", jv_undefined("default", 7));
+    /* SIZE_MAX is no position: these two can only be given by name. */
     bool by_attr = args->n_placed == 0 && jinja_arg(args, SIZE_MAX, "attribute", &attribute);
     struct jargs rest = jinja_rest_of(args, 1);
     const char *name = NULL;
@@ -672,9 +709,12 @@ static bool jinja_filter_map(struct jrender *render, struct jval in, const struc
     for (i = 0; i < list->n; i++) {
         struct jval value = list->items[i];
 
+        /* `rest` are the arguments after the filter's name: map("replace", "a", "b") calls
+         * replace("a", "b") for each item. */
         if (by_attr ? !jinja_attr_path(render, value, attribute, &value)
                     : !jinja_filter(render, name, value, &rest, &value))
             return false;
+        /* The default replaces members that are missing, and not those that are false. */
         if (by_attr && value.kind == JV_UNDEFINED && preset.kind != JV_UNDEFINED)
             value = preset;
         if (!jlist_add(render, mapped, value))
@@ -689,6 +729,8 @@ static bool jinja_filter_map(struct jrender *render, struct jval in, const struc
 static bool jinja_filter_choose(struct jrender *render, struct jval in, const struct jargs *args,
                                 bool keep, bool by_attr, struct jval *out)
 {
+    /* With by_attr the test's name comes after that of the attribute: selectattr("role",
+     * "equalto", "user"). */
     size_t at = by_attr ? 1 : 0;
     struct jargs rest = jinja_rest_of(args, at + 1);
     const char *name = NULL;
@@ -711,9 +753,11 @@ static bool jinja_filter_choose(struct jrender *render, struct jval in, const st
 
         if (by_attr && !jinja_attr_path(render, value, args->values[0], &value))
             return false;
+        /* Without a test: selectattr("tool_calls") keeps messages whose tool_calls is not empty. */
         holds = jv_truth(value);
         if (name != NULL && !jinja_test(render, name, value, &rest, &holds))
             return false;
+        /* The item itself is kept, and not the attribute that was tested. */
         if (holds == keep && !jlist_add(render, kept, list->items[i]))
             return false;
     }
@@ -763,6 +807,7 @@ static bool jinja_filter_wordcount(struct jrender *render, struct jval in, const
     struct jargs none = {0};
 
     (void)args;
+    /* Words are the items of split() without arguments, so runs of white space count once. */
     if (!jv_to_text(render, in, &method.self) || !jinja_call_method(render, &method, &none, out))
         return false;
     *out = jv_int((int64_t)out->list->n);
@@ -856,9 +901,12 @@ bool jinja_filter(struct jrender *render, const char *name, struct jval in,
     if (render->depth >= JINJA_DEPTH_MAX * 20)
         return jinja_fault_set(&render->fault, ERR_LIMIT, "line %d: filters nest too deep",
                                render->line);
+    /* The names are few and templates short, so the table is searched in its order. */
     for (i = 0; i < sizeof filters / sizeof filters[0]; i++) {
         if (strcmp(filters[i].name, name) != 0)
             continue;
+        /* A filter that calls filters is a recursion: map("map", "map", ...) must not exhaust
+         * the stack. */
         render->depth++;
         good = filters[i].run(render, in, args, out);
         render->depth--;
@@ -866,3 +914,5 @@ bool jinja_filter(struct jrender *render, const char *name, struct jval in,
     }
     return jinja_raise(render, "No filter named '%.60s'.", name);
 }
+/* Python writes {"a": 1, "b": 2} without an indent. With one, each item is on a line of its
+     * own and the comma has no space after it. */

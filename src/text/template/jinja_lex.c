@@ -41,6 +41,7 @@ bool jinja_fault_set(struct jfault *fault, int rc, const char *format, ...)
     va_list args;
 
     must(rc < 0);
+    /* The first error is the cause; those after it are its consequences. */
     if (fault->rc != ERR_OK)
         return false;
     fault->rc = rc;
@@ -63,6 +64,7 @@ static bool jinja_lex_memory(struct lexer *lexer)
 /* Append a token. An outgrown array stays in the arena until the template is closed. */
 static bool jinja_lex_add(struct lexer *lexer, enum jtoken_kind kind, const char *text, size_t len)
 {
+    /* Capacity doubles, so all outgrown arrays together are smaller than the last one. */
     if (lexer->n == lexer->cap) {
         size_t cap = lexer->cap == 0 ? 256 : lexer->cap * 2;
         struct jtoken *grown = arena_alloc(lexer->arena, cap * sizeof *grown);
@@ -92,6 +94,8 @@ static bool jinja_lex_add_copy(struct lexer *lexer, enum jtoken_kind kind, const
 /* Advance to offset `to` and count the lines on the way. */
 static void jinja_lex_move(struct lexer *lexer, size_t to)
 {
+    /* line_starting is for lstrip_blocks: white space before a tag is dropped only from the
+     * start of a line. */
     if (to > lexer->at)
         lexer->line_starting = lexer->text[to - 1] == '\n';
     for (; lexer->at < to; lexer->at++)
@@ -105,6 +109,8 @@ static size_t jinja_space_at(const char *text, size_t at, size_t len)
 
     if (at >= len)
         return 0;
+    /* Python's strip() removes all of Unicode's white space, so the templates' engine does as
+     * well. */
     c = utf8_decode(text + at);
     if (unicode_is_python_space(c))
         return utf8_sequence(text + at, len - at);
@@ -127,6 +133,8 @@ static size_t jinja_strip_before(const struct lexer *lexer, size_t from, size_t 
     size_t end = to;
 
     if (sign == '-') {
+        /* Backward over white space, one character per pass. Continuation bytes of UTF-8 are
+         * skipped to reach the first byte of a character. */
         while (end > from) {
             size_t at = end - 1;
 
@@ -143,6 +151,8 @@ static size_t jinja_strip_before(const struct lexer *lexer, size_t from, size_t 
     /* lstrip_blocks: strip only if nothing but white space precedes the tag on its line. */
     while (end > from && lexer->text[end - 1] != '\n')
         end--;
+    /* The text is only a part of its line: something before it, such as an output, is on the
+     * same line. */
     if (end == from && !lexer->line_starting)
         return to;
     if (jinja_skip_space(lexer, end) >= to)
@@ -154,6 +164,8 @@ static size_t jinja_strip_before(const struct lexer *lexer, size_t from, size_t 
  * tag. */
 static void jinja_after_tag(struct lexer *lexer, size_t at, char sign)
 {
+    /* -%} removes all white space after the tag. A plain %} removes one line feed, which is the
+     * option trim_blocks of Hugging Face; +%} keeps it. */
     if (sign == '-')
         at = jinja_skip_space(lexer, at);
     else if (sign != '+' && at < lexer->len && lexer->text[at] == '\n')
@@ -169,6 +181,7 @@ static bool jinja_lex_comment(struct lexer *lexer)
 
     if (end == NULL)
         return jinja_lex_fail(lexer, "a comment does not end");
+    /* A comment may have a sign as well: -#} removes white space like -%}. */
     sign = end[-1];
     jinja_after_tag(lexer, (size_t)(end - lexer->text) + 2, sign);
     return true;
@@ -186,6 +199,7 @@ static bool jinja_lex_raw(struct lexer *lexer, bool *found)
     if (at < lexer->len && (lexer->text[at] == '-' || lexer->text[at] == '+'))
         at++;
     at = jinja_skip_space(lexer, at);
+    /* Any other statement is left for the caller; lexer->at has not changed yet. */
     if (strncmp(lexer->text + at, "raw", 3) != 0)
         return true;
     at = jinja_skip_space(lexer, at + 3);
@@ -270,12 +284,16 @@ static bool jinja_lex_string(struct lexer *lexer)
     size_t at = lexer->at + 1;
     bool good;
 
+    /* A backslash hides the character after it, so a quote after one does not end the string.
+     * The tokens hold the value of the literal, not its spelling: 'a\'b' becomes a'b. */
     while (at < lexer->len && lexer->text[at] != quote) {
         if (lexer->text[at] == '\\' && at + 1 < lexer->len)
             at += 1 + jinja_unescape(lexer->text + at + 1, lexer->len - at - 1, &value);
         else
             buf_add_byte(&value, lexer->text[at++]);
     }
+    /* An unclosed string would swallow the rest of the template, so it is reported and not
+     * closed here. */
     if (at >= lexer->len)
         good = jinja_lex_fail(lexer, "a string does not end");
     else if (value.failed)
@@ -404,9 +422,13 @@ static bool jinja_lex_inside(struct lexer *lexer, bool is_var)
     bool done = false;
     bool good = jinja_lex_add(lexer, is_var ? JT_VAR_BEGIN : JT_BLOCK_BEGIN, "", 0);
 
+    /* Go past "{{" or "{%", and past the sign of white space control: {%- removes the white
+     * space before the tag, {%+ keeps it. The text before the tag was already cut by it. */
     lexer->at += 2;
     if (lexer->at < lexer->len && (lexer->text[lexer->at] == '-' || lexer->text[lexer->at] == '+'))
         lexer->at++;
+    /* One token per pass. `open` is the stack of brackets that are open, because a tag does not
+     * end within them. */
     while (good && !done) {
         jinja_lex_move(lexer, jinja_skip_space(lexer, lexer->at));
         if (lexer->at >= lexer->len)

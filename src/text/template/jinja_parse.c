@@ -36,6 +36,7 @@ struct jnode *jinja_node_new(struct jinja_parser *parser, enum jnode_kind kind)
         return NULL;
     }
     node->kind = kind;
+    /* The line is that of the current token, for errors while the template is rendered. */
     node->line = parser->at->line;
     return node;
 }
@@ -111,6 +112,8 @@ static struct jnode *jinja_node_binary(struct jinja_parser *parser, enum jnode_k
 {
     struct jnode *node = a == NULL || b == NULL ? NULL : jinja_node_new(parser, kind);
 
+    /* Both children are parsed before the call, so an error in either one is passed on here and
+     * not at each caller. */
     if (node != NULL) {
         node->a = a;
         node->b = b;
@@ -170,6 +173,8 @@ static struct jnode *jinja_parse_name(struct jinja_parser *parser)
     struct jnode *node = jinja_node_text(parser, JN_NAME, token);
     size_t i;
 
+    /* Jinja accepts the lower-case spelling too. The first two words are true, the next two
+     * false, the last two none. */
     for (i = 0; node != NULL && i < 6; i++)
         if (strcmp(token->text, words[i]) == 0) {
             node->kind = JN_CONST;
@@ -191,6 +196,8 @@ static struct jnode *jinja_parse_list(struct jinja_parser *parser)
     if (list == NULL)
         return NULL;
     tail = &list->a;
+    /* The loop ends at the bracket; a comma is needed before each element but the first. The
+     * check after the comma permits [a, b, ]. */
     while (!jinja_is_at_op(parser, "]")) {
         if (list->a != NULL && !jinja_need_op(parser, ","))
             return NULL;
@@ -240,6 +247,7 @@ static struct jnode *jinja_parse_primary(struct jinja_parser *parser)
 {
     struct jnode *node;
 
+    /* The first token decides, so that the parser never has to go back. */
     if (parser->at->kind == JT_NAME)
         return jinja_parse_name(parser);
     if (parser->at->kind == JT_TEXT || parser->at->kind == JT_INT || parser->at->kind == JT_REAL)
@@ -250,6 +258,7 @@ static struct jnode *jinja_parse_primary(struct jinja_parser *parser)
         return jinja_parse_dict(parser);
     if (!jinja_take_op(parser, "("))
         return jinja_parse_fail(parser, "an expression is expected");
+    /* (a) is a, (a,) is a tuple with one item, and () an empty one. */
     node = jinja_parse_tuple(parser, true, true);
     if (node != NULL && jinja_need_op(parser, ")"))
         return node;
@@ -309,11 +318,14 @@ static struct jnode *jinja_parse_subscript(struct jinja_parser *parser, struct j
     if (node == NULL)
         return NULL;
     node->a = of;
+    /* Without a colon the subscript may be a tuple, as in Python. A slice is recognized by its
+     * first colon, which is before or after an expression: a[1:2], a[:2]. */
     if (!jinja_is_at_op(parser, ":")) {
         node->b = jinja_parse_tuple(parser, true, false);
         if (node->b == NULL)
             return NULL;
     }
+    /* Each of stop and step is missing if its place is taken by the next ':' or by the bracket. */
     if (jinja_take_op(parser, ":")) {
         node->kind = JN_SLICE;
         if (!jinja_is_at_op(parser, "]") && !jinja_is_at_op(parser, ":") &&
@@ -333,6 +345,7 @@ struct jnode *jinja_parse_attr(struct jinja_parser *parser, struct jnode *of)
 {
     struct jnode *node;
 
+    /* The name is a constant of the node and no expression: in a.b, b is not a variable. */
     if (parser->at->kind == JT_NAME) {
         node = jinja_node_text(parser, JN_ATTR, parser->at++);
         if (node != NULL)
@@ -347,6 +360,7 @@ struct jnode *jinja_parse_attr(struct jinja_parser *parser, struct jnode *of)
 /* Everything that may follow an expression without white space: a.b[c](d). */
 static struct jnode *jinja_parse_postfix(struct jinja_parser *parser, struct jnode *node)
 {
+    /* From left to right: a.b[c] is the item c of a.b. */
     while (node != NULL) {
         if (jinja_take_op(parser, "."))
             node = jinja_parse_attr(parser, node);
@@ -371,6 +385,7 @@ struct jnode *jinja_parse_filter(struct jinja_parser *parser, struct jnode *in)
     if (node == NULL)
         return NULL;
     node->a = in;
+    /* Parentheses are optional: x|trim is x|trim(). */
     if (jinja_take_op(parser, "(") && !jinja_parse_args(parser, node))
         return NULL;
     return node;
@@ -379,6 +394,8 @@ struct jnode *jinja_parse_filter(struct jinja_parser *parser, struct jnode *in)
 /* May a test's argument without parentheses begin here? As in `x is divisibleby 3`. */
 static bool jinja_begins_test_argument(const struct jinja_parser *parser)
 {
+    /* These words continue the expression after a test without an argument: `x is defined and
+     * y`. Any other name is an argument. */
     if (parser->at->kind == JT_NAME)
         return !jinja_is_at_name(parser, "else") && !jinja_is_at_name(parser, "or") &&
                !jinja_is_at_name(parser, "and") && !jinja_is_at_name(parser, "is") &&
@@ -423,6 +440,8 @@ static struct jnode *jinja_parse_test(struct jinja_parser *parser, struct jnode 
 /* Filters, tests and calls bind tighter than all binary operators. */
 static struct jnode *jinja_parse_filters(struct jinja_parser *parser, struct jnode *node)
 {
+    /* Each one applies to the result so far: x|f|g is g(f(x)), and `x|f is t` tests the filtered
+     * value. */
     while (node != NULL) {
         if (jinja_take_op(parser, "|"))
             node = jinja_parse_filter(parser, node);
@@ -441,8 +460,11 @@ static struct jnode *jinja_parse_unary(struct jinja_parser *parser, bool with_fi
 {
     struct jnode *node = NULL;
 
+    /* Each sign is a recursion of its own: "----x" nests four deep. */
     if (!jinja_enter_nesting(parser))
         return NULL;
+    /* The operand of a sign takes no filters, hence the `false`; the filters are added to the
+     * result below. */
     if (jinja_is_at_op(parser, "-") || jinja_is_at_op(parser, "+")) {
         enum jnode_kind kind = jinja_is_at_op(parser, "-") ? JN_NEGATE : JN_PLUS;
 
@@ -453,6 +475,8 @@ static struct jnode *jinja_parse_unary(struct jinja_parser *parser, bool with_fi
     } else {
         node = jinja_parse_primary(parser);
     }
+    /* Attributes, items and calls bind more tightly than a sign: -a.b is -(a.b). The recursion
+     * has already consumed those of the operand. */
     node = jinja_parse_postfix(parser, node);
     if (with_filter)
         node = jinja_parse_filters(parser, node);
@@ -474,7 +498,9 @@ static struct jnode *jinja_parse_binary(struct jinja_parser *parser, size_t rank
 
     if (rank == sizeof binary_ops / sizeof binary_ops[0])
         return jinja_parse_unary(parser, true);
+    /* Operands have operators of the next rank only, so 1 + 2 * 3 becomes 1 + (2 * 3). */
     left = jinja_parse_binary(parser, rank + 1);
+    /* The node so far becomes the left operand of the next one: 1 - 2 - 3 is (1 - 2) - 3. */
     while (left != NULL) {
         for (i = 0; binary_ops[rank][i] != NULL; i++)
             if (jinja_is_at_op(parser, binary_ops[rank][i]))
@@ -495,9 +521,11 @@ static const char *jinja_take_comparison(struct jinja_parser *parser)
     static const char *const ops[] = {"==", "!=", "<", "<=", ">", ">=", "in"};
     size_t i;
 
+    /* "<" comes before "<=" in the list, which is harmless: operators are whole tokens. */
     for (i = 0; i < 7; i++)
         if (i < 6 ? jinja_take_op(parser, ops[i]) : jinja_take_name(parser, ops[i]))
             return ops[i];
+    /* `not` alone is an operator with one operand, so both words are needed here. */
     if (jinja_is_at_name(parser, "not") && parser->at[1].kind == JT_NAME &&
         strcmp(parser->at[1].text, "in") == 0) {
         parser->at += 2;
@@ -549,6 +577,7 @@ static struct jnode *jinja_parse_not(struct jinja_parser *parser)
     if (!jinja_enter_nesting(parser))
         return NULL;
     parser->at++;
+    /* The operand is a comparison: not a == b is not (a == b), as in Python. */
     node = jinja_node_new(parser, JN_NOT);
     if (node != NULL && (node->a = jinja_parse_not(parser)) == NULL)
         node = NULL;
@@ -582,6 +611,8 @@ struct jnode *jinja_parse_expr(struct jinja_parser *parser)
     if (!jinja_enter_nesting(parser))
         return NULL;
     node = jinja_parse_or(parser);
+    /* A chain of conditions leans to the left, while the else part is an expression of its own
+     * and leans to the right. */
     while (node != NULL && jinja_take_name(parser, "if")) {
         struct jnode *choice = jinja_node_binary(parser, JN_TERNARY, jinja_parse_or(parser), node);
 

@@ -141,6 +141,7 @@ static struct jnode *jinja_parse_set(struct jinja_parser *parser)
 
     if (node == NULL || (node->a = jinja_parse_target(parser, true)) == NULL)
         return NULL;
+    /* Without the '=' the variable gets the text that the body renders to, after the filters. */
     if (jinja_take_op(parser, "=")) {
         node->b = jinja_parse_tuple(parser, true, false);
         if (node->b != NULL && jinja_need_block_end(parser))
@@ -148,9 +149,12 @@ static struct jnode *jinja_parse_set(struct jinja_parser *parser)
         return NULL;
     }
     node->kind = JN_SET_BLOCK;
+    /* `piped` is a filter chain over a value that does not exist yet: the text of the body, see
+     * JN_PIPED. */
     if ((node->b = jinja_parse_piped(parser)) == NULL || !jinja_need_block_end(parser) ||
         (node->body = jinja_parse_body(parser, end)) == NULL)
         return NULL;
+    /* jinja_parse_body() stops at the word that ends the block, and does not consume it. */
     parser->at++;
     if (jinja_need_block_end(parser))
         return node;
@@ -164,6 +168,7 @@ static bool jinja_parse_params(struct jinja_parser *parser, struct jnode **first
 
     if (!jinja_need_op(parser, "("))
         return false;
+    /* A list of names, in which each may have a preset: (a, b=1). */
     while (!jinja_is_at_op(parser, ")")) {
         struct jnode *param;
 
@@ -174,6 +179,7 @@ static bool jinja_parse_params(struct jinja_parser *parser, struct jnode **first
         param = jinja_node_text(parser, JN_ARG, parser->at++);
         if (param == NULL)
             return false;
+        /* A parameter without a preset is undefined when the caller omits it. */
         if (jinja_take_op(parser, "=") && (param->a = jinja_parse_expr(parser)) == NULL)
             return false;
         *tail = param;
@@ -215,9 +221,11 @@ static struct jnode *jinja_parse_call_block(struct jinja_parser *parser)
     static const char *const end[] = {"endcall", NULL};
     struct jnode *node = jinja_node_new(parser, JN_CALL_BLOCK);
 
+    /* The parameters are those that the macro may pass to caller(), and not its own. */
     if (node == NULL || (jinja_is_at_op(parser, "(") && !jinja_parse_params(parser, &node->b)))
         return NULL;
     node->a = jinja_parse_expr(parser);
+    /* Only a call can be given a caller: {% call x %} for a variable x has no meaning. */
     if (node->a == NULL || node->a->kind != JN_CALL) {
         if (node->a == NULL)
             return NULL;
@@ -311,6 +319,8 @@ static struct jnode *jinja_parse_jump(struct jinja_parser *parser, enum jnode_ki
 /* After "{%": a statement by its first word. */
 static struct jnode *jinja_parse_statement(struct jinja_parser *parser)
 {
+    /* Jinja's statements, and "generation" of Hugging Face, which marks the text that the model
+     * writes and has no effect on a prompt. */
     if (jinja_take_name(parser, "for"))
         return jinja_parse_for(parser);
     if (jinja_take_name(parser, "if"))
@@ -331,6 +341,8 @@ static struct jnode *jinja_parse_statement(struct jinja_parser *parser)
         return jinja_parse_jump(parser, JN_BREAK);
     if (jinja_take_name(parser, "continue"))
         return jinja_parse_jump(parser, JN_CONTINUE);
+    /* A name is a statement that exists elsewhere, such as {% block %} or an "endif" without its
+     * "if". Anything else cannot be Jinja at all. */
     (void)jinja_fault_set(parser->fault, parser->at->kind == JT_NAME ? ERR_UNSUPPORTED : ERR_SYNTAX,
                           "line %d: the tag \"%.40s\" is not supported here", parser->at->line,
                           parser->at->text);
@@ -351,6 +363,7 @@ static struct jnode *jinja_parse_one(struct jinja_parser *parser)
 {
     struct jnode *node;
 
+    /* Text between tags: one token, printed as it is. */
     if (parser->at->kind == JT_DATA)
         return jinja_node_text(parser, JN_DATA, parser->at++);
     if (parser->at->kind == JT_BLOCK_BEGIN) {
@@ -358,6 +371,7 @@ static struct jnode *jinja_parse_one(struct jinja_parser *parser)
         return jinja_parse_statement(parser);
     }
     parser->at++;
+    /* {{ a, b }} prints a tuple, as in Jinja. */
     node = jinja_node_new(parser, JN_OUTPUT);
     if (node == NULL || (node->a = jinja_parse_tuple(parser, true, false)) == NULL)
         return NULL;

@@ -41,6 +41,7 @@ static bool jinja_test_number(struct jrender *render, const char *name, struct j
         return jinja_raise(render, "test '%s' needs a whole number", name);
     if (by.kind != JV_INT || by.whole == 0)
         return jinja_raise(render, "divisibleby needs a whole number other than zero");
+    /* Python's sign of the remainder differs from that of C, but both agree on whether it is 0. */
     if (name[0] == 'd')
         *out = by.whole == -1 || jv_int_of(in) % by.whole == 0;
     else

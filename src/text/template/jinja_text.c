@@ -74,6 +74,7 @@ size_t jtext_strip_right(const char *text, size_t len, const struct jval *chars)
 
         while (at > 0 && ((unsigned char)text[at] & 0xc0) == 0x80)
             at--;
+        /* The first character that stays ends the search. */
         if (!jinja_is_stripped(text + at, len - at, chars))
             break;
         len = at;
@@ -180,6 +181,7 @@ bool jtext_escape(struct jrender *render, struct jval value, struct jval *out)
 
     if (!jv_to_text(render, value, out))
         return false;
+    /* Markup is not escaped a second time: &amp; must not become &amp;amp;. */
     if (out->safe)
         return true;
     for (i = 0; i < out->len; i++) {
@@ -192,6 +194,8 @@ bool jtext_escape(struct jrender *render, struct jval value, struct jval *out)
         default: buf_add_byte(&buf, out->text[i]);
         }
     }
+    /* The cost of text is one step per 64 bytes, because copying is fast compared with
+     * evaluation. */
     if (!jinja_step(render, 1 + buf.len / 64)) {
         buf_fini(&buf);
         return false;
@@ -255,6 +259,8 @@ static bool jinja_text_strip(struct jrender *render, struct jval value, const ch
 
     if (set != NULL && chars.kind != JV_TEXT)
         return jinja_raise(render, "strip arg must be None or str");
+    /* Both ends are computed in the original text, so the result is a part of it and is not
+     * copied. The name is strip, lstrip or rstrip, and its first letter excludes one end. */
     if (name[0] != 'r')
         from = jtext_strip_left(value.text, to, set);
     if (name[0] != 'l')
@@ -273,6 +279,7 @@ static bool jinja_split_spaces(struct jrender *render, struct jval value, int64_
     while (at < value.len) {
         size_t end = at;
 
+        /* After `max` splits the rest is one item, without the white space at its end. */
         if (max-- == 0)
             end = jtext_strip_right(value.text, value.len, NULL);
         while (max >= -1 && end < value.len &&
@@ -280,6 +287,7 @@ static bool jinja_split_spaces(struct jrender *render, struct jval value, int64_
             end += utf8_sequence(value.text + end, value.len - end);
         if (!jlist_add(render, list, jv_part(value, at, end - at)))
             return false;
+        /* The rest has been added, and only white space is left. */
         if (max == -1 && end > at &&
             jtext_strip_left(value.text + end, value.len - end, NULL) == value.len - end)
             break;
@@ -366,6 +374,7 @@ static bool jinja_text_affix(struct jrender *render, struct jval value, const ch
 
     if (!jinja_arg(args, 0, "prefix", &affix) || (affix.kind != JV_TEXT && affix.kind != JV_TUPLE))
         return jinja_raise(render, "%s first arg must be str or a tuple of str", name);
+    /* Only a tuple may replace the text, and not a list. Python has that rule. */
     if (affix.kind == JV_TEXT)
         holds = jinja_affix_matches(value, affix, end);
     for (i = 0; affix.kind == JV_TUPLE && i < affix.list->n; i++)
@@ -383,6 +392,7 @@ static bool jinja_text_remove(struct jrender *render, struct jval value, bool en
     if (!jinja_need_text(render, args, 0, "prefix", &affix))
         return false;
     *out = value;
+    /* Without the affix the text is returned as it is, and no error is raised. */
     if (jinja_affix_matches(value, affix, end))
         *out = jv_part(value, end ? 0 : affix.len, value.len - affix.len);
     return true;
@@ -473,6 +483,8 @@ static bool jinja_text_join(struct jrender *render, struct jval value, const str
     for (i = 0; i < list->n; i++) {
         struct jval item = list->items[i];
 
+        /* Markup as the separator makes the result markup, so items of any type are converted
+         * and escaped. A plain separator demands texts. */
         if (value.safe ? !jtext_escape(render, item, &item) : item.kind != JV_TEXT) {
             buf_fini(&buf.text);
             return jinja_raise(render, "sequence item %zu: expected str instance, %s found", i,
@@ -539,6 +551,8 @@ bool jtext_lines(struct jrender *render, struct jval value, bool keep_ends, stru
     size_t at = 0;
 
     must(value.kind == JV_TEXT);
+    /* `next` is the beginning of the next line: after \n, or after both bytes of \r\n. A last
+     * line without an end is a line, too. */
     while (list != NULL && at < value.len) {
         size_t next;
         size_t end = jinja_line_end(value.text, value.len, at, &next);
@@ -559,6 +573,8 @@ static bool jinja_plain_method(struct jrender *render, struct jval value, const 
     struct jval to;
     struct jval count = jinja_arg_or(args, 2, "count", jv_int(-1));
 
+    /* Names are compared in groups of relatives, because one function serves them all and looks
+     * at the letters in which they differ. */
     if (strcmp(name, "strip") == 0 || strcmp(name, "lstrip") == 0 || strcmp(name, "rstrip") == 0)
         return jinja_text_strip(render, value, name, args, out);
     if (strcmp(name, "split") == 0)
@@ -569,6 +585,7 @@ static bool jinja_plain_method(struct jrender *render, struct jval value, const 
         return jinja_text_affix(render, value, name, args, out);
     if (strcmp(name, "removeprefix") == 0 || strcmp(name, "removesuffix") == 0)
         return jinja_text_remove(render, value, name[6] == 's', args, out);
+    /* Text that replaces a part of markup is escaped, but the text that is searched for is not. */
     if (strcmp(name, "replace") == 0)
         return jinja_need_text(render, args, 0, "old", &from) &&
                jinja_need_text(render, args, 1, "new", &to) &&
@@ -584,10 +601,12 @@ static bool jinja_plain_method(struct jrender *render, struct jval value, const 
     if (strcmp(name, "splitlines") == 0)
         return jtext_lines(render, value,
                            jv_truth(jinja_arg_or(args, 0, "keepends", jv_bool(false))), out);
+    /* isdigit, isalpha and the others; "index" was handled above. */
     if (name[0] == 'i') {
         *out = jv_bool(jinja_text_is(value, name));
         return true;
     }
+    /* upper, lower, title and capitalize are left. */
     return jtext_case(render, value, name, out);
 }
 

@@ -26,6 +26,7 @@ bool jinja_raise(struct jrender *render, const char *format, ...)
     va_start(args, format);
     (void)vsnprintf(text, sizeof text, format, args);
     va_end(args);
+    /* The line is the one that is being rendered, in the template's source. */
     return jinja_fault_set(&render->fault, ERR_INVALID, "line %d: %s", render->line, text);
 }
 
@@ -121,6 +122,8 @@ int64_t jv_int_of(struct jval value)
 /* Python's bool(value). */
 bool jv_truth(struct jval value)
 {
+    /* As in Python: zero, empty and none are false, everything else is true. An undefined value
+     * is false and no error, which templates use as a test: {% if tools %}. */
     switch (value.kind) {
     case JV_UNDEFINED:
     case JV_NONE: return false;
@@ -131,6 +134,7 @@ bool jv_truth(struct jval value)
     case JV_LIST:
     case JV_TUPLE: return value.list->n != 0;
     case JV_DICT: return value.dict->n != 0;
+    /* JV_BIG is a number too large for 64 bits, so it is not 0. */
     case JV_BIG:
     case JV_NAMESPACE:
     case JV_LOOP:
@@ -145,6 +149,8 @@ bool jv_truth(struct jval value)
 /* The name of the value's type in Python, for error texts. */
 const char *jv_type_name(struct jval value)
 {
+    /* These are the names of Python and Jinja, so that errors read like those that authors of
+     * templates know. */
     switch (value.kind) {
     case JV_UNDEFINED: return "Undefined";
     case JV_NONE: return "NoneType";
@@ -191,6 +197,8 @@ static bool jinja_dicts_equal(const struct jdict *a, const struct jdict *b, int 
 
     if (a->n != b->n)
         return false;
+    /* Both have the same number of keys, so if each key of one is in the other, the keys are
+     * equal. */
     for (i = 0; i < a->n; i++) {
         const struct jval *other = jdict_get(b, a->pairs[i].key);
 
@@ -206,6 +214,7 @@ static bool jinja_equal_at_depth(struct jval left, struct jval right, int depth)
 {
     if (depth > PRINT_DEPTH_MAX)
         return false;
+    /* As in Python, 1 == 1.0 and True == 1. */
     if (jv_is_number(left) && jv_is_number(right)) {
         if (left.kind == JV_REAL || right.kind == JV_REAL)
             return jv_real_of(left) == jv_real_of(right);
@@ -329,6 +338,7 @@ bool jlist_add(struct jrender *render, struct jlist *list, struct jval value)
         list->cap = cap;
     }
     list->items[list->n++] = value;
+    /* Even a list that grows without any output reaches the limit on steps. */
     return jinja_step(render, 1);
 }
 
@@ -341,6 +351,7 @@ struct jdict *jdict_new(struct jrender *render, size_t cap)
 {
     struct jdict *dict = arena_zalloc(render->arena, sizeof *dict);
 
+    /* With cap 0 the array is made by the first jdict_set(). */
     if (dict != NULL && cap > 0)
         dict->pairs = arena_alloc(render->arena, cap * sizeof *dict->pairs);
     if (dict == NULL || (cap > 0 && dict->pairs == NULL)) {
@@ -357,6 +368,7 @@ struct jval *jdict_get(const struct jdict *dict, struct jval key)
 {
     size_t i;
 
+    /* Keys of JSON are texts, so this is the usual case. */
     if (key.kind == JV_TEXT)
         return jdict_get_text(dict, key.text, key.len);
     for (i = 0; i < dict->n; i++)
@@ -386,6 +398,7 @@ bool jdict_set(struct jrender *render, struct jdict *dict, struct jval key, stru
 {
     struct jval *known = jdict_get(dict, key);
 
+    /* An existing key keeps its place. */
     if (known != NULL) {
         *known = value;
         return true;
@@ -402,6 +415,7 @@ bool jdict_set(struct jrender *render, struct jdict *dict, struct jval key, stru
         dict->cap = cap;
     }
     dict->pairs[dict->n++] = (struct jpair){.key = key, .value = value};
+    /* The cost grows with the dict, because keys are searched one after the other. */
     return jinja_step(render, 1 + dict->n / 16);
 }
 
@@ -443,6 +457,7 @@ static struct jval jinja_from_json_members(struct arena *arena, const struct jso
     struct jlist *list = arena_zalloc(arena, sizeof *list);
     struct jdict *dict = arena_zalloc(arena, sizeof *dict);
     struct jval v = {.kind = JV_LIST, .list = list};
+    /* One element more than needed, so that an empty list does not ask for 0 bytes. */
     void *members = arena_alloc(arena, (node->n + (size_t)1) * sizeof(struct jpair));
     uint32_t i;
 
@@ -452,6 +467,7 @@ static struct jval jinja_from_json_members(struct arena *arena, const struct jso
     }
     if (node->kind == JSON_OBJECT)
         v = (struct jval){.kind = JV_DICT, .dict = dict};
+    /* Only one of both is used; the other one, an empty struct, is not worth a branch. */
     list->items = members;
     dict->pairs = members;
     for (i = 0; i < node->n; i++) {
@@ -463,6 +479,7 @@ static struct jval jinja_from_json_members(struct arena *arena, const struct jso
         else
             dict->pairs[i] = (struct jpair){jv_text(item->key, item->key_len), value};
     }
+    /* The capacity equals the length, so a later addition copies the array first. */
     list->n = list->cap = node->n;
     dict->n = dict->cap = node->n;
     return v;
@@ -483,6 +500,8 @@ struct jval jv_from_json(struct arena *arena, const struct json *node, bool *fai
     case JSON_TEXT: return jv_text(node->text, node->text_len);
     case JSON_UINT:
     case JSON_REAL:
+        /* A JSON number without '.' or exponent is an integer in Python, of any size. Its digits
+         * are kept, because the template can do nothing with it but print it. */
         if (node->kind == JSON_REAL && strpbrk(node->text, ".eE") != NULL)
             return jv_real(node->real);
         big = jv_text(node->text, node->n);
@@ -508,6 +527,7 @@ bool jv_take_buf(struct jrender *render, struct buf *buf, struct jval *out)
                      : arena_strndup(render->arena, buf->len == 0 ? "" : buf->bytes, buf->len);
 
     *out = jv_text(copy, buf->len);
+    /* The buffer is freed here in every case, so callers need no branch for an error. */
     render->text_bytes += buf->len;
     buf_fini(buf);
     if (render->text_bytes > 4 * JINJA_OUTPUT_MAX)
@@ -523,8 +543,11 @@ static bool jinja_add_origin(struct jrender *render, struct spans *own, struct j
     size_t first;
     size_t i;
 
+    /* No origin: no byte of the text is the template's, so there is nothing to add. */
     if (from == NULL || value.len == 0)
         return true;
+    /* Without a base the origin is the shared one: the whole text is the template's, wherever it
+     * is. */
     if (from->base == NULL)
         return spans_add(own, render->arena, at, at + value.len);
     /* Clip each span that overlaps the text, and move it. */
@@ -549,14 +572,19 @@ static bool jinja_with_origin(struct jrender *render, const struct spans *own, c
     struct jorigin *origin;
 
     *out = jv_text(text, len);
+    /* No span: all of the text comes from a client. */
     if (own->n == 0)
         return true;
+    /* The shared origin saves an allocation for the many texts that a template joins from its
+     * own parts. */
     out->origin = &jorigin_own;
     if (own->n == 1 && own->items[0].start == 0 && own->items[0].stop == len)
         return true;
     origin = arena_alloc(render->arena, sizeof *origin);
     if (origin == NULL)
         return jinja_no_memory(render);
+    /* Spans are positions in `base`, so that a part of the text can find its own by the distance
+     * of both pointers. */
     *origin = (struct jorigin){.base = text, .items = own->items, .n = own->n};
     out->origin = origin;
     return true;
@@ -585,6 +613,8 @@ bool jv_concat(struct jrender *render, struct jval left, struct jval right, stru
     char *text;
 
     must(left.kind == JV_TEXT && right.kind == JV_TEXT);
+    /* All text of a render is counted, and not only its longest: a loop that doubles a text
+     * would use up the arena before its output is too long. */
     render->text_bytes += len;
     if (len > JINJA_OUTPUT_MAX || render->text_bytes > 4 * JINJA_OUTPUT_MAX)
         return jinja_fault_set(&render->fault, ERR_LIMIT, "the template makes too much text");
@@ -594,6 +624,7 @@ bool jv_concat(struct jrender *render, struct jval left, struct jval right, stru
     memcpy(text, left.text, left.len);
     memcpy(text + left.len, right.text, right.len);
     text[len] = '\0';
+    /* The spans of the right text move by the length of the left one. */
     if (!jinja_add_origin(render, &own, left, 0) ||
         !jinja_add_origin(render, &own, right, left.len))
         return jinja_no_memory(render);
@@ -603,6 +634,7 @@ bool jv_concat(struct jrender *render, struct jval left, struct jval right, stru
 /* One character of Python's repr: escaped if it is not printable. */
 static void jinja_repr_char(struct buf *out, uint32_t c, const char *utf8, size_t n, char quote)
 {
+    /* Python has short forms for these three only; \b, for example, is printed as \x08. */
     if (c == '\n')
         buf_add_text(out, "\\n");
     else if (c == '\r')
@@ -624,11 +656,14 @@ static void jinja_repr_char(struct buf *out, uint32_t c, const char *utf8, size_
 /* Python's repr of a text: in single quotes, unless it contains these and no double quotes. */
 static void jinja_repr_text(struct buf *out, struct jval value)
 {
+    /* 'it\'s' would be right as well, but Python writes "it's". */
     bool single = memchr(value.text, '\'', value.len) != NULL;
     char quote = single && memchr(value.text, '"', value.len) == NULL ? '"' : '\'';
     size_t i = 0;
 
     buf_add_byte(out, quote);
+    /* By characters, because whether one is printable depends on the whole code point: é stays,
+     * U+200B becomes \u200b. */
     while (i < value.len) {
         size_t n = utf8_sequence(value.text + i, value.len - i);
 
@@ -650,6 +685,7 @@ static bool jinja_repr_list(struct jrender *render, struct buf *out, struct jval
         if (!jv_repr(render, out, value.list->items[i], depth + 1))
             return false;
     }
+    /* The comma distinguishes a tuple with one item from parentheses. */
     if (value.kind == JV_TUPLE && value.list->n == 1)
         buf_add_byte(out, ',');
     buf_add_byte(out, value.kind == JV_LIST ? ']' : ')');
@@ -666,6 +702,8 @@ static bool jinja_repr_dict(struct jrender *render, struct buf *out, const struc
     for (i = 0; i < dict->n; i++) {
         if (i > 0)
             buf_add_text(out, ", ");
+        /* Keys and values are printed as repr() prints them, so texts are quoted inside of a
+         * dict and unquoted alone. */
         if (!jv_repr(render, out, dict->pairs[i].key, depth + 1))
             return false;
         buf_add_text(out, ": ");
@@ -734,6 +772,7 @@ bool jv_to_text(struct jrender *render, struct jval value, struct jval *out)
         *out = value;
         return true;
     }
+    /* All other kinds print like str() of Python: True, None, 1.5, [1, 2]. */
     if (!jv_repr(render, &buf, value, 0)) {
         buf_fini(&buf);
         return false;
@@ -785,6 +824,7 @@ static void jinja_json_line(struct buf *out, const struct jdump *how, int depth)
 {
     int i;
 
+    /* Without an indent everything is on one line. */
     if (how->indent < 0)
         return;
     buf_add_byte(out, '\n');
@@ -799,6 +839,8 @@ static bool jinja_json_list(struct jrender *render, struct buf *out, const struc
 {
     size_t i;
 
+    /* Python's json.dumps() puts the separators at the ends of lines, so `item` comes before the
+     * line feed. */
     buf_add_byte(out, '[');
     for (i = 0; i < list->n; i++) {
         if (i > 0)
@@ -827,6 +869,7 @@ static const struct jpair *jinja_next_sorted(struct jrender *render, const struc
 
         if (!jinja_step(render, 1))
             return NULL;
+        /* Keys of different types have no order: jv_compare() raises for them, as Python does. */
         if (last != NULL && (!jv_compare(render, pair->key, last->key, &order) || order <= 0))
             continue;
         if (best == NULL || (jv_compare(render, pair->key, best->key, &order) && order < 0))

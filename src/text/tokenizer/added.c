@@ -35,6 +35,7 @@ void added_attach(struct added_set *set, const struct image_header *image,
 int added_compare(const char *a, size_t a_len, int32_t a_id, const char *b, size_t b_len,
                   int32_t b_id)
 {
+    /* memcmp() compares unsigned bytes, so the order does not depend on whether char is signed. */
     int order = memcmp(a, b, a_len < b_len ? a_len : b_len);
 
     if (order != 0)
@@ -54,6 +55,7 @@ int added_compare(const char *a, size_t a_len, int32_t a_id, const char *b, size
 static size_t added_lower_bound(const struct added_set *set, size_t low, size_t high, size_t depth,
                                 int c)
 {
+    /* Tokens below `low` have a byte less than c, and those from `high` on do not. */
     while (low < high) {
         size_t mid = (low + high) / 2;
 
@@ -119,6 +121,8 @@ static bool added_is_single_word(const char *text, size_t len, size_t start, siz
 /* lstrip and rstrip: the token absorbs the white space before or after it. */
 static size_t added_strip_left(const char *text, size_t start, size_t after)
 {
+    /* One character per pass, and not beyond `after`: the text before it belongs to the previous
+     * match. */
     while (start > after) {
         size_t at = added_previous_char(text, start);
 

@@ -133,6 +133,7 @@ static size_t bpe_symbols_of_bytes(const struct bpe *bpe, const char *bytes, siz
         int32_t id = bpe->facts->byte_ids[(unsigned char)bytes[i]];
         bool is_unk = id < 0;
 
+        /* With IMAGE_FUSE_UNK a run of unknown bytes is one unknown token. */
         if (is_unk && (unk < 0 || (fuse && after_unk)))
             continue;
         after_unk = is_unk;
@@ -170,11 +171,15 @@ static size_t bpe_symbols_of_chars(const struct bpe *bpe, const char *text, size
     size_t i = 0;
 
     while (i < len) {
+        /* ASCII has a table of ids, because it is most of all text; other characters are looked
+         * up by their bytes. */
         unsigned char c = (unsigned char)text[i];
         size_t n_bytes = c < 0x80 ? 1 : utf8_sequence(text + i, len - i);
         int32_t id = c < 0x80 ? bpe->facts->ascii_ids[c] : bpe_find(bpe, text + i, n_bytes);
         size_t n_fallen;
 
+        /* A character without a token is spelled by the tokens of its bytes, if the model has them:
+         * <0xE2><0x96><0x81>. Otherwise it is unknown. */
         if (id >= 0) {
             if (waits)
                 symbols[n++].id = bpe->facts->unk;
@@ -189,6 +194,7 @@ static size_t bpe_symbols_of_chars(const struct bpe *bpe, const char *text, size
         }
         i += n_bytes;
     }
+    /* An unknown run may be at the end of the text. */
     if (waits)
         symbols[n++].id = bpe->facts->unk;
     return n;
@@ -376,6 +382,8 @@ static size_t bpe_merge_long(const struct bpe *bpe, struct bpe_symbol *symbols, 
 static int bpe_symbols_reserve(struct bpe_work *work, size_t n)
 {
     struct bpe_symbol *grown;
+    /* At least 256, and an eighth more than needed: texts that grow a little, such as a chat, do
+     * not allocate each time. */
     size_t cap = n < 256 ? 256 : n + n / 8;
 
     if (n <= work->symbols_cap)
@@ -449,10 +457,15 @@ static int bpe_merge_again(const struct bpe *bpe, struct bpe_work *work, struct 
     size_t from = out->len;
     int rc;
 
+    /* Memos refer to positions in the output, so they are valid only for the output that they
+     * were made in. */
     if (work->memos == NULL || work->memos_of != out)
         return bpe_merge(bpe, work, bytes, len, out);
     memo = &work->memos[piece_hash(key) & work->memos_mask];
+    /* The key holds all bytes of a short piece, so equal keys are equal pieces and not only
+     * equal hashes. */
     if (memo->key.low == key.low && memo->key.high == key.high) {
+        /* The room is reserved first, because it may move the ids that are copied. */
         rc = token_list_reserve(out, memo->n);
         if (rc != ERR_OK)
             return rc;
@@ -475,6 +488,7 @@ static int bpe_encode_part(const struct bpe *bpe, struct bpe_work *work, const c
     bool ignore_merges = (bpe->facts->flags & IMAGE_IGNORE_MERGES) != 0;
     int32_t id;
 
+    /* Short pieces, nearly all words, have a table in which the key is compared as two numbers. */
     if (len <= IMAGE_PIECE_LEN) {
         struct piece_key key = piece_key(bytes, len);
         const struct image_piece *piece = piece_slot(bpe->pieces, bpe->pieces_mask, key);
@@ -515,6 +529,8 @@ static int bpe_encode_apart(const struct bpe *bpe, struct bpe_work *work, const 
 
     while (i < len && rc == ERR_OK) {
         uint32_t c = bpe_char_at(text + i, len - i, &n);
+        /* Bits of several pairs may fall together. Then the text is not cut where it could be,
+         * which costs time but changes nothing. */
         uint64_t bit = bpe_joined_bit(last, c, bpe->joined_mask);
 
         if ((bpe->joined[bit / 64] >> bit % 64 & 1) == 0) {

@@ -45,6 +45,7 @@ static int decode_read_replace(struct decode_draft *draft, const struct json *no
     const struct json *pattern = json_get_kind(json_get(node, "pattern"), "String", JSON_TEXT);
     const struct json *content = json_get_kind(node, "content", JSON_TEXT);
 
+    /* Replacing the empty text would insert between all characters. */
     if (pattern == NULL || pattern->text_len == 0 || content == NULL ||
         draft->n_replaces == DECODE_REPLACES_MAX)
         return decode_refuse_step(why, why_cap, " Replace of", "anything but a text");
@@ -58,6 +59,7 @@ static int decode_read_replace(struct decode_draft *draft, const struct json *no
 static int decode_read_metaspace(struct decode_draft *draft, const struct json *node, char *why,
                                  size_t why_cap)
 {
+    /* Older files have add_prefix_space in place of the scheme. */
     const struct json *prefix = json_get_kind(node, "add_prefix_space", JSON_BOOL);
     bool never = strcmp(json_get_text(node, "prepend_scheme", "always"), "never") == 0 ||
                  (prefix != NULL && !prefix->flag);
@@ -80,6 +82,8 @@ static int decode_read_strip(struct decode_draft *draft, const struct json *node
     int64_t start = json_get_int(node, "start", 0);
 
     draft->strip_char = decode_read_char(node, "content");
+    /* Strip at the end would need the end of the text, which a stream does not have until the
+     * reply is finished. */
     if (draft->strip_char == 0 || start < 0 || start > 1000 || json_get_int(node, "stop", 0) != 0)
         return decode_refuse_step(why, why_cap, " Strip", "at the end");
     draft->strip_n = (uint32_t)start;
@@ -154,6 +158,7 @@ static bool decode_spell(const char *text, size_t len, struct buf *out)
     while (i < len) {
         int byte = vocab_char_byte(utf8_decode(text + i));
 
+        /* The plain text is then used, so bytes that were written are taken back. */
         if (byte < 0) {
             out->len = from;
             return false;
@@ -172,12 +177,16 @@ static void decode_replace_all(struct buf *text, const struct json *pattern,
     size_t from = 0;
 
     *text = (struct buf){.limit = old.limit};
+    /* The search goes on after each replacement, so a content that contains the pattern is not
+     * replaced again. */
     while (from <= old.len) {
         const char *found = old.len == 0 ? NULL
                                          : memmem(old.bytes + from, old.len - from, pattern->text,
                                                   pattern->text_len);
         size_t at = found == NULL ? old.len : (size_t)(found - old.bytes);
 
+        /* At the end of the old text there is nothing to find, but the part after the last match
+         * is still to be copied. */
         buf_add(text, old.bytes + from, at - from);
         if (found == NULL)
             break;
@@ -201,6 +210,8 @@ static int decode_fallback_byte(const char *text, size_t len)
         char c = text[i];
         int digit = hex_digit((unsigned char)c);
 
+        /* A '+' is accepted in the first place only, where a sign of a number can be, and counts
+         * as 0. */
         if (digit < 0 && !(i == 3 && c == '+'))
             return -1;
         value = value * 16 + (digit < 0 ? 0 : digit);
@@ -277,6 +288,8 @@ void decode_run(const char *bytes, size_t len, struct buf *out)
     size_t i;
 
     must(bytes != NULL || len == 0);
+    /* <0xE2><0x96><0x81> is one character. A run that ends in the middle of one has a
+     * replacement character per byte. */
     if (utf8_is_valid(bytes, len)) {
         buf_add(out, bytes, len);
         return;
@@ -295,6 +308,7 @@ size_t decode_strip(const struct image_facts *facts, uint32_t n, const char *tex
 
     must(taken != NULL);
     *taken = 0;
+    /* Only whole characters are skipped: strip_char may have several bytes. */
     while (*taken < n && len - at >= n_bytes && memcmp(text + at, utf8, n_bytes) == 0) {
         at += n_bytes;
         ++*taken;

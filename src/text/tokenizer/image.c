@@ -51,6 +51,8 @@ static uint64_t image_layout_digest(void)
         IMAGE_FLAGS_ALL,
     };
 
+    /* Any change of the list above makes images of another build unusable, and they are built
+     * again. The second word is 0x04030201 on a machine with the other byte order. */
     return hash_xxh3(shape, sizeof shape);
 }
 
@@ -165,6 +167,8 @@ static int image_check_tokens(const struct image_header *image, const char **why
 
     if (n > INT32_MAX / 4)
         return image_corrupt(why, "too many tokens");
+    /* Three texts per token: as it is written in the vocabulary, as bytes of the output, and as
+     * the piece that is searched for. */
     for (i = 0; i < n; i++) {
         if (!image_is_text(image, tokens[i].text) || !image_is_text(image, tokens[i].bytes) ||
             !image_is_text(image, tokens[i].piece))
@@ -184,8 +188,10 @@ static int image_check_ids_table(const struct image_header *image, enum image_se
     size_t n_free = 0;
     size_t i;
 
+    /* The hash is reduced by a mask, which is a remainder only for powers of two. */
     if (!image_is_power_of_two(n))
         return image_corrupt(why, "the size of a table of tokens");
+    /* Slots hold an id plus 1, so that zeroed memory is an empty table. */
     for (i = 0; i < n; i++) {
         n_free += slots[i] == 0;
         if (slots[i] != 0 && !image_is_id(image, (int64_t)slots[i] - 1))
@@ -206,6 +212,7 @@ static int image_check_pieces(const struct image_header *image, const char **why
 
     if (!image_is_power_of_two(n))
         return image_corrupt(why, "the size of the table of pieces");
+    /* A free slot has the id -1. */
     for (i = 0; i < n; i++) {
         n_free += pieces[i].id == -1;
         if (!image_is_id_or_none(image, pieces[i].id))
@@ -228,6 +235,7 @@ static int image_check_merges(const struct image_header *image, const char **why
         return image_corrupt(why, "the size of the table of merges");
     for (i = 0; i < n; i++) {
         n_free += merge[i].pair == IMAGE_MERGE_FREE;
+        /* A rank of UINT32_MAX means "no merge" to the encoder and would never be chosen. */
         if (merge[i].pair != IMAGE_MERGE_FREE &&
             (!image_is_id(image, merge[i].id) || merge[i].rank == UINT32_MAX))
             return image_corrupt(why, "the table of merges");
@@ -246,8 +254,10 @@ static int image_check_pairs(const struct image_header *image, const char **why)
 
     if (!image_is_power_of_two(image_count(image, IMAGE_LIKELY)))
         return image_corrupt(why, "the size of the table of likely pairs");
+    /* Only byte-level models have the table; others have it empty. */
     if (n != ((image->facts.flags & IMAGE_BYTE_LEVEL) != 0 ? 65536 : 0))
         return image_corrupt(why, "the size of the table of byte pairs");
+    /* Most pairs of bytes do not merge, and then the id is not read. */
     for (i = 0; i < n; i++)
         if (pairs[i].rank != UINT32_MAX && !image_is_id(image, pairs[i].id))
             return image_corrupt(why, "the table of byte pairs");
@@ -262,6 +272,7 @@ static bool image_is_before(const struct image_header *image, const struct image
     size_t n = a->text.len < b->text.len ? a->text.len : b->text.len;
     int order = memcmp(text + a->text.at, text + b->text.at, n);
 
+    /* The order must be that of added_compare(), by which the table was sorted. */
     if (order != 0)
         return order < 0;
     if (a->text.len != b->text.len)
@@ -281,6 +292,7 @@ static int image_check_added(const struct image_header *image, enum image_sectio
         if (!image_is_utf8(image, added[i].text) || added[i].text.len == 0 ||
             !image_is_id(image, added[i].id))
             return image_corrupt(why, "an added token");
+        /* The search for added tokens relies on the order of the table. */
         if (i > 0 && !image_is_before(image, &added[i - 1], &added[i]))
             return image_corrupt(why, "the order of the added tokens");
     }
@@ -293,6 +305,8 @@ static int image_check_steps(const struct image_header *image, enum image_sectio
     const struct image_step *step = image_table(image, section);
     size_t i;
 
+    /* Patterns go to the regex engine, which demands valid UTF-8. Kinds and behaviors are
+     * checked where the steps are prepared. */
     for (i = 0; i < image_count(image, section); i++)
         if (!image_is_utf8(image, step[i].pattern) || !image_is_utf8(image, step[i].by))
             return image_corrupt(why, "a step's text");
@@ -305,6 +319,7 @@ static int image_check_list(const struct image_header *image, enum image_section
     const int32_t *ids = image_table(image, section);
     size_t i;
 
+    /* Ids of these lists are put into outputs without a further check. */
     for (i = 0; i < image_count(image, section); i++)
         if (!image_is_id(image, ids[i]))
             return image_corrupt(why, "a list of tokens");
@@ -317,19 +332,23 @@ static int image_check_facts(const struct image_header *image, const char **why)
     const struct image_facts *facts = &image->facts;
     int i;
 
+    /* An unknown flag would change the rules in a way that the encoder does not know. */
     if ((facts->flags & ~(uint32_t)IMAGE_FLAGS_ALL) != 0 ||
         !image_is_id_or_none(image, facts->bos) || !image_is_id_or_none(image, facts->eos) ||
         !image_is_id_or_none(image, facts->pad) || !image_is_id_or_none(image, facts->unk) ||
         facts->strip_char > 0x10ffff)
         return image_corrupt(why, "a fact");
+    /* -1 means that the model has no token for the byte; the encoder then uses `unk`. */
     for (i = 0; i < 256; i++)
         if (!image_is_id_or_none(image, facts->byte_ids[i]))
             return image_corrupt(why, "the token of a byte");
     for (i = 0; i < 128; i++)
         if (!image_is_id_or_none(image, facts->ascii_ids[i]))
             return image_corrupt(why, "the token of a character");
+    /* IMAGE_APART cuts between characters, which are not the symbols of a byte-level model. */
     if ((facts->flags & (IMAGE_APART | IMAGE_BYTE_LEVEL)) == (IMAGE_APART | IMAGE_BYTE_LEVEL))
         return image_corrupt(why, "bytes that are cut as characters");
+    /* The table is read by a mask only if the flag is set. */
     if ((facts->flags & IMAGE_APART) != 0 &&
         !image_is_power_of_two(image_count(image, IMAGE_JOINED)))
         return image_corrupt(why, "the size of the table of joined characters");

@@ -44,11 +44,15 @@ static int image_map_file(int fd, const char *path, struct image_header **out, s
 
     if (fstat(fd, &st) == -1)
         return image_io_failed("cannot be examined", path, why, why_cap);
+    /* The image is used without parsing it, and tokens decide the input of a model. A file that
+     * another user could have changed after the check is as good as none. */
     if (!S_ISREG(st.st_mode) || (st.st_uid != geteuid() && st.st_uid != 0) ||
         (st.st_mode & (S_IWGRP | S_IWOTH)) != 0) {
         (void)snprintf(why, why_cap, "%s: other users may write to it", path);
         return ERR_CORRUPT;
     }
+    /* The size is checked before the header is read: a file that is shorter than the header
+     * would end in a signal. */
     if (st.st_size < (off_t)sizeof **out || st.st_size > (off_t)IMAGE_BYTES_MAX) {
         (void)snprintf(why, why_cap, "%s: not a tokenizer image", path);
         return ERR_CORRUPT;

@@ -40,8 +40,10 @@ static int normal_read_replace(struct step_draft *step, const struct json *node,
     const struct json *text = regex != NULL ? regex : json_get_kind(pattern, "String", JSON_TEXT);
     const struct json *by = json_get_kind(node, "content", JSON_TEXT);
 
+    /* A pattern without length would match between all characters. */
     if (text == NULL || text->text_len == 0 || by == NULL)
         return normal_refuse_step(why, why_cap, "normalizer Replace without", "pattern or content");
+    /* Literal patterns have their own kind, because they need no regex engine. */
     if (regex != NULL)
         step->kind = NORMAL_REPLACE_REGEX;
     else
@@ -59,6 +61,7 @@ static int normal_read_step(struct steps_draft *out, const struct json *node, ch
 {
     const char *type = json_get_text(node, "type", "");
     const struct json *text = json_get_kind(node, "prepend", JSON_TEXT);
+    /* A new step is an NFC; the other kinds change it. */
     struct step_draft *step = steps_add(out, NORMAL_NFC);
 
     if (step == NULL)
@@ -67,6 +70,7 @@ static int normal_read_step(struct steps_draft *out, const struct json *node, ch
         return ERR_OK;
     if (strcmp(type, "Replace") == 0)
         return normal_read_replace(step, node, why, why_cap);
+    /* Prepend puts a text before a text that is not empty, such as "▁" for a first word. */
     if (strcmp(type, "Prepend") == 0 && text != NULL) {
         step->kind = NORMAL_PREPEND;
         step->by = text->text;
@@ -108,6 +112,8 @@ static int normal_open_regex(struct regex **out, const struct step_draft *step, 
     int rc = work == NULL ? ERR_NO_MEMORY
                           : regex_open(out, step->pattern, step->pattern_len, why, why_cap);
 
+    /* The empty text is the only input on which the test is made; empty matches in other
+     * contexts are found when a text is normalized. */
     if (rc == ERR_OK && regex_next(*out, work, "", 0, 0, &match) == ERR_OK) {
         (void)snprintf(why, why_cap, "a normalizer whose regex matches \"\" is not supported");
         rc = ERR_UNSUPPORTED;
@@ -132,6 +138,7 @@ int normal_init(struct normal *normal, const struct steps_draft *steps, char *wh
         else if (step->kind == NORMAL_REPLACE_REGEX)
             rc = normal_open_regex(&normal->regexes[i], step, why, why_cap);
     }
+    /* Regexes that were compiled before the error are freed. */
     if (rc != ERR_OK)
         normal_fini(normal);
     return rc;
@@ -160,6 +167,7 @@ static void normal_replace_text(const struct step_draft *step, const char *text,
                                 : memmem(text + from, len - from, step->pattern, step->pattern_len);
         size_t at = found == NULL ? len : (size_t)(found - text);
 
+        /* The text up to the match is copied, then the replacement in place of the match. */
         buf_add(out, text + from, at - from);
         if (found == NULL)
             return;
@@ -176,6 +184,7 @@ static int normal_replace_regex(const struct step_draft *step, const struct rege
     size_t from = 0;
     int rc = ERR_OK;
 
+    /* The work area is made at the first use and kept for further texts. */
     if (work->regex == NULL)
         work->regex = regex_work_open();
     if (work->regex == NULL)
@@ -187,6 +196,7 @@ static int normal_replace_regex(const struct step_draft *step, const struct rege
         buf_add(out, step->by, step->by_len);
         from = match.end;
     }
+    /* The rest after the last match. */
     buf_add(out, text + from, len - from);
     if (rc == ERR_NOT_FOUND)
         return ERR_OK;
@@ -203,6 +213,7 @@ int normal_apply(const struct normal *normal, struct normal_work *work, const ch
 
     must(text != NULL || len == 0);
     must(out != NULL && out_len != NULL);
+    /* The steps alternate between two buffers: each reads the text of the one before. */
     for (i = 0; i < normal->steps.n && rc == ERR_OK && len > 0; i++) {
         const struct step_draft *step = &normal->steps.steps[i];
         struct buf *buf = &work->texts[turn];

@@ -130,9 +130,12 @@ static int pretoken_cut_isolated(const struct cutting *cutting, int step, const 
 
     while (from <= len &&
            (rc = pretoken_next_match(cutting, step, text, len, from, &match)) == ERR_OK) {
+        /* The gap before the match is a piece of its own. `first` holds only for the piece at
+         * the start of the text, where a Metaspace step may put its prefix. */
         if (match.start > covered)
             rc = pretoken_cut_step(cutting, step + 1, text + covered, match.start - covered,
                                    first && covered == 0);
+        /* An empty match cuts the text at its position, but is no piece. */
         if (rc == ERR_OK && match.end > match.start)
             rc = pretoken_cut_step(cutting, step + 1, text + match.start, match.end - match.start,
                                    first && match.start == 0);
@@ -141,6 +144,8 @@ static int pretoken_cut_isolated(const struct cutting *cutting, int step, const 
         covered = match.end;
         from = pretoken_next_from(&match, text, len);
     }
+    /* ERR_NOT_FOUND ends the loop: no further match. Then the rest of the text is the last
+     * gap. */
     if (rc != ERR_OK && rc != ERR_NOT_FOUND)
         return rc;
     return pretoken_cut_step(cutting, step + 1, text + covered, len - covered,
@@ -155,10 +160,13 @@ static int pretoken_cut_scanned(const struct cutting *cutting, int step, const c
                               .text = text,
                               .len = len,
                               .kind = (enum scan_kind)cutting->p->chain.steps[step].kind};
+    /* After the last step the pieces go to the sink directly, without a call per piece that only
+     * finds that no step is left. */
     bool last = step + 1 == cutting->p->chain.n && !cutting->p->spelled;
     size_t at = 0;
     int rc = ERR_OK;
 
+    /* scan_match() always advances, since each byte belongs to a match. */
     while (at < len && rc == ERR_OK) {
         size_t end = scan_match(&scanner, at);
 
@@ -181,6 +189,7 @@ static int pretoken_cuts_add(struct pretoken_work *w, int step, size_t *n, struc
 {
     if (cut.start == cut.end)
         return ERR_OK;
+    /* The lists are kept for the next text, so they grow only for longer ones. */
     if (*n == w->cuts_cap[step]) {
         size_t cap = *n == 0 ? 64 : *n * 2;
         struct cut *grown = mem_realloc(w->cuts[step], cap * sizeof *grown);
@@ -205,6 +214,7 @@ static int pretoken_find_all(const struct cutting *cutting, int step, const char
 
     while (from <= len &&
            (rc = pretoken_next_match(cutting, step, text, len, from, &match)) == ERR_OK) {
+        /* Gaps and matches alternate, and each begins where the one before ends. */
         rc = pretoken_cuts_add(cutting->w, step, n,
                                (struct cut){.start = covered, .end = match.start});
         if (rc == ERR_OK)
@@ -216,6 +226,7 @@ static int pretoken_find_all(const struct cutting *cutting, int step, const char
     }
     if (rc != ERR_OK && rc != ERR_NOT_FOUND)
         return rc;
+    /* The last gap; dropped above if it is empty. */
     return pretoken_cuts_add(cutting->w, step, n, (struct cut){.start = covered, .end = len});
 }
 
@@ -260,6 +271,7 @@ static int pretoken_cut_joined(const struct cutting *cutting, int step, const ch
 
     if (rc != ERR_OK)
         return rc;
+    /* With invert the pattern describes the words, and not their separators. */
     for (i = 0; st->invert && i < n; i++)
         cutting->w->cuts[step][i].is_match = !cutting->w->cuts[step][i].is_match;
     n = pretoken_join_cuts(st, cutting->w->cuts[step], n);
@@ -309,8 +321,11 @@ static int pretoken_cut_metaspace(const struct cutting *cutting, int step, const
     size_t i = 0;
 
     buf_clear(buf);
+    /* A text that begins with a space gets its "▁" from that space; a second one would make
+     * another token. */
     if (!starts && (st->behavior == METASPACE_ALWAYS || (st->behavior == METASPACE_FIRST && first)))
         buf_add(buf, st->by, st->by_len);
+    /* " a  b" becomes "▁a▁▁b": each space is replaced, and runs are not joined. */
     while (i < len) {
         const char *space = memchr(text + i, ' ', len - i);
         size_t end = space == NULL ? len : (size_t)(space - text);
@@ -402,13 +417,18 @@ static int pretoken_cut_step(const struct cutting *cutting, int step, const char
 {
     const struct step_draft *st = &cutting->p->chain.steps[step];
 
+    /* An empty piece has no tokens. Later steps rely on at least one byte. */
     if (len == 0)
         return ERR_OK;
+    /* With `spelled`, the pieces are in GPT-2's alphabet of printable characters and are turned
+     * back to bytes here, because the tables of BPE hold bytes. */
     if (step == cutting->p->chain.n) {
         if (cutting->p->spelled)
             return pretoken_sink_unspelled(cutting, text, len);
         return cutting->sink(cutting->context, text, len);
     }
+    /* The scanners up to SCAN_TEKKEN leave no gaps. They are the common patterns, recognized by
+     * their text and matched by code instead of a regex. */
     if (st->kind <= SCAN_TEKKEN)
         return pretoken_cut_scanned(cutting, step, text, len, first);
     if (st->kind == PRETOKEN_PREFIX)
@@ -419,6 +439,7 @@ static int pretoken_cut_step(const struct cutting *cutting, int step, const char
         return pretoken_cut_spelled(cutting, step, text, len, first);
     if (st->kind == PRETOKEN_RUNS)
         return pretoken_cut_runs(cutting, step, text, len, first);
+    /* Isolated is by far the most common behavior and needs no list of cuts. */
     if (st->behavior == PRETOKEN_ISOLATED)
         return pretoken_cut_isolated(cutting, step, text, len, first);
     return pretoken_cut_joined(cutting, step, text, len, first);

@@ -48,6 +48,8 @@ static int pretoken_read_behavior(struct pretoken_reading *reading, const struct
     const char *name = json_get_text(node, "behavior", "Isolated");
     size_t i;
 
+    /* An unknown behavior is refused and not read as Isolated, because it would cut texts at
+     * other places. */
     for (i = 0; i < sizeof behaviors / sizeof behaviors[0]; i++)
         if (strcmp(behaviors[i].name, name) == 0) {
             *out = behaviors[i].behavior;
@@ -128,6 +130,8 @@ static int pretoken_read_punctuation(struct pretoken_reading *reading, const str
 
     if (rc != ERR_OK)
         return rc;
+    /* "Contiguous" joins adjacent matches, here a run of punctuation. The scanner returns the
+     * run as one match, so its behavior is then the same as Isolated. */
     step = steps_add(reading->out, behavior == PRETOKEN_CONTIGUOUS ? SCAN_PUNCTS : SCAN_PUNCT);
     if (step == NULL)
         return pretoken_too_many(reading);
@@ -190,6 +194,8 @@ static int pretoken_read_step(struct pretoken_reading *reading, const struct jso
     const char *type = json_get_text(node, "type", "");
     size_t i;
 
+    /* An unknown pre-tokenizer is refused: without it, texts would be cut at other places and
+     * get other tokens. */
     for (i = 0; i < sizeof readers / sizeof readers[0]; i++)
         if (strcmp(readers[i].type, type) == 0)
             return readers[i].read(reading, node);

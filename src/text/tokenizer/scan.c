@@ -53,6 +53,8 @@ static uint8_t scan_bits_of(uint8_t cls)
         [UNICODE_SO] = SCAN_SYMBOL,
     };
 
+    /* Space is a bit of its own, because white space is spread over several categories: the tab
+     * is a control character, for example. */
     return (uint8_t)(by_category[cls & UNICODE_CATEGORY] |
                      ((cls & UNICODE_SPACE) != 0 ? SCAN_SPACE : 0));
 }
@@ -78,6 +80,8 @@ static inline uint8_t scan_bits_at(const struct scanner *scanner, size_t at, siz
         *n = 1;
         return scanner->bits[p[0]];
     }
+    /* The table covers all characters of up to three bytes. The text is valid UTF-8, so the lead
+     * byte alone gives the length. */
     if (p[0] < 0xe0) {
         *n = 2;
         return scanner->bits[(p[0] & 0x1fu) << 6 | (p[1] & 0x3fu)];
@@ -241,8 +245,11 @@ static size_t scan_gpt2(const struct scanner *scanner, size_t at)
     size_t from = scanner->text[at] == ' ' ? at + 1 : at;
     size_t n;
 
+    /* Contractions are the first alternatives of the pattern, so they have priority: "'s" is a
+     * piece and not a part of other characters. */
     if (end > at)
         return end;
+    /* A blank at the end of the text has no run after it and is white space. */
     if (from < scanner->len) {
         uint8_t bits = scan_bits_at(scanner, from, &n);
 
@@ -253,6 +260,7 @@ static size_t scan_gpt2(const struct scanner *scanner, size_t at)
         if ((bits & SCAN_SPACE) == 0)
             return scan_run_without(scanner, from + n, SCAN_LETTER | SCAN_NUMBER | SCAN_SPACE);
     }
+    /* White space before a word leaves its last blank to the word: \s+(?!\S). */
     return scan_white_space(scanner, at, false);
 }
 
@@ -267,6 +275,7 @@ static inline size_t scan_words(const struct scanner *scanner, size_t at, uint8_
     uint8_t bits = scan_bits_at(scanner, at, &n);
     size_t end;
 
+    /* Letters come first, because most pieces begin with one. */
     if ((bits & letters) != 0)
         return scan_run_of(scanner, at + n, letters, 0);
     if (scanner->text[at] == '\'') {
@@ -276,6 +285,8 @@ static inline size_t scan_words(const struct scanner *scanner, size_t at, uint8_
     }
     if ((bits & SCAN_NUMBER) != 0)
         return scan_run_of_numbers(scanner, at, numbers);
+    /* One character that is no letter may precede a word, such as the blank of " word" or the
+     * bracket of "(word". */
     if (!scan_is_newline(scanner->text[at]) && at + n < scanner->len &&
         (scan_bits_at(scanner, at + n, &n_next) & letters) != 0)
         return scan_run_of(scanner, at + n + n_next, letters, 0);
@@ -472,6 +483,8 @@ size_t scan_skip(const struct scanner *scanner, size_t at)
 /* The end of the match that begins at `at`; `at` itself if none does. */
 size_t scan_match(const struct scanner *scanner, size_t at)
 {
+    /* One scanner serves several models that differ in the set of letters and the longest run of
+     * digits. */
     switch (scanner->kind) {
     case SCAN_GPT2: return scan_gpt2(scanner, at);
     case SCAN_LLAMA3: return scan_words(scanner, at, SCAN_LETTER, 3);
@@ -481,6 +494,7 @@ size_t scan_match(const struct scanner *scanner, size_t at)
     case SCAN_O200K: return scan_cased(scanner, at, true, 3);
     case SCAN_TEKKEN: return scan_cased(scanner, at, false, 1);
     case SCAN_DEEPSEEK: return scan_deepseek(scanner, at);
+    /* The scanners from here on match a single kind of text and leave gaps. */
     case SCAN_NUMBERS: return scan_run_of_numbers(scanner, at, 3);
     case SCAN_CJK: return scan_run_of_cjk(scanner, at, scan_is_cjk);
     case SCAN_CODER_CJK: return scan_run_of_cjk(scanner, at, scan_is_coder_cjk);

@@ -43,6 +43,7 @@ int token_list_reserve(struct token_list *list, size_t n)
 
 int token_list_add(struct token_list *list, int32_t id)
 {
+    /* This runs once per token, so the usual case is one comparison. */
     if (list->len == list->cap) {
         int rc = token_list_reserve(list, 1);
 
@@ -58,6 +59,7 @@ int token_list_add_all(struct token_list *list, const int32_t *ids, size_t n)
     int rc = token_list_reserve(list, n);
 
     must(ids != NULL || n == 0);
+    /* memcpy() must not get a NULL list, even for no ids. */
     if (rc != ERR_OK || n == 0)
         return rc;
     memcpy(list->ids + list->len, ids, n * sizeof *ids);
@@ -107,12 +109,15 @@ bool tokenizer_is_control(const struct tokenizer *tokenizer, int32_t id)
     size_t len;
     const char *text = tokenizer_written(tokenizer, id, &len);
 
+    /* An id without a text is no token and controls nothing. */
     if (text == NULL || tokenizer_is_special(tokenizer, id))
         return text != NULL;
     for (size_t i = 0; i < sizeof affixes / sizeof affixes[0]; i++) {
         size_t head = strlen(affixes[i][0]);
         size_t tail = strlen(affixes[i][1]);
 
+        /* A text must have both brackets without an overlap, so "<|>" does not count. The
+         * entries without a closing bracket are whole names. */
         if (len >= head + tail && memcmp(text, affixes[i][0], head) == 0 &&
             memcmp(text + len - tail, affixes[i][1], tail) == 0 && (tail > 0 || len == head))
             return true;
@@ -132,11 +137,15 @@ static bool tokenizer_allows_raw(void *context, int32_t id, size_t start, size_t
  * a U+2581 put before the text, and U+2581 in place of a space. False: the normalizer did more. */
 static bool tokenizer_map_follow(struct encoding_map *map, size_t at)
 {
+    /* Both positions advance by one character per pass. If no normalizer changed the text, both
+     * stay equal. */
     while (map->normal_at < at && map->raw_at < map->raw_len) {
         const char *raw = map->raw + map->raw_at;
         const char *normal = map->normal + map->normal_at;
         size_t n = utf8_sequence(normal, map->normal_len - map->normal_at);
 
+        /* U+2581 at the start of the normalized text was put there, unless the raw text begins
+         * with a space, which it then replaces. Any other character must be equal in both texts. */
         if (n == 3 && memcmp(normal, "\xe2\x96\x81", 3) == 0 &&
             (raw[0] == ' ' || map->normal_at == 0)) {
             map->raw_at += raw[0] == ' ';
@@ -147,6 +156,7 @@ static bool tokenizer_map_follow(struct encoding_map *map, size_t at)
         }
         map->normal_at += n;
     }
+    /* A position inside of a character cannot be reached exactly, and the map then fails. */
     return map->normal_at == at;
 }
 
@@ -206,6 +216,8 @@ static int tokenizer_encode_normal(struct encoding *encoding, const char *text, 
     struct added_match match;
     int rc = ERR_OK;
 
+    /* search.after is the end of the last match that was used. The text between it and the next
+     * match is plain and is encoded by BPE. */
     while (added_next(&search, &match)) {
         if (match.start > search.after)
             rc = tokenizer_encode_plain(encoding, text + search.after, match.start - search.after,
@@ -216,6 +228,7 @@ static int tokenizer_encode_normal(struct encoding *encoding, const char *text, 
             return rc;
         search.after = match.stop;
     }
+    /* The rest after the last added token. */
     if (search.after < len)
         rc = tokenizer_encode_plain(encoding, text + search.after, len - search.after,
                                     first && search.after == 0);
@@ -231,6 +244,8 @@ static int tokenizer_encode_gap(struct encoding *encoding, const char *text, siz
     int rc = normal_apply(&encoding->t->normal, &encoding->normal, text, len, &normal, &normal_len);
 
     encoding->map = (struct encoding_map){0};
+    /* A map is needed only if the normalizer changed the text. Positions in both are equal
+     * otherwise. */
     if (rc == ERR_OK && (normal_len != len || memcmp(normal, text, len) != 0))
         encoding->map = (struct encoding_map){
             .raw = text, .raw_len = len, .normal = normal, .normal_len = normal_len};
@@ -292,9 +307,11 @@ static int tokenizer_encode_text(struct encoding *encoding, const char *text, si
         if (encoding->own != NULL)
             encoding->own = &none; /* the spans count the bytes of the original text */
     }
+    /* The expected length decides whether memos of pieces are worth their memory. */
     bpe_work_expect(&encoding->bpe, len, encoding->out);
     if (rc == ERR_OK && add_special)
         rc = tokenizer_add_section(encoding, IMAGE_BEFORE);
+    /* The ids around the text are those of the post-processor, such as bos before it. */
     if (rc == ERR_OK)
         rc = tokenizer_encode_valid(encoding, text, len);
     if (rc == ERR_OK && add_special)
@@ -472,9 +489,12 @@ static void tokenizer_decode_bytes(const struct tokenizer *tokenizer, const int3
         uint32_t flags = tokenizer_flags_of(tokenizer, ids[i]);
         struct image_text bytes;
 
+        /* An id that is not in use prints nothing; skip_special drops the tokens that control
+         * the model. */
         if ((flags & TOKEN_USED) == 0 || (flags & unwanted) != 0)
             continue;
         bytes = tokenizer->tokens[ids[i]].bytes;
+        /* The comparison in place avoids a call for the many tokens that fit. */
         if (out->cap - out->len <= bytes.len && !buf_reserve(out, bytes.len))
             return;
         memcpy(out->bytes + out->len, tokenizer->text + bytes.at, bytes.len);
@@ -549,6 +569,7 @@ void tokenizer_close(struct tokenizer *tokenizer)
         return;
     pretoken_fini(&tokenizer->pretoken);
     normal_fini(&tokenizer->normal);
+    /* An image is either a file that is mapped or memory in which it was built. */
     if (tokenizer->mapped)
         image_unmap(tokenizer->image);
     else

@@ -73,6 +73,7 @@ static int load_read_files(struct load *load, const char *dir, struct buf files[
         if (load_is_read((enum tokenizer_file)f, has_tokenizer))
             rc = file_read(&files[f], dir, tokenizer_file_names[f], FILE_BYTES_MAX, load->why,
                            load->why_cap);
+        /* Every file alone is optional. Which combinations are enough is decided below. */
         if (rc != ERR_OK && rc != ERR_NOT_FOUND)
             return rc;
         has_tokenizer =
@@ -114,6 +115,8 @@ static int load_digest_folder(struct hash *hash, const char *dir, char *why, siz
 
     *hash = (struct hash){{0}};
     for (f = 0; f < TOKENIZER_FILES; f++) {
+        /* The name is folded into a copy: a file that is missing must leave no trace in the
+         * digest. */
         struct hash with = *hash;
         int rc;
 
@@ -125,6 +128,8 @@ static int load_digest_folder(struct hash *hash, const char *dir, char *why, siz
             return rc;
         if (rc == ERR_OK)
             *hash = with;
+        /* The rule must be that of load_read_files(), or the digest would cover other files than
+         * those that were read. */
         has_tokenizer =
             has_tokenizer || (load_is_tokenizer((enum tokenizer_file)f) && rc == ERR_OK);
     }
@@ -174,11 +179,15 @@ static int load_read_chains(struct load *load, const struct json *root)
     if (rc != ERR_OK)
         return rc;
     pretoken_fini(&trial);
+    /* Byte-level models spell bytes by printable characters, and the flag makes all later steps
+     * use bytes. */
     if (byte_level)
         load->facts.flags |= IMAGE_BYTE_LEVEL;
     rc = decode_read(&load->decode, json_get(root, "decoder"), load->why, load->why_cap);
     if (rc == ERR_OK)
         rc = normal_read(&load->rewrites, json_get(root, "normalizer"), load->why, load->why_cap);
+    /* The decoder and the normalizer are read last, because the normalizer is prepared for good:
+     * added tokens are normalized with it. */
     if (rc == ERR_OK)
         return normal_init(&load->normal, &load->rewrites, load->why, load->why_cap);
     return rc;
@@ -189,6 +198,7 @@ static int load_chains(struct load *load)
 {
     int rc = ERR_OK;
 
+    /* An empty reason means that a callee failed without one, for example because of memory. */
     load->why[0] = '\0';
     if (load->files[FILE_TOKENIZER] != NULL) {
         rc = load_read_chains(load, load->files[FILE_TOKENIZER]);
@@ -212,9 +222,13 @@ static int load_build_image(struct load *load, struct buf files[TOKENIZER_FILES]
 {
     int rc = load_parse_files(load, files);
 
+    /* -1: no such token. The steps below set those that the model has. */
     load->facts.bos = load->facts.eos = load->facts.pad = load->facts.unk = -1;
     if (rc == ERR_OK)
         rc = load_model_kind(load);
+    /* The order is that of the dependencies: the chains decide whether the model is byte-level,
+     * the vocabulary is spelled accordingly, merges name tokens of the vocabulary, and specials
+     * add to it. */
     if (rc == ERR_OK)
         rc = load_chains(load);
     if (rc == ERR_OK)
@@ -314,9 +328,12 @@ static size_t load_find_most_bytes(const struct tokenizer *tokenizer, size_t tim
     size_t most = load_longest_added(&tokenizer->normalized);
     size_t i;
 
+    /* Without a bound on the bytes of a token there is no answer: 0. */
     if (!load_knows_all(&tokenizer->image->facts) || load_takes_white_space(&tokenizer->raw) ||
         load_takes_white_space(&tokenizer->normalized))
         return 0;
+    /* A token encodes its text, as an added token, or its bytes or its piece, so the longest of
+     * the three is the bound. */
     for (i = 0; i < image_count(tokenizer->image, IMAGE_TOKENS); i++) {
         const struct image_token *token = &tokenizer->tokens[i];
 
@@ -381,6 +398,7 @@ static int load_open_image(struct tokenizer *tokenizer, const char *cache_dir,
     if (rc != ERR_OK)
         return rc;
     rc = tokenizer_attach(tokenizer, image, true, how->cache_why, sizeof how->cache_why);
+    /* cache_why has the reason; the caller then builds one from the files. */
     if (rc != ERR_OK)
         image_unmap(image);
     else

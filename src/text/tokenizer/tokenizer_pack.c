@@ -52,6 +52,8 @@ static bool load_is_spelled(const char *text, size_t len)
 {
     size_t i = 0;
 
+    /* One character outside of the alphabet is enough: the token's text is then a plain one,
+     * such as that of an added token. */
     while (i < len) {
         if (vocab_char_byte(utf8_decode(text + i)) < 0)
             return false;
@@ -142,12 +144,14 @@ static void load_enter_piece(struct packing *packing, int id)
     struct piece_key key;
     size_t i;
 
+    /* Tokens without a piece are never a result of BPE, such as special ones. */
     if (piece.len == 0)
         return;
     if (piece.len > IMAGE_PIECE_LEN) {
         load_enter_id(packing->long_pieces, packing->long_n, hash_xxh3(bytes, piece.len), id);
         return;
     }
+    /* piece_slot() returns the slot of an equal piece or a free one. */
     key = piece_key(bytes, piece.len);
     i = (size_t)(piece_slot(packing->pieces, packing->pieces_n - 1, key) - packing->pieces);
     packing->pieces[i] = (struct image_piece){.key = {key.low, key.high}, .id = id};
@@ -219,8 +223,10 @@ static void load_pack_byte_pairs(struct packing *packing)
     const struct load *load = packing->l;
     size_t i;
 
+    /* Pairs that do not merge are the rule, so the table begins without any. */
     for (i = 0; i < packing->byte_pairs_n; i++)
         packing->byte_pairs[i] = (struct image_pair){.rank = BPE_NO_RANK, .id = -1};
+    /* Merges of other than single bytes give -1 for one of both and are not entered. */
     for (i = 0; packing->byte_pairs_n > 0 && i <= load->merges_mask; i++) {
         const struct image_merge *merge = &load->merges[i];
         int left = merge->pair == IMAGE_MERGE_FREE
@@ -240,6 +246,8 @@ static int load_pack_merges(struct packing *packing)
     const struct load *load = packing->l;
     size_t i;
 
+    /* The filter is small enough for a cache, and recognizes most pairs that do not merge
+     * without a look at the table. */
     packing->likely_n = (load->merges_mask + 1) / 8;
     if ((load->facts.flags & IMAGE_BYTE_LEVEL) != 0)
         packing->byte_pairs_n = 65536;
@@ -249,6 +257,7 @@ static int load_pack_merges(struct packing *packing)
     packing->byte_pairs = mem_zalloc_array(packing->byte_pairs_n + 1, sizeof *packing->byte_pairs);
     if (packing->likely == NULL || packing->byte_pairs == NULL)
         return ERR_NO_MEMORY;
+    /* A bit that is set means "perhaps a merge", one that is not set "surely none". */
     for (i = 0; i <= load->merges_mask; i++) {
         uint64_t bit = bpe_likely_bit(load->merges[i].pair, packing->likely_n * 64 - 1);
 
@@ -273,6 +282,7 @@ static bool load_may_cut(const struct load *load)
             IMAGE_BYTE_FALLBACK ||
         !image_has_all_bytes(&load->facts))
         return false;
+    /* A merge that joins a byte token could join bytes of two unknown characters across a cut. */
     for (i = 0; i <= load->merges_mask; i++) {
         const struct image_merge *merge = &load->merges[i];
 
@@ -294,6 +304,7 @@ static void load_join_chars(struct packing *packing, int32_t id)
     uint32_t last = 0;
     size_t i = 0;
 
+    /* Adjacent characters of a token are the ones that some merge has joined. */
     while (i < token->text_len) {
         uint32_t c = utf8_decode(token->text + i);
 
@@ -317,12 +328,16 @@ static int load_pack_joined(struct packing *packing)
 
     if (!load_may_cut(load))
         return ERR_OK;
+    /* About 16 bits per slot of the table of merges leave few accidental matches; the maximum
+     * bounds the memory of a large vocabulary. */
     while (bits < JOINED_BITS_MAX && bits < load->merges_mask * 16)
         bits *= 2;
     packing->joined_n = bits / 64;
     packing->joined = mem_zalloc_array(packing->joined_n, sizeof *packing->joined);
     if (packing->joined == NULL)
         return ERR_NO_MEMORY;
+    /* Only results of merges count: a token that no merge makes is never produced from its
+     * characters. */
     for (i = 0; i <= load->merges_mask; i++)
         if (load->merges[i].pair != IMAGE_MERGE_FREE)
             load_join_chars(packing, load->merges[i].id);
@@ -349,6 +364,7 @@ static int load_pack_added(struct packing *packing, struct load_added_list *list
     *out = mem_zalloc_array(list->n + 1, sizeof **out);
     if (*out == NULL)
         return ERR_NO_MEMORY;
+    /* qsort() must not be called with a NULL list, which an empty list has. */
     if (list->n > 0)
         qsort(list->items, list->n, sizeof list->items[0], load_compare_items);
     for (i = 0; i < list->n; i++)
@@ -364,6 +380,8 @@ static void load_pack_steps(struct packing *packing, const struct steps_draft *d
 {
     int i;
 
+    /* Texts of the steps are moved into the image's text, since the files they came from are
+     * freed. */
     for (i = 0; i < draft->n; i++)
         out[i] = (struct image_step){
             .kind = draft->steps[i].kind,
@@ -412,6 +430,7 @@ static int load_mark_whole(struct image_header *image)
 static int load_pack_all(struct packing *packing)
 {
     struct load *load = packing->l;
+    /* Tokens come first, because the tables after them refer to their texts. */
     int rc = load_pack_tokens(packing);
 
     if (rc == ERR_OK)
@@ -424,6 +443,8 @@ static int load_pack_all(struct packing *packing)
         rc = load_pack_added(packing, &load->normalized, &packing->added[1]);
     if (rc != ERR_OK)
         return rc;
+    /* `text` grows in all of these steps, and everything refers to it by offset, since it may
+     * move. */
     load_pack_steps(packing, &load->rewrites, packing->steps[0]);
     load_pack_steps(packing, &load->cuts, packing->steps[1]);
     load->facts.flags |= load->decode.flags;
@@ -465,6 +486,8 @@ int load_pack(struct load *load, struct image_header **out)
 
         rc = image_build(&image, &load->facts, parts, &load->sources);
     }
+    /* A token is `whole` if BPE makes it from its own text. This needs an image to encode with,
+     * so it is found out last, and the image is sealed with its digest afterwards. */
     if (rc == ERR_OK)
         rc = load_mark_whole(image);
     if (rc == ERR_OK) {
@@ -472,6 +495,7 @@ int load_pack(struct load *load, struct image_header **out)
         *out = image;
         image = NULL;
     }
+    /* On success `image` is NULL here. The parts were copied into the image. */
     mem_free(image);
     buf_fini(&packing.text);
     mem_free(packing.tokens);

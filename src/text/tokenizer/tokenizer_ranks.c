@@ -99,6 +99,7 @@ static int load_read_line(struct load *load, const char *line, size_t len, uint3
     char *text = NULL;
     size_t text_len;
 
+    /* A line is the bytes of a token in base64 and its rank: "aGVsbG8= 15339" is "hello". */
     if (rank >= 0 && load_spell_base64(line, left, &spelled) > 0 && !spelled.failed)
         text = arena_strndup(&load->arena, spelled.bytes, spelled.len);
     text_len = spelled.len;
@@ -108,6 +109,7 @@ static int load_read_line(struct load *load, const char *line, size_t len, uint3
                          "tiktoken.model: line %u is not base64 of 1 to %d bytes, a space and a "
                          "rank",
                          number, RANKS_BYTES_MAX);
+    /* A rank is the id as well. vocab_add() refuses a second token under one id or one text. */
     if (vocab_add(&load->vocab, rank, text, text_len, true) != ERR_OK)
         return load_fail(load, ERR_INVALID,
                          "tiktoken.model: line %u: a token or rank that occurs twice, or too large",
@@ -174,6 +176,7 @@ int load_reserved(struct load *load)
         char name[40];
         char *text;
 
+        /* A name that the configuration gives to the id is kept. */
         if (load->vocab.tokens[id].text != NULL)
             continue;
         (void)snprintf(name, sizeof name, "<|reserved_token_%u|>", id);
@@ -297,14 +300,18 @@ static int load_link_cuts(struct load *load, struct cuts *cuts)
         mem_free(sorted);
         return load_no_memory(load);
     }
+    /* `sorted` refers to the texts of the vocabulary and is used for both directions. */
     for (uint32_t id = 0; id < load->n_ranks; id++)
         sorted[id] = (struct ranked){load->vocab.tokens[id].text, load->vocab.tokens[id].text_len,
                                      (int32_t)id};
     qsort(sorted, load->n_ranks, sizeof *sorted, load_compare_forward);
     load_link_tokens(&load->vocab, sorted, load->n_ranks, load_is_begin_of, cuts->begins);
+    /* Sorted from the last byte on, a text's endings are its neighbours, as its beginnings are in
+     * forward order. */
     qsort(sorted, load->n_ranks, sizeof *sorted, load_compare_backward);
     load_link_tokens(&load->vocab, sorted, load->n_ranks, load_is_end_of, cuts->ends);
     mem_free(sorted);
+    /* -1 in all places: no beginning of that length is known. */
     memset(cuts->begin_of, 0xff, sizeof cuts->begin_of);
     return ERR_OK;
 }
@@ -316,6 +323,9 @@ static size_t load_enter_cuts(struct load *load, struct cuts *cuts, uint32_t id)
     const struct vocab_token *tokens = load->vocab.tokens;
     size_t n = 0;
 
+    /* begin_of[len] is the beginning of the token with that length. For each ending, the
+     * matching beginning is then found by its length: for "hello" the ending "lo" needs the
+     * beginning of 3 bytes, "hel". */
     for (int32_t a = cuts->begins[id]; a >= 0; a = cuts->begins[a])
         cuts->begin_of[tokens[a].text_len] = a;
     for (int32_t b = cuts->ends[id]; b >= 0; b = cuts->ends[b]) {
@@ -325,10 +335,12 @@ static size_t load_enter_cuts(struct load *load, struct cuts *cuts, uint32_t id)
         if (a < 0)
             continue;
         n++;
+        /* A token of rank r is made with rank r, whichever two tokens it is made from. */
         if (load->merges != NULL)
             load->merges[bpe_slot(load->merges, load->merges_mask, pair)] =
                 (struct image_merge){.pair = pair, .rank = id, .id = (int32_t)id};
     }
+    /* Only the places that were set are cleared, which is faster than all of them. */
     for (int32_t a = cuts->begins[id]; a >= 0; a = cuts->begins[a])
         cuts->begin_of[tokens[a].text_len] = -1;
     return n;
@@ -340,6 +352,7 @@ static int load_enter_merges(struct load *load, struct cuts *cuts)
     struct image_merge *merges;
     size_t n = 0, slots;
 
+    /* The first pass counts: the table does not exist yet, and nothing is entered. */
     for (uint32_t id = 0; id < load->n_ranks; id++)
         n += load_enter_cuts(load, cuts, id);
     slots = pieces_slots(n);

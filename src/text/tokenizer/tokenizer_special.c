@@ -49,6 +49,8 @@ static int load_normalize(struct load *load, struct load_added *item)
     size_t len;
     int rc = normal_apply(&load->normal, &work, item->text, item->len, &text, &len);
 
+    /* An added token with "normalized": true is searched for in text that went through the
+     * normalizer, so "my token" must be "my▁token" there. */
     if (rc == ERR_OK) {
         item->text = arena_strndup(&load->arena, text, len);
         item->len = len;
@@ -142,6 +144,7 @@ static int load_added_file(struct load *load)
     uint32_t i;
     int rc = ERR_OK;
 
+    /* A token that tokenizer_config.json described already has more precise flags there. */
     for (i = 0; list != NULL && i < list->n && rc == ERR_OK; i++) {
         const struct json *node = &list->items[i];
         int32_t known = vocab_find(&load->vocab, node->key, node->key_len);
@@ -166,6 +169,7 @@ static const struct json *load_named_token(const struct load *load, const char *
     static const enum tokenizer_file files[] = {FILE_CONFIG, FILE_SPECIAL};
     size_t i;
 
+    /* tokenizer_config.json has priority over special_tokens_map.json. */
     for (i = 0; i < 2; i++) {
         const struct json *node = json_get(load->files[files[i]], name);
 
@@ -174,6 +178,7 @@ static const struct json *load_named_token(const struct load *load, const char *
         if (node != NULL && node->kind == JSON_TEXT)
             return node;
     }
+    /* The class GPT2Tokenizer has "<|endoftext|>" as its preset for bos, eos and unk. */
     if (load->files[FILE_TOKENIZER] == NULL &&
         strcmp(json_get_text(load->files[FILE_CONFIG], "tokenizer_class", ""), "GPT2Tokenizer") ==
             0 &&
@@ -203,6 +208,8 @@ static int load_named(struct load *load)
         const struct json *node = load_named_token(load, names[i]);
         int32_t id = load_named_id(load, names[i]);
 
+        /* A token of the vocabulary becomes an added one: it must be found in a text as a whole,
+         * before BPE. */
         if (id >= 0 && !load->vocab.tokens[id].added)
             rc = load_add_token(load, NULL, id, node->text, node->text_len);
         else if (id >= 0)
@@ -285,6 +292,7 @@ static int load_add_template_ids(struct load *load, const struct json *processor
 
     if (id == NULL)
         return load_fail(load, ERR_INVALID, "post_processor: a special token without an id");
+    /* The ids are in the processor's own table: {"special_tokens": {"<s>": {"ids": [1]}}}. */
     ids = json_get_kind(json_get_n(json_get(processor, "special_tokens"), id->text, id->text_len),
                         "ids", JSON_LIST);
     if (ids == NULL)
@@ -306,6 +314,8 @@ static int load_template(struct load *load, const struct json *node)
 
     if (single == NULL)
         return load_fail(load, ERR_INVALID, "post_processor: no template for a single text");
+    /* `out` changes from `before` to `after` at the Sequence, which is the place of the text. A
+     * second Sequence would be a pair of texts, which has no meaning for a prompt. */
     for (i = 0; i < single->n && rc == ERR_OK; i++) {
         const struct json *special = json_get(&single->items[i], "SpecialToken");
 
@@ -377,8 +387,10 @@ static bool load_config_rules(const struct load *load)
     const char *name = json_get_text(config, "tokenizer_class", "");
     size_t i;
 
+    /* Without tokenizer.json there is no post-processor to override. */
     if (load->files[FILE_TOKENIZER] == NULL)
         return true;
+    /* Even for these classes the rules apply only if the configuration mentions one of them. */
     for (i = 0; i < sizeof classes / sizeof classes[0]; i++)
         if (strcmp(classes[i], name) == 0)
             return json_get_kind(config, "add_bos_token", JSON_BOOL) != NULL ||
@@ -392,13 +404,16 @@ static int load_apply_config(struct load *load)
     const struct json *config = load->files[FILE_CONFIG];
     int rc = ERR_OK;
 
+    /* The named ids are set in every case; only the ids around a text depend on the rules. */
     load->facts.bos = load_named_id(load, "bos_token");
     load->facts.eos = load_named_id(load, "eos_token");
     load->facts.pad = load_named_id(load, "pad_token");
     if (!load_config_rules(load))
         return ERR_OK;
+    /* The configuration replaces the post-processor's ids and does not add to them. */
     load->before.len = 0;
     load->after.len = 0;
+    /* The presets differ: classes with a tokenizer.json add bos unless it is switched off. */
     if (json_get_bool(config, "add_bos_token", load->files[FILE_TOKENIZER] != NULL) &&
         load->facts.bos >= 0)
         rc = token_list_add(&load->before, load->facts.bos);

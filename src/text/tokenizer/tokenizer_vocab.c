@@ -42,12 +42,16 @@ static int load_count_ids(struct load *load, const struct json *list, const char
 
     for (i = 0; list != NULL && i < list->n; i++) {
         const struct json *node = &list->items[i];
+        /* In a vocabulary, {"the": 262}, the value is the id; in lists of added tokens it is a
+         * member or the key. */
         int64_t id = list == load->vocab_json ? (node->kind == JSON_INT ? node->whole : -1)
                                               : load_added_id(node);
 
         if (id < 0 || id >= VOCAB_IDS_MAX)
             return load_fail(load, ERR_INVALID, "%s: item %u has no id in 0 .. %d", name, i,
                              VOCAB_IDS_MAX - 1);
+        /* Ids may have gaps, so the table's size follows from the highest one and not from the
+         * number of tokens. */
         if (id >= *n_ids)
             *n_ids = id + 1;
     }
@@ -63,12 +67,16 @@ int load_model_kind(struct load *load)
     const char *type = json_get_text(model, "type", "BPE");
     size_t i;
 
+    /* A model of ranks has no tokenizer.json, so none of the settings below. */
     if (load->ranks.bytes != NULL)
         return load_ranks_kind(load);
     if (strcmp(type, "BPE") != 0)
         return load_fail(load, ERR_UNSUPPORTED, "model \"%.40s\" is not supported", type);
+    /* Dropout makes encoding random, which is for training only. */
     if (json_is_number(dropout) && json_real(dropout) != 0)
         return load_fail(load, ERR_UNSUPPORTED, "dropout is not supported");
+    /* Both settings mark parts of words in the vocabulary, as older models did: "##ing",
+     * "ing</w>". */
     for (i = 0; i < 2; i++)
         if (json_get_text(model, affixes[i], "")[0] != '\0')
             return load_fail(load, ERR_UNSUPPORTED, "%s is not supported", affixes[i]);
@@ -89,6 +97,8 @@ static void load_find_symbols(struct load *load)
     char text[8];
     int i;
 
+    /* In GPT-2's alphabet each byte is one printable character; other models have tokens such as
+     * <0x0A>. */
     for (i = 0; i < 256; i++) {
         size_t n = byte_level ? utf8_encode(vocab_byte_char((uint8_t)i), text)
                               : (size_t)snprintf(text, sizeof text, "<0x%02X>", (unsigned)i);
@@ -210,6 +220,8 @@ static int load_add_merges_json(struct load *load, struct buf *joined, const str
     uint32_t i;
     int rc = ERR_OK;
 
+    /* Newer files use pairs, because a token may contain a space. The position in the list is
+     * the rank: merges that come first are applied first. */
     for (i = 0; i < list->n && rc == ERR_OK; i++) {
         const struct json *made = &list->items[i];
 
@@ -236,10 +248,13 @@ static int load_add_merges_txt(struct load *load, struct buf *joined)
     int rc = ERR_OK;
 
     while (p < end && rc == ERR_OK) {
+        /* Lines may end with \r\n, if the file was edited on another system. */
         const char *eol = memchr(p, '\n', (size_t)(end - p));
         size_t len = (size_t)((eol == NULL ? end : eol) - p);
         size_t used = len > 0 && p[len - 1] == '\r' ? len - 1 : len;
 
+        /* Only lines with a merge have a rank. A merge of '#' is a normal line, hence the test
+         * for the whole word. */
         if (used > 0 && !(used >= 8 && memcmp(p, "#version", 8) == 0))
             rc = load_add_merge_line(load, joined, p, used, rank++);
         p += len + (eol == NULL ? 0 : 1);

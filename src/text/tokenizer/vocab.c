@@ -25,6 +25,8 @@ uint32_t vocab_byte_char(uint8_t byte)
 /* The inverse of vocab_byte_char(); -1 for characters outside of the alphabet. */
 int vocab_char_byte(uint32_t c)
 {
+    /* Printable bytes are spelled by themselves. The others, in ascending order, are spelled by
+     * the characters from U+0100 on: byte 0 by U+0100, the space, 32, by U+0120. */
     if ((c >= 33 && c <= 126) || (c >= 161 && c <= 172) || (c >= 174 && c <= 255))
         return (int)c;
     if (c >= 0x100 && c <= 0x120)
@@ -69,6 +71,8 @@ static uint32_t *vocab_find_slot(const struct vocab *vocab, const char *text, si
 {
     uint32_t i = (uint32_t)hash_xxh3(text, len) & vocab->mask;
 
+    /* Linear probing. The table always has a free slot, at which the search for an unknown text
+     * ends. */
     for (; vocab->slots[i] != 0; i = (i + 1) & vocab->mask) {
         const struct vocab_token *token = &vocab->tokens[vocab->slots[i] - 1];
 
