@@ -231,6 +231,8 @@ static bool world_step(struct world *w)
         sum += q->n_planned;
         if (q->n_planned < 1 || end > q->n_tokens + q->n_pending)
             return false;
+        if (s->n_planned > 1 && q->n_planned > s->limits.long_prefill_tokens)
+            return false; /* a long prompt beside others */
         w->waited[q - w->pool.seqs] = -1;
         q->admitted = true;
         f->seqs[i] = q;

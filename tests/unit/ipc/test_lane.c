@@ -585,8 +585,36 @@ static void test_lost_upload(void)
     (void)close(fds[1]);
 }
 
+/* Each bound of a request that a front may break, at the bound and one beyond it. */
+static void test_bounds(void)
+{
+    struct pair p;
+    uint32_t slot = 0;
+    struct wire_request r = {.n_tokens = 2};
+    int32_t tokens[2] = {7, 999}, got[2];
+
+    pair_open(&p, 8192);
+    must_ok(submit(&p.front, 0, r, tokens, NULL));
+    is_int(lane_take(&p.engine, &slot, &r), 1, "a request is taken");
+    is_int(lane_tokens(&p.engine, &r, 1000, got), ERR_OK, "the last id of a vocabulary is one");
+    is_int(lane_tokens(&p.engine, &r, 999, got), ERR_INVALID, "the next is none");
+    r.arena_offset = p.engine.arena_bytes - sizeof tokens;
+    memset(p.engine.arena + r.arena_offset, 0, sizeof tokens);
+    is_int(lane_tokens(&p.engine, &r, 1000, got), ERR_OK, "tokens may end with the arena");
+    r.arena_offset += sizeof *tokens;
+    is_int(lane_tokens(&p.engine, &r, 1000, got), ERR_INVALID, "and not after it");
+    p.engine.queue[p.engine.queue_at & (p.engine.queue_cap - 1)] = N_SLOTS - 1;
+    atomic_store(&p.engine.shared->queue_tail, p.engine.queue_at + 1);
+    is_int(lane_take(&p.engine, &slot, &r), 1, "the last slot is one");
+    p.engine.queue[p.engine.queue_at & (p.engine.queue_cap - 1)] = N_SLOTS;
+    atomic_store(&p.engine.shared->queue_tail, p.engine.queue_at + 1);
+    is_int(lane_take(&p.engine, &slot, &r), ERR_CORRUPT, "the next is none");
+    pair_close(&p);
+}
+
 int main(void)
 {
+    test_bounds();
     test_together();
     test_order();
     test_large();

@@ -212,6 +212,28 @@ static void test_names(void)
     ok(memcmp(&a, &c, sizeof a) != 0, "another tenant too");
 }
 
+/* A part that another maker named is found by those that may know about all pages. */
+static void test_makers(void)
+{
+    struct pages *p;
+    struct page_label label;
+    struct hash parent = name_of(5);
+    int32_t tokens[BLOCK] = {1, 2, 3}, page;
+    bool evicted;
+    int n_same = 0;
+
+    must_ok(pages_open(&p, 2, BLOCK));
+    page = pages_take(p, &evicted, &label);
+    ok(pages_name_part(p, page, &parent, tokens, 3), "a part is named");
+    pages_set_maker(p, page, 7);
+    is_int(pages_find_part(p, &parent, tokens, 3, 8, &n_same), -1,
+           "another tenant does not find it");
+    is_int(pages_find_part(p, &parent, tokens, 3, 7, &n_same), page, "its maker does");
+    is_int(pages_find_part(p, &parent, tokens, 3, PAGES_ANYBODY, &n_same), page,
+           "and so do all where nothing is kept apart");
+    pages_close(p);
+}
+
 /* With two tokens per page a page's name is a digest of as many bytes as a group's. */
 static void test_group_names(void)
 {
@@ -235,6 +257,7 @@ int main(void)
     test_parts(tap_seed(2));
     test_order();
     test_names();
+    test_makers();
     test_group_names();
     return tap_done();
 }
