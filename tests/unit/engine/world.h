@@ -25,11 +25,12 @@
 #define WORLD_SLOTS       16
 #define WORLD_ARENA_BYTES 65536
 #define WORLD_PASSES      4000 /* more than any test needs */
-#define WORLD_OUT_MAX     (8 * WIRE_OUT_CAP)
+#define WORLD_OUT_MAX     (16 * WIRE_OUT_CAP)
 
 struct world_options {
     int n_seqs;                                           /* at once; 0: 4 */
     int n_queued_reqs, n_queued_tokens, n_lanes, n_pages; /* 0: 8, no bound, 2, 400 */
+    const char *drafts;                                   /* speculative_config; NULL: none */
 };
 
 struct world {
@@ -88,12 +89,14 @@ static void world_open_queues(struct engine *e)
                                   .page_tokens = s->page_tokens,
                                   .prefix_caching = true,
                                   .n_groups = s->n_groups,
-                                  .groups = s->groups};
+                                  .groups = s->groups,
+                                  .drafts = e->drafts.method == DRAFT_NONE ? NULL : &e->drafts};
     struct seq_pool_limits of_seqs = {.n_seqs = e->settings.max_num_queued_reqs + s->max_num_seqs,
                                       .max_model_len = s->max_model_len,
                                       .page_tokens = s->page_tokens,
                                       .n_vocab = s->n_vocab,
-                                      .n_groups = s->n_groups};
+                                      .n_groups = s->n_groups,
+                                      .has_drafts = e->drafts.method != DRAFT_NONE};
     struct guide_shape guide = {.n_vocab = s->n_vocab, .max_num_seqs = s->max_num_seqs};
     int n_words;
 
@@ -130,6 +133,7 @@ static inline struct world *world_open(struct world_options o)
 {
     struct world *w = mem_zalloc_array(1, sizeof *w);
     struct engine *e = &w->e;
+    char why[160];
     bool exit_now;
 
     (void)snprintf(w->dir, sizeof w->dir, "/tmp/quire-world-XXXXXX");
@@ -154,6 +158,8 @@ static inline struct world *world_open(struct world_options o)
     w->shape = *model_shape(e->model);
     e->shape = &w->shape;
     must_ok(w->shape.n_vocab != WORLD_VOCAB || w->shape.max_model_len != WORLD_LEN);
+    if (o.drafts != NULL)
+        must_ok(draft_read_options(&e->drafts, o.drafts, why, sizeof why));
     world_open_queues(e);
     world_open_lanes(e);
     must_ok(stats_open(&e->stats));
@@ -165,11 +171,11 @@ static inline struct world *world_open(struct world_options o)
     return w;
 }
 
-/* Plan a step and begin it; it stays in flight. */
-static inline void world_begin_step(struct engine *e)
+/* Plan a step and begin it. False: there is nothing to compute. */
+static inline bool world_begin_step(struct engine *e)
 {
     struct tables *tables = &e->sched.tables;
-    struct engine_step *step = &e->steps[e->n_begun % MODEL_STEPS_MAX];
+    const struct engine_step *step = &e->steps[e->n_begun % MODEL_STEPS_MAX];
 
     guide_pass(&e->guide, e->sched.running, e->sched.n_running);
     sched_plan(&e->sched);
@@ -177,7 +183,7 @@ static inline void world_begin_step(struct engine *e)
         must_ok(model_page_copy(e->model, tables->copies[i].to, tables->copies[i].from));
     tables_copied(tables);
     if (e->sched.n_planned == 0)
-        return;
+        return false;
     fill_batch(e);
     publish_admitted(e);
     must_ok(model_step_begin(e->model, &e->batch));
@@ -185,6 +191,23 @@ static inline void world_begin_step(struct engine *e)
         must_ok(model_step_sample(e->model, &e->batch));
     e->n_begun++;
     sched_begin(&e->sched);
+    return true;
+}
+
+static inline void world_end_step(struct engine *e)
+{
+    if (e->n_begun == e->n_ended)
+        return;
+    must_ok(model_step_end(e->model, e->row_tokens, e->logprobs));
+    e->n_ended++;
+    publish_step(e, &e->steps[(e->n_ended - 1) % MODEL_STEPS_MAX]);
+}
+
+/* Sample the step that was begun last, if it waits for the tokens of the one before. */
+static inline void world_sample_step(struct engine *e)
+{
+    struct engine_step *step = &e->steps[(e->n_begun - 1) % MODEL_STEPS_MAX];
+
     if (!step->waits)
         return;
     fill_extras(e, step);
@@ -192,15 +215,19 @@ static inline void world_begin_step(struct engine *e)
     must_ok(model_step_sample(e->model, &e->batch));
 }
 
-static inline void world_end_step(struct world *w)
+/* As in the loop, the next step begins before the last one ends, where there are pages. */
+static inline void world_steps(struct engine *e)
 {
-    struct engine *e = &w->e;
+    bool ahead = e->n_begun != e->n_ended && sched_has_room(&e->sched);
+    bool begins;
 
-    if (e->n_begun == e->n_ended)
-        return;
-    must_ok(model_step_end(e->model, e->row_tokens, e->logprobs));
-    e->n_ended++;
-    publish_step(e, &e->steps[(e->n_ended - 1) % MODEL_STEPS_MAX]);
+    if (!ahead)
+        world_end_step(e);
+    begins = world_begin_step(e);
+    if (ahead)
+        world_end_step(e);
+    if (begins)
+        world_sample_step(e);
 }
 
 static inline void world_intake(struct world *w)
@@ -216,8 +243,7 @@ static inline void world_pass(struct world *w)
     world_intake(w);
     must_ok(sleep_pass(&w->e));
     cache_admin_pass(&w->e);
-    world_end_step(w);
-    world_begin_step(&w->e);
+    world_steps(&w->e);
     publish_wake(&w->e);
 }
 
@@ -246,7 +272,7 @@ static inline bool world_is_empty(const struct world *w)
 
 static inline void world_close(struct world *w)
 {
-    world_end_step(w);
+    world_end_step(&w->e);
     (void)unlink(w->path);
     (void)rmdir(w->dir);
     (void)close(w->e.intake.listener.fd);
