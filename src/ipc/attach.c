@@ -421,10 +421,14 @@ static int attach_visit(const char *path, enum wire_visitor visitor, int timeout
     rc = ERR_ENGINE_GONE;
     if (connect(sock, (struct sockaddr *)&address, sizeof address) == -1)
         goto out;
-    if (attach_send(sock, &hello, sizeof hello, NULL, 0) != ERR_OK ||
+    /* An engine without a free lane answers and hangs up before it reads the hello. Then this call
+     * fails, or the first one that reads; the answer can be read after either. */
+    if (attach_send(sock, &hello, sizeof hello, NULL, 0) == ERR_AGAIN ||
         poll(&poll_fd, 1, timeout_ms) != 1)
         goto out;
     rc = attach_receive(sock, w, sizeof *w, fds, ATTACH_FDS);
+    if (rc == ERR_CLIENT_GONE)
+        rc = attach_receive(sock, w, sizeof *w, fds, ATTACH_FDS);
     if (rc == ERR_NOT_FOUND)
         rc = w->error != ERR_OK ? w->error : ERR_CORRUPT;
     else if (rc == ERR_CLIENT_GONE || rc == ERR_AGAIN)
