@@ -40,6 +40,7 @@
  * The first stages are loaded before the previous kernel has ended, but not all, because x waits in
  * the same queue. The numbers that loops and epilogues need are in registers by then (steady()).
  * The order of summation depends on the shape and on the bucket of n. */
+#include "kernels/product_ring.h"
 #include "kernels/sm90_product_end.cuh"
 
 #define THREADS 384 /* two warpgroups of consumers; a producer warp; three helper warps */
@@ -68,37 +69,6 @@ struct barriers {
     uint64_t *full, *empty, *x_full, *x_empty;
 };
 
-/* A stage of a ring whose length is chosen at launch, and the parity of its round. */
-struct stage {
-    int at;
-    uint32_t parity;
-};
-
-/* n stages on; the parity changes with each round of the ring. */
-static __device__ inline void next_stage(stage &s, int n, int depth)
-{
-    s.at += n;
-    if (s.at >= depth) {
-        s.at -= depth;
-        s.parity ^= 1;
-    }
-}
-
-/* The position of the loads: a step is `box` slabs of a tile. */
-struct step {
-    int tile, slab;
-};
-
-/* The next step of the tile, or the first of the CTA's next tile. */
-static __device__ inline void next_step(step &s, const work &k, const product_cut &c)
-{
-    s.slab += c.box;
-    if (s.slab >= k.last) {
-        s.slab = k.first;
-        s.tile += c.n_groups;
-    }
-}
-
 /* The row of w where block b of a tile begins. TAILS: the tile may be one of the lower ones at the
  * end. */
 template <int MB, bool TAILS>
@@ -116,14 +86,15 @@ static __device__ inline int block_row(int tile, int b, const product_cut &c)
 
 /* Load the next stage of x. */
 static __device__ inline void load_x(char *shared, const barriers &bars, const CUtensorMap *map,
-                                     step &x, stage &to, const work &k, const product_cut &c)
+                                     ring_step &x, ring_stage &to, const work &k,
+                                     const product_cut &c)
 {
     barrier_wait(&bars.x_empty[to.at], to.parity);
     barrier_expect(&bars.x_full[to.at], c.x_copied);
     tensor_load_3d(shared + c.x_at + to.at * c.x_bytes, map, &bars.x_full[to.at], 0, 0,
                    x.slab * c.x_slabs);
-    next_stage(to, 1, c.x_depth);
-    next_step(x, k, c);
+    ring_next(&to, 1, c.x_depth);
+    ring_next_step(&x, k.first, k.last, c.box, c.n_groups);
 }
 
 /* Wait for the previous launch, and let the next one begin. */
@@ -197,21 +168,21 @@ static __device__ inline product_cut steady_cut(const product_cut &of)
 /* By one lane: load all blocks of this CTA after the first stages, with a stage of x before each
  * step of w. Returns the stage that would be loaded next. */
 template <int MB, bool TAILS>
-static __device__ stage load_all(char *shared, const barriers &bars, const CUtensorMap *w_map,
-                                 const CUtensorMap *tail_map, const CUtensorMap *x_map,
-                                 const work &k, const product_cut &c)
+static __device__ ring_stage load_all(char *shared, const barriers &bars, const CUtensorMap *w_map,
+                                      const CUtensorMap *tail_map, const CUtensorMap *x_map,
+                                      const work &k, const product_cut &c)
 {
-    step w = {k.tile, k.first}, x = w;
-    stage to = {0, 1}, x_to = {0, 1};
+    ring_step w = {k.tile, k.first}, x = w;
+    ring_stage to = {0, 1}, x_to = {0, 1};
     int w_steps = c.first_stages / MB, x_steps = 0;
 
     tensor_prefetch(x_map);
-    next_stage(to, c.first_stages, c.depth);
+    ring_next(&to, c.first_stages, c.depth);
     for (int i = 0; i < w_steps; i++)
-        next_step(w, k, c);
+        ring_next_step(&w, k.first, k.last, c.box, c.n_groups);
     let_next_begin();
     for (int block = c.first_stages % MB; w.tile < c.n_tiles; block = 0, w_steps++) {
-        for (; x_steps <= w_steps; x_steps++)
+        for (; ring_x_is_due(x_steps, w_steps); x_steps++)
             load_x(shared, bars, x_map, x, x_to, k, c);
         for (; block < MB; block++) {
             bool tail = TAILS && w.tile >= c.n_whole;
@@ -222,9 +193,9 @@ static __device__ stage load_all(char *shared, const barriers &bars, const CUten
             copy_w(shared + to.at * c.stage_bytes, tail ? tail_map : w_map,
                    block_row<MB, TAILS>(w.tile, block, c), w.slab, c.rows_by_eight,
                    &bars.full[to.at]);
-            next_stage(to, 1, c.depth);
+            ring_next(&to, 1, c.depth);
         }
-        next_step(w, k, c);
+        ring_next_step(&w, k.first, k.last, c.box, c.n_groups);
     }
     while (x.tile < c.n_tiles)
         load_x(shared, bars, x_map, x, x_to, k, c);
@@ -275,13 +246,13 @@ static __device__ inline rings rings_of(const product_cut &c, const char *shared
  * warpgroups have seen it full. Stages fill out of order, and a parity distinguishes only two
  * consecutive rounds: a warpgroup that is ahead would take a stage for full that the other one
  * still waits for, and a slower one would wait for a round that is over. */
-static __device__ inline void pass_stages(const rings &r, stage &from, int n)
+static __device__ inline void pass_stages(const rings &r, ring_stage &from, int n)
 {
     for (; n > 0; n--) {
         barrier_wait(r.full + from.at * 8, from.parity);
         if (leads()) /* all lanes have seen it, because the election waits for them */
             barrier_arrive(r.full + EMPTY_AT + from.at * 8);
-        next_stage(from, 1, r.depth);
+        ring_next(&from, 1, r.depth);
     }
 }
 
@@ -405,11 +376,11 @@ static __device__ inline uint32_t lane_at(const product_cut &c)
 /* The mainloop over a tile: acc gets this warpgroup's sums. With one block it takes every second
  * stage, with several every second block. */
 template <int N, int MB, bool FP8>
-static __device__ __forceinline__ void multiply_tile(float (&acc)[MB == 4 ? 2 : 1][SUMS(N)][N / 2],
-                                                     const rings &r, stage &from, stage &x_from,
-                                                     uint32_t lane, int group)
+static __device__ __forceinline__ void multiply_tile(
+    float (&acc)[RING_OWN_BLOCKS(MB)][SUMS(N)][N / 2], const rings &r, ring_stage &from,
+    ring_stage &x_from, uint32_t lane, int group)
 {
-    const int OWN = MB == 4 ? 2 : 1;
+    const int OWN = RING_OWN_BLOCKS(MB);
 
 #pragma unroll
     for (int block = 0; block < OWN; block++) {
@@ -421,19 +392,18 @@ static __device__ __forceinline__ void multiply_tile(float (&acc)[MB == 4 ? 2 : 
         int n_slabs = left > 1 ? r.box : r.last_box;
 
         barrier_wait(r.x_full + x_from.at * 8, x_from.parity);
-        if (MB == 1 && turn != group) {
+        if (MB == 1 && ring_is_others(turn, group)) {
             pass_stages(r, from, 1);
             if (leads())
                 barrier_arrive(r.x_full + EMPTY_AT + x_from.at * 8);
-            next_stage(x_from, 1, r.x_depth);
+            ring_next(&x_from, 1, r.x_depth);
             continue;
         }
 #pragma unroll
         for (int block = 0; block < OWN; block++) {
             uint32_t w, x = (r.x_stages + (uint32_t)x_from.at * r.x_bytes) / 16;
 
-            if (MB > 1)
-                pass_stages(r, from, group);
+            pass_stages(r, from, ring_n_before(MB, group));
             w = r.stages + (uint32_t)from.at * r.stage_bytes;
             barrier_wait(r.full + from.at * 8, from.parity);
             if constexpr (FP8)
@@ -442,14 +412,13 @@ static __device__ __forceinline__ void multiply_tile(float (&acc)[MB == 4 ? 2 : 
                 multiply_bf16<N>(acc[block], w / 16, x, n_slabs, r);
             if (leads()) {
                 barrier_arrive(r.full + EMPTY_AT + from.at * 8);
-                if (block + 1 == OWN)
+                if (ring_gives_x(MB, block))
                     barrier_arrive(r.x_full + EMPTY_AT + x_from.at * 8);
             }
-            next_stage(from, 1, r.depth);
-            if (MB > 1)
-                pass_stages(r, from, 1 - group);
+            ring_next(&from, 1, r.depth);
+            pass_stages(r, from, ring_n_after(MB, group));
         }
-        next_stage(x_from, 1, r.x_depth);
+        ring_next(&x_from, 1, r.x_depth);
     }
 #pragma unroll
     for (int block = 0; block < OWN && SUMS(N) == 2; block++) {
@@ -534,7 +503,7 @@ struct places {
     uint32_t lane; /* with e4m3: offset in a stage where it begins */
     bool straight; /* K_PRODUCT_GATED of four blocks: write_gated() is its epilogue */
     exchange x_sums;
-    stage w, x;
+    ring_stage w, x;
 };
 
 /* After a CTA's first tile: the inverse norms are ready. All threads have read the stages, which
@@ -564,7 +533,7 @@ template <int N, int MB, int KIND, bool FP8>
 static __device__ inline void work_blocks(const cta &own, const wide_args &a, const facts &t,
                                           int tile, int group, places &at)
 {
-    const int OWN = MB == 4 ? 2 : 1;
+    const int OWN = RING_OWN_BLOCKS(MB);
     const product_cut &cut = a.c;
     outputs o = outputs_of(a, tile, own.rank);
     float acc[OWN][SUMS(N)][N / 2], scale = FP8 ? scale_of(a, tile, threadIdx.x) : 1.0f;
@@ -618,7 +587,7 @@ static __device__ __forceinline__ void produce(const cta &own, const wide_args &
 {
     constexpr bool TAILS = MB != 1 && KIND == K_PRODUCT_FLOAT;
     const product_cut &c = a.c;
-    stage next = {};
+    ring_stage next = {};
     char *stages = steady_shared(own.shared);
     uint64_t *bar = steady_shared(own.bars.full);
     const barriers bars = {bar, bar + CUT_DEPTH_MAX, bar + 2 * CUT_DEPTH_MAX,

@@ -4,12 +4,14 @@
  * whoever is late. Two CTAs that share a tile are sent what they wait for, neither over what is
  * still read nor when they have gone. Method: their protocol, played for cuts that product_cut_of()
  * makes: a producer and eight warps as coroutines, which a seeded scheduler lets go on in any
- * order, some of them seldom; copies and sums arrive out of order. A change of who waits for or
- * gives back what is to be made in both. */
+ * order, some of them seldom; copies and sums arrive out of order. Which stage, round and turn comes
+ * next is the kernel's own code (product_ring.h); what is in a stage, and who waits for whom, is
+ * counted here: a change of who waits for or gives back what is to be made in both. */
 #include <stdlib.h>
 #include <ucontext.h>
 
 #include "kernels/product_cut.h"
+#include "kernels/product_ring.h"
 #include "tests/tap.h"
 
 #define N_WARPS     8
@@ -41,7 +43,8 @@ struct copy {
 };
 
 struct cta {
-    int rank, steps; /* of its share of n_in */
+    int rank, steps; /* of its share of n_in: */
+    int first, last; /* its slabs */
     struct bar full[CUT_DEPTH_MAX], empty[CUT_DEPTH_MAX], x_full[CUT_DEPTH_MAX];
     struct bar x_empty[CUT_DEPTH_MAX], ready, arrived;
     int w[CUT_DEPTH_MAX], x[CUT_DEPTH_MAX]; /* what is there: the number of its load */
@@ -66,11 +69,6 @@ static struct {
     struct agent *current;
     unsigned seed;
 } s;
-
-struct place {
-    int at;
-    unsigned parity;
-};
 
 static int draw(int n)
 {
@@ -122,21 +120,30 @@ static void load(struct cta *k, bool is_x, int stage, int what)
     k->copies[k->n_copies++] = (struct copy){is_x, stage, what};
 }
 
-static void next(struct place *p, int depth)
-{
-    if (++p->at == depth) {
-        p->at = 0;
-        p->parity ^= 1;
-    }
-}
-
 /* --- who orders ------------------------------------------------------------------------- */
 
-static void load_x(struct cta *k, struct place *to, int *step)
+/* The number of a step among all of the CTA's, whose tiles are 0, n_groups, ... */
+static int number_of(const struct cta *k, struct ring_step at)
+{
+    return at.tile / s.c.n_groups * k->steps + (at.slab - k->first) / s.c.box;
+}
+
+static void next_step(const struct cta *k, struct ring_step *at)
+{
+    ring_next_step(at, k->first, k->last, s.c.box, s.c.n_groups);
+}
+
+static bool is_within(struct ring_step at)
+{
+    return at.tile < s.tiles * s.c.n_groups && s.fault == NULL;
+}
+
+static void load_x(struct cta *k, struct ring_stage *to, struct ring_step *x)
 {
     await(&k->x_empty[to->at], to->parity);
-    load(k, true, to->at, (*step)++);
-    next(to, s.c.x_depth);
+    load(k, true, to->at, number_of(k, *x));
+    ring_next(to, 1, s.c.x_depth);
+    next_step(k, x);
 }
 
 /* Before anything else: nobody has the stages yet. */
@@ -147,7 +154,7 @@ static void begin_stages(struct cta *k)
 }
 
 /* Where one more stage would go nobody reads any more: the other CTA may send its sums there. */
-static void tell_other(struct cta *k, struct place next)
+static void tell_other(struct cta *k, struct ring_stage next)
 {
     struct cta *other = &s.ctas[k->rank ^ 1];
 
@@ -163,35 +170,38 @@ static void tell_other(struct cta *k, struct place next)
 
 static void load_all(struct cta *k)
 {
-    struct place to = {0, 1}, x_to = {0, 1};
-    int x_steps = 0, total = k->steps * s.tiles, b = s.first_stages % s.c.n_blocks;
+    struct ring_stage to = {0, 1}, x_to = {0, 1};
+    struct ring_step w = {0, k->first}, x = w;
+    int w_steps = s.first_stages / s.c.n_blocks, x_steps = 0;
 
-    for (int i = 0; i < s.first_stages; i++)
-        next(&to, s.c.depth);
-    for (int step = s.first_stages / s.c.n_blocks; step < total; step++, b = 0) {
-        while (x_steps <= step && s.fault == NULL)
-            load_x(k, &x_to, &x_steps);
+    ring_next(&to, s.first_stages, s.c.depth);
+    for (int i = 0; i < w_steps; i++)
+        next_step(k, &w);
+    for (int b = s.first_stages % s.c.n_blocks; is_within(w); b = 0, w_steps++) {
+        for (; ring_x_is_due(x_steps, w_steps) && s.fault == NULL; x_steps++)
+            load_x(k, &x_to, &x);
         for (; b < s.c.n_blocks && s.fault == NULL; b++) {
             await(&k->empty[to.at], to.parity);
-            load(k, false, to.at, step * s.c.n_blocks + b);
-            next(&to, s.c.depth);
+            load(k, false, to.at, number_of(k, w) * s.c.n_blocks + b);
+            ring_next(&to, 1, s.c.depth);
             others();
         }
+        next_step(k, &w);
     }
-    while (x_steps < total && s.fault == NULL)
-        load_x(k, &x_to, &x_steps);
+    while (is_within(x))
+        load_x(k, &x_to, &x);
     if (s.n_ctas == 2)
         tell_other(k, to);
 }
 
 /* --- who multiply ----------------------------------------------------------------------- */
 
-static void pass(struct cta *k, struct place *from, int n)
+static void pass(struct cta *k, struct ring_stage *from, int n)
 {
     for (; n > 0; n--) {
         await(&k->full[from->at], from->parity);
         arrive(&k->empty[from->at]);
-        next(from, s.c.depth);
+        ring_next(from, 1, s.c.depth);
         others();
     }
 }
@@ -214,11 +224,12 @@ static void multiply(struct cta *k, int w, int x, bool last, int what, int step)
 }
 
 /* A step of a tile: every second is this warpgroup's, or of several blocks every second block. */
-static void multiply_step(struct cta *k, int group, int i, int step, struct place *from, int x_at)
+static void multiply_step(struct cta *k, int group, int i, int step, struct ring_stage *from,
+                          int x_at)
 {
-    int own = s.c.n_blocks == 4 ? 2 : 1;
+    int own = RING_OWN_BLOCKS(s.c.n_blocks);
 
-    if (s.c.n_blocks == 1 && i % 2 != group) {
+    if (s.c.n_blocks == 1 && ring_is_others(i % 2, group)) {
         pass(k, from, 1);
         arrive(&k->x_empty[x_at]);
         return;
@@ -226,11 +237,12 @@ static void multiply_step(struct cta *k, int group, int i, int step, struct plac
     for (int b = 0; b < own && s.fault == NULL; b++) {
         int block = s.c.n_blocks > 1 ? 2 * b + group : 0;
 
-        pass(k, from, s.c.n_blocks > 1 ? group : 0);
+        pass(k, from, ring_n_before(s.c.n_blocks, group));
         await(&k->full[from->at], from->parity);
-        multiply(k, from->at, x_at, b + 1 == own, step * s.c.n_blocks + block, step);
-        next(from, s.c.depth);
-        pass(k, from, s.c.n_blocks > 1 ? 1 - group : 0);
+        multiply(k, from->at, x_at, ring_gives_x(s.c.n_blocks, b), step * s.c.n_blocks + block,
+                 step);
+        ring_next(from, 1, s.c.depth);
+        pass(k, from, ring_n_after(s.c.n_blocks, group));
     }
 }
 
@@ -263,13 +275,13 @@ static void exchange(struct cta *k, int warp)
 static void multiply_all(struct cta *k, int warp)
 {
     int step = 0;
-    struct place from = {0, 0}, x_from = {0, 0};
+    struct ring_stage from = {0, 0}, x_from = {0, 0};
 
     for (int tile = 0; tile < s.tiles; tile++) {
         for (int i = 0; i < k->steps; i++, step++) {
             await(&k->x_full[x_from.at], x_from.parity);
             multiply_step(k, warp / 4, i, step, &from, x_from.at);
-            next(&x_from, s.c.x_depth);
+            ring_next(&x_from, 1, s.c.x_depth);
         }
         k->met++;
         s.happened++;
@@ -421,10 +433,12 @@ static void draw_shares(void)
     s.n_ctas = s.c.n_blocks == 1 ? s.c.n_split : 1;
     for (int i = 0; i < s.n_ctas; i++) {
         int rank = s.n_ctas == 1 ? draw(s.c.n_split) : i;
-        int share = (rank + 1) * s.c.n_slabs / s.c.n_split - rank * s.c.n_slabs / s.c.n_split;
+        struct cta *k = &s.ctas[i];
 
-        s.ctas[i].rank = rank;
-        s.ctas[i].steps = (share + s.c.box - 1) / s.c.box;
+        k->rank = rank;
+        k->first = rank * s.c.n_slabs / s.c.n_split;
+        k->last = (rank + 1) * s.c.n_slabs / s.c.n_split;
+        k->steps = (k->last - k->first + s.c.box - 1) / s.c.box;
     }
     least = (s.c.n_slabs / s.c.n_split + s.c.box - 1) / s.c.box * s.c.n_blocks;
     if (least > s.c.depth)
