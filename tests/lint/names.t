@@ -16,11 +16,12 @@ TABLES = ['src/base/settings.def', 'src/base/fault.def', 'src/ipc/metric.def',
           'kernels/sampling.def']  # functions that macros name
 LICENCE = 'SPDX-License-Identifier: Apache-2.0'
 
-# Functions of other projects that comments speak of.
+# Functions of other projects that comments speak of, those of Jinja and Python among them.
 FOREIGN = set('''
     accept accept4 alarm close epoll_wait eventfd execve fallocate fdatasync fork fsync ftruncate
     malloc memcmp memcpy memfd_create mlock mmap munmap open poll posix_fallocate pread
     pthread_create pwrite read realloc rename round sendmsg setrlimit sigaction statvfs strtod unlink write
+    cycle repr str trim
     exp exp2 exp2f expf fma fmaf log logf sqrt tanh __expf __ldg __syncthreads __shfl_sync
     '''.split())
 

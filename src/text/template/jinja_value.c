@@ -176,8 +176,8 @@ const char *jv_type_name(struct jval value)
 
 static bool jinja_equal_at_depth(struct jval left, struct jval right, int depth);
 
-/* Lists are equal if their items are, at the same depth. The depth is bounded, because
- * list.append() can put a list into itself. */
+/* Lists are equal if their items are, at the same depth. The depth is bounded, because a request's
+ * JSON may nest lists deeply. */
 static bool jinja_lists_equal(const struct jlist *a, const struct jlist *b, int depth)
 {
     size_t i;

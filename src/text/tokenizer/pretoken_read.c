@@ -142,8 +142,8 @@ static int pretoken_read_punctuation(struct pretoken_reading *reading, const str
     return ERR_OK;
 }
 
-/* {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": true}: a step that
- * replaces spaces and, with split, one that cuts before each replacement. */
+/* {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "first", "split": true} is a step
+ * that replaces spaces and, with split, one that cuts before each replacement. */
 static int pretoken_read_metaspace(struct pretoken_reading *reading, const struct json *node)
 {
     const struct json *by = json_get_kind(node, "replacement", JSON_TEXT);

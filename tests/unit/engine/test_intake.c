@@ -2,9 +2,9 @@
  *
  * Goal: the engine takes good requests and answers them, refuses each bad one with its reason and
  * counts it, ends what is cancelled or out of time, and has all pages, sequences and places back
- * afterwards. Method: an engine in this process (world.h), of which the test makes each pass; fronts
- * that break one field, one word, one rule of the ring at a time; answers are compared with the
- * same model run alone. */
+ * afterwards. Method: an engine in this process (world.h), of which the test makes each pass;
+ * fronts that break one field, one word, one rule of the ring at a time; answers are compared with
+ * the same model run alone. */
 #include <math.h>
 #include <sys/mman.h>
 #include <sys/socket.h>

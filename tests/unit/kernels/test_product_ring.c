@@ -4,9 +4,9 @@
  * whoever is late. Two CTAs that share a tile are sent what they wait for, neither over what is
  * still read nor when they have gone. Method: their protocol, played for cuts that product_cut_of()
  * makes: a producer and eight warps as coroutines, which a seeded scheduler lets go on in any
- * order, some of them seldom; copies and sums arrive out of order. Which stage, round and turn comes
- * next is the kernel's own code (product_ring.h); what is in a stage, and who waits for whom, is
- * counted here: a change of who waits for or gives back what is to be made in both. */
+ * order, some of them seldom; copies and sums arrive out of order. Which stage, round and turn
+ * comes next is the kernel's own code (product_ring.h); the contents of stages and the waits are
+ * counted here: a change of what is waited for or given back must be made in both. */
 #include <stdlib.h>
 #include <ucontext.h>
 
