@@ -57,7 +57,8 @@ K_BOTH bool ring_x_is_due(int x_step, int w_step)
 #define RING_OWN_BLOCKS(n_blocks) ((n_blocks) == 4 ? 2 : 1)
 
 /* With one block each warpgroup has every second step of a tile: is it the other's turn? turn is 0
- * in the first step, then 1, 0, ... With several blocks each has every second block of all steps. */
+ * in the first step, then 1, 0, ... With several blocks each has every second block of all steps.
+ */
 K_BOTH bool ring_is_others(int turn, int group)
 {
     return turn != group;
