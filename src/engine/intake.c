@@ -677,6 +677,7 @@ static void intake_look(struct engine *e, struct seq *seq)
     int room = lane_room(&lane->lane, seq->slot);
 
     if (room < 0) {
+        stats_add(&e->stats, METRIC_bad_entries, 1);
         intake_drop_lane(e, lane, "broke the ring's rules");
         return;
     }

@@ -40,6 +40,7 @@ struct world {
     struct run run;           /* of the oracle */
     char dir[40], path[64];
     uint64_t later_us; /* the engine's clock is ahead by this */
+    struct world *next;
 };
 
 /* A front: its end of a lane. */
@@ -124,6 +125,9 @@ static void world_open_lanes(struct engine *e)
     }
 }
 
+/* All worlds: what an engine allocates lives until its process ends. */
+static struct world *worlds;
+
 static inline int world_or(int value, int preset)
 {
     return value > 0 ? value : preset;
@@ -133,14 +137,17 @@ static inline struct world *world_open(struct world_options o)
 {
     struct world *w = mem_zalloc_array(1, sizeof *w);
     struct engine *e = &w->e;
-    char why[160];
+    char program[] = "world", name[] = "--model", model[4096], why[160];
+    char *argv[] = {program, name, model};
     bool exit_now;
 
     (void)snprintf(w->dir, sizeof w->dir, "/tmp/quire-world-XXXXXX");
     must_ok(mkdtemp(w->dir) == NULL);
     (void)snprintf(w->path, sizeof w->path, "%s/engine", w->dir);
-    must_ok(settings_read(&e->settings, 'E', 0, NULL, &exit_now));
-    e->settings.model = tap_path(WORLD_MODEL);
+    w->next = worlds;
+    worlds = w;
+    (void)snprintf(model, sizeof model, "%s", tap_path(WORLD_MODEL));
+    must_ok(settings_read(&e->settings, 'E', 3, argv, &exit_now));
     e->settings.page_tokens = WORLD_PAGE_TOKENS;
     e->settings.lane_slots = WORLD_SLOTS;
     e->settings.lane_arena_bytes = WORLD_ARENA_BYTES;
@@ -281,7 +288,8 @@ static inline void world_close(struct world *w)
     (void)close(w->e.stats.fd);
     model_close(w->e.model);
     model_close(w->oracle);
-    pages_close(w->e.pages); /* the rest lives as long as an engine: until the process ends */
+    pages_close(w->e.pages);
+    settings_fini(&w->e.settings);
 }
 
 /* --- fronts ----------------------------------------------------------------------------------- */
