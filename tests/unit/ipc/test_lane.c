@@ -111,15 +111,46 @@ static void test_order(void)
             continue; /* let some pile up, but not for ever */
         while (lane_take(&p.engine, &at, &copy) == 1) {
             good = good && lane_tokens(&p.engine, &copy, 1 << 30, got) == ERR_OK &&
-                   at == copy.generate.sampling.seed % N_SLOTS &&
-                   got[0] == (int32_t)copy.generate.sampling.seed &&
-                   got[copy.n_tokens - 1] ==
-                       (int32_t)(copy.generate.sampling.seed + copy.n_tokens - 1);
+                   at == copy.generate.sampling.seed % N_SLOTS;
+            for (uint32_t t = 0; t < copy.n_tokens; t++)
+                good = good && got[t] == (int32_t)(copy.generate.sampling.seed + t);
         }
         n_full = 0;
         lane_taken(&p.engine);
     }
     ok(good, "20000 prompts through an arena of 4 KiB arrive whole and in order");
+    pair_close(&p);
+}
+
+/* While an older prompt is still there, one that does not fit before the arena's end begins at its
+ * start, and the next one comes after it. */
+static void test_wrap(void)
+{
+    static const uint32_t lengths[] = {750, 125, 250, 150};
+    struct wire_request r = {.n_tokens = 0};
+    int32_t tokens[750], got[750];
+    struct pair p;
+    uint32_t slot;
+    bool good = true;
+
+    pair_open(&p, 4096);
+    for (uint32_t i = 0; i < 4; i++) {
+        for (uint32_t t = 0; t < lengths[i]; t++)
+            tokens[t] = (int32_t)(1000 * i + t);
+        r.n_tokens = lengths[i];
+        must_ok(submit(&p.front, i, r, tokens, NULL));
+        if (i != 1)
+            continue;
+        good = good && lane_take(&p.engine, &slot, &r) == 1;
+        lane_taken(&p.engine); /* the first makes room; the second stays */
+    }
+    for (uint32_t i = 1; i < 4; i++) {
+        good = good && lane_take(&p.engine, &slot, &r) == 1 && slot == i &&
+               lane_tokens(&p.engine, &r, 1 << 30, got) == ERR_OK && r.n_tokens == lengths[i];
+        for (uint32_t t = 0; good && t < lengths[i]; t++)
+            good = got[t] == (int32_t)(1000 * i + t);
+    }
+    ok(good, "prompts that wrap around the arena do not overlap");
     pair_close(&p);
 }
 
@@ -617,6 +648,7 @@ int main(void)
     test_bounds();
     test_together();
     test_order();
+    test_wrap();
     test_large();
     test_full();
     test_wake();
