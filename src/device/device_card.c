@@ -17,6 +17,7 @@
 
 #include "base/log.h"
 #include "base/mem.h"
+#include "device/gemm_table.h"
 
 #define CARD_KEPT_BYTES      ((size_t)1100 << 20) /* context, modules, cuBLASLt on an H200 */
 #define CARD_WORKSPACE_BYTES ((size_t)32 << 20)   /* of products, as in device_cuda.c */
@@ -101,15 +102,10 @@ static int card_fill_random(struct device *d, const struct k_matrix *m, float de
 
 /* Formats decide the bytes of weights, so these answers must equal those of device_cuda.c. */
 
-/* The formats and shapes of gemm_takes(). */
 static bool card_takes(struct device *d, const struct k_matrix *m)
 {
     (void)d;
-    if (k_format_is_plain(&m->format))
-        return true;
-    return m->n_in % 16 == 0 && m->n_out % 16 == 0 &&
-           (k_format_is_by_row(&m->format, K_E4M3) ||
-            k_format_is_in_blocks(&m->format, K_E4M3, 128));
+    return gemm_takes(m);
 }
 
 static void card_read_products(struct device *d, const char *path, bool expected)

@@ -20,6 +20,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/must.h"
+#include "device/gemm_table.h"
 
 #define WORKSPACE_BYTES ((size_t)32 << 20) /* NVIDIA's recommendation for Hopper */
 #define CONVERT_ELEMS   ((size_t)1 << 20)  /* weights that are converted at a time */

@@ -40,7 +40,6 @@
 #define VARIANTS     8  /* values of the library's "custom option" of an algorithm */
 #define SAMPLES      16 /* places of a result that are compared, SAMPLE_BYTES in all */
 #define SAMPLE_BYTES ((size_t)16384)
-#define BLOCK        128 /* the only size of blocks that is supported */
 
 _Static_assert(sizeof(cublasLtMatmulAlgo_t) == GEMM_ALGO_WORDS * sizeof(uint64_t),
                "the table stores algorithms whole");
@@ -76,17 +75,6 @@ int gemm_rows(int n)
     if (n <= 2048)
         return (n + 127) / 128 * 128;
     return (n + 255) / 256 * 256;
-}
-
-/* The multiples of 16 are cuBLASLt's demand for e4m3. */
-bool gemm_takes(const struct k_matrix *w)
-{
-    must(w->n_in >= 1 && w->n_out >= 1);
-    if (k_format_is_plain(&w->format))
-        return true;
-    return w->n_in % 16 == 0 && w->n_out % 16 == 0 && w->n_in <= K_QUANTISED_DIM_MAX &&
-           (k_format_is_by_row(&w->format, K_E4M3) ||
-            k_format_is_in_blocks(&w->format, K_E4M3, BLOCK));
 }
 
 int gemm_open(struct gemm **out, void *workspace, size_t workspace_bytes, const char *gpu)

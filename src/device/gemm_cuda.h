@@ -34,10 +34,6 @@ struct gemm_product {
     bool y_is_float;
 };
 
-/* True if gemm_run() multiplies with w: plain matrices, and e4m3 with multiples of 16 on both sides
- * and scales per row or per block of 128. */
-bool gemm_takes(const struct k_matrix *w);
-
 /* Enqueue a product. Sums are float32 (of e4m3 without blocks: the tensor cores' own, some 14
  * bits). ERR_GPU (logged with the shape). The first product of a shape looks for its algorithm, in
  * the table or by cuBLASLt's heuristic (some 50 us); later ones find the plan at once. */

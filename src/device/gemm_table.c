@@ -17,7 +17,8 @@
 #include "base/log.h"
 #include "base/must.h"
 
-#define LINE_CAP 400
+#define LINE_CAP   400
+#define GEMM_BLOCK 128 /* the only size of blocks that is supported */
 
 /* Names in the file; a new kind needs one. */
 static const char *const kind_names[GEMM_KINDS] = {
@@ -27,6 +28,17 @@ static const char *const kind_names[GEMM_KINDS] = {
     [GEMM_E4M3_FLOAT] = "e4m3-float",
     [GEMM_E4M3_BLOCK] = "e4m3-block",
 };
+
+/* The multiples of 16 are cuBLASLt's demand for e4m3. */
+bool gemm_takes(const struct k_matrix *w)
+{
+    must(w->n_in >= 1 && w->n_out >= 1);
+    if (k_format_is_plain(&w->format))
+        return true;
+    return w->n_in % 16 == 0 && w->n_out % 16 == 0 && w->n_in <= K_QUANTISED_DIM_MAX &&
+           (k_format_is_by_row(&w->format, K_E4M3) ||
+            k_format_is_in_blocks(&w->format, K_E4M3, GEMM_BLOCK));
+}
 
 /* The name in the file and in messages. */
 const char *gemm_kind_name(enum gemm_kind kind)

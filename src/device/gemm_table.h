@@ -14,9 +14,11 @@
 #ifndef QUIRE_DEVICE_GEMM_TABLE_H
 #define QUIRE_DEVICE_GEMM_TABLE_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/err.h"
+#include "kernels/kernels.h"
 
 #define GEMM_ENTRIES_MAX 4096
 #define GEMM_ALGO_WORDS  8
@@ -31,6 +33,10 @@ enum gemm_kind {
     GEMM_E4M3_BLOCK,
     GEMM_KINDS
 };
+
+/* True if the cuda device multiplies with w: plain matrices, and e4m3 with multiples of 16 on both
+ * sides and scales per row or per block of 128. */
+bool gemm_takes(const struct k_matrix *w);
 
 struct gemm_entry {
     enum gemm_kind kind;
