@@ -299,6 +299,19 @@ static __device__ void ranks_meet(const struct k_links &links, uint64_t call, in
     __syncthreads();
 }
 
+/* A thread's groups of a stage from base on, zeros from last on: all loads are under way at once,
+ * because a link's latency is long. */
+static __device__ inline void ranks_load_groups(uint4 *v, const uint4 *stage, size_t base,
+                                                size_t last)
+{
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; i++) {
+        size_t g = base + (size_t)i * blockDim.x + threadIdx.x;
+
+        v[i] = g < last ? ranks_load_volatile(stage + g) : make_uint4(0, 0, 0, 0);
+    }
+}
+
 /* Add groups first .. last - 1 of all stages into rows, and, for peers to read, into the own
  * stage. */
 static __device__ void ranks_sum_stages(k_bf16 *rows, size_t n, const struct k_links &links,
@@ -311,12 +324,7 @@ static __device__ void ranks_sum_stages(k_bf16 *rows, size_t n, const struct k_l
             const uint4 *stage = ranks_stage_of(links, from, call);
             uint4 v[AT_ONCE];
 
-#pragma unroll
-            for (int i = 0; i < AT_ONCE; i++) {
-                size_t g = base + (size_t)i * blockDim.x + threadIdx.x;
-
-                v[i] = g < last ? ranks_load_volatile(stage + g) : make_uint4(0, 0, 0, 0);
-            }
+            ranks_load_groups(v, stage, base, last);
 #pragma unroll
             for (int i = 0; i < AT_ONCE; i++)
                 ranks_add_group(sum[i], v[i]);
@@ -340,12 +348,7 @@ static __device__ void ranks_copy_sums(k_bf16 *rows, size_t n, const uint4 *stag
     for (size_t base = first; base < last; base += (size_t)AT_ONCE * blockDim.x) {
         uint4 v[AT_ONCE];
 
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
-            size_t g = base + (size_t)i * blockDim.x + threadIdx.x;
-
-            v[i] = g < last ? ranks_load_volatile(stage + g) : make_uint4(0, 0, 0, 0);
-        }
+        ranks_load_groups(v, stage, base, last);
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
             size_t g = base + (size_t)i * blockDim.x + threadIdx.x;
