@@ -740,6 +740,12 @@ class Stack:
         """The sum over all label sets."""
         return sum(v for k, v in self.metrics().items() if k.split("{")[0] == name)
 
+    def is_sleeping(self):
+        """False also from a front that is not attached: after a restart of the engine the fronts
+        attach one after another, and nginx asks any of them."""
+        r = self.get("/is_sleeping")
+        return r.status == 200 and r.json["is_sleeping"]
+
     def idle(self, timeout_s=WAIT_S):
         """Wait until the engine runs nothing; true when it came to that."""
         def quiet():

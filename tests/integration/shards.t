@@ -119,7 +119,7 @@ with tap.section("sleep"), Stack(engine=ranks(2) + ["--sleep-after-s", 1], host=
         got, cached = ask_all(s)
         tap.ok(got == want and (turn == 0 or hits(cached)), "awake, turn %d" % turn, str(cached))
         awake = s.metric("quire:device_memory_bytes")
-        tap.ok(until(lambda: s.get("/is_sleeping").json["is_sleeping"]), "asleep", s.logs())
+        tap.ok(until(s.is_sleeping), "asleep", s.logs())
         tap.ok(s.metric("quire:device_memory_bytes") < awake / 2, "and gives the memory back")
     tap.eq(say(s, PROMPTS[-1])[0], want[-1], "awake once more")
 
@@ -127,7 +127,7 @@ with tap.section("one rank cannot wake"), \
         Stack(engine=ranks(4) + ["--sleep-after-s", 1], host="64M",
               env={"QUIRE_FAULT": "device_wake:3"}) as s:
     tap.eq(say(s, PROMPTS[3])[0], want[3], "awake")
-    tap.ok(until(lambda: s.get("/is_sleeping").json["is_sleeping"]), "it falls asleep", s.logs())
+    tap.ok(until(s.is_sleeping), "it falls asleep", s.logs())
     tap.eq(say(s, PROMPTS[3])[0], want[3], "it wakes at the second attempt")
     tap.ok("cannot wake" in s.engine.said() and not s.engine.exits, "in the same life", s.logs())
 
@@ -137,7 +137,7 @@ with tap.section("one rank cannot sleep"), \
     tap.eq(say(s, PROMPTS[3])[0], want[3], "awake")
     tap.ok(until(lambda: "cannot sleep" in s.engine.said()), "it stays awake", s.logs())
     tap.eq(say(s, PROMPTS[-1])[0], want[-1], "and says the same")
-    tap.ok(until(lambda: s.get("/is_sleeping").json["is_sleeping"]), "later it sleeps", s.logs())
+    tap.ok(until(s.is_sleeping), "later it sleeps", s.logs())
     tap.eq(say(s, PROMPTS[-1])[0], want[-1], "and wakes")
 
 with tap.section("a rank is lost"), \

@@ -49,7 +49,7 @@ def ask(s, i, **fields):
 
 
 def is_asleep(s):
-    return s.get("/is_sleeping").json["is_sleeping"]
+    return s.is_sleeping()
 
 
 def falls_asleep(s, timeout_s=20):
