@@ -288,18 +288,25 @@ int k_embed_normed(float *x, void *normed, bool normed_is_half, float *sums_out,
 struct k_links {
     int n, rank;                  /* ranks, and which one this is */
     void *inbox[K_RANKS_MAX];     /* K_SUM_INBOX_BYTES each */
-    void *stage[K_RANKS_MAX];     /* 2 * stage_bytes each */
     uint64_t *flags[K_RANKS_MAX]; /* [K_SUM_FLAGS] each */
-    size_t stage_bytes;           /* a multiple of 16 */
     uint64_t *calls;              /* [2], this rank's own: sums so far; blocks that have ended */
     uint32_t *left;               /* host memory: not 0 when a rank does not go on */
     uint32_t *failed;             /* host memory, set by kernels: a sum was given up */
 };
 
-/* rows [n], bf16, become the sum of all ranks' rows: float32 sums in the order of the ranks,
- * rounded once, the same bits on each rank. All ranks must call with the same n, in the same order
- * of calls; a kernel waits for its peers, 10 s at most. rows is 16 bytes aligned. */
-int k_sum_ranks(k_bf16 *rows, size_t n, const struct k_links *links, k_stream stream);
+/* rows[r] [n], bf16, of each rank r become the sum of all of them: float32 sums in the order of the
+ * ranks, rounded once, the same bits on each rank. All ranks must call with the same n, in the same
+ * order of calls; a kernel waits for its peers, 10 s at most. The rows of other ranks are peer
+ * pointers; all are 16 bytes aligned. */
+int k_sum_ranks(k_bf16 *const rows[K_RANKS_MAX], size_t n, const struct k_links *links,
+                k_stream stream);
+
+/* all float32 [n][links->n * width], of rank 0, gets part [n][width] of each rank as its columns
+ * rank * width and on. On other ranks `all` is a peer pointer. width is a multiple of 4. A call as
+ * above. A rank may write into `all` before rank 0 makes the call, so another call must lie between
+ * rank 0's last reading of it and this one. */
+int k_gather_ranks(float *all, const float *part, int n, int width, const struct k_links *links,
+                   k_stream stream);
 
 /* What K_PRODUCT_RESIDUAL does, of a product whose parts the ranks have: y bf16 [n][n_out] is this
  * rank's part, and then

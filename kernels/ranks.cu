@@ -3,7 +3,7 @@
  * Sums over ranks: each GPU has a part of the same rows, and all get the sum of the parts.
  *
  * GPUs write into each other's memory through peer pointers. There are two protocols, chosen by
- * size:
+ * size (tests/bench/bench_ranks measures both):
  *
  *   small  Each rank pushes its rows into every peer's inbox: four bytes of data, then four bytes
  *          of the call's number, which are stored together. The receiver polls its own memory until
@@ -14,17 +14,24 @@
  *            rows -> {d0,k,d1,k} ======> inbox[from 0]: poll until both are k, add
  *            inbox[from 1]       <====== {d0,k,d1,k} <- rows
  *
- *   large  Each rank copies its rows into its staging area, sets a flag per block at the peers, and
- *          reads their staging areas. With two ranks each rank adds all rows ("one shot"). With
- *          more, each adds one slice of the rows, and reads the sums of the other slices from the
- *          ranks that added them ("two shots"): 2 (n - 1) / n of the bytes per link, not n - 1.
+ *   large  Each rank adds one slice of the rows: it reads the slice in all ranks' memory, and
+ *          writes the sums back to all of them, in place. No other rank reads or writes the slice,
+ *          so no copy is needed. The ranks meet before, when all rows are complete, and after, when
+ *          all sums have been written: each block signals to the peers' blocks of equal number.
  *
- * Parts are added in float32 in the order of the ranks, on every rank, so all ranks have the same
- * bits, and a repeated sum gives the same bits again.
+ *            rank 0                      rank 1
+ *            a0 = a0 + b0  ------------> b0       reads b0, writes a0 and b0
+ *            a1            <------------ b1 = a1 + b1
  *
- * Inbox and staging area have two halves, used in turn. A rank that writes a half for call k + 2
- * has completed call k + 1. For that, each peer's kernel of call k + 1 had to run, and it ran after
- * the peer's kernel of call k had ended. So no rank reads data of call k any more.
+ *          A link carries 2 (n - 1) / n of the bytes each way.
+ *
+ * Parts are added in float32 in the order of the ranks, so a repeated sum gives the same bits
+ * again, and all ranks have the same bits: of a small sum because all add in this order, of a large
+ * one because one rank adds for all.
+ *
+ * An inbox has two halves, used in turn. A rank that writes a half for call k + 2 has completed
+ * call k + 1. For that, each peer's kernel of call k + 1 had to run, and it ran after the peer's
+ * kernel of call k had ended. So no rank reads data of call k any more.
  *
  * If a peer does not take part, a rank gives up after WAIT_NS, or as soon as the host reports that
  * a rank has left. It then sets *failed, which the host checks at the end of each step. */
@@ -272,11 +279,6 @@ static __global__ void sum_residual_kernel(const k_bf16 *rows, float *residual, 
 
 /* --- large -------------------------------------------------------------------------------- */
 
-static __device__ inline uint4 *ranks_stage_of(const struct k_links &links, int rank, uint64_t call)
-{
-    return (uint4 *)((char *)links.stage[rank] + (call & 1) * links.stage_bytes);
-}
-
 /* Signal to all peers that this block is at a phase of the call, and wait for theirs. Writes of the
  * block before the meeting are visible afterwards to the peers' blocks of equal number. */
 static __device__ void ranks_meet(const struct k_links &links, uint64_t call, int phase)
@@ -299,32 +301,35 @@ static __device__ void ranks_meet(const struct k_links &links, uint64_t call, in
     __syncthreads();
 }
 
-/* A thread's groups of a stage from base on, zeros from last on: all loads are under way at once,
- * because a link's latency is long. */
-static __device__ inline void ranks_load_groups(uint4 *v, const uint4 *stage, size_t base,
+/* The rows of all ranks; the entries of other ranks are peer pointers. */
+struct all_rows {
+    k_bf16 *of[K_RANKS_MAX];
+};
+
+/* A thread's groups from base on, zeros from last on: all loads are under way at once, because a
+ * link's latency is long. Volatile, since peers' memory must not come from a cache of this GPU. */
+static __device__ inline void ranks_load_groups(uint4 *v, const k_bf16 *rows, size_t base,
                                                 size_t last)
 {
 #pragma unroll
     for (int i = 0; i < AT_ONCE; i++) {
         size_t g = base + (size_t)i * blockDim.x + threadIdx.x;
 
-        v[i] = g < last ? ranks_load_volatile(stage + g) : make_uint4(0, 0, 0, 0);
+        v[i] = g < last ? ranks_load_volatile((const uint4 *)rows + g) : make_uint4(0, 0, 0, 0);
     }
 }
 
-/* Add groups first .. last - 1 of all stages into rows, and, for peers to read, into the own
- * stage. */
-static __device__ void ranks_sum_stages(k_bf16 *rows, size_t n, const struct k_links &links,
-                                        uint64_t call, size_t first, size_t last, bool is_shared)
+/* Add whole groups first .. last - 1 of all ranks' rows, and write the sums to all ranks. */
+static __device__ void ranks_sum_slice(const struct all_rows &rows, const struct k_links &links,
+                                       size_t first, size_t last)
 {
     for (size_t base = first; base < last; base += (size_t)AT_ONCE * blockDim.x) {
         float sum[AT_ONCE][8] = {};
 
         for (int from = 0; from < links.n; from++) {
-            const uint4 *stage = ranks_stage_of(links, from, call);
             uint4 v[AT_ONCE];
 
-            ranks_load_groups(v, stage, base, last);
+            ranks_load_groups(v, rows.of[from], base, last);
 #pragma unroll
             for (int i = 0; i < AT_ONCE; i++)
                 ranks_add_group(sum[i], v[i]);
@@ -333,94 +338,91 @@ static __device__ void ranks_sum_stages(k_bf16 *rows, size_t n, const struct k_l
         for (int i = 0; i < AT_ONCE; i++) {
             size_t g = base + (size_t)i * blockDim.x + threadIdx.x;
 
-            if (g >= last)
-                continue;
-            ranks_store_part(rows, g * 8, n, sum[i]);
-            if (is_shared)
-                store_eight((k_bf16 *)(ranks_stage_of(links, links.rank, call) + g), sum[i]);
+            for (int to = 0; to < links.n && g < last; to++)
+                store_eight(rows.of[to] + g * 8, sum[i]);
         }
     }
 }
 
-static __device__ void ranks_copy_sums(k_bf16 *rows, size_t n, const uint4 *stage, size_t first,
-                                       size_t last)
+/* The elements after the last whole group: one thread of the last rank adds them. */
+static __device__ void ranks_sum_rest(const struct all_rows &rows, const struct k_links &links,
+                                      size_t first, size_t n)
 {
-    for (size_t base = first; base < last; base += (size_t)AT_ONCE * blockDim.x) {
-        uint4 v[AT_ONCE];
+    for (size_t i = first; i < n; i++) {
+        float sum = 0.0f;
 
-        ranks_load_groups(v, stage, base, last);
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; i++) {
-            size_t g = base + (size_t)i * blockDim.x + threadIdx.x;
-            float sum[8] = {};
-
-            if (g >= last)
-                continue;
-            ranks_add_group(sum, v[i]);
-            ranks_store_part(rows, g * 8, n, sum);
-        }
+        for (int from = 0; from < links.n; from++)
+            sum += low_half(*(volatile k_bf16 *)(rows.of[from] + i));
+        for (int to = 0; to < links.n; to++)
+            store_bf16(rows.of[to] + i, sum);
     }
 }
 
-/* A block's part of a rank's slice. Slices differ by at most a group, and so do parts. */
-struct chunk {
-    size_t first, last;
-};
-
-static __device__ inline struct chunk ranks_chunk_of(size_t n_groups, int slice, int n_slices)
+/* Two blocks fit a multiprocessor, so that two ranks that share a GPU can wait for each other. */
+static __global__ void __launch_bounds__(LARGE_THREADS, 2)
+    sum_large_kernel(const __grid_constant__ struct all_rows rows, size_t n,
+                     const __grid_constant__ struct k_links links)
 {
-    size_t from = n_groups * slice / n_slices, to = n_groups * (slice + 1) / n_slices;
-    size_t n = to - from;
-
-    return {from + n * blockIdx.x / gridDim.x, from + n * (blockIdx.x + 1) / gridDim.x};
-}
-
-static __global__ void __launch_bounds__(LARGE_THREADS)
-    sum_large_kernel(k_bf16 *rows, size_t n, const __grid_constant__ struct k_links links)
-{
-    size_t n_groups = (n + 7) / 8;
+    size_t n_groups = n / 8, first = n_groups * links.rank / links.n;
+    size_t n_own = n_groups * (links.rank + 1) / links.n - first;
     uint64_t call = ranks_call_number(links);
-    uint4 *own = ranks_stage_of(links, links.rank, call);
-    int n_slices = links.n == 2 ? 1 : links.n;
-    struct chunk mine = ranks_chunk_of(n_groups, links.n == 2 ? 0 : links.rank, n_slices);
 
-    for (int s = 0; s < n_slices; s++) {
-        struct chunk c = ranks_chunk_of(n_groups, s, n_slices);
+    ranks_meet(links, call, 0);
+    ranks_sum_slice(rows, links, first + n_own * blockIdx.x / gridDim.x,
+                    first + n_own * (blockIdx.x + 1) / gridDim.x);
+    if (links.rank == links.n - 1 && blockIdx.x == 0 && threadIdx.x == 0)
+        ranks_sum_rest(rows, links, n_groups * 8, n);
+    ranks_meet(links, call, 1);
+    ranks_end_call(links, call);
+}
 
-        for (size_t g = c.first + threadIdx.x; g < c.last; g += blockDim.x)
-            own[g] = ranks_load_part(rows, g * 8, n);
+/* --- columns ------------------------------------------------------------------------------ */
+
+/* Four elements per thread at a time. */
+static __global__ void __launch_bounds__(LARGE_THREADS)
+    gather_kernel(float *all, const float *part, int n, int width,
+                  const __grid_constant__ struct k_links links)
+{
+    size_t own = (size_t)width / 4, n_groups = own * n;
+    size_t step = (size_t)gridDim.x * blockDim.x;
+    uint64_t call = ranks_call_number(links);
+
+    for (size_t g = (size_t)blockIdx.x * blockDim.x + threadIdx.x; g < n_groups; g += step) {
+        size_t row = g / own, col = g % own;
+
+        ((float4 *)all)[(row * links.n + links.rank) * own + col] = ((const float4 *)part)[g];
     }
     ranks_meet(links, call, 0);
-    ranks_sum_stages(rows, n, links, call, mine.first, mine.last, n_slices > 1);
-    if (n_slices > 1) {
-        ranks_meet(links, call, 1);
-        for (int s = 0; s < n_slices; s++) {
-            struct chunk c = ranks_chunk_of(n_groups, s, n_slices);
-
-            if (s != links.rank)
-                ranks_copy_sums(rows, n, ranks_stage_of(links, s, call), c.first, c.last);
-        }
-    }
     ranks_end_call(links, call);
 }
 
 /* --- launchers ---------------------------------------------------------------------------- */
 
-int k_sum_ranks(k_bf16 *rows, size_t n, const struct k_links *links, k_stream stream)
+int k_sum_ranks(k_bf16 *const rows[K_RANKS_MAX], size_t n, const struct k_links *links,
+                k_stream stream)
 {
-    size_t piece = links->stage_bytes / sizeof *rows;
-    int rc = 0;
+    struct all_rows all = {};
 
-    if (n * sizeof *rows <= SMALL_MAX) {
+    if (n * sizeof(k_bf16) <= SMALL_MAX) {
         size_t blocks = ((n + 7) / 8 + SMALL_THREADS - 1) / SMALL_THREADS;
 
         return K_LAUNCH(sum_small_kernel, (unsigned)std::min<size_t>(blocks, LARGE_BLOCKS),
-                        SMALL_THREADS, 0, stream, rows, n, *links);
+                        SMALL_THREADS, 0, stream, rows[links->rank], n, *links);
     }
-    for (size_t at = 0; at < n && rc == 0; at += piece)
-        rc = K_LAUNCH(sum_large_kernel, LARGE_BLOCKS, LARGE_THREADS, 0, stream, rows + at,
-                      std::min(piece, n - at), *links);
-    return rc;
+    for (int r = 0; r < links->n; r++)
+        all.of[r] = rows[r];
+    return K_LAUNCH(sum_large_kernel, LARGE_BLOCKS, LARGE_THREADS, 0, stream, all, n, *links);
+}
+
+/* All ranks launch the same grid, because blocks of equal number meet. */
+int k_gather_ranks(float *all, const float *part, int n, int width, const struct k_links *links,
+                   k_stream stream)
+{
+    size_t n_groups = (size_t)n * (size_t)width / 4;
+    size_t blocks = (n_groups + LARGE_THREADS - 1) / LARGE_THREADS;
+
+    return K_LAUNCH(gather_kernel, (unsigned)std::min<size_t>(blocks, LARGE_BLOCKS), LARGE_THREADS,
+                    0, stream, all, part, n, width, *links);
 }
 
 int k_sum_residual(const struct k_product *p, int n, const struct k_links *links, k_stream stream)

@@ -10,6 +10,7 @@
 #include "device/cpu_ranks.h"
 
 #include <pthread.h>
+#include <string.h>
 #include <time.h>
 
 #include "base/fault.h"
@@ -24,7 +25,7 @@
 
 struct cpu_ranks {
     int n;
-    float *rows[CPU_RANKS_MAX]; /* of the current sum, by rank */
+    float *rows[CPU_RANKS_MAX]; /* of the current sum, by rank; [0] of gathering */
     pthread_mutex_t lock;
     pthread_cond_t all_here;
     int n_here; /* ranks that have come to the current meeting */
@@ -110,6 +111,24 @@ static bool cpu_ranks_meet(struct cpu_ranks *r)
     ended = r->ended;
     (void)pthread_mutex_unlock(&r->lock);
     return !ended;
+}
+
+/* Each rank copies its own part, between two meetings: at the first, rank 0 has published its rows
+ * and no longer reads those of the last call. */
+void cpu_ranks_gather(struct cpu_ranks *r, int rank, float *all, const float *part, int n,
+                      int width)
+{
+    size_t bytes = (size_t)width * sizeof *part;
+
+    must(rank >= 0 && rank < r->n && (rank > 0 || all != NULL));
+    if (rank == 0)
+        r->rows[0] = all;
+    if (!cpu_ranks_meet(r))
+        return;
+    for (int i = 0; i < n; i++)
+        memcpy(r->rows[0] + ((size_t)i * (size_t)r->n + (size_t)rank) * (size_t)width,
+               part + (size_t)i * (size_t)width, bytes);
+    (void)cpu_ranks_meet(r); /* as in cpu_ranks_sum() */
 }
 
 /* Each rank adds its own share, so the work is divided evenly. */

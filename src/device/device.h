@@ -180,13 +180,17 @@ struct device_ops {
 
     /* Ranks: n devices that compute parts of one model, each on a thread of its own, and run the
      * same steps. join_ranks() is called before reserve(), with all devices in order of rank; NULL
-     * where the kind has no ranks, and then the two operations below are NULL too. Only rank 0 has
-     * logits and samples (the limits of the others have n_vocab 0); on all ranks, negative ids of a
-     * step refer to rank 0's samples. leave_ranks(): this rank drops out, so sums of the others,
-     * and their steps, end with ERR_GPU. ERR_NO_MEMORY, ERR_UNSUPPORTED (logged): they cannot be
-     * joined. */
+     * where the kind has no ranks, and then the operations on ranks are NULL too. Only rank 0
+     * samples (the limits of the others have n_vocab 0); on all ranks, negative ids of a step refer
+     * to rank 0's samples. leave_ranks(): this rank drops out, so sums of the others, and their
+     * steps, end with ERR_GPU. ERR_NO_MEMORY, ERR_UNSUPPORTED (logged): they cannot be joined. */
     int (*join_ranks)(struct device *const *all, int n);
     void (*leave_ranks)(struct device *d);
+
+    /* Memory for rows of sum_ranks() and for `all` of gather_ranks(): other ranks write to it.
+     * Always stays, as alloc(). All ranks make the same calls in the same order, between reserve()
+     * and the step that uses it first; sizes may differ. Without ranks as alloc(). */
+    void *(*alloc_shared)(struct device *d, size_t bytes);
 
     /* Allocate the work memory of steps within the limits. */
     int (*reserve)(struct device *d, const struct device_limits *limits);
@@ -247,11 +251,15 @@ struct device_ops {
                        float scale);
     /* rows [n][width] of the device's type become the sum of all ranks' rows, added in the order of
      * the ranks, so that every rank has the same bits every time. Waits for the other ranks, which
-     * must call with the same n and width. */
+     * must call with the same n and width. rows: as alloc_shared() returned it. */
     void (*sum_ranks)(struct device *d, void *rows, int n, int width);
     /* sum_ranks() of the plain product y of p, then the rest of K_PRODUCT_RESIDUAL
      * (k_sum_residual()). NULL where product() takes no matrix. */
     void (*sum_residual)(struct device *d, const struct k_product *p, int n);
+    /* all [n][ranks * width] of rank 0 gets part [n][width] of each rank as columns rank * width
+     * and on; float32 on every device. Other ranks pass what their call of alloc_shared() for it
+     * returned. width is a multiple of 4. A sum must lie between two of these. */
+    void (*gather_ranks)(struct device *d, float *all, const float *part, int n, int width);
     void (*launch)(struct device *d);
     /* Sample the rows of the step that began last; extras may change logits. With histories or
      * extras only while no other step is in flight. */

@@ -21,7 +21,6 @@
 
 #define CARD_KEPT_BYTES      ((size_t)1100 << 20) /* context, modules, cuBLASLt on an H200 */
 #define CARD_WORKSPACE_BYTES ((size_t)32 << 20)   /* of products, as in device_cuda.c */
-#define CARD_STAGE_BYTES     ((size_t)64 << 20)   /* of sums over ranks, as in peers_cuda.c */
 #define CARD_HISTORY_TOKENS  ((size_t)2 << 20)    /* as in step_cuda.c */
 #define CARD_ALIGN           ((size_t)512)
 #define CARD_MIB_MAX         (16 << 20)
@@ -148,7 +147,7 @@ static int card_reserve(struct device *d, const struct device_limits *limits)
     bytes += seqs * (vocab / 8 + DEVICE_BIASES_MAX * sizeof(struct k_bias) +
                      DEVICE_ASKED_MAX * sizeof(struct k_asked) + sizeof(struct k_logprob_row));
     if (n_ranks > 1)
-        bytes += CARD_STAGE_BYTES + K_SUM_INBOX_BYTES(n_ranks);
+        bytes += K_SUM_INBOX_BYTES(n_ranks);
     if (card_alloc(d, bytes) != NULL)
         return ERR_OK;
     return ERR_NO_MEMORY;
@@ -161,6 +160,7 @@ static const struct device_ops card_ops = {
     .alloc = card_alloc,
     .alloc_constant = card_alloc,
     .alloc_scratch = card_alloc,
+    .alloc_shared = card_alloc,
     .upload = card_copy,
     .weights = card_weights,
     .fill_random = card_fill_random,

@@ -648,6 +648,14 @@ static void cpu_sum_ranks(struct device *d, void *rows, int n, int width)
     cpu_ranks_sum(cpu->ranks, cpu->rank, rows, (size_t)n * (size_t)width);
 }
 
+/* Blocks until all ranks have called it. */
+static void cpu_gather_ranks(struct device *d, float *all, const float *part, int n, int width)
+{
+    struct cpu *cpu = cpu_of(d);
+
+    cpu_ranks_gather(cpu->ranks, cpu->rank, cpu->rank == 0 ? all : NULL, part, n, width);
+}
+
 /* --- a step ---------------------------------------------------------------------------- */
 
 /* Results of a step are kept by its number modulo DEVICE_STEPS_MAX until it ends, because the next
@@ -818,6 +826,7 @@ static const struct device_ops cpu_ops = {
     .may_sleep = cpu_may_sleep,
     .alloc_constant = cpu_alloc_constant,
     .alloc_scratch = cpu_alloc_scratch,
+    .alloc_shared = cpu_alloc,
     .sleep = cpu_fall_asleep,
     .wake = cpu_wake,
     .pin = cpu_pin,
@@ -840,6 +849,7 @@ static const struct device_ops cpu_ops = {
     .join_ranks = cpu_join_ranks,
     .leave_ranks = cpu_leave_ranks,
     .sum_ranks = cpu_sum_ranks,
+    .gather_ranks = cpu_gather_ranks,
     .reserve = cpu_reserve,
     .begin = cpu_begin,
     .replay = cpu_replay,

@@ -187,6 +187,8 @@ int peers_all(struct cuda *c, struct cuda **all); /* fills all [K_RANKS_MAX]; re
                                                    * of ranks */
 void peers_sum(struct device *d, void *rows, int n, int width);
 void peers_sum_residual(struct device *d, const struct k_product *p, int n);
+void *peers_alloc_shared(struct device *d, size_t bytes);
+void peers_gather(struct device *d, float *all, const float *part, int n, int width);
 
 /* --- copy_cuda.c: operations of the table --- */
 int copy_open(struct cuda *c) ERR_CHECKED;

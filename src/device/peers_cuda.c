@@ -3,10 +3,10 @@
  * Ranks of the cuda device: GPUs of one host that write into each other's memory.
  *
  * peers_join() makes every GPU's memory of cudaMalloc() accessible to every other GPU, and makes a
- * board that all ranks share. Each rank allocates an inbox, a staging area and flags when it
- * reserves its memory, and puts their addresses on the board; the first sum copies all addresses
- * into the struct that kernels take. By then all ranks have reserved, because the model makes all
- * of them reserve before its first step.
+ * board that all ranks share. Each rank allocates an inbox and flags when it reserves its memory,
+ * and the rows that ranks sum by alloc_shared(); it puts their addresses on the board. The first
+ * sum copies the addresses into the struct that kernels take. By then all ranks have reserved and
+ * allocated, because the model makes all of them do so before its first step.
  *
  * kernels/ranks.cu describes the protocols. A kernel that waits for a peer polls two words of the
  * board: a rank has left, and a sum was given up. Either ends all sums at once, and the steps with
@@ -22,7 +22,7 @@
 #include "base/mem.h"
 #include "base/must.h"
 
-#define STAGE_BYTES_MAX ((size_t)32 << 20) /* larger rows are summed in pieces */
+#define SHARED_MAX 64 /* allocations per rank */
 
 /* Words that kernels poll: pinned memory, one cache line each, so that writing one does not slow
  * readers of the other. */
@@ -31,12 +31,19 @@ struct board_words {
     uint32_t failed, unused_too[31];
 };
 
+/* What alloc_shared() gave. */
+struct shared {
+    char *memory;
+    size_t bytes;
+};
+
 struct peers {
     int n;
     struct cuda *all[K_RANKS_MAX];
-    void *inbox[K_RANKS_MAX], *stage[K_RANKS_MAX];
+    void *inbox[K_RANKS_MAX];
     uint64_t *flags[K_RANKS_MAX];
-    size_t stage_bytes;        /* of half a staging area: the same on all ranks */
+    struct shared shared[K_RANKS_MAX][SHARED_MAX]; /* in the order of the calls */
+    int n_shared[K_RANKS_MAX];
     struct board_words *words; /* pinned */
     atomic_int n_refs;
 };
@@ -166,32 +173,52 @@ void peers_close(struct cuda *c)
 
 /* --- sums --------------------------------------------------------------------------------- */
 
-/* The memory of a sum is per rank: an inbox for small sums, a staging area of two halves for large
- * ones, flags of blocks, and a counter of calls. Peers write to the first three. */
-
-/* Rows are bf16; more than STAGE_BYTES_MAX of them are summed in pieces. */
+/* Inbox, flags and counter of a rank. Peers write to the first two. */
 int peers_reserve(struct cuda *c)
 {
-    const struct device_limits *lim = &c->base.limits;
     struct peers *peers = c->peers;
-    size_t bytes = (size_t)lim->n_tokens * (size_t)lim->dim * sizeof(k_bf16);
 
     if (peers == NULL)
         return ERR_OK;
-    bytes = (bytes + 15) / 16 * 16;
-    c->links.stage_bytes = bytes;
-    if (bytes > STAGE_BYTES_MAX)
-        c->links.stage_bytes = STAGE_BYTES_MAX;
     peers->inbox[c->rank] = cuda_alloc(&c->base, K_SUM_INBOX_BYTES(peers->n));
-    peers->stage[c->rank] = cuda_alloc(&c->base, 2 * c->links.stage_bytes);
     peers->flags[c->rank] = cuda_alloc(&c->base, K_SUM_FLAGS * sizeof(uint64_t));
     c->links.calls = cuda_alloc(&c->base, 2 * sizeof(uint64_t));
-    if (peers->inbox[c->rank] == NULL || peers->stage[c->rank] == NULL ||
-        peers->flags[c->rank] == NULL || c->links.calls == NULL)
+    if (peers->inbox[c->rank] == NULL || peers->flags[c->rank] == NULL || c->links.calls == NULL)
         return ERR_NO_MEMORY;
     /* Clearing must be complete before a peer writes, which it may do as soon as its own memory is
      * ready. */
     return cuda_check(cudaStreamSynchronize(c->stream), "clearing memory");
+}
+
+/* Memory of cudaMalloc(), because peers have no access to memory that sleeps. Each rank writes its
+ * own row of the board; the others read it in the next step. */
+void *peers_alloc_shared(struct device *d, size_t bytes)
+{
+    struct cuda *gpu = cuda_of(d);
+    struct peers *peers = gpu->peers;
+    void *memory = cuda_alloc(d, bytes);
+
+    if (peers == NULL || memory == NULL)
+        return memory;
+    must(peers->n_shared[gpu->rank] < SHARED_MAX);
+    peers->shared[gpu->rank][peers->n_shared[gpu->rank]++] = (struct shared){memory, bytes};
+    if (cuda_check(cudaStreamSynchronize(gpu->stream), "clearing memory") != ERR_OK)
+        return NULL;
+    return memory;
+}
+
+/* The allocation that contains `at` of a rank. */
+static int peers_shared_idx(const struct cuda *c, const void *at)
+{
+    const struct peers *peers = c->peers;
+    const struct shared *own = peers->shared[c->rank];
+
+    for (int i = 0; i < peers->n_shared[c->rank]; i++) {
+        if (own[i].memory == at)
+            return i;
+    }
+    must(false); /* not the begin of memory of alloc_shared() */
+    return -1;
 }
 
 /* The addresses of all ranks' memory; collected by the first sum and constant afterwards, so that
@@ -205,9 +232,8 @@ static const struct k_links *peers_links(struct cuda *c)
     if (links->n > 0)
         return links;
     for (int i = 0; i < peers->n; i++) {
-        must(peers->inbox[i] != NULL && peers->stage[i] != NULL && peers->flags[i] != NULL);
+        must(peers->inbox[i] != NULL && peers->flags[i] != NULL);
         links->inbox[i] = peers->inbox[i];
-        links->stage[i] = peers->stage[i];
         links->flags[i] = peers->flags[i];
     }
     links->rank = c->rank;
@@ -220,9 +246,29 @@ static const struct k_links *peers_links(struct cuda *c)
 void peers_sum(struct device *d, void *rows, int n, int width)
 {
     struct cuda *gpu = cuda_of(d);
+    const struct k_links *links = peers_links(gpu);
+    int idx = peers_shared_idx(gpu, rows);
+    size_t n_elems = (size_t)n * (size_t)width;
+    k_bf16 *all[K_RANKS_MAX] = {NULL};
 
-    cuda_keep(gpu, k_sum_ranks(rows, (size_t)n * (size_t)width, peers_links(gpu), gpu->stream),
-              "a sum of ranks");
+    for (int i = 0; i < links->n; i++) {
+        must(n_elems * sizeof(k_bf16) <= gpu->peers->shared[i][idx].bytes);
+        all[i] = (k_bf16 *)gpu->peers->shared[i][idx].memory;
+    }
+    cuda_keep(gpu, k_sum_ranks(all, n_elems, links, gpu->stream), "a sum of ranks");
+}
+
+/* `all` of rank 0 is what the others write to. */
+void peers_gather(struct device *d, float *all, const float *part, int n, int width)
+{
+    struct cuda *gpu = cuda_of(d);
+    const struct k_links *links = peers_links(gpu);
+    const struct shared *first = &gpu->peers->shared[0][peers_shared_idx(gpu, all)];
+
+    must((size_t)n * (size_t)width * (size_t)links->n * sizeof *all <= first->bytes);
+    cuda_keep(gpu,
+              k_gather_ranks((float *)(void *)first->memory, part, n, width, links, gpu->stream),
+              "gathering from ranks");
 }
 
 void peers_sum_residual(struct device *d, const struct k_product *p, int n)

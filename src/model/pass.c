@@ -45,7 +45,29 @@ static int activations_alloc_codes(struct activations *a, struct device *d, cons
     return ERR_OK;
 }
 
-/* Widths are the maxima over all layers: layers differ, but run one after another. */
+/* Logits are gathered on rank 0. The others allocate nothing for all logits, but make the call. */
+static int activations_alloc_logits(struct activations *a, struct device *d,
+                                    const struct plan *plan, const struct device_limits *limits)
+{
+    size_t rows = activations_padded_rows(d, limits->n_seqs);
+    size_t all_bytes = rows * (size_t)limits->n_vocab * sizeof *a->logits;
+
+    if (!plan_splits_head(plan)) {
+        a->own_logits = a->logits = d->ops->alloc_scratch(d, all_bytes);
+        if (a->logits == NULL)
+            return ERR_NO_MEMORY;
+        return ERR_OK;
+    }
+    a->logits = d->ops->alloc_shared(d, all_bytes);
+    a->own_logits =
+        d->ops->alloc_scratch(d, rows * (size_t)plan->head_rows * sizeof *a->own_logits);
+    if (a->logits == NULL || a->own_logits == NULL)
+        return ERR_NO_MEMORY;
+    return ERR_OK;
+}
+
+/* Ranks sum delta. Widths are the maxima over all layers: layers differ, but run one after
+ * another. */
 int activations_alloc(struct activations *a, struct device *d, const struct plan *plan,
                       const struct device_limits *limits)
 {
@@ -53,10 +75,9 @@ int activations_alloc(struct activations *a, struct device *d, const struct plan
     size_t tokens = activations_padded_rows(d, limits->n_tokens),
            rows = activations_padded_rows(d, limits->n_seqs);
     size_t dim = (size_t)plan->dim, elem = d->elem_bytes;
-    void **acts[] = {&a->normed.data, &a->mixer_in, &a->mixed.data,
-                     &a->delta,       &a->ffn_in,   &a->ff.data};
+    void **acts[] = {&a->normed.data, &a->mixer_in, &a->mixed.data, &a->ffn_in, &a->ff.data};
     size_t widths[] = {dim, (size_t)widest.mixer_in, (size_t)widest.mixer_out,
-                       dim, (size_t)widest.ffn_in,   (size_t)widest.ff};
+                       (size_t)widest.ffn_in, (size_t)widest.ff};
 
     must(limits->n_tokens >= 1 && limits->n_seqs >= 1);
     for (size_t i = 0; i < sizeof acts / sizeof acts[0]; i++) {
@@ -68,9 +89,9 @@ int activations_alloc(struct activations *a, struct device *d, const struct plan
     a->x = d->ops->alloc_scratch(d, tokens * dim * sizeof(float));
     a->rows = d->ops->alloc_scratch(d, rows * dim * sizeof(float));
     a->rows_normed.data = d->ops->alloc_scratch(d, rows * dim * elem);
-    a->logits = d->ops->alloc_scratch(d, rows * (size_t)limits->n_vocab * sizeof(float));
-    if (a->x == NULL || a->rows == NULL || a->rows_normed.data == NULL || a->logits == NULL ||
-        a->sums == NULL)
+    a->delta = d->ops->alloc_shared(d, tokens * dim * elem);
+    if (a->x == NULL || a->rows == NULL || a->rows_normed.data == NULL || a->delta == NULL ||
+        a->sums == NULL || activations_alloc_logits(a, d, plan, limits) != ERR_OK)
         return ERR_NO_MEMORY;
     if (limits->codes)
         return activations_alloc_codes(a, d, plan, limits);
@@ -84,8 +105,8 @@ void activations_fuse(struct activations *a, struct device *d, const struct plan
 {
     size_t n_all = 4;
 
-    if (d->limits.n_vocab > 0)
-        n_all = 5; /* only rank 0 has the head */
+    if (w->head.data != NULL)
+        n_all = 5; /* perhaps only rank 0 has the head */
     a->fused_max = 0;
     if (plan->fuses && plan->dim % 16 == 0)
         a->fused_max = PASS_FUSED_MAX;
@@ -336,6 +357,20 @@ void pass_add(const struct pass *p, const struct device_rows *rows, struct pass_
     }
 }
 
+/* True on ranks that have rows of the output matrix. Tied models have the embedding on all. */
+static bool pass_has_head(const struct pass *p)
+{
+    return plan_splits_head(p->plan) || p->d->limits.n_vocab > 0;
+}
+
+/* Nothing to do where one rank has the whole output matrix. */
+static void pass_gather_logits(const struct pass *p)
+{
+    if (plan_splits_head(p->plan))
+        p->d->ops->gather_ranks(p->d, p->a->logits, p->a->own_logits, p->d->step_rows,
+                                p->plan->head_rows);
+}
+
 /* The last norm and the logits of the sampled rows; a->rows holds their residual. */
 static void pass_finish_rows(const struct pass *p)
 {
@@ -350,8 +385,9 @@ static void pass_finish_rows(const struct pass *p)
         op->rmsnorm(p->d, &acts->rows_normed, acts->rows, norm->weight, norm->eps, n, &p->w->head);
     else
         op->norm(p->d, &acts->rows_normed, acts->rows, norm, n, &p->w->head);
-    op->matmul_float(p->d, acts->logits, &acts->rows_normed, &p->w->head, n);
-    if (how.bias != NULL || how.scale != 1.0f || how.cap > 0.0f)
+    op->matmul_float(p->d, acts->own_logits, &acts->rows_normed, &p->w->head, n);
+    pass_gather_logits(p);
+    if (p->d->limits.n_vocab > 0 && (how.bias != NULL || how.scale != 1.0f || how.cap > 0.0f))
         op->soften(p->d, acts->logits, &how, n);
 }
 
@@ -364,13 +400,15 @@ void pass_finish(const struct pass *p, const struct device_rows *rows, struct pa
 
     if (p->fused) {
         pass_fused_add(p, rows, sum, next);
-        if (p->d->limits.n_vocab > 0)
-            pass_fused_run(p,
-                           pass_fused_product(p, K_PRODUCT_FLOAT, acts->logits, &p->w->head, NULL));
+        if (!pass_has_head(p))
+            return;
+        pass_fused_run(p,
+                       pass_fused_product(p, K_PRODUCT_FLOAT, acts->own_logits, &p->w->head, NULL));
+        pass_gather_logits(p);
         return;
     }
     pass_sum_delta(p, rows, sum);
-    if (p->d->step_rows == 0 || p->d->limits.n_vocab == 0)
+    if (p->d->step_rows == 0 || !pass_has_head(p))
         return;
     p->d->ops->gather_add(p->d, acts->rows, acts->x, acts->delta, p->plan->by.residual);
     pass_finish_rows(p);

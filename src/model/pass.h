@@ -35,7 +35,9 @@ struct activations {
     struct device_rows ff;          /* [n_tokens][widest ff] */
     float *rows;                    /* float [n_rows][dim]: the sampled rows' residual */
     struct device_rows rows_normed; /* [n_rows][dim] */
-    float *logits;                  /* float [n_rows][n_vocab] */
+    float *logits;                  /* float [n_rows][n_vocab], of rank 0 */
+    float *own_logits;              /* float [n_rows][head_rows]; logits itself if the output
+                                     * matrix is not split */
     float *sums;                    /* float [PASS_FUSED_MAX][dim / 16]: squares of x in parts */
     int fused_max;                  /* steps of up to this many tokens are fused; 0: none */
 };

@@ -13,6 +13,8 @@
 #include "base/mem.h"
 #include "base/must.h"
 
+#define HEAD_ROWS_MULTIPLE 8 /* of a rank's rows of the output matrix */
+
 /* window 0 means that a token sees all tokens before it. */
 static struct attn_plan plan_attention(const struct hf_config *c, int window, int rope)
 {
@@ -85,6 +87,7 @@ int plan_make(struct plan *out, const struct hf_config *c)
                         .by = c->by,
                         .positions = c->positions,
                         .head_bias = c->head_bias,
+                        .head_rows = c->n_vocab,
                         .fuses = plan_fuses(c),
                         .n_ropes = c->n_ropes,
                         .ropes = c->ropes};
@@ -145,6 +148,15 @@ static int plan_split_layer(struct layer_plan *l, int layer, int n_ranks)
     return ERR_OK;
 }
 
+/* Products and copies of logits take multiples of some rows. A vocabulary that does not divide
+ * stays with rank 0. */
+static int plan_split_head(int n_vocab, int n_ranks)
+{
+    if (n_vocab % (n_ranks * HEAD_ROWS_MULTIPLE) == 0)
+        return n_vocab / n_ranks;
+    return n_vocab;
+}
+
 /* *out is set only if all layers divide. */
 int plan_split(struct plan *out, const struct plan *whole, int n_ranks)
 {
@@ -153,6 +165,7 @@ int plan_split(struct plan *out, const struct plan *whole, int n_ranks)
 
     must(n_ranks >= 1 && whole->n_ranks == 1);
     plan.n_ranks = n_ranks;
+    plan.head_rows = plan_split_head(plan.n_vocab, n_ranks);
     plan.layers = mem_zalloc_array((size_t)plan.n_layers, sizeof *plan.layers);
     if (plan.layers == NULL)
         return ERR_NO_MEMORY;
@@ -172,6 +185,11 @@ void plan_fini(struct plan *p)
 {
     mem_free(p->layers);
     p->layers = NULL;
+}
+
+bool plan_splits_head(const struct plan *p)
+{
+    return p->head_rows < p->n_vocab;
 }
 
 /* The width of the mixer's input product. */

@@ -76,6 +76,7 @@ struct plan {
     struct multipliers by;   /* 1 where the model has no multiplier */
     struct learned_positions positions;
     bool head_bias; /* logits have a bias */
+    int head_rows;  /* of the output matrix per rank; n_vocab: rank 0 has all, others none */
     bool fuses;     /* all layers have the form that fused operations compute: RMS norms before,
                      * silu with a gate or a plain FFN, no multipliers */
     int n_ropes;
@@ -88,12 +89,16 @@ int plan_make(struct plan *out, const struct hf_config *c) ERR_CHECKED;
 
 /* The plan of one rank's part, equal for all ranks. Heads, columns of an FFN and channels of a
  * state are divided, and kv heads if there are enough; with fewer kv heads than ranks, several
- * ranks have the same one. Norms and the embedding are whole on all ranks; the output matrix is
- * whole on rank 0, which computes the logits.
+ * ranks have the same one. Norms and the embedding are whole on all ranks: looking up a part would
+ * cost a sum per step. Rows of the output matrix are divided if they divide evenly; else rank 0 has
+ * all of them.
  *
  * ERR_UNSUPPORTED (logged) for numbers that do not divide; ERR_NO_MEMORY. */
 int plan_split(struct plan *out, const struct plan *whole, int n_ranks) ERR_CHECKED;
 void plan_fini(struct plan *p); /* accepts {0} */
+
+/* True if every rank computes a part of the logits. */
+bool plan_splits_head(const struct plan *p);
 
 /* Elements of a token's row: input of a mixer (q, k and v; or value and gate), output of a mixer
  * (the heads; or the state), output of an FFN's first product. */

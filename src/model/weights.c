@@ -249,16 +249,29 @@ static const char *weights_head_name(const struct loader *l, const char *own)
     return own;
 }
 
-/* The output matrix is rank 0's, which computes the logits. A tied one is the embedding itself,
- * unless it is to be rounded: a table must stay plain. */
-static void weights_load_head(struct loader *l, const struct loader_tensors *tensor)
+/* A rank's rows of a tied output matrix, which are rows of the embedding. */
+static struct k_matrix weights_tied_head(const struct loader *l)
+{
+    struct k_matrix head = l->w->embed;
+
+    head.n_out = l->part->head_rows;
+    if (plan_splits_head(l->part))
+        head.data = (char *)head.data +
+                    (size_t)l->rank * (size_t)head.n_out * (size_t)head.n_in * l->d->elem_bytes;
+    return head;
+}
+
+/* Rank 0 adds the bias, because it gets the logits of all ranks. A tied matrix is the embedding
+ * itself, unless it is to be rounded: a table must stay plain. */
+static void weights_load_head(struct loader *l, const struct loader_tensors *tensor,
+                              const struct loader_tensors *whole)
 {
     if (l->c->tied && k_format_is_plain(&l->from->head))
-        l->w->head = l->w->embed;
-    else if (l->rank == 0)
+        l->w->head = weights_tied_head(l);
+    else if (l->rank == 0 || plan_splits_head(l->part))
         l->w->head = loader_matrix(l, tensor, USE_HEAD);
     if (l->c->head_bias && l->rank == 0)
-        l->w->head_bias = loader_bias(l, tensor, SPLIT_NONE);
+        l->w->head_bias = loader_bias(l, whole, SPLIT_NONE);
 }
 
 /* Allocate all weights of one rank, and list the tensors to be read. */
@@ -270,8 +283,10 @@ static int weights_lay_out(struct loader *l, int rank)
     const struct slice_shape words =
         slice_whole(config->n_vocab, config->n_vocab, config->dim, config->dim);
     const struct loader_tensors embed = loader_tensor(names->embed, words);
-    const struct loader_tensors head =
-        loader_tensor(config->tied ? names->embed : weights_head_name(l, names->head), words);
+    const char *head_name = config->tied ? names->embed : weights_head_name(l, names->head);
+    const struct loader_tensors whole_head = loader_tensor(head_name, words);
+    const struct loader_tensors head = loader_tensor(
+        head_name, slice_whole(config->n_vocab, l->part->head_rows, config->dim, config->dim));
     const struct loader_tensors positions = loader_tensor(
         names->positions,
         slice_whole(config->positions.n_rows, config->positions.n_rows, config->dim, config->dim));
@@ -294,7 +309,7 @@ static int weights_lay_out(struct loader *l, int rank)
     for (l->layer = 0; l->layer < config->n_layers && l->rc == ERR_OK; l->layer++)
         weights_load_layer(&in, l->layer);
     l->w->norm = weights_load_norm(&in, names->norm, true);
-    weights_load_head(l, &head);
+    weights_load_head(l, &head, &whole_head);
     return l->rc;
 }
 

@@ -35,7 +35,7 @@ struct weights {
     struct k_matrix embed;        /* [n_vocab][dim] */
     void *positions;              /* [n_rows][dim]; NULL without learned positions */
     struct k_norm norm;           /* [dim] */
-    struct k_matrix head;         /* [n_vocab][dim]; embed itself when tied */
+    struct k_matrix head;         /* [plan.head_rows][dim]; rows of embed when tied */
     void *head_bias;              /* [n_vocab] or NULL */
     bool reads_codes;             /* some matrix does */
     size_t bytes;                 /* on the device */
@@ -59,9 +59,9 @@ struct weights_source {
 };
 
 /* Allocate weights on the devices and fill them. whole: the shapes of the tensors; part: the shapes
- * of each of part->n_ranks ranks' parts. Every tensor is read once. Only rank 0 has the output
- * matrix and the biases of results that are summed over ranks. A matrix keeps the format of its
- * tensors, or gets the one it is rounded to, if the device multiplies with it; else it holds the
+ * of each of part->n_ranks ranks' parts. Every tensor is read once. Only rank 0 has an output
+ * matrix that is not split, and the biases of results that are summed over ranks. A matrix keeps
+ * the format of its tensors, or gets the one it is rounded to, if the device multiplies with it; else it holds the
  * same numbers in the plain format. A format whose groups a split would cut is converted too. Logs
  * progress every few seconds.
  *

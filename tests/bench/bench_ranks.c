@@ -10,18 +10,22 @@
 #include "device/device.h"
 #include "tests/bench/cuda.h"
 
-#define RANKS_MAX 8
-#define TURNS     21
-#define DIM       4096
+#define RANKS_MAX      8
+#define TURNS          21
+#define DIM            4096
+#define ROWS_BYTES_MAX ((size_t)64 << 20)
+#define COLUMNS        128256
 
 static struct device *ranks[RANKS_MAX];
 static int n_ranks;
 static pthread_barrier_t barrier;
+static void *shared_rows[RANKS_MAX]; /* ROWS_BYTES_MAX each */
+static float *gathered[RANKS_MAX], *parts[RANKS_MAX];
 
 struct work {
     int rank, n_sums, n_rows; /* n_rows: of DIM with a residual; 0: a plain sum of n elements */
-    size_t n;
-    float us; /* per sum; of rank 0 */
+    size_t n;                 /* 0: n_rows of COLUMNS are gathered */
+    float us;                 /* per sum; of rank 0 */
 };
 
 static void enqueue(const struct work *w, void *rows, struct k_product *p)
@@ -29,7 +33,10 @@ static void enqueue(const struct work *w, void *rows, struct k_product *p)
     struct device *d = ranks[w->rank];
 
     for (int i = 0; i < w->n_sums; i++) {
-        if (w->n_rows > 0)
+        if (w->n == 0)
+            d->ops->gather_ranks(d, gathered[w->rank], parts[w->rank], w->n_rows,
+                                 COLUMNS / n_ranks);
+        else if (w->n_rows > 0)
             d->ops->sum_residual(d, p, w->n_rows);
         else
             d->ops->sum_ranks(d, rows, 1, (int)w->n);
@@ -50,8 +57,7 @@ static void *run(void *arg)
     void *rows;
 
     bench_must(d->ops->use(d), "a GPU");
-    rows = bench_array(NULL, w->n * 2 + 16);
-    bench_must(cudaMemset(rows, 0, w->n * 2 + 16) != cudaSuccess, "clearing");
+    rows = shared_rows[w->rank];
     p.y = rows;
     p.residual = bench_array(NULL, 64 * DIM * sizeof(float));
     p.norm = bench_array(NULL, DIM * 2);
@@ -80,7 +86,6 @@ static void *run(void *arg)
     w->us = bench_median(times, TURNS) * 1e3f / (float)w->n_sums;
     (void)cudaGraphExecDestroy(exec);
     (void)cudaGraphDestroy(graph);
-    (void)cudaFree(rows);
     return NULL;
 }
 
@@ -124,7 +129,7 @@ static float copy_rate(void)
     return (float)bytes / bench_median(times, TURNS) * 1e-6f;
 }
 
-static void *reserve(void *arg)
+static void reserve(int rank)
 {
     static const struct device_limits limits = {.n_tokens = 8192,
                                                 .n_seqs = 4,
@@ -135,11 +140,15 @@ static void *reserve(void *arg)
                                                 .dim = DIM,
                                                 .ff_dim = DIM,
                                                 .n_vocab = 1000};
-    struct device *d = arg;
+    struct device *d = ranks[rank];
 
     bench_must(d->ops->use(d), "a GPU");
     bench_must(d->ops->reserve(d, &limits), "memory");
-    return NULL;
+    shared_rows[rank] = d->ops->alloc_shared(d, ROWS_BYTES_MAX);
+    gathered[rank] = d->ops->alloc_shared(d, (size_t)64 * COLUMNS * sizeof(float));
+    parts[rank] = d->ops->alloc(d, (size_t)64 * COLUMNS * sizeof(float) / (size_t)n_ranks);
+    bench_must(shared_rows[rank] == NULL || gathered[rank] == NULL || parts[rank] == NULL,
+               "memory");
 }
 
 int main(void)
@@ -156,7 +165,7 @@ int main(void)
         bench_must(device_cuda_open(&ranks[r], r), "a GPU");
     bench_must(ranks[0]->ops->join_ranks(ranks, n_ranks), "ranks");
     for (int r = 0; r < n_ranks; r++)
-        (void)reserve(ranks[r]);
+        reserve(r);
     printf("%d GPUs, a copy from one to another: %.0f GB/s\n", n_ranks, (double)copy_rate());
     for (size_t i = 0; i < sizeof kib / sizeof kib[0]; i++) {
         size_t bytes = kib[i] << 10;
@@ -169,5 +178,8 @@ int main(void)
     for (int rows = 1; rows <= 64; rows *= 4)
         printf("%d rows of %d with residual and norm: %.2f us\n", rows, DIM,
                (double)measure((size_t)rows * DIM, rows, 64));
+    for (int rows = 1; rows <= 64; rows *= 4)
+        printf("%d rows of %d columns gathered: %.2f us\n", rows, COLUMNS,
+               (double)measure(0, rows, 64));
     return 0;
 }

@@ -16,13 +16,17 @@
 
 #define RANKS_MAX 8
 #define DIM       4096
-#define TOKENS    1024 /* 8 MiB of rows: larger ones are summed in pieces */
+#define TOKENS    1024
 #define N_MAX     ((size_t)5 * TOKENS * DIM / 2)
+#define WIDE      (4 * 1000)
+#define ROWS      67
 
 static struct device *ranks[RANKS_MAX];
 static int n_ranks;
 static pthread_barrier_t barrier;
 static uint64_t seed;
+static k_bf16 *shared_rows[RANKS_MAX]; /* N_MAX + 8 */
+static float *gathered[RANKS_MAX];     /* [ROWS][n_ranks * WIDE] of rank 0 */
 
 static k_bf16 rounded(float f)
 {
@@ -79,7 +83,7 @@ static void *sum_some(void *arg)
     k_bf16 *host = malloc(t->n * sizeof *host + 16), *rows;
 
     (void)d->ops->use(d);
-    rows = d->ops->alloc(d, t->n * sizeof *rows + 16);
+    rows = shared_rows[t->rank];
     for (size_t i = 0; i < t->n; i++)
         host[i] = noise(t->round, t->rank, i);
     for (int i = 0; i < 8; i++)
@@ -231,6 +235,57 @@ static void check_residual(int n, int dim, bool is_half)
        n_ranks, n, dim, is_half ? "float16" : "bfloat16", n_wrong);
 }
 
+/* --- columns ------------------------------------------------------------------------------- */
+
+/* An exact number that no other element of a rank's part has. */
+static float element(int rank, size_t i)
+{
+    return (float)rank * 1e6f + (float)i;
+}
+
+/* t->n is the number of rows, t->round the width. */
+static void *gather_some(void *arg)
+{
+    struct task *t = arg;
+    struct device *d = ranks[t->rank];
+    size_t width = (size_t)t->round, n = t->n * width, n_all = n * (size_t)n_ranks;
+    float *host = malloc(n_all * sizeof *host), *part;
+
+    (void)d->ops->use(d);
+    for (size_t i = 0; i < n; i++)
+        host[i] = element(t->rank, i);
+    part = array(d, host, n * sizeof *host);
+    (void)pthread_barrier_wait(&barrier);
+    d->ops->sum_ranks(d, shared_rows[t->rank], 1, 8);
+    d->ops->gather_ranks(d, gathered[t->rank], part, (int)t->n, (int)width);
+    /* Waits for the kernel's end on every rank. */
+    t->rc = d->ops->download(d, host, t->rank == 0 ? gathered[0] : part,
+                             (t->rank == 0 ? n_all : n) * sizeof *host);
+    for (size_t i = 0; t->rank == 0 && i < n_all; i++) {
+        size_t row = i / (width * (size_t)n_ranks), col = i % (width * (size_t)n_ranks);
+
+        t->n_wrong += host[i] != element((int)(col / width), row * width + col % width);
+    }
+    free(host);
+    return NULL;
+}
+
+static void check_gather(int n_rows, int width)
+{
+    struct task tasks[RANKS_MAX] = {{0}};
+    int rc = 0;
+
+    for (int r = 0; r < n_ranks; r++) {
+        tasks[r].n = (size_t)n_rows;
+        tasks[r].round = (uint64_t)width;
+    }
+    run_all(gather_some, tasks);
+    for (int r = 0; r < n_ranks; r++)
+        rc |= tasks[r].rc;
+    ok(rc == 0 && tasks[0].n_wrong == 0, "%d ranks: %d rows of %d columns each: %zu wrong", n_ranks,
+       n_rows, width, tasks[0].n_wrong);
+}
+
 /* --- many, without a pause ------------------------------------------------------------------- */
 
 static int n_sums = 4000;
@@ -245,7 +300,7 @@ static void *sum_often(void *arg)
     k_bf16 *rows, *sums, *host = malloc(64 * (size_t)n_sums), want[8];
 
     (void)d->ops->use(d);
-    rows = d->ops->alloc(d, 1048576 * sizeof *rows);
+    rows = shared_rows[t->rank];
     sums = d->ops->alloc(d, 64 * (size_t)n_sums);
     m.data = rows;
     (void)pthread_barrier_wait(&barrier);
@@ -302,7 +357,7 @@ static void *sum_or_leave(void *arg)
     k_bf16 *rows, one;
 
     (void)d->ops->use(d);
-    rows = d->ops->alloc(d, 8192);
+    rows = shared_rows[t->rank];
     (void)pthread_barrier_wait(&barrier);
     if (t->rank == 0)
         d->ops->leave_ranks(d);
@@ -337,9 +392,17 @@ static void *reserve_one(void *arg)
                                                 .ff_dim = DIM,
                                                 .n_vocab = 1000};
     struct task *t = arg;
+    struct device *d = ranks[t->rank];
+    size_t bytes = 0;
 
-    (void)ranks[t->rank]->ops->use(ranks[t->rank]);
-    t->rc = ranks[t->rank]->ops->reserve(ranks[t->rank], &limits);
+    (void)d->ops->use(d);
+    t->rc = d->ops->reserve(d, &limits);
+    shared_rows[t->rank] = d->ops->alloc_shared(d, N_MAX * sizeof(k_bf16) + 16);
+    if (t->rank == 0)
+        bytes = (size_t)ROWS * (size_t)n_ranks * WIDE * sizeof(float);
+    gathered[t->rank] = d->ops->alloc_shared(d, bytes);
+    if (shared_rows[t->rank] == NULL || gathered[t->rank] == NULL)
+        t->rc = ERR_NO_MEMORY;
     return NULL;
 }
 
@@ -369,6 +432,9 @@ static void check_ranks(int n)
     check_residual(5, 2880, true);
     check_residual(64, 8192, false);
     check_residual(7, 16384, true);
+    check_gather(1, 4);
+    check_gather(3, 1000);
+    check_gather(ROWS, WIDE);
     check_many();
     check_leaving();
     for (int r = 0; r < n; r++)
