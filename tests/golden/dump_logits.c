@@ -18,13 +18,6 @@ static void die(const char *what)
     exit(1);
 }
 
-static void step(struct run *r)
-{
-    if (model_step_begin(r->m, &r->b) != ERR_OK || model_step_sample(r->m, &r->b) != ERR_OK ||
-        model_step_end(r->m, r->ids, NULL) != ERR_OK)
-        die("a step failed");
-}
-
 int main(int argc, char **argv)
 {
     struct model_options o = {.dir = argc > 1 ? argv[1] : "",
@@ -69,7 +62,8 @@ int main(int argc, char **argv)
 
             run_clear(r);
             run_add(r, &seqs[way], left < behind[way] ? left : behind[way], way == 2);
-            step(r);
+            if (run_step(r) != ERR_OK)
+                die("a step failed");
         }
         if (model_logits(m, logits) != ERR_OK ||
             fwrite(logits, sizeof *logits, (size_t)model_shape(m)->n_vocab, f) == 0)

@@ -507,8 +507,10 @@ class Stack:
         self.n_requests = 0
         common = ["--model", model, "--served-model-name", MODEL_NAME, "--engine-socket",
                   self.engine_socket]
+        # A number of pages, not a share of the GPU: several tests may run on it.
         self.engine_argv = [os.path.join(programs, "quire-engine")] + common + \
-            ["--device", DEVICE, "--cpu-threads", "2"] + [str(a) for a in engine]
+            ["--device", DEVICE, "--cpu-threads", "2"] + \
+            (["--num-pages", "8192"] if DEVICE == "cuda" else []) + [str(a) for a in engine]
         self.host_is_ours = bool(host) and host_file is None
         self.host_file = host_file or (os.path.join(
             memory_folder(), os.path.basename(self.dir), "pages") if host else "")
