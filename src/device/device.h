@@ -91,6 +91,13 @@ struct device_extras {
     int n_asked;
 };
 
+/* How ranks exchange data; GPUs only. */
+enum device_links {
+    DEVICE_LINKS_PEERS, /* kernels over peer pointers; NCCL where GPUs cannot reach each other's
+                         * memory */
+    DEVICE_LINKS_NCCL,
+};
+
 struct device;
 
 struct device_ops {
@@ -183,8 +190,9 @@ struct device_ops {
      * where the kind has no ranks, and then the operations on ranks are NULL too. Only rank 0
      * samples (the limits of the others have n_vocab 0); on all ranks, negative ids of a step refer
      * to rank 0's samples. leave_ranks(): this rank drops out, so sums of the others, and their
-     * steps, end with ERR_GPU. ERR_NO_MEMORY, ERR_UNSUPPORTED (logged): they cannot be joined. */
-    int (*join_ranks)(struct device *const *all, int n);
+     * steps, end with ERR_GPU. ERR_NO_MEMORY, ERR_UNSUPPORTED, ERR_GPU (logged): they cannot be
+     * joined. */
+    int (*join_ranks)(struct device *const *all, int n, enum device_links links);
     void (*leave_ranks)(struct device *d);
 
     /* Memory for rows of sum_ranks() and for `all` of gather_ranks(): other ranks write to it.

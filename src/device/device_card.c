@@ -120,8 +120,9 @@ static bool card_few(struct device *d, const struct k_matrix *w, int n)
 }
 
 /* Ranks change the sizes in card_reserve() only. */
-static int card_join_ranks(struct device *const *all, int n)
+static int card_join_ranks(struct device *const *all, int n, enum device_links links)
 {
+    (void)links;
     for (int i = 0; i < n; i++)
         card_of(all[i])->n_ranks = n;
     return ERR_OK;

@@ -619,11 +619,12 @@ static void cpu_matmul_float(struct device *d, float *y, const struct device_row
 /* With ranks, each rank's device runs on a thread of its own and has a pool of its own. */
 
 /* All devices belong to one process, so an object in memory joins them. */
-static int cpu_join_ranks(struct device *const *all, int n)
+static int cpu_join_ranks(struct device *const *all, int n, enum device_links links)
 {
     struct cpu_ranks *ranks = NULL;
     int rc = cpu_ranks_make(&ranks, n);
 
+    (void)links;
     for (int i = 0; i < n && rc == ERR_OK; i++) {
         struct cpu *cpu = cpu_of(all[i]);
 

@@ -47,12 +47,15 @@ static int cuda_free_bytes(struct device *d, size_t *free_bytes, size_t *total_b
     return rc;
 }
 
-/* Waits, so the caller may reuse src at once. */
+/* Waits, so the caller may reuse src at once. CUDA's own wait has no end if another rank has left,
+ * so the stream is waited for first. */
 static int cuda_copy(struct cuda *c, void *dst, const void *src, size_t bytes,
                      enum cudaMemcpyKind kind)
 {
-    int rc = cuda_check(cudaMemcpyAsync(dst, src, bytes, kind, c->stream), "copying");
+    int rc = peers_wait(c, NULL);
 
+    if (rc == ERR_OK)
+        rc = cuda_check(cudaMemcpyAsync(dst, src, bytes, kind, c->stream), "copying");
     if (rc != ERR_OK)
         return rc;
     return cuda_check(cudaStreamSynchronize(c->stream), "copying");
@@ -642,7 +645,7 @@ static void cuda_close(struct device *d)
     struct cuda *gpu = cuda_of(d);
     int before = cuda_enter(gpu);
 
-    peers_leave(d);
+    peers_stop(gpu);
     if (gpu->stream != NULL)
         (void)cudaStreamSynchronize(gpu->stream);
     step_close(gpu);

@@ -142,7 +142,8 @@ struct cuda {
     struct k_logprob_row *logprobs;    /* [n_seqs] on the device */
     int32_t *history, *history_mirror; /* int32 [history_cap] */
     size_t history_cap;
-    int32_t *sampled; /* int32 [n_seqs] on rank 0's device: ids of the last sampled step */
+    int32_t *own_sampled; /* int32 [n_seqs] */
+    int32_t *sampled;     /* peers_ids(): ids of the last sampled step */
     void *attn_work;
     struct attn_schedule schedules[DEVICE_TABLES_MAX]; /* n_windows of them have memory */
     int n_schedules;                                   /* number of them that this step has made
@@ -177,11 +178,18 @@ static inline bool cuda_samples(const struct cuda *c)
 }
 
 /* --- peers_cuda.c: operations of the table --- */
-int peers_join(struct device *const *all, int n);
+int peers_join(struct device *const *all, int n, enum device_links links);
 void peers_leave(struct device *d);
 int peers_reserve(struct cuda *c) ERR_CHECKED; /* the memory that sums need */
 void peers_close(struct cuda *c);
+void peers_stop(struct cuda *c); /* before cuda_close() waits for the stream */
 bool peers_failed(const struct cuda *c);
+/* Wait for an event of this device's stream; NULL: for all of the stream. */
+int peers_wait(struct cuda *c, cudaEvent_t event) ERR_CHECKED;
+/* Make the next operations see the ids of the step that ended with the event `sampled` of rank 0.
+ * All ranks call it. */
+int peers_fetch_ids(struct cuda *c, cudaEvent_t sampled) ERR_CHECKED;
+int32_t *peers_ids(struct cuda *c);
 struct cuda *peers_first(struct cuda *c);         /* rank 0's device; c itself without ranks */
 int peers_all(struct cuda *c, struct cuda **all); /* fills all [K_RANKS_MAX]; returns the number
                                                    * of ranks */

@@ -8,6 +8,10 @@
  * sum copies the addresses into the struct that kernels take. By then all ranks have reserved and
  * allocated, because the model makes all of them do so before its first step.
  *
+ * GPUs that cannot reach each other's memory use NCCL for all of this (nccl_cuda.h), and so do all
+ * GPUs if the setting disable_custom_all_reduce is on. Then ids that rank 0 sampled are sent to the
+ * other ranks at the begin of the next step.
+ *
  * kernels/ranks.cu describes the protocols. A kernel that waits for a peer polls two words of the
  * board: a rank has left, and a sum was given up. Either ends all sums at once, and the steps with
  * ERR_GPU. */
@@ -17,12 +21,17 @@
 
 #include <stdatomic.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/must.h"
+#include "device/nccl_cuda.h"
 
-#define SHARED_MAX 64 /* allocations per rank */
+#define SHARED_MAX    64       /* allocations per rank */
+#define NCCL_STUCK_US 60000000 /* a step with NCCL takes less, or will never end */
+#define NCCL_POLL_US  20
 
 /* Words that kernels poll: pinned memory, one cache line each, so that writing one does not slow
  * readers of the other. */
@@ -45,28 +54,39 @@ struct peers {
     struct shared shared[K_RANKS_MAX][SHARED_MAX]; /* in the order of the calls */
     int n_shared[K_RANKS_MAX];
     struct board_words *words; /* pinned */
+    struct nccl *nccl;         /* NULL: peer pointers */
     atomic_int n_refs;
 };
 
 /* --- joining ------------------------------------------------------------------------------ */
 
+/* True if all GPUs can reach each other's memory. */
+static bool peers_can_reach(struct device *const *all, int n)
+{
+    for (int i = 0; i < n * n; i++) {
+        int from = cuda_of(all[i / n])->ordinal, to = cuda_of(all[i % n])->ordinal, can = 0;
+
+        if (from == to)
+            continue;
+        if (cudaDeviceCanAccessPeer(&can, from, to) != cudaSuccess || !can) {
+            (void)cudaGetLastError(); /* the answer is no */
+            log_warn("device: GPU %d cannot reach the memory of GPU %d (nvidia-smi topo -p2p r): "
+                     "NCCL sums over the ranks, which takes longer",
+                     from, to);
+            return false;
+        }
+    }
+    return true;
+}
+
 /* Let GPU `from` access the memory of GPU `to`. */
 static int peers_open_way(const struct cuda *from, const struct cuda *to)
 {
-    int can = 0, before, rc = ERR_OK;
+    int before, rc = ERR_OK;
     cudaError_t error;
 
     if (from->ordinal == to->ordinal)
         return ERR_OK;
-    if (cuda_check(cudaDeviceCanAccessPeer(&can, from->ordinal, to->ordinal),
-                   "asking for peer access") != ERR_OK)
-        return ERR_GPU;
-    if (!can) {
-        log_error("device: GPU %d cannot reach the memory of GPU %d (nvidia-smi topo -p2p r): "
-                  "tensor_parallel_size must be 1 on this machine",
-                  from->ordinal, to->ordinal);
-        return ERR_UNSUPPORTED;
-    }
     before = cuda_enter(from);
     error = cudaDeviceEnablePeerAccess(to->ordinal, 0);
     if (error == cudaErrorPeerAccessAlreadyEnabled)
@@ -80,31 +100,29 @@ static int peers_open_way(const struct cuda *from, const struct cuda *to)
 /* Access is opened per direction, so all ordered pairs are needed. */
 static int peers_open_ways(struct device *const *all, int n)
 {
-    for (int i = 0; i < n; i++) {
-        for (int j = 0; j < n; j++) {
-            int rc = peers_open_way(cuda_of(all[i]), cuda_of(all[j]));
+    int rc = ERR_OK;
 
-            if (rc != ERR_OK)
-                return rc;
-        }
-    }
-    return ERR_OK;
+    for (int i = 0; i < n * n && rc == ERR_OK; i++)
+        rc = peers_open_way(cuda_of(all[i / n]), cuda_of(all[i % n]));
+    return rc;
 }
 
-/* Each device holds one reference to the board. */
-int peers_join(struct device *const *all, int n)
+/* NCCL opens peer access itself where it can. */
+static int peers_open_nccl(struct peers *peers, struct device *const *all, int n)
 {
-    struct peers *peers;
-    int rc;
+    int gpus[K_RANKS_MAX];
 
-    must(n >= 1);
-    if (n > K_RANKS_MAX) {
-        log_error("device: %d ranks, the kernels take at most %d", n, K_RANKS_MAX);
-        return ERR_UNSUPPORTED;
-    }
-    if ((rc = peers_open_ways(all, n)) != ERR_OK)
-        return rc;
-    if ((peers = mem_zalloc(sizeof *peers)) == NULL)
+    for (int i = 0; i < n; i++)
+        gpus[i] = cuda_of(all[i])->ordinal;
+    return nccl_open(&peers->nccl, gpus, n);
+}
+
+/* An empty board; *out is set only if there is memory for it. */
+static int peers_make_board(struct peers **out, int n)
+{
+    struct peers *peers = mem_zalloc(sizeof *peers);
+
+    if (peers == NULL)
         return ERR_NO_MEMORY;
     if ((peers->words = cuda_pinned(sizeof *peers->words)) == NULL) {
         mem_free(peers);
@@ -113,6 +131,38 @@ int peers_join(struct device *const *all, int n)
     memset(peers->words, 0, sizeof *peers->words);
     peers->n = n;
     atomic_store(&peers->n_refs, n);
+    *out = peers;
+    return ERR_OK;
+}
+
+static void peers_free_board(struct peers *peers)
+{
+    nccl_close(peers->nccl);
+    (void)cudaFreeHost(peers->words);
+    mem_free(peers);
+}
+
+/* Each device holds one reference to the board. */
+int peers_join(struct device *const *all, int n, enum device_links links)
+{
+    struct peers *peers = NULL;
+    int rc;
+
+    must(n >= 1);
+    if (n > K_RANKS_MAX) {
+        log_error("device: %d ranks, the kernels take at most %d", n, K_RANKS_MAX);
+        return ERR_UNSUPPORTED;
+    }
+    if ((rc = peers_make_board(&peers, n)) != ERR_OK)
+        return rc;
+    if (links == DEVICE_LINKS_NCCL || !peers_can_reach(all, n))
+        rc = peers_open_nccl(peers, all, n);
+    else
+        rc = peers_open_ways(all, n);
+    if (rc != ERR_OK) {
+        peers_free_board(peers);
+        return rc;
+    }
     for (int i = 0; i < n; i++) {
         struct cuda *gpu = cuda_of(all[i]);
 
@@ -142,7 +192,7 @@ struct cuda *peers_first(struct cuda *c)
     return c->peers->all[0];
 }
 
-/* Kernels of other ranks see the word while they wait. */
+/* Kernels of other ranks see the word while they wait, and so does peers_wait(). */
 void peers_leave(struct device *d)
 {
     const struct cuda *gpu = cuda_of(d);
@@ -159,16 +209,50 @@ bool peers_failed(const struct cuda *c)
     return words != NULL && (words->failed != 0 || words->left != 0);
 }
 
+/* With NCCL, work that waits for a rank which has left never ends by itself. */
+static bool peers_must_abort(const struct cuda *c, uint64_t since_us)
+{
+    return peers_failed(c) || nccl_failed(c->peers->nccl, c->rank) ||
+           clock_us() - since_us > NCCL_STUCK_US;
+}
+
+/* Kernels of this project give up by themselves, so only NCCL's need a wait with an end. */
+int peers_wait(struct cuda *c, cudaEvent_t event)
+{
+    uint64_t since_us = clock_us();
+    cudaError_t error;
+
+    if (c->peers == NULL || c->peers->nccl == NULL)
+        return cuda_check(event == NULL ? cudaStreamSynchronize(c->stream)
+                                        : cudaEventSynchronize(event),
+                          "a step");
+    while ((error = event == NULL ? cudaStreamQuery(c->stream) : cudaEventQuery(event)) ==
+           cudaErrorNotReady) {
+        if (peers_must_abort(c, since_us)) {
+            c->peers->words->failed = 1;
+            nccl_abort(c->peers->nccl, c->rank);
+        }
+        (void)usleep(NCCL_POLL_US);
+    }
+    return cuda_check(error, "a step");
+}
+
+/* Before a device is closed: none of its kernels waits for another rank any more. */
+void peers_stop(struct cuda *c)
+{
+    peers_leave(&c->base);
+    if (c->peers != NULL && c->peers->nccl != NULL)
+        nccl_abort(c->peers->nccl, c->rank);
+}
+
 /* The last rank frees the board. Ranks are closed one after another. */
 void peers_close(struct cuda *c)
 {
     struct peers *peers = c->peers;
 
     c->peers = NULL;
-    if (peers == NULL || atomic_fetch_sub(&peers->n_refs, 1) > 1)
-        return;
-    (void)cudaFreeHost(peers->words);
-    mem_free(peers);
+    if (peers != NULL && atomic_fetch_sub(&peers->n_refs, 1) == 1)
+        peers_free_board(peers);
 }
 
 /* --- sums --------------------------------------------------------------------------------- */
@@ -222,7 +306,7 @@ static int peers_shared_idx(const struct cuda *c, const void *at)
 }
 
 /* The addresses of all ranks' memory; collected by the first sum and constant afterwards, so that
- * recorded steps may contain them. */
+ * recorded steps may contain them. With NCCL, kernels see this rank as the only one. */
 static const struct k_links *peers_links(struct cuda *c)
 {
     const struct peers *peers = c->peers;
@@ -231,6 +315,10 @@ static const struct k_links *peers_links(struct cuda *c)
     must(peers != NULL);
     if (links->n > 0)
         return links;
+    if (peers->nccl != NULL) {
+        links->n = 1;
+        return links;
+    }
     for (int i = 0; i < peers->n; i++) {
         must(peers->inbox[i] != NULL && peers->flags[i] != NULL);
         links->inbox[i] = peers->inbox[i];
@@ -243,14 +331,26 @@ static const struct k_links *peers_links(struct cuda *c)
     return links;
 }
 
+/* nccl_sum() has logged an error. */
+static void peers_sum_nccl(struct cuda *c, void *rows, size_t n_elems)
+{
+    if (nccl_sum(c->peers->nccl, c->rank, rows, n_elems, c->stream) != 0)
+        cuda_keep(c, ERR_GPU, "a sum of ranks");
+}
+
 void peers_sum(struct device *d, void *rows, int n, int width)
 {
     struct cuda *gpu = cuda_of(d);
     const struct k_links *links = peers_links(gpu);
-    int idx = peers_shared_idx(gpu, rows);
     size_t n_elems = (size_t)n * (size_t)width;
     k_bf16 *all[K_RANKS_MAX] = {NULL};
+    int idx;
 
+    if (gpu->peers->nccl != NULL) {
+        peers_sum_nccl(gpu, rows, n_elems);
+        return;
+    }
+    idx = peers_shared_idx(gpu, rows);
     for (int i = 0; i < links->n; i++) {
         must(n_elems * sizeof(k_bf16) <= gpu->peers->shared[i][idx].bytes);
         all[i] = (k_bf16 *)gpu->peers->shared[i][idx].memory;
@@ -265,15 +365,50 @@ void peers_gather(struct device *d, float *all, const float *part, int n, int wi
     const struct k_links *links = peers_links(gpu);
     const struct shared *first = &gpu->peers->shared[0][peers_shared_idx(gpu, all)];
 
+    if (gpu->peers->nccl != NULL) {
+        if (nccl_gather(gpu->peers->nccl, gpu->rank, all, part, n, width, gpu->stream) != 0)
+            cuda_keep(gpu, ERR_GPU, "gathering from ranks");
+        return;
+    }
     must((size_t)n * (size_t)width * (size_t)links->n * sizeof *all <= first->bytes);
     cuda_keep(gpu,
               k_gather_ranks((float *)(void *)first->memory, part, n, width, links, gpu->stream),
               "gathering from ranks");
 }
 
+/* NCCL sums parts that are rounded to bf16; the kernel then adds the sum as if there were one
+ * rank. */
 void peers_sum_residual(struct device *d, const struct k_product *p, int n)
 {
     struct cuda *gpu = cuda_of(d);
 
+    if (gpu->peers->nccl != NULL)
+        peers_sum_nccl(gpu, p->y, (size_t)n * (size_t)p->w->n_out);
     cuda_keep(gpu, k_sum_residual(p, n, peers_links(gpu), gpu->stream), "a sum of ranks");
+}
+
+/* --- ids -------------------------------------------------------------------------------- */
+
+/* Over peer pointers, ranks above 0 read the ids on rank 0's GPU, so their steps wait for the event
+ * at the end of rank 0's previous step. Rank 0 does not overwrite the ids too early, because its
+ * next step that samples waits in sums for the other ranks, after their first operation has read
+ * them. */
+int peers_fetch_ids(struct cuda *c, cudaEvent_t sampled)
+{
+    if (c->peers->nccl == NULL) {
+        if (c->rank == 0)
+            return ERR_OK;
+        return cuda_check(cudaStreamWaitEvent(c->stream, sampled, 0), "waiting for ids");
+    }
+    if (nccl_share_ids(c->peers->nccl, c->rank, c->sampled, c->base.limits.n_seqs, c->stream) != 0)
+        return ERR_GPU;
+    return ERR_OK;
+}
+
+/* The ids that this rank's kernels read: rank 0's, or its own copy of them. */
+int32_t *peers_ids(struct cuda *c)
+{
+    if (c->peers != NULL && c->peers->nccl != NULL)
+        return c->own_sampled;
+    return peers_first(c)->own_sampled;
 }

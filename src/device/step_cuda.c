@@ -263,9 +263,6 @@ static int step_choose_bucket(const struct cuda *c, const struct device_batch *b
 
 /* --- ranks ------------------------------------------------------------------------------ */
 
-/* Only rank 0 samples. Other ranks read its ids over the link, so their steps wait for the event at
- * the end of rank 0's previous step. */
-
 /* The event that step_end() waits for, and other ranks' next steps. */
 static int step_mark_done(struct cuda *c)
 {
@@ -276,21 +273,15 @@ static int step_mark_done(struct cuda *c)
                       "marking a step");
 }
 
-/* If this step uses ids that the previous step samples, make a rank above 0 wait for them: they are
- * on rank 0's GPU. Rank 0 does not overwrite them too early, because its next step that samples
- * waits in sums for this rank, after this rank's first operation has read them. */
+/* Only rank 0 samples; the other ranks get its ids if this step uses some of the previous step. */
 static int step_wait_for_ids(struct cuda *c, const struct device_batch *b)
 {
-    const struct cuda *first = peers_first(c);
-
-    if (cuda_samples(c))
+    if (c->peers == NULL)
         return ERR_OK;
-    c->sampled = first->sampled;
+    c->sampled = peers_ids(c);
     for (int i = 0; i < b->tokens.n_tokens; i++) {
         if (b->tokens.ids[i] < 0)
-            return cuda_check(
-                cudaStreamWaitEvent(c->stream, first->marks[(c->n_begun - 1) % CUDA_MARKS].done, 0),
-                "waiting for ids");
+            return peers_fetch_ids(c, peers_first(c)->marks[(c->n_begun - 1) % CUDA_MARKS].done);
     }
     return ERR_OK;
 }
@@ -630,12 +621,9 @@ int step_end(struct device *d, int32_t *ids, struct k_logprob_row *logprobs, int
     struct step_slot *slot = &gpu->slots[step % DEVICE_STEPS_MAX];
 
     must(step != gpu->n_begun);
-    if (!slot->is_marked) /* without samples there is no event */
-        cuda_keep(gpu, cuda_check(cudaStreamSynchronize(gpu->stream), "a step"), "a step");
-    else
-        cuda_keep(gpu,
-                  cuda_check(cudaEventSynchronize(gpu->marks[step % CUDA_MARKS].done), "a step"),
-                  "a step");
+    /* Without samples there is no event. */
+    cuda_keep(gpu, peers_wait(gpu, slot->is_marked ? gpu->marks[step % CUDA_MARKS].done : NULL),
+              "a step");
     step_measure_gap(gpu, step);
     if (peers_failed(gpu) && gpu->rc == ERR_OK) {
         log_error("device: rank %d: another rank did not take part in a sum", gpu->rank);
@@ -714,7 +702,7 @@ int step_reserve(struct cuda *c)
     c->mirror = cuda_alloc(&c->base, c->staging_bytes);
     c->page_mirror = cuda_alloc(&c->base, pages * sizeof *c->page_mirror);
     c->history_mirror = cuda_alloc(&c->base, c->history_cap * sizeof *c->history + 16);
-    c->sampled = cuda_alloc(&c->base, rows * sizeof *c->sampled + 16);
+    c->own_sampled = c->sampled = cuda_alloc(&c->base, rows * sizeof *c->sampled + 16);
     if (c->history == NULL || c->mirror == NULL || c->page_mirror == NULL ||
         c->history_mirror == NULL || c->sampled == NULL)
         return ERR_NO_MEMORY;

@@ -59,6 +59,7 @@ static int main_open_model(struct engine *e)
         .gemm_table = settings->gemm_table,
         .cpu_threads = settings->cpu_threads,
         .n_ranks = settings->tensor_parallel_size,
+        .uses_nccl = settings->disable_custom_all_reduce,
         .page_tokens = settings->page_tokens,
         .max_num_seqs = settings->max_num_seqs,
         .max_num_batched_tokens = settings->max_num_batched_tokens,

@@ -122,7 +122,7 @@ static int ranks_threads_each(int n_ranks, int cpu_threads)
 }
 
 /* r->n is set first, so that ranks_close() works after any error. */
-int ranks_open(struct ranks *r, const char *device, int n, int cpu_threads)
+int ranks_open(struct ranks *r, const char *device, int n, int cpu_threads, enum device_links links)
 {
     struct device *all[RANKS_MAX];
     int rc;
@@ -146,7 +146,7 @@ int ranks_open(struct ranks *r, const char *device, int n, int cpu_threads)
     }
     if (n == 1)
         return ERR_OK;
-    if ((rc = all[0]->ops->join_ranks(all, n)) != ERR_OK)
+    if ((rc = all[0]->ops->join_ranks(all, n, links)) != ERR_OK)
         return rc;
     return ranks_start_threads(r);
 }

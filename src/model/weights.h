@@ -61,9 +61,9 @@ struct weights_source {
 /* Allocate weights on the devices and fill them. whole: the shapes of the tensors; part: the shapes
  * of each of part->n_ranks ranks' parts. Every tensor is read once. Only rank 0 has an output
  * matrix that is not split, and the biases of results that are summed over ranks. A matrix keeps
- * the format of its tensors, or gets the one it is rounded to, if the device multiplies with it; else it holds the
- * same numbers in the plain format. A format whose groups a split would cut is converted too. Logs
- * progress every few seconds.
+ * the format of its tensors, or gets the one it is rounded to, if the device multiplies with it;
+ * else it holds the same numbers in the plain format. A format whose groups a split would cut is
+ * converted too. Logs progress every few seconds.
  *
  * Errors as checkpoint_open(), and ERR_INVALID for a tensor of another shape than config.json
  * implies, ERR_NOT_FOUND for a missing one, ERR_UNSUPPORTED for a type, ERR_GPU; all logged. The

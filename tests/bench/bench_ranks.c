@@ -3,8 +3,10 @@
  * Sums over ranks, with all GPUs of this machine: a line per size, in a graph of many sums, so that
  * no launch is waited for. Times are the median of many graphs. "moved" is the data rate that a
  * rank's link has one way at least, 2 (n - 1) / n of the rows' bytes per sum; beside it stands what
- * one GPU reads of another by a copy. */
+ * one GPU reads of another by a copy. LINKS=nccl: the same sums as the engine makes them with
+ * disable_custom_all_reduce. */
 #include <pthread.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "device/device.h"
@@ -17,6 +19,7 @@
 #define COLUMNS        128256
 
 static struct device *ranks[RANKS_MAX];
+static enum device_links links = DEVICE_LINKS_PEERS;
 static int n_ranks;
 static pthread_barrier_t barrier;
 static void *shared_rows[RANKS_MAX]; /* ROWS_BYTES_MAX each */
@@ -160,10 +163,12 @@ int main(void)
         printf("one GPU: nothing to sum\n");
         return 0;
     }
+    if (getenv("LINKS") != NULL && strcmp(getenv("LINKS"), "nccl") == 0)
+        links = DEVICE_LINKS_NCCL;
     (void)pthread_barrier_init(&barrier, NULL, (unsigned)n_ranks);
     for (int r = 0; r < n_ranks; r++)
         bench_must(device_cuda_open(&ranks[r], r), "a GPU");
-    bench_must(ranks[0]->ops->join_ranks(ranks, n_ranks), "ranks");
+    bench_must(ranks[0]->ops->join_ranks(ranks, n_ranks, links), "ranks");
     for (int r = 0; r < n_ranks; r++)
         reserve(r);
     printf("%d GPUs, a copy from one to another: %.0f GB/s\n", n_ranks, (double)copy_rate());

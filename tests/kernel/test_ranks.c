@@ -22,6 +22,7 @@
 #define ROWS      67
 
 static struct device *ranks[RANKS_MAX];
+static enum device_links links;
 static int n_ranks;
 static pthread_barrier_t barrier;
 static uint64_t seed;
@@ -54,6 +55,11 @@ static k_bf16 noise(uint64_t round, int rank, size_t i)
     x = (x ^ x >> 27) * 0x94d049bb133111ebULL;
     x ^= x >> 31;
     return (k_bf16)((x & 0x8000) | (0x3c00 + (x >> 20 & 0x3ff)));
+}
+
+static const char *name_of_links(void)
+{
+    return links == DEVICE_LINKS_NCCL ? "NCCL, " : "";
 }
 
 static float sum_of(uint64_t round, size_t i)
@@ -130,8 +136,8 @@ static void check_sum(size_t n, uint64_t round, bool late)
         n_wrong += tasks[r].n_wrong;
         rc |= tasks[r].rc;
     }
-    ok(rc == 0 && n_wrong == 0, "%d ranks: %zu elements%s: %zu wrong", n_ranks, n,
-       late ? ", one comes late" : "", n_wrong);
+    ok(rc == 0 && n_wrong == 0, "%s%d ranks: %zu elements%s: %zu wrong", name_of_links(), n_ranks,
+       n, late ? ", one comes late" : "", n_wrong);
 }
 
 /* --- with a residual ------------------------------------------------------------------------ */
@@ -235,6 +241,16 @@ static void check_residual(int n, int dim, bool is_half)
        n_ranks, n, dim, is_half ? "float16" : "bfloat16", n_wrong);
 }
 
+static void check_residuals(void)
+{
+    check_residual(1, 4096, false);
+    check_residual(1, 4096, true);
+    check_residual(3, 48, false);
+    check_residual(5, 2880, true);
+    check_residual(64, 8192, false);
+    check_residual(7, 16384, true);
+}
+
 /* --- columns ------------------------------------------------------------------------------- */
 
 /* An exact number that no other element of a rank's part has. */
@@ -282,8 +298,8 @@ static void check_gather(int n_rows, int width)
     run_all(gather_some, tasks);
     for (int r = 0; r < n_ranks; r++)
         rc |= tasks[r].rc;
-    ok(rc == 0 && tasks[0].n_wrong == 0, "%d ranks: %d rows of %d columns each: %zu wrong", n_ranks,
-       n_rows, width, tasks[0].n_wrong);
+    ok(rc == 0 && tasks[0].n_wrong == 0, "%s%d ranks: %d rows of %d columns each: %zu wrong",
+       name_of_links(), n_ranks, n_rows, width, tasks[0].n_wrong);
 }
 
 /* --- many, without a pause ------------------------------------------------------------------- */
@@ -344,8 +360,8 @@ static void check_many(void)
         n_wrong += tasks[r].n_wrong;
         rc |= tasks[r].rc;
     }
-    ok(rc == 0 && n_wrong == 0, "%d ranks: %d sums without a pause: %zu wrong", n_ranks, n_sums,
-       n_wrong);
+    ok(rc == 0 && n_wrong == 0, "%s%d ranks: %d sums without a pause: %zu wrong", name_of_links(),
+       n_ranks, n_sums, n_wrong);
 }
 
 /* --- a rank that leaves ---------------------------------------------------------------------- */
@@ -375,7 +391,7 @@ static void check_leaving(void)
     run_all(sum_or_leave, tasks);
     for (int r = 0; r < n_ranks; r++)
         rc |= tasks[r].rc;
-    ok(rc == 0, "%d ranks: the others' kernels end when rank 0 leaves", n_ranks);
+    ok(rc == 0, "%s%d ranks: the others' kernels end when rank 0 leaves", name_of_links(), n_ranks);
 }
 
 /* --- all ------------------------------------------------------------------------------------- */
@@ -406,7 +422,7 @@ static void *reserve_one(void *arg)
     return NULL;
 }
 
-static void check_ranks(int n)
+static void check_ranks(int n, enum device_links by)
 {
     static const size_t sizes[] = {1,      7,      8,       24,      4096,    4099,    262144,
                                    262145, 524288, 1048583, 4194304, 4194307, 10485760};
@@ -414,10 +430,11 @@ static void check_ranks(int n)
     int n_gpus = device_cuda_count(), rc = 0;
 
     n_ranks = n;
+    links = by;
     (void)pthread_barrier_init(&barrier, NULL, (unsigned)n);
     for (int r = 0; r < n; r++)
         rc |= device_cuda_open(&ranks[r], r % n_gpus);
-    if (rc != 0 || ranks[0]->ops->join_ranks(ranks, n) != ERR_OK) {
+    if (rc != 0 || ranks[0]->ops->join_ranks(ranks, n, links) != ERR_OK) {
         printf("Bail out! %d ranks do not open\n", n);
         exit(1);
     }
@@ -426,12 +443,9 @@ static void check_ranks(int n)
         check_sum(sizes[i], i, false);
     check_sum(4096, 100, true);
     check_sum(3145728, 101, true);
-    check_residual(1, 4096, false);
-    check_residual(1, 4096, true);
-    check_residual(3, 48, false);
-    check_residual(5, 2880, true);
-    check_residual(64, 8192, false);
-    check_residual(7, 16384, true);
+    /* NCCL's sum is rounded before the residual is added. */
+    if (links == DEVICE_LINKS_PEERS)
+        check_residuals();
     check_gather(1, 4);
     check_gather(3, 1000);
     check_gather(ROWS, WIDE);
@@ -453,8 +467,11 @@ int main(void)
         n_sums = (int)strtol(often, NULL, 10);
     seed = tap_seed(1);
     printf("# %d GPUs\n", n_gpus);
-    check_ranks(2);
+    check_ranks(2, DEVICE_LINKS_PEERS);
     if (n_gpus >= 2)
-        check_ranks(n_gpus >= 4 ? n_gpus : 4);
+        check_ranks(n_gpus >= 4 ? n_gpus : 4, DEVICE_LINKS_PEERS);
+    /* Of two parts there is one sum, in any order; NCCL takes one rank per GPU. */
+    if (n_gpus >= 2)
+        check_ranks(2, DEVICE_LINKS_NCCL);
     return tap_done();
 }

@@ -62,7 +62,7 @@ systemd/;src/base/service.c
 openssl/;src/base/hash.c
 xxhash\.h;src/base/hash.c
 cublasLt\.h;src/device/gemm_cuda.c
-nccl\.h;none
+nccl\.h;src/device/nccl_cuda.c
 cuda(_runtime|_bf16|_fp16|_fp8)?(_api)?\.h;src/device/[a-z]+_cuda.[ch] kernels/[a-z_0-9]+.cuh? tests/(kernel|bench)/[a-z_]+.(c|h|cu)'
 while IFS=';' read -r header files; do
     pattern=$(sed 's/ /|/g' <<<"$files")
