@@ -19,7 +19,26 @@
 #define K_BOTH static inline
 #endif
 
-enum k_type { K_BF16, K_E4M3, K_F32 };
+/* The types after K_F32 are blocks of GGUF files: elements that are stored together with scales of
+ * their own (ref_blocks()). Those of 32 elements come first, then those of 256. */
+enum k_type {
+    K_BF16,
+    K_E4M3,
+    K_F32,
+    K_Q4_0,
+    K_Q4_1,
+    K_Q5_0,
+    K_Q5_1,
+    K_Q8_0,
+    K_IQ4_NL,
+    K_MXFP4,
+    K_Q2_K,
+    K_Q3_K,
+    K_Q4_K,
+    K_Q5_K,
+    K_Q6_K,
+    K_IQ4_XS,
+};
 
 /* The elements of a matrix [n_out][n_in] and the numbers that go with them:
  *
@@ -42,6 +61,14 @@ struct k_format {
 
 /* --- formats ---------------------------------------------------------------------------- */
 
+/* Elements of a type alone: the plain format, or blocks that have scales of their own. */
+K_BOTH struct k_format k_format_bare(enum k_type elem)
+{
+    struct k_format format = {elem, K_F32, 0, 0, false, false, false};
+
+    return format;
+}
+
 /* One float32 scale per row. */
 K_BOTH struct k_format k_format_by_row(enum k_type elem)
 {
@@ -60,9 +87,40 @@ K_BOTH struct k_format k_format_in_groups(enum k_type elem, int rows, int cols)
 
 /* --- properties ------------------------------------------------------------------------------ */
 
+/* Of one element of a type without blocks. */
 K_BOTH int k_type_bits(enum k_type type)
 {
     return type == K_F32 ? 32 : type == K_BF16 ? 16 : 8;
+}
+
+/* Elements of a block; 1 for a type without blocks. */
+K_BOTH int k_type_block(enum k_type type)
+{
+    return type < K_Q4_0 ? 1 : type < K_Q2_K ? 32 : 256;
+}
+
+/* Bytes of a block, with its scales. */
+K_BOTH int k_type_block_bytes(enum k_type type)
+{
+    switch (type) {
+    case K_BF16:
+    case K_E4M3:
+    case K_F32: break;
+    case K_Q4_0: return 18;
+    case K_Q4_1: return 20;
+    case K_Q5_0: return 22;
+    case K_Q5_1: return 24;
+    case K_Q8_0: return 34;
+    case K_IQ4_NL: return 18;
+    case K_MXFP4: return 17;
+    case K_Q2_K: return 84;
+    case K_Q3_K: return 110;
+    case K_Q4_K: return 144;
+    case K_Q5_K: return 176;
+    case K_Q6_K: return 210;
+    case K_IQ4_XS: return 136;
+    }
+    return k_type_bits(type) / 8;
 }
 
 /* Elements of bf16 that are the weights: every device can multiply with them. */
@@ -111,10 +169,10 @@ K_BOTH bool k_format_is_like(const struct k_format *a, const struct k_format *b)
            a->has_global == b->has_global;
 }
 
-/* Bytes of n_in elements; a whole number. */
+/* Bytes of n_in elements; n_in is a multiple of the block's elements. */
 K_BOTH size_t k_format_row_bytes(const struct k_format *f, int n_in)
 {
-    return (size_t)n_in * (size_t)k_type_bits(f->elem) / 8;
+    return (size_t)(n_in / k_type_block(f->elem)) * (size_t)k_type_block_bytes(f->elem);
 }
 
 K_BOTH int k_format_scale_rows(const struct k_format *f, int n_out)

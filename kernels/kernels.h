@@ -348,6 +348,11 @@ int k_silu_mul_e4m3(const struct k_quantised *out, const k_bf16 *in, int n, int 
  * converted by this function at load. */
 void ref_dequantise(float *out, const struct k_matrix *w, int first, int n);
 
+/* out float32 [n_blocks][k_type_block(type)] = the elements of blocks of a GGUF type, in the
+ * arithmetic of the PyPI package gguf: one rounding per product and per difference. The blocks need
+ * not be aligned. Any thread. */
+void ref_blocks(float *out, enum k_type type, const void *blocks, size_t n_blocks);
+
 /* --- attention ------------------------------------------------------------------------- */
 
 /* The preparation of queries and keys, per head: a norm if the model has one ("qk-norm"), then the

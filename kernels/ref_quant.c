@@ -47,6 +47,19 @@ static float number(enum k_type type, const void *from, size_t i)
     /* The upper half of a float32. */
     case K_BF16: memcpy((char *)&value + 2, bytes + 2 * i, 2); break;
     case K_E4M3: value = k_e4m3_value(bytes[i]); break;
+    case K_Q4_0:
+    case K_Q4_1:
+    case K_Q5_0:
+    case K_Q5_1:
+    case K_Q8_0:
+    case K_IQ4_NL:
+    case K_MXFP4:
+    case K_Q2_K:
+    case K_Q3_K:
+    case K_Q4_K:
+    case K_Q5_K:
+    case K_Q6_K:
+    case K_IQ4_XS: break; /* ref_blocks() reads these */
     }
     return value;
 }
@@ -67,6 +80,16 @@ static void run_of(float *out, const struct k_matrix *w, size_t at, int n, const
         out[i] = (number(w->format.elem, w->data, at + (size_t)i) - zero) * scale;
 }
 
+/* Rows of blocks: everything but the blocks themselves is in them. */
+static void dequantise_blocks(float *out, const struct k_matrix *w, int first, int n)
+{
+    size_t row_bytes = k_format_row_bytes(&w->format, w->n_in);
+    int per_row = w->n_in / k_type_block(w->format.elem);
+
+    ref_blocks(out, w->format.elem, (const uint8_t *)w->data + (size_t)first * row_bytes,
+               (size_t)n * (size_t)per_row);
+}
+
 /* 8-bit codes are decoded by a table of 256 values, because a checkpoint has billions of them. */
 void ref_dequantise(float *out, const struct k_matrix *w, int first, int n)
 {
@@ -75,6 +98,10 @@ void ref_dequantise(float *out, const struct k_matrix *w, int first, int n)
     int step = k_format_has_groups(format) ? format->group_cols : w->n_in;
     float values[256], whole = format->has_global ? *w->global : 1.0f;
 
+    if (k_type_block(format->elem) > 1) {
+        dequantise_blocks(out, w, first, n);
+        return;
+    }
     for (int i = 0; i < 256 && k_type_bits(format->elem) == 8; i++)
         values[i] = number(format->elem, &(const uint8_t){(uint8_t)i}, 0);
     for (int row = first; row < first + n; row++) {

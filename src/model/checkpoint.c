@@ -2,9 +2,11 @@
  *
  * The tensors of a checkpoint folder, found by name.
  *
- * With model.safetensors.index.json, only the files that it names are entry, because folders often
+ * With model.safetensors.index.json, only the files that it names are read, because folders often
  * hold a second copy of the weights in another arrangement, and each name must be in the file that
  * the index gives. Without it, the one file is model.safetensors.
+ *
+ * A checkpoint may also be a GGUF file, or several that are named NAME-00001-of-00003.gguf and so on.
  *
  * Files are mapped to parse their headers; tensor data is read by pread() (checkpoint_read()),
  * because an I/O error is then a return value and not a signal. */
@@ -20,6 +22,7 @@
 #include <unistd.h>
 
 #include "base/fault.h"
+#include "base/gguf.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "base/must.h"
@@ -43,6 +46,7 @@ struct checkpoint {
     struct arena arena;
     struct checkpoint_file *files;
     int n_files;
+    bool is_gguf;
     struct tensor *tensors; /* of all files, sorted by name for bsearch() */
     size_t n_tensors;
 };
@@ -88,6 +92,33 @@ out:
     return rc;
 }
 
+/* The tensors of a GGUF file, as those of other files. */
+static int checkpoint_parse_gguf(struct tensor_list *out, struct arena *arena,
+                                 const struct checkpoint_file *f, char *why, size_t why_cap)
+{
+    struct gguf g = {.n_values = 0};
+    struct tensor *tensors;
+    int rc = gguf_parse(&g, arena, f->map, f->len, why, why_cap);
+
+    if (rc != ERR_OK)
+        return rc;
+    tensors = arena_zalloc(arena, (g.n_tensors + 1) * sizeof *tensors);
+    if (tensors == NULL)
+        return ERR_NO_MEMORY;
+    for (size_t i = 0; i < g.n_tensors; i++) {
+        const struct gguf_tensor *from = &g.tensors[i];
+
+        tensors[i] = (struct tensor){.name = from->name,
+                                     .dtype = from->type,
+                                     .n_dims = from->n_dims,
+                                     .data = from->data,
+                                     .bytes = from->bytes};
+        memcpy(tensors[i].dims, from->dims, sizeof from->dims);
+    }
+    *out = (struct tensor_list){tensors, g.n_tensors};
+    return ERR_OK;
+}
+
 /* Tensors of a file note its number, so that their data can be read and their path reported
  * later. */
 static int checkpoint_open_file(struct checkpoint *c, int file)
@@ -98,7 +129,10 @@ static int checkpoint_open_file(struct checkpoint *c, int file)
 
     if (rc != ERR_OK)
         return rc;
-    rc = safetensors_parse(&entry->list, &c->arena, entry->map, entry->len, why, sizeof why);
+    if (c->is_gguf)
+        rc = checkpoint_parse_gguf(&entry->list, &c->arena, entry, why, sizeof why);
+    else
+        rc = safetensors_parse(&entry->list, &c->arena, entry->map, entry->len, why, sizeof why);
     if (rc != ERR_OK) {
         log_error("model: %s: %s", entry->path, rc == ERR_NO_MEMORY ? err_sentence(rc) : why);
         return rc;
@@ -206,13 +240,58 @@ static int checkpoint_check_index(const struct checkpoint *c, const struct json 
     return ERR_OK;
 }
 
+/* The number of files, by the ending -00001-of-00003.gguf of the first; 1 for any other name. *stem
+ * gets the length of the name before it. ERR_INVALID (logged) for another file of a set. */
+static int checkpoint_count_gguf(const char *path, size_t *stem, int *n)
+{
+    static const char ending[] = "-00001-of-00001.gguf";
+    size_t len = strlen(path);
+    const char *end;
+    int idx = 0, count = 0, used = 0;
+
+    *n = 1;
+    if (len < sizeof ending - 1)
+        return ERR_OK;
+    *stem = len - (sizeof ending - 1);
+    end = path + *stem;
+    if (sscanf(end, "-%5d-of-%5d.gguf%n", &idx, &count, &used) != 2 ||
+        used != (int)sizeof ending - 1)
+        return ERR_OK;
+    if (idx != 1 || count < 1 || count > FILES_MAX) {
+        log_error("model: %s: name the first file of the set, %.*s-00001-of-%05d.gguf", path,
+                  (int)*stem, path, count);
+        return ERR_INVALID;
+    }
+    *n = count;
+    return ERR_OK;
+}
+
+/* List the files of a set; the paths are made of the first one's. */
+static int checkpoint_add_gguf(struct checkpoint *c, const char *path)
+{
+    size_t stem = 0, room = strlen(path) + 1;
+    int n, rc = checkpoint_count_gguf(path, &stem, &n);
+
+    c->is_gguf = true;
+    for (int i = 0; i < n && rc == ERR_OK; i++) {
+        char *name = arena_alloc(&c->arena, room);
+
+        if (name == NULL)
+            return ERR_NO_MEMORY;
+        if (n == 1)
+            (void)snprintf(name, room, "%s", path);
+        else /* as long as the first file's name */
+            (void)snprintf(name, room, "%.*s-%05d-of-%05d.gguf", (int)stem, path, i + 1, n);
+        c->files[c->n_files++].path = name;
+    }
+    return rc;
+}
+
 /* map is the index's weight_map, NULL without an index. */
 static int checkpoint_open_files(struct checkpoint *c, const char *dir, const struct json *map)
 {
     int rc;
 
-    if (map == NULL && (rc = checkpoint_add_file(c, dir, "model.safetensors")) < 0)
-        return rc;
     for (uint32_t i = 0; map != NULL && i < map->n; i++) {
         if ((rc = checkpoint_add_file(c, dir, map->items[i].text)) < 0)
             return rc;
@@ -228,14 +307,35 @@ static int checkpoint_open_files(struct checkpoint *c, const char *dir, const st
     return checkpoint_check_index(c, map);
 }
 
+/* A folder of safetensors files. */
+static int checkpoint_open_folder(struct checkpoint *c, const char *dir)
+{
+    const struct json *map = NULL;
+    char path[4096], *text = NULL;
+    size_t len = 0;
+    int rc;
+
+    (void)snprintf(path, sizeof path, "%s/model.safetensors.index.json",
+                   dir); /* a path that is cut does not
+                          * exist */
+    rc = config_file(&text, &len, path, INDEX_BYTES_MAX);
+    if (rc == ERR_OK)
+        rc = checkpoint_read_index(c, &map, path, text, len);
+    else if (rc == ERR_NOT_FOUND)
+        rc = ERR_OK;
+    if (rc == ERR_OK && map == NULL)
+        rc = checkpoint_add_file(c, dir, "model.safetensors");
+    if (rc >= ERR_OK)
+        rc = checkpoint_open_files(c, dir, map);
+    mem_free(text);
+    return rc;
+}
+
 /* The array of files has its final size from the start, so that pointers to its members stay
  * valid. */
 int checkpoint_open(struct checkpoint **out, const char *dir)
 {
     struct checkpoint *checkpoint = mem_zalloc(sizeof *checkpoint);
-    const struct json *map = NULL;
-    char path[4096], *text = NULL;
-    size_t len = 0;
     int rc = ERR_NO_MEMORY;
 
     if (checkpoint == NULL)
@@ -244,22 +344,15 @@ int checkpoint_open(struct checkpoint **out, const char *dir)
     checkpoint->files = arena_zalloc(&checkpoint->arena, FILES_MAX * sizeof *checkpoint->files);
     if (checkpoint->files == NULL)
         goto out;
-    (void)snprintf(path, sizeof path, "%s/model.safetensors.index.json",
-                   dir); /* a path that is cut does not
-                          * exist */
-    rc = config_file(&text, &len, path, INDEX_BYTES_MAX);
-    if (rc == ERR_OK)
-        rc = checkpoint_read_index(checkpoint, &map, path, text, len);
-    else if (rc == ERR_NOT_FOUND)
-        rc = ERR_OK;
-    if (rc == ERR_OK)
-        rc = checkpoint_open_files(checkpoint, dir, map);
+    if (!gguf_is_path(dir))
+        rc = checkpoint_open_folder(checkpoint, dir);
+    else if ((rc = checkpoint_add_gguf(checkpoint, dir)) == ERR_OK)
+        rc = checkpoint_open_files(checkpoint, dir, NULL);
     if (rc != ERR_OK)
         goto out;
     *out = checkpoint;
     checkpoint = NULL;
 out:
-    mem_free(text);
     checkpoint_close(checkpoint);
     return rc;
 }

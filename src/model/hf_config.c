@@ -17,9 +17,11 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/gguf.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "model/config_source.h"
+#include "model/gguf_config.h"
 
 #define CONFIG_BYTES_MAX    ((size_t)4 << 20) /* the largest known config.json has 200 KiB */
 #define CONFIG_ARENA_MAX    ((size_t)64 << 20)
@@ -235,6 +237,7 @@ static void hf_config_read_row(struct config_source *s, struct hf_config *c, con
 {
     const struct arch *arch = c->arch;
 
+    c->form = (struct tensor_form){*arch->names, arch->fused, arch->is_turned};
     c->qk_norm = arch->qk_norm;
     c->ffn = arch->ffn;
     if (arch->is_toy && c->activation != K_SILU)
@@ -495,6 +498,8 @@ int hf_config_read(struct hf_config *out, const char *dir)
     size_t len = 0, generation_len = 0;
     int rc;
 
+    if (gguf_is_path(dir))
+        return gguf_config_read(out, dir);
     /* A path that is cut would name another file. */
     if (snprintf(path, sizeof path, "%s/config.json", dir) >= (int)sizeof path ||
         snprintf(generation_path, sizeof generation_path, "%s/generation_config.json", dir) >=
@@ -504,7 +509,9 @@ int hf_config_read(struct hf_config *out, const char *dir)
     }
     rc = config_file(&text, &len, path, CONFIG_BYTES_MAX);
     if (rc == ERR_NOT_FOUND)
-        log_error("model: %s does not exist; --model names a Hugging Face folder", path);
+        log_error("model: %s does not exist; --model names a Hugging Face folder or a "
+                  "GGUF file",
+                  path);
     if (rc != ERR_OK)
         goto out;
     rc = config_file(&generation, &generation_len, generation_path, CONFIG_BYTES_MAX);

@@ -105,6 +105,14 @@ struct arch_names {
     const char *mixer_in, *mixer_out; /* of recurrent layers */
 };
 
+/* How a checkpoint stores the tensors of its architecture. Folders have the row's form; a GGUF file
+ * has one of its own (gguf_config.h). */
+struct tensor_form {
+    struct arch_names names;
+    enum arch_fused fused;
+    bool is_turned; /* layer matrices are [n_in][n_out] */
+};
+
 /* The row of an architecture by its name in config.json; NULL if it is unknown. */
 const struct arch *arch_find(const char *name);
 
@@ -129,6 +137,7 @@ struct learned_positions {
 
 struct hf_config {
     const struct arch *arch;
+    struct tensor_form form;
     int n_layers, dim, n_heads, n_kv_heads, head_dim, ff_dim, n_vocab;
     int len_max;                               /* the longest text that the model was trained
                                                 * for, in tokens */
@@ -156,7 +165,8 @@ struct hf_config {
     struct hash digest; /* SHA-256 of config.json's bytes */
 };
 
-/* Read dir/config.json and, for the ids that end a text, dir/generation_config.json.
+/* Read dir/config.json and, for the ids that end a text, dir/generation_config.json; or, where dir
+ * is a file, the settings of that GGUF file.
  *
  * Returns ERR_OK; ERR_NOT_FOUND without config.json; ERR_SYNTAX; ERR_INVALID for a field that is
  * missing or out of range; ERR_UNSUPPORTED for an architecture, position scaling or quantisation

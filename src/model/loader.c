@@ -795,7 +795,7 @@ struct k_matrix loader_matrix(struct loader *l, const struct loader_tensors *all
     for (int i = 0; i < all->n; i++) {
         parts[i] = (struct part){.pattern = all->patterns[i],
                                  .slice = slice_make(&all->shapes[i], l->rank, l->n_ranks),
-                                 .is_turned = use == USE_LAYER && l->c->arch->is_turned};
+                                 .is_turned = use == USE_LAYER && l->c->form.is_turned};
         matrix.n_out += parts[i].slice.n_rows;
         if (l->files != NULL)
             loader_find_part(l, &parts[i]);

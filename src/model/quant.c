@@ -167,6 +167,26 @@ static const struct quant_format formats[] = {
 
 #define N_FORMATS (sizeof formats / sizeof formats[0])
 
+/* Blocks of GGUF files, which no quantization_config names: each tensor has a type of its own. */
+#define BLOCKS(type)                                                    \
+    {                                                                   \
+        .data = "weight", .dtype = #type, .packed = 1, .elem = K_##type \
+    }
+
+static const struct quant_format blocks[] = {
+    BLOCKS(Q4_0),   BLOCKS(Q4_1),   BLOCKS(Q5_0),  BLOCKS(Q5_1), BLOCKS(Q8_0),
+    BLOCKS(Q2_K),   BLOCKS(Q3_K),   BLOCKS(Q4_K),  BLOCKS(Q5_K), BLOCKS(Q6_K),
+    BLOCKS(IQ4_NL), BLOCKS(IQ4_XS), BLOCKS(MXFP4),
+};
+
+#define N_BLOCKS (sizeof blocks / sizeof blocks[0])
+
+/* Scales are tensors of their own, and not inside of blocks. */
+static bool quant_has_scales(const struct quant_format *f)
+{
+    return f->scales[0] != NULL;
+}
+
 /* A row without names fits any `format`. */
 static bool quant_is_named(const struct quant_format *f, const char *name)
 {
@@ -366,6 +386,8 @@ static int quant_find_scales(const struct search *s, struct quant_part *p)
     const struct tensor *tensor = NULL;
     int rc;
 
+    if (!quant_has_scales(kind))
+        return ERR_OK;
     for (int i = 0; tensor == NULL && i < QUANT_NAMES_MAX; i++)
         tensor = quant_tensor_beside(s, kind->scales[i]);
     if (tensor == NULL)
@@ -405,7 +427,22 @@ static const struct quant_format *quant_format_by_type(const struct search *s)
         if (quant_has_data(s, &formats[i]))
             return &formats[i];
     }
+    for (size_t i = 0; i < N_BLOCKS; i++) {
+        if (quant_has_data(s, &blocks[i]))
+            return &blocks[i];
+    }
     return NULL;
+}
+
+/* The format in memory of a matrix of this kind. */
+static struct k_format quant_format_of(const struct quant_config *config,
+                                       const struct quant_format *kind)
+{
+    if (!quant_has_scales(kind))
+        return k_format_bare(kind->elem);
+    if (config->kind != NULL)
+        return config->format;
+    return k_format_by_row(kind->elem);
 }
 
 /* With packed elements a file's row is shorter than the matrix's. */
@@ -438,7 +475,7 @@ int quant_find(struct quant_part *out, const struct checkpoint *files,
     else if (quant_has_data(&search, config->kind))
         part.kind = config->kind;
     if (part.kind != NULL)
-        part.format = config->kind != NULL ? config->format : k_format_by_row(part.kind->elem);
+        part.format = quant_format_of(config, part.kind);
     part.data = quant_tensor_beside(&search, part.kind != NULL ? part.kind->data : "weight");
     if (part.data == NULL) {
         (void)snprintf(why, why_cap, "tensor %s.weight is missing", matrix->stem); /* cut is fine */
@@ -477,6 +514,10 @@ int quant_dequantise(float *out, const struct quant_part *p, void *bytes, int fi
     size_t n_scales;
 
     must(p->kind != NULL);
+    if (!quant_has_scales(p->kind)) {
+        ref_dequantise(out, &rows, 0, n);
+        return ERR_OK;
+    }
     rows.format.group_rows = 1;
     n_scales = k_format_n_scales(&rows.format, n, p->cols);
     if ((numbers = mem_zalloc_array(2 * n_scales, sizeof *numbers)) == NULL)
@@ -520,7 +561,12 @@ int quant_round(float *out, const struct tensor *weight, int first, int n, int c
 /* Used in the log line on converted matrices. */
 void quant_text(char *out, size_t cap, const struct k_format *f)
 {
-    static const char *const types[] = {[K_BF16] = "bf16", [K_E4M3] = "e4m3", [K_F32] = "float32"};
+    static const char *const types[] = {
+        [K_BF16] = "bf16",     [K_E4M3] = "e4m3",   [K_F32] = "float32", [K_Q4_0] = "Q4_0",
+        [K_Q4_1] = "Q4_1",     [K_Q5_0] = "Q5_0",   [K_Q5_1] = "Q5_1",   [K_Q8_0] = "Q8_0",
+        [K_IQ4_NL] = "IQ4_NL", [K_MXFP4] = "MXFP4", [K_Q2_K] = "Q2_K",   [K_Q3_K] = "Q3_K",
+        [K_Q4_K] = "Q4_K",     [K_Q5_K] = "Q5_K",   [K_Q6_K] = "Q6_K",   [K_IQ4_XS] = "IQ4_XS",
+    };
     char groups[40] = "row";
 
     if (k_format_has_groups(f))

@@ -22,14 +22,16 @@ struct quant_reading; /* quant.c */
 /* A format in checkpoints. Names of tensors are endings that replace "weight". Scales, zero points
  * and the global scale are F32, BF16, F16 or F8_E8M0, and are applied as k_format describes. */
 struct quant_format {
-    const char *method;                 /* quant_method of quantization_config */
+    const char *method;                 /* quant_method of quantization_config; NULL: none, the
+                                         * format is recognised by the type of data */
     const char *names[QUANT_NAMES_MAX]; /* accepted values of `format`; the first is meant where
                                          * it is missing; empty: it is not read */
     /* Read the rest of quantization_config. */
     void (*read)(struct quant_reading *r, const struct json *config);
     const char *data;                    /* [rows][columns / packed] */
     const char *dtype;                   /* type of data, by which the format is recognised */
-    const char *scales[QUANT_NAMES_MAX]; /* names of the scales; the first that exists is used */
+    const char *scales[QUANT_NAMES_MAX]; /* names of the scales; the first that exists is used;
+                                          * none: they are inside of blocks (kernels/format.h) */
     const char *zeros;                   /* zero points, in the shape of the scales; NULL: none */
     const char *global;                  /* one number; NULL: none */
     const char *x_scale;                 /* one number, for inputs; may be missing */

@@ -17,7 +17,7 @@
 
 struct tensor {
     const char *name;  /* NUL-terminated; lives as long as the arena or checkpoint */
-    const char *dtype; /* as in the file: "BF16", "F32", ... */
+    const char *dtype; /* as in the file: "BF16", "F32", ...; of GGUF files also "Q4_K", ... */
     int n_dims;
     int64_t dims[TENSOR_DIMS_MAX];
     const uint8_t *data; /* possibly unaligned, little-endian, last index fastest */
@@ -40,7 +40,7 @@ int safetensors_parse(struct tensor_list *out, struct arena *arena, const uint8_
                       size_t len, char *why, size_t why_cap) ERR_CHECKED;
 
 /* All tensors of a folder: the files named in model.safetensors.index.json, or model.safetensors
- * without an index. */
+ * without an index; or those of a GGUF file, and of the files of its set. */
 struct checkpoint;
 
 /* Errors as safetensors_parse(), ERR_NOT_FOUND for a missing file, ERR_SYNTAX for a broken index,

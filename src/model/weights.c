@@ -88,7 +88,7 @@ static struct slice_shape weights_fused_shape(const struct loading *in,
 
     for (int i = 0; i < 3; i++) {
         slice_stack(&shape, heads[i] * hd, own_heads[i] * hd, i < 2 ? order : NULL);
-        if (in->l->c->arch->fused == ARCH_BY_HEAD) {
+        if (in->l->c->form.fused == ARCH_BY_HEAD) {
             shape.pieces[i].from = i * hd;
             shape.pieces[i].chunk = hd;
             shape.pieces[i].stride = 3 * hd;
@@ -278,7 +278,7 @@ static void weights_load_head(struct loader *l, const struct loader_tensors *ten
 static int weights_lay_out(struct loader *l, int rank)
 {
     const struct hf_config *config = l->c;
-    const struct arch_names *names = config->arch->names;
+    const struct arch_names *names = &config->form.names;
     struct loading in = {.l = l, .names = names, .dim = config->dim};
     const struct slice_shape words =
         slice_whole(config->n_vocab, config->n_vocab, config->dim, config->dim);
@@ -359,7 +359,7 @@ int weights_load(const struct weights_rank *ranks, const struct hf_config *c,
         return rc;
     weights_fill_orders(&loader, whole);
     if (loader.files != NULL)
-        loader.prefix = weights_find_prefix(&loader, c->arch->names->embed);
+        loader.prefix = weights_find_prefix(&loader, c->form.names.embed);
     for (int i = 0; i < loader.n_ranks && rc == ERR_OK; i++)
         /* Rank 0 makes the list; the others must find the same one. */
         rc = weights_lay_out(&loader, i);

@@ -9,8 +9,10 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/gguf.h"
 #include "base/mem.h"
 #include "base/must.h"
+#include "text/gguf_folder.h"
 
 #define PIECE ((size_t)64 << 10)
 
@@ -65,15 +67,30 @@ static int file_open(FILE **out, struct buf *path, const char *dir, const char *
     return rc;
 }
 
+/* A path that is a file in place of a folder is a GGUF file, which holds the texts of one. */
+static int file_make(struct buf *out, const char *path, const char *name, size_t limit, char *why,
+                     size_t why_cap)
+{
+    int rc = gguf_folder_read(out, path, name, why, why_cap);
+
+    if (rc != ERR_OK || out->len <= limit)
+        return rc;
+    (void)snprintf(why, why_cap, "%s: %s", path, err_sentence(ERR_LIMIT));
+    return ERR_LIMIT;
+}
+
 int file_read(struct buf *out, const char *dir, const char *name, size_t limit, char *why,
               size_t why_cap)
 {
     struct buf path = {0};
     FILE *f = NULL;
-    int rc = file_open(&f, &path, dir, name, why, why_cap);
+    int rc;
 
     must(out != NULL && name != NULL);
     must(why != NULL || why_cap == 0);
+    if (dir != NULL && gguf_is_path(dir))
+        return file_make(out, dir, name, limit, why, why_cap);
+    rc = file_open(&f, &path, dir, name, why, why_cap);
     if (rc == ERR_OK) {
         rc = file_drain(out, f, limit);
         (void)fclose(f); /* opened for reading: nothing can be lost */
@@ -131,12 +148,20 @@ static int file_fold_file(struct hash *hash, FILE *f, size_t limit)
 int file_digest(struct hash *hash, const char *dir, const char *name, size_t limit, char *why,
                 size_t why_cap)
 {
-    struct buf path = {0};
+    struct buf path = {0}, made = {0};
     FILE *f = NULL;
-    int rc = file_open(&f, &path, dir, name, why, why_cap);
+    int rc;
 
     must(hash != NULL && name != NULL);
     must(why != NULL || why_cap == 0);
+    if (dir != NULL && gguf_is_path(dir)) {
+        rc = file_make(&made, dir, name, limit, why, why_cap);
+        if (rc == ERR_OK)
+            file_fold(hash, made.bytes, made.len);
+        buf_fini(&made);
+        return rc;
+    }
+    rc = file_open(&f, &path, dir, name, why, why_cap);
     if (rc == ERR_OK) {
         rc = file_fold_file(hash, f, limit);
         (void)fclose(f);

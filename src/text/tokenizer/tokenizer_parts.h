@@ -96,6 +96,9 @@ int load_model_kind(struct load *load) ERR_CHECKED;
 int load_vocab(struct load *load) ERR_CHECKED;
 int load_merges(struct load *load) ERR_CHECKED;
 
+/* tokenizer_scores.c: merges from a list of scores by id; null: no merge makes the token. */
+int load_scored_merges(struct load *load, const struct json *scores) ERR_CHECKED;
+
 /* tokenizer_ranks.c: the counterparts for tiktoken.model. Room is made for at least n_ids ids,
  * because other files name ids up to n_ids - 1. */
 int load_ranks_kind(struct load *load) ERR_CHECKED;

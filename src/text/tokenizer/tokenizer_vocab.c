@@ -276,6 +276,7 @@ int load_merges(struct load *load)
 {
     const struct json *root = load->files[FILE_TOKENIZER];
     const struct json *list = json_get_kind(json_get(root, "model"), "merges", JSON_LIST);
+    const struct json *scores = json_get_kind(json_get(root, "model"), "scores", JSON_LIST);
     size_t n = root == NULL ? load_count_lines(&load->merges_txt) : list == NULL ? 0 : list->n;
     size_t slots = pieces_slots(n);
     struct buf joined = {0};
@@ -285,6 +286,8 @@ int load_merges(struct load *load)
     must(load->vocab.tokens != NULL);
     if (load->n_ranks > 0)
         return load_ranks_merges(load);
+    if (list == NULL && scores != NULL)
+        return load_scored_merges(load, scores);
     if (root != NULL && list == NULL)
         return load_fail(load, ERR_INVALID, "the model has no list of merges");
     load->merges = mem_zalloc_array(slots, sizeof *load->merges);

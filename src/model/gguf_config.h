@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The configuration of a model that is a GGUF file: its settings as a config.json, its tensors' names
+ * and the ways in which its tensors differ from those of the family's own checkpoints. */
+#ifndef QUIRE_MODEL_GGUF_CONFIG_H
+#define QUIRE_MODEL_GGUF_CONFIG_H
+
+#include "base/err.h"
+#include "model/hf_config.h"
+
+/* Read the first or only file of a model. Errors as hf_config_read(), and ERR_CORRUPT for a damaged
+ * file; all are logged. */
+int gguf_config_read(struct hf_config *out, const char *path) ERR_CHECKED;
+
+#endif

