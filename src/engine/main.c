@@ -72,7 +72,7 @@ static int main_open_model(struct engine *e)
     int rc;
 
     if (settings->model[0] == '\0') {
-        log_error("engine: no model: set model to a Hugging Face folder");
+        log_error("engine: no model: set model to a Hugging Face folder or a GGUF file");
         return ERR_INVALID;
     }
     if (!options.dummy_weights && strcmp(settings->load_format, "auto") != 0) {

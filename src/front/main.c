@@ -76,7 +76,7 @@ static int main_open_text(struct front *f)
     int rc;
 
     if (f->settings.model[0] == '\0') {
-        log_error("front: model is not set; set it to a Hugging Face folder");
+        log_error("front: model is not set; set it to a Hugging Face folder or a GGUF file");
         return ERR_INVALID;
     }
     rc = tokenizer_open_cached(&f->tokenizer, f->settings.model, f->settings.tokenizer_cache_dir,

@@ -6,7 +6,7 @@
  * hold a second copy of the weights in another arrangement, and each name must be in the file that
  * the index gives. Without it, the one file is model.safetensors.
  *
- * A checkpoint may also be a GGUF file, or several that are named NAME-00001-of-00003.gguf and so on.
+ * A checkpoint may also be a GGUF file, or several with names such as NAME-00001-of-00003.gguf.
  *
  * Files are mapped to parse their headers; tensor data is read by pread() (checkpoint_read()),
  * because an I/O error is then a return value and not a signal. */

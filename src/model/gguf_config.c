@@ -340,7 +340,8 @@ static void gguf_config_find_family(struct reading *r)
     char known[WHY_CAP - 100] = "";
 
     if (!gguf_get_text(r->g, "general.architecture", &name)) {
-        gguf_config_refuse(r, ERR_INVALID, "general.architecture is missing");
+        gguf_config_refuse(r, ERR_INVALID,
+                           "general.architecture is missing (of a set of files, name the first)");
         return;
     }
     for (size_t i = 0; i < N_FAMILIES; i++) {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The configuration of a model that is a GGUF file: its settings as a config.json, its tensors' names
- * and the ways in which its tensors differ from those of the family's own checkpoints. */
+ * The configuration of a model that is a GGUF file: its settings as a config.json, the names of its
+ * tensors, and the ways in which they differ from those of the family's own checkpoints. */
 #ifndef QUIRE_MODEL_GGUF_CONFIG_H
 #define QUIRE_MODEL_GGUF_CONFIG_H
 

@@ -19,7 +19,7 @@
 struct model;
 
 struct model_options {
-    const char *dir;    /* Hugging Face folder: config.json, *.safetensors */
+    const char *dir;    /* Hugging Face folder: config.json, *.safetensors; or a GGUF file */
     const char *device; /* "auto", "cuda", "cpu" */
     bool dummy_weights; /* random weights in the shapes of config.json; no files read */
     /* NULL or "": as in the folder; "fp8": matrices of layers that are not e4m3 are rounded to it,

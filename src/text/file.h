@@ -11,8 +11,8 @@
 #include "base/err.h"
 #include "base/hash.h"
 
-/* Append the contents of the file dir/name (of name alone when dir is NULL) to out. If dir is a GGUF
- * file, the contents are made from it (gguf_folder.h).
+/* Append the contents of the file dir/name (of name alone when dir is NULL) to out. If dir is a
+ * GGUF file, the contents are made from it (gguf_folder.h).
  *
  *   limit  largest accepted size in bytes
  *   why    out on error: one sentence with the path and the reason

@@ -21,7 +21,7 @@
 #include "base/json.h"
 #include "base/mem.h"
 
-/* --- how texts are cut ------------------------------------------------------------------------ */
+/* --- how texts are cut ----------------------------------------------------------------------- */
 
 #define BYTES(regex)                                                            \
     "{\"type\":\"ByteLevel\",\"add_prefix_space\":false,\"trim_offsets\":true," \
@@ -96,7 +96,7 @@ static const struct cut {
     {"seed-coder", CUT_SEED, NULL, false, false},
 };
 
-/* --- the tokenizer of a file -------------------------------------------------------------------- */
+/* --- the tokenizer of a file ----------------------------------------------------------------- */
 
 /* The lists of the vocabulary, and the ids with a meaning; -1 without one. */
 struct gguf_vocab {
@@ -223,7 +223,7 @@ static void gguf_folder_put_string(struct buf *out, struct gguf_text text)
     buf_add_json_string(out, text.bytes, text.len);
 }
 
-/* --- tokenizer.json ----------------------------------------------------------------------------- */
+/* --- tokenizer.json -------------------------------------------------------------------------- */
 
 /* {"the": 262, ...}. An empty text, or one with a NUL, cannot be a name; no text has such a
  * token. */
@@ -381,7 +381,7 @@ static void gguf_folder_put_tokenizer(struct buf *out, const struct gguf_vocab *
     buf_add_text(out, "}}");
 }
 
-/* --- tokenizer_config.json ----------------------------------------------------------------------- */
+/* --- tokenizer_config.json ------------------------------------------------------------------- */
 
 /* The chat templates: tokenizer.chat_template, and others with their name behind it. */
 static void gguf_folder_put_templates(struct buf *out, const struct gguf *g)
@@ -434,7 +434,7 @@ static void gguf_folder_put_config(struct buf *out, const struct gguf_vocab *v)
     buf_add_byte(out, '}');
 }
 
-/* --- generation_config.json ---------------------------------------------------------------------- */
+/* --- generation_config.json ------------------------------------------------------------------ */
 
 /* The ids that end a text, and the presets of sampling that some files have. */
 static void gguf_folder_put_generation(struct buf *out, const struct gguf *g)
@@ -465,7 +465,7 @@ static void gguf_folder_put_generation(struct buf *out, const struct gguf *g)
     buf_add_byte(out, '}');
 }
 
-/* --- the folder ---------------------------------------------------------------------------------- */
+/* --- the folder ------------------------------------------------------------------------------ */
 
 enum folder_file { FOLDER_TOKENIZER, FOLDER_CONFIG, FOLDER_GENERATION, FOLDER_FILES };
 

@@ -14,7 +14,7 @@
  *
  * Returns ERR_OK; ERR_NOT_FOUND for other names, and for a file without a tokenizer; ERR_CORRUPT,
  * ERR_UNSUPPORTED for a kind of tokenizer that quire does not know, ERR_IO, ERR_NO_MEMORY; `why`
- * receives the path and the reason. A vocabulary of 128,000 tokens takes about 50 ms. Any thread. */
+ * gets the path and the reason. A vocabulary of 128,000 tokens takes about 50 ms. Any thread. */
 int gguf_folder_read(struct buf *out, const char *path, const char *name, char *why,
                      size_t why_cap) ERR_CHECKED;
 

@@ -227,6 +227,19 @@ static void check_model(const char *name, const char *folder, const char *golden
     free(r);
 }
 
+/* The same model as a GGUF file (make_gguf.py), if there is one. */
+static void check_gguf(const char *base, const char *name, const char *golden_path)
+{
+    const char *slash = strrchr(name, '/');
+    char file[4400], title[200];
+    struct stat st;
+
+    snprintf(title, sizeof title, "gguf/%s.gguf", slash != NULL ? slash + 1 : name);
+    snprintf(file, sizeof file, "%s/%s", base, title);
+    if (stat(file, &st) == 0)
+        check_model(title, file, golden_path, 1);
+}
+
 /* What does not divide is refused. */
 static void check_refused(const char *name, const char *folder, int n_ranks)
 {
@@ -315,6 +328,7 @@ int main(void)
         n_found++;
         limit = !on_gpu ? 1e-4 : models[i].noise > 1e-2 ? 2.0 * models[i].noise : 2e-2;
         check_ranks(models[i].name, folder, path, models[i].fits);
+        check_gguf(base, models[i].name, path);
     }
     if (n_found == 0)
         tap_skip_all("no golden files in tests/golden");

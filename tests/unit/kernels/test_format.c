@@ -2,7 +2,10 @@
  *
  * Goal: the questions of format.h have the answers that devices and kernels rely on. Method: the
  * formats that are, and some that no device takes yet, each asked everything; sizes by hand. And
- * ref_dequantise() gives the weights of a format as the formula does. */
+ * ref_dequantise() gives the weights of a format as the formula does; blocks of GGUF files have the
+ * values that the package gguf gives them, bit for bit (tests/golden/make_gguf.py). */
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "kernels/e4m3.h"
@@ -151,8 +154,63 @@ static void test_meaning(void)
     ok(got[0] == 0.5f && got[1] == 3.0f, "float32");
 }
 
+/* --- blocks ----------------------------------------------------------------------------- */
+
+static const struct {
+    const char *name;
+    enum k_type type;
+} block_types[] = {{"Q4_0", K_Q4_0},    {"Q4_1", K_Q4_1},     {"Q5_0", K_Q5_0},   {"Q5_1", K_Q5_1},
+                   {"Q8_0", K_Q8_0},    {"IQ4_NL", K_IQ4_NL}, {"MXFP4", K_MXFP4}, {"Q2_K", K_Q2_K},
+                   {"Q3_K", K_Q3_K},    {"Q4_K", K_Q4_K},     {"Q5_K", K_Q5_K},   {"Q6_K", K_Q6_K},
+                   {"IQ4_XS", K_IQ4_XS}};
+
+/* One type of blocks.bin: its blocks begin at an odd address. */
+static void check_blocks(FILE *f, const char *name, enum k_type type)
+{
+    char title[8] = "";
+    uint32_t n[3] = {0}; /* elements, bytes, blocks */
+    uint8_t bytes[4096];
+    float want[4096], got[4096];
+    size_t n_values;
+
+    if (fread(title, 8, 1, f) != 1 || fread(n, sizeof n, 1, f) != 1 ||
+        n[1] * n[2] >= sizeof bytes || n[0] * n[2] > 4096 ||
+        fread(bytes + 1, n[1], n[2], f) != n[2] || fread(want, 4 * n[0], n[2], f) != n[2]) {
+        ok(false, "%s: blocks.bin is cut short", name);
+        return;
+    }
+    n_values = (size_t)n[0] * n[2];
+    ok(strncmp(title, name, 8) == 0 && (int)n[0] == k_type_block(type) &&
+           (int)n[1] == k_type_block_bytes(type),
+       "%s: %u elements in %u bytes", name, n[0], n[1]);
+    ref_blocks(got, type, bytes + 1, n[2]);
+    ok(memcmp(got, want, 4 * n_values) == 0, "%s: values equal those of the package gguf", name);
+    ok(k_format_row_bytes(&(const struct k_format){.elem = type}, (int)n_values) == n[1] * n[2],
+       "%s: bytes of a row", name);
+    memset(got, 0, sizeof got);
+    ref_dequantise(
+        got,
+        &(const struct k_matrix){
+            .data = bytes + 1, .format = {.elem = type}, .n_out = (int)n[2], .n_in = (int)n[0]},
+        1, (int)n[2] - 1);
+    ok(memcmp(got, want + n[0], 4 * (n_values - n[0])) == 0, "%s: rows of a matrix", name);
+}
+
+static void test_blocks(void)
+{
+    FILE *f = fopen(tap_path("tests/golden/gguf/blocks.bin"), "rb");
+
+    if (!ok(f != NULL, "blocks.bin is there"))
+        return;
+    for (size_t i = 0; i < sizeof block_types / sizeof block_types[0]; i++)
+        check_blocks(f, block_types[i].name, block_types[i].type);
+    ok(fgetc(f) == EOF, "no type is left");
+    fclose(f);
+}
+
 int main(void)
 {
+    test_blocks();
     test_answers();
     test_more();
     test_likeness();

@@ -27,6 +27,10 @@ static const char *const models[] = {"gpt2",    "gpt2-prefix", "llama3",   "qwen
                                      "tekken",  "falcon",      "bloom",    "coder",    "llama2",
                                      "mistral", "gemma",       "metaspace"};
 
+/* Vocabularies that are also GGUF files. */
+static const char *const in_gguf[] = {"gpt2",   "qwen2",  "smollm", "o200k",
+                                      "tekken", "llama3", "llama2"};
+
 static bool same_ids(const struct token_list *got, const struct json *want)
 {
     uint32_t i;
@@ -133,6 +137,60 @@ static void test_golden(const char *folder, const char *name)
                    json_parse(&cases, &a, text.bytes, text.len, why, sizeof why) == ERR_OK,
                "%s: cases: %s", name, why))
             check_cases(name, t, cases);
+    }
+    tokenizer_close(t);
+    buf_fini(&text);
+    arena_reset(&a);
+}
+
+/* The cases whose texts have none of the added tokens with flags, which a GGUF file cannot say. */
+static struct json without_flags(const struct json *cases)
+{
+    static const char *const flagged[] = {"hello",    "keep",     "wide",     "<|en",
+                                          "\xce\xa9", "\xc3\xa9", "e\xcc\x81"};
+    struct json *items = malloc((cases->n + 1) * sizeof *items);
+    struct json some = *cases;
+
+    some.n = 0;
+    some.items = items;
+    for (uint32_t i = 0; i < cases->n; i++) {
+        const struct json *text = &cases->items[i].items[0];
+        bool has = false;
+
+        for (size_t k = 0; text->kind == JSON_TEXT && k < sizeof flagged / sizeof flagged[0]; k++)
+            has = has || memmem(text->text, text->text_len, flagged[k], strlen(flagged[k])) != NULL;
+        if (!has)
+            items[some.n++] = cases->items[i];
+    }
+    return some;
+}
+
+/* The same vocabulary in a GGUF file (tests/golden/make_gguf.py): the cases of the folder hold. */
+static void test_gguf(const char *name)
+{
+    struct tokenizer *t = NULL;
+    struct arena a = {0};
+    const struct json *cases = NULL;
+    struct buf text = {0};
+    char below[200];
+    char folder[4200];
+    char why[600] = "";
+    void *items;
+
+    (void)snprintf(below, sizeof below, "tests/golden/text/%s", name);
+    (void)snprintf(folder, sizeof folder, "%s", tap_path(below));
+    (void)snprintf(below, sizeof below, "tests/golden/gguf/vocab-%s.gguf", name);
+    ok(tokenizer_open(&t, tap_path(below), why, sizeof why) == ERR_OK, "%s opens: %s", below, why);
+    if (t != NULL &&
+        file_read(&text, folder, "cases.json", (size_t)1 << 28, why, sizeof why) == ERR_OK &&
+        ok(json_parse(&cases, &a, text.bytes, text.len, why, sizeof why) == ERR_OK, "cases: %s",
+           why)) {
+        struct json some = without_flags(cases);
+
+        ok(some.n > 90, "%s: %u of %u cases", below, some.n, cases->n);
+        check_cases(below, t, &some);
+        memcpy(&items, &some.items, sizeof items);
+        free(items);
     }
     tokenizer_close(t);
     buf_fini(&text);
@@ -432,6 +490,8 @@ int main(void)
         (void)snprintf(below, sizeof below, "tests/golden/text/%s", models[i]);
         test_golden(tap_path(below), models[i]);
     }
+    for (i = 0; i < sizeof in_gguf / sizeof in_gguf[0]; i++)
+        test_gguf(in_gguf[i]);
     test_names();
     test_most_bytes();
     test_damaged();

@@ -1,0 +1,396 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Goal: a GGUF file whose matrices are blocks of any type computes what its twin computes, whose
+ * matrices are the blocks' values as float32; a set of files is one model; what cannot be read is
+ * refused with one line. Method: small models of random blocks, written here; on the cpu device the
+ * bits of the logits must be equal. (Values of blocks: tests/unit/kernels/test_format.c; heads of
+ * files: tests/unit/base/test_gguf.c; families: test_golden.c.) */
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "base/buf.h"
+#include "base/gguf.h"
+#include "kernels/kernels.h"
+#include "tests/golden/run.h"
+#include "tests/tap.h"
+
+enum {
+    DIM = 256,
+    FF = 512,
+    HEADS = 4,
+    KV_HEADS = 2,
+    HEAD = 64,
+    VOCAB = 70,
+    LAYERS = 2,
+    PROMPT = 9
+};
+
+static char root[] = "/tmp/quire-gguf-XXXXXX";
+
+/* --- writing ---------------------------------------------------------------------------------- */
+
+struct file {
+    struct buf settings, tensors, data;
+    unsigned n_settings, n_tensors;
+};
+
+static void put(struct buf *b, uint64_t number, int n)
+{
+    for (int i = 0; i < n; i++)
+        buf_add_byte(b, (char)(number >> (8 * i) & 255));
+}
+
+static void put_text(struct buf *b, const char *text)
+{
+    put(b, strlen(text), 8);
+    buf_add_text(b, text);
+}
+
+static void set_number(struct file *f, const char *key, enum gguf_kind kind, uint64_t bits)
+{
+    put_text(&f->settings, key);
+    put(&f->settings, kind, 4);
+    put(&f->settings, bits, 4);
+    f->n_settings++;
+}
+
+static void set_float(struct file *f, const char *key, float value)
+{
+    uint32_t bits;
+
+    memcpy(&bits, &value, 4);
+    set_number(f, key, GGUF_F32, bits);
+}
+
+static void set_text(struct file *f, const char *key, const char *value)
+{
+    put_text(&f->settings, key);
+    put(&f->settings, GGUF_TEXT, 4);
+    put_text(&f->settings, value);
+    f->n_settings++;
+}
+
+struct entry {
+    const char *name;
+    unsigned type;
+    int rows, cols; /* rows 0: a vector */
+};
+
+static void add(struct file *f, const struct entry *t, const void *bytes, size_t n)
+{
+    put_text(&f->tensors, t->name);
+    put(&f->tensors, t->rows > 0 ? 2 : 1, 4);
+    put(&f->tensors, (uint64_t)t->cols, 8);
+    if (t->rows > 0)
+        put(&f->tensors, (uint64_t)t->rows, 8);
+    put(&f->tensors, t->type, 4);
+    while (f->data.len % 32 != 0)
+        buf_add_byte(&f->data, '\0');
+    put(&f->tensors, f->data.len, 8);
+    buf_add(&f->data, bytes, n);
+    f->n_tensors++;
+}
+
+static void finish(struct file *f, const char *path)
+{
+    struct buf all = {.bytes = NULL};
+    FILE *out = fopen(path, "wb");
+
+    buf_add_text(&all, "GGUF");
+    put(&all, 3, 4);
+    put(&all, f->n_tensors, 8);
+    put(&all, f->n_settings, 8);
+    buf_add(&all, buf_text(&f->settings), f->settings.len);
+    buf_add(&all, buf_text(&f->tensors), f->tensors.len);
+    while (all.len % 32 != 0)
+        buf_add_byte(&all, '\0');
+    buf_add(&all, buf_text(&f->data), f->data.len);
+    if (out == NULL || all.failed || fwrite(all.bytes, 1, all.len, out) != all.len ||
+        fclose(out) != 0) {
+        printf("Bail out! %s cannot be written\n", path);
+        exit(1);
+    }
+    buf_fini(&all);
+    buf_fini(&f->settings);
+    buf_fini(&f->tensors);
+    buf_fini(&f->data);
+}
+
+/* --- models of blocks ------------------------------------------------------------------------- */
+
+static const struct kind {
+    const char *name;
+    enum k_type type;
+    unsigned number; /* in the file */
+    int halves[2];   /* places of float16 scales in a block; -1: none */
+    unsigned half;   /* their value: 2^-8 or 2^-12 */
+} kinds[] = {
+    {"Q4_0", K_Q4_0, 2, {0, -1}, 0x1c00},      {"Q4_1", K_Q4_1, 3, {0, 2}, 0x1c00},
+    {"Q5_0", K_Q5_0, 6, {0, -1}, 0x1c00},      {"Q5_1", K_Q5_1, 7, {0, 2}, 0x1c00},
+    {"Q8_0", K_Q8_0, 8, {0, -1}, 0x0c00},      {"Q2_K", K_Q2_K, 10, {80, 82}, 0x1c00},
+    {"Q3_K", K_Q3_K, 11, {108, -1}, 0x0c00},   {"Q4_K", K_Q4_K, 12, {0, 2}, 0x0c00},
+    {"Q5_K", K_Q5_K, 13, {0, 2}, 0x0c00},      {"Q6_K", K_Q6_K, 14, {208, -1}, 0x0c00},
+    {"IQ4_NL", K_IQ4_NL, 20, {0, -1}, 0x0c00}, {"IQ4_XS", K_IQ4_XS, 23, {0, -1}, 0x0400},
+    {"MXFP4", K_MXFP4, 39, {-1, -1}, 0},
+};
+
+#define N_KINDS (sizeof kinds / sizeof kinds[0])
+
+static unsigned random_byte(unsigned *seed)
+{
+    *seed = *seed * 1664525U + 1013904223U;
+    return *seed >> 24;
+}
+
+/* A matrix as blocks in f and as float32 in twin; kind NULL: the same float32 in both. */
+static void add_matrix(struct file *f, struct file *twin, const char *name, const struct kind *kind,
+                       int rows, int cols)
+{
+    size_t n = (size_t)rows * (size_t)cols, n_blocks, size;
+    float *values = malloc(n * sizeof *values);
+    unsigned seed = (unsigned)name[4] * 7919U + (unsigned)strlen(name);
+    const struct entry as_floats = {name, 0, rows, cols};
+    struct entry as_blocks = as_floats;
+    uint8_t *bytes;
+
+    for (size_t i = 0; i < n; i++)
+        values[i] = (float)((int)random_byte(&seed) - 128) * 0x1p-9f;
+    if (kind == NULL) {
+        add(f, &as_floats, values, 4 * n);
+        add(twin, &as_floats, values, 4 * n);
+        free(values);
+        return;
+    }
+    n_blocks = n / (size_t)k_type_block(kind->type);
+    size = (size_t)k_type_block_bytes(kind->type);
+    bytes = malloc(n_blocks * size);
+    for (size_t i = 0; i < n_blocks * size; i++)
+        bytes[i] = (uint8_t)random_byte(&seed);
+    for (size_t i = 0; i < n_blocks; i++) {
+        for (int k = 0; k < 2 && kind->halves[k] >= 0; k++) {
+            bytes[i * size + (size_t)kind->halves[k]] = (uint8_t)(kind->half & 255);
+            bytes[i * size + (size_t)kind->halves[k] + 1] = (uint8_t)(kind->half >> 8);
+        }
+        if (kind->type == K_MXFP4)
+            bytes[i * size] = (uint8_t)(120 + i % 3);
+    }
+    ref_blocks(values, kind->type, bytes, n_blocks);
+    as_blocks.type = kind->number;
+    add(f, &as_blocks, bytes, n_blocks * size);
+    add(twin, &as_floats, values, 4 * n);
+    free(bytes);
+    free(values);
+}
+
+static void add_settings(struct file *f)
+{
+    set_text(f, "general.architecture", "llama");
+    set_number(f, "llama.block_count", GGUF_U32, LAYERS);
+    set_number(f, "llama.context_length", GGUF_U32, 512);
+    set_number(f, "llama.embedding_length", GGUF_U32, DIM);
+    set_number(f, "llama.feed_forward_length", GGUF_U32, FF);
+    set_number(f, "llama.attention.head_count", GGUF_U32, HEADS);
+    set_number(f, "llama.attention.head_count_kv", GGUF_U32, KV_HEADS);
+    set_float(f, "llama.attention.layer_norm_rms_epsilon", 1e-5f);
+    set_float(f, "llama.rope.freq_base", 10000.0f);
+}
+
+static void add_vector(struct file *f, struct file *twin, const char *name)
+{
+    float ones[DIM];
+
+    for (int i = 0; i < DIM; i++)
+        ones[i] = 1.0f + (float)(i % 7) * 0.05f;
+    add(f, &(const struct entry){name, 0, 0, DIM}, ones, sizeof ones);
+    add(twin, &(const struct entry){name, 0, 0, DIM}, ones, sizeof ones);
+}
+
+/* Layer i; q, k, v may have types of their own, as in files of mixed types. */
+static void add_layer(struct file *f, struct file *twin, int i, const struct kind *kind,
+                      const struct kind *of_v)
+{
+    const struct {
+        const char *name;
+        int rows, cols;
+    } matrices[] = {{"attn_q", HEADS * HEAD, DIM},
+                    {"attn_k", KV_HEADS * HEAD, DIM},
+                    {"attn_v", KV_HEADS * HEAD, DIM},
+                    {"attn_output", DIM, HEADS * HEAD},
+                    {"ffn_gate", FF, DIM},
+                    {"ffn_up", FF, DIM},
+                    {"ffn_down", DIM, FF}};
+    char name[80];
+
+    snprintf(name, sizeof name, "blk.%d.attn_norm.weight", i);
+    add_vector(f, twin, name);
+    snprintf(name, sizeof name, "blk.%d.ffn_norm.weight", i);
+    add_vector(f, twin, name);
+    for (size_t m = 0; m < sizeof matrices / sizeof matrices[0]; m++) {
+        snprintf(name, sizeof name, "blk.%d.%s.weight", i, matrices[m].name);
+        add_matrix(f, twin, name, m == 2 ? of_v : kind, matrices[m].rows, matrices[m].cols);
+    }
+}
+
+/* A model of one kind of blocks and its twin; split: its second layer is in a second file. */
+static void write_model(const struct kind *kind, const struct kind *of_v, const char *path,
+                        const char *twin_path, const char *second)
+{
+    struct file f = {.n_tensors = 0}, twin = {.n_tensors = 0}, more = {.n_tensors = 0};
+
+    add_settings(&f);
+    add_settings(&twin);
+    if (second != NULL)
+        set_number(&f, "split.count", GGUF_U32, 2);
+    add_matrix(&f, &twin, "token_embd.weight", kind, VOCAB, DIM);
+    add_vector(&f, &twin, "output_norm.weight");
+    add_layer(&f, &twin, 0, kind, of_v);
+    add_layer(second != NULL ? &more : &f, &twin, 1, kind, of_v);
+    if (second != NULL)
+        finish(&more, second);
+    finish(&f, path);
+    finish(&twin, twin_path);
+}
+
+/* --- comparing -------------------------------------------------------------------------------- */
+
+/* Logits of a short prompt; the caller frees them. NULL, with the error in *rc. */
+static float *logits_of(const char *path, int n_ranks, int *rc)
+{
+    struct model_options o = {.dir = path,
+                              .device = "cpu",
+                              .page_tokens = 16,
+                              .num_pages = 64,
+                              .max_num_seqs = 4,
+                              .max_num_batched_tokens = 64,
+                              .n_ranks = n_ranks};
+    struct run *r = calloc(1, sizeof *r);
+    struct run_seq *s = calloc(1, sizeof *s);
+    float *logits = calloc(VOCAB, sizeof *logits);
+    struct model *m = NULL;
+
+    for (s->n_tokens = 0; s->n_tokens < PROMPT; s->n_tokens++)
+        s->tokens[s->n_tokens] = s->n_tokens * 7 % VOCAB;
+    if ((*rc = model_open(&m, &o)) == ERR_OK) {
+        run_init(r, m);
+        run_clear(r);
+        run_add(r, s, PROMPT, false);
+        *rc = run_step(r);
+    }
+    if (*rc == ERR_OK)
+        *rc = model_logits(m, logits);
+    model_close(m);
+    free(s);
+    free(r);
+    if (*rc == ERR_OK)
+        return logits;
+    free(logits);
+    return NULL;
+}
+
+/* Equal bits, and numbers that are not all the same. */
+static void compare(const char *what, const char *path, const char *twin_path, int n_ranks)
+{
+    int rc[2];
+    float *got = logits_of(path, n_ranks, &rc[0]), *want = logits_of(twin_path, n_ranks, &rc[1]);
+
+    ok(rc[0] == ERR_OK && rc[1] == ERR_OK, "%s: both open", what);
+    ok(got != NULL && want != NULL && memcmp(got, want, VOCAB * sizeof *got) == 0 &&
+           got[0] - got[1] != 0.0f && got[0] - got[0] == 0.0f,
+       "%s: ranks: %d: logits equal those of the values", what, n_ranks);
+    free(got);
+    free(want);
+}
+
+static void test_kinds(void)
+{
+    char path[200], twin[200];
+
+    for (size_t i = 0; i < N_KINDS; i++) {
+        snprintf(path, sizeof path, "%s/%s.gguf", root, kinds[i].name);
+        snprintf(twin, sizeof twin, "%s/twin.gguf", root);
+        write_model(&kinds[i], &kinds[i], path, twin, NULL);
+        compare(kinds[i].name, path, twin, 1);
+    }
+}
+
+/* Values of more bits, as in Q4_K_M; split by rows and columns over two ranks; in two files. */
+static void test_sets(void)
+{
+    char path[200], second[200], twin[200];
+    int rc;
+
+    snprintf(path, sizeof path, "%s/mixed.gguf", root);
+    snprintf(twin, sizeof twin, "%s/twin.gguf", root);
+    write_model(&kinds[7], &kinds[9], path, twin, NULL);
+    compare("Q4_K with Q6_K", path, twin, 1);
+    compare("Q4_K with Q6_K", path, twin, 2);
+    snprintf(path, sizeof path, "%s/set-00001-of-00002.gguf", root);
+    snprintf(second, sizeof second, "%s/set-00002-of-00002.gguf", root);
+    write_model(&kinds[7], &kinds[7], path, twin, second);
+    compare("a set of two files", path, twin, 1);
+    ok(logits_of(second, 1, &rc) == NULL && rc != ERR_OK, "its second file alone is refused");
+    (void)unlink(second);
+    ok(logits_of(path, 1, &rc) == NULL && rc == ERR_NOT_FOUND, "so is the first without it");
+}
+
+/* What cannot be computed is refused. */
+static void test_refused(void)
+{
+    static const struct {
+        const char *what, *text_key, *text, *number_key;
+        int rc;
+    } wrong[] = {
+        {"no such family", "general.architecture", "mamba", NULL, ERR_UNSUPPORTED},
+        {"experts", "general.architecture", "llama", "llama.expert_count", ERR_UNSUPPORTED},
+        {"a scaling", "llama.rope.scaling.type", "unheard-of", NULL, ERR_UNSUPPORTED},
+        {"a missing setting", "general.architecture", "qwen2", NULL, ERR_INVALID},
+    };
+    struct file twin = {.n_tensors = 0};
+    const uint8_t zeros[66 * VOCAB] = {0};
+    char path[200];
+    int rc;
+
+    snprintf(path, sizeof path, "%s/wrong.gguf", root);
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        struct file f = {.n_tensors = 0};
+
+        set_text(&f, wrong[i].text_key, wrong[i].text); /* the first of a key counts */
+        if (wrong[i].number_key != NULL)
+            set_number(&f, wrong[i].number_key, GGUF_U32, 8);
+        add_settings(&f);
+        add_matrix(&f, &twin, "token_embd.weight", NULL, VOCAB, DIM);
+        finish(&f, path);
+        ok(logits_of(path, 1, &rc) == NULL && rc == wrong[i].rc, "%s is refused", wrong[i].what);
+    }
+    add_settings(&twin); /* a type that is known, and not read */
+    add(&twin, &(const struct entry){"output_norm.weight", 16, VOCAB, 256}, zeros, sizeof zeros);
+    finish(&twin, path);
+    ok(logits_of(path, 1, &rc) == NULL && rc != ERR_OK, "a type that is not read is refused");
+}
+
+static void remove_all(void)
+{
+    static const char *const names[] = {"twin", "mixed", "wrong", "set-00001-of-00002"};
+    char path[200];
+
+    for (size_t i = 0; i < N_KINDS; i++) {
+        snprintf(path, sizeof path, "%s/%s.gguf", root, kinds[i].name);
+        (void)unlink(path);
+    }
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        snprintf(path, sizeof path, "%s/%s.gguf", root, names[i]);
+        (void)unlink(path);
+    }
+    (void)rmdir(root);
+}
+
+int main(void)
+{
+    if (mkdtemp(root) == NULL)
+        tap_skip_all("no temporary folder");
+    test_kinds();
+    test_sets();
+    test_refused();
+    remove_all();
+    return tap_done();
+}
