@@ -51,10 +51,11 @@ struct target {
     struct quant_part part; /* of a matrix */
     struct slice slice;     /* of a vector: rows of one number */
     void *dst;
-    size_t at;     /* element of dst; for BYTES_COPIED a byte */
-    float *scales; /* BYTES_ROUNDED: scales of the rows, from the target's first */
-    float *turned; /* BYTES_TURNED, rank 0 only: the whole matrix, gathered while its tensor is
+    size_t at;      /* element of dst; for BYTES_COPIED a byte */
+    float *scales;  /* BYTES_ROUNDED: scales of the rows, from the target's first */
+    float *turned;  /* BYTES_TURNED, rank 0 only: the whole matrix, gathered while its tensor is
                     * read */
+    uint8_t *whole; /* likewise, the bytes of a tensor that is converted as a whole */
 };
 
 static const struct k_format plain = {.elem = K_BF16};
@@ -190,9 +191,17 @@ static size_t loader_elem_bytes(const struct target *to, int n)
     return (size_t)n * loader_file_bytes(to->type);
 }
 
-/* Of one row of the tensor in the file. */
+/* A tensor whose rows are not the matrix's is converted when all of it has come. */
+static bool loader_is_gathered(const struct target *to)
+{
+    return to->use == BYTES_CONVERTED && to->part.kind != NULL && to->part.kind->is_whole;
+}
+
+/* Of one row of the tensor in the file; 0 if it is gathered. */
 static size_t loader_row_bytes(const struct target *to)
 {
+    if (quant_has_values(&to->part))
+        return quant_row_bytes(&to->part);
     return loader_elem_bytes(to, to->slice.cols);
 }
 
@@ -203,6 +212,8 @@ static void loader_list_target(struct loader *l, size_t item, const struct targe
     l->items[item].step = loader_row_bytes(to);
     if (to->use == BYTES_TURNED)
         l->items[item].step = loader_elem_bytes(to, to->slice.rows);
+    if (loader_is_gathered(to))
+        l->items[item].step = 1;
     *loader_target_of(l, item, l->rank) = *to;
 }
 
@@ -326,7 +337,7 @@ static const struct tensor *loader_tensor_beside(struct loader *l, const char *p
 }
 
 /* List the tensors of a part. The order is part of the digest: data, scales, zero points, global
- * scale. */
+ * scale, or those that a kind has beside its data. */
 static void loader_list_part(struct loader *l, struct part *p)
 {
     const struct tensor *const more[] = {p->q.scales.t, p->q.zeros.t, p->q.global.t};
@@ -336,6 +347,10 @@ static void loader_list_part(struct loader *l, struct part *p)
     for (int i = 0; i < 3 && l->rc == ERR_OK; i++) {
         if (more[i] != NULL)
             loader_list_tensor(l, more[i]);
+    }
+    for (int i = 0; i < QUANT_BESIDE_MAX && l->rc == ERR_OK; i++) {
+        if (p->q.beside[i] != NULL)
+            loader_list_tensor(l, p->q.beside[i]);
     }
 }
 
@@ -360,6 +375,11 @@ static void loader_find_part(struct loader *l, struct part *p)
     loader_list_part(l, p);
     if (p->q.kind == NULL)
         loader_check_type(l, p->q.data, &p->type);
+    if (p->is_turned && quant_has_values(&p->q)) {
+        log_error("model: tensor %s: transposed matrices are not read in this format",
+                  p->q.data->name);
+        l->rc = ERR_UNSUPPORTED;
+    }
 }
 
 /* True if the parts can form one matrix without conversion: one format for all, no scale that spans
@@ -372,7 +392,7 @@ static bool loader_parts_fit(const struct part *parts, int n_parts)
     for (int i = 0; i < n_parts; i++) {
         const struct quant_part *part = &parts[i].q;
 
-        if (part->kind == NULL || part->kind != first->kind ||
+        if (part->kind == NULL || part->kind != first->kind || quant_has_values(part) ||
             !k_format_is_like(&part->format, &first->format))
             return false;
         if (part->format.has_global && n_parts > 1)
@@ -408,15 +428,24 @@ static struct k_format loader_wanted_format(const struct loader *l, const struct
 /* For one log line after loading: how many matrices were converted, and how much larger they
  * became. The count is rank 0's; bytes are summed over ranks. */
 static void loader_count_converted(struct loader *l, const struct k_matrix *m,
-                                   const struct k_format *f)
+                                   const struct part *parts, int n_parts, const struct k_format *f)
 {
     struct loader_converted *count = &l->converted;
 
     if (count->n == 0)
-        quant_text(count->text, sizeof count->text, f);
+        quant_text(count->text, sizeof count->text, parts[0].q.kind, f);
     count->n += l->rank == 0;
-    count->as_they_are += (size_t)m->n_out * k_format_row_bytes(f, m->n_in) +
-                          k_format_n_scales(f, m->n_out, m->n_in) * sizeof(float);
+    if (!quant_has_values(&parts[0].q))
+        count->as_they_are += (size_t)m->n_out * k_format_row_bytes(f, m->n_in) +
+                              k_format_n_scales(f, m->n_out, m->n_in) * sizeof(float);
+    for (int i = 0; i < n_parts && quant_has_values(&parts[0].q) && l->rank == 0; i++) {
+        if (parts[i].q.data != NULL)
+            count->as_they_are += parts[i].q.data->bytes;
+        for (int k = 0; k < QUANT_BESIDE_MAX; k++) {
+            if (parts[i].q.beside[k] != NULL)
+                count->as_they_are += parts[i].q.beside[k]->bytes;
+        }
+    }
     count->bytes += (size_t)m->n_out * (size_t)m->n_in * l->d->elem_bytes;
 }
 
@@ -433,7 +462,7 @@ static void loader_choose_format(struct loader *l, struct k_matrix *m, const str
     if (has_all && l->d->ops->takes(l->d, m))
         return;
     m->format = plain;
-    loader_count_converted(l, m, &wanted);
+    loader_count_converted(l, m, parts, n_parts, &wanted);
 }
 
 static size_t loader_n_scales(const struct k_matrix *m)
@@ -594,6 +623,7 @@ static int loader_convert_rows(struct loader *l, size_t idx, unsigned char *byte
 
     if (floats == NULL)
         return ERR_NO_MEMORY;
+    /* A row of 0 bytes: all of the tensor is at hand for every row. */
     for (int row = 0; row < n_rows && rc == ERR_OK;
          row += step, bytes += (size_t)step * loader_row_bytes(to)) {
         int some = step;
@@ -646,6 +676,26 @@ static int loader_turn_rows(struct loader *l, size_t idx, unsigned char *bytes, 
     (void)pthread_mutex_unlock(&l->turn);
     mem_free(to->turned);
     to->turned = NULL;
+    return rc;
+}
+
+/* Take `bytes` bytes from `at` on of a tensor that is converted as a whole. As above, they come in
+ * order, from one thread. */
+static int loader_gather(struct loader *l, size_t idx, const unsigned char *from, size_t at,
+                         size_t bytes)
+{
+    struct target *to = loader_target_of(l, idx, 0);
+    size_t all = l->items[idx].t->bytes;
+    int rc;
+
+    if (to->whole == NULL && (to->whole = mem_alloc(all)) == NULL)
+        return ERR_NO_MEMORY;
+    memcpy(to->whole + at, from, bytes);
+    if (at + bytes < all)
+        return ERR_OK;
+    rc = loader_convert_rows(l, idx, to->whole, 0, to->slice.rows);
+    mem_free(to->whole);
+    to->whole = NULL;
     return rc;
 }
 
@@ -708,6 +758,8 @@ static int loader_place_bytes(void *context, size_t idx, struct device_pipe *pip
         return ERR_OK; /* and so do the other ranks */
     if (to->part.kind != NULL && to->part.kind->unpack != NULL)
         to->part.kind->unpack(pipe->bytes, bytes);
+    if (loader_is_gathered(to))
+        return loader_gather(loader, idx, pipe->bytes, at, bytes);
     if (to->use == BYTES_TURNED)
         return loader_turn_rows(loader, idx, pipe->bytes, (int)(at / step), (int)(bytes / step));
     if (loader_is_converted(to))
@@ -918,8 +970,11 @@ int loader_read(struct loader *l)
 /* Also after errors, at any point. */
 void loader_fini(struct loader *l)
 {
-    for (size_t i = 0; i < l->n_items; i++)
-        mem_free(loader_target_of(l, i, 0)->turned); /* not NULL only if reading failed half-way */
+    for (size_t i = 0; i < l->n_items; i++) {
+        /* Not NULL only if reading failed half-way. */
+        mem_free(loader_target_of(l, i, 0)->turned);
+        mem_free(loader_target_of(l, i, 0)->whole);
+    }
     mem_free(l->targets);
     mem_free(l->items);
     checkpoint_close(l->files);

@@ -12,10 +12,12 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <strings.h>
 
 #include "base/mem.h"
 #include "base/must.h"
 #include "kernels/e4m3.h"
+#include "model/quant_parts.h"
 
 /* --- quantization_config ---------------------------------------------------------------- */
 
@@ -141,6 +143,22 @@ static void quant_read_compressed(struct quant_reading *r, const struct json *co
         quant_read_group(r, &groups->items[i], i == 0);
 }
 
+/* Formats whose tensors say everything: bits and groups follow from their shapes, and modules that
+ * are not quantised from the types. What changes the numbers otherwise is refused. */
+static void quant_read_shapes(struct quant_reading *r, const struct json *config)
+{
+    if (!quant_is_empty(config, "sparsity_config") || !quant_is_empty(config, "transform_config"))
+        quant_refuse(r, "sparsity_config and transform_config are not supported");
+    r->format = k_format_bare(K_BF16);
+}
+
+/* {"quant_method": "modelopt", "quant_algo": "FP8"}: a scale per tensor. */
+static void quant_read_modelopt(struct quant_reading *r, const struct json *config)
+{
+    (void)config;
+    r->format = k_format_by_row(K_E4M3);
+}
+
 /* --- the formats ------------------------------------------------------------------------- */
 
 /* A new format is a row here and, if elements are packed, an unpack function. Despite its name,
@@ -163,6 +181,134 @@ static const struct quant_format formats[] = {
      .x_scale = "input_scale",
      .packed = 1,
      .elem = K_E4M3},
+    {.method = "modelopt",
+     .name_key = "quant_algo",
+     .names = {"FP8"},
+     .read = quant_read_modelopt,
+     .data = "weight",
+     .dtype = "F8_E4M3",
+     .scales = {"weight_scale"},
+     .x_scale = "input_scale",
+     .packed = 1,
+     .elem = K_E4M3},
+    {.method = "awq",
+     .name_key = "version",
+     .names = {"gemm"},
+     .read = quant_read_shapes,
+     .data = "qweight",
+     .dtype = "I32",
+     .text = "AWQ",
+     .beside = {"scales", "qzeros"},
+     .n_needed = 1,
+     .is_whole = true,
+     .check = quant_check_awq,
+     .values = quant_values_awq},
+    {.method = "awq",
+     .name_key = "version",
+     .names = {"gemv"},
+     .read = quant_read_shapes,
+     .data = "qweight",
+     .dtype = "I32",
+     .text = "AWQ",
+     .beside = {"scales", "qzeros"},
+     .n_needed = 1,
+     .check = quant_check_awq_gemv,
+     .values = quant_values_awq_gemv},
+    {.method = "gptq",
+     .name_key = "checkpoint_format",
+     .names = {"gptq"},
+     .read = quant_read_shapes,
+     .data = "qweight",
+     .dtype = "I32",
+     .text = "GPTQ",
+     .beside = {"scales", "qzeros", "g_idx"},
+     .n_needed = 2,
+     .is_whole = true,
+     .check = quant_check_gptq,
+     .values = quant_values_gptq},
+    {.method = "gptq",
+     .name_key = "checkpoint_format",
+     .names = {"gptq_v2"},
+     .read = quant_read_shapes,
+     .data = "qweight",
+     .dtype = "I32",
+     .text = "GPTQ",
+     .beside = {"scales", "qzeros", "g_idx"},
+     .n_needed = 2,
+     .is_whole = true,
+     .check = quant_check_gptq,
+     .values = quant_values_gptq_v2},
+    {.method = "compressed-tensors",
+     .names = {"pack-quantized", "mixed-precision"},
+     .read = quant_read_shapes,
+     .data = "weight_packed",
+     .dtype = "I32",
+     .text = "packed integers",
+     .beside = {"weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape"},
+     .n_needed = 1,
+     .check = quant_check_packed,
+     .values = quant_values_packed},
+    {.method = "compressed-tensors",
+     .names = {"int-quantized"},
+     .read = quant_read_shapes,
+     .data = "weight",
+     .dtype = "I8",
+     .text = "int8",
+     .beside = {"weight_scale", "weight_zero_point"},
+     .n_needed = 1,
+     .check = quant_check_int8,
+     .values = quant_values_int8},
+    {.method = "compressed-tensors",
+     .names = {"nvfp4-pack-quantized"},
+     .read = quant_read_shapes,
+     .data = "weight_packed",
+     .dtype = "U8",
+     .text = "NVFP4",
+     .beside = {"weight_scale", "weight_global_scale"},
+     .n_needed = 2,
+     .check = quant_check_nvfp4,
+     .values = quant_values_nvfp4},
+    {.method = "compressed-tensors",
+     .names = {"mxfp4-pack-quantized"},
+     .read = quant_read_shapes,
+     .data = "weight_packed",
+     .dtype = "U8",
+     .text = "MXFP4",
+     .beside = {"weight_scale"},
+     .n_needed = 1,
+     .check = quant_check_mxfp4,
+     .values = quant_values_mxfp4},
+    {.method = "modelopt",
+     .name_key = "quant_algo",
+     .names = {"NVFP4", "MIXED_PRECISION"},
+     .read = quant_read_shapes,
+     .data = "weight",
+     .dtype = "U8",
+     .text = "NVFP4",
+     .beside = {"weight_scale", "weight_scale_2"},
+     .n_needed = 2,
+     .check = quant_check_nvfp4,
+     .values = quant_values_modelopt},
+    {.method = "bitsandbytes",
+     .read = quant_read_shapes,
+     .data = "weight",
+     .dtype = "U8",
+     .text = "4 bits of bitsandbytes",
+     .beside = {"weight.absmax", "weight.quant_map", "weight.quant_state.bitsandbytes__nf4",
+                "weight.quant_state.bitsandbytes__fp4", "weight.nested_absmax",
+                "weight.nested_quant_map"},
+     .n_needed = 2,
+     .check = quant_check_bnb4,
+     .values = quant_values_bnb4},
+    {.method = "bitsandbytes",
+     .read = quant_read_shapes,
+     .data = "weight",
+     .dtype = "I8",
+     .text = "int8 of bitsandbytes",
+     .beside = {"SCB"},
+     .n_needed = 1,
+     .check = quant_check_bnb8,
+     .values = quant_values_bnb8},
 };
 
 #define N_FORMATS (sizeof formats / sizeof formats[0])
@@ -187,33 +333,42 @@ static bool quant_has_scales(const struct quant_format *f)
     return f->scales[0] != NULL;
 }
 
-/* A row without names fits any `format`. */
+/* The name that the config gives a row's format; NULL if it gives none. */
+static const char *quant_name(const struct quant_format *f, const struct json *config)
+{
+    return json_get_text(config, f->name_key != NULL ? f->name_key : "format", NULL);
+}
+
+/* A row without names fits any. */
 static bool quant_is_named(const struct quant_format *f, const char *name)
 {
     for (int i = 0; i < QUANT_NAMES_MAX && f->names[i] != NULL; i++) {
-        if (name == NULL || strcmp(f->names[i], name) == 0)
+        if (name == NULL || strcasecmp(f->names[i], name) == 0)
             return true;
     }
     return f->names[0] == NULL;
 }
 
-/* The row of a quant_method and a `format`; NULL with a sentence that lists the known methods. */
-static const struct quant_format *quant_find_format(struct quant_reading *r, const char *method,
-                                                    const char *name)
+/* The row of a quant_method and the name of its format; NULL with a sentence that lists the known
+ * methods. */
+static const struct quant_format *quant_find_format(struct quant_reading *r,
+                                                    const struct json *config)
 {
+    const char *method = json_get_text(config, "quant_method", "?"), *name = NULL;
     char known[200] = "";
-    bool has_method = false;
 
     for (size_t i = 0; i < N_FORMATS; i++) {
         const struct quant_format *format = &formats[i];
+        bool is_new = strstr(known, format->method) == NULL;
         size_t len = strlen(known);
 
-        if (strcmp(format->method, method) == 0 && quant_is_named(format, name))
+        if (strcmp(format->method, method) == 0 &&
+            quant_is_named(format, name = quant_name(format, config)))
             return format;
-        has_method = has_method || strcmp(format->method, method) == 0;
-        (void)snprintf(known + len, sizeof known - len, "%s%s", i == 0 ? "" : ", ", format->method);
+        (void)snprintf(known + len, sizeof known - len, "%s%s", i == 0 || !is_new ? "" : ", ",
+                       is_new ? format->method : "");
     }
-    if (has_method)
+    if (name != NULL)
         quant_refuse(r, "format \"%.40s\" of %s is not supported", name, method);
     else
         quant_refuse(r,
@@ -225,9 +380,7 @@ static const struct quant_format *quant_find_format(struct quant_reading *r, con
 int quant_read(struct quant_config *out, const struct json *config, char *why, size_t why_cap)
 {
     struct quant_reading reading = {.why = why, .why_cap = why_cap};
-    const struct quant_format *kind =
-        quant_find_format(&reading, json_get_text(config, "quant_method", "?"),
-                          json_get_text(config, "format", NULL));
+    const struct quant_format *kind = quant_find_format(&reading, config);
 
     if (kind != NULL)
         kind->read(&reading, config);
@@ -275,8 +428,7 @@ float quant_number(const struct tensor *t, size_t i)
     return quant_float_of_bits(bits);
 }
 
-/* The types that quant_number() reads. */
-static bool quant_is_number(const struct tensor *t)
+bool quant_is_number(const struct tensor *t)
 {
     static const char *const types[] = {"F32", "BF16", "F16", "F8_E8M0"};
 
@@ -313,17 +465,8 @@ float quant_scale(const struct quant_scales *s, int row, int col)
 
 /* --- tensors of a matrix ------------------------------------------------------------------ */
 
-/* The matrix that quant_find() looks for, and the buffer for its error message. */
-struct search {
-    const struct checkpoint *files;
-    const char *stem;
-    int rows, cols;
-    char *why;
-    size_t why_cap;
-};
-
 /* The tensor named stem.ending, or NULL. */
-static const struct tensor *quant_tensor_beside(const struct search *s, const char *ending)
+static const struct tensor *quant_tensor_beside(const struct quant_search *s, const char *ending)
 {
     char name[400];
 
@@ -333,10 +476,8 @@ static const struct tensor *quant_tensor_beside(const struct search *s, const ch
     return checkpoint_find(s->files, name);
 }
 
-/* Write the error message, which starts with the file and the tensor. Returns rc. */
-__attribute__((format(printf, 4, 5))) static int quant_fail(const struct search *s, int rc,
-                                                            const struct tensor *t,
-                                                            const char *format, ...)
+int quant_fail(const struct quant_search *s, int rc, const struct tensor *t, const char *format,
+               ...)
 {
     int n = snprintf(s->why, s->why_cap, "%s: tensor %s ", checkpoint_path(s->files, t), t->name);
     va_list args;
@@ -350,7 +491,7 @@ __attribute__((format(printf, 4, 5))) static int quant_fail(const struct search 
 
 /* Check that t has one scale per group of f, or one for the whole matrix, and describe it in
  * *out. */
-static int quant_read_scales(const struct search *s, struct quant_scales *out,
+static int quant_read_scales(const struct quant_search *s, struct quant_scales *out,
                              const struct tensor *t, const struct k_format *f)
 {
     int64_t n_rows = t->n_dims > 0 ? t->dims[0] : 1, n_cols = t->n_dims > 1 ? t->dims[1] : 1;
@@ -380,7 +521,7 @@ static bool quant_is_single(const struct quant_scales *s)
 
 /* Find the scales, zero points and global scale of a matrix. If all of them are single numbers, the
  * format becomes "by row", whose kernels are faster than those for groups. */
-static int quant_find_scales(const struct search *s, struct quant_part *p)
+static int quant_find_scales(const struct quant_search *s, struct quant_part *p)
 {
     const struct quant_format *kind = p->kind;
     const struct tensor *tensor = NULL;
@@ -413,40 +554,61 @@ static int quant_find_scales(const struct search *s, struct quant_part *p)
 }
 
 /* True if the matrix is stored in this format. */
-static bool quant_has_data(const struct search *s, const struct quant_format *f)
+static bool quant_has_data(const struct quant_search *s, const struct quant_format *f)
 {
     const struct tensor *tensor = quant_tensor_beside(s, f->data);
 
     return tensor != NULL && strcmp(tensor->dtype, f->dtype) == 0;
 }
 
-/* Checkpoints without quantization_config are recognised by the type of their tensors. */
-static const struct quant_format *quant_format_by_type(const struct search *s)
+/* The row that fits a matrix: the config's, or another of its method, because files may mix
+ * formats. Without a config the type of the tensor decides, for the formats that it names. */
+static const struct quant_format *quant_find_kind(const struct quant_search *s,
+                                                  const struct quant_format *named)
 {
+    if (named != NULL && quant_has_data(s, named))
+        return named;
     for (size_t i = 0; i < N_FORMATS; i++) {
-        if (quant_has_data(s, &formats[i]))
+        bool fits = formats[i].values == NULL;
+
+        if (named != NULL)
+            fits = named->method != NULL && strcmp(formats[i].method, named->method) == 0;
+        if (fits && quant_has_data(s, &formats[i]))
             return &formats[i];
     }
-    for (size_t i = 0; i < N_BLOCKS; i++) {
+    for (size_t i = 0; i < N_BLOCKS && named == NULL; i++) {
         if (quant_has_data(s, &blocks[i]))
             return &blocks[i];
     }
     return NULL;
 }
 
-/* The format in memory of a matrix of this kind. */
+/* The format in memory of a matrix of this kind; plain for one that is always converted. */
 static struct k_format quant_format_of(const struct quant_config *config,
                                        const struct quant_format *kind)
 {
+    if (kind->values != NULL)
+        return k_format_bare(K_BF16);
     if (!quant_has_scales(kind))
         return k_format_bare(kind->elem);
-    if (config->kind != NULL)
+    if (config->kind != NULL && config->format.elem == kind->elem)
         return config->format;
     return k_format_by_row(kind->elem);
 }
 
+/* Find the tensors beside the data of a kind with `values`, and have them checked. */
+static int quant_find_beside(const struct quant_search *s, struct quant_part *p)
+{
+    for (int i = 0; i < QUANT_BESIDE_MAX; i++) {
+        p->beside[i] = quant_tensor_beside(s, p->kind->beside[i]);
+        if (p->beside[i] == NULL && i < p->kind->n_needed)
+            return quant_fail(s, ERR_NOT_FOUND, p->data, "has no %s beside it", p->kind->beside[i]);
+    }
+    return p->kind->check(s, p);
+}
+
 /* With packed elements a file's row is shorter than the matrix's. */
-static int quant_check_shape(const struct search *s, const struct quant_part *p)
+static int quant_check_shape(const struct quant_search *s, const struct quant_part *p)
 {
     const struct tensor *tensor = p->data;
     int packed = p->kind != NULL ? p->kind->packed : 1;
@@ -459,21 +621,17 @@ static int quant_check_shape(const struct search *s, const struct quant_part *p)
                       s->rows, s->cols / packed);
 }
 
-/* Three cases: the config names a format and this matrix has it; the config is silent and the
- * tensor's type decides; or the matrix is plain. */
 int quant_find(struct quant_part *out, const struct checkpoint *files,
                const struct quant_config *config, const struct quant_matrix *matrix, char *why,
                size_t why_cap)
 {
-    const struct search search = {files, matrix->stem, matrix->rows, matrix->cols, why, why_cap};
-    struct quant_part part = {.cols = matrix->cols};
+    const struct quant_search search = {files,        matrix->stem, matrix->rows,
+                                        matrix->cols, why,          why_cap};
+    struct quant_part part = {.rows = matrix->rows, .cols = matrix->cols};
     int rc;
 
     must(matrix->rows >= 1 && matrix->cols >= 1);
-    if (config->kind == NULL)
-        part.kind = quant_format_by_type(&search);
-    else if (quant_has_data(&search, config->kind))
-        part.kind = config->kind;
+    part.kind = quant_find_kind(&search, config->kind);
     if (part.kind != NULL)
         part.format = quant_format_of(config, part.kind);
     part.data = quant_tensor_beside(&search, part.kind != NULL ? part.kind->data : "weight");
@@ -481,7 +639,9 @@ int quant_find(struct quant_part *out, const struct checkpoint *files,
         (void)snprintf(why, why_cap, "tensor %s.weight is missing", matrix->stem); /* cut is fine */
         return ERR_NOT_FOUND;
     }
-    if ((rc = quant_check_shape(&search, &part)) == ERR_OK && part.kind != NULL)
+    if (quant_has_values(&part))
+        rc = quant_find_beside(&search, &part);
+    else if ((rc = quant_check_shape(&search, &part)) == ERR_OK && part.kind != NULL)
         rc = quant_find_scales(&search, &part);
     if (rc == ERR_OK)
         *out = part;
@@ -505,6 +665,16 @@ static void quant_row_scales(float *out, const struct quant_scales *s, const str
     }
 }
 
+size_t quant_row_bytes(const struct quant_part *p)
+{
+    must(p->kind != NULL);
+    if (p->kind->is_whole)
+        return 0;
+    if (quant_has_values(p))
+        return p->data->bytes / (size_t)p->rows;
+    return k_format_row_bytes(&p->format, p->cols);
+}
+
 /* Uses the kernels' reference, so that converted weights equal the numbers that a kernel would
  * multiply with. */
 int quant_dequantise(float *out, const struct quant_part *p, void *bytes, int first, int n)
@@ -514,6 +684,10 @@ int quant_dequantise(float *out, const struct quant_part *p, void *bytes, int fi
     size_t n_scales;
 
     must(p->kind != NULL);
+    if (quant_has_values(p)) {
+        p->kind->values(out, p, bytes, first, n);
+        return ERR_OK;
+    }
     if (!quant_has_scales(p->kind)) {
         ref_dequantise(out, &rows, 0, n);
         return ERR_OK;
@@ -559,7 +733,7 @@ int quant_round(float *out, const struct tensor *weight, int first, int n, int c
 }
 
 /* Used in the log line on converted matrices. */
-void quant_text(char *out, size_t cap, const struct k_format *f)
+void quant_text(char *out, size_t cap, const struct quant_format *kind, const struct k_format *f)
 {
     static const char *const types[] = {
         [K_BF16] = "bf16",     [K_E4M3] = "e4m3",   [K_F32] = "float32", [K_Q4_0] = "Q4_0",
@@ -569,6 +743,10 @@ void quant_text(char *out, size_t cap, const struct k_format *f)
     };
     char groups[40] = "row";
 
+    if (kind != NULL && kind->text != NULL) {
+        (void)snprintf(out, cap, "%s", kind->text);
+        return;
+    }
     if (k_format_has_groups(f))
         (void)snprintf(groups, sizeof groups, "%d x %d", f->group_rows, f->group_cols);
     (void)snprintf(out, cap, "%s%s%s%s%s", types[f->elem],

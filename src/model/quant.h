@@ -14,18 +14,22 @@
 #include "kernels/kernels.h"
 #include "model/safetensors.h"
 
-#define QUANT_NAMES_MAX 3
-#define QUANT_WHY_CAP   600 /* for a sentence */
+#define QUANT_NAMES_MAX  3
+#define QUANT_BESIDE_MAX 6
+#define QUANT_WHY_CAP    600 /* for a sentence */
 
 struct quant_reading; /* quant.c */
+struct quant_search;  /* quant_parts.h */
+struct quant_part;
 
 /* A format in checkpoints. Names of tensors are endings that replace "weight". Scales, zero points
  * and the global scale are F32, BF16, F16 or F8_E8M0, and are applied as k_format describes. */
 struct quant_format {
     const char *method;                 /* quant_method of quantization_config; NULL: none, the
                                          * format is recognised by the type of data */
-    const char *names[QUANT_NAMES_MAX]; /* accepted values of `format`; the first is meant where
-                                         * it is missing; empty: it is not read */
+    const char *name_key;               /* the member that names the format; NULL: "format" */
+    const char *names[QUANT_NAMES_MAX]; /* its accepted values, in any case; the first is meant
+                                         * where it is missing; empty: it is not read */
     /* Read the rest of quantization_config. */
     void (*read)(struct quant_reading *r, const struct json *config);
     const char *data;                    /* [rows][columns / packed] */
@@ -39,6 +43,20 @@ struct quant_format {
     enum k_type elem;                    /* type of an element in memory */
     /* Unpack n bytes of whole rows into elements, in place; NULL: nothing to unpack. Any thread. */
     void (*unpack)(void *bytes, size_t n);
+
+    /* Formats with `values` are always converted; of the members above only those up to dtype, and
+     * packed, are set for them. */
+    const char *text;                     /* for the log: "AWQ" */
+    const char *beside[QUANT_BESIDE_MAX]; /* endings of the matrix's other tensors */
+    int n_needed;                         /* the first n of them must exist */
+    /* The rows of data are not the matrix's: all bytes of data are needed for any row. */
+    bool is_whole;
+    /* Check the shapes and types of all tensors, and set the members of p that `values` reads.
+     * Errors as quant_find(). */
+    int (*check)(const struct quant_search *s, struct quant_part *p);
+    /* out [n][cols] = rows first .. first + n - 1; bytes are their rows of data, or all of data if
+     * is_whole. Any thread. */
+    void (*values)(float *out, const struct quant_part *p, const uint8_t *bytes, int first, int n);
 };
 
 /* The format of layers' matrices, from quantization_config. */
@@ -61,8 +79,23 @@ struct quant_part {
     struct k_format format;          /* in memory: float32 scales, by row or in groups */
     struct quant_scales scales;
     struct quant_scales zeros, global; /* t is NULL where the format has none */
-    int cols;
+    int rows, cols;
+    /* Of kinds with `values`: */
+    const struct tensor *beside[QUANT_BESIDE_MAX]; /* NULL: does not exist */
+    int bits;                                      /* of an element */
+    int group;                                     /* elements of a row that share a scale */
+    int n_groups;                                  /* scales of a row */
+    float offset;                                  /* of bitsandbytes' scales */
 };
+
+/* Is the part converted by its kind's own function? */
+static inline bool quant_has_values(const struct quant_part *p)
+{
+    return p->kind != NULL && p->kind->values != NULL;
+}
+
+/* Bytes of data for each row of the matrix; 0: rows are not apart (is_whole). */
+size_t quant_row_bytes(const struct quant_part *p);
 
 /* Read a quantization_config. Its list of modules that are not quantised is ignored, because their
  * tensors' types show it. ERR_UNSUPPORTED, with the reason in `why`. */
@@ -93,7 +126,7 @@ int quant_single(float *out, const struct tensor *t) ERR_CHECKED;
 float quant_number(const struct tensor *t, size_t i);
 
 /* out [n][cols] = the weights of rows first .. first + n - 1 of a part with a kind; bytes are these
- * rows of its data, unpacked. ERR_NO_MEMORY. Any thread. */
+ * rows of its data, unpacked; all of its data if the kind is_whole. ERR_NO_MEMORY. Any thread. */
 int quant_dequantise(float *out, const struct quant_part *p, void *bytes, int first,
                      int n) ERR_CHECKED;
 
@@ -101,7 +134,8 @@ int quant_dequantise(float *out, const struct quant_part *p, void *bytes, int fi
  * one scale per row and back. ERR_NO_MEMORY. Any thread. */
 int quant_round(float *out, const struct tensor *weight, int first, int n, int cols) ERR_CHECKED;
 
-/* A format in words, for the log: "e4m3 with a scale for each 128 x 128". */
-void quant_text(char *out, size_t cap, const struct k_format *f);
+/* The format of a part in words, for the log: "e4m3 with a scale for each 128 x 128". kind may be
+ * NULL. */
+void quant_text(char *out, size_t cap, const struct quant_format *kind, const struct k_format *f);
 
 #endif

@@ -368,10 +368,10 @@ static void test_texts(void)
     char text[100];
 
     f.has_zeros = true;
-    quant_text(text, sizeof text, &f);
+    quant_text(text, sizeof text, NULL, &f);
     ok(strcmp(text, "e4m3 with a scale for each 1 x 32, zero points") == 0, "in words: %s", text);
     f = k_format_by_row(K_E4M3);
-    quant_text(text, sizeof text, &f);
+    quant_text(text, sizeof text, NULL, &f);
     ok(strcmp(text, "e4m3 with a scale for each row") == 0, "in words: %s", text);
 }
 

@@ -1,0 +1,376 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Weights that are whole numbers: AWQ, GPTQ, and compressed-tensors' packed integers and int8.
+ *
+ *   weight = (element - zero) * scale
+ *
+ * Elements of b bits are packed into little-endian 32-bit words, one after another from the lowest
+ * bit on; an element of 3 bits may lie in two words. AWQ and GPTQ store the transpose of a matrix:
+ * their words run along the outputs (AWQ) or along the inputs of one output (GPTQ), so a row of the
+ * matrix needs the whole tensor. Bits and groups follow from the shapes of the tensors, which is
+ * how modules with settings of their own are served.
+ *
+ * An element and its zero have at most 8 bits, so their difference is exact and each weight is
+ * rounded once. Sources: AutoAWQ's and GPTQModel's packing, compressed-tensors' pack_to_int32. */
+#include <string.h>
+
+#include "model/quant_parts.h"
+
+/* Tensors beside the data, in the order of the rows in quant.c. */
+enum { SCALES, ZEROS, ORDER };
+
+uint32_t quant_word(const uint8_t *bytes, size_t i)
+{
+    bytes += 4 * i;
+    return (uint32_t)bytes[0] | (uint32_t)bytes[1] << 8 | (uint32_t)bytes[2] << 16 |
+           (uint32_t)bytes[3] << 24;
+}
+
+/* Element i of a run of elements of `bits` bits, whose words are `stride` words apart. */
+static uint32_t packed_element(const uint8_t *bytes, size_t i, int bits, size_t stride)
+{
+    size_t at = i * (size_t)bits, word = at / 32;
+    unsigned low = (unsigned)(at % 32);
+    uint32_t value = quant_word(bytes, word * stride) >> low;
+
+    if (low + (unsigned)bits > 32) /* the rest is in the next word */
+        value |= quant_word(bytes, (word + 1) * stride) << (32 - low);
+    return value & ((1U << bits) - 1);
+}
+
+static int64_t packed_words(int64_t n, int bits)
+{
+    return (n * bits + 31) / 32;
+}
+
+/* --- shapes --------------------------------------------------------------------------------- */
+
+int quant_expect(const struct quant_search *s, const struct tensor *t, const char *dtype,
+                 int64_t rows, int64_t cols)
+{
+    if (dtype != NULL && strcmp(t->dtype, dtype) != 0)
+        return quant_fail(s, ERR_UNSUPPORTED, t, "has type %.20s; %s is read", t->dtype, dtype);
+    if (t->n_dims == 2 && t->dims[0] == rows && t->dims[1] == cols)
+        return ERR_OK;
+    return quant_fail(
+        s, ERR_INVALID, t, "has %d dimensions, the first %lld; expected are %lld x %lld", t->n_dims,
+        t->n_dims > 0 ? (long long)t->dims[0] : 0LL, (long long)rows, (long long)cols);
+}
+
+int quant_expect_scales(const struct quant_search *s, struct quant_part *p, const struct tensor *t,
+                        int64_t rows, int64_t n_groups)
+{
+    int64_t n = 1;
+
+    if (!quant_is_number(t))
+        return quant_fail(s, ERR_UNSUPPORTED, t,
+                          "has type %.20s; F32, BF16, F16 and F8_E8M0 are read", t->dtype);
+    for (int i = 0; i < t->n_dims; i++)
+        n *= t->dims[i]; /* its bytes are in the file, so this does not overflow */
+    if (n_groups < 1 || n_groups > s->cols || s->cols % n_groups != 0 || n != rows * n_groups)
+        return quant_fail(s, ERR_INVALID, t, "has %lld numbers, where %lld x %lld are expected",
+                          (long long)n, (long long)rows, (long long)n_groups);
+    p->n_groups = (int)n_groups;
+    p->group = s->cols / (int)n_groups;
+    return ERR_OK;
+}
+
+/* The groups of inputs as a tensor [inputs] says; every number must be a group. A tensor that
+ * begins with -1 was never filled in. */
+static int packed_check_order(const struct quant_search *s, struct quant_part *p)
+{
+    const struct tensor *t = p->beside[ORDER];
+
+    if (t == NULL)
+        return ERR_OK;
+    if (strcmp(t->dtype, "I32") != 0 || t->n_dims != 1 || t->dims[0] != s->cols)
+        return quant_fail(s, ERR_INVALID, t, "must be %d numbers of I32", s->cols);
+    if (quant_word(t->data, 0) == UINT32_MAX) {
+        p->beside[ORDER] = NULL;
+        return ERR_OK;
+    }
+    for (int i = 0; i < s->cols; i++) {
+        if (quant_word(t->data, (size_t)i) >= (uint32_t)p->n_groups)
+            return quant_fail(s, ERR_CORRUPT, t, "names group %d, and there are %d",
+                              (int)quant_word(t->data, (size_t)i), p->n_groups);
+    }
+    return ERR_OK;
+}
+
+static int packed_group(const struct quant_part *p, int col)
+{
+    if (p->beside[ORDER] != NULL)
+        return (int)quant_word(p->beside[ORDER]->data, (size_t)col);
+    return col / p->group;
+}
+
+/* --- AWQ ------------------------------------------------------------------------------------- */
+
+/* Of the eight outputs of a word, output i is at this place. */
+static const int awq_places[8] = {0, 4, 1, 5, 2, 6, 3, 7};
+
+/* qweight I32 [inputs][outputs / 8], scales [groups][outputs], qzeros I32 [groups][outputs / 8] */
+int quant_check_awq(const struct quant_search *s, struct quant_part *p)
+{
+    const struct tensor *scales = p->beside[SCALES], *zeros = p->beside[ZEROS];
+    int rc = quant_expect(s, p->data, "I32", s->cols, s->rows / 8);
+
+    if (rc == ERR_OK && (s->rows % 8 != 0 || scales->n_dims != 2))
+        rc = quant_fail(s, ERR_INVALID, scales, "must be [groups][outputs], with 8 n outputs");
+    if (rc == ERR_OK)
+        rc = quant_expect_scales(s, p, scales, s->rows, scales->dims[0]);
+    if (rc == ERR_OK)
+        rc = quant_expect(s, scales, NULL, p->n_groups, s->rows);
+    if (rc == ERR_OK && zeros != NULL)
+        rc = quant_expect(s, zeros, "I32", p->n_groups, s->rows / 8);
+    p->bits = 4;
+    return rc;
+}
+
+static int awq_element(const uint8_t *words, size_t row, size_t per_row, int out)
+{
+    uint32_t word = quant_word(words, row * per_row + (size_t)out / 8);
+
+    return (int)(word >> (4 * awq_places[out % 8]) & 15);
+}
+
+/* Without zero points they are in the middle: 8. */
+void quant_values_awq(float *out, const struct quant_part *p, const uint8_t *bytes, int first,
+                      int n)
+{
+    const struct tensor *scales = p->beside[SCALES], *zeros = p->beside[ZEROS];
+    size_t per_row = (size_t)p->rows / 8;
+
+    for (int k = 0; k < p->cols; k++) {
+        size_t group = (size_t)(k / p->group);
+
+        for (int r = 0; r < n; r++) {
+            int zero = zeros != NULL ? awq_element(zeros->data, group, per_row, first + r) : 8;
+            int q = awq_element(bytes, (size_t)k, per_row, first + r);
+            float scale = quant_number(scales, group * (size_t)p->rows + (size_t)(first + r));
+
+            out[(size_t)r * (size_t)p->cols + (size_t)k] = (float)(q - zero) * scale;
+        }
+    }
+}
+
+/* qweight I32 [outputs][inputs / 8], scales [outputs][8 m], qzeros I32 [outputs][m]: rows of scales
+ * and zeros are filled up to whole words, or more. */
+int quant_check_awq_gemv(const struct quant_search *s, struct quant_part *p)
+{
+    const struct tensor *scales = p->beside[SCALES], *zeros = p->beside[ZEROS];
+    int rc = quant_expect(s, p->data, "I32", s->rows, s->cols / 8);
+    int64_t wide = 0;
+
+    if (rc == ERR_OK && s->cols % 8 != 0)
+        rc = quant_fail(s, ERR_INVALID, p->data, "needs 8 n inputs");
+    if (rc == ERR_OK && (zeros == NULL || zeros->n_dims != 2))
+        rc = quant_fail(s, ERR_INVALID, p->data, "has no qzeros [outputs][words] beside it");
+    if (rc == ERR_OK) {
+        wide = zeros->dims[1];
+        rc = quant_expect(s, zeros, "I32", s->rows, wide);
+    }
+    if (rc == ERR_OK)
+        rc = quant_expect(s, scales, NULL, s->rows, 8 * wide);
+    if (rc == ERR_OK && !quant_is_number(scales))
+        rc = quant_fail(s, ERR_UNSUPPORTED, scales, "has type %.20s", scales->dtype);
+    /* The padding hides the size of groups; writers use 128, 64 or 32, the largest that needs as
+     * many words. */
+    for (p->group = 128; rc == ERR_OK && p->group >= 32; p->group /= 2) {
+        int64_t groups = (s->cols + p->group - 1) / p->group, unit = p->group == 128  ? 1
+                                                                     : p->group == 64 ? 2
+                                                                                      : 4;
+
+        if (((groups + 7) / 8 + unit - 1) / unit * unit == wide)
+            break;
+    }
+    p->n_groups = (int)(8 * wide);
+    p->bits = 4;
+    if (rc == ERR_OK && p->group < 32)
+        rc = quant_fail(s, ERR_INVALID, zeros, "has %lld words a row, for groups of 128, 64 or 32",
+                        (long long)wide);
+    return rc;
+}
+
+void quant_values_awq_gemv(float *out, const struct quant_part *p, const uint8_t *bytes, int first,
+                           int n)
+{
+    const struct tensor *scales = p->beside[SCALES], *zeros = p->beside[ZEROS];
+
+    for (int r = 0; r < n; r++) {
+        size_t groups = (size_t)(first + r) * (size_t)p->n_groups;
+
+        for (int k = 0; k < p->cols; k++) {
+            size_t group = groups + (size_t)(k / p->group);
+            int q = (int)packed_element(bytes, (size_t)r * (size_t)p->cols + (size_t)k, 4, 1);
+            int zero = (int)packed_element(zeros->data, group, 4, 1);
+
+            *out++ = (float)(q - zero) * quant_number(scales, group);
+        }
+    }
+}
+
+/* --- GPTQ ------------------------------------------------------------------------------------ */
+
+/* qweight I32 [inputs * bits / 32][outputs], scales [groups][outputs],
+ * qzeros I32 [groups][outputs * bits / 32], g_idx I32 [inputs] */
+int quant_check_gptq(const struct quant_search *s, struct quant_part *p)
+{
+    const struct tensor *t = p->data, *scales = p->beside[SCALES], *zeros = p->beside[ZEROS];
+    int rc = ERR_OK;
+
+    if (t->n_dims == 2 && t->dims[0] <= s->cols)
+        p->bits = (int)(t->dims[0] * 32 / s->cols);
+    if ((p->bits != 2 && p->bits != 3 && p->bits != 4 && p->bits != 8) ||
+        s->cols * (int64_t)p->bits % 32 != 0)
+        return quant_fail(s, ERR_UNSUPPORTED, t, "is read with 2, 3, 4 or 8 bits of %d inputs",
+                          s->cols);
+    rc = quant_expect(s, t, "I32", packed_words(s->cols, p->bits), s->rows);
+    if (rc == ERR_OK && scales->n_dims != 2)
+        rc = quant_fail(s, ERR_INVALID, scales, "must be [groups][outputs]");
+    if (rc == ERR_OK)
+        rc = quant_expect_scales(s, p, scales, s->rows, scales->dims[0]);
+    if (rc == ERR_OK)
+        rc = quant_expect(s, scales, NULL, p->n_groups, s->rows);
+    if (rc == ERR_OK)
+        rc = quant_expect(s, zeros, "I32", p->n_groups, packed_words(s->rows, p->bits));
+    if (rc == ERR_OK)
+        rc = packed_check_order(s, p);
+    return rc;
+}
+
+/* more: what is added to a zero as it is stored. */
+static void gptq_values(float *out, const struct quant_part *p, const uint8_t *bytes, int first,
+                        int n, uint32_t more)
+{
+    const struct tensor *scales = p->beside[SCALES], *zeros = p->beside[ZEROS];
+    size_t per_group = (size_t)packed_words(p->rows, p->bits), rows = (size_t)p->rows;
+    uint32_t mask = (1U << p->bits) - 1;
+
+    for (int k = 0; k < p->cols; k++) {
+        size_t group = (size_t)packed_group(p, k);
+
+        for (int r = 0; r < n; r++) {
+            size_t row = (size_t)(first + r);
+            uint32_t zero =
+                packed_element(zeros->data + 4 * group * per_group, row, p->bits, 1) + more;
+            uint32_t q = packed_element(bytes + 4 * row, (size_t)k, p->bits, rows);
+
+            out[(size_t)r * (size_t)p->cols + (size_t)k] =
+                (float)((int)q - (int)(zero & mask)) * quant_number(scales, group * rows + row);
+        }
+    }
+}
+
+/* The first form stores zeros less 1, modulo their range. */
+void quant_values_gptq(float *out, const struct quant_part *p, const uint8_t *bytes, int first,
+                       int n)
+{
+    gptq_values(out, p, bytes, first, n, 1);
+}
+
+void quant_values_gptq_v2(float *out, const struct quant_part *p, const uint8_t *bytes, int first,
+                          int n)
+{
+    gptq_values(out, p, bytes, first, n, 0);
+}
+
+/* --- compressed-tensors ----------------------------------------------------------------------- */
+
+/* One row of scales for each output, or one for all; groups as many as there are. */
+static int packed_check_scales(const struct quant_search *s, struct quant_part *p)
+{
+    const struct tensor *t = p->beside[SCALES];
+    int64_t groups = t->n_dims == 2 ? t->dims[1] : 1;
+    bool is_single = t->n_dims == 0 || (t->n_dims == 1 && t->dims[0] == 1) ||
+                     (t->n_dims == 2 && t->dims[0] == 1 && groups == 1 && s->rows > 1);
+
+    if (!is_single)
+        return quant_expect_scales(s, p, t, s->rows, groups);
+    p->n_groups = 0; /* one for the matrix */
+    p->group = s->cols;
+    if (quant_is_number(t))
+        return ERR_OK;
+    return quant_fail(s, ERR_UNSUPPORTED, t, "has type %.20s", t->dtype);
+}
+
+/* weight_packed I32 [outputs][inputs * bits / 32], weight_scale [outputs][groups],
+ * weight_zero_point I32 [outputs * bits / 32][groups] */
+int quant_check_packed(const struct quant_search *s, struct quant_part *p)
+{
+    const struct tensor *t = p->data, *zeros = p->beside[ZEROS];
+    int rc;
+
+    for (p->bits = 2; p->bits <= 8; p->bits++) {
+        if (t->n_dims == 2 && t->dims[1] == packed_words(s->cols, p->bits))
+            break;
+    }
+    if (p->bits > 8)
+        return quant_fail(s, ERR_INVALID, t, "has no whole number of bits for %d inputs", s->cols);
+    rc = quant_expect(s, t, "I32", s->rows, packed_words(s->cols, p->bits));
+    if (rc == ERR_OK)
+        rc = packed_check_scales(s, p);
+    if (rc == ERR_OK && zeros != NULL && p->n_groups > 0)
+        rc = quant_expect(s, zeros, "I32", packed_words(s->rows, p->bits), p->n_groups);
+    if (rc == ERR_OK && zeros != NULL && p->n_groups == 0)
+        rc = quant_fail(s, ERR_UNSUPPORTED, zeros, "is not read with a single scale");
+    if (rc == ERR_OK)
+        rc = packed_check_order(s, p);
+    return rc;
+}
+
+/* Elements and zeros are stored with half of their range added. Zeros are packed along the outputs:
+ * words of one group are n_groups apart. */
+void quant_values_packed(float *out, const struct quant_part *p, const uint8_t *bytes, int first,
+                         int n)
+{
+    const struct tensor *scales = p->beside[SCALES], *zeros = p->beside[ZEROS];
+    size_t words = (size_t)packed_words(p->cols, p->bits), groups = (size_t)p->n_groups;
+    int middle = 1 << (p->bits - 1);
+
+    for (int r = 0; r < n; r++, bytes += 4 * words) {
+        size_t row = (size_t)(first + r);
+
+        for (int k = 0; k < p->cols; k++) {
+            size_t group = (size_t)packed_group(p, k);
+            int q = (int)packed_element(bytes, (size_t)k, p->bits, 1), zero = middle;
+
+            if (zeros != NULL)
+                zero = (int)packed_element(zeros->data + 4 * group, row, p->bits, groups);
+            *out++ = (float)(q - zero) * quant_number(scales, row * groups + group);
+        }
+    }
+}
+
+/* weight I8 [outputs][inputs], weight_scale [outputs][groups], weight_zero_point I8 likewise */
+int quant_check_int8(const struct quant_search *s, struct quant_part *p)
+{
+    const struct tensor *scales = p->beside[SCALES], *zeros = p->beside[ZEROS];
+    int rc = quant_expect(s, p->data, "I8", s->rows, s->cols);
+
+    p->bits = 8;
+    if (rc == ERR_OK)
+        rc = packed_check_scales(s, p);
+    if (rc == ERR_OK && zeros != NULL &&
+        (strcmp(zeros->dtype, "I8") != 0 || zeros->n_dims != scales->n_dims ||
+         memcmp(zeros->dims, scales->dims, (size_t)zeros->n_dims * sizeof zeros->dims[0]) != 0))
+        rc = quant_fail(s, ERR_INVALID, zeros, "must be I8, in the shape of the scales");
+    return rc;
+}
+
+void quant_values_int8(float *out, const struct quant_part *p, const uint8_t *bytes, int first,
+                       int n)
+{
+    const struct tensor *scales = p->beside[SCALES], *zeros = p->beside[ZEROS];
+
+    for (int r = 0; r < n; r++) {
+        size_t groups = (size_t)(first + r) * (size_t)p->n_groups;
+
+        for (int k = 0; k < p->cols; k++) {
+            size_t group = groups + (size_t)(k / p->group);
+            int zero = zeros != NULL ? (int8_t)zeros->data[group] : 0;
+
+            *out++ = (float)((int8_t)*bytes++ - zero) * quant_number(scales, group);
+        }
+    }
+}

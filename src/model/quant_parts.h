@@ -1,0 +1,77 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * For the quant*.c files only: the search for a matrix's tensors, and the formats that have
+ * functions of their own. Each has a check, which must leave nothing to `values` that could lead
+ * outside of a tensor: shapes, types, and numbers that are used as places. */
+#ifndef QUIRE_MODEL_QUANT_PARTS_H
+#define QUIRE_MODEL_QUANT_PARTS_H
+
+#include "model/quant.h"
+
+/* The matrix that quant_find() looks for, and the buffer for its error message. */
+struct quant_search {
+    const struct checkpoint *files;
+    const char *stem;
+    int rows, cols;
+    char *why;
+    size_t why_cap;
+};
+
+/* Write the error message, which starts with the file and the tensor. Returns rc. */
+int quant_fail(const struct quant_search *s, int rc, const struct tensor *t, const char *format,
+               ...) __attribute__((format(printf, 4, 5)));
+
+/* Is the tensor of a type that quant_number() reads? */
+bool quant_is_number(const struct tensor *t);
+
+/* Check the shape [rows][cols] of a tensor, and its type, unless dtype is NULL. ERR_INVALID,
+ * ERR_UNSUPPORTED. */
+int quant_expect(const struct quant_search *s, const struct tensor *t, const char *dtype,
+                 int64_t rows, int64_t cols) ERR_CHECKED;
+
+/* Check that t has scales [rows][n_groups] in any arrangement, of a type that quant_number() reads,
+ * and that groups have equal length; set p's groups. */
+int quant_expect_scales(const struct quant_search *s, struct quant_part *p, const struct tensor *t,
+                        int64_t rows, int64_t n_groups) ERR_CHECKED;
+
+/* A little-endian 32-bit word of a tensor. */
+uint32_t quant_word(const uint8_t *bytes, size_t i);
+
+/* quant_packed.c: integers that are packed into 32-bit words, and int8. */
+int quant_check_awq(const struct quant_search *s, struct quant_part *p) ERR_CHECKED;
+int quant_check_awq_gemv(const struct quant_search *s, struct quant_part *p) ERR_CHECKED;
+int quant_check_gptq(const struct quant_search *s, struct quant_part *p) ERR_CHECKED;
+int quant_check_packed(const struct quant_search *s, struct quant_part *p) ERR_CHECKED;
+int quant_check_int8(const struct quant_search *s, struct quant_part *p) ERR_CHECKED;
+void quant_values_awq(float *out, const struct quant_part *p, const uint8_t *bytes, int first,
+                      int n);
+void quant_values_awq_gemv(float *out, const struct quant_part *p, const uint8_t *bytes, int first,
+                           int n);
+void quant_values_gptq(float *out, const struct quant_part *p, const uint8_t *bytes, int first,
+                       int n);
+void quant_values_gptq_v2(float *out, const struct quant_part *p, const uint8_t *bytes, int first,
+                          int n);
+void quant_values_packed(float *out, const struct quant_part *p, const uint8_t *bytes, int first,
+                         int n);
+void quant_values_int8(float *out, const struct quant_part *p, const uint8_t *bytes, int first,
+                       int n);
+
+/* quant_float4.c: floats of 4 bits with a scale for 16 or 32. */
+int quant_check_nvfp4(const struct quant_search *s, struct quant_part *p) ERR_CHECKED;
+int quant_check_mxfp4(const struct quant_search *s, struct quant_part *p) ERR_CHECKED;
+void quant_values_nvfp4(float *out, const struct quant_part *p, const uint8_t *bytes, int first,
+                        int n);
+void quant_values_modelopt(float *out, const struct quant_part *p, const uint8_t *bytes, int first,
+                           int n);
+void quant_values_mxfp4(float *out, const struct quant_part *p, const uint8_t *bytes, int first,
+                        int n);
+
+/* quant_bnb.c: the formats of bitsandbytes. */
+int quant_check_bnb4(const struct quant_search *s, struct quant_part *p) ERR_CHECKED;
+int quant_check_bnb8(const struct quant_search *s, struct quant_part *p) ERR_CHECKED;
+void quant_values_bnb4(float *out, const struct quant_part *p, const uint8_t *bytes, int first,
+                       int n);
+void quant_values_bnb8(float *out, const struct quant_part *p, const uint8_t *bytes, int first,
+                       int n);
+
+#endif

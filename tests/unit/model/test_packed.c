@@ -1,0 +1,282 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Goal: every packed format gives the weights of its reference, bit for bit, and a matrix whose
+ * tensors do not fit together is refused. Method: the matrices of tests/golden/packed, converted at
+ * once and in runs of rows; then each of their tensors made wrong in turn: absent, of another type,
+ * shorter, longer, and with numbers that point elsewhere. */
+#include "base/json.h"
+#include "base/mem.h"
+#include "model/hf_config.h"
+#include "model/quant.h"
+#include "tests/tap.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static const char *const names[] = {
+    "awq",           "awq-gemv",        "gptq-2",   "gptq-3",         "gptq-4",
+    "gptq-4-order",  "gptq-8",          "gptq-v2",  "ct-int4",        "ct-int4-zeros",
+    "ct-int4-order", "ct-int4-channel", "ct-int3",  "ct-int8",        "ct-w8a8",
+    "ct-w8a8-zeros", "ct-nvfp4",        "ct-mxfp4", "modelopt-nvfp4", "modelopt-fp8",
+    "bnb-nf4",       "bnb-nf4-plain",   "bnb-int8"};
+
+static char root[] = "/tmp/quire-packed-XXXXXX";
+static char why[QUANT_WHY_CAP];
+
+/* A folder's matrix. */
+struct matrix {
+    struct quant_config config;
+    struct checkpoint *files;
+    int rows, cols;
+};
+
+static bool read_config(struct matrix *m, const char *folder)
+{
+    struct arena arena = {.chunks = NULL};
+    const struct json *obj = NULL;
+    char path[4400], *text = NULL;
+    size_t len = 0;
+    bool good = false;
+
+    snprintf(path, sizeof path, "%s/config.json", folder);
+    if (config_file(&text, &len, path, (size_t)1 << 20) == ERR_OK &&
+        json_parse(&obj, &arena, text, len, NULL, 0) == ERR_OK) {
+        m->rows = (int)json_get_int(obj, "rows", 0);
+        m->cols = (int)json_get_int(obj, "cols", 0);
+        good =
+            quant_read(&m->config, json_get(obj, "quantization_config"), why, sizeof why) == ERR_OK;
+    }
+    arena_reset(&arena);
+    mem_free(text);
+    return good;
+}
+
+/* Rows first .. first + n - 1, as the loader asks for them. */
+static bool convert(float *out, const struct quant_part *p, int first, int n)
+{
+    size_t row_bytes = quant_row_bytes(p);
+    uint8_t *bytes = malloc(p->data->bytes);
+    int rc;
+
+    memcpy(bytes, p->data->data, p->data->bytes);
+    rc = quant_dequantise(out, p, bytes + (size_t)first * row_bytes, first, n);
+    free(bytes);
+    return rc == ERR_OK;
+}
+
+static void check_values(const char *name, const struct matrix *m)
+{
+    const struct quant_matrix x = {"x", m->rows, m->cols};
+    const struct tensor *expected = checkpoint_find(m->files, "x.expected");
+    size_t n = (size_t)m->rows * (size_t)m->cols;
+    float *got = calloc(n, sizeof *got);
+    struct quant_part part;
+    bool good = true;
+
+    why[0] = '\0';
+    if (!ok(quant_find(&part, m->files, &m->config, &x, why, sizeof why) == ERR_OK,
+            "%s: is found: %s", name, why)) {
+        free(got);
+        return;
+    }
+    ok(convert(got, &part, 0, m->rows) && memcmp(got, expected->data, 4 * n) == 0,
+       "%s: weights equal those of the reference", name);
+    memset(got, 0, 4 * n);
+    for (int row = 0; row < m->rows; row += 5)
+        good = good && convert(got + (size_t)row * (size_t)m->cols, &part, row,
+                               m->rows - row < 5 ? m->rows - row : 5);
+    ok(good && memcmp(got, expected->data, 4 * n) == 0, "%s: in runs of rows", name);
+    free(got);
+}
+
+/* --- damage ----------------------------------------------------------------------------------- */
+
+enum damage { ABSENT, OTHER_TYPE, SHORTER, LONGER, WILD, DAMAGES };
+
+static const char *const damages[DAMAGES] = {"absent", "of another type", "shorter", "longer",
+                                             "wild"};
+
+/* Append a tensor to a file in the making; shape [rows][cols] or as many as dims say. */
+static void append(struct buf *header, struct buf *data, const struct tensor *t, enum damage damage)
+{
+    int64_t dims[TENSOR_DIMS_MAX];
+    size_t bytes = t->bytes, begin = data->len;
+    uint8_t *copy = calloc(1, 2 * t->bytes + 16);
+
+    memcpy(dims, t->dims, sizeof dims);
+    memcpy(copy, t->data, t->bytes);
+    if (damage == WILD)
+        memset(copy, 0x77, bytes);
+    if (t->n_dims > 0 && damage == SHORTER && dims[0] > 0)
+        bytes = t->bytes / (size_t)dims[0] * (size_t)(dims[0] - 1), dims[0]--;
+    if (t->n_dims > 0 && damage == LONGER)
+        bytes = t->bytes / (size_t)dims[0] * (size_t)(dims[0] + 1), dims[0]++;
+    buf_printf(header, "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[", header->len > 1 ? "," : "",
+               t->name, damage == OTHER_TYPE ? "I16" : t->dtype);
+    if (damage == OTHER_TYPE)
+        bytes &= ~(size_t)1;
+    for (int i = 0; i < (damage == OTHER_TYPE ? 1 : t->n_dims); i++)
+        buf_printf(header, "%s%lld", i > 0 ? "," : "",
+                   damage == OTHER_TYPE ? (long long)(bytes / 2) : (long long)dims[i]);
+    buf_add(data, copy, bytes);
+    buf_printf(header, "],\"data_offsets\":[%zu,%zu]}", begin, data->len);
+    free(copy);
+}
+
+/* The matrix with one tensor damaged. */
+static struct checkpoint *damaged(const struct matrix *m, const char *const *all, int n_all,
+                                  int which, enum damage damage)
+{
+    struct buf header = {.bytes = NULL}, data = {.bytes = NULL};
+    struct checkpoint *files = NULL;
+    char path[200];
+    uint64_t len;
+    FILE *f;
+
+    buf_add_byte(&header, '{');
+    for (int i = 0; i < n_all; i++) {
+        const struct tensor *t = checkpoint_find(m->files, all[i]);
+
+        if (i != which)
+            append(&header, &data, t, DAMAGES);
+        else if (damage != ABSENT)
+            append(&header, &data, t, damage);
+    }
+    buf_add_byte(&header, '}');
+    len = header.len;
+    snprintf(path, sizeof path, "%s/model.safetensors", root);
+    f = fopen(path, "wb");
+    if (f == NULL || fwrite(&len, 8, 1, f) != 1 || fwrite(header.bytes, len, 1, f) != 1 ||
+        fwrite(data.bytes, 1, data.len, f) != data.len || fclose(f) != 0 ||
+        checkpoint_open(&files, root) != ERR_OK) {
+        printf("Bail out! %s cannot be written\n", path);
+        exit(1);
+    }
+    buf_fini(&header);
+    buf_fini(&data);
+    return files;
+}
+
+/* Refused with a sentence, or converted without a read outside of the tensors (a sanitizer sees
+ * it). */
+static bool is_safe(const struct matrix *m, struct checkpoint *files, bool *refused)
+{
+    const struct quant_matrix x = {"x", m->rows, m->cols};
+    float *got = calloc((size_t)m->rows * (size_t)m->cols, sizeof *got);
+    struct quant_part part;
+    bool good = true;
+
+    why[0] = '\0';
+    *refused = quant_find(&part, files, &m->config, &x, why, sizeof why) != ERR_OK;
+    if (*refused)
+        good = why[0] != '\0';
+    else if (part.kind != NULL)
+        good = convert(got, &part, 0, m->rows);
+    checkpoint_close(files);
+    free(got);
+    return good;
+}
+
+static void check_damage(const char *name, const struct matrix *m)
+{
+    static const char *const endings[] = {"weight",
+                                          "weight_packed",
+                                          "qweight",
+                                          "scales",
+                                          "qzeros",
+                                          "g_idx",
+                                          "weight_scale",
+                                          "weight_zero_point",
+                                          "weight_g_idx",
+                                          "weight_global_scale",
+                                          "weight_scale_2",
+                                          "weight.absmax",
+                                          "weight.quant_map",
+                                          "weight.quant_state.bitsandbytes__nf4",
+                                          "weight.nested_absmax",
+                                          "weight.nested_quant_map",
+                                          "SCB"};
+    static char text[sizeof endings / sizeof endings[0]][60];
+    const char *all[sizeof endings / sizeof endings[0]];
+    int n = 0, n_refused = 0, n_unsafe = 0;
+
+    for (size_t i = 0; i < sizeof endings / sizeof endings[0]; i++) {
+        snprintf(text[n], sizeof text[n], "x.%s", endings[i]);
+        if (checkpoint_find(m->files, text[n]) != NULL)
+            all[n] = text[n], n++;
+    }
+    for (int i = 0; i < n; i++) {
+        for (int damage = 0; damage < DAMAGES; damage++) {
+            bool refused = false;
+
+            if (!is_safe(m, damaged(m, all, n, i, (enum damage)damage), &refused)) {
+                printf("# %s: %s %s: %s\n", name, all[i], damages[damage], why);
+                n_unsafe++;
+            }
+            n_refused += refused;
+        }
+    }
+    ok(n_unsafe == 0 && n_refused >= 2 * n, "%s: %d of %d damages are refused, none leads outside",
+       name, n_refused, DAMAGES * n);
+}
+
+/* --- config.json ------------------------------------------------------------------------------ */
+
+static int read_text(const char *text)
+{
+    struct arena arena = {.chunks = NULL};
+    struct quant_config c;
+    const struct json *obj;
+    int rc;
+
+    if (json_parse(&obj, &arena, text, strlen(text), NULL, 0) != ERR_OK)
+        exit(1);
+    why[0] = '\0';
+    rc = quant_read(&c, obj, why, sizeof why);
+    arena_reset(&arena);
+    return rc;
+}
+
+static void test_config(void)
+{
+    is_int(read_text("{\"quant_method\":\"awq\",\"version\":\"GEMM\"}"), ERR_OK,
+           "names in any case");
+    is_int(read_text("{\"quant_method\":\"awq\"}"), ERR_OK, "a version is not needed");
+    is_int(read_text("{\"quant_method\":\"awq\",\"version\":\"marlin\"}"), ERR_UNSUPPORTED,
+           "another layout");
+    ok(strstr(why, "marlin") != NULL, "is named: %s", why);
+    is_int(read_text("{\"quant_method\":\"gptq\",\"checkpoint_format\":\"bitblas\"}"),
+           ERR_UNSUPPORTED, "another form of GPTQ");
+    is_int(read_text("{\"quant_method\":\"modelopt\",\"quant_algo\":\"W4A8_AWQ\"}"),
+           ERR_UNSUPPORTED, "another algorithm of ModelOpt");
+    is_int(read_text("{\"quant_method\":\"compressed-tensors\",\"format\":\"pack-quantized\","
+                     "\"transform_config\":{\"a\":1}}"),
+           ERR_UNSUPPORTED, "a transform changes the numbers");
+}
+
+int main(void)
+{
+    if (mkdtemp(root) == NULL)
+        tap_skip_all("no temporary folder");
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        struct matrix m = {.files = NULL};
+        char below[100], folder[4200];
+
+        snprintf(below, sizeof below, "tests/golden/packed/%s", names[i]);
+        snprintf(folder, sizeof folder, "%s", tap_path(below));
+        if (ok(read_config(&m, folder) && checkpoint_open(&m.files, folder) == ERR_OK,
+               "%s: opens: %s", names[i], why)) {
+            check_values(names[i], &m);
+            check_damage(names[i], &m);
+        }
+        checkpoint_close(m.files);
+    }
+    test_config();
+    snprintf(why, sizeof why, "%s/model.safetensors", root);
+    (void)unlink(why);
+    (void)rmdir(root);
+    return tap_done();
+}
