@@ -19,12 +19,14 @@
 #define K_BOTH static inline
 #endif
 
-/* The types after K_F32 are blocks of GGUF files: elements that are stored together with scales of
- * their own (ref_blocks()). Those of 32 elements come first, then those of 256. */
+/* K_BF16_KEPT is bf16 on a device whose plain matrices are float32. The types after it are blocks
+ * of GGUF files: elements that are stored together with scales of their own (ref_blocks()). Those
+ * of 32 elements come first, then those of 256. */
 enum k_type {
     K_BF16,
     K_E4M3,
     K_F32,
+    K_BF16_KEPT,
     K_Q4_0,
     K_Q4_1,
     K_Q5_0,
@@ -90,7 +92,7 @@ K_BOTH struct k_format k_format_in_groups(enum k_type elem, int rows, int cols)
 /* Of one element of a type without blocks. */
 K_BOTH int k_type_bits(enum k_type type)
 {
-    return type == K_F32 ? 32 : type == K_BF16 ? 16 : 8;
+    return type == K_F32 ? 32 : type == K_BF16 || type == K_BF16_KEPT ? 16 : 8;
 }
 
 /* Elements of a block; 1 for a type without blocks. */
@@ -105,7 +107,8 @@ K_BOTH int k_type_block_bytes(enum k_type type)
     switch (type) {
     case K_BF16:
     case K_E4M3:
-    case K_F32: break;
+    case K_F32:
+    case K_BF16_KEPT: break;
     case K_Q4_0: return 18;
     case K_Q4_1: return 20;
     case K_Q5_0: return 22;

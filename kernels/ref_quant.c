@@ -45,7 +45,8 @@ static float number(enum k_type type, const void *from, size_t i)
     switch (type) {
     case K_F32: memcpy(&value, bytes + 4 * i, 4); break;
     /* The upper half of a float32. */
-    case K_BF16: memcpy((char *)&value + 2, bytes + 2 * i, 2); break;
+    case K_BF16:
+    case K_BF16_KEPT: memcpy((char *)&value + 2, bytes + 2 * i, 2); break;
     case K_E4M3: value = k_e4m3_value(bytes[i]); break;
     case K_Q4_0:
     case K_Q4_1:

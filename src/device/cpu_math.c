@@ -19,6 +19,12 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "base/must.h"
+
+#ifdef __x86_64__
+#include <immintrin.h>
+#endif
+
 #define LANES   16
 #define INLINED static inline __attribute__((always_inline))
 
@@ -26,16 +32,69 @@ typedef float lanes8 __attribute__((vector_size(32)));
 typedef float lanes4 __attribute__((vector_size(16)));
 typedef float lanes4_at __attribute__((vector_size(16), aligned(4), may_alias)); /* in arrays */
 
+/* An f16 number as float32. Infinity and NaN, which scales never are, become large numbers. */
+static inline float half_at(const uint8_t *at)
+{
+    uint32_t h = at[0] | (uint32_t)at[1] << 8, bits = (h & 0x7fff) << 13;
+    float value;
+
+    memcpy(&value, &bits, sizeof value);
+    value *= 0x1p112f; /* the difference of the exponents' biases, right for subnormals, too */
+    memcpy(&bits, &value, sizeof bits);
+    bits |= (h & 0x8000) << 16;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* Four numbers of each type as whole numbers. */
+typedef int32_t whole4 __attribute__((vector_size(16)));
+
+static inline whole4 wide_u8_plain(const uint8_t *at)
+{
+    return (whole4){at[0], at[1], at[2], at[3]};
+}
+
+static inline whole4 wide_i8_plain(const uint8_t *at)
+{
+    return (whole4){(int8_t)at[0], (int8_t)at[1], (int8_t)at[2], (int8_t)at[3]};
+}
+
+static inline whole4 wide_u16_plain(const uint8_t *at)
+{
+    uint16_t halves[4];
+
+    memcpy(halves, at, sizeof halves);
+    return (whole4){halves[0], halves[1], halves[2], halves[3]};
+}
+
+/* Scale and minimum j of Q4_K and Q5_K (kernels/ref_blocks.c). */
+static inline void six_bits(const uint8_t *s, int j, int *scale, int *least)
+{
+    if (j < 4) {
+        *scale = s[j] & 63;
+        *least = s[4 + j] & 63;
+    } else {
+        *scale = (s[4 + j] & 15) | s[j - 4] >> 6 << 4;
+        *least = s[4 + j] >> 4 | s[j] >> 6 << 4;
+    }
+}
+
 /* Two steps, because ## does not expand its operands. */
 #define JOIN2(a, b) a##b
 #define JOIN(a, b)  JOIN2(a, b)
 
-#define TILE(name)  JOIN(name, _plain)
-#define TILE_NAME   "generic"
-#define WIDTH       4
-#define TILE_ROWS   1
-#define TILE_OUTS   2
-#define TILE_MIX    8
+/* Without the sets below there are no fused operations, and no instruction for a conversion. */
+#define APART(v)
+#define WIDE_U8(at)  wide_u8_plain(at)
+#define WIDE_I8(at)  wide_i8_plain(at)
+#define WIDE_U16(at) wide_u16_plain(at)
+#define HALF(at)     half_at(at)
+#define TILE(name)   JOIN(name, _plain)
+#define TILE_NAME    "generic"
+#define WIDTH        4
+#define TILE_ROWS    1
+#define TILE_OUTS    2
+#define TILE_MIX     8
 #include "device/cpu_tile.h"
 #undef TILE
 #undef TILE_NAME
@@ -44,9 +103,23 @@ typedef float lanes4_at __attribute__((vector_size(16), aligned(4), may_alias));
 #undef TILE_OUTS
 #undef TILE_MIX
 
+#undef APART
+#undef WIDE_U8
+#undef WIDE_I8
+#undef WIDE_U16
+#undef HALF
+
 #ifdef __x86_64__
+/* A product that must be rounded before it is added to: the compiler may not look into it. */
+#define APART(v) __asm__("" : "+v"(v))
+#define HALF(at) _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128((at)[0] | (int)(at)[1] << 8)))
+
+/* GCC 12 converts vectors of bytes one by one. */
+#define WIDE_U8(at)  ((part_int)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(at))))
+#define WIDE_I8(at)  ((part_int)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(at))))
+#define WIDE_U16(at) ((part_int)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)(at))))
 #pragma GCC push_options
-#pragma GCC target("avx2,fma")
+#pragma GCC target("avx2,fma,f16c")
 #define TILE(name) JOIN(name, _avx2)
 #define TILE_NAME  "AVX2"
 #define WIDTH      8
@@ -62,8 +135,14 @@ typedef float lanes4_at __attribute__((vector_size(16), aligned(4), may_alias));
 #undef TILE_MIX
 #pragma GCC pop_options
 
+#undef WIDE_U8
+#undef WIDE_I8
+#undef WIDE_U16
+#define WIDE_U8(at)  ((part_int)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(at))))
+#define WIDE_I8(at)  ((part_int)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(at))))
+#define WIDE_U16(at) ((part_int)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(at))))
 #pragma GCC push_options
-#pragma GCC target("avx512f,avx512vl,avx512bw,avx512dq,fma,prefer-vector-width=512")
+#pragma GCC target("f16c,avx512f,avx512vl,avx512bw,avx512dq,fma,prefer-vector-width=512")
 #define TILE(name) JOIN(name, _avx512)
 #define TILE_NAME  "AVX-512"
 #define WIDTH      16
@@ -74,13 +153,38 @@ typedef float lanes4_at __attribute__((vector_size(16), aligned(4), may_alias));
 #pragma GCC pop_options
 #endif
 
+bool cpu_math_reads(enum k_type type)
+{
+    switch (type) {
+    case K_F32:
+    case K_BF16_KEPT:
+    case K_Q4_0:
+    case K_Q4_1:
+    case K_Q8_0:
+    case K_Q4_K:
+    case K_Q5_K:
+    case K_Q6_K: return true;
+    case K_BF16:
+    case K_E4M3:
+    case K_Q5_0:
+    case K_Q5_1:
+    case K_IQ4_NL:
+    case K_MXFP4:
+    case K_Q2_K:
+    case K_Q3_K:
+    case K_IQ4_XS: break;
+    }
+    return false;
+}
+
 /* 0 is plain C with vectors of 4 floats, which every machine can run. */
 const struct cpu_math *cpu_math_at(int n)
 {
     if (n == 0)
         return &math_plain;
 #ifdef __x86_64__
-    if (n == 1 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"))
+    if (n == 1 && __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+        __builtin_cpu_supports("f16c"))
         return &math_avx2;
     if (n == 2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vl") &&
         __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq"))

@@ -9,12 +9,23 @@
 #ifndef QUIRE_DEVICE_CPU_MATH_H
 #define QUIRE_DEVICE_CPU_MATH_H
 
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "kernels/kernels.h"
+
 /* A part of y [.][n_out] = x [.][n_in] * transpose(w [n_out][n_in]) + bias [n_out]:
- * rows row_first .. row_last - 1, outputs out_first .. out_last - 1. bias may be NULL. */
+ * rows row_first .. row_last - 1, outputs out_first .. out_last - 1. bias may be NULL.
+ *
+ * w is float32, or of a type that cpu_math_reads() is true for, in rows of w_bytes bytes. Its
+ * elements are made float32 as they are read, so the result has the bits that float32 weights of
+ * the same values give. */
 struct cpu_matmul {
     float *y;
     const float *x;
-    const float *w;
+    const void *w;
+    enum k_type type;
+    size_t w_bytes;
     const float *bias;
     int n_in, n_out;
     int row_first, row_last;
@@ -24,6 +35,8 @@ struct cpu_matmul {
 struct cpu_math {
     const char *name; /* of the instruction set */
     void (*matmul)(const struct cpu_matmul *m);
+    /* out [n][n_in] = rows of m->w from out_first on, as float32, up to out_last. */
+    void (*expand)(float *out, const struct cpu_matmul *m);
     /* scores [n] = scale * keys [n][dim] . q [dim]; returns their maximum. */
     float (*scores)(float *scores, const float *q, const float *keys, int n, int dim, float scale);
     /* scores [n] = exp(scores - top); returns their sum. Writes up to the next multiple of 16. */
@@ -33,6 +46,9 @@ struct cpu_math {
     /* out [n] = silu(gate [n]) * up [n] */
     void (*silu_mul)(float *out, const float *gate, const float *up, int n);
 };
+
+/* Types of weights that matmul() reads besides float32. n_in is a multiple of the type's block. */
+bool cpu_math_reads(enum k_type type);
 
 /* The widest instruction set that this machine has. */
 const struct cpu_math *cpu_math_choose(void);

@@ -28,7 +28,12 @@ typedef struct {
 #define fold_all     TILE(fold_all)
 #define load_rest    TILE(load_rest)
 #define add_rest     TILE(add_rest)
+#define plus_least   TILE(plus_least)
+#define weight_part  TILE(weight_part)
+#define weight_rest  TILE(weight_rest)
 #define block        TILE(block)
+#define matmul_as    TILE(matmul_as)
+#define expand_as    TILE(expand_as)
 #define dots         TILE(dots)
 #define exp_part     TILE(exp_part)
 #define mix_some     TILE(mix_some)
@@ -102,21 +107,95 @@ static inline void add_rest(lanes *sum, const float *a, const float *b, int n)
         sum->of[p] += x.of[p] * y.of[p];
 }
 
-/* A tile of a product: rows x outs results. rows and outs are constants wherever this is
- * inlined. */
-INLINED void block(float *y, const float *x, const float *w, const float *bias, int n_in, int n_out,
-                   const int rows, const int outs)
+/* scale * q - least, rounded twice. */
+static inline part plus_least(part_int q, float scale, float least)
 {
+    part product = scale * __builtin_convertvector(q, part);
+
+    APART(product);
+    return product + least;
+}
+
+/* Elements k + p * WIDTH and on of a row of weights; k is a multiple of 16. Layouts of blocks are
+ * those of kernels/ref_blocks.c, and so are the roundings. type is a constant wherever this is
+ * inlined. WIDE_U8() and its like read WIDTH numbers as whole ones, HALF() an f16 number. */
+INLINED part weight_part(const uint8_t *row, int k, int p, const enum k_type type)
+{
+    const uint8_t *b = row + (size_t)(k / k_type_block(type)) * (size_t)k_type_block_bytes(type);
+    int i = k % k_type_block(type), shift, scale, least;
+
+    if (type == K_F32)
+        return *(const part_at *)(row + 4 * ((size_t)k + (size_t)(p * WIDTH)));
+    if (type == K_BF16_KEPT) {
+        return (part)(WIDE_U16(row + 2 * ((size_t)k + (size_t)(p * WIDTH))) << 16);
+    }
+    if (type == K_Q8_0) {
+        return HALF(b) * __builtin_convertvector(WIDE_I8(b + 2 + i + p * WIDTH), part);
+    }
+    shift = i / 16 * 4; /* of blocks of 32: the low halves of 16 bytes, then the high ones */
+    if (type == K_Q4_0)
+        return HALF(b) *
+               __builtin_convertvector((WIDE_U8(b + 2 + p * WIDTH) >> shift & 15) - 8, part);
+    if (type == K_Q4_1)
+        return plus_least(WIDE_U8(b + 4 + p * WIDTH) >> shift & 15, HALF(b), HALF(b + 2));
+    shift = i / 32 % 2 * 4; /* of 64: the low halves of 32 bytes, then the high ones */
+    if (type == K_Q4_K) {
+        six_bits(b + 4, i / 32, &scale, &least);
+        return plus_least(WIDE_U8(b + 16 + i / 64 * 32 + i % 32 + p * WIDTH) >> shift & 15,
+                          HALF(b) * (float)scale, -(HALF(b + 2) * (float)least));
+    }
+    if (type == K_Q5_K) {
+        part_int high = WIDE_U8(b + 16 + i % 32 + p * WIDTH) >> (i / 32) & 1;
+
+        six_bits(b + 4, i / 32, &scale, &least);
+        return plus_least((WIDE_U8(b + 48 + i / 64 * 32 + i % 32 + p * WIDTH) >> shift & 15) |
+                              high << 4,
+                          HALF(b) * (float)scale, -(HALF(b + 2) * (float)least));
+    }
+    /* K_Q6_K */
+    scale = (int8_t)b[192 + i / 16];
+    shift = i % 128 / 32;
+    return (HALF(b + 208) * (float)scale) *
+           __builtin_convertvector(
+               ((WIDE_U8(b + i / 128 * 64 + i % 64 + p * WIDTH) >> (i % 128 / 64 * 4) & 15) |
+                (WIDE_U8(b + 128 + i / 128 * 32 + i % 32 + p * WIDTH) >> (2 * shift) & 3) << 4) -
+                   32,
+               part);
+}
+
+/* The last n < 16 elements of a row; only types without blocks have rows that end so. */
+INLINED lanes weight_rest(const uint8_t *row, int k, int n, const enum k_type type)
+{
+    float rest[LANES] = {0};
+
+    for (int i = 0; i < n; i++) {
+        uint32_t bits = 0;
+
+        if (type == K_F32)
+            memcpy(&bits, row + 4 * (size_t)(k + i), 4);
+        else if (type == K_BF16_KEPT)
+            memcpy((char *)&bits + 2, row + 2 * (size_t)(k + i), 2);
+        memcpy(&rest[i], &bits, 4);
+    }
+    return load_rest(rest, n);
+}
+
+/* A tile of a product: rows x outs results. rows, outs and type are constants wherever this is
+ * inlined. */
+INLINED void block(float *y, const float *x, const struct cpu_matmul *m, int out, const int rows,
+                   const int outs, const enum k_type type)
+{
+    const uint8_t *w = (const uint8_t *)m->w + (size_t)out * m->w_bytes;
     lanes sum[TILE_ROWS * TILE_OUTS] = {0};
     float folded[TILE_ROWS * TILE_OUTS];
-    int k = 0;
+    int n_in = m->n_in, k = 0;
 
     for (; k + LANES <= n_in; k += LANES) {
         for (int p = 0; p < PARTS; p++) {
             part b[TILE_OUTS];
 
             for (int j = 0; j < outs; j++)
-                b[j] = *(const part_at *)(w + (size_t)j * n_in + k + p * WIDTH);
+                b[j] = weight_part(w + (size_t)j * m->w_bytes, k, p, type);
             for (int i = 0; i < rows; i++) {
                 part a = *(const part_at *)(x + (size_t)i * n_in + k + p * WIDTH);
 
@@ -125,35 +204,98 @@ INLINED void block(float *y, const float *x, const float *w, const float *bias, 
             }
         }
     }
-    for (int i = 0; k < n_in && i < rows * outs; i++)
-        add_rest(&sum[i], x + (size_t)(i / outs) * n_in + k, w + (size_t)(i % outs) * n_in + k,
-                 n_in - k);
+    for (int i = 0; k < n_in && i < rows * outs; i++) {
+        lanes a = load_rest(x + (size_t)(i / outs) * n_in + k, n_in - k);
+        lanes b = weight_rest(w + (size_t)(i % outs) * m->w_bytes, k, n_in - k, type);
+
+        for (int p = 0; p < PARTS; p++)
+            sum[i].of[p] += a.of[p] * b.of[p];
+    }
     fold_all(folded, sum, rows * outs);
     for (int i = 0; i < rows * outs; i++)
-        y[(size_t)(i / outs) * n_out + i % outs] =
-            folded[i] + (bias == NULL ? 0.0f : bias[i % outs]);
+        y[(size_t)(i / outs) * m->n_out + i % outs] =
+            folded[i] + (m->bias == NULL ? 0.0f : m->bias[out + i % outs]);
 }
 
-static void TILE(matmul)(const struct cpu_matmul *m)
+INLINED void matmul_as(const struct cpu_matmul *m, const enum k_type type)
 {
     size_t n_in = (size_t)m->n_in, n_out = (size_t)m->n_out;
     int o = m->out_first;
 
     for (; o + TILE_OUTS <= m->out_last; o += TILE_OUTS) {
-        const float *w = m->w + (size_t)o * n_in, *bias = m->bias == NULL ? NULL : m->bias + o;
         int r = m->row_first;
 
         for (; r + TILE_ROWS <= m->row_last; r += TILE_ROWS)
-            block(m->y + (size_t)r * n_out + o, m->x + (size_t)r * n_in, w, bias, m->n_in, m->n_out,
-                  TILE_ROWS, TILE_OUTS);
+            block(m->y + (size_t)r * n_out + o, m->x + (size_t)r * n_in, m, o, TILE_ROWS, TILE_OUTS,
+                  type);
         for (; r < m->row_last; r++)
-            block(m->y + (size_t)r * n_out + o, m->x + (size_t)r * n_in, w, bias, m->n_in, m->n_out,
-                  1, TILE_OUTS);
+            block(m->y + (size_t)r * n_out + o, m->x + (size_t)r * n_in, m, o, 1, TILE_OUTS, type);
     }
     for (; o < m->out_last; o++) {
         for (int r = m->row_first; r < m->row_last; r++)
-            block(m->y + (size_t)r * n_out + o, m->x + (size_t)r * n_in, m->w + (size_t)o * n_in,
-                  m->bias == NULL ? NULL : m->bias + o, m->n_in, m->n_out, 1, 1);
+            block(m->y + (size_t)r * n_out + o, m->x + (size_t)r * n_in, m, o, 1, 1, type);
+    }
+}
+
+static void TILE(matmul)(const struct cpu_matmul *m)
+{
+    switch (m->type) {
+    case K_BF16_KEPT: matmul_as(m, K_BF16_KEPT); break;
+    case K_Q4_0: matmul_as(m, K_Q4_0); break;
+    case K_Q4_1: matmul_as(m, K_Q4_1); break;
+    case K_Q8_0: matmul_as(m, K_Q8_0); break;
+    case K_Q4_K: matmul_as(m, K_Q4_K); break;
+    case K_Q5_K: matmul_as(m, K_Q5_K); break;
+    case K_Q6_K: matmul_as(m, K_Q6_K); break;
+    case K_F32: matmul_as(m, K_F32); break;
+    case K_BF16:
+    case K_E4M3:
+    case K_Q5_0:
+    case K_Q5_1:
+    case K_IQ4_NL:
+    case K_MXFP4:
+    case K_Q2_K:
+    case K_Q3_K:
+    case K_IQ4_XS: must(false); /* cpu_math_reads() is false */
+    }
+}
+
+INLINED void expand_as(float *out, const struct cpu_matmul *m, const enum k_type type)
+{
+    for (int o = m->out_first; o < m->out_last; o++, out += m->n_in) {
+        const uint8_t *row = (const uint8_t *)m->w + (size_t)o * m->w_bytes;
+        lanes rest;
+        int k = 0;
+
+        for (; k + LANES <= m->n_in; k += LANES) {
+            for (int p = 0; p < PARTS; p++)
+                *(part_at *)(out + k + p * WIDTH) = weight_part(row, k, p, type);
+        }
+        rest = weight_rest(row, k, m->n_in - k, type);
+        memcpy(out + k, &rest, (size_t)(m->n_in - k) * sizeof *out);
+    }
+}
+
+static void TILE(expand)(float *out, const struct cpu_matmul *m)
+{
+    switch (m->type) {
+    case K_BF16_KEPT: expand_as(out, m, K_BF16_KEPT); break;
+    case K_Q4_0: expand_as(out, m, K_Q4_0); break;
+    case K_Q4_1: expand_as(out, m, K_Q4_1); break;
+    case K_Q8_0: expand_as(out, m, K_Q8_0); break;
+    case K_Q4_K: expand_as(out, m, K_Q4_K); break;
+    case K_Q5_K: expand_as(out, m, K_Q5_K); break;
+    case K_Q6_K: expand_as(out, m, K_Q6_K); break;
+    case K_F32: expand_as(out, m, K_F32); break;
+    case K_BF16:
+    case K_E4M3:
+    case K_Q5_0:
+    case K_Q5_1:
+    case K_IQ4_NL:
+    case K_MXFP4:
+    case K_Q2_K:
+    case K_Q3_K:
+    case K_IQ4_XS: must(false); /* cpu_math_reads() is false */
     }
 }
 
@@ -287,6 +429,7 @@ static void TILE(silu_mul)(float *out, const float *gate, const float *up, int n
 static const struct cpu_math TILE(math) = {
     .name = TILE_NAME,
     .matmul = TILE(matmul),
+    .expand = TILE(expand),
     .scores = TILE(scores),
     .weights = TILE(weights),
     .mix = TILE(mix),
@@ -303,7 +446,12 @@ static const struct cpu_math TILE(math) = {
 #undef fold_all
 #undef load_rest
 #undef add_rest
+#undef plus_least
+#undef weight_part
+#undef weight_rest
 #undef block
+#undef matmul_as
+#undef expand_as
 #undef dots
 #undef exp_part
 #undef mix_some

@@ -210,7 +210,7 @@ struct device_ops {
      * enqueued as a whole. */
     int (*begin)(struct device *d, const struct device_batch *b);
     bool (*replay)(struct device *d);
-    void (*embed)(struct device *d, float *x, const void *table);
+    void (*embed)(struct device *d, float *x, const struct k_matrix *table);
     /* `to` is the matrix that the result is multiplied with next: the result goes to out->codes if
      * that product reads codes, else to out->data. */
     void (*rmsnorm)(struct device *d, struct device_rows *out, const float *x, const void *weight,

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The cpu device: float32 throughout, work divided among a pool of threads.
+ * The cpu device: computes in float32, work divided among a pool of threads.
  *
  * Each number is computed by one thread in an order that depends only on its own inputs
  * (cpu_math.h), so a token's result is the same alone and in a full batch, in one chunk and in
@@ -25,7 +25,9 @@
 
 #define OUTS_A_TASK 32 /* outputs of a product's task, whose weights stay in the L1/L2 cache */
 #define ROWS_A_TASK 128
-#define ALIGN       64
+/* From so many rows on, weights of a task are made float32 once, and not for each row. */
+#define ROWS_EXPANDED 16
+#define ALIGN         64
 
 /* The ids of a step, by its number. */
 static int32_t *cpu_ids_of(struct cpu *c, unsigned step)
@@ -225,11 +227,17 @@ static int cpu_fill_random(struct device *d, const struct k_matrix *m, float dev
     return ERR_OK;
 }
 
-/* Only float32; other formats are converted while they are loaded. */
+/* Float32 (the plain format), and types without scales beside them that the inner loops read; other
+ * formats are converted while they are loaded. */
 static bool cpu_takes(struct device *d, const struct k_matrix *m)
 {
+    const struct k_format *format = &m->format;
+
     (void)d;
-    return k_format_is_plain(&m->format);
+    if (k_format_is_plain(format))
+        return true;
+    return cpu_math_reads(format->elem) && format->elem != K_F32 && format->group_rows == 0 &&
+           !format->has_zeros && !format->has_global && m->n_in % k_type_block(format->elem) == 0;
 }
 
 /* Pipes are plain memory, and each send is complete on return. */
@@ -304,8 +312,9 @@ struct row_job {
     const float *a, *b; /* delta or input; weight or table */
     const struct k_kv *kv;
     const struct k_rotary *rotary;
-    struct k_tokens tokens;    /* ROW_ROPE: with the layer's table */
-    const struct k_norm *norm; /* ROW_NORM, ROW_NORM_WITHIN */
+    struct k_tokens tokens;       /* ROW_ROPE: with the layer's table */
+    const struct k_norm *norm;    /* ROW_NORM, ROW_NORM_WITHIN */
+    const struct k_matrix *table; /* ROW_EMBED */
     float eps, scale;
     int n, rows_a_task;
     int n_heads;                  /* ROW_ROPE */
@@ -314,6 +323,21 @@ struct row_job {
     int stride;                   /* ROW_NORM_WITHIN */
     int pos_first;                /* ROW_PLACE */
 };
+
+/* A run of rows for ROW_EMBED. */
+static void cpu_embed_rows(const struct row_job *j, int first, int n)
+{
+    const struct k_matrix *table = j->table;
+    const int32_t *ids = j->c->token_ids + first;
+    float *x = j->x + (size_t)first * (size_t)table->n_in;
+
+    if (k_format_is_plain(&table->format)) {
+        ref_embed(x, table->data, ids, n, table->n_in);
+        return;
+    }
+    for (int i = 0; i < n; i++)
+        ref_dequantise(x + (size_t)i * (size_t)table->n_in, table, ids[i], 1);
+}
 
 /* A run of rows for ROW_SILU. */
 static void cpu_silu_rows(const struct row_job *j, int first, int n)
@@ -341,7 +365,7 @@ static void cpu_row_task(void *arg, int task, int worker)
     (void)worker;
     /* Each reference takes the first row and the number of rows. */
     switch (job->op) {
-    case ROW_EMBED: ref_embed(job->x + at, job->b, job->c->token_ids + first, n, lim->dim); break;
+    case ROW_EMBED: cpu_embed_rows(job, first, n); break;
     case ROW_RMSNORM: ref_rmsnorm(job->out + at, job->x + at, job->b, job->eps, n, lim->dim); break;
     case ROW_ADD_RMSNORM:
         ref_add_rmsnorm(job->out + at, job->x + at, job->a + at, job->b, job->eps, n, lim->dim);
@@ -383,12 +407,12 @@ static void cpu_run_rows(struct row_job *j, int width)
 }
 
 /* One job for all tokens of the step. */
-static void cpu_embed(struct device *d, float *x, const void *table)
+static void cpu_embed(struct device *d, float *x, const struct k_matrix *table)
 {
     struct row_job job = {.c = cpu_of(d),
                           .op = ROW_EMBED,
                           .x = x,
-                          .b = table,
+                          .table = table,
                           .n = cpu_of(d)->batch->tokens.n_tokens};
 
     cpu_run_rows(&job, d->limits.dim);
@@ -562,7 +586,26 @@ struct matmul_job {
     const struct cpu_math *math;
     struct cpu_matmul m; /* ranges are filled in for each task */
     int n, n_out_tasks;
+    float *wide; /* float [threads][wide_len]: a task's weights; NULL: rows are too long for it */
+    size_t wide_len;
 };
+
+/* Multiply with the task's weights as float32, in wide. */
+static void cpu_matmul_wide(const struct matmul_job *job, const struct cpu_matmul *m, float *wide)
+{
+    struct cpu_matmul product = *m;
+
+    job->math->expand(wide, m);
+    product.w = wide;
+    product.type = K_F32;
+    product.w_bytes = (size_t)m->n_in * sizeof *wide;
+    product.y += m->out_first;
+    if (m->bias != NULL)
+        product.bias += m->out_first;
+    product.out_first = 0;
+    product.out_last = m->out_last - m->out_first;
+    job->math->matmul(&product);
+}
 
 /* Neighbouring tasks have the same rows and the next outputs. */
 static void cpu_matmul_task(void *arg, int task, int worker)
@@ -571,7 +614,6 @@ static void cpu_matmul_task(void *arg, int task, int worker)
     struct cpu_matmul product = job->m;
     int out = task % job->n_out_tasks, row = task / job->n_out_tasks;
 
-    (void)worker;
     product.out_first = out * OUTS_A_TASK;
     product.out_last = product.out_first + OUTS_A_TASK < product.n_out
                            ? product.out_first + OUTS_A_TASK
@@ -579,7 +621,11 @@ static void cpu_matmul_task(void *arg, int task, int worker)
     product.row_first = row * ROWS_A_TASK;
     product.row_last =
         product.row_first + ROWS_A_TASK < job->n ? product.row_first + ROWS_A_TASK : job->n;
-    job->math->matmul(&product);
+    if (product.type != K_F32 && job->wide != NULL &&
+        product.row_last - product.row_first >= ROWS_EXPANDED)
+        cpu_matmul_wide(job, &product, job->wide + (size_t)worker * job->wide_len);
+    else
+        job->math->matmul(&product);
 }
 
 /* A small product is computed by the caller, because waking threads costs more. */
@@ -587,11 +633,17 @@ static void cpu_matmul(struct device *d, void *y, const struct device_rows *x,
                        const struct k_matrix *w, const void *bias, int n)
 {
     struct cpu *cpu = cpu_of(d);
-    struct matmul_job job = {.math = cpu->math, .n = n};
+    struct matmul_job job = {.math = cpu->math, .n = n, .wide_len = cpu->wide_len};
+    bool is_plain = k_format_is_plain(&w->format);
 
+    if (w->n_in <= cpu->wide_cols)
+        job.wide = cpu->wide;
     job.m = (struct cpu_matmul){.y = y,
                                 .x = x->data,
                                 .w = w->data,
+                                .type = is_plain ? K_F32 : w->format.elem,
+                                .w_bytes = is_plain ? (size_t)w->n_in * sizeof(float)
+                                                    : k_format_row_bytes(&w->format, w->n_in),
                                 .bias = bias,
                                 .n_in = w->n_in,
                                 .n_out = w->n_out,
@@ -783,6 +835,18 @@ static int cpu_reserve_extras(struct device *d, size_t n_seqs)
     return ERR_OK;
 }
 
+/* The longest row of a matrix of layers. */
+static int cpu_widest(const struct device_limits *limits)
+{
+    int widest = limits->dim;
+
+    if (limits->ff_dim > widest)
+        widest = limits->ff_dim;
+    if (limits->n_heads * limits->head_dim > widest)
+        widest = limits->n_heads * limits->head_dim;
+    return widest;
+}
+
 /* Scratch memory of a thread holds the scores of one head or the logits of one row, rounded up
  * because cpu_math writes whole lanes. */
 static int cpu_reserve(struct device *d, const struct device_limits *limits)
@@ -795,9 +859,12 @@ static int cpu_reserve(struct device *d, const struct device_limits *limits)
     d->limits = *limits;
     cpu->scratch_len = (len + 31) / 16 * 16;
     cpu->scratch = cpu_alloc(d, width * cpu->scratch_len * sizeof *cpu->scratch);
+    cpu->wide_cols = cpu_widest(limits);
+    cpu->wide_len = (size_t)OUTS_A_TASK * (size_t)cpu->wide_cols;
+    cpu->wide = cpu_alloc(d, width * cpu->wide_len * sizeof *cpu->wide);
     cpu->counts = cpu_alloc(d, width * (size_t)limits->n_vocab * sizeof *cpu->counts);
     cpu->token_ids = cpu_alloc(d, (size_t)limits->n_tokens * sizeof *cpu->token_ids);
-    if (cpu->scratch == NULL || cpu->counts == NULL || cpu->token_ids == NULL)
+    if (cpu->scratch == NULL || cpu->wide == NULL || cpu->counts == NULL || cpu->token_ids == NULL)
         return ERR_NO_MEMORY;
     return cpu_reserve_extras(d, (size_t)limits->n_seqs);
 }

@@ -319,13 +319,13 @@ static void cuda_read_products(struct device *d, const char *path, bool expected
  * directly, which saves a pass over the rows. */
 
 /* Negative ids are looked up in c->sampled by the kernel. */
-static void cuda_embed(struct device *d, float *x, const void *table)
+static void cuda_embed(struct device *d, float *x, const struct k_matrix *table)
 {
     struct cuda *gpu = cuda_of(d);
 
     cuda_keep(gpu,
-              k_embed(x, table, gpu->tokens.ids, gpu->sampled, gpu->tokens.n_tokens, d->limits.dim,
-                      gpu->stream),
+              k_embed(x, table->data, gpu->tokens.ids, gpu->sampled, gpu->tokens.n_tokens,
+                      d->limits.dim, gpu->stream),
               "embed");
 }
 

@@ -22,6 +22,9 @@ struct cpu {
     float *scratch;                   /* float [threads][scratch_len]: scores, a row of logits */
     int32_t *counts;                  /* int32 [threads][n_vocab] */
     size_t scratch_len;
+    float *wide; /* float [threads][wide_len]: weights of a product's task as float32 */
+    size_t wide_len;
+    int wide_cols;                  /* longest row for which it has room */
     int32_t *token_ids;             /* int32 [n_tokens]: ids of the step, with negative ones
                                      * resolved */
     int32_t *ids[DEVICE_STEPS_MAX]; /* int32 [n_seqs]: sampled, by step */

@@ -23,40 +23,14 @@
 #include "base/mem.h"
 #include "base/must.h"
 #include "kernels/rng.h"
+#include "model/loader_parts.h"
 #include "model/quant.h"
 #include "model/safetensors.h"
 
 #define RANDOM_SCALE \
-    0.02f                              /* deviation of random matrices; models are initialised
+    0.02f                  /* deviation of random matrices; models are initialised
                                         * with it */
-#define RANDOM_CODES 64.0f             /* deviation of random codes, before their scale */
-#define FLOATS       ((size_t)1 << 20) /* numbers of a tensor that the host converts at a time */
-
-/* The treatment of a tensor's bytes. All but the first end in device memory. */
-enum use_of_bytes {
-    BYTES_SUMMED,    /* only hashed: the host has used them already, or this rank has no part */
-    BYTES_FILLED,    /* numbers of a file's type, converted to the device's by the pipe */
-    BYTES_COPIED,    /* elements of a format that the device takes, copied as they are */
-    BYTES_ROUNDED,   /* numbers of a file's type, rounded on the device to a format */
-    BYTES_CONVERTED, /* dequantised, or rounded as if quantised, by the host; stored in the
-                      * device's type */
-    BYTES_RAISED,    /* numbers of a file's type plus 1, in the device's type */
-    BYTES_TURNED,    /* the tensor is the transpose of the matrix */
-};
-
-/* The destination of a tensor on one rank. */
-struct target {
-    enum use_of_bytes use;
-    enum device_type type;  /* of plain numbers */
-    struct quant_part part; /* of a matrix */
-    struct slice slice;     /* of a vector: rows of one number */
-    void *dst;
-    size_t at;      /* element of dst; for BYTES_COPIED a byte */
-    float *scales;  /* BYTES_ROUNDED: scales of the rows, from the target's first */
-    float *turned;  /* BYTES_TURNED, rank 0 only: the whole matrix, gathered while its tensor is
-                    * read */
-    uint8_t *whole; /* likewise, the bytes of a tensor that is converted as a whole */
-};
+#define RANDOM_CODES 64.0f /* deviation of random codes, before their scale */
 
 static const struct k_format plain = {.elem = K_BF16};
 
@@ -131,12 +105,6 @@ static int loader_type_of(const struct tensor *t, enum device_type *out)
     return ERR_UNSUPPORTED;
 }
 
-/* targets is [n_items][n_ranks]. */
-static struct target *loader_target_of(const struct loader *l, size_t item, int rank)
-{
-    return &l->targets[item * (size_t)l->n_ranks + (size_t)rank];
-}
-
 /* Both arrays grow together. An array that could be grown is kept even if the other failed, because
  * the old pointer is no longer valid. */
 static void loader_grow_list(struct loader *l)
@@ -173,36 +141,6 @@ static void loader_list_tensor(struct loader *l, const struct tensor *t)
     for (int i = 0; i < l->n_ranks; i++)
         *loader_target_of(l, l->n_items, i) = (struct target){.use = BYTES_SUMMED};
     l->n_listed = ++l->n_items;
-}
-
-/* Bytes of one number in a file. */
-static size_t loader_file_bytes(enum device_type type)
-{
-    if (type == DEVICE_F32)
-        return 4;
-    return 2;
-}
-
-/* Bytes of n elements of one row in a file, packed formats included. */
-static size_t loader_elem_bytes(const struct target *to, int n)
-{
-    if (to->part.kind != NULL)
-        return k_format_row_bytes(&to->part.format, n);
-    return (size_t)n * loader_file_bytes(to->type);
-}
-
-/* A tensor whose rows are not the matrix's is converted when all of it has come. */
-static bool loader_is_gathered(const struct target *to)
-{
-    return to->use == BYTES_CONVERTED && to->part.kind != NULL && to->part.kind->is_whole;
-}
-
-/* Of one row of the tensor in the file; 0 if it is gathered. */
-static size_t loader_row_bytes(const struct target *to)
-{
-    if (quant_has_values(&to->part))
-        return quant_row_bytes(&to->part);
-    return loader_elem_bytes(to, to->slice.cols);
 }
 
 /* Set the current rank's target of a tensor. step makes the reader deliver whole rows, because
@@ -382,6 +320,22 @@ static void loader_find_part(struct loader *l, struct part *p)
     }
 }
 
+/* A part whose numbers are bf16 in the file, in the order of the matrix. */
+static bool loader_is_bf16(const struct part *p)
+{
+    return p->q.kind == NULL && p->q.data != NULL && p->type == DEVICE_BF16 && !p->is_turned;
+}
+
+/* True if every part is such. */
+static bool loader_are_bf16(const struct part *parts, int n_parts)
+{
+    for (int i = 0; i < n_parts; i++) {
+        if (!loader_is_bf16(&parts[i]))
+            return false;
+    }
+    return true;
+}
+
 /* True if the parts can form one matrix without conversion: one format for all, no scale that spans
  * a whole part while there are several, and no group of elements that crosses a seam between parts
  * or an edge of the rank's slice. */
@@ -400,7 +354,8 @@ static bool loader_parts_fit(const struct part *parts, int n_parts)
         if (i + 1 < n_parts && part->format.group_rows > 0 &&
             parts[i].slice.n_rows % part->format.group_rows != 0)
             return false; /* a group would cross the seam to the next part */
-        if (slice_cuts(&parts[i].slice, &part->format))
+        if (slice_cuts(&parts[i].slice, &part->format) ||
+            parts[i].slice.n_cols % k_type_block(part->format.elem) != 0)
             return false;
     }
     return true;
@@ -423,6 +378,17 @@ static struct k_format loader_wanted_format(const struct loader *l, const struct
     if (l->files == NULL && use == USE_LAYER && l->c->quant.kind != NULL)
         return l->c->quant.format;
     return loader_rounded_format(l, use);
+}
+
+/* Devices that compute in float32 may keep bf16 as it is: the products are the same. */
+static bool loader_keeps_bf16(const struct loader *l, struct k_matrix *m, const struct part *parts,
+                              int n_parts, enum loader_use use)
+{
+    const struct k_format to_round = loader_rounded_format(l, use);
+
+    m->format = k_format_bare(K_BF16_KEPT);
+    return use != USE_ADDED && k_format_is_plain(&to_round) && loader_are_bf16(parts, n_parts) &&
+           l->d->ops->takes(l->d, m);
 }
 
 /* For one log line after loading: how many matrices were converted, and how much larger they
@@ -457,11 +423,17 @@ static void loader_choose_format(struct loader *l, struct k_matrix *m, const str
     bool has_all;
     const struct k_format wanted = loader_wanted_format(l, parts, n_parts, use, &has_all);
 
-    /* takes() looks at the shape too: a quantised matrix of odd size is converted. */
+    if (loader_keeps_bf16(l, m, parts, n_parts, use))
+        return;
+    /* takes() looks at the shape too: a quantised matrix of odd size is converted. Tables have no
+     * scales beside them. */
     m->format = wanted;
-    if (has_all && l->d->ops->takes(l->d, m))
+    if (has_all && l->d->ops->takes(l->d, m) && use != USE_ADDED &&
+        (use != USE_TABLE || wanted.group_rows == 0))
         return;
     m->format = plain;
+    if (k_format_is_plain(&wanted) && has_all)
+        return;
     loader_count_converted(l, m, parts, n_parts, &wanted);
 }
 
@@ -553,7 +525,7 @@ static void loader_list_parts(struct loader *l, const struct k_matrix *m, float 
                             .dst = m->data,
                             .at = row * (size_t)m->n_in};
 
-        if (!is_plain && to.part.kind != NULL) {
+        if (!is_plain && (to.part.kind != NULL || m->format.elem == K_BF16_KEPT)) {
             /* The file's elements are the device's. */
             to.use = BYTES_COPIED;
             to.at = row * k_format_row_bytes(&m->format, m->n_in);
@@ -568,209 +540,6 @@ static void loader_list_parts(struct loader *l, const struct k_matrix *m, float 
         }
         loader_list_target(l, parts[i].item, &to);
     }
-}
-
-/* Store a rank's slice of rows first .. first + n - 1 of a tensor, which are float32. Rows that are
- * whole in the slice go in one call, others one by one. */
-static int loader_store_floats(struct loader *l, int rank, const struct target *to,
-                               const float *floats, int first, int n)
-{
-    struct device *device = l->ranks[rank].device;
-    const struct slice *slice = &to->slice;
-    struct slice_run run = slice_next(slice, first, first + n);
-    int rc = ERR_OK;
-
-    for (; run.n > 0 && rc == ERR_OK; run = slice_next(slice, run.from + run.n, first + n)) {
-        int step = run.n;
-
-        if (slice->n_cols < slice->cols)
-            step = 1;
-        for (int i = 0; i < run.n && rc == ERR_OK; i += step)
-            rc = device->ops->weights(
-                device, to->dst, to->at + (size_t)(run.to + i) * (size_t)slice->n_cols,
-                floats + (size_t)(run.from + i - first) * (size_t)slice->cols + slice->col,
-                DEVICE_F32, (size_t)step * (size_t)slice->n_cols);
-    }
-    return rc;
-}
-
-/* True if the host computes the numbers before they are stored. */
-static bool loader_is_converted(const struct target *to)
-{
-    return to->use == BYTES_CONVERTED || to->use == BYTES_RAISED;
-}
-
-/* Gemma stores weights of norms minus one. Adding in float32, before rounding to the device's type,
- * keeps the small digits. */
-static void loader_raise_numbers(float *out, const struct tensor *t, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        out[i] = quant_number(t, i) + 1.0f;
-}
-
-/* Convert n_rows rows from `first` on to float32 and store each rank's slice. Rank 0's target
- * describes the tensor for all ranks. The mutex is held while storing, because the device's own
- * operations are not thread-safe as pipes are. */
-static int loader_convert_rows(struct loader *l, size_t idx, unsigned char *bytes, int first,
-                               int n_rows)
-{
-    const struct target *to = loader_target_of(l, idx, 0); /* the same for all ranks except for
-                                                            * dst, at and slice */
-    size_t cols = (size_t)to->slice.cols;
-    int step = (int)(FLOATS / cols) + 1, rc = ERR_OK;
-    float *floats = mem_zalloc_array((size_t)step * cols, sizeof *floats);
-    struct tensor part = *l->items[idx].t;
-
-    if (floats == NULL)
-        return ERR_NO_MEMORY;
-    /* A row of 0 bytes: all of the tensor is at hand for every row. */
-    for (int row = 0; row < n_rows && rc == ERR_OK;
-         row += step, bytes += (size_t)step * loader_row_bytes(to)) {
-        int some = step;
-
-        if (n_rows - row < step)
-            some = n_rows - row;
-        part.data = bytes;
-        if (to->use == BYTES_RAISED)
-            loader_raise_numbers(floats, &part, (size_t)some * cols);
-        else
-            rc = to->part.kind != NULL
-                     ? quant_dequantise(floats, &to->part, bytes, first + row, some)
-                     : quant_round(floats, &part, 0, some, (int)cols);
-        (void)pthread_mutex_lock(&l->turn); /* cannot fail: initialised, not held by us */
-        for (int i = 0; i < l->n_ranks && rc == ERR_OK; i++) {
-            if (loader_is_converted(loader_target_of(l, idx, i)))
-                rc = loader_store_floats(l, i, loader_target_of(l, idx, i), floats, first + row,
-                                         some);
-        }
-        (void)pthread_mutex_unlock(&l->turn);
-    }
-    mem_free(floats);
-    return rc;
-}
-
-/* Take n_rows rows from `first` on of a tensor that is the transpose of its matrix. They are
- * columns of the matrix, so the matrix is gathered on the host and stored when the last row has
- * come. One thread reads a tensor, in the order of its rows, so no lock is needed until then. */
-static int loader_turn_rows(struct loader *l, size_t idx, unsigned char *bytes, int first,
-                            int n_rows)
-{
-    struct target *to = loader_target_of(l, idx, 0);
-    struct tensor part = *l->items[idx].t;
-    int rows = to->slice.rows, cols = to->slice.cols, rc = ERR_OK;
-
-    if (to->turned == NULL &&
-        (to->turned = mem_zalloc_array((size_t)rows * (size_t)cols, sizeof(float))) == NULL)
-        return ERR_NO_MEMORY;
-    part.data = bytes;
-    for (int col = 0; col < n_rows; col++) {
-        for (int row = 0; row < rows; row++)
-            to->turned[(size_t)row * (size_t)cols + (size_t)(first + col)] =
-                quant_number(&part, (size_t)col * (size_t)rows + (size_t)row);
-    }
-    if (first + n_rows < cols)
-        return ERR_OK;
-    (void)pthread_mutex_lock(&l->turn); /* cannot fail: initialised, not held by us */
-    for (int i = 0; i < l->n_ranks && rc == ERR_OK; i++)
-        rc = loader_store_floats(l, i, loader_target_of(l, idx, i), to->turned, 0, rows);
-    (void)pthread_mutex_unlock(&l->turn);
-    mem_free(to->turned);
-    to->turned = NULL;
-    return rc;
-}
-
-/* Take `bytes` bytes from `at` on of a tensor that is converted as a whole. As above, they come in
- * order, from one thread. */
-static int loader_gather(struct loader *l, size_t idx, const unsigned char *from, size_t at,
-                         size_t bytes)
-{
-    struct target *to = loader_target_of(l, idx, 0);
-    size_t all = l->items[idx].t->bytes;
-    int rc;
-
-    if (to->whole == NULL && (to->whole = mem_alloc(all)) == NULL)
-        return ERR_NO_MEMORY;
-    memcpy(to->whole + at, from, bytes);
-    if (at + bytes < all)
-        return ERR_OK;
-    rc = loader_convert_rows(l, idx, to->whole, 0, to->slice.rows);
-    mem_free(to->whole);
-    to->whole = NULL;
-    return rc;
-}
-
-/* Send n rows to the slice, from its row `to_row` on; in the pipe they begin at row `row`. */
-static int loader_send_rows(struct device *d, const struct target *to,
-                            const struct device_pipe *pipe, int row, int to_row, int n)
-{
-    int cols = to->slice.n_cols;
-    size_t elems = (size_t)n * (size_t)cols, at = to->at + (size_t)to_row * (size_t)cols;
-    struct device_pipe some = *pipe;
-    struct k_quantised out;
-
-    some.bytes += (size_t)row * loader_row_bytes(to) + loader_elem_bytes(to, to->slice.col);
-    switch (to->use) {
-    case BYTES_SUMMED:
-    case BYTES_CONVERTED:
-    case BYTES_RAISED:
-    case BYTES_TURNED: break;
-    case BYTES_FILLED: return d->ops->pipe_weights(d, &some, to->dst, at, to->type, elems);
-    case BYTES_COPIED:
-        return d->ops->pipe_bytes(
-            d, &some, (char *)to->dst + to->at + (size_t)to_row * loader_elem_bytes(to, cols),
-            (size_t)n * loader_elem_bytes(to, cols));
-    case BYTES_ROUNDED:
-        out = (struct k_quantised){.data = (k_e4m3 *)to->dst + at, .scales = to->scales + to_row};
-        return d->ops->pipe_quantise(d, &some, &out, to->type, n, cols);
-    }
-    return ERR_OK;
-}
-
-/* Send a rank's slice of rows first .. first + n - 1 of a tensor, which are in the pipe. A row that
- * several ranks have is sent several times; so a device with ranks must not convert it inside the
- * pipe. */
-static int loader_send_slice(struct device *d, const struct target *to,
-                             const struct device_pipe *pipe, int first, int n)
-{
-    const struct slice *slice = &to->slice;
-    struct slice_run run = slice_next(slice, first, first + n);
-    int rc = ERR_OK;
-
-    for (; run.n > 0 && rc == ERR_OK; run = slice_next(slice, run.from + run.n, first + n)) {
-        int step = slice->n_cols < slice->cols ? 1 : run.n;
-
-        for (int i = 0; i < run.n && rc == ERR_OK; i += step)
-            rc = loader_send_rows(d, to, pipe, run.from + i - first, run.to + i, step);
-    }
-    return rc;
-}
-
-/* Called by the reader's threads: `bytes` bytes from `at` on of item idx are in the pipe. */
-static int loader_place_bytes(void *context, size_t idx, struct device_pipe *pipe, size_t at,
-                              size_t bytes)
-{
-    struct loader *loader = context;
-    const struct target *to = loader_target_of(loader, idx, 0);
-    size_t step = loader->items[idx].step;
-    int rc = ERR_OK;
-
-    if (to->use == BYTES_SUMMED)
-        return ERR_OK; /* and so do the other ranks */
-    if (to->part.kind != NULL && to->part.kind->unpack != NULL)
-        to->part.kind->unpack(pipe->bytes, bytes);
-    if (loader_is_gathered(to))
-        return loader_gather(loader, idx, pipe->bytes, at, bytes);
-    if (to->use == BYTES_TURNED)
-        return loader_turn_rows(loader, idx, pipe->bytes, (int)(at / step), (int)(bytes / step));
-    if (loader_is_converted(to))
-        return loader_convert_rows(loader, idx, pipe->bytes, (int)(at / step), (int)(bytes / step));
-    for (int i = 0; i < loader->n_ranks && rc == ERR_OK; i++) {
-        to = loader_target_of(loader, idx, i);
-        if (to->use != BYTES_SUMMED)
-            rc = loader_send_slice(loader->ranks[i].device, to, pipe, (int)(at / step),
-                                   (int)(bytes / step));
-    }
-    return rc;
 }
 
 /* Fill a rank's part of a random plain matrix with the numbers that one rank alone would have
@@ -860,7 +629,7 @@ struct k_matrix loader_matrix(struct loader *l, const struct loader_tensors *all
     matrix.data = loader_allocate(
         l, (size_t)matrix.n_out * (is_plain ? (size_t)matrix.n_in * l->d->elem_bytes
                                             : k_format_row_bytes(&matrix.format, matrix.n_in)));
-    if (!is_plain)
+    if (matrix.format.group_rows > 0)
         matrix.scales = scales = loader_allocate(l, loader_n_scales(&matrix) * sizeof *scales);
     l->w->reads_codes = l->w->reads_codes || k_format_reads_codes(&matrix.format);
     if (l->rc != ERR_OK)
@@ -869,7 +638,7 @@ struct k_matrix loader_matrix(struct loader *l, const struct loader_tensors *all
         loader_fill_random(l, &matrix, scales, parts, all->n);
     else
         loader_list_parts(l, &matrix, scales, parts, all->n, use);
-    if (l->files != NULL && !is_plain && parts[0].q.kind != NULL)
+    if (l->files != NULL && matrix.format.group_rows > 0 && parts[0].q.kind != NULL)
         loader_fill_scales(l, &matrix, scales, parts, all->n);
     return matrix;
 }

@@ -62,9 +62,9 @@ struct loader_tensors {
 struct loader_tensors loader_tensor(const char *pattern, struct slice_shape shape);
 void loader_add(struct loader_tensors *all, const char *pattern, struct slice_shape shape);
 
-/* The use of a matrix: a table that is looked up in, a product of a layer, or the product that
- * gives logits. */
-enum loader_use { USE_TABLE, USE_LAYER, USE_HEAD };
+/* The use of a matrix: a table that is looked up in, one whose rows are added (always plain), a
+ * product of a layer, or the product that gives logits. */
+enum loader_use { USE_TABLE, USE_ADDED, USE_LAYER, USE_HEAD };
 
 /* The current rank's part of a matrix. */
 struct k_matrix loader_matrix(struct loader *l, const struct loader_tensors *all,

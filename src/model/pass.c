@@ -244,7 +244,7 @@ void pass_embed(const struct pass *p, struct pass_next next)
                          next.norm->weight, next.reader);
         return;
     }
-    op->embed(p->d, acts->x, p->w->embed.data);
+    op->embed(p->d, acts->x, &p->w->embed);
     if (p->plan->by.embedding != 1.0f || p->w->positions != NULL)
         op->place(p->d, acts->x, p->plan->by.embedding, p->w->positions, p->plan->positions.first);
     pass_norm_residual(p, next);

@@ -253,11 +253,13 @@ static const char *weights_head_name(const struct loader *l, const char *own)
 static struct k_matrix weights_tied_head(const struct loader *l)
 {
     struct k_matrix head = l->w->embed;
+    size_t row_bytes = (size_t)head.n_in * l->d->elem_bytes;
 
+    if (!k_format_is_plain(&head.format))
+        row_bytes = k_format_row_bytes(&head.format, head.n_in);
     head.n_out = l->part->head_rows;
     if (plan_splits_head(l->part))
-        head.data = (char *)head.data +
-                    (size_t)l->rank * (size_t)head.n_out * (size_t)head.n_in * l->d->elem_bytes;
+        head.data = (char *)head.data + (size_t)l->rank * (size_t)head.n_out * row_bytes;
     return head;
 }
 
@@ -305,7 +307,7 @@ static int weights_lay_out(struct loader *l, int rank)
     l->w->embed = loader_matrix(l, &embed, USE_TABLE);
     /* Only families with learned positions have this table. */
     if (config->positions.is_used)
-        l->w->positions = loader_matrix(l, &positions, USE_TABLE).data;
+        l->w->positions = loader_matrix(l, &positions, USE_ADDED).data;
     for (l->layer = 0; l->layer < config->n_layers && l->rc == ERR_OK; l->layer++)
         weights_load_layer(&in, l->layer);
     l->w->norm = weights_load_norm(&in, names->norm, true);

@@ -52,8 +52,15 @@ static void check_set(const struct cpu_math *m)
     enum { ROWS = 7, OUTS = 13, INS = 77 };
     float *x = random_floats(ROWS * INS), *w = random_floats(OUTS * INS), got[ROWS * OUTS];
     float want[ROWS * OUTS];
-    struct cpu_matmul p = {
-        .y = got, .x = x, .w = w, .n_in = INS, .n_out = OUTS, .row_last = ROWS, .out_last = OUTS};
+    struct cpu_matmul p = {.y = got,
+                           .x = x,
+                           .w = w,
+                           .type = K_F32,
+                           .w_bytes = INS * sizeof *w,
+                           .n_in = INS,
+                           .n_out = OUTS,
+                           .row_last = ROWS,
+                           .out_last = OUTS};
     double worst = 0.0;
 
     m->matmul(&p);
@@ -63,6 +70,76 @@ static void check_set(const struct cpu_math *m)
         worst = fmax(worst, fabs((double)got[i] - (double)want[i]));
     ok(worst < 1e-5, "%s: matmul within %.1e of %s", m->name, worst, cpu_math_choose()->name);
     free(x), free(w);
+}
+
+/* Random weights of a type: float16 scales of blocks must be finite, so all bytes that could be the
+ * upper half of one are small. */
+static void fill_weights(uint8_t *w, size_t n, enum k_type type)
+{
+    int size = k_type_block_bytes(type);
+
+    for (size_t i = 0; i < n; i++) {
+        int at = (int)(i % (size_t)size);
+        bool is_scale =
+            type != K_Q6_K && (at == 1 || (at == 3 && type != K_Q8_0 && type != K_Q4_0));
+
+        w[i] = (uint8_t)rand();
+        if (is_scale || (type == K_Q6_K && at == 209))
+            w[i] = (uint8_t)(0x10 + rand() % 16 + (rand() % 2) * 0x80);
+    }
+    for (size_t i = 1; type == K_BF16_KEPT && i < n; i += 2)
+        w[i] = (uint8_t)(0x3c + rand() % 4 + (rand() % 2) * 0x80);
+}
+
+/* A product with weights of a type has the bits of the product with their values as float32. */
+static void check_type(const struct cpu_math *m, enum k_type type, int ins)
+{
+    enum { ROWS = 7, OUTS = 13, FIRST = 2 };
+    struct k_matrix w = {.format = k_format_bare(type), .n_out = OUTS, .n_in = ins};
+    size_t row_bytes = k_format_row_bytes(&w.format, ins), n = (size_t)OUTS * (size_t)ins;
+    uint8_t *bytes = malloc(OUTS * row_bytes);
+    float *x = random_floats((size_t)ROWS * (size_t)ins), *values = malloc(n * 4),
+          *wide = malloc(n * 4);
+    float got[ROWS * OUTS] = {0}, want[ROWS * OUTS] = {0};
+    struct cpu_matmul p = {.y = got,
+                           .x = x,
+                           .w = bytes,
+                           .type = type,
+                           .w_bytes = row_bytes,
+                           .n_in = ins,
+                           .n_out = OUTS,
+                           .row_last = ROWS,
+                           .out_last = OUTS};
+
+    fill_weights(bytes, OUTS * row_bytes, type);
+    w.data = bytes;
+    ref_dequantise(values, &w, 0, OUTS);
+    m->matmul(&p);
+    p.out_first = FIRST;
+    m->expand(wide, &p);
+    ok(memcmp(wide, values + (size_t)FIRST * (size_t)ins,
+              (size_t)(OUTS - FIRST) * (size_t)ins * 4) == 0,
+       "%s: type %d, %d elements: expand equals the reference", m->name, (int)type, ins);
+    p.out_first = 0;
+    p.y = want;
+    p.w = values;
+    p.type = K_F32;
+    p.w_bytes = (size_t)ins * 4;
+    m->matmul(&p);
+    ok(memcmp(got, want, sizeof got) == 0 && got[0] - got[0] == 0.0f && got[0] != got[1],
+       "%s: type %d, %d elements: product equals that of float32", m->name, (int)type, ins);
+    free(bytes), free(x), free(values), free(wide);
+}
+
+static void check_types(const struct cpu_math *m)
+{
+    for (int type = 0; type <= K_IQ4_XS; type++) {
+        if (cpu_math_reads((enum k_type)type))
+            check_type(m, (enum k_type)type, 512);
+    }
+    check_type(m, K_BF16_KEPT, 77);
+    check_type(m, K_BF16_KEPT, 8);
+    check_type(m, K_Q8_0, 32);
 }
 
 /* Attention's loops over keys and values, as float64 has them. */
@@ -182,6 +259,7 @@ int main(void)
     check_matmul(d, 300, 96, 333);
     for (int i = 0; cpu_math_at(i) != NULL; i++) {
         check_set(cpu_math_at(i));
+        check_types(cpu_math_at(i));
         check_keys(cpu_math_at(i));
         check_softmax(cpu_math_at(i));
     }

@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * For the loader*.c files only: the destination of a tensor's bytes, which loader.c decides, and
+ * their placement, which loader_place.c carries out while they are read. */
+#ifndef QUIRE_MODEL_LOADER_PARTS_H
+#define QUIRE_MODEL_LOADER_PARTS_H
+
+#include "model/loader.h"
+#include "model/quant.h"
+
+/* The treatment of a tensor's bytes. All but the first end in device memory. */
+enum use_of_bytes {
+    BYTES_SUMMED,    /* only hashed: the host has used them already, or this rank has no part */
+    BYTES_FILLED,    /* numbers of a file's type, converted to the device's by the pipe */
+    BYTES_COPIED,    /* elements of a format that the device takes, copied as they are */
+    BYTES_ROUNDED,   /* numbers of a file's type, rounded on the device to a format */
+    BYTES_CONVERTED, /* dequantised, or rounded as if quantised, by the host; stored in the
+                      * device's type */
+    BYTES_RAISED,    /* numbers of a file's type plus 1, in the device's type */
+    BYTES_TURNED,    /* the tensor is the transpose of the matrix */
+};
+
+/* The destination of a tensor on one rank. */
+struct target {
+    enum use_of_bytes use;
+    enum device_type type;  /* of plain numbers */
+    struct quant_part part; /* of a matrix */
+    struct slice slice;     /* of a vector: rows of one number */
+    void *dst;
+    size_t at;      /* element of dst; for BYTES_COPIED a byte */
+    float *scales;  /* BYTES_ROUNDED: scales of the rows, from the target's first */
+    float *turned;  /* BYTES_TURNED, rank 0 only: the whole matrix, gathered while its tensor is
+                    * read */
+    uint8_t *whole; /* likewise, the bytes of a tensor that is converted as a whole */
+};
+
+/* The target of a tensor of the list on a rank. */
+struct target *loader_target_of(const struct loader *l, size_t item, int rank);
+
+/* Bytes of n elements of one row in a file, packed formats included. */
+size_t loader_elem_bytes(const struct target *to, int n);
+
+/* A tensor whose rows are not the matrix's is converted when all of it has come. */
+bool loader_is_gathered(const struct target *to);
+
+/* Bytes of one row of the tensor in the file; 0 if it is gathered. */
+size_t loader_row_bytes(const struct target *to);
+
+/* The reader's place(): context is the loader. */
+int loader_place_bytes(void *context, size_t idx, struct device_pipe *pipe, size_t at,
+                       size_t bytes);
+
+#endif
