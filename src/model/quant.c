@@ -26,6 +26,9 @@
 
 struct quant_reading {
     struct k_format format;
+    /* Weights of e4m3 in an arrangement, or with inputs, that no device multiplies with: the row
+     * with `values` is used. */
+    bool is_converted;
     char *why;
     size_t why_cap;
     int rc; /* the first error; later ones are ignored */
@@ -83,15 +86,15 @@ static void quant_read_fp8(struct quant_reading *r, const struct json *config)
 }
 
 /* Check a description of numbers: they must be 8-bit floats, and their strategy (the scope of a
- * scale) one of three. */
+ * scale) one of four. */
 static void quant_check_numbers(struct quant_reading *r, const struct json *obj, const char *what,
-                                const char *const strategies[3])
+                                const char *const strategies[4])
 {
     const char *strategy = json_get_text(obj, "strategy", "tensor");
     const struct json *bits = json_get(obj, "num_bits");
     bool known = false;
 
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < 4; i++)
         known = known || strcmp(strategy, strategies[i]) == 0;
     if (bits == NULL || bits->kind != JSON_INT || bits->whole != 8 ||
         strcmp(json_get_text(obj, "type", "float"), "float") != 0)
@@ -105,22 +108,24 @@ static void quant_check_numbers(struct quant_reading *r, const struct json *obj,
  * not read, because the type of each tensor shows whether it belongs to the group. */
 static void quant_read_group(struct quant_reading *r, const struct json *group, bool first)
 {
-    static const char *const of_weights[] = {"tensor", "channel", "block"};
-    static const char *const of_inputs[] = {"tensor", "token", "group"};
+    static const char *const of_weights[] = {"tensor", "channel", "block", "group"};
+    static const char *const of_inputs[] = {"tensor", "token", "group", "group"};
     const struct json *weights = json_get_kind(group, "weights", JSON_OBJECT);
     const struct json *inputs = json_get_kind(group, "input_activations", JSON_OBJECT);
     struct k_format format = k_format_by_row(K_E4M3);
 
-    if (weights == NULL || inputs == NULL) {
-        quant_refuse(
-            r,
-            "group %.60s needs weights and input_activations: 8-bit weights with other inputs "
-            "are not supported",
-            group->key);
+    if (weights == NULL) {
+        quant_refuse(r, "group %.60s needs weights", group->key);
         return;
     }
     quant_check_numbers(r, weights, "weights", of_weights);
-    quant_check_numbers(r, inputs, "input_activations", of_inputs);
+    if (inputs != NULL)
+        quant_check_numbers(r, inputs, "input_activations", of_inputs);
+    /* Inputs stay as they are; or scales of groups within a row. */
+    if (inputs == NULL || strcmp(json_get_text(weights, "strategy", "tensor"), "group") == 0) {
+        r->is_converted = true;
+        return;
+    }
     if (strcmp(json_get_text(weights, "strategy", "tensor"), "block") == 0)
         format = quant_e4m3_format(r, weights, "block_structure");
     if (!first && !k_format_is_like(&format, &r->format))
@@ -278,6 +283,16 @@ static const struct quant_format formats[] = {
      .n_needed = 1,
      .check = quant_check_mxfp4,
      .values = quant_values_mxfp4},
+    {.method = "compressed-tensors",
+     .names = {"mxfp8-quantized"},
+     .read = quant_read_shapes,
+     .data = "weight",
+     .dtype = "F8_E4M3",
+     .text = "MXFP8",
+     .beside = {"weight_scale"},
+     .n_needed = 1,
+     .check = quant_check_e4m3,
+     .values = quant_values_e4m3},
     {.method = "modelopt",
      .name_key = "quant_algo",
      .names = {"NVFP4", "MIXED_PRECISION"},
@@ -312,6 +327,16 @@ static const struct quant_format formats[] = {
 };
 
 #define N_FORMATS (sizeof formats / sizeof formats[0])
+
+/* e4m3 that is converted (quant_reading.is_converted). */
+static const struct quant_format converted_e4m3 = {.method = "compressed-tensors",
+                                                   .data = "weight",
+                                                   .dtype = "F8_E4M3",
+                                                   .text = "e4m3",
+                                                   .beside = {"weight_scale"},
+                                                   .n_needed = 1,
+                                                   .check = quant_check_e4m3,
+                                                   .values = quant_values_e4m3};
 
 /* Blocks of GGUF files, which no quantization_config names: each tensor has a type of its own. */
 #define BLOCKS(type)                                                    \
@@ -384,6 +409,10 @@ int quant_read(struct quant_config *out, const struct json *config, char *why, s
 
     if (kind != NULL)
         kind->read(&reading, config);
+    if (reading.is_converted) {
+        kind = &converted_e4m3;
+        reading.format = k_format_bare(K_BF16);
+    }
     if (reading.rc == ERR_OK)
         *out = (struct quant_config){.kind = kind, .format = reading.format};
     return reading.rc;

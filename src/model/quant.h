@@ -85,6 +85,7 @@ struct quant_part {
     int bits;                                      /* of an element */
     int group;                                     /* elements of a row that share a scale */
     int n_groups;                                  /* scales of a row */
+    int high;                                      /* rows that share scales */
     float offset;                                  /* of bitsandbytes' scales */
 };
 

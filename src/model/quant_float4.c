@@ -1,10 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Weights that are floats of 4 bits (e2m1), two in a byte, the low half first: NVFP4 as
- * compressed-tensors and as ModelOpt write it, and MXFP4.
+ * compressed-tensors and as ModelOpt write it, and MXFP4; and floats of 8 bits (e4m3) for inputs
+ * that are not rounded, or with scales that no device knows: MXFP8, groups within a row.
  *
  *   NVFP4: e2m1 * (e4m3 scale of 16 / global scale), ModelOpt: times its global scale
- *   MXFP4: e2m1 * 2^(exponent of 32 - 127) */
+ *   MXFP4: e2m1 * 2^(exponent of 32 - 127)
+ *   e4m3:  e4m3 * scale of a group of rows and columns */
 #include <string.h>
 
 #include "kernels/e4m3.h"
@@ -102,4 +104,46 @@ void quant_values_mxfp4(float *out, const struct quant_part *p, const uint8_t *b
 
     for (int i = 0; i < n * p->n_groups; i++, out += p->group)
         bytes = float4_group(out, bytes, p->group, float4_power(scales[i]));
+}
+
+/* weight F8_E4M3 [outputs][inputs], weight_scale [groups of outputs][groups of inputs], or one
+ * number; U8 are exponents. */
+int quant_check_e4m3(const struct quant_search *s, struct quant_part *p)
+{
+    const struct tensor *t = p->beside[SCALES];
+    int64_t down = t->n_dims > 0 ? t->dims[0] : 1, across = t->n_dims > 1 ? t->dims[1] : 1;
+    int rc = quant_expect(s, p->data, "F8_E4M3", s->rows, s->cols);
+
+    p->bits = 8;
+    if (rc != ERR_OK)
+        return rc;
+    if (strcmp(t->dtype, "U8") != 0 && !quant_is_number(t))
+        return quant_fail(s, ERR_UNSUPPORTED, t, "has type %.20s", t->dtype);
+    if (t->n_dims > 2 || down < 1 || across < 1 || down > s->rows || across > s->cols ||
+        s->rows % down != 0 || s->cols % across != 0)
+        return quant_fail(s, ERR_INVALID, t, "has %lld x %lld scales for %d x %d elements",
+                          (long long)down, (long long)across, s->rows, s->cols);
+    p->high = s->rows / (int)down;
+    p->n_groups = (int)across;
+    p->group = s->cols / (int)across;
+    return ERR_OK;
+}
+
+void quant_values_e4m3(float *out, const struct quant_part *p, const uint8_t *bytes, int first,
+                       int n)
+{
+    const struct tensor *scales = p->beside[SCALES];
+    bool are_powers = scales->dtype[0] == 'U';
+
+    for (int row = first; row < first + n; row++) {
+        size_t at = (size_t)(row / p->high) * (size_t)p->n_groups;
+
+        for (int g = 0; g < p->n_groups; g++) {
+            float scale = are_powers ? float4_power(scales->data[at + (size_t)g])
+                                     : quant_number(scales, at + (size_t)g);
+
+            for (int i = 0; i < p->group; i++)
+                *out++ = k_e4m3_value(*bytes++) * scale;
+        }
+    }
 }

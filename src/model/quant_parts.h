@@ -56,15 +56,19 @@ void quant_values_packed(float *out, const struct quant_part *p, const uint8_t *
 void quant_values_int8(float *out, const struct quant_part *p, const uint8_t *bytes, int first,
                        int n);
 
-/* quant_float4.c: floats of 4 bits with a scale for 16 or 32. */
+/* quant_float4.c: floats of 4 bits with a scale for 16 or 32, and of 8 bits with scales in any
+ * arrangement. */
 int quant_check_nvfp4(const struct quant_search *s, struct quant_part *p) ERR_CHECKED;
 int quant_check_mxfp4(const struct quant_search *s, struct quant_part *p) ERR_CHECKED;
+int quant_check_e4m3(const struct quant_search *s, struct quant_part *p) ERR_CHECKED;
 void quant_values_nvfp4(float *out, const struct quant_part *p, const uint8_t *bytes, int first,
                         int n);
 void quant_values_modelopt(float *out, const struct quant_part *p, const uint8_t *bytes, int first,
                            int n);
 void quant_values_mxfp4(float *out, const struct quant_part *p, const uint8_t *bytes, int first,
                         int n);
+void quant_values_e4m3(float *out, const struct quant_part *p, const uint8_t *bytes, int first,
+                       int n);
 
 /* quant_bnb.c: the formats of bitsandbytes. */
 int quant_check_bnb4(const struct quant_search *s, struct quant_part *p) ERR_CHECKED;

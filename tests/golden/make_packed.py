@@ -237,6 +237,21 @@ def fp8(rng, w):
         q.float().numpy() * s
 
 
+def e4m3(rng, w, group, powers=False):
+    """Scales of groups within a row; with powers of two as exponents it is MXFP8."""
+    n, k = w.shape
+    most = np.abs(w).reshape(n, k // group, group).max(2) / 448
+    if powers:
+        e = np.ceil(np.log2(most)).astype(np.int64) + 127
+        s, stored = np.exp2(e - 127.0).astype(np.float32), torch.from_numpy(e.astype(np.uint8))
+    else:
+        stored = torch.from_numpy(most).bfloat16()
+        s = stored.float().numpy()
+    wide = np.repeat(s, group, 1)
+    q = torch.from_numpy(w / wide).to(torch.float8_e4m3fn)
+    return {"weight": q, "weight_scale": stored}, q.float().numpy() * wide
+
+
 def ct(name, **more):
     return {"quant_method": "compressed-tensors", "format": name, "config_groups": {"group_0": {
         "targets": ["Linear"], "weights": dict(more), "input_activations": None}}}
@@ -262,6 +277,12 @@ MATRICES = {
     "ct-w8a8-zeros": (ct("int-quantized", num_bits=8), int8, {"sym": False}),
     "ct-nvfp4": (ct("nvfp4-pack-quantized", num_bits=4), nvfp4, {}),
     "ct-mxfp4": (ct("mxfp4-pack-quantized", num_bits=4), mxfp4, {}),
+    "ct-fp8-alone": (ct("float-quantized", num_bits=8, type="float", strategy="channel"), e4m3,
+                     {"group": 128}),
+    "ct-fp8-groups": (ct("float-quantized", num_bits=8, type="float", strategy="group",
+                         group_size=32), e4m3, {"group": 32}),
+    "ct-mxfp8": (ct("mxfp8-quantized", num_bits=8, type="float", strategy="group", group_size=32),
+                 e4m3, {"group": 32, "powers": True}),
     "modelopt-nvfp4": ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, nvfp4,
                        {"modelopt": True}),
     "modelopt-fp8": ({"quant_method": "modelopt", "quant_algo": "FP8"}, fp8, {}),

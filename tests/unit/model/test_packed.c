@@ -17,11 +17,12 @@
 #include <unistd.h>
 
 static const char *const names[] = {
-    "awq",           "awq-gemv",        "gptq-2",   "gptq-3",         "gptq-4",
-    "gptq-4-order",  "gptq-8",          "gptq-v2",  "ct-int4",        "ct-int4-zeros",
-    "ct-int4-order", "ct-int4-channel", "ct-int3",  "ct-int8",        "ct-w8a8",
-    "ct-w8a8-zeros", "ct-nvfp4",        "ct-mxfp4", "modelopt-nvfp4", "modelopt-fp8",
-    "bnb-nf4",       "bnb-nf4-plain",   "bnb-int8"};
+    "awq",           "awq-gemv",        "gptq-2",       "gptq-3",       "gptq-4",
+    "gptq-4-order",  "gptq-8",          "gptq-v2",      "ct-int4",      "ct-int4-zeros",
+    "ct-int4-order", "ct-int4-channel", "ct-int3",      "ct-int8",      "ct-w8a8",
+    "ct-w8a8-zeros", "ct-nvfp4",        "ct-mxfp4",     "ct-fp8-alone", "ct-fp8-groups",
+    "ct-mxfp8",      "modelopt-nvfp4",  "modelopt-fp8", "bnb-nf4",      "bnb-nf4-plain",
+    "bnb-int8"};
 
 static char root[] = "/tmp/quire-packed-XXXXXX";
 static char why[QUANT_WHY_CAP];
