@@ -368,8 +368,8 @@ if cpu:
                 both = status_mib(a, "RssAnon") + status_mib(b, "RssAnon") - sum(rest_mib)
                 most = max(most, both)
                 weights_mib = min(weights_mib or both, both)
-        tap.ok(20 < weights_mib and most < 40,
-               "%.0f to %.0f MiB for a model of 20 and its pages, never for two" % (weights_mib, most))
+        tap.ok(10 < weights_mib and most < 25,
+               "%.0f to %.0f MiB for a model of 10 and its pages, never for two" % (weights_mib, most))
 else:
     with tap.section("two models on one GPU"), \
             Stack(engine=SLEEPY + ["--gpu-memory-utilization", "0.6"], host="256M") as a:
