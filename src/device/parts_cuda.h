@@ -186,10 +186,10 @@ void peers_stop(struct cuda *c); /* before cuda_close() waits for the stream */
 bool peers_failed(const struct cuda *c);
 /* Wait for an event of this device's stream; NULL: for all of the stream. */
 int peers_wait(struct cuda *c, cudaEvent_t event) ERR_CHECKED;
-/* Make the next operations see the ids of the step that ended with the event `sampled` of rank 0.
- * All ranks call it. */
-int peers_fetch_ids(struct cuda *c, cudaEvent_t sampled) ERR_CHECKED;
+/* Make the next operations see the ids that the previous step of rank 0 samples. */
+int peers_fetch_ids(struct cuda *c) ERR_CHECKED;
 int32_t *peers_ids(struct cuda *c);
+bool peers_may_record(const struct cuda *c); /* false: steps must be enqueued each time */
 struct cuda *peers_first(struct cuda *c);         /* rank 0's device; c itself without ranks */
 int peers_all(struct cuda *c, struct cuda **all); /* fills all [K_RANKS_MAX]; returns the number
                                                    * of ranks */
