@@ -390,9 +390,9 @@ void peers_sum_residual(struct device *d, const struct k_product *p, int n)
 /* --- ids -------------------------------------------------------------------------------- */
 
 /* Rank 0 samples; the other ranks' first operation reads the ids, so it waits for the event at the
- * end of rank 0's step. Over peer pointers they read them on rank 0's GPU. Rank 0 does not overwrite
- * the ids too early, because its next step that samples waits in sums for the other ranks, after
- * they have read them. Without peer access they copy what rank 0 has sent to the host. */
+ * end of rank 0's step. Over peer pointers they read them on rank 0's GPU. Rank 0 does not
+ * overwrite the ids too early, because its next step that samples waits in sums for the other
+ * ranks, after they have read them. With NCCL they copy what rank 0 has sent to the host. */
 int peers_fetch_ids(struct cuda *c)
 {
     const struct cuda *first = peers_first(c);
