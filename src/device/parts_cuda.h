@@ -189,7 +189,7 @@ int peers_wait(struct cuda *c, cudaEvent_t event) ERR_CHECKED;
 /* Make the next operations see the ids that the previous step of rank 0 samples. */
 int peers_fetch_ids(struct cuda *c) ERR_CHECKED;
 int32_t *peers_ids(struct cuda *c);
-bool peers_may_record(const struct cuda *c); /* false: steps must be enqueued each time */
+bool peers_may_record(const struct cuda *c);      /* false: steps must be enqueued each time */
 struct cuda *peers_first(struct cuda *c);         /* rank 0's device; c itself without ranks */
 int peers_all(struct cuda *c, struct cuda **all); /* fills all [K_RANKS_MAX]; returns the number
                                                    * of ranks */
