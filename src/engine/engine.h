@@ -91,6 +91,7 @@ struct admission {
     struct rate rate;              /* for Retry-After, and to refuse requests that would wait
                                     * long */
     int64_t max_num_queued_tokens; /* sum of the prompts of waiting requests */
+    uint32_t todo_tokens;          /* as in struct wire_lane */
     int n_lanes;                   /* open lanes */
     int n_places;                  /* requests that the next step can admit at once: they do not
                                     * count as waiting */

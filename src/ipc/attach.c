@@ -398,13 +398,11 @@ static bool attach_has_room(int s)
     return s != -1 && n == ATTACH_FDS;
 }
 
-/* The common part of attach_connect() and attach_observe(). A welcome without descriptors carries
- * an error; any other end of the conversation means that there is no engine to talk to. */
-static int attach_visit(const char *path, enum wire_visitor visitor, int timeout_ms, int *fd,
-                        struct wire_welcome *w, int *fds)
+/* Connect and send the hello. An engine without a free lane answers and hangs up before it reads
+ * the hello: then sending may fail although the answer can be read. */
+static int attach_hello(const char *path, enum wire_visitor visitor, int *fd)
 {
     struct wire_hello hello = {.magic = WIRE_MAGIC, .layout = wire_layout(), .visitor = visitor};
-    struct pollfd poll_fd = {.events = POLLIN};
     struct sockaddr_un address;
     int sock;
     int rc = attach_address(&address, path);
@@ -417,27 +415,56 @@ static int attach_visit(const char *path, enum wire_visitor visitor, int timeout
             (void)close(sock);
         return ERR_LIMIT;
     }
-    poll_fd.fd = sock;
-    rc = ERR_ENGINE_GONE;
-    if (connect(sock, (struct sockaddr *)&address, sizeof address) == -1)
-        goto out;
-    /* An engine without a free lane answers and hangs up before it reads the hello. Then this call
-     * fails, or the first one that reads; the answer can be read after either. */
-    if (attach_send(sock, &hello, sizeof hello, NULL, 0) == ERR_AGAIN ||
-        poll(&poll_fd, 1, timeout_ms) != 1)
-        goto out;
-    rc = attach_receive(sock, w, sizeof *w, fds, ATTACH_FDS);
+    if (connect(sock, (struct sockaddr *)&address, sizeof address) == -1 ||
+        attach_send(sock, &hello, sizeof hello, NULL, 0) == ERR_AGAIN) {
+        (void)close(sock);
+        return ERR_ENGINE_GONE;
+    }
+    *fd = sock;
+    return ERR_OK;
+}
+
+int attach_call(const char *path, int *fd)
+{
+    return attach_hello(path, WIRE_FRONT, fd);
+}
+
+/* A welcome without descriptors carries an error; any other end of the conversation means that
+ * there is no engine to talk to. The first call that reads after the engine has hung up may fail
+ * although the answer is there. */
+int attach_answer(int fd, int timeout_ms, struct wire_welcome *w, int *fds)
+{
+    struct pollfd poll_fd = {.fd = fd, .events = POLLIN};
+    int rc;
+
+    if (poll(&poll_fd, 1, timeout_ms) != 1)
+        return ERR_AGAIN;
+    rc = attach_receive(fd, w, sizeof *w, fds, ATTACH_FDS);
     if (rc == ERR_CLIENT_GONE)
-        rc = attach_receive(sock, w, sizeof *w, fds, ATTACH_FDS);
+        rc = attach_receive(fd, w, sizeof *w, fds, ATTACH_FDS);
     if (rc == ERR_NOT_FOUND)
         rc = w->error != ERR_OK ? w->error : ERR_CORRUPT;
     else if (rc == ERR_CLIENT_GONE || rc == ERR_AGAIN)
         rc = ERR_ENGINE_GONE;
+    return rc;
+}
+
+/* Both in one call. */
+static int attach_visit(const char *path, enum wire_visitor visitor, int timeout_ms, int *fd,
+                        struct wire_welcome *w, int *fds)
+{
+    int sock;
+    int rc = attach_hello(path, visitor, &sock);
+
+    if (rc != ERR_OK)
+        return rc;
+    rc = attach_answer(sock, timeout_ms, w, fds);
     if (rc == ERR_OK)
         *fd = sock;
-out:
-    if (rc != ERR_OK)
+    else
         (void)close(sock);
+    if (rc == ERR_AGAIN)
+        return ERR_ENGINE_GONE;
     return rc;
 }
 

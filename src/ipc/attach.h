@@ -64,10 +64,18 @@ int attach_seal(const void *bytes, size_t len, int *sealed) ERR_CHECKED;
  * messages, ERR_ENGINE_GONE. */
 int attach_upload(int fd, const struct wire_upload *upload, int sealed) ERR_CHECKED;
 
-/* Connect, send hello, wait at most timeout_ms for the welcome. On success *fd is the connection
- * and the caller owns fds[ATTACH_FDS]. ERR_ENGINE_GONE when no process serves the path or none
- * answers in time; ERR_LIMIT when this process has too few free descriptors (nothing is sent then);
- * ERR_VERSION (logged); or the welcome's error. */
+/* Connect and send hello; the caller owns *fd and gives it to attach_answer(). ERR_ENGINE_GONE when
+ * no process serves the path; ERR_LIMIT when this process has too few free descriptors (nothing is
+ * sent then); ERR_INVALID (logged) for a path that is too long. Does not block. */
+int attach_call(const char *path, int *fd) ERR_CHECKED;
+
+/* Wait at most timeout_ms for the welcome. ERR_OK: the caller owns fds[ATTACH_FDS], and fd is the
+ * connection. ERR_AGAIN: it has not come. Otherwise close fd: ERR_ENGINE_GONE; ERR_VERSION
+ * (logged); or the welcome's error. */
+int attach_answer(int fd, int timeout_ms, struct wire_welcome *w, int *fds) ERR_CHECKED;
+
+/* Both: connect, send hello, wait at most timeout_ms for the welcome. On success *fd is the
+ * connection. ERR_ENGINE_GONE also when no answer comes in time. */
 int attach_connect(const char *path, int timeout_ms, int *fd, struct wire_welcome *w,
                    int *fds) ERR_CHECKED;
 

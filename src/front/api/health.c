@@ -29,7 +29,7 @@ static int health_look(struct front *f, char *why, size_t cap, struct link_state
     struct link_state s;
 
     why[0] = '\0';
-    link_read_state(&f->link, &s, clock_us());
+    engines_read_state(&f->engines, &s, clock_us());
     *state = s;
     if (!s.attached)
         return ERR_ENGINE_GONE;

@@ -182,7 +182,7 @@ static bool route_turns_away(struct front *f, struct exchange *x)
     int again_s;
 
     policy_tenant(fcgi_param(x->fcgi, "QUIRE_TENANT"), tenant);
-    again_s = link_turns_away(&f->link, tenant);
+    again_s = engines_turns_away(&f->engines, tenant);
     if (again_s == 0)
         return false;
     fcgi_skip_body(x->fcgi);

@@ -21,13 +21,15 @@
 
 #define LINK_RETRY_US   50000 /* a restarted engine is found within this time */
 #define LINK_TIMEOUT_MS 2000  /* maximum wait for the welcome */
+#define LINK_PAUSE_US   (20 * LINK_RETRY_US) /* after an engine that cannot be used */
 #define LINK_DOUBT      2     /* with so many waiting requests of a tenant the engine decides */
 
 /* No engine is searched yet; link_try() does that. */
 int link_init(struct link *l, const char *path)
 {
     must(path != NULL);
-    *l = (struct link){.path = path, .control_fd = -1};
+    *l = (struct link){
+        .path = path, .control_fd = -1, .calling_fd = -1, .patience_ms = LINK_TIMEOUT_MS};
     l->lane.wake_fd = -1;
     if (pthread_mutex_init(&l->lock, NULL) == 0)
         return ERR_OK;
@@ -71,8 +73,7 @@ static const struct wire_stats *link_map_stats(int fd)
 
 /* Make a new connection visible to the readers. The old statistics stay mapped until then, so that
  * /metrics has numbers while the engine restarts. */
-static void link_publish(struct link *l, const struct wire_welcome *w,
-                         const struct wire_stats *stats)
+static void link_show(struct link *l, const struct wire_welcome *w, const struct wire_stats *stats)
 {
     const struct wire_stats *old;
 
@@ -102,7 +103,7 @@ static int link_open(struct link *l, const struct wire_welcome *w, const int *fd
     stats = link_map_stats(fds[ATTACH_STATS]);
     if (stats == NULL)
         return ERR_VERSION;
-    link_publish(l, w, stats);
+    link_show(l, w, stats);
     return ERR_OK;
 }
 
@@ -127,6 +128,46 @@ static void link_close(struct link *l)
     l->control_fd = -1;
 }
 
+/* No engine was attached, for this reason. Reasons are logged once; the longer pause also spares
+ * the engine's log. ERR_ENGINE_GONE is not logged: the engine may simply not have started yet. */
+static void link_failed(struct link *l, int rc, uint64_t now_us)
+{
+    if (rc == ERR_LIMIT && l->open_error != rc)
+        log_error("front: no file descriptor is left for the engine's lane; raise LimitNOFILE");
+    if (rc == ERR_LIMIT)
+        l->open_error = rc;
+    if (rc == ERR_VERSION && l->foreign_us == 0)
+        l->foreign_us = now_us;
+    if (rc != ERR_ENGINE_GONE)
+        l->retry_us = now_us + LINK_PAUSE_US;
+}
+
+/* Call an engine, or look for the answer to an earlier call. ERR_AGAIN while it may still come.
+ * Otherwise the call is over, and on ERR_OK the control_fd is set. */
+static int link_call(struct link *l, uint64_t now_us, struct wire_welcome *w, int *fds)
+{
+    int rc;
+
+    if (l->calling_fd == -1) {
+        rc = attach_call(l->path, &l->calling_fd);
+        l->called_us = now_us;
+        if (rc != ERR_OK)
+            return rc;
+    }
+    rc = attach_answer(l->calling_fd, l->patience_ms, w, fds);
+    if (rc == ERR_AGAIN && l->patience_ms < LINK_TIMEOUT_MS &&
+        now_us - l->called_us < LINK_TIMEOUT_MS * 1000u)
+        return rc;
+    if (rc == ERR_OK)
+        l->control_fd = l->calling_fd;
+    else
+        (void)close(l->calling_fd);
+    l->calling_fd = -1;
+    if (rc == ERR_AGAIN)
+        return ERR_ENGINE_GONE;
+    return rc;
+}
+
 /* Try to attach, at most once per LINK_RETRY_US. True: a connection now exists. */
 bool link_try(struct link *l, uint64_t now_us)
 {
@@ -134,22 +175,13 @@ bool link_try(struct link *l, uint64_t now_us)
     int fds[ATTACH_FDS];
     int rc;
 
-    if (l->control_fd != -1 || now_us < l->retry_us)
+    if (l->control_fd != -1 || (l->calling_fd == -1 && now_us < l->retry_us))
         return false;
     l->retry_us = now_us + LINK_RETRY_US;
-    rc = attach_connect(l->path, LINK_TIMEOUT_MS, &l->control_fd, &welcome, fds);
+    rc = link_call(l, now_us, &welcome, fds);
     if (rc != ERR_OK) {
-        l->control_fd = -1;
-        /* ERR_ENGINE_GONE is not logged: the engine may simply not have started yet. */
-        if (rc == ERR_LIMIT && l->open_error != rc)
-            log_error("front: no file descriptor is left for the engine's lane; raise "
-                      "LimitNOFILE");
-        if (rc == ERR_LIMIT)
-            l->open_error = rc; /* logged once */
-        if (rc == ERR_VERSION && l->foreign_us == 0)
-            l->foreign_us = now_us;
-        if (rc != ERR_ENGINE_GONE)
-            l->retry_us = now_us + 20 * LINK_RETRY_US; /* logged less often */
+        if (rc != ERR_AGAIN)
+            link_failed(l, rc, now_us);
         return false;
     }
     rc = link_open(l, &welcome, fds);
@@ -159,14 +191,26 @@ bool link_try(struct link *l, uint64_t now_us)
         if (rc != l->open_error)
             log_error("front: the engine's lane is unusable: %s", err_sentence(rc));
         l->open_error = rc; /* logged once; the longer pause also spares the engine's log */
-        l->retry_us = now_us + 20 * LINK_RETRY_US;
+        l->retry_us = now_us + LINK_PAUSE_US;
         link_close(l);
         return false;
     }
     l->open_error = ERR_OK;
     l->foreign_us = 0;
-    log_info("front: attached to the engine, %u slots", l->lane.n_slots);
+    l->drains = false;
+    l->unpublished = false;
+    log_info("front: attached to the engine at %s, %u slots", l->path, l->lane.n_slots);
     return true;
+}
+
+void link_refuse_engine(struct link *l, uint64_t now_us)
+{
+    must(l->control_fd != -1);
+    (void)pthread_mutex_lock(&l->lock);
+    l->attached = false;
+    link_close(l);
+    (void)pthread_mutex_unlock(&l->lock);
+    l->retry_us = now_us + LINK_PAUSE_US;
 }
 
 /* The streamer found the connection closed, and has ended the requests on it. */
@@ -178,7 +222,7 @@ void link_lost(struct link *l, uint64_t now_us)
     link_close(l);
     (void)pthread_mutex_unlock(&l->lock);
     l->retry_us = now_us;
-    log_warn("front: the connection to the engine is lost");
+    log_warn("front: the connection to the engine is lost: %s", l->path);
 }
 
 /* The index of a tenant with slots, or a free index. There is one, because there are as many as
@@ -284,24 +328,54 @@ void link_count_refused(struct link *l, enum wire_refusal why)
     atomic_fetch_add_explicit(&l->lane.shared->refused[why], 1, memory_order_relaxed);
 }
 
+/* As link_is_full(), under the lock. */
+static int link_full_s(const struct link *l, const char tenant[WIRE_TENANT_BYTES])
+{
+    int again_s;
+
+    if (!l->attached)
+        return -1;
+    if (atomic_load_explicit(&l->lane.shared->room_reqs, memory_order_relaxed) > 0 ||
+        link_may_push(l, tenant) > 0)
+        return 0;
+    again_s = (int)atomic_load_explicit(&l->lane.shared->retry_after_s, memory_order_relaxed);
+    if (again_s < 1)
+        return 1;
+    return again_s;
+}
+
+int link_is_full(struct link *l, const char tenant[WIRE_TENANT_BYTES])
+{
+    int again_s;
+
+    (void)pthread_mutex_lock(&l->lock);
+    again_s = link_full_s(l, tenant);
+    (void)pthread_mutex_unlock(&l->lock);
+    return again_s;
+}
+
 /* For a reader, before it parses a request: when the queue is full the request will be refused
  * anyway, so parsing it would only make the overload worse. Returns the seconds for Retry-After; 0:
  * go on. */
 int link_turns_away(struct link *l, const char tenant[WIRE_TENANT_BYTES])
 {
-    int again_s = 0;
+    int again_s;
 
     (void)pthread_mutex_lock(&l->lock);
-    if (l->attached &&
-        atomic_load_explicit(&l->lane.shared->room_reqs, memory_order_relaxed) == 0 &&
-        link_may_push(l, tenant) == 0) {
+    again_s = link_full_s(l, tenant);
+    if (again_s > 0)
         link_count_refused(l, WIRE_REFUSED_REQUESTS);
-        again_s = (int)atomic_load_explicit(&l->lane.shared->retry_after_s, memory_order_relaxed);
-        if (again_s < 1)
-            again_s = 1;
-    }
     (void)pthread_mutex_unlock(&l->lock);
+    if (again_s < 0)
+        return 0;
     return again_s;
+}
+
+void link_publish(struct link *l)
+{
+    if (l->unpublished)
+        lane_publish(&l->lane);
+    l->unpublished = false;
 }
 
 /* Take a free slot for a request of a tenant; -1: there is none. */

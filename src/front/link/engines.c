@@ -1,0 +1,295 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Where a request goes: the cost of a request at an engine is counted in prompt tokens that are
+ * computed there before its own first token, and in requests that it shares each step with.
+ *
+ *   cost = prompt tokens that the engine has not in its cache
+ *        + prompt tokens that wait there for computation
+ *        + ENGINES_SEAT * requests that run or wait there
+ *        + a price of waking, of an engine that drains, and of one whose loop stands still
+ *
+ * tests/bench/route.py compares this rule with others. */
+#include "front/link/engines.h"
+
+#include <string.h>
+
+#include "base/log.h"
+#include "base/mem.h"
+#include "base/must.h"
+
+/* In prompt tokens. A request beside ours makes each step of ours longer, for some hundreds of
+ * steps: see the simulation. */
+#define ENGINES_SEAT 64
+/* Waking takes seconds, in which an engine computes that many tokens: the others are used until
+ * they have as much work. */
+#define ENGINES_WAKE 20000
+/* A loop that has made no pass for so long costs ENGINES_STALL tokens per second more: a step of a
+ * long prompt may take a while, an engine that is stopped stands still for ever. An idle loop
+ * passes once per second. */
+#define ENGINES_STALE_US 2000000
+#define ENGINES_STALL    20000
+/* Above any other cost. */
+#define ENGINES_DRAIN ((uint64_t)1 << 48)
+
+/* --- the list --------------------------------------------------------------------------------- */
+
+/* Add the engine with this socket. */
+static int engines_add(struct engines *e, const char *path)
+{
+    for (int i = 0; i < e->n; i++) {
+        if (strcmp(e->links[i].path, path) == 0) {
+            log_error("front: engine_socket names %s twice", path);
+            return ERR_INVALID;
+        }
+    }
+    if (e->n == ENGINES_MAX) {
+        log_error("front: engine_socket names more than %d engines", ENGINES_MAX);
+        return ERR_INVALID;
+    }
+    return link_init(&e->links[e->n++], path);
+}
+
+/* The copy of the list lives as long as the process, because the links' paths point into it. */
+int engines_init(struct engines *e, const char *sockets)
+{
+    size_t bytes = strlen(sockets) + 1;
+    char *text = mem_alloc(bytes);
+    char *rest = NULL;
+    int rc = ERR_OK;
+
+    memset(e, 0, sizeof *e);
+    if (text == NULL)
+        return ERR_NO_MEMORY;
+    memcpy(text, sockets, bytes);
+    for (char *path = strtok_r(text, ", \t", &rest); path != NULL && rc == ERR_OK;
+         path = strtok_r(NULL, ", \t", &rest))
+        rc = engines_add(e, path);
+    if (rc == ERR_OK && e->n == 0) {
+        log_error("front: engine_socket is empty; set it to the control socket of an engine");
+        rc = ERR_INVALID;
+    }
+    /* A hung engine must not stop the streams of the others. */
+    for (int i = 0; i < e->n && e->n > 1; i++)
+        e->links[i].patience_ms = 0;
+    return rc;
+}
+
+struct link *engines_at(struct engines *e, const void *p)
+{
+    for (int i = 0; i < e->n; i++) {
+        if (p == &e->links[i].control_fd)
+            return &e->links[i];
+    }
+    return NULL;
+}
+
+/* Does it serve what the engines that are attached serve? */
+static bool engines_is_alike(const struct engines *e, const struct link *l)
+{
+    for (int i = 0; i < e->n; i++) {
+        const struct link *other = &e->links[i];
+
+        if (other == l || other->control_fd == -1)
+            continue;
+        if (other->engine.n_vocab != l->engine.n_vocab ||
+            memcmp(other->engine.fingerprint, l->engine.fingerprint,
+                   sizeof l->engine.fingerprint) != 0)
+            return false;
+    }
+    return true;
+}
+
+bool engines_try(struct engines *e, int i, uint64_t now_us)
+{
+    struct link *link = &e->links[i];
+
+    must(i >= 0 && i < e->n);
+    if (!link_try(link, now_us))
+        return false;
+    if (engines_is_alike(e, link))
+        return true;
+    log_error("front: the engine at %s is not used: its model, its types or its pages differ from "
+              "those of the other engines",
+              link->path);
+    link_refuse_engine(link, now_us);
+    return false;
+}
+
+/* --- the choice ------------------------------------------------------------------------------- */
+
+/* A front that reads this flag may be late; the engine then refuses the request, and sets it. */
+static bool engines_drains(const struct link *l)
+{
+    return l->drains || atomic_load(&l->lane.shared->engine_state) == WIRE_DRAINING;
+}
+
+bool engines_serve(const struct engines *e)
+{
+    for (int i = 0; i < e->n; i++) {
+        if (e->links[i].control_fd != -1 && !engines_drains(&e->links[i]))
+            return true;
+    }
+    return false;
+}
+
+bool engines_drain(const struct engines *e)
+{
+    for (int i = 0; i < e->n; i++) {
+        if (e->links[i].control_fd != -1)
+            return !engines_serve(e);
+    }
+    return false;
+}
+
+/* The price of an engine that does not compute at once. */
+static uint64_t engines_delay(const struct link *l, uint64_t now_us)
+{
+    const struct wire_lane *lane = l->lane.shared;
+    uint64_t beat_us = atomic_load_explicit(&lane->heartbeat_us, memory_order_relaxed);
+    uint32_t state = atomic_load_explicit(&lane->engine_state, memory_order_relaxed);
+    uint64_t cost = 0;
+
+    if (engines_drains(l))
+        cost += ENGINES_DRAIN;
+    if (state == WIRE_ASLEEP || state == WIRE_WAKING)
+        cost += ENGINES_WAKE;
+    if (now_us > beat_us + ENGINES_STALE_US)
+        cost += (now_us - beat_us) / 1000000 * ENGINES_STALL;
+    return cost;
+}
+
+/* n_held: tokens of the prompt that the engine has. */
+static uint64_t engines_cost(struct link *l, const struct wire_request *r, uint32_t n_held,
+                             uint64_t now_us)
+{
+    const struct wire_lane *lane = l->lane.shared;
+    uint32_t n_reqs;
+    uint64_t n_tokens;
+
+    lane_backlog(&l->lane, &n_reqs, &n_tokens);
+    n_reqs += atomic_load_explicit(&lane->n_running, memory_order_relaxed);
+    n_reqs += atomic_load_explicit(&lane->n_waiting, memory_order_relaxed);
+    n_tokens += atomic_load_explicit(&lane->todo_tokens, memory_order_relaxed);
+    if (n_held < r->n_tokens)
+        n_tokens += r->n_tokens - n_held;
+    return n_tokens + (uint64_t)ENGINES_SEAT * n_reqs + engines_delay(l, now_us);
+}
+
+/* The search begins after the engine that was chosen last, so that equals are taken in turn. */
+struct link *engines_choose(struct engines *e, const struct wire_request *r, const uint32_t *held,
+                            uint64_t now_us, enum wire_refusal *why)
+{
+    struct link *best = NULL;
+    uint64_t best_cost = 0;
+
+    *why = WIRE_NOT_REFUSED;
+    if (e->n == 1) {
+        best = &e->links[0];
+        if (best->control_fd == -1)
+            return NULL;
+        *why = link_refuses(best, r);
+        return best;
+    }
+    for (int k = 1; k <= e->n; k++) {
+        int i = (e->last + k) % e->n;
+        struct link *link = &e->links[i];
+        enum wire_refusal refusal;
+        uint64_t cost;
+
+        if (link->control_fd == -1)
+            continue;
+        refusal = link_refuses(link, r);
+        cost = engines_cost(link, r, held == NULL ? 0 : held[i], now_us);
+        /* One that takes the request is better than any that refuses it. */
+        if (best != NULL && (refusal == WIRE_NOT_REFUSED) == (*why == WIRE_NOT_REFUSED)
+                ? cost >= best_cost
+                : best != NULL && refusal != WIRE_NOT_REFUSED)
+            continue;
+        best = link;
+        best_cost = cost;
+        *why = refusal;
+    }
+    if (best != NULL)
+        e->last = (int)(best - e->links);
+    return best;
+}
+
+int engines_retry_after(const struct engines *e)
+{
+    int least_s = 0;
+
+    for (int i = 0; i < e->n; i++) {
+        const struct link *link = &e->links[i];
+        int s;
+
+        if (link->control_fd == -1)
+            continue;
+        s = (int)atomic_load(&link->lane.shared->retry_after_s);
+        if (s < 1)
+            s = 1;
+        if (least_s == 0 || s < least_s)
+            least_s = s;
+    }
+    return least_s;
+}
+
+/* --- any thread ------------------------------------------------------------------------------- */
+
+/* Add the state of a further engine. */
+static void engines_join(struct link_state *all, const struct link_state *one)
+{
+    if (one->max_model_len != 0 &&
+        (all->max_model_len == 0 || one->max_model_len < all->max_model_len))
+        all->max_model_len = one->max_model_len;
+    if (all->n_vocab == 0)
+        all->n_vocab = one->n_vocab;
+    if (!one->attached)
+        return;
+    if (!all->attached) {
+        uint32_t max_model_len = all->max_model_len;
+
+        *all = *one;
+        all->max_model_len = max_model_len;
+        return;
+    }
+    all->draining = all->draining && one->draining;
+    /* Waking: one wakes and none is awake. */
+    all->waking = (all->waking && (one->waking || one->asleep)) || (all->asleep && one->waking);
+    all->asleep = all->asleep && one->asleep;
+    if (one->heartbeat_age_us < all->heartbeat_age_us)
+        all->heartbeat_age_us = one->heartbeat_age_us;
+    if (one->progress_age_us < all->progress_age_us)
+        all->progress_age_us = one->progress_age_us;
+    all->n_running += one->n_running;
+    all->n_waiting += one->n_waiting;
+}
+
+void engines_read_state(struct engines *e, struct link_state *out, uint64_t now_us)
+{
+    *out = (struct link_state){0};
+    for (int i = 0; i < e->n; i++) {
+        struct link_state one;
+
+        link_read_state(&e->links[i], &one, now_us);
+        engines_join(out, &one);
+    }
+}
+
+int engines_turns_away(struct engines *e, const char tenant[WIRE_TENANT_BYTES])
+{
+    int best = -1, best_s = 0;
+
+    for (int i = 0; i < e->n; i++) {
+        int s = link_is_full(&e->links[i], tenant);
+
+        if (s == 0)
+            return 0;
+        if (s > 0 && (best == -1 || s < best_s)) {
+            best = i;
+            best_s = s;
+        }
+    }
+    if (best == -1)
+        return 0;
+    return link_turns_away(&e->links[best], tenant);
+}

@@ -1,0 +1,61 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The engines of a front: one link to each, and the choice of the one that gets a request.
+ *
+ * All of them serve the same model: an engine whose pages have another fingerprint than those of an
+ * attached one is refused. A request may go to any; its text is the same everywhere.
+ *
+ * Thread: the streamer; the functions of the second part may be called from any thread. */
+#ifndef QUIRE_FRONT_LINK_ENGINES_H
+#define QUIRE_FRONT_LINK_ENGINES_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "base/err.h"
+#include "front/link/link.h"
+
+#define ENGINES_MAX 16
+
+struct engines {
+    struct link links[ENGINES_MAX]; /* the first n */
+    int n;                          /* 1 .. ENGINES_MAX; constant after engines_init() */
+    int last;                       /* index of the engine that was chosen last */
+};
+
+/* sockets: paths of control sockets, separated by commas; they are copied. ERR_INVALID (logged):
+ * none, too many, or one of them twice. */
+int engines_init(struct engines *e, const char *sockets) ERR_CHECKED;
+
+/* Try to attach to engine i, as link_try(). */
+bool engines_try(struct engines *e, int i, uint64_t now_us);
+
+/* The link whose control_fd is at p, or NULL: p points to something else. */
+struct link *engines_at(struct engines *e, const void *p);
+
+/* Is an engine attached that takes requests, awake or not? Not one that drains. */
+bool engines_serve(const struct engines *e);
+
+/* Is one attached, and do all that are drain? */
+bool engines_drain(const struct engines *e);
+
+/* The engine for a request: the one where it costs least, among those that do not refuse it. NULL
+ * when none is attached. *why is WIRE_NOT_REFUSED, or the reason of the best engine if all refuse.
+ * held: as engines_look() wrote it, or NULL: nothing is known. Engines that drain are taken only
+ * if all do. */
+struct link *engines_choose(struct engines *e, const struct wire_request *r, const uint32_t *held,
+                            uint64_t now_us, enum wire_refusal *why);
+
+/* Seconds for a Retry-After: the least of all engines; 0: none is attached. */
+int engines_retry_after(const struct engines *e);
+
+/* --- any thread --- */
+
+/* The state of all engines as one: attached if one is, draining, asleep or waking if all attached
+ * ones are, the ages of the one that lives best, the sum of the loads, the least max_model_len. */
+void engines_read_state(struct engines *e, struct link_state *out, uint64_t now_us);
+
+/* link_turns_away() of all engines: 0 if one of them would take a request of this tenant. */
+int engines_turns_away(struct engines *e, const char tenant[WIRE_TENANT_BYTES]);
+
+#endif
