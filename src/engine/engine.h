@@ -28,6 +28,7 @@
 #include "base/settings.h"
 #include "engine/cache_admin.h"
 #include "engine/guide.h"
+#include "engine/held.h"
 #include "engine/rate.h"
 #include "engine/sched.h"
 #include "engine/seq.h"
@@ -128,6 +129,7 @@ struct engine {
     struct tiers tiers;
     struct power power;
     struct cache_admin cache_admin;
+    struct held held;
 
     bool draining;
     bool stop;

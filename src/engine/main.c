@@ -326,6 +326,8 @@ static int main_open(struct engine *e)
     if (rc == ERR_OK)
         rc = stats_open(&e->stats);
     if (rc == ERR_OK)
+        rc = held_open(&e->held, e->stats.held);
+    if (rc == ERR_OK)
         main_show_config(e);
     if (rc == ERR_OK && e->tiers.host != NULL)
         host_wait(e->tiers.host, MAIN_HOST_WAIT_US);

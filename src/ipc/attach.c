@@ -274,8 +274,8 @@ int attach_read_hello(int fd, enum wire_visitor *visitor)
     if (hello.magic != WIRE_MAGIC)
         return ERR_CORRUPT;
     /* A number that is unknown counts as a front. */
-    if (hello.visitor == WIRE_OBSERVER)
-        *visitor = WIRE_OBSERVER;
+    if (hello.visitor == WIRE_OBSERVER || hello.visitor == WIRE_FRONT_CHOOSES)
+        *visitor = (enum wire_visitor)hello.visitor;
     else
         *visitor = WIRE_FRONT;
     return ERR_OK;
@@ -424,9 +424,9 @@ static int attach_hello(const char *path, enum wire_visitor visitor, int *fd)
     return ERR_OK;
 }
 
-int attach_call(const char *path, int *fd)
+int attach_call(const char *path, enum wire_visitor visitor, int *fd)
 {
-    return attach_hello(path, WIRE_FRONT, fd);
+    return attach_hello(path, visitor, fd);
 }
 
 /* A welcome without descriptors carries an error; any other end of the conversation means that

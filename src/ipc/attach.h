@@ -14,6 +14,7 @@
 #include "base/err.h"
 #include "base/listener.h"
 #include "ipc/wire_control.h"
+#include "ipc/wire_held.h"
 #include "ipc/wire_stats.h"
 
 /* Descriptors that travel with a welcome, in this order. */
@@ -67,7 +68,7 @@ int attach_upload(int fd, const struct wire_upload *upload, int sealed) ERR_CHEC
 /* Connect and send hello; the caller owns *fd and gives it to attach_answer(). ERR_ENGINE_GONE when
  * no process serves the path; ERR_LIMIT when this process has too few free descriptors (nothing is
  * sent then); ERR_INVALID (logged) for a path that is too long. Does not block. */
-int attach_call(const char *path, int *fd) ERR_CHECKED;
+int attach_call(const char *path, enum wire_visitor visitor, int *fd) ERR_CHECKED;
 
 /* Wait at most timeout_ms for the welcome. ERR_OK: the caller owns fds[ATTACH_FDS], and fd is the
  * connection. ERR_AGAIN: it has not come. Otherwise close fd: ERR_ENGINE_GONE; ERR_VERSION

@@ -16,6 +16,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/must.h"
+#include "ipc/prefix.h"
 
 /* In prompt tokens. A request beside ours makes each step of ours longer, for some hundreds of
  * steps: see the simulation. */
@@ -28,6 +29,7 @@
  * passes once per second. */
 #define ENGINES_STALE_US 2000000
 #define ENGINES_STALL    20000
+#define ENGINES_NAMES 32 /* pages of a prompt that are looked up at a time */
 /* Above any other cost. */
 #define ENGINES_DRAIN ((uint64_t)1 << 48)
 
@@ -69,8 +71,10 @@ int engines_init(struct engines *e, const char *sockets)
         rc = ERR_INVALID;
     }
     /* A hung engine must not stop the streams of the others. */
-    for (int i = 0; i < e->n && e->n > 1; i++)
+    for (int i = 0; i < e->n && e->n > 1; i++) {
         e->links[i].patience_ms = 0;
+        e->links[i].chooses = true;
+    }
     return rc;
 }
 
@@ -272,6 +276,59 @@ void engines_read_state(struct engines *e, struct link_state *out, uint64_t now_
 
         link_read_state(&e->links[i], &one, now_us);
         engines_join(out, &one);
+    }
+}
+
+/* The size of a page and the root of the names, which are those of all engines. False: there was no
+ * engine yet. */
+static bool engines_root(struct engines *e, const uint8_t salt[WIRE_SALT_BYTES],
+                         struct hash *root, uint32_t *page_tokens)
+{
+    struct wire_welcome engine = {0};
+
+    for (int i = 0; i < e->n && engine.page_tokens == 0; i++) {
+        (void)pthread_mutex_lock(&e->links[i].lock);
+        if (e->links[i].attached)
+            engine = e->links[i].engine;
+        (void)pthread_mutex_unlock(&e->links[i].lock);
+    }
+    if (engine.page_tokens == 0)
+        return false;
+    memcpy(root->bytes, engine.fingerprint, sizeof root->bytes);
+    *root = prefix_root(root, salt);
+    *page_tokens = engine.page_tokens;
+    return true;
+}
+
+/* Some names at a time, so that a prompt that no engine has costs little, and the locks are held
+ * for a moment only. */
+void engines_look(struct engines *e, const int32_t *tokens, uint32_t n_tokens,
+                  const uint8_t salt[WIRE_SALT_BYTES], uint32_t *held)
+{
+    struct hash names[ENGINES_NAMES];
+    uint32_t page_tokens, n_pages;
+    bool goes_on = true;
+
+    memset(held, 0, sizeof *held * (size_t)e->n);
+    if (!engines_root(e, salt, &names[0], &page_tokens))
+        return;
+    n_pages = n_tokens / page_tokens;
+    for (uint32_t at = 0; at < n_pages && goes_on; at += ENGINES_NAMES) {
+        struct hash parent = names[at == 0 ? 0 : ENGINES_NAMES - 1];
+        int n = (int)(n_pages - at < ENGINES_NAMES ? n_pages - at : ENGINES_NAMES);
+
+        for (int k = 0; k < n; k++) {
+            names[k] = prefix_name(&parent, tokens + (size_t)(at + (uint32_t)k) * page_tokens,
+                                   (int)page_tokens);
+            parent = names[k];
+        }
+        goes_on = false;
+        for (int i = 0; i < e->n; i++) {
+            if (held[i] != at * page_tokens)
+                continue;
+            held[i] += (uint32_t)link_n_held(&e->links[i], names, n) * page_tokens;
+            goes_on = goes_on || held[i] == (at + ENGINES_NAMES) * page_tokens;
+        }
     }
 }
 

@@ -56,30 +56,29 @@ static int link_slots(struct link *l)
     return ERR_OK;
 }
 
-/* Map the engine's statistics page, read-only. NULL: it cannot be mapped, or is of another
- * build. */
-static const struct wire_stats *link_map_stats(int fd)
+/* Map the engine's page, read-only. NULL: it cannot be mapped, or is of another build. */
+static const struct wire_page *link_map_page(int fd)
 {
-    const struct wire_stats *stats = mmap(NULL, sizeof *stats, PROT_READ, MAP_SHARED, fd, 0);
+    const struct wire_page *page = mmap(NULL, sizeof *page, PROT_READ, MAP_SHARED, fd, 0);
 
-    if (stats == MAP_FAILED)
+    if (page == MAP_FAILED)
         return NULL;
-    if (stats->magic != WIRE_MAGIC || stats->layout != wire_layout()) {
-        (void)munmap((void *)(uintptr_t)stats, sizeof *stats);
+    if (page->stats.magic != WIRE_MAGIC || page->stats.layout != wire_layout()) {
+        (void)munmap((void *)(uintptr_t)page, sizeof *page);
         return NULL;
     }
-    return stats;
+    return page;
 }
 
 /* Make a new connection visible to the readers. The old statistics stay mapped until then, so that
  * /metrics has numbers while the engine restarts. */
-static void link_show(struct link *l, const struct wire_welcome *w, const struct wire_stats *stats)
+static void link_show(struct link *l, const struct wire_welcome *w, const struct wire_page *page)
 {
-    const struct wire_stats *old;
+    const struct wire_page *old;
 
     (void)pthread_mutex_lock(&l->lock);
-    old = l->stats;
-    l->stats = stats;
+    old = l->page;
+    l->page = page;
     l->engine = *w;
     l->attached = true;
     (void)pthread_mutex_unlock(&l->lock);
@@ -90,7 +89,7 @@ static void link_show(struct link *l, const struct wire_welcome *w, const struct
 /* Everything after the welcome. On an error the caller calls link_close(). */
 static int link_open(struct link *l, const struct wire_welcome *w, const int *fds)
 {
-    const struct wire_stats *stats;
+    const struct wire_page *page;
     int rc = lane_attach(&l->lane, fds[ATTACH_LANE], w->lane_bytes);
 
     must(l->control_fd != -1);
@@ -100,10 +99,10 @@ static int link_open(struct link *l, const struct wire_welcome *w, const int *fd
     rc = link_slots(l);
     if (rc != ERR_OK)
         return rc;
-    stats = link_map_stats(fds[ATTACH_STATS]);
-    if (stats == NULL)
+    page = link_map_page(fds[ATTACH_STATS]);
+    if (page == NULL)
         return ERR_VERSION;
-    link_show(l, w, stats);
+    link_show(l, w, page);
     return ERR_OK;
 }
 
@@ -149,7 +148,7 @@ static int link_call(struct link *l, uint64_t now_us, struct wire_welcome *w, in
     int rc;
 
     if (l->calling_fd == -1) {
-        rc = attach_call(l->path, &l->calling_fd);
+        rc = attach_call(l->path, l->chooses ? WIRE_FRONT_CHOOSES : WIRE_FRONT, &l->calling_fd);
         l->called_us = now_us;
         if (rc != ERR_OK)
             return rc;
@@ -250,7 +249,7 @@ static uint32_t link_tenant_idx(const struct link *l, const char tenant[WIRE_TEN
  * streamer maps the page, so it needs no lock here. */
 static uint32_t link_may_push(const struct link *l, const char tenant[WIRE_TENANT_BYTES])
 {
-    uint32_t n = atomic_load_explicit(&l->stats->n_tenants, memory_order_relaxed);
+    uint32_t n = atomic_load_explicit(&l->page->stats.n_tenants, memory_order_relaxed);
     uint32_t waiting[WIRE_TENANTS];
     uint32_t own = 0, most = 0, n_pushed = 0;
 
@@ -258,7 +257,7 @@ static uint32_t link_may_push(const struct link *l, const char tenant[WIRE_TENAN
     if (n > WIRE_TENANTS)
         n = WIRE_TENANTS;
     for (uint32_t i = 0; i < n; i++) {
-        const struct wire_tenant *tenant_row = &l->stats->tenants[i];
+        const struct wire_tenant *tenant_row = &l->page->stats.tenants[i];
 
         waiting[i] = atomic_load_explicit(&tenant_row->n_waiting, memory_order_relaxed);
         if (memcmp(tenant_row->name, tenant, WIRE_TENANT_BYTES) == 0) {
@@ -453,15 +452,27 @@ void link_read_state(struct link *l, struct link_state *out, uint64_t now_us)
     (void)pthread_mutex_unlock(&l->lock);
 }
 
+/* A front's names are those that the engine gives to its pages. */
+int link_n_held(struct link *l, const struct hash *names, int n)
+{
+    int n_held = 0;
+
+    (void)pthread_mutex_lock(&l->lock);
+    while (l->attached && n_held < n && wire_held_has(&l->page->held, &names[n_held]))
+        n_held++;
+    (void)pthread_mutex_unlock(&l->lock);
+    return n_held;
+}
+
 /* Copy the statistics page, also that of an engine which has ended. False: there never was one. */
 bool link_copy_stats(struct link *l, struct wire_stats *out)
 {
     bool have;
 
     (void)pthread_mutex_lock(&l->lock);
-    have = l->stats != NULL;
+    have = l->page != NULL;
     if (have)
-        memcpy(out, l->stats, sizeof *out);
+        memcpy(out, &l->page->stats, sizeof *out);
     (void)pthread_mutex_unlock(&l->lock);
     return have;
 }

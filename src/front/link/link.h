@@ -3,8 +3,8 @@
  * The link to one engine: attaching, reattaching, slots, statistics. A front has one per engine
  * (engines.h).
  *
- * Thread: the streamer; link_is_full(), link_turns_away(), link_read_state() and link_copy_stats()
- * may be called from any thread. */
+ * Thread: the streamer; link_is_full(), link_turns_away(), link_read_state(), link_n_held() and
+ * link_copy_stats() may be called from any thread. */
 #ifndef QUIRE_FRONT_LINK_LINK_H
 #define QUIRE_FRONT_LINK_LINK_H
 
@@ -30,6 +30,7 @@ struct link {
     int control_fd;   /* -1 while no engine is attached */
     int calling_fd;   /* the connection whose welcome has not come; -1: none */
     int patience_ms;  /* time that link_try() may wait for a welcome */
+    bool chooses;     /* the front has several engines: this one is to publish what it holds */
     uint64_t called_us;
     struct lane lane;
     struct wire_welcome engine; /* of the last engine; n_vocab == 0: there was none yet */
@@ -48,7 +49,7 @@ struct link {
     bool unpublished;     /* the lane has requests that the engine cannot see yet */
 
     pthread_mutex_t lock; /* guards the members below against readers of /health and /metrics */
-    const struct wire_stats *stats;
+    const struct wire_page *page; /* of the last engine; NULL: there was none yet */
     bool attached;
 };
 
@@ -101,6 +102,10 @@ void link_release(struct link *l, uint32_t slot);
 void link_end(struct link *l, uint32_t slot, const struct wire_out *o);
 
 void link_read_state(struct link *l, struct link_state *out, uint64_t now_us);
+
+/* How many of names [n] follow each other, from the first on, in the engine's cache. 0 when none is
+ * attached. */
+int link_n_held(struct link *l, const struct hash *names, int n);
 
 /* Copy the statistics page; false when there has been no engine. */
 bool link_copy_stats(struct link *l, struct wire_stats *out);

@@ -33,7 +33,8 @@ struct world {
     int control_fd;           /* the engine's end */
     struct lane lane;         /* of the engine */
     int stats_fd;
-    struct wire_stats *stats;
+    struct wire_page *page;
+    struct wire_stats *stats; /* in it */
     int32_t tokens[TOKENS];
 };
 
@@ -106,9 +107,10 @@ static void world_init(struct world *w)
     must_ok(mkdtemp(w->dir) == NULL);
     (void)snprintf(w->path, sizeof w->path, "%s/engine", w->dir);
     w->stats_fd = memfd_create("stats", MFD_CLOEXEC);
-    must_ok(ftruncate(w->stats_fd, sizeof *w->stats));
-    w->stats = mmap(NULL, sizeof *w->stats, PROT_READ | PROT_WRITE, MAP_SHARED, w->stats_fd, 0);
-    must_ok(w->stats == MAP_FAILED);
+    must_ok(ftruncate(w->stats_fd, sizeof *w->page));
+    w->page = mmap(NULL, sizeof *w->page, PROT_READ | PROT_WRITE, MAP_SHARED, w->stats_fd, 0);
+    must_ok(w->page == MAP_FAILED);
+    w->stats = &w->page->stats;
     w->stats->magic = WIRE_MAGIC;
     w->stats->layout = wire_layout();
     must_ok(link_init(&w->link, w->path));
@@ -128,9 +130,9 @@ static void world_close(struct world *w)
     if (w->link.control_fd != -1)
         link_lost(&w->link, 0);
     engine_die(w);
-    if (w->link.stats != NULL)
-        (void)munmap((void *)(uintptr_t)w->link.stats, sizeof *w->link.stats);
-    (void)munmap(w->stats, sizeof *w->stats);
+    if (w->link.page != NULL)
+        (void)munmap((void *)(uintptr_t)w->link.page, sizeof *w->link.page);
+    (void)munmap(w->page, sizeof *w->page);
     (void)close(w->stats_fd);
     if (w->listener.fd != -1)
         (void)close(w->listener.fd);

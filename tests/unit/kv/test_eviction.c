@@ -6,7 +6,7 @@
  * of pages with hints. */
 #include "kv/eviction.h"
 #include "kv/pages.h"
-#include "kv/prefix.h"
+#include "ipc/prefix.h"
 #include "tests/tap.h"
 
 #define N     40

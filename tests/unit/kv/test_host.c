@@ -14,7 +14,7 @@
 #include "base/log.h"
 #include "base/must.h"
 #include "kv/host.h"
-#include "kv/prefix.h"
+#include "ipc/prefix.h"
 #include "tests/tap.h"
 
 #define BLOCK      16
