@@ -242,40 +242,113 @@ static uint32_t link_tenant_idx(const struct link *l, const char tenant[WIRE_TEN
     return place;
 }
 
-/* When the queue is full: the number of waiting requests of other tenants that the engine would
- * refuse in favour of this tenant's. The counters are one pass old: they lack requests queued since
- * and include some that ended. In doubt, when the tenant itself has LINK_DOUBT or more waiting and
- * another has as many, the answer is UINT32_MAX: let it pass, and the engine decides. Only the
- * streamer maps the page, so it needs no lock here. */
-static uint32_t link_may_push(const struct link *l, const char tenant[WIRE_TENANT_BYTES])
+/* The engine's queue as the front sees it: waiting requests per tenant, from the statistics page. The
+ * page belongs to another process: no number of it is trusted as an index. */
+struct link_queue {
+    const char *names[WIRE_TENANTS];
+    uint32_t waiting[WIRE_TENANTS];
+    uint32_t n;
+};
+
+/* The counters are one pass old: they lack requests queued since and include some that ended. Only
+ * the streamer maps the page, so it needs no lock here. */
+static void link_read_queue(const struct link *l, struct link_queue *q)
 {
     uint32_t n = atomic_load_explicit(&l->page->stats.n_tenants, memory_order_relaxed);
-    uint32_t waiting[WIRE_TENANTS];
-    uint32_t own = 0, most = 0, n_pushed = 0;
 
-    /* The page belongs to another process: never trust an index from it. */
-    if (n > WIRE_TENANTS)
-        n = WIRE_TENANTS;
-    for (uint32_t i = 0; i < n; i++) {
+    q->n = n < WIRE_TENANTS ? n : WIRE_TENANTS;
+    for (uint32_t i = 0; i < q->n; i++) {
         const struct wire_tenant *tenant_row = &l->page->stats.tenants[i];
 
-        waiting[i] = atomic_load_explicit(&tenant_row->n_waiting, memory_order_relaxed);
-        if (memcmp(tenant_row->name, tenant, WIRE_TENANT_BYTES) == 0) {
-            own = waiting[i];
-            waiting[i] = 0;
-        }
+        q->names[i] = tenant_row->name;
+        q->waiting[i] = atomic_load_explicit(&tenant_row->n_waiting, memory_order_relaxed);
     }
-    for (uint32_t i = 0; i < n; i++) {
-        if (waiting[i] > most)
-            most = waiting[i];
-        /* The engine balances: a tenant may displace requests of one that has more waiting than it,
-         * until both are equal. */
-        if (waiting[i] > own + 1)
-            n_pushed += waiting[i] - own - 1;
+}
+
+/* The row of a tenant. A new one gets a row; without a free one it shares the first, as in the
+ * engine. */
+static uint32_t link_row(struct link_queue *q, const char tenant[WIRE_TENANT_BYTES])
+{
+    for (uint32_t i = 0; i < q->n; i++) {
+        if (memcmp(q->names[i], tenant, WIRE_TENANT_BYTES) == 0)
+            return i;
     }
-    if (own >= LINK_DOUBT && most >= own)
-        return UINT32_MAX;
-    return n_pushed;
+    if (q->n == WIRE_TENANTS)
+        return 0;
+    q->names[q->n] = tenant;
+    q->waiting[q->n] = 0;
+    return q->n++;
+}
+
+/* The other row with most requests, or `own`. */
+static uint32_t link_most(const struct link_queue *q, uint32_t own)
+{
+    uint32_t most = own;
+
+    for (uint32_t i = 0; i < q->n; i++) {
+        if (i != own && (most == own || q->waiting[i] > q->waiting[most]))
+            most = i;
+    }
+    return most;
+}
+
+/* In a full queue the engine balances: a tenant may push out a request of the one that has most, as
+ * long as that does not end with less than it. Play it for one request; false: it is refused. */
+static bool link_push(struct link_queue *q, uint32_t own)
+{
+    uint32_t most = link_most(q, own);
+
+    if (most == own || q->waiting[most] <= q->waiting[own] + 1)
+        return false;
+    q->waiting[most]--;
+    q->waiting[own]++;
+    return true;
+}
+
+/* In doubt, when the tenant itself has LINK_DOUBT or more waiting and another has as many, the
+ * engine decides, because the counters are old. */
+static bool link_in_doubt(const struct link_queue *q, uint32_t own)
+{
+    uint32_t most = link_most(q, own);
+
+    return q->waiting[own] >= LINK_DOUBT && most != own && q->waiting[most] >= q->waiting[own];
+}
+
+/* Would a tenant's request push another out of a full queue? */
+static bool link_may_push(const struct link *l, const char tenant[WIRE_TENANT_BYTES])
+{
+    struct link_queue queue;
+    uint32_t own;
+
+    link_read_queue(l, &queue);
+    own = link_row(&queue, tenant);
+    return link_in_doubt(&queue, own) || link_push(&queue, own);
+}
+
+/* Will the engine's queue have a place for a tenant's request after the n_queued ones in the lane,
+ * of which `room` find free places? Those are of known tenants: one that has most of the queue is
+ * refused there and takes nothing from the others. *pushes: whether it might push another out, also
+ * where there is a place. */
+static bool link_fits(const struct link *l, const char tenant[WIRE_TENANT_BYTES], uint32_t n_queued,
+                      uint32_t room, bool *pushes)
+{
+    struct link_queue queue;
+    uint32_t own;
+
+    link_read_queue(l, &queue);
+    own = link_row(&queue, tenant);
+    *pushes = link_in_doubt(&queue, own);
+    for (uint32_t i = 0; i < n_queued; i++) {
+        uint32_t slot = lane_queued(&l->lane, i);
+        uint32_t row = link_row(&queue, l->tenants[l->tenant_idx[slot]].name);
+
+        if (i < room)
+            queue.waiting[row]++;
+        else
+            (void)link_push(&queue, row);
+    }
+    *pushes = *pushes || link_push(&queue, own);
+    return n_queued < room || *pushes;
 }
 
 /* May a tenant that holds `held` slots have another? It may hold at most LINK_SHARE_FACTOR times
@@ -297,6 +370,7 @@ enum wire_refusal link_refuses(struct link *l, const struct wire_request *r)
     uint32_t n_queued; /* our requests that the engine has not counted yet */
     uint32_t room;
     uint64_t n_tokens;
+    bool pushes, has_tokens;
 
     must(shared != NULL);
     if (l->n_free == 0)
@@ -309,13 +383,15 @@ enum wire_refusal link_refuses(struct link *l, const struct wire_request *r)
     lane_backlog(&l->lane, &n_queued, &n_tokens);
     n_tokens += r->n_tokens;
     room = atomic_load_explicit(&shared->room_reqs, memory_order_relaxed);
-    if (n_queued >= room)
-        return n_queued - room < link_may_push(l, r->tenant) ? WIRE_NOT_REFUSED
-                                                             : WIRE_REFUSED_REQUESTS;
     /* An empty queue always takes one request, even one with more tokens than the room. */
-    if (n_queued + atomic_load_explicit(&shared->n_waiting, memory_order_relaxed) > 0 &&
-        n_tokens > atomic_load_explicit(&shared->room_tokens, memory_order_relaxed))
-        return link_may_push(l, r->tenant) > 0 ? WIRE_NOT_REFUSED : WIRE_REFUSED_TOKENS;
+    has_tokens = n_queued + atomic_load_explicit(&shared->n_waiting, memory_order_relaxed) == 0 ||
+                 n_tokens <= atomic_load_explicit(&shared->room_tokens, memory_order_relaxed);
+    if (n_queued < room && has_tokens)
+        return WIRE_NOT_REFUSED;
+    if (!link_fits(l, r->tenant, n_queued, room, &pushes))
+        return WIRE_REFUSED_REQUESTS;
+    if (n_queued < room && !has_tokens && !pushes)
+        return WIRE_REFUSED_TOKENS;
     return WIRE_NOT_REFUSED;
 }
 
@@ -335,7 +411,7 @@ static int link_full_s(const struct link *l, const char tenant[WIRE_TENANT_BYTES
     if (!l->attached)
         return -1;
     if (atomic_load_explicit(&l->lane.shared->room_reqs, memory_order_relaxed) > 0 ||
-        link_may_push(l, tenant) > 0)
+        link_may_push(l, tenant))
         return 0;
     again_s = (int)atomic_load_explicit(&l->lane.shared->retry_after_s, memory_order_relaxed);
     if (again_s < 1)
