@@ -129,7 +129,8 @@ static void held_step(struct engine *e, const uint32_t *n_pages)
 
 void held_pass(struct engine *e)
 {
-    int n = e->sched.n_running > 0 ? HELD_BUSY : HELD_IDLE;
+    bool is_busy = e->sched.n_running + sched_n_waiting(&e->sched) > 0;
+    int n = is_busy ? HELD_BUSY : HELD_IDLE;
     uint32_t n_pages[WIRE_TIERS];
 
     if (!e->held.on)

@@ -16,6 +16,7 @@
 #include "base/must.h"
 #include "base/service.h"
 #include "engine/engine.h"
+#include "engine/rank.h"
 #include "ipc/attach.h"
 
 /* Some 20 GB of the most recently used pages are ready by then. */
@@ -163,7 +164,7 @@ static int main_open_host(struct engine *e)
     int rc;
 
     if (bytes == 0 && e->shape->is_gpu)
-        bytes = mem_available() / 4;
+        bytes = mem_available() / 4 / (size_t)e->settings.data_parallel_size;
     options.max_bytes = bytes;
     if (options.path[0] == '\0' || bytes < e->shape->page_bytes ||
         e->shape->page_tokens > HOST_TOKENS_MAX)
@@ -389,6 +390,8 @@ int main(int argc, char **argv)
     if (exit_now)
         return 0;
     rc = log_set_level_text(engine.settings.log_level);
+    if (rc == ERR_OK)
+        rc = rank_take(&engine.settings);
     if (rc == ERR_OK)
         rc = main_open(&engine);
     if (rc == ERR_DRAINING)

@@ -203,7 +203,7 @@ static int main_open(struct front *f)
     if (rc == ERR_OK)
         rc = cache_open(f);
     if (rc == ERR_OK)
-        rc = engines_init(&f->engines, f->settings.engine_socket);
+        rc = engines_init(&f->engines, f->settings.engine_socket, f->settings.data_parallel_size);
     if (rc == ERR_OK)
         rc = compiled_cache_init(&f->compiled);
     /* While a reader waits for the compilation of another one, a further reader may work. */

@@ -40,6 +40,14 @@ static int attach_address(struct sockaddr_un *a, const char *path)
     return ERR_OK;
 }
 
+void attach_path_of(char *out, size_t cap, const char *path, int idx)
+{
+    const char *last = strrchr(path, '/');
+    size_t len = last == NULL ? 0 : (size_t)(last - path) + 1;
+
+    (void)snprintf(out, cap, "%.*s%d/%s", (int)len, path, idx, path + len);
+}
+
 /* Non-blocking also for connect(): a hung peer lets its backlog fill, and a blocking connect()
  * would then wait without end. */
 static int attach_socket(void)

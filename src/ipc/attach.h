@@ -20,6 +20,11 @@
 /* Descriptors that travel with a welcome, in this order. */
 enum attach_fd { ATTACH_LANE = 0, ATTACH_STATS = 1, ATTACH_FDS = 2 };
 
+/* Engine idx of several has its socket in a folder of its own: /run/quire/engine.sock becomes
+ * /run/quire/2/engine.sock. Cut to cap bytes; attach_listen() and attach_call() refuse a path that
+ * is too long. */
+void attach_path_of(char *out, size_t cap, const char *path, int idx);
+
 /* --- engine --- */
 
 /* Make sure that the engine can listen at path: a socket on which no process listens is removed.

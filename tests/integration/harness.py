@@ -493,7 +493,8 @@ class Stack:
         os.chmod(self.dir, 0o755)
         self.socket = os.path.join(self.dir, "nginx.sock")
         self.n_engines = n_engines
-        self.engine_sockets = [os.path.join(self.dir, "run", "engine.sock")] if n_engines == 1 \
+        socket_setting = os.path.join(self.dir, "run", "engine.sock")
+        self.engine_sockets = [socket_setting] if n_engines == 1 \
             else [os.path.join(self.dir, "run", str(i), "engine.sock") for i in range(n_engines)]
         self.engine_socket = self.engine_sockets[0]
         for path in self.engine_sockets:
@@ -510,10 +511,13 @@ class Stack:
         self.env = dict(env or {})
         self.leftovers = []
         self.n_requests = 0
-        common = ["--model", model, "--served-model-name", MODEL_NAME, "--engine-socket"]
+        common = ["--model", model, "--served-model-name", MODEL_NAME, "--engine-socket",
+                  socket_setting]
+        if n_engines > 1:
+            common += ["--data-parallel-size", str(n_engines)]
         # A number of pages, not a share of the GPU: several tests may run on it.
         self.engine_argv = [os.path.join(programs, "quire-engine")] + common + \
-            [self.engine_socket, "--device", DEVICE, "--cpu-threads", "2"] + \
+            ["--device", DEVICE, "--cpu-threads", "2"] + \
             (["--num-pages", "8192"] if DEVICE == "cuda" else []) + [str(a) for a in engine]
         self.host_is_ours = bool(host) and host_file is None
         self.host_file = host_file or (os.path.join(
@@ -526,7 +530,7 @@ class Stack:
             os.mkdir(self.store_dir)
             self.engine_argv += ["--kv-store-dir", self.store_dir, "--kv-store-bytes", "256M"]
         self.front_argv = [os.path.join(programs, "quire-front")] + common + \
-            [",".join(self.engine_sockets)] + [str(a) for a in front]
+            [str(a) for a in front]
         try:
             for i in range(n_engines if start_engine else 0):
                 self.start_engine(i)
@@ -558,14 +562,11 @@ class Stack:
         self.engines[0] = supervised
 
     def _engine_argv(self, i):
-        """Of several engines each has a socket, a folder and a file of its own."""
-        own = {self.engine_socket: self.engine_sockets[i]}
-        if self.n_engines > 1 and self.host_file:
-            own[self.host_file] = self.host_file + str(i)
-        if self.n_engines > 1 and "--kv-store-dir" in self.engine_argv:
-            own[self.store_dir] = os.path.join(self.store_dir, str(i))
-            os.makedirs(own[self.store_dir], exist_ok=True)
-        return [own.get(a, a) for a in self.engine_argv]
+        if self.n_engines == 1:
+            return self.engine_argv
+        if "--kv-store-dir" in self.engine_argv:
+            os.makedirs("%s-%d" % (self.store_dir, i), exist_ok=True)
+        return self.engine_argv + ["--data-parallel-rank", str(i)]
 
     def start_engine(self, i=0):
         remains = Remains(read_unit("quire-engine.service.in"),
@@ -576,8 +577,8 @@ class Stack:
                                      remains=remains)
 
     def until_attached(self, engines=None):
-        """Wait until every front, not only the one that answers, is attached to these engines (or
-        all)."""
+        """Wait until every front is attached to these engines (or all). An engine counts a front a
+        moment before that front knows, and nginx asks the fronts in turn."""
         want = [line % (i, n)
                 for line, n in ((b"fronts_attached{model_name=\"demo\",engine=\"%d\"} %d\n",
                                  self.n_fronts),
@@ -587,7 +588,7 @@ class Stack:
         def attached():
             m = self.get("/metrics").body
             return all(w in m for w in want)
-        return until(attached)
+        return until(lambda: all(attached() for _ in range(2 * self.n_fronts)))
 
     def front_path(self, i):
         return self.path("front%d.sock" % i)

@@ -51,15 +51,15 @@ static int engines_add(struct engines *e, const char *path)
     return link_init(&e->links[e->n++], path);
 }
 
-/* The copy of the list lives as long as the process, because the links' paths point into it. */
-int engines_init(struct engines *e, const char *sockets)
+/* Add the engines of a list. The copy lives as long as the process, because the links' paths point
+ * into it. */
+static int engines_add_list(struct engines *e, const char *sockets)
 {
     size_t bytes = strlen(sockets) + 1;
     char *text = mem_alloc(bytes);
     char *rest = NULL;
     int rc = ERR_OK;
 
-    memset(e, 0, sizeof *e);
     if (text == NULL)
         return ERR_NO_MEMORY;
     memcpy(text, sockets, bytes);
@@ -70,6 +70,39 @@ int engines_init(struct engines *e, const char *sockets)
         log_error("front: engine_socket is empty; set it to the control socket of an engine");
         rc = ERR_INVALID;
     }
+    return rc;
+}
+
+/* Add `size` engines whose sockets have numbers. */
+static int engines_add_numbered(struct engines *e, const char *socket, int size)
+{
+    size_t bytes = strlen(socket) + 16;
+    int rc = ERR_OK;
+
+    if (strpbrk(socket, ", \t") != NULL) {
+        log_error("front: engine_socket is a list: data_parallel_size must be 1 then");
+        return ERR_INVALID;
+    }
+    for (int i = 0; i < size && rc == ERR_OK; i++) {
+        char *path = mem_alloc(bytes);
+
+        if (path == NULL)
+            return ERR_NO_MEMORY;
+        attach_path_of(path, bytes, socket, i);
+        rc = engines_add(e, path);
+    }
+    return rc;
+}
+
+int engines_init(struct engines *e, const char *sockets, int size)
+{
+    int rc;
+
+    memset(e, 0, sizeof *e);
+    if (size > 1)
+        rc = engines_add_numbered(e, sockets, size);
+    else
+        rc = engines_add_list(e, sockets);
     /* A hung engine must not stop the streams of the others. */
     for (int i = 0; i < e->n && e->n > 1; i++) {
         e->links[i].patience_ms = 0;
@@ -81,7 +114,7 @@ int engines_init(struct engines *e, const char *sockets)
 struct link *engines_at(struct engines *e, const void *p)
 {
     for (int i = 0; i < e->n; i++) {
-        if (p == &e->links[i].control_fd)
+        if (p == &e->links[i].control_fd || p == &e->links[i].calling_fd)
             return &e->links[i];
     }
     return NULL;

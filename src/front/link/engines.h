@@ -23,14 +23,15 @@ struct engines {
     int last;                       /* index of the engine that was chosen last */
 };
 
-/* sockets: paths of control sockets, separated by commas; they are copied. ERR_INVALID (logged):
- * none, too many, or one of them twice. */
-int engines_init(struct engines *e, const char *sockets) ERR_CHECKED;
+/* sockets: paths of control sockets, separated by commas; they are copied. size above 1: one path,
+ * of which each engine has its own form (attach_path_of()). ERR_INVALID (logged): none, too many,
+ * one of them twice, or a list and a size. */
+int engines_init(struct engines *e, const char *sockets, int size) ERR_CHECKED;
 
 /* Try to attach to engine i, as link_try(). */
 bool engines_try(struct engines *e, int i, uint64_t now_us);
 
-/* The link whose control_fd is at p, or NULL: p points to something else. */
+/* The link whose control_fd or calling_fd is at p, or NULL: p points to something else. */
 struct link *engines_at(struct engines *e, const void *p);
 
 /* Is an engine attached that takes requests, awake or not? Not one that drains. */

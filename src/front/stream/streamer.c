@@ -387,7 +387,9 @@ static void streamer_events(struct streamer *s, int timeout_ms)
 
         /* The data of a descriptor's event is the address of its variable; all others are
          * exchanges. */
-        if (link != NULL) {
+        if (link != NULL && p == &link->calling_fd) {
+            continue; /* its welcome: streamer_engine() attaches */
+        } else if (link != NULL) {
             if ((ev[i].events & (EPOLLRDHUP | EPOLLHUP)) != 0 ||
                 lane_take_wakes(link->control_fd) != ERR_OK)
                 streamer_engine_lost(s, link);

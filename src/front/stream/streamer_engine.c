@@ -123,16 +123,32 @@ static void streamer_yield(struct streamer *s, uint64_t since_us)
     }
 }
 
+/* Poll a connection to an engine; `data` is the address of the variable that has it. A connection
+ * that was polled for its welcome is in the set already. */
+static int streamer_poll(struct streamer *s, int fd, uint32_t events, const int *data)
+{
+    struct epoll_event ev = {.events = events, .data.ptr = (void *)(uintptr_t)data};
+
+    if (epoll_ctl(s->epoll_fd, EPOLL_CTL_MOD, fd, &ev) == 0 ||
+        epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, fd, &ev) == 0)
+        return ERR_OK;
+    log_error("front: epoll: %s", strerror(errno));
+    return ERR_IO;
+}
+
 /* Try to attach to engine i; true when it is attached and polled. */
 static bool streamer_attach(struct streamer *s, int i)
 {
     struct link *link = &s->f->engines.links[i];
-    struct epoll_event ev = {.events = EPOLLIN | EPOLLRDHUP, .data.ptr = &link->control_fd};
+    int calling_fd = link->calling_fd;
 
-    if (!engines_try(&s->f->engines, i, s->now_us))
+    if (!engines_try(&s->f->engines, i, s->now_us)) {
+        /* The welcome ends the wait; without the poll it is found a little later. */
+        if (link->calling_fd != -1 && link->calling_fd != calling_fd)
+            (void)!streamer_poll(s, link->calling_fd, EPOLLIN, &link->calling_fd);
         return false;
-    if (epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, link->control_fd, &ev) == -1) {
-        log_error("front: epoll: %s", strerror(errno));
+    }
+    if (streamer_poll(s, link->control_fd, EPOLLIN | EPOLLRDHUP, &link->control_fd) != ERR_OK) {
         link_lost(link, s->now_us);
         return false;
     }
