@@ -16,8 +16,8 @@ Rules:
   sglang      SGLang's router: the longest match of a front's own tree if that is more than 30 % of
               the prompt and the loads are balanced (max - min <= 64 or max <= 1.5 min), else the
               fewest requests
-  own         cost = tokens that are not cached there + tokens that wait there + SEAT * requests;
-              what is cached is a front's own memory of what it sent where
+  own         cost = MISS * tokens that are not cached there + tokens that wait there + SEAT *
+              requests; what is cached is a front's own memory of what it sent where
   published   the same, where engines publish the pages they hold (as of the end of a step)
   perfect     the same with the caches and the queues of this very moment, of all fronts
 
@@ -25,7 +25,7 @@ Loads: chats of some turns with pauses, that begin with one of 4 system prompts;
 prompts with short questions; unique prompts; and all three mixed with a burst of long prompts.
 
     tests/bench/route.py [--engines 4] [--fronts 4] [--requests 1500] [--seeds 3]
-    tests/bench/route.py --seats        the weight of a request (SEAT), published
+    tests/bench/route.py --weights      published, with other weights: SEAT (64), MISS (2)
 
 Figures and verdict: see the end of this file."""
 
@@ -123,6 +123,8 @@ class Engine:
 
 
 class Front:
+    miss = 2
+
     def __init__(self, engines, rng):
         self.engines, self.turn = engines, rng.randrange(len(engines))
         self.sent = [collections.OrderedDict() for _ in engines]
@@ -139,7 +141,7 @@ class Front:
             mine = [q for q in e.lane if q.front is self]
             n, todo = self.load(i), e.seen[1] + sum(q.n_prompt for q in mine)
             held = e.held_pages(r.pages, self.sent[i] if rule == "own" else e.held)
-        return r.n_prompt - held * PAGE + todo + seat * n
+        return Front.miss * (r.n_prompt - held * PAGE) + todo + seat * n
 
     def choose(self, r, rule, seat):
         n = len(self.engines)
@@ -272,17 +274,17 @@ def main():
     a.add_argument("--fronts", type=int, default=4)
     a.add_argument("--requests", type=int, default=1500)
     a.add_argument("--seeds", type=int, default=3)
-    a.add_argument("--seats", action="store_true")
+    a.add_argument("--weights", action="store_true")
     a = a.parse_args()
     print("%d engines, %d fronts, %d requests, %d seeds" % (a.engines, a.fronts, a.requests, a.seeds))
     print("%-8s %-10s %10s %10s %12s %7s" % ("load", "rule", "TTFT ms", "95 % ms", "ms per token", "hits %"))
+    weights = [(s, 2) for s in (0, 16, 64, 256, 1024)] + [(64, m) for m in (1, 1.5, 3, 5)]
     for load in LOADS:
-        rules = [("published", s) for s in (0, 16, 64, 256, 1024)] if a.seats else \
-            [(r, 64) for r in ("robin", "least", "sglang", "own", "published", "perfect")]
-        for rule, seat in rules:
+        rows = [("%d, %g" % w, "published") + w for w in weights] if a.weights else \
+            [(r, r, 64, 2) for r in ("robin", "least", "sglang", "own", "published", "perfect")]
+        for name, rule, seat, Front.miss in rows:
             row = mean([run(load, rule, a.engines, a.fronts, a.requests, s, seat)
                         for s in range(a.seeds)])
-            name = "seat %d" % seat if a.seats else rule
             print("%-8s %-10s %10.0f %10.0f %12.2f %7.1f" % ((load, name) + tuple(row)), flush=True)
 
 
