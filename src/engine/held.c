@@ -28,7 +28,7 @@ void held_start(struct held *h)
 /* The place of the name, else a free one, else one whose mark is oldest. */
 void held_add(struct held *h, const struct hash *name)
 {
-    uint32_t tag = wire_held_tag(name), bucket = wire_held_bucket(name);
+    uint32_t tag = wire_held_tag(name->bytes), bucket = wire_held_bucket(name->bytes);
     uint8_t *rounds, most = 0;
     int place = 0;
 
@@ -93,8 +93,7 @@ static uint32_t held_pages(const struct engine *e, enum wire_tier tier)
 
     switch (tier) {
     case WIRE_DEVICE: return (uint32_t)pages_count(e->pages);
-    case WIRE_HOST:
-        return e->tiers.host == NULL ? 0 : (uint32_t)host_n_slots(e->tiers.host);
+    case WIRE_HOST: return e->tiers.host == NULL ? 0 : (uint32_t)host_n_slots(e->tiers.host);
     case WIRE_STORE:
         if (e->tiers.store == NULL)
             return 0;

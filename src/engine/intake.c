@@ -17,8 +17,8 @@
 #include "base/service.h"
 #include "engine/engine.h"
 #include "ipc/attach.h"
-#include "ipc/sampling.h"
 #include "ipc/prefix.h"
+#include "ipc/sampling.h"
 
 #define INTAKE_GREETING_US 1000000  /* a front sends its hello as it connects */
 #define INTAKE_QUIET_US    60000000 /* a lack after this much time without one is logged again */

@@ -61,6 +61,7 @@ static int main_open_model(struct engine *e)
         .cpu_threads = settings->cpu_threads,
         .n_ranks = settings->tensor_parallel_size,
         .uses_nccl = settings->disable_custom_all_reduce,
+        .first_gpu = rank_first_gpu(settings),
         .page_tokens = settings->page_tokens,
         .max_num_seqs = settings->max_num_seqs,
         .max_num_batched_tokens = settings->max_num_batched_tokens,

@@ -1,14 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Engine I of data_parallel_size has tensor_parallel_size GPUs: those from I * that number on, of
- * the ones in CUDA_VISIBLE_DEVICES or of all. So no unit needs to name GPUs. */
+ * The engines of data_parallel_size read one configuration file; each changes what must not be
+ * shared. */
 #include "engine/rank.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include "base/buf.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "ipc/attach.h"
@@ -27,46 +25,11 @@ static const char *rank_path(const char *path, int rank)
     return own;
 }
 
-/* The n-th part of a list with commas: its length, and where it begins. 0: there is none. */
-static size_t rank_part(const char *list, int n, const char **part)
+int rank_first_gpu(const struct settings *s)
 {
-    while (n-- > 0) {
-        list = strchr(list, ',');
-        if (list == NULL)
-            return 0;
-        list++;
-    }
-    *part = list;
-    return strcspn(list, ",");
-}
-
-/* Show this engine's GPUs to CUDA. */
-static int rank_show_gpus(const struct settings *s)
-{
-    const char *all = getenv("CUDA_VISIBLE_DEVICES");
-    struct buf own = {0};
-    int rc = ERR_OK;
-
-    for (int i = 0; i < s->tensor_parallel_size && rc == ERR_OK; i++) {
-        int n = s->data_parallel_rank * s->tensor_parallel_size + i;
-        const char *part = "";
-        size_t len = all == NULL ? 0 : rank_part(all, n, &part);
-
-        buf_add_comma(&own, i > 0);
-        if (all == NULL)
-            buf_printf(&own, "%d", n);
-        else if (len > 0)
-            buf_add(&own, part, len);
-        else
-            rc = ERR_INVALID;
-    }
-    if (rc != ERR_OK)
-        log_error("engine: CUDA_VISIBLE_DEVICES = %s has too few GPUs for engine %d with %d each",
-                  all, s->data_parallel_rank, s->tensor_parallel_size);
-    else if (own.failed || setenv("CUDA_VISIBLE_DEVICES", buf_text(&own), 1) != 0)
-        rc = ERR_NO_MEMORY;
-    buf_fini(&own);
-    return rc;
+    if (s->data_parallel_size == 1)
+        return 0;
+    return s->data_parallel_rank * s->tensor_parallel_size;
 }
 
 int rank_take(struct settings *s)
@@ -94,7 +57,5 @@ int rank_take(struct settings *s)
     s->kv_store_dir = rank_path(s->kv_store_dir, s->data_parallel_rank);
     if (path == NULL || s->kv_host_file == NULL || s->kv_store_dir == NULL)
         return ERR_NO_MEMORY;
-    if (strcmp(s->device, "cpu") == 0)
-        return ERR_OK;
-    return rank_show_gpus(s);
+    return ERR_OK;
 }

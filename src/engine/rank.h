@@ -7,9 +7,13 @@
 #include "base/err.h"
 #include "base/settings.h"
 
-/* Give the engine its own socket, files and GPUs: changes settings and, before CUDA reads it, the
- * environment. No effect with one engine. ERR_INVALID (logged): a rank that is missing or out of
- * range, too few GPUs in CUDA_VISIBLE_DEVICES, or a list of sockets; ERR_NO_MEMORY. */
+/* Give the engine its own socket and files: changes the settings. No effect with one engine.
+ * ERR_INVALID (logged): a rank that is missing or out of range, or a list of sockets;
+ * ERR_NO_MEMORY. */
 int rank_take(struct settings *s) ERR_CHECKED;
+
+/* The first of its tensor_parallel_size GPUs, among those that CUDA shows: no unit needs to name
+ * GPUs. */
+int rank_first_gpu(const struct settings *s);
 
 #endif

@@ -15,8 +15,8 @@
 struct stats {
     struct wire_stats *page;
     struct wire_held *held; /* in the same memory; held.h writes it */
-    int fd;              /* memfd that is sent to the fronts; they cannot map it for writing */
-    uint64_t process_us; /* time of the last stats_process() */
+    int fd;                 /* memfd that is sent to the fronts; they cannot map it for writing */
+    uint64_t process_us;    /* time of the last stats_process() */
 };
 
 int stats_open(struct stats *s) ERR_CHECKED;

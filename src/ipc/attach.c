@@ -408,7 +408,7 @@ static bool attach_has_room(int s)
 
 /* Connect and send the hello. An engine without a free lane answers and hangs up before it reads
  * the hello: then sending may fail although the answer can be read. */
-static int attach_hello(const char *path, enum wire_visitor visitor, int *fd)
+int attach_call(const char *path, enum wire_visitor visitor, int *fd)
 {
     struct wire_hello hello = {.magic = WIRE_MAGIC, .layout = wire_layout(), .visitor = visitor};
     struct sockaddr_un address;
@@ -432,11 +432,6 @@ static int attach_hello(const char *path, enum wire_visitor visitor, int *fd)
     return ERR_OK;
 }
 
-int attach_call(const char *path, enum wire_visitor visitor, int *fd)
-{
-    return attach_hello(path, visitor, fd);
-}
-
 /* A welcome without descriptors carries an error; any other end of the conversation means that
  * there is no engine to talk to. The first call that reads after the engine has hung up may fail
  * although the answer is there. */
@@ -457,41 +452,21 @@ int attach_answer(int fd, int timeout_ms, struct wire_welcome *w, int *fds)
     return rc;
 }
 
-/* Both in one call. */
-static int attach_visit(const char *path, enum wire_visitor visitor, int timeout_ms, int *fd,
-                        struct wire_welcome *w, int *fds)
-{
-    int sock;
-    int rc = attach_hello(path, visitor, &sock);
-
-    if (rc != ERR_OK)
-        return rc;
-    rc = attach_answer(sock, timeout_ms, w, fds);
-    if (rc == ERR_OK)
-        *fd = sock;
-    else
-        (void)close(sock);
-    if (rc == ERR_AGAIN)
-        return ERR_ENGINE_GONE;
-    return rc;
-}
-
-/* Attach as a front. */
-int attach_connect(const char *path, int timeout_ms, int *fd, struct wire_welcome *w, int *fds)
-{
-    return attach_visit(path, WIRE_FRONT, timeout_ms, fd, w, fds);
-}
-
 /* Read the statistics page as an observer. The connection is closed at once; the mapping stays. */
 int attach_observe(const char *path, int timeout_ms, struct wire_welcome *w,
                    const struct wire_stats **stats)
 {
     int fd, fds[ATTACH_FDS];
-    int rc = attach_visit(path, WIRE_OBSERVER, timeout_ms, &fd, w, fds);
+    int rc = attach_call(path, WIRE_OBSERVER, &fd);
     void *page;
 
     if (rc != ERR_OK)
         return rc;
+    rc = attach_answer(fd, timeout_ms, w, fds);
+    if (rc != ERR_OK) {
+        (void)close(fd);
+        return rc == ERR_AGAIN ? ERR_ENGINE_GONE : rc;
+    }
     page = mmap(NULL, sizeof **stats, PROT_READ, MAP_SHARED, fds[ATTACH_STATS], 0);
     for (int i = 0; i < ATTACH_FDS; i++)
         (void)close(fds[i]);

@@ -70,7 +70,7 @@ int attach_seal(const void *bytes, size_t len, int *sealed) ERR_CHECKED;
  * messages, ERR_ENGINE_GONE. */
 int attach_upload(int fd, const struct wire_upload *upload, int sealed) ERR_CHECKED;
 
-/* Connect and send hello; the caller owns *fd and gives it to attach_answer(). ERR_ENGINE_GONE when
+/* Connect and send the hello of a visitor; the caller owns *fd and gives it to attach_answer(). ERR_ENGINE_GONE when
  * no process serves the path; ERR_LIMIT when this process has too few free descriptors (nothing is
  * sent then); ERR_INVALID (logged) for a path that is too long. Does not block. */
 int attach_call(const char *path, enum wire_visitor visitor, int *fd) ERR_CHECKED;
@@ -80,14 +80,10 @@ int attach_call(const char *path, enum wire_visitor visitor, int *fd) ERR_CHECKE
  * (logged); or the welcome's error. */
 int attach_answer(int fd, int timeout_ms, struct wire_welcome *w, int *fds) ERR_CHECKED;
 
-/* Both: connect, send hello, wait at most timeout_ms for the welcome. On success *fd is the
- * connection. ERR_ENGINE_GONE also when no answer comes in time. */
-int attach_connect(const char *path, int timeout_ms, int *fd, struct wire_welcome *w,
-                   int *fds) ERR_CHECKED;
-
 /* --- tools --- */
 
-/* Map the engine's statistics page for reading; munmap() ends it. Errors as attach_connect(). */
+/* Map the engine's statistics page for reading; munmap() ends it. Errors as attach_call() and
+ * attach_answer(); ERR_ENGINE_GONE also when no answer comes in time. */
 int attach_observe(const char *path, int timeout_ms, struct wire_welcome *w,
                    const struct wire_stats **stats) ERR_CHECKED;
 

@@ -16,14 +16,13 @@
 #include <stdint.h>
 #include <string.h>
 
-#include "base/hash.h"
 #include "ipc/wire.h"
 #include "ipc/wire_stats.h"
 
 #define WIRE_HELD_BUCKETS 65536 /* a power of two; 4 MiB, of which only what is used has memory */
 #define WIRE_HELD_PLACES  16    /* a cache line */
 
-struct wire_held { /* [W: engine] */
+struct wire_held {                                                                 /* [W: engine] */
     alignas(WIRE_LINE) _Atomic uint32_t tags[WIRE_HELD_BUCKETS][WIRE_HELD_PLACES]; /* 0: free */
 };
 
@@ -33,23 +32,24 @@ struct wire_page {
     struct wire_held held;
 };
 
-static inline uint32_t wire_held_bucket(const struct hash *name)
+/* name: the bytes of a struct hash. */
+static inline uint32_t wire_held_bucket(const uint8_t *name)
 {
     uint32_t bits;
 
-    memcpy(&bits, name->bytes, sizeof bits);
+    memcpy(&bits, name, sizeof bits);
     return bits & (WIRE_HELD_BUCKETS - 1);
 }
 
-static inline uint32_t wire_held_tag(const struct hash *name)
+static inline uint32_t wire_held_tag(const uint8_t *name)
 {
     uint32_t tag;
 
-    memcpy(&tag, name->bytes + sizeof tag, sizeof tag);
+    memcpy(&tag, name + sizeof tag, sizeof tag);
     return tag == 0 ? 1 : tag;
 }
 
-static inline bool wire_held_has(const struct wire_held *h, const struct hash *name)
+static inline bool wire_held_has(const struct wire_held *h, const uint8_t *name)
 {
     const _Atomic uint32_t *bucket = h->tags[wire_held_bucket(name)];
     uint32_t tag = wire_held_tag(name);

@@ -249,8 +249,7 @@ static void api_metrics_config(const struct api_engines *all, struct buf *b)
     for (int i = 0; i < all->n; i++) {
         const struct wire_stats *stats = all->at[i].stats;
 
-        if (stats == NULL ||
-            memchr(stats->cache_config, '\0', sizeof stats->cache_config) == NULL)
+        if (stats == NULL || memchr(stats->cache_config, '\0', sizeof stats->cache_config) == NULL)
             continue;
         api_metric_head(b, &last, name, "gauge", "Information of the LLMEngine CacheConfig.");
         buf_add_text(b, name);

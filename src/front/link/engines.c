@@ -31,7 +31,7 @@
  * passes once per second. */
 #define ENGINES_STALE_US 2000000
 #define ENGINES_STALL    20000
-#define ENGINES_NAMES 32 /* pages of a prompt that are looked up at a time */
+#define ENGINES_NAMES    32 /* pages of a prompt that are looked up at a time */
 /* Above any other cost. */
 #define ENGINES_DRAIN ((uint64_t)1 << 48)
 
@@ -316,8 +316,8 @@ void engines_read_state(struct engines *e, struct link_state *out, uint64_t now_
 
 /* The size of a page and the root of the names, which are those of all engines. False: there was no
  * engine yet. */
-static bool engines_root(struct engines *e, const uint8_t salt[WIRE_SALT_BYTES],
-                         struct hash *root, uint32_t *page_tokens)
+static bool engines_root(struct engines *e, const uint8_t salt[WIRE_SALT_BYTES], struct hash *root,
+                         uint32_t *page_tokens)
 {
     struct wire_welcome engine = {0};
 

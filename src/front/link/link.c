@@ -19,10 +19,10 @@
 #include "base/mem.h"
 #include "base/must.h"
 
-#define LINK_RETRY_US   50000 /* a restarted engine is found within this time */
-#define LINK_TIMEOUT_MS 2000  /* maximum wait for the welcome */
+#define LINK_RETRY_US   50000                /* a restarted engine is found within this time */
+#define LINK_TIMEOUT_MS 2000                 /* maximum wait for the welcome */
 #define LINK_PAUSE_US   (20 * LINK_RETRY_US) /* after an engine that cannot be used */
-#define LINK_DOUBT      2     /* with so many waiting requests of a tenant the engine decides */
+#define LINK_DOUBT      2 /* with so many waiting requests of a tenant the engine decides */
 
 /* No engine is searched yet; link_try() does that. */
 int link_init(struct link *l, const char *path)
@@ -534,7 +534,7 @@ int link_n_held(struct link *l, const struct hash *names, int n)
     int n_held = 0;
 
     (void)pthread_mutex_lock(&l->lock);
-    while (l->attached && n_held < n && wire_held_has(&l->page->held, &names[n_held]))
+    while (l->attached && n_held < n && wire_held_has(&l->page->held, names[n_held].bytes))
         n_held++;
     (void)pthread_mutex_unlock(&l->lock);
     return n_held;

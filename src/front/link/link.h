@@ -13,6 +13,7 @@
 #include <stdint.h>
 
 #include "base/err.h"
+#include "base/hash.h"
 #include "front/link/upload.h"
 #include "ipc/attach.h"
 #include "ipc/lane.h"

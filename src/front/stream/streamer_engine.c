@@ -11,7 +11,7 @@
 #include "base/service.h"
 #include "front/stream/streamer_parts.h"
 
-#define STREAMER_YIELD_US    1000000 /* us before an unfinished request is given to another front */
+#define STREAMER_YIELD_US 1000000 /* us before an unfinished request is given to another front */
 #define STREAMER_LOST_MAX 3       /* so many engines may die during a request before it is blamed */
 
 /* Is g's output complete although WIRE_FINISHED is missing, because the engine died in between? No

@@ -40,7 +40,7 @@ static bool agrees(unsigned n_names)
     for (unsigned i = 0; i < n_names; i++) {
         struct hash name = name_of(i);
 
-        good = good && wire_held_has(&page, &name) == pages_has(e.pages, &name);
+        good = good && wire_held_has(&page, name.bytes) == pages_has(e.pages, &name);
     }
     return good;
 }
@@ -68,7 +68,8 @@ static void test_rounds(unsigned seed)
     for (unsigned i = 0; i < 50; i++)
         name_one(i);
     held_pass(&e);
-    ok(!wire_held_has(&page, &(struct hash){{0}}) && !e.held.on, "nothing before a front asks");
+    ok(!wire_held_has(&page, ((struct hash){{0}}).bytes) && !e.held.on,
+       "nothing before a front asks");
     held_start(&e.held);
     rounds(1);
     ok(agrees(n_names), "the first round publishes what was there");
@@ -78,7 +79,7 @@ static void test_rounds(unsigned seed)
             struct hash name = name_of(n);
 
             name_one(n);
-            at_once = at_once && wire_held_has(&page, &name);
+            at_once = at_once && wire_held_has(&page, name.bytes);
         }
         rounds(2);
         good = agrees(n_names);
@@ -107,23 +108,23 @@ static void test_full(void)
     for (int i = 0; i < WIRE_HELD_PLACES; i++)
         held_add(&e.held, &names[i]);
     for (int i = 0; i < WIRE_HELD_PLACES; i++)
-        n += wire_held_has(&page, &names[i]);
+        n += wire_held_has(&page, names[i].bytes);
     is_int(n, WIRE_HELD_PLACES, "a bucket has %d places", WIRE_HELD_PLACES);
     e.held.round++;
     for (int i = 4; i < WIRE_HELD_PLACES + 4; i++)
         held_add(&e.held, &names[i]);
     n = 0;
     for (int i = 0; i < WIRE_HELD_PLACES + 4; i++)
-        n += wire_held_has(&page, &names[i]);
+        n += wire_held_has(&page, names[i].bytes);
     is_int(n, WIRE_HELD_PLACES, "more do not fit");
-    ok(wire_held_has(&page, &names[WIRE_HELD_PLACES + 3]), "the newest is there");
+    ok(wire_held_has(&page, names[WIRE_HELD_PLACES + 3].bytes), "the newest is there");
     e.held.round++;
     held_add(&e.held, &names[7]);
-    held_sweep(&e.held, wire_held_bucket(&names[7]));
+    held_sweep(&e.held, wire_held_bucket(names[7].bytes));
     n = 0;
     for (int i = 0; i < WIRE_HELD_PLACES + 4; i++)
-        n += wire_held_has(&page, &names[i]);
-    ok(n == 1 && wire_held_has(&page, &names[7]), "a sweep leaves what the round has seen");
+        n += wire_held_has(&page, names[i].bytes);
+    ok(n == 1 && wire_held_has(&page, names[7].bytes), "a sweep leaves what the round has seen");
 }
 
 int main(void)

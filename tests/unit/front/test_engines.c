@@ -225,8 +225,14 @@ struct load {
     bool full, away;
 };
 
-#define BUSY(n, tokens)   {.n_running = (n), .todo = (tokens), .state = WIRE_SERVING}
-#define HAS(n, tokens, h) {.n_running = (n), .todo = (tokens), .held = (h), .state = WIRE_SERVING}
+#define BUSY(n, tokens)                                           \
+    {                                                             \
+        .n_running = (n), .todo = (tokens), .state = WIRE_SERVING \
+    }
+#define HAS(n, tokens, h)                                                      \
+    {                                                                          \
+        .n_running = (n), .todo = (tokens), .held = (h), .state = WIRE_SERVING \
+    }
 
 static const struct choice {
     const char *name;
@@ -250,7 +256,10 @@ static const struct choice {
      {{.state = WIRE_ASLEEP}, BUSY(90, 50000), BUSY(99, 50000)},
      0,
      0},
-    {"not one that drains", {{.held = 900, .state = WIRE_DRAINING}, BUSY(90, 90000), BUSY(91, 90000)}, 1, 0},
+    {"not one that drains",
+     {{.held = 900, .state = WIRE_DRAINING}, BUSY(90, 90000), BUSY(91, 90000)},
+     1,
+     0},
     {"one that drains if all do",
      {{.n_running = 2, .state = WIRE_DRAINING},
       {.n_running = 1, .state = WIRE_DRAINING},
@@ -267,7 +276,9 @@ static const struct choice {
      0},
     {"not one that refuses", {{.held = 900, .full = true}, BUSY(9, 5000), BUSY(10, 5000)}, 1, 0},
     {"if all refuse, the reason",
-     {{.full = true, .n_running = 3}, {.full = true, .n_running = 2}, {.full = true, .n_running = 4}},
+     {{.full = true, .n_running = 3},
+      {.full = true, .n_running = 2},
+      {.full = true, .n_running = 4}},
      1,
      WIRE_REFUSED_REQUESTS},
     {"not one that is away", {{.held = 900, .away = true}, BUSY(9, 0), {.away = true}}, 1, 0},
@@ -360,12 +371,12 @@ static void test_turns(void)
 static void hold(struct world *w, int i, const struct hash *name)
 {
     struct wire_held *held = &w->fakes[i].page->held;
-    _Atomic uint32_t *bucket = held->tags[wire_held_bucket(name)];
+    _Atomic uint32_t *bucket = held->tags[wire_held_bucket(name->bytes)];
     int k = 0;
 
     while (atomic_load(&bucket[k]) != 0)
         k++;
-    atomic_store(&bucket[k], wire_held_tag(name));
+    atomic_store(&bucket[k], wire_held_tag(name->bytes));
 }
 
 static void test_look(unsigned seed)
@@ -392,7 +403,8 @@ static void test_look(unsigned seed)
         for (uint32_t t = 0; t < n_tokens; t++)
             tokens[t] = (int32_t)(random_next(&seed) % 1000);
         for (int i = 0; i < 2; i++)
-            want[i] = random_next(&seed) % 3 == 0 ? 0 : random_next(&seed) % (n_tokens / PAGE_TOKENS + 1);
+            want[i] =
+                random_next(&seed) % 3 == 0 ? 0 : random_next(&seed) % (n_tokens / PAGE_TOKENS + 1);
         for (uint32_t p = 0; p < n_tokens / PAGE_TOKENS; p++) {
             name = prefix_name(&name, tokens + (size_t)p * PAGE_TOKENS, PAGE_TOKENS);
             /* A gap ends a prefix, whatever comes after it. */
@@ -402,16 +414,18 @@ static void test_look(unsigned seed)
             }
         }
         engines_look(&w.engines, tokens, n_tokens, salt, held);
-        n_good += held[0] == want[0] * PAGE_TOKENS && held[1] == want[1] * PAGE_TOKENS &&
-                  held[2] == 0;
+        n_good +=
+            held[0] == want[0] * PAGE_TOKENS && held[1] == want[1] * PAGE_TOKENS && held[2] == 0;
         n_far += want[0] > 40 && want[1] > 40;
         engines_look(&w.engines, tokens, n_tokens, salts[1 - round % 2], held);
         n_good -= held[0] != 0 || held[1] != 0; /* another tenant's */
         for (int i = 0; i < 2; i++)
             memset(&w.fakes[i].page->held, 0, sizeof w.fakes[i].page->held);
     }
-    ok(n_good == n_rounds && n_far > 20, "%u prefixes are found where they are, as far as they go, "
-       "and under their salt alone (%u long ones)", n_good, n_far);
+    ok(n_good == n_rounds && n_far > 20,
+       "%u prefixes are found where they are, as far as they go, "
+       "and under their salt alone (%u long ones)",
+       n_good, n_far);
     world_close(&w);
 }
 
@@ -454,8 +468,10 @@ static void test_state(void)
         atomic_store(&w.fakes[i].lane.shared->room_reqs, 0);
     }
     is_int(engines_retry_after(&w.engines), 5, "Retry-After is that of the quickest");
-    is_int(engines_turns_away(&w.engines, tenant), 5, "when all are full, a request is turned away");
-    is_int(atomic_load(&w.fakes[2].lane.shared->refused[WIRE_REFUSED_REQUESTS]), 1, "and counted once");
+    is_int(engines_turns_away(&w.engines, tenant), 5,
+           "when all are full, a request is turned away");
+    is_int(atomic_load(&w.fakes[2].lane.shared->refused[WIRE_REFUSED_REQUESTS]), 1,
+           "and counted once");
     atomic_store(&w.fakes[0].lane.shared->room_reqs, 1);
     is_int(engines_turns_away(&w.engines, tenant), 0, "when one has room it is not");
     w.engines.links[0].drains = true;

@@ -13,8 +13,8 @@
 #include "base/fault.h"
 #include "base/log.h"
 #include "base/must.h"
-#include "kv/host.h"
 #include "ipc/prefix.h"
+#include "kv/host.h"
 #include "tests/tap.h"
 
 #define BLOCK      16
