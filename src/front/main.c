@@ -2,8 +2,8 @@
  *
  * quire-front: start, run, end. Exit codes: 0 stopped, 1 usage or configuration, 2 resources.
  *
- * main() opens everything in order: settings, tokenizer and templates, the links to the engines, the
- * listening socket. The readers start last; then main's thread becomes the streamer. */
+ * main() opens everything in order: settings, tokenizer and templates, the links to the engines,
+ * the listening socket. The readers start last; then main's thread becomes the streamer. */
 #include <config.h>
 #include <errno.h>
 #include <fcntl.h>

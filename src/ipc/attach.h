@@ -70,9 +70,10 @@ int attach_seal(const void *bytes, size_t len, int *sealed) ERR_CHECKED;
  * messages, ERR_ENGINE_GONE. */
 int attach_upload(int fd, const struct wire_upload *upload, int sealed) ERR_CHECKED;
 
-/* Connect and send the hello of a visitor; the caller owns *fd and gives it to attach_answer(). ERR_ENGINE_GONE when
- * no process serves the path; ERR_LIMIT when this process has too few free descriptors (nothing is
- * sent then); ERR_INVALID (logged) for a path that is too long. Does not block. */
+/* Connect and send the hello of a visitor; the caller owns *fd and gives it to attach_answer().
+ * ERR_ENGINE_GONE when no process serves the path; ERR_LIMIT when this process has too few free
+ * descriptors (nothing is sent then); ERR_INVALID (logged) for a path that is too long. Does not
+ * block. */
 int attach_call(const char *path, enum wire_visitor visitor, int *fd) ERR_CHECKED;
 
 /* Wait at most timeout_ms for the welcome. ERR_OK: the caller owns fds[ATTACH_FDS], and fd is the

@@ -331,9 +331,9 @@ static void api_metrics_tenants(const struct api_engines *all, struct buf *b)
     }
 }
 
-/* The engines' numbers are copied first, because they change while we write. The numbers of a single
- * engine stay while it restarts; of several those of one that is gone are left out, because it may
- * stay away. True: there are numbers. */
+/* The engines' numbers are copied first, because they change while we write. The numbers of a
+ * single engine stay while it restarts; of several those of one that is gone are left out, because
+ * it may stay away. True: there are numbers. */
 static bool api_metrics_read(struct front *f, struct exchange *x, struct api_engines *all)
 {
     bool any = false;

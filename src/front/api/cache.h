@@ -22,8 +22,8 @@ int cache_open(struct front *f) ERR_CHECKED;
 /* Does the request have the admin key? False after an error answer. */
 bool cache_allows(const struct front *f, struct exchange *x);
 
-/* Called by the streamer: a fact has arrived; all of g have arrived. The last engine's end makes the
- * answer. */
+/* Called by the streamer: a fact has arrived; all of g have arrived. The last engine's end makes
+ * the answer. */
 void cache_fact(struct gen *g, const struct wire_out *o);
 void cache_end(struct front *f, struct gen *g);
 

@@ -242,8 +242,8 @@ static uint32_t link_tenant_idx(const struct link *l, const char tenant[WIRE_TEN
     return place;
 }
 
-/* The engine's queue as the front sees it: waiting requests per tenant, from the statistics page. The
- * page belongs to another process: no number of it is trusted as an index. */
+/* The engine's queue as the front sees it: waiting requests per tenant, from the statistics page.
+ * The page belongs to another process: no number of it is trusted as an index. */
 struct link_queue {
     const char *names[WIRE_TENANTS];
     uint32_t waiting[WIRE_TENANTS];
