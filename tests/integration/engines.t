@@ -5,16 +5,16 @@ drain, sleep, hang or never come back. Nothing is measured in time.
 
 KILLS rounds (6) of two kills each among 24 streams."""
 
-import json
 import os
 import random
 import re
 import signal
+import subprocess
 import tempfile
 import threading
 import time
 
-from harness import DEVICE, STORY, Stack, Tap, crowd, draw_seed, need_nginx, until
+from harness import BUILDDIR, STORY, Stack, Tap, crowd, draw_seed, need_nginx, until
 
 need_nginx()
 tap = Tap()
@@ -123,6 +123,25 @@ for n in (2, 3):
         tap.eq(s.get("/load").json["server_load"], 0, "/load is the sum")
         tap.eq(s.get("/health").status, 200, "/health is well")
         tap.eq(s.get("/health?deep=1").status, 200, "and deeper")
+
+with tap.section("quire top"), Stack(n_engines=2, nginx=False) as s:
+    until(lambda: all(os.path.exists(p) for p in s.engine_sockets))
+    r = subprocess.run([os.path.join(BUILDDIR, "quire"), "top", "--once", "--seconds", "0.1",
+                        "--engine-socket", ",".join(s.engine_sockets)],
+                       capture_output=True, text=True, timeout=60)
+    tap.ok(r.returncode == 0 and [x for x in r.stdout.splitlines() if x.startswith("--- ")] ==
+           ["--- " + x for x in s.engine_sockets], "quire top shows both", r.stdout + r.stderr)
+
+with tap.section("full"), \
+        Stack(n_engines=2, engine=["--max-num-seqs", 1, "--max-num-queued-reqs", 2]) as s:
+    long = s.completion("Count", max_tokens=600, ignore_eos=True)
+    got = crowd(40, lambda i: s.post(PATH, long))
+    refused = [r for r in got if r.status == 429]
+    tap.eq({r.status for r in got} - {200, 429}, set(), "requests are served or refused")
+    tap.ok(all(int(r.headers["Retry-After"]) >= 1 for r in refused), "refused ones know when to come")
+    tap.ok(min(n_served(s)) >= 1, "both engines are used before any is refused: %s served" %
+           n_served(s))
+    tap.eq(s.metric("quire:requests_rejected_total"), len(refused), "each refusal is counted once")
 
 # --- where a request goes ------------------------------------------------------------------------
 
