@@ -162,10 +162,15 @@ static bool engines_drains(const struct link *l)
     return l->drains || atomic_load(&l->lane.shared->engine_state) == WIRE_DRAINING;
 }
 
+bool engines_takes(const struct link *l)
+{
+    return l->control_fd != -1 && !engines_drains(l);
+}
+
 bool engines_serve(const struct engines *e)
 {
     for (int i = 0; i < e->n; i++) {
-        if (e->links[i].control_fd != -1 && !engines_drains(&e->links[i]))
+        if (engines_takes(&e->links[i]))
             return true;
     }
     return false;

@@ -34,7 +34,10 @@ bool engines_try(struct engines *e, int i, uint64_t now_us);
 /* The link whose control_fd or calling_fd is at p, or NULL: p points to something else. */
 struct link *engines_at(struct engines *e, const void *p);
 
-/* Is an engine attached that takes requests, awake or not? Not one that drains. */
+/* Does this engine take requests, awake or not? Not if it drains or is not attached. */
+bool engines_takes(const struct link *l);
+
+/* Does any? */
 bool engines_serve(const struct engines *e);
 
 /* Is one attached, and do all that are drain? */

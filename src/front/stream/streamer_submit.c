@@ -204,7 +204,8 @@ static int streamer_steer(const struct exchange *x, uint32_t n_vocab, struct wir
 
 /* The engine that g must follow: the only one that it is for; that of an earlier choice of its
  * prompt, or of its stream, because choices of one answer share their prompt, and none is refused
- * once another has begun; or that of the step before of its beam. NULL: any. */
+ * once another has begun; or that of the step before of its beam. NULL: any; so it is for one that
+ * goes on, because its engine may have no room or drain. */
 static struct link *streamer_follows(struct streamer *s, const struct gen *g)
 {
     const struct exchange *x = g->exchange;
@@ -214,10 +215,12 @@ static struct link *streamer_follows(struct streamer *s, const struct gen *g)
         return &s->f->engines.links[g->only - 1];
     if (s->f->engines.n == 1)
         return NULL;
-    if (x->beams != NULL && g->link != NULL && g->link->control_fd != -1)
+    if (x->beams != NULL && g->link != NULL && engines_takes(g->link))
         return g->link;
+    if (streamer_goes_on_with(g))
+        return NULL;
     for (; from < g; from++) {
-        if (from->slot >= 0)
+        if (from->slot >= 0 && engines_takes(from->link))
             return from->link;
     }
     return NULL;
