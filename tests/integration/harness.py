@@ -513,7 +513,9 @@ class Stack:
         self.n_requests = 0
         common = ["--model", model, "--served-model-name", MODEL_NAME, "--engine-socket",
                   socket_setting]
-        if n_engines > 1:
+        # By their numbers each would have a GPU of its own: on cuda they share one, by their sockets.
+        self.by_number = n_engines > 1 and DEVICE == "cpu"
+        if self.by_number:
             common += ["--data-parallel-size", str(n_engines)]
         # A number of pages, not a share of the GPU: several tests may run on it.
         self.engine_argv = [os.path.join(programs, "quire-engine")] + common + \
@@ -531,6 +533,8 @@ class Stack:
             self.engine_argv += ["--kv-store-dir", self.store_dir, "--kv-store-bytes", "256M"]
         self.front_argv = [os.path.join(programs, "quire-front")] + common + \
             [str(a) for a in front]
+        if n_engines > 1 and not self.by_number:
+            self.front_argv += ["--engine-socket", ",".join(self.engine_sockets)]
         try:
             for i in range(n_engines if start_engine else 0):
                 self.start_engine(i)
@@ -562,11 +566,18 @@ class Stack:
         self.engines[0] = supervised
 
     def _engine_argv(self, i):
+        argv = list(self.engine_argv)
         if self.n_engines == 1:
-            return self.engine_argv
-        if "--kv-store-dir" in self.engine_argv:
+            return argv
+        if "--kv-store-dir" in argv:
             os.makedirs("%s-%d" % (self.store_dir, i), exist_ok=True)
-        return self.engine_argv + ["--data-parallel-rank", str(i)]
+        if self.by_number:
+            return argv + ["--data-parallel-rank", str(i)]
+        argv += ["--engine-socket", self.engine_sockets[i]]
+        for name in ("--kv-host-file", "--kv-store-dir"):
+            if name in argv and argv[argv.index(name) + 1]:
+                argv[argv.index(name) + 1] += "-%d" % i
+        return argv
 
     def start_engine(self, i=0):
         remains = Remains(read_unit("quire-engine.service.in"),
