@@ -6,9 +6,9 @@ far it is from perfect knowledge.
 
 The engines: steps of at most STEP tokens; a step takes T_STEP + T_PREFILL per prompt token +
 T_SEQ per sequence that decodes + T_CTX per token of its context, as an 8B model in bf16 on an H200
-does (docs/benchmarks.md). A cache of CACHE tokens in pages of 16, least recently used first out. The
-fronts: a request meets one of them at random; each knows the load that an engine published at the
-end of its last step, and what it has sent there since.
+does (docs/benchmarks.md). A cache of CACHE tokens in pages of 16, least recently used first out.
+The fronts: a request meets one of them at random; each knows the load that an engine published at
+the end of its last step, and what it has sent there since.
 
 Rules:
   robin       in turn, per front
@@ -52,12 +52,12 @@ time of a request divided by its output):
             published    63   333     5.94    56.8      74   333     6.34    58.1
             perfect      63   333     5.93    56.8      75   333     6.34    58.1
 
-Verdict: published, SEAT 64, MISS 2. It is as good as perfect knowledge. With several fronts a memory
-of one's own (own, sglang) misses half of what there is, because the next turn of a chat meets
+Verdict: published, SEAT 64, MISS 2. It is as good as perfect knowledge. With several fronts a
+memory of one's own (own, sglang) computes twice as much of chats, because the next turn meets
 another front. Tokens that wait are a better load than requests, which do not tell a prompt of 200
-from one of 12,000: with unique prompts that alone makes first tokens a third quicker. Weights matter
-little: SEAT 16 to 256 and MISS 1.5 to 3 are within 3 % of each other; SEAT 0 makes requests 4 % slower
-and SEAT 1024 loses prefixes of chats."""
+from one of 12,000: with unique prompts that alone makes first tokens a third quicker. Weights
+matter little: SEAT 16 to 256 and MISS 1 to 3 are within 3 % of each other; SEAT 0 makes requests
+4 % slower and SEAT 1024 loses prefixes of chats."""
 
 import argparse
 import collections
@@ -165,8 +165,8 @@ class Front:
     def cost(self, r, i, rule, seat):
         e = self.engines[i]
         if rule == "perfect":
-            n, todo, held = len(e.running) + len(e.waiting) + len(e.lane), e.todo() + sum(
-                max(0, q.n_prompt - PAGE * e.held_pages(q.pages)) for q in e.lane), e.held_pages(r.pages)
+            n, held = len(e.running) + len(e.waiting) + len(e.lane), e.held_pages(r.pages)
+            todo = e.todo() + sum(q.n_prompt - PAGE * e.held_pages(q.pages) for q in e.lane)
         else:
             mine = [q for q in e.lane if q.front is self]
             n, todo = self.load(i), e.seen[1] + sum(q.n_prompt for q in mine)
@@ -245,11 +245,12 @@ def unique(rng, n, rate):
 
 
 def mixed(rng, n, rate):
-    out = chats(rng, n // 2, rate / 2) + systems(rng, n // 4, rate / 4) + unique(rng, n // 4, rate / 8)
-    return out + [Request(3 + k * 0.01, prompt(("burst", k), 16000), 50) for k in range(12)]
+    out = chats(rng, n // 2, rate / 2) + systems(rng, n // 4, rate / 4)
+    return out + unique(rng, n // 4, rate / 8) + [Request(3 + k * 0.01, prompt(("burst", k), 16000), 50) for k in range(12)]
 
 
-LOADS = {"chats": (chats, 10), "systems": (systems, 14), "unique": (unique, 4.5), "mixed": (mixed, 10)}
+LOADS = {"chats": (chats, 10), "systems": (systems, 14), "unique": (unique, 4.5),
+         "mixed": (mixed, 10)}
 
 
 def run(load, rule, n_engines, n_fronts, n_requests, seed, seat=64):
@@ -306,8 +307,10 @@ def main():
     a.add_argument("--seeds", type=int, default=3)
     a.add_argument("--weights", action="store_true")
     a = a.parse_args()
-    print("%d engines, %d fronts, %d requests, %d seeds" % (a.engines, a.fronts, a.requests, a.seeds))
-    print("%-8s %-10s %10s %10s %12s %7s" % ("load", "rule", "TTFT ms", "95 % ms", "ms per token", "hits %"))
+    print("%d engines, %d fronts, %d requests, %d seeds" % (a.engines, a.fronts, a.requests,
+                                                            a.seeds))
+    print("%-8s %-10s %10s %10s %12s %7s" % ("load", "rule", "TTFT ms", "95 % ms", "ms per token",
+                                             "hits %"))
     weights = [(s, 2) for s in (0, 16, 64, 256, 1024)] + [(64, m) for m in (1, 1.5, 3, 5)]
     for load in LOADS:
         rows = [("%d, %g" % w, "published") + w for w in weights] if a.weights else \

@@ -88,7 +88,7 @@ def streams(s, asked):
 
 
 def alike(got, want):
-    """Whole texts on the cpu; a GPU's last bits depend on what shares a step, so far ends may part."""
+    """Whole texts on the cpu; a GPU's last bits depend on what shares a step: far ends may part."""
     return got == want if DEVICE == "cpu" else got is not None and got[:40] == want[:40]
 
 
@@ -151,7 +151,8 @@ with tap.section("full"), \
     got = crowd(40, lambda i: s.post(PATH, long))
     refused = [r for r in got if r.status == 429]
     tap.eq({r.status for r in got} - {200, 429}, set(), "requests are served or refused")
-    tap.ok(all(int(r.headers["Retry-After"]) >= 1 for r in refused), "refused ones know when to come")
+    tap.ok(all(int(r.headers["Retry-After"]) >= 1 for r in refused),
+           "refused ones know when to come")
     tap.ok(min(n_served(s)) >= 1, "both engines are used before any is refused: %s served" %
            n_served(s))
     tap.eq(s.metric("quire:requests_rejected_total"), len(refused), "each refusal is counted once")
@@ -171,7 +172,8 @@ with tap.section("prefixes"), Stack(n_engines=3, front=ADMIN, host="64M", store=
             if turn > 0 and cached < longest[i] - 2 * PAGE:
                 misses.append((turn, i, cached, longest[i]))
             longest[i] = r["usage"]["prompt_tokens"]
-            chats[i] += [r["choices"][0]["message"], {"role": "user", "content": "Go on %d." % turn}]
+            chats[i] += [r["choices"][0]["message"],
+                         {"role": "user", "content": "Go on %d." % turn}]
             chats[i][-2] = {"role": "assistant", "content": chats[i][-2]["content"] or "."}
     tap.eq(misses, [], "every turn of 9 chats finds the turn before it, whichever front it meets")
     served = n_served(s)
@@ -250,7 +252,8 @@ with tap.section("drain"), Stack(n_engines=2, engine=["--drain-timeout-s", 0]) a
         tap.eq(r.status, 200, "while engine %d drains, requests are served" % i)
         for t in threads:
             t.join(120)
-        tap.ok(all(t.done and alike(t.text.get(0), want_slow) for t in results) and len(results) == 4,
+        tap.ok(len(results) == 4 and
+               all(t.done and alike(t.text.get(0), want_slow) for t in results),
                "its streams go on with the other, token by token",
                [(t.status, t.error, t.broken, len(t.text.get(0, ""))) for t in results])
         s.engines[i].release()
@@ -308,7 +311,8 @@ with tap.section("one that hangs"), Stack(n_engines=2, n_fronts=1) as s:
     pid = s.fronts[0].pid
     s.fronts[0].kill()
     until(lambda: s.fronts[0].pid != pid)
-    tap.ok(until(lambda: s.get("/health").status == 200), "a front attaches to the one that answers")
+    tap.ok(until(lambda: s.get("/health").status == 200),
+           "a front attaches to the one that answers")
     tap.ok(alike(s.stream(PATH, slow).text[0], want_slow), "and its streams are whole")
     tap.eq(of(s, "quire:engine_up"), {0: 0, 1: 1}, "the other is not attached")
     s.engines[0].kill(signal.SIGCONT)
@@ -324,7 +328,8 @@ with tap.section("sleep"), \
         Stack(n_engines=3, front=ADMIN, host="64M", engine=["--sleep-after-s", 1000]) as s:
     tap.eq(admin(s, "POST", "/sleep").json, {"is_sleeping": True}, "all are put to sleep")
     tap.ok(s.is_sleeping(), "/is_sleeping says so")
-    tap.eq(of(s, "vllm:engine_sleep_state", sleep_state="awake"), {0: 0, 1: 0, 2: 0}, "so do metrics")
+    tap.eq(of(s, "vllm:engine_sleep_state", sleep_state="awake"), {0: 0, 1: 0, 2: 0},
+           "so do metrics")
     tap.eq(s.get("/health").json, {"state": "asleep"}, "and /health, which is well")
     for i in range(6):
         s.post(PATH, s.completion("Story %d." % i, max_tokens=2))

@@ -513,7 +513,7 @@ class Stack:
         self.n_requests = 0
         common = ["--model", model, "--served-model-name", MODEL_NAME, "--engine-socket",
                   socket_setting]
-        # By their numbers each would have a GPU of its own: on cuda they share one, by their sockets.
+        # By its number each would have a GPU of its own: on cuda they share one, by their sockets.
         self.by_number = n_engines > 1 and DEVICE == "cpu"
         if self.by_number:
             common += ["--data-parallel-size", str(n_engines)]

@@ -8,7 +8,7 @@ import re
 import subprocess
 import threading
 
-from harness import SRCDIR, STORY, Stack, Supervised, Tap, UnixConnection, find_nginx, need_nginx, until
+from harness import SRCDIR, STORY, Stack, Supervised, Tap, find_nginx, need_nginx, until
 
 need_nginx()
 tap = Tap()
@@ -61,7 +61,8 @@ with Stack(n_fronts=1) as one, Stack(n_fronts=1, engine=["--max-num-seqs", 1,
         Machines([one, two]) as m:
     check = subprocess.run([find_nginx(), "-t", "-p", m.dir, "-c", m.conf], capture_output=True,
                            text=True)
-    tap.ok("warn" not in check.stderr and check.returncode == 0, "nginx takes the file", check.stderr)
+    tap.ok("warn" not in check.stderr and check.returncode == 0, "nginx takes the file",
+           check.stderr)
 
     home = {}
     for i in range(16):
@@ -76,7 +77,8 @@ with Stack(n_fronts=1) as one, Stack(n_fronts=1, engine=["--max-num-seqs", 1,
     tap.ok(0 in got, "without the header a client's requests stay together: %s" % got)
 
     told = m.stream(PATH, m.completion("Count", max_tokens=50, ignore_eos=True))
-    tap.ok(told.done and len(told.events) > 20, "a stream comes event by event: %d" % len(told.events))
+    tap.ok(told.done and len(told.events) > 20, "a stream comes event by event: %d" %
+           len(told.events))
     tap.eq([m.request(*a).status for a in (("GET", "/metrics"), ("GET", "/admin/cache"),
                                            ("POST", "/sleep"), ("POST", "/reset_prefix_cache"))],
            [404] * 4, "what concerns one machine is not asked of any")
