@@ -14,7 +14,6 @@
 #include <string.h>
 
 #include "base/log.h"
-#include "base/mem.h"
 #include "base/must.h"
 #include "ipc/prefix.h"
 
@@ -31,43 +30,52 @@
  * passes once per second. */
 #define ENGINES_STALE_US 2000000
 #define ENGINES_STALL    20000
-#define ENGINES_NAMES    32 /* pages of a prompt that are looked up at a time */
+#define ENGINES_BLANKS   ", \t" /* between the sockets of a list */
+#define ENGINES_NAMES    32     /* pages of a prompt that are looked up at a time */
 /* Above any other cost. */
 #define ENGINES_DRAIN ((uint64_t)1 << 48)
 
 /* --- the list --------------------------------------------------------------------------------- */
 
-/* Add the engine with this socket. */
-static int engines_add(struct engines *e, const char *path)
+/* Add the engine whose socket is the first len bytes of path. */
+static int engines_add(struct engines *e, const char *path, size_t len)
 {
-    for (int i = 0; i < e->n; i++) {
-        if (strcmp(e->links[i].path, path) == 0) {
-            log_error("front: engine_socket names %s twice", path);
-            return ERR_INVALID;
-        }
-    }
+    char *own;
+
     if (e->n == ENGINES_MAX) {
         log_error("front: engine_socket names more than %d engines", ENGINES_MAX);
         return ERR_INVALID;
     }
-    return link_init(&e->links[e->n++], path);
+    own = e->paths[e->n];
+    if (len >= sizeof e->paths[0]) {
+        log_error("front: engine_socket: %.*s is longer than %zu bytes", (int)len, path,
+                  sizeof e->paths[0] - 1);
+        return ERR_INVALID;
+    }
+    memcpy(own, path, len);
+    own[len] = '\0';
+    for (int i = 0; i < e->n; i++) {
+        if (strcmp(e->paths[i], own) == 0) {
+            log_error("front: engine_socket names %s twice", own);
+            return ERR_INVALID;
+        }
+    }
+    return link_init(&e->links[e->n++], own);
 }
 
-/* Add the engines of a list. The copy lives as long as the process, because the links' paths point
- * into it. */
+/* Add the engines of a list. */
 static int engines_add_list(struct engines *e, const char *sockets)
 {
-    size_t bytes = strlen(sockets) + 1;
-    char *text = mem_alloc(bytes);
-    char *rest = NULL;
+    const char *path = sockets + strspn(sockets, ENGINES_BLANKS);
     int rc = ERR_OK;
 
-    if (text == NULL)
-        return ERR_NO_MEMORY;
-    memcpy(text, sockets, bytes);
-    for (char *path = strtok_r(text, ", \t", &rest); path != NULL && rc == ERR_OK;
-         path = strtok_r(NULL, ", \t", &rest))
-        rc = engines_add(e, path);
+    while (*path != '\0' && rc == ERR_OK) {
+        size_t len = strcspn(path, ENGINES_BLANKS);
+
+        rc = engines_add(e, path, len);
+        path += len;
+        path += strspn(path, ENGINES_BLANKS);
+    }
     if (rc == ERR_OK && e->n == 0) {
         log_error("front: engine_socket is empty; set it to the control socket of an engine");
         rc = ERR_INVALID;
@@ -78,20 +86,16 @@ static int engines_add_list(struct engines *e, const char *sockets)
 /* Add `size` engines whose sockets have numbers. */
 static int engines_add_numbered(struct engines *e, const char *socket, int size)
 {
-    size_t bytes = strlen(socket) + 16;
+    char path[2 * sizeof e->paths[0]]; /* longer than any that is allowed */
     int rc = ERR_OK;
 
-    if (strpbrk(socket, ", \t") != NULL) {
+    if (strpbrk(socket, ENGINES_BLANKS) != NULL) {
         log_error("front: engine_socket is a list: data_parallel_size must be 1 then");
         return ERR_INVALID;
     }
     for (int i = 0; i < size && rc == ERR_OK; i++) {
-        char *path = mem_alloc(bytes);
-
-        if (path == NULL)
-            return ERR_NO_MEMORY;
-        attach_path_of(path, bytes, socket, i);
-        rc = engines_add(e, path);
+        attach_path_of(path, sizeof path, socket, i);
+        rc = engines_add(e, path, strlen(path));
     }
     return rc;
 }

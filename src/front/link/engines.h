@@ -15,17 +15,20 @@
 #include "base/err.h"
 #include "front/link/link.h"
 
-#define ENGINES_MAX 16
+#define ENGINES_MAX  16
+
+#define ENGINES_PATH 108 /* bytes of a socket's path, as in struct sockaddr_un */
 
 struct engines {
-    struct link links[ENGINES_MAX]; /* the first n */
-    int n;                          /* 1 .. ENGINES_MAX; constant after engines_init() */
-    int last;                       /* index of the engine that was chosen last */
+    struct link links[ENGINES_MAX];        /* the first n */
+    int n;                                 /* 1 .. ENGINES_MAX; constant after engines_init() */
+    int last;                              /* index of the engine that was chosen last */
+    char paths[ENGINES_MAX][ENGINES_PATH]; /* the links' */
 };
 
 /* sockets: paths of control sockets, separated by commas; they are copied. size above 1: one path,
  * of which each engine has its own form (attach_path_of()). ERR_INVALID (logged): none, too many,
- * one of them twice, or a list and a size. */
+ * one of them twice or too long, or a list and a size. */
 int engines_init(struct engines *e, const char *sockets, int size) ERR_CHECKED;
 
 /* Try to attach to engine i, as link_try(). */

@@ -144,7 +144,7 @@ static void world_open_all(struct world *w)
 static void test_list(void)
 {
     static struct engines e;
-    char many[ENGINES_MAX * 4 + 8] = "";
+    char many[ENGINES_MAX * 4 + ENGINES_PATH] = "";
 
     must_ok(engines_init(&e, "/run/a", 1));
     ok(e.n == 1 && strcmp(e.links[0].path, "/run/a") == 0, "one socket");
@@ -167,6 +167,12 @@ static void test_list(void)
        "with a size each has a folder");
     must_ok(engines_init(&e, "e.sock", 2));
     is_text(e.links[1].path, "1/e.sock", "also below the working directory");
+    (void)memset(many, 'x', ENGINES_PATH);
+    many[ENGINES_PATH] = '\0';
+    is_int(engines_init(&e, many, 1), ERR_INVALID, "a path that is no socket's is refused");
+    many[ENGINES_PATH - 1] = '\0';
+    is_int(engines_init(&e, many, 1), ERR_OK, "not one byte less");
+    is_int(engines_init(&e, many, 2), ERR_INVALID, "but with a folder in it");
     is_int(engines_init(&e, "/run/a,/run/b", 2), ERR_INVALID, "a list and a size are an error");
 }
 
