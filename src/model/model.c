@@ -537,7 +537,7 @@ static int model_open_ranks(struct model *m, const struct model_options *o,
     }
     if ((rc = plan_split(&m->plan, whole, n)) != ERR_OK)
         return rc;
-    if ((rc = ranks_open(&m->ranks, o->device, n, o->cpu_threads,
+    if ((rc = ranks_open(&m->ranks, o->device, o->first_gpu, n, o->cpu_threads,
                          o->uses_nccl ? DEVICE_LINKS_NCCL : DEVICE_LINKS_PEERS)) != ERR_OK)
         return rc;
     m->device = m->ranks.at[0].device;
