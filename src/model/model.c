@@ -267,6 +267,10 @@ static struct device_limits model_rank_limits(const struct model *m, const struc
         .n_vocab = r->idx == 0 ? shape->n_vocab : 0,
         .codes = r->weights.reads_codes,
         .has_states = widest.has_states,
+        .n_experts = widest.experts.n_own,
+        .n_experts_used = widest.experts.n_used,
+        .expert_dim = widest.experts.ff_dim,
+        .n_choices = widest.experts.n,
     };
 
     for (int group = 0; group < shape->n_groups; group++)
@@ -535,7 +539,7 @@ static int model_open_ranks(struct model *m, const struct model_options *o,
         log_error("model: tensor_parallel_size %d must be 1 to %d", n, RANKS_MAX);
         return ERR_INVALID;
     }
-    if ((rc = plan_split(&m->plan, whole, n)) != ERR_OK)
+    if ((rc = plan_split(&m->plan, whole, n, o->whole_experts)) != ERR_OK)
         return rc;
     if ((rc = ranks_open(&m->ranks, o->device, n, o->cpu_threads,
                          o->uses_nccl ? DEVICE_LINKS_NCCL : DEVICE_LINKS_PEERS)) != ERR_OK)

@@ -31,6 +31,7 @@ struct model_options {
     int n_ranks;            /* devices that share the model, 1 .. 16 (rank.h); 0: one */
     bool uses_nccl;         /* for sums over the devices; otherwise only where a GPU cannot reach
                              * another one's memory */
+    bool whole_experts;     /* each rank has some experts, not a part of each */
     int page_tokens;        /* tokens of a page */
     int max_num_seqs;       /* 0: the device's default (256 cuda, 64 cpu) */
     int max_num_batched_tokens; /* 0: the device's default (8192 cuda, 512 cpu) */

@@ -222,7 +222,8 @@ static void pass_sum_delta(const struct pass *p, const struct device_rows *rows,
 {
     const struct device_ops *op = p->d->ops;
 
-    op->matmul(p->d, p->a->delta, rows, sum.w, sum.bias, p->n);
+    if (sum.w != NULL)
+        op->matmul(p->d, p->a->delta, rows, sum.w, sum.bias, p->n);
     if (p->plan->n_ranks > 1 && sum.split == SPLIT_COLUMNS)
         op->sum_ranks(p->d, p->a->delta, p->n, p->plan->dim);
     if (sum.after->kind != K_NORM_NONE)
@@ -332,6 +333,34 @@ void pass_activate(const struct pass *p, const struct ffn_plan *ffn, const struc
                         p->fused ? reader : NULL);
     if (!p->fused)
         p->d->ops->quantise(p->d, &acts->ff, p->n, reader);
+}
+
+/* The FFN that all tokens use: delta = down(activation(gate) * up). */
+static void pass_share_experts(const struct pass *p, const struct ffn_plan *ffn,
+                               const struct layer_weights *w)
+{
+    const struct device_ops *op = p->d->ops;
+    struct activations *acts = p->a;
+
+    op->quantise(p->d, &acts->normed, p->n, &w->ffn_in);
+    op->matmul(p->d, acts->ffn_in, &acts->normed, &w->ffn_in, w->ffn_in_bias, p->n);
+    op->gate(p->d, &acts->ff, acts->ffn_in, ffn->activation, ffn->ff_dim, p->n, &w->down);
+    op->matmul(p->d, acts->delta, &acts->ff, &w->down, w->down_bias, p->n);
+}
+
+/* Router and experts read rows of the device's type, whatever the format of the matrices is. */
+void pass_mix_experts(const struct pass *p, const struct layer_plan *layer,
+                      const struct layer_weights *w)
+{
+    const struct device_experts mixture = {.x = p->a->normed.data,
+                                           .router = &w->router,
+                                           .experts = &w->experts,
+                                           .shared_switch = w->shared_switch,
+                                           .adds = layer->ffn.ff_dim > 0};
+
+    if (layer->ffn.ff_dim > 0)
+        pass_share_experts(p, &layer->ffn, w);
+    p->d->ops->experts(p->d, p->a->delta, &mixture, p->n);
 }
 
 /* In a parallel layer the FFN reads the norm of x from before the sum, so the norm comes first. */

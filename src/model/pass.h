@@ -94,8 +94,13 @@ void pass_gate(const struct pass *p, const struct ffn_plan *ffn, const struct k_
 void pass_activate(const struct pass *p, const struct ffn_plan *ffn, const struct k_matrix *up,
                    const void *bias, const struct k_matrix *reader);
 
+/* delta = this rank's part of the experts of a layer, with the shared ones; x is the residual,
+ * whose norm is completed first. */
+void pass_mix_experts(const struct pass *p, const struct layer_plan *layer,
+                      const struct layer_weights *w);
+
 /* A result to be added to the residual: a product with w, plus bias, normed by `after`; summed over
- * the ranks if w is split by columns. */
+ * the ranks if w is split by columns. w NULL: the result is in delta already. */
 struct pass_sum {
     const struct k_matrix *w;
     const void *bias;
