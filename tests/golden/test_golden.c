@@ -299,12 +299,12 @@ int main(void)
         {"families/qwen3-moe-fused", "24", 2.1e-02},
         {"families/olmoe", "", 1.2e-02},
         {"families/granite-moe", "24", 2.1e-02},
-        {"families/granite-moe-shared", "24", 2.1e-02},
-        {"families/glm4-moe", "24", 2.1e-02},
-        {"families/minimax-m2", "", 2.1e-02},
-        {"families/ernie4-5-moe", "24", 2.1e-02},
-        {"families/hunyuan-moe", "24", 2.1e-02},
-        {"families/phimoe", "24", 2.1e-02},
+        {"families/granite-moe-shared", "24", 3.6e-02},
+        {"families/glm4-moe", "24", 1.5e-02},
+        {"families/minimax-m2", "", 1.3e-02},
+        {"families/ernie4-5-moe", "24", 4.1e-02},
+        {"families/hunyuan-moe", "24", 1.8e-02},
+        {"families/phimoe", "24", 2.3e-02},
         {"demo", "24", 0.0},
     };
     const char *device = getenv("QUIRE_TEST_DEVICE"), *root = getenv("QUIRE_GOLDENS");
