@@ -674,6 +674,7 @@ int quire_bench(int argc, char **argv)
             .cpu_threads = bench->settings.cpu_threads,
             .n_ranks = bench->settings.tensor_parallel_size,
             .uses_nccl = bench->settings.disable_custom_all_reduce,
+            .whole_experts = bench->settings.enable_expert_parallel,
             .page_tokens = bench->settings.page_tokens,
             .max_num_seqs = bench->settings.max_num_seqs,
             .max_num_batched_tokens = bench->settings.max_num_batched_tokens,

@@ -409,7 +409,8 @@ static void model_set_fingerprint(struct model *m)
                  config, kv, m->shape.page_tokens,
                  !k_format_is_plain(&m->layers) ? ", weights rounded to e4m3" : "");
     if (m->ranks.n > 1)
-        n += snprintf(text + n, sizeof text - (size_t)n, ", %d ranks", m->ranks.n);
+        n += snprintf(text + n, sizeof text - (size_t)n, ", %d ranks%s", m->ranks.n,
+                      m->has_whole_experts ? " with whole experts" : "");
     m->shape.fingerprint =
         hash_sha256(text, (size_t)n, m->ranks.at[0].weights.digest.bytes, HASH_BYTES);
     if (!cache_is_simple(&m->cache))
@@ -545,6 +546,7 @@ static int model_open_ranks(struct model *m, const struct model_options *o,
                          o->uses_nccl ? DEVICE_LINKS_NCCL : DEVICE_LINKS_PEERS)) != ERR_OK)
         return rc;
     m->device = m->ranks.at[0].device;
+    m->has_whole_experts = o->whole_experts && m->config.experts.n > 0;
     log_debug("model: %s is open", m->device->name);
     m->shape.sleeps = o->sleeps;
     for (int i = 0; i < n && m->shape.sleeps; i++) {
