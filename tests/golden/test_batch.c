@@ -52,7 +52,7 @@ static const struct {
     {"experts in groups",
      "{\"architectures\":[\"Glm4MoeForCausalLM\"],\"num_hidden_layers\":3,"
      "\"n_routed_experts\":12,\"num_experts_per_tok\":3,\"n_group\":4,\"topk_group\":2,"
-     "\"moe_intermediate_size\":52," SIZES "}"},
+     "\"moe_intermediate_size\":52,\"partial_rotary_factor\":1.0," SIZES "}"},
 };
 
 static void open_model(const char *config, int n_ranks)
