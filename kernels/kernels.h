@@ -279,10 +279,12 @@ int k_embed_normed(float *x, void *normed, bool normed_is_half, float *sums_out,
 /* An FFN of experts: a router chooses n_used of n_experts for each token, and the result is the
  * weighted sum of theirs:
  *
- *   scores of x by the router -> ids, weights [n][n_used]        k_route()
- *   out [n][dim] = sum of weights * expert(x)                    k_experts() */
-#define K_EXPERTS_MAX      1024
-#define K_EXPERTS_USED_MAX 32
+ *   scores of x by the router -> ids, weights [n][n_used] -> routes in the order of experts
+ *   y [route][dim] = expert(x)
+ *   out [n][dim] = sum of weights * y */
+#define K_EXPERTS_MAX       1024
+#define K_EXPERTS_USED_MAX  32
+#define K_EXPERT_GROUPS_MAX 32
 
 enum k_scoring {
     K_SCORE_SOFTMAX, /* scores and weights: softmax of the logits */
@@ -314,14 +316,10 @@ struct k_routes {
     float *weights; /* float32 [n][n_used] */
 };
 
-/* The choices for n tokens whose logits are known. Router logits are float32 in the kernel, too, in
- * an order that depends on the shapes alone, so a token's choices do not depend on other tokens. n
- * is any number; x bf16 [n][dim] for the launcher. */
+/* The choices for n tokens whose logits are known, and for n tokens. */
 void ref_choose(const struct k_routes *out, const float *logits, const struct k_router *r, int n);
 void ref_route(const struct k_routes *out, const float *x, const struct k_router *r, int n,
                int dim);
-int k_route(const struct k_routes *out, const k_bf16 *x, const struct k_router *r, int n, int dim,
-            k_stream stream);
 
 /* The experts of a layer, or those of them that a rank has: ids first .. first + n - 1. Others
  * contribute nothing.
@@ -360,6 +358,50 @@ void ref_combine(float *out, const float *y, const struct k_combining *c, int n)
 /* The whole FFN of experts, with float32 weights of plain format. */
 void ref_experts(float *out, const float *x, const struct k_experts *e,
                  const struct k_routes *routes, const struct k_combining *c, int n);
+
+/* The launchers' work memory. k_mixing_place() lays it out in memory of the size that it returns,
+ * all 0 before the first launch; base NULL only measures. */
+#define K_MIXING_CHUNK 512 /* routes that a block counts */
+#define K_MIXING_TILE  128 /* routes of a tile of k_run_experts() */
+#define K_MIXING_FEW   64  /* tokens of a step whose experts are read once */
+struct k_mixing_sizes {
+    int n_tokens, n_used;      /* the largest step */
+    int n_choices, n_experts;  /* experts of the router, and those of this rank */
+    int ff_dim, dim;
+};
+struct k_mixing {
+    struct k_routes routes;
+    struct k_sorted sorted;
+    float *logits;    /* float32 [n_tokens][n_choices] */
+    int32_t *touched; /* int32 [1 + n_experts]: the number of experts with routes, and which */
+    int32_t *chunks;  /* int32 [ceil(routes / K_MIXING_CHUNK)][n_experts]: counts, then places */
+    int32_t *tiles;   /* int32 [1 + 2 * tiles]: number of tiles; expert and first place of each */
+    uint32_t *done;   /* blocks of a launch that have ended; 0 between launches */
+    k_bf16 *ff;       /* bf16 [routes][ff_dim] */
+    k_bf16 *y;        /* bf16 [routes][dim] */
+};
+size_t k_mixing_place(struct k_mixing *m, void *base, const struct k_mixing_sizes *s);
+
+/* Choices of n tokens and their order: fills routes, sorted, touched and tiles of m (tiles only
+ * from K_MIXING_FEW + 1 tokens on). x bf16 [n][dim]. Tokens of t whose sequence has kv_len 0 get no
+ * experts: ids of -1; t may be NULL. One launch for up to K_MIXING_FEW tokens. Logits are float32,
+ * in an order of sums that depends on dim alone, so a token's choices depend on nothing else. Refused
+ * for more than K_EXPERT_GROUPS_MAX groups, or group_best above 2. */
+int k_route(const struct k_mixing *m, const k_bf16 *x, const struct k_router *r,
+            const struct k_experts *e, const struct k_tokens *t, int n, int dim, k_stream stream);
+
+/* y of m = the experts' results in the order of routes, after k_route() with the same n. Matrices
+ * are plain, or e4m3 with scales by row or in blocks of 128 x 128; x is bf16 [n][dim]. With up to
+ * K_MIXING_FEW tokens each expert that has routes is read once. ff is rounded to bfloat16. A route's
+ * bits depend on n through that limit only. */
+int k_run_experts(const struct k_mixing *m, const k_bf16 *x, const struct k_experts *e, int n,
+                  int n_used, int n_sms, k_stream stream);
+
+/* ref_combine() of m's results, out bf16; c's weights and places are m's. residual not NULL: out is
+ * only read (if c->adds), and the result goes on as that of K_PRODUCT_RESIDUAL; dim is a multiple of
+ * 16 then. */
+int k_combine(k_bf16 *out, const struct k_mixing *m, const struct k_combining *c,
+              const struct k_product *residual, int n, k_stream stream);
 
 /* --- sums over ranks ---------------------------------------------------------------------- */
 

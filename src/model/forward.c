@@ -87,8 +87,10 @@ static void forward_run_mixer(const struct forward *f, const struct pass *p, int
         break;
     }
     pass_add(p, &p->a->mixed,
-             (struct pass_sum){&weights->mixer_out, weights->mixer_out_bias, plan->splits.mixer_out,
-                               &weights->norm_mixer_after},
+             (struct pass_sum){.w = &weights->mixer_out,
+                               .bias = weights->mixer_out_bias,
+                               .split = plan->splits.mixer_out,
+                               .after = &weights->norm_mixer_after},
              (struct pass_next){.norm = &weights->norm_ffn, .reader = forward_ffn_reader(plan, weights)},
              plan->is_parallel);
 }
@@ -98,8 +100,11 @@ static void forward_run_ffn(const struct forward *f, const struct pass *p, int i
 {
     const struct layer_plan *plan = &f->plan->layers[i];
     const struct layer_weights *weights = &f->weights->layers[i], *next = weights + 1;
-    struct pass_sum down = {&weights->down, weights->down_bias, plan->splits.down,
-                            &weights->norm_ffn_after};
+    struct device_experts experts;
+    struct pass_sum down = {.w = &weights->down,
+                            .bias = weights->down_bias,
+                            .split = plan->splits.down,
+                            .after = &weights->norm_ffn_after};
 
     switch (plan->ffn.kind) {
     case FFN_GATED:
@@ -109,8 +114,8 @@ static void forward_run_ffn(const struct forward *f, const struct pass *p, int i
         pass_activate(p, &plan->ffn, &weights->ffn_in, weights->ffn_in_bias, &weights->down);
         break;
     case FFN_EXPERTS:
-        pass_mix_experts(p, plan, weights);
-        down.w = NULL;
+        experts = pass_begin_experts(p, plan, weights);
+        down.experts = &experts;
         break;
     }
     if (i + 1 == f->plan->n_layers)

@@ -94,14 +94,15 @@ void pass_gate(const struct pass *p, const struct ffn_plan *ffn, const struct k_
 void pass_activate(const struct pass *p, const struct ffn_plan *ffn, const struct k_matrix *up,
                    const void *bias, const struct k_matrix *reader);
 
-/* delta = this rank's part of the experts of a layer, with the shared ones; x is the residual,
- * whose norm is completed first. */
-void pass_mix_experts(const struct pass *p, const struct layer_plan *layer,
-                      const struct layer_weights *w);
+/* The experts of a layer, to be run by the sum that follows. The norm of their input is completed,
+ * and delta has the result of the shared ones. */
+struct device_experts pass_begin_experts(const struct pass *p, const struct layer_plan *layer,
+                                         const struct layer_weights *w);
 
-/* A result to be added to the residual: a product with w, plus bias, normed by `after`; summed over
- * the ranks if w is split by columns. w NULL: the result is in delta already. */
+/* A result to be added to the residual: a product with w, plus bias, or that of experts; normed by
+ * `after`; summed over the ranks if w is split by columns. */
 struct pass_sum {
+    const struct device_experts *experts; /* NULL: a product */
     const struct k_matrix *w;
     const void *bias;
     enum plan_split split;

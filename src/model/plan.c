@@ -89,7 +89,7 @@ static bool plan_has_multipliers(const struct multipliers *by)
  * a mean, a norm of a product's result and a scaled sum are beyond them. */
 static bool plan_fuses(const struct hf_config *c)
 {
-    return c->experts.n == 0 && c->norm.kind == K_NORM_RMS && c->norms == NORMS_BEFORE && !c->is_parallel &&
+    return c->norm.kind == K_NORM_RMS && c->norms == NORMS_BEFORE && !c->is_parallel &&
            c->qk_norm != QK_NORM_WHOLE && (c->ffn == FFN_PLAIN || c->activation == K_SILU) &&
            !plan_has_multipliers(&c->by) && !c->positions.is_used && !c->head_bias;
 }

@@ -118,6 +118,10 @@ EXPERTS = {
                                            norm_topk_prob=True), False, 0.25),
     "qwen3-moe-fused": ("qwen3_moe", few_experts(head_dim=12, num_experts=4, num_experts_per_tok=2,
                                                  moe_intermediate_size=20), True, 0.25),
+    # Wide enough for the products of few rows on a GPU.
+    "qwen3-moe-wide": ("qwen3_moe", few_experts(hidden_size=64, head_dim=16, num_experts=5,
+                                                num_experts_per_tok=2, moe_intermediate_size=24,
+                                                norm_topk_prob=True), False, 0.2),
     "olmoe": ("olmoe", few_experts(intermediate_size=20, num_experts=5,
                                    num_experts_per_tok=2), False, 0.25),
     "granite-moe": ("granitemoe", few_experts(intermediate_size=20, num_local_experts=5,

@@ -319,6 +319,7 @@ int main(void)
         {"families/qwen2-moe", "24", 2.3e-02},
         {"families/qwen3-moe", "3", 1.6e-02},
         {"families/qwen3-moe-fused", "24", 2.1e-02},
+        {"families/qwen3-moe-wide", "24", 2.3e-02},
         {"families/olmoe", "", 1.2e-02},
         {"families/granite-moe", "24", 2.1e-02},
         {"families/granite-moe-shared", "24", 3.6e-02},
