@@ -212,8 +212,8 @@ void family_glm4_moe(struct hf_config *c, struct config_source *s, const struct 
     family_read_used(c, s, obj, "num_experts_per_tok", 8);
     e->scoring = K_SCORE_SIGMOID;
     e->has_bias = true;
-    e->n_groups = source_whole(s, obj, "n_group", 1, 1, K_EXPERTS_MAX);
-    e->n_groups_used = source_whole(s, obj, "topk_group", 1, 1, K_EXPERTS_MAX);
+    e->n_groups = source_whole(s, obj, "n_group", 1, 1, K_EXPERT_GROUPS_MAX);
+    e->n_groups_used = source_whole(s, obj, "topk_group", 1, 1, K_EXPERT_GROUPS_MAX);
     e->group_best = 2;
     e->renorms = source_flag(s, obj, "norm_topk_prob", true);
     e->scale = (float)source_positive(s, obj, "routed_scaling_factor", 1.0);
