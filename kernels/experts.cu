@@ -10,7 +10,7 @@
 
 #define THREADS    256
 #define WARPS      (THREADS / 32)
-#define WIDE       8 /* elements of a thread */
+#define WIDE       8  /* elements of a thread */
 #define PLAIN_OUTS 64 /* outputs of a block of the plain kernel */
 
 /* --- any shape -------------------------------------------------------------------------------- */

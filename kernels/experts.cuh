@@ -18,7 +18,7 @@ struct experts_product {
     const float *scales; /* by row [n_experts * rows], or in blocks [..][scale_cols] */
     k_bf16 *out;
     const int32_t *starts, *routes, *touched, *tiles; /* of k_mixing */
-    int n_in, n_out, rows; /* rows: of an expert in w */
+    int n_in, n_out, rows;                            /* rows: of an expert in w */
     int scale_cols;
     int n_used, n_experts;
     enum k_activation activation;

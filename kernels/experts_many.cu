@@ -70,8 +70,8 @@ static __device__ inline void copy_x(char *to, const struct experts_product &p, 
 }
 
 template <int FORMAT>
-static __device__ inline void copy_w(char *to, const struct experts_product &p,
-                                     const many_tile &t, int at)
+static __device__ inline void copy_w(char *to, const struct experts_product &p, const many_tile &t,
+                                     int at)
 {
     const bool plain = FORMAT == EXPERTS_PLAIN;
     const int chunks = plain ? 8 : 4, elems = plain ? 8 : 16;
@@ -254,8 +254,7 @@ static __global__ void __launch_bounds__(THREADS) many_kernel(const struct exper
     t.first = p.tiles[2 + 2 * blockIdx.y];
     t.n = min(p.starts[t.expert + 1] - t.first, ROWS);
     t.out = blockIdx.x * (p.is_gated ? COLS / 2 : COLS);
-    rows[threadIdx.x] =
-        (int)threadIdx.x < t.n ? experts_row(p, t.first + (int)threadIdx.x) : -1;
+    rows[threadIdx.x] = (int)threadIdx.x < t.n ? experts_row(p, t.first + (int)threadIdx.x) : -1;
     __syncthreads();
     for (int i = 0; i < STAGES - 1; i++) {
         if (i < n_stages) {

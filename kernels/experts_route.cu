@@ -47,10 +47,9 @@ static __device__ inline float4 load_inputs(const k_bf16 *x, int at, int dim)
         return make_float4(low_half(four.x), high_half(four.x), low_half(four.y),
                            high_half(four.y));
     }
-    return make_float4(at < dim ? load_bf16(x + at) : 0.0f,
-                       at + 1 < dim ? load_bf16(x + at + 1) : 0.0f,
-                       at + 2 < dim ? load_bf16(x + at + 2) : 0.0f,
-                       at + 3 < dim ? load_bf16(x + at + 3) : 0.0f);
+    return make_float4(
+        at < dim ? load_bf16(x + at) : 0.0f, at + 1 < dim ? load_bf16(x + at + 1) : 0.0f,
+        at + 2 < dim ? load_bf16(x + at + 2) : 0.0f, at + 3 < dim ? load_bf16(x + at + 3) : 0.0f);
 }
 
 /* Logits of this warp's expert for TOKENS tokens from `first` on. */
@@ -359,8 +358,7 @@ static __device__ inline bool is_last_block(uint32_t *done)
     return is_last;
 }
 
-template <int TOKENS>
-static __global__ void __launch_bounds__(THREADS) route_kernel(route_args a)
+template <int TOKENS> static __global__ void __launch_bounds__(THREADS) route_kernel(route_args a)
 {
     /* Shared memory: keys [WARPS][n_choices], then in their place starts and ids. */
     extern __shared__ uint32_t shared[];
@@ -514,8 +512,7 @@ static int route_few(const route_args &a, k_stream stream)
         return K_LAUNCH(route_kernel<1>, dim3(blocks, 1), THREADS, bytes, stream, a);
     if (a.n <= 4)
         return K_LAUNCH(route_kernel<4>, dim3(blocks, 1), THREADS, bytes, stream, a);
-    return K_LAUNCH(route_kernel<8>, dim3(blocks, (a.n + 7) / 8), THREADS, bytes, stream,
-                    a);
+    return K_LAUNCH(route_kernel<8>, dim3(blocks, (a.n + 7) / 8), THREADS, bytes, stream, a);
 }
 
 static int route_many(const route_args &a, k_stream stream)
@@ -523,8 +520,8 @@ static int route_many(const route_args &a, k_stream stream)
     unsigned blocks = (a.r.n_experts + WARPS - 1) / WARPS;
     unsigned chunks = (a.n * a.r.n_used + K_MIXING_CHUNK - 1) / K_MIXING_CHUNK;
     size_t keys = (size_t)WARPS * a.r.n_experts * sizeof(uint32_t);
-    int rc = K_LAUNCH(logits_kernel,
-                      dim3(blocks, (a.n + TOKENS_MANY - 1) / TOKENS_MANY), THREADS, 0, stream, a);
+    int rc = K_LAUNCH(logits_kernel, dim3(blocks, (a.n + TOKENS_MANY - 1) / TOKENS_MANY), THREADS,
+                      0, stream, a);
 
     if (rc == 0)
         rc = K_LAUNCH(choose_kernel, (a.n + WARPS - 1) / WARPS, THREADS, keys, stream, a);

@@ -295,11 +295,11 @@ enum k_scoring {
                       * 2 * spread * max(|logit|, largest) below the largest */
 };
 
-/* logits [n][n_experts] = x * transpose(w); choice = score + bias. With groups, n_experts / n_groups
- * neighbours form one; only the n_groups_used groups with the largest sums of their group_best best
- * choices take part. The n_used largest choices are taken, the lowest id among equals; NaN is less
- * than all. Weights are scores without the bias, divided by max(their sum, least) if `renorms`, and
- * multiplied by scale. */
+/* logits [n][n_experts] = x * transpose(w); choice = score + bias. With groups, n_experts /
+ * n_groups neighbours form one; only the n_groups_used groups with the largest sums of their
+ * group_best best choices take part. The n_used largest choices are taken, the lowest id among
+ * equals; NaN is less than all. Weights are scores without the bias, divided by max(their sum,
+ * least) if `renorms`, and multiplied by scale. */
 struct k_router {
     const float *w;    /* float32 [n_experts][dim], on both sides */
     const float *bias; /* float32 [n_experts] or NULL */
@@ -365,8 +365,8 @@ void ref_experts(float *out, const float *x, const struct k_experts *e,
 #define K_MIXING_TILE  128 /* routes of a tile of k_run_experts() */
 #define K_MIXING_FEW   64  /* tokens of a step whose experts are read once */
 struct k_mixing_sizes {
-    int n_tokens, n_used;      /* the largest step */
-    int n_choices, n_experts;  /* experts of the router, and those of this rank */
+    int n_tokens, n_used;     /* the largest step */
+    int n_choices, n_experts; /* experts of the router, and those of this rank */
     int ff_dim, dim;
 };
 struct k_mixing {
@@ -385,21 +385,21 @@ size_t k_mixing_place(struct k_mixing *m, void *base, const struct k_mixing_size
 /* Choices of n tokens and their order: fills routes, sorted, touched and tiles of m (tiles only
  * from K_MIXING_FEW + 1 tokens on). x bf16 [n][dim]. Tokens of t whose sequence has kv_len 0 get no
  * experts: ids of -1; t may be NULL. One launch for up to K_MIXING_FEW tokens. Logits are float32,
- * in an order of sums that depends on dim alone, so a token's choices depend on nothing else. Refused
- * for more than K_EXPERT_GROUPS_MAX groups, or group_best above 2. */
+ * in an order of sums that depends on dim alone, so a token's choices depend on nothing else.
+ * Refused for more than K_EXPERT_GROUPS_MAX groups, or group_best above 2. */
 int k_route(const struct k_mixing *m, const k_bf16 *x, const struct k_router *r,
             const struct k_experts *e, const struct k_tokens *t, int n, int dim, k_stream stream);
 
 /* y of m = the experts' results in the order of routes, after k_route() with the same n. Matrices
  * are plain, or e4m3 with scales by row or in blocks of 128 x 128; x is bf16 [n][dim]. With up to
- * K_MIXING_FEW tokens each expert that has routes is read once. ff is rounded to bfloat16. A route's
- * bits depend on n through that limit only. */
+ * K_MIXING_FEW tokens each expert that has routes is read once. ff is rounded to bfloat16. The bits
+ * of a route depend on n through that limit only. */
 int k_run_experts(const struct k_mixing *m, const k_bf16 *x, const struct k_experts *e, int n,
                   int n_used, int n_sms, k_stream stream);
 
 /* ref_combine() of m's results, out bf16; c's weights and places are m's. residual not NULL: out is
- * only read (if c->adds), and the result goes on as that of K_PRODUCT_RESIDUAL; dim is a multiple of
- * 16 then. */
+ * only read (if c->adds), and the result goes on as that of K_PRODUCT_RESIDUAL; dim is a multiple
+ * of 16 then. */
 int k_combine(k_bf16 *out, const struct k_mixing *m, const struct k_combining *c,
               const struct k_product *residual, int n, k_stream stream);
 

@@ -133,8 +133,8 @@ static void choose(int32_t *ids, float *weights, const float *logits, const stru
         int best = largest(choice, taken, r->n_experts);
 
         ids[slot] = best;
-        weights[slot] = r->scoring == K_SCORE_MIXER ? mixer_weight(scores, taken, r, best)
-                                                    : scores[best];
+        weights[slot] =
+            r->scoring == K_SCORE_MIXER ? mixer_weight(scores, taken, r, best) : scores[best];
         taken[best] = true;
     }
     weigh(weights, r);
@@ -260,9 +260,8 @@ void ref_experts(float *out, const float *x, const struct k_experts *e,
         ref_sort_routes(&sorted, routes->ids, e, (int)n_routes);
         for (int i = 0; i < e->n; i++) {
             for (int32_t at = sorted.starts[i]; at < sorted.starts[i + 1]; at++)
-                run_expert(y + (size_t)at * dim,
-                           x + (size_t)(sorted.routes[at] / c->n_used) * dim, e, i,
-                           y + n_routes * dim);
+                run_expert(y + (size_t)at * dim, x + (size_t)(sorted.routes[at] / c->n_used) * dim,
+                           e, i, y + n_routes * dim);
         }
         combining.weights = routes->weights;
         combining.places = sorted.places;

@@ -148,7 +148,7 @@ static const struct arch_names opt_names = {.embed = "model.decoder.embed_tokens
 
 /* Mixtures of experts. Names of tensors with all experts of a layer, which transformers writes by
  * itself, are the same for all families that name their experts "experts". */
-#define EXPERTS_OF(mlp)                                                           \
+#define EXPERTS_OF(mlp)                                                                     \
     .router = LAYER mlp "gate.weight", .experts_gate_up = LAYER mlp "experts.gate_up_proj", \
     .experts_down = LAYER mlp "experts.down_proj"
 #define EXPERTS_NAMED(mlp, gate_name, up_name, down_name)       \
@@ -158,29 +158,50 @@ static const struct arch_names opt_names = {.embed = "model.decoder.embed_tokens
 #define QWEN_EXPERTS EXPERTS_OF("mlp."), EXPERTS_NAMED("mlp.", "gate_proj", "up_proj", "down_proj")
 #define MIXTRAL_EXPERTS \
     EXPERTS_OF("block_sparse_moe."), EXPERTS_NAMED("block_sparse_moe.", "w1", "w3", "w2")
-#define SHARED_EXPERTS(name)                                  \
-    .shared_gate = LAYER "mlp." name ".gate_proj.weight",     \
-    .shared_up = LAYER "mlp." name ".up_proj.weight",         \
+#define SHARED_EXPERTS(name)                              \
+    .shared_gate = LAYER "mlp." name ".gate_proj.weight", \
+    .shared_up = LAYER "mlp." name ".up_proj.weight",     \
     .shared_down = LAYER "mlp." name ".down_proj.weight"
 
 static const struct arch_names mixtral_names = {LLAMA_ALL, LLAMA_NORMS, LLAMA_QKV, LLAMA_O,
                                                 MIXTRAL_EXPERTS};
-static const struct arch_names qwen_moe_names = {
-    LLAMA_ALL,      LLAMA_NORMS, LLAMA_QKV,    LLAMA_QK_NORMS,
-    LLAMA_O,        LLAMA_FFN,   QWEN_EXPERTS, SHARED_EXPERTS("shared_expert"),
-    .shared_switch = LAYER "mlp.shared_expert_gate.weight"};
-static const struct arch_names glm4_moe_names = {
-    LLAMA_ALL,      LLAMA_NORMS, LLAMA_QKV,    LLAMA_QK_NORMS,
-    LLAMA_O,        LLAMA_FFN,   QWEN_EXPERTS, SHARED_EXPERTS("shared_experts"),
-    .router_bias = LAYER "mlp.gate.e_score_correction_bias"};
-static const struct arch_names minimax_m2_names = {
-    LLAMA_ALL, LLAMA_NORMS,    LLAMA_QKV,
-    LLAMA_O,   LLAMA_QK_NORMS, MIXTRAL_EXPERTS,
-    .router_bias = LAYER "block_sparse_moe.e_score_correction_bias"};
-static const struct arch_names ernie4_5_moe_names = {
-    LLAMA_ALL, LLAMA_NORMS, LLAMA_QKV,    LLAMA_O,
-    LLAMA_FFN, QWEN_EXPERTS, SHARED_EXPERTS("shared_experts"),
-    .router_bias = LAYER "mlp.moe_statics.e_score_correction_bias"};
+static const struct arch_names qwen_moe_names = {LLAMA_ALL,
+                                                 LLAMA_NORMS,
+                                                 LLAMA_QKV,
+                                                 LLAMA_QK_NORMS,
+                                                 LLAMA_O,
+                                                 LLAMA_FFN,
+                                                 QWEN_EXPERTS,
+                                                 SHARED_EXPERTS("shared_expert"),
+                                                 .shared_switch =
+                                                     LAYER "mlp.shared_expert_gate.weight"};
+static const struct arch_names glm4_moe_names = {LLAMA_ALL,
+                                                 LLAMA_NORMS,
+                                                 LLAMA_QKV,
+                                                 LLAMA_QK_NORMS,
+                                                 LLAMA_O,
+                                                 LLAMA_FFN,
+                                                 QWEN_EXPERTS,
+                                                 SHARED_EXPERTS("shared_experts"),
+                                                 .router_bias =
+                                                     LAYER "mlp.gate.e_score_correction_bias"};
+static const struct arch_names minimax_m2_names = {LLAMA_ALL,
+                                                   LLAMA_NORMS,
+                                                   LLAMA_QKV,
+                                                   LLAMA_O,
+                                                   LLAMA_QK_NORMS,
+                                                   MIXTRAL_EXPERTS,
+                                                   .router_bias = LAYER
+                                                   "block_sparse_moe.e_score_correction_bias"};
+static const struct arch_names ernie4_5_moe_names = {LLAMA_ALL,
+                                                     LLAMA_NORMS,
+                                                     LLAMA_QKV,
+                                                     LLAMA_O,
+                                                     LLAMA_FFN,
+                                                     QWEN_EXPERTS,
+                                                     SHARED_EXPERTS("shared_experts"),
+                                                     .router_bias = LAYER
+                                                     "mlp.moe_statics.e_score_correction_bias"};
 static const struct arch_names hunyuan_moe_names = {
     LLAMA_ALL,
     LLAMA_NORMS,

@@ -92,7 +92,8 @@ static void family_check_experts(struct hf_config *c, struct config_source *s)
 }
 
 /* Experts by the names of the fields, chosen by a softmax over all; families change the rest. The
- * number of experts has one name in released files and another in those that transformers writes. */
+ * number of experts has one name in released files and another in those that transformers
+ * writes. */
 static void family_read_experts(struct hf_config *c, struct config_source *s,
                                 const struct json *obj, const char *n, const char *ff_dim,
                                 int ff_dim_preset)

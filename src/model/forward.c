@@ -86,13 +86,14 @@ static void forward_run_mixer(const struct forward *f, const struct pass *p, int
         pass_recur(p, &plan->recurrent, &state, &weights->mixer_out);
         break;
     }
-    pass_add(p, &p->a->mixed,
-             (struct pass_sum){.w = &weights->mixer_out,
-                               .bias = weights->mixer_out_bias,
-                               .split = plan->splits.mixer_out,
-                               .after = &weights->norm_mixer_after},
-             (struct pass_next){.norm = &weights->norm_ffn, .reader = forward_ffn_reader(plan, weights)},
-             plan->is_parallel);
+    pass_add(
+        p, &p->a->mixed,
+        (struct pass_sum){.w = &weights->mixer_out,
+                          .bias = weights->mixer_out_bias,
+                          .split = plan->splits.mixer_out,
+                          .after = &weights->norm_mixer_after},
+        (struct pass_next){.norm = &weights->norm_ffn, .reader = forward_ffn_reader(plan, weights)},
+        plan->is_parallel);
 }
 
 /* One FFN. After the last layer the sum ends in the logits instead of another layer's norm. */

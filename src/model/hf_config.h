@@ -129,12 +129,12 @@ struct multipliers {
 
 /* The experts of those layers that have them (kernels.h, struct k_router). */
 struct experts_config {
-    int n;       /* 0: no layer has experts */
-    int n_used;  /* by a token */
-    int ff_dim;  /* of an expert */
-    int shared_dim;   /* of the FFN that all tokens use besides; 0: none */
-    bool has_switch;  /* that FFN's result is multiplied by a sigmoid of each token */
-    bool has_bias;    /* the choice has a bias */
+    int n;           /* 0: no layer has experts */
+    int n_used;      /* by a token */
+    int ff_dim;      /* of an expert */
+    int shared_dim;  /* of the FFN that all tokens use besides; 0: none */
+    bool has_switch; /* that FFN's result is multiplied by a sigmoid of each token */
+    bool has_bias;   /* the choice has a bias */
     int n_groups, n_groups_used, group_best;
     enum k_scoring scoring;
     bool renorms;

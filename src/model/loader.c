@@ -11,8 +11,8 @@
  * matrix keeps its format if all its tensors have it, their scales fit together, and the device
  * multiplies with it. Otherwise it is converted while it is read.
  *
- * The experts of a layer are one matrix: their tensors, one below the other. A tensor that holds all
- * experts of a layer is taken apart into views, which are tensors of one expert each.
+ * The experts of a layer are one matrix: their tensors, one below the other. A tensor that holds
+ * all experts of a layer is taken apart into views, which are tensors of one expert each.
  *
  * The digest chains SHA-256 over the list: digest so far, name, type and XXH3 of the bytes, which
  * is cheap enough for every start. Stores on disk are named by it, so the order of the list must
@@ -773,8 +773,8 @@ static const struct tensor *loader_find_numbers(struct loader *l, const char *wh
     loader_check_type(l, tensor, &type);
     for (int i = 0; i < tensor->n_dims && n <= (int64_t)rows * cols; i++)
         n *= tensor->dims[i];
-    if (l->rc == ERR_OK && (n != (int64_t)rows * cols ||
-                            (cols > 1 && tensor->dims[tensor->n_dims - 1] != cols))) {
+    if (l->rc == ERR_OK &&
+        (n != (int64_t)rows * cols || (cols > 1 && tensor->dims[tensor->n_dims - 1] != cols))) {
         log_error("model: %s: tensor %s has %d dimensions, the first %lld; config.json says "
                   "[%d][%d]",
                   checkpoint_path(l->files, tensor), name, tensor->n_dims,

@@ -38,9 +38,9 @@ struct target {
 struct part {
     const char *pattern;
     struct quant_part q;
-    int expert;  /* whose tensor it is; -1: of no expert */
-    size_t item; /* in the list */
-    struct slice slice; /* without rows if this rank has no part of it */
+    int expert;            /* whose tensor it is; -1: of no expert */
+    size_t item;           /* in the list */
+    struct slice slice;    /* without rows if this rank has no part of it */
     enum device_type type; /* of plain numbers */
     bool is_turned;        /* the tensor is [columns][rows] */
 };

@@ -164,8 +164,7 @@ static int loader_send_slice(struct device *d, const struct target *to,
 }
 
 /* Of a tensor that no rank has a part of, nothing is sent. */
-int loader_place_bytes(void *context, size_t idx, struct device_pipe *pipe, size_t at,
-                              size_t bytes)
+int loader_place_bytes(void *context, size_t idx, struct device_pipe *pipe, size_t at, size_t bytes)
 {
     struct loader *loader = context;
     const struct target *to = loader_target_of(loader, idx, 0);

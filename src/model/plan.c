@@ -34,15 +34,13 @@ static struct ffn_plan plan_experts(const struct hf_config *c)
 {
     const struct experts_config *e = &c->experts;
 
-    return (struct ffn_plan){.kind = FFN_EXPERTS,
-                             .ff_dim = e->shared_dim,
-                             .activation = c->activation,
-                             .bias = c->mlp_bias,
-                             .experts = {.n = e->n,
-                                         .n_own = e->n,
-                                         .n_used = e->n_used,
-                                         .ff_dim = e->ff_dim,
-                                         .config = e}};
+    return (struct ffn_plan){
+        .kind = FFN_EXPERTS,
+        .ff_dim = e->shared_dim,
+        .activation = c->activation,
+        .bias = c->mlp_bias,
+        .experts = {
+            .n = e->n, .n_own = e->n, .n_used = e->n_used, .ff_dim = e->ff_dim, .config = e}};
 }
 
 /* The splits are Megatron's: input products by rows (outputs), output products by columns, so that

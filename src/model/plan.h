@@ -52,7 +52,7 @@ struct ffn_plan {
     enum ffn_kind kind;
     int ff_dim;
     enum k_activation activation;
-    bool bias; /* of all products but the experts' */
+    bool bias;                   /* of all products but the experts' */
     struct experts_plan experts; /* FFN_EXPERTS */
 };
 

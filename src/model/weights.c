@@ -266,8 +266,7 @@ static void weights_load_mixture(const struct loading *in, const struct layer_pl
                                  const struct layer_plan *part, struct layer_weights *w)
 {
     const struct arch_names *names = in->names;
-    const struct gated_names shared = {names->shared_gate, names->shared_up,
-                                       names->shared_gate_up};
+    const struct gated_names shared = {names->shared_gate, names->shared_up, names->shared_gate_up};
 
     w->router = weights_load_router(in, &whole->ffn.experts);
     w->experts = weights_load_experts(in, whole, part);

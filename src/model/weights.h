@@ -31,7 +31,7 @@ struct layer_weights {
     struct k_router router;
     struct k_experts experts;
     const float *shared_switch; /* float32 [dim]; NULL: the shared experts count in full */
-    float k_scale, v_scale; /* scales of e4m3 KV pages from the checkpoint; else 1 */
+    float k_scale, v_scale;     /* scales of e4m3 KV pages from the checkpoint; else 1 */
 };
 
 struct weights {

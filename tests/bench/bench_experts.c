@@ -185,9 +185,9 @@ static void show(struct bench *b, const char *format, int n)
                                b->stream) != cudaSuccess ||
                    cudaStreamSynchronize(b->stream) != cudaSuccess,
                "touched experts");
-    bytes = (double)touched *
-            (2.0 * b->s.ff_dim * (double)k_format_row_bytes(&e->in.format, b->s.dim) +
-             b->s.dim * (double)k_format_row_bytes(&e->down.format, b->s.ff_dim));
+    bytes =
+        (double)touched * (2.0 * b->s.ff_dim * (double)k_format_row_bytes(&e->in.format, b->s.dim) +
+                           b->s.dim * (double)k_format_row_bytes(&e->down.format, b->s.ff_dim));
     flops = 6.0 * n * b->s.n_used * (double)b->s.dim * b->s.ff_dim;
     printf("%-14s %-11s %5d tokens: %3d experts, %8.1f us: routing %6.1f, products %8.1f, sum "
            "%6.1f; %5.1f%% of a read, %6.1f TFLOP/s\n",

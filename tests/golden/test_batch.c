@@ -2,9 +2,9 @@
  *
  * The promise of model.h on the cpu device: a sequence has the same logits, bit for bit, alone and
  * in a crowd, prefilled whole or in chunks of any size, and after its pages were copied out and
- * in: attention over all tokens, over windows, states, and experts; on one rank and on several, whose
- * logits are one rank's up to the order of sums. Pages behind a window are spoilt, and
- * their places in the tables name any page. With random weights, so no golden files are needed. */
+ * in: attention over all tokens, over windows, states, and experts; on one rank and on several,
+ * whose logits are one rank's up to the order of sums. Pages behind a window are spoilt, and their
+ * places in the tables name any page. With random weights, so no golden files are needed. */
 #include <math.h>
 #include <sys/stat.h>
 #include <unistd.h>

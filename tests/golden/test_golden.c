@@ -276,60 +276,61 @@ static const char *whole_of(const char *name)
     return "";
 }
 
+/* fits: numbers of ranks; noise: the distance of transformers' bfloat16, where it matters. */
+static const struct {
+    const char *name, *fits;
+    double noise;
+} models[] = {
+    {"llama-gqa", "24", 0.0},
+    {"llama-odd", "", 0.0},
+    {"llama-scaled", "3", 0.0},
+    {"qwen3", "2", 0.0},
+    {"qwen2-window", "24", 2.4e-2},
+    {"qwen3-window", "24", 2.5e-2},
+    {"mistral-window", "", 9.7e-2},
+    {"toy-recurrent", "24", 0.0},
+    {"toy-states", "24", 0.0},
+    {"families/cohere", "24", 1.8e-02},
+    {"families/cohere2", "24", 1.9e-02},
+    {"families/exaone4", "24", 1.5e-02},
+    {"families/gemma", "24", 4.4e-02},
+    {"families/gemma3", "24", 2.2e-02},
+    {"families/glm", "24", 2.0e-02},
+    {"families/glm4", "24", 3.4e-02},
+    {"families/gpt-neox", "24", 1.2e-02},
+    {"families/gpt-neox-serial", "24", 1.2e-02},
+    {"families/gpt2", "24", 1.0e-02},
+    {"families/granite", "24", 2.7e-02},
+    {"families/nemotron", "24", 6.5e-02},
+    {"families/olmo2", "", 1.1e-02},
+    {"families/olmo3", "", 1.2e-02},
+    {"families/opt", "24", 9.8e-03},
+    {"families/phi", "24", 1.3e-02},
+    {"families/phi3", "24", 2.9e-02},
+    {"families/qwen2-yarn", "24", 2.6e-02},
+    {"families/qwen3-vl", "24", 2.5e-02},
+    {"families/seed-oss", "24", 4.4e-02},
+    {"families/smollm3", "24", 3.9e-02},
+    {"families/stablelm", "24", 1.5e-02},
+    {"families/starcoder2", "24", 1.6e-02},
+    {"families/mixtral", "", 1.4e-02},
+    {"families/qwen2-moe", "24", 2.3e-02},
+    {"families/qwen3-moe", "3", 1.6e-02},
+    {"families/qwen3-moe-fused", "24", 2.1e-02},
+    {"families/qwen3-moe-wide", "24", 2.3e-02},
+    {"families/olmoe", "", 1.2e-02},
+    {"families/granite-moe", "24", 2.1e-02},
+    {"families/granite-moe-shared", "24", 3.6e-02},
+    {"families/glm4-moe", "24", 1.5e-02},
+    {"families/minimax-m2", "", 1.3e-02},
+    {"families/ernie4-5-moe", "24", 4.1e-02},
+    {"families/hunyuan-moe", "24", 1.8e-02},
+    {"families/phimoe", "24", 2.3e-02},
+    {"demo", "24", 0.0},
+};
+
 int main(void)
 {
-    /* fits: numbers of ranks; noise: the distance of transformers' bfloat16, where it matters. */
-    static const struct {
-        const char *name, *fits;
-        double noise;
-    } models[] = {
-        {"llama-gqa", "24", 0.0},
-        {"llama-odd", "", 0.0},
-        {"llama-scaled", "3", 0.0},
-        {"qwen3", "2", 0.0},
-        {"qwen2-window", "24", 2.4e-2},
-        {"qwen3-window", "24", 2.5e-2},
-        {"mistral-window", "", 9.7e-2},
-        {"toy-recurrent", "24", 0.0},
-        {"toy-states", "24", 0.0},
-        {"families/cohere", "24", 1.8e-02},
-        {"families/cohere2", "24", 1.9e-02},
-        {"families/exaone4", "24", 1.5e-02},
-        {"families/gemma", "24", 4.4e-02},
-        {"families/gemma3", "24", 2.2e-02},
-        {"families/glm", "24", 2.0e-02},
-        {"families/glm4", "24", 3.4e-02},
-        {"families/gpt-neox", "24", 1.2e-02},
-        {"families/gpt-neox-serial", "24", 1.2e-02},
-        {"families/gpt2", "24", 1.0e-02},
-        {"families/granite", "24", 2.7e-02},
-        {"families/nemotron", "24", 6.5e-02},
-        {"families/olmo2", "", 1.1e-02},
-        {"families/olmo3", "", 1.2e-02},
-        {"families/opt", "24", 9.8e-03},
-        {"families/phi", "24", 1.3e-02},
-        {"families/phi3", "24", 2.9e-02},
-        {"families/qwen2-yarn", "24", 2.6e-02},
-        {"families/qwen3-vl", "24", 2.5e-02},
-        {"families/seed-oss", "24", 4.4e-02},
-        {"families/smollm3", "24", 3.9e-02},
-        {"families/stablelm", "24", 1.5e-02},
-        {"families/starcoder2", "24", 1.6e-02},
-        {"families/mixtral", "", 1.4e-02},
-        {"families/qwen2-moe", "24", 2.3e-02},
-        {"families/qwen3-moe", "3", 1.6e-02},
-        {"families/qwen3-moe-fused", "24", 2.1e-02},
-        {"families/qwen3-moe-wide", "24", 2.3e-02},
-        {"families/olmoe", "", 1.2e-02},
-        {"families/granite-moe", "24", 2.1e-02},
-        {"families/granite-moe-shared", "24", 3.6e-02},
-        {"families/glm4-moe", "24", 1.5e-02},
-        {"families/minimax-m2", "", 1.3e-02},
-        {"families/ernie4-5-moe", "24", 4.1e-02},
-        {"families/hunyuan-moe", "24", 1.8e-02},
-        {"families/phimoe", "24", 2.3e-02},
-        {"demo", "24", 0.0},
-    };
     const char *device = getenv("QUIRE_TEST_DEVICE"), *root = getenv("QUIRE_GOLDENS");
     char folder[4200], path[4200], base[4096];
     struct stat st;

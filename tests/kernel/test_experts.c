@@ -102,8 +102,8 @@ static void run_open(struct run *r, struct shape s, struct k_format f, int n_max
                                   .spread = 0.1f};
     r->dev_router = r->router;
     r->dev_router.w = gpu_array(r->router.w, n_w * sizeof(float));
-    r->experts =
-        (struct k_experts){.n = s.n_own, .first = s.first, .ff_dim = s.ff_dim, .activation = K_SILU};
+    r->experts = (struct k_experts){
+        .n = s.n_own, .first = s.first, .ff_dim = s.ff_dim, .activation = K_SILU};
     r->dev_experts = r->experts;
     r->dev_experts.in = make_matrix(&r->experts.in, f, s.n_own * 2 * s.ff_dim, s.dim);
     r->dev_experts.down = make_matrix(&r->experts.down, f, s.n_own * s.dim, s.ff_dim);
@@ -133,14 +133,15 @@ static void route(struct run *r, const k_bf16 *x, const struct k_tokens *t, int 
     fetch(r->weights, r->m.routes.weights, n_routes * sizeof *r->weights);
 }
 
-/* --- routes ------------------------------------------------------------------------------------ */
+XX
 
 /* The order of the routes is that of the reference, for the ids that the device chose. */
 static void check_order(struct run *r, int n, const char *name)
 {
     int n_routes = n * r->s.n_used, n_own = r->s.n_own, n_touched = 0, n_tiles = 0;
     size_t room = (size_t)n_routes + 1, experts = (size_t)n_own + 1;
-    int32_t *got = malloc((3 * room + 4 * experts) * sizeof *got), *want = malloc((2 * room + experts) * sizeof *want);
+    int32_t *got = malloc((3 * room + 4 * experts) * sizeof *got),
+            *want = malloc((2 * room + experts) * sizeof *want);
     struct k_sorted ref = {want, want + experts, want + experts + room};
     bool same;
 
@@ -192,8 +193,9 @@ static void check_routes(struct run *r, const struct k_tokens *t, const int32_t 
         else
             worst = fmax(worst, fabs((double)r->weights[i] - (double)want.weights[i]));
     }
-    ok(n_wrong * 1000 <= n_routes && worst < 1e-4, "%s: %d tokens: %zu of %zu choices differ, weights within %.1e",
-       name, n, n_wrong, n_routes, worst);
+    ok(n_wrong * 1000 <= n_routes && worst < 1e-4,
+       "%s: %d tokens: %zu of %zu choices differ, weights within %.1e", name, n, n_wrong, n_routes,
+       worst);
     check_order(r, n, name);
     free(want.ids);
     free(want.weights);
@@ -256,7 +258,7 @@ static void check_padding(struct run *r, int n)
     free(lens);
 }
 
-/* --- results ----------------------------------------------------------------------------------- */
+/* --- results ---------------------------------------------------------------------------- */
 
 /* The whole FFN of n tokens of x, after route(); out gets the device's results. */
 static void run_experts(struct run *r, const k_bf16 *x, const float *own, int n, float *out)
@@ -270,8 +272,8 @@ static void run_experts(struct run *r, const k_bf16 *x, const float *own, int n,
     k_bf16 *dev_out = own != NULL ? gpu_bf16(own, n_out) : gpu_array(NULL, n_out * sizeof *dev_out);
     float *got;
 
-    gpu_must(k_run_experts(&r->m, x, &r->dev_experts, n, r->s.n_used, SMS,
-                           device_cuda_stream(gpu)));
+    gpu_must(
+        k_run_experts(&r->m, x, &r->dev_experts, n, r->s.n_used, SMS, device_cuda_stream(gpu)));
     gpu_must(k_combine(dev_out, &r->m, &c, NULL, n, device_cuda_stream(gpu)));
     got = gpu_floats(dev_out, n_out);
     memcpy(out, got, n_out * sizeof *out);
@@ -320,13 +322,15 @@ static void check_results(struct run *r, int n, const char *name)
 static void check_alone(struct run *r, int n, int fewer)
 {
     size_t dim = (size_t)r->s.dim;
-    float *all = malloc((size_t)n * dim * sizeof *all), *some = malloc((size_t)n * dim * sizeof *all);
+    float *all = malloc((size_t)n * dim * sizeof *all),
+          *some = malloc((size_t)n * dim * sizeof *all);
 
     route(r, r->dev_x, NULL, n);
     run_experts(r, r->dev_x, NULL, n, all);
     route(r, r->dev_x + (size_t)(n - fewer) * dim, NULL, fewer);
     run_experts(r, r->dev_x + (size_t)(n - fewer) * dim, NULL, fewer, some);
-    ok(memcmp(all + (size_t)(n - 1) * dim, some + (size_t)(fewer - 1) * dim, dim * sizeof *all) == 0,
+    ok(memcmp(all + (size_t)(n - 1) * dim, some + (size_t)(fewer - 1) * dim, dim * sizeof *all) ==
+           0,
        "a token of %d and of %d: the same bits", n, fewer);
     free(all), free(some);
 }
@@ -337,7 +341,8 @@ static void check_residual(struct run *r, int n)
     size_t n_out = (size_t)n * (size_t)r->s.dim, n_sums = n_out / 16;
     float *plain = malloc(n_out * sizeof *plain), *x = gpu_random(n_out, 1.0f);
     float *norm = gpu_random((size_t)r->s.dim, 1.0f), *got = malloc(n_out * sizeof *got);
-    float *sums = malloc(n_sums * sizeof *sums), *normed, *want_normed = malloc(n_out * sizeof *got);
+    float *sums = malloc(n_sums * sizeof *sums), *normed,
+          *want_normed = malloc(n_out * sizeof *got);
     float *want_sums = calloc(n_sums, sizeof *sums);
     struct k_product p = {.residual = gpu_array(x, n_out * sizeof *x),
                           .norm = gpu_bf16(norm, (size_t)r->s.dim),

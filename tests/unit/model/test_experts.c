@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Checkpoints of a mixture of experts: a tensor for each expert, or one for all of a layer, give the
- * same bits; e4m3 with one scale, scales by row and in blocks gives those of its twin, whose tensors
- * hold the same numbers as float32. Tensors that are missing, too many or of another shape are
- * refused. And the numbers of experts in config.json that are refused, or fit. */
+ * Checkpoints of a mixture of experts: a tensor for each expert, or one for all of a layer, give
+ * the same bits; e4m3 with one scale, scales by row and in blocks gives those of its twin, whose
+ * tensors hold the same numbers as float32. Tensors that are missing, too many or of another shape
+ * are refused. And the numbers of experts in config.json that are refused, or fit. */
 #include <math.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -52,11 +52,11 @@ static void add(const char *name, const char *dtype, const char *shape, const vo
     if (data_len + n > DATA_CAP)
         exit(1);
     memcpy(data + data_len, bytes, n);
-    header_len += (size_t)snprintf(header + header_len, sizeof header - header_len,
-                                   "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[%s],"
-                                   "\"data_offsets\":[%zu,%zu]}",
-                                   header_len == 1 ? "" : ",", name, dtype, shape, data_len,
-                                   data_len + n);
+    header_len +=
+        (size_t)snprintf(header + header_len, sizeof header - header_len,
+                         "%s\"%s\":{\"dtype\":\"%s\",\"shape\":[%s],"
+                         "\"data_offsets\":[%zu,%zu]}",
+                         header_len == 1 ? "" : ",", name, dtype, shape, data_len, data_len + n);
     data_len += n;
 }
 
@@ -94,11 +94,16 @@ static void add_random(const char *name, int rows, int cols)
     add(name, "F32", shape, w, n * sizeof *w);
 }
 
+/* How a matrix is written; like: what a twin is the twin of. */
+struct rounding {
+    enum scaling scaling, like;
+    bool no_scale;
+};
+
 /* A matrix in e4m3 with its scales, or its twin. */
-static void add_rounded(const char *stem, const float *w, int rows, int cols, enum scaling scaling,
-                        enum scaling like, bool no_scale)
+static void add_rounded(const char *stem, const float *w, int rows, int cols, struct rounding how)
 {
-    int high = like == PER_ROW ? 1 : rows; /* blocks of 128 are larger than the matrix */
+    int high = how.like == PER_ROW ? 1 : rows; /* blocks of 128 are larger than the matrix */
     static k_e4m3 codes[FF * DIM];
     static float means[FF * DIM], scales[DIM];
     char name[200], shape[40];
@@ -117,18 +122,18 @@ static void add_rounded(const char *stem, const float *w, int rows, int cols, en
     }
     snprintf(name, sizeof name, "%s.weight", stem);
     snprintf(shape, sizeof shape, "%d,%d", rows, cols);
-    if (scaling == TWIN) {
+    if (how.scaling == TWIN) {
         add(name, "F32", shape, means, (size_t)rows * (size_t)cols * sizeof *means);
         return;
     }
     add(name, "F8_E4M3", shape, codes, (size_t)rows * (size_t)cols);
-    if (no_scale)
+    if (how.no_scale)
         return;
     snprintf(name, sizeof name, "%s.weight_scale", stem);
-    if (scaling == PER_BLOCK)
+    if (how.scaling == PER_BLOCK)
         snprintf(shape, sizeof shape, "1,1");
     else
-        snprintf(shape, sizeof shape, scaling == PER_ROW ? "%d,1" : "1", n);
+        snprintf(shape, sizeof shape, how.scaling == PER_ROW ? "%d,1" : "1", n);
     add(name, "F32", shape, scales, (size_t)n * sizeof *scales);
 }
 
@@ -150,15 +155,15 @@ static void add_each(enum scaling scaling, enum scaling like, enum damage damage
             snprintf(stem, sizeof stem, "model.layers.0.block_sparse_moe.experts.%d.%s", e,
                      names[i]);
             if (scaling != PLAIN) {
-                add_rounded(stem, experts[e][i], rows, cols, scaling, like,
-                            damage == NO_SCALE && e == 2 && i == 2);
+                add_rounded(
+                    stem, experts[e][i], rows, cols,
+                    (struct rounding){scaling, like, damage == NO_SCALE && e == 2 && i == 2});
                 continue;
             }
             rows -= damage == NARROW_EXPERT && e == 2 && i == 0;
             snprintf(name, sizeof name, "%s.weight", stem);
             snprintf(shape, sizeof shape, "%d,%d", rows, cols);
-            add(name, "F32", shape, experts[e][i],
-                (size_t)rows * (size_t)cols * sizeof(float));
+            add(name, "F32", shape, experts[e][i], (size_t)rows * (size_t)cols * sizeof(float));
         }
     }
 }
@@ -311,14 +316,15 @@ static void check_damage(void)
 #define SHAPE                                                               \
     "\"hidden_size\":64,\"num_hidden_layers\":4,\"num_attention_heads\":8," \
     "\"intermediate_size\":128,\"vocab_size\":320,\"max_position_embeddings\":512"
-#define QWEN3    "\"architectures\":[\"Qwen3MoeForCausalLM\"]," SHAPE ",\"num_experts\":12"
-#define GLM      "\"architectures\":[\"Glm4MoeForCausalLM\"]," SHAPE ",\"n_routed_experts\":12"
-#define ERNIE    "\"architectures\":[\"Ernie4_5_MoeForCausalLM\"]," SHAPE ",\"moe_num_experts\":12"
-#define HUNYUAN  "\"architectures\":[\"HunYuanMoEV1ForCausalLM\"]," SHAPE ",\"num_experts\":12"
-#define MINIMAX  "\"architectures\":[\"MiniMaxM2ForCausalLM\"]," SHAPE ",\"num_local_experts\":12"
-#define PHI      "\"architectures\":[\"PhiMoEForCausalLM\"]," SHAPE ",\"num_local_experts\":12"
-#define LONG(by) ",\"rope_scaling\":{\"type\":\"longrope\",\"short_factor\":[1,1,1,1]," \
-                 "\"long_factor\":[1,1,1,1],\"short_mscale\":1.1,\"long_mscale\":" by "}"
+#define QWEN3   "\"architectures\":[\"Qwen3MoeForCausalLM\"]," SHAPE ",\"num_experts\":12"
+#define GLM     "\"architectures\":[\"Glm4MoeForCausalLM\"]," SHAPE ",\"n_routed_experts\":12"
+#define ERNIE   "\"architectures\":[\"Ernie4_5_MoeForCausalLM\"]," SHAPE ",\"moe_num_experts\":12"
+#define HUNYUAN "\"architectures\":[\"HunYuanMoEV1ForCausalLM\"]," SHAPE ",\"num_experts\":12"
+#define MINIMAX "\"architectures\":[\"MiniMaxM2ForCausalLM\"]," SHAPE ",\"num_local_experts\":12"
+#define PHI     "\"architectures\":[\"PhiMoEForCausalLM\"]," SHAPE ",\"num_local_experts\":12"
+#define LONG(by)                                                           \
+    ",\"rope_scaling\":{\"type\":\"longrope\",\"short_factor\":[1,1,1,1]," \
+    "\"long_factor\":[1,1,1,1],\"short_mscale\":1.1,\"long_mscale\":" by "}"
 
 static struct hf_config c;
 
