@@ -84,7 +84,7 @@ static int run_product(const struct experts_product *p, const struct k_matrix *w
                       : K_LAUNCH(plain_kernel,
                                  dim3(n_routes, (p->n_out + PLAIN_OUTS - 1) / PLAIN_OUTS), THREADS,
                                  0, stream, *p);
-    if (n <= K_MIXING_FEW)
+    if (n <= K_MIXING_FEW || n_routes <= K_MIXING_EACH * p->n_experts)
         return experts_few(p, format, n_sms, stream);
     return experts_many(p, format, n_routes / K_MIXING_TILE + p->n_experts, stream);
 }
@@ -208,8 +208,10 @@ static __device__ inline void end_residual(const combine_args &a, const float v[
 static __global__ void __launch_bounds__(THREADS) combine_kernel(combine_args a)
 {
     int token = blockIdx.x, at = (blockIdx.y * THREADS + threadIdx.x) * WIDE, dim = a.c.dim;
-    float own = own_factor(a, token), sum[WIDE] = {}, v[WIDE];
+    float own, sum[WIDE] = {}, v[WIDE];
 
+    wait_for_previous();
+    own = own_factor(a, token);
     if (at >= dim)
         return;
     if (a.c.adds) {
@@ -254,6 +256,6 @@ int k_combine(k_bf16 *out, const struct k_mixing *m, const struct k_combining *c
         a.normed = residual->normed;
         a.is_half = residual->y_is_half;
     }
-    return K_LAUNCH(combine_kernel, dim3(n, (c->dim + THREADS * WIDE - 1) / (THREADS * WIDE)),
-                    THREADS, 0, stream, a);
+    return launch_early(combine_kernel, dim3(n, (c->dim + THREADS * WIDE - 1) / (THREADS * WIDE)),
+                        THREADS, 0, stream, a);
 }

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Shared by the kernels of experts' products (experts_few.cu, experts_many.cu). */
+ * Shared by the kernels of experts (experts_route.cu, experts_few.cu, experts_many.cu,
+ * experts.cu). */
 #ifndef QUIRE_KERNELS_EXPERTS_CUH
 #define QUIRE_KERNELS_EXPERTS_CUH
 
@@ -50,6 +51,39 @@ static __device__ __forceinline__ void experts_multiply(float (&c)[4], uint32_t 
                  "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                  : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
                  : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+/* Kernels of a step of few tokens are launched while the previous kernel still runs, which hides
+ * the launch. Each calls this before it reads or writes anything that others write; only then may
+ * the next one be launched. */
+static __device__ __forceinline__ void wait_for_previous(void)
+{
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;");
+}
+
+template <class... P, class... A>
+static inline int launch_early(void (*kernel)(P...), dim3 grid, unsigned block, size_t smem,
+                               k_stream stream, A... args)
+{
+    cudaLaunchAttribute attribute = {};
+    cudaLaunchConfig_t config = {};
+
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = grid;
+    config.blockDim = dim3(block);
+    config.dynamicSmemBytes = smem;
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    return cudaLaunchKernelEx(&config, kernel, args...) == cudaSuccess ? 0 : -1;
+}
+
+/* Bring the line at p to the L2 cache. */
+static __device__ __forceinline__ void fetch_line(const void *p)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
 }
 
 /* 16 bytes of weights, which are read once. */

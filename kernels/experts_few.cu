@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Products of experts for few tokens, bound by the bytes of those experts that are touched: each is
- * read once, where up to 64 routes lead to it.
+ * Products of experts for few routes each, bound by the bytes of those experts that are touched:
+ * each is read once, where up to 64 routes lead to it.
  *
  *   w --16 bytes a lane--> registers --mma--> accumulators -+
  *   x --L1 cache---------> registers -----^                 |  sums of the four warps
@@ -234,8 +234,10 @@ static __global__ void __launch_bounds__(THREADS, BLOCKS)
     few_kernel(const struct experts_product p, int n_tiles)
 {
     __shared__ float sums[WARPS * TILE * (COLS_MAX + 1)];
-    int n_items = p.touched[0] * n_tiles;
+    int n_items;
 
+    wait_for_previous();
+    n_items = p.touched[0] * n_tiles;
     for (int item = blockIdx.x; item < n_items; item += gridDim.x) {
         const few_item it = few_item_of<FORMAT>(p, item, n_tiles);
 
@@ -262,11 +264,11 @@ int experts_few(const struct experts_product *p, enum experts_format format, int
 
     switch (format) {
     case EXPERTS_PLAIN:
-        return K_LAUNCH(few_kernel<EXPERTS_PLAIN>, grid, THREADS, 0, stream, *p, n_tiles);
+        return launch_early(few_kernel<EXPERTS_PLAIN>, grid, THREADS, 0, stream, *p, n_tiles);
     case EXPERTS_BY_ROW:
-        return K_LAUNCH(few_kernel<EXPERTS_BY_ROW>, grid, THREADS, 0, stream, *p, n_tiles);
+        return launch_early(few_kernel<EXPERTS_BY_ROW>, grid, THREADS, 0, stream, *p, n_tiles);
     case EXPERTS_IN_BLOCKS:
-        return K_LAUNCH(few_kernel<EXPERTS_IN_BLOCKS>, grid, THREADS, 0, stream, *p, n_tiles);
+        return launch_early(few_kernel<EXPERTS_IN_BLOCKS>, grid, THREADS, 0, stream, *p, n_tiles);
     }
     return -1;
 }

@@ -8,14 +8,15 @@
  * once for them. A dot product is one chain of additions per lane and a tree over the lanes, so its
  * bits depend on dim alone.
  *
- * Few tokens take one launch: the block that ends last (a counter in device memory) chooses for all
- * tokens, a warp for each, and sorts. Otherwise choosing, counting, adding up and placing are
- * launches of their own: blocks count chunks of K_MIXING_CHUNK routes, one block adds the counts up
- * over the chunks of each expert, and blocks place their chunk. The sort keeps the order of tokens
- * (a counting sort), and no sum depends on which block comes first: same input, same order. */
-#include "kernels/common.cuh"
+ * Few tokens take one launch: of the blocks that have the same tokens, the one that ends last (a
+ * counter in device memory) chooses for them, a warp for each, and of these the last one sorts.
+ * Otherwise choosing, counting, adding up and placing are launches of their own: blocks count
+ * chunks of K_MIXING_CHUNK routes, one block adds the counts up over the chunks of each expert, and
+ * blocks place their chunk. The sort keeps the order of tokens (a counting sort), and no sum depends on
+ * which block comes first: same input, same order. */
+#include "kernels/experts.cuh"
 
-#define WARPS       8
+#define WARPS       K_MIXING_WARPS
 #define THREADS     (WARPS * 32)
 #define TOKENS_MANY 16 /* of a warp */
 #define SCAN        1024
@@ -58,8 +59,10 @@ static __device__ inline void make_logits(const route_args &a, int expert, int f
 {
     const float *w = a.r.w + (size_t)expert * a.dim;
     int lane = threadIdx.x % 32;
+    const int unroll = TOKENS == 1 ? 8 : 2;
     float sum[TOKENS] = {};
 
+#pragma unroll unroll
     for (int at = lane * 4; at < a.dim; at += 128) {
         float4 weight = load_weights(w, at, a.dim);
 
@@ -170,7 +173,7 @@ static __device__ inline float mixer_weight(const float *logits, const uint32_t 
     float sum = 0.0f;
 
     for (int i = threadIdx.x % 32; i < r.n_experts; i += 32) {
-        float x = __ldcg(logits + i), apart = (top - x) / fmaxf(fabsf(x), top);
+        float x = logits[i], apart = (top - x) / fmaxf(fabsf(x), top);
 
         if (keys[i] != 0 && !(apart > 2.0f * r.spread))
             sum += expf(x - top);
@@ -184,10 +187,10 @@ static __device__ inline float2 find_softmax(const float *logits, int n)
     float top = -INFINITY, sum = 0.0f;
 
     for (int i = threadIdx.x % 32; i < n; i += 32)
-        top = fmaxf(top, __ldcg(logits + i));
+        top = fmaxf(top, logits[i]);
     top = warp_max(top);
     for (int i = threadIdx.x % 32; i < n; i += 32)
-        sum += expf(__ldcg(logits + i) - top);
+        sum += expf(logits[i] - top);
     return make_float2(top, warp_sum(sum));
 }
 
@@ -219,27 +222,31 @@ static __device__ inline float weigh(float score, const struct k_router &r)
     return score * r.scale;
 }
 
-/* One token, by a warp; keys: shared memory of n_experts words. */
-static __device__ void choose(const route_args &a, int token, uint32_t *keys)
+/* One token, by a warp. keys, logits: shared memory of n_experts words each, because each slot
+ * looks at all of them again. */
+static __device__ void choose(const route_args &a, int token, uint32_t *keys, float *logits)
 {
     const struct k_router &r = a.r;
-    const float *logits = a.m.logits + (size_t)token * r.n_experts;
+    const float *from = a.m.logits + (size_t)token * r.n_experts;
     int lane = threadIdx.x % 32, id = -1;
     float2 softmax = make_float2(0.0f, 1.0f);
     float score = 0.0f;
     bool is_padding = a.seq != NULL && a.kv_len[a.seq[token]] == 0;
 
+    for (int i = lane; i < r.n_experts; i += 32)
+        logits[i] = __ldcg(from + i);
+    __syncwarp();
     if (r.scoring == K_SCORE_SOFTMAX)
         softmax = find_softmax(logits, r.n_experts);
     for (int i = lane; i < r.n_experts; i += 32)
-        keys[i] = key_of(score_of(__ldcg(logits + i), r.scoring, softmax) +
-                         (r.bias != NULL ? r.bias[i] : 0.0f));
+        keys[i] =
+            key_of(score_of(logits[i], r.scoring, softmax) + (r.bias != NULL ? r.bias[i] : 0.0f));
     __syncwarp();
     if (r.n_groups > 1)
         close_groups(keys, r);
     for (int slot = 0; slot < r.n_used; slot++) {
         int best = warp_largest(keys, r.n_experts);
-        float logit = __ldcg(logits + best), own;
+        float logit = logits[best], own;
 
         own = r.scoring == K_SCORE_MIXER ? mixer_weight(logits, keys, r, logit)
                                          : score_of(logit, r.scoring, softmax);
@@ -257,6 +264,14 @@ static __device__ void choose(const route_args &a, int token, uint32_t *keys)
         a.m.routes.ids[(size_t)token * r.n_used + lane] = is_padding ? -1 : id;
         a.m.routes.weights[(size_t)token * r.n_used + lane] = score;
     }
+}
+
+/* A warp's part of shared memory: keys, then logits. */
+static __device__ inline void choose_in(const route_args &a, int token, uint32_t *shared)
+{
+    uint32_t *keys = shared + threadIdx.x / 32 * 2 * a.r.n_experts;
+
+    choose(a, token, keys, (float *)(keys + a.r.n_experts));
 }
 
 /* --- few tokens: the rest of the launch ------------------------------------------------------- */
@@ -298,23 +313,43 @@ static __device__ inline void list_touched(int32_t *touched, const int *starts, 
         touched[0] = sum;
 }
 
-/* Sort the routes of few tokens by one block: thread e counts and places those of expert e. starts:
- * shared memory [n_own + 1], ids: [n_routes]. */
-static __device__ void sort_few(const route_args &a, int *starts, int *ids, int n_routes)
+/* How many of four ids are e. */
+static __device__ inline int count_four(int4 ids, int e)
+{
+    return (ids.x == e) + (ids.y == e) + (ids.z == e) + (ids.w == e);
+}
+
+/* Put route i of expert e at place at, if its id is e; returns the next place. */
+static __device__ inline int place_one(const struct k_sorted &sorted, int id, int e, int i, int at)
+{
+    if (id != e)
+        return at;
+    sorted.routes[at] = i;
+    sorted.places[i] = at;
+    return at + 1;
+}
+
+/* Sort the routes of few tokens by one block: thread e counts and places those of expert e. ids:
+ * shared memory for n_routes, rounded up to fours; starts: for n_own + 1. */
+static __device__ void sort_few(const route_args &a, int4 *ids, int *starts, int n_routes)
 {
     const struct k_sorted &sorted = a.m.sorted;
+    int n_fours = (n_routes + 3) / 4;
 
-    for (int i = threadIdx.x; i < n_routes; i += THREADS) {
-        ids[i] = __ldcg(a.m.routes.ids + i) - a.first;
-        if (ids[i] < 0 || ids[i] >= a.n_own)
+    for (int i = threadIdx.x; i < 4 * n_fours; i += THREADS) {
+        int id = i < n_routes ? __ldcg(a.m.routes.ids + i) - a.first : -1;
+
+        ((int *)ids)[i] = id;
+        if (i < n_routes && (id < 0 || id >= a.n_own))
             sorted.places[i] = -1;
     }
     __syncthreads();
     for (int e = threadIdx.x; e < a.n_own; e += THREADS) {
         int count = 0;
 
-        for (int i = 0; i < n_routes; i++)
-            count += ids[i] == e;
+#pragma unroll 4
+        for (int i = 0; i < n_fours; i++)
+            count += count_four(ids[i], e);
         starts[e] = count;
     }
     __syncthreads();
@@ -329,27 +364,32 @@ static __device__ void sort_few(const route_args &a, int *starts, int *ids, int 
     }
     __syncthreads();
     for (int e = threadIdx.x; e <= a.n_own; e += THREADS) {
-        int at = starts[e];
+        int at = starts[e], last = e < a.n_own ? starts[e + 1] : at;
 
         sorted.starts[e] = at;
-        for (int i = 0; i < n_routes && e < a.n_own; i++) {
-            if (ids[i] == e) {
-                sorted.routes[at] = i;
-                sorted.places[i] = at++;
-            }
+        for (int i = 0; i < n_fours && at < last; i++) {
+            int4 four = ids[i];
+
+            if (count_four(four, e) == 0)
+                continue;
+            at = place_one(sorted, four.x, e, 4 * i, at);
+            at = place_one(sorted, four.y, e, 4 * i + 1, at);
+            at = place_one(sorted, four.z, e, 4 * i + 2, at);
+            at = place_one(sorted, four.w, e, 4 * i + 3, at);
         }
     }
 }
 
-/* True in the block of the launch that ends last: then all others' results can be read. */
-static __device__ inline bool is_last_block(uint32_t *done)
+/* True in the block that ends last of n that count in the same word: it can read all others'
+ * results. */
+static __device__ inline bool is_last_block(uint32_t *done, unsigned n)
 {
     __shared__ bool is_last;
 
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
-        is_last = atomicAdd(done, 1) == gridDim.x * gridDim.y - 1;
+        is_last = atomicAdd(done, 1U) == n - 1;
         if (is_last)
             *done = 0;
     }
@@ -358,21 +398,27 @@ static __device__ inline bool is_last_block(uint32_t *done)
     return is_last;
 }
 
+/* Block x has some experts, block y some tokens. */
 template <int TOKENS> static __global__ void __launch_bounds__(THREADS) route_kernel(route_args a)
 {
-    /* Shared memory: keys [WARPS][n_choices], then in their place starts and ids. */
-    extern __shared__ uint32_t shared[];
+    /* Shared memory: keys and logits [WARPS][2][n_choices], then in their place ids and starts. */
+    extern __shared__ __align__(16) uint32_t shared[];
     int warp = threadIdx.x / 32, expert = blockIdx.x * WARPS + warp;
+    int token = blockIdx.y * TOKENS + warp, n_routes = a.n * a.r.n_used;
 
+    static_assert(TOKENS <= WARPS, "a warp for each token");
+    for (int i = threadIdx.x % 32 * 32; expert < a.r.n_experts && i < a.dim; i += 32 * 32)
+        fetch_line(a.r.w + (size_t)expert * a.dim + i); /* weights depend on no other kernel */
+    wait_for_previous();
     if (expert < a.r.n_experts)
         make_logits<TOKENS>(a, expert, blockIdx.y * TOKENS);
-    if (!is_last_block(a.m.done))
+    if (!is_last_block(a.m.done + 1 + blockIdx.y, gridDim.x))
         return;
-    for (int token = warp; token < a.n; token += WARPS)
-        choose(a, token, shared + warp * a.r.n_experts);
-    __threadfence_block();
-    __syncthreads();
-    sort_few(a, (int *)shared, (int *)shared + a.n_own + 1, a.n * a.r.n_used);
+    if (warp < TOKENS && token < a.n)
+        choose_in(a, token, shared);
+    if (!is_last_block(a.m.done, gridDim.y))
+        return;
+    sort_few(a, (int4 *)shared, (int *)shared + (n_routes + 3) / 4 * 4, n_routes);
 }
 
 /* --- many tokens ------------------------------------------------------------------------------ */
@@ -388,10 +434,10 @@ static __global__ void __launch_bounds__(THREADS) logits_kernel(route_args a)
 static __global__ void __launch_bounds__(THREADS) choose_kernel(route_args a)
 {
     extern __shared__ uint32_t shared[];
-    int warp = threadIdx.x / 32, token = blockIdx.x * WARPS + warp;
+    int token = blockIdx.x * WARPS + threadIdx.x / 32;
 
     if (token < a.n)
-        choose(a, token, shared + warp * a.r.n_experts);
+        choose_in(a, token, shared);
 }
 
 /* Count the routes of a chunk. */
@@ -502,29 +548,56 @@ static __global__ void __launch_bounds__(K_MIXING_CHUNK) place_kernel(route_args
 
 /* --- launching -------------------------------------------------------------------------------- */
 
-static int route_few(const route_args &a, k_stream stream)
+/* Words of shared memory for the choices of a block's warps. */
+static size_t choice_words(const route_args &a)
 {
-    size_t keys = (size_t)WARPS * a.r.n_experts, sorting = (size_t)a.n_own + 1 + a.n * a.r.n_used;
-    size_t bytes = (keys > sorting ? keys : sorting) * sizeof(uint32_t);
+    return (size_t)WARPS * 2 * a.r.n_experts;
+}
+
+/* More than 48 KB of shared memory must be asked for. */
+template <class K> static int allow_shared(K kernel, size_t bytes)
+{
+    if (bytes <= 48 * 1024)
+        return 0;
+    return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes) ==
+                   cudaSuccess
+               ? 0
+               : -1;
+}
+
+template <int TOKENS> static int launch_route(const route_args &a, k_stream stream)
+{
+    size_t sorting = (size_t)a.n_own + 4 + a.n * a.r.n_used, words = choice_words(a);
+    size_t bytes = (words > sorting ? words : sorting) * sizeof(uint32_t);
     unsigned blocks = (a.r.n_experts + WARPS - 1) / WARPS;
 
+    if (allow_shared(route_kernel<TOKENS>, bytes) != 0)
+        return -1;
+    return launch_early(route_kernel<TOKENS>, dim3(blocks, (a.n + TOKENS - 1) / TOKENS), THREADS,
+                        bytes, stream, a);
+}
+
+static int route_few(const route_args &a, k_stream stream)
+{
     if (a.n == 1)
-        return K_LAUNCH(route_kernel<1>, dim3(blocks, 1), THREADS, bytes, stream, a);
+        return launch_route<1>(a, stream);
     if (a.n <= 4)
-        return K_LAUNCH(route_kernel<4>, dim3(blocks, 1), THREADS, bytes, stream, a);
-    return K_LAUNCH(route_kernel<8>, dim3(blocks, (a.n + 7) / 8), THREADS, bytes, stream, a);
+        return launch_route<4>(a, stream);
+    return launch_route<8>(a, stream);
 }
 
 static int route_many(const route_args &a, k_stream stream)
 {
     unsigned blocks = (a.r.n_experts + WARPS - 1) / WARPS;
     unsigned chunks = (a.n * a.r.n_used + K_MIXING_CHUNK - 1) / K_MIXING_CHUNK;
-    size_t keys = (size_t)WARPS * a.r.n_experts * sizeof(uint32_t);
-    int rc = K_LAUNCH(logits_kernel, dim3(blocks, (a.n + TOKENS_MANY - 1) / TOKENS_MANY), THREADS,
-                      0, stream, a);
+    size_t bytes = choice_words(a) * sizeof(uint32_t);
+    int rc = allow_shared(choose_kernel, bytes);
 
     if (rc == 0)
-        rc = K_LAUNCH(choose_kernel, (a.n + WARPS - 1) / WARPS, THREADS, keys, stream, a);
+        rc = K_LAUNCH(logits_kernel, dim3(blocks, (a.n + TOKENS_MANY - 1) / TOKENS_MANY), THREADS,
+                      0, stream, a);
+    if (rc == 0)
+        rc = K_LAUNCH(choose_kernel, (a.n + WARPS - 1) / WARPS, THREADS, bytes, stream, a);
     if (rc == 0)
         rc = K_LAUNCH(count_kernel, chunks, K_MIXING_CHUNK, a.n_own * sizeof(int), stream, a);
     if (rc == 0)

@@ -363,7 +363,9 @@ void ref_experts(float *out, const float *x, const struct k_experts *e,
  * all 0 before the first launch; base NULL only measures. */
 #define K_MIXING_CHUNK 512 /* routes that a block counts */
 #define K_MIXING_TILE  128 /* routes of a tile of k_run_experts() */
-#define K_MIXING_FEW   64  /* tokens of a step whose experts are read once */
+#define K_MIXING_FEW   64  /* tokens that one launch routes, and whose experts are read once */
+#define K_MIXING_EACH  16  /* routes per expert up to which experts are read once, too */
+#define K_MIXING_WARPS 8   /* tokens of a block of the routing launch */
 struct k_mixing_sizes {
     int n_tokens, n_used;     /* the largest step */
     int n_choices, n_experts; /* experts of the router, and those of this rank */
@@ -376,7 +378,7 @@ struct k_mixing {
     int32_t *touched; /* int32 [1 + n_experts]: the number of experts with routes, and which */
     int32_t *chunks;  /* int32 [ceil(routes / K_MIXING_CHUNK)][n_experts]: counts, then places */
     int32_t *tiles;   /* int32 [1 + 2 * tiles]: number of tiles; expert and first place of each */
-    uint32_t *done;   /* blocks of a launch that have ended; 0 between launches */
+    uint32_t *done;   /* [1 + K_MIXING_FEW / K_MIXING_WARPS]: ended blocks; 0 between launches */
     k_bf16 *ff;       /* bf16 [routes][ff_dim] */
     k_bf16 *y;        /* bf16 [routes][dim] */
 };
@@ -392,8 +394,9 @@ int k_route(const struct k_mixing *m, const k_bf16 *x, const struct k_router *r,
 
 /* y of m = the experts' results in the order of routes, after k_route() with the same n. Matrices
  * are plain, or e4m3 with scales by row or in blocks of 128 x 128; x is bf16 [n][dim]. With up to
- * K_MIXING_FEW tokens each expert that has routes is read once. ff is rounded to bfloat16. The bits
- * of a route depend on n through that limit only. */
+ * K_MIXING_FEW tokens, or K_MIXING_EACH routes per expert of this rank, each expert that has routes
+ * is read once. ff is rounded to bfloat16. The bits of a route depend on n through these limits
+ * only. */
 int k_run_experts(const struct k_mixing *m, const k_bf16 *x, const struct k_experts *e, int n,
                   int n_used, int n_sms, k_stream stream);
 

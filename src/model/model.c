@@ -450,6 +450,34 @@ static size_t model_weights_bytes(const struct model *m)
     return sum;
 }
 
+/* Elements of a matrix in its format. */
+static size_t model_matrix_bytes(const struct model *m, const struct k_matrix *w)
+{
+    if (k_format_is_plain(&w->format))
+        return (size_t)w->n_out * (size_t)w->n_in * m->device->elem_bytes;
+    return (size_t)w->n_out * k_format_row_bytes(&w->format, w->n_in);
+}
+
+/* The parts of weight_bytes that a step reads in part only. */
+static void model_count_parts(struct model *m)
+{
+    struct model_shape *shape = &m->shape;
+
+    shape->n_experts = m->config.experts.n;
+    shape->n_experts_used = m->config.experts.n_used;
+    for (int i = 0; i < m->ranks.n; i++) {
+        const struct weights *w = &m->ranks.at[i].weights;
+
+        for (int layer = 0; layer < m->plan.n_layers; layer++) {
+            if (m->plan.layers[layer].ffn.kind == FFN_EXPERTS)
+                shape->expert_bytes += model_matrix_bytes(m, &w->layers[layer].experts.in) +
+                                       model_matrix_bytes(m, &w->layers[layer].experts.down);
+        }
+        if (w->head.data != w->embed.data)
+            shape->table_bytes += model_matrix_bytes(m, &w->embed);
+    }
+}
+
 /* Two lines: the table of memory, and the settings in force. */
 static void model_log_table(const struct model *m, const char *dir, uint64_t start_us)
 {
@@ -586,6 +614,7 @@ int model_open(struct model **out, const struct model_options *o)
     /* Sums for /metrics; constant from here on. */
     model->shape.device_bytes = ranks_allocated_bytes(&model->ranks);
     model->shape.weight_bytes = model_weights_bytes(model);
+    model_count_parts(model);
     model->shape.work_bytes = model->work_bytes;
     model->shape.sleeping_bytes = ranks_sleeping_bytes(&model->ranks);
     model->shape.constant_bytes = ranks_constant_bytes(&model->ranks);

@@ -133,7 +133,7 @@ static void route(struct run *r, const k_bf16 *x, const struct k_tokens *t, int 
     fetch(r->weights, r->m.routes.weights, n_routes * sizeof *r->weights);
 }
 
-XX
+/* --- routes ----------------------------------------------------------------------------- */
 
 /* The order of the routes is that of the reference, for the ids that the device chose. */
 static void check_order(struct run *r, int n, const char *name)
@@ -371,11 +371,13 @@ static void check_residual(struct run *r, int n)
 static void check_shape(struct shape s, struct k_format f, int n_max, const char *format)
 {
     static const int numbers[] = {1, 4, 13, 37, 64, 65, 200, 513};
+    int many = K_MIXING_EACH * s.n_own / s.n_used + 1; /* tokens that are no longer few */
     char name[100];
     struct run r;
 
     if (!gpu_has_turn())
         return;
+    many = many > K_MIXING_FEW ? many : K_MIXING_FEW + 1;
     run_open(&r, s, f, n_max);
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
         if (numbers[i] > n_max)
@@ -391,8 +393,8 @@ static void check_shape(struct shape s, struct k_format f, int n_max, const char
     }
     check_alone(&r, 64 < n_max ? 64 : n_max, 1);
     check_alone(&r, 64 < n_max ? 64 : n_max, 9);
-    if (n_max > 2 * K_MIXING_FEW)
-        check_alone(&r, n_max, K_MIXING_FEW + 1);
+    if (n_max > many)
+        check_alone(&r, n_max, many);
     if (s.dim % 16 == 0)
         check_residual(&r, 5);
     run_close(&r);
