@@ -75,7 +75,7 @@ static int run_product(const struct experts_product *p, const struct k_matrix *w
     bool plain = k_format_is_plain(f), blocks = k_format_is_in_blocks(f, K_E4M3, EXPERTS_BLOCK);
     enum experts_format format = EXPERTS_PLAIN;
 
-    if (!plain && !blocks && !k_format_is_by_row(f, K_E4M3))
+    if (!plain && (p->scales == NULL || (!blocks && !k_format_is_by_row(f, K_E4M3))))
         return -1;
     if (!plain)
         format = blocks ? EXPERTS_IN_BLOCKS : EXPERTS_BY_ROW;

@@ -12,8 +12,8 @@
  * counter in device memory) chooses for them, a warp for each, and of these the last one sorts.
  * Otherwise choosing, counting, adding up and placing are launches of their own: blocks count
  * chunks of K_MIXING_CHUNK routes, one block adds the counts up over the chunks of each expert, and
- * blocks place their chunk. The sort keeps the order of tokens (a counting sort), and no sum depends on
- * which block comes first: same input, same order. */
+ * blocks place their chunk. The sort keeps the order of tokens (a counting sort), and no sum
+ * depends on which block comes first: same input, same order. */
 #include "kernels/experts.cuh"
 
 #define WARPS       K_MIXING_WARPS

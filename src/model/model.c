@@ -478,6 +478,19 @@ static void model_count_parts(struct model *m)
     }
 }
 
+/* Only models with experts have this line. */
+static void model_log_experts(const struct model *m)
+{
+    const struct experts_config *experts = &m->config.experts;
+    int n = 0;
+
+    for (int layer = 0; layer < m->plan.n_layers; layer++)
+        n += m->plan.layers[layer].ffn.kind == FFN_EXPERTS;
+    log_info("model: %d layers have %d experts of width %d, of which a token uses %d%s", n,
+             experts->n, experts->ff_dim, experts->n_used,
+             experts->shared_dim > 0 ? ", and shared ones" : "");
+}
+
 /* Two lines: the table of memory, and the settings in force. */
 static void model_log_table(const struct model *m, const char *dir, uint64_t start_us)
 {
@@ -488,6 +501,8 @@ static void model_log_table(const struct model *m, const char *dir, uint64_t sta
     log_info("model: %s, %s: %d layers, dim %d, %d/%d heads of %d, vocabulary %d", dir,
              m->config.arch->name, shape->n_layers, shape->dim, shape->n_heads, shape->n_kv_heads,
              shape->head_dim, shape->n_vocab);
+    if (m->config.experts.n > 0)
+        model_log_experts(m);
     log_info("model: memory in MiB on %s: weights %.0f, KV pages %.0f (%d of %d tokens, %zu bytes "
              "each), activations and workspace %.0f",
              shape->device, (double)model_weights_bytes(m) * MIB,

@@ -53,7 +53,7 @@ struct model_shape {
     size_t weight_bytes, work_bytes;       /* of all ranks; work: activations, tables, work areas */
     int n_experts, n_experts_used;         /* of a layer with experts, and by a token; 0: none */
     size_t expert_bytes;                   /* of weight_bytes: all experts' matrices */
-    size_t table_bytes;                    /* of weight_bytes: matrices that are only looked up in */
+    size_t table_bytes;                    /* of weight_bytes: only looked up in */
     bool sleeps;                           /* sleeping was asked for, and the device can do it */
     size_t sleeping_bytes, constant_bytes; /* of device_bytes: the part that a sleep gives back,
                                             * and the part of that which the host keeps a copy of */
