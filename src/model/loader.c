@@ -761,7 +761,7 @@ static const struct tensor *loader_find_numbers(struct loader *l, const char *wh
 {
     const struct tensor *tensor;
     enum device_type type;
-    int64_t n = 1;
+    int64_t wanted = (int64_t)rows * cols, n = 1;
     char name[400];
 
     loader_whole_name(l, name, sizeof name, whole);
@@ -771,10 +771,10 @@ static const struct tensor *loader_find_numbers(struct loader *l, const char *wh
         return NULL;
     }
     loader_check_type(l, tensor, &type);
-    for (int i = 0; i < tensor->n_dims && n <= (int64_t)rows * cols; i++)
-        n *= tensor->dims[i];
+    for (int i = 0; i < tensor->n_dims && n <= wanted; i++)
+        n = tensor->dims[i] <= wanted ? n * tensor->dims[i] : wanted + 1;
     if (l->rc == ERR_OK &&
-        (n != (int64_t)rows * cols || (cols > 1 && tensor->dims[tensor->n_dims - 1] != cols))) {
+        (n != wanted || (cols > 1 && tensor->dims[tensor->n_dims - 1] != cols))) {
         log_error("model: %s: tensor %s has %d dimensions, the first %lld; config.json says "
                   "[%d][%d]",
                   checkpoint_path(l->files, tensor), name, tensor->n_dims,
