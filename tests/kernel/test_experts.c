@@ -311,8 +311,8 @@ static void check_results(struct run *r, int n, const char *name)
     if (own != NULL)
         memcpy(want, own, n_out * sizeof *want);
     ref_experts(want, r->x, &r->experts, &routes, &c, n);
-    /* ff and y are rounded to bfloat16, and so is the sum. */
-    gpu_compare(got, want, n_out, 2e-5, 2e-2, name);
+    /* ff and y are rounded to bfloat16, and so are the sum and weights with scales of blocks. */
+    gpu_compare(got, want, n_out, 4e-5, 2e-2, name);
     run_experts(r, r->dev_x, own, n, again);
     ok(memcmp(got, again, n_out * sizeof *got) == 0, "%s: %d tokens: the same bits again", name, n);
     free(got), free(again), free(own), free(want);
