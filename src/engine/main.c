@@ -62,6 +62,7 @@ static int main_open_model(struct engine *e)
         .n_ranks = settings->tensor_parallel_size,
         .uses_nccl = settings->disable_custom_all_reduce,
         .first_gpu = rank_first_gpu(settings),
+        .whole_experts = settings->enable_expert_parallel,
         .page_tokens = settings->page_tokens,
         .max_num_seqs = settings->max_num_seqs,
         .max_num_batched_tokens = settings->max_num_batched_tokens,

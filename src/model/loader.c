@@ -11,10 +11,13 @@
  * matrix keeps its format if all its tensors have it, their scales fit together, and the device
  * multiplies with it. Otherwise it is converted while it is read.
  *
+ * The experts of a layer are one matrix: their tensors, one below the other. A tensor that holds
+ * all experts of a layer is taken apart into views, which are tensors of one expert each.
+ *
  * The digest chains SHA-256 over the list: digest so far, name, type and XXH3 of the bytes, which
  * is cheap enough for every start. Stores on disk are named by it, so the order of the list must
  * not change. */
-#include "model/loader.h"
+#include "model/loader_parts.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -23,39 +26,11 @@
 #include "base/mem.h"
 #include "base/must.h"
 #include "kernels/rng.h"
-#include "model/quant.h"
-#include "model/safetensors.h"
 
 #define RANDOM_SCALE \
-    0.02f                              /* deviation of random matrices; models are initialised
-                                        * with it */
-#define RANDOM_CODES 64.0f             /* deviation of random codes, before their scale */
-#define FLOATS       ((size_t)1 << 20) /* numbers of a tensor that the host converts at a time */
-
-/* The treatment of a tensor's bytes. All but the first end in device memory. */
-enum use_of_bytes {
-    BYTES_SUMMED,    /* only hashed: the host has used them already, or this rank has no part */
-    BYTES_FILLED,    /* numbers of a file's type, converted to the device's by the pipe */
-    BYTES_COPIED,    /* elements of a format that the device takes, copied as they are */
-    BYTES_ROUNDED,   /* numbers of a file's type, rounded on the device to a format */
-    BYTES_CONVERTED, /* dequantised, or rounded as if quantised, by the host; stored in the
-                      * device's type */
-    BYTES_RAISED,    /* numbers of a file's type plus 1, in the device's type */
-    BYTES_TURNED,    /* the tensor is the transpose of the matrix */
-};
-
-/* The destination of a tensor on one rank. */
-struct target {
-    enum use_of_bytes use;
-    enum device_type type;  /* of plain numbers */
-    struct quant_part part; /* of a matrix */
-    struct slice slice;     /* of a vector: rows of one number */
-    void *dst;
-    size_t at;     /* element of dst; for BYTES_COPIED a byte */
-    float *scales; /* BYTES_ROUNDED: scales of the rows, from the target's first */
-    float *turned; /* BYTES_TURNED, rank 0 only: the whole matrix, gathered while its tensor is
-                    * read */
-};
+    0.02f                  /* deviation of random matrices; models are initialised
+                            * with it */
+#define RANDOM_CODES 64.0f /* deviation of random codes, before their scale */
 
 static const struct k_format plain = {.elem = K_BF16};
 
@@ -69,16 +44,6 @@ static struct k_format loader_rounded_format(const struct loader *l, enum loader
         return l->from->head;
     return plain;
 }
-
-/* A tensor that is a matrix, or the part of one. */
-struct part {
-    const char *pattern;
-    struct quant_part q;
-    size_t item; /* in the list */
-    struct slice slice;
-    enum device_type type; /* of plain numbers */
-    bool is_turned;        /* the tensor is [columns][rows] */
-};
 
 /* Most matrices are one tensor. */
 struct loader_tensors loader_tensor(const char *pattern, struct slice_shape shape)
@@ -130,12 +95,6 @@ static int loader_type_of(const struct tensor *t, enum device_type *out)
     return ERR_UNSUPPORTED;
 }
 
-/* targets is [n_items][n_ranks]. */
-static struct target *loader_target_of(const struct loader *l, size_t item, int rank)
-{
-    return &l->targets[item * (size_t)l->n_ranks + (size_t)rank];
-}
-
 /* Both arrays grow together. An array that could be grown is kept even if the other failed, because
  * the old pointer is no longer valid. */
 static void loader_grow_list(struct loader *l)
@@ -174,28 +133,6 @@ static void loader_list_tensor(struct loader *l, const struct tensor *t)
     l->n_listed = ++l->n_items;
 }
 
-/* Bytes of one number in a file. */
-static size_t loader_file_bytes(enum device_type type)
-{
-    if (type == DEVICE_F32)
-        return 4;
-    return 2;
-}
-
-/* Bytes of n elements of one row in a file, packed formats included. */
-static size_t loader_elem_bytes(const struct target *to, int n)
-{
-    if (to->part.kind != NULL)
-        return k_format_row_bytes(&to->part.format, n);
-    return (size_t)n * loader_file_bytes(to->type);
-}
-
-/* Of one row of the tensor in the file. */
-static size_t loader_row_bytes(const struct target *to)
-{
-    return loader_elem_bytes(to, to->slice.cols);
-}
-
 /* Set the current rank's target of a tensor. step makes the reader deliver whole rows, because
  * conversion and slicing work on rows; of a transposed tensor, whole columns of the matrix. */
 static void loader_list_target(struct loader *l, size_t item, const struct target *to)
@@ -227,22 +164,49 @@ static void loader_make_digest(struct loader *l)
 void loader_name(const struct loader *l, char *out, size_t cap, const char *pattern,
                  const char *ending)
 {
-    static const char model[] = "model.";
+    static const char model[] = "model.", weight[] = ".weight";
+    const int numbers[2] = {l->layer, l->expert};
     const char *prefix = "", *percent;
     size_t stem;
+    int n;
 
     if (l->prefix != NULL && strncmp(pattern, model, sizeof model - 1) == 0) {
         prefix = l->prefix;
         pattern += sizeof model - 1;
     }
-    percent = strstr(pattern, "%d");
-    stem = strlen(pattern) - strlen(".weight");
-    if (percent == NULL)
-        (void)snprintf(out, cap, "%s%.*s%s", prefix, (int)stem, pattern, ending);
-    else
-        (void)snprintf(out, cap, "%s%.*s%d%.*s%s", prefix, (int)(percent - pattern), pattern,
-                       l->layer, (int)(stem - (size_t)(percent - pattern) - 2), percent + 2,
-                       ending);
+    /* Names without the ending are taken whole. */
+    stem = strlen(pattern);
+    if (stem > strlen(weight) && strcmp(pattern + stem - strlen(weight), weight) == 0)
+        stem -= strlen(weight);
+    n = snprintf(out, cap, "%s", prefix);
+    for (int i = 0; i < 2 && (percent = memmem(pattern, stem, "%d", 2)) != NULL; i++) {
+        size_t before = (size_t)(percent - pattern);
+
+        n += snprintf(out + n, cap - (size_t)n, "%.*s%d", (int)before, pattern, numbers[i]);
+        pattern += before + 2;
+        stem -= before + 2;
+    }
+    (void)snprintf(out + n, cap - (size_t)n, "%.*s%s", (int)stem, pattern, ending);
+}
+
+/* The name of the current layer's tensor whose pattern is a whole name. */
+static void loader_whole_name(const struct loader *l, char *out, size_t cap, const char *whole)
+{
+    static const char weight[] = ".weight";
+    size_t len = strlen(whole), end = sizeof weight - 1;
+    bool has_ending = len > end && strcmp(whole + len - end, weight) == 0;
+
+    loader_name(l, out, cap, whole, has_ending ? weight : "");
+}
+
+bool loader_has(const struct loader *l, const char *whole)
+{
+    char name[400];
+
+    if (l->files == NULL || whole == NULL)
+        return false;
+    loader_whole_name(l, name, sizeof name, whole);
+    return checkpoint_find(l->files, name) != NULL;
 }
 
 /* Find a vector of n numbers by its full name, and list it; NULL (logged) if it is missing or has
@@ -307,7 +271,7 @@ static void loader_fill_vector(struct loader *l, void *dst, size_t at, const cha
 
 /* The tensor whose name is the weight's stem and this ending, such as "input_scale"; NULL if there
  * is none. */
-static const struct tensor *loader_tensor_beside(struct loader *l, const char *pattern,
+static const struct tensor *loader_tensor_beside(struct loader *l, const char *pattern, int expert,
                                                  const char *ending)
 {
     char stem[400], name[440];
@@ -315,6 +279,7 @@ static const struct tensor *loader_tensor_beside(struct loader *l, const char *p
 
     if (ending == NULL)
         return NULL;
+    l->expert = expert;
     loader_name(l, stem, sizeof stem, pattern, "");
     (void)snprintf(name, sizeof name, "%s.%s", stem, ending);
     tensor = checkpoint_find(l->files, name);
@@ -339,6 +304,56 @@ static void loader_list_part(struct loader *l, struct part *p)
     }
 }
 
+/* The part of a tensor [n][rows][cols] that belongs to one expert, as a tensor of its own. Views
+ * are made for rank 0; the other ranks find them in the list. */
+static const struct tensor *loader_view(struct loader *l, const struct tensor *whole, int expert)
+{
+    struct tensor *view;
+
+    if (l->rank > 0)
+        return l->items[l->n_listed].t;
+    if ((view = arena_alloc(&l->views, sizeof *view)) == NULL) {
+        l->rc = ERR_NO_MEMORY;
+        return NULL;
+    }
+    *view = *whole;
+    view->n_dims = 2;
+    view->dims[0] = whole->dims[1];
+    view->dims[1] = whole->dims[2];
+    view->bytes = whole->bytes / (size_t)whole->dims[0];
+    view->data = whole->data + (size_t)expert * view->bytes;
+    return view;
+}
+
+/* Find an expert in the tensor of all n experts of the layer. */
+static void loader_find_in_one(struct loader *l, struct part *p, int n)
+{
+    char name[400];
+    const struct tensor *whole;
+
+    loader_whole_name(l, name, sizeof name, p->pattern);
+    if ((whole = checkpoint_find(l->files, name)) == NULL) {
+        log_error("model: tensor %s is missing", name);
+        l->rc = ERR_NOT_FOUND;
+        return;
+    }
+    if (whole->n_dims != 3 || whole->dims[0] != n || whole->dims[1] != p->slice.rows ||
+        whole->dims[2] != p->slice.cols) {
+        log_error("model: %s: tensor %s has %d dimensions, the first %lld; config.json says "
+                  "[%d][%d][%d]",
+                  checkpoint_path(l->files, whole), name, whole->n_dims,
+                  whole->n_dims > 0 ? (long long)whole->dims[0] : 0LL, n, p->slice.rows,
+                  p->slice.cols);
+        l->rc = ERR_INVALID;
+        return;
+    }
+    p->q = (struct quant_part){.data = loader_view(l, whole, p->expert), .cols = p->slice.cols};
+    if (l->rc != ERR_OK)
+        return;
+    loader_list_part(l, p);
+    loader_check_type(l, whole, &p->type);
+}
+
 /* A transposed tensor is looked up with rows and columns exchanged. */
 static void loader_find_part(struct loader *l, struct part *p)
 {
@@ -351,6 +366,7 @@ static void loader_find_part(struct loader *l, struct part *p)
     }
     if (l->rc != ERR_OK)
         return;
+    l->expert = p->expert;
     loader_name(l, stem, sizeof stem, p->pattern, "");
     l->rc = quant_find(&p->q, l->files, &l->c->quant, &matrix, why, sizeof why);
     if (l->rc != ERR_OK) {
@@ -467,7 +483,7 @@ static const float *loader_input_scale(struct loader *l, const struct part *part
 
     for (int i = 0; i < n_parts; i++) {
         const struct tensor *tensor =
-            loader_tensor_beside(l, parts[i].pattern, parts[i].q.kind->x_scale);
+            loader_tensor_beside(l, parts[i].pattern, parts[i].expert, parts[i].q.kind->x_scale);
         float scale;
 
         if (tensor == NULL || quant_single(&scale, tensor) != ERR_OK)
@@ -541,186 +557,6 @@ static void loader_list_parts(struct loader *l, const struct k_matrix *m, float 
     }
 }
 
-/* Store a rank's slice of rows first .. first + n - 1 of a tensor, which are float32. Rows that are
- * whole in the slice go in one call, others one by one. */
-static int loader_store_floats(struct loader *l, int rank, const struct target *to,
-                               const float *floats, int first, int n)
-{
-    struct device *device = l->ranks[rank].device;
-    const struct slice *slice = &to->slice;
-    struct slice_run run = slice_next(slice, first, first + n);
-    int rc = ERR_OK;
-
-    for (; run.n > 0 && rc == ERR_OK; run = slice_next(slice, run.from + run.n, first + n)) {
-        int step = run.n;
-
-        if (slice->n_cols < slice->cols)
-            step = 1;
-        for (int i = 0; i < run.n && rc == ERR_OK; i += step)
-            rc = device->ops->weights(
-                device, to->dst, to->at + (size_t)(run.to + i) * (size_t)slice->n_cols,
-                floats + (size_t)(run.from + i - first) * (size_t)slice->cols + slice->col,
-                DEVICE_F32, (size_t)step * (size_t)slice->n_cols);
-    }
-    return rc;
-}
-
-/* True if the host computes the numbers before they are stored. */
-static bool loader_is_converted(const struct target *to)
-{
-    return to->use == BYTES_CONVERTED || to->use == BYTES_RAISED;
-}
-
-/* Gemma stores weights of norms minus one. Adding in float32, before rounding to the device's type,
- * keeps the small digits. */
-static void loader_raise_numbers(float *out, const struct tensor *t, size_t n)
-{
-    for (size_t i = 0; i < n; i++)
-        out[i] = quant_number(t, i) + 1.0f;
-}
-
-/* Convert n_rows rows from `first` on to float32 and store each rank's slice. Rank 0's target
- * describes the tensor for all ranks. The mutex is held while storing, because the device's own
- * operations are not thread-safe as pipes are. */
-static int loader_convert_rows(struct loader *l, size_t idx, unsigned char *bytes, int first,
-                               int n_rows)
-{
-    const struct target *to = loader_target_of(l, idx, 0); /* the same for all ranks except for
-                                                            * dst, at and slice */
-    size_t cols = (size_t)to->slice.cols;
-    int step = (int)(FLOATS / cols) + 1, rc = ERR_OK;
-    float *floats = mem_zalloc_array((size_t)step * cols, sizeof *floats);
-    struct tensor part = *l->items[idx].t;
-
-    if (floats == NULL)
-        return ERR_NO_MEMORY;
-    for (int row = 0; row < n_rows && rc == ERR_OK;
-         row += step, bytes += (size_t)step * loader_row_bytes(to)) {
-        int some = step;
-
-        if (n_rows - row < step)
-            some = n_rows - row;
-        part.data = bytes;
-        if (to->use == BYTES_RAISED)
-            loader_raise_numbers(floats, &part, (size_t)some * cols);
-        else
-            rc = to->part.kind != NULL
-                     ? quant_dequantise(floats, &to->part, bytes, first + row, some)
-                     : quant_round(floats, &part, 0, some, (int)cols);
-        (void)pthread_mutex_lock(&l->turn); /* cannot fail: initialised, not held by us */
-        for (int i = 0; i < l->n_ranks && rc == ERR_OK; i++) {
-            if (loader_is_converted(loader_target_of(l, idx, i)))
-                rc = loader_store_floats(l, i, loader_target_of(l, idx, i), floats, first + row,
-                                         some);
-        }
-        (void)pthread_mutex_unlock(&l->turn);
-    }
-    mem_free(floats);
-    return rc;
-}
-
-/* Take n_rows rows from `first` on of a tensor that is the transpose of its matrix. They are
- * columns of the matrix, so the matrix is gathered on the host and stored when the last row has
- * come. One thread reads a tensor, in the order of its rows, so no lock is needed until then. */
-static int loader_turn_rows(struct loader *l, size_t idx, unsigned char *bytes, int first,
-                            int n_rows)
-{
-    struct target *to = loader_target_of(l, idx, 0);
-    struct tensor part = *l->items[idx].t;
-    int rows = to->slice.rows, cols = to->slice.cols, rc = ERR_OK;
-
-    if (to->turned == NULL &&
-        (to->turned = mem_zalloc_array((size_t)rows * (size_t)cols, sizeof(float))) == NULL)
-        return ERR_NO_MEMORY;
-    part.data = bytes;
-    for (int col = 0; col < n_rows; col++) {
-        for (int row = 0; row < rows; row++)
-            to->turned[(size_t)row * (size_t)cols + (size_t)(first + col)] =
-                quant_number(&part, (size_t)col * (size_t)rows + (size_t)row);
-    }
-    if (first + n_rows < cols)
-        return ERR_OK;
-    (void)pthread_mutex_lock(&l->turn); /* cannot fail: initialised, not held by us */
-    for (int i = 0; i < l->n_ranks && rc == ERR_OK; i++)
-        rc = loader_store_floats(l, i, loader_target_of(l, idx, i), to->turned, 0, rows);
-    (void)pthread_mutex_unlock(&l->turn);
-    mem_free(to->turned);
-    to->turned = NULL;
-    return rc;
-}
-
-/* Send n rows to the slice, from its row `to_row` on; in the pipe they begin at row `row`. */
-static int loader_send_rows(struct device *d, const struct target *to,
-                            const struct device_pipe *pipe, int row, int to_row, int n)
-{
-    int cols = to->slice.n_cols;
-    size_t elems = (size_t)n * (size_t)cols, at = to->at + (size_t)to_row * (size_t)cols;
-    struct device_pipe some = *pipe;
-    struct k_quantised out;
-
-    some.bytes += (size_t)row * loader_row_bytes(to) + loader_elem_bytes(to, to->slice.col);
-    switch (to->use) {
-    case BYTES_SUMMED:
-    case BYTES_CONVERTED:
-    case BYTES_RAISED:
-    case BYTES_TURNED: break;
-    case BYTES_FILLED: return d->ops->pipe_weights(d, &some, to->dst, at, to->type, elems);
-    case BYTES_COPIED:
-        return d->ops->pipe_bytes(
-            d, &some, (char *)to->dst + to->at + (size_t)to_row * loader_elem_bytes(to, cols),
-            (size_t)n * loader_elem_bytes(to, cols));
-    case BYTES_ROUNDED:
-        out = (struct k_quantised){.data = (k_e4m3 *)to->dst + at, .scales = to->scales + to_row};
-        return d->ops->pipe_quantise(d, &some, &out, to->type, n, cols);
-    }
-    return ERR_OK;
-}
-
-/* Send a rank's slice of rows first .. first + n - 1 of a tensor, which are in the pipe. A row that
- * several ranks have is sent several times; so a device with ranks must not convert it inside the
- * pipe. */
-static int loader_send_slice(struct device *d, const struct target *to,
-                             const struct device_pipe *pipe, int first, int n)
-{
-    const struct slice *slice = &to->slice;
-    struct slice_run run = slice_next(slice, first, first + n);
-    int rc = ERR_OK;
-
-    for (; run.n > 0 && rc == ERR_OK; run = slice_next(slice, run.from + run.n, first + n)) {
-        int step = slice->n_cols < slice->cols ? 1 : run.n;
-
-        for (int i = 0; i < run.n && rc == ERR_OK; i += step)
-            rc = loader_send_rows(d, to, pipe, run.from + i - first, run.to + i, step);
-    }
-    return rc;
-}
-
-/* Called by the reader's threads: `bytes` bytes from `at` on of item idx are in the pipe. */
-static int loader_place_bytes(void *context, size_t idx, struct device_pipe *pipe, size_t at,
-                              size_t bytes)
-{
-    struct loader *loader = context;
-    const struct target *to = loader_target_of(loader, idx, 0);
-    size_t step = loader->items[idx].step;
-    int rc = ERR_OK;
-
-    if (to->use == BYTES_SUMMED)
-        return ERR_OK; /* and so do the other ranks */
-    if (to->part.kind != NULL && to->part.kind->unpack != NULL)
-        to->part.kind->unpack(pipe->bytes, bytes);
-    if (to->use == BYTES_TURNED)
-        return loader_turn_rows(loader, idx, pipe->bytes, (int)(at / step), (int)(bytes / step));
-    if (loader_is_converted(to))
-        return loader_convert_rows(loader, idx, pipe->bytes, (int)(at / step), (int)(bytes / step));
-    for (int i = 0; i < loader->n_ranks && rc == ERR_OK; i++) {
-        to = loader_target_of(loader, idx, i);
-        if (to->use != BYTES_SUMMED)
-            rc = loader_send_slice(loader->ranks[i].device, to, pipe, (int)(at / step),
-                                   (int)(bytes / step));
-    }
-    return rc;
-}
-
 /* Fill a rank's part of a random plain matrix with the numbers that one rank alone would have
  * there. */
 static int loader_fill_random_slices(struct loader *l, const struct k_matrix *m,
@@ -782,43 +618,84 @@ static void loader_fill_random(struct loader *l, const struct k_matrix *m, float
 /* These are called by weights.c in the order of the layers. Without files (dummy weights) they fill
  * memory at once instead of listing tensors. */
 
+/* A part that this rank does not have: its tensor is read for others only. */
+static void loader_leave_out(struct slice *s)
+{
+    s->n_rows = 0;
+    for (int i = 0; i < s->shape.n_pieces; i++)
+        s->shape.pieces[i].own_rows = 0;
+}
+
+/* The parts of a matrix in their order, looked up in the checkpoint. */
+static void loader_find_parts(struct loader *l, struct part *parts, int n_parts,
+                              const struct loader_tensors *all, enum loader_use use)
+{
+    for (int i = 0; i < n_parts && l->rc == ERR_OK; i++) {
+        int which = i % all->n, expert = i / all->n;
+        struct part *part = &parts[i];
+
+        *part = (struct part){.pattern = all->patterns[which],
+                              .expert = all->n_experts > 0 ? expert : -1,
+                              .slice = slice_make(&all->shapes[which], l->rank, l->n_ranks),
+                              .is_turned = use == USE_LAYER && l->c->arch->is_turned};
+        if (all->n_own_experts < all->n_experts && expert / all->n_own_experts != l->rank)
+            loader_leave_out(&part->slice);
+        if (l->files == NULL)
+            continue;
+        if (all->in_one)
+            loader_find_in_one(l, part, all->n_experts);
+        else
+            loader_find_part(l, part);
+    }
+}
+
+/* Give a matrix of known parts its format and its memory, and list what goes there. */
+static void loader_fill_matrix(struct loader *l, struct k_matrix *matrix, const struct part *parts,
+                               int n_parts, enum loader_use use)
+{
+    float *scales = NULL;
+    bool is_plain;
+
+    loader_choose_format(l, matrix, parts, n_parts, use);
+    /* Quantised rows have their own length and need scales besides. */
+    is_plain = k_format_is_plain(&matrix->format);
+    matrix->data = loader_allocate(
+        l, (size_t)matrix->n_out * (is_plain ? (size_t)matrix->n_in * l->d->elem_bytes
+                                             : k_format_row_bytes(&matrix->format, matrix->n_in)));
+    if (!is_plain)
+        matrix->scales = scales = loader_allocate(l, loader_n_scales(matrix) * sizeof *scales);
+    l->w->reads_codes = l->w->reads_codes || k_format_reads_codes(&matrix->format);
+    if (l->rc != ERR_OK)
+        return;
+    if (l->files == NULL)
+        loader_fill_random(l, matrix, scales, parts, n_parts);
+    else
+        loader_list_parts(l, matrix, scales, parts, n_parts, use);
+    if (l->files != NULL && !is_plain && parts[0].q.kind != NULL)
+        loader_fill_scales(l, matrix, scales, parts, n_parts);
+}
+
 /* Look up all parts first, because the format of the matrix depends on all of them. */
 struct k_matrix loader_matrix(struct loader *l, const struct loader_tensors *all,
                               enum loader_use use)
 {
-    struct part parts[LOADER_TENSORS_MAX] = {{.item = 0}};
+    int n_parts = all->n * (all->n_experts > 0 ? all->n_experts : 1);
     struct k_matrix matrix = {.n_in = all->shapes[0].own_cols};
-    float *scales = NULL;
-    bool is_plain;
+    struct part *parts;
 
     must(all->n >= 1 && all->n <= LOADER_TENSORS_MAX);
-    for (int i = 0; i < all->n; i++) {
-        parts[i] = (struct part){.pattern = all->patterns[i],
-                                 .slice = slice_make(&all->shapes[i], l->rank, l->n_ranks),
-                                 .is_turned = use == USE_LAYER && l->c->arch->is_turned};
-        matrix.n_out += parts[i].slice.n_rows;
-        if (l->files != NULL)
-            loader_find_part(l, &parts[i]);
+    if (l->rc != ERR_OK)
+        return matrix;
+    if ((parts = mem_zalloc_array((size_t)n_parts, sizeof *parts)) == NULL) {
+        l->rc = ERR_NO_MEMORY;
+        return matrix;
     }
-    if (l->rc != ERR_OK)
-        return matrix;
-    loader_choose_format(l, &matrix, parts, all->n, use);
-    /* Quantised rows have their own length and need scales besides. */
-    is_plain = k_format_is_plain(&matrix.format);
-    matrix.data = loader_allocate(
-        l, (size_t)matrix.n_out * (is_plain ? (size_t)matrix.n_in * l->d->elem_bytes
-                                            : k_format_row_bytes(&matrix.format, matrix.n_in)));
-    if (!is_plain)
-        matrix.scales = scales = loader_allocate(l, loader_n_scales(&matrix) * sizeof *scales);
-    l->w->reads_codes = l->w->reads_codes || k_format_reads_codes(&matrix.format);
-    if (l->rc != ERR_OK)
-        return matrix;
-    if (l->files == NULL)
-        loader_fill_random(l, &matrix, scales, parts, all->n);
-    else
-        loader_list_parts(l, &matrix, scales, parts, all->n, use);
-    if (l->files != NULL && !is_plain && parts[0].q.kind != NULL)
-        loader_fill_scales(l, &matrix, scales, parts, all->n);
+    loader_find_parts(l, parts, n_parts, all, use);
+    for (int i = 0; i < n_parts; i++)
+        matrix.n_out += parts[i].slice.n_rows;
+    if (l->rc == ERR_OK)
+        loader_fill_matrix(l, &matrix, parts, n_parts, use);
+    mem_free(parts);
     return matrix;
 }
 
@@ -878,16 +755,91 @@ void *loader_vector(struct loader *l, const char *pattern, const struct slice_sh
     return dst;
 }
 
+/* The tensor of loader_numbers(); NULL (logged) if it is missing or has another shape or type. */
+static const struct tensor *loader_find_numbers(struct loader *l, const char *whole, int rows,
+                                                int cols)
+{
+    const struct tensor *tensor;
+    enum device_type type;
+    int64_t wanted = (int64_t)rows * cols, n = 1;
+    char name[400];
+
+    loader_whole_name(l, name, sizeof name, whole);
+    if ((tensor = checkpoint_find(l->files, name)) == NULL) {
+        log_error("model: tensor %s is missing", name);
+        l->rc = ERR_NOT_FOUND;
+        return NULL;
+    }
+    loader_check_type(l, tensor, &type);
+    for (int i = 0; i < tensor->n_dims && n <= wanted; i++)
+        n = tensor->dims[i] <= wanted ? n * tensor->dims[i] : wanted + 1;
+    if (l->rc == ERR_OK &&
+        (n != wanted || (cols > 1 && tensor->dims[tensor->n_dims - 1] != cols))) {
+        log_error("model: %s: tensor %s has %d dimensions, the first %lld; config.json says "
+                  "[%d][%d]",
+                  checkpoint_path(l->files, tensor), name, tensor->n_dims,
+                  tensor->n_dims > 0 ? (long long)tensor->dims[0] : 0LL, rows, cols);
+        l->rc = ERR_INVALID;
+    }
+    if (l->rc != ERR_OK)
+        return NULL;
+    loader_list_tensor(l, tensor);
+    return tensor;
+}
+
+/* All ranks of a random model get the same numbers, because all make the same choices by them. */
+const float *loader_numbers(struct loader *l, const char *whole, int rows, int cols)
+{
+    size_t n = (size_t)rows * (size_t)cols;
+    const struct tensor *tensor = NULL;
+    uint64_t seed = l->seed++;
+    float *numbers, *at;
+
+    if (l->rc == ERR_OK && l->files != NULL)
+        tensor = loader_find_numbers(l, whole, rows, cols);
+    at = loader_allocate(l, n * sizeof *at);
+    if (l->rc != ERR_OK)
+        return NULL;
+    if ((numbers = mem_zalloc_array(n, sizeof *numbers)) == NULL) {
+        l->rc = ERR_NO_MEMORY;
+        return NULL;
+    }
+    for (size_t i = 0; i < n; i++) {
+        if (tensor != NULL)
+            numbers[i] = quant_number(tensor, i);
+        else if (cols > 1)
+            numbers[i] = k_noise(seed, i) * RANDOM_SCALE;
+    }
+    l->rc = l->d->ops->upload(l->d, at, numbers, n * sizeof *numbers);
+    mem_free(numbers);
+    return at;
+}
+
+/* Experts are counted from 0, so one more would have number n. */
+void loader_refuse_more_experts(struct loader *l, const char *pattern, int n)
+{
+    char name[400];
+
+    if (l->rc != ERR_OK || l->files == NULL || pattern == NULL)
+        return;
+    l->expert = n;
+    loader_name(l, name, sizeof name, pattern, ".weight");
+    if (checkpoint_find(l->files, name) == NULL)
+        return;
+    log_error("model: tensor %s exists, but config.json says that there are %d experts", name, n);
+    l->rc = ERR_INVALID;
+}
+
 /* Writers of checkpoints disagree about the name: three are tried. */
 float loader_kv_scale(struct loader *l, const char *own, const char *pattern, const char *ending)
 {
-    const struct tensor *tensor = loader_tensor_beside(l, own, ending);
+    const struct tensor *tensor = loader_tensor_beside(l, own, -1, ending);
     float scale = 1.0f;
 
     if (tensor == NULL)
-        tensor = loader_tensor_beside(l, pattern, ending);
+        tensor = loader_tensor_beside(l, pattern, -1, ending);
     if (tensor == NULL)
-        tensor = loader_tensor_beside(l, pattern, "output_scale");
+        tensor = loader_tensor_beside(l, pattern, -1, "output_scale");
     if (tensor != NULL && quant_single(&scale, tensor) != ERR_OK) {
         log_error("model: %s: tensor %s is not one number of F32, BF16, F16 or F8_E8M0",
                   checkpoint_path(l->files, tensor), tensor->name);
@@ -922,5 +874,6 @@ void loader_fini(struct loader *l)
         mem_free(loader_target_of(l, i, 0)->turned); /* not NULL only if reading failed half-way */
     mem_free(l->targets);
     mem_free(l->items);
+    arena_reset(&l->views);
     checkpoint_close(l->files);
 }

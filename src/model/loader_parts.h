@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Shared by loader.c, which makes the list of tensors with their destinations, and loader_place.c,
+ * which brings bytes there. No other file includes this one. */
+#ifndef QUIRE_MODEL_LOADER_PARTS_H
+#define QUIRE_MODEL_LOADER_PARTS_H
+
+#include "model/loader.h"
+#include "model/quant.h"
+#include "model/safetensors.h"
+
+/* The treatment of a tensor's bytes. All but the first end in device memory. */
+enum use_of_bytes {
+    BYTES_SUMMED,    /* only hashed: the host has used them already, or this rank has no part */
+    BYTES_FILLED,    /* numbers of a file's type, converted to the device's by the pipe */
+    BYTES_COPIED,    /* elements of a format that the device takes, copied as they are */
+    BYTES_ROUNDED,   /* numbers of a file's type, rounded on the device to a format */
+    BYTES_CONVERTED, /* dequantised, or rounded as if quantised, by the host; stored in the
+                      * device's type */
+    BYTES_RAISED,    /* numbers of a file's type plus 1, in the device's type */
+    BYTES_TURNED,    /* the tensor is the transpose of the matrix */
+};
+
+/* The destination of a tensor on one rank. */
+struct target {
+    enum use_of_bytes use;
+    enum device_type type;  /* of plain numbers */
+    struct quant_part part; /* of a matrix */
+    struct slice slice;     /* of a vector: rows of one number */
+    void *dst;
+    size_t at;     /* element of dst; for BYTES_COPIED a byte */
+    float *scales; /* BYTES_ROUNDED: scales of the rows, from the target's first */
+    float *turned; /* BYTES_TURNED, rank 0 only: the whole matrix, gathered while its tensor is
+                    * read */
+};
+
+/* A tensor that is a matrix, or the part of one. */
+struct part {
+    const char *pattern;
+    struct quant_part q;
+    int expert;            /* whose tensor it is; -1: of no expert */
+    size_t item;           /* in the list */
+    struct slice slice;    /* without rows if this rank has no part of it */
+    enum device_type type; /* of plain numbers */
+    bool is_turned;        /* the tensor is [columns][rows] */
+};
+
+/* targets is [n_items][n_ranks]. */
+static inline struct target *loader_target_of(const struct loader *l, size_t item, int rank)
+{
+    return &l->targets[item * (size_t)l->n_ranks + (size_t)rank];
+}
+
+/* Bytes of one number in a file. */
+static inline size_t loader_file_bytes(enum device_type type)
+{
+    if (type == DEVICE_F32)
+        return 4;
+    return 2;
+}
+
+/* Bytes of n elements of one row in a file, packed formats included. */
+static inline size_t loader_elem_bytes(const struct target *to, int n)
+{
+    if (to->part.kind != NULL)
+        return k_format_row_bytes(&to->part.format, n);
+    return (size_t)n * loader_file_bytes(to->type);
+}
+
+/* Of one row of the tensor in the file. */
+static inline size_t loader_row_bytes(const struct target *to)
+{
+    return loader_elem_bytes(to, to->slice.cols);
+}
+
+/* Called by the reader's threads: `bytes` bytes from `at` on of item idx are in the pipe. */
+int loader_place_bytes(void *context, size_t idx, struct device_pipe *pipe, size_t at,
+                       size_t bytes) ERR_CHECKED;
+
+#endif

@@ -1,0 +1,189 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * The second pass of the loader: bytes of tensors, as the reader brings them, to their destinations
+ * on all ranks. They are sent by a pipe as they are, or converted by the host first. */
+#include "model/loader_parts.h"
+
+#include "base/mem.h"
+#include "base/must.h"
+
+#define FLOATS ((size_t)1 << 20) /* numbers of a tensor that the host converts at a time */
+
+/* Store a rank's slice of rows first .. first + n - 1 of a tensor, which are float32. Rows that are
+ * whole in the slice go in one call, others one by one. */
+static int loader_store_floats(struct loader *l, int rank, const struct target *to,
+                               const float *floats, int first, int n)
+{
+    struct device *device = l->ranks[rank].device;
+    const struct slice *slice = &to->slice;
+    struct slice_run run = slice_next(slice, first, first + n);
+    int rc = ERR_OK;
+
+    for (; run.n > 0 && rc == ERR_OK; run = slice_next(slice, run.from + run.n, first + n)) {
+        int step = run.n;
+
+        if (slice->n_cols < slice->cols)
+            step = 1;
+        for (int i = 0; i < run.n && rc == ERR_OK; i += step)
+            rc = device->ops->weights(
+                device, to->dst, to->at + (size_t)(run.to + i) * (size_t)slice->n_cols,
+                floats + (size_t)(run.from + i - first) * (size_t)slice->cols + slice->col,
+                DEVICE_F32, (size_t)step * (size_t)slice->n_cols);
+    }
+    return rc;
+}
+
+/* True if the host computes the numbers before they are stored. */
+static bool loader_is_converted(const struct target *to)
+{
+    return to->use == BYTES_CONVERTED || to->use == BYTES_RAISED;
+}
+
+/* Gemma stores weights of norms minus one. Adding in float32, before rounding to the device's type,
+ * keeps the small digits. */
+static void loader_raise_numbers(float *out, const struct tensor *t, size_t n)
+{
+    for (size_t i = 0; i < n; i++)
+        out[i] = quant_number(t, i) + 1.0f;
+}
+
+/* Convert n_rows rows from `first` on to float32 and store each rank's slice. Rank 0's target
+ * describes the tensor for all ranks. The mutex is held while storing, because the device's own
+ * operations are not thread-safe as pipes are. */
+static int loader_convert_rows(struct loader *l, size_t idx, unsigned char *bytes, int first,
+                               int n_rows)
+{
+    const struct target *to = loader_target_of(l, idx, 0); /* the same for all ranks except for
+                                                            * dst, at and slice */
+    size_t cols = (size_t)to->slice.cols;
+    int step = (int)(FLOATS / cols) + 1, rc = ERR_OK;
+    float *floats = mem_zalloc_array((size_t)step * cols, sizeof *floats);
+    struct tensor part = *l->items[idx].t;
+
+    if (floats == NULL)
+        return ERR_NO_MEMORY;
+    for (int row = 0; row < n_rows && rc == ERR_OK;
+         row += step, bytes += (size_t)step * loader_row_bytes(to)) {
+        int some = step;
+
+        if (n_rows - row < step)
+            some = n_rows - row;
+        part.data = bytes;
+        if (to->use == BYTES_RAISED)
+            loader_raise_numbers(floats, &part, (size_t)some * cols);
+        else
+            rc = to->part.kind != NULL
+                     ? quant_dequantise(floats, &to->part, bytes, first + row, some)
+                     : quant_round(floats, &part, 0, some, (int)cols);
+        (void)pthread_mutex_lock(&l->turn); /* cannot fail: initialised, not held by us */
+        for (int i = 0; i < l->n_ranks && rc == ERR_OK; i++) {
+            if (loader_is_converted(loader_target_of(l, idx, i)))
+                rc = loader_store_floats(l, i, loader_target_of(l, idx, i), floats, first + row,
+                                         some);
+        }
+        (void)pthread_mutex_unlock(&l->turn);
+    }
+    mem_free(floats);
+    return rc;
+}
+
+/* Take n_rows rows from `first` on of a tensor that is the transpose of its matrix. They are
+ * columns of the matrix, so the matrix is gathered on the host and stored when the last row has
+ * come. One thread reads a tensor, in the order of its rows, so no lock is needed until then. */
+static int loader_turn_rows(struct loader *l, size_t idx, unsigned char *bytes, int first,
+                            int n_rows)
+{
+    struct target *to = loader_target_of(l, idx, 0);
+    struct tensor part = *l->items[idx].t;
+    int rows = to->slice.rows, cols = to->slice.cols, rc = ERR_OK;
+
+    if (to->turned == NULL &&
+        (to->turned = mem_zalloc_array((size_t)rows * (size_t)cols, sizeof(float))) == NULL)
+        return ERR_NO_MEMORY;
+    part.data = bytes;
+    for (int col = 0; col < n_rows; col++) {
+        for (int row = 0; row < rows; row++)
+            to->turned[(size_t)row * (size_t)cols + (size_t)(first + col)] =
+                quant_number(&part, (size_t)col * (size_t)rows + (size_t)row);
+    }
+    if (first + n_rows < cols)
+        return ERR_OK;
+    (void)pthread_mutex_lock(&l->turn); /* cannot fail: initialised, not held by us */
+    for (int i = 0; i < l->n_ranks && rc == ERR_OK; i++)
+        rc = loader_store_floats(l, i, loader_target_of(l, idx, i), to->turned, 0, rows);
+    (void)pthread_mutex_unlock(&l->turn);
+    mem_free(to->turned);
+    to->turned = NULL;
+    return rc;
+}
+
+/* Send n rows to the slice, from its row `to_row` on; in the pipe they begin at row `row`. */
+static int loader_send_rows(struct device *d, const struct target *to,
+                            const struct device_pipe *pipe, int row, int to_row, int n)
+{
+    int cols = to->slice.n_cols;
+    size_t elems = (size_t)n * (size_t)cols, at = to->at + (size_t)to_row * (size_t)cols;
+    struct device_pipe some = *pipe;
+    struct k_quantised out;
+
+    some.bytes += (size_t)row * loader_row_bytes(to) + loader_elem_bytes(to, to->slice.col);
+    switch (to->use) {
+    case BYTES_SUMMED:
+    case BYTES_CONVERTED:
+    case BYTES_RAISED:
+    case BYTES_TURNED: break;
+    case BYTES_FILLED: return d->ops->pipe_weights(d, &some, to->dst, at, to->type, elems);
+    case BYTES_COPIED:
+        return d->ops->pipe_bytes(
+            d, &some, (char *)to->dst + to->at + (size_t)to_row * loader_elem_bytes(to, cols),
+            (size_t)n * loader_elem_bytes(to, cols));
+    case BYTES_ROUNDED:
+        out = (struct k_quantised){.data = (k_e4m3 *)to->dst + at, .scales = to->scales + to_row};
+        return d->ops->pipe_quantise(d, &some, &out, to->type, n, cols);
+    }
+    return ERR_OK;
+}
+
+/* Send a rank's slice of rows first .. first + n - 1 of a tensor, which are in the pipe. A row that
+ * several ranks have is sent several times; so a device with ranks must not convert it inside the
+ * pipe. */
+static int loader_send_slice(struct device *d, const struct target *to,
+                             const struct device_pipe *pipe, int first, int n)
+{
+    const struct slice *slice = &to->slice;
+    struct slice_run run = slice_next(slice, first, first + n);
+    int rc = ERR_OK;
+
+    for (; run.n > 0 && rc == ERR_OK; run = slice_next(slice, run.from + run.n, first + n)) {
+        int step = slice->n_cols < slice->cols ? 1 : run.n;
+
+        for (int i = 0; i < run.n && rc == ERR_OK; i += step)
+            rc = loader_send_rows(d, to, pipe, run.from + i - first, run.to + i, step);
+    }
+    return rc;
+}
+
+/* Of a tensor that no rank has a part of, nothing is sent. */
+int loader_place_bytes(void *context, size_t idx, struct device_pipe *pipe, size_t at, size_t bytes)
+{
+    struct loader *loader = context;
+    const struct target *to = loader_target_of(loader, idx, 0);
+    size_t step = loader->items[idx].step;
+    int rc = ERR_OK;
+
+    if (to->use == BYTES_SUMMED)
+        return ERR_OK; /* and so do the other ranks */
+    if (to->part.kind != NULL && to->part.kind->unpack != NULL)
+        to->part.kind->unpack(pipe->bytes, bytes);
+    if (to->use == BYTES_TURNED)
+        return loader_turn_rows(loader, idx, pipe->bytes, (int)(at / step), (int)(bytes / step));
+    if (loader_is_converted(to))
+        return loader_convert_rows(loader, idx, pipe->bytes, (int)(at / step), (int)(bytes / step));
+    for (int i = 0; i < loader->n_ranks && rc == ERR_OK; i++) {
+        to = loader_target_of(loader, idx, i);
+        if (to->use != BYTES_SUMMED)
+            rc = loader_send_slice(loader->ranks[i].device, to, pipe, (int)(at / step),
+                                   (int)(bytes / step));
+    }
+    return rc;
+}
