@@ -696,7 +696,7 @@ int k_attn_is_brief(const struct k_attn_plan *plan, const struct k_kv *kv, int n
 
 int k_attn_rotates(const struct k_rotary *r, const struct k_kv *kv)
 {
-    return r->q_norm == NULL || kv->head_dim == 128;
+    return r->q_norm == NULL || (kv->head_dim == 128 && !r->norms_after);
 }
 
 /* Two parts per block and one piece per warp. */

@@ -274,6 +274,138 @@ int k_embed_normed(float *x, void *normed, bool normed_is_half, float *sums_out,
                    const k_bf16 *table, const int32_t *ids, const int32_t *sampled,
                    const k_bf16 *norm, int n, int dim, k_stream stream);
 
+/* --- experts ---------------------------------------------------------------------------- */
+
+/* An FFN of experts: a router chooses n_used of n_experts for each token, and the result is the
+ * weighted sum of theirs:
+ *
+ *   scores of x by the router -> ids, weights [n][n_used] -> routes in the order of experts
+ *   y [route][dim] = expert(x)
+ *   out [n][dim] = sum of weights * y */
+#define K_EXPERTS_MAX       1024
+#define K_EXPERTS_USED_MAX  32
+#define K_EXPERT_GROUPS_MAX 32
+
+enum k_scoring {
+    K_SCORE_SOFTMAX, /* scores and weights: softmax of the logits */
+    K_SCORE_SIGMOID, /* scores and weights: sigmoid of the logits */
+    K_SCORE_TOP,     /* scores: the logits; weights: softmax of the chosen ones */
+    K_SCORE_MIXER,   /* scores: the logits, chosen one after another; the weight of each: softmax
+                      * over the logits that are not chosen before it and are at most
+                      * 2 * spread * max(|logit|, largest) below the largest */
+};
+
+/* logits [n][n_experts] = x * transpose(w); choice = score + bias. With groups, n_experts /
+ * n_groups neighbours form one; only the n_groups_used groups with the largest sums of their
+ * group_best best choices take part. The n_used largest choices are taken, the lowest id among
+ * equals; NaN is less than all. Weights are scores without the bias, divided by max(their sum,
+ * least) if `renorms`, and multiplied by scale. */
+struct k_router {
+    const float *w;    /* float32 [n_experts][dim], on both sides */
+    const float *bias; /* float32 [n_experts] or NULL */
+    int n_experts, n_used;
+    int n_groups, n_groups_used, group_best; /* n_groups 1: no groups */
+    enum k_scoring scoring;
+    bool renorms;
+    float least, scale, spread;
+};
+
+/* The choices for n tokens; the best first. */
+struct k_routes {
+    int32_t *ids;   /* int32 [n][n_used] */
+    float *weights; /* float32 [n][n_used] */
+};
+
+/* The choices for n tokens whose logits are known, and for n tokens. */
+void ref_choose(const struct k_routes *out, const float *logits, const struct k_router *r, int n);
+void ref_route(const struct k_routes *out, const float *x, const struct k_router *r, int n,
+               int dim);
+
+/* The experts of a layer, or those of them that a rank has: ids first .. first + n - 1. Others
+ * contribute nothing.
+ *
+ *   expert(x) = down * (activation(gate * x) * (up * x)) */
+struct k_experts {
+    struct k_matrix in;   /* [n * 2 * ff_dim][dim]: of each expert its gate, then its up */
+    struct k_matrix down; /* [n * dim][ff_dim] */
+    int n, first, ff_dim;
+    enum k_activation activation;
+};
+
+/* Routes in the order of experts, and of tokens for each. A route is token * n_used + slot. */
+struct k_sorted {
+    int32_t *starts; /* int32 [n + 1]: the routes of expert first + e are at starts[e] ..
+                      * starts[e + 1] - 1 */
+    int32_t *routes; /* int32 [starts[n]] */
+    int32_t *places; /* int32 [n_routes]: the inverse; -1 for a route to another rank's expert */
+};
+void ref_sort_routes(const struct k_sorted *out, const int32_t *ids, const struct k_experts *e,
+                     int n_routes);
+
+/* out [n][dim] = own * out + sum of weights * y at the places of a token's routes, in the order of
+ * its slots. own: 0 if not `adds`; else 1, or with a switch [dim] sigmoid(x * switch) of each
+ * token. */
+struct k_combining {
+    const float *weights;  /* [n][n_used] */
+    const int32_t *places; /* [n][n_used] */
+    const void *x;         /* [n][dim]; read only with a switch */
+    const float *switches; /* float32 [dim], on both sides; or NULL */
+    bool adds;             /* out has a result already, such as that of shared experts */
+    int n_used, dim;
+};
+void ref_combine(float *out, const float *y, const struct k_combining *c, int n);
+
+/* The whole FFN of experts, with float32 weights of plain format. */
+void ref_experts(float *out, const float *x, const struct k_experts *e,
+                 const struct k_routes *routes, const struct k_combining *c, int n);
+
+/* The launchers' work memory. k_mixing_place() lays it out in memory of the size that it returns,
+ * all 0 before the first launch; base NULL only measures. */
+#define K_MIXING_CHUNK 512 /* routes that a block counts */
+#define K_MIXING_TILE  128 /* routes of a tile of k_run_experts() */
+#define K_MIXING_FEW   64  /* tokens that one launch routes, and whose experts are read once */
+#define K_MIXING_EACH  16  /* routes per expert up to which experts are read once, too */
+#define K_MIXING_WARPS 8   /* tokens of a block of the routing launch */
+struct k_mixing_sizes {
+    int n_tokens, n_used;     /* the largest step */
+    int n_choices, n_experts; /* experts of the router, and those of this rank */
+    int ff_dim, dim;
+};
+struct k_mixing {
+    struct k_routes routes;
+    struct k_sorted sorted;
+    float *logits;    /* float32 [n_tokens][n_choices] */
+    int32_t *touched; /* int32 [1 + n_experts]: the number of experts with routes, and which */
+    int32_t *chunks;  /* int32 [ceil(routes / K_MIXING_CHUNK)][n_experts]: counts, then places */
+    int32_t *tiles;   /* int32 [1 + 2 * tiles]: number of tiles; expert and first place of each */
+    uint32_t *done;   /* [1 + K_MIXING_FEW / K_MIXING_WARPS]: ended blocks; 0 between launches */
+    k_bf16 *ff;       /* bf16 [routes][ff_dim] */
+    k_bf16 *y;        /* bf16 [routes][dim] */
+};
+size_t k_mixing_place(struct k_mixing *m, void *base, const struct k_mixing_sizes *s);
+
+/* Choices of n tokens and their order: fills routes, sorted, touched and tiles of m (tiles only
+ * from K_MIXING_FEW + 1 tokens on). x bf16 [n][dim]. Tokens of t whose sequence has kv_len 0 get no
+ * experts: ids of -1; t may be NULL. One launch for up to K_MIXING_FEW tokens. Logits are float32,
+ * in an order of sums that depends on dim alone, so a token's choices depend on nothing else.
+ * Refused for more than K_EXPERT_GROUPS_MAX groups, or group_best above 2. */
+int k_route(const struct k_mixing *m, const k_bf16 *x, const struct k_router *r,
+            const struct k_experts *e, const struct k_tokens *t, int n, int dim, k_stream stream);
+
+/* y of m = the experts' results in the order of routes, after k_route() with the same n. Matrices
+ * are plain, or e4m3 with scales by row or in blocks of 128 x 128; x is bf16 [n][dim]. With up to
+ * K_MIXING_FEW tokens, or K_MIXING_EACH routes per expert of this rank, each expert that has routes
+ * is read once. ff is rounded to bfloat16. The bits of a route depend on n through these limits
+ * only. */
+int k_run_experts(const struct k_mixing *m, const k_bf16 *x, const struct k_experts *e, int n,
+                  int n_used, int n_sms, k_stream stream);
+
+/* ref_combine() of m's results, out bf16; c's weights and places are m's. residual not NULL: out is
+ * only read (if c->adds), and the result goes on as that of K_PRODUCT_RESIDUAL; dim is a multiple
+ * of 16 then. */
+int k_combine(k_bf16 *out, const struct k_mixing *m, const struct k_combining *c,
+              const struct k_product *residual, int n, k_stream stream);
+
 /* --- sums over ranks ---------------------------------------------------------------------- */
 
 #define K_RANKS_MAX       8
@@ -359,13 +491,15 @@ void ref_blocks(float *out, enum k_type type, const void *blocks, size_t n_block
  * rotation by their position.
  *
  * Norm: x / sqrt(mean(x^2) + eps) * weight over a head's elements. Pairs that rotate are (d, d +
- * head_dim / 2), as in GPT-NeoX: y0 = x0 cos - x1 sin, y1 = x1 cos + x0 sin. */
+ * head_dim / 2), as in GPT-NeoX: y0 = x0 cos - x1 sin, y1 = x1 cos + x0 sin. Some models rotate
+ * first. */
 struct k_rotary {
     const float *turns; /* float32 [max_len][head_dim / 2][2]: cosine, sine by position and pair */
     const void *q_norm; /* weights [head_dim]: bf16 aligned to 16 bytes for launchers, float32 for
                          * references; NULL: no norm */
     const void *k_norm; /* weights of the keys' norm; both or none */
     float eps;
+    bool norms_after; /* the norm follows the rotation */
 };
 
 /* Norm and rotate queries and keys, and write keys and values to their pages.

@@ -43,12 +43,17 @@ static void norm_and_rotate(float *out, const float *x, const struct k_rotary *r
                             const float *weight, int pos, int head_dim)
 {
     float normed[K_HEAD_DIM_MAX];
+    const float *turns = r->turns + (size_t)pos * head_dim;
 
-    if (weight != NULL) {
+    if (weight == NULL) {
+        rotate(out, x, turns, head_dim);
+    } else if (r->norms_after) {
+        rotate(normed, x, turns, head_dim);
+        ref_rmsnorm(out, normed, weight, r->eps, 1, head_dim);
+    } else {
         ref_rmsnorm(normed, x, weight, r->eps, 1, head_dim);
-        x = normed;
+        rotate(out, normed, turns, head_dim);
     }
-    rotate(out, x, r->turns + (size_t)pos * head_dim, head_dim);
 }
 
 /* Queries are prepared in place; keys go to their pages, values are copied beside them. */

@@ -15,6 +15,7 @@
 struct head_norms {
     const k_bf16 *q, *k; /* weights */
     float eps;
+    bool after; /* the rotation */
 };
 
 /* Write eight elements to a page. */
@@ -71,6 +72,21 @@ static __device__ inline void norm_wide(float low[WIDE], float high[WIDE], const
     }
 }
 
+/* Rotate eight pairs. */
+static __device__ inline void turn_wide(float low[WIDE], float high[WIDE], const float4 *turn)
+{
+#pragma unroll
+    for (int k = 0; k < WIDE; k += 2) {
+        float4 cs = turn[k / 2];
+        float x0 = low[k], x1 = low[k + 1];
+
+        low[k] = turn_lower(x0, high[k], make_float2(cs.x, cs.y));
+        high[k] = turn_upper(high[k], x0, make_float2(cs.x, cs.y));
+        low[k + 1] = turn_lower(x1, high[k + 1], make_float2(cs.z, cs.w));
+        high[k + 1] = turn_upper(high[k + 1], x1, make_float2(cs.z, cs.w));
+    }
+}
+
 template <bool NORMED>
 static __global__ void __launch_bounds__(WIDE_THREADS)
     rope_kv_wide_kernel(k_bf16 *qkv, struct k_kv kv, struct k_tokens t, const float *turns,
@@ -97,21 +113,16 @@ static __global__ void __launch_bounds__(WIDE_THREADS)
         }
         if (is_padding) /* known only after the loads have begun */
             return;
-        if (NORMED && !is_value)
+        if (NORMED && !is_value && !norms.after)
+            norm_wide(low, high, (h < n_heads ? norms.q : norms.k) + d, hd, lanes, norms.eps,
+                      is_idle);
+        if (!is_value && !is_idle)
+            turn_wide(low, high, turn + d / 2);
+        if (NORMED && !is_value && norms.after)
             norm_wide(low, high, (h < n_heads ? norms.q : norms.k) + d, hd, lanes, norms.eps,
                       is_idle);
         if (is_idle)
             continue;
-#pragma unroll
-        for (int k = 0; k < WIDE && !is_value; k += 2) {
-            float4 cs = turn[(d + k) / 2];
-            float x0 = low[k], x1 = low[k + 1];
-
-            low[k] = turn_lower(x0, high[k], make_float2(cs.x, cs.y));
-            high[k] = turn_upper(high[k], x0, make_float2(cs.x, cs.y));
-            low[k + 1] = turn_lower(x1, high[k + 1], make_float2(cs.z, cs.w));
-            high[k + 1] = turn_upper(high[k + 1], x1, make_float2(cs.z, cs.w));
-        }
         if (h < n_heads) {
             store_eight(from, low);
             store_eight(from + half, high);
@@ -136,13 +147,21 @@ static __device__ inline void store_kv(const struct k_kv &kv, size_t elem, float
         ((uint8_t *)kv.pages)[elem] = (uint8_t)two;
 }
 
-/* The norm of a head that a warp has; lane i has elements i, i + 32, ... of both halves. */
-static __device__ inline float warp_inverse(const k_bf16 *x, int hd, float eps)
+/* The norm of a head that a warp has; lane i has elements i, i + 32, ... of both halves. turn: of
+ * the head after its rotation. */
+static __device__ inline float warp_inverse(const k_bf16 *x, int hd, float eps, const float2 *turn)
 {
     float sum = 0.0f;
 
-    for (int d = threadIdx.x; d < hd / 2; d += 32)
-        sum += square_four(make_float4(load_bf16(x + d), load_bf16(x + d + hd / 2), 0.0f, 0.0f));
+    for (int d = threadIdx.x; d < hd / 2; d += 32) {
+        float low = load_bf16(x + d), high = load_bf16(x + d + hd / 2), x0 = low;
+
+        if (turn != NULL) {
+            low = turn_lower(x0, high, turn[d]);
+            high = turn_upper(high, x0, turn[d]);
+        }
+        sum += square_four(make_float4(low, high, 0.0f, 0.0f));
+    }
     for (int apart = 1; apart < 32; apart *= 2)
         sum += __shfl_xor_sync(~0U, sum, apart);
     return head_inverse(sum, __frcp_rn((float)hd), eps);
@@ -166,18 +185,23 @@ static __global__ void rope_kv_kernel(k_bf16 *qkv, struct k_kv kv, struct k_toke
         size_t elem = h < n_heads ? 0 : key_elem(kv, pages, pos, kv_head);
         const k_bf16 *weight = (h < n_heads ? norms.q : norms.k);
         bool is_normed = NORMED && !is_value;
-        float inverse = is_normed ? warp_inverse(from, hd, norms.eps) : 1.0f;
+        float inverse =
+            is_normed ? warp_inverse(from, hd, norms.eps, norms.after ? turn : NULL) : 1.0f;
 
         for (int d = threadIdx.x; d < half; d += 32) {
             float2 cs = is_value ? make_float2(1.0f, 0.0f) : turn[d];
             float x0 = load_bf16(from + d), x1 = load_bf16(from + d + half), low, high;
 
-            if (is_normed) {
+            if (is_normed && !norms.after) {
                 x0 = normed(x0, inverse, load_bf16(weight + d));
                 x1 = normed(x1, inverse, load_bf16(weight + d + half));
             }
             low = is_value ? x0 : turn_lower(x0, x1, cs);
             high = is_value ? x1 : turn_upper(x1, x0, cs);
+            if (is_normed && norms.after) {
+                low = normed(low, inverse, load_bf16(weight + d));
+                high = normed(high, inverse, load_bf16(weight + d + half));
+            }
             if (h < n_heads) {
                 store_bf16(from + d, low);
                 store_bf16(from + d + half, high);
@@ -199,7 +223,8 @@ static int launch(k_bf16 *qkv, const struct k_kv *kv, const struct k_tokens *t,
 {
     int lanes = wide_lanes(kv->head_dim / (2 * WIDE), NORMED);
     int n_items = (n_heads + 2 * kv->n_kv_heads) * lanes;
-    const struct head_norms norms = {(const k_bf16 *)r->q_norm, (const k_bf16 *)r->k_norm, r->eps};
+    const struct head_norms norms = {(const k_bf16 *)r->q_norm, (const k_bf16 *)r->k_norm, r->eps,
+                                     r->norms_after};
 
     if (kv->head_dim % (2 * WIDE) == 0 &&
         ((uintptr_t)qkv | (uintptr_t)kv->pages | (uintptr_t)r->turns) % 16 == 0)

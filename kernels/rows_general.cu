@@ -8,26 +8,12 @@
  * Norms take one block per row and read the row up to three times; the second and third reads hit
  * the cache, because a row is at most some 10 KB. Everything else is one element per thread. All
  * are bound by memory, and small beside the products of the layer. */
-#include "kernels/common.cuh"
+#include "kernels/activation.cuh"
 
 #define NORM_THREADS 256
 #define ELEM_THREADS 256
 
 /* --- activations ------------------------------------------------------------------------ */
-
-static __device__ inline float activation(float x, enum k_activation kind)
-{
-    float positive = fmaxf(x, 0.0f);
-
-    switch (kind) {
-    case K_SILU: return x / (1.0f + expf(-x));
-    case K_GELU: return 0.5f * x * (1.0f + erff(x * 0.70710678f));
-    case K_GELU_TANH: return 0.5f * x * (1.0f + tanhf(0.79788456f * (x + 0.044715f * x * x * x)));
-    case K_RELU: return positive;
-    case K_RELU_2: return positive * positive;
-    }
-    return x;
-}
 
 /* Blocks of a grid with one thread per element. */
 static unsigned blocks_of(size_t n)

@@ -5,6 +5,7 @@
  * step begins before the previous one has ended, and takes its tokens from it on the device. */
 #include "tools/quire.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -178,8 +179,18 @@ static int least(int a, int b)
  *
  * The lower bound for the time of a decode: reading all weights and the keys and values once. */
 
+/* Bytes of weights that a decode of a model with experts reads. Tokens choose independently here,
+ * so an expert is left out by all of them with probability (1 - used / all)^n_seqs. */
+static double mixture_bytes(const struct model_shape *shape, int n_seqs)
+{
+    double left_out = pow(1.0 - (double)shape->n_experts_used / shape->n_experts, n_seqs);
+
+    return (double)(shape->weight_bytes - shape->expert_bytes - shape->table_bytes) +
+           (double)shape->expert_bytes * (1.0 - left_out);
+}
+
 /* Bytes of weights that a decode reads: all but the embedding's rows. */
-static double weight_bytes(const struct bench *n)
+static double weight_bytes(const struct bench *n, int n_seqs)
 {
     const struct model_shape *shape = n->shape;
     bool gpu = strncmp(shape->device, "cpu", 3) != 0, fp8 = n->settings.quantization[0] != '\0';
@@ -189,6 +200,8 @@ static double weight_bytes(const struct bench *n)
            kv = (double)shape->n_kv_heads * shape->head_dim;
     double layer = (2.0 * q + 2.0 * kv) * shape->dim + 3.0 * (double)shape->ff_dim * shape->dim;
 
+    if (shape->n_experts > 0)
+        return mixture_bytes(shape, n_seqs);
     if (gpu) {
         if (fp8)
             elem = 1.0;
@@ -258,7 +271,7 @@ static void bench_decode(struct bench *n, int n_seqs, int first, int last)
     us = (double)(clock_us() - start) / (last - warm);
     printf("decode, %d sequence%s, context %d to %d: %.3f ms a step, %.1f tok/s", n_seqs,
            n_seqs == 1 ? "" : "s", warm, last, us * 1e-3, n_seqs * 1e6 / us);
-    print_share(n, weight_bytes(n) + kv_bytes(n, (double)n_seqs * (warm + last) / 2.0), us);
+    print_share(n, weight_bytes(n, n_seqs) + kv_bytes(n, (double)n_seqs * (warm + last) / 2.0), us);
     printf(", idle between steps %.1f us\n", median_gap(n));
     settle(n);
 }
@@ -674,6 +687,7 @@ int quire_bench(int argc, char **argv)
             .cpu_threads = bench->settings.cpu_threads,
             .n_ranks = bench->settings.tensor_parallel_size,
             .uses_nccl = bench->settings.disable_custom_all_reduce,
+            .whole_experts = bench->settings.enable_expert_parallel,
             .page_tokens = bench->settings.page_tokens,
             .max_num_seqs = bench->settings.max_num_seqs,
             .max_num_batched_tokens = bench->settings.max_num_batched_tokens,

@@ -24,12 +24,12 @@
 
 #define TOP_TIMEOUT_MS 2000
 #define TOP_LINES      11 /* lines other than those of namespaces, including the cursor's */
+#define TOP_ENGINES    16
 #define TOP_SPACES     10 /* lines of namespaces, and one for all others */
 
 struct top {
     const char *path;
-    double seconds;
-    bool once;
+    bool is_one_of_many;
     uint64_t epoch; /* of the engine that `before` belongs to */
     uint64_t before_us;
     struct wire_stats before;
@@ -181,7 +181,8 @@ static void top_print_spaces(const struct wire_stats *s, int room)
     top_print_space(&rest);
 }
 
-/* Read the statistics once and show them. ERR_OK, or the reason why there were none. */
+/* Read the statistics once and show them, below a line with the socket if it is one of several.
+ * ERR_OK, or the reason why there were none. */
 static int top_look(struct top *t, bool shown)
 {
     const struct wire_stats *stats;
@@ -194,14 +195,12 @@ static int top_look(struct top *t, bool shown)
         return rc;
     if (welcome.epoch != t->epoch) /* another engine: its counters began at 0 */
         memset(&t->before, 0, sizeof t->before);
-    if (!t->once)
-        /* Cursor to the top left, clear the screen. */
-        printf("\033[H\033[2J");
     if (shown) {
+        if (t->is_one_of_many)
+            printf("--- %s\n", t->path);
         top_print(t, stats, t->before_us == 0 ? 0.0 : (double)(now_us - t->before_us) * 1e-6);
-        top_print_spaces(stats, top_room());
+        top_print_spaces(stats, t->is_one_of_many ? 0 : top_room());
     }
-    (void)fflush(stdout);
     /* The page is copied for the next look's differences, then unmapped. */
     memcpy(&t->before, stats, sizeof t->before);
     t->before_us = now_us;
@@ -210,12 +209,33 @@ static int top_look(struct top *t, bool shown)
     return ERR_OK;
 }
 
+/* Look at each engine in turn. ERR_OK, or the reason of the last one that could not be read. */
+static int top_look_all(struct top *tops, int n, bool shown, bool clears)
+{
+    int rc = ERR_OK;
+
+    if (clears)
+        /* Cursor to the top left, clear the screen. */
+        printf("\033[H\033[2J");
+    for (int i = 0; i < n; i++) {
+        int got = top_look(&tops[i], shown);
+
+        if (got != ERR_OK)
+            printf("%s: %s\n", tops[i].path, err_sentence(got));
+        if (got != ERR_OK)
+            rc = got;
+    }
+    (void)fflush(stdout);
+    return rc;
+}
+
 /* The text of --help; docs/man is made from it. */
 static const char top_usage[] =
-    "usage: quire top [--engine-socket PATH] [--seconds N] [--once]\n"
-    "Shows the engine's work until interrupted, or once. Rates are averages over N seconds (1).\n"
-    "The rates of namespaces are totals since the store's creation, or since the engine's start\n"
-    "when there is no store.\n";
+    "usage: quire top [--engine-socket PATH[,PATH...]] [--seconds N] [--once]\n"
+    "Shows the work of an engine, or of several one below the other, until interrupted, or once.\n"
+    "Rates are averages over N seconds (1). The rates of namespaces, which are shown for a single\n"
+    "engine, are totals since the store's creation, or since the engine's start when there is no\n"
+    "store.\n";
 
 int quire_top(int argc, char **argv)
 {
@@ -224,35 +244,40 @@ int quire_top(int argc, char **argv)
                                             {"once", no_argument, NULL, 'o'},
                                             {"help", no_argument, NULL, 'h'},
                                             {NULL, 0, NULL, 0}};
-    static struct top top = {.path = "/run/quire/engine.sock", .seconds = 1.0};
-    int opt;
+    static char preset[] = "/run/quire/engine.sock";
+    static struct top tops[TOP_ENGINES];
+    char *sockets = preset, *rest = NULL;
+    double seconds = 1.0;
+    bool once = false;
+    int opt, n_tops = 0;
 
     log_set_level(LOG_LEVEL_ERROR);
     while ((opt = getopt_long(argc, argv, "", options, NULL)) != -1) {
         switch (opt) {
-        case 's': top.path = optarg; break;
-        case 'n': top.seconds = strtod(optarg, NULL); break;
-        case 'o': top.once = true; break;
+        case 's': sockets = optarg; break;
+        case 'n': seconds = strtod(optarg, NULL); break;
+        case 'o': once = true; break;
         case 'h': (void)fputs(top_usage, stdout); return 0;
         default: (void)fputs(top_usage, stderr); return 2;
         }
     }
-    if (optind != argc || !(top.seconds >= 0.05 && top.seconds <= 3600.0)) {
+    for (char *path = strtok_r(sockets, ",", &rest); path != NULL && n_tops < TOP_ENGINES;
+         path = strtok_r(NULL, ",", &rest))
+        tops[n_tops++].path = path;
+    if (optind != argc || n_tops == 0 || !(seconds >= 0.05 && seconds <= 3600.0)) {
         (void)fputs(top_usage, stderr);
         return 2;
     }
+    for (int i = 0; i < n_tops; i++)
+        tops[i].is_one_of_many = n_tops > 1;
     /* The first look only reads the counters: rates need two. --once prints at the second. */
-    for (int n = 0; !top.once || n < 2; n++) { /* without --once until interrupted */
-        int rc = top_look(&top, n > 0 || !top.once);
+    for (int n = 0; !once || n < 2; n++) { /* without --once until interrupted */
+        int rc = top_look_all(tops, n_tops, n > 0 || !once, !once);
 
-        if (rc != ERR_OK) {
-            printf("%s: %s\n", top.path, err_sentence(rc));
-            (void)fflush(stdout);
-            if (top.once)
-                return 1;
-        }
-        if (n == 0 || !top.once)
-            (void)usleep((useconds_t)(top.seconds * 1e6));
+        if (rc != ERR_OK && once)
+            return 1;
+        if (n == 0 || !once)
+            (void)usleep((useconds_t)(seconds * 1e6));
     }
     return 0;
 }

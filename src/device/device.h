@@ -40,6 +40,10 @@ struct device_limits {
                                         * is that of all */
     int n_windows;                     /* different windows of layers; "all tokens" counts as one */
     int dim, ff_dim, n_vocab;
+    int n_experts, n_experts_used, expert_dim; /* of the largest FFN of experts: those of this
+                                                * device, of a token, and the width of one; 0
+                                                * without any */
+    int n_choices;   /* experts that a router chooses from: those of all ranks */
     bool codes;      /* some matrices multiply codes (k_format_reads_codes()) */
     bool has_states; /* some layers are recurrent */
 };
@@ -66,6 +70,18 @@ struct device_rows {
     struct k_quantised codes; /* data and scales are the caller's memory, NULL where no product
                                * of the model reads codes (k_format_reads_codes()); other members
                                * are set by the operation that writes the rows */
+};
+
+/* An FFN of experts. x [n][dim] is of the device's type, whatever the experts' format is. */
+struct device_experts {
+    const void *x;
+    const struct k_router *router;
+    const struct k_experts *experts;
+    const float *shared_switch; /* NULL: none */
+    bool adds;                  /* out has the result of the shared experts */
+    /* Not NULL: the result goes on as that of K_PRODUCT_RESIDUAL, and out is not written. Only
+     * where few() is true. */
+    const struct k_product *residual;
 };
 
 enum device_way {
@@ -241,6 +257,8 @@ struct device_ops {
     /* in and out [n][width]; `to` as of attn(). */
     void (*activate)(struct device *d, void *out, const void *in, enum k_activation kind, int width,
                      int n, const struct k_matrix *to);
+    /* out [n][dim] = the weighted sum of the chosen experts of this device, plus what out has. */
+    void (*experts)(struct device *d, void *out, const struct device_experts *e, int n);
     /* General layers: any norm, any activation before a gate, multipliers. Shapes and `to` as in
      * rmsnorm() and silu_mul(); norm points to this device's memory. norm_within(): the first
      * `width` elements of each row of x [n][stride], of the device's type. place() and add() act on

@@ -133,6 +133,20 @@ static void card_leave_ranks(struct device *d)
     (void)d;
 }
 
+/* As experts_cuda.c. */
+static size_t card_experts_bytes(const struct device_limits *limits)
+{
+    const struct k_mixing_sizes sizes = {.n_tokens = limits->n_tokens,
+                                         .n_used = limits->n_experts_used,
+                                         .n_choices = limits->n_choices,
+                                         .n_experts = limits->n_experts,
+                                         .ff_dim = limits->expert_dim,
+                                         .dim = limits->dim};
+    struct k_mixing none;
+
+    return k_mixing_place(&none, NULL, &sizes);
+}
+
 /* Add up the arrays of a step, page tables, extras, and areas for products and sums. Sizes follow
  * step_cuda.c and peers_cuda.c. */
 static int card_reserve(struct device *d, const struct device_limits *limits)
@@ -147,6 +161,8 @@ static int card_reserve(struct device *d, const struct device_limits *limits)
     bytes += (size_t)limits->n_tables * seqs * (size_t)limits->pages_max * sizeof(int32_t);
     bytes += seqs * (vocab / 8 + DEVICE_BIASES_MAX * sizeof(struct k_bias) +
                      DEVICE_ASKED_MAX * sizeof(struct k_asked) + sizeof(struct k_logprob_row));
+    if (limits->n_experts > 0)
+        bytes += card_experts_bytes(limits);
     if (n_ranks > 1)
         bytes += K_SUM_INBOX_BYTES(n_ranks);
     if (card_alloc(d, bytes) != NULL)

@@ -866,6 +866,8 @@ static int cpu_reserve(struct device *d, const struct device_limits *limits)
     cpu->token_ids = cpu_alloc(d, (size_t)limits->n_tokens * sizeof *cpu->token_ids);
     if (cpu->scratch == NULL || cpu->wide == NULL || cpu->counts == NULL || cpu->token_ids == NULL)
         return ERR_NO_MEMORY;
+    if (limits->n_experts > 0 && cpu_reserve_experts(d) != ERR_OK)
+        return ERR_NO_MEMORY;
     return cpu_reserve_extras(d, (size_t)limits->n_seqs);
 }
 
@@ -925,6 +927,7 @@ static const struct device_ops cpu_ops = {
     .rmsnorm = cpu_rmsnorm,
     .add_rmsnorm = cpu_add_rmsnorm,
     .quantise = cpu_quantise,
+    .experts = cpu_mix_experts,
     .matmul = cpu_matmul,
     .matmul_float = cpu_matmul_float,
     .rope_kv = cpu_rope_kv,

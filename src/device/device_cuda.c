@@ -632,7 +632,8 @@ static int cuda_reserve(struct device *d, const struct device_limits *lim)
         return ERR_UNSUPPORTED;
     }
     d->limits = *lim;
-    if ((rc = step_reserve(gpu)) != ERR_OK || (rc = peers_reserve(gpu)) != ERR_OK)
+    if ((rc = step_reserve(gpu)) != ERR_OK || (rc = peers_reserve(gpu)) != ERR_OK ||
+        (rc = experts_reserve(gpu)) != ERR_OK)
         return rc;
     if (lim->n_heads > 0)
         return cuda_reserve_attention(gpu);
@@ -707,6 +708,7 @@ static const struct device_ops cuda_ops = {
     .rmsnorm = cuda_rmsnorm,
     .add_rmsnorm = cuda_add_rmsnorm,
     .quantise = cuda_quantise,
+    .experts = experts_mix,
     .matmul = cuda_matmul,
     .matmul_float = cuda_matmul_float,
     .rope_kv = cuda_rope_kv,

@@ -27,7 +27,6 @@
     F(ncclCommGetAsyncError) \
     F(ncclGetErrorString)    \
     F(ncclAllReduce)         \
-    F(ncclBroadcast)         \
     F(ncclSend)              \
     F(ncclRecv)              \
     F(ncclGroupStart)        \
@@ -151,13 +150,6 @@ int nccl_gather(struct nccl *n, int rank, float *all, const float *part, int n_r
     return nccl_check(n, result, "gathering");
 }
 
-int nccl_share_ids(struct nccl *n, int rank, int32_t *ids, int n_ids, cudaStream_t stream)
-{
-    return nccl_check(
-        n, n->ncclBroadcast(ids, ids, (size_t)n_ids, ncclInt32, 0, n->comms[rank], stream),
-        "sharing ids");
-}
-
 bool nccl_failed(const struct nccl *n, int rank)
 {
     ncclResult_t result = ncclSuccess;
@@ -200,12 +192,6 @@ int nccl_gather(struct nccl *n, int rank, float *all, const float *part, int n_r
                 cudaStream_t stream)
 {
     (void)n, (void)rank, (void)all, (void)part, (void)n_rows, (void)width, (void)stream;
-    return -1;
-}
-
-int nccl_share_ids(struct nccl *n, int rank, int32_t *ids, int n_ids, cudaStream_t stream)
-{
-    (void)n, (void)rank, (void)ids, (void)n_ids, (void)stream;
     return -1;
 }
 

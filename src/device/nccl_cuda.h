@@ -4,8 +4,8 @@
  * disable_custom_all_reduce asks for it.
  *
  * The library (libnccl.so.2) is loaded by nccl_open(), so that a server with one GPU neither needs
- * it nor waits for it. All calls but open and close enqueue work on a stream of the rank's GPU, and
- * may be recorded in a graph; all ranks must make the same calls in the same order. */
+ * it nor waits for it. Sums and gathering enqueue work on a stream of the rank's GPU; all ranks
+ * must make the same calls in the same order. */
 #ifndef QUIRE_DEVICE_NCCL_CUDA_H
 #define QUIRE_DEVICE_NCCL_CUDA_H
 
@@ -32,9 +32,6 @@ int nccl_sum(struct nccl *n, int rank, k_bf16 *rows, size_t n_elems, cudaStream_
 /* As k_gather_ranks(); all: NULL on ranks above 0. */
 int nccl_gather(struct nccl *n, int rank, float *all, const float *part, int n_rows, int width,
                 cudaStream_t stream);
-
-/* ids int32 [n_ids] of rank 0 go to all ranks. */
-int nccl_share_ids(struct nccl *n, int rank, int32_t *ids, int n_ids, cudaStream_t stream);
 
 /* True (logged) if a communicator has failed. Any thread. */
 bool nccl_failed(const struct nccl *n, int rank);

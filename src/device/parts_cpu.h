@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Shared by the files of the cpu device: device_cpu.c (memory, operations on rows, products, steps,
- * opening) and cpu_mix.c (attention and states). */
+ * opening), cpu_mix.c (attention and states) and cpu_experts.c. */
 #ifndef QUIRE_DEVICE_PARTS_CPU_H
 #define QUIRE_DEVICE_PARTS_CPU_H
 
@@ -13,6 +13,15 @@
 
 #define CPU_ALLOCS_MAX  16384  /* allocations of one model */
 #define CPU_INLINE_WORK 100000 /* multiply-adds below which a thread costs more than it saves */
+
+/* Work memory of experts, for the largest step. */
+struct cpu_experts {
+    float *logits; /* float [n_tokens][n_choices] */
+    struct k_routes routes;
+    struct k_sorted sorted;
+    int32_t *touched;           /* int32 [n_experts]: those with routes */
+    float *x, *ffn_in, *ff, *y; /* float [routes][width], in the order of experts */
+};
 
 struct cpu {
     struct device base; /* first */
@@ -32,6 +41,7 @@ struct cpu {
     struct k_logprob_row *logprobs[DEVICE_STEPS_MAX]; /* [n_seqs], of the step's extras */
     int n_extras[DEVICE_STEPS_MAX];
     unsigned n_begun, n_ended;
+    struct cpu_experts experts; /* NULL pointers in models without experts */
     struct cpu_sleep sleep;
     struct cpu_ranks *ranks; /* NULL: this is the only rank */
     struct cpu *first;       /* rank 0 */
@@ -50,5 +60,9 @@ void cpu_attn(struct device *d, void *out, const void *qkv, const struct k_kv *k
               float scale, const struct k_matrix *to);
 void cpu_recurrent(struct device *d, void *out, const void *in, const struct k_state *state,
                    int width, const struct k_matrix *to);
+
+/* --- cpu_experts.c --- */
+void cpu_mix_experts(struct device *d, void *out, const struct device_experts *e, int n);
+int cpu_reserve_experts(struct device *d) ERR_CHECKED;
 
 #endif

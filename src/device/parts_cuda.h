@@ -2,8 +2,8 @@
  *
  * Shared by the files of the cuda device: base_cuda.c (errors, memory) at the bottom, and above it
  * device_cuda.c (operations, opening), step_cuda.c (the arrays of a step, recording and replaying
- * steps), copy_cuda.c (copies beside the steps), peers_cuda.c (ranks) and sleep_cuda.c (memory that
- * is given back for a while). */
+ * steps), experts_cuda.c, copy_cuda.c (copies beside the steps), peers_cuda.c (ranks) and
+ * sleep_cuda.c (memory that is given back for a while). */
 #ifndef QUIRE_DEVICE_PARTS_CUDA_H
 #define QUIRE_DEVICE_PARTS_CUDA_H
 
@@ -142,8 +142,9 @@ struct cuda {
     struct k_logprob_row *logprobs;    /* [n_seqs] on the device */
     int32_t *history, *history_mirror; /* int32 [history_cap] */
     size_t history_cap;
-    int32_t *own_sampled; /* int32 [n_seqs] */
-    int32_t *sampled;     /* peers_ids(): ids of the last sampled step */
+    int32_t *own_sampled;   /* int32 [n_seqs] */
+    int32_t *sampled;       /* peers_ids(): ids of the last sampled step */
+    struct k_mixing mixing; /* work memory of experts; NULL pointers without any */
     void *attn_work;
     struct attn_schedule schedules[DEVICE_TABLES_MAX]; /* n_windows of them have memory */
     int n_schedules;                                   /* number of them that this step has made
@@ -177,6 +178,10 @@ static inline bool cuda_samples(const struct cuda *c)
     return c->rank == 0;
 }
 
+/* --- experts_cuda.c --- */
+void experts_mix(struct device *d, void *out, const struct device_experts *e, int n);
+int experts_reserve(struct cuda *c) ERR_CHECKED;
+
 /* --- peers_cuda.c: operations of the table --- */
 int peers_join(struct device *const *all, int n, enum device_links links);
 void peers_leave(struct device *d);
@@ -186,10 +191,10 @@ void peers_stop(struct cuda *c); /* before cuda_close() waits for the stream */
 bool peers_failed(const struct cuda *c);
 /* Wait for an event of this device's stream; NULL: for all of the stream. */
 int peers_wait(struct cuda *c, cudaEvent_t event) ERR_CHECKED;
-/* Make the next operations see the ids of the step that ended with the event `sampled` of rank 0.
- * All ranks call it. */
-int peers_fetch_ids(struct cuda *c, cudaEvent_t sampled) ERR_CHECKED;
+/* Make the next operations see the ids that the previous step of rank 0 samples. */
+int peers_fetch_ids(struct cuda *c) ERR_CHECKED;
 int32_t *peers_ids(struct cuda *c);
+bool peers_may_record(const struct cuda *c);      /* false: steps must be enqueued each time */
 struct cuda *peers_first(struct cuda *c);         /* rank 0's device; c itself without ranks */
 int peers_all(struct cuda *c, struct cuda **all); /* fills all [K_RANKS_MAX]; returns the number
                                                    * of ranks */

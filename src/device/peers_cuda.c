@@ -8,9 +8,9 @@
  * sum copies the addresses into the struct that kernels take. By then all ranks have reserved and
  * allocated, because the model makes all of them do so before its first step.
  *
- * GPUs that cannot reach each other's memory use NCCL for all of this (nccl_cuda.h), and so do all
- * GPUs if the setting disable_custom_all_reduce is on. Then ids that rank 0 sampled are sent to the
- * other ranks at the begin of the next step.
+ * GPUs that cannot reach each other's memory use NCCL for sums (nccl_cuda.h), and so do all GPUs if
+ * the setting disable_custom_all_reduce is on. Steps with NCCL are not recorded: decodes hung where
+ * recorded steps and others took turns (NCCL 2.28).
  *
  * kernels/ranks.cu describes the protocols. A kernel that waits for a peer polls two words of the
  * board: a rank has left, and a sum was given up. Either ends all sums at once, and the steps with
@@ -389,20 +389,26 @@ void peers_sum_residual(struct device *d, const struct k_product *p, int n)
 
 /* --- ids -------------------------------------------------------------------------------- */
 
-/* Over peer pointers, ranks above 0 read the ids on rank 0's GPU, so their steps wait for the event
- * at the end of rank 0's previous step. Rank 0 does not overwrite the ids too early, because its
- * next step that samples waits in sums for the other ranks, after their first operation has read
- * them. */
-int peers_fetch_ids(struct cuda *c, cudaEvent_t sampled)
+/* Rank 0 samples; the other ranks' first operation reads the ids, so it waits for the event at the
+ * end of rank 0's step. Over peer pointers they read them on rank 0's GPU. Rank 0 does not
+ * overwrite the ids too early, because its next step that samples waits in sums for the other
+ * ranks, after they have read them. With NCCL they copy what rank 0 has sent to the host. */
+int peers_fetch_ids(struct cuda *c)
 {
-    if (c->peers->nccl == NULL) {
-        if (c->rank == 0)
-            return ERR_OK;
-        return cuda_check(cudaStreamWaitEvent(c->stream, sampled, 0), "waiting for ids");
-    }
-    if (nccl_share_ids(c->peers->nccl, c->rank, c->sampled, c->base.limits.n_seqs, c->stream) != 0)
+    const struct cuda *first = peers_first(c);
+    unsigned step = c->n_begun - 1;
+    const struct step_slot *slot = &first->slots[step % DEVICE_STEPS_MAX];
+
+    if (c->rank == 0)
+        return ERR_OK;
+    if (cuda_check(cudaStreamWaitEvent(c->stream, first->marks[step % CUDA_MARKS].done, 0),
+                   "waiting for ids") != ERR_OK)
         return ERR_GPU;
-    return ERR_OK;
+    if (c->peers->nccl == NULL)
+        return ERR_OK;
+    if (k_copy(c->own_sampled, slot->ids, (size_t)slot->n_rows * sizeof *slot->ids, c->stream) == 0)
+        return ERR_OK;
+    return cuda_check(cudaGetLastError(), "copying ids");
 }
 
 /* The ids that this rank's kernels read: rank 0's, or its own copy of them. */
@@ -411,4 +417,9 @@ int32_t *peers_ids(struct cuda *c)
     if (c->peers != NULL && c->peers->nccl != NULL)
         return c->own_sampled;
     return peers_first(c)->own_sampled;
+}
+
+bool peers_may_record(const struct cuda *c)
+{
+    return c->peers == NULL || c->peers->nccl == NULL;
 }

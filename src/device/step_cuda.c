@@ -281,7 +281,7 @@ static int step_wait_for_ids(struct cuda *c, const struct device_batch *b)
     c->sampled = peers_ids(c);
     for (int i = 0; i < b->tokens.n_tokens; i++) {
         if (b->tokens.ids[i] < 0)
-            return peers_fetch_ids(c, peers_first(c)->marks[(c->n_begun - 1) % CUDA_MARKS].done);
+            return peers_fetch_ids(c);
     }
     return ERR_OK;
 }
@@ -428,7 +428,7 @@ bool step_replay(struct device *d)
     struct cuda *gpu = cuda_of(d);
     struct step_graph *recorded = gpu->bucket < 0 ? NULL : step_graph_of(gpu);
 
-    if (recorded == NULL || recorded->failed)
+    if (recorded == NULL || recorded->failed || !peers_may_record(gpu))
         return false;
     if (recorded->exec != NULL) {
         step_play_graph(gpu, recorded);

@@ -12,7 +12,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "engine/engine.h"
-#include "kv/prefix.h"
+#include "ipc/prefix.h"
 
 #define CACHE_ADMIN_PART     16384    /* pages scanned per pass: a millisecond */
 #define CACHE_ADMIN_DROP     7        /* a dropped page counts as this many more */

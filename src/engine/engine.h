@@ -28,6 +28,7 @@
 #include "base/settings.h"
 #include "engine/cache_admin.h"
 #include "engine/guide.h"
+#include "engine/held.h"
 #include "engine/rate.h"
 #include "engine/sched.h"
 #include "engine/seq.h"
@@ -91,6 +92,7 @@ struct admission {
     struct rate rate;              /* for Retry-After, and to refuse requests that would wait
                                     * long */
     int64_t max_num_queued_tokens; /* sum of the prompts of waiting requests */
+    uint32_t todo_tokens;          /* as in struct wire_lane */
     int n_lanes;                   /* open lanes */
     int n_places;                  /* requests that the next step can admit at once: they do not
                                     * count as waiting */
@@ -127,6 +129,7 @@ struct engine {
     struct tiers tiers;
     struct power power;
     struct cache_admin cache_admin;
+    struct held held;
 
     bool draining;
     bool stop;

@@ -17,8 +17,8 @@
 #include "base/service.h"
 #include "engine/engine.h"
 #include "ipc/attach.h"
+#include "ipc/prefix.h"
 #include "ipc/sampling.h"
-#include "kv/prefix.h"
 
 #define INTAKE_GREETING_US 1000000  /* a front sends its hello as it connects */
 #define INTAKE_QUIET_US    60000000 /* a lack after this much time without one is logged again */
@@ -280,7 +280,9 @@ static int intake_greet(struct engine *e, struct engine_lane *lane)
         (void)!attach_send_welcome(lane->control_fd, &welcome, NULL);
     if (rc != ERR_OK)
         return rc;
-    if (visitor == WIRE_FRONT)
+    if (visitor == WIRE_FRONT_CHOOSES)
+        held_start(&e->held);
+    if (visitor != WIRE_OBSERVER)
         return intake_welcome(e, lane);
     welcome.error = ERR_OK;
     (void)!attach_send_welcome(lane->control_fd, &welcome, fds); /* it may have closed already */

@@ -210,6 +210,7 @@ int engine_run(struct engine *e)
         if ((rc = sleep_pass(e)) != ERR_OK)
             return rc;
         cache_admin_pass(e);
+        held_pass(e);
         tiers_poll(e);
         if (e->tiers.device_failed)
             return ERR_GPU;

@@ -16,6 +16,7 @@
 #include "base/must.h"
 #include "base/service.h"
 #include "engine/engine.h"
+#include "engine/rank.h"
 #include "ipc/attach.h"
 
 /* Some 20 GB of the most recently used pages are ready by then. */
@@ -60,6 +61,8 @@ static int main_open_model(struct engine *e)
         .cpu_threads = settings->cpu_threads,
         .n_ranks = settings->tensor_parallel_size,
         .uses_nccl = settings->disable_custom_all_reduce,
+        .first_gpu = rank_first_gpu(settings),
+        .whole_experts = settings->enable_expert_parallel,
         .page_tokens = settings->page_tokens,
         .max_num_seqs = settings->max_num_seqs,
         .max_num_batched_tokens = settings->max_num_batched_tokens,
@@ -163,7 +166,7 @@ static int main_open_host(struct engine *e)
     int rc;
 
     if (bytes == 0 && e->shape->is_gpu)
-        bytes = mem_available() / 4;
+        bytes = mem_available() / 4 / (size_t)e->settings.data_parallel_size;
     options.max_bytes = bytes;
     if (options.path[0] == '\0' || bytes < e->shape->page_bytes ||
         e->shape->page_tokens > HOST_TOKENS_MAX)
@@ -326,6 +329,8 @@ static int main_open(struct engine *e)
     if (rc == ERR_OK)
         rc = stats_open(&e->stats);
     if (rc == ERR_OK)
+        rc = held_open(&e->held, e->stats.held);
+    if (rc == ERR_OK)
         main_show_config(e);
     if (rc == ERR_OK && e->tiers.host != NULL)
         host_wait(e->tiers.host, MAIN_HOST_WAIT_US);
@@ -387,6 +392,8 @@ int main(int argc, char **argv)
     if (exit_now)
         return 0;
     rc = log_set_level_text(engine.settings.log_level);
+    if (rc == ERR_OK)
+        rc = rank_take(&engine.settings);
     if (rc == ERR_OK)
         rc = main_open(&engine);
     if (rc == ERR_DRAINING)

@@ -516,6 +516,33 @@ static void publish_front_refusals(struct engine *e, struct engine_lane *lane)
     }
 }
 
+/* Tokens of prompts that the engine has still to compute. Those of waiting ones may be found in a
+ * cache. */
+static uint32_t publish_todo(const struct engine *e)
+{
+    int64_t n = e->sched.tenants.n_waiting_tokens;
+
+    for (int i = 0; i < e->sched.n_running; i++) {
+        const struct seq *seq = e->sched.running[i];
+
+        n += seq->n_tokens - seq->n_computed - 1; /* the last one belongs to the output */
+    }
+    if (n < 0)
+        return 0;
+    if (n > UINT32_MAX)
+        return UINT32_MAX;
+    return (uint32_t)n;
+}
+
+/* The engine's load, by which fronts choose among several engines. */
+static void publish_load(const struct engine *e, struct wire_lane *w)
+{
+    atomic_store_explicit(&w->n_running, (uint32_t)e->sched.n_running, memory_order_relaxed);
+    atomic_store_explicit(&w->n_waiting, (uint32_t)sched_n_waiting(&e->sched),
+                          memory_order_relaxed);
+    atomic_store_explicit(&w->todo_tokens, e->admission.todo_tokens, memory_order_relaxed);
+}
+
 /* The state that fronts see: they refuse requests while the engine drains. */
 static enum wire_engine_state publish_state(const struct engine *e)
 {
@@ -538,9 +565,7 @@ static void publish_lane_nth(struct engine *e, struct engine_lane *lane, int nth
     atomic_store(&wire->engine_state, publish_state(e));
     atomic_store_explicit(&wire->heartbeat_us, e->now_us, memory_order_relaxed);
     atomic_store_explicit(&wire->progress_us, e->progress_us, memory_order_relaxed);
-    atomic_store_explicit(&wire->n_running, (uint32_t)e->sched.n_running, memory_order_relaxed);
-    atomic_store_explicit(&wire->n_waiting, (uint32_t)sched_n_waiting(&e->sched),
-                          memory_order_relaxed);
+    publish_load(e, wire);
     atomic_store_explicit(&wire->retry_after_s, publish_retry_after(e), memory_order_relaxed);
 }
 
@@ -556,9 +581,12 @@ void publish_queue(struct engine *e)
     int nth = 0;
 
     publish_tenants(e);
+    e->admission.todo_tokens = publish_todo(e);
     for (int i = 0; i < e->settings.max_lanes; i++) {
-        if (e->lanes[i].state == LANE_OPEN)
-            publish_room(e, e->lanes[i].lane.shared, nth++);
+        if (e->lanes[i].state != LANE_OPEN)
+            continue;
+        publish_room(e, e->lanes[i].lane.shared, nth++);
+        publish_load(e, e->lanes[i].lane.shared);
     }
 }
 
@@ -573,6 +601,7 @@ void publish_wake(struct engine *e)
     if (power_is_awake(&e->power) && sched_n_waiting(&e->sched) > 0)
         e->admission.n_places = 0;
     publish_gauges(e);
+    e->admission.todo_tokens = publish_todo(e);
     for (int i = 0; i < e->settings.max_lanes; i++) {
         if (e->lanes[i].state != LANE_OPEN)
             continue;

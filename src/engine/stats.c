@@ -30,8 +30,8 @@ int stats_open(struct stats *s)
     int fd = memfd_create("quire-stats", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     void *p = MAP_FAILED;
 
-    if (fd != -1 && ftruncate(fd, sizeof(struct wire_stats)) == 0)
-        p = mmap(NULL, sizeof(struct wire_stats), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (fd != -1 && ftruncate(fd, sizeof(struct wire_page)) == 0)
+        p = mmap(NULL, sizeof(struct wire_page), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (p == MAP_FAILED ||
         fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE) == -1) {
         log_error("engine: the statistics page cannot be made: %s", strerror(errno));
@@ -39,7 +39,8 @@ int stats_open(struct stats *s)
             (void)close(fd);
         return ERR_IO;
     }
-    s->page = p;
+    s->page = &((struct wire_page *)p)->stats;
+    s->held = &((struct wire_page *)p)->held;
     s->fd = fd;
     s->page->magic = WIRE_MAGIC;
     s->page->layout = wire_layout();

@@ -8,13 +8,15 @@
 #include <stdint.h>
 
 #include "base/err.h"
+#include "ipc/wire_held.h"
 #include "ipc/wire_lane.h"
 #include "ipc/wire_stats.h"
 
 struct stats {
     struct wire_stats *page;
-    int fd;              /* memfd that is sent to the fronts; they cannot map it for writing */
-    uint64_t process_us; /* time of the last stats_process() */
+    struct wire_held *held; /* in the same memory; held.h writes it */
+    int fd;                 /* memfd that is sent to the fronts; they cannot map it for writing */
+    uint64_t process_us;    /* time of the last stats_process() */
 };
 
 int stats_open(struct stats *s) ERR_CHECKED;

@@ -13,7 +13,7 @@
 
 #include "base/mem.h"
 #include "base/must.h"
-#include "kv/prefix.h"
+#include "ipc/prefix.h"
 
 #define PART_PARENT (-1) /* no page has the name of this part */
 

@@ -3,7 +3,7 @@
  * The pages of a sequence: one page table per cache group of the model (struct cache_group).
  *
  * Pages of all groups have one size and come from one pool (kv/pages.h). They differ in their
- * names: a prefix of whole pages has one name in the chain of kv/prefix.h, and the page of each
+ * names: a prefix of whole pages has one name in the chain of ipc/prefix.h, and the page of each
  * group at its end has a name that is derived from it. The lower tiers move pages by their names
  * and know nothing of groups.
  *

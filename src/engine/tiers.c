@@ -16,7 +16,7 @@
 #include "base/mem.h"
 #include "base/must.h"
 #include "engine/engine.h"
-#include "kv/prefix.h"
+#include "ipc/prefix.h"
 
 #define TIERS_LOADS     1024 /* loads at once */
 #define TIERS_LOOKAHEAD 8    /* waiting sequences whose pages are asked for in advance */
@@ -788,6 +788,7 @@ void tiers_note_named(void *engine, int32_t page)
     struct engine *e = engine;
     struct page_label label;
 
+    held_note(e, page);
     if ((e->tiers.store == NULL && e->tiers.host == NULL) || !pages_label(e->pages, page, &label))
         return;
     if (e->tiers.dirty_tail - e->tiers.dirty_head == e->tiers.dirty_cap)

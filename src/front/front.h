@@ -22,7 +22,7 @@
 #include "base/settings.h"
 #include "front/http/idle_pool.h"
 #include "front/kept/kept.h"
-#include "front/link/link.h"
+#include "front/link/engines.h"
 #include "front/request/defaults.h"
 #include "front/request/exchange.h"
 #include "front/structured/compiled.h"
@@ -54,7 +54,7 @@ struct front {
                                  * time */
     _Atomic int n_spare;        /* readers that wait for this semaphore */
     _Atomic int n_surplus;      /* readers that must wait for it after their current request */
-    struct link link;
+    struct engines engines;
     struct compiled_cache compiled;
     struct vocabulary vocabulary;
     struct kept *kept;         /* NULL: responses are not stored */

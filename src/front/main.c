@@ -2,8 +2,8 @@
  *
  * quire-front: start, run, end. Exit codes: 0 stopped, 1 usage or configuration, 2 resources.
  *
- * main() opens everything in order: settings, tokenizer and templates, the link to the engine, the
- * listening socket. The readers start last; then main's thread becomes the streamer. */
+ * main() opens everything in order: settings, tokenizer and templates, the links to the engines,
+ * the listening socket. The readers start last; then main's thread becomes the streamer. */
 #include <config.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -203,7 +203,7 @@ static int main_open(struct front *f)
     if (rc == ERR_OK)
         rc = cache_open(f);
     if (rc == ERR_OK)
-        rc = link_init(&f->link, f->settings.engine_socket);
+        rc = engines_init(&f->engines, f->settings.engine_socket, f->settings.data_parallel_size);
     if (rc == ERR_OK)
         rc = compiled_cache_init(&f->compiled);
     /* While a reader waits for the compilation of another one, a further reader may work. */

@@ -40,6 +40,14 @@ static int attach_address(struct sockaddr_un *a, const char *path)
     return ERR_OK;
 }
 
+void attach_path_of(char *out, size_t cap, const char *path, int idx)
+{
+    const char *last = strrchr(path, '/');
+    size_t len = last == NULL ? 0 : (size_t)(last - path) + 1;
+
+    (void)snprintf(out, cap, "%.*s%d/%s", (int)len, path, idx, path + len);
+}
+
 /* Non-blocking also for connect(): a hung peer lets its backlog fill, and a blocking connect()
  * would then wait without end. */
 static int attach_socket(void)
@@ -274,8 +282,8 @@ int attach_read_hello(int fd, enum wire_visitor *visitor)
     if (hello.magic != WIRE_MAGIC)
         return ERR_CORRUPT;
     /* A number that is unknown counts as a front. */
-    if (hello.visitor == WIRE_OBSERVER)
-        *visitor = WIRE_OBSERVER;
+    if (hello.visitor == WIRE_OBSERVER || hello.visitor == WIRE_FRONT_CHOOSES)
+        *visitor = (enum wire_visitor)hello.visitor;
     else
         *visitor = WIRE_FRONT;
     return ERR_OK;
@@ -398,13 +406,11 @@ static bool attach_has_room(int s)
     return s != -1 && n == ATTACH_FDS;
 }
 
-/* The common part of attach_connect() and attach_observe(). A welcome without descriptors carries
- * an error; any other end of the conversation means that there is no engine to talk to. */
-static int attach_visit(const char *path, enum wire_visitor visitor, int timeout_ms, int *fd,
-                        struct wire_welcome *w, int *fds)
+/* Connect and send the hello. An engine without a free lane answers and hangs up before it reads
+ * the hello: then sending may fail although the answer can be read. */
+int attach_call(const char *path, enum wire_visitor visitor, int *fd)
 {
     struct wire_hello hello = {.magic = WIRE_MAGIC, .layout = wire_layout(), .visitor = visitor};
-    struct pollfd poll_fd = {.events = POLLIN};
     struct sockaddr_un address;
     int sock;
     int rc = attach_address(&address, path);
@@ -417,34 +423,33 @@ static int attach_visit(const char *path, enum wire_visitor visitor, int timeout
             (void)close(sock);
         return ERR_LIMIT;
     }
-    poll_fd.fd = sock;
-    rc = ERR_ENGINE_GONE;
-    if (connect(sock, (struct sockaddr *)&address, sizeof address) == -1)
-        goto out;
-    /* An engine without a free lane answers and hangs up before it reads the hello. Then this call
-     * fails, or the first one that reads; the answer can be read after either. */
-    if (attach_send(sock, &hello, sizeof hello, NULL, 0) == ERR_AGAIN ||
-        poll(&poll_fd, 1, timeout_ms) != 1)
-        goto out;
-    rc = attach_receive(sock, w, sizeof *w, fds, ATTACH_FDS);
+    if (connect(sock, (struct sockaddr *)&address, sizeof address) == -1 ||
+        attach_send(sock, &hello, sizeof hello, NULL, 0) == ERR_AGAIN) {
+        (void)close(sock);
+        return ERR_ENGINE_GONE;
+    }
+    *fd = sock;
+    return ERR_OK;
+}
+
+/* A welcome without descriptors carries an error; any other end of the conversation means that
+ * there is no engine to talk to. The first call that reads after the engine has hung up may fail
+ * although the answer is there. */
+int attach_answer(int fd, int timeout_ms, struct wire_welcome *w, int *fds)
+{
+    struct pollfd poll_fd = {.fd = fd, .events = POLLIN};
+    int rc;
+
+    if (poll(&poll_fd, 1, timeout_ms) != 1)
+        return ERR_AGAIN;
+    rc = attach_receive(fd, w, sizeof *w, fds, ATTACH_FDS);
     if (rc == ERR_CLIENT_GONE)
-        rc = attach_receive(sock, w, sizeof *w, fds, ATTACH_FDS);
+        rc = attach_receive(fd, w, sizeof *w, fds, ATTACH_FDS);
     if (rc == ERR_NOT_FOUND)
         rc = w->error != ERR_OK ? w->error : ERR_CORRUPT;
     else if (rc == ERR_CLIENT_GONE || rc == ERR_AGAIN)
         rc = ERR_ENGINE_GONE;
-    if (rc == ERR_OK)
-        *fd = sock;
-out:
-    if (rc != ERR_OK)
-        (void)close(sock);
     return rc;
-}
-
-/* Attach as a front. */
-int attach_connect(const char *path, int timeout_ms, int *fd, struct wire_welcome *w, int *fds)
-{
-    return attach_visit(path, WIRE_FRONT, timeout_ms, fd, w, fds);
 }
 
 /* Read the statistics page as an observer. The connection is closed at once; the mapping stays. */
@@ -452,11 +457,16 @@ int attach_observe(const char *path, int timeout_ms, struct wire_welcome *w,
                    const struct wire_stats **stats)
 {
     int fd, fds[ATTACH_FDS];
-    int rc = attach_visit(path, WIRE_OBSERVER, timeout_ms, &fd, w, fds);
+    int rc = attach_call(path, WIRE_OBSERVER, &fd);
     void *page;
 
     if (rc != ERR_OK)
         return rc;
+    rc = attach_answer(fd, timeout_ms, w, fds);
+    if (rc != ERR_OK) {
+        (void)close(fd);
+        return rc == ERR_AGAIN ? ERR_ENGINE_GONE : rc;
+    }
     page = mmap(NULL, sizeof **stats, PROT_READ, MAP_SHARED, fds[ATTACH_STATS], 0);
     for (int i = 0; i < ATTACH_FDS; i++)
         (void)close(fds[i]);

@@ -14,10 +14,16 @@
 #include "base/err.h"
 #include "base/listener.h"
 #include "ipc/wire_control.h"
+#include "ipc/wire_held.h"
 #include "ipc/wire_stats.h"
 
 /* Descriptors that travel with a welcome, in this order. */
 enum attach_fd { ATTACH_LANE = 0, ATTACH_STATS = 1, ATTACH_FDS = 2 };
+
+/* Engine idx of several has its socket in a folder of its own: /run/quire/engine.sock becomes
+ * /run/quire/2/engine.sock. Cut to cap bytes; attach_listen() and attach_call() refuse a path that
+ * is too long. */
+void attach_path_of(char *out, size_t cap, const char *path, int idx);
 
 /* --- engine --- */
 
@@ -64,16 +70,21 @@ int attach_seal(const void *bytes, size_t len, int *sealed) ERR_CHECKED;
  * messages, ERR_ENGINE_GONE. */
 int attach_upload(int fd, const struct wire_upload *upload, int sealed) ERR_CHECKED;
 
-/* Connect, send hello, wait at most timeout_ms for the welcome. On success *fd is the connection
- * and the caller owns fds[ATTACH_FDS]. ERR_ENGINE_GONE when no process serves the path or none
- * answers in time; ERR_LIMIT when this process has too few free descriptors (nothing is sent then);
- * ERR_VERSION (logged); or the welcome's error. */
-int attach_connect(const char *path, int timeout_ms, int *fd, struct wire_welcome *w,
-                   int *fds) ERR_CHECKED;
+/* Connect and send the hello of a visitor; the caller owns *fd and gives it to attach_answer().
+ * ERR_ENGINE_GONE when no process serves the path; ERR_LIMIT when this process has too few free
+ * descriptors (nothing is sent then); ERR_INVALID (logged) for a path that is too long. Does not
+ * block. */
+int attach_call(const char *path, enum wire_visitor visitor, int *fd) ERR_CHECKED;
+
+/* Wait at most timeout_ms for the welcome. ERR_OK: the caller owns fds[ATTACH_FDS], and fd is the
+ * connection. ERR_AGAIN: it has not come. Otherwise close fd: ERR_ENGINE_GONE; ERR_VERSION
+ * (logged); or the welcome's error. */
+int attach_answer(int fd, int timeout_ms, struct wire_welcome *w, int *fds) ERR_CHECKED;
 
 /* --- tools --- */
 
-/* Map the engine's statistics page for reading; munmap() ends it. Errors as attach_connect(). */
+/* Map the engine's statistics page for reading; munmap() ends it. Errors as attach_call() and
+ * attach_answer(); ERR_ENGINE_GONE also when no answer comes in time. */
 int attach_observe(const char *path, int timeout_ms, struct wire_welcome *w,
                    const struct wire_stats **stats) ERR_CHECKED;
 

@@ -411,6 +411,14 @@ void lane_backlog(struct lane *l, uint32_t *n_reqs, uint64_t *n_tokens)
         *n_tokens = (l->arena_put - l->arena_free) / sizeof(int32_t);
 }
 
+uint32_t lane_queued(const struct lane *l, uint32_t i)
+{
+    uint32_t slot = l->queue[(l->arena_seen + i) & (l->queue_cap - 1)];
+
+    must(slot < l->n_slots); /* this side alone writes the queue */
+    return slot;
+}
+
 /* The entry becomes visible only in lane_publish(): the streamer fills all choices of an answer
  * first, so that the engine sees them in one pass and can share their prefix. */
 int lane_submit(struct lane *l, uint32_t slot, struct wire_request request, const int32_t *tokens,

@@ -109,6 +109,9 @@ void lane_publish(struct lane *l);
 /* Count the requests that the engine has not taken, and their tokens (rounded up: at least). */
 void lane_backlog(struct lane *l, uint32_t *n_reqs, uint64_t *n_tokens);
 
+/* The slot of the i-th request that the engine has not taken: 0 to n_reqs - 1 of lane_backlog(). */
+uint32_t lane_queued(const struct lane *l, uint32_t i);
+
 /* Look at the next record of a slot without taking it; false when there is none. After a record was
  * taken, all records that the engine put earlier are visible, in any slot. */
 bool lane_peek(const struct lane *l, uint32_t slot, struct wire_out *record);

@@ -15,10 +15,11 @@
 #define WIRE_EOS_MAX      8
 #define WIRE_AUTOMATA_MAX 256 /* of one lane at a time */
 
-/* The first message on a connection. A front gets a lane. An observer (quire top) only reads the
+/* The first message on a connection. A front gets a lane; one that has several engines also wants
+ * to know what this one has in its cache (wire_held.h). An observer (quire top) only reads the
  * statistics: it gets the descriptor of the statistics page twice, because a welcome always carries
  * two, and the engine closes the connection. */
-enum wire_visitor { WIRE_FRONT = 0, WIRE_OBSERVER = 1 };
+enum wire_visitor { WIRE_FRONT = 0, WIRE_OBSERVER = 1, WIRE_FRONT_CHOOSES = 2 };
 
 struct wire_hello {
     uint64_t magic;

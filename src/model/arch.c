@@ -146,6 +146,85 @@ static const struct arch_names opt_names = {.embed = "model.decoder.embed_tokens
                                             .up = OPT_LAYER "fc1.weight",
                                             .down = OPT_LAYER "fc2.weight"};
 
+/* Mixtures of experts. Names of tensors with all experts of a layer, which transformers writes by
+ * itself, are the same for all families that name their experts "experts". */
+#define EXPERTS_OF(mlp)                                                                     \
+    .router = LAYER mlp "gate.weight", .experts_gate_up = LAYER mlp "experts.gate_up_proj", \
+    .experts_down = LAYER mlp "experts.down_proj"
+#define EXPERTS_NAMED(mlp, gate_name, up_name, down_name)       \
+    .expert_gate = LAYER mlp "experts.%d." gate_name ".weight", \
+    .expert_up = LAYER mlp "experts.%d." up_name ".weight",     \
+    .expert_down = LAYER mlp "experts.%d." down_name ".weight"
+#define QWEN_EXPERTS EXPERTS_OF("mlp."), EXPERTS_NAMED("mlp.", "gate_proj", "up_proj", "down_proj")
+#define MIXTRAL_EXPERTS \
+    EXPERTS_OF("block_sparse_moe."), EXPERTS_NAMED("block_sparse_moe.", "w1", "w3", "w2")
+#define SHARED_EXPERTS(name)                              \
+    .shared_gate = LAYER "mlp." name ".gate_proj.weight", \
+    .shared_up = LAYER "mlp." name ".up_proj.weight",     \
+    .shared_down = LAYER "mlp." name ".down_proj.weight"
+
+static const struct arch_names mixtral_names = {LLAMA_ALL, LLAMA_NORMS, LLAMA_QKV, LLAMA_O,
+                                                MIXTRAL_EXPERTS};
+static const struct arch_names qwen_moe_names = {LLAMA_ALL,
+                                                 LLAMA_NORMS,
+                                                 LLAMA_QKV,
+                                                 LLAMA_QK_NORMS,
+                                                 LLAMA_O,
+                                                 LLAMA_FFN,
+                                                 QWEN_EXPERTS,
+                                                 SHARED_EXPERTS("shared_expert"),
+                                                 .shared_switch =
+                                                     LAYER "mlp.shared_expert_gate.weight"};
+static const struct arch_names glm4_moe_names = {LLAMA_ALL,
+                                                 LLAMA_NORMS,
+                                                 LLAMA_QKV,
+                                                 LLAMA_QK_NORMS,
+                                                 LLAMA_O,
+                                                 LLAMA_FFN,
+                                                 QWEN_EXPERTS,
+                                                 SHARED_EXPERTS("shared_experts"),
+                                                 .router_bias =
+                                                     LAYER "mlp.gate.e_score_correction_bias"};
+static const struct arch_names minimax_m2_names = {LLAMA_ALL,
+                                                   LLAMA_NORMS,
+                                                   LLAMA_QKV,
+                                                   LLAMA_O,
+                                                   LLAMA_QK_NORMS,
+                                                   MIXTRAL_EXPERTS,
+                                                   .router_bias = LAYER
+                                                   "block_sparse_moe.e_score_correction_bias"};
+static const struct arch_names ernie4_5_moe_names = {LLAMA_ALL,
+                                                     LLAMA_NORMS,
+                                                     LLAMA_QKV,
+                                                     LLAMA_O,
+                                                     LLAMA_FFN,
+                                                     QWEN_EXPERTS,
+                                                     SHARED_EXPERTS("shared_experts"),
+                                                     .router_bias = LAYER
+                                                     "mlp.moe_statics.e_score_correction_bias"};
+static const struct arch_names hunyuan_moe_names = {
+    LLAMA_ALL,
+    LLAMA_NORMS,
+    LLAMA_QKV,
+    LLAMA_O,
+    .q_norm = LAYER "self_attn.query_layernorm.weight",
+    .k_norm = LAYER "self_attn.key_layernorm.weight",
+    .router = LAYER "mlp.gate.wg.weight",
+    EXPERTS_NAMED("mlp.", "gate_proj", "up_proj", "down_proj"),
+    .experts_gate_up = LAYER "mlp.experts.gate_up_proj",
+    .experts_down = LAYER "mlp.experts.down_proj",
+    SHARED_EXPERTS("shared_mlp")};
+static const struct arch_names granite_moe_names = {
+    LLAMA_ALL,
+    LLAMA_NORMS,
+    LLAMA_QKV,
+    LLAMA_O,
+    .router = LAYER "block_sparse_moe.router.layer.weight",
+    .experts_gate_up = LAYER "block_sparse_moe.input_linear.weight",
+    .experts_down = LAYER "block_sparse_moe.output_linear.weight",
+    .shared_gate_up = LAYER "shared_mlp.input_linear.weight",
+    .shared_down = LAYER "shared_mlp.output_linear.weight"};
+
 /* --- architectures ------------------------------------------------------------------------ */
 
 /* Fields that are absent are 0, false or NULL, and that is Llama's choice. hf_config.h explains
@@ -362,6 +441,75 @@ static const struct arch arch_table[] = {
      .rotary_part = 1.0,
      .window = ARCH_WINDOW_TYPES,
      .names = &phi3_names},
+    /* Mixtures of experts. */
+    {.name = "MixtralForCausalLM",
+     .norm = {.eps = 1e-5f},
+     .theta = 1e6,
+     .window = ARCH_WINDOW_TYPES,
+     .read = family_mixtral,
+     .names = &mixtral_names},
+    {.name = "Qwen2MoeForCausalLM",
+     .qkv_bias = true,
+     .window = ARCH_WINDOW_LAYERS,
+     .read = family_qwen2_moe,
+     .names = &qwen_moe_names},
+    {.name = "Qwen3MoeForCausalLM",
+     .reads_bias_switches = true,
+     .qk_norm = QK_NORM_HEADS,
+     .head_dim = 128,
+     .read = family_qwen3_moe,
+     .names = &qwen_moe_names},
+    {.name = "OlmoeForCausalLM",
+     .reads_bias_switches = true,
+     .qk_norm = QK_NORM_WHOLE,
+     .norm = {.eps = 1e-5f},
+     .read = family_olmoe,
+     .names = &qwen_moe_names},
+    {.name = "GraniteMoeForCausalLM",
+     .reads_bias_switches = true,
+     .read = family_granite_moe,
+     .names = &granite_moe_names},
+    {.name = "GraniteMoeSharedForCausalLM",
+     .reads_bias_switches = true,
+     .read = family_granite_moe,
+     .names = &granite_moe_names},
+    /* GLM 4.5 to 4.7: half of a head rotates, but not in neighbouring pairs. */
+    {.name = "Glm4MoeForCausalLM",
+     .norm = {.eps = 1e-5f},
+     .rotary_part = 0.5,
+     .read = family_glm4_moe,
+     .names = &glm4_moe_names},
+    {.name = "MiniMaxM2ForCausalLM",
+     .qk_norm = QK_NORM_WHOLE,
+     .head_dim = 128,
+     .rotary_part = 1.0,
+     .theta = 5e6,
+     .read = family_minimax_m2,
+     .names = &minimax_m2_names},
+    {.name = "Ernie4_5_MoeForCausalLM",
+     .is_tied = true,
+     .interleaved = true,
+     .norm = {.eps = 1e-5f},
+     .theta = 500000.0,
+     .read = family_ernie4_5_moe,
+     .names = &ernie4_5_moe_names},
+    {.name = "HunYuanMoEV1ForCausalLM",
+     .reads_bias_switches = true,
+     .norm = {.eps = 1e-5f},
+     .read = family_hunyuan_moe,
+     .names = &hunyuan_moe_names},
+    {.name = "PhimoeForCausalLM",
+     .norm = {.kind = K_NORM_LAYER, .has_bias = true},
+     .theta = 1e6,
+     .window = ARCH_WINDOW_TYPES,
+     .read = family_phimoe,
+     .names = &mixtral_names},
+    {.name = "PhiMoEForCausalLM", /* as the released files write it */
+     .norm = {.kind = K_NORM_LAYER, .has_bias = true},
+     .theta = 1e6,
+     .window = ARCH_WINDOW_TYPES,
+     .read = family_phimoe,
+     .names = &mixtral_names},
     {.name = "SeedOssForCausalLM", .head_dim = 128, .read = family_seed_oss, .names = &llama_names},
     {.name = "SmolLM3ForCausalLM",
      .reads_bias_switches = true,

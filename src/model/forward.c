@@ -46,17 +46,30 @@ static struct k_state forward_state_of(const struct forward *f, int i)
                             .group = f->cache->layers[i].group};
 }
 
+/* The matrix that reads an FFN's input; that of experts takes rows of the device's type. */
+static const struct k_matrix *forward_ffn_reader(const struct layer_plan *plan,
+                                                 const struct layer_weights *w)
+{
+    static const struct k_matrix plain = {.n_in = 0};
+
+    if (plan->ffn.kind == FFN_EXPERTS)
+        return &plain;
+    return &w->ffn_in;
+}
+
 /* One mixer: its input product, attention or the recurrence, and its output product with the sum.
  * Norms of single heads are part of the rotary step; a norm over all heads runs before it. */
 static void forward_run_mixer(const struct forward *f, const struct pass *p, int i)
 {
     const struct layer_plan *plan = &f->plan->layers[i];
     const struct layer_weights *weights = &f->weights->layers[i];
-    bool by_head = plan->attn.qk_norm == QK_NORM_HEADS;
+    bool after = plan->attn.qk_norm == QK_NORM_AFTER;
+    bool by_head = plan->attn.qk_norm == QK_NORM_HEADS || after;
     const struct k_rotary rotary = {.turns = f->turns[plan->attn.rope],
                                     .q_norm = by_head ? weights->q_norm : NULL,
                                     .k_norm = by_head ? weights->k_norm : NULL,
-                                    .eps = f->plan->norm.eps};
+                                    .eps = f->plan->norm.eps,
+                                    .norms_after = after};
     struct k_state state;
     struct k_kv kv;
 
@@ -73,11 +86,14 @@ static void forward_run_mixer(const struct forward *f, const struct pass *p, int
         pass_recur(p, &plan->recurrent, &state, &weights->mixer_out);
         break;
     }
-    pass_add(p, &p->a->mixed,
-             (struct pass_sum){&weights->mixer_out, weights->mixer_out_bias, plan->splits.mixer_out,
-                               &weights->norm_mixer_after},
-             (struct pass_next){.norm = &weights->norm_ffn, .reader = &weights->ffn_in},
-             plan->is_parallel);
+    pass_add(
+        p, &p->a->mixed,
+        (struct pass_sum){.w = &weights->mixer_out,
+                          .bias = weights->mixer_out_bias,
+                          .split = plan->splits.mixer_out,
+                          .after = &weights->norm_mixer_after},
+        (struct pass_next){.norm = &weights->norm_ffn, .reader = forward_ffn_reader(plan, weights)},
+        plan->is_parallel);
 }
 
 /* One FFN. After the last layer the sum ends in the logits instead of another layer's norm. */
@@ -85,8 +101,11 @@ static void forward_run_ffn(const struct forward *f, const struct pass *p, int i
 {
     const struct layer_plan *plan = &f->plan->layers[i];
     const struct layer_weights *weights = &f->weights->layers[i], *next = weights + 1;
-    const struct pass_sum down = {&weights->down, weights->down_bias, plan->splits.down,
-                                  &weights->norm_ffn_after};
+    struct device_experts experts;
+    struct pass_sum down = {.w = &weights->down,
+                            .bias = weights->down_bias,
+                            .split = plan->splits.down,
+                            .after = &weights->norm_ffn_after};
 
     switch (plan->ffn.kind) {
     case FFN_GATED:
@@ -94,6 +113,10 @@ static void forward_run_ffn(const struct forward *f, const struct pass *p, int i
         break;
     case FFN_PLAIN:
         pass_activate(p, &plan->ffn, &weights->ffn_in, weights->ffn_in_bias, &weights->down);
+        break;
+    case FFN_EXPERTS:
+        experts = pass_begin_experts(p, plan, weights);
+        down.experts = &experts;
         break;
     }
     if (i + 1 == f->plan->n_layers)

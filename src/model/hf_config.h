@@ -18,6 +18,7 @@
 
 #define HF_CONFIG_EOS_MAX    8
 #define HF_CONFIG_LAYERS_MAX 1024
+#define HF_CONFIG_SHARED_MAX 64 /* shared experts of a layer */
 
 #define HF_CONFIG_ROPES_MAX  3
 
@@ -25,9 +26,10 @@ enum qk_norm {
     QK_NORM_NONE,
     QK_NORM_HEADS, /* each head of queries and of keys is normed */
     QK_NORM_WHOLE, /* one norm over all heads of a token's queries, one over its keys */
+    QK_NORM_AFTER, /* as QK_NORM_HEADS, after the rotation */
 };
 
-enum ffn_kind { FFN_GATED, FFN_PLAIN };
+enum ffn_kind { FFN_GATED, FFN_PLAIN, FFN_EXPERTS };
 
 /* Where layers have norms: before the mixer and the FFN, after them, or both. */
 enum norm_scheme { NORMS_BEFORE, NORMS_AFTER, NORMS_BOTH };
@@ -102,6 +104,11 @@ struct arch_names {
     const char *norm_mlp, *norm_mlp_after; /* norm_mlp NULL in a parallel layer: it shares
                                             * norm_attn */
     const char *gate, *up, *gate_up, *down;
+    const char *router, *router_bias; /* router_bias: the whole name, without .weight */
+    /* A tensor per expert, whose number replaces the second %d; or, where the file has them, one
+     * tensor for all: [n][2 * ff_dim][dim] and [n][dim][ff_dim], whole names. */
+    const char *expert_gate, *expert_up, *expert_down, *experts_gate_up, *experts_down;
+    const char *shared_gate, *shared_up, *shared_gate_up, *shared_down, *shared_switch;
     const char *mixer_in, *mixer_out; /* of recurrent layers */
 };
 
@@ -126,6 +133,20 @@ struct multipliers {
     float embedding; /* of embedded tokens */
     float residual;  /* of the results that a mixer and an FFN add to the residual */
     float logits, logits_cap;
+};
+
+/* The experts of those layers that have them (kernels.h, struct k_router). */
+struct experts_config {
+    int n;           /* 0: no layer has experts */
+    int n_used;      /* by a token */
+    int ff_dim;      /* of an expert */
+    int shared_dim;  /* of the FFN that all tokens use besides; 0: none */
+    bool has_switch; /* that FFN's result is multiplied by a sigmoid of each token */
+    bool has_bias;   /* the choice has a bias */
+    int n_groups, n_groups_used, group_best;
+    enum k_scoring scoring;
+    bool renorms;
+    float least, scale, spread;
 };
 
 /* Learned positions: a table whose rows are added to the embedded tokens. */
@@ -155,6 +176,8 @@ struct hf_config {
     float attn_scale; /* of scores */
     struct multipliers by;
     struct learned_positions positions;
+    struct experts_config experts;
+    bool layer_experts[HF_CONFIG_LAYERS_MAX]; /* [n_layers]: the FFN is one of experts */
     int n_ropes;
     struct rope ropes[HF_CONFIG_ROPES_MAX];
     bool tied; /* the output matrix is the embedding */

@@ -11,10 +11,13 @@
  * matrix keeps its format if all its tensors have it, their scales fit together, and the device
  * multiplies with it. Otherwise it is converted while it is read.
  *
+ * The experts of a layer are one matrix: their tensors, one below the other. A tensor that holds
+ * all experts of a layer is taken apart into views, which are tensors of one expert each.
+ *
  * The digest chains SHA-256 over the list: digest so far, name, type and XXH3 of the bytes, which
  * is cheap enough for every start. Stores on disk are named by it, so the order of the list must
  * not change. */
-#include "model/loader.h"
+#include "model/loader_parts.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -24,12 +27,10 @@
 #include "base/must.h"
 #include "kernels/rng.h"
 #include "model/loader_parts.h"
-#include "model/quant.h"
-#include "model/safetensors.h"
 
 #define RANDOM_SCALE \
     0.02f                  /* deviation of random matrices; models are initialised
-                                        * with it */
+                             * with it */
 #define RANDOM_CODES 64.0f /* deviation of random codes, before their scale */
 
 static const struct k_format plain = {.elem = K_BF16};
@@ -44,16 +45,6 @@ static struct k_format loader_rounded_format(const struct loader *l, enum loader
         return l->from->head;
     return plain;
 }
-
-/* A tensor that is a matrix, or the part of one. */
-struct part {
-    const char *pattern;
-    struct quant_part q;
-    size_t item; /* in the list */
-    struct slice slice;
-    enum device_type type; /* of plain numbers */
-    bool is_turned;        /* the tensor is [columns][rows] */
-};
 
 /* Most matrices are one tensor. */
 struct loader_tensors loader_tensor(const char *pattern, struct slice_shape shape)
@@ -176,22 +167,49 @@ static void loader_make_digest(struct loader *l)
 void loader_name(const struct loader *l, char *out, size_t cap, const char *pattern,
                  const char *ending)
 {
-    static const char model[] = "model.";
+    static const char model[] = "model.", weight[] = ".weight";
+    const int numbers[2] = {l->layer, l->expert};
     const char *prefix = "", *percent;
     size_t stem;
+    int n;
 
     if (l->prefix != NULL && strncmp(pattern, model, sizeof model - 1) == 0) {
         prefix = l->prefix;
         pattern += sizeof model - 1;
     }
-    percent = strstr(pattern, "%d");
-    stem = strlen(pattern) - strlen(".weight");
-    if (percent == NULL)
-        (void)snprintf(out, cap, "%s%.*s%s", prefix, (int)stem, pattern, ending);
-    else
-        (void)snprintf(out, cap, "%s%.*s%d%.*s%s", prefix, (int)(percent - pattern), pattern,
-                       l->layer, (int)(stem - (size_t)(percent - pattern) - 2), percent + 2,
-                       ending);
+    /* Names without the ending are taken whole. */
+    stem = strlen(pattern);
+    if (stem > strlen(weight) && strcmp(pattern + stem - strlen(weight), weight) == 0)
+        stem -= strlen(weight);
+    n = snprintf(out, cap, "%s", prefix);
+    for (int i = 0; i < 2 && (percent = memmem(pattern, stem, "%d", 2)) != NULL; i++) {
+        size_t before = (size_t)(percent - pattern);
+
+        n += snprintf(out + n, cap - (size_t)n, "%.*s%d", (int)before, pattern, numbers[i]);
+        pattern += before + 2;
+        stem -= before + 2;
+    }
+    (void)snprintf(out + n, cap - (size_t)n, "%.*s%s", (int)stem, pattern, ending);
+}
+
+/* The name of the current layer's tensor whose pattern is a whole name. */
+static void loader_whole_name(const struct loader *l, char *out, size_t cap, const char *whole)
+{
+    static const char weight[] = ".weight";
+    size_t len = strlen(whole), end = sizeof weight - 1;
+    bool has_ending = len > end && strcmp(whole + len - end, weight) == 0;
+
+    loader_name(l, out, cap, whole, has_ending ? weight : "");
+}
+
+bool loader_has(const struct loader *l, const char *whole)
+{
+    char name[400];
+
+    if (l->files == NULL || whole == NULL)
+        return false;
+    loader_whole_name(l, name, sizeof name, whole);
+    return checkpoint_find(l->files, name) != NULL;
 }
 
 /* Find a vector of n numbers by its full name, and list it; NULL (logged) if it is missing or has
@@ -256,7 +274,7 @@ static void loader_fill_vector(struct loader *l, void *dst, size_t at, const cha
 
 /* The tensor whose name is the weight's stem and this ending, such as "input_scale"; NULL if there
  * is none. */
-static const struct tensor *loader_tensor_beside(struct loader *l, const char *pattern,
+static const struct tensor *loader_tensor_beside(struct loader *l, const char *pattern, int expert,
                                                  const char *ending)
 {
     char stem[400], name[440];
@@ -264,6 +282,7 @@ static const struct tensor *loader_tensor_beside(struct loader *l, const char *p
 
     if (ending == NULL)
         return NULL;
+    l->expert = expert;
     loader_name(l, stem, sizeof stem, pattern, "");
     (void)snprintf(name, sizeof name, "%s.%s", stem, ending);
     tensor = checkpoint_find(l->files, name);
@@ -292,6 +311,56 @@ static void loader_list_part(struct loader *l, struct part *p)
     }
 }
 
+/* The part of a tensor [n][rows][cols] that belongs to one expert, as a tensor of its own. Views
+ * are made for rank 0; the other ranks find them in the list. */
+static const struct tensor *loader_view(struct loader *l, const struct tensor *whole, int expert)
+{
+    struct tensor *view;
+
+    if (l->rank > 0)
+        return l->items[l->n_listed].t;
+    if ((view = arena_alloc(&l->views, sizeof *view)) == NULL) {
+        l->rc = ERR_NO_MEMORY;
+        return NULL;
+    }
+    *view = *whole;
+    view->n_dims = 2;
+    view->dims[0] = whole->dims[1];
+    view->dims[1] = whole->dims[2];
+    view->bytes = whole->bytes / (size_t)whole->dims[0];
+    view->data = whole->data + (size_t)expert * view->bytes;
+    return view;
+}
+
+/* Find an expert in the tensor of all n experts of the layer. */
+static void loader_find_in_one(struct loader *l, struct part *p, int n)
+{
+    char name[400];
+    const struct tensor *whole;
+
+    loader_whole_name(l, name, sizeof name, p->pattern);
+    if ((whole = checkpoint_find(l->files, name)) == NULL) {
+        log_error("model: tensor %s is missing", name);
+        l->rc = ERR_NOT_FOUND;
+        return;
+    }
+    if (whole->n_dims != 3 || whole->dims[0] != n || whole->dims[1] != p->slice.rows ||
+        whole->dims[2] != p->slice.cols) {
+        log_error("model: %s: tensor %s has %d dimensions, the first %lld; config.json says "
+                  "[%d][%d][%d]",
+                  checkpoint_path(l->files, whole), name, whole->n_dims,
+                  whole->n_dims > 0 ? (long long)whole->dims[0] : 0LL, n, p->slice.rows,
+                  p->slice.cols);
+        l->rc = ERR_INVALID;
+        return;
+    }
+    p->q = (struct quant_part){.data = loader_view(l, whole, p->expert), .cols = p->slice.cols};
+    if (l->rc != ERR_OK)
+        return;
+    loader_list_part(l, p);
+    loader_check_type(l, whole, &p->type);
+}
+
 /* A transposed tensor is looked up with rows and columns exchanged. */
 static void loader_find_part(struct loader *l, struct part *p)
 {
@@ -304,6 +373,7 @@ static void loader_find_part(struct loader *l, struct part *p)
     }
     if (l->rc != ERR_OK)
         return;
+    l->expert = p->expert;
     loader_name(l, stem, sizeof stem, p->pattern, "");
     l->rc = quant_find(&p->q, l->files, &l->c->quant, &matrix, why, sizeof why);
     if (l->rc != ERR_OK) {
@@ -320,10 +390,11 @@ static void loader_find_part(struct loader *l, struct part *p)
     }
 }
 
-/* A part whose numbers are bf16 in the file, in the order of the matrix. */
+/* A part whose numbers are bf16 in the file, in the order of the matrix. Products of experts read
+ * plain numbers. */
 static bool loader_is_bf16(const struct part *p)
 {
-    return p->q.kind == NULL && p->q.data != NULL && p->type == DEVICE_BF16 && !p->is_turned;
+    return p->expert < 0 && p->q.kind == NULL && p->q.data != NULL && p->type == DEVICE_BF16 && !p->is_turned;
 }
 
 /* True if every part is such. */
@@ -468,7 +539,7 @@ static const float *loader_input_scale(struct loader *l, const struct part *part
 
     for (int i = 0; i < n_parts; i++) {
         const struct tensor *tensor =
-            loader_tensor_beside(l, parts[i].pattern, parts[i].q.kind->x_scale);
+            loader_tensor_beside(l, parts[i].pattern, parts[i].expert, parts[i].q.kind->x_scale);
         float scale;
 
         if (tensor == NULL || quant_single(&scale, tensor) != ERR_OK)
@@ -603,43 +674,84 @@ static void loader_fill_random(struct loader *l, const struct k_matrix *m, float
 /* These are called by weights.c in the order of the layers. Without files (dummy weights) they fill
  * memory at once instead of listing tensors. */
 
+/* A part that this rank does not have: its tensor is read for others only. */
+static void loader_leave_out(struct slice *s)
+{
+    s->n_rows = 0;
+    for (int i = 0; i < s->shape.n_pieces; i++)
+        s->shape.pieces[i].own_rows = 0;
+}
+
+/* The parts of a matrix in their order, looked up in the checkpoint. */
+static void loader_find_parts(struct loader *l, struct part *parts, int n_parts,
+                              const struct loader_tensors *all, enum loader_use use)
+{
+    for (int i = 0; i < n_parts && l->rc == ERR_OK; i++) {
+        int which = i % all->n, expert = i / all->n;
+        struct part *part = &parts[i];
+
+        *part = (struct part){.pattern = all->patterns[which],
+                              .expert = all->n_experts > 0 ? expert : -1,
+                              .slice = slice_make(&all->shapes[which], l->rank, l->n_ranks),
+                              .is_turned = use == USE_LAYER && l->c->form.is_turned};
+        if (all->n_own_experts < all->n_experts && expert / all->n_own_experts != l->rank)
+            loader_leave_out(&part->slice);
+        if (l->files == NULL)
+            continue;
+        if (all->in_one)
+            loader_find_in_one(l, part, all->n_experts);
+        else
+            loader_find_part(l, part);
+    }
+}
+
+/* Give a matrix of known parts its format and its memory, and list what goes there. */
+static void loader_fill_matrix(struct loader *l, struct k_matrix *matrix, const struct part *parts,
+                               int n_parts, enum loader_use use)
+{
+    float *scales = NULL;
+    bool is_plain;
+
+    loader_choose_format(l, matrix, parts, n_parts, use);
+    /* Quantised rows have their own length and need scales besides. */
+    is_plain = k_format_is_plain(&matrix->format);
+    matrix->data = loader_allocate(
+        l, (size_t)matrix->n_out * (is_plain ? (size_t)matrix->n_in * l->d->elem_bytes
+                                             : k_format_row_bytes(&matrix->format, matrix->n_in)));
+    if (matrix->format.group_rows > 0)
+        matrix->scales = scales = loader_allocate(l, loader_n_scales(matrix) * sizeof *scales);
+    l->w->reads_codes = l->w->reads_codes || k_format_reads_codes(&matrix->format);
+    if (l->rc != ERR_OK)
+        return;
+    if (l->files == NULL)
+        loader_fill_random(l, matrix, scales, parts, n_parts);
+    else
+        loader_list_parts(l, matrix, scales, parts, n_parts, use);
+    if (l->files != NULL && matrix->format.group_rows > 0 && parts[0].q.kind != NULL)
+        loader_fill_scales(l, matrix, scales, parts, n_parts);
+}
+
 /* Look up all parts first, because the format of the matrix depends on all of them. */
 struct k_matrix loader_matrix(struct loader *l, const struct loader_tensors *all,
                               enum loader_use use)
 {
-    struct part parts[LOADER_TENSORS_MAX] = {{.item = 0}};
+    int n_parts = all->n * (all->n_experts > 0 ? all->n_experts : 1);
     struct k_matrix matrix = {.n_in = all->shapes[0].own_cols};
-    float *scales = NULL;
-    bool is_plain;
+    struct part *parts;
 
     must(all->n >= 1 && all->n <= LOADER_TENSORS_MAX);
-    for (int i = 0; i < all->n; i++) {
-        parts[i] = (struct part){.pattern = all->patterns[i],
-                                 .slice = slice_make(&all->shapes[i], l->rank, l->n_ranks),
-                                 .is_turned = use == USE_LAYER && l->c->form.is_turned};
-        matrix.n_out += parts[i].slice.n_rows;
-        if (l->files != NULL)
-            loader_find_part(l, &parts[i]);
+    if (l->rc != ERR_OK)
+        return matrix;
+    if ((parts = mem_zalloc_array((size_t)n_parts, sizeof *parts)) == NULL) {
+        l->rc = ERR_NO_MEMORY;
+        return matrix;
     }
-    if (l->rc != ERR_OK)
-        return matrix;
-    loader_choose_format(l, &matrix, parts, all->n, use);
-    /* Quantised rows have their own length and need scales besides. */
-    is_plain = k_format_is_plain(&matrix.format);
-    matrix.data = loader_allocate(
-        l, (size_t)matrix.n_out * (is_plain ? (size_t)matrix.n_in * l->d->elem_bytes
-                                            : k_format_row_bytes(&matrix.format, matrix.n_in)));
-    if (matrix.format.group_rows > 0)
-        matrix.scales = scales = loader_allocate(l, loader_n_scales(&matrix) * sizeof *scales);
-    l->w->reads_codes = l->w->reads_codes || k_format_reads_codes(&matrix.format);
-    if (l->rc != ERR_OK)
-        return matrix;
-    if (l->files == NULL)
-        loader_fill_random(l, &matrix, scales, parts, all->n);
-    else
-        loader_list_parts(l, &matrix, scales, parts, all->n, use);
-    if (l->files != NULL && matrix.format.group_rows > 0 && parts[0].q.kind != NULL)
-        loader_fill_scales(l, &matrix, scales, parts, all->n);
+    loader_find_parts(l, parts, n_parts, all, use);
+    for (int i = 0; i < n_parts; i++)
+        matrix.n_out += parts[i].slice.n_rows;
+    if (l->rc == ERR_OK)
+        loader_fill_matrix(l, &matrix, parts, n_parts, use);
+    mem_free(parts);
     return matrix;
 }
 
@@ -699,16 +811,91 @@ void *loader_vector(struct loader *l, const char *pattern, const struct slice_sh
     return dst;
 }
 
+/* The tensor of loader_numbers(); NULL (logged) if it is missing or has another shape or type. */
+static const struct tensor *loader_find_numbers(struct loader *l, const char *whole, int rows,
+                                                int cols)
+{
+    const struct tensor *tensor;
+    enum device_type type;
+    int64_t wanted = (int64_t)rows * cols, n = 1;
+    char name[400];
+
+    loader_whole_name(l, name, sizeof name, whole);
+    if ((tensor = checkpoint_find(l->files, name)) == NULL) {
+        log_error("model: tensor %s is missing", name);
+        l->rc = ERR_NOT_FOUND;
+        return NULL;
+    }
+    loader_check_type(l, tensor, &type);
+    for (int i = 0; i < tensor->n_dims && n <= wanted; i++)
+        n = tensor->dims[i] <= wanted ? n * tensor->dims[i] : wanted + 1;
+    if (l->rc == ERR_OK &&
+        (n != wanted || (cols > 1 && tensor->dims[tensor->n_dims - 1] != cols))) {
+        log_error("model: %s: tensor %s has %d dimensions, the first %lld; config.json says "
+                  "[%d][%d]",
+                  checkpoint_path(l->files, tensor), name, tensor->n_dims,
+                  tensor->n_dims > 0 ? (long long)tensor->dims[0] : 0LL, rows, cols);
+        l->rc = ERR_INVALID;
+    }
+    if (l->rc != ERR_OK)
+        return NULL;
+    loader_list_tensor(l, tensor);
+    return tensor;
+}
+
+/* All ranks of a random model get the same numbers, because all make the same choices by them. */
+const float *loader_numbers(struct loader *l, const char *whole, int rows, int cols)
+{
+    size_t n = (size_t)rows * (size_t)cols;
+    const struct tensor *tensor = NULL;
+    uint64_t seed = l->seed++;
+    float *numbers, *at;
+
+    if (l->rc == ERR_OK && l->files != NULL)
+        tensor = loader_find_numbers(l, whole, rows, cols);
+    at = loader_allocate(l, n * sizeof *at);
+    if (l->rc != ERR_OK)
+        return NULL;
+    if ((numbers = mem_zalloc_array(n, sizeof *numbers)) == NULL) {
+        l->rc = ERR_NO_MEMORY;
+        return NULL;
+    }
+    for (size_t i = 0; i < n; i++) {
+        if (tensor != NULL)
+            numbers[i] = quant_number(tensor, i);
+        else if (cols > 1)
+            numbers[i] = k_noise(seed, i) * RANDOM_SCALE;
+    }
+    l->rc = l->d->ops->upload(l->d, at, numbers, n * sizeof *numbers);
+    mem_free(numbers);
+    return at;
+}
+
+/* Experts are counted from 0, so one more would have number n. */
+void loader_refuse_more_experts(struct loader *l, const char *pattern, int n)
+{
+    char name[400];
+
+    if (l->rc != ERR_OK || l->files == NULL || pattern == NULL)
+        return;
+    l->expert = n;
+    loader_name(l, name, sizeof name, pattern, ".weight");
+    if (checkpoint_find(l->files, name) == NULL)
+        return;
+    log_error("model: tensor %s exists, but config.json says that there are %d experts", name, n);
+    l->rc = ERR_INVALID;
+}
+
 /* Writers of checkpoints disagree about the name: three are tried. */
 float loader_kv_scale(struct loader *l, const char *own, const char *pattern, const char *ending)
 {
-    const struct tensor *tensor = loader_tensor_beside(l, own, ending);
+    const struct tensor *tensor = loader_tensor_beside(l, own, -1, ending);
     float scale = 1.0f;
 
     if (tensor == NULL)
-        tensor = loader_tensor_beside(l, pattern, ending);
+        tensor = loader_tensor_beside(l, pattern, -1, ending);
     if (tensor == NULL)
-        tensor = loader_tensor_beside(l, pattern, "output_scale");
+        tensor = loader_tensor_beside(l, pattern, -1, "output_scale");
     if (tensor != NULL && quant_single(&scale, tensor) != ERR_OK) {
         log_error("model: %s: tensor %s is not one number of F32, BF16, F16 or F8_E8M0",
                   checkpoint_path(l->files, tensor), tensor->name);
@@ -746,5 +933,6 @@ void loader_fini(struct loader *l)
     }
     mem_free(l->targets);
     mem_free(l->items);
+    arena_reset(&l->views);
     checkpoint_close(l->files);
 }

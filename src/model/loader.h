@@ -46,16 +46,22 @@ struct loader {
     struct target *targets;    /* [n_items][n_ranks] */
     size_t n_items, items_cap;
     size_t n_listed;      /* items that this rank has listed so far */
+    struct arena views;   /* of tensors that hold several matrices */
     pthread_mutex_t turn; /* held by a reader's thread during the device's non-pipe operations */
     int layer;            /* being loaded; -1 outside the layers */
+    int expert;           /* likewise, of the layer */
     int rc;               /* the first error; later calls do nothing */
 };
 
-/* The tensors of a matrix or a bias, by the patterns of their names (hf_config.h). */
+/* The tensors of a matrix or a bias, by the patterns of their names (hf_config.h). With experts the
+ * list is repeated for each of them, and a rank has n_own_experts of these: all, or its own ones.
+ * If in_one, the only pattern is the whole name of a tensor [n_experts][rows][cols]. */
 struct loader_tensors {
     const char *patterns[LOADER_TENSORS_MAX];
     struct slice_shape shapes[LOADER_TENSORS_MAX];
     int n;
+    int n_experts, n_own_experts; /* 0: not of experts */
+    bool in_one;
 };
 
 /* A list of one tensor; loader_add() appends more. */
@@ -79,6 +85,18 @@ void *loader_bias(struct loader *l, const struct loader_tensors *all, enum plan_
  * in float32. */
 void *loader_vector(struct loader *l, const char *pattern, const struct slice_shape *shape,
                     bool plus_one);
+
+/* Float32 numbers [rows][cols] on the device, of a tensor with this shape or, for one column, with
+ * this many elements; noise in a random model, zeros in place of a vector. `whole` is the tensor's
+ * whole name. The host reads them at once, so only for small tensors. */
+const float *loader_numbers(struct loader *l, const char *whole, int rows, int cols);
+
+/* True if the checkpoint has the current layer's tensor of this whole name. */
+bool loader_has(const struct loader *l, const char *whole);
+
+/* Log that the checkpoint has more experts than config.json says, if it has: their tensors follow
+ * `pattern`. */
+void loader_refuse_more_experts(struct loader *l, const char *pattern, int n);
 
 /* The scale of a layer's keys or values in e4m3 pages, stored with the stem `own` or with the
  * projection `pattern`; 1 if the checkpoint has none. */

@@ -7,6 +7,7 @@
 
 #include "model/loader.h"
 #include "model/quant.h"
+#include "model/safetensors.h"
 
 /* The treatment of a tensor's bytes. All but the first end in device memory. */
 enum use_of_bytes {
@@ -32,6 +33,17 @@ struct target {
     float *turned;  /* BYTES_TURNED, rank 0 only: the whole matrix, gathered while its tensor is
                     * read */
     uint8_t *whole; /* likewise, the bytes of a tensor that is converted as a whole */
+};
+
+/* A tensor that is a matrix, or the part of one. */
+struct part {
+    const char *pattern;
+    struct quant_part q;
+    int expert;            /* whose tensor it is; -1: of no expert */
+    size_t item;           /* in the list */
+    struct slice slice;    /* without rows if this rank has no part of it */
+    enum device_type type; /* of plain numbers */
+    bool is_turned;        /* the tensor is [columns][rows] */
 };
 
 /* The target of a tensor of the list on a rank. */

@@ -267,6 +267,10 @@ static struct device_limits model_rank_limits(const struct model *m, const struc
         .n_vocab = r->idx == 0 ? shape->n_vocab : 0,
         .codes = r->weights.reads_codes,
         .has_states = widest.has_states,
+        .n_experts = widest.experts.n_own,
+        .n_experts_used = widest.experts.n_used,
+        .expert_dim = widest.experts.ff_dim,
+        .n_choices = widest.experts.n,
     };
 
     for (int group = 0; group < shape->n_groups; group++)
@@ -405,7 +409,8 @@ static void model_set_fingerprint(struct model *m)
                  config, kv, m->shape.page_tokens,
                  !k_format_is_plain(&m->layers) ? ", weights rounded to e4m3" : "");
     if (m->ranks.n > 1)
-        n += snprintf(text + n, sizeof text - (size_t)n, ", %d ranks", m->ranks.n);
+        n += snprintf(text + n, sizeof text - (size_t)n, ", %d ranks%s", m->ranks.n,
+                      m->has_whole_experts ? " with whole experts" : "");
     m->shape.fingerprint =
         hash_sha256(text, (size_t)n, m->ranks.at[0].weights.digest.bytes, HASH_BYTES);
     if (!cache_is_simple(&m->cache))
@@ -445,6 +450,47 @@ static size_t model_weights_bytes(const struct model *m)
     return sum;
 }
 
+/* Elements of a matrix in its format. */
+static size_t model_matrix_bytes(const struct model *m, const struct k_matrix *w)
+{
+    if (k_format_is_plain(&w->format))
+        return (size_t)w->n_out * (size_t)w->n_in * m->device->elem_bytes;
+    return (size_t)w->n_out * k_format_row_bytes(&w->format, w->n_in);
+}
+
+/* The parts of weight_bytes that a step reads in part only. */
+static void model_count_parts(struct model *m)
+{
+    struct model_shape *shape = &m->shape;
+
+    shape->n_experts = m->config.experts.n;
+    shape->n_experts_used = m->config.experts.n_used;
+    for (int i = 0; i < m->ranks.n; i++) {
+        const struct weights *w = &m->ranks.at[i].weights;
+
+        for (int layer = 0; layer < m->plan.n_layers; layer++) {
+            if (m->plan.layers[layer].ffn.kind == FFN_EXPERTS)
+                shape->expert_bytes += model_matrix_bytes(m, &w->layers[layer].experts.in) +
+                                       model_matrix_bytes(m, &w->layers[layer].experts.down);
+        }
+        if (w->head.data != w->embed.data)
+            shape->table_bytes += model_matrix_bytes(m, &w->embed);
+    }
+}
+
+/* Only models with experts have this line. */
+static void model_log_experts(const struct model *m)
+{
+    const struct experts_config *experts = &m->config.experts;
+    int n = 0;
+
+    for (int layer = 0; layer < m->plan.n_layers; layer++)
+        n += m->plan.layers[layer].ffn.kind == FFN_EXPERTS;
+    log_info("model: %d layers have %d experts of width %d, of which a token uses %d%s", n,
+             experts->n, experts->ff_dim, experts->n_used,
+             experts->shared_dim > 0 ? ", and shared ones" : "");
+}
+
 /* Two lines: the table of memory, and the settings in force. */
 static void model_log_table(const struct model *m, const char *dir, uint64_t start_us)
 {
@@ -455,6 +501,8 @@ static void model_log_table(const struct model *m, const char *dir, uint64_t sta
     log_info("model: %s, %s: %d layers, dim %d, %d/%d heads of %d, vocabulary %d", dir,
              m->config.arch->name, shape->n_layers, shape->dim, shape->n_heads, shape->n_kv_heads,
              shape->head_dim, shape->n_vocab);
+    if (m->config.experts.n > 0)
+        model_log_experts(m);
     log_info("model: memory in MiB on %s: weights %.0f, KV pages %.0f (%d of %d tokens, %zu bytes "
              "each), activations and workspace %.0f",
              shape->device, (double)model_weights_bytes(m) * MIB,
@@ -535,12 +583,13 @@ static int model_open_ranks(struct model *m, const struct model_options *o,
         log_error("model: tensor_parallel_size %d must be 1 to %d", n, RANKS_MAX);
         return ERR_INVALID;
     }
-    if ((rc = plan_split(&m->plan, whole, n)) != ERR_OK)
+    if ((rc = plan_split(&m->plan, whole, n, o->whole_experts)) != ERR_OK)
         return rc;
-    if ((rc = ranks_open(&m->ranks, o->device, n, o->cpu_threads,
+    if ((rc = ranks_open(&m->ranks, o->device, o->first_gpu, n, o->cpu_threads,
                          o->uses_nccl ? DEVICE_LINKS_NCCL : DEVICE_LINKS_PEERS)) != ERR_OK)
         return rc;
     m->device = m->ranks.at[0].device;
+    m->has_whole_experts = o->whole_experts && m->config.experts.n > 0;
     log_debug("model: %s is open", m->device->name);
     m->shape.sleeps = o->sleeps;
     for (int i = 0; i < n && m->shape.sleeps; i++) {
@@ -580,6 +629,7 @@ int model_open(struct model **out, const struct model_options *o)
     /* Sums for /metrics; constant from here on. */
     model->shape.device_bytes = ranks_allocated_bytes(&model->ranks);
     model->shape.weight_bytes = model_weights_bytes(model);
+    model_count_parts(model);
     model->shape.work_bytes = model->work_bytes;
     model->shape.sleeping_bytes = ranks_sleeping_bytes(&model->ranks);
     model->shape.constant_bytes = ranks_constant_bytes(&model->ranks);

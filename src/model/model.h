@@ -31,6 +31,8 @@ struct model_options {
     int n_ranks;            /* devices that share the model, 1 .. 16 (rank.h); 0: one */
     bool uses_nccl;         /* for sums over the devices; otherwise only where a GPU cannot reach
                              * another one's memory */
+    int first_gpu;          /* of those that CUDA shows: the first of these devices */
+    bool whole_experts;     /* each rank has some experts, not a part of each */
     int page_tokens;        /* tokens of a page */
     int max_num_seqs;       /* 0: the device's default (256 cuda, 64 cpu) */
     int max_num_batched_tokens; /* 0: the device's default (8192 cuda, 512 cpu) */
@@ -50,6 +52,9 @@ struct model_shape {
     int page_tokens;
     size_t device_bytes;                   /* taken on the device, pages included */
     size_t weight_bytes, work_bytes;       /* of all ranks; work: activations, tables, work areas */
+    int n_experts, n_experts_used;         /* of a layer with experts, and by a token; 0: none */
+    size_t expert_bytes;                   /* of weight_bytes: all experts' matrices */
+    size_t table_bytes;                    /* of weight_bytes: only looked up in */
     bool sleeps;                           /* sleeping was asked for, and the device can do it */
     size_t sleeping_bytes, constant_bytes; /* of device_bytes: the part that a sleep gives back,
                                             * and the part of that which the host keeps a copy of */

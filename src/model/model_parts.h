@@ -17,6 +17,7 @@ struct model {
     struct device *device; /* rank 0's, which samples */
     struct hf_config config;
     struct model_shape shape;
+    bool has_whole_experts;       /* experts are divided among the ranks, not each of them */
     struct plan plan;             /* of one rank's part; equal on all ranks */
     struct cache cache;           /* equal on all ranks */
     int n_under_way;              /* steps that have begun and not ended, 0 .. MODEL_STEPS_MAX */

@@ -98,15 +98,19 @@ int activations_alloc(struct activations *a, struct device *d, const struct plan
     return ERR_OK;
 }
 
+/* Lower the limit until the fused product takes a matrix. Support may end at some number of rows,
+ * differently for each shape. */
+static void activations_lower(struct activations *a, struct device *d, const struct k_matrix *w)
+{
+    while (a->fused_max > 0 && !d->ops->few(d, w, a->fused_max))
+        a->fused_max--;
+}
+
 /* Start from the most and lower the limit until the device takes every matrix for so many rows.
  * With ranks, the residual's sum over ranks must fit the short protocol as well. */
 void activations_fuse(struct activations *a, struct device *d, const struct plan *plan,
                       const struct weights *w)
 {
-    size_t n_all = 4;
-
-    if (w->head.data != NULL)
-        n_all = 5; /* perhaps only rank 0 has the head */
     a->fused_max = 0;
     if (plan->fuses && plan->dim % 16 == 0)
         a->fused_max = PASS_FUSED_MAX;
@@ -116,15 +120,15 @@ void activations_fuse(struct activations *a, struct device *d, const struct plan
            (size_t)a->fused_max * (size_t)plan->dim * sizeof(k_bf16) > K_SUM_SMALL_BYTES)
         a->fused_max--;
     for (int i = 0; i < plan->n_layers; i++) {
-        const struct k_matrix *const all[] = {&w->layers[i].mixer_in, &w->layers[i].mixer_out,
-                                              &w->layers[i].ffn_in, &w->layers[i].down, &w->head};
-
-        for (size_t k = 0; k < n_all; k++) {
-            /* Support may end at some number of rows, differently for each shape. */
-            while (a->fused_max > 0 && !d->ops->few(d, all[k], a->fused_max))
-                a->fused_max--;
-        }
+        activations_lower(a, d, &w->layers[i].mixer_in);
+        activations_lower(a, d, &w->layers[i].mixer_out);
+        if (plan->layers[i].ffn.kind == FFN_EXPERTS)
+            continue; /* experts take part in any step, and shared ones run in parts */
+        activations_lower(a, d, &w->layers[i].ffn_in);
+        activations_lower(a, d, &w->layers[i].down);
     }
+    if (w->head.data != NULL) /* perhaps only rank 0 has the head */
+        activations_lower(a, d, &w->head);
 }
 
 /* A step is fused if it is small and all of its tokens are sampled, because the fused final product
@@ -164,6 +168,19 @@ static void pass_fused_run(const struct pass *p, struct k_product product)
     p->d->ops->product(p->d, &product, p->n);
 }
 
+/* The sum of experts goes to the residual by itself, or over the ranks first. */
+static void pass_fused_experts(const struct pass *p, struct device_experts experts,
+                               struct k_product *residual)
+{
+    if (p->plan->n_ranks == 1)
+        experts.residual = residual;
+    p->d->ops->experts(p->d, p->a->delta, &experts, p->n);
+    if (p->plan->n_ranks == 1)
+        return;
+    residual->y = p->a->delta;
+    p->d->ops->sum_residual(p->d, residual, p->n);
+}
+
 /* Add a product to the residual and begin the next norm. With ranks the product gives a part only:
  * the sum over ranks runs next, and then does the rest of the work. */
 static void pass_fused_add(const struct pass *p, const struct device_rows *rows,
@@ -179,6 +196,10 @@ static void pass_fused_add(const struct pass *p, const struct device_rows *rows,
                                 .normed = p->a->normed.data,
                                 .sums_out = p->a->sums};
 
+    if (sum.experts != NULL) {
+        pass_fused_experts(p, *sum.experts, &product);
+        return;
+    }
     if (p->plan->n_ranks == 1 || sum.split != SPLIT_COLUMNS) {
         pass_fused_run(p, product);
         return;
@@ -222,7 +243,10 @@ static void pass_sum_delta(const struct pass *p, const struct device_rows *rows,
 {
     const struct device_ops *op = p->d->ops;
 
-    op->matmul(p->d, p->a->delta, rows, sum.w, sum.bias, p->n);
+    if (sum.experts != NULL)
+        op->experts(p->d, p->a->delta, sum.experts, p->n);
+    else
+        op->matmul(p->d, p->a->delta, rows, sum.w, sum.bias, p->n);
     if (p->plan->n_ranks > 1 && sum.split == SPLIT_COLUMNS)
         op->sum_ranks(p->d, p->a->delta, p->n, p->plan->dim);
     if (sum.after->kind != K_NORM_NONE)
@@ -332,6 +356,39 @@ void pass_activate(const struct pass *p, const struct ffn_plan *ffn, const struc
                         p->fused ? reader : NULL);
     if (!p->fused)
         p->d->ops->quantise(p->d, &acts->ff, p->n, reader);
+}
+
+/* The FFN that all tokens use: delta = down(activation(gate) * up). */
+static void pass_share_experts(const struct pass *p, const struct ffn_plan *ffn,
+                               const struct layer_weights *w)
+{
+    const struct device_ops *op = p->d->ops;
+    struct activations *acts = p->a;
+
+    op->quantise(p->d, &acts->normed, p->n, &w->ffn_in);
+    op->matmul(p->d, acts->ffn_in, &acts->normed, &w->ffn_in, w->ffn_in_bias, p->n);
+    op->gate(p->d, &acts->ff, acts->ffn_in, ffn->activation, ffn->ff_dim, p->n, &w->down);
+    op->matmul(p->d, acts->delta, &acts->ff, &w->down, w->down_bias, p->n);
+}
+
+/* Router and experts read rows of the device's type, whatever the format of the matrices is. In a
+ * fused step the residual has been normed by half only, so it is normed here. */
+struct device_experts pass_begin_experts(const struct pass *p, const struct layer_plan *layer,
+                                         const struct layer_weights *w)
+{
+    static const struct k_matrix plain = {.n_in = 0};
+    struct activations *acts = p->a;
+
+    if (p->fused)
+        p->d->ops->rmsnorm(p->d, &acts->normed, acts->x, w->norm_ffn.weight, w->norm_ffn.eps, p->n,
+                           &plain);
+    if (layer->ffn.ff_dim > 0)
+        pass_share_experts(p, &layer->ffn, w);
+    return (struct device_experts){.x = acts->normed.data,
+                                   .router = &w->router,
+                                   .experts = &w->experts,
+                                   .shared_switch = w->shared_switch,
+                                   .adds = layer->ffn.ff_dim > 0};
 }
 
 /* In a parallel layer the FFN reads the norm of x from before the sum, so the norm comes first. */

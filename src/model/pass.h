@@ -94,9 +94,15 @@ void pass_gate(const struct pass *p, const struct ffn_plan *ffn, const struct k_
 void pass_activate(const struct pass *p, const struct ffn_plan *ffn, const struct k_matrix *up,
                    const void *bias, const struct k_matrix *reader);
 
-/* A result to be added to the residual: a product with w, plus bias, normed by `after`; summed over
- * the ranks if w is split by columns. */
+/* The experts of a layer, to be run by the sum that follows. The norm of their input is completed,
+ * and delta has the result of the shared ones. */
+struct device_experts pass_begin_experts(const struct pass *p, const struct layer_plan *layer,
+                                         const struct layer_weights *w);
+
+/* A result to be added to the residual: a product with w, plus bias, or that of experts; normed by
+ * `after`; summed over the ranks if w is split by columns. */
 struct pass_sum {
+    const struct device_experts *experts; /* NULL: a product */
     const struct k_matrix *w;
     const void *bias;
     enum plan_split split;

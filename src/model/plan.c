@@ -29,6 +29,20 @@ static struct attn_plan plan_attention(const struct hf_config *c, int window, in
                               .o_bias = c->o_bias};
 }
 
+/* An FFN of experts, whose own ff_dim is that of the shared ones. */
+static struct ffn_plan plan_experts(const struct hf_config *c)
+{
+    const struct experts_config *e = &c->experts;
+
+    return (struct ffn_plan){
+        .kind = FFN_EXPERTS,
+        .ff_dim = e->shared_dim,
+        .activation = c->activation,
+        .bias = c->mlp_bias,
+        .experts = {
+            .n = e->n, .n_own = e->n, .n_used = e->n_used, .ff_dim = e->ff_dim, .config = e}};
+}
+
 /* The splits are Megatron's: input products by rows (outputs), output products by columns, so that
  * each half of a layer needs one sum over the ranks. */
 static struct layer_plan plan_layer(const struct hf_config *c, int layer)
@@ -49,6 +63,8 @@ static struct layer_plan plan_layer(const struct hf_config *c, int layer)
                                             .ffn_in = SPLIT_ROWS,
                                             .down = SPLIT_COLUMNS}};
 
+    if (c->layer_experts[layer])
+        planned.ffn = plan_experts(c);
     switch ((enum layer_kind)c->layer_kinds[layer]) {
     case LAYER_FULL: planned.attn = plan_attention(c, 0, rope); break;
     case LAYER_WINDOW: planned.attn = plan_attention(c, c->window, rope); break;
@@ -118,9 +134,30 @@ static int plan_refuse_whole_norms(int n_ranks, int layer)
     return ERR_UNSUPPORTED;
 }
 
+/* Divide the experts, each of them or their number; and the shared ones. */
+static int plan_split_ffn(struct ffn_plan *ffn, int layer, int n_ranks, bool whole_experts)
+{
+    struct experts_plan *experts = &ffn->experts;
+
+    if (ffn->ff_dim % n_ranks != 0)
+        return plan_refuse_split(n_ranks, layer, "columns of the FFN", ffn->ff_dim);
+    ffn->ff_dim /= n_ranks;
+    if (ffn->kind != FFN_EXPERTS)
+        return ERR_OK;
+    if (whole_experts && experts->n % n_ranks != 0)
+        return plan_refuse_split(n_ranks, layer, "experts", experts->n);
+    if (!whole_experts && experts->ff_dim % n_ranks != 0)
+        return plan_refuse_split(n_ranks, layer, "columns of an expert", experts->ff_dim);
+    if (whole_experts)
+        experts->n_own = experts->n / n_ranks;
+    else
+        experts->ff_dim /= n_ranks;
+    return ERR_OK;
+}
+
 /* Divide one layer's numbers in place. Where there are fewer kv heads than ranks, several ranks
  * hold the same kv head, and all of their queries belong to its group. */
-static int plan_split_layer(struct layer_plan *l, int layer, int n_ranks)
+static int plan_split_layer(struct layer_plan *l, int layer, int n_ranks, bool whole_experts)
 {
     struct attn_plan *attn = &l->attn;
 
@@ -142,10 +179,7 @@ static int plan_split_layer(struct layer_plan *l, int layer, int n_ranks)
         l->recurrent.width /= n_ranks;
         break;
     }
-    if (l->ffn.ff_dim % n_ranks != 0)
-        return plan_refuse_split(n_ranks, layer, "columns of the FFN", l->ffn.ff_dim);
-    l->ffn.ff_dim /= n_ranks;
-    return ERR_OK;
+    return plan_split_ffn(&l->ffn, layer, n_ranks, whole_experts);
 }
 
 /* Products and copies of logits take multiples of some rows. A vocabulary that does not divide
@@ -158,7 +192,7 @@ static int plan_split_head(int n_vocab, int n_ranks)
 }
 
 /* *out is set only if all layers divide. */
-int plan_split(struct plan *out, const struct plan *whole, int n_ranks)
+int plan_split(struct plan *out, const struct plan *whole, int n_ranks, bool whole_experts)
 {
     struct plan plan = *whole;
     int rc = ERR_OK;
@@ -172,7 +206,7 @@ int plan_split(struct plan *out, const struct plan *whole, int n_ranks)
     /* The copy is divided in place; `whole` keeps the shapes of the tensors. */
     memcpy(plan.layers, whole->layers, (size_t)plan.n_layers * sizeof *plan.layers);
     for (int i = 0; i < plan.n_layers && rc == ERR_OK; i++)
-        rc = plan_split_layer(&plan.layers[i], i, n_ranks);
+        rc = plan_split_layer(&plan.layers[i], i, n_ranks, whole_experts);
     if (rc == ERR_OK)
         *out = plan;
     else
@@ -215,9 +249,9 @@ int plan_mixer_out(const struct layer_plan *l)
 /* A gate has its own half of the rows. */
 int plan_ffn_in(const struct layer_plan *l)
 {
-    if (l->ffn.kind == FFN_GATED)
-        return 2 * l->ffn.ff_dim;
-    return l->ffn.ff_dim;
+    if (l->ffn.kind == FFN_PLAIN)
+        return l->ffn.ff_dim;
+    return 2 * l->ffn.ff_dim;
 }
 
 static int plan_wider(int a, int b)
@@ -234,6 +268,15 @@ static bool plan_is_first_of_window(const struct plan *p, int i)
             return false;
     }
     return p->layers[i].mixer == MIXER_ATTENTION;
+}
+
+/* All layers with experts have the same. */
+static void plan_widen_experts(struct experts_widths *widest, const struct experts_plan *e)
+{
+    widest->n = plan_wider(widest->n, e->n);
+    widest->n_own = plan_wider(widest->n_own, e->n_own);
+    widest->n_used = plan_wider(widest->n_used, e->n_used);
+    widest->ff_dim = plan_wider(widest->ff_dim, e->ff_dim);
 }
 
 /* Fields of other mixers are 0 in a layer, so the maxima may include them. */
@@ -253,6 +296,7 @@ struct plan_widths plan_widest(const struct plan *p)
         widest.head_dim = plan_wider(widest.head_dim, layer->attn.head_dim);
         widest.has_states = widest.has_states || layer->mixer == MIXER_RECURRENT;
         widest.n_windows += plan_is_first_of_window(p, i);
+        plan_widen_experts(&widest.experts, &layer->ffn.experts);
     }
     return widest;
 }

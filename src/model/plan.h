@@ -37,12 +37,23 @@ struct recurrent_plan {
     int width;
 };
 
-/* FFN_GATED: down(activation(gate(x)) * up(x)); FFN_PLAIN: down(activation(up(x))) */
+/* The experts of a layer, and those that a rank has: n_own from rank * n_own on, or all of them. */
+struct experts_plan {
+    int n, n_own;
+    int n_used; /* by a token */
+    int ff_dim; /* of an expert */
+    const struct experts_config *config;
+};
+
+/* FFN_GATED: down(activation(gate(x)) * up(x)); FFN_PLAIN: down(activation(up(x))); FFN_EXPERTS:
+ * the weighted sum of some experts, plus a gated FFN of ff_dim, times a switch, if ff_dim is not 0:
+ * the shared experts. */
 struct ffn_plan {
     enum ffn_kind kind;
     int ff_dim;
     enum k_activation activation;
-    bool bias; /* of all products */
+    bool bias;                   /* of all products but the experts' */
+    struct experts_plan experts; /* FFN_EXPERTS */
 };
 
 /* The norms that a layer has. */
@@ -69,6 +80,11 @@ struct layer_plan {
     struct plan_splits splits;
 };
 
+/* Numbers of the largest FFN of experts; 0 without any. */
+struct experts_widths {
+    int n, n_own, n_used, ff_dim;
+};
+
 struct plan {
     int n_ranks; /* layers describe the part of one of n_ranks ranks; 1: whole layers */
     int n_layers, dim, n_vocab;
@@ -93,8 +109,11 @@ int plan_make(struct plan *out, const struct hf_config *c) ERR_CHECKED;
  * cost a sum per step. Rows of the output matrix are divided if they divide evenly; else rank 0 has
  * all of them.
  *
+ * Experts are divided like any FFN, by columns, or with whole_experts each rank has some of them.
+ *
  * ERR_UNSUPPORTED (logged) for numbers that do not divide; ERR_NO_MEMORY. */
-int plan_split(struct plan *out, const struct plan *whole, int n_ranks) ERR_CHECKED;
+int plan_split(struct plan *out, const struct plan *whole, int n_ranks,
+               bool whole_experts) ERR_CHECKED;
 void plan_fini(struct plan *p); /* accepts {0} */
 
 /* True if every rank computes a part of the logits. */
@@ -112,6 +131,7 @@ struct plan_widths {
     int n_heads, n_kv_heads, head_dim; /* of attention; 0 without any */
     bool has_states;
     int n_windows; /* different windows of attention layers; "all tokens" counts as one */
+    struct experts_widths experts;
 };
 struct plan_widths plan_widest(const struct plan *p);
 

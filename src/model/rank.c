@@ -122,7 +122,8 @@ static int ranks_threads_each(int n_ranks, int cpu_threads)
 }
 
 /* r->n is set first, so that ranks_close() works after any error. */
-int ranks_open(struct ranks *r, const char *device, int n, int cpu_threads, enum device_links links)
+int ranks_open(struct ranks *r, const char *device, int first, int n, int cpu_threads,
+               enum device_links links)
 {
     struct device *all[RANKS_MAX];
     int rc;
@@ -132,7 +133,7 @@ int ranks_open(struct ranks *r, const char *device, int n, int cpu_threads, enum
     for (int i = 0; i < n; i++) {
         r->at[i].idx = i;
         r->at[i].ranks = r;
-        rc = device_open(&r->at[i].device, device, i, ranks_threads_each(n, cpu_threads));
+        rc = device_open(&r->at[i].device, device, first + i, ranks_threads_each(n, cpu_threads));
         if (rc != ERR_OK)
             return rc;
         all[i] = r->at[i].device;

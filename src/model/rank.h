@@ -52,12 +52,12 @@ struct ranks {
     void *context;
 };
 
-/* Open n devices of a kind, joined by links, and start the threads. cpu_threads are divided among
- * the ranks.
+/* Open n devices of a kind, from number `first` on, joined by links, and start the threads.
+ * cpu_threads are divided among the ranks.
  *
  * Errors as device_open(); ERR_UNSUPPORTED (logged) for several ranks on a device that cannot sum
  * them. ranks_close() must be called after an error too; it accepts {0}. */
-int ranks_open(struct ranks *r, const char *device, int n, int cpu_threads,
+int ranks_open(struct ranks *r, const char *device, int first, int n, int cpu_threads,
                enum device_links links) ERR_CHECKED;
 void ranks_close(struct ranks *r);
 

@@ -83,6 +83,14 @@ static void rope_config_read_long(struct rope *r, struct config_source *s, const
     if (r->factor > 1.0)
         r->scale = sqrt(1.0 + log(r->factor) / log(r->original_len));
     r->scale = source_positive(s, p, "attention_factor", r->scale);
+    /* PhiMoE gives it in the file, for both lists. */
+    if (json_get(p, "long_mscale") != NULL) {
+        r->scale = source_positive(s, p, "long_mscale", 0.0);
+        if (source_positive(s, p, "short_mscale", 0.0) != r->scale) {
+            log_error("model: %s: short_mscale and long_mscale must be equal", s->name);
+            source_fail(s, ERR_UNSUPPORTED);
+        }
+    }
     rope_config_read_factors(r->short_factors, r->rotary_dim / 2, s, p, "short_factor");
     rope_config_read_factors(r->long_factors, r->rotary_dim / 2, s, p, "long_factor");
 }

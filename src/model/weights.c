@@ -165,8 +165,14 @@ static void weights_load_recurrent(const struct loading *in, const struct layer_
     w->norm_mixer_after = weights_load_norm(in, names->norm_attn_after, whole->norms.after_mixer);
 }
 
+/* The names of the tensors of a gated FFN. */
+struct gated_names {
+    const char *gate, *up, *gate_up;
+};
+
 /* Gate and up, in one tensor or two; a plain FFN has no gate. */
 static struct loader_tensors weights_ffn_tensors(const struct loading *in,
+                                                 const struct gated_names *names,
                                                  const struct ffn_plan *whole,
                                                  const struct ffn_plan *own)
 {
@@ -175,14 +181,100 @@ static struct loader_tensors weights_ffn_tensors(const struct loading *in,
     struct loader_tensors all;
 
     if (whole->kind == FFN_PLAIN)
-        return loader_tensor(in->names->up, one);
-    if (in->names->gate_up != NULL) {
+        return loader_tensor(names->up, one);
+    if (names->gate_up != NULL) {
         slice_stack(&both, whole->ff_dim, own->ff_dim, NULL);
-        return loader_tensor(in->names->gate_up, both);
+        return loader_tensor(names->gate_up, both);
     }
-    all = loader_tensor(in->names->gate, one);
-    loader_add(&all, in->names->up, one);
+    all = loader_tensor(names->gate, one);
+    loader_add(&all, names->up, one);
     return all;
+}
+
+/* The matrices of an FFN, or of the shared experts, with their biases. */
+static void weights_load_products(const struct loading *in, const struct gated_names *names,
+                                  const char *down_name, const struct layer_plan *whole,
+                                  const struct layer_plan *part, struct layer_weights *w)
+{
+    const struct loader_tensors first = weights_ffn_tensors(in, names, &whole->ffn, &part->ffn);
+    const struct loader_tensors down = loader_tensor(
+        down_name, slice_whole(in->dim, in->dim, whole->ffn.ff_dim, part->ffn.ff_dim));
+
+    w->ffn_in = loader_matrix(in->l, &first, USE_LAYER);
+    if (whole->ffn.bias)
+        w->ffn_in_bias = loader_bias(in->l, &first, part->splits.ffn_in);
+    w->down = loader_matrix(in->l, &down, USE_LAYER);
+    if (whole->ffn.bias)
+        w->down_bias = loader_bias(in->l, &down, part->splits.down);
+}
+
+/* The router, whose numbers are float32 on every device. */
+static struct k_router weights_load_router(const struct loading *in, const struct experts_plan *e)
+{
+    const struct experts_config *config = e->config;
+    struct k_router router = {.n_experts = config->n,
+                              .n_used = config->n_used,
+                              .n_groups = config->n_groups,
+                              .n_groups_used = config->n_groups_used,
+                              .group_best = config->group_best,
+                              .scoring = config->scoring,
+                              .renorms = config->renorms,
+                              .least = config->least,
+                              .scale = config->scale,
+                              .spread = config->spread};
+
+    router.w = loader_numbers(in->l, in->names->router, config->n, in->dim);
+    if (config->has_bias)
+        router.bias = loader_numbers(in->l, in->names->router_bias, config->n, 1);
+    return router;
+}
+
+/* One matrix for all gates and ups, and one for all downs, from a tensor per expert or from one. */
+static struct k_experts weights_load_experts(const struct loading *in, const struct layer_plan *l,
+                                             const struct layer_plan *part)
+{
+    const struct arch_names *names = in->names;
+    const struct experts_plan *whole = &l->ffn.experts, *own = &part->ffn.experts;
+    const struct slice_shape one = slice_whole(whole->ff_dim, own->ff_dim, in->dim, in->dim);
+    bool in_one = names->expert_down == NULL || loader_has(in->l, names->experts_down);
+    struct slice_shape both = one;
+    struct loader_tensors first = loader_tensor(names->expert_gate, one), down;
+    struct k_experts experts = {
+        .n = own->n_own, .ff_dim = own->ff_dim, .activation = l->ffn.activation};
+
+    slice_stack(&both, whole->ff_dim, own->ff_dim, NULL);
+    if (in_one)
+        first = loader_tensor(names->experts_gate_up, both);
+    else
+        loader_add(&first, names->expert_up, one);
+    down = loader_tensor(in_one ? names->experts_down : names->expert_down,
+                         slice_whole(in->dim, in->dim, whole->ff_dim, own->ff_dim));
+    first.n_experts = down.n_experts = whole->n;
+    first.n_own_experts = down.n_own_experts = own->n_own;
+    first.in_one = down.in_one = in_one;
+    if (own->n_own < whole->n)
+        experts.first = in->l->rank * own->n_own;
+    experts.in = loader_matrix(in->l, &first, USE_LAYER);
+    experts.down = loader_matrix(in->l, &down, USE_LAYER);
+    if (!in_one)
+        loader_refuse_more_experts(in->l, names->expert_down, whole->n);
+    return experts;
+}
+
+/* The router comes first in the digest, shared experts last. */
+static void weights_load_mixture(const struct loading *in, const struct layer_plan *whole,
+                                 const struct layer_plan *part, struct layer_weights *w)
+{
+    const struct arch_names *names = in->names;
+    const struct gated_names shared = {names->shared_gate, names->shared_up, names->shared_gate_up};
+
+    w->router = weights_load_router(in, &whole->ffn.experts);
+    w->experts = weights_load_experts(in, whole, part);
+    if (whole->ffn.ff_dim == 0)
+        return;
+    weights_load_products(in, &shared, names->shared_down, whole, part, w);
+    if (whole->ffn.experts.config->has_switch)
+        w->shared_switch = loader_numbers(in->l, names->shared_switch, 1, in->dim);
 }
 
 /* In a parallel layer without a norm of its own the FFN shares the mixer's. */
@@ -190,20 +282,16 @@ static void weights_load_ffn(const struct loading *in, const struct layer_plan *
                              const struct layer_plan *part, struct layer_weights *w)
 {
     const struct arch_names *names = in->names;
-    const struct loader_tensors first = weights_ffn_tensors(in, &whole->ffn, &part->ffn);
-    const struct loader_tensors down = loader_tensor(
-        names->down, slice_whole(in->dim, in->dim, whole->ffn.ff_dim, part->ffn.ff_dim));
+    const struct gated_names own = {names->gate, names->up, names->gate_up};
 
     if (whole->is_parallel && names->norm_mlp == NULL)
         w->norm_ffn = w->norm_mixer;
     else
         w->norm_ffn = weights_load_norm(in, names->norm_mlp, whole->norms.before_ffn);
-    w->ffn_in = loader_matrix(in->l, &first, USE_LAYER);
-    if (whole->ffn.bias)
-        w->ffn_in_bias = loader_bias(in->l, &first, part->splits.ffn_in);
-    w->down = loader_matrix(in->l, &down, USE_LAYER);
-    if (whole->ffn.bias)
-        w->down_bias = loader_bias(in->l, &down, part->splits.down);
+    if (whole->ffn.kind == FFN_EXPERTS)
+        weights_load_mixture(in, whole, part, w);
+    else
+        weights_load_products(in, &own, names->down, whole, part, w);
     w->norm_ffn_after = weights_load_norm(in, names->norm_mlp_after, whole->norms.after_ffn);
 }
 

@@ -23,11 +23,15 @@ struct layer_weights {
     struct k_matrix mixer_out; /* [dim][n_heads * head_dim], [dim][width] */
     void *mixer_out_bias;
     struct k_norm norm_ffn, norm_ffn_after; /* [dim] */
+    /* Of an FFN of experts these are the shared ones' matrices, without data if there are none. */
     struct k_matrix ffn_in; /* [2 * ff_dim][dim]: gate, up; of a plain FFN [ff_dim][dim] */
     void *ffn_in_bias;
     struct k_matrix down; /* [dim][ff_dim] */
     void *down_bias;
-    float k_scale, v_scale; /* scales of e4m3 KV pages from the checkpoint; else 1 */
+    struct k_router router;
+    struct k_experts experts;
+    const float *shared_switch; /* float32 [dim]; NULL: the shared experts count in full */
+    float k_scale, v_scale;     /* scales of e4m3 KV pages from the checkpoint; else 1 */
 };
 
 struct weights {

@@ -2,7 +2,7 @@
 """Kills of everything for as long as you like: does every client know whether its answer is whole?
 
     builddir=build tests/bench/kills.py [--minutes 30] [--clients 24] [--seed N]
-        [--family windows|states|mixed] [--engine-only] [--kills N]
+        [--family windows|states|mixed] [--engine-only] [--kills N] [--ranks N]
 
 A server in a private folder (nginx, two fronts, an engine on the cpu device, host tier and page
 store, the fronts' watchdog). Clients ask all four APIs, streamed or not, over HTTP/1.1 and HTTP/2
@@ -198,14 +198,15 @@ def main():
     a.add_argument("--pause", type=float, default=4, help="seconds between kills, in the mean")
     a.add_argument("--family", choices=["windows", "states", "mixed"])
     a.add_argument("--engine-only", action="store_true")
+    a.add_argument("--ranks", type=int, default=1, help="tensor_parallel_size of the engine")
     a.add_argument("--kills", type=int, default=0, help="end after so many, before the minutes are over")
     a = a.parse_args()
     model = {None: lambda: MODEL, "windows": lambda: twin.windows(48, (2, 5)),
              "states": lambda: twin.states("rfrfrr"), "mixed": lambda: twin.states("rfwrwf")}
     r = random.Random(a.seed)
     kills, told, over = Counter(), [], threading.Event()
-    with Stack(host="32M", store=True, front_watchdog_s=5, many_keys=True,
-               model=model[a.family]()) as s:
+    with Stack(engine=["--tensor-parallel-size", a.ranks], host="32M", store=True,
+               front_watchdog_s=5, many_keys=True, model=model[a.family]()) as s:
         known = []
         for name, path, body in requests(a.family):
             status, text, ended = ask_http1(s, ssl._create_unverified_context(), 0, path, body)

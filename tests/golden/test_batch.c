@@ -2,9 +2,9 @@
  *
  * The promise of model.h on the cpu device: a sequence has the same logits, bit for bit, alone and
  * in a crowd, prefilled whole or in chunks of any size, and after its pages were copied out and
- * in: attention over all tokens, over windows, and states; on one rank and on several, whose
- * logits are one rank's up to the order of sums. Pages behind a window are spoilt, and
- * their places in the tables name any page. With random weights, so no golden files are needed. */
+ * in: attention over all tokens, over windows, states, and experts; on one rank and on several,
+ * whose logits are one rank's up to the order of sums. Pages behind a window are spoilt, and their
+ * places in the tables name any page. With random weights, so no golden files are needed. */
 #include <math.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -46,6 +46,13 @@ static const struct {
      "\"sliding_attention\",\"recurrent\",\"full_attention\",\"recurrent\"]," SIZES "}"},
     {"states", "{\"architectures\":[\"ToyRecurrentForCausalLM\"],\"num_hidden_layers\":2,"
                "\"layer_types\":[\"recurrent\",\"recurrent\"]," SIZES "}"},
+    {"experts", "{\"architectures\":[\"Qwen2MoeForCausalLM\"],\"num_hidden_layers\":3,"
+                "\"mlp_only_layers\":[1],\"num_experts\":7,\"num_experts_per_tok\":3,"
+                "\"moe_intermediate_size\":52,\"shared_expert_intermediate_size\":44," SIZES "}"},
+    {"experts in groups",
+     "{\"architectures\":[\"Glm4MoeForCausalLM\"],\"num_hidden_layers\":3,"
+     "\"n_routed_experts\":12,\"num_experts_per_tok\":3,\"n_group\":4,\"topk_group\":2,"
+     "\"moe_intermediate_size\":52,\"partial_rotary_factor\":1.0," SIZES "}"},
 };
 
 static void open_model(const char *config, int n_ranks)

@@ -187,7 +187,8 @@ static void check_greedy(struct run *r, const struct golden *g, const char *name
     free(s);
 }
 
-static void check_model(const char *name, const char *folder, const char *golden_path, int n_ranks)
+static void check_model(const char *name, const char *folder, const char *golden_path, int n_ranks,
+                        bool whole_experts)
 {
     struct model_options o = {.dir = folder,
                               .device = on_gpu ? "cuda" : "cpu",
@@ -196,7 +197,8 @@ static void check_model(const char *name, const char *folder, const char *golden
                               .gpu_memory_utilization = 0.9,
                               .max_num_seqs = RUN_SEQS,
                               .max_num_batched_tokens = 512,
-                              .n_ranks = n_ranks};
+                              .n_ranks = n_ranks,
+                              .whole_experts = whole_experts};
     struct run *r = malloc(sizeof *r);
     struct model *m = NULL;
     int n_cases, n_vocab;
@@ -255,16 +257,36 @@ static void check_refused(const char *name, const char *folder, int n_ranks)
 }
 
 /* With 1, 2, 3 and 4 ranks, or as many as there are GPUs. fits: the numbers of ranks that divide
- * the model's heads and columns; the others are refused. */
-static void check_ranks(const char *name, const char *folder, const char *path, const char *fits)
+ * the model's heads and columns; the others are refused. whole: those for which whole experts are
+ * divided, too. */
+static void check_ranks(const char *name, const char *folder, const char *path, const char *fits,
+                        const char *whole)
 {
-    check_model(name, folder, path, 1);
+    check_model(name, folder, path, 1, false);
     for (int n = 2; n <= (on_gpu ? device_cuda_count() : 4) && n <= 4; n++) {
         if (strchr(fits, '0' + n) != NULL)
-            check_model(name, folder, path, n);
+            check_model(name, folder, path, n, false);
         else
             check_refused(name, folder, n);
+        if (strchr(whole, '0' + n) != NULL)
+            check_model(name, folder, path, n, true);
     }
+}
+
+/* The numbers of ranks that divide a model's experts. */
+static const char *whole_of(const char *name)
+{
+    static const char *const models[][2] = {{"families/qwen3-moe", "3"},
+                                            {"families/qwen3-moe-fused", "24"},
+                                            {"families/granite-moe-shared", "24"},
+                                            {"families/glm4-moe", "2"},
+                                            {"families/ernie4-5-moe", "2"}};
+
+    for (size_t i = 0; i < sizeof models / sizeof models[0]; i++) {
+        if (strcmp(models[i][0], name) == 0)
+            return models[i][1];
+    }
+    return "";
 }
 
 /* fits: numbers of ranks; noise: the distance of transformers' bfloat16, where it matters. */
@@ -304,6 +326,19 @@ static const struct {
     {"families/smollm3", "24", 3.9e-02},
     {"families/stablelm", "24", 1.5e-02},
     {"families/starcoder2", "24", 1.6e-02},
+    {"families/mixtral", "", 1.4e-02},
+    {"families/qwen2-moe", "24", 2.3e-02},
+    {"families/qwen3-moe", "3", 1.6e-02},
+    {"families/qwen3-moe-fused", "24", 2.1e-02},
+    {"families/qwen3-moe-wide", "24", 2.3e-02},
+    {"families/olmoe", "", 1.2e-02},
+    {"families/granite-moe", "24", 2.1e-02},
+    {"families/granite-moe-shared", "24", 3.6e-02},
+    {"families/glm4-moe", "24", 1.5e-02},
+    {"families/minimax-m2", "", 1.3e-02},
+    {"families/ernie4-5-moe", "24", 4.1e-02},
+    {"families/hunyuan-moe", "24", 1.8e-02},
+    {"families/phimoe", "24", 2.3e-02},
     {"packed/model-awq", "24", 0.0},
     {"packed/model-gptq-4-order", "24", 0.0},
     {"packed/model-ct-int4-zeros", "24", 0.0},
@@ -333,7 +368,7 @@ int main(void)
         }
         n_found++;
         limit = !on_gpu ? 1e-4 : models[i].noise > 1e-2 ? 2.0 * models[i].noise : 2e-2;
-        check_ranks(models[i].name, folder, path, models[i].fits);
+        check_ranks(models[i].name, folder, path, models[i].fits, whole_of(models[i].name));
         check_gguf(base, models[i].name, path);
     }
     if (n_found == 0)

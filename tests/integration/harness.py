@@ -479,20 +479,26 @@ def free_port():
 
 
 class Stack:
-    """nginx + fronts + engine. Use with `with`."""
+    """nginx + fronts + engine. Use with `with`. With n_engines each front has all of them:
+    engines[i], of which `engine` is the first, are instances of quire-engine@.service."""
 
     heard = None  # (path, status, JSON or its bytes, whether of a stream): schema.Judge listens
 
     def __init__(self, engine=(), front=(), n_fronts=2, store=False, env=None, nginx=True,
                  start_engine=True, host=None, host_file=None, programs=BUILDDIR,
                  front_watchdog_s=0, origins=(), keys="", model=MODEL,
-                 many_keys=False):
+                 many_keys=False, n_engines=1):
         self.many_keys = many_keys
         self.dir = tempfile.mkdtemp(prefix="quire-t-")
         os.chmod(self.dir, 0o755)
         self.socket = os.path.join(self.dir, "nginx.sock")
-        self.engine_socket = os.path.join(self.dir, "run", "engine.sock")
-        os.mkdir(os.path.dirname(self.engine_socket))  # a front may come before the first engine
+        self.n_engines = n_engines
+        socket_setting = os.path.join(self.dir, "run", "engine.sock")
+        self.engine_sockets = [socket_setting] if n_engines == 1 \
+            else [os.path.join(self.dir, "run", str(i), "engine.sock") for i in range(n_engines)]
+        self.engine_socket = self.engine_sockets[0]
+        for path in self.engine_sockets:
+            os.makedirs(os.path.dirname(path))  # a front may come before the first engine
         self.port = free_port()
         self.n_fronts = n_fronts
         self.front_watchdog_s = front_watchdog_s
@@ -500,13 +506,17 @@ class Stack:
         self.keys = keys        # further lines of keys.map
         self.listeners = []
         self.fronts = []
-        self.engine = None
+        self.engines = [None] * n_engines
         self.nginx = None
         self.env = dict(env or {})
         self.leftovers = []
         self.n_requests = 0
         common = ["--model", model, "--served-model-name", MODEL_NAME, "--engine-socket",
-                  self.engine_socket]
+                  socket_setting]
+        # By its number each would have a GPU of its own: on cuda they share one, by their sockets.
+        self.by_number = n_engines > 1 and DEVICE == "cpu"
+        if self.by_number:
+            common += ["--data-parallel-size", str(n_engines)]
         # A number of pages, not a share of the GPU: several tests may run on it.
         self.engine_argv = [os.path.join(programs, "quire-engine")] + common + \
             ["--device", DEVICE, "--cpu-threads", "2"] + \
@@ -523,9 +533,11 @@ class Stack:
             self.engine_argv += ["--kv-store-dir", self.store_dir, "--kv-store-bytes", "256M"]
         self.front_argv = [os.path.join(programs, "quire-front")] + common + \
             [str(a) for a in front]
+        if n_engines > 1 and not self.by_number:
+            self.front_argv += ["--engine-socket", ",".join(self.engine_sockets)]
         try:
-            if start_engine:
-                self.start_engine()
+            for i in range(n_engines if start_engine else 0):
+                self.start_engine(i)
             for i in range(n_fronts):
                 self._start_front(i)
             if nginx:
@@ -533,9 +545,7 @@ class Stack:
                 if start_engine and (not until(lambda: self.get("/health").status == 200 or
                                                len(self.engine.exits) > 1) or self.engine.exits):
                     raise RuntimeError("the server does not get ready:\n" + self.logs())
-                # Each front, not only the one that answered.
-                want = b"fronts_attached{model_name=\"demo\",engine=\"0\"} %d\n" % n_fronts
-                if start_engine and not until(lambda: want in self.get("/metrics").body):
+                if start_engine and not self.until_attached():
                     raise RuntimeError("not all fronts attach:\n" + self.logs())
         except BaseException:
             self.stop()
@@ -547,11 +557,49 @@ class Stack:
     def __exit__(self, *_):
         self.stop()
 
-    def start_engine(self):
-        remains = Remains(read_unit("quire-engine.service.in"), os.path.dirname(self.engine_socket),
+    @property
+    def engine(self):
+        return self.engines[0]
+
+    @engine.setter
+    def engine(self, supervised):
+        self.engines[0] = supervised
+
+    def _engine_argv(self, i):
+        argv = list(self.engine_argv)
+        if self.n_engines == 1:
+            return argv
+        if "--kv-store-dir" in argv:
+            os.makedirs("%s-%d" % (self.store_dir, i), exist_ok=True)
+        if self.by_number:
+            return argv + ["--data-parallel-rank", str(i)]
+        argv += ["--engine-socket", self.engine_sockets[i]]
+        for name in ("--kv-host-file", "--kv-store-dir"):
+            if name in argv and argv[argv.index(name) + 1]:
+                argv[argv.index(name) + 1] += "-%d" % i
+        return argv
+
+    def start_engine(self, i=0):
+        remains = Remains(read_unit("quire-engine.service.in"),
+                          os.path.dirname(self.engine_sockets[i]),
                           os.path.dirname(self.host_file) if self.host_is_ours else None)
-        self.engine = Supervised(self.engine_argv, self.path("engine.log"), env=self.env,
-                                 remains=remains)
+        log = "engine.log" if self.n_engines == 1 else "engine%d.log" % i
+        self.engines[i] = Supervised(self._engine_argv(i), self.path(log), env=self.env,
+                                     remains=remains)
+
+    def until_attached(self, engines=None):
+        """Wait until every front is attached to these engines (or all). An engine counts a front a
+        moment before that front knows, and nginx asks the fronts in turn."""
+        want = [line % (i, n)
+                for line, n in ((b"fronts_attached{model_name=\"demo\",engine=\"%d\"} %d\n",
+                                 self.n_fronts),
+                                (b"quire:engine_up{model_name=\"demo\",engine=\"%d\"} %d\n", 1))
+                for i in (range(self.n_engines) if engines is None else engines)]
+
+        def attached():
+            m = self.get("/metrics").body
+            return all(w in m for w in want)
+        return until(lambda: all(attached() for _ in range(2 * self.n_fronts)))
 
     def front_path(self, i):
         return self.path("front%d.sock" % i)
@@ -624,7 +672,7 @@ class Stack:
         """End everything; a process that did not follow SIGTERM is named in leftovers."""
         for name, p in ([("nginx", self.nginx)] +
                         [("front %d" % i, p) for i, p in enumerate(self.fronts)] +
-                        [("engine", self.engine)]):
+                        [("engine %d" % i, p) for i, p in enumerate(self.engines)]):
             if p is not None and p.stop() is None:
                 self.leftovers.append(name)
         for s in self.listeners:

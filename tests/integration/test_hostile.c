@@ -20,6 +20,7 @@
 #include "grammar/trie.h"
 #include "ipc/attach.h"
 #include "ipc/lane.h"
+#include "tests/connect.h"
 #include "tests/tap.h"
 
 static char dir[64];

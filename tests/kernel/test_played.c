@@ -2,9 +2,9 @@
  *
  * Goal: norms of heads, rotation and pages as the GPU does them, without one. Method: rope.cu and
  * the beginning of decode attention played on the host (play.h), against the reference and
- * against each other: with and without norms, head sizes of each path, groups, pages of any size,
- * bf16 and e4m3, a sequence that is only padding. Queries and pages are rounded once: 2^-8 of the
- * value, of e4m3 2^-3. */
+ * against each other: without norms, with norms, with norms after the rotation, head sizes of each
+ * path, groups, pages of any size, bf16 and e4m3, a sequence that is only padding. Queries and
+ * pages are rounded once: 2^-8 of the value, of e4m3 2^-3. */
 #include "kernels/e4m3.h"
 #include "tests/kernel/gpu.h"
 #include "tests/kernel/played.h"
@@ -57,7 +57,9 @@ static k_bf16 *rounded(const float *f, size_t n)
     return h;
 }
 
-static void open_case(size_t shape, enum k_type type, bool has_norms)
+enum norming { NO_NORMS, NORMS_FIRST, NORMS_AFTER };
+
+static void open_case(size_t shape, enum k_type type, enum norming norming)
 {
     int hd = shapes[shape].head_dim, n_kv_heads = shapes[shape].n_kv_heads;
     size_t n;
@@ -82,14 +84,14 @@ static void open_case(size_t shape, enum k_type type, bool has_norms)
     s.ref_qkv = gpu_random(n, 3.0f);
     s.qkv = rounded(s.ref_qkv, n);
     s.raw = rounded(s.ref_qkv, n);
-    s.ref_rotary = (struct k_rotary){.eps = 0.25f};
+    s.ref_rotary = (struct k_rotary){.eps = 0.25f, .norms_after = norming == NORMS_AFTER};
     s.ref_rotary.turns = room((size_t)(TURNS_LEN * hd) * 4);
     for (int i = 0; i < TURNS_LEN * hd / 2; i++) {
         ((float *)(uintptr_t)s.ref_rotary.turns)[2 * i] = cosf((float)i * 0.37f);
         ((float *)(uintptr_t)s.ref_rotary.turns)[2 * i + 1] = sinf((float)i * 0.37f);
     }
     s.rotary = s.ref_rotary;
-    if (has_norms) {
+    if (norming != NO_NORMS) {
         s.ref_rotary.q_norm = gpu_random((size_t)hd, 2.0f);
         s.ref_rotary.k_norm = gpu_random((size_t)hd, 2.0f);
         s.rotary.q_norm = rounded(s.ref_rotary.q_norm, (size_t)hd);
@@ -163,16 +165,16 @@ static void check_decode(const char *name)
     ok(n_other == 0 && n_rows > 0, "%s: decode attention has the same bits, %d rows", name, n_rows);
 }
 
-static void check_case(size_t shape, enum k_type type, bool has_norms)
+static void check_case(size_t shape, enum k_type type, enum norming norming)
 {
-    char name[80];
+    static const char *const names[] = {"", ", norms", ", norms after the rotation"};
+    char name[100];
 
-    open_case(shape, type, has_norms);
+    open_case(shape, type, norming);
     snprintf(name, sizeof name, "%d/%d x %d, pages of %d, %s%s", s.n_heads, s.kv.n_kv_heads,
-             s.kv.head_dim, s.kv.page_tokens, type == K_BF16 ? "bf16" : "e4m3",
-             has_norms ? ", norms" : "");
+             s.kv.head_dim, s.kv.page_tokens, type == K_BF16 ? "bf16" : "e4m3", names[norming]);
     check_reference(name);
-    if (s.kv.head_dim == 128)
+    if (s.kv.head_dim == 128 && norming != NORMS_AFTER)
         check_decode(name);
     if (!ok(played_fault() == NULL, "%s: nobody waits in vain", name))
         printf("# %s\n", played_fault());
@@ -185,13 +187,13 @@ int main(void)
     for (int i = 0; i < N_SEQS * PAGES_MAX; i++)
         page_ids[i] = i * 7 % (N_SEQS * PAGES_MAX);
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
-        for (int has_norms = 0; has_norms <= 1; has_norms++) {
-            check_case(i, K_BF16, has_norms);
-            check_case(i, K_E4M3, has_norms);
+        for (enum norming norming = NO_NORMS; norming <= NORMS_AFTER; norming++) {
+            check_case(i, K_BF16, norming);
+            check_case(i, K_E4M3, norming);
         }
     }
     /* A sum in another order shows in one of some 100,000 elements. */
     for (int turn = 0; turn < 30; turn++)
-        check_case(0, K_BF16, true);
+        check_case(0, K_BF16, NORMS_FIRST);
     return tap_done();
 }

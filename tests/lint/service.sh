@@ -5,7 +5,8 @@ set -u
 src=$(cd "${srcdir:-.}" && pwd)
 n=0 bad=0
 dir=$(mktemp -d) || exit 1
-trap 'rm -rf "$dir"' EXIT
+dir_units=$dir # dir changes below
+trap 'rm -rf "$dir_units"' EXIT
 check() { # name, offending lines
     n=$((n + 1))
     if [ -z "$2" ]; then
@@ -86,6 +87,23 @@ check "the engine's socket has a group of its own: engine and fronts, no operato
         want "$(unit $engine Group)" quire-socket Group
         grep -qw quire-socket <<<"$(unit $front SupplementaryGroups)" || echo "the fronts lack it"
         grep -n '^m .* quire-socket' "$src/systemd/quire.sysusers")"
+unit_of() { sed -n "s/^$2=//p" "${builddir:-.}/systemd/$1" 2>/dev/null | tail -n 1; }
+if [ -f "${builddir:-.}/systemd/quire-engine@.service" ]; then
+    each=quire-engine@.service
+    check "an engine of several has folders and a number of its own, and the fronts look there" \
+        "$(want "$(unit_of $each RuntimeDirectory)" "$(unit $engine RuntimeDirectory)/%i" folder
+            want "$(unit_of $each StateDirectory)" "$(unit $engine StateDirectory)-%i" "the store's"
+            grep -q -- '--data-parallel-rank %i$' <<<"$(unit_of $each ExecStart)" || echo "no number"
+            want "$(unit_of $each RuntimeDirectoryMode)" 0710 RuntimeDirectoryMode
+            want "$(unit_of $each RemoveIPC)" no RemoveIPC)"
+    if command -v systemd-analyze >/dev/null; then
+        check "systemd-analyze verify, an engine of several" "$(
+            sed 's|^ExecStart=[^ ]*|ExecStart=/bin/true|' "${builddir:-.}/systemd/$each" \
+                >"$dir_units/quire-engine@1.service"
+            systemd-analyze verify --man=no "$dir_units/quire-engine@1.service" 2>&1 |
+                grep -iE 'quire|error')"
+    fi
+fi
 check "the fronts' cache is the unit's" \
     "$(want "$(setting tokenizer_cache_dir)" "/var/cache/$(unit $front CacheDirectory)" folder)"
 check "the fronts' kept responses are in the unit's folder, which its user alone opens" \

@@ -100,41 +100,93 @@ static void cache_ask(struct exchange *x)
     x->max_tokens = 1;
 }
 
-/* A command without a prompt. Every request has at least one token; the engine ignores this one. */
-static void cache_ask_alone(struct exchange *x, const struct wire_request *r)
+/* Make n generations, each a copy of the command *from for one engine. With one engine it is for
+ * any, as generations are. attached: only for engines that are there now; if none is, the first
+ * that comes gets it. */
+static int cache_spread(struct front *f, struct exchange *x, const struct gen *from, bool attached)
 {
-    struct gen *g = arena_zalloc(&x->arena, sizeof *g);
+    struct gen *gens = arena_zalloc(&x->arena, sizeof *gens * (size_t)f->engines.n);
+    int n = 0, rc = ERR_OK;
 
-    if (g == NULL || token_list_add(&g->tokens, 0) != ERR_OK) {
-        exchange_reply_error(x, ERR_NO_MEMORY, NULL, NULL, 1);
-        return;
+    if (gens == NULL)
+        return ERR_NO_MEMORY;
+    for (int i = 0; i < f->engines.n && rc == ERR_OK; i++) {
+        struct link_state state;
+
+        link_read_state(&f->engines.links[i], &state, 0);
+        if (attached && !state.attached && (n > 0 || i + 1 < f->engines.n))
+            continue;
+        gens[n] = (struct gen){.exchange = x,
+                               .index = n,
+                               .slot = -1,
+                               .stop_id = -1,
+                               .n_prompt = from->n_prompt,
+                               .request = from->request,
+                               .only = state.attached || !attached ? i + 1 : 0};
+        if (f->engines.n == 1)
+            gens[n].only = 0;
+        rc = token_list_add_all(&gens[n].tokens, from->tokens.ids, from->tokens.len);
+        n++;
     }
-    g->exchange = x;
-    g->slot = -1;
-    g->stop_id = -1;
-    g->n_prompt = 1;
-    g->request = *r;
+    x->gens = gens;
+    x->n_gens = n;
+    return rc;
+}
+
+/* A command without a prompt. Every request has at least one token; the engine ignores this one. */
+static void cache_ask_alone(struct front *f, struct exchange *x, const struct wire_request *r,
+                            bool attached)
+{
+    struct gen from = {.n_prompt = 1, .request = *r};
+    int rc = token_list_add(&from.tokens, 0);
+
     x->format = EXCHANGE_COMPLETION;
     x->n = 1;
-    x->gens = g;
-    x->n_gens = 1;
-    cache_ask(x);
+    if (rc == ERR_OK)
+        rc = cache_spread(f, x, &from, attached);
+    token_list_fini(&from.tokens);
+    if (rc == ERR_OK)
+        cache_ask(x);
+    else
+        exchange_reply_error(x, rc, NULL, NULL, 1);
+}
+
+/* Send the prepared command about a prompt to all engines. */
+static void cache_ask_all(struct front *f, struct exchange *x)
+{
+    struct gen from = x->gens[0];
+    int rc;
+
+    must(x->n_gens == 1);
+    if (f->engines.n == 1)
+        return;
+    rc = cache_spread(f, x, &from, false);
+    token_list_fini(&from.tokens);
+    detok_fini(&from.detok);
+    buf_fini(&from.text);
+    if (rc != ERR_OK)
+        exchange_reply_error(x, rc, NULL, NULL, 1);
 }
 
 /* A command about the whole cache. */
-static void cache_ask_cache(struct exchange *x, enum wire_cache_action action)
+static void cache_ask_cache(struct front *f, struct exchange *x, enum wire_cache_action action)
 {
-    cache_ask_alone(x, &(struct wire_request){.task = WIRE_CACHE, .cache = {.action = action}});
+    const struct wire_request request = {.task = WIRE_CACHE, .cache = {.action = action}};
+
+    cache_ask_alone(f, x, &request, action == WIRE_LIST);
 }
 
-/* Sleep or wake up. */
-static void cache_ask_power(struct exchange *x, enum wire_power_action action)
+/* Sleep or wake up. An engine that is not there holds no memory of the device, and does not sleep
+ * when it comes. */
+static void cache_ask_power(struct front *f, struct exchange *x, enum wire_power_action action)
 {
-    cache_ask_alone(x, &(struct wire_request){.task = WIRE_POWER, .power = {.action = action}});
+    const struct wire_request request = {.task = WIRE_POWER, .power = {.action = action}};
+
+    cache_ask_alone(f, x, &request, true);
 }
 
 /* Turn the prepared generation into a command to drop its prompt's pages. */
-static void cache_ask_drop(struct exchange *x)
+static void cache_ask_drop(struct front *f, struct exchange *x)
 {
     struct wire_request *request = &x->gens[0].request;
 
@@ -142,6 +194,7 @@ static void cache_ask_drop(struct exchange *x)
     request->task = WIRE_CACHE;
     request->cache = (struct wire_cache){.action = WIRE_DROP_PROMPT};
     cache_ask(x);
+    cache_ask_all(f, x);
 }
 
 /* The members of a body that make up a prompt. */
@@ -252,9 +305,8 @@ static bool cache_choose(const struct front *f, struct exchange *x, const struct
 /* GET /admin/cache: tiers, namespaces, retained prefixes. */
 void api_cache_list(struct front *f, struct exchange *x, const struct json *body)
 {
-    (void)f;
     (void)body;
-    cache_ask_cache(x, WIRE_LIST);
+    cache_ask_cache(f, x, WIRE_LIST);
 }
 
 /* POST /admin/cache/pin: compute a prompt, unless it is cached, and retain its pages. It is a
@@ -282,6 +334,7 @@ void api_cache_pin(struct front *f, struct exchange *x, const struct json *body)
         return;
     cache_ask(x);
     x->gens[0].request.flags |= WIRE_TELL_KEPT;
+    cache_ask_all(f, x);
 }
 
 /* A namespace as GET /admin/cache writes it: 16 hexadecimal digits. */
@@ -312,10 +365,10 @@ void api_cache_drop(struct front *f, struct exchange *x, const struct json *body
     /* A prompt is tokenized as for a generation, because pages have names made of its tokens. */
     if (json_get(body, "prompt") != NULL || json_get(body, "messages") != NULL) {
         if (cache_prompt(f, x, body, NULL, NULL) && cache_choose(f, x, body, &x->gens[0].request))
-            cache_ask_drop(x);
+            cache_ask_drop(f, x);
     } else if (space != NULL) {
         if (cache_read_space(space, &request.cache.space))
-            cache_ask_alone(x, &request);
+            cache_ask_alone(f, x, &request, false);
         else
             cache_refuse(x, "'namespace' must be 16 hexadecimal digits, as in GET /admin/cache",
                          "namespace");
@@ -323,9 +376,9 @@ void api_cache_drop(struct front *f, struct exchange *x, const struct json *body
         if (salt != NULL && !fields_read_salt(salt, request.salt))
             cache_refuse(x, "'cache_salt' must be a string that is not empty", "cache_salt");
         else if (cache_choose(f, x, body, &request))
-            cache_ask_alone(x, &request);
+            cache_ask_alone(f, x, &request, false);
     } else if (json_get_bool(body, "all", false)) {
-        cache_ask_cache(x, WIRE_DROP_ALL);
+        cache_ask_cache(f, x, WIRE_DROP_ALL);
     } else {
         cache_refuse(x,
                      "nothing to drop: give 'prompt', 'messages', 'cache_salt', 'tenant', "
@@ -337,25 +390,22 @@ void api_cache_drop(struct front *f, struct exchange *x, const struct json *body
 /* vLLM's POST /reset_prefix_cache. */
 void api_cache_reset(struct front *f, struct exchange *x, const struct json *body)
 {
-    (void)f;
     (void)body;
-    cache_ask_cache(x, WIRE_DROP_ALL);
+    cache_ask_cache(f, x, WIRE_DROP_ALL);
 }
 
 /* vLLM's commands. Its sleep levels are ignored: weights always go to host memory. */
 void api_sleep(struct front *f, struct exchange *x, const struct json *body)
 {
-    (void)f;
     (void)body;
-    cache_ask_power(x, WIRE_SLEEP);
+    cache_ask_power(f, x, WIRE_SLEEP);
 }
 
 /* The counterpart of api_sleep(). */
 void api_wake_up(struct front *f, struct exchange *x, const struct json *body)
 {
-    (void)f;
     (void)body;
-    cache_ask_power(x, WIRE_WAKE);
+    cache_ask_power(f, x, WIRE_WAKE);
 }
 
 /* --- answering ----------------------------------------------------------------------------
@@ -364,24 +414,24 @@ void api_wake_up(struct front *f, struct exchange *x, const struct json *body)
  * such fact. */
 
 /* A fact has come; the answer is made when all have. */
-void cache_fact(struct exchange *x, const struct wire_out *o)
+void cache_fact(struct gen *g, const struct wire_out *o)
 {
-    buf_add(&x->facts, o, sizeof *o);
+    buf_add(&g->facts, o, sizeof *o);
 }
 
 /* The number of facts. */
-static size_t cache_n_facts(const struct exchange *x)
+static size_t cache_n_facts(const struct gen *g)
 {
-    return x->facts.len / sizeof(struct wire_out);
+    return g->facts.len / sizeof(struct wire_out);
 }
 
 /* Fact i. It is copied, because the buffer does not align records. */
-static struct wire_out cache_at(const struct exchange *x, size_t i)
+static struct wire_out cache_at(const struct gen *g, size_t i)
 {
     struct wire_out record;
 
-    must(i < cache_n_facts(x));
-    memcpy(&record, x->facts.bytes + i * sizeof record, sizeof record);
+    must(i < cache_n_facts(g));
+    memcpy(&record, g->facts.bytes + i * sizeof record, sizeof record);
     return record;
 }
 
@@ -392,10 +442,10 @@ static bool cache_begins_row(const struct wire_out *o)
 }
 
 /* The number of a fact in the row that begins at i; fallback when the row lacks it. */
-static uint64_t cache_of(const struct exchange *x, size_t i, enum wire_fact fact, uint64_t fallback)
+static uint64_t cache_of(const struct gen *g, size_t i, enum wire_fact fact, uint64_t fallback)
 {
-    for (size_t k = i + 1; k < cache_n_facts(x); k++) {
-        struct wire_out record = cache_at(x, k);
+    for (size_t k = i + 1; k < cache_n_facts(g); k++) {
+        struct wire_out record = cache_at(g, k);
 
         if (cache_begins_row(&record))
             break;
@@ -420,48 +470,48 @@ static void cache_add_space(struct buf *b, uint64_t space)
 }
 
 /* One tier: pages in use, all slots, retained pages and their limit. */
-static void cache_add_tier(struct buf *b, const struct exchange *x, size_t i, uint64_t tier)
+static void cache_add_tier(struct buf *b, const struct gen *g, size_t i, uint64_t tier)
 {
     static const char *const names[WIRE_TIERS] = {"device", "host", "disk"};
 
     if (tier >= WIRE_TIERS)
         return;
     buf_printf(b, "\"%s\":{\"pages\":%llu,\"slots\":%llu,\"retained\":%llu,\"retained_max\":%llu}",
-               names[tier], (unsigned long long)cache_of(x, i, WIRE_FACT_PAGES, 0),
-               (unsigned long long)cache_of(x, i, WIRE_FACT_SLOTS, 0),
-               (unsigned long long)cache_of(x, i, WIRE_FACT_KEPT, 0),
-               (unsigned long long)cache_of(x, i, WIRE_FACT_KEPT_MAX, 0));
+               names[tier], (unsigned long long)cache_of(g, i, WIRE_FACT_PAGES, 0),
+               (unsigned long long)cache_of(g, i, WIRE_FACT_SLOTS, 0),
+               (unsigned long long)cache_of(g, i, WIRE_FACT_KEPT, 0),
+               (unsigned long long)cache_of(g, i, WIRE_FACT_KEPT_MAX, 0));
 }
 
 /* Pages of a namespace or a prefix, by tier. */
-static void cache_add_pages(struct buf *b, const struct exchange *x, size_t i)
+static void cache_add_pages(struct buf *b, const struct gen *g, size_t i)
 {
     buf_printf(b, ",\"pages\":{\"device\":%llu,\"host\":%llu,\"disk\":%llu}",
-               (unsigned long long)cache_of(x, i, WIRE_FACT_DEVICE, 0),
-               (unsigned long long)cache_of(x, i, WIRE_FACT_HOST, 0),
-               (unsigned long long)cache_of(x, i, WIRE_FACT_STORE, 0));
+               (unsigned long long)cache_of(g, i, WIRE_FACT_DEVICE, 0),
+               (unsigned long long)cache_of(g, i, WIRE_FACT_HOST, 0),
+               (unsigned long long)cache_of(g, i, WIRE_FACT_STORE, 0));
 }
 
 /* One namespace, with its pages and its hit rate. */
-static void cache_add_namespace(struct buf *b, const struct exchange *x, size_t i, uint64_t space)
+static void cache_add_namespace(struct buf *b, const struct gen *g, size_t i, uint64_t space)
 {
-    unsigned long long queries = cache_of(x, i, WIRE_FACT_QUERIES, 0);
-    unsigned long long hits = cache_of(x, i, WIRE_FACT_HITS, 0);
+    unsigned long long queries = cache_of(g, i, WIRE_FACT_QUERIES, 0);
+    unsigned long long hits = cache_of(g, i, WIRE_FACT_HITS, 0);
 
     buf_add_byte(b, '{');
     cache_add_space(b, space);
-    buf_printf(b, ",\"shared\":%s", json_flag_text(cache_of(x, i, WIRE_FACT_SHARED, 0) != 0));
-    cache_add_pages(b, x, i);
+    buf_printf(b, ",\"shared\":%s", json_flag_text(cache_of(g, i, WIRE_FACT_SHARED, 0) != 0));
+    cache_add_pages(b, g, i);
     buf_printf(b, ",\"retained\":%llu,\"queries\":%llu,\"hits\":%llu,\"hit_rate\":%.4f}",
-               (unsigned long long)cache_of(x, i, WIRE_FACT_KEPT_PAGES, 0), queries, hits,
+               (unsigned long long)cache_of(g, i, WIRE_FACT_KEPT_PAGES, 0), queries, hits,
                queries == 0 ? 0.0 : (double)hits / (double)queries);
 }
 
 /* One retained prefix. "pinned" means priority 100 without an end. */
-static void cache_add_hint(struct buf *b, const struct exchange *x, size_t i, uint64_t space)
+static void cache_add_hint(struct buf *b, const struct gen *g, size_t i, uint64_t space)
 {
-    unsigned long long priority = cache_of(x, i, WIRE_FACT_PRIORITY, 0); /* 0: several */
-    unsigned long long until = cache_of(x, i, WIRE_FACT_UNTIL, 0);
+    unsigned long long priority = cache_of(g, i, WIRE_FACT_PRIORITY, 0); /* 0: several */
+    unsigned long long until = cache_of(g, i, WIRE_FACT_UNTIL, 0);
 
     buf_add_byte(b, '{');
     cache_add_space(b, space);
@@ -475,17 +525,17 @@ static void cache_add_hint(struct buf *b, const struct exchange *x, size_t i, ui
         buf_printf(b, "%llu", until);
     buf_printf(b, ",\"pinned\":%s",
                json_flag_text(priority == RETENTION_PRIORITY_MAX && until == 0));
-    cache_add_pages(b, x, i);
+    cache_add_pages(b, g, i);
     buf_add_byte(b, '}');
 }
 
 /* All rows that begin with this fact, with commas between. */
-static void cache_add_rows(struct buf *b, const struct exchange *x, enum wire_fact first)
+static void cache_add_rows(struct buf *b, const struct gen *g, enum wire_fact first)
 {
     bool any = false;
 
-    for (size_t i = 0; i < cache_n_facts(x); i++) {
-        struct wire_out record = cache_at(x, i);
+    for (size_t i = 0; i < cache_n_facts(g); i++) {
+        struct wire_out record = cache_at(g, i);
 
         if (record.value != (int32_t)first)
             continue;
@@ -493,31 +543,52 @@ static void cache_add_rows(struct buf *b, const struct exchange *x, enum wire_fa
             buf_add_byte(b, ',');
         any = true;
         if (first == WIRE_FACT_TIER)
-            cache_add_tier(b, x, i, record.amount);
+            cache_add_tier(b, g, i, record.amount);
         else if (first == WIRE_FACT_SPACE)
-            cache_add_namespace(b, x, i, record.amount);
+            cache_add_namespace(b, g, i, record.amount);
         else
-            cache_add_hint(b, x, i, record.amount);
+            cache_add_hint(b, g, i, record.amount);
     }
 }
 
-/* The answer to GET /admin/cache. */
-static void cache_add_list(struct front *f, struct buf *b, const struct exchange *x)
+/* The members of one engine's list. */
+static void cache_add_engine(struct buf *b, const struct gen *g)
 {
-    buf_printf(b, "{\"page_tokens\":%u,\"tiers\":{", f->link.engine.page_tokens);
-    cache_add_rows(b, x, WIRE_FACT_TIER);
+    buf_printf(b, "\"page_tokens\":%u,\"tiers\":{", g->link->engine.page_tokens);
+    cache_add_rows(b, g, WIRE_FACT_TIER);
     buf_add_text(b, "},\"namespaces\":[");
-    cache_add_rows(b, x, WIRE_FACT_SPACE);
+    cache_add_rows(b, g, WIRE_FACT_SPACE);
     buf_add_text(b, "],\"retained\":[");
-    cache_add_rows(b, x, WIRE_FACT_HINT);
-    buf_add_text(b, "]}");
+    cache_add_rows(b, g, WIRE_FACT_HINT);
+    buf_add_byte(b, ']');
+}
+
+/* The answer to GET /admin/cache: of several engines a list, because each has tiers of its own. */
+static void cache_add_list(const struct front *f, struct buf *b, const struct exchange *x)
+{
+    buf_add_byte(b, '{');
+    if (f->engines.n == 1) {
+        cache_add_engine(b, &x->gens[0]);
+    } else {
+        buf_add_text(b, "\"engines\":[");
+        for (int i = 0; i < x->n_gens; i++) {
+            const struct gen *g = &x->gens[i];
+
+            buf_add_comma(b, i > 0);
+            buf_printf(b, "{\"engine\":%d,", (int)(g->link - f->engines.links));
+            cache_add_engine(b, g);
+            buf_add_byte(b, '}');
+        }
+        buf_add_byte(b, ']');
+    }
+    buf_add_byte(b, '}');
 }
 
 /* The number of a fact that belongs to no row. */
-static unsigned long long cache_alone(const struct exchange *x, enum wire_fact fact)
+static unsigned long long cache_alone(const struct gen *g, enum wire_fact fact)
 {
-    for (size_t i = 0; i < cache_n_facts(x); i++) {
-        struct wire_out record = cache_at(x, i);
+    for (size_t i = 0; i < cache_n_facts(g); i++) {
+        struct wire_out record = cache_at(g, i);
 
         if (record.value == (int32_t)fact)
             return record.amount;
@@ -525,43 +596,72 @@ static unsigned long long cache_alone(const struct exchange *x, enum wire_fact f
     return 0;
 }
 
-/* The answer to a pin. retained_tokens may be below tokens: only whole pages are retained. */
+/* The answer to a pin: what every engine retains. retained_tokens may be below tokens: only whole
+ * pages are retained. */
 static void cache_add_pin(struct buf *b, const struct exchange *x)
 {
     const struct wire_generate *generate = &x->gens[0].request.generate;
+    unsigned long long held = cache_alone(&x->gens[0], WIRE_FACT_HELD);
 
+    for (int i = 1; i < x->n_gens; i++) {
+        if (cache_alone(&x->gens[i], WIRE_FACT_HELD) < held)
+            held = cache_alone(&x->gens[i], WIRE_FACT_HELD);
+    }
     buf_printf(b, "{\"tokens\":%u,\"retained_tokens\":%llu,\"priority\":%u,\"seconds\":",
-               x->gens[0].n_prompt, cache_alone(x, WIRE_FACT_HELD), generate->retain - 1);
+               x->gens[0].n_prompt, held, generate->retain - 1);
     if (generate->retain_s == 0)
         buf_add_text(b, "null}");
     else
         buf_printf(b, "%u}", generate->retain_s);
 }
 
+/* The answer to a drop: the sum of all engines. */
+static void cache_add_drop(struct buf *b, const struct exchange *x)
+{
+    unsigned long long n = 0;
+
+    for (int i = 0; i < x->n_gens; i++)
+        n += cache_alone(&x->gens[i], WIRE_FACT_DROPPED);
+    buf_printf(b, "{\"dropped_pages\":%llu}", n);
+}
+
 /* Make the answer of a finished command. The request's task shows which command it was. */
-void cache_answer(struct front *f, struct exchange *x)
+static void cache_answer(const struct front *f, struct exchange *x)
 {
     const struct wire_request *request = &x->gens[0].request;
     struct buf buf = {0};
 
-    must(x->asks);
-    must(x->n_gens == 1);
     switch ((enum wire_task)request->task) {
     case WIRE_GENERATE: cache_add_pin(&buf, x); break;
     case WIRE_CACHE:
         if (request->cache.action == WIRE_LIST)
             cache_add_list(f, &buf, x);
         else
-            buf_printf(&buf, "{\"dropped_pages\":%llu}", cache_alone(x, WIRE_FACT_DROPPED));
+            cache_add_drop(&buf, x);
         break;
     case WIRE_POWER:
         buf_printf(&buf, "{\"is_sleeping\":%s}",
                    json_flag_text(request->power.action == WIRE_SLEEP));
         break;
     }
-    if (buf.failed || x->facts.failed)
+    for (int i = 0; i < x->n_gens; i++)
+        buf.failed = buf.failed || x->gens[i].facts.failed;
+    if (buf.failed)
         exchange_reply_error(x, ERR_NO_MEMORY, NULL, NULL, 1);
     else
         exchange_reply(x, 200, "application/json", buf.bytes, buf.len);
     buf_fini(&buf);
+}
+
+/* g's engine has done it. */
+void cache_end(struct front *f, struct gen *g)
+{
+    struct exchange *x = g->exchange;
+
+    must(x->asks);
+    must(x->n_finished < x->n_gens);
+    g->finish = GEN_STOP;
+    x->n_finished++;
+    if (x->n_finished == x->n_gens)
+        cache_answer(f, x);
 }

@@ -136,7 +136,7 @@ static bool derender_choice(struct front *f, struct exchange *x, struct gen *g,
     char why[160] = "";
     int rc = ERR_INVALID;
 
-    link_read_state(&f->link, &engine, 0);
+    engines_read_state(&f->engines, &engine, 0);
     if (ids == NULL || ids->n == 0)
         (void)snprintf(why, sizeof why, "choice %d must have a list of token_ids", g->index);
     else if (engine.max_model_len > 0 && ids->n > engine.max_model_len)

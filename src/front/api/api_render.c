@@ -78,7 +78,7 @@ static void render_max_tokens(struct front *f, const struct exchange *x, struct 
     struct link_state engine;
     uint32_t n = x->max_tokens;
 
-    link_read_state(&f->link, &engine, 0);
+    engines_read_state(&f->engines, &engine, 0);
     if (!x->max_tokens_given && engine.max_model_len > g->n_prompt)
         n = engine.max_model_len - g->n_prompt;
     if (x->max_tokens_given || engine.max_model_len > g->n_prompt)

@@ -59,7 +59,7 @@ void api_models(struct front *f, struct exchange *x, const struct json *body)
         exchange_reply_error(x, ERR_NO_MODEL, why, "model", 0);
         return;
     }
-    link_read_state(&f->link, &state, clock_us());
+    engines_read_state(&f->engines, &state, clock_us());
     if (one != NULL) {
         api_add_model(f, &buf, one, len, state.max_model_len);
     } else {
@@ -74,7 +74,7 @@ void api_models(struct front *f, struct exchange *x, const struct json *body)
     buf_fini(&buf);
 }
 
-/* Running and waiting requests of the engine, of all fronts. */
+/* Running and waiting requests of all engines, of all fronts. */
 void api_load(struct front *f, struct exchange *x, const struct json *body)
 {
     struct wire_stats *stats = arena_alloc(&x->arena, sizeof *stats);
@@ -82,10 +82,15 @@ void api_load(struct front *f, struct exchange *x, const struct json *body)
     char text[64];
 
     (void)body;
-    if (stats != NULL && link_copy_stats(&f->link, stats))
-        /* The engine counts the requests of all fronts. */
-        n = atomic_load(&stats->values[METRIC_running]) +
-            atomic_load(&stats->values[METRIC_waiting]);
+    for (int i = 0; i < f->engines.n && stats != NULL; i++) {
+        struct link_state state;
+
+        link_read_state(&f->engines.links[i], &state, 0);
+        /* An engine counts the requests of all fronts. */
+        if (state.attached && link_copy_stats(&f->engines.links[i], stats))
+            n += atomic_load(&stats->values[METRIC_running]) +
+                 atomic_load(&stats->values[METRIC_waiting]);
+    }
     (void)snprintf(text, sizeof text, "{\"server_load\":%llu}", n);
     exchange_reply(x, 200, "application/json", text, strlen(text));
 }
@@ -98,7 +103,7 @@ void api_is_sleeping(struct front *f, struct exchange *x, const struct json *bod
     const char *text;
 
     (void)body;
-    link_read_state(&f->link, &state, clock_us());
+    engines_read_state(&f->engines, &state, clock_us());
     if (!state.attached) {
         exchange_reply_error(x, ERR_ENGINE_GONE, NULL, NULL, 1);
         return;
@@ -120,13 +125,26 @@ void api_version(struct front *f, struct exchange *x, const struct json *body)
     exchange_reply(x, 200, "application/json", text, sizeof text - 1);
 }
 
-/* The common labels. vLLM numbers its engines, and its dashboards select by the number; here it is
- * always 0. */
-static void api_labels(const struct front *f, struct buf *b, const char *labels)
+/* One engine of the front, for the metrics. */
+struct api_engine {
+    int idx;                  /* in engine_socket: vLLM's dashboards select by this number */
+    bool attached;            /* now */
+    struct wire_stats *stats; /* a copy; NULL: there has been no engine */
+};
+
+/* All engines, for the rows of one metric. */
+struct api_engines {
+    const struct front *f;
+    int n;
+    struct api_engine at[ENGINES_MAX];
+};
+
+/* The common labels. */
+static void api_labels(const struct front *f, struct buf *b, int engine, const char *labels)
 {
     buf_add_text(b, "{model_name=");
     buf_add_json_string(b, f->model_name, strlen(f->model_name));
-    buf_add_text(b, ",engine=\"0\"");
+    buf_printf(b, ",engine=\"%d\"", engine);
     if (labels[0] != '\0')
         buf_printf(b, ",%s", labels);
 }
@@ -141,26 +159,33 @@ static void api_metric_head(struct buf *b, const char **last, const char *name, 
     buf_printf(b, "# HELP %s %s\n# TYPE %s %s\n", name, help, name, type);
 }
 
-/* One line: name, labels, value. */
-static void api_metric_value(const struct front *f, struct buf *b, const struct wire_stats *s,
-                             enum wire_metric id, const char *name, const char *labels)
+/* One line per engine: name, labels, value. */
+static void api_metric_value(const struct api_engines *all, struct buf *b, enum wire_metric id,
+                             const char *name, const char *labels)
 {
-    unsigned long long v = atomic_load_explicit(&s->values[id], memory_order_relaxed);
+    for (int i = 0; i < all->n; i++) {
+        const struct api_engine *engine = &all->at[i];
+        unsigned long long v;
 
-    buf_add_text(b, name);
-    api_labels(f, b, labels);
-    /* Shared memory has whole numbers only: these two are in thousandths. */
-    if (id == METRIC_kv_usage_permille || id == METRIC_process_cpu_ms)
-        buf_printf(b, "} %.3f\n", (double)v / 1000.0);
-    else
-        buf_printf(b, "} %llu\n", v);
+        if (engine->stats == NULL)
+            continue;
+        v = atomic_load_explicit(&engine->stats->values[id], memory_order_relaxed);
+        buf_add_text(b, name);
+        api_labels(all->f, b, engine->idx, labels);
+        /* Shared memory has whole numbers only: these two are in thousandths. */
+        if (id == METRIC_kv_usage_permille || id == METRIC_process_cpu_ms)
+            buf_printf(b, "} %.3f\n", (double)v / 1000.0);
+        else
+            buf_printf(b, "} %llu\n", v);
+    }
 }
 
-/* Prometheus' buckets are cumulative, the engine's are not. */
-static void api_metric_histogram(const struct front *f, struct buf *b, const struct wire_stats *s,
-                                 enum wire_histogram_id id, const char *name)
+/* The histogram of one engine. Prometheus' buckets are cumulative, the engine's are not. */
+static void api_metric_buckets(const struct front *f, struct buf *b,
+                               const struct api_engine *engine, enum wire_histogram_id id,
+                               const char *name)
 {
-    const struct wire_histogram *histogram = &s->histograms[id];
+    const struct wire_histogram *histogram = &engine->stats->histograms[id];
     unsigned long long sum = 0;
     char le[64];
     int n;
@@ -174,31 +199,40 @@ static void api_metric_histogram(const struct front *f, struct buf *b, const str
         else
             (void)snprintf(le, sizeof le, "le=\"+Inf\"");
         buf_printf(b, "%s_bucket", name);
-        api_labels(f, b, le);
+        api_labels(f, b, engine->idx, le);
         buf_printf(b, "} %llu\n", sum);
     }
     buf_printf(b, "%s_sum", name);
-    api_labels(f, b, "");
+    api_labels(f, b, engine->idx, "");
     buf_printf(b, "} %.6f\n%s_count", (double)atomic_load(&histogram->sum_micro) * 1e-6, name);
-    api_labels(f, b, "");
+    api_labels(f, b, engine->idx, "");
     buf_printf(b, "} %llu\n", sum);
+}
+
+static void api_metric_histogram(const struct api_engines *all, struct buf *b,
+                                 enum wire_histogram_id id, const char *name)
+{
+    for (int i = 0; i < all->n; i++) {
+        if (all->at[i].stats != NULL)
+            api_metric_buckets(all->f, b, &all->at[i], id, name);
+    }
 }
 
 /* All rows of metric.def. Each macro becomes the two calls for its row, so that this function is as
  * long as the table. */
-static void api_metrics_engine(const struct front *f, struct buf *b, const struct wire_stats *s)
+static void api_metrics_engine(const struct api_engines *all, struct buf *b)
 {
     const char *last = "";
 
 #define COUNTER(id, name, labels, help)               \
     api_metric_head(b, &last, name, "counter", help); \
-    api_metric_value(f, b, s, METRIC_##id, name, labels);
+    api_metric_value(all, b, METRIC_##id, name, labels);
 #define GAUGE(id, name, labels, help)               \
     api_metric_head(b, &last, name, "gauge", help); \
-    api_metric_value(f, b, s, METRIC_##id, name, labels);
+    api_metric_value(all, b, METRIC_##id, name, labels);
 #define HISTOGRAM(id, name, help, ...)                  \
     api_metric_head(b, &last, name, "histogram", help); \
-    api_metric_histogram(f, b, s, HISTOGRAM_##id, name);
+    api_metric_histogram(all, b, HISTOGRAM_##id, name);
 #include "ipc/metric.def"
 #undef COUNTER
 #undef GAUGE
@@ -207,17 +241,21 @@ static void api_metrics_engine(const struct front *f, struct buf *b, const struc
 
 /* A gauge of 1 whose labels are the engine's cache settings, which it wrote at its start. memchr():
  * the text comes from shared memory and might not end. */
-static void api_metrics_config(const struct front *f, struct buf *b, const struct wire_stats *s)
+static void api_metrics_config(const struct api_engines *all, struct buf *b)
 {
     static const char name[] = "vllm:cache_config_info";
     const char *last = "";
 
-    if (memchr(s->cache_config, '\0', sizeof s->cache_config) == NULL)
-        return;
-    api_metric_head(b, &last, name, "gauge", "Information of the LLMEngine CacheConfig.");
-    buf_add_text(b, name);
-    api_labels(f, b, s->cache_config);
-    buf_add_text(b, "} 1\n");
+    for (int i = 0; i < all->n; i++) {
+        const struct wire_stats *stats = all->at[i].stats;
+
+        if (stats == NULL || memchr(stats->cache_config, '\0', sizeof stats->cache_config) == NULL)
+            continue;
+        api_metric_head(b, &last, name, "gauge", "Information of the LLMEngine CacheConfig.");
+        buf_add_text(b, name);
+        api_labels(all->f, b, all->at[i].idx, stats->cache_config);
+        buf_add_text(b, "} 1\n");
+    }
 }
 
 /* The metrics per tenant. */
@@ -244,9 +282,27 @@ static unsigned long long api_tenant_value(const struct wire_tenant *t, enum api
     return 0;
 }
 
-/* One row per tenant and metric, at most WIRE_TENANTS. The first row has an empty name: requests
- * without a tenant, and of tenants without a row of their own. */
-static void api_metrics_tenants(const struct front *f, struct buf *b, const struct wire_stats *s)
+/* One column of the tenants of one engine, at most WIRE_TENANTS. The first row has an empty name:
+ * requests without a tenant, and of tenants without a row of their own. */
+static void api_metrics_column(const struct front *f, struct buf *b,
+                               const struct api_engine *engine, const char *name,
+                               enum api_tenant_column column)
+{
+    uint32_t n = atomic_load(&engine->stats->n_tenants);
+
+    for (uint32_t i = 0; i < n && i < WIRE_TENANTS; i++) {
+        const struct wire_tenant *tenant_row = &engine->stats->tenants[i];
+
+        buf_add_text(b, name);
+        api_labels(f, b, engine->idx, "tenant=");
+        buf_add_json_string(b, tenant_row->name,
+                            strnlen(tenant_row->name, sizeof tenant_row->name));
+        buf_printf(b, "} %llu\n", api_tenant_value(tenant_row, column));
+    }
+}
+
+/* The rows of all tenants. */
+static void api_metrics_tenants(const struct api_engines *all, struct buf *b)
 {
     static const struct {
         const char *name, *type, *help;
@@ -262,42 +318,60 @@ static void api_metrics_tenants(const struct front *f, struct buf *b, const stru
         [TENANT_WAITING] = {"quire:tenant_requests_waiting", "gauge",
                             "Waiting requests of a tenant."},
     };
-    uint32_t n = atomic_load(&s->n_tenants);
 
     for (int c = 0; c < TENANT_COLUMNS; c++) {
         const char *last = "";
 
         api_metric_head(b, &last, columns[c].name, columns[c].type, columns[c].help);
-        for (uint32_t i = 0; i < n && i < WIRE_TENANTS; i++) {
-            const struct wire_tenant *tenant_row = &s->tenants[i];
-
-            buf_add_text(b, columns[c].name);
-            api_labels(f, b, "tenant=");
-            buf_add_json_string(b, tenant_row->name,
-                                strnlen(tenant_row->name, sizeof tenant_row->name));
-            buf_printf(b, "} %llu\n", api_tenant_value(tenant_row, (enum api_tenant_column)c));
+        for (int i = 0; i < all->n; i++) {
+            if (all->at[i].stats != NULL)
+                api_metrics_column(all->f, b, &all->at[i], columns[c].name,
+                                   (enum api_tenant_column)c);
         }
     }
 }
 
-/* GET /metrics. Before the first engine only engine_up is written.
- * The engine's numbers are copied first, because it changes them while we write. */
+/* The engines' numbers are copied first, because they change while we write. The numbers of a
+ * single engine stay while it restarts; of several those of one that is gone are left out, because
+ * it may stay away. True: there are numbers. */
+static bool api_metrics_read(struct front *f, struct exchange *x, struct api_engines *all)
+{
+    bool any = false;
+
+    *all = (struct api_engines){.f = f, .n = f->engines.n};
+    for (int i = 0; i < all->n; i++) {
+        struct wire_stats *stats = arena_alloc(&x->arena, sizeof *stats);
+        struct link_state state;
+
+        link_read_state(&f->engines.links[i], &state, clock_us());
+        all->at[i] = (struct api_engine){.idx = i, .attached = state.attached};
+        if (stats != NULL && (state.attached || all->n == 1) &&
+            link_copy_stats(&f->engines.links[i], stats))
+            all->at[i].stats = stats;
+        any = any || all->at[i].stats != NULL;
+    }
+    return any;
+}
+
+/* GET /metrics. Before the first engine only engine_up is written. */
 void api_metrics(struct front *f, struct exchange *x, const struct json *body)
 {
-    struct wire_stats *stats = arena_alloc(&x->arena, sizeof *stats);
-    struct link_state state;
+    struct api_engines all;
     struct buf buf = {0};
+    bool any = api_metrics_read(f, x, &all);
 
     (void)body;
-    link_read_state(&f->link, &state, clock_us());
     buf_add_text(&buf, "# HELP quire:engine_up Whether an engine is attached to this front.\n"
-                       "# TYPE quire:engine_up gauge\nquire:engine_up");
-    api_labels(f, &buf, "");
-    buf_printf(&buf, "} %d\n", state.attached ? 1 : 0);
-    if (stats != NULL && link_copy_stats(&f->link, stats)) {
-        api_metrics_engine(f, &buf, stats);
-        api_metrics_config(f, &buf, stats);
-        api_metrics_tenants(f, &buf, stats);
+                       "# TYPE quire:engine_up gauge\n");
+    for (int i = 0; i < all.n; i++) {
+        buf_add_text(&buf, "quire:engine_up");
+        api_labels(f, &buf, i, "");
+        buf_printf(&buf, "} %d\n", all.at[i].attached ? 1 : 0);
+    }
+    if (any) {
+        api_metrics_engine(&all, &buf);
+        api_metrics_config(&all, &buf);
+        api_metrics_tenants(&all, &buf);
     }
     if (buf.failed)
         exchange_reply_error(x, ERR_NO_MEMORY, NULL, NULL, 1);

@@ -74,7 +74,7 @@ void api_tokenize(struct front *f, struct exchange *x, const struct json *body)
         return;
     }
     /* max_model_len is 0 before the first engine. */
-    link_read_state(&f->link, &state, x->arrival_us);
+    engines_read_state(&f->engines, &state, x->arrival_us);
     buf_printf(&buf, "{\"count\":%zu,\"max_model_len\":%u,\"tokens\":[", ids.len,
                state.max_model_len);
     for (size_t i = 0; i < ids.len; i++) {

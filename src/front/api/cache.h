@@ -5,7 +5,10 @@
  *
  * They need the key of admin_key_file, which nginx passes as QUIRE_ADMIN_KEY on these paths only;
  * without that setting they answer 404. A command crosses the lane like a generation and is
- * answered by facts (wire_lane.h). A pin is a generation of one token whose prompt is retained. */
+ * answered by facts (wire_lane.h). A pin is a generation of one token whose prompt is retained.
+ *
+ * Of several engines each gets the command. Sleep, wake and list go to those that are attached; the
+ * others must not miss a pin or a drop, so it waits for them as a request waits for an engine. */
 #ifndef QUIRE_FRONT_API_CACHE_H
 #define QUIRE_FRONT_API_CACHE_H
 
@@ -19,8 +22,9 @@ int cache_open(struct front *f) ERR_CHECKED;
 /* Does the request have the admin key? False after an error answer. */
 bool cache_allows(const struct front *f, struct exchange *x);
 
-/* Called by the streamer: a fact has arrived; all have arrived, so make the answer. */
-void cache_fact(struct exchange *x, const struct wire_out *o);
-void cache_answer(struct front *f, struct exchange *x);
+/* Called by the streamer: a fact has arrived; all of g have arrived. The last engine's end makes
+ * the answer. */
+void cache_fact(struct gen *g, const struct wire_out *o);
+void cache_end(struct front *f, struct gen *g);
 
 #endif

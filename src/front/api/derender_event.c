@@ -185,7 +185,7 @@ static bool piece_read(struct front *f, struct exchange *x, struct piece *p)
     char why[160] = "";
     int rc = ERR_OK;
 
-    link_read_state(&f->link, &engine, 0);
+    engines_read_state(&f->engines, &engine, 0);
     if (before != NULL)
         rc = gen_add_ids(p->g, before, why, sizeof why);
     if (rc == ERR_OK && (n_said < 0 || (size_t)n_said > p->g->tokens.len)) {

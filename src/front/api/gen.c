@@ -227,7 +227,7 @@ static int gen_check_length(struct front *f, const struct gen *g, size_t len, ch
     size_t at_least = most == 0 ? 0 : len / most;
     struct link_state engine;
 
-    link_read_state(&f->link, &engine, 0);
+    engines_read_state(&f->engines, &engine, 0);
     if (g->exchange->truncate_to == 0 && engine.attached && !engine.draining &&
         at_least > engine.max_model_len) {
         (void)snprintf(why, cap,
@@ -314,7 +314,7 @@ static size_t gen_wanted(struct front *f, const struct exchange *x)
 
     if (x->truncate_to >= 0)
         return (size_t)x->truncate_to;
-    link_read_state(&f->link, &engine, 0);
+    engines_read_state(&f->engines, &engine, 0);
     if (engine.max_model_len > more)
         return (size_t)(engine.max_model_len - more);
     return 0;

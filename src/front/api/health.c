@@ -4,11 +4,11 @@
  * generation of one token through the engine. The result of the last deep one is kept in struct
  * front, where all readers see it.
  *
- *   no engine, or it drains                      503
+ *   no engine, or all drain                      503
  *   its loop has not run for health_stall_s      503
  *   it has ended no step for health_stall_s      503
  *   deep, and no token has come                  503
- *   otherwise                                    200 */
+ *   otherwise, if that is so of one engine       200 */
 #include "front/api/health.h"
 
 #include <limits.h>
@@ -22,46 +22,75 @@
 #define HEALTH_PROBE_EVERY_US 1000000u
 #define HEALTH_PROMPT         0 /* any token id will do; every vocabulary has this one */
 
-/* Look at the engine's times. ERR_OK with *state filled, or an error with the reason in why. */
-static int health_look(struct front *f, char *why, size_t cap, struct link_state *state)
+/* Is this engine well? ERR_OK, or an error with the reason in why. */
+static int health_judge(const struct front *f, const struct link_state *s, char *why, size_t cap)
 {
     uint64_t stall_us = (uint64_t)f->settings.health_stall_s * 1000000u;
-    struct link_state s;
 
     why[0] = '\0';
-    link_read_state(&f->link, &s, clock_us());
-    *state = s;
-    if (!s.attached)
+    if (!s->attached)
         return ERR_ENGINE_GONE;
-    if (s.draining)
+    if (s->draining)
         return ERR_DRAINING;
     /* The loop may run while its steps do not end; the three cases have different remedies. */
-    if (s.heartbeat_age_us > stall_us)
+    if (s->heartbeat_age_us > stall_us)
         (void)snprintf(why, cap, "the engine's loop has not run for %.1f s",
-                       (double)s.heartbeat_age_us * 1e-6);
-    else if (s.progress_age_us > stall_us && s.waking)
+                       (double)s->heartbeat_age_us * 1e-6);
+    else if (s->progress_age_us > stall_us && s->waking)
         (void)snprintf(why, cap, "the engine has been waiting for device memory for %.1f s",
-                       (double)s.progress_age_us * 1e-6);
-    else if (s.progress_age_us > stall_us)
+                       (double)s->progress_age_us * 1e-6);
+    else if (s->progress_age_us > stall_us)
         (void)snprintf(why, cap, "the engine has completed no step for %.1f s",
-                       (double)s.progress_age_us * 1e-6);
+                       (double)s->progress_age_us * 1e-6);
     else
         return ERR_OK;
     (void)snprintf(why + strlen(why), cap - strlen(why), "; %u requests running, %u waiting",
-                   s.n_running, s.n_waiting);
+                   s->n_running, s->n_waiting);
     return ERR_ENGINE_GONE;
 }
 
-/* The answer of a healthy server. */
-static void health_say(struct exchange *x, const struct link_state *s)
+/* Look at all engines. ERR_OK if one is well, with the number of those in *n_well and the state of
+ * all in *state; or the error and the reason of the last that is there. */
+static int health_look(struct front *f, char *why, size_t cap, struct link_state *state,
+                       int *n_well)
 {
-    const char *text = "{}";
+    int rc = ERR_ENGINE_GONE;
+
+    why[0] = '\0';
+    *n_well = 0;
+    engines_read_state(&f->engines, state, clock_us());
+    for (int i = 0; i < f->engines.n; i++) {
+        struct link_state one;
+        char reason[160];
+        int got;
+
+        link_read_state(&f->engines.links[i], &one, clock_us());
+        got = health_judge(f, &one, reason, sizeof reason);
+        *n_well += got == ERR_OK;
+        if (one.attached && got != ERR_OK) {
+            rc = got;
+            (void)snprintf(why, cap, "%s", reason);
+        }
+    }
+    if (*n_well > 0)
+        return ERR_OK;
+    return rc;
+}
+
+/* The answer of a healthy server. */
+static void health_say(const struct front *f, struct exchange *x, const struct link_state *s,
+                       int n_well)
+{
+    char text[64];
 
     if (s->asleep)
-        text = "{\"state\":\"asleep\"}";
+        (void)snprintf(text, sizeof text, "{\"state\":\"asleep\"}");
     else if (s->waking)
-        text = "{\"state\":\"waking\"}";
-
+        (void)snprintf(text, sizeof text, "{\"state\":\"waking\"}");
+    else if (f->engines.n > 1)
+        (void)snprintf(text, sizeof text, "{\"engines\":%d,\"healthy\":%d}", f->engines.n, n_well);
+    else
+        (void)snprintf(text, sizeof text, "{}");
     exchange_reply(x, 200, "application/json", text, strlen(text));
 }
 
@@ -136,7 +165,8 @@ void api_health(struct front *f, struct exchange *x, const struct json *body)
 {
     char why[160];
     struct link_state state;
-    int rc = health_look(f, why, sizeof why, &state);
+    int n_well;
+    int rc = health_look(f, why, sizeof why, &state, &n_well);
 
     (void)body;
     if (rc != ERR_OK)
@@ -145,7 +175,7 @@ void api_health(struct front *f, struct exchange *x, const struct json *body)
              !state.waking) /* a health check must not wake the engine */
         health_probe(f, x);
     else
-        health_say(x, &state);
+        health_say(f, x, &state, n_well);
 }
 
 /* The probe's token has come. */
@@ -165,11 +195,12 @@ void health_failed(struct front *f, struct exchange *x, int err)
 {
     struct link_state state;
     char why[160];
+    int n_well;
 
     must(x->probe);
     /* No slot was free, so the server is full but alive: the shallow check decides. */
-    if (err == ERR_OVERLOADED && health_look(f, why, sizeof why, &state) == ERR_OK) {
-        health_say(x, &state);
+    if (err == ERR_OVERLOADED && health_look(f, why, sizeof why, &state, &n_well) == ERR_OK) {
+        health_say(f, x, &state, n_well);
         return;
     }
     atomic_store(&f->probe_failed, true);

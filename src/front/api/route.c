@@ -182,7 +182,7 @@ static bool route_turns_away(struct front *f, struct exchange *x)
     int again_s;
 
     policy_tenant(fcgi_param(x->fcgi, "QUIRE_TENANT"), tenant);
-    again_s = link_turns_away(&f->link, tenant);
+    again_s = engines_turns_away(&f->engines, tenant);
     if (again_s == 0)
         return false;
     fcgi_skip_body(x->fcgi);
@@ -237,6 +237,27 @@ void route_describe(struct buf *b)
     buf_add_byte(b, '}');
 }
 
+/* Of several engines: what each has of the prompts, before the streamer chooses one. The choices of
+ * a prompt share the answer. Without memory nothing is known. */
+static void route_look(struct front *f, struct exchange *x)
+{
+    if (f->engines.n == 1 || x->complete || x->asks || x->probe)
+        return;
+    for (int i = 0; i < x->n_gens; i++) {
+        struct gen *g = &x->gens[i];
+        uint32_t *held;
+
+        if (i % x->n != 0) {
+            g->held = x->gens[i - 1].held;
+            continue;
+        }
+        held = arena_alloc(&x->arena, sizeof *held * (size_t)f->engines.n);
+        if (held != NULL)
+            engines_look(&f->engines, g->tokens.ids, g->n_prompt, g->request.salt, held);
+        g->held = held;
+    }
+}
+
 /* The first route that fits path and method answers. If only the path fits, the error is 405 and
  * not 404. */
 void route_exchange(struct front *f, struct exchange *x)
@@ -279,6 +300,7 @@ void route_exchange(struct front *f, struct exchange *x)
             fcgi_skip_body(x->fcgi); /* otherwise nginx, while it still writes, would answer 502 */
         }
         route->answer(f, x, body);
+        route_look(f, x);
         /* An endpoint that failed after making generations has answered already. */
         if (x->complete) {
             for (int g = 0; g < x->n_gens; g++)

@@ -19,15 +19,17 @@
 #include "base/mem.h"
 #include "base/must.h"
 
-#define LINK_RETRY_US   50000 /* a restarted engine is found within this time */
-#define LINK_TIMEOUT_MS 2000  /* maximum wait for the welcome */
-#define LINK_DOUBT      2     /* with so many waiting requests of a tenant the engine decides */
+#define LINK_RETRY_US   50000                /* a restarted engine is found within this time */
+#define LINK_TIMEOUT_MS 2000                 /* maximum wait for the welcome */
+#define LINK_PAUSE_US   (20 * LINK_RETRY_US) /* after an engine that cannot be used */
+#define LINK_DOUBT      2 /* with so many waiting requests of a tenant the engine decides */
 
 /* No engine is searched yet; link_try() does that. */
 int link_init(struct link *l, const char *path)
 {
     must(path != NULL);
-    *l = (struct link){.path = path, .control_fd = -1};
+    *l = (struct link){
+        .path = path, .control_fd = -1, .calling_fd = -1, .patience_ms = LINK_TIMEOUT_MS};
     l->lane.wake_fd = -1;
     if (pthread_mutex_init(&l->lock, NULL) == 0)
         return ERR_OK;
@@ -54,31 +56,29 @@ static int link_slots(struct link *l)
     return ERR_OK;
 }
 
-/* Map the engine's statistics page, read-only. NULL: it cannot be mapped, or is of another
- * build. */
-static const struct wire_stats *link_map_stats(int fd)
+/* Map the engine's page, read-only. NULL: it cannot be mapped, or is of another build. */
+static const struct wire_page *link_map_page(int fd)
 {
-    const struct wire_stats *stats = mmap(NULL, sizeof *stats, PROT_READ, MAP_SHARED, fd, 0);
+    const struct wire_page *page = mmap(NULL, sizeof *page, PROT_READ, MAP_SHARED, fd, 0);
 
-    if (stats == MAP_FAILED)
+    if (page == MAP_FAILED)
         return NULL;
-    if (stats->magic != WIRE_MAGIC || stats->layout != wire_layout()) {
-        (void)munmap((void *)(uintptr_t)stats, sizeof *stats);
+    if (page->stats.magic != WIRE_MAGIC || page->stats.layout != wire_layout()) {
+        (void)munmap((void *)(uintptr_t)page, sizeof *page);
         return NULL;
     }
-    return stats;
+    return page;
 }
 
 /* Make a new connection visible to the readers. The old statistics stay mapped until then, so that
  * /metrics has numbers while the engine restarts. */
-static void link_publish(struct link *l, const struct wire_welcome *w,
-                         const struct wire_stats *stats)
+static void link_show(struct link *l, const struct wire_welcome *w, const struct wire_page *page)
 {
-    const struct wire_stats *old;
+    const struct wire_page *old;
 
     (void)pthread_mutex_lock(&l->lock);
-    old = l->stats;
-    l->stats = stats;
+    old = l->page;
+    l->page = page;
     l->engine = *w;
     l->attached = true;
     (void)pthread_mutex_unlock(&l->lock);
@@ -89,7 +89,7 @@ static void link_publish(struct link *l, const struct wire_welcome *w,
 /* Everything after the welcome. On an error the caller calls link_close(). */
 static int link_open(struct link *l, const struct wire_welcome *w, const int *fds)
 {
-    const struct wire_stats *stats;
+    const struct wire_page *page;
     int rc = lane_attach(&l->lane, fds[ATTACH_LANE], w->lane_bytes);
 
     must(l->control_fd != -1);
@@ -99,10 +99,10 @@ static int link_open(struct link *l, const struct wire_welcome *w, const int *fd
     rc = link_slots(l);
     if (rc != ERR_OK)
         return rc;
-    stats = link_map_stats(fds[ATTACH_STATS]);
-    if (stats == NULL)
+    page = link_map_page(fds[ATTACH_STATS]);
+    if (page == NULL)
         return ERR_VERSION;
-    link_publish(l, w, stats);
+    link_show(l, w, page);
     return ERR_OK;
 }
 
@@ -127,6 +127,46 @@ static void link_close(struct link *l)
     l->control_fd = -1;
 }
 
+/* No engine was attached, for this reason. Reasons are logged once; the longer pause also spares
+ * the engine's log. ERR_ENGINE_GONE is not logged: the engine may simply not have started yet. */
+static void link_failed(struct link *l, int rc, uint64_t now_us)
+{
+    if (rc == ERR_LIMIT && l->open_error != rc)
+        log_error("front: no file descriptor is left for the engine's lane; raise LimitNOFILE");
+    if (rc == ERR_LIMIT)
+        l->open_error = rc;
+    if (rc == ERR_VERSION && l->foreign_us == 0)
+        l->foreign_us = now_us;
+    if (rc != ERR_ENGINE_GONE)
+        l->retry_us = now_us + LINK_PAUSE_US;
+}
+
+/* Call an engine, or look for the answer to an earlier call. ERR_AGAIN while it may still come.
+ * Otherwise the call is over, and on ERR_OK the control_fd is set. */
+static int link_call(struct link *l, uint64_t now_us, struct wire_welcome *w, int *fds)
+{
+    int rc;
+
+    if (l->calling_fd == -1) {
+        rc = attach_call(l->path, l->chooses ? WIRE_FRONT_CHOOSES : WIRE_FRONT, &l->calling_fd);
+        l->called_us = now_us;
+        if (rc != ERR_OK)
+            return rc;
+    }
+    rc = attach_answer(l->calling_fd, l->patience_ms, w, fds);
+    if (rc == ERR_AGAIN && l->patience_ms < LINK_TIMEOUT_MS &&
+        now_us - l->called_us < LINK_TIMEOUT_MS * 1000u)
+        return rc;
+    if (rc == ERR_OK)
+        l->control_fd = l->calling_fd;
+    else
+        (void)close(l->calling_fd);
+    l->calling_fd = -1;
+    if (rc == ERR_AGAIN)
+        return ERR_ENGINE_GONE;
+    return rc;
+}
+
 /* Try to attach, at most once per LINK_RETRY_US. True: a connection now exists. */
 bool link_try(struct link *l, uint64_t now_us)
 {
@@ -134,22 +174,13 @@ bool link_try(struct link *l, uint64_t now_us)
     int fds[ATTACH_FDS];
     int rc;
 
-    if (l->control_fd != -1 || now_us < l->retry_us)
+    if (l->control_fd != -1 || (l->calling_fd == -1 && now_us < l->retry_us))
         return false;
     l->retry_us = now_us + LINK_RETRY_US;
-    rc = attach_connect(l->path, LINK_TIMEOUT_MS, &l->control_fd, &welcome, fds);
+    rc = link_call(l, now_us, &welcome, fds);
     if (rc != ERR_OK) {
-        l->control_fd = -1;
-        /* ERR_ENGINE_GONE is not logged: the engine may simply not have started yet. */
-        if (rc == ERR_LIMIT && l->open_error != rc)
-            log_error("front: no file descriptor is left for the engine's lane; raise "
-                      "LimitNOFILE");
-        if (rc == ERR_LIMIT)
-            l->open_error = rc; /* logged once */
-        if (rc == ERR_VERSION && l->foreign_us == 0)
-            l->foreign_us = now_us;
-        if (rc != ERR_ENGINE_GONE)
-            l->retry_us = now_us + 20 * LINK_RETRY_US; /* logged less often */
+        if (rc != ERR_AGAIN)
+            link_failed(l, rc, now_us);
         return false;
     }
     rc = link_open(l, &welcome, fds);
@@ -159,14 +190,26 @@ bool link_try(struct link *l, uint64_t now_us)
         if (rc != l->open_error)
             log_error("front: the engine's lane is unusable: %s", err_sentence(rc));
         l->open_error = rc; /* logged once; the longer pause also spares the engine's log */
-        l->retry_us = now_us + 20 * LINK_RETRY_US;
+        l->retry_us = now_us + LINK_PAUSE_US;
         link_close(l);
         return false;
     }
     l->open_error = ERR_OK;
     l->foreign_us = 0;
-    log_info("front: attached to the engine, %u slots", l->lane.n_slots);
+    l->drains = false;
+    l->unpublished = false;
+    log_info("front: attached to the engine at %s, %u slots", l->path, l->lane.n_slots);
     return true;
+}
+
+void link_refuse_engine(struct link *l, uint64_t now_us)
+{
+    must(l->control_fd != -1);
+    (void)pthread_mutex_lock(&l->lock);
+    l->attached = false;
+    link_close(l);
+    (void)pthread_mutex_unlock(&l->lock);
+    l->retry_us = now_us + LINK_PAUSE_US;
 }
 
 /* The streamer found the connection closed, and has ended the requests on it. */
@@ -178,7 +221,7 @@ void link_lost(struct link *l, uint64_t now_us)
     link_close(l);
     (void)pthread_mutex_unlock(&l->lock);
     l->retry_us = now_us;
-    log_warn("front: the connection to the engine is lost");
+    log_warn("front: the connection to the engine is lost: %s", l->path);
 }
 
 /* The index of a tenant with slots, or a free index. There is one, because there are as many as
@@ -199,40 +242,113 @@ static uint32_t link_tenant_idx(const struct link *l, const char tenant[WIRE_TEN
     return place;
 }
 
-/* When the queue is full: the number of waiting requests of other tenants that the engine would
- * refuse in favour of this tenant's. The counters are one pass old: they lack requests queued since
- * and include some that ended. In doubt, when the tenant itself has LINK_DOUBT or more waiting and
- * another has as many, the answer is UINT32_MAX: let it pass, and the engine decides. Only the
- * streamer maps the page, so it needs no lock here. */
-static uint32_t link_may_push(const struct link *l, const char tenant[WIRE_TENANT_BYTES])
-{
-    uint32_t n = atomic_load_explicit(&l->stats->n_tenants, memory_order_relaxed);
+/* The engine's queue as the front sees it: waiting requests per tenant, from the statistics page.
+ * The page belongs to another process: no number of it is trusted as an index. */
+struct link_queue {
+    const char *names[WIRE_TENANTS];
     uint32_t waiting[WIRE_TENANTS];
-    uint32_t own = 0, most = 0, n_pushed = 0;
+    uint32_t n;
+};
 
-    /* The page belongs to another process: never trust an index from it. */
-    if (n > WIRE_TENANTS)
-        n = WIRE_TENANTS;
-    for (uint32_t i = 0; i < n; i++) {
-        const struct wire_tenant *tenant_row = &l->stats->tenants[i];
+/* The counters are one pass old: they lack requests queued since and include some that ended. Only
+ * the streamer maps the page, so it needs no lock here. */
+static void link_read_queue(const struct link *l, struct link_queue *q)
+{
+    uint32_t n = atomic_load_explicit(&l->page->stats.n_tenants, memory_order_relaxed);
 
-        waiting[i] = atomic_load_explicit(&tenant_row->n_waiting, memory_order_relaxed);
-        if (memcmp(tenant_row->name, tenant, WIRE_TENANT_BYTES) == 0) {
-            own = waiting[i];
-            waiting[i] = 0;
-        }
+    q->n = n < WIRE_TENANTS ? n : WIRE_TENANTS;
+    for (uint32_t i = 0; i < q->n; i++) {
+        const struct wire_tenant *tenant_row = &l->page->stats.tenants[i];
+
+        q->names[i] = tenant_row->name;
+        q->waiting[i] = atomic_load_explicit(&tenant_row->n_waiting, memory_order_relaxed);
     }
-    for (uint32_t i = 0; i < n; i++) {
-        if (waiting[i] > most)
-            most = waiting[i];
-        /* The engine balances: a tenant may displace requests of one that has more waiting than it,
-         * until both are equal. */
-        if (waiting[i] > own + 1)
-            n_pushed += waiting[i] - own - 1;
+}
+
+/* The row of a tenant. A new one gets a row; without a free one it shares the first, as in the
+ * engine. */
+static uint32_t link_row(struct link_queue *q, const char tenant[WIRE_TENANT_BYTES])
+{
+    for (uint32_t i = 0; i < q->n; i++) {
+        if (memcmp(q->names[i], tenant, WIRE_TENANT_BYTES) == 0)
+            return i;
     }
-    if (own >= LINK_DOUBT && most >= own)
-        return UINT32_MAX;
-    return n_pushed;
+    if (q->n == WIRE_TENANTS)
+        return 0;
+    q->names[q->n] = tenant;
+    q->waiting[q->n] = 0;
+    return q->n++;
+}
+
+/* The other row with most requests, or `own`. */
+static uint32_t link_most(const struct link_queue *q, uint32_t own)
+{
+    uint32_t most = own;
+
+    for (uint32_t i = 0; i < q->n; i++) {
+        if (i != own && (most == own || q->waiting[i] > q->waiting[most]))
+            most = i;
+    }
+    return most;
+}
+
+/* In a full queue the engine balances: a tenant may push out a request of the one that has most, as
+ * long as that does not end with less than it. Play it for one request; false: it is refused. */
+static bool link_push(struct link_queue *q, uint32_t own)
+{
+    uint32_t most = link_most(q, own);
+
+    if (most == own || q->waiting[most] <= q->waiting[own] + 1)
+        return false;
+    q->waiting[most]--;
+    q->waiting[own]++;
+    return true;
+}
+
+/* In doubt, when the tenant itself has LINK_DOUBT or more waiting and another has as many, the
+ * engine decides, because the counters are old. */
+static bool link_in_doubt(const struct link_queue *q, uint32_t own)
+{
+    uint32_t most = link_most(q, own);
+
+    return q->waiting[own] >= LINK_DOUBT && most != own && q->waiting[most] >= q->waiting[own];
+}
+
+/* Would a tenant's request push another out of a full queue? */
+static bool link_may_push(const struct link *l, const char tenant[WIRE_TENANT_BYTES])
+{
+    struct link_queue queue;
+    uint32_t own;
+
+    link_read_queue(l, &queue);
+    own = link_row(&queue, tenant);
+    return link_in_doubt(&queue, own) || link_push(&queue, own);
+}
+
+/* Will the engine's queue have a place for a tenant's request after the n_queued ones in the lane,
+ * of which `room` find free places? Those are of known tenants: one that has most of the queue is
+ * refused there and takes nothing from the others. *pushes: whether it might push another out, also
+ * where there is a place. */
+static bool link_fits(const struct link *l, const char tenant[WIRE_TENANT_BYTES], uint32_t n_queued,
+                      uint32_t room, bool *pushes)
+{
+    struct link_queue queue;
+    uint32_t own;
+
+    link_read_queue(l, &queue);
+    own = link_row(&queue, tenant);
+    *pushes = link_in_doubt(&queue, own);
+    for (uint32_t i = 0; i < n_queued; i++) {
+        uint32_t slot = lane_queued(&l->lane, i);
+        uint32_t row = link_row(&queue, l->tenants[l->tenant_idx[slot]].name);
+
+        if (i < room)
+            queue.waiting[row]++;
+        else
+            (void)link_push(&queue, row);
+    }
+    *pushes = *pushes || link_push(&queue, own);
+    return n_queued < room || *pushes;
 }
 
 /* May a tenant that holds `held` slots have another? It may hold at most LINK_SHARE_FACTOR times
@@ -254,6 +370,7 @@ enum wire_refusal link_refuses(struct link *l, const struct wire_request *r)
     uint32_t n_queued; /* our requests that the engine has not counted yet */
     uint32_t room;
     uint64_t n_tokens;
+    bool pushes, has_tokens;
 
     must(shared != NULL);
     if (l->n_free == 0)
@@ -266,13 +383,15 @@ enum wire_refusal link_refuses(struct link *l, const struct wire_request *r)
     lane_backlog(&l->lane, &n_queued, &n_tokens);
     n_tokens += r->n_tokens;
     room = atomic_load_explicit(&shared->room_reqs, memory_order_relaxed);
-    if (n_queued >= room)
-        return n_queued - room < link_may_push(l, r->tenant) ? WIRE_NOT_REFUSED
-                                                             : WIRE_REFUSED_REQUESTS;
     /* An empty queue always takes one request, even one with more tokens than the room. */
-    if (n_queued + atomic_load_explicit(&shared->n_waiting, memory_order_relaxed) > 0 &&
-        n_tokens > atomic_load_explicit(&shared->room_tokens, memory_order_relaxed))
-        return link_may_push(l, r->tenant) > 0 ? WIRE_NOT_REFUSED : WIRE_REFUSED_TOKENS;
+    has_tokens = n_queued + atomic_load_explicit(&shared->n_waiting, memory_order_relaxed) == 0 ||
+                 n_tokens <= atomic_load_explicit(&shared->room_tokens, memory_order_relaxed);
+    if (n_queued < room && has_tokens)
+        return WIRE_NOT_REFUSED;
+    if (!link_fits(l, r->tenant, n_queued, room, &pushes))
+        return WIRE_REFUSED_REQUESTS;
+    if (n_queued < room && !has_tokens && !pushes)
+        return WIRE_REFUSED_TOKENS;
     return WIRE_NOT_REFUSED;
 }
 
@@ -284,24 +403,54 @@ void link_count_refused(struct link *l, enum wire_refusal why)
     atomic_fetch_add_explicit(&l->lane.shared->refused[why], 1, memory_order_relaxed);
 }
 
+/* As link_is_full(), under the lock. */
+static int link_full_s(const struct link *l, const char tenant[WIRE_TENANT_BYTES])
+{
+    int again_s;
+
+    if (!l->attached)
+        return -1;
+    if (atomic_load_explicit(&l->lane.shared->room_reqs, memory_order_relaxed) > 0 ||
+        link_may_push(l, tenant))
+        return 0;
+    again_s = (int)atomic_load_explicit(&l->lane.shared->retry_after_s, memory_order_relaxed);
+    if (again_s < 1)
+        return 1;
+    return again_s;
+}
+
+int link_is_full(struct link *l, const char tenant[WIRE_TENANT_BYTES])
+{
+    int again_s;
+
+    (void)pthread_mutex_lock(&l->lock);
+    again_s = link_full_s(l, tenant);
+    (void)pthread_mutex_unlock(&l->lock);
+    return again_s;
+}
+
 /* For a reader, before it parses a request: when the queue is full the request will be refused
  * anyway, so parsing it would only make the overload worse. Returns the seconds for Retry-After; 0:
  * go on. */
 int link_turns_away(struct link *l, const char tenant[WIRE_TENANT_BYTES])
 {
-    int again_s = 0;
+    int again_s;
 
     (void)pthread_mutex_lock(&l->lock);
-    if (l->attached &&
-        atomic_load_explicit(&l->lane.shared->room_reqs, memory_order_relaxed) == 0 &&
-        link_may_push(l, tenant) == 0) {
+    again_s = link_full_s(l, tenant);
+    if (again_s > 0)
         link_count_refused(l, WIRE_REFUSED_REQUESTS);
-        again_s = (int)atomic_load_explicit(&l->lane.shared->retry_after_s, memory_order_relaxed);
-        if (again_s < 1)
-            again_s = 1;
-    }
     (void)pthread_mutex_unlock(&l->lock);
+    if (again_s < 0)
+        return 0;
     return again_s;
+}
+
+void link_publish(struct link *l)
+{
+    if (l->unpublished)
+        lane_publish(&l->lane);
+    l->unpublished = false;
 }
 
 /* Take a free slot for a request of a tenant; -1: there is none. */
@@ -379,15 +528,27 @@ void link_read_state(struct link *l, struct link_state *out, uint64_t now_us)
     (void)pthread_mutex_unlock(&l->lock);
 }
 
+/* A front's names are those that the engine gives to its pages. */
+int link_n_held(struct link *l, const struct hash *names, int n)
+{
+    int n_held = 0;
+
+    (void)pthread_mutex_lock(&l->lock);
+    while (l->attached && n_held < n && wire_held_has(&l->page->held, names[n_held].bytes))
+        n_held++;
+    (void)pthread_mutex_unlock(&l->lock);
+    return n_held;
+}
+
 /* Copy the statistics page, also that of an engine which has ended. False: there never was one. */
 bool link_copy_stats(struct link *l, struct wire_stats *out)
 {
     bool have;
 
     (void)pthread_mutex_lock(&l->lock);
-    have = l->stats != NULL;
+    have = l->page != NULL;
     if (have)
-        memcpy(out, l->stats, sizeof *out);
+        memcpy(out, &l->page->stats, sizeof *out);
     (void)pthread_mutex_unlock(&l->lock);
     return have;
 }

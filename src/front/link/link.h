@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The link to the engine: attaching, reattaching, slots, statistics.
+ * The link to one engine: attaching, reattaching, slots, statistics. A front has one per engine
+ * (engines.h).
  *
- * Thread: the streamer; link_turns_away(), link_read_state() and link_copy_stats() may be called
- * from any thread. */
+ * Thread: the streamer; link_is_full(), link_turns_away(), link_read_state(), link_n_held() and
+ * link_copy_stats() may be called from any thread. */
 #ifndef QUIRE_FRONT_LINK_LINK_H
 #define QUIRE_FRONT_LINK_LINK_H
 
@@ -12,6 +13,7 @@
 #include <stdint.h>
 
 #include "base/err.h"
+#include "base/hash.h"
 #include "front/link/upload.h"
 #include "ipc/attach.h"
 #include "ipc/lane.h"
@@ -27,6 +29,10 @@ struct link_tenant {
 struct link {
     const char *path; /* the engine's control socket */
     int control_fd;   /* -1 while no engine is attached */
+    int calling_fd;   /* the connection whose welcome has not come; -1: none */
+    int patience_ms;  /* time that link_try() may wait for a welcome */
+    bool chooses;     /* the front has several engines: this one is to publish what it holds */
+    uint64_t called_us;
     struct lane lane;
     struct wire_welcome engine; /* of the last engine; n_vocab == 0: there was none yet */
     struct gen **by_slot;       /* [n_slots]; NULL: free, or its records are dropped */
@@ -40,9 +46,11 @@ struct link {
     uint64_t retry_us;    /* clock_us() of the next attempt to attach */
     int open_error;       /* the error of the last lane, if it was unusable */
     uint64_t foreign_us;  /* clock_us() since when the engine is of another build; 0: it is not */
+    bool drains;          /* the engine has refused a request because it drains */
+    bool unpublished;     /* the lane has requests that the engine cannot see yet */
 
     pthread_mutex_t lock; /* guards the members below against readers of /health and /metrics */
-    const struct wire_stats *stats;
+    const struct wire_page *page; /* of the last engine; NULL: there was none yet */
     bool attached;
 };
 
@@ -60,8 +68,12 @@ struct link_state {
 
 int link_init(struct link *l, const char *path) ERR_CHECKED;
 
-/* Try to attach, if it is time to. True when this call attached an engine. */
+/* Try to attach, if it is time to. True when this call attached an engine. Waits for a welcome at
+ * most patience_ms, and looks for it again in the next call. */
 bool link_try(struct link *l, uint64_t now_us);
+
+/* Give an engine back that was just attached and cannot be used; it is tried again later. */
+void link_refuse_engine(struct link *l, uint64_t now_us);
 
 /* The engine has closed the control socket: release the lane. The caller has emptied by_slot. */
 void link_lost(struct link *l, uint64_t now_us);
@@ -72,9 +84,16 @@ enum wire_refusal link_refuses(struct link *l, const struct wire_request *r);
 /* Add one to the front's counter of this reason. */
 void link_count_refused(struct link *l, enum wire_refusal why);
 
+/* Would every request of this tenant be refused now? The seconds for Retry-After; 0: not every; -1:
+ * no engine is attached. Any thread. */
+int link_is_full(struct link *l, const char tenant[WIRE_TENANT_BYTES]);
+
 /* Would every request of this tenant be refused now? Then count one and return the seconds for
  * Retry-After; otherwise 0. Any thread; called before a body is read. */
 int link_turns_away(struct link *l, const char tenant[WIRE_TENANT_BYTES]);
+
+/* Let the engine take the requests that were written to the lane since the last call. */
+void link_publish(struct link *l);
 
 /* Take a free slot for a request of this tenant; -1: none. */
 int64_t link_claim(struct link *l, const char tenant[WIRE_TENANT_BYTES]);
@@ -84,6 +103,10 @@ void link_release(struct link *l, uint32_t slot);
 void link_end(struct link *l, uint32_t slot, const struct wire_out *o);
 
 void link_read_state(struct link *l, struct link_state *out, uint64_t now_us);
+
+/* How many of names [n] follow each other, from the first on, in the engine's cache. 0 when none is
+ * attached. */
+int link_n_held(struct link *l, const struct hash *names, int n);
 
 /* Copy the statistics page; false when there has been no engine. */
 bool link_copy_stats(struct link *l, struct wire_stats *out);

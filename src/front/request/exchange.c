@@ -43,6 +43,7 @@ void exchange_free(struct exchange *x)
         buf_fini(&g->text);
         buf_fini(&g->told);
         buf_fini(&g->row);
+        buf_fini(&g->facts);
         buf_fini(&g->prompt_told);
         if (g->speech != NULL) {
             reply_fini(&g->speech->reply);
@@ -61,7 +62,6 @@ void exchange_free(struct exchange *x)
     if (x->keeping != NULL)
         kept_leave(x->keeping->job);
     compiled_unref(x->compiled);
-    buf_fini(&x->facts);
     buf_fini(&x->out);
     fcgi_close(x->fcgi);
     arena_reset(&x->arena);

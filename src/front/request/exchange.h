@@ -85,6 +85,8 @@ struct brought {
     const struct json *kv_transfer; /* kv_transfer_params as received, or NULL */
 };
 
+struct link;
+
 /* One continuation of one prompt. The front holds the prompt and all output tokens so far, so that
  * the generation can go on with another engine when one dies. */
 struct gen {
@@ -93,9 +95,14 @@ struct gen {
     struct wire_request request; /* the part that the fields set; the rest is added at submission */
     struct token_list tokens;    /* prompt, then output */
     uint32_t n_prompt;
-    uint32_t n_cached; /* prompt tokens found in the prefix cache */
-    int64_t slot;      /* in the lane, or -1 */
-    int n_submits;     /* engines that it was submitted to */
+    uint32_t n_cached;    /* prompt tokens found in the prefix cache */
+    struct link *link;    /* to the engine that it was submitted to last; NULL: none yet */
+    int64_t slot;         /* in that engine's lane, or -1 */
+    int only;             /* 1 + the index of the one engine that it is for; 0: any */
+    int n_submits;        /* engines that it was submitted to */
+    int n_lost;           /* of these, engines that died meanwhile */
+    const uint32_t *held; /* [engines], prompt tokens that each had in its cache when the request
+                           * was read; in the arena; NULL: not known */
     bool admitted;
     bool ended; /* the last token ends the text; WIRE_FINISHED may still be missing */
     enum gen_finish finish;
@@ -111,6 +118,7 @@ struct gen {
     uint32_t n_said;              /* output tokens whose ids were sent (return_token_ids) */
     struct buf told, prompt_told; /* log probabilities (logprobs.h) of output and prompt */
     struct buf row;               /* floats received of a token's whole row */
+    struct buf facts;             /* of an operator's request: struct wire_out each */
     size_t told_whole;            /* bytes of told whose tokens have arrived */
     size_t told_written;          /* bytes of told that are in the answer */
     uint32_t told_chars;          /* characters of those tokens */
@@ -171,8 +179,7 @@ struct exchange {
     char request_id[72];       /* the client's or ours; only letters, digits, '-', '.', '_' */
     char id[88];               /* "chatcmpl-..." */
     int64_t created;           /* unix seconds */
-    bool asks;                 /* an operator's request about the cache: the answer is facts */
-    struct buf facts;          /* struct wire_out each */
+    bool asks;                 /* an operator's request: the answer is made of facts */
     bool probe;                /* /health?deep=1: the answer reports whether a token came */
     const char *model;         /* the served name; lives as long as the process */
     const char *role;          /* of a chat's answer; lives as long as the process */

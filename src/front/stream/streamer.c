@@ -80,11 +80,9 @@ void streamer_fail(struct streamer *s, struct exchange *x, int err, const char *
         streamer_let_go(s, &x->gens[i], WIRE_CLIENT_GONE);
     /* A client may try again: in the time that the engine estimates, or in a second. */
     if (err_http_status(err) == 429 || err_http_status(err) == 503) {
-        struct link *link = &s->f->link;
-
         retry_after_s = x->retry_after_s;
-        if (retry_after_s == 0 && link->control_fd != -1)
-            retry_after_s = (int)atomic_load(&link->lane.shared->retry_after_s);
+        if (retry_after_s == 0)
+            retry_after_s = engines_retry_after(&s->f->engines);
         if (retry_after_s < 1)
             retry_after_s = 1;
     }
@@ -240,14 +238,13 @@ static bool streamer_late(const struct streamer *s, const struct exchange *x)
            s->now_us > x->gens[0].request.deadline_us + STREAMER_TICK_MS * 1000u;
 }
 
-/* Has a generation of x been without an engine for too long? While the engine is draining, it may
- * take its time with the requests it has; the wait begins when it is gone. */
+/* Has a generation of x been without an engine for too long? While the last engine is draining, it
+ * may take its time with the requests it has; the wait begins when it is gone. */
 static bool streamer_waited(const struct streamer *s, const struct exchange *x)
 {
     uint64_t wait_us = (uint64_t)s->f->settings.engine_wait_ms * 1000u;
-    const struct link *link = &s->f->link;
 
-    if (link->control_fd != -1 && atomic_load(&link->lane.shared->engine_state) == WIRE_DRAINING)
+    if (engines_drain(&s->f->engines))
         return false;
 
     for (int i = 0; i < x->n_gens; i++) {
@@ -368,9 +365,9 @@ static void streamer_client(struct streamer *s, struct exchange *x, uint32_t eve
     }
     streamer_flush(s, x);
     for (int i = 0; i < x->n_gens && !x->dead; i++) {
+        /* Records that were left unread while it was full. */
         if (x->gens[i].slot >= 0)
-            streamer_slot(s, (uint32_t)x->gens[i].slot); /* records that were left unread while it
-                                                          * was full */
+            streamer_slot(s, x->gens[i].link, (uint32_t)x->gens[i].slot);
     }
 }
 
@@ -386,13 +383,16 @@ static void streamer_events(struct streamer *s, int timeout_ms)
     s->now_us = clock_us();
     for (int i = 0; i < n; i++) {
         void *p = ev[i].data.ptr;
+        struct link *link = engines_at(&f->engines, p);
 
         /* The data of a descriptor's event is the address of its variable; all others are
          * exchanges. */
-        if (p == &f->link.control_fd) {
+        if (link != NULL && p == &link->calling_fd) {
+            continue; /* its welcome: streamer_engine() attaches */
+        } else if (link != NULL) {
             if ((ev[i].events & (EPOLLRDHUP | EPOLLHUP)) != 0 ||
-                lane_take_wakes(f->link.control_fd) != ERR_OK)
-                streamer_engine_lost(s);
+                lane_take_wakes(link->control_fd) != ERR_OK)
+                streamer_engine_lost(s, link);
         } else if (p == &f->signal_fd) {
             streamer_drain_fd(f->signal_fd);
             streamer_drain(s);
@@ -410,21 +410,39 @@ static void streamer_events(struct streamer *s, int timeout_ms)
         streamer_spell(s);
 }
 
-/* The order matters: after streamer_may_sleep() a reader wakes us, after lane_front_sleep() the
+/* The order matters: after streamer_may_sleep() a reader wakes us, after lane_front_sleep() an
  * engine does; only then may epoll_wait() block. */
 static int streamer_timeout_ms(struct streamer *s)
 {
-    struct link *link = &s->f->link;
+    int timeout_ms = s->n_open > 0 ? STREAMER_TICK_MS : 2 * STREAMER_TICK_MS;
 
     if (!streamer_may_sleep(s))
         return 0;
-    if (link->control_fd == -1)
-        return STREAMER_DETACHED_MS;
-    if (!lane_front_sleep(&link->lane))
-        return 0;
-    if (s->n_open > 0)
-        return STREAMER_TICK_MS;
-    return 2 * STREAMER_TICK_MS;
+    for (int i = 0; i < s->f->engines.n; i++) {
+        struct link *link = &s->f->engines.links[i];
+
+        if (link->control_fd == -1)
+            timeout_ms = timeout_ms > STREAMER_DETACHED_MS ? STREAMER_DETACHED_MS : timeout_ms;
+        else if (!lane_front_sleep(&link->lane))
+            timeout_ms = 0;
+    }
+    return timeout_ms;
+}
+
+/* Read the lanes of all engines. */
+static void streamer_lanes(struct streamer *s)
+{
+    for (int i = 0; i < s->f->engines.n; i++)
+        streamer_lane(s, &s->f->engines.links[i]);
+}
+
+/* The engines need not wake us for records that are read in this pass. */
+static void streamer_awake(struct streamer *s)
+{
+    for (int i = 0; i < s->f->engines.n; i++) {
+        if (s->f->engines.links[i].control_fd != -1)
+            lane_front_awake(&s->f->engines.links[i].lane);
+    }
 }
 
 /* Free the exchanges that ended in this pass. */
@@ -479,10 +497,9 @@ int streamer_run(struct front *f)
         int timeout_ms = streamer_timeout_ms(&streamer);
 
         streamer_events(&streamer, timeout_ms);
-        if (f->link.control_fd != -1)
-            lane_front_awake(&f->link.lane);
+        streamer_awake(&streamer);
         streamer_engine(&streamer);
-        streamer_lane(&streamer);
+        streamer_lanes(&streamer);
         streamer_flush_all(&streamer);
         streamer_tick(&streamer);
         streamer_bury(&streamer);

@@ -11,16 +11,16 @@
 #include "base/service.h"
 #include "front/stream/streamer_parts.h"
 
-#define STREAMER_YIELD_US    1000000 /* us before an unfinished request is given to another front */
-#define STREAMER_SUBMITS_MAX 3 /* so many engines may die during a request before it is blamed */
+#define STREAMER_YIELD_US 1000000 /* us before an unfinished request is given to another front */
+#define STREAMER_LOST_MAX 3       /* so many engines may die during a request before it is blamed */
 
 /* Is g's output complete although WIRE_FINISHED is missing, because the engine died in between? No
  * other engine could continue it. Fills *o with the missing record. */
-static bool streamer_said_all(const struct streamer *s, const struct gen *g, struct wire_out *o)
+static bool streamer_said_all(const struct gen *g, struct wire_out *o)
 {
     const struct exchange *x = g->exchange;
     size_t n_out = g->tokens.len - g->n_prompt;
-    size_t longest = s->f->link.engine.max_model_len - g->n_prompt;
+    size_t longest = g->link->engine.max_model_len - g->n_prompt;
 
     must(g->tokens.len >= g->n_prompt);
     if (x->max_tokens_given && x->max_tokens < longest)
@@ -33,28 +33,27 @@ static bool streamer_said_all(const struct streamer *s, const struct gen *g, str
     return g->ended || n_out >= longest;
 }
 
-/* The connection to the engine is gone: read the rest of the lane, then let all unfinished
- * generations wait for the next engine. */
-void streamer_engine_lost(struct streamer *s)
+/* The connection to an engine is gone: read the rest of its lane, then let all its unfinished
+ * generations go on with another engine, or wait for one. */
+void streamer_engine_lost(struct streamer *s, struct link *link)
 {
-    struct link *link = &s->f->link;
-
     must(link->control_fd != -1);
     /* The records that the engine wrote before it died are still in the lane. */
-    streamer_lane(s);
+    streamer_lane(s, link);
     for (uint32_t i = 0; i < link->lane.n_slots; i++) {
         struct gen *g = link->by_slot[i];
         struct wire_out end;
 
         if (g == NULL)
             continue;
-        if (streamer_said_all(s, g, &end)) {
+        if (streamer_said_all(g, &end)) {
             streamer_finished(s, g, &end);
             streamer_flush(s, g->exchange);
             continue;
         }
         g->slot = -1;
-        if (g->n_submits >= STREAMER_SUBMITS_MAX) {
+        link->by_slot[i] = NULL; /* the answer may fail, and then lets all its generations go */
+        if (++g->n_lost >= STREAMER_LOST_MAX) {
             /* It was running in each of the engines that died, so it may be the cause. */
             streamer_fail(s, g->exchange, ERR_INTERNAL,
                           "the engine stopped several times during this request", NULL);
@@ -63,9 +62,13 @@ void streamer_engine_lost(struct streamer *s)
             streamer_wait_add(s, g, GEN_WANTS_ENGINE);
         }
     }
+    link_lost(link, s->now_us);
+    if (engines_serve(&s->f->engines)) {
+        streamer_resume(s);
+        return;
+    }
     for (struct gen *g = s->waiting; g != NULL; g = g->next)
         g->wait_us = s->now_us;
-    link_lost(link, s->now_us);
 }
 
 /* Nothing of x was sent: when its connection is closed now, nginx tries another front. */
@@ -74,14 +77,28 @@ static bool streamer_can_hand_back(const struct exchange *x)
     return !x->head_sent && x->out.len == 0 && !x->probe;
 }
 
-/* The engine is of another build and cannot take our requests. If our own program file was
+/* Since when the engines are of another build; 0: none is, or one is attached. */
+static uint64_t streamer_foreign_us(const struct streamer *s)
+{
+    uint64_t since_us = 0;
+
+    for (int i = 0; i < s->f->engines.n; i++) {
+        const struct link *link = &s->f->engines.links[i];
+
+        if (link->control_fd != -1)
+            return 0;
+        if (link->foreign_us != 0 && (since_us == 0 || link->foreign_us < since_us))
+            since_us = link->foreign_us;
+    }
+    return since_us;
+}
+
+/* The engines are of another build and cannot take our requests. If our own program file was
  * replaced, stop, so that systemd starts the new one; nginx passes the requests that have no answer
  * yet to it or to another front. Wait a little before closing them, because the other fronts must
  * also have stopped accepting, or nginx would pass them to one of those. */
-static void streamer_yield(struct streamer *s)
+static void streamer_yield(struct streamer *s, uint64_t since_us)
 {
-    uint64_t since_us = s->f->link.foreign_us;
-
     if (!s->draining) {
         if (!service_was_replaced())
             return; /* wait for an engine of this build */
@@ -106,24 +123,52 @@ static void streamer_yield(struct streamer *s)
     }
 }
 
-/* In each pass: attach if there is an engine, and submit waiting generations. */
-void streamer_engine(struct streamer *s)
+/* Poll a connection to an engine; `data` is the address of the variable that has it. A connection
+ * that was polled for its welcome is in the set already. */
+static int streamer_poll(struct streamer *s, int fd, uint32_t events, const int *data)
 {
-    struct link *link = &s->f->link;
-    struct epoll_event ev = {.events = EPOLLIN | EPOLLRDHUP, .data.ptr = &link->control_fd};
+    struct epoll_event ev = {.events = events, .data.ptr = (void *)(uintptr_t)data};
 
-    if (!link_try(link, s->now_us)) {
-        if (link->control_fd != -1)
-            streamer_submit_rest(s);
-        else if (link->foreign_us != 0)
-            streamer_yield(s);
-        return;
+    if (epoll_ctl(s->epoll_fd, EPOLL_CTL_MOD, fd, &ev) == 0 ||
+        epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, fd, &ev) == 0)
+        return ERR_OK;
+    log_error("front: epoll: %s", strerror(errno));
+    return ERR_IO;
+}
+
+/* Try to attach to engine i; true when it is attached and polled. */
+static bool streamer_attach(struct streamer *s, int i)
+{
+    struct link *link = &s->f->engines.links[i];
+    int calling_fd = link->calling_fd;
+
+    if (!engines_try(&s->f->engines, i, s->now_us)) {
+        /* The welcome ends the wait; without the poll it is found a little later. */
+        if (link->calling_fd != -1 && link->calling_fd != calling_fd)
+            (void)!streamer_poll(s, link->calling_fd, EPOLLIN, &link->calling_fd);
+        return false;
     }
-    if (epoll_ctl(s->epoll_fd, EPOLL_CTL_ADD, link->control_fd, &ev) == -1) {
-        log_error("front: epoll: %s", strerror(errno));
+    if (streamer_poll(s, link->control_fd, EPOLLIN | EPOLLRDHUP, &link->control_fd) != ERR_OK) {
         link_lost(link, s->now_us);
-        return;
+        return false;
     }
     vocabulary_want(&s->f->vocabulary, &link->engine);
-    streamer_resume(s);
+    return true;
+}
+
+/* In each pass: attach to the engines that there are, and submit waiting generations. */
+void streamer_engine(struct streamer *s)
+{
+    bool any = false;
+    uint64_t since_us;
+
+    for (int i = 0; i < s->f->engines.n; i++)
+        any = streamer_attach(s, i) || any;
+    since_us = streamer_foreign_us(s);
+    if (any)
+        streamer_resume(s);
+    else if (since_us != 0)
+        streamer_yield(s, since_us);
+    else
+        streamer_submit_rest(s);
 }

@@ -34,7 +34,7 @@ static void streamer_drain_slot(struct link *l, uint32_t slot)
  * the slot stays in use until its last record has come. */
 void streamer_let_go(struct streamer *s, struct gen *g, enum wire_cancel why)
 {
-    struct link *link = &s->f->link;
+    struct link *link = g->link;
 
     streamer_wait_remove(s, g);
     if (g->slot < 0)
@@ -49,7 +49,7 @@ void streamer_let_go(struct streamer *s, struct gen *g, enum wire_cancel why)
  * search. */
 static void streamer_beam(struct streamer *s, struct gen *g)
 {
-    const struct wire_welcome *welcome = &s->f->link.engine;
+    const struct wire_welcome *welcome = &g->link->engine;
     struct exchange *x = g->exchange;
     struct gen *first = g - g->index % x->n;
     uint32_t n_ends = welcome->n_eos < WIRE_EOS_MAX ? welcome->n_eos : WIRE_EOS_MAX;
@@ -86,10 +86,11 @@ void streamer_finished(struct streamer *s, struct gen *g, const struct wire_out 
         why = costly;
     }
     /* The slot is free from here on. */
-    link_end(&s->f->link, (uint32_t)g->slot, o);
+    link_end(g->link, (uint32_t)g->slot, o);
     g->slot = -1;
     if (o->finish == WIRE_FIN_ERROR && o->value == ERR_DRAINING) {
-        streamer_wait_add(s, g, GEN_WANTS_ENGINE); /* the next engine continues it */
+        g->link->drains = true;
+        streamer_go_on(s, g);
         return;
     }
     if (o->finish != WIRE_FIN_STOP && o->finish != WIRE_FIN_LENGTH) {
@@ -102,7 +103,7 @@ void streamer_finished(struct streamer *s, struct gen *g, const struct wire_out 
         return;
     }
     if (x->asks) {
-        cache_answer(s->f, x);
+        cache_end(s->f, g);
         return;
     }
     if (x->beams != NULL) {
@@ -157,17 +158,16 @@ static void streamer_token(struct streamer *s, struct gen *g, const struct wire_
  * and once the answer has begun its status cannot change. True: the refusal is the answer. */
 static bool streamer_was_refused(struct streamer *s, struct exchange *x)
 {
-    struct link *link = &s->f->link;
     struct wire_out record;
 
     for (int i = 0; i < x->n_gens && !x->head_sent; i++) {
         struct gen *g = &x->gens[i];
 
-        if (g->slot < 0 || !lane_peek(&link->lane, (uint32_t)g->slot, &record) ||
+        if (g->slot < 0 || !lane_peek(&g->link->lane, (uint32_t)g->slot, &record) ||
             record.kind != WIRE_FINISHED || record.finish != WIRE_FIN_ERROR ||
             record.value == ERR_DRAINING)
             continue;
-        (void)lane_record(&link->lane, (uint32_t)g->slot,
+        (void)lane_record(&g->link->lane, (uint32_t)g->slot,
                           &record); /* take the record that was looked at */
         streamer_finished(s, g, &record);
         return true;
@@ -197,8 +197,8 @@ static void streamer_record(struct streamer *s, struct gen *g, const struct wire
     case WIRE_CHOSEN:
     case WIRE_TOP: logprobs_record(g, o); break;
     case WIRE_PROMPT_ROW:
-    case WIRE_ROW: logprobs_row(g, o, s->f->link.engine.n_vocab); break;
-    case WIRE_FACT: cache_fact(x, o); break;
+    case WIRE_ROW: logprobs_row(g, o, g->link->engine.n_vocab); break;
+    case WIRE_FACT: cache_fact(g, o); break;
     }
     x->said_us = s->now_us;
 }
@@ -228,9 +228,8 @@ void streamer_flush_all(struct streamer *s)
 
 /* Read a slot until it is empty, its generation has ended, or its client has too many unsent
  * bytes. */
-void streamer_slot(struct streamer *s, uint32_t slot)
+void streamer_slot(struct streamer *s, struct link *link, uint32_t slot)
 {
-    struct link *link = &s->f->link;
     struct gen *g = link->by_slot[slot];
     struct exchange *x;
     struct wire_out record;
@@ -244,7 +243,8 @@ void streamer_slot(struct streamer *s, uint32_t slot)
     x = g->exchange;
     do { /* at most twice: then nothing is unsent */
         behind = x->out.len - x->out_sent >= STREAMER_BACKLOG;
-        while (!behind && g->slot == (int64_t)slot && lane_record(&link->lane, slot, &record))
+        while (!behind && g->link == link && g->slot == (int64_t)slot &&
+               lane_record(&link->lane, slot, &record))
             streamer_record(s, g, &record);
         if (!x->complete && g->finish == GEN_RUNNING && !logprobs_echo_waits(g))
             answer_text(x, g);
@@ -258,14 +258,10 @@ void streamer_slot(struct streamer *s, uint32_t slot)
     } while (behind && !x->dead && x->out.len == 0);
 }
 
-/* Read all slots that have records. A word has the ready bits of 64 slots. */
-void streamer_lane(struct streamer *s)
+/* Read all slots of an engine that have records. A word has the ready bits of 64 slots. */
+void streamer_lane(struct streamer *s, struct link *link)
 {
-    struct link *link = &s->f->link;
-
-    if (link->control_fd == -1)
-        return;
-    for (uint32_t w = 0; w * 64 < link->lane.n_slots; w++) {
+    for (uint32_t w = 0; link->control_fd != -1 && w * 64 < link->lane.n_slots; w++) {
         uint64_t bits = lane_ready(&link->lane, w);
 
         while (bits != 0) {
@@ -273,7 +269,7 @@ void streamer_lane(struct streamer *s)
 
             bits &= bits - 1;
             if (slot < link->lane.n_slots)
-                streamer_slot(s, slot);
+                streamer_slot(s, link, slot);
         }
     }
 }

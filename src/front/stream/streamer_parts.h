@@ -60,17 +60,21 @@ void streamer_wait_remove(struct streamer *s, struct gen *g);
 void streamer_submit(struct streamer *s, struct exchange *x);
 
 void streamer_spell(struct streamer *s);  /* the vocabulary may be ready */
-void streamer_resume(struct streamer *s); /* an engine is attached: submit the waiting ones */
+void streamer_resume(struct streamer *s); /* an engine is attached, or one of several has gone:
+                                           * submit the waiting ones */
 
-/* Submit the generations that wait for room in the attached engine. */
+/* Submit the generations that wait for room in the attached engines. */
 void streamer_submit_rest(struct streamer *s);
+
+/* g lost its engine, or was not accepted by one that drains: let it wait for another. The next pass
+ * submits it if there is one. */
+void streamer_go_on(struct streamer *s, struct gen *g);
 
 /* --- streamer_lane.c --- */
 
-void streamer_lane(struct streamer *s);                /* read all slots with records */
-void streamer_slot(struct streamer *s, uint32_t slot); /* read one slot */
-void streamer_flush_all(struct streamer *s);           /* write the answers of several choices after
-                                                        * that */
+void streamer_lane(struct streamer *s, struct link *l);                /* all slots with records */
+void streamer_slot(struct streamer *s, struct link *l, uint32_t slot); /* one slot */
+void streamer_flush_all(struct streamer *s); /* write the answers of several choices after that */
 
 /* Process g's last record. */
 void streamer_finished(struct streamer *s, struct gen *g, const struct wire_out *o);
@@ -82,7 +86,7 @@ void streamer_let_go(struct streamer *s, struct gen *g, enum wire_cancel why);
 /* --- streamer_engine.c --- */
 
 void streamer_engine(struct streamer *s); /* attach if it is time to, or yield to another build */
-void streamer_engine_lost(struct streamer *s);
+void streamer_engine_lost(struct streamer *s, struct link *l);
 
 /* True when x is complete except that its response is still being stored. */
 static inline bool streamer_keeps(const struct exchange *x)

@@ -59,17 +59,17 @@ static bool streamer_goes_on_with(const struct gen *g)
 }
 
 /* Count a refusal for the metrics. A generation that goes on is not refused, only delayed. */
-static void streamer_count_refused(struct streamer *s, const struct gen *g, enum wire_refusal why)
+static void streamer_count_refused(const struct gen *g, enum wire_refusal why)
 {
     if (!streamer_goes_on_with(g))
-        link_count_refused(&s->f->link, why);
+        link_count_refused(g->link, why);
 }
 
 /* The checks that need values of the engine's welcome. ERR_OK, or an error with a sentence in
  * why. */
 static int streamer_check(const struct streamer *s, const struct gen *g, struct reason *reason)
 {
-    const struct wire_welcome *welcome = &s->f->link.engine;
+    const struct wire_welcome *welcome = &g->link->engine;
     const struct exchange *x = g->exchange;
     uint64_t longest = welcome->max_model_len;
     uint64_t more = exchange_least_answer(x);
@@ -101,10 +101,11 @@ static int streamer_check(const struct streamer *s, const struct gen *g, struct 
 
 /* Make sure that the engine has the vocabulary and the exchange's automaton before it takes the
  * request. ERR_AGAIN while the vocabulary is being made. */
-static int streamer_upload(struct streamer *s, const struct exchange *x,
-                           const struct wire_request *r, uint32_t *automaton)
+static int streamer_upload(struct streamer *s, const struct gen *g, const struct wire_request *r,
+                           uint32_t *automaton)
 {
-    struct link *link = &s->f->link;
+    const struct exchange *x = g->exchange;
+    struct link *link = g->link;
     int sealed;
     size_t bytes;
     uint32_t idx = 0;
@@ -130,13 +131,12 @@ static int streamer_upload(struct streamer *s, const struct exchange *x,
 }
 
 /* Fill in the members of a generation that are known only now. */
-static void streamer_fill_generate(const struct streamer *s, const struct gen *g,
-                                   uint32_t automaton, struct wire_generate *r)
+static void streamer_fill_generate(const struct gen *g, uint32_t automaton, struct wire_generate *r)
 {
     const struct exchange *x = g->exchange;
+    uint32_t n_vocab = g->link->engine.n_vocab;
 
-    must(g->n_prompt < s->f->link.engine.max_model_len);
-    uint32_t n_vocab = s->f->link.engine.n_vocab;
+    must(g->n_prompt < g->link->engine.max_model_len);
 
     if (r->n_logprobs > WIRE_LOGPROBS_MAX && r->n_logprobs > n_vocab)
         r->n_logprobs = n_vocab;
@@ -146,7 +146,7 @@ static void streamer_fill_generate(const struct streamer *s, const struct gen *g
     r->n_prompt = g->n_prompt;
     r->answer = x->answer;
     r->n_choices = (uint32_t)x->n;
-    r->max_tokens = s->f->link.engine.max_model_len - g->n_prompt; /* above 0: streamer_check() */
+    r->max_tokens = g->link->engine.max_model_len - g->n_prompt; /* above 0: streamer_check() */
     if (x->max_tokens_given && x->max_tokens < r->max_tokens)
         r->max_tokens = x->max_tokens;
     /* A beam asks for one token per step. */
@@ -161,9 +161,9 @@ static void streamer_fill_generate(const struct streamer *s, const struct gen *g
 static int streamer_fill_slot(struct streamer *s, struct gen *g, uint32_t slot,
                               struct wire_request r, const int32_t *extra)
 {
-    struct link *link = &s->f->link;
+    struct link *link = g->link;
     uint32_t automaton;
-    int rc = streamer_upload(s, g->exchange, &r, &automaton);
+    int rc = streamer_upload(s, g, &r, &automaton);
 
     must(slot < link->lane.n_slots);
     if (rc != ERR_OK)
@@ -174,12 +174,13 @@ static int streamer_fill_slot(struct streamer *s, struct gen *g, uint32_t slot,
     r.arrival_us = g->exchange->arrival_us;
     r.n_tokens = (uint32_t)g->tokens.len;
     if (r.task == WIRE_GENERATE)
-        streamer_fill_generate(s, g, automaton, &r.generate);
+        streamer_fill_generate(g, automaton, &r.generate);
     rc = lane_submit(&link->lane, slot, r, g->tokens.ids, extra);
-    if (rc != ERR_OK)
-        streamer_count_refused(s, g, WIRE_REFUSED_SLOTS);
-    if (rc == ERR_OK)
+    if (rc == ERR_OK) {
+        link->unpublished = true;
         return ERR_OK;
+    }
+    streamer_count_refused(g, WIRE_REFUSED_SLOTS);
     return ERR_OVERLOADED;
 }
 
@@ -201,37 +202,79 @@ static int streamer_steer(const struct exchange *x, uint32_t n_vocab, struct wir
     return rc;
 }
 
+/* The engine that g must follow: the only one that it is for; that of an earlier choice of its
+ * prompt, or of its stream, because choices of one answer share their prompt, and none is refused
+ * once another has begun; or that of the step before of its beam. NULL: any; so it is for one that
+ * goes on, because its engine may have no room or drain. */
+static struct link *streamer_follows(struct streamer *s, const struct gen *g)
+{
+    const struct exchange *x = g->exchange;
+    const struct gen *from = x->stream ? x->gens : g - g->index % x->n;
+
+    if (g->only > 0)
+        return &s->f->engines.links[g->only - 1];
+    if (s->f->engines.n == 1)
+        return NULL;
+    if (x->beams != NULL && g->link != NULL && engines_takes(g->link))
+        return g->link;
+    if (streamer_goes_on_with(g))
+        return NULL;
+    for (; from < g; from++) {
+        if (from->slot >= 0 && engines_takes(from->link))
+            return from->link;
+    }
+    return NULL;
+}
+
+/* Choose the engine for g: sets g->link. *refusal: would it refuse the request? ERR_ENGINE_GONE
+ * when none is attached. */
+static int streamer_choose(struct streamer *s, struct gen *g, const struct wire_request *r,
+                           enum wire_refusal *refusal)
+{
+    struct link *link = streamer_follows(s, g);
+
+    *refusal = WIRE_NOT_REFUSED;
+    if (link == NULL)
+        link = engines_choose(&s->f->engines, r, g->held, s->now_us, refusal);
+    else if (link->control_fd != -1)
+        *refusal = link_refuses(link, r);
+    if (link == NULL || link->control_fd == -1)
+        return ERR_ENGINE_GONE;
+    g->link = link;
+    return ERR_OK;
+}
+
 /* Submit g. ERR_OVERLOADED when there is no slot, no room for its prompt or no place for its
- * automaton; ERR_AGAIN when it must wait for the vocabulary. */
+ * automaton; ERR_AGAIN when it must wait for the vocabulary; ERR_ENGINE_GONE. */
 static int streamer_submit_gen(struct streamer *s, struct gen *g, struct reason *reason)
 {
-    struct link *link = &s->f->link;
     struct wire_request request = g->request;
-    int rc = streamer_check(s, g, reason);
     enum wire_refusal refusal;
     int32_t *extra;
     int64_t slot;
+    int rc;
 
     must(g->slot < 0);
-    must(link->control_fd != -1);
-    if (rc != ERR_OK)
-        return rc;
     request.flags = (streamer_goes_on_with(g) ? WIRE_RESUMED : 0) |
                     (g->exchange->probe || g->exchange->asks ? WIRE_PROBE : 0);
     request.n_tokens = (uint32_t)g->tokens.len;
+    rc = streamer_choose(s, g, &request, &refusal);
+    if (rc == ERR_OK)
+        rc = streamer_check(s, g, reason);
+    if (rc != ERR_OK)
+        return rc;
     /* Refuse before a slot is taken and anything is copied. */
-    refusal = link_refuses(link, &request);
     if (refusal != WIRE_NOT_REFUSED) {
-        streamer_count_refused(s, g, refusal);
+        streamer_count_refused(g, refusal);
         reason->param = NULL;
         return ERR_OVERLOADED;
     }
-    rc = streamer_steer(g->exchange, link->engine.n_vocab, &request, &extra, reason);
+    rc = streamer_steer(g->exchange, g->link->engine.n_vocab, &request, &extra, reason);
     if (rc != ERR_OK)
         return rc;
     reason->param = NULL;
     /* A slot without a request is given back below. */
-    slot = link_claim(link, request.tenant);
+    slot = link_claim(g->link, request.tenant);
     if (slot < 0)
         rc = ERR_OVERLOADED;
     else
@@ -239,12 +282,12 @@ static int streamer_submit_gen(struct streamer *s, struct gen *g, struct reason 
     mem_free(extra);
     if (rc != ERR_OK) {
         if (slot >= 0)
-            link_release(link, (uint32_t)slot);
+            link_release(g->link, (uint32_t)slot);
         return rc;
     }
     g->slot = slot;
     g->n_submits++;
-    link->by_slot[slot] = g;
+    g->link->by_slot[slot] = g;
     return ERR_OK;
 }
 
@@ -255,10 +298,6 @@ static void streamer_submit_one(struct streamer *s, struct gen *g)
     struct reason reason = {.text = ""};
     int rc;
 
-    if (s->f->link.control_fd == -1) {
-        streamer_wait_add(s, g, GEN_WANTS_ENGINE);
-        return;
-    }
     rc = streamer_submit_gen(s, g, &reason);
     if (rc == ERR_AGAIN)
         streamer_wait_add(s, g, GEN_WANTS_VOCABULARY);
@@ -270,11 +309,13 @@ static void streamer_submit_one(struct streamer *s, struct gen *g)
         streamer_fail(s, x, rc, reason.text, reason.param);
 }
 
-/* Let the engine take the submitted choices of one answer. */
+/* Let the engines take the submitted choices of one answer. */
 static void streamer_publish(struct streamer *s)
 {
-    if (s->f->link.control_fd != -1)
-        lane_publish(&s->f->link.lane);
+    for (int i = 0; i < s->f->engines.n; i++) {
+        if (s->f->engines.links[i].control_fd != -1)
+            link_publish(&s->f->engines.links[i]);
+    }
 }
 
 /* Submit all choices of an answer that are not waiting, then let the engine take them in one pass,
@@ -318,8 +359,7 @@ void streamer_spell(struct streamer *s)
     int sealed;
     size_t bytes;
 
-    if (s->waiting == NULL || s->f->link.control_fd == -1 ||
-        vocabulary_get(&s->f->vocabulary, &sealed, &bytes) == ERR_AGAIN)
+    if (s->waiting == NULL || vocabulary_get(&s->f->vocabulary, &sealed, &bytes) == ERR_AGAIN)
         return;
     /* Each pass removes one from the list; one that fails removes others of its exchange, too. */
     while ((g = streamer_first(s, GEN_WANTS_VOCABULARY)) != NULL)
@@ -347,10 +387,19 @@ void streamer_submit_rest(struct streamer *s)
     streamer_publish(s);
 }
 
-/* A new engine is attached: all waiting generations may be submitted to it. */
+void streamer_go_on(struct streamer *s, struct gen *g)
+{
+    bool any = g->only == 0 && engines_serve(&s->f->engines);
+
+    streamer_wait_add(s, g, any ? GEN_WANTS_ROOM : GEN_WANTS_ENGINE);
+}
+
+/* All waiting generations may be submitted, but those that are for an engine that is not there. */
 void streamer_resume(struct streamer *s)
 {
     for (struct gen *g = s->waiting; g != NULL; g = g->next) {
+        if (g->only > 0 && s->f->engines.links[g->only - 1].control_fd == -1)
+            continue;
         g->wants = GEN_WANTS_ROOM;
         g->wait_us = s->now_us;
     }

@@ -8,7 +8,7 @@
 
 #include "base/mem.h"
 #include "engine/sched.h"
-#include "kv/prefix.h"
+#include "ipc/prefix.h"
 #include "tests/tap.h"
 #include "tests/unit/engine/contents.h"
 

@@ -15,6 +15,7 @@
 #include "base/mem.h"
 #include "engine/engine.h"
 #include "ipc/attach.h"
+#include "tests/connect.h"
 #include "tests/golden/run.h"
 #include "tests/tap.h"
 

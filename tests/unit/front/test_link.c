@@ -33,7 +33,8 @@ struct world {
     int control_fd;           /* the engine's end */
     struct lane lane;         /* of the engine */
     int stats_fd;
-    struct wire_stats *stats;
+    struct wire_page *page;
+    struct wire_stats *stats; /* in it */
     int32_t tokens[TOKENS];
 };
 
@@ -106,9 +107,10 @@ static void world_init(struct world *w)
     must_ok(mkdtemp(w->dir) == NULL);
     (void)snprintf(w->path, sizeof w->path, "%s/engine", w->dir);
     w->stats_fd = memfd_create("stats", MFD_CLOEXEC);
-    must_ok(ftruncate(w->stats_fd, sizeof *w->stats));
-    w->stats = mmap(NULL, sizeof *w->stats, PROT_READ | PROT_WRITE, MAP_SHARED, w->stats_fd, 0);
-    must_ok(w->stats == MAP_FAILED);
+    must_ok(ftruncate(w->stats_fd, sizeof *w->page));
+    w->page = mmap(NULL, sizeof *w->page, PROT_READ | PROT_WRITE, MAP_SHARED, w->stats_fd, 0);
+    must_ok(w->page == MAP_FAILED);
+    w->stats = &w->page->stats;
     w->stats->magic = WIRE_MAGIC;
     w->stats->layout = wire_layout();
     must_ok(link_init(&w->link, w->path));
@@ -128,9 +130,9 @@ static void world_close(struct world *w)
     if (w->link.control_fd != -1)
         link_lost(&w->link, 0);
     engine_die(w);
-    if (w->link.stats != NULL)
-        (void)munmap((void *)(uintptr_t)w->link.stats, sizeof *w->link.stats);
-    (void)munmap(w->stats, sizeof *w->stats);
+    if (w->link.page != NULL)
+        (void)munmap((void *)(uintptr_t)w->link.page, sizeof *w->link.page);
+    (void)munmap(w->page, sizeof *w->page);
     (void)close(w->stats_fd);
     if (w->listener.fd != -1)
         (void)close(w->listener.fd);
@@ -336,27 +338,42 @@ static const struct bound {
     uint32_t n_tokens;
     int waiting[3]; /* of t0, t1, t2 */
     enum wire_refusal want;
+    int queued_of; /* the tenant of those queued */
 } bounds[] = {
-    {"there is room", 1, 100, 0, 0, 16, {0, 0, 0}, WIRE_NOT_REFUSED},
-    {"the queue is full", 0, 100, 5, 0, 16, {0, 0, 0}, WIRE_REFUSED_REQUESTS},
-    {"what is queued takes the room", 2, 100, 0, 2, 16, {0, 0, 0}, WIRE_REFUSED_REQUESTS},
-    {"one less is queued", 2, 100, 0, 1, 16, {0, 0, 0}, WIRE_NOT_REFUSED},
-    {"too many tokens wait", 9, 100, 1, 0, 101, {0, 0, 0}, WIRE_REFUSED_TOKENS},
-    {"as many tokens as there is room", 9, 100, 1, 0, 100, {0, 0, 0}, WIRE_NOT_REFUSED},
-    {"tokens that are queued count", 9, 100, 0, 2, 69, {0, 0, 0}, WIRE_REFUSED_TOKENS},
-    {"with these there is room", 9, 100, 0, 2, 68, {0, 0, 0}, WIRE_NOT_REFUSED},
-    {"an empty queue takes any prompt", 9, 100, 0, 0, 5000, {0, 0, 0}, WIRE_NOT_REFUSED},
-    {"another has one more than we would", 0, 100, 2, 0, 16, {0, 2, 0}, WIRE_NOT_REFUSED},
-    {"another has as many as we would", 0, 100, 1, 0, 16, {0, 1, 0}, WIRE_REFUSED_REQUESTS},
-    {"we have one, another three", 0, 100, 4, 0, 16, {1, 3, 0}, WIRE_NOT_REFUSED},
-    {"we have one, another two", 0, 100, 3, 0, 16, {1, 2, 0}, WIRE_REFUSED_REQUESTS},
-    {"we have most", 0, 100, 5, 0, 16, {3, 2, 0}, WIRE_REFUSED_REQUESTS},
-    {"in doubt the engine decides", 0, 100, 4, 0, 16, {2, 2, 0}, WIRE_NOT_REFUSED},
-    {"one pushed out is taken by one queued", 0, 100, 2, 1, 16, {0, 2, 0}, WIRE_REFUSED_REQUESTS},
-    {"of two others each gives one", 0, 100, 4, 1, 16, {0, 2, 2}, WIRE_NOT_REFUSED},
-    {"not more", 0, 100, 4, 2, 16, {0, 2, 2}, WIRE_REFUSED_REQUESTS},
-    {"tokens of another give way", 9, 10, 2, 0, 16, {0, 2, 0}, WIRE_NOT_REFUSED},
-    {"not if it has no more than we", 9, 10, 1, 0, 16, {0, 1, 0}, WIRE_REFUSED_TOKENS},
+    {"there is room", 1, 100, 0, 0, 16, {0, 0, 0}, WIRE_NOT_REFUSED, 0},
+    {"the queue is full", 0, 100, 5, 0, 16, {0, 0, 0}, WIRE_REFUSED_REQUESTS, 0},
+    {"what is queued takes the room", 2, 100, 0, 2, 16, {0, 0, 0}, WIRE_REFUSED_REQUESTS, 0},
+    {"one less is queued", 2, 100, 0, 1, 16, {0, 0, 0}, WIRE_NOT_REFUSED, 0},
+    {"too many tokens wait", 9, 100, 1, 0, 101, {0, 0, 0}, WIRE_REFUSED_TOKENS, 0},
+    {"as many tokens as there is room", 9, 100, 1, 0, 100, {0, 0, 0}, WIRE_NOT_REFUSED, 0},
+    {"tokens that are queued count", 9, 100, 0, 2, 69, {0, 0, 0}, WIRE_REFUSED_TOKENS, 0},
+    {"with these there is room", 9, 100, 0, 2, 68, {0, 0, 0}, WIRE_NOT_REFUSED, 0},
+    {"an empty queue takes any prompt", 9, 100, 0, 0, 5000, {0, 0, 0}, WIRE_NOT_REFUSED, 0},
+    {"another has one more than we would", 0, 100, 2, 0, 16, {0, 2, 0}, WIRE_NOT_REFUSED, 0},
+    {"another has as many as we would", 0, 100, 1, 0, 16, {0, 1, 0}, WIRE_REFUSED_REQUESTS, 0},
+    {"we have one, another three", 0, 100, 4, 0, 16, {1, 3, 0}, WIRE_NOT_REFUSED, 0},
+    {"we have one, another two", 0, 100, 3, 0, 16, {1, 2, 0}, WIRE_REFUSED_REQUESTS, 0},
+    {"we have most", 0, 100, 5, 0, 16, {3, 2, 0}, WIRE_REFUSED_REQUESTS, 0},
+    {"in doubt the engine decides", 0, 100, 4, 0, 16, {2, 2, 0}, WIRE_NOT_REFUSED, 0},
+    {"one pushed out is taken by one queued",
+     0,
+     100,
+     2,
+     1,
+     16,
+     {0, 2, 0},
+     WIRE_REFUSED_REQUESTS,
+     0},
+    {"what we have queued counts as ours", 0, 100, 4, 1, 16, {0, 2, 2}, WIRE_REFUSED_REQUESTS, 0},
+    {"two others give to two of us", 0, 100, 6, 1, 16, {0, 3, 3}, WIRE_NOT_REFUSED, 0},
+    {"what another queues it may not keep", 0, 100, 7, 30, 16, {1, 6, 0}, WIRE_NOT_REFUSED, 1},
+    {"nor what a third takes from it", 0, 100, 6, 1, 16, {0, 6, 0}, WIRE_NOT_REFUSED, 2},
+    {"a new one that queues takes its share", 0, 100, 3, 1, 16, {0, 3, 0}, WIRE_NOT_REFUSED, 3},
+    {"after which there is none for us", 0, 100, 2, 1, 16, {0, 2, 0}, WIRE_REFUSED_REQUESTS, 3},
+    {"room goes to the first in the lane", 1, 100, 6, 1, 16, {2, 1, 0}, WIRE_REFUSED_REQUESTS, 1},
+    {"and counts as theirs", 2, 100, 6, 2, 16, {1, 1, 0}, WIRE_NOT_REFUSED, 1},
+    {"tokens of another give way", 9, 10, 2, 0, 16, {0, 2, 0}, WIRE_NOT_REFUSED, 0},
+    {"not if it has no more than we", 9, 10, 1, 0, 16, {0, 1, 0}, WIRE_REFUSED_TOKENS, 0},
 };
 
 static void test_bounds(void)
@@ -367,7 +384,7 @@ static void test_bounds(void)
 
         world_open(&w, 64);
         for (int k = 0; k < b->n_queued; k++)
-            (void)queue(&w, 0);
+            (void)queue(&w, b->queued_of);
         engine_room(&w, b->room_reqs, b->room_tokens, b->n_waiting);
         engine_waiting(&w, b->waiting, 3);
         is_int(asked(&w, 0, b->n_tokens, 0), b->want, "%s", b->name);
@@ -379,19 +396,40 @@ static void test_bounds(void)
     }
 }
 
-/* The engine's balance, request by request: how many of others it pushes out for `tenant`. In
- * doubt (two or more of its own, and another with as many) any number. */
-static int model_pushes(const int *waiting, int n, int tenant)
+/* The engine's balance for one request of `tenant`: does another give way? */
+static bool model_gives(int *waiting, int tenant)
 {
-    int left[TENANTS], n_pushed = 0;
+    int most = -1;
 
-    for (int t = 0; t < n; t++) {
-        if (t != tenant && waiting[tenant] >= 2 && waiting[t] >= waiting[tenant])
-            return INT32_MAX;
-        for (left[t] = waiting[t]; t != tenant && left[t] > waiting[tenant] + 1; left[t]--)
-            n_pushed++;
+    for (int t = 0; t <= TENANTS; t++) {
+        if (t != tenant && (most == -1 || waiting[t] > waiting[most]))
+            most = t;
     }
-    return n_pushed;
+    if (waiting[most] - 1 < waiting[tenant] + 1)
+        return false;
+    waiting[most]--;
+    waiting[tenant]++;
+    return true;
+}
+
+/* Does another give way to `tenant` after n_queued requests of tenant TENANTS, the first `room` of
+ * which find places? In doubt (two or more of its own, and another with as many): yes. */
+static bool model_pushes(const int *waiting, int tenant, int n_queued, int room)
+{
+    int left[TENANTS + 1] = {0};
+
+    memcpy(left, waiting, TENANTS * sizeof *left);
+    for (int t = 0; t < TENANTS; t++) {
+        if (t != tenant && waiting[tenant] >= 2 && waiting[t] >= waiting[tenant])
+            return true;
+    }
+    for (int i = 0; i < n_queued; i++) {
+        if (i < room)
+            left[TENANTS]++;
+        else
+            (void)model_gives(left, TENANTS);
+    }
+    return model_gives(left, tenant);
 }
 
 static void test_random_bounds(unsigned seed)
@@ -405,7 +443,8 @@ static void test_random_bounds(unsigned seed)
     for (int i = 0; i < 20000 && good; i++) {
         uint32_t room = random_next(&seed) % 8, room_tokens = random_next(&seed) % 200;
         uint32_t n_waiting = random_next(&seed) % 3, n_tokens = 1 + random_next(&seed) % 100;
-        int tenant = (int)(random_next(&seed) % TENANTS), pushes;
+        int tenant = (int)(random_next(&seed) % TENANTS);
+        bool pushes;
         enum wire_refusal want = WIRE_NOT_REFUSED, got;
 
         if (random_next(&seed) % 4 == 0 && n_queued < 8) {
@@ -419,12 +458,12 @@ static void test_random_bounds(unsigned seed)
             waiting[t] = (int)(random_next(&seed) % 5);
         engine_room(&w, room, room_tokens, n_waiting);
         engine_waiting(&w, waiting, TENANTS);
-        pushes = model_pushes(waiting, TENANTS, tenant);
+        pushes = model_pushes(waiting, tenant, n_queued, (int)room);
         if (n_queued >= (int)room)
-            want = n_queued - (int)room < pushes ? WIRE_NOT_REFUSED : WIRE_REFUSED_REQUESTS;
+            want = pushes ? WIRE_NOT_REFUSED : WIRE_REFUSED_REQUESTS;
         else if (n_queued + (int)n_waiting > 0 &&
                  (uint32_t)n_queued * TOKENS + n_tokens > room_tokens)
-            want = pushes > 0 ? WIRE_NOT_REFUSED : WIRE_REFUSED_TOKENS;
+            want = pushes ? WIRE_NOT_REFUSED : WIRE_REFUSED_TOKENS;
         got = asked(&w, tenant, n_tokens, 0);
         n_of[got]++;
         good = good && got == want;

@@ -19,6 +19,7 @@
 #include "base/must.h"
 #include "ipc/attach.h"
 #include "ipc/lane.h"
+#include "tests/connect.h"
 #include "tests/tap.h"
 
 #define N_SLOTS  70

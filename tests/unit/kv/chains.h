@@ -5,7 +5,7 @@
 #ifndef QUIRE_TESTS_UNIT_KV_CHAINS_H
 #define QUIRE_TESTS_UNIT_KV_CHAINS_H
 
-#include "kv/prefix.h"
+#include "ipc/prefix.h"
 
 #define CHAINS_SECTOR 512 /* bytes that a disk writes whole or not at all: alike in a payload */
 

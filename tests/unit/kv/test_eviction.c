@@ -4,9 +4,9 @@
  * say, and those above the default never take more than their share. Method: random calls beside a
  * naive model that searches all pages, eviction_check() on the way; then named cases, and the pool
  * of pages with hints. */
+#include "ipc/prefix.h"
 #include "kv/eviction.h"
 #include "kv/pages.h"
-#include "kv/prefix.h"
 #include "tests/tap.h"
 
 #define N     40

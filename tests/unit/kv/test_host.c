@@ -13,8 +13,8 @@
 #include "base/fault.h"
 #include "base/log.h"
 #include "base/must.h"
+#include "ipc/prefix.h"
 #include "kv/host.h"
-#include "kv/prefix.h"
 #include "tests/tap.h"
 
 #define BLOCK      16

@@ -2,8 +2,8 @@
  *
  * Goal: the pool keeps its five rules under any order of calls. Method: a random walk beside a
  * naive model (arrays and linear search), pages_check() on the way, then named cases. */
+#include "ipc/prefix.h"
 #include "kv/pages.h"
-#include "kv/prefix.h"
 #include "tests/tap.h"
 
 #define N_PAGES 37

@@ -13,7 +13,7 @@
 #include "base/clock.h"
 #include "base/fault.h"
 #include "base/log.h"
-#include "kv/prefix.h"
+#include "ipc/prefix.h"
 #include "kv/store.h"
 #include "kv/store_db.h"
 #include "tests/tap.h"

@@ -147,7 +147,7 @@ static void check_ranks(const struct hf_config *c, const struct plan *whole, int
         ops.takes = takes_all;
         ranks[i].device->ops = &ops;
     }
-    is_int(plan_split(&part, whole, n_ranks), ERR_OK, "%d ranks", n_ranks);
+    is_int(plan_split(&part, whole, n_ranks, false), ERR_OK, "%d ranks", n_ranks);
     is_int(weights_load(ranks, c, whole, &part, &(struct weights_source){.dir = dir}), ERR_OK,
            "loaded");
     for (int i = 0; i < n_ranks; i++) {

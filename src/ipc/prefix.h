@@ -7,8 +7,8 @@
  *
  * Equal names mean equal weights, equal page layout, equal tenant and equal tokens from the first
  * on. Names do not change over restarts, and neither do keys on disk. 0.1 us per page. */
-#ifndef QUIRE_KV_PREFIX_H
-#define QUIRE_KV_PREFIX_H
+#ifndef QUIRE_IPC_PREFIX_H
+#define QUIRE_IPC_PREFIX_H
 
 #include <stdint.h>
 

@@ -2,7 +2,7 @@
  *
  * Digests of prefix.h. "quire-kv1" is the version of the naming scheme: another scheme must change
  * it, or pages on disk would be found by names of different meaning. */
-#include "kv/prefix.h"
+#include "ipc/prefix.h"
 
 #include <string.h>
 

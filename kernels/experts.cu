@@ -1,0 +1,261 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * An FFN of experts after the routing: chooses the kernels of its two products, and adds the
+ * experts' results up for each token.
+ *
+ * Rows of matrices that are not whole 16 bytes (shapes of tests) take a plain kernel, a warp for
+ * each output. The sum of a token is in the order of its slots, float32, by the threads of one
+ * block, which have eight elements each; so it is the same every time, without atomics. */
+#include "kernels/experts.cuh"
+
+#define THREADS    256
+#define WARPS      (THREADS / 32)
+#define WIDE       8  /* elements of a thread */
+#define PLAIN_OUTS 64 /* outputs of a block of the plain kernel */
+
+/* --- any shape -------------------------------------------------------------------------------- */
+
+/* The expert of a place in the order of routes: starts[e] <= place < starts[e + 1]. */
+static __device__ inline int expert_of(const int32_t *starts, int n, int place)
+{
+    int low = 0, high = n;
+
+    while (high - low > 1) {
+        int middle = (low + high) / 2;
+
+        if (starts[middle] <= place)
+            low = middle;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+/* A warp's product of two rows. */
+static __device__ inline float dot_rows(const k_bf16 *w, const k_bf16 *x, int n)
+{
+    float sum = 0.0f;
+
+    for (int i = threadIdx.x % 32; i < n; i += 32)
+        sum = __fmaf_rn(load_bf16(w + i), load_bf16(x + i), sum);
+    for (int apart = 16; apart > 0; apart /= 2)
+        sum += __shfl_xor_sync(~0U, sum, apart);
+    return sum;
+}
+
+/* Block x has a place, block y some outputs. */
+static __global__ void __launch_bounds__(THREADS) plain_kernel(const struct experts_product p)
+{
+    int place = blockIdx.x, last = min(((int)blockIdx.y + 1) * PLAIN_OUTS, p.n_out), expert;
+    const k_bf16 *x, *w;
+
+    if (place >= p.starts[p.n_experts])
+        return;
+    expert = expert_of(p.starts, p.n_experts, place);
+    x = p.x + (size_t)experts_row(p, place) * p.n_in;
+    w = (const k_bf16 *)p.w + (size_t)expert * p.rows * p.n_in;
+    for (int out = blockIdx.y * PLAIN_OUTS + threadIdx.x / 32; out < last; out += WARPS) {
+        float y = dot_rows(w + (size_t)out * p.n_in, x, p.n_in);
+
+        if (p.is_gated)
+            y = activation(y, p.activation) *
+                dot_rows(w + (size_t)(p.n_out + out) * p.n_in, x, p.n_in);
+        if (threadIdx.x % 32 == 0)
+            store_bf16(p.out + (size_t)place * p.n_out + out, y);
+    }
+}
+
+/* --- the two products ------------------------------------------------------------------------- */
+
+static int run_product(const struct experts_product *p, const struct k_matrix *w, int n, int n_sms,
+                       k_stream stream)
+{
+    const struct k_format *f = &w->format;
+    int n_routes = n * p->n_used;
+    bool plain = k_format_is_plain(f), blocks = k_format_is_in_blocks(f, K_E4M3, EXPERTS_BLOCK);
+    enum experts_format format = EXPERTS_PLAIN;
+
+    if (!plain && (p->scales == NULL || (!blocks && !k_format_is_by_row(f, K_E4M3))))
+        return -1;
+    if (!plain)
+        format = blocks ? EXPERTS_IN_BLOCKS : EXPERTS_BY_ROW;
+    if (p->n_in % (plain ? 8 : 16) != 0)
+        return !plain ? -1
+                      : K_LAUNCH(plain_kernel,
+                                 dim3(n_routes, (p->n_out + PLAIN_OUTS - 1) / PLAIN_OUTS), THREADS,
+                                 0, stream, *p);
+    if (n <= K_MIXING_FEW || n_routes <= K_MIXING_EACH * p->n_experts)
+        return experts_few(p, format, n_sms, stream);
+    return experts_many(p, format, n_routes / K_MIXING_TILE + p->n_experts, stream);
+}
+
+/* What both products have in common. */
+static struct experts_product product_of(const struct k_mixing *m, const struct k_experts *e,
+                                         const struct k_matrix *w, int n_used)
+{
+    struct experts_product p = {};
+
+    p.w = w->data;
+    p.scales = (const float *)w->scales;
+    p.scale_cols = k_format_scale_cols(&w->format, w->n_in);
+    p.n_in = w->n_in;
+    p.rows = w->n_out / e->n;
+    p.starts = m->sorted.starts;
+    p.routes = m->sorted.routes;
+    p.touched = m->touched;
+    p.tiles = m->tiles;
+    p.n_used = n_used;
+    p.n_experts = e->n;
+    p.activation = e->activation;
+    return p;
+}
+
+int k_run_experts(const struct k_mixing *m, const k_bf16 *x, const struct k_experts *e, int n,
+                  int n_used, int n_sms, k_stream stream)
+{
+    struct experts_product first = product_of(m, e, &e->in, n_used);
+    struct experts_product second = product_of(m, e, &e->down, n_used);
+    int rc;
+
+    first.x = x;
+    first.out = m->ff;
+    first.n_out = e->ff_dim;
+    first.is_gated = true;
+    second.x = m->ff;
+    second.out = m->y;
+    second.n_out = second.rows;
+    rc = run_product(&first, &e->in, n, n_sms, stream);
+    return rc != 0 ? rc : run_product(&second, &e->down, n, n_sms, stream);
+}
+
+/* --- sums of tokens --------------------------------------------------------------------------- */
+
+struct combine_args {
+    k_bf16 *out;
+    const k_bf16 *y;
+    struct k_combining c;
+    /* K_PRODUCT_RESIDUAL; residual NULL: only out. */
+    float *residual, *sums_out;
+    const k_bf16 *norm;
+    void *normed;
+    bool is_half;
+};
+
+/* Up to eight elements of a row from `at` on; zeros past its end. */
+static __device__ inline void load_some(float v[WIDE], const k_bf16 *row, int at, int dim)
+{
+    if (dim % WIDE == 0) {
+        load_eight(v, row + at);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < WIDE; i++)
+        v[i] = at + i < dim ? load_bf16(row + at + i) : 0.0f;
+}
+
+static __device__ inline void store_some(k_bf16 *row, const float v[WIDE], int at, int dim)
+{
+    if (dim % WIDE == 0) {
+        store_eight(row + at, v);
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < WIDE; i++) {
+        if (at + i < dim)
+            store_bf16(row + at + i, v[i]);
+    }
+}
+
+/* The factor of what out has already; by the whole block. */
+static __device__ inline float own_factor(const combine_args &a, int token)
+{
+    __shared__ float sums[33];
+    const k_bf16 *x = (const k_bf16 *)a.c.x + (size_t)token * a.c.dim;
+    float sum = 0.0f;
+
+    if (!a.c.adds || a.c.switches == NULL)
+        return a.c.adds ? 1.0f : 0.0f;
+    for (int i = threadIdx.x; i < a.c.dim; i += THREADS)
+        sum = __fmaf_rn(load_bf16(x + i), a.c.switches[i], sum);
+    return 1.0f / (1.0f + expf(-block_sum(sum, sums)));
+}
+
+/* The rest of K_PRODUCT_RESIDUAL for eight elements; two neighbouring lanes have the 16 of a sum of
+ * squares. */
+static __device__ inline void end_residual(const combine_args &a, const float v[WIDE], int token,
+                                           int at)
+{
+    size_t elem = (size_t)token * a.c.dim + at;
+    float square = 0.0f;
+
+#pragma unroll
+    for (int i = 0; i < WIDE; i += 2) {
+        float low = a.residual[elem + i] + v[i], high = a.residual[elem + i + 1] + v[i + 1];
+
+        a.residual[elem + i] = low;
+        a.residual[elem + i + 1] = high;
+        square = __fmaf_rn(low, low, square);
+        square = __fmaf_rn(high, high, square);
+        store_x_two(a.normed, elem + i, low * load_bf16(a.norm + at + i),
+                    high * load_bf16(a.norm + at + i + 1), a.is_half);
+    }
+    square += __shfl_xor_sync(3U << (threadIdx.x & 30), square, 1);
+    if (at % 16 == 0)
+        a.sums_out[(size_t)token * (a.c.dim / 16) + at / 16] = square;
+}
+
+/* Block x has a token, block y THREADS * WIDE of its elements. */
+static __global__ void __launch_bounds__(THREADS) combine_kernel(combine_args a)
+{
+    int token = blockIdx.x, at = (blockIdx.y * THREADS + threadIdx.x) * WIDE, dim = a.c.dim;
+    float own, sum[WIDE] = {}, v[WIDE];
+
+    wait_for_previous();
+    own = own_factor(a, token);
+    if (at >= dim)
+        return;
+    if (a.c.adds) {
+        load_some(v, a.out + (size_t)token * dim, at, dim);
+#pragma unroll
+        for (int i = 0; i < WIDE; i++)
+            sum[i] = own * v[i];
+    }
+    for (int slot = 0; slot < a.c.n_used; slot++) {
+        int place = a.c.places[(size_t)token * a.c.n_used + slot];
+        float weight = a.c.weights[(size_t)token * a.c.n_used + slot];
+
+        if (place < 0)
+            continue;
+        load_some(v, a.y + (size_t)place * dim, at, dim);
+#pragma unroll
+        for (int i = 0; i < WIDE; i++)
+            sum[i] = __fmaf_rn(weight, v[i], sum[i]);
+    }
+    if (a.residual != NULL)
+        end_residual(a, sum, token, at);
+    else
+        store_some(a.out + (size_t)token * dim, sum, at, dim);
+}
+
+int k_combine(k_bf16 *out, const struct k_mixing *m, const struct k_combining *c,
+              const struct k_product *residual, int n, k_stream stream)
+{
+    combine_args a = {};
+
+    a.out = out;
+    a.y = m->y;
+    a.c = *c;
+    a.c.weights = m->routes.weights;
+    a.c.places = m->sorted.places;
+    if (residual != NULL) {
+        if (c->dim % 16 != 0)
+            return -1;
+        a.residual = residual->residual;
+        a.sums_out = residual->sums_out;
+        a.norm = (const k_bf16 *)residual->norm;
+        a.normed = residual->normed;
+        a.is_half = residual->y_is_half;
+    }
+    return launch_early(combine_kernel, dim3(n, (c->dim + THREADS * WIDE - 1) / (THREADS * WIDE)),
+                        THREADS, 0, stream, a);
+}

@@ -1,0 +1,120 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Shared by the kernels of experts (experts_route.cu, experts_few.cu, experts_many.cu,
+ * experts.cu). */
+#ifndef QUIRE_KERNELS_EXPERTS_CUH
+#define QUIRE_KERNELS_EXPERTS_CUH
+
+#include "kernels/activation.cuh"
+#include "kernels/e4m3.cuh"
+
+/* One product of all experts of a rank, with the activation if it is the first of the two:
+ *
+ *   is_gated   out [route][n_out] = activation(x * gate) * (x * up), x [token][n_in]; rows of an
+ *              expert are its n_out gates, then its n_out ups
+ *   otherwise  out [route][n_out] = x * w, x [route][n_in] in the order of experts */
+struct experts_product {
+    const k_bf16 *x;
+    const void *w;       /* [n_experts][rows][n_in] */
+    const float *scales; /* by row [n_experts * rows], or in blocks [..][scale_cols] */
+    k_bf16 *out;
+    const int32_t *starts, *routes, *touched, *tiles; /* of k_mixing */
+    int n_in, n_out, rows;                            /* rows: of an expert in w */
+    int scale_cols;
+    int n_used, n_experts;
+    enum k_activation activation;
+    bool is_gated;
+};
+
+enum experts_format { EXPERTS_PLAIN, EXPERTS_BY_ROW, EXPERTS_IN_BLOCKS };
+
+#define EXPERTS_BLOCK 128 /* rows and columns of a block with one scale */
+
+/* experts_few.cu, experts_many.cu. Both take rows of n_in in whole 16 bytes only. */
+int experts_few(const struct experts_product *p, enum experts_format format, int n_sms,
+                k_stream stream);
+int experts_many(const struct experts_product *p, enum experts_format format, int n_tiles,
+                 k_stream stream);
+
+/* The row of x of a place in the order of routes. */
+static __device__ inline int experts_row(const struct experts_product &p, int place)
+{
+    return p.is_gated ? p.routes[place] / p.n_used : place;
+}
+
+/* c [16][8] += a [16][16] * b [16][8] */
+static __device__ __forceinline__ void experts_multiply(float (&c)[4], uint32_t a0, uint32_t a1,
+                                                        uint32_t a2, uint32_t a3, uint32_t b0,
+                                                        uint32_t b1)
+{
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+/* Kernels of a step of few tokens are launched while the previous kernel still runs, which hides
+ * the launch. Each calls this before it reads or writes anything that others write; only then may
+ * the next one be launched. */
+static __device__ __forceinline__ void wait_for_previous(void)
+{
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;");
+}
+
+template <class... P, class... A>
+static inline int launch_early(void (*kernel)(P...), dim3 grid, unsigned block, size_t smem,
+                               k_stream stream, A... args)
+{
+    cudaLaunchAttribute attribute = {};
+    cudaLaunchConfig_t config = {};
+
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = grid;
+    config.blockDim = dim3(block);
+    config.dynamicSmemBytes = smem;
+    config.stream = stream;
+    config.attrs = &attribute;
+    config.numAttrs = 1;
+    return cudaLaunchKernelEx(&config, kernel, args...) == cudaSuccess ? 0 : -1;
+}
+
+/* Bring the line at p to the L2 cache. */
+static __device__ __forceinline__ void fetch_line(const void *p)
+{
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+}
+
+/* 16 bytes of weights, which are read once. */
+static __device__ __forceinline__ uint4 load_once(const void *p)
+{
+    uint4 v;
+
+    asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p));
+    return v;
+}
+
+/* 16 bytes from memory to shared memory, without waiting; zeros if not `has`. */
+static __device__ __forceinline__ void copy_later(void *to, const void *from, bool has)
+{
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
+                     (uint32_t)__cvta_generic_to_shared(to)),
+                 "l"(from), "r"(has ? 16 : 0)
+                 : "memory");
+}
+
+static __device__ __forceinline__ void copies_commit(void)
+{
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+/* Wait until at most LEFT groups of this thread's copies are under way. */
+template <int LEFT> static __device__ __forceinline__ void copies_wait(void)
+{
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
+
+#endif

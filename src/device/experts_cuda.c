@@ -1,0 +1,51 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Experts of the cuda device: routing, the two products, and the sum by tokens (kernels.h).
+ *
+ * All of it is enqueued without looking at the choices, which stay on the device; so a step of few
+ * tokens can be recorded. Padding tokens of such a step choose nothing. */
+#include "config.h"
+
+#include "device/parts_cuda.h"
+
+/* Scratch memory is zero at first and after a sleep, as the counter of k_route() must be. */
+int experts_reserve(struct cuda *c)
+{
+    const struct device_limits *lim = &c->base.limits;
+    const struct k_mixing_sizes sizes = {.n_tokens = lim->n_tokens,
+                                         .n_used = lim->n_experts_used,
+                                         .n_choices = lim->n_choices,
+                                         .n_experts = lim->n_experts,
+                                         .ff_dim = lim->expert_dim,
+                                         .dim = lim->dim};
+    void *memory;
+
+    if (lim->n_experts == 0)
+        return ERR_OK;
+    memory = sleep_alloc_scratch(&c->base, k_mixing_place(&c->mixing, NULL, &sizes));
+    if (memory == NULL)
+        return ERR_NO_MEMORY;
+    (void)k_mixing_place(&c->mixing, memory, &sizes); /* the size is known */
+    return ERR_OK;
+}
+
+void experts_mix(struct device *d, void *out, const struct device_experts *e, int n)
+{
+    struct cuda *gpu = cuda_of(d);
+    const struct k_combining combining = {.x = e->x,
+                                          .switches = e->shared_switch,
+                                          .adds = e->adds,
+                                          .n_used = e->router->n_used,
+                                          .dim = d->limits.dim};
+
+    cuda_keep(gpu,
+              k_route(&gpu->mixing, e->x, e->router, e->experts, &gpu->tokens, n, d->limits.dim,
+                      gpu->stream),
+              "route");
+    cuda_keep(gpu,
+              k_run_experts(&gpu->mixing, e->x, e->experts, n, e->router->n_used, gpu->n_sms,
+                            gpu->stream),
+              "experts");
+    cuda_keep(gpu, k_combine(out, &gpu->mixing, &combining, e->residual, n, gpu->stream),
+              "the sum of experts");
+}

@@ -1,0 +1,316 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Fields of config.json of families with mixtures of experts. Meanings and defaults are those of
+ * the configuration classes in transformers.
+ *
+ * Each function fills c->experts and says which layers have them; family_check_experts() then
+ * compares the numbers with each other and with the limits of the kernels. */
+#include "model/family.h"
+
+#include <math.h>
+
+#include "base/log.h"
+
+#define ROWS_MAX (1 << 30) /* of one matrix with all experts of a layer */
+
+/* --- fields --------------------------------------------------------------------------------- */
+
+/* A whole number that may be 0 where it is missing. */
+static int family_whole_or_none(struct config_source *s, const struct json *obj, const char *field,
+                                int high)
+{
+    const struct json *value = json_get(obj, field);
+
+    if (value == NULL || value->kind == JSON_NULL)
+        return 0;
+    return source_whole(s, obj, field, 1, 0, high);
+}
+
+/* A number, or a list with one per layer, all of which must be equal. */
+static int family_whole_of_layers(struct config_source *s, const struct hf_config *c,
+                                  const struct json *obj, const char *field, int preset, int high)
+{
+    const struct json *list = json_get_kind(obj, field, JSON_LIST);
+
+    if (list == NULL)
+        return source_whole(s, obj, field, preset, 1, high);
+    for (uint32_t i = 0; i < list->n; i++) {
+        if (list->items[i].kind != JSON_INT || list->items[i].whole != list->items[0].whole ||
+            list->items[i].whole < 1 || list->items[i].whole > high) {
+            log_error("model: %s: %s must be a whole number from 1 to %d, the same for all layers",
+                      s->name, field, high);
+            source_fail(s, ERR_UNSUPPORTED);
+            return preset;
+        }
+    }
+    if (list->n == (uint32_t)c->n_layers)
+        return (int)list->items[0].whole;
+    log_error("model: %s: %s must be a list of %d", s->name, field, c->n_layers);
+    source_fail(s, ERR_INVALID);
+    return preset;
+}
+
+/* A field that must be missing, null or false, because nothing computes what it asks for. */
+static void family_refuse(struct config_source *s, const struct json *obj, const char *field)
+{
+    const struct json *value = json_get(obj, field);
+
+    if (value == NULL || value->kind == JSON_NULL || (value->kind == JSON_BOOL && !value->flag))
+        return;
+    log_error("model: %s: %s is not supported", s->name, field);
+    source_fail(s, ERR_UNSUPPORTED);
+}
+
+/* --- checks --------------------------------------------------------------------------------- */
+
+/* Log what is wrong with two fields, by the names that the family has for them. */
+static void family_bad_experts(struct config_source *s, const char *what, int a, const char *of,
+                               int b)
+{
+    log_error("model: %s: %s %d does not fit %s %d", s->name, what, a, of, b);
+    source_fail(s, ERR_INVALID);
+}
+
+/* The numbers of the router against each other. */
+static void family_check_experts(struct hf_config *c, struct config_source *s)
+{
+    const struct experts_config *e = &c->experts;
+
+    if (s->rc != ERR_OK)
+        return;
+    if (e->n_used > e->n)
+        family_bad_experts(s, "experts per token:", e->n_used, "a number of experts of", e->n);
+    else if (e->n % e->n_groups != 0)
+        family_bad_experts(s, "n_group", e->n_groups, "a number of experts of", e->n);
+    else if (e->n_groups_used > e->n_groups)
+        family_bad_experts(s, "topk_group", e->n_groups_used, "n_group", e->n_groups);
+    else if (e->n_used > e->n / e->n_groups * e->n_groups_used)
+        family_bad_experts(s, "experts per token:", e->n_used, "the experts of topk_group groups:",
+                           e->n / e->n_groups * e->n_groups_used);
+    else if (e->ff_dim > ROWS_MAX / 2 / e->n)
+        family_bad_experts(s, "the width of experts:", e->ff_dim, "a number of experts of", e->n);
+}
+
+/* Experts by the names of the fields, chosen by a softmax over all; families change the rest. The
+ * number of experts has one name in released files and another in those that transformers
+ * writes. */
+static void family_read_experts(struct hf_config *c, struct config_source *s,
+                                const struct json *obj, const char *n, const char *ff_dim,
+                                int ff_dim_preset)
+{
+    const char *const counts[] = {n, "num_experts", "num_local_experts", NULL};
+
+    c->experts = (struct experts_config){
+        .n = source_whole(s, obj, source_alias(obj, counts), 0, 1, K_EXPERTS_MAX),
+        .ff_dim = source_whole(s, obj, ff_dim, ff_dim_preset, 1, 1 << 20),
+        .n_groups = 1,
+        .n_groups_used = 1,
+        .group_best = 1,
+        .scoring = K_SCORE_SOFTMAX,
+        .least = 1e-20f,
+        .scale = 1.0f};
+    for (int i = 0; i < c->n_layers; i++)
+        c->layer_experts[i] = true;
+}
+
+static void family_read_used(struct hf_config *c, struct config_source *s, const struct json *obj,
+                             const char *field, int preset)
+{
+    c->experts.n_used = source_whole(s, obj, field, preset, 1, K_EXPERTS_USED_MAX);
+}
+
+/* --- families ------------------------------------------------------------------------------- */
+
+/* intermediate_size is the width of an expert, because there is no other FFN. */
+void family_mixtral(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    family_read_experts(c, s, obj, "num_local_experts", "intermediate_size", c->ff_dim);
+    family_read_used(c, s, obj, "num_experts_per_tok", 2);
+    c->experts.renorms = true;
+    family_check_experts(c, s);
+}
+
+/* Layers without experts, by a list and by an interval. */
+static void family_read_dense_layers(struct hf_config *c, struct config_source *s,
+                                     const struct json *obj)
+{
+    int step = source_whole(s, obj, "decoder_sparse_step", 1, 1, HF_CONFIG_LAYERS_MAX);
+    const struct json *list = json_get(obj, "mlp_only_layers");
+
+    for (int i = 0; i < c->n_layers; i++)
+        c->layer_experts[i] = (i + 1) % step == 0;
+    if (list == NULL || list->kind == JSON_NULL)
+        return;
+    for (uint32_t i = 0; list->kind == JSON_LIST && i < list->n; i++) {
+        const struct json *layer = &list->items[i];
+
+        if (layer->kind == JSON_INT && layer->whole >= 0 && layer->whole < c->n_layers)
+            c->layer_experts[layer->whole] = false;
+    }
+    if (list->kind != JSON_LIST) {
+        log_error("model: %s: mlp_only_layers must be a list", s->name);
+        source_fail(s, ERR_INVALID);
+    }
+}
+
+/* Qwen's fields, which Qwen 2 and 3 share. */
+static void family_read_qwen(struct hf_config *c, struct config_source *s, const struct json *obj,
+                             int ff_dim, int n_used)
+{
+    family_read_experts(c, s, obj, "num_experts", "moe_intermediate_size", ff_dim);
+    family_read_used(c, s, obj, "num_experts_per_tok", n_used);
+    c->experts.renorms = source_flag(s, obj, "norm_topk_prob", false);
+    family_read_dense_layers(c, s, obj);
+}
+
+void family_qwen2_moe(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    c->qkv_bias = source_flag(s, obj, "qkv_bias", true);
+    family_read_qwen(c, s, obj, 1408, 4);
+    c->experts.shared_dim =
+        source_whole(s, obj, "shared_expert_intermediate_size", 5632, 1, 1 << 20);
+    c->experts.has_switch = true;
+    family_check_experts(c, s);
+}
+
+void family_qwen3_moe(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    family_refuse(s, obj, "use_sliding_window");
+    family_read_qwen(c, s, obj, 768, 8);
+    family_check_experts(c, s);
+}
+
+void family_olmoe(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    family_refuse(s, obj, "clip_qkv");
+    family_read_experts(c, s, obj, "num_experts", "intermediate_size", c->ff_dim);
+    family_read_used(c, s, obj, "num_experts_per_tok", 8);
+    c->experts.renorms = source_flag(s, obj, "norm_topk_prob", false);
+    family_check_experts(c, s);
+}
+
+/* The multipliers of dense Granite. */
+void family_granite_moe(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    family_granite(c, s, obj);
+    family_read_experts(c, s, obj, "num_local_experts", "intermediate_size", c->ff_dim);
+    family_read_used(c, s, obj, "num_experts_per_tok", 2);
+    c->experts.scoring = K_SCORE_TOP;
+    c->experts.shared_dim = family_whole_or_none(s, obj, "shared_intermediate_size", 1 << 20);
+    family_check_experts(c, s);
+}
+
+/* attention_bias means q, k and v only. */
+void family_glm4_moe(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    int n_dense = source_whole(s, obj, "first_k_dense_replace", 1, 0, HF_CONFIG_LAYERS_MAX);
+    struct experts_config *e = &c->experts;
+
+    c->qkv_bias = source_flag(s, obj, "attention_bias", false);
+    if (source_flag(s, obj, "use_qk_norm", false))
+        c->qk_norm = QK_NORM_HEADS;
+    family_read_experts(c, s, obj, "n_routed_experts", "moe_intermediate_size", 1408);
+    family_read_used(c, s, obj, "num_experts_per_tok", 8);
+    e->scoring = K_SCORE_SIGMOID;
+    e->has_bias = true;
+    e->n_groups = source_whole(s, obj, "n_group", 1, 1, K_EXPERT_GROUPS_MAX);
+    e->n_groups_used = source_whole(s, obj, "topk_group", 1, 1, K_EXPERT_GROUPS_MAX);
+    e->group_best = 2;
+    e->renorms = source_flag(s, obj, "norm_topk_prob", true);
+    e->scale = (float)source_positive(s, obj, "routed_scaling_factor", 1.0);
+    e->shared_dim =
+        e->ff_dim * source_whole(s, obj, "n_shared_experts", 1, 0, HF_CONFIG_SHARED_MAX);
+    for (int i = 0; i < n_dense && i < c->n_layers; i++)
+        c->layer_experts[i] = false;
+    family_check_experts(c, s);
+}
+
+/* Released files give the rotating part of a head as rotary_dim. */
+void family_minimax_m2(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    int rotary_dim = source_whole(s, obj, "rotary_dim", c->ropes[0].rotary_dim, 2, c->head_dim);
+
+    if (rotary_dim % 2 != 0) {
+        log_error("model: %s: rotary_dim must be even", s->name);
+        source_fail(s, ERR_INVALID);
+    }
+    if (json_get(obj, "rotary_dim") != NULL)
+        c->ropes[0].rotary_dim = rotary_dim;
+    family_read_experts(c, s, obj, "num_local_experts", "intermediate_size", c->ff_dim);
+    family_read_used(c, s, obj, "num_experts_per_tok", 8);
+    c->experts.scoring = K_SCORE_SIGMOID;
+    c->experts.has_bias = true;
+    c->experts.renorms = true;
+    c->experts.shared_dim = family_whole_or_none(s, obj, "shared_intermediate_size", 0);
+    family_check_experts(c, s);
+}
+
+/* Layers from moe_layer_start_index to moe_layer_end_index have experts, in an interval. */
+void family_ernie4_5_moe(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    int start = source_whole(s, obj, "moe_layer_start_index", 1, 0, HF_CONFIG_LAYERS_MAX);
+    int end = source_whole(s, obj, "moe_layer_end_index", -1, -1, HF_CONFIG_LAYERS_MAX);
+    int interval = source_whole(s, obj, "moe_layer_interval", 1, 1, HF_CONFIG_LAYERS_MAX);
+    struct experts_config *e = &c->experts;
+
+    c->qkv_bias = c->o_bias = c->mlp_bias = source_flag(s, obj, "use_bias", false);
+    family_read_experts(c, s, obj, "moe_num_experts", "moe_intermediate_size", 1536);
+    family_read_used(c, s, obj, "moe_k", 6);
+    e->has_bias = true;
+    e->renorms = true;
+    e->least = (float)source_positive(s, obj, "moe_norm_min", 1e-12);
+    e->shared_dim =
+        e->ff_dim * source_whole(s, obj, "moe_num_shared_experts", 2, 0, HF_CONFIG_SHARED_MAX);
+    if (end == -1)
+        end = c->n_layers - 1;
+    for (int i = 0; i < c->n_layers; i++)
+        c->layer_experts[i] = i >= start && i <= end && (i + 1) % interval == 0;
+    family_check_experts(c, s);
+}
+
+/* Positions whose theta is raised once, although the file calls them dynamic. */
+static void family_read_alpha(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    const struct json *parameters = config_rope_object(obj, NULL);
+    const struct json *alpha = parameters == NULL ? NULL : json_get(parameters, "alpha");
+    struct rope *rope = &c->ropes[0];
+
+    if (rope->kind != ROPE_DYNAMIC || alpha == NULL || alpha->kind == JSON_NULL)
+        return;
+    rope->kind = ROPE_PLAIN;
+    rope->theta *= pow(source_positive(s, parameters, "alpha", 0.0),
+                       (double)c->head_dim / (double)(c->head_dim > 2 ? c->head_dim - 2 : 1));
+}
+
+/* Heads are normed after their rotation. */
+void family_hunyuan_moe(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    struct experts_config *e = &c->experts;
+    int n_shared = family_whole_of_layers(s, c, obj, "num_shared_expert", 1, HF_CONFIG_SHARED_MAX);
+
+    family_refuse(s, obj, "use_cla");
+    family_read_alpha(c, s, obj);
+    c->qk_norm = QK_NORM_AFTER;
+    family_read_experts(c, s, obj, "num_experts", "intermediate_size", c->ff_dim);
+    e->n_used = family_whole_of_layers(s, c, obj, "moe_topk", 1, K_EXPERTS_USED_MAX);
+    e->ff_dim = family_whole_of_layers(s, c, obj, "moe_intermediate_size", e->ff_dim, 1 << 20);
+    e->renorms = true;
+    e->shared_dim = e->ff_dim * n_shared;
+    family_check_experts(c, s);
+}
+
+/* Experts are chosen one after another; the class computes two. */
+void family_phimoe(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    c->qkv_bias = c->o_bias = source_flag(s, obj, "attention_bias", false);
+    c->head_bias = source_flag(s, obj, "lm_head_bias", false);
+    family_read_experts(c, s, obj, "num_local_experts", "intermediate_size", c->ff_dim);
+    family_read_used(c, s, obj, "num_experts_per_tok", 2);
+    c->experts.scoring = K_SCORE_MIXER;
+    c->experts.spread = (float)source_positive(s, obj, "router_jitter_noise", 0.01);
+    if (c->experts.n_used != 2) {
+        log_error("model: %s: num_experts_per_tok is supported as 2 only", s->name);
+        source_fail(s, ERR_UNSUPPORTED);
+    }
+    family_check_experts(c, s);
+}

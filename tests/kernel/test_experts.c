@@ -1,0 +1,427 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * k_route(), k_run_experts() and k_combine() against their references: every way to score, groups,
+ * a bias, padding tokens, experts without tokens, all tokens at one expert, ranks that have some
+ * experts, all formats, sizes that fill no tile, and sizes whose rows are not whole 16 bytes. The
+ * same call gives the same bits, and a token's bits depend on the others only through the limit
+ * between few tokens and many. */
+#include "tests/kernel/gpu.h"
+
+#define SMS 132
+
+struct shape {
+    int n_experts, n_used, dim, ff_dim;
+    int first, n_own; /* the experts of this rank */
+};
+
+/* Everything of one shape on the device and on the host. */
+struct run {
+    struct shape s;
+    int n_max;
+    struct k_router router, dev_router;
+    struct k_experts experts, dev_experts;
+    struct k_mixing m;
+    float *x, *switches;
+    k_bf16 *dev_x;
+    float *dev_switches;
+    int32_t *ids;   /* the device's choices, host */
+    float *weights; /* likewise */
+};
+
+static float e4m3_value(uint8_t b)
+{
+    float v = (b >> 3 & 15) != 0 ? ldexpf(1.0f + (float)(b & 7) / 8.0f, (b >> 3 & 15) - 7)
+                                 : ldexpf((float)(b & 7) / 8.0f, -6);
+
+    return (b & 0x80) != 0 ? -v : v;
+}
+
+/* A matrix of all experts in a format: on the device, and as float32. */
+static struct k_matrix make_matrix(struct k_matrix *host, struct k_format f, int n_out, int n_in)
+{
+    size_t n = (size_t)n_out * (size_t)n_in, n_scales = k_format_n_scales(&f, n_out, n_in);
+    struct k_matrix dev = {.format = f, .n_out = n_out, .n_in = n_in};
+    uint8_t *codes = malloc(n);
+    float *w, *scales = malloc(n_scales * sizeof *scales + 4);
+
+    *host = (struct k_matrix){.n_out = n_out, .n_in = n_in};
+    if (k_format_is_plain(&f)) {
+        w = gpu_random(n, 0.2f);
+        dev.data = gpu_bf16(w, n);
+    } else {
+        w = malloc(n * sizeof *w);
+        for (size_t i = 0; i < n_scales; i++)
+            scales[i] = 0.0005f + 0.0004f * gpu_uniform();
+        for (size_t i = 0; i < n; i++) {
+            int row = (int)(i / (size_t)n_in), col = (int)(i % (size_t)n_in);
+            size_t at = (size_t)(row / f.group_rows) * (size_t)k_format_scale_cols(&f, n_in);
+
+            codes[i] = (uint8_t)((gpu_uniform() + 1.0f) * 127.99f);
+            if ((codes[i] & 0x7f) == 0x7f)
+                codes[i] = 0;
+            at += f.group_cols > 0 ? (size_t)(col / f.group_cols) : 0;
+            w[i] = e4m3_value(codes[i]) * scales[at];
+        }
+        dev.data = gpu_array(codes, n);
+        dev.scales = gpu_array(scales, n_scales * sizeof *scales);
+    }
+    host->data = w;
+    free(codes);
+    free(scales);
+    return dev;
+}
+
+static void run_open(struct run *r, struct shape s, struct k_format f, int n_max)
+{
+    struct k_mixing_sizes sizes = {.n_tokens = n_max,
+                                   .n_used = s.n_used,
+                                   .n_choices = s.n_experts,
+                                   .n_experts = s.n_own,
+                                   .ff_dim = s.ff_dim,
+                                   .dim = s.dim};
+    size_t bytes, n_w = (size_t)s.n_experts * (size_t)s.dim;
+    char *zeros;
+
+    *r = (struct run){.s = s, .n_max = n_max};
+    bytes = k_mixing_place(&r->m, NULL, &sizes);
+    zeros = calloc(1, bytes);
+    (void)!k_mixing_place(&r->m, gpu_array(zeros, bytes), &sizes);
+    free(zeros);
+    r->x = gpu_random((size_t)n_max * (size_t)s.dim, 1.0f);
+    r->dev_x = gpu_bf16(r->x, (size_t)n_max * (size_t)s.dim);
+    r->switches = gpu_random((size_t)s.dim, 0.3f);
+    r->dev_switches = gpu_array(r->switches, (size_t)s.dim * sizeof(float));
+    r->router = (struct k_router){.w = gpu_random(n_w, 0.3f),
+                                  .n_experts = s.n_experts,
+                                  .n_used = s.n_used,
+                                  .n_groups = 1,
+                                  .n_groups_used = 1,
+                                  .group_best = 1,
+                                  .least = 1e-20f,
+                                  .scale = 1.0f,
+                                  .spread = 0.1f};
+    r->dev_router = r->router;
+    r->dev_router.w = gpu_array(r->router.w, n_w * sizeof(float));
+    r->experts = (struct k_experts){
+        .n = s.n_own, .first = s.first, .ff_dim = s.ff_dim, .activation = K_SILU};
+    r->dev_experts = r->experts;
+    r->dev_experts.in = make_matrix(&r->experts.in, f, s.n_own * 2 * s.ff_dim, s.dim);
+    r->dev_experts.down = make_matrix(&r->experts.down, f, s.n_own * s.dim, s.ff_dim);
+    r->ids = malloc((size_t)n_max * (size_t)s.n_used * sizeof *r->ids);
+    r->weights = malloc((size_t)n_max * (size_t)s.n_used * sizeof *r->weights);
+}
+
+static void run_close(struct run *r)
+{
+    free(r->x), free(r->switches), free((float *)(uintptr_t)r->router.w);
+    free(r->experts.in.data), free(r->experts.down.data), free(r->ids), free(r->weights);
+}
+
+/* Download from the middle of the work memory. */
+static void fetch(void *to, const void *from, size_t bytes)
+{
+    gpu_must(gpu->ops->download(gpu, to, from, bytes));
+}
+
+static void route(struct run *r, const k_bf16 *x, const struct k_tokens *t, int n)
+{
+    size_t n_routes = (size_t)n * (size_t)r->s.n_used;
+
+    gpu_must(k_route(&r->m, x, &r->dev_router, &r->dev_experts, t, n, r->s.dim,
+                     device_cuda_stream(gpu)));
+    fetch(r->ids, r->m.routes.ids, n_routes * sizeof *r->ids);
+    fetch(r->weights, r->m.routes.weights, n_routes * sizeof *r->weights);
+}
+
+/* --- routes ----------------------------------------------------------------------------- */
+
+/* The order of the routes is that of the reference, for the ids that the device chose. */
+static void check_order(struct run *r, int n, const char *name)
+{
+    int n_routes = n * r->s.n_used, n_own = r->s.n_own, n_touched = 0, n_tiles = 0;
+    size_t room = (size_t)n_routes + 1, experts = (size_t)n_own + 1;
+    int32_t *got = malloc((3 * room + 4 * experts) * sizeof *got),
+            *want = malloc((2 * room + experts) * sizeof *want);
+    struct k_sorted ref = {want, want + experts, want + experts + room};
+    bool same;
+
+    ref_sort_routes(&ref, r->ids, &r->experts, n_routes);
+    fetch(got, r->m.sorted.starts, experts * sizeof *got);
+    same = memcmp(got, ref.starts, experts * sizeof *got) == 0;
+    fetch(got, r->m.sorted.routes, (size_t)ref.starts[n_own] * sizeof *got);
+    same = same && memcmp(got, ref.routes, (size_t)ref.starts[n_own] * sizeof *got) == 0;
+    fetch(got, r->m.sorted.places, (size_t)n_routes * sizeof *got);
+    same = same && memcmp(got, ref.places, (size_t)n_routes * sizeof *got) == 0;
+    ok(same, "%s: %d tokens: the order of routes", name, n);
+    fetch(got, r->m.touched, experts * sizeof *got);
+    same = true;
+    for (int e = 0; e < n_own; e++) {
+        if (ref.starts[e + 1] > ref.starts[e])
+            same = same && got[1 + n_touched++] == e;
+    }
+    ok(same && got[0] == n_touched, "%s: %d tokens: %d touched experts", name, n, n_touched);
+    if (n > K_MIXING_FEW) {
+        fetch(got, r->m.tiles, (1 + 2 * (size_t)(n_routes / K_MIXING_TILE + n_own)) * sizeof *got);
+        same = true;
+        for (int e = 0; e < n_own; e++) {
+            for (int at = ref.starts[e]; at < ref.starts[e + 1]; at += K_MIXING_TILE, n_tiles++)
+                same = same && got[1 + 2 * n_tiles] == e && got[2 + 2 * n_tiles] == at;
+        }
+        ok(same && got[0] == n_tiles, "%s: %d tokens: %d tiles", name, n, n_tiles);
+    }
+    free(got);
+    free(want);
+}
+
+/* Choices differ from the reference's only where scores are as good as equal. */
+static void check_routes(struct run *r, const struct k_tokens *t, const int32_t *lens, int n,
+                         const char *name)
+{
+    size_t n_routes = (size_t)n * (size_t)r->s.n_used, n_wrong = 0;
+    struct k_routes want = {malloc(n_routes * 4), malloc(n_routes * 4)};
+    double worst = 0.0;
+
+    route(r, r->dev_x, t, n);
+    ref_route(&want, r->x, &r->router, n, r->s.dim);
+    for (size_t i = 0; i < n_routes; i++) {
+        bool is_padding = lens != NULL && lens[i / (size_t)r->s.n_used] == 0;
+
+        if (is_padding)
+            n_wrong += r->ids[i] != -1;
+        else if (r->ids[i] != want.ids[i])
+            n_wrong++;
+        else
+            worst = fmax(worst, fabs((double)r->weights[i] - (double)want.weights[i]));
+    }
+    ok(n_wrong * 1000 <= n_routes && worst < 1e-4,
+       "%s: %d tokens: %zu of %zu choices differ, weights within %.1e", name, n, n_wrong, n_routes,
+       worst);
+    check_order(r, n, name);
+    free(want.ids);
+    free(want.weights);
+}
+
+static void check_router(struct run *r)
+{
+    static const int numbers[] = {1, 2, 7, 33, 64, 65, 300, 1100};
+    static const struct {
+        const char *name;
+        enum k_scoring scoring;
+        bool has_bias, renorms;
+        int n_groups, n_groups_used, group_best;
+    } ways[] = {{"softmax", K_SCORE_SOFTMAX, false, false, 1, 1, 1},
+                {"softmax, renormed, with a bias", K_SCORE_SOFTMAX, true, true, 1, 1, 1},
+                {"sigmoid in groups", K_SCORE_SIGMOID, true, true, 4, 2, 2},
+                {"softmax in groups", K_SCORE_SOFTMAX, false, false, 4, 3, 1},
+                {"softmax of the chosen", K_SCORE_TOP, false, false, 1, 1, 1},
+                {"mixer", K_SCORE_MIXER, false, false, 1, 1, 1}};
+    float *bias = gpu_random((size_t)r->s.n_experts, 0.3f);
+    float *dev_bias = gpu_array(bias, (size_t)r->s.n_experts * sizeof *bias);
+
+    for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++) {
+        struct k_router *both[] = {&r->router, &r->dev_router};
+
+        if (r->s.n_experts % ways[i].n_groups != 0 || !gpu_has_turn())
+            continue;
+        for (int k = 0; k < 2; k++) {
+            both[k]->scoring = ways[i].scoring;
+            both[k]->renorms = ways[i].renorms;
+            both[k]->n_groups = ways[i].n_groups;
+            both[k]->n_groups_used = ways[i].n_groups_used;
+            both[k]->group_best = ways[i].group_best;
+            both[k]->scale = ways[i].has_bias ? 1.7f : 1.0f;
+        }
+        r->router.bias = ways[i].has_bias ? bias : NULL;
+        r->dev_router.bias = ways[i].has_bias ? dev_bias : NULL;
+        for (size_t k = 0; k < sizeof numbers / sizeof numbers[0]; k++) {
+            if (numbers[k] <= r->n_max)
+                check_routes(r, NULL, NULL, numbers[k], ways[i].name);
+        }
+    }
+    free(bias);
+}
+
+/* Tokens of sequences without keys are padding. */
+static void check_padding(struct run *r, int n)
+{
+    int32_t *seq = malloc((size_t)n * 4), *lens = malloc((size_t)n * 4);
+    struct k_tokens t = {.n_tokens = n};
+
+    for (int i = 0; i < n; i++) {
+        seq[i] = i;
+        lens[i] = i % 3 == 1 ? 0 : 5;
+    }
+    t.seq = gpu_array(seq, (size_t)n * 4);
+    t.kv_len = gpu_array(lens, (size_t)n * 4);
+    check_routes(r, &t, lens, n, "padding");
+    free(seq);
+    free(lens);
+}
+
+/* --- results ---------------------------------------------------------------------------- */
+
+/* The whole FFN of n tokens of x, after route(); out gets the device's results. */
+static void run_experts(struct run *r, const k_bf16 *x, const float *own, int n, float *out)
+{
+    size_t n_out = (size_t)n * (size_t)r->s.dim;
+    struct k_combining c = {.x = x,
+                            .switches = own != NULL ? r->dev_switches : NULL,
+                            .adds = own != NULL,
+                            .n_used = r->s.n_used,
+                            .dim = r->s.dim};
+    k_bf16 *dev_out = own != NULL ? gpu_bf16(own, n_out) : gpu_array(NULL, n_out * sizeof *dev_out);
+    float *got;
+
+    gpu_must(
+        k_run_experts(&r->m, x, &r->dev_experts, n, r->s.n_used, SMS, device_cuda_stream(gpu)));
+    gpu_must(k_combine(dev_out, &r->m, &c, NULL, n, device_cuda_stream(gpu)));
+    got = gpu_floats(dev_out, n_out);
+    memcpy(out, got, n_out * sizeof *out);
+    free(got);
+}
+
+/* Make all tokens choose the same experts, by rows of w that they all agree with. */
+static void crowd(struct run *r, bool on)
+{
+    size_t n = (size_t)r->s.n_experts;
+    float *bias = calloc(n, sizeof *bias);
+
+    for (int i = 0; i < r->s.n_used; i++)
+        bias[(i * 3 + 1) % r->s.n_experts] = 100.0f;
+    r->router.scoring = r->dev_router.scoring = K_SCORE_SIGMOID;
+    r->router.renorms = r->dev_router.renorms = true;
+    r->dev_router.bias = on ? gpu_array(bias, n * sizeof *bias) : NULL;
+    free(bias);
+}
+
+static void check_results(struct run *r, int n, const char *name)
+{
+    size_t n_out = (size_t)n * (size_t)r->s.dim;
+    float *got = malloc(n_out * sizeof *got), *again = malloc(n_out * sizeof *got);
+    float *own = n % 2 == 1 ? gpu_random(n_out, 1.0f) : NULL, *want = calloc(n_out, sizeof *want);
+    const struct k_routes routes = {r->ids, r->weights};
+    const struct k_combining c = {.x = r->x,
+                                  .switches = own != NULL ? r->switches : NULL,
+                                  .adds = own != NULL,
+                                  .n_used = r->s.n_used,
+                                  .dim = r->s.dim};
+
+    route(r, r->dev_x, NULL, n);
+    run_experts(r, r->dev_x, own, n, got);
+    if (own != NULL)
+        memcpy(want, own, n_out * sizeof *want);
+    ref_experts(want, r->x, &r->experts, &routes, &c, n);
+    /* ff and y are rounded to bfloat16, and so are the sum and weights with scales of blocks. */
+    gpu_compare(got, want, n_out, 4e-5, 2e-2, name);
+    run_experts(r, r->dev_x, own, n, again);
+    ok(memcmp(got, again, n_out * sizeof *got) == 0, "%s: %d tokens: the same bits again", name, n);
+    free(got), free(again), free(own), free(want);
+}
+
+/* The last token of n, and of fewer, gets the same bits. */
+static void check_alone(struct run *r, int n, int fewer)
+{
+    size_t dim = (size_t)r->s.dim;
+    float *all = malloc((size_t)n * dim * sizeof *all),
+          *some = malloc((size_t)n * dim * sizeof *all);
+
+    route(r, r->dev_x, NULL, n);
+    run_experts(r, r->dev_x, NULL, n, all);
+    route(r, r->dev_x + (size_t)(n - fewer) * dim, NULL, fewer);
+    run_experts(r, r->dev_x + (size_t)(n - fewer) * dim, NULL, fewer, some);
+    ok(memcmp(all + (size_t)(n - 1) * dim, some + (size_t)(fewer - 1) * dim, dim * sizeof *all) ==
+           0,
+       "a token of %d and of %d: the same bits", n, fewer);
+    free(all), free(some);
+}
+
+/* The sum goes on to the residual and to the norm of the next product. */
+static void check_residual(struct run *r, int n)
+{
+    size_t n_out = (size_t)n * (size_t)r->s.dim, n_sums = n_out / 16;
+    float *plain = malloc(n_out * sizeof *plain), *x = gpu_random(n_out, 1.0f);
+    float *norm = gpu_random((size_t)r->s.dim, 1.0f), *got = malloc(n_out * sizeof *got);
+    float *sums = malloc(n_sums * sizeof *sums), *normed,
+          *want_normed = malloc(n_out * sizeof *got);
+    float *want_sums = calloc(n_sums, sizeof *sums);
+    struct k_product p = {.residual = gpu_array(x, n_out * sizeof *x),
+                          .norm = gpu_bf16(norm, (size_t)r->s.dim),
+                          .normed = gpu_array(NULL, n_out * sizeof(k_bf16)),
+                          .sums_out = gpu_array(NULL, n_sums * sizeof *sums)};
+    const struct k_combining c = {.n_used = r->s.n_used, .dim = r->s.dim};
+
+    route(r, r->dev_x, NULL, n);
+    run_experts(r, r->dev_x, NULL, n, plain);
+    gpu_must(k_combine(NULL, &r->m, &c, &p, n, device_cuda_stream(gpu)));
+    ok(gpu_get(got, p.residual, n_out * sizeof *got), "guard bands are whole");
+    ok(gpu_get(sums, p.sums_out, n_sums * sizeof *sums), "guard bands are whole");
+    normed = gpu_floats(p.normed, n_out);
+    for (size_t i = 0; i < n_out; i++) {
+        x[i] += plain[i];
+        want_normed[i] = got[i] * norm[i % (size_t)r->s.dim];
+        want_sums[i / 16] += got[i] * got[i];
+    }
+    gpu_compare(got, x, n_out, 2e-5, 1e-2, "residual");
+    gpu_compare(normed, want_normed, n_out, 2e-5, 1e-2, "normed");
+    gpu_compare(sums, want_sums, n_sums, 1e-9, 1e-5, "sums of squares");
+    free(plain), free(x), free(norm), free(got), free(sums), free(normed), free(want_normed);
+    free(want_sums);
+}
+
+static void check_shape(struct shape s, struct k_format f, int n_max, const char *format)
+{
+    static const int numbers[] = {1, 4, 13, 37, 64, 65, 200, 513};
+    int many = K_MIXING_EACH * s.n_own / s.n_used + 1; /* tokens that are no longer few */
+    char name[100];
+    struct run r;
+
+    if (!gpu_has_turn())
+        return;
+    many = many > K_MIXING_FEW ? many : K_MIXING_FEW + 1;
+    run_open(&r, s, f, n_max);
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+        if (numbers[i] > n_max)
+            continue;
+        for (int crowded = 0; crowded < 2; crowded++) {
+            snprintf(name, sizeof name, "%d of %d experts, %d, %d, %s, %d tokens%s", s.n_own,
+                     s.n_experts, s.dim, s.ff_dim, format, numbers[i],
+                     crowded != 0 ? " at the same experts" : "");
+            crowd(&r, crowded != 0);
+            check_results(&r, numbers[i], name);
+        }
+        crowd(&r, false);
+    }
+    check_alone(&r, 64 < n_max ? 64 : n_max, 1);
+    check_alone(&r, 64 < n_max ? 64 : n_max, 9);
+    if (n_max > many)
+        check_alone(&r, n_max, many);
+    if (s.dim % 16 == 0)
+        check_residual(&r, 5);
+    run_close(&r);
+}
+
+int main(void)
+{
+    const struct k_format plain = {.elem = K_BF16}, by_row = k_format_by_row(K_E4M3),
+                          blocks = k_format_in_groups(K_E4M3, 128, 128);
+    struct run r;
+
+    gpu_open();
+    run_open(&r, (struct shape){60, 4, 72, 8, 0, 60}, plain, 1100);
+    check_router(&r);
+    check_padding(&r, 40);
+    check_padding(&r, 150);
+    run_close(&r);
+    run_open(&r, (struct shape){256, 8, 130, 8, 64, 128}, plain, 300);
+    check_router(&r);
+    run_close(&r);
+    check_shape((struct shape){5, 2, 40, 20, 0, 5}, plain, 80, "bf16");
+    check_shape((struct shape){5, 2, 36, 18, 0, 5}, plain, 80, "bf16");
+    check_shape((struct shape){12, 3, 136, 200, 0, 12}, plain, 200, "bf16");
+    check_shape((struct shape){8, 3, 128, 96, 2, 4}, plain, 200, "bf16");
+    check_shape((struct shape){12, 3, 144, 208, 0, 12}, by_row, 200, "e4m3 by row");
+    check_shape((struct shape){6, 2, 256, 128, 0, 6}, blocks, 200, "e4m3 in blocks");
+    check_shape((struct shape){32, 4, 384, 256, 0, 32}, blocks, 513, "e4m3 in blocks");
+    check_shape((struct shape){32, 4, 320, 320, 0, 32}, plain, 513, "bf16");
+    return tap_done();
+}
