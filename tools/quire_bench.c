@@ -544,6 +544,7 @@ static void bench_kernel(struct bench *n)
                                     .pages_max = 64,
                                     .len_max = 1024,
                                     .page_tokens = 16,
+                                    .n_tables = 1,
                                     .n_heads = config.n_heads,
                                     .n_kv_heads = config.n_kv_heads,
                                     .head_dim = config.head_dim,
