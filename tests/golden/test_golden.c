@@ -239,7 +239,7 @@ static void check_gguf(const char *base, const char *name, const char *golden_pa
     snprintf(title, sizeof title, "gguf/%s.gguf", slash != NULL ? slash + 1 : name);
     snprintf(file, sizeof file, "%s/%s", base, title);
     if (stat(file, &st) == 0)
-        check_model(title, file, golden_path, 1);
+        check_model(title, file, golden_path, 1, false);
 }
 
 /* What does not divide is refused. */
