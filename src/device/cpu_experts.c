@@ -37,10 +37,13 @@ static void cpu_expert_task(void *arg, int task, int worker)
     int expert = job->touched[task / job->n_out_tasks];
     int first = job->starts[expert], out = task % job->n_out_tasks * OUTS_A_TASK;
     size_t n_in = (size_t)job->w->n_in, n_out = (size_t)job->n_out;
+    size_t row_bytes = cpu_row_bytes(job->w);
     const struct cpu_matmul product = {
         .y = job->y + (size_t)first * n_out,
         .x = job->x + (size_t)first * n_in,
-        .w = (const float *)job->w->data + (size_t)expert * n_out * n_in,
+        .w = (const char *)job->w->data + (size_t)expert * n_out * row_bytes,
+        .type = cpu_type_of(job->w),
+        .w_bytes = row_bytes,
         .n_in = job->w->n_in,
         .n_out = job->n_out,
         .row_last = job->starts[expert + 1] - first,

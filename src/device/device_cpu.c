@@ -634,16 +634,14 @@ static void cpu_matmul(struct device *d, void *y, const struct device_rows *x,
 {
     struct cpu *cpu = cpu_of(d);
     struct matmul_job job = {.math = cpu->math, .n = n, .wide_len = cpu->wide_len};
-    bool is_plain = k_format_is_plain(&w->format);
 
     if (w->n_in <= cpu->wide_cols)
         job.wide = cpu->wide;
     job.m = (struct cpu_matmul){.y = y,
                                 .x = x->data,
                                 .w = w->data,
-                                .type = is_plain ? K_F32 : w->format.elem,
-                                .w_bytes = is_plain ? (size_t)w->n_in * sizeof(float)
-                                                    : k_format_row_bytes(&w->format, w->n_in),
+                                .type = cpu_type_of(w),
+                                .w_bytes = cpu_row_bytes(w),
                                 .bias = bias,
                                 .n_in = w->n_in,
                                 .n_out = w->n_out,

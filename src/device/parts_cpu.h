@@ -55,6 +55,21 @@ static inline struct cpu *cpu_of(struct device *d)
     return (struct cpu *)d;
 }
 
+/* How products of this device read a matrix: plain numbers are float32, others as they are kept. */
+static inline enum k_type cpu_type_of(const struct k_matrix *w)
+{
+    if (k_format_is_plain(&w->format))
+        return K_F32;
+    return w->format.elem;
+}
+
+static inline size_t cpu_row_bytes(const struct k_matrix *w)
+{
+    if (k_format_is_plain(&w->format))
+        return (size_t)w->n_in * sizeof(float);
+    return k_format_row_bytes(&w->format, w->n_in);
+}
+
 /* --- cpu_mix.c: operations of the table --- */
 void cpu_attn(struct device *d, void *out, const void *qkv, const struct k_kv *kv, int n_heads,
               float scale, const struct k_matrix *to);

@@ -390,11 +390,10 @@ static void loader_find_part(struct loader *l, struct part *p)
     }
 }
 
-/* A part whose numbers are bf16 in the file, in the order of the matrix. Products of experts read
- * plain numbers. */
+/* A part whose numbers are bf16 in the file, in the order of the matrix. */
 static bool loader_is_bf16(const struct part *p)
 {
-    return p->expert < 0 && p->q.kind == NULL && p->q.data != NULL && p->type == DEVICE_BF16 && !p->is_turned;
+    return p->q.kind == NULL && p->q.data != NULL && p->type == DEVICE_BF16 && !p->is_turned;
 }
 
 /* True if every part is such. */
