@@ -39,11 +39,13 @@ struct bench {
     cudaStream_t stream;
 };
 
+/* The zeros are there before the stream writes, which does not wait for other streams. */
 static void *alloc(size_t bytes)
 {
     void *p = NULL;
 
-    bench_must(cudaMalloc(&p, bytes) != cudaSuccess || cudaMemset(p, 0, bytes) != cudaSuccess,
+    bench_must(cudaMalloc(&p, bytes) != cudaSuccess || cudaMemset(p, 0, bytes) != cudaSuccess ||
+                   cudaDeviceSynchronize() != cudaSuccess,
                "memory");
     return p;
 }

@@ -339,11 +339,11 @@ static const struct {
     {"families/ernie4-5-moe", "24", 4.1e-02},
     {"families/hunyuan-moe", "24", 1.8e-02},
     {"families/phimoe", "24", 2.3e-02},
-    {"packed/model-awq", "24", 0.0},
-    {"packed/model-gptq-4-order", "24", 0.0},
-    {"packed/model-ct-int4-zeros", "24", 0.0},
-    {"packed/model-ct-nvfp4", "24", 0.0},
-    {"packed/model-bnb-nf4", "24", 0.0},
+    {"packed/model-awq", "24", 1.6e-02},
+    {"packed/model-gptq-4-order", "24", 2.1e-02},
+    {"packed/model-ct-int4-zeros", "24", 1.6e-02},
+    {"packed/model-ct-nvfp4", "24", 2.7e-02},
+    {"packed/model-bnb-nf4", "24", 2.4e-02},
     {"demo", "24", 0.0},
 };
 
