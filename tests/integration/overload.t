@@ -421,7 +421,7 @@ with tap.section("health"), Stack(front=["--health-stall-s", 1]) as s:
     r = s.get("/health?deep=1")
     tap.ok(r.status == 200 and r.json["token_ms"] > 0, "a token was computed: " + r.text)
     tap.eq(s.metric("vllm:generation_tokens_total"), 0, "which is not counted")
-    slow = s.open_stream(PATH, s.completion("Count", max_tokens=1900, ignore_eos=True))
+    slow = s.open_stream(PATH, s.completion("Count", max_tokens=1900, ignore_eos=True, n=16))
     slow.response.readline()
     time.sleep(1.1)
     tap.eq(s.get("/health?deep=1").status, 200, "a busy engine is well")
@@ -432,7 +432,7 @@ with tap.section("health"), Stack(front=["--health-stall-s", 1]) as s:
     tap.ok("loop has not run for" in r.error["message"] and
            "; %d requests running" % n_running in r.error["message"],
            "it says why: " + r.error["message"])
-    tap.ok(n_running == 1 or DEVICE == "cuda", "and that %d request runs" % n_running)
+    tap.ok(n_running >= 1 or DEVICE == "cuda", "and that %d choices run" % n_running)
     tap.eq(s.get("/health?deep=1").status, 503, "deep neither")
     s.engine.kill(signal.SIGCONT)
     tap.ok(until(lambda: s.get("/health").status == 200, 20, 0.1), "until it goes on")
