@@ -283,7 +283,7 @@ with tap.section("more under way than the lane takes at a time"), \
             under_way.append(10 - len(ended))
             s.engine.kill()
             return None
-        time.sleep(0.03 * i)
+        time.sleep(0.02 * i)
         told = s.stream("/v1/completions", body,
                         on_event=lambda told: len(told.events) == 1 and began.append(i))
         ended.append(i)
@@ -291,10 +291,10 @@ with tap.section("more under way than the lane takes at a time"), \
     got = crowd(11, one, 120)[:10]
     tap.eq(([getattr(t, "error", t) for t in got], [t.done for t in got]),
            ([None] * 10, [True] * 10), "every stream goes on, of %s that were under way" % under_way)
-    if under_way[0] > 8:
-        tap.ok(True, "those were too many for the arena")
+    if under_way[0] > 8 or DEVICE == "cpu":
+        tap.ok(under_way[0] > 8, "those were too many for the arena")
     else:
-        tap.skip("those were too many for the arena", "some of them had ended before")
+        tap.skip("those were too many for the arena", "a GPU had ended some of them before")
     tap.ok(all(same(t.text, want.text) for t in got), "to the same end")
 
 with tap.section("a stop while a program starts"), tempfile.TemporaryDirectory() as d:
