@@ -177,9 +177,7 @@ int quant_check_awq_gemv(const struct quant_search *s, struct quant_part *p)
     /* The padding hides the size of groups; writers use 128, 64 or 32, the largest that needs as
      * many words. */
     for (p->group = 128; rc == ERR_OK && p->group >= 32; p->group /= 2) {
-        int64_t groups = (s->cols + p->group - 1) / p->group, unit = p->group == 128  ? 1
-                                                                     : p->group == 64 ? 2
-                                                                                      : 4;
+        int64_t groups = (s->cols + p->group - 1) / p->group, unit = 128 / p->group;
 
         if (((groups + 7) / 8 + unit - 1) / unit * unit == wide)
             break;

@@ -489,7 +489,7 @@ static void test_state(void)
         world_lose(&w, i);
     engines_read_state(&w.engines, &got, NOW_US);
     ok(!got.attached && got.max_model_len == 512, "without engines the sizes are still known");
-    is_int(engines_turns_away(&w.engines, tenant), 0, "and nobody is turned away");
+    is_int(engines_turns_away(&w.engines, tenant), 0, "and no request is turned away");
     is_int(engines_retry_after(&w.engines), 0, "there is no Retry-After");
     ok(!engines_drain(&w.engines), "none drains");
     world_close(&w);

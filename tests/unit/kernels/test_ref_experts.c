@@ -94,7 +94,7 @@ static void check_order_of_choices(void)
     ok(ids[0] == 5 && ids[1] == 4, "the group with the best two");
 }
 
-/* Six tokens, two slots; this rank has experts 2 and 3, and one that nobody chose. */
+/* Six tokens, two slots; this rank has experts 2 and 3, and one that no token chose. */
 static void check_routes(void)
 {
     const int32_t chosen[12] = {2, 0, 3, 2, 1, 5, 2, 3, -1, -1, 3, 2};
