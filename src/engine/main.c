@@ -16,7 +16,7 @@
 #include "base/must.h"
 #include "base/service.h"
 #include "engine/engine.h"
-#include "engine/rank.h"
+#include "engine/replica.h"
 #include "ipc/attach.h"
 
 /* Some 20 GB of the most recently used pages are ready by then. */
@@ -61,7 +61,7 @@ static int main_open_model(struct engine *e)
         .cpu_threads = settings->cpu_threads,
         .n_ranks = settings->tensor_parallel_size,
         .uses_nccl = settings->disable_custom_all_reduce,
-        .first_gpu = rank_first_gpu(settings),
+        .first_gpu = replica_first_gpu(settings),
         .whole_experts = settings->enable_expert_parallel,
         .page_tokens = settings->page_tokens,
         .max_num_seqs = settings->max_num_seqs,
@@ -393,7 +393,7 @@ int main(int argc, char **argv)
         return 0;
     rc = log_set_level_text(engine.settings.log_level);
     if (rc == ERR_OK)
-        rc = rank_take(&engine.settings);
+        rc = replica_take(&engine.settings);
     if (rc == ERR_OK)
         rc = main_open(&engine);
     if (rc == ERR_DRAINING)

@@ -2,7 +2,7 @@
  *
  * The engines of data_parallel_size read one configuration file; each changes what must not be
  * shared. */
-#include "engine/rank.h"
+#include "engine/replica.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -12,7 +12,7 @@
 #include "ipc/attach.h"
 
 /* A copy of a path with "-rank" at its end; an empty one stays empty. NULL without memory. */
-static const char *rank_path(const char *path, int rank)
+static const char *replica_path(const char *path, int rank)
 {
     size_t cap = strlen(path) + 16;
     char *own;
@@ -25,14 +25,14 @@ static const char *rank_path(const char *path, int rank)
     return own;
 }
 
-int rank_first_gpu(const struct settings *s)
+int replica_first_gpu(const struct settings *s)
 {
     if (s->data_parallel_size == 1)
         return 0;
     return s->data_parallel_rank * s->tensor_parallel_size;
 }
 
-int rank_take(struct settings *s)
+int replica_take(struct settings *s)
 {
     size_t cap = strlen(s->engine_socket) + 16;
     char *path;
@@ -53,8 +53,8 @@ int rank_take(struct settings *s)
     if (path != NULL)
         attach_path_of(path, cap, s->engine_socket, s->data_parallel_rank);
     s->engine_socket = path;
-    s->kv_host_file = rank_path(s->kv_host_file, s->data_parallel_rank);
-    s->kv_store_dir = rank_path(s->kv_store_dir, s->data_parallel_rank);
+    s->kv_host_file = replica_path(s->kv_host_file, s->data_parallel_rank);
+    s->kv_store_dir = replica_path(s->kv_store_dir, s->data_parallel_rank);
     if (path == NULL || s->kv_host_file == NULL || s->kv_store_dir == NULL)
         return ERR_NO_MEMORY;
     return ERR_OK;
