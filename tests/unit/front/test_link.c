@@ -58,7 +58,13 @@ static void *engine_greet(void *context)
         (void)usleep(1000);
     }
     must_ok(rc);
-    must_ok(attach_read_hello(w->control_fd, &visitor));
+    for (int i = 0; i < 2000; i++) { /* the front has connected, but may not have written yet */
+        rc = attach_read_hello(w->control_fd, &visitor);
+        if (rc != ERR_AGAIN)
+            break;
+        (void)usleep(1000);
+    }
+    must_ok(rc);
     if (w->flaw == FLAW_FULL || w->flaw == FLAW_FOREIGN) {
         welcome.error = w->flaw == FLAW_FULL ? ERR_OVERLOADED : ERR_VERSION;
         must_ok(attach_send_welcome(w->control_fd, &welcome, NULL));
