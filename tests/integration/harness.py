@@ -487,7 +487,7 @@ class Stack:
     def __init__(self, engine=(), front=(), n_fronts=2, store=False, env=None, nginx=True,
                  start_engine=True, host=None, host_file=None, programs=BUILDDIR,
                  front_watchdog_s=0, origins=(), keys="", model=MODEL,
-                 many_keys=False, n_engines=1):
+                 many_keys=False, n_engines=1, own_gpus=False):
         self.many_keys = many_keys
         self.dir = tempfile.mkdtemp(prefix="quire-t-")
         os.chmod(self.dir, 0o755)
@@ -513,14 +513,14 @@ class Stack:
         self.n_requests = 0
         common = ["--model", model, "--served-model-name", MODEL_NAME, "--engine-socket",
                   socket_setting]
-        # By its number each would have a GPU of its own: on cuda they share one, by their sockets.
-        self.by_number = n_engines > 1 and DEVICE == "cpu"
+        # By its number each has a GPU of its own: in tests on cuda they share one, by their sockets.
+        self.by_number = n_engines > 1 and (DEVICE == "cpu" or own_gpus)
         if self.by_number:
             common += ["--data-parallel-size", str(n_engines)]
         # A number of pages, not a share of the GPU: several tests may run on it.
         self.engine_argv = [os.path.join(programs, "quire-engine")] + common + \
             ["--device", DEVICE, "--cpu-threads", "2"] + \
-            (["--num-pages", "8192"] if DEVICE == "cuda" else []) + [str(a) for a in engine]
+            (["--num-pages", "8192"] if DEVICE == "cuda" and not own_gpus else []) + [str(a) for a in engine]
         self.host_is_ours = bool(host) and host_file is None
         self.host_file = host_file or (os.path.join(
             memory_folder(), os.path.basename(self.dir), "pages") if host else "")
