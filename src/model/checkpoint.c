@@ -380,6 +380,17 @@ const struct tensor *checkpoint_find(const struct checkpoint *c, const char *nam
     return bsearch(&key, c->tensors, c->n_tensors, sizeof *c->tensors, checkpoint_by_name);
 }
 
+size_t checkpoint_size(const struct checkpoint *c)
+{
+    return c->n_tensors;
+}
+
+const struct tensor *checkpoint_tensor(const struct checkpoint *c, size_t i)
+{
+    must(i < c->n_tensors);
+    return &c->tensors[i];
+}
+
 /* Large reads return in parts, and a signal may interrupt them. */
 int checkpoint_read(const struct checkpoint *c, const struct tensor *t, size_t at, void *to,
                     size_t n)

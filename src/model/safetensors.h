@@ -52,6 +52,10 @@ void checkpoint_close(struct checkpoint *c); /* NULL is fine */
 /* The tensor of a name; NULL if there is none. */
 const struct tensor *checkpoint_find(const struct checkpoint *c, const char *name);
 
+/* Tensor i in the order of names, 0 <= i < checkpoint_size(). */
+size_t checkpoint_size(const struct checkpoint *c);
+const struct tensor *checkpoint_tensor(const struct checkpoint *c, size_t i);
+
 /* Copy bytes at .. at + n - 1 of a tensor from its file. ERR_IO, or ERR_CORRUPT when the file has
  * become shorter; logged. Any thread. */
 int checkpoint_read(const struct checkpoint *c, const struct tensor *t, size_t at, void *to,
