@@ -1,26 +1,37 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * quire: commands for operators. `quire bench` measures a model in its own process, `quire top`
- * shows the work of a running engine. */
+ * quire: commands for operators, a file each. */
 #include "tools/quire.h"
 
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
+static const struct {
+    const char *name;
+    int (*run)(int argc, char **argv);
+} commands[] = {{"bench", quire_bench},
+                {"eval", quire_eval},
+                {"plan", quire_plan},
+                {"quantize", quire_quantize},
+                {"top", quire_top}};
+
 int main(int argc, char **argv)
 {
-    if (argc >= 2 && strcmp(argv[1], "bench") == 0)
-        return quire_bench(argc - 1, argv + 1);
-    if (argc >= 2 && strcmp(argv[1], "plan") == 0)
-        return quire_plan(argc - 1, argv + 1);
-    if (argc >= 2 && strcmp(argv[1], "top") == 0)
-        return quire_top(argc - 1, argv + 1);
-    fprintf(argc >= 2 && strcmp(argv[1], "--help") == 0 ? stdout : stderr,
+    bool wants_help = argc >= 2 && strcmp(argv[1], "--help") == 0;
+
+    for (size_t i = 0; argc >= 2 && i < sizeof commands / sizeof commands[0]; i++) {
+        if (strcmp(argv[1], commands[i].name) == 0)
+            return commands[i].run(argc - 1, argv + 1);
+    }
+    fprintf(wants_help ? stdout : stderr,
             "usage: quire bench latency|throughput|kernel --model FOLDER [options]\n"
+            "       quire eval perplexity|choices FOLDER FILE [--len N] [settings]\n"
             "       quire plan FOLDER [--card NAME] [--len TOKENS] [settings]\n"
+            "       quire quantize FOLDER --to int4|int8|fp8|nvfp4 --out FOLDER [--text FILE]\n"
             "       quire top [--engine-socket PATH] [--seconds N] [--once]\n"
-            "       quire bench --help\n");
-    if (argc >= 2 && strcmp(argv[1], "--help") == 0)
+            "       quire COMMAND --help\n");
+    if (wants_help)
         return 0;
     return 2;
 }
