@@ -8,6 +8,7 @@
 #include "device/cpu_math.h"
 #include "device/cpu_ranks.h"
 #include "device/cpu_sleep.h"
+#include "device/cpu_stages.h"
 #include "device/device.h"
 #include "device/pool.h"
 
@@ -40,12 +41,14 @@ struct cpu {
     int n_rows[DEVICE_STEPS_MAX];
     struct k_logprob_row *logprobs[DEVICE_STEPS_MAX]; /* [n_seqs], of the step's extras */
     int n_extras[DEVICE_STEPS_MAX];
-    unsigned n_begun, n_ended;
+    _Atomic unsigned n_begun, n_ended; /* with stages, steps end on another thread */
     struct cpu_experts experts; /* NULL pointers in models without experts */
     struct cpu_sleep sleep;
     struct cpu_ranks *ranks; /* NULL: this is the only rank */
-    struct cpu *first;       /* rank 0 */
+    struct cpu *sampler;     /* the device that samples: rank 0, of the last stage */
     int rank;
+    struct cpu_stages *stages; /* NULL: this device has all layers */
+    int idx;                   /* among the devices of all stages */
     int n_allocs;
     void *allocs[CPU_ALLOCS_MAX];
 };

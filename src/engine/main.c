@@ -60,6 +60,7 @@ static int main_open_model(struct engine *e)
         .gemm_table = settings->gemm_table,
         .cpu_threads = settings->cpu_threads,
         .n_ranks = settings->tensor_parallel_size,
+        .n_stages = settings->pipeline_parallel_size,
         .uses_nccl = settings->disable_custom_all_reduce,
         .first_gpu = replica_first_gpu(settings),
         .whole_experts = settings->enable_expert_parallel,
@@ -254,6 +255,7 @@ static int main_open_queues(struct engine *e)
         .page_tokens = shape->page_tokens,
         .prefix_caching = e->settings.enable_prefix_caching,
         .n_groups = shape->n_groups,
+        .n_stages = shape->n_stages,
         .groups = shape->groups,
         .drafts = e->drafts.method == DRAFT_NONE ? NULL : &e->drafts,
     };

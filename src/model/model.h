@@ -28,7 +28,8 @@ struct model_options {
     const char *kv_cache_dtype; /* NULL or "auto": the device's type; "fp8", "fp8_e4m3": e4m3 */
     const char *gemm_table; /* table of measured matrix products; NULL or "": the installed one */
     int cpu_threads;        /* 0: one per core; shared among the ranks */
-    int n_ranks;            /* devices that share the model, 1 .. 16 (rank.h); 0: one */
+    int n_ranks;            /* devices that share each layer, 1 .. 16 (rank.h); 0: one */
+    int n_stages;           /* runs of layers, each on n_ranks devices of its own; 0: one */
     bool uses_nccl;         /* for sums over the devices; otherwise only where a GPU cannot reach
                              * another one's memory */
     int first_gpu;          /* of those that CUDA shows: the first of these devices */
@@ -46,6 +47,7 @@ struct model_options {
 /* The result of the options and config.json. */
 struct model_shape {
     int n_layers, dim, n_heads, n_kv_heads, head_dim, ff_dim, n_vocab;
+    int n_stages; /* 1 .. 16 */
     int max_model_len;
     int max_num_seqs;
     int max_num_batched_tokens;
@@ -91,8 +93,9 @@ int model_pages_of(const struct model *m, int n_tokens);
 int model_sleep(struct model *m) ERR_CHECKED;
 int model_wake(struct model *m) ERR_CHECKED;
 
-/* Steps that may be in flight at once: one may begin before the previous one has ended. */
-#define MODEL_STEPS_MAX 2
+/* Steps that may be in flight at once: shape.n_stages + 1, so that each stage computes one while the
+ * next one begins. */
+#define MODEL_STEPS_MAX 17
 
 /* Start one step: write K and V of the batch's tokens into their pages, and compute the logits of
  * the rows. May return before the device is done. Steps run in the order in which they begin, and

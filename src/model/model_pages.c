@@ -2,9 +2,12 @@
  *
  * Pages of a model: reading, writing and copying them, and the sleep of its devices.
  *
- * A page of the engine is one page on each rank. In host memory the parts of the ranks follow one
- * another, in the order of the ranks, cache.page_bytes each; so a page has the same bytes whichever
- * thread or process reads it.
+ * A page of the engine is one page on each rank. In host memory the parts of the ranks lie where
+ * model_cut_pages() has placed them; so a page has the same bytes whichever thread or process reads
+ * it.
+ *
+ * Where steps are posted (rank.h), a copy into a page waits for the steps that have begun: they may
+ * use the page. A copy out need not, because a page that is saved is complete.
  *
  * All functions run on the engine's thread, except model_pin() and model_unpin(). */
 #include "base/fault.h"
@@ -17,19 +20,18 @@
 static char *model_page_at(const struct model *m, const struct rank *r, int32_t page_id)
 {
     must(page_id >= 0 && page_id < m->shape.n_pages);
-    return r->pages + (size_t)page_id * m->cache.page_bytes;
+    return r->pages + (size_t)page_id * r->cache.page_bytes;
 }
 
 /* A rank's part of a page in host memory. */
-static char *model_part_at(const struct model *m, const struct rank *r, void *host)
+static char *model_part_at(const struct rank *r, void *host)
 {
-    return (char *)host + (size_t)r->idx * m->cache.page_bytes;
+    return (char *)host + r->host_at;
 }
 
-static const char *model_const_part_at(const struct model *m, const struct rank *r,
-                                       const void *host)
+static const char *model_const_part_at(const struct rank *r, const void *host)
 {
-    return (const char *)host + (size_t)r->idx * m->cache.page_bytes;
+    return (const char *)host + r->host_at;
 }
 
 /* Copies that block. They stop at the first rank that fails, because an error of a device ends the
@@ -41,34 +43,34 @@ int model_page_read(struct model *m, int32_t page_id, void *host)
     for (int i = 0; i < m->ranks.n && rc == ERR_OK; i++) {
         const struct rank *rank = &m->ranks.at[i];
 
-        rc = rank->device->ops->fetch(rank->device, model_part_at(m, rank, host),
-                                      model_page_at(m, rank, page_id), m->cache.page_bytes);
+        rc = rank->device->ops->fetch(rank->device, model_part_at(rank, host),
+                                      model_page_at(m, rank, page_id), rank->cache.page_bytes);
     }
     return rc;
 }
 
 int model_page_write(struct model *m, int32_t page_id, const void *host)
 {
-    int rc = ERR_OK;
+    int rc = ranks_settle(&m->ranks);
 
     for (int i = 0; i < m->ranks.n && rc == ERR_OK; i++) {
         const struct rank *rank = &m->ranks.at[i];
 
         rc = rank->device->ops->upload(rank->device, model_page_at(m, rank, page_id),
-                                       model_const_part_at(m, rank, host), m->cache.page_bytes);
+                                       model_const_part_at(rank, host), rank->cache.page_bytes);
     }
     return rc;
 }
 
 int model_page_copy(struct model *m, int32_t to, int32_t from)
 {
-    int rc = ERR_OK;
+    int rc = ranks_settle(&m->ranks);
 
     for (int i = 0; i < m->ranks.n && rc == ERR_OK; i++) {
         const struct rank *rank = &m->ranks.at[i];
 
         rc = rank->device->ops->copy_within(rank->device, model_page_at(m, rank, to),
-                                            model_page_at(m, rank, from), m->cache.page_bytes);
+                                            model_page_at(m, rank, from), rank->cache.page_bytes);
     }
     return rc;
 }
@@ -77,13 +79,13 @@ int model_page_copy(struct model *m, int32_t to, int32_t from)
  * ranks are combined in rank.c. */
 int model_page_in(struct model *m, int32_t page_id, const void *host)
 {
-    int rc = ERR_OK;
+    int rc = ranks_settle(&m->ranks);
 
     for (int i = 0; i < m->ranks.n && rc == ERR_OK; i++) {
         const struct rank *rank = &m->ranks.at[i];
 
         rc = rank->device->ops->copy_start(rank->device, DEVICE_IN, model_page_at(m, rank, page_id),
-                                           model_const_part_at(m, rank, host), m->cache.page_bytes);
+                                           model_const_part_at(rank, host), rank->cache.page_bytes);
     }
     return rc;
 }
@@ -95,8 +97,8 @@ int model_page_out(struct model *m, int32_t page_id, void *host)
     for (int i = 0; i < m->ranks.n && rc == ERR_OK; i++) {
         const struct rank *rank = &m->ranks.at[i];
 
-        rc = rank->device->ops->copy_start(rank->device, DEVICE_OUT, model_part_at(m, rank, host),
-                                           model_page_at(m, rank, page_id), m->cache.page_bytes);
+        rc = rank->device->ops->copy_start(rank->device, DEVICE_OUT, model_part_at(rank, host),
+                                           model_page_at(m, rank, page_id), rank->cache.page_bytes);
     }
     return rc;
 }

@@ -148,7 +148,7 @@ static void check_ranks(const struct hf_config *c, const struct plan *whole, int
         ranks[i].device->ops = &ops;
     }
     is_int(plan_split(&part, whole, n_ranks, false), ERR_OK, "%d ranks", n_ranks);
-    is_int(weights_load(ranks, c, whole, &part, &(struct weights_source){.dir = dir}), ERR_OK,
+    is_int(weights_load(ranks, c, whole, &part, 1, &(struct weights_source){.dir = dir}), ERR_OK,
            "loaded");
     for (int i = 0; i < n_ranks; i++) {
         const struct layer_weights *l = &w[i].layers[0];
