@@ -49,20 +49,25 @@ struct device_limits {
     int n_stages;    /* of the model; 0: one */
 };
 
-/* The stages of a model with these limits, and the steps of it that may be in flight. */
-static inline unsigned device_stages(const struct device_limits *l)
+/* The stages of a model. One step more may be in flight: one for each stage, and one that begins
+ * before the oldest ends. */
+static inline unsigned device_stages(int n_stages)
 {
-    return l->n_stages > 1 ? (unsigned)l->n_stages : 1;
+    return n_stages > 1 ? (unsigned)n_stages : 1;
 }
 
-static inline unsigned device_steps(const struct device_limits *l)
+/* The length of a ring for all steps in flight. A power of two, so that step numbers may wrap. */
+static inline unsigned device_steps(int n_stages)
 {
-    return device_stages(l) + 1;
+    unsigned n = 2;
+
+    while (n < device_stages(n_stages) + 1)
+        n *= 2;
+    return n;
 }
 
-/* Steps that may be in flight: one for each stage, and one that begins before the oldest ends. */
 #define DEVICE_STAGES_MAX 16
-#define DEVICE_STEPS_MAX  (DEVICE_STAGES_MAX + 1)
+#define DEVICE_STEPS_MAX  32 /* device_steps() of so many stages */
 
 /* One step as host arrays; borrowed until sample() or, with n_rows 0, until launch(). An id of
  * tokens.ids below 0 refers to the token that row -1 - id of the previous step samples; with n

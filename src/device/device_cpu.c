@@ -32,7 +32,7 @@
 /* The ids of a step, by its number. */
 static int32_t *cpu_ids_of(struct cpu *c, unsigned step)
 {
-    return c->ids[step % device_steps(&c->base.limits)];
+    return c->ids[step % device_steps(c->base.limits.n_stages)];
 }
 
 /* --- memory ---------------------------------------------------------------------------- */
@@ -770,7 +770,7 @@ static void cpu_sample_task(void *arg, int task, int worker)
 static void cpu_sample(struct device *d, float *logits)
 {
     struct sample_job job = {.c = cpu_of(d), .logits = logits};
-    unsigned step = (job.c->n_begun - 1) % device_steps(&d->limits);
+    unsigned step = (job.c->n_begun - 1) % device_steps(d->limits.n_stages);
     const struct device_extras *extras = &d->extras;
     int n_vocab = d->limits.n_vocab;
 
@@ -790,7 +790,7 @@ static void cpu_sample(struct device *d, float *logits)
  * it. Only the first stage reads ids. */
 static int cpu_resolve_ids(struct cpu *cpu, const struct device_batch *b)
 {
-    unsigned step = cpu->n_begun - device_stages(&cpu->base.limits);
+    unsigned step = cpu->n_begun - device_stages(cpu->base.limits.n_stages);
     const int32_t *before = cpu_ids_of(cpu->sampler, step);
     bool waits = cpu->stages != NULL;
 
@@ -808,10 +808,10 @@ static int cpu_resolve_ids(struct cpu *cpu, const struct device_batch *b)
 static int cpu_begin(struct device *d, const struct device_batch *b)
 {
     struct cpu *cpu = cpu_of(d);
-    unsigned at = cpu->n_begun % device_steps(&d->limits);
+    unsigned at = cpu->n_begun % device_steps(d->limits.n_stages);
     int rc = ERR_OK;
 
-    must(cpu->n_begun - cpu->n_ended < device_steps(&d->limits));
+    must(cpu->n_begun - cpu->n_ended <= device_stages(d->limits.n_stages));
     if (cpu->stages == NULL || cpu_stages_is_first(cpu->stages, cpu->idx))
         rc = cpu_resolve_ids(cpu, b);
     if (rc != ERR_OK)
@@ -848,7 +848,7 @@ static bool cpu_few(struct device *d, const struct k_matrix *w, int n)
 static int cpu_end(struct device *d, int32_t *ids, struct k_logprob_row *logprobs, int *n_extras)
 {
     struct cpu *cpu = cpu_of(d);
-    unsigned step = cpu->n_ended++, at = step % device_steps(&d->limits);
+    unsigned step = cpu->n_ended++, at = step % device_steps(d->limits.n_stages);
 
     /* A step must have begun for each end. */
     must(step != cpu->n_begun);
@@ -875,7 +875,7 @@ static int cpu_reserve_extras(struct device *d, size_t n_seqs)
     extras->biases = cpu_alloc(d, n_seqs * DEVICE_BIASES_MAX * sizeof *extras->biases);
     extras->masks = cpu_alloc(d, n_seqs * (size_t)extras->mask_words * sizeof *extras->masks);
     extras->asked = cpu_alloc(d, n_seqs * DEVICE_ASKED_MAX * sizeof *extras->asked);
-    for (unsigned i = 0; i < device_steps(&d->limits); i++) {
+    for (unsigned i = 0; i < device_steps(d->limits.n_stages); i++) {
         cpu->ids[i] = cpu_alloc(d, n_seqs * sizeof *cpu->ids[i]);
         cpu->logprobs[i] = cpu_alloc(d, n_seqs * sizeof *cpu->logprobs[i]);
         if (cpu->ids[i] == NULL || cpu->logprobs[i] == NULL)

@@ -240,7 +240,7 @@ static int model_alloc_host(struct model *m)
     m->logprobs = mem_zalloc_array(seqs, sizeof *m->logprobs);
     m->n_asked = mem_zalloc_array(seqs, sizeof *m->n_asked);
     m->is_sampled = true;
-    m->n_steps = (unsigned)m->ranks.n_stages + 1;
+    m->n_steps = device_steps(m->ranks.n_stages);
     for (unsigned i = 0; i < m->n_steps && rc == ERR_OK; i++)
         rc = model_alloc_step(m, &m->steps[i]);
     if (m->logprobs == NULL || m->n_asked == NULL)

@@ -43,7 +43,7 @@ struct model {
     struct k_format layers, head; /* formats that plain matrices are rounded to; plain: none */
     size_t work_bytes;            /* activations, tables and work areas, for the log */
     struct model_step steps[MODEL_STEPS_MAX]; /* step i is at i % n_steps */
-    unsigned n_steps;                         /* how many may be in flight */
+    unsigned n_steps;                         /* a power of two */
     unsigned n_begun;
     struct k_logprob_row *logprobs; /* [max_num_seqs] */
     int *n_asked;                   /* [max_num_seqs], of the step's extras */

@@ -246,7 +246,7 @@ int model_step_begin(struct model *m, const struct batch *b)
     struct model_step *step = model_step_before(m, 0);
     int rc = ERR_OK;
 
-    must(m->n_under_way < (int)m->n_steps && m->is_sampled);
+    must(m->n_under_way <= m->shape.n_stages && m->is_sampled);
     model_place_tokens(m, step, b);
     for (int i = 0; i < b->n_rows; i++)
         model_place_row(m, step, b, i);
@@ -352,21 +352,20 @@ static int model_await_workers(struct model *m, const struct model_step *step)
 static int model_end_ranks(struct model *m, const struct model_step *step, int32_t *token_ids,
                            int *n_extras)
 {
-    int first = model_await_workers(m, step);
+    int rc = model_await_workers(m, step);
 
-    for (int i = 0; i < m->ranks.n; i++) {
+    /* After an error no other rank is waited for: it may wait for the one that failed. */
+    for (int i = 0; i < m->ranks.n && rc == ERR_OK; i++) {
         struct device *device = m->ranks.at[i].device;
         struct k_logprob_row none;
-        int n_none = 0, rc;
+        int n_none = 0;
 
         if (device == m->device)
             rc = device->ops->end(device, token_ids, m->logprobs, n_extras);
         else
             rc = device->ops->end(device, NULL, &none, &n_none);
-        if (first == ERR_OK)
-            first = rc;
     }
-    return first;
+    return rc;
 }
 
 /* The device returns logits and their log-sum; differences are the log probabilities, at most 0. */
