@@ -34,10 +34,10 @@ struct bench {
     const struct model_shape *shape;
     struct batch b;
     int32_t *ids;
-    int *first_page; /* int [seqs]: first page of each sequence in the step */
-    long *steps;     /* long [seqs]: the step that sampled each sequence last; -1: none */
-    int *rows;       /* int [seqs]: its row in that step */
-    int seqs;        /* maximum sequences */
+    int *first_page;       /* int [seqs]: first page of each sequence in the step */
+    long *steps;           /* long [seqs]: the step that sampled each sequence last; -1: none */
+    int *rows;             /* int [seqs]: its row in that step */
+    int seqs;              /* maximum sequences */
     long n_begun, n_ended; /* steps */
     bool waits;            /* the step being made needs a token of one that must end first */
     float gaps[GAPS_MAX];

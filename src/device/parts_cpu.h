@@ -42,7 +42,7 @@ struct cpu {
     struct k_logprob_row *logprobs[DEVICE_STEPS_MAX]; /* [n_seqs], of the step's extras */
     int n_extras[DEVICE_STEPS_MAX];
     _Atomic unsigned n_begun, n_ended; /* with stages, steps end on another thread */
-    struct cpu_experts experts; /* NULL pointers in models without experts */
+    struct cpu_experts experts;        /* NULL pointers in models without experts */
     struct cpu_sleep sleep;
     struct cpu_ranks *ranks; /* NULL: this is the only rank */
     struct cpu *sampler;     /* the device that samples: rank 0, of the last stage */

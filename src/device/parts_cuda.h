@@ -121,7 +121,7 @@ struct cuda {
     bool samples;          /* has all logits */
     struct peers *peers;   /* NULL: no other ranks */
     struct stages *stages; /* NULL: this device, or its ranks, have all layers */
-    struct k_links links; /* set by the first sum, after all ranks have reserved their memory */
+    struct k_links links;  /* set by the first sum, after all ranks have reserved their memory */
     cudaStream_t stream;
     cudaStream_t side; /* for copies that need not wait for a step */
     struct copy_way ways[DEVICE_WAYS];
@@ -198,8 +198,8 @@ int peers_wait(struct cuda *c, cudaEvent_t event) ERR_CHECKED;
 /* Make the next operations see the ids that the previous step of rank 0 samples. */
 int peers_fetch_ids(struct cuda *c) ERR_CHECKED;
 int32_t *peers_ids(struct cuda *c);
-bool peers_may_record(const struct cuda *c);      /* false: steps must be enqueued each time */
-struct cuda *peers_first(struct cuda *c);         /* rank 0's device; c itself without ranks */
+bool peers_may_record(const struct cuda *c); /* false: steps must be enqueued each time */
+struct cuda *peers_first(struct cuda *c);    /* rank 0's device; c itself without ranks */
 /* Fills all [K_RANKS_MAX] with the devices of all ranks and stages, by idx; returns their number. */
 int peers_all(struct cuda *c, struct cuda **all);
 /* Let GPU `from` access the memory of GPU `to`. */

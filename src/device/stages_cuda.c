@@ -24,9 +24,10 @@
 #include "base/mem.h"
 #include "base/must.h"
 
-#define PLACES      2
-#define FUSED_ROWS  64                  /* PASS_FUSED_MAX: steps with more than the residual */
-#define KERNEL_COPY ((size_t)1 << 20) /* up to so many bytes a kernel copies: it does not queue
+#define PLACES     2
+#define FUSED_ROWS 64 /* PASS_FUSED_MAX: steps with more than the residual */
+#define KERNEL_COPY \
+    ((size_t)1 << 20) /* up to so many bytes a kernel copies: it does not queue
                                        * behind pages on a copy engine */
 
 /* What device idx receives. */

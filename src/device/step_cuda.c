@@ -299,7 +299,8 @@ static int step_wait_for_ids(struct cuda *c, const struct device_batch *b)
  * tables only when a page is full. */
 static bool step_has_pages(const struct cuda *c, const struct step_slot *slot, int table)
 {
-    const struct step_slot *before = &c->slots[(c->n_begun - 2) % device_steps(c->base.limits.n_stages)];
+    const struct step_slot *before =
+        &c->slots[(c->n_begun - 2) % device_steps(c->base.limits.n_stages)];
     size_t n = (size_t)slot->n_seqs * (size_t)step_row_pages(c, slot, table);
 
     return c->n_begun >= 2 && before->n_seqs == slot->n_seqs && before->n_pages == slot->n_pages &&

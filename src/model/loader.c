@@ -726,8 +726,7 @@ static void loader_fill_matrix(struct loader *l, struct k_matrix *matrix, const 
                                              : k_format_row_bytes(&matrix->format, matrix->n_in)));
     if (matrix->format.group_rows > 0)
         matrix->scales = scales = loader_allocate(l, loader_n_scales(matrix) * sizeof *scales);
-    l->w->reads_codes =
-        l->w->reads_codes || (!l->absent && k_format_reads_codes(&matrix->format));
+    l->w->reads_codes = l->w->reads_codes || (!l->absent && k_format_reads_codes(&matrix->format));
     if (l->rc != ERR_OK)
         return;
     if (l->files == NULL)

@@ -194,8 +194,8 @@ static int model_choose_groups(struct model *m)
 static int model_alloc_step(struct model *m, struct model_step *step)
 {
     size_t tokens = (size_t)m->shape.max_num_batched_tokens, seqs = (size_t)m->shape.max_num_seqs;
-    size_t pages = (size_t)m->shape.n_groups * seqs *
-                   (size_t)cache_row(&m->cache, m->shape.max_model_len);
+    size_t pages =
+        (size_t)m->shape.n_groups * seqs * (size_t)cache_row(&m->cache, m->shape.max_model_len);
 
     step->model = m;
     step->token_seq = mem_zalloc_array(tokens, sizeof *step->token_seq);
@@ -447,8 +447,8 @@ static int model_alloc_rank_pages(struct rank *r, void *context)
 {
     const struct model *model = context;
 
-    r->pages = r->device->ops->alloc_scratch(r->device, (size_t)model->shape.n_pages *
-                                                            r->cache.page_bytes);
+    r->pages = r->device->ops->alloc_scratch(r->device,
+                                             (size_t)model->shape.n_pages * r->cache.page_bytes);
     if (r->pages == NULL)
         return ERR_NO_MEMORY;
     return ERR_OK;
@@ -667,14 +667,20 @@ static int model_open_ranks(struct model *m, const struct model_options *o,
                             const struct plan *whole)
 {
     int n_parts = o->n_ranks > 0 ? o->n_ranks : 1, n_stages = o->n_stages > 0 ? o->n_stages : 1;
+    const struct ranks_options of_ranks = {.device = o->device,
+                                           .first = o->first_gpu,
+                                           .n_stages = n_stages,
+                                           .n_parts = n_parts,
+                                           .cpu_threads = o->cpu_threads,
+                                           .links = o->uses_nccl ? DEVICE_LINKS_NCCL
+                                                                 : DEVICE_LINKS_PEERS};
     int rc = model_check_ranks(whole, n_stages, n_parts);
 
     if (rc != ERR_OK)
         return rc;
     if ((rc = plan_split(&m->plan, whole, n_parts, o->whole_experts)) != ERR_OK)
         return rc;
-    if ((rc = ranks_open(&m->ranks, o->device, o->first_gpu, n_stages, n_parts, o->cpu_threads,
-                         o->uses_nccl ? DEVICE_LINKS_NCCL : DEVICE_LINKS_PEERS)) != ERR_OK)
+    if ((rc = ranks_open(&m->ranks, &of_ranks)) != ERR_OK)
         return rc;
     for (int i = 0; i < m->ranks.n; i++)
         m->ranks.at[i].stage = plan_stage(whole, m->ranks.at[i].stage_idx, n_stages);

@@ -237,7 +237,8 @@ static int ranks_join(struct ranks *r, enum device_links links)
 
     for (int i = 0; i < r->n; i++)
         all[i] = r->at[i].device;
-    if ((r->n_parts > 1 && op->join_ranks == NULL) || (r->n_stages > 1 && op->join_stages == NULL)) {
+    if ((r->n_parts > 1 && op->join_ranks == NULL) ||
+        (r->n_stages > 1 && op->join_stages == NULL)) {
         log_error("model: tensor_parallel_size %d, pipeline_parallel_size %d: more than one rank "
                   "on %s is not supported; set both to 1",
                   r->n_parts, r->n_stages, all[0]->name);
@@ -251,29 +252,29 @@ static int ranks_join(struct ranks *r, enum device_links links)
 }
 
 /* r->n is set first, so that ranks_close() works after any error. */
-int ranks_open(struct ranks *r, const char *device, int first, int n_stages, int n_parts,
-               int cpu_threads, enum device_links links)
+int ranks_open(struct ranks *r, const struct ranks_options *o)
 {
-    int n = n_stages * n_parts, rc;
+    int n = o->n_stages * o->n_parts, rc;
 
-    must(n_stages >= 1 && n_parts >= 1 && n <= RANKS_MAX);
+    must(o->n_stages >= 1 && o->n_parts >= 1 && n <= RANKS_MAX);
     r->n = n;
-    r->n_stages = n_stages;
-    r->n_parts = n_parts;
+    r->n_stages = o->n_stages;
+    r->n_parts = o->n_parts;
     for (int i = 0; i < n; i++) {
         r->at[i].idx = i;
-        r->at[i].stage_idx = i / n_parts;
-        r->at[i].part = i % n_parts;
+        r->at[i].stage_idx = i / o->n_parts;
+        r->at[i].part = i % o->n_parts;
         r->at[i].ranks = r;
-        rc = device_open(&r->at[i].device, device, first + i, ranks_threads_each(n, cpu_threads));
+        rc = device_open(&r->at[i].device, o->device, o->first + i,
+                         ranks_threads_each(n, o->cpu_threads));
         if (rc != ERR_OK)
             return rc;
     }
     if (n == 1)
         return ERR_OK;
-    if ((rc = ranks_join(r, links)) != ERR_OK)
+    if ((rc = ranks_join(r, o->links)) != ERR_OK)
         return rc;
-    r->posts = n_stages > 1 && !r->at[0].device->is_gpu;
+    r->posts = o->n_stages > 1 && !r->at[0].device->is_gpu;
     if (r->posts && (rc = ranks_start_workers(r)) != ERR_OK)
         return rc;
     return ranks_start_threads(r);

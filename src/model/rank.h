@@ -55,7 +55,7 @@ struct rank {
     pthread_t worker;
     struct rank_task tasks[RANK_TASKS_MAX]; /* in a ring */
     uint64_t n_posted, n_done;
-    int worker_rc; /* the first error of a task */
+    int worker_rc;                                   /* the first error of a task */
     uint64_t tickets[DEVICE_WAYS][DEVICE_MARKS_MAX]; /* the device's tickets, in a ring by common
                                                       * mark */
 };
@@ -81,13 +81,19 @@ struct ranks {
     void *context;
 };
 
-/* Open the devices of n_stages stages of n_parts ranks, of a kind, from number `first` on, joined by
- * links, and start the threads. cpu_threads are divided among the ranks.
+struct ranks_options {
+    const char *device; /* the kind */
+    int first;          /* number of the first device */
+    int n_stages, n_parts;
+    int cpu_threads; /* divided among the ranks */
+    enum device_links links;
+};
+
+/* Open the devices of all stages, join them, and start the threads.
  *
  * Errors as device_open(); ERR_UNSUPPORTED (logged) for several ranks on a device that cannot sum
  * them. ranks_close() must be called after an error too; it accepts {0}. */
-int ranks_open(struct ranks *r, const char *device, int first, int n_stages, int n_parts,
-               int cpu_threads, enum device_links links) ERR_CHECKED;
+int ranks_open(struct ranks *r, const struct ranks_options *o) ERR_CHECKED;
 void ranks_close(struct ranks *r);
 
 /* A rank's part of a task; runs on the rank's thread. */

@@ -48,7 +48,8 @@ static struct k_norm weights_load_norm(const struct loading *in, const char *pat
 
 /* The norm of a layer's input. The stage before the layer's computes it when it adds to the residual
  * last, so it has it too. */
-static struct k_norm weights_load_first_norm(const struct loading *in, const char *pattern, bool has)
+static struct k_norm weights_load_first_norm(const struct loading *in, const char *pattern,
+                                             bool has)
 {
     struct loader *l = in->l;
     bool absent = l->absent;

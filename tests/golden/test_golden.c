@@ -100,11 +100,18 @@ static double relative_error(const float *got, const float *want, size_t n)
     return sqrt(diff / norm);
 }
 
+/* The numbers of ranks of a stage, and of stages. */
+struct parallel {
+    int n_ranks, n_stages;
+    bool whole_experts;
+};
+
 /* Stages alone compute the same bits; several ranks of a stage what one does, up to the order of
  * sums. Takes the logits. */
-static void compare_ranks(float *logits, int idx, size_t n, const char *name, int n_ranks,
-                          int n_stages)
+static void compare_ranks(float *logits, int idx, size_t n, const char *name,
+                          struct parallel parallel)
 {
+    int n_ranks = parallel.n_ranks, n_stages = parallel.n_stages;
     double error;
 
     if (n_ranks == 1 && n_stages > 1) {
@@ -130,7 +137,7 @@ static void compare_ranks(float *logits, int idx, size_t n, const char *name, in
 }
 
 static void check_logits(struct run *r, const struct golden *g, const char *name, int n_vocab,
-                         int idx, int n_ranks, int n_stages)
+                         int idx, struct parallel parallel)
 {
     struct run_seq *s = calloc(1, sizeof *s);
     float *logits = malloc((size_t)g->n_rows * (size_t)n_vocab * sizeof *logits);
@@ -151,7 +158,7 @@ static void check_logits(struct run *r, const struct golden *g, const char *name
     error = relative_error(logits, g->logits, (size_t)g->n_rows * (size_t)n_vocab);
     ok(error < limit, "%s: prompt of %d: logits within %.2e of the golden's", name, g->n_prompt,
        error);
-    compare_ranks(logits, idx, (size_t)g->n_rows * (size_t)n_vocab, name, n_ranks, n_stages);
+    compare_ranks(logits, idx, (size_t)g->n_rows * (size_t)n_vocab, name, parallel);
     free(s);
 }
 
@@ -201,12 +208,6 @@ static void check_greedy(struct run *r, const struct golden *g, const char *name
     free(s);
 }
 
-/* The numbers of ranks of a stage, and of stages. */
-struct parallel {
-    int n_ranks, n_stages;
-    bool whole_experts;
-};
-
 static void check_model(const char *name, const char *folder, const char *golden_path,
                         struct parallel parallel)
 {
@@ -238,7 +239,7 @@ static void check_model(const char *name, const char *folder, const char *golden
     for (int i = 0; i < n_cases && i < CASES_MAX && n_vocab == model_shape(m)->n_vocab; i++) {
         struct golden g = next_golden(n_vocab);
 
-        check_logits(r, &g, name, n_vocab, i, parallel.n_ranks, parallel.n_stages);
+        check_logits(r, &g, name, n_vocab, i, parallel);
         check_few(r, &g, name, n_vocab);
         check_greedy(r, &g, name);
         free(g.prompt);

@@ -50,26 +50,32 @@ static void note_named(void *context, int32_t page)
     w->n_named++;
 }
 
-static void world_open_stages(struct world *w, const struct contents_kind *kind, int n_pages,
-                              int budget, int max_seqs, int longest, int n_stages, unsigned seed)
+/* The sizes of a world. */
+struct sizes {
+    int n_pages, budget, max_seqs, longest, n_stages;
+};
+
+static void world_open_stages(struct world *w, const struct contents_kind *kind, struct sizes sizes,
+                              unsigned seed)
 {
-    struct sched_limits limits = {.max_num_seqs = max_seqs,
-                                  .max_num_batched_tokens = budget,
-                                  .long_prefill_tokens = budget / 2,
+    struct sched_limits limits = {.max_num_seqs = sizes.max_seqs,
+                                  .max_num_batched_tokens = sizes.budget,
+                                  .long_prefill_tokens = sizes.budget / 2,
                                   .page_tokens = BLOCK,
                                   .prefix_caching = true,
                                   .n_groups = kind->n_groups,
                                   .groups = kind->groups,
-                                  .n_stages = n_stages};
+                                  .n_stages = sizes.n_stages};
     struct seq_pool_limits of_seqs = {.n_seqs = N_SEQS,
-                                      .max_model_len = longest,
+                                      .max_model_len = sizes.longest,
                                       .page_tokens = BLOCK,
                                       .n_vocab = 512,
                                       .n_groups = kind->n_groups};
 
-    *w = (struct world){.seed = seed, .n_stages = n_stages, .waited = mem_zalloc_array(N_SEQS, sizeof(int))};
-    w->contents = mem_zalloc_array((size_t)n_pages * BLOCK, sizeof *w->contents);
-    must_ok(pages_open(&w->pages, n_pages, BLOCK));
+    *w = (struct world){
+        .seed = seed, .n_stages = sizes.n_stages, .waited = mem_zalloc_array(N_SEQS, sizeof(int))};
+    w->contents = mem_zalloc_array((size_t)sizes.n_pages * BLOCK, sizeof *w->contents);
+    must_ok(pages_open(&w->pages, sizes.n_pages, BLOCK));
     must_ok(sched_init(&w->sched, &limits, w->pages));
     of_seqs.n_state_pages = w->sched.tables.n_state_pages;
     must_ok(seq_pool_init(&w->pool, &of_seqs));
@@ -78,7 +84,7 @@ static void world_open_stages(struct world *w, const struct contents_kind *kind,
 static void world_open_kind(struct world *w, const struct contents_kind *kind, int n_pages,
                             int budget, int max_seqs, int longest, unsigned seed)
 {
-    world_open_stages(w, kind, n_pages, budget, max_seqs, longest, 1, seed);
+    world_open_stages(w, kind, (struct sizes){n_pages, budget, max_seqs, longest, 1}, seed);
 }
 
 static void world_open_long(struct world *w, int n_pages, int budget, int max_seqs, int longest,
@@ -286,15 +292,15 @@ static bool world_step(struct world *w)
     return true;
 }
 
-static void test_simulation(const struct contents_kind *kind, int n_pages, int budget, int max_seqs,
-                            bool ahead, int n_stages, unsigned seed)
+static void test_simulation(const struct contents_kind *kind, struct sizes sizes, bool ahead,
+                            unsigned seed)
 {
     struct world w;
     bool good = true;
     int n_added = 0;
     int longest_wait = 0;
 
-    world_open_stages(&w, kind, n_pages, budget, max_seqs, LONGEST, n_stages, seed);
+    world_open_stages(&w, kind, sizes, seed);
     w.ahead = ahead;
     (void)world_tenant(&w, "a"); /* 1, and the next is 2 */
     (void)world_tenant(&w, "b");
@@ -321,10 +327,11 @@ static void test_simulation(const struct contents_kind *kind, int n_pages, int b
     for (int step = 0; step < 20000 && good && w.n_done < n_added; step++)
         good = world_step(&w);
     ok(good, "%s, pages %d, budget %d, %d at once%s, %d stages: every plan kept its bounds",
-       kind->name, n_pages, budget, max_seqs, ahead ? ", ahead" : "", n_stages);
+       kind->name, sizes.n_pages, sizes.budget, sizes.max_seqs, ahead ? ", ahead" : "",
+       sizes.n_stages);
     ok((w.n_ahead > 0) == ahead, "%u of %u steps began ahead", w.n_ahead, w.n_steps);
     is_int(w.n_done, n_added, "every sequence came to its end");
-    is_int(pages_free(w.pages), n_pages, "and all pages came back");
+    is_int(pages_free(w.pages), sizes.n_pages, "and all pages came back");
     ok(longest_wait < 3000, "nobody waited longer than 3000 steps (%d)", longest_wait);
     ok(w.sched.tables.n_parts > 0 || w.sched.tables.n_snapshots > 0,
        "pages were copied for their first tokens, or snapshots taken");
@@ -849,7 +856,7 @@ static void test_stages(int n_stages)
     bool good = true;
     int planned = 0, running = 0;
 
-    world_open_stages(&w, &contents_kinds[0], 1000, 256, 32, LONGEST, n_stages, 1);
+    world_open_stages(&w, &contents_kinds[0], (struct sizes){1000, 256, 32, LONGEST, n_stages}, 1);
     w.ahead = true;
     for (int i = 0; i < 16; i++)
         (void)world_add(&w, 4, 100, 0, i);
@@ -881,16 +888,16 @@ int main(void)
 
         n = k == 0 ? 1 : n;
         /* One sequence of full length: much preemption. */
-        test_simulation(kind, 33 * n, 64, 8, false, 1, seed);
-        test_simulation(kind, 100 * n, 16, 4, false, 1, seed);
-        test_simulation(kind, 1000, 256, 32, false, 1, seed);
+        test_simulation(kind, (struct sizes){33 * n, 64, 8, LONGEST, 1}, false, seed);
+        test_simulation(kind, (struct sizes){100 * n, 16, 4, LONGEST, 1}, false, seed);
+        test_simulation(kind, (struct sizes){1000, 256, 32, LONGEST, 1}, false, seed);
         /* Some steps find no room to run ahead. */
-        test_simulation(kind, 60 * n, 32, 8, true, 1, seed);
-        test_simulation(kind, 100 * n, 16, 4, true, 1, seed);
-        test_simulation(kind, 1000, 256, 32, true, 1, seed);
+        test_simulation(kind, (struct sizes){60 * n, 32, 8, LONGEST, 1}, true, seed);
+        test_simulation(kind, (struct sizes){100 * n, 16, 4, LONGEST, 1}, true, seed);
+        test_simulation(kind, (struct sizes){1000, 256, 32, LONGEST, 1}, true, seed);
         for (int n_stages = 2; n_stages <= STAGES_MAX; n_stages++) {
-            test_simulation(kind, 60 * n, 32, 8, true, n_stages, seed);
-            test_simulation(kind, 1000, 256, 32, true, n_stages, seed);
+            test_simulation(kind, (struct sizes){60 * n, 32, 8, LONGEST, n_stages}, true, seed);
+            test_simulation(kind, (struct sizes){1000, 256, 32, LONGEST, n_stages}, true, seed);
         }
     }
     for (int n_stages = 1; n_stages <= STAGES_MAX; n_stages++)
