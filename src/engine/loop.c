@@ -243,7 +243,7 @@ int engine_run(struct engine *e)
         cache_admin_pass(e);
         held_pass(e);
         tiers_poll(e);
-        if (e->tiers.device_failed)
+        if (e->tiers.device_failed || model_is_lost(e->model))
             return ERR_GPU;
         if (power_is_awake(&e->power) && (rc = loop_compute(e)) != ERR_OK)
             return rc;

@@ -122,8 +122,11 @@ static void forward_run_ffn(const struct forward *f, const struct pass *p, int i
         down.experts = &experts;
         break;
     }
-    if (i + 1 == f->plan->n_layers)
+    if (i + 1 == f->plan->n_layers && f->is_last)
         pass_finish(p, &p->a->ff, down);
+    else if (i + 1 == f->plan->n_layers)
+        pass_leave(p, &p->a->ff, down,
+                   (struct pass_next){.norm = &f->weights->norm, .reader = &f->weights->head});
     else if (i + 1 == f->stage.end)
         pass_leave(p, &p->a->ff, down,
                    (struct pass_next){.norm = &next->norm_mixer, .reader = &next->mixer_in});
@@ -150,13 +153,18 @@ void forward(const struct forward *f)
 {
     const struct pass pass = pass_of(f->device, f->plan, f->weights, f->act);
     const struct layer_weights *first = &f->weights->layers[f->stage.first];
-    const struct pass_next next = {.norm = &first->norm_mixer, .reader = &first->mixer_in};
 
-    must(f->stage.first < f->stage.end && f->stage.end <= f->plan->n_layers);
+    must(f->stage.first <= f->stage.end && f->stage.end <= f->plan->n_layers);
+    if (f->stage.first == f->stage.end) {
+        pass_finish_entered(&pass);
+        return;
+    }
     if (f->stage.first == 0)
-        pass_embed(&pass, next);
+        pass_embed(&pass,
+                   (struct pass_next){.norm = &first->norm_mixer, .reader = &first->mixer_in});
     else
-        pass_enter(&pass, next);
+        pass_enter(&pass,
+                   (struct pass_next){.norm = &first->norm_mixer, .reader = &first->mixer_in});
     for (int i = f->stage.first; i < f->stage.end; i++) {
         forward_run_mixer(f, &pass, i);
         forward_run_ffn(f, &pass, i);

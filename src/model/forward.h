@@ -16,7 +16,8 @@ struct forward {
     struct activations *act;
     void *pages;
     enum k_type kv_type;
-    struct plan_stage stage;   /* its layers */
+    struct plan_stage stage;   /* its layers; none: the output matrix alone */
+    bool is_last;              /* it has the output matrix */
     const float *const *turns; /* rotation tables, one per rope of the plan; device memory */
 };
 

@@ -13,6 +13,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "config.h"
+
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
@@ -155,24 +157,46 @@ static int model_choose_shape(struct model *m, const struct model_options *o)
     return ERR_OK;
 }
 
+/* The rank of this node that has a part of a stage's layers; NULL: it is another node's. */
+static struct rank *model_rank_of(struct model *m, int stage, int part)
+{
+    for (int i = 0; i < m->ranks.n; i++) {
+        if (m->ranks.at[i].stage_idx == stage && m->ranks.at[i].part == part)
+            return &m->ranks.at[i];
+    }
+    return NULL;
+}
+
 /* The places of the ranks' parts in a page of the engine. In a simple layout the stages' parts of a
  * rank follow one another: they are the page that one stage alone would have. In others each stage
  * has pages of its own size, and those of all ranks follow one another. */
 static int model_cut_pages(struct model *m)
 {
+    int n_parts = m->ranks.n_parts;
+    struct cache cut;
     size_t from, at = 0;
 
-    for (int i = 0; i < m->ranks.n; i++) {
-        struct rank *rank = &m->ranks.at[i];
-        int rc = cache_cut(&rank->cache, &from, &m->cache, &m->plan, rank->stage,
-                           model_kv_elem_bytes(m));
+    for (int i = 0; i < m->shape.n_stages * n_parts; i++) {
+        struct rank *rank = model_rank_of(m, i / n_parts, i % n_parts);
+        struct model_part part;
+        int rc =
+            cache_cut(&cut, &from, &m->cache, &m->plan,
+                      plan_stage(&m->plan, i / n_parts, m->shape.n_stages), model_kv_elem_bytes(m));
 
         if (rc != ERR_OK)
             return rc;
-        rank->host_at = at;
+        part = (struct model_part){at, cut.page_bytes};
         if (cache_is_simple(&m->cache))
-            rank->host_at = (size_t)rank->part * m->cache.page_bytes + from;
-        at += rank->cache.page_bytes;
+            part.at = (size_t)(i % n_parts) * m->cache.page_bytes + from;
+        at += cut.page_bytes;
+        if (rank == NULL) {
+            m->far[m->n_far++] = part;
+            cache_fini(&cut);
+            continue;
+        }
+        rank->cache = cut;
+        rank->host_at = part.at;
+        m->own_page_bytes += part.bytes;
     }
     m->shape.page_bytes = at;
     return ERR_OK;
@@ -240,10 +264,12 @@ static int model_alloc_host(struct model *m)
     m->logprobs = mem_zalloc_array(seqs, sizeof *m->logprobs);
     m->n_asked = mem_zalloc_array(seqs, sizeof *m->n_asked);
     m->is_sampled = true;
-    m->n_steps = device_steps(m->ranks.n_stages);
+    m->n_steps = device_steps(m->shape.n_stages);
+    m->row_pages = cache_row(&m->cache, m->shape.max_model_len);
     for (unsigned i = 0; i < m->n_steps && rc == ERR_OK; i++)
         rc = model_alloc_step(m, &m->steps[i]);
-    if (m->logprobs == NULL || m->n_asked == NULL)
+    m->own_page = mem_alloc(m->own_page_bytes + 1);
+    if (m->logprobs == NULL || m->n_asked == NULL || m->own_page == NULL)
         return ERR_NO_MEMORY;
     return rc;
 }
@@ -322,14 +348,14 @@ static struct device_limits model_rank_limits(struct model *m, const struct rank
         .n_windows = widest.n_windows,
         .dim = shape->dim,
         .ff_dim = widest.ff,
-        .n_vocab = r == ranks_sampler(&m->ranks) ? shape->n_vocab : 0,
+        .n_vocab = r->is_last && r->part == 0 ? shape->n_vocab : 0,
         .codes = r->weights.reads_codes,
         .has_states = widest.has_states,
         .n_experts = widest.experts.n_own,
         .n_experts_used = widest.experts.n_used,
         .expert_dim = widest.experts.ff_dim,
         .n_choices = widest.experts.n,
-        .n_stages = m->ranks.n_stages,
+        .n_stages = shape->n_stages,
     };
 
     for (int group = 0; group < shape->n_groups; group++)
@@ -346,8 +372,7 @@ static int model_alloc_rank(struct rank *r, void *context)
 
     if (rc != ERR_OK)
         return rc;
-    return activations_alloc(&r->act, r->device, &model->plan, &limits,
-                             r->stage.end == model->plan.n_layers);
+    return activations_alloc(&r->act, r->device, &model->plan, &limits, r->is_last);
 }
 
 /* Allocate activations, work areas and rotation tables: all memory but weights and pages. */
@@ -393,7 +418,7 @@ static int model_pages_that_fit(struct model *m, const struct model_options *o, 
 
         if (rc != ERR_OK)
             return rc;
-        if (bytes / rank->cache.page_bytes < least)
+        if (rank->cache.page_bytes > 0 && bytes / rank->cache.page_bytes < least)
             least = bytes / rank->cache.page_bytes;
     }
     *out = least;
@@ -474,8 +499,8 @@ static void model_set_fingerprint(struct model *m)
         n += snprintf(text + n, sizeof text - (size_t)n, ", %d ranks%s", m->ranks.n_parts,
                       m->has_whole_experts ? " with whole experts" : "");
     /* In simple layouts a page is the same however many stages share it. */
-    if (m->ranks.n_stages > 1 && !cache_is_simple(&m->cache))
-        n += snprintf(text + n, sizeof text - (size_t)n, ", %d stages", m->ranks.n_stages);
+    if (m->shape.n_stages > 1 && !cache_is_simple(&m->cache))
+        n += snprintf(text + n, sizeof text - (size_t)n, ", %d stages", m->shape.n_stages);
     m->shape.fingerprint =
         hash_sha256(text, (size_t)n, m->ranks.at[0].weights.digest.bytes, HASH_BYTES);
     if (!cache_is_simple(&m->cache))
@@ -598,9 +623,14 @@ static int model_load_weights(struct model *m, const struct model_options *o,
         struct rank *rank = &m->ranks.at[i];
 
         rank->device->ops->read_products(rank->device, given ? o->gemm_table : GEMM_TABLE, given);
-        ranks[i] = (struct weights_rank){.weights = &rank->weights, .device = rank->device};
+        ranks[i] = (struct weights_rank){.weights = &rank->weights,
+                                         .device = rank->device,
+                                         .stage = rank->stage_idx,
+                                         .share = rank->part,
+                                         .is_last = rank->is_last};
     }
-    return weights_load(ranks, &m->config, whole, &m->plan, m->ranks.n_stages, &from);
+    return weights_load(&(struct weights_ranks){ranks, m->ranks.n, m->shape.n_stages}, &m->config,
+                        whole, &m->plan, &from);
 }
 
 /* All ranks must fuse the same steps, because their sums over ranks must correspond: the smallest
@@ -617,6 +647,40 @@ static void model_fuse_ranks(struct model *m)
     }
     for (int i = 0; i < m->ranks.n; i++)
         m->ranks.at[i].act.fused_max = most;
+}
+
+/* Wait for the other node. Both then have the smaller number of pages, the shorter texts, and fuse the
+ * same steps. */
+static int model_join_node(struct model *m, const struct model_options *o)
+{
+    struct model_shape *shape = &m->shape;
+    size_t dim = (size_t)shape->dim, rows = (size_t)shape->max_num_batched_tokens;
+    const struct node_options options = {.rank = o->node_rank,
+                                         .addr = o->master_addr,
+                                         .port = o->master_port,
+                                         .n_parts = m->ranks.n_parts,
+                                         .row_bytes = rows * dim * sizeof(float) +
+                                                      PASS_FUSED_MAX * dim * 2 * sizeof(float)};
+    struct node_hello hello = {.config = m->config.digest,
+                               .build = hash_sha256(VERSION, sizeof VERSION, NULL, 0),
+                               .page_tokens = shape->page_tokens,
+                               .max_num_seqs = shape->max_num_seqs,
+                               .max_num_batched_tokens = shape->max_num_batched_tokens,
+                               .n_stages = shape->n_stages,
+                               .n_parts = m->ranks.n_parts,
+                               .kv_type = (int32_t)m->kv_type,
+                               .n_pages = shape->n_pages,
+                               .max_model_len = shape->max_model_len,
+                               .fused_max = m->ranks.at[0].act.fused_max};
+    int rc = node_open(&m->node, &options, &hello);
+
+    if (rc != ERR_OK)
+        return rc;
+    shape->n_pages = hello.n_pages;
+    shape->max_model_len = hello.max_model_len;
+    for (int i = 0; i < m->ranks.n; i++)
+        m->ranks.at[i].act.fused_max = hello.fused_max;
+    return ERR_OK;
 }
 
 /* Pages come last: they get all memory that weights and work areas leave. */
@@ -636,12 +700,37 @@ static int model_load(struct model *m, const struct model_options *o, const stru
     log_debug("model: work memory is allocated");
     if ((rc = model_choose_pages(m, o)) != ERR_OK)
         return rc;
-    return rank_run(&m->ranks, model_alloc_rank_pages, m);
+    if ((rc = rank_run(&m->ranks, model_alloc_rank_pages, m)) != ERR_OK || o->n_nodes < 2)
+        return rc;
+    return model_join_node(m, o);
+}
+
+/* Node 0 of two has the first half of the stages, rounded up. */
+static int model_own_stages(const struct model_options *o, int n_stages)
+{
+    if (o->n_nodes < 2)
+        return n_stages;
+    if (o->node_rank == 0)
+        return (n_stages + 1) / 2;
+    return n_stages / 2;
+}
+
+static int model_first_stage(const struct model_options *o, int n_stages)
+{
+    return o->n_nodes > 1 && o->node_rank == 1 ? (n_stages + 1) / 2 : 0;
 }
 
 /* The numbers of stages and of ranks of a stage are checked before any device is opened. */
-static int model_check_ranks(const struct plan *whole, int n_stages, int n_parts)
+static int model_check_ranks(const struct plan *whole, const struct model_options *o, int n_stages,
+                             int n_parts)
 {
+    if (o->n_nodes > 1 &&
+        (o->n_nodes > 2 || n_stages < 2 || o->node_rank < 0 || o->node_rank >= o->n_nodes)) {
+        log_error("model: nnodes %d, node_rank %d: two nodes have numbers 0 and 1, and "
+                  "pipeline_parallel_size must be at least 2",
+                  o->n_nodes, o->node_rank);
+        return ERR_INVALID;
+    }
     if (n_parts > RANKS_MAX) {
         log_error("model: tensor_parallel_size %d must be 1 to %d", n_parts, RANKS_MAX);
         return ERR_INVALID;
@@ -671,10 +760,13 @@ static int model_open_ranks(struct model *m, const struct model_options *o,
                                            .first = o->first_gpu,
                                            .n_stages = n_stages,
                                            .n_parts = n_parts,
+                                           .first_stage = model_first_stage(o, n_stages),
+                                           .n_own = model_own_stages(o, n_stages),
+                                           .has_head = o->n_nodes > 1 && o->node_rank == 0,
                                            .cpu_threads = o->cpu_threads,
                                            .links = o->uses_nccl ? DEVICE_LINKS_NCCL
                                                                  : DEVICE_LINKS_PEERS};
-    int rc = model_check_ranks(whole, n_stages, n_parts);
+    int rc = model_check_ranks(whole, o, n_stages, n_parts);
 
     if (rc != ERR_OK)
         return rc;
@@ -688,7 +780,10 @@ static int model_open_ranks(struct model *m, const struct model_options *o,
     m->shape.n_stages = n_stages;
     m->has_whole_experts = o->whole_experts && m->config.experts.n > 0;
     log_debug("model: %s is open", m->device->name);
-    m->shape.sleeps = o->sleeps;
+    m->node_rank = o->node_rank;
+    m->shape.sleeps = o->sleeps && o->n_nodes < 2;
+    if (o->sleeps && o->n_nodes > 1)
+        log_warn("model: a model on two nodes does not sleep");
     for (int i = 0; i < m->ranks.n && m->shape.sleeps; i++) {
         struct device *device = m->ranks.at[i].device;
 
@@ -747,9 +842,11 @@ void model_close(struct model *m)
 {
     if (m == NULL)
         return;
+    node_close(m->node);
     ranks_close(&m->ranks);
     cache_fini(&m->cache);
     plan_fini(&m->plan);
+    mem_free(m->own_page);
     mem_free(m->logprobs);
     mem_free(m->n_asked);
     for (unsigned i = 0; i < m->n_steps; i++)

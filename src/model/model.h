@@ -26,16 +26,20 @@ struct model_options {
      * with one scale per row; "fp8_all": the output matrix too. */
     const char *quantization;
     const char *kv_cache_dtype; /* NULL or "auto": the device's type; "fp8", "fp8_e4m3": e4m3 */
-    const char *gemm_table; /* table of measured matrix products; NULL or "": the installed one */
-    int cpu_threads;        /* 0: one per core; shared among the ranks */
-    int n_ranks;            /* devices that share each layer, 1 .. 16 (rank.h); 0: one */
-    int n_stages;           /* runs of layers, each on n_ranks devices of its own; 0: one */
-    bool uses_nccl;         /* for sums over the devices; otherwise only where a GPU cannot reach
+    const char *gemm_table;  /* table of measured matrix products; NULL or "": the installed one */
+    int cpu_threads;         /* 0: one per core; shared among the ranks */
+    int n_ranks;             /* devices that share each layer, 1 .. 16 (rank.h); 0: one */
+    int n_stages;            /* runs of layers, each on n_ranks devices of its own; 0: one */
+    int n_nodes;             /* processes that share the stages (node.h), 1 or 2; 0: one */
+    int node_rank;           /* which of them this is */
+    const char *master_addr; /* of node 0 */
+    int master_port;
+    bool uses_nccl;     /* for sums over the devices; otherwise only where a GPU cannot reach
                              * another one's memory */
-    int first_gpu;          /* of those that CUDA shows: the first of these devices */
-    bool whole_experts;     /* each rank has some experts, not a part of each */
-    int page_tokens;        /* tokens of a page */
-    int max_num_seqs;       /* 0: the device's default (256 cuda, 64 cpu) */
+    int first_gpu;      /* of those that CUDA shows: the first of these devices */
+    bool whole_experts; /* each rank has some experts, not a part of each */
+    int page_tokens;    /* tokens of a page */
+    int max_num_seqs;   /* 0: the device's default (256 cuda, 64 cpu) */
     int max_num_batched_tokens; /* 0: the device's default (8192 cuda, 512 cpu) */
     int max_model_len;          /* 0: the model's own */
     int num_pages;              /* 0: as many as fit */
@@ -83,6 +87,13 @@ int model_open(struct model **out, const struct model_options *options) ERR_CHEC
 void model_close(struct model *m); /* NULL is fine */
 
 const struct model_shape *model_shape(const struct model *m);
+
+/* Node 1 of two: follow node 0 until it ends, or until stop_fd is readable. ERR_DRAINING: it is;
+ * ERR_GPU: node 0, or a device, has ended. */
+int model_follow(struct model *m, int stop_fd) ERR_CHECKED;
+
+/* True if the other node has ended, also while no step runs. */
+bool model_is_lost(const struct model *m);
 
 /* The least number of KV pages that a sequence of n_tokens tokens needs. */
 int model_pages_of(const struct model *m, int n_tokens);

@@ -10,6 +10,8 @@
  * use the page. A copy out need not, because a page that is saved is complete.
  *
  * All functions run on the engine's thread, except model_pin() and model_unpin(). */
+#include <string.h>
+
 #include "base/fault.h"
 #include "base/must.h"
 #include "model/model_parts.h"
@@ -34,6 +36,37 @@ static const char *model_const_part_at(const struct rank *r, const void *host)
     return (const char *)host + r->host_at;
 }
 
+/* The other node's parts of a page in host memory. */
+static int model_far_pieces(const struct model *m, char *host, struct node_piece *pieces)
+{
+    for (int i = 0; i < m->n_far; i++)
+        pieces[i] = (struct node_piece){host + m->far[i].at, m->far[i].bytes};
+    return m->n_far;
+}
+
+/* Node 0: have node 1 send its parts to host memory. */
+static int model_ask_page(struct model *m, int32_t page_id, void *host)
+{
+    struct node_piece pieces[RANKS_MAX];
+    int n = model_far_pieces(m, host, pieces);
+
+    _Static_assert(RANKS_MAX <= NODE_PIECES_MAX, "a piece for each rank");
+    return node_ask_page(m->node, page_id, pieces, n);
+}
+
+/* Node 0: send node 1 its parts. */
+static int model_send_page(struct model *m, int32_t page_id, const void *host)
+{
+    struct node_piece pieces[RANKS_MAX];
+    char *bytes;
+    int n;
+
+    memcpy(&bytes, &host, sizeof bytes); /* removes const; pieces are only read */
+    n = model_far_pieces(m, bytes, pieces);
+    return node_order(m->node, (struct node_message){.order = NODE_PAGE_IN, .page = page_id},
+                      pieces, n);
+}
+
 /* Copies that block. They stop at the first rank that fails, because an error of a device ends the
  * engine anyway. */
 int model_page_read(struct model *m, int32_t page_id, void *host)
@@ -46,6 +79,8 @@ int model_page_read(struct model *m, int32_t page_id, void *host)
         rc = rank->device->ops->fetch(rank->device, model_part_at(rank, host),
                                       model_page_at(m, rank, page_id), rank->cache.page_bytes);
     }
+    if (rc == ERR_OK && m->node != NULL && (rc = model_ask_page(m, page_id, host)) == ERR_OK)
+        rc = node_await_pages(m->node, node_n_asked(m->node));
     return rc;
 }
 
@@ -59,10 +94,12 @@ int model_page_write(struct model *m, int32_t page_id, const void *host)
         rc = rank->device->ops->upload(rank->device, model_page_at(m, rank, page_id),
                                        model_const_part_at(rank, host), rank->cache.page_bytes);
     }
+    if (rc == ERR_OK && m->node != NULL)
+        rc = model_send_page(m, page_id, host);
     return rc;
 }
 
-int model_page_copy(struct model *m, int32_t to, int32_t from)
+static int model_page_copy_own(struct model *m, int32_t to, int32_t from)
 {
     int rc = ranks_settle(&m->ranks);
 
@@ -72,6 +109,16 @@ int model_page_copy(struct model *m, int32_t to, int32_t from)
         rc = rank->device->ops->copy_within(rank->device, model_page_at(m, rank, to),
                                             model_page_at(m, rank, from), rank->cache.page_bytes);
     }
+    return rc;
+}
+
+int model_page_copy(struct model *m, int32_t to, int32_t from)
+{
+    const struct node_message order = {.order = NODE_PAGE_COPY, .page = to, .from = from};
+    int rc = model_page_copy_own(m, to, from);
+
+    if (rc == ERR_OK && m->node != NULL)
+        rc = node_order(m->node, order, NULL, 0);
     return rc;
 }
 
@@ -87,6 +134,8 @@ int model_page_in(struct model *m, int32_t page_id, const void *host)
         rc = rank->device->ops->copy_start(rank->device, DEVICE_IN, model_page_at(m, rank, page_id),
                                            model_const_part_at(rank, host), rank->cache.page_bytes);
     }
+    if (rc == ERR_OK && m->node != NULL)
+        rc = model_send_page(m, page_id, host);
     return rc;
 }
 
@@ -100,6 +149,8 @@ int model_page_out(struct model *m, int32_t page_id, void *host)
         rc = rank->device->ops->copy_start(rank->device, DEVICE_OUT, model_part_at(rank, host),
                                            model_page_at(m, rank, page_id), rank->cache.page_bytes);
     }
+    if (rc == ERR_OK && m->node != NULL)
+        rc = model_ask_page(m, page_id, host);
     return rc;
 }
 
@@ -110,7 +161,11 @@ static enum device_way model_device_way(enum model_way way)
 
 int model_copy_mark(struct model *m, enum model_way way, uint64_t *ticket)
 {
-    return ranks_copy_mark(&m->ranks, model_device_way(way), ticket);
+    int rc = ranks_copy_mark(&m->ranks, model_device_way(way), ticket);
+
+    if (rc == ERR_OK && m->node != NULL && way == MODEL_OUT)
+        m->asked_at[*ticket % DEVICE_MARKS_MAX] = node_n_asked(m->node);
+    return rc;
 }
 
 /* The fault points let tests see a copy that never ends, and one that fails. */
@@ -120,6 +175,11 @@ int model_copy_done(struct model *m, enum model_way way, uint64_t ticket)
         return 0;
     if (FAULT_HIT(copy_failed))
         return ERR_GPU;
+    if (m->node != NULL && node_is_lost(m->node))
+        return ERR_GPU;
+    if (m->node != NULL && way == MODEL_OUT &&
+        node_n_pages(m->node) < m->asked_at[ticket % DEVICE_MARKS_MAX])
+        return 0;
     return ranks_copy_done(&m->ranks, model_device_way(way), ticket);
 }
 
@@ -155,4 +215,55 @@ int model_pin(struct model *m, void *memory, size_t bytes)
 void model_unpin(struct model *m, void *memory)
 {
     m->device->ops->unpin(m->device, memory);
+}
+
+/* --- node 1 ------------------------------------------------------------------------------ */
+
+/* Its ranks' parts follow one another in own_page. A page that is asked for is complete, so no step
+ * has to be waited for; device->fetch() does not. */
+int model_follow_page_out(struct model *m, const struct node_message *order)
+{
+    char *to = m->own_page;
+    int rc = ERR_OK;
+
+    if (order->page < 0 || order->page >= m->shape.n_pages)
+        return ERR_GPU;
+    for (int i = 0; i < m->ranks.n && rc == ERR_OK; i++) {
+        const struct rank *rank = &m->ranks.at[i];
+
+        rc = rank->device->ops->fetch(rank->device, to, model_page_at(m, rank, order->page),
+                                      rank->cache.page_bytes);
+        to += rank->cache.page_bytes;
+    }
+    if (rc != ERR_OK)
+        return rc;
+    return node_answer(m->node, m->own_page, m->own_page_bytes);
+}
+
+int model_follow_page_in(struct model *m, const struct node_message *order)
+{
+    const char *from = m->own_page;
+    int rc;
+
+    if (order->page < 0 || order->page >= m->shape.n_pages || order->bytes != m->own_page_bytes)
+        return ERR_GPU;
+    if ((rc = node_take_bytes(m->node, m->own_page, m->own_page_bytes)) == ERR_OK)
+        rc = ranks_settle(&m->ranks);
+    for (int i = 0; i < m->ranks.n && rc == ERR_OK; i++) {
+        const struct rank *rank = &m->ranks.at[i];
+
+        rc = rank->device->ops->upload(rank->device, model_page_at(m, rank, order->page), from,
+                                       rank->cache.page_bytes);
+        from += rank->cache.page_bytes;
+    }
+    return rc;
+}
+
+int model_follow_page_copy(struct model *m, const struct node_message *order)
+{
+    int n = m->shape.n_pages;
+
+    if (order->page < 0 || order->page >= n || order->from < 0 || order->from >= n)
+        return ERR_GPU;
+    return model_page_copy_own(m, order->page, order->from);
 }

@@ -10,6 +10,7 @@
 #include "model/cache.h"
 #include "model/hf_config.h"
 #include "model/model.h"
+#include "model/node.h"
 #include "model/plan.h"
 #include "model/rank.h"
 
@@ -30,9 +31,21 @@ struct model_step {
     struct model *model;
 };
 
+/* Where another node's rank has its part of a page in host memory. */
+struct model_part {
+    size_t at, bytes;
+};
+
 struct model {
     struct ranks ranks;
-    struct device *device; /* the sampler's */
+    struct node *node; /* NULL: there is one */
+    int node_rank;
+    int n_far; /* ranks of the other node with layers */
+    struct model_part far[RANKS_MAX];
+    size_t own_page_bytes;               /* parts of this node's ranks */
+    uint64_t asked_at[DEVICE_MARKS_MAX]; /* pages that were asked for before a mark, in a ring by
+                                          * ticket */
+    struct device *device;               /* the sampler's */
     struct hf_config config;
     struct model_shape shape;
     bool has_whole_experts;       /* experts are divided among the ranks, not each of them */
@@ -42,6 +55,8 @@ struct model {
     enum k_type kv_type;          /* K_BF16 means the device's plain type */
     struct k_format layers, head; /* formats that plain matrices are rounded to; plain: none */
     size_t work_bytes;            /* activations, tables and work areas, for the log */
+    int row_pages;                /* room of a row of page_ids */
+    char *own_page;               /* node 1: [own_page_bytes], a page on its way */
     struct model_step steps[MODEL_STEPS_MAX]; /* step i is at i % n_steps */
     unsigned n_steps;                         /* a power of two */
     unsigned n_begun;
@@ -49,5 +64,10 @@ struct model {
     int *n_asked;                   /* [max_num_seqs], of the step's extras */
     bool is_sampled;                /* the step that began last has been sampled */
 };
+
+/* --- model_pages.c: orders of node 0 --- */
+int model_follow_page_out(struct model *m, const struct node_message *order);
+int model_follow_page_in(struct model *m, const struct node_message *order);
+int model_follow_page_copy(struct model *m, const struct node_message *order);
 
 #endif

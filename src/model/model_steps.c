@@ -173,7 +173,7 @@ static void model_place_batch(struct model_step *step, const struct batch *b)
 static void model_keep_batch(const struct model *m, struct model_step *step)
 {
     struct k_tokens *tokens = &step->batch.tokens;
-    int most = cache_row(&m->cache, m->shape.max_model_len), wide = tokens->pages_max;
+    int most = m->row_pages, wide = tokens->pages_max;
 
     if (wide > most)
         wide = most;
@@ -194,6 +194,24 @@ static void model_keep_batch(const struct model *m, struct model_step *step)
 
 /* --- begin ------------------------------------------------------------------------------- */
 
+/* Rows come from the other node before node 1's first layer, and before the output matrix. */
+static bool model_takes_far(const struct model *m, const struct rank *r)
+{
+    if (m->node == NULL)
+        return false;
+    return m->node_rank == 0 ? r->is_last : r->idx < m->ranks.n_parts;
+}
+
+/* Rows go to it behind each node's last layer. */
+static bool model_hands_far(const struct model *m, const struct rank *r)
+{
+    int n_behind = m->node_rank == 0 ? 2 * m->ranks.n_parts : m->ranks.n_parts;
+
+    if (m->node == NULL || r->is_last)
+        return false;
+    return r->idx >= m->ranks.n - n_behind;
+}
+
 /* The forward pass of one rank. */
 static int model_forward_rank(const struct model *m, struct rank *r)
 {
@@ -207,17 +225,22 @@ static int model_forward_rank(const struct model *m, struct rank *r)
                                  .pages = r->pages,
                                  .kv_type = m->kv_type,
                                  .stage = r->stage,
+                                 .is_last = r->is_last,
                                  .turns = (const float *const *)r->turns};
     int n = forward_segments(&pass, segments), rc = ERR_OK;
 
-    if (r->stage.first > 0)
+    if (model_takes_far(m, r))
+        rc = node_take_rows(m->node, r->part, device, segments, n);
+    else if (r->stage.first > 0)
         rc = device->ops->take(device, segments, n);
     /* A recorded step needs no further call. */
     if (rc == ERR_OK && !device->ops->replay(device)) {
         forward(&pass);
         device->ops->launch(device);
     }
-    if (rc == ERR_OK && r->stage.end < m->plan.n_layers)
+    if (rc == ERR_OK && model_hands_far(m, r))
+        rc = node_send_rows(m->node, r->part, device, segments, n);
+    else if (rc == ERR_OK && !r->is_last)
         rc = device->ops->hand(device, segments, n);
     return rc;
 }
@@ -240,6 +263,51 @@ static int model_begin_rank(struct rank *r, void *context)
     return rc;
 }
 
+static void model_post_step(struct model *m, struct model_step *step)
+{
+    for (int i = 0; i < m->ranks.n; i++)
+        step->tickets[i] = rank_post(&m->ranks.at[i], model_begin_rank, step);
+}
+
+/* The arrays of a step that node 1 needs: all but ids and rows' parameters, for it neither looks up
+ * nor samples. */
+static int model_step_pieces(const struct model *m, const struct model_step *step,
+                             struct node_piece *pieces)
+{
+    const struct k_tokens *t = &step->batch.tokens;
+    size_t tokens = (size_t)t->n_tokens * 4, seqs = (size_t)t->n_seqs * 4;
+    const void *const arrays[] = {t->seq,    t->pos,      t->seq_start,
+                                  t->kv_len, t->page_ids, step->batch.row_tokens};
+    const size_t bytes[] = {tokens,
+                            tokens,
+                            seqs + 4,
+                            seqs,
+                            (size_t)m->shape.n_groups * seqs * (size_t)t->pages_max,
+                            (size_t)step->n_rows * 4};
+
+    for (int i = 0; i < 6; i++) {
+        memcpy(&pieces[i].data, &arrays[i], sizeof(void *)); /* removes const */
+        pieces[i].bytes = bytes[i];
+    }
+    return 6;
+}
+
+/* Tell node 1 of the step. */
+static int model_order_step(struct model *m, const struct model_step *step)
+{
+    const struct k_tokens *t = &step->batch.tokens;
+    struct node_piece pieces[6];
+    int n = model_step_pieces(m, step, pieces);
+
+    return node_order(m->node,
+                      (struct node_message){.order = NODE_STEP,
+                                            .n_tokens = t->n_tokens,
+                                            .n_seqs = t->n_seqs,
+                                            .n_rows = step->n_rows,
+                                            .pages_max = t->pages_max},
+                      pieces, n);
+}
+
 /* Nothing here waits for the device, except a full queue. */
 int model_step_begin(struct model *m, const struct batch *b)
 {
@@ -252,13 +320,14 @@ int model_step_begin(struct model *m, const struct batch *b)
         model_place_row(m, step, b, i);
     /* Every rank gets a copy of this, because a device may change its batch. */
     model_place_batch(step, b);
-    if (m->ranks.posts) {
+    if (m->ranks.posts)
         model_keep_batch(m, step);
-        for (int i = 0; i < m->ranks.n; i++)
-            step->tickets[i] = rank_post(&m->ranks.at[i], model_begin_rank, step);
-    } else {
+    if (m->node != NULL)
+        rc = model_order_step(m, step);
+    if (rc == ERR_OK && m->ranks.posts)
+        model_post_step(m, step);
+    else if (rc == ERR_OK)
         rc = rank_run(&m->ranks, model_begin_rank, step);
-    }
     if (rc != ERR_OK)
         return rc;
     m->n_begun++;
@@ -428,4 +497,89 @@ int model_row_logits(struct model *m, int row, float *logits)
 {
     must(!m->is_sampled && row >= 0 && row < model_step_before(m, 1)->n_rows);
     return model_copy_logits(m, row, 1, logits);
+}
+
+/* --- node 1 ------------------------------------------------------------------------------ */
+
+bool model_is_lost(const struct model *m)
+{
+    return m->node != NULL && node_is_lost(m->node);
+}
+
+/* End the steps that node 0 must have ended, for one begins that could not otherwise. */
+static int model_follow_ends(struct model *m)
+{
+    int rc = ERR_OK;
+
+    while (rc == ERR_OK && m->n_under_way > m->shape.n_stages) {
+        int n_extras = 0;
+
+        rc = model_end_ranks(m, model_step_before(m, (unsigned)m->n_under_way), NULL, &n_extras);
+        m->n_under_way--;
+    }
+    return rc;
+}
+
+/* The sizes of an ordered step are within what this node has allocated. */
+static bool model_step_fits(const struct model *m, const struct node_message *order)
+{
+    const struct model_shape *shape = &m->shape;
+
+    return order->n_tokens >= 1 && order->n_tokens <= shape->max_num_batched_tokens &&
+           order->n_seqs >= 1 && order->n_seqs <= shape->max_num_seqs && order->n_rows >= 0 &&
+           order->n_rows <= shape->max_num_seqs && order->pages_max >= 1 &&
+           order->pages_max <= m->row_pages;
+}
+
+/* Take the arrays of a step, and post it. */
+static int model_follow_step(struct model *m, const struct node_message *order)
+{
+    int rc = model_follow_ends(m), n;
+    struct model_step *step = model_step_before(m, 0);
+    struct node_piece pieces[6];
+
+    if (rc != ERR_OK || !model_step_fits(m, order))
+        return ERR_GPU;
+    step->n_rows = order->n_rows;
+    step->batch = (struct device_batch){.tokens = {.ids = step->token_ids,
+                                                   .seq = step->token_seq,
+                                                   .pos = step->token_pos,
+                                                   .seq_start = step->seq_start,
+                                                   .kv_len = step->kv_len,
+                                                   .page_ids = step->page_ids,
+                                                   .n_tokens = order->n_tokens,
+                                                   .n_seqs = order->n_seqs,
+                                                   .pages_max = order->pages_max,
+                                                   .table_seqs = order->n_seqs},
+                                        .row_tokens = step->row_tokens,
+                                        .rows = step->rows,
+                                        .histories = step->histories,
+                                        .n_rows = order->n_rows};
+    n = model_step_pieces(m, step, pieces);
+    for (int i = 0; i < n && rc == ERR_OK; i++)
+        rc = node_take_bytes(m->node, pieces[i].data, pieces[i].bytes);
+    if (rc != ERR_OK)
+        return rc;
+    model_post_step(m, step);
+    m->n_begun++;
+    m->n_under_way++;
+    return ERR_OK;
+}
+
+/* The order of orders is that of node 0's calls. */
+int model_follow(struct model *m, int stop_fd)
+{
+    struct node_message order;
+    int rc = ERR_OK;
+
+    while (rc == ERR_OK && (rc = node_next(m->node, stop_fd, &order)) == ERR_OK) {
+        switch ((enum node_order)order.order) {
+        case NODE_STEP: rc = model_follow_step(m, &order); break;
+        case NODE_PAGE_OUT: rc = model_follow_page_out(m, &order); break;
+        case NODE_PAGE_IN: rc = model_follow_page_in(m, &order); break;
+        case NODE_PAGE_COPY: rc = model_follow_page_copy(m, &order); break;
+        default: rc = ERR_GPU; break;
+        }
+    }
+    return rc;
 }

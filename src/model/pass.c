@@ -488,3 +488,22 @@ void pass_finish(const struct pass *p, const struct device_rows *rows, struct pa
     p->d->ops->gather_add(p->d, acts->rows, acts->x, acts->delta, p->plan->by.residual);
     pass_finish_rows(p);
 }
+
+/* Nothing writes delta in a stage without layers, so it is 0 as allocated. */
+void pass_finish_entered(const struct pass *p)
+{
+    struct activations *acts = p->a;
+
+    if (p->fused) {
+        if (!pass_has_head(p))
+            return;
+        pass_fused_run(p,
+                       pass_fused_product(p, K_PRODUCT_FLOAT, acts->own_logits, &p->w->head, NULL));
+        pass_gather_logits(p);
+        return;
+    }
+    if (p->d->step_rows == 0 || !pass_has_head(p))
+        return;
+    p->d->ops->gather_add(p->d, acts->rows, acts->x, acts->delta, 1.0f);
+    pass_finish_rows(p);
+}

@@ -124,6 +124,9 @@ void pass_add(const struct pass *p, const struct device_rows *rows, struct pass_
 void pass_leave(const struct pass *p, const struct device_rows *rows, struct pass_sum sum,
                 struct pass_next next);
 
+/* The residual has come from the last layer: the logits of the step's rows. delta must be 0. */
+void pass_finish_entered(const struct pass *p);
+
 /* pass_add() for the last layer, followed by the logits of the step's rows, if it has any. */
 void pass_finish(const struct pass *p, const struct device_rows *rows, struct pass_sum sum);
 

@@ -116,8 +116,10 @@ static void *rank_work(void *arg)
     struct rank *rank = arg;
     struct ranks *all = rank->ranks;
 
-    (void)pthread_mutex_lock(&all->post_lock); /* cannot fail: initialised, not held by us */
-    for (;;) {                                 /* until ranks_close() */
+    if (rank->device->ops->use != NULL)
+        (void)!rank->device->ops->use(rank->device); /* as in rank_main() */
+    (void)pthread_mutex_lock(&all->post_lock);       /* cannot fail: initialised, not held by us */
+    for (;;) {                                       /* until ranks_close() */
         struct rank_task task;
         int rc;
 
@@ -159,8 +161,10 @@ static void ranks_stop_workers(struct ranks *r)
 {
     if (!r->has_post_lock)
         return;
-    for (int i = 0; i < r->n; i++)
-        r->at[i].device->ops->leave_ranks(r->at[i].device);
+    for (int i = 0; i < r->n; i++) {
+        if (r->at[i].device != NULL)
+            r->at[i].device->ops->leave_ranks(r->at[i].device);
+    }
     (void)pthread_mutex_lock(&r->post_lock);
     r->workers_stop = true;
     (void)pthread_cond_broadcast(&r->posted);
@@ -254,28 +258,33 @@ static int ranks_join(struct ranks *r, enum device_links links)
 /* r->n is set first, so that ranks_close() works after any error. */
 int ranks_open(struct ranks *r, const struct ranks_options *o)
 {
-    int n = o->n_stages * o->n_parts, rc;
+    int n_stages = o->n_own + o->has_head, n = n_stages * o->n_parts, rc;
+    bool is_whole = o->n_own == o->n_stages;
 
-    must(o->n_stages >= 1 && o->n_parts >= 1 && n <= RANKS_MAX);
+    must(o->n_own >= 1 && o->n_parts >= 1 && n <= RANKS_MAX);
     r->n = n;
-    r->n_stages = o->n_stages;
+    r->n_stages = n_stages;
     r->n_parts = o->n_parts;
     for (int i = 0; i < n; i++) {
-        r->at[i].idx = i;
-        r->at[i].stage_idx = i / o->n_parts;
-        r->at[i].part = i % o->n_parts;
-        r->at[i].ranks = r;
-        rc = device_open(&r->at[i].device, o->device, o->first + i,
+        struct rank *rank = &r->at[i];
+        int stage = i / o->n_parts;
+
+        rank->idx = i;
+        rank->stage_idx = stage < o->n_own ? o->first_stage + stage : o->n_stages;
+        rank->part = i % o->n_parts;
+        rank->is_last = rank->stage_idx == (is_whole ? o->n_stages - 1 : o->n_stages);
+        rank->ranks = r;
+        rc = device_open(&rank->device, o->device, o->first + (stage < o->n_own ? i : rank->part),
                          ranks_threads_each(n, o->cpu_threads));
         if (rc != ERR_OK)
             return rc;
     }
+    r->posts = !is_whole || (n_stages > 1 && !r->at[0].device->is_gpu);
+    if (r->posts && (rc = ranks_start_workers(r)) != ERR_OK)
+        return rc;
     if (n == 1)
         return ERR_OK;
     if ((rc = ranks_join(r, o->links)) != ERR_OK)
-        return rc;
-    r->posts = o->n_stages > 1 && !r->at[0].device->is_gpu;
-    if (r->posts && (rc = ranks_start_workers(r)) != ERR_OK)
         return rc;
     return ranks_start_threads(r);
 }

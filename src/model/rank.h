@@ -38,6 +38,7 @@ struct rank_task {
 struct rank {
     int idx;
     int stage_idx, part; /* the stage, and the rank's number in it */
+    bool is_last;        /* of the stage with the output matrix */
     struct plan_stage stage;
     struct device *device;
     struct weights weights;
@@ -62,7 +63,7 @@ struct rank {
 
 struct ranks {
     int n;
-    int n_stages, n_parts; /* n is their product */
+    int n_stages, n_parts; /* of this process; n is their product */
     bool posts;            /* steps are posted to workers, n_workers of which have started */
     int n_workers;
     pthread_mutex_t post_lock; /* guards the tasks and their counts, and worker_rc */
@@ -85,6 +86,10 @@ struct ranks_options {
     const char *device; /* the kind */
     int first;          /* number of the first device */
     int n_stages, n_parts;
+    /* This process has stages first_stage .. first_stage + n_own - 1 of n_stages, and, if has_head,
+     * one behind all with the output matrix alone, on the devices of its first one. */
+    int first_stage, n_own;
+    bool has_head;
     int cpu_threads; /* divided among the ranks */
     enum device_links links;
 };

@@ -386,7 +386,7 @@ static bool weights_has_embed(const struct loader *l)
 {
     bool is_head = l->c->tied && k_format_is_plain(&l->from->head);
 
-    return l->stage == 0 || (is_head && l->stage + 1 == l->n_stages);
+    return l->stage == 0 || (is_head && l->is_last);
 }
 
 /* Allocate all weights of one rank, and list the tensors to be read. */
@@ -407,8 +407,9 @@ static int weights_lay_out(struct loader *l, int rank)
         slice_whole(config->positions.n_rows, config->positions.n_rows, config->dim, config->dim));
 
     l->rank = rank;
-    l->stage = rank / l->n_shares;
-    l->share = rank % l->n_shares;
+    l->stage = l->ranks[rank].stage;
+    l->share = l->ranks[rank].share;
+    l->is_last = l->ranks[rank].is_last;
     l->w = l->ranks[rank].weights;
     l->d = l->ranks[rank].device;
     /* Each rank starts at the beginning of the list, and of the random seeds. */
@@ -427,8 +428,10 @@ static int weights_lay_out(struct loader *l, int rank)
         l->w->positions = loader_matrix(l, &positions, USE_ADDED).data;
     for (l->layer = 0; l->layer < config->n_layers && l->rc == ERR_OK; l->layer++)
         weights_load_layer(&in, l->layer);
-    l->absent = l->stage + 1 < l->n_stages;
+    /* The stage with the last layer computes it, as any stage does the norm behind it. */
+    l->absent = !l->is_last && l->stage != l->n_stages - 1;
     l->w->norm = weights_load_norm(&in, names->norm, true);
+    l->absent = !l->is_last;
     weights_load_head(l, &head, &whole_head);
     return l->rc;
 }
@@ -462,13 +465,13 @@ static void weights_log_converted(const struct loader_converted *c, const struct
 
 /* Dummy weights have a constant digest, so that stores of two dummy models differ by their config
  * only. */
-int weights_load(const struct weights_rank *ranks, const struct hf_config *c,
-                 const struct plan *whole, const struct plan *part, int n_stages,
+int weights_load(const struct weights_ranks *ranks, const struct hf_config *c,
+                 const struct plan *whole, const struct plan *part,
                  const struct weights_source *from)
 {
-    struct loader loader = {.ranks = ranks,
-                            .n_ranks = n_stages * part->n_ranks,
-                            .n_stages = n_stages,
+    struct loader loader = {.ranks = ranks->at,
+                            .n_ranks = ranks->n,
+                            .n_stages = ranks->n_stages,
                             .n_shares = part->n_ranks,
                             .c = c,
                             .whole = whole,
@@ -489,9 +492,9 @@ int weights_load(const struct weights_rank *ranks, const struct hf_config *c,
     if (rc == ERR_OK && from->dir != NULL)
         rc = loader_read(&loader);
     if (rc == ERR_OK && loader.converted.n > 0)
-        weights_log_converted(&loader.converted, ranks[0].device);
+        weights_log_converted(&loader.converted, ranks->at[0].device);
     if (from->dir == NULL)
-        ranks[0].weights->digest = hash_sha256("dummy", 5, NULL, 0);
+        ranks->at[0].weights->digest = hash_sha256("dummy", 5, NULL, 0);
     loader_fini(&loader);
     return rc;
 }

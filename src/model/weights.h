@@ -50,6 +50,14 @@ struct weights {
 struct weights_rank {
     struct weights *weights;
     struct device *device;
+    int stage, share; /* the stage, and the rank's number in it */
+    bool is_last;     /* of the stage with the output matrix */
+};
+
+/* The ranks of this process, of n_stages stages in all. */
+struct weights_ranks {
+    const struct weights_rank *at; /* [n] */
+    int n, n_stages;
 };
 
 /* The source of weights, and the formats to round them to. */
@@ -63,7 +71,7 @@ struct weights_source {
 };
 
 /* Allocate weights on the devices and fill them. whole: the shapes of the tensors; part: the shapes
- * of each of part->n_ranks ranks' parts. ranks: those of n_stages stages, one after another; each
+ * of each of part->n_ranks ranks' parts. ranks: those of this process, of n_stages stages; each
  * has the layers of its stage (plan_stage()), the norm of the input of the next one, and of layers
  * elsewhere only the formats. The first stage has the embedding, the last one the final norm and
  * the output matrix. Every tensor is read once. Only a stage's first rank has an output
@@ -75,8 +83,8 @@ struct weights_source {
  * Errors as checkpoint_open(), and ERR_INVALID for a tensor of another shape than config.json
  * implies, ERR_NOT_FOUND for a missing one, ERR_UNSUPPORTED for a type, ERR_GPU; all logged. The
  * array of layers is released by weights_fini(), device memory with the device. */
-int weights_load(const struct weights_rank *ranks, const struct hf_config *c,
-                 const struct plan *whole, const struct plan *part, int n_stages,
+int weights_load(const struct weights_ranks *ranks, const struct hf_config *c,
+                 const struct plan *whole, const struct plan *part,
                  const struct weights_source *from) ERR_CHECKED;
 void weights_fini(struct weights *w);
 
