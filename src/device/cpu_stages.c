@@ -8,7 +8,7 @@
  * and to the stage behind until it is got. */
 #include "config.h"
 
-#include "device/cpu_stages.h"
+#include "device/parts_cpu.h"
 
 #include <pthread.h>
 #include <string.h>
@@ -212,4 +212,43 @@ int cpu_stages_hand(struct cpu_stages *s, int idx, const struct device_segment *
     }
     cpu_stages_set(s, &inbox->n_put, inbox->n_put + 1);
     return ERR_OK;
+}
+
+/* --- operations of the table -------------------------------------------------------------- */
+
+/* Each device runs on a thread of its own, so a stage that waits for another one delays none. */
+int cpu_join_stages(struct device *const *all, int n_stages, int n_parts)
+{
+    struct cpu_stages *stages = NULL;
+    int n = n_stages * n_parts, rc = cpu_stages_make(&stages, n_stages, n_parts);
+
+    for (int i = 0; i < n && rc == ERR_OK; i++) {
+        struct cpu *cpu = cpu_of(all[i]);
+
+        cpu->stages = stages;
+        cpu->idx = i;
+        cpu->sampler = cpu_of(all[n - n_parts]);
+    }
+    return rc;
+}
+
+int cpu_take(struct device *d, const struct device_segment *segments, int n)
+{
+    return cpu_stages_take(cpu_of(d)->stages, cpu_of(d)->idx, segments, n, d->step_tokens);
+}
+
+int cpu_hand(struct device *d, const struct device_segment *segments, int n)
+{
+    return cpu_stages_hand(cpu_of(d)->stages, cpu_of(d)->idx, segments, n, d->step_tokens);
+}
+
+/* Other ranks stop waiting, and their steps end with ERR_GPU. */
+void cpu_leave_ranks(struct device *d)
+{
+    struct cpu *cpu = cpu_of(d);
+
+    if (cpu->ranks != NULL)
+        cpu_ranks_end(cpu->ranks);
+    if (cpu->stages != NULL)
+        cpu_stages_end(cpu->stages);
 }

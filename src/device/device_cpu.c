@@ -685,17 +685,6 @@ static int cpu_join_ranks(struct device *const *all, int n, enum device_links li
     return rc;
 }
 
-/* Other ranks stop waiting, and their steps end with ERR_GPU. */
-static void cpu_leave_ranks(struct device *d)
-{
-    struct cpu *cpu = cpu_of(d);
-
-    if (cpu->ranks != NULL)
-        cpu_ranks_end(cpu->ranks);
-    if (cpu->stages != NULL)
-        cpu_stages_end(cpu->stages);
-}
-
 /* Blocks until all ranks have called it. */
 static void cpu_sum_ranks(struct device *d, void *rows, int n, int width)
 {
@@ -710,34 +699,6 @@ static void cpu_gather_ranks(struct device *d, float *all, const float *part, in
     struct cpu *cpu = cpu_of(d);
 
     cpu_ranks_gather(cpu->ranks, cpu->rank, cpu->rank == 0 ? all : NULL, part, n, width);
-}
-
-/* --- stages ---------------------------------------------------------------------------- */
-
-/* Each device runs on a thread of its own, so a stage that waits for another one delays none. */
-static int cpu_join_stages(struct device *const *all, int n_stages, int n_parts)
-{
-    struct cpu_stages *stages = NULL;
-    int n = n_stages * n_parts, rc = cpu_stages_make(&stages, n_stages, n_parts);
-
-    for (int i = 0; i < n && rc == ERR_OK; i++) {
-        struct cpu *cpu = cpu_of(all[i]);
-
-        cpu->stages = stages;
-        cpu->idx = i;
-        cpu->sampler = cpu_of(all[n - n_parts]);
-    }
-    return rc;
-}
-
-static int cpu_take(struct device *d, const struct device_segment *segments, int n)
-{
-    return cpu_stages_take(cpu_of(d)->stages, cpu_of(d)->idx, segments, n, d->step_tokens);
-}
-
-static int cpu_hand(struct device *d, const struct device_segment *segments, int n)
-{
-    return cpu_stages_hand(cpu_of(d)->stages, cpu_of(d)->idx, segments, n, d->step_tokens);
 }
 
 /* --- a step ---------------------------------------------------------------------------- */

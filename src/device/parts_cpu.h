@@ -79,6 +79,12 @@ void cpu_attn(struct device *d, void *out, const void *qkv, const struct k_kv *k
 void cpu_recurrent(struct device *d, void *out, const void *in, const struct k_state *state,
                    int width, const struct k_matrix *to);
 
+/* --- cpu_stages.c: operations of the table --- */
+void cpu_leave_ranks(struct device *d);
+int cpu_join_stages(struct device *const *all, int n_stages, int n_parts);
+int cpu_take(struct device *d, const struct device_segment *segments, int n);
+int cpu_hand(struct device *d, const struct device_segment *segments, int n);
+
 /* --- cpu_experts.c --- */
 void cpu_mix_experts(struct device *d, void *out, const struct device_experts *e, int n);
 int cpu_reserve_experts(struct device *d) ERR_CHECKED;

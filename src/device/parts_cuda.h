@@ -200,7 +200,7 @@ int peers_fetch_ids(struct cuda *c) ERR_CHECKED;
 int32_t *peers_ids(struct cuda *c);
 bool peers_may_record(const struct cuda *c); /* false: steps must be enqueued each time */
 struct cuda *peers_first(struct cuda *c);    /* rank 0's device; c itself without ranks */
-/* Fills all [K_RANKS_MAX] with the devices of all ranks and stages, by idx; returns their number. */
+/* Fills all [K_RANKS_MAX] with the devices of all ranks and stages, by idx; returns how many. */
 int peers_all(struct cuda *c, struct cuda **all);
 /* Let GPU `from` access the memory of GPU `to`. */
 int peers_open_way(const struct cuda *from, const struct cuda *to) ERR_CHECKED;

@@ -2,13 +2,13 @@
  *
  * Stages of the cuda device: GPUs of one host that compute consecutive layers of a model.
  *
- * A device has an inbox with two places. The device of the stage before copies the rows of its steps
- * into them in turn, over peer access where there is any; this one copies them to its activations,
- * which have fixed addresses because recorded steps contain them. Two events for each place order
- * the streams: filled, for the receiver, and taken, for the sender's next use of the place. An
- * event must have been recorded before another stream can wait for it; so the threads that enqueue
- * count the rows they have put and got, and wait for each other's counts. They never wait for a
- * GPU.
+ * A device has an inbox with two places. The device of the stage before copies the rows of its
+ * steps into them in turn, over peer access where there is any; this one copies them to its
+ * activations, which have fixed addresses because recorded steps contain them. Two events for each
+ * place order the streams: filled, for the receiver, and taken, for the sender's next use of the
+ * place. An event must have been recorded before another stream can wait for it; so the threads
+ * that enqueue count the rows they have put and got, and wait for each other's counts. They never
+ * wait for a GPU.
  *
  * Sampled ids go back to the first stage through the pinned memory in which the sampling device
  * leaves them for the host. */
@@ -203,8 +203,8 @@ bool stages_failed(const struct cuda *c)
     return ended;
 }
 
-/* Wait until another thread's count is at least `wanted`. That thread enqueues the same step, or has
- * left. */
+/* Wait until another thread's count is at least `wanted`. That thread enqueues the same step, or
+ * has left. */
 static int stages_await(struct stages *s, const unsigned *count, unsigned wanted)
 {
     bool ended;
@@ -305,8 +305,8 @@ int stages_fetch_ids(struct cuda *c)
 {
     struct stages *stages = c->stages;
     const struct cuda *sampler = stages->all[(stages->n_stages - 1) * stages->n_parts];
-    unsigned step = c->n_begun - (unsigned)stages->n_stages;
-    const struct step_slot *slot = &sampler->slots[step % device_steps(stages->n_stages)];
+    unsigned step = c->n_begun - device_stages(c->base.limits.n_stages); /* of all nodes */
+    const struct step_slot *slot = &sampler->slots[step % device_steps(c->base.limits.n_stages)];
 
     if (c->idx >= stages->n_parts)
         return ERR_OK;

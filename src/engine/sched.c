@@ -232,8 +232,9 @@ static int sched_drafts(const struct sched *s, struct seq *seq)
     return seq->draft.n;
 }
 
-/* One pass over the running sequences. With stages, decodes are left for the next steps. Preemption removes entries from the end of the array, so the
- * index stays valid for all sequences before the victim. */
+/* One pass over the running sequences. With stages, decodes are left for the next steps. Preemption
+ * removes entries from the end of the array, so the index stays valid for all sequences before the
+ * victim. */
 static void sched_plan_running(struct sched *s, enum sched_pass pass)
 {
     int n_left = s->n_running;

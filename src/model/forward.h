@@ -26,8 +26,9 @@ struct forward {
  * one. Returns the number of segments. */
 int forward_segments(const struct forward *f, struct device_segment *segments);
 
-/* Enqueue the operations of one step: those of the stage's layers; in the last stage up to the logits of its rows. Called between the device's
- * begin() and launch(); the numbers of tokens and rows are those that begin() has set. */
+/* Enqueue the operations of one step: those of the stage's layers; in the last stage up to the
+ * logits of its rows. Called between the device's begin() and launch(); the numbers of tokens and
+ * rows are those that begin() has set. */
 void forward(const struct forward *f);
 
 #endif

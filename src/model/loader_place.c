@@ -96,8 +96,8 @@ static void loader_raise_numbers(float *out, const struct tensor *t, size_t n)
         out[i] = quant_number(t, i) + 1.0f;
 }
 
-/* Convert n_rows rows from `first` on to float32 and store each rank's slice. The mutex is held while storing, because the device's own
- * operations are not thread-safe as pipes are. */
+/* Convert n_rows rows from `first` on to float32 and store each rank's slice. The mutex is held
+ * while storing, because the device's own operations are not thread-safe as pipes are. */
 static int loader_convert_rows(struct loader *l, size_t idx, unsigned char *bytes, int first,
                                int n_rows)
 {

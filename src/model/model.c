@@ -649,8 +649,8 @@ static void model_fuse_ranks(struct model *m)
         m->ranks.at[i].act.fused_max = most;
 }
 
-/* Wait for the other node. Both then have the smaller number of pages, the shorter texts, and fuse the
- * same steps. */
+/* Wait for the other node. Both then have the smaller number of pages, the shorter texts, and fuse
+ * the same steps. */
 static int model_join_node(struct model *m, const struct model_options *o)
 {
     struct model_shape *shape = &m->shape;

@@ -104,8 +104,8 @@ int model_pages_of(const struct model *m, int n_tokens);
 int model_sleep(struct model *m) ERR_CHECKED;
 int model_wake(struct model *m) ERR_CHECKED;
 
-/* Steps that may be in flight at once: shape.n_stages + 1, so that each stage computes one while the
- * next one begins. */
+/* Steps that may be in flight at once: shape.n_stages + 1, so that each stage computes one while
+ * the next one begins. */
 #define MODEL_STEPS_MAX 32 /* the length of rings: a power of two, so that numbers may wrap */
 
 /* Start one step: write K and V of the batch's tokens into their pages, and compute the logits of

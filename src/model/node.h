@@ -3,9 +3,9 @@
  * Nodes: two engine processes, usually on two hosts, that share the stages of a model.
  *
  * Node 0 has the first half of the stages, and after the last one the output matrix; it plans and
- * samples. Node 1 has the other half and follows: it does what messages over one TCP connection, the
- * control connection, tell it. Rows travel over one further connection for each rank of a stage: to
- * node 1 behind node 0's last layer, and back behind the last layer of all.
+ * samples. Node 1 has the other half and follows: it does what messages over one TCP connection,
+ * the control connection, tell it. Rows travel over one further connection for each rank of a
+ * stage: to node 1 behind node 0's last layer, and back behind the last layer of all.
  *
  * The end of a node ends the other one: a closed connection is seen at once, and keep-alive probes
  * find a dead host within seconds. Nodes trust each other: the port must be reachable by them

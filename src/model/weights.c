@@ -46,8 +46,8 @@ static struct k_norm weights_load_norm(const struct loading *in, const char *pat
     return norm;
 }
 
-/* The norm of a layer's input. The stage before the layer's computes it when it adds to the residual
- * last, so it has it too. */
+/* The norm of a layer's input. The stage before the layer's computes it when it adds to the
+ * residual last, so it has it too. */
 static struct k_norm weights_load_first_norm(const struct loading *in, const char *pattern,
                                              bool has)
 {
@@ -368,8 +368,8 @@ static struct k_matrix weights_tied_head(const struct loader *l)
     return head;
 }
 
-/* The first rank adds the bias, because it gets the logits of all ranks. A tied matrix is the embedding
- * itself, unless it is to be rounded: a table must stay plain. */
+/* The first rank adds the bias, because it gets the logits of all ranks. A tied matrix is the
+ * embedding itself, unless it is to be rounded: a table must stay plain. */
 static void weights_load_head(struct loader *l, const struct loader_tensors *tensor,
                               const struct loader_tensors *whole)
 {

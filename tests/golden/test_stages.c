@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Steps of a model with stages that are in flight together. As many groups of sequences as there are
- * stages take turns, and each step takes its tokens from the device, where the step of its group
- * before has sampled them. The tokens must be those of one stage whose steps run one by one; chunks
- * of prompts follow one another directly.
+ * Steps of a model with stages that are in flight together. As many groups of sequences as there
+ * are stages take turns, and each step takes its tokens from the device, where the step of its
+ * group before has sampled them. The tokens must be those of one stage whose steps run one by one;
+ * chunks of prompts follow one another directly.
  *
  * Runs on the cpu device, or with QUIRE_TEST_DEVICE=cuda with as many stages as there are GPUs. */
 #include <sys/stat.h>

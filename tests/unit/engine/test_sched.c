@@ -232,8 +232,8 @@ static void world_end_steps(struct world *w, unsigned n)
         world_end(w, &w->flights[w->n_ended++ % (STAGES_MAX + 1)]);
 }
 
-/* True if the step that a planned sequence takes its last token from is n_stages before the one that
- * begins. */
+/* True if the step that a planned sequence takes its last token from is n_stages before the one
+ * that begins. */
 static bool world_takes_token(struct world *w, const struct seq *q)
 {
     const struct flight *f = &w->flights[(w->n_steps - (unsigned)w->n_stages) % (STAGES_MAX + 1)];
