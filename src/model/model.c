@@ -671,13 +671,15 @@ static int model_join_node(struct model *m, const struct model_options *o)
                                .kv_type = (int32_t)m->kv_type,
                                .n_pages = shape->n_pages,
                                .max_model_len = shape->max_model_len,
-                               .fused_max = m->ranks.at[0].act.fused_max};
+                               .fused_max = m->ranks.at[0].act.fused_max,
+                               .sleeps = shape->sleeps};
     int rc = node_open(&m->node, &options, &hello);
 
     if (rc != ERR_OK)
         return rc;
     shape->n_pages = hello.n_pages;
     shape->max_model_len = hello.max_model_len;
+    shape->sleeps = hello.sleeps != 0;
     for (int i = 0; i < m->ranks.n; i++)
         m->ranks.at[i].act.fused_max = hello.fused_max;
     return ERR_OK;
@@ -781,9 +783,7 @@ static int model_open_ranks(struct model *m, const struct model_options *o,
     m->has_whole_experts = o->whole_experts && m->config.experts.n > 0;
     log_debug("model: %s is open", m->device->name);
     m->node_rank = o->node_rank;
-    m->shape.sleeps = o->sleeps && o->n_nodes < 2;
-    if (o->sleeps && o->n_nodes > 1)
-        log_warn("model: a model on two nodes does not sleep");
+    m->shape.sleeps = o->sleeps;
     for (int i = 0; i < m->ranks.n && m->shape.sleeps; i++) {
         struct device *device = m->ranks.at[i].device;
 

@@ -193,17 +193,53 @@ int model_copy_fence(struct model *m)
     return rc;
 }
 
+/* Do all slices of a sleep or a waking at once. */
+static int model_slice_through(struct model *m, int (*slice)(struct ranks *r))
+{
+    int rc;
+
+    do /* ends: each slice does some of the work */
+        rc = slice(&m->ranks);
+    while (rc == ERR_AGAIN);
+    return rc;
+}
+
+/* After this node's ranks have slept or woken, the other node's do, while the caller waits: from here
+ * on there is no way back but by `undo`. ERR_NO_MEMORY: the other node had no room, and this node's
+ * ranks are as they were before. */
+static int model_far_sleep(struct model *m, enum node_order order, int (*undo)(struct ranks *r))
+{
+    int32_t far = ERR_OK;
+    int rc = node_ask(m->node, order, &far);
+
+    if (rc != ERR_OK || far == ERR_OK)
+        return rc;
+    if (far == ERR_NO_MEMORY && model_slice_through(m, undo) == ERR_OK)
+        return ERR_NO_MEMORY;
+    return ERR_GPU;
+}
+
 /* Pages lose their content; the engine has saved or dropped them before. */
 int model_sleep(struct model *m)
 {
+    int rc;
+
     must(m->shape.sleeps && m->n_under_way == 0);
-    return ranks_sleep(&m->ranks);
+    rc = ranks_sleep(&m->ranks);
+    if (rc != ERR_OK || m->node == NULL)
+        return rc;
+    return model_far_sleep(m, NODE_SLEEP, ranks_wake);
 }
 
 int model_wake(struct model *m)
 {
+    int rc;
+
     must(m->shape.sleeps);
-    return ranks_wake(&m->ranks);
+    rc = ranks_wake(&m->ranks);
+    if (rc != ERR_OK || m->node == NULL)
+        return rc;
+    return model_far_sleep(m, NODE_WAKE, ranks_sleep);
 }
 
 /* Pinned memory is portable: pinning through rank 0's device serves the others too. */
@@ -266,4 +302,15 @@ int model_follow_page_copy(struct model *m, const struct node_message *order)
     if (order->page < 0 || order->page >= n || order->from < 0 || order->from >= n)
         return ERR_GPU;
     return model_page_copy_own(m, order->page, order->from);
+}
+
+int model_follow_sleep(struct model *m, const struct node_message *order)
+{
+    bool sleeps = order->order == NODE_SLEEP;
+    int32_t answer;
+
+    if (!m->shape.sleeps || ranks_settle(&m->ranks) != ERR_OK)
+        return ERR_GPU;
+    answer = model_slice_through(m, sleeps ? ranks_sleep : ranks_wake);
+    return node_answer(m->node, &answer, sizeof answer);
 }

@@ -69,5 +69,6 @@ struct model {
 int model_follow_page_out(struct model *m, const struct node_message *order);
 int model_follow_page_in(struct model *m, const struct node_message *order);
 int model_follow_page_copy(struct model *m, const struct node_message *order);
+int model_follow_sleep(struct model *m, const struct node_message *order);
 
 #endif

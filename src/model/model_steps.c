@@ -578,6 +578,8 @@ int model_follow(struct model *m, int stop_fd)
         case NODE_PAGE_OUT: rc = model_follow_page_out(m, &order); break;
         case NODE_PAGE_IN: rc = model_follow_page_in(m, &order); break;
         case NODE_PAGE_COPY: rc = model_follow_page_copy(m, &order); break;
+        case NODE_SLEEP:
+        case NODE_WAKE: rc = model_follow_sleep(m, &order); break;
         default: rc = ERR_GPU; break;
         }
     }

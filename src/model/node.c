@@ -47,7 +47,7 @@ struct rows_head {
     uint64_t bytes;
 };
 
-/* A page that node 1 was asked for. */
+/* A page, or another answer, that node 1 was asked for. */
 struct asked {
     struct node_piece pieces[NODE_PIECES_MAX];
     int n;
@@ -284,6 +284,7 @@ static int node_greet(struct node *n, struct node_hello *own)
     own->n_pages = node_less(own->n_pages, other.n_pages);
     own->max_model_len = node_less(own->max_model_len, other.max_model_len);
     own->fused_max = node_less(own->fused_max, other.fused_max);
+    own->sleeps = node_less(own->sleeps, other.sleeps);
     return ERR_OK;
 }
 
@@ -428,7 +429,8 @@ int node_await_pages(struct node *n, uint64_t n_pages)
 }
 
 /* The places are noted before the order goes out, because the answer may come at once. */
-int node_ask_page(struct node *n, int32_t page, const struct node_piece *pieces, int n_pieces)
+static int node_ask_for(struct node *n, struct node_message order, const struct node_piece *pieces,
+                        int n_pieces)
 {
     struct asked *asked = &n->asked[n->n_asked % ASKED_MAX];
     int rc;
@@ -441,7 +443,23 @@ int node_ask_page(struct node *n, int32_t page, const struct node_piece *pieces,
     asked->n = n_pieces;
     n->n_asked++;
     (void)pthread_mutex_unlock(&n->lock);
-    return node_order(n, (struct node_message){.order = NODE_PAGE_OUT, .page = page}, NULL, 0);
+    return node_order(n, order, NULL, 0);
+}
+
+int node_ask_page(struct node *n, int32_t page, const struct node_piece *pieces, int n_pieces)
+{
+    return node_ask_for(n, (struct node_message){.order = NODE_PAGE_OUT, .page = page}, pieces,
+                        n_pieces);
+}
+
+int node_ask(struct node *n, enum node_order order, int32_t *answer)
+{
+    const struct node_piece piece = {answer, sizeof *answer};
+    int rc = node_ask_for(n, (struct node_message){.order = (int32_t)order}, &piece, 1);
+
+    if (rc != ERR_OK)
+        return rc;
+    return node_await_pages(n, n->n_asked);
 }
 
 /* Only the caller's thread asks. */

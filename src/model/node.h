@@ -28,7 +28,7 @@ struct node;
 struct node_hello {
     struct hash config, build;
     int32_t page_tokens, max_num_seqs, max_num_batched_tokens, n_stages, n_parts, kv_type;
-    int32_t n_pages, max_model_len, fused_max;
+    int32_t n_pages, max_model_len, fused_max, sleeps;
 };
 
 struct node_options {
@@ -58,7 +58,14 @@ int node_take_rows(struct node *n, int part, struct device *d,
                    const struct device_segment *segments, int n_segments) ERR_CHECKED;
 
 /* Messages of node 0. */
-enum node_order { NODE_STEP, NODE_PAGE_OUT, NODE_PAGE_IN, NODE_PAGE_COPY };
+enum node_order {
+    NODE_STEP,
+    NODE_PAGE_OUT,
+    NODE_PAGE_IN,
+    NODE_PAGE_COPY,
+    NODE_SLEEP, /* answered by an enum err, as is the next */
+    NODE_WAKE,
+};
 struct node_message {
     int32_t order;
     int32_t page, from;                          /* pages */
@@ -77,6 +84,9 @@ struct node_piece {
 int node_order(struct node *n, struct node_message m, const struct node_piece *pieces,
                int n_pieces) ERR_CHECKED;
 
+/* Give an order that is answered, and wait for the answer. ERR_GPU. */
+int node_ask(struct node *n, enum node_order order, int32_t *answer) ERR_CHECKED;
+
 /* Ask node 1 for its parts of a page, which go to the pieces; node_n_pages() counts those that have
  * come, in order. Waits while too many are asked for. ERR_GPU. */
 #define NODE_PIECES_MAX 16
@@ -90,7 +100,7 @@ int node_await_pages(struct node *n, uint64_t n_pages) ERR_CHECKED;
  * ERR_GPU: node 0 has ended (logged). What follows the message is taken by node_take_bytes(). */
 int node_next(struct node *n, int stop_fd, struct node_message *m) ERR_CHECKED;
 int node_take_bytes(struct node *n, void *to, size_t bytes) ERR_CHECKED;
-/* The answer to NODE_PAGE_OUT. */
+/* The answer to an order. */
 int node_answer(struct node *n, const void *bytes, size_t n_bytes) ERR_CHECKED;
 
 #endif

@@ -34,8 +34,8 @@ EXTRAS = [dict(), dict(repetition_penalty=1.3), dict(logprobs=3), dict(logit_bia
 class Nodes(Stack):
     """A stack whose engine is node 0, and node 1 beside it."""
 
-    def __init__(self, stages=2, ranks=1, engine=(), **more):
-        self.far = None
+    def __init__(self, stages=2, ranks=1, engine=(), far_env=None, **more):
+        self.far, self.far_env = None, far_env
         super().__init__(engine=["--pipeline-parallel-size", stages, "--tensor-parallel-size",
                                  ranks, "--nnodes", 2, "--master-port", free_port(), *engine],
                          **more)
@@ -48,7 +48,7 @@ class Nodes(Stack):
             if name not in no_value:
                 argv += [name, value]
         self.far = Supervised(self.engine_argv[:1] + argv + ["--node-rank", "1"],
-                              self.path("node1.log"), env=self.env)
+                              self.path("node1.log"), env=self.far_env)
 
     def stop(self):
         if self.far is not None:
@@ -122,6 +122,24 @@ for name, make in (("windows beside all tokens", lambda: twin.windows(48, (2, 5)
             tap.eq(got, one, "two nodes say the same")
             got, cached = ask_all(s)
             tap.ok(got == one and hits(cached), "and from the cache", str(cached))
+
+with tap.section("sleep"), Nodes(2, engine=["--sleep-after-s", 1], host="64M") as s:
+    for turn in range(2):
+        got, cached = ask_all(s)
+        tap.ok(got == want and (turn == 0 or hits(cached)), "awake, turn %d" % turn, str(cached))
+        tap.ok(until(s.is_sleeping), "asleep", s.logs())
+    tap.eq(say(s, PROMPTS[-1])[0], want[-1], "awake once more")
+    tap.ok(not s.engine.exits and not s.far.exits, "in the same lives")
+
+for fault in ("device_sleep:1", "device_wake:1"):
+    with tap.section("node 1 has no memory: " + fault), \
+            Nodes(2, engine=["--sleep-after-s", 1], host="64M", far_env={"QUIRE_FAULT": fault}) as s:
+        tap.eq(say(s, PROMPTS[3])[0], want[3], "awake")
+        tap.ok(until(s.is_sleeping), "it sleeps, perhaps at the second attempt", s.logs())
+        tap.eq(say(s, PROMPTS[3])[0], want[3], "and wakes")
+        tap.ok(not s.engine.exits and not s.far.exits, "in the same lives")
+        with open(s.path("node1.log"), encoding="utf-8") as log:
+            tap.note([x[13:90] for x in log.read().splitlines() if "WARN" in x or "ERROR" in x])
 
 for which in ("the far node", "node 0"):
     for busy in (False, True):
