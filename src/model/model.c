@@ -222,6 +222,7 @@ static int model_alloc_step(struct model *m, struct model_step *step)
         (size_t)m->shape.n_groups * seqs * (size_t)cache_row(&m->cache, m->shape.max_model_len);
 
     step->model = m;
+    step->extras = m->device->extras;
     step->token_seq = mem_zalloc_array(tokens, sizeof *step->token_seq);
     step->token_pos = mem_zalloc_array(tokens, sizeof *step->token_pos);
     step->row_tokens = mem_zalloc_array(seqs, sizeof *step->row_tokens);

@@ -204,9 +204,9 @@ static int model_slice_through(struct model *m, int (*slice)(struct ranks *r))
     return rc;
 }
 
-/* After this node's ranks have slept or woken, the other node's do, while the caller waits: from here
- * on there is no way back but by `undo`. ERR_NO_MEMORY: the other node had no room, and this node's
- * ranks are as they were before. */
+/* After this node's ranks have slept or woken, the other node's do, while the caller waits: from
+ * here on there is no way back but by `undo`. ERR_NO_MEMORY: the other node had no room, and this
+ * node's ranks are as they were before. */
 static int model_far_sleep(struct model *m, enum node_order order, int (*undo)(struct ranks *r))
 {
     int32_t far = ERR_OK;

@@ -23,10 +23,10 @@ struct model_step {
     const int32_t **histories;      /* [max_num_seqs] */
     struct device_batch batch;
     int n_rows;
+    struct device_extras extras; /* the device's arrays, and the numbers of this step */
     /* Where steps are posted: */
     int32_t *token_ids, *seq_start, *kv_len; /* [max_num_batched_tokens], [max_num_seqs + 1] */
     int32_t *page_ids;                       /* int32 [n_groups][max_num_seqs][pages_max] */
-    struct device_extras extras;             /* the numbers in use */
     uint64_t tickets[RANKS_MAX];             /* the step's last task of each rank */
     struct model *model;
 };

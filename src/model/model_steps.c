@@ -112,10 +112,11 @@ static void model_place_row(const struct model *m, struct model_step *step, cons
 }
 
 /* The extra requests of one row; biases and asked ids of all rows share one array each. */
-static void model_place_extra(struct model *m, const struct batch *b, int i)
+static void model_place_extra(struct model *m, struct model_step *step, const struct batch *b,
+                              int i)
 {
     const struct batch_extra *extra = &b->extras[i];
-    struct device_extras *extras = &m->device->extras;
+    struct device_extras *extras = &step->extras;
     int n_vocab = m->shape.n_vocab;
 
     must(extra->row >= 0 && extra->row < b->n_rows &&
@@ -338,22 +339,22 @@ int model_step_begin(struct model *m, const struct batch *b)
 
 /* --- sample ------------------------------------------------------------------------------ */
 
-/* Describe the extras of a step, whose arrays belong to the device. */
-static void model_place_extras(struct model *m, const struct batch *b)
+/* Describe the extras of a step. Their arrays belong to the device; the numbers in use are the
+ * step's, because the step before may not have been sampled yet by its worker. */
+static void model_place_extras(struct model *m, struct model_step *step, const struct batch *b)
 {
-    struct device_extras *extras = &m->device->extras;
+    struct device_extras *extras = &step->extras;
 
     extras->n_rows = b->n_extras;
     extras->n_masks = b->n_masks;
     extras->n_biases = 0;
     extras->n_asked = 0;
     for (int i = 0; i < b->n_extras; i++)
-        model_place_extra(m, b, i);
+        model_place_extra(m, step, b, i);
 }
 
-/* Runs on the sampler's worker. The numbers of extras are those of this step: the engine's thread
- * may have described the next one. Their arrays are this step's, because a step with extras is
- * sampled only when no other one is in flight. */
+/* Sample on the sampler's thread or worker. The arrays of extras are this step's, because a step
+ * with extras is sampled only when no other one is in flight. */
 static int model_sample_rank(struct rank *r, void *context)
 {
     const struct model_step *step = context;
@@ -380,24 +381,20 @@ int model_step_sample(struct model *m, const struct batch *b)
     }
     must(!waits || m->n_under_way == 1);
     m->is_sampled = true;
-    if (m->ranks.posts) {
-        model_place_extras(m, b);
-        step->extras = m->device->extras;
-        if (b->n_rows > 0)
-            step->tickets[sampler->idx] = rank_post(sampler, model_sample_rank, step);
+    model_place_extras(m, step, b);
+    if (b->n_rows == 0)
         return ERR_OK;
-    }
-    model_place_extras(m, b);
-    if (b->n_rows > 0)
-        m->device->ops->sample(m->device, sampler->act.logits);
+    if (!m->ranks.posts)
+        return model_sample_rank(sampler, step);
+    step->tickets[sampler->idx] = rank_post(sampler, model_sample_rank, step);
     return ERR_OK;
 }
 
 /* Memory of the device's choice: pinned on a GPU. */
 uint32_t *model_masks(struct model *m, int *n_words)
 {
-    *n_words = m->device->extras.mask_words;
-    return m->device->extras.masks;
+    *n_words = m->steps[0].extras.mask_words;
+    return m->steps[0].extras.masks;
 }
 
 /* --- end --------------------------------------------------------------------------------- */
@@ -440,7 +437,7 @@ static int model_end_ranks(struct model *m, const struct model_step *step, int32
 /* The device returns logits and their log-sum; differences are the log probabilities, at most 0. */
 int model_step_end(struct model *m, int32_t *token_ids, struct batch_logprobs *logprobs)
 {
-    const struct k_asked *asked = m->device->extras.asked;
+    const struct k_asked *asked = m->steps[0].extras.asked; /* the same memory in all steps */
     int n_extras = 0, rc;
 
     must(m->n_under_way > 0);
