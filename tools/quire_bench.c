@@ -34,11 +34,12 @@ struct bench {
     const struct model_shape *shape;
     struct batch b;
     int32_t *ids;
-    int *first_page; /* int [seqs]: first page of each sequence in the step */
-    int *rows;       /* int [seqs]: row of each sequence in the previous step; -1: none */
-    int *next;       /* likewise, of the step being made */
-    int seqs;        /* maximum sequences */
-    bool under_way;
+    int *first_page;       /* int [seqs]: first page of each sequence in the step */
+    long *steps;           /* long [seqs]: the step that sampled each sequence last; -1: none */
+    int *rows;             /* int [seqs]: its row in that step */
+    int seqs;              /* maximum sequences */
+    long n_begun, n_ended; /* steps */
+    bool waits;            /* the step being made needs a token of one that must end first */
     float gaps[GAPS_MAX];
     int n_gaps;
 };
@@ -59,13 +60,19 @@ static void die(const char *what)
 static void clear(struct bench *n)
 {
     n->b.n_tokens = n->b.n_seqs = n->b.n_rows = 0;
-    for (int i = 0; i < n->seqs; i++)
-        n->next[i] = -1;
+    n->waits = false;
+}
+
+/* True if the next step can decode the sequence before the last one of it has ended: it takes the
+ * token of the step that as many steps ago as there are stages. */
+static bool is_ready(const struct bench *n, int seq)
+{
+    return n->steps[seq] < 0 || n->n_begun - n->steps[seq] >= n->shape->n_stages;
 }
 
 /* Add `count` tokens after the first `done` tokens of sequence `seq`; sampled: the last one is a
  * sampled row. Each sequence has pages_each pages of its own. A decode's token is -1 - row: the
- * token that the previous step samples in that row, which is not known to the host yet. */
+ * token that an earlier step samples in that row, which is not known to the host yet. */
 static void add(struct bench *n, int seq, int done, int count, int pages_each, bool sampled)
 {
     struct batch *batch = &n->b;
@@ -75,8 +82,9 @@ static void add(struct bench *n, int seq, int done, int count, int pages_each, b
      * multiples of a prime spread over the vocabulary. */
     for (int t = 0; t < count; t++)
         batch->token_ids[batch->n_tokens + t] = (int)((long)(done + t) * 7919 % n->shape->n_vocab);
-    if (count == 1 && n->rows[seq] >= 0)
+    if (count == 1 && n->steps[seq] >= n->n_ended && is_ready(n, seq))
         batch->token_ids[batch->n_tokens] = -1 - n->rows[seq];
+    n->waits = n->waits || !is_ready(n, seq);
     batch->seq_start[i] = batch->n_tokens;
     batch->n_tokens += count;
     batch->seq_start[i + 1] = batch->n_tokens;
@@ -85,22 +93,23 @@ static void add(struct bench *n, int seq, int done, int count, int pages_each, b
     /* A prompt that is computed in several steps samples only in its last one. */
     if (!sampled)
         return;
-    n->next[seq] = batch->n_rows;
+    n->steps[seq] = n->n_begun;
+    n->rows[seq] = batch->n_rows;
     batch->rows[batch->n_rows++] =
         (struct batch_row){.token_idx = batch->n_tokens - 1, .sampling = sampling_greedy()};
 }
 
-/* Wait for the step that runs on the device, and note its gap: the time that the device was idle
- * before it. Does nothing if no step runs. */
-static void end_step(struct bench *n)
+/* Wait for the oldest steps until n_left are in flight, and note their gaps: the times that the
+ * device was idle before them. */
+static void end_steps(struct bench *n, int n_left)
 {
-    if (!n->under_way)
-        return;
-    if (model_step_end(n->m, n->ids, NULL) != ERR_OK)
-        die("a step failed");
-    n->under_way = false;
-    if (n->n_gaps < GAPS_MAX)
-        n->gaps[n->n_gaps++] = model_gap_us(n->m);
+    while (n->n_begun - n->n_ended > n_left) {
+        if (model_step_end(n->m, n->ids, NULL) != ERR_OK)
+            die("a step failed");
+        n->n_ended++;
+        if (n->n_gaps < GAPS_MAX)
+            n->gaps[n->n_gaps++] = model_gap_us(n->m);
+    }
 }
 
 /* Fill the page tables. All cache groups get the same page ids: they are different memory
@@ -124,26 +133,25 @@ static void fill_tables(struct bench *n)
     }
 }
 
-/* Begin the step that was added, then end the previous one. */
+/* Begin the step that was added, then end the one before it, or with stages the one as many steps
+ * before. */
 static void step(struct bench *n)
 {
-    int *swap = n->rows;
-
     fill_tables(n);
+    if (n->waits)
+        end_steps(n, 0);
     if (model_step_begin(n->m, &n->b) != ERR_OK || model_step_sample(n->m, &n->b) != ERR_OK)
         die("a step failed");
-    end_step(n);
-    n->under_way = true;
-    n->rows = n->next;
-    n->next = swap;
+    n->n_begun++;
+    end_steps(n, n->shape->n_stages);
 }
 
-/* End the last step and forget its rows, so that a measurement starts from nothing. */
+/* End the last steps and forget their rows, so that a measurement starts from nothing. */
 static void settle(struct bench *n)
 {
-    end_step(n);
+    end_steps(n, 0);
     for (int i = 0; i < n->seqs; i++)
-        n->rows[i] = -1;
+        n->steps[i] = -1;
     n->n_gaps = 0;
 }
 
@@ -267,7 +275,7 @@ static void bench_decode(struct bench *n, int n_seqs, int first, int last)
             add(n, seq, done, 1, pages_each, true);
         step(n);
     }
-    end_step(n);
+    end_steps(n, 0);
     us = (double)(clock_us() - start) / (last - warm);
     printf("decode, %d sequence%s, context %d to %d: %.3f ms a step, %.1f tok/s", n_seqs,
            n_seqs == 1 ? "" : "s", warm, last, us * 1e-3, n_seqs * 1e6 / us);
@@ -289,7 +297,7 @@ static void bench_prefill(struct bench *n, int length)
         settle(n);
         start = clock_us();
         prefill(n, length);
-        end_step(n);
+        end_steps(n, 0);
         if (i > 0 && clock_us() - start < best)
             best = clock_us() - start;
     }
@@ -305,7 +313,7 @@ static void bench_latency(struct bench *n)
     uint64_t start_us = clock_us();
 
     prefill(n, 128);
-    end_step(n);
+    end_steps(n, 0);
     printf("first step, 128 tokens: %.1f ms\n", (double)(clock_us() - start_us) * 1e-3);
     (void)fflush(stdout); /* useful while the rest is being measured */
     bench_decode(n, 1, 128, 1152);
@@ -322,6 +330,32 @@ static void bench_latency(struct bench *n)
 struct place {
     int done; /* tokens computed; -1: free */
 };
+
+/* Tokens of steps that have ended are at hand. */
+static void forget_ended(struct bench *n)
+{
+    for (int i = 0; i < n->seqs; i++) {
+        if (n->steps[i] < n->n_ended)
+            n->steps[i] = -1;
+    }
+}
+
+/* One token of each request whose prompt is computed; with stages, of so many that all steps in
+ * flight get as many. */
+static void add_decodes(struct bench *n, struct place *place, int places, int pages_each)
+{
+    int n_stages = n->shape->n_stages, left = n_stages - 1;
+
+    for (int i = 0; i < places; i++)
+        left += place[i].done >= n->options.input_len;
+    left /= n_stages;
+    for (int i = 0; i < places && left > 0; i++) {
+        if (place[i].done < n->options.input_len || !is_ready(n, i))
+            continue;
+        add(n, i, place[i].done++, 1, pages_each, true);
+        left--;
+    }
+}
 
 /* Run num_prompts requests, at most `places` of them at once. A request that ends frees its place
  * for the next one. This is the order of the engine's scheduler without its waiting: decodes of all
@@ -347,10 +381,7 @@ static void bench_throughput(struct bench *n)
     settle(n);
     while (n_ended < options->num_prompts) {
         clear(n);
-        for (int i = 0; i < places; i++) {
-            if (place[i].done >= options->input_len)
-                add(n, i, place[i].done++, 1, pages_each, true);
-        }
+        add_decodes(n, place, places, pages_each);
         /* Prompts, each as far as the step's room goes; free places take a new request. */
         for (int i = 0; i < places && n->b.n_tokens < limit; i++) {
             int count;
@@ -361,15 +392,20 @@ static void bench_throughput(struct bench *n)
             if (place[i].done < 0) {
                 n_begun++;
                 place[i].done = 0;
-                n->rows[i] = -1;
+                n->steps[i] = -1;
             }
             count = least(options->input_len - place[i].done, limit - n->b.n_tokens);
             add(n, i, place[i].done, count, pages_each,
                 place[i].done + count == options->input_len);
             place[i].done += count;
         }
-        step(n);
-        n_steps++;
+        if (n->b.n_tokens > 0) {
+            step(n);
+            n_steps++;
+        } else { /* all wait for tokens */
+            end_steps(n, (int)(n->n_begun - n->n_ended) - 1);
+            forget_ended(n);
+        }
         for (int i = 0; i < places; i++) {
             if (place[i].done == total - 1) { /* its last token comes from the previous step */
                 place[i].done = -1;
@@ -377,7 +413,7 @@ static void bench_throughput(struct bench *n)
             }
         }
     }
-    end_step(n);
+    end_steps(n, 0);
     seconds = (double)(clock_us() - start) * 1e-6;
     printf("throughput, %d requests of %d in and %d out, %d at once: %.0f output tok/s, %.1f s, "
            "%d steps, idle between steps %.1f us\n",
@@ -586,13 +622,13 @@ static void allocate(struct bench *n)
     n->b.rows = mem_zalloc_array(seqs, sizeof *n->b.rows);
     n->ids = mem_zalloc_array(seqs, sizeof *n->ids);
     n->rows = mem_zalloc_array(seqs, sizeof *n->rows);
-    n->next = mem_zalloc_array(seqs, sizeof *n->next);
+    n->steps = mem_zalloc_array(seqs, sizeof *n->steps);
     if (n->b.token_ids == NULL || n->b.seq_start == NULL || n->b.kv_len == NULL ||
         n->b.page_ids == NULL || n->first_page == NULL || n->b.rows == NULL || n->ids == NULL ||
-        n->rows == NULL || n->next == NULL)
+        n->rows == NULL || n->steps == NULL)
         die("no memory");
     for (int i = 0; i < n->seqs; i++)
-        n->rows[i] = -1;
+        n->steps[i] = -1;
 }
 
 /* Take the bench's own options out of argv; the rest are the engine's settings. Returns their
@@ -649,6 +685,35 @@ static void help(void)
         "config.json, no weights; --quantization fp8 and --kv-cache-dtype fp8 choose formats.\n");
 }
 
+/* The engine's settings as options of the model. */
+static struct model_options options_of(const struct settings *settings)
+{
+    return (struct model_options){
+        .dir = settings->model,
+        .device = settings->device,
+        .dummy_weights = strcmp(settings->load_format, "dummy") == 0,
+        .quantization = settings->quantization,
+        .kv_cache_dtype = settings->kv_cache_dtype,
+        .gemm_table = settings->gemm_table,
+        .cpu_threads = settings->cpu_threads,
+        .n_ranks = settings->tensor_parallel_size,
+        .n_stages = settings->pipeline_parallel_size,
+        .n_nodes = settings->nnodes,
+        .node_rank = settings->node_rank,
+        .master_addr = settings->master_addr,
+        .master_port = settings->master_port,
+        .uses_nccl = settings->disable_custom_all_reduce,
+        .whole_experts = settings->enable_expert_parallel,
+        .page_tokens = settings->page_tokens,
+        .max_num_seqs = settings->max_num_seqs,
+        .max_num_batched_tokens = settings->max_num_batched_tokens,
+        .max_model_len = settings->max_model_len,
+        .num_pages = settings->num_pages,
+        .gpu_memory_utilization = settings->gpu_memory_utilization,
+        .cpu_kv_bytes = settings->cpu_kv_bytes,
+    };
+}
+
 int quire_bench(int argc, char **argv)
 {
     struct bench *bench = mem_zalloc_array(1, sizeof *bench);
@@ -678,25 +743,7 @@ int quire_bench(int argc, char **argv)
     if (!exit_now && strcmp(what, "kernel") == 0) {
         bench_kernel(bench);
     } else if (!exit_now) {
-        struct model_options options = {
-            .dir = bench->settings.model,
-            .device = bench->settings.device,
-            .dummy_weights = strcmp(bench->settings.load_format, "dummy") == 0,
-            .quantization = bench->settings.quantization,
-            .kv_cache_dtype = bench->settings.kv_cache_dtype,
-            .gemm_table = bench->settings.gemm_table,
-            .cpu_threads = bench->settings.cpu_threads,
-            .n_ranks = bench->settings.tensor_parallel_size,
-            .uses_nccl = bench->settings.disable_custom_all_reduce,
-            .whole_experts = bench->settings.enable_expert_parallel,
-            .page_tokens = bench->settings.page_tokens,
-            .max_num_seqs = bench->settings.max_num_seqs,
-            .max_num_batched_tokens = bench->settings.max_num_batched_tokens,
-            .max_model_len = bench->settings.max_model_len,
-            .num_pages = bench->settings.num_pages,
-            .gpu_memory_utilization = bench->settings.gpu_memory_utilization,
-            .cpu_kv_bytes = bench->settings.cpu_kv_bytes,
-        };
+        const struct model_options options = options_of(&bench->settings);
 
         if (model_open(&bench->m, &options) != ERR_OK)
             die("cannot open the model");

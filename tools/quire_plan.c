@@ -43,7 +43,8 @@ static void plan_help(FILE *out)
                  "  --len TOKENS   length of the sequences that are counted; default: 8192, or\n"
                  "                 the model's longest if that is shorter\n\n"
                  "Settings are the engine's, such as --gpu-memory-utilization,\n"
-                 "--max-num-batched-tokens and --page-tokens (quire-engine --help).\n");
+                 "--max-num-batched-tokens and --page-tokens (quire-engine --help). With\n"
+                 "--pipeline-parallel-size P, each of P stages has 1, 2, 4 ... GPUs.\n");
 }
 
 /* Take the command's own words out of argv; the others are settings. Returns how many are left, or
@@ -101,6 +102,7 @@ static bool plan_row(const struct plan_task *t, int n_ranks, size_t format)
         .quantization = plan_formats[format].quantization,
         .kv_cache_dtype = plan_formats[format].kv,
         .n_ranks = n_ranks,
+        .n_stages = s->pipeline_parallel_size,
         .page_tokens = s->page_tokens,
         .max_num_seqs = s->max_num_seqs,
         .max_num_batched_tokens = s->max_num_batched_tokens,
@@ -114,7 +116,7 @@ static bool plan_row(const struct plan_task *t, int n_ranks, size_t format)
 
     (void)snprintf(device, sizeof device, "card:%s", t->card);
     rc = model_open(&m, &o);
-    printf("%-5d %-14s ", n_ranks, plan_formats[format].name);
+    printf("%-5d %-14s ", n_ranks * s->pipeline_parallel_size, plan_formats[format].name);
     if (rc != ERR_OK) {
         printf("%s\n", plan_reason(rc));
         return false;
@@ -130,17 +132,21 @@ static bool plan_row(const struct plan_task *t, int n_ranks, size_t format)
     return n_seqs > 0;
 }
 
+/* With stages the rows are of as many GPUs for each stage, up to the most that are supported. */
 static void plan_print(struct plan_task *t)
 {
-    int fewest = 0;
+    int n_stages = t->settings.pipeline_parallel_size, fewest = 0, most = n_stages;
     size_t format = 0;
 
     printf("%-5s %-14s %12s %11s %11s %13s %13s %12s\n", "GPUs", "weights", "weights GiB",
            "work GiB", "KV GiB", "KiB a token", "tokens in KV", "sequences");
     for (size_t i = 0; i < sizeof plan_ranks / sizeof plan_ranks[0]; i++) {
+        if (i > 0 && plan_ranks[i] * n_stages > K_RANKS_MAX)
+            break;
+        most = plan_ranks[i] * n_stages;
         for (size_t f = 0; f < sizeof plan_formats / sizeof plan_formats[0]; f++) {
             if (plan_row(t, plan_ranks[i], f) && fewest == 0) {
-                fewest = plan_ranks[i];
+                fewest = most;
                 format = f;
             }
         }
@@ -151,8 +157,7 @@ static void plan_print(struct plan_task *t)
         printf("the smallest that works: %d GPU%s, weights %s\n", fewest, fewest > 1 ? "s" : "",
                plan_formats[format].name);
     else
-        printf("the model does not fit %d cards\n",
-               plan_ranks[sizeof plan_ranks / sizeof plan_ranks[0] - 1]);
+        printf("the model does not fit %d cards\n", most);
 }
 
 int quire_plan(int argc, char **argv)

@@ -46,14 +46,32 @@ struct device_limits {
     int n_choices;   /* experts that a router chooses from: those of all ranks */
     bool codes;      /* some matrices multiply codes (k_format_reads_codes()) */
     bool has_states; /* some layers are recurrent */
+    int n_stages;    /* of the model; 0: one */
 };
 
-/* Steps that may be in flight: one may begin before the previous one has ended. */
-#define DEVICE_STEPS_MAX 2
+/* The stages of a model. One step more may be in flight: one for each stage, and one that begins
+ * before the oldest ends. */
+static inline unsigned device_stages(int n_stages)
+{
+    return n_stages > 1 ? (unsigned)n_stages : 1;
+}
+
+/* The length of a ring for all steps in flight. A power of two, so that step numbers may wrap. */
+static inline unsigned device_steps(int n_stages)
+{
+    unsigned n = 2;
+
+    while (n < device_stages(n_stages) + 1)
+        n *= 2;
+    return n;
+}
+
+#define DEVICE_STAGES_MAX 16
+#define DEVICE_STEPS_MAX  32 /* device_steps() of so many stages */
 
 /* One step as host arrays; borrowed until sample() or, with n_rows 0, until launch(). An id of
- * tokens.ids below 0 refers to the token that row -1 - id of the previous step samples. Memory
- * that histories point to is not read before sample(). */
+ * tokens.ids below 0 refers to the token that row -1 - id of the previous step samples; with n
+ * stages, of the n-th step before. Memory that histories point to is not read before sample(). */
 struct device_batch {
     struct k_tokens tokens;
     const int32_t *row_tokens;       /* int32 [n_rows]: token of each row */
@@ -82,6 +100,12 @@ struct device_experts {
     /* Not NULL: the result goes on as that of K_PRODUCT_RESIDUAL, and out is not written. Only
      * where few() is true. */
     const struct k_product *residual;
+};
+
+/* A part of the rows that a stage hands to the next one. */
+struct device_segment {
+    void *data; /* [rows][row_bytes] */
+    size_t row_bytes;
 };
 
 enum device_way {
@@ -211,6 +235,18 @@ struct device_ops {
     int (*join_ranks)(struct device *const *all, int n, enum device_links links);
     void (*leave_ranks)(struct device *d);
 
+    /* Stages: n_stages * n_parts devices that compute consecutive layers of one model; the devices
+     * of a stage are joined by join_ranks() if there are several. Called after that and before
+     * reserve(), with all devices in the order of stages, then ranks. Device i hands its rows to
+     * device i + n_parts. Only the first device of the last stage samples; the devices of the first
+     * stage read its ids. NULL where the kind has no stages. Errors as join_ranks(). */
+    int (*join_stages)(struct device *const *all, int n_stages, int n_parts);
+    /* Between begin() and the operations of a step, in stages above the first: wait for the rows of
+     * the stage before. After launch(), in stages below the last: hand rows to the next one. Both
+     * with the same segments, of step_tokens rows. ERR_GPU: the other stage is gone. */
+    int (*take)(struct device *d, const struct device_segment *segments, int n);
+    int (*hand)(struct device *d, const struct device_segment *segments, int n);
+
     /* Memory for rows of sum_ranks() and for `all` of gather_ranks(): other ranks write to it.
      * Always stays, as alloc(). All ranks make the same calls in the same order, between reserve()
      * and the step that uses it first; sizes may differ. Without ranks as alloc(). */
@@ -313,7 +349,7 @@ struct device {
     size_t allocated_bytes; /* allocated so far, by alloc() and its variants */
     size_t sleeping_bytes;  /* the part of them that sleep() gives back */
     size_t constant_bytes;  /* the part of those that the host keeps a copy of */
-    bool is_gpu;
+    bool is_gpu;            /* and operations are enqueued; else they run when they are called */
     int step_tokens, step_rows; /* set by begin() */
     float step_gap_us;          /* set by end(): how long the device was idle before the step */
     char name[64];              /* for the log */

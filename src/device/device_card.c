@@ -30,6 +30,7 @@ struct card {
     size_t total_bytes;
     size_t next; /* the pointer of the next allocation */
     int n_ranks;
+    bool takes_rows; /* of the stage before */
 };
 
 static const struct {
@@ -120,6 +121,14 @@ static bool card_few(struct device *d, const struct k_matrix *w, int n)
 }
 
 /* Ranks change the sizes in card_reserve() only. */
+/* A stage has room for the rows of two steps, which card_reserve() counts. */
+static int card_join_stages(struct device *const *all, int n_stages, int n_parts)
+{
+    for (int i = n_parts; i < n_stages * n_parts; i++)
+        card_of(all[i])->takes_rows = true;
+    return ERR_OK;
+}
+
 static int card_join_ranks(struct device *const *all, int n, enum device_links links)
 {
     (void)links;
@@ -165,6 +174,8 @@ static int card_reserve(struct device *d, const struct device_limits *limits)
         bytes += card_experts_bytes(limits);
     if (n_ranks > 1)
         bytes += K_SUM_INBOX_BYTES(n_ranks);
+    if (card_of(d)->takes_rows)
+        bytes += 2 * tokens * (size_t)limits->dim * sizeof(float);
     if (card_alloc(d, bytes) != NULL)
         return ERR_OK;
     return ERR_NO_MEMORY;
@@ -185,6 +196,7 @@ static const struct device_ops card_ops = {
     .read_products = card_read_products,
     .few = card_few,
     .join_ranks = card_join_ranks,
+    .join_stages = card_join_stages,
     .leave_ranks = card_leave_ranks,
     .reserve = card_reserve,
 };

@@ -32,7 +32,7 @@
 /* The ids of a step, by its number. */
 static int32_t *cpu_ids_of(struct cpu *c, unsigned step)
 {
-    return c->ids[step % DEVICE_STEPS_MAX];
+    return c->ids[step % device_steps(c->base.limits.n_stages)];
 }
 
 /* --- memory ---------------------------------------------------------------------------- */
@@ -679,16 +679,10 @@ static int cpu_join_ranks(struct device *const *all, int n, enum device_links li
         struct cpu *cpu = cpu_of(all[i]);
 
         cpu->ranks = ranks;
-        cpu->first = cpu_of(all[0]);
+        cpu->sampler = cpu_of(all[0]);
         cpu->rank = i;
     }
     return rc;
-}
-
-/* Other ranks stop waiting, and their steps end with ERR_GPU. */
-static void cpu_leave_ranks(struct device *d)
-{
-    cpu_ranks_end(cpu_of(d)->ranks);
 }
 
 /* Blocks until all ranks have called it. */
@@ -709,7 +703,7 @@ static void cpu_gather_ranks(struct device *d, float *all, const float *part, in
 
 /* --- a step ---------------------------------------------------------------------------- */
 
-/* Results of a step are kept by its number modulo DEVICE_STEPS_MAX until it ends, because the next
+/* Results of a step are kept by its number modulo device_steps() until it ends, because the next
  * step may begin before. */
 
 struct sample_job {
@@ -737,7 +731,7 @@ static void cpu_sample_task(void *arg, int task, int worker)
 static void cpu_sample(struct device *d, float *logits)
 {
     struct sample_job job = {.c = cpu_of(d), .logits = logits};
-    unsigned step = (job.c->n_begun - 1) % DEVICE_STEPS_MAX;
+    unsigned step = (job.c->n_begun - 1) % device_steps(d->limits.n_stages);
     const struct device_extras *extras = &d->extras;
     int n_vocab = d->limits.n_vocab;
 
@@ -749,25 +743,44 @@ static void cpu_sample(struct device *d, float *logits)
     pool_run(job.c->pool, cpu_sample_task, &job, job.c->batch->n_rows);
     ref_chosen(job.c->logprobs[step], job.c->ids[step], logits, n_vocab, extras->rows,
                extras->n_rows, extras->biases);
+    if (job.c->stages != NULL)
+        cpu_stages_sampled(job.c->stages, job.c->n_begun);
 }
 
-/* Operations run at once, so the previous step has been sampled, and negative ids can be resolved
- * here. They refer to rank 0's samples. */
-static int cpu_begin(struct device *d, const struct device_batch *b)
+/* Operations run at once, so a step that ids refer to has been sampled, or another thread samples
+ * it. Only the first stage reads ids. */
+static int cpu_resolve_ids(struct cpu *cpu, const struct device_batch *b)
 {
-    struct cpu *cpu = cpu_of(d);
-    const int32_t *before = cpu_ids_of(cpu->first, cpu->n_begun - 1);
+    unsigned step = cpu->n_begun - device_stages(cpu->base.limits.n_stages);
+    const int32_t *before = cpu_ids_of(cpu->sampler, step);
+    bool waits = cpu->stages != NULL;
 
-    must(cpu->n_begun - cpu->n_ended < DEVICE_STEPS_MAX);
     for (int t = 0; t < b->tokens.n_tokens; t++) {
         int32_t id = b->tokens.ids[t];
 
+        if (id < 0 && waits && cpu_stages_await_ids(cpu->stages, step + 1) != ERR_OK)
+            return ERR_GPU;
+        waits = waits && id >= 0;
         cpu->token_ids[t] = id < 0 ? before[-1 - id] : id;
     }
+    return ERR_OK;
+}
+
+static int cpu_begin(struct device *d, const struct device_batch *b)
+{
+    struct cpu *cpu = cpu_of(d);
+    unsigned at = cpu->n_begun % device_steps(d->limits.n_stages);
+    int rc = ERR_OK;
+
+    must(cpu->n_begun - cpu->n_ended <= device_stages(d->limits.n_stages));
+    if (cpu->stages == NULL || cpu_stages_is_first(cpu->stages, cpu->idx))
+        rc = cpu_resolve_ids(cpu, b);
+    if (rc != ERR_OK)
+        return rc;
     /* Borrowed until the step is sampled. */
     cpu->batch = b;
-    cpu->n_rows[cpu->n_begun % DEVICE_STEPS_MAX] = d->limits.n_vocab > 0 ? b->n_rows : 0;
-    cpu->n_extras[cpu->n_begun % DEVICE_STEPS_MAX] = 0;
+    cpu->n_rows[at] = d->limits.n_vocab > 0 ? b->n_rows : 0;
+    cpu->n_extras[at] = 0;
     cpu->n_begun++;
     d->step_tokens = b->tokens.n_tokens;
     d->step_rows = b->n_rows;
@@ -796,7 +809,7 @@ static bool cpu_few(struct device *d, const struct k_matrix *w, int n)
 static int cpu_end(struct device *d, int32_t *ids, struct k_logprob_row *logprobs, int *n_extras)
 {
     struct cpu *cpu = cpu_of(d);
-    unsigned step = cpu->n_ended++, at = step % DEVICE_STEPS_MAX;
+    unsigned step = cpu->n_ended++, at = step % device_steps(d->limits.n_stages);
 
     /* A step must have begun for each end. */
     must(step != cpu->n_begun);
@@ -806,6 +819,8 @@ static int cpu_end(struct device *d, int32_t *ids, struct k_logprob_row *logprob
     memcpy(logprobs, cpu->logprobs[at], (size_t)cpu->n_extras[at] * sizeof *logprobs);
     *n_extras = cpu->n_extras[at];
     if (cpu->ranks != NULL && cpu_ranks_ended(cpu->ranks))
+        return ERR_GPU;
+    if (cpu->stages != NULL && cpu_stages_ended(cpu->stages))
         return ERR_GPU;
     return ERR_OK;
 }
@@ -821,7 +836,7 @@ static int cpu_reserve_extras(struct device *d, size_t n_seqs)
     extras->biases = cpu_alloc(d, n_seqs * DEVICE_BIASES_MAX * sizeof *extras->biases);
     extras->masks = cpu_alloc(d, n_seqs * (size_t)extras->mask_words * sizeof *extras->masks);
     extras->asked = cpu_alloc(d, n_seqs * DEVICE_ASKED_MAX * sizeof *extras->asked);
-    for (int i = 0; i < DEVICE_STEPS_MAX; i++) {
+    for (unsigned i = 0; i < device_steps(d->limits.n_stages); i++) {
         cpu->ids[i] = cpu_alloc(d, n_seqs * sizeof *cpu->ids[i]);
         cpu->logprobs[i] = cpu_alloc(d, n_seqs * sizeof *cpu->logprobs[i]);
         if (cpu->ids[i] == NULL || cpu->logprobs[i] == NULL)
@@ -866,6 +881,8 @@ static int cpu_reserve(struct device *d, const struct device_limits *limits)
         return ERR_NO_MEMORY;
     if (limits->n_experts > 0 && cpu_reserve_experts(d) != ERR_OK)
         return ERR_NO_MEMORY;
+    if (cpu->stages != NULL && cpu_stages_reserve(cpu->stages, cpu->idx, limits) != ERR_OK)
+        return ERR_NO_MEMORY;
     return cpu_reserve_extras(d, (size_t)limits->n_seqs);
 }
 
@@ -876,6 +893,7 @@ static void cpu_close(struct device *d)
 
     pool_close(cpu->pool);
     cpu_ranks_unref(cpu->ranks);
+    cpu_stages_unref(cpu->stages);
     for (int i = 0; i < cpu->n_allocs; i++)
         mem_free(cpu->allocs[i]);
     cpu_sleep_fini(&cpu->sleep);
@@ -916,6 +934,9 @@ static const struct device_ops cpu_ops = {
     .read_products = cpu_read_products,
     .join_ranks = cpu_join_ranks,
     .leave_ranks = cpu_leave_ranks,
+    .join_stages = cpu_join_stages,
+    .take = cpu_take,
+    .hand = cpu_hand,
     .sum_ranks = cpu_sum_ranks,
     .gather_ranks = cpu_gather_ranks,
     .reserve = cpu_reserve,
@@ -957,7 +978,7 @@ int device_cpu_open(struct device **out, int n_threads)
     cpu->base.ops = &cpu_ops;
     cpu->base.elem_bytes = sizeof(float);
     cpu->base.rows_multiple = 1;
-    cpu->first = cpu;
+    cpu->sampler = cpu;
     cpu->sleep.fd = -1;
     cpu->math = cpu_math_choose();
     if ((rc = pool_open(&cpu->pool, n_threads)) != ERR_OK)

@@ -245,7 +245,7 @@ static int cuda_pipe_wait(struct device *d, struct device_pipe *pipe)
 static int cuda_pipe_send(const struct cuda *c, const struct cuda_pipe *p, void *dst,
                           const void *src, size_t bytes)
 {
-    return cuda_check(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyHostToDevice, p->streams[c->rank]),
+    return cuda_check(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyHostToDevice, p->streams[c->idx]),
                       "copying weights");
 }
 
@@ -262,7 +262,7 @@ static k_bf16 *cuda_pipe_as_bf16(const struct cuda *c, struct device_pipe *pipe,
                                  enum device_type type, size_t n)
 {
     struct cuda_pipe *state = pipe->stream;
-    k_bf16 **own = &state->converted[c->rank], *to;
+    k_bf16 **own = &state->converted[c->idx], *to;
 
     if (type == DEVICE_BF16)
         return (k_bf16 *)(void *)pipe->bytes;
@@ -301,7 +301,7 @@ static int cuda_pipe_quantise(struct device *d, struct device_pipe *pipe,
     if (from == NULL)
         return ERR_NO_MEMORY;
     before = cuda_enter(gpu);
-    rc = k_quantise(out, from, n_rows, n_in, state->streams[gpu->rank]);
+    rc = k_quantise(out, from, n_rows, n_in, state->streams[gpu->idx]);
     if (rc != 0)
         rc = cuda_check(cudaGetLastError(), "rounding weights to e4m3");
     cuda_leave(before);
@@ -633,7 +633,7 @@ static int cuda_reserve(struct device *d, const struct device_limits *lim)
     }
     d->limits = *lim;
     if ((rc = step_reserve(gpu)) != ERR_OK || (rc = peers_reserve(gpu)) != ERR_OK ||
-        (rc = experts_reserve(gpu)) != ERR_OK)
+        (rc = stages_reserve(gpu)) != ERR_OK || (rc = experts_reserve(gpu)) != ERR_OK)
         return rc;
     if (lim->n_heads > 0)
         return cuda_reserve_attention(gpu);
@@ -660,6 +660,7 @@ static void cuda_close(struct device *d)
         (void)cudaStreamDestroy(gpu->stream);
     if (gpu->side != NULL)
         (void)cudaStreamDestroy(gpu->side);
+    stages_close(gpu);
     peers_close(gpu);
     cuda_leave(before);
     mem_free(gpu);
@@ -697,7 +698,10 @@ static const struct device_ops cuda_ops = {
     .takes = cuda_takes,
     .read_products = cuda_read_products,
     .join_ranks = peers_join,
-    .leave_ranks = peers_leave,
+    .leave_ranks = stages_leave,
+    .join_stages = stages_join,
+    .take = stages_take,
+    .hand = stages_hand,
     .sum_ranks = peers_sum,
     .sum_residual = peers_sum_residual,
     .gather_ranks = peers_gather,
@@ -800,13 +804,15 @@ int device_cuda_open(struct device **out, int idx)
     }
     if (idx >= n) {
         log_error("device: GPU %d was requested, but this process sees %d (CUDA_VISIBLE_DEVICES, "
-                  "nvidia-smi); tensor_parallel_size may be at most their number",
+                  "nvidia-smi); tensor_parallel_size times "
+                  "pipeline_parallel_size may be at most their number",
                   idx, n);
         return ERR_INVALID;
     }
     if ((gpu = mem_zalloc(sizeof *gpu)) == NULL)
         return ERR_NO_MEMORY;
     gpu->ordinal = idx;
+    gpu->samples = true;
     gpu->base.ops = &cuda_ops;
     gpu->base.elem_bytes = sizeof(k_bf16);
     gpu->base.is_gpu = true;

@@ -8,6 +8,7 @@
 #include "device/cpu_math.h"
 #include "device/cpu_ranks.h"
 #include "device/cpu_sleep.h"
+#include "device/cpu_stages.h"
 #include "device/device.h"
 #include "device/pool.h"
 
@@ -40,12 +41,14 @@ struct cpu {
     int n_rows[DEVICE_STEPS_MAX];
     struct k_logprob_row *logprobs[DEVICE_STEPS_MAX]; /* [n_seqs], of the step's extras */
     int n_extras[DEVICE_STEPS_MAX];
-    unsigned n_begun, n_ended;
-    struct cpu_experts experts; /* NULL pointers in models without experts */
+    _Atomic unsigned n_begun, n_ended; /* with stages, steps end on another thread */
+    struct cpu_experts experts;        /* NULL pointers in models without experts */
     struct cpu_sleep sleep;
     struct cpu_ranks *ranks; /* NULL: this is the only rank */
-    struct cpu *first;       /* rank 0 */
+    struct cpu *sampler;     /* the device that samples: rank 0, of the last stage */
     int rank;
+    struct cpu_stages *stages; /* NULL: this device has all layers */
+    int idx;                   /* among the devices of all stages */
     int n_allocs;
     void *allocs[CPU_ALLOCS_MAX];
 };
@@ -75,6 +78,12 @@ void cpu_attn(struct device *d, void *out, const void *qkv, const struct k_kv *k
               float scale, const struct k_matrix *to);
 void cpu_recurrent(struct device *d, void *out, const void *in, const struct k_state *state,
                    int width, const struct k_matrix *to);
+
+/* --- cpu_stages.c: operations of the table --- */
+void cpu_leave_ranks(struct device *d);
+int cpu_join_stages(struct device *const *all, int n_stages, int n_parts);
+int cpu_take(struct device *d, const struct device_segment *segments, int n);
+int cpu_hand(struct device *d, const struct device_segment *segments, int n);
 
 /* --- cpu_experts.c --- */
 void cpu_mix_experts(struct device *d, void *out, const struct device_experts *e, int n);

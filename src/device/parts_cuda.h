@@ -2,8 +2,8 @@
  *
  * Shared by the files of the cuda device: base_cuda.c (errors, memory) at the bottom, and above it
  * device_cuda.c (operations, opening), step_cuda.c (the arrays of a step, recording and replaying
- * steps), experts_cuda.c, copy_cuda.c (copies beside the steps), peers_cuda.c (ranks) and
- * sleep_cuda.c (memory that is given back for a while). */
+ * steps), experts_cuda.c, copy_cuda.c (copies beside the steps), peers_cuda.c (ranks),
+ * stages_cuda.c (stages) and sleep_cuda.c (memory that is given back for a while). */
 #ifndef QUIRE_DEVICE_PARTS_CUDA_H
 #define QUIRE_DEVICE_PARTS_CUDA_H
 
@@ -41,18 +41,19 @@ struct step_slot {
 struct step_marks {
     cudaEvent_t begun, done;
 };
-#define CUDA_MARKS 4
+#define CUDA_MARKS 64 /* a power of two, above DEVICE_STEPS_MAX + 1 */
 
 /* The streams and buffers of a pipe: a piece may go to every rank. */
 struct cuda_pipe {
-    int n; /* ranks */
+    int n; /* devices */
     unsigned char *bytes;
     size_t cap;                        /* of bytes */
-    cudaStream_t streams[K_RANKS_MAX]; /* by rank, of its GPU */
-    k_bf16 *converted[K_RANKS_MAX];    /* pinned: bytes converted for a rank; NULL: none yet */
+    cudaStream_t streams[K_RANKS_MAX]; /* by idx, of its GPU */
+    k_bf16 *converted[K_RANKS_MAX];    /* pinned: bytes converted for a device; NULL: none yet */
 };
 
-struct peers; /* peers_cuda.c */
+struct peers;  /* peers_cuda.c */
+struct stages; /* stages_cuda.c */
 
 /* A recorded step of one bucket. The second step of a bucket is recorded, because the first loads
  * modules and chooses algorithms, which must not happen while the stream is captured. */
@@ -116,8 +117,11 @@ struct cuda {
     struct device base; /* first */
     int ordinal;        /* CUDA's number of the GPU */
     int rank;
-    struct peers *peers;  /* NULL: no other ranks */
-    struct k_links links; /* set by the first sum, after all ranks have reserved their memory */
+    int idx;               /* among the devices of all stages */
+    bool samples;          /* has all logits */
+    struct peers *peers;   /* NULL: no other ranks */
+    struct stages *stages; /* NULL: this device, or its ranks, have all layers */
+    struct k_links links;  /* set by the first sum, after all ranks have reserved their memory */
     cudaStream_t stream;
     cudaStream_t side; /* for copies that need not wait for a step */
     struct copy_way ways[DEVICE_WAYS];
@@ -172,10 +176,10 @@ void *cuda_pinned(size_t bytes);
  * stream. */
 int cuda_enter(const struct cuda *c);
 void cuda_leave(int before);
-/* True if this rank has the logits. */
+/* True if the step that begins is sampled on this device. */
 static inline bool cuda_samples(const struct cuda *c)
 {
-    return c->rank == 0;
+    return c->samples && c->batch->n_rows > 0;
 }
 
 /* --- experts_cuda.c --- */
@@ -194,14 +198,28 @@ int peers_wait(struct cuda *c, cudaEvent_t event) ERR_CHECKED;
 /* Make the next operations see the ids that the previous step of rank 0 samples. */
 int peers_fetch_ids(struct cuda *c) ERR_CHECKED;
 int32_t *peers_ids(struct cuda *c);
-bool peers_may_record(const struct cuda *c);      /* false: steps must be enqueued each time */
-struct cuda *peers_first(struct cuda *c);         /* rank 0's device; c itself without ranks */
-int peers_all(struct cuda *c, struct cuda **all); /* fills all [K_RANKS_MAX]; returns the number
-                                                   * of ranks */
+bool peers_may_record(const struct cuda *c); /* false: steps must be enqueued each time */
+struct cuda *peers_first(struct cuda *c);    /* rank 0's device; c itself without ranks */
+/* Fills all [K_RANKS_MAX] with the devices of all ranks and stages, by idx; returns how many. */
+int peers_all(struct cuda *c, struct cuda **all);
+/* Let GPU `from` access the memory of GPU `to`. */
+int peers_open_way(const struct cuda *from, const struct cuda *to) ERR_CHECKED;
 void peers_sum(struct device *d, void *rows, int n, int width);
 void peers_sum_residual(struct device *d, const struct k_product *p, int n);
 void *peers_alloc_shared(struct device *d, size_t bytes);
 void peers_gather(struct device *d, float *all, const float *part, int n, int width);
+
+/* --- stages_cuda.c: operations of the table --- */
+int stages_join(struct device *const *all, int n_stages, int n_parts);
+int stages_take(struct device *d, const struct device_segment *segments, int n);
+int stages_hand(struct device *d, const struct device_segment *segments, int n);
+void stages_leave(struct device *d); /* peers_leave(), and no other stage waits any more */
+int stages_reserve(struct cuda *c) ERR_CHECKED;
+void stages_close(struct cuda *c);
+bool stages_failed(const struct cuda *c);
+int stages_all(const struct cuda *c, struct cuda **all); /* as peers_all() */
+/* Make the next operations see the ids of the step that the one which begins takes them from. */
+int stages_fetch_ids(struct cuda *c) ERR_CHECKED;
 
 /* --- copy_cuda.c: operations of the table --- */
 int copy_open(struct cuda *c) ERR_CHECKED;

@@ -80,7 +80,7 @@ static bool peers_can_reach(struct device *const *all, int n)
 }
 
 /* Let GPU `from` access the memory of GPU `to`. */
-static int peers_open_way(const struct cuda *from, const struct cuda *to)
+int peers_open_way(const struct cuda *from, const struct cuda *to)
 {
     int before, rc = ERR_OK;
     cudaError_t error;
@@ -168,7 +168,8 @@ int peers_join(struct device *const *all, int n, enum device_links links)
 
         must(gpu->peers == NULL);
         peers->all[i] = gpu;
-        gpu->rank = i;
+        gpu->rank = gpu->idx = i;
+        gpu->samples = i == 0;
         gpu->peers = peers;
     }
     return ERR_OK;
@@ -177,6 +178,8 @@ int peers_join(struct device *const *all, int n, enum device_links links)
 /* A device without ranks counts as its own only rank. */
 int peers_all(struct cuda *c, struct cuda **all)
 {
+    if (c->stages != NULL)
+        return stages_all(c, all);
     if (c->peers == NULL) {
         all[0] = c;
         return 1;
@@ -397,7 +400,7 @@ int peers_fetch_ids(struct cuda *c)
 {
     const struct cuda *first = peers_first(c);
     unsigned step = c->n_begun - 1;
-    const struct step_slot *slot = &first->slots[step % DEVICE_STEPS_MAX];
+    const struct step_slot *slot = &first->slots[step % device_steps(first->base.limits.n_stages)];
 
     if (c->rank == 0)
         return ERR_OK;

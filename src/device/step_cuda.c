@@ -5,7 +5,7 @@
  * Arrays travel in two copies, small ones and page tables: step_begin() lays them out in pinned
  * memory, which has a mirror on the device, so that a pointer is the same offset on both sides. Ids
  * come back the same way. A kernel makes these copies, so a step does not queue after pages on the
- * copy engines. Two slots of pinned memory are used in turn, so that a step is prepared and
+ * copy engines. Slots of pinned memory are used in turn, so that a step is prepared and
  * enqueued while the previous one computes; one mirror is enough, because the stream runs in order.
  *
  * Steps of few tokens (decodes, and the rest of a prompt after a cached prefix) are padded to a
@@ -268,18 +268,21 @@ static int step_mark_done(struct cuda *c)
 {
     unsigned step = c->n_begun - 1;
 
-    c->slots[step % DEVICE_STEPS_MAX].is_marked = true;
+    c->slots[step % device_steps(c->base.limits.n_stages)].is_marked = true;
     return cuda_check(cudaEventRecord(c->marks[step % CUDA_MARKS].done, c->stream),
                       "marking a step");
 }
 
-/* Only rank 0 samples; the other ranks get its ids if this step uses some of the previous step. */
+/* Only one device samples; the other ones get its ids if this step uses some. */
 static int step_wait_for_ids(struct cuda *c, const struct device_batch *b)
 {
-    if (c->peers == NULL)
+    if (c->peers == NULL && c->stages == NULL)
         return ERR_OK;
-    c->sampled = peers_ids(c);
+    if (c->stages == NULL)
+        c->sampled = peers_ids(c);
     for (int i = 0; i < b->tokens.n_tokens; i++) {
+        if (b->tokens.ids[i] < 0 && c->stages != NULL)
+            return stages_fetch_ids(c);
         if (b->tokens.ids[i] < 0)
             return peers_fetch_ids(c);
     }
@@ -296,7 +299,8 @@ static int step_wait_for_ids(struct cuda *c, const struct device_batch *b)
  * tables only when a page is full. */
 static bool step_has_pages(const struct cuda *c, const struct step_slot *slot, int table)
 {
-    const struct step_slot *before = &c->slots[(c->n_begun - 2) % DEVICE_STEPS_MAX];
+    const struct step_slot *before =
+        &c->slots[(c->n_begun - 2) % device_steps(c->base.limits.n_stages)];
     size_t n = (size_t)slot->n_seqs * (size_t)step_row_pages(c, slot, table);
 
     return c->n_begun >= 2 && before->n_seqs == slot->n_seqs && before->n_pages == slot->n_pages &&
@@ -355,7 +359,7 @@ static void step_point_kernels(struct cuda *c)
 int step_begin(struct device *d, const struct device_batch *b)
 {
     struct cuda *gpu = cuda_of(d);
-    struct step_slot *slot = &gpu->slots[gpu->n_begun % DEVICE_STEPS_MAX];
+    struct step_slot *slot = &gpu->slots[gpu->n_begun % device_steps(d->limits.n_stages)];
     const struct k_tokens *tokens = &b->tokens;
     int bucket = step_choose_bucket(gpu, b), n_pages = step_pages_needed(gpu, b), rc;
     int n_tokens = tokens->n_tokens, n_seqs = tokens->n_seqs, n_rows = b->n_rows;
@@ -364,7 +368,8 @@ int step_begin(struct device *d, const struct device_batch *b)
     if (bucket >= 0)
         n_tokens = n_seqs = n_rows = d->limits.n_seqs;
     arrays = step_lay_out(slot->staging, n_tokens, n_seqs, n_rows);
-    must(gpu->n_begun - gpu->n_ended < DEVICE_STEPS_MAX && arrays.bytes <= gpu->staging_bytes);
+    must(gpu->n_begun - gpu->n_ended <= device_stages(d->limits.n_stages) &&
+         arrays.bytes <= gpu->staging_bytes);
     if (gpu->peers != NULL && FAULT_HIT(rank_lost))
         peers_leave(d);
     if ((rc = step_wait_for_ids(gpu, b)) != ERR_OK)
@@ -386,6 +391,7 @@ int step_begin(struct device *d, const struct device_batch *b)
         gpu->plan.n_decodes = d->step_rows;
         gpu->plan.n_tiles = 0;
     }
+    gpu->batch = b;
     slot->n_rows = 0;
     if (cuda_samples(gpu))
         slot->n_rows = b->n_rows;
@@ -394,7 +400,6 @@ int step_begin(struct device *d, const struct device_batch *b)
     gpu->is_short = n_pages * d->limits.page_tokens <= K_ATTN_SHORT;
     gpu->has_chunks = tokens->n_tokens != tokens->n_seqs;
     gpu->bucket = bucket;
-    gpu->batch = b;
     gpu->n_begun++;
     gpu->arrays = step_lay_out(gpu->mirror, n_tokens, n_seqs, n_rows);
     step_point_kernels(gpu);
@@ -413,7 +418,7 @@ static struct step_graph *step_graph_of(struct cuda *c)
     return &c->graphs[c->has_chunks][c->is_short][c->bucket];
 }
 
-/* Rank 0's end is marked after sampling instead. */
+/* The end of a step with samples is marked after sampling instead. */
 static void step_play_graph(struct cuda *c, struct step_graph *g)
 {
     cuda_keep(c, cuda_check(cudaGraphLaunch(g->exec, c->stream), "playing a step"), "a step");
@@ -583,10 +588,10 @@ static int step_copy_histories(struct cuda *c, const float *logits, size_t *n)
 void step_sample(struct device *d, float *logits)
 {
     struct cuda *gpu = cuda_of(d);
-    struct step_slot *slot = &gpu->slots[(gpu->n_begun - 1) % DEVICE_STEPS_MAX];
+    struct step_slot *slot = &gpu->slots[(gpu->n_begun - 1) % device_steps(d->limits.n_stages)];
     bool logprobs = step_wants_logprobs(&d->extras);
+    int first, before = cuda_enter(gpu); /* the caller's GPU may be that of the first stage */
     size_t n = 0;
-    int first;
 
     must(d->extras.n_rows <= gpu->batch->n_rows);
     if (d->extras.n_rows > 0)
@@ -599,6 +604,7 @@ void step_sample(struct device *d, float *logits)
         gpu, k_copy(slot->ids, gpu->sampled, (size_t)slot->n_rows * sizeof *slot->ids, gpu->stream),
         "sample");
     cuda_keep(gpu, step_mark_done(gpu), "sample");
+    cuda_leave(before);
 }
 
 /* Measure how long the stream was idle before this step, including the copies of its arrays. */
@@ -618,13 +624,15 @@ int step_end(struct device *d, int32_t *ids, struct k_logprob_row *logprobs, int
 {
     struct cuda *gpu = cuda_of(d);
     unsigned step = gpu->n_ended++;
-    struct step_slot *slot = &gpu->slots[step % DEVICE_STEPS_MAX];
+    struct step_slot *slot = &gpu->slots[step % device_steps(d->limits.n_stages)];
 
     must(step != gpu->n_begun);
     /* Without samples there is no event. */
     cuda_keep(gpu, peers_wait(gpu, slot->is_marked ? gpu->marks[step % CUDA_MARKS].done : NULL),
               "a step");
     step_measure_gap(gpu, step);
+    if (stages_failed(gpu) && gpu->rc == ERR_OK)
+        gpu->rc = ERR_GPU;
     if (peers_failed(gpu) && gpu->rc == ERR_OK) {
         log_error("device: rank %d: another rank did not take part in a sum", gpu->rank);
         gpu->rc = ERR_GPU;
@@ -682,7 +690,7 @@ int step_reserve(struct cuda *c)
         c->history_cap = (size_t)lim->len_max;
     if (history < HISTORY_MAX)
         c->history_cap = history;
-    for (int i = 0; i < DEVICE_STEPS_MAX; i++) {
+    for (unsigned i = 0; i < device_steps(lim->n_stages); i++) {
         struct step_slot *slot = &c->slots[i];
 
         slot->staging = cuda_pinned(c->staging_bytes);

@@ -147,6 +147,32 @@ static int loop_sample_step(struct engine *e)
     return model_step_sample(e->model, &e->batch);
 }
 
+static int loop_n_under_way(const struct engine *e)
+{
+    return (int)(e->n_begun - e->n_ended);
+}
+
+/* End the oldest steps until n are in flight. */
+static int loop_end_steps(struct engine *e, int n)
+{
+    int rc = ERR_OK;
+
+    while (rc == ERR_OK && loop_n_under_way(e) > 0 && loop_n_under_way(e) > n)
+        rc = loop_end_step(e);
+    return rc;
+}
+
+/* The steps that stay in flight at the end of a pass: one for each stage. If none began, the oldest
+ * is waited for; before a step that waits for tokens is sampled, all others. */
+static int loop_n_stay(const struct engine *e, bool begins)
+{
+    if (!begins)
+        return loop_n_under_way(e) - 1;
+    if (e->steps[(e->n_begun - 1) % MODEL_STEPS_MAX].waits)
+        return 1;
+    return e->shape->n_stages;
+}
+
 /* One pass begins a step and ends the one before it, whose tokens the later step takes on the
  * device:
  *
@@ -154,15 +180,20 @@ static int loop_sample_step(struct engine *e)
  *       device   ... step n ...............|  ... step n+1 ..................................
  *
  * Rows that depend on the tokens themselves (penalties, masks) are sampled after step n has ended,
- * while the device still computes their logits. If the next plan might lack pages, step n ends
- * first and the device is idle meanwhile: a sequence with a step in flight cannot be preempted. */
+ * while the device still computes their logits. If the next plan might lack pages, steps in flight
+ * end first and the device is idle meanwhile: a sequence with a step in flight cannot be preempted.
+ *
+ * With several stages, so many steps are in flight, and the one that ends is the oldest:
+ *
+ *       host     begin n+2 | end n | begin n+3 | end n+1 | ...
+ *       stage 1  ... n+1 ....... | n+2 ............ | n+3 ...
+ *       stage 2  ... n ......... | n+1 ............ | n+2 ... */
 static int loop_steps(struct engine *e)
 {
-    bool ahead = e->n_begun != e->n_ended && sched_has_room(&e->sched);
     bool begins;
     int rc = ERR_OK;
 
-    if (e->n_begun != e->n_ended && !ahead)
+    while (rc == ERR_OK && loop_n_under_way(e) > 0 && !sched_has_room(&e->sched))
         rc = loop_end_step(e);
     if (rc != ERR_OK)
         return rc;
@@ -172,8 +203,8 @@ static int loop_steps(struct engine *e)
     rc = loop_copy_pages(e);
     if (rc == ERR_OK && begins)
         rc = loop_begin_step(e);
-    if (rc == ERR_OK && ahead)
-        rc = loop_end_step(e);
+    if (rc == ERR_OK)
+        rc = loop_end_steps(e, loop_n_stay(e, begins));
     if (rc == ERR_OK && begins)
         rc = loop_sample_step(e);
     return rc;
@@ -212,7 +243,7 @@ int engine_run(struct engine *e)
         cache_admin_pass(e);
         held_pass(e);
         tiers_poll(e);
-        if (e->tiers.device_failed)
+        if (e->tiers.device_failed || model_is_lost(e->model))
             return ERR_GPU;
         if (power_is_awake(&e->power) && (rc = loop_compute(e)) != ERR_OK)
             return rc;

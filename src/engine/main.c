@@ -60,6 +60,11 @@ static int main_open_model(struct engine *e)
         .gemm_table = settings->gemm_table,
         .cpu_threads = settings->cpu_threads,
         .n_ranks = settings->tensor_parallel_size,
+        .n_stages = settings->pipeline_parallel_size,
+        .n_nodes = settings->nnodes,
+        .node_rank = settings->node_rank,
+        .master_addr = settings->master_addr,
+        .master_port = settings->master_port,
         .uses_nccl = settings->disable_custom_all_reduce,
         .first_gpu = replica_first_gpu(settings),
         .whole_experts = settings->enable_expert_parallel,
@@ -254,6 +259,7 @@ static int main_open_queues(struct engine *e)
         .page_tokens = shape->page_tokens,
         .prefix_caching = e->settings.enable_prefix_caching,
         .n_groups = shape->n_groups,
+        .n_stages = shape->n_stages,
         .groups = shape->groups,
         .drafts = e->drafts.method == DRAFT_NONE ? NULL : &e->drafts,
     };
@@ -376,6 +382,29 @@ static int main_close(struct engine *e)
     return ERR_OK;
 }
 
+/* Node 1 of two has no fronts, pages of its own or plan: it follows node 0. The exit code says that
+ * it is to be started again, unless it was stopped. */
+static int main_follow(struct engine *e)
+{
+    int rc = service_signal_fd(&e->intake.signal_fd);
+
+    if (rc == ERR_OK)
+        rc = main_open_model(e);
+    if (rc != ERR_OK) {
+        log_error("engine: cannot start: %s", err_sentence(rc));
+        return main_status(rc);
+    }
+    mem_seal();
+    service_ready();
+    log_info("engine: ready as node %d on %s", e->settings.node_rank, e->shape->device);
+    rc = model_follow(e->model, e->intake.signal_fd);
+    if (rc == ERR_DRAINING) {
+        log_info("engine: stopped");
+        return 0;
+    }
+    return 3;
+}
+
 /* Signals are blocked before any thread starts, so that all threads inherit it and only the signal
  * descriptor receives them. */
 int main(int argc, char **argv)
@@ -394,6 +423,8 @@ int main(int argc, char **argv)
     rc = log_set_level_text(engine.settings.log_level);
     if (rc == ERR_OK)
         rc = replica_take(&engine.settings);
+    if (rc == ERR_OK && engine.settings.nnodes > 1 && engine.settings.node_rank > 0)
+        return main_follow(&engine);
     if (rc == ERR_OK)
         rc = main_open(&engine);
     if (rc == ERR_DRAINING)

@@ -29,7 +29,7 @@ int replica_first_gpu(const struct settings *s)
 {
     if (s->data_parallel_size == 1)
         return 0;
-    return s->data_parallel_rank * s->tensor_parallel_size;
+    return s->data_parallel_rank * s->tensor_parallel_size * s->pipeline_parallel_size;
 }
 
 int replica_take(struct settings *s)

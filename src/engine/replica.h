@@ -13,8 +13,8 @@
  * ERR_NO_MEMORY. */
 int replica_take(struct settings *s) ERR_CHECKED;
 
-/* The first of its tensor_parallel_size GPUs, among those that CUDA shows: no unit needs to name
- * GPUs. */
+/* The first of its tensor_parallel_size * pipeline_parallel_size GPUs, among those that CUDA shows:
+ * no unit needs to name GPUs. */
 int replica_first_gpu(const struct settings *s);
 
 #endif

@@ -25,6 +25,8 @@ int sched_init(struct sched *s, const struct sched_limits *limits, struct pages 
                                             .prefix_caching = limits->prefix_caching};
 
     *s = (struct sched){.limits = *limits};
+    if (s->limits.n_stages < 1)
+        s->limits.n_stages = 1;
     tenants_init(&s->tenants);
     s->running = mem_zalloc_array(n, sizeof *s->running);
     s->planned = mem_zalloc_array(n, sizeof *s->planned);
@@ -137,10 +139,20 @@ static bool sched_give(struct sched *s, struct seq *seq, int n)
     return true;
 }
 
+/* With stages: true if the token that seq lacks is being sampled by a step that the next one cannot
+ * take it from. */
+static bool sched_awaits_token(const struct sched *s, const struct seq *seq)
+{
+    return s->limits.n_stages > 1 && seq->n_pending > 0 &&
+           s->n_begun - seq->step_ahead != (unsigned)s->limits.n_stages;
+}
+
 /* The tokens that seq lacks, apart from drafts. A token that a step in flight samples counts as
  * lacking, because the next step can take it from the device; unless it is seq's last. */
-static int sched_lacks(const struct seq *seq)
+static int sched_lacks(const struct sched *s, const struct seq *seq)
 {
+    if (sched_awaits_token(s, seq))
+        return 0;
     if (seq->draft.n_ahead > 0 || (seq->draft.is_on && seq->n_pending > 0))
         return 0; /* the draft's outcome is known only after the step */
     if (seq->n_pending > 0 && seq->n_tokens + seq->n_pending >= seq->tokens_max)
@@ -152,7 +164,7 @@ static int sched_lacks(const struct seq *seq)
  * prompt, and by the rows that are left if the log probabilities of prompt tokens are wanted. */
 static int sched_share(const struct sched *s, const struct seq *seq)
 {
-    int n = sched_lacks(seq);
+    int n = sched_lacks(s, seq);
     int left = s->limits.max_num_batched_tokens - s->n_planned_tokens;
     bool alone = s->n_running + sched_n_waiting(s) <= 1;
 
@@ -176,7 +188,7 @@ static int sched_share(const struct sched *s, const struct seq *seq)
 /* Whether a prompt is long depends on the tokens that it lacks, so its last chunk is not. */
 static bool sched_is_long(const struct sched *s, const struct seq *seq)
 {
-    return sched_lacks(seq) > s->limits.long_prefill_tokens;
+    return sched_lacks(s, seq) > s->limits.long_prefill_tokens;
 }
 
 /* The passes over the running sequences. */
@@ -189,11 +201,11 @@ enum sched_pass {
 /* Each pass plans another kind; a sequence that has its tokens already is skipped. */
 static bool sched_is_due(const struct sched *s, const struct seq *seq, enum sched_pass pass)
 {
-    if (seq->paused || seq->is_late || seq->n_planned != 0 || sched_lacks(seq) == 0)
+    if (seq->paused || seq->is_late || seq->n_planned != 0 || sched_lacks(s, seq) == 0)
         return false;
     if (pass == SCHED_PROMPTS && s->long_planned && sched_is_long(s, seq))
         return false;
-    return (sched_lacks(seq) == 1) == (pass == SCHED_DECODES);
+    return (sched_lacks(s, seq) == 1) == (pass == SCHED_DECODES);
 }
 
 /* Propose drafts for seq, as many as there is room for: each needs a row, a token of the budget and
@@ -220,11 +232,16 @@ static int sched_drafts(const struct sched *s, struct seq *seq)
     return seq->draft.n;
 }
 
-/* One pass over the running sequences. Preemption removes entries from the end of the array, so the
- * index stays valid for all sequences before the victim. */
+/* One pass over the running sequences. With stages, decodes are left for the next steps. Preemption
+ * removes entries from the end of the array, so the index stays valid for all sequences before the
+ * victim. */
 static void sched_plan_running(struct sched *s, enum sched_pass pass)
 {
-    for (int i = 0; i < s->n_running; i++) {
+    int n_left = s->n_running;
+
+    if (pass == SCHED_DECODES)
+        n_left = (s->n_running + s->limits.n_stages - 1) / s->limits.n_stages;
+    for (int i = 0; i < s->n_running && n_left > 0; i++) {
         struct seq *seq = s->running[i];
         int n;
 
@@ -240,6 +257,7 @@ static void sched_plan_running(struct sched *s, enum sched_pass pass)
             n += sched_drafts(s, seq);
         if (!sched_give(s, seq, n))
             return;
+        n_left--;
         if (pass == SCHED_DECODES)
             tenants_charge_token(&s->tenants, seq);
     }
@@ -391,7 +409,7 @@ void sched_plan(struct sched *s)
     must(s->n_planned_tokens <= s->limits.max_num_batched_tokens);
 }
 
-/* False makes the loop end the step in flight first; then sched_plan() can preempt. */
+/* False makes the loop end the steps in flight first; then sched_plan() can preempt. */
 bool sched_has_room(const struct sched *s)
 {
     return sched_displaced(s) == NULL &&
@@ -401,8 +419,14 @@ bool sched_has_room(const struct sched *s)
 /* From here on the tokens belong to the step, until sched_advance(). */
 void sched_begin(struct sched *s)
 {
-    for (int i = 0; i < s->n_planned; i++)
-        s->planned[i]->n_ahead += s->planned[i]->n_planned;
+    for (int i = 0; i < s->n_planned; i++) {
+        struct seq *seq = s->planned[i];
+
+        seq->n_ahead += seq->n_planned;
+        if (seq->n_pending > 0)
+            seq->step_ahead = s->n_begun;
+    }
+    s->n_begun++;
 }
 
 /* Pages become full only here, after their tokens were computed, so a name never promises more than

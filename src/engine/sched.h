@@ -25,6 +25,11 @@
  * times: all that ran when it was first overtaken have ended by then, and nothing else takes its
  * pages.
  *
+ * A model of n stages computes n steps at a time, which must be of different sequences: a token is
+ * the next one's input. So a step decodes at most one n-th of the running sequences, and a token
+ * that is being sampled is taken from the device by the n-th step after it. Chunks of a prompt may
+ * follow one another directly, because every stage computes the steps in their order.
+ *
  * When pages run out in 1, 2 or 4, the running sequence of lowest priority and latest arrival is
  * preempted: it loses its pages and waits again. Its tokens are kept and computed again. No
  * sequence is admitted in such a step. The last running sequence is also preempted when all places
@@ -49,6 +54,7 @@ struct sched_limits {
     int n_groups; /* of the cache (tables.h) */
     const struct cache_group *groups;
     const struct draft_options *drafts; /* NULL: no drafts are made */
+    int n_stages;                       /* of the model; 0: one */
 };
 
 struct sched {
@@ -64,6 +70,8 @@ struct sched {
     int n_planned_tokens;
     int n_planned_rows; /* rows for prompt tokens and drafts, beyond one per sequence */
     bool long_planned;  /* a long prompt has a chunk in this plan */
+
+    unsigned n_begun; /* steps; wraps */
 
     /* Counters, only growing. */
     uint64_t n_preemptions;

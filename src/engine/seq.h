@@ -69,8 +69,9 @@ struct seq {
     int32_t *tokens; /* int32 [max_model_len], prompt then output */
     int n_tokens;
     int n_prompt;
-    int n_computed; /* tokens whose keys and values are in pages */
-    int n_ahead;    /* further tokens that steps in flight compute */
+    int n_computed;      /* tokens whose keys and values are in pages */
+    int n_ahead;         /* further tokens that steps in flight compute */
+    unsigned step_ahead; /* the last step that samples one of n_pending (struct sched, n_begun) */
     int n_pending;  /* tokens that steps in flight sample: without drafts 0 or 1 whenever a plan is
                      * made */
     int row_ahead;  /* the row of the last such step that samples */

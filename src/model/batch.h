@@ -86,7 +86,8 @@ struct batch {
     int n_rows;         /* 0 .. max_num_seqs */
     int pages_max;      /* row length of page_ids */
     int32_t *token_ids; /* int32 [n_tokens], 0 <= id < n_vocab; or -1 - r for the id that row r
-                         * of the previous step samples, while that step has not ended */
+                         * of the previous step samples, while that step has not ended; with n
+                         * stages, of the n-th step before */
     int32_t *seq_start; /* int32 [n_seqs + 1] */
     int32_t *kv_len;    /* int32 [n_seqs], tokens, including those of this step */
     /* int32 [n_groups][n_seqs][pages_max], in the order of model_shape.groups.

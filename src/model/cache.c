@@ -260,6 +260,69 @@ void cache_fini(struct cache *c)
     c->layers = NULL;
 }
 
+/* A range of bytes, of a page or of a state. */
+struct cache_range {
+    size_t from, end;
+};
+
+/* The bytes that a stage's layers have in the pages of a group; {0} if it has none of them. Layers
+ * of a group lie in their order, so those of a stage follow one another. */
+static struct cache_range cache_range_of(const struct cache *whole, const struct plan *plan,
+                                         struct plan_stage stage, int group, size_t elem_bytes)
+{
+    const struct cache_maker maker = {
+        .plan = plan, .page_tokens = whole->page_tokens, .elem_bytes = elem_bytes};
+    struct cache_range range = {0, 0};
+
+    for (int i = stage.first; i < stage.end; i++) {
+        bool is_state = plan->layers[i].mixer == MIXER_RECURRENT;
+        size_t at = whole->layers[i].at * (is_state ? sizeof(float) : elem_bytes);
+
+        if (whole->layers[i].group != group)
+            continue;
+        if (range.end == 0)
+            range.from = at;
+        range.end = at + cache_set_of(&maker, i).bytes;
+    }
+    return range;
+}
+
+/* A state has as many pages in every stage, so they are smaller where it is. */
+int cache_cut(struct cache *out, size_t *from, const struct cache *whole, const struct plan *plan,
+              struct plan_stage stage, size_t elem_bytes)
+{
+    struct cache_range ranges[CACHE_GROUPS_MAX];
+    struct cache cache = *whole;
+
+    cache.page_bytes = 0;
+    cache.layers = mem_zalloc_array((size_t)plan->n_layers, sizeof *cache.layers);
+    if (cache.layers == NULL)
+        return ERR_NO_MEMORY;
+    for (int group = 0; group < whole->n_groups; group++) {
+        const struct cache_group *of = &whole->groups[group];
+        size_t bytes;
+
+        ranges[group] = cache_range_of(whole, plan, stage, group, elem_bytes);
+        bytes = ranges[group].end - ranges[group].from;
+        if (of->kind == CACHE_STATE)
+            bytes = (bytes + (size_t)of->n_state_pages - 1) / (size_t)of->n_state_pages;
+        if (!cache_is_simple(whole))
+            bytes = (bytes + 15) / 16 * 16; /* a whole number of elements of any type */
+        if (bytes > cache.page_bytes)
+            cache.page_bytes = bytes;
+    }
+    for (int i = stage.first; i < stage.end; i++) {
+        bool is_state = plan->layers[i].mixer == MIXER_RECURRENT;
+
+        cache.layers[i] = whole->layers[i];
+        cache.layers[i].at -=
+            ranges[whole->layers[i].group].from / (is_state ? sizeof(float) : elem_bytes);
+    }
+    *from = ranges[0].from;
+    *out = cache;
+    return ERR_OK;
+}
+
 int cache_pages(const struct cache *c, int n_tokens)
 {
     must(n_tokens >= 0);

@@ -44,6 +44,13 @@ int cache_make(struct cache *out, const struct plan *plan, int page_tokens,
                size_t elem_bytes) ERR_CHECKED;
 void cache_fini(struct cache *c); /* accepts {0} */
 
+/* The part of a layout that one stage has: layers first .. end - 1 of the plan, in pages of its own
+ * size. Groups and tables stay those of the whole, though a stage may have no layer of some. Within
+ * a page of a simple layout the part of a stage is bytes `from` on, and the parts of all stages are
+ * the page. ERR_NO_MEMORY. */
+int cache_cut(struct cache *out, size_t *from, const struct cache *whole, const struct plan *plan,
+              struct plan_stage stage, size_t elem_bytes) ERR_CHECKED;
+
 /* The pages of n_tokens tokens in a table of any group but a state's. */
 int cache_pages(const struct cache *c, int n_tokens);
 

@@ -10,6 +10,9 @@
  * plan.h shows the general layer, with norms after the products, parallel FFNs and multipliers.
  * pass.h explains how each operation runs; this file does not know whether operations are fused.
  *
+ * A stage of a model runs its own layers of these. It begins with the residual of the stage before,
+ * and ends with the residual for the next one.
+ *
  * Each addition to the residual also computes the norm that the next product reads, so the loop
  * always passes the next norm and its reader along. */
 #include "model/forward.h"
@@ -119,21 +122,50 @@ static void forward_run_ffn(const struct forward *f, const struct pass *p, int i
         down.experts = &experts;
         break;
     }
-    if (i + 1 == f->plan->n_layers)
+    if (i + 1 == f->plan->n_layers && f->is_last)
         pass_finish(p, &p->a->ff, down);
+    else if (i + 1 == f->plan->n_layers)
+        pass_leave(p, &p->a->ff, down,
+                   (struct pass_next){.norm = &f->weights->norm, .reader = &f->weights->head});
+    else if (i + 1 == f->stage.end)
+        pass_leave(p, &p->a->ff, down,
+                   (struct pass_next){.norm = &next->norm_mixer, .reader = &next->mixer_in});
     else
         pass_add(p, &p->a->ff, down,
                  (struct pass_next){.norm = &next->norm_mixer, .reader = &next->mixer_in}, false);
 }
 
+/* The residual; in a fused step also its norm, of which the first product divides by the root. */
+int forward_segments(const struct forward *f, struct device_segment *segments)
+{
+    const struct pass pass = pass_of(f->device, f->plan, f->weights, f->act);
+    size_t dim = (size_t)f->plan->dim;
+
+    segments[0] = (struct device_segment){f->act->x, dim * sizeof *f->act->x};
+    if (!pass.fused)
+        return 1;
+    segments[1] = (struct device_segment){f->act->normed.data, dim * f->device->elem_bytes};
+    segments[2] = (struct device_segment){f->act->sums, dim / 16 * sizeof *f->act->sums};
+    return FORWARD_SEGMENTS_MAX;
+}
+
 void forward(const struct forward *f)
 {
     const struct pass pass = pass_of(f->device, f->plan, f->weights, f->act);
-    const struct layer_weights *first = &f->weights->layers[0];
+    const struct layer_weights *first = &f->weights->layers[f->stage.first];
 
-    must(f->plan->n_layers >= 1);
-    pass_embed(&pass, (struct pass_next){.norm = &first->norm_mixer, .reader = &first->mixer_in});
-    for (int i = 0; i < f->plan->n_layers; i++) {
+    must(f->stage.first <= f->stage.end && f->stage.end <= f->plan->n_layers);
+    if (f->stage.first == f->stage.end) {
+        pass_finish_entered(&pass);
+        return;
+    }
+    if (f->stage.first == 0)
+        pass_embed(&pass,
+                   (struct pass_next){.norm = &first->norm_mixer, .reader = &first->mixer_in});
+    else
+        pass_enter(&pass,
+                   (struct pass_next){.norm = &first->norm_mixer, .reader = &first->mixer_in});
+    for (int i = f->stage.first; i < f->stage.end; i++) {
         forward_run_mixer(f, &pass, i);
         forward_run_ffn(f, &pass, i);
     }

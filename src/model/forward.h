@@ -16,11 +16,19 @@ struct forward {
     struct activations *act;
     void *pages;
     enum k_type kv_type;
+    struct plan_stage stage;   /* its layers; none: the output matrix alone */
+    bool is_last;              /* it has the output matrix */
     const float *const *turns; /* rotation tables, one per rope of the plan; device memory */
 };
 
-/* Enqueue the operations of one step, up to the logits of its rows. Called between the device's
- * begin() and launch(); the numbers of tokens and rows are those that begin() has set. */
+#define FORWARD_SEGMENTS_MAX 3
+/* The rows of the step that begins which the stage before has computed, or that are for the next
+ * one. Returns the number of segments. */
+int forward_segments(const struct forward *f, struct device_segment *segments);
+
+/* Enqueue the operations of one step: those of the stage's layers; in the last stage up to the
+ * logits of its rows. Called between the device's begin() and launch(); the numbers of tokens and
+ * rows are those that begin() has set. */
 void forward(const struct forward *f);
 
 #endif

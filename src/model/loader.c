@@ -70,7 +70,7 @@ static void *loader_allocate(struct loader *l, size_t bytes)
 {
     void *memory;
 
-    if (l->rc != ERR_OK)
+    if (l->rc != ERR_OK || l->absent)
         return NULL;
     memory = l->d->ops->alloc_constant(l->d, bytes);
     if (memory == NULL)
@@ -138,6 +138,8 @@ static void loader_list_tensor(struct loader *l, const struct tensor *t)
  * conversion and slicing work on rows; of a transposed tensor, whole columns of the matrix. */
 static void loader_list_target(struct loader *l, size_t item, const struct target *to)
 {
+    if (l->absent)
+        return;
     l->items[item].step = loader_row_bytes(to);
     if (to->use == BYTES_TURNED)
         l->items[item].step = loader_elem_bytes(to, to->slice.rows);
@@ -462,7 +464,7 @@ static bool loader_keeps_bf16(const struct loader *l, struct k_matrix *m, const 
 }
 
 /* For one log line after loading: how many matrices were converted, and how much larger they
- * became. The count is rank 0's; bytes are summed over ranks. */
+ * became. The count is of the first ranks; bytes are summed over ranks. */
 static void loader_count_converted(struct loader *l, const struct k_matrix *m,
                                    const struct part *parts, int n_parts, const struct k_format *f)
 {
@@ -470,11 +472,13 @@ static void loader_count_converted(struct loader *l, const struct k_matrix *m,
 
     if (count->n == 0)
         quant_text(count->text, sizeof count->text, parts[0].q.kind, f);
-    count->n += l->rank == 0;
+    if (l->absent)
+        return;
+    count->n += l->share == 0;
     if (!quant_has_values(&parts[0].q))
         count->as_they_are += (size_t)m->n_out * k_format_row_bytes(f, m->n_in) +
                               k_format_n_scales(f, m->n_out, m->n_in) * sizeof(float);
-    for (int i = 0; i < n_parts && quant_has_values(&parts[0].q) && l->rank == 0; i++) {
+    for (int i = 0; i < n_parts && quant_has_values(&parts[0].q) && l->share == 0; i++) {
         if (parts[i].q.data != NULL)
             count->as_they_are += parts[i].q.data->bytes;
         for (int k = 0; k < QUANT_BESIDE_MAX; k++) {
@@ -547,7 +551,7 @@ static const float *loader_input_scale(struct loader *l, const struct part *part
             largest = scale;
     }
     at = loader_allocate(l, sizeof *at);
-    if (l->rc == ERR_OK)
+    if (at != NULL)
         l->rc = l->d->ops->upload(l->d, at, &largest, sizeof largest);
     if (largest > 0.0f)
         return at;
@@ -571,7 +575,8 @@ static void loader_fill_scales(struct loader *l, struct k_matrix *m, float *dev_
     }
     for (int i = 0; i < n_parts; row += parts[i++].slice.n_rows)
         loader_place_scales(m, scales, row, &parts[i]);
-    l->rc = l->d->ops->upload(l->d, dev_scales, scales, n_scales * sizeof *scales);
+    if (!l->absent)
+        l->rc = l->d->ops->upload(l->d, dev_scales, scales, n_scales * sizeof *scales);
     mem_free(scales);
     if (!k_format_has_groups(&m->format) && l->rc == ERR_OK)
         m->x_scale = loader_input_scale(l, parts, n_parts);
@@ -648,14 +653,16 @@ static void loader_fill_random(struct loader *l, const struct k_matrix *m, float
     uint64_t seed = l->seed++;
     float *scales;
 
+    if (l->absent)
+        return;
     /* On GPUs each rank's split matrix has noise of its own, because computing a whole model's
      * noise by one host thread would take minutes. The cpu device gives all ranks one rank's
      * numbers, which lets tests compare results. */
-    if (l->n_ranks > 1 && n_scales == 0 && !l->d->is_gpu)
+    if (l->n_shares > 1 && n_scales == 0 && !l->d->is_gpu)
         l->rc = loader_fill_random_slices(l, m, parts, n_parts, seed);
     else
         l->rc = l->d->ops->fill_random(l->d, m, n_scales > 0 ? RANDOM_CODES : RANDOM_SCALE,
-                                       is_split ? seed + ((uint64_t)l->rank << 32) : seed);
+                                       is_split ? seed + ((uint64_t)l->share << 32) : seed);
     if (n_scales == 0 || l->rc != ERR_OK)
         return;
     if ((scales = mem_zalloc_array(n_scales, sizeof *scales)) == NULL) {
@@ -691,9 +698,9 @@ static void loader_find_parts(struct loader *l, struct part *parts, int n_parts,
 
         *part = (struct part){.pattern = all->patterns[which],
                               .expert = all->n_experts > 0 ? expert : -1,
-                              .slice = slice_make(&all->shapes[which], l->rank, l->n_ranks),
+                              .slice = slice_make(&all->shapes[which], l->share, l->n_shares),
                               .is_turned = use == USE_LAYER && l->c->form.is_turned};
-        if (all->n_own_experts < all->n_experts && expert / all->n_own_experts != l->rank)
+        if (all->n_own_experts < all->n_experts && expert / all->n_own_experts != l->share)
             loader_leave_out(&part->slice);
         if (l->files == NULL)
             continue;
@@ -719,7 +726,7 @@ static void loader_fill_matrix(struct loader *l, struct k_matrix *matrix, const 
                                              : k_format_row_bytes(&matrix->format, matrix->n_in)));
     if (matrix->format.group_rows > 0)
         matrix->scales = scales = loader_allocate(l, loader_n_scales(matrix) * sizeof *scales);
-    l->w->reads_codes = l->w->reads_codes || k_format_reads_codes(&matrix->format);
+    l->w->reads_codes = l->w->reads_codes || (!l->absent && k_format_reads_codes(&matrix->format));
     if (l->rc != ERR_OK)
         return;
     if (l->files == NULL)
@@ -763,7 +770,7 @@ static struct slice_shape loader_row_shape(const struct slice_shape *shape)
     return row_shape;
 }
 
-/* A bias added to a sum over ranks must be added once: only rank 0 has it. */
+/* A bias added to a sum over ranks must be added once: only the first rank of a stage has it. */
 void *loader_bias(struct loader *l, const struct loader_tensors *all, enum plan_split split)
 {
     struct slice slices[LOADER_TENSORS_MAX];
@@ -773,10 +780,10 @@ void *loader_bias(struct loader *l, const struct loader_tensors *all, enum plan_
     for (int i = 0; i < all->n; i++) {
         const struct slice_shape shape = loader_row_shape(&all->shapes[i]);
 
-        slices[i] = slice_make(&shape, l->rank, l->n_ranks);
+        slices[i] = slice_make(&shape, l->share, l->n_shares);
         n += (size_t)slices[i].n_rows;
     }
-    if (l->rank == 0 || split != SPLIT_COLUMNS)
+    if (l->share == 0 || split != SPLIT_COLUMNS)
         dst = loader_allocate(l, n * l->d->elem_bytes);
     for (int i = 0; i < all->n && l->files != NULL; i++) {
         char name[400];
@@ -792,7 +799,7 @@ void *loader_bias(struct loader *l, const struct loader_tensors *all, enum plan_
 void *loader_vector(struct loader *l, const char *pattern, const struct slice_shape *shape,
                     bool plus_one)
 {
-    const struct slice slice = slice_make(shape, l->rank, l->n_ranks);
+    const struct slice slice = slice_make(shape, l->share, l->n_shares);
     void *dst = loader_allocate(l, (size_t)slice.n_rows * l->d->elem_bytes);
     char name[400];
     float ones[256];
@@ -804,7 +811,7 @@ void *loader_vector(struct loader *l, const char *pattern, const struct slice_sh
     }
     for (int i = 0; i < 256; i++)
         ones[i] = 1.0f;
-    for (int i = 0; i < slice.n_rows && l->rc == ERR_OK; i += 256)
+    for (int i = 0; i < slice.n_rows && l->rc == ERR_OK && dst != NULL; i += 256)
         l->rc = l->d->ops->weights(l->d, dst, (size_t)i, ones, DEVICE_F32,
                                    (size_t)(slice.n_rows - i < 256 ? slice.n_rows - i : 256));
     return dst;
@@ -853,7 +860,7 @@ const float *loader_numbers(struct loader *l, const char *whole, int rows, int c
     if (l->rc == ERR_OK && l->files != NULL)
         tensor = loader_find_numbers(l, whole, rows, cols);
     at = loader_allocate(l, n * sizeof *at);
-    if (l->rc != ERR_OK)
+    if (at == NULL)
         return NULL;
     if ((numbers = mem_zalloc_array(n, sizeof *numbers)) == NULL) {
         l->rc = ERR_NO_MEMORY;
@@ -927,8 +934,8 @@ void loader_fini(struct loader *l)
 {
     for (size_t i = 0; i < l->n_items; i++) {
         /* Not NULL only if reading failed half-way. */
-        mem_free(loader_target_of(l, i, 0)->turned);
-        mem_free(loader_target_of(l, i, 0)->whole);
+        mem_free(loader_leader(l, i)->turned);
+        mem_free(loader_leader(l, i)->whole);
     }
     mem_free(l->targets);
     mem_free(l->items);

@@ -30,8 +30,13 @@ struct loader_converted {
 
 struct loader {
     const struct weights_rank *ranks;
-    int n_ranks;
-    int rank;          /* the rank whose part is being laid out */
+    int n_ranks;      /* of all stages */
+    int rank;         /* the rank whose part is being laid out */
+    int stage, share; /* its stage, and its number in it: which share of each tensor it has */
+    int n_stages, n_shares;
+    bool is_last;      /* it has the output matrix */
+    bool absent;       /* what is laid out belongs to another stage: it is listed, and gets neither
+                        * memory nor bytes */
     struct weights *w; /* of this rank */
     struct device *d;
     const struct hf_config *c;

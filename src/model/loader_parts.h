@@ -30,7 +30,7 @@ struct target {
     void *dst;
     size_t at;      /* element of dst; for BYTES_COPIED a byte */
     float *scales;  /* BYTES_ROUNDED: scales of the rows, from the target's first */
-    float *turned;  /* BYTES_TURNED, rank 0 only: the whole matrix, gathered while its tensor is
+    float *turned;  /* BYTES_TURNED, leader only: the whole matrix, gathered while its tensor is
                     * read */
     uint8_t *whole; /* likewise, the bytes of a tensor that is converted as a whole */
 };
@@ -48,6 +48,10 @@ struct part {
 
 /* The target of a tensor of the list on a rank. */
 struct target *loader_target_of(const struct loader *l, size_t item, int rank);
+
+/* The target of the first rank that has a part of it, which describes the tensor for all such ranks
+ * except for dst, at and slice; rank 0's if none has. */
+struct target *loader_leader(const struct loader *l, size_t item);
 
 /* Bytes of n elements of one row in a file, packed formats included. */
 size_t loader_elem_bytes(const struct target *to, int n);

@@ -19,6 +19,15 @@ struct target *loader_target_of(const struct loader *l, size_t item, int rank)
     return &l->targets[item * (size_t)l->n_ranks + (size_t)rank];
 }
 
+struct target *loader_leader(const struct loader *l, size_t item)
+{
+    for (int i = 0; i < l->n_ranks; i++) {
+        if (loader_target_of(l, item, i)->use != BYTES_SUMMED)
+            return loader_target_of(l, item, i);
+    }
+    return loader_target_of(l, item, 0);
+}
+
 /* Bytes of one number in a file. */
 static size_t loader_file_bytes(enum device_type type)
 {
@@ -87,14 +96,12 @@ static void loader_raise_numbers(float *out, const struct tensor *t, size_t n)
         out[i] = quant_number(t, i) + 1.0f;
 }
 
-/* Convert n_rows rows from `first` on to float32 and store each rank's slice. Rank 0's target
- * describes the tensor for all ranks. The mutex is held while storing, because the device's own
- * operations are not thread-safe as pipes are. */
+/* Convert n_rows rows from `first` on to float32 and store each rank's slice. The mutex is held
+ * while storing, because the device's own operations are not thread-safe as pipes are. */
 static int loader_convert_rows(struct loader *l, size_t idx, unsigned char *bytes, int first,
                                int n_rows)
 {
-    const struct target *to = loader_target_of(l, idx, 0); /* the same for all ranks except for
-                                                            * dst, at and slice */
+    const struct target *to = loader_leader(l, idx);
     size_t cols = (size_t)to->slice.cols;
     int step = (int)(FLOATS / cols) + 1, rc = ERR_OK;
     float *floats = mem_zalloc_array((size_t)step * cols, sizeof *floats);
@@ -134,7 +141,7 @@ static int loader_convert_rows(struct loader *l, size_t idx, unsigned char *byte
 static int loader_turn_rows(struct loader *l, size_t idx, unsigned char *bytes, int first,
                             int n_rows)
 {
-    struct target *to = loader_target_of(l, idx, 0);
+    struct target *to = loader_leader(l, idx);
     struct tensor part = *l->items[idx].t;
     int rows = to->slice.rows, cols = to->slice.cols, rc = ERR_OK;
 
@@ -150,8 +157,10 @@ static int loader_turn_rows(struct loader *l, size_t idx, unsigned char *bytes, 
     if (first + n_rows < cols)
         return ERR_OK;
     (void)pthread_mutex_lock(&l->turn); /* cannot fail: initialised, not held by us */
-    for (int i = 0; i < l->n_ranks && rc == ERR_OK; i++)
-        rc = loader_store_floats(l, i, loader_target_of(l, idx, i), to->turned, 0, rows);
+    for (int i = 0; i < l->n_ranks && rc == ERR_OK; i++) {
+        if (loader_target_of(l, idx, i)->use == BYTES_TURNED)
+            rc = loader_store_floats(l, i, loader_target_of(l, idx, i), to->turned, 0, rows);
+    }
     (void)pthread_mutex_unlock(&l->turn);
     mem_free(to->turned);
     to->turned = NULL;
@@ -163,7 +172,7 @@ static int loader_turn_rows(struct loader *l, size_t idx, unsigned char *bytes, 
 static int loader_gather(struct loader *l, size_t idx, const unsigned char *from, size_t at,
                          size_t bytes)
 {
-    struct target *to = loader_target_of(l, idx, 0);
+    struct target *to = loader_leader(l, idx);
     size_t all = l->items[idx].t->bytes;
     int rc;
 
@@ -228,12 +237,12 @@ static int loader_send_slice(struct device *d, const struct target *to,
 int loader_place_bytes(void *context, size_t idx, struct device_pipe *pipe, size_t at, size_t bytes)
 {
     struct loader *loader = context;
-    const struct target *to = loader_target_of(loader, idx, 0);
+    const struct target *to = loader_leader(loader, idx);
     size_t step = loader->items[idx].step;
     int rc = ERR_OK;
 
     if (to->use == BYTES_SUMMED)
-        return ERR_OK; /* and so do the other ranks */
+        return ERR_OK;
     if (to->part.kind != NULL && to->part.kind->unpack != NULL)
         to->part.kind->unpack(pipe->bytes, bytes);
     if (loader_is_gathered(to))

@@ -1,18 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Opening a model, and its steps.
+ * Opening a model.
  *
  * Opening goes from config.json to the layer plan, the devices, weights, work memory, and last the
- * KV pages, which get the memory that is left. A step turns the engine's batch into a batch of the
- * device on every rank, runs the forward pass, and samples on rank 0.
+ * KV pages, which get the memory that is left.
  *
  * All functions run on the engine's thread; rank_run() hands the work of the other ranks to their
- * threads and waits for them. Copies of pages are in model_pages.c. */
+ * threads and waits for them. Steps are in model_steps.c, copies of pages in model_pages.c. */
 #include "model/model.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
+
+#include "config.h"
 
 #include "base/clock.h"
 #include "base/log.h"
@@ -156,38 +157,122 @@ static int model_choose_shape(struct model *m, const struct model_options *o)
     return ERR_OK;
 }
 
-/* A page of the engine is the pages of all ranks, one after another. */
+/* The rank of this node that has a part of a stage's layers; NULL: it is another node's. */
+static struct rank *model_rank_of(struct model *m, int stage, int part)
+{
+    for (int i = 0; i < m->ranks.n; i++) {
+        if (m->ranks.at[i].stage_idx == stage && m->ranks.at[i].part == part)
+            return &m->ranks.at[i];
+    }
+    return NULL;
+}
+
+/* The places of the ranks' parts in a page of the engine. In a simple layout the stages' parts of a
+ * rank follow one another: they are the page that one stage alone would have. In others each stage
+ * has pages of its own size, and those of all ranks follow one another. */
+static int model_cut_pages(struct model *m)
+{
+    int n_parts = m->ranks.n_parts;
+    struct cache cut;
+    size_t from, at = 0;
+
+    for (int i = 0; i < m->shape.n_stages * n_parts; i++) {
+        struct rank *rank = model_rank_of(m, i / n_parts, i % n_parts);
+        struct model_part part;
+        int rc =
+            cache_cut(&cut, &from, &m->cache, &m->plan,
+                      plan_stage(&m->plan, i / n_parts, m->shape.n_stages), model_kv_elem_bytes(m));
+
+        if (rc != ERR_OK)
+            return rc;
+        part = (struct model_part){at, cut.page_bytes};
+        if (cache_is_simple(&m->cache))
+            part.at = (size_t)(i % n_parts) * m->cache.page_bytes + from;
+        at += cut.page_bytes;
+        if (rank == NULL) {
+            m->far[m->n_far++] = part;
+            cache_fini(&cut);
+            continue;
+        }
+        rank->cache = cut;
+        rank->host_at = part.at;
+        m->own_page_bytes += part.bytes;
+    }
+    m->shape.page_bytes = at;
+    return ERR_OK;
+}
+
 static int model_choose_groups(struct model *m)
 {
     struct model_shape *shape = &m->shape;
     int rc = cache_make(&m->cache, &m->plan, shape->page_tokens, model_kv_elem_bytes(m));
 
-    if (rc != ERR_OK)
+    if (rc != ERR_OK || (rc = model_cut_pages(m)) != ERR_OK)
         return rc;
-    shape->page_bytes = (size_t)m->ranks.n * m->cache.page_bytes;
     shape->n_groups = m->cache.n_groups;
     memcpy(shape->groups, m->cache.groups, sizeof shape->groups);
     return ERR_OK;
 }
 
-/* Host arrays of one step, allocated for the largest. is_sampled starts true, as if a step had
- * ended, so that the first may begin. */
-static int model_alloc_host(struct model *m)
+/* Host arrays of one step, allocated for the largest. */
+static int model_alloc_step(struct model *m, struct model_step *step)
 {
     size_t tokens = (size_t)m->shape.max_num_batched_tokens, seqs = (size_t)m->shape.max_num_seqs;
+    size_t pages =
+        (size_t)m->shape.n_groups * seqs * (size_t)cache_row(&m->cache, m->shape.max_model_len);
 
-    m->token_seq = mem_zalloc_array(tokens, sizeof *m->token_seq);
-    m->token_pos = mem_zalloc_array(tokens, sizeof *m->token_pos);
-    m->row_tokens = mem_zalloc_array(seqs, sizeof *m->row_tokens);
-    m->rows = mem_zalloc_array(seqs, sizeof *m->rows);
-    m->histories = mem_zalloc_array(seqs, sizeof *m->histories);
+    step->model = m;
+    step->extras = m->device->extras;
+    step->token_seq = mem_zalloc_array(tokens, sizeof *step->token_seq);
+    step->token_pos = mem_zalloc_array(tokens, sizeof *step->token_pos);
+    step->row_tokens = mem_zalloc_array(seqs, sizeof *step->row_tokens);
+    step->rows = mem_zalloc_array(seqs, sizeof *step->rows);
+    step->histories = mem_zalloc_array(seqs, sizeof *step->histories);
+    if (step->token_seq == NULL || step->token_pos == NULL || step->row_tokens == NULL ||
+        step->rows == NULL || step->histories == NULL)
+        return ERR_NO_MEMORY;
+    if (!m->ranks.posts)
+        return ERR_OK;
+    step->token_ids = mem_zalloc_array(tokens, sizeof *step->token_ids);
+    step->seq_start = mem_zalloc_array(seqs + 1, sizeof *step->seq_start);
+    step->kv_len = mem_zalloc_array(seqs, sizeof *step->kv_len);
+    step->page_ids = mem_zalloc_array(pages, sizeof *step->page_ids);
+    if (step->token_ids == NULL || step->seq_start == NULL || step->kv_len == NULL ||
+        step->page_ids == NULL)
+        return ERR_NO_MEMORY;
+    return ERR_OK;
+}
+
+static void model_free_step(struct model_step *step)
+{
+    mem_free(step->token_seq);
+    mem_free(step->token_pos);
+    mem_free(step->row_tokens);
+    mem_free(step->rows);
+    mem_free(step->histories);
+    mem_free(step->token_ids);
+    mem_free(step->seq_start);
+    mem_free(step->kv_len);
+    mem_free(step->page_ids);
+}
+
+/* is_sampled starts true, as if a step had ended, so that the first may begin. */
+static int model_alloc_host(struct model *m)
+{
+    size_t seqs = (size_t)m->shape.max_num_seqs;
+    int rc = ERR_OK;
+
     m->logprobs = mem_zalloc_array(seqs, sizeof *m->logprobs);
     m->n_asked = mem_zalloc_array(seqs, sizeof *m->n_asked);
     m->is_sampled = true;
-    if (m->token_seq == NULL || m->token_pos == NULL || m->row_tokens == NULL || m->rows == NULL ||
-        m->histories == NULL || m->logprobs == NULL || m->n_asked == NULL)
+    m->n_steps = device_steps(m->shape.n_stages);
+    m->row_pages = cache_row(&m->cache, m->shape.max_model_len);
+    for (unsigned i = 0; i < m->n_steps && rc == ERR_OK; i++)
+        rc = model_alloc_step(m, &m->steps[i]);
+    m->own_page = mem_alloc(m->own_page_bytes + 1);
+    if (m->logprobs == NULL || m->n_asked == NULL || m->own_page == NULL)
         return ERR_NO_MEMORY;
-    return ERR_OK;
+    return rc;
 }
 
 /* The table of one rope while threads compute it. */
@@ -246,8 +331,8 @@ static int model_fill_turns(struct model *m)
     return rc;
 }
 
-/* The limits of one rank. Only rank 0 computes logits, so the vocabulary of the others is 0. */
-static struct device_limits model_rank_limits(const struct model *m, const struct rank *r)
+/* The limits of one rank. Only the sampler has all logits, so the vocabulary of the others is 0. */
+static struct device_limits model_rank_limits(struct model *m, const struct rank *r)
 {
     const struct model_shape *shape = &m->shape;
     const struct plan_widths widest = plan_widest(&m->plan);
@@ -264,13 +349,14 @@ static struct device_limits model_rank_limits(const struct model *m, const struc
         .n_windows = widest.n_windows,
         .dim = shape->dim,
         .ff_dim = widest.ff,
-        .n_vocab = r->idx == 0 ? shape->n_vocab : 0,
+        .n_vocab = r->is_last && r->part == 0 ? shape->n_vocab : 0,
         .codes = r->weights.reads_codes,
         .has_states = widest.has_states,
         .n_experts = widest.experts.n_own,
         .n_experts_used = widest.experts.n_used,
         .expert_dim = widest.experts.ff_dim,
         .n_choices = widest.experts.n,
+        .n_stages = shape->n_stages,
     };
 
     for (int group = 0; group < shape->n_groups; group++)
@@ -281,13 +367,13 @@ static struct device_limits model_rank_limits(const struct model *m, const struc
 /* Runs per rank: the device's own work memory, then activations. */
 static int model_alloc_rank(struct rank *r, void *context)
 {
-    const struct model *model = context;
+    struct model *model = context;
     const struct device_limits limits = model_rank_limits(model, r);
     int rc = r->device->ops->reserve(r->device, &limits);
 
     if (rc != ERR_OK)
         return rc;
-    return activations_alloc(&r->act, r->device, &model->plan, &limits);
+    return activations_alloc(&r->act, r->device, &model->plan, &limits, r->is_last);
 }
 
 /* Allocate activations, work areas and rotation tables: all memory but weights and pages. */
@@ -316,26 +402,27 @@ static int model_rank_budget(struct device *d, double utilization, size_t *out)
     return ERR_OK;
 }
 
-/* The bytes that KV pages of all ranks may take together. Every page has a part on each GPU, so the
- * GPU with the least room decides. */
-static int model_kv_budget(struct model *m, const struct model_options *o, size_t *out)
+/* The number of KV pages that the memory holds. Every page has a part on each GPU, so the GPU with
+ * the least room for its parts decides. */
+static int model_pages_that_fit(struct model *m, const struct model_options *o, size_t *out)
 {
-    size_t least_bytes = SIZE_MAX;
+    size_t least = SIZE_MAX;
 
     if (!m->device->is_gpu) {
-        *out = o->cpu_kv_bytes;
+        *out = o->cpu_kv_bytes / m->shape.page_bytes;
         return ERR_OK;
     }
     for (int i = 0; i < m->ranks.n; i++) {
+        const struct rank *rank = &m->ranks.at[i];
         size_t bytes;
-        int rc = model_rank_budget(m->ranks.at[i].device, o->gpu_memory_utilization, &bytes);
+        int rc = model_rank_budget(rank->device, o->gpu_memory_utilization, &bytes);
 
         if (rc != ERR_OK)
             return rc;
-        if (bytes < least_bytes)
-            least_bytes = bytes;
+        if (rank->cache.page_bytes > 0 && bytes / rank->cache.page_bytes < least)
+            least = bytes / rank->cache.page_bytes;
     }
-    *out = least_bytes * (size_t)m->ranks.n;
+    *out = least;
     return ERR_OK;
 }
 
@@ -354,12 +441,13 @@ static const char *model_pages_setting(const struct model *m, const struct model
 static int model_choose_pages(struct model *m, const struct model_options *o)
 {
     struct model_shape *shape = &m->shape;
-    size_t budget = 0, n;
-    int rc = model_kv_budget(m, o, &budget), len;
+    size_t n = 0;
+    int rc = model_pages_that_fit(m, o, &n), len;
 
     if (rc != ERR_OK)
         return rc;
-    n = o->num_pages > 0 ? (size_t)o->num_pages : budget / shape->page_bytes;
+    if (o->num_pages > 0)
+        n = (size_t)o->num_pages;
     if (n > PAGES_MAX)
         n = PAGES_MAX;
     len = cache_tokens(&m->cache, (int)n, shape->max_model_len);
@@ -385,8 +473,8 @@ static int model_alloc_rank_pages(struct rank *r, void *context)
 {
     const struct model *model = context;
 
-    r->pages = r->device->ops->alloc_scratch(r->device, (size_t)model->shape.n_pages *
-                                                            model->cache.page_bytes);
+    r->pages = r->device->ops->alloc_scratch(r->device,
+                                             (size_t)model->shape.n_pages * r->cache.page_bytes);
     if (r->pages == NULL)
         return ERR_NO_MEMORY;
     return ERR_OK;
@@ -408,9 +496,12 @@ static void model_set_fingerprint(struct model *m)
     n = snprintf(text, sizeof text, "layout %d, config %s, kv %s, page_tokens %d%s", LAYOUT_VERSION,
                  config, kv, m->shape.page_tokens,
                  !k_format_is_plain(&m->layers) ? ", weights rounded to e4m3" : "");
-    if (m->ranks.n > 1)
-        n += snprintf(text + n, sizeof text - (size_t)n, ", %d ranks%s", m->ranks.n,
+    if (m->ranks.n_parts > 1)
+        n += snprintf(text + n, sizeof text - (size_t)n, ", %d ranks%s", m->ranks.n_parts,
                       m->has_whole_experts ? " with whole experts" : "");
+    /* In simple layouts a page is the same however many stages share it. */
+    if (m->shape.n_stages > 1 && !cache_is_simple(&m->cache))
+        n += snprintf(text + n, sizeof text - (size_t)n, ", %d stages", m->shape.n_stages);
     m->shape.fingerprint =
         hash_sha256(text, (size_t)n, m->ranks.at[0].weights.digest.bytes, HASH_BYTES);
     if (!cache_is_simple(&m->cache))
@@ -468,12 +559,14 @@ static void model_count_parts(struct model *m)
     for (int i = 0; i < m->ranks.n; i++) {
         const struct weights *w = &m->ranks.at[i].weights;
 
-        for (int layer = 0; layer < m->plan.n_layers; layer++) {
+        const struct plan_stage *stage = &m->ranks.at[i].stage;
+
+        for (int layer = stage->first; layer < stage->end; layer++) {
             if (m->plan.layers[layer].ffn.kind == FFN_EXPERTS)
                 shape->expert_bytes += model_matrix_bytes(m, &w->layers[layer].experts.in) +
                                        model_matrix_bytes(m, &w->layers[layer].experts.down);
         }
-        if (w->head.data != w->embed.data)
+        if (w->embed.data != NULL && w->head.data != w->embed.data)
             shape->table_bytes += model_matrix_bytes(m, &w->embed);
     }
 }
@@ -531,9 +624,14 @@ static int model_load_weights(struct model *m, const struct model_options *o,
         struct rank *rank = &m->ranks.at[i];
 
         rank->device->ops->read_products(rank->device, given ? o->gemm_table : GEMM_TABLE, given);
-        ranks[i] = (struct weights_rank){.weights = &rank->weights, .device = rank->device};
+        ranks[i] = (struct weights_rank){.weights = &rank->weights,
+                                         .device = rank->device,
+                                         .stage = rank->stage_idx,
+                                         .share = rank->part,
+                                         .is_last = rank->is_last};
     }
-    return weights_load(ranks, &m->config, whole, &m->plan, &from);
+    return weights_load(&(struct weights_ranks){ranks, m->ranks.n, m->shape.n_stages}, &m->config,
+                        whole, &m->plan, &from);
 }
 
 /* All ranks must fuse the same steps, because their sums over ranks must correspond: the smallest
@@ -545,11 +643,47 @@ static void model_fuse_ranks(struct model *m)
     for (int i = 0; i < m->ranks.n; i++) {
         struct rank *rank = &m->ranks.at[i];
 
-        activations_fuse(&rank->act, rank->device, &m->plan, &rank->weights);
+        activations_fuse(&rank->act, rank->device, &m->plan, &rank->weights, rank->stage);
         most = i == 0 ? rank->act.fused_max : model_least(most, rank->act.fused_max);
     }
     for (int i = 0; i < m->ranks.n; i++)
         m->ranks.at[i].act.fused_max = most;
+}
+
+/* Wait for the other node. Both then have the smaller number of pages, the shorter texts, and fuse
+ * the same steps. */
+static int model_join_node(struct model *m, const struct model_options *o)
+{
+    struct model_shape *shape = &m->shape;
+    size_t dim = (size_t)shape->dim, rows = (size_t)shape->max_num_batched_tokens;
+    const struct node_options options = {.rank = o->node_rank,
+                                         .addr = o->master_addr,
+                                         .port = o->master_port,
+                                         .n_parts = m->ranks.n_parts,
+                                         .row_bytes = rows * dim * sizeof(float) +
+                                                      PASS_FUSED_MAX * dim * 2 * sizeof(float)};
+    struct node_hello hello = {.config = m->config.digest,
+                               .build = hash_sha256(VERSION, sizeof VERSION, NULL, 0),
+                               .page_tokens = shape->page_tokens,
+                               .max_num_seqs = shape->max_num_seqs,
+                               .max_num_batched_tokens = shape->max_num_batched_tokens,
+                               .n_stages = shape->n_stages,
+                               .n_parts = m->ranks.n_parts,
+                               .kv_type = (int32_t)m->kv_type,
+                               .n_pages = shape->n_pages,
+                               .max_model_len = shape->max_model_len,
+                               .fused_max = m->ranks.at[0].act.fused_max,
+                               .sleeps = shape->sleeps};
+    int rc = node_open(&m->node, &options, &hello);
+
+    if (rc != ERR_OK)
+        return rc;
+    shape->n_pages = hello.n_pages;
+    shape->max_model_len = hello.max_model_len;
+    shape->sleeps = hello.sleeps != 0;
+    for (int i = 0; i < m->ranks.n; i++)
+        m->ranks.at[i].act.fused_max = hello.fused_max;
+    return ERR_OK;
 }
 
 /* Pages come last: they get all memory that weights and work areas leave. */
@@ -569,30 +703,89 @@ static int model_load(struct model *m, const struct model_options *o, const stru
     log_debug("model: work memory is allocated");
     if ((rc = model_choose_pages(m, o)) != ERR_OK)
         return rc;
-    return rank_run(&m->ranks, model_alloc_rank_pages, m);
+    if ((rc = rank_run(&m->ranks, model_alloc_rank_pages, m)) != ERR_OK || o->n_nodes < 2)
+        return rc;
+    return model_join_node(m, o);
 }
 
-/* Split the plan over the ranks and open a device for each. Sleeping is all or nothing: if one
- * device cannot give memory back, none does. */
+/* Node 0 of two has the first half of the stages, rounded up. */
+static int model_own_stages(const struct model_options *o, int n_stages)
+{
+    if (o->n_nodes < 2)
+        return n_stages;
+    if (o->node_rank == 0)
+        return (n_stages + 1) / 2;
+    return n_stages / 2;
+}
+
+static int model_first_stage(const struct model_options *o, int n_stages)
+{
+    return o->n_nodes > 1 && o->node_rank == 1 ? (n_stages + 1) / 2 : 0;
+}
+
+/* The numbers of stages and of ranks of a stage are checked before any device is opened. */
+static int model_check_ranks(const struct plan *whole, const struct model_options *o, int n_stages,
+                             int n_parts)
+{
+    if (o->n_nodes > 1 &&
+        (o->n_nodes > 2 || n_stages < 2 || o->node_rank < 0 || o->node_rank >= o->n_nodes)) {
+        log_error("model: nnodes %d, node_rank %d: two nodes have numbers 0 and 1, and "
+                  "pipeline_parallel_size must be at least 2",
+                  o->n_nodes, o->node_rank);
+        return ERR_INVALID;
+    }
+    if (n_parts > RANKS_MAX) {
+        log_error("model: tensor_parallel_size %d must be 1 to %d", n_parts, RANKS_MAX);
+        return ERR_INVALID;
+    }
+    if (n_stages > whole->n_layers || n_stages > DEVICE_STAGES_MAX) {
+        log_error("model: pipeline_parallel_size %d must be 1 to %d, and at most the %d layers of "
+                  "the model",
+                  n_stages, DEVICE_STAGES_MAX, whole->n_layers);
+        return ERR_INVALID;
+    }
+    if (n_stages * n_parts > RANKS_MAX) {
+        log_error("model: pipeline_parallel_size %d times tensor_parallel_size %d must be at most "
+                  "%d",
+                  n_stages, n_parts, RANKS_MAX);
+        return ERR_INVALID;
+    }
+    return ERR_OK;
+}
+
+/* Split the plan over the ranks of a stage and open a device for each rank. Sleeping is all or
+ * nothing: if one device cannot give memory back, none does. */
 static int model_open_ranks(struct model *m, const struct model_options *o,
                             const struct plan *whole)
 {
-    int n = o->n_ranks > 0 ? o->n_ranks : 1, rc;
+    int n_parts = o->n_ranks > 0 ? o->n_ranks : 1, n_stages = o->n_stages > 0 ? o->n_stages : 1;
+    const struct ranks_options of_ranks = {.device = o->device,
+                                           .first = o->first_gpu,
+                                           .n_stages = n_stages,
+                                           .n_parts = n_parts,
+                                           .first_stage = model_first_stage(o, n_stages),
+                                           .n_own = model_own_stages(o, n_stages),
+                                           .has_head = o->n_nodes > 1 && o->node_rank == 0,
+                                           .cpu_threads = o->cpu_threads,
+                                           .links = o->uses_nccl ? DEVICE_LINKS_NCCL
+                                                                 : DEVICE_LINKS_PEERS};
+    int rc = model_check_ranks(whole, o, n_stages, n_parts);
 
-    if (n > RANKS_MAX) {
-        log_error("model: tensor_parallel_size %d must be 1 to %d", n, RANKS_MAX);
-        return ERR_INVALID;
-    }
-    if ((rc = plan_split(&m->plan, whole, n, o->whole_experts)) != ERR_OK)
+    if (rc != ERR_OK)
         return rc;
-    if ((rc = ranks_open(&m->ranks, o->device, o->first_gpu, n, o->cpu_threads,
-                         o->uses_nccl ? DEVICE_LINKS_NCCL : DEVICE_LINKS_PEERS)) != ERR_OK)
+    if ((rc = plan_split(&m->plan, whole, n_parts, o->whole_experts)) != ERR_OK)
         return rc;
-    m->device = m->ranks.at[0].device;
+    if ((rc = ranks_open(&m->ranks, &of_ranks)) != ERR_OK)
+        return rc;
+    for (int i = 0; i < m->ranks.n; i++)
+        m->ranks.at[i].stage = plan_stage(whole, m->ranks.at[i].stage_idx, n_stages);
+    m->device = ranks_sampler(&m->ranks)->device;
+    m->shape.n_stages = n_stages;
     m->has_whole_experts = o->whole_experts && m->config.experts.n > 0;
     log_debug("model: %s is open", m->device->name);
+    m->node_rank = o->node_rank;
     m->shape.sleeps = o->sleeps;
-    for (int i = 0; i < n && m->shape.sleeps; i++) {
+    for (int i = 0; i < m->ranks.n && m->shape.sleeps; i++) {
         struct device *device = m->ranks.at[i].device;
 
         m->shape.sleeps = device->ops->may_sleep(device) == ERR_OK;
@@ -650,16 +843,15 @@ void model_close(struct model *m)
 {
     if (m == NULL)
         return;
+    node_close(m->node);
     ranks_close(&m->ranks);
     cache_fini(&m->cache);
     plan_fini(&m->plan);
-    mem_free(m->histories);
+    mem_free(m->own_page);
     mem_free(m->logprobs);
     mem_free(m->n_asked);
-    mem_free(m->rows);
-    mem_free(m->row_tokens);
-    mem_free(m->token_pos);
-    mem_free(m->token_seq);
+    for (unsigned i = 0; i < m->n_steps; i++)
+        model_free_step(&m->steps[i]);
     mem_free(m);
 }
 
@@ -673,286 +865,4 @@ const struct model_shape *model_shape(const struct model *m)
 int model_pages_of(const struct model *m, int n_tokens)
 {
     return cache_need(&m->cache, n_tokens);
-}
-
-/* --- steps ----------------------------------------------------------------------------- */
-
-/* A batch is checked completely before the device sees it, because a wrong page id or token would
- * corrupt another sequence's memory silently. All checks are must(): the engine makes batches, no
- * client does. */
-
-/* Check the page ids that sequence i's tokens, from position first_pos on, read and write. Entries
- * before a window are not read and may hold anything. */
-static void model_check_pages(const struct model *m, const struct batch *b, int i, int first_pos)
-{
-    const struct cache *cache = &m->cache;
-
-    for (int g = 0; g < cache->n_groups; g++) {
-        const struct cache_group *group = &cache->groups[g];
-        const int32_t *row =
-            b->page_ids + ((size_t)g * (size_t)b->n_seqs + (size_t)i) * (size_t)b->pages_max;
-        int last =
-            group->kind == CACHE_STATE ? group->n_state_pages : cache_pages(cache, b->kv_len[i]);
-
-        must(last <= b->pages_max);
-        /* A state is one piece, so it has no window. */
-        for (int p = cache_first_page(cache, group, first_pos); p < last; p++)
-            must(row[p] >= 0 && row[p] < m->shape.n_pages);
-    }
-}
-
-/* Derive the sequence and the position of each token, checking the batch's ranges on the way. A
- * negative id refers to a row of the previous step, which must not have ended. */
-static void model_place_tokens(struct model *m, const struct batch *b)
-{
-    const struct model_shape *shape = &m->shape;
-
-    /* Ranges of batch.h. */
-    must(b->n_tokens >= 1 && b->n_tokens <= shape->max_num_batched_tokens);
-    must(b->n_seqs >= 1 && b->n_seqs <= shape->max_num_seqs);
-    must(b->n_rows >= 0 && b->n_rows <= shape->max_num_seqs);
-    must(b->seq_start[0] == 0);
-    must(b->seq_start[b->n_seqs] == b->n_tokens);
-    for (int i = 0; i < b->n_seqs; i++) {
-        int first = b->seq_start[i], last = b->seq_start[i + 1], len = b->kv_len[i];
-
-        /* Every sequence of a step has at least one token. */
-        must(first < last);
-        must(len >= last - first && len <= shape->max_model_len);
-        model_check_pages(m, b, i, len - (last - first));
-        for (int t = first; t < last; t++) {
-            must(
-                b->token_ids[t] < shape->n_vocab &&
-                (b->token_ids[t] >= 0 || (m->n_under_way > 0 && -1 - b->token_ids[t] < m->n_rows)));
-            m->token_seq[t] = i;
-            m->token_pos[t] = len - (last - first) + (t - first);
-        }
-    }
-}
-
-/* The sampling parameters of row i. History is read only under a penalty. */
-static void model_place_row(struct model *m, const struct batch *b, int i)
-{
-    const struct batch_row *row = &b->rows[i];
-    struct k_sample_row *sampled = &m->rows[i];
-
-    must(row->token_idx >= 0 && row->token_idx < b->n_tokens);
-    must(i == 0 || row->token_idx >= b->rows[i - 1].token_idx);
-    must(row->n_banned >= 0 && row->n_banned <= BATCH_BANNED_MAX);
-    m->row_tokens[i] = row->token_idx;
-    m->histories[i] = row->history;
-    *sampled = (struct k_sample_row){
-        .sampling = row->sampling,
-        .position = row->position,
-        .n_banned = row->n_banned,
-        .n_history = sampling_has_penalty(&row->sampling) ? row->n_history : 0,
-        .n_prompt = row->n_prompt,
-    };
-    for (int j = 0; j < row->n_banned; j++) {
-        must(row->banned[j] >= 0 && row->banned[j] < m->shape.n_vocab);
-        sampled->banned[j] = row->banned[j];
-    }
-}
-
-/* The extra requests of one row; biases and asked ids of all rows share one array each. */
-static void model_place_extra(struct model *m, const struct batch *b, int i)
-{
-    const struct batch_extra *extra = &b->extras[i];
-    struct device_extras *extras = &m->device->extras;
-    int n_vocab = m->shape.n_vocab;
-
-    must(extra->row >= 0 && extra->row < b->n_rows &&
-         (i == 0 || extra->row > b->extras[i - 1].row));
-    must(extra->target >= -1 && extra->target < n_vocab);
-    must(extra->n_top >= -1 && extra->n_top <= BATCH_LOGPROBS_MAX);
-    must(extra->n_biases >= 0 && extra->n_biases <= BATCH_BIASES_MAX);
-    must(extra->mask >= -1 && extra->mask < b->n_masks);
-    extras->rows[i] = (struct k_logits_row){
-        .row = extra->row,
-        .target = extra->target < 0 ? K_SAMPLED : extra->target,
-        .n_top = extra->n_top,
-        .n_biases = extra->n_biases,
-        .biases_at = extras->n_biases,
-        .mask_at = extra->mask < 0 ? -1 : (int64_t)extra->mask * extras->mask_words,
-    };
-    must(extra->n_asked >= 0 && extra->n_asked <= BATCH_ASKED_MAX &&
-         (extra->n_asked == 0 || extra->n_top >= 0));
-    for (int j = 0; j < extra->n_asked; j++) {
-        must(extra->asked[j] >= 0 && extra->asked[j] < n_vocab);
-        extras->asked[extras->n_asked++] =
-            (struct k_asked){.row = extra->row, .id = extra->asked[j]};
-    }
-    m->n_asked[i] = extra->n_asked;
-    for (int j = 0; j < extra->n_biases; j++) {
-        must(extra->biases[j].id >= 0 && extra->biases[j].id < n_vocab);
-        extras->biases[extras->n_biases++] =
-            (struct k_bias){.id = extra->biases[j].id, .value = extra->biases[j].value};
-    }
-}
-
-/* Begin a step on one rank. Only rank 0 computes logits; the other ranks get its rows too, because
- * the layout of a step depends on them. A rank that fails leaves, so that the others do not wait
- * for it in a sum. */
-static int model_begin_rank(struct rank *r, void *context)
-{
-    const struct model *model = context;
-    struct device *device = r->device;
-    int rc;
-
-    r->batch = model->device_batch;
-    if ((rc = device->ops->begin(device, &r->batch)) != ERR_OK) {
-        if (model->ranks.n > 1)
-            device->ops->leave_ranks(device);
-        return rc;
-    }
-    /* A recorded step needs no further call. */
-    if (device->ops->replay(device))
-        return ERR_OK;
-    forward(&(struct forward){.device = device,
-                              .plan = &model->plan,
-                              .weights = &r->weights,
-                              .cache = &model->cache,
-                              .act = &r->act,
-                              .pages = r->pages,
-                              .kv_type = model->kv_type,
-                              .turns = (const float *const *)r->turns});
-    device->ops->launch(device);
-    return ERR_OK;
-}
-
-/* Nothing here waits for the device, except a full queue. */
-int model_step_begin(struct model *m, const struct batch *b)
-{
-    int rc;
-
-    must(m->n_under_way < MODEL_STEPS_MAX && m->is_sampled);
-    model_place_tokens(m, b);
-    for (int i = 0; i < b->n_rows; i++)
-        model_place_row(m, b, i);
-    /* Every rank gets a copy of this, because a device may change its batch. */
-    m->device_batch = (struct device_batch){
-        .tokens = {.ids = b->token_ids,
-                   .seq = m->token_seq,
-                   .pos = m->token_pos,
-                   .seq_start = b->seq_start,
-                   .kv_len = b->kv_len,
-                   .page_ids = b->page_ids,
-                   .n_tokens = b->n_tokens,
-                   .n_seqs = b->n_seqs,
-                   .pages_max = b->pages_max,
-                   .table_seqs = b->n_seqs},
-        .row_tokens = m->row_tokens,
-        .rows = m->rows,
-        .histories = m->histories,
-        .n_rows = b->n_rows,
-    };
-    if ((rc = rank_run(&m->ranks, model_begin_rank, m)) != ERR_OK)
-        return rc;
-    m->n_under_way++;
-    m->n_rows = b->n_rows;
-    m->is_sampled = false;
-    return ERR_OK;
-}
-
-/* Histories and masks depend on tokens of the previous step, so that step must have ended when a
- * row has any (the second must()). */
-int model_step_sample(struct model *m, const struct batch *b)
-{
-    struct device_extras *extras = &m->device->extras;
-    bool waits = b->n_extras > 0;
-
-    must(!m->is_sampled && b->n_rows == m->n_rows && b->n_extras <= b->n_rows);
-    for (int i = 0; i < b->n_rows; i++) {
-        waits = waits || m->rows[i].n_history > 0;
-        for (int j = 0; j < m->rows[i].n_history; j++)
-            must(b->rows[i].history[j] >= 0 && b->rows[i].history[j] < m->shape.n_vocab);
-    }
-    must(!waits || m->n_under_way == 1);
-    extras->n_rows = b->n_extras;
-    extras->n_masks = b->n_masks;
-    extras->n_biases = 0;
-    extras->n_asked = 0;
-    for (int i = 0; i < b->n_extras; i++)
-        model_place_extra(m, b, i);
-    if (b->n_rows > 0)
-        m->device->ops->sample(m->device, m->ranks.at[0].act.logits);
-    m->is_sampled = true;
-    return ERR_OK;
-}
-
-/* Memory of the device's choice: pinned on a GPU. */
-uint32_t *model_masks(struct model *m, int *n_words)
-{
-    *n_words = m->device->extras.mask_words;
-    return m->device->extras.masks;
-}
-
-/* Wait for the step of all ranks. Ids and log probabilities are rank 0's; the first error is
- * returned. */
-static int model_end_ranks(struct model *m, int32_t *token_ids, int *n_extras)
-{
-    int first = m->device->ops->end(m->device, token_ids, m->logprobs, n_extras);
-
-    for (int i = 1; i < m->ranks.n; i++) {
-        struct device *device = m->ranks.at[i].device;
-        struct k_logprob_row none;
-        int n_none = 0, rc = device->ops->end(device, NULL, &none, &n_none);
-
-        if (first == ERR_OK)
-            first = rc;
-    }
-    return first;
-}
-
-/* The device returns logits and their log-sum; differences are the log probabilities, at most 0. */
-int model_step_end(struct model *m, int32_t *token_ids, struct batch_logprobs *logprobs)
-{
-    const struct k_asked *asked = m->device->extras.asked;
-    int n_extras = 0, rc;
-
-    must(m->n_under_way > 0);
-    m->n_under_way--;
-    rc = model_end_ranks(m, token_ids, &n_extras);
-    if (rc != ERR_OK || logprobs == NULL)
-        return rc;
-    for (int i = 0; i < n_extras; i++) {
-        const struct k_logprob_row *row = &m->logprobs[i];
-
-        logprobs[i] = (struct batch_logprobs){.log_sum = row->log_sum,
-                                              .chosen = fminf(row->chosen, 0.0f),
-                                              .rank = (uint32_t)row->rank,
-                                              .n_top = row->n_top};
-        memcpy(logprobs[i].ids, row->ids, sizeof row->ids);
-        for (int j = 0; j < row->n_top; j++)
-            logprobs[i].top[j] = fminf(row->top[j] - row->log_sum, 0.0f);
-        logprobs[i].n_asked = m->n_asked[i];
-        for (int j = 0; j < m->n_asked[i]; j++)
-            logprobs[i].asked[j] = fminf(asked++->logit - row->log_sum, 0.0f);
-    }
-    return ERR_OK;
-}
-
-/* Measured by the device between its own events. */
-float model_gap_us(const struct model *m)
-{
-    return m->device->step_gap_us;
-}
-
-/* For tests. Sampling applies penalties without changing logits; only biases and masks change
- * them. */
-int model_logits(struct model *m, float *logits)
-{
-    return m->device->ops->download(m->device, logits, m->ranks.at[0].act.logits,
-                                    (size_t)m->n_rows * (size_t)m->shape.n_vocab * sizeof *logits);
-}
-
-/* Between begin and sample, because masks and biases change logits in place. */
-int model_row_logits(struct model *m, int row, float *logits)
-{
-    size_t n_vocab = (size_t)m->shape.n_vocab;
-
-    must(!m->is_sampled && row >= 0 && row < m->n_rows);
-    return m->device->ops->download(m->device, logits,
-                                    m->ranks.at[0].act.logits + (size_t)row * n_vocab,
-                                    n_vocab * sizeof *logits);
 }

@@ -26,15 +26,20 @@ struct model_options {
      * with one scale per row; "fp8_all": the output matrix too. */
     const char *quantization;
     const char *kv_cache_dtype; /* NULL or "auto": the device's type; "fp8", "fp8_e4m3": e4m3 */
-    const char *gemm_table; /* table of measured matrix products; NULL or "": the installed one */
-    int cpu_threads;        /* 0: one per core; shared among the ranks */
-    int n_ranks;            /* devices that share the model, 1 .. 16 (rank.h); 0: one */
-    bool uses_nccl;         /* for sums over the devices; otherwise only where a GPU cannot reach
+    const char *gemm_table;  /* table of measured matrix products; NULL or "": the installed one */
+    int cpu_threads;         /* 0: one per core; shared among the ranks */
+    int n_ranks;             /* devices that share each layer, 1 .. 16 (rank.h); 0: one */
+    int n_stages;            /* runs of layers, each on n_ranks devices of its own; 0: one */
+    int n_nodes;             /* processes that share the stages (node.h), 1 or 2; 0: one */
+    int node_rank;           /* which of them this is */
+    const char *master_addr; /* of node 0 */
+    int master_port;
+    bool uses_nccl;     /* for sums over the devices; otherwise only where a GPU cannot reach
                              * another one's memory */
-    int first_gpu;          /* of those that CUDA shows: the first of these devices */
-    bool whole_experts;     /* each rank has some experts, not a part of each */
-    int page_tokens;        /* tokens of a page */
-    int max_num_seqs;       /* 0: the device's default (256 cuda, 64 cpu) */
+    int first_gpu;      /* of those that CUDA shows: the first of these devices */
+    bool whole_experts; /* each rank has some experts, not a part of each */
+    int page_tokens;    /* tokens of a page */
+    int max_num_seqs;   /* 0: the device's default (256 cuda, 64 cpu) */
     int max_num_batched_tokens; /* 0: the device's default (8192 cuda, 512 cpu) */
     int max_model_len;          /* 0: the model's own */
     int num_pages;              /* 0: as many as fit */
@@ -46,6 +51,7 @@ struct model_options {
 /* The result of the options and config.json. */
 struct model_shape {
     int n_layers, dim, n_heads, n_kv_heads, head_dim, ff_dim, n_vocab;
+    int n_stages; /* 1 .. 16 */
     int max_model_len;
     int max_num_seqs;
     int max_num_batched_tokens;
@@ -82,6 +88,13 @@ void model_close(struct model *m); /* NULL is fine */
 
 const struct model_shape *model_shape(const struct model *m);
 
+/* Node 1 of two: follow node 0 until it ends, or until stop_fd is readable. ERR_DRAINING: it is;
+ * ERR_GPU: node 0, or a device, has ended. */
+int model_follow(struct model *m, int stop_fd) ERR_CHECKED;
+
+/* True if the other node has ended, also while no step runs. */
+bool model_is_lost(const struct model *m);
+
 /* The least number of KV pages that a sequence of n_tokens tokens needs. */
 int model_pages_of(const struct model *m, int n_tokens);
 
@@ -91,8 +104,9 @@ int model_pages_of(const struct model *m, int n_tokens);
 int model_sleep(struct model *m) ERR_CHECKED;
 int model_wake(struct model *m) ERR_CHECKED;
 
-/* Steps that may be in flight at once: one may begin before the previous one has ended. */
-#define MODEL_STEPS_MAX 2
+/* Steps that may be in flight at once: shape.n_stages + 1, so that each stage computes one while
+ * the next one begins. */
+#define MODEL_STEPS_MAX 32 /* the length of rings: a power of two, so that numbers may wrap */
 
 /* Start one step: write K and V of the batch's tokens into their pages, and compute the logits of
  * the rows. May return before the device is done. Steps run in the order in which they begin, and

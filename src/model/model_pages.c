@@ -2,11 +2,16 @@
  *
  * Pages of a model: reading, writing and copying them, and the sleep of its devices.
  *
- * A page of the engine is one page on each rank. In host memory the parts of the ranks follow one
- * another, in the order of the ranks, cache.page_bytes each; so a page has the same bytes whichever
- * thread or process reads it.
+ * A page of the engine is one page on each rank. In host memory the parts of the ranks lie where
+ * model_cut_pages() has placed them; so a page has the same bytes whichever thread or process reads
+ * it.
+ *
+ * Where steps are posted (rank.h), a copy into a page waits for the steps that have begun: they may
+ * use the page. A copy out need not, because a page that is saved is complete.
  *
  * All functions run on the engine's thread, except model_pin() and model_unpin(). */
+#include <string.h>
+
 #include "base/fault.h"
 #include "base/must.h"
 #include "model/model_parts.h"
@@ -17,19 +22,49 @@
 static char *model_page_at(const struct model *m, const struct rank *r, int32_t page_id)
 {
     must(page_id >= 0 && page_id < m->shape.n_pages);
-    return r->pages + (size_t)page_id * m->cache.page_bytes;
+    return r->pages + (size_t)page_id * r->cache.page_bytes;
 }
 
 /* A rank's part of a page in host memory. */
-static char *model_part_at(const struct model *m, const struct rank *r, void *host)
+static char *model_part_at(const struct rank *r, void *host)
 {
-    return (char *)host + (size_t)r->idx * m->cache.page_bytes;
+    return (char *)host + r->host_at;
 }
 
-static const char *model_const_part_at(const struct model *m, const struct rank *r,
-                                       const void *host)
+static const char *model_const_part_at(const struct rank *r, const void *host)
 {
-    return (const char *)host + (size_t)r->idx * m->cache.page_bytes;
+    return (const char *)host + r->host_at;
+}
+
+/* The other node's parts of a page in host memory. */
+static int model_far_pieces(const struct model *m, char *host, struct node_piece *pieces)
+{
+    for (int i = 0; i < m->n_far; i++)
+        pieces[i] = (struct node_piece){host + m->far[i].at, m->far[i].bytes};
+    return m->n_far;
+}
+
+/* Node 0: have node 1 send its parts to host memory. */
+static int model_ask_page(struct model *m, int32_t page_id, void *host)
+{
+    struct node_piece pieces[RANKS_MAX];
+    int n = model_far_pieces(m, host, pieces);
+
+    _Static_assert(RANKS_MAX <= NODE_PIECES_MAX, "a piece for each rank");
+    return node_ask_page(m->node, page_id, pieces, n);
+}
+
+/* Node 0: send node 1 its parts. */
+static int model_send_page(struct model *m, int32_t page_id, const void *host)
+{
+    struct node_piece pieces[RANKS_MAX];
+    char *bytes;
+    int n;
+
+    memcpy(&bytes, &host, sizeof bytes); /* removes const; pieces are only read */
+    n = model_far_pieces(m, bytes, pieces);
+    return node_order(m->node, (struct node_message){.order = NODE_PAGE_IN, .page = page_id},
+                      pieces, n);
 }
 
 /* Copies that block. They stop at the first rank that fails, because an error of a device ends the
@@ -41,35 +76,49 @@ int model_page_read(struct model *m, int32_t page_id, void *host)
     for (int i = 0; i < m->ranks.n && rc == ERR_OK; i++) {
         const struct rank *rank = &m->ranks.at[i];
 
-        rc = rank->device->ops->fetch(rank->device, model_part_at(m, rank, host),
-                                      model_page_at(m, rank, page_id), m->cache.page_bytes);
+        rc = rank->device->ops->fetch(rank->device, model_part_at(rank, host),
+                                      model_page_at(m, rank, page_id), rank->cache.page_bytes);
     }
+    if (rc == ERR_OK && m->node != NULL && (rc = model_ask_page(m, page_id, host)) == ERR_OK)
+        rc = node_await_pages(m->node, node_n_asked(m->node));
     return rc;
 }
 
 int model_page_write(struct model *m, int32_t page_id, const void *host)
 {
-    int rc = ERR_OK;
+    int rc = ranks_settle(&m->ranks);
 
     for (int i = 0; i < m->ranks.n && rc == ERR_OK; i++) {
         const struct rank *rank = &m->ranks.at[i];
 
         rc = rank->device->ops->upload(rank->device, model_page_at(m, rank, page_id),
-                                       model_const_part_at(m, rank, host), m->cache.page_bytes);
+                                       model_const_part_at(rank, host), rank->cache.page_bytes);
+    }
+    if (rc == ERR_OK && m->node != NULL)
+        rc = model_send_page(m, page_id, host);
+    return rc;
+}
+
+static int model_page_copy_own(struct model *m, int32_t to, int32_t from)
+{
+    int rc = ranks_settle(&m->ranks);
+
+    for (int i = 0; i < m->ranks.n && rc == ERR_OK; i++) {
+        const struct rank *rank = &m->ranks.at[i];
+
+        rc = rank->device->ops->copy_within(rank->device, model_page_at(m, rank, to),
+                                            model_page_at(m, rank, from), rank->cache.page_bytes);
     }
     return rc;
 }
 
 int model_page_copy(struct model *m, int32_t to, int32_t from)
 {
-    int rc = ERR_OK;
+    const struct node_message order = {.order = NODE_PAGE_COPY, .page = to, .from = from};
+    int rc = model_page_copy_own(m, to, from);
 
-    for (int i = 0; i < m->ranks.n && rc == ERR_OK; i++) {
-        const struct rank *rank = &m->ranks.at[i];
-
-        rc = rank->device->ops->copy_within(rank->device, model_page_at(m, rank, to),
-                                            model_page_at(m, rank, from), m->cache.page_bytes);
-    }
+    if (rc == ERR_OK && m->node != NULL)
+        rc = node_order(m->node, order, NULL, 0);
     return rc;
 }
 
@@ -77,14 +126,16 @@ int model_page_copy(struct model *m, int32_t to, int32_t from)
  * ranks are combined in rank.c. */
 int model_page_in(struct model *m, int32_t page_id, const void *host)
 {
-    int rc = ERR_OK;
+    int rc = ranks_settle(&m->ranks);
 
     for (int i = 0; i < m->ranks.n && rc == ERR_OK; i++) {
         const struct rank *rank = &m->ranks.at[i];
 
         rc = rank->device->ops->copy_start(rank->device, DEVICE_IN, model_page_at(m, rank, page_id),
-                                           model_const_part_at(m, rank, host), m->cache.page_bytes);
+                                           model_const_part_at(rank, host), rank->cache.page_bytes);
     }
+    if (rc == ERR_OK && m->node != NULL)
+        rc = model_send_page(m, page_id, host);
     return rc;
 }
 
@@ -95,9 +146,11 @@ int model_page_out(struct model *m, int32_t page_id, void *host)
     for (int i = 0; i < m->ranks.n && rc == ERR_OK; i++) {
         const struct rank *rank = &m->ranks.at[i];
 
-        rc = rank->device->ops->copy_start(rank->device, DEVICE_OUT, model_part_at(m, rank, host),
-                                           model_page_at(m, rank, page_id), m->cache.page_bytes);
+        rc = rank->device->ops->copy_start(rank->device, DEVICE_OUT, model_part_at(rank, host),
+                                           model_page_at(m, rank, page_id), rank->cache.page_bytes);
     }
+    if (rc == ERR_OK && m->node != NULL)
+        rc = model_ask_page(m, page_id, host);
     return rc;
 }
 
@@ -108,7 +161,11 @@ static enum device_way model_device_way(enum model_way way)
 
 int model_copy_mark(struct model *m, enum model_way way, uint64_t *ticket)
 {
-    return ranks_copy_mark(&m->ranks, model_device_way(way), ticket);
+    int rc = ranks_copy_mark(&m->ranks, model_device_way(way), ticket);
+
+    if (rc == ERR_OK && m->node != NULL && way == MODEL_OUT)
+        m->asked_at[*ticket % DEVICE_MARKS_MAX] = node_n_asked(m->node);
+    return rc;
 }
 
 /* The fault points let tests see a copy that never ends, and one that fails. */
@@ -118,6 +175,11 @@ int model_copy_done(struct model *m, enum model_way way, uint64_t ticket)
         return 0;
     if (FAULT_HIT(copy_failed))
         return ERR_GPU;
+    if (m->node != NULL && node_is_lost(m->node))
+        return ERR_GPU;
+    if (m->node != NULL && way == MODEL_OUT &&
+        node_n_pages(m->node) < m->asked_at[ticket % DEVICE_MARKS_MAX])
+        return 0;
     return ranks_copy_done(&m->ranks, model_device_way(way), ticket);
 }
 
@@ -131,17 +193,53 @@ int model_copy_fence(struct model *m)
     return rc;
 }
 
+/* Do all slices of a sleep or a waking at once. */
+static int model_slice_through(struct model *m, int (*slice)(struct ranks *r))
+{
+    int rc;
+
+    do /* ends: each slice does some of the work */
+        rc = slice(&m->ranks);
+    while (rc == ERR_AGAIN);
+    return rc;
+}
+
+/* After this node's ranks have slept or woken, the other node's do, while the caller waits: from
+ * here on there is no way back but by `undo`. ERR_NO_MEMORY: the other node had no room, and this
+ * node's ranks are as they were before. */
+static int model_far_sleep(struct model *m, enum node_order order, int (*undo)(struct ranks *r))
+{
+    int32_t far = ERR_OK;
+    int rc = node_ask(m->node, order, &far);
+
+    if (rc != ERR_OK || far == ERR_OK)
+        return rc;
+    if (far == ERR_NO_MEMORY && model_slice_through(m, undo) == ERR_OK)
+        return ERR_NO_MEMORY;
+    return ERR_GPU;
+}
+
 /* Pages lose their content; the engine has saved or dropped them before. */
 int model_sleep(struct model *m)
 {
+    int rc;
+
     must(m->shape.sleeps && m->n_under_way == 0);
-    return ranks_sleep(&m->ranks);
+    rc = ranks_sleep(&m->ranks);
+    if (rc != ERR_OK || m->node == NULL)
+        return rc;
+    return model_far_sleep(m, NODE_SLEEP, ranks_wake);
 }
 
 int model_wake(struct model *m)
 {
+    int rc;
+
     must(m->shape.sleeps);
-    return ranks_wake(&m->ranks);
+    rc = ranks_wake(&m->ranks);
+    if (rc != ERR_OK || m->node == NULL)
+        return rc;
+    return model_far_sleep(m, NODE_WAKE, ranks_sleep);
 }
 
 /* Pinned memory is portable: pinning through rank 0's device serves the others too. */
@@ -153,4 +251,66 @@ int model_pin(struct model *m, void *memory, size_t bytes)
 void model_unpin(struct model *m, void *memory)
 {
     m->device->ops->unpin(m->device, memory);
+}
+
+/* --- node 1 ------------------------------------------------------------------------------ */
+
+/* Its ranks' parts follow one another in own_page. A page that is asked for is complete, so no step
+ * has to be waited for; device->fetch() does not. */
+int model_follow_page_out(struct model *m, const struct node_message *order)
+{
+    char *to = m->own_page;
+    int rc = ERR_OK;
+
+    if (order->page < 0 || order->page >= m->shape.n_pages)
+        return ERR_GPU;
+    for (int i = 0; i < m->ranks.n && rc == ERR_OK; i++) {
+        const struct rank *rank = &m->ranks.at[i];
+
+        rc = rank->device->ops->fetch(rank->device, to, model_page_at(m, rank, order->page),
+                                      rank->cache.page_bytes);
+        to += rank->cache.page_bytes;
+    }
+    if (rc != ERR_OK)
+        return rc;
+    return node_answer(m->node, m->own_page, m->own_page_bytes);
+}
+
+int model_follow_page_in(struct model *m, const struct node_message *order)
+{
+    const char *from = m->own_page;
+    int rc;
+
+    if (order->page < 0 || order->page >= m->shape.n_pages || order->bytes != m->own_page_bytes)
+        return ERR_GPU;
+    if ((rc = node_take_bytes(m->node, m->own_page, m->own_page_bytes)) == ERR_OK)
+        rc = ranks_settle(&m->ranks);
+    for (int i = 0; i < m->ranks.n && rc == ERR_OK; i++) {
+        const struct rank *rank = &m->ranks.at[i];
+
+        rc = rank->device->ops->upload(rank->device, model_page_at(m, rank, order->page), from,
+                                       rank->cache.page_bytes);
+        from += rank->cache.page_bytes;
+    }
+    return rc;
+}
+
+int model_follow_page_copy(struct model *m, const struct node_message *order)
+{
+    int n = m->shape.n_pages;
+
+    if (order->page < 0 || order->page >= n || order->from < 0 || order->from >= n)
+        return ERR_GPU;
+    return model_page_copy_own(m, order->page, order->from);
+}
+
+int model_follow_sleep(struct model *m, const struct node_message *order)
+{
+    bool sleeps = order->order == NODE_SLEEP;
+    int32_t answer;
+
+    if (!m->shape.sleeps || ranks_settle(&m->ranks) != ERR_OK)
+        return ERR_GPU;
+    answer = model_slice_through(m, sleeps ? ranks_sleep : ranks_wake);
+    return node_answer(m->node, &answer, sizeof answer);
 }

@@ -69,7 +69,7 @@ static int activations_alloc_logits(struct activations *a, struct device *d,
 /* Ranks sum delta. Widths are the maxima over all layers: layers differ, but run one after
  * another. */
 int activations_alloc(struct activations *a, struct device *d, const struct plan *plan,
-                      const struct device_limits *limits)
+                      const struct device_limits *limits, bool is_last)
 {
     const struct plan_widths widest = plan_widest(plan);
     size_t tokens = activations_padded_rows(d, limits->n_tokens),
@@ -91,7 +91,7 @@ int activations_alloc(struct activations *a, struct device *d, const struct plan
     a->rows_normed.data = d->ops->alloc_scratch(d, rows * dim * elem);
     a->delta = d->ops->alloc_shared(d, tokens * dim * elem);
     if (a->x == NULL || a->rows == NULL || a->rows_normed.data == NULL || a->delta == NULL ||
-        a->sums == NULL || activations_alloc_logits(a, d, plan, limits) != ERR_OK)
+        a->sums == NULL || (is_last && activations_alloc_logits(a, d, plan, limits) != ERR_OK))
         return ERR_NO_MEMORY;
     if (limits->codes)
         return activations_alloc_codes(a, d, plan, limits);
@@ -109,7 +109,7 @@ static void activations_lower(struct activations *a, struct device *d, const str
 /* Start from the most and lower the limit until the device takes every matrix for so many rows.
  * With ranks, the residual's sum over ranks must fit the short protocol as well. */
 void activations_fuse(struct activations *a, struct device *d, const struct plan *plan,
-                      const struct weights *w)
+                      const struct weights *w, struct plan_stage stage)
 {
     a->fused_max = 0;
     if (plan->fuses && plan->dim % 16 == 0)
@@ -119,7 +119,7 @@ void activations_fuse(struct activations *a, struct device *d, const struct plan
     while (plan->n_ranks > 1 &&
            (size_t)a->fused_max * (size_t)plan->dim * sizeof(k_bf16) > K_SUM_SMALL_BYTES)
         a->fused_max--;
-    for (int i = 0; i < plan->n_layers; i++) {
+    for (int i = stage.first; i < stage.end; i++) {
         activations_lower(a, d, &w->layers[i].mixer_in);
         activations_lower(a, d, &w->layers[i].mixer_out);
         if (plan->layers[i].ffn.kind == FFN_EXPERTS)
@@ -127,7 +127,7 @@ void activations_fuse(struct activations *a, struct device *d, const struct plan
         activations_lower(a, d, &w->layers[i].ffn_in);
         activations_lower(a, d, &w->layers[i].down);
     }
-    if (w->head.data != NULL) /* perhaps only rank 0 has the head */
+    if (w->head.data != NULL) /* perhaps only one rank has the head */
         activations_lower(a, d, &w->head);
 }
 
@@ -274,6 +274,13 @@ void pass_embed(const struct pass *p, struct pass_next next)
     pass_norm_residual(p, next);
 }
 
+/* The norm of a fused step's rows is handed over with them. */
+void pass_enter(const struct pass *p, struct pass_next next)
+{
+    if (!p->fused)
+        pass_norm_residual(p, next);
+}
+
 /* A plain product; in a fused step it also completes the norm of its input. */
 void pass_project(const struct pass *p, void *y, const struct k_matrix *w, const void *bias)
 {
@@ -414,6 +421,17 @@ void pass_add(const struct pass *p, const struct device_rows *rows, struct pass_
     }
 }
 
+void pass_leave(const struct pass *p, const struct device_rows *rows, struct pass_sum sum,
+                struct pass_next next)
+{
+    if (p->fused) {
+        pass_fused_add(p, rows, sum, next);
+        return;
+    }
+    pass_sum_delta(p, rows, sum);
+    pass_add_delta(p);
+}
+
 /* True on ranks that have rows of the output matrix. Tied models have the embedding on all. */
 static bool pass_has_head(const struct pass *p)
 {
@@ -468,5 +486,24 @@ void pass_finish(const struct pass *p, const struct device_rows *rows, struct pa
     if (p->d->step_rows == 0 || !pass_has_head(p))
         return;
     p->d->ops->gather_add(p->d, acts->rows, acts->x, acts->delta, p->plan->by.residual);
+    pass_finish_rows(p);
+}
+
+/* Nothing writes delta in a stage without layers, so it is 0 as allocated. */
+void pass_finish_entered(const struct pass *p)
+{
+    struct activations *acts = p->a;
+
+    if (p->fused) {
+        if (!pass_has_head(p))
+            return;
+        pass_fused_run(p,
+                       pass_fused_product(p, K_PRODUCT_FLOAT, acts->own_logits, &p->w->head, NULL));
+        pass_gather_logits(p);
+        return;
+    }
+    if (p->d->step_rows == 0 || !pass_has_head(p))
+        return;
+    p->d->ops->gather_add(p->d, acts->rows, acts->x, acts->delta, 1.0f);
     pass_finish_rows(p);
 }

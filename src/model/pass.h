@@ -42,13 +42,14 @@ struct activations {
     int fused_max;                  /* steps of up to this many tokens are fused; 0: none */
 };
 
-/* ERR_NO_MEMORY. */
+/* is_last: of the last stage, which has logits. ERR_NO_MEMORY. */
 int activations_alloc(struct activations *a, struct device *d, const struct plan *plan,
-                      const struct device_limits *limits) ERR_CHECKED;
+                      const struct device_limits *limits, bool is_last) ERR_CHECKED;
 
-/* Set fused_max: the largest step for which the device's fused product takes all matrices. */
+/* Set fused_max: the largest step for which the device's fused product takes all matrices of the
+ * stage. */
 void activations_fuse(struct activations *a, struct device *d, const struct plan *plan,
-                      const struct weights *w);
+                      const struct weights *w, struct plan_stage stage);
 
 struct pass {
     struct device *d;
@@ -70,6 +71,10 @@ struct pass_next {
 
 /* x = embedding of the ids; normed = norm(x). */
 void pass_embed(const struct pass *p, struct pass_next next);
+
+/* The residual has come from the stage before: normed = norm(x). In a fused step that has come
+ * too. */
+void pass_enter(const struct pass *p, struct pass_next next);
 
 /* y = normed * w + bias. */
 void pass_project(const struct pass *p, void *y, const struct k_matrix *w, const void *bias);
@@ -113,6 +118,14 @@ struct pass_sum {
  * or, if next is parallel to the mixer, the norm of x from before the sum. */
 void pass_add(const struct pass *p, const struct device_rows *rows, struct pass_sum sum,
               struct pass_next next, bool is_parallel);
+
+/* pass_add() for the last layer of a stage that is not the last. Only a fused step computes normed,
+ * because the next stage can do it as well. */
+void pass_leave(const struct pass *p, const struct device_rows *rows, struct pass_sum sum,
+                struct pass_next next);
+
+/* The residual has come from the last layer: the logits of the step's rows. delta must be 0. */
+void pass_finish_entered(const struct pass *p);
 
 /* pass_add() for the last layer, followed by the logits of the step's rows, if it has any. */
 void pass_finish(const struct pass *p, const struct device_rows *rows, struct pass_sum sum);

@@ -221,6 +221,17 @@ void plan_fini(struct plan *p)
     p->layers = NULL;
 }
 
+struct plan_stage plan_stage(const struct plan *p, int stage, int n_stages)
+{
+    int each = p->n_layers / n_stages, more = p->n_layers % n_stages;
+    int first = stage * each + (stage < more ? stage : more);
+
+    must(stage >= 0 && stage <= n_stages);
+    if (stage == n_stages)
+        return (struct plan_stage){p->n_layers, p->n_layers};
+    return (struct plan_stage){first, first + each + (stage < more)};
+}
+
 bool plan_splits_head(const struct plan *p)
 {
     return p->head_rows < p->n_vocab;

@@ -116,6 +116,15 @@ int plan_split(struct plan *out, const struct plan *whole, int n_ranks,
                bool whole_experts) ERR_CHECKED;
 void plan_fini(struct plan *p); /* accepts {0} */
 
+/* The layers first .. end - 1, those of one of n_stages stages; stage n_stages has none, and the
+ * output matrix alone (node.h): consecutive ones, and as many in
+ * each; earlier stages have one more if they do not divide evenly, because the last has the output
+ * matrix. */
+struct plan_stage {
+    int first, end;
+};
+struct plan_stage plan_stage(const struct plan *p, int stage, int n_stages);
+
 /* True if every rank computes a part of the logits. */
 bool plan_splits_head(const struct plan *p);
 

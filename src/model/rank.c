@@ -107,6 +107,116 @@ static void ranks_stop_threads(struct ranks *r)
     (void)pthread_mutex_destroy(&r->lock);
 }
 
+/* --- workers ---------------------------------------------------------------------------- */
+
+/* A worker runs the tasks of its rank in order. Its stage may wait in a task for another stage,
+ * while the caller goes on. */
+static void *rank_work(void *arg)
+{
+    struct rank *rank = arg;
+    struct ranks *all = rank->ranks;
+
+    if (rank->device->ops->use != NULL)
+        (void)!rank->device->ops->use(rank->device); /* as in rank_main() */
+    (void)pthread_mutex_lock(&all->post_lock);       /* cannot fail: initialised, not held by us */
+    for (;;) {                                       /* until ranks_close() */
+        struct rank_task task;
+        int rc;
+
+        while (!all->workers_stop && rank->n_done == rank->n_posted)
+            (void)pthread_cond_wait(&all->posted, &all->post_lock);
+        if (rank->n_done == rank->n_posted)
+            break; /* stopped, after the tasks that were posted */
+        task = rank->tasks[rank->n_done % RANK_TASKS_MAX];
+        (void)pthread_mutex_unlock(&all->post_lock);
+        rc = task.fn(rank, task.context);
+        (void)pthread_mutex_lock(&all->post_lock);
+        if (rank->worker_rc == ERR_OK)
+            rank->worker_rc = rc;
+        rank->n_done++;
+        (void)pthread_cond_broadcast(&all->done);
+    }
+    (void)pthread_mutex_unlock(&all->post_lock);
+    return NULL;
+}
+
+static int ranks_start_workers(struct ranks *r)
+{
+    (void)pthread_mutex_init(&r->post_lock, NULL); /* default attributes: cannot fail on Linux */
+    (void)pthread_cond_init(&r->posted, NULL);
+    (void)pthread_cond_init(&r->done, NULL);
+    r->has_post_lock = true;
+    for (int i = 0; i < r->n; i++) {
+        if (pthread_create(&r->at[i].worker, NULL, rank_work, &r->at[i]) != 0) {
+            log_error("model: the worker of rank %d of %d cannot be started", i, r->n);
+            return ERR_NO_MEMORY;
+        }
+        r->n_workers++;
+    }
+    return ERR_OK;
+}
+
+/* Also after a failed start. No task waits for another rank any more. */
+static void ranks_stop_workers(struct ranks *r)
+{
+    if (!r->has_post_lock)
+        return;
+    for (int i = 0; i < r->n; i++) {
+        if (r->at[i].device != NULL)
+            r->at[i].device->ops->leave_ranks(r->at[i].device);
+    }
+    (void)pthread_mutex_lock(&r->post_lock);
+    r->workers_stop = true;
+    (void)pthread_cond_broadcast(&r->posted);
+    (void)pthread_mutex_unlock(&r->post_lock);
+    for (int i = 0; i < r->n_workers; i++)
+        (void)pthread_join(r->at[i].worker, NULL);
+    (void)pthread_cond_destroy(&r->posted);
+    (void)pthread_cond_destroy(&r->done);
+    (void)pthread_mutex_destroy(&r->post_lock);
+}
+
+uint64_t rank_post(struct rank *r, rank_fn *fn, void *context)
+{
+    struct ranks *all = r->ranks;
+    uint64_t ticket;
+
+    (void)pthread_mutex_lock(&all->post_lock);
+    must(r->n_posted - r->n_done < RANK_TASKS_MAX);
+    r->tasks[r->n_posted % RANK_TASKS_MAX] = (struct rank_task){fn, context};
+    ticket = ++r->n_posted;
+    (void)pthread_cond_broadcast(&all->posted);
+    (void)pthread_mutex_unlock(&all->post_lock);
+    return ticket;
+}
+
+int rank_wait(struct rank *r, uint64_t ticket)
+{
+    struct ranks *all = r->ranks;
+    int rc;
+
+    (void)pthread_mutex_lock(&all->post_lock);
+    while (r->n_done < ticket)
+        (void)pthread_cond_wait(&all->done, &all->post_lock);
+    rc = r->worker_rc;
+    (void)pthread_mutex_unlock(&all->post_lock);
+    return rc;
+}
+
+/* Only this thread posts, so the counts of posted tasks do not change meanwhile. */
+int ranks_settle(struct ranks *r)
+{
+    int first = ERR_OK;
+
+    for (int i = 0; i < r->n && r->posts; i++) {
+        int rc = rank_wait(&r->at[i], r->at[i].n_posted);
+
+        if (first == ERR_OK)
+            first = rc;
+    }
+    return first;
+}
+
 /* --- opening ---------------------------------------------------------------------------- */
 
 /* The number of threads of one rank's cpu device; 0: one per core. */
@@ -121,45 +231,80 @@ static int ranks_threads_each(int n_ranks, int cpu_threads)
     return 1;
 }
 
-/* r->n is set first, so that ranks_close() works after any error. */
-int ranks_open(struct ranks *r, const char *device, int first, int n, int cpu_threads,
-               enum device_links links)
+/* Join the devices of each stage, and the stages. A kind of device that cannot is refused only when
+ * its name is known. */
+static int ranks_join(struct ranks *r, enum device_links links)
 {
+    const struct device_ops *op = r->at[0].device->ops;
     struct device *all[RANKS_MAX];
-    int rc;
+    int rc = ERR_OK;
 
-    must(n >= 1 && n <= RANKS_MAX);
+    for (int i = 0; i < r->n; i++)
+        all[i] = r->at[i].device;
+    if ((r->n_parts > 1 && op->join_ranks == NULL) ||
+        (r->n_stages > 1 && op->join_stages == NULL)) {
+        log_error("model: tensor_parallel_size %d, pipeline_parallel_size %d: more than one rank "
+                  "on %s is not supported; set both to 1",
+                  r->n_parts, r->n_stages, all[0]->name);
+        return ERR_UNSUPPORTED;
+    }
+    for (int i = 0; i < r->n && r->n_parts > 1 && rc == ERR_OK; i += r->n_parts)
+        rc = op->join_ranks(all + i, r->n_parts, links);
+    if (rc == ERR_OK && r->n_stages > 1)
+        rc = op->join_stages(all, r->n_stages, r->n_parts);
+    return rc;
+}
+
+/* r->n is set first, so that ranks_close() works after any error. */
+int ranks_open(struct ranks *r, const struct ranks_options *o)
+{
+    int n_stages = o->n_own + o->has_head, n = n_stages * o->n_parts, rc;
+    bool is_whole = o->n_own == o->n_stages;
+
+    must(o->n_own >= 1 && o->n_parts >= 1 && n <= RANKS_MAX);
     r->n = n;
+    r->n_stages = n_stages;
+    r->n_parts = o->n_parts;
     for (int i = 0; i < n; i++) {
-        r->at[i].idx = i;
-        r->at[i].ranks = r;
-        rc = device_open(&r->at[i].device, device, first + i, ranks_threads_each(n, cpu_threads));
+        struct rank *rank = &r->at[i];
+        int stage = i / o->n_parts;
+
+        rank->idx = i;
+        rank->stage_idx = stage < o->n_own ? o->first_stage + stage : o->n_stages;
+        rank->part = i % o->n_parts;
+        rank->is_last = rank->stage_idx == (is_whole ? o->n_stages - 1 : o->n_stages);
+        rank->ranks = r;
+        rc = device_open(&rank->device, o->device, o->first + (stage < o->n_own ? i : rank->part),
+                         ranks_threads_each(n, o->cpu_threads));
         if (rc != ERR_OK)
             return rc;
-        all[i] = r->at[i].device;
-        /* Refused after opening the device, because only then its name is known. */
-        if (n > 1 && all[i]->ops->join_ranks == NULL) {
-            log_error("model: tensor_parallel_size %d: more than one rank on %s is not supported; "
-                      "set it to 1",
-                      n, all[i]->name);
-            return ERR_UNSUPPORTED;
-        }
     }
+    r->posts = !is_whole || (n_stages > 1 && !r->at[0].device->is_gpu);
+    if (r->posts && (rc = ranks_start_workers(r)) != ERR_OK)
+        return rc;
     if (n == 1)
         return ERR_OK;
-    if ((rc = all[0]->ops->join_ranks(all, n, links)) != ERR_OK)
+    if ((rc = ranks_join(r, o->links)) != ERR_OK)
         return rc;
     return ranks_start_threads(r);
 }
 
+/* Workers go first: a task may still use a device. */
 void ranks_close(struct ranks *r)
 {
+    ranks_stop_workers(r);
     ranks_stop_threads(r);
     for (int i = 0; i < r->n; i++) {
         device_close(r->at[i].device);
         weights_fini(&r->at[i].weights);
+        cache_fini(&r->at[i].cache);
     }
     *r = (struct ranks){.n = 0};
+}
+
+struct rank *ranks_sampler(struct ranks *r)
+{
+    return &r->at[r->n - r->n_parts];
 }
 
 /* Sums over the devices of all ranks, for the memory table. */

@@ -46,6 +46,21 @@ static struct k_norm weights_load_norm(const struct loading *in, const char *pat
     return norm;
 }
 
+/* The norm of a layer's input. The stage before the layer's computes it when it adds to the
+ * residual last, so it has it too. */
+static struct k_norm weights_load_first_norm(const struct loading *in, const char *pattern,
+                                             bool has)
+{
+    struct loader *l = in->l;
+    bool absent = l->absent;
+    struct k_norm norm;
+
+    l->absent = absent && l->layer != plan_stage(l->whole, l->stage, l->n_stages).end;
+    norm = weights_load_norm(in, pattern, has);
+    l->absent = absent;
+    return norm;
+}
+
 /* Norms of queries and keys: one vector for every head, or one over all heads of a token. They are
  * reordered like the rows of q and k. */
 static void weights_load_head_norms(const struct loading *in, const struct attn_plan *a,
@@ -135,7 +150,7 @@ static void weights_load_attention(const struct loading *in, const struct layer_
         w->k_scale = loader_kv_scale(loader, names->attn, names->k, "k_scale");
         w->v_scale = loader_kv_scale(loader, names->attn, names->v, "v_scale");
     }
-    w->norm_mixer = weights_load_norm(in, names->norm_attn, whole->norms.before_mixer);
+    w->norm_mixer = weights_load_first_norm(in, names->norm_attn, whole->norms.before_mixer);
     w->mixer_in = loader_matrix(loader, &qkv, USE_LAYER);
     if (attn->qkv_bias)
         w->mixer_in_bias = loader_bias(loader, &qkv, part->splits.mixer_in);
@@ -159,7 +174,7 @@ static void weights_load_recurrent(const struct loading *in, const struct layer_
     slice_stack(&both, width, own, NULL);
     first = loader_tensor(names->mixer_in, both);
     last = loader_tensor(names->mixer_out, slice_whole(in->dim, in->dim, width, own));
-    w->norm_mixer = weights_load_norm(in, names->norm_attn, whole->norms.before_mixer);
+    w->norm_mixer = weights_load_first_norm(in, names->norm_attn, whole->norms.before_mixer);
     w->mixer_in = loader_matrix(in->l, &first, USE_LAYER);
     w->mixer_out = loader_matrix(in->l, &last, USE_LAYER);
     w->norm_mixer_after = weights_load_norm(in, names->norm_attn_after, whole->norms.after_mixer);
@@ -253,7 +268,7 @@ static struct k_experts weights_load_experts(const struct loading *in, const str
     first.n_own_experts = down.n_own_experts = own->n_own;
     first.in_one = down.in_one = in_one;
     if (own->n_own < whole->n)
-        experts.first = in->l->rank * own->n_own;
+        experts.first = in->l->share * own->n_own;
     experts.in = loader_matrix(in->l, &first, USE_LAYER);
     experts.down = loader_matrix(in->l, &down, USE_LAYER);
     if (!in_one)
@@ -301,7 +316,9 @@ static void weights_load_layer(const struct loading *in, int layer)
     const struct layer_plan *whole = &in->l->whole->layers[layer];
     const struct layer_plan *part = &in->l->part->layers[layer];
     struct layer_weights *weights = &in->l->w->layers[layer];
+    const struct plan_stage stage = plan_stage(in->l->whole, in->l->stage, in->l->n_stages);
 
+    in->l->absent = layer < stage.first || layer >= stage.end;
     switch (whole->mixer) {
     case MIXER_ATTENTION: weights_load_attention(in, whole, part, weights); break;
     case MIXER_RECURRENT: weights_load_recurrent(in, whole, part, weights); break;
@@ -346,22 +363,30 @@ static struct k_matrix weights_tied_head(const struct loader *l)
     if (!k_format_is_plain(&head.format))
         row_bytes = k_format_row_bytes(&head.format, head.n_in);
     head.n_out = l->part->head_rows;
-    if (plan_splits_head(l->part))
-        head.data = (char *)head.data + (size_t)l->rank * (size_t)head.n_out * row_bytes;
+    if (plan_splits_head(l->part) && head.data != NULL)
+        head.data = (char *)head.data + (size_t)l->share * (size_t)head.n_out * row_bytes;
     return head;
 }
 
-/* Rank 0 adds the bias, because it gets the logits of all ranks. A tied matrix is the embedding
- * itself, unless it is to be rounded: a table must stay plain. */
+/* The first rank adds the bias, because it gets the logits of all ranks. A tied matrix is the
+ * embedding itself, unless it is to be rounded: a table must stay plain. */
 static void weights_load_head(struct loader *l, const struct loader_tensors *tensor,
                               const struct loader_tensors *whole)
 {
     if (l->c->tied && k_format_is_plain(&l->from->head))
         l->w->head = weights_tied_head(l);
-    else if (l->rank == 0 || plan_splits_head(l->part))
+    else if (l->share == 0 || plan_splits_head(l->part))
         l->w->head = loader_matrix(l, tensor, USE_HEAD);
-    if (l->c->head_bias && l->rank == 0)
+    if (l->c->head_bias && l->share == 0)
         l->w->head_bias = loader_bias(l, whole, SPLIT_NONE);
+}
+
+/* The first stage looks ids up. A tied output matrix is the embedding itself. */
+static bool weights_has_embed(const struct loader *l)
+{
+    bool is_head = l->c->tied && k_format_is_plain(&l->from->head);
+
+    return l->stage == 0 || (is_head && l->is_last);
 }
 
 /* Allocate all weights of one rank, and list the tensors to be read. */
@@ -382,6 +407,9 @@ static int weights_lay_out(struct loader *l, int rank)
         slice_whole(config->positions.n_rows, config->positions.n_rows, config->dim, config->dim));
 
     l->rank = rank;
+    l->stage = l->ranks[rank].stage;
+    l->share = l->ranks[rank].share;
+    l->is_last = l->ranks[rank].is_last;
     l->w = l->ranks[rank].weights;
     l->d = l->ranks[rank].device;
     /* Each rank starts at the beginning of the list, and of the random seeds. */
@@ -392,13 +420,18 @@ static int weights_lay_out(struct loader *l, int rank)
     if (l->w->layers == NULL)
         return ERR_NO_MEMORY;
     l->layer = -1;
+    l->absent = !weights_has_embed(l);
     l->w->embed = loader_matrix(l, &embed, USE_TABLE);
     /* Only families with learned positions have this table. */
+    l->absent = l->stage > 0;
     if (config->positions.is_used)
         l->w->positions = loader_matrix(l, &positions, USE_ADDED).data;
     for (l->layer = 0; l->layer < config->n_layers && l->rc == ERR_OK; l->layer++)
         weights_load_layer(&in, l->layer);
+    /* The stage with the last layer computes it, as any stage does the norm behind it. */
+    l->absent = !l->is_last && l->stage != l->n_stages - 1;
     l->w->norm = weights_load_norm(&in, names->norm, true);
+    l->absent = !l->is_last;
     weights_load_head(l, &head, &whole_head);
     return l->rc;
 }
@@ -432,12 +465,14 @@ static void weights_log_converted(const struct loader_converted *c, const struct
 
 /* Dummy weights have a constant digest, so that stores of two dummy models differ by their config
  * only. */
-int weights_load(const struct weights_rank *ranks, const struct hf_config *c,
+int weights_load(const struct weights_ranks *ranks, const struct hf_config *c,
                  const struct plan *whole, const struct plan *part,
                  const struct weights_source *from)
 {
-    struct loader loader = {.ranks = ranks,
-                            .n_ranks = part->n_ranks,
+    struct loader loader = {.ranks = ranks->at,
+                            .n_ranks = ranks->n,
+                            .n_stages = ranks->n_stages,
+                            .n_shares = part->n_ranks,
                             .c = c,
                             .whole = whole,
                             .part = part,
@@ -457,9 +492,9 @@ int weights_load(const struct weights_rank *ranks, const struct hf_config *c,
     if (rc == ERR_OK && from->dir != NULL)
         rc = loader_read(&loader);
     if (rc == ERR_OK && loader.converted.n > 0)
-        weights_log_converted(&loader.converted, ranks[0].device);
+        weights_log_converted(&loader.converted, ranks->at[0].device);
     if (from->dir == NULL)
-        ranks[0].weights->digest = hash_sha256("dummy", 5, NULL, 0);
+        ranks->at[0].weights->digest = hash_sha256("dummy", 5, NULL, 0);
     loader_fini(&loader);
     return rc;
 }

@@ -50,6 +50,14 @@ struct weights {
 struct weights_rank {
     struct weights *weights;
     struct device *device;
+    int stage, share; /* the stage, and the rank's number in it */
+    bool is_last;     /* of the stage with the output matrix */
+};
+
+/* The ranks of this process, of n_stages stages in all. */
+struct weights_ranks {
+    const struct weights_rank *at; /* [n] */
+    int n, n_stages;
 };
 
 /* The source of weights, and the formats to round them to. */
@@ -63,7 +71,10 @@ struct weights_source {
 };
 
 /* Allocate weights on the devices and fill them. whole: the shapes of the tensors; part: the shapes
- * of each of part->n_ranks ranks' parts. Every tensor is read once. Only rank 0 has an output
+ * of each of part->n_ranks ranks' parts. ranks: those of this process, of n_stages stages; each
+ * has the layers of its stage (plan_stage()), the norm of the input of the next one, and of layers
+ * elsewhere only the formats. The first stage has the embedding, the last one the final norm and
+ * the output matrix. Every tensor is read once. Only a stage's first rank has an output
  * matrix that is not split, and the biases of results that are summed over ranks. A matrix keeps
  * the format of its tensors, or gets the one it is rounded to, if the device multiplies with it;
  * else it holds the same numbers in the plain format. A format whose groups a split would cut is
@@ -72,7 +83,7 @@ struct weights_source {
  * Errors as checkpoint_open(), and ERR_INVALID for a tensor of another shape than config.json
  * implies, ERR_NOT_FOUND for a missing one, ERR_UNSUPPORTED for a type, ERR_GPU; all logged. The
  * array of layers is released by weights_fini(), device memory with the device. */
-int weights_load(const struct weights_rank *ranks, const struct hf_config *c,
+int weights_load(const struct weights_ranks *ranks, const struct hf_config *c,
                  const struct plan *whole, const struct plan *part,
                  const struct weights_source *from) ERR_CHECKED;
 void weights_fini(struct weights *w);

@@ -141,7 +141,8 @@ static inline void run_add(struct run *r, struct run_seq *s, int n, bool all)
     b->n_tokens += n;
 }
 
-static inline int run_step(struct run *r)
+/* Begin and sample the step. */
+static inline int run_begin(struct run *r)
 {
     int rc;
 
@@ -150,8 +151,13 @@ static inline int run_step(struct run *r)
             run_row(r, seq, g);
     }
     rc = model_step_begin(r->m, &r->b);
-    if (rc == ERR_OK)
-        rc = model_step_sample(r->m, &r->b);
+    return rc == ERR_OK ? model_step_sample(r->m, &r->b) : rc;
+}
+
+static inline int run_step(struct run *r)
+{
+    int rc = run_begin(r);
+
     return rc == ERR_OK ? model_step_end(r->m, r->ids, NULL) : rc;
 }
 

@@ -13,6 +13,7 @@
 #include <sys/stat.h>
 
 #include "device/device.h"
+#include "model/hf_config.h"
 #include "tests/golden/run.h"
 #include "tests/tap.h"
 
@@ -99,24 +100,44 @@ static double relative_error(const float *got, const float *want, size_t n)
     return sqrt(diff / norm);
 }
 
-/* Several ranks compute what one does, up to the order of sums. Takes the logits. */
-static void compare_ranks(float *logits, int idx, size_t n, const char *name, int n_ranks)
+/* The numbers of ranks of a stage, and of stages. */
+struct parallel {
+    int n_ranks, n_stages;
+    bool whole_experts;
+};
+
+/* Stages alone compute the same bits; several ranks of a stage what one does, up to the order of
+ * sums. Takes the logits. */
+static void compare_ranks(float *logits, int idx, size_t n, const char *name,
+                          struct parallel parallel)
 {
+    int n_ranks = parallel.n_ranks, n_stages = parallel.n_stages;
     double error;
 
+    if (n_ranks == 1 && n_stages > 1) {
+        error = relative_error(logits, of_one_rank[idx], n);
+        if (on_gpu)
+            ok(error < limit, "%s: stages: %d: logits within %.2e of one's", name, n_stages, error);
+        else
+            ok(memcmp(logits, of_one_rank[idx], n * sizeof *logits) == 0,
+               "%s: stages: %d: the logits of one, bit for bit (%.2e)", name, n_stages, error);
+        free(logits);
+        return;
+    }
     if (n_ranks == 1) {
         free(of_one_rank[idx]);
         of_one_rank[idx] = logits;
         return;
     }
     error = relative_error(logits, of_one_rank[idx], n);
-    ok(error < (on_gpu ? limit : 1e-5), "%s: ranks: %d: logits within %.2e of one rank's", name,
-       n_ranks, error);
+    ok(error < (on_gpu ? limit : 1e-5),
+       "%s: ranks: %d, stages: %d: logits within %.2e of one rank's", name, n_ranks, n_stages,
+       error);
     free(logits);
 }
 
 static void check_logits(struct run *r, const struct golden *g, const char *name, int n_vocab,
-                         int idx, int n_ranks)
+                         int idx, struct parallel parallel)
 {
     struct run_seq *s = calloc(1, sizeof *s);
     float *logits = malloc((size_t)g->n_rows * (size_t)n_vocab * sizeof *logits);
@@ -137,7 +158,7 @@ static void check_logits(struct run *r, const struct golden *g, const char *name
     error = relative_error(logits, g->logits, (size_t)g->n_rows * (size_t)n_vocab);
     ok(error < limit, "%s: prompt of %d: logits within %.2e of the golden's", name, g->n_prompt,
        error);
-    compare_ranks(logits, idx, (size_t)g->n_rows * (size_t)n_vocab, name, n_ranks);
+    compare_ranks(logits, idx, (size_t)g->n_rows * (size_t)n_vocab, name, parallel);
     free(s);
 }
 
@@ -187,8 +208,8 @@ static void check_greedy(struct run *r, const struct golden *g, const char *name
     free(s);
 }
 
-static void check_model(const char *name, const char *folder, const char *golden_path, int n_ranks,
-                        bool whole_experts)
+static void check_model(const char *name, const char *folder, const char *golden_path,
+                        struct parallel parallel)
 {
     struct model_options o = {.dir = folder,
                               .device = on_gpu ? "cuda" : "cpu",
@@ -197,8 +218,9 @@ static void check_model(const char *name, const char *folder, const char *golden
                               .gpu_memory_utilization = 0.9,
                               .max_num_seqs = RUN_SEQS,
                               .max_num_batched_tokens = 512,
-                              .n_ranks = n_ranks,
-                              .whole_experts = whole_experts};
+                              .n_ranks = parallel.n_ranks,
+                              .n_stages = parallel.n_stages,
+                              .whole_experts = parallel.whole_experts};
     struct run *r = malloc(sizeof *r);
     struct model *m = NULL;
     int n_cases, n_vocab;
@@ -217,7 +239,7 @@ static void check_model(const char *name, const char *folder, const char *golden
     for (int i = 0; i < n_cases && i < CASES_MAX && n_vocab == model_shape(m)->n_vocab; i++) {
         struct golden g = next_golden(n_vocab);
 
-        check_logits(r, &g, name, n_vocab, i, n_ranks);
+        check_logits(r, &g, name, n_vocab, i, parallel);
         check_few(r, &g, name, n_vocab);
         check_greedy(r, &g, name);
         free(g.prompt);
@@ -239,7 +261,7 @@ static void check_gguf(const char *base, const char *name, const char *golden_pa
     snprintf(title, sizeof title, "gguf/%s.gguf", slash != NULL ? slash + 1 : name);
     snprintf(file, sizeof file, "%s/%s", base, title);
     if (stat(file, &st) == 0)
-        check_model(title, file, golden_path, 1, false);
+        check_model(title, file, golden_path, (struct parallel){1, 1, false});
 }
 
 /* What does not divide is refused. */
@@ -256,20 +278,43 @@ static void check_refused(const char *name, const char *folder, int n_ranks)
     model_close(m);
 }
 
+/* The number of a model's layers. */
+static int layers_of(const char *folder)
+{
+    struct hf_config *c = calloc(1, sizeof *c);
+    int n = hf_config_read(c, folder) == ERR_OK ? c->n_layers : 0;
+
+    free(c);
+    return n;
+}
+
 /* With 1, 2, 3 and 4 ranks, or as many as there are GPUs. fits: the numbers of ranks that divide
  * the model's heads and columns; the others are refused. whole: those for which whole experts are
  * divided, too. */
 static void check_ranks(const char *name, const char *folder, const char *path, const char *fits,
                         const char *whole)
 {
-    check_model(name, folder, path, 1, false);
+    check_model(name, folder, path, (struct parallel){1, 1, false});
     for (int n = 2; n <= (on_gpu ? device_cuda_count() : 4) && n <= 4; n++) {
         if (strchr(fits, '0' + n) != NULL)
-            check_model(name, folder, path, n, false);
+            check_model(name, folder, path, (struct parallel){n, 1, false});
         else
             check_refused(name, folder, n);
         if (strchr(whole, '0' + n) != NULL)
-            check_model(name, folder, path, n, true);
+            check_model(name, folder, path, (struct parallel){n, 1, true});
+    }
+}
+
+/* With 2 and 4 stages, alone and with 2 ranks each, as many as there are layers and GPUs for. */
+static void check_stages(const char *name, const char *folder, const char *path, const char *fits)
+{
+    for (int n = 2; n <= 4; n += 2) {
+        for (int ranks = 1; ranks <= 2; ranks++) {
+            if (n > layers_of(folder) || (ranks == 2 && strchr(fits, '2') == NULL) ||
+                (on_gpu && n * ranks > device_cuda_count()))
+                continue;
+            check_model(name, folder, path, (struct parallel){ranks, n, false});
+        }
     }
 }
 
@@ -369,6 +414,7 @@ int main(void)
         n_found++;
         limit = !on_gpu ? 1e-4 : models[i].noise > 1e-2 ? 2.0 * models[i].noise : 2e-2;
         check_ranks(models[i].name, folder, path, models[i].fits, whole_of(models[i].name));
+        check_stages(models[i].name, folder, path, models[i].fits);
         check_gguf(base, models[i].name, path);
     }
     if (n_found == 0)

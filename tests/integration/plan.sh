@@ -46,6 +46,11 @@ grep -q "^2 .*cannot be divided so$" <<<"$out"
 check $? "heads that two GPUs cannot share are told"
 "$quire" plan "$shapes/llama-3.1-8b" --card 24 | grep -q "^1 *as the folder *15.0 "
 check $? "a card by its memory"
+out=$("$quire" plan "$shapes/llama-3.3-70b" --pipeline-parallel-size 2 --max-model-len 4096)
+awk '$1 == 2 && $2 == "as" {exit !($5 > 125 && $5 < 140)}' <<<"$out"
+check $? "two stages have the weights of one model"
+grep -q "^the smallest that works: 2 GPUs" <<<"$out"
+check $? "and work on two GPUs"
 for args in "" "/nowhere" "$shapes/llama-3.1-8b --card x" "$shapes/llama-3.1-8b --len 0" \
     "$shapes/llama-3.1-8b --len 200000" "$shapes/llama-3.1-8b --no-such-thing 1"; do
     # shellcheck disable=SC2086 # words on purpose

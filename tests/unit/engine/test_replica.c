@@ -11,6 +11,7 @@ static struct settings settings_of(int size, int rank)
     return (struct settings){.data_parallel_size = size,
                              .data_parallel_rank = rank,
                              .tensor_parallel_size = 2,
+                             .pipeline_parallel_size = 1,
                              .engine_socket = "/run/quire/engine.sock",
                              .kv_host_file = "/dev/shm/quire/pages",
                              .kv_store_dir = ""};
@@ -40,6 +41,8 @@ int main(void)
         is_text(s.kv_host_file, want, "its file");
         is_text(s.kv_store_dir, rank == 2 ? "/var/lib/quire/prefix-2" : "", "its folder, if any");
         is_int(replica_first_gpu(&s), 2 * rank, "its first GPU");
+        s.pipeline_parallel_size = 3;
+        is_int(replica_first_gpu(&s), 6 * rank, "behind all stages of the others");
     }
     s = settings_of(3, 3);
     is_int(replica_take(&s), ERR_INVALID, "the fourth of three is refused");

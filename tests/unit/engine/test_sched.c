@@ -16,6 +16,7 @@
 #define LONGEST    128
 #define TOKENS_MAX 120000 /* of a world with long prompts */
 #define N_SEQS     40
+#define STAGES_MAX 4
 
 /* A step under way. */
 struct flight {
@@ -35,8 +36,9 @@ struct world {
     unsigned seed;
     int *waited; /* [N_SEQS] steps since the sequence last got tokens */
     bool ahead;  /* a step begins before the one before has ended */
-    struct flight flights[2];
-    unsigned n_steps, n_ahead;
+    int n_stages;
+    struct flight flights[STAGES_MAX + 1]; /* in a ring */
+    unsigned n_steps, n_ended, n_ahead;
     uint32_t *contents; /* [n_pages][BLOCK] */
 };
 
@@ -48,28 +50,41 @@ static void note_named(void *context, int32_t page)
     w->n_named++;
 }
 
-static void world_open_kind(struct world *w, const struct contents_kind *kind, int n_pages,
-                            int budget, int max_seqs, int longest, unsigned seed)
+/* The sizes of a world. */
+struct sizes {
+    int n_pages, budget, max_seqs, longest, n_stages;
+};
+
+static void world_open_stages(struct world *w, const struct contents_kind *kind, struct sizes sizes,
+                              unsigned seed)
 {
-    struct sched_limits limits = {.max_num_seqs = max_seqs,
-                                  .max_num_batched_tokens = budget,
-                                  .long_prefill_tokens = budget / 2,
+    struct sched_limits limits = {.max_num_seqs = sizes.max_seqs,
+                                  .max_num_batched_tokens = sizes.budget,
+                                  .long_prefill_tokens = sizes.budget / 2,
                                   .page_tokens = BLOCK,
                                   .prefix_caching = true,
                                   .n_groups = kind->n_groups,
-                                  .groups = kind->groups};
+                                  .groups = kind->groups,
+                                  .n_stages = sizes.n_stages};
     struct seq_pool_limits of_seqs = {.n_seqs = N_SEQS,
-                                      .max_model_len = longest,
+                                      .max_model_len = sizes.longest,
                                       .page_tokens = BLOCK,
                                       .n_vocab = 512,
                                       .n_groups = kind->n_groups};
 
-    *w = (struct world){.seed = seed, .waited = mem_zalloc_array(N_SEQS, sizeof(int))};
-    w->contents = mem_zalloc_array((size_t)n_pages * BLOCK, sizeof *w->contents);
-    must_ok(pages_open(&w->pages, n_pages, BLOCK));
+    *w = (struct world){
+        .seed = seed, .n_stages = sizes.n_stages, .waited = mem_zalloc_array(N_SEQS, sizeof(int))};
+    w->contents = mem_zalloc_array((size_t)sizes.n_pages * BLOCK, sizeof *w->contents);
+    must_ok(pages_open(&w->pages, sizes.n_pages, BLOCK));
     must_ok(sched_init(&w->sched, &limits, w->pages));
     of_seqs.n_state_pages = w->sched.tables.n_state_pages;
     must_ok(seq_pool_init(&w->pool, &of_seqs));
+}
+
+static void world_open_kind(struct world *w, const struct contents_kind *kind, int n_pages,
+                            int budget, int max_seqs, int longest, unsigned seed)
+{
+    world_open_stages(w, kind, (struct sizes){n_pages, budget, max_seqs, longest, 1}, seed);
 }
 
 static void world_open_long(struct world *w, int n_pages, int budget, int max_seqs, int longest,
@@ -199,7 +214,7 @@ static void world_end(struct world *w, struct flight *f)
         q->n_tokens++;
         if (q->n_tokens < q->tokens_max && (!w->ahead || random_next(&w->seed) % 32 != 0))
             continue;
-        for (int k = 0; k < 2; k++) {
+        for (int k = 0; k <= STAGES_MAX; k++) {
             for (int r = 0; r < w->flights[k].n; r++)
                 w->flights[k].seqs[r] = w->flights[k].seqs[r] == q ? NULL : w->flights[k].seqs[r];
         }
@@ -210,17 +225,37 @@ static void world_end(struct world *w, struct flight *f)
     f->n = 0;
 }
 
-/* Plan and begin a step, and end one: this one, or with w->ahead the one before, where the
+/* End the oldest steps until n are in flight. */
+static void world_end_steps(struct world *w, unsigned n)
+{
+    while (w->n_steps - w->n_ended > n)
+        world_end(w, &w->flights[w->n_ended++ % (STAGES_MAX + 1)]);
+}
+
+/* True if the step that a planned sequence takes its last token from is n_stages before the one
+ * that begins. */
+static bool world_takes_token(struct world *w, const struct seq *q)
+{
+    const struct flight *f = &w->flights[(w->n_steps - (unsigned)w->n_stages) % (STAGES_MAX + 1)];
+
+    for (int i = 0; i < f->n; i++) {
+        if (f->seqs[i] == q && f->samples[i])
+            return true;
+    }
+    return false;
+}
+
+/* Plan and begin a step, and end one: this one, or with w->ahead the n_stages-th before, where the
  * scheduler has room for that. False when an invariant broke. */
 static bool world_step(struct world *w)
 {
     struct sched *s = &w->sched;
-    struct flight *f = &w->flights[w->n_steps & 1], *before = &w->flights[~w->n_steps & 1];
+    struct flight *f = &w->flights[w->n_steps % (STAGES_MAX + 1)];
     int sum = 0;
 
-    if (before->n > 0 && !sched_has_room(s))
-        world_end(w, before);
-    w->n_ahead += before->n > 0;
+    while (w->n_steps != w->n_ended && !sched_has_room(s))
+        world_end_steps(w, w->n_steps - w->n_ended - 1);
+    w->n_ahead += w->n_steps != w->n_ended;
     sched_plan(s);
     if (!world_evict(w) || !world_compute(w))
         return false;
@@ -230,6 +265,8 @@ static bool world_step(struct world *w)
 
         sum += q->n_planned;
         if (q->n_planned < 1 || end > q->n_tokens + q->n_pending)
+            return false;
+        if (q->n_pending > 0 && !world_takes_token(w, q))
             return false;
         if (s->n_planned > 1 && q->n_planned > s->limits.long_prefill_tokens)
             return false; /* a long prompt beside others */
@@ -241,26 +278,29 @@ static bool world_step(struct world *w)
         q->n_pending += f->samples[i];
     }
     f->n = s->n_planned;
-    sched_begin(s);
+    if (s->n_planned > 0)
+        sched_begin(s);
     if (sum != s->n_planned_tokens || sum > s->limits.max_num_batched_tokens ||
         s->n_planned > s->limits.max_num_seqs)
         return false;
     for (int i = 0; i < N_SEQS; i++)
         w->waited[i]++;
-    world_end(w, w->ahead ? before : f);
-    w->n_steps++;
+    if (s->n_planned == 0 && w->n_steps != w->n_ended)
+        world_end_steps(w, w->n_steps - w->n_ended - 1);
+    w->n_steps += s->n_planned > 0;
+    world_end_steps(w, w->ahead ? (unsigned)w->n_stages : 0);
     return true;
 }
 
-static void test_simulation(const struct contents_kind *kind, int n_pages, int budget, int max_seqs,
-                            bool ahead, unsigned seed)
+static void test_simulation(const struct contents_kind *kind, struct sizes sizes, bool ahead,
+                            unsigned seed)
 {
     struct world w;
     bool good = true;
     int n_added = 0;
     int longest_wait = 0;
 
-    world_open_kind(&w, kind, n_pages, budget, max_seqs, LONGEST, seed);
+    world_open_stages(&w, kind, sizes, seed);
     w.ahead = ahead;
     (void)world_tenant(&w, "a"); /* 1, and the next is 2 */
     (void)world_tenant(&w, "b");
@@ -286,11 +326,12 @@ static void test_simulation(const struct contents_kind *kind, int n_pages, int b
     }
     for (int step = 0; step < 20000 && good && w.n_done < n_added; step++)
         good = world_step(&w);
-    ok(good, "%s, pages %d, budget %d, %d at once%s: every plan kept its bounds", kind->name,
-       n_pages, budget, max_seqs, ahead ? ", ahead" : "");
+    ok(good, "%s, pages %d, budget %d, %d at once%s, %d stages: every plan kept its bounds",
+       kind->name, sizes.n_pages, sizes.budget, sizes.max_seqs, ahead ? ", ahead" : "",
+       sizes.n_stages);
     ok((w.n_ahead > 0) == ahead, "%u of %u steps began ahead", w.n_ahead, w.n_steps);
     is_int(w.n_done, n_added, "every sequence came to its end");
-    is_int(pages_free(w.pages), n_pages, "and all pages came back");
+    is_int(pages_free(w.pages), sizes.n_pages, "and all pages came back");
     ok(longest_wait < 3000, "nobody waited longer than 3000 steps (%d)", longest_wait);
     ok(w.sched.tables.n_parts > 0 || w.sched.tables.n_snapshots > 0,
        "pages were copied for their first tokens, or snapshots taken");
@@ -807,6 +848,36 @@ static void test_admitted_twice(void)
     world_close(&w);
 }
 
+/* With stages, decodes are spread over as many steps: each takes at most its share, and together
+ * they compute nearly all of the sequences, though some end on the way. */
+static void test_stages(int n_stages)
+{
+    struct world w;
+    bool good = true;
+    int planned = 0, running = 0;
+
+    world_open_stages(&w, &contents_kinds[0], (struct sizes){1000, 256, 32, LONGEST, n_stages}, 1);
+    w.ahead = true;
+    for (int i = 0; i < 16; i++)
+        (void)world_add(&w, 4, 100, 0, i);
+    for (int step = 0; step < 4 * n_stages; step++)
+        good = good && world_step(&w);
+    for (int step = 0; step < 8 * n_stages; step++) {
+        int n = w.sched.n_running;
+
+        good = good && world_step(&w) && w.sched.n_planned <= (n + n_stages - 1) / n_stages;
+        planned += w.sched.n_planned * n_stages;
+        running += n;
+    }
+    ok(good && running > 0 && planned * 10 >= running * 8,
+       "%d stages: each step decodes its share of the sequences (%d of %d)", n_stages, planned,
+       running);
+    for (int step = 0; step < 4000 && good && w.sched.n_running > 0; step++)
+        good = world_step(&w);
+    is_int(w.sched.n_running, 0, "and all come to their end");
+    world_close(&w);
+}
+
 int main(void)
 {
     unsigned seed = tap_seed(7);
@@ -817,14 +888,20 @@ int main(void)
 
         n = k == 0 ? 1 : n;
         /* One sequence of full length: much preemption. */
-        test_simulation(kind, 33 * n, 64, 8, false, seed);
-        test_simulation(kind, 100 * n, 16, 4, false, seed);
-        test_simulation(kind, 1000, 256, 32, false, seed);
+        test_simulation(kind, (struct sizes){33 * n, 64, 8, LONGEST, 1}, false, seed);
+        test_simulation(kind, (struct sizes){100 * n, 16, 4, LONGEST, 1}, false, seed);
+        test_simulation(kind, (struct sizes){1000, 256, 32, LONGEST, 1}, false, seed);
         /* Some steps find no room to run ahead. */
-        test_simulation(kind, 60 * n, 32, 8, true, seed);
-        test_simulation(kind, 100 * n, 16, 4, true, seed);
-        test_simulation(kind, 1000, 256, 32, true, seed);
+        test_simulation(kind, (struct sizes){60 * n, 32, 8, LONGEST, 1}, true, seed);
+        test_simulation(kind, (struct sizes){100 * n, 16, 4, LONGEST, 1}, true, seed);
+        test_simulation(kind, (struct sizes){1000, 256, 32, LONGEST, 1}, true, seed);
+        for (int n_stages = 2; n_stages <= STAGES_MAX; n_stages++) {
+            test_simulation(kind, (struct sizes){60 * n, 32, 8, LONGEST, n_stages}, true, seed);
+            test_simulation(kind, (struct sizes){1000, 256, 32, LONGEST, n_stages}, true, seed);
+        }
     }
+    for (int n_stages = 1; n_stages <= STAGES_MAX; n_stages++)
+        test_stages(n_stages);
     test_long_prompt();
     test_under_way();
     test_priority();

@@ -326,7 +326,8 @@ static void test_model(struct device *d, const struct hf_config *c, const struct
     bool loaded;
 
     checkpoint_close(write_model(left_out));
-    loaded = weights_load(&(struct weights_rank){&w, d}, c, plan, plan, &from) == ERR_OK;
+    loaded = weights_load(&(struct weights_ranks){&(struct weights_rank){&w, d, 0, 0, true}, 1, 1},
+                          c, plan, plan, &from) == ERR_OK;
     ok(loaded, "loaded: all matrices in the format, but for %s",
        left_out < 0 ? "none" : matrices[left_out].stem);
     if (loaded) {

@@ -140,7 +140,7 @@ static void check_ranks(const struct hf_config *c, const struct plan *whole, int
     struct plan part;
 
     for (int i = 0; i < n_ranks; i++) {
-        ranks[i].weights = &w[i];
+        ranks[i] = (struct weights_rank){.weights = &w[i], .share = i, .is_last = true};
         if (device_open(&ranks[i].device, "cpu", i, 1) != ERR_OK)
             exit(1);
         ops = *ranks[i].device->ops;
@@ -148,8 +148,9 @@ static void check_ranks(const struct hf_config *c, const struct plan *whole, int
         ranks[i].device->ops = &ops;
     }
     is_int(plan_split(&part, whole, n_ranks, false), ERR_OK, "%d ranks", n_ranks);
-    is_int(weights_load(ranks, c, whole, &part, &(struct weights_source){.dir = dir}), ERR_OK,
-           "loaded");
+    is_int(weights_load(&(struct weights_ranks){ranks, n_ranks, 1}, c, whole, &part,
+                        &(struct weights_source){.dir = dir}),
+           ERR_OK, "loaded");
     for (int i = 0; i < n_ranks; i++) {
         const struct layer_weights *l = &w[i].layers[0];
         void (*check)(const struct k_matrix *, struct stack, int, int) =
