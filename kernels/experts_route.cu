@@ -33,6 +33,7 @@ struct route_args {
     struct k_router r;
     const k_bf16 *x;
     const int32_t *seq, *kv_len; /* NULL: all tokens are real */
+    struct k_half_normed norm;   /* sums NULL: x is normed */
     int n, dim, n_own, first;
     int slice; /* elements of a slice: whole chunks */
 };
@@ -171,11 +172,28 @@ static __device__ inline void add_slice(float (&acc)[NT][4], const logits_tile<N
     }
 }
 
-static __device__ inline void store_logit(const route_args &a, int token, int expert, float sum)
+static __device__ inline void store_logit(const route_args &a, int token, int expert, float sum,
+                                          float factor)
 {
     if (token < a.n && expert < a.r.n_experts)
         a.m.logits[(size_t)token * a.r.n_experts + expert] =
-            sum + (a.r.logit_bias != NULL ? a.r.logit_bias[expert] : 0.0f);
+            sum * factor + (a.r.logit_bias != NULL ? a.r.logit_bias[expert] : 0.0f);
+}
+
+/* 1 / root of the mean square of a token, by a warp; 1 if x is normed. */
+static __device__ inline float find_factor(const route_args &a, int token)
+{
+    const float *sums = a.norm.sums + (size_t)token * a.norm.n_sums;
+    float sum = 0.0f;
+
+    if (a.norm.sums == NULL || token >= a.n)
+        return 1.0f;
+#pragma unroll 4
+    for (int i = threadIdx.x % 32; i < a.norm.n_sums; i += 32)
+        sum += sums[i];
+    for (int apart = 16; apart > 0; apart /= 2)
+        sum += __shfl_xor_sync(~0U, sum, apart);
+    return rsqrtf(sum / (float)a.dim + a.norm.eps);
 }
 
 /* Logits of 16 experts and 8 tokens by a block with a warp for each slice. sums: shared memory
@@ -184,7 +202,16 @@ static __device__ inline void make_logits(const route_args &a, int expert, int t
 {
     int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
     float acc[1][4] = {}, sum = 0.0f;
+    __shared__ float factors[8];
 
+    if (warp < 8) {
+        float factor = find_factor(a, token + warp);
+
+        if (threadIdx.x % 32 == 0)
+            factors[warp] = factor;
+        if (threadIdx.x % 32 == 0 && blockIdx.x == 0 && a.norm.sums != NULL && token + warp < a.n)
+            a.m.inverse[token + warp] = factor;
+    }
     if (warp * a.slice < a.dim)
         add_slice<1>(acc, tile_of<1>(a, expert, token), a, warp);
 #pragma unroll
@@ -196,7 +223,8 @@ static __device__ inline void make_logits(const route_args &a, int expert, int t
 #pragma unroll
     for (int i = 0; i < SLICES; i++)
         sum += sums[i * TILE * 8 + threadIdx.x];
-    store_logit(a, token + (int)threadIdx.x % 8, expert + (int)threadIdx.x / 8, sum);
+    store_logit(a, token + (int)threadIdx.x % 8, expert + (int)threadIdx.x / 8, sum,
+                factors[threadIdx.x % 8]);
 }
 
 /* --- choices ---------------------------------------------------------------------------------- */
@@ -335,9 +363,9 @@ static __device__ inline float weigh(float score, const struct k_router &r)
     return score * r.scale;
 }
 
-/* One token, by a warp. keys, logits: shared memory of n_experts words each, because each slot
- * looks at all of them again. */
-static __device__ void choose(const route_args &a, int token, uint32_t *keys, float *logits)
+/* One token, by a warp; returns the expert of slot `lane`, or -1. keys, logits: shared memory of
+ * n_experts words each, because each slot looks at all of them again. */
+static __device__ int choose(const route_args &a, int token, uint32_t *keys, float *logits)
 {
     const struct k_router &r = a.r;
     const float *from = a.m.logits + (size_t)token * r.n_experts;
@@ -377,14 +405,15 @@ static __device__ void choose(const route_args &a, int token, uint32_t *keys, fl
         a.m.routes.ids[(size_t)token * r.n_used + lane] = is_padding ? -1 : id;
         a.m.routes.weights[(size_t)token * r.n_used + lane] = score;
     }
+    return is_padding ? -1 : id;
 }
 
 /* A warp's part of shared memory: keys, then logits. */
-static __device__ inline void choose_in(const route_args &a, int token, uint32_t *shared)
+static __device__ inline int choose_in(const route_args &a, int token, uint32_t *shared)
 {
     uint32_t *keys = shared + threadIdx.x / 32 * 2 * a.r.n_experts;
 
-    choose(a, token, keys, (float *)(keys + a.r.n_experts));
+    return choose(a, token, keys, (float *)(keys + a.r.n_experts));
 }
 
 /* --- few tokens: the rest of the launch ------------------------------------------------------- */
@@ -491,6 +520,35 @@ static __device__ void sort_few(const route_args &a, int *starts, uint16_t *tabl
     }
 }
 
+/* Sort the routes of one token, by one warp; id: the expert of slot `lane`, or -1. */
+static __device__ void sort_one(const route_args &a, int id)
+{
+    const struct k_sorted &sorted = a.m.sorted;
+    int lane = threadIdx.x % 32, e = id - a.first, before = 0;
+    bool has = id >= 0 && e >= 0 && e < a.n_own;
+    unsigned all = __ballot_sync(~0U, has);
+
+    e = has ? e : a.n_own; /* after all others */
+    for (int slot = 0; slot < a.r.n_used; slot++)
+        before += __shfl_sync(~0U, e, slot) < e;
+    if (lane < a.r.n_used)
+        sorted.places[lane] = has ? before : -1;
+    if (has) {
+        sorted.routes[before] = lane;
+        a.m.touched[1 + before] = e;
+    }
+    if (lane == 0)
+        a.m.touched[0] = __popc(all);
+    for (int i = 0; i <= a.n_own; i += 32) {
+        int start = 0;
+
+        for (int slot = 0; slot < a.r.n_used; slot++)
+            start += __shfl_sync(~0U, e, slot) < i + lane;
+        if (i + lane <= a.n_own)
+            sorted.starts[i + lane] = start;
+    }
+}
+
 /* True in the block that ends last of n that count in the same word: it can read all others'
  * results. */
 static __device__ inline bool is_last_block(uint32_t *done, unsigned n)
@@ -529,8 +587,13 @@ static __global__ void __launch_bounds__(FEW_THREADS) route_kernel(route_args a)
     make_logits(a, expert, token, (float *)shared);
     if (!is_last_block(a.m.done + 1 + blockIdx.y, gridDim.x))
         return;
+    if (a.n == 1) {
+        if (warp == 0)
+            sort_one(a, choose_in(a, 0, shared));
+        return;
+    }
     if (warp < WARPS && token + warp < a.n)
-        choose_in(a, token + warp, shared);
+        (void)choose_in(a, token + warp, shared);
     if (gridDim.y > 1 && !is_last_block(a.m.done, gridDim.y))
         return;
     __threadfence_block();
@@ -571,7 +634,7 @@ static __global__ void __launch_bounds__(THREADS) logits_kernel(route_args a, in
 #pragma unroll
     for (int i = 0; i < NT * 4; i++)
         store_logit(a, token + i / 4 * 8 + q * 2 + i % 2, expert + g + i % 4 / 2 * 8,
-                    sum[i / 4][i % 4]);
+                    sum[i / 4][i % 4], 1.0f);
 }
 
 static __global__ void __launch_bounds__(THREADS) choose_kernel(route_args a)
@@ -580,7 +643,7 @@ static __global__ void __launch_bounds__(THREADS) choose_kernel(route_args a)
     int token = blockIdx.x * WARPS + threadIdx.x / 32;
 
     if (token < a.n)
-        choose_in(a, token, shared);
+        (void)choose_in(a, token, shared);
 }
 
 /* Count the routes of a chunk. */
@@ -757,17 +820,21 @@ static int route_many(const route_args &a, k_stream stream)
     return rc;
 }
 
-int k_route(const struct k_mixing *m, const k_bf16 *x, const struct k_router *r,
-            const struct k_experts *e, const struct k_tokens *t, int n, int dim, k_stream stream)
+int k_route(const struct k_mixing *m, const k_bf16 *x, const struct k_half_normed *norm,
+            const struct k_router *r, const struct k_experts *e, const struct k_tokens *t, int n,
+            int dim, k_stream stream)
 {
     route_args a = {};
 
     if (r->n_experts > K_EXPERTS_MAX || r->n_used > K_EXPERTS_USED_MAX || r->n_used < 1 ||
-        r->n_groups > K_EXPERT_GROUPS_MAX || r->group_best > 2 || n < 1)
+        r->n_groups > K_EXPERT_GROUPS_MAX || r->group_best > 2 || n < 1 ||
+        (norm != NULL && n > K_MIXING_FEW))
         return -1;
     a.m = *m;
     a.r = *r;
     a.x = x;
+    if (norm != NULL)
+        a.norm = *norm;
     if (t != NULL) {
         a.seq = t->seq;
         a.kv_len = t->kv_len;
