@@ -339,6 +339,8 @@ static const struct {
     {"families/ernie4-5-moe", "24", 4.1e-02},
     {"families/hunyuan-moe", "24", 1.8e-02},
     {"families/phimoe", "24", 2.3e-02},
+    {"families/gpt-oss", "2", 2.2e-02},
+    {"families/gpt-oss-mxfp4", "24", 2.5e-02},
     {"packed/model-awq", "24", 1.6e-02},
     {"packed/model-gptq-4-order", "24", 2.1e-02},
     {"packed/model-ct-int4-zeros", "24", 1.6e-02},
