@@ -93,9 +93,9 @@ template <int D, int TYPE, int HEADS> struct decode_parts {
 
 #pragma unroll
         for (int n = 0; n < NT; n++) {
-            float2 weight = weights(a, head + n * 8 + lane % 4 * 2,
-                                    make_float2(st.top[n][0], st.top[n][1]),
-                                    make_float2(st.sum[n][0], st.sum[n][1]));
+            float2 weight =
+                weights(a, head + n * 8 + lane % 4 * 2, make_float2(st.top[n][0], st.top[n][1]),
+                        make_float2(st.sum[n][0], st.sum[n][1]));
 
 #pragma unroll
             for (int i = 0; i < STEPS; i++) {

@@ -63,8 +63,7 @@ static __global__ void __launch_bounds__(THREADS) plain_kernel(const struct expe
     w = (const k_bf16 *)p.w + (size_t)expert * p.rows * p.n_in;
     for (int out = blockIdx.y * PLAIN_OUTS + threadIdx.x / 32; out < last; out += WARPS) {
         float factor = experts_factor(p, place);
-        float y =
-            dot_rows(w + (size_t)out * p.n_in, x, p.n_in) * factor + own_bias(p, expert, out);
+        float y = dot_rows(w + (size_t)out * p.n_in, x, p.n_in) * factor + own_bias(p, expert, out);
 
         if (p.is_gated)
             y = gated(y,
@@ -236,8 +235,8 @@ static __device__ inline void end_residual(const combine_args &a, const combine_
                                            const float v[WIDE], int token, int at)
 {
     size_t elem = (size_t)token * a.c.dim + at;
-    float square = 0.0f, x[WIDE] = {e.low.x,  e.low.y,  e.low.z,  e.low.w,
-                                    e.high.x, e.high.y, e.high.z, e.high.w};
+    float square = 0.0f,
+          x[WIDE] = {e.low.x, e.low.y, e.low.z, e.low.w, e.high.x, e.high.y, e.high.z, e.high.w};
     const uint32_t norm[4] = {e.norm.x, e.norm.y, e.norm.z, e.norm.w};
 
 #pragma unroll

@@ -23,7 +23,7 @@ struct experts_product {
     int scale_cols;
     int n_tokens, n_used, n_experts;
     const float *inverse; /* float32 [n_tokens], the factors of x; or NULL */
-    const k_bf16 *bias; /* bf16 [n_experts * rows] or NULL */
+    const k_bf16 *bias;   /* bf16 [n_experts * rows] or NULL */
     enum k_activation activation;
     bool is_gated;
 };

@@ -318,8 +318,8 @@ static __device__ inline void few_columns(few_ring &r, const CUtensorMap *map, c
 
 #pragma unroll
     for (int i = 0; i < NT * 2; i++)
-        factors[i / 2][i % 2] = experts_factor(
-            p, first + min(i / 2 * 8 + (int)threadIdx.x % 4 * 2 + i % 2, n - 1));
+        factors[i / 2][i % 2] =
+            experts_factor(p, first + min(i / 2 * 8 + (int)threadIdx.x % 4 * 2 + i % 2, n - 1));
 #pragma unroll
     for (int i = 0; i < NT; i++)
         x[i] = p.x + (size_t)experts_row(p, first + min(i * 8 + g, n - 1)) * p.n_in;
@@ -415,8 +415,7 @@ static int encode_map(CUtensorMap *map, const struct experts_product *p, bool is
     return encode_boxes(map, is_bytes, (void *)(uintptr_t)p->w, 4, sizes, strides, box);
 }
 
-template <int FORMAT>
-static int launch(const struct experts_product *p, int n_sms, k_stream stream)
+template <int FORMAT> static int launch(const struct experts_product *p, int n_sms, k_stream stream)
 {
     int rows = p->is_gated ? 8 : TILE, elems = FORMAT == EXPERTS_PLAIN ? 64 : 128;
     few_args a = {*p, (p->n_out + rows - 1) / rows, (p->n_in + elems - 1) / elems};

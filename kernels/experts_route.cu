@@ -796,8 +796,9 @@ static int launch_logits(const route_args &a, k_stream stream)
     while (together < WARPS && together < tiles)
         together *= 2;
     tokens = WARPS / together * TOKENS_WIDE;
-    return K_LAUNCH(logits_kernel, dim3((tiles + together - 1) / together, (a.n + tokens - 1) / tokens),
-                    THREADS, 0, stream, a, together);
+    return K_LAUNCH(logits_kernel,
+                    dim3((tiles + together - 1) / together, (a.n + tokens - 1) / tokens), THREADS,
+                    0, stream, a, together);
 }
 
 static int route_many(const route_args &a, k_stream stream)

@@ -302,14 +302,14 @@ enum k_scoring {
                       * 2 * spread * max(|logit|, largest) below the largest */
 };
 
-/* logits [n][n_experts] = x * transpose(w) + logit_bias; choice = score + bias. With groups, n_experts /
- * n_groups neighbours form one; only the n_groups_used groups with the largest sums of their
- * group_best best choices take part. The n_used largest choices are taken, the lowest id among
+/* logits [n][n_experts] = x * transpose(w) + logit_bias; choice = score + bias. With groups,
+ * n_experts / n_groups neighbours form one; only the n_groups_used groups with the largest sums of
+ * their group_best best choices take part. The n_used largest choices are taken, the lowest id among
  * equals; NaN is less than all. Weights are scores without the bias, divided by max(their sum,
  * least) if `renorms`, and multiplied by scale. */
 struct k_router {
-    const float *w;    /* float32 [n_experts][dim], on both sides */
-    const float *bias; /* float32 [n_experts] or NULL */
+    const float *w;          /* float32 [n_experts][dim], on both sides */
+    const float *bias;       /* float32 [n_experts] or NULL */
     const float *logit_bias; /* float32 [n_experts] or NULL: part of the logits */
     int n_experts, n_used;
     int n_groups, n_groups_used, group_best; /* n_groups 1: no groups */
@@ -342,8 +342,8 @@ void ref_route(const struct k_routes *out, const float *x, const struct k_router
  *
  *   expert(x) = down * (activation(gate * x) * (up * x)), each product plus its bias */
 struct k_experts {
-    struct k_matrix in;   /* [n * 2 * ff_dim][dim]: of each expert its gate, then its up */
-    struct k_matrix down; /* [n * dim][ff_dim] */
+    struct k_matrix in;    /* [n * 2 * ff_dim][dim]: of each expert its gate, then its up */
+    struct k_matrix down;  /* [n * dim][ff_dim] */
     const void *in_bias;   /* of the device's type [n * 2 * ff_dim], or NULL */
     const void *down_bias; /* [n * dim], or NULL */
     int n, first, ff_dim;

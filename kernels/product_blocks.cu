@@ -24,15 +24,15 @@
 #define TILE      16
 #define BLOCK     128 /* rows and columns of a scale; also the elements of a box */
 #define BOX_BYTES 2048
-#define DEPTH     4 /* boxes of a ring: 128 KB per multiprocessor, as in product.cu */
+#define DEPTH     4  /* boxes of a ring: 128 KB per multiprocessor, as in product.cu */
 #define ROWS_MAX  16 /* x is read from L2 by all blocks: with more rows cuBLASLt is faster */
-#define SQUARES   8 /* partial sums of squares that a lane requests early */
+#define SQUARES   8  /* partial sums of squares that a lane requests early */
 
 struct blocks_args {
     struct k_product p;
     int n, n_in, n_out;
     int n_tiles, n_boxes; /* boxes: of a tile */
-    const float *scales; /* of blocks [n_out / 128][scale_cols] */
+    const float *scales;  /* of blocks [n_out / 128][scale_cols] */
     int scale_cols;
 };
 
@@ -400,8 +400,8 @@ bool product_blocks_takes(const struct k_matrix *w, int n)
            w->n_out % TILE == 0 && n >= 1 && n <= ROWS_MAX;
 }
 
-template <int NT> static int launch(const CUtensorMap &map, const blocks_args &a, int n_sms,
-                                    k_stream stream)
+template <int NT>
+static int launch(const CUtensorMap &map, const blocks_args &a, int n_sms, k_stream stream)
 {
     cudaLaunchAttribute attribute = {};
     cudaLaunchConfig_t config = {};

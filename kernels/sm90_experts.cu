@@ -201,8 +201,8 @@ static __device__ __forceinline__ void multiply_plain(float (&acc)[2][64],
         warpgroup_begin();
 #pragma unroll
         for (int i = 0; i < PARTS * 4; i++)
-            multiply_rows(acc[i / 4], operand(w + i % 4 * 32, 1024, 0),
-                          x_operand(x, i / 4, i % 4), 1);
+            multiply_rows(acc[i / 4], operand(w + i % 4 * 32, 1024, 0), x_operand(x, i / 4, i % 4),
+                          1);
         warpgroup_commit();
         warpgroup_wait<1>();
         if (step > 0 && leads()) {
@@ -290,8 +290,7 @@ static __device__ inline int many_row(const many_args &a, const many_tile &t, in
            (row < 8 ? 0 : a.p.n_out);
 }
 
-template <int FORMAT>
-static __device__ inline float2 scales_at(const many_scales &s, int step)
+template <int FORMAT> static __device__ inline float2 scales_at(const many_scales &s, int step)
 {
     if (FORMAT != EXPERTS_IN_BLOCKS)
         return make_float2(1.0f, 1.0f);
@@ -486,8 +485,7 @@ template <int FORMAT>
 static __device__ __forceinline__ void consume(many_shared<FORMAT> &s, const many_args &a,
                                                int n_all)
 {
-    int group = (int)threadIdx.x / 128 - 1, warp = threadIdx.x % 128 / 32,
-        g = threadIdx.x % 32 / 4;
+    int group = (int)threadIdx.x / 128 - 1, warp = threadIdx.x % 128 / 32, g = threadIdx.x % 32 / 4;
     many_rings<FORMAT> r = {{0, 0}, {0, 0}};
     float acc[2][64];
 
@@ -561,8 +559,8 @@ static __global__ void permute_kernel(uint4 *out, const uint4 *x, size_t n)
 static int encode_map(CUtensorMap *map, const struct experts_product *p, bool is_bytes)
 {
     cuuint64_t row_bytes = (cuuint64_t)p->n_in * (is_bytes ? 1 : 2);
-    cuuint64_t sizes[5] = {(cuuint64_t)p->n_in, 8, p->is_gated ? 2U : 1U,
-                           (cuuint64_t)p->n_out / 8, (cuuint64_t)p->n_experts};
+    cuuint64_t sizes[5] = {(cuuint64_t)p->n_in, 8, p->is_gated ? 2U : 1U, (cuuint64_t)p->n_out / 8,
+                           (cuuint64_t)p->n_experts};
     cuuint64_t strides[4] = {row_bytes, (cuuint64_t)p->n_out * row_bytes, 8 * row_bytes,
                              (cuuint64_t)p->rows * row_bytes};
     cuuint32_t box[5] = {is_bytes ? 128U : 64U, 8, p->is_gated ? 2U : 1U,
@@ -571,8 +569,7 @@ static int encode_map(CUtensorMap *map, const struct experts_product *p, bool is
     return encode_boxes(map, is_bytes, (void *)(uintptr_t)p->w, 5, sizes, strides, box);
 }
 
-template <int FORMAT>
-static int launch(const struct experts_product *p, int n_sms, k_stream stream)
+template <int FORMAT> static int launch(const struct experts_product *p, int n_sms, k_stream stream)
 {
     const size_t bytes = sizeof(many_shared<FORMAT>);
     int rows = p->is_gated ? ROWS / 2 : ROWS;

@@ -56,7 +56,8 @@ static void cpu_expert_task(void *arg, int task, int worker)
     job->math->matmul(&product);
     for (int row = 0; row < product.row_last && job->bias != NULL; row++) {
         for (int i = out; i < product.out_last; i++)
-            product.y[(size_t)row * n_out + (size_t)i] += job->bias[(size_t)expert * n_out + (size_t)i];
+            product.y[(size_t)row * n_out + (size_t)i] +=
+                job->bias[(size_t)expert * n_out + (size_t)i];
     }
 }
 
@@ -126,12 +127,10 @@ void cpu_mix_experts(struct device *d, void *out, const struct device_experts *e
     cpu_route(d, e, n);
     ref_sort_routes(&own->sorted, own->routes.ids, experts, n * e->router->n_used);
     n_touched = cpu_gather(cpu, e);
-    cpu_run_experts(cpu, own->ffn_in, own->x, &experts->in, experts->in_bias, experts,
-                    n_touched);
+    cpu_run_experts(cpu, own->ffn_in, own->x, &experts->in, experts->in_bias, experts, n_touched);
     ref_gate(own->ff, own->ffn_in, experts->activation, own->sorted.starts[experts->n],
              experts->ff_dim);
-    cpu_run_experts(cpu, own->y, own->ff, &experts->down, experts->down_bias, experts,
-                    n_touched);
+    cpu_run_experts(cpu, own->y, own->ff, &experts->down, experts->down_bias, experts, n_touched);
     ref_combine(out, own->y, &combining, n);
 }
 

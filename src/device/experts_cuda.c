@@ -44,8 +44,8 @@ void experts_mix(struct device *d, void *out, const struct device_experts *e, in
                       d->limits.dim, gpu->stream),
               "route");
     cuda_keep(gpu,
-              k_run_experts(&gpu->mixing, e->x, norm, e->experts, n, e->router->n_used,
-                            gpu->n_sms, gpu->stream),
+              k_run_experts(&gpu->mixing, e->x, norm, e->experts, n, e->router->n_used, gpu->n_sms,
+                            gpu->stream),
               "experts");
     cuda_keep(gpu, k_combine(out, &gpu->mixing, &combining, e->residual, n, gpu->stream),
               "the sum of experts");

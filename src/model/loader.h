@@ -85,8 +85,7 @@ void *loader_bias(struct loader *l, const struct loader_tensors *all, enum plan_
 /* The biases [own experts][rows] of experts that are in one tensor: [n_experts][rows], its name
  * that of the matrix with "_bias". NULL on ranks above 0 if all ranks have all experts and the
  * matrix is split by columns. Random models have zeros. */
-void *loader_expert_bias(struct loader *l, const struct loader_tensors *all,
-                         enum plan_split split);
+void *loader_expert_bias(struct loader *l, const struct loader_tensors *all, enum plan_split split);
 
 /* A vector, such as the weights of a norm; ones in a random model. plus_one: add 1 to each element,
  * in float32. */

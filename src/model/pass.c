@@ -386,8 +386,7 @@ struct device_experts pass_begin_experts(const struct pass *p, const struct laye
                                      .adds = layer->ffn.ff_dim > 0};
 
     if (p->fused && !experts.adds)
-        experts.norm =
-            (struct k_half_normed){acts->sums, p->plan->dim / 16, w->norm_ffn.eps};
+        experts.norm = (struct k_half_normed){acts->sums, p->plan->dim / 16, w->norm_ffn.eps};
     else if (p->fused)
         p->d->ops->rmsnorm(p->d, &acts->normed, acts->x, w->norm_ffn.weight, w->norm_ffn.eps, p->n,
                            &plain);

@@ -102,7 +102,8 @@ static bool plan_fuses_ffn(const struct hf_config *c)
 static bool plan_fuses(const struct hf_config *c)
 {
     return c->norm.kind == K_NORM_RMS && c->norms == NORMS_BEFORE && !c->is_parallel &&
-           c->qk_norm != QK_NORM_WHOLE && plan_fuses_ffn(c) && !plan_has_multipliers(&c->by) && !c->positions.is_used && !c->head_bias;
+           c->qk_norm != QK_NORM_WHOLE && plan_fuses_ffn(c) && !plan_has_multipliers(&c->by) &&
+           !c->positions.is_used && !c->head_bias;
 }
 
 /* The plan points to the config's ropes, so the config must live longer. */

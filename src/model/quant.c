@@ -689,15 +689,13 @@ int quant_find(struct quant_part *out, const struct checkpoint *files,
 }
 
 int quant_mxfp4(struct quant_part *out, const struct checkpoint *files,
-                const struct tensor *data, const struct tensor *scales,
-                const struct quant_matrix *matrix, char *why, size_t why_cap)
+                const struct tensor *const parts[2], const struct quant_matrix *matrix, char *why,
+                size_t why_cap)
 {
     const struct quant_search search = {files,        matrix->stem, matrix->rows,
                                         matrix->cols, why,          why_cap};
-    struct quant_part part = {.data = data,
-                              .rows = matrix->rows,
-                              .cols = matrix->cols,
-                              .beside = {scales}};
+    struct quant_part part = {
+        .data = parts[0], .rows = matrix->rows, .cols = matrix->cols, .beside = {parts[1]}};
     int rc;
 
     for (size_t i = 0; i < N_FORMATS && part.kind == NULL; i++) {

@@ -269,8 +269,8 @@ static struct k_experts weights_load_experts(const struct loading *in, const str
         experts.in_bias = loader_expert_bias(in->l, &first, SPLIT_ROWS);
     experts.down = loader_matrix(in->l, &down, USE_LAYER);
     if (whole->config->has_biases)
-        experts.down_bias = loader_expert_bias(
-            in->l, &down, own->n_own < whole->n ? SPLIT_ROWS : SPLIT_COLUMNS);
+        experts.down_bias =
+            loader_expert_bias(in->l, &down, own->n_own < whole->n ? SPLIT_ROWS : SPLIT_COLUMNS);
     if (!in_one)
         loader_refuse_more_experts(in->l, names->expert_down, whole->n);
     return experts;

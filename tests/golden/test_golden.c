@@ -276,11 +276,10 @@ static void check_ranks(const char *name, const char *folder, const char *path, 
 /* The numbers of ranks that divide a model's experts. */
 static const char *whole_of(const char *name)
 {
-    static const char *const models[][2] = {{"families/qwen3-moe", "3"},
-                                            {"families/qwen3-moe-fused", "24"},
-                                            {"families/granite-moe-shared", "24"},
-                                            {"families/glm4-moe", "2"},
-                                            {"families/ernie4-5-moe", "2"}};
+    static const char *const models[][2] = {
+        {"families/qwen3-moe", "3"},           {"families/qwen3-moe-fused", "24"},
+        {"families/granite-moe-shared", "24"}, {"families/glm4-moe", "2"},
+        {"families/ernie4-5-moe", "2"},        {"families/gpt-oss-mxfp4", "2"}};
 
     for (size_t i = 0; i < sizeof models / sizeof models[0]; i++) {
         if (strcmp(models[i][0], name) == 0)

@@ -145,8 +145,8 @@ static void route(struct run *r, const k_bf16 *x, const struct k_tokens *t, int 
 {
     size_t n_routes = (size_t)n * (size_t)r->s.n_used;
 
-    gpu_must(k_route(&r->m, x, r->norm.sums != NULL ? &r->norm : NULL, &r->dev_router, &r->dev_experts, t, n, r->s.dim,
-                     device_cuda_stream(gpu)));
+    gpu_must(k_route(&r->m, x, r->norm.sums != NULL ? &r->norm : NULL, &r->dev_router,
+                     &r->dev_experts, t, n, r->s.dim, device_cuda_stream(gpu)));
     fetch(r->ids, r->m.routes.ids, n_routes * sizeof *r->ids);
     fetch(r->weights, r->m.routes.weights, n_routes * sizeof *r->weights);
 }
@@ -300,9 +300,8 @@ static void run_experts(struct run *r, const k_bf16 *x, const float *own, int n,
     k_bf16 *dev_out = own != NULL ? gpu_bf16(own, n_out) : gpu_array(NULL, n_out * sizeof *dev_out);
     float *got;
 
-    gpu_must(
-        k_run_experts(&r->m, x, r->norm.sums != NULL ? &r->norm : NULL, &r->dev_experts, n,
-                      r->s.n_used, SMS, device_cuda_stream(gpu)));
+    gpu_must(k_run_experts(&r->m, x, r->norm.sums != NULL ? &r->norm : NULL, &r->dev_experts, n,
+                           r->s.n_used, SMS, device_cuda_stream(gpu)));
     gpu_must(k_combine(dev_out, &r->m, &c, NULL, n, device_cuda_stream(gpu)));
     got = gpu_floats(dev_out, n_out);
     memcpy(out, got, n_out * sizeof *out);
@@ -327,7 +326,8 @@ static void check_results(struct run *r, int n, const char *name)
 {
     size_t n_out = (size_t)n * (size_t)r->s.dim;
     float *got = malloc(n_out * sizeof *got), *again = malloc(n_out * sizeof *got);
-    float *own = n % 2 == 1 && r->norm.sums == NULL ? gpu_random(n_out, 1.0f) : NULL, *want = calloc(n_out, sizeof *want);
+    float *own = n % 2 == 1 && r->norm.sums == NULL ? gpu_random(n_out, 1.0f) : NULL,
+          *want = calloc(n_out, sizeof *want);
     const struct k_routes routes = {r->ids, r->weights};
     const struct k_combining c = {.x = r->x,
                                   .switches = own != NULL ? r->switches : NULL,
