@@ -100,7 +100,7 @@ static int run_product(const struct experts_product *p, const struct k_matrix *w
     if (format == EXPERTS_PLAIN && p->n_in % 8 != 0)
         return K_LAUNCH(plain_kernel, dim3(n_routes, (p->n_out + PLAIN_OUTS - 1) / PLAIN_OUTS),
                         THREADS, 0, stream, *p);
-    if (is_many && p->n_out % 8 == 0)
+    if (is_many)
         return experts_many(p, (enum experts_format)format, n_sms, stream);
     return experts_few(p, (enum experts_format)format, n_sms, stream);
 }
@@ -133,9 +133,10 @@ int k_run_experts(const struct k_mixing *m, const k_bf16 *x, const struct k_half
     struct experts_product first = product_of(m, e, &e->in, n, n_used);
     struct experts_product second = product_of(m, e, &e->down, n, n_used);
     int rc = 0, n_routes = n * n_used;
-    bool is_many = n > K_MIXING_FEW;
+    bool is_many = n > K_MIXING_FEW && e->ff_dim % 8 == 0 && first.n_in % 8 == 0 &&
+                   k_format_is_plain(&e->in.format) == k_format_is_plain(&e->down.format);
 
-    if (norm != NULL && is_many)
+    if (norm != NULL && n > K_MIXING_FEW)
         return -1;
     if (norm != NULL)
         first.inverse = m->inverse;
@@ -148,8 +149,8 @@ int k_run_experts(const struct k_mixing *m, const k_bf16 *x, const struct k_half
     second.x = m->ff;
     second.out = m->y;
     second.n_out = second.rows;
-    if (is_many && !k_format_is_plain(&e->in.format)) { /* y is not needed before the second */
-        rc = experts_permute(m->y, x, (size_t)n * first.n_in, stream);
+    if (is_many) { /* y is not needed before the second */
+        rc = experts_gather(m->y, x, &first, !k_format_is_plain(&e->in.format), stream);
         first.x = m->y;
     }
     if (rc == 0)

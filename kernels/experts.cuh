@@ -35,11 +35,14 @@ enum experts_format { EXPERTS_PLAIN, EXPERTS_BY_ROW, EXPERTS_IN_BLOCKS };
 /* experts_few.cu, sm90_experts.cu. Both take rows of n_in in whole 16 bytes only. */
 int experts_few(const struct experts_product *p, enum experts_format format, int n_sms,
                 k_stream stream);
+/* x [route][n_in] in the order of experts for either product, n_out in whole eights. e4m3: x as
+ * K_HALF_AT, n_in in whole sixteens; out is too, if is_gated. */
 int experts_many(const struct experts_product *p, enum experts_format format, int n_sms,
-                 k_stream stream); /* n_out in whole eights; e4m3: x as K_HALF_AT, in sixteens */
+                 k_stream stream);
 
-/* Pairs of x in the order of K_HALF_AT, for experts_many() with e4m3. */
-int experts_permute(k_bf16 *out, const k_bf16 *x, size_t n_elems, k_stream stream);
+/* Rows of x in the order of experts, for experts_many(); permutes: with pairs as K_HALF_AT. */
+int experts_gather(k_bf16 *out, const k_bf16 *x, const struct experts_product *p, bool permutes,
+                   k_stream stream);
 
 /* The row of x of a place in the order of routes. */
 static __device__ inline int experts_row(const struct experts_product &p, int place)

@@ -36,6 +36,7 @@ struct route_args {
     struct k_half_normed norm;   /* sums NULL: x is normed */
     int n, dim, n_own, first;
     int slice; /* elements of a slice: whole chunks */
+    int high;  /* experts of a tile that are computed, 1 .. TILE: the others are these again */
 };
 
 /* --- logits ----------------------------------------------------------------------------------- */
@@ -115,8 +116,8 @@ static __device__ inline logits_tile<NT> tile_of(const route_args &a, int expert
     int g = threadIdx.x % 32 / 4, last = a.r.n_experts - 1;
     logits_tile<NT> t;
 
-    t.low = a.r.w + (size_t)min(expert + g, last) * a.dim;
-    t.high = a.r.w + (size_t)min(expert + g + 8, last) * a.dim;
+    t.low = a.r.w + (size_t)min(expert + g % a.high, last) * a.dim;
+    t.high = a.r.w + (size_t)min(expert + (g + 8) % a.high, last) * a.dim;
 #pragma unroll
     for (int i = 0; i < NT; i++)
         t.x[i] = a.x + (size_t)min(token + i * 8 + g, a.n - 1) * a.dim;
@@ -196,7 +197,7 @@ static __device__ inline float find_factor(const route_args &a, int token)
     return rsqrtf(sum / (float)a.dim + a.norm.eps);
 }
 
-/* Logits of 16 experts and 8 tokens by a block with a warp for each slice. sums: shared memory
+/* Logits of some experts and 8 tokens by a block with a warp for each slice. sums: shared memory
  * [SLICES][TILE][8]. */
 static __device__ inline void make_logits(const route_args &a, int expert, int token, float *sums)
 {
@@ -218,7 +219,7 @@ static __device__ inline void make_logits(const route_args &a, int expert, int t
     for (int i = 0; i < 4; i++)
         sums[(warp * TILE + g + i / 2 * 8) * 8 + q * 2 + i % 2] = acc[0][i];
     __syncthreads();
-    if (threadIdx.x >= TILE * 8)
+    if ((int)threadIdx.x >= a.high * 8)
         return;
 #pragma unroll
     for (int i = 0; i < SLICES; i++)
@@ -567,17 +568,17 @@ static __device__ inline bool is_last_block(uint32_t *done, unsigned n)
     return is_last;
 }
 
-/* Block x has 16 experts, block y some tokens. */
+/* Block x has some experts, block y some tokens. */
 static __global__ void __launch_bounds__(FEW_THREADS) route_kernel(route_args a)
 {
     /* Shared memory: sums [SLICES][TILE][8]; in their place keys and logits [WARPS][2][n_choices];
      * then starts and the table of sort_few(). */
     extern __shared__ __align__(16) uint32_t shared[];
-    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, expert = blockIdx.x * TILE;
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, expert = blockIdx.x * a.high;
     int token = blockIdx.y * WARPS, n_routes = a.n * a.r.n_used;
 
     static_assert(K_MIXING_WARPS == 8, "a warp for each token of a tile");
-    for (int i = lane; i < TILE * 4; i += 32) { /* weights depend on no other kernel */
+    for (int i = lane; i < a.high * 4; i += 32) { /* weights depend on no other kernel */
         int at = warp * a.slice + i % 4 * 32;
 
         if (expert + i / 4 < a.r.n_experts && at < a.dim)
@@ -607,7 +608,7 @@ static __global__ void __launch_bounds__(FEW_THREADS) sliced_logits_kernel(route
 {
     __shared__ float sums[SLICES * TILE * 8];
 
-    make_logits(a, blockIdx.x * TILE, blockIdx.y * 8, sums);
+    make_logits(a, blockIdx.x * a.high, blockIdx.y * 8, sums);
 }
 
 /* A warp has 16 experts and TOKENS_WIDE tokens; n_tiles warps of a block have the same tokens. */
@@ -771,18 +772,20 @@ template <class K> static int allow_shared(K kernel, size_t bytes)
                : -1;
 }
 
-static int route_few(const route_args &a, k_stream stream)
+/* With few tokens, reads of the router are shared among more multiprocessors. */
+static int route_few(route_args &a, k_stream stream)
 {
     size_t n_routes = (size_t)a.n * a.r.n_used, logits = SLICES * TILE * 8;
     size_t sorting = (size_t)a.n_own + 1 + ((n_routes + 31) / 32 * a.n_own + 1) / 2;
     size_t words = choice_words(a);
 
+    a.high = a.n <= WARPS ? 2 : TILE;
     words = words > sorting ? words : sorting;
     words = words > logits ? words : logits;
     if (allow_shared(route_kernel, words * sizeof(uint32_t)) != 0)
         return -1;
     return launch_early(route_kernel,
-                        dim3((a.r.n_experts + TILE - 1) / TILE, (a.n + WARPS - 1) / WARPS),
+                        dim3((a.r.n_experts + a.high - 1) / a.high, (a.n + WARPS - 1) / WARPS),
                         FEW_THREADS, words * sizeof(uint32_t), stream, a);
 }
 
@@ -843,6 +846,7 @@ int k_route(const struct k_mixing *m, const k_bf16 *x, const struct k_half_norme
     a.n = n;
     a.dim = dim;
     a.slice = (dim + SLICES * CHUNK - 1) / (SLICES * CHUNK) * CHUNK;
+    a.high = TILE;
     a.n_own = e->n;
     a.first = e->first;
     return n <= K_MIXING_FEW ? route_few(a, stream) : route_many(a, stream);

@@ -3,10 +3,12 @@
  * Products of experts for many tokens with wgmma: one product for each expert, of the rows that are
  * routed to it, in one launch.
  *
+ *   x [token] --> rows in the order of routes (gather)
+ *
  *   warpgroup 0 (producer)            rings in shared memory       warpgroups 1, 2 (consumers)
  *
  *    a lane: TMA copies of w     -->   W [0] .. [W_DEPTH - 1]  -->   wgmma: 64 rows of w x 256
- *    all: cp.async of rows of x  -->   X [0] .. [X_DEPTH - 1]        routes each
+ *    and of rows of x            -->   X [0] .. [X_DEPTH - 1]        routes each
  *        ^                                  |                              |
  *        '---------- empty barriers <-------'                              v
  *                                             scale, bias, activation -> shared memory -> out
@@ -18,16 +20,17 @@
  * and the same expert, so both are read from the L2 cache. The producer goes on to the next tile
  * while the consumers finish one.
  *
- * Rows of x are found by their index: each producer thread copies 16 bytes of 16 rows of a stage,
- * waits for those of two stages before, and makes them visible to wgmma (a proxy fence) before it
- * arrives on that stage's barrier. Both operands have 128-byte rows with the TMA's swizzle.
+ * A launch of its own first copies the rows of x into the order of routes, where the TMA can read
+ * them. (A producer that found them by index with cp.async took three times as long: the fence that
+ * makes such a copy visible to wgmma waits for all other copies of its thread.) Both operands have
+ * 128-byte rows with the TMA's swizzle.
  *
  * w is the first operand of wgmma. bfloat16 is read from shared memory. e4m3 goes through
  * registers, where it becomes bfloat16, which is exact; with scales of blocks it is multiplied by
  * the scale and rounded to bfloat16, as a dequantised matrix would be. ldmatrix gives a lane four
  * adjacent bytes, while the tensor core wants two and two that are 8 apart; therefore x has the
- * pairs of each 16 elements in the order of K_HALF_AT then: a launch of its own writes such an x,
- * and the first product writes its outputs so.
+ * pairs of each 16 elements in the order of K_HALF_AT then: the gathered rows have it, and the
+ * first product writes its outputs so.
  *
  * Sums are float32, in an order that depends on n_in alone: a route's bits do not depend on where
  * in a tile it is. */
@@ -41,9 +44,10 @@
 #define SLAB      64 /* elements of n_in of a stage of x, and of a step */
 #define W_BYTES   (ROWS * 128)
 #define X_BYTES   (ROUTES * 128)
-#define LAG       2  /* stages of x under way before the oldest is waited for */
+#define X_ROWS    64 /* of a copy of x */
 #define CHUNK     64 /* routes that are written at a time */
 #define OUT_PITCH 144
+#define GATHERS   (132 * 16) /* blocks that copy rows */
 
 static_assert(ROUTES == 256, "two halves of 128 columns");
 
@@ -56,7 +60,6 @@ template <int FORMAT> struct many_shared {
     char w[many_depth<FORMAT>::W][W_BYTES];
     char x[many_depth<FORMAT>::X][X_BYTES];
     char out[2][CHUNK * OUT_PITCH];
-    int rows[2][ROUTES];
     uint64_t w_full[4], w_empty[4], x_full[5], x_empty[5];
 };
 
@@ -86,79 +89,43 @@ static __device__ inline many_tile many_tile_of(const many_args &a, int tile)
 
 /* --- the producer ----------------------------------------------------------------------------- */
 
-/* The rows of x of a tile's routes. Rows past the end are the last one again. Two lists are used in
- * turn, so that no thread still reads the one that is written. */
-static __device__ inline void list_rows(int *rows, const many_args &a, const many_tile &t)
+/* Load elements at .. at + 63 of the rows of x of a tile, as many as there are. What other places
+ * hold only reaches sums that are not used. */
+static __device__ inline void load_rows(char *to, const CUtensorMap *map, const many_tile &t,
+                                        int at, uint64_t *full)
 {
-#pragma unroll
-    for (int i = threadIdx.x; i < ROUTES; i += 128)
-        rows[i] = experts_row(a.p, t.first + min(i, t.n - 1));
-    named_sync(3, 128);
+    int n = (t.n + X_ROWS - 1) / X_ROWS;
+
+    barrier_expect(full, n * X_ROWS * 128);
+    for (int i = 0; i < n; i++)
+        tensor_load_3d(to + i * X_ROWS * 128, map, full, at, t.first + i * X_ROWS, 0);
 }
 
-/* Begin to copy elements at .. at + 63 of n rows: 16 bytes of every 16th row a thread. What the
- * places of other rows hold only reaches sums that are not used. */
-static __device__ inline void copy_rows(char *to, const many_args &a, const int *rows, int at,
-                                        int n)
-{
-    int chunk = threadIdx.x % 8, line = threadIdx.x / 8, from = at + chunk * 8;
-    bool has = from < a.p.n_in;
-    const k_bf16 *x = a.p.x + (has ? from : 0);
-
-    to += line * 128 + (chunk ^ line % 8) * 16;
-    rows += line;
-#pragma unroll
-    for (int i = 0; i < 16; i++) {
-        if (line + i * 16 < n)
-            copy_later(to + i * 16 * 128, x + (size_t)rows[i * 16] * a.p.n_in, has);
-    }
-}
-
-/* Announce the stage of x whose copies were begun LEFT groups ago. */
-template <int LEFT, int DEPTH>
-static __device__ inline void announce_rows(uint64_t *full, ring<DEPTH> &oldest)
-{
-    copies_wait<LEFT>();
-    fence_async();
-    barrier_arrive(&full[oldest.stage]);
-    oldest.next();
-}
-
+/* By one lane: all tiles of this block. */
 template <int FORMAT>
-static __device__ inline void produce(many_shared<FORMAT> &s, const CUtensorMap *map,
-                                      const many_args &a, int n_all)
+static __device__ inline void produce(many_shared<FORMAT> &s, const CUtensorMap *w_map,
+                                      const CUtensorMap *x_map, const many_args &a, int n_all)
 {
     const int STEPS = many_depth<FORMAT>::STEPS, elems = FORMAT == EXPERTS_PLAIN ? 64 : 128;
     ring<many_depth<FORMAT>::W> w = {0, 1};
-    ring<many_depth<FORMAT>::X> x = {0, 1}, oldest = {0, 0};
-    int n_begun = 0, turn = 0;
+    ring<many_depth<FORMAT>::X> x = {0, 1};
 
-    for (int tile = blockIdx.x; tile < n_all; tile += gridDim.x, turn ^= 1) {
+    for (int tile = blockIdx.x; tile < n_all; tile += gridDim.x) {
         const many_tile t = many_tile_of(a, tile);
 
-        list_rows(s.rows[turn], a, t);
         for (int step = 0; step < a.n_steps; step++) {
             if (step % STEPS == 0) {
-                if (threadIdx.x == 0) {
-                    barrier_wait(&s.w_empty[w.stage], w.parity);
-                    barrier_expect(&s.w_full[w.stage], W_BYTES);
-                    tensor_load_5d(s.w[w.stage], map, &s.w_full[w.stage], step / STEPS * elems,
-                                   t.part * (a.p.is_gated ? ROWS / 16 : ROWS / 8), t.expert);
-                }
+                barrier_wait(&s.w_empty[w.stage], w.parity);
+                barrier_expect(&s.w_full[w.stage], W_BYTES);
+                tensor_load_5d(s.w[w.stage], w_map, &s.w_full[w.stage], step / STEPS * elems,
+                               t.part * (a.p.is_gated ? ROWS / 16 : ROWS / 8), t.expert);
                 w.next();
             }
             barrier_wait(&s.x_empty[x.stage], x.parity);
-            copy_rows(s.x[x.stage], a, s.rows[turn], step * SLAB, t.n);
-            copies_commit();
+            load_rows(s.x[x.stage], x_map, t, step * SLAB, &s.x_full[x.stage]);
             x.next();
-            if (n_begun++ >= LAG)
-                announce_rows<LAG>(s.x_full, oldest);
         }
     }
-    if (n_begun >= 2)
-        announce_rows<1>(s.x_full, oldest);
-    if (n_begun >= 1)
-        announce_rows<0>(s.x_full, oldest);
 }
 
 /* --- the consumers' mainloop ------------------------------------------------------------------ */
@@ -181,8 +148,8 @@ template <int PARTS> static __device__ __forceinline__ void clear(float (&acc)[2
         acc[i / 64][i % 64] = 0.0f;
 }
 
-/* acc [PARTS] = 64 rows of w of this warpgroup x 128 routes, of bfloat16. A stage is given back when
- * the products of the next one have been issued and its own have ended. */
+/* acc [PARTS] = 64 rows of w of this warpgroup x 128 routes, of bfloat16. A stage is given back
+ * when the products of the next one have been issued and its own have ended. */
 template <int PARTS>
 static __device__ __forceinline__ void multiply_plain(float (&acc)[2][64],
                                                       many_shared<EXPERTS_PLAIN> &s,
@@ -489,8 +456,12 @@ static __device__ __forceinline__ void consume(many_shared<FORMAT> &s, const man
     many_rings<FORMAT> r = {{0, 0}, {0, 0}};
     float acc[2][64];
 
+    many_tile next = {};
+
+    if ((int)blockIdx.x < n_all)
+        next = many_tile_of(a, blockIdx.x);
     for (int tile = blockIdx.x; tile < n_all; tile += gridDim.x) {
-        const many_tile t = many_tile_of(a, tile);
+        const many_tile t = next;
         int own = t.expert * a.p.rows;
         int low = own + many_row(a, t, group, warp, g),
             high = own + many_row(a, t, group, warp, g + 8);
@@ -499,6 +470,8 @@ static __device__ __forceinline__ void consume(many_shared<FORMAT> &s, const man
         const many_scales scales = {a.p.scales + low / EXPERTS_BLOCK * a.p.scale_cols,
                                     a.p.scales + high / EXPERTS_BLOCK * a.p.scale_cols};
 
+        if (tile + (int)gridDim.x < n_all) /* looked up while this one is multiplied */
+            next = many_tile_of(a, tile + gridDim.x);
         if (t.n > ROUTES / 2)
             multiply_all<FORMAT, 2>(acc, s, r, group, scales, a.n_steps);
         else
@@ -511,7 +484,8 @@ static __device__ __forceinline__ void consume(many_shared<FORMAT> &s, const man
 
 template <int FORMAT>
 static __global__ void __launch_bounds__(THREADS, 1)
-    many_kernel(const __grid_constant__ CUtensorMap map, const __grid_constant__ many_args a)
+    many_kernel(const __grid_constant__ CUtensorMap w_map,
+                const __grid_constant__ CUtensorMap x_map, const __grid_constant__ many_args a)
 {
     extern __shared__ __align__(1024) char memory[];
     many_shared<FORMAT> &s = *(many_shared<FORMAT> *)memory;
@@ -523,7 +497,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
             barrier_init(&s.w_empty[i], CONSUMERS / 32);
         }
         for (int i = 0; i < many_depth<FORMAT>::X; i++) {
-            barrier_init(&s.x_full[i], 128);
+            barrier_init(&s.x_full[i], 1);
             barrier_init(&s.x_empty[i], CONSUMERS / 32);
         }
         barrier_init_done();
@@ -532,25 +506,36 @@ static __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
     if (threadIdx.x < 128) {
         registers_give<56>();
-        produce<FORMAT>(s, &map, a, n_all);
+        if (threadIdx.x == 0)
+            produce<FORMAT>(s, &w_map, &x_map, a, n_all);
     } else {
         registers_take<224>();
         consume<FORMAT>(s, a, n_all);
     }
 }
 
-/* Rows of x with the pairs of each 16 elements in the order of K_HALF_AT; a thread has 16. */
-static __global__ void permute_kernel(uint4 *out, const uint4 *x, size_t n)
+/* Copy the rows of x of all routes into their order; with PERMUTES the pairs of each 16 elements in
+ * the order of K_HALF_AT. A block has a place, and goes on to the place gridDim.x further on. */
+template <bool PERMUTES>
+static __global__ void __launch_bounds__(128)
+    gather_kernel(k_bf16 *out, const k_bf16 *x, const int32_t *routes, const int32_t *end,
+                  int n_used, int dim)
 {
-    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
-    uint4 low, high;
+    for (int place = blockIdx.x; place < *end; place += gridDim.x) {
+        const uint4 *from = (const uint4 *)(x + (size_t)(routes[place] / n_used) * dim);
+        uint4 *to = (uint4 *)(out + (size_t)place * dim);
 
-    if (i >= n)
-        return;
-    low = x[2 * i];
-    high = x[2 * i + 1];
-    out[2 * i] = make_uint4(low.x, low.z, high.x, high.z);
-    out[2 * i + 1] = make_uint4(low.y, low.w, high.y, high.w);
+        for (int i = threadIdx.x; i < dim / (PERMUTES ? 16 : 8); i += 128) {
+            if (PERMUTES) {
+                uint4 low = from[2 * i], high = from[2 * i + 1];
+
+                to[2 * i] = make_uint4(low.x, low.z, high.x, high.z);
+                to[2 * i + 1] = make_uint4(low.y, low.w, high.y, high.w);
+            } else {
+                to[i] = from[i];
+            }
+        }
+    }
 }
 
 /* --- launching -------------------------------------------------------------------------------- */
@@ -569,28 +554,43 @@ static int encode_map(CUtensorMap *map, const struct experts_product *p, bool is
     return encode_boxes(map, is_bytes, (void *)(uintptr_t)p->w, 5, sizes, strides, box);
 }
 
+/* Map x as [1][routes][n_in]. */
+static int encode_rows(CUtensorMap *map, const struct experts_product *p)
+{
+    cuuint64_t row_bytes = (cuuint64_t)p->n_in * 2;
+    cuuint64_t n = (cuuint64_t)p->n_tokens * (cuuint64_t)p->n_used;
+    cuuint64_t sizes[3] = {(cuuint64_t)p->n_in, n, 1}, strides[2] = {row_bytes, n * row_bytes};
+    cuuint32_t box[3] = {SLAB, X_ROWS, 1};
+
+    return encode_boxes(map, false, (void *)(uintptr_t)p->x, 3, sizes, strides, box);
+}
+
 template <int FORMAT> static int launch(const struct experts_product *p, int n_sms, k_stream stream)
 {
     const size_t bytes = sizeof(many_shared<FORMAT>);
     int rows = p->is_gated ? ROWS / 2 : ROWS;
     many_args a = {*p, (p->n_out + rows - 1) / rows, (p->n_in + SLAB - 1) / SLAB,
                    FORMAT != EXPERTS_PLAIN && p->is_gated};
-    CUtensorMap map;
+    CUtensorMap w_map, x_map;
 
     static_assert(sizeof(many_shared<FORMAT>) <= 227 * 1024, "shared memory");
-    if (encode_map(&map, p, FORMAT != EXPERTS_PLAIN) != 0 ||
+    if (encode_map(&w_map, p, FORMAT != EXPERTS_PLAIN) != 0 || encode_rows(&x_map, p) != 0 ||
         cudaFuncSetAttribute(many_kernel<FORMAT>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              (int)bytes) != cudaSuccess)
         return -1;
-    return K_LAUNCH(many_kernel<FORMAT>, n_sms, THREADS, bytes, stream, map, a);
+    return K_LAUNCH(many_kernel<FORMAT>, n_sms, THREADS, bytes, stream, w_map, x_map, a);
 }
 
-int experts_permute(k_bf16 *out, const k_bf16 *x, size_t n_elems, k_stream stream)
+int experts_gather(k_bf16 *out, const k_bf16 *x, const struct experts_product *p, bool permutes,
+                   k_stream stream)
 {
-    size_t n = n_elems / 16;
+    const int32_t *end = p->starts + p->n_experts;
+    int n = p->n_tokens * p->n_used, grid = n < GATHERS ? n : GATHERS;
 
-    return K_LAUNCH(permute_kernel, (unsigned)((n + 255) / 256), 256, 0, stream, (uint4 *)out,
-                    (const uint4 *)x, n);
+    return permutes ? K_LAUNCH(gather_kernel<true>, grid, 128, 0, stream, out, x, p->routes, end,
+                               p->n_used, p->n_in)
+                    : K_LAUNCH(gather_kernel<false>, grid, 128, 0, stream, out, x, p->routes, end,
+                               p->n_used, p->n_in);
 }
 
 int experts_many(const struct experts_product *p, enum experts_format format, int n_sms,
