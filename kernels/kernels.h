@@ -304,9 +304,9 @@ enum k_scoring {
 
 /* logits [n][n_experts] = x * transpose(w) + logit_bias; choice = score + bias. With groups,
  * n_experts / n_groups neighbours form one; only the n_groups_used groups with the largest sums of
- * their group_best best choices take part. The n_used largest choices are taken, the lowest id among
- * equals; NaN is less than all. Weights are scores without the bias, divided by max(their sum,
- * least) if `renorms`, and multiplied by scale. */
+ * their group_best best choices take part. The n_used largest choices are taken, the lowest id
+ * among equals; NaN is less than all. Weights are scores without the bias, divided by max(their
+ * sum, least) if `renorms`, and multiplied by scale. */
 struct k_router {
     const float *w;          /* float32 [n_experts][dim], on both sides */
     const float *bias;       /* float32 [n_experts] or NULL */
