@@ -252,6 +252,8 @@ static __device__ void write_rows(const chunk_state<D> &st, const chunk_args &a,
 
         sum += __shfl_xor_sync(~0U, sum, 1);
         sum += __shfl_xor_sync(~0U, sum, 2);
+        if (a.kv.sinks != NULL && token < n_tokens)
+            sum += exp2_fast(a.kv.sinks[kv_head * group + row % group] * LOG2_E - st.top[row_idx]);
         scale = a.out_scale / sum;
         if (token >= n_tokens)
             continue;

@@ -12,6 +12,8 @@
 
 #include "kernels/attn_decode_tile.cuh"
 
+#define SINK_LOG2_E 1.44269504f /* scores are in units of log2 */
+
 /* A warp's partial result of a row at the end of its share, or the merged one of a block. */
 struct piece {
     const float *at; /* NULL: there is none */
@@ -64,11 +66,22 @@ template <int D, int TYPE, int HEADS> struct decode_parts {
             store_x(a.out, at + hd + FAR, o.w * weight.y, a.is_half);
     }
 
-    /* The factors that turn sums of weighted values into the output: 1 / sum, times the values'
-     * scale. */
-    static __device__ __forceinline__ float2 weights(const decode_args &a, float sum0, float sum1)
+    /* What a head's sink adds to the sum of weights relative to top. Heads beyond the last one have
+     * none. */
+    static __device__ __forceinline__ float sink(const decode_args &a, int head, float top)
     {
-        return make_float2(__fdividef(a.weight, sum0), __fdividef(a.weight, sum1));
+        if (a.kv.sinks == NULL || head >= a.n_heads)
+            return 0.0f;
+        return exp2_fast(a.kv.sinks[head] * SINK_LOG2_E - top);
+    }
+
+    /* The factors that turn sums of weighted values into the output: 1 / sum, times the values'
+     * scale. head: the first of the two. */
+    static __device__ __forceinline__ float2 weights(const decode_args &a, int head, float2 top,
+                                                     float2 sum)
+    {
+        return make_float2(__fdividef(a.weight, sum.x + sink(a, head, top.x)),
+                           __fdividef(a.weight, sum.y + sink(a, head + 1, top.y)));
     }
 
     /* Write a row that this warp has completely. */
@@ -80,7 +93,9 @@ template <int D, int TYPE, int HEADS> struct decode_parts {
 
 #pragma unroll
         for (int n = 0; n < NT; n++) {
-            float2 weight = weights(a, st.sum[n][0], st.sum[n][1]);
+            float2 weight =
+                weights(a, head + n * 8 + lane % 4 * 2, make_float2(st.top[n][0], st.top[n][1]),
+                        make_float2(st.sum[n][0], st.sum[n][1]));
 
 #pragma unroll
             for (int i = 0; i < STEPS; i++) {
@@ -99,7 +114,7 @@ template <int D, int TYPE, int HEADS> struct decode_parts {
         int lane = index % 32, n = index / 32 % NT, i = index / 32 / NT, left;
         size_t at = out_at(a, p.token, p.head + n * 8, lane, &left);
 
-        write_four(a, at + i * 16, m.o, weights(a, m.sum.x, m.sum.y),
+        write_four(a, at + i * 16, m.o, weights(a, p.head + n * 8 + lane % 4 * 2, m.top, m.sum),
                    p.n_heads - n * 8 - lane % 4 * 2, left - i * 16);
     }
 

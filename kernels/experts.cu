@@ -11,6 +11,7 @@
 #define THREADS    256
 #define WARPS      (THREADS / 32)
 #define WIDE       8  /* elements of a thread */
+#define SLOTS      4  /* rows that it requests at a time */
 #define PLAIN_OUTS 64 /* outputs of a block of the plain kernel */
 
 /* --- any shape -------------------------------------------------------------------------------- */
@@ -43,6 +44,12 @@ static __device__ inline float dot_rows(const k_bf16 *w, const k_bf16 *x, int n)
     return sum;
 }
 
+/* The bias of a row of an expert. */
+static __device__ inline float own_bias(const struct experts_product &p, int expert, int row)
+{
+    return p.bias != NULL ? load_bf16(p.bias + (size_t)expert * p.rows + row) : 0.0f;
+}
+
 /* Block x has a place, block y some outputs. */
 static __global__ void __launch_bounds__(THREADS) plain_kernel(const struct experts_product p)
 {
@@ -55,11 +62,14 @@ static __global__ void __launch_bounds__(THREADS) plain_kernel(const struct expe
     x = p.x + (size_t)experts_row(p, place) * p.n_in;
     w = (const k_bf16 *)p.w + (size_t)expert * p.rows * p.n_in;
     for (int out = blockIdx.y * PLAIN_OUTS + threadIdx.x / 32; out < last; out += WARPS) {
-        float y = dot_rows(w + (size_t)out * p.n_in, x, p.n_in);
+        float factor = experts_factor(p, place);
+        float y = dot_rows(w + (size_t)out * p.n_in, x, p.n_in) * factor + own_bias(p, expert, out);
 
         if (p.is_gated)
-            y = activation(y, p.activation) *
-                dot_rows(w + (size_t)(p.n_out + out) * p.n_in, x, p.n_in);
+            y = gated(y,
+                      dot_rows(w + (size_t)(p.n_out + out) * p.n_in, x, p.n_in) * factor +
+                          own_bias(p, expert, p.n_out + out),
+                      p.activation);
         if (threadIdx.x % 32 == 0)
             store_bf16(p.out + (size_t)place * p.n_out + out, y);
     }
@@ -67,31 +77,37 @@ static __global__ void __launch_bounds__(THREADS) plain_kernel(const struct expe
 
 /* --- the two products ------------------------------------------------------------------------- */
 
-static int run_product(const struct experts_product *p, const struct k_matrix *w, int n, int n_sms,
-                       k_stream stream)
+/* How the matrix is stored; -1 if it is not to be multiplied. */
+static int format_of(const struct experts_product *p, const struct k_format *f)
 {
-    const struct k_format *f = &w->format;
-    int n_routes = n * p->n_used;
-    bool plain = k_format_is_plain(f), blocks = k_format_is_in_blocks(f, K_E4M3, EXPERTS_BLOCK);
-    enum experts_format format = EXPERTS_PLAIN;
-
-    if (!plain && (p->scales == NULL || (!blocks && !k_format_is_by_row(f, K_E4M3))))
+    if (k_format_is_plain(f))
+        return EXPERTS_PLAIN;
+    if (p->scales == NULL || p->n_in % 16 != 0)
         return -1;
-    if (!plain)
-        format = blocks ? EXPERTS_IN_BLOCKS : EXPERTS_BY_ROW;
-    if (p->n_in % (plain ? 8 : 16) != 0)
-        return !plain ? -1
-                      : K_LAUNCH(plain_kernel,
-                                 dim3(n_routes, (p->n_out + PLAIN_OUTS - 1) / PLAIN_OUTS), THREADS,
-                                 0, stream, *p);
-    if (n <= K_MIXING_FEW || n_routes <= K_MIXING_EACH * p->n_experts)
-        return experts_few(p, format, n_sms, stream);
-    return experts_many(p, format, n_routes / K_MIXING_TILE + p->n_experts, stream);
+    if (k_format_is_in_blocks(f, K_E4M3, EXPERTS_BLOCK))
+        return EXPERTS_IN_BLOCKS;
+    return k_format_is_by_row(f, K_E4M3) ? EXPERTS_BY_ROW : -1;
+}
+
+/* is_many: more routes than are worth a read of each expert. */
+static int run_product(const struct experts_product *p, const struct k_matrix *w, int n_routes,
+                       bool is_many, int n_sms, k_stream stream)
+{
+    int format = format_of(p, &w->format);
+
+    if (format < 0)
+        return -1;
+    if (format == EXPERTS_PLAIN && p->n_in % 8 != 0)
+        return K_LAUNCH(plain_kernel, dim3(n_routes, (p->n_out + PLAIN_OUTS - 1) / PLAIN_OUTS),
+                        THREADS, 0, stream, *p);
+    if (is_many)
+        return experts_many(p, (enum experts_format)format, n_sms, stream);
+    return experts_few(p, (enum experts_format)format, n_sms, stream);
 }
 
 /* What both products have in common. */
 static struct experts_product product_of(const struct k_mixing *m, const struct k_experts *e,
-                                         const struct k_matrix *w, int n_used)
+                                         const struct k_matrix *w, int n, int n_used)
 {
     struct experts_product p = {};
 
@@ -104,28 +120,44 @@ static struct experts_product product_of(const struct k_mixing *m, const struct 
     p.routes = m->sorted.routes;
     p.touched = m->touched;
     p.tiles = m->tiles;
+    p.n_tokens = n;
     p.n_used = n_used;
     p.n_experts = e->n;
     p.activation = e->activation;
     return p;
 }
 
-int k_run_experts(const struct k_mixing *m, const k_bf16 *x, const struct k_experts *e, int n,
-                  int n_used, int n_sms, k_stream stream)
+int k_run_experts(const struct k_mixing *m, const k_bf16 *x, const struct k_half_normed *norm,
+                  const struct k_experts *e, int n, int n_used, int n_sms, k_stream stream)
 {
-    struct experts_product first = product_of(m, e, &e->in, n_used);
-    struct experts_product second = product_of(m, e, &e->down, n_used);
-    int rc;
+    struct experts_product first = product_of(m, e, &e->in, n, n_used);
+    struct experts_product second = product_of(m, e, &e->down, n, n_used);
+    int rc = 0, n_routes = n * n_used;
+    bool is_many = n > K_MIXING_FEW && e->ff_dim % 8 == 0 && first.n_in % 8 == 0 &&
+                   k_format_is_plain(&e->in.format) == k_format_is_plain(&e->down.format);
 
+    if (norm != NULL && n > K_MIXING_FEW)
+        return -1;
+    if (norm != NULL)
+        first.inverse = m->inverse;
     first.x = x;
     first.out = m->ff;
     first.n_out = e->ff_dim;
     first.is_gated = true;
+    first.bias = (const k_bf16 *)e->in_bias;
+    second.bias = (const k_bf16 *)e->down_bias;
     second.x = m->ff;
     second.out = m->y;
     second.n_out = second.rows;
-    rc = run_product(&first, &e->in, n, n_sms, stream);
-    return rc != 0 ? rc : run_product(&second, &e->down, n, n_sms, stream);
+    if (is_many) { /* y is not needed before the second */
+        rc = experts_gather(m->y, x, &first, !k_format_is_plain(&e->in.format), stream);
+        first.x = m->y;
+    }
+    if (rc == 0)
+        rc = run_product(&first, &e->in, n_routes, is_many, n_sms, stream);
+    if (rc == 0)
+        rc = run_product(&second, &e->down, n_routes, is_many, n_sms, stream);
+    return rc;
 }
 
 /* --- sums of tokens --------------------------------------------------------------------------- */
@@ -180,28 +212,77 @@ static __device__ inline float own_factor(const combine_args &a, int token)
     return 1.0f / (1.0f + expf(-block_sum(sum, sums)));
 }
 
+/* What the residual's end reads, requested early. */
+struct combine_end {
+    float4 low, high; /* of the residual */
+    uint4 norm;
+};
+
+static __device__ inline combine_end begin_end(const combine_args &a, int token, int at)
+{
+    combine_end e = {};
+
+    if (a.residual == NULL || at >= a.c.dim)
+        return e;
+    e.low = *(const float4 *)(a.residual + (size_t)token * a.c.dim + at);
+    e.high = *(const float4 *)(a.residual + (size_t)token * a.c.dim + at + 4);
+    e.norm = *(const uint4 *)(a.norm + at);
+    return e;
+}
+
 /* The rest of K_PRODUCT_RESIDUAL for eight elements; two neighbouring lanes have the 16 of a sum of
  * squares. */
-static __device__ inline void end_residual(const combine_args &a, const float v[WIDE], int token,
-                                           int at)
+static __device__ inline void end_residual(const combine_args &a, const combine_end &e,
+                                           const float v[WIDE], int token, int at)
 {
     size_t elem = (size_t)token * a.c.dim + at;
-    float square = 0.0f;
+    float square = 0.0f,
+          x[WIDE] = {e.low.x, e.low.y, e.low.z, e.low.w, e.high.x, e.high.y, e.high.z, e.high.w};
+    const uint32_t norm[4] = {e.norm.x, e.norm.y, e.norm.z, e.norm.w};
 
 #pragma unroll
     for (int i = 0; i < WIDE; i += 2) {
-        float low = a.residual[elem + i] + v[i], high = a.residual[elem + i + 1] + v[i + 1];
-
-        a.residual[elem + i] = low;
-        a.residual[elem + i + 1] = high;
-        square = __fmaf_rn(low, low, square);
-        square = __fmaf_rn(high, high, square);
-        store_x_two(a.normed, elem + i, low * load_bf16(a.norm + at + i),
-                    high * load_bf16(a.norm + at + i + 1), a.is_half);
+        x[i] += v[i];
+        x[i + 1] += v[i + 1];
+        square = __fmaf_rn(x[i], x[i], square);
+        square = __fmaf_rn(x[i + 1], x[i + 1], square);
+        store_x_two(a.normed, elem + i, x[i] * low_half(norm[i / 2]),
+                    x[i + 1] * high_half(norm[i / 2]), a.is_half);
     }
+    *(float4 *)(a.residual + elem) = make_float4(x[0], x[1], x[2], x[3]);
+    *(float4 *)(a.residual + elem + 4) = make_float4(x[4], x[5], x[6], x[7]);
     square += __shfl_xor_sync(3U << (threadIdx.x & 30), square, 1);
     if (at % 16 == 0)
         a.sums_out[(size_t)token * (a.c.dim / 16) + at / 16] = square;
+}
+
+/* sum += weight * row of SLOTS slots from `slot` on, in their order; all rows are requested before
+ * the first is added. Slots past n_used have no row. */
+static __device__ inline void add_slots(const combine_args &a, float (&sum)[WIDE], int token,
+                                        int slot, int at)
+{
+    size_t first = (size_t)token * a.c.n_used;
+    float v[SLOTS][WIDE], weight[SLOTS];
+    int place[SLOTS];
+
+#pragma unroll
+    for (int i = 0; i < SLOTS; i++) {
+        bool has = slot + i < a.c.n_used;
+
+        place[i] = has ? a.c.places[first + slot + i] : -1;
+        weight[i] = has ? a.c.weights[first + slot + i] : 0.0f;
+    }
+#pragma unroll
+    for (int i = 0; i < SLOTS; i++) {
+        if (place[i] >= 0)
+            load_some(v[i], a.y + (size_t)place[i] * a.c.dim, at, a.c.dim);
+    }
+#pragma unroll
+    for (int i = 0; i < SLOTS; i++) {
+#pragma unroll
+        for (int k = 0; k < WIDE && place[i] >= 0; k++)
+            sum[k] = __fmaf_rn(weight[i], v[i][k], sum[k]);
+    }
 }
 
 /* Block x has a token, block y THREADS * WIDE of its elements. */
@@ -209,8 +290,10 @@ static __global__ void __launch_bounds__(THREADS) combine_kernel(combine_args a)
 {
     int token = blockIdx.x, at = (blockIdx.y * THREADS + threadIdx.x) * WIDE, dim = a.c.dim;
     float own, sum[WIDE] = {}, v[WIDE];
+    combine_end end;
 
     wait_for_previous();
+    end = begin_end(a, token, at);
     own = own_factor(a, token);
     if (at >= dim)
         return;
@@ -220,19 +303,10 @@ static __global__ void __launch_bounds__(THREADS) combine_kernel(combine_args a)
         for (int i = 0; i < WIDE; i++)
             sum[i] = own * v[i];
     }
-    for (int slot = 0; slot < a.c.n_used; slot++) {
-        int place = a.c.places[(size_t)token * a.c.n_used + slot];
-        float weight = a.c.weights[(size_t)token * a.c.n_used + slot];
-
-        if (place < 0)
-            continue;
-        load_some(v, a.y + (size_t)place * dim, at, dim);
-#pragma unroll
-        for (int i = 0; i < WIDE; i++)
-            sum[i] = __fmaf_rn(weight, v[i], sum[i]);
-    }
+    for (int slot = 0; slot < a.c.n_used; slot += SLOTS)
+        add_slots(a, sum, token, slot, at);
     if (a.residual != NULL)
-        end_residual(a, sum, token, at);
+        end_residual(a, end, sum, token, at);
     else
         store_some(a.out + (size_t)token * dim, sum, at, dim);
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Shared by the kernels of experts (experts_route.cu, experts_few.cu, experts_many.cu,
+ * Shared by the kernels of experts (experts_route.cu, experts_few.cu, sm90_experts.cu,
  * experts.cu). */
 #ifndef QUIRE_KERNELS_EXPERTS_CUH
 #define QUIRE_KERNELS_EXPERTS_CUH
@@ -21,7 +21,9 @@ struct experts_product {
     const int32_t *starts, *routes, *touched, *tiles; /* of k_mixing */
     int n_in, n_out, rows;                            /* rows: of an expert in w */
     int scale_cols;
-    int n_used, n_experts;
+    int n_tokens, n_used, n_experts;
+    const float *inverse; /* float32 [n_tokens], the factors of x; or NULL */
+    const k_bf16 *bias;   /* bf16 [n_experts * rows] or NULL */
     enum k_activation activation;
     bool is_gated;
 };
@@ -30,16 +32,30 @@ enum experts_format { EXPERTS_PLAIN, EXPERTS_BY_ROW, EXPERTS_IN_BLOCKS };
 
 #define EXPERTS_BLOCK 128 /* rows and columns of a block with one scale */
 
-/* experts_few.cu, experts_many.cu. Both take rows of n_in in whole 16 bytes only. */
+/* experts_few.cu, sm90_experts.cu. Both take rows of n_in in whole 16 bytes only. */
 int experts_few(const struct experts_product *p, enum experts_format format, int n_sms,
                 k_stream stream);
-int experts_many(const struct experts_product *p, enum experts_format format, int n_tiles,
+/* x [route][n_in] in the order of experts for either product, n_out in whole eights. e4m3: x as
+ * K_HALF_AT, n_in in whole sixteens; out is too, if is_gated. */
+int experts_many(const struct experts_product *p, enum experts_format format, int n_sms,
                  k_stream stream);
+
+/* Rows of x in the order of experts, for experts_many(); permutes: with pairs as K_HALF_AT. */
+int experts_gather(k_bf16 *out, const k_bf16 *x, const struct experts_product *p, bool permutes,
+                   k_stream stream);
 
 /* The row of x of a place in the order of routes. */
 static __device__ inline int experts_row(const struct experts_product &p, int place)
 {
-    return p.is_gated ? p.routes[place] / p.n_used : place;
+    if (!p.is_gated)
+        return place;
+    return p.n_tokens == 1 ? 0 : p.routes[place] / p.n_used;
+}
+
+/* The factor of the row of x of a place. */
+static __device__ inline float experts_factor(const struct experts_product &p, int place)
+{
+    return p.inverse != NULL ? p.inverse[experts_row(p, place)] : 1.0f;
 }
 
 /* c [16][8] += a [16][16] * b [16][8] */

@@ -3,94 +3,144 @@
  * Products of experts for few routes each, bound by the bytes of those experts that are touched:
  * each is read once, where up to 64 routes lead to it.
  *
- *   w --16 bytes a lane--> registers --mma--> accumulators -+
- *   x --L1 cache---------> registers -----^                 |  sums of the four warps
- *                                                           +--> activation, scale -> out
+ *   w --TMA--> ring of boxes (per warp) --mma--> accumulators -+
+ *   x --L1 cache--> registers ----------------^                |  sums of the two warps
+ *                                                              +--> activation, scale -> out
  *
  * Split: an item is a tile of an expert that has routes, 16 rows of w: 8 gates and their 8 ups, or
- * 16 rows of down. A block of four warps takes an item, the grid takes them in turn; the number of
- * items is in device memory, so a recorded step serves any choice. The warps share n_in: warp i has
- * every fourth step of 4 x 16 bytes of a row, so that together they read 256 neighbouring bytes of
- * each row. Weights of the next steps are loaded before the current ones are multiplied.
+ * 16 rows of down. There is one block per multiprocessor, which has a run of items; neighbouring
+ * items have the same expert, so rows of x stay in the L1 cache. Two warps have an item, and each
+ * takes every second box (16 rows x 128 bytes) of it. The number of items is in device memory, so a
+ * recorded step serves any choice.
+ *
+ * Each warp has a ring of its own, which runs on from an item to the next: it loads a box with the
+ * TMA into the place of the box that it has just multiplied. So 128 KB of weights are in flight per
+ * multiprocessor, and only the two warps of an item ever wait for each other. The second product
+ * begins to load weights while the first one still runs: the choices are older than both.
  *
  * Lanes: lane (g = lane / 4, q = lane % 4) has rows g and g + 8 of the tile. The order of the
- * elements of n_in is free as long as w and x agree, so a lane takes 16 neighbouring bytes of w,
- * and the same elements of x, for two (bf16) or four (e4m3) multiplications. e4m3 becomes bfloat16,
- * which is exact. Rows g and g + 8 are a gate and its up, so both are in one lane.
+ * elements of n_in is free as long as w and x agree, so lane q takes the 16-byte chunks 2 q and
+ * 2 q + 1 of a box's row: with the TMA's 128-byte swizzle no two lanes of a quarter warp meet in a
+ * bank. e4m3 becomes bfloat16, which is exact. Rows g and g + 8 are a gate and its up, so both are
+ * in one lane.
  *
- * Order of sums: steps of a warp, then warps. It depends on n_in alone, so a route's bits do not
- * depend on other routes. A scale of a block multiplies each step's sum in float32. */
+ * Order of sums: boxes of a warp, then warps. It depends on n_in alone, so a route's bits do not
+ * depend on other routes. A scale of a block multiplies each box's sum in float32. */
 #include "kernels/experts.cuh"
+#include "kernels/product.cuh"
 
-#define WARPS    4
-#define THREADS  (WARPS * 32)
-#define TILE     16
-#define BLOCKS   4  /* of a multiprocessor: 16 warps keep 64 KB of weights in flight */
-#define COLS_MAX 64 /* routes of an expert at a time */
+#define PAIRS     8
+#define WARPS     (2 * PAIRS)
+#define THREADS   (WARPS * 32)
+#define TILE      16
+#define BOX_BYTES 2048
+#define DEPTH     4  /* boxes of a ring: 128 KB per multiprocessor, as in product.cu */
+#define COLS_MAX  64 /* routes of an expert at a time */
+#define SUMS      (COLS_MAX / 8 * 4 * 32)
 
-/* What a lane reads of the tile: 16 bytes of two rows. */
-struct few_weights {
-    uint4 low, high;
+struct few_shared {
+    char boxes[WARPS][DEPTH][BOX_BYTES];
+    float sums[PAIRS][SUMS];
+    uint64_t full[WARPS][DEPTH];
 };
 
-/* Where a warp is in its item. */
+/* The same in all threads. */
+struct few_args {
+    struct experts_product p;
+    int n_tiles; /* of an expert */
+    int n_boxes; /* of a tile */
+};
+
+/* An item. */
 struct few_item {
     int expert, tile, start, count; /* start, count: its routes */
-    const char *low, *high;         /* rows g and g + 8 of w */
-    const float *low_scales, *high_scales;
 };
 
-template <int FORMAT> static __device__ constexpr int step_elems(void)
+/* A warp's ring, the same in all lanes. */
+struct few_ring {
+    char *boxes;
+    uint64_t *full;
+    int seen;                          /* lane i has word i of p.touched */
+    int stage, parity;                 /* of the box to be multiplied next */
+    int item, last, expert, box, left; /* to be loaded next; left: passes over its columns */
+};
+
+template <int FORMAT> static __device__ constexpr int box_elems(void)
 {
-    return FORMAT == EXPERTS_PLAIN ? 32 : 64;
+    return FORMAT == EXPERTS_PLAIN ? 64 : 128;
 }
 
-/* The row of w, of the expert's, that a row of the tile is; rows past the end read the last one. */
-static __device__ inline int few_row(const struct experts_product &p, int tile, int row)
+/* --- loads ------------------------------------------------------------------------------------ */
+
+/* The choices are read from L2, because in the second product nothing orders these reads after the
+ * reads of an earlier layer. The first words of the list of experts are in registers, and what one
+ * token's routes are is known: each look-up in memory would delay the first weights. */
+static __device__ inline int few_expert(const few_args &a, const few_ring &r, int item)
 {
-    if (!p.is_gated)
-        return min(tile * TILE + row, p.n_out - 1);
-    return min(tile * 8 + row % 8, p.n_out - 1) + (row < 8 ? 0 : p.n_out);
+    int at = 1 + item / a.n_tiles;
+
+    return at < 32 ? __shfl_sync(~0U, r.seen, at) : __ldcg(a.p.touched + at);
 }
 
-template <int FORMAT>
-static __device__ inline few_item few_item_of(const struct experts_product &p, int item,
-                                              int n_tiles)
+static __device__ inline few_item few_item_of(const few_args &a, const few_ring &r, int item)
 {
-    int g = threadIdx.x % 32 / 4, expert = p.touched[1 + item / n_tiles];
-    size_t row_bytes = (size_t)p.n_in * (FORMAT == EXPERTS_PLAIN ? 2 : 1);
-    few_item it;
-    size_t low, high;
+    few_item it = {few_expert(a, r, item), item % a.n_tiles, item / a.n_tiles, 1};
 
-    it.expert = expert;
-    it.tile = item % n_tiles;
-    it.start = p.starts[expert];
-    it.count = p.starts[expert + 1] - it.start;
-    low = (size_t)expert * p.rows + few_row(p, it.tile, g);
-    high = (size_t)expert * p.rows + few_row(p, it.tile, g + 8);
-    it.low = (const char *)p.w + low * row_bytes;
-    it.high = (const char *)p.w + high * row_bytes;
-    it.low_scales = p.scales + low / EXPERTS_BLOCK * p.scale_cols;
-    it.high_scales = p.scales + high / EXPERTS_BLOCK * p.scale_cols;
+    if (a.p.n_tokens == 1)
+        return it;
+    it.start = __ldcg(a.p.starts + it.expert);
+    it.count = __ldcg(a.p.starts + it.expert + 1) - it.start;
     return it;
 }
 
-/* The first element that a lane has of a step. */
-template <int FORMAT> static __device__ inline int few_at(int step)
+/* Weights are read once per step: evict first. */
+static __device__ inline void copy_box(void *to, const CUtensorMap *map, int elem, int row,
+                                       int expert, uint64_t *bar)
 {
-    return step * step_elems<FORMAT>() + threadIdx.x % 4 * (step_elems<FORMAT>() / 4);
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 ".L2::cache_hint [%0], [%1, {%2, %3, %4, %5}], [%6], %7;" ::"r"(shared_addr(to)),
+                 "l"(map), "r"(elem), "r"(row), "r"(0), "r"(expert), "r"(shared_addr(bar)),
+                 "l"(0x12f0000000000000ULL)
+                 : "memory");
 }
 
+/* Look up the item that is to be loaded next. */
+static __device__ inline void few_begin_item(few_ring &r, const few_args &a, int warp)
+{
+    r.box = warp % 2;
+    if (r.item >= r.last || r.box >= a.n_boxes) {
+        r.item = r.last;
+        return;
+    }
+    r.expert = few_expert(a, r, r.item);
+    r.left = 1;
+    if (a.p.n_tokens > COLS_MAX)
+        r.left = (few_item_of(a, r, r.item).count + COLS_MAX - 1) / COLS_MAX;
+}
+
+/* Load the warp's next box into a stage. */
 template <int FORMAT>
-static __device__ inline few_weights few_load(const few_item &it, int step, int n_in)
+static __device__ inline void few_load(few_ring &r, const CUtensorMap *map, const few_args &a,
+                                       int warp, int stage)
 {
-    int at = few_at<FORMAT>(step);
-    size_t bytes = (size_t)at * (FORMAT == EXPERTS_PLAIN ? 2 : 1);
-
-    if (at >= n_in)
-        return {};
-    return {load_once(it.low + bytes), load_once(it.high + bytes)};
+    if (r.item >= r.last)
+        return;
+    if (leads()) {
+        barrier_expect(&r.full[stage], BOX_BYTES);
+        copy_box(r.boxes + stage * BOX_BYTES, map, r.box * box_elems<FORMAT>(),
+                 r.item % a.n_tiles * (a.p.is_gated ? 8 : TILE), r.expert, &r.full[stage]);
+    }
+    r.box += 2;
+    if (r.box < a.n_boxes)
+        return;
+    r.box = warp % 2;
+    if (--r.left > 0)
+        return;
+    r.item += PAIRS;
+    few_begin_item(r, a, warp);
 }
+
+/* --- products --------------------------------------------------------------------------------- */
 
 /* Eight elements of x, as four words; zeros past the end of the row. */
 static __device__ inline uint4 few_input(const k_bf16 *x, int at, int n_in)
@@ -108,167 +158,284 @@ static __device__ inline void few_multiply(float (&c)[4], const uint4 &low, cons
     experts_multiply(c, low.z, high.z, low.w, high.w, x.z, x.w);
 }
 
-/* Multiply one step for all columns. */
-template <int FORMAT, int NT>
-static __device__ inline void few_step(float (&acc)[NT][4], const few_weights &w, int step,
-                                       const few_item &it, const k_bf16 *const (&x)[NT], int n_in)
-{
-    int at = few_at<FORMAT>(step);
+/* A lane's elements of a box: of rows g and g + 8, and of a row of x. */
+template <int FORMAT> struct few_parts {
+    static const int N = FORMAT == EXPERTS_PLAIN ? 2 : 4; /* eights */
+    uint4 low[N], high[N];
+};
 
-    if (FORMAT == EXPERTS_PLAIN) {
-#pragma unroll
-        for (int i = 0; i < NT; i++)
-            few_multiply(acc[i], w.low, w.high, few_input(x[i], at, n_in));
-        return;
-    }
-    uint4 low[2] = {widen_eight(make_uint2(w.low.x, w.low.y)),
-                    widen_eight(make_uint2(w.low.z, w.low.w))};
-    uint4 high[2] = {widen_eight(make_uint2(w.high.x, w.high.y)),
-                     widen_eight(make_uint2(w.high.z, w.high.w))};
-    float low_scale = 1.0f, high_scale = 1.0f;
+template <int FORMAT> struct few_column {
+    uint4 x[few_parts<FORMAT>::N];
+};
 
-    if (FORMAT == EXPERTS_IN_BLOCKS) {
-        int block = step * step_elems<FORMAT>() / EXPERTS_BLOCK;
-
-        low_scale = __ldg(it.low_scales + block);
-        high_scale = __ldg(it.high_scales + block);
-    }
-#pragma unroll
-    for (int i = 0; i < NT; i++) {
-        float part[4] = {};
-
-        few_multiply(part, low[0], high[0], few_input(x[i], at, n_in));
-        few_multiply(part, low[1], high[1], few_input(x[i], at + 8, n_in));
-        acc[i][0] = __fmaf_rn(part[0], low_scale, acc[i][0]);
-        acc[i][1] = __fmaf_rn(part[1], low_scale, acc[i][1]);
-        acc[i][2] = __fmaf_rn(part[2], high_scale, acc[i][2]);
-        acc[i][3] = __fmaf_rn(part[3], high_scale, acc[i][3]);
-    }
-}
-
-/* A scale of a row; 1 where rows have none. */
 template <int FORMAT>
-static __device__ inline float few_scale(const struct experts_product &p, const few_item &it,
-                                         int row)
+static __device__ inline few_column<FORMAT> few_inputs(const k_bf16 *x, int box, int n_in)
 {
-    if (FORMAT != EXPERTS_BY_ROW)
-        return 1.0f;
-    return p.scales[(size_t)it.expert * p.rows + row];
-}
-
-/* The sum of all warps of a row of the tile and a column. */
-template <int NT> static __device__ inline float few_sum(const float *sums, int row, int col)
-{
-    float sum = 0.0f;
+    int at = box * box_elems<FORMAT>() + threadIdx.x % 4 * (box_elems<FORMAT>() / 4);
+    few_column<FORMAT> c;
 
 #pragma unroll
-    for (int warp = 0; warp < WARPS; warp++)
-        sum += sums[(warp * TILE + row) * (NT * 8 + 1) + col];
-    return sum;
+    for (int i = 0; i < few_parts<FORMAT>::N; i++)
+        c.x[i] = few_input(x, at + i * 8, n_in);
+    return c;
 }
 
-/* Finish the outputs of n columns, which begin at place `first`. sums [WARPS][TILE][8 NT + 1]. */
+/* Read a box; `at ^ g` is the TMA's swizzle. */
+template <int FORMAT> static __device__ inline few_parts<FORMAT> few_weights(const char *box)
+{
+    int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+    few_parts<FORMAT> w;
+
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const char *at = box + g * 128 + ((2 * q + i) ^ g) * 16;
+        uint4 low = *(const uint4 *)at, high = *(const uint4 *)(at + 8 * 128);
+
+        if (FORMAT == EXPERTS_PLAIN) {
+            w.low[i] = low;
+            w.high[i] = high;
+            continue;
+        }
+        w.low[2 * i % few_parts<FORMAT>::N] = widen_eight(make_uint2(low.x, low.y));
+        w.low[(2 * i + 1) % few_parts<FORMAT>::N] = widen_eight(make_uint2(low.z, low.w));
+        w.high[2 * i % few_parts<FORMAT>::N] = widen_eight(make_uint2(high.x, high.y));
+        w.high[(2 * i + 1) % few_parts<FORMAT>::N] = widen_eight(make_uint2(high.z, high.w));
+    }
+    return w;
+}
+
+/* Multiply a box by a column; scales: of the box's rows g and g + 8. */
+template <int FORMAT>
+static __device__ inline void few_box(float (&acc)[4], const few_parts<FORMAT> &w,
+                                      const few_column<FORMAT> &c, float2 scales)
+{
+    float part[4] = {};
+    float(&to)[4] = FORMAT == EXPERTS_IN_BLOCKS ? part : acc;
+
+#pragma unroll
+    for (int i = 0; i < few_parts<FORMAT>::N; i++)
+        few_multiply(to, w.low[i], w.high[i], c.x[i]);
+    if (FORMAT != EXPERTS_IN_BLOCKS)
+        return;
+    acc[0] = __fmaf_rn(part[0], scales.x, acc[0]);
+    acc[1] = __fmaf_rn(part[1], scales.x, acc[1]);
+    acc[2] = __fmaf_rn(part[2], scales.y, acc[2]);
+    acc[3] = __fmaf_rn(part[3], scales.y, acc[3]);
+}
+
+/* The row of w, of the expert's, that row 0 or 8 of the tile is; the last one past the end. */
+static __device__ inline int few_row(const struct experts_product &p, int tile, int row)
+{
+    if (!p.is_gated)
+        return min(tile * TILE + row, p.n_out - 1);
+    return min(tile * 8 + row % 8, p.n_out - 1) + (row < 8 ? 0 : p.n_out);
+}
+
+/* The scales of a box's two rows of blocks. */
+template <int FORMAT>
+static __device__ inline float2 box_scales(const struct experts_product &p, const float *low,
+                                           const float *high, int box)
+{
+    if (FORMAT != EXPERTS_IN_BLOCKS)
+        return make_float2(1.0f, 1.0f);
+    return make_float2(__ldg(low + box), __ldg(high + box));
+}
+
+/* --- the end ---------------------------------------------------------------------------------- */
+
+/* The sums of both warps of an item, in its first warp. */
+template <int NT>
+static __device__ inline void add_halves(float (&acc)[NT][4], float *sums, int warp)
+{
+    int lane = threadIdx.x % 32, pair = warp / 2;
+
+    if (warp % 2 == 1) {
+#pragma unroll
+        for (int i = 0; i < NT * 4; i++)
+            sums[i * 32 + lane] = acc[i / 4][i % 4];
+    }
+    named_sync(1 + pair, 64);
+    if (warp % 2 == 0) {
+#pragma unroll
+        for (int i = 0; i < NT * 4; i++)
+            acc[i / 4][i % 4] += sums[i * 32 + lane];
+    }
+    named_sync(1 + pair, 64); /* the next item may use sums */
+}
+
+/* Finish the outputs of n columns, which begin at place `first`. */
 template <int FORMAT, int NT>
 static __device__ inline void few_end(const struct experts_product &p, const few_item &it,
-                                      const float *sums, int first, int n)
+                                      const float (&acc)[NT][4], const float (&factors)[NT][2],
+                                      int first, int n)
 {
-    int rows = p.is_gated ? 8 : TILE, row = threadIdx.x % rows, out = it.tile * rows + row;
-    float scale, up_scale;
+    int g = threadIdx.x % 32 / 4, q = threadIdx.x % 4, rows = p.is_gated ? 8 : TILE;
+    int out = it.tile * rows + g, own = it.expert * p.rows;
+    int low = own + few_row(p, it.tile, g), high = own + few_row(p, it.tile, g + 8);
+    float2 scale = make_float2(1.0f, 1.0f), bias = make_float2(0.0f, 0.0f);
 
-    if (out >= p.n_out)
-        return;
-    scale = few_scale<FORMAT>(p, it, out);
-    up_scale = p.is_gated ? few_scale<FORMAT>(p, it, p.n_out + out) : 1.0f;
-    for (int col = threadIdx.x / rows; col < n; col += THREADS / rows) {
-        float y = few_sum<NT>(sums, row, col) * scale;
+    if (FORMAT == EXPERTS_BY_ROW)
+        scale = make_float2(__ldg(p.scales + low), __ldg(p.scales + high));
+    if (p.bias != NULL)
+        bias = make_float2(load_bf16(p.bias + low), load_bf16(p.bias + high));
+#pragma unroll
+    for (int i = 0; i < NT * 2; i++) {
+        int col = i / 2 * 8 + q * 2 + i % 2;
+        float factor = factors[i / 2][i % 2];
+        float y = acc[i / 2][i % 2] * (scale.x * factor) + bias.x;
+        float z = acc[i / 2][i % 2 + 2] * (scale.y * factor) + bias.y;
+        k_bf16 *to = p.out + (size_t)(first + col) * p.n_out + out;
 
-        if (p.is_gated)
-            y = activation(y, p.activation) * (few_sum<NT>(sums, row + 8, col) * up_scale);
-        store_bf16(p.out + (size_t)(first + col) * p.n_out + out, y);
+        if (col >= n)
+            continue;
+        if (p.is_gated) {
+            if (out < p.n_out)
+                store_bf16(to, gated(y, z, p.activation));
+            continue;
+        }
+        if (out < p.n_out)
+            store_bf16(to, y);
+        if (out + 8 < p.n_out)
+            store_bf16(to + 8, z);
     }
 }
 
+/* --- the kernel ------------------------------------------------------------------------------- */
+
 /* The columns first .. first + n - 1 of an item's routes, at most 8 NT. */
-template <int FORMAT, int NT, int DEPTH>
-static __device__ inline void few_columns(const struct experts_product &p, const few_item &it,
-                                          float *sums, int first, int n)
+template <int FORMAT, int NT>
+static __device__ inline void few_columns(few_ring &r, const CUtensorMap *map, const few_args &a,
+                                          const few_item &it, float *sums, int first, int n)
 {
-    int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
-    int n_steps = (p.n_in + step_elems<FORMAT>() - 1) / step_elems<FORMAT>();
+    const struct experts_product &p = a.p;
+    int warp = warp_number(), g = threadIdx.x % 32 / 4;
+    int own = it.expert * p.rows;
+    const float *low = p.scales + (own + few_row(p, it.tile, g)) / EXPERTS_BLOCK * p.scale_cols;
+    const float *high =
+        p.scales + (own + few_row(p, it.tile, g + 8)) / EXPERTS_BLOCK * p.scale_cols;
     const k_bf16 *x[NT];
-    few_weights next[DEPTH], now[DEPTH];
-    float acc[NT][4] = {};
+    float acc[NT][4] = {}, factors[NT][2];
 
 #pragma unroll
-    for (int i = 0; i < DEPTH; i++)
-        next[i] = few_load<FORMAT>(it, warp + i * WARPS, p.n_in);
+    for (int i = 0; i < NT * 2; i++)
+        factors[i / 2][i % 2] =
+            experts_factor(p, first + min(i / 2 * 8 + (int)threadIdx.x % 4 * 2 + i % 2, n - 1));
 #pragma unroll
     for (int i = 0; i < NT; i++)
         x[i] = p.x + (size_t)experts_row(p, first + min(i * 8 + g, n - 1)) * p.n_in;
-    for (int step = warp; step < n_steps; step += DEPTH * WARPS) {
-#pragma unroll
-        for (int i = 0; i < DEPTH; i++) {
-            now[i] = next[i];
-            next[i] = few_load<FORMAT>(it, step + (DEPTH + i) * WARPS, p.n_in);
+#pragma unroll 1
+    for (int box = warp % 2; box < a.n_boxes; box += 2) {
+        few_column<FORMAT> begun = few_inputs<FORMAT>(x[0], box, p.n_in);
+        float2 scales = box_scales<FORMAT>(p, low, high, box);
+        few_parts<FORMAT> w;
+
+        barrier_wait(&r.full[r.stage], r.parity);
+        w = few_weights<FORMAT>(r.boxes + r.stage * BOX_BYTES);
+        __syncwarp();
+        few_load<FORMAT>(r, map, a, warp, r.stage);
+        if (++r.stage == DEPTH) {
+            r.stage = 0;
+            r.parity ^= 1;
         }
+        few_box<FORMAT>(acc[0], w, begun, scales);
 #pragma unroll
-        for (int i = 0; i < DEPTH; i++) {
-            if (step + i * WARPS < n_steps)
-                few_step<FORMAT, NT>(acc, now[i], step + i * WARPS, it, x, p.n_in);
-        }
+        for (int i = 1; i < NT; i++)
+            few_box<FORMAT>(acc[i], w, few_inputs<FORMAT>(x[i], box, p.n_in), scales);
     }
-#pragma unroll
-    for (int i = 0; i < NT; i++) {
-#pragma unroll
-        for (int elem = 0; elem < 4; elem++)
-            sums[(warp * TILE + g + elem / 2 * 8) * (NT * 8 + 1) + i * 8 + q * 2 + elem % 2] =
-                acc[i][elem];
+    add_halves<NT>(acc, sums, warp);
+    if (warp % 2 == 0)
+        few_end<FORMAT, NT>(p, it, acc, factors, first, n);
+}
+
+/* All columns of an item. */
+template <int FORMAT>
+static __device__ inline void few_run_item(few_ring &r, const CUtensorMap *map, const few_args &a,
+                                           const few_item &it, float *sums)
+{
+    for (int done = 0; done < it.count; done += COLS_MAX) {
+        int n = min(it.count - done, COLS_MAX), first = it.start + done;
+
+        if (n <= 8)
+            few_columns<FORMAT, 1>(r, map, a, it, sums, first, n);
+        else if (n <= 16)
+            few_columns<FORMAT, 2>(r, map, a, it, sums, first, n);
+        else if (n <= 32)
+            few_columns<FORMAT, 4>(r, map, a, it, sums, first, n);
+        else
+            few_columns<FORMAT, 8>(r, map, a, it, sums, first, n);
     }
-    __syncthreads();
-    few_end<FORMAT, NT>(p, it, sums, first, n);
-    __syncthreads();
 }
 
 template <int FORMAT>
-static __global__ void __launch_bounds__(THREADS, BLOCKS)
-    few_kernel(const struct experts_product p, int n_tiles)
+static __global__ void __launch_bounds__(THREADS, 1)
+    few_kernel(const __grid_constant__ CUtensorMap map, const __grid_constant__ few_args a)
 {
-    __shared__ float sums[WARPS * TILE * (COLS_MAX + 1)];
-    int n_items;
+    extern __shared__ __align__(1024) char memory[];
+    few_shared &s = *(few_shared *)memory;
+    int warp = warp_number(), lane = threadIdx.x % 32, n_items, first;
+    few_ring r = {};
 
-    wait_for_previous();
-    n_items = p.touched[0] * n_tiles;
-    for (int item = blockIdx.x; item < n_items; item += gridDim.x) {
-        const few_item it = few_item_of<FORMAT>(p, item, n_tiles);
-
-        for (int done = 0; done < it.count; done += COLS_MAX) {
-            int n = min(it.count - done, COLS_MAX), first = it.start + done;
-
-            if (n <= 8)
-                few_columns<FORMAT, 1, 4>(p, it, sums, first, n);
-            else if (n <= 16)
-                few_columns<FORMAT, 2, 4>(p, it, sums, first, n);
-            else if (n <= 32)
-                few_columns<FORMAT, 4, 2>(p, it, sums, first, n);
-            else
-                few_columns<FORMAT, 8, 2>(p, it, sums, first, n);
-        }
+    r.boxes = s.boxes[warp][0];
+    r.full = s.full[warp];
+    if (leads()) {
+        for (int i = 0; i < DEPTH; i++)
+            barrier_init(&r.full[i], 1);
+        barrier_init_done();
+        fence_async();
+        tensor_prefetch(&map);
     }
+    __syncwarp();
+    if (a.p.is_gated) /* else the choices are older than the previous kernel */
+        wait_for_previous();
+    r.seen = lane <= a.p.n_experts ? __ldcg(a.p.touched + lane) : 0;
+    n_items = __shfl_sync(~0U, r.seen, 0) * a.n_tiles;
+    first = (int)((int64_t)n_items * blockIdx.x / gridDim.x);
+    r.last = (int)((int64_t)n_items * (blockIdx.x + 1) / gridDim.x);
+    r.item = first + warp / 2;
+    few_begin_item(r, a, warp);
+    for (int i = 0; i < DEPTH; i++)
+        few_load<FORMAT>(r, &map, a, warp, i);
+    if (!a.p.is_gated)
+        wait_for_previous();
+    for (int item = first + warp / 2; item < r.last; item += PAIRS)
+        few_run_item<FORMAT>(r, &map, a, few_item_of(a, r, item), s.sums[warp / 2]);
+}
+
+/* --- launching -------------------------------------------------------------------------------- */
+
+/* Map the matrix as [experts][parts][rows][n_in]: gates and ups are two parts. */
+static int encode_map(CUtensorMap *map, const struct experts_product *p, bool is_bytes)
+{
+    cuuint64_t row_bytes = (cuuint64_t)p->n_in * (is_bytes ? 1 : 2);
+    cuuint64_t rows = (cuuint64_t)p->n_out, parts = p->is_gated ? 2 : 1;
+    cuuint64_t sizes[4] = {(cuuint64_t)p->n_in, rows, parts, (cuuint64_t)p->n_experts};
+    cuuint64_t strides[3] = {row_bytes, rows * row_bytes, (cuuint64_t)p->rows * row_bytes};
+    cuuint32_t box[4] = {is_bytes ? 128U : 64U, p->is_gated ? 8U : 16U, p->is_gated ? 2U : 1U, 1};
+
+    return encode_boxes(map, is_bytes, (void *)(uintptr_t)p->w, 4, sizes, strides, box);
+}
+
+template <int FORMAT> static int launch(const struct experts_product *p, int n_sms, k_stream stream)
+{
+    int rows = p->is_gated ? 8 : TILE, elems = FORMAT == EXPERTS_PLAIN ? 64 : 128;
+    few_args a = {*p, (p->n_out + rows - 1) / rows, (p->n_in + elems - 1) / elems};
+    CUtensorMap map;
+
+    if (encode_map(&map, p, FORMAT != EXPERTS_PLAIN) != 0 ||
+        cudaFuncSetAttribute(few_kernel<FORMAT>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             (int)sizeof(few_shared)) != cudaSuccess)
+        return -1;
+    return launch_early(few_kernel<FORMAT>, dim3(n_sms), THREADS, sizeof(few_shared), stream, map,
+                        a);
 }
 
 int experts_few(const struct experts_product *p, enum experts_format format, int n_sms,
                 k_stream stream)
 {
-    int rows = p->is_gated ? 8 : TILE, n_tiles = (p->n_out + rows - 1) / rows;
-    int grid = n_sms * BLOCKS;
-
     switch (format) {
-    case EXPERTS_PLAIN:
-        return launch_early(few_kernel<EXPERTS_PLAIN>, grid, THREADS, 0, stream, *p, n_tiles);
-    case EXPERTS_BY_ROW:
-        return launch_early(few_kernel<EXPERTS_BY_ROW>, grid, THREADS, 0, stream, *p, n_tiles);
-    case EXPERTS_IN_BLOCKS:
-        return launch_early(few_kernel<EXPERTS_IN_BLOCKS>, grid, THREADS, 0, stream, *p, n_tiles);
+    case EXPERTS_PLAIN: return launch<EXPERTS_PLAIN>(p, n_sms, stream);
+    case EXPERTS_BY_ROW: return launch<EXPERTS_BY_ROW>(p, n_sms, stream);
+    case EXPERTS_IN_BLOCKS: return launch<EXPERTS_IN_BLOCKS>(p, n_sms, stream);
     }
     return -1;
 }

@@ -4,9 +4,11 @@
  *
  *   x, w -> logits [n][n_choices] -> ids, weights [n][n_used] -> starts, routes, places
  *
- * Logits: a warp has an expert and some tokens; all of its lanes share a row of w, which is read
- * once for them. A dot product is one chain of additions per lane and a tree over the lanes, so its
- * bits depend on dim alone.
+ * Logits: on the tensor cores. Weights are float32; each is cut into three bfloat16, whose sum it
+ * is exactly, and all three are multiplied by x, which is bfloat16. Parts that are all zero are
+ * skipped: those of a router that was bfloat16. n_in is cut into SLICES slices, each a chain of
+ * products, and slices are added in order: by a warp each where tokens are few, one after another
+ * in a warp where they are many. So the bits of a logit depend on dim alone.
  *
  * Few tokens take one launch: of the blocks that have the same tokens, the one that ends last (a
  * counter in device memory) chooses for them, a warp for each, and of these the last one sorts.
@@ -18,7 +20,12 @@
 
 #define WARPS       K_MIXING_WARPS
 #define THREADS     (WARPS * 32)
-#define TOKENS_MANY 16 /* of a warp */
+#define SLICES      16
+#define FEW_THREADS (SLICES * 32)
+#define TILE        16   /* experts of a tile */
+#define CHUNK       32   /* elements of a step */
+#define TOKENS_WIDE 64   /* of a warp that has all slices */
+#define SLICED_MAX  1024 /* tokens up to which each slice has a warp */
 #define SCAN        1024
 
 struct route_args {
@@ -26,64 +33,199 @@ struct route_args {
     struct k_router r;
     const k_bf16 *x;
     const int32_t *seq, *kv_len; /* NULL: all tokens are real */
+    struct k_half_normed norm;   /* sums NULL: x is normed */
     int n, dim, n_own, first;
+    int slice; /* elements of a slice: whole chunks */
+    int high;  /* experts of a tile that are computed, 1 .. TILE: the others are these again */
 };
 
 /* --- logits ----------------------------------------------------------------------------------- */
 
-/* Four elements at `at`; those beyond dim are 0. */
-static __device__ inline float4 load_weights(const float *w, int at, int dim)
-{
-    if (at + 4 <= dim && dim % 4 == 0)
-        return __ldg((const float4 *)(w + at));
-    return make_float4(at < dim ? w[at] : 0.0f, at + 1 < dim ? w[at + 1] : 0.0f,
-                       at + 2 < dim ? w[at + 2] : 0.0f, at + 3 < dim ? w[at + 3] : 0.0f);
-}
+/* Eight elements at `at`; those beyond dim are 0. */
+struct eight_weights {
+    float v[8];
+};
 
-static __device__ inline float4 load_inputs(const k_bf16 *x, int at, int dim)
+static __device__ inline eight_weights load_weights(const float *w, int at, int dim)
 {
-    if (at + 4 <= dim && dim % 4 == 0) {
-        uint2 four = *(const uint2 *)(x + at);
+    eight_weights e;
 
-        return make_float4(low_half(four.x), high_half(four.x), low_half(four.y),
-                           high_half(four.y));
+    if (at + 8 <= dim && dim % 4 == 0) {
+        float4 low = __ldg((const float4 *)(w + at)), high = __ldg((const float4 *)(w + at + 4));
+
+        e.v[0] = low.x, e.v[1] = low.y, e.v[2] = low.z, e.v[3] = low.w;
+        e.v[4] = high.x, e.v[5] = high.y, e.v[6] = high.z, e.v[7] = high.w;
+        return e;
     }
-    return make_float4(
-        at < dim ? load_bf16(x + at) : 0.0f, at + 1 < dim ? load_bf16(x + at + 1) : 0.0f,
-        at + 2 < dim ? load_bf16(x + at + 2) : 0.0f, at + 3 < dim ? load_bf16(x + at + 3) : 0.0f);
+#pragma unroll
+    for (int i = 0; i < 8; i++)
+        e.v[i] = at + i < dim ? w[at + i] : 0.0f;
+    return e;
 }
 
-/* Logits of this warp's expert for TOKENS tokens from `first` on. */
-template <int TOKENS>
-static __device__ inline void make_logits(const route_args &a, int expert, int first)
+static __device__ inline uint4 load_inputs(const k_bf16 *x, int at, int dim)
 {
-    const float *w = a.r.w + (size_t)expert * a.dim;
-    int lane = threadIdx.x % 32;
-    const int unroll = TOKENS == 1 ? 8 : 2;
-    float sum[TOKENS] = {};
+    uint32_t words[4];
 
-#pragma unroll unroll
-    for (int at = lane * 4; at < a.dim; at += 128) {
-        float4 weight = load_weights(w, at, a.dim);
+    if (at + 8 <= dim && dim % 8 == 0)
+        return *(const uint4 *)(x + at);
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        words[i] = pack_bf16(at + 2 * i < dim ? load_bf16(x + at + 2 * i) : 0.0f,
+                             at + 2 * i + 1 < dim ? load_bf16(x + at + 2 * i + 1) : 0.0f);
+    return make_uint4(words[0], words[1], words[2], words[3]);
+}
+
+/* Take the upper bfloat16 of eight numbers, and leave the rest. */
+static __device__ inline uint4 take_part(eight_weights &e)
+{
+    uint32_t words[4];
 
 #pragma unroll
-        for (int i = 0; i < TOKENS; i++) {
-            int token = min(first + i, a.n - 1);
-            float4 x = load_inputs(a.x + (size_t)token * a.dim, at, a.dim);
+    for (int i = 0; i < 4; i++) {
+        words[i] = pack_bf16(e.v[2 * i], e.v[2 * i + 1]);
+        e.v[2 * i] -= low_half(words[i]);
+        e.v[2 * i + 1] -= high_half(words[i]);
+    }
+    return make_uint4(words[0], words[1], words[2], words[3]);
+}
 
-            sum[i] = __fmaf_rn(weight.x, x.x, sum[i]);
-            sum[i] = __fmaf_rn(weight.y, x.y, sum[i]);
-            sum[i] = __fmaf_rn(weight.z, x.z, sum[i]);
-            sum[i] = __fmaf_rn(weight.w, x.w, sum[i]);
+/* Eight elements of each lane: c += rows g and g + 8 of w, and a row of x. */
+static __device__ inline void multiply_eight(float (&c)[4], const uint4 &low, const uint4 &high,
+                                             const uint4 &x)
+{
+    experts_multiply(c, low.x, high.x, low.y, high.y, x.x, x.y);
+    experts_multiply(c, low.z, high.z, low.w, high.w, x.z, x.w);
+}
+
+static __device__ inline bool has_bits(const uint4 &v)
+{
+    return ((v.x | v.y | v.z | v.w) & 0x7fff7fffU) != 0;
+}
+
+/* A tile of 16 experts and 8 NT tokens. Lane (g = lane / 4, q = lane % 4) has rows g and g + 8 of w
+ * and token g of each eight; of a chunk the elements 8 q .. 8 q + 7. */
+template <int NT> struct logits_tile {
+    const float *low, *high;
+    const k_bf16 *x[NT];
+};
+
+template <int NT>
+static __device__ inline logits_tile<NT> tile_of(const route_args &a, int expert, int token)
+{
+    int g = threadIdx.x % 32 / 4, last = a.r.n_experts - 1;
+    logits_tile<NT> t;
+
+    t.low = a.r.w + (size_t)min(expert + g % a.high, last) * a.dim;
+    t.high = a.r.w + (size_t)min(expert + (g + 8) % a.high, last) * a.dim;
+#pragma unroll
+    for (int i = 0; i < NT; i++)
+        t.x[i] = a.x + (size_t)min(token + i * 8 + g, a.n - 1) * a.dim;
+    return t;
+}
+
+/* acc += the products of a chunk whose elements of this lane begin at `at`. */
+template <int NT>
+static __device__ inline void add_chunk(float (&acc)[NT][4], eight_weights &low,
+                                        eight_weights &high, const uint4 (&x)[NT])
+{
+#pragma unroll
+    for (int part = 0; part < 3; part++) {
+        uint4 of_low = take_part(low), of_high = take_part(high);
+
+        if (part > 0 && __any_sync(~0U, has_bits(of_low) || has_bits(of_high)) == 0)
+            return; /* nothing is left of any weight */
+#pragma unroll
+        for (int i = 0; i < NT; i++)
+            multiply_eight(acc[i], of_low, of_high, x[i]);
+    }
+}
+
+/* acc += a slice. Loads of the next chunk are under way while this one is multiplied. */
+template <int NT>
+static __device__ inline void add_slice(float (&acc)[NT][4], const logits_tile<NT> &t,
+                                        const route_args &a, int slice)
+{
+    int first = slice * a.slice, last = min(first + a.slice, a.dim);
+    int at = first + threadIdx.x % 4 * 8;
+    eight_weights low, high, next_low, next_high;
+    uint4 x[NT], next_x[NT];
+
+    next_low = load_weights(t.low, at, a.dim);
+    next_high = load_weights(t.high, at, a.dim);
+#pragma unroll
+    for (int i = 0; i < NT; i++)
+        next_x[i] = load_inputs(t.x[i], at, a.dim);
+    for (; first < last; first += CHUNK, at += CHUNK) {
+        low = next_low;
+        high = next_high;
+#pragma unroll
+        for (int i = 0; i < NT; i++)
+            x[i] = next_x[i];
+        if (first + CHUNK < last) {
+            next_low = load_weights(t.low, at + CHUNK, a.dim);
+            next_high = load_weights(t.high, at + CHUNK, a.dim);
+#pragma unroll
+            for (int i = 0; i < NT; i++)
+                next_x[i] = load_inputs(t.x[i], at + CHUNK, a.dim);
         }
+        add_chunk<NT>(acc, low, high, x);
     }
+}
+
+static __device__ inline void store_logit(const route_args &a, int token, int expert, float sum,
+                                          float factor)
+{
+    if (token < a.n && expert < a.r.n_experts)
+        a.m.logits[(size_t)token * a.r.n_experts + expert] =
+            sum * factor + (a.r.logit_bias != NULL ? a.r.logit_bias[expert] : 0.0f);
+}
+
+/* 1 / root of the mean square of a token, by a warp; 1 if x is normed. */
+static __device__ inline float find_factor(const route_args &a, int token)
+{
+    const float *sums = a.norm.sums + (size_t)token * a.norm.n_sums;
+    float sum = 0.0f;
+
+    if (a.norm.sums == NULL || token >= a.n)
+        return 1.0f;
+#pragma unroll 4
+    for (int i = threadIdx.x % 32; i < a.norm.n_sums; i += 32)
+        sum += sums[i];
+    for (int apart = 16; apart > 0; apart /= 2)
+        sum += __shfl_xor_sync(~0U, sum, apart);
+    return rsqrtf(sum / (float)a.dim + a.norm.eps);
+}
+
+/* Logits of some experts and 8 tokens by a block with a warp for each slice. sums: shared memory
+ * [SLICES][TILE][8]. */
+static __device__ inline void make_logits(const route_args &a, int expert, int token, float *sums)
+{
+    int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+    float acc[1][4] = {}, sum = 0.0f;
+    __shared__ float factors[8];
+
+    if (warp < 8) {
+        float factor = find_factor(a, token + warp);
+
+        if (threadIdx.x % 32 == 0)
+            factors[warp] = factor;
+        if (threadIdx.x % 32 == 0 && blockIdx.x == 0 && a.norm.sums != NULL && token + warp < a.n)
+            a.m.inverse[token + warp] = factor;
+    }
+    if (warp * a.slice < a.dim)
+        add_slice<1>(acc, tile_of<1>(a, expert, token), a, warp);
 #pragma unroll
-    for (int i = 0; i < TOKENS; i++) {
-        for (int apart = 16; apart > 0; apart /= 2)
-            sum[i] += __shfl_xor_sync(~0U, sum[i], apart);
-        if (lane == 0 && first + i < a.n)
-            a.m.logits[(size_t)(first + i) * a.r.n_experts + expert] = sum[i];
-    }
+    for (int i = 0; i < 4; i++)
+        sums[(warp * TILE + g + i / 2 * 8) * 8 + q * 2 + i % 2] = acc[0][i];
+    __syncthreads();
+    if ((int)threadIdx.x >= a.high * 8)
+        return;
+#pragma unroll
+    for (int i = 0; i < SLICES; i++)
+        sum += sums[i * TILE * 8 + threadIdx.x];
+    store_logit(a, token + (int)threadIdx.x % 8, expert + (int)threadIdx.x / 8, sum,
+                factors[threadIdx.x % 8]);
 }
 
 /* --- choices ---------------------------------------------------------------------------------- */
@@ -222,9 +364,9 @@ static __device__ inline float weigh(float score, const struct k_router &r)
     return score * r.scale;
 }
 
-/* One token, by a warp. keys, logits: shared memory of n_experts words each, because each slot
- * looks at all of them again. */
-static __device__ void choose(const route_args &a, int token, uint32_t *keys, float *logits)
+/* One token, by a warp; returns the expert of slot `lane`, or -1. keys, logits: shared memory of
+ * n_experts words each, because each slot looks at all of them again. */
+static __device__ int choose(const route_args &a, int token, uint32_t *keys, float *logits)
 {
     const struct k_router &r = a.r;
     const float *from = a.m.logits + (size_t)token * r.n_experts;
@@ -264,14 +406,15 @@ static __device__ void choose(const route_args &a, int token, uint32_t *keys, fl
         a.m.routes.ids[(size_t)token * r.n_used + lane] = is_padding ? -1 : id;
         a.m.routes.weights[(size_t)token * r.n_used + lane] = score;
     }
+    return is_padding ? -1 : id;
 }
 
 /* A warp's part of shared memory: keys, then logits. */
-static __device__ inline void choose_in(const route_args &a, int token, uint32_t *shared)
+static __device__ inline int choose_in(const route_args &a, int token, uint32_t *shared)
 {
     uint32_t *keys = shared + threadIdx.x / 32 * 2 * a.r.n_experts;
 
-    choose(a, token, keys, (float *)(keys + a.r.n_experts));
+    return choose(a, token, keys, (float *)(keys + a.r.n_experts));
 }
 
 /* --- few tokens: the rest of the launch ------------------------------------------------------- */
@@ -313,44 +456,43 @@ static __device__ inline void list_touched(int32_t *touched, const int *starts, 
         touched[0] = sum;
 }
 
-/* How many of four ids are e. */
-static __device__ inline int count_four(int4 ids, int e)
+/* The expert of this rank that a route leads to; -1: another rank's, or none. */
+static __device__ inline int own_expert(const route_args &a, int route, int n_routes)
 {
-    return (ids.x == e) + (ids.y == e) + (ids.z == e) + (ids.w == e);
+    int e = route < n_routes ? __ldcg(a.m.routes.ids + route) - a.first : -1;
+
+    return e >= 0 && e < a.n_own ? e : -1;
 }
 
-/* Put route i of expert e at place at, if its id is e; returns the next place. */
-static __device__ inline int place_one(const struct k_sorted &sorted, int id, int e, int i, int at)
-{
-    if (id != e)
-        return at;
-    sorted.routes[at] = i;
-    sorted.places[i] = at;
-    return at + 1;
-}
-
-/* Sort the routes of few tokens by one block: thread e counts and places those of expert e. ids:
- * shared memory for n_routes, rounded up to fours; starts: for n_own + 1. */
-static __device__ void sort_few(const route_args &a, int4 *ids, int *starts, int n_routes)
+/* Sort the routes of few tokens by one block: those of 32 routes are in the order of lanes, behind
+ * those of the groups of 32 before them. table: shared memory [n_routes / 32, rounded up][n_own];
+ * starts: n_own + 1. */
+static __device__ void sort_few(const route_args &a, int *starts, uint16_t *table, int n_routes)
 {
     const struct k_sorted &sorted = a.m.sorted;
-    int n_fours = (n_routes + 3) / 4;
+    int n_groups = (n_routes + 31) / 32, lane = threadIdx.x % 32;
 
-    for (int i = threadIdx.x; i < 4 * n_fours; i += THREADS) {
-        int id = i < n_routes ? __ldcg(a.m.routes.ids + i) - a.first : -1;
+    for (int i = threadIdx.x; i < n_groups * a.n_own; i += FEW_THREADS)
+        table[i] = 0;
+    __syncthreads();
+    for (int i = threadIdx.x; i < n_groups * 32; i += FEW_THREADS) {
+        int e = own_expert(a, i, n_routes);
+        unsigned same = __match_any_sync(~0U, e);
 
-        ((int *)ids)[i] = id;
-        if (i < n_routes && (id < 0 || id >= a.n_own))
-            sorted.places[i] = -1;
+        if (e >= 0 && lane == __ffs(same) - 1)
+            table[i / 32 * a.n_own + e] = (uint16_t)__popc(same);
     }
     __syncthreads();
-    for (int e = threadIdx.x; e < a.n_own; e += THREADS) {
-        int count = 0;
+    for (int e = threadIdx.x; e < a.n_own; e += FEW_THREADS) {
+        int sum = 0;
 
-#pragma unroll 4
-        for (int i = 0; i < n_fours; i++)
-            count += count_four(ids[i], e);
-        starts[e] = count;
+        for (int i = e; i < n_groups * a.n_own; i += a.n_own) {
+            int count = table[i];
+
+            table[i] = (uint16_t)sum;
+            sum += count;
+        }
+        starts[e] = sum;
     }
     __syncthreads();
     if (threadIdx.x < 32) {
@@ -363,20 +505,48 @@ static __device__ void sort_few(const route_args &a, int4 *ids, int *starts, int
         list_touched(a.m.touched, starts, a.n_own);
     }
     __syncthreads();
-    for (int e = threadIdx.x; e <= a.n_own; e += THREADS) {
-        int at = starts[e], last = e < a.n_own ? starts[e + 1] : at;
+    for (int e = threadIdx.x; e <= a.n_own; e += FEW_THREADS)
+        sorted.starts[e] = starts[e];
+    for (int i = threadIdx.x; i < n_groups * 32; i += FEW_THREADS) {
+        int e = own_expert(a, i, n_routes), at;
+        unsigned same = __match_any_sync(~0U, e);
 
-        sorted.starts[e] = at;
-        for (int i = 0; i < n_fours && at < last; i++) {
-            int4 four = ids[i];
+        if (i >= n_routes)
+            continue;
+        at = e < 0 ? -1
+                   : starts[e] + table[i / 32 * a.n_own + e] + __popc(same & ((1U << lane) - 1));
+        sorted.places[i] = at;
+        if (e >= 0)
+            sorted.routes[at] = i;
+    }
+}
 
-            if (count_four(four, e) == 0)
-                continue;
-            at = place_one(sorted, four.x, e, 4 * i, at);
-            at = place_one(sorted, four.y, e, 4 * i + 1, at);
-            at = place_one(sorted, four.z, e, 4 * i + 2, at);
-            at = place_one(sorted, four.w, e, 4 * i + 3, at);
-        }
+/* Sort the routes of one token, by one warp; id: the expert of slot `lane`, or -1. */
+static __device__ void sort_one(const route_args &a, int id)
+{
+    const struct k_sorted &sorted = a.m.sorted;
+    int lane = threadIdx.x % 32, e = id - a.first, before = 0;
+    bool has = id >= 0 && e >= 0 && e < a.n_own;
+    unsigned all = __ballot_sync(~0U, has);
+
+    e = has ? e : a.n_own; /* after all others */
+    for (int slot = 0; slot < a.r.n_used; slot++)
+        before += __shfl_sync(~0U, e, slot) < e;
+    if (lane < a.r.n_used)
+        sorted.places[lane] = has ? before : -1;
+    if (has) {
+        sorted.routes[before] = lane;
+        a.m.touched[1 + before] = e;
+    }
+    if (lane == 0)
+        a.m.touched[0] = __popc(all);
+    for (int i = 0; i <= a.n_own; i += 32) {
+        int start = 0;
+
+        for (int slot = 0; slot < a.r.n_used; slot++)
+            start += __shfl_sync(~0U, e, slot) < i + lane;
+        if (i + lane <= a.n_own)
+            sorted.starts[i + lane] = start;
     }
 }
 
@@ -399,36 +569,73 @@ static __device__ inline bool is_last_block(uint32_t *done, unsigned n)
 }
 
 /* Block x has some experts, block y some tokens. */
-template <int TOKENS> static __global__ void __launch_bounds__(THREADS) route_kernel(route_args a)
+static __global__ void __launch_bounds__(FEW_THREADS) route_kernel(route_args a)
 {
-    /* Shared memory: keys and logits [WARPS][2][n_choices], then in their place ids and starts. */
+    /* Shared memory: sums [SLICES][TILE][8]; in their place keys and logits [WARPS][2][n_choices];
+     * then starts and the table of sort_few(). */
     extern __shared__ __align__(16) uint32_t shared[];
-    int warp = threadIdx.x / 32, expert = blockIdx.x * WARPS + warp;
-    int token = blockIdx.y * TOKENS + warp, n_routes = a.n * a.r.n_used;
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, expert = blockIdx.x * a.high;
+    int token = blockIdx.y * WARPS, n_routes = a.n * a.r.n_used;
 
-    static_assert(TOKENS <= WARPS, "a warp for each token");
-    for (int i = threadIdx.x % 32 * 32; expert < a.r.n_experts && i < a.dim; i += 32 * 32)
-        fetch_line(a.r.w + (size_t)expert * a.dim + i); /* weights depend on no other kernel */
+    static_assert(K_MIXING_WARPS == 8, "a warp for each token of a tile");
+    for (int i = lane; i < a.high * 4; i += 32) { /* weights depend on no other kernel */
+        int at = warp * a.slice + i % 4 * 32;
+
+        if (expert + i / 4 < a.r.n_experts && at < a.dim)
+            fetch_line(a.r.w + (size_t)(expert + i / 4) * a.dim + at);
+    }
     wait_for_previous();
-    if (expert < a.r.n_experts)
-        make_logits<TOKENS>(a, expert, blockIdx.y * TOKENS);
+    make_logits(a, expert, token, (float *)shared);
     if (!is_last_block(a.m.done + 1 + blockIdx.y, gridDim.x))
         return;
-    if (warp < TOKENS && token < a.n)
-        choose_in(a, token, shared);
-    if (!is_last_block(a.m.done, gridDim.y))
+    if (a.n == 1) {
+        if (warp == 0)
+            sort_one(a, choose_in(a, 0, shared));
         return;
-    sort_few(a, (int4 *)shared, (int *)shared + (n_routes + 3) / 4 * 4, n_routes);
+    }
+    if (warp < WARPS && token + warp < a.n)
+        (void)choose_in(a, token + warp, shared);
+    if (gridDim.y > 1 && !is_last_block(a.m.done, gridDim.y))
+        return;
+    __threadfence_block();
+    __syncthreads();
+    sort_few(a, (int *)shared, (uint16_t *)(shared + a.n_own + 1), n_routes);
 }
 
 /* --- many tokens ------------------------------------------------------------------------------ */
 
-static __global__ void __launch_bounds__(THREADS) logits_kernel(route_args a)
+static __global__ void __launch_bounds__(FEW_THREADS) sliced_logits_kernel(route_args a)
 {
-    int expert = blockIdx.x * WARPS + threadIdx.x / 32;
+    __shared__ float sums[SLICES * TILE * 8];
 
-    if (expert < a.r.n_experts)
-        make_logits<TOKENS_MANY>(a, expert, blockIdx.y * TOKENS_MANY);
+    make_logits(a, blockIdx.x * a.high, blockIdx.y * 8, sums);
+}
+
+/* A warp has 16 experts and TOKENS_WIDE tokens; n_tiles warps of a block have the same tokens. */
+static __global__ void __launch_bounds__(THREADS) logits_kernel(route_args a, int n_tiles)
+{
+    const int NT = TOKENS_WIDE / 8;
+    int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, q = threadIdx.x % 4;
+    int expert = (blockIdx.x * n_tiles + warp % n_tiles) * TILE;
+    int token = (blockIdx.y * (WARPS / n_tiles) + warp / n_tiles) * TOKENS_WIDE;
+    float sum[NT][4] = {};
+
+    if (expert >= a.r.n_experts || token >= a.n)
+        return;
+    const logits_tile<NT> t = tile_of<NT>(a, expert, token);
+#pragma unroll 1
+    for (int slice = 0; slice * a.slice < a.dim; slice++) {
+        float acc[NT][4] = {};
+
+        add_slice<NT>(acc, t, a, slice);
+#pragma unroll
+        for (int i = 0; i < NT * 4; i++)
+            sum[i / 4][i % 4] += acc[i / 4][i % 4];
+    }
+#pragma unroll
+    for (int i = 0; i < NT * 4; i++)
+        store_logit(a, token + i / 4 * 8 + q * 2 + i % 2, expert + g + i % 4 / 2 * 8,
+                    sum[i / 4][i % 4], 1.0f);
 }
 
 static __global__ void __launch_bounds__(THREADS) choose_kernel(route_args a)
@@ -437,7 +644,7 @@ static __global__ void __launch_bounds__(THREADS) choose_kernel(route_args a)
     int token = blockIdx.x * WARPS + threadIdx.x / 32;
 
     if (token < a.n)
-        choose_in(a, token, shared);
+        (void)choose_in(a, token, shared);
 }
 
 /* Count the routes of a chunk. */
@@ -565,37 +772,46 @@ template <class K> static int allow_shared(K kernel, size_t bytes)
                : -1;
 }
 
-template <int TOKENS> static int launch_route(const route_args &a, k_stream stream)
+/* With few tokens, reads of the router are shared among more multiprocessors. */
+static int route_few(route_args &a, k_stream stream)
 {
-    size_t sorting = (size_t)a.n_own + 4 + a.n * a.r.n_used, words = choice_words(a);
-    size_t bytes = (words > sorting ? words : sorting) * sizeof(uint32_t);
-    unsigned blocks = (a.r.n_experts + WARPS - 1) / WARPS;
+    size_t n_routes = (size_t)a.n * a.r.n_used, logits = SLICES * TILE * 8;
+    size_t sorting = (size_t)a.n_own + 1 + ((n_routes + 31) / 32 * a.n_own + 1) / 2;
+    size_t words = choice_words(a);
 
-    if (allow_shared(route_kernel<TOKENS>, bytes) != 0)
+    a.high = a.n <= WARPS ? 2 : TILE;
+    words = words > sorting ? words : sorting;
+    words = words > logits ? words : logits;
+    if (allow_shared(route_kernel, words * sizeof(uint32_t)) != 0)
         return -1;
-    return launch_early(route_kernel<TOKENS>, dim3(blocks, (a.n + TOKENS - 1) / TOKENS), THREADS,
-                        bytes, stream, a);
+    return launch_early(route_kernel,
+                        dim3((a.r.n_experts + a.high - 1) / a.high, (a.n + WARPS - 1) / WARPS),
+                        FEW_THREADS, words * sizeof(uint32_t), stream, a);
 }
 
-static int route_few(const route_args &a, k_stream stream)
+static int launch_logits(const route_args &a, k_stream stream)
 {
-    if (a.n == 1)
-        return launch_route<1>(a, stream);
-    if (a.n <= 4)
-        return launch_route<4>(a, stream);
-    return launch_route<8>(a, stream);
+    int tiles = (a.r.n_experts + TILE - 1) / TILE, together = 1, tokens;
+
+    if (a.n <= SLICED_MAX)
+        return K_LAUNCH(sliced_logits_kernel, dim3(tiles, (a.n + 7) / 8), FEW_THREADS, 0, stream,
+                        a);
+    while (together < WARPS && together < tiles)
+        together *= 2;
+    tokens = WARPS / together * TOKENS_WIDE;
+    return K_LAUNCH(logits_kernel,
+                    dim3((tiles + together - 1) / together, (a.n + tokens - 1) / tokens), THREADS,
+                    0, stream, a, together);
 }
 
 static int route_many(const route_args &a, k_stream stream)
 {
-    unsigned blocks = (a.r.n_experts + WARPS - 1) / WARPS;
     unsigned chunks = (a.n * a.r.n_used + K_MIXING_CHUNK - 1) / K_MIXING_CHUNK;
     size_t bytes = choice_words(a) * sizeof(uint32_t);
     int rc = allow_shared(choose_kernel, bytes);
 
     if (rc == 0)
-        rc = K_LAUNCH(logits_kernel, dim3(blocks, (a.n + TOKENS_MANY - 1) / TOKENS_MANY), THREADS,
-                      0, stream, a);
+        rc = launch_logits(a, stream);
     if (rc == 0)
         rc = K_LAUNCH(choose_kernel, (a.n + WARPS - 1) / WARPS, THREADS, bytes, stream, a);
     if (rc == 0)
@@ -608,23 +824,29 @@ static int route_many(const route_args &a, k_stream stream)
     return rc;
 }
 
-int k_route(const struct k_mixing *m, const k_bf16 *x, const struct k_router *r,
-            const struct k_experts *e, const struct k_tokens *t, int n, int dim, k_stream stream)
+int k_route(const struct k_mixing *m, const k_bf16 *x, const struct k_half_normed *norm,
+            const struct k_router *r, const struct k_experts *e, const struct k_tokens *t, int n,
+            int dim, k_stream stream)
 {
     route_args a = {};
 
     if (r->n_experts > K_EXPERTS_MAX || r->n_used > K_EXPERTS_USED_MAX || r->n_used < 1 ||
-        r->n_groups > K_EXPERT_GROUPS_MAX || r->group_best > 2 || n < 1)
+        r->n_groups > K_EXPERT_GROUPS_MAX || r->group_best > 2 || n < 1 ||
+        (norm != NULL && n > K_MIXING_FEW))
         return -1;
     a.m = *m;
     a.r = *r;
     a.x = x;
+    if (norm != NULL)
+        a.norm = *norm;
     if (t != NULL) {
         a.seq = t->seq;
         a.kv_len = t->kv_len;
     }
     a.n = n;
     a.dim = dim;
+    a.slice = (dim + SLICES * CHUNK - 1) / (SLICES * CHUNK) * CHUNK;
+    a.high = TILE;
     a.n_own = e->n;
     a.first = e->first;
     return n <= K_MIXING_FEW ? route_few(a, stream) : route_many(a, stream);

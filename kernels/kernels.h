@@ -91,6 +91,8 @@ struct k_kv {
     float k_scale, v_scale; /* for K_E4M3: value = stored * scale, usually 1. Otherwise unused */
     int group;              /* cache group of the layer, whose page table it uses: for
                              * k_tokens_of() */
+    const float *sinks;     /* float32 [n_heads], on both sides, or NULL: scores that take part in
+                             * the softmax of a head, without a value */
 };
 
 /* How one row is sampled; ref_sample() defines each field. */
@@ -149,7 +151,12 @@ enum k_activation {
     K_GELU_TANH, /* x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x^3))) */
     K_RELU,      /* max(x, 0) */
     K_RELU_2,    /* max(x, 0)^2 */
+    /* y / (1 + e^(-slope y)) with y = min(x, limit); as a gate it multiplies 1 + the up, which is
+     * clamped to +-limit first. */
+    K_SWISH_CLAMPED,
 };
+#define K_SWISH_SLOPE 1.702f
+#define K_SWISH_LIMIT 7.0f
 
 /* out [n] = activation(in). The launcher's out is bfloat16 or, with is_half, in the layout of
  * K_HALF_AT. */
@@ -295,19 +302,28 @@ enum k_scoring {
                       * 2 * spread * max(|logit|, largest) below the largest */
 };
 
-/* logits [n][n_experts] = x * transpose(w); choice = score + bias. With groups, n_experts /
- * n_groups neighbours form one; only the n_groups_used groups with the largest sums of their
- * group_best best choices take part. The n_used largest choices are taken, the lowest id among
- * equals; NaN is less than all. Weights are scores without the bias, divided by max(their sum,
- * least) if `renorms`, and multiplied by scale. */
+/* logits [n][n_experts] = x * transpose(w) + logit_bias; choice = score + bias. With groups,
+ * n_experts / n_groups neighbours form one; only the n_groups_used groups with the largest sums of
+ * their group_best best choices take part. The n_used largest choices are taken, the lowest id
+ * among equals; NaN is less than all. Weights are scores without the bias, divided by max(their
+ * sum, least) if `renorms`, and multiplied by scale. */
 struct k_router {
-    const float *w;    /* float32 [n_experts][dim], on both sides */
-    const float *bias; /* float32 [n_experts] or NULL */
+    const float *w;          /* float32 [n_experts][dim], on both sides */
+    const float *bias;       /* float32 [n_experts] or NULL */
+    const float *logit_bias; /* float32 [n_experts] or NULL: part of the logits */
     int n_experts, n_used;
     int n_groups, n_groups_used, group_best; /* n_groups 1: no groups */
     enum k_scoring scoring;
     bool renorms;
     float least, scale, spread;
+};
+
+/* Rows x that are normed by half (k_product): sums of squares [n][n_sums] of the residual, which
+ * complete the norm. */
+struct k_half_normed {
+    const float *sums; /* float32 */
+    int n_sums;
+    float eps;
 };
 
 /* The choices for n tokens; the best first. */
@@ -324,10 +340,12 @@ void ref_route(const struct k_routes *out, const float *x, const struct k_router
 /* The experts of a layer, or those of them that a rank has: ids first .. first + n - 1. Others
  * contribute nothing.
  *
- *   expert(x) = down * (activation(gate * x) * (up * x)) */
+ *   expert(x) = down * (activation(gate * x) * (up * x)), each product plus its bias */
 struct k_experts {
-    struct k_matrix in;   /* [n * 2 * ff_dim][dim]: of each expert its gate, then its up */
-    struct k_matrix down; /* [n * dim][ff_dim] */
+    struct k_matrix in;    /* [n * 2 * ff_dim][dim]: of each expert its gate, then its up */
+    struct k_matrix down;  /* [n * dim][ff_dim] */
+    const void *in_bias;   /* of the device's type [n * 2 * ff_dim], or NULL */
+    const void *down_bias; /* [n * dim], or NULL */
     int n, first, ff_dim;
     enum k_activation activation;
 };
@@ -362,9 +380,8 @@ void ref_experts(float *out, const float *x, const struct k_experts *e,
 /* The launchers' work memory. k_mixing_place() lays it out in memory of the size that it returns,
  * all 0 before the first launch; base NULL only measures. */
 #define K_MIXING_CHUNK 512 /* routes that a block counts */
-#define K_MIXING_TILE  128 /* routes of a tile of k_run_experts() */
+#define K_MIXING_TILE  256 /* routes of a tile of k_run_experts() */
 #define K_MIXING_FEW   64  /* tokens that one launch routes, and whose experts are read once */
-#define K_MIXING_EACH  16  /* routes per expert up to which experts are read once, too */
 #define K_MIXING_WARPS 8   /* tokens of a block of the routing launch */
 struct k_mixing_sizes {
     int n_tokens, n_used;     /* the largest step */
@@ -378,6 +395,7 @@ struct k_mixing {
     int32_t *touched; /* int32 [1 + n_experts]: the number of experts with routes, and which */
     int32_t *chunks;  /* int32 [ceil(routes / K_MIXING_CHUNK)][n_experts]: counts, then places */
     int32_t *tiles;   /* int32 [1 + 2 * tiles]: number of tiles; expert and first place of each */
+    float *inverse;   /* float32 [K_MIXING_FEW]: 1 / root of the mean square of a token */
     uint32_t *done;   /* [1 + K_MIXING_FEW / K_MIXING_WARPS]: ended blocks; 0 between launches */
     k_bf16 *ff;       /* bf16 [routes][ff_dim] */
     k_bf16 *y;        /* bf16 [routes][dim] */
@@ -388,17 +406,18 @@ size_t k_mixing_place(struct k_mixing *m, void *base, const struct k_mixing_size
  * from K_MIXING_FEW + 1 tokens on). x bf16 [n][dim]. Tokens of t whose sequence has kv_len 0 get no
  * experts: ids of -1; t may be NULL. One launch for up to K_MIXING_FEW tokens. Logits are float32,
  * in an order of sums that depends on dim alone, so a token's choices depend on nothing else.
+ * norm NULL: x is normed; else at most K_MIXING_FEW tokens, and k_run_experts() gets the same.
  * Refused for more than K_EXPERT_GROUPS_MAX groups, or group_best above 2. */
-int k_route(const struct k_mixing *m, const k_bf16 *x, const struct k_router *r,
-            const struct k_experts *e, const struct k_tokens *t, int n, int dim, k_stream stream);
+int k_route(const struct k_mixing *m, const k_bf16 *x, const struct k_half_normed *norm,
+            const struct k_router *r, const struct k_experts *e, const struct k_tokens *t, int n,
+            int dim, k_stream stream);
 
 /* y of m = the experts' results in the order of routes, after k_route() with the same n. Matrices
  * are plain, or e4m3 with scales by row or in blocks of 128 x 128; x is bf16 [n][dim]. With up to
- * K_MIXING_FEW tokens, or K_MIXING_EACH routes per expert of this rank, each expert that has routes
- * is read once. ff is rounded to bfloat16. The bits of a route depend on n through these limits
- * only. */
-int k_run_experts(const struct k_mixing *m, const k_bf16 *x, const struct k_experts *e, int n,
-                  int n_used, int n_sms, k_stream stream);
+ * K_MIXING_FEW tokens each expert that has routes is read once. ff is rounded to bfloat16. The bits
+ * of a route depend on n through this limit only. */
+int k_run_experts(const struct k_mixing *m, const k_bf16 *x, const struct k_half_normed *norm,
+                  const struct k_experts *e, int n, int n_used, int n_sms, k_stream stream);
 
 /* ref_combine() of m's results, out bf16; c's weights and places are m's. residual not NULL: out is
  * only read (if c->adds), and the result goes on as that of K_PRODUCT_RESIDUAL; dim is a multiple

@@ -477,10 +477,10 @@ static bool is_wide(const struct k_matrix *w, int n)
     return product_wide_takes(w, n) && !takes(w, n);
 }
 
-/* Either kernel. */
+/* Any of the kernels. */
 int k_multiply_takes(const struct k_matrix *w, int n)
 {
-    return takes(w, n) || product_wide_takes(w, n);
+    return takes(w, n) || product_wide_takes(w, n) || product_blocks_takes(w, n);
 }
 
 /* Within a bucket the order of summation is the same, so the caller may pad its rows to it. */
@@ -490,6 +490,8 @@ int k_multiply_bucket(const struct k_matrix *w, int n)
 
     if (is_wide(w, n))
         return product_cut_columns(n);
+    if (product_blocks_takes(w, n))
+        return n; /* the order of sums is the same for all, but not their limit */
     while (bucket > n && !takes(w, bucket))
         bucket--;
     return bucket;
@@ -532,6 +534,8 @@ int k_multiply(const struct k_product *p, int n, int n_sms, k_stream stream)
         return p->kind == K_PRODUCT_RESIDUAL && w->n_out % 16 != 0
                    ? -1
                    : product_wide(p, n, n_sms, stream);
+    if (product_blocks_takes(w, n))
+        return product_blocks(p, n, n_sms, stream);
     if (!takes(w, n) || (p->kind == K_PRODUCT_RESIDUAL && w->n_out % 16 != 0) ||
         encode_map(&map, p) != 0)
         return -1;

@@ -11,6 +11,10 @@
 bool product_wide_takes(const struct k_matrix *w, int n);
 int product_wide(const struct k_product *p, int n, int n_sms, k_stream stream);
 
+/* The same of the kernel for e4m3 with scales of blocks. */
+bool product_blocks_takes(const struct k_matrix *w, int n);
+int product_blocks(const struct k_product *p, int n, int n_sms, k_stream stream);
+
 /* Is this the elected lane of the warp? Always the same one. */
 static __device__ inline bool leads(void)
 {
@@ -105,7 +109,7 @@ static __device__ inline void cluster_sync(void)
                      : "memory");
 }
 
-/* Encode a tensor map of up to four dimensions with 128 bytes as the innermost box. 0, or -1.
+/* Encode a tensor map of up to five dimensions with 128 bytes as the innermost box. 0, or -1.
  * Promotion to 256 bytes halves the speed (docs/kernels/guide.md). */
 static inline int encode_boxes(CUtensorMap *map, bool is_bytes, void *data, int rank,
                                const cuuint64_t *sizes, const cuuint64_t *strides,
@@ -115,7 +119,7 @@ static inline int encode_boxes(CUtensorMap *map, bool is_bytes, void *data, int 
                                   const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
                                   const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
                                   CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-    cuuint32_t ones[4] = {1, 1, 1, 1};
+    cuuint32_t ones[5] = {1, 1, 1, 1, 1};
     cudaDriverEntryPointQueryResult found;
     void *fn = NULL;
 

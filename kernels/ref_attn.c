@@ -93,7 +93,7 @@ void ref_attn(float *out, const float *qkv, const struct k_kv *kv, const struct 
         const float *query =
             qkv + (size_t)token * (n_heads + 2 * kv->n_kv_heads) * hd + (size_t)head * hd;
         float *out_row = out + ((size_t)token * n_heads + head) * hd;
-        float top = -INFINITY, sum = 0.0f;
+        float top = kv->sinks != NULL ? kv->sinks[head] : -INFINITY, sum = 0.0f;
 
         for (int i = first; i < n_keys; i++) {
             const float *key = key_row(kv, t, seq, i, kv_head);
@@ -104,6 +104,8 @@ void ref_attn(float *out, const float *qkv, const struct k_kv *kv, const struct 
             scratch[i] = dot * scale;
             top = fmaxf(top, scratch[i]);
         }
+        if (kv->sinks != NULL)
+            sum = expf(kv->sinks[head] - top);
         memset(out_row, 0, (size_t)hd * sizeof *out_row);
         for (int i = first; i < n_keys; i++) {
             const float *value = key_row(kv, t, seq, i, kv_head) + value_elems(kv);

@@ -160,6 +160,13 @@ static void multiply(float *y, const float *w, const float *x, int n_out, int n_
     }
 }
 
+/* y [n] += the bias of an expert; bias [experts][n] or NULL. */
+static void add_bias(float *y, const float *bias, int expert, int n)
+{
+    for (int i = 0; i < n && bias != NULL; i++)
+        y[i] += bias[(size_t)expert * (size_t)n + (size_t)i];
+}
+
 void ref_route(const struct k_routes *out, const float *x, const struct k_router *r, int n, int dim)
 {
     float logits[K_EXPERTS_MAX];
@@ -169,6 +176,7 @@ void ref_route(const struct k_routes *out, const float *x, const struct k_router
                                      out->weights + (size_t)token * (size_t)r->n_used};
 
         multiply(logits, r->w, x + (size_t)token * (size_t)dim, r->n_experts, dim);
+        add_bias(logits, r->logit_bias, 0, r->n_experts);
         ref_choose(&one, logits, r, 1);
     }
 }
@@ -241,8 +249,10 @@ static void run_expert(float *y, const float *x, const struct k_experts *e, int 
     size_t dim = (size_t)e->in.n_in, ff_dim = (size_t)e->ff_dim, at = (size_t)expert * ff_dim * dim;
 
     multiply(h, (const float *)e->in.data + 2 * at, x, 2 * e->ff_dim, e->in.n_in);
+    add_bias(h, (const float *)e->in_bias, expert, 2 * e->ff_dim);
     ref_gate(h + 2 * ff_dim, h, e->activation, 1, e->ff_dim);
     multiply(y, (const float *)e->down.data + at, h + 2 * ff_dim, e->in.n_in, e->ff_dim);
+    add_bias(y, (const float *)e->down_bias, expert, e->in.n_in);
 }
 
 /* Results in the order of experts, then their sums. No memory: nothing is written, and out keeps

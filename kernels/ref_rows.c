@@ -69,6 +69,7 @@ static float activation(float x, enum k_activation kind)
     case K_GELU_TANH: return 0.5f * x * (1.0f + tanhf(0.79788456f * (x + 0.044715f * x * x * x)));
     case K_RELU: return positive;
     case K_RELU_2: return positive * positive;
+    case K_SWISH_CLAMPED: x = fminf(x, K_SWISH_LIMIT); return x / (1.0f + expf(-K_SWISH_SLOPE * x));
     }
     return x;
 }
@@ -82,8 +83,13 @@ void ref_activate(float *out, const float *in, enum k_activation kind, size_t n)
 void ref_gate(float *out, const float *in, enum k_activation kind, int n, int ff_dim)
 {
     for (int token = 0; token < n; token++, in += 2 * (size_t)ff_dim, out += ff_dim) {
-        for (int d = 0; d < ff_dim; d++)
-            out[d] = activation(in[d], kind) * in[ff_dim + d];
+        for (int d = 0; d < ff_dim; d++) {
+            float up = in[ff_dim + d];
+
+            if (kind == K_SWISH_CLAMPED)
+                up = fminf(fmaxf(up, -K_SWISH_LIMIT), K_SWISH_LIMIT) + 1.0f;
+            out[d] = activation(in[d], kind) * up;
+        }
     }
 }
 

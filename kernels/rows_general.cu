@@ -49,7 +49,7 @@ static __global__ void __launch_bounds__(ELEM_THREADS)
     const k_bf16 *gate = in + i / ff_dim * 2 * ff_dim + i % ff_dim;
 
     if (i < n)
-        store_bf16(out + i, activation(load_bf16(gate), kind) * load_bf16(gate + ff_dim));
+        store_bf16(out + i, gated(load_bf16(gate), load_bf16(gate + ff_dim), kind));
 }
 
 int k_gate(k_bf16 *out, const k_bf16 *in, enum k_activation kind, int n, int ff_dim,

@@ -372,6 +372,9 @@ static __device__ __forceinline__ void write_rows(const consumer<S> &c, const st
 
         sum += __shfl_xor_sync(~0U, sum, 1);
         sum += __shfl_xor_sync(~0U, sum, 2);
+        if (a.kv.sinks != NULL && token < p.n_tokens)
+            sum += exp2_fast(a.kv.sinks[p.kv_head * group + row % group] * LOG2_E -
+                             c.rows.top[row_idx] * a.scale);
         scale = a.out_scale / sum;
 #pragma unroll
         for (int j = 0; j < S::HD / 8; j += 4) {

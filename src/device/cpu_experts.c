@@ -24,6 +24,7 @@ struct expert_job {
     const int32_t *starts;    /* of k_sorted */
     const int32_t *touched;   /* experts with routes */
     const struct k_matrix *w; /* of all experts */
+    const float *bias;        /* likewise [experts][n_out], or NULL */
     int n_out;                /* of one expert */
     int n_out_tasks;
     float *y;
@@ -53,16 +54,22 @@ static void cpu_expert_task(void *arg, int task, int worker)
 
     (void)worker;
     job->math->matmul(&product);
+    for (int row = 0; row < product.row_last && job->bias != NULL; row++) {
+        for (int i = out; i < product.out_last; i++)
+            product.y[(size_t)row * n_out + (size_t)i] +=
+                job->bias[(size_t)expert * n_out + (size_t)i];
+    }
 }
 
-/* y = x * transpose(w) of each touched expert. */
+/* y = x * transpose(w) + bias of each touched expert. */
 static void cpu_run_experts(struct cpu *c, float *y, const float *x, const struct k_matrix *w,
-                            const struct k_experts *e, int n_touched)
+                            const void *bias, const struct k_experts *e, int n_touched)
 {
     struct expert_job job = {.math = c->math,
                              .starts = c->experts.sorted.starts,
                              .touched = c->experts.touched,
                              .w = w,
+                             .bias = bias,
                              .n_out = w->n_out / e->n,
                              .y = y,
                              .x = x};
@@ -80,7 +87,7 @@ static void cpu_route(struct device *d, const struct device_experts *e, int n)
                                .n_in = d->limits.dim};
     const struct device_rows rows = {.data = (void *)(uintptr_t)e->x}; /* only read */
 
-    d->ops->matmul(d, cpu->experts.logits, &rows, &w, NULL, n);
+    d->ops->matmul(d, cpu->experts.logits, &rows, &w, e->router->logit_bias, n);
     ref_choose(&cpu->experts.routes, cpu->experts.logits, e->router, n);
 }
 
@@ -116,14 +123,14 @@ void cpu_mix_experts(struct device *d, void *out, const struct device_experts *e
                                           .dim = d->limits.dim};
     int n_touched;
 
-    must(e->residual == NULL); /* cpu_few() is false */
+    must(e->residual == NULL && e->norm.sums == NULL); /* cpu_few() is false */
     cpu_route(d, e, n);
     ref_sort_routes(&own->sorted, own->routes.ids, experts, n * e->router->n_used);
     n_touched = cpu_gather(cpu, e);
-    cpu_run_experts(cpu, own->ffn_in, own->x, &experts->in, experts, n_touched);
+    cpu_run_experts(cpu, own->ffn_in, own->x, &experts->in, experts->in_bias, experts, n_touched);
     ref_gate(own->ff, own->ffn_in, experts->activation, own->sorted.starts[experts->n],
              experts->ff_dim);
-    cpu_run_experts(cpu, own->y, own->ff, &experts->down, experts, n_touched);
+    cpu_run_experts(cpu, own->y, own->ff, &experts->down, experts->down_bias, experts, n_touched);
     ref_combine(out, own->y, &combining, n);
 }
 

@@ -60,7 +60,7 @@ static void cpu_attn_task(void *arg, int task, int worker)
     for (int head = kv_head * group; head < (kv_head + 1) * group; head++) {
         const float *q = job->qkv + ((size_t)token * (n_heads + 2 * kv->n_kv_heads) + head) * hd;
         float *out = job->out + ((size_t)token * n_heads + head) * hd;
-        float top = -INFINITY, sum;
+        float sink = kv->sinks != NULL ? kv->sinks[head] : -INFINITY, top = sink, sum;
 
         for (int i = first, n; i < n_keys; i += n) {
             n = cpu_least(n_keys - i, bt - i % bt);
@@ -70,6 +70,8 @@ static void cpu_attn_task(void *arg, int task, int worker)
                                           n, hd, job->scale));
         }
         sum = math->weights(scores, n_keys - first, top);
+        if (kv->sinks != NULL)
+            sum += expf(sink - top);
         memset(out, 0, (size_t)hd * sizeof *out);
         for (int i = first, n; i < n_keys; i += n) {
             n = cpu_least(n_keys - i, bt - i % bt);

@@ -93,6 +93,8 @@ struct device_rows {
 /* An FFN of experts. x [n][dim] is of the device's type, whatever the experts' format is. */
 struct device_experts {
     const void *x;
+    struct k_half_normed norm; /* completes the norm of x; sums NULL: x is normed. Only where few()
+                                * is true, without shared_switch */
     const struct k_router *router;
     const struct k_experts *experts;
     const float *shared_switch; /* NULL: none */

@@ -32,6 +32,7 @@ int experts_reserve(struct cuda *c)
 void experts_mix(struct device *d, void *out, const struct device_experts *e, int n)
 {
     struct cuda *gpu = cuda_of(d);
+    const struct k_half_normed *norm = e->norm.sums != NULL ? &e->norm : NULL;
     const struct k_combining combining = {.x = e->x,
                                           .switches = e->shared_switch,
                                           .adds = e->adds,
@@ -39,11 +40,11 @@ void experts_mix(struct device *d, void *out, const struct device_experts *e, in
                                           .dim = d->limits.dim};
 
     cuda_keep(gpu,
-              k_route(&gpu->mixing, e->x, e->router, e->experts, &gpu->tokens, n, d->limits.dim,
-                      gpu->stream),
+              k_route(&gpu->mixing, e->x, norm, e->router, e->experts, &gpu->tokens, n,
+                      d->limits.dim, gpu->stream),
               "route");
     cuda_keep(gpu,
-              k_run_experts(&gpu->mixing, e->x, e->experts, n, e->router->n_used, gpu->n_sms,
+              k_run_experts(&gpu->mixing, e->x, norm, e->experts, n, e->router->n_used, gpu->n_sms,
                             gpu->stream),
               "experts");
     cuda_keep(gpu, k_combine(out, &gpu->mixing, &combining, e->residual, n, gpu->stream),

@@ -225,6 +225,17 @@ static const struct arch_names granite_moe_names = {
     .shared_gate_up = LAYER "shared_mlp.input_linear.weight",
     .shared_down = LAYER "shared_mlp.output_linear.weight"};
 
+static const struct arch_names gpt_oss_names = {LLAMA_ALL,
+                                                LLAMA_NORMS,
+                                                LLAMA_QKV,
+                                                LLAMA_O,
+                                                .sinks = LAYER "self_attn.sinks",
+                                                .router = LAYER "mlp.router.weight",
+                                                .router_bias = LAYER "mlp.router.bias",
+                                                .experts_gate_up = LAYER "mlp.experts.gate_up_proj",
+                                                .experts_down = LAYER "mlp.experts.down_proj",
+                                                .experts_are_mixed = true};
+
 /* --- architectures ------------------------------------------------------------------------ */
 
 /* Fields that are absent are 0, false or NULL, and that is Llama's choice. hf_config.h explains
@@ -498,6 +509,16 @@ static const struct arch arch_table[] = {
      .norm = {.eps = 1e-5f},
      .read = family_hunyuan_moe,
      .names = &hunyuan_moe_names},
+    /* gpt-oss: sinks, windows in every second layer, biases everywhere. */
+    {.name = "GptOssForCausalLM",
+     .norm = {.eps = 1e-5f},
+     .head_dim = 64,
+     .theta = 150000.0,
+     .window = ARCH_WINDOW_TYPES,
+     .window_pattern = 2,
+     .window_preset = 128,
+     .read = family_gpt_oss,
+     .names = &gpt_oss_names},
     {.name = "PhimoeForCausalLM",
      .norm = {.kind = K_NORM_LAYER, .has_bias = true},
      .theta = 1e6,

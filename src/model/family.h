@@ -35,6 +35,7 @@ void family_glm4_moe(struct hf_config *c, struct config_source *s, const struct 
 void family_minimax_m2(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_ernie4_5_moe(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_hunyuan_moe(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_gpt_oss(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_phimoe(struct hf_config *c, struct config_source *s, const struct json *obj);
 
 #endif

@@ -314,3 +314,28 @@ void family_phimoe(struct hf_config *c, struct config_source *s, const struct js
     }
     family_check_experts(c, s);
 }
+
+/* A number that is a constant of the kernels. */
+static void family_expect(struct config_source *s, const struct json *obj, const char *field,
+                          double constant)
+{
+    if (fabs(source_positive(s, obj, field, constant) - constant) < 1e-6)
+        return;
+    log_error("model: %s: %s is supported as %g only", s->name, field, constant);
+    source_fail(s, ERR_UNSUPPORTED);
+}
+
+/* intermediate_size is the width of an expert. hidden_act is silu, but gates are clamped. */
+void family_gpt_oss(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    family_expect(s, obj, "swiglu_limit", (double)K_SWISH_LIMIT);
+    family_expect(s, obj, "swiglu_alpha", (double)K_SWISH_SLOPE);
+    c->qkv_bias = c->o_bias = source_flag(s, obj, "attention_bias", true);
+    c->sinks = true;
+    c->activation = K_SWISH_CLAMPED;
+    family_read_experts(c, s, obj, "num_local_experts", "intermediate_size", c->ff_dim);
+    family_read_used(c, s, obj, "num_experts_per_tok", 4);
+    c->experts.scoring = K_SCORE_TOP;
+    c->experts.has_biases = true;
+    family_check_experts(c, s);
+}

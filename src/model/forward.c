@@ -37,7 +37,8 @@ static struct k_kv forward_kv_of(const struct forward *f, int i)
                          .type = f->kv_type,
                          .k_scale = weights->k_scale,
                          .v_scale = weights->v_scale,
-                         .group = at->group};
+                         .group = at->group,
+                         .sinks = weights->sinks};
 }
 
 /* The kernels' view of layer i's states, which are float32 on every device. */

@@ -104,10 +104,14 @@ struct arch_names {
     const char *norm_mlp, *norm_mlp_after; /* norm_mlp NULL in a parallel layer: it shares
                                             * norm_attn */
     const char *gate, *up, *gate_up, *down;
+    const char *sinks;                /* the whole name: [n_heads] */
     const char *router, *router_bias; /* router_bias: the whole name, without .weight */
     /* A tensor per expert, whose number replaces the second %d; or, where the file has them, one
      * tensor for all: [n][2 * ff_dim][dim] and [n][dim][ff_dim], whole names. */
     const char *expert_gate, *expert_up, *expert_down, *experts_gate_up, *experts_down;
+    /* Of those for all: [n][dim][2 * ff_dim] and [n][ff_dim][dim], gates and ups in turn, with
+     * biases NAME_bias; or floats of four bits in rows, NAME_blocks and NAME_scales. */
+    bool experts_are_mixed;
     const char *shared_gate, *shared_up, *shared_gate_up, *shared_down, *shared_switch;
     const char *mixer_in, *mixer_out; /* of recurrent layers */
 };
@@ -143,6 +147,7 @@ struct experts_config {
     int shared_dim;  /* of the FFN that all tokens use besides; 0: none */
     bool has_switch; /* that FFN's result is multiplied by a sigmoid of each token */
     bool has_bias;   /* the choice has a bias */
+    bool has_biases; /* the router's logits and both products of an expert have one */
     int n_groups, n_groups_used, group_best;
     enum k_scoring scoring;
     bool renorms;
@@ -182,6 +187,7 @@ struct hf_config {
     struct rope ropes[HF_CONFIG_ROPES_MAX];
     bool tied; /* the output matrix is the embedding */
     bool qkv_bias, o_bias, mlp_bias, head_bias;
+    bool sinks; /* each head has a score that takes part in its softmax, without a value */
     struct quant_config quant; /* format of the layers' matrices */
     int n_eos;
     int32_t eos[HF_CONFIG_EOS_MAX];

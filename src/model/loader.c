@@ -66,7 +66,7 @@ void loader_add(struct loader_tensors *all, const char *pattern, struct slice_sh
  * function returns at once after one. */
 
 /* Constant memory: it survives a sleep of the device. */
-static void *loader_allocate(struct loader *l, size_t bytes)
+void *loader_allocate(struct loader *l, size_t bytes)
 {
     void *memory;
 
@@ -195,7 +195,7 @@ void loader_name(const struct loader *l, char *out, size_t cap, const char *patt
 }
 
 /* The name of the current layer's tensor whose pattern is a whole name. */
-static void loader_whole_name(const struct loader *l, char *out, size_t cap, const char *whole)
+void loader_whole_name(const struct loader *l, char *out, size_t cap, const char *whole)
 {
     static const char weight[] = ".weight";
     size_t len = strlen(whole), end = sizeof weight - 1;
@@ -239,7 +239,7 @@ static const struct tensor *loader_find_vector(struct loader *l, const char *nam
 }
 
 /* Plain numbers must be of a type that the pipes convert. */
-static void loader_check_type(struct loader *l, const struct tensor *t, enum device_type *type)
+void loader_check_type(struct loader *l, const struct tensor *t, enum device_type *type)
 {
     if (loader_type_of(t, type) == ERR_OK)
         return;
@@ -297,7 +297,7 @@ static const struct tensor *loader_tensor_beside(struct loader *l, const char *p
 
 /* List the tensors of a part. The order is part of the digest: data, scales, zero points, global
  * scale, or those that a kind has beside its data. */
-static void loader_list_part(struct loader *l, struct part *p)
+void loader_list_part(struct loader *l, struct part *p)
 {
     const struct tensor *const more[] = {p->q.scales.t, p->q.zeros.t, p->q.global.t};
 
@@ -311,56 +311,6 @@ static void loader_list_part(struct loader *l, struct part *p)
         if (p->q.beside[i] != NULL)
             loader_list_tensor(l, p->q.beside[i]);
     }
-}
-
-/* The part of a tensor [n][rows][cols] that belongs to one expert, as a tensor of its own. Views
- * are made for rank 0; the other ranks find them in the list. */
-static const struct tensor *loader_view(struct loader *l, const struct tensor *whole, int expert)
-{
-    struct tensor *view;
-
-    if (l->rank > 0)
-        return l->items[l->n_listed].t;
-    if ((view = arena_alloc(&l->views, sizeof *view)) == NULL) {
-        l->rc = ERR_NO_MEMORY;
-        return NULL;
-    }
-    *view = *whole;
-    view->n_dims = 2;
-    view->dims[0] = whole->dims[1];
-    view->dims[1] = whole->dims[2];
-    view->bytes = whole->bytes / (size_t)whole->dims[0];
-    view->data = whole->data + (size_t)expert * view->bytes;
-    return view;
-}
-
-/* Find an expert in the tensor of all n experts of the layer. */
-static void loader_find_in_one(struct loader *l, struct part *p, int n)
-{
-    char name[400];
-    const struct tensor *whole;
-
-    loader_whole_name(l, name, sizeof name, p->pattern);
-    if ((whole = checkpoint_find(l->files, name)) == NULL) {
-        log_error("model: tensor %s is missing", name);
-        l->rc = ERR_NOT_FOUND;
-        return;
-    }
-    if (whole->n_dims != 3 || whole->dims[0] != n || whole->dims[1] != p->slice.rows ||
-        whole->dims[2] != p->slice.cols) {
-        log_error("model: %s: tensor %s has %d dimensions, the first %lld; config.json says "
-                  "[%d][%d][%d]",
-                  checkpoint_path(l->files, whole), name, whole->n_dims,
-                  whole->n_dims > 0 ? (long long)whole->dims[0] : 0LL, n, p->slice.rows,
-                  p->slice.cols);
-        l->rc = ERR_INVALID;
-        return;
-    }
-    p->q = (struct quant_part){.data = loader_view(l, whole, p->expert), .cols = p->slice.cols};
-    if (l->rc != ERR_OK)
-        return;
-    loader_list_part(l, p);
-    loader_check_type(l, whole, &p->type);
 }
 
 /* A transposed tensor is looked up with rows and columns exchanged. */
@@ -696,10 +646,11 @@ static void loader_find_parts(struct loader *l, struct part *parts, int n_parts,
         int which = i % all->n, expert = i / all->n;
         struct part *part = &parts[i];
 
-        *part = (struct part){.pattern = all->patterns[which],
-                              .expert = all->n_experts > 0 ? expert : -1,
-                              .slice = slice_make(&all->shapes[which], l->share, l->n_shares),
-                              .is_turned = use == USE_LAYER && l->c->form.is_turned};
+        *part =
+            (struct part){.pattern = all->patterns[which],
+                          .expert = all->n_experts > 0 ? expert : -1,
+                          .slice = slice_make(&all->shapes[which], l->share, l->n_shares),
+                          .is_turned = all->is_mixed || (use == USE_LAYER && l->c->form.is_turned)};
         if (all->n_own_experts < all->n_experts && expert / all->n_own_experts != l->share)
             loader_leave_out(&part->slice);
         if (l->files == NULL)
@@ -762,7 +713,7 @@ struct k_matrix loader_matrix(struct loader *l, const struct loader_tensors *all
 }
 
 /* The shape of a vector with one number per row of a tensor: its bias. */
-static struct slice_shape loader_row_shape(const struct slice_shape *shape)
+struct slice_shape loader_row_shape(const struct slice_shape *shape)
 {
     struct slice_shape row_shape = *shape;
 
@@ -795,31 +746,8 @@ void *loader_bias(struct loader *l, const struct loader_tensors *all, enum plan_
     return dst;
 }
 
-/* Random models have ones, the neutral weight of a norm. */
-void *loader_vector(struct loader *l, const char *pattern, const struct slice_shape *shape,
-                    bool plus_one)
-{
-    const struct slice slice = slice_make(shape, l->share, l->n_shares);
-    void *dst = loader_allocate(l, (size_t)slice.n_rows * l->d->elem_bytes);
-    char name[400];
-    float ones[256];
-
-    if (l->files != NULL) {
-        loader_name(l, name, sizeof name, pattern, ".weight");
-        loader_fill_vector(l, dst, 0, name, &slice, plus_one);
-        return dst;
-    }
-    for (int i = 0; i < 256; i++)
-        ones[i] = 1.0f;
-    for (int i = 0; i < slice.n_rows && l->rc == ERR_OK && dst != NULL; i += 256)
-        l->rc = l->d->ops->weights(l->d, dst, (size_t)i, ones, DEVICE_F32,
-                                   (size_t)(slice.n_rows - i < 256 ? slice.n_rows - i : 256));
-    return dst;
-}
-
 /* The tensor of loader_numbers(); NULL (logged) if it is missing or has another shape or type. */
-static const struct tensor *loader_find_numbers(struct loader *l, const char *whole, int rows,
-                                                int cols)
+const struct tensor *loader_find_numbers(struct loader *l, const char *whole, int rows, int cols)
 {
     const struct tensor *tensor;
     enum device_type type;
@@ -849,6 +777,28 @@ static const struct tensor *loader_find_numbers(struct loader *l, const char *wh
     return tensor;
 }
 
+/* Random models have ones, the neutral weight of a norm. */
+void *loader_vector(struct loader *l, const char *pattern, const struct slice_shape *shape,
+                    bool plus_one)
+{
+    const struct slice slice = slice_make(shape, l->share, l->n_shares);
+    void *dst = loader_allocate(l, (size_t)slice.n_rows * l->d->elem_bytes);
+    char name[400];
+    float ones[256];
+
+    if (l->files != NULL) {
+        loader_name(l, name, sizeof name, pattern, ".weight");
+        loader_fill_vector(l, dst, 0, name, &slice, plus_one);
+        return dst;
+    }
+    for (int i = 0; i < 256; i++)
+        ones[i] = 1.0f;
+    for (int i = 0; i < slice.n_rows && l->rc == ERR_OK && dst != NULL; i += 256)
+        l->rc = l->d->ops->weights(l->d, dst, (size_t)i, ones, DEVICE_F32,
+                                   (size_t)(slice.n_rows - i < 256 ? slice.n_rows - i : 256));
+    return dst;
+}
+
 /* All ranks of a random model get the same numbers, because all make the same choices by them. */
 const float *loader_numbers(struct loader *l, const char *whole, int rows, int cols)
 {
@@ -875,21 +825,6 @@ const float *loader_numbers(struct loader *l, const char *whole, int rows, int c
     l->rc = l->d->ops->upload(l->d, at, numbers, n * sizeof *numbers);
     mem_free(numbers);
     return at;
-}
-
-/* Experts are counted from 0, so one more would have number n. */
-void loader_refuse_more_experts(struct loader *l, const char *pattern, int n)
-{
-    char name[400];
-
-    if (l->rc != ERR_OK || l->files == NULL || pattern == NULL)
-        return;
-    l->expert = n;
-    loader_name(l, name, sizeof name, pattern, ".weight");
-    if (checkpoint_find(l->files, name) == NULL)
-        return;
-    log_error("model: tensor %s exists, but config.json says that there are %d experts", name, n);
-    l->rc = ERR_INVALID;
 }
 
 /* Writers of checkpoints disagree about the name: three are tried. */

@@ -67,6 +67,7 @@ struct loader_tensors {
     int n;
     int n_experts, n_own_experts; /* 0: not of experts */
     bool in_one;
+    bool is_mixed; /* in_one, in the forms of arch_names.experts_are_mixed */
 };
 
 /* A list of one tensor; loader_add() appends more. */
@@ -85,6 +86,11 @@ struct k_matrix loader_matrix(struct loader *l, const struct loader_tensors *all
  * results of such products are summed over the ranks, and the bias must be added once. Random
  * models have zeros. */
 void *loader_bias(struct loader *l, const struct loader_tensors *all, enum plan_split split);
+
+/* The biases [own experts][rows] of experts that are in one tensor: [n_experts][rows], its name
+ * that of the matrix with "_bias". NULL on ranks above 0 if all ranks have all experts and the
+ * matrix is split by columns. Random models have zeros. */
+void *loader_expert_bias(struct loader *l, const struct loader_tensors *all, enum plan_split split);
 
 /* A vector, such as the weights of a norm; ones in a random model. plus_one: add 1 to each element,
  * in float32. */

@@ -62,6 +62,34 @@ bool loader_is_gathered(const struct target *to);
 /* Bytes of one row of the tensor in the file; 0 if it is gathered. */
 size_t loader_row_bytes(const struct target *to);
 
+/* --- of loader.c, for loader_experts.c --- */
+
+/* Constant memory of the current rank; NULL after an error. */
+void *loader_allocate(struct loader *l, size_t bytes);
+
+/* The name of the current layer's tensor whose pattern is a whole name. */
+void loader_whole_name(const struct loader *l, char *out, size_t cap, const char *whole);
+
+/* Set the type of a tensor of plain numbers; l->rc is an error if it has another type. */
+void loader_check_type(struct loader *l, const struct tensor *t, enum device_type *type);
+
+/* List the tensors of a part that has been found. */
+void loader_list_part(struct loader *l, struct part *p);
+
+/* The tensor of loader_numbers(); NULL (logged) if it is missing or has another shape or type. */
+const struct tensor *loader_find_numbers(struct loader *l, const char *whole, int rows, int cols);
+
+/* The shape of a vector with one number per row of a tensor. */
+struct slice_shape loader_row_shape(const struct slice_shape *shape);
+
+/* --- of loader_experts.c --- */
+
+/* Find a part that is an expert's in the tensor, or in the blocks and scales, of all n experts of
+ * the layer, and list it. Errors are in l->rc. */
+void loader_find_in_one(struct loader *l, struct part *p, int n);
+
+/* --- of loader_place.c --- */
+
 /* The reader's place(): context is the loader. */
 int loader_place_bytes(void *context, size_t idx, struct device_pipe *pipe, size_t at,
                        size_t bytes);

@@ -379,23 +379,27 @@ static void pass_share_experts(const struct pass *p, const struct ffn_plan *ffn,
 }
 
 /* Router and experts read rows of the device's type, whatever the format of the matrices is. In a
- * fused step the residual has been normed by half only, so it is normed here. */
+ * fused step the residual has been normed by half only: they complete it, but shared experts do
+ * not, so it is normed here for these. */
 struct device_experts pass_begin_experts(const struct pass *p, const struct layer_plan *layer,
                                          const struct layer_weights *w)
 {
     static const struct k_matrix plain = {.n_in = 0};
     struct activations *acts = p->a;
+    struct device_experts experts = {.x = acts->normed.data,
+                                     .router = &w->router,
+                                     .experts = &w->experts,
+                                     .shared_switch = w->shared_switch,
+                                     .adds = layer->ffn.ff_dim > 0};
 
-    if (p->fused)
+    if (p->fused && !experts.adds)
+        experts.norm = (struct k_half_normed){acts->sums, p->plan->dim / 16, w->norm_ffn.eps};
+    else if (p->fused)
         p->d->ops->rmsnorm(p->d, &acts->normed, acts->x, w->norm_ffn.weight, w->norm_ffn.eps, p->n,
                            &plain);
-    if (layer->ffn.ff_dim > 0)
+    if (experts.adds)
         pass_share_experts(p, &layer->ffn, w);
-    return (struct device_experts){.x = acts->normed.data,
-                                   .router = &w->router,
-                                   .experts = &w->experts,
-                                   .shared_switch = w->shared_switch,
-                                   .adds = layer->ffn.ff_dim > 0};
+    return experts;
 }
 
 /* In a parallel layer the FFN reads the norm of x from before the sum, so the norm comes first. */

@@ -99,8 +99,8 @@ void pass_gate(const struct pass *p, const struct ffn_plan *ffn, const struct k_
 void pass_activate(const struct pass *p, const struct ffn_plan *ffn, const struct k_matrix *up,
                    const void *bias, const struct k_matrix *reader);
 
-/* The experts of a layer, to be run by the sum that follows. The norm of their input is completed,
- * and delta has the result of the shared ones. */
+/* The experts of a layer, to be run by the sum that follows. The norm of their input is completed
+ * by themselves or before, and delta has the result of the shared ones. */
 struct device_experts pass_begin_experts(const struct pass *p, const struct layer_plan *layer,
                                          const struct layer_weights *w);
 

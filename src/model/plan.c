@@ -26,7 +26,8 @@ static struct attn_plan plan_attention(const struct hf_config *c, int window, in
                               .scale = c->attn_scale,
                               .qk_norm = c->qk_norm,
                               .qkv_bias = c->qkv_bias,
-                              .o_bias = c->o_bias};
+                              .o_bias = c->o_bias,
+                              .sinks = c->sinks};
 }
 
 /* An FFN of experts, whose own ff_dim is that of the shared ones. */
@@ -83,13 +84,26 @@ static bool plan_has_multipliers(const struct multipliers *by)
            by->logits_cap > 0.0f;
 }
 
+/* The activations of FFNs that fused operations compute: of one without a gate and of experts any,
+ * of others SiLU. */
+static bool plan_fuses_ffn(const struct hf_config *c)
+{
+    bool fuses = true;
+
+    if (c->ffn == FFN_PLAIN || c->activation == K_SILU)
+        return true;
+    for (int i = 0; i < c->n_layers; i++)
+        fuses = fuses && c->layer_experts[i];
+    return fuses;
+}
+
 /* True if fused operations can compute all layers. They norm by sums of squares of the residual, so
  * a mean, a norm of a product's result and a scaled sum are beyond them. */
 static bool plan_fuses(const struct hf_config *c)
 {
     return c->norm.kind == K_NORM_RMS && c->norms == NORMS_BEFORE && !c->is_parallel &&
-           c->qk_norm != QK_NORM_WHOLE && (c->ffn == FFN_PLAIN || c->activation == K_SILU) &&
-           !plan_has_multipliers(&c->by) && !c->positions.is_used && !c->head_bias;
+           c->qk_norm != QK_NORM_WHOLE && plan_fuses_ffn(c) && !plan_has_multipliers(&c->by) &&
+           !c->positions.is_used && !c->head_bias;
 }
 
 /* The plan points to the config's ropes, so the config must live longer. */

@@ -30,6 +30,7 @@ struct attn_plan {
     enum qk_norm qk_norm;
     bool qkv_bias; /* of the products */
     bool o_bias;
+    bool sinks; /* a score of each head takes part in its softmax */
 };
 
 /* A state of width floats (kernels.h, ref_recurrent()). */

@@ -283,6 +283,17 @@ static const struct quant_format formats[] = {
      .n_needed = 1,
      .check = quant_check_mxfp4,
      .values = quant_values_mxfp4},
+    /* gpt-oss: only experts, all of a layer in one tensor, which the loader looks up
+     * (quant_mxfp4()). */
+    {.method = "mxfp4",
+     .read = quant_read_shapes,
+     .data = "blocks",
+     .dtype = "U8",
+     .text = "MXFP4",
+     .beside = {"scales"},
+     .n_needed = 1,
+     .check = quant_check_mxfp4,
+     .values = quant_values_mxfp4},
     {.method = "compressed-tensors",
      .names = {"mxfp8-quantized"},
      .read = quant_read_shapes,
@@ -672,6 +683,28 @@ int quant_find(struct quant_part *out, const struct checkpoint *files,
         rc = quant_find_beside(&search, &part);
     else if ((rc = quant_check_shape(&search, &part)) == ERR_OK && part.kind != NULL)
         rc = quant_find_scales(&search, &part);
+    if (rc == ERR_OK)
+        *out = part;
+    return rc;
+}
+
+int quant_mxfp4(struct quant_part *out, const struct checkpoint *files,
+                const struct tensor *const parts[2], const struct quant_matrix *matrix, char *why,
+                size_t why_cap)
+{
+    const struct quant_search search = {files,        matrix->stem, matrix->rows,
+                                        matrix->cols, why,          why_cap};
+    struct quant_part part = {
+        .data = parts[0], .rows = matrix->rows, .cols = matrix->cols, .beside = {parts[1]}};
+    int rc;
+
+    for (size_t i = 0; i < N_FORMATS && part.kind == NULL; i++) {
+        if (formats[i].values == quant_values_mxfp4)
+            part.kind = &formats[i];
+    }
+    must(part.kind != NULL);
+    part.format = quant_format_of(&(struct quant_config){.kind = part.kind}, part.kind);
+    rc = part.kind->check(&search, &part);
     if (rc == ERR_OK)
         *out = part;
     return rc;

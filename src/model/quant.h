@@ -116,6 +116,12 @@ int quant_find(struct quant_part *out, const struct checkpoint *files,
                const struct quant_config *config, const struct quant_matrix *matrix, char *why,
                size_t why_cap) ERR_CHECKED;
 
+/* A matrix of floats of four bits, as quant_find() returns it for MXFP4, by its data U8
+ * [rows][cols / 2] and its exponents U8 [rows][cols / 32]. Errors likewise. */
+int quant_mxfp4(struct quant_part *out, const struct checkpoint *files,
+                const struct tensor *const parts[2], const struct quant_matrix *matrix, char *why,
+                size_t why_cap) ERR_CHECKED;
+
 /* The scale of an element, without the global one. */
 float quant_scale(const struct quant_scales *s, int row, int col);
 

@@ -158,6 +158,8 @@ static void weights_load_attention(const struct loading *in, const struct layer_
     w->mixer_out = loader_matrix(loader, &out_proj, USE_LAYER);
     if (attn->o_bias)
         w->mixer_out_bias = loader_bias(loader, &out_proj, part->splits.mixer_out);
+    if (attn->sinks && (w->sinks = loader_numbers(loader, names->sinks, attn->n_heads, 1)) != NULL)
+        w->sinks += (size_t)loader->rank * (size_t)part->attn.n_heads;
     w->norm_mixer_after = weights_load_norm(in, names->norm_attn_after, whole->norms.after_mixer);
 }
 
@@ -241,6 +243,8 @@ static struct k_router weights_load_router(const struct loading *in, const struc
     router.w = loader_numbers(in->l, in->names->router, config->n, in->dim);
     if (config->has_bias)
         router.bias = loader_numbers(in->l, in->names->router_bias, config->n, 1);
+    if (config->has_biases)
+        router.logit_bias = loader_numbers(in->l, in->names->router_bias, config->n, 1);
     return router;
 }
 
@@ -258,6 +262,11 @@ static struct k_experts weights_load_experts(const struct loading *in, const str
         .n = own->n_own, .ff_dim = own->ff_dim, .activation = l->ffn.activation};
 
     slice_stack(&both, whole->ff_dim, own->ff_dim, NULL);
+    for (int i = 0; i < 2 && names->experts_are_mixed; i++) {
+        both.pieces[i].from = i;
+        both.pieces[i].chunk = 1;
+        both.pieces[i].stride = 2;
+    }
     if (in_one)
         first = loader_tensor(names->experts_gate_up, both);
     else
@@ -267,10 +276,16 @@ static struct k_experts weights_load_experts(const struct loading *in, const str
     first.n_experts = down.n_experts = whole->n;
     first.n_own_experts = down.n_own_experts = own->n_own;
     first.in_one = down.in_one = in_one;
+    first.is_mixed = down.is_mixed = in_one && names->experts_are_mixed;
     if (own->n_own < whole->n)
         experts.first = in->l->share * own->n_own;
     experts.in = loader_matrix(in->l, &first, USE_LAYER);
+    if (whole->config->has_biases)
+        experts.in_bias = loader_expert_bias(in->l, &first, SPLIT_ROWS);
     experts.down = loader_matrix(in->l, &down, USE_LAYER);
+    if (whole->config->has_biases)
+        experts.down_bias =
+            loader_expert_bias(in->l, &down, own->n_own < whole->n ? SPLIT_ROWS : SPLIT_COLUMNS);
     if (!in_one)
         loader_refuse_more_experts(in->l, names->expert_down, whole->n);
     return experts;

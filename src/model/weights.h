@@ -22,6 +22,7 @@ struct layer_weights {
                                 * head_dim]; NULL without */
     struct k_matrix mixer_out; /* [dim][n_heads * head_dim], [dim][width] */
     void *mixer_out_bias;
+    const float *sinks;                     /* float32 [n_heads]; NULL without */
     struct k_norm norm_ffn, norm_ffn_after; /* [dim] */
     /* Of an FFN of experts these are the shared ones' matrices, without data if there are none. */
     struct k_matrix ffn_in; /* [2 * ff_dim][dim]: gate, up; of a plain FFN [ff_dim][dim] */

@@ -133,9 +133,9 @@ static void run_layer(struct bench *b, int layer, int n, enum part part)
     const struct k_combining c = {.n_used = b->s.n_used, .dim = b->s.dim};
 
     if (part == PART_ALL || part == PART_ROUTE)
-        bench_must(k_route(&b->m, x, &b->router, e, NULL, n, b->s.dim, b->stream), "routing");
+        bench_must(k_route(&b->m, x, NULL, &b->router, e, NULL, n, b->s.dim, b->stream), "routing");
     if (part == PART_ALL || part == PART_PRODUCTS)
-        bench_must(k_run_experts(&b->m, x, e, n, b->s.n_used, SMS, b->stream), "products");
+        bench_must(k_run_experts(&b->m, x, NULL, e, n, b->s.n_used, SMS, b->stream), "products");
     if (part == PART_ALL || part == PART_SUM)
         bench_must(k_combine(b->out, &b->m, &c, NULL, n, b->stream), "the sum");
 }

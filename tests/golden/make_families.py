@@ -104,6 +104,8 @@ def few_experts(**more):
 LONG = dict(rope_type="longrope", rope_theta=10000.0, original_max_position_embeddings=64,
             short_factor=[1.0, 1.5, 2.5, 4.0, 6.0], long_factor=[1.0, 1.5, 2.5, 4.0, 6.0],
             short_mscale=1.2, long_mscale=1.2)
+OSS_ROPE = dict(rope_type="yarn", rope_theta=10000.0, factor=8.0, beta_fast=32.0, beta_slow=1.0,
+                truncate=False, original_max_position_embeddings=64)
 EXPERTS = {
     "mixtral": ("mixtral", few_experts(num_attention_heads=3, num_key_value_heads=1, head_dim=12,
                                        intermediate_size=20, num_local_experts=5), False, 0.25),
@@ -150,6 +152,17 @@ EXPERTS = {
                                                       "rope_type": "dynamic", "alpha": 20.0,
                                                       "factor": 1.0,
                                                       "rope_theta": 10000.0}), False, 0.3),
+    # Heads with sinks, a window in the first layer, gates and ups in turn, biases everywhere.
+    "gpt-oss": ("gpt_oss", few_experts(head_dim=12, intermediate_size=18, num_local_experts=5,
+                                       num_experts_per_tok=2, sliding_window=24,
+                                       layer_types=TYPES[:2],
+                                       rope_parameters=OSS_ROPE), False, 0.2),
+    # The same with experts in floats of four bits, and heads of 64.
+    "gpt-oss-mxfp4": ("gpt_oss", few_experts(head_dim=64, hidden_size=64, intermediate_size=32,
+                                             num_local_experts=6, num_experts_per_tok=3,
+                                             num_attention_heads=8, num_key_value_heads=1,
+                                             sliding_window=24, layer_types=TYPES[:2],
+                                             rope_parameters=OSS_ROPE), "mxfp4", 0.2),
     "phimoe": ("phimoe", few_experts(intermediate_size=20, num_local_experts=5,
                                      attention_bias=True, lm_head_bias=True,
                                      rope_parameters=LONG), False, 0.25),
@@ -177,7 +190,45 @@ def scale_of_embedding(config):
     return getattr(config, "embedding_multiplier", 1.0)
 
 
-def make_model(torch, transformers, config, seed, deviation):
+E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+
+
+def to_mxfp4(torch, w):
+    """Blocks and scales of w [n][inputs][outputs], and the numbers that they are."""
+    rows = w.transpose(1, 2).contiguous()
+    groups = rows.reshape(rows.shape[0], rows.shape[1], -1, 32)
+    power = torch.floor(torch.log2(groups.abs().amax(-1, keepdim=True) / 4.0))
+    table = torch.tensor(E2M1)
+    scaled = groups / 2.0 ** power
+    codes = (scaled.abs().unsqueeze(-1) - table).abs().argmin(-1)
+    values = table[codes] * scaled.sign() * 2.0 ** power
+    codes = codes + 8 * (scaled < 0)
+    blocks = (codes[..., 0::2] + 16 * codes[..., 1::2]).to(torch.uint8)
+    scales = (power.squeeze(-1) + 127).to(torch.uint8)
+    return blocks, scales, values.reshape(rows.shape).transpose(1, 2).contiguous()
+
+
+def save_mxfp4(torch, model, folder):
+    """As released: blocks and scales in place of the experts' matrices."""
+    import json
+    from safetensors.torch import load_file, save_file
+
+    model.save_pretrained(folder)
+    path = os.path.join(folder, "model.safetensors")
+    tensors = load_file(path)
+    for name in [n for n in tensors if n.endswith(("gate_up_proj", "down_proj"))]:
+        blocks, scales, _ = to_mxfp4(torch, tensors.pop(name).float())
+        tensors[name + "_blocks"], tensors[name + "_scales"] = blocks, scales
+    save_file(tensors, path, metadata={"format": "pt"})
+    path = os.path.join(folder, "config.json")
+    with open(path, encoding="utf-8") as f:
+        config = json.load(f)
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": [
+        "model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]}
+    goldens.write_json(path, config)
+
+
+def make_model(torch, transformers, config, seed, deviation, fused=None):
     """A model with weights that matter: every vector differs from its neutral value, too."""
     auto = (transformers.AutoModelForImageTextToText if hasattr(config, "vision_config")
             else transformers.AutoModelForCausalLM)
@@ -196,6 +247,8 @@ def make_model(torch, transformers, config, seed, deviation):
             p.data = 0.3 / (1.0 if "lm_head" in name else scale_of_embedding(config)) * noise
         else:
             p.data = deviation * noise
+        if fused == "mxfp4" and name.endswith(("gate_up_proj", "down_proj")):
+            p.data = to_mxfp4(torch, p.data)[2]
         p.data = p.data.to(torch.bfloat16).float()
     for name, p in list(model.named_parameters()) + list(model.named_buffers()):
         if name.endswith("e_score_correction_bias"):
@@ -220,7 +273,10 @@ def is_steady(torch, model, cases):
 
 def save(model, folder, fused):
     """In the layout of released checkpoints, or in that of the class."""
-    if fused:
+    if fused == "mxfp4":
+        import torch
+        save_mxfp4(torch, model, folder)
+    elif fused:
         model.save_pretrained(folder, save_original_format=False)
     else:
         model.save_pretrained(folder)
@@ -234,7 +290,7 @@ def make(out, name, kind, fields, vision, deviation, fused=None):
     config = make_config(transformers, kind, fields, vision)
     n_vocab = fields["vocab_size"]
     for seed in range(1, SEEDS):
-        model = make_model(torch, transformers, config, seed, deviation)
+        model = make_model(torch, transformers, config, seed, deviation, fused)
         rng = random.Random(seed)
         cases = []
         for n in goldens.PROMPT_LENGTHS:

@@ -321,11 +321,10 @@ static void check_stages(const char *name, const char *folder, const char *path,
 /* The numbers of ranks that divide a model's experts. */
 static const char *whole_of(const char *name)
 {
-    static const char *const models[][2] = {{"families/qwen3-moe", "3"},
-                                            {"families/qwen3-moe-fused", "24"},
-                                            {"families/granite-moe-shared", "24"},
-                                            {"families/glm4-moe", "2"},
-                                            {"families/ernie4-5-moe", "2"}};
+    static const char *const models[][2] = {
+        {"families/qwen3-moe", "3"},           {"families/qwen3-moe-fused", "24"},
+        {"families/granite-moe-shared", "24"}, {"families/glm4-moe", "2"},
+        {"families/ernie4-5-moe", "2"},        {"families/gpt-oss-mxfp4", "2"}};
 
     for (size_t i = 0; i < sizeof models / sizeof models[0]; i++) {
         if (strcmp(models[i][0], name) == 0)
@@ -384,6 +383,8 @@ static const struct {
     {"families/ernie4-5-moe", "24", 4.1e-02},
     {"families/hunyuan-moe", "24", 1.8e-02},
     {"families/phimoe", "24", 2.3e-02},
+    {"families/gpt-oss", "2", 2.2e-02},
+    {"families/gpt-oss-mxfp4", "24", 2.5e-02},
     {"packed/model-awq", "24", 1.6e-02},
     {"packed/model-gptq-4-order", "24", 2.1e-02},
     {"packed/model-ct-int4-zeros", "24", 1.6e-02},

@@ -205,6 +205,8 @@ static void place(struct attn_run *r)
                                .type = c->type,
                                .k_scale = 0.5f,
                                .v_scale = 0.25f};
+    if (c->n_heads % 4 == 0)
+        r->host_kv.sinks = gpu_random((size_t)c->n_heads, 4.0f);
     /* Two layers; the second is used. */
     r->host_kv.layer_elems = (size_t)(2 * c->n_kv_heads * c->page_tokens * c->head_dim);
     r->host_kv.page_elems = 2 * r->host_kv.layer_elems;
@@ -298,6 +300,8 @@ static void upload(struct attn_run *r)
     r->dev.kv_len = gpu_array(c->kv_len, seqs * 4);
     r->dev.page_ids = gpu_array(r->page_ids, seqs * (size_t)r->host.pages_max * 4);
     r->dev_kv = r->host_kv;
+    if (r->host_kv.sinks != NULL)
+        r->dev_kv.sinks = gpu_array(r->host_kv.sinks, (size_t)c->n_heads * sizeof(float));
     r->host_kv.pages = r->pages;
     r->dev_kv.pages = upload_pages(r);
     r->dev_qkv = gpu_bf16(r->qkv, r->qkv_size);
@@ -379,6 +383,7 @@ static struct attn_run *run_open(const struct attn_case *c)
 
 static void run_close(struct attn_run *r)
 {
+    free((void *)(uintptr_t)r->host_kv.sinks);
     free(r->qkv), free(r->pages), free(r->turns), free(r->seq), free(r->pos), free(r->page_ids);
     free(r->norms), free(r);
 }

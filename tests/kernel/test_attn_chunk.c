@@ -171,6 +171,8 @@ static void fill(struct chunk_run *r)
                                .type = c->type,
                                .k_scale = 0.75f,
                                .v_scale = 1.3f};
+    if (c->n_heads % 4 == 0)
+        r->host_kv.sinks = gpu_random((size_t)c->n_heads, 4.0f);
     r->page_size = 2 * layer * (size_t)r->n_pages;
     r->pages = malloc(r->page_size * 4);
     for (size_t i = 0; i < r->page_size; i++)
@@ -208,6 +210,8 @@ static void upload(struct chunk_run *r)
     r->dev.kv_len = gpu_array(c->kv_len, seqs * 4);
     r->dev.page_ids = gpu_array(r->page_ids, seqs * (size_t)r->host.pages_max * 4);
     r->dev_kv = r->host_kv;
+    if (r->host_kv.sinks != NULL)
+        r->dev_kv.sinks = gpu_array(r->host_kv.sinks, (size_t)c->n_heads * sizeof(float));
     r->dev_kv.pages = c->type == K_BF16 ? (void *)gpu_bf16(r->pages, r->page_size)
                                         : gpu_array(r->bytes, r->page_size);
     r->dev_qkv = gpu_bf16(r->qkv, r->qkv_size);
@@ -301,6 +305,7 @@ static void check_case(const struct chunk_case *c)
     check_want(r, got, name);
     ok(memcmp(got, second, r->out_size * 4) == 0, "%s: twice the same bits", name);
     check_alone(r, got, name);
+    free((void *)(uintptr_t)r->host_kv.sinks);
     free(got), free(second), free(r->qkv), free(r->pages), free(r->bytes);
     free(r->seq), free(r->pos), free(r->page_ids), free(r);
 }

@@ -21,6 +21,7 @@ struct run {
     struct k_router router, dev_router;
     struct k_experts experts, dev_experts;
     struct k_mixing m;
+    struct k_half_normed norm;
     float *x, *switches;
     k_bf16 *dev_x;
     float *dev_switches;
@@ -71,6 +72,20 @@ static struct k_matrix make_matrix(struct k_matrix *host, struct k_format f, int
     return dev;
 }
 
+/* Biases of both products, and the activation of the models that have them. */
+static void add_biases(struct run *r)
+{
+    size_t n_in = (size_t)r->s.n_own * 2 * (size_t)r->s.ff_dim;
+    size_t n_down = (size_t)r->s.n_own * (size_t)r->s.dim;
+    float *in = gpu_random(n_in, 0.5f), *down = gpu_random(n_down, 0.5f);
+
+    r->experts.in_bias = in;
+    r->experts.down_bias = down;
+    r->dev_experts.in_bias = gpu_bf16(in, n_in);
+    r->dev_experts.down_bias = gpu_bf16(down, n_down);
+    r->experts.activation = r->dev_experts.activation = K_SWISH_CLAMPED;
+}
+
 static void run_open(struct run *r, struct shape s, struct k_format f, int n_max)
 {
     struct k_mixing_sizes sizes = {.n_tokens = n_max,
@@ -107,6 +122,8 @@ static void run_open(struct run *r, struct shape s, struct k_format f, int n_max
     r->dev_experts = r->experts;
     r->dev_experts.in = make_matrix(&r->experts.in, f, s.n_own * 2 * s.ff_dim, s.dim);
     r->dev_experts.down = make_matrix(&r->experts.down, f, s.n_own * s.dim, s.ff_dim);
+    if (s.n_own % 4 == 0)
+        add_biases(r);
     r->ids = malloc((size_t)n_max * (size_t)s.n_used * sizeof *r->ids);
     r->weights = malloc((size_t)n_max * (size_t)s.n_used * sizeof *r->weights);
 }
@@ -114,6 +131,7 @@ static void run_open(struct run *r, struct shape s, struct k_format f, int n_max
 static void run_close(struct run *r)
 {
     free(r->x), free(r->switches), free((float *)(uintptr_t)r->router.w);
+    free((void *)(uintptr_t)r->experts.in_bias), free((void *)(uintptr_t)r->experts.down_bias);
     free(r->experts.in.data), free(r->experts.down.data), free(r->ids), free(r->weights);
 }
 
@@ -127,8 +145,8 @@ static void route(struct run *r, const k_bf16 *x, const struct k_tokens *t, int 
 {
     size_t n_routes = (size_t)n * (size_t)r->s.n_used;
 
-    gpu_must(k_route(&r->m, x, &r->dev_router, &r->dev_experts, t, n, r->s.dim,
-                     device_cuda_stream(gpu)));
+    gpu_must(k_route(&r->m, x, r->norm.sums != NULL ? &r->norm : NULL, &r->dev_router,
+                     &r->dev_experts, t, n, r->s.dim, device_cuda_stream(gpu)));
     fetch(r->ids, r->m.routes.ids, n_routes * sizeof *r->ids);
     fetch(r->weights, r->m.routes.weights, n_routes * sizeof *r->weights);
 }
@@ -233,11 +251,14 @@ static void check_router(struct run *r)
         }
         r->router.bias = ways[i].has_bias ? bias : NULL;
         r->dev_router.bias = ways[i].has_bias ? dev_bias : NULL;
+        r->router.logit_bias = ways[i].scoring == K_SCORE_TOP ? bias : NULL;
+        r->dev_router.logit_bias = ways[i].scoring == K_SCORE_TOP ? dev_bias : NULL;
         for (size_t k = 0; k < sizeof numbers / sizeof numbers[0]; k++) {
             if (numbers[k] <= r->n_max)
                 check_routes(r, NULL, NULL, numbers[k], ways[i].name);
         }
     }
+    r->router.logit_bias = r->dev_router.logit_bias = NULL;
     free(bias);
 }
 
@@ -279,8 +300,8 @@ static void run_experts(struct run *r, const k_bf16 *x, const float *own, int n,
     k_bf16 *dev_out = own != NULL ? gpu_bf16(own, n_out) : gpu_array(NULL, n_out * sizeof *dev_out);
     float *got;
 
-    gpu_must(
-        k_run_experts(&r->m, x, &r->dev_experts, n, r->s.n_used, SMS, device_cuda_stream(gpu)));
+    gpu_must(k_run_experts(&r->m, x, r->norm.sums != NULL ? &r->norm : NULL, &r->dev_experts, n,
+                           r->s.n_used, SMS, device_cuda_stream(gpu)));
     gpu_must(k_combine(dev_out, &r->m, &c, NULL, n, device_cuda_stream(gpu)));
     got = gpu_floats(dev_out, n_out);
     memcpy(out, got, n_out * sizeof *out);
@@ -305,7 +326,8 @@ static void check_results(struct run *r, int n, const char *name)
 {
     size_t n_out = (size_t)n * (size_t)r->s.dim;
     float *got = malloc(n_out * sizeof *got), *again = malloc(n_out * sizeof *got);
-    float *own = n % 2 == 1 ? gpu_random(n_out, 1.0f) : NULL, *want = calloc(n_out, sizeof *want);
+    float *own = n % 2 == 1 && r->norm.sums == NULL ? gpu_random(n_out, 1.0f) : NULL,
+          *want = calloc(n_out, sizeof *want);
     const struct k_routes routes = {r->ids, r->weights};
     const struct k_combining c = {.x = r->x,
                                   .switches = own != NULL ? r->switches : NULL,
@@ -323,6 +345,33 @@ static void check_results(struct run *r, int n, const char *name)
     run_experts(r, r->dev_x, own, n, again);
     ok(memcmp(got, again, n_out * sizeof *got) == 0, "%s: %d tokens: the same bits again", name, n);
     free(got), free(again), free(own), free(want);
+}
+
+/* x that is normed by half: the reference gets what is normed. */
+static void check_half_normed(struct run *r, int n)
+{
+    size_t n_x = (size_t)n * (size_t)r->s.dim, n_sums = n_x / 16;
+    float *sums = gpu_random(n_sums, 1.0f), *x = r->x;
+
+    r->x = malloc(n_x * sizeof *x);
+    for (size_t i = 0; i < n_sums; i++)
+        sums[i] = 2.0f + sums[i];
+    for (size_t token = 0; token < (size_t)n; token++) {
+        size_t dim = (size_t)r->s.dim;
+        double sum = 0.0;
+
+        for (size_t i = 0; i < dim / 16; i++)
+            sum += (double)sums[token * (dim / 16) + i];
+        for (size_t i = 0; i < dim; i++)
+            r->x[token * dim + i] =
+                x[token * dim + i] * (float)(1.0 / sqrt(sum / (double)dim + 1e-3));
+    }
+    r->norm = (struct k_half_normed){gpu_array(sums, n_sums * sizeof *sums), r->s.dim / 16, 1e-3f};
+    check_routes(r, NULL, NULL, n, "normed by half");
+    check_results(r, n, "normed by half");
+    r->norm.sums = NULL;
+    free(r->x), free(sums);
+    r->x = x;
 }
 
 /* The last token of n, and of fewer, gets the same bits. */
@@ -378,13 +427,12 @@ static void check_residual(struct run *r, int n)
 static void check_shape(struct shape s, struct k_format f, int n_max, const char *format)
 {
     static const int numbers[] = {1, 4, 13, 37, 64, 65, 200, 513};
-    int many = K_MIXING_EACH * s.n_own / s.n_used + 1; /* tokens that are no longer few */
+    int many = K_MIXING_FEW + 1; /* tokens that are no longer few */
     char name[100];
     struct run r;
 
     if (!gpu_has_turn())
         return;
-    many = many > K_MIXING_FEW ? many : K_MIXING_FEW + 1;
     run_open(&r, s, f, n_max);
     for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
         if (numbers[i] > n_max)
@@ -404,6 +452,10 @@ static void check_shape(struct shape s, struct k_format f, int n_max, const char
         check_alone(&r, n_max, many);
     if (s.dim % 16 == 0)
         check_residual(&r, 5);
+    if (s.dim % 16 == 0 && s.n_own == s.n_experts) {
+        check_half_normed(&r, 1);
+        check_half_normed(&r, n_max < 64 ? n_max : 61);
+    }
     run_close(&r);
 }
 

@@ -99,7 +99,7 @@ int main(void)
     for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
         int n = shapes[i].n, dim = shapes[i].dim;
 
-        for (int kind = K_SILU; kind <= K_RELU_2; kind++)
+        for (int kind = K_SILU; kind <= K_SWISH_CLAMPED; kind++)
             check_activation((enum k_activation)kind, n, dim);
         check_norm(K_NORM_RMS, false, n, dim);
         check_norm(K_NORM_LAYER, false, n, dim);

@@ -5,6 +5,7 @@
  * full and boxes that are odd in number. Results are poisoned before each call. The same call gives
  * the same bits, and a row's bits do not depend on the other rows' values nor, within a bucket, on
  * their number. */
+#include "kernels/e4m3.h"
 #include "kernels/product_cut.h"
 #include "tests/kernel/gpu.h"
 
@@ -229,6 +230,34 @@ static void compare_kind(enum k_product_kind kind, struct shape s, enum k_type t
     run_close(&r);
 }
 
+/* e4m3 with scales of blocks; for the reference they are part of w. */
+static void compare_blocks(enum k_product_kind kind, struct shape s)
+{
+    static const int rows[] = {1, 2, 3, 5, 8, 9, 15, 16};
+    const struct k_format format = k_format_in_groups(K_E4M3, K_E4M3_BLOCK, K_E4M3_BLOCK);
+    size_t n_scales = k_format_n_scales(&format, s.n_out, s.n_in);
+    struct run r = {0};
+    float *scales;
+
+    if (!gpu_has_turn())
+        return;
+    run_open(&r, kind, s, K_E4M3, false, 64);
+    scales = gpu_random(n_scales, 0.02f);
+    for (int row = 0; row < s.n_out; row++) {
+        r.scales[row] = 1.0f;
+        for (int col = 0; col < s.n_in; col++)
+            r.w[(size_t)row * (size_t)s.n_in + (size_t)col] *=
+                scales[row / K_E4M3_BLOCK * k_format_scale_cols(&format, s.n_in) +
+                       col / K_E4M3_BLOCK];
+    }
+    r.dev_w.format = format;
+    r.dev_w.scales = gpu_array(scales, n_scales * sizeof *scales);
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        compare_rows(&r, rows[i]);
+    free(scales);
+    run_close(&r);
+}
+
 /* A shape that is cut so: blocks of a tile, several tiles a CTA. */
 struct large_case {
     enum k_product_kind kind;
@@ -374,6 +403,11 @@ int main(void)
     }
     compare_kind(K_PRODUCT_FLOAT, (struct shape){1003, 256}, K_BF16, false, 32, false);
     compare_kind(K_PRODUCT_PLAIN, (struct shape){1002, 1024}, K_E4M3, false, 32, false);
+    for (int kind = K_PRODUCT_PLAIN; kind <= K_PRODUCT_RESIDUAL; kind++) {
+        compare_blocks(kind, (struct shape){64, 128});
+        compare_blocks(kind, (struct shape){2304, 640});
+        compare_blocks(kind, (struct shape){5120, 2176});
+    }
     for (size_t i = 0; i < sizeof shared / sizeof shared[0]; i++)
         compare_shared(&shared[i]);
     for (int i = 0; i < 2; i++) {

@@ -59,8 +59,8 @@ static const char *check_step(void)
     return n_chunk == 0 ? NULL : "all tokens";
 }
 
-/* One head of 2 elements, 20 keys in pages of 4. */
-static void check_window(int window)
+/* One head of 2 elements, 20 keys in pages of 4; sink NULL: none. */
+static void check_window(int window, const float *sink)
 {
     float pages[5 * 2 * 4 * 2], qkv[6], out[2] = {0}, scratch[20];
     int32_t seq = 0, pos = 19, start[2] = {0, 1}, len = 20, ids[5] = {3, 0, 4, 1, 2};
@@ -69,7 +69,8 @@ static void check_window(int window)
                       .n_kv_heads = 1,
                       .head_dim = 2,
                       .page_tokens = 4,
-                      .window = window};
+                      .window = window,
+                      .sinks = sink};
     struct k_tokens t = {.seq = &seq,
                          .pos = &pos,
                          .seq_start = start,
@@ -78,7 +79,7 @@ static void check_window(int window)
                          .n_tokens = 1,
                          .n_seqs = 1,
                          .pages_max = 5};
-    double sum = 0.0, want[2] = {0.0, 0.0};
+    double sum = sink != NULL ? exp((double)*sink) : 0.0, want[2] = {0.0, 0.0};
 
     for (size_t i = 0; i < sizeof pages / sizeof pages[0]; i++)
         pages[i] = (float)pick(2000) * 0.001f - 1.0f;
@@ -94,12 +95,13 @@ static void check_window(int window)
         want[1] += w * (double)value[1];
     }
     ok(fabs((double)out[0] - want[0] / sum) < 1e-5 && fabs((double)out[1] - want[1] / sum) < 1e-5,
-       "a window of %d", window);
+       "a window of %d%s", window, sink != NULL ? ", and a sink" : "");
 }
 
 int main(void)
 {
     static const int windows[] = {0, 1, 2, 7, 19, 20, 100};
+    static const float sinks[] = {-3.0f, 0.5f, 4.0f};
     const char *wrong = NULL;
 
     seed = tap_seed(1);
@@ -107,6 +109,8 @@ int main(void)
         wrong = check_step();
     ok(wrong == NULL, "tiles of %d steps: %s", STEPS, wrong == NULL ? "right" : wrong);
     for (size_t i = 0; i < sizeof windows / sizeof windows[0]; i++)
-        check_window(windows[i]);
+        check_window(windows[i], NULL);
+    for (size_t i = 0; i < sizeof sinks / sizeof sinks[0]; i++)
+        check_window(7, &sinks[i]);
     return tap_done();
 }

@@ -138,6 +138,39 @@ static void check_sums(void)
     ok(fabs((double)out[0][0] - 206.5) < 1e-4 && near(out[1][1], 23.0), "with a switch");
 }
 
+/* One token, one expert of two; every matrix is 1 x 1, and biases make each sum. */
+static void check_biases(void)
+{
+    float w[2] = {1.0f, 2.0f}, in[4] = {9.0f, 9.0f, 3.0f, 4.0f}, down[2] = {9.0f, 0.5f};
+    const float logit_bias[2] = {0.0f, 5.0f}, in_bias[4] = {9.0f, 9.0f, 1.0f, -0.5f};
+    const float down_bias[2] = {9.0f, 0.25f}, x = 1.0f;
+    const struct k_router router = {.w = w,
+                                    .logit_bias = logit_bias,
+                                    .n_experts = 2,
+                                    .n_used = 2,
+                                    .n_groups = 1,
+                                    .n_groups_used = 1,
+                                    .scoring = K_SCORE_TOP,
+                                    .scale = 1.0f};
+    const struct k_experts experts = {.in = {.data = in, .n_out = 4, .n_in = 1},
+                                      .down = {.data = down, .n_out = 2, .n_in = 1},
+                                      .in_bias = in_bias,
+                                      .down_bias = down_bias,
+                                      .n = 2,
+                                      .ff_dim = 1,
+                                      .activation = K_RELU};
+    int32_t chosen[2] = {-1, -1}, only[1] = {1};
+    float by[2] = {0.0f, 0.0f}, one[1] = {1.0f}, out = 0.0f;
+    const struct k_routes got = {chosen, by}, second = {only, one};
+    const struct k_combining c = {.n_used = 1, .dim = 1};
+
+    ref_route(&got, &x, &router, 1, 1); /* logits 1 and 2 + 5 */
+    ok(chosen[0] == 1 && chosen[1] == 0 && near(by[0], 1.0 / (1.0 + exp(-6.0))),
+       "logits with a bias, which counts for the weights");
+    ref_experts(&out, &x, &experts, &second, &c, 1); /* 0.5 * (3 + 1) * (4 - 0.5) + 0.25 */
+    ok(near(out, 7.25), "an expert with biases");
+}
+
 int main(void)
 {
     check_scores();
@@ -145,5 +178,6 @@ int main(void)
     check_order_of_choices();
     check_routes();
     check_sums();
+    check_biases();
     return tap_done();
 }

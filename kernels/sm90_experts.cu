@@ -1,0 +1,605 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Products of experts for many tokens with wgmma: one product for each expert, of the rows that are
+ * routed to it, in one launch.
+ *
+ *   x [token] --> rows in the order of routes (gather)
+ *
+ *   warpgroup 0 (producer)            rings in shared memory       warpgroups 1, 2 (consumers)
+ *
+ *    a lane: TMA copies of w     -->   W [0] .. [W_DEPTH - 1]  -->   wgmma: 64 rows of w x 256
+ *    and of rows of x            -->   X [0] .. [X_DEPTH - 1]        routes each
+ *        ^                                  |                              |
+ *        '---------- empty barriers <-------'                              v
+ *                                             scale, bias, activation -> shared memory -> out
+ *
+ * Split: a tile is 128 rows of w and up to 256 routes of one expert (k_route() lists these; the
+ * second 128 are skipped where there are none). For the first product the rows are 64 gates and
+ * their 64 ups, in turns of 8, so that a gate and its up are in one lane. There is one block per
+ * multiprocessor, which takes every so-many-th tile; blocks that run together have the same routes
+ * and the same expert, so both are read from the L2 cache. The producer goes on to the next tile
+ * while the consumers finish one.
+ *
+ * A launch of its own first copies the rows of x into the order of routes, where the TMA can read
+ * them. (A producer that found them by index with cp.async took three times as long: the fence that
+ * makes such a copy visible to wgmma waits for all other copies of its thread.) Both operands have
+ * 128-byte rows with the TMA's swizzle.
+ *
+ * w is the first operand of wgmma. bfloat16 is read from shared memory. e4m3 goes through
+ * registers, where it becomes bfloat16, which is exact; with scales of blocks it is multiplied by
+ * the scale and rounded to bfloat16, as a dequantised matrix would be. ldmatrix gives a lane four
+ * adjacent bytes, while the tensor core wants two and two that are 8 apart; therefore x has the
+ * pairs of each 16 elements in the order of K_HALF_AT then: the gathered rows have it, and the
+ * first product writes its outputs so.
+ *
+ * Sums are float32, in an order that depends on n_in alone: a route's bits do not depend on where
+ * in a tile it is. */
+#include "kernels/experts.cuh"
+#include "kernels/product.cuh"
+
+#define THREADS   384
+#define CONSUMERS 256
+#define ROWS      128 /* of w, of a tile */
+#define ROUTES    K_MIXING_TILE
+#define SLAB      64 /* elements of n_in of a stage of x, and of a step */
+#define W_BYTES   (ROWS * 128)
+#define X_BYTES   (ROUTES * 128)
+#define X_ROWS    64 /* of a copy of x */
+#define CHUNK     64 /* routes that are written at a time */
+#define OUT_PITCH 144
+#define GATHERS   (132 * 16) /* blocks that copy rows */
+
+static_assert(ROUTES == 256, "two halves of 128 columns");
+
+template <int FORMAT> struct many_depth {
+    static const int W = FORMAT == EXPERTS_PLAIN ? 4 : 2, X = FORMAT == EXPERTS_PLAIN ? 4 : 5;
+    static const int STEPS = FORMAT == EXPERTS_PLAIN ? 1 : 2; /* of a stage of w */
+};
+
+template <int FORMAT> struct many_shared {
+    char w[many_depth<FORMAT>::W][W_BYTES];
+    char x[many_depth<FORMAT>::X][X_BYTES];
+    char out[2][CHUNK * OUT_PITCH];
+    uint64_t w_full[4], w_empty[4], x_full[5], x_empty[5];
+};
+
+struct many_args {
+    struct experts_product p;
+    int n_tiles; /* tiles of rows of w of an expert */
+    int n_steps;
+    bool permutes; /* out has the pairs of K_HALF_AT */
+};
+
+/* A tile: places first .. first + n - 1 of an expert, and which rows of w. */
+struct many_tile {
+    int expert, first, n, part;
+};
+
+static __device__ inline many_tile many_tile_of(const many_args &a, int tile)
+{
+    int of_routes = tile / a.n_tiles;
+    many_tile t;
+
+    t.expert = __ldg(a.p.tiles + 1 + 2 * of_routes);
+    t.first = __ldg(a.p.tiles + 2 + 2 * of_routes);
+    t.n = min(__ldg(a.p.starts + t.expert + 1) - t.first, ROUTES);
+    t.part = tile % a.n_tiles;
+    return t;
+}
+
+/* --- the producer ----------------------------------------------------------------------------- */
+
+/* Load elements at .. at + 63 of the rows of x of a tile, as many as there are. What other places
+ * hold only reaches sums that are not used. */
+static __device__ inline void load_rows(char *to, const CUtensorMap *map, const many_tile &t,
+                                        int at, uint64_t *full)
+{
+    int n = (t.n + X_ROWS - 1) / X_ROWS;
+
+    barrier_expect(full, n * X_ROWS * 128);
+    for (int i = 0; i < n; i++)
+        tensor_load_3d(to + i * X_ROWS * 128, map, full, at, t.first + i * X_ROWS, 0);
+}
+
+/* By one lane: all tiles of this block. */
+template <int FORMAT>
+static __device__ inline void produce(many_shared<FORMAT> &s, const CUtensorMap *w_map,
+                                      const CUtensorMap *x_map, const many_args &a, int n_all)
+{
+    const int STEPS = many_depth<FORMAT>::STEPS, elems = FORMAT == EXPERTS_PLAIN ? 64 : 128;
+    ring<many_depth<FORMAT>::W> w = {0, 1};
+    ring<many_depth<FORMAT>::X> x = {0, 1};
+
+    for (int tile = blockIdx.x; tile < n_all; tile += gridDim.x) {
+        const many_tile t = many_tile_of(a, tile);
+
+        for (int step = 0; step < a.n_steps; step++) {
+            if (step % STEPS == 0) {
+                barrier_wait(&s.w_empty[w.stage], w.parity);
+                barrier_expect(&s.w_full[w.stage], W_BYTES);
+                tensor_load_5d(s.w[w.stage], w_map, &s.w_full[w.stage], step / STEPS * elems,
+                               t.part * (a.p.is_gated ? ROWS / 16 : ROWS / 8), t.expert);
+                w.next();
+            }
+            barrier_wait(&s.x_empty[x.stage], x.parity);
+            load_rows(s.x[x.stage], x_map, t, step * SLAB, &s.x_full[x.stage]);
+            x.next();
+        }
+    }
+}
+
+/* --- the consumers' mainloop ------------------------------------------------------------------ */
+
+/* The operand of a slab of x: its second part begins 128 rows further on. */
+static __device__ __forceinline__ uint64_t x_operand(const char *x, int part, int k)
+{
+    return operand(x + part * 128 * 128 + k * 32, 1024, 0);
+}
+
+template <int FORMAT> struct many_rings {
+    ring<many_depth<FORMAT>::W> w;
+    ring<many_depth<FORMAT>::X> x;
+};
+
+template <int PARTS> static __device__ __forceinline__ void clear(float (&acc)[2][64])
+{
+#pragma unroll
+    for (int i = 0; i < PARTS * 64; i++)
+        acc[i / 64][i % 64] = 0.0f;
+}
+
+/* acc [PARTS] = 64 rows of w of this warpgroup x 128 routes, of bfloat16. A stage is given back
+ * when the products of the next one have been issued and its own have ended. */
+template <int PARTS>
+static __device__ __forceinline__ void multiply_plain(float (&acc)[2][64],
+                                                      many_shared<EXPERTS_PLAIN> &s,
+                                                      many_rings<EXPERTS_PLAIN> &r, int group,
+                                                      int n_steps)
+{
+    many_rings<EXPERTS_PLAIN> before = r;
+
+    clear<PARTS>(acc);
+    for (int step = 0; step < n_steps; step++) {
+        const char *w = s.w[r.w.stage] + group * 64 * 128, *x = s.x[r.x.stage];
+
+        barrier_wait(&s.w_full[r.w.stage], r.w.parity);
+        barrier_wait(&s.x_full[r.x.stage], r.x.parity);
+        keep(acc[0]), keep(acc[PARTS - 1]);
+        warpgroup_begin();
+#pragma unroll
+        for (int i = 0; i < PARTS * 4; i++)
+            multiply_rows(acc[i / 4], operand(w + i % 4 * 32, 1024, 0), x_operand(x, i / 4, i % 4),
+                          1);
+        warpgroup_commit();
+        warpgroup_wait<1>();
+        if (step > 0 && leads()) {
+            barrier_arrive(&s.w_empty[before.w.stage]);
+            barrier_arrive(&s.x_empty[before.x.stage]);
+        }
+        before = r;
+        r.w.next();
+        r.x.next();
+    }
+    warpgroup_wait<0>();
+    keep(acc[0]), keep(acc[PARTS - 1]);
+    if (leads()) {
+        barrier_arrive(&s.w_empty[before.w.stage]);
+        barrier_arrive(&s.x_empty[before.x.stage]);
+    }
+}
+
+/* Two of e4m3, times a scale, as bfloat16. */
+static __device__ inline uint32_t scaled_two(uint32_t two, float scale)
+{
+    uint32_t halves = half_two(two);
+    float2 f = __half22float2(*(__half2 *)&halves);
+
+    return pack_bf16(f.x * scale, f.y * scale);
+}
+
+/* Load 64 elements of e4m3 of a warp's 16 rows, as the first operand of four products. at: this
+ * lane's address in the stage, of half a row. scales: of rows g and g + 8. */
+template <int FORMAT>
+static __device__ __forceinline__ void load_operands(uint32_t (&a)[4][4], uint32_t at,
+                                                     float2 scales)
+{
+    uint32_t raw[2][4];
+
+#pragma unroll
+    for (int i = 0; i < 2; i++)
+        asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(raw[i][0]), "=r"(raw[i][1]), "=r"(raw[i][2]), "=r"(raw[i][3])
+                     : "r"(at ^ i * 32)
+                     : "memory");
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+        uint32_t low = raw[k / 2][k % 2 * 2], high = raw[k / 2][k % 2 * 2 + 1];
+
+        if (FORMAT == EXPERTS_IN_BLOCKS) {
+            a[k][0] = scaled_two(low, scales.x);
+            a[k][1] = scaled_two(high, scales.y);
+            a[k][2] = scaled_two(low >> 16, scales.x);
+            a[k][3] = scaled_two(high >> 16, scales.y);
+        } else {
+            a[k][0] = widen_two(low);
+            a[k][1] = widen_two(high);
+            a[k][2] = widen_two(low >> 16);
+            a[k][3] = widen_two(high >> 16);
+        }
+    }
+}
+
+/* Issue the products of a slab. */
+template <int PARTS>
+static __device__ __forceinline__ void issue_slab(float (&acc)[2][64], uint32_t (&a)[4][4],
+                                                  const char *x)
+{
+    keep(a), keep(acc[0]), keep(acc[PARTS - 1]);
+    warpgroup_begin();
+#pragma unroll
+    for (int i = 0; i < PARTS * 4; i++)
+        multiply_rows(acc[i / 4], a[i % 4], x_operand(x, i / 4, i % 4), 1);
+    warpgroup_commit();
+}
+
+/* Where the scales of blocks of this lane's rows g and g + 8 begin. */
+struct many_scales {
+    const float *low, *high;
+};
+
+/* The row of w, of the expert's, that a warp's row 0 or 8 is; the last one past the end. */
+static __device__ inline int many_row(const many_args &a, const many_tile &t, int group, int warp,
+                                      int row)
+{
+    if (!a.p.is_gated)
+        return min(t.part * ROWS + group * 64 + warp * 16 + row, a.p.n_out - 1);
+    return min(t.part * (ROWS / 2) + group * 32 + warp * 8 + row % 8, a.p.n_out - 1) +
+           (row < 8 ? 0 : a.p.n_out);
+}
+
+template <int FORMAT> static __device__ inline float2 scales_at(const many_scales &s, int step)
+{
+    if (FORMAT != EXPERTS_IN_BLOCKS)
+        return make_float2(1.0f, 1.0f);
+    return make_float2(__ldg(s.low + step / 2), __ldg(s.high + step / 2));
+}
+
+/* The same as multiply_plain(), of e4m3: while the products of a slab run, the next one is
+ * converted. A stage of w has two slabs, and is given back when the second is in registers. */
+template <int FORMAT, int PARTS>
+static __device__ __forceinline__ void multiply_e4m3(float (&acc)[2][64], many_shared<FORMAT> &s,
+                                                     many_rings<FORMAT> &r, int group,
+                                                     const many_scales &scales, int n_steps)
+{
+    int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
+    uint32_t at = (uint32_t)((group * 64 + warp * 16 + lane / 8 % 2 * 8 + lane % 8) * 128 +
+                             (lane / 16 ^ lane % 8) * 16);
+    uint32_t a[2][4][4];
+    ring<many_depth<FORMAT>::X> before = r.x;
+    float2 next = scales_at<FORMAT>(scales, 0);
+
+    clear<PARTS>(acc);
+    barrier_wait(&s.w_full[r.w.stage], r.w.parity);
+    load_operands<FORMAT>(a[0], shared_addr(s.w[r.w.stage]) + at, next);
+    for (int step = 0; step < n_steps; step += 2) {
+#pragma unroll
+        for (int odd = 0; odd < 2; odd++) {
+            int own = step + odd;
+            bool more = own + 1 < n_steps;
+
+            if (own >= n_steps)
+                break;
+            if (more)
+                next = scales_at<FORMAT>(scales, own + 1);
+            barrier_wait(&s.x_full[r.x.stage], r.x.parity);
+            issue_slab<PARTS>(acc, a[odd], s.x[r.x.stage]);
+            warpgroup_wait<1>();
+            if (own > 0 && leads())
+                barrier_arrive(&s.x_empty[before.stage]);
+            before = r.x;
+            r.x.next();
+            if (odd == 1 || !more) {
+                __syncwarp();
+                if (leads())
+                    barrier_arrive(&s.w_empty[r.w.stage]);
+                r.w.next();
+            }
+            if (more) {
+                if (odd == 1)
+                    barrier_wait(&s.w_full[r.w.stage], r.w.parity);
+                load_operands<FORMAT>(a[odd ^ 1],
+                                      (shared_addr(s.w[r.w.stage]) + at) ^ (odd ^ 1) * 64, next);
+            }
+        }
+    }
+    warpgroup_wait<0>();
+    keep(acc[0]), keep(acc[PARTS - 1]);
+    if (leads())
+        barrier_arrive(&s.x_empty[before.stage]);
+}
+
+template <int FORMAT, int PARTS>
+static __device__ __forceinline__ void multiply_all(float (&acc)[2][64], many_shared<FORMAT> &s,
+                                                    many_rings<FORMAT> &r, int group,
+                                                    const many_scales &scales, int n_steps)
+{
+    if constexpr (FORMAT == EXPERTS_PLAIN)
+        multiply_plain<PARTS>(acc, s, r, group, n_steps);
+    else
+        multiply_e4m3<FORMAT, PARTS>(acc, s, r, group, scales, n_steps);
+}
+
+/* --- the end ---------------------------------------------------------------------------------- */
+
+/* Scales and biases of a lane's rows g and g + 8. */
+struct many_ends {
+    float2 scale, bias;
+};
+
+template <int FORMAT>
+static __device__ inline many_ends many_ends_of(const many_args &a, int low, int high)
+{
+    many_ends e = {make_float2(1.0f, 1.0f), make_float2(0.0f, 0.0f)};
+
+    if (FORMAT == EXPERTS_BY_ROW)
+        e.scale = make_float2(__ldg(a.p.scales + low), __ldg(a.p.scales + high));
+    if (a.p.bias != NULL)
+        e.bias = make_float2(load_bf16(a.p.bias + low), load_bf16(a.p.bias + high));
+    return e;
+}
+
+/* Four 8 x 8 matrices of bfloat16 to shared memory, transposed; lane l gives the address of row
+ * l % 8 of matrix l / 8. */
+static __device__ inline void store_turned(uint32_t at, const uint32_t (&m)[4])
+{
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at),
+                 "r"(m[0]), "r"(m[1]), "r"(m[2]), "r"(m[3])
+                 : "memory");
+}
+
+/* Outputs of 16 routes, from 8 floats of each lane: of a gated product one matrix of 8 outputs for
+ * each 8 routes, else two. */
+static __device__ inline uint32_t pack_rows(const many_args &a, const many_ends &e, float y0,
+                                            float y1, float z0, float z1, bool high)
+{
+    y0 = y0 * e.scale.x + e.bias.x, y1 = y1 * e.scale.x + e.bias.x;
+    z0 = z0 * e.scale.y + e.bias.y, z1 = z1 * e.scale.y + e.bias.y;
+    if (a.p.is_gated)
+        return pack_bf16(gated(y0, z0, a.p.activation), gated(y1, z1, a.p.activation));
+    return high ? pack_bf16(z0, z1) : pack_bf16(y0, y1);
+}
+
+/* Put the outputs of CHUNK routes into shared memory [CHUNK][OUT_PITCH bytes]; c: their sums. */
+static __device__ inline void stage_chunk(char *out, const many_args &a, const many_ends &e,
+                                          const float *c, int warp)
+{
+    int lane = threadIdx.x % 32, row = lane % 8, matrix = lane / 8;
+
+    if (a.p.is_gated) {
+#pragma unroll
+        for (int j = 0; j < CHUNK / 8; j += 4) {
+            uint32_t m[4];
+
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                const float *f = c + (j + i) * 4;
+
+                m[i] = pack_rows(a, e, f[0], f[1], f[2], f[3], false);
+            }
+            store_turned(shared_addr(out + ((j + matrix) * 8 + row) * OUT_PITCH + warp * 16), m);
+        }
+        return;
+    }
+#pragma unroll
+    for (int j = 0; j < CHUNK / 8; j += 2) {
+        uint32_t m[4];
+
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            const float *f = c + (j + i / 2) * 4;
+
+            m[i] = pack_rows(a, e, f[0], f[1], f[2], f[3], i % 2 == 1);
+        }
+        store_turned(shared_addr(out + ((j + matrix / 2) * 8 + row) * OUT_PITCH + warp * 32 +
+                                 matrix % 2 * 16),
+                     m);
+    }
+}
+
+/* 16 bytes of a row of outputs. With permuted pairs chunk 0 of two has pairs 0, 2, 4, 6. */
+static __device__ inline uint4 staged(const char *row, int chunk, bool permutes)
+{
+    const uint32_t *pair = (const uint32_t *)(row + chunk / 2 * 32) + chunk % 2;
+
+    if (!permutes)
+        return *(const uint4 *)(row + chunk * 16);
+    return make_uint4(pair[0], pair[2], pair[4], pair[6]);
+}
+
+/* Copy the chunk to memory: n routes, from place `first` on; outputs from `at` on. */
+static __device__ inline void write_chunk(const char *out, const many_args &a, int first, int n,
+                                          int at)
+{
+    int n_chunks = a.p.is_gated ? 4 : 8, own = threadIdx.x % 128;
+
+    for (int i = own; i < CHUNK * n_chunks; i += 128) {
+        int route = i / n_chunks, chunk = i % n_chunks;
+
+        if (route < n && at + chunk * 8 < a.p.n_out)
+            *(uint4 *)(a.p.out + (size_t)(first + route) * a.p.n_out + at + chunk * 8) =
+                staged(out + route * OUT_PITCH, chunk, a.permutes);
+    }
+}
+
+static __device__ __forceinline__ void finish_tile(char *out, const many_args &a,
+                                                   const many_tile &t, const many_ends &e,
+                                                   const float (&acc)[2][64], int group, int warp)
+{
+    int at = t.part * (a.p.is_gated ? ROWS / 2 : ROWS) + group * (a.p.is_gated ? 32 : 64);
+
+#pragma unroll
+    for (int i = 0; i < ROUTES / CHUNK; i++) {
+        if (i * CHUNK >= t.n)
+            break;
+        stage_chunk(out, a, e, acc[i / 2] + i % 2 * 32, warp);
+        named_sync(1 + group, 128);
+        write_chunk(out, a, t.first + i * CHUNK, t.n - i * CHUNK, at);
+        named_sync(1 + group, 128);
+    }
+}
+
+template <int FORMAT>
+static __device__ __forceinline__ void consume(many_shared<FORMAT> &s, const many_args &a,
+                                               int n_all)
+{
+    int group = (int)threadIdx.x / 128 - 1, warp = threadIdx.x % 128 / 32, g = threadIdx.x % 32 / 4;
+    many_rings<FORMAT> r = {{0, 0}, {0, 0}};
+    float acc[2][64];
+
+    many_tile next = {};
+
+    if ((int)blockIdx.x < n_all)
+        next = many_tile_of(a, blockIdx.x);
+    for (int tile = blockIdx.x; tile < n_all; tile += gridDim.x) {
+        const many_tile t = next;
+        int own = t.expert * a.p.rows;
+        int low = own + many_row(a, t, group, warp, g),
+            high = own + many_row(a, t, group, warp, g + 8);
+        const many_ends ends = many_ends_of<FORMAT>(a, low, high);
+
+        const many_scales scales = {a.p.scales + low / EXPERTS_BLOCK * a.p.scale_cols,
+                                    a.p.scales + high / EXPERTS_BLOCK * a.p.scale_cols};
+
+        if (tile + (int)gridDim.x < n_all) /* looked up while this one is multiplied */
+            next = many_tile_of(a, tile + gridDim.x);
+        if (t.n > ROUTES / 2)
+            multiply_all<FORMAT, 2>(acc, s, r, group, scales, a.n_steps);
+        else
+            multiply_all<FORMAT, 1>(acc, s, r, group, scales, a.n_steps);
+        finish_tile(s.out[group], a, t, ends, acc, group, warp);
+    }
+}
+
+/* --- the kernel ------------------------------------------------------------------------------- */
+
+template <int FORMAT>
+static __global__ void __launch_bounds__(THREADS, 1)
+    many_kernel(const __grid_constant__ CUtensorMap w_map,
+                const __grid_constant__ CUtensorMap x_map, const __grid_constant__ many_args a)
+{
+    extern __shared__ __align__(1024) char memory[];
+    many_shared<FORMAT> &s = *(many_shared<FORMAT> *)memory;
+    int n_all = a.p.tiles[0] * a.n_tiles;
+
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < many_depth<FORMAT>::W; i++) {
+            barrier_init(&s.w_full[i], 1);
+            barrier_init(&s.w_empty[i], CONSUMERS / 32);
+        }
+        for (int i = 0; i < many_depth<FORMAT>::X; i++) {
+            barrier_init(&s.x_full[i], 1);
+            barrier_init(&s.x_empty[i], CONSUMERS / 32);
+        }
+        barrier_init_done();
+        fence_async();
+    }
+    __syncthreads();
+    if (threadIdx.x < 128) {
+        registers_give<56>();
+        if (threadIdx.x == 0)
+            produce<FORMAT>(s, &w_map, &x_map, a, n_all);
+    } else {
+        registers_take<224>();
+        consume<FORMAT>(s, a, n_all);
+    }
+}
+
+/* Copy the rows of x of all routes into their order; with PERMUTES the pairs of each 16 elements in
+ * the order of K_HALF_AT. A block has a place, and goes on to the place gridDim.x further on. */
+template <bool PERMUTES>
+static __global__ void __launch_bounds__(128)
+    gather_kernel(k_bf16 *out, const k_bf16 *x, const int32_t *routes, const int32_t *end,
+                  int n_used, int dim)
+{
+    for (int place = blockIdx.x; place < *end; place += gridDim.x) {
+        const uint4 *from = (const uint4 *)(x + (size_t)(routes[place] / n_used) * dim);
+        uint4 *to = (uint4 *)(out + (size_t)place * dim);
+
+        for (int i = threadIdx.x; i < dim / (PERMUTES ? 16 : 8); i += 128) {
+            if (PERMUTES) {
+                uint4 low = from[2 * i], high = from[2 * i + 1];
+
+                to[2 * i] = make_uint4(low.x, low.z, high.x, high.z);
+                to[2 * i + 1] = make_uint4(low.y, low.w, high.y, high.w);
+            } else {
+                to[i] = from[i];
+            }
+        }
+    }
+}
+
+/* --- launching -------------------------------------------------------------------------------- */
+
+/* Map the matrix as [experts][eights of rows][parts][8 rows][n_in]: gates and ups are two parts. */
+static int encode_map(CUtensorMap *map, const struct experts_product *p, bool is_bytes)
+{
+    cuuint64_t row_bytes = (cuuint64_t)p->n_in * (is_bytes ? 1 : 2);
+    cuuint64_t sizes[5] = {(cuuint64_t)p->n_in, 8, p->is_gated ? 2U : 1U, (cuuint64_t)p->n_out / 8,
+                           (cuuint64_t)p->n_experts};
+    cuuint64_t strides[4] = {row_bytes, (cuuint64_t)p->n_out * row_bytes, 8 * row_bytes,
+                             (cuuint64_t)p->rows * row_bytes};
+    cuuint32_t box[5] = {is_bytes ? 128U : 64U, 8, p->is_gated ? 2U : 1U,
+                         p->is_gated ? ROWS / 16U : ROWS / 8U, 1};
+
+    return encode_boxes(map, is_bytes, (void *)(uintptr_t)p->w, 5, sizes, strides, box);
+}
+
+/* Map x as [1][routes][n_in]. */
+static int encode_rows(CUtensorMap *map, const struct experts_product *p)
+{
+    cuuint64_t row_bytes = (cuuint64_t)p->n_in * 2;
+    cuuint64_t n = (cuuint64_t)p->n_tokens * (cuuint64_t)p->n_used;
+    cuuint64_t sizes[3] = {(cuuint64_t)p->n_in, n, 1}, strides[2] = {row_bytes, n * row_bytes};
+    cuuint32_t box[3] = {SLAB, X_ROWS, 1};
+
+    return encode_boxes(map, false, (void *)(uintptr_t)p->x, 3, sizes, strides, box);
+}
+
+template <int FORMAT> static int launch(const struct experts_product *p, int n_sms, k_stream stream)
+{
+    const size_t bytes = sizeof(many_shared<FORMAT>);
+    int rows = p->is_gated ? ROWS / 2 : ROWS;
+    many_args a = {*p, (p->n_out + rows - 1) / rows, (p->n_in + SLAB - 1) / SLAB,
+                   FORMAT != EXPERTS_PLAIN && p->is_gated};
+    CUtensorMap w_map, x_map;
+
+    static_assert(sizeof(many_shared<FORMAT>) <= 227 * 1024, "shared memory");
+    if (encode_map(&w_map, p, FORMAT != EXPERTS_PLAIN) != 0 || encode_rows(&x_map, p) != 0 ||
+        cudaFuncSetAttribute(many_kernel<FORMAT>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             (int)bytes) != cudaSuccess)
+        return -1;
+    return K_LAUNCH(many_kernel<FORMAT>, n_sms, THREADS, bytes, stream, w_map, x_map, a);
+}
+
+int experts_gather(k_bf16 *out, const k_bf16 *x, const struct experts_product *p, bool permutes,
+                   k_stream stream)
+{
+    const int32_t *end = p->starts + p->n_experts;
+    int n = p->n_tokens * p->n_used, grid = n < GATHERS ? n : GATHERS;
+
+    return permutes ? K_LAUNCH(gather_kernel<true>, grid, 128, 0, stream, out, x, p->routes, end,
+                               p->n_used, p->n_in)
+                    : K_LAUNCH(gather_kernel<false>, grid, 128, 0, stream, out, x, p->routes, end,
+                               p->n_used, p->n_in);
+}
+
+int experts_many(const struct experts_product *p, enum experts_format format, int n_sms,
+                 k_stream stream)
+{
+    switch (format) {
+    case EXPERTS_PLAIN: return launch<EXPERTS_PLAIN>(p, n_sms, stream);
+    case EXPERTS_BY_ROW: return launch<EXPERTS_BY_ROW>(p, n_sms, stream);
+    case EXPERTS_IN_BLOCKS: return launch<EXPERTS_IN_BLOCKS>(p, n_sms, stream);
+    }
+    return -1;
+}
