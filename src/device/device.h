@@ -47,6 +47,7 @@ struct device_limits {
     bool codes;      /* some matrices multiply codes (k_format_reads_codes()) */
     bool has_states; /* some layers are recurrent */
     int n_stages;    /* of the model; 0: one */
+    bool follows;    /* a device of another process samples */
 };
 
 /* The stages of a model. One step more may be in flight: one for each stage, and one that begins
@@ -146,8 +147,7 @@ struct device_ops {
     void (*close)(struct device *d);
 
     /* Make this device's GPU current for the calling thread, which begins steps of it from then on.
-     * Threads that do not call it may begin steps of the first device of a kind. NULL: any thread
-     * may begin steps of any device. */
+     * NULL: any thread may begin steps of any device. */
     int (*use)(struct device *d);
 
     /* Memory. free() returns the bytes that alloc() can still give. upload() and download() block;

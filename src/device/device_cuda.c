@@ -632,6 +632,8 @@ static int cuda_reserve(struct device *d, const struct device_limits *lim)
         return ERR_UNSUPPORTED;
     }
     d->limits = *lim;
+    if (lim->follows)
+        gpu->samples = false;
     if ((rc = step_reserve(gpu)) != ERR_OK || (rc = peers_reserve(gpu)) != ERR_OK ||
         (rc = stages_reserve(gpu)) != ERR_OK || (rc = experts_reserve(gpu)) != ERR_OK)
         return rc;

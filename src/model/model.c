@@ -357,6 +357,7 @@ static struct device_limits model_rank_limits(struct model *m, const struct rank
         .expert_dim = widest.experts.ff_dim,
         .n_choices = widest.experts.n,
         .n_stages = shape->n_stages,
+        .follows = m->node_rank > 0,
     };
 
     for (int group = 0; group < shape->n_groups; group++)

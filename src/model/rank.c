@@ -279,6 +279,10 @@ int ranks_open(struct ranks *r, const struct ranks_options *o)
         if (rc != ERR_OK)
             return rc;
     }
+    /* The caller's thread begins steps of the first of them, which need not be CUDA's first. */
+    if (r->at[0].device->ops->use != NULL &&
+        (rc = r->at[0].device->ops->use(r->at[0].device)) != ERR_OK)
+        return rc;
     r->posts = !is_whole || (n_stages > 1 && !r->at[0].device->is_gpu);
     if (r->posts && (rc = ranks_start_workers(r)) != ERR_OK)
         return rc;
