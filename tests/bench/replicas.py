@@ -57,7 +57,7 @@ async def load(s, n_requests, at_once, first):
 
 def measure(n):
     engine = dummy(a.model, a.input + a.output + 64) + ["--max-num-seqs", a.at_once] + a.engine_arg
-    with Stack(engine=engine, n_fronts=4, n_engines=n, own_gpus=n > 1) as s:
+    with Stack(engine=engine, n_fronts=4, n_engines=n, own_gpus=True) as s:
         asyncio.run(load(s, 16 * n, 16 * n, 1 << 20))  # warm
         rate, seconds = asyncio.run(load(s, a.requests * n, a.at_once * n, 0))
         each = [v for k, v in sorted(s.metrics().items())
