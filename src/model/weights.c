@@ -159,7 +159,7 @@ static void weights_load_attention(const struct loading *in, const struct layer_
     if (attn->o_bias)
         w->mixer_out_bias = loader_bias(loader, &out_proj, part->splits.mixer_out);
     if (attn->sinks && (w->sinks = loader_numbers(loader, names->sinks, attn->n_heads, 1)) != NULL)
-        w->sinks += (size_t)loader->rank * (size_t)part->attn.n_heads;
+        w->sinks += (size_t)loader->share * (size_t)part->attn.n_heads;
     w->norm_mixer_after = weights_load_norm(in, names->norm_attn_after, whole->norms.after_mixer);
 }
 
