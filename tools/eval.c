@@ -86,27 +86,11 @@ static int eval_count_before(struct eval *e)
 
 static int eval_open_model(struct eval *e, const char *folder, const struct settings *s)
 {
-    struct model_options o = {
-        .dir = folder,
-        .device = s->device,
-        .dummy_weights = strcmp(s->load_format, "dummy") == 0,
-        .quantization = s->quantization,
-        .kv_cache_dtype = s->kv_cache_dtype,
-        .gemm_table = s->gemm_table,
-        .cpu_threads = s->cpu_threads,
-        .n_ranks = s->tensor_parallel_size,
-        .uses_nccl = s->disable_custom_all_reduce,
-        .whole_experts = s->enable_expert_parallel,
-        .page_tokens = s->page_tokens,
-        .max_num_seqs = s->max_num_seqs,
-        .max_num_batched_tokens = s->max_num_batched_tokens,
-        .max_model_len = s->max_model_len,
-        .num_pages = s->num_pages,
-        .gpu_memory_utilization = s->gpu_memory_utilization,
-        .cpu_kv_bytes = s->cpu_kv_bytes,
-    };
-    int rc = model_open(&e->m, &o), n_pages = 0;
+    struct model_options o = model_options_of(s);
+    int rc, n_pages = 0;
 
+    o.dir = folder;
+    rc = model_open(&e->m, &o);
     if (rc != ERR_OK)
         return rc;
     e->shape = model_shape(e->m);

@@ -685,35 +685,6 @@ static void help(void)
         "config.json, no weights; --quantization fp8 and --kv-cache-dtype fp8 choose formats.\n");
 }
 
-/* The engine's settings as options of the model. */
-static struct model_options options_of(const struct settings *settings)
-{
-    return (struct model_options){
-        .dir = settings->model,
-        .device = settings->device,
-        .dummy_weights = strcmp(settings->load_format, "dummy") == 0,
-        .quantization = settings->quantization,
-        .kv_cache_dtype = settings->kv_cache_dtype,
-        .gemm_table = settings->gemm_table,
-        .cpu_threads = settings->cpu_threads,
-        .n_ranks = settings->tensor_parallel_size,
-        .n_stages = settings->pipeline_parallel_size,
-        .n_nodes = settings->nnodes,
-        .node_rank = settings->node_rank,
-        .master_addr = settings->master_addr,
-        .master_port = settings->master_port,
-        .uses_nccl = settings->disable_custom_all_reduce,
-        .whole_experts = settings->enable_expert_parallel,
-        .page_tokens = settings->page_tokens,
-        .max_num_seqs = settings->max_num_seqs,
-        .max_num_batched_tokens = settings->max_num_batched_tokens,
-        .max_model_len = settings->max_model_len,
-        .num_pages = settings->num_pages,
-        .gpu_memory_utilization = settings->gpu_memory_utilization,
-        .cpu_kv_bytes = settings->cpu_kv_bytes,
-    };
-}
-
 int quire_bench(int argc, char **argv)
 {
     struct bench *bench = mem_zalloc_array(1, sizeof *bench);
@@ -743,7 +714,7 @@ int quire_bench(int argc, char **argv)
     if (!exit_now && strcmp(what, "kernel") == 0) {
         bench_kernel(bench);
     } else if (!exit_now) {
-        const struct model_options options = options_of(&bench->settings);
+        const struct model_options options = model_options_of(&bench->settings);
 
         if (model_open(&bench->m, &options) != ERR_OK)
             die("cannot open the model");

@@ -46,43 +46,18 @@ static int main_await_model(struct engine *e, const struct model_options *o)
     return rc;
 }
 
-/* Settings of the engine become options of the model. A wrong value is reported by the part that
- * knows its range. */
 static int main_open_model(struct engine *e)
 {
     const struct settings *settings = &e->settings;
-    struct model_options options = {
-        .dir = settings->model,
-        .device = settings->device,
-        .dummy_weights = strcmp(settings->load_format, "dummy") == 0,
-        .quantization = settings->quantization,
-        .kv_cache_dtype = settings->kv_cache_dtype,
-        .gemm_table = settings->gemm_table,
-        .cpu_threads = settings->cpu_threads,
-        .n_ranks = settings->tensor_parallel_size,
-        .n_stages = settings->pipeline_parallel_size,
-        .n_nodes = settings->nnodes,
-        .node_rank = settings->node_rank,
-        .master_addr = settings->master_addr,
-        .master_port = settings->master_port,
-        .uses_nccl = settings->disable_custom_all_reduce,
-        .first_gpu = replica_first_gpu(settings),
-        .whole_experts = settings->enable_expert_parallel,
-        .page_tokens = settings->page_tokens,
-        .max_num_seqs = settings->max_num_seqs,
-        .max_num_batched_tokens = settings->max_num_batched_tokens,
-        .max_model_len = settings->max_model_len,
-        .num_pages = settings->num_pages,
-        .gpu_memory_utilization = settings->gpu_memory_utilization,
-        .cpu_kv_bytes = settings->cpu_kv_bytes,
-        .sleeps = settings->sleep_after_s > 0,
-    };
+    struct model_options options = model_options_of(settings);
     int rc;
 
     if (settings->model[0] == '\0') {
         log_error("engine: no model: set model to a Hugging Face folder or a GGUF file");
         return ERR_INVALID;
     }
+    options.first_gpu = replica_first_gpu(settings);
+    options.sleeps = settings->sleep_after_s > 0;
     if (!options.dummy_weights && strcmp(settings->load_format, "auto") != 0) {
         log_error("engine: load_format = \"%s\" must be auto or dummy", settings->load_format);
         return ERR_INVALID;

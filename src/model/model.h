@@ -48,6 +48,12 @@ struct model_options {
     bool sleeps; /* allocate memory in such a way that model_sleep() can give it back */
 };
 
+struct settings;
+
+/* What the engine's settings say. Texts are borrowed. first_gpu and sleeps are left at 0: a program
+ * that replicates or sleeps sets them. */
+struct model_options model_options_of(const struct settings *settings);
+
 /* The result of the options and config.json. */
 struct model_shape {
     int n_layers, dim, n_heads, n_kv_heads, head_dim, ff_dim, n_vocab;

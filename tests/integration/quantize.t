@@ -125,11 +125,13 @@ tap.ok(float(said.split()[1].rstrip(":")) > before, "and predicts such texts bet
 tap.ok(abs(perplexity(MODEL, "--max-num-seqs", 3) - before) < 1e-3, "in steps of any size")
 tap.ok(perplexity(MODEL, "--len", 64) > before, "less context predicts worse")
 tap.ok(abs(perplexity(MODEL, "--tensor-parallel-size", 2) - before) < 1e-3, "over two ranks")
+tap.eq(perplexity(MODEL, "--pipeline-parallel-size", 2), before, "and over two stages")
 for args, why in ((["perplexity", MODEL], "usage:"), (["nothing", MODEL, TEXT], "usage:"),
                   (["perplexity", MODEL, "/nowhere"], "/nowhere"),
                   (["perplexity", "/nowhere", TEXT], "/nowhere"),
                   (["perplexity", MODEL, TEXT, "--len", "1"], "--len"),
                   (["perplexity", MODEL, TEXT, "--len", "999999"], "999999"),
+                  (["perplexity", MODEL, TEXT, "--pipeline-parallel-size", "7"], "6 layers"),
                   (["perplexity", MODEL, os.devnull], "two tokens"),
                   (["choices", MODEL, TEXT], "question 1"),
                   (["choices", MODEL, os.devnull], "no questions")):
