@@ -30,7 +30,7 @@ typedef uint16_t k_bf16;              /* the upper half of a float32 */
 typedef uint8_t k_e4m3;               /* e4m3.h */
 typedef struct CUstream_st *k_stream; /* CUDA's cudaStream_t */
 
-#define K_HEAD_DIM_MAX 256
+#define K_HEAD_DIM_MAX 512
 #define K_BANNED_MAX   24
 
 /* The shared memory of a cluster holds a row of this length. */
@@ -93,7 +93,17 @@ struct k_kv {
                              * k_tokens_of() */
     const float *sinks;     /* float32 [n_heads], on both sides, or NULL: scores that take part in
                              * the softmax of a head, without a value */
+    bool is_shared;         /* all keys and values are in the pages already, because another layer
+                             * wrote them: rows of qkv are queries alone */
 };
+
+/* The heads of a row of qkv. */
+K_BOTH int k_qkv_heads(const struct k_kv *kv, int n_heads)
+{
+    if (kv->is_shared)
+        return n_heads;
+    return n_heads + 2 * kv->n_kv_heads;
+}
 
 /* How one row is sampled; ref_sample() defines each field. */
 struct k_sample_row {
@@ -169,6 +179,18 @@ void ref_gate(float *out, const float *in, enum k_activation kind, int n, int ff
 int k_gate(k_bf16 *out, const k_bf16 *in, enum k_activation kind, int n, int ff_dim,
            k_stream stream);
 
+/* Rows that a result is multiplied with: the first width of each stride elements. */
+struct k_factor {
+    const void *rows; /* bf16 for the launcher, float32 for the reference */
+    int stride, width;
+};
+
+/* out [n][width] = activation(in [n][width]) * by. */
+void ref_gate_by(float *out, const float *in, const struct k_factor *by, enum k_activation kind,
+                 int n);
+int k_gate_by(k_bf16 *out, const k_bf16 *in, const struct k_factor *by, enum k_activation kind,
+              int n, k_stream stream);
+
 /* --- rows of layers in general ------------------------------------------------------------ */
 
 /* A norm over the elements of a row; weight and bias [dim] are bf16 for launchers, float32 for
@@ -199,6 +221,25 @@ int k_norm_within(k_bf16 *x, int stride, const struct k_norm *norm, int n, int d
 /* x [n] += scale * delta [n]. */
 void ref_add(float *x, const float *delta, float scale, size_t n);
 int k_add(float *x, const k_bf16 *delta, float scale, size_t n, k_stream stream);
+
+/* x [n] += delta [n], both of the type of activations. The reference is ref_add(). */
+int k_add_within(k_bf16 *x, const k_bf16 *delta, size_t n, k_stream stream);
+
+/* Embeddings of tokens for each layer: x [n][n_layers][width] holds projections of the embedded
+ * tokens, and of each run of width elements
+ *
+ *   x = (x / sqrt(mean(x^2) + eps) * weight + table_scale * table [id]) * scale
+ *
+ * table [n_vocab][n_layers][width] and weight [width] are bf16 for the launcher, float32 for the
+ * reference, as x is. Ids as of k_embed(). */
+struct k_layer_embeds {
+    const void *table, *weight;
+    float table_scale, scale, eps;
+    int n_layers, width;
+};
+void ref_layer_embeds(float *x, const struct k_layer_embeds *e, const int32_t *ids, int n);
+int k_layer_embeds(k_bf16 *x, const struct k_layer_embeds *e, const int32_t *ids,
+                   const int32_t *sampled, int n, k_stream stream);
 
 /* x [n][dim] = x * scale, plus row pos [n] + first of a table of learned positions [][dim] (NULL:
  * none). */
@@ -306,11 +347,12 @@ enum k_scoring {
  * n_experts / n_groups neighbours form one; only the n_groups_used groups with the largest sums of
  * their group_best best choices take part. The n_used largest choices are taken, the lowest id
  * among equals; NaN is less than all. Weights are scores without the bias, divided by max(their
- * sum, least) if `renorms`, and multiplied by scale. */
+ * sum, least) if `renorms`, and multiplied by scale and by the expert's own scale. */
 struct k_router {
     const float *w;          /* float32 [n_experts][dim], on both sides */
     const float *bias;       /* float32 [n_experts] or NULL */
     const float *logit_bias; /* float32 [n_experts] or NULL: part of the logits */
+    const float *scales;     /* float32 [n_experts] or NULL: of the weights */
     int n_experts, n_used;
     int n_groups, n_groups_used, group_best; /* n_groups 1: no groups */
     enum k_scoring scoring;
@@ -518,13 +560,14 @@ struct k_rotary {
                          * references; NULL: no norm */
     const void *k_norm; /* weights of the keys' norm; both or none */
     float eps;
-    bool norms_after; /* the norm follows the rotation */
+    bool norms_after;  /* the norm follows the rotation */
+    bool norms_values; /* values are normed too, without weights */
 };
 
 /* Norm and rotate queries and keys, and write keys and values to their pages.
  *
  *   qkv  [n_tokens][(n_heads + 2 * n_kv_heads) * head_dim]: queries, keys, values of a token;
- *        queries are prepared in place, keys and values are read
+ *        queries are prepared in place, keys and values are read; of a shared kv queries alone
  *
  * Tokens of sequences of kv_len 0 are left as they are. The reference does tokens first .. last -
  * 1. */

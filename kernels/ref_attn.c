@@ -56,12 +56,22 @@ static void norm_and_rotate(float *out, const float *x, const struct k_rotary *r
     }
 }
 
-/* Queries are prepared in place; keys go to their pages, values are copied beside them. */
+/* Without weights. */
+static void norm_value(float *out, const float *x, float eps, int head_dim)
+{
+    float ones[K_HEAD_DIM_MAX];
+
+    for (int d = 0; d < head_dim; d++)
+        ones[d] = 1.0f;
+    ref_rmsnorm(out, x, ones, eps, 1, head_dim);
+}
+
+/* Queries are prepared in place; keys go to their pages, values are copied or normed beside them. */
 void ref_rope_kv(float *qkv, const struct k_kv *kv, const struct k_tokens *t,
                  const struct k_rotary *r, int n_heads, int first, int last)
 {
     int hd = kv->head_dim;
-    size_t stride = (size_t)(n_heads + 2 * kv->n_kv_heads) * hd;
+    size_t stride = (size_t)k_qkv_heads(kv, n_heads) * hd;
 
     for (int i = first; i < last; i++) {
         float *row = qkv + (size_t)i * stride;
@@ -70,12 +80,15 @@ void ref_rope_kv(float *qkv, const struct k_kv *kv, const struct k_tokens *t,
             continue;
         for (int head = 0; head < n_heads; head++, row += hd)
             norm_and_rotate(row, row, r, r->q_norm, t->pos[i], hd);
-        for (int head = 0; head < kv->n_kv_heads; head++, row += hd) {
+        for (int head = 0; head < kv->n_kv_heads && !kv->is_shared; head++, row += hd) {
             float *key = key_row(kv, t, t->seq[i], t->pos[i], head);
+            const float *value = row + (size_t)kv->n_kv_heads * hd;
 
             norm_and_rotate(key, row, r, r->k_norm, t->pos[i], hd);
-            memcpy(key + value_elems(kv), row + (size_t)kv->n_kv_heads * hd,
-                   (size_t)hd * sizeof *row);
+            if (r->norms_values)
+                norm_value(key + value_elems(kv), value, r->eps, hd);
+            else
+                memcpy(key + value_elems(kv), value, (size_t)hd * sizeof *row);
         }
     }
 }
@@ -91,7 +104,7 @@ void ref_attn(float *out, const float *qkv, const struct k_kv *kv, const struct 
 
     for (int head = kv_head * group; head < (kv_head + 1) * group; head++) {
         const float *query =
-            qkv + (size_t)token * (n_heads + 2 * kv->n_kv_heads) * hd + (size_t)head * hd;
+            qkv + ((size_t)token * (size_t)k_qkv_heads(kv, n_heads) + (size_t)head) * hd;
         float *out_row = out + ((size_t)token * n_heads + head) * hd;
         float top = kv->sinks != NULL ? kv->sinks[head] : -INFINITY, sum = 0.0f;
 

@@ -102,7 +102,7 @@ static void score(float *x, const struct k_router *r)
 }
 
 /* Weights of the chosen experts, from their scores, in place. */
-static void weigh(float *weights, const struct k_router *r)
+static void weigh(float *weights, const int32_t *ids, const struct k_router *r)
 {
     float sum = 0.0f;
 
@@ -114,6 +114,8 @@ static void weigh(float *weights, const struct k_router *r)
         if (r->renorms)
             weights[i] /= fmaxf(sum, r->least);
         weights[i] *= r->scale;
+        if (r->scales != NULL)
+            weights[i] *= r->scales[ids[i]];
     }
 }
 
@@ -137,7 +139,7 @@ static void choose(int32_t *ids, float *weights, const float *logits, const stru
             r->scoring == K_SCORE_MIXER ? mixer_weight(scores, taken, r, best) : scores[best];
         taken[best] = true;
     }
-    weigh(weights, r);
+    weigh(weights, ids, r);
 }
 
 void ref_choose(const struct k_routes *out, const float *logits, const struct k_router *r, int n)

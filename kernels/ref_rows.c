@@ -93,6 +93,18 @@ void ref_gate(float *out, const float *in, enum k_activation kind, int n, int ff
     }
 }
 
+void ref_gate_by(float *out, const float *in, const struct k_factor *by, enum k_activation kind,
+                 int n)
+{
+    const float *factor = by->rows;
+
+    for (int token = 0; token < n; token++, in += by->width, out += by->width) {
+        for (int d = 0; d < by->width; d++)
+            out[d] = activation(in[d], kind) * factor[d];
+        factor += by->stride;
+    }
+}
+
 /* Two passes: the variance is a sum of squared differences from the mean. */
 static void layer_norm(float *out, const float *x, const struct k_norm *norm, int dim)
 {
@@ -139,6 +151,22 @@ void ref_add(float *x, const float *delta, float scale, size_t n)
 {
     for (size_t i = 0; i < n; i++)
         x[i] += scale * delta[i];
+}
+
+/* Run by run: layer l of a token has elements l * width and on, of x and of its row of the table. */
+void ref_layer_embeds(float *x, const struct k_layer_embeds *e, const int32_t *ids, int n)
+{
+    const float *table = e->table;
+
+    for (int token = 0; token < n; token++) {
+        const float *row = table + (size_t)ids[token] * (size_t)e->n_layers * (size_t)e->width;
+
+        for (int layer = 0; layer < e->n_layers; layer++, x += e->width, row += e->width) {
+            ref_rmsnorm(x, x, e->weight, e->eps, 1, e->width);
+            for (int d = 0; d < e->width; d++)
+                x[d] = (x[d] + e->table_scale * row[d]) * e->scale;
+        }
+    }
 }
 
 /* Learned positions begin at row `first` of their table in some models. */

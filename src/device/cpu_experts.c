@@ -85,7 +85,8 @@ static void cpu_route(struct device *d, const struct device_experts *e, int n)
     const struct k_matrix w = {.data = (void *)(uintptr_t)e->router->w, /* only read */
                                .n_out = e->router->n_experts,
                                .n_in = d->limits.dim};
-    const struct device_rows rows = {.data = (void *)(uintptr_t)e->x}; /* only read */
+    const void *x = e->router_x != NULL ? e->router_x : e->x;
+    const struct device_rows rows = {.data = (void *)(uintptr_t)x}; /* only read */
 
     d->ops->matmul(d, cpu->experts.logits, &rows, &w, e->router->logit_bias, n);
     ref_choose(&cpu->experts.routes, cpu->experts.logits, e->router, n);

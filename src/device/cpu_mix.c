@@ -58,7 +58,7 @@ static void cpu_attn_task(void *arg, int task, int worker)
     if (kv->window > 0 && n_keys > kv->window)
         first = n_keys - kv->window;
     for (int head = kv_head * group; head < (kv_head + 1) * group; head++) {
-        const float *q = job->qkv + ((size_t)token * (n_heads + 2 * kv->n_kv_heads) + head) * hd;
+        const float *q = job->qkv + ((size_t)token * k_qkv_heads(kv, n_heads) + head) * hd;
         float *out = job->out + ((size_t)token * n_heads + head) * hd;
         float sink = kv->sinks != NULL ? kv->sinks[head] : -INFINITY, top = sink, sum;
 

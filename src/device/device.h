@@ -36,8 +36,7 @@ struct device_limits {
     int n_tables;                             /* tables of pages, one per group of layers */
     int table_pages[DEVICE_TABLES_MAX];       /* entries of a row; 0: one per page of tokens */
     int page_tokens;
-    int n_heads, n_kv_heads, head_dim; /* maxima over all layers; the ratio n_heads / n_kv_heads
-                                        * is that of all */
+    int n_heads, n_kv_heads, head_dim; /* maxima over all layers */
     int n_windows;                     /* different windows of layers; "all tokens" counts as one */
     int dim, ff_dim, n_vocab;
     int n_experts, n_experts_used, expert_dim; /* of the largest FFN of experts: those of this
@@ -94,6 +93,7 @@ struct device_rows {
 /* An FFN of experts. x [n][dim] is of the device's type, whatever the experts' format is. */
 struct device_experts {
     const void *x;
+    const void *router_x;      /* [n][dim], what the router reads, and may be out; NULL: x */
     struct k_half_normed norm; /* completes the norm of x; sums NULL: x is normed. Only where few()
                                 * is true, without shared_switch */
     const struct k_router *router;
@@ -307,8 +307,15 @@ struct device_ops {
                         int n);
     void (*gate)(struct device *d, struct device_rows *out, const void *in, enum k_activation kind,
                  int ff_dim, int n, const struct k_matrix *to);
+    void (*gate_by)(struct device *d, struct device_rows *out, const void *in,
+                    const struct k_factor *by, enum k_activation kind, int n,
+                    const struct k_matrix *to);
+    /* x of the device's type, of all tokens of the step. */
+    void (*layer_embeds)(struct device *d, void *x, const struct k_layer_embeds *e);
     void (*place)(struct device *d, float *x, float scale, const void *positions, int first);
     void (*add)(struct device *d, float *x, const void *delta, float scale, int n);
+    /* x [n][dim] += delta, both of the device's type. */
+    void (*add_within)(struct device *d, void *x, const void *delta, int n);
     void (*soften)(struct device *d, float *logits, const struct k_softening *how, int n);
     /* out [step_rows][dim] = x + scale * delta at the step's rows. */
     void (*gather_add)(struct device *d, float *out, const float *x, const void *delta,

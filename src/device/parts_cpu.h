@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Shared by the files of the cpu device: device_cpu.c (memory, operations on rows, products, steps,
- * opening), cpu_mix.c (attention and states) and cpu_experts.c. */
+ * Shared by the files of the cpu device: device_cpu.c (memory, products, steps, opening), cpu_rows.c
+ * (operations on rows), cpu_mix.c (attention and states) and cpu_experts.c. */
 #ifndef QUIRE_DEVICE_PARTS_CPU_H
 #define QUIRE_DEVICE_PARTS_CPU_H
 
@@ -72,6 +72,35 @@ static inline size_t cpu_row_bytes(const struct k_matrix *w)
         return (size_t)w->n_in * sizeof(float);
     return k_format_row_bytes(&w->format, w->n_in);
 }
+
+/* --- cpu_rows.c: operations of the table --- */
+void cpu_embed(struct device *d, float *x, const struct k_matrix *table);
+void cpu_rmsnorm(struct device *d, struct device_rows *out, const float *x, const void *weight,
+                 float eps, int n, const struct k_matrix *to);
+void cpu_add_rmsnorm(struct device *d, struct device_rows *out, float *x, const void *delta,
+                     const void *weight, float eps, int n, const struct k_matrix *to);
+void cpu_rope_kv(struct device *d, void *qkv, const struct k_kv *kv, const struct k_rotary *r,
+                 int n_heads);
+void cpu_silu_mul(struct device *d, struct device_rows *out, const void *in, int ff_dim, int n,
+                  const struct k_matrix *to);
+void cpu_activate(struct device *d, void *out, const void *in, enum k_activation kind, int width,
+                  int n, const struct k_matrix *to);
+void cpu_gate(struct device *d, struct device_rows *out, const void *in, enum k_activation kind,
+              int ff_dim, int n, const struct k_matrix *to);
+void cpu_norm(struct device *d, struct device_rows *out, const float *x, const struct k_norm *norm,
+              int n, const struct k_matrix *to);
+void cpu_norm_within(struct device *d, void *x, int stride, const struct k_norm *norm, int width,
+                     int n);
+void cpu_place(struct device *d, float *x, float scale, const void *positions, int first);
+void cpu_add(struct device *d, float *x, const void *delta, float scale, int n);
+void cpu_add_within(struct device *d, void *x, const void *delta, int n);
+void cpu_gate_by(struct device *d, struct device_rows *out, const void *in,
+                 const struct k_factor *by, enum k_activation kind, int n,
+                 const struct k_matrix *to);
+void cpu_layer_embeds(struct device *d, void *x, const struct k_layer_embeds *e);
+void cpu_soften(struct device *d, float *logits, const struct k_softening *how, int n);
+void cpu_quantise(struct device *d, struct device_rows *rows, int n, const struct k_matrix *to);
+void cpu_gather_add(struct device *d, float *out, const float *x, const void *delta, float scale);
 
 /* --- cpu_mix.c: operations of the table --- */
 void cpu_attn(struct device *d, void *out, const void *qkv, const struct k_kv *kv, int n_heads,

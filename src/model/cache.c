@@ -51,6 +51,12 @@ static struct cache_set cache_set_of(const struct cache_maker *m, int layer)
                                        (size_t)attn->head_dim * m->elem_bytes};
 }
 
+/* A layer that reads another's keys and values has no bytes in a page. */
+static bool cache_is_shared(const struct plan *plan, int layer)
+{
+    return plan->layers[layer].mixer == MIXER_ATTENTION && plan->layers[layer].attn.is_shared;
+}
+
 /* Bytes are not compared: layers of one set may differ in their heads. */
 static bool cache_is_in_set(const struct cache_set *set, const struct cache_set *layer)
 {
@@ -64,7 +70,7 @@ static int cache_find_sets(struct cache_maker *m, enum cache_kind kind)
         struct cache_set layer = cache_set_of(m, i);
         int seq = 0;
 
-        if (layer.kind != kind)
+        if (layer.kind != kind || cache_is_shared(m->plan, i))
             continue;
         while (seq < m->n_sets && !cache_is_in_set(&m->sets[seq], &layer))
             seq++;
@@ -94,7 +100,7 @@ static int cache_fill_set(const struct cache_maker *m, const struct cache_set *s
     for (int i = 0; i < m->plan->n_layers; i++) {
         struct cache_set layer = cache_set_of(m, i);
 
-        if (!cache_is_in_set(set, &layer))
+        if (!cache_is_in_set(set, &layer) || cache_is_shared(m->plan, i))
             continue;
         if (layer.bytes > page_bytes)
             return 0;
@@ -140,7 +146,7 @@ static void cache_list_page_sizes(struct cache_maker *m)
         struct cache_set layer = cache_set_of(m, i);
         int seq = 0;
 
-        if (layer.kind == CACHE_STATE)
+        if (layer.kind == CACHE_STATE || cache_is_shared(m->plan, i))
             continue;
         while (!cache_is_in_set(&m->sets[seq], &layer))
             seq++;
@@ -226,6 +232,10 @@ static void cache_make_groups(struct cache *c, const struct cache_maker *m)
             c->groups[c->n_groups++] =
                 (struct cache_group){.kind = set->kind, .window = set->window};
     }
+    for (int i = 0; i < c->n_layers; i++) {
+        if (cache_is_shared(m->plan, i))
+            c->layers[i] = c->layers[m->plan->layers[i].attn.kv_layer];
+    }
 }
 
 /* Sets are found kind by kind, so that groups get the order that cache.h promises. */
@@ -278,7 +288,7 @@ static struct cache_range cache_range_of(const struct cache *whole, const struct
         bool is_state = plan->layers[i].mixer == MIXER_RECURRENT;
         size_t at = whole->layers[i].at * (is_state ? sizeof(float) : elem_bytes);
 
-        if (whole->layers[i].group != group)
+        if (whole->layers[i].group != group || cache_is_shared(plan, i))
             continue;
         if (range.end == 0)
             range.from = at;

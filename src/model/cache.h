@@ -6,8 +6,9 @@
  * All pages have the same bytes. Layers that keep the same tokens are a set; a set whose layers do
  * not fit one page together is cut into several groups, each with a page table of its own. A page
  * of a group holds page_tokens tokens of its layers, one layer after another, each [K|V][kv_head]
- * [page_tokens][head_dim]. States form one group: the states of its layers follow one another in
- * n_state_pages pages, which are read as one piece. */
+ * [page_tokens][head_dim]. A layer that reads another's keys and values has that one's place.
+ * States form one group: the states of its layers follow one another in n_state_pages pages, which
+ * are read as one piece. */
 #ifndef QUIRE_MODEL_CACHE_H
 #define QUIRE_MODEL_CACHE_H
 

@@ -33,10 +33,10 @@ bool source_flag(struct config_source *s, const struct json *obj, const char *fi
  * name. */
 const char *source_alias(const struct json *obj, const char *const *names);
 
-/* rope_config.c. Add a rope to the config, read from an object like rope_parameters (NULL: plain
- * rope) and the older fields in obj. Returns its index in c->ropes. */
-int config_add_rope(struct hf_config *c, struct config_source *s, const struct json *obj,
-                    const struct json *parameters);
+/* rope_config.c. Add a rope for heads of head_dim elements to the config, read from an object like
+ * rope_parameters (NULL: plain rope) and the older fields in obj. Returns its index in c->ropes. */
+int config_add_rope(struct hf_config *c, int head_dim, struct config_source *s,
+                    const struct json *obj, const struct json *parameters);
 
 /* Add a rope that rotates nothing, for layers without positions. Returns its index. */
 int config_add_no_rope(struct hf_config *c);

@@ -79,7 +79,7 @@ void family_gemma3(struct hf_config *c, struct config_source *s, const struct js
     const struct json *parameters = json_get_kind(obj, "rope_parameters", JSON_OBJECT);
     const struct json *local = json_get_kind(parameters, "sliding_attention", JSON_OBJECT);
     const struct json *cap = json_get(obj, "final_logit_softcapping");
-    int rope = config_add_rope(c, s, obj, local);
+    int rope = config_add_rope(c, c->head_dim, s, obj, local);
 
     if (local == NULL)
         c->ropes[rope].theta = source_positive(s, obj, "rope_local_base_freq", 10000.0);
@@ -128,7 +128,7 @@ void family_olmo3(struct hf_config *c, struct config_source *s, const struct jso
 {
     const struct json *parameters = json_get_kind(obj, "rope_parameters", JSON_OBJECT);
     const struct json *local = json_get_kind(parameters, "sliding_attention", JSON_OBJECT);
-    int rope = config_add_rope(c, s, obj, local);
+    int rope = config_add_rope(c, c->head_dim, s, obj, local);
 
     if (local == NULL)
         c->ropes[rope].theta = c->ropes[0].theta;

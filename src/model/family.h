@@ -13,6 +13,8 @@ void family_cohere2(struct hf_config *c, struct config_source *s, const struct j
 void family_exaone4(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_gemma(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_gemma3(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_gemma4(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_gemma4_unified(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_glm(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_gpt2(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_gpt_neox(struct hf_config *c, struct config_source *s, const struct json *obj);
@@ -34,6 +36,7 @@ void family_granite_moe(struct hf_config *c, struct config_source *s, const stru
 void family_glm4_moe(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_minimax_m2(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_ernie4_5_moe(struct hf_config *c, struct config_source *s, const struct json *obj);
+void family_gemma4_experts(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_hunyuan_moe(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_gpt_oss(struct hf_config *c, struct config_source *s, const struct json *obj);
 void family_phimoe(struct hf_config *c, struct config_source *s, const struct json *obj);

@@ -339,3 +339,19 @@ void family_gpt_oss(struct hf_config *c, struct config_source *s, const struct j
     c->experts.has_biases = true;
     family_check_experts(c, s);
 }
+
+/* All layers have experts, and beside them the FFN that dense models have. */
+void family_gemma4_experts(struct hf_config *c, struct config_source *s, const struct json *obj)
+{
+    family_read_experts(c, s, obj, "num_experts", "moe_intermediate_size", 0);
+    family_read_used(c, s, obj, "top_k_experts", 0);
+    c->experts.renorms = true;
+    c->experts.has_scales = true;
+    c->experts.is_apart = true;
+    c->experts.shared_dim = c->ff_dim;
+    if (c->shared_is_wide && c->n_kv_shared > 0) {
+        log_error("model: %s: use_double_wide_mlp is not supported with experts", s->name);
+        source_fail(s, ERR_UNSUPPORTED);
+    }
+    family_check_experts(c, s);
+}

@@ -24,6 +24,7 @@ static struct k_kv forward_kv_of(const struct forward *f, int i)
 {
     const struct attn_plan *attn = &f->plan->layers[i].attn;
     const struct layer_weights *weights = &f->weights->layers[i];
+    const struct layer_weights *source = &f->weights->layers[attn->kv_layer];
     const struct cache_place *at = &f->cache->layers[i];
     size_t elem_bytes = f->kv_type == K_E4M3 ? sizeof(k_e4m3) : f->device->elem_bytes;
 
@@ -35,10 +36,11 @@ static struct k_kv forward_kv_of(const struct forward *f, int i)
                          .page_tokens = f->cache->page_tokens,
                          .window = attn->window,
                          .type = f->kv_type,
-                         .k_scale = weights->k_scale,
-                         .v_scale = weights->v_scale,
+                         .k_scale = source->k_scale,
+                         .v_scale = source->v_scale,
                          .group = at->group,
-                         .sinks = weights->sinks};
+                         .sinks = weights->sinks,
+                         .is_shared = attn->is_shared};
 }
 
 /* The kernels' view of layer i's states, which are float32 on every device. */
@@ -56,7 +58,7 @@ static const struct k_matrix *forward_ffn_reader(const struct layer_plan *plan,
 {
     static const struct k_matrix plain = {.n_in = 0};
 
-    if (plan->ffn.kind == FFN_EXPERTS)
+    if (plan->ffn.kind == FFN_EXPERTS) /* a dense FFN beside them has codes made of these */
         return &plain;
     return &w->ffn_in;
 }
@@ -73,7 +75,8 @@ static void forward_run_mixer(const struct forward *f, const struct pass *p, int
                                     .q_norm = by_head ? weights->q_norm : NULL,
                                     .k_norm = by_head ? weights->k_norm : NULL,
                                     .eps = f->plan->norm.eps,
-                                    .norms_after = after};
+                                    .norms_after = after,
+                                    .norms_values = plan->attn.value_norm};
     struct k_state state;
     struct k_kv kv;
 
@@ -100,11 +103,40 @@ static void forward_run_mixer(const struct forward *f, const struct pass *p, int
         plan->is_parallel);
 }
 
+/* The norm and the reader behind layer i. */
+static struct pass_next forward_next(const struct forward *f, int i)
+{
+    const struct layer_weights *next = &f->weights->layers[i + 1];
+
+    if (i + 1 == f->plan->n_layers)
+        return (struct pass_next){.norm = &f->weights->norm, .reader = &f->weights->head};
+    return (struct pass_next){.norm = &next->norm_mixer, .reader = &next->mixer_in};
+}
+
+/* The end of a layer with more than two sums: its embeddings, its scale, then what the last sum of
+ * other layers includes. */
+static void forward_run_tail(const struct forward *f, const struct pass *p, int i,
+                             struct pass_sum down)
+{
+    const struct layer_plan *plan = &f->plan->layers[i];
+    const struct layer_weights *weights = &f->weights->layers[i];
+
+    pass_add_only(p, &p->a->ff, down);
+    if (f->plan->embeds.width > 0)
+        pass_add_embeds(p, plan->ffn.activation, weights, i);
+    if (plan->has_scale)
+        pass_scale(p, weights->scale);
+    if (i + 1 == f->plan->n_layers && f->is_last)
+        pass_finish_entered(p);
+    else if (i + 1 < f->stage.end)
+        pass_enter(p, forward_next(f, i));
+}
+
 /* One FFN. After the last layer the sum ends in the logits instead of another layer's norm. */
 static void forward_run_ffn(const struct forward *f, const struct pass *p, int i)
 {
     const struct layer_plan *plan = &f->plan->layers[i];
-    const struct layer_weights *weights = &f->weights->layers[i], *next = weights + 1;
+    const struct layer_weights *weights = &f->weights->layers[i];
     struct device_experts experts;
     struct pass_sum down = {.w = &weights->down,
                             .bias = weights->down_bias,
@@ -119,21 +151,23 @@ static void forward_run_ffn(const struct forward *f, const struct pass *p, int i
         pass_activate(p, &plan->ffn, &weights->ffn_in, weights->ffn_in_bias, &weights->down);
         break;
     case FFN_EXPERTS:
+        if (plan->ffn.experts.config->is_apart) {
+            pass_mix_apart(p, plan, weights);
+            down.is_summed = true;
+            break;
+        }
         experts = pass_begin_experts(p, plan, weights);
         down.experts = &experts;
         break;
     }
-    if (i + 1 == f->plan->n_layers && f->is_last)
+    if (f->plan->embeds.width > 0 || plan->has_scale)
+        forward_run_tail(f, p, i, down);
+    else if (i + 1 == f->plan->n_layers && f->is_last)
         pass_finish(p, &p->a->ff, down);
-    else if (i + 1 == f->plan->n_layers)
-        pass_leave(p, &p->a->ff, down,
-                   (struct pass_next){.norm = &f->weights->norm, .reader = &f->weights->head});
     else if (i + 1 == f->stage.end)
-        pass_leave(p, &p->a->ff, down,
-                   (struct pass_next){.norm = &next->norm_mixer, .reader = &next->mixer_in});
+        pass_leave(p, &p->a->ff, down, forward_next(f, i));
     else
-        pass_add(p, &p->a->ff, down,
-                 (struct pass_next){.norm = &next->norm_mixer, .reader = &next->mixer_in}, false);
+        pass_add(p, &p->a->ff, down, forward_next(f, i), false);
 }
 
 /* The residual; in a fused step also its norm, of which the first product divides by the root. */

@@ -162,7 +162,7 @@ static void hf_config_read_arch(struct config_source *s, struct hf_config *c,
     }
     c->arch = arch_find(name);
     if (c->arch == NULL) {
-        char known[1024];
+        char known[2048];
 
         /* Name the alternatives: often a checkpoint of a supported family is close. */
         arch_list(known, sizeof known);
@@ -227,12 +227,14 @@ static void hf_config_read_shape(struct config_source *s, struct hf_config *c,
                   K_HEAD_DIM_MAX);
         source_fail(s, ERR_INVALID);
     }
+    c->full_kv_heads = c->n_kv_heads;
+    c->full_head_dim = c->head_dim;
     /* Families with another scale replace it in family.c. */
     c->attn_scale = 1.0f / sqrtf((float)c->head_dim);
 }
 
 /* Apply the architecture's row, and add the rope that all layers use at first. family.c may change
- * both later. */
+ * both later, and adds all ropes of layers with different heads. */
 static void hf_config_read_row(struct config_source *s, struct hf_config *c, const struct json *obj)
 {
     const struct arch *arch = c->arch;
@@ -255,8 +257,8 @@ static void hf_config_read_row(struct config_source *s, struct hf_config *c, con
         c->o_bias = source_flag(s, obj, "attention_bias", arch->o_bias);
         c->mlp_bias = source_flag(s, obj, "mlp_bias", arch->mlp_bias);
     }
-    if (s->rc == ERR_OK)
-        (void)config_add_rope(c, s, obj, config_rope_object(obj, "full_attention"));
+    if (s->rc == ERR_OK && !arch->has_two_shapes)
+        (void)config_add_rope(c, c->head_dim, s, obj, config_rope_object(obj, "full_attention"));
 }
 
 /* The window of layers that have one; 0: all layers see all tokens. A missing field has
@@ -339,7 +341,7 @@ static void hf_config_read_layers(struct config_source *s, struct hf_config *c,
     if (c->arch->window >= ARCH_WINDOW_LAYERS && types != NULL && types->kind != JSON_NULL)
         hf_config_read_layer_types(s, c, types);
     for (int i = 0; i < c->n_layers && c->window >= c->len_max; i++) {
-        if (c->layer_kinds[i] == LAYER_WINDOW)
+        if (c->layer_kinds[i] == LAYER_WINDOW && !c->arch->has_two_shapes)
             c->layer_kinds[i] = LAYER_FULL;
     }
     if (c->arch->recurrent)

@@ -71,8 +71,9 @@ struct arch {
     bool any_activation; /* hidden_act may differ from silu */
     bool is_toy;         /* for tests only; arch_list() omits it */
     bool is_parallel;
-    bool is_tied;    /* default of tie_word_embeddings */
-    bool is_wrapped; /* config.json may have the text model's fields in text_config */
+    bool is_tied;        /* default of tie_word_embeddings */
+    bool is_wrapped;     /* config.json may have the text model's fields in text_config */
+    bool has_two_shapes; /* layers with a window have other heads than those without */
     enum qk_norm qk_norm;
     enum ffn_kind ffn;
     enum norm_scheme norms;
@@ -113,6 +114,11 @@ struct arch_names {
      * biases NAME_bias; or floats of four bits in rows, NAME_blocks and NAME_scales. */
     bool experts_are_mixed;
     const char *shared_gate, *shared_up, *shared_gate_up, *shared_down, *shared_switch;
+    /* Of experts apart (struct experts_config); whole names, but for the norms. */
+    const char *norm_router, *router_scales, *norm_experts, *norm_experts_after, *norm_shared_after;
+    /* Embeddings for each layer (struct layer_embeds): of the model, and of a layer. */
+    const char *embeds, *embeds_in, *norm_embeds, *embed_gate, *embed_out, *norm_embed_after;
+    const char *layer_scale;          /* the whole name */
     const char *mixer_in, *mixer_out; /* of recurrent layers */
 };
 
@@ -148,10 +154,20 @@ struct experts_config {
     bool has_switch; /* that FFN's result is multiplied by a sigmoid of each token */
     bool has_bias;   /* the choice has a bias */
     bool has_biases; /* the router's logits and both products of an expert have one */
+    bool has_scales; /* each expert's weight has a factor of its own */
+    bool is_apart;   /* the FFN that all tokens use, the experts and the router each have a norm of
+                      * the layer's input, and the results have norms before they are added */
     int n_groups, n_groups_used, group_best;
     enum k_scoring scoring;
     bool renorms;
     float least, scale, spread;
+};
+
+/* Embeddings of tokens for each layer: their rows of a table are mixed with a projection of the
+ * embedded tokens, and each layer adds its part, gated by the residual, to the residual. */
+struct layer_embeds {
+    int width; /* of a layer; 0: none */
+    int n_rows;
 };
 
 /* Learned positions: a table whose rows are added to the embedded tokens. */
@@ -165,6 +181,14 @@ struct hf_config {
     const struct arch *arch;
     struct tensor_form form;
     int n_layers, dim, n_heads, n_kv_heads, head_dim, ff_dim, n_vocab;
+    int full_kv_heads, full_head_dim; /* of LAYER_FULL layers */
+    int n_kv_shared;                  /* layers, the last ones, that read keys and values of the
+                                       * last layer of their kind before them */
+    bool shared_is_wide;              /* FFNs of these have 2 * ff_dim */
+    bool values_are_keys;             /* of LAYER_FULL layers: there is one projection for both */
+    bool value_norm;                  /* values are normed, without weights */
+    bool has_layer_scale;             /* a layer's result is multiplied by a number of its own */
+    struct layer_embeds layer_embeds;
     int len_max;                               /* the longest text that the model was trained
                                                 * for, in tokens */
     uint8_t layer_kinds[HF_CONFIG_LAYERS_MAX]; /* enum layer_kind, [n_layers] */

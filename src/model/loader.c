@@ -787,7 +787,7 @@ void *loader_vector(struct loader *l, const char *pattern, const struct slice_sh
     float ones[256];
 
     if (l->files != NULL) {
-        loader_name(l, name, sizeof name, pattern, ".weight");
+        loader_whole_name(l, name, sizeof name, pattern);
         loader_fill_vector(l, dst, 0, name, &slice, plus_one);
         return dst;
     }
@@ -800,7 +800,7 @@ void *loader_vector(struct loader *l, const char *pattern, const struct slice_sh
 }
 
 /* All ranks of a random model get the same numbers, because all make the same choices by them. */
-const float *loader_numbers(struct loader *l, const char *whole, int rows, int cols)
+const float *loader_numbers(struct loader *l, const char *whole, int rows, int cols, float by)
 {
     size_t n = (size_t)rows * (size_t)cols;
     const struct tensor *tensor = NULL;
@@ -818,13 +818,25 @@ const float *loader_numbers(struct loader *l, const char *whole, int rows, int c
     }
     for (size_t i = 0; i < n; i++) {
         if (tensor != NULL)
-            numbers[i] = quant_number(tensor, i);
+            numbers[i] = quant_number(tensor, i) * by;
         else if (cols > 1)
             numbers[i] = k_noise(seed, i) * RANDOM_SCALE;
     }
     l->rc = l->d->ops->upload(l->d, at, numbers, n * sizeof *numbers);
     mem_free(numbers);
     return at;
+}
+
+float loader_number(struct loader *l, const char *whole)
+{
+    const struct tensor *tensor;
+
+    if (l->files == NULL || l->rc != ERR_OK)
+        return 1.0f;
+    tensor = loader_find_numbers(l, whole, 1, 1);
+    if (tensor == NULL)
+        return 1.0f;
+    return quant_number(tensor, 0);
 }
 
 /* Writers of checkpoints disagree about the name: three are tried. */

@@ -98,9 +98,12 @@ void *loader_vector(struct loader *l, const char *pattern, const struct slice_sh
                     bool plus_one);
 
 /* Float32 numbers [rows][cols] on the device, of a tensor with this shape or, for one column, with
- * this many elements; noise in a random model, zeros in place of a vector. `whole` is the tensor's
- * whole name. The host reads them at once, so only for small tensors. */
-const float *loader_numbers(struct loader *l, const char *whole, int rows, int cols);
+ * this many elements, times `by`; noise in a random model, zeros in place of a vector. `whole` is
+ * the tensor's whole name. The host reads them at once, so only for small tensors. */
+const float *loader_numbers(struct loader *l, const char *whole, int rows, int cols, float by);
+
+/* The only number of a tensor of this whole name; 1 in a random model. Logged if it is missing. */
+float loader_number(struct loader *l, const char *whole);
 
 /* True if the checkpoint has the current layer's tensor of this whole name. */
 bool loader_has(const struct loader *l, const char *whole);

@@ -314,9 +314,13 @@ static int model_fill_turns(struct model *m)
     int len = m->shape.max_model_len, n_tasks = (len + TURNS_A_TASK - 1) / TURNS_A_TASK;
     struct turning job = {.len = len};
     struct pool *pool = NULL;
-    int rc = ERR_NO_MEMORY;
+    int rc = ERR_NO_MEMORY, widest = 0;
 
-    job.turns = mem_alloc((size_t)len * (size_t)m->shape.head_dim * sizeof(float));
+    for (int i = 0; i < m->plan.n_ropes; i++) {
+        if (m->plan.ropes[i].head_dim > widest)
+            widest = m->plan.ropes[i].head_dim;
+    }
+    job.turns = mem_alloc((size_t)len * (size_t)widest * sizeof(float));
     if (job.turns == NULL)
         return rc;
     rc = pool_open(&pool, model_least(n_tasks, model_least(pool_cores(), TURNS_THREADS)));
@@ -595,6 +599,9 @@ static void model_log_table(const struct model *m, const char *dir, uint64_t sta
     log_info("model: %s, %s: %d layers, dim %d, %d/%d heads of %d, vocabulary %d", dir,
              m->config.arch->name, shape->n_layers, shape->dim, shape->n_heads, shape->n_kv_heads,
              shape->head_dim, shape->n_vocab);
+    if (m->config.full_head_dim != m->config.head_dim)
+        log_info("model: layers of all tokens have %d/%d heads of %d", m->config.n_heads,
+                 m->config.full_kv_heads, m->config.full_head_dim);
     if (m->config.experts.n > 0)
         model_log_experts(m);
     log_info("model: memory in MiB on %s: weights %.0f, KV pages %.0f (%d of %d tokens, %zu bytes "
@@ -772,7 +779,7 @@ static int model_open_ranks(struct model *m, const struct model_options *o,
                                                                  : DEVICE_LINKS_PEERS};
     int rc = model_check_ranks(whole, o, n_stages, n_parts);
 
-    if (rc != ERR_OK)
+    if (rc != ERR_OK || (rc = plan_check_stages(whole, n_stages)) != ERR_OK)
         return rc;
     if ((rc = plan_split(&m->plan, whole, n_parts, o->whole_experts)) != ERR_OK)
         return rc;

@@ -9,6 +9,8 @@
  * residual twice. */
 #include "model/pass.h"
 
+#include <math.h>
+
 #include "base/must.h"
 
 /* --- memory ------------------------------------------------------------------------------- */
@@ -66,6 +68,22 @@ static int activations_alloc_logits(struct activations *a, struct device *d,
     return ERR_OK;
 }
 
+/* Memory that only some families use. Ranks sum the results of experts apart. */
+static int activations_alloc_more(struct activations *a, struct device *d, const struct plan *plan,
+                                  size_t tokens)
+{
+    size_t row = (size_t)plan->n_layers * (size_t)plan->embeds.width;
+
+    if (row > 0 && (a->embeds = d->ops->alloc_scratch(d, tokens * row * d->elem_bytes)) == NULL)
+        return ERR_NO_MEMORY;
+    if (!plan_widest(plan).is_apart)
+        return ERR_OK;
+    a->apart = d->ops->alloc_shared(d, tokens * (size_t)plan->dim * d->elem_bytes);
+    if (a->apart == NULL)
+        return ERR_NO_MEMORY;
+    return ERR_OK;
+}
+
 /* Ranks sum delta. Widths are the maxima over all layers: layers differ, but run one after
  * another. */
 int activations_alloc(struct activations *a, struct device *d, const struct plan *plan,
@@ -92,6 +110,8 @@ int activations_alloc(struct activations *a, struct device *d, const struct plan
     a->delta = d->ops->alloc_shared(d, tokens * dim * elem);
     if (a->x == NULL || a->rows == NULL || a->rows_normed.data == NULL || a->delta == NULL ||
         a->sums == NULL || (is_last && activations_alloc_logits(a, d, plan, limits) != ERR_OK))
+        return ERR_NO_MEMORY;
+    if (activations_alloc_more(a, d, plan, tokens) != ERR_OK)
         return ERR_NO_MEMORY;
     if (limits->codes)
         return activations_alloc_codes(a, d, plan, limits);
@@ -245,9 +265,9 @@ static void pass_sum_delta(const struct pass *p, const struct device_rows *rows,
 
     if (sum.experts != NULL)
         op->experts(p->d, p->a->delta, sum.experts, p->n);
-    else
+    else if (!sum.is_summed)
         op->matmul(p->d, p->a->delta, rows, sum.w, sum.bias, p->n);
-    if (p->plan->n_ranks > 1 && sum.split == SPLIT_COLUMNS)
+    if (p->plan->n_ranks > 1 && sum.split == SPLIT_COLUMNS && !sum.is_summed)
         op->sum_ranks(p->d, p->a->delta, p->n, p->plan->dim);
     if (sum.after->kind != K_NORM_NONE)
         op->norm_within(p->d, p->a->delta, p->plan->dim, sum.after, p->plan->dim, p->n);
@@ -256,6 +276,33 @@ static void pass_sum_delta(const struct pass *p, const struct device_rows *rows,
 /* --- either way --------------------------------------------------------------------------- */
 
 /* Each function chooses its way by p->fused, which is fixed for a step. */
+
+/* normed = x, rounded for the product with reader. */
+static void pass_round_residual(const struct pass *p, const struct k_matrix *reader)
+{
+    static const struct k_norm none = {.kind = K_NORM_NONE};
+
+    p->d->ops->norm(p->d, &p->a->normed, p->a->x, &none, p->n, reader);
+}
+
+/* The embeddings for each layer. The class multiplies projections by 1 / sqrt(dim) before their
+ * norm; here the norm's epsilon is multiplied by dim instead. */
+static void pass_fill_embeds(const struct pass *p)
+{
+    const struct layer_embeds *e = &p->plan->embeds;
+    const struct k_norm *norm = &p->w->norm_embeds;
+    const struct k_layer_embeds embeds = {.table = p->w->embeds,
+                                          .weight = norm->weight,
+                                          .table_scale = sqrtf((float)e->width),
+                                          .scale = sqrtf(0.5f),
+                                          .eps = norm->eps * (float)p->plan->dim,
+                                          .n_layers = p->plan->n_layers,
+                                          .width = e->width};
+
+    pass_round_residual(p, &p->w->embeds_in);
+    p->d->ops->matmul(p->d, p->a->embeds, &p->a->normed, &p->w->embeds_in, NULL, p->n);
+    p->d->ops->layer_embeds(p->d, p->a->embeds, &embeds);
+}
 
 /* Multipliers and learned positions are applied by a second operation, which most models skip. */
 void pass_embed(const struct pass *p, struct pass_next next)
@@ -271,6 +318,8 @@ void pass_embed(const struct pass *p, struct pass_next next)
     op->embed(p->d, acts->x, &p->w->embed);
     if (p->plan->by.embedding != 1.0f || p->w->positions != NULL)
         op->place(p->d, acts->x, p->plan->by.embedding, p->w->positions, p->plan->positions.first);
+    if (p->w->embeds != NULL)
+        pass_fill_embeds(p);
     pass_norm_residual(p, next);
 }
 
@@ -402,6 +451,38 @@ struct device_experts pass_begin_experts(const struct pass *p, const struct laye
     return experts;
 }
 
+/* A result in the device's type, of all ranks together, and normed. */
+static void pass_norm_part(const struct pass *p, void *rows, const struct k_norm *after)
+{
+    if (p->plan->n_ranks > 1)
+        p->d->ops->sum_ranks(p->d, rows, p->n, p->plan->dim);
+    p->d->ops->norm_within(p->d, rows, p->plan->dim, after, p->plan->dim, p->n);
+}
+
+/* Three norms of the residual: the dense FFN's is in normed already. The router's input lies where
+ * the experts' result comes after they have been chosen. */
+void pass_mix_apart(const struct pass *p, const struct layer_plan *layer,
+                    const struct layer_weights *w)
+{
+    static const struct k_matrix plain = {.n_in = 0};
+    const struct device_ops *op = p->d->ops;
+    struct activations *acts = p->a;
+    struct device_rows router_in = {.data = acts->apart};
+    const struct device_experts experts = {.x = acts->normed.data,
+                                           .router_x = acts->apart,
+                                           .router = &w->router,
+                                           .experts = &w->experts};
+
+    must(!p->fused);
+    pass_share_experts(p, &layer->ffn, w);
+    pass_norm_part(p, acts->delta, &w->norm_shared_after);
+    op->norm(p->d, &router_in, acts->x, &w->norm_router, p->n, &plain);
+    op->norm(p->d, &acts->normed, acts->x, &w->norm_experts, p->n, &plain);
+    op->experts(p->d, acts->apart, &experts, p->n);
+    pass_norm_part(p, acts->apart, &w->norm_experts_after);
+    op->add_within(p->d, acts->delta, acts->apart, p->n);
+}
+
 /* In a parallel layer the FFN reads the norm of x from before the sum, so the norm comes first. */
 void pass_add(const struct pass *p, const struct device_rows *rows, struct pass_sum sum,
               struct pass_next next, bool is_parallel)
@@ -434,6 +515,38 @@ void pass_leave(const struct pass *p, const struct device_rows *rows, struct pas
     }
     pass_sum_delta(p, rows, sum);
     pass_add_delta(p);
+}
+
+void pass_add_only(const struct pass *p, const struct device_rows *rows, struct pass_sum sum)
+{
+    must(!p->fused);
+    pass_sum_delta(p, rows, sum);
+    pass_add_delta(p);
+}
+
+/* Widths of the FFN's memory have room for these. */
+void pass_add_embeds(const struct pass *p, enum k_activation kind, const struct layer_weights *w,
+                     int i)
+{
+    const struct device_ops *op = p->d->ops;
+    struct activations *acts = p->a;
+    int width = p->plan->embeds.width;
+    const struct k_factor by = {(char *)acts->embeds + (size_t)i * (size_t)width * p->d->elem_bytes,
+                                p->plan->n_layers * width, width};
+
+    must(!p->fused);
+    pass_round_residual(p, &w->embed_gate);
+    op->matmul(p->d, acts->ffn_in, &acts->normed, &w->embed_gate, NULL, p->n);
+    op->gate_by(p->d, &acts->ff, acts->ffn_in, &by, kind, p->n, &w->embed_out);
+    op->matmul(p->d, acts->delta, &acts->ff, &w->embed_out, NULL, p->n);
+    op->norm_within(p->d, acts->delta, p->plan->dim, &w->norm_embed_after, p->plan->dim, p->n);
+    op->add(p->d, acts->x, acts->delta, 1.0f, p->n);
+}
+
+void pass_scale(const struct pass *p, float scale)
+{
+    must(!p->fused);
+    p->d->ops->place(p->d, p->a->x, scale, NULL, 0);
 }
 
 /* True on ranks that have rows of the output matrix. Tied models have the embedding on all. */
@@ -493,7 +606,7 @@ void pass_finish(const struct pass *p, const struct device_rows *rows, struct pa
     pass_finish_rows(p);
 }
 
-/* Nothing writes delta in a stage without layers, so it is 0 as allocated. */
+/* The residual is complete, so delta does not count. */
 void pass_finish_entered(const struct pass *p)
 {
     struct activations *acts = p->a;
@@ -508,6 +621,6 @@ void pass_finish_entered(const struct pass *p)
     }
     if (p->d->step_rows == 0 || !pass_has_head(p))
         return;
-    p->d->ops->gather_add(p->d, acts->rows, acts->x, acts->delta, 1.0f);
+    p->d->ops->gather_add(p->d, acts->rows, acts->x, acts->delta, 0.0f);
     pass_finish_rows(p);
 }

@@ -31,6 +31,10 @@ struct activations {
     struct device_rows mixed;       /* [n_tokens][widest]: a mixer's result, the heads */
     void *delta;                    /* act [n_tokens][dim]: result that is added to the residual
                                      * next */
+    void *apart;                    /* act [n_tokens][dim]: the router's input, then the result of
+                                     * experts beside a dense FFN; NULL without */
+    void *embeds;                   /* act [n_tokens][n_layers][width]: embeddings for each layer;
+                                     * NULL without */
     void *ffn_in;                   /* act [n_tokens][widest]: gate, up */
     struct device_rows ff;          /* [n_tokens][widest ff] */
     float *rows;                    /* float [n_rows][dim]: the sampled rows' residual */
@@ -104,9 +108,14 @@ void pass_activate(const struct pass *p, const struct ffn_plan *ffn, const struc
 struct device_experts pass_begin_experts(const struct pass *p, const struct layer_plan *layer,
                                          const struct layer_weights *w);
 
+/* delta = a dense FFN and experts, each normed before and after, of all ranks together. */
+void pass_mix_apart(const struct pass *p, const struct layer_plan *layer,
+                    const struct layer_weights *w);
+
 /* A result to be added to the residual: a product with w, plus bias, or that of experts; normed by
  * `after`; summed over the ranks if w is split by columns. */
 struct pass_sum {
+    bool is_summed;                       /* delta has it, of all ranks; only `after` is left */
     const struct device_experts *experts; /* NULL: a product */
     const struct k_matrix *w;
     const void *bias;
@@ -124,7 +133,17 @@ void pass_add(const struct pass *p, const struct device_rows *rows, struct pass_
 void pass_leave(const struct pass *p, const struct device_rows *rows, struct pass_sum sum,
                 struct pass_next next);
 
-/* The residual has come from the last layer: the logits of the step's rows. delta must be 0. */
+/* pass_add() without the norm, for layers whose work goes on; in parts only. */
+void pass_add_only(const struct pass *p, const struct device_rows *rows, struct pass_sum sum);
+
+/* x += after(out(activation(gate(x)) * embeds of layer i)); in parts only. */
+void pass_add_embeds(const struct pass *p, enum k_activation kind, const struct layer_weights *w,
+                     int i);
+
+/* x = scale * x; in parts only. */
+void pass_scale(const struct pass *p, float scale);
+
+/* The residual is that of the last layer: the logits of the step's rows. */
 void pass_finish_entered(const struct pass *p);
 
 /* pass_add() for the last layer, followed by the logits of the step's rows, if it has any. */

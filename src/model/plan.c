@@ -15,19 +15,41 @@
 
 #define HEAD_ROWS_MULTIPLE 8 /* of a rank's rows of the output matrix */
 
-/* window 0 means that a token sees all tokens before it. */
-static struct attn_plan plan_attention(const struct hf_config *c, int window, int rope)
+/* The layer whose keys and values a layer reads. */
+static int plan_kv_layer(const struct hf_config *c, int layer)
 {
-    return (struct attn_plan){.n_heads = c->n_heads,
-                              .n_kv_heads = c->n_kv_heads,
-                              .head_dim = c->head_dim,
-                              .window = window,
-                              .rope = rope,
-                              .scale = c->attn_scale,
-                              .qk_norm = c->qk_norm,
-                              .qkv_bias = c->qkv_bias,
-                              .o_bias = c->o_bias,
-                              .sinks = c->sinks};
+    int first = c->n_layers - c->n_kv_shared, source = first - 1;
+
+    if (layer < first)
+        return layer;
+    while (source > 0 && c->layer_kinds[source] != c->layer_kinds[layer])
+        source--;
+    return source;
+}
+
+/* window 0 means that a token sees all tokens before it. */
+static struct attn_plan plan_attention(const struct hf_config *c, int window, int layer)
+{
+    struct attn_plan attn = {.n_heads = c->n_heads,
+                             .n_kv_heads = c->n_kv_heads,
+                             .head_dim = c->head_dim,
+                             .window = window,
+                             .rope = c->layer_ropes[layer],
+                             .scale = c->attn_scale,
+                             .kv_layer = plan_kv_layer(c, layer),
+                             .value_norm = c->value_norm,
+                             .qk_norm = c->qk_norm,
+                             .qkv_bias = c->qkv_bias,
+                             .o_bias = c->o_bias,
+                             .sinks = c->sinks};
+
+    attn.is_shared = attn.kv_layer != layer;
+    if (c->layer_kinds[layer] == LAYER_FULL) {
+        attn.n_kv_heads = c->full_kv_heads;
+        attn.head_dim = c->full_head_dim;
+        attn.values_are_keys = c->values_are_keys;
+    }
+    return attn;
 }
 
 /* An FFN of experts, whose own ff_dim is that of the shared ones. */
@@ -49,7 +71,6 @@ static struct ffn_plan plan_experts(const struct hf_config *c)
 static struct layer_plan plan_layer(const struct hf_config *c, int layer)
 {
     bool before = c->norms != NORMS_AFTER, after = c->norms != NORMS_BEFORE;
-    int rope = c->layer_ropes[layer];
     struct layer_plan planned = {.ffn = {.kind = c->ffn,
                                          .ff_dim = c->ff_dim,
                                          .activation = c->activation,
@@ -58,6 +79,7 @@ static struct layer_plan plan_layer(const struct hf_config *c, int layer)
                                            .after_mixer = after,
                                            .before_ffn = before,
                                            .after_ffn = after},
+                                 .has_scale = c->has_layer_scale,
                                  .is_parallel = c->is_parallel,
                                  .splits = {.mixer_in = SPLIT_ROWS,
                                             .mixer_out = SPLIT_COLUMNS,
@@ -67,13 +89,15 @@ static struct layer_plan plan_layer(const struct hf_config *c, int layer)
     if (c->layer_experts[layer])
         planned.ffn = plan_experts(c);
     switch ((enum layer_kind)c->layer_kinds[layer]) {
-    case LAYER_FULL: planned.attn = plan_attention(c, 0, rope); break;
-    case LAYER_WINDOW: planned.attn = plan_attention(c, c->window, rope); break;
+    case LAYER_FULL: planned.attn = plan_attention(c, 0, layer); break;
+    case LAYER_WINDOW: planned.attn = plan_attention(c, c->window, layer); break;
     case LAYER_RECURRENT:
         planned.mixer = MIXER_RECURRENT;
         planned.recurrent = (struct recurrent_plan){.width = c->mixer_width};
         break;
     }
+    if (planned.attn.is_shared && c->shared_is_wide)
+        planned.ffn.ff_dim *= 2;
     return planned;
 }
 
@@ -103,7 +127,8 @@ static bool plan_fuses(const struct hf_config *c)
 {
     return c->norm.kind == K_NORM_RMS && c->norms == NORMS_BEFORE && !c->is_parallel &&
            c->qk_norm != QK_NORM_WHOLE && plan_fuses_ffn(c) && !plan_has_multipliers(&c->by) &&
-           !c->positions.is_used && !c->head_bias;
+           !c->positions.is_used && !c->head_bias && !c->value_norm && !c->has_layer_scale &&
+           c->layer_embeds.width == 0 && !c->experts.is_apart;
 }
 
 /* The plan points to the config's ropes, so the config must live longer. */
@@ -116,6 +141,7 @@ int plan_make(struct plan *out, const struct hf_config *c)
                         .norm = c->norm,
                         .by = c->by,
                         .positions = c->positions,
+                        .embeds = c->layer_embeds,
                         .head_bias = c->head_bias,
                         .head_rows = c->n_vocab,
                         .fuses = plan_fuses(c),
@@ -246,16 +272,40 @@ struct plan_stage plan_stage(const struct plan *p, int stage, int n_stages)
     return (struct plan_stage){first, first + each + (stage < more)};
 }
 
+int plan_check_stages(const struct plan *p, int n_stages)
+{
+    for (int i = 0; i < p->n_layers && n_stages > 1; i++) {
+        if (p->embeds.width == 0 && !p->layers[i].attn.is_shared)
+            continue;
+        log_error("model: pipeline_parallel_size %d: layer %d reads %s, which the first stage "
+                  "alone has; set it to 1",
+                  n_stages, i,
+                  p->embeds.width > 0 ? "embeddings of its own" : "keys of another layer");
+        return ERR_UNSUPPORTED;
+    }
+    return ERR_OK;
+}
+
 bool plan_splits_head(const struct plan *p)
 {
     return p->head_rows < p->n_vocab;
+}
+
+/* Queries, and keys and values where the layer has its own. */
+static int plan_qkv(const struct attn_plan *attn)
+{
+    int heads = attn->n_heads;
+
+    if (!attn->is_shared)
+        heads += 2 * attn->n_kv_heads;
+    return heads * attn->head_dim;
 }
 
 /* The width of the mixer's input product. */
 int plan_mixer_in(const struct layer_plan *l)
 {
     switch (l->mixer) {
-    case MIXER_ATTENTION: return (l->attn.n_heads + 2 * l->attn.n_kv_heads) * l->attn.head_dim;
+    case MIXER_ATTENTION: return plan_qkv(&l->attn);
     case MIXER_RECURRENT: return 2 * l->recurrent.width;
     }
     return 0;
@@ -304,10 +354,11 @@ static void plan_widen_experts(struct experts_widths *widest, const struct exper
     widest->ff_dim = plan_wider(widest->ff_dim, e->ff_dim);
 }
 
-/* Fields of other mixers are 0 in a layer, so the maxima may include them. */
+/* Fields of other mixers are 0 in a layer, so the maxima may include them. Embeddings of a layer are
+ * gated in the memory of the FFN. */
 struct plan_widths plan_widest(const struct plan *p)
 {
-    struct plan_widths widest = {0};
+    struct plan_widths widest = {.ffn_in = p->embeds.width, .ff = p->embeds.width};
 
     for (int i = 0; i < p->n_layers; i++) {
         const struct layer_plan *layer = &p->layers[i];
@@ -322,6 +373,8 @@ struct plan_widths plan_widest(const struct plan *p)
         widest.has_states = widest.has_states || layer->mixer == MIXER_RECURRENT;
         widest.n_windows += plan_is_first_of_window(p, i);
         plan_widen_experts(&widest.experts, &layer->ffn.experts);
+        if (layer->ffn.kind == FFN_EXPERTS && layer->ffn.experts.config->is_apart)
+            widest.is_apart = true;
     }
     return widest;
 }

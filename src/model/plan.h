@@ -10,7 +10,12 @@
  *   x += r * after_mixer(mixer(before_mixer(x)))
  *   x += r * after_ffn(ffn(before_ffn(x)))
  *
- * In a parallel layer both lines read the x from before the first. */
+ * In a parallel layer both lines read the x from before the first. An FFN of experts may have a dense
+ * one beside it, each with norms of its own (struct experts_config, is_apart). Two lines more follow
+ * where the model has embeddings for each layer, and where the layer has a scale:
+ *
+ *   x += after_embed(out(activation(gate(x)) * embeds of the layer))
+ *   x = scale * x */
 #ifndef QUIRE_MODEL_PLAN_H
 #define QUIRE_MODEL_PLAN_H
 
@@ -24,9 +29,13 @@ enum mixer_kind { MIXER_ATTENTION, MIXER_RECURRENT };
 /* Attention with keys and values of n_kv_heads heads, each for n_heads / n_kv_heads queries. */
 struct attn_plan {
     int n_heads, n_kv_heads, head_dim;
-    int window;  /* tokens that a token sees, including itself; 0: all before it */
-    int rope;    /* index in the plan's ropes */
-    float scale; /* of scores */
+    int window;     /* tokens that a token sees, including itself; 0: all before it */
+    int rope;       /* index in the plan's ropes */
+    float scale;    /* of scores */
+    int kv_layer;   /* whose pages have the keys and values: the layer itself, or one before */
+    bool is_shared; /* it is one before; this layer has queries alone */
+    bool values_are_keys; /* one projection gives both */
+    bool value_norm;      /* values are normed, without weights */
     enum qk_norm qk_norm;
     bool qkv_bias; /* of the products */
     bool o_bias;
@@ -77,6 +86,7 @@ struct layer_plan {
     struct recurrent_plan recurrent; /* MIXER_RECURRENT */
     struct ffn_plan ffn;
     struct norm_places norms;
+    bool has_scale;
     bool is_parallel;
     struct plan_splits splits;
 };
@@ -92,6 +102,7 @@ struct plan {
     struct norm_config norm; /* of all norms of rows; norms of heads have neither mean nor bias */
     struct multipliers by;   /* 1 where the model has no multiplier */
     struct learned_positions positions;
+    struct layer_embeds embeds;
     bool head_bias; /* logits have a bias */
     int head_rows;  /* of the output matrix per rank; n_vocab: rank 0 has all, others none */
     bool fuses;     /* all layers have the form that fused operations compute: RMS norms before,
@@ -116,6 +127,10 @@ int plan_make(struct plan *out, const struct hf_config *c) ERR_CHECKED;
 int plan_split(struct plan *out, const struct plan *whole, int n_ranks,
                bool whole_experts) ERR_CHECKED;
 void plan_fini(struct plan *p); /* accepts {0} */
+
+/* ERR_UNSUPPORTED (logged) if the layers cannot be divided into stages, because one reads what only
+ * the stage of another has. */
+int plan_check_stages(const struct plan *p, int n_stages) ERR_CHECKED;
 
 /* The layers first .. end - 1, those of one of n_stages stages; stage n_stages has none, and the
  * output matrix alone (node.h): consecutive ones, and as many in
@@ -142,6 +157,7 @@ struct plan_widths {
     bool has_states;
     int n_windows; /* different windows of attention layers; "all tokens" counts as one */
     struct experts_widths experts;
+    bool is_apart; /* some layer has a dense FFN beside experts */
 };
 struct plan_widths plan_widest(const struct plan *p);
 

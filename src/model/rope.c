@@ -74,8 +74,8 @@ static double rope_frequency(const struct rope *r, int pair, int len_max)
 
     switch (r->kind) {
     case ROPE_PLAIN:
-    case ROPE_DYNAMIC:
-    case ROPE_PROPORTIONAL: return plain;
+    case ROPE_DYNAMIC: return plain;
+    case ROPE_PROPORTIONAL:
     case ROPE_LINEAR: return plain / r->factor;
     case ROPE_LLAMA3: return rope_llama3_frequency(r, plain);
     case ROPE_YARN: return rope_yarn_frequency(r, pair, plain);

@@ -129,7 +129,9 @@ static void rope_config_read_kind(struct rope *r, const struct hf_config *c,
     }
     /* Only these kinds have a factor of their own; longrope may derive it. */
     r->kind = kinds[i].kind;
-    if (r->kind != ROPE_PLAIN && r->kind != ROPE_PROPORTIONAL && r->kind != ROPE_LONG)
+    if (r->kind == ROPE_PROPORTIONAL)
+        r->factor = source_positive(s, p, "factor", 1.0);
+    else if (r->kind != ROPE_PLAIN && r->kind != ROPE_LONG)
         r->factor = source_positive(s, p, "factor", 0.0);
     switch (r->kind) {
     case ROPE_LLAMA3: rope_config_read_llama3(r, s, p); break;
@@ -163,12 +165,12 @@ static double rope_config_rotary_part(const struct hf_config *c, struct config_s
 }
 
 /* A value in rope_parameters has precedence over one in the outer object. */
-int config_add_rope(struct hf_config *c, struct config_source *s, const struct json *obj,
-                    const struct json *parameters)
+int config_add_rope(struct hf_config *c, int head_dim, struct config_source *s,
+                    const struct json *obj, const struct json *parameters)
 {
     static const char *const thetas[] = {"rope_theta", "rotary_emb_base", NULL};
     struct rope rope = {
-        .head_dim = c->head_dim, .interleaved = c->arch->interleaved, .factor = 1.0, .scale = 1.0};
+        .head_dim = head_dim, .interleaved = c->arch->interleaved, .factor = 1.0, .scale = 1.0};
     double part = rope_config_rotary_part(c, s, obj, parameters);
 
     rope.theta = source_positive(s, obj, source_alias(obj, thetas),
@@ -176,13 +178,13 @@ int config_add_rope(struct hf_config *c, struct config_source *s, const struct j
     if (parameters != NULL)
         rope.theta = source_positive(s, parameters, "rope_theta", rope.theta);
     /* Rounded down, as transformers does. */
-    rope.rotary_dim = (int)(c->head_dim * part);
+    rope.rotary_dim = (int)(head_dim * part);
     if (part > 1.0 || rope.rotary_dim < 2 || rope.rotary_dim % 2 != 0) {
         log_error("model: %s: partial_rotary_factor must give an even number of 2 to %d elements "
                   "of a head",
-                  s->name, c->head_dim);
+                  s->name, head_dim);
         source_fail(s, ERR_INVALID);
-        rope.rotary_dim = c->head_dim;
+        rope.rotary_dim = head_dim;
     }
     if (parameters != NULL)
         rope_config_read_kind(&rope, c, s, obj, parameters);

@@ -11,6 +11,7 @@
  * it must not change. */
 #include "model/weights.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "base/log.h"
@@ -30,20 +31,25 @@ struct loading {
 
 /* A norm that the layer does not have gets K_NORM_NONE and reads nothing. */
 
-/* The weight comes before the bias in the digest. */
-static struct k_norm weights_load_norm(const struct loading *in, const char *pattern, bool has)
+/* A norm of rows of `width`. The weight comes before the bias in the digest. */
+static struct k_norm weights_load_norm_of(const struct loading *in, const char *pattern, int width)
 {
     const struct norm_config *norms = &in->l->whole->norm;
-    const struct slice_shape shape = slice_whole(in->dim, in->dim, 1, 1);
+    const struct slice_shape shape = slice_whole(width, width, 1, 1);
     const struct loader_tensors tensor = loader_tensor(pattern, shape);
     struct k_norm norm = {.kind = norms->kind, .eps = norms->eps};
 
-    if (!has)
-        return (struct k_norm){.kind = K_NORM_NONE};
     norm.weight = loader_vector(in->l, pattern, &shape, norms->plus_one);
     if (norms->has_bias)
         norm.bias = loader_bias(in->l, &tensor, SPLIT_NONE);
     return norm;
+}
+
+static struct k_norm weights_load_norm(const struct loading *in, const char *pattern, bool has)
+{
+    if (!has)
+        return (struct k_norm){.kind = K_NORM_NONE};
+    return weights_load_norm_of(in, pattern, in->dim);
 }
 
 /* The norm of a layer's input. The stage before the layer's computes it when it adds to the
@@ -76,7 +82,8 @@ static void weights_load_head_norms(const struct loading *in, const struct attn_
     slice_stack(&shapes[0], q, q, order);
     slice_stack(&shapes[1], k, k, order);
     w->q_norm = loader_vector(in->l, in->names->q_norm, &shapes[0], plus_one);
-    w->k_norm = loader_vector(in->l, in->names->k_norm, &shapes[1], plus_one);
+    if (!a->is_shared)
+        w->k_norm = loader_vector(in->l, in->names->k_norm, &shapes[1], plus_one);
 }
 
 /* --- layers ----------------------------------------------------------------------------- */
@@ -112,20 +119,22 @@ static struct slice_shape weights_fused_shape(const struct loading *in,
     return shape;
 }
 
-/* The tensors of q, k and v, or the single tensor if the architecture has a name for it. */
+/* The tensors of q, k and v, or the single tensor if the architecture has a name for it. Where keys
+ * are values, their tensor is listed twice: norms and positions make the difference. */
 static struct loader_tensors weights_qkv_tensors(const struct loading *in,
                                                  const struct attn_plan *whole,
                                                  const struct attn_plan *own)
 {
     const struct arch_names *names = in->names;
-    const char *const patterns[] = {names->q, names->k, names->v};
+    const char *const patterns[] = {names->q, names->k,
+                                    whole->values_are_keys ? names->k : names->v};
     const struct head_order *order = weights_head_order(in, whole->rope);
     struct slice_shape shape = weights_fused_shape(in, whole, own, order);
     struct loader_tensors all = {.n = 0};
 
     if (names->qkv != NULL)
         return loader_tensor(names->qkv, shape);
-    for (int i = 0; i < 3; i++) {
+    for (int i = 0; i < (whole->is_shared ? 1 : 3); i++) {
         struct slice_shape one = {.cols = in->dim, .own_cols = in->dim};
 
         slice_stack(&one, shape.pieces[i].rows, shape.pieces[i].own_rows, i < 2 ? order : NULL);
@@ -146,7 +155,7 @@ static void weights_load_attention(const struct loading *in, const struct layer_
         names->o, slice_whole(in->dim, in->dim, plan_mixer_out(whole), plan_mixer_out(part)));
 
     w->k_scale = w->v_scale = 1.0f;
-    if (loader->files != NULL && loader->from->kv_scales) {
+    if (loader->files != NULL && loader->from->kv_scales && !attn->is_shared) {
         w->k_scale = loader_kv_scale(loader, names->attn, names->k, "k_scale");
         w->v_scale = loader_kv_scale(loader, names->attn, names->v, "v_scale");
     }
@@ -158,7 +167,8 @@ static void weights_load_attention(const struct loading *in, const struct layer_
     w->mixer_out = loader_matrix(loader, &out_proj, USE_LAYER);
     if (attn->o_bias)
         w->mixer_out_bias = loader_bias(loader, &out_proj, part->splits.mixer_out);
-    if (attn->sinks && (w->sinks = loader_numbers(loader, names->sinks, attn->n_heads, 1)) != NULL)
+    if (attn->sinks &&
+        (w->sinks = loader_numbers(loader, names->sinks, attn->n_heads, 1, 1.0f)) != NULL)
         w->sinks += (size_t)loader->share * (size_t)part->attn.n_heads;
     w->norm_mixer_after = weights_load_norm(in, names->norm_attn_after, whole->norms.after_mixer);
 }
@@ -225,10 +235,11 @@ static void weights_load_products(const struct loading *in, const struct gated_n
         w->down_bias = loader_bias(in->l, &down, part->splits.down);
 }
 
-/* The router, whose numbers are float32 on every device. */
+/* The router, whose numbers are float32 on every device. One apart reads inputs of length 1. */
 static struct k_router weights_load_router(const struct loading *in, const struct experts_plan *e)
 {
     const struct experts_config *config = e->config;
+    float by = config->is_apart ? 1.0f / sqrtf((float)in->dim) : 1.0f;
     struct k_router router = {.n_experts = config->n,
                               .n_used = config->n_used,
                               .n_groups = config->n_groups,
@@ -240,11 +251,13 @@ static struct k_router weights_load_router(const struct loading *in, const struc
                               .scale = config->scale,
                               .spread = config->spread};
 
-    router.w = loader_numbers(in->l, in->names->router, config->n, in->dim);
+    router.w = loader_numbers(in->l, in->names->router, config->n, in->dim, by);
     if (config->has_bias)
-        router.bias = loader_numbers(in->l, in->names->router_bias, config->n, 1);
+        router.bias = loader_numbers(in->l, in->names->router_bias, config->n, 1, 1.0f);
     if (config->has_biases)
-        router.logit_bias = loader_numbers(in->l, in->names->router_bias, config->n, 1);
+        router.logit_bias = loader_numbers(in->l, in->names->router_bias, config->n, 1, 1.0f);
+    if (config->has_scales)
+        router.scales = loader_numbers(in->l, in->names->router_scales, config->n, 1, 1.0f);
     return router;
 }
 
@@ -304,7 +317,30 @@ static void weights_load_mixture(const struct loading *in, const struct layer_pl
         return;
     weights_load_products(in, &shared, names->shared_down, whole, part, w);
     if (whole->ffn.experts.config->has_switch)
-        w->shared_switch = loader_numbers(in->l, names->shared_switch, 1, in->dim);
+        w->shared_switch = loader_numbers(in->l, names->shared_switch, 1, in->dim, 1.0f);
+}
+
+/* Experts beside a dense FFN. */
+static void weights_load_apart(const struct loading *in, struct layer_weights *w)
+{
+    w->norm_router = weights_load_norm(in, in->names->norm_router, true);
+    w->norm_experts = weights_load_norm(in, in->names->norm_experts, true);
+    w->norm_experts_after = weights_load_norm(in, in->names->norm_experts_after, true);
+    w->norm_shared_after = weights_load_norm(in, in->names->norm_shared_after, true);
+}
+
+/* A layer's use of its embeddings. All ranks compute them whole, because they are narrow. */
+static void weights_load_layer_embeds(const struct loading *in, struct layer_weights *w)
+{
+    int width = in->l->whole->embeds.width;
+    const struct loader_tensors gate =
+        loader_tensor(in->names->embed_gate, slice_whole(width, width, in->dim, in->dim));
+    const struct loader_tensors out =
+        loader_tensor(in->names->embed_out, slice_whole(in->dim, in->dim, width, width));
+
+    w->embed_gate = loader_matrix(in->l, &gate, USE_LAYER);
+    w->embed_out = loader_matrix(in->l, &out, USE_LAYER);
+    w->norm_embed_after = weights_load_norm(in, in->names->norm_embed_after, true);
 }
 
 /* In a parallel layer without a norm of its own the FFN shares the mixer's. */
@@ -322,6 +358,8 @@ static void weights_load_ffn(const struct loading *in, const struct layer_plan *
         weights_load_mixture(in, whole, part, w);
     else
         weights_load_products(in, &own, names->down, whole, part, w);
+    if (whole->ffn.kind == FFN_EXPERTS && whole->ffn.experts.config->is_apart)
+        weights_load_apart(in, w);
     w->norm_ffn_after = weights_load_norm(in, names->norm_mlp_after, whole->norms.after_ffn);
 }
 
@@ -339,6 +377,10 @@ static void weights_load_layer(const struct loading *in, int layer)
     case MIXER_RECURRENT: weights_load_recurrent(in, whole, part, weights); break;
     }
     weights_load_ffn(in, whole, part, weights);
+    if (in->l->whole->embeds.width > 0)
+        weights_load_layer_embeds(in, weights);
+    if (whole->has_scale)
+        weights->scale = loader_number(in->l, in->names->layer_scale);
 }
 
 /* --- the model -------------------------------------------------------------------------- */
@@ -404,6 +446,22 @@ static bool weights_has_embed(const struct loader *l)
     return l->stage == 0 || (is_head && l->is_last);
 }
 
+/* Embeddings for each layer: the table, and what mixes it with the embedded tokens. */
+static void weights_load_embeds(const struct loading *in)
+{
+    struct loader *l = in->l;
+    const struct layer_embeds *e = &l->whole->embeds;
+    int row = l->whole->n_layers * e->width;
+    const struct loader_tensors table =
+        loader_tensor(in->names->embeds, slice_whole(e->n_rows, e->n_rows, row, row));
+    const struct loader_tensors first =
+        loader_tensor(in->names->embeds_in, slice_whole(row, row, in->dim, in->dim));
+
+    l->w->embeds = loader_matrix(l, &table, USE_ADDED).data;
+    l->w->embeds_in = loader_matrix(l, &first, USE_LAYER);
+    l->w->norm_embeds = weights_load_norm_of(in, in->names->norm_embeds, e->width);
+}
+
 /* Allocate all weights of one rank, and list the tensors to be read. */
 static int weights_lay_out(struct loader *l, int rank)
 {
@@ -441,6 +499,8 @@ static int weights_lay_out(struct loader *l, int rank)
     l->absent = l->stage > 0;
     if (config->positions.is_used)
         l->w->positions = loader_matrix(l, &positions, USE_ADDED).data;
+    if (l->whole->embeds.width > 0)
+        weights_load_embeds(&in);
     for (l->layer = 0; l->layer < config->n_layers && l->rc == ERR_OK; l->layer++)
         weights_load_layer(&in, l->layer);
     /* The stage with the last layer computes it, as any stage does the norm behind it. */

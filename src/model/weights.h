@@ -14,8 +14,8 @@
  * that the layer does not have are K_NORM_NONE. */
 struct layer_weights {
     struct k_norm norm_mixer, norm_mixer_after; /* [dim] */
-    /* Attention: q, k, v: [(n_heads + 2 * n_kv_heads) * head_dim][dim]. Recurrent: value, gate:
-     * [2 * width][dim]. */
+    /* Attention: q, k, v: [(n_heads + 2 * n_kv_heads) * head_dim][dim]; q alone where another
+     * layer's keys and values are read. Recurrent: value, gate: [2 * width][dim]. */
     struct k_matrix mixer_in;
     void *mixer_in_bias;
     void *q_norm, *k_norm;     /* [head_dim]; QK_NORM_WHOLE: [n_heads * head_dim], [n_kv_heads *
@@ -32,19 +32,30 @@ struct layer_weights {
     struct k_router router;
     struct k_experts experts;
     const float *shared_switch; /* float32 [dim]; NULL: the shared experts count in full */
-    float k_scale, v_scale;     /* scales of e4m3 KV pages from the checkpoint; else 1 */
+    /* Of experts apart: norms of the router's and the experts' input, and of both results. */
+    struct k_norm norm_router, norm_experts, norm_experts_after, norm_shared_after; /* [dim] */
+    /* Of embeddings for each layer. */
+    struct k_matrix embed_gate, embed_out; /* [width][dim], [dim][width] */
+    struct k_norm norm_embed_after;        /* [dim] */
+    float scale;                           /* of the layer's result */
+    float k_scale, v_scale;                /* scales of e4m3 KV pages from the checkpoint; else 1 */
 };
 
 struct weights {
     struct layer_weights *layers; /* [n_layers] */
     struct k_matrix embed;        /* [n_vocab][dim] */
     void *positions;              /* [n_rows][dim]; NULL without learned positions */
-    struct k_norm norm;           /* [dim] */
-    struct k_matrix head;         /* [plan.head_rows][dim]; rows of embed when tied */
-    void *head_bias;              /* [n_vocab] or NULL */
-    bool reads_codes;             /* some matrix does */
-    size_t bytes;                 /* on the device */
-    struct hash digest; /* rank 0 only: of every tensor's name, type and bytes in the file */
+    /* Embeddings for each layer: the table [n_rows][n_layers * width], NULL without; the projection
+     * of embedded tokens [n_layers * width][dim], and the norm of a layer's part of it [width]. */
+    void *embeds;
+    struct k_matrix embeds_in;
+    struct k_norm norm_embeds;
+    struct k_norm norm;   /* [dim] */
+    struct k_matrix head; /* [plan.head_rows][dim]; rows of embed when tied */
+    void *head_bias;      /* [n_vocab] or NULL */
+    bool reads_codes;     /* some matrix does */
+    size_t bytes;         /* on the device */
+    struct hash digest;   /* rank 0 only: of every tensor's name, type and bytes in the file */
 };
 
 /* The destination of a rank's part. */

@@ -51,6 +51,18 @@ MODELS = {
                                                            "rope_theta": 1e6},
                                         "sliding_attention": {"rope_type": "default",
                                                               "rope_theta": 1e4}}), 0.2),
+    # Heads of two sizes, the last three layers without keys of their own and with a wider FFN, keys
+    # that are values, an embedding for each layer, scales of layers.
+    "gemma4": ("gemma4_text", small(num_hidden_layers=7, head_dim=16, global_head_dim=24,
+                                    num_global_key_value_heads=1, attention_k_eq_v=True,
+                                    num_kv_shared_layers=3, use_double_wide_mlp=True,
+                                    hidden_size_per_layer_input=12, vocab_size_per_layer_input=160,
+                                    sliding_window=24, final_logit_softcapping=12.0,
+                                    tie_word_embeddings=False,
+                                    layer_types=["sliding_attention", "full_attention",
+                                                 "sliding_attention", "full_attention",
+                                                 "sliding_attention", "sliding_attention",
+                                                 "full_attention"]), 0.2),
     "glm": ("glm", small(head_dim=12), 0.25),
     "glm4": ("glm4", small(head_dim=12), 0.3),
     "gpt2": ("gpt2", dict(vocab_size=160, n_embd=40, n_layer=3, n_head=4, n_inner=56,
@@ -163,6 +175,17 @@ EXPERTS = {
                                              num_attention_heads=8, num_key_value_heads=1,
                                              sliding_window=24, layer_types=TYPES[:2],
                                              rope_parameters=OSS_ROPE), "mxfp4", 0.2),
+    # The heads of released checkpoints; a dense FFN beside the experts, each with norms of its own.
+    "gemma4-moe": ("gemma4_text", few_experts(hidden_size=32, num_hidden_layers=3,
+                                              num_attention_heads=2, head_dim=256,
+                                              global_head_dim=512, num_global_key_value_heads=1,
+                                              attention_k_eq_v=True, sliding_window=24,
+                                              hidden_size_per_layer_input=0,
+                                              tie_word_embeddings=False,
+                                              enable_moe_block=True, num_experts=5,
+                                              top_k_experts=2, moe_intermediate_size=18,
+                                              layer_types=["sliding_attention"] * 2 +
+                                              ["full_attention"]), True, 0.2),
     "phimoe": ("phimoe", few_experts(intermediate_size=20, num_local_experts=5,
                                      attention_bias=True, lm_head_bias=True,
                                      rope_parameters=LONG), False, 0.25),
@@ -234,7 +257,8 @@ def make_model(torch, transformers, config, seed, deviation, fused=None):
             else transformers.AutoModelForCausalLM)
     torch.manual_seed(seed)
     options = {}
-    if hasattr(config, "num_experts_per_tok"):  # grouped products need whole 16 bytes
+    # Grouped products need whole 16 bytes.
+    if hasattr(config, "num_experts_per_tok") or hasattr(config, "top_k_experts"):
         options["experts_implementation"] = "eager"
     model = auto.from_config(config, **options).float().eval()
     for name, p in model.named_parameters():
@@ -243,6 +267,10 @@ def make_model(torch, transformers, config, seed, deviation, fused=None):
             p.data = 0.2 * noise
         elif p.dim() == 1:  # a norm: about 1, or about 0 where 1 is added
             p.data = p.data.mean().round() + 0.15 * noise
+            if name.endswith("q_norm.weight") and config.model_type.startswith("gemma4"):
+                p.data /= len(p) ** 0.5  # scores have no other scale
+        elif "embed_tokens_per_layer" in name:
+            p.data = 0.7 / config.hidden_size_per_layer_input ** 0.5 * noise
         elif "embed" in name or "lm_head" in name or "wte" in name:
             p.data = 0.3 / (1.0 if "lm_head" in name else scale_of_embedding(config)) * noise
         else:
@@ -253,6 +281,8 @@ def make_model(torch, transformers, config, seed, deviation, fused=None):
     for name, p in list(model.named_parameters()) + list(model.named_buffers()):
         if name.endswith("e_score_correction_bias"):
             p.data = (0.1 * torch.randn(p.shape)).to(torch.bfloat16).float()
+        if name.endswith("layer_scalar"):
+            p.data = (1 + 0.2 * torch.randn(p.shape)).to(torch.bfloat16).float()
     return model
 
 

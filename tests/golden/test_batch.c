@@ -28,6 +28,10 @@ static float alone[N_SEQS][N_VOCAB], of_one_rank[N_SEQS][N_VOCAB];
     "\"hidden_size\":72,\"intermediate_size\":100,\"vocab_size\":211,"     \
     "\"max_position_embeddings\":300"
 
+#define TWO_SHAPES                                                                   \
+    "\"global_head_dim\":28,\"num_global_key_value_heads\":1,\"sliding_window\":19," \
+    "\"attention_k_eq_v\":true,"
+
 static const struct {
     const char *name, *config;
 } models[] = {
@@ -53,6 +57,17 @@ static const struct {
      "{\"architectures\":[\"Glm4MoeForCausalLM\"],\"num_hidden_layers\":3,"
      "\"n_routed_experts\":12,\"num_experts_per_tok\":3,\"n_group\":4,\"topk_group\":2,"
      "\"moe_intermediate_size\":52,\"partial_rotary_factor\":1.0," SIZES "}"},
+    {"shared keys and embeddings for each layer",
+     "{\"architectures\":[\"Gemma4ForCausalLM\"],\"num_hidden_layers\":6," TWO_SHAPES
+     "\"num_kv_shared_layers\":3,\"use_double_wide_mlp\":true,"
+     "\"hidden_size_per_layer_input\":12,\"vocab_size_per_layer_input\":211,"
+     "\"layer_types\":[\"sliding_attention\",\"sliding_attention\",\"full_attention\","
+     "\"sliding_attention\",\"full_attention\",\"full_attention\"]," SIZES "}"},
+    {"experts beside an FFN",
+     "{\"architectures\":[\"Gemma4ForCausalLM\"],\"num_hidden_layers\":3," TWO_SHAPES
+     "\"hidden_size_per_layer_input\":0,\"enable_moe_block\":true,\"num_experts\":7,"
+     "\"top_k_experts\":3,\"moe_intermediate_size\":52,\"layer_types\":[\"sliding_attention\","
+     "\"full_attention\",\"full_attention\"]," SIZES "}"},
 };
 
 static void open_model(const char *config, int n_ranks)

@@ -265,25 +265,28 @@ static void check_gguf(const char *base, const char *name, const char *golden_pa
 }
 
 /* What does not divide is refused. */
-static void check_refused(const char *name, const char *folder, int n_ranks)
+static void check_refused(const char *name, const char *folder, int n_ranks, int n_stages)
 {
     struct model_options o = {.dir = folder,
                               .device = on_gpu ? "cuda" : "cpu",
                               .page_tokens = 16,
                               .num_pages = 256,
-                              .n_ranks = n_ranks};
+                              .n_ranks = n_ranks,
+                              .n_stages = n_stages};
     struct model *m = NULL;
 
-    is_int(model_open(&m, &o), ERR_UNSUPPORTED, "%s: ranks: %d: refused", name, n_ranks);
+    is_int(model_open(&m, &o), ERR_UNSUPPORTED, "%s: ranks: %d, stages: %d: refused", name, n_ranks,
+           n_stages);
     model_close(m);
 }
 
-/* The number of a model's layers. */
-static int layers_of(const char *folder)
+/* The number of a model's layers, and whether stages can share them. */
+static int layers_of(const char *folder, bool *divide)
 {
     struct hf_config *c = calloc(1, sizeof *c);
     int n = hf_config_read(c, folder) == ERR_OK ? c->n_layers : 0;
 
+    *divide = c->n_kv_shared == 0 && c->layer_embeds.width == 0;
     free(c);
     return n;
 }
@@ -299,7 +302,7 @@ static void check_ranks(const char *name, const char *folder, const char *path, 
         if (strchr(fits, '0' + n) != NULL)
             check_model(name, folder, path, (struct parallel){n, 1, false});
         else
-            check_refused(name, folder, n);
+            check_refused(name, folder, n, 1);
         if (strchr(whole, '0' + n) != NULL)
             check_model(name, folder, path, (struct parallel){n, 1, true});
     }
@@ -308,9 +311,14 @@ static void check_ranks(const char *name, const char *folder, const char *path, 
 /* With 2 and 4 stages, alone and with 2 ranks each, as many as there are layers and GPUs for. */
 static void check_stages(const char *name, const char *folder, const char *path, const char *fits)
 {
-    for (int n = 2; n <= 4; n += 2) {
+    bool divide = false;
+    int n_layers = layers_of(folder, &divide);
+
+    if (!divide)
+        check_refused(name, folder, 1, 2);
+    for (int n = 2; n <= 4 && divide; n += 2) {
         for (int ranks = 1; ranks <= 2; ranks++) {
-            if (n > layers_of(folder) || (ranks == 2 && strchr(fits, '2') == NULL) ||
+            if (n > n_layers || (ranks == 2 && strchr(fits, '2') == NULL) ||
                 (on_gpu && n * ranks > device_cuda_count()))
                 continue;
             check_model(name, folder, path, (struct parallel){ranks, n, false});
@@ -352,6 +360,7 @@ static const struct {
     {"families/exaone4", "24", 1.5e-02},
     {"families/gemma", "24", 4.4e-02},
     {"families/gemma3", "24", 2.2e-02},
+    {"families/gemma4", "24", 3.1e-02},
     {"families/glm", "24", 2.0e-02},
     {"families/glm4", "24", 3.4e-02},
     {"families/gpt-neox", "24", 1.2e-02},
@@ -382,6 +391,7 @@ static const struct {
     {"families/minimax-m2", "", 1.3e-02},
     {"families/ernie4-5-moe", "24", 4.1e-02},
     {"families/hunyuan-moe", "24", 1.8e-02},
+    {"families/gemma4-moe", "2", 2.6e-02},
     {"families/phimoe", "24", 2.3e-02},
     {"families/gpt-oss", "2", 2.2e-02},
     {"families/gpt-oss-mxfp4", "24", 2.5e-02},

@@ -171,9 +171,35 @@ static void check_biases(void)
     ok(near(out, 7.25), "an expert with biases");
 }
 
+/* Logits 1 and 2: weights add up to 1 before each expert's own scale. */
+static void check_scales(void)
+{
+    const float w[2] = {1.0f, 2.0f}, scales[2] = {3.0f, 0.5f}, x = 1.0f;
+    const struct k_router router = {.w = w,
+                                    .scales = scales,
+                                    .n_experts = 2,
+                                    .n_used = 2,
+                                    .n_groups = 1,
+                                    .n_groups_used = 1,
+                                    .scoring = K_SCORE_SOFTMAX,
+                                    .renorms = true,
+                                    .least = 1e-20f,
+                                    .scale = 1.0f};
+    int32_t chosen[2] = {-1, -1};
+    float by[2] = {0.0f, 0.0f};
+    const struct k_routes got = {chosen, by};
+    double second = 1.0 / (1.0 + exp(-1.0));
+
+    ref_route(&got, &x, &router, 1, 1);
+    ok(chosen[0] == 1 && chosen[1] == 0 && near(by[0], 0.5 * second) &&
+           near(by[1], 3.0 * (1.0 - second)),
+       "weights times a scale of each expert");
+}
+
 int main(void)
 {
     check_scores();
+    check_scales();
     check_mixer();
     check_order_of_choices();
     check_routes();

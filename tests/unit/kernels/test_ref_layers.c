@@ -2,7 +2,7 @@
  *
  * The references of row operations of layers in general, against float64 formulas written here:
  * activations with and without a gate, norms with and without a mean, multipliers, learned
- * positions, the cap of logits. */
+ * positions, embeddings for each layer, the cap of logits. */
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -152,11 +152,58 @@ static void check_elements(void)
     ok(softened, "logits get a bias, are scaled, then capped");
 }
 
+/* Rows of 3 factors in rows of 5. */
+static void check_factors(void)
+{
+    const float in[6] = {-1.0f, 0.5f, 2.0f, 3.0f, -0.25f, 0.0f};
+    const float by[10] = {2.0f, -3.0f, 0.5f, 99.0f, 99.0f, 4.0f, 8.0f, 1.0f, 99.0f, 99.0f};
+    const struct k_factor factors = {by, 5, 3};
+    float out[6];
+    double worst = 0.0;
+
+    ref_gate_by(out, in, &factors, K_GELU_TANH, 2);
+    for (int i = 0; i < 6; i++) {
+        double want = activation((double)in[i], K_GELU_TANH) * (double)by[i / 3 * 5 + i % 3];
+
+        worst = fmax(worst, fabs((double)out[i] - want));
+    }
+    ok(worst < 1e-6, "an activation times a part of other rows: within %.1e", worst);
+}
+
+/* Two tokens, two layers of 3. */
+static void check_layer_embeds(void)
+{
+    const int32_t ids[2] = {1, 0};
+    const float weight[3] = {1.0f, 0.5f, -2.0f};
+    float table[12], x[12], before[12];
+    const struct k_layer_embeds e = {table, weight, 4.0f, 0.5f, 1e-3f, 2, 3};
+    double worst = 0.0;
+
+    for (int i = 0; i < 12; i++) {
+        table[i] = (float)(i - 6);
+        x[i] = before[i] = (float)rand() / (float)RAND_MAX - 0.5f;
+    }
+    ref_layer_embeds(x, &e, ids, 2);
+    for (int i = 0; i < 12; i++) {
+        const float *run = before + i / 3 * 3;
+        double squares = 0.0, want;
+
+        for (int d = 0; d < 3; d++)
+            squares += (double)run[d] * (double)run[d] / 3.0;
+        want = (double)before[i] / sqrt(squares + 1e-3) * (double)weight[i % 3];
+        want = (want + 4.0 * (double)table[ids[i / 6] * 6 + i % 6]) * 0.5;
+        worst = fmax(worst, fabs((double)x[i] - want));
+    }
+    ok(worst < 5e-6, "embeddings for each layer: within %.1e", worst);
+}
+
 int main(void)
 {
     srand(tap_seed(1));
     check_activations();
     check_norms();
     check_elements();
+    check_factors();
+    check_layer_embeds();
     return tap_done();
 }

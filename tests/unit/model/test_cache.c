@@ -110,6 +110,29 @@ static void check_simple(void)
     ok(!cache_is_simple(&c), "are not");
 }
 
+/* The last two layers read those of layers before them. */
+static void check_shared(void)
+{
+    struct cache_place own[3];
+    size_t page_bytes;
+
+    is_int(make("fwf"), ERR_OK, "three layers");
+    memcpy(own, c.layers, sizeof own);
+    page_bytes = c.page_bytes;
+    plan.n_layers = 5;
+    layers[3] = layers[1];
+    layers[4] = layers[2];
+    layers[3].attn.is_shared = layers[4].attn.is_shared = true;
+    layers[3].attn.kv_layer = 1;
+    layers[4].attn.kv_layer = 2;
+    cache_fini(&c);
+    is_int(cache_make(&c, &plan, BLOCK, 2), ERR_OK, "and two that share");
+    ok(memcmp(own, c.layers, sizeof own) == 0 && c.page_bytes == page_bytes, "take no room");
+    ok(memcmp(&c.layers[3], &own[1], sizeof own[1]) == 0 &&
+           memcmp(&c.layers[4], &own[2], sizeof own[2]) == 0,
+       "and have the places of those that they read");
+}
+
 static void check_sizes(void)
 {
     is_int(make("ffgg"), ERR_OK, "layers of two sizes");
@@ -178,6 +201,7 @@ int main(void)
 {
     check_cases();
     check_simple();
+    check_shared();
     check_sizes();
     check_states();
     check_need();

@@ -14,6 +14,11 @@
 #define QWEN2 "\"architectures\":[\"Qwen2ForCausalLM\"]," SHAPE
 #define PHI3  "\"architectures\":[\"Phi3ForCausalLM\"]," SHAPE
 
+#define GEMMA4                                                                            \
+    "\"architectures\":[\"Gemma4ForCausalLM\"]," SHAPE ",\"head_dim\":8,"                 \
+    "\"num_key_value_heads\":4,\"global_head_dim\":16,\"hidden_size_per_layer_input\":0," \
+    "\"sliding_window\":40,\"layer_types\":[\"sliding_attention\",\"full_attention\"]"
+
 static struct hf_config c;
 
 static int parse(const char *text, const char *generation)
@@ -46,7 +51,7 @@ static const struct {
     {"a text for a size", "{" LLAMA ",\"hidden_size\":\"64\"}", ERR_INVALID},
     {"uneven groups", "{" LLAMA ",\"num_key_value_heads\":3}", ERR_INVALID},
     {"an odd head", "{" LLAMA ",\"head_dim\":7}", ERR_INVALID},
-    {"a head too large", "{" LLAMA ",\"head_dim\":512}", ERR_INVALID},
+    {"a head too large", "{" LLAMA ",\"head_dim\":514}", ERR_INVALID},
     {"another activation", "{" LLAMA ",\"hidden_act\":\"gelu\"}", ERR_UNSUPPORTED},
     {"quantised in no known way", "{" LLAMA QUANT("") "}", ERR_UNSUPPORTED},
     {"another quant_method", "{" LLAMA QUANT("\"quant_method\":\"exl3\"") "}", ERR_UNSUPPORTED},
@@ -94,6 +99,35 @@ static const struct {
      "{" QWEN2 ",\"layer_types\":[\"full_attention\",\"sliding_attention\"]}", ERR_INVALID},
     {"another mixer", "{" QWEN2 ",\"layer_types\":[\"full_attention\",\"recurrent\"]}",
      ERR_UNSUPPORTED},
+    {"Gemma 4: all layers share keys", "{" GEMMA4 ",\"num_kv_shared_layers\":2}", ERR_INVALID},
+    {"more than there are", "{" GEMMA4 ",\"num_kv_shared_layers\":2000000000}", ERR_INVALID},
+    {"less than none", "{" GEMMA4 ",\"num_kv_shared_layers\":-1}", ERR_INVALID},
+    {"no layer of the kind that shares", "{" GEMMA4 ",\"num_kv_shared_layers\":1}", ERR_INVALID},
+    {"heads of nothing", "{" GEMMA4 ",\"global_head_dim\":0}", ERR_INVALID},
+    {"heads of 1024", "{" GEMMA4 ",\"global_head_dim\":1024}", ERR_INVALID},
+    {"an odd head of full layers", "{" GEMMA4 ",\"global_head_dim\":9}", ERR_INVALID},
+    {"uneven groups of full layers",
+     "{" GEMMA4 ",\"attention_k_eq_v\":true,\"num_global_key_value_heads\":3}", ERR_INVALID},
+    {"an unknown type of layer",
+     "{" GEMMA4 ",\"layer_types\":[\"chunked_attention\",\"full_attention\"]}", ERR_UNSUPPORTED},
+    {"a window in the last layer",
+     "{" GEMMA4 ",\"layer_types\":[\"full_attention\",\"sliding_attention\"]}", ERR_INVALID},
+    {"windows of no size", "{" GEMMA4 ",\"sliding_window\":null}", ERR_INVALID},
+    {"heads of a layer with a window", "{" GEMMA4 ",\"per_layer_config\":{\"0\":{},\"1\":{}}}",
+     ERR_UNSUPPORTED},
+    {"no heads of a full layer", "{" GEMMA4 ",\"per_layer_config\":{}}", ERR_UNSUPPORTED},
+    {"one rope for two sizes", "{" GEMMA4 ",\"rope_parameters\":{\"rope_type\":\"default\"}}",
+     ERR_INVALID},
+    {"embeddings of a huge width", "{" GEMMA4 ",\"hidden_size_per_layer_input\":40000}",
+     ERR_INVALID},
+    {"embeddings of fewer tokens",
+     "{" GEMMA4 ",\"hidden_size_per_layer_input\":4,\"vocab_size_per_layer_input\":319}",
+     ERR_INVALID},
+    {"tokens that see what follows", "{" GEMMA4 ",\"use_bidirectional_attention\":\"all\"}",
+     ERR_UNSUPPORTED},
+    {"experts without a number",
+     "{" GEMMA4 ",\"enable_moe_block\":true,\"moe_intermediate_size\":8,\"top_k_experts\":1}",
+     ERR_INVALID},
     {"eos as a text", "{" LLAMA ",\"eos_token_id\":\"x\"}", ERR_INVALID},
     {"tied as a number", "{" LLAMA ",\"tie_word_embeddings\":1}", ERR_INVALID},
 };
@@ -271,6 +305,40 @@ static void check_families(void)
        "has a table of positions and no rope");
 }
 
+static void check_gemma4(void)
+{
+    is_int(parse("{" GEMMA4 ",\"attention_k_eq_v\":true,\"num_global_key_value_heads\":2}", NULL),
+           ERR_OK, "a Gemma 4");
+    ok(c.head_dim == 8 && c.n_kv_heads == 4 && c.full_head_dim == 16 && c.full_kv_heads == 2 &&
+           c.values_are_keys,
+       "has heads of two sizes");
+    ok(c.ropes[c.layer_ropes[0]].kind == ROPE_PLAIN && c.ropes[c.layer_ropes[0]].rotary_dim == 8 &&
+           c.ropes[c.layer_ropes[1]].kind == ROPE_PROPORTIONAL &&
+           c.ropes[c.layer_ropes[1]].rotary_dim == 4 && c.ropes[c.layer_ropes[1]].head_dim == 16 &&
+           fabs(c.ropes[c.layer_ropes[1]].theta - 1e6) < 1e-9,
+       "and a rope for each, as the class has them");
+    ok(!c.norm.plus_one && c.attn_scale == 1.0f && c.value_norm && c.has_layer_scale &&
+           c.n_kv_shared == 0 && c.layer_embeds.width == 0 && c.experts.n == 0,
+       "and what else sets it apart");
+    is_int(parse("{" GEMMA4 ",\"num_global_key_value_heads\":2}", NULL), ERR_OK,
+           "a number of kv heads that counts only where keys are values");
+    is_int(c.full_kv_heads, 4, "leaves it");
+    is_int(parse("{" GEMMA4 ",\"per_layer_config\":{\"1\":{\"head_dim\":12,"
+                 "\"num_key_value_heads\":1}}}",
+                 NULL),
+           ERR_OK, "as transformers writes it");
+    ok(c.full_head_dim == 12 && c.full_kv_heads == 1, "the heads of its full layer");
+    is_int(parse("{\"architectures\":[\"Gemma4ForConditionalGeneration\"],\"text_config\":{" GEMMA4
+                 ",\"sliding_window\":600,\"enable_moe_block\":true,\"num_experts\":4,"
+                 "\"top_k_experts\":2,\"moe_intermediate_size\":24}}",
+                 NULL),
+           ERR_OK, "with experts, in a model of images");
+    ok(c.experts.n == 4 && c.experts.is_apart && c.experts.has_scales && c.experts.renorms &&
+           c.experts.shared_dim == 128 && c.layer_experts[0] && c.layer_experts[1],
+       "has them beside the FFN");
+    is_int(c.layer_kinds[0], LAYER_WINDOW, "layers with a window longer than all keep their kind");
+}
+
 int main(void)
 {
     struct hf_config before;
@@ -285,5 +353,6 @@ int main(void)
     check_quant();
     check_ropes();
     check_families();
+    check_gemma4();
     return tap_done();
 }

@@ -163,6 +163,31 @@ static void check_weights(const char *config, size_t config_len, const char *ten
     free(copy);
 }
 
+/* Tensors that only some families have, each under another name. */
+static void check_families(void)
+{
+    static const char *const names[] = {"embed_tokens_per_layer", "per_layer_model_projection",
+                                        "layers.3.per_layer_input_gate", "layers.6.layer_scalar",
+                                        "layers.1.post_per_layer_input_norm"};
+    size_t config_len, len;
+    char *config = golden("tests/golden/families/gemma4/config.json", &config_len);
+    char *tensors = golden("tests/golden/families/gemma4/model.safetensors", &len);
+
+    put("config.json", config, config_len);
+    put("model.safetensors", tensors, len);
+    is_int(open_folder(), ERR_OK, "a Gemma 4 opens");
+    for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
+        char *at = memmem(tensors, len, names[i], strlen(names[i]));
+
+        at[strlen(names[i]) - 1] ^= 1;
+        put("model.safetensors", tensors, len);
+        is_int(open_folder(), ERR_NOT_FOUND, "not without %s", names[i]);
+        at[strlen(names[i]) - 1] ^= 1;
+    }
+    free(config);
+    free(tensors);
+}
+
 static void check_memory(void)
 {
     int n = 0, rc = ERR_NO_MEMORY;
@@ -202,6 +227,9 @@ int main(void)
     ok(m != NULL && memcmp(first, model_shape(m)->fingerprint.bytes, sizeof first) != 0,
        "and so does the fingerprint");
     model_close(m);
+    check_families();
+    put("config.json", config, config_len);
+    put("model.safetensors", tensors, len);
     check_memory();
     drop("config.json");
     drop("model.safetensors");
