@@ -19,14 +19,17 @@
 #define K_BOTH static inline
 #endif
 
-/* K_BF16_KEPT is bf16 on a device whose plain matrices are float32. The types after it are blocks
- * of GGUF files: elements that are stored together with scales of their own (ref_blocks()). Those
+/* K_BF16_KEPT is bf16 on a device whose plain matrices are float32. K_E8M0 is only a type of
+ * scales, an exponent: 2^(e - 127). K_E2M1 is a float of 4 bits, of which a byte has two, the low
+ * half first. The types after it are blocks of GGUF files: elements that are stored together with scales of their own (ref_blocks()). Those
  * of 32 elements come first, then those of 256. */
 enum k_type {
     K_BF16,
     K_E4M3,
     K_F32,
     K_BF16_KEPT,
+    K_E8M0,
+    K_E2M1,
     K_Q4_0,
     K_Q4_1,
     K_Q5_0,
@@ -87,6 +90,17 @@ K_BOTH struct k_format k_format_in_groups(enum k_type elem, int rows, int cols)
     return format;
 }
 
+/* Floats of 4 bits with an exponent for each K_MXFP4_GROUP columns. A device that multiplies with
+ * it has it in the arrangement of kernels/mxfp4.h, where scales stand beside the elements. */
+#define K_MXFP4_GROUP 32
+
+K_BOTH struct k_format k_format_mxfp4(void)
+{
+    struct k_format format = {K_E2M1, K_E8M0, 1, K_MXFP4_GROUP, false, false, false};
+
+    return format;
+}
+
 /* --- properties ------------------------------------------------------------------------------ */
 
 /* Of one element of a type without blocks. */
@@ -95,9 +109,11 @@ K_BOTH int k_type_bits(enum k_type type)
     return type == K_F32 ? 32 : type == K_BF16 || type == K_BF16_KEPT ? 16 : 8;
 }
 
-/* Elements of a block; 1 for a type without blocks. */
+/* Elements of a block; 1 for a type without blocks, 2 for one whose elements share a byte. */
 K_BOTH int k_type_block(enum k_type type)
 {
+    if (type == K_E2M1)
+        return 2;
     return type < K_Q4_0 ? 1 : type < K_Q2_K ? 32 : 256;
 }
 
@@ -108,7 +124,9 @@ K_BOTH int k_type_block_bytes(enum k_type type)
     case K_BF16:
     case K_E4M3:
     case K_F32:
-    case K_BF16_KEPT: break;
+    case K_BF16_KEPT:
+    case K_E8M0: break;
+    case K_E2M1: return 1;
     case K_Q4_0: return 18;
     case K_Q4_1: return 20;
     case K_Q5_0: return 22;
@@ -149,6 +167,13 @@ K_BOTH bool k_format_is_in_blocks(const struct k_format *f, enum k_type elem, in
 {
     return f->elem == elem && f->scale == K_F32 && f->group_rows == side && f->group_cols == side &&
            !f->has_zeros && !f->has_global;
+}
+
+/* Is it k_format_mxfp4()? */
+K_BOTH bool k_format_is_mxfp4(const struct k_format *f)
+{
+    return f->elem == K_E2M1 && f->scale == K_E8M0 && f->group_rows == 1 &&
+           f->group_cols == K_MXFP4_GROUP && !f->has_zeros && !f->has_global;
 }
 
 /* Products with this format read their input rounded to the elements' type (struct k_quantised). */

@@ -413,7 +413,8 @@ int k_route(const struct k_mixing *m, const k_bf16 *x, const struct k_half_norme
             int dim, k_stream stream);
 
 /* y of m = the experts' results in the order of routes, after k_route() with the same n. Matrices
- * are plain, or e4m3 with scales by row or in blocks of 128 x 128; x is bf16 [n][dim]. With up to
+ * are plain, or e4m3 with scales by row or in blocks of 128 x 128, or MXFP4 in the arrangement of
+ * kernels/mxfp4.h, each expert for itself; x is bf16 [n][dim]. With up to
  * K_MIXING_FEW tokens each expert that has routes is read once. ff is rounded to bfloat16. The bits
  * of a route depend on n through this limit only. */
 int k_run_experts(const struct k_mixing *m, const k_bf16 *x, const struct k_half_normed *norm,
@@ -760,6 +761,16 @@ int k_copy_rows(int32_t *dst, int stride, const int32_t *src, int width, int n_r
 /* n elements of approximately normal noise, mean 0, the given deviation, from (seed, index). */
 int k_fill_random(k_bf16 *out, size_t n, float deviation, uint64_t seed, k_stream stream);
 int k_fill_random_e4m3(k_e4m3 *out, size_t n, float deviation, uint64_t seed, k_stream stream);
+
+/* A matrix of one expert in the arrangement of kernels/mxfp4.h [k_mxfp4_bytes()], from its rows in
+ * a file: codes [n_rows][n_in / 2], exponents [n_rows][n_in / 32]. They do not overlap; out and
+ * codes are aligned to 16 bytes. Refused if n_in is not whole groups of 32. */
+struct k_mxfp4_rows;
+int k_mxfp4_arrange(void *out, const void *codes, const void *exponents,
+                    const struct k_mxfp4_rows *rows, int n_in, k_stream stream);
+
+/* Random codes in this arrangement, with one exponent: a deviation of about 0.02. */
+int k_fill_random_mxfp4(void *out, size_t bytes, uint64_t seed, k_stream stream);
 
 #ifdef __cplusplus
 }

@@ -48,6 +48,8 @@ static float number(enum k_type type, const void *from, size_t i)
     case K_BF16:
     case K_BF16_KEPT: memcpy((char *)&value + 2, bytes + 2 * i, 2); break;
     case K_E4M3: value = k_e4m3_value(bytes[i]); break;
+    case K_E8M0:
+    case K_E2M1:
     case K_Q4_0:
     case K_Q4_1:
     case K_Q5_0:

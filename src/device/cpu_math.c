@@ -166,6 +166,8 @@ bool cpu_math_reads(enum k_type type)
     case K_Q6_K: return true;
     case K_BF16:
     case K_E4M3:
+    case K_E8M0:
+    case K_E2M1:
     case K_Q5_0:
     case K_Q5_1:
     case K_IQ4_NL:

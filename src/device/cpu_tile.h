@@ -250,6 +250,8 @@ static void TILE(matmul)(const struct cpu_matmul *m)
     case K_F32: matmul_as(m, K_F32); break;
     case K_BF16:
     case K_E4M3:
+    case K_E8M0:
+    case K_E2M1:
     case K_Q5_0:
     case K_Q5_1:
     case K_IQ4_NL:
@@ -289,6 +291,8 @@ static void TILE(expand)(float *out, const struct cpu_matmul *m)
     case K_F32: expand_as(out, m, K_F32); break;
     case K_BF16:
     case K_E4M3:
+    case K_E8M0:
+    case K_E2M1:
     case K_Q5_0:
     case K_Q5_1:
     case K_IQ4_NL:

@@ -19,6 +19,7 @@
 
 #include "base/err.h"
 #include "kernels/kernels.h"
+#include "kernels/mxfp4.h"
 
 enum device_type { DEVICE_BF16, DEVICE_F16, DEVICE_F32 }; /* of weights in a file */
 
@@ -216,12 +217,19 @@ struct device_ops {
     int (*pipe_quantise)(struct device *d, struct device_pipe *p, const struct k_quantised *out,
                          enum device_type type, int n_rows, int n_in);
 
-    /* Fill a matrix's elements with noise, whatever their scales are. */
+    /* Fill a matrix's elements with noise, whatever their scales are; a matrix in
+     * k_format_mxfp4() is that of one expert, and gets scales. */
     int (*fill_random)(struct device *d, const struct k_matrix *m, float deviation, uint64_t seed);
 
     /* True if matmul() multiplies with a matrix of this format and shape, which need not have
-     * memory yet. All devices take the plain format (k_format_is_plain()). */
+     * memory yet; experts() does, if it is k_format_mxfp4(). All devices take the plain format
+     * (k_format_is_plain()). */
     bool (*takes)(struct device *d, const struct k_matrix *m);
+    /* Bring a matrix of experts in k_format_mxfp4() into the arrangement of kernels/mxfp4.h, in
+     * place: each expert's part of m->data, k_mxfp4_bytes(), begins with its rows as in a file,
+     * codes [n_rows][n_in / 2], then exponents [n_rows][n_in / 32]. NULL where takes() is never
+     * true for the format. ERR_NO_MEMORY, ERR_GPU (logged). */
+    int (*arrange)(struct device *d, const struct k_matrix *m, const struct k_mxfp4_rows *rows);
     /* Read a table of measured products for GPUs like this one. A file for other hardware or
      * versions is logged and ignored; a missing one is ignored, and logged only if it is
      * expected. */

@@ -152,7 +152,9 @@ static int cuda_fill_random(struct device *d, const struct k_matrix *m, float de
     k_stream stream = cuda_of(d)->stream;
     int before = cuda_enter(cuda_of(d)), rc;
 
-    if (m->format.elem == K_E4M3)
+    if (k_format_is_mxfp4(&m->format))
+        rc = k_fill_random_mxfp4(m->data, k_mxfp4_bytes(m->n_out, m->n_in), seed, stream);
+    else if (m->format.elem == K_E4M3)
         rc = k_fill_random_e4m3(m->data, n, deviation, seed, stream);
     else
         rc = k_fill_random(m->data, n, deviation, seed, stream);
@@ -698,6 +700,7 @@ static const struct device_ops cuda_ops = {
     .pipe_quantise = cuda_pipe_quantise,
     .fill_random = cuda_fill_random,
     .takes = cuda_takes,
+    .arrange = experts_arrange,
     .read_products = cuda_read_products,
     .join_ranks = peers_join,
     .leave_ranks = stages_leave,

@@ -185,6 +185,8 @@ static inline bool cuda_samples(const struct cuda *c)
 /* --- experts_cuda.c --- */
 void experts_mix(struct device *d, void *out, const struct device_experts *e, int n);
 int experts_reserve(struct cuda *c) ERR_CHECKED;
+int experts_arrange(struct device *d, const struct k_matrix *m,
+                    const struct k_mxfp4_rows *rows) ERR_CHECKED;
 
 /* --- peers_cuda.c: operations of the table --- */
 int peers_join(struct device *const *all, int n, enum device_links links);

@@ -82,7 +82,18 @@ const struct tensor *loader_find_numbers(struct loader *l, const char *whole, in
 /* The shape of a vector with one number per row of a tensor. */
 struct slice_shape loader_row_shape(const struct slice_shape *shape);
 
+/* Set the current rank's target of a tensor of the list. */
+void loader_list_target(struct loader *l, size_t item, const struct target *to);
+
 /* --- of loader_experts.c --- */
+
+/* Give a matrix of experts in k_format_mxfp4() its memory, and list what goes there; a random one
+ * is filled at once. Slices of parts may change. */
+void loader_fill_mxfp4(struct loader *l, struct k_matrix *m, struct part *parts, int n_parts,
+                       const struct loader_tensors *all);
+
+/* Arrange the matrices that have been read, on their devices. */
+int loader_arrange(struct loader *l) ERR_CHECKED;
 
 /* Find a part that is an expert's in the tensor, or in the blocks and scales, of all n experts of
  * the layer, and list it. Errors are in l->rc. */

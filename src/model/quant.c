@@ -688,6 +688,17 @@ int quant_find(struct quant_part *out, const struct checkpoint *files,
     return rc;
 }
 
+bool quant_is_mxfp4(const struct quant_format *kind)
+{
+    return kind != NULL && kind->values == quant_values_mxfp4;
+}
+
+void quant_keep_mxfp4(struct quant_part *p)
+{
+    if (quant_is_mxfp4(p->kind))
+        p->format = k_format_mxfp4();
+}
+
 int quant_mxfp4(struct quant_part *out, const struct checkpoint *files,
                 const struct tensor *const parts[2], const struct quant_matrix *matrix, char *why,
                 size_t why_cap)
@@ -699,11 +710,11 @@ int quant_mxfp4(struct quant_part *out, const struct checkpoint *files,
     int rc;
 
     for (size_t i = 0; i < N_FORMATS && part.kind == NULL; i++) {
-        if (formats[i].values == quant_values_mxfp4)
+        if (quant_is_mxfp4(&formats[i]))
             part.kind = &formats[i];
     }
     must(part.kind != NULL);
-    part.format = quant_format_of(&(struct quant_config){.kind = part.kind}, part.kind);
+    quant_keep_mxfp4(&part);
     rc = part.kind->check(&search, &part);
     if (rc == ERR_OK)
         *out = part;
@@ -799,6 +810,7 @@ void quant_text(char *out, size_t cap, const struct quant_format *kind, const st
 {
     static const char *const types[] = {
         [K_BF16] = "bf16",     [K_E4M3] = "e4m3",     [K_F32] = "float32", [K_BF16_KEPT] = "bf16",
+        [K_E8M0] = "e8m0",     [K_E2M1] = "e2m1",
         [K_Q4_0] = "Q4_0",     [K_Q4_1] = "Q4_1",     [K_Q5_0] = "Q5_0",   [K_Q5_1] = "Q5_1",
         [K_Q8_0] = "Q8_0",     [K_IQ4_NL] = "IQ4_NL", [K_MXFP4] = "MXFP4", [K_Q2_K] = "Q2_K",
         [K_Q3_K] = "Q3_K",     [K_Q4_K] = "Q4_K",     [K_Q5_K] = "Q5_K",   [K_Q6_K] = "Q6_K",
