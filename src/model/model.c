@@ -545,6 +545,8 @@ static size_t model_weights_bytes(const struct model *m)
 /* Elements of a matrix in its format. */
 static size_t model_matrix_bytes(const struct model *m, const struct k_matrix *w)
 {
+    if (k_format_is_mxfp4(&w->format)) /* with their exponents */
+        return (size_t)w->n_out * (size_t)w->n_in * 17 / 32;
     if (k_format_is_plain(&w->format))
         return (size_t)w->n_out * (size_t)w->n_in * m->device->elem_bytes;
     return (size_t)w->n_out * k_format_row_bytes(&w->format, w->n_in);
