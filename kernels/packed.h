@@ -24,6 +24,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "kernels/format.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 #define K_PACKED_ROWS 16  /* of a strip */
 #define K_PACKED_COLS 128 /* of a record */
 
@@ -33,6 +39,14 @@ struct k_packing {
     int scale_bytes; /* of a scale: 1 or 2 */
     int zero_bytes;  /* of a zero point or minimum: 0 (there are none), 1 or 2 */
 };
+
+/* The records of a packed format (k_format_is_packed()): 4 bits, scales of 2 bytes, zeros of 1. */
+K_BOTH struct k_packing k_packing_of(const struct k_format *f)
+{
+    struct k_packing packing = {4, f->group_cols, 2, f->has_zeros ? 1 : 0};
+
+    return packing;
+}
 
 /* Whether rows of n_in columns can be packed: they are whole records, and all sizes are known. */
 bool k_packing_takes(const struct k_packing *p, int n_in);
@@ -61,4 +75,7 @@ void k_pack_strip(uint8_t *strip, const struct k_packing *p, const struct k_unpa
 void k_unpack_strip(const struct k_unpacked *to, const struct k_packing *p, const uint8_t *strip,
                     int n_rows, int n_in);
 
+#ifdef __cplusplus
+}
+#endif
 #endif
