@@ -62,6 +62,9 @@ struct k_format {
     bool has_x_scale;  /* the scale of inputs is in the checkpoint */
 };
 
+/* The longest rows of packed matrices: a cluster holds eight rows of x in shared memory. */
+#define K_PACKED_IN_MAX 49152
+
 /* The length of a row of scales: groups of n_in columns, rounded up to a multiple of 4. */
 #define K_SCALE_COLS(n_in, group) ((((n_in) + (group)-1) / (group) + 3) / 4 * 4)
 
@@ -172,6 +175,14 @@ K_BOTH bool k_format_is_in_blocks(const struct k_format *f, enum k_type elem, in
 K_BOTH bool k_format_is_packed(const struct k_format *f)
 {
     return f->elem == K_INT4;
+}
+
+/* Do rows and columns of a packed matrix fit what kernels take: whole pairs of strips of 16 rows,
+ * whole records of 128 columns? */
+K_BOTH bool k_format_fits(const struct k_format *f, int n_out, int n_in)
+{
+    return (f->group_cols == 32 || f->group_cols == 64 || f->group_cols == 128) &&
+           n_out % 32 == 0 && n_in % 128 == 0 && n_in <= K_PACKED_IN_MAX;
 }
 
 /* Products with this format read their input rounded to the elements' type (struct k_quantised). */

@@ -39,8 +39,7 @@ static __global__ void __launch_bounds__(THREADS)
         return;
 #pragma unroll
     for (int quarter = 0; quarter < 4; quarter++) {
-        uint2 codes =
-            *(const uint2 *)(from + quarter / 2 * 512 + lane * 16 + quarter % 2 * 8);
+        uint2 codes = *(const uint2 *)(from + quarter / 2 * 512 + lane * 16 + quarter % 2 * 8);
         packed_numbers numbers = packed_numbers_of(from, quarter * groups / 4, row, s);
         float low[8], high[8];
 
@@ -53,8 +52,8 @@ static __global__ void __launch_bounds__(THREADS)
 int k_dequantise(k_bf16 *out, const struct k_matrix *w, int first, int n, k_stream stream)
 {
     const struct packed_shape s = packed_shape_of(w);
-    const char *from = (const char *)w->data + (size_t)(first / K_PACKED_ROWS) * s.n_records *
-                                                   (size_t)s.record_bytes;
+    const char *from = (const char *)w->data +
+                       (size_t)(first / K_PACKED_ROWS) * s.n_records * (size_t)s.record_bytes;
     size_t n_records = (size_t)(n / K_PACKED_ROWS) * (size_t)s.n_records;
     unsigned blocks = (unsigned)((n_records * 32 + THREADS - 1) / THREADS);
 
@@ -86,8 +85,8 @@ int k_fill_random_packed(const struct k_matrix *w, float deviation, uint64_t see
     __half narrow = __float2half(scale);
     __nv_bfloat16 brain = __float2bfloat16(scale);
     uint32_t bits = s.is_half ? *(const uint16_t *)&narrow : *(const uint16_t *)&brain;
-    size_t n_words = (size_t)(w->n_out / K_PACKED_ROWS) * (size_t)s.n_records *
-                     (size_t)(s.record_bytes / 4);
+    size_t n_words =
+        (size_t)(w->n_out / K_PACKED_ROWS) * (size_t)s.n_records * (size_t)(s.record_bytes / 4);
 
     return K_LAUNCH(fill_records_kernel, 4096, 256, 0, stream, (uint32_t *)w->data, n_words, s,
                     bits << 16 | bits, seed);

@@ -47,8 +47,8 @@ struct packed_cut {
     int n_records; /* of a row of w */
     int record_bytes;
     int depth;
-    int x_stride;  /* bytes between rows of x in shared memory */
-    int buffers;   /* of sums: 1 with a single pass */
+    int x_stride; /* bytes between rows of x in shared memory */
+    int buffers;  /* of sums: 1 with a single pass */
     int smem;
 };
 
@@ -150,9 +150,11 @@ static __device__ inline group_numbers numbers_of(const char *record, int group,
 {
     int row = threadIdx.x % 32 / 4;
     const uint16_t *scales = (const uint16_t *)(record + PACKED_CODE_BYTES) + group * 16 + row;
-    const uint8_t *zeros = (const uint8_t *)record + PACKED_CODE_BYTES + GROUPS * 32 + group * 16 + row;
-    group_numbers numbers = {{packed_scale(scales[0], a.is_half), packed_scale(scales[8], a.is_half)},
-                             {0x43084308U, 0x43084308U}};
+    const uint8_t *zeros =
+        (const uint8_t *)record + PACKED_CODE_BYTES + GROUPS * 32 + group * 16 + row;
+    group_numbers numbers = {
+        {packed_scale(scales[0], a.is_half), packed_scale(scales[8], a.is_half)},
+        {0x43084308U, 0x43084308U}};
 
     if (a.has_zeros) {
         numbers.less[0] = 0x43004300U + zeros[0] * 0x00010001U;
@@ -205,9 +207,8 @@ static __device__ inline void multiply_record(float (&acc)[2][NT][4], const char
         for (int i = 0; i < 2 * NT * 4; i++) {
             int strip = i / (NT * 4), tile = i / 4 % NT, elem = i % 4;
 
-            acc[strip][tile][elem] = __fmaf_rn(part[strip][tile][elem],
-                                               numbers[strip].scale[elem / 2],
-                                               acc[strip][tile][elem]);
+            acc[strip][tile][elem] = __fmaf_rn(
+                part[strip][tile][elem], numbers[strip].scale[elem / 2], acc[strip][tile][elem]);
         }
     }
 }
@@ -429,8 +430,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
     int last = share(a.c.n_units, group + 1, a.c.n_groups);
     int first = share(a.c.n_records, rank, a.c.n_split);
     int end = share(a.c.n_records, rank + 1, a.c.n_split);
-    record_ring r = open_ring(a, shared + warp * ring_bytes, bars + warp * a.c.depth, warp, first,
-                              end);
+    record_ring r =
+        open_ring(a, shared + warp * ring_bytes, bars + warp * a.c.depth, warp, first, end);
     targets to = targets_of(a.p, a.n_out);
     const char *x[NT];
     float squares[SQUARES];
@@ -533,8 +534,7 @@ static long cost_of(const struct packed_cut *c, int columns)
 }
 
 /* Cut w for so many columns; false when no cut fits into shared memory. */
-static bool packed_cut_of(struct packed_cut *best, const struct k_matrix *w, int columns,
-                          int n_sms)
+static bool packed_cut_of(struct packed_cut *best, const struct k_matrix *w, int columns, int n_sms)
 {
     const struct k_packing packing = k_packing_of(&w->format);
     struct packed_cut c = {};
@@ -559,11 +559,8 @@ static bool packed_cut_of(struct packed_cut *best, const struct k_matrix *w, int
 
 bool product_packed_takes(const struct k_matrix *w, int n)
 {
-    const struct k_packing packing = k_packing_of(&w->format);
-
-    return k_format_is_packed(&w->format) && packing.group >= 32 &&
-           k_packing_takes(&packing, w->n_in) && w->n_out % UNIT_ROWS == 0 && n >= 1 &&
-           n <= K_PRODUCT_ROWS_MAX;
+    return k_format_is_packed(&w->format) && k_format_fits(&w->format, w->n_out, w->n_in) &&
+           n >= 1 && n <= K_PRODUCT_ROWS_MAX;
 }
 
 int product_packed_bucket(int n)
@@ -606,8 +603,9 @@ static struct k_product rows_from(const struct k_product *p, int first)
 {
     struct k_product some = *p;
     size_t at = (size_t)first, n_out = (size_t)p->w->n_out;
-    size_t y_bytes = p->kind == K_PRODUCT_FLOAT ? 4 * n_out
-                                                : p->kind == K_PRODUCT_GATED ? n_out : 2 * n_out;
+    size_t y_bytes = p->kind == K_PRODUCT_FLOAT   ? 4 * n_out
+                     : p->kind == K_PRODUCT_GATED ? n_out
+                                                  : 2 * n_out;
 
     some.x = (const k_bf16 *)p->x + at * (size_t)p->w->n_in;
     if (p->sums_in != NULL)

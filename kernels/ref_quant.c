@@ -63,7 +63,10 @@ static float number(enum k_type type, const void *from, size_t i)
     case K_Q5_K:
     case K_Q6_K:
     case K_IQ4_XS: break; /* ref_blocks() reads these */
-    case K_F16: memcpy(&half, bytes + 2 * i, 2); value = (float)half; break;
+    case K_F16:
+        memcpy(&half, bytes + 2 * i, 2);
+        value = (float)half;
+        break;
     case K_INT4: break; /* dequantise_records() */
     }
     return value;
@@ -110,8 +113,8 @@ static void dequantise_record(float *out, const struct k_format *format, const u
         size_t group = (size_t)(row * groups + col / packing.group);
         int zero = format->has_zeros ? zeros[group] : 8;
 
-        out[col] = (float)(codes[row * K_PACKED_COLS + col] - zero) *
-                   number(format->scale, scales, group);
+        out[col] =
+            (float)(codes[row * K_PACKED_COLS + col] - zero) * number(format->scale, scales, group);
     }
 }
 
@@ -126,8 +129,7 @@ static void dequantise_records(float *out, const struct k_matrix *w, int first, 
             (const uint8_t *)w->data + (size_t)(row / K_PACKED_ROWS) * strip_bytes;
 
         for (int col = 0; col < w->n_in; col += K_PACKED_COLS, out += K_PACKED_COLS)
-            dequantise_record(out, &w->format,
-                              strip + (size_t)(col / K_PACKED_COLS) * record_bytes,
+            dequantise_record(out, &w->format, strip + (size_t)(col / K_PACKED_COLS) * record_bytes,
                               row % K_PACKED_ROWS);
     }
 }

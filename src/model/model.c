@@ -351,6 +351,7 @@ static struct device_limits model_rank_limits(struct model *m, const struct rank
         .ff_dim = widest.ff,
         .n_vocab = r->is_last && r->part == 0 ? shape->n_vocab : 0,
         .codes = r->weights.reads_codes,
+        .packed = r->weights.is_packed,
         .has_states = widest.has_states,
         .n_experts = widest.experts.n_own,
         .n_experts_used = widest.experts.n_used,

@@ -207,7 +207,8 @@ static const struct quant_format formats[] = {
      .n_needed = 1,
      .is_whole = true,
      .check = quant_check_awq,
-     .values = quant_values_awq},
+     .values = quant_values_awq,
+     .codes = &quant_codes_awq},
     {.method = "awq",
      .name_key = "version",
      .names = {"gemv"},
@@ -218,7 +219,8 @@ static const struct quant_format formats[] = {
      .beside = {"scales", "qzeros"},
      .n_needed = 1,
      .check = quant_check_awq_gemv,
-     .values = quant_values_awq_gemv},
+     .values = quant_values_awq_gemv,
+     .codes = &quant_codes_awq_gemv},
     {.method = "gptq",
      .name_key = "checkpoint_format",
      .names = {"gptq"},
@@ -230,7 +232,8 @@ static const struct quant_format formats[] = {
      .n_needed = 2,
      .is_whole = true,
      .check = quant_check_gptq,
-     .values = quant_values_gptq},
+     .values = quant_values_gptq,
+     .codes = &quant_codes_gptq},
     {.method = "gptq",
      .name_key = "checkpoint_format",
      .names = {"gptq_v2"},
@@ -242,7 +245,8 @@ static const struct quant_format formats[] = {
      .n_needed = 2,
      .is_whole = true,
      .check = quant_check_gptq,
-     .values = quant_values_gptq_v2},
+     .values = quant_values_gptq_v2,
+     .codes = &quant_codes_gptq_v2},
     {.method = "compressed-tensors",
      .names = {"pack-quantized", "mixed-precision"},
      .read = quant_read_shapes,
@@ -252,7 +256,8 @@ static const struct quant_format formats[] = {
      .beside = {"weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape"},
      .n_needed = 1,
      .check = quant_check_packed,
-     .values = quant_values_packed},
+     .values = quant_values_packed,
+     .codes = &quant_codes_packed},
     {.method = "compressed-tensors",
      .names = {"int-quantized"},
      .read = quant_read_shapes,
@@ -425,7 +430,10 @@ int quant_read(struct quant_config *out, const struct json *config, char *why, s
         reading.format = k_format_bare(K_BF16);
     }
     if (reading.rc == ERR_OK)
-        *out = (struct quant_config){.kind = kind, .format = reading.format};
+        *out = (struct quant_config){.kind = kind,
+                                     .format = reading.format,
+                                     .packed = kind->codes != NULL ? quant_packed_config(config)
+                                                                   : k_format_bare(K_BF16)};
     return reading.rc;
 }
 
