@@ -9,23 +9,15 @@
 
 #define THREADS 256
 
-/* A lane's weights of 32 columns: eight of row g, then eight of row g + 8. */
-static __device__ inline void widen_eights(float (&low)[8], float (&high)[8], uint32_t first,
-                                           uint32_t second, const packed_numbers &numbers)
+/* Two neighbours of a row of a strip: codes 16 bits apart, from bit `shift` on. */
+static __device__ inline uint32_t widen_two(uint32_t codes, int shift, float zero, float scale)
 {
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        uint32_t codes = i < 4 ? first : second;
-        int shift = i % 4 / 2 * 8 + i % 2 * 16;
-        float zeros[2] = {numbers.zero[0], numbers.zero[1]};
-
-        low[i] = ((float)(codes >> shift & 15) - zeros[0]) * numbers.scale[0];
-        high[i] = ((float)(codes >> (shift + 4) & 15) - zeros[1]) * numbers.scale[1];
-    }
+    return pack_bf16(((float)(codes >> shift & 15) - zero) * scale,
+                     ((float)(codes >> (shift + 16) & 15) - zero) * scale);
 }
 
-/* A warp per record. A lane stores 16 bytes of a row; four lanes stand side by side in it. Bytes
- * are read once and written once. */
+/* A warp per record. A lane stores two elements of a row; four lanes stand side by side in it, and
+ * two stores fill a sector. Bytes are read once and written once. */
 static __global__ void __launch_bounds__(THREADS)
     dequantise_kernel(k_bf16 *out, const char *w, struct packed_shape s, size_t n_records)
 {
@@ -33,19 +25,28 @@ static __global__ void __launch_bounds__(THREADS)
     int lane = threadIdx.x % 32, row = lane / 4, groups = K_PACKED_COLS / s.group;
     size_t strip = record / s.n_records, col = record % s.n_records * K_PACKED_COLS;
     const char *from = w + record * s.record_bytes;
-    k_bf16 *to = out + (strip * K_PACKED_ROWS + row) * s.n_in + col + lane % 4 * 8;
+    k_bf16 *to = out + (strip * K_PACKED_ROWS + row) * s.n_in + col + lane % 4 * 2;
 
     if (record >= n_records)
         return;
 #pragma unroll
-    for (int quarter = 0; quarter < 4; quarter++) {
-        uint2 codes = *(const uint2 *)(from + quarter / 2 * 512 + lane * 16 + quarter % 2 * 8);
-        packed_numbers numbers = packed_numbers_of(from, quarter * groups / 4, row, s);
-        float low[8], high[8];
+    for (int tile = 0; tile < 2; tile++) {
+        uint4 words = *(const uint4 *)(from + tile * 512 + lane * 16);
+        uint32_t codes[4] = {words.x, words.y, words.z, words.w};
 
-        widen_eights(low, high, codes.x, codes.y, numbers);
-        store_eight(to + quarter * 32, low);
-        store_eight(to + quarter * 32 + (size_t)8 * s.n_in, high);
+#pragma unroll
+        for (int step = 0; step < 4; step++) {
+            packed_numbers n = packed_numbers_of(from, (tile * 2 + step / 2) * groups / 4, row, s);
+
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+                int below = i % 2, half = i / 2;
+
+                *(uint32_t *)(to + (size_t)(8 * below) * s.n_in + tile * 64 + step * 16 +
+                              half * 8) =
+                    widen_two(codes[step], 8 * half + 4 * below, n.zero[below], n.scale[below]);
+            }
+        }
     }
 }
 

@@ -19,9 +19,8 @@
  * that the wait for the others is hidden.
  *
  * Codes: 128 | code is 128 + code in bfloat16, and 128 + zero is subtracted, which is exact; a sum
- * over a group of columns is multiplied by the group's scale in float32. Lane (g = lane / 4, q =
- * lane % 4) has the columns 8 q .. 8 q + 7 of each 32, so that it reads x in words of 16 bytes; rows
- * of x are padded by 64 bytes, so that no two lanes of a quarter warp meet in a bank.
+ * over a group of columns is multiplied by the group's scale in float32. x is read by ldmatrix; its
+ * rows are padded by 16 bytes, so that no two of eight meet in a bank.
  *
  * The order of sums depends on the shape and on n's bucket (packed_columns()) alone. */
 #include "kernels/packed.cuh"
@@ -35,7 +34,7 @@
 #define DEPTH_MIN  2
 #define SPLIT_MAX  8  /* the largest cluster that every GPU has */
 #define COL_STRIDE 20 /* stride of sums in shared memory: 16 rows, and no two lanes in a bank */
-#define X_PAD      64
+#define X_PAD      16
 #define SMEM_MAX   (226 * 1024)
 
 /* How a matrix is cut for a bucket of rows. */
@@ -124,18 +123,28 @@ static __device__ inline uint32_t widen(uint32_t codes, uint32_t less)
     return *(const uint32_t *)&value;
 }
 
-/* Multiply 16 columns: the codes of a lane, and its columns of rows of x. */
+/* Load 32 columns of eight rows of x, as two operands of a product. `at` is the lane's address:
+ * eight lanes give those of a matrix of 8 x 8. */
+static __device__ inline void load_matrices(uint32_t (&words)[4], uint32_t at)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "r"(at)
+                 : "memory");
+}
+
+/* Multiply 16 columns: the codes of a lane, and words `at` and at + 1 of rows of x. */
 template <int NT>
 static __device__ inline void multiply_codes(float (&part)[NT][4], uint32_t codes,
-                                             const uint32_t less[2], const uint32_t (&low)[NT],
-                                             const uint32_t (&high)[NT])
+                                             const uint32_t less[2], const uint32_t (&words)[NT][4],
+                                             int at)
 {
     uint32_t a0 = widen(codes, less[0]), a1 = widen(codes >> 4, less[1]);
     uint32_t a2 = widen(codes >> 8, less[0]), a3 = widen(codes >> 12, less[1]);
 
 #pragma unroll
     for (int i = 0; i < NT; i++)
-        multiply_16x8(part[i], a0, a1, a2, a3, low[i], high[i]);
+        multiply_16x8(part[i], a0, a1, a2, a3, words[i][at], words[i][at + 1]);
 }
 
 /* A lane's numbers of a group of columns, for rows g and g + 8 of a strip. */
@@ -166,7 +175,7 @@ static __device__ inline group_numbers numbers_of(const char *record, int group,
 /* Multiply a record of each strip by the rows of x. */
 template <int NT, int GROUPS>
 static __device__ inline void multiply_record(float (&acc)[2][NT][4], const char *const (&w)[2],
-                                              const char *const (&x)[NT], int x_at,
+                                              const uint32_t (&x)[NT], int x_at,
                                               const packed_args &a)
 {
     const int quarters = 4 / GROUPS; /* of 32 columns, in a group */
@@ -184,23 +193,19 @@ static __device__ inline void multiply_record(float (&acc)[2][NT][4], const char
 
 #pragma unroll
         for (int k = group * quarters; k < (group + 1) * quarters; k++) {
-            uint32_t low[2][NT], high[2][NT];
+            uint32_t words[NT][4]; /* two steps, a low and a high one of each */
 
 #pragma unroll
-            for (int i = 0; i < NT; i++) {
-                uint4 words = *(const uint4 *)(x[i] + x_at + k * 64);
-
-                low[0][i] = words.x, high[0][i] = words.y;
-                low[1][i] = words.z, high[1][i] = words.w;
-            }
+            for (int i = 0; i < NT; i++)
+                load_matrices(words[i], x[i] + (uint32_t)(x_at + k * 64));
 #pragma unroll
             for (int strip = 0; strip < 2; strip++) {
                 const uint4 &tile = codes[strip][k / 2];
 
                 multiply_codes<NT>(part[strip], k % 2 == 0 ? tile.x : tile.z, numbers[strip].less,
-                                   low[0], high[0]);
+                                   words, 0);
                 multiply_codes<NT>(part[strip], k % 2 == 0 ? tile.y : tile.w, numbers[strip].less,
-                                   low[1], high[1]);
+                                   words, 2);
             }
         }
 #pragma unroll
@@ -213,10 +218,11 @@ static __device__ inline void multiply_record(float (&acc)[2][NT][4], const char
     }
 }
 
-/* The warp's sums of a unit. x: a lane's words of each eight rows, from the CTA's first record. */
+/* The warp's sums of a unit. x: a lane's addresses of each eight rows, from the CTA's first
+ * record. */
 template <int NT, int GROUPS>
 static __device__ inline void multiply_unit(float (&acc)[2][NT][4], record_ring &r,
-                                            const char *const (&x)[NT], int first_of_x,
+                                            const uint32_t (&x)[NT], int first_of_x,
                                             const packed_args &a)
 {
 #pragma unroll 1
@@ -433,7 +439,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     record_ring r =
         open_ring(a, shared + warp * ring_bytes, bars + warp * a.c.depth, warp, first, end);
     targets to = targets_of(a.p, a.n_out);
-    const char *x[NT];
+    uint32_t x[NT];
     float squares[SQUARES];
     output done = {};
 
@@ -449,7 +455,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     }
 #pragma unroll
     for (int i = 0; i < NT; i++)
-        x[i] = xs + min(i * 8 + lane / 4, a.n - 1) * a.c.x_stride + lane % 4 * 16;
+        x[i] = shared_addr(xs + min(i * 8 + lane % 8, a.n - 1) * a.c.x_stride + lane / 8 * 16);
     __syncthreads();
     asm volatile("griddepcontrol.wait;" ::: "memory");
     asm volatile("griddepcontrol.launch_dependents;");

@@ -3,7 +3,7 @@
  * Products of few rows, as a decode has them: the four of each layer of Llama-3.1-8B, 32 layers as
  * one graph with overlapping launches; beside cuBLASLt's in the same run.
  *
- *   bench_product bf16|e4m3 ROWS[,ROWS...] [TABLE]
+ *   bench_product bf16|e4m3|int4 ROWS[,ROWS...] [TABLE]
  *
  * A line of what a read of the largest matrix reaches in this run: GPUs of one name differ by some
  * percent. Then three for each number of rows: microseconds a layer and the share of the time of a
@@ -11,7 +11,8 @@
  * products, of cuBLASLt's bare products, with the algorithms of TABLE, and of these with the row
  * operations that a step needs beside them (norms, activation, rounding to e4m3), which
  * k_multiply() has in it; then the same of each product alone, launched again and again on other
- * layers' weights. */
+ * layers' weights. int4 is codes in records with a scale of 16 bits for each 128 columns, which the
+ * library does not multiply with. */
 #include <string.h>
 
 #include "device/gemm_cuda.h"
@@ -72,6 +73,14 @@ static void *alloc_random(struct bench *b, enum k_type type, size_t n, float dev
                               : k_fill_random(p, n, deviation, seed, b->stream),
                "random numbers");
     return p;
+}
+
+/* Codes in records. */
+static void alloc_packed(struct bench *b, struct k_matrix *w, uint64_t seed)
+{
+    w->format = k_format_packed(K_BF16, 128, false);
+    w->data = alloc((size_t)w->n_out * k_format_row_bytes(&w->format, w->n_in));
+    bench_must(k_fill_random_packed(w, 0.02f, seed, b->stream), "random codes");
 }
 
 static void own(struct bench *b, int layer, int mat, int n)
@@ -217,6 +226,10 @@ static void allocate(struct bench *b)
                 continue;
             }
             *w = (struct k_matrix){.n_out = mats[mat].n_out, .n_in = mats[mat].n_in};
+            if (mat != MAT_HEAD && b->type == K_INT4) {
+                alloc_packed(b, w, (uint64_t)(i * MATS + mat + 1));
+                continue;
+            }
             if (mat != MAT_HEAD && b->type == K_E4M3)
                 w->format = k_format_by_row(K_E4M3);
             w->data = alloc_random(b, w->format.elem, n, 0.02f, (uint64_t)(i * MATS + mat + 1));
@@ -249,10 +262,11 @@ int main(int argc, char **argv)
     char *rest;
 
     if (argc < 3) {
-        fprintf(stderr, "usage: bench_product bf16|e4m3 ROWS[,ROWS...] [TABLE]\n");
+        fprintf(stderr, "usage: bench_product bf16|e4m3|int4 ROWS[,ROWS...] [TABLE]\n");
         return 2;
     }
-    b.type = strcmp(argv[1], "e4m3") == 0 ? K_E4M3 : K_BF16;
+    if (strcmp(argv[1], "bf16") != 0)
+        b.type = strcmp(argv[1], "e4m3") == 0 ? K_E4M3 : K_INT4;
     bench_must(cudaStreamCreate(&b.stream) != cudaSuccess, "stream");
     bench_must(cudaGetDeviceProperties(&prop, 0) != cudaSuccess, "device");
     allocate(&b);
@@ -272,6 +286,8 @@ int main(int argc, char **argv)
         }
         if (k_multiply_takes(&b.w[0][MAT_DOWN], n) && k_multiply_takes(&b.w[0][MAT_HEAD], n))
             print(&b, "own", own, n);
+        if (b.type == K_INT4)
+            continue;
         print(&b, "library", library, n);
         print(&b, "+ rows", stepped, n);
     }
