@@ -26,16 +26,17 @@
 #include "kernels/packed.cuh"
 #include "kernels/product_end.cuh"
 
-#define WARPS      8
-#define THREADS    (WARPS * 32)
-#define UNIT_ROWS  32 /* two strips */
-#define RUN        2  /* records of a strip in a stage */
-#define DEPTH_MAX  4  /* stages of a ring: 135 KB per multiprocessor, as in product.cu */
-#define DEPTH_MIN  2
-#define SPLIT_MAX  8  /* the largest cluster that every GPU has */
-#define COL_STRIDE 20 /* stride of sums in shared memory: 16 rows, and no two lanes in a bank */
-#define X_PAD      16
-#define SMEM_MAX   (226 * 1024)
+#define WARPS       8
+#define THREADS     (WARPS * 32)
+#define UNIT_ROWS   32 /* two strips */
+#define RUN         2  /* records of a strip in a stage */
+#define DEPTH_MAX   4  /* stages of a ring: 135 KB per multiprocessor, as in product.cu */
+#define DEPTH_MIN   2
+#define SPLIT_MAX   8  /* the largest cluster that every GPU has */
+#define COL_STRIDE  20 /* stride of sums in shared memory: 16 rows, and no two lanes in a bank */
+#define X_PAD       16
+#define COLUMNS_MAX 32 /* for more the kernel with wgmma is faster */
+#define SMEM_MAX    (226 * 1024)
 
 /* How a matrix is cut for a bucket of rows. */
 struct packed_cut {
@@ -497,7 +498,7 @@ static int ceil_of(int x, int by)
 /* The buckets. */
 static int packed_columns(int n)
 {
-    return n <= 1 ? 1 : n <= 8 ? 8 : n <= 16 ? 16 : 32;
+    return n <= 1 ? 1 : n <= 8 ? 8 : n <= 16 ? 16 : COLUMNS_MAX;
 }
 
 /* Clusters of more than two CTAs need multiprocessors of one part of the GPU, which have 16 or 18;
@@ -571,7 +572,7 @@ bool product_packed_takes(const struct k_matrix *w, int n)
 
 int product_packed_bucket(int n)
 {
-    return n > 32 ? K_PRODUCT_ROWS_MAX : packed_columns(n);
+    return n > COLUMNS_MAX ? K_PRODUCT_ROWS_MAX : packed_columns(n);
 }
 
 template <int NT, int GROUPS> static int launch(const packed_args &a, k_stream stream)
@@ -654,6 +655,8 @@ int product_packed(const struct k_product *p, int n, int n_sms, k_stream stream)
     int columns = packed_columns(n), rc = 0;
     struct packed_cut cut;
 
+    if (n > COLUMNS_MAX)
+        return product_wide_packed(p, n, n_sms, stream);
     while (columns > 1 && !packed_cut_of(&cut, p->w, columns, n_sms))
         columns = columns > 8 ? columns / 2 : 1;
     if (columns == 1 && !packed_cut_of(&cut, p->w, columns, n_sms))
