@@ -361,9 +361,19 @@ static const struct quant_format converted_e4m3 = {.method = "compressed-tensors
     }
 
 static const struct quant_format blocks[] = {
-    BLOCKS(Q4_0),   BLOCKS(Q4_1),   BLOCKS(Q5_0),  BLOCKS(Q5_1), BLOCKS(Q8_0),
-    BLOCKS(Q2_K),   BLOCKS(Q3_K),   BLOCKS(Q4_K),  BLOCKS(Q5_K), BLOCKS(Q6_K),
-    BLOCKS(IQ4_NL), BLOCKS(IQ4_XS), BLOCKS(MXFP4),
+    {.data = "weight", .dtype = "Q4_0", .packed = 1, .elem = K_Q4_0, .codes = &quant_codes_q4_0},
+    BLOCKS(Q4_1),
+    BLOCKS(Q5_0),
+    BLOCKS(Q5_1),
+    BLOCKS(Q8_0),
+    BLOCKS(Q2_K),
+    BLOCKS(Q3_K),
+    BLOCKS(Q4_K),
+    BLOCKS(Q5_K),
+    BLOCKS(Q6_K),
+    BLOCKS(IQ4_NL),
+    BLOCKS(IQ4_XS),
+    BLOCKS(MXFP4),
 };
 
 #define N_BLOCKS (sizeof blocks / sizeof blocks[0])
@@ -682,6 +692,10 @@ int quant_find(struct quant_part *out, const struct checkpoint *files,
     part.kind = quant_find_kind(&search, config->kind);
     if (part.kind != NULL)
         part.format = quant_format_of(config, part.kind);
+    if (part.kind != NULL && part.kind->codes != NULL && !quant_has_values(&part)) {
+        part.bits = 4;
+        part.group = k_type_block(part.kind->elem);
+    }
     part.data = quant_tensor_beside(&search, part.kind != NULL ? part.kind->data : "weight");
     if (part.data == NULL) {
         (void)snprintf(why, why_cap, "tensor %s.weight is missing", matrix->stem); /* cut is fine */

@@ -394,9 +394,11 @@ static int awq_zero(const struct quant_part *p, int row, int group)
 }
 
 /* [groups][rows] */
-static size_t scale_of_column(const struct quant_part *p, int row, int group)
+static const uint8_t *column_scale(const struct quant_part *p, const uint8_t *bytes, int row,
+                                   int group)
 {
-    return (size_t)group * (size_t)p->rows + (size_t)row;
+    (void)bytes;
+    return p->beside[SCALES]->data + 2 * ((size_t)group * (size_t)p->rows + (size_t)row);
 }
 
 static void gemv_row(uint8_t *out, const struct quant_part *p, const uint8_t *bytes, int row,
@@ -408,15 +410,22 @@ static void gemv_row(uint8_t *out, const struct quant_part *p, const uint8_t *by
         out[k] = (uint8_t)packed_element(bytes, at + (size_t)k, 4, 1);
 }
 
-/* [rows][groups] */
-static size_t scale_of_row(const struct quant_part *p, int row, int group)
+/* [rows][groups], or one number for all. */
+static size_t group_of_row(const struct quant_part *p, int row, int group)
 {
     return (size_t)row * (size_t)p->n_groups + (size_t)(p->n_groups > 0 ? group : 0);
 }
 
+static const uint8_t *row_scale(const struct quant_part *p, const uint8_t *bytes, int row,
+                                int group)
+{
+    (void)bytes;
+    return p->beside[SCALES]->data + 2 * group_of_row(p, row, group);
+}
+
 static int gemv_zero(const struct quant_part *p, int row, int group)
 {
-    return (int)packed_element(p->beside[ZEROS]->data, scale_of_row(p, row, group), 4, 1);
+    return (int)packed_element(p->beside[ZEROS]->data, group_of_row(p, row, group), 4, 1);
 }
 
 static void gptq_row(uint8_t *out, const struct quant_part *p, const uint8_t *bytes, int row,
@@ -456,11 +465,38 @@ static int packed_zero(const struct quant_part *p, int row, int group)
                                (size_t)p->n_groups);
 }
 
-const struct quant_codes quant_codes_awq = {awq_row, awq_zero, scale_of_column};
-const struct quant_codes quant_codes_awq_gemv = {gemv_row, gemv_zero, scale_of_row};
-const struct quant_codes quant_codes_gptq = {gptq_row, gptq_zero, scale_of_column};
-const struct quant_codes quant_codes_gptq_v2 = {gptq_row, gptq_zero_v2, scale_of_column};
-const struct quant_codes quant_codes_packed = {packed_row, packed_zero, scale_of_row};
+/* Blocks of 32 columns: a scale of float16, the codes of the first 16 columns in the lower halves of
+ * 16 bytes, those of the others in the upper ones. */
+#define Q4_0_BYTES 18
+
+static const uint8_t *q4_0_scale(const struct quant_part *p, const uint8_t *bytes, int row,
+                                 int group)
+{
+    return bytes + ((size_t)row * (size_t)(p->cols / 32) + (size_t)group) * Q4_0_BYTES;
+}
+
+static void q4_0_row(uint8_t *out, const struct quant_part *p, const uint8_t *bytes, int row,
+                     int first, int n)
+{
+    for (int k = first; k < first + n; k++) {
+        const uint8_t *codes = q4_0_scale(p, bytes, row, k / 32) + 2;
+
+        *out++ = (uint8_t)(codes[k % 16] >> (k % 32 < 16 ? 0 : 4) & 15);
+    }
+}
+
+static int q4_0_zero(const struct quant_part *p, int row, int group)
+{
+    (void)p, (void)row, (void)group;
+    return 8;
+}
+
+const struct quant_codes quant_codes_awq = {awq_row, awq_zero, column_scale};
+const struct quant_codes quant_codes_awq_gemv = {gemv_row, gemv_zero, row_scale};
+const struct quant_codes quant_codes_gptq = {gptq_row, gptq_zero, column_scale};
+const struct quant_codes quant_codes_gptq_v2 = {gptq_row, gptq_zero_v2, column_scale};
+const struct quant_codes quant_codes_packed = {packed_row, packed_zero, row_scale};
+const struct quant_codes quant_codes_q4_0 = {q4_0_row, q4_0_zero, q4_0_scale};
 
 /* An order of groups that is the columns' own is none. */
 static bool packed_has_order(const struct quant_part *p)
@@ -495,7 +531,7 @@ bool quant_packs(struct k_format *out, const struct quant_part *p)
         (is_row ? p->cols % K_PACKED_COLS != 0
                 : p->group != 32 && p->group != 64 && p->group != 128))
         return false;
-    is_half = strcmp(p->beside[SCALES]->dtype, "F16") == 0;
+    is_half = p->beside[SCALES] == NULL || strcmp(p->beside[SCALES]->dtype, "F16") == 0;
     if ((!is_half && strcmp(p->beside[SCALES]->dtype, "BF16") != 0) || packed_has_order(p))
         return false;
     *out = k_format_packed(is_half ? K_F16 : K_BF16, is_row ? K_PACKED_COLS : p->group,
@@ -512,7 +548,7 @@ void quant_codes(const struct k_unpacked *to, const struct quant_part *p, const 
     for (int i = 0; i < n / as->group_cols; i++) {
         int group = (first + i * as->group_cols) / p->group;
 
-        memcpy(to->scales + 2 * i, p->beside[SCALES]->data + 2 * codes->scale_at(p, row, group), 2);
+        memcpy(to->scales + 2 * i, codes->scale(p, bytes, row, group), 2);
         if (as->has_zeros)
             to->zeros[i] = (uint8_t)codes->zero(p, row, group);
     }

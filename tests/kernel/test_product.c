@@ -321,6 +321,9 @@ static void compare_all_packed(void)
                                            (kind + (int)i) % 2 == 1),
                            i == 2 && kind == K_PRODUCT_RESIDUAL);
     }
+    /* several tiles a CTA */
+    for (int kind = K_PRODUCT_PLAIN; kind <= K_PRODUCT_RESIDUAL; kind++)
+        compare_packed(kind, (struct shape){36032, 128}, k_format_packed(K_F16, 64, true), false);
     compare_packed(K_PRODUCT_PLAIN, (struct shape){256, 14336}, k_format_packed(K_F16, 128, true),
                    false);
     compare_packed(K_PRODUCT_RESIDUAL, (struct shape){256, 28672},

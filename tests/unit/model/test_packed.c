@@ -8,6 +8,7 @@
 #include "base/mem.h"
 #include "model/hf_config.h"
 #include "model/quant.h"
+#include "tests/golden/records.h"
 #include "tests/tap.h"
 
 #include <stdio.h>
@@ -73,38 +74,19 @@ static void check_records(const char *name, const struct quant_part *p, const fl
 {
     /* the others have more bits, an order of their own, or float32 scales */
     static const char *const packs[] = {"awq", "awq-gemv", "gptq-4", "gptq-v2"};
-    size_t cols = (size_t)p->cols, rows = ((size_t)p->rows + 15) / 16 * 16;
     struct k_format format;
-    struct k_packing packing;
     bool packs_it = quant_packs(&format, p), wanted = false;
     float *got;
-    uint8_t *data, *codes, *scales, *zeros;
 
     for (size_t i = 0; i < sizeof packs / sizeof packs[0]; i++)
         wanted = wanted || strcmp(name, packs[i]) == 0;
     ok(packs_it == wanted, "%s: is %s", name, wanted ? "packed" : "converted");
     if (!packs_it)
         return;
-    packing = k_packing_of(&format);
-    got = calloc(rows * cols, sizeof *got),
-    data = malloc(k_packed_bytes(&packing, p->rows, p->cols));
-    codes = malloc(16 * cols), scales = malloc(32 * cols), zeros = malloc(16 * cols);
-    for (int row = 0; row < p->rows; row++) {
-        size_t in_strip = (size_t)(row % 16), numbers = cols / (size_t)format.group_cols;
-        const struct k_unpacked one = {codes + in_strip * cols, scales + 2 * in_strip * numbers,
-                                       zeros + in_strip * numbers};
-        const struct k_unpacked strip = {codes, scales, zeros};
-
-        quant_codes(&one, p, &format, p->data->data, row, 0, p->cols);
-        if (row % 16 == 15 || row == p->rows - 1)
-            k_pack_strip(data + (size_t)(row / 16) * k_packed_strip_bytes(&packing, p->cols),
-                         &packing, &strip, row % 16 + 1, p->cols);
-    }
-    ref_dequantise(got, &(struct k_matrix){.data = data, .format = format, .n_in = p->cols}, 0,
-                   p->rows);
-    ok(memcmp(got, expected, (size_t)p->rows * cols * sizeof *got) == 0,
+    got = records_weights(p, &format);
+    ok(memcmp(got, expected, (size_t)p->rows * (size_t)p->cols * sizeof *got) == 0,
        "%s: records hold the weights of the reference", name);
-    free(got), free(data), free(codes), free(scales), free(zeros);
+    free(got);
 }
 
 static void check_values(const char *name, const struct matrix *m)
