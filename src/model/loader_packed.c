@@ -51,8 +51,8 @@ static void loader_make_strip(uint8_t *strip, const struct k_unpacked *rows,
                                            (size_t)i * numbers * (size_t)packing.scale_bytes,
                                        rows->zeros + (size_t)i * numbers};
 
-        quant_codes(&row, &to->part, &to->packed, bytes, slice_row(slice, first + i), slice->col,
-                    slice->n_cols);
+        quant_codes(&row, &to->part, &to->packed, bytes,
+                    (struct quant_run){slice_row(slice, first + i), slice->col, slice->n_cols});
     }
     k_pack_strip(strip, &packing, rows, K_PACKED_ROWS, slice->n_cols);
 }

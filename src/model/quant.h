@@ -148,10 +148,15 @@ int quant_dequantise(float *out, const struct quant_part *p, void *bytes, int fi
  * is repeated for each 128 columns; zero points that are all in the middle are left out. */
 bool quant_packs(struct k_format *out, const struct quant_part *p);
 
-/* Codes of columns first .. first + n - 1 of a row, with the scales and zero points of their groups
- * in the format `as`; bytes are all of the part's data. Columns are whole groups. Any thread. */
+/* Columns first .. first + n - 1 of a row: whole groups. */
+struct quant_run {
+    int row, first, n;
+};
+
+/* The codes of a run, with the scales and zero points of their groups in the format `as`; bytes are
+ * all of the part's data. Any thread. */
 void quant_codes(const struct k_unpacked *to, const struct quant_part *p, const struct k_format *as,
-                 const uint8_t *bytes, int row, int first, int n);
+                 const uint8_t *bytes, struct quant_run run);
 
 /* out [n][cols] = rows first .. first + n - 1 of a BF16, F16 or F32 tensor, rounded to e4m3 with
  * one scale per row and back. ERR_NO_MEMORY. Any thread. */

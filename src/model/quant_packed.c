@@ -540,17 +540,17 @@ bool quant_packs(struct k_format *out, const struct quant_part *p)
 }
 
 void quant_codes(const struct k_unpacked *to, const struct quant_part *p, const struct k_format *as,
-                 const uint8_t *bytes, int row, int first, int n)
+                 const uint8_t *bytes, struct quant_run run)
 {
     const struct quant_codes *codes = p->kind->codes;
 
-    codes->row(to->codes, p, bytes, row, first, n);
-    for (int i = 0; i < n / as->group_cols; i++) {
-        int group = (first + i * as->group_cols) / p->group;
+    codes->row(to->codes, p, bytes, run.row, run.first, run.n);
+    for (int i = 0; i < run.n / as->group_cols; i++) {
+        int group = (run.first + i * as->group_cols) / p->group;
 
-        memcpy(to->scales + 2 * i, codes->scale(p, bytes, row, group), 2);
+        memcpy(to->scales + (size_t)2 * (size_t)i, codes->scale(p, bytes, run.row, group), 2);
         if (as->has_zeros)
-            to->zeros[i] = (uint8_t)codes->zero(p, row, group);
+            to->zeros[i] = (uint8_t)codes->zero(p, run.row, group);
     }
 }
 

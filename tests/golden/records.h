@@ -26,7 +26,7 @@ static inline float *records_weights(const struct quant_part *p, const struct k_
         const struct k_unpacked one = {codes + at * cols, scales + 2 * at * numbers,
                                        zeros + at * numbers};
 
-        quant_codes(&one, p, format, p->data->data, row, 0, p->cols);
+        quant_codes(&one, p, format, p->data->data, (struct quant_run){row, 0, p->cols});
         if (row % 16 == 15 || row == p->rows - 1)
             k_pack_strip(data + (size_t)(row / 16) * strip_bytes, &packing, &strip, row % 16 + 1,
                          p->cols);

@@ -242,26 +242,32 @@ struct coded {
     uint16_t *scales;
 };
 
-/* Pack numbers of four bits: element i of line l, of n_lines, goes to the word
- * [i / 8][l] or, turned, to the word [l][i / 8]. */
-static void add_words(struct file *f, const char *stem, const char *ending, const uint8_t *numbers,
-                      int n_lines, int n, bool is_turned, bool is_awq)
+/* Numbers of four bits [n_lines][n], eight to a word: element i of a line goes to the word
+ * [i / 8][line] or, by lines, to [line][i / 8]. */
+struct words {
+    const uint8_t *numbers;
+    int n_lines, n;
+    bool by_lines, is_awq; /* AWQ's order of the eight */
+};
+
+static void add_words(struct file *f, const char *stem, const char *ending, struct words w)
 {
     static const int awq[8] = {0, 4, 1, 5, 2, 6, 3, 7};
-    uint32_t *words = calloc((size_t)n_lines * (size_t)n / 8, 4);
+    size_t n = (size_t)w.n_lines * (size_t)w.n;
+    uint32_t *words = calloc(n / 8, 4);
     char name[300], shape[60];
 
-    for (int line = 0; line < n_lines; line++) {
-        for (int i = 0; i < n; i++) {
-            int at = is_turned ? line * (n / 8) + i / 8 : i / 8 * n_lines + line;
+    for (int line = 0; line < w.n_lines; line++) {
+        for (int i = 0; i < w.n; i++) {
+            int at = w.by_lines ? line * (w.n / 8) + i / 8 : i / 8 * w.n_lines + line;
 
-            words[at] |= (uint32_t)numbers[line * n + i] << 4 * (is_awq ? awq[i % 8] : i % 8);
+            words[at] |= (uint32_t)w.numbers[line * w.n + i] << 4 * (w.is_awq ? awq[i % 8] : i % 8);
         }
     }
     snprintf(name, sizeof name, "%s.%s", stem, ending);
-    snprintf(shape, sizeof shape, "%d,%d", is_turned ? n_lines : n / 8,
-             is_turned ? n / 8 : n_lines);
-    add(f, name, "I32", shape, words, (size_t)n_lines * (size_t)n / 2);
+    snprintf(shape, sizeof shape, "%d,%d", w.by_lines ? w.n_lines : w.n / 8,
+             w.by_lines ? w.n / 8 : w.n_lines);
+    add(f, name, "I32", shape, words, n / 2);
     free(words);
 }
 
@@ -303,64 +309,65 @@ static void add_coded(const struct format *t, struct file *q, const char *stem,
 
     switch (t->layout) {
     case AWQ:
-        add_words(q, stem, "qweight", codes, m->cols, m->rows, true, true);
-        add_words(q, stem, "qzeros", zeros, m->groups, m->rows, true, true);
+        add_words(q, stem, "qweight", (struct words){codes, m->cols, m->rows, true, true});
+        add_words(q, stem, "qzeros", (struct words){zeros, m->groups, m->rows, true, true});
         add_scales(q, stem, m, "scales", t->scale_dtype, true);
         break;
     case GPTQ:
-        add_words(q, stem, "qweight", m->codes, m->rows, m->cols, false, false);
-        add_words(q, stem, "qzeros", zeros, m->groups, m->rows, true, false);
+        add_words(q, stem, "qweight", (struct words){m->codes, m->rows, m->cols, false, false});
+        add_words(q, stem, "qzeros", (struct words){zeros, m->groups, m->rows, true, false});
         add_scales(q, stem, m, "scales", t->scale_dtype, true);
         break;
     case COMPRESSED_INT4:
-        add_words(q, stem, "weight_packed", m->codes, m->rows, m->cols, true, false);
+        add_words(q, stem, "weight_packed",
+                  (struct words){m->codes, m->rows, m->cols, true, false});
         if (t->zeros)
-            add_words(q, stem, "weight_zero_point", zeros, m->groups, m->rows, false, false);
+            add_words(q, stem, "weight_zero_point",
+                      (struct words){zeros, m->groups, m->rows, false, false});
         add_scales(q, stem, m, "weight_scale", t->scale_dtype, false);
         break;
     }
     free(codes), free(zeros);
 }
 
-/* Round a run of n numbers to codes; out gets what they mean. */
-static void code_run(const struct format *t, float *out, uint8_t *codes, uint8_t *zero,
-                     uint16_t *scale_bits, const float *w, int n)
+/* Round group i of a matrix to codes; out gets what they mean. */
+static void code_group(const struct format *t, float *out, const struct coded *m, size_t i,
+                       const float *w)
 {
+    uint8_t *codes = m->codes + i * (size_t)t->group, *zero = m->zeros + i;
     float low = 0.0f, high = 0.0f, scale;
     _Float16 half;
 
-    for (int i = 0; i < n; i++)
-        low = fminf(low, w[i]), high = fmaxf(high, w[i]);
+    for (int k = 0; k < t->group; k++)
+        low = fminf(low, w[k]), high = fmaxf(high, w[k]);
     scale = t->zeros ? (high - low) / 15.0f : fmaxf(high / 7.0f, -low / 8.0f);
     half = (_Float16)fmaxf(scale, 1e-4f);
     scale = (float)half;
-    memcpy(scale_bits, &half, 2);
+    memcpy(&m->scales[i], &half, 2);
     if (strcmp(t->scale_dtype, "BF16") == 0)
-        scale = hold("BF16", scale, (uint8_t *)scale_bits);
+        scale = hold("BF16", scale, (uint8_t *)&m->scales[i]);
     *zero = t->zeros ? (uint8_t)fminf(roundf(-low / scale), 15.0f) : 8;
-    for (int i = 0; i < n; i++) {
-        codes[i] = (uint8_t)fminf(fmaxf(roundf(w[i] / scale) + *zero, 0.0f), 15.0f);
-        out[i] = (float)(codes[i] - *zero) * scale;
+    for (int k = 0; k < t->group; k++) {
+        codes[k] = (uint8_t)fminf(fmaxf(roundf(w[k] / scale) + (float)*zero, 0.0f), 15.0f);
+        out[k] = (float)(codes[k] - *zero) * scale;
     }
 }
 
+/* m has its sizes. */
 static void pack_matrix(const struct format *t, struct file *q, struct file *twin, const char *stem,
-                        const float *w, int rows, int cols)
+                        struct coded m, const float *w)
 {
-    struct coded m = {rows, cols, cols / t->group, NULL, NULL, NULL};
-    size_t n = (size_t)rows * (size_t)cols, n_groups = (size_t)rows * (size_t)m.groups;
+    size_t n = (size_t)m.rows * (size_t)m.cols, n_groups = n / (size_t)t->group;
     float *means = malloc(n * sizeof *means);
     char name[300], shape[60];
 
+    m.groups = m.cols / t->group;
     m.codes = malloc(n), m.zeros = malloc(n_groups), m.scales = malloc(2 * n_groups);
-    for (size_t i = 0; i < n_groups; i++) {
-        size_t at = i * (size_t)t->group;
-
-        code_run(t, means + at, m.codes + at, &m.zeros[i], &m.scales[i], w + at, t->group);
-    }
+    for (size_t i = 0; i < n_groups; i++)
+        code_group(t, means + i * (size_t)t->group, &m, i, w + i * (size_t)t->group);
     add_coded(t, q, stem, &m);
     snprintf(name, sizeof name, "%s.weight", stem);
-    snprintf(shape, sizeof shape, "%d,%d", rows, cols);
+    snprintf(shape, sizeof shape, "%d,%d", m.rows, m.cols);
     add(twin, name, "F32", shape, means, n * sizeof *means);
     free(m.codes), free(m.zeros), free(m.scales), free(means);
 }
@@ -409,7 +416,8 @@ static void write_matrix(const struct demo *d, const struct format *t, struct fi
     for (size_t i = 0; i < n; i++)
         w[i] = quant_number(from, i);
     if (t->scaling == PACKED)
-        pack_matrix(t, q, twin, stem, w, (int)from->dims[0], (int)from->dims[1]);
+        pack_matrix(t, q, twin, stem,
+                    (struct coded){.rows = (int)from->dims[0], .cols = (int)from->dims[1]}, w);
     else
         round_matrix(t, q, twin, stem, w, (int)from->dims[0], (int)from->dims[1]);
     free(w);
