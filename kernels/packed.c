@@ -51,8 +51,8 @@ size_t k_packed_bytes(const struct k_packing *p, int n_out, int n_in)
 }
 
 /* Register r of a fragment has row g + 8 (r % 2) and the columns 2 (r / 2) and 2 (r / 2) + 1 of
- * its four, counted in the order of the header. Its two codes are 16 bits apart; the codes of two registers lie between each other, so
- * that a register is a shift and a mask of its 32 bits. */
+ * its four, counted in the order of the header. Its two codes are 16 bits apart; the codes of two
+ * registers lie between each other, so that a register is a shift and a mask of its 32 bits. */
 static struct place place_of(const struct k_packing *p, int row, int col)
 {
     int tile = col / TILE_COLS, in_tile = col % TILE_COLS;

@@ -373,7 +373,7 @@ void quant_values_int8(float *out, const struct quant_part *p, const uint8_t *by
     }
 }
 
-/* --- packed as they are ------------------------------------------------------------------------ */
+/* --- packed as they are --------------------------------------------------------------------- */
 
 /* In each kind: a run of a row's codes, the zero point of a group, and the place of its scale. */
 
@@ -465,8 +465,8 @@ static int packed_zero(const struct quant_part *p, int row, int group)
                                (size_t)p->n_groups);
 }
 
-/* Blocks of 32 columns: a scale of float16, the codes of the first 16 columns in the lower halves of
- * 16 bytes, those of the others in the upper ones. */
+/* Blocks of 32 columns: a scale of float16, the codes of the first 16 columns in the lower halves
+ * of 16 bytes, those of the others in the upper ones. */
 #define Q4_0_BYTES 18
 
 static const uint8_t *q4_0_scale(const struct quant_part *p, const uint8_t *bytes, int row,

@@ -8,7 +8,7 @@
 
 #include "model/quant.h"
 
-/* float32 [rows][cols] of a part that quant_packs(), row by row into strips and back; malloc()ed. */
+/* float32 [rows][cols] of a part that quant_packs(), row by row into strips and back; free() it. */
 static inline float *records_weights(const struct quant_part *p, const struct k_format *format)
 {
     const struct k_packing packing = k_packing_of(format);

@@ -1,12 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Checkpoints of e4m3 and of packed codes: the demo model, written in each format, must give what
- * its twin gives, whose tensors hold the same numbers as float32; rounding while loading must give what the
- * checkpoint rounded the same way gives; and the rounded model must still say the golden texts.
+ * its twin gives, whose tensors hold the same numbers as float32; rounding while loading must give
+ * what the checkpoint rounded the same way gives; and the rounded model must still say the golden
+ * texts.
  *
  * On the cpu device, where all are taken apart while loading, the bits are equal. With
- * QUIRE_TEST_DEVICE=cuda inputs of products are rounded too, or the twin's weights: there logits are
- * near. */
+ * QUIRE_TEST_DEVICE=cuda inputs of products are rounded too, or the twin's weights: there logits
+ * are near. */
 #include <math.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -233,7 +234,7 @@ static void round_matrix(const struct format *t, struct file *q, struct file *tw
     free(data), free(means), free(scales);
 }
 
-/* --- one matrix of packed codes ---------------------------------------------------------------- */
+/* --- one matrix of packed codes -------------------------------------------------------------- */
 
 /* A matrix of codes; numbers of groups are [rows][groups]. */
 struct coded {
