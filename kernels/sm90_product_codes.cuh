@@ -8,8 +8,8 @@
  * bfloat16 in the order of the columns.
  *
  * 128 | code is 128 + code in bfloat16; 128 + zero is subtracted, which is exact, and the
- * difference multiplied by the group's scale. A scale of float16 is the sum of two bfloat16, and its product
- * with a code one fused operation: so the operand is the weight, rounded once. */
+ * difference multiplied by the group's scale. A scale of float16 is the sum of two bfloat16, and
+ * its product with a code one fused operation: so the operand is the weight, rounded once. */
 #ifndef QUIRE_KERNELS_SM90_PRODUCT_CODES_CUH
 #define QUIRE_KERNELS_SM90_PRODUCT_CODES_CUH
 
