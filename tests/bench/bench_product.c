@@ -11,8 +11,9 @@
  * products, of cuBLASLt's bare products, with the algorithms of TABLE, and of these with the row
  * operations that a step needs beside them (norms, activation, rounding to e4m3), which
  * k_multiply() has in it; then the same of each product alone, launched again and again on other
- * layers' weights. int4 is codes in records with a scale of 16 bits for each 128 columns, which the
- * library does not multiply with. */
+ * layers' weights. int4 is codes in records with a scale of 16 bits for each 128 columns; for the
+ * library they become bf16 before each product. Above 64 rows k_multiply() runs for each 64, bare.
+ */
 #include <string.h>
 
 #include "device/gemm_cuda.h"
@@ -23,7 +24,7 @@
 #define LAYERS        32 /* of a graph */
 #define COPIES        6  /* layers that have weights of their own */
 #define HEADS         2
-#define ROWS_ROOM     64
+#define ROWS_ROOM     1024
 #define WORKSPACE     ((size_t)32 << 20)
 #define DIM           4096
 #define FF            14336
@@ -48,6 +49,7 @@ struct bench {
     void *x, *ff, *y, *norm;
     float *residual, *sums;
     struct k_quantised rounded; /* what a product of e4m3 reads */
+    k_bf16 *widened;            /* what the library reads of int4 */
     cudaStream_t stream;
     struct gemm *gemm;
     enum k_type type;
@@ -100,7 +102,14 @@ static void own(struct bench *b, int layer, int mat, int n)
                           .normed = b->y,
                           .sums_out = b->sums};
 
-    bench_must(k_multiply(&p, n, SMS, b->stream), "a product");
+    if (n > K_PRODUCT_ROWS_MAX)
+        p.kind = mat == MAT_HEAD ? K_PRODUCT_FLOAT : K_PRODUCT_PLAIN;
+    for (int row = 0; row < n; row += K_PRODUCT_ROWS_MAX) {
+        p.x = (const k_bf16 *)(mat == MAT_DOWN ? b->ff : b->x) + (size_t)row * (size_t)w->n_in;
+        bench_must(k_multiply(&p, n - row < K_PRODUCT_ROWS_MAX ? n - row : K_PRODUCT_ROWS_MAX, SMS,
+                              b->stream),
+                   "a product");
+    }
 }
 
 static void library(struct bench *b, int layer, int mat, int n)
@@ -112,7 +121,12 @@ static void library(struct bench *b, int layer, int mat, int n)
                              .x_scales = k_format_reads_codes(&w->format) ? b->sums : NULL,
                              .n = n,
                              .y_is_float = mat == MAT_HEAD};
+    const struct k_matrix plain = {.data = b->widened, .n_out = w->n_out, .n_in = w->n_in};
 
+    if (k_format_is_packed(&w->format)) {
+        bench_must(k_dequantise(b->widened, w, 0, w->n_out, b->stream), "widening");
+        p.w = &plain;
+    }
     bench_must(gemm_run(b->gemm, &p, b->stream), "a product of the library");
 }
 
@@ -249,6 +263,7 @@ static void allocate(struct bench *b)
     b->y = alloc((size_t)ROWS_ROOM * VOCAB * sizeof(float));
     b->residual = alloc((size_t)ROWS_ROOM * DIM * sizeof(float));
     b->sums = alloc((size_t)ROWS_ROOM * DIM / 16 * sizeof(float));
+    b->widened = alloc((size_t)2 * FF * DIM * sizeof(k_bf16));
     b->rounded = (struct k_quantised){.data = alloc((size_t)ROWS_ROOM * FF),
                                       .scales = alloc(ROWS_ROOM * sizeof(float))};
     bench_must(cudaStreamSynchronize(b->stream) != cudaSuccess, "filling");
@@ -284,12 +299,12 @@ int main(int argc, char **argv)
             fprintf(stderr, "bench_product: rows are 1 to %d\n", ROWS_ROOM);
             return 2;
         }
-        if (k_multiply_takes(&b.w[0][MAT_DOWN], n) && k_multiply_takes(&b.w[0][MAT_HEAD], n))
+        if (n > K_PRODUCT_ROWS_MAX ||
+            (k_multiply_takes(&b.w[0][MAT_DOWN], n) && k_multiply_takes(&b.w[0][MAT_HEAD], n)))
             print(&b, "own", own, n);
-        if (b.type == K_INT4)
-            continue;
         print(&b, "library", library, n);
-        print(&b, "+ rows", stepped, n);
+        if (n <= K_PRODUCT_ROWS_MAX)
+            print(&b, "+ rows", stepped, n);
     }
     gemm_close(b.gemm);
     return 0;
