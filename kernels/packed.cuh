@@ -32,6 +32,17 @@ static inline struct packed_shape packed_shape_of(const struct k_matrix *w)
     return s;
 }
 
+/* Two codes that are 16 bits apart, in the low bits of each half, as 128 + code in bfloat16. One
+ * instruction; from plain C the compiler makes two. */
+static __device__ __forceinline__ uint32_t packed_two(uint32_t codes)
+{
+    uint32_t two, magic;
+
+    asm("mov.b32 %0, 0x43004300;" : "=r"(magic));
+    asm("lop3.b32 %0, %1, 0x000f000f, %2, 0xea;" : "=r"(two) : "r"(codes), "r"(magic));
+    return two;
+}
+
 /* The numbers of a group of columns, for rows g and g + 8 of a strip. */
 struct packed_numbers {
     float scale[2], zero[2];

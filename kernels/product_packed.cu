@@ -26,43 +26,46 @@
 #include "kernels/packed.cuh"
 #include "kernels/product_end.cuh"
 
-#define WARPS       8
+#define WARPS       16
 #define THREADS     (WARPS * 32)
 #define UNIT_ROWS   32 /* two strips */
-#define RUN         2  /* records of a strip in a stage */
 #define DEPTH_MAX   4  /* stages of a ring: 135 KB per multiprocessor, as in product.cu */
+#define RUN_MAX     2
 #define DEPTH_MIN   2
 #define SPLIT_MAX   8  /* the largest cluster that every GPU has */
 #define COL_STRIDE  20 /* stride of sums in shared memory: 16 rows, and no two lanes in a bank */
 #define X_PAD       16
-#define COLUMNS_MAX 32 /* for more the kernel with wgmma is faster */
+#define COLUMNS_MAX 16 /* for more the kernel with wgmma is faster */
 #define SMEM_MAX    (226 * 1024)
 
 /* How a matrix is cut for a bucket of rows. */
 struct packed_cut {
-    int n_split;   /* CTAs of a cluster */
-    int n_warps;   /* warps that share a unit */
-    int n_groups;  /* clusters */
-    int n_units;   /* of the matrix */
-    int n_records; /* of a row of w */
+    int n_split, split_bits;  /* CTAs of a cluster; as a power of 2 */
+    int n_warps, warps_bits;  /* warps that share a unit */
+    int n_groups;             /* clusters */
+    int n_units;              /* of the matrix */
+    int units_each, n_longer; /* of a cluster, and how many clusters have one more */
+    int n_records;            /* of a row of w */
     int record_bytes;
-    int depth;
+    int run;      /* records of a strip in a stage */
+    int depth;    /* stages of a ring */
     int x_stride; /* bytes between rows of x in shared memory */
     int buffers;  /* of sums: 1 with a single pass */
     int smem;
 };
 
+/* What the first copies need comes first: a line of arguments that was not read takes 500 cycles. */
 struct packed_args {
     struct packed_cut c;
-    struct k_product p;
     const char *w;
+    bool is_gated, has_zeros, is_half; /* scales are float16 */
     int n, n_in, n_out;
-    bool has_zeros, is_half; /* scales are float16 */
+    struct k_product p;
 };
 
 /* --- loads ------------------------------------------------------------------------------------ */
 
-/* A warp's ring, the same in all lanes. A stage is RUN records of each of the unit's strips. */
+/* A warp's ring, the same in all lanes. A stage is a run of records of each of the unit's strips. */
 struct record_ring {
     char *stages;
     uint64_t *full;
@@ -84,32 +87,26 @@ static __device__ inline void copy_records(void *to, const void *from, uint32_t 
                  : "memory");
 }
 
-/* The first strip of a unit. */
-static __device__ inline int strip_of(int unit, bool is_gated)
-{
-    return is_gated ? unit : 2 * unit;
-}
-
 /* Load the warp's next records into a stage. */
 static __device__ inline void load_next(record_ring &r, const packed_args &a, int stage)
 {
     if (r.unit >= r.last_unit)
         return;
     if (leads()) {
-        uint32_t bytes = (uint32_t)(min(RUN, r.end_record - r.record) * a.c.record_bytes);
-        const char *from = r.w +
-                           (size_t)strip_of(r.unit, a.p.kind == K_PRODUCT_GATED) * r.strip_bytes +
+        int bytes = min(a.c.run, r.end_record - r.record) * a.c.record_bytes;
+        int apart = a.c.run * a.c.record_bytes;
+        const char *from = r.w + (size_t)(a.is_gated ? r.unit : 2 * r.unit) * r.strip_bytes +
                            (size_t)(r.record * a.c.record_bytes);
-        char *to = r.stages + stage * 2 * RUN * a.c.record_bytes;
+        char *to = r.stages + stage * 2 * apart;
 
         barrier_expect(&r.full[stage], 2 * bytes);
         copy_records(to, from, bytes, &r.full[stage]);
-        copy_records(to + RUN * a.c.record_bytes, from + r.next_strip, bytes, &r.full[stage]);
+        copy_records(to + apart, from + r.next_strip, bytes, &r.full[stage]);
     }
-    r.record += RUN;
+    r.record += a.c.run;
     if (r.record >= r.end_record) {
         r.record = r.first_record;
-        r.unit += WARPS / a.c.n_warps;
+        r.unit += WARPS >> a.c.warps_bits;
     }
 }
 
@@ -118,7 +115,7 @@ static __device__ inline void load_next(record_ring &r, const packed_args &a, in
 /* Two codes, 16 bits apart, less their zero: exact in bfloat16. `less` is 128 + zero, twice. */
 static __device__ inline uint32_t widen(uint32_t codes, uint32_t less)
 {
-    uint32_t two = (codes & 0x000f000fU) | 0x43004300U;
+    uint32_t two = packed_two(codes);
     __nv_bfloat162 value = __hsub2(*(const __nv_bfloat162 *)&two, *(const __nv_bfloat162 *)&less);
 
     return *(const uint32_t *)&value;
@@ -134,6 +131,16 @@ static __device__ inline void load_matrices(uint32_t (&words)[4], uint32_t at)
                  : "memory");
 }
 
+/* multiply_16x8() that the compiler may move: it has no effect but on c. */
+static __device__ inline void multiply_free(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2,
+                                            uint32_t a3, uint32_t b0, uint32_t b1)
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
 /* Multiply 16 columns: the codes of a lane, and words `at` and at + 1 of rows of x. */
 template <int NT>
 static __device__ inline void multiply_codes(float (&part)[NT][4], uint32_t codes,
@@ -145,7 +152,7 @@ static __device__ inline void multiply_codes(float (&part)[NT][4], uint32_t code
 
 #pragma unroll
     for (int i = 0; i < NT; i++)
-        multiply_16x8(part[i], a0, a1, a2, a3, words[i][at], words[i][at + 1]);
+        multiply_free(part[i], a0, a1, a2, a3, words[i][at], words[i][at + 1]);
 }
 
 /* A lane's numbers of a group of columns, for rows g and g + 8 of a strip. */
@@ -173,7 +180,8 @@ static __device__ inline group_numbers numbers_of(const char *record, int group,
     return numbers;
 }
 
-/* Multiply a record of each strip by the rows of x. */
+/* Multiply a record of each strip by the rows of x. Every second product of a strip adds to sums of
+ * its own, so that it need not wait for the one before. */
 template <int NT, int GROUPS>
 static __device__ inline void multiply_record(float (&acc)[2][NT][4], const char *const (&w)[2],
                                               const uint32_t (&x)[NT], int x_at,
@@ -181,40 +189,38 @@ static __device__ inline void multiply_record(float (&acc)[2][NT][4], const char
 {
     const int quarters = 4 / GROUPS; /* of 32 columns, in a group */
     int lane = threadIdx.x % 32;
+    uint32_t words[4][NT][4]; /* of a quarter: two steps, a low and a high one of each */
     uint4 codes[2][2];
 
 #pragma unroll
     for (int i = 0; i < 4; i++)
         codes[i / 2][i % 2] = *(const uint4 *)(w[i / 2] + i % 2 * 512 + lane * 16);
 #pragma unroll
+    for (int i = 0; i < 4 * NT; i++)
+        load_matrices(words[i / NT][i % NT], x[i % NT] + (uint32_t)(x_at + i / NT * 64));
+#pragma unroll
     for (int group = 0; group < GROUPS; group++) {
         group_numbers numbers[2] = {numbers_of<GROUPS>(w[0], group, a),
                                     numbers_of<GROUPS>(w[1], group, a)};
-        float part[2][NT][4] = {};
+        float part[2][2][NT][4] = {};
 
 #pragma unroll
-        for (int k = group * quarters; k < (group + 1) * quarters; k++) {
-            uint32_t words[NT][4]; /* two steps, a low and a high one of each */
+        for (int i = group * quarters * 2; i < (group + 1) * quarters * 2; i++) {
+            int k = i / 2, strip = i % 2;
+            const uint4 &tile = codes[strip][k / 2];
 
-#pragma unroll
-            for (int i = 0; i < NT; i++)
-                load_matrices(words[i], x[i] + (uint32_t)(x_at + k * 64));
-#pragma unroll
-            for (int strip = 0; strip < 2; strip++) {
-                const uint4 &tile = codes[strip][k / 2];
-
-                multiply_codes<NT>(part[strip], k % 2 == 0 ? tile.x : tile.z, numbers[strip].less,
-                                   words, 0);
-                multiply_codes<NT>(part[strip], k % 2 == 0 ? tile.y : tile.w, numbers[strip].less,
-                                   words, 2);
-            }
+            multiply_codes<NT>(part[0][strip], k % 2 == 0 ? tile.x : tile.z, numbers[strip].less,
+                               words[k], 0);
+            multiply_codes<NT>(part[1][strip], k % 2 == 0 ? tile.y : tile.w, numbers[strip].less,
+                               words[k], 2);
         }
 #pragma unroll
         for (int i = 0; i < 2 * NT * 4; i++) {
             int strip = i / (NT * 4), tile = i / 4 % NT, elem = i % 4;
 
-            acc[strip][tile][elem] = __fmaf_rn(
-                part[strip][tile][elem], numbers[strip].scale[elem / 2], acc[strip][tile][elem]);
+            acc[strip][tile][elem] =
+                __fmaf_rn(part[0][strip][tile][elem] + part[1][strip][tile][elem],
+                          numbers[strip].scale[elem / 2], acc[strip][tile][elem]);
         }
     }
 }
@@ -226,14 +232,16 @@ static __device__ inline void multiply_unit(float (&acc)[2][NT][4], record_ring 
                                             const uint32_t (&x)[NT], int first_of_x,
                                             const packed_args &a)
 {
+    int apart = a.c.run * a.c.record_bytes;
+
 #pragma unroll 1
-    for (int record = r.first_record; record < r.end_record; record += RUN) {
-        const char *at = r.stages + r.stage * 2 * RUN * a.c.record_bytes;
+    for (int record = r.first_record; record < r.end_record; record += a.c.run) {
+        const char *at = r.stages + r.stage * 2 * apart;
 
         barrier_wait(&r.full[r.stage], r.parity);
 #pragma unroll 1
-        for (int i = 0; i < RUN && record + i < r.end_record; i++, at += a.c.record_bytes) {
-            const char *const strips[2] = {at, at + RUN * a.c.record_bytes};
+        for (int i = 0; i < a.c.run && record + i < r.end_record; i++, at += a.c.record_bytes) {
+            const char *const strips[2] = {at, at + apart};
 
             multiply_record<NT, GROUPS>(acc, strips, x, (record + i - first_of_x) * 256, a);
         }
@@ -284,7 +292,7 @@ struct pass_end {
 static __device__ inline output choose_output(const packed_args &a, const pass_end &e, int base,
                                               int last, int i)
 {
-    int index = (i * a.c.n_split + (int)e.rank) * THREADS + (int)threadIdx.x;
+    int index = ((i << a.c.split_bits) + (int)e.rank) * THREADS + (int)threadIdx.x;
     output o = {};
 
     o.place = index & ((1 << e.pass_bits) - 1);
@@ -315,11 +323,11 @@ static __device__ inline float sum_parts(const packed_args &a, const float *sums
     if (a.c.n_split == 1) {
 #pragma unroll 4
         for (int i = 0; i < a.c.n_warps; i++)
-            sum += sums[sum_at(slot * a.c.n_warps + i, strip, col, a.n) + row];
+            sum += sums[sum_at((slot << a.c.warps_bits) + i, strip, col, a.n) + row];
         return sum;
     }
     for (int i = 0; i < a.c.n_warps; i++) {
-        const float *at = sums + sum_at(slot * a.c.n_warps + i, strip, col, a.n) + row;
+        const float *at = sums + sum_at((slot << a.c.warps_bits) + i, strip, col, a.n) + row;
 
 #pragma unroll 4
         for (int rank = 0; rank < a.c.n_split; rank++)
@@ -347,7 +355,7 @@ static __device__ inline void end_pass(const packed_args &a, const targets &to, 
                                        const output &first, int base, int last, int pass)
 {
     const float *sums = e.sums + (pass & 1) * e.buffer;
-    int per_turn = a.c.n_split * THREADS, n = a.n << e.pass_bits;
+    int per_turn = THREADS << a.c.split_bits, n = a.n << e.pass_bits;
 
     if (a.c.n_split == 1)
         __syncthreads();
@@ -383,9 +391,16 @@ static __device__ inline void load_x(char *xs, const packed_args &a, int first, 
                    bytes, bar);
 }
 
-static __device__ inline int share(int n, int i, int of)
+/* The beginning of share i of n, of a power of 2. */
+static __device__ inline int share(int n, int i, int bits)
 {
-    return (int)((int64_t)n * i / of);
+    return n * i >> bits;
+}
+
+/* The first unit of a cluster. */
+static __device__ inline int first_unit(const packed_cut &c, int group)
+{
+    return group * c.units_each + min(group, c.n_longer);
 }
 
 /* The warp's ring, with its first records on their way. */
@@ -393,18 +408,18 @@ static __device__ inline record_ring open_ring(const packed_args &a, char *stage
                                                int warp, int first, int end)
 {
     record_ring r = {};
-    int group = (int)blockIdx.x / a.c.n_split, part = warp % a.c.n_warps;
+    int group = (int)blockIdx.x >> a.c.split_bits, part = warp & (a.c.n_warps - 1);
 
     r.stages = stages;
     r.full = full;
     r.w = a.w;
     r.strip_bytes = (size_t)a.c.n_records * a.c.record_bytes;
-    r.next_strip = (a.p.kind == K_PRODUCT_GATED ? (size_t)a.c.n_units : 1) * r.strip_bytes;
-    r.first_record = first + share(end - first, part, a.c.n_warps);
-    r.end_record = first + share(end - first, part + 1, a.c.n_warps);
+    r.next_strip = (a.is_gated ? (size_t)a.c.n_units : 1) * r.strip_bytes;
+    r.first_record = first + share(end - first, part, a.c.warps_bits);
+    r.end_record = first + share(end - first, part + 1, a.c.warps_bits);
     r.record = r.first_record;
-    r.unit = share(a.c.n_units, group, a.c.n_groups) + warp / a.c.n_warps;
-    r.last_unit = share(a.c.n_units, group + 1, a.c.n_groups);
+    r.unit = first_unit(a.c, group) + (warp >> a.c.warps_bits);
+    r.last_unit = first_unit(a.c, group + 1);
     if (r.first_record == r.end_record)
         r.unit = r.last_unit;
     if (leads()) {
@@ -427,16 +442,15 @@ static __global__ void __launch_bounds__(THREADS, 1)
 {
     extern __shared__ __align__(128) char shared[];
     int warp = warp_number(), lane = threadIdx.x % 32;
-    int ring_bytes = a.c.depth * 2 * RUN * a.c.record_bytes;
+    int ring_bytes = a.c.depth * 2 * a.c.run * a.c.record_bytes;
     char *xs = shared + WARPS * ring_bytes;
     pass_end e = {(float *)(xs + a.n * a.c.x_stride), WARPS * 2 * a.n * COL_STRIDE};
     float *inverse = e.sums + a.c.buffers * e.buffer;
     uint64_t *x_bar = (uint64_t *)(inverse + 8 * NT), *bars = x_bar + 1;
-    int group = (int)blockIdx.x / a.c.n_split, rank = (int)blockIdx.x % a.c.n_split;
-    int begin = share(a.c.n_units, group, a.c.n_groups), pass = 0, base;
-    int last = share(a.c.n_units, group + 1, a.c.n_groups);
-    int first = share(a.c.n_records, rank, a.c.n_split);
-    int end = share(a.c.n_records, rank + 1, a.c.n_split);
+    int group = (int)blockIdx.x >> a.c.split_bits, rank = (int)blockIdx.x & (a.c.n_split - 1);
+    int begin = first_unit(a.c, group), last = first_unit(a.c, group + 1), pass = 0, base;
+    int first = share(a.c.n_records, rank, a.c.split_bits);
+    int end = share(a.c.n_records, rank + 1, a.c.split_bits);
     record_ring r =
         open_ring(a, shared + warp * ring_bytes, bars + warp * a.c.depth, warp, first, end);
     targets to = targets_of(a.p, a.n_out);
@@ -446,8 +460,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
 
     e.inverse = inverse;
     e.rank = rank;
-    e.unit_bits = a.p.kind == K_PRODUCT_GATED ? 4 : 5;
-    e.per_pass = WARPS / a.c.n_warps;
+    e.unit_bits = a.is_gated ? 4 : 5;
+    e.per_pass = WARPS >> a.c.warps_bits;
     e.pass_bits = e.unit_bits + 31 - __clz(e.per_pass);
     if (warp == 0 && leads()) {
         barrier_init(x_bar, 1);
@@ -468,7 +482,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         output next = choose_output(a, e, base, last, 0);
         float acc[2][NT][4] = {};
 
-        if (base + warp / a.c.n_warps < last)
+        if (base + (warp >> a.c.warps_bits) < last)
             multiply_unit<NT, GROUPS>(acc, r, x, first, a);
         if (pass == 0)
             find_inverse<WARPS>(inverse, squares, warp, a);
@@ -501,11 +515,12 @@ static int packed_columns(int n)
     return n <= 1 ? 1 : n <= 8 ? 8 : n <= 16 ? 16 : COLUMNS_MAX;
 }
 
-/* Clusters of more than two CTAs need multiprocessors of one part of the GPU, which have 16 or 18;
- * a cluster that does not fit would run after all others. */
+/* Clusters of more than two CTAs need multiprocessors of one part of the GPU, which have 16 or 18,
+ * or fewer: of 132 an H200 has 120 in such clusters. One that does not fit would run after all
+ * others. */
 static int groups_of(int n_sms, int n_split, int n_units)
 {
-    int n = n_split > 2 ? n_sms / 16 * 16 / n_split : n_sms / n_split;
+    int n = (n_split > 2 ? n_sms * 10 / 11 : n_sms) / n_split;
 
     n = n < 1 ? 1 : n;
     return n < n_units ? n : n_units;
@@ -515,14 +530,14 @@ static int groups_of(int n_sms, int n_split, int n_units)
 static bool lay_out(struct packed_cut *c, int columns)
 {
     int passes = ceil_of(ceil_of(c->n_units, c->n_groups), WARPS / c->n_warps);
-    int stages = WARPS * 2 * RUN * c->record_bytes, rest;
+    int stages = WARPS * 2 * c->run * c->record_bytes, rest;
 
     c->x_stride = ceil_of(c->n_records, c->n_split) * 256 + X_PAD;
     c->buffers = passes > 1 ? 2 : 1;
     rest = columns * c->x_stride + c->buffers * WARPS * 2 * columns * COL_STRIDE * 4 +
            round_up(columns, 8) * 4 + (1 + WARPS * DEPTH_MAX) * 8;
     c->depth = (SMEM_MAX - rest) / stages;
-    c->depth = c->depth < DEPTH_MAX ? c->depth : DEPTH_MAX;
+    c->depth = c->depth * c->run < DEPTH_MAX ? c->depth : DEPTH_MAX / c->run;
     c->smem = rest + c->depth * stages;
     return rest < SMEM_MAX && c->depth >= DEPTH_MIN;
 }
@@ -534,10 +549,10 @@ static long cost_of(const struct packed_cut *c, int columns)
     int units = ceil_of(c->n_units, c->n_groups), records = ceil_of(c->n_records, c->n_split);
     int tiles = ceil_of(columns, 8), passes = ceil_of(units, WARPS / c->n_warps);
     long bytes = (long)units * records * 2 * c->record_bytes / 20;
-    long work = passes * (ceil_of(records, c->n_warps) * (250L + 100L * tiles) + 300L);
+    long work = passes * (ceil_of(records, c->n_warps) * (600L + 300L * tiles) + 800L);
     long x = (long)columns * records * 256 / 40;
 
-    return (bytes > work ? bytes : work) + x + (c->n_split > 1 ? 500 : 0);
+    return (bytes > work ? bytes : work) + x + (c->n_split > 1 ? 2500 : 0);
 }
 
 /* Cut w for so many columns; false when no cut fits into shared memory. */
@@ -550,9 +565,16 @@ static bool packed_cut_of(struct packed_cut *best, const struct k_matrix *w, int
     c.n_units = w->n_out / UNIT_ROWS;
     c.n_records = w->n_in / K_PACKED_COLS;
     c.record_bytes = (int)k_packed_record_bytes(&packing);
-    for (c.n_split = 1; c.n_split <= SPLIT_MAX && c.n_split <= c.n_records; c.n_split *= 2) {
+    for (c.n_split = 1; c.n_split <= SPLIT_MAX && c.n_split <= c.n_records;
+         c.n_split *= 2, c.split_bits++) {
         c.n_groups = groups_of(n_sms, c.n_split, c.n_units);
-        for (c.n_warps = 1; c.n_warps <= WARPS; c.n_warps *= 2) {
+        c.units_each = c.n_units / c.n_groups;
+        c.n_longer = c.n_units % c.n_groups;
+        c.warps_bits = 0;
+        for (c.n_warps = 1; c.n_warps <= WARPS; c.n_warps *= 2, c.warps_bits++) {
+            c.run = RUN_MAX;
+            while (c.run > 1 && !lay_out(&c, columns))
+                c.run /= 2;
             if (!lay_out(&c, columns) || (least > 0 && cost_of(&c, columns) >= least))
                 continue;
             least = cost_of(&c, columns);
@@ -572,7 +594,9 @@ bool product_packed_takes(const struct k_matrix *w, int n)
 
 int product_packed_bucket(int n)
 {
-    return n > COLUMNS_MAX ? K_PRODUCT_ROWS_MAX : packed_columns(n);
+    if (n > COLUMNS_MAX)
+        return n > 32 ? K_PRODUCT_ROWS_MAX : 32;
+    return packed_columns(n);
 }
 
 template <int NT, int GROUPS> static int launch(const packed_args &a, k_stream stream)
@@ -640,13 +664,13 @@ static int packed_run(const struct k_product *p, const struct packed_cut *cut, i
     args.n = n;
     args.n_in = p->w->n_in;
     args.n_out = p->w->n_out;
+    args.is_gated = p->kind == K_PRODUCT_GATED;
     args.has_zeros = p->w->format.has_zeros;
     args.is_half = p->w->format.scale == K_F16;
     switch (columns) {
     case 1:
     case 8: return launch_group<1>(args, p->w->format.group_cols, stream);
-    case 16: return launch_group<2>(args, p->w->format.group_cols, stream);
-    default: return launch_group<4>(args, p->w->format.group_cols, stream);
+    default: return launch_group<2>(args, p->w->format.group_cols, stream);
     }
 }
 

@@ -840,7 +840,7 @@ int product_wide(const struct k_product *p, int n, int n_sms, k_stream stream)
     }
 }
 
-/* Codes in records, of more rows than product_packed.cu is fast for: one bucket. */
+/* Codes in records, of more rows than product_packed.cu is fast for: buckets of 32 and 64. */
 int product_wide_packed(const struct k_product *p, int n, int n_sms, k_stream stream)
 {
     const int least = 49; /* the fewest rows of the largest bucket */
@@ -850,9 +850,15 @@ int product_wide_packed(const struct k_product *p, int n, int n_sms, k_stream st
     args.p = *p;
     args.n = n;
     args.codes = codes_of(p->w);
+    if (n > 32 && n < least)
+        n = least;
     if ((p->sums_in != NULL && p->n_sums % 4 != 0) ||
-        !product_cut_of(&args.c, p->w, p->kind, n < least ? least : n, n_sms) ||
-        encode_maps(&tensor_maps, args) != 0)
+        !product_cut_of(&args.c, p->w, p->kind, n, n_sms) || encode_maps(&tensor_maps, args) != 0)
         return -1;
-    return choose_blocks<64, false, true>(tensor_maps, args, stream);
+    switch (args.c.columns) {
+    case 8:
+    case 16: return choose_blocks<16, false, true>(tensor_maps, args, stream);
+    case 32: return choose_blocks<32, false, true>(tensor_maps, args, stream);
+    default: return choose_blocks<64, false, true>(tensor_maps, args, stream);
+    }
 }

@@ -87,7 +87,7 @@ static __device__ __forceinline__ uint32_t load_shared_8(uint32_t at)
     return value;
 }
 
-/* record: its address in shared memory. */
+/* record: its address in shared memory. Without branches, so that loads are not waited for. */
 static __device__ __forceinline__ void load_numbers(code_numbers &numbers, uint32_t record,
                                                     int group, const code_form &form)
 {
@@ -98,19 +98,11 @@ static __device__ __forceinline__ void load_numbers(code_numbers &numbers, uint3
 #pragma unroll
     for (int i = 0; i < 2; i++) {
         uint32_t bits = load_shared_16(scales + i * 16);
+        float scale = packed_scale((uint16_t)bits, form.is_half);
+        bf16 high = __float2bfloat16(scale), low = __float2bfloat16(scale - __bfloat162float(high));
 
-        numbers.high[i] = bits;
-        numbers.low[i] = 0;
-        if (form.is_half) {
-            float scale = __half2float(__ushort_as_half((uint16_t)bits));
-            bf16 high = __float2bfloat16(scale);
-
-            numbers.high[i] = __bfloat16_as_ushort(high);
-            numbers.low[i] =
-                __bfloat16_as_ushort(__float2bfloat16(scale - __bfloat162float(high))) *
-                0x00010001U;
-        }
-        numbers.high[i] *= 0x00010001U;
+        numbers.high[i] = __bfloat16_as_ushort(high) * 0x00010001U;
+        numbers.low[i] = __bfloat16_as_ushort(low) * 0x00010001U;
         numbers.less[i] = 0x43084308U;
         if (form.has_zeros)
             numbers.less[i] = 0x43004300U + load_shared_8(zeros + i * 8) * 0x00010001U;
@@ -126,8 +118,7 @@ static __device__ __forceinline__ __nv_bfloat162 pair_of(uint32_t bits)
 static __device__ __forceinline__ uint32_t widen_codes(uint32_t codes, int row,
                                                        const code_numbers &numbers)
 {
-    __nv_bfloat162 code =
-        __hsub2(pair_of((codes & 0x000f000fU) | 0x43004300U), pair_of(numbers.less[row]));
+    __nv_bfloat162 code = __hsub2(pair_of(packed_two(codes)), pair_of(numbers.less[row]));
     __nv_bfloat162 weight =
         __hfma2(code, pair_of(numbers.high[row]), __hmul2(code, pair_of(numbers.low[row])));
 
@@ -156,7 +147,7 @@ static __device__ __forceinline__ void widen_code_slab(uint32_t (&a)[4][4], cons
     for (int i = 0; i < 4; i++) {
         int quarter = tile * 2 + i / 2;
 
-        if (i % 2 == 0 && (quarter * form.groups) % 4 == 0)
+        if (i == 0 || (i == 2 && form.groups == 4))
             load_numbers(numbers, record, quarter * form.groups / 4, form);
 #pragma unroll
         for (int k = 0; k < 4; k++)
