@@ -420,7 +420,7 @@ int k_multiply(const struct k_product *p, int n, int n_sms, k_stream stream)
         return p->kind == K_PRODUCT_RESIDUAL && w->n_out % 16 != 0
                    ? -1
                    : product_wide(p, n, n_sms, stream);
-    if (product_packed_takes(w, n))
+    if (k_format_is_packed(&w->format))
         return product_packed(p, n, n_sms, stream);
     if (product_blocks_takes(w, n))
         return product_blocks(p, n, n_sms, stream);

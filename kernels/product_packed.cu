@@ -679,6 +679,8 @@ int product_packed(const struct k_product *p, int n, int n_sms, k_stream stream)
     int columns = packed_columns(n), rc = 0;
     struct packed_cut cut;
 
+    if (n > K_PACKED_ROWS_MAX || !k_format_fits(&p->w->format, p->w->n_out, p->w->n_in))
+        return -1;
     if (n > COLUMNS_MAX)
         return product_wide_packed(p, n, n_sms, stream);
     while (columns > 1 && !packed_cut_of(&cut, p->w, columns, n_sms))
