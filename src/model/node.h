@@ -7,8 +7,9 @@
  * the control connection, tell it. Rows travel over one further connection for each rank of a
  * stage: to node 1 behind node 0's last layer, and back behind the last layer of all.
  *
- * The end of a node ends the other one: a closed connection is seen at once, and keep-alive probes
- * find a dead host within seconds. Nodes trust each other: the port must be reachable by them
+ * The end of a node ends the other one: a closed connection is seen at once, keep-alive probes find
+ * a dead host within seconds, and beats, bytes over a connection of their own, a process that is
+ * stopped (3.5 s). Nodes trust each other: the port must be reachable by them
  * only. */
 #ifndef QUIRE_MODEL_NODE_H
 #define QUIRE_MODEL_NODE_H

