@@ -141,6 +141,13 @@ enum device_links {
     DEVICE_LINKS_NCCL,
 };
 
+/* Work of a device since it was opened. */
+struct device_load {
+    uint64_t n_steps; /* that have ended */
+    uint64_t busy_us; /* in steps */
+    uint64_t sum_us;  /* in sums over ranks, other ranks' delays included; 0 with NCCL */
+};
+
 struct device;
 
 struct device_ops {
@@ -338,6 +345,8 @@ struct device_ops {
     /* Wait for the oldest step; ids out: int32 [n_rows]; logprobs out: [*n_extras], one per extra
      * of the step, valid for those with n_top >= 0. ERR_GPU if any operation of it failed. */
     int (*end)(struct device *d, int32_t *ids, struct k_logprob_row *logprobs, int *n_extras);
+    /* The work so far. Takes some 20 us; from the thread that ends steps. */
+    void (*measure)(struct device *d, struct device_load *out);
 };
 
 /* The part that all devices share; each kind's own struct begins with it. */

@@ -83,6 +83,19 @@ static int cuda_fetch(struct device *d, void *dst, const void *src, size_t bytes
     return cuda_check(cudaStreamSynchronize(gpu->side), "copying");
 }
 
+/* The time in sums is a counter of the kernels'. */
+static void cuda_measure(struct device *d, struct device_load *out)
+{
+    const struct cuda *gpu = cuda_of(d);
+    uint64_t sum_ns = 0;
+
+    if (gpu->links.calls != NULL &&
+        cuda_fetch(d, &sum_ns, gpu->links.calls + 2, sizeof sum_ns) != ERR_OK)
+        sum_ns = 0; /* the next step reports the error */
+    *out = (struct device_load){
+        .n_steps = gpu->n_steps, .busy_us = (uint64_t)gpu->busy_us, .sum_us = sum_ns / 1000};
+}
+
 /* Rounds to nearest, ties to even; NaN stays NaN. */
 static k_bf16 cuda_bf16_of_bits(uint32_t bits)
 {
@@ -735,6 +748,7 @@ static const struct device_ops cuda_ops = {
     .launch = step_launch,
     .sample = step_sample,
     .end = step_end,
+    .measure = cuda_measure,
 };
 
 int device_cuda_count(void)

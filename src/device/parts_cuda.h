@@ -134,6 +134,8 @@ struct cuda {
     struct step_slot slots[DEVICE_STEPS_MAX];
     struct step_marks marks[CUDA_MARKS];
     unsigned n_begun, n_ended;
+    uint64_t n_steps; /* that have ended, and their time on the device */
+    double busy_us;
     char *mirror;         /* the arrays on the device */
     int32_t *page_mirror; /* int32 [n_tables][n_seqs][pages_max] */
     size_t staging_bytes;

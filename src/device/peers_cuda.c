@@ -269,7 +269,7 @@ int peers_reserve(struct cuda *c)
         return ERR_OK;
     peers->inbox[c->rank] = cuda_alloc(&c->base, K_SUM_INBOX_BYTES(peers->n));
     peers->flags[c->rank] = cuda_alloc(&c->base, K_SUM_FLAGS * sizeof(uint64_t));
-    c->links.calls = cuda_alloc(&c->base, 2 * sizeof(uint64_t));
+    c->links.calls = cuda_alloc(&c->base, 3 * sizeof(uint64_t));
     if (peers->inbox[c->rank] == NULL || peers->flags[c->rank] == NULL || c->links.calls == NULL)
         return ERR_NO_MEMORY;
     /* Clearing must be complete before a peer writes, which it may do as soon as its own memory is

@@ -468,6 +468,26 @@ float model_gap_us(const struct model *m)
     return m->device->step_gap_us;
 }
 
+int model_n_ranks(const struct model *m)
+{
+    return m->ranks.n;
+}
+
+void model_measure(struct model *m, int rank, struct model_load *out)
+{
+    const struct rank *r = &m->ranks.at[rank];
+    struct device_load load;
+
+    must(rank >= 0 && rank < m->ranks.n);
+    r->device->ops->measure(r->device, &load);
+    *out = (struct model_load){.stage = r->stage_idx,
+                               .part = r->part,
+                               .device_bytes = r->device->allocated_bytes,
+                               .n_steps = load.n_steps,
+                               .busy_us = load.busy_us,
+                               .sum_us = load.sum_us};
+}
+
 /* Copy the logits of some rows of the step that began last. */
 static int model_copy_logits(struct model *m, int first, int n, float *logits)
 {
