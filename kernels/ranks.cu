@@ -242,7 +242,7 @@ static __global__ void sum_residual_kernel(const k_bf16 *rows, float *residual, 
 {
     size_t row = blockIdx.x, first_group = row * (dim / 8);
     struct patience patience = {0, 0};
-    uint64_t call;
+    uint64_t call, since_ns;
 
     /* The next product may fetch its weights meanwhile, because all blocks of this kernel are
      * resident. */

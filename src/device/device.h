@@ -13,6 +13,7 @@
 #ifndef QUIRE_DEVICE_DEVICE_H
 #define QUIRE_DEVICE_DEVICE_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -109,6 +110,19 @@ struct device_experts {
 struct device_segment {
     void *data; /* [rows][row_bytes] */
     size_t row_bytes;
+};
+
+#define DEVICE_SEGMENTS_MAX 8
+
+/* A connection with a device of another process. */
+#define DEVICE_FAR_NAME 128
+struct device_far {
+    const char *name; /* [DEVICE_FAR_NAME], of far_name(); the same in both processes */
+    bool sends;       /* rows go to the other process; else they come from it */
+    /* Not NULL: the device of this process that sends the same steps' rows on its own
+     * connection; rows are awaited behind that. */
+    struct device *after;
+    const atomic_bool *lost; /* true: the other process has ended */
 };
 
 enum device_way {
@@ -255,6 +269,16 @@ struct device_ops {
      * with the same segments, of step_tokens rows. ERR_GPU: the other stage is gone. */
     int (*take)(struct device *d, const struct device_segment *segments, int n);
     int (*hand)(struct device *d, const struct device_segment *segments, int n);
+
+    /* Nodes: rows to and from a device of another process, without a copy through this host where
+     * the hardware allows it. NULL where the kind cannot. far_name(): a new name for a connection;
+     * ERR_UNSUPPORTED (a warning is logged): there are no connections. far_open() blocks until the
+     * other process opens its end; processes open theirs in the same order. ERR_GPU,
+     * ERR_NO_MEMORY. far_take() and far_hand() are as take() and hand(). */
+    int (*far_name)(struct device *d, char name[DEVICE_FAR_NAME]);
+    int (*far_open)(struct device *d, const struct device_far *how);
+    int (*far_take)(struct device *d, const struct device_segment *segments, int n);
+    int (*far_hand)(struct device *d, const struct device_segment *segments, int n);
 
     /* Memory for rows of sum_ranks() and for `all` of gather_ranks(): other ranks write to it.
      * Always stays, as alloc(). All ranks make the same calls in the same order, between reserve()

@@ -12,6 +12,7 @@
  * bits of a row depend on the other rows of its step. */
 #include "config.h"
 
+#include "device/far_cuda.h"
 #include "device/parts_cuda.h"
 
 #include <stdio.h>
@@ -675,6 +676,7 @@ static void cuda_close(struct device *d)
         (void)cudaStreamDestroy(gpu->stream);
     if (gpu->side != NULL)
         (void)cudaStreamDestroy(gpu->side);
+    far_close(gpu);
     stages_close(gpu);
     peers_close(gpu);
     cuda_leave(before);
@@ -717,6 +719,10 @@ static const struct device_ops cuda_ops = {
     .join_stages = stages_join,
     .take = stages_take,
     .hand = stages_hand,
+    .far_name = far_name,
+    .far_open = far_open,
+    .far_take = far_take,
+    .far_hand = far_hand,
     .sum_ranks = peers_sum,
     .sum_residual = peers_sum_residual,
     .gather_ranks = peers_gather,

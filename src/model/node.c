@@ -29,14 +29,13 @@
 #include "base/must.h"
 
 #define NODE_MAGIC   0x717569726e6f6465u /* "quirnode" */
-#define PARTS_MAX    16
-#define ASKED_MAX    256       /* pages that are on their way */
-#define WAIT_US      600000000 /* for the other node: it may load a large model */
+#define ASKED_MAX    256                 /* pages that are on their way */
+#define WAIT_US      600000000           /* for the other node: it may load a large model */
 #define RETRY_MS     200
-#define DEAD_S       3    /* probes without an answer until a host counts as dead */
-#define BEAT_MS      500  /* between beats */
+#define DEAD_S       3       /* probes without an answer until a host counts as dead */
+#define BEAT_MS      500     /* between beats */
 #define SILENT_US    3500000 /* without one until a node counts as dead */
-#define DEAD_SEND_MS 4000 /* bytes without an acknowledgement */
+#define DEAD_SEND_MS 4000    /* bytes without an acknowledgement */
 
 /* The first bytes of a connection. */
 struct greeting {
@@ -59,9 +58,9 @@ struct asked {
 struct node {
     int rank, n_parts;
     int control_fd;
-    int row_fds[PARTS_MAX];
+    int row_fds[NODE_PARTS_MAX];
     int beat_fd;
-    char *out[PARTS_MAX], *in[PARTS_MAX]; /* host memory for rows on their way */
+    char *out[NODE_PARTS_MAX], *in[NODE_PARTS_MAX]; /* host memory for rows on their way */
     size_t row_bytes;
     atomic_bool lost;
     pthread_t reader, beater;
@@ -85,21 +84,32 @@ static void node_shut(struct node *n)
     (void)pthread_mutex_unlock(&n->lock);
 }
 
-/* Log the end once. ERR_GPU. */
+/* Log the end once, before any thread can see it and end the process. ERR_GPU. */
 static int node_lose(struct node *n, int error)
 {
-    if (!atomic_exchange(&n->lost, true)) {
+    bool is_news;
+
+    (void)pthread_mutex_lock(&n->lock);
+    is_news = !atomic_load(&n->lost);
+    if (is_news)
         log_error("model: node %d has ended or cannot be reached%s%s; this node ends too, restart "
                   "both",
                   1 - n->rank, error != 0 ? ": " : "", error != 0 ? strerror(error) : "");
+    atomic_store(&n->lost, true);
+    (void)pthread_mutex_unlock(&n->lock);
+    if (is_news)
         node_shut(n);
-    }
     return ERR_GPU;
 }
 
 bool node_is_lost(const struct node *n)
 {
     return atomic_load(&n->lost);
+}
+
+const atomic_bool *node_lost_flag(const struct node *n)
+{
+    return &n->lost;
 }
 
 static int node_send(struct node *n, int fd, const void *from, size_t bytes)
@@ -217,7 +227,7 @@ static int node_accept(struct node *n, const struct node_options *o, const struc
     int fd = socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0), yes = 1, rc = ERR_AGAIN;
 
     if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) != 0 ||
-        bind(fd, at->ai_addr, at->ai_addrlen) != 0 || listen(fd, 2 + PARTS_MAX) != 0) {
+        bind(fd, at->ai_addr, at->ai_addrlen) != 0 || listen(fd, 2 + NODE_PARTS_MAX) != 0) {
         log_error("model: cannot listen on %s, port %d: %s (master_addr, master_port)", o->addr,
                   o->port, strerror(errno));
         if (fd >= 0)
@@ -299,6 +309,9 @@ static int node_greet(struct node *n, struct node_hello *own)
     own->max_model_len = node_less(own->max_model_len, other.max_model_len);
     own->fused_max = node_less(own->fused_max, other.fused_max);
     own->sleeps = node_less(own->sleeps, other.sleeps);
+    own->links = node_less(own->links, other.links);
+    if (n->rank > 0)
+        memcpy(own->far_names, other.far_names, sizeof own->far_names);
     return ERR_OK;
 }
 
@@ -331,7 +344,7 @@ int node_open(struct node **out, const struct node_options *o, struct node_hello
     struct addrinfo *at = NULL;
     int rc;
 
-    must(o->n_parts >= 1 && o->n_parts <= PARTS_MAX && (o->rank == 0 || o->rank == 1));
+    must(o->n_parts >= 1 && o->n_parts <= NODE_PARTS_MAX && (o->rank == 0 || o->rank == 1));
     if (node == NULL)
         return ERR_NO_MEMORY;
     node->rank = o->rank;
