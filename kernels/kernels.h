@@ -218,8 +218,7 @@ int k_soften(float *x, const struct k_softening *how, int n, int width, k_stream
 
 /* --- products of few rows --------------------------------------------------------------- */
 
-#define K_PRODUCT_ROWS_MAX 64  /* larger products are computed by cuBLASLt */
-#define K_PACKED_ROWS_MAX  128 /* of packed matrices, K_PRODUCT_PLAIN and K_PRODUCT_FLOAT */
+#define K_PRODUCT_ROWS_MAX 64 /* larger products are computed by cuBLASLt */
 
 /* Products with e4m3 (k_format_reads_half()) read x as float16, clamped to its maximum of 65504, in
  * an order of their own: of each 16 elements the pairs 0, 2, 4, 6, 1, 3, 5, 7. Then four bytes of

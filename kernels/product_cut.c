@@ -18,10 +18,10 @@ static int round_up(int x, int to)
     return (x + to - 1) / to * to;
 }
 
-/* The N of a wgmma is a multiple of 8; these are built. */
+/* The N of a wgmma is a multiple of 8; these five are built. */
 int product_cut_columns(int n)
 {
-    return n <= 8 ? 8 : n <= 16 ? 16 : n <= 32 ? 32 : n <= 48 ? 48 : n <= 64 ? 64 : 128;
+    return n <= 8 ? 8 : n <= 16 ? 16 : n <= 32 ? 32 : n <= 48 ? 48 : 64;
 }
 
 /* A slab is 128 bytes per row, so it has 64 columns of bfloat16 and 128 of e4m3; or records of 128
@@ -43,7 +43,7 @@ static int strip_of(const struct product_cut *c)
  * at a time. */
 static int blocks_of(const struct product_cut *c, int rows)
 {
-    bool one = rows <= CUT_BLOCK && !c->gated && c->rows_by_eight && c->columns <= 64;
+    bool one = rows <= CUT_BLOCK && !c->gated && c->rows_by_eight;
 
     return one ? 1 : rows <= 2 * CUT_BLOCK ? 2 : 4;
 }
@@ -64,8 +64,7 @@ static int rows_of(const struct product_cut *c, bool sixteens, int n_split, int 
         if (sixteens && unit < 16 * n_split)
             unit = 16 * n_split;
         rows = round_up(share, unit);
-        if (rows > CUT_ROWS_MAX || rows > blocks * CUT_BLOCK ||
-            (c->columns > 64 && blocks > 2)) /* accumulators of two blocks are too many */
+        if (rows > CUT_ROWS_MAX || rows > blocks * CUT_BLOCK)
             continue;
         left--;
         cost = (long)passes * rows;

@@ -71,8 +71,7 @@ struct product_cut {
     int round; /* with several blocks: columns that are written at a time */
 };
 
-/* The largest number of rows of x that is cut like n: 8, 16, 32, 48, 64 or, of packed matrices
- * only, 128. */
+/* The largest number of rows of x that is cut like n: 8, 16, 32, 48 or 64. */
 int product_cut_columns(int n);
 
 /* Elements of n_in in a slab of w. */

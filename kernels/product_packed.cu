@@ -24,18 +24,18 @@
  *
  * The order of sums depends on the shape and on n's bucket (packed_columns()) alone. */
 #include "kernels/packed.cuh"
+#include "kernels/product_cut.h"
 #include "kernels/product_end.cuh"
 
 #define WARPS       16
 #define THREADS     (WARPS * 32)
 #define UNIT_ROWS   32 /* two strips */
-#define DEPTH_MAX   4  /* stages of a ring: 135 KB per multiprocessor, as in product.cu */
+#define DEPTH       2  /* stages of a ring: with more, x and the end come later */
 #define RUN_MAX     2
-#define DEPTH_MIN   2
 #define SPLIT_MAX   8  /* the largest cluster that every GPU has */
 #define COL_STRIDE  20 /* stride of sums in shared memory: 16 rows, and no two lanes in a bank */
 #define X_PAD       16
-#define COLUMNS_MAX 16 /* for more the kernel with wgmma is faster */
+#define COLUMNS_MAX 8 /* for more the kernel with wgmma is faster */
 #define SMEM_MAX    (226 * 1024)
 
 /* How a matrix is cut for a bucket of rows. */
@@ -375,20 +375,20 @@ static __device__ inline void cluster_arrive(int n_split)
 
 /* --- the kernel ------------------------------------------------------------------------------- */
 
-/* By a warp: the rows of x in the CTA's share of n_in. */
-static __device__ inline void load_x(char *xs, const packed_args &a, int first, int end,
-                                     uint64_t *bar)
+/* The rows of x in the CTA's share of n_in, by all threads: a bulk copy would wait behind those of
+ * w, for microseconds. */
+static __device__ inline void load_x(char *xs, const packed_args &a, int first, int end)
 {
-    uint32_t bytes = (uint32_t)((end - first) * 256);
-    int lane = threadIdx.x % 32;
+    int bytes = (end - first) * 256;
+    const char *from = (const char *)a.p.x + (size_t)first * 256;
 
-    if (lane == 0)
-        barrier_expect(bar, bytes * a.n);
-    __syncwarp();
-    for (int col = lane; col < a.n; col += 32)
-        copy_bytes(xs + col * a.c.x_stride,
-                   (const k_bf16 *)a.p.x + (size_t)col * a.n_in + (size_t)first * K_PACKED_COLS,
-                   bytes, bar);
+    for (int col = 0; col < a.n; col++) {
+        for (int at = (int)threadIdx.x * 16; at < bytes; at += THREADS * 16)
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
+                             shared_addr(xs + col * a.c.x_stride + at)),
+                         "l"(from + (size_t)col * a.n_in * 2 + at)
+                         : "memory");
+    }
 }
 
 /* The beginning of share i of n, of a power of 2. */
@@ -446,7 +446,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     char *xs = shared + WARPS * ring_bytes;
     pass_end e = {(float *)(xs + a.n * a.c.x_stride), WARPS * 2 * a.n * COL_STRIDE};
     float *inverse = e.sums + a.c.buffers * e.buffer;
-    uint64_t *x_bar = (uint64_t *)(inverse + 8 * NT), *bars = x_bar + 1;
+    uint64_t *bars = (uint64_t *)(inverse + 8 * NT);
     int group = (int)blockIdx.x >> a.c.split_bits, rank = (int)blockIdx.x & (a.c.n_split - 1);
     int begin = first_unit(a.c, group), last = first_unit(a.c, group + 1), pass = 0, base;
     int first = share(a.c.n_records, rank, a.c.split_bits);
@@ -463,21 +463,15 @@ static __global__ void __launch_bounds__(THREADS, 1)
     e.unit_bits = a.is_gated ? 4 : 5;
     e.per_pass = WARPS >> a.c.warps_bits;
     e.pass_bits = e.unit_bits + 31 - __clz(e.per_pass);
-    if (warp == 0 && leads()) {
-        barrier_init(x_bar, 1);
-        barrier_init_done();
-        fence_async();
-    }
 #pragma unroll
     for (int i = 0; i < NT; i++)
         x[i] = shared_addr(xs + min(i * 8 + lane % 8, a.n - 1) * a.c.x_stride + lane / 8 * 16);
-    __syncthreads();
     asm volatile("griddepcontrol.wait;" ::: "memory");
     asm volatile("griddepcontrol.launch_dependents;");
-    if (warp == 0)
-        load_x(xs, a, first, end, x_bar);
+    load_x(xs, a, first, end);
     fetch_squares(squares, warp, a);
-    barrier_wait(x_bar, 0);
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    __syncthreads();
     for (base = begin; base < last; base += e.per_pass, pass++) {
         output next = choose_output(a, e, base, last, 0);
         float acc[2][NT][4] = {};
@@ -512,7 +506,7 @@ static int ceil_of(int x, int by)
 /* The buckets. */
 static int packed_columns(int n)
 {
-    return n <= 1 ? 1 : n <= 8 ? 8 : n <= 16 ? 16 : COLUMNS_MAX;
+    return n <= 1 ? 1 : COLUMNS_MAX;
 }
 
 /* Clusters of more than two CTAs need multiprocessors of one part of the GPU, which have 16 or 18,
@@ -535,11 +529,10 @@ static bool lay_out(struct packed_cut *c, int columns)
     c->x_stride = ceil_of(c->n_records, c->n_split) * 256 + X_PAD;
     c->buffers = passes > 1 ? 2 : 1;
     rest = columns * c->x_stride + c->buffers * WARPS * 2 * columns * COL_STRIDE * 4 +
-           round_up(columns, 8) * 4 + (1 + WARPS * DEPTH_MAX) * 8;
-    c->depth = (SMEM_MAX - rest) / stages;
-    c->depth = c->depth * c->run < DEPTH_MAX ? c->depth : DEPTH_MAX / c->run;
-    c->smem = rest + c->depth * stages;
-    return rest < SMEM_MAX && c->depth >= DEPTH_MIN;
+           round_up(columns, 8) * 4 + WARPS * DEPTH * 8;
+    c->depth = DEPTH;
+    c->smem = rest + DEPTH * stages;
+    return c->smem <= SMEM_MAX;
 }
 
 /* An estimate of the cycles of a CTA: of its bytes, of its instructions, and of what is not
@@ -549,7 +542,8 @@ static long cost_of(const struct packed_cut *c, int columns)
     int units = ceil_of(c->n_units, c->n_groups), records = ceil_of(c->n_records, c->n_split);
     int tiles = ceil_of(columns, 8), passes = ceil_of(units, WARPS / c->n_warps);
     long bytes = (long)units * records * 2 * c->record_bytes / 20;
-    long work = passes * (ceil_of(records, c->n_warps) * (600L + 300L * tiles) + 800L);
+    long work = passes * (ceil_of(records, c->n_warps) * (600L + 300L * tiles) +
+                          (c->n_split > 1 ? 2000L : 800L));
     long x = (long)columns * records * 256 / 40;
 
     return (bytes > work ? bytes : work) + x + (c->n_split > 1 ? 2500 : 0);
@@ -572,9 +566,10 @@ static bool packed_cut_of(struct packed_cut *best, const struct k_matrix *w, int
         c.n_longer = c.n_units % c.n_groups;
         c.warps_bits = 0;
         for (c.n_warps = 1; c.n_warps <= WARPS; c.n_warps *= 2, c.warps_bits++) {
-            c.run = RUN_MAX;
-            while (c.run > 1 && !lay_out(&c, columns))
-                c.run /= 2;
+            /* short parts of rows are loaded sooner in single records */
+            c.run = ceil_of(c.n_records, c.n_split * c.n_warps) >= 8 ? RUN_MAX : 1;
+            if (!lay_out(&c, columns))
+                c.run = 1;
             if (!lay_out(&c, columns) || (least > 0 && cost_of(&c, columns) >= least))
                 continue;
             least = cost_of(&c, columns);
@@ -595,7 +590,7 @@ bool product_packed_takes(const struct k_matrix *w, int n)
 int product_packed_bucket(int n)
 {
     if (n > COLUMNS_MAX)
-        return n > 32 ? K_PRODUCT_ROWS_MAX : 32;
+        return product_cut_columns(n) == 48 ? K_PRODUCT_ROWS_MAX : product_cut_columns(n);
     return packed_columns(n);
 }
 
@@ -616,7 +611,7 @@ template <int NT, int GROUPS> static int launch(const packed_args &a, k_stream s
     config.dynamicSmemBytes = (size_t)a.c.smem;
     config.stream = stream;
     config.attrs = attributes;
-    config.numAttrs = 2;
+    config.numAttrs = a.c.n_split > 1 ? 2 : 1;
     return cudaLaunchKernelEx(&config, packed_kernel<NT, GROUPS>, a) == cudaSuccess ? 0 : -1;
 }
 
@@ -653,7 +648,7 @@ static struct k_product rows_from(const struct k_product *p, int first)
 
 /* Some of the rows: as many as a cut has columns for. More rows than a cut takes are several
  * products, each of which reads w. */
-static int packed_run(const struct k_product *p, const struct packed_cut *cut, int columns, int n,
+static int packed_run(const struct k_product *p, const struct packed_cut *cut, int n,
                       k_stream stream)
 {
     packed_args args = {};
@@ -667,11 +662,7 @@ static int packed_run(const struct k_product *p, const struct packed_cut *cut, i
     args.is_gated = p->kind == K_PRODUCT_GATED;
     args.has_zeros = p->w->format.has_zeros;
     args.is_half = p->w->format.scale == K_F16;
-    switch (columns) {
-    case 1:
-    case 8: return launch_group<1>(args, p->w->format.group_cols, stream);
-    default: return launch_group<2>(args, p->w->format.group_cols, stream);
-    }
+    return launch_group<1>(args, p->w->format.group_cols, stream);
 }
 
 int product_packed(const struct k_product *p, int n, int n_sms, k_stream stream)
@@ -679,18 +670,18 @@ int product_packed(const struct k_product *p, int n, int n_sms, k_stream stream)
     int columns = packed_columns(n), rc = 0;
     struct packed_cut cut;
 
-    if (n > K_PACKED_ROWS_MAX || !k_format_fits(&p->w->format, p->w->n_out, p->w->n_in))
+    if (n > K_PRODUCT_ROWS_MAX || !k_format_fits(&p->w->format, p->w->n_out, p->w->n_in))
         return -1;
     if (n > COLUMNS_MAX)
         return product_wide_packed(p, n, n_sms, stream);
     while (columns > 1 && !packed_cut_of(&cut, p->w, columns, n_sms))
-        columns = columns > 8 ? columns / 2 : 1;
+        columns = 1;
     if (columns == 1 && !packed_cut_of(&cut, p->w, columns, n_sms))
         return -1;
     for (int row = 0; row < n && rc == 0; row += columns) {
         struct k_product some = rows_from(p, row);
 
-        rc = packed_run(&some, &cut, columns, n - row < columns ? n - row : columns, stream);
+        rc = packed_run(&some, &cut, n - row < columns ? n - row : columns, stream);
     }
     return rc;
 }

@@ -840,17 +840,7 @@ int product_wide(const struct k_product *p, int n, int n_sms, k_stream stream)
     }
 }
 
-/* Without the operations around a product. */
-static int launch_bare(const maps &m, const wide_args &a, k_stream stream)
-{
-    if (a.p.kind == K_PRODUCT_PLAIN)
-        return launch<128, 2, K_PRODUCT_PLAIN, false, true>(m, a, stream);
-    if (a.p.kind == K_PRODUCT_FLOAT)
-        return launch<128, 2, K_PRODUCT_FLOAT, false, true>(m, a, stream);
-    return -1;
-}
-
-/* Codes in records, of more rows than product_packed.cu is fast for: buckets of 32, 64 and 128. */
+/* Codes in records, of more rows than product_packed.cu is fast for: buckets of 16, 32 and 64. */
 int product_wide_packed(const struct k_product *p, int n, int n_sms, k_stream stream)
 {
     const int least = 49; /* the fewest rows of the bucket of 64 */
@@ -869,7 +859,6 @@ int product_wide_packed(const struct k_product *p, int n, int n_sms, k_stream st
     case 16: return choose_blocks<16, false, true>(tensor_maps, args, stream);
     case 32: return choose_blocks<32, false, true>(tensor_maps, args, stream);
     case 64: return choose_blocks<64, false, true>(tensor_maps, args, stream);
-    case 128: return launch_bare(tensor_maps, args, stream);
     }
     return -1;
 }

@@ -12,8 +12,8 @@
 #include "base/must.h"
 
 /* Up to so many rows, products with the codes are faster than widening the matrix, although each
- * 128 rows read it again (docs/kernels/experiments/packed-products.md). */
-#define ROWS_FEW 768
+ * 64 rows read it again (docs/kernels/experiments/packed-products.md). */
+#define ROWS_FEW 384
 /* Rows of the scratch matrix are a multiple of the library's tiles. */
 #define ROWS_UNIT 256
 
@@ -25,7 +25,7 @@ int packed_reserve(struct cuda *c)
     return c->widened != NULL ? ERR_OK : ERR_NO_MEMORY;
 }
 
-/* K_PACKED_ROWS_MAX rows at a time. */
+/* K_PRODUCT_ROWS_MAX rows at a time. */
 static int packed_run_few(struct cuda *c, const struct gemm_product *p)
 {
     struct k_product few = {
@@ -33,8 +33,8 @@ static int packed_run_few(struct cuda *c, const struct gemm_product *p)
     size_t y_bytes = (size_t)p->w->n_out * (p->y_is_float ? sizeof(float) : sizeof(k_bf16));
     int rc = 0;
 
-    for (int row = 0; row < p->n && rc == 0; row += K_PACKED_ROWS_MAX) {
-        int n = p->n - row < K_PACKED_ROWS_MAX ? p->n - row : K_PACKED_ROWS_MAX;
+    for (int row = 0; row < p->n && rc == 0; row += K_PRODUCT_ROWS_MAX) {
+        int n = p->n - row < K_PRODUCT_ROWS_MAX ? p->n - row : K_PRODUCT_ROWS_MAX;
 
         few.x = (const k_bf16 *)p->x + (size_t)row * (size_t)p->w->n_in;
         few.y = (char *)p->y + (size_t)row * y_bytes;

@@ -12,8 +12,7 @@
  * operations that a step needs beside them (norms, activation, rounding to e4m3), which
  * k_multiply() has in it; then the same of each product alone, launched again and again on other
  * layers' weights. int4 is codes in records with a scale of 16 bits for each 128 columns; for the
- * library they become bf16 before each product. Above 64 rows k_multiply() runs for each 64, or 128
- * of int4, bare.
+ * library they become bf16 before each product. Above 64 rows k_multiply() runs for each 64, bare.
  */
 #include <string.h>
 
@@ -103,13 +102,13 @@ static void own(struct bench *b, int layer, int mat, int n)
                           .normed = b->y,
                           .sums_out = b->sums};
 
-    int most = b->type == K_INT4 && mat != MAT_HEAD ? K_PACKED_ROWS_MAX : K_PRODUCT_ROWS_MAX;
-
     if (n > K_PRODUCT_ROWS_MAX)
         p.kind = mat == MAT_HEAD ? K_PRODUCT_FLOAT : K_PRODUCT_PLAIN;
-    for (int row = 0; row < n; row += most) {
+    for (int row = 0; row < n; row += K_PRODUCT_ROWS_MAX) {
         p.x = (const k_bf16 *)(mat == MAT_DOWN ? b->ff : b->x) + (size_t)row * (size_t)w->n_in;
-        bench_must(k_multiply(&p, n - row < most ? n - row : most, SMS, b->stream), "a product");
+        bench_must(k_multiply(&p, n - row < K_PRODUCT_ROWS_MAX ? n - row : K_PRODUCT_ROWS_MAX, SMS,
+                              b->stream),
+                   "a product");
     }
 }
 

@@ -609,7 +609,7 @@ static void check_format(const struct demo *d, const struct format *t, const int
     int right = 0, ignored = 0;
 
     /* so few that a GPU does not round packed weights */
-    rows_a_step = on_gpu && t->scaling == PACKED ? 16 : RUN_SEQS;
+    rows_a_step = on_gpu && t->scaling == PACKED ? 8 : RUN_SEQS;
     snprintf(folder, sizeof folder, "%s/q", root);
     snprintf(twin, sizeof twin, "%s/twin", root);
     write_model(d, t, folder, twin);

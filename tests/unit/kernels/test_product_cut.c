@@ -116,7 +116,7 @@ static bool ends_whole(const struct product_cut *c, enum k_product_kind kind)
 
 static void cut_all(int n_sms, enum k_type type)
 {
-    static const int rows[] = {1, 9, 16, 24, 32, 48, 64, 66, 128};
+    static const int rows[] = {1, 9, 16, 24, 32, 48, 64};
     const struct k_format format =
         type == K_INT4 ? k_format_packed(K_F16, 32, true) : k_format_bare(type);
     int slab = product_cut_slab_cols(&format), unit = type == K_INT4 ? 32 : 16;
@@ -135,8 +135,7 @@ static void cut_all(int n_sms, enum k_type type)
                     bool good;
 
                     if ((kind == K_PRODUCT_RESIDUAL && out % 16 != 0) ||
-                        (type == K_INT4 && rows[i] <= 16) ||
-                        (rows[i] > 64 && (type != K_INT4 || kind > K_PRODUCT_FLOAT)))
+                        (type == K_INT4 && rows[i] <= 16))
                         continue;
                     good = product_cut_of(&c, &w, (enum k_product_kind)kind, rows[i], n_sms) &&
                            covers(&c, n_sms) && has_room(&c) &&
