@@ -16,8 +16,30 @@ static __device__ inline uint32_t widen_two(uint32_t codes, int shift, float zer
                      ((float)(codes >> (shift + 16) & 15) - zero) * scale);
 }
 
-/* A warp per record. A lane stores two elements of a row; four lanes stand side by side in it, and
- * two stores fill a sector. Bytes are read once and written once. */
+/* Exchange words between the four lanes of a row: lane q gets word q of each, in their order. */
+static __device__ inline void turn_four(uint32_t (&words)[4])
+{
+#pragma unroll
+    for (int apart = 1; apart <= 2; apart *= 2) {
+        bool upper = (threadIdx.x & (unsigned)apart) != 0;
+
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            uint32_t other;
+
+            if ((i & apart) != 0)
+                continue;
+            other = __shfl_xor_sync(~0U, upper ? words[i] : words[i + apart], apart);
+            if (upper)
+                words[i] = other;
+            else
+                words[i + apart] = other;
+        }
+    }
+}
+
+/* A warp per record. A lane has two columns of each eight; after an exchange with three others it
+ * stores the eight columns of one. Bytes are read once and written once. */
 static __global__ void __launch_bounds__(THREADS)
     dequantise_kernel(k_bf16 *out, const char *w, struct packed_shape s, size_t n_records)
 {
@@ -25,27 +47,26 @@ static __global__ void __launch_bounds__(THREADS)
     int lane = threadIdx.x % 32, row = lane / 4, groups = K_PACKED_COLS / s.group;
     size_t strip = record / s.n_records, col = record % s.n_records * K_PACKED_COLS;
     const char *from = w + record * s.record_bytes;
-    k_bf16 *to = out + (strip * K_PACKED_ROWS + row) * s.n_in + col + lane % 4 * 2;
+    k_bf16 *to = out + (strip * K_PACKED_ROWS + row) * s.n_in + col + lane % 4 * 8;
 
     if (record >= n_records)
         return;
 #pragma unroll
-    for (int tile = 0; tile < 2; tile++) {
-        uint4 words = *(const uint4 *)(from + tile * 512 + lane * 16);
-        uint32_t codes[4] = {words.x, words.y, words.z, words.w};
+    for (int quarter = 0; quarter < 4; quarter++) {
+        uint2 codes = *(const uint2 *)(from + quarter / 2 * 512 + lane * 16 + quarter % 2 * 8);
+        packed_numbers n = packed_numbers_of(from, quarter * groups / 4, row, s);
 
 #pragma unroll
-        for (int step = 0; step < 4; step++) {
-            packed_numbers n = packed_numbers_of(from, (tile * 2 + step / 2) * groups / 4, row, s);
+        for (int below = 0; below < 2; below++) {
+            uint32_t words[4]; /* of the quarter's four times eight columns */
 
 #pragma unroll
-            for (int i = 0; i < 4; i++) {
-                int below = i % 2, half = i / 2;
-
-                *(uint32_t *)(to + (size_t)(8 * below) * s.n_in + tile * 64 + step * 16 +
-                              half * 8) =
-                    widen_two(codes[step], 8 * half + 4 * below, n.zero[below], n.scale[below]);
-            }
+            for (int i = 0; i < 4; i++)
+                words[i] = widen_two(i < 2 ? codes.x : codes.y, i % 2 * 8 + 4 * below,
+                                     n.zero[below], n.scale[below]);
+            turn_four(words);
+            *(uint4 *)(to + (size_t)(8 * below) * s.n_in + quarter * 32) =
+                make_uint4(words[0], words[1], words[2], words[3]);
         }
     }
 }

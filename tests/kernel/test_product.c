@@ -291,6 +291,22 @@ static void *random_packed(float *w, const struct k_format *format, struct shape
     return dev;
 }
 
+/* All of a packed matrix as bfloat16: the reference's weights, rounded once. */
+static void check_widened(const struct run *r)
+{
+    size_t n = (size_t)r->s.n_out * (size_t)r->s.n_in;
+    k_bf16 *dev = gpu_array(NULL, n * sizeof *dev);
+    float *got;
+    size_t n_wrong = 0;
+
+    gpu_must(k_dequantise(dev, &r->dev_w, 0, r->s.n_out, device_cuda_stream(gpu)));
+    got = gpu_floats(dev, n);
+    for (size_t i = 0; i < n; i++)
+        n_wrong += got[i] != gpu_widen(gpu_round(r->w[i]));
+    ok(n_wrong == 0, "%d x %d as bfloat16: %zu weights are wrong", r->s.n_out, r->s.n_in, n_wrong);
+    free(got);
+}
+
 /* Codes in records. */
 static void compare_packed(enum k_product_kind kind, struct shape s, struct k_format format,
                            bool all)
@@ -302,6 +318,7 @@ static void compare_packed(enum k_product_kind kind, struct shape s, struct k_fo
     run_open(&r, kind, s, K_BF16, false, 64);
     r.dev_w.data = random_packed(r.w, &format, s);
     r.dev_w.format = format;
+    check_widened(&r);
     ok(k_multiply_takes(&r.dev_w, 64), "a packed matrix of %d x %d is taken", s.n_out, s.n_in);
     for (int n = 1; n <= 64; n += all || n < 5 ? 1 : n < 11 ? 3 : n < 32 ? 7 : 13) {
         /* from here on the kernel rounds weights to bfloat16 */
