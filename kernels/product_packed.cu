@@ -4,12 +4,12 @@
  * the operations around them in a decode (k_multiply() in kernels.h).
  *
  *   w --bulk copies--> ring of records (per warp) --mma--> accumulators -+  end of a pass: sums of
- *   x --bulk copies--> shared memory ---------------^                    +--> warps and CTAs
+ *   x --cp.async--> shared memory ------------------^                    +--> warps and CTAs
  *                                                                             -> epilogue -> y
  *
  * Split: a unit is two strips of 16 rows of w: two neighbours or, when gated, a gate and its up. A
  * cluster of n_split CTAs has a run of units, and each of its CTAs a share of n_in, so that the
- * rows of x in that share stay in shared memory, and x is read from L2 by few. n_warps of the eight
+ * rows of x in that share stay in shared memory, and x is read from L2 by few. n_warps of a CTA's
  * warps share a unit, each with a part of the CTA's records; the others have the next units. Each
  * warp has a ring of its own, which runs on from unit to unit, and whose first records are loaded
  * before the previous kernel has ended.
@@ -54,7 +54,8 @@ struct packed_cut {
     int smem;
 };
 
-/* What the first copies need comes first: a line of arguments that was not read takes 500 cycles. */
+/* What the first copies need comes first: a line of arguments that was not read takes 500
+ * cycles. */
 struct packed_args {
     struct packed_cut c;
     const char *w;
@@ -65,7 +66,7 @@ struct packed_args {
 
 /* --- loads ------------------------------------------------------------------------------------ */
 
-/* A warp's ring, the same in all lanes. A stage is a run of records of each of the unit's strips. */
+/* A warp's ring, the same in all lanes. A stage is a run of records of both of a unit's strips. */
 struct record_ring {
     char *stages;
     uint64_t *full;
