@@ -141,6 +141,18 @@ int model_step_end(struct model *m, int32_t *token_ids,
 /* How long the device was idle before the step that ended last, in microseconds; 0 on cpu. */
 float model_gap_us(const struct model *m);
 
+/* The work of a rank of this process, and its memory. */
+struct model_load {
+    int stage, part; /* the stage, and the rank's number in it */
+    size_t device_bytes;
+    uint64_t n_steps;         /* that have ended */
+    uint64_t busy_us, sum_us; /* in steps; of these, in sums over ranks (0 with NCCL) */
+};
+
+int model_n_ranks(const struct model *m);
+/* Takes some 20 us. */
+void model_measure(struct model *m, int rank, struct model_load *out);
+
 /* The unmodified logits of a row of the step that began last and has not been sampled: float32
  * [n_vocab]. Waits for the device; copies 0.5 MB for a vocabulary of 128k. */
 int model_row_logits(struct model *m, int row, float *logits) ERR_CHECKED;

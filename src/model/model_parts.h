@@ -40,7 +40,8 @@ struct model {
     struct ranks ranks;
     struct node *node; /* NULL: there is one */
     int node_rank;
-    int n_far; /* ranks of the other node with layers */
+    bool has_far; /* devices hand rows to the other node's by themselves */
+    int n_far;    /* ranks of the other node with layers */
     struct model_part far[RANKS_MAX];
     size_t own_page_bytes;               /* parts of this node's ranks */
     uint64_t asked_at[DEVICE_MARKS_MAX]; /* pages that were asked for before a mark, in a ring by
@@ -70,5 +71,9 @@ int model_follow_page_out(struct model *m, const struct node_message *order);
 int model_follow_page_in(struct model *m, const struct node_message *order);
 int model_follow_page_copy(struct model *m, const struct node_message *order);
 int model_follow_sleep(struct model *m, const struct node_message *order);
+
+/* Rows come from the other node before this rank's layers, and go to it behind them. */
+bool model_takes_far(const struct model *m, const struct rank *r);
+bool model_hands_far(const struct model *m, const struct rank *r);
 
 #endif
