@@ -187,8 +187,8 @@ static bool gptq_factor_damped(float *lower, const float *moments, int n, double
     return false;
 }
 
-/* g->factor, the lower factor of the reversed moments, becomes the upper one of their inverse. Row j
- * of `inverse` is column j of L^-1; reversed it is column n - 1 - j of the factor. */
+/* g->factor, the lower factor of the reversed moments, becomes the upper one of their inverse.
+ * Row j of `inverse` is column j of L^-1; reversed it is column n - 1 - j of the factor. */
 static void gptq_turn(struct gptq *g, float *inverse, int n_threads)
 {
     size_t n = (size_t)g->n;

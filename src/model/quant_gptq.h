@@ -15,7 +15,7 @@
 
 struct gptq {
     int n;
-    float *factor; /* [n][n], upper: transpose(factor) * factor is the inverse of the moments */
+    float *factor;     /* [n][n], upper: transpose(factor) * factor is the inverse of the moments */
     float *importance; /* [n]: the loss of an error of 1 in an element */
 };
 
@@ -27,8 +27,8 @@ int gptq_open(struct gptq *g, const float *moments, int n, int n_threads) ERR_CH
 void gptq_close(struct gptq *g);
 
 /* Round rows x [n_rows][g->n], 1 <= n_rows <= GPTQ_ROWS; x is overwritten. codes [n_rows][g->n],
- * scales [n_rows][g->n / f->group]. Returns the sum over rows of d * moments * transpose(d), where d
- * is what rounding changed: the error of outputs, squared. */
+ * scales [n_rows][g->n / f->group]. Returns the sum over rows of d * moments * transpose(d), where
+ * d is the change by rounding: the error of outputs, squared. */
 #define GPTQ_ROWS 16
 double gptq_round(const struct gptq *g, const struct round_format *f, float *x, int n_rows,
                   uint8_t *codes, float *scales);

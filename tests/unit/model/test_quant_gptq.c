@@ -97,8 +97,7 @@ static void factors(int n, int n_inputs, int n_threads)
                 inverse += (double)g.factor[(size_t)k * (size_t)n + (size_t)i] *
                            (double)g.factor[(size_t)k * (size_t)n + (size_t)j];
             for (int k = 0; k < n; k++)
-                product[(size_t)i * (size_t)n + (size_t)k] +=
-                    inverse * at(moments, n, j, k, more);
+                product[(size_t)i * (size_t)n + (size_t)k] += inverse * at(moments, n, j, k, more);
         }
     }
     for (int i = 0; i < n; i++) {
