@@ -378,6 +378,9 @@ struct device_ops {
     void (*measure)(struct device *d, struct device_load *out);
 };
 
+/* Sees the input of a product before it is computed: x float32 [n][w->n_in]. */
+typedef void device_watch_fn(void *context, const struct k_matrix *w, const float *x, int n);
+
 /* The part that all devices share; each kind's own struct begins with it. */
 struct device {
     const struct device_ops *ops;
@@ -393,6 +396,8 @@ struct device {
     int step_tokens, step_rows; /* set by begin() */
     float step_gap_us;          /* set by end(): how long the device was idle before the step */
     char name[64];              /* for the log */
+    device_watch_fn *watch;     /* cpu only: called by matmul(); NULL: none */
+    void *watch_context;
 };
 
 /* Open "cpu", "cuda" or "auto" (cuda if there is a GPU, else cpu). idx: which GPU, from 0, among

@@ -631,6 +631,8 @@ static void cpu_matmul(struct device *d, void *y, const struct device_rows *x,
     struct cpu *cpu = cpu_of(d);
     struct matmul_job job = {.math = cpu->math, .n = n, .wide_len = cpu->wide_len};
 
+    if (d->watch != NULL)
+        d->watch(d->watch_context, w, x->data, n);
     if (w->n_in <= cpu->wide_cols)
         job.wide = cpu->wide;
     job.m = (struct cpu_matmul){.y = y,

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The struct of model.h, shared by model.c (opening), model_steps.c (steps) and model_pages.c
- * (pages, sleep).
+ * The struct of model.h, shared by model.c (opening), model_steps.c (steps), model_pages.c
+ * (pages, sleep) and watch.c.
  * No other file includes this one. */
 #ifndef QUIRE_MODEL_MODEL_PARTS_H
 #define QUIRE_MODEL_MODEL_PARTS_H
@@ -61,6 +61,8 @@ struct model {
     struct model_step steps[MODEL_STEPS_MAX]; /* step i is at i % n_steps */
     unsigned n_steps;                         /* a power of two */
     unsigned n_begun;
+    model_watch_fn *watch;
+    void *watch_context;
     struct k_logprob_row *logprobs; /* [max_num_seqs] */
     int *n_asked;                   /* [max_num_seqs], of the step's extras */
     bool is_sampled;                /* the step that began last has been sampled */
