@@ -13,7 +13,7 @@
 
 /* Up to so many rows, products with the codes are faster than widening the matrix, although each
  * 64 rows read it again (docs/kernels/experiments/packed-products.md). */
-#define ROWS_FEW 384
+#define ROWS_FEW 192
 /* Rows of the scratch matrix are a multiple of the library's tiles. */
 #define ROWS_UNIT 256
 
