@@ -128,8 +128,9 @@ int quant_find(struct quant_part *out, const struct checkpoint *files,
 bool quant_is_mxfp4(const struct quant_format *kind);
 void quant_keep_mxfp4(struct quant_part *p);
 
-/* A matrix of floats of four bits of an expert, as quant_find() returns it for MXFP4, by its data U8
- * [rows][cols / 2] and its exponents U8 [rows][cols / 32], in k_format_mxfp4(). Errors likewise. */
+/* A matrix of floats of four bits of an expert, as quant_find() returns it for MXFP4, by its data
+ * U8 [rows][cols / 2] and its exponents U8 [rows][cols / 32], in k_format_mxfp4(). Errors
+ * likewise. */
 int quant_mxfp4(struct quant_part *out, const struct checkpoint *files,
                 const struct tensor *const parts[2], const struct quant_matrix *matrix, char *why,
                 size_t why_cap) ERR_CHECKED;
