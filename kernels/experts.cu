@@ -7,6 +7,7 @@
  * each output. The sum of a token is in the order of its slots, float32, by the threads of one
  * block, which have eight elements each; so it is the same every time, without atomics. */
 #include "kernels/experts.cuh"
+#include "kernels/mxfp4.h"
 
 #define THREADS    256
 #define WARPS      (THREADS / 32)
@@ -82,6 +83,8 @@ static int format_of(const struct experts_product *p, const struct k_format *f)
 {
     if (k_format_is_plain(f))
         return EXPERTS_PLAIN;
+    if (k_format_is_mxfp4(f))
+        return p->n_in % K_MXFP4_GROUP == 0 ? EXPERTS_MXFP4 : -1;
     if (p->scales == NULL || p->n_in % 16 != 0)
         return -1;
     if (k_format_is_in_blocks(f, K_E4M3, EXPERTS_BLOCK))
@@ -89,20 +92,31 @@ static int format_of(const struct experts_product *p, const struct k_format *f)
     return k_format_is_by_row(f, K_E4M3) ? EXPERTS_BY_ROW : -1;
 }
 
-/* is_many: more routes than are worth a read of each expert. */
-static int run_product(const struct experts_product *p, const struct k_matrix *w, int n_routes,
-                       bool is_many, int n_sms, k_stream stream)
+/* A product in which each expert that has routes is read once. */
+static int run_few(const struct experts_product *p, int format, int n_sms, k_stream stream)
 {
-    int format = format_of(p, &w->format);
+    int n_routes = p->n_tokens * p->n_used;
 
-    if (format < 0)
-        return -1;
     if (format == EXPERTS_PLAIN && p->n_in % 8 != 0)
         return K_LAUNCH(plain_kernel, dim3(n_routes, (p->n_out + PLAIN_OUTS - 1) / PLAIN_OUTS),
                         THREADS, 0, stream, *p);
-    if (is_many)
-        return experts_many(p, (enum experts_format)format, n_sms, stream);
     return experts_few(p, (enum experts_format)format, n_sms, stream);
+}
+
+/* Both products of more routes than are worth that. x in the order of experts is in y, which is not
+ * needed before the second product. */
+static int run_many(const struct k_mixing *m, struct experts_product *first,
+                    const struct experts_product *second, enum experts_format in,
+                    enum experts_format down, int n_sms, k_stream stream)
+{
+    int rc = experts_gather(m->y, first->x, first, experts_order_of(in), stream);
+
+    first->x = m->y;
+    if (rc == 0)
+        rc = experts_many(first, in, experts_order_of(down), n_sms, stream);
+    if (rc == 0)
+        rc = experts_many(second, down, ORDER_PLAIN, n_sms, stream);
+    return rc;
 }
 
 /* What both products have in common. */
@@ -132,10 +146,10 @@ int k_run_experts(const struct k_mixing *m, const k_bf16 *x, const struct k_half
 {
     struct experts_product first = product_of(m, e, &e->in, n, n_used);
     struct experts_product second = product_of(m, e, &e->down, n, n_used);
-    int rc = 0, n_routes = n * n_used;
-    bool is_many = n > K_MIXING_FEW && e->ff_dim % 8 == 0 && first.n_in % 8 == 0 &&
-                   k_format_is_plain(&e->in.format) == k_format_is_plain(&e->down.format);
+    int in = format_of(&first, &e->in.format), down = format_of(&second, &e->down.format), rc;
 
+    if (in < 0 || down < 0)
+        return -1;
     if (norm != NULL && n > K_MIXING_FEW)
         return -1;
     if (norm != NULL)
@@ -149,14 +163,12 @@ int k_run_experts(const struct k_mixing *m, const k_bf16 *x, const struct k_half
     second.x = m->ff;
     second.out = m->y;
     second.n_out = second.rows;
-    if (is_many) { /* y is not needed before the second */
-        rc = experts_gather(m->y, x, &first, !k_format_is_plain(&e->in.format), stream);
-        first.x = m->y;
-    }
+    if (n > K_MIXING_FEW && e->ff_dim % 8 == 0 && first.n_in % 8 == 0)
+        return run_many(m, &first, &second, (enum experts_format)in, (enum experts_format)down,
+                        n_sms, stream);
+    rc = run_few(&first, in, n_sms, stream);
     if (rc == 0)
-        rc = run_product(&first, &e->in, n_routes, is_many, n_sms, stream);
-    if (rc == 0)
-        rc = run_product(&second, &e->down, n_routes, is_many, n_sms, stream);
+        rc = run_few(&second, down, n_sms, stream);
     return rc;
 }
 

@@ -15,7 +15,7 @@
  *   otherwise  out [route][n_out] = x * w, x [route][n_in] in the order of experts */
 struct experts_product {
     const k_bf16 *x;
-    const void *w;       /* [n_experts][rows][n_in] */
+    const void *w;       /* [n_experts][rows][n_in], or as mxfp4.h */
     const float *scales; /* by row [n_experts * rows], or in blocks [..][scale_cols] */
     k_bf16 *out;
     const int32_t *starts, *routes, *touched, *tiles; /* of k_mixing */
@@ -28,21 +28,35 @@ struct experts_product {
     bool is_gated;
 };
 
-enum experts_format { EXPERTS_PLAIN, EXPERTS_BY_ROW, EXPERTS_IN_BLOCKS };
+enum experts_format { EXPERTS_PLAIN, EXPERTS_BY_ROW, EXPERTS_IN_BLOCKS, EXPERTS_MXFP4 };
+
+/* The order of elements within a row of x of experts_many(), which is that of the lanes that have
+ * w: as it is; K_HALF_AT in each 16; or in each 32, which are four runs of eight, the first,
+ * second, third and fourth pair of each run. */
+enum experts_order { ORDER_PLAIN, ORDER_HALF, ORDER_OF_LANES };
+
+static inline enum experts_order experts_order_of(enum experts_format format)
+{
+    if (format == EXPERTS_PLAIN)
+        return ORDER_PLAIN;
+    return format == EXPERTS_MXFP4 ? ORDER_OF_LANES : ORDER_HALF;
+}
 
 #define EXPERTS_BLOCK 128 /* rows and columns of a block with one scale */
 
-/* experts_few.cu, sm90_experts.cu. Both take rows of n_in in whole 16 bytes only. */
+/* experts_few.cu, sm90_experts.cu. Both take rows of n_in in whole 16 bytes only; MXFP4 in whole
+ * groups. */
 int experts_few(const struct experts_product *p, enum experts_format format, int n_sms,
                 k_stream stream);
-/* x [route][n_in] in the order of experts for either product, n_out in whole eights. e4m3: x as
- * K_HALF_AT, n_in in whole sixteens; out is too, if is_gated. */
-int experts_many(const struct experts_product *p, enum experts_format format, int n_sms,
-                 k_stream stream);
+/* x [route][n_in] in the order of experts for either product, its elements in experts_order_of()
+ * the format, n_in in whole runs of that order, n_out in whole eights. out: the order of outputs,
+ * which are whole runs; ORDER_PLAIN unless is_gated. */
+int experts_many(const struct experts_product *p, enum experts_format format,
+                 enum experts_order out, int n_sms, k_stream stream);
 
-/* Rows of x in the order of experts, for experts_many(); permutes: with pairs as K_HALF_AT. */
-int experts_gather(k_bf16 *out, const k_bf16 *x, const struct experts_product *p, bool permutes,
-                   k_stream stream);
+/* Rows of x in the order of experts, for experts_many(). */
+int experts_gather(k_bf16 *out, const k_bf16 *x, const struct experts_product *p,
+                   enum experts_order order, k_stream stream);
 
 /* The row of x of a place in the order of routes. */
 static __device__ inline int experts_row(const struct experts_product &p, int place)

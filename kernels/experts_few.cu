@@ -24,22 +24,30 @@
  * bank. e4m3 becomes bfloat16, which is exact. Rows g and g + 8 are a gate and its up, so both are
  * in one lane.
  *
+ * MXFP4 is in memory in the order of lanes (mxfp4.h), so a box is two records of 16 rows, a run of
+ * bytes, and is read without a swizzle. Its elements become bfloat16 with their scale, exactly.
+ *
  * Order of sums: boxes of a warp, then warps. It depends on n_in alone, so a route's bits do not
  * depend on other routes. A scale of a block multiplies each box's sum in float32. */
 #include "kernels/experts.cuh"
+#include "kernels/mxfp4.cuh"
 #include "kernels/product.cuh"
 
-#define PAIRS     8
-#define WARPS     (2 * PAIRS)
-#define THREADS   (WARPS * 32)
-#define TILE      16
-#define BOX_BYTES 2048
-#define DEPTH     4  /* boxes of a ring: 128 KB per multiprocessor, as in product.cu */
-#define COLS_MAX  64 /* routes of an expert at a time */
-#define SUMS      (COLS_MAX / 8 * 4 * 32)
+#define PAIRS    8
+#define WARPS    (2 * PAIRS)
+#define THREADS  (WARPS * 32)
+#define TILE     16
+#define DEPTH    4  /* boxes of a ring: 128 KB per multiprocessor, as in product.cu */
+#define COLS_MAX 64 /* routes of an expert at a time */
+#define SUMS     (COLS_MAX / 8 * 4 * 32)
 
-struct few_shared {
-    char boxes[WARPS][DEPTH][BOX_BYTES];
+template <int FORMAT> static __device__ __host__ constexpr int box_bytes(void)
+{
+    return FORMAT == EXPERTS_MXFP4 ? 2 * K_MXFP4_RECORD : 2048;
+}
+
+template <int FORMAT> struct few_shared {
+    char boxes[WARPS][DEPTH][box_bytes<FORMAT>()];
     float sums[PAIRS][SUMS];
     uint64_t full[WARPS][DEPTH];
 };
@@ -65,9 +73,9 @@ struct few_ring {
     int item, last, expert, box, left; /* to be loaded next; left: passes over its columns */
 };
 
-template <int FORMAT> static __device__ constexpr int box_elems(void)
+template <int FORMAT> static __device__ __host__ constexpr int box_elems(void)
 {
-    return FORMAT == EXPERTS_PLAIN ? 64 : 128;
+    return FORMAT == EXPERTS_PLAIN ? 64 : FORMAT == EXPERTS_MXFP4 ? 2 * K_MXFP4_COLS : 128;
 }
 
 /* --- loads ------------------------------------------------------------------------------------ */
@@ -104,6 +112,35 @@ static __device__ inline void copy_box(void *to, const CUtensorMap *map, int ele
                  : "memory");
 }
 
+/* The same from memory without a map; bytes is a multiple of 16. */
+static __device__ inline void copy_run(char *to, const char *from, int bytes, uint64_t *bar)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 ".L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(shared_addr(to)),
+                 "l"(from), "r"(bytes), "r"(shared_addr(bar)), "l"(0x12f0000000000000ULL)
+                 : "memory");
+}
+
+/* A box of MXFP4: two records of a strip, or the last one. Of a last half record the columns past
+ * the end are left out, which is a 45th of a row of 2880. */
+static __device__ inline void copy_records(char *to, const few_args &a, int expert, int tile,
+                                           int box, uint64_t *bar)
+{
+    int n_records = k_mxfp4_records(a.p.n_in), n = min(n_records - 2 * box, 2);
+    const char *from = (const char *)a.p.w +
+                       (((size_t)expert * a.n_tiles + tile) * n_records + 2 * box) * K_MXFP4_RECORD;
+    int left = a.p.n_in - 2 * box * K_MXFP4_COLS, codes = K_MXFP4_CODES / 2;
+
+    if (n == 1 && left <= K_MXFP4_COLS / 2) {
+        barrier_expect(bar, K_MXFP4_RECORD - codes);
+        copy_run(to, from, codes, bar);
+        copy_run(to + K_MXFP4_CODES, from + K_MXFP4_CODES, K_MXFP4_RECORD - K_MXFP4_CODES, bar);
+        return;
+    }
+    barrier_expect(bar, n * K_MXFP4_RECORD);
+    copy_run(to, from, n * K_MXFP4_RECORD, bar);
+}
+
 /* Look up the item that is to be loaded next. */
 static __device__ inline void few_begin_item(few_ring &r, const few_args &a, int warp)
 {
@@ -126,9 +163,15 @@ static __device__ inline void few_load(few_ring &r, const CUtensorMap *map, cons
     if (r.item >= r.last)
         return;
     if (leads()) {
-        barrier_expect(&r.full[stage], BOX_BYTES);
-        copy_box(r.boxes + stage * BOX_BYTES, map, r.box * box_elems<FORMAT>(),
-                 r.item % a.n_tiles * (a.p.is_gated ? 8 : TILE), r.expert, &r.full[stage]);
+        char *to = r.boxes + stage * box_bytes<FORMAT>();
+
+        if constexpr (FORMAT == EXPERTS_MXFP4) {
+            copy_records(to, a, r.expert, r.item % a.n_tiles, r.box, &r.full[stage]);
+        } else {
+            barrier_expect(&r.full[stage], box_bytes<FORMAT>());
+            copy_box(to, map, r.box * box_elems<FORMAT>(),
+                     r.item % a.n_tiles * (a.p.is_gated ? 8 : TILE), r.expert, &r.full[stage]);
+        }
     }
     r.box += 2;
     if (r.box < a.n_boxes)
@@ -138,6 +181,19 @@ static __device__ inline void few_load(few_ring &r, const CUtensorMap *map, cons
         return;
     r.item += PAIRS;
     few_begin_item(r, a, warp);
+}
+
+/* The stage that has been read is loaded again, and the next one's turn comes. */
+template <int FORMAT>
+static __device__ inline void few_next(few_ring &r, const CUtensorMap *map, const few_args &a,
+                                       int warp)
+{
+    __syncwarp();
+    few_load<FORMAT>(r, map, a, warp, r.stage);
+    if (++r.stage == DEPTH) {
+        r.stage = 0;
+        r.parity ^= 1;
+    }
 }
 
 /* --- products --------------------------------------------------------------------------------- */
@@ -223,6 +279,45 @@ static __device__ inline void few_box(float (&acc)[4], const few_parts<FORMAT> &
     acc[3] = __fmaf_rn(part[3], scales.y, acc[3]);
 }
 
+/* Eight elements of a row of x for a run of 32 columns of each lane: it has the columns 8 q .. of a
+ * run, of which the first four go with a word of codes and the others with the next one. */
+template <int NT>
+static __device__ inline void few_run(float (&acc)[NT][4], uint32_t first, uint32_t second,
+                                      uint2 powers, const k_bf16 *const (&x)[NT], int col)
+{
+    uint32_t w[2][4];
+
+    mxfp4_operand(w[0], first, powers.x, powers.y);
+    mxfp4_operand(w[1], second, powers.x, powers.y);
+#pragma unroll
+    for (int i = 0; i < NT; i++) {
+        uint4 of_x = *(const uint4 *)(x[i] + col + threadIdx.x % 4 * 8);
+
+        experts_multiply(acc[i], w[0][0], w[0][1], w[0][2], w[0][3], of_x.x, of_x.y);
+        experts_multiply(acc[i], w[1][0], w[1][1], w[1][2], w[1][3], of_x.z, of_x.w);
+    }
+}
+
+/* Multiply a box of MXFP4 by all columns. It ends with a whole run. */
+template <int NT>
+static __device__ inline void few_records(float (&acc)[NT][4], const char *box,
+                                          const k_bf16 *const (&x)[NT], int col, int n_in)
+{
+#pragma unroll
+    for (int part = 0; part < 4; part++, col += K_MXFP4_COLS / 2) {
+        const char *record = box + part / 2 * K_MXFP4_RECORD;
+        uint4 codes;
+
+        if (col >= n_in)
+            break;
+        codes = mxfp4_codes(record, part % 2);
+        few_run<NT>(acc, codes.x, codes.y, mxfp4_powers(record, part % 2 * 2), x, col);
+        if (col + K_MXFP4_GROUP < n_in)
+            few_run<NT>(acc, codes.z, codes.w, mxfp4_powers(record, part % 2 * 2 + 1), x,
+                        col + K_MXFP4_GROUP);
+    }
+}
+
 /* The row of w, of the expert's, that row 0 or 8 of the tile is; the last one past the end. */
 static __device__ inline int few_row(const struct experts_product &p, int tile, int row)
 {
@@ -276,6 +371,8 @@ static __device__ inline void few_end(const struct experts_product &p, const few
 
     if (FORMAT == EXPERTS_BY_ROW)
         scale = make_float2(__ldg(p.scales + low), __ldg(p.scales + high));
+    if (FORMAT == EXPERTS_MXFP4)
+        scale = make_float2(MXFP4_LARGER, MXFP4_LARGER);
     if (p.bias != NULL)
         bias = make_float2(load_bf16(p.bias + low), load_bf16(p.bias + high));
 #pragma unroll
@@ -325,22 +422,25 @@ static __device__ inline void few_columns(few_ring &r, const CUtensorMap *map, c
         x[i] = p.x + (size_t)experts_row(p, first + min(i * 8 + g, n - 1)) * p.n_in;
 #pragma unroll 1
     for (int box = warp % 2; box < a.n_boxes; box += 2) {
-        few_column<FORMAT> begun = few_inputs<FORMAT>(x[0], box, p.n_in);
-        float2 scales = box_scales<FORMAT>(p, low, high, box);
-        few_parts<FORMAT> w;
+        const char *stage = r.boxes + r.stage * box_bytes<FORMAT>();
 
-        barrier_wait(&r.full[r.stage], r.parity);
-        w = few_weights<FORMAT>(r.boxes + r.stage * BOX_BYTES);
-        __syncwarp();
-        few_load<FORMAT>(r, map, a, warp, r.stage);
-        if (++r.stage == DEPTH) {
-            r.stage = 0;
-            r.parity ^= 1;
-        }
-        few_box<FORMAT>(acc[0], w, begun, scales);
+        if constexpr (FORMAT == EXPERTS_MXFP4) {
+            barrier_wait(&r.full[r.stage], r.parity);
+            few_records<NT>(acc, stage, x, box * box_elems<FORMAT>(), p.n_in);
+            few_next<FORMAT>(r, map, a, warp);
+        } else {
+            few_column<FORMAT> begun = few_inputs<FORMAT>(x[0], box, p.n_in);
+            float2 scales = box_scales<FORMAT>(p, low, high, box);
+            few_parts<FORMAT> w;
+
+            barrier_wait(&r.full[r.stage], r.parity);
+            w = few_weights<FORMAT>(stage);
+            few_next<FORMAT>(r, map, a, warp);
+            few_box<FORMAT>(acc[0], w, begun, scales);
 #pragma unroll
-        for (int i = 1; i < NT; i++)
-            few_box<FORMAT>(acc[i], w, few_inputs<FORMAT>(x[i], box, p.n_in), scales);
+            for (int i = 1; i < NT; i++)
+                few_box<FORMAT>(acc[i], w, few_inputs<FORMAT>(x[i], box, p.n_in), scales);
+        }
     }
     add_halves<NT>(acc, sums, warp);
     if (warp % 2 == 0)
@@ -371,7 +471,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     few_kernel(const __grid_constant__ CUtensorMap map, const __grid_constant__ few_args a)
 {
     extern __shared__ __align__(1024) char memory[];
-    few_shared &s = *(few_shared *)memory;
+    few_shared<FORMAT> &s = *(few_shared<FORMAT> *)memory;
     int warp = warp_number(), lane = threadIdx.x % 32, n_items, first;
     few_ring r = {};
 
@@ -382,7 +482,8 @@ static __global__ void __launch_bounds__(THREADS, 1)
             barrier_init(&r.full[i], 1);
         barrier_init_done();
         fence_async();
-        tensor_prefetch(&map);
+        if (FORMAT != EXPERTS_MXFP4)
+            tensor_prefetch(&map);
     }
     __syncwarp();
     if (a.p.is_gated) /* else the choices are older than the previous kernel */
@@ -417,16 +518,17 @@ static int encode_map(CUtensorMap *map, const struct experts_product *p, bool is
 
 template <int FORMAT> static int launch(const struct experts_product *p, int n_sms, k_stream stream)
 {
-    int rows = p->is_gated ? 8 : TILE, elems = FORMAT == EXPERTS_PLAIN ? 64 : 128;
+    const size_t bytes = sizeof(few_shared<FORMAT>);
+    const int rows = p->is_gated ? 8 : TILE, elems = box_elems<FORMAT>();
     few_args a = {*p, (p->n_out + rows - 1) / rows, (p->n_in + elems - 1) / elems};
-    CUtensorMap map;
+    CUtensorMap map = {};
 
-    if (encode_map(&map, p, FORMAT != EXPERTS_PLAIN) != 0 ||
+    static_assert(sizeof(few_shared<FORMAT>) <= 227 * 1024, "shared memory");
+    if ((FORMAT != EXPERTS_MXFP4 && encode_map(&map, p, FORMAT != EXPERTS_PLAIN) != 0) ||
         cudaFuncSetAttribute(few_kernel<FORMAT>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                             (int)sizeof(few_shared)) != cudaSuccess)
+                             (int)bytes) != cudaSuccess)
         return -1;
-    return launch_early(few_kernel<FORMAT>, dim3(n_sms), THREADS, sizeof(few_shared), stream, map,
-                        a);
+    return launch_early(few_kernel<FORMAT>, dim3(n_sms), THREADS, bytes, stream, map, a);
 }
 
 int experts_few(const struct experts_product *p, enum experts_format format, int n_sms,
@@ -436,6 +538,7 @@ int experts_few(const struct experts_product *p, enum experts_format format, int
     case EXPERTS_PLAIN: return launch<EXPERTS_PLAIN>(p, n_sms, stream);
     case EXPERTS_BY_ROW: return launch<EXPERTS_BY_ROW>(p, n_sms, stream);
     case EXPERTS_IN_BLOCKS: return launch<EXPERTS_IN_BLOCKS>(p, n_sms, stream);
+    case EXPERTS_MXFP4: return launch<EXPERTS_MXFP4>(p, n_sms, stream);
     }
     return -1;
 }

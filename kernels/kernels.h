@@ -287,7 +287,7 @@ enum k_product_kind {
 struct k_product {
     enum k_product_kind kind;
     const void *x;            /* [n][n_in] */
-    const struct k_matrix *w; /* host struct; plain, or e4m3 with scales by row */
+    const struct k_matrix *w; /* host struct; plain, packed, or e4m3 with scales by row or blocks */
     const void *bias;         /* [n_out] or NULL */
     const float *sums_in;     /* float32 [n][n_sums] or NULL */
     int n_sums;               /* for the launcher a multiple of 4: n_in / 16 */
@@ -455,7 +455,8 @@ int k_route(const struct k_mixing *m, const k_bf16 *x, const struct k_half_norme
             int dim, k_stream stream);
 
 /* y of m = the experts' results in the order of routes, after k_route() with the same n. Matrices
- * are plain, or e4m3 with scales by row or in blocks of 128 x 128; x is bf16 [n][dim]. With up to
+ * are plain, or e4m3 with scales by row or in blocks of 128 x 128, or MXFP4 in the arrangement of
+ * kernels/mxfp4.h, each expert for itself; x is bf16 [n][dim]. With up to
  * K_MIXING_FEW tokens each expert that has routes is read once. ff is rounded to bfloat16. The bits
  * of a route depend on n through this limit only. */
 int k_run_experts(const struct k_mixing *m, const k_bf16 *x, const struct k_half_normed *norm,
@@ -482,14 +483,15 @@ struct k_links {
     int n, rank;                  /* ranks, and which one this is */
     void *inbox[K_RANKS_MAX];     /* K_SUM_INBOX_BYTES each */
     uint64_t *flags[K_RANKS_MAX]; /* [K_SUM_FLAGS] each */
-    uint64_t *calls;              /* [2], this rank's own: sums so far; blocks that have ended */
+    uint64_t *calls;              /* [3], this rank's own: sums so far; blocks that have ended;
+                                   * nanoseconds in sums so far */
     uint32_t *left;               /* host memory: not 0 when a rank does not go on */
     uint32_t *failed;             /* host memory, set by kernels: a sum was given up */
 };
 
 /* rows[r] [n], bf16, of each rank r become the sum of all of them: float32 sums in the order of the
  * ranks, rounded once, the same bits on each rank. All ranks must call with the same n, in the same
- * order of calls; a kernel waits for its peers, 10 s at most. The rows of other ranks are peer
+ * order of calls; a kernel waits for its peers, 4 s at most. The rows of other ranks are peer
  * pointers; all are 16 bytes aligned. */
 int k_sum_ranks(k_bf16 *const rows[K_RANKS_MAX], size_t n, const struct k_links *links,
                 k_stream stream);
@@ -537,9 +539,11 @@ int k_silu_mul_e4m3(const struct k_quantised *out, const k_bf16 *in, int n, int 
 /* out float32 [n][n_in] = rows first .. first + n - 1 of w, dequantised according to its format:
  * rounded once after the difference and once after the product with the scale. Here w's data is of
  * format.elem, as on a GPU; data, scales and zeros need not be aligned. A format without scales has
- * no zeros and no global scale. There is no kernel: matrices that a device does not take are
- * converted by this function at load. */
+ * no zeros and no global scale. Matrices that a device does not take are converted by this function
+ * at load. The kernel writes bfloat16, of packed formats only, for products of many rows: first and
+ * n are multiples of 16; reads the records once and writes the rows once. */
 void ref_dequantise(float *out, const struct k_matrix *w, int first, int n);
+int k_dequantise(k_bf16 *out, const struct k_matrix *w, int first, int n, k_stream stream);
 
 /* out float32 [n_blocks][k_type_block(type)] = the elements of blocks of a GGUF type, in the
  * arithmetic of the PyPI package gguf: one rounding per product and per difference. The blocks need
@@ -803,6 +807,19 @@ int k_copy_rows(int32_t *dst, int stride, const int32_t *src, int width, int n_r
 /* n elements of approximately normal noise, mean 0, the given deviation, from (seed, index). */
 int k_fill_random(k_bf16 *out, size_t n, float deviation, uint64_t seed, k_stream stream);
 int k_fill_random_e4m3(k_e4m3 *out, size_t n, float deviation, uint64_t seed, k_stream stream);
+
+/* A matrix of one expert in the arrangement of kernels/mxfp4.h [k_mxfp4_bytes()], from its rows in
+ * a file: codes [n_rows][n_in / 2], exponents [n_rows][n_in / 32]. They do not overlap; out and
+ * codes are aligned to 16 bytes. Refused if n_in is not whole groups of 32. */
+struct k_mxfp4_rows;
+int k_mxfp4_arrange(void *out, const void *codes, const void *exponents,
+                    const struct k_mxfp4_rows *rows, int n_in, k_stream stream);
+
+/* Random codes in this arrangement, with one exponent: a deviation of about 0.02. */
+int k_fill_random_mxfp4(void *out, size_t bytes, uint64_t seed, k_stream stream);
+
+/* Random codes for all of a packed matrix, with scales for about the given deviation. */
+int k_fill_random_packed(const struct k_matrix *w, float deviation, uint64_t seed, k_stream stream);
 
 #ifdef __cplusplus
 }

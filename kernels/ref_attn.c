@@ -66,7 +66,8 @@ static void norm_value(float *out, const float *x, float eps, int head_dim)
     ref_rmsnorm(out, x, ones, eps, 1, head_dim);
 }
 
-/* Queries are prepared in place; keys go to their pages, values are copied or normed beside them. */
+/* Queries are prepared in place; keys go to their pages, and values, copied or normed, beside
+ * them. */
 void ref_rope_kv(float *qkv, const struct k_kv *kv, const struct k_tokens *t,
                  const struct k_rotary *r, int n_heads, int first, int last)
 {

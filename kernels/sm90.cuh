@@ -136,6 +136,16 @@ static __device__ __forceinline__ void tensor_load_5d(void *to, const CUtensorMa
         : "memory");
 }
 
+/* A run of memory to shared memory, both aligned to 16 bytes, as are its bytes. */
+static __device__ __forceinline__ void copy_to_shared(void *to, const void *from, int bytes,
+                                                      uint64_t *full)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], "
+                 "%2, [%3];" ::"r"(shared_addr(to)),
+                 "l"(from), "r"(bytes), "r"(shared_addr(full))
+                 : "memory");
+}
+
 /* --- registers ------------------------------------------------------------------------- */
 
 /* The warpgroup may use more registers from here on; others must have given them. */

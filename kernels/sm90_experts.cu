@@ -35,6 +35,7 @@
  * Sums are float32, in an order that depends on n_in alone: a route's bits do not depend on where
  * in a tile it is. */
 #include "kernels/experts.cuh"
+#include "kernels/mxfp4.cuh"
 #include "kernels/product.cuh"
 
 #define THREADS   384
@@ -42,23 +43,30 @@
 #define ROWS      128 /* of w, of a tile */
 #define ROUTES    K_MIXING_TILE
 #define SLAB      64 /* elements of n_in of a stage of x, and of a step */
-#define W_BYTES   (ROWS * 128)
 #define X_BYTES   (ROUTES * 128)
 #define X_ROWS    64 /* of a copy of x */
 #define CHUNK     64 /* routes that are written at a time */
 #define OUT_PITCH 144
 #define GATHERS   (132 * 16) /* blocks that copy rows */
+#define STRIPS    (ROWS / 16)
 
 static_assert(ROUTES == 256, "two halves of 128 columns");
 
 template <int FORMAT> struct many_depth {
-    static const int W = FORMAT == EXPERTS_PLAIN ? 4 : 2, X = FORMAT == EXPERTS_PLAIN ? 4 : 5;
+    static const int W = FORMAT == EXPERTS_PLAIN || FORMAT == EXPERTS_MXFP4 ? 4 : 2;
+    static const int X = FORMAT == EXPERTS_PLAIN ? 4 : 5;
     static const int STEPS = FORMAT == EXPERTS_PLAIN ? 1 : 2; /* of a stage of w */
 };
 
+/* A stage of w: 128 rows of 128 bytes, or as many strips of MXFP4 as have these rows. */
+template <int FORMAT> static __device__ __host__ constexpr int w_bytes(void)
+{
+    return FORMAT == EXPERTS_MXFP4 ? STRIPS * K_MXFP4_RECORD : ROWS * 128;
+}
+
 template <int FORMAT> struct many_shared {
-    char w[many_depth<FORMAT>::W][W_BYTES];
-    char x[many_depth<FORMAT>::X][X_BYTES];
+    char w[many_depth<FORMAT>::W][w_bytes<FORMAT>()];
+    __align__(1024) char x[many_depth<FORMAT>::X][X_BYTES];
     char out[2][CHUNK * OUT_PITCH];
     uint64_t w_full[4], w_empty[4], x_full[5], x_empty[5];
 };
@@ -67,7 +75,7 @@ struct many_args {
     struct experts_product p;
     int n_tiles; /* tiles of rows of w of an expert */
     int n_steps;
-    bool permutes; /* out has the pairs of K_HALF_AT */
+    enum experts_order order; /* of out */
 };
 
 /* A tile: places first .. first + n - 1 of an expert, and which rows of w. */
@@ -101,6 +109,24 @@ static __device__ inline void load_rows(char *to, const CUtensorMap *map, const 
         tensor_load_3d(to + i * X_ROWS * 128, map, full, at, t.first + i * X_ROWS, 0);
 }
 
+/* Load a record of each strip of a tile that there is. Rows of the others are computed of what the
+ * stage has, and not written. */
+static __device__ inline void load_strips(char *to, const many_args &a, const many_tile &t,
+                                          int record, uint64_t *full)
+{
+    int n_records = k_mxfp4_records(a.p.n_in);
+    int n_strips = k_mxfp4_strips(a.p.rows), first = t.part * STRIPS;
+    int n = min(n_strips - first, STRIPS);
+    const char *from =
+        (const char *)a.p.w +
+        (((size_t)t.expert * n_strips + first) * n_records + record) * K_MXFP4_RECORD;
+
+    barrier_expect(full, n * K_MXFP4_RECORD);
+    for (int i = 0; i < n; i++)
+        copy_to_shared(to + i * K_MXFP4_RECORD, from + (size_t)i * n_records * K_MXFP4_RECORD,
+                       K_MXFP4_RECORD, full);
+}
+
 /* By one lane: all tiles of this block. */
 template <int FORMAT>
 static __device__ inline void produce(many_shared<FORMAT> &s, const CUtensorMap *w_map,
@@ -116,9 +142,13 @@ static __device__ inline void produce(many_shared<FORMAT> &s, const CUtensorMap 
         for (int step = 0; step < a.n_steps; step++) {
             if (step % STEPS == 0) {
                 barrier_wait(&s.w_empty[w.stage], w.parity);
-                barrier_expect(&s.w_full[w.stage], W_BYTES);
-                tensor_load_5d(s.w[w.stage], w_map, &s.w_full[w.stage], step / STEPS * elems,
-                               t.part * (a.p.is_gated ? ROWS / 16 : ROWS / 8), t.expert);
+                if constexpr (FORMAT == EXPERTS_MXFP4) {
+                    load_strips(s.w[w.stage], a, t, step / STEPS, &s.w_full[w.stage]);
+                } else {
+                    barrier_expect(&s.w_full[w.stage], w_bytes<FORMAT>());
+                    tensor_load_5d(s.w[w.stage], w_map, &s.w_full[w.stage], step / STEPS * elems,
+                                   t.part * (a.p.is_gated ? ROWS / 16 : ROWS / 8), t.expert);
+                }
                 w.next();
             }
             barrier_wait(&s.x_empty[x.stage], x.parity);
@@ -197,8 +227,24 @@ static __device__ inline uint32_t scaled_two(uint32_t two, float scale)
     return pack_bf16(f.x * scale, f.y * scale);
 }
 
-/* Load 64 elements of e4m3 of a warp's 16 rows, as the first operand of four products. at: this
- * lane's address in the stage, of half a row. scales: of rows g and g + 8. */
+/* Load 64 elements of MXFP4 of a warp's 16 rows, as the first operand of four products; record:
+ * the warp's in the stage; part: which half of it. */
+static __device__ __forceinline__ void load_mxfp4(uint32_t (&a)[4][4], const char *record, int part)
+{
+    const uint4 codes = mxfp4_codes(record, part);
+    const uint32_t word[4] = {codes.x, codes.y, codes.z, codes.w};
+
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        const uint2 powers = mxfp4_powers(record, part * 2 + i);
+
+        mxfp4_operand(a[2 * i], word[2 * i], powers.x, powers.y);
+        mxfp4_operand(a[2 * i + 1], word[2 * i + 1], powers.x, powers.y);
+    }
+}
+
+/* The same of e4m3. at: this lane's address in the stage, of half a row. scales: of rows g and
+ * g + 8. */
 template <int FORMAT>
 static __device__ __forceinline__ void load_operands(uint32_t (&a)[4][4], uint32_t at,
                                                      float2 scales)
@@ -264,12 +310,24 @@ template <int FORMAT> static __device__ inline float2 scales_at(const many_scale
     return make_float2(__ldg(s.low + step / 2), __ldg(s.high + step / 2));
 }
 
-/* The same as multiply_plain(), of e4m3: while the products of a slab run, the next one is
- * converted. A stage of w has two slabs, and is given back when the second is in registers. */
+/* The operands of a step from its stage of w. */
+template <int FORMAT>
+static __device__ __forceinline__ void load_step(uint32_t (&a)[4][4], const char *stage, int group,
+                                                 uint32_t at, float2 scales, int odd)
+{
+    if constexpr (FORMAT == EXPERTS_MXFP4)
+        load_mxfp4(a, stage + (group * 4 + threadIdx.x % 128 / 32) * K_MXFP4_RECORD, odd);
+    else
+        load_operands<FORMAT>(a, (shared_addr(stage) + at) ^ odd * 64, scales);
+}
+
+/* As multiply_plain(), of elements that become bfloat16: while the products of a slab run, the next
+ * one is converted. A stage of w has two slabs, and is given back when the second is in
+ * registers. */
 template <int FORMAT, int PARTS>
-static __device__ __forceinline__ void multiply_e4m3(float (&acc)[2][64], many_shared<FORMAT> &s,
-                                                     many_rings<FORMAT> &r, int group,
-                                                     const many_scales &scales, int n_steps)
+static __device__ __forceinline__ void multiply_widened(float (&acc)[2][64], many_shared<FORMAT> &s,
+                                                        many_rings<FORMAT> &r, int group,
+                                                        const many_scales &scales, int n_steps)
 {
     int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
     uint32_t at = (uint32_t)((group * 64 + warp * 16 + lane / 8 % 2 * 8 + lane % 8) * 128 +
@@ -280,7 +338,7 @@ static __device__ __forceinline__ void multiply_e4m3(float (&acc)[2][64], many_s
 
     clear<PARTS>(acc);
     barrier_wait(&s.w_full[r.w.stage], r.w.parity);
-    load_operands<FORMAT>(a[0], shared_addr(s.w[r.w.stage]) + at, next);
+    load_step<FORMAT>(a[0], s.w[r.w.stage], group, at, next, 0);
     for (int step = 0; step < n_steps; step += 2) {
 #pragma unroll
         for (int odd = 0; odd < 2; odd++) {
@@ -307,8 +365,7 @@ static __device__ __forceinline__ void multiply_e4m3(float (&acc)[2][64], many_s
             if (more) {
                 if (odd == 1)
                     barrier_wait(&s.w_full[r.w.stage], r.w.parity);
-                load_operands<FORMAT>(a[odd ^ 1],
-                                      (shared_addr(s.w[r.w.stage]) + at) ^ (odd ^ 1) * 64, next);
+                load_step<FORMAT>(a[odd ^ 1], s.w[r.w.stage], group, at, next, odd ^ 1);
             }
         }
     }
@@ -326,7 +383,7 @@ static __device__ __forceinline__ void multiply_all(float (&acc)[2][64], many_sh
     if constexpr (FORMAT == EXPERTS_PLAIN)
         multiply_plain<PARTS>(acc, s, r, group, n_steps);
     else
-        multiply_e4m3<FORMAT, PARTS>(acc, s, r, group, scales, n_steps);
+        multiply_widened<FORMAT, PARTS>(acc, s, r, group, scales, n_steps);
 }
 
 /* --- the end ---------------------------------------------------------------------------------- */
@@ -343,6 +400,8 @@ static __device__ inline many_ends many_ends_of(const many_args &a, int low, int
 
     if (FORMAT == EXPERTS_BY_ROW)
         e.scale = make_float2(__ldg(a.p.scales + low), __ldg(a.p.scales + high));
+    if (FORMAT == EXPERTS_MXFP4)
+        e.scale = make_float2(MXFP4_LARGER, MXFP4_LARGER);
     if (a.p.bias != NULL)
         e.bias = make_float2(load_bf16(a.p.bias + low), load_bf16(a.p.bias + high));
     return e;
@@ -406,14 +465,20 @@ static __device__ inline void stage_chunk(char *out, const many_args &a, const m
     }
 }
 
-/* 16 bytes of a row of outputs. With permuted pairs chunk 0 of two has pairs 0, 2, 4, 6. */
-static __device__ inline uint4 staged(const char *row, int chunk, bool permutes)
+/* 16 bytes of a row of outputs: ORDER_HALF has pairs 0, 2, 4, 6 of 16 elements first, and
+ * ORDER_OF_LANES pairs 0, 4, 8, 12 of 32. */
+static __device__ inline uint4 staged(const char *row, int chunk, enum experts_order order)
 {
-    const uint32_t *pair = (const uint32_t *)(row + chunk / 2 * 32) + chunk % 2;
+    const uint32_t *pair = (const uint32_t *)row;
 
-    if (!permutes)
+    if (order == ORDER_PLAIN)
         return *(const uint4 *)(row + chunk * 16);
-    return make_uint4(pair[0], pair[2], pair[4], pair[6]);
+    if (order == ORDER_HALF) {
+        pair += chunk / 2 * 8 + chunk % 2;
+        return make_uint4(pair[0], pair[2], pair[4], pair[6]);
+    }
+    pair += chunk / 4 * 16 + chunk % 4;
+    return make_uint4(pair[0], pair[4], pair[8], pair[12]);
 }
 
 /* Copy the chunk to memory: n routes, from place `first` on; outputs from `at` on. */
@@ -427,7 +492,7 @@ static __device__ inline void write_chunk(const char *out, const many_args &a, i
 
         if (route < n && at + chunk * 8 < a.p.n_out)
             *(uint4 *)(a.p.out + (size_t)(first + route) * a.p.n_out + at + chunk * 8) =
-                staged(out + route * OUT_PITCH, chunk, a.permutes);
+                staged(out + route * OUT_PITCH, chunk, a.order);
     }
 }
 
@@ -514,9 +579,27 @@ static __global__ void __launch_bounds__(THREADS, 1)
     }
 }
 
-/* Copy the rows of x of all routes into their order; with PERMUTES the pairs of each 16 elements in
- * the order of K_HALF_AT. A block has a place, and goes on to the place gridDim.x further on. */
-template <bool PERMUTES>
+/* Copy 32 elements in another order. */
+template <int ORDER> static __device__ inline void copy_run(uint4 *to, const uint4 *from)
+{
+    uint4 a = from[0], b = from[1], c = from[2], d = from[3];
+
+    if (ORDER == ORDER_HALF) {
+        to[0] = make_uint4(a.x, a.z, b.x, b.z);
+        to[1] = make_uint4(a.y, a.w, b.y, b.w);
+        to[2] = make_uint4(c.x, c.z, d.x, d.z);
+        to[3] = make_uint4(c.y, c.w, d.y, d.w);
+        return;
+    }
+    to[0] = make_uint4(a.x, b.x, c.x, d.x);
+    to[1] = make_uint4(a.y, b.y, c.y, d.y);
+    to[2] = make_uint4(a.z, b.z, c.z, d.z);
+    to[3] = make_uint4(a.w, b.w, c.w, d.w);
+}
+
+/* Copy the rows of x of all routes into their order, with elements in ORDER. A block has a place,
+ * and goes on to the place gridDim.x further on. */
+template <int ORDER>
 static __global__ void __launch_bounds__(128)
     gather_kernel(k_bf16 *out, const k_bf16 *x, const int32_t *routes, const int32_t *end,
                   int n_used, int dim)
@@ -525,15 +608,15 @@ static __global__ void __launch_bounds__(128)
         const uint4 *from = (const uint4 *)(x + (size_t)(routes[place] / n_used) * dim);
         uint4 *to = (uint4 *)(out + (size_t)place * dim);
 
-        for (int i = threadIdx.x; i < dim / (PERMUTES ? 16 : 8); i += 128) {
-            if (PERMUTES) {
-                uint4 low = from[2 * i], high = from[2 * i + 1];
+        for (int i = threadIdx.x; i < dim / 8 && ORDER == ORDER_PLAIN; i += 128)
+            to[i] = from[i];
+        for (int i = threadIdx.x; i < dim / 32 && ORDER != ORDER_PLAIN; i += 128)
+            copy_run<ORDER>(to + 4 * i, from + 4 * i);
+        if (ORDER == ORDER_HALF && dim % 32 != 0 && threadIdx.x == 0) {
+            uint4 a = from[dim / 8 - 2], b = from[dim / 8 - 1]; /* the last 16 */
 
-                to[2 * i] = make_uint4(low.x, low.z, high.x, high.z);
-                to[2 * i + 1] = make_uint4(low.y, low.w, high.y, high.w);
-            } else {
-                to[i] = from[i];
-            }
+            to[dim / 8 - 2] = make_uint4(a.x, a.z, b.x, b.z);
+            to[dim / 8 - 1] = make_uint4(a.y, a.w, b.y, b.w);
         }
     }
 }
@@ -565,41 +648,44 @@ static int encode_rows(CUtensorMap *map, const struct experts_product *p)
     return encode_boxes(map, false, (void *)(uintptr_t)p->x, 3, sizes, strides, box);
 }
 
-template <int FORMAT> static int launch(const struct experts_product *p, int n_sms, k_stream stream)
+template <int FORMAT>
+static int launch(const struct experts_product *p, enum experts_order order, int n_sms,
+                  k_stream stream)
 {
     const size_t bytes = sizeof(many_shared<FORMAT>);
     int rows = p->is_gated ? ROWS / 2 : ROWS;
-    many_args a = {*p, (p->n_out + rows - 1) / rows, (p->n_in + SLAB - 1) / SLAB,
-                   FORMAT != EXPERTS_PLAIN && p->is_gated};
-    CUtensorMap w_map, x_map;
+    many_args a = {*p, (p->n_out + rows - 1) / rows, (p->n_in + SLAB - 1) / SLAB, order};
+    CUtensorMap w_map = {}, x_map;
 
     static_assert(sizeof(many_shared<FORMAT>) <= 227 * 1024, "shared memory");
-    if (encode_map(&w_map, p, FORMAT != EXPERTS_PLAIN) != 0 || encode_rows(&x_map, p) != 0 ||
+    if ((FORMAT != EXPERTS_MXFP4 && encode_map(&w_map, p, FORMAT != EXPERTS_PLAIN) != 0) ||
+        encode_rows(&x_map, p) != 0 ||
         cudaFuncSetAttribute(many_kernel<FORMAT>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                              (int)bytes) != cudaSuccess)
         return -1;
     return K_LAUNCH(many_kernel<FORMAT>, n_sms, THREADS, bytes, stream, w_map, x_map, a);
 }
 
-int experts_gather(k_bf16 *out, const k_bf16 *x, const struct experts_product *p, bool permutes,
-                   k_stream stream)
+int experts_gather(k_bf16 *out, const k_bf16 *x, const struct experts_product *p,
+                   enum experts_order order, k_stream stream)
 {
-    const int32_t *end = p->starts + p->n_experts;
+    static void (*const kernels[])(k_bf16 *, const k_bf16 *, const int32_t *, const int32_t *, int,
+                                   int) = {gather_kernel<ORDER_PLAIN>, gather_kernel<ORDER_HALF>,
+                                           gather_kernel<ORDER_OF_LANES>};
     int n = p->n_tokens * p->n_used, grid = n < GATHERS ? n : GATHERS;
 
-    return permutes ? K_LAUNCH(gather_kernel<true>, grid, 128, 0, stream, out, x, p->routes, end,
-                               p->n_used, p->n_in)
-                    : K_LAUNCH(gather_kernel<false>, grid, 128, 0, stream, out, x, p->routes, end,
-                               p->n_used, p->n_in);
+    return K_LAUNCH(kernels[order], grid, 128, 0, stream, out, x, p->routes,
+                    p->starts + p->n_experts, p->n_used, p->n_in);
 }
 
-int experts_many(const struct experts_product *p, enum experts_format format, int n_sms,
-                 k_stream stream)
+int experts_many(const struct experts_product *p, enum experts_format format,
+                 enum experts_order out, int n_sms, k_stream stream)
 {
     switch (format) {
-    case EXPERTS_PLAIN: return launch<EXPERTS_PLAIN>(p, n_sms, stream);
-    case EXPERTS_BY_ROW: return launch<EXPERTS_BY_ROW>(p, n_sms, stream);
-    case EXPERTS_IN_BLOCKS: return launch<EXPERTS_IN_BLOCKS>(p, n_sms, stream);
+    case EXPERTS_PLAIN: return launch<EXPERTS_PLAIN>(p, out, n_sms, stream);
+    case EXPERTS_BY_ROW: return launch<EXPERTS_BY_ROW>(p, out, n_sms, stream);
+    case EXPERTS_IN_BLOCKS: return launch<EXPERTS_IN_BLOCKS>(p, out, n_sms, stream);
+    case EXPERTS_MXFP4: return launch<EXPERTS_MXFP4>(p, out, n_sms, stream);
     }
     return -1;
 }

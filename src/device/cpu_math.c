@@ -166,13 +166,17 @@ bool cpu_math_reads(enum k_type type)
     case K_Q6_K: return true;
     case K_BF16:
     case K_E4M3:
+    case K_E8M0:
+    case K_E2M1:
     case K_Q5_0:
     case K_Q5_1:
     case K_IQ4_NL:
     case K_MXFP4:
     case K_Q2_K:
     case K_Q3_K:
-    case K_IQ4_XS: break;
+    case K_IQ4_XS:
+    case K_F16:
+    case K_INT4: break;
     }
     return false;
 }

@@ -250,13 +250,17 @@ static void TILE(matmul)(const struct cpu_matmul *m)
     case K_F32: matmul_as(m, K_F32); break;
     case K_BF16:
     case K_E4M3:
+    case K_E8M0:
+    case K_E2M1:
     case K_Q5_0:
     case K_Q5_1:
     case K_IQ4_NL:
     case K_MXFP4:
     case K_Q2_K:
     case K_Q3_K:
-    case K_IQ4_XS: must(false); /* cpu_math_reads() is false */
+    case K_IQ4_XS:
+    case K_F16:
+    case K_INT4: must(false); /* cpu_math_reads() is false */
     }
 }
 
@@ -289,13 +293,17 @@ static void TILE(expand)(float *out, const struct cpu_matmul *m)
     case K_F32: expand_as(out, m, K_F32); break;
     case K_BF16:
     case K_E4M3:
+    case K_E8M0:
+    case K_E2M1:
     case K_Q5_0:
     case K_Q5_1:
     case K_IQ4_NL:
     case K_MXFP4:
     case K_Q2_K:
     case K_Q3_K:
-    case K_IQ4_XS: must(false); /* cpu_math_reads() is false */
+    case K_IQ4_XS:
+    case K_F16:
+    case K_INT4: must(false); /* cpu_math_reads() is false */
     }
 }
 

@@ -13,12 +13,14 @@
 #ifndef QUIRE_DEVICE_DEVICE_H
 #define QUIRE_DEVICE_DEVICE_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 #include "base/err.h"
 #include "kernels/kernels.h"
+#include "kernels/mxfp4.h"
 
 enum device_type { DEVICE_BF16, DEVICE_F16, DEVICE_F32 }; /* of weights in a file */
 
@@ -29,6 +31,10 @@ struct device_pipe {
 };
 
 #define DEVICE_TABLES_MAX 16
+
+/* Scratch memory of a GPU for rows of packed matrices as bf16: the largest matrix of an 8B model is
+ * two parts of it. */
+#define DEVICE_WIDENED_BYTES ((size_t)128 << 20)
 
 /* The largest step; work memory is sized by it. */
 struct device_limits {
@@ -44,6 +50,7 @@ struct device_limits {
                                                 * without any */
     int n_choices;   /* experts that a router chooses from: those of all ranks */
     bool codes;      /* some matrices multiply codes (k_format_reads_codes()) */
+    bool packed;     /* some matrices are packed (k_format_is_packed()) */
     bool has_states; /* some layers are recurrent */
     int n_stages;    /* of the model; 0: one */
     bool follows;    /* a device of another process samples */
@@ -111,6 +118,19 @@ struct device_segment {
     size_t row_bytes;
 };
 
+#define DEVICE_SEGMENTS_MAX 8
+
+/* A connection with a device of another process. */
+#define DEVICE_FAR_NAME 128
+struct device_far {
+    const char *name; /* [DEVICE_FAR_NAME], of far_name(); the same in both processes */
+    bool sends;       /* rows go to the other process; else they come from it */
+    /* Not NULL: the device of this process that sends the same steps' rows on its own
+     * connection; rows are awaited behind that. */
+    struct device *after;
+    const atomic_bool *lost; /* true: the other process has ended */
+};
+
 enum device_way {
     DEVICE_IN,
     DEVICE_OUT,
@@ -139,6 +159,13 @@ enum device_links {
     DEVICE_LINKS_PEERS, /* kernels over peer pointers; NCCL where GPUs cannot reach each other's
                          * memory */
     DEVICE_LINKS_NCCL,
+};
+
+/* Work of a device since it was opened. */
+struct device_load {
+    uint64_t n_steps; /* that have ended */
+    uint64_t busy_us; /* in steps */
+    uint64_t sum_us;  /* in sums over ranks, other ranks' delays included; 0 with NCCL */
 };
 
 struct device;
@@ -216,12 +243,19 @@ struct device_ops {
     int (*pipe_quantise)(struct device *d, struct device_pipe *p, const struct k_quantised *out,
                          enum device_type type, int n_rows, int n_in);
 
-    /* Fill a matrix's elements with noise, whatever their scales are. */
+    /* Fill a matrix's elements with noise, whatever their scales are; a matrix in
+     * k_format_mxfp4() is that of one expert, and gets scales. */
     int (*fill_random)(struct device *d, const struct k_matrix *m, float deviation, uint64_t seed);
 
     /* True if matmul() multiplies with a matrix of this format and shape, which need not have
-     * memory yet. All devices take the plain format (k_format_is_plain()). */
+     * memory yet; experts() does, if it is k_format_mxfp4(). All devices take the plain format
+     * (k_format_is_plain()). */
     bool (*takes)(struct device *d, const struct k_matrix *m);
+    /* Bring a matrix of experts in k_format_mxfp4() into the arrangement of kernels/mxfp4.h, in
+     * place: each expert's part of m->data, k_mxfp4_bytes(), begins with its rows as in a file,
+     * codes [n_rows][n_in / 2], then exponents [n_rows][n_in / 32]. NULL where takes() is never
+     * true for the format. ERR_NO_MEMORY, ERR_GPU (logged). */
+    int (*arrange)(struct device *d, const struct k_matrix *m, const struct k_mxfp4_rows *rows);
     /* Read a table of measured products for GPUs like this one. A file for other hardware or
      * versions is logged and ignored; a missing one is ignored, and logged only if it is
      * expected. */
@@ -248,6 +282,16 @@ struct device_ops {
      * with the same segments, of step_tokens rows. ERR_GPU: the other stage is gone. */
     int (*take)(struct device *d, const struct device_segment *segments, int n);
     int (*hand)(struct device *d, const struct device_segment *segments, int n);
+
+    /* Nodes: rows to and from a device of another process, without a copy through this host where
+     * the hardware allows it. NULL where the kind cannot. far_name(): a new name for a connection;
+     * ERR_UNSUPPORTED (a warning is logged): there are no connections. far_open() blocks until the
+     * other process opens its end; processes open theirs in the same order. ERR_GPU,
+     * ERR_NO_MEMORY. far_take() and far_hand() are as take() and hand(). */
+    int (*far_name)(struct device *d, char name[DEVICE_FAR_NAME]);
+    int (*far_open)(struct device *d, const struct device_far *how);
+    int (*far_take)(struct device *d, const struct device_segment *segments, int n);
+    int (*far_hand)(struct device *d, const struct device_segment *segments, int n);
 
     /* Memory for rows of sum_ranks() and for `all` of gather_ranks(): other ranks write to it.
      * Always stays, as alloc(). All ranks make the same calls in the same order, between reserve()
@@ -345,7 +389,12 @@ struct device_ops {
     /* Wait for the oldest step; ids out: int32 [n_rows]; logprobs out: [*n_extras], one per extra
      * of the step, valid for those with n_top >= 0. ERR_GPU if any operation of it failed. */
     int (*end)(struct device *d, int32_t *ids, struct k_logprob_row *logprobs, int *n_extras);
+    /* The work so far. Takes some 20 us; from the thread that ends steps. */
+    void (*measure)(struct device *d, struct device_load *out);
 };
+
+/* Sees the input of a product before it is computed: x float32 [n][w->n_in]. */
+typedef void device_watch_fn(void *context, const struct k_matrix *w, const float *x, int n);
 
 /* The part that all devices share; each kind's own struct begins with it. */
 struct device {
@@ -362,6 +411,8 @@ struct device {
     int step_tokens, step_rows; /* set by begin() */
     float step_gap_us;          /* set by end(): how long the device was idle before the step */
     char name[64];              /* for the log */
+    device_watch_fn *watch;     /* cpu only: called by matmul(); NULL: none */
+    void *watch_context;
 };
 
 /* Open "cpu", "cuda" or "auto" (cuda if there is a GPU, else cpu). idx: which GPU, from 0, among

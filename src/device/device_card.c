@@ -108,6 +108,12 @@ static bool card_takes(struct device *d, const struct k_matrix *m)
     return gemm_takes(m);
 }
 
+static int card_arrange(struct device *d, const struct k_matrix *m, const struct k_mxfp4_rows *rows)
+{
+    (void)d, (void)m, (void)rows;
+    return ERR_OK;
+}
+
 static void card_read_products(struct device *d, const char *path, bool expected)
 {
     (void)d, (void)path, (void)expected;
@@ -172,6 +178,8 @@ static int card_reserve(struct device *d, const struct device_limits *limits)
                      DEVICE_ASKED_MAX * sizeof(struct k_asked) + sizeof(struct k_logprob_row));
     if (limits->n_experts > 0)
         bytes += card_experts_bytes(limits);
+    if (limits->packed)
+        bytes += DEVICE_WIDENED_BYTES;
     if (n_ranks > 1)
         bytes += K_SUM_INBOX_BYTES(n_ranks);
     if (card_of(d)->takes_rows)
@@ -193,6 +201,7 @@ static const struct device_ops card_ops = {
     .weights = card_weights,
     .fill_random = card_fill_random,
     .takes = card_takes,
+    .arrange = card_arrange,
     .read_products = card_read_products,
     .few = card_few,
     .join_ranks = card_join_ranks,

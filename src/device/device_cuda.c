@@ -12,6 +12,7 @@
  * bits of a row depend on the other rows of its step. */
 #include "config.h"
 
+#include "device/far_cuda.h"
 #include "device/parts_cuda.h"
 
 #include <stdio.h>
@@ -83,6 +84,19 @@ static int cuda_fetch(struct device *d, void *dst, const void *src, size_t bytes
     return cuda_check(cudaStreamSynchronize(gpu->side), "copying");
 }
 
+/* The time in sums is a counter of the kernels'. */
+static void cuda_measure(struct device *d, struct device_load *out)
+{
+    const struct cuda *gpu = cuda_of(d);
+    uint64_t sum_ns = 0;
+
+    if (gpu->links.calls != NULL &&
+        cuda_fetch(d, &sum_ns, gpu->links.calls + 2, sizeof sum_ns) != ERR_OK)
+        sum_ns = 0; /* the next step reports the error */
+    *out = (struct device_load){
+        .n_steps = gpu->n_steps, .busy_us = (uint64_t)gpu->busy_us, .sum_us = sum_ns / 1000};
+}
+
 /* Rounds to nearest, ties to even; NaN stays NaN. */
 static k_bf16 cuda_bf16_of_bits(uint32_t bits)
 {
@@ -152,7 +166,11 @@ static int cuda_fill_random(struct device *d, const struct k_matrix *m, float de
     k_stream stream = cuda_of(d)->stream;
     int before = cuda_enter(cuda_of(d)), rc;
 
-    if (m->format.elem == K_E4M3)
+    if (k_format_is_mxfp4(&m->format))
+        rc = k_fill_random_mxfp4(m->data, k_mxfp4_bytes(m->n_out, m->n_in), seed, stream);
+    else if (k_format_is_packed(&m->format))
+        rc = k_fill_random_packed(m, deviation, seed, stream);
+    else if (m->format.elem == K_E4M3)
         rc = k_fill_random_e4m3(m->data, n, deviation, seed, stream);
     else
         rc = k_fill_random(m->data, n, deviation, seed, stream);
@@ -396,7 +414,10 @@ static void cuda_run_product(struct device *d, struct gemm_product p, const stru
         p.x = x->codes.data;
         p.x_scales = x->codes.scales;
     }
-    cuda_keep(gpu, gemm_run(gpu->gemm, &p, gpu->stream), "matmul");
+    if (k_format_is_packed(&p.w->format))
+        cuda_keep(gpu, packed_run(gpu, &p), "matmul");
+    else
+        cuda_keep(gpu, gemm_run(gpu->gemm, &p, gpu->stream), "matmul");
 }
 
 /* Results are bf16. */
@@ -635,7 +656,8 @@ static int cuda_reserve(struct device *d, const struct device_limits *lim)
     if (lim->follows)
         gpu->samples = false;
     if ((rc = step_reserve(gpu)) != ERR_OK || (rc = peers_reserve(gpu)) != ERR_OK ||
-        (rc = stages_reserve(gpu)) != ERR_OK || (rc = experts_reserve(gpu)) != ERR_OK)
+        (rc = stages_reserve(gpu)) != ERR_OK || (rc = experts_reserve(gpu)) != ERR_OK ||
+        (rc = packed_reserve(gpu)) != ERR_OK)
         return rc;
     if (lim->n_heads > 0)
         return cuda_reserve_attention(gpu);
@@ -662,6 +684,7 @@ static void cuda_close(struct device *d)
         (void)cudaStreamDestroy(gpu->stream);
     if (gpu->side != NULL)
         (void)cudaStreamDestroy(gpu->side);
+    far_close(gpu);
     stages_close(gpu);
     peers_close(gpu);
     cuda_leave(before);
@@ -698,12 +721,17 @@ static const struct device_ops cuda_ops = {
     .pipe_quantise = cuda_pipe_quantise,
     .fill_random = cuda_fill_random,
     .takes = cuda_takes,
+    .arrange = experts_arrange,
     .read_products = cuda_read_products,
     .join_ranks = peers_join,
     .leave_ranks = stages_leave,
     .join_stages = stages_join,
     .take = stages_take,
     .hand = stages_hand,
+    .far_name = far_name,
+    .far_open = far_open,
+    .far_take = far_take,
+    .far_hand = far_hand,
     .sum_ranks = peers_sum,
     .sum_residual = peers_sum_residual,
     .gather_ranks = peers_gather,
@@ -735,6 +763,7 @@ static const struct device_ops cuda_ops = {
     .launch = step_launch,
     .sample = step_sample,
     .end = step_end,
+    .measure = cuda_measure,
 };
 
 int device_cuda_count(void)

@@ -50,3 +50,29 @@ void experts_mix(struct device *d, void *out, const struct device_experts *e, in
     cuda_keep(gpu, k_combine(out, &gpu->mixing, &combining, e->residual, n, gpu->stream),
               "the sum of experts");
 }
+
+/* Rows of one expert at a time are copied aside, and arranged from there. */
+int experts_arrange(struct device *d, const struct k_matrix *m, const struct k_mxfp4_rows *rows)
+{
+    struct cuda *gpu = cuda_of(d);
+    size_t codes = (size_t)rows->n_rows * (size_t)m->n_in / 2;
+    size_t bytes = codes + codes * 2 / K_MXFP4_GROUP;
+    int before = cuda_enter(gpu), rc;
+    char *at = m->data;
+    void *aside = NULL;
+
+    rc = cuda_check(cudaMalloc(&aside, bytes), "memory to arrange experts");
+    for (int i = 0; i < rows->n_experts && rc == ERR_OK; i++) {
+        rc = cuda_check(cudaMemcpyAsync(aside, at, bytes, cudaMemcpyDeviceToDevice, gpu->stream),
+                        "arranging experts");
+        if (rc == ERR_OK &&
+            k_mxfp4_arrange(at, aside, (char *)aside + codes, rows, m->n_in, gpu->stream) != 0)
+            rc = cuda_check(cudaGetLastError(), "arranging experts");
+        at += k_mxfp4_bytes(rows->n_rows, m->n_in);
+    }
+    if (rc == ERR_OK)
+        rc = cuda_check(cudaStreamSynchronize(gpu->stream), "arranging experts");
+    (void)cudaFree(aside);
+    cuda_leave(before);
+    return rc;
+}

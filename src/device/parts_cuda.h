@@ -54,6 +54,7 @@ struct cuda_pipe {
 
 struct peers;  /* peers_cuda.c */
 struct stages; /* stages_cuda.c */
+struct far;    /* far_cuda.c */
 
 /* A recorded step of one bucket. The second step of a bucket is recorded, because the first loads
  * modules and chooses algorithms, which must not happen while the stream is captured. */
@@ -117,15 +118,17 @@ struct cuda {
     struct device base; /* first */
     int ordinal;        /* CUDA's number of the GPU */
     int rank;
-    int idx;               /* among the devices of all stages */
-    bool samples;          /* has all logits */
-    struct peers *peers;   /* NULL: no other ranks */
-    struct stages *stages; /* NULL: this device, or its ranks, have all layers */
-    struct k_links links;  /* set by the first sum, after all ranks have reserved their memory */
+    int idx;                      /* among the devices of all stages */
+    bool samples;                 /* has all logits */
+    struct peers *peers;          /* NULL: no other ranks */
+    struct stages *stages;        /* NULL: this device, or its ranks, have all layers */
+    struct far *far_in, *far_out; /* NULL: no rows from or to another process */
+    struct k_links links; /* set by the first sum, after all ranks have reserved their memory */
     cudaStream_t stream;
     cudaStream_t side; /* for copies that need not wait for a step */
     struct copy_way ways[DEVICE_WAYS];
     struct gemm *gemm;
+    k_bf16 *widened; /* DEVICE_WIDENED_BYTES, for packed matrices; NULL: there are none */
     int n_sms;
     const struct device_batch *batch; /* while a step is enqueued */
     struct k_tokens tokens;           /* on the device */
@@ -134,6 +137,8 @@ struct cuda {
     struct step_slot slots[DEVICE_STEPS_MAX];
     struct step_marks marks[CUDA_MARKS];
     unsigned n_begun, n_ended;
+    uint64_t n_steps; /* that have ended, and their time on the device */
+    double busy_us;
     char *mirror;         /* the arrays on the device */
     int32_t *page_mirror; /* int32 [n_tables][n_seqs][pages_max] */
     size_t staging_bytes;
@@ -185,6 +190,13 @@ static inline bool cuda_samples(const struct cuda *c)
 /* --- experts_cuda.c --- */
 void experts_mix(struct device *d, void *out, const struct device_experts *e, int n);
 int experts_reserve(struct cuda *c) ERR_CHECKED;
+int experts_arrange(struct device *d, const struct k_matrix *m,
+                    const struct k_mxfp4_rows *rows) ERR_CHECKED;
+
+/* Products with packed matrices (packed_cuda.c): scratch memory; one product, of any number of
+ * rows. Returns like gemm_run(), or -1 if a launch failed. */
+int packed_reserve(struct cuda *c) ERR_CHECKED;
+int packed_run(struct cuda *c, const struct gemm_product *p);
 
 /* --- peers_cuda.c: operations of the table --- */
 int peers_join(struct device *const *all, int n, enum device_links links);

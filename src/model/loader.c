@@ -35,11 +35,16 @@
 
 static const struct k_format plain = {.elem = K_BF16};
 
+static bool loader_is_of_layer(enum loader_use use)
+{
+    return use == USE_LAYER || use == USE_EXPERTS;
+}
+
 /* The format that plain matrices are rounded to by the setting `quantization`; plain: none. Tables
  * that are looked up in are never rounded. */
 static struct k_format loader_rounded_format(const struct loader *l, enum loader_use use)
 {
-    if (use == USE_LAYER)
+    if (loader_is_of_layer(use))
         return l->from->layers;
     if (use == USE_HEAD)
         return l->from->head;
@@ -136,7 +141,7 @@ static void loader_list_tensor(struct loader *l, const struct tensor *t)
 
 /* Set the current rank's target of a tensor. step makes the reader deliver whole rows, because
  * conversion and slicing work on rows; of a transposed tensor, whole columns of the matrix. */
-static void loader_list_target(struct loader *l, size_t item, const struct target *to)
+void loader_list_target(struct loader *l, size_t item, const struct target *to)
 {
     if (l->absent)
         return;
@@ -368,7 +373,8 @@ static bool loader_parts_fit(const struct part *parts, int n_parts)
     for (int i = 0; i < n_parts; i++) {
         const struct quant_part *part = &parts[i].q;
 
-        if (part->kind == NULL || part->kind != first->kind || quant_has_values(part) ||
+        if (part->kind == NULL || part->kind != first->kind ||
+            (quant_has_values(part) && !k_format_is_mxfp4(&part->format)) ||
             !k_format_is_like(&part->format, &first->format))
             return false;
         if (part->format.has_global && n_parts > 1)
@@ -389,6 +395,10 @@ static struct k_format loader_wanted_format(const struct loader *l, const struct
                                             int n_parts, enum loader_use use, bool *has_all)
 {
     *has_all = true;
+    if (l->files == NULL && use == USE_EXPERTS && quant_is_mxfp4(l->c->quant.kind)) {
+        *has_all = parts[0].slice.n_cols % K_MXFP4_GROUP == 0; /* else a rank cuts groups */
+        return k_format_mxfp4();
+    }
     if (parts[0].is_turned)
         return plain; /* rounding works on rows of the file */
     for (int i = 0; i < n_parts; i++) {
@@ -397,7 +407,7 @@ static struct k_format loader_wanted_format(const struct loader *l, const struct
             return parts[i].q.format;
         }
     }
-    if (l->files == NULL && use == USE_LAYER && l->c->quant.kind != NULL)
+    if (l->files == NULL && loader_is_of_layer(use) && l->c->quant.kind != NULL)
         return l->c->quant.format;
     return loader_rounded_format(l, use);
 }
@@ -447,7 +457,8 @@ static void loader_choose_format(struct loader *l, struct k_matrix *m, const str
     bool has_all;
     const struct k_format wanted = loader_wanted_format(l, parts, n_parts, use, &has_all);
 
-    if (loader_keeps_bf16(l, m, parts, n_parts, use))
+    if (loader_keeps_bf16(l, m, parts, n_parts, use) ||
+        (loader_packs(l, parts, n_parts, use, &m->format) && l->d->ops->takes(l->d, m)))
         return;
     /* takes() looks at the shape too: a quantised matrix of odd size is converted. Tables have no
      * scales beside them. */
@@ -550,7 +561,11 @@ static void loader_list_parts(struct loader *l, const struct k_matrix *m, float 
                             .dst = m->data,
                             .at = row * (size_t)m->n_in};
 
-        if (!is_plain && (to.part.kind != NULL || m->format.elem == K_BF16_KEPT)) {
+        if (k_format_is_packed(&m->format)) {
+            to.use = BYTES_PACKED;
+            to.packed = m->format;
+            to.at = row * k_format_row_bytes(&m->format, m->n_in);
+        } else if (!is_plain && (to.part.kind != NULL || m->format.elem == K_BF16_KEPT)) {
             /* The file's elements are the device's. */
             to.use = BYTES_COPIED;
             to.at = row * k_format_row_bytes(&m->format, m->n_in);
@@ -646,11 +661,11 @@ static void loader_find_parts(struct loader *l, struct part *parts, int n_parts,
         int which = i % all->n, expert = i / all->n;
         struct part *part = &parts[i];
 
-        *part =
-            (struct part){.pattern = all->patterns[which],
-                          .expert = all->n_experts > 0 ? expert : -1,
-                          .slice = slice_make(&all->shapes[which], l->share, l->n_shares),
-                          .is_turned = all->is_mixed || (use == USE_LAYER && l->c->form.is_turned)};
+        *part = (struct part){.pattern = all->patterns[which],
+                              .expert = all->n_experts > 0 ? expert : -1,
+                              .slice = slice_make(&all->shapes[which], l->share, l->n_shares),
+                              .is_turned = all->is_mixed ||
+                                           (loader_is_of_layer(use) && l->c->form.is_turned)};
         if (all->n_own_experts < all->n_experts && expert / all->n_own_experts != l->share)
             loader_leave_out(&part->slice);
         if (l->files == NULL)
@@ -659,17 +674,23 @@ static void loader_find_parts(struct loader *l, struct part *parts, int n_parts,
             loader_find_in_one(l, part, all->n_experts);
         else
             loader_find_part(l, part);
+        if (use == USE_EXPERTS)
+            quant_keep_mxfp4(&part->q);
     }
 }
 
 /* Give a matrix of known parts its format and its memory, and list what goes there. */
-static void loader_fill_matrix(struct loader *l, struct k_matrix *matrix, const struct part *parts,
-                               int n_parts, enum loader_use use)
+static void loader_fill_matrix(struct loader *l, struct k_matrix *matrix, struct part *parts,
+                               int n_parts, enum loader_use use, const struct loader_tensors *all)
 {
     float *scales = NULL;
     bool is_plain;
 
     loader_choose_format(l, matrix, parts, n_parts, use);
+    if (k_format_is_mxfp4(&matrix->format)) {
+        loader_fill_mxfp4(l, matrix, parts, n_parts, all);
+        return;
+    }
     /* Quantised rows have their own length and need scales besides. */
     is_plain = k_format_is_plain(&matrix->format);
     matrix->data = loader_allocate(
@@ -677,6 +698,7 @@ static void loader_fill_matrix(struct loader *l, struct k_matrix *matrix, const 
                                              : k_format_row_bytes(&matrix->format, matrix->n_in)));
     if (matrix->format.group_rows > 0)
         matrix->scales = scales = loader_allocate(l, loader_n_scales(matrix) * sizeof *scales);
+    l->w->is_packed = l->w->is_packed || (!l->absent && k_format_is_packed(&matrix->format));
     l->w->reads_codes = l->w->reads_codes || (!l->absent && k_format_reads_codes(&matrix->format));
     if (l->rc != ERR_OK)
         return;
@@ -707,7 +729,7 @@ struct k_matrix loader_matrix(struct loader *l, const struct loader_tensors *all
     for (int i = 0; i < n_parts; i++)
         matrix.n_out += parts[i].slice.n_rows;
     if (l->rc == ERR_OK)
-        loader_fill_matrix(l, &matrix, parts, n_parts, use);
+        loader_fill_matrix(l, &matrix, parts, n_parts, use, all);
     mem_free(parts);
     return matrix;
 }
@@ -872,6 +894,8 @@ int loader_read(struct loader *l)
     rc = reader_run(&reader);
     (void)pthread_mutex_destroy(&l->turn);
     if (rc == ERR_OK)
+        rc = loader_arrange(l);
+    if (rc == ERR_OK)
         loader_make_digest(l);
     return rc;
 }
@@ -884,6 +908,7 @@ void loader_fini(struct loader *l)
         mem_free(loader_leader(l, i)->turned);
         mem_free(loader_leader(l, i)->whole);
     }
+    mem_free(l->arranged);
     mem_free(l->targets);
     mem_free(l->items);
     arena_reset(&l->views);

@@ -19,7 +19,8 @@
 
 #define LOADER_TENSORS_MAX 3 /* tensors of one matrix: q, k, v */
 
-struct target; /* loader.c: the destination of a tensor on a rank */
+struct target;   /* loader.c: the destination of a tensor on a rank */
+struct arranged; /* loader_experts.c: a matrix that is arranged when it has been read */
 
 /* Statistics on matrices that the device does not multiply with in their own format. */
 struct loader_converted {
@@ -50,7 +51,9 @@ struct loader {
     struct reader_item *items; /* [n_items]: tensors in the order of the digest */
     struct target *targets;    /* [n_items][n_ranks] */
     size_t n_items, items_cap;
-    size_t n_listed;      /* items that this rank has listed so far */
+    size_t n_listed;           /* items that this rank has listed so far */
+    struct arranged *arranged; /* [n_arranged] */
+    size_t n_arranged, arranged_cap;
     struct arena views;   /* of tensors that hold several matrices */
     pthread_mutex_t turn; /* held by a reader's thread during the device's non-pipe operations */
     int layer;            /* being loaded; -1 outside the layers */
@@ -66,6 +69,7 @@ struct loader_tensors {
     struct slice_shape shapes[LOADER_TENSORS_MAX];
     int n;
     int n_experts, n_own_experts; /* 0: not of experts */
+    bool is_gated;                /* of experts: gates and ups */
     bool in_one;
     bool is_mixed; /* in_one, in the forms of arch_names.experts_are_mixed */
 };
@@ -75,8 +79,8 @@ struct loader_tensors loader_tensor(const char *pattern, struct slice_shape shap
 void loader_add(struct loader_tensors *all, const char *pattern, struct slice_shape shape);
 
 /* The use of a matrix: a table that is looked up in, one whose rows are added (always plain), a
- * product of a layer, or the product that gives logits. */
-enum loader_use { USE_TABLE, USE_ADDED, USE_LAYER, USE_HEAD };
+ * product of a layer, a product of all experts of a layer, or the product that gives logits. */
+enum loader_use { USE_TABLE, USE_ADDED, USE_LAYER, USE_EXPERTS, USE_HEAD };
 
 /* The current rank's part of a matrix. */
 struct k_matrix loader_matrix(struct loader *l, const struct loader_tensors *all,

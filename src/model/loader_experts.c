@@ -3,9 +3,21 @@
  * Tensors that hold something of all experts of a layer: their matrices, which are taken apart into
  * views, and their biases. */
 #include <stdio.h>
+#include <string.h>
 
 #include "base/log.h"
+#include "base/mem.h"
+#include "base/must.h"
 #include "model/loader_parts.h"
+
+enum { EXPONENTS }; /* the tensor beside one of MXFP4 */
+
+/* A matrix whose rows a device brings into another order when all have come. */
+struct arranged {
+    struct device *device;
+    struct k_matrix matrix;
+    struct k_mxfp4_rows rows;
+};
 
 /* --- matrices --------------------------------------------------------------------------- */
 
@@ -107,6 +119,126 @@ void loader_find_in_one(struct loader *l, struct part *p, int n)
         return;
     loader_list_part(l, p);
     loader_check_type(l, whole, &p->type);
+}
+
+/* --- floats of 4 bits --------------------------------------------------------------------- */
+
+/* Rows come as they are in the file; then the device arranges them (kernels/mxfp4.h), which takes
+ * milliseconds, where a host thread would take minutes. */
+
+/* The rows of gates and ups in turns, as one piece: a rank's rows are neighbours in the file. */
+static void loader_leave_mixed(const struct loader *l, struct slice *s)
+{
+    const struct slice_piece *gates = &s->shape.pieces[0];
+    const struct slice_shape shape = slice_whole(s->rows, 2 * gates->own_rows, s->cols, s->n_cols);
+
+    must(s->shape.n_pieces == 2 && gates->stride == 2 && gates->chunk == 1);
+    *s = slice_make(&shape, l->share, l->n_shares);
+}
+
+/* Upload the exponents of a part's rows, which go to `at` of the matrix. */
+static void loader_fill_exponents(struct loader *l, const struct k_matrix *m, size_t at,
+                                  const struct part *p)
+{
+    const uint8_t *from = p->q.beside[EXPONENTS]->data + p->slice.col / K_MXFP4_GROUP;
+    size_t n = (size_t)m->n_in / K_MXFP4_GROUP;
+    uint8_t *rows = mem_alloc((size_t)p->slice.n_rows * n);
+
+    if (rows == NULL) {
+        l->rc = ERR_NO_MEMORY;
+        return;
+    }
+    for (int row = 0; row < p->slice.n_rows; row++)
+        memcpy(rows + (size_t)row * n,
+               from + (size_t)slice_row(&p->slice, row) * (size_t)p->q.n_groups, n);
+    l->rc = l->d->ops->upload(l->d, (char *)m->data + at, rows, (size_t)p->slice.n_rows * n);
+    mem_free(rows);
+}
+
+/* List the parts of a matrix: those of an expert follow one another at the beginning of its
+ * memory, codes, then exponents. */
+static void loader_list_mxfp4(struct loader *l, const struct k_matrix *m,
+                              const struct k_mxfp4_rows *rows, struct part *parts, int n_parts,
+                              bool is_mixed)
+{
+    size_t row_bytes = k_format_row_bytes(&m->format, m->n_in);
+    size_t expert_bytes = k_mxfp4_bytes(rows->n_rows, m->n_in), n_rows = (size_t)rows->n_rows;
+    size_t row = 0;
+
+    for (int i = 0; i < n_parts && l->rc == ERR_OK; i++) {
+        size_t first = row / n_rows * expert_bytes, below = row % n_rows;
+        struct target to = {.use = BYTES_COPIED, .part = parts[i].q, .dst = m->data};
+
+        if (parts[i].slice.n_rows == 0)
+            continue;
+        if (is_mixed)
+            loader_leave_mixed(l, &parts[i].slice);
+        to.slice = parts[i].slice;
+        to.at = first + below * row_bytes;
+        loader_list_target(l, parts[i].item, &to);
+        loader_fill_exponents(
+            l, m, first + n_rows * row_bytes + below * ((size_t)m->n_in / K_MXFP4_GROUP),
+            &parts[i]);
+        row += (size_t)parts[i].slice.n_rows;
+    }
+}
+
+/* Note a matrix for loader_arrange(). */
+static void loader_note_arranged(struct loader *l, const struct k_matrix *m,
+                                 const struct k_mxfp4_rows *rows)
+{
+    if (l->n_arranged == l->arranged_cap) {
+        size_t cap = l->arranged_cap == 0 ? 64 : 2 * l->arranged_cap;
+        struct arranged *grown = mem_realloc(l->arranged, cap * sizeof *grown);
+
+        if (grown == NULL) {
+            l->rc = ERR_NO_MEMORY;
+            return;
+        }
+        l->arranged = grown;
+        l->arranged_cap = cap;
+    }
+    l->arranged[l->n_arranged++] = (struct arranged){l->d, *m, *rows};
+}
+
+void loader_fill_mxfp4(struct loader *l, struct k_matrix *m, struct part *parts, int n_parts,
+                       const struct loader_tensors *all)
+{
+    const struct k_mxfp4_rows rows = {.n_experts = all->n_own_experts,
+                                      .n_rows = m->n_out / all->n_own_experts,
+                                      .is_gated = all->is_gated,
+                                      .is_mixed = all->is_gated && all->is_mixed};
+    size_t expert_bytes = k_mxfp4_bytes(rows.n_rows, m->n_in);
+    uint64_t seed = l->files == NULL ? l->seed++ + ((uint64_t)l->share << 32) : 0;
+
+    m->data = loader_allocate(l, (size_t)rows.n_experts * expert_bytes);
+    if (l->rc != ERR_OK || l->absent)
+        return;
+    if (l->files != NULL) {
+        loader_list_mxfp4(l, m, &rows, parts, n_parts, rows.is_mixed);
+        loader_note_arranged(l, m, &rows);
+        return;
+    }
+    for (int i = 0; i < rows.n_experts && l->rc == ERR_OK; i++) {
+        const struct k_matrix one = {.data = (char *)m->data + (size_t)i * expert_bytes,
+                                     .format = m->format,
+                                     .n_out = rows.n_rows,
+                                     .n_in = m->n_in};
+
+        l->rc = l->d->ops->fill_random(l->d, &one, 0.0f, seed + ((uint64_t)i << 40));
+    }
+}
+
+int loader_arrange(struct loader *l)
+{
+    int rc = ERR_OK;
+
+    for (size_t i = 0; i < l->n_arranged && rc == ERR_OK; i++) {
+        const struct arranged *a = &l->arranged[i];
+
+        rc = a->device->ops->arrange(a->device, &a->matrix, &a->rows);
+    }
+    return rc;
 }
 
 /* --- biases ----------------------------------------------------------------------------- */

@@ -125,6 +125,8 @@ static int model_choose_shape(struct model *m, const struct model_options *o)
     /* Large batches on a GPU; on a CPU they would only add latency. */
     shape->max_num_seqs = gpu ? 256 : 64;
     shape->max_num_batched_tokens = gpu ? 8192 : 512;
+    if (gpu && o->n_stages > 1) /* a long step leaves the other stages without work */
+        shape->max_num_batched_tokens = 1024;
     if (o->max_num_batched_tokens > 0)
         shape->max_num_batched_tokens = o->max_num_batched_tokens;
     /* A default is lowered to fit a number that was asked for; two numbers that were both asked for
@@ -355,6 +357,7 @@ static struct device_limits model_rank_limits(struct model *m, const struct rank
         .ff_dim = widest.ff,
         .n_vocab = r->is_last && r->part == 0 ? shape->n_vocab : 0,
         .codes = r->weights.reads_codes,
+        .packed = r->weights.is_packed,
         .has_states = widest.has_states,
         .n_experts = widest.experts.n_own,
         .n_experts_used = widest.experts.n_used,
@@ -549,6 +552,8 @@ static size_t model_weights_bytes(const struct model *m)
 /* Elements of a matrix in its format. */
 static size_t model_matrix_bytes(const struct model *m, const struct k_matrix *w)
 {
+    if (k_format_is_mxfp4(&w->format)) /* with their exponents */
+        return (size_t)w->n_out * (size_t)w->n_in * 17 / 32;
     if (k_format_is_plain(&w->format))
         return (size_t)w->n_out * (size_t)w->n_in * m->device->elem_bytes;
     return (size_t)w->n_out * k_format_row_bytes(&w->format, w->n_in);
@@ -658,6 +663,44 @@ static void model_fuse_ranks(struct model *m)
         m->ranks.at[i].act.fused_max = most;
 }
 
+/* Names for the connections of devices with the other node's, if there can be any. */
+static void model_name_far(const struct model *m, struct node_hello *hello)
+{
+    struct device *device = m->ranks.at[0].device;
+
+    if (device->ops->far_name == NULL)
+        return;
+    for (int i = 0; i < 2 * m->ranks.n_parts; i++) {
+        if (device->ops->far_name(device, hello->far_names[i / 2][i % 2]) != ERR_OK)
+            return;
+    }
+    hello->links = 1;
+}
+
+/* Connect this node's end of connection `way` (0: to node 1, 1: back) of a part. */
+static int model_open_far_one(struct model *m, const struct node_hello *hello, int part, int way)
+{
+    struct device_far how = {.name = hello->far_names[part][way],
+                             .sends = way == m->node_rank,
+                             .lost = node_lost_flag(m->node)};
+    const struct rank *end = NULL, *sender = NULL;
+
+    for (int i = 0; i < m->ranks.n; i++) {
+        const struct rank *rank = &m->ranks.at[i];
+
+        if (rank->part != part)
+            continue;
+        if (model_hands_far(m, rank))
+            sender = rank;
+        if (how.sends ? model_hands_far(m, rank) : model_takes_far(m, rank))
+            end = rank;
+    }
+    must(end != NULL && sender != NULL);
+    if (way == 1 && m->node_rank == 0)
+        how.after = sender->device;
+    return end->device->ops->far_open(end->device, &how);
+}
+
 /* Wait for the other node. Both then have the smaller number of pages, the shorter texts, and fuse
  * the same steps. */
 static int model_join_node(struct model *m, const struct model_options *o)
@@ -682,16 +725,22 @@ static int model_join_node(struct model *m, const struct model_options *o)
                                .max_model_len = shape->max_model_len,
                                .fused_max = m->ranks.at[0].act.fused_max,
                                .sleeps = shape->sleeps};
-    int rc = node_open(&m->node, &options, &hello);
+    int rc;
 
-    if (rc != ERR_OK)
+    model_name_far(m, &hello);
+    if ((rc = node_open(&m->node, &options, &hello)) != ERR_OK)
         return rc;
     shape->n_pages = hello.n_pages;
     shape->max_model_len = hello.max_model_len;
     shape->sleeps = hello.sleeps != 0;
     for (int i = 0; i < m->ranks.n; i++)
         m->ranks.at[i].act.fused_max = hello.fused_max;
-    return ERR_OK;
+    m->has_far = hello.links != 0;
+    log_info("model: rows go to node %d %s", 1 - m->node_rank,
+             m->has_far ? "by NCCL" : "over TCP, through the memory of the hosts");
+    for (int i = 0; i < 2 * m->ranks.n_parts && m->has_far && rc == ERR_OK; i++)
+        rc = model_open_far_one(m, &hello, i / 2, i % 2);
+    return rc;
 }
 
 /* Pages come last: they get all memory that weights and work areas leave. */
@@ -788,6 +837,10 @@ static int model_open_ranks(struct model *m, const struct model_options *o,
     for (int i = 0; i < m->ranks.n; i++)
         m->ranks.at[i].stage = plan_stage(whole, m->ranks.at[i].stage_idx, n_stages);
     m->device = ranks_sampler(&m->ranks)->device;
+    if (m->device->is_gpu && m->config.arch->cpu_only) {
+        log_error("model: %s runs on the cpu device only: set device = cpu", m->config.arch->name);
+        return ERR_UNSUPPORTED;
+    }
     m->shape.n_stages = n_stages;
     m->has_whole_experts = o->whole_experts && m->config.experts.n > 0;
     log_debug("model: %s is open", m->device->name);

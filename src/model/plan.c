@@ -354,8 +354,8 @@ static void plan_widen_experts(struct experts_widths *widest, const struct exper
     widest->ff_dim = plan_wider(widest->ff_dim, e->ff_dim);
 }
 
-/* Fields of other mixers are 0 in a layer, so the maxima may include them. Embeddings of a layer are
- * gated in the memory of the FFN. */
+/* Fields of other mixers are 0 in a layer, so the maxima may include them. Embeddings of a layer
+ * are gated in the memory of the FFN. */
 struct plan_widths plan_widest(const struct plan *p)
 {
     struct plan_widths widest = {.ffn_in = p->embeds.width, .ff = p->embeds.width};

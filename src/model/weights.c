@@ -288,14 +288,15 @@ static struct k_experts weights_load_experts(const struct loading *in, const str
                          slice_whole(in->dim, in->dim, whole->ff_dim, own->ff_dim));
     first.n_experts = down.n_experts = whole->n;
     first.n_own_experts = down.n_own_experts = own->n_own;
+    first.is_gated = true;
     first.in_one = down.in_one = in_one;
     first.is_mixed = down.is_mixed = in_one && names->experts_are_mixed;
     if (own->n_own < whole->n)
         experts.first = in->l->share * own->n_own;
-    experts.in = loader_matrix(in->l, &first, USE_LAYER);
+    experts.in = loader_matrix(in->l, &first, USE_EXPERTS);
     if (whole->config->has_biases)
         experts.in_bias = loader_expert_bias(in->l, &first, SPLIT_ROWS);
-    experts.down = loader_matrix(in->l, &down, USE_LAYER);
+    experts.down = loader_matrix(in->l, &down, USE_EXPERTS);
     if (whole->config->has_biases)
         experts.down_bias =
             loader_expert_bias(in->l, &down, own->n_own < whole->n ? SPLIT_ROWS : SPLIT_COLUMNS);

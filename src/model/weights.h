@@ -50,12 +50,12 @@ struct weights {
     void *embeds;
     struct k_matrix embeds_in;
     struct k_norm norm_embeds;
-    struct k_norm norm;   /* [dim] */
-    struct k_matrix head; /* [plan.head_rows][dim]; rows of embed when tied */
-    void *head_bias;      /* [n_vocab] or NULL */
-    bool reads_codes;     /* some matrix does */
-    size_t bytes;         /* on the device */
-    struct hash digest;   /* rank 0 only: of every tensor's name, type and bytes in the file */
+    struct k_norm norm;          /* [dim] */
+    struct k_matrix head;        /* [plan.head_rows][dim]; rows of embed when tied */
+    void *head_bias;             /* [n_vocab] or NULL */
+    bool reads_codes, is_packed; /* some matrix does, or is */
+    size_t bytes;                /* on the device */
+    struct hash digest; /* rank 0 only: of every tensor's name, type and bytes in the file */
 };
 
 /* The destination of a rank's part. */

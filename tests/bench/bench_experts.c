@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * An FFN of experts, in the shapes of Qwen3-30B-A3B and gpt-oss-20b, of few tokens and of many.
+ * An FFN of experts, in the shapes of Qwen3-30B-A3B and gpt-oss, of few tokens and of many.
  *
- *   bench_experts [TOKENS[,TOKENS...]]      1,8,32,64,8192
+ *   bench_experts [TOKENS[,TOKENS...] [FORMAT]]      1,8,32,64,8192, all formats
  *
  * A line for each shape, format and number of tokens: experts that are touched, microseconds of the
  * whole (routing, both products, sum), of the routing, of the products and of the sum; the share of
@@ -13,6 +13,7 @@
 
 #include "kernels/e4m3.h"
 #include "kernels/kernels.h"
+#include "kernels/mxfp4.h"
 #include "tests/bench/cuda.h"
 
 #define LIMIT_BYTES_S 4.65e12
@@ -26,7 +27,9 @@
 static const struct shape {
     const char *name;
     int n_experts, n_used, dim, ff_dim;
-} shapes[] = {{"Qwen3-30B-A3B", 128, 8, 2048, 768}, {"gpt-oss-20b", 32, 4, 2880, 2880}};
+} shapes[] = {{"Qwen3-30B-A3B", 128, 8, 2048, 768},
+              {"gpt-oss-20b", 32, 4, 2880, 2880},
+              {"gpt-oss-120b", 128, 4, 2880, 2880}};
 
 enum part { PART_ALL, PART_ROUTE, PART_PRODUCTS, PART_SUM };
 
@@ -50,7 +53,7 @@ static void *alloc(size_t bytes)
     return p;
 }
 
-/* A matrix of noise; scales are all the same. */
+/* A matrix of noise of all experts; scales are all the same. */
 static struct k_matrix make_matrix(const struct bench *b, struct k_format f, int n_out, int n_in,
                                    uint64_t seed)
 {
@@ -58,6 +61,13 @@ static struct k_matrix make_matrix(const struct bench *b, struct k_format f, int
     struct k_matrix w = {.format = f, .n_out = n_out, .n_in = n_in};
     float *scales;
 
+    if (k_format_is_mxfp4(&f)) {
+        size_t bytes = (size_t)b->s.n_experts * k_mxfp4_bytes(n_out / b->s.n_experts, n_in);
+
+        w.data = alloc(bytes);
+        bench_must(k_fill_random_mxfp4(w.data, bytes, seed, b->stream), "random numbers");
+        return w;
+    }
     w.data = alloc((size_t)n_out * k_format_row_bytes(&f, n_in));
     if (k_format_is_plain(&f)) {
         bench_must(k_fill_random(w.data, n, 0.02f, seed, b->stream), "random numbers");
@@ -174,6 +184,16 @@ static double time_part(struct bench *b, int n, enum part part)
     return (double)bench_median(ms, ROUNDS) * 1e3 / LAYERS;
 }
 
+/* Bytes of an expert's matrix, with its scales. */
+static double bytes_of(const struct k_matrix *w, int n_experts)
+{
+    double rows = (double)w->n_out / n_experts;
+
+    if (k_format_is_mxfp4(&w->format))
+        return rows * w->n_in * 17 / 32;
+    return rows * (double)k_format_row_bytes(&w->format, w->n_in);
+}
+
 static void show(struct bench *b, const char *format, int n)
 {
     const struct k_experts *e = &b->experts[0];
@@ -187,9 +207,7 @@ static void show(struct bench *b, const char *format, int n)
                                b->stream) != cudaSuccess ||
                    cudaStreamSynchronize(b->stream) != cudaSuccess,
                "touched experts");
-    bytes =
-        (double)touched * (2.0 * b->s.ff_dim * (double)k_format_row_bytes(&e->in.format, b->s.dim) +
-                           b->s.dim * (double)k_format_row_bytes(&e->down.format, b->s.ff_dim));
+    bytes = touched * (bytes_of(&e->in, b->s.n_experts) + bytes_of(&e->down, b->s.n_experts));
     flops = 6.0 * n * b->s.n_used * (double)b->s.dim * b->s.ff_dim;
     printf("%-14s %-11s %5d tokens: %3d experts, %8.1f us: routing %6.1f, products %8.1f, sum "
            "%6.1f; %5.1f%% of a read, %6.1f TFLOP/s\n",
@@ -223,7 +241,8 @@ int main(int argc, char **argv)
         struct k_format format;
     } formats[] = {{"bf16", {.elem = K_BF16}},
                    {"e4m3 rows", k_format_by_row(K_E4M3)},
-                   {"e4m3 blocks", k_format_in_groups(K_E4M3, K_E4M3_BLOCK, K_E4M3_BLOCK)}};
+                   {"e4m3 blocks", k_format_in_groups(K_E4M3, K_E4M3_BLOCK, K_E4M3_BLOCK)},
+                   {"MXFP4", k_format_mxfp4()}};
     int numbers[NUMBERS_MAX], n = read_numbers(numbers, argc > 1 ? argv[1] : "1,8,32,64,8192");
     struct bench b = {.x = NULL};
 
@@ -231,8 +250,14 @@ int main(int argc, char **argv)
                "a stream");
     for (size_t s = 0; s < sizeof shapes / sizeof shapes[0]; s++) {
         for (size_t f = 0; f < sizeof formats / sizeof formats[0]; f++) {
-            if (formats[f].format.group_cols > 0 && shapes[s].ff_dim % K_E4M3_BLOCK != 0)
+            if (formats[f].format.group_cols > K_MXFP4_GROUP &&
+                shapes[s].ff_dim % K_E4M3_BLOCK != 0)
                 continue; /* no checkpoint can have it */
+            if (argc > 2 && strcmp(argv[2], formats[f].name) != 0)
+                continue;
+            if (shapes[s].n_experts * shapes[s].ff_dim > 200000 &&
+                !k_format_is_mxfp4(&formats[f].format))
+                continue; /* three layers would not have room */
             open_shape(&b, &shapes[s], formats[f].format);
             for (int i = 0; i < n; i++)
                 show(&b, formats[f].name, numbers[i]);

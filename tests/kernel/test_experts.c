@@ -5,6 +5,7 @@
  * experts, all formats, sizes that fill no tile, and sizes whose rows are not whole 16 bytes. The
  * same call gives the same bits, and a token's bits depend on the others only through the limit
  * between few tokens and many. */
+#include "kernels/packed.h"
 #include "tests/kernel/gpu.h"
 
 #define SMS 132
@@ -35,6 +36,86 @@ static float e4m3_value(uint8_t b)
                                  : ldexpf((float)(b & 7) / 8.0f, -6);
 
     return (b & 0x80) != 0 ? -v : v;
+}
+
+static float e2m1_value(unsigned code)
+{
+    static const float values[] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
+
+    return (code & 8) != 0 ? -values[code & 7] : values[code & 7];
+}
+
+/* The rows of one expert in a file: codes, then exponents; and the same as float32, gates first. */
+static void make_rows(uint8_t *file, float *w, const struct k_mxfp4_rows *rows, int n_in)
+{
+    uint8_t *exponents = file + (size_t)rows->n_rows * (size_t)n_in / 2;
+    int n_groups = n_in / K_MXFP4_GROUP;
+
+    for (int row = 0; row < rows->n_rows; row++) {
+        int to = rows->is_mixed ? row % 2 * (rows->n_rows / 2) + row / 2 : row;
+
+        for (int i = 0; i < n_groups; i++)
+            exponents[row * n_groups + i] = (uint8_t)(121.5f + 1.5f * gpu_uniform());
+        for (int col = 0; col < n_in; col++) {
+            unsigned code = (unsigned)((gpu_uniform() + 1.0f) * 7.999f);
+            uint8_t *byte = &file[((size_t)row * (size_t)n_in + (size_t)col) / 2];
+
+            *byte = (uint8_t)(col % 2 == 0 ? code : *byte | code << 4);
+            w[(size_t)to * (size_t)n_in + (size_t)col] =
+                ldexpf(e2m1_value(code), exponents[row * n_groups + col / K_MXFP4_GROUP] - 127);
+        }
+    }
+}
+
+/* An expert's rows in the arrangement of mxfp4.h, by the reference of packed.h. */
+static void pack_rows(uint8_t *out, const uint8_t *file, const struct k_mxfp4_rows *rows, int n_in)
+{
+    const struct k_packing packing = {4, K_MXFP4_GROUP, 1, 0, false};
+    int n_cols = k_mxfp4_records(n_in) * K_MXFP4_COLS, n_groups = n_cols / K_MXFP4_GROUP;
+    const uint8_t *exponents = file + (size_t)rows->n_rows * (size_t)n_in / 2;
+    uint8_t *codes = malloc(16 * (size_t)n_cols), *scales = malloc(16 * (size_t)n_groups);
+    struct k_unpacked from = {codes, scales, NULL};
+
+    for (int strip = 0; strip < k_mxfp4_strips(rows->n_rows); strip++) {
+        memset(codes, 0, 16 * (size_t)n_cols);
+        memset(scales, 0, 16 * (size_t)n_groups);
+        for (int i = 0; i < 16; i++) {
+            int row = k_mxfp4_row(rows, strip, i);
+
+            for (int col = 0; col < n_in && row >= 0; col++)
+                codes[i * n_cols + col] =
+                    file[((size_t)row * (size_t)n_in + (size_t)col) / 2] >> col % 2 * 4 & 15;
+            for (int group = 0; group < n_in / K_MXFP4_GROUP && row >= 0; group++)
+                scales[i * n_groups + group] = exponents[row * (n_in / K_MXFP4_GROUP) + group];
+        }
+        k_pack_strip(out, &packing, &from, 16, n_cols);
+        out += k_packed_strip_bytes(&packing, n_cols);
+    }
+    free(codes), free(scales);
+}
+
+/* A matrix of MXFP4, which the device arranges. Its experts are in turns of gate and up, or not. */
+static struct k_matrix make_mxfp4(struct k_matrix *host, const struct k_mxfp4_rows *rows, int n_in)
+{
+    size_t bytes = k_mxfp4_bytes(rows->n_rows, n_in), all = bytes * (size_t)rows->n_experts;
+    size_t n = (size_t)rows->n_rows * (size_t)n_in;
+    struct k_matrix dev = {
+        .format = k_format_mxfp4(), .n_out = rows->n_rows * rows->n_experts, .n_in = n_in};
+    uint8_t *files = calloc(1, all), *want = malloc(all), *got = malloc(all);
+    float *w = malloc(n * (size_t)rows->n_experts * sizeof *w);
+
+    for (int i = 0; i < rows->n_experts; i++) {
+        make_rows(files + (size_t)i * bytes, w + (size_t)i * n, rows, n_in);
+        pack_rows(want + (size_t)i * bytes, files + (size_t)i * bytes, rows, n_in);
+    }
+    *host = (struct k_matrix){.data = w, .n_out = dev.n_out, .n_in = n_in};
+    dev.data = gpu_array(files, all);
+    gpu_must(gpu->ops->arrange(gpu, &dev, rows));
+    ok(gpu_get(got, dev.data, all) && memcmp(got, want, all) == 0,
+       "%d experts of %d x %d are arranged as the reference does", rows->n_experts, rows->n_rows,
+       n_in);
+    free(files), free(want), free(got);
+    return dev;
 }
 
 /* A matrix of all experts in a format: on the device, and as float32. */
@@ -120,8 +201,19 @@ static void run_open(struct run *r, struct shape s, struct k_format f, int n_max
     r->experts = (struct k_experts){
         .n = s.n_own, .first = s.first, .ff_dim = s.ff_dim, .activation = K_SILU};
     r->dev_experts = r->experts;
-    r->dev_experts.in = make_matrix(&r->experts.in, f, s.n_own * 2 * s.ff_dim, s.dim);
-    r->dev_experts.down = make_matrix(&r->experts.down, f, s.n_own * s.dim, s.ff_dim);
+    if (k_format_is_mxfp4(&f)) {
+        const struct k_mxfp4_rows in = {s.n_own, 2 * s.ff_dim, true, s.n_own % 8 != 0},
+                                  down = {s.n_own, s.dim, false, false};
+
+        r->dev_experts.in = make_mxfp4(&r->experts.in, &in, s.dim);
+        f = s.ff_dim % K_MXFP4_GROUP == 0 ? f : (struct k_format){.elem = K_BF16};
+        if (k_format_is_mxfp4(&f))
+            r->dev_experts.down = make_mxfp4(&r->experts.down, &down, s.ff_dim);
+    } else {
+        r->dev_experts.in = make_matrix(&r->experts.in, f, s.n_own * 2 * s.ff_dim, s.dim);
+    }
+    if (!k_format_is_mxfp4(&f))
+        r->dev_experts.down = make_matrix(&r->experts.down, f, s.n_own * s.dim, s.ff_dim);
     if (s.n_own % 4 == 0)
         add_biases(r);
     r->ids = malloc((size_t)n_max * (size_t)s.n_used * sizeof *r->ids);
@@ -462,7 +554,7 @@ static void check_shape(struct shape s, struct k_format f, int n_max, const char
 int main(void)
 {
     const struct k_format plain = {.elem = K_BF16}, by_row = k_format_by_row(K_E4M3),
-                          blocks = k_format_in_groups(K_E4M3, 128, 128);
+                          blocks = k_format_in_groups(K_E4M3, 128, 128), mxfp4 = k_format_mxfp4();
     struct run r;
 
     gpu_open();
@@ -482,5 +574,11 @@ int main(void)
     check_shape((struct shape){6, 2, 256, 128, 0, 6}, blocks, 200, "e4m3 in blocks");
     check_shape((struct shape){32, 4, 384, 256, 0, 32}, blocks, 513, "e4m3 in blocks");
     check_shape((struct shape){32, 4, 320, 320, 0, 32}, plain, 513, "bf16");
+    check_shape((struct shape){5, 2, 64, 32, 0, 5}, mxfp4, 80, "MXFP4");
+    check_shape((struct shape){5, 2, 96, 36, 0, 5}, mxfp4, 80, "MXFP4, then bf16");
+    check_shape((struct shape){12, 3, 160, 208, 0, 12}, mxfp4, 200, "MXFP4, then bf16");
+    check_shape((struct shape){8, 3, 128, 96, 2, 4}, mxfp4, 200, "MXFP4");
+    check_shape((struct shape){12, 4, 352, 416, 0, 12}, mxfp4, 200, "MXFP4");
+    check_shape((struct shape){32, 4, 576, 288, 0, 32}, mxfp4, 513, "MXFP4");
     return tap_done();
 }

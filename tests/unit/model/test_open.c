@@ -200,6 +200,20 @@ static void check_memory(void)
     is_int(rc, ERR_OK, "and then the model opens");
 }
 
+/* On a card that only counts memory, as quire plan opens it. */
+static void check_cpu_only(void)
+{
+    struct model_options o = options();
+    struct model *m = NULL;
+
+    o.dir = tap_path("tests/golden/families/gemma4");
+    is_int(model_open(&m, &o), ERR_OK, "Gemma 4 opens on the cpu device");
+    model_close(m);
+    m = NULL;
+    o.device = "card:h200";
+    is_int(model_open(&m, &o), ERR_UNSUPPORTED, "and is refused by a GPU");
+}
+
 int main(void)
 {
     size_t config_len, len;
@@ -228,6 +242,7 @@ int main(void)
        "and so does the fingerprint");
     model_close(m);
     check_families();
+    check_cpu_only();
     put("config.json", config, config_len);
     put("model.safetensors", tensors, len);
     check_memory();

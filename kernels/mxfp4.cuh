@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Records of MXFP4 (mxfp4.h) as first operands of products of bfloat16.
+ *
+ * An e2m1 whose bits are shifted to the sign, the lower exponent bits and the upper mantissa bit of
+ * a bfloat16 is the value times 2^-126, also where it is subnormal. One multiplication with a power
+ * of two makes it the weight times 2^-MXFP4_SHIFT, which is exact for exponents of 59 .. 192
+ * (scales of 2^-68 .. 2^65); larger ones count as 192. Sums are multiplied by 2^MXFP4_SHIFT at the
+ * end. Without it scales above 2 would need a power of two that bfloat16 does not have. */
+#ifndef QUIRE_KERNELS_MXFP4_CUH
+#define QUIRE_KERNELS_MXFP4_CUH
+
+#include "kernels/common.cuh"
+#include "kernels/mxfp4.h"
+
+#define MXFP4_SHIFT  64
+#define MXFP4_LARGER 0x1p64f /* 2^MXFP4_SHIFT */
+
+/* 2^(e - 1 - MXFP4_SHIFT) in both halves. */
+static __device__ __forceinline__ uint32_t mxfp4_power(uint32_t e)
+{
+    return min(e, 192U) * 0x00800080U + (126 - MXFP4_SHIFT) * 0x00800080U;
+}
+
+/* Two of bfloat16 times two others. */
+static __device__ __forceinline__ uint32_t mxfp4_times(uint32_t x, uint32_t y)
+{
+    uint32_t z;
+
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(z) : "r"(x), "r"(y));
+    return z;
+}
+
+/* A word of codes as the operand of a product of 16 x 16: register r has row g + 8 (r % 2). */
+static __device__ __forceinline__ void mxfp4_operand(uint32_t (&a)[4], uint32_t codes, uint32_t low,
+                                                     uint32_t high)
+{
+    const uint32_t sign = 0x80008000U, rest = 0x01c001c0U;
+
+    a[0] = mxfp4_times((codes << 12 & sign) | (codes << 6 & rest), low);
+    a[1] = mxfp4_times((codes << 8 & sign) | (codes << 2 & rest), high);
+    a[2] = mxfp4_times((codes << 4 & sign) | (codes >> 2 & rest), low);
+    a[3] = mxfp4_times((codes & sign) | (codes >> 6 & rest), high);
+}
+
+/* A lane's codes of 64 columns of a record, its first or second part: a word for each 16. */
+static __device__ __forceinline__ uint4 mxfp4_codes(const char *record, int part)
+{
+    return *(const uint4 *)(record + part * (K_MXFP4_CODES / 2) + threadIdx.x % 32 * 16);
+}
+
+/* The powers of a lane's rows g and g + 8 for a group of a record. */
+static __device__ __forceinline__ uint2 mxfp4_powers(const char *record, int group)
+{
+    const uint8_t *e = (const uint8_t *)record + K_MXFP4_CODES + group * 16 + threadIdx.x % 32 / 4;
+
+    return make_uint2(mxfp4_power(e[0]), mxfp4_power(e[8]));
+}
+
+#endif
