@@ -11,8 +11,8 @@
  *   x += r * after_ffn(ffn(before_ffn(x)))
  *
  * In a parallel layer both lines read the x from before the first. An FFN of experts may have a
- * dense one beside it, each with norms of its own (struct experts_config, is_apart). Two lines more follow
- * where the model has embeddings for each layer, and where the layer has a scale:
+ * dense one beside it, each with norms of its own (struct experts_config, is_apart). Two lines
+ * more follow where the model has embeddings for each layer, and where the layer has a scale:
  *
  *   x += after_embed(out(activation(gate(x)) * embeds of the layer))
  *   x = scale * x */
