@@ -441,14 +441,15 @@ struct k_links {
     int n, rank;                  /* ranks, and which one this is */
     void *inbox[K_RANKS_MAX];     /* K_SUM_INBOX_BYTES each */
     uint64_t *flags[K_RANKS_MAX]; /* [K_SUM_FLAGS] each */
-    uint64_t *calls;              /* [2], this rank's own: sums so far; blocks that have ended */
+    uint64_t *calls;              /* [3], this rank's own: sums so far; blocks that have ended;
+                                   * nanoseconds in sums so far */
     uint32_t *left;               /* host memory: not 0 when a rank does not go on */
     uint32_t *failed;             /* host memory, set by kernels: a sum was given up */
 };
 
 /* rows[r] [n], bf16, of each rank r become the sum of all of them: float32 sums in the order of the
  * ranks, rounded once, the same bits on each rank. All ranks must call with the same n, in the same
- * order of calls; a kernel waits for its peers, 10 s at most. The rows of other ranks are peer
+ * order of calls; a kernel waits for its peers, 4 s at most. The rows of other ranks are peer
  * pointers; all are 16 bytes aligned. */
 int k_sum_ranks(k_bf16 *const rows[K_RANKS_MAX], size_t n, const struct k_links *links,
                 k_stream stream);

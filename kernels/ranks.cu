@@ -45,7 +45,7 @@
 #define SMALL_MAX     ((size_t)512 << 10) /* bytes of rows; pushed data is twice as long */
 #define AT_ONCE       4                   /* groups that a thread has in flight over a link */
 #define POLLS         4096
-#define WAIT_NS       10000000000ULL
+#define WAIT_NS       4000000000ULL
 
 static_assert(K_SUM_BLOCKS_MAX >= LARGE_BLOCKS, "a flag for each block");
 
@@ -84,14 +84,16 @@ static __device__ inline uint64_t ranks_call_number(const struct k_links &links)
     return *(volatile uint64_t *)links.calls + 1;
 }
 
-/* The last block to end advances the call counter, because all blocks have read it by then. */
-static __device__ void ranks_end_call(const struct k_links &links, uint64_t call)
+/* The last block to end advances the call counter, because all blocks have read it by then. The
+ * time of a call is that of its last block. */
+static __device__ void ranks_end_call(const struct k_links &links, uint64_t call, uint64_t since_ns)
 {
     unsigned long long *ended = (unsigned long long *)links.calls + 1;
 
     __syncthreads();
     if (threadIdx.x == 0 && atomicAdd(ended, 1) == gridDim.x - 1) {
         *ended = 0;
+        *(volatile uint64_t *)(links.calls + 2) += ranks_now_ns() - since_ns;
         *(volatile uint64_t *)links.calls = call;
     }
 }
@@ -217,7 +219,7 @@ static __global__ void __launch_bounds__(SMALL_THREADS)
     size_t first = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     size_t step = (size_t)gridDim.x * blockDim.x, n_groups = (n + 7) / 8;
     struct patience patience = {0, 0};
-    uint64_t call = ranks_call_number(links);
+    uint64_t call = ranks_call_number(links), since_ns = ranks_now_ns();
 
     for (size_t g = first; g < n_groups; g += step)
         ranks_push_group(links, call, g, ranks_load_part(rows, g * 8, n));
@@ -227,7 +229,7 @@ static __global__ void __launch_bounds__(SMALL_THREADS)
         ranks_sum_group(sum, links, call, g, ranks_load_part(rows, g * 8, n), &patience);
         ranks_store_part(rows, g * 8, n, sum);
     }
-    ranks_end_call(links, call);
+    ranks_end_call(links, call, since_ns);
 }
 
 /* --- small, with the residual and the first half of the next RMS norm ---------------------- */
@@ -240,13 +242,14 @@ static __global__ void sum_residual_kernel(const k_bf16 *rows, float *residual, 
 {
     size_t row = blockIdx.x, first_group = row * (dim / 8);
     struct patience patience = {0, 0};
-    uint64_t call;
+    uint64_t call, since_ns;
 
     /* The next product may fetch its weights meanwhile, because all blocks of this kernel are
      * resident. */
     asm volatile("griddepcontrol.launch_dependents;");
     asm volatile("griddepcontrol.wait;" ::: "memory");
     call = ranks_call_number(links);
+    since_ns = ranks_now_ns();
     for (int g = threadIdx.x; g < dim / 8; g += blockDim.x)
         ranks_push_group(links, call, first_group + g,
                          *(const uint4 *)(rows + (first_group + g) * 8));
@@ -274,7 +277,7 @@ static __global__ void sum_residual_kernel(const k_bf16 *rows, float *residual, 
         if (is_mine && g % 2 == 0)
             sums_out[row * (dim / 16) + g / 2] = square;
     }
-    ranks_end_call(links, call);
+    ranks_end_call(links, call, since_ns);
 }
 
 /* --- large -------------------------------------------------------------------------------- */
@@ -365,7 +368,7 @@ static __global__ void __launch_bounds__(LARGE_THREADS, 2)
 {
     size_t n_groups = n / 8, first = n_groups * links.rank / links.n;
     size_t n_own = n_groups * (links.rank + 1) / links.n - first;
-    uint64_t call = ranks_call_number(links);
+    uint64_t call = ranks_call_number(links), since_ns = ranks_now_ns();
 
     ranks_meet(links, call, 0);
     ranks_sum_slice(rows, links, first + n_own * blockIdx.x / gridDim.x,
@@ -373,7 +376,7 @@ static __global__ void __launch_bounds__(LARGE_THREADS, 2)
     if (links.rank == links.n - 1 && blockIdx.x == 0 && threadIdx.x == 0)
         ranks_sum_rest(rows, links, n_groups * 8, n);
     ranks_meet(links, call, 1);
-    ranks_end_call(links, call);
+    ranks_end_call(links, call, since_ns);
 }
 
 /* --- columns ------------------------------------------------------------------------------ */
@@ -385,7 +388,7 @@ static __global__ void __launch_bounds__(LARGE_THREADS)
 {
     size_t own = (size_t)width / 4, n_groups = own * n;
     size_t step = (size_t)gridDim.x * blockDim.x;
-    uint64_t call = ranks_call_number(links);
+    uint64_t call = ranks_call_number(links), since_ns = ranks_now_ns();
 
     for (size_t g = (size_t)blockIdx.x * blockDim.x + threadIdx.x; g < n_groups; g += step) {
         size_t row = g / own, col = g % own;
@@ -393,7 +396,7 @@ static __global__ void __launch_bounds__(LARGE_THREADS)
         ((float4 *)all)[(row * links.n + links.rank) * own + col] = ((const float4 *)part)[g];
     }
     ranks_meet(links, call, 0);
-    ranks_end_call(links, call);
+    ranks_end_call(links, call, since_ns);
 }
 
 /* --- launchers ---------------------------------------------------------------------------- */

@@ -234,6 +234,33 @@ int eval_text(struct eval *e, const char *text, size_t len, struct eval_sum *out
     return rc;
 }
 
+struct model *eval_model(const struct eval *e)
+{
+    return e->m;
+}
+
+/* A window's last token is not computed, so the next window begins with it. */
+int eval_read(struct eval *e, const char *text, size_t len, long *n_left)
+{
+    struct token_list all = {0};
+    struct eval_sum sum = {0};
+    size_t room = (size_t)(e->len - e->n_before), at = 0;
+    int rc = tokenizer_encode(e->tokenizer, text, len, false, &all);
+
+    while (rc == ERR_OK && *n_left > 0 && at + 1 < all.len) {
+        size_t n = all.len - at < room ? all.len - at : room;
+
+        if (n > (size_t)*n_left + 1)
+            n = (size_t)*n_left + 1;
+        memcpy(e->window + e->n_before, all.ids + at, n * sizeof(int32_t));
+        rc = eval_window(e, e->n_before + (int)n, e->n_before + (int)n - 1, &sum);
+        at += n - 1;
+        *n_left -= (long)n - 1;
+    }
+    token_list_fini(&all);
+    return rc;
+}
+
 int eval_choice(struct eval *e, const char *prompt, const char *choice, struct eval_sum *out)
 {
     struct token_list all = {0}, before = {0};

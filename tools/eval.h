@@ -23,6 +23,13 @@ void eval_close(struct eval *e); /* NULL is fine */
 /* Tokens of context. */
 int eval_len(const struct eval *e);
 
+/* The model, which eval_close() closes. */
+struct model *eval_model(const struct eval *e);
+
+/* Compute a text, in windows of eval_len() tokens one after another, at most *n_left tokens of it,
+ * and count them down. */
+int eval_read(struct eval *e, const char *text, size_t len, long *n_left) ERR_CHECKED;
+
 /* The sum over the tokens that were counted. */
 struct eval_sum {
     double nats; /* -log p */

@@ -16,6 +16,7 @@
 #include "base/mem.h"
 #include "model/quant_round.h"
 #include "model/safetensors.h"
+#include "tools/calibrate.h"
 
 #define QUANTIZE_PATH_CAP   4096
 #define QUANTIZE_PARTS      4                 /* tensors that a matrix becomes */
@@ -45,8 +46,9 @@ struct quantize {
     const char *folder, *out; /* source, result */
     enum round_kind kind;
     const char *kind_name;
-    int group;     /* of int4 */
-    int n_threads; /* 0: one per core */
+    int group;                       /* of int4 */
+    int n_threads;                   /* 0: one per core */
+    struct calibration *calibration; /* NULL: rounding to nearest */
     struct arena arena;
     struct checkpoint *source;
     struct quantize_item *items; /* [n_items], by layer */

@@ -14,6 +14,7 @@
 
 #include "base/must.h"
 #include "model/quant.h"
+#include "model/quant_gptq.h"
 #include "tools/quantize.h"
 
 #define THREADS_MAX  64
@@ -24,7 +25,9 @@ struct quantize_rows {
     const struct quantize_item *item;
     int first, last;
     uint8_t *codes, *scales; /* of the whole matrix */
-    double error, sum;       /* squares: of what rounding changed, of all weights */
+    const struct gptq *gptq; /* NULL: to nearest */
+    double error, sum;       /* squares: of what rounding changed, of all weights; with gptq both of
+                              * outputs */
     int rc;
 };
 
@@ -69,16 +72,47 @@ static void quantize_row(struct quantize_rows *r, int row, float *x, uint8_t *co
     round_pack_scales(r->scales + (size_t)row * round_scale_bytes(f, cols), f, scales, cols);
 }
 
+/* Rows first .. first + n - 1 together. x has room for twice as many, codes and scales for n. */
+static void quantize_rows_gptq(struct quantize_rows *r, int first, int n, float *x, uint8_t *codes,
+                               float *scales)
+{
+    const struct tensor *t = r->item->t;
+    const struct round_format *f = &r->item->format;
+    size_t cols = (size_t)t->dims[1];
+    float *copy = x + (size_t)n * cols;
+
+    for (size_t i = 0; i < (size_t)n * cols; i++)
+        x[i] = quant_number(t, (size_t)first * cols + i);
+    memcpy(copy, x, (size_t)n * cols * sizeof *x);
+    r->sum += gptq_energy(r->gptq, copy, n);
+    r->error += gptq_round(r->gptq, f, x, n, codes, scales);
+    for (int i = 0; i < n; i++) {
+        size_t row = (size_t)(first + i);
+
+        round_pack_codes(r->codes + row * round_code_bytes(f, (int)cols), f,
+                         codes + (size_t)i * cols, (int)cols);
+        round_pack_scales(r->scales + row * round_scale_bytes(f, (int)cols), f,
+                          scales + (size_t)i * (cols / (size_t)f->group), (int)cols);
+    }
+}
+
 static void *quantize_rows_run(void *context)
 {
     struct quantize_rows *r = context;
-    size_t cols = (size_t)r->item->t->dims[1];
-    float *x = mem_zalloc_array(cols, sizeof *x), *scales = mem_zalloc_array(cols, sizeof *scales);
-    uint8_t *codes = mem_zalloc_array(cols, 1);
+    size_t cols = (size_t)r->item->t->dims[1], at_once = r->gptq != NULL ? GPTQ_ROWS : 1;
+    float *x = mem_zalloc_array(2 * at_once * cols, sizeof *x);
+    float *scales = mem_zalloc_array(at_once * cols, sizeof *scales);
+    uint8_t *codes = mem_zalloc_array(at_once * cols, 1);
 
     r->rc = x == NULL || scales == NULL || codes == NULL ? ERR_NO_MEMORY : ERR_OK;
-    for (int row = r->first; r->rc == ERR_OK && row < r->last; row++)
-        quantize_row(r, row, x, codes, scales);
+    for (int row = r->first; r->rc == ERR_OK && row < r->last; row += (int)at_once) {
+        int n = r->last - row < (int)at_once ? r->last - row : (int)at_once;
+
+        if (r->gptq != NULL)
+            quantize_rows_gptq(r, row, n, x, codes, scales);
+        else
+            quantize_row(r, row, x, codes, scales);
+    }
     mem_free(x);
     mem_free(scales);
     mem_free(codes);
@@ -208,9 +242,32 @@ static void quantize_put_rest(struct quantize_file *f, const struct quantize_ite
     quantize_put(f, shape, sizeof shape);
 }
 
+/* The factor of the matrix's inputs, if it is calibrated; g->n 0: it is not. */
+static int quantize_calibrate(const struct quantize *q, const struct quantize_item *item,
+                              struct gptq *g)
+{
+    const float *moments = NULL;
+    int n = 0, rc;
+
+    *g = (struct gptq){.n = 0};
+    if (q->calibration == NULL)
+        return ERR_OK;
+    rc = calibration_moments(q->calibration, item->t->name, item->layer, &moments, &n);
+    if (rc != ERR_OK)
+        return rc;
+    if (moments != NULL && n == (int)item->t->dims[1]) {
+        rc = gptq_open(g, moments, n, q->n_threads);
+        if (rc != ERR_INVALID)
+            return rc;
+    }
+    printf("%s: to nearest, its inputs are not known\n", item->t->name);
+    return ERR_OK;
+}
+
 static int quantize_put_matrix(const struct quantize *q, struct quantize_item *item,
                                struct quantize_file *f, struct quantize_loss *loss)
 {
+    struct gptq gptq;
     struct quantize_rows r = {.item = item,
                               .codes = mem_alloc(item->parts[0].bytes),
                               .scales = mem_alloc(item->parts[1].bytes)};
@@ -218,12 +275,18 @@ static int quantize_put_matrix(const struct quantize *q, struct quantize_item *i
     r.rc = r.codes == NULL || r.scales == NULL ? ERR_NO_MEMORY : ERR_OK;
     if (r.rc == ERR_OK && item->format.kind == ROUND_NVFP4)
         item->format.global = round_global(ROUND_NVFP4, quantize_amax(item->t));
+    if (r.rc == ERR_OK)
+        r.rc = quantize_calibrate(q, item, &gptq);
+    if (r.rc == ERR_OK && gptq.n > 0)
+        r.gptq = &gptq;
     if (r.rc == ERR_OK && quantize_matrix(q, &r) == ERR_OK) {
         quantize_put(f, r.codes, item->parts[0].bytes);
         quantize_put(f, r.scales, item->parts[1].bytes);
         quantize_put_rest(f, item);
         quantize_note_loss(loss, &r);
     }
+    if (r.gptq != NULL)
+        gptq_close(&gptq);
     mem_free(r.codes);
     mem_free(r.scales);
     return r.rc != ERR_OK ? r.rc : f->rc;
@@ -235,9 +298,10 @@ static void quantize_print_loss(const struct quantize *q, const struct quantize_
 {
     if (loss->n == 0)
         return;
-    printf("layer %d: %d matrices, relative error %.4f, greatest %.4f (%s); %zu%% done\n",
-           loss->layer, loss->n, sqrt(loss->error / fmax(loss->sum, 1e-300)), loss->worst,
-           loss->worst_name, 100 * done / q->bytes_after);
+    printf("layer %d: %d matrices, relative error%s %.4f, greatest %.4f (%s); %zu%% done\n",
+           loss->layer, loss->n, q->calibration != NULL ? " of outputs" : "",
+           sqrt(loss->error / fmax(loss->sum, 1e-300)), loss->worst, loss->worst_name,
+           100 * done / q->bytes_after);
     fflush(stdout);
 }
 

@@ -18,7 +18,8 @@
 #include "model/hf_config.h"
 #include "model/model.h"
 
-#define GAPS_MAX 4096 /* steps whose gaps are kept for the median */
+#define GAPS_MAX    4096 /* steps whose gaps are kept for the median */
+#define RANKS_SHOWN 32
 
 /* The options of the command line that are not settings of the engine. */
 struct bench_options {
@@ -42,6 +43,7 @@ struct bench {
     bool waits;            /* the step being made needs a token of one that must end first */
     float gaps[GAPS_MAX];
     int n_gaps;
+    struct model_load loads[RANKS_SHOWN]; /* of the ranks, when the measurement began */
 };
 
 /* Print an error and exit. A benchmark has nothing to clean up. */
@@ -175,6 +177,33 @@ static double median_gap(struct bench *n)
     return (double)n->gaps[n->n_gaps / 2];
 }
 
+/* Note the work of the ranks so far. */
+static void begin_ranks(struct bench *n)
+{
+    for (int i = 0; i < model_n_ranks(n->m) && i < RANKS_SHOWN; i++)
+        model_measure(n->m, i, &n->loads[i]);
+}
+
+/* A line per rank: its work since begin_ranks(). */
+static void print_ranks(const struct bench *n)
+{
+    int n_ranks = model_n_ranks(n->m);
+
+    for (int i = 0; i < n_ranks && i < RANKS_SHOWN && n_ranks > 1; i++) {
+        const struct model_load *before = &n->loads[i];
+        struct model_load now;
+        double steps;
+
+        model_measure(n->m, i, &now);
+        steps = (double)(now.n_steps - before->n_steps);
+        if (steps > 0.0)
+            printf("  stage %d rank %d: %.1f GiB, %.3f ms a step, %.3f ms of it in sums\n",
+                   now.stage, now.part, (double)now.device_bytes / 1073741824.0,
+                   (double)(now.busy_us - before->busy_us) * 1e-3 / steps,
+                   (double)(now.sum_us - before->sum_us) * 1e-3 / steps);
+    }
+}
+
 /* The smaller of two numbers. */
 static int least(int a, int b)
 {
@@ -268,6 +297,7 @@ static void bench_decode(struct bench *n, int n_seqs, int first, int last)
     for (int done = first; done < last; done++) {
         if (done == warm) { /* the first steps choose algorithms and record graphs */
             settle(n);
+            begin_ranks(n);
             start = clock_us();
         }
         clear(n);
@@ -281,6 +311,7 @@ static void bench_decode(struct bench *n, int n_seqs, int first, int last)
            n_seqs == 1 ? "" : "s", warm, last, us * 1e-3, n_seqs * 1e6 / us);
     print_share(n, weight_bytes(n, n_seqs) + kv_bytes(n, (double)n_seqs * (warm + last) / 2.0), us);
     printf(", idle between steps %.1f us\n", median_gap(n));
+    print_ranks(n);
     settle(n);
 }
 
@@ -379,6 +410,7 @@ static void bench_throughput(struct bench *n)
     for (int i = 0; i < places; i++)
         place[i].done = -1;
     settle(n);
+    begin_ranks(n);
     while (n_ended < options->num_prompts) {
         clear(n);
         add_decodes(n, place, places, pages_each);
@@ -420,6 +452,7 @@ static void bench_throughput(struct bench *n)
            options->num_prompts, options->input_len, options->output_len, places,
            (double)options->num_prompts * options->output_len / seconds, seconds, n_steps,
            median_gap(n));
+    print_ranks(n);
     settle(n);
     mem_free(place);
 }

@@ -3,7 +3,8 @@
  * quire quantize: a checkpoint with matrices of 4 or 8 bits, in compressed-tensors' layout, which
  * vLLM and transformers load.
  *
- *   quire quantize FOLDER --to int4|int8|fp8|nvfp4 --out FOLDER [--group N] [--text FILE] */
+ *   quire quantize FOLDER --to int4|int8|fp8|nvfp4 --out FOLDER [--group N] [--text FILE]
+ *                  [--calibrate FILE.jsonl] */
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
@@ -37,13 +38,19 @@ static void quantize_help(FILE *out)
                  "  --to nvfp4     e2m1, a scale for 16 elements\n"
                  "  --out FOLDER   is made if it does not exist\n"
                  "  --group N      elements that share a scale: 128 (default), 64 or 32\n"
+                 "  --calibrate FILE.jsonl\n"
+                 "                 round after GPTQ, with the inputs that texts give, each a line\n"
+                 "                 {\"text\": \"...\"}; on the CPU\n"
+                 "  --calibrate-tokens N\n"
+                 "                 of these texts, 16384 (default) or fewer if there are fewer\n"
                  "  --text FILE    print the perplexity of this text before and after\n"
                  "  --threads N    default: one per core\n");
 }
 
 struct quantize_task {
     struct quantize q;
-    const char *text;
+    const char *text, *calibrate;
+    int n_tokens;
 };
 
 static int quantize_number(const char *value, int low, int high, int *out)
@@ -90,6 +97,10 @@ static int quantize_read_words(struct quantize_task *t, int argc, char **argv)
             t->q.out = value;
         } else if (strcmp(name, "--text") == 0) {
             t->text = value;
+        } else if (strcmp(name, "--calibrate") == 0) {
+            t->calibrate = value;
+        } else if (strcmp(name, "--calibrate-tokens") == 0) {
+            rc = quantize_number(value, 1, 1 << 30, &t->n_tokens);
         } else if (strcmp(name, "--group") == 0) {
             rc = quantize_number(value, 32, 128, &t->q.group);
             if (t->q.group % 32 != 0 || t->q.group == 96)
@@ -179,14 +190,16 @@ static int quantize_copy_files(const struct quantize *q)
 }
 
 /* Say which run the files of the result belong to; a folder of another run is refused. */
-static int quantize_claim(const struct quantize *q)
+static int quantize_claim(const struct quantize_task *t)
 {
+    const struct quantize *q = &t->q;
     struct buf run = {0}, found = {0};
     char why[QUANTIZE_PATH_CAP], path[QUANTIZE_PATH_CAP];
     int rc;
 
-    buf_printf(&run, "%s %d %zu tensors %zu bytes\n%s\n", q->kind_name, q->group, q->n_items,
-               q->bytes_before, q->folder);
+    buf_printf(&run, "%s %d %zu tensors %zu bytes\n%s\n%s %d\n", q->kind_name, q->group, q->n_items,
+               q->bytes_before, q->folder, t->calibrate != NULL ? t->calibrate : "",
+               t->calibrate != NULL ? t->n_tokens : 0);
     if (mkdir(q->out, 0755) != 0 && errno != EEXIST) {
         fprintf(stderr, "quire quantize: %s: %s\n", q->out, strerror(errno));
         buf_fini(&run);
@@ -246,13 +259,18 @@ static int quantize_run(struct quantize_task *t)
     int rc = quantize_plan(q);
 
     if (rc == ERR_OK)
-        rc = quantize_claim(q);
+        rc = quantize_claim(t);
     if (rc != ERR_OK)
         return rc;
     printf("%s: %zu of %zu tensors become %s, %.2f GB become %.2f GB in %d file%s\n", q->folder,
            q->n_rounded, q->n_items, q->kind_name, (double)q->bytes_before * 1e-9,
            (double)q->bytes_after * 1e-9, q->n_files, q->n_files > 1 ? "s" : "");
-    rc = quantize_write(q);
+    if (t->calibrate != NULL)
+        rc = calibration_open(&q->calibration, q->folder, t->calibrate, t->n_tokens, q->n_threads);
+    if (rc == ERR_OK)
+        rc = quantize_write(q);
+    calibration_close(q->calibration);
+    q->calibration = NULL;
     if (rc == ERR_OK && q->n_files > 1)
         rc =
             quantize_put_text(q->out, "model.safetensors.index.json", q->index.bytes, q->index.len);
@@ -273,7 +291,7 @@ static int quantize_run(struct quantize_task *t)
 
 int quire_quantize(int argc, char **argv)
 {
-    struct quantize_task t = {.q = {.group = 128}};
+    struct quantize_task t = {.q = {.group = 128}, .n_tokens = 16384};
     int rc;
 
     if (argc >= 2 && strcmp(argv[1], "--help") == 0) {

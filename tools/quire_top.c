@@ -115,6 +115,31 @@ static void top_print(const struct top *t, const struct wire_stats *s, double pa
            top_value(s, METRIC_sleep_offloaded) > 0.0 ? "   asleep" : "");
 }
 
+/* One rank's memory, and its mean step since the last look. */
+static void top_print_rank(const struct top *t, const struct wire_stats *s, int i)
+{
+    const struct wire_rank *now = &s->ranks[i], *before = &t->before.ranks[i];
+    uint64_t n = atomic_load(&now->n_steps) - atomic_load(&before->n_steps);
+    double busy = (double)(atomic_load(&now->busy_us) - atomic_load(&before->busy_us));
+    double sums = (double)(atomic_load(&now->sum_us) - atomic_load(&before->sum_us));
+
+    if (n > 0) {
+        busy /= (double)n;
+        sums /= (double)n;
+    }
+    printf("stage %u rank %u: %.1f GiB   step %.2f ms, %.2f ms of it in sums over ranks\n",
+           atomic_load(&now->stage), atomic_load(&now->part),
+           (double)atomic_load(&now->device_bytes) / 1073741824.0, busy * 1e-3, sums * 1e-3);
+}
+
+/* The rows of ranks; 0 if there is only one. */
+static int top_n_ranks(const struct wire_stats *s)
+{
+    uint32_t n = atomic_load(&s->n_ranks);
+
+    return n > 1 && n <= WIRE_RANKS ? (int)n : 0;
+}
+
 /* The number of rows of namespaces that fit on the screen; TOP_SPACES when it is not a terminal. */
 static int top_room(void)
 {
@@ -199,7 +224,9 @@ static int top_look(struct top *t, bool shown)
         if (t->is_one_of_many)
             printf("--- %s\n", t->path);
         top_print(t, stats, t->before_us == 0 ? 0.0 : (double)(now_us - t->before_us) * 1e-6);
-        top_print_spaces(stats, t->is_one_of_many ? 0 : top_room());
+        for (int i = 0; i < top_n_ranks(stats); i++)
+            top_print_rank(t, stats, i);
+        top_print_spaces(stats, t->is_one_of_many ? 0 : top_room() - top_n_ranks(stats));
     }
     /* The page is copied for the next look's differences, then unmapped. */
     memcpy(&t->before, stats, sizeof t->before);

@@ -13,6 +13,7 @@
 #ifndef QUIRE_DEVICE_DEVICE_H
 #define QUIRE_DEVICE_DEVICE_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -112,6 +113,19 @@ struct device_segment {
     size_t row_bytes;
 };
 
+#define DEVICE_SEGMENTS_MAX 8
+
+/* A connection with a device of another process. */
+#define DEVICE_FAR_NAME 128
+struct device_far {
+    const char *name; /* [DEVICE_FAR_NAME], of far_name(); the same in both processes */
+    bool sends;       /* rows go to the other process; else they come from it */
+    /* Not NULL: the device of this process that sends the same steps' rows on its own
+     * connection; rows are awaited behind that. */
+    struct device *after;
+    const atomic_bool *lost; /* true: the other process has ended */
+};
+
 enum device_way {
     DEVICE_IN,
     DEVICE_OUT,
@@ -140,6 +154,13 @@ enum device_links {
     DEVICE_LINKS_PEERS, /* kernels over peer pointers; NCCL where GPUs cannot reach each other's
                          * memory */
     DEVICE_LINKS_NCCL,
+};
+
+/* Work of a device since it was opened. */
+struct device_load {
+    uint64_t n_steps; /* that have ended */
+    uint64_t busy_us; /* in steps */
+    uint64_t sum_us;  /* in sums over ranks, other ranks' delays included; 0 with NCCL */
 };
 
 struct device;
@@ -257,6 +278,16 @@ struct device_ops {
     int (*take)(struct device *d, const struct device_segment *segments, int n);
     int (*hand)(struct device *d, const struct device_segment *segments, int n);
 
+    /* Nodes: rows to and from a device of another process, without a copy through this host where
+     * the hardware allows it. NULL where the kind cannot. far_name(): a new name for a connection;
+     * ERR_UNSUPPORTED (a warning is logged): there are no connections. far_open() blocks until the
+     * other process opens its end; processes open theirs in the same order. ERR_GPU,
+     * ERR_NO_MEMORY. far_take() and far_hand() are as take() and hand(). */
+    int (*far_name)(struct device *d, char name[DEVICE_FAR_NAME]);
+    int (*far_open)(struct device *d, const struct device_far *how);
+    int (*far_take)(struct device *d, const struct device_segment *segments, int n);
+    int (*far_hand)(struct device *d, const struct device_segment *segments, int n);
+
     /* Memory for rows of sum_ranks() and for `all` of gather_ranks(): other ranks write to it.
      * Always stays, as alloc(). All ranks make the same calls in the same order, between reserve()
      * and the step that uses it first; sizes may differ. Without ranks as alloc(). */
@@ -346,7 +377,12 @@ struct device_ops {
     /* Wait for the oldest step; ids out: int32 [n_rows]; logprobs out: [*n_extras], one per extra
      * of the step, valid for those with n_top >= 0. ERR_GPU if any operation of it failed. */
     int (*end)(struct device *d, int32_t *ids, struct k_logprob_row *logprobs, int *n_extras);
+    /* The work so far. Takes some 20 us; from the thread that ends steps. */
+    void (*measure)(struct device *d, struct device_load *out);
 };
+
+/* Sees the input of a product before it is computed: x float32 [n][w->n_in]. */
+typedef void device_watch_fn(void *context, const struct k_matrix *w, const float *x, int n);
 
 /* The part that all devices share; each kind's own struct begins with it. */
 struct device {
@@ -363,6 +399,8 @@ struct device {
     int step_tokens, step_rows; /* set by begin() */
     float step_gap_us;          /* set by end(): how long the device was idle before the step */
     char name[64];              /* for the log */
+    device_watch_fn *watch;     /* cpu only: called by matmul(); NULL: none */
+    void *watch_context;
 };
 
 /* Open "cpu", "cuda" or "auto" (cuda if there is a GPU, else cpu). idx: which GPU, from 0, among

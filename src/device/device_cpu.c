@@ -14,10 +14,12 @@
 #include "device/parts_cpu.h"
 
 #include <math.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/must.h"
@@ -28,12 +30,6 @@
 /* From so many rows on, weights of a task are made float32 once, and not for each row. */
 #define ROWS_EXPANDED 16
 #define ALIGN         64
-
-/* The ids of a step, by its number. */
-static int32_t *cpu_ids_of(struct cpu *c, unsigned step)
-{
-    return c->ids[step % device_steps(c->base.limits.n_stages)];
-}
 
 /* --- memory ---------------------------------------------------------------------------- */
 
@@ -635,6 +631,8 @@ static void cpu_matmul(struct device *d, void *y, const struct device_rows *x,
     struct cpu *cpu = cpu_of(d);
     struct matmul_job job = {.math = cpu->math, .n = n, .wide_len = cpu->wide_len};
 
+    if (d->watch != NULL)
+        d->watch(d->watch_context, w, x->data, n);
     if (w->n_in <= cpu->wide_cols)
         job.wide = cpu->wide;
     job.m = (struct cpu_matmul){.y = y,
@@ -689,114 +687,20 @@ static int cpu_join_ranks(struct device *const *all, int n, enum device_links li
 static void cpu_sum_ranks(struct device *d, void *rows, int n, int width)
 {
     struct cpu *cpu = cpu_of(d);
+    uint64_t since_us = clock_us();
 
     cpu_ranks_sum(cpu->ranks, cpu->rank, rows, (size_t)n * (size_t)width);
+    (void)atomic_fetch_add(&cpu->sum_us, clock_us() - since_us);
 }
 
 /* Blocks until all ranks have called it. */
 static void cpu_gather_ranks(struct device *d, float *all, const float *part, int n, int width)
 {
     struct cpu *cpu = cpu_of(d);
+    uint64_t since_us = clock_us();
 
     cpu_ranks_gather(cpu->ranks, cpu->rank, cpu->rank == 0 ? all : NULL, part, n, width);
-}
-
-/* --- a step ---------------------------------------------------------------------------- */
-
-/* Results of a step are kept by its number modulo device_steps() until it ends, because the next
- * step may begin before. */
-
-struct sample_job {
-    struct cpu *c;
-    const float *logits;
-};
-
-/* One row. Scratch memory and counts are the worker's. */
-static void cpu_sample_task(void *arg, int task, int worker)
-{
-    const struct sample_job *j = arg;
-    const struct device_batch *batch = j->c->batch;
-    struct k_sample_row row = batch->rows[task];
-    int n_vocab = j->c->base.limits.n_vocab;
-
-    row.history_at = 0;
-    cpu_ids_of(j->c, j->c->n_begun - 1)[task] =
-        ref_sample(j->logits + (size_t)task * n_vocab, n_vocab, &row, batch->histories[task],
-                   j->c->scratch + (size_t)worker * j->c->scratch_len,
-                   j->c->counts + (size_t)worker * n_vocab);
-}
-
-/* Log probabilities are computed from unmodified logits, then masks and biases are applied, then
- * rows are sampled. */
-static void cpu_sample(struct device *d, float *logits)
-{
-    struct sample_job job = {.c = cpu_of(d), .logits = logits};
-    unsigned step = (job.c->n_begun - 1) % device_steps(d->limits.n_stages);
-    const struct device_extras *extras = &d->extras;
-    int n_vocab = d->limits.n_vocab;
-
-    must(extras->n_rows <= job.c->batch->n_rows);
-    job.c->n_extras[step] = extras->n_rows;
-    ref_read_asked(extras->asked, logits, n_vocab, extras->n_asked);
-    ref_logprobs(job.c->logprobs[step], logits, n_vocab, extras->rows, extras->n_rows);
-    ref_edit(logits, n_vocab, extras->rows, extras->n_rows, extras->masks, extras->biases);
-    pool_run(job.c->pool, cpu_sample_task, &job, job.c->batch->n_rows);
-    ref_chosen(job.c->logprobs[step], job.c->ids[step], logits, n_vocab, extras->rows,
-               extras->n_rows, extras->biases);
-    if (job.c->stages != NULL)
-        cpu_stages_sampled(job.c->stages, job.c->n_begun);
-}
-
-/* Operations run at once, so a step that ids refer to has been sampled, or another thread samples
- * it. Only the first stage reads ids. */
-static int cpu_resolve_ids(struct cpu *cpu, const struct device_batch *b)
-{
-    unsigned step = cpu->n_begun - device_stages(cpu->base.limits.n_stages);
-    const int32_t *before = cpu_ids_of(cpu->sampler, step);
-    bool waits = cpu->stages != NULL;
-
-    for (int t = 0; t < b->tokens.n_tokens; t++) {
-        int32_t id = b->tokens.ids[t];
-
-        if (id < 0 && waits && cpu_stages_await_ids(cpu->stages, step + 1) != ERR_OK)
-            return ERR_GPU;
-        waits = waits && id >= 0;
-        cpu->token_ids[t] = id < 0 ? before[-1 - id] : id;
-    }
-    return ERR_OK;
-}
-
-static int cpu_begin(struct device *d, const struct device_batch *b)
-{
-    struct cpu *cpu = cpu_of(d);
-    unsigned at = cpu->n_begun % device_steps(d->limits.n_stages);
-    int rc = ERR_OK;
-
-    must(cpu->n_begun - cpu->n_ended <= device_stages(d->limits.n_stages));
-    if (cpu->stages == NULL || cpu_stages_is_first(cpu->stages, cpu->idx))
-        rc = cpu_resolve_ids(cpu, b);
-    if (rc != ERR_OK)
-        return rc;
-    /* Borrowed until the step is sampled. */
-    cpu->batch = b;
-    cpu->n_rows[at] = d->limits.n_vocab > 0 ? b->n_rows : 0;
-    cpu->n_extras[at] = 0;
-    cpu->n_begun++;
-    d->step_tokens = b->tokens.n_tokens;
-    d->step_rows = b->n_rows;
-    return ERR_OK;
-}
-
-/* Nothing is recorded on this device. */
-static bool cpu_replay(struct device *d)
-{
-    (void)d;
-    return false;
-}
-
-static void cpu_launch(struct device *d)
-{
-    (void)d; /* everything has run already */
+    (void)atomic_fetch_add(&cpu->sum_us, clock_us() - since_us);
 }
 
 static bool cpu_few(struct device *d, const struct k_matrix *w, int n)
@@ -805,25 +709,7 @@ static bool cpu_few(struct device *d, const struct k_matrix *w, int n)
     return false; /* products of few rows gain nothing here */
 }
 
-/* A sum that was ended makes all later results invalid. */
-static int cpu_end(struct device *d, int32_t *ids, struct k_logprob_row *logprobs, int *n_extras)
-{
-    struct cpu *cpu = cpu_of(d);
-    unsigned step = cpu->n_ended++, at = step % device_steps(d->limits.n_stages);
-
-    /* A step must have begun for each end. */
-    must(step != cpu->n_begun);
-    if (cpu->n_rows[at] > 0)
-        /* Ranks above 0 have no rows and leave ids alone. */
-        memcpy(ids, cpu->ids[at], (size_t)cpu->n_rows[at] * sizeof *ids);
-    memcpy(logprobs, cpu->logprobs[at], (size_t)cpu->n_extras[at] * sizeof *logprobs);
-    *n_extras = cpu->n_extras[at];
-    if (cpu->ranks != NULL && cpu_ranks_ended(cpu->ranks))
-        return ERR_GPU;
-    if (cpu->stages != NULL && cpu_stages_ended(cpu->stages))
-        return ERR_GPU;
-    return ERR_OK;
-}
+/* --- memory of steps ---------------------------------------------------------------------- */
 
 /* Arrays for extras, and per-step results. */
 static int cpu_reserve_extras(struct device *d, size_t n_seqs)
@@ -965,6 +851,7 @@ static const struct device_ops cpu_ops = {
     .sample = cpu_sample,
     .few = cpu_few,
     .end = cpu_end,
+    .measure = cpu_measure,
 };
 
 /* All members that cpu_close() reads are valid from the start. */

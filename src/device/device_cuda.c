@@ -12,6 +12,7 @@
  * bits of a row depend on the other rows of its step. */
 #include "config.h"
 
+#include "device/far_cuda.h"
 #include "device/parts_cuda.h"
 
 #include <stdio.h>
@@ -81,6 +82,19 @@ static int cuda_fetch(struct device *d, void *dst, const void *src, size_t bytes
     if (rc != ERR_OK)
         return rc;
     return cuda_check(cudaStreamSynchronize(gpu->side), "copying");
+}
+
+/* The time in sums is a counter of the kernels'. */
+static void cuda_measure(struct device *d, struct device_load *out)
+{
+    const struct cuda *gpu = cuda_of(d);
+    uint64_t sum_ns = 0;
+
+    if (gpu->links.calls != NULL &&
+        cuda_fetch(d, &sum_ns, gpu->links.calls + 2, sizeof sum_ns) != ERR_OK)
+        sum_ns = 0; /* the next step reports the error */
+    *out = (struct device_load){
+        .n_steps = gpu->n_steps, .busy_us = (uint64_t)gpu->busy_us, .sum_us = sum_ns / 1000};
 }
 
 /* Rounds to nearest, ties to even; NaN stays NaN. */
@@ -664,6 +678,7 @@ static void cuda_close(struct device *d)
         (void)cudaStreamDestroy(gpu->stream);
     if (gpu->side != NULL)
         (void)cudaStreamDestroy(gpu->side);
+    far_close(gpu);
     stages_close(gpu);
     peers_close(gpu);
     cuda_leave(before);
@@ -707,6 +722,10 @@ static const struct device_ops cuda_ops = {
     .join_stages = stages_join,
     .take = stages_take,
     .hand = stages_hand,
+    .far_name = far_name,
+    .far_open = far_open,
+    .far_take = far_take,
+    .far_hand = far_hand,
     .sum_ranks = peers_sum,
     .sum_residual = peers_sum_residual,
     .gather_ranks = peers_gather,
@@ -738,6 +757,7 @@ static const struct device_ops cuda_ops = {
     .launch = step_launch,
     .sample = step_sample,
     .end = step_end,
+    .measure = cuda_measure,
 };
 
 int device_cuda_count(void)

@@ -10,8 +10,10 @@
 
 #ifdef HAVE_NCCL
 
+#include <assert.h>
 #include <dlfcn.h>
 #include <nccl.h>
+#include <string.h>
 
 #include "base/mem.h"
 #include "base/must.h"
@@ -22,6 +24,8 @@
 #define FUNCTIONS(F)         \
     F(ncclGetVersion)        \
     F(ncclCommInitAll)       \
+    F(ncclGetUniqueId)       \
+    F(ncclCommInitRank)      \
     F(ncclCommDestroy)       \
     F(ncclCommAbort)         \
     F(ncclCommGetAsyncError) \
@@ -38,6 +42,7 @@ struct nccl {
     FUNCTIONS(F)
 #undef F
     int n;
+    int peer;                      /* of a pair: the number of the other process */
     ncclComm_t comms[K_RANKS_MAX]; /* NULL: aborted */
 };
 
@@ -48,16 +53,13 @@ static int nccl_load(struct nccl *n)
 {
     n->library = dlopen(LIBRARY, RTLD_NOW | RTLD_LOCAL);
     if (n->library == NULL) {
-        log_error(
-            "device: NCCL cannot be loaded: %s; install it (libnccl2), or use GPUs that reach "
-            "each other's memory",
-            dlerror());
+        log_warn("device: NCCL cannot be loaded: %s", dlerror());
         return ERR_UNSUPPORTED;
     }
-#define F(name)                                                                           \
-    if ((*(void **)(void *)&n->name = dlsym(n->library, #name)) == NULL) {                \
-        log_error("device: " LIBRARY " has no " #name ": install version 2.18 or later"); \
-        return ERR_UNSUPPORTED;                                                           \
+#define F(name)                                                                          \
+    if ((*(void **)(void *)&n->name = dlsym(n->library, #name)) == NULL) {               \
+        log_warn("device: " LIBRARY " has no " #name ": install version 2.18 or later"); \
+        return ERR_UNSUPPORTED;                                                          \
     }
     FUNCTIONS(F)
 #undef F
@@ -81,6 +83,8 @@ int nccl_open(struct nccl **out, const int *gpus, int n)
     if (nccl == NULL)
         return ERR_NO_MEMORY;
     rc = nccl_load(nccl);
+    if (rc == ERR_UNSUPPORTED)
+        log_error("device: GPUs that cannot reach each other's memory need NCCL: install libnccl2");
     if (rc == ERR_OK &&
         nccl_check(nccl, nccl->ncclCommInitAll(nccl->comms, n, gpus), "opening") != 0)
         rc = ERR_GPU;
@@ -94,6 +98,47 @@ int nccl_open(struct nccl **out, const int *gpus, int n)
              version % 100, n);
     *out = nccl;
     return ERR_OK;
+}
+
+static_assert(NCCL_NAME == NCCL_UNIQUE_ID_BYTES, "names are NCCL's");
+
+int nccl_name(char name[NCCL_NAME])
+{
+    struct nccl nccl = {.n = 0};
+    ncclUniqueId id;
+    int rc = nccl_load(&nccl);
+
+    if (rc == ERR_OK && nccl_check(&nccl, nccl.ncclGetUniqueId(&id), "a name") != 0)
+        rc = ERR_UNSUPPORTED;
+    if (rc == ERR_OK)
+        memcpy(name, id.internal, NCCL_NAME);
+    else
+        log_warn("device: without NCCL, rows go to other nodes through the hosts' memory");
+    return rc;
+}
+
+int nccl_open_pair(struct nccl **out, const char *name, int gpu, int end)
+{
+    struct nccl *nccl = mem_zalloc(sizeof *nccl);
+    ncclUniqueId id;
+    int rc;
+
+    must(end == 0 || end == 1);
+    if (nccl == NULL)
+        return ERR_NO_MEMORY;
+    memcpy(id.internal, name, NCCL_NAME);
+    rc = nccl_load(nccl);
+    if (rc == ERR_OK && (cudaSetDevice(gpu) != cudaSuccess ||
+                         nccl_check(nccl, nccl->ncclCommInitRank(&nccl->comms[0], 2, id, end),
+                                    "opening a connection with another node") != 0))
+        rc = ERR_GPU;
+    nccl->n = 1;
+    nccl->peer = 1 - end;
+    if (rc == ERR_OK)
+        *out = nccl;
+    else
+        nccl_close(nccl);
+    return rc;
 }
 
 /* The library stays loaded: its threads may still run. */
@@ -150,6 +195,27 @@ int nccl_gather(struct nccl *n, int rank, float *all, const float *part, int n_r
     return nccl_check(n, result, "gathering");
 }
 
+int nccl_move(struct nccl *n, bool sends, const struct nccl_run *runs, int n_runs,
+              cudaStream_t stream)
+{
+    ncclResult_t result;
+
+    if (n->comms[0] == NULL)
+        return -1; /* aborted */
+    result = n->ncclGroupStart();
+    for (int i = 0; i < n_runs && result == ncclSuccess; i++) {
+        if (sends)
+            result =
+                n->ncclSend(runs[i].data, runs[i].bytes, ncclInt8, n->peer, n->comms[0], stream);
+        else
+            result =
+                n->ncclRecv(runs[i].data, runs[i].bytes, ncclInt8, n->peer, n->comms[0], stream);
+    }
+    if (n->ncclGroupEnd() != ncclSuccess && result == ncclSuccess)
+        result = ncclInternalError;
+    return nccl_check(n, result, "rows of another node");
+}
+
 bool nccl_failed(const struct nccl *n, int rank)
 {
     ncclResult_t result = ncclSuccess;
@@ -185,6 +251,26 @@ void nccl_close(struct nccl *n)
 int nccl_sum(struct nccl *n, int rank, k_bf16 *rows, size_t n_elems, cudaStream_t stream)
 {
     (void)n, (void)rank, (void)rows, (void)n_elems, (void)stream;
+    return -1;
+}
+
+int nccl_name(char name[NCCL_NAME])
+{
+    (void)name;
+    log_warn("device: this build has no NCCL: rows go to other nodes through the hosts' memory");
+    return ERR_UNSUPPORTED;
+}
+
+int nccl_open_pair(struct nccl **out, const char *name, int gpu, int end)
+{
+    (void)out, (void)name, (void)gpu, (void)end;
+    return ERR_UNSUPPORTED;
+}
+
+int nccl_move(struct nccl *n, bool sends, const struct nccl_run *runs, int n_runs,
+              cudaStream_t stream)
+{
+    (void)n, (void)sends, (void)runs, (void)n_runs, (void)stream;
     return -1;
 }
 

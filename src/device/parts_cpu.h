@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * Shared by the files of the cpu device: device_cpu.c (memory, operations on rows, products, steps,
- * opening), cpu_mix.c (attention and states) and cpu_experts.c. */
+ * Shared by the files of the cpu device: device_cpu.c (memory, operations on rows, products,
+ * opening), cpu_step.c, cpu_mix.c (attention and states) and cpu_experts.c. */
 #ifndef QUIRE_DEVICE_PARTS_CPU_H
 #define QUIRE_DEVICE_PARTS_CPU_H
 
@@ -42,6 +42,9 @@ struct cpu {
     struct k_logprob_row *logprobs[DEVICE_STEPS_MAX]; /* [n_seqs], of the step's extras */
     int n_extras[DEVICE_STEPS_MAX];
     _Atomic unsigned n_begun, n_ended; /* with stages, steps end on another thread */
+    uint64_t begun_us;                 /* the clock when work of a step began */
+    uint64_t n_steps;                  /* that have ended */
+    _Atomic uint64_t busy_us, sum_us;  /* time in steps so far, and in sums over ranks */
     struct cpu_experts experts;        /* NULL pointers in models without experts */
     struct cpu_sleep sleep;
     struct cpu_ranks *ranks; /* NULL: this is the only rank */
@@ -72,6 +75,20 @@ static inline size_t cpu_row_bytes(const struct k_matrix *w)
         return (size_t)w->n_in * sizeof(float);
     return k_format_row_bytes(&w->format, w->n_in);
 }
+
+/* The ids of a step, by its number. */
+static inline int32_t *cpu_ids_of(struct cpu *c, unsigned step)
+{
+    return c->ids[step % device_steps(c->base.limits.n_stages)];
+}
+
+/* --- cpu_step.c: operations of the table --- */
+int cpu_begin(struct device *d, const struct device_batch *b);
+bool cpu_replay(struct device *d);
+void cpu_launch(struct device *d);
+void cpu_sample(struct device *d, float *logits);
+int cpu_end(struct device *d, int32_t *ids, struct k_logprob_row *logprobs, int *n_extras);
+void cpu_measure(struct device *d, struct device_load *out);
 
 /* --- cpu_mix.c: operations of the table --- */
 void cpu_attn(struct device *d, void *out, const void *qkv, const struct k_kv *kv, int n_heads,

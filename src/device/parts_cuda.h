@@ -54,6 +54,7 @@ struct cuda_pipe {
 
 struct peers;  /* peers_cuda.c */
 struct stages; /* stages_cuda.c */
+struct far;    /* far_cuda.c */
 
 /* A recorded step of one bucket. The second step of a bucket is recorded, because the first loads
  * modules and chooses algorithms, which must not happen while the stream is captured. */
@@ -117,11 +118,12 @@ struct cuda {
     struct device base; /* first */
     int ordinal;        /* CUDA's number of the GPU */
     int rank;
-    int idx;               /* among the devices of all stages */
-    bool samples;          /* has all logits */
-    struct peers *peers;   /* NULL: no other ranks */
-    struct stages *stages; /* NULL: this device, or its ranks, have all layers */
-    struct k_links links;  /* set by the first sum, after all ranks have reserved their memory */
+    int idx;                      /* among the devices of all stages */
+    bool samples;                 /* has all logits */
+    struct peers *peers;          /* NULL: no other ranks */
+    struct stages *stages;        /* NULL: this device, or its ranks, have all layers */
+    struct far *far_in, *far_out; /* NULL: no rows from or to another process */
+    struct k_links links; /* set by the first sum, after all ranks have reserved their memory */
     cudaStream_t stream;
     cudaStream_t side; /* for copies that need not wait for a step */
     struct copy_way ways[DEVICE_WAYS];
@@ -134,6 +136,8 @@ struct cuda {
     struct step_slot slots[DEVICE_STEPS_MAX];
     struct step_marks marks[CUDA_MARKS];
     unsigned n_begun, n_ended;
+    uint64_t n_steps; /* that have ended, and their time on the device */
+    double busy_us;
     char *mirror;         /* the arrays on the device */
     int32_t *page_mirror; /* int32 [n_tables][n_seqs][pages_max] */
     size_t staging_bytes;

@@ -27,6 +27,7 @@
 #include "base/log.h"
 #include "base/mem.h"
 #include "base/must.h"
+#include "device/far_cuda.h"
 #include "device/nccl_cuda.h"
 
 #define SHARED_MAX    64       /* allocations per rank */
@@ -212,11 +213,21 @@ bool peers_failed(const struct cuda *c)
     return words != NULL && (words->failed != 0 || words->left != 0);
 }
 
-/* With NCCL, work that waits for a rank which has left never ends by itself. */
-static bool peers_must_abort(const struct cuda *c, uint64_t since_us)
+static bool peers_use_nccl(const struct cuda *c)
 {
-    return peers_failed(c) || nccl_failed(c->peers->nccl, c->rank) ||
-           clock_us() - since_us > NCCL_STUCK_US;
+    return c->peers != NULL && c->peers->nccl != NULL;
+}
+
+/* With NCCL, work that waits for a rank which has left never ends by itself. */
+static void peers_abort_stuck(struct cuda *c, uint64_t since_us)
+{
+    if (far_is_open(c) && far_failed(c))
+        far_stop(c);
+    if (peers_use_nccl(c) && (peers_failed(c) || nccl_failed(c->peers->nccl, c->rank) ||
+                              clock_us() - since_us > NCCL_STUCK_US)) {
+        c->peers->words->failed = 1;
+        nccl_abort(c->peers->nccl, c->rank);
+    }
 }
 
 /* Kernels of this project give up by themselves, so only NCCL's need a wait with an end. */
@@ -225,16 +236,13 @@ int peers_wait(struct cuda *c, cudaEvent_t event)
     uint64_t since_us = clock_us();
     cudaError_t error;
 
-    if (c->peers == NULL || c->peers->nccl == NULL)
+    if (!peers_use_nccl(c) && !far_is_open(c))
         return cuda_check(event == NULL ? cudaStreamSynchronize(c->stream)
                                         : cudaEventSynchronize(event),
                           "a step");
     while ((error = event == NULL ? cudaStreamQuery(c->stream) : cudaEventQuery(event)) ==
            cudaErrorNotReady) {
-        if (peers_must_abort(c, since_us)) {
-            c->peers->words->failed = 1;
-            nccl_abort(c->peers->nccl, c->rank);
-        }
+        peers_abort_stuck(c, since_us);
         (void)usleep(NCCL_POLL_US);
     }
     return cuda_check(error, "a step");
@@ -244,7 +252,8 @@ int peers_wait(struct cuda *c, cudaEvent_t event)
 void peers_stop(struct cuda *c)
 {
     peers_leave(&c->base);
-    if (c->peers != NULL && c->peers->nccl != NULL)
+    far_stop(c);
+    if (peers_use_nccl(c))
         nccl_abort(c->peers->nccl, c->rank);
 }
 
@@ -269,7 +278,7 @@ int peers_reserve(struct cuda *c)
         return ERR_OK;
     peers->inbox[c->rank] = cuda_alloc(&c->base, K_SUM_INBOX_BYTES(peers->n));
     peers->flags[c->rank] = cuda_alloc(&c->base, K_SUM_FLAGS * sizeof(uint64_t));
-    c->links.calls = cuda_alloc(&c->base, 2 * sizeof(uint64_t));
+    c->links.calls = cuda_alloc(&c->base, 3 * sizeof(uint64_t));
     if (peers->inbox[c->rank] == NULL || peers->flags[c->rank] == NULL || c->links.calls == NULL)
         return ERR_NO_MEMORY;
     /* Clearing must be complete before a peer writes, which it may do as soon as its own memory is

@@ -607,14 +607,18 @@ void step_sample(struct device *d, float *logits)
     cuda_leave(before);
 }
 
-/* Measure how long the stream was idle before this step, including the copies of its arrays. */
-static void step_measure_gap(struct cuda *c, unsigned step)
+/* Measure the step, and how long the stream was idle before it, including the copies of its
+ * arrays. */
+static void step_measure_times(struct cuda *c, unsigned step)
 {
     const struct step_marks *before = &c->marks[(step - 1) % CUDA_MARKS];
+    const struct step_marks *marks = &c->marks[step % CUDA_MARKS];
     float ms = 0.0f;
 
-    if (step > 0 &&
-        cudaEventElapsedTime(&ms, before->done, c->marks[step % CUDA_MARKS].begun) == cudaSuccess)
+    if (cudaEventElapsedTime(&ms, marks->begun, marks->done) == cudaSuccess)
+        c->busy_us += (double)ms * 1e3;
+    c->n_steps++;
+    if (step > 0 && cudaEventElapsedTime(&ms, before->done, marks->begun) == cudaSuccess)
         c->base.step_gap_us = ms * 1e3f;
     (void)cudaGetLastError(); /* a step without samples has no mark: not an error */
 }
@@ -630,7 +634,7 @@ int step_end(struct device *d, int32_t *ids, struct k_logprob_row *logprobs, int
     /* Without samples there is no event. */
     cuda_keep(gpu, peers_wait(gpu, slot->is_marked ? gpu->marks[step % CUDA_MARKS].done : NULL),
               "a step");
-    step_measure_gap(gpu, step);
+    step_measure_times(gpu, step);
     if (stages_failed(gpu) && gpu->rc == ERR_OK)
         gpu->rc = ERR_GPU;
     if (peers_failed(gpu) && gpu->rc == ERR_OK) {

@@ -445,6 +445,28 @@ static void publish_tenants(struct engine *e)
     atomic_store_explicit(&page->n_tenants, (uint32_t)tenants->n, memory_order_relaxed);
 }
 
+/* Copy the work of each rank; of a single one, the counters of steps tell as much. */
+static void publish_ranks(struct engine *e)
+{
+    struct wire_stats *page = e->stats.page;
+    int n = model_n_ranks(e->model);
+
+    must(n <= WIRE_RANKS);
+    for (int i = 0; i < n && n > 1; i++) {
+        struct wire_rank *to = &page->ranks[i];
+        struct model_load load;
+
+        model_measure(e->model, i, &load);
+        atomic_store_explicit(&to->stage, (uint32_t)load.stage, memory_order_relaxed);
+        atomic_store_explicit(&to->part, (uint32_t)load.part, memory_order_relaxed);
+        atomic_store_explicit(&to->device_bytes, load.device_bytes, memory_order_relaxed);
+        atomic_store_explicit(&to->n_steps, load.n_steps, memory_order_relaxed);
+        atomic_store_explicit(&to->busy_us, load.busy_us, memory_order_relaxed);
+        atomic_store_explicit(&to->sum_us, load.sum_us, memory_order_relaxed);
+    }
+    atomic_store_explicit(&page->n_ranks, (uint32_t)n, memory_order_relaxed);
+}
+
 /* Gauges and counters that are kept elsewhere are copied to the statistics page once per pass. */
 static void publish_gauges(struct engine *e)
 {
@@ -459,7 +481,8 @@ static void publish_gauges(struct engine *e)
     stats_set(s, METRIC_waiting, (uint64_t)sched_n_waiting(&e->sched));
     stats_set(s, METRIC_waiting_capacity, (uint64_t)(sched_n_waiting(&e->sched) - n_deferred));
     stats_set(s, METRIC_waiting_deferred, (uint64_t)n_deferred);
-    stats_process(s, e->now_us);
+    if (stats_process(s, e->now_us))
+        publish_ranks(e);
     stats_set(s, METRIC_pages, (uint64_t)n);
     stats_set(s, METRIC_pages_cached, (uint64_t)pages_cached(e->pages));
     stats_set(s, METRIC_kv_usage_permille,

@@ -139,17 +139,18 @@ static uint64_t stats_n_fds(void)
 }
 
 /* Reading /proc takes some 20 us, so once per second is often enough. */
-void stats_process(struct stats *s, uint64_t now_us)
+bool stats_process(struct stats *s, uint64_t now_us)
 {
     struct rlimit most;
 
     if (now_us - s->process_us < STATS_PROCESS_US)
-        return;
+        return false;
     s->process_us = now_us;
     stats_proc_stat(s);
     stats_set(s, METRIC_process_fds, stats_n_fds());
     if (getrlimit(RLIMIT_NOFILE, &most) == 0)
         stats_set(s, METRIC_process_fds_max, most.rlim_cur);
+    return true;
 }
 
 /* --- refusals and histograms ---------------------------------------------------------------- */

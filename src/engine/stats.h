@@ -5,6 +5,7 @@
 #ifndef QUIRE_ENGINE_STATS_H
 #define QUIRE_ENGINE_STATS_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "base/err.h"
@@ -28,8 +29,8 @@ void stats_set(struct stats *s, enum wire_metric m, uint64_t value);
 void stats_config(struct stats *s, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* At most once per second: CPU time, memory and descriptors of this process. Some 20 us, reading
- * /proc. */
-void stats_process(struct stats *s, uint64_t now_us);
+ * /proc. True if it was time. */
+bool stats_process(struct stats *s, uint64_t now_us);
 
 /* Count a row of quire:requests_rejected_total. */
 void stats_refused(struct stats *s, enum wire_refusal why, uint64_t n);

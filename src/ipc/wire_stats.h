@@ -13,6 +13,7 @@
 #include "ipc/wire.h"
 
 #define WIRE_TENANTS 128 /* tenants with counters of their own; further ones share the first row */
+#define WIRE_RANKS   32
 #define WIRE_SPACES  256 /* namespaces with counters of their own: those used last */
 
 /* Upper bounds of vLLM's buckets; the last bucket, +Inf, is implied. */
@@ -86,6 +87,14 @@ struct wire_space {
     _Atomic uint64_t queries, hits; /* tokens; queries == 0: the row is free */
 };
 
+/* One of several GPUs, or of the parts of the cpu device. */
+struct wire_rank {
+    _Atomic uint32_t stage, part; /* the stage, and the rank's number in it */
+    _Atomic uint64_t device_bytes;
+    _Atomic uint64_t n_steps;         /* counters since the engine's start */
+    _Atomic uint64_t busy_us, sum_us; /* in steps; of these, in sums over ranks */
+};
+
 struct wire_stats { /* [W: engine], all of it */
     uint64_t magic;
     uint64_t layout;
@@ -95,6 +104,8 @@ struct wire_stats { /* [W: engine], all of it */
     _Atomic uint32_t n_tenants;
     struct wire_tenant tenants[WIRE_TENANTS]; /* the first: requests without a tenant */
     struct wire_space spaces[WIRE_SPACES];    /* copied about once per second */
+    _Atomic uint32_t n_ranks;                 /* of this process; 1: ranks is not written */
+    struct wire_rank ranks[WIRE_RANKS];       /* copied about once per second */
 };
 
 /* The bucket bounds of a histogram; sets *n to their number. */

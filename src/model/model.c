@@ -653,6 +653,44 @@ static void model_fuse_ranks(struct model *m)
         m->ranks.at[i].act.fused_max = most;
 }
 
+/* Names for the connections of devices with the other node's, if there can be any. */
+static void model_name_far(const struct model *m, struct node_hello *hello)
+{
+    struct device *device = m->ranks.at[0].device;
+
+    if (device->ops->far_name == NULL)
+        return;
+    for (int i = 0; i < 2 * m->ranks.n_parts; i++) {
+        if (device->ops->far_name(device, hello->far_names[i / 2][i % 2]) != ERR_OK)
+            return;
+    }
+    hello->links = 1;
+}
+
+/* Connect this node's end of connection `way` (0: to node 1, 1: back) of a part. */
+static int model_open_far_one(struct model *m, const struct node_hello *hello, int part, int way)
+{
+    struct device_far how = {.name = hello->far_names[part][way],
+                             .sends = way == m->node_rank,
+                             .lost = node_lost_flag(m->node)};
+    const struct rank *end = NULL, *sender = NULL;
+
+    for (int i = 0; i < m->ranks.n; i++) {
+        const struct rank *rank = &m->ranks.at[i];
+
+        if (rank->part != part)
+            continue;
+        if (model_hands_far(m, rank))
+            sender = rank;
+        if (how.sends ? model_hands_far(m, rank) : model_takes_far(m, rank))
+            end = rank;
+    }
+    must(end != NULL && sender != NULL);
+    if (way == 1 && m->node_rank == 0)
+        how.after = sender->device;
+    return end->device->ops->far_open(end->device, &how);
+}
+
 /* Wait for the other node. Both then have the smaller number of pages, the shorter texts, and fuse
  * the same steps. */
 static int model_join_node(struct model *m, const struct model_options *o)
@@ -677,16 +715,22 @@ static int model_join_node(struct model *m, const struct model_options *o)
                                .max_model_len = shape->max_model_len,
                                .fused_max = m->ranks.at[0].act.fused_max,
                                .sleeps = shape->sleeps};
-    int rc = node_open(&m->node, &options, &hello);
+    int rc;
 
-    if (rc != ERR_OK)
+    model_name_far(m, &hello);
+    if ((rc = node_open(&m->node, &options, &hello)) != ERR_OK)
         return rc;
     shape->n_pages = hello.n_pages;
     shape->max_model_len = hello.max_model_len;
     shape->sleeps = hello.sleeps != 0;
     for (int i = 0; i < m->ranks.n; i++)
         m->ranks.at[i].act.fused_max = hello.fused_max;
-    return ERR_OK;
+    m->has_far = hello.links != 0;
+    log_info("model: rows go to node %d %s", 1 - m->node_rank,
+             m->has_far ? "by NCCL" : "over TCP, through the memory of the hosts");
+    for (int i = 0; i < 2 * m->ranks.n_parts && m->has_far && rc == ERR_OK; i++)
+        rc = model_open_far_one(m, &hello, i / 2, i % 2);
+    return rc;
 }
 
 /* Pages come last: they get all memory that weights and work areas leave. */

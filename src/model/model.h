@@ -141,6 +141,38 @@ int model_step_end(struct model *m, int32_t *token_ids,
 /* How long the device was idle before the step that ended last, in microseconds; 0 on cpu. */
 float model_gap_us(const struct model *m);
 
+/* The work of a rank of this process, and its memory. */
+struct model_load {
+    int stage, part; /* the stage, and the rank's number in it */
+    size_t device_bytes;
+    uint64_t n_steps;         /* that have ended */
+    uint64_t busy_us, sum_us; /* in steps; of these, in sums over ranks (0 with NCCL) */
+};
+
+int model_n_ranks(const struct model *m);
+/* Takes some 20 us. */
+void model_measure(struct model *m, int rank, struct model_load *out);
+
+/* Inputs of a layer's products: of the mixer's first and second one, and of the FFN's. Experts'
+ * products are not among them. */
+enum model_input {
+    MODEL_INPUT_MIXER,
+    MODEL_INPUT_MIXER_OUT,
+    MODEL_INPUT_FFN,
+    MODEL_INPUT_DOWN,
+    MODEL_INPUTS
+};
+
+/* Show the inputs of all later steps to fn: x float32 [n][width]; on the thread that begins steps.
+ * ERR_UNSUPPORTED (logged): the device is not the cpu, or there are several ranks. */
+typedef void model_watch_fn(void *context, int layer, enum model_input input, const float *x, int n,
+                            int width);
+int model_watch(struct model *m, model_watch_fn *fn, void *context) ERR_CHECKED;
+
+/* The input that is multiplied with a tensor of a layer, by the tensor's name in the checkpoint.
+ * False: none, or one of several for the same place (experts). */
+bool model_input_of(const struct model *m, const char *tensor, int layer, enum model_input *input);
+
 /* The unmodified logits of a row of the step that began last and has not been sampled: float32
  * [n_vocab]. Waits for the device; copies 0.5 MB for a vocabulary of 128k. */
 int model_row_logits(struct model *m, int row, float *logits) ERR_CHECKED;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * The struct of model.h, shared by model.c (opening), model_steps.c (steps) and model_pages.c
- * (pages, sleep).
+ * The struct of model.h, shared by model.c (opening), model_steps.c (steps), model_pages.c
+ * (pages, sleep) and watch.c.
  * No other file includes this one. */
 #ifndef QUIRE_MODEL_MODEL_PARTS_H
 #define QUIRE_MODEL_MODEL_PARTS_H
@@ -40,7 +40,8 @@ struct model {
     struct ranks ranks;
     struct node *node; /* NULL: there is one */
     int node_rank;
-    int n_far; /* ranks of the other node with layers */
+    bool has_far; /* devices hand rows to the other node's by themselves */
+    int n_far;    /* ranks of the other node with layers */
     struct model_part far[RANKS_MAX];
     size_t own_page_bytes;               /* parts of this node's ranks */
     uint64_t asked_at[DEVICE_MARKS_MAX]; /* pages that were asked for before a mark, in a ring by
@@ -60,6 +61,8 @@ struct model {
     struct model_step steps[MODEL_STEPS_MAX]; /* step i is at i % n_steps */
     unsigned n_steps;                         /* a power of two */
     unsigned n_begun;
+    model_watch_fn *watch;
+    void *watch_context;
     struct k_logprob_row *logprobs; /* [max_num_seqs] */
     int *n_asked;                   /* [max_num_seqs], of the step's extras */
     bool is_sampled;                /* the step that began last has been sampled */
@@ -70,5 +73,9 @@ int model_follow_page_out(struct model *m, const struct node_message *order);
 int model_follow_page_in(struct model *m, const struct node_message *order);
 int model_follow_page_copy(struct model *m, const struct node_message *order);
 int model_follow_sleep(struct model *m, const struct node_message *order);
+
+/* Rows come from the other node before this rank's layers, and go to it behind them. */
+bool model_takes_far(const struct model *m, const struct rank *r);
+bool model_hands_far(const struct model *m, const struct rank *r);
 
 #endif

@@ -196,7 +196,7 @@ static void model_keep_batch(const struct model *m, struct model_step *step)
 /* --- begin ------------------------------------------------------------------------------- */
 
 /* Rows come from the other node before node 1's first layer, and before the output matrix. */
-static bool model_takes_far(const struct model *m, const struct rank *r)
+bool model_takes_far(const struct model *m, const struct rank *r)
 {
     if (m->node == NULL)
         return false;
@@ -204,7 +204,7 @@ static bool model_takes_far(const struct model *m, const struct rank *r)
 }
 
 /* Rows go to it behind each node's last layer. */
-static bool model_hands_far(const struct model *m, const struct rank *r)
+bool model_hands_far(const struct model *m, const struct rank *r)
 {
     int n_behind = m->node_rank == 0 ? 2 * m->ranks.n_parts : m->ranks.n_parts;
 
@@ -230,7 +230,9 @@ static int model_forward_rank(const struct model *m, struct rank *r)
                                  .turns = (const float *const *)r->turns};
     int n = forward_segments(&pass, segments), rc = ERR_OK;
 
-    if (model_takes_far(m, r))
+    if (model_takes_far(m, r) && m->has_far)
+        rc = device->ops->far_take(device, segments, n);
+    else if (model_takes_far(m, r))
         rc = node_take_rows(m->node, r->part, device, segments, n);
     else if (r->stage.first > 0)
         rc = device->ops->take(device, segments, n);
@@ -239,7 +241,9 @@ static int model_forward_rank(const struct model *m, struct rank *r)
         forward(&pass);
         device->ops->launch(device);
     }
-    if (rc == ERR_OK && model_hands_far(m, r))
+    if (rc == ERR_OK && model_hands_far(m, r) && m->has_far)
+        rc = device->ops->far_hand(device, segments, n);
+    else if (rc == ERR_OK && model_hands_far(m, r))
         rc = node_send_rows(m->node, r->part, device, segments, n);
     else if (rc == ERR_OK && !r->is_last)
         rc = device->ops->hand(device, segments, n);
@@ -466,6 +470,26 @@ int model_step_end(struct model *m, int32_t *token_ids, struct batch_logprobs *l
 float model_gap_us(const struct model *m)
 {
     return m->device->step_gap_us;
+}
+
+int model_n_ranks(const struct model *m)
+{
+    return m->ranks.n;
+}
+
+void model_measure(struct model *m, int rank, struct model_load *out)
+{
+    const struct rank *r = &m->ranks.at[rank];
+    struct device_load load;
+
+    must(rank >= 0 && rank < m->ranks.n);
+    r->device->ops->measure(r->device, &load);
+    *out = (struct model_load){.stage = r->stage_idx,
+                               .part = r->part,
+                               .device_bytes = r->device->allocated_bytes,
+                               .n_steps = load.n_steps,
+                               .busy_us = load.busy_us,
+                               .sum_us = load.sum_us};
 }
 
 /* Copy the logits of some rows of the step that began last. */

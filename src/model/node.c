@@ -4,8 +4,9 @@
  *
  * Sockets block. On node 0 the engine's thread sends orders, and a thread of its own reads the
  * answers, which are pages; on node 1 one thread reads orders and answers them. Rows are sent and
- * taken by the ranks' workers. The first one that sees an end logs it, and shuts all connections
- * down, so that no thread waits any longer. */
+ * taken by the ranks' workers. On both nodes a further thread sends and awaits beats, because the
+ * connections of a process that is stopped stay open. The first thread that sees an end logs it,
+ * and shuts all connections down, so that no thread waits any longer. */
 #include "config.h"
 
 #include "model/node.h"
@@ -28,17 +29,18 @@
 #include "base/must.h"
 
 #define NODE_MAGIC   0x717569726e6f6465u /* "quirnode" */
-#define PARTS_MAX    16
-#define ASKED_MAX    256       /* pages that are on their way */
-#define WAIT_US      600000000 /* for the other node: it may load a large model */
+#define ASKED_MAX    256                 /* pages that are on their way */
+#define WAIT_US      600000000           /* for the other node: it may load a large model */
 #define RETRY_MS     200
-#define DEAD_S       3    /* probes without an answer until a host counts as dead */
-#define DEAD_SEND_MS 4000 /* bytes without an acknowledgement */
+#define DEAD_S       3       /* probes without an answer until a host counts as dead */
+#define BEAT_MS      500     /* between beats */
+#define SILENT_US    3500000 /* without one until a node counts as dead */
+#define DEAD_SEND_MS 4000    /* bytes without an acknowledgement */
 
 /* The first bytes of a connection. */
 struct greeting {
     uint64_t magic;
-    int32_t channel; /* 0: control; else the part of rows, plus 1 */
+    int32_t channel; /* 0: control; a part of rows, plus 1; behind the parts: beats */
     int32_t unused;
 };
 
@@ -56,12 +58,13 @@ struct asked {
 struct node {
     int rank, n_parts;
     int control_fd;
-    int row_fds[PARTS_MAX];
-    char *out[PARTS_MAX], *in[PARTS_MAX]; /* host memory for rows on their way */
+    int row_fds[NODE_PARTS_MAX];
+    int beat_fd;
+    char *out[NODE_PARTS_MAX], *in[NODE_PARTS_MAX]; /* host memory for rows on their way */
     size_t row_bytes;
     atomic_bool lost;
-    pthread_t reader;
-    bool has_reader;
+    pthread_t reader, beater;
+    bool has_reader, has_beater;
     pthread_mutex_t lock; /* guards what follows */
     pthread_cond_t progress;
     struct asked asked[ASKED_MAX]; /* in a ring */
@@ -75,26 +78,38 @@ static void node_shut(struct node *n)
     (void)shutdown(n->control_fd, SHUT_RDWR); /* fails on one that is closed: all the same */
     for (int i = 0; i < n->n_parts; i++)
         (void)shutdown(n->row_fds[i], SHUT_RDWR);
+    (void)shutdown(n->beat_fd, SHUT_RDWR);
     (void)pthread_mutex_lock(&n->lock);
     (void)pthread_cond_broadcast(&n->progress);
     (void)pthread_mutex_unlock(&n->lock);
 }
 
-/* Log the end once. ERR_GPU. */
+/* Log the end once, before any thread can see it and end the process. ERR_GPU. */
 static int node_lose(struct node *n, int error)
 {
-    if (!atomic_exchange(&n->lost, true)) {
+    bool is_news;
+
+    (void)pthread_mutex_lock(&n->lock);
+    is_news = !atomic_load(&n->lost);
+    if (is_news)
         log_error("model: node %d has ended or cannot be reached%s%s; this node ends too, restart "
                   "both",
                   1 - n->rank, error != 0 ? ": " : "", error != 0 ? strerror(error) : "");
+    atomic_store(&n->lost, true);
+    (void)pthread_mutex_unlock(&n->lock);
+    if (is_news)
         node_shut(n);
-    }
     return ERR_GPU;
 }
 
 bool node_is_lost(const struct node *n)
 {
     return atomic_load(&n->lost);
+}
+
+const atomic_bool *node_lost_flag(const struct node *n)
+{
+    return &n->lost;
 }
 
 static int node_send(struct node *n, int fd, const void *from, size_t bytes)
@@ -164,36 +179,45 @@ static int node_resolve(const struct node_options *o, struct addrinfo **out)
     return ERR_INVALID;
 }
 
+/* The place of a channel's connection. */
+static int *node_place_of(struct node *n, int channel)
+{
+    if (channel == 0)
+        return &n->control_fd;
+    if (channel <= n->n_parts)
+        return &n->row_fds[channel - 1];
+    return &n->beat_fd;
+}
+
 /* Take a connection for its channel; others than a node's are closed. */
 static void node_place(struct node *n, int fd)
 {
     const struct timeval patience = {.tv_sec = DEAD_S}, none = {.tv_sec = 0};
     struct greeting hello = {.magic = 0};
-    int *place = &n->control_fd;
+    int *place;
 
     node_tune(fd);
     (void)setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &patience, sizeof patience);
     if (recv(fd, &hello, sizeof hello, MSG_WAITALL) != (ssize_t)sizeof hello ||
-        hello.magic != NODE_MAGIC || hello.channel < 0 || hello.channel > n->n_parts) {
+        hello.magic != NODE_MAGIC || hello.channel < 0 || hello.channel > n->n_parts + 1) {
         log_warn("model: a connection that is not of a node of this version and size is closed");
         (void)close(fd);
         return;
     }
     (void)setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &none, sizeof none);
-    if (hello.channel > 0)
-        place = &n->row_fds[hello.channel - 1];
+    place = node_place_of(n, hello.channel);
     if (*place >= 0)
         (void)close(*place); /* of a life that has ended meanwhile */
     *place = fd;
 }
 
-static bool node_is_complete(const struct node *n)
+static bool node_is_complete(struct node *n)
 {
-    for (int i = 0; i < n->n_parts; i++) {
-        if (n->row_fds[i] < 0)
+    for (int channel = 0; channel <= n->n_parts + 1; channel++) {
+        if (*node_place_of(n, channel) < 0)
             return false;
     }
-    return n->control_fd >= 0;
+    return true;
 }
 
 /* Node 0: listen until all connections have come. */
@@ -203,7 +227,7 @@ static int node_accept(struct node *n, const struct node_options *o, const struc
     int fd = socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0), yes = 1, rc = ERR_AGAIN;
 
     if (fd < 0 || setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &yes, sizeof yes) != 0 ||
-        bind(fd, at->ai_addr, at->ai_addrlen) != 0 || listen(fd, 1 + PARTS_MAX) != 0) {
+        bind(fd, at->ai_addr, at->ai_addrlen) != 0 || listen(fd, 2 + NODE_PARTS_MAX) != 0) {
         log_error("model: cannot listen on %s, port %d: %s (master_addr, master_port)", o->addr,
                   o->port, strerror(errno));
         if (fd >= 0)
@@ -247,11 +271,11 @@ static int node_connect(struct node *n, const struct node_options *o, const stru
 
     log_info("model: connecting to node 0 at %s, port %d", o->addr, o->port);
     while (clock_us() < end_us) {
-        if (n->control_fd < 0)
-            n->control_fd = node_connect_one(at, 0);
-        for (int i = 0; i < n->n_parts && n->control_fd >= 0; i++) {
-            if (n->row_fds[i] < 0)
-                n->row_fds[i] = node_connect_one(at, i + 1);
+        for (int channel = 0; channel <= n->n_parts + 1; channel++) {
+            int *place = node_place_of(n, channel);
+
+            if (*place < 0 && (*place = node_connect_one(at, channel)) < 0)
+                break; /* node 0 does not listen */
         }
         if (node_is_complete(n))
             return ERR_OK;
@@ -285,6 +309,9 @@ static int node_greet(struct node *n, struct node_hello *own)
     own->max_model_len = node_less(own->max_model_len, other.max_model_len);
     own->fused_max = node_less(own->fused_max, other.fused_max);
     own->sleeps = node_less(own->sleeps, other.sleeps);
+    own->links = node_less(own->links, other.links);
+    if (n->rank > 0)
+        memcpy(own->far_names, other.far_names, sizeof own->far_names);
     return ERR_OK;
 }
 
@@ -301,6 +328,15 @@ static int node_alloc(struct node *n, const struct node_options *o)
 }
 
 static void *node_read_pages(void *arg);
+static void *node_beat(void *arg);
+
+static int node_start_threads(struct node *n)
+{
+    n->has_beater = pthread_create(&n->beater, NULL, node_beat, n) == 0;
+    if (n->rank == 0)
+        n->has_reader = pthread_create(&n->reader, NULL, node_read_pages, n) == 0;
+    return n->has_beater && (n->rank != 0 || n->has_reader) ? ERR_OK : ERR_NO_MEMORY;
+}
 
 int node_open(struct node **out, const struct node_options *o, struct node_hello *hello)
 {
@@ -308,12 +344,12 @@ int node_open(struct node **out, const struct node_options *o, struct node_hello
     struct addrinfo *at = NULL;
     int rc;
 
-    must(o->n_parts >= 1 && o->n_parts <= PARTS_MAX && (o->rank == 0 || o->rank == 1));
+    must(o->n_parts >= 1 && o->n_parts <= NODE_PARTS_MAX && (o->rank == 0 || o->rank == 1));
     if (node == NULL)
         return ERR_NO_MEMORY;
     node->rank = o->rank;
     node->n_parts = o->n_parts;
-    node->control_fd = -1;
+    node->control_fd = node->beat_fd = -1;
     memset(node->row_fds, 0xff, sizeof node->row_fds); /* -1 */
     (void)pthread_mutex_init(&node->lock, NULL);       /* cannot fail on Linux */
     (void)pthread_cond_init(&node->progress, NULL);
@@ -326,10 +362,8 @@ int node_open(struct node **out, const struct node_options *o, struct node_hello
         log_error("model: node %d did not come within %d s", 1 - o->rank, WAIT_US / 1000000);
     if (rc == ERR_OK)
         rc = node_greet(node, hello);
-    if (rc == ERR_OK && o->rank == 0) {
-        node->has_reader = pthread_create(&node->reader, NULL, node_read_pages, node) == 0;
-        rc = node->has_reader ? ERR_OK : ERR_NO_MEMORY;
-    }
+    if (rc == ERR_OK)
+        rc = node_start_threads(node);
     if (at != NULL)
         freeaddrinfo(at);
     if (rc == ERR_OK)
@@ -347,17 +381,53 @@ void node_close(struct node *n)
     node_shut(n);
     if (n->has_reader)
         (void)pthread_join(n->reader, NULL);
-    if (n->control_fd >= 0)
-        (void)close(n->control_fd);
+    if (n->has_beater)
+        (void)pthread_join(n->beater, NULL);
+    for (int channel = 0; channel <= n->n_parts + 1; channel++) {
+        if (*node_place_of(n, channel) >= 0)
+            (void)close(*node_place_of(n, channel));
+    }
     for (int i = 0; i < n->n_parts; i++) {
-        if (n->row_fds[i] >= 0)
-            (void)close(n->row_fds[i]);
         mem_free(n->out[i]);
         mem_free(n->in[i]);
     }
     (void)pthread_cond_destroy(&n->progress);
     (void)pthread_mutex_destroy(&n->lock);
     mem_free(n);
+}
+
+/* --- beats -------------------------------------------------------------------------------- */
+
+/* A beat that does not fit into the socket's buffer is left out: the other node has not read for a
+ * long time, and is silent as well. */
+static bool node_send_beat(const struct node *n)
+{
+    const char beat = 0;
+
+    return send(n->beat_fd, &beat, 1, MSG_NOSIGNAL | MSG_DONTWAIT) == 1 || errno == EAGAIN ||
+           errno == EINTR;
+}
+
+/* A thread of its own beats, so that a long step or load is not taken for an end. */
+static void *node_beat(void *arg)
+{
+    struct node *n = arg;
+    struct pollfd end = {.fd = n->beat_fd, .events = POLLRDHUP};
+    uint64_t heard_us = clock_us();
+    ssize_t some = 1;
+
+    while (some != 0 && !node_is_lost(n) && node_send_beat(n)) {
+        char beats[64];
+
+        (void)poll(&end, 1, BEAT_MS); /* sleeps, unless the connection ends */
+        some = recv(n->beat_fd, beats, sizeof beats, MSG_DONTWAIT);
+        if (some > 0)
+            heard_us = clock_us();
+        if (clock_us() - heard_us > SILENT_US)
+            (void)node_lose(n, ETIMEDOUT);
+    }
+    (void)node_lose(n, 0);
+    return NULL;
 }
 
 /* --- rows --------------------------------------------------------------------------------- */

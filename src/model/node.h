@@ -7,12 +7,16 @@
  * the control connection, tell it. Rows travel over one further connection for each rank of a
  * stage: to node 1 behind node 0's last layer, and back behind the last layer of all.
  *
- * The end of a node ends the other one: a closed connection is seen at once, and keep-alive probes
- * find a dead host within seconds. Nodes trust each other: the port must be reachable by them
- * only. */
+ * The end of a node ends the other one: a closed connection is seen at once, keep-alive probes find
+ * a dead host within seconds, and beats, bytes over a connection of their own, a process that is
+ * stopped (3.5 s). Nodes trust each other: the port must be reachable by them
+ * only.
+ *
+ * Rows travel between GPUs by NCCL where both nodes have it; otherwise over these connections. */
 #ifndef QUIRE_MODEL_NODE_H
 #define QUIRE_MODEL_NODE_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -20,6 +24,8 @@
 #include "base/err.h"
 #include "base/hash.h"
 #include "device/device.h"
+
+#define NODE_PARTS_MAX 16
 
 struct node;
 
@@ -29,6 +35,9 @@ struct node_hello {
     struct hash config, build;
     int32_t page_tokens, max_num_seqs, max_num_batched_tokens, n_stages, n_parts, kv_type;
     int32_t n_pages, max_model_len, fused_max, sleeps;
+    int32_t links; /* 1: devices make connections of their own (far_name() of device.h) */
+    /* Their names, for each part: of rows to node 1, and of rows back. Node 0's hold for both. */
+    char far_names[NODE_PARTS_MAX][2][DEVICE_FAR_NAME];
 };
 
 struct node_options {
@@ -49,6 +58,9 @@ void node_close(struct node *n); /* NULL is fine */
 
 /* True once the other node has ended, which has been logged. Any thread. */
 bool node_is_lost(const struct node *n);
+
+/* What node_is_lost() returns, for devices. */
+const atomic_bool *node_lost_flag(const struct node *n);
 
 /* Rows of a step, to and from the same rank number of the other node; copied through host memory.
  * Each direction of a part is used by one thread. ERR_GPU: the other node has ended. */

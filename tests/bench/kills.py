@@ -4,8 +4,8 @@
     builddir=build tests/bench/kills.py [--minutes 30] [--clients 24] [--seed N]
         [--family windows|states|mixed] [--engine-only] [--kills N] [--ranks N]
 
-A server in a private folder (nginx, two fronts, an engine on the cpu device, host tier and page
-store, the fronts' watchdog). Clients ask all four APIs, streamed or not, over HTTP/1.1 and HTTP/2
+A server in a private folder (nginx, two fronts, an engine, on the cpu device if not told otherwise, host tier and
+page store, the fronts' watchdog). Clients ask all four APIs, streamed or not, over HTTP/1.1 and HTTP/2
 (curl), for answers that are known from an undisturbed run. Meanwhile every few seconds a process is
 killed: the engine, a front, an nginx worker or its master, by SIGKILL, SIGTERM or, a front,
 SIGSTOP. An answer is
@@ -18,7 +18,8 @@ With --family the model is a twin of the demo model that does not keep all token
 (tests/integration/twin.py), and completions tell log probabilities, which have to be the known ones
 as well.
 
-Anything else is a client that was deceived. Prints a table, exit status 1 if there was one."""
+On a GPU (QUIRE_TEST_DEVICE=cuda) whole texts may be others, and are counted. Anything else is a
+client that was deceived. Prints a table, exit status 1 if there was one."""
 
 import argparse
 import http.client
@@ -139,7 +140,10 @@ def judge(path, stream, want, status, text, ended):
         return "refused"
     if not whole:
         return "DECEIVED: no end"
-    return "whole" if got == want else "DECEIVED: another text"
+    if got == want:
+        return "whole"
+    # On a GPU sums depend on how many rows are computed together, and so may tokens.
+    return "DECEIVED: another text" if DEVICE == "cpu" else "whole, another text"
 
 
 class Client(threading.Thread):

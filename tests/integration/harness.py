@@ -165,6 +165,14 @@ def sweep():
 
 
 @functools.lru_cache(maxsize=None)
+def n_gpus():
+    try:
+        listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True)
+    except OSError:
+        return 0
+    return len(listed.stdout.splitlines())
+
+
 def memory_folder():
     """A folder on tmpfs for what is meant to be there: /tmp may be a disk. It is this process's,
     and goes with it; when that is killed its lock goes, and the next test removes the folder."""

@@ -165,6 +165,36 @@ for kind, least in KINDS.items():
     rc, said, err = quantize(kind, os.path.join(DIR, "twice"), model=out)
     tap.ok(rc == 1 and "quantised already" in err, "nor quantised twice", err)
 
+tap.section("calibrated")
+rng = random.Random("calibrate")
+CALIBRATE = os.path.join(DIR, "calibrate.jsonl")
+with open(CALIBRATE, "w") as f:  # none of the held-out questions
+    for i in range(80):
+        c = generate.conversation(rng, [(generate.EVALUATED[i % len(generate.EVALUATED)], 1)])
+        f.write(json.dumps({"text": "".join(t for t, _ in generate.render(c))}) + "\n")
+out = os.path.join(DIR, "calibrated")
+rc, said, err = quantize("int4", out, "--calibrate", CALIBRATE, "--calibrate-tokens", 3000)
+tap.ok(rc == 0 and "calibrating layers 0 to 5" in said, "it is written", err)
+lines = re.findall(r"layer (\d+): 7 matrices, relative error of outputs (\S+),", said)
+tap.eq([int(n) for n, _ in lines], list(range(6)), "an error for each layer")
+tap.ok(all(0 < float(e) < 0.06 for _, e in lines), "that is smaller than that of weights", lines)
+tap.ok("to nearest" not in said, "no matrix is without inputs", said)
+tap.ok(digest(out) != digest(os.path.join(DIR, "int4")), "other codes than to nearest")
+after, kept = perplexity(out), answers(out)
+tap.note("perplexity %.4f, answered %.3f" % (after, kept))
+tap.ok(abs(after / before - 1) < 0.06, "the perplexity is near that before", (before, after))
+tap.ok(kept >= 0.98 * right, "98 % of the held-out score are kept", kept)
+for text, why in (('{"text": "a"}\nno', "line 2"), ('{"prompt": "a"}', "line 1"), ("", "no text"),
+                  ('{"text": ""}', "no text")):
+    bad, out = os.path.join(DIR, "bad"), os.path.join(DIR, "uncalibrated")
+    with open(bad, "w") as f:
+        f.write(text)
+    rc, said, err = quantize("int4", out, "--calibrate", bad)
+    tap.ok(rc == 1 and why in err and err.count("\n") == 1, "refused: %r" % text, err)
+    shutil.rmtree(out)
+rc, said, err = quantize("int4", out, "--calibrate", "/nowhere")
+tap.ok(rc == 1 and "/nowhere" in err, "refused: no file", err)
+
 tap.section("interrupted")
 # A copy of the model large enough to be killed in the middle: its weights as float32, 8 times.
 wanted = digest(os.path.join(DIR, "int4"))

@@ -114,6 +114,32 @@ for n in (2, 4):
                            capture_output=True, encoding="utf-8")
         tap.eq(r.returncode, 0, "the store is whole: %s" % (r.stdout or r.stderr).strip()[-80:])
 
+with tap.section("the work of each rank"), \
+        Stack(engine=ranks(2) + ["--pipeline-parallel-size", 2]) as s:
+    say(s, PROMPTS[0], 100)
+    until(lambda: s.metric("quire:rank_steps_total") >= 4 * 100)
+    m = s.metrics()
+    for stage in (0, 1):
+        for rank in (0, 1):
+            work = {name: m.get('quire:rank_%s{model_name="demo",engine="0",stage="%d",rank="%d"}' %
+                                (name, stage, rank), -1)
+                    for name in ("steps_total", "step_seconds_total", "sum_seconds_total",
+                                 "device_bytes")}
+            tap.ok(work["steps_total"] >= 100 and
+                   0 < work["sum_seconds_total"] < work["step_seconds_total"] and
+                   work["device_bytes"] > 1 << 20, "/metrics tells of stage %d, rank %d" %
+                   (stage, rank), str(work))
+    tap.eq(s.metric("quire:rank_device_bytes"), s.metric("quire:device_memory_bytes"),
+           "their memory is all there is")
+    top = subprocess.run([os.path.join(BUILDDIR, "quire"), "top", "--once", "--seconds", "0.1",
+                          "--engine-socket", s.engine_socket], capture_output=True, text=True)
+    tap.eq([x[:15] for x in top.stdout.splitlines() if "in sums over ranks" in x],
+           ["stage %d rank %d:" % (i, k) for i in (0, 1) for k in (0, 1)], "quire top as well")
+    r = subprocess.run([os.path.join(BUILDDIR, "quire"), "bench", "latency", "--model", MODEL,
+                        "--device", "cpu", "--tensor-parallel-size", "2"],
+                       capture_output=True, text=True, timeout=120)
+    tap.ok("stage 0 rank 1: " in r.stdout, "and quire bench", r.stdout + r.stderr)
+
 with tap.section("sleep"), Stack(engine=ranks(2) + ["--sleep-after-s", 1], host="64M") as s:
     for turn in range(2):
         got, cached = ask_all(s)

@@ -170,7 +170,7 @@ static inline void gpu_compare(const float *got, const float *want, size_t n, do
 {
     double error = 0.0, square = 0.0, worst = 0.0, largest = 1e-30;
 
-    if (n < 64 && nmse_limit < 0x1p-16 && nmse_limit > 1e-8)
+    if (n < 256 && nmse_limit < 0x1p-16 && nmse_limit > 1e-8)
         nmse_limit = 0x1p-16;
 
     for (size_t i = 0; i < n; i++) {

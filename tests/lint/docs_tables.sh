@@ -97,11 +97,13 @@ check "docs/api/errors.md has nginx's errors" \
 code_metrics=$({
     sed -nE 's/^(COUNTER|GAUGE)\([a-z0-9_]+, "([^"]+)", "((\\"|[^"])*)".*/\2 \L\1 \E\3/p; s/^HISTOGRAM\([a-z0-9_]+, "([^"]+)".*/\1 histogram /p' \
         src/ipc/metric.def
-    # What a front adds: the engine's presence, its settings, a row for each tenant.
+    # What a front adds: the engine's presence, its settings, a row for each tenant and rank.
     grep -oE '# TYPE (quire|vllm):[a-z_]+ [a-z]+' src/front/api/api_status.c | sed 's/# TYPE //; s/$/ /'
     grep -A1 -oE '"vllm:[a-z_]+_info"' src/front/api/api_status.c | tr -d '"' | sed 's/$/ gauge settings/'
     tr '\n' ' ' <src/front/api/api_status.c | grep -oE '"quire:tenant_[a-z_]+", "(counter|gauge)"' |
         tr -d '",' | sed 's/$/ tenant/'
+    tr '\n' ' ' <src/front/api/api_status.c | grep -oE '"quire:rank_[a-z_]+", "(counter|gauge)"' |
+        tr -d '",' | sed 's/$/ stage, rank/'
 } | tr -d '\\' | sed 's/ $//')
 check "docs/api/metrics.md has the metrics, their kinds and labels" \
     "$(differ "$code_metrics" "$(rows docs/api/metrics.md metric | bare | awk -F '\t' '{

@@ -331,6 +331,66 @@ static void api_metrics_tenants(const struct api_engines *all, struct buf *b)
     }
 }
 
+/* The metrics per rank of an engine with several GPUs. */
+enum api_rank_column { RANK_BYTES, RANK_STEPS, RANK_BUSY, RANK_SUMS, RANK_COLUMNS };
+
+/* The value of a column in a rank's row. */
+static double api_rank_value(const struct wire_rank *r, enum api_rank_column c)
+{
+    switch (c) {
+    case RANK_BYTES: return (double)atomic_load(&r->device_bytes);
+    case RANK_STEPS: return (double)atomic_load(&r->n_steps);
+    case RANK_BUSY: return (double)atomic_load(&r->busy_us) * 1e-6;
+    case RANK_SUMS: return (double)atomic_load(&r->sum_us) * 1e-6;
+    case RANK_COLUMNS: break;
+    }
+    return 0.0;
+}
+
+/* One column of the ranks of one engine. */
+static void api_metrics_ranks_column(const struct front *f, struct buf *b,
+                                     const struct api_engine *engine, const char *name,
+                                     enum api_rank_column column)
+{
+    uint32_t n = atomic_load(&engine->stats->n_ranks);
+
+    for (uint32_t i = 0; n > 1 && i < n && i < WIRE_RANKS; i++) {
+        const struct wire_rank *rank = &engine->stats->ranks[i];
+        char labels[64];
+
+        (void)snprintf(labels, sizeof labels, "stage=\"%u\",rank=\"%u\"", atomic_load(&rank->stage),
+                       atomic_load(&rank->part));
+        buf_add_text(b, name);
+        api_labels(f, b, engine->idx, labels);
+        buf_printf(b, "} %.15g\n", api_rank_value(rank, column));
+    }
+}
+
+/* The rows of all ranks. */
+static void api_metrics_ranks(const struct api_engines *all, struct buf *b)
+{
+    static const struct {
+        const char *name, *type, *help;
+    } columns[RANK_COLUMNS] = {
+        [RANK_BYTES] = {"quire:rank_device_bytes", "gauge", "Memory that a rank has taken."},
+        [RANK_STEPS] = {"quire:rank_steps_total", "counter", "Steps of a rank."},
+        [RANK_BUSY] = {"quire:rank_step_seconds_total", "counter", "Time of a rank in steps."},
+        [RANK_SUMS] = {"quire:rank_sum_seconds_total", "counter",
+                       "Time of a rank in sums over ranks."},
+    };
+
+    for (int c = 0; c < RANK_COLUMNS; c++) {
+        const char *last = "";
+
+        api_metric_head(b, &last, columns[c].name, columns[c].type, columns[c].help);
+        for (int i = 0; i < all->n; i++) {
+            if (all->at[i].stats != NULL)
+                api_metrics_ranks_column(all->f, b, &all->at[i], columns[c].name,
+                                         (enum api_rank_column)c);
+        }
+    }
+}
+
 /* The engines' numbers are copied first, because they change while we write. The numbers of a
  * single engine stay while it restarts; of several those of one that is gone are left out, because
  * it may stay away. True: there are numbers. */
@@ -372,6 +432,7 @@ void api_metrics(struct front *f, struct exchange *x, const struct json *body)
         api_metrics_engine(&all, &buf);
         api_metrics_config(&all, &buf);
         api_metrics_tenants(&all, &buf);
+        api_metrics_ranks(&all, &buf);
     }
     if (buf.failed)
         exchange_reply_error(x, ERR_NO_MEMORY, NULL, NULL, 1);
