@@ -206,8 +206,8 @@ static const struct {
      "|R:x|C:Stray. 5"},
     {REPLY_HARMONY, "<|channel|>final<|message|>5<|end|> and<|message|>6<|return|>", "|C:5 and6"},
     {REPLY_HARMONY, "<|channel|>final<|message|>5<|end|>More", "|C:5More"},
-    {REPLY_HARMONY,
-     "<|start|>assistant to=functions.g<|channel|>commentary<|message|>{}<|call|>", "|0:g({})"},
+    {REPLY_HARMONY, "<|start|>assistant to=functions.g<|channel|>commentary<|message|>{}<|call|>",
+     "|0:g({})"},
     /* a list in JSON */
     {REPLY_LIST,
      "[{\"name\": \"f\", \"parameters\": {\"a\": [1]}}, {\"name\": \"g\", \"parameters\": {}}]",
