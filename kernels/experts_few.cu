@@ -33,13 +33,13 @@
 #include "kernels/mxfp4.cuh"
 #include "kernels/product.cuh"
 
-#define PAIRS     8
-#define WARPS     (2 * PAIRS)
-#define THREADS   (WARPS * 32)
-#define TILE      16
-#define DEPTH     4  /* boxes of a ring: 128 KB per multiprocessor, as in product.cu */
-#define COLS_MAX  64 /* routes of an expert at a time */
-#define SUMS      (COLS_MAX / 8 * 4 * 32)
+#define PAIRS    8
+#define WARPS    (2 * PAIRS)
+#define THREADS  (WARPS * 32)
+#define TILE     16
+#define DEPTH    4  /* boxes of a ring: 128 KB per multiprocessor, as in product.cu */
+#define COLS_MAX 64 /* routes of an expert at a time */
+#define SUMS     (COLS_MAX / 8 * 4 * 32)
 
 template <int FORMAT> static __device__ __host__ constexpr int box_bytes(void)
 {
@@ -127,9 +127,8 @@ static __device__ inline void copy_records(char *to, const few_args &a, int expe
                                            int box, uint64_t *bar)
 {
     int n_records = k_mxfp4_records(a.p.n_in), n = min(n_records - 2 * box, 2);
-    const char *from =
-        (const char *)a.p.w +
-        (((size_t)expert * a.n_tiles + tile) * n_records + 2 * box) * K_MXFP4_RECORD;
+    const char *from = (const char *)a.p.w +
+                       (((size_t)expert * a.n_tiles + tile) * n_records + 2 * box) * K_MXFP4_RECORD;
     int left = a.p.n_in - 2 * box * K_MXFP4_COLS, codes = K_MXFP4_CODES / 2;
 
     if (n == 1 && left <= K_MXFP4_COLS / 2) {

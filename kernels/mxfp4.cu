@@ -81,8 +81,7 @@ int k_mxfp4_arrange(void *out, const void *codes, const void *exponents,
 
     if (n_in % K_MXFP4_GROUP != 0)
         return -1;
-    return K_LAUNCH(arrange_kernel, k_mxfp4_strips(rows->n_rows), THREADS, 0,
-                    stream, a);
+    return K_LAUNCH(arrange_kernel, k_mxfp4_strips(rows->n_rows), THREADS, 0, stream, a);
 }
 
 /* A thread has four bytes, which are all codes or all exponents. */
@@ -92,7 +91,7 @@ static __global__ void fill_random_mxfp4_kernel(uint32_t *out, size_t n, uint64_
 
     for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += step)
         out[i] = i % (K_MXFP4_RECORD / 4) < K_MXFP4_CODES / 4 ? (uint32_t)k_random(seed, i)
-                                                             : RANDOM_EXPONENT * 0x01010101U;
+                                                              : RANDOM_EXPONENT * 0x01010101U;
 }
 
 int k_fill_random_mxfp4(void *out, size_t bytes, uint64_t seed, k_stream stream)

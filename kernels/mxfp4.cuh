@@ -52,8 +52,7 @@ static __device__ __forceinline__ uint4 mxfp4_codes(const char *record, int part
 /* The powers of a lane's rows g and g + 8 for a group of a record. */
 static __device__ __forceinline__ uint2 mxfp4_powers(const char *record, int group)
 {
-    const uint8_t *e =
-        (const uint8_t *)record + K_MXFP4_CODES + group * 16 + threadIdx.x % 32 / 4;
+    const uint8_t *e = (const uint8_t *)record + K_MXFP4_CODES + group * 16 + threadIdx.x % 32 / 4;
 
     return make_uint2(mxfp4_power(e[0]), mxfp4_power(e[8]));
 }

@@ -325,8 +325,8 @@ static __device__ __forceinline__ void load_step(uint32_t (&a)[4][4], const char
  * converted. A stage of w has two slabs, and is given back when the second is in registers. */
 template <int FORMAT, int PARTS>
 static __device__ __forceinline__ void multiply_widened(float (&acc)[2][64], many_shared<FORMAT> &s,
-                                                     many_rings<FORMAT> &r, int group,
-                                                     const many_scales &scales, int n_steps)
+                                                        many_rings<FORMAT> &r, int group,
+                                                        const many_scales &scales, int n_steps)
 {
     int lane = threadIdx.x % 32, warp = threadIdx.x % 128 / 32;
     uint32_t at = (uint32_t)((group * 64 + warp * 16 + lane / 8 % 2 * 8 + lane % 8) * 128 +
@@ -653,8 +653,7 @@ static int launch(const struct experts_product *p, enum experts_order order, int
 {
     const size_t bytes = sizeof(many_shared<FORMAT>);
     int rows = p->is_gated ? ROWS / 2 : ROWS;
-    many_args a = {*p, (p->n_out + rows - 1) / rows, (p->n_in + SLAB - 1) / SLAB,
-                   order};
+    many_args a = {*p, (p->n_out + rows - 1) / rows, (p->n_in + SLAB - 1) / SLAB, order};
     CUtensorMap w_map = {}, x_map;
 
     static_assert(sizeof(many_shared<FORMAT>) <= 227 * 1024, "shared memory");

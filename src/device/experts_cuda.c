@@ -65,8 +65,8 @@ int experts_arrange(struct device *d, const struct k_matrix *m, const struct k_m
     for (int i = 0; i < rows->n_experts && rc == ERR_OK; i++) {
         rc = cuda_check(cudaMemcpyAsync(aside, at, bytes, cudaMemcpyDeviceToDevice, gpu->stream),
                         "arranging experts");
-        if (rc == ERR_OK && k_mxfp4_arrange(at, aside, (char *)aside + codes, rows, m->n_in,
-                                            gpu->stream) != 0)
+        if (rc == ERR_OK &&
+            k_mxfp4_arrange(at, aside, (char *)aside + codes, rows, m->n_in, gpu->stream) != 0)
             rc = cuda_check(cudaGetLastError(), "arranging experts");
         at += k_mxfp4_bytes(rows->n_rows, m->n_in);
     }

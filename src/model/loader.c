@@ -656,12 +656,11 @@ static void loader_find_parts(struct loader *l, struct part *parts, int n_parts,
         int which = i % all->n, expert = i / all->n;
         struct part *part = &parts[i];
 
-        *part =
-            (struct part){.pattern = all->patterns[which],
-                          .expert = all->n_experts > 0 ? expert : -1,
-                          .slice = slice_make(&all->shapes[which], l->share, l->n_shares),
-                          .is_turned =
-                              all->is_mixed || (loader_is_of_layer(use) && l->c->form.is_turned)};
+        *part = (struct part){.pattern = all->patterns[which],
+                              .expert = all->n_experts > 0 ? expert : -1,
+                              .slice = slice_make(&all->shapes[which], l->share, l->n_shares),
+                              .is_turned = all->is_mixed ||
+                                           (loader_is_of_layer(use) && l->c->form.is_turned)};
         if (all->n_own_experts < all->n_experts && expert / all->n_own_experts != l->share)
             loader_leave_out(&part->slice);
         if (l->files == NULL)

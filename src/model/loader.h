@@ -51,7 +51,7 @@ struct loader {
     struct reader_item *items; /* [n_items]: tensors in the order of the digest */
     struct target *targets;    /* [n_items][n_ranks] */
     size_t n_items, items_cap;
-    size_t n_listed;      /* items that this rank has listed so far */
+    size_t n_listed;           /* items that this rank has listed so far */
     struct arranged *arranged; /* [n_arranged] */
     size_t n_arranged, arranged_cap;
     struct arena views;   /* of tensors that hold several matrices */

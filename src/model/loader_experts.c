@@ -130,8 +130,7 @@ void loader_find_in_one(struct loader *l, struct part *p, int n)
 static void loader_leave_mixed(const struct loader *l, struct slice *s)
 {
     const struct slice_piece *gates = &s->shape.pieces[0];
-    const struct slice_shape shape =
-        slice_whole(s->rows, 2 * gates->own_rows, s->cols, s->n_cols);
+    const struct slice_shape shape = slice_whole(s->rows, 2 * gates->own_rows, s->cols, s->n_cols);
 
     must(s->shape.n_pieces == 2 && gates->stride == 2 && gates->chunk == 1);
     *s = slice_make(&shape, l->share, l->n_shares);

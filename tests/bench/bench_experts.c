@@ -62,8 +62,7 @@ static struct k_matrix make_matrix(const struct bench *b, struct k_format f, int
     float *scales;
 
     if (k_format_is_mxfp4(&f)) {
-        size_t bytes =
-            (size_t)b->s.n_experts * k_mxfp4_bytes(n_out / b->s.n_experts, n_in);
+        size_t bytes = (size_t)b->s.n_experts * k_mxfp4_bytes(n_out / b->s.n_experts, n_in);
 
         w.data = alloc(bytes);
         bench_must(k_fill_random_mxfp4(w.data, bytes, seed, b->stream), "random numbers");

@@ -62,8 +62,8 @@ static void make_rows(uint8_t *file, float *w, const struct k_mxfp4_rows *rows, 
             uint8_t *byte = &file[((size_t)row * (size_t)n_in + (size_t)col) / 2];
 
             *byte = (uint8_t)(col % 2 == 0 ? code : *byte | code << 4);
-            w[(size_t)to * (size_t)n_in + (size_t)col] = ldexpf(
-                e2m1_value(code), exponents[row * n_groups + col / K_MXFP4_GROUP] - 127);
+            w[(size_t)to * (size_t)n_in + (size_t)col] =
+                ldexpf(e2m1_value(code), exponents[row * n_groups + col / K_MXFP4_GROUP] - 127);
         }
     }
 }
@@ -100,9 +100,8 @@ static struct k_matrix make_mxfp4(struct k_matrix *host, const struct k_mxfp4_ro
 {
     size_t bytes = k_mxfp4_bytes(rows->n_rows, n_in), all = bytes * (size_t)rows->n_experts;
     size_t n = (size_t)rows->n_rows * (size_t)n_in;
-    struct k_matrix dev = {.format = k_format_mxfp4(),
-                           .n_out = rows->n_rows * rows->n_experts,
-                           .n_in = n_in};
+    struct k_matrix dev = {
+        .format = k_format_mxfp4(), .n_out = rows->n_rows * rows->n_experts, .n_in = n_in};
     uint8_t *files = calloc(1, all), *want = malloc(all), *got = malloc(all);
     float *w = malloc(n * (size_t)rows->n_experts * sizeof *w);
 
