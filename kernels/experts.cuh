@@ -31,8 +31,8 @@ struct experts_product {
 enum experts_format { EXPERTS_PLAIN, EXPERTS_BY_ROW, EXPERTS_IN_BLOCKS, EXPERTS_MXFP4 };
 
 /* The order of elements within a row of x of experts_many(), which is that of the lanes that have
- * w: as it is; K_HALF_AT in each 16; or in each 32, which are four runs of eight, the first, second,
- * third and fourth pair of each run. */
+ * w: as it is; K_HALF_AT in each 16; or in each 32, which are four runs of eight, the first,
+ * second, third and fourth pair of each run. */
 enum experts_order { ORDER_PLAIN, ORDER_HALF, ORDER_OF_LANES };
 
 static inline enum experts_order experts_order_of(enum experts_format format)

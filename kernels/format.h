@@ -21,8 +21,9 @@
 
 /* K_BF16_KEPT is bf16 on a device whose plain matrices are float32. K_E8M0 is only a type of
  * scales, an exponent: 2^(e - 127). K_E2M1 is a float of 4 bits, of which a byte has two, the low
- * half first. The types after it are blocks of GGUF files: elements that are stored together with scales of their own (ref_blocks()). Those
- * of 32 elements come first, then those of 256. */
+ * half first. The types after it are blocks of GGUF files: elements that are stored together with
+ * scales of their own (ref_blocks()). Those of 32 elements come first, then those of 256. K_INT4 is
+ * codes of 4 bits in records with their scales and zeros (packed.h). */
 enum k_type {
     K_BF16,
     K_E4M3,
@@ -43,6 +44,8 @@ enum k_type {
     K_Q5_K,
     K_Q6_K,
     K_IQ4_XS,
+    K_F16, /* of scales only */
+    K_INT4,
 };
 
 /* The elements of a matrix [n_out][n_in] and the numbers that go with them:
@@ -50,7 +53,8 @@ enum k_type {
  *   weight = (element - zero) * (scale * global scale)
  *
  * Scales have the shape [ceil(n_out / group_rows)][k_format_scale_cols()], and so have zeros. All
- * fields zero is the plain format: bf16 and nothing else. */
+ * fields zero is the plain format: bf16 and nothing else. In records scales and zeros have no
+ * arrays of their own, group_rows is 0, and a zero that is not stored is 8. */
 struct k_format {
     enum k_type elem;
     enum k_type scale; /* type of scales and zeros; unused without scales */
@@ -60,6 +64,9 @@ struct k_format {
     bool has_global;   /* one scale of the whole matrix; else 1 */
     bool has_x_scale;  /* the scale of inputs is in the checkpoint */
 };
+
+/* The longest rows of packed matrices: a cluster holds eight rows of x in shared memory. */
+#define K_PACKED_IN_MAX 49152
 
 /* The length of a row of scales: groups of n_in columns, rounded up to a multiple of 4. */
 #define K_SCALE_COLS(n_in, group) ((((n_in) + (group)-1) / (group) + 3) / 4 * 4)
@@ -78,6 +85,15 @@ K_BOTH struct k_format k_format_bare(enum k_type elem)
 K_BOTH struct k_format k_format_by_row(enum k_type elem)
 {
     struct k_format format = {elem, K_F32, 1, 0, false, false, false};
+
+    return format;
+}
+
+/* Codes of 4 bits in records, with a scale of 16 bits (K_BF16 or K_F16), and perhaps a zero point,
+ * for each 32, 64 or 128 columns of a row. */
+K_BOTH struct k_format k_format_packed(enum k_type scale, int group, bool has_zeros)
+{
+    struct k_format format = {K_INT4, scale, 0, group, has_zeros, false, false};
 
     return format;
 }
@@ -106,7 +122,7 @@ K_BOTH struct k_format k_format_mxfp4(void)
 /* Of one element of a type without blocks. */
 K_BOTH int k_type_bits(enum k_type type)
 {
-    return type == K_F32 ? 32 : type == K_BF16 || type == K_BF16_KEPT ? 16 : 8;
+    return type == K_F32 ? 32 : type == K_BF16 || type == K_BF16_KEPT || type == K_F16 ? 16 : 8;
 }
 
 /* Elements of a block; 1 for a type without blocks, 2 for one whose elements share a byte. */
@@ -114,7 +130,9 @@ K_BOTH int k_type_block(enum k_type type)
 {
     if (type == K_E2M1)
         return 2;
-    return type < K_Q4_0 ? 1 : type < K_Q2_K ? 32 : 256;
+    if (type == K_INT4)
+        return 128; /* the columns of a record */
+    return type < K_Q4_0 || type == K_F16 ? 1 : type < K_Q2_K ? 32 : 256;
 }
 
 /* Bytes of a block, with its scales. */
@@ -125,8 +143,10 @@ K_BOTH int k_type_block_bytes(enum k_type type)
     case K_E4M3:
     case K_F32:
     case K_BF16_KEPT:
-    case K_E8M0: break;
+    case K_E8M0:
+    case K_F16: break;
     case K_E2M1: return 1;
+    case K_INT4: return 64; /* and scales, which depend on the format */
     case K_Q4_0: return 18;
     case K_Q4_1: return 20;
     case K_Q5_0: return 22;
@@ -176,6 +196,20 @@ K_BOTH bool k_format_is_mxfp4(const struct k_format *f)
            f->group_cols == K_MXFP4_GROUP && !f->has_zeros && !f->has_global;
 }
 
+/* Codes in records (packed.h), with a scale for each group of a row. */
+K_BOTH bool k_format_is_packed(const struct k_format *f)
+{
+    return f->elem == K_INT4;
+}
+
+/* Do rows and columns of a packed matrix fit what kernels take: whole pairs of strips of 16 rows,
+ * whole records of 128 columns? */
+K_BOTH bool k_format_fits(const struct k_format *f, int n_out, int n_in)
+{
+    return (f->group_cols == 32 || f->group_cols == 64 || f->group_cols == 128) &&
+           n_out % 32 == 0 && n_in % 128 == 0 && n_in <= K_PACKED_IN_MAX;
+}
+
 /* Products with this format read their input rounded to the elements' type (struct k_quantised). */
 K_BOTH bool k_format_reads_codes(const struct k_format *f)
 {
@@ -197,9 +231,14 @@ K_BOTH bool k_format_is_like(const struct k_format *a, const struct k_format *b)
            a->has_global == b->has_global;
 }
 
-/* Bytes of n_in elements; n_in is a multiple of the block's elements. */
+/* Bytes of n_in elements; n_in is a multiple of the block's elements. Of records: a sixteenth of
+ * a strip's. */
 K_BOTH size_t k_format_row_bytes(const struct k_format *f, int n_in)
 {
+    int in_records = f->has_zeros ? 3 : 2; /* bytes of a group's scale and zero */
+
+    if (k_format_is_packed(f))
+        return (size_t)(n_in / 128) * (size_t)(64 + 128 / f->group_cols * in_records);
     return (size_t)(n_in / k_type_block(f->elem)) * (size_t)k_type_block_bytes(f->elem);
 }
 

@@ -246,7 +246,7 @@ enum k_product_kind {
 struct k_product {
     enum k_product_kind kind;
     const void *x;            /* [n][n_in] */
-    const struct k_matrix *w; /* host struct; plain, or e4m3 with scales by row */
+    const struct k_matrix *w; /* host struct; plain, packed, or e4m3 with scales by row or blocks */
     const void *bias;         /* [n_out] or NULL */
     const float *sums_in;     /* float32 [n][n_sums] or NULL */
     int n_sums;               /* for the launcher a multiple of 4: n_in / 16 */
@@ -497,9 +497,11 @@ int k_silu_mul_e4m3(const struct k_quantised *out, const k_bf16 *in, int n, int 
 /* out float32 [n][n_in] = rows first .. first + n - 1 of w, dequantised according to its format:
  * rounded once after the difference and once after the product with the scale. Here w's data is of
  * format.elem, as on a GPU; data, scales and zeros need not be aligned. A format without scales has
- * no zeros and no global scale. There is no kernel: matrices that a device does not take are
- * converted by this function at load. */
+ * no zeros and no global scale. Matrices that a device does not take are converted by this function
+ * at load. The kernel writes bfloat16, of packed formats only, for products of many rows: first and
+ * n are multiples of 16; reads the records once and writes the rows once. */
 void ref_dequantise(float *out, const struct k_matrix *w, int first, int n);
+int k_dequantise(k_bf16 *out, const struct k_matrix *w, int first, int n, k_stream stream);
 
 /* out float32 [n_blocks][k_type_block(type)] = the elements of blocks of a GGUF type, in the
  * arithmetic of the PyPI package gguf: one rounding per product and per difference. The blocks need
@@ -772,6 +774,9 @@ int k_mxfp4_arrange(void *out, const void *codes, const void *exponents,
 
 /* Random codes in this arrangement, with one exponent: a deviation of about 0.02. */
 int k_fill_random_mxfp4(void *out, size_t bytes, uint64_t seed, k_stream stream);
+
+/* Random codes for all of a packed matrix, with scales for about the given deviation. */
+int k_fill_random_packed(const struct k_matrix *w, float deviation, uint64_t seed, k_stream stream);
 
 #ifdef __cplusplus
 }

@@ -11,8 +11,8 @@
 
 /* The place of a code: byte of the record, and the lowest bit in that byte. */
 struct place {
-    size_t byte;
-    int shift;
+    uint16_t byte;
+    uint16_t shift;
 };
 
 static size_t codes_bytes(const struct k_packing *p)
@@ -51,8 +51,8 @@ size_t k_packed_bytes(const struct k_packing *p, int n_out, int n_in)
 }
 
 /* Register r of a fragment has row g + 8 (r % 2) and the columns 2 (r / 2) and 2 (r / 2) + 1 of
- * its four. Its two codes are 16 bits apart; the codes of two registers lie between each other, so
- * that a register is a shift and a mask of its 32 bits. */
+ * its four, counted in the order of the header. Its two codes are 16 bits apart; the codes of two
+ * registers lie between each other, so that a register is a shift and a mask of its 32 bits. */
 static struct place place_of(const struct k_packing *p, int row, int col)
 {
     int tile = col / TILE_COLS, in_tile = col % TILE_COLS;
@@ -61,6 +61,11 @@ static struct place place_of(const struct k_packing *p, int row, int col)
     int reg = in_tile % 4 / 2 * 2 + row / 8;
     int bit = in_tile % 2 * 16, bits32, words = p->bits / 4; /* words of a lane in a tile */
 
+    if (p->in_order) {
+        lane = row % 8 * 4 + in_tile % 8 / 2;
+        step = in_tile / 16;
+        reg = in_tile % 16 / 8 * 2 + row / 8;
+    }
     if (p->bits == 4) {
         bits32 = step;
         bit += 4 * reg;
@@ -68,9 +73,16 @@ static struct place place_of(const struct k_packing *p, int row, int col)
         bits32 = 2 * step + reg / 2;
         bit += reg % 2 * 8;
     }
-    return (struct place){
-        (size_t)(((tile * words + bits32 / 4) * N_LANES + lane) * WORD + bits32 % 4 * 4 + bit / 8),
-        bit % 8};
+    return (struct place){(uint16_t)(((tile * words + bits32 / 4) * N_LANES + lane) * WORD +
+                                     bits32 % 4 * 4 + bit / 8),
+                          (uint16_t)(bit % 8)};
+}
+
+/* The places of all codes of a record [16][128], which are the same in each. */
+static void find_places(struct place *places, const struct k_packing *p)
+{
+    for (int i = 0; i < K_PACKED_ROWS * K_PACKED_COLS; i++)
+        places[i] = place_of(p, i / K_PACKED_COLS, i % K_PACKED_COLS);
 }
 
 /* Scales or zeros of a record, of `bytes` each, which begin at column `first` of their rows. */
@@ -98,8 +110,10 @@ void k_pack_strip(uint8_t *strip, const struct k_packing *p, const struct k_unpa
 {
     size_t record_bytes = k_packed_record_bytes(p);
     int stride = n_in / p->group, n_groups = K_PACKED_COLS / p->group;
+    struct place places[K_PACKED_ROWS * K_PACKED_COLS];
     unsigned mask = (1U << p->bits) - 1;
 
+    find_places(places, p);
     memset(strip, 0, k_packed_strip_bytes(p, n_in));
     for (int record = 0; record < n_in / K_PACKED_COLS; record++) {
         uint8_t *to = strip + (size_t)record * record_bytes, *scales = to + codes_bytes(p);
@@ -109,7 +123,7 @@ void k_pack_strip(uint8_t *strip, const struct k_packing *p, const struct k_unpa
                 from->codes + (size_t)row * (size_t)n_in + (size_t)record * K_PACKED_COLS;
 
             for (int col = 0; col < K_PACKED_COLS; col++) {
-                struct place at = place_of(p, row, col);
+                struct place at = places[row * K_PACKED_COLS + col];
 
                 to[at.byte] = (uint8_t)(to[at.byte] | (codes[col] & mask) << at.shift);
             }

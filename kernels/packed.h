@@ -14,6 +14,9 @@
  *
  *   32 (step / 2) + 8 q + 4 (step % 2) + 0..3
  *
+ * or, in_order, the columns of the instruction itself, 16 step + 2 q + {0, 1, 8, 9}: then ldmatrix
+ * and the descriptors of wgmma find x as it is, and else 16-byte loads do.
+ *
  * Thus fragments 0 and 1 are columns 0..31 and fragments 2 and 3 are columns 32..63: scales of
  * groups of 32 columns and more can be applied to sums. Scales and zeros are
  * [128 / group][16 rows]; their bits are kept, whatever they mean. */
@@ -24,6 +27,12 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "kernels/format.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
 #define K_PACKED_ROWS 16  /* of a strip */
 #define K_PACKED_COLS 128 /* of a record */
 
@@ -32,7 +41,17 @@ struct k_packing {
     int group;       /* columns that share a scale: 16, 32, 64 or 128 */
     int scale_bytes; /* of a scale: 1 or 2 */
     int zero_bytes;  /* of a zero point or minimum: 0 (there are none), 1 or 2 */
+    bool in_order;   /* columns of a lane: see above */
 };
+
+/* The records of a packed format (k_format_is_packed()): 4 bits, scales of 2 bytes, zeros of 1, in
+ * order. */
+K_BOTH struct k_packing k_packing_of(const struct k_format *f)
+{
+    struct k_packing packing = {4, f->group_cols, 2, f->has_zeros ? 1 : 0, true};
+
+    return packing;
+}
 
 /* Whether rows of n_in columns can be packed: they are whole records, and all sizes are known. */
 bool k_packing_takes(const struct k_packing *p, int n_in);
@@ -61,4 +80,7 @@ void k_pack_strip(uint8_t *strip, const struct k_packing *p, const struct k_unpa
 void k_unpack_strip(const struct k_unpacked *to, const struct k_packing *p, const uint8_t *strip,
                     int n_rows, int n_in);
 
+#ifdef __cplusplus
+}
+#endif
 #endif

@@ -27,8 +27,8 @@
  * elements of n_in is free as long as w and x agree, so lane q takes the 16-byte chunks 2 q and 2 q
  * + 1 of a box's row: with the TMA's 128-byte swizzle no two lanes of a quarter warp meet in a
  * bank, and no ldmatrix is needed. Rows of x are padded by 16 bytes, for the same reason. */
-#include "kernels/product.cuh"
 #include "kernels/product_cut.h"
+#include "kernels/product_end.cuh"
 
 #define ROWS_FEW    3 /* for more the other kernel is faster */
 #define WARPS       8
@@ -39,7 +39,6 @@
 #define STAGE_BYTES (2 * BOX_BYTES)
 #define DEPTH_MAX   4  /* stages of a ring: 128 KB per multiprocessor */
 #define COL_STRIDE  20 /* stride of sums in shared memory: 16 rows, and no two lanes in a bank */
-#define SQUARES     8  /* partial sums of squares that a lane prefetches */
 #define SMEM_MAX    (226 * 1024)
 
 struct product_args {
@@ -80,25 +79,6 @@ static __device__ inline void copy_boxes(void *to, const CUtensorMap *map, int b
                  : "memory");
 }
 
-/* A copy without a tensor map, for rows of x. */
-static __device__ inline void copy_bytes(void *to, const void *from, uint32_t bytes, uint64_t *bar)
-{
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], "
-                 "%2, [%3];" ::"r"(shared_addr(to)),
-                 "l"(from), "r"(bytes), "r"(shared_addr(bar))
-                 : "memory");
-}
-
-/* c [16][8] += a [16][16] * b [16][8] */
-static __device__ inline void multiply(float c[4], uint32_t a0, uint32_t a1, uint32_t a2,
-                                       uint32_t a3, uint32_t b0, uint32_t b1)
-{
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-                 "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-
 /* --- one box ---------------------------------------------------------------------------- */
 
 struct chunk {
@@ -122,8 +102,8 @@ static __device__ inline void multiply_bf16(float acc[NT][4], const chunk &a, co
     for (int tile_idx = 0; tile_idx < NT; tile_idx++) {
         uint4 x_words = *(const uint4 *)(x + x_row[tile_idx]);
 
-        multiply(acc[tile_idx], a.low.x, a.high.x, a.low.y, a.high.y, x_words.x, x_words.y);
-        multiply(acc[tile_idx], a.low.z, a.high.z, a.low.w, a.high.w, x_words.z, x_words.w);
+        multiply_16x8(acc[tile_idx], a.low.x, a.high.x, a.low.y, a.high.y, x_words.x, x_words.y);
+        multiply_16x8(acc[tile_idx], a.low.z, a.high.z, a.low.w, a.high.w, x_words.z, x_words.w);
     }
 }
 
@@ -218,15 +198,6 @@ static __device__ inline void store_sums(float *to, const float acc[2][NT][4], i
 
 /* --- epilogue --------------------------------------------------------------------------------- */
 
-/* A thread's output of a pass, one at most, and the numbers that it needs, which are prefetched. */
-struct output {
-    bool mine;  /* there is one */
-    int c, row; /* row of x; row of w, in the gate's half when gated */
-    int place;  /* row of the pass, for its sum */
-    float residual;
-    k_bf16 bias, bias_up, norm; /* widened at the end, because the first use waits for the load */
-};
-
 /* Choose the thread's output. 16 lanes have the rows of a tile, so that they can add squares.
  * `tile` is the first of the pass' TILES. */
 template <int TILES>
@@ -245,13 +216,7 @@ static __device__ inline output choose_output(const product_args &a, int tile, i
                !(gated && row >= 8);
     if (!out.mine)
         return out;
-    out.bias = p.bias != NULL ? ((const k_bf16 *)p.bias)[out.row] : (k_bf16)0;
-    if (gated)
-        out.bias_up = p.bias != NULL ? ((const k_bf16 *)p.bias)[out.row + a.n_out / 2] : (k_bf16)0;
-    if (p.kind == K_PRODUCT_RESIDUAL) {
-        out.residual = p.residual[(size_t)out.c * a.n_out + out.row];
-        out.norm = ((const k_bf16 *)p.norm)[out.row];
-    }
+    fetch_output(out, p, a.n_out);
     return out;
 }
 
@@ -265,51 +230,6 @@ static __device__ inline float sum_warps(const float *red, int place, int col, i
     for (int warp_idx = 0; warp_idx < WK; warp_idx++)
         sum += red[((place / 16 * WK + warp_idx) * n + col) * COL_STRIDE + place % 16];
     return sum;
-}
-
-/* The launch arguments that the epilogue reads, in registers. */
-struct targets {
-    int kind, n_out, is_half;
-    void *y, *normed;
-    float *residual, *sums_out;
-};
-
-/* Read once before the mainloop: an argument that was not read recently takes 500 cycles. */
-static __device__ inline targets targets_of(const product_args &a)
-{
-    targets to = {a.p.kind, a.n_out, a.p.y_is_half, a.p.y, a.p.normed, a.p.residual, a.p.sums_out};
-
-    pin(to.kind), pin(to.n_out), pin(to.is_half);
-    pin_global(to.y), pin_global(to.normed), pin_global(to.residual), pin_global(to.sums_out);
-    return to;
-}
-
-/* Finish one output: inverse is the norm's factor of its column. */
-static __device__ inline void write_output(const targets &to, const output &o, float sum, float up,
-                                           float inverse)
-{
-    float result = sum * inverse + load_bf16(&o.bias), square;
-    size_t at = (size_t)o.c * to.n_out + o.row;
-
-    switch (to.kind) {
-    case K_PRODUCT_PLAIN: store_bf16((k_bf16 *)to.y + at, result); break;
-    case K_PRODUCT_FLOAT: ((float *)to.y)[at] = result; break;
-    case K_PRODUCT_GATED:
-        store_x(to.y, (size_t)o.c * (to.n_out / 2) + o.row,
-                result / (1.0f + __expf(-result)) * (up * inverse + load_bf16(&o.bias_up)),
-                to.is_half);
-        break;
-    case K_PRODUCT_RESIDUAL: /* the sixteen lanes of a tile come here together */
-        result += o.residual;
-        to.residual[at] = result;
-        store_x(to.normed, at, result * load_bf16(&o.norm), to.is_half);
-        square = result * result;
-        for (int apart = 8; apart > 0; apart /= 2)
-            square += __shfl_xor_sync(0xffffU << (threadIdx.x & 16), square, apart);
-        if (o.row % 16 == 0)
-            to.sums_out[(size_t)o.c * (to.n_out / 16) + o.row / 16] = square;
-        break;
-    }
 }
 
 /* Add the warps' sums, and finish the outputs. */
@@ -338,43 +258,6 @@ static __device__ void load_x(char *xs, const product_args &a, uint64_t *bar)
                    bar);
 }
 
-/* Prefetch the partial sums of squares of row c; a lane has every 32nd. */
-static __device__ inline void fetch_squares(float squares[SQUARES], int c, const product_args &a)
-{
-    int lane = threadIdx.x % 32, n_sums = a.p.sums_in != NULL && c < a.n ? a.p.n_sums : 0;
-
-#pragma unroll
-    for (int i = 0; i < SQUARES; i++) {
-        int at = i * 32 + lane;
-
-        squares[i] = at < n_sums ? a.p.sums_in[(size_t)c * n_sums + at] : 0.0f;
-    }
-}
-
-/* 1 / sqrt(mean square) of each row of x; the first 32 * SQUARES partial sums of row `warp` are
- * prefetched. */
-static __device__ void find_inverse(float *inverse, float squares[SQUARES], int warp,
-                                    const product_args &a)
-{
-    int lane = threadIdx.x % 32, n_sums = a.p.sums_in != NULL ? a.p.n_sums : 0;
-
-    for (int col = warp; col < a.n; col += WARPS) {
-        float sum = 0.0f;
-
-        if (col > warp)
-            fetch_squares(squares, col, a);
-#pragma unroll
-        for (int i = 0; i < SQUARES; i++)
-            sum += squares[i];
-        for (int i = 32 * SQUARES + lane; i < n_sums; i += 32)
-            sum += a.p.sums_in[(size_t)col * n_sums + i];
-        for (int i = 16; i > 0; i /= 2)
-            sum += __shfl_xor_sync(~0U, sum, i);
-        if (lane == 0)
-            inverse[col] = n_sums > 0 ? rsqrtf(sum / a.n_in + a.p.eps) : 1.0f;
-    }
-}
-
 /* --- the kernel ------------------------------------------------------------------------- */
 
 /* NT: columns computed, in eights; WK: warps that share a tile; PT: tiles of a warp per pass. */
@@ -393,7 +276,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     uint64_t *bars = (uint64_t *)(inverse + 8 * NT), *x_bar = bars + WARPS * a.depth;
     int first = blockIdx.x * a.tiles_each + min((int)blockIdx.x, a.tiles_left);
     int last = first + a.tiles_each + ((int)blockIdx.x < a.tiles_left);
-    targets to = targets_of(a);
+    targets to = targets_of(a.p, a.n_out);
     box_ring ring = {};
     uint32_t x_row[NT];
     float squares[SQUARES];
@@ -436,7 +319,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
             store_sums<NT>(sums + (tile_idx * WARPS + warp) * COL_STRIDE * a.n, acc, a.n);
         }
         if (tile == first)
-            find_inverse(inverse, squares, warp, a);
+            find_inverse<WARPS>(inverse, squares, warp, a);
         end_pass<WK>(sums, to, out, a.n, inverse);
     }
 }
@@ -480,7 +363,8 @@ static bool is_wide(const struct k_matrix *w, int n)
 /* Any of the kernels. */
 int k_multiply_takes(const struct k_matrix *w, int n)
 {
-    return takes(w, n) || product_wide_takes(w, n) || product_blocks_takes(w, n);
+    return takes(w, n) || product_wide_takes(w, n) || product_blocks_takes(w, n) ||
+           product_packed_takes(w, n);
 }
 
 /* Within a bucket the order of summation is the same, so the caller may pad its rows to it. */
@@ -490,6 +374,8 @@ int k_multiply_bucket(const struct k_matrix *w, int n)
 
     if (is_wide(w, n))
         return product_cut_columns(n);
+    if (product_packed_takes(w, n))
+        return product_packed_bucket(n);
     if (product_blocks_takes(w, n))
         return n; /* the order of sums is the same for all, but not their limit */
     while (bucket > n && !takes(w, bucket))
@@ -534,6 +420,8 @@ int k_multiply(const struct k_product *p, int n, int n_sms, k_stream stream)
         return p->kind == K_PRODUCT_RESIDUAL && w->n_out % 16 != 0
                    ? -1
                    : product_wide(p, n, n_sms, stream);
+    if (k_format_is_packed(&w->format))
+        return product_packed(p, n, n_sms, stream);
     if (product_blocks_takes(w, n))
         return product_blocks(p, n, n_sms, stream);
     if (!takes(w, n) || (p->kind == K_PRODUCT_RESIDUAL && w->n_out % 16 != 0) ||

@@ -17,7 +17,7 @@
  * 2 q and 2 q + 1 of rows g and g + 8 of a box. The order of sums depends on n_in alone. */
 #include "kernels/activation.cuh"
 #include "kernels/e4m3.cuh"
-#include "kernels/product.cuh"
+#include "kernels/product_end.cuh"
 
 #define WARPS     16
 #define THREADS   (WARPS * 32)
@@ -26,7 +26,6 @@
 #define BOX_BYTES 2048
 #define DEPTH     4  /* boxes of a ring: 128 KB per multiprocessor, as in product.cu */
 #define ROWS_MAX  16 /* x is read from L2 by all blocks: with more rows cuBLASLt is faster */
-#define SQUARES   8  /* partial sums of squares that a lane requests early */
 
 struct blocks_args {
     struct k_product p;
@@ -282,43 +281,6 @@ static __device__ inline void finish(const blocks_args &a, const blocks_output &
     write_output(a, o, sum_of<NT>(sums, o.place, o.col), up, inverse[o.col]);
 }
 
-/* --- the norm of x ---------------------------------------------------------------------------- */
-
-/* Request the partial sums of squares of a row; a lane has every 32nd. */
-static __device__ inline void fetch_squares(float (&squares)[SQUARES], int col,
-                                            const blocks_args &a)
-{
-    int lane = threadIdx.x % 32, n_sums = a.p.sums_in != NULL && col < a.n ? a.p.n_sums : 0;
-
-#pragma unroll
-    for (int i = 0; i < SQUARES; i++)
-        squares[i] =
-            i * 32 + lane < n_sums ? a.p.sums_in[(size_t)col * n_sums + i * 32 + lane] : 0.0f;
-}
-
-/* inverse [n] = 1 / sqrt(mean square); the squares of row `warp` are requested. */
-static __device__ inline void find_inverse(float *inverse, float (&squares)[SQUARES], int warp,
-                                           const blocks_args &a)
-{
-    int lane = threadIdx.x % 32, n_sums = a.p.sums_in != NULL ? a.p.n_sums : 0;
-
-    for (int col = warp; col < a.n; col += WARPS) {
-        float sum = 0.0f;
-
-        if (col > warp)
-            fetch_squares(squares, col, a);
-#pragma unroll
-        for (int i = 0; i < SQUARES; i++)
-            sum += squares[i];
-        for (int i = 32 * SQUARES + lane; i < n_sums; i += 32)
-            sum += a.p.sums_in[(size_t)col * n_sums + i];
-        for (int apart = 16; apart > 0; apart /= 2)
-            sum += __shfl_xor_sync(~0U, sum, apart);
-        if (lane == 0)
-            inverse[col] = n_sums > 0 ? rsqrtf(sum / (float)a.n_in + a.p.eps) : 1.0f;
-    }
-}
-
 /* --- the kernel ------------------------------------------------------------------------------- */
 
 /* Shared memory. NT: columns, in eights. */
@@ -371,7 +333,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
         for (int i = 0; i < NT * 4; i++)
             s.sums[(warp * NT * 4 + i) * 32 + lane] = acc[i / 4][i % 4];
         if (tile == first)
-            find_inverse(s.inverse, squares, warp, a);
+            find_inverse<WARPS>(s.inverse, squares, warp, a);
         __syncthreads();
         finish<NT>(a, o, s.sums, s.inverse);
         __syncthreads(); /* the next tile's sums are in the same place */

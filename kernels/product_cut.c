@@ -5,6 +5,8 @@
  * then the largest stages for which enough of them fit into shared memory. */
 #include "kernels/product_cut.h"
 
+#include "kernels/packed.h"
+
 #define SPLIT_MAX   2           /* CTAs that share a tile */
 #define STAGE_BYTES (32 * 1024) /* at most, per stage of w */
 #define PRE_BYTES   (64 * 1024) /* of w that are loaded before x, which waits in the same queue */
@@ -22,10 +24,19 @@ int product_cut_columns(int n)
     return n <= 8 ? 8 : n <= 16 ? 16 : n <= 32 ? 32 : n <= 48 ? 48 : 64;
 }
 
-/* A slab is always 128 bytes per row, so it has 64 columns of bfloat16 and 128 of e4m3. */
+/* A slab is 128 bytes per row, so it has 64 columns of bfloat16 and 128 of e4m3; or records of 128
+ * columns. */
 int product_cut_slab_cols(const struct k_format *format)
 {
+    if (k_format_is_packed(format))
+        return K_PACKED_COLS;
     return CUT_SLAB * 8 / k_type_bits(format->elem);
+}
+
+/* What the rows of a block are a multiple of. */
+static int strip_of(const struct product_cut *c)
+{
+    return c->packed ? K_PACKED_ROWS : 8;
 }
 
 /* Blocks of 64 rows in a tile of so many rows: 1, 2 or 4. With one, the epilogue handles eight rows
@@ -48,8 +59,8 @@ static int rows_of(const struct product_cut *c, bool sixteens, int n_split, int 
         int blocks = blocks_of(c, share), unit = 8 * n_split * (c->gated ? 2 : 1), rows;
         long cost;
 
-        if (unit < 8 * blocks)
-            unit = 8 * blocks;
+        if (unit < strip_of(c) * blocks)
+            unit = strip_of(c) * blocks;
         if (sixteens && unit < 16 * n_split)
             unit = 16 * n_split;
         rows = round_up(share, unit);
@@ -115,17 +126,28 @@ static void place_sums(struct product_cut *c)
     }
 }
 
+/* Bytes of a stage of w, and of its parts. */
+static void size_stage(struct product_cut *c, int box)
+{
+    if (c->packed) { /* slab_bytes is a record's */
+        c->group_bytes = box * c->slab_bytes;
+        c->stage_bytes = c->block_rows / K_PACKED_ROWS * c->group_bytes;
+        return;
+    }
+    c->group_bytes = c->rows_by_eight ? box * 8 * CUT_SLAB : 8 * CUT_SLAB;
+    c->slab_bytes = c->rows_by_eight ? 8 * CUT_SLAB : c->block_rows * CUT_SLAB;
+    c->stage_bytes = box * c->block_rows * CUT_SLAB;
+}
+
 /* Lay out shared memory with stages of `box` slabs; false when too few fit. */
 static bool lay_out(struct product_cut *c, int box)
 {
     int stride = c->n_blocks * CUT_BLOCK + 4, sums, rest, slack, ring;
-    bool one_tile = c->n_tiles <= c->n_groups;
+    bool one_tile = c->n_tiles <= c->n_groups, is_pair = c->n_blocks == 1 && c->n_split == 2;
     int least = c->n_blocks == 1 ? 4 : 2; /* stages of x: two per warpgroup */
 
     c->box = box;
-    c->group_bytes = c->rows_by_eight ? box * 8 * CUT_SLAB : 8 * CUT_SLAB;
-    c->slab_bytes = c->rows_by_eight ? 8 * CUT_SLAB : c->block_rows * CUT_SLAB;
-    c->stage_bytes = box * c->block_rows * CUT_SLAB;
+    size_stage(c, box);
     c->x_bytes = box * c->x_slabs * c->columns * CUT_SLAB;
     c->x_copied = box * c->x_slabs * c->x_rows * CUT_SLAB;
     c->part = c->n_blocks == 1 ? round_up(c->rows / c->n_split, 16) * c->columns : 0;
@@ -136,14 +158,16 @@ static bool lay_out(struct product_cut *c, int box)
     if (c->n_blocks == 4 && c->gated && c->n_split == 1 && sums < c->columns * CUT_GATED_STRIDE * 2)
         sums = c->columns * CUT_GATED_STRIDE * 2;
     rest = CUT_REST_BYTES + (one_tile ? 0 : sums);
+    if (c->packed) /* x is aligned; stages are too short for sums of a pair */
+        rest += 1024 + (is_pair ? 2 * sums : 0);
     /* Blocks of less than 64 rows: the wgmma reads the bytes after them, too. These are mostly
      * stages of x. */
-    slack = (CUT_BLOCK - c->block_rows) / 8 * c->group_bytes;
+    slack = (CUT_BLOCK - c->block_rows) / strip_of(c) * c->group_bytes;
     share_ring(c, CUT_SMEM_MAX - rest, least);
     if (c->x_depth * c->x_bytes < slack)
         share_ring(c, CUT_SMEM_MAX - rest - slack, least);
     c->first_stages = first_stages_of(c);
-    c->x_at = c->depth * c->stage_bytes;
+    c->x_at = round_up(c->depth * c->stage_bytes, 1024); /* for the swizzle */
     ring = c->x_at + c->x_depth * c->x_bytes;
     if (ring < c->x_at + slack)
         ring = c->x_at + slack;
@@ -151,10 +175,17 @@ static bool lay_out(struct product_cut *c, int box)
         ring = sums;
     c->red_at = one_tile ? 0 : ring;
     c->rest_at = ring + (one_tile ? 0 : sums);
-    if (c->depth > 0 && c->n_blocks == 1 && c->n_split == 2)
+    if (c->packed && is_pair) {
+        for (int rank = 0; rank < 2; rank++) {
+            c->own_at[rank] = c->rest_at;
+            c->sent_at[rank] = c->rest_at + sums;
+        }
+        c->rest_at += 2 * sums;
+    } else if (c->depth > 0 && is_pair) {
         place_sums(c);
+    }
     c->smem = c->rest_at + CUT_REST_BYTES;
-    if (c->n_blocks == 1 && c->n_split == 2 && c->stage_bytes < sums)
+    if (!c->packed && is_pair && c->stage_bytes < sums)
         return false;
     return c->depth >= min_stages(c) && c->smem <= CUT_SMEM_MAX;
 }
@@ -187,7 +218,10 @@ static bool cut_tiles(struct product_cut *c, bool tails, int n_sms)
     c->tail_rows = 0;
     if (tails && c->n_blocks > 1 && c->n_split == 1)
         cut_tail(c);
-    box = STAGE_BYTES / (c->block_rows * CUT_SLAB);
+    if (c->block_rows % strip_of(c) != 0)
+        return false;
+    size_stage(c, 1);
+    box = STAGE_BYTES / c->stage_bytes;
     box = box > 8 ? 8 : box;
     share = (c->n_slabs + c->n_split - 1) / c->n_split;
     for (; box > 0; box--) {
@@ -214,6 +248,12 @@ bool product_cut_of(struct product_cut *c, const struct k_matrix *w, enum k_prod
     c->x_slabs = product_cut_slab_cols(&w->format) / CUT_SLAB_COLS;
     c->n_slabs = w->n_in / product_cut_slab_cols(&w->format);
     c->rows_by_eight = w->n_out % (c->gated ? 16 : 8) == 0;
+    c->packed = k_format_is_packed(&w->format);
+    if (c->packed) {
+        const struct k_packing packing = k_packing_of(&w->format);
+
+        c->slab_bytes = (int)k_packed_record_bytes(&packing);
+    }
     /* A share has at least four slabs; lay_out() checks whether a stage then has room for sums. */
     for (int split = 1;
          split <= SPLIT_MAX && (split == 1 || 4 * split <= c->n_slabs) && split <= n_sms; split++) {
@@ -228,7 +268,7 @@ bool product_cut_of(struct product_cut *c, const struct k_matrix *w, enum k_prod
         if (rows >= WHOLE_ROWS || (k_format_is_plain(&w->format) && c->columns * 3 <= rows * 2))
             break;
     }
-    tails = kind == K_PRODUCT_FLOAT && c->rows_by_eight;
+    tails = kind == K_PRODUCT_FLOAT && c->rows_by_eight && !c->packed;
     if (cut_tiles(c, tails, n_sms))
         return true;
     /* Sums of a pair take multiples of 16 rows in a stage; with the most columns, stages are too

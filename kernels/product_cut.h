@@ -45,6 +45,7 @@ struct product_cut {
     bool gated;
     /* stages of w are [rows / 8][box][8][CUT_SLAB]; else [box][rows][CUT_SLAB] */
     bool rows_by_eight;
+    bool packed; /* stages of w are strips [rows / 16][box][record] (packed.h) */
 
     int n_in;
     int x_slabs;  /* slabs of x per slab of w: 1, or 2 with e4m3 */
@@ -54,8 +55,8 @@ struct product_cut {
     /* With K_PRODUCT_FLOAT and several tiles per CTA: tiles after the first n_whole have tail_rows,
      * so that all CTAs have nearly the same number of rows; 0: there are none. */
     int n_whole, tail_rows;
-    int group_bytes, slab_bytes; /* in a stage: bytes from 8 rows to the next 8, and from a slab to
-                                  * the next */
+    int group_bytes, slab_bytes; /* in a stage: bytes from 8 rows, or a strip, to the next, and from
+                                  * a slab to the next */
     int x_bytes;
     int x_copied; /* bytes copied per stage of x */
     /* Offsets in shared memory, which begins with the stages of w. */

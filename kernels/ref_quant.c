@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "kernels/e4m3.h"
+#include "kernels/packed.h"
 
 /* Round n elements with one scale: the given one, or the one that makes the largest element 448. */
 static void round_run(k_e4m3 *out, float *scale, const float *x, const float *x_scale, int n)
@@ -41,6 +42,7 @@ static float number(enum k_type type, const void *from, size_t i)
 {
     const uint8_t *bytes = from;
     float value = 0.0f;
+    _Float16 half;
 
     switch (type) {
     case K_F32: memcpy(&value, bytes + 4 * i, 4); break;
@@ -63,6 +65,11 @@ static float number(enum k_type type, const void *from, size_t i)
     case K_Q5_K:
     case K_Q6_K:
     case K_IQ4_XS: break; /* ref_blocks() reads these */
+    case K_F16:
+        memcpy(&half, bytes + 2 * i, 2);
+        value = (float)half;
+        break;
+    case K_INT4: break; /* dequantise_records() */
     }
     return value;
 }
@@ -93,6 +100,42 @@ static void dequantise_blocks(float *out, const struct k_matrix *w, int first, i
                (size_t)n * (size_t)per_row);
 }
 
+/* Columns first .. first + 127 of a row of records: strips are unpacked record by record. */
+static void dequantise_record(float *out, const struct k_format *format, const uint8_t *record,
+                              int row)
+{
+    const struct k_packing packing = k_packing_of(format);
+    uint8_t codes[K_PACKED_ROWS * K_PACKED_COLS], scales[K_PACKED_ROWS * 4 * 2];
+    uint8_t zeros[K_PACKED_ROWS * 4];
+    const struct k_unpacked to = {codes, scales, zeros};
+    int groups = K_PACKED_COLS / packing.group;
+
+    k_unpack_strip(&to, &packing, record, K_PACKED_ROWS, K_PACKED_COLS);
+    for (int col = 0; col < K_PACKED_COLS; col++) {
+        size_t group = (size_t)(row * groups + col / packing.group);
+        int zero = format->has_zeros ? zeros[group] : 8;
+
+        out[col] =
+            (float)(codes[row * K_PACKED_COLS + col] - zero) * number(format->scale, scales, group);
+    }
+}
+
+static void dequantise_records(float *out, const struct k_matrix *w, int first, int n)
+{
+    const struct k_packing packing = k_packing_of(&w->format);
+    size_t record_bytes = k_packed_record_bytes(&packing);
+    size_t strip_bytes = k_packed_strip_bytes(&packing, w->n_in);
+
+    for (int row = first; row < first + n; row++) {
+        const uint8_t *strip =
+            (const uint8_t *)w->data + (size_t)(row / K_PACKED_ROWS) * strip_bytes;
+
+        for (int col = 0; col < w->n_in; col += K_PACKED_COLS, out += K_PACKED_COLS)
+            dequantise_record(out, &w->format, strip + (size_t)(col / K_PACKED_COLS) * record_bytes,
+                              row % K_PACKED_ROWS);
+    }
+}
+
 /* 8-bit codes are decoded by a table of 256 values, because a checkpoint has billions of them. */
 void ref_dequantise(float *out, const struct k_matrix *w, int first, int n)
 {
@@ -101,6 +144,10 @@ void ref_dequantise(float *out, const struct k_matrix *w, int first, int n)
     int step = k_format_has_groups(format) ? format->group_cols : w->n_in;
     float values[256], whole = format->has_global ? *w->global : 1.0f;
 
+    if (k_format_is_packed(format)) {
+        dequantise_records(out, w, first, n);
+        return;
+    }
     if (k_type_block(format->elem) > 1) {
         dequantise_blocks(out, w, first, n);
         return;

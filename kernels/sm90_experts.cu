@@ -321,8 +321,9 @@ static __device__ __forceinline__ void load_step(uint32_t (&a)[4][4], const char
         load_operands<FORMAT>(a, (shared_addr(stage) + at) ^ odd * 64, scales);
 }
 
-/* The same as multiply_plain(), of elements that become bfloat16: while the products of a slab run, the next one is
- * converted. A stage of w has two slabs, and is given back when the second is in registers. */
+/* As multiply_plain(), of elements that become bfloat16: while the products of a slab run, the next
+ * one is converted. A stage of w has two slabs, and is given back when the second is in
+ * registers. */
 template <int FORMAT, int PARTS>
 static __device__ __forceinline__ void multiply_widened(float (&acc)[2][64], many_shared<FORMAT> &s,
                                                         many_rings<FORMAT> &r, int group,

@@ -41,6 +41,7 @@
  * the same queue. The numbers that loops and epilogues need are in registers by then (steady()).
  * The order of summation depends on the shape and on the bucket of n. */
 #include "kernels/product_ring.h"
+#include "kernels/sm90_product_codes.cuh"
 #include "kernels/sm90_product_end.cuh"
 
 #define THREADS 384 /* two warpgroups of consumers; a producer warp; three helper warps */
@@ -107,7 +108,7 @@ static __device__ inline void let_next_begin(void)
 /* Before the previous launch has ended: initialise the barriers, and load the first stages of w.
  * Each warp does some of the stages, because an initialisation takes 30 cycles and a copy 100, and
  * nothing is read until then. */
-template <int MB>
+template <int MB, bool CODES>
 static __device__ inline void begin_stages(char *shared, const barriers &bars,
                                            const CUtensorMap *map, const work &k,
                                            const wide_args &a, int warp)
@@ -124,9 +125,16 @@ static __device__ inline void begin_stages(char *shared, const barriers &bars,
         __syncwarp();
         if (leads()) {
             if (i < cut.first_stages) {
-                barrier_expect(&bars.full[i], cut.stage_bytes);
-                copy_w(shared + i * cut.stage_bytes, map, block_row<MB, false>(k.tile, i % MB, cut),
-                       k.first + i / MB * cut.box, cut.rows_by_eight, &bars.full[i]);
+                if (CODES) {
+                    load_strips(shared + i * cut.stage_bytes, a.codes,
+                                block_row<MB, false>(k.tile, i % MB, cut),
+                                k.first + i / MB * cut.box, cut, &bars.full[i]);
+                } else {
+                    barrier_expect(&bars.full[i], cut.stage_bytes);
+                    copy_w(shared + i * cut.stage_bytes, map,
+                           block_row<MB, false>(k.tile, i % MB, cut), k.first + i / MB * cut.box,
+                           cut.rows_by_eight, &bars.full[i]);
+                }
             }
             barrier_init(&bars.empty[i], WORKERS / 32);
         }
@@ -167,10 +175,10 @@ static __device__ inline product_cut steady_cut(const product_cut &of)
 
 /* By one lane: load all blocks of this CTA after the first stages, with a stage of x before each
  * step of w. Returns the stage that would be loaded next. */
-template <int MB, bool TAILS>
+template <int MB, bool TAILS, bool CODES>
 static __device__ ring_stage load_all(char *shared, const barriers &bars, const CUtensorMap *w_map,
                                       const CUtensorMap *tail_map, const CUtensorMap *x_map,
-                                      const work &k, const product_cut &c)
+                                      const work &k, const wide_codes &codes, const product_cut &c)
 {
     ring_step w = {k.tile, k.first}, x = w;
     ring_stage to = {0, 1}, x_to = {0, 1};
@@ -188,6 +196,12 @@ static __device__ ring_stage load_all(char *shared, const barriers &bars, const 
             bool tail = TAILS && w.tile >= c.n_whole;
 
             barrier_wait(&bars.empty[to.at], to.parity);
+            if (CODES) {
+                load_strips(shared + to.at * c.stage_bytes, codes,
+                            block_row<MB, TAILS>(w.tile, block, c), w.slab, c, &bars.full[to.at]);
+                ring_next(&to, 1, c.depth);
+                continue;
+            }
             barrier_expect(&bars.full[to.at],
                            tail ? c.stage_bytes / c.rows * c.tail_rows : c.stage_bytes);
             copy_w(shared + to.at * c.stage_bytes, tail ? tail_map : w_map,
@@ -375,10 +389,10 @@ static __device__ inline uint32_t lane_at(const product_cut &c)
 
 /* The mainloop over a tile: acc gets this warpgroup's sums. With one block it takes every second
  * stage, with several every second block. */
-template <int N, int MB, bool FP8>
+template <int N, int MB, bool FP8, bool CODES>
 static __device__ __forceinline__ void multiply_tile(
     float (&acc)[RING_OWN_BLOCKS(MB)][SUMS(N)][N / 2], const rings &r, ring_stage &from,
-    ring_stage &x_from, uint32_t lane, int group)
+    ring_stage &x_from, uint32_t lane, int group, const code_form &form)
 {
     const int OWN = RING_OWN_BLOCKS(MB);
 
@@ -406,7 +420,10 @@ static __device__ __forceinline__ void multiply_tile(
             pass_stages(r, from, ring_n_before(MB, group));
             w = r.stages + (uint32_t)from.at * r.stage_bytes;
             barrier_wait(r.full + from.at * 8, from.parity);
-            if constexpr (FP8)
+            if constexpr (CODES)
+                multiply_codes<N>(acc[block], w + lane, x, n_slabs, r.slab * 16, r.x_slab, r.x_rows,
+                                  form);
+            else if constexpr (FP8)
                 multiply_e4m3<N>(acc[block], w + lane, x, n_slabs, r);
             else
                 multiply_bf16<N>(acc[block], w / 16, x, n_slabs, r);
@@ -504,6 +521,7 @@ struct places {
     bool straight; /* K_PRODUCT_GATED of four blocks: write_gated() is its epilogue */
     exchange x_sums;
     ring_stage w, x;
+    code_form form;
 };
 
 /* After a CTA's first tile: the inverse norms are ready. All threads have read the stages, which
@@ -515,7 +533,7 @@ static __device__ inline void join_consumers(const cta &own, int tile)
 }
 
 /* A tile of one block: mainloop and epilogue. */
-template <int N, int KIND, bool FP8>
+template <int N, int KIND, bool FP8, bool CODES>
 static __device__ inline void work_block(const cta &own, const wide_args &a, const facts &t,
                                          int tile, int group, places &at)
 {
@@ -523,13 +541,13 @@ static __device__ inline void work_block(const cta &own, const wide_args &a, con
     share s = share_of<N>(a, t, own.shared, tile, own.rank, own.warp);
     first_patches<N> early = begin_patches<N, KIND, FP8>(t, s, own.warp, own.warp / DEALT(N));
 
-    multiply_tile<N, 1, FP8>(acc, at.r, at.w, at.x, at.lane, group);
+    multiply_tile<N, 1, FP8, CODES>(acc, at.r, at.w, at.x, at.lane, group, at.form);
     join_consumers(own, tile);
     end_block<N, KIND, FP8>(acc[0][0], t, s, early, own.warp, own.rank, at.x_sums);
 }
 
 /* A tile of several blocks: mainloop and epilogue. */
-template <int N, int MB, int KIND, bool FP8>
+template <int N, int MB, int KIND, bool FP8, bool CODES>
 static __device__ inline void work_blocks(const cta &own, const wide_args &a, const facts &t,
                                           int tile, int group, places &at)
 {
@@ -544,7 +562,7 @@ static __device__ inline void work_blocks(const cta &own, const wide_args &a, co
         gates = read_gate<FP8>(a, tile, group);
     if (KIND == K_PRODUCT_RESIDUAL)
         fetch_first<N>(f, a, o);
-    multiply_tile<N, MB, FP8>(acc, at.r, at.w, at.x, at.lane, group);
+    multiply_tile<N, MB, FP8, CODES>(acc, at.r, at.w, at.x, at.lane, group, at.form);
     join_consumers(own, tile);
     if (KIND == K_PRODUCT_FLOAT && t.n_split == 1) {
         write_floats<N, MB, OWN, FP8>(acc, t, tile, group);
@@ -579,13 +597,13 @@ static __device__ inline void work_blocks(const cta &own, const wide_args &a, co
 
 /* The producer warp: one lane loads all stages. Then, in a pair, the other CTA may write its sums
  * to the stage that would be loaded next. */
-template <int MB, int KIND>
+template <int MB, int KIND, bool CODES>
 static __device__ __forceinline__ void produce(const cta &own, const wide_args &a,
                                                const CUtensorMap *w_map,
                                                const CUtensorMap *tail_map,
                                                const CUtensorMap *x_map)
 {
-    constexpr bool TAILS = MB != 1 && KIND == K_PRODUCT_FLOAT;
+    constexpr bool TAILS = MB != 1 && KIND == K_PRODUCT_FLOAT && !CODES;
     const product_cut &c = a.c;
     ring_stage next = {};
     char *stages = steady_shared(own.shared);
@@ -596,7 +614,7 @@ static __device__ __forceinline__ void produce(const cta &own, const wide_args &
     product_cut cut = steady_cut(c);
 
     if (leads())
-        next = load_all<MB, TAILS>(stages, bars, w_map, tail_map, x_map, k, cut);
+        next = load_all<MB, TAILS, CODES>(stages, bars, w_map, tail_map, x_map, k, a.codes, cut);
     __syncwarp();
     if (c.n_split > 1)
         cluster_wait();
@@ -617,8 +635,9 @@ static __device__ __forceinline__ void help(const cta &own, const wide_args &a)
     named_arrive(1, THREADS - 32);
 }
 
-/* N: columns computed; MB: blocks per tile; KIND: of product; FP8: w is e4m3, x float16. */
-template <int N, int MB, int KIND, bool FP8>
+/* N: columns computed; MB: blocks per tile; KIND: of product; FP8: w is e4m3, x float16;
+ * CODES: w is packed. */
+template <int N, int MB, int KIND, bool FP8, bool CODES>
 static __global__ void __launch_bounds__(THREADS, 1)
     wide_kernel(const __grid_constant__ CUtensorMap w_map,
                 const __grid_constant__ CUtensorMap x_map,
@@ -640,12 +659,12 @@ static __global__ void __launch_bounds__(THREADS, 1)
     int warp = own.warp;
     bool pushes = MB == 1 && cut.n_split > 1;
 
-    if (warp == THREADS / 32 - 1 && leads())
+    if (!CODES && warp == THREADS / 32 - 1 && leads())
         tensor_prefetch(&w_map);
     own.k.tile = blockIdx.x >> (cut.n_split - 1); /* 1 or 2 */
     own.k.first = own.rank * cut.n_slabs >> (cut.n_split - 1);
     own.k.last = (own.rank + 1) * cut.n_slabs >> (cut.n_split - 1);
-    begin_stages<MB>(shared, own.bars, &w_map, own.k, a, warp);
+    begin_stages<MB, CODES>(shared, own.bars, &w_map, own.k, a, warp);
     if (pushes && warp == THREADS / 32 - 1 && leads()) {
         barrier_init(own.x.ready, 1);
         barrier_init(own.x.met, 1);
@@ -657,7 +676,7 @@ static __global__ void __launch_bounds__(THREADS, 1)
     if (cut.n_split > 1)
         cluster_arrive_relaxed(); /* waited for before the other CTA's shared memory is written */
     if (warp == WORKERS / 32) {
-        produce<MB, KIND>(own, a, &w_map, &tail_map, &x_map);
+        produce<MB, KIND, CODES>(own, a, &w_map, &tail_map, &x_map);
     } else if (warp > WORKERS / 32) {
         help(own, a);
     } else {
@@ -665,20 +684,21 @@ static __global__ void __launch_bounds__(THREADS, 1)
             a, inverse,
             (float *)(shared + (MB == 1 && cut.n_split > 1 ? cut.own_at[own.rank] : cut.red_at)));
         places at = {rings_of(cut, shared, own.bars, own.k),
-                     lane_at(cut),
+                     CODES ? code_lane_at(cut) : lane_at(cut),
                      steady(cut.n_split == 1 && cut.rows_by_eight),
                      {steady_shared(own.x.ready), steady_shared(own.x.met)},
                      {},
-                     {}};
+                     {},
+                     CODES ? code_form_of(a.codes) : code_form{}};
 
         asm volatile("griddepcontrol.wait;" ::: "memory");
         if (cut.n_split > 1)
             cluster_wait();
         for (int tile = own.k.tile; tile < cut.n_tiles; tile += cut.n_groups) {
             if constexpr (MB == 1)
-                work_block<N, KIND, FP8>(own, a, t, tile, warp / 4, at);
+                work_block<N, KIND, FP8, CODES>(own, a, t, tile, warp / 4, at);
             else
-                work_blocks<N, MB, KIND, FP8>(own, a, t, tile, warp / 4, at);
+                work_blocks<N, MB, KIND, FP8, CODES>(own, a, t, tile, warp / 4, at);
         }
     }
     if (cut.n_split == 1 || pushes) /* a CTA that sums are sent to has waited for them */
@@ -714,6 +734,8 @@ static int encode_maps(maps *m, const wide_args &a)
     cuuint32_t x_box[3] = {CUT_SLAB_COLS, (cuuint32_t)cut.x_rows,
                            (cuuint32_t)(cut.box * cut.x_slabs)};
 
+    if (k_format_is_packed(&a.p.w->format)) /* read without a map */
+        return encode_boxes(&m->x, false, (void *)a.p.x, 3, x_sizes, x_strides, x_box);
     if (!cut.rows_by_eight) {
         sizes[1] = (cuuint64_t)cut.n_out;
         sizes[3] = 1;
@@ -731,13 +753,13 @@ static int encode_maps(maps *m, const wide_args &a)
 }
 
 /* With split-K the two CTAs of a tile form a cluster. */
-template <int N, int MB, int KIND, bool FP8>
+template <int N, int MB, int KIND, bool FP8, bool CODES>
 static int launch(const maps &m, const wide_args &a, k_stream stream)
 {
     cudaLaunchAttribute attributes[2] = {};
     cudaLaunchConfig_t config = {};
 
-    if (cudaFuncSetAttribute(wide_kernel<N, MB, KIND, FP8>,
+    if (cudaFuncSetAttribute(wide_kernel<N, MB, KIND, FP8, CODES>,
                              cudaFuncAttributeMaxDynamicSharedMemorySize, a.c.smem) != cudaSuccess)
         return -1;
     attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
@@ -751,43 +773,43 @@ static int launch(const maps &m, const wide_args &a, k_stream stream)
     config.stream = stream;
     config.attrs = attributes;
     config.numAttrs = a.c.n_split > 1 ? 2 : 1;
-    return cudaLaunchKernelEx(&config, wide_kernel<N, MB, KIND, FP8>, m.w, m.x, m.tail, a) ==
+    return cudaLaunchKernelEx(&config, wide_kernel<N, MB, KIND, FP8, CODES>, m.w, m.x, m.tail, a) ==
                    cudaSuccess
                ? 0
                : -1;
 }
 
-template <int N, int MB, bool FP8>
+template <int N, int MB, bool FP8, bool CODES>
 static int choose_kind(const maps &m, const wide_args &a, k_stream stream)
 {
     switch (a.p.kind) {
-    case K_PRODUCT_PLAIN: return launch<N, MB, K_PRODUCT_PLAIN, FP8>(m, a, stream);
-    case K_PRODUCT_FLOAT: return launch<N, MB, K_PRODUCT_FLOAT, FP8>(m, a, stream);
-    case K_PRODUCT_RESIDUAL: return launch<N, MB, K_PRODUCT_RESIDUAL, FP8>(m, a, stream);
+    case K_PRODUCT_PLAIN: return launch<N, MB, K_PRODUCT_PLAIN, FP8, CODES>(m, a, stream);
+    case K_PRODUCT_FLOAT: return launch<N, MB, K_PRODUCT_FLOAT, FP8, CODES>(m, a, stream);
+    case K_PRODUCT_RESIDUAL: return launch<N, MB, K_PRODUCT_RESIDUAL, FP8, CODES>(m, a, stream);
     case K_PRODUCT_GATED: {
         constexpr int BLOCKS = MB == 1 ? 2 : MB; /* gate and up */
 
-        return launch<N, BLOCKS, K_PRODUCT_GATED, FP8>(m, a, stream);
+        return launch<N, BLOCKS, K_PRODUCT_GATED, FP8, CODES>(m, a, stream);
     }
     }
     return -1;
 }
 
 /* One kernel per number of blocks, so that the accumulators of each are in registers. */
-template <int N, bool FP8>
+template <int N, bool FP8, bool CODES>
 static int choose_blocks(const maps &m, const wide_args &a, k_stream stream)
 {
     switch (a.c.n_blocks) {
-    case 1: return choose_kind<N, 1, FP8>(m, a, stream);
-    case 2: return choose_kind<N, 2, FP8>(m, a, stream);
-    default: return choose_kind<N, 4, FP8>(m, a, stream);
+    case 1: return choose_kind<N, 1, FP8, CODES>(m, a, stream);
+    case 2: return choose_kind<N, 2, FP8, CODES>(m, a, stream);
+    default: return choose_kind<N, 4, FP8, CODES>(m, a, stream);
     }
 }
 
 template <int N> static int choose(const maps &m, const wide_args &a, k_stream stream)
 {
-    return k_format_reads_half(&a.p.w->format) ? choose_blocks<N, true>(m, a, stream)
-                                               : choose_blocks<N, false>(m, a, stream);
+    return k_format_reads_half(&a.p.w->format) ? choose_blocks<N, true, false>(m, a, stream)
+                                               : choose_blocks<N, false, false>(m, a, stream);
 }
 
 /* Plain bf16, and e4m3 with at most one scale per row. */
@@ -800,7 +822,7 @@ bool product_wide_takes(const struct k_matrix *w, int n)
 /* One kernel per bucket of rows: the N of its wgmma is a template argument. */
 int product_wide(const struct k_product *p, int n, int n_sms, k_stream stream)
 {
-    maps tensor_maps;
+    maps tensor_maps = {};
     wide_args args = {};
 
     args.p = *p;
@@ -816,4 +838,27 @@ int product_wide(const struct k_product *p, int n, int n_sms, k_stream stream)
     case 48: return choose<48>(tensor_maps, args, stream);
     default: return choose<64>(tensor_maps, args, stream);
     }
+}
+
+/* Codes in records, of more rows than product_packed.cu is fast for: buckets of 16, 32 and 64. */
+int product_wide_packed(const struct k_product *p, int n, int n_sms, k_stream stream)
+{
+    const int least = 49; /* the fewest rows of the bucket of 64 */
+    maps tensor_maps = {};
+    wide_args args = {};
+
+    args.p = *p;
+    args.n = n;
+    args.codes = codes_of(p->w);
+    if (n > 32 && n < least)
+        n = least;
+    if ((p->sums_in != NULL && p->n_sums % 4 != 0) ||
+        !product_cut_of(&args.c, p->w, p->kind, n, n_sms) || encode_maps(&tensor_maps, args) != 0)
+        return -1;
+    switch (args.c.columns) {
+    case 16: return choose_blocks<16, false, true>(tensor_maps, args, stream);
+    case 32: return choose_blocks<32, false, true>(tensor_maps, args, stream);
+    case 64: return choose_blocks<64, false, true>(tensor_maps, args, stream);
+    }
+    return -1;
 }

@@ -21,11 +21,19 @@
  * the most columns there are registers for one only. */
 #define SUMS(N) ((N) > 32 ? 1 : 2)
 
+/* A packed matrix. */
+struct wide_codes {
+    const char *w;
+    int record_bytes, groups; /* groups of columns in a record: 1, 2 or 4 */
+    bool has_zeros, is_half;  /* scales are float16 */
+};
+
 struct wide_args {
     struct product_cut c; /* begins a 64-byte line of the arguments */
     struct k_product p;
     const float *scales; /* [n_out] or NULL */
     int n;
+    struct wide_codes codes;
 };
 
 /* --- the numbers that the epilogue needs ------------------------------------------------------ */

@@ -174,7 +174,9 @@ bool cpu_math_reads(enum k_type type)
     case K_MXFP4:
     case K_Q2_K:
     case K_Q3_K:
-    case K_IQ4_XS: break;
+    case K_IQ4_XS:
+    case K_F16:
+    case K_INT4: break;
     }
     return false;
 }

@@ -258,7 +258,9 @@ static void TILE(matmul)(const struct cpu_matmul *m)
     case K_MXFP4:
     case K_Q2_K:
     case K_Q3_K:
-    case K_IQ4_XS: must(false); /* cpu_math_reads() is false */
+    case K_IQ4_XS:
+    case K_F16:
+    case K_INT4: must(false); /* cpu_math_reads() is false */
     }
 }
 
@@ -299,7 +301,9 @@ static void TILE(expand)(float *out, const struct cpu_matmul *m)
     case K_MXFP4:
     case K_Q2_K:
     case K_Q3_K:
-    case K_IQ4_XS: must(false); /* cpu_math_reads() is false */
+    case K_IQ4_XS:
+    case K_F16:
+    case K_INT4: must(false); /* cpu_math_reads() is false */
     }
 }
 

@@ -32,6 +32,10 @@ struct device_pipe {
 
 #define DEVICE_TABLES_MAX 16
 
+/* Scratch memory of a GPU for rows of packed matrices as bf16: the largest matrix of an 8B model is
+ * two parts of it. */
+#define DEVICE_WIDENED_BYTES ((size_t)128 << 20)
+
 /* The largest step; work memory is sized by it. */
 struct device_limits {
     int n_tokens, n_seqs, pages_max, len_max; /* len_max: tokens of a sequence */
@@ -47,6 +51,7 @@ struct device_limits {
                                                 * without any */
     int n_choices;   /* experts that a router chooses from: those of all ranks */
     bool codes;      /* some matrices multiply codes (k_format_reads_codes()) */
+    bool packed;     /* some matrices are packed (k_format_is_packed()) */
     bool has_states; /* some layers are recurrent */
     int n_stages;    /* of the model; 0: one */
     bool follows;    /* a device of another process samples */

@@ -178,6 +178,8 @@ static int card_reserve(struct device *d, const struct device_limits *limits)
                      DEVICE_ASKED_MAX * sizeof(struct k_asked) + sizeof(struct k_logprob_row));
     if (limits->n_experts > 0)
         bytes += card_experts_bytes(limits);
+    if (limits->packed)
+        bytes += DEVICE_WIDENED_BYTES;
     if (n_ranks > 1)
         bytes += K_SUM_INBOX_BYTES(n_ranks);
     if (card_of(d)->takes_rows)

@@ -168,6 +168,8 @@ static int cuda_fill_random(struct device *d, const struct k_matrix *m, float de
 
     if (k_format_is_mxfp4(&m->format))
         rc = k_fill_random_mxfp4(m->data, k_mxfp4_bytes(m->n_out, m->n_in), seed, stream);
+    else if (k_format_is_packed(&m->format))
+        rc = k_fill_random_packed(m, deviation, seed, stream);
     else if (m->format.elem == K_E4M3)
         rc = k_fill_random_e4m3(m->data, n, deviation, seed, stream);
     else
@@ -412,7 +414,10 @@ static void cuda_run_product(struct device *d, struct gemm_product p, const stru
         p.x = x->codes.data;
         p.x_scales = x->codes.scales;
     }
-    cuda_keep(gpu, gemm_run(gpu->gemm, &p, gpu->stream), "matmul");
+    if (k_format_is_packed(&p.w->format))
+        cuda_keep(gpu, packed_run(gpu, &p), "matmul");
+    else
+        cuda_keep(gpu, gemm_run(gpu->gemm, &p, gpu->stream), "matmul");
 }
 
 /* Results are bf16. */
@@ -651,7 +656,8 @@ static int cuda_reserve(struct device *d, const struct device_limits *lim)
     if (lim->follows)
         gpu->samples = false;
     if ((rc = step_reserve(gpu)) != ERR_OK || (rc = peers_reserve(gpu)) != ERR_OK ||
-        (rc = stages_reserve(gpu)) != ERR_OK || (rc = experts_reserve(gpu)) != ERR_OK)
+        (rc = stages_reserve(gpu)) != ERR_OK || (rc = experts_reserve(gpu)) != ERR_OK ||
+        (rc = packed_reserve(gpu)) != ERR_OK)
         return rc;
     if (lim->n_heads > 0)
         return cuda_reserve_attention(gpu);

@@ -7,7 +7,11 @@
  * stage and the output matrix on one GPU: if the receiver started before that stage's kernels were
  * launched, and one of these had to be loaded first, which waits for the whole GPU, both would wait
  * forever. So the receiver of a step starts behind the sender of that step: an event orders the
- * streams, and a count of the steps that were handed over orders the threads that enqueue. */
+ * streams, and a count of the steps that were handed over orders the threads that enqueue.
+ *
+ * NCCL connects at the first message, and waits for the GPU then. With rows of another step on
+ * their way, which fit into no buffer, both processes waited forever; so far_open() sends one
+ * message already. */
 #include "config.h"
 
 #include "device/far_cuda.h"
@@ -74,6 +78,17 @@ static int far_make(struct far **out, struct cuda *c, const struct device_far *h
     return rc;
 }
 
+/* The first message of a connection. */
+static int far_greet(struct cuda *c, const struct far *f, bool sends)
+{
+    struct nccl_run run = {.data = c->own_sampled, .bytes = sizeof *c->own_sampled};
+
+    must(run.data != NULL);
+    if (nccl_move(f->pair, sends, &run, 1, c->stream) != 0)
+        return ERR_GPU;
+    return cuda_check(cudaStreamSynchronize(c->stream), "connecting with another node");
+}
+
 int far_open(struct device *d, const struct device_far *how)
 {
     struct cuda *gpu = cuda_of(d);
@@ -82,6 +97,8 @@ int far_open(struct device *d, const struct device_far *how)
 
     must(*place == NULL);
     rc = far_make(place, gpu, how);
+    if (rc == ERR_OK)
+        rc = far_greet(gpu, *place, how->sends);
     cuda_leave(before);
     if (rc == ERR_OK && how->after != NULL) {
         (*place)->sender = cuda_of(how->after)->far_out;

@@ -46,6 +46,7 @@ _Static_assert(sizeof(cublasLtMatmulAlgo_t) == GEMM_ALGO_WORDS * sizeof(uint64_t
 
 struct gemm_plan {
     int n, n_out, n_in; /* n is 0 in an empty slot */
+    int y_stride;
     enum gemm_kind kind;
     bool has_bias;
     cublasLtMatmulDescOpaque_t op;
@@ -195,7 +196,7 @@ static cublasStatus_t gemm_describe(struct gemm_plan *p)
     if ((status = cublasLtMatrixLayoutInit(&p->w, type, n_in, n_out, (int64_t)n_in)) != 0 ||
         (status = cublasLtMatrixLayoutInit(&p->x, type, n_in, n, (int64_t)n_in)) != 0)
         return status;
-    return cublasLtMatrixLayoutInit(&p->y, y_type, n_out, n, (int64_t)n_out);
+    return cublasLtMatrixLayoutInit(&p->y, y_type, n_out, n, p->y_stride);
 }
 
 /* Ask cuBLASLt for up to cap algorithms, best guess first. */
@@ -248,7 +249,7 @@ static bool gemm_take_measured(const struct gemm *g, struct gemm_plan *p)
 static bool gemm_is_same(const struct gemm_plan *a, const struct gemm_plan *b)
 {
     return a->n == b->n && a->n_out == b->n_out && a->n_in == b->n_in && a->kind == b->kind &&
-           a->has_bias == b->has_bias;
+           a->has_bias == b->has_bias && a->y_stride == b->y_stride;
 }
 
 /* The slot of a plan: the one with this shape, else an empty one among GEMM_PROBES, else the first,
@@ -276,6 +277,7 @@ static struct gemm_plan gemm_plan_of(const struct gemm_product *p)
     return (struct gemm_plan){.n = gemm_rows(p->n),
                               .n_out = p->w->n_out,
                               .n_in = p->w->n_in,
+                              .y_stride = p->y_stride > 0 ? p->y_stride : p->w->n_out,
                               .kind = gemm_kind_of(p),
                               .has_bias = p->bias != NULL};
 }

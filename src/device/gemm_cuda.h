@@ -32,6 +32,7 @@ struct gemm_product {
                             * blocks, [ceil(n_in / 128)][gemm_rows(n)]; else NULL */
     int n;
     bool y_is_float;
+    int y_stride; /* from a row of y to the next; 0: n_out. Plain w only */
 };
 
 /* Enqueue a product. Sums are float32 (of e4m3 without blocks: the tensor cores' own, some 14

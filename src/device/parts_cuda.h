@@ -128,6 +128,7 @@ struct cuda {
     cudaStream_t side; /* for copies that need not wait for a step */
     struct copy_way ways[DEVICE_WAYS];
     struct gemm *gemm;
+    k_bf16 *widened; /* DEVICE_WIDENED_BYTES, for packed matrices; NULL: there are none */
     int n_sms;
     const struct device_batch *batch; /* while a step is enqueued */
     struct k_tokens tokens;           /* on the device */
@@ -191,6 +192,11 @@ void experts_mix(struct device *d, void *out, const struct device_experts *e, in
 int experts_reserve(struct cuda *c) ERR_CHECKED;
 int experts_arrange(struct device *d, const struct k_matrix *m,
                     const struct k_mxfp4_rows *rows) ERR_CHECKED;
+
+/* Products with packed matrices (packed_cuda.c): scratch memory; one product, of any number of
+ * rows. Returns like gemm_run(), or -1 if a launch failed. */
+int packed_reserve(struct cuda *c) ERR_CHECKED;
+int packed_run(struct cuda *c, const struct gemm_product *p);
 
 /* --- peers_cuda.c: operations of the table --- */
 int peers_join(struct device *const *all, int n, enum device_links links);

@@ -457,7 +457,8 @@ static void loader_choose_format(struct loader *l, struct k_matrix *m, const str
     bool has_all;
     const struct k_format wanted = loader_wanted_format(l, parts, n_parts, use, &has_all);
 
-    if (loader_keeps_bf16(l, m, parts, n_parts, use))
+    if (loader_keeps_bf16(l, m, parts, n_parts, use) ||
+        (loader_packs(l, parts, n_parts, use, &m->format) && l->d->ops->takes(l->d, m)))
         return;
     /* takes() looks at the shape too: a quantised matrix of odd size is converted. Tables have no
      * scales beside them. */
@@ -560,7 +561,11 @@ static void loader_list_parts(struct loader *l, const struct k_matrix *m, float 
                             .dst = m->data,
                             .at = row * (size_t)m->n_in};
 
-        if (!is_plain && (to.part.kind != NULL || m->format.elem == K_BF16_KEPT)) {
+        if (k_format_is_packed(&m->format)) {
+            to.use = BYTES_PACKED;
+            to.packed = m->format;
+            to.at = row * k_format_row_bytes(&m->format, m->n_in);
+        } else if (!is_plain && (to.part.kind != NULL || m->format.elem == K_BF16_KEPT)) {
             /* The file's elements are the device's. */
             to.use = BYTES_COPIED;
             to.at = row * k_format_row_bytes(&m->format, m->n_in);
@@ -693,6 +698,7 @@ static void loader_fill_matrix(struct loader *l, struct k_matrix *matrix, struct
                                              : k_format_row_bytes(&matrix->format, matrix->n_in)));
     if (matrix->format.group_rows > 0)
         matrix->scales = scales = loader_allocate(l, loader_n_scales(matrix) * sizeof *scales);
+    l->w->is_packed = l->w->is_packed || (!l->absent && k_format_is_packed(&matrix->format));
     l->w->reads_codes = l->w->reads_codes || (!l->absent && k_format_reads_codes(&matrix->format));
     if (l->rc != ERR_OK)
         return;

@@ -19,6 +19,7 @@ enum use_of_bytes {
                       * device's type */
     BYTES_RAISED,    /* numbers of a file's type plus 1, in the device's type */
     BYTES_TURNED,    /* the tensor is the transpose of the matrix */
+    BYTES_PACKED,    /* codes that go into records, with their scales, when all have come */
 };
 
 /* The destination of a tensor on one rank. */
@@ -26,9 +27,10 @@ struct target {
     enum use_of_bytes use;
     enum device_type type;  /* of plain numbers */
     struct quant_part part; /* of a matrix */
+    struct k_format packed; /* BYTES_PACKED: of the matrix */
     struct slice slice;     /* of a vector: rows of one number */
     void *dst;
-    size_t at;      /* element of dst; for BYTES_COPIED a byte */
+    size_t at;      /* element of dst; for BYTES_COPIED and BYTES_PACKED a byte */
     float *scales;  /* BYTES_ROUNDED: scales of the rows, from the target's first */
     float *turned;  /* BYTES_TURNED, leader only: the whole matrix, gathered while its tensor is
                     * read */
@@ -98,6 +100,16 @@ int loader_arrange(struct loader *l) ERR_CHECKED;
 /* Find a part that is an expert's in the tensor, or in the blocks and scales, of all n experts of
  * the layer, and list it. Errors are in l->rc. */
 void loader_find_in_one(struct loader *l, struct part *p, int n);
+
+/* --- of loader_packed.c --- */
+
+/* Can the parts form a packed matrix without conversion? Then *out is its format. Without files:
+ * the format of random weights. */
+bool loader_packs(const struct loader *l, const struct part *parts, int n_parts,
+                  enum loader_use use, struct k_format *out);
+
+/* All of a tensor's data for the ranks that pack it. */
+int loader_pack(struct loader *l, size_t idx, const uint8_t *bytes) ERR_CHECKED;
 
 /* --- of loader_place.c --- */
 

@@ -4,8 +4,8 @@
  *
  * Bytes that the device takes as they are, or converts itself, go through its pipe. All others are
  * made float32 on the host and stored by the device's own operation, which is not thread-safe as
- * pipes are, hence the mutex. Some tensors have to be complete first: transposed ones, and those of
- * formats whose rows are not the matrix's. */
+ * pipes are, hence the mutex. Some tensors have to be complete first: transposed ones, those of
+ * formats whose rows are not the matrix's, and those that are packed. */
 #include <string.h>
 
 #include "base/mem.h"
@@ -44,10 +44,11 @@ size_t loader_elem_bytes(const struct target *to, int n)
     return (size_t)n * loader_file_bytes(to->type);
 }
 
-/* A tensor whose rows are not the matrix's is converted when all of it has come. */
+/* A tensor whose rows are not the matrix's is converted when all of it has come; packed are all. */
 bool loader_is_gathered(const struct target *to)
 {
-    return to->use == BYTES_CONVERTED && to->part.kind != NULL && to->part.kind->is_whole;
+    return to->use == BYTES_PACKED ||
+           (to->use == BYTES_CONVERTED && to->part.kind != NULL && to->part.kind->is_whole);
 }
 
 /* Of one row of the tensor in the file; 0 if it is gathered. */
@@ -181,7 +182,10 @@ static int loader_gather(struct loader *l, size_t idx, const unsigned char *from
     memcpy(to->whole + at, from, bytes);
     if (at + bytes < all)
         return ERR_OK;
-    rc = loader_convert_rows(l, idx, to->whole, 0, to->slice.rows);
+    if (to->use == BYTES_PACKED)
+        rc = loader_pack(l, idx, to->whole);
+    else
+        rc = loader_convert_rows(l, idx, to->whole, 0, to->slice.rows);
     mem_free(to->whole);
     to->whole = NULL;
     return rc;
@@ -201,7 +205,8 @@ static int loader_send_rows(struct device *d, const struct target *to,
     case BYTES_SUMMED:
     case BYTES_CONVERTED:
     case BYTES_RAISED:
-    case BYTES_TURNED: break;
+    case BYTES_TURNED:
+    case BYTES_PACKED: break;
     case BYTES_FILLED: return d->ops->pipe_weights(d, &some, to->dst, at, to->type, elems);
     case BYTES_COPIED:
         return d->ops->pipe_bytes(

@@ -125,6 +125,8 @@ static int model_choose_shape(struct model *m, const struct model_options *o)
     /* Large batches on a GPU; on a CPU they would only add latency. */
     shape->max_num_seqs = gpu ? 256 : 64;
     shape->max_num_batched_tokens = gpu ? 8192 : 512;
+    if (gpu && o->n_stages > 1) /* a long step leaves the other stages without work */
+        shape->max_num_batched_tokens = 1024;
     if (o->max_num_batched_tokens > 0)
         shape->max_num_batched_tokens = o->max_num_batched_tokens;
     /* A default is lowered to fit a number that was asked for; two numbers that were both asked for
@@ -351,6 +353,7 @@ static struct device_limits model_rank_limits(struct model *m, const struct rank
         .ff_dim = widest.ff,
         .n_vocab = r->is_last && r->part == 0 ? shape->n_vocab : 0,
         .codes = r->weights.reads_codes,
+        .packed = r->weights.is_packed,
         .has_states = widest.has_states,
         .n_experts = widest.experts.n_own,
         .n_experts_used = widest.experts.n_used,

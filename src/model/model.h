@@ -40,7 +40,8 @@ struct model_options {
     bool whole_experts; /* each rank has some experts, not a part of each */
     int page_tokens;    /* tokens of a page */
     int max_num_seqs;   /* 0: the device's default (256 cuda, 64 cpu) */
-    int max_num_batched_tokens; /* 0: the device's default (8192 cuda, 512 cpu) */
+    int max_num_batched_tokens; /* 0: the device's default (8192 cuda, 1024 with stages, 512
+                                 * cpu) */
     int max_model_len;          /* 0: the model's own */
     int num_pages;              /* 0: as many as fit */
     double gpu_memory_utilization;

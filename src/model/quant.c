@@ -207,7 +207,8 @@ static const struct quant_format formats[] = {
      .n_needed = 1,
      .is_whole = true,
      .check = quant_check_awq,
-     .values = quant_values_awq},
+     .values = quant_values_awq,
+     .codes = &quant_codes_awq},
     {.method = "awq",
      .name_key = "version",
      .names = {"gemv"},
@@ -218,7 +219,8 @@ static const struct quant_format formats[] = {
      .beside = {"scales", "qzeros"},
      .n_needed = 1,
      .check = quant_check_awq_gemv,
-     .values = quant_values_awq_gemv},
+     .values = quant_values_awq_gemv,
+     .codes = &quant_codes_awq_gemv},
     {.method = "gptq",
      .name_key = "checkpoint_format",
      .names = {"gptq"},
@@ -230,7 +232,8 @@ static const struct quant_format formats[] = {
      .n_needed = 2,
      .is_whole = true,
      .check = quant_check_gptq,
-     .values = quant_values_gptq},
+     .values = quant_values_gptq,
+     .codes = &quant_codes_gptq},
     {.method = "gptq",
      .name_key = "checkpoint_format",
      .names = {"gptq_v2"},
@@ -242,7 +245,8 @@ static const struct quant_format formats[] = {
      .n_needed = 2,
      .is_whole = true,
      .check = quant_check_gptq,
-     .values = quant_values_gptq_v2},
+     .values = quant_values_gptq_v2,
+     .codes = &quant_codes_gptq_v2},
     {.method = "compressed-tensors",
      .names = {"pack-quantized", "mixed-precision"},
      .read = quant_read_shapes,
@@ -252,7 +256,8 @@ static const struct quant_format formats[] = {
      .beside = {"weight_scale", "weight_zero_point", "weight_g_idx", "weight_shape"},
      .n_needed = 1,
      .check = quant_check_packed,
-     .values = quant_values_packed},
+     .values = quant_values_packed,
+     .codes = &quant_codes_packed},
     {.method = "compressed-tensors",
      .names = {"int-quantized"},
      .read = quant_read_shapes,
@@ -356,9 +361,19 @@ static const struct quant_format converted_e4m3 = {.method = "compressed-tensors
     }
 
 static const struct quant_format blocks[] = {
-    BLOCKS(Q4_0),   BLOCKS(Q4_1),   BLOCKS(Q5_0),  BLOCKS(Q5_1), BLOCKS(Q8_0),
-    BLOCKS(Q2_K),   BLOCKS(Q3_K),   BLOCKS(Q4_K),  BLOCKS(Q5_K), BLOCKS(Q6_K),
-    BLOCKS(IQ4_NL), BLOCKS(IQ4_XS), BLOCKS(MXFP4),
+    {.data = "weight", .dtype = "Q4_0", .packed = 1, .elem = K_Q4_0, .codes = &quant_codes_q4_0},
+    BLOCKS(Q4_1),
+    BLOCKS(Q5_0),
+    BLOCKS(Q5_1),
+    BLOCKS(Q8_0),
+    BLOCKS(Q2_K),
+    BLOCKS(Q3_K),
+    BLOCKS(Q4_K),
+    BLOCKS(Q5_K),
+    BLOCKS(Q6_K),
+    BLOCKS(IQ4_NL),
+    BLOCKS(IQ4_XS),
+    BLOCKS(MXFP4),
 };
 
 #define N_BLOCKS (sizeof blocks / sizeof blocks[0])
@@ -425,7 +440,10 @@ int quant_read(struct quant_config *out, const struct json *config, char *why, s
         reading.format = k_format_bare(K_BF16);
     }
     if (reading.rc == ERR_OK)
-        *out = (struct quant_config){.kind = kind, .format = reading.format};
+        *out = (struct quant_config){.kind = kind,
+                                     .format = reading.format,
+                                     .packed = kind->codes != NULL ? quant_packed_config(config)
+                                                                   : k_format_bare(K_BF16)};
     return reading.rc;
 }
 
@@ -674,6 +692,10 @@ int quant_find(struct quant_part *out, const struct checkpoint *files,
     part.kind = quant_find_kind(&search, config->kind);
     if (part.kind != NULL)
         part.format = quant_format_of(config, part.kind);
+    if (part.kind != NULL && part.kind->codes != NULL && !quant_has_values(&part)) {
+        part.bits = 4;
+        part.group = k_type_block(part.kind->elem);
+    }
     part.data = quant_tensor_beside(&search, part.kind != NULL ? part.kind->data : "weight");
     if (part.data == NULL) {
         (void)snprintf(why, why_cap, "tensor %s.weight is missing", matrix->stem); /* cut is fine */
@@ -813,7 +835,8 @@ void quant_text(char *out, size_t cap, const struct quant_format *kind, const st
         [K_E8M0] = "e8m0",   [K_E2M1] = "e2m1", [K_Q4_0] = "Q4_0",     [K_Q4_1] = "Q4_1",
         [K_Q5_0] = "Q5_0",   [K_Q5_1] = "Q5_1", [K_Q8_0] = "Q8_0",     [K_IQ4_NL] = "IQ4_NL",
         [K_MXFP4] = "MXFP4", [K_Q2_K] = "Q2_K", [K_Q3_K] = "Q3_K",     [K_Q4_K] = "Q4_K",
-        [K_Q5_K] = "Q5_K",   [K_Q6_K] = "Q6_K", [K_IQ4_XS] = "IQ4_XS",
+        [K_Q5_K] = "Q5_K",   [K_Q6_K] = "Q6_K", [K_IQ4_XS] = "IQ4_XS", [K_F16] = "float16",
+        [K_INT4] = "int4",
     };
     char groups[40] = "row";
 

@@ -12,6 +12,7 @@
 #include "base/err.h"
 #include "base/json.h"
 #include "kernels/kernels.h"
+#include "kernels/packed.h"
 #include "model/safetensors.h"
 
 #define QUANT_NAMES_MAX  3
@@ -20,6 +21,7 @@
 
 struct quant_reading; /* quant.c */
 struct quant_search;  /* quant_parts.h */
+struct quant_codes;
 struct quant_part;
 
 /* A format in checkpoints. Names of tensors are endings that replace "weight". Scales, zero points
@@ -57,12 +59,17 @@ struct quant_format {
     /* out [n][cols] = rows first .. first + n - 1; bytes are their rows of data, or all of data if
      * is_whole. Any thread. */
     void (*values)(float *out, const struct quant_part *p, const uint8_t *bytes, int first, int n);
+    /* Their codes, zero points and places of scales, where matrices can be packed as they are
+     * (quant_packs()); NULL: they cannot. */
+    const struct quant_codes *codes;
 };
 
 /* The format of layers' matrices, from quantization_config. */
 struct quant_config {
     const struct quant_format *kind; /* NULL: none was named */
     struct k_format format;          /* unless a tensor has a single scale */
+    struct k_format packed;          /* of random weights, where tensors could be packed; else
+                                      * plain */
 };
 
 /* The scales of a tensor of weights: one number per group of its elements. */
@@ -121,8 +128,9 @@ int quant_find(struct quant_part *out, const struct checkpoint *files,
 bool quant_is_mxfp4(const struct quant_format *kind);
 void quant_keep_mxfp4(struct quant_part *p);
 
-/* A matrix of floats of four bits of an expert, as quant_find() returns it for MXFP4, by its data U8
- * [rows][cols / 2] and its exponents U8 [rows][cols / 32], in k_format_mxfp4(). Errors likewise. */
+/* A matrix of floats of four bits of an expert, as quant_find() returns it for MXFP4, by its data
+ * U8 [rows][cols / 2] and its exponents U8 [rows][cols / 32], in k_format_mxfp4(). Errors
+ * likewise. */
 int quant_mxfp4(struct quant_part *out, const struct checkpoint *files,
                 const struct tensor *const parts[2], const struct quant_matrix *matrix, char *why,
                 size_t why_cap) ERR_CHECKED;
@@ -141,6 +149,20 @@ float quant_number(const struct tensor *t, size_t i);
  * rows of its data, unpacked; all of its data if the kind is_whole. ERR_NO_MEMORY. Any thread. */
 int quant_dequantise(float *out, const struct quant_part *p, void *bytes, int first,
                      int n) ERR_CHECKED;
+
+/* Can a part be packed as it is (kernels/packed.h)? Then *out is its format. A scale of a whole row
+ * is repeated for each 128 columns; zero points that are all in the middle are left out. */
+bool quant_packs(struct k_format *out, const struct quant_part *p);
+
+/* Columns first .. first + n - 1 of a row: whole groups. */
+struct quant_run {
+    int row, first, n;
+};
+
+/* The codes of a run, with the scales and zero points of their groups in the format `as`; bytes are
+ * all of the part's data. Any thread. */
+void quant_codes(const struct k_unpacked *to, const struct quant_part *p, const struct k_format *as,
+                 const uint8_t *bytes, struct quant_run run);
 
 /* out [n][cols] = rows first .. first + n - 1 of a BF16, F16 or F32 tensor, rounded to e4m3 with
  * one scale per row and back. ERR_NO_MEMORY. Any thread. */

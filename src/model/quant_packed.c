@@ -372,3 +372,207 @@ void quant_values_int8(float *out, const struct quant_part *p, const uint8_t *by
         }
     }
 }
+
+/* --- packed as they are --------------------------------------------------------------------- */
+
+/* In each kind: a run of a row's codes, the zero point of a group, and the place of its scale. */
+
+static void awq_row(uint8_t *out, const struct quant_part *p, const uint8_t *bytes, int row,
+                    int first, int n)
+{
+    size_t per_row = (size_t)p->rows / 8;
+
+    for (int k = 0; k < n; k++)
+        out[k] = (uint8_t)awq_element(bytes, (size_t)(first + k), per_row, row);
+}
+
+static int awq_zero(const struct quant_part *p, int row, int group)
+{
+    if (p->beside[ZEROS] == NULL)
+        return 8;
+    return awq_element(p->beside[ZEROS]->data, (size_t)group, (size_t)p->rows / 8, row);
+}
+
+/* [groups][rows] */
+static const uint8_t *column_scale(const struct quant_part *p, const uint8_t *bytes, int row,
+                                   int group)
+{
+    (void)bytes;
+    return p->beside[SCALES]->data + 2 * ((size_t)group * (size_t)p->rows + (size_t)row);
+}
+
+static void gemv_row(uint8_t *out, const struct quant_part *p, const uint8_t *bytes, int row,
+                     int first, int n)
+{
+    size_t at = (size_t)row * (size_t)p->cols + (size_t)first;
+
+    for (int k = 0; k < n; k++)
+        out[k] = (uint8_t)packed_element(bytes, at + (size_t)k, 4, 1);
+}
+
+/* [rows][groups], or one number for all. */
+static size_t group_of_row(const struct quant_part *p, int row, int group)
+{
+    return (size_t)row * (size_t)p->n_groups + (size_t)(p->n_groups > 0 ? group : 0);
+}
+
+static const uint8_t *row_scale(const struct quant_part *p, const uint8_t *bytes, int row,
+                                int group)
+{
+    (void)bytes;
+    return p->beside[SCALES]->data + 2 * group_of_row(p, row, group);
+}
+
+static int gemv_zero(const struct quant_part *p, int row, int group)
+{
+    return (int)packed_element(p->beside[ZEROS]->data, group_of_row(p, row, group), 4, 1);
+}
+
+static void gptq_row(uint8_t *out, const struct quant_part *p, const uint8_t *bytes, int row,
+                     int first, int n)
+{
+    for (int k = 0; k < n; k++)
+        out[k] = (uint8_t)packed_element(bytes + 4 * (size_t)row, (size_t)(first + k), 4,
+                                         (size_t)p->rows);
+}
+
+static int gptq_zero_v2(const struct quant_part *p, int row, int group)
+{
+    size_t per_group = (size_t)packed_words(p->rows, 4);
+
+    return (int)packed_element(p->beside[ZEROS]->data + 4 * (size_t)group * per_group, (size_t)row,
+                               4, 1);
+}
+
+static int gptq_zero(const struct quant_part *p, int row, int group)
+{
+    return (gptq_zero_v2(p, row, group) + 1) & 15;
+}
+
+static void packed_row(uint8_t *out, const struct quant_part *p, const uint8_t *bytes, int row,
+                       int first, int n)
+{
+    bytes += 4 * (size_t)packed_words(p->cols, 4) * (size_t)row;
+    for (int k = 0; k < n; k++)
+        out[k] = (uint8_t)packed_element(bytes, (size_t)(first + k), 4, 1);
+}
+
+static int packed_zero(const struct quant_part *p, int row, int group)
+{
+    if (p->beside[ZEROS] == NULL)
+        return 8;
+    return (int)packed_element(p->beside[ZEROS]->data + 4 * (size_t)group, (size_t)row, 4,
+                               (size_t)p->n_groups);
+}
+
+/* Blocks of 32 columns: a scale of float16, the codes of the first 16 columns in the lower halves
+ * of 16 bytes, those of the others in the upper ones. */
+#define Q4_0_BYTES 18
+
+static const uint8_t *q4_0_scale(const struct quant_part *p, const uint8_t *bytes, int row,
+                                 int group)
+{
+    return bytes + ((size_t)row * (size_t)(p->cols / 32) + (size_t)group) * Q4_0_BYTES;
+}
+
+static void q4_0_row(uint8_t *out, const struct quant_part *p, const uint8_t *bytes, int row,
+                     int first, int n)
+{
+    for (int k = first; k < first + n; k++) {
+        const uint8_t *codes = q4_0_scale(p, bytes, row, k / 32) + 2;
+
+        *out++ = (uint8_t)(codes[k % 16] >> (k % 32 < 16 ? 0 : 4) & 15);
+    }
+}
+
+static int q4_0_zero(const struct quant_part *p, int row, int group)
+{
+    (void)p, (void)row, (void)group;
+    return 8;
+}
+
+const struct quant_codes quant_codes_awq = {awq_row, awq_zero, column_scale};
+const struct quant_codes quant_codes_awq_gemv = {gemv_row, gemv_zero, row_scale};
+const struct quant_codes quant_codes_gptq = {gptq_row, gptq_zero, column_scale};
+const struct quant_codes quant_codes_gptq_v2 = {gptq_row, gptq_zero_v2, column_scale};
+const struct quant_codes quant_codes_packed = {packed_row, packed_zero, row_scale};
+const struct quant_codes quant_codes_q4_0 = {q4_0_row, q4_0_zero, q4_0_scale};
+
+/* An order of groups that is the columns' own is none. */
+static bool packed_has_order(const struct quant_part *p)
+{
+    const struct tensor *t = p->beside[ORDER];
+
+    for (int i = 0; t != NULL && i < p->cols; i++) {
+        if (quant_word(t->data, (size_t)i) != (uint32_t)(i / p->group))
+            return true;
+    }
+    return false;
+}
+
+static bool packed_has_zeros(const struct quant_part *p)
+{
+    int n_groups = p->cols / p->group;
+
+    for (int row = 0; row < p->rows && p->beside[ZEROS] != NULL; row++) {
+        for (int group = 0; group < n_groups; group++) {
+            if (p->kind->codes->zero(p, row, group) != 8)
+                return true;
+        }
+    }
+    return false;
+}
+
+bool quant_packs(struct k_format *out, const struct quant_part *p)
+{
+    bool is_row = p->group == p->cols, is_half;
+
+    if (p->kind == NULL || p->kind->codes == NULL || p->bits != 4 || p->cols % p->group != 0 ||
+        (is_row ? p->cols % K_PACKED_COLS != 0
+                : p->group != 32 && p->group != 64 && p->group != 128))
+        return false;
+    is_half = p->beside[SCALES] == NULL || strcmp(p->beside[SCALES]->dtype, "F16") == 0;
+    if ((!is_half && strcmp(p->beside[SCALES]->dtype, "BF16") != 0) || packed_has_order(p))
+        return false;
+    *out = k_format_packed(is_half ? K_F16 : K_BF16, is_row ? K_PACKED_COLS : p->group,
+                           packed_has_zeros(p));
+    return true;
+}
+
+void quant_codes(const struct k_unpacked *to, const struct quant_part *p, const struct k_format *as,
+                 const uint8_t *bytes, struct quant_run run)
+{
+    const struct quant_codes *codes = p->kind->codes;
+
+    codes->row(to->codes, p, bytes, run.row, run.first, run.n);
+    for (int i = 0; i < run.n / as->group_cols; i++) {
+        int group = (run.first + i * as->group_cols) / p->group;
+
+        memcpy(to->scales + (size_t)2 * (size_t)i, codes->scale(p, bytes, run.row, group), 2);
+        if (as->has_zeros)
+            to->zeros[i] = (uint8_t)codes->zero(p, run.row, group);
+    }
+}
+
+/* "num_bits" and "group_size" of the first group of compressed-tensors, or "bits" and "group_size"
+ * of the others; groups of -1 are rows. */
+struct k_format quant_packed_config(const struct json *config)
+{
+    const struct json *groups = json_get_kind(config, "config_groups", JSON_OBJECT);
+    const struct json *weights = groups != NULL && groups->n > 0
+                                     ? json_get_kind(&groups->items[0], "weights", JSON_OBJECT)
+                                     : NULL;
+    const struct json *from = weights != NULL ? weights : config;
+    int64_t bits = json_get_int(from, weights != NULL ? "num_bits" : "bits", 0);
+    int64_t group = json_get_int(from, "group_size", -1);
+    bool has_zeros = !json_get_bool(from, weights != NULL ? "symmetric" : "sym", true) ||
+                     json_get_bool(from, "zero_point", false);
+
+    if (strcmp(json_get_text(from, "type", "int"), "int") != 0 || bits != 4)
+        return k_format_bare(K_BF16);
+    if (group < 0)
+        group = K_PACKED_COLS;
+    if (group != 32 && group != 64 && group != 128)
+        return k_format_bare(K_BF16);
+    return k_format_packed(weights != NULL ? K_BF16 : K_F16, (int)group, has_zeros);
+}

@@ -56,6 +56,21 @@ void quant_values_packed(float *out, const struct quant_part *p, const uint8_t *
 void quant_values_int8(float *out, const struct quant_part *p, const uint8_t *bytes, int first,
                        int n);
 
+/* Codes of 4 bits, of a kind whose zero points are integers: how they are found in all bytes of
+ * data, and beside it. */
+struct quant_codes {
+    void (*row)(uint8_t *out, const struct quant_part *p, const uint8_t *bytes, int row, int first,
+                int n);
+    int (*zero)(const struct quant_part *p, int row, int group);
+    /* Its 16 bits. */
+    const uint8_t *(*scale)(const struct quant_part *p, const uint8_t *bytes, int row, int group);
+};
+extern const struct quant_codes quant_codes_awq, quant_codes_awq_gemv, quant_codes_gptq,
+    quant_codes_gptq_v2, quant_codes_packed, quant_codes_q4_0;
+
+/* The packed format of random weights that a quantization_config describes; plain if none. */
+struct k_format quant_packed_config(const struct json *config);
+
 /* quant_float4.c: floats of 4 bits with a scale for 16 or 32, and of 8 bits with scales in any
  * arrangement. */
 int quant_check_nvfp4(const struct quant_search *s, struct quant_part *p) ERR_CHECKED;

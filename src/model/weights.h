@@ -42,7 +42,7 @@ struct weights {
     struct k_norm norm;           /* [dim] */
     struct k_matrix head;         /* [plan.head_rows][dim]; rows of embed when tied */
     void *head_bias;              /* [n_vocab] or NULL */
-    bool reads_codes;             /* some matrix does */
+    bool reads_codes, is_packed;  /* some matrix does, or is */
     size_t bytes;                 /* on the device */
     struct hash digest; /* rank 0 only: of every tensor's name, type and bytes in the file */
 };

@@ -3,7 +3,7 @@
  * Products of few rows, as a decode has them: the four of each layer of Llama-3.1-8B, 32 layers as
  * one graph with overlapping launches; beside cuBLASLt's in the same run.
  *
- *   bench_product bf16|e4m3 ROWS[,ROWS...] [TABLE]
+ *   bench_product bf16|e4m3|int4 ROWS[,ROWS...] [TABLE]
  *
  * A line of what a read of the largest matrix reaches in this run: GPUs of one name differ by some
  * percent. Then three for each number of rows: microseconds a layer and the share of the time of a
@@ -11,7 +11,9 @@
  * products, of cuBLASLt's bare products, with the algorithms of TABLE, and of these with the row
  * operations that a step needs beside them (norms, activation, rounding to e4m3), which
  * k_multiply() has in it; then the same of each product alone, launched again and again on other
- * layers' weights. */
+ * layers' weights. int4 is codes in records with a scale of 16 bits for each 128 columns; for the
+ * library they become bf16 before each product. Above 64 rows k_multiply() runs for each 64, bare.
+ */
 #include <string.h>
 
 #include "device/gemm_cuda.h"
@@ -22,7 +24,7 @@
 #define LAYERS        32 /* of a graph */
 #define COPIES        6  /* layers that have weights of their own */
 #define HEADS         2
-#define ROWS_ROOM     64
+#define ROWS_ROOM     1024
 #define WORKSPACE     ((size_t)32 << 20)
 #define DIM           4096
 #define FF            14336
@@ -47,6 +49,7 @@ struct bench {
     void *x, *ff, *y, *norm;
     float *residual, *sums;
     struct k_quantised rounded; /* what a product of e4m3 reads */
+    k_bf16 *widened;            /* what the library reads of int4 */
     cudaStream_t stream;
     struct gemm *gemm;
     enum k_type type;
@@ -74,6 +77,14 @@ static void *alloc_random(struct bench *b, enum k_type type, size_t n, float dev
     return p;
 }
 
+/* Codes in records. */
+static void alloc_packed(struct bench *b, struct k_matrix *w, uint64_t seed)
+{
+    w->format = k_format_packed(K_BF16, 128, false);
+    w->data = alloc((size_t)w->n_out * k_format_row_bytes(&w->format, w->n_in));
+    bench_must(k_fill_random_packed(w, 0.02f, seed, b->stream), "random codes");
+}
+
 static void own(struct bench *b, int layer, int mat, int n)
 {
     const struct k_matrix *w = &b->w[layer % COPIES][mat];
@@ -91,7 +102,14 @@ static void own(struct bench *b, int layer, int mat, int n)
                           .normed = b->y,
                           .sums_out = b->sums};
 
-    bench_must(k_multiply(&p, n, SMS, b->stream), "a product");
+    if (n > K_PRODUCT_ROWS_MAX)
+        p.kind = mat == MAT_HEAD ? K_PRODUCT_FLOAT : K_PRODUCT_PLAIN;
+    for (int row = 0; row < n; row += K_PRODUCT_ROWS_MAX) {
+        p.x = (const k_bf16 *)(mat == MAT_DOWN ? b->ff : b->x) + (size_t)row * (size_t)w->n_in;
+        bench_must(k_multiply(&p, n - row < K_PRODUCT_ROWS_MAX ? n - row : K_PRODUCT_ROWS_MAX, SMS,
+                              b->stream),
+                   "a product");
+    }
 }
 
 static void library(struct bench *b, int layer, int mat, int n)
@@ -103,7 +121,12 @@ static void library(struct bench *b, int layer, int mat, int n)
                              .x_scales = k_format_reads_codes(&w->format) ? b->sums : NULL,
                              .n = n,
                              .y_is_float = mat == MAT_HEAD};
+    const struct k_matrix plain = {.data = b->widened, .n_out = w->n_out, .n_in = w->n_in};
 
+    if (k_format_is_packed(&w->format)) {
+        bench_must(k_dequantise(b->widened, w, 0, w->n_out, b->stream), "widening");
+        p.w = &plain;
+    }
     bench_must(gemm_run(b->gemm, &p, b->stream), "a product of the library");
 }
 
@@ -217,6 +240,10 @@ static void allocate(struct bench *b)
                 continue;
             }
             *w = (struct k_matrix){.n_out = mats[mat].n_out, .n_in = mats[mat].n_in};
+            if (mat != MAT_HEAD && b->type == K_INT4) {
+                alloc_packed(b, w, (uint64_t)(i * MATS + mat + 1));
+                continue;
+            }
             if (mat != MAT_HEAD && b->type == K_E4M3)
                 w->format = k_format_by_row(K_E4M3);
             w->data = alloc_random(b, w->format.elem, n, 0.02f, (uint64_t)(i * MATS + mat + 1));
@@ -236,6 +263,7 @@ static void allocate(struct bench *b)
     b->y = alloc((size_t)ROWS_ROOM * VOCAB * sizeof(float));
     b->residual = alloc((size_t)ROWS_ROOM * DIM * sizeof(float));
     b->sums = alloc((size_t)ROWS_ROOM * DIM / 16 * sizeof(float));
+    b->widened = alloc((size_t)2 * FF * DIM * sizeof(k_bf16));
     b->rounded = (struct k_quantised){.data = alloc((size_t)ROWS_ROOM * FF),
                                       .scales = alloc(ROWS_ROOM * sizeof(float))};
     bench_must(cudaStreamSynchronize(b->stream) != cudaSuccess, "filling");
@@ -249,10 +277,11 @@ int main(int argc, char **argv)
     char *rest;
 
     if (argc < 3) {
-        fprintf(stderr, "usage: bench_product bf16|e4m3 ROWS[,ROWS...] [TABLE]\n");
+        fprintf(stderr, "usage: bench_product bf16|e4m3|int4 ROWS[,ROWS...] [TABLE]\n");
         return 2;
     }
-    b.type = strcmp(argv[1], "e4m3") == 0 ? K_E4M3 : K_BF16;
+    if (strcmp(argv[1], "bf16") != 0)
+        b.type = strcmp(argv[1], "e4m3") == 0 ? K_E4M3 : K_INT4;
     bench_must(cudaStreamCreate(&b.stream) != cudaSuccess, "stream");
     bench_must(cudaGetDeviceProperties(&prop, 0) != cudaSuccess, "device");
     allocate(&b);
@@ -270,10 +299,12 @@ int main(int argc, char **argv)
             fprintf(stderr, "bench_product: rows are 1 to %d\n", ROWS_ROOM);
             return 2;
         }
-        if (k_multiply_takes(&b.w[0][MAT_DOWN], n) && k_multiply_takes(&b.w[0][MAT_HEAD], n))
+        if (n > K_PRODUCT_ROWS_MAX ||
+            (k_multiply_takes(&b.w[0][MAT_DOWN], n) && k_multiply_takes(&b.w[0][MAT_HEAD], n)))
             print(&b, "own", own, n);
         print(&b, "library", library, n);
-        print(&b, "+ rows", stepped, n);
+        if (n <= K_PRODUCT_ROWS_MAX)
+            print(&b, "+ rows", stepped, n);
     }
     gemm_close(b.gemm);
     return 0;

@@ -18,15 +18,23 @@ import sys
 import tempfile
 import zipfile
 
-PROMPTS = [
-    "The capital of France is",
-    "def fibonacci(n):\n    ",
-    "Water boils at a temperature of",
-    "<|im_start|>user\nName three colours of the rainbow.<|im_end|>\n<|im_start|>assistant\n",
-    "Once upon a time, in a village by the sea, there lived a",
-]
+TOPICS = [
+    "the capital of France", "a function that adds two numbers", "the colours of the rainbow",
+    "how bread is made", "the moons of Jupiter", "a village by the sea", "prime numbers",
+    "the history of the printing press", "why the sky is blue", "a letter to a friend",
+    "the water cycle", "sorting a list", "the rules of chess", "a recipe for soup",
+    "the speed of light", "three animals that fly", "the French Revolution", "a good night's sleep",
+    "how a bicycle stays upright", "the tallest mountain"]
+FORMS = [
+    "{}", "Here is a short text about {}:\n\n", "Q: Tell me about {}.\nA:", "# {}\n\n1. ",
+    "<|im_start|>user\nWrite two sentences about {}.<|im_end|>\n<|im_start|>assistant\n"]
+PROMPTS = [form.format(topic) for topic in TOPICS for form in FORMS]
 N = 48
 LIMIT = 0.1
+TEXTS = ["README.md", "docs/architecture.md", "docs/operating.md", "docs/prefix-cache.md"]
+WINDOW = 400     # tokens of each
+ROWS = 50        # at once
+NEAR = 0.005     # of perplexities
 
 
 def fetch(folder):
@@ -60,6 +68,47 @@ def float_copy(path, out):
     return out
 
 
+def ask(dump, path, device, folder, ids, n):
+    """quire's logits of the last n positions; None (told) if it fails."""
+    import numpy
+    ids_file, out_file = os.path.join(folder, "ids"), os.path.join(folder, "out")
+    numpy.array(ids, numpy.int32).tofile(ids_file)
+    run = subprocess.run([dump, path, device, ids_file, str(n), out_file], check=False,
+                         stderr=subprocess.PIPE, text=True)
+    if run.returncode != 0:
+        print("# " + run.stderr[-300:])
+        return None
+    return numpy.fromfile(out_file, numpy.float32).reshape(n, -1)
+
+
+def perplexity(logits, ids):
+    """Of ids, each chosen by its row."""
+    import numpy
+    logits = logits.astype(numpy.float64)
+    sums = numpy.log(numpy.exp(logits - logits.max(-1, keepdims=True)).sum(-1)) + logits.max(-1)
+    return float(numpy.exp((sums - logits[numpy.arange(len(ids)), ids]).mean()))
+
+
+def texts(peer, dump, path, device, folder):
+    """Perplexities of this project's documents, a line each."""
+    import numpy
+    root = os.environ.get("srcdir", os.path.join(os.path.dirname(__file__), "..", ".."))
+    for i, name in enumerate(TEXTS):
+        with open(os.path.join(root, name), encoding="utf-8") as f:
+            ids = peer.tokenize(f.read().encode(), add_bos=False, special=False)[:WINDOW]
+        peer.reset()
+        peer.eval(ids)
+        want = perplexity(peer.scores[1:len(ids) - 1], ids[2:])
+        ours = []  # of position 1 and on
+        for at in range(1, len(ids) - 1, ROWS):
+            n = min(ROWS, len(ids) - 1 - at)
+            ours.append(ask(dump, path, device, folder, ids[:at + n], n))
+        failed = any(rows is None for rows in ours)
+        got = float("nan") if failed else perplexity(numpy.concatenate(ours), ids[2:])
+        print(f"{'ok' if abs(got / want - 1) < NEAR else 'not ok'} {len(PROMPTS) + i + 1} - "
+              f"{name}: perplexity {got:.4f}, llama.cpp's {want:.4f}", flush=True)
+
+
 def main():
     dump, device = sys.argv[1], sys.argv[2] if len(sys.argv) > 2 else "cpu"
     with tempfile.TemporaryDirectory() as folder:
@@ -83,15 +132,12 @@ def main():
                 theirs.append(peer.scores[len(ids) - 1].copy())
                 ids.append(int(theirs[-1].argmax()))
                 peer.eval(ids[-1:])
-            ids_file, out_file = os.path.join(folder, "ids"), os.path.join(folder, "out")
-            numpy.array(ids, numpy.int32).tofile(ids_file)
             # Row r is of position n_prompt - 1 + r, which chooses token n_prompt + r.
-            run = subprocess.run([dump, path, device, ids_file, str(N + 1), out_file], check=False,
-                                 stderr=subprocess.PIPE, text=True)
-            if run.returncode != 0:
-                print(f"not ok {i + 1} - {run.stderr[-300:]}")
+            ours = ask(dump, path, device, folder, ids, N + 1)
+            if ours is None:
+                print(f"not ok {i + 1} - {prompt[:24]!r}")
                 continue
-            ours = numpy.fromfile(out_file, numpy.float32).reshape(N + 1, -1)[:N]
+            ours = ours[:N]
             theirs = numpy.array(theirs)
             same = next((r for r in range(N) if ours[r].argmax() != ids[n_prompt + r]), N)
             gap = 0.0 if same == N else float(ours[same].max() - ours[same][ids[n_prompt + same]])
@@ -100,7 +146,8 @@ def main():
                   f"tokens equal, gap {gap:.3f}, distance of logits {error:.1e}: "
                   f"{peer.detokenize(ids[n_prompt:n_prompt + 12]).decode(errors='replace')!r}",
                   flush=True)
-    print(f"1..{len(PROMPTS)}")
+        texts(peer, dump, path, device, folder)
+    print(f"1..{len(PROMPTS) + len(TEXTS)}")
 
 
 main()

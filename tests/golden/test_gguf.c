@@ -11,6 +11,7 @@
 #include "base/buf.h"
 #include "base/gguf.h"
 #include "kernels/kernels.h"
+#include "tests/golden/records.h"
 #include "tests/golden/run.h"
 #include "tests/tap.h"
 
@@ -301,6 +302,30 @@ static void compare(const char *what, const char *path, const char *twin_path, i
     free(want);
 }
 
+/* The blocks that a GPU multiplies as they are: records hold their weights. */
+static void check_records(const char *path, const char *twin_path, const char *name)
+{
+    const struct quant_matrix matrix = {"blk.0.ffn_up", FF, DIM};
+    const struct quant_config none = {.kind = NULL};
+    struct checkpoint *files = NULL, *twin = NULL;
+    struct quant_part part;
+    struct k_format format;
+    const struct tensor *want;
+    char why[QUANT_WHY_CAP];
+    float *got = NULL;
+
+    if (checkpoint_open(&files, path) == ERR_OK && checkpoint_open(&twin, twin_path) == ERR_OK &&
+        (want = checkpoint_find(twin, "blk.0.ffn_up.weight")) != NULL &&
+        quant_find(&part, files, &none, &matrix, why, sizeof why) == ERR_OK &&
+        quant_packs(&format, &part))
+        got = records_weights(&part, &format);
+    ok(got != NULL && memcmp(got, want->data, want->bytes) == 0, "%s: records hold the weights",
+       name);
+    free(got);
+    checkpoint_close(files);
+    checkpoint_close(twin);
+}
+
 static void test_kinds(void)
 {
     char path[200], twin[200];
@@ -310,6 +335,8 @@ static void test_kinds(void)
         snprintf(twin, sizeof twin, "%s/twin.gguf", root);
         write_model(&kinds[i], &kinds[i], path, twin, NULL);
         compare(kinds[i].name, path, twin, 1);
+        if (kinds[i].type == K_Q4_0)
+            check_records(path, twin, kinds[i].name);
     }
 }
 

@@ -1,15 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * e4m3 checkpoints: the demo model, written in each format that is read, must give what its twin
- * gives, whose tensors hold the same numbers as float32; rounding while loading must give what the
- * checkpoint rounded the same way gives; and the rounded model must still say the golden texts.
+ * Checkpoints of e4m3 and of packed codes: the demo model, written in each format, must give what
+ * its twin gives, whose tensors hold the same numbers as float32; rounding while loading must give
+ * what the checkpoint rounded the same way gives; and the rounded model must still say the golden
+ * texts.
  *
- * On the cpu device, where e4m3 is taken apart while loading, the bits are equal. With
- * QUIRE_TEST_DEVICE=cuda inputs of products are rounded too: there logits are near. */
+ * On the cpu device, where all are taken apart while loading, the bits are equal. With
+ * QUIRE_TEST_DEVICE=cuda inputs of products are rounded too, or the twin's weights: there logits
+ * are near. */
 #include <math.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "device/device.h"
 #include "kernels/e4m3.h"
 #include "model/hf_config.h"
 #include "model/quant.h"
@@ -19,7 +22,8 @@
 #define DATA_CAP   ((size_t)64 << 20)
 #define HEADER_CAP ((size_t)1 << 20)
 
-enum scaling { PER_TENSOR, PER_ROW, PER_BLOCK };
+enum scaling { PER_TENSOR, PER_ROW, PER_BLOCK, PACKED };
+enum layout { AWQ, GPTQ, COMPRESSED_INT4 };
 
 #define COMPRESSED(weights, inputs)                                                               \
     "{\"quant_method\":\"compressed-tensors\",\"format\":\"float-quantized\",\"config_groups\":{" \
@@ -35,26 +39,71 @@ static const struct format {
     bool input_scale;
     const char *left_out; /* these stay as they were; NULL: none */
     const char *config;   /* the value of quantization_config */
+    /* Of PACKED: columns of a group, and whether zero points differ. */
+    enum layout layout;
+    int group;
+    bool zeros;
 } formats[] = {
     {"fp8, static", PER_TENSOR, "weight_scale", "F32", false, true, NULL,
-     "{\"quant_method\":\"fp8\",\"activation_scheme\":\"static\",\"ignored_layers\":[\"x\"]}"},
+     "{\"quant_method\":\"fp8\",\"activation_scheme\":\"static\",\"ignored_layers\":[\"x\"]}", AWQ,
+     0, false},
     {"fp8 in blocks", PER_BLOCK, "weight_scale_inv", "F32", false, false, NULL,
      "{\"quant_method\":\"fp8\",\"activation_scheme\":\"dynamic\",\"fmt\":\"e4m3\","
-     "\"weight_block_size\":[128,128]}"},
+     "\"weight_block_size\":[128,128]}",
+     AWQ, 0, false},
     {"fp8 in blocks, exponents as scales", PER_BLOCK, "weight_scale_inv", "F8_E8M0", false, false,
-     NULL, "{\"quant_method\":\"fp8\",\"weight_block_size\":[128,128]}"},
+     NULL, "{\"quant_method\":\"fp8\",\"weight_block_size\":[128,128]}", AWQ, 0, false},
     {"compressed-tensors FP8", PER_TENSOR, "weight_scale", "BF16", false, true, "o_proj",
-     COMPRESSED("\"strategy\":\"tensor\"", "\"strategy\":\"tensor\",\"dynamic\":false")},
+     COMPRESSED("\"strategy\":\"tensor\"", "\"strategy\":\"tensor\",\"dynamic\":false"), AWQ, 0,
+     false},
     {"FP8_DYNAMIC", PER_ROW, "weight_scale", "BF16", true, false, "down_proj",
-     COMPRESSED("\"strategy\":\"channel\"", "\"strategy\":\"token\",\"dynamic\":true")},
+     COMPRESSED("\"strategy\":\"channel\"", "\"strategy\":\"token\",\"dynamic\":true"), AWQ, 0,
+     false},
     {"FP8_BLOCK", PER_BLOCK, "weight_scale", "BF16", false, false, NULL,
      COMPRESSED("\"strategy\":\"block\",\"block_structure\":[128,128]",
-                "\"strategy\":\"group\",\"group_size\":128,\"dynamic\":true")},
+                "\"strategy\":\"group\",\"group_size\":128,\"dynamic\":true"),
+     AWQ, 0, false},
     {"rows as rounding makes them", PER_ROW, "weight_scale", "F32", false, false, NULL,
-     COMPRESSED("\"strategy\":\"channel\"", "\"strategy\":\"token\",\"dynamic\":true")},
+     COMPRESSED("\"strategy\":\"channel\"", "\"strategy\":\"token\",\"dynamic\":true"), AWQ, 0,
+     false},
+    {.name = "AWQ",
+     .scaling = PACKED,
+     .scale_dtype = "F16",
+     .config = "{\"quant_method\":\"awq\",\"version\":\"gemm\",\"bits\":4,\"group_size\":64}",
+     .layout = AWQ,
+     .group = 64,
+     .zeros = true},
+    {.name = "GPTQ",
+     .scaling = PACKED,
+     .scale_dtype = "F16",
+     .left_out = "down_proj",
+     .config = "{\"quant_method\":\"gptq\",\"bits\":4,\"group_size\":128,\"sym\":true}",
+     .layout = GPTQ,
+     .group = 128},
+    {.name = "GPTQ with zero points",
+     .scaling = PACKED,
+     .scale_dtype = "F16",
+     .config = "{\"quant_method\":\"gptq\",\"bits\":4,\"group_size\":32,\"sym\":false}",
+     .layout = GPTQ,
+     .group = 32,
+     .zeros = true},
+    {.name = "packed integers",
+     .scaling = PACKED,
+     .scale_dtype = "BF16",
+     .config = "{\"quant_method\":\"compressed-tensors\",\"format\":\"pack-quantized\"}",
+     .layout = COMPRESSED_INT4,
+     .group = 32},
+    {.name = "packed integers with zero points",
+     .scaling = PACKED,
+     .scale_dtype = "BF16",
+     .config = "{\"quant_method\":\"compressed-tensors\",\"format\":\"pack-quantized\"}",
+     .layout = COMPRESSED_INT4,
+     .group = 128,
+     .zeros = true},
 };
 
 static bool on_gpu;
+static int rows_a_step = RUN_SEQS;
 static char root[] = "/tmp/quire-quant-XXXXXX";
 
 /* --- writing a checkpoint -------------------------------------------------------------- */
@@ -186,6 +235,145 @@ static void round_matrix(const struct format *t, struct file *q, struct file *tw
     free(data), free(means), free(scales);
 }
 
+/* --- one matrix of packed codes -------------------------------------------------------------- */
+
+/* A matrix of codes; numbers of groups are [rows][groups]. */
+struct coded {
+    int rows, cols, groups;
+    uint8_t *codes, *zeros;
+    uint16_t *scales;
+};
+
+/* Numbers of four bits [n_lines][n], eight to a word: element i of a line goes to the word
+ * [i / 8][line] or, by lines, to [line][i / 8]. */
+struct words {
+    const uint8_t *numbers;
+    int n_lines, n;
+    bool by_lines, is_awq; /* AWQ's order of the eight */
+};
+
+static void add_words(struct file *f, const char *stem, const char *ending, struct words w)
+{
+    static const int awq[8] = {0, 4, 1, 5, 2, 6, 3, 7};
+    size_t n = (size_t)w.n_lines * (size_t)w.n;
+    uint32_t *words = calloc(n / 8, 4);
+    char name[300], shape[60];
+
+    for (int line = 0; line < w.n_lines; line++) {
+        for (int i = 0; i < w.n; i++) {
+            int at = w.by_lines ? line * (w.n / 8) + i / 8 : i / 8 * w.n_lines + line;
+
+            words[at] |= (uint32_t)w.numbers[line * w.n + i] << 4 * (w.is_awq ? awq[i % 8] : i % 8);
+        }
+    }
+    snprintf(name, sizeof name, "%s.%s", stem, ending);
+    snprintf(shape, sizeof shape, "%d,%d", w.by_lines ? w.n_lines : w.n / 8,
+             w.by_lines ? w.n / 8 : w.n_lines);
+    add(f, name, "I32", shape, words, n / 2);
+    free(words);
+}
+
+/* The transpose of [rows][cols]; less is taken from every number, modulo 16. */
+static uint8_t *turned(const uint8_t *from, int rows, int cols, int less)
+{
+    uint8_t *to = malloc((size_t)rows * (size_t)cols);
+
+    for (int r = 0; r < rows; r++) {
+        for (int c = 0; c < cols; c++)
+            to[c * rows + r] = (uint8_t)(from[r * cols + c] - less) & 15;
+    }
+    return to;
+}
+
+static void add_scales(struct file *f, const char *stem, const struct coded *m, const char *ending,
+                       const char *dtype, bool by_group)
+{
+    size_t n = (size_t)m->rows * (size_t)m->groups;
+    uint16_t *scales = malloc(2 * n);
+    char name[300], shape[60];
+
+    for (int r = 0; r < m->rows; r++) {
+        for (int g = 0; g < m->groups; g++)
+            scales[by_group ? g * m->rows + r : r * m->groups + g] = m->scales[r * m->groups + g];
+    }
+    snprintf(name, sizeof name, "%s.%s", stem, ending);
+    snprintf(shape, sizeof shape, "%d,%d", by_group ? m->groups : m->rows,
+             by_group ? m->rows : m->groups);
+    add(f, name, dtype, shape, scales, 2 * n);
+    free(scales);
+}
+
+static void add_coded(const struct format *t, struct file *q, const char *stem,
+                      const struct coded *m)
+{
+    uint8_t *codes = turned(m->codes, m->rows, m->cols, 0);
+    uint8_t *zeros = turned(m->zeros, m->rows, m->groups, t->layout == GPTQ ? 1 : 0);
+
+    switch (t->layout) {
+    case AWQ:
+        add_words(q, stem, "qweight", (struct words){codes, m->cols, m->rows, true, true});
+        add_words(q, stem, "qzeros", (struct words){zeros, m->groups, m->rows, true, true});
+        add_scales(q, stem, m, "scales", t->scale_dtype, true);
+        break;
+    case GPTQ:
+        add_words(q, stem, "qweight", (struct words){m->codes, m->rows, m->cols, false, false});
+        add_words(q, stem, "qzeros", (struct words){zeros, m->groups, m->rows, true, false});
+        add_scales(q, stem, m, "scales", t->scale_dtype, true);
+        break;
+    case COMPRESSED_INT4:
+        add_words(q, stem, "weight_packed",
+                  (struct words){m->codes, m->rows, m->cols, true, false});
+        if (t->zeros)
+            add_words(q, stem, "weight_zero_point",
+                      (struct words){zeros, m->groups, m->rows, false, false});
+        add_scales(q, stem, m, "weight_scale", t->scale_dtype, false);
+        break;
+    }
+    free(codes), free(zeros);
+}
+
+/* Round group i of a matrix to codes; out gets what they mean. */
+static void code_group(const struct format *t, float *out, const struct coded *m, size_t i,
+                       const float *w)
+{
+    uint8_t *codes = m->codes + i * (size_t)t->group, *zero = m->zeros + i;
+    float low = 0.0f, high = 0.0f, scale;
+    _Float16 half;
+
+    for (int k = 0; k < t->group; k++)
+        low = fminf(low, w[k]), high = fmaxf(high, w[k]);
+    scale = t->zeros ? (high - low) / 15.0f : fmaxf(high / 7.0f, -low / 8.0f);
+    half = (_Float16)fmaxf(scale, 1e-4f);
+    scale = (float)half;
+    memcpy(&m->scales[i], &half, 2);
+    if (strcmp(t->scale_dtype, "BF16") == 0)
+        scale = hold("BF16", scale, (uint8_t *)&m->scales[i]);
+    *zero = t->zeros ? (uint8_t)fminf(roundf(-low / scale), 15.0f) : 8;
+    for (int k = 0; k < t->group; k++) {
+        codes[k] = (uint8_t)fminf(fmaxf(roundf(w[k] / scale) + (float)*zero, 0.0f), 15.0f);
+        out[k] = (float)(codes[k] - *zero) * scale;
+    }
+}
+
+/* m has its sizes. */
+static void pack_matrix(const struct format *t, struct file *q, struct file *twin, const char *stem,
+                        struct coded m, const float *w)
+{
+    size_t n = (size_t)m.rows * (size_t)m.cols, n_groups = n / (size_t)t->group;
+    float *means = malloc(n * sizeof *means);
+    char name[300], shape[60];
+
+    m.groups = m.cols / t->group;
+    m.codes = malloc(n), m.zeros = malloc(n_groups), m.scales = malloc(2 * n_groups);
+    for (size_t i = 0; i < n_groups; i++)
+        code_group(t, means + i * (size_t)t->group, &m, i, w + i * (size_t)t->group);
+    add_coded(t, q, stem, &m);
+    snprintf(name, sizeof name, "%s.weight", stem);
+    snprintf(shape, sizeof shape, "%d,%d", m.rows, m.cols);
+    add(twin, name, "F32", shape, means, n * sizeof *means);
+    free(m.codes), free(m.zeros), free(m.scales), free(means);
+}
+
 /* --- the demo model -------------------------------------------------------------------- */
 
 struct demo {
@@ -229,7 +417,11 @@ static void write_matrix(const struct demo *d, const struct format *t, struct fi
     w = malloc(n * 4);
     for (size_t i = 0; i < n; i++)
         w[i] = quant_number(from, i);
-    round_matrix(t, q, twin, stem, w, (int)from->dims[0], (int)from->dims[1]);
+    if (t->scaling == PACKED)
+        pack_matrix(t, q, twin, stem,
+                    (struct coded){.rows = (int)from->dims[0], .cols = (int)from->dims[1]}, w);
+    else
+        round_matrix(t, q, twin, stem, w, (int)from->dims[0], (int)from->dims[1]);
     free(w);
 }
 
@@ -337,7 +529,7 @@ static float *logits_of(const char *folder, const char *quantization, int n_rank
     s->n_tokens = n;
     *n_right = 0;
     for (int at = 0; at < n; at = s->n_computed) {
-        int left = n - at < RUN_SEQS ? n - at : RUN_SEQS;
+        int left = n - at < rows_a_step ? n - at : rows_a_step;
 
         run_clear(r);
         run_add(r, s, left, true);
@@ -397,12 +589,13 @@ static void check_ranks(const char *name, const char *folder, const char *twin, 
     size_t n_logits = (size_t)n * (size_t)n_vocab;
     int ignored = 0;
 
-    for (int n_ranks = 2; n_ranks <= 4 && !on_gpu; n_ranks += 2) {
+    for (int n_ranks = 2; n_ranks <= 4 && (!on_gpu || n_ranks <= device_cuda_count());
+         n_ranks += 2) {
         float *got = logits_of(folder, "", n_ranks, text, n, &ignored);
         float *want = logits_of(twin, "", n_ranks, text, n, &ignored);
 
         compare(name, got, want, n_logits);
-        ok(got != NULL && relative_error(got, of_one, n_logits) < 1e-5,
+        ok(got != NULL && relative_error(got, of_one, n_logits) < (on_gpu ? 0.08 : 1e-5),
            "%s: %d ranks say what one says", name, n_ranks);
         free(got), free(want);
     }
@@ -415,14 +608,16 @@ static void check_format(const struct demo *d, const struct format *t, const int
     float *got, *want, *rounded;
     int right = 0, ignored = 0;
 
+    /* so few that a GPU does not round packed weights */
+    rows_a_step = on_gpu && t->scaling == PACKED ? 8 : RUN_SEQS;
     snprintf(folder, sizeof folder, "%s/q", root);
     snprintf(twin, sizeof twin, "%s/twin", root);
     write_model(d, t, folder, twin);
     got = logits_of(folder, "", 1, text, n, &right);
     want = logits_of(twin, "", 1, text, n, &ignored);
     compare(t->name, got, want, (size_t)n * (size_t)d->c.n_vocab);
-    ok(right * 100 >= n_right * 97, "%s: chooses %d of the text's tokens, unrounded %d", t->name,
-       right, n_right);
+    ok(right * 100 >= n_right * (t->scaling == PACKED ? 90 : 97),
+       "%s: chooses %d of the text's tokens, unrounded %d", t->name, right, n_right);
     check_ranks(t->name, folder, twin, got, text, n, d->c.n_vocab);
     if (t->scaling == PER_ROW && t->left_out == NULL) {
         rounded = logits_of(d->dir, "fp8", 1, text, n, &right);

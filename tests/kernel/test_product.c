@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
- * k_multiply() and k_embed_normed() against their references: every kind, both types of weights,
+ * k_multiply() and k_embed_normed() against their references: every kind, all formats of weights,
  * numbers of rows from all buckets (all numbers for one shape), shapes with a last tile that is not
  * full and boxes that are odd in number. Results are poisoned before each call. The same call gives
  * the same bits, and a row's bits do not depend on the other rows' values nor, within a bucket, on
  * their number. */
 #include "kernels/e4m3.h"
+#include "kernels/packed.h"
 #include "kernels/product_cut.h"
 #include "tests/kernel/gpu.h"
 
@@ -258,6 +259,98 @@ static void compare_blocks(enum k_product_kind kind, struct shape s)
     run_close(&r);
 }
 
+/* A matrix of random codes, zeros and scales in records, on the device and, as numbers, in w. */
+static void *random_packed(float *w, const struct k_format *format, struct shape s)
+{
+    const struct k_packing packing = k_packing_of(format);
+    size_t strip_bytes = k_packed_strip_bytes(&packing, s.n_in);
+    size_t n_numbers = (size_t)(16 * (s.n_in / packing.group));
+    size_t bytes = k_packed_bytes(&packing, s.n_out, s.n_in);
+    uint8_t *all = malloc(bytes), *codes = malloc((size_t)s.n_in * 16), *zeros = malloc(n_numbers);
+    uint16_t *scales = malloc(n_numbers * sizeof *scales);
+    const struct k_unpacked from = {codes, (uint8_t *)scales, zeros};
+    const struct k_matrix m = {.data = all, .format = *format, .n_out = s.n_out, .n_in = s.n_in};
+    void *dev;
+
+    for (int row = 0; row < s.n_out; row += 16) {
+        for (size_t i = 0; i < (size_t)s.n_in * 16; i++)
+            codes[i] = (uint8_t)((gpu_uniform() + 1.0f) * 7.99f);
+        for (size_t i = 0; i < n_numbers; i++) {
+            _Float16 half = (_Float16)(0.02f * gpu_uniform());
+
+            scales[i] = gpu_round(0.02f * gpu_uniform());
+            if (format->scale == K_F16)
+                memcpy(&scales[i], &half, 2);
+            zeros[i] = (uint8_t)((gpu_uniform() + 1.0f) * 8.49f); /* 0 .. 16, as GPTQ has it */
+        }
+        k_pack_strip(all + (size_t)(row / 16) * strip_bytes, &packing, &from, 16, s.n_in);
+    }
+    ref_dequantise(w, &m, 0, s.n_out);
+    dev = gpu_array(all, bytes);
+    free(all), free(codes), free(zeros), free(scales);
+    return dev;
+}
+
+/* All of a packed matrix as bfloat16: the reference's weights, rounded once. */
+static void check_widened(const struct run *r)
+{
+    size_t n = (size_t)r->s.n_out * (size_t)r->s.n_in;
+    k_bf16 *dev = gpu_array(NULL, n * sizeof *dev);
+    float *got;
+    size_t n_wrong = 0;
+
+    gpu_must(k_dequantise(dev, &r->dev_w, 0, r->s.n_out, device_cuda_stream(gpu)));
+    got = gpu_floats(dev, n);
+    for (size_t i = 0; i < n; i++)
+        n_wrong += got[i] != gpu_widen(gpu_round(r->w[i]));
+    ok(n_wrong == 0, "%d x %d as bfloat16: %zu weights are wrong", r->s.n_out, r->s.n_in, n_wrong);
+    free(got);
+}
+
+/* Codes in records. */
+static void compare_packed(enum k_product_kind kind, struct shape s, struct k_format format,
+                           bool all)
+{
+    struct run r = {0};
+
+    if (!gpu_has_turn())
+        return;
+    run_open(&r, kind, s, K_BF16, false, 64);
+    r.dev_w.data = random_packed(r.w, &format, s);
+    r.dev_w.format = format;
+    check_widened(&r);
+    ok(k_multiply_takes(&r.dev_w, 64), "a packed matrix of %d x %d is taken", s.n_out, s.n_in);
+    for (int n = 1; n <= 64; n += all || n < 5 ? 1 : n < 11 ? 3 : n < 32 ? 7 : 13) {
+        /* from here on the kernel rounds weights to bfloat16 */
+        for (size_t i = 0; n > 8 && i < (size_t)s.n_out * (size_t)s.n_in; i++)
+            r.w[i] = gpu_widen(gpu_round(r.w[i]));
+        compare_rows(&r, n);
+    }
+    run_close(&r);
+}
+
+/* All arrangements, and shapes whose clusters, warps and passes are cut in all ways. */
+static void compare_all_packed(void)
+{
+    static const struct shape shapes[] = {{32, 128},   {64, 1920},  {544, 640},
+                                          {6144, 512}, {512, 7168}, {10240, 512}};
+
+    for (size_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++) {
+        for (int kind = K_PRODUCT_PLAIN; kind <= K_PRODUCT_RESIDUAL; kind++)
+            compare_packed(kind, shapes[i],
+                           k_format_packed(i % 2 == 0 ? K_BF16 : K_F16, i < 3 ? 128 : 32 << i % 3,
+                                           (kind + (int)i) % 2 == 1),
+                           i == 2 && kind == K_PRODUCT_RESIDUAL);
+    }
+    /* several tiles a CTA */
+    for (int kind = K_PRODUCT_PLAIN; kind <= K_PRODUCT_RESIDUAL; kind++)
+        compare_packed(kind, (struct shape){36032, 128}, k_format_packed(K_F16, 64, true), false);
+    compare_packed(K_PRODUCT_PLAIN, (struct shape){256, 14336}, k_format_packed(K_F16, 128, true),
+                   false);
+    compare_packed(K_PRODUCT_RESIDUAL, (struct shape){256, 28672},
+                   k_format_packed(K_BF16, 128, false), false);
+}
+
 /* A shape that is cut so: blocks of a tile, several tiles a CTA. */
 struct large_case {
     enum k_product_kind kind;
@@ -408,6 +501,7 @@ int main(void)
         compare_blocks(kind, (struct shape){2304, 640});
         compare_blocks(kind, (struct shape){5120, 2176});
     }
+    compare_all_packed();
     for (size_t i = 0; i < sizeof shared / sizeof shared[0]; i++)
         compare_shared(&shared[i]);
     for (int i = 0; i < 2; i++) {

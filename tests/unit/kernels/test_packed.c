@@ -63,22 +63,26 @@ static uint32_t fragment(const uint8_t *tile, int bits, int lane, int step, int 
 }
 
 /* One lane's part of the sums of 64 columns. */
-static void play_lane(long sums[16], const uint8_t *tile, int bits, int lane, const int *x)
+static void play_lane(long sums[16], const uint8_t *tile, const struct k_packing *p, int lane,
+                      const int *x)
 {
     int g = lane / 4, q = lane % 4;
 
     for (int i = 0; i < 16; i++) {
         int step = i / 4, r = i % 4, col = 32 * (step / 2) + 8 * q + 4 * (step % 2) + r / 2 * 2;
-        uint32_t two = fragment(tile, bits, lane, step, r);
+        uint32_t two = fragment(tile, p->bits, lane, step, r);
+
+        if (p->in_order)
+            col = 16 * step + 2 * q + r / 2 * 8;
 
         sums[g + r % 2 * 8] += (long)(two & 0xffff) * x[col] + (long)(two >> 16) * x[col + 1];
     }
 }
 
-static void check_product(int bits)
+static void check_product(int bits, bool in_order)
 {
     static uint8_t codes[16 * COLS], scales[SCALES], strip[BYTES];
-    const struct k_packing p = {bits, 128, 2, 0};
+    const struct k_packing p = {bits, 128, 2, 0, in_order};
     struct k_unpacked from = {codes, scales, NULL};
     long sums[16] = {0}, want;
     int x[COLS], n_wrong = 0;
@@ -91,7 +95,7 @@ static void check_product(int bits)
         const uint8_t *record = strip + (size_t)(tile / 2) * k_packed_record_bytes(&p);
 
         for (int lane = 0; lane < 32; lane++)
-            play_lane(sums, record + tile % 2 * 128 * bits, bits, lane, x + tile * 64);
+            play_lane(sums, record + tile % 2 * 128 * bits, &p, lane, x + tile * 64);
     }
     for (int row = 0; row < 16; row++) {
         want = 0;
@@ -99,13 +103,14 @@ static void check_product(int bits)
             want += (long)codes[row * COLS + col] * x[col];
         n_wrong += sums[row] != want;
     }
-    ok(n_wrong == 0, "%d bits: a product played by lanes, %d of 16 rows wrong", bits, n_wrong);
+    ok(n_wrong == 0, "%d bits%s: a product played by lanes, %d of 16 rows wrong", bits,
+       in_order ? " in order" : "", n_wrong);
 }
 
 static void check_sizes(void)
 {
-    const struct k_packing int4 = {4, 128, 2, 0}, nvfp4 = {4, 16, 1, 0}, odd = {4, 48, 2, 0},
-                           wide = {6, 128, 2, 0};
+    const struct k_packing int4 = {4, 128, 2, 0, false}, nvfp4 = {4, 16, 1, 0, true},
+                           odd = {4, 48, 2, 0, false}, wide = {6, 128, 2, 0, false};
 
     ok(k_packed_record_bytes(&int4) == 1056, "4 bits, groups of 128: 4.125 bits a weight");
     ok(k_packed_record_bytes(&nvfp4) == 1152, "4 bits, groups of 16: 4.5 bits a weight");
@@ -123,12 +128,13 @@ int main(void)
         for (int group = 16; group <= 128; group *= 2)
             for (int zero_bytes = 0; zero_bytes <= 2; zero_bytes++) {
                 const struct k_packing p = {bits, group, 1 + (zero_bytes + group / 16) % 2,
-                                            zero_bytes};
+                                            zero_bytes, group / 16 % 4 == 1};
 
                 check_round_trip(&p, 16);
                 check_round_trip(&p, 5);
             }
-        check_product(bits);
+        check_product(bits, false);
+        check_product(bits, true);
     }
     return tap_done();
 }

@@ -30,6 +30,18 @@ static bool tail_fits(const struct product_cut *c, enum k_product_kind kind)
            c->tail_rows % (8 * c->n_blocks) == 0;
 }
 
+/* A stage of w: eights of rows in their slabs, or strips of records. */
+static bool holds_stage(const struct product_cut *c)
+{
+    if (c->packed)
+        return c->block_rows % 16 == 0 && c->slab_bytes % 16 == 0 &&
+               c->group_bytes == c->box * c->slab_bytes &&
+               c->stage_bytes == c->block_rows / 16 * c->group_bytes &&
+               c->x_at >= c->depth * c->stage_bytes && c->x_at % 1024 == 0;
+    return c->stage_bytes == c->box * c->block_rows * CUT_SLAB && c->stage_bytes % 1024 == 0 &&
+           c->x_at == c->depth * c->stage_bytes;
+}
+
 /* Slots hold what is copied to them; rings are long enough for two warpgroups that wait for each
  * other; what lies where does not overlap, nor does a wgmma read behind it. */
 static bool has_room(const struct product_cut *c)
@@ -40,12 +52,14 @@ static bool has_room(const struct product_cut *c)
     int reach =
         c->rows_by_eight ? 8 * c->group_bytes : (c->box - 1) * c->slab_bytes + CUT_BLOCK * CUT_SLAB;
 
+    if (c->packed) /* four warps read a strip each */
+        reach = 4 * c->group_bytes;
+
     return c->block_rows % 8 == 0 && c->block_rows <= CUT_BLOCK && c->box >= 1 && c->box <= 8 &&
-           c->stage_bytes == c->box * c->block_rows * CUT_SLAB && c->stage_bytes % 1024 == 0 &&
-           c->x_bytes % 1024 == 0 && c->x_copied == c->box * c->x_slabs * c->x_rows * CUT_SLAB &&
-           c->x_copied <= c->x_bytes && c->depth >= least && c->depth <= CUT_DEPTH_MAX &&
+           holds_stage(c) && c->x_bytes % 1024 == 0 &&
+           c->x_copied == c->box * c->x_slabs * c->x_rows * CUT_SLAB && c->x_copied <= c->x_bytes &&
+           c->depth >= least && c->depth <= CUT_DEPTH_MAX &&
            c->x_depth >= (c->n_blocks == 1 ? 4 : 2) && c->x_depth <= CUT_DEPTH_MAX &&
-           c->x_at == c->depth * c->stage_bytes &&
            c->rest_at >= c->x_at + c->x_depth * c->x_bytes && c->rest_at >= c->red_at + sums &&
            (c->red_at == 0 ? c->n_tiles <= c->n_groups && c->round >= c->columns
                            : c->red_at >= c->x_at + c->x_depth * c->x_bytes) &&
@@ -59,8 +73,14 @@ static bool has_room(const struct product_cut *c)
  * would be filled next. */
 static bool sums_have_slots(const struct product_cut *c)
 {
+    int sums = 2 * c->part * 4;
+
     if (c->n_blocks > 1 || c->n_split == 1)
         return true;
+    if (c->packed) /* places of their own, behind the rings */
+        return c->own_at[0] >= c->x_at + c->x_depth * c->x_bytes && c->own_at[0] % 16 == 0 &&
+               c->own_at[1] == c->own_at[0] && c->sent_at[0] >= c->own_at[0] + sums &&
+               c->sent_at[1] == c->sent_at[0] && c->sent_at[0] + sums <= c->rest_at;
     for (int rank = 0; rank < 2; rank++) {
         int slabs = (rank + 1) * c->n_slabs / 2 - rank * c->n_slabs / 2;
         int next = (slabs + c->box - 1) / c->box % c->depth * c->stage_bytes;
@@ -69,7 +89,7 @@ static bool sums_have_slots(const struct product_cut *c)
             c->own_at[rank] + c->stage_bytes > c->x_at || c->own_at[rank] % c->stage_bytes != 0)
             return false;
     }
-    return 2 * c->part * 4 <= c->stage_bytes;
+    return sums <= c->stage_bytes;
 }
 
 /* What the ends of tiles take four or sixteen rows at a time. */
@@ -97,19 +117,25 @@ static bool ends_whole(const struct product_cut *c, enum k_product_kind kind)
 static void cut_all(int n_sms, enum k_type type)
 {
     static const int rows[] = {1, 9, 16, 24, 32, 48, 64};
-    const struct k_format format = {.elem = type};
-    int slab = product_cut_slab_cols(&format);
+    const struct k_format format =
+        type == K_INT4 ? k_format_packed(K_F16, 32, true) : k_format_bare(type);
+    int slab = product_cut_slab_cols(&format), unit = type == K_INT4 ? 32 : 16;
     long n = 0, n_bad = 0;
 
     for (int kind = K_PRODUCT_PLAIN; kind <= K_PRODUCT_RESIDUAL; kind++) {
-        for (int out = 16; out < 300000; out += out < 2048 ? 16 : out < 32768 ? 208 : 4110) {
+        for (int out = unit; out < 300000; out += out < 2048    ? unit
+                                                  : out < 32768 ? 13 * unit
+                                                                : 4110) {
+            if (out % 32 != 0 && type == K_INT4)
+                continue;
             for (int in = slab; in <= 32768; in += in < 1024 ? slab : 7 * slab * (in / 8192 + 1)) {
                 for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-                    const struct k_matrix w = {.format = {.elem = type}, .n_out = out, .n_in = in};
+                    const struct k_matrix w = {.format = format, .n_out = out, .n_in = in};
                     struct product_cut c = {0};
                     bool good;
 
-                    if (kind == K_PRODUCT_RESIDUAL && out % 16 != 0)
+                    if ((kind == K_PRODUCT_RESIDUAL && out % 16 != 0) ||
+                        (type == K_INT4 && rows[i] <= 16))
                         continue;
                     good = product_cut_of(&c, &w, (enum k_product_kind)kind, rows[i], n_sms) &&
                            covers(&c, n_sms) && has_room(&c) &&
@@ -125,8 +151,12 @@ static void cut_all(int n_sms, enum k_type type)
             }
         }
     }
-    ok(n > 100000 && n_bad == 0, "%ld shapes of %s on %d multiprocessors, %ld cut badly", n,
-       type == K_E4M3 ? "e4m3" : "bf16", n_sms, n_bad);
+    ok(n > (type == K_INT4 ? 10000 : 100000) && n_bad == 0,
+       "%ld shapes of %s on %d multiprocessors, %ld cut badly", n,
+       type == K_INT4   ? "records"
+       : type == K_E4M3 ? "e4m3"
+                        : "bf16",
+       n_sms, n_bad);
 }
 
 static void cut_one(enum k_type type, enum k_product_kind kind, int out, int in, int n, int rows,
@@ -157,7 +187,7 @@ int main(void)
     static const int sms[] = {16, 66, 78, 114, 132};
 
     for (size_t i = 0; i < sizeof sms / sizeof sms[0]; i++)
-        cut_all(sms[i], K_BF16), cut_all(sms[i], K_E4M3);
+        cut_all(sms[i], K_BF16), cut_all(sms[i], K_E4M3), cut_all(sms[i], K_INT4);
     for (int n = 8; n <= 32; n *= 2) {
         cut_one(K_BF16, K_PRODUCT_PLAIN, 6144, 4096, n, 48, 1);
         cut_one(K_BF16, K_PRODUCT_RESIDUAL, 4096, 4096, n, n < 32 ? 32 : 64, n < 32 ? 1 : 2);

@@ -8,6 +8,7 @@
 #include "base/mem.h"
 #include "model/hf_config.h"
 #include "model/quant.h"
+#include "tests/golden/records.h"
 #include "tests/tap.h"
 
 #include <stdio.h>
@@ -68,6 +69,26 @@ static bool convert(float *out, const struct quant_part *p, int first, int n)
     return rc == ERR_OK;
 }
 
+/* A matrix that can be packed: taken apart again, its records give the same weights. */
+static void check_records(const char *name, const struct quant_part *p, const float *expected)
+{
+    /* the others have more bits, an order of their own, or float32 scales */
+    static const char *const packs[] = {"awq", "awq-gemv", "gptq-4", "gptq-v2"};
+    struct k_format format;
+    bool packs_it = quant_packs(&format, p), wanted = false;
+    float *got;
+
+    for (size_t i = 0; i < sizeof packs / sizeof packs[0]; i++)
+        wanted = wanted || strcmp(name, packs[i]) == 0;
+    ok(packs_it == wanted, "%s: is %s", name, wanted ? "packed" : "converted");
+    if (!packs_it)
+        return;
+    got = records_weights(p, &format);
+    ok(memcmp(got, expected, (size_t)p->rows * (size_t)p->cols * sizeof *got) == 0,
+       "%s: records hold the weights of the reference", name);
+    free(got);
+}
+
 static void check_values(const char *name, const struct matrix *m)
 {
     const struct quant_matrix x = {"x", m->rows, m->cols};
@@ -90,6 +111,7 @@ static void check_values(const char *name, const struct matrix *m)
         good = good && convert(got + (size_t)row * (size_t)m->cols, &part, row,
                                m->rows - row < 5 ? m->rows - row : 5);
     ok(good && memcmp(got, expected->data, 4 * n) == 0, "%s: in runs of rows", name);
+    check_records(name, &part, (const float *)(const void *)expected->data);
     free(got);
 }
 

@@ -1,0 +1,115 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Weights in records (packed.h) as bfloat16, for products of many rows, and random ones. */
+#include <cuda_fp16.h>
+
+#include "kernels/packed.cuh"
+#include "kernels/packed.h"
+#include "kernels/rng.h"
+
+#define THREADS 256
+
+/* Two neighbours of a row of a strip: codes 16 bits apart, from bit `shift` on. */
+static __device__ inline uint32_t widen_two(uint32_t codes, int shift, float zero, float scale)
+{
+    return pack_bf16(((float)(codes >> shift & 15) - zero) * scale,
+                     ((float)(codes >> (shift + 16) & 15) - zero) * scale);
+}
+
+/* Exchange words between the four lanes of a row: lane q gets word q of each, in their order. */
+static __device__ inline void turn_four(uint32_t (&words)[4])
+{
+#pragma unroll
+    for (int apart = 1; apart <= 2; apart *= 2) {
+        bool upper = (threadIdx.x & (unsigned)apart) != 0;
+
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            uint32_t other;
+
+            if ((i & apart) != 0)
+                continue;
+            other = __shfl_xor_sync(~0U, upper ? words[i] : words[i + apart], apart);
+            if (upper)
+                words[i] = other;
+            else
+                words[i + apart] = other;
+        }
+    }
+}
+
+/* A warp per record. A lane has two columns of each eight; after an exchange with three others it
+ * stores the eight columns of one. Bytes are read once and written once. */
+static __global__ void __launch_bounds__(THREADS)
+    dequantise_kernel(k_bf16 *out, const char *w, struct packed_shape s, size_t n_records)
+{
+    size_t record = ((size_t)blockIdx.x * THREADS + threadIdx.x) / 32;
+    int lane = threadIdx.x % 32, row = lane / 4, groups = K_PACKED_COLS / s.group;
+    size_t strip = record / s.n_records, col = record % s.n_records * K_PACKED_COLS;
+    const char *from = w + record * s.record_bytes;
+    k_bf16 *to = out + (strip * K_PACKED_ROWS + row) * s.n_in + col + lane % 4 * 8;
+
+    if (record >= n_records)
+        return;
+#pragma unroll
+    for (int quarter = 0; quarter < 4; quarter++) {
+        uint2 codes = *(const uint2 *)(from + quarter / 2 * 512 + lane * 16 + quarter % 2 * 8);
+        packed_numbers n = packed_numbers_of(from, quarter * groups / 4, row, s);
+
+#pragma unroll
+        for (int below = 0; below < 2; below++) {
+            uint32_t words[4]; /* of the quarter's four times eight columns */
+
+#pragma unroll
+            for (int i = 0; i < 4; i++)
+                words[i] = widen_two(i < 2 ? codes.x : codes.y, i % 2 * 8 + 4 * below,
+                                     n.zero[below], n.scale[below]);
+            turn_four(words);
+            *(uint4 *)(to + (size_t)(8 * below) * s.n_in + quarter * 32) =
+                make_uint4(words[0], words[1], words[2], words[3]);
+        }
+    }
+}
+
+int k_dequantise(k_bf16 *out, const struct k_matrix *w, int first, int n, k_stream stream)
+{
+    const struct packed_shape s = packed_shape_of(w);
+    const char *from = (const char *)w->data +
+                       (size_t)(first / K_PACKED_ROWS) * s.n_records * (size_t)s.record_bytes;
+    size_t n_records = (size_t)(n / K_PACKED_ROWS) * (size_t)s.n_records;
+    unsigned blocks = (unsigned)((n_records * 32 + THREADS - 1) / THREADS);
+
+    return K_LAUNCH(dequantise_kernel, blocks, THREADS, 0, stream, out, from, s, n_records);
+}
+
+/* Codes of a record are random, its scales equal, its zeros in the middle. A thread per word. */
+static __global__ void fill_records_kernel(uint32_t *out, size_t n_words, struct packed_shape s,
+                                           uint32_t scales, uint64_t seed)
+{
+    size_t step = (size_t)gridDim.x * blockDim.x;
+    int words = s.record_bytes / 4, scales_at = PACKED_CODE_BYTES / 4;
+    int zeros_at = scales_at + K_PACKED_COLS / s.group * 8;
+
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n_words; i += step) {
+        int at = (int)(i % (size_t)words);
+
+        out[i] = at < scales_at  ? (uint32_t)k_random(seed, i)
+                 : at < zeros_at ? scales
+                                 : 0x08080808U;
+    }
+}
+
+int k_fill_random_packed(const struct k_matrix *w, float deviation, uint64_t seed, k_stream stream)
+{
+    const struct packed_shape s = packed_shape_of(w);
+    /* the deviation of codes 0 .. 15 */
+    float scale = deviation / 4.6f;
+    __half narrow = __float2half(scale);
+    __nv_bfloat16 brain = __float2bfloat16(scale);
+    uint32_t bits = s.is_half ? *(const uint16_t *)&narrow : *(const uint16_t *)&brain;
+    size_t n_words =
+        (size_t)(w->n_out / K_PACKED_ROWS) * (size_t)s.n_records * (size_t)(s.record_bytes / 4);
+
+    return K_LAUNCH(fill_records_kernel, 4096, 256, 0, stream, (uint32_t *)w->data, n_words, s,
+                    bits << 16 | bits, seed);
+}

@@ -1,0 +1,688 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Products of few rows with codes of 4 bits in records (packed.h), bound by the bytes of w, with
+ * the operations around them in a decode (k_multiply() in kernels.h).
+ *
+ *   w --bulk copies--> ring of records (per warp) --mma--> accumulators -+  end of a pass: sums of
+ *   x --cp.async--> shared memory ------------------^                    +--> warps and CTAs
+ *                                                                             -> epilogue -> y
+ *
+ * Split: a unit is two strips of 16 rows of w: two neighbours or, when gated, a gate and its up. A
+ * cluster of n_split CTAs has a run of units, and each of its CTAs a share of n_in, so that the
+ * rows of x in that share stay in shared memory, and x is read from L2 by few. n_warps of a CTA's
+ * warps share a unit, each with a part of the CTA's records; the others have the next units. Each
+ * warp has a ring of its own, which runs on from unit to unit, and whose first records are loaded
+ * before the previous kernel has ended.
+ *
+ * A pass is one unit of every warp. Then partial sums go to shared memory, in one of two buffers;
+ * they are read, also by the other CTAs of the cluster, after the mainloop of the next pass, so
+ * that the wait for the others is hidden.
+ *
+ * Codes: 128 | code is 128 + code in bfloat16, and 128 + zero is subtracted, which is exact; a sum
+ * over a group of columns is multiplied by the group's scale in float32. x is read by ldmatrix; its
+ * rows are padded by 16 bytes, so that no two of eight meet in a bank.
+ *
+ * The order of sums depends on the shape and on n's bucket (packed_columns()) alone. */
+#include "kernels/packed.cuh"
+#include "kernels/product_cut.h"
+#include "kernels/product_end.cuh"
+
+#define WARPS       16
+#define THREADS     (WARPS * 32)
+#define UNIT_ROWS   32 /* two strips */
+#define DEPTH       2  /* stages of a ring: with more, x and the end come later */
+#define RUN_MAX     2
+#define SPLIT_MAX   8  /* the largest cluster that every GPU has */
+#define COL_STRIDE  20 /* stride of sums in shared memory: 16 rows, and no two lanes in a bank */
+#define X_PAD       16
+#define COLUMNS_MAX 8 /* for more the kernel with wgmma is faster */
+#define SMEM_MAX    (226 * 1024)
+
+/* How a matrix is cut for a bucket of rows. */
+struct packed_cut {
+    int n_split, split_bits;  /* CTAs of a cluster; as a power of 2 */
+    int n_warps, warps_bits;  /* warps that share a unit */
+    int n_groups;             /* clusters */
+    int n_units;              /* of the matrix */
+    int units_each, n_longer; /* of a cluster, and how many clusters have one more */
+    int n_records;            /* of a row of w */
+    int record_bytes;
+    int run;      /* records of a strip in a stage */
+    int depth;    /* stages of a ring */
+    int x_stride; /* bytes between rows of x in shared memory */
+    int buffers;  /* of sums: 1 with a single pass */
+    int smem;
+};
+
+/* What the first copies need comes first: a line of arguments that was not read takes 500
+ * cycles. */
+struct packed_args {
+    struct packed_cut c;
+    const char *w;
+    bool is_gated, has_zeros, is_half; /* scales are float16 */
+    int n, n_in, n_out;
+    struct k_product p;
+};
+
+/* --- loads ------------------------------------------------------------------------------------ */
+
+/* A warp's ring, the same in all lanes. A stage is a run of records of both of a unit's strips. */
+struct record_ring {
+    char *stages;
+    uint64_t *full;
+    const char *w;
+    size_t strip_bytes, next_strip; /* from a unit's first strip to its second */
+    int stage;                      /* to be multiplied next */
+    uint32_t parity;
+    int unit, last_unit, record;  /* to be loaded next */
+    int first_record, end_record; /* the warp's part of a row */
+};
+
+/* Weights are read once per step: evict first. */
+static __device__ inline void copy_records(void *to, const void *from, uint32_t bytes,
+                                           uint64_t *bar)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 ".L2::cache_hint [%0], [%1], %2, [%3], %4;" ::"r"(shared_addr(to)),
+                 "l"(from), "r"(bytes), "r"(shared_addr(bar)), "l"(0x12f0000000000000ULL)
+                 : "memory");
+}
+
+/* Load the warp's next records into a stage. */
+static __device__ inline void load_next(record_ring &r, const packed_args &a, int stage)
+{
+    if (r.unit >= r.last_unit)
+        return;
+    if (leads()) {
+        int bytes = min(a.c.run, r.end_record - r.record) * a.c.record_bytes;
+        int apart = a.c.run * a.c.record_bytes;
+        const char *from = r.w + (size_t)(a.is_gated ? r.unit : 2 * r.unit) * r.strip_bytes +
+                           (size_t)(r.record * a.c.record_bytes);
+        char *to = r.stages + stage * 2 * apart;
+
+        barrier_expect(&r.full[stage], 2 * bytes);
+        copy_records(to, from, bytes, &r.full[stage]);
+        copy_records(to + apart, from + r.next_strip, bytes, &r.full[stage]);
+    }
+    r.record += a.c.run;
+    if (r.record >= r.end_record) {
+        r.record = r.first_record;
+        r.unit += WARPS >> a.c.warps_bits;
+    }
+}
+
+/* --- products --------------------------------------------------------------------------------- */
+
+/* Two codes, 16 bits apart, less their zero: exact in bfloat16. `less` is 128 + zero, twice. */
+static __device__ inline uint32_t widen(uint32_t codes, uint32_t less)
+{
+    uint32_t two = packed_two(codes);
+    __nv_bfloat162 value = __hsub2(*(const __nv_bfloat162 *)&two, *(const __nv_bfloat162 *)&less);
+
+    return *(const uint32_t *)&value;
+}
+
+/* Load 32 columns of eight rows of x, as two operands of a product. `at` is the lane's address:
+ * eight lanes give those of a matrix of 8 x 8. */
+static __device__ inline void load_matrices(uint32_t (&words)[4], uint32_t at)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(words[0]), "=r"(words[1]), "=r"(words[2]), "=r"(words[3])
+                 : "r"(at)
+                 : "memory");
+}
+
+/* multiply_16x8() that the compiler may move: it has no effect but on c. */
+static __device__ inline void multiply_free(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2,
+                                            uint32_t a3, uint32_t b0, uint32_t b1)
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+}
+
+/* Multiply 16 columns: the codes of a lane, and words `at` and at + 1 of rows of x. */
+template <int NT>
+static __device__ inline void multiply_codes(float (&part)[NT][4], uint32_t codes,
+                                             const uint32_t less[2], const uint32_t (&words)[NT][4],
+                                             int at)
+{
+    uint32_t a0 = widen(codes, less[0]), a1 = widen(codes >> 4, less[1]);
+    uint32_t a2 = widen(codes >> 8, less[0]), a3 = widen(codes >> 12, less[1]);
+
+#pragma unroll
+    for (int i = 0; i < NT; i++)
+        multiply_free(part[i], a0, a1, a2, a3, words[i][at], words[i][at + 1]);
+}
+
+/* A lane's numbers of a group of columns, for rows g and g + 8 of a strip. */
+struct group_numbers {
+    float scale[2];
+    uint32_t less[2];
+};
+
+template <int GROUPS>
+static __device__ inline group_numbers numbers_of(const char *record, int group,
+                                                  const packed_args &a)
+{
+    int row = threadIdx.x % 32 / 4;
+    const uint16_t *scales = (const uint16_t *)(record + PACKED_CODE_BYTES) + group * 16 + row;
+    const uint8_t *zeros =
+        (const uint8_t *)record + PACKED_CODE_BYTES + GROUPS * 32 + group * 16 + row;
+    group_numbers numbers = {
+        {packed_scale(scales[0], a.is_half), packed_scale(scales[8], a.is_half)},
+        {0x43084308U, 0x43084308U}};
+
+    if (a.has_zeros) {
+        numbers.less[0] = 0x43004300U + zeros[0] * 0x00010001U;
+        numbers.less[1] = 0x43004300U + zeros[8] * 0x00010001U;
+    }
+    return numbers;
+}
+
+/* Multiply a record of each strip by the rows of x. Every second product of a strip adds to sums of
+ * its own, so that it need not wait for the one before. */
+template <int NT, int GROUPS>
+static __device__ inline void multiply_record(float (&acc)[2][NT][4], const char *const (&w)[2],
+                                              const uint32_t (&x)[NT], int x_at,
+                                              const packed_args &a)
+{
+    const int quarters = 4 / GROUPS; /* of 32 columns, in a group */
+    int lane = threadIdx.x % 32;
+    uint32_t words[4][NT][4]; /* of a quarter: two steps, a low and a high one of each */
+    uint4 codes[2][2];
+
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        codes[i / 2][i % 2] = *(const uint4 *)(w[i / 2] + i % 2 * 512 + lane * 16);
+#pragma unroll
+    for (int i = 0; i < 4 * NT; i++)
+        load_matrices(words[i / NT][i % NT], x[i % NT] + (uint32_t)(x_at + i / NT * 64));
+#pragma unroll
+    for (int group = 0; group < GROUPS; group++) {
+        group_numbers numbers[2] = {numbers_of<GROUPS>(w[0], group, a),
+                                    numbers_of<GROUPS>(w[1], group, a)};
+        float part[2][2][NT][4] = {};
+
+#pragma unroll
+        for (int i = group * quarters * 2; i < (group + 1) * quarters * 2; i++) {
+            int k = i / 2, strip = i % 2;
+            const uint4 &tile = codes[strip][k / 2];
+
+            multiply_codes<NT>(part[0][strip], k % 2 == 0 ? tile.x : tile.z, numbers[strip].less,
+                               words[k], 0);
+            multiply_codes<NT>(part[1][strip], k % 2 == 0 ? tile.y : tile.w, numbers[strip].less,
+                               words[k], 2);
+        }
+#pragma unroll
+        for (int i = 0; i < 2 * NT * 4; i++) {
+            int strip = i / (NT * 4), tile = i / 4 % NT, elem = i % 4;
+
+            acc[strip][tile][elem] =
+                __fmaf_rn(part[0][strip][tile][elem] + part[1][strip][tile][elem],
+                          numbers[strip].scale[elem / 2], acc[strip][tile][elem]);
+        }
+    }
+}
+
+/* The warp's sums of a unit. x: a lane's addresses of each eight rows, from the CTA's first
+ * record. */
+template <int NT, int GROUPS>
+static __device__ inline void multiply_unit(float (&acc)[2][NT][4], record_ring &r,
+                                            const uint32_t (&x)[NT], int first_of_x,
+                                            const packed_args &a)
+{
+    int apart = a.c.run * a.c.record_bytes;
+
+#pragma unroll 1
+    for (int record = r.first_record; record < r.end_record; record += a.c.run) {
+        const char *at = r.stages + r.stage * 2 * apart;
+
+        barrier_wait(&r.full[r.stage], r.parity);
+#pragma unroll 1
+        for (int i = 0; i < a.c.run && record + i < r.end_record; i++, at += a.c.record_bytes) {
+            const char *const strips[2] = {at, at + apart};
+
+            multiply_record<NT, GROUPS>(acc, strips, x, (record + i - first_of_x) * 256, a);
+        }
+        __syncwarp();
+        load_next(r, a, r.stage);
+        if (++r.stage == a.c.depth) {
+            r.stage = 0;
+            r.parity ^= 1;
+        }
+    }
+}
+
+/* --- the end of a pass ------------------------------------------------------------------------ */
+
+/* Where sums of a row of the pass are, of warp 0 of the unit: sums [WARPS][2][n][COL_STRIDE]. */
+static __device__ inline int sum_at(int warp, int strip, int col, int n)
+{
+    return ((warp * 2 + strip) * n + col) * COL_STRIDE;
+}
+
+template <int NT>
+static __device__ inline void store_sums(float *sums, const float (&acc)[2][NT][4], int warp, int n)
+{
+    int row = threadIdx.x % 32 / 4, lane_col = threadIdx.x % 4 * 2;
+
+#pragma unroll
+    for (int i = 0; i < 2 * NT * 4; i++) {
+        int strip = i / (NT * 4), elem = i % 4, col = i / 4 % NT * 8 + lane_col + elem % 2;
+
+        if (col < n)
+            sums[sum_at(warp, strip, col, n) + row + elem / 2 * 8] = acc[strip][i / 4 % NT][elem];
+    }
+}
+
+/* Numbers of the pass' end. */
+struct pass_end {
+    float *sums; /* two buffers */
+    int buffer;  /* floats of one */
+    const float *inverse;
+    uint32_t rank; /* of the CTA in its cluster */
+    int unit_bits; /* outputs of a unit and column: 32, or 16 when gated; as a power of 2 */
+    int pass_bits; /* outputs of a pass and column, likewise */
+    int per_pass;  /* units */
+};
+
+/* A thread's i-th output of a pass; the cluster's CTAs share them. Sixteen lanes have the rows of a
+ * strip. */
+static __device__ inline output choose_output(const packed_args &a, const pass_end &e, int base,
+                                              int last, int i)
+{
+    int index = ((i << a.c.split_bits) + (int)e.rank) * THREADS + (int)threadIdx.x;
+    output o = {};
+
+    o.place = index & ((1 << e.pass_bits) - 1);
+    o.c = index >> e.pass_bits;
+    o.row = (base << e.unit_bits) + o.place;
+    o.mine = o.c < a.n && base + (o.place >> e.unit_bits) < last;
+    if (o.mine)
+        fetch_output(o, a.p, a.n_out);
+    return o;
+}
+
+static __device__ inline float load_remote(const float *p, int rank)
+{
+    uint32_t at;
+    float value;
+
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(shared_addr(p)), "r"(rank));
+    asm volatile("ld.shared::cluster.f32 %0, [%1];" : "=f"(value) : "r"(at) : "memory");
+    return value;
+}
+
+/* The sum over the CTAs of the cluster and the warps of a unit, in their order. */
+static __device__ inline float sum_parts(const packed_args &a, const float *sums, int slot,
+                                         int strip, int col, int row)
+{
+    float sum = 0.0f;
+
+    if (a.c.n_split == 1) {
+#pragma unroll 4
+        for (int i = 0; i < a.c.n_warps; i++)
+            sum += sums[sum_at((slot << a.c.warps_bits) + i, strip, col, a.n) + row];
+        return sum;
+    }
+    for (int i = 0; i < a.c.n_warps; i++) {
+        const float *at = sums + sum_at((slot << a.c.warps_bits) + i, strip, col, a.n) + row;
+
+#pragma unroll 4
+        for (int rank = 0; rank < a.c.n_split; rank++)
+            sum += load_remote(at, rank);
+    }
+    return sum;
+}
+
+static __device__ inline void finish(const packed_args &a, const targets &to, const pass_end &e,
+                                     const float *sums, const output &o)
+{
+    int slot = o.place >> e.unit_bits, row = o.place & ((1 << e.unit_bits) - 1);
+    float sum, up = 0.0f;
+
+    if (!o.mine)
+        return;
+    sum = sum_parts(a, sums, slot, row / 16, o.c, row % 16);
+    if (to.kind == K_PRODUCT_GATED)
+        up = sum_parts(a, sums, slot, 1, o.c, row);
+    write_output(to, o, sum, up, e.inverse[o.c]);
+}
+
+/* All outputs of a pass; the thread's first is prefetched. */
+static __device__ inline void end_pass(const packed_args &a, const targets &to, const pass_end &e,
+                                       const output &first, int base, int last, int pass)
+{
+    const float *sums = e.sums + (pass & 1) * e.buffer;
+    int per_turn = THREADS << a.c.split_bits, n = a.n << e.pass_bits;
+
+    if (a.c.n_split == 1)
+        __syncthreads();
+    else
+        cluster_wait();
+    finish(a, to, e, sums, first);
+    for (int i = 1; i * per_turn < n; i++)
+        finish(a, to, e, sums, choose_output(a, e, base, last, i));
+}
+
+/* Release the sums to the cluster; a CTA alone synchronises in end_pass(). */
+static __device__ inline void cluster_arrive(int n_split)
+{
+    if (n_split > 1)
+        asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+
+/* --- the kernel ------------------------------------------------------------------------------- */
+
+/* The rows of x in the CTA's share of n_in, by all threads: a bulk copy would wait behind those of
+ * w, for microseconds. */
+static __device__ inline void load_x(char *xs, const packed_args &a, int first, int end)
+{
+    int bytes = (end - first) * 256;
+    const char *from = (const char *)a.p.x + (size_t)first * 256;
+
+    for (int col = 0; col < a.n; col++) {
+        for (int at = (int)threadIdx.x * 16; at < bytes; at += THREADS * 16)
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
+                             shared_addr(xs + col * a.c.x_stride + at)),
+                         "l"(from + (size_t)col * a.n_in * 2 + at)
+                         : "memory");
+    }
+}
+
+/* The beginning of share i of n, of a power of 2. */
+static __device__ inline int share(int n, int i, int bits)
+{
+    return n * i >> bits;
+}
+
+/* The first unit of a cluster. */
+static __device__ inline int first_unit(const packed_cut &c, int group)
+{
+    return group * c.units_each + min(group, c.n_longer);
+}
+
+/* The warp's ring, with its first records on their way. */
+static __device__ inline record_ring open_ring(const packed_args &a, char *stages, uint64_t *full,
+                                               int warp, int first, int end)
+{
+    record_ring r = {};
+    int group = (int)blockIdx.x >> a.c.split_bits, part = warp & (a.c.n_warps - 1);
+
+    r.stages = stages;
+    r.full = full;
+    r.w = a.w;
+    r.strip_bytes = (size_t)a.c.n_records * a.c.record_bytes;
+    r.next_strip = (a.is_gated ? (size_t)a.c.n_units : 1) * r.strip_bytes;
+    r.first_record = first + share(end - first, part, a.c.warps_bits);
+    r.end_record = first + share(end - first, part + 1, a.c.warps_bits);
+    r.record = r.first_record;
+    r.unit = first_unit(a.c, group) + (warp >> a.c.warps_bits);
+    r.last_unit = first_unit(a.c, group + 1);
+    if (r.first_record == r.end_record)
+        r.unit = r.last_unit;
+    if (leads()) {
+        for (int i = 0; i < a.c.depth; i++)
+            barrier_init(&r.full[i], 1);
+        barrier_init_done();
+        fence_async();
+    }
+    __syncwarp();
+    for (int i = 0; i < a.c.depth; i++)
+        load_next(r, a, i);
+    return r;
+}
+
+/* NT: columns, in eights; GROUPS: of a record. Shared memory: rings, x, sums, inverse norms,
+ * barriers. */
+template <int NT, int GROUPS>
+static __global__ void __launch_bounds__(THREADS, 1)
+    packed_kernel(const __grid_constant__ packed_args a)
+{
+    extern __shared__ __align__(128) char shared[];
+    int warp = warp_number(), lane = threadIdx.x % 32;
+    int ring_bytes = a.c.depth * 2 * a.c.run * a.c.record_bytes;
+    char *xs = shared + WARPS * ring_bytes;
+    pass_end e = {(float *)(xs + a.n * a.c.x_stride), WARPS * 2 * a.n * COL_STRIDE};
+    float *inverse = e.sums + a.c.buffers * e.buffer;
+    uint64_t *bars = (uint64_t *)(inverse + 8 * NT);
+    int group = (int)blockIdx.x >> a.c.split_bits, rank = (int)blockIdx.x & (a.c.n_split - 1);
+    int begin = first_unit(a.c, group), last = first_unit(a.c, group + 1), pass = 0, base;
+    int first = share(a.c.n_records, rank, a.c.split_bits);
+    int end = share(a.c.n_records, rank + 1, a.c.split_bits);
+    record_ring r =
+        open_ring(a, shared + warp * ring_bytes, bars + warp * a.c.depth, warp, first, end);
+    targets to = targets_of(a.p, a.n_out);
+    uint32_t x[NT];
+    float squares[SQUARES];
+    output done = {};
+
+    e.inverse = inverse;
+    e.rank = rank;
+    e.unit_bits = a.is_gated ? 4 : 5;
+    e.per_pass = WARPS >> a.c.warps_bits;
+    e.pass_bits = e.unit_bits + 31 - __clz(e.per_pass);
+#pragma unroll
+    for (int i = 0; i < NT; i++)
+        x[i] = shared_addr(xs + min(i * 8 + lane % 8, a.n - 1) * a.c.x_stride + lane / 8 * 16);
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    asm volatile("griddepcontrol.launch_dependents;");
+    load_x(xs, a, first, end);
+    fetch_squares(squares, warp, a);
+    asm volatile("cp.async.wait_all;" ::: "memory");
+    __syncthreads();
+    for (base = begin; base < last; base += e.per_pass, pass++) {
+        output next = choose_output(a, e, base, last, 0);
+        float acc[2][NT][4] = {};
+
+        if (base + (warp >> a.c.warps_bits) < last)
+            multiply_unit<NT, GROUPS>(acc, r, x, first, a);
+        if (pass == 0)
+            find_inverse<WARPS>(inverse, squares, warp, a);
+        else
+            end_pass(a, to, e, done, base - e.per_pass, last, pass - 1);
+        store_sums<NT>(e.sums + (pass & 1) * e.buffer, acc, warp, a.n);
+        cluster_arrive(a.c.n_split);
+        done = next;
+    }
+    end_pass(a, to, e, done, base - e.per_pass, last, pass - 1);
+    if (a.c.n_split > 1) /* the others may still read this CTA's sums */
+        cluster_sync();
+}
+
+/* --- the cut ---------------------------------------------------------------------------------- */
+
+static int round_up(int x, int to)
+{
+    return (x + to - 1) / to * to;
+}
+
+static int ceil_of(int x, int by)
+{
+    return (x + by - 1) / by;
+}
+
+/* The buckets. */
+static int packed_columns(int n)
+{
+    return n <= 1 ? 1 : COLUMNS_MAX;
+}
+
+/* Clusters of more than two CTAs need multiprocessors of one part of the GPU, which have 16 or 18,
+ * or fewer: of 132 an H200 has 120 in such clusters. One that does not fit would run after all
+ * others. */
+static int groups_of(int n_sms, int n_split, int n_units)
+{
+    int n = (n_split > 2 ? n_sms * 10 / 11 : n_sms) / n_split;
+
+    n = n < 1 ? 1 : n;
+    return n < n_units ? n : n_units;
+}
+
+/* Lay out shared memory for so many columns; false when too few stages fit. */
+static bool lay_out(struct packed_cut *c, int columns)
+{
+    int passes = ceil_of(ceil_of(c->n_units, c->n_groups), WARPS / c->n_warps);
+    int stages = WARPS * 2 * c->run * c->record_bytes, rest;
+
+    c->x_stride = ceil_of(c->n_records, c->n_split) * 256 + X_PAD;
+    c->buffers = passes > 1 ? 2 : 1;
+    rest = columns * c->x_stride + c->buffers * WARPS * 2 * columns * COL_STRIDE * 4 +
+           round_up(columns, 8) * 4 + WARPS * DEPTH * 8;
+    c->depth = DEPTH;
+    c->smem = rest + DEPTH * stages;
+    return c->smem <= SMEM_MAX;
+}
+
+/* An estimate of the cycles of a CTA: of its bytes, of its instructions, and of what is not
+ * hidden. */
+static long cost_of(const struct packed_cut *c, int columns)
+{
+    int units = ceil_of(c->n_units, c->n_groups), records = ceil_of(c->n_records, c->n_split);
+    int tiles = ceil_of(columns, 8), passes = ceil_of(units, WARPS / c->n_warps);
+    long bytes = (long)units * records * 2 * c->record_bytes / 20;
+    long work = passes * (ceil_of(records, c->n_warps) * (600L + 300L * tiles) +
+                          (c->n_split > 1 ? 2000L : 800L));
+    long x = (long)columns * records * 256 / 40;
+
+    return (bytes > work ? bytes : work) + x + (c->n_split > 1 ? 2500 : 0);
+}
+
+/* Cut w for so many columns; false when no cut fits into shared memory. */
+static bool packed_cut_of(struct packed_cut *best, const struct k_matrix *w, int columns, int n_sms)
+{
+    const struct k_packing packing = k_packing_of(&w->format);
+    struct packed_cut c = {};
+    long least = 0;
+
+    c.n_units = w->n_out / UNIT_ROWS;
+    c.n_records = w->n_in / K_PACKED_COLS;
+    c.record_bytes = (int)k_packed_record_bytes(&packing);
+    for (c.n_split = 1; c.n_split <= SPLIT_MAX && c.n_split <= c.n_records;
+         c.n_split *= 2, c.split_bits++) {
+        c.n_groups = groups_of(n_sms, c.n_split, c.n_units);
+        c.units_each = c.n_units / c.n_groups;
+        c.n_longer = c.n_units % c.n_groups;
+        c.warps_bits = 0;
+        for (c.n_warps = 1; c.n_warps <= WARPS; c.n_warps *= 2, c.warps_bits++) {
+            /* short parts of rows are loaded sooner in single records */
+            c.run = ceil_of(c.n_records, c.n_split * c.n_warps) >= 8 ? RUN_MAX : 1;
+            if (!lay_out(&c, columns))
+                c.run = 1;
+            if (!lay_out(&c, columns) || (least > 0 && cost_of(&c, columns) >= least))
+                continue;
+            least = cost_of(&c, columns);
+            *best = c;
+        }
+    }
+    return least > 0;
+}
+
+/* --- launching -------------------------------------------------------------------------------- */
+
+bool product_packed_takes(const struct k_matrix *w, int n)
+{
+    return k_format_is_packed(&w->format) && k_format_fits(&w->format, w->n_out, w->n_in) &&
+           n >= 1 && n <= K_PRODUCT_ROWS_MAX;
+}
+
+int product_packed_bucket(int n)
+{
+    if (n > COLUMNS_MAX)
+        return product_cut_columns(n) == 48 ? K_PRODUCT_ROWS_MAX : product_cut_columns(n);
+    return packed_columns(n);
+}
+
+template <int NT, int GROUPS> static int launch(const packed_args &a, k_stream stream)
+{
+    cudaLaunchAttribute attributes[2] = {};
+    cudaLaunchConfig_t config = {};
+
+    if (cudaFuncSetAttribute(packed_kernel<NT, GROUPS>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                             SMEM_MAX) != cudaSuccess)
+        return -1;
+    attributes[0].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[0].val.programmaticStreamSerializationAllowed = 1;
+    attributes[1].id = cudaLaunchAttributeClusterDimension;
+    attributes[1].val.clusterDim = {(unsigned)a.c.n_split, 1, 1};
+    config.gridDim = dim3((unsigned)(a.c.n_groups * a.c.n_split));
+    config.blockDim = dim3(THREADS);
+    config.dynamicSmemBytes = (size_t)a.c.smem;
+    config.stream = stream;
+    config.attrs = attributes;
+    config.numAttrs = a.c.n_split > 1 ? 2 : 1;
+    return cudaLaunchKernelEx(&config, packed_kernel<NT, GROUPS>, a) == cudaSuccess ? 0 : -1;
+}
+
+template <int NT> static int launch_group(const packed_args &a, int group, k_stream stream)
+{
+    switch (group) {
+    case 32: return launch<NT, 4>(a, stream);
+    case 64: return launch<NT, 2>(a, stream);
+    default: return launch<NT, 1>(a, stream);
+    }
+}
+
+/* The rows of p from `first` on. */
+static struct k_product rows_from(const struct k_product *p, int first)
+{
+    struct k_product some = *p;
+    size_t at = (size_t)first, n_out = (size_t)p->w->n_out;
+    size_t y_bytes = p->kind == K_PRODUCT_FLOAT   ? 4 * n_out
+                     : p->kind == K_PRODUCT_GATED ? n_out
+                                                  : 2 * n_out;
+
+    some.x = (const k_bf16 *)p->x + at * (size_t)p->w->n_in;
+    if (p->sums_in != NULL)
+        some.sums_in = p->sums_in + at * (size_t)p->n_sums;
+    if (p->y != NULL)
+        some.y = (char *)p->y + at * y_bytes;
+    if (p->kind == K_PRODUCT_RESIDUAL) {
+        some.residual = p->residual + at * n_out;
+        some.normed = (k_bf16 *)p->normed + at * n_out;
+        some.sums_out = p->sums_out + at * (n_out / 16);
+    }
+    return some;
+}
+
+/* Some of the rows: as many as a cut has columns for. More rows than a cut takes are several
+ * products, each of which reads w. */
+static int packed_run(const struct k_product *p, const struct packed_cut *cut, int n,
+                      k_stream stream)
+{
+    packed_args args = {};
+
+    args.c = *cut;
+    args.p = *p;
+    args.w = (const char *)p->w->data;
+    args.n = n;
+    args.n_in = p->w->n_in;
+    args.n_out = p->w->n_out;
+    args.is_gated = p->kind == K_PRODUCT_GATED;
+    args.has_zeros = p->w->format.has_zeros;
+    args.is_half = p->w->format.scale == K_F16;
+    return launch_group<1>(args, p->w->format.group_cols, stream);
+}
+
+int product_packed(const struct k_product *p, int n, int n_sms, k_stream stream)
+{
+    int columns = packed_columns(n), rc = 0;
+    struct packed_cut cut;
+
+    if (n > K_PRODUCT_ROWS_MAX || !k_format_fits(&p->w->format, p->w->n_out, p->w->n_in))
+        return -1;
+    if (n > COLUMNS_MAX)
+        return product_wide_packed(p, n, n_sms, stream);
+    while (columns > 1 && !packed_cut_of(&cut, p->w, columns, n_sms))
+        columns = 1;
+    if (columns == 1 && !packed_cut_of(&cut, p->w, columns, n_sms))
+        return -1;
+    for (int row = 0; row < n && rc == 0; row += columns) {
+        struct k_product some = rows_from(p, row);
+
+        rc = packed_run(&some, &cut, n - row < columns ? n - row : columns, stream);
+    }
+    return rc;
+}

@@ -1,0 +1,71 @@
+/* SPDX-License-Identifier: Apache-2.0
+ *
+ * Products of any number of rows with packed matrices (k_format_is_packed()).
+ *
+ * Few rows are multiplied with the codes. For many, a run of rows of the matrix becomes bfloat16 in
+ * scratch memory, and cuBLASLt multiplies with it; the numbers are those of a matrix that was
+ * converted at load. */
+#include "config.h"
+
+#include "device/parts_cuda.h"
+
+#include "base/must.h"
+
+/* Up to so many rows, products with the codes are faster than widening the matrix, although each
+ * 64 rows read it again (docs/kernels/experiments/packed-products.md). */
+#define ROWS_FEW 192
+/* Rows of the scratch matrix are a multiple of the library's tiles. */
+#define ROWS_UNIT 256
+
+int packed_reserve(struct cuda *c)
+{
+    if (!c->base.limits.packed)
+        return ERR_OK;
+    c->widened = sleep_alloc_scratch(&c->base, DEVICE_WIDENED_BYTES);
+    return c->widened != NULL ? ERR_OK : ERR_NO_MEMORY;
+}
+
+/* K_PRODUCT_ROWS_MAX rows at a time. */
+static int packed_run_few(struct cuda *c, const struct gemm_product *p)
+{
+    struct k_product few = {
+        .kind = p->y_is_float ? K_PRODUCT_FLOAT : K_PRODUCT_PLAIN, .w = p->w, .bias = p->bias};
+    size_t y_bytes = (size_t)p->w->n_out * (p->y_is_float ? sizeof(float) : sizeof(k_bf16));
+    int rc = 0;
+
+    for (int row = 0; row < p->n && rc == 0; row += K_PRODUCT_ROWS_MAX) {
+        int n = p->n - row < K_PRODUCT_ROWS_MAX ? p->n - row : K_PRODUCT_ROWS_MAX;
+
+        few.x = (const k_bf16 *)p->x + (size_t)row * (size_t)p->w->n_in;
+        few.y = (char *)p->y + (size_t)row * y_bytes;
+        rc = k_multiply(&few, n, c->n_sms, c->stream);
+    }
+    return rc;
+}
+
+int packed_run(struct cuda *c, const struct gemm_product *p)
+{
+    const struct k_matrix *w = p->w;
+    struct k_matrix run = {.data = c->widened, .n_in = w->n_in};
+    struct gemm_product part = *p;
+    int step = (int)(DEVICE_WIDENED_BYTES / sizeof(k_bf16) / (size_t)w->n_in), rc = 0;
+
+    must(c->widened != NULL);
+    if (p->n <= ROWS_FEW)
+        return packed_run_few(c, p);
+    if (step > ROWS_UNIT)
+        step = step / ROWS_UNIT * ROWS_UNIT;
+    part.w = &run;
+    part.y_stride = w->n_out;
+    for (int row = 0; row < w->n_out && rc == 0; row += step) {
+        size_t elem = p->y_is_float ? sizeof(float) : sizeof(k_bf16);
+
+        run.n_out = w->n_out - row < step ? w->n_out - row : step;
+        part.y = (char *)p->y + (size_t)row * elem;
+        part.bias = p->bias != NULL ? p->bias + row : NULL;
+        rc = k_dequantise(c->widened, w, row, run.n_out, c->stream);
+        if (rc == 0)
+            rc = gemm_run(c->gemm, &part, c->stream);
+    }
+    return rc;
+}
