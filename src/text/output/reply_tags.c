@@ -191,6 +191,29 @@ static size_t reply_header_word(const struct buf *header, const char *mark, cons
     return n;
 }
 
+/* The length of the text before a header's first tag that is not the header's: a model that leaves
+ * the format says it outside of all messages. The prompt's end has opened the first header, so that
+ * a recipient, or the role once more, may come before any tag. */
+static size_t reply_stray(const struct buf *header)
+{
+    static const char *const own[] = {"assistant", "to="};
+    const char *tag = header->len == 0 ? NULL : strstr(header->bytes, "<|");
+    size_t n = header->len, space;
+
+    if (tag != NULL)
+        n = (size_t)(tag - header->bytes);
+    if (n == 0)
+        return 0;
+    space = strspn(header->bytes, " \t\r\n");
+    if (space >= n)
+        return 0;
+    for (size_t i = 0; i < sizeof own / sizeof own[0]; i++) {
+        if (strncmp(header->bytes + space, own[i], strlen(own[i])) == 0)
+            return 0;
+    }
+    return n;
+}
+
 /* Collect a header up to <|message|>, then choose the kind of message. The recipient may precede or
  * follow the channel. */
 bool reply_step_header(struct reply *reply)
@@ -208,6 +231,9 @@ bool reply_step_header(struct reply *reply)
     if (found < 0)
         return false;
     reply->at += strlen(end);
+    n = reply_stray(&reply->name);
+    if (n > 0)
+        reply_say_content(reply, reply->name.bytes, n);
     reply->is_said = false;
     reply->at_message = true;
     n = reply_header_word(&reply->name, "to=functions.", &word);

@@ -132,21 +132,23 @@ static enum chat_form chat_find_form(const struct asking *asking, enum chat_role
     return form;
 }
 
-/* Does the template print a call with content and arguments in these forms? *raw reports whether
- * the output contains the arguments exactly as JSON text. */
+/* Does the template print a call with content and arguments in these forms? bare: name and
+ * arguments are members of the call, not of its function. *raw reports whether the output contains
+ * the arguments exactly as JSON text. */
 static bool chat_prints_call(const struct asking *asking, const char *content,
-                             const char *arguments, bool *raw)
+                             const char *arguments, bool bare, bool *raw)
 {
+    const char *open = bare ? "" : "\"function\":{";
     struct chat_prompt out = {0};
     char messages[ASK_BYTES_MAX];
     bool good;
 
     (void)snprintf(messages, sizeof messages,
                    "[{\"role\":\"user\",\"content\":%s},{\"role\":\"assistant\",\"content\":%s,"
-                   "\"tool_calls\":[{\"id\":\"abcdef123\",\"type\":\"function\",\"function\":{"
-                   "\"name\":\"" TOOL "\",\"arguments\":%s}}]},{\"role\":\"tool\","
+                   "\"tool_calls\":[{\"id\":\"abcdef123\",\"type\":\"function\",%s"
+                   "\"name\":\"" TOOL "\",\"arguments\":%s%s}]},{\"role\":\"tool\","
                    "\"tool_call_id\":\"abcdef123\",\"name\":\"" TOOL "\",\"content\":\"y\"}]",
-                   asking->filler, content, arguments);
+                   asking->filler, content, open, arguments, bare ? "" : "}");
     /* Both marks must be in the output: a template that ignores tool calls renders without an
      * error as well. */
     good = chat_habits_ask(asking, messages, NULL, &out);
@@ -164,16 +166,20 @@ static void chat_find_calls(const struct asking *asking, struct chat_habits *hab
     static const char text[] = "\"{\\\"" KEY "\\\": \\\"" VALUE "\\\"}\"";
     static const char *const contents[] = {"\"\"", "null"};
 
-    /* Some templates print calls only if content is null, so both contents are tried. */
-    for (int i = 0; i < 2; i++) {
+    /* Some templates print calls only if content is null, so both contents are tried; then both
+     * again for those that, as gpt-oss's first one, know no "function" in a call. */
+    for (int i = 0; i < 4; i++) {
+        const char *content = contents[i % 2];
+        bool bare = i >= 2;
         bool raw_object;
         bool raw_text;
-        bool by_object = chat_prints_call(asking, contents[i], object, &raw_object);
-        bool by_text = chat_prints_call(asking, contents[i], text, &raw_text);
+        bool by_object = chat_prints_call(asking, content, object, bare, &raw_object);
+        bool by_text = chat_prints_call(asking, content, text, bare, &raw_text);
 
         if (!by_object && !by_text)
             continue;
-        habits->calls_without_text = i == 1;
+        habits->bare_calls = bare;
+        habits->calls_without_text = i % 2 == 1;
         habits->text_arguments = !by_object || (!raw_object && raw_text);
         return;
     }

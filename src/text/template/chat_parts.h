@@ -26,6 +26,7 @@ struct chat_habits {
     unsigned reasoning;      /* names of reasoning that its source mentions */
     bool calls_without_text; /* it prints tool calls only if content is null */
     bool text_arguments;     /* it expects arguments of calls as JSON text, else as an object */
+    bool bare_calls;         /* it reads name and arguments of a call beside its id */
     bool merges_system;      /* it prints only a system message that comes first */
     bool tools;              /* it prints the list of tools */
 };

@@ -243,7 +243,8 @@ static int chat_shape_arguments(struct chat_shaping *shaping, const struct json 
     return ERR_OK;
 }
 
-/* Add a copy of a call in which only the arguments differ; all other members are kept in order. */
+/* Add a copy of a call in which only the arguments differ; all other members are kept in order. For
+ * a template that reads them there, those of the function come once more, beside the id. */
 static int chat_put_call(struct chat_shaping *shaping, struct json_made *calls,
                          const struct json *call)
 {
@@ -272,6 +273,12 @@ static int chat_put_call(struct chat_shaping *shaping, struct json_made *calls,
             json_put_made(&fields, "function", JSON_OBJECT, &inner);
         else
             json_put(&fields, call->items[i].key, &call->items[i]);
+    }
+    for (uint32_t i = 0; i < function->n && shaping->habits->bare_calls; i++) {
+        const struct json *field = &function->items[i];
+
+        if (json_get(call, field->key) == NULL)
+            json_put(&fields, field->key, field == arguments ? &shaped : field);
     }
     json_put_made(calls, NULL, JSON_OBJECT, &fields);
     return ERR_OK;

@@ -141,6 +141,9 @@ static void test_arguments(void)
     check(print, text, false, "{\"a\":7}");
     check(LOOP("{% for t in m.tool_calls %}{{ t.function.arguments | tojson }}{% endfor %}"), text,
           false, "{\"a\": 7}");
+    /* gpt-oss's first template looks for them beside the call's id. */
+    check(LOOP("{% for t in m.tool_calls %}{{ t.name + (t.arguments | tojson) }}{% endfor %}"),
+          text, false, "now{\"a\": 7}");
     /* Not to be found out at start: it wants a text in this conversation alone. */
     check(LOOP("{% for t in m.tool_calls %}{{ 'f' + t.function.arguments if m.odd else "
                "t.function.arguments | tojson }}{% endfor %}"),

@@ -199,6 +199,15 @@ static const struct {
      "commentary<|message|>And now<|end|>",
      "|0:g({})|C:And now"},
     {REPLY_HARMONY, "no channels", "|C:no channels"},
+    /* text outside of messages is not lost */
+    {REPLY_HARMONY, "Well.<|channel|>final<|message|>It is 5.<|return|>", "|C:Well.It is 5."},
+    {REPLY_HARMONY,
+     "<|channel|>analysis<|message|>x<|end|>Stray. <|start|>assistant<|channel|>final<|message|>5",
+     "|R:x|C:Stray. 5"},
+    {REPLY_HARMONY, "<|channel|>final<|message|>5<|end|> and<|message|>6<|return|>", "|C:5 and6"},
+    {REPLY_HARMONY, "<|channel|>final<|message|>5<|end|>More", "|C:5More"},
+    {REPLY_HARMONY, "<|start|>assistant to=functions.g<|channel|>commentary<|message|>{}<|call|>",
+     "|0:g({})"},
     /* a list in JSON */
     {REPLY_LIST,
      "[{\"name\": \"f\", \"parameters\": {\"a\": [1]}}, {\"name\": \"g\", \"parameters\": {}}]",
