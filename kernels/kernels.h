@@ -30,8 +30,9 @@ typedef uint16_t k_bf16;              /* the upper half of a float32 */
 typedef uint8_t k_e4m3;               /* e4m3.h */
 typedef struct CUstream_st *k_stream; /* CUDA's cudaStream_t */
 
-#define K_HEAD_DIM_MAX 512
-#define K_BANNED_MAX   24
+#define K_HEAD_DIM_MAX   512 /* of references; kernels take K_HEAD_DIM_BUILT at most */
+#define K_HEAD_DIM_BUILT 256
+#define K_BANNED_MAX     24
 
 /* The shared memory of a cluster holds a row of this length. */
 #define K_SAMPLE_VOCAB_MAX 425984
@@ -179,17 +180,16 @@ void ref_gate(float *out, const float *in, enum k_activation kind, int n, int ff
 int k_gate(k_bf16 *out, const k_bf16 *in, enum k_activation kind, int n, int ff_dim,
            k_stream stream);
 
-/* Rows that a result is multiplied with: the first width of each stride elements. */
+/* Rows that a result is multiplied with: the first width of each stride elements. There is no
+ * kernel for these, nor for embeddings of layers below. */
 struct k_factor {
-    const void *rows; /* bf16 for the launcher, float32 for the reference */
+    const void *rows; /* float32 */
     int stride, width;
 };
 
 /* out [n][width] = activation(in [n][width]) * by. */
 void ref_gate_by(float *out, const float *in, const struct k_factor *by, enum k_activation kind,
                  int n);
-int k_gate_by(k_bf16 *out, const k_bf16 *in, const struct k_factor *by, enum k_activation kind,
-              int n, k_stream stream);
 
 /* --- rows of layers in general ------------------------------------------------------------ */
 
@@ -222,24 +222,18 @@ int k_norm_within(k_bf16 *x, int stride, const struct k_norm *norm, int n, int d
 void ref_add(float *x, const float *delta, float scale, size_t n);
 int k_add(float *x, const k_bf16 *delta, float scale, size_t n, k_stream stream);
 
-/* x [n] += delta [n], both of the type of activations. The reference is ref_add(). */
-int k_add_within(k_bf16 *x, const k_bf16 *delta, size_t n, k_stream stream);
-
 /* Embeddings of tokens for each layer: x [n][n_layers][width] holds projections of the embedded
  * tokens, and of each run of width elements
  *
  *   x = (x / sqrt(mean(x^2) + eps) * weight + table_scale * table [id]) * scale
  *
- * table [n_vocab][n_layers][width] and weight [width] are bf16 for the launcher, float32 for the
- * reference, as x is. Ids as of k_embed(). */
+ * table [n_vocab][n_layers][width], weight [width] and x are float32. */
 struct k_layer_embeds {
     const void *table, *weight;
     float table_scale, scale, eps;
     int n_layers, width;
 };
 void ref_layer_embeds(float *x, const struct k_layer_embeds *e, const int32_t *ids, int n);
-int k_layer_embeds(k_bf16 *x, const struct k_layer_embeds *e, const int32_t *ids,
-                   const int32_t *sampled, int n, k_stream stream);
 
 /* x [n][dim] = x * scale, plus row pos [n] + first of a table of learned positions [][dim] (NULL:
  * none). */

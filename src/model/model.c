@@ -810,6 +810,21 @@ static int model_check_ranks(const struct plan *whole, const struct model_option
     return ERR_OK;
 }
 
+/* Refuse a model that the cuda device has no kernels for. */
+static int model_check_gpu(const struct model *m)
+{
+    if (m->config.arch->cpu_only) {
+        log_error("model: %s runs on the cpu device only: set device = cpu", m->config.arch->name);
+        return ERR_UNSUPPORTED;
+    }
+    if (m->config.head_dim > K_HEAD_DIM_BUILT) {
+        log_error("model: heads of %d elements run on the cpu device only: set device = cpu",
+                  m->config.head_dim);
+        return ERR_UNSUPPORTED;
+    }
+    return ERR_OK;
+}
+
 /* Split the plan over the ranks of a stage and open a device for each rank. Sleeping is all or
  * nothing: if one device cannot give memory back, none does. */
 static int model_open_ranks(struct model *m, const struct model_options *o,
@@ -837,10 +852,8 @@ static int model_open_ranks(struct model *m, const struct model_options *o,
     for (int i = 0; i < m->ranks.n; i++)
         m->ranks.at[i].stage = plan_stage(whole, m->ranks.at[i].stage_idx, n_stages);
     m->device = ranks_sampler(&m->ranks)->device;
-    if (m->device->is_gpu && m->config.arch->cpu_only) {
-        log_error("model: %s runs on the cpu device only: set device = cpu", m->config.arch->name);
-        return ERR_UNSUPPORTED;
-    }
+    if (m->device->is_gpu && (rc = model_check_gpu(m)) != ERR_OK)
+        return rc;
     m->shape.n_stages = n_stages;
     m->has_whole_experts = o->whole_experts && m->config.experts.n > 0;
     log_debug("model: %s is open", m->device->name);
