@@ -188,16 +188,20 @@ static void pass_fused_run(const struct pass *p, struct k_product product)
     p->d->ops->product(p->d, &product, p->n);
 }
 
-/* The sum of experts goes to the residual by itself, or over the ranks first. */
+/* The sum of experts goes to the residual by itself, or over the ranks first. That sum reads only
+ * the number of outputs of the matrix: residual->w is the shared experts', which may be none. */
 static void pass_fused_experts(const struct pass *p, struct device_experts experts,
                                struct k_product *residual)
 {
+    const struct k_matrix outputs = {.n_out = p->plan->dim};
+
     if (p->plan->n_ranks == 1)
         experts.residual = residual;
     p->d->ops->experts(p->d, p->a->delta, &experts, p->n);
     if (p->plan->n_ranks == 1)
         return;
     residual->y = p->a->delta;
+    residual->w = &outputs;
     p->d->ops->sum_residual(p->d, residual, p->n);
 }
 
