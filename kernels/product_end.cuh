@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Parts of the products that multiply with mma.m16n8k16 (product.cu, product_packed.cu;
- * product_blocks.cu has the norm from here): copies of rows of x, the norm's factors, and what is
- * done with a finished sum. */
+ * product_blocks.cu has the norm from here): copies of rows of x, the norm's factors, and the
+ * operations on a finished sum. */
 #ifndef QUIRE_KERNELS_PRODUCT_END_CUH
 #define QUIRE_KERNELS_PRODUCT_END_CUH
 

@@ -536,8 +536,8 @@ static bool lay_out(struct packed_cut *c, int columns)
     return c->smem <= SMEM_MAX;
 }
 
-/* An estimate of the cycles of a CTA: of its bytes, of its instructions, and of what is not
- * hidden. */
+/* An estimate of the cycles of a CTA: of its bytes, of its instructions, and of the part of a
+ * launch that is not hidden. */
 static long cost_of(const struct packed_cut *c, int columns)
 {
     int units = ceil_of(c->n_units, c->n_groups), records = ceil_of(c->n_records, c->n_split);

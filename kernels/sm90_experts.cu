@@ -109,8 +109,8 @@ static __device__ inline void load_rows(char *to, const CUtensorMap *map, const 
         tensor_load_3d(to + i * X_ROWS * 128, map, full, at, t.first + i * X_ROWS, 0);
 }
 
-/* Load a record of each strip of a tile that there is. Rows of the others are computed of what the
- * stage has, and not written. */
+/* Load a record of each strip of a tile that there is. Rows of the others are computed from the
+ * stage's old content, and not written. */
 static __device__ inline void load_strips(char *to, const many_args &a, const many_tile &t,
                                           int record, uint64_t *full)
 {

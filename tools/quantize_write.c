@@ -26,8 +26,8 @@ struct quantize_rows {
     int first, last;
     uint8_t *codes, *scales; /* of the whole matrix */
     const struct gptq *gptq; /* NULL: to nearest */
-    double error, sum;       /* squares: of what rounding changed, of all weights; with gptq both of
-                              * outputs */
+    double error, sum;       /* squares: of the changes by rounding, of all weights; with gptq both
+                              * of outputs */
     int rc;
 };
 

@@ -100,7 +100,7 @@ struct device_rows {
 /* An FFN of experts. x [n][dim] is of the device's type, whatever the experts' format is. */
 struct device_experts {
     const void *x;
-    const void *router_x;      /* [n][dim], what the router reads, and may be out; NULL: x */
+    const void *router_x;      /* [n][dim], input of the router, and may be out; NULL: x */
     struct k_half_normed norm; /* completes the norm of x; sums NULL: x is normed. Only where few()
                                 * is true, without shared_switch */
     const struct k_router *router;

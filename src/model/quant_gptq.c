@@ -240,8 +240,8 @@ void gptq_close(struct gptq *g)
 
 /* --- rounding ------------------------------------------------------------------------------- */
 
-/* Change the elements behind i of each row by what was lost at i. The factor's row is read once for
- * all rows: it is the larger part of the memory traffic. */
+/* Change the elements after i of each row by the loss at i. The factor's row is read once for all
+ * rows: it is the larger part of the memory traffic. */
 static void gptq_spread(const struct gptq *g, float *x, int n_rows, int i, const float *lost)
 {
     const float *factor = g->factor + (size_t)i * (size_t)g->n;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0
  *
  * Rounding after GPTQ (Frantar et al., 2022): elements of a row are rounded one after another, and
- * what rounding changed in one is made good in those behind it, as far as inputs of the matrix
- * allow: those are known by their second moments.
+ * the later ones compensate the error of each as far as the inputs of the matrix allow. The inputs
+ * are known by their second moments.
  *
  * One matrix at a time; gptq_round() may run on several threads with rows of their own. */
 #ifndef QUIRE_MODEL_QUANT_GPTQ_H

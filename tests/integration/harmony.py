@@ -1,6 +1,6 @@
 """A model of gpt-oss's shapes without weights, made at run time, in memory: all logits are equal.
-What it says is chosen by a completion's fields: says() makes a structural tag that allows one text
-alone. (A chat's tags are for what is inside a message.)
+Its text is chosen by a completion's fields: says() makes a structural tag that allows one text
+alone. (A chat's tags apply inside a message.)
 
 The vocabulary is that of tests/golden/text/o200k (gpt-oss's pattern), its control tokens are named
 as gpt-oss names them, the template is the model's own, of QUIRE_TEST_DATA.

@@ -25,7 +25,7 @@ CALL = "<|channel|>commentary to=functions.get_weather <|constrain|>json<|messag
 PARIS = '{"city": "Paris"}'
 FINAL = "<|channel|>final<|message|>It is 5.<|return|>"
 
-# (name, what the model says, reasoning, content, calls, finish_reason)
+# (name, text of the model, reasoning, content, calls, finish_reason)
 REPLIES = [
     ("a final message", THINKS + FINAL, "Let me see.", "It is 5.", [], "stop"),
     ("no reasoning", FINAL, None, "It is 5.", [], "stop"),
