@@ -2,10 +2,9 @@
  *
  * Moments are n^2 numbers for each of a layer's four inputs: a gigabyte for a layer of a model of
  * 8B. So they are collected for a run of layers at a time, and the texts are read again for the
- * next run. Rows of a matrix of moments are divided among threads. */
+ * next run. */
 #include "tools/calibrate.h"
 
-#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,9 +19,7 @@
 #include "text/file.h"
 #include "tools/eval.h"
 
-#define BYTES_MAX   ((size_t)1 << 30)
-#define THREADS_MAX 64
-#define ALONE       ((size_t)1 << 22) /* multiply-adds that are not worth threads */
+#define BYTES_MAX ((size_t)1 << 30)
 
 struct calibration {
     struct settings settings;
@@ -31,7 +28,7 @@ struct calibration {
     struct buf file;
     struct arena arena; /* of the line that is read */
     long n_tokens;
-    int n_threads;
+    struct pool *pool;
     int first, n;    /* the layers whose moments are held */
     float **moments; /* [n_layers][MODEL_INPUTS]: of the layers held */
     int widths[MODEL_INPUTS];
@@ -40,53 +37,26 @@ struct calibration {
 
 /* --- moments -------------------------------------------------------------------------------- */
 
-struct calibrate_work {
+struct calibrate_job {
     float *moments;
     const float *x;
-    int n, width, worker, n_workers;
+    int n, width;
 };
 
-/* Row i needs i + 1 sums, so rows are dealt in turn. */
-static void *calibrate_add(void *context)
+/* A row of the lower triangle. */
+static void calibrate_add(void *context, int task, int worker)
 {
-    const struct calibrate_work *w = context;
-    size_t width = (size_t)w->width;
+    const struct calibrate_job *job = context;
+    size_t width = (size_t)job->width;
+    float *row = job->moments + (size_t)task * width;
 
-    for (int i = w->worker; i < w->width; i += w->n_workers) {
-        float *row = w->moments + (size_t)i * width;
+    (void)worker;
+    for (int t = 0; t < job->n; t++) {
+        const float *x = job->x + (size_t)t * width;
+        float own = x[task];
 
-        for (int t = 0; t < w->n; t++) {
-            const float *x = w->x + (size_t)t * width;
-            float own = x[i];
-
-            for (int j = 0; j <= i; j++)
-                row[j] += own * x[j];
-        }
-    }
-    return NULL;
-}
-
-static void calibrate_add_all(struct calibrate_work work, int n_threads)
-{
-    struct calibrate_work all[THREADS_MAX];
-    pthread_t threads[THREADS_MAX];
-    bool started[THREADS_MAX] = {false};
-
-    if ((size_t)work.n * (size_t)work.width * (size_t)work.width < ALONE)
-        n_threads = 1;
-    for (int i = 0; i < n_threads; i++) {
-        all[i] = work;
-        all[i].worker = i;
-        all[i].n_workers = n_threads;
-        started[i] = i > 0 && pthread_create(&threads[i], NULL, calibrate_add, &all[i]) == 0;
-    }
-    for (int i = 0; i < n_threads; i++) { /* the caller's part, and those without a thread */
-        if (!started[i])
-            (void)calibrate_add(&all[i]);
-    }
-    for (int i = 0; i < n_threads; i++) {
-        if (started[i])
-            (void)pthread_join(threads[i], NULL);
+        for (int j = 0; j <= task; j++)
+            row[j] += own * x[j];
     }
 }
 
@@ -105,8 +75,8 @@ static void calibrate_see(void *context, int layer, enum model_input input, cons
         return;
     }
     c->widths[input] = width;
-    calibrate_add_all((struct calibrate_work){.moments = *place, .x = x, .n = n, .width = width},
-                      c->n_threads);
+    pool_run(c->pool, calibrate_add,
+             &(struct calibrate_job){.moments = *place, .x = x, .n = n, .width = width}, width);
 }
 
 /* --- texts ---------------------------------------------------------------------------------- */
@@ -234,18 +204,18 @@ static int calibrate_open_model(struct calibration *c, const char *folder)
 }
 
 int calibration_open(struct calibration **out, const char *folder, const char *path, long n_tokens,
-                     int n_threads)
+                     struct pool *pool)
 {
     struct calibration *c = mem_zalloc(sizeof *c);
     char why[400];
     int rc;
 
-    must(n_threads >= 1 && n_threads <= THREADS_MAX && n_tokens >= 1);
+    must(n_tokens >= 1);
     *out = NULL;
     if (c == NULL)
         return ERR_NO_MEMORY;
     c->n_tokens = n_tokens;
-    c->n_threads = n_threads;
+    c->pool = pool;
     rc = file_read(&c->file, NULL, path, BYTES_MAX, why, sizeof why);
     if (rc != ERR_OK)
         fprintf(stderr, "quire quantize: %s\n", why);

@@ -6,14 +6,16 @@
 #define QUIRE_TOOLS_CALIBRATE_H
 
 #include "base/err.h"
+#include "device/pool.h"
 
 struct calibration;
 
 /* folder: the model; path: a file with one JSON object a line, {"text": "..."}, of which the first
- * n_tokens tokens are read. The file is read here, the texts by calibration_moments(). ERR_INVALID
+ * n_tokens tokens are read. The file is read here, the texts by calibration_moments(). The pool is
+ * borrowed. ERR_INVALID
  * for another shape of a line, and the errors of eval_open(); all with a line on stderr. */
 int calibration_open(struct calibration **out, const char *folder, const char *path, long n_tokens,
-                     int n_threads) ERR_CHECKED;
+                     struct pool *pool) ERR_CHECKED;
 void calibration_close(struct calibration *c); /* NULL is fine */
 
 /* The moments of the input that is multiplied with a tensor of a layer: float32 [*n][*n], of which

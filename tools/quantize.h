@@ -48,6 +48,7 @@ struct quantize {
     const char *kind_name;
     int group;                       /* of int4 */
     int n_threads;                   /* 0: one per core */
+    struct pool *pool;               /* of calibration; NULL without */
     struct calibration *calibration; /* NULL: rounding to nearest */
     struct arena arena;
     struct checkpoint *source;

@@ -256,7 +256,7 @@ static int quantize_calibrate(const struct quantize *q, const struct quantize_it
     if (rc != ERR_OK)
         return rc;
     if (moments != NULL && n == (int)item->t->dims[1]) {
-        rc = gptq_open(g, moments, n, q->n_threads);
+        rc = gptq_open(g, moments, n, q->pool);
         if (rc != ERR_INVALID)
             return rc;
     }

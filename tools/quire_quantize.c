@@ -265,12 +265,13 @@ static int quantize_run(struct quantize_task *t)
     printf("%s: %zu of %zu tensors become %s, %.2f GB become %.2f GB in %d file%s\n", q->folder,
            q->n_rounded, q->n_items, q->kind_name, (double)q->bytes_before * 1e-9,
            (double)q->bytes_after * 1e-9, q->n_files, q->n_files > 1 ? "s" : "");
-    if (t->calibrate != NULL)
-        rc = calibration_open(&q->calibration, q->folder, t->calibrate, t->n_tokens, q->n_threads);
+    if (t->calibrate != NULL && (rc = pool_open(&q->pool, q->n_threads)) == ERR_OK)
+        rc = calibration_open(&q->calibration, q->folder, t->calibrate, t->n_tokens, q->pool);
     if (rc == ERR_OK)
         rc = quantize_write(q);
     calibration_close(q->calibration);
     q->calibration = NULL;
+    pool_close(q->pool);
     if (rc == ERR_OK && q->n_files > 1)
         rc =
             quantize_put_text(q->out, "model.safetensors.index.json", q->index.bytes, q->index.len);

@@ -15,7 +15,6 @@
 #include "model/quant_gptq.h"
 
 #include <math.h>
-#include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <string.h>
@@ -23,50 +22,9 @@
 #include "base/mem.h"
 #include "base/must.h"
 
-#define BLOCK       64 /* columns of L that one turn computes */
-#define THREADS_MAX 64
-#define DAMPED      0.01 /* of the diagonal's mean */
-#define TRIES       6
-
-/* --- threads -------------------------------------------------------------------------------- */
-
-struct gptq_work {
-    float *a, *b; /* [n][n] */
-    int n, first; /* first: of the turn's columns */
-    int worker, n_workers;
-    void (*run)(const struct gptq_work *w);
-};
-
-static void *gptq_thread(void *context)
-{
-    const struct gptq_work *work = context;
-
-    work->run(work);
-    return NULL;
-}
-
-/* The same work for each worker; one without a thread is done by the caller. */
-static void gptq_run(struct gptq_work work, int n_threads)
-{
-    struct gptq_work all[THREADS_MAX];
-    pthread_t threads[THREADS_MAX];
-    bool started[THREADS_MAX] = {false};
-
-    work.n_workers = n_threads;
-    for (int i = 0; i < n_threads; i++) {
-        all[i] = work;
-        all[i].worker = i;
-        started[i] = i > 0 && pthread_create(&threads[i], NULL, gptq_thread, &all[i]) == 0;
-    }
-    for (int i = 0; i < n_threads; i++) {
-        if (!started[i])
-            work.run(&all[i]);
-    }
-    for (int i = 0; i < n_threads; i++) {
-        if (started[i])
-            (void)pthread_join(threads[i], NULL);
-    }
-}
+#define BLOCK  64   /* columns of L that one turn computes */
+#define DAMPED 0.01 /* of the diagonal's mean */
+#define TRIES  6
 
 /* --- the factor ----------------------------------------------------------------------------- */
 
@@ -85,25 +43,30 @@ static double gptq_dot(const float *a, const float *b, int n)
     return sum[0] + sum[1] + sum[2] + sum[3];
 }
 
-/* Rows below the turn's columns: each is independent of the others. */
-static void gptq_factor_rows(const struct gptq_work *w)
+/* Tasks of the pool; each computes one row. */
+struct gptq_job {
+    float *a, *b; /* [n][n] */
+    int n, first; /* first: of the turn's columns */
+};
+
+/* A row below the turn's columns. */
+static void gptq_factor_row(void *context, int task, int worker)
 {
-    int end = w->first + BLOCK;
+    const struct gptq_job *job = context;
+    int end = job->first + BLOCK;
+    float *row = job->a + (size_t)(end + task) * (size_t)job->n;
 
-    for (int i = end + w->worker; i < w->n; i += w->n_workers) {
-        float *row = w->a + (size_t)i * (size_t)w->n;
+    (void)worker;
+    for (int j = job->first; j < end; j++) {
+        const float *other = job->a + (size_t)j * (size_t)job->n;
 
-        for (int j = w->first; j < end; j++) {
-            const float *other = w->a + (size_t)j * (size_t)w->n;
-
-            row[j] = (float)(((double)row[j] - gptq_dot(row, other, j)) / (double)other[j]);
-        }
+        row[j] = (float)(((double)row[j] - gptq_dot(row, other, j)) / (double)other[j]);
     }
 }
 
 /* a [n][n] becomes its lower Cholesky factor, a block of columns a turn. False: a is not positive
  * definite. */
-static bool gptq_factor(float *a, int n, int n_threads)
+static bool gptq_factor(float *a, int n, struct pool *pool)
 {
     for (int first = 0; first < n; first += BLOCK) {
         int end = first + BLOCK < n ? first + BLOCK : n;
@@ -123,25 +86,26 @@ static bool gptq_factor(float *a, int n, int n_threads)
             row[i] = (float)sqrt(rest);
         }
         if (end < n)
-            gptq_run((struct gptq_work){.a = a, .n = n, .first = first, .run = gptq_factor_rows},
-                     n_threads);
+            pool_run(pool, gptq_factor_row, &(struct gptq_job){.a = a, .n = n, .first = first},
+                     n - end);
     }
     return true;
 }
 
-/* Columns of the inverse of a lower factor a, each a row of b: L x = a unit vector. */
-static void gptq_invert_columns(const struct gptq_work *w)
+/* A column of the inverse of a lower factor a, which becomes a row of b: L x = a unit vector. */
+static void gptq_invert_column(void *context, int task, int worker)
 {
-    for (int j = w->worker; j < w->n; j += w->n_workers) {
-        float *x = w->b + (size_t)j * (size_t)w->n;
+    const struct gptq_job *job = context;
+    size_t n = (size_t)job->n, j = (size_t)task;
+    float *x = job->b + j * n;
 
-        memset(x, 0, (size_t)w->n * sizeof *x);
-        x[j] = 1.0f / w->a[(size_t)j * (size_t)w->n + (size_t)j];
-        for (int i = j + 1; i < w->n; i++) {
-            const float *row = w->a + (size_t)i * (size_t)w->n;
+    (void)worker;
+    memset(x, 0, n * sizeof *x);
+    x[j] = 1.0f / job->a[j * n + j];
+    for (size_t i = j + 1; i < n; i++) {
+        const float *row = job->a + i * n;
 
-            x[i] = (float)(-gptq_dot(row + j, x + j, i - j) / (double)row[i]);
-        }
+        x[i] = (float)(-gptq_dot(row + j, x + j, (int)(i - j)) / (double)row[i]);
     }
 }
 
@@ -175,13 +139,13 @@ static int gptq_mean(const float *moments, int n, double *mean)
 /* The factor of moments with enough on the diagonal: rounding to float can make nearly singular
  * ones indefinite. */
 static bool gptq_factor_damped(float *lower, const float *moments, int n, double mean,
-                               int n_threads)
+                               struct pool *pool)
 {
     double damped = DAMPED;
 
     for (int i = 0; i < TRIES; i++, damped *= 10.0) {
         gptq_reverse(lower, moments, n, damped * mean);
-        if (gptq_factor(lower, n, n_threads))
+        if (gptq_factor(lower, n, pool))
             return true;
     }
     return false;
@@ -189,13 +153,12 @@ static bool gptq_factor_damped(float *lower, const float *moments, int n, double
 
 /* g->factor, the lower factor of the reversed moments, becomes the upper one of their inverse.
  * Row j of `inverse` is column j of L^-1; reversed it is column n - 1 - j of the factor. */
-static void gptq_turn(struct gptq *g, float *inverse, int n_threads)
+static void gptq_turn(struct gptq *g, float *inverse, struct pool *pool)
 {
     size_t n = (size_t)g->n;
 
-    gptq_run(
-        (struct gptq_work){.a = g->factor, .b = inverse, .n = g->n, .run = gptq_invert_columns},
-        n_threads);
+    pool_run(pool, gptq_invert_column, &(struct gptq_job){.a = g->factor, .b = inverse, .n = g->n},
+             g->n);
     for (size_t i = 0; i < n; i++) {
         float own = inverse[(n - 1 - i) * n + (n - 1 - i)];
 
@@ -205,14 +168,14 @@ static void gptq_turn(struct gptq *g, float *inverse, int n_threads)
     }
 }
 
-int gptq_open(struct gptq *g, const float *moments, int n, int n_threads)
+int gptq_open(struct gptq *g, const float *moments, int n, struct pool *pool)
 {
     size_t elems = (size_t)n * (size_t)n;
     float *inverse;
     double mean;
     int rc = gptq_mean(moments, n, &mean);
 
-    must(n >= 1 && n_threads >= 1 && n_threads <= THREADS_MAX);
+    must(n >= 1);
     *g = (struct gptq){.n = n};
     if (rc != ERR_OK)
         return rc;
@@ -221,10 +184,10 @@ int gptq_open(struct gptq *g, const float *moments, int n, int n_threads)
     inverse = mem_alloc(elems * sizeof *inverse);
     if (g->factor == NULL || g->importance == NULL || inverse == NULL)
         rc = ERR_NO_MEMORY;
-    else if (!gptq_factor_damped(g->factor, moments, n, mean, n_threads))
+    else if (!gptq_factor_damped(g->factor, moments, n, mean, pool))
         rc = ERR_INVALID;
     else
-        gptq_turn(g, inverse, n_threads);
+        gptq_turn(g, inverse, pool);
     mem_free(inverse);
     if (rc != ERR_OK)
         gptq_close(g);

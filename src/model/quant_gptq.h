@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "base/err.h"
+#include "device/pool.h"
 #include "model/quant_round.h"
 
 struct gptq {
@@ -20,10 +21,10 @@ struct gptq {
 };
 
 /* moments [n][n]: the sum of x * transpose(x) over inputs x; its lower triangle is read. 1% of the
- * mean of the diagonal, or more, is added to the diagonal. Takes 2/3 n^3 multiply-adds on n_threads
- * threads, and memory for n^2 floats while it runs. ERR_NO_MEMORY; ERR_INVALID: moments that are
- * not finite, or all zero. */
-int gptq_open(struct gptq *g, const float *moments, int n, int n_threads) ERR_CHECKED;
+ * mean of the diagonal, or more, is added to the diagonal. Takes 2/3 n^3 multiply-adds on the
+ * pool's threads, and memory for n^2 floats while it runs. ERR_NO_MEMORY; ERR_INVALID: moments that
+ * are not finite, or all zero. */
+int gptq_open(struct gptq *g, const float *moments, int n, struct pool *pool) ERR_CHECKED;
 void gptq_close(struct gptq *g);
 
 /* Round rows x [n_rows][g->n], 1 <= n_rows <= GPTQ_ROWS; x is overwritten. codes [n_rows][g->n],

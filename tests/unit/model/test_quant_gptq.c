@@ -79,15 +79,24 @@ static double loss_of(const float *moments, int n, double more, const double *d)
     return sum;
 }
 
+static struct pool *pool_of(int n_threads)
+{
+    struct pool *pool = NULL;
+
+    ok(pool_open(&pool, n_threads) == ERR_OK, "threads: %d", n_threads);
+    return pool;
+}
+
 static void factors(int n, int n_inputs, int n_threads)
 {
     float *moments = moments_of(n, n_inputs);
+    struct pool *pool = pool_of(n_threads);
     double more = damping(moments, n), worst = 0.0;
     double *product = calloc((size_t)n * (size_t)n, sizeof *product);
     struct gptq g;
 
-    ok(gptq_open(&g, moments, n, n_threads) == ERR_OK, "moments of %d with %d inputs, %d threads",
-       n, n_inputs, n_threads);
+    ok(gptq_open(&g, moments, n, pool) == ERR_OK, "moments of %d with %d inputs, %d threads", n,
+       n_inputs, n_threads);
     /* transpose(U) * U * H, whose result is the unit matrix. */
     for (int i = 0; i < n; i++) {
         for (int j = 0; j < n; j++) {
@@ -106,6 +115,7 @@ static void factors(int n, int n_inputs, int n_threads)
     }
     ok(worst < 2e-3, "its inverse: off by %.1e", worst);
     gptq_close(&g);
+    pool_close(pool);
     free(product);
     free(moments);
 }
@@ -115,6 +125,7 @@ static void rounds(enum round_kind kind, int group, const char *name)
     enum { N = 192, ROWS = GPTQ_ROWS };
     struct round_format f = {kind, group, 1.0f};
     float *moments = moments_of(N, 600);
+    struct pool *pool = pool_of(2);
     double more = damping(moments, N), plain = 0.0, own = 0.0, energy = 0.0, told, told_energy;
     static float x[ROWS * N], copy[ROWS * N], scales[ROWS * N];
     static uint8_t codes[ROWS * N];
@@ -122,7 +133,7 @@ static void rounds(enum round_kind kind, int group, const char *name)
 
     for (int i = 0; i < ROWS * N; i++)
         x[i] = drawn() * 0.1f;
-    ok(gptq_open(&g, moments, N, 2) == ERR_OK, "%s", name);
+    ok(gptq_open(&g, moments, N, pool) == ERR_OK, "%s", name);
     memcpy(copy, x, sizeof x);
     told = gptq_round(&g, &f, copy, ROWS, codes, scales);
     memcpy(copy, x, sizeof x);
@@ -148,12 +159,14 @@ static void rounds(enum round_kind kind, int group, const char *name)
     ok(fabs(told_energy - energy) < 1e-3 * energy, "and its energy that of the rows");
     ok(own < 0.7 * plain, "which is %.2f of that of rounding to nearest", own / plain);
     gptq_close(&g);
+    pool_close(pool);
     free(moments);
 }
 
 int main(void)
 {
     float moments[4] = {0.0f, 0.0f, 0.0f, 0.0f};
+    struct pool *pool = pool_of(1);
     struct gptq g;
 
     factors(1, 4, 1);
@@ -166,9 +179,10 @@ int main(void)
     rounds(ROUND_INT8, 192, "8 bits, rows");
     rounds(ROUND_FP8, 192, "e4m3, rows");
     rounds(ROUND_NVFP4, 16, "e2m1, groups of 16");
-    ok(gptq_open(&g, moments, 2, 1) == ERR_INVALID, "no input at all");
+    ok(gptq_open(&g, moments, 2, pool) == ERR_INVALID, "no input at all");
     moments[0] = moments[3] = 1.0f;
     moments[2] = NAN;
-    ok(gptq_open(&g, moments, 2, 1) == ERR_INVALID, "an input that is not a number");
+    ok(gptq_open(&g, moments, 2, pool) == ERR_INVALID, "an input that is not a number");
+    pool_close(pool);
     return tap_done();
 }
